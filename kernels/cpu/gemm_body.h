@@ -1,0 +1,255 @@
+// gemm_body.h -- our own products, included once per accumulation type by gemm.c. REAL is the type,
+// R(name) names its functions, LANES how many fill 64 bytes.
+//
+// tile: up to 8 rows by 3 vectors of C stay in registers while k runs. It needs of A only a base and
+// two strides (scalars are broadcast), of B rows of adjacent columns: packed panels, or B itself.
+
+typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
+
+static inline __attribute__((always_inline)) void R(tile)(const int rows, const int vecs, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs,
+                                                          const REAL *b, int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+{
+    R(vec) s[8][3];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) {
+            s[r][v] = (R(vec)) { 0 };
+            __builtin_prefetch(c + r * c_rs + v * LANES, 1);
+        }
+    }
+    // Not unrolled: GCC would hoist loads across steps and spill.
+#pragma GCC unroll 1
+    for (int64_t p = 0; p < k; p++) {
+        R(vec) w[3];
+#pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) w[v] = *(const R(vec) *)(b + v * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            REAL x = a[r * a_rs];
+#pragma GCC unroll 3
+            for (int v = 0; v < vecs; v++) s[r][v] += x * w[v];
+        }
+        a += a_cs;
+        b += b_rs;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) {
+            R(vec) *d = (R(vec) *)(c + r * c_rs + v * LANES);
+            if (add) s[r][v] += *d;
+            if (bias) s[r][v] += *(const R(vec) *)(bias + v * LANES);
+            *d = s[r][v];
+        }
+    }
+}
+
+// A strip: m rows of C by vecs vectors.
+static inline __attribute__((always_inline)) void R(rows)(const int vecs, int64_t m, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs,
+                                                          const REAL *b, int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+{
+    int64_t i = 0;
+    for (; i + 8 <= m; i += 8) R(tile)(8, vecs, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
+    if (m & 4) { R(tile)(4, vecs, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add); i += 4; }
+    if (m & 2) { R(tile)(2, vecs, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add); i += 2; }
+    if (m & 1) R(tile)(1, vecs, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
+}
+
+// The same for 16 registers of half the width (AVX2): tiles of 6 rows by two halves of a vector. (Vectors of 64 bytes would be
+// taken apart in memory.)
+typedef REAL R(half) __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
+
+static inline __attribute__((always_inline)) void R(thin_tile)(const int rows, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs,
+                                                               const REAL *b, int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+{
+    R(half) s[6][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) s[r][0] = s[r][1] = (R(half)) { 0 };
+#pragma GCC unroll 1
+    for (int64_t p = 0; p < k; p++, a += a_cs, b += b_rs) {
+        R(half) w = *(const R(half) *)b, z = *(const R(half) *)(b + LANES / 2);
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+            s[r][0] += a[r * a_rs] * w;
+            s[r][1] += a[r * a_rs] * z;
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) {
+            R(half) *d = (R(half) *)(c + r * c_rs + v * LANES / 2);
+            if (add) s[r][v] += *d;
+            if (bias) s[r][v] += *(const R(half) *)(bias + v * LANES / 2);
+            *d = s[r][v];
+        }
+}
+
+static inline __attribute__((always_inline)) void R(thin_rows)(int64_t m, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs,
+                                                               const REAL *b, int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+{
+    int64_t i = 0;
+    for (; i + 6 <= m; i += 6) R(thin_tile)(6, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
+    for (; i + 2 <= m; i += 2) R(thin_tile)(2, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
+    if (i < m) R(thin_tile)(1, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
+}
+
+static MS_KERNEL void R(strip)(int vecs, int64_t m, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs,
+                               const REAL *b, int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+{
+    if (narrow()) {
+        for (int v = 0; v < vecs; v++)
+            R(thin_rows)(m, k, a, a_rs, a_cs, b + v * LANES, b_rs, c + v * LANES, c_rs, bias ? bias + v * LANES : NULL, add);
+        return;
+    }
+    switch (vecs) {
+    case 3: R(rows)(3, m, k, a, a_rs, a_cs, b, b_rs, c, c_rs, bias, add); break;
+    case 2: R(rows)(2, m, k, a, a_rs, a_cs, b, b_rs, c, c_rs, bias, add); break;
+    default: R(rows)(1, m, k, a, a_rs, a_cs, b, b_rs, c, c_rs, bias, add); break;
+    }
+}
+
+// C's last columns do not fill a vector (n < LANES of them): through a tile of our own.
+static void R(strip_part)(int64_t n, int64_t m, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs,
+                          const REAL *b, int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+{
+    REAL t[8 * LANES] __attribute__((aligned(64))), e[LANES] = { 0 };
+    if (bias) memcpy(e, bias, (size_t)n * sizeof(REAL));
+    for (int64_t i = 0; i < m; i += 8) {
+        int64_t rows = m - i < 8 ? m - i : 8;
+        if (add) for (int64_t r = 0; r < rows; r++) memcpy(t + r * LANES, c + (i + r) * c_rs, (size_t)n * sizeof(REAL));
+        R(strip)(1, rows, k, a + i * a_rs, a_rs, a_cs, b, b_rs, t, LANES, bias ? e : NULL, add);
+        for (int64_t r = 0; r < rows; r++) memcpy(c + (i + r) * c_rs, t + r * LANES, (size_t)n * sizeof(REAL));
+    }
+}
+
+// m rows of C by n <= 3 * LANES columns out of a panel of B that is padded to whole vectors.
+static void R(panel)(int64_t n, int64_t m, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs,
+                     const REAL *b, int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+{
+    int64_t vecs = n / LANES, rest = n % LANES;
+    if (vecs) R(strip)((int)vecs, m, k, a, a_rs, a_cs, b, b_rs, c, c_rs, bias, add);
+    if (rest) {
+        int64_t at = vecs * LANES;
+        R(strip_part)(rest, m, k, a, a_rs, a_cs, b + at, b_rs, c + at, c_rs, bias ? bias + at : NULL, add);
+    }
+}
+
+// One row of C against B whose columns are runs of memory (x W^T with few rows): dot products. Four sums of LANES lanes each.
+static MS_KERNEL void R(dots)(int64_t n, int64_t k, const REAL *a, const REAL *b, int64_t b_cs, REAL *c, const REAL *bias)
+{
+    for (int64_t j = 0; j < n; j++) {
+        const REAL *w = b + j * b_cs;
+        R(vec) s[4] = { { 0 }, { 0 }, { 0 }, { 0 } };
+        int64_t p = 0;
+        for (; p + 4 * LANES <= k; p += 4 * LANES)
+            for (int v = 0; v < 4; v++) s[v] += *(const R(vec) *)(a + p + v * LANES) * *(const R(vec) *)(w + p + v * LANES);
+        for (; p + LANES <= k; p += LANES) s[0] += *(const R(vec) *)(a + p) * *(const R(vec) *)(w + p);
+        s[0] = (s[0] + s[1]) + (s[2] + s[3]);
+        REAL sum = 0;
+        for (int l = 0; l < LANES; l++) sum += s[0][l];
+        for (; p < k; p++) sum += a[p] * w[p];
+        c[j] = sum + (bias ? bias[j] : 0);
+    }
+}
+
+// A square of LANES x LANES in registers: at each stage the off-diagonal blocks of side `step` change places.
+#define LOW(step, l)  ((l) & (step) ? (l) - (step) + LANES : (l))
+#define HIGH(step, l) ((l) & (step) ? (l) + LANES : (l) + (step))
+static inline __attribute__((always_inline)) void R(transpose)(REAL *out, int64_t out_rs, const REAL *in, int64_t in_cs)
+{
+    typedef INDEX index __attribute__((vector_size(64)));
+    R(vec) x[LANES];
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++) x[l] = *(const R(vec) *)(in + l * in_cs);
+#define STAGE(step)                                                                             \
+    _Pragma("GCC unroll 16") for (int l = 0; l < LANES; l++) {                                  \
+        if (l & (step)) continue;                                                               \
+        R(vec) y = x[l], z = x[l + (step)];                                                     \
+        x[l] = __builtin_shuffle(y, z, (index) EACH_LANE(LOW, step));                           \
+        x[l + (step)] = __builtin_shuffle(y, z, (index) EACH_LANE(HIGH, step));                 \
+    }
+    if (LANES == 16) { STAGE(8 % LANES) }
+    STAGE(4) STAGE(2) STAGE(1)
+#undef STAGE
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++) *(R(vec) *)(out + l * out_rs) = x[l];
+}
+#undef LOW
+#undef HIGH
+
+// out[p * out_rs + j] = b[p * rs + j * cs] for p < k, j < n; columns up to a multiple of LANES become 0.
+static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t rs, int64_t cs, int64_t k, int64_t n)
+{
+    int64_t j = 0, full = n / LANES * LANES, wide = (n + LANES - 1) / LANES * LANES;
+    if (cs == 1) {
+        for (int64_t p = 0; p < k; p++) {
+            for (j = 0; j < full; j += LANES) *(R(vec) *)(out + p * out_rs + j) = *(const R(vec) *)(b + p * rs + j);
+            for (; j < n; j++) out[p * out_rs + j] = b[p * rs + j];
+            for (; j < wide; j++) out[p * out_rs + j] = 0;
+        }
+        return;
+    }
+    int64_t done = 0;
+    if (rs == 1)
+        for (; done + LANES <= k; done += LANES)
+            for (j = 0; j < full; j += LANES) R(transpose)(out + done * out_rs + j, out_rs, b + done + j * cs, cs);
+    for (int64_t p = full == wide ? done : 0; p < k; p++) {
+        for (j = p < done ? full : 0; j < n; j++) out[p * out_rs + j] = b[p * rs + j * cs];
+        for (; j < wide; j++) out[p * out_rs + j] = 0;
+    }
+}
+
+// Rows of A into panels of 8: out[panel][p][row].
+static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t cs, int64_t m, int64_t k)
+{
+    for (int64_t p = 0; p < k; p++) {
+        const REAL *x = a + p * cs;
+        REAL *o = out + p * 8;
+        int64_t i = 0;
+        if (rs == 1)
+            for (; i + 8 <= m; i += 8, o += k * 8) memcpy(o, x + i, 8 * sizeof(REAL));
+        for (; i < m; i++) o[i % 8] = x[i * rs], o += i % 8 == 7 ? k * 8 : 0;
+    }
+}
+
+// A product of at most SMALL multiply-adds, without packing where B's columns are adjacent (its last columns, which
+// don't fill a vector, go through a padded copy). false: not for this path.
+static bool R(small)(const ms_gemm *g)
+{
+    enum { ROOM = 32 << 10 };
+    const REAL *a = g->a, *b = g->b, *bias = g->bias;
+    REAL *c = g->c, pad[ROOM / sizeof(REAL) * 2] __attribute__((aligned(64)));
+    int64_t n = g->n, full = g->b_cs == 1 ? n / LANES * LANES : 0, j = 0;
+    int64_t wide = (n - full + LANES - 1) / LANES * LANES;
+
+    if (g->m <= 4 && g->b_rs == 1 && g->a_cs == 1 && g->b_cs != 1) {
+        for (int64_t i = 0; i < g->m; i++) R(dots)(n, g->k, a + i * g->a_rs, b, g->b_cs, c + i * g->c_rs, bias);
+        return true;
+    }
+    if ((double)g->m * (double)n * (double)g->k > SMALL && (g->m > 16 || g->b_cs != 1)) return false;
+    if (wide * g->k > (int64_t)(sizeof pad / sizeof *pad)) return false;
+    for (; j < full; j += 3 * LANES)
+        R(panel)(full - j < 3 * LANES ? full - j : 3 * LANES, g->m, g->k, a, g->a_rs, g->a_cs, b + j, g->b_rs, c + j, g->c_rs,
+                 bias ? bias + j : NULL, false);
+    if (full == n) return true;
+    R(pack)(pad, wide, b + full * g->b_cs, g->b_rs, g->b_cs, g->k, n - full);
+    for (j = full; j < n; j += 3 * LANES)
+        R(panel)(n - j < 3 * LANES ? n - j : 3 * LANES, g->m, g->k, a, g->a_rs, g->a_cs, pad + j - full, wide, c + j, g->c_rs,
+                 bias ? bias + j : NULL, false);
+    return true;
+}
+
+void R(ms__block)(int64_t m, int64_t n, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs, const REAL *b, int64_t b_rs, REAL *c, int64_t c_rs, bool add)
+{
+    for (int64_t j = 0; j < n; j += 3 * LANES)
+        R(strip)((int)((n - j < 3 * LANES ? n - j : 3 * LANES) / LANES), m, k, a, a_rs, a_cs, b + j, b_rs, c + j, c_rs, NULL, add);
+}
+
+void R(ms__pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t rs, int64_t cs, int64_t k, int64_t n)
+{
+    R(pack)(out, out_rs, b, rs, cs, k, n);
+    for (int64_t j = (n + LANES - 1) / LANES * LANES; j < (n + 15) / 16 * 16; j++)
+        for (int64_t p = 0; p < k; p++) out[p * out_rs + j] = 0;
+}

@@ -1,0 +1,195 @@
+// random.c -- random fills on the CPU. Two elements share one Philox block of four words: the element
+// at an even place has words 0 and 1, the next one words 2 and 3; normal numbers are made from a block
+// in pairs (Box and Muller). A shard that starts at an odd place begins in the middle of a block.
+#include "cpu.h"
+#include "loops.h"
+#include "math32.h"
+#include "philox.h"
+
+enum { PAIRS = 256, BLOCK = 16384 };
+
+typedef struct { uint32_t w[4][PAIRS]; } words;
+
+static MS_KERNEL void draw(words *o, int64_t n, uint64_t seed, uint64_t offset, uint64_t first)
+{
+#pragma omp simd
+    for (int64_t k = 0; k < n; k++) {
+        uint32_t a = (uint32_t)(first + (uint64_t)k), b = (uint32_t)((first + (uint64_t)k) >> 32), c = (uint32_t)offset, d = (uint32_t)(offset >> 32);
+        uint32_t key = (uint32_t)seed, lock = (uint32_t)(seed >> 32);
+#pragma GCC unroll 10
+        for (int round = 0; round < 10; round++) {                      // ms_philox, unrolled so that the loop over k vectorises
+            uint64_t p = (uint64_t)0xD2511F53u * a, q = (uint64_t)0xCD9E8D57u * c;
+            uint32_t x = (uint32_t)(q >> 32) ^ b ^ key, y = (uint32_t)(p >> 32) ^ d ^ lock;
+            b = (uint32_t)q;
+            d = (uint32_t)p;
+            a = x;
+            c = y;
+            key += 0x9E3779B9u;
+            lock += 0xBB67AE85u;
+        }
+        o->w[0][k] = a; o->w[1][k] = b; o->w[2][k] = c; o->w[3][k] = d;
+    }
+}
+
+typedef struct {
+    uint64_t seed, offset, place;       // place of element 0
+    double   f[4], limit;               // the operator's numbers; largest value below the upper bound
+    int      dtype;
+    char    *data;
+    void   (*fill)(const void *job, int64_t pairs, const words *w, void *out);
+} random_job;
+
+// Each fill makes 2 * pairs numbers of its class.
+static MS_KERNEL void uniform_f32(const void *job, int64_t n, const words *w, void *out)
+{
+    const random_job *j = job;
+    float *o = out, low = (float)j->f[0], width = (float)(j->f[1] - j->f[0]), limit = (float)j->limit;
+#pragma omp simd
+    for (int64_t k = 0; k < n; k++) {
+        float a = low + width * ms_uniform_f32(w->w[0][k]), b = low + width * ms_uniform_f32(w->w[2][k]);
+        o[2 * k] = a > limit ? limit : a;
+        o[2 * k + 1] = b > limit ? limit : b;
+    }
+}
+static void uniform_f64(const void *job, int64_t n, const words *w, void *out)
+{
+    const random_job *j = job;
+    double *o = out, low = j->f[0], width = j->f[1] - j->f[0];
+    for (int64_t k = 0; k < n; k++)
+        for (int h = 0; h < 2; h++) {
+            double a = low + width * ms_uniform_f64(w->w[2 * h][k], w->w[2 * h + 1][k]);
+            o[2 * k + h] = a > j->limit ? j->limit : a;
+        }
+}
+static MS_KERNEL void normal_f32(const void *job, int64_t n, const words *w, void *out)
+{
+    const random_job *j = job;
+    float *o = out, mean = (float)j->f[0], std = (float)j->f[1];
+#pragma omp simd
+    for (int64_t k = 0; k < n; k++) {
+        float u = (float)(int32_t)(w->w[0][k] >> 1) * 0x1p-31f + 0x1p-32f, s, c;       // (0, 1]
+        float r = ms_sqrt_f32(-2.0f * ms_log_f32(u));
+        ms_sincos_turn_f32(ms_uniform_f32(w->w[2][k]), &s, &c);
+        o[2 * k] = mean + std * (r * c);
+        o[2 * k + 1] = mean + std * (r * s);
+    }
+}
+static void normal_f64(const void *job, int64_t n, const words *w, void *out)
+{
+    const random_job *j = job;
+    double *o = out;
+    for (int64_t k = 0; k < n; k++) {
+        double u = (double)(((uint64_t)w->w[0][k] << 32 | w->w[1][k]) >> 11) * 0x1p-53 + 0x1p-54, s, c;
+        double r = ms_sqrt_f64(-2.0 * ms_log_f64(u)), t = 6.28318530717958647693 * ms_uniform_f64(w->w[2][k], w->w[3][k]);
+        s = ms_sin_f64(t);
+        c = ms_cos_f64(t);
+        o[2 * k] = j->f[0] + j->f[1] * (r * c);
+        o[2 * k + 1] = j->f[0] + j->f[1] * (r * s);
+    }
+}
+static void integers(const void *job, int64_t n, const words *w, void *out)
+{
+    const random_job *j = job;
+    int64_t *o = out, low = (int64_t)j->f[0];
+    uint64_t width = (uint64_t)(int64_t)j->f[1] - (uint64_t)low;
+    for (int64_t k = 0; k < n; k++)
+        for (int h = 0; h < 2; h++) {
+            uint64_t u = (uint64_t)w->w[2 * h][k] << 32 | w->w[2 * h + 1][k];
+            o[2 * k + h] = low + (int64_t)((unsigned __int128)u * width >> 64);
+        }
+}
+
+// M. Giles, "Approximating the erfinv function", single precision.
+static inline float erfinv_f32(float x)
+{
+    float w = -ms_log_f32((1.0f - x) * (1.0f + x)), a = w - 2.5f, b = ms_sqrt_f32(w) - 3.0f;
+    float p = 2.81022636e-08f, q = -0.000200214257f;
+    p = 3.43273939e-07f + p * a;    q = 0.000100950558f + q * b;
+    p = -3.5233877e-06f + p * a;    q = 0.00134934322f + q * b;
+    p = -4.39150654e-06f + p * a;   q = -0.00367342844f + q * b;
+    p = 0.00021858087f + p * a;     q = 0.00573950773f + q * b;
+    p = -0.00125372503f + p * a;    q = -0.0076224613f + q * b;
+    p = -0.00417768164f + p * a;    q = 0.00943887047f + q * b;
+    p = 0.246640727f + p * a;       q = 1.00167406f + q * b;
+    p = 1.50140941f + p * a;        q = 2.83297682f + q * b;
+    return (w < 5.0f ? p : q) * x;
+}
+// Normal, cut to [a, b]: the inverse of the cumulative distribution over the part of (0, 1) that [a, b] has.
+static void truncated(const random_job *j, int64_t n, const words *w, void *out, bool wide)
+{
+    double mean = j->f[0], std = j->f[1], a = j->f[2], b = j->f[3];
+    double low = ms_erf_f64((a - mean) / std * 0.70710678118654752440), high = ms_erf_f64((b - mean) / std * 0.70710678118654752440);
+    for (int64_t k = 0; k < n; k++)
+        for (int h = 0; h < 2; h++) {
+            double u = ms_uniform_f64(w->w[2 * h][k], w->w[2 * h + 1][k]), x = low + (high - low) * u;
+            x = x < -0.9999999 ? -0.9999999 : x > 0.9999999 ? 0.9999999 : x;
+            double y = erfinv_f32((float)x);
+            if (wide)                                                   // two Newton steps from the single precision guess
+                for (int step = 0; step < 2; step++) y -= (ms_erf_f64(y) - x) / (1.12837916709551257390 * ms_exp_f64(-y * y));
+            double v = mean + std * 1.41421356237309504880 * y;
+            v = v < a ? a : v > b ? b : v;
+            if (wide) ((double *)out)[2 * k + h] = v;
+            else ((float *)out)[2 * k + h] = (float)v;
+        }
+}
+static void truncated_f32(const void *job, int64_t n, const words *w, void *out) { truncated(job, n, w, out, false); }
+static void truncated_f64(const void *job, int64_t n, const words *w, void *out) { truncated(job, n, w, out, true); }
+
+static void random_range(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    (void)block;
+    const random_job *j = arg;
+    int size = ms__dtype_size(j->dtype), cls = ms__class_of(j->dtype);
+    if (j->fill == integers) cls = MS_C_I64;
+    int width = ms__class_size(cls);
+    words w;
+    double out[2 * PAIRS];
+    uint64_t place = j->place + (uint64_t)first;
+    while (first < last) {
+        int64_t skip = (int64_t)(place & 1), n = last - first;
+        if (n > 2 * PAIRS - skip) n = 2 * PAIRS - skip;
+        int64_t pairs = (n + skip + 1) / 2;
+        draw(&w, pairs, j->seed, j->offset, place >> 1);
+        j->fill(j, pairs, &w, out);
+        ms__store(cls, j->dtype, n, j->data + first * size, size, (char *)out + skip * width);
+        first += n;
+        place += (uint64_t)n;
+    }
+}
+
+// The largest number of this dtype below x.
+static double below(int dtype, double x)
+{
+    char bits[8];
+    double down = x;
+    for (int step = 0; step < 60; step++) {
+        ms__store(MS_C_F64, dtype, 1, bits, 8, &down);
+        double back;
+        ms__load(MS_C_F64, dtype, 1, &back, bits, 8);
+        if (back < x) return back;
+        double unit = (x < 0 ? -x : x) * 0x1p-53;
+        down = x - (unit > 0x1p-149 ? unit : 0x1p-149) * (double)((uint64_t)1 << step);
+    }
+    return x;
+}
+
+static ms_status fill(ms_call *c, int n_f, void (*f32)(const void *, int64_t, const words *, void *), void (*f64)(const void *, int64_t, const words *, void *))
+{
+    ms_tensor *t = c->out[0], *whole;
+    random_job j = { .seed = c->saved_rng[0], .offset = c->saved_rng[1], .place = c->n_i ? (uint64_t)c->i[0] : 0, .dtype = t->dtype };
+    for (int k = 0; k < n_f; k++) j.f[k] = c->f[k];
+    j.fill = t->dtype == MS_F64 ? f64 : f32;
+    if (f32 == uniform_f32) j.limit = j.f[1] > j.f[0] ? below(t->dtype, j.f[1]) : j.f[1];
+    if (t->numel == 0) return MS_OK;
+    if (ms__is_contiguous(t)) whole = ms__retain(t);
+    else MS_TRY(ms__tensor_like(&whole, t, c->op->name));
+    j.data = ms__data(whole);
+    ms__parallel(t->numel, BLOCK, random_range, &j);
+    if (whole != t) ms__cpu_copy_tensor(t, whole);
+    ms__release(whole);
+    return MS_OK;
+}
+ms_status ms__cpu_rand(ms_call *c) { return fill(c, 2, uniform_f32, uniform_f64); }
+ms_status ms__cpu_randn(ms_call *c) { return fill(c, 2, normal_f32, normal_f64); }
+ms_status ms__cpu_randint(ms_call *c) { return fill(c, 2, integers, integers); }
+ms_status ms__cpu_trunc_normal(ms_call *c) { return fill(c, 4, truncated_f32, truncated_f64); }

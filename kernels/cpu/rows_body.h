@@ -1,0 +1,88 @@
+// rows_body.h -- rows.h's loops, included once per accumulation type: REAL, INT of the same size, R(name), EXP.
+
+typedef REAL R(ms_lanes) __attribute__((vector_size(16 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
+typedef INT  R(ms_ints) __attribute__((vector_size(16 * sizeof(REAL))));
+#define V R(ms_lanes)
+
+#define LANES_AT(x) (*(const V *)(x))     // not a function: those that return vectors have an ABI per instruction set
+
+MS_INLINE REAL R(ms__fold)(const V *p)
+{
+    V s = *p;
+    typedef REAL half __attribute__((vector_size(8 * sizeof(REAL))));
+    typedef REAL quarter __attribute__((vector_size(4 * sizeof(REAL))));
+    half a = __builtin_shufflevector(s, s, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(s, s, 8, 9, 10, 11, 12, 13, 14, 15);
+    quarter b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+    return (b[0] + b[2]) + (b[1] + b[3]);
+}
+
+MS_INLINE REAL R(ms__row_sum)(const REAL *x, int64_t n)
+{
+    V s = { 0 };
+    int64_t j = 0;
+    for (; j + 16 <= n; j += 16) s += LANES_AT(x + j);
+    for (int64_t l = 0; j + l < n; l++) s[l] += x[j + l];
+    return R(ms__fold)(&s);
+}
+
+MS_INLINE REAL R(ms__row_dot)(const REAL *x, const REAL *y, int64_t n)
+{
+    V s = { 0 };
+    int64_t j = 0;
+    for (; j + 16 <= n; j += 16) s += LANES_AT(x + j) * LANES_AT(y + j);
+    for (int64_t l = 0; j + l < n; l++) s[l] += x[j + l] * y[j + l];
+    return R(ms__fold)(&s);
+}
+
+// sum of (x - m)^2
+MS_INLINE REAL R(ms__row_spread)(const REAL *x, REAL m, int64_t n)
+{
+    V s = { 0 };
+    int64_t j = 0;
+    for (; j + 16 <= n; j += 16) {
+        V d = LANES_AT(x + j) - m;
+        s += d * d;
+    }
+    for (int64_t l = 0; j + l < n; l++) s[l] += (x[j + l] - m) * (x[j + l] - m);
+    return R(ms__fold)(&s);
+}
+
+// NaN may be passed over: the exponentials that follow find it.
+MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
+{
+    REAL m = -(REAL)INFINITY;
+    int64_t j = 0;
+    if (n >= 16) {
+        V s = LANES_AT(x);
+        for (j = 16; j + 16 <= n; j += 16) {
+            V a = LANES_AT(x + j);
+            R(ms_ints) more = a > s;
+            s = (V)((more & (R(ms_ints))a) | (~more & (R(ms_ints))s));
+        }
+        for (int64_t step = 8; step; step /= 2) {            // the tree of ms__fold
+            V t = __builtin_shuffle(s, (R(ms_ints)) { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 } + (INT)step);
+            R(ms_ints) more = t > s;
+            s = (V)((more & (R(ms_ints))t) | (~more & (R(ms_ints))s));
+        }
+        m = s[0] > m ? s[0] : m;
+    }
+    for (; j < n; j++) m = x[j] > m ? x[j] : m;
+    return m;
+}
+
+// exp for what softmaxes make of differences <= 0: below the smallest normal number it is 0. (A subnormal result costs
+// 150 cycles on today's processors, and masked scores would all give one.)
+MS_INLINE REAL R(ms__soft_exp)(REAL d)
+{
+    const REAL lowest = sizeof(REAL) == 4 ? (REAL)-87 : (REAL)-708;
+    REAL e = EXP(d < lowest ? lowest : d);
+    return d < lowest ? 0 : e;
+}
+
+// y = exp(x - m); x may be y.
+MS_INLINE void R(ms__row_exp)(REAL *y, const REAL *x, REAL m, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++) y[j] = R(ms__soft_exp)(x[j] - m);
+}
+#undef V
+#undef LANES_AT

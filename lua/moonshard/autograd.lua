@@ -1,0 +1,527 @@
+--- Autograd: backward pulls a run from the engine and answers its events.
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+local scope = require "moonshard.scope"
+local create = require "moonshard.tensor_create"
+local log = require "moonshard.log"
+
+local lib, ffi, state = engine.lib, engine.ffi, engine.state
+local Tensor, methods, is_tensor, id_of, wrap = tensor.Tensor, tensor.methods, tensor.is_tensor, tensor.id_of, tensor.wrap
+local type, select, pcall, error, setmetatable = type, select, pcall, error, setmetatable
+
+local M = {}
+
+local DONE, EVENT = ffi.C.MS_RUN_DONE, ffi.C.MS_RUN_EVENT
+
+-- ---- keys -----------------------------------------------------------------------------------------
+
+-- What events name: hooks, functions, checkpoints, by the number they were registered with. The engine
+-- tells which numbers have lost their owners.
+local by_key, next_key = {}, 0
+local dead = ffi.new "double[64]"
+
+local function drop_dead()
+  while true do
+    local n = lib.ms_dead_keys(dead, 64)
+    for k = 0, n - 1 do
+      local entry = by_key[dead[k]]
+      by_key[dead[k]] = nil
+      if entry and entry.drop then entry:drop() end
+    end
+    if n < 64 then return end
+  end
+end
+
+local since = 0
+--- Keeps what belongs to a key until the engine says that its owner died.
+---@param entry table
+---@return number key
+function M.new_key(entry)
+  since = since + 1
+  if since >= 256 then
+    since = 0
+    drop_dead()
+  end
+  next_key = next_key + 1
+  by_key[next_key] = entry
+  return next_key
+end
+
+function M.drop_key(key) by_key[key] = nil end
+
+-- ---- runs -----------------------------------------------------------------------------------------
+
+-- What an event does: handlers[kind](entry, event, run) -> list of tensors (or nil) for each answer, count.
+local handlers = {}
+M.handlers = handlers
+
+local answer_ids = ffi.new("ms_id[?]", 256)
+
+-- The tensors of an event, as the script sees them.
+local function event_tensors(event)
+  local list = { n = event.n }
+  for k = 1, event.n do
+    local id = event["in"][k - 1]
+    if id ~= 0 then list[k] = setmetatable({ id = id }, Tensor) end
+  end
+  return list
+end
+M.event_tensors = event_tensors
+
+local function abort(run, message)
+  lib.ms_run_fail(run, tostring(message))
+  error(message, 0)
+end
+
+local function handle(run, event)
+  local handler = handlers[event.kind]
+  if not handler then error(("moonshard: no handler for event %d"):format(event.kind), 0) end
+  local answers, n = handler(by_key[event.key], event, run)
+  n = n or 0
+  local ids = answer_ids
+  if n > 256 then ids = ffi.new("ms_id[?]", n) end
+  for k = 1, n do
+    local t = answers[k]
+    if t == nil then ids[k - 1] = 0 else ids[k - 1] = id_of(t, "backward", "result " .. k) end
+  end
+  if lib.ms_run_answer(run, ids, n) ~= 0 then errors.fail() end
+end
+
+local function pull_events(run, event)
+  while true do
+    local ok, message = pcall(handle, run, event)
+    if not ok then abort(run, message) end
+    local s = lib.ms_run_next(run, event)
+    if s == DONE then return end
+    if s ~= EVENT then
+      local text = errors.last()
+      lib.ms_run_abort(run)
+      errors.raise_text(text)
+    end
+  end
+end
+
+-- Events nest: a hook may run a backward. Each depth has an event of its own, and the coroutine that pulls.
+local events, pullers, depth = {}, {}, 0
+local running, status = coroutine.running, coroutine.status
+
+--- Aborts runs that nobody will go on with: their coroutine died, or (at the prompt: all) an error left them.
+---@param all? boolean
+function M.abort_left(all)
+  for d = 1, depth do
+    local puller = pullers[d]
+    local co = puller.co[1]
+    if all or (puller.in_coroutine and (co == nil or status(co) == "dead")) then
+      lib.ms_run_abort(puller.run)
+      depth = d - 1
+      log.warn("a backward was left in the middle of an event; it was aborted")
+      return
+    end
+  end
+end
+
+--- Pulls a run to its end. NULL is the engine's failure.
+local function pull(run, ...)
+  if run == nil then errors.fail(...) end
+  local event = events[depth + 1]
+  if not event then
+    event = ffi.new "ms_event"
+    events[depth + 1] = event
+    pullers[depth + 1] = { co = setmetatable({}, { __mode = "v" }) }
+  end
+  local s = lib.ms_run_next(run, event)
+  if s == EVENT then
+    local mine = depth + 1
+    local puller, co = pullers[mine], running()
+    puller.run, puller.in_coroutine, puller.co[1] = run, co ~= nil, co
+    depth = mine
+    local ok, message = pcall(pull_events, run, event)
+    depth = mine - 1
+    if not ok then error(message, 0) end
+  elseif s ~= DONE then
+    local text = errors.last()
+    lib.ms_run_abort(run)
+    errors.raise_text(text)
+  end
+end
+M.pull = pull
+
+local root1, grad1 = ffi.new "ms_id[1]", ffi.new "ms_id[1]"
+
+--- Gradients of t by the leaves it was computed from, added to their grad.
+---@param grad? Tensor  the gradient of t; 1 for a single element
+---@param given? {retain_graph: boolean}
+function methods.backward(t, grad, given)
+  if given == nil and grad ~= nil and opts.is(grad) then grad, given = nil, grad end
+  local retain = given ~= nil and opts("backward", given, { retain_graph = false }).retain_graph
+  root1[0] = id_of(t, "backward")
+  grad1[0] = grad ~= nil and id_of(grad, "backward", "gradient") or 0
+  if depth > 0 then M.abort_left() end
+  local run = lib.ms_backward(1, root1, grad1, retain and 1 or 0)
+  pull(run, t, grad)
+  lib.ms_run_free(run)
+  drop_dead()
+end
+
+-- A tensor or a list of them, as ids.
+local function id_list(x, who, what)
+  if is_tensor(x) then x = { x } end
+  if type(x) ~= "table" then errors.raise("%s: %s is %s, expected a tensor or a list of them", who, what, errors.kind(x)) end
+  local ids = ffi.new("ms_id[?]", math.max(#x, 1))
+  for k = 1, #x do ids[k - 1] = id_of(x[k], who, what) end
+  return ids, #x, x
+end
+
+--- Gradients of several roots at once.
+---@param roots Tensor[]
+---@param grads? Tensor[]
+function M.backward(roots, grads, given)
+  local o = opts("backward", given, { retain_graph = false })
+  local ids, n, list = id_list(roots, "backward", "root")
+  local gids = ffi.new("ms_id[?]", math.max(n, 1))
+  for k = 1, n do gids[k - 1] = grads and grads[k] and id_of(grads[k], "backward", "gradient") or 0 end
+  local run = lib.ms_backward(n, ids, gids, o.retain_graph and 1 or 0)
+  pull(run, unpack(list))
+  lib.ms_run_free(run)
+  drop_dead()
+end
+
+--- Gradients of outputs by inputs, as an array; the leaves' own grads stay as they are.
+---@param outputs Tensor|Tensor[]
+---@param inputs Tensor|Tensor[]
+---@param given? {grad_outputs: Tensor[], retain_graph: boolean, allow_unused: boolean}
+---@return Tensor[]
+function M.grad(outputs, inputs, given)
+  local o = opts("grad", given, { grad_outputs = opts.any, retain_graph = false, allow_unused = false })
+  local roots, n, list = id_list(outputs, "grad", "output")
+  local wanted, m = id_list(inputs, "grad", "input")
+  local grads = ffi.new("ms_id[?]", math.max(n, 1))
+  if o.grad_outputs then
+    local given_grads = is_tensor(o.grad_outputs) and { o.grad_outputs } or o.grad_outputs
+    for k = 1, n do grads[k - 1] = given_grads[k] and id_of(given_grads[k], "grad", "grad_outputs") or 0 end
+  end
+  local run = lib.ms_grad(n, roots, grads, m, wanted, o.retain_graph and 1 or 0, o.allow_unused and 1 or 0)
+  pull(run, unpack(list))
+  local out = {}
+  for k = 1, m do
+    local id = lib.ms_run_result(run, k - 1)
+    out[k] = id ~= 0 and wrap(id) or nil
+  end
+  lib.ms_run_free(run)
+  drop_dead()
+  return out
+end
+
+-- ---- modes ------------------------------------------------------------------------------------------
+
+local function restore(mode, ok, ...)
+  lib.ms_set_grad_mode(mode)
+  if not ok then error((...), 0) end
+  return ...
+end
+
+--- Runs fn without recording a graph.
+---@param fn function
+function M.no_grad(fn, ...)
+  if type(fn) ~= "function" then errors.raise("no_grad: argument is %s, expected a function", errors.kind(fn)) end
+  return restore(lib.ms_set_grad_mode(0), pcall(fn, ...))
+end
+
+--- Runs fn recording a graph, also inside no_grad.
+---@param fn function
+function M.enable_grad(fn, ...)
+  if type(fn) ~= "function" then errors.raise("enable_grad: argument is %s, expected a function", errors.kind(fn)) end
+  return restore(lib.ms_set_grad_mode(1), pcall(fn, ...))
+end
+
+---@return boolean
+function M.is_grad_enabled() return state.grad_mode ~= 0 end
+
+--- Sets the mode for what follows; returns the one before.
+---@param on boolean
+function M.set_grad_enabled(on) return lib.ms_set_grad_mode(on and 1 or 0) ~= 0 end
+
+---@param on? boolean
+---@return Tensor self
+function methods.requires_grad_(t, on)
+  if lib.ms_set_requires_grad(id_of(t, "requires_grad_"), on == false and 0 or 1) ~= 0 then errors.fail(t) end
+  return t
+end
+
+-- ---- hooks ------------------------------------------------------------------------------------------
+
+local Handle = { __name = "Handle" }
+Handle.__index = Handle
+function Handle:remove()
+  if self.handle then
+    lib.ms_hook_remove(self.handle)
+    self.handle = nil
+    by_key[self.key] = nil
+  end
+end
+M.Handle = Handle
+
+local function hook(register, who, t, fn)
+  id_of(t, who)
+  if type(fn) ~= "function" then errors.raise("%s: hook is %s, expected a function", who, errors.kind(fn)) end
+  local key = M.new_key { fn = fn, tensor = setmetatable({ t }, { __mode = "v" }) }
+  local handle_number = register(t.id, key)
+  if handle_number == 0 then
+    by_key[key] = nil
+    errors.fail(t)
+  end
+  return setmetatable({ handle = handle_number, key = key }, Handle)
+end
+
+--- fn(grad) runs when the gradient of t is known; what it returns replaces it.
+---@param fn fun(grad: Tensor): Tensor?
+function methods.register_hook(t, fn) return hook(lib.ms_register_hook, "register_hook", t, fn) end
+
+--- fn(p) runs when the gradient of this leaf has been added to its grad.
+---@param fn fun(p: Tensor)
+function methods.register_post_accumulate_grad_hook(t, fn)
+  return hook(lib.ms_register_leaf_hook, "register_post_accumulate_grad_hook", t, fn)
+end
+
+handlers[ffi.C.MS_EV_TENSOR_HOOK] = function(entry, event)
+  if not entry then return nil, 0 end
+  local grad = setmetatable({ id = event["in"][0] }, Tensor)
+  local result = entry.fn(grad)
+  if result == nil then return nil, 0 end
+  if not is_tensor(result) then errors.raise("register_hook: the hook returned %s, expected a gradient or nothing", errors.kind(result)) end
+  return { result }, 1
+end
+
+handlers[ffi.C.MS_EV_LEAF_HOOK] = function(entry, event)
+  if not entry then return nil, 0 end
+  local id = event["in"][0]
+  local t = entry.tensor[1]
+  if not t or t.id ~= id then t = setmetatable({ id = id }, Tensor) end
+  entry.fn(t)
+  return nil, 0
+end
+
+-- ---- custom functions --------------------------------------------------------------------------------
+
+---@class FunctionContext
+---@field needs_grad boolean[]
+local Context = { __name = "FunctionContext" }
+Context.__index = Context
+
+--- Keeps tensors for backward; ctx:saved() gives them back.
+function Context:save(...)
+  local saved, versions = { n = select("#", ...) }, {}
+  for k = 1, saved.n do
+    local t = select(k, ...)
+    if t ~= nil then
+      tensor.id_of(t, "ctx:save", ("argument %d"):format(k))
+      local same = t:detach():keep()                    -- never the output itself: it would hold its own node
+      saved[k] = same
+      versions[k] = tensor.info_of(same).version
+    end
+  end
+  self._saved, self._versions = saved, versions
+end
+
+function Context:saved()
+  local saved = self._saved
+  if not saved then return end
+  for k = 1, saved.n do
+    if saved[k] and tensor.info_of(saved[k]).version ~= self._versions[k] then
+      errors.raise("saved tensor %d (%s) was changed in place after it was saved for backward", k, tostring(saved[k].shape))
+    end
+  end
+  return unpack(saved, 1, saved.n)
+end
+
+local function drop_context(entry)
+  local saved = entry.ctx._saved
+  if not saved then return end
+  for k = 1, saved.n do
+    if saved[k] then saved[k]:release() end
+  end
+end
+
+local in_ids, out_ids = ffi.new("ms_id[?]", 64), ffi.new("ms_id[?]", 64)
+
+local function pack(...) return { n = select("#", ...), ... } end
+
+-- The outputs of forward become outputs of a node over the inputs.
+local function record(def, ctx, args, outs)
+  local n_in = args.n
+  if n_in > 64 or outs.n > 64 then errors.raise("Function: %d arguments and %d results; at most 64 each", n_in, outs.n) end
+  for k = 1, n_in do in_ids[k - 1] = is_tensor(args[k]) and args[k].id or 0 end
+  local m = 0
+  for k = 1, outs.n do
+    local t = outs[k]
+    if is_tensor(t) then
+      for j = 1, n_in do
+        if rawequal(t, args[j]) then
+          t = t:detach()                                -- an input handed through is an output of its own
+          outs[k] = t
+        end
+      end
+      out_ids[m] = t.id
+      m = m + 1
+    end
+  end
+  local key = M.new_key { def = def, ctx = ctx, n_in = n_in, drop = drop_context }
+  if lib.ms_function_record(key, n_in, in_ids, m, out_ids) ~= 0 then
+    by_key[key] = nil
+    errors.fail()
+  end
+end
+
+local function apply(def, ...)
+  local args = { n = select("#", ...), ... }
+  local ctx = setmetatable({ needs_grad = {} }, Context)
+  local any = false
+  for k = 1, args.n do
+    local t = args[k]
+    local needs = state.grad_mode ~= 0 and is_tensor(t) and tensor.info_of(t).requires_grad ~= 0
+    ctx.needs_grad[k] = needs
+    any = any or needs
+  end
+  local mode = lib.ms_set_grad_mode(0)
+  local outs = pack(restore(mode, pcall(def.forward, ctx, ...)))
+  if any then
+    record(def, ctx, args, outs)
+  elseif ctx._saved then
+    drop_context { ctx = ctx }
+  end
+  return unpack(outs, 1, outs.n)
+end
+
+handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
+  if not entry then error("moonshard: a function's context is gone", 0) end
+  local grads = event_tensors(event)
+  local results = pack(entry.def.backward(entry.ctx, unpack(grads, 1, grads.n)))
+  for k = entry.n_in + 1, results.n do
+    if results[k] ~= nil then errors.raise("Function: backward returned %d gradients, forward took %d arguments", results.n, entry.n_in) end
+  end
+  for k = 1, entry.n_in do
+    local g = results[k]
+    if g ~= nil and not is_tensor(g) then
+      errors.raise("Function: backward returned %s for argument %d, expected a gradient or nil", errors.kind(g), k)
+    end
+    if not entry.ctx.needs_grad[k] then results[k] = nil end
+  end
+  return results, entry.n_in
+end
+
+--- A function with a backward of its own: `ms.Function{forward = fn(ctx, …), backward = fn(ctx, grad…)}`, called `f(…)`.
+---@param def {forward: function, backward: function}
+function M.Function(def)
+  local o = opts("Function", def, { forward = opts.fn, backward = opts.fn })
+  if not o.forward or not o.backward then errors.raise "Function: needs forward and backward" end
+  return function(...) return apply(o, ...) end
+end
+
+-- ---- checkpoints ---------------------------------------------------------------------------------------
+
+local rng = ffi.new "double[2]"
+
+--- Runs fn(…) without keeping what its backward needs; backward runs it again.
+---@param fn function
+function M.checkpoint(fn, ...)
+  if type(fn) ~= "function" and not (type(fn) == "table" and getmetatable(fn) and getmetatable(fn).__call) then
+    errors.raise("checkpoint: argument 1 is %s, expected a function or a module", errors.kind(fn))
+  end
+  if state.grad_mode == 0 then return fn(...) end
+  local args = pack(...)
+  lib.ms_rng_get(rng, rng + 1)
+  local entry = { fn = fn, args = args, seed = rng[0], offset = rng[1] }
+  local mode = lib.ms_set_grad_mode(0)
+  local outs = pack(restore(mode, pcall(scope.run, "checkpoint", fn, ...)))
+  local n_in, m, any = args.n, 0, false
+  if n_in > 63 or outs.n > 64 then errors.raise("checkpoint: %d arguments and %d results; at most 64 each", n_in, outs.n) end
+  -- Arguments live until the region has run again.
+  local kept = {}
+  for k = 1, n_in do
+    local t = args[k]
+    in_ids[k - 1] = 0
+    if is_tensor(t) then
+      in_ids[k - 1] = t.id
+      local same = t:detach():keep()
+      kept[#kept + 1] = same
+      args[k] = { same = same, requires_grad = tensor.info_of(t).requires_grad ~= 0 }
+      any = any or args[k].requires_grad
+    else
+      args[k] = { value = t }
+    end
+  end
+  entry.drop = function()
+    for _, t in ipairs(kept) do t:release() end
+  end
+  -- Parameters used inside count as well: where no argument requires grad, a leaf of our own does.
+  if not any then
+    local leaf = create.zeros(1, { requires_grad = true })
+    in_ids[n_in] = leaf.id
+    args[n_in + 1] = {}
+    args.n = n_in + 1
+  end
+  entry.outs, entry.n_outs = {}, outs.n
+  for k = 1, outs.n do
+    local t = outs[k]
+    if is_tensor(t) then
+      for j = 1, n_in do
+        if in_ids[j - 1] == t.id then
+          t = t:detach()
+          outs[k] = t
+        end
+      end
+      out_ids[m] = t.id
+      m = m + 1
+      entry.outs[m] = k
+    end
+  end
+  local key = M.new_key(entry)
+  if lib.ms_checkpoint_record(key, args.n, in_ids, m, out_ids) ~= 0 then
+    by_key[key] = nil
+    entry.drop()
+    errors.fail()
+  end
+  return unpack(outs, 1, outs.n)
+end
+
+handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
+  if not entry then error("moonshard: a checkpoint's function is gone", 0) end
+  local args, detached = { n = entry.args.n }, ffi.new("ms_id[?]", math.max(entry.args.n, 1))
+  for k = 1, args.n do
+    local a = entry.args[k]
+    if a.same then
+      args[k] = a.same:detach()
+      if a.requires_grad then
+        args[k]:requires_grad_()
+        detached[k - 1] = args[k].id
+      end
+    else
+      args[k] = a.value
+    end
+  end
+  if lib.ms_checkpoint_inputs(run, args.n, detached) ~= 0 then errors.fail() end
+  lib.ms_rng_get(rng, rng + 1)
+  local seed, offset = rng[0], rng[1]
+  lib.ms_rng_set(entry.seed, entry.offset)
+  local mode = lib.ms_set_grad_mode(1)
+  local ok, outs = pcall(function() return pack(entry.fn(unpack(args, 1, args.n))) end)
+  lib.ms_set_grad_mode(mode)
+  lib.ms_rng_set(seed, offset)
+  if not ok then error(outs, 0) end
+  if outs.n ~= entry.n_outs then
+    errors.raise("checkpoint: the region returned %d values when it ran again, %d before; it must do the same both times", outs.n, entry.n_outs)
+  end
+  local list = {}
+  for m, k in ipairs(entry.outs) do
+    if not is_tensor(outs[k]) then
+      errors.raise("checkpoint: result %d is %s when the region runs again, it was a tensor", k, errors.kind(outs[k]))
+    end
+    list[m] = outs[k]
+  end
+  return list, #entry.outs
+end
+
+M.drop_dead = drop_dead
+return M

@@ -1,0 +1,91 @@
+--- Classes: `local Net = class("Net", Base)`, `Base:extend("Net")`, `Net(…)`, `obj:isa(Net)`, `obj:class_name()`.
+--- A class is the metatable of its instances. Metamethods are inherited by copying (Lua reads them
+--- raw), methods by the chain. `__construct(Class, …)` replaces the way an instance is made.
+local class_meta = {}
+
+local function is_class(x)
+  return type(x) == "table" and getmetatable(x) == class_meta
+end
+
+-- A class with a `methods` table (tensors: their instances' fields are looked up by a function) keeps
+-- methods there, apart from what belongs to the class itself.
+function class_meta.__index(class, key)
+  local methods = rawget(class, "methods")
+  local method = methods and methods[key]
+  if method ~= nil then return method end
+  local base = rawget(class, "__base")
+  return base and base[key]
+end
+
+function class_meta.__newindex(class, key, value)
+  local methods = rawget(class, "methods")
+  if methods and type(key) == "string" and key:sub(1, 2) ~= "__" then methods[key] = value else rawset(class, key, value) end
+end
+
+function class_meta.__call(class, ...)
+  return class.__construct(class, ...)
+end
+
+function class_meta.__tostring(class)
+  return "class " .. rawget(class, "__name")
+end
+
+local root = {}
+
+function root.__construct(class, ...)
+  local self = setmetatable({}, class)
+  local init = class.init
+  if init then init(self, ...) end
+  return self
+end
+
+local M = {}
+
+--- A new class.
+---@param name string
+---@param base? table
+function M.new(name, base)
+  local class = { __name = name, __base = base or root, __isa = {} }
+  for ancestor in pairs(base and base.__isa or {}) do class.__isa[ancestor] = true end
+  class.__isa[class] = true
+  if base then
+    for key, value in pairs(base) do
+      -- Order does not matter: every key is copied by itself.
+      if type(key) == "string" and key:sub(1, 2) == "__" and rawget(class, key) == nil then class[key] = value end
+    end
+    if rawget(base, "__index") == base then class.__index = class end
+  else
+    class.__index = class
+    class.__tostring = root.__tostring
+  end
+  return setmetatable(class, class_meta)
+end
+
+--- `Base:extend("Name")`.
+function root.extend(base, name)
+  return M.new(name, base)
+end
+
+--- Is obj an instance of class (or of one that extends it)?
+function M.isa(obj, class)
+  local mt = type(obj) == "table" and getmetatable(obj)
+  local ancestors = mt and rawget(mt, "__isa")
+  return ancestors ~= nil and ancestors ~= false and ancestors[class] == true
+end
+
+function root.isa(obj, class) return M.isa(obj, class) end
+
+--- Name of obj's class.
+function M.name(obj)
+  local mt = type(obj) == "table" and getmetatable(obj)
+  return mt and rawget(mt, "__name") or type(obj)
+end
+
+function root.class_name(obj) return M.name(obj) end
+
+function root.__tostring(obj) return M.name(obj) end
+
+M.is_class = is_class
+M.root = root
+
+return setmetatable(M, { __call = function(_, name, base) return M.new(name, base) end })

@@ -1,0 +1,55 @@
+--- An order-n count model of bytes: what a table of counts, without any learning, predicts. Training
+--- prints its loss on the same split beside the network's, so that a number of nats means something.
+---
+--- P(s | c) = (count(c s) + distinct(c) * P(s | shorter c)) / (count(c) + distinct(c)), down to 1/256:
+--- Witten and Bell's estimate (1991, method C), with c the last n bytes, then n - 1, ... none.
+local M = {}
+
+--- Nats a byte over every validation byte, predicted from the bytes before it in its own file; counts
+--- come from the training bytes alone.
+---@param documents {text: string, train: integer}[]  whole texts; how many bytes of each are for training
+---@param order? integer  5; at most 5, since a context and a byte make one exact number
+---@return number? nats  nil when there is nothing to validate on
+function M.loss(documents, order)
+  order = order or 5
+  local counts, totals, distinct = {}, {}, {}         -- by order + 1: context * 256 + byte -> count; context -> sums
+  for k = 0, order do counts[k], totals[k], distinct[k] = {}, {}, {} end
+
+  for _, d in ipairs(documents) do
+    for at = 1, d.train do
+      local byte, context, scale = d.text:byte(at), 0, 1
+      for k = 0, math.min(order, at - 1) do
+        if k > 0 then
+          context = context + d.text:byte(at - k) * scale
+          scale = scale * 256
+        end
+        local key = context * 256 + byte
+        local seen = counts[k][key]
+        counts[k][key] = (seen or 0) + 1
+        totals[k][context] = (totals[k][context] or 0) + 1
+        if not seen then distinct[k][context] = (distinct[k][context] or 0) + 1 end
+      end
+    end
+  end
+
+  local sum, n = 0, 0
+  for _, d in ipairs(documents) do
+    for at = d.train + 1, #d.text do
+      local byte, context, scale, p = d.text:byte(at), 0, 1, 1 / 256
+      for k = 0, math.min(order, at - 1) do
+        if k > 0 then
+          context = context + d.text:byte(at - k) * scale
+          scale = scale * 256
+        end
+        local total = totals[k][context]
+        if not total then break end
+        local kinds = distinct[k][context]
+        p = ((counts[k][context * 256 + byte] or 0) + kinds * p) / (total + kinds)
+      end
+      sum, n = sum - math.log(p), n + 1
+    end
+  end
+  return n > 0 and sum / n or nil
+end
+
+return M

@@ -1,0 +1,148 @@
+--- Batches of a corpus for language models. Which sequences make step s follows from the seed and s alone: no
+--- state to save, any rank can work out its share, and every world size trains on the same sequences.
+---
+--- An epoch cuts the training tokens into windows of `context` tokens, from an offset of its own, and visits each
+--- once in an order of its own: position j of epoch e is window permute(e, j).
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+
+local ffi, lib = engine.ffi, engine.lib
+local bit = require "bit"
+local floor, min, max = math.floor, math.min, math.max
+
+local IGNORE = -100                     -- nn.F.cross_entropy's default ignore_index
+
+-- splitmix64's finalizer (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x.
+local function mix(x)
+  x = (x + 0x9e3779b97f4a7c15ULL)
+  x = bit.bxor(x, bit.rshift(x, 30)) * 0xbf58476d1ce4e5b9ULL
+  x = bit.bxor(x, bit.rshift(x, 27)) * 0x94d049bb133111ebULL
+  return bit.bxor(x, bit.rshift(x, 31))
+end
+
+--- A number in [0, 2^64) that depends on all arguments (whole numbers).
+local function hash(a, b, c)
+  return mix(mix(mix(0ULL + a) + (0ULL + b)) + (0ULL + c))
+end
+
+--- Place of j in a shuffle of [0, n): a Feistel network of 4 rounds over an even number of bits, walked until the
+--- result lies below n (Black and Rogaway 2002). One to one by construction.
+local function permute(key, j, n)
+  local half = 1
+  while 4 ^ half < n do half = half + 1 end
+  local mask = 2 ^ half - 1
+  repeat
+    local left, right = floor(j / (mask + 1)), j % (mask + 1)
+    for round = 1, 4 do
+      left, right = right, bit.bxor(left, tonumber(bit.band(mix(key + (0ULL + right * 4 + round)), 0ULL + mask)))
+    end
+    j = left * (mask + 1) + right
+  until j < n
+  return j
+end
+
+---@class Batches
+---@field context integer
+---@field batch integer     sequences a step, over all ranks
+---@field first integer     this rank's share of them: [first, last)
+---@field last integer
+---@field epoch_length integer   sequences an epoch
+local Batches = {}
+Batches.__index = Batches
+
+--- Batches over a corpus. rank and world say which share of each batch is this rank's.
+---@param corpus Corpus
+---@param given {context: integer, batch: integer, seed: integer, rank: integer, world: integer}
+---@return Batches
+local function new(corpus, given)
+  local o = opts("batches", given, { context = opts.required, batch = opts.required, seed = 1, rank = 0, world = 1 })
+  local spare = corpus.train_count - o.context
+  if spare < 1 then
+    errors.raise("batches: %d training tokens are too few for a context of %d", corpus.train_count, o.context)
+  end
+  if o.batch < o.world then errors.raise("batches: a batch of %d sequences cannot be shared by %d ranks", o.batch, o.world) end
+  local self = setmetatable(o, Batches)
+  self.corpus = corpus
+  self.offsets = min(o.context, spare)
+  self.epoch_length = floor((corpus.train_count - self.offsets) / o.context)
+  self.first = floor(o.batch * o.rank / o.world)
+  self.last = floor(o.batch * (o.rank + 1) / o.world)
+  return self
+end
+
+--- Where sequence g (0, 1, 2 ... over the whole training) begins among the training tokens.
+---@param g integer
+---@return integer
+function Batches:start(g)
+  local epoch = floor(g / self.epoch_length)
+  local key = hash(self.seed, epoch, 1)
+  local window = permute(key, g % self.epoch_length, self.epoch_length)
+  return tonumber(hash(self.seed, epoch, 2) % (0ULL + self.offsets)) + window * self.context
+end
+
+local out = ffi.new "ms_id[2]"
+
+local function batch_of(tokens, n, starts, skip, scored, context)
+  if lib.ms_tokens_batch(tokens, n, starts, skip, scored, context, IGNORE, out) ~= 0 then errors.fail() end
+  return tensor.wrap(out[0]), tensor.wrap(out[1])
+end
+
+--- Part `part` of `parts` of this rank's share of a step (steps count from 1): ids and the ids that follow them,
+--- int64 [sequences, context]; and how many sequences these are.
+---@param step integer
+---@param part? integer
+---@param parts? integer
+---@return Tensor ids
+---@return Tensor targets
+---@return integer sequences
+function Batches:train(step, part, parts)
+  part, parts = part or 1, parts or 1
+  local mine = self.last - self.first
+  local first, last = self.first + floor(mine * (part - 1) / parts), self.first + floor(mine * part / parts)
+  local starts = ffi.new("double[?]", max(last - first, 1))
+  for k = first, last - 1 do starts[k - first] = self:start((step - 1) * self.batch + k) end
+  local ids, targets = batch_of(self.corpus.train, last - first, starts, nil, nil, self.context)
+  return ids, targets, last - first
+end
+
+--- Windows that score every validation token exactly once, each from at least half a context of the tokens before
+--- it in its own file, as far as there are any.
+local function validation_windows(corpus, context)
+  local windows = {}
+  for _, d in ipairs(corpus.documents) do
+    local target = max(d.train, 1)                    -- the first token of a file follows nothing
+    while target < d.count do
+      local start = max(0, min(target - floor(context / 2), d.count - 1 - context))
+      local last = min(start + context, d.count - 1)
+      windows[#windows + 1] = { start = d.first + start, skip = target - start - 1, scored = last - target + 1 }
+      target = last + 1
+    end
+  end
+  return windows
+end
+
+--- Batches of the whole validation split: an iterator of ids, targets (-100 where a token is not scored). Every
+--- rank gets the same number of batches, the last ones perhaps without anything scored, because a sharded forward
+--- is collective.
+---@param size? integer  sequences a batch, 16
+function Batches:validation(size)
+  size = size or 16
+  self.windows = self.windows or validation_windows(self.corpus, self.context)
+  local windows, total = self.windows, #self.windows
+  local rounds = math.ceil(total / (size * self.world))
+  local starts, skip, scored = ffi.new("double[?]", size), ffi.new("double[?]", size), ffi.new("double[?]", size)
+  local round = 0
+  return function()
+    if round >= rounds then return nil end
+    for k = 0, size - 1 do
+      local w = windows[(round * self.world + self.rank) * size + k + 1]
+      starts[k], skip[k], scored[k] = w and w.start or 0, w and w.skip or 0, w and w.scored or 0
+    end
+    round = round + 1
+    return batch_of(self.corpus.all, size, starts, skip, scored, self.context)
+  end
+end
+
+return { new = new, Batches = Batches, permute = permute, hash = hash }

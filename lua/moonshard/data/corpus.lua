@@ -1,0 +1,180 @@
+--- A corpus: which files, which of their tokens train and which validate.
+---
+--- Text: every regular file once, byte by byte. Links and files with equal contents are left out, because they
+--- would carry validation text into training. The last tenth of each file validates.
+--- llm.c's shards (`.bin`): 256 int32 of header, then 2- or 4-byte token ids. Shards with "val" in their name
+--- validate whole, the others train whole; without such names the last tenth of each shard validates.
+local engine = require "moonshard.ffi"
+local lfs = require "lfs"
+
+local ffi, lib = engine.ffi, engine.lib
+
+local HEADER = 1024
+-- magic number -> bytes a token, vocabulary (GPT-2's and Llama 3's: what llm.c writes).
+local SHARDS = { [20240520] = { bytes = 2, vocab = 50257 }, [20240801] = { bytes = 4, vocab = 128256 } }
+
+---@class Document
+---@field name string
+---@field path string
+---@field bytes integer    a token
+---@field offset integer   where its tokens begin in the file
+---@field count integer    tokens
+---@field train integer    how many of them, from the first, train
+---@field first integer    place of its first token in `all`
+
+---@class Corpus
+---@field kind "text"|"tokens"
+---@field vocab integer
+---@field documents Document[]   in byte order of names
+---@field train ffi.cdata*       ms_tokens: training tokens of all documents, one after the other
+---@field all ffi.cdata*         ms_tokens: whole documents, one after the other
+---@field train_count integer
+---@field validation_count integer
+local Corpus = {}
+Corpus.__index = Corpus
+
+local M = { Corpus = Corpus }
+
+local function read(path, n)
+  local f, err = io.open(path, "rb")
+  if not f then return nil, err end
+  local text = f:read(n or "*a") or ""
+  f:close()
+  return text
+end
+
+--- Regular files at path: itself, or those directly in the folder, in byte order of names. No links.
+local function regular_files(path)
+  local mode = lfs.attributes(path, "mode")
+  if not mode then return nil, ("there is no file or folder '%s'"):format(path) end
+  if mode ~= "directory" then return { { name = path:match "[^/]*$", path = path } } end   -- a link that was named is meant
+  local names, files = {}, {}
+  for name in lfs.dir(path) do
+    if lfs.symlinkattributes(path .. "/" .. name, "mode") == "file" then names[#names + 1] = name end
+  end
+  table.sort(names)                                   -- LuaJIT compares strings byte by byte
+  for _, name in ipairs(names) do files[#files + 1] = { name = name, path = path .. "/" .. name } end
+  return files
+end
+
+--- Leaves out files whose contents stood before. Only files of equal size are read.
+local function once(files)
+  local by_size, kept = {}, {}
+  for _, file in ipairs(files) do
+    local size = lfs.attributes(file.path, "size")
+    local same_size = by_size[size] or {}
+    by_size[size] = same_size
+    local text = #same_size > 0 and assert(read(file.path))
+    local seen = false
+    for _, other in ipairs(same_size) do
+      other.text = other.text or assert(read(other.path))
+      if other.text == text then seen = true end
+    end
+    if not seen then
+      same_size[#same_size + 1] = { path = file.path, text = text or nil }
+      file.size = size
+      kept[#kept + 1] = file
+    end
+  end
+  return kept
+end
+
+--- What a `.bin` file is, from its header.
+local function shard_header(file)
+  local head, err = read(file.path, HEADER)
+  if not head then return nil, err end
+  local n = #head == HEADER and ffi.cast("const int32_t *", head)
+  local kind = n and SHARDS[n[0]]
+  if not kind then return nil, ("'%s' is no token shard of llm.c: its header is not one"):format(file.path) end
+  local count = tonumber(n[2])
+  if count < 0 or HEADER + count * kind.bytes > file.size then
+    return nil, ("'%s' says it holds %d tokens, its %d bytes do not"):format(file.path, count, file.size)
+  end
+  return kind, count
+end
+
+local function document(file, vocab)
+  if not file.name:find "%.bin$" then
+    return { name = file.name, path = file.path, bytes = 1, offset = 0, count = file.size }, 256
+  end
+  local kind, count = shard_header(file)
+  if not kind then return nil, count end
+  return { name = file.name, path = file.path, bytes = kind.bytes, offset = HEADER, count = count }, vocab or kind.vocab
+end
+
+local function tokens(documents, whole)
+  local t = lib.ms_tokens_new()
+  if t == nil then return nil, ffi.string(lib.ms_error()) end
+  t = ffi.gc(t, lib.ms_tokens_free)
+  for _, d in ipairs(documents) do
+    if lib.ms_tokens_add(t, d.path, d.bytes, d.offset, whole and d.count or d.train) ~= 0 then
+      return nil, ffi.string(lib.ms_error())
+    end
+  end
+  return t
+end
+
+--- Opens files and folders as one corpus.
+---@param paths string|string[]
+---@param given? {vocab: integer, validation: number}  validation: share of each file, 0.1
+---@return Corpus? corpus
+---@return string? err
+function M.open(paths, given)
+  local o = { vocab = given and given.vocab, validation = given and given.validation or 0.1 }
+  local files = {}
+  for _, path in ipairs(type(paths) == "table" and paths or { paths }) do
+    local found, err = regular_files(path)
+    if not found then return nil, err end
+    for _, file in ipairs(found) do files[#files + 1] = file end
+  end
+  local self = setmetatable({ documents = {}, validation_count = 0, train_count = 0 }, Corpus)
+  local named_validation = false
+  local ok, kept = pcall(once, files)
+  if not ok then return nil, kept end
+  for _, file in ipairs(kept) do
+    local d, vocab = document(file, o.vocab)
+    if not d then return nil, vocab end
+    local kind = d.bytes == 1 and "text" or "tokens"
+    if self.kind and (self.kind ~= kind or self.vocab ~= vocab) then
+      return nil, ("'%s' is %s of %d tokens, the files before it are %s of %d"):format(d.path, kind, vocab, self.kind, self.vocab)
+    end
+    self.kind, self.vocab = kind, vocab
+    if kind == "tokens" and d.name:find "val" then named_validation = true end
+    self.documents[#self.documents + 1] = d
+  end
+  local place = 0
+  for _, d in ipairs(self.documents) do
+    if named_validation then
+      d.train = d.name:find "val" and 0 or d.count
+    else
+      d.train = d.count - math.floor(d.count * o.validation)
+    end
+    d.first = place
+    place = place + d.count
+    self.train_count = self.train_count + d.train
+    self.validation_count = self.validation_count + d.count - d.train
+  end
+  if self.train_count < 2 then
+    return nil, ("no text to train on in '%s'"):format(type(paths) == "table" and table.concat(paths, "', '") or paths)
+  end
+  local err
+  self.train, err = tokens(self.documents, false)
+  if not self.train then return nil, err end
+  self.all, err = tokens(self.documents, true)
+  if not self.all then return nil, err end
+  return self
+end
+
+--- Contents of a text corpus: what the count model and the count of known words read.
+---@return {text: string, train: integer}[]
+function Corpus:texts()
+  local list = {}
+  for _, d in ipairs(self.documents) do
+    local buffer = ffi.new("uint8_t[?]", math.max(d.count, 1))
+    if lib.ms_tokens_read(self.all, d.first, d.count, buffer) ~= 0 then error(ffi.string(lib.ms_error()), 0) end
+    list[#list + 1] = { text = ffi.string(buffer, d.count), train = d.train }
+  end
+  return list
+end
+
+return M

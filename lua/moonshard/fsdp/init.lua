@@ -1,0 +1,34 @@
+--- fsdp: sharded data parallelism. `fsdp.fully_shard(module)` shards a module's parameters over the
+--- ranks, one unit per call; the schedule of gathers and reductions is the engine's (runtime/unit*.c).
+local errors = require "moonshard.errors"
+
+local fully_shard = require "moonshard.fsdp.fully_shard"
+local module = require "moonshard.fsdp.module"
+local policies = require "moonshard.fsdp.policies"
+local state = require "moonshard.fsdp.state"
+local checks = require "moonshard.fsdp.checks"
+
+---@class moonshard.fsdp
+local fsdp = {
+  fully_shard = fully_shard.fully_shard,
+  register_fsdp_forward_method = module.register_fsdp_forward_method,
+  FSDPModule = module.FSDPModule,
+  MixedPrecisionPolicy = policies.MixedPrecisionPolicy,
+  CPUOffloadPolicy = policies.CPUOffloadPolicy,
+  Shard = policies.Shard,
+  Replicate = policies.Replicate,
+  state_dict = state.state_dict,
+  load_state_dict = state.load_state_dict,
+  optim_state_dict = state.optim_state_dict,
+  load_optim_state_dict = state.load_optim_state_dict,
+  record = checks.record,
+  check_sharded_parity = checks.check_sharded_parity,
+}
+
+return setmetatable(fsdp, { __index = function(_, name)
+  if type(name) ~= "string" or name:sub(1, 1) == "_" then return nil end
+  local names = {}
+  for known in pairs(fsdp) do names[#names + 1] = known end
+  table.sort(names)
+  errors.raise("%s", errors.unknown("name in fsdp:", name, names))
+end })

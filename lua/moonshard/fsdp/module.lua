@@ -1,0 +1,486 @@
+--- FSDPModule: what fully_shard adds to a module. The class of a sharded module is generated from its
+--- own ("FSDPLinear" extends Linear) and calls forward between the unit's hooks.
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local log = require "moonshard.log"
+local class = require "moonshard.class"
+local Module = require "moonshard.nn.module".Module
+local opts = require "moonshard.opts"
+local scope = require "moonshard.scope"
+local tensor = require "moonshard.tensor"
+
+local lib, ffi = engine.lib, engine.ffi
+local C = ffi.C
+local is_tensor, wrap = tensor.is_tensor, tensor.wrap
+local rawget, rawset, getmetatable, setmetatable, type, next = rawget, rawset, getmetatable, setmetatable, type, next
+local pcall, error, select, unpack, ipairs = pcall, error, select, unpack, ipairs
+
+local M = {}
+
+--- One unit: `modules` (mostly one), its engine handle, settings kept until the engine knows its root.
+---@class FSDPUnit
+---@field handle number
+---@field modules table[]
+---@field last boolean?   set_is_last_backward before lazy initialisation
+
+--- The unit of a module, or nil.
+local function unit_of(m) return rawget(m, "_fsdp") end
+M.unit_of = unit_of
+
+-- ---- lazy initialisation -------------------------------------------------------------------------
+
+--- Units below m in module order, each once.
+local function units_below(m)
+  local list, seen = {}, {}
+  for _, sub in ipairs(m:modules()) do
+    local u = unit_of(sub)
+    if u and not seen[u] then
+      seen[u] = true
+      list[#list + 1] = u
+    end
+  end
+  return list
+end
+M.units_below = units_below
+
+-- Names as the root sees them: of units (for records, reports, errors) and of parameters.
+local function name_all(root)
+  local names = {}
+  for name, m in root:named_modules() do
+    local u = unit_of(m)
+    if u then
+      names[u] = names[u] or {}
+      table.insert(names[u], name)
+    end
+  end
+  for _, u in ipairs(units_below(root)) do
+    if lib.ms_unit_set_name(u.handle, table.concat(names[u], ", ")) ~= 0 then errors.fail() end
+  end
+  for name, p in root:named_parameters() do tensor.set_name(p, name) end
+end
+
+local function lazy_init(unit)
+  local list, seen = {}, {}
+  for _, m in ipairs(unit.modules) do
+    for _, u in ipairs(units_below(m)) do
+      if not seen[u] then
+        seen[u] = true
+        list[#list + 1] = u
+      end
+    end
+  end
+  local handles, fresh = ffi.new("double[?]", #list), true
+  for k, u in ipairs(list) do
+    handles[k - 1] = u.handle
+    fresh = fresh and lib.ms_unit_is_lazy(u.handle) == 0
+  end
+  if not fresh then
+    for name, m in unit.modules[1]:named_modules() do
+      local u = unit_of(m)
+      if u and lib.ms_unit_is_lazy(u.handle) ~= 0 then
+        errors.raise("FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", name)
+      end
+    end
+  end
+  for _, m in ipairs(unit.modules) do name_all(m) end
+  if lib.ms_unit_lazy_init(unit.handle, #list, handles) ~= 0 then errors.fail() end
+  for _, u in ipairs(list) do
+    if u.last ~= nil then
+      lib.ms_unit_set(u.handle, C.MS_UNIT_IS_LAST_BACKWARD, u.last and 1 or 0)
+      u.last = nil
+    end
+  end
+end
+
+-- ---- tensors inside arguments and results --------------------------------------------------------
+
+-- Ids of the tensors of one call: filled, given to the engine, read back, with nothing in between.
+local ids, ids_cap = ffi.new("ms_id[?]", 64), 64
+
+local function put(n, id)
+  if n >= ids_cap then
+    local more = ffi.new("ms_id[?]", 2 * ids_cap)
+    ffi.copy(more, ids, ids_cap * ffi.sizeof "ms_id")
+    ids, ids_cap = more, 2 * ids_cap
+  end
+  ids[n] = id
+  return n + 1
+end
+
+local function by_text(a, b) return tostring(a) < tostring(b) end
+
+-- Keys of a plain table in an order that all ranks share: positions, then names.
+local function keys_of(value)
+  local keys, names = {}, nil
+  for k = 1, #value do keys[k] = k end
+  for k, v in next, value do
+    if type(v) == "table" and not (type(k) == "number" and k >= 1 and k <= #value) then
+      names = names or {}
+      names[#names + 1] = k
+    end
+  end
+  if names then
+    table.sort(names, by_text)
+    for _, k in ipairs(names) do keys[#keys + 1] = k end
+  end
+  return keys
+end
+
+local collect
+function collect(value, n, seen)
+  if type(value) ~= "table" then return n end
+  if is_tensor(value) then return put(n, value.id) end
+  if getmetatable(value) ~= nil or seen[value] then return n end
+  seen[value] = true
+  for _, k in ipairs(keys_of(value)) do n = collect(value[k], n, seen) end
+  return n
+end
+
+-- The same walk with the ids that the engine gave back: value, or a copy of it where a tensor changed.
+local replace
+function replace(value, n, seen)
+  if type(value) ~= "table" then return value, n end
+  if is_tensor(value) then
+    local id = ids[n]
+    if id == value.id then return value, n + 1 end
+    return wrap(id), n + 1
+  end
+  if getmetatable(value) ~= nil or seen[value] then return value, n end
+  seen[value] = true
+  local copy
+  for _, k in ipairs(keys_of(value)) do
+    local before = value[k]
+    local after
+    after, n = replace(before, n, seen)
+    if after ~= before then
+      if not copy then
+        copy = {}
+        for other, v in next, value do copy[other] = v end
+      end
+      copy[k] = after
+    end
+  end
+  return copy or value, n
+end
+
+-- values (an array with n): count of its tensors, now in ids.
+local function flatten(values)
+  local n, seen = 0, nil
+  for k = 1, values.n do
+    local v = values[k]
+    if is_tensor(v) then
+      n = put(n, v.id)
+    elseif type(v) == "table" then
+      seen = seen or {}
+      n = collect(v, n, seen)
+    end
+  end
+  return n
+end
+
+-- Puts the engine's tensors in their places.
+local function rebuild(values)
+  local n, seen = 0, nil
+  for k = 1, values.n do
+    local v = values[k]
+    if is_tensor(v) then
+      if ids[n] ~= v.id then values[k] = wrap(ids[n]) end
+      n = n + 1
+    elseif type(v) == "table" then
+      seen = seen or {}
+      values[k], n = replace(v, n, seen)
+    end
+  end
+end
+
+-- ---- calls ---------------------------------------------------------------------------------------
+
+local function pack(...) return { n = select("#", ...), ... } end
+
+local depth, incomplete = 0, {}         -- calls of sharded modules under way; groups that wait for more of their modules
+
+-- A unit of several modules: its hooks run at the first one's forward and after the last one's.
+local function enters(unit, m)
+  if #unit.modules == 1 then return true end
+  local waiting = unit.waiting
+  if waiting then return false end
+  waiting = {}
+  for _, other in ipairs(unit.modules) do waiting[other] = true end
+  unit.waiting = waiting
+  incomplete[unit] = true
+  return waiting[m] == true
+end
+
+local function leaves(unit, m)
+  if #unit.modules == 1 then return true end
+  unit.waiting[m] = nil
+  if next(unit.waiting) then return false end
+  unit.waiting = nil
+  incomplete[unit] = nil
+  return true
+end
+
+local function pre_forward(unit, n)
+  if lib.ms_unit_pre_forward(unit.handle, n, ids) ~= 0 then
+    unit.waiting = nil
+    errors.fail()
+  end
+  unit.inside = (unit.inside or 0) + 1
+end
+
+local function post_forward(unit, n)
+  unit.inside = unit.inside - 1
+  if lib.ms_unit_post_forward(unit.handle, n, ids) ~= 0 then errors.fail() end
+end
+
+-- The tensor that stands at position n now.
+local function taken(t, n)
+  return ids[n] == t.id and t or wrap(ids[n])
+end
+
+local function after(self, unit, ...)
+  if not leaves(unit, self) then return ... end
+  local out = ...
+  if select("#", ...) == 1 and is_tensor(out) then
+    ids[0] = out.id
+    post_forward(unit, 1)
+    return taken(out, 0)
+  end
+  out = pack(...)
+  post_forward(unit, flatten(out))
+  rebuild(out)
+  return unpack(out, 1, out.n)
+end
+
+-- forward between the unit's two phases. One tensor in and one out, as with most modules, makes no tables.
+local function between(self, unit, forward, ...)
+  if not enters(unit, self) then return after(self, unit, forward(self, ...)) end
+  if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
+  local x = ...
+  if select("#", ...) == 1 and is_tensor(x) then
+    ids[0] = x.id
+    pre_forward(unit, 1)
+    return after(self, unit, forward(self, taken(x, 0)))
+  end
+  local args = pack(...)
+  pre_forward(unit, flatten(args))
+  rebuild(args)
+  return after(self, unit, forward(self, unpack(args, 1, args.n)))
+end
+
+-- Groups of modules of which some did not run, when the outermost call ends. Their parameters stay whole until backward.
+local function close_incomplete()
+  for unit in pairs(incomplete) do         -- order does not matter: nothing here communicates
+    local left, names = 0, {}
+    for _, m in ipairs(unit.modules) do
+      if unit.waiting[m] then
+        left = left + 1
+        names[left] = m:class_name()
+      end
+    end
+    if not unit.warned then
+      unit.warned = true
+      log.warn(("%d of the %d modules passed to fully_shard did not run forward before backward, which is error-prone since FSDP "
+        .. "post-forward/pre-backward logic will not run for these modules. We recommend passing only modules that run forward together. "
+        .. "Modules that did not run forward: [%s]"):format(left, #unit.modules, table.concat(names, ", ")))
+    end
+    unit.waiting = nil
+    unit.inside = unit.inside - 1
+    lib.ms_unit_forward_left_open(unit.handle)
+  end
+  incomplete = {}
+end
+
+local function finish(unit, before, s, ok, ...)
+  depth = depth - 1
+  if not ok then
+    -- This call's entry is undone; errors keep their text.
+    if (unit.inside or 0) > before then
+      unit.inside = before
+      unit.waiting = nil
+      incomplete[unit] = nil
+      lib.ms_unit_forward_failed(unit.handle)
+    end
+    scope.abandon(s)
+    -- Peers wait for this rank in the gathers that it will not join. (Inside a run, its end tells them.)
+    if depth == 0 and engine.state.run_depth == 0 then lib.ms_dist_publish_error(tostring((...))) end
+    error((...), 0)
+  end
+  scope.close(s, ...)
+  if depth == 0 and next(incomplete) then close_incomplete() end
+  return ...
+end
+
+local function call_between(self, unit, forward, ...)
+  depth = depth + 1
+  return finish(unit, unit.inside or 0, scope.open(rawget(self, "_scope")), pcall(between, self, unit, forward, ...))
+end
+
+-- ---- the class -----------------------------------------------------------------------------------
+
+---@class FSDPModule
+local FSDPModule = class.new "FSDPModule"
+M.FSDPModule = FSDPModule
+
+local generated = setmetatable({}, { __mode = "k" })
+
+--- The class of a sharded module of class cls: "FSDP<name>", which is both cls and FSDPModule.
+function M.class_for(cls)
+  local fsdp_class = generated[cls]
+  if fsdp_class then return fsdp_class end
+  local base_call = cls.__call
+  fsdp_class = class.new("FSDP" .. rawget(cls, "__name"), cls)
+  fsdp_class.__isa[FSDPModule] = true
+  for name, method in pairs(FSDPModule) do    -- order does not matter: a copy
+    if type(method) == "function" and name:sub(1, 2) ~= "__" then rawset(fsdp_class, name, method) end
+  end
+  rawset(fsdp_class, "__call", function(self, ...)
+    return call_between(self, unit_of(self), base_call, ...)
+  end)
+  rawset(fsdp_class, "__deepcopy", function()
+    errors.raise "FSDP does not support deepcopy. Please use state dict for serialization."
+  end)
+  generated[cls] = fsdp_class
+  return fsdp_class
+end
+
+---@return boolean
+function M.is_fsdp_module(x) return class.isa(x, FSDPModule) end
+
+-- ---- methods -------------------------------------------------------------------------------------
+
+local Handle = { __name = "UnshardHandle" }
+Handle.__index = Handle
+
+--- Waits until the parameters are whole.
+function Handle:wait()
+  if self.unit then
+    if lib.ms_unit_wait(self.unit.handle) ~= 0 then errors.fail() end
+    self.unit = nil
+  end
+end
+
+--- Gathers this module's parameters (not its descendants'). Collective. With async, a handle to wait on.
+---@param given? {async: boolean}
+function FSDPModule:unshard(given)
+  local o = opts("unshard", given, { async = false })
+  local unit = unit_of(self)
+  if lib.ms_unit_unshard(unit.handle, o.async and 1 or 0) ~= 0 then errors.fail() end
+  if o.async then return setmetatable({ unit = unit }, Handle) end
+end
+
+--- Lets the gathered parameters go.
+function FSDPModule:reshard()
+  if lib.ms_unit_reshard(unit_of(self).handle) ~= 0 then errors.fail() end
+end
+
+-- What is loaded or saved are the shards: whole parameters go first.
+local function reshard_all(m)
+  for _, u in ipairs(units_below(m)) do
+    if lib.ms_unit_reshard(u.handle) ~= 0 then errors.fail() end
+  end
+end
+M.reshard_all = reshard_all
+
+--- Sharded tensors by name (fsdp.state_dict has other types).
+function FSDPModule:state_dict(...)
+  reshard_all(self)
+  return Module.state_dict(self, ...)
+end
+
+function FSDPModule:load_state_dict(...)
+  reshard_all(self)
+  return Module.load_state_dict(self, ...)
+end
+
+local function boolean(who, x)
+  if type(x) ~= "boolean" then errors.raise("%s: argument is %s, expected a boolean", who, errors.kind(x)) end
+  return x
+end
+
+local function set_all(self, who, what, value, given)
+  local o = opts(who, given, { recurse = true })
+  local units = o.recurse and units_below(self) or { unit_of(self) }
+  for _, u in ipairs(units) do
+    if lib.ms_unit_set(u.handle, what, value and 1 or 0) ~= 0 then errors.fail() end
+  end
+end
+
+--- Whether gradients are reduced. While not, they gather in the unsharded parameters and `grad` stays as it was.
+---@param on boolean
+---@param given? {recurse: boolean}
+function FSDPModule:set_requires_gradient_sync(on, given)
+  set_all(self, "set_requires_gradient_sync", C.MS_UNIT_SYNC, boolean("set_requires_gradient_sync", on), given)
+end
+
+--- For replicated meshes; over one shard group there is no all-reduce.
+function FSDPModule.set_requires_all_reduce(_, on, given)
+  boolean("set_requires_all_reduce", on)
+  opts("set_requires_all_reduce", given, { recurse = true })
+end
+
+---@param on boolean
+---@param given? {recurse: boolean}
+function FSDPModule:set_reshard_after_forward(on, given)
+  if type(on) ~= "boolean" then errors.raise("reshard_after_forward should be a bool, got %s", type(on)) end
+  set_all(self, "set_reshard_after_forward", C.MS_UNIT_RESHARD_AFTER_FORWARD, on, given)
+end
+
+---@param on boolean
+---@param given? {recurse: boolean}
+function FSDPModule:set_reshard_after_backward(on, given)
+  set_all(self, "set_reshard_after_backward", C.MS_UNIT_RESHARD_AFTER_BACKWARD, boolean("set_reshard_after_backward", on), given)
+end
+
+--- False: the next backward is not the step's last one; what ends a step waits for it.
+---@param on boolean
+function FSDPModule:set_is_last_backward(on)
+  local unit = unit_of(self)
+  if lib.ms_unit_is_lazy(unit.handle) == 0 then
+    unit.last = boolean("set_is_last_backward", on)
+  elseif lib.ms_unit_set(unit.handle, C.MS_UNIT_IS_LAST_BACKWARD, boolean("set_is_last_backward", on) and 1 or 0) ~= 0 then
+    errors.fail()
+  end
+end
+
+--- Gradients are divided by x instead of by the number of ranks.
+---@param x number
+function FSDPModule:set_gradient_divide_factor(x)
+  if type(x) ~= "number" then errors.raise("set_gradient_divide_factor: argument is %s, expected a number", errors.kind(x)) end
+  if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_DIVIDE_FACTOR, x) ~= 0 then errors.fail() end
+end
+
+--- False: the backward uses the parameters as they are and gathers nothing.
+function FSDPModule:set_unshard_in_backward(on)
+  if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward", on) and 1 or 0) ~= 0 then errors.fail() end
+end
+
+local function set_prefetch(self, who, backward, list)
+  if type(list) ~= "table" or getmetatable(list) ~= nil then errors.raise("%s: argument is %s, expected a list of modules", who, errors.kind(list)) end
+  local handles = ffi.new("double[?]", math.max(#list, 1))
+  for k, m in ipairs(list) do
+    if not M.is_fsdp_module(m) then errors.raise("Expects FSDPModule but got %s: %s", errors.show(m), tostring(m)) end
+    handles[k - 1] = unit_of(m).handle
+  end
+  if lib.ms_unit_set_prefetch(unit_of(self).handle, backward, #list, handles) ~= 0 then errors.fail() end
+end
+
+--- Modules gathered early when this one's forward begins, instead of the engine's own choice.
+---@param list table[]
+function FSDPModule:set_modules_to_forward_prefetch(list) set_prefetch(self, "set_modules_to_forward_prefetch", 0, list) end
+
+--- Modules gathered early when this one's backward begins.
+---@param list table[]
+function FSDPModule:set_modules_to_backward_prefetch(list) set_prefetch(self, "set_modules_to_backward_prefetch", 1, list) end
+
+--- Makes another method gather and reshard as forward does.
+---@param m table
+---@param name string
+function M.register_fsdp_forward_method(m, name)
+  if not M.is_fsdp_module(m) then return end
+  local method = m[name]
+  if type(method) ~= "function" then errors.raise("%s does not have a method %s", m:class_name(), tostring(name)) end
+  m[name] = function(self, ...) return call_between(self, unit_of(self), method, ...) end
+end
+
+return M

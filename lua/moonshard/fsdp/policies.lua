@@ -1,0 +1,83 @@
+--- Small values of the sharding interface: policies and placements. They compare and print by what they say.
+local dtypes = require "moonshard.dtypes"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+
+local M = {}
+
+---@class MixedPrecisionPolicy
+---@field param_dtype string?   what parameters are gathered and computed in
+---@field reduce_dtype string?  what gradients are reduced in
+---@field output_dtype string?  what floating outputs of the module are cast to
+---@field cast_forward_inputs boolean
+local Policy = { __name = "MixedPrecisionPolicy" }
+Policy.__index = Policy
+
+local function floating(name, option)
+  if name == nil then return nil end
+  if not dtypes.is_float(dtypes.number(name, "MixedPrecisionPolicy: " .. option)) then
+    errors.raise("MixedPrecisionPolicy: option '%s' is '%s', expected a floating dtype", option, name)
+  end
+  return name
+end
+
+--- Dtypes of a unit's parameters, reductions and outputs; absent ones stay as they are.
+---@param given? {param_dtype: string, reduce_dtype: string, output_dtype: string, cast_forward_inputs: boolean}
+---@return MixedPrecisionPolicy
+function M.MixedPrecisionPolicy(given)
+  local o = opts("MixedPrecisionPolicy", given,
+    { param_dtype = opts.string, reduce_dtype = opts.string, output_dtype = opts.string, cast_forward_inputs = true })
+  floating(o.param_dtype, "param_dtype")
+  floating(o.reduce_dtype, "reduce_dtype")
+  floating(o.output_dtype, "output_dtype")
+  return setmetatable(o, Policy)
+end
+
+function Policy.__tostring(p)
+  return ("MixedPrecisionPolicy(param_dtype = %s, reduce_dtype = %s, output_dtype = %s, cast_forward_inputs = %s)"):format(
+    tostring(p.param_dtype), tostring(p.reduce_dtype), tostring(p.output_dtype), tostring(p.cast_forward_inputs))
+end
+
+function M.is_policy(x) return getmetatable(x) == Policy end
+
+local Offload = { __name = "CPUOffloadPolicy" }
+Offload.__index = Offload
+
+--- Keeps shards on the CPU. Where the CPU is the compute device they are there already.
+---@param given? {pin_memory: boolean}
+function M.CPUOffloadPolicy(given)
+  return setmetatable(opts("CPUOffloadPolicy", given, { pin_memory = true }), Offload)
+end
+
+function Offload.__tostring(p) return ("CPUOffloadPolicy(pin_memory = %s)"):format(tostring(p.pin_memory)) end
+
+function M.is_offload(x) return getmetatable(x) == Offload end
+
+---@class Placement
+---@field dim integer?  of a Shard, from 1
+local Shard, Replicate = { __name = "Shard" }, { __name = "Replicate" }
+Shard.__index, Replicate.__index = Shard, Replicate
+
+--- Cut along a dimension (from 1; negative ones count from the end).
+---@param dim integer
+---@return Placement
+function M.Shard(dim)
+  if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 then
+    errors.raise("Shard: dimension is %s, expected a whole number from 1, or from -1 backwards", errors.show(dim))
+  end
+  return setmetatable({ dim = dim }, Shard)
+end
+
+function Shard.__tostring(s) return ("Shard(%d)"):format(s.dim) end
+function Shard.__eq(a, b) return a.dim == b.dim end
+
+--- A copy on every rank.
+---@return Placement
+function M.Replicate() return setmetatable({}, Replicate) end
+
+function Replicate.__tostring() return "Replicate()" end
+function Replicate.__eq() return true end
+
+function M.is_shard(x) return getmetatable(x) == Shard end
+
+return M

@@ -1,0 +1,273 @@
+--- Sharded tensors as scripts see them: parameters of a unit, their gradients, and what clone, detach
+--- and to make of either.
+---
+--- Shape, numel and dtype are the whole tensor's; the values are this rank's rows, `to_local()`. What makes
+--- sense on the rows alone is done on them (fills, arithmetic with numbers in place, copies, comparisons with an
+--- equally sharded tensor); every other operator is refused by the engine, which names to_local and
+--- full_tensor. While its module runs a parameter is whole, and then it is a tensor like any other.
+local dtypes = require "moonshard.dtypes"
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local initial = require "moonshard.nn.initial"
+local policies = require "moonshard.fsdp.policies"
+local tensor = require "moonshard.tensor"
+
+local lib, ffi = engine.lib, engine.ffi
+local Tensor, getters, setters = tensor.Tensor, tensor.getters, tensor.setters
+local rawget, rawset, getmetatable, setmetatable, type = rawget, rawset, getmetatable, setmetatable, type
+
+local M = {}
+
+local info = ffi.new "ms_shard_info"
+
+---@class Sharded: Tensor
+---@field placements Placement[]
+---@field device_mesh table
+local Sharded = tensor.subclass "Tensor"
+local methods = Sharded.methods
+
+-- Classes for parameters, by the class that they had.
+local parameter_classes = setmetatable({}, { __mode = "k" })
+
+--- Is x sharded? A parameter is while its module does not run.
+---@return boolean
+function M.is_sharded(x)
+  return type(x) == "table" and (rawget(x, "_unit") ~= nil or rawget(x, "_of") ~= nil)
+end
+
+-- The parameter whose placement t has.
+local function parameter_of(t) return rawget(t, "_of") or t end
+
+local function shard_info(t)
+  if lib.ms_unit_shard_info(parameter_of(t).id, info) ~= 0 then errors.fail(t) end
+  return info
+end
+
+-- Whole at the moment: an ordinary tensor.
+local function is_whole(t)
+  return rawget(t, "_of") == nil and tensor.info_of(t).sharded == 0
+end
+
+-- ---- parts ---------------------------------------------------------------------------------------
+
+--- This rank's rows: a plain tensor; of a parameter it is the optimizer's leaf, the same object at every read.
+---@return Tensor
+function methods.to_local(t)
+  local id = rawget(t, "_of") and t._local.id or lib.ms_unit_local(t.id)
+  if id == 0 then errors.fail(t) end
+  local part = rawget(t, "_local")
+  if part == nil or part.id ~= id then
+    part = setmetatable({ id = id }, Tensor)
+    rawset(t, "_local", part)
+  end
+  return part
+end
+
+--- The whole tensor, gathered: collective, detached, in the stored dtype.
+---@return Tensor
+function methods.full_tensor(t)
+  local id
+  if rawget(t, "_of") then id = lib.ms_unit_gather_like(t._of.id, t._local.id) else id = lib.ms_unit_full_tensor(t.id) end
+  if id == 0 then errors.fail(t) end
+  return tensor.wrap(id)
+end
+
+-- A sharded tensor with p's placement around this rank's part.
+local function around(p, part)
+  local id = lib.ms_unit_stand_in(p.id, dtypes.number(part.dtype))
+  if id == 0 then errors.fail(p) end
+  local t = setmetatable({ id = id, _of = p, _local = part }, Sharded)
+  if engine.state.scope == 0 then tensor.own(t) end
+  return t
+end
+
+-- ---- fields --------------------------------------------------------------------------------------
+
+local own_getters, own_setters = {}, {}
+
+function own_getters.placements() return { policies.Shard(1) } end
+function own_getters.device_mesh(t) return rawget(parameter_of(t), "_unit").mesh() end
+
+-- What the script saw of a gradient that is gone: it goes with the innermost scope, or waits for the collector outside.
+local function forget_grad(t)
+  local seen = rawget(t, "_grad")
+  if not seen then return end
+  rawset(t, "_grad", nil)
+  if engine.state.scope ~= 0 then lib.ms_adopt(seen.id) else tensor.own(seen) end
+end
+
+-- The gradient lives on the part; what the script sees is the whole's.
+function own_getters.grad(t)
+  if rawget(t, "_of") then return nil end
+  local part = methods.to_local(t)
+  local g = part.grad
+  if not g then
+    forget_grad(t)
+    return nil
+  end
+  local seen = rawget(t, "_grad")
+  if not seen or seen._local ~= g then
+    forget_grad(t)
+    local id = lib.ms_unit_stand_in(t.id, dtypes.number(g.dtype))
+    if id == 0 then errors.fail(t) end
+    lib.ms_keep(id)
+    seen = setmetatable({ id = id, _of = t, _local = g }, Sharded)
+    rawset(t, "_grad", seen)
+  end
+  return seen
+end
+
+function own_setters.grad(t, g)
+  if rawget(t, "_of") then errors.raise("grad: only leaves have a grad") end
+  if g ~= nil and M.is_sharded(g) then g = methods.to_local(g) end
+  methods.to_local(t).grad = g
+  forget_grad(t)
+end
+
+function own_setters.requires_grad(t, on)
+  setters.requires_grad(t, on)
+  if rawget(t, "_of") == nil then methods.to_local(t).requires_grad = on end
+end
+
+local function install(cls, own_methods)
+  rawset(cls, "__index", function(t, key)
+    local method = own_methods[key]
+    if method ~= nil then return method end
+    local getter = own_getters[key] or getters[key]
+    if getter ~= nil then return getter(t) end
+    if type(key) == "number" then return own_methods.select(t, 1, key) end
+    return nil
+  end)
+  rawset(cls, "__newindex", function(t, key, value)
+    local setter = own_setters[key]
+    if setter then return setter(t, value) end
+    return Tensor.__newindex(t, key, value)
+  end)
+end
+install(Sharded, methods)
+
+-- ---- what works on the rows ----------------------------------------------------------------------
+
+function methods.requires_grad_(t, on)
+  own_setters.requires_grad(t, on ~= false)
+  return t
+end
+
+local base = Tensor.methods
+
+-- fn on the whole while it is there, else on this rank's part.
+local function in_place(name, accepts)
+  methods[name] = function(t, ...)
+    if is_whole(t) or not accepts(...) then return base[name](t, ...) end
+    base[name](methods.to_local(t), ...)
+    return t
+  end
+end
+
+local function always() return true end
+local function number_first(x) return type(x) == "number" end
+in_place("zero_", always)
+in_place("fill_", number_first)
+for _, name in ipairs { "add_", "sub_", "mul_", "div_" } do in_place(name, number_first) end
+
+-- Both sharded alike: over the same ranks, whole shapes equal.
+local function alike(t, u)
+  if not M.is_sharded(u) then return false end
+  local a = shard_info(t)
+  local layout, world, first, here, rows, row_numel = a.layout, a.world, a.first, a.here, a.rows, a.row_numel
+  local b = shard_info(u)
+  return b.layout == layout and b.world == world and b.first == first and b.here == here and b.rows == rows and b.row_numel == row_numel
+end
+
+local function with_alike(name, gives_self)
+  methods[name] = function(t, u, ...)
+    if is_whole(t) then
+      if M.is_sharded(u) and not is_whole(u) then
+        errors.raise("%s: the other tensor is sharded and this parameter is whole now; use to_local() or full_tensor()", name)
+      end
+      return base[name](t, u, ...)
+    end
+    if not alike(t, u) then
+      errors.raise("%s: %s is sharded; use to_local() for this rank's part or full_tensor() for the whole, or give a tensor sharded alike, not %s",
+        name, tostring(t.shape), errors.kind(u))
+    end
+    local result = base[name](methods.to_local(t), methods.to_local(u), ...)
+    if gives_self then return t end
+    return result
+  end
+end
+with_alike("copy_", true)
+with_alike("equal", false)
+with_alike("allclose", false)
+
+for _, name in ipairs { "clone", "detach" } do
+  methods[name] = function(t)
+    if is_whole(t) then return base[name](t) end
+    return around(parameter_of(t), base[name](methods.to_local(t)):detach())
+  end
+end
+
+function methods.to(t, ...)
+  if is_whole(t) then return base.to(t, ...) end
+  return around(parameter_of(t), methods.to_local(t):detach():to(...))
+end
+
+for name, dtype in pairs { float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16", long = "int64" } do
+  -- Order does not matter: each is a method of its own.
+  methods[name] = function(t) return methods.to(t, dtype) end
+end
+
+-- ---- printing and initialisation -----------------------------------------------------------------
+
+local plain_tostring = Tensor.__tostring
+
+local function described(t)
+  if lib.ms_is_alive(t.id) == 0 or is_whole(t) then return plain_tostring(t) end
+  local s = shard_info(t)
+  local first, here, rows = tonumber(s.first), tonumber(s.here), tonumber(s.rows)
+  local at = here > 0 and (", rows %d-%d of %d"):format(first + 1, first + here, rows) or (", no rows of %d"):format(rows)
+  local whole = tensor.info_of(t)
+  local head = ("%s %s %s %s%s%s"):format(getmetatable(t).__name, dtypes.name(whole.dtype), tostring(t.shape),
+    methods.to_local(t).device, whole.requires_grad ~= 0 and ", requires_grad" or "", at)
+  local values = plain_tostring(methods.to_local(t)):match "\n(.*)$"
+  return values and head .. "\n" .. values or head
+end
+rawset(Sharded, "__tostring", described)
+
+--- A random fill gives a shard the numbers of its place in the whole.
+function initial.places.shard_of(t)
+  if not M.is_sharded(t) or is_whole(t) then return nil end
+  local s = shard_info(t)
+  local place = tonumber(s.first * s.row_numel)
+  return methods.to_local(t), place
+end
+
+-- ---- parameters ----------------------------------------------------------------------------------
+
+local function class_for(cls)
+  local sharded = parameter_classes[cls]
+  if not sharded then
+    sharded = tensor.subclass(rawget(cls, "__name"), cls)
+    sharded.__isa[Sharded] = true
+    local own_methods = rawget(sharded, "methods")
+    for name, method in pairs(methods) do own_methods[name] = method end   -- order does not matter: a copy
+    install(sharded, own_methods)
+    rawset(sharded, "__tostring", described)
+    parameter_classes[cls] = sharded
+  end
+  return sharded
+end
+
+--- Makes p, which the engine has just sharded, a sharded parameter of unit.
+function M.adopt(p, unit)
+  rawset(p, "_unit", unit)
+  rawset(p, "_grad", nil)
+  setmetatable(p, class_for(getmetatable(p)))
+end
+
+M.Sharded = Sharded
+M.shard_info = shard_info
+M.is_whole = is_whole
+M.around = around
+
+return M

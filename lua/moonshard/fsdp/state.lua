@@ -1,0 +1,229 @@
+--- State dicts of sharded models and of their optimizers. Collective: every rank calls these alike.
+local class = require "moonshard.class"
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local module = require "moonshard.fsdp.module"
+local nn = require "moonshard.nn"
+local no_grad = require "moonshard.autograd".no_grad
+local opts = require "moonshard.opts"
+local sharded = require "moonshard.fsdp.sharded"
+local create = require "moonshard.tensor_create"
+local tensor = require "moonshard.tensor"
+
+local C = engine.ffi.C
+
+local M = {}
+
+local TYPES = { "full", "sharded", "local" }
+
+local function check_module(who, m)
+  if not class.isa(m, nn.Module) then errors.raise("%s: argument 1 is %s, expected a module", who, errors.kind(m)) end
+end
+
+-- ---- models --------------------------------------------------------------------------------------
+
+--- Every parameter and persistent buffer by name. "full": plain whole tensors (on every rank, or with rank0_only an
+--- empty table on the others); "sharded": sharded tensors; "local": this rank's rows. The last two share storage.
+---@param m table
+---@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}
+---@return table<string, Tensor>
+function M.state_dict(m, given)
+  check_module("state_dict", m)
+  local o = opts("state_dict", given, { type = opts.one_of(TYPES, "full"), offload_to_cpu = false, rank0_only = false })
+  local dist = require "moonshard.dist"
+  local mine = not o.rank0_only or dist.rank() == 0
+  module.reshard_all(m)
+  local names, values = m:_state()
+  local sd, gathered = {}, {}
+  for i, name in ipairs(names) do
+    local t = values[i]
+    local out
+    if not sharded.is_sharded(t) then
+      out = t:detach()
+    elseif o.type == "sharded" then
+      out = t:detach()
+    elseif o.type == "local" then
+      out = t:to_local():detach()
+    else
+      out = gathered[t]
+      if not out then
+        out = t:full_tensor()
+        gathered[t] = out
+      end
+      if not mine then out:release() end
+    end
+    if mine then sd[name] = o.offload_to_cpu and not sharded.is_sharded(out) and out:to "cpu" or out end
+  end
+  return sd
+end
+
+-- This rank's part of a whole tensor, laid out as p.
+local function part_of(p, whole)
+  local s = sharded.shard_info(p)
+  local first, here = tonumber(s.first), tonumber(s.here)
+  if s.layout == C.MS_LAYOUT_FLAT then return whole:reshape(-1):narrow(1, first + 1, here) end
+  return whole:narrow(1, first + 1, here)
+end
+
+-- t, whatever its type, as a sharded tensor like p; nil when it fits in no way.
+local function like(p, t)
+  if sharded.is_sharded(t) then return t end
+  local shape = tostring(t.shape)
+  if shape == tostring(p.shape) then return sharded.around(p, part_of(p, t)) end
+  if shape == tostring(p:to_local().shape) then return sharded.around(p, t) end
+end
+
+-- Rank 0's tensors on every rank, one at a time.
+local function from_rank0(m, sd, fn)
+  local dist = require "moonshard.dist"
+  local names, values = m:_state()
+  local given = {}
+  if dist.rank() == 0 then
+    for name, t in pairs(sd) do          -- order does not matter: looked up by name
+      if tensor.is_tensor(t) then given[name] = { dtype = t.dtype, shape = { unpack(t.shape) } } end
+    end
+  end
+  given = dist.broadcast_object(given, { src = 0 })
+  for i, name in ipairs(names) do
+    local g = given[name]
+    if g then
+      local t = dist.rank() == 0 and sd[name]:contiguous() or create.empty(g.shape, { dtype = g.dtype })
+      dist.broadcast(t, { src = 0 })
+      fn(name, values[i], t)
+    end
+  end
+  return given
+end
+
+--- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's is read (the others give `{}`).
+---@param m table
+---@param sd table<string, Tensor>
+---@param given? {strict: boolean, broadcast_from_rank0: boolean}
+---@return string[] missing, string[] unexpected
+function M.load_state_dict(m, sd, given)
+  check_module("load_state_dict", m)
+  local o = opts("load_state_dict", given, { strict = true, broadcast_from_rank0 = false })
+  if type(sd) ~= "table" or tensor.is_tensor(sd) then errors.raise("load_state_dict: argument 2 is %s, expected a table of tensors", errors.kind(sd)) end
+  module.reshard_all(m)
+  local fitted = {}
+  if o.broadcast_from_rank0 then
+    from_rank0(m, sd, function(name, now, t) fitted[name] = sharded.is_sharded(now) and like(now, t) or t end)
+    -- What rank 0 has and the model has not is said there.
+    for name, t in pairs(sd) do
+      if fitted[name] == nil then fitted[name] = t end
+    end
+  else
+    local names, values = m:_state()
+    for i, name in ipairs(names) do
+      local t = sd[name]
+      if tensor.is_tensor(t) and sharded.is_sharded(values[i]) then t = like(values[i], t) or t end
+      fitted[name] = t
+    end
+    for name, t in pairs(sd) do            -- order does not matter: a copy
+      if fitted[name] == nil then fitted[name] = t end
+    end
+  end
+  return m:load_state_dict(fitted, { strict = o.strict })
+end
+
+-- ---- optimizers ----------------------------------------------------------------------------------
+
+local function names_of(m)
+  local names = {}
+  for name, p in m:named_parameters() do names[p] = name end
+  return names
+end
+
+--- `{state = {[name] = {step, exp_avg, …}}, param_groups = {{params = {names}, lr = …}}}`, whole tensors.
+---@param m table
+---@param optim table
+---@param given? {rank0_only: boolean, offload_to_cpu: boolean}
+function M.optim_state_dict(m, optim, given)
+  check_module("optim_state_dict", m)
+  local o = opts("optim_state_dict", given, { type = opts.one_of(TYPES, "full"), rank0_only = false, offload_to_cpu = false })
+  local dist = require "moonshard.dist"
+  local mine = not o.rank0_only or dist.rank() == 0
+  local names, plain = names_of(m), optim:state_dict()
+  local out, position = { state = {}, param_groups = {} }, 0
+  for g, group in ipairs(optim.param_groups) do
+    local listed = {}
+    for _, p in ipairs(group.params) do
+      position = position + 1
+      local name = names[p]
+      if not name then errors.raise("optim_state_dict: parameter %d of group %d does not belong to the module", #listed + 1, g) end
+      listed[#listed + 1] = name
+      local entry = plain.state[position]
+      if entry then
+        local whole, keys = {}, {}
+        for key in pairs(entry) do keys[#keys + 1] = key end
+        table.sort(keys)                   -- gathers follow: every rank in one order
+        for _, key in ipairs(keys) do
+          local v = entry[key]
+          if tensor.is_tensor(v) and v.ndim > 0 and sharded.is_sharded(p) and o.type ~= "local" then
+            v = sharded.around(p, v)
+            if o.type == "full" then v = v:full_tensor() end
+          end
+          whole[key] = v
+        end
+        if mine then out.state[name] = whole end
+      end
+    end
+    local copy = {}
+    for key, value in pairs(plain.param_groups[g]) do copy[key] = value end   -- order does not matter: a copy
+    copy.params = listed
+    out.param_groups[g] = copy
+  end
+  return mine and out or {}
+end
+
+--- Loads what optim_state_dict gave, on any number of ranks.
+---@param m table
+---@param optim table
+---@param sd table
+function M.load_optim_state_dict(m, optim, sd, given)
+  check_module("load_optim_state_dict", m)
+  opts("load_optim_state_dict", given, {})
+  if type(sd) ~= "table" or type(sd.state) ~= "table" or type(sd.param_groups) ~= "table" then
+    errors.raise("load_optim_state_dict: argument 3 is %s, expected {state, param_groups}", errors.kind(sd))
+  end
+  local names = names_of(m)
+  local by_name = {}
+  for _, group in ipairs(sd.param_groups) do
+    for _, name in ipairs(group.params) do by_name[name] = group end
+  end
+  no_grad(function()
+    local plain, position = { state = {}, param_groups = {} }, 0
+    for g, group in ipairs(optim.param_groups) do
+      local listed, from = {}, nil
+      for _, p in ipairs(group.params) do
+        position = position + 1
+        listed[#listed + 1] = position
+        local name = names[p]
+        if not name or not by_name[name] then errors.raise("load_optim_state_dict: the state has no parameter '%s'", tostring(name)) end
+        from = from or by_name[name]
+        local entry = sd.state[name]
+        if entry then
+          local part = {}
+          for key, v in pairs(entry) do   -- order does not matter: each by itself
+            if tensor.is_tensor(v) and v.ndim > 0 and sharded.is_sharded(p) then
+              local fitted = like(p, v)
+              if not fitted then
+                errors.raise("load_optim_state_dict: '%s' of '%s' has shape %s, the parameter %s", key, name, tostring(v.shape), tostring(p.shape))
+              end
+              v = fitted:to_local()
+            end
+            part[key] = v
+          end
+          plain.state[position] = part
+        end
+      end
+      local copy = {}
+      for key, value in pairs(from or {}) do copy[key] = value end   -- order does not matter: a copy
+      copy.params = listed
+      plain.param_groups[g] = copy
+    end
+    optim:load_state_dict(plain)
+  end)
+end
+
+return M

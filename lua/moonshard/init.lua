@@ -1,0 +1,73 @@
+--- Moonshard: `local ms = require "moonshard"`. Sub-modules are loaded when first named; an unknown
+--- name is an error with the nearest one.
+-- A training program is long: room for its traces.
+jit.opt.start("maxtrace=8000", "maxrecord=16000", "maxsnap=2000", "maxmcode=32768", "sizemcode=256")
+
+local errors = require "moonshard.errors"
+local tensor = require "moonshard.tensor"
+
+---@class moonshard
+local ms = {}
+
+local function merge(module, ...)
+  for k = 1, select("#", ...) do
+    local name = select(k, ...)
+    ms[name] = module[name]
+  end
+end
+
+ms.Tensor = tensor.Tensor
+ms.is_tensor = tensor.is_tensor
+merge(require "moonshard.tensor_ops", "where")
+merge(require "moonshard.tensor_shape", "cat", "stack")
+require "moonshard.tensor_reduce"
+for name, fn in pairs(require "moonshard.tensor_create") do ms[name] = fn end
+require "moonshard.tensor_print"
+merge(require "moonshard.dtypes", "default_dtype", "set_default_dtype", "default_device", "set_default_device")
+merge(require "moonshard.scope", "scope", "steps")
+merge(require "moonshard.autograd", "grad", "no_grad", "enable_grad", "is_grad_enabled", "set_grad_enabled", "Function", "checkpoint")
+merge(require "moonshard.random", "manual_seed", "get_rng_state", "set_rng_state")
+merge(require "moonshard.log", "warn", "log", "catch_warnings")
+for name, fn in pairs(require "moonshard.util") do ms[name] = fn end
+
+-- Where further names come from: whole modules, and functions of modules.
+local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "testing" }
+local elsewhere = { save = "state", load = "state" }
+for _, name in ipairs(modules) do elsewhere[name] = name end
+
+setmetatable(ms, {
+  __name = "moonshard",
+  modules = modules,
+  __tostring = function() return "moonshard: tensors " .. table.concat(modules, " ") end,
+  __index = function(_, name)
+    local from = elsewhere[name]
+    if from then
+      local path = "moonshard." .. from
+      if not package.loaded[path] and not package.searchpath(path, package.path) then
+        errors.raise("'%s' is not in this version of moonshard", name)
+      end
+      local module = require(path)
+      local value = module
+      if from ~= name then value = module[name] elseif getmetatable(module) == nil then errors.closed(module, name) end
+      rawset(ms, name, value)
+      return value
+    end
+    local names = {}
+    for known in pairs(ms) do names[#names + 1] = known end
+    for known in pairs(elsewhere) do names[#names + 1] = known end
+    table.sort(names)
+    errors.raise("%s", errors.unknown("name in moonshard:", name, names))
+  end,
+})
+
+package.loaded.moonshard = ms
+
+-- Under `luajit -i` the prompt is ours.
+for at = -1, -16, -1 do
+  if arg and arg[at] == "-i" then
+    local path = "moonshard.repl"
+    require(path).take_over()
+  end
+end
+
+return ms

@@ -1,0 +1,52 @@
+--- Warnings and log lines: to stderr, with the rank in front when there are several.
+local M = {}
+
+local function rank_prefix()
+  local dist = package.loaded["moonshard.dist"]
+  local ok, rank, world
+  if dist then
+    ok, rank, world = pcall(function()
+      if dist.is_initialized() then return dist.rank(), dist.world_size() end
+      return nil, nil
+    end)
+  end
+  if not ok or not rank then
+    rank, world = os.getenv "OMPI_COMM_WORLD_RANK" or os.getenv "SLURM_PROCID", os.getenv "OMPI_COMM_WORLD_SIZE" or os.getenv "SLURM_NTASKS"
+  end
+  if rank and world and tonumber(world) and tonumber(world) > 1 then return ("[rank %s] "):format(rank) end
+  return ""
+end
+
+local catching                                          -- the innermost list of ms.catch_warnings
+
+--- A warning: to stderr, or into the list of the ms.catch_warnings around.
+---@param message string
+function M.warn(message)
+  if catching then
+    catching[#catching + 1] = message
+    return
+  end
+  io.stderr:write(rank_prefix(), "warning: ", message, "\n")
+end
+
+--- A line of information to stderr.
+function M.log(format, ...)
+  io.stderr:write(rank_prefix(), select("#", ...) > 0 and format:format(...) or tostring(format), "\n")
+end
+
+local function finish(before, list, ok, ...)
+  catching = before
+  if not ok then error((...), 0) end
+  return list, ...
+end
+
+--- Runs fn; returns the list of the warnings raised inside, then fn's results.
+---@param fn function
+---@return string[]
+function M.catch_warnings(fn, ...)
+  local before, list = catching, {}
+  catching = list
+  return finish(before, list, pcall(fn, ...))
+end
+
+return M

@@ -1,0 +1,163 @@
+--- GPT: decoder-only transformer, pre-norm, causal. Each block is a module of its own, so that
+--- fully_shard can make each a unit: `for _, block in ipairs(gpt.blocks) do fsdp.fully_shard(block) end`.
+--- `gpt(ids)` gives logits [B, T, vocab]; `gpt(ids, targets)` the mean cross-entropy.
+-- Sizes: B batch, T time, C channels (dim), H heads, D = C / H.
+local create = require "moonshard.tensor_create"
+local errors = require "moonshard.errors"
+local nn = require "moonshard.nn"
+local opts = require "moonshard.opts"
+local ops = require "moonshard.nn.ops"
+
+local drop = ops.drop
+
+---@class CausalSelfAttention: Module
+local Attention = nn.Module:extend("CausalSelfAttention")
+
+function Attention:init(o)
+  local kind = { bias = o.bias, dtype = o.dtype, device = o.device }
+  self.heads, self.dropout = o.heads, o.dropout
+  self.qkv = nn.Linear(o.dim, 3 * o.dim, kind)
+  self.proj = nn.Linear(o.dim, o.dim, kind)
+  if o.distance then self:register_buffer("distance", o.distance, { persistent = false }) end
+end
+
+function Attention:forward(x)
+  local B, T, C = unpack(x.shape)
+  local H = self.heads
+  local D = C / H
+  local qkv = self.qkv(x):view(B, T, 3, H, D):permute(3, 1, 4, 2, 5)        -- [3, B, H, T, D]
+  local mask = self.distance
+  if mask and T < mask.shape[2] then mask = mask:narrow(2, 1, T):narrow(3, 1, T) end
+  local y = ops.attention(qkv:select(1, 1), qkv:select(1, 2), qkv:select(1, 3), mask, true, self.training and self.dropout or 0, 0)
+  drop(qkv)
+  local flat = y:transpose(2, 3):reshape(B, T, C)
+  drop(y)
+  return self.proj(flat)
+end
+
+function Attention:extra_repr() return ("%d heads, causal"):format(self.heads) end
+
+---x + attention(norm(x)), then x + mlp(norm(x)).
+---@class GPTBlock: Module
+local Block = nn.Module:extend("GPTBlock")
+
+function Block:init(o)
+  local kind = { bias = o.bias, dtype = o.dtype, device = o.device }
+  self.attn_norm = nn.LayerNorm(o.dim, kind)
+  self.attn = Attention(o)
+  self.mlp_norm = nn.LayerNorm(o.dim, kind)
+  self.mlp = nn.Sequential(nn.Linear(o.dim, o.mlp * o.dim, kind), nn.GELU { approximate = "tanh" }, nn.Linear(o.mlp * o.dim, o.dim, kind))
+  if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
+end
+
+-- x + part(norm(x)), letting go of what is in between.
+local function residual(x, norm, part, dropout)
+  local n = norm(x)
+  local y = part(n)
+  drop(n)
+  if dropout then y = dropout(y) end
+  local h = x + y
+  drop(y)
+  return h
+end
+
+function Block:forward(x)
+  local h = residual(x, self.attn_norm, self.attn, self.drop)
+  local out = residual(h, self.mlp_norm, self.mlp, self.drop)
+  drop(h)
+  return out
+end
+
+---@class GPTOptions
+---@field vocab? integer    256: bytes
+---@field context? integer  longest sequence, 256
+---@field layers? integer   4
+---@field heads? integer    4
+---@field dim? integer      128
+---@field mlp? integer      inner size of the mlp over dim, 4
+---@field dropout? number   0
+---@field bias? boolean     in Linear and LayerNorm, true
+---@field tie? boolean      the head's weight is the token table, true
+---@field position? string   "learned": a table of positions; "alibi": each head takes off its slope times the distance, "learned"
+---@field init_std? number  0.02
+---@field dtype? string
+---@field device? string
+
+---@class GPT: Module
+---@field blocks Module[]
+---@overload fun(opts?: GPTOptions): GPT
+local GPT = nn.Module:extend("GPT")
+
+-- What attention adds to its scores (Press, Smith and Lewis 2021): -2^(-8 h / H) (t - s), for head h = 1 .. H. A model that
+-- is told distances learns to copy several times sooner than one that must work them out of a table of positions.
+local function distances(o, device)
+  local t = create.arange(0, o.context, { dtype = "float32", device = device })
+  local slopes = {}
+  for h = 1, o.heads do slopes[h] = -2 ^ (-8 * h / o.heads) end
+  local back = t:unsqueeze(2) - t:unsqueeze(1)
+  return create.tensor(slopes, { device = device }):reshape(o.heads, 1, 1) * back:unsqueeze(1)
+end
+
+function GPT:init(given)
+  local o = opts("GPT", given, {
+    vocab = 256, context = 256, layers = 4, heads = 4, dim = 128, mlp = 4, dropout = 0, bias = true, tie = true,
+    position = opts.one_of({ "learned", "alibi" }, "learned"), init_std = 0.02, dtype = opts.string, device = opts.any,
+  })
+  if o.dim % o.heads ~= 0 then errors.raise("GPT: dim %d is not a multiple of %d heads", o.dim, o.heads) end
+  local kind = { dtype = o.dtype, device = o.device }
+  self.config = o
+  self.token = nn.Embedding(o.vocab, o.dim, kind)
+  local distance
+  if o.position == "alibi" then distance = distances(o, o.device) else self.position = nn.Embedding(o.context, o.dim, kind) end
+  if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
+  self.blocks = nn.ModuleList {}
+  for _ = 1, o.layers do self.blocks:append(Block(setmetatable({ distance = distance }, { __index = o }))) end
+  self.norm = nn.LayerNorm(o.dim, { bias = o.bias, dtype = o.dtype, device = o.device })
+  self.head = nn.Linear(o.dim, o.vocab, { bias = false, dtype = o.dtype, device = o.device })
+  if o.tie then self.head.weight = self.token.weight end
+  self:reset_parameters()
+end
+
+---Draws all parameters anew (GPT-2's way: normal 0.02, less for what adds to the residual stream).
+function GPT:reset_parameters()
+  local o = self.config
+  if o.position == "alibi" and o.layers > 0 then         -- one buffer that all blocks share; a module from meta has it empty
+    local shared = self.blocks[1].attn.distance
+    if shared.device ~= "meta" then shared:copy_(distances(o, shared.device)) end
+  end
+  local residual_std = o.init_std / math.sqrt(2 * o.layers)
+  for name, p in self:named_parameters() do
+    if name:match("norm%.weight$") then nn.init.ones_(p)
+    elseif name:match("%.bias$") then nn.init.zeros_(p)
+    elseif name:match("proj%.weight$") or name:match("mlp%.3%.weight$") then nn.init.normal_(p, 0, residual_std)
+    else nn.init.normal_(p, 0, o.init_std) end
+  end
+end
+
+function GPT:forward(ids, targets)
+  local B, T = unpack(ids.shape)
+  if not T then errors.raise("GPT: ids of shape [B, T] expected, got %s", tostring(ids.shape)) end
+  local o = self.config
+  if T > o.context then errors.raise("GPT: %d positions are more than the context of %d", T, o.context) end
+  local x = self.token(ids)
+  if self.position then x = x + self.position(create.arange(0, T, { dtype = "int64", device = ids.device })) end
+  if self.drop then x = self.drop(x) end
+  for _, block in ipairs(self.blocks) do
+    local y = block(x)
+    drop(x)
+    x = y
+  end
+  local n = self.norm(x)
+  drop(x)
+  local logits = self.head(n)
+  if not targets then return logits end
+  drop(n)
+  return nn.F.cross_entropy(logits:reshape(B * T, o.vocab), targets:reshape(B * T))
+end
+
+function GPT:extra_repr()
+  local o = self.config
+  return ("vocab %d, context %d, %d layers, %d heads, dim %d"):format(o.vocab, o.context, o.layers, o.heads, o.dim)
+end
+
+return GPT

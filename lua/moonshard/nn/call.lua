@@ -1,0 +1,228 @@
+--- Module: calls and hooks.
+---
+--- A call is a scope: what was made inside is released at its end, except what it returns. Calls
+--- without hooks pack no arguments and make no closures. Internal protocol: `_pre`, `_post`, `_back`
+--- are lists of hooks (or false), `_hooked` says that one of them is there.
+local autograd = require "moonshard.autograd"
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local scope = require "moonshard.scope"
+local tensor = require "moonshard.tensor"
+local base = require "moonshard.nn.register"
+
+local lib, ffi = engine.lib, engine.ffi
+local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
+local Module = base.Module
+local getmetatable, setmetatable, rawset = getmetatable, setmetatable, rawset
+local type, select, pcall, error, ipairs, unpack = type, select, pcall, error, ipairs, unpack
+
+-- ---- errors -------------------------------------------------------------------------------------
+
+-- An operator's message gets the path of the module that ran it: "gpt.blocks.3.attn: matmul: …".
+-- What is known of the message on its way out, so that every call it passes can lengthen the path.
+local failing = {}
+
+local function with_path(self, e)
+  if type(e) ~= "string" then return e end
+  if e ~= failing.text then
+    local head, rest = e:match "^([^\n]-:%d+: )(.*)$"
+    if not head then head, rest = "", e end
+    local op = rest:match "^([%w_]+): "
+    if not op or lib.ms_op_find(op) < 0 then return e end
+    failing.head, failing.rest, failing.inner = head, rest, self
+  end
+  local path = self:class_name():gsub("^FSDP", ""):lower()
+  if failing.inner ~= self then
+    local found
+    for name, m in self:named_modules() do
+      if m == failing.inner then found = name break end
+    end
+    if not found then return e end              -- not registered below self: what is known so far stands
+    path = path .. "." .. found
+  end
+  failing.text = failing.head .. path .. ": " .. failing.rest
+  return failing.text
+end
+
+-- ---- calls --------------------------------------------------------------------------------------
+
+local open, close, abandon = scope.open, scope.close, scope.abandon
+
+local function finish(self, handle, ok, ...)
+  if not ok then
+    abandon(handle)
+    error(with_path(self, (...)), 0)
+  end
+  close(handle, ...)
+  return ...
+end
+
+local function no_forward(self) raise("%s has no forward", self:class_name()) end
+
+local hooked_body               -- forward between its hooks
+
+function Module.__call(self, ...)
+  if self._hooked then
+    return finish(self, open(self._scope), pcall(hooked_body, self, { n = select("#", ...), ... }))
+  end
+  return finish(self, open(self._scope), pcall(self.forward or no_forward, self, ...))
+end
+
+-- ---- hooks --------------------------------------------------------------------------------------
+
+-- What a hook gave back as a list: a plain table with n or [1] is one, anything else a single value.
+local function as_list(value)
+  if type(value) == "table" and getmetatable(value) == nil and (value.n ~= nil or value[1] ~= nil) then
+    if not value.n then value.n = #value end
+    return value
+  end
+  return { n = 1, value }
+end
+
+local function pack(...) return { n = select("#", ...), ... } end
+
+local ids = ffi.new("ms_id[?]", engine.MAX_IN)
+
+-- Ids of the tensors among values, 0 for the rest.
+local function fill_ids(self, values)
+  if values.n > engine.MAX_IN then
+    raise("%s: a full backward hook sees at most %d values, got %d", self:class_name(), engine.MAX_IN, values.n)
+  end
+  for k = 1, values.n do ids[k - 1] = is_tensor(values[k]) and values[k].id or 0 end
+end
+
+-- The values with their tensors replaced by what the engine goes on with.
+local function take_ids(values)
+  local out = { n = values.n }
+  for k = 1, values.n do
+    local v = values[k]
+    if ids[k - 1] ~= 0 and is_tensor(v) and v.id ~= ids[k - 1] then v = tensor.wrap(ids[k - 1]) end
+    out[k] = v
+  end
+  return out
+end
+
+hooked_body = function(self, args)
+  local pre, post, back = self._pre, self._post, self._back
+  if pre then
+    for i = 1, #pre do
+      local changed = pre[i].fn(self, args)
+      if changed ~= nil then args = as_list(changed) end
+    end
+  end
+  local token
+  if back then
+    fill_ids(self, args)
+    token = lib.ms_module_hook_inputs(back.key, args.n, ids)
+    if token == 0 then errors.fail() end
+    args = take_ids(args)
+  end
+  local out = pack((self.forward or no_forward)(self, unpack(args, 1, args.n)))
+  if token then
+    fill_ids(self, out)
+    errors.check(lib.ms_module_hook_outputs(token, out.n, ids))
+    out = take_ids(out)
+  end
+  if post then
+    for i = 1, #post do
+      local bare = out
+      if out.n <= 1 then bare = out[1] end
+      local changed = post[i].fn(self, args, bare)
+      if changed ~= nil then out = as_list(changed) end
+    end
+  end
+  return unpack(out, 1, out.n)
+end
+
+-- The gradients of a call's inputs are known.
+autograd.handlers[ffi.C.MS_EV_MODULE_BACKWARD] = function(entry, event)
+  local self = entry and entry[1]
+  local back = self and self._back
+  if not back then return nil, 0 end
+  local all = autograd.event_tensors(event)
+  local grad_in, grad_out = { n = event.n_first }, { n = event.n - event.n_first }
+  for k = 1, grad_in.n do grad_in[k] = all[k] end
+  for k = 1, grad_out.n do grad_out[k] = all[grad_in.n + k] end
+  local changed = false
+  for i = 1, #back do
+    local result = back[i].fn(self, grad_in, grad_out)
+    if result ~= nil then
+      local list = as_list(result)
+      if list.n ~= grad_in.n then
+        raise("%s: a full backward hook returned %d gradients, expected %d", self:class_name(), list.n, grad_in.n)
+      end
+      grad_in, changed = list, true
+    end
+  end
+  if changed then return grad_in, grad_in.n end
+  return nil, 0
+end
+
+---@class ModuleHandle
+local Handle = { __name = "Handle" }
+Handle.__index = Handle
+
+-- Lists are replaced, never changed, so that a hook may register and remove hooks while they run.
+local function replace(self, list, hooks)
+  local before = self[list]
+  if #hooks == 0 then
+    if list == "_back" and before then autograd.drop_key(before.key) end
+    rawset(self, list, false)
+  else
+    if list == "_back" then
+      hooks.key = before and before.key or autograd.new_key(setmetatable({ self }, { __mode = "v" }))
+    end
+    rawset(self, list, hooks)
+  end
+  rawset(self, "_hooked", (self._pre or self._post or self._back) and true or false)
+end
+
+---Takes the hook away. Doing it twice is harmless.
+function Handle:remove()
+  local m = self.module
+  if not m then return end
+  self.module = nil
+  local left = {}
+  for _, hook in ipairs(m[self.list] or {}) do
+    if hook ~= self.hook then left[#left + 1] = hook end
+  end
+  replace(m, self.list, left)
+end
+
+local function register(self, list, who, fn, given)
+  local o = opts(who, given, { prepend = false })
+  if type(fn) ~= "function" then raise("%s: hook is %s, expected a function", who, show(fn)) end
+  local hook, hooks = { fn = fn }, {}
+  if o.prepend then hooks[1] = hook end
+  for _, h in ipairs(self[list] or {}) do hooks[#hooks + 1] = h end
+  if not o.prepend then hooks[#hooks + 1] = hook end
+  replace(self, list, hooks)
+  return setmetatable({ module = self, list = list, hook = hook }, Handle)
+end
+
+---fn(module, args) before forward; a result replaces the arguments.
+---@param fn fun(m: Module, args: table): any
+---@param given? { prepend: boolean }
+---@return ModuleHandle
+function Module:register_forward_pre_hook(fn, given)
+  return register(self, "_pre", "register_forward_pre_hook", fn, given)
+end
+
+---fn(module, args, out) after forward; `out` is bare if it is one value; a result replaces the output.
+---@param fn fun(m: Module, args: table, out: any): any
+---@param given? { prepend: boolean }
+---@return ModuleHandle
+function Module:register_forward_hook(fn, given)
+  return register(self, "_post", "register_forward_hook", fn, given)
+end
+
+---fn(module, grad_in, grad_out) when the gradients of the inputs are known; a result replaces grad_in.
+---@param fn fun(m: Module, grad_in: table, grad_out: table): any
+---@param given? { prepend: boolean }
+---@return ModuleHandle
+function Module:register_full_backward_hook(fn, given)
+  return register(self, "_back", "register_full_backward_hook", fn, given)
+end
+
+return Module

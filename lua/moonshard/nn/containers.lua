@@ -1,0 +1,162 @@
+--- Sequential, ModuleList, ModuleDict. The first two keep their children as their own array
+--- elements, so `#list`, `ipairs(list)` and `list[i]` are Lua's own; what stands in the array is
+--- therefore checked when it is listed or called, not when `list[i] = x` replaces an element.
+local errors = require "moonshard.errors"
+local tensor = require "moonshard.tensor"
+local base = require "moonshard.nn.module"
+local ops = require "moonshard.nn.ops"
+
+local raise, show = errors.raise, errors.kind
+local Module, is_module = base.Module, base.is_module
+local rawget, rawset, rawequal, type, select, ipairs, tostring = rawget, rawset, rawequal, type, select, ipairs, tostring
+local release_made_here, is_tensor = ops.drop, tensor.is_tensor
+
+local function check_element(self, i, m)
+  if not is_module(m) then raise("%s: element %d is %s: a Module expected", self:class_name(), i, show(m)) end
+  return m
+end
+
+-- Modules given as arguments or as one table.
+local function take(self, ...)
+  local n, first = select("#", ...), (...)
+  if n == 1 and type(first) == "table" and not is_module(first) then
+    for i, m in ipairs(first) do rawset(self, i, check_element(self, i, m)) end
+    for key in pairs(first) do
+      if type(key) ~= "number" then
+        raise("%s: children are numbered, got the key '%s'; use ModuleDict for names", self:class_name(), tostring(key))
+      end
+    end
+    return
+  end
+  for i = 1, n do rawset(self, i, check_element(self, i, (select(i, ...)))) end
+end
+
+local function child_list(self)
+  local names, modules = {}, {}
+  for i, m in ipairs(self) do
+    names[i], modules[i] = tostring(i), check_element(self, i, m)
+  end
+  local slots = self._slots
+  for _, name in ipairs(self._children) do
+    names[#names + 1], modules[#modules + 1] = name, slots[name]
+  end
+  return names, modules
+end
+
+-- Position 1..#self of i, which may count from the end.
+local function position(self, what, i, last)
+  if type(i) ~= "number" or i % 1 ~= 0 then raise("%s: %s: a position expected, got %s", self:class_name(), what, show(i)) end
+  local at = i < 0 and #self + 1 + i or i
+  if at < 1 or at > last then
+    raise("%s: %s: position %d is outside of %d elements", self:class_name(), what, i, #self)
+  end
+  return at
+end
+
+local function index(self, key)
+  if type(key) == "number" then
+    return key < 0 and rawget(self, #self + 1 + key) or nil
+  end
+  return Module.__index(self, key)
+end
+
+local function assign(self, key, value)
+  if type(key) ~= "number" then return Module._assign(self, key, value) end
+  local at = position(self, "assignment", key, #self + 1)
+  if value == nil then
+    if at ~= #self then raise("%s: only the last element can be taken away by nil, not %d of %d", self:class_name(), at, #self) end
+  else
+    check_element(self, at, value)
+  end
+  rawset(self, at, value)
+end
+
+local function append(self, m)
+  rawset(self, #self + 1, check_element(self, #self + 1, m))
+  return self
+end
+
+local function insert(self, i, m)
+  local at = position(self, "insert", i, #self + 1)
+  check_element(self, at, m)
+  for k = #self, at, -1 do rawset(self, k + 1, rawget(self, k)) end
+  rawset(self, at, m)
+  return self
+end
+
+local function list_class(name)
+  local cls = Module:extend(name)
+  cls.init, cls._child_list, cls._assign, cls.append, cls.insert = take, child_list, assign, append, insert
+  cls.__index = index
+  return cls
+end
+
+-- Several inputs go to the first child, then to each as many as the one before returned.
+local function forward_from(self, i, ...)
+  if i > #self then return ... end
+  return forward_from(self, i + 1, self[i](...))
+end
+
+---Calls its children one after the other, each with what the one before gave.
+---@class Sequential: Module
+---@field append fun(self, m: Module): Sequential
+---@field insert fun(self, i: integer, m: Module): Sequential
+---@overload fun(...: Module): Sequential
+local Sequential = list_class("Sequential")
+
+-- A layer's input that was made inside is released as soon as its output is there; the graph, a view or
+-- a field that needs it keeps the memory.
+function Sequential:forward(x, ...)
+  local n = #self
+  if select("#", ...) > 0 then
+    return forward_from(self, 1, x, ...)
+  end
+  local given = x
+  for i = 1, n do
+    local y = self[i](x)
+    if not rawequal(x, given) and not rawequal(x, y) and is_tensor(y) then release_made_here(x) end
+    x = y
+  end
+  return x
+end
+
+
+---A list of modules that are found as its children. It has no forward.
+---@class ModuleList: Module
+---@field append fun(self, m: Module): ModuleList
+---@field insert fun(self, i: integer, m: Module): ModuleList
+---@overload fun(...: Module): ModuleList
+local ModuleList = list_class("ModuleList")
+
+---Modules by name, in order: `ModuleDict{{"name", module}, …}`; a keyed table is taken by sorted name.
+---@class ModuleDict: Module
+---@overload fun(entries: table): ModuleDict
+local ModuleDict = Module:extend("ModuleDict")
+
+function ModuleDict:init(entries)
+  if entries == nil then return end
+  if type(entries) ~= "table" or is_module(entries) then raise("ModuleDict: a table expected, got %s", show(entries)) end
+  local function add(name, m)
+    if type(name) ~= "string" then raise("ModuleDict: a name expected, got %s", show(name)) end
+    if not is_module(m) then raise("ModuleDict: '%s' is %s: a Module expected", name, show(m)) end
+    self[name] = m
+  end
+  if entries[1] ~= nil or next(entries) == nil then
+    for i, entry in ipairs(entries) do
+      if type(entry) ~= "table" or is_module(entry) then
+        raise("ModuleDict: entry %d is %s: a pair {\"name\", module} expected", i, show(entry))
+      end
+      add(entry[1], entry[2])
+    end
+  else
+    local names = {}
+    for name in pairs(entries) do
+      if type(name) ~= "string" then raise("ModuleDict: a name expected, got %s", show(name)) end
+      names[#names + 1] = name
+    end
+    table.sort(names)
+    for _, name in ipairs(names) do add(name, entries[name]) end
+  end
+end
+
+return { Sequential = Sequential, ModuleList = ModuleList, ModuleDict = ModuleDict }

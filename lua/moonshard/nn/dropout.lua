@@ -1,0 +1,29 @@
+--- Dropout.
+local errors = require "moonshard.errors"
+local ops = require "moonshard.nn.ops"
+local Module = require "moonshard.nn.module".Module
+
+---While training, zeroes elements with probability p and scales the rest by 1 / (1 - p).
+---@class Dropout: Module
+---@overload fun(p?: number): Dropout
+local Dropout = Module:extend("Dropout")
+
+function Dropout:init(p)
+  if p == nil then p = 0.5 end
+  if type(p) ~= "number" or p < 0 or p > 1 then
+    errors.raise("Dropout: dropout probability has to be between 0 and 1, but got %s", tostring(p))
+  end
+  self.p = p
+end
+
+local dropout = ops.dropout
+function Dropout:forward(x)
+  local slots = self._slots
+  local p = slots.p
+  if p == 0 or not slots.training then return x end
+  return dropout(x, p)
+end
+
+function Dropout:extra_repr() return ("%g"):format(self.p) end
+
+return { Dropout = Dropout }

@@ -1,0 +1,50 @@
+--- Embedding: rows of a table by id.
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local ops = require "moonshard.nn.ops"
+local initial = require "moonshard.nn.initial"
+local init = initial.init
+local Module = require "moonshard.nn.module".Module
+local empty = require "moonshard.nn.parameter".empty
+
+local raise, show = errors.raise, errors.kind
+
+---weight [n, d]; ids are counted from 0. The row of padding_idx starts as zeros and gets no gradient.
+---@class Embedding: Module
+---@field weight Parameter
+---@overload fun(n: integer, d: integer, opts?: { padding_idx: integer, sparse: boolean, dtype: string, device: string }): Embedding
+local Embedding = Module:extend("Embedding")
+
+function Embedding:init(n, d, given)
+  local o = opts("Embedding", given, { padding_idx = opts.number, sparse = false, dtype = opts.string, device = opts.any })
+  if type(n) ~= "number" or type(d) ~= "number" then
+    raise("Embedding: sizes are whole numbers, got %s", show(type(n) ~= "number" and n or d))
+  end
+  if o.sparse then raise("Embedding: sparse gradients are not built in yet") end
+  local pad = o.padding_idx
+  if pad then
+    if pad < 0 then pad = n + pad end
+    if pad < 0 or pad >= n then raise("Embedding: padding_idx %d is outside of %d rows", o.padding_idx, n) end
+  end
+  self.n, self.d, self.padding_idx = n, d, pad
+  self.weight = empty({ n, d }, { dtype = o.dtype, device = o.device })
+  self:reset_parameters()
+end
+
+---Draws the rows anew, normal(0, 1).
+function Embedding:reset_parameters()
+  init.normal_(self.weight)
+  if self.padding_idx then initial.zero_row_(self.weight, self.padding_idx) end
+end
+
+local embedding = ops.embedding
+function Embedding:forward(ids)
+  local slots = self._slots
+  return embedding(ids, slots.weight, slots.padding_idx)
+end
+
+function Embedding:extra_repr()
+  return ("%d x %d%s"):format(self.n, self.d, self.padding_idx and (", padding_idx %d"):format(self.padding_idx) or "")
+end
+
+return { Embedding = Embedding }

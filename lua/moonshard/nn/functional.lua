@@ -1,0 +1,169 @@
+--- nn.F: layers as functions.
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local ops = require "moonshard.nn.ops"
+local tensor = require "moonshard.tensor"
+
+local raise, show, position = errors.raise, errors.kind, tensor.position
+
+local F = {}
+
+---x W^T + b. w is [out, in].
+---@param x Tensor
+---@param w Tensor
+---@param b? Tensor
+---@return Tensor
+function F.linear(x, w, b) return ops.linear(x, w, b) end
+
+---@param x Tensor
+---@return Tensor
+function F.relu(x) return ops.relu(x) end
+---@param x Tensor
+---@return Tensor
+function F.silu(x) return ops.silu(x) end
+---@param x Tensor
+---@return Tensor
+function F.tanh(x) return ops.tanh(x) end
+---@param x Tensor
+---@return Tensor
+function F.sigmoid(x) return ops.sigmoid(x) end
+
+local approximate = opts.one_of({ "none", "tanh" }, "none")
+
+---@param x Tensor
+---@param given? { approximate: "none"|"tanh" }
+---@return Tensor
+function F.gelu(x, given)
+  if given and opts("gelu", given, { approximate = approximate }).approximate == "tanh" then return ops.gelu_tanh(x) end
+  return ops.gelu(x)
+end
+
+---@param x Tensor
+---@param d? integer  the last one
+---@return Tensor
+function F.softmax(x, d) return ops.softmax(x, position(d or -1, "softmax")) end
+---@param x Tensor
+---@param d? integer  the last one
+---@return Tensor
+function F.log_softmax(x, d) return ops.log_softmax(x, position(d or -1, "log_softmax")) end
+
+---Zeroes elements with probability p and scales the rest by 1 / (1 - p).
+---@param x Tensor
+---@param p? number  0.5
+---@param given? { training: boolean }
+---@return Tensor
+function F.dropout(x, p, given)
+  if type(p) == "table" then p, given = nil, p end
+  local o = opts("dropout", given, { training = true })
+  p = p or 0.5
+  if type(p) ~= "number" or p < 0 or p > 1 then
+    raise("dropout: dropout probability has to be between 0 and 1, but got %s", tostring(p))
+  end
+  if not o.training or p == 0 then return x end
+  return ops.dropout(x, p)
+end
+
+---Rows of w by id; ids are counted from 0.
+---@param ids Tensor
+---@param w Tensor
+---@param given? { padding_idx: integer }
+---@return Tensor
+function F.embedding(ids, w, given)
+  local pad = given and opts("embedding", given, { padding_idx = opts.number }).padding_idx
+  if pad and pad < 0 then pad = w:size(1) + pad end
+  return ops.embedding(ids, w, pad)
+end
+
+-- x must end in these sizes.
+local function check_sizes(who, x, sizes)
+  local shape = x.shape
+  local n = #sizes
+  for k = 1, n do
+    if shape[#shape - n + k] ~= sizes[k] then
+      raise("%s: input %s does not end in the normalised sizes [%s]", who, tostring(shape), table.concat(sizes, ", "))
+    end
+  end
+end
+
+---@param x Tensor
+---@param shape integer|integer[]  the trailing sizes to normalise over
+---@param w? Tensor
+---@param b? Tensor
+---@param given? { eps: number }
+---@return Tensor
+function F.layer_norm(x, shape, w, b, given)
+  if opts.is(w) then w, given = nil, w end
+  if opts.is(b) then b, given = nil, b end
+  local o = opts("layer_norm", given, { eps = 1e-5 })
+  local sizes = type(shape) == "number" and { shape } or shape
+  if type(sizes) ~= "table" or #sizes == 0 then raise("layer_norm: sizes expected, got %s", show(shape)) end
+  check_sizes("layer_norm", x, sizes)
+  return ops.layer_norm(x, #sizes, w, b, o.eps)
+end
+
+---Over the last dimension (over as many as w has). eps: without it, the step from 1 to the next number of x's dtype.
+---@param x Tensor
+---@param w? Tensor
+---@param given? { eps: number }
+---@return Tensor
+function F.rms_norm(x, w, given)
+  if opts.is(w) then w, given = nil, w end
+  return ops.rms_norm(x, w, opts("rms_norm", given, { eps = opts.number }).eps)
+end
+
+local reduction = opts.one_of({ "mean", "sum", "none" }, "mean")
+local ce_options = { reduction = reduction, ignore_index = -100, label_smoothing = 0, weight = opts.any }
+
+-- Classes stand in dimension 2 (or alone), as in PyTorch; the operator wants rows of classes.
+local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
+  local ndim = logits.ndim
+  if ndim == 2 then return ops.cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing) end
+  if ndim == 0 then raise("cross_entropy: logits of shape [] have no classes") end
+  if ndim == 1 then
+    local loss = ops.cross_entropy(logits:unsqueeze(1), ids:reshape(1), weight, how, ignore_index, label_smoothing)
+    return how == "none" and loss:reshape {} or loss
+  end
+  local shape, classes = ids.shape, logits:size(2)
+  local order = { 1 }
+  for d = 3, ndim do order[#order + 1] = d end
+  order[#order + 1] = 2
+  local rows = logits:permute(order):reshape(-1, classes)
+  local loss = ops.cross_entropy(rows, ids:reshape(-1), weight, how, ignore_index, label_smoothing)
+  return how == "none" and loss:reshape(shape) or loss
+end
+
+---Softmax and negative log likelihood in one. ids are classes counted from 0.
+---@param logits Tensor  [N, C], [C] or [N, C, …]
+---@param ids Tensor     [N], [] or [N, …]
+---@param given? { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }
+---@return Tensor
+function F.cross_entropy(logits, ids, given)
+  if given == nil then return cross_entropy(logits, ids, nil, "mean", -100, 0) end
+  local o = opts("cross_entropy", given, ce_options)
+  return cross_entropy(logits, ids, o.weight, o.reduction, o.ignore_index, o.label_smoothing)
+end
+
+---@param a Tensor
+---@param b Tensor
+---@param given? { reduction: "mean"|"sum"|"none" }
+---@return Tensor
+function F.mse_loss(a, b, given)
+  return ops.mse_loss(a, b, given and opts("mse_loss", given, { reduction = reduction }).reduction or "mean")
+end
+
+---softmax(q k^T scale + mask) v over [..., T, D]. A bool mask is true where attention is allowed.
+---@param q Tensor
+---@param k Tensor
+---@param v Tensor
+---@param given? { attn_mask: Tensor, is_causal: boolean, dropout_p: number, scale: number }
+---@return Tensor
+function F.scaled_dot_product_attention(q, k, v, given)
+  local o = opts("scaled_dot_product_attention", given,
+    { attn_mask = opts.any, is_causal = false, dropout_p = 0, scale = opts.number })
+  if o.attn_mask and o.is_causal then
+    raise("scaled_dot_product_attention: attn_mask and is_causal exclude each other")
+  end
+  return ops.attention(q, k, v, o.attn_mask, o.is_causal, o.dropout_p, o.scale or 0)
+end
+
+return { F = F, check_sizes = check_sizes, cross_entropy = cross_entropy, ce_options = ce_options, reduction = reduction }

@@ -1,0 +1,157 @@
+--- nn.init: fills in place, without a graph, and returns the tensor. Random fills draw from the
+--- counter-based generator by the place of an element, so a shard gets the numbers of its place in the whole.
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+
+local lib, args, a_in, a_i, a_f = engine.lib, engine.args, engine.a_in, engine.a_i, engine.a_f
+local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
+
+local rand_, randn_, trunc_, fill_ = engine.op "rand_", engine.op "randn_", engine.op "trunc_normal_", engine.op "fill_"
+
+---@class moonshard.nn.init
+local M = {}
+
+-- The tensor to write and the place of its first element in the whole. fsdp sets shard_of(t) for sharded ones.
+local places = { shard_of = nil }
+local function target(t, who)
+  if not is_tensor(t) then raise("%s: argument 1 is %s, expected a tensor", who, show(t)) end
+  if places.shard_of then
+    local piece, place = places.shard_of(t)
+    if piece then return piece, place end
+  end
+  return t, 0
+end
+
+local function fill(op, who, t, n_f, a, b, c, d)
+  local x, place = target(t, who)
+  a_in[0] = x.id
+  args.n_in, args.n_i, args.n_f = 1, 1, n_f
+  a_i[0], a_f[0], a_f[1], a_f[2], a_f[3] = place, a, b, c, d
+  if op == fill_ then args.n_i = 0 end
+  local grad_mode = lib.ms_set_grad_mode(0)
+  local status = lib.ms_call_op(op, args)
+  lib.ms_set_grad_mode(grad_mode)
+  if status ~= 0 then errors.fail(x) end
+  return t
+end
+
+local function number(who, what, v, default)
+  if v == nil then return default end
+  if type(v) ~= "number" then raise("%s: %s is %s, expected a number", who, what, show(v)) end
+  return v
+end
+
+---@param t Tensor
+---@param v number
+function M.constant_(t, v) return fill(fill_, "constant_", t, 1, number("constant_", "value", v, 0), 0, 0, 0) end
+---@param t Tensor
+function M.zeros_(t) return fill(fill_, "zeros_", t, 1, 0, 0, 0, 0) end
+---@param t Tensor
+function M.ones_(t) return fill(fill_, "ones_", t, 1, 1, 0, 0, 0) end
+
+---@param t Tensor
+---@param mean? number  0
+---@param std? number   1
+function M.normal_(t, mean, std)
+  return fill(randn_, "normal_", t, 2, number("normal_", "mean", mean, 0), number("normal_", "std", std, 1), 0, 0)
+end
+
+---@param t Tensor
+---@param a? number  0
+---@param b? number  1, excluded
+function M.uniform_(t, a, b)
+  a, b = number("uniform_", "a", a, 0), number("uniform_", "b", b, 1)
+  if a > b then raise("uniform_: from %g to %g is not a range", a, b) end
+  return fill(rand_, "uniform_", t, 2, a, b, 0, 0)
+end
+
+---normal(mean, std) within [a, b].
+---@param t Tensor
+---@param mean? number  0
+---@param std? number   1
+---@param a? number     -2
+---@param b? number     2
+function M.trunc_normal_(t, mean, std, a, b)
+  return fill(trunc_, "trunc_normal_", t, 4, number("trunc_normal_", "mean", mean, 0), number("trunc_normal_", "std", std, 1),
+    number("trunc_normal_", "a", a, -2), number("trunc_normal_", "b", b, 2))
+end
+
+-- Inputs and outputs an element of the weight sees: [out, in, …], the rest is the receptive field.
+local function fans(t, who)
+  if not is_tensor(t) then raise("%s: argument 1 is %s, expected a tensor", who, show(t)) end
+  local shape = t.shape
+  if #shape < 2 then raise("%s: fan in and fan out need at least 2 dimensions, got %s", who, tostring(shape)) end
+  local field = 1
+  for d = 3, #shape do field = field * shape[d] end
+  return shape[2] * field, shape[1] * field
+end
+
+local nonlinearities = { "linear", "relu", "leaky_relu", "tanh", "sigmoid", "selu", "conv1d", "conv2d", "conv3d" }
+
+---The factor that keeps a signal's variance through a nonlinearity.
+---@param nonlinearity string
+---@param a? number  slope of leaky_relu, 0.01
+---@return number
+function M.calculate_gain(nonlinearity, a)
+  if nonlinearity == "relu" then return math.sqrt(2) end
+  if nonlinearity == "leaky_relu" then return math.sqrt(2 / (1 + (a or 0.01) ^ 2)) end
+  if nonlinearity == "tanh" then return 5 / 3 end
+  if nonlinearity == "selu" then return 3 / 4 end
+  for _, name in ipairs(nonlinearities) do
+    if name == nonlinearity then return 1 end
+  end
+  raise("calculate_gain: %s", errors.unknown("nonlinearity", nonlinearity, nonlinearities))
+end
+
+---@param t Tensor
+---@param given? { gain: number }
+function M.xavier_uniform_(t, given)
+  local fan_in, fan_out = fans(t, "xavier_uniform_")
+  local bound = opts("xavier_uniform_", given, { gain = 1 }).gain * math.sqrt(6 / (fan_in + fan_out))
+  return M.uniform_(t, -bound, bound)
+end
+
+---@param t Tensor
+---@param given? { gain: number }
+function M.xavier_normal_(t, given)
+  local fan_in, fan_out = fans(t, "xavier_normal_")
+  return M.normal_(t, 0, opts("xavier_normal_", given, { gain = 1 }).gain * math.sqrt(2 / (fan_in + fan_out)))
+end
+
+local kaiming = { a = 0, mode = opts.one_of({ "fan_in", "fan_out" }, "fan_in"), nonlinearity = opts.one_of(nonlinearities, "leaky_relu") }
+
+-- Standard deviation, or nil when the tensor has no elements.
+local function kaiming_std(who, t, given)
+  local o = opts(who, given, kaiming)
+  local fan_in, fan_out = fans(t, who)
+  local fan = o.mode == "fan_in" and fan_in or fan_out
+  if fan == 0 then return nil end
+  return M.calculate_gain(o.nonlinearity, o.a) / math.sqrt(fan)
+end
+
+---@param t Tensor
+---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
+function M.kaiming_uniform_(t, given)
+  local std = kaiming_std("kaiming_uniform_", t, given)
+  if not std then return t end
+  local bound = math.sqrt(3) * std
+  return M.uniform_(t, -bound, bound)
+end
+
+---@param t Tensor
+---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
+function M.kaiming_normal_(t, given)
+  local std = kaiming_std("kaiming_normal_", t, given)
+  return std and M.normal_(t, 0, std) or t
+end
+
+-- Zeroes row (from 0) of a matrix, of which this rank may have other rows only.
+local function zero_row_(t, row)
+  local x, place = target(t, "zeros_")
+  local at = row - place / t:size(2)
+  if at >= 0 and at < x:size(1) then M.zeros_(x:detach():select(1, at + 1)) end
+end
+
+return { init = M, places = places, zero_row_ = zero_row_ }

@@ -1,0 +1,57 @@
+--- Linear and Identity.
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local ops = require "moonshard.nn.ops"
+local init = require "moonshard.nn.initial".init
+local Module = require "moonshard.nn.module".Module
+local empty = require "moonshard.nn.parameter".empty
+
+local raise, show = errors.raise, errors.kind
+
+---y = x W^T + b over the last dimension. weight [out, in], bias [out].
+---@class Linear: Module
+---@field weight Parameter
+---@field bias Parameter?
+---@overload fun(size_in: integer, size_out: integer, opts?: { bias: boolean, dtype: string, device: string }): Linear
+local Linear = Module:extend("Linear")
+
+function Linear:init(size_in, size_out, given)
+  local o = opts("Linear", given, { bias = true, dtype = opts.string, device = opts.any })
+  for _, n in ipairs { size_in, size_out } do
+    if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then raise("Linear: sizes are whole numbers, got %s", show(n)) end
+  end
+  if type(size_out) ~= "number" then raise("Linear: sizes are whole numbers, got %s", show(size_out)) end
+  local kind = { dtype = o.dtype, device = o.device }
+  self.size_in, self.size_out = size_in, size_out
+  self.weight = empty({ size_out, size_in }, kind)
+  if o.bias then self.bias = empty({ size_out }, kind) end
+  self:reset_parameters()
+end
+
+---Draws weight and bias anew, uniform in +-1/sqrt(in).
+function Linear:reset_parameters()
+  init.kaiming_uniform_(self.weight, { a = math.sqrt(5) })
+  if self.bias then
+    local bound = self.size_in > 0 and 1 / math.sqrt(self.size_in) or 0
+    init.uniform_(self.bias, -bound, bound)
+  end
+end
+
+local linear = ops.linear
+function Linear:forward(x)
+  local slots = self._slots
+  return linear(x, slots.weight, slots.bias)
+end
+
+function Linear:extra_repr()
+  return ("%d -> %d%s"):format(self.size_in, self.size_out, self.bias and ", bias" or "")
+end
+
+---Gives its input back, whatever it was made with.
+---@class Identity: Module
+---@overload fun(...): Identity
+local Identity = Module:extend("Identity")
+function Identity.init() end
+function Identity.forward(_, ...) return ... end
+
+return { Linear = Linear, Identity = Identity }

@@ -1,0 +1,36 @@
+--- Losses as modules: the functions of nn.F with their options kept.
+local opts = require "moonshard.opts"
+local functional = require "moonshard.nn.functional"
+local ops = require "moonshard.nn.ops"
+local Module = require "moonshard.nn.module".Module
+
+---@class CrossEntropyLoss: Module
+---@overload fun(opts?: table): CrossEntropyLoss  reduction, ignore_index, label_smoothing, weight
+local CrossEntropyLoss = Module:extend("CrossEntropyLoss")
+
+function CrossEntropyLoss:init(given)
+  local o = opts("CrossEntropyLoss", given, functional.ce_options)
+  if o.weight then self:register_buffer("weight", o.weight) end
+  self.reduction, self.ignore_index, self.label_smoothing = o.reduction, o.ignore_index, o.label_smoothing
+end
+
+function CrossEntropyLoss:forward(logits, ids)
+  local slots = self._slots
+  return functional.cross_entropy(logits, ids, slots.weight, slots.reduction, slots.ignore_index, slots.label_smoothing)
+end
+
+function CrossEntropyLoss:extra_repr() return self.reduction end
+
+---@class MSELoss: Module
+---@overload fun(opts?: { reduction: "mean"|"sum"|"none" }): MSELoss
+local MSELoss = Module:extend("MSELoss")
+
+function MSELoss:init(given)
+  self.reduction = opts("MSELoss", given, { reduction = functional.reduction }).reduction
+end
+
+function MSELoss:forward(a, b) return ops.mse_loss(a, b, self._slots.reduction) end
+
+function MSELoss:extra_repr() return self.reduction end
+
+return { CrossEntropyLoss = CrossEntropyLoss, MSELoss = MSELoss }

@@ -1,0 +1,94 @@
+--- LayerNorm and RMSNorm.
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local ops = require "moonshard.nn.ops"
+local check_sizes = require "moonshard.nn.functional".check_sizes
+local init = require "moonshard.nn.initial".init
+local Module = require "moonshard.nn.module".Module
+local empty = require "moonshard.nn.parameter".empty
+
+local raise, show = errors.raise, errors.kind
+
+-- The trailing sizes that are normalised, as an array.
+local function sizes_of(who, d)
+  local sizes = type(d) == "table" and d or { d }
+  if #sizes == 0 then raise("%s: sizes to normalise over expected, got none", who) end
+  local out = {}
+  for i, n in ipairs(sizes) do
+    if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then raise("%s: sizes are whole numbers, got %s", who, show(n)) end
+    out[i] = n
+  end
+  return out
+end
+
+local function size_text(sizes)
+  return #sizes == 1 and tostring(sizes[1]) or "[" .. table.concat(sizes, ", ") .. "]"
+end
+
+---(x - mean) / sqrt(var + eps) * weight + bias over the last sizes.
+---@class LayerNorm: Module
+---@field weight Parameter?
+---@field bias Parameter?
+---@overload fun(d: integer|integer[], opts?: table): LayerNorm  eps, elementwise_affine, bias, dtype, device
+local LayerNorm = Module:extend("LayerNorm")
+
+function LayerNorm:init(d, given)
+  local o = opts("LayerNorm", given, { eps = 1e-5, elementwise_affine = true, bias = true, dtype = opts.string, device = opts.any })
+  local sizes = sizes_of("LayerNorm", d)
+  local kind = { dtype = o.dtype, device = o.device }
+  self.sizes, self.dims, self.eps = sizes, #sizes, o.eps
+  if o.elementwise_affine then
+    self.weight = empty(sizes, kind)
+    if o.bias then self.bias = empty(sizes, kind) end
+  end
+  self:reset_parameters()
+end
+
+---weight 1, bias 0.
+function LayerNorm:reset_parameters()
+  if self.weight then init.ones_(self.weight) end
+  if self.bias then init.zeros_(self.bias) end
+end
+
+local layer_norm = ops.layer_norm
+function LayerNorm:forward(x)
+  local slots = self._slots
+  if not slots.weight then check_sizes("layer_norm", x, slots.sizes) end     -- else the engine compares with weight's
+  return layer_norm(x, slots.dims, slots.weight, slots.bias, slots.eps)
+end
+
+function LayerNorm:extra_repr()
+  return ("%s, eps %g%s%s"):format(size_text(self.sizes), self.eps, self.weight and ", weight" or "", self.bias and ", bias" or "")
+end
+
+---x / sqrt(mean(x^2) + eps) * weight over the last sizes. Without eps: the step from 1 to the next number of x's dtype.
+---@class RMSNorm: Module
+---@field weight Parameter?
+---@overload fun(d: integer|integer[], opts?: { eps: number, elementwise_affine: boolean, dtype: string, device: string }): RMSNorm
+local RMSNorm = Module:extend("RMSNorm")
+
+function RMSNorm:init(d, given)
+  local o = opts("RMSNorm", given, { eps = opts.number, elementwise_affine = true, dtype = opts.string, device = opts.any })
+  local sizes = sizes_of("RMSNorm", d)
+  self.sizes, self.eps = sizes, o.eps
+  if o.elementwise_affine then self.weight = empty(sizes, { dtype = o.dtype, device = o.device }) end
+  self:reset_parameters()
+end
+
+---weight 1.
+function RMSNorm:reset_parameters()
+  if self.weight then init.ones_(self.weight) end
+end
+
+local rms_norm = ops.rms_norm
+function RMSNorm:forward(x)
+  local slots = self._slots
+  if not slots.weight then check_sizes("rms_norm", x, slots.sizes) end
+  return rms_norm(x, slots.weight, slots.eps)
+end
+
+function RMSNorm:extra_repr()
+  return ("%s%s%s"):format(size_text(self.sizes), self.eps and (", eps %g"):format(self.eps) or "", self.weight and ", weight" or "")
+end
+
+return { LayerNorm = LayerNorm, RMSNorm = RMSNorm }

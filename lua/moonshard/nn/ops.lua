@@ -1,0 +1,111 @@
+--- The operators that layers and nn.F call: positional forms, arguments checked by the engine.
+--- Dimensions are already the engine's here (0-based or negative).
+local engine = require "moonshard.ffi"
+local tensor = require "moonshard.tensor"
+
+local args, a_in, a_out, a_i, a_f = engine.args, engine.a_in, engine.a_out, engine.a_i, engine.a_f
+local id_of, wrap = tensor.id_of, tensor.wrap
+local call1, call3, call_args = tensor.call1, tensor.call3, tensor.call
+
+local function op(name) return engine.op(name) end
+
+local M = {}
+
+local op_linear, op_relu, op_gelu, op_silu = op "linear", op "relu", op "gelu", op "silu"
+local op_tanh, op_sigmoid, op_dropout, op_embedding = op "tanh", op "sigmoid", op "dropout", op "embedding"
+local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", op "rms_norm", op "softmax", op "log_softmax"
+local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_loss", op "attention"
+
+function M.linear(x, w, b) return wrap(call3(op_linear, x, w, b, "linear")) end
+function M.relu(x) return wrap(call1(op_relu, x, "relu")) end
+function M.gelu(x) return wrap(call1(op_gelu, x, "gelu")) end
+function M.silu(x) return wrap(call1(op_silu, x, "silu")) end
+function M.tanh(x) return wrap(call1(op_tanh, x, "tanh")) end
+function M.sigmoid(x) return wrap(call1(op_sigmoid, x, "sigmoid")) end
+function M.dropout(x, p) return wrap(tensor.call1f(op_dropout, x, p, "dropout")) end
+
+function M.gelu_tanh(x)
+  a_in[0] = id_of(x, "gelu")
+  args.n_in, args.n_i, args.n_f, a_i[0] = 1, 1, 0, 1
+  call_args(op_gelu, x)
+  return wrap(a_out[0])
+end
+
+local function along(number, x, d, who)
+  a_in[0] = id_of(x, who)
+  args.n_in, args.n_i, args.n_f, a_i[0] = 1, 1, 0, d
+  call_args(number, x)
+  return wrap(a_out[0])
+end
+function M.softmax(x, d) return along(op_softmax, x, d, "softmax") end
+function M.log_softmax(x, d) return along(op_log_softmax, x, d, "log_softmax") end
+
+function M.embedding(ids, w, padding_idx)
+  a_in[0], a_in[1] = id_of(w, "embedding", "weight"), id_of(ids, "embedding", "ids")
+  args.n_in, args.n_i, args.n_f, a_i[0] = 2, 1, 0, padding_idx or -1
+  call_args(op_embedding, w, ids)
+  return wrap(a_out[0])
+end
+
+-- n: how many trailing dimensions are normalised.
+function M.layer_norm(x, n, w, b, eps)
+  local ids = 1
+  a_in[0] = id_of(x, "layer_norm")
+  if w ~= nil then a_in[1], ids = id_of(w, "layer_norm", "weight"), 2 end
+  if b ~= nil then
+    if w == nil then a_in[1] = 0 end
+    a_in[2], ids = id_of(b, "layer_norm", "bias"), 3
+  end
+  args.n_in, args.n_i, args.n_f, a_i[0], a_f[0] = ids, 1, 1, n, eps
+  call_args(op_layer_norm, x, w, b)
+  return wrap(a_out[0])
+end
+
+-- Without eps it is the distance from 1 to the next number of x's dtype, as in PyTorch.
+local epsilon = { float32 = 2 ^ -23, float64 = 2 ^ -52, float16 = 2 ^ -10, bfloat16 = 2 ^ -7 }
+
+function M.rms_norm(x, w, eps)
+  local id = id_of(x, "rms_norm")
+  eps = eps or epsilon[x.dtype] or 0
+  a_in[0] = id
+  local n = 1
+  if w ~= nil then a_in[1], n = id_of(w, "rms_norm", "weight"), 2 end
+  args.n_in, args.n_i, args.n_f, a_f[0] = n, 0, 1, eps
+  call_args(op_rms_norm, x, w)
+  return wrap(a_out[0])
+end
+
+local reductions = { none = 0, mean = 1, sum = 2 }
+
+function M.cross_entropy(logits, ids, weight, reduction, ignore_index, label_smoothing)
+  a_in[0], a_in[1] = id_of(logits, "cross_entropy", "logits"), id_of(ids, "cross_entropy", "ids")
+  local n = 2
+  if weight ~= nil then a_in[2], n = id_of(weight, "cross_entropy", "weight"), 3 end
+  args.n_in, args.n_i, args.n_f = n, 2, 1
+  a_i[0], a_i[1], a_f[0] = reductions[reduction], ignore_index, label_smoothing
+  call_args(op_cross_entropy, logits, ids, weight)
+  return wrap(a_out[0])
+end
+
+function M.mse_loss(a, b, reduction)
+  a_in[0], a_in[1] = id_of(a, "mse_loss"), id_of(b, "mse_loss")
+  args.n_in, args.n_i, args.n_f, a_i[0] = 2, 1, 0, reductions[reduction]
+  call_args(op_mse_loss, a, b)
+  return wrap(a_out[0])
+end
+
+-- scale 0 stands for 1 / sqrt(head size).
+function M.attention(q, k, v, mask, causal, dropout_p, scale)
+  a_in[0], a_in[1], a_in[2] = id_of(q, "attention", "q"), id_of(k, "attention", "k"), id_of(v, "attention", "v")
+  local n = 3
+  if mask ~= nil then a_in[3], n = id_of(mask, "attention", "attn_mask"), 4 end
+  args.n_in, args.n_i, args.n_f = n, 1, 2
+  a_i[0], a_f[0], a_f[1] = causal and 1 or 0, dropout_p, scale
+  call_args(op_attention, q, k, v)
+  return wrap(a_out[0])
+end
+
+-- Releases a tensor that was made in the innermost scope and is needed no more; leaves any other alone.
+function M.drop(t) engine.lib.ms_drop(t.id) end
+
+return M

@@ -1,0 +1,31 @@
+--- nn.Parameter: a tensor that modules register when it is assigned to a field.
+local create = require "moonshard.tensor_create"
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+
+---@class Parameter: Tensor
+---@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter
+local Parameter = tensor.subclass("Parameter")
+Parameter.__unscoped = true           -- it lives as long as its owner, never with a scope
+Parameter.__param = true
+
+-- A new leaf on t's storage: t keeps its name and its own graph.
+function Parameter.__construct(cls, t, given)
+  if not tensor.is_tensor(t) then errors.raise("Parameter: argument 1 is %s, expected a tensor", errors.kind(t)) end
+  local o = opts("Parameter", given, { requires_grad = true })
+  local id = engine.lib.ms_param_new(t.id, o.requires_grad and 1 or 0)
+  if id == 0 then errors.fail(t) end
+  return tensor.wrap_as(cls, id)
+end
+
+-- A parameter of uninitialised numbers, as layers start with.
+local function empty(shape, given)
+  local t = create.empty(shape, given)
+  local p = Parameter(t)
+  t:release()
+  return p
+end
+
+return { Parameter = Parameter, empty = empty }

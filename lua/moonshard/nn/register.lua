@@ -1,0 +1,414 @@
+--- The Module class: registration by assignment, listings, printing. Calls are in call.lua, modes and
+--- state in state.lua, and module.lua puts the three together.
+---
+--- An instance keeps everything a script assigns in one table, `_slots`, and says beside it which
+--- names are registered (`_kind`) and in which order (`_params`, `_buffers`, `_children`). The
+--- instance itself stays empty but for these, so every assignment is seen. Containers keep their
+--- children as array elements of the instance instead (containers.lua).
+local class = require "moonshard.class"
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+
+local lib, state, raise = engine.lib, engine.state, errors.raise
+local is_tensor = tensor.is_tensor
+local concat, remove = table.concat, table.remove
+local getmetatable, setmetatable, rawget, rawset = getmetatable, setmetatable, rawget, rawset
+local type, tostring, ipairs = type, tostring, ipairs
+
+---@class Module
+---@field training boolean  what train() and eval() set
+---@field protected _slots table<string, any>
+---@field protected _kind table<string, "parameter"|"buffer"|"module">
+---@operator call: any
+local Module = class("Module")
+
+---Whether x is a module.
+local function is_module(x)
+  return class.isa(x, Module)
+end
+
+local function is_parameter(x)
+  return is_tensor(x) and getmetatable(x).__param == true
+end
+
+local show = errors.kind
+
+---A class of modules that extends this one: inherits `init`, `forward` and every method.
+---@param base table
+---@param name string
+---@return table class
+function Module.extend(base, name)
+  if not class.is_class(base) then raise("extend: call it on a class, as in nn.Module:extend(\"Net\")") end
+  if type(name) ~= "string" or name == "" then raise("extend: a class name expected, got %s", show(name)) end
+  return class.new(name, base)
+end
+
+function Module.__construct(cls, ...)
+  local self = setmetatable({
+    _slots = { training = true }, _kind = {}, _params = {}, _buffers = {}, _children = {}, _transient = false,
+    _hooked = false, _pre = false, _post = false, _back = false, _scope = rawget(cls, "__name"),
+  }, cls)
+  local init = cls.init
+  if init then init(self, ...) end
+  return self
+end
+
+function Module.__index(self, name)
+  local value = rawget(self, "_slots")[name]
+  if value ~= nil then return value end
+  return getmetatable(self)[name]
+end
+
+function Module.__newindex(self, name, value)
+  return self._assign(self, name, value)
+end
+
+-- ---- registration -------------------------------------------------------------------------------
+
+local lists = { parameter = "_params", buffer = "_buffers", module = "_children" }
+
+local function forget(self, name)
+  local kind = self._kind[name]
+  if kind then
+    local list = self[lists[kind]]
+    for i = 1, #list do if list[i] == name then remove(list, i) break end end
+    self._kind[name] = nil
+    if self._transient then self._transient[name] = nil end
+  end
+  self._slots[name] = nil
+end
+
+local function enlist(self, name, kind, value)
+  local now = self._kind[name]
+  if now ~= kind then
+    if now then forget(self, name) end
+    local list = self[lists[kind]]
+    list[#list + 1] = name
+    self._kind[name] = kind
+  end
+  self._slots[name] = value
+end
+
+local function check_name(self, name, what)
+  if type(name) ~= "string" then raise("register %s: a name expected, got %s", what, type(name)) end
+  if name == "" then raise("register %s: the name is empty", what) end
+  if name:find(".", 1, true) then raise("register %s: name '%s' contains a dot", what, name) end
+  if Module[name] ~= nil then
+    raise("%s: '%s' is a method of Module; choose another name for the %s", self:class_name(), name, what)
+  end
+end
+
+-- A tensor made in a scope and put into a field is the module's: it leaves its scope, and when its last field lets
+-- go of it, it goes with the scope that is open then. `_held` counts fields; tensors that no scope owned are left alone.
+local function own(t)
+  if not is_tensor(t) or is_parameter(t) then return end
+  local held = rawget(t, "_held")
+  if held then
+    rawset(t, "_held", held + 1)
+  elseif lib.ms_scope_of(t.id) ~= 0 then
+    rawset(t, "_held", 1)
+    lib.ms_keep(t.id)
+    tensor.own(t)
+  end
+end
+
+local function disown(t)
+  local held = is_tensor(t) and rawget(t, "_held")
+  if not held then return end
+  if held > 1 then
+    rawset(t, "_held", held - 1)
+  else
+    rawset(t, "_held", nil)
+    if state.scope ~= 0 then lib.ms_adopt(t.id) end
+  end
+end
+
+-- module[name] = value. Classes that keep children elsewhere (containers) replace it.
+function Module._assign(self, name, value)
+  if type(name) == "number" and not is_module(value) then
+    if is_parameter(value) then raise("%s: parameters are named, not numbered; got [%s]", self:class_name(), tostring(name)) end
+    rawset(self, name, value)
+    return
+  end
+  local slots, kind = rawget(self, "_slots"), rawget(self, "_kind")[name]
+  local old = slots[name]
+  if old == value and value ~= nil then return end
+  if value == nil then
+    forget(self, name)
+  elseif is_module(value) then
+    if kind ~= "module" then check_name(self, name, "module") end
+    enlist(self, name, "module", value)
+  elseif is_parameter(value) then
+    if kind ~= "parameter" then check_name(self, name, "parameter") end
+    enlist(self, name, "parameter", value)
+  elseif kind == "buffer" and is_tensor(value) then
+    slots[name] = value
+  elseif kind then
+    local wanted = kind == "module" and "a Module" or kind == "parameter" and "an nn.Parameter" or "a Tensor"
+    raise("%s: cannot assign %s to %s '%s': %s or nil expected", self:class_name(), show(value), kind, name, wanted)
+  else
+    if Module[name] ~= nil and type(value) ~= "function" then
+      raise("%s: '%s' is a method of Module; choose another name for the field", self:class_name(), tostring(name))
+    end
+    slots[name] = value
+  end
+  own(value)
+  disown(old)
+end
+
+---Registers a tensor that is state but not trained. Listed by buffers(), saved unless persistent is false.
+---@param name string
+---@param t Tensor?
+---@param given? { persistent: boolean }
+function Module:register_buffer(name, t, given)
+  local o = opts("register_buffer", given, { persistent = true })
+  if t ~= nil and not is_tensor(t) then
+    raise("register_buffer: cannot assign %s to buffer '%s': a Tensor or nil expected", show(t), tostring(name))
+  end
+  if self._kind[name] ~= "buffer" then
+    check_name(self, name, "buffer")
+    if self._slots[name] ~= nil then raise("register_buffer: %s has a field '%s' already", self:class_name(), name) end
+  end
+  local old = self._slots[name]
+  enlist(self, name, "buffer", t)
+  if not o.persistent then
+    if not self._transient then rawset(self, "_transient", {}) end
+    self._transient[name] = true
+  end
+  if old ~= t then
+    own(t)
+    disown(old)
+  end
+  return self
+end
+
+---Registers a parameter; nil keeps its place for one to come.
+---@param name string
+---@param p Parameter?
+function Module:register_parameter(name, p)
+  if p ~= nil and not is_parameter(p) then
+    raise("register_parameter: cannot assign %s to parameter '%s': an nn.Parameter or nil expected", show(p), tostring(name))
+  end
+  if self._kind[name] ~= "parameter" then
+    check_name(self, name, "parameter")
+    if self._slots[name] ~= nil then raise("register_parameter: %s has a field '%s' already", self:class_name(), name) end
+  end
+  local old = self._slots[name]
+  enlist(self, name, "parameter", p)
+  if old ~= p then
+    own(p)
+    disown(old)
+  end
+  return self
+end
+
+-- ---- listings -----------------------------------------------------------------------------------
+
+-- Children in order: array of names, array of modules. Containers add their elements here.
+function Module._child_list(self)
+  local names, modules = {}, {}
+  local slots = self._slots
+  for i, name in ipairs(self._children) do
+    names[i], modules[i] = name, slots[name]
+  end
+  return names, modules
+end
+
+local function join(prefix, name)
+  return prefix == "" and name or prefix .. "." .. name
+end
+
+-- Appends the module and its descendants, each once (or under every name when seen is nil).
+local function walk(self, prefix, seen, names, modules)
+  if seen then
+    if seen[self] then return end
+    seen[self] = true
+  end
+  names[#names + 1], modules[#modules + 1] = prefix, self
+  local child_names, children = self:_child_list()
+  for i, child in ipairs(children) do
+    walk(child, join(prefix, child_names[i]), seen, names, modules)
+  end
+end
+
+local function iterate(names, values)
+  local i = 0
+  return function()
+    i = i + 1
+    return names[i], values[i]
+  end
+end
+
+-- Parameters or buffers below self: names, values, each value once.
+local function collect(self, list, prefix, recurse)
+  local names, values, modules = {}, {}, {}
+  if recurse then
+    walk(self, prefix, {}, names, modules)
+  else
+    names[1], modules[1] = prefix, self
+  end
+  local out, seen = {}, {}
+  for i, m in ipairs(modules) do
+    for _, name in ipairs(m[list]) do
+      local value = m._slots[name]
+      if value ~= nil and not seen[value] then
+        seen[value] = true
+        out[#out + 1], values[#values + 1] = join(names[i], name), value
+      end
+    end
+  end
+  return out, values
+end
+
+---Parameters, own ones first, depth first; shared ones once.
+---@param given? { recurse: boolean }
+---@return Parameter[]
+function Module:parameters(given)
+  local o = opts("parameters", given, { recurse = true })
+  local _, values = collect(self, "_params", "", o.recurse)
+  return values
+end
+
+---@param given? { recurse: boolean }
+---@return Tensor[]
+function Module:buffers(given)
+  local o = opts("buffers", given, { recurse = true })
+  local _, values = collect(self, "_buffers", "", o.recurse)
+  return values
+end
+
+---Iterator of name, parameter. A snapshot: the module may change meanwhile.
+---@param given? { prefix: string, recurse: boolean }
+---@return fun(): string, Parameter
+function Module:named_parameters(given)
+  local o = opts("named_parameters", given, { prefix = "", recurse = true })
+  return iterate(collect(self, "_params", o.prefix, o.recurse))
+end
+
+---Iterator of name, buffer.
+---@param given? { prefix: string, recurse: boolean }
+---@return fun(): string, Tensor
+function Module:named_buffers(given)
+  local o = opts("named_buffers", given, { prefix = "", recurse = true })
+  return iterate(collect(self, "_buffers", o.prefix, o.recurse))
+end
+
+---Iterator of name, module: this one first, as "".
+---@param given? { prefix: string, recurse: boolean }
+---@return fun(): string, Module
+function Module:named_modules(given)
+  local o = opts("named_modules", given, { prefix = "", recurse = true })
+  local names, modules = {}, {}
+  if o.recurse then walk(self, o.prefix, {}, names, modules) else names[1], modules[1] = o.prefix, self end
+  return iterate(names, modules)
+end
+
+---@return Module[]
+function Module:modules()
+  local names, modules = {}, {}
+  walk(self, "", {}, names, modules)
+  return modules
+end
+
+---Iterator of name, child; a child registered twice once.
+---@param given? { prefix: string, recurse: boolean }
+---@return fun(): string, Module
+function Module:named_children(given)
+  local o = opts("named_children", given, { prefix = "", recurse = false })
+  local names, children = self:_child_list()
+  local out, values, seen = {}, {}, {}
+  for i, child in ipairs(children) do
+    if not seen[child] then
+      seen[child] = true
+      out[#out + 1], values[#values + 1] = join(o.prefix, names[i]), child
+    end
+  end
+  return iterate(out, values)
+end
+
+---@return Module[]
+function Module:children()
+  local values = {}
+  for _, child in self:named_children() do values[#values + 1] = child end
+  return values
+end
+
+-- The direct child of that name, or nil.
+local function child_named(self, name)
+  local names, children = self:_child_list()
+  for i, n in ipairs(names) do
+    if n == name then return children[i] end
+  end
+end
+
+---The module at a path such as "blocks.3.attn".
+---@param path string
+---@return Module
+function Module:get_submodule(path)
+  if type(path) ~= "string" then raise("get_submodule: a path expected, got %s", type(path)) end
+  local m, done = self, ""
+  for name in path:gmatch("[^.]+") do
+    local child = child_named(m, name)
+    if not child then
+      local names = m:_child_list()
+      raise("get_submodule: %s%s: %s", m:class_name(), done == "" and "" or " '" .. done .. "'",
+        errors.unknown("child", name, names))
+    end
+    m, done = child, join(done, name)
+  end
+  return m
+end
+
+---The parameter at a path such as "blocks.3.attn.qkv.weight".
+---@param path string
+---@return Parameter
+function Module:get_parameter(path)
+  if type(path) ~= "string" then raise("get_parameter: a path expected, got %s", type(path)) end
+  local parent, name = path:match("^(.*)%.([^.]+)$")
+  local m = parent and self:get_submodule(parent) or self
+  name = name or path
+  local p = m._kind[name] == "parameter" and m._slots[name]
+  if not p then
+    raise("get_parameter: %s: %s", m:class_name(), errors.unknown("parameter", name, m._params))
+  end
+  return p
+end
+
+-- ---- printing -----------------------------------------------------------------------------------
+
+---What stands in the parentheses of `tostring(m)`; layers replace it.
+---@return string
+function Module.extra_repr(_) return "" end
+
+function Module.__tostring(self)
+  local names, children = self:_child_list()
+  local head = self:class_name() .. "("
+  local extra = self:extra_repr()
+  if #children == 0 then return head .. extra .. ")" end
+  local lines = { head .. extra }
+  for i, child in ipairs(children) do
+    lines[#lines + 1] = "  (" .. names[i] .. "): " .. tostring(child):gsub("\n", "\n  ")
+  end
+  lines[#lines + 1] = ")"
+  return concat(lines, "\n")
+end
+
+-- Copies are made field by field; a copied tensor belongs to the copied module.
+function Module.__deepcopy(self, memo, copy)
+  local out = {}
+  memo[self] = out
+  for key, value in next, self do rawset(out, key, copy(value)) end
+  for _, value in next, out._slots do
+    if is_tensor(value) then
+      rawset(value, "_held", nil)
+      own(value)
+    end
+  end
+  return setmetatable(out, getmetatable(self))
+end
+
+return {
+  Module = Module, is_module = is_module, is_parameter = is_parameter, walk = walk, join = join, own = own,
+}

@@ -1,0 +1,239 @@
+--- Module: modes (training, requires_grad), moves (device, dtype) and state dicts.
+local create = require "moonshard.tensor_create"
+local dtypes = require "moonshard.dtypes"
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+local base = require "moonshard.nn.register"
+local no_grad = require "moonshard.autograd".no_grad
+local Parameter = require "moonshard.nn.parameter".Parameter
+
+local lib, raise, show, is_tensor = engine.lib, errors.raise, errors.kind, tensor.is_tensor
+local Module, is_parameter, walk, join = base.Module, base.is_parameter, base.walk, base.join
+local concat, insert, sort = table.concat, table.insert, table.sort
+
+-- ---- modes and moves ----------------------------------------------------------------------------
+
+---@param mode? boolean
+---@return Module
+function Module:train(mode)
+  if mode == nil then mode = true end
+  if type(mode) ~= "boolean" then raise("train: true or false expected, got %s", show(mode)) end
+  for _, m in ipairs(self:modules()) do m._slots.training = mode end
+  return self
+end
+
+---@return Module
+function Module:eval() return self:train(false) end
+
+---@param on? boolean
+---@return Module
+function Module:requires_grad_(on)
+  if on == nil then on = true end
+  for _, p in ipairs(self:parameters()) do p:requires_grad_(on) end
+  return self
+end
+
+---Clears the gradients of all parameters: to nil, or to 0 where they are kept.
+---@param given? { set_to_none: boolean }
+---@return Module
+function Module:zero_grad(given)
+  local o = opts("zero_grad", given, { set_to_none = true })
+  for _, p in ipairs(self:parameters()) do
+    if o.set_to_none then
+      p.grad = nil
+    elseif p.grad then
+      p.grad = p.grad:detach():zero_()
+    end
+  end
+  return self
+end
+
+---Calls fn on every module, children first.
+---@param fn fun(m: Module)
+---@return Module
+function Module:apply(fn)
+  local _, children = self:_child_list()
+  for _, child in ipairs(children) do child:apply(fn) end
+  fn(self)
+  return self
+end
+
+local function point(t, at)
+  if lib.ms_set_data(t.id, at.id) ~= 0 then errors.fail(t, at) end
+end
+
+-- Replaces the data of every parameter (its gradient too) and buffer by change(t). Parameters and buffers stay the
+-- objects they are, so what is shared stays shared. Sharded parameters move as units, by whole(unit).
+local function convert(self, change, whole)
+  no_grad(function()
+    local units = {}
+    for _, p in ipairs(self:parameters()) do
+      if tensor.info_of(p).sharded ~= 0 then
+        local unit = lib.ms_unit_of(p.id)
+        if not units[unit] then
+          units[unit] = true
+          errors.check(whole(unit), p)
+        end
+      else
+        local grad = p.grad
+        if grad then p.grad = nil end
+        point(p, change(p))
+        if grad then p.grad = change(grad) end
+      end
+    end
+    for _, b in ipairs(self:buffers()) do point(b, change(b)) end
+  end)
+  return self
+end
+
+local is_dtype = {}
+for _, name in ipairs(dtypes.names) do is_dtype[name] = true end
+
+---Moves parameters and buffers to a device, floating ones to a dtype; a tensor stands for its own two.
+---@param ... string|Tensor|{ device: string, dtype: string }
+---@return Module
+function Module:to(...)
+  local device, dtype
+  for i = 1, select("#", ...) do
+    local x = select(i, ...)
+    if is_tensor(x) then
+      device, dtype = x.device, x.dtype
+    elseif is_dtype[x] then
+      dtype = x
+    elseif opts.is(x) then
+      local o = opts("to", x, { device = opts.string, dtype = opts.string })
+      device, dtype = o.device or device, o.dtype or dtype
+    elseif x ~= nil then
+      device = dtypes.canonical_device(x, "to")
+    end
+  end
+  if dtype and not dtypes.is_float(dtypes.number(dtype, "to")) then
+    raise("to: a module is moved to floating dtypes only, got '%s'", dtype)
+  end
+  return convert(self, function(t)
+    local x = t:detach()
+    if device then x = x:to(device) end
+    if dtype and dtypes.is_float(dtypes.number(x.dtype)) then x = x:to(dtype) end
+    return x
+  end, function(unit)
+    return lib.ms_unit_to(unit, device and dtypes.device(device, "to") or -1, dtype and dtypes.number(dtype, "to") or -1, 1)
+  end)
+end
+
+---@return Module
+function Module:float() return self:to("float32") end
+---@return Module
+function Module:double() return self:to("float64") end
+---@return Module
+function Module:half() return self:to("float16") end
+---@return Module
+function Module:bfloat16() return self:to("bfloat16") end
+
+---Gives parameters and buffers uninitialised storage on a device (from "meta", for example).
+---@param device string|{ device: string }
+---@return Module
+function Module:to_empty(device)
+  if opts.is(device) then device = opts("to_empty", device, { device = opts.required }).device end
+  local number = dtypes.device(device, "to_empty")
+  return convert(self, function(t) return create.empty_like(t, { device = device }) end,
+    function(unit) return lib.ms_unit_to(unit, number, -1, 0) end)
+end
+
+-- ---- state --------------------------------------------------------------------------------------
+
+local function is_persistent(m, name)
+  return not (m._transient and m._transient[name])
+end
+
+-- Every name of every parameter and persistent buffer: names, values, in listing order.
+function Module._state(self)
+  local names, modules = {}, {}
+  walk(self, "", nil, names, modules)
+  local out, values, owners = {}, {}, {}
+  for i, m in ipairs(modules) do
+    for _, list in ipairs { "_params", "_buffers" } do
+      for _, name in ipairs(m[list]) do
+        local value = m._slots[name]
+        if value ~= nil and (list == "_params" or is_persistent(m, name)) then
+          out[#out + 1], values[#values + 1] = join(names[i], name), value
+          owners[#owners + 1] = { m, name }
+        end
+      end
+    end
+  end
+  return out, values, owners
+end
+
+---Every parameter and persistent buffer by every name it has: detached tensors that share storage.
+---@return table<string, Tensor>
+function Module:state_dict()
+  local names, values = self:_state()
+  local sd = {}
+  for i, name in ipairs(names) do sd[name] = values[i]:detach() end
+  return sd
+end
+
+local function quoted(names)
+  local out = {}
+  for i, n in ipairs(names) do out[i] = '"' .. n .. '"' end
+  return concat(out, ", ")
+end
+
+---Copies a state dict in (assign: takes its tensors themselves). Everything is checked before anything is changed.
+---@param sd table<string, Tensor>
+---@param given? { strict: boolean, assign: boolean }
+---@return string[] missing, string[] unexpected
+function Module:load_state_dict(sd, given)
+  local o = opts("load_state_dict", given, { strict = true, assign = false })
+  if type(sd) ~= "table" or is_tensor(sd) then raise("load_state_dict: a table of tensors expected, got %s", show(sd)) end
+  local names, values, owners = self:_state()
+  local known, missing, unexpected, wrong = {}, {}, {}, {}
+  for i, name in ipairs(names) do
+    known[name] = true
+    local t = sd[name]
+    if t == nil then
+      missing[#missing + 1] = name
+    elseif not is_tensor(t) then
+      wrong[#wrong + 1] = ("While copying '%s': a tensor expected, got %s."):format(name, show(t))
+    elseif tostring(t.shape) ~= tostring(values[i].shape) then
+      wrong[#wrong + 1] = ("size mismatch for %s: copying a param with shape %s from checkpoint, the shape in current model is %s.")
+        :format(name, tostring(t.shape), tostring(values[i].shape))
+    end
+  end
+  for name in pairs(sd) do
+    if not known[name] then unexpected[#unexpected + 1] = tostring(name) end
+  end
+  sort(unexpected)
+  if o.strict then
+    if #missing > 0 then insert(wrong, 1, "Missing key(s) in state_dict: " .. quoted(missing) .. ". ") end
+    if #unexpected > 0 then insert(wrong, 1, "Unexpected key(s) in state_dict: " .. quoted(unexpected) .. ". ") end
+  end
+  if #wrong > 0 then
+    raise("Error(s) in loading state_dict for %s:\n\t%s", self:class_name(), concat(wrong, "\n\t"))
+  end
+  no_grad(function()
+    local taken = {}                          -- what was shared stays shared
+    for i, name in ipairs(names) do
+      local t, now = sd[name], values[i]
+      if t ~= nil then
+        if not o.assign then
+          now:copy_(t)
+        else
+          local new = taken[now]
+          if not new then
+            new = t:detach()
+            if is_parameter(now) then new = Parameter(new, { requires_grad = now.requires_grad }) end
+            taken[now] = new
+          end
+          local m, field = owners[i][1], owners[i][2]
+          m[field] = new
+        end
+      end
+    end
+  end)
+  return missing, unexpected
+end
+
+return Module

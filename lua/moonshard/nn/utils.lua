@@ -1,0 +1,33 @@
+--- nn.utils: clipping by the norm of all gradients.
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+
+local lib, ffi = engine.lib, engine.ffi
+local is_tensor = tensor.is_tensor
+
+local M = {}
+
+local norm_options = { norm_type = 2 }
+
+---Scales all gradients down so that their norm together, over all ranks, is at most max_norm. math.huge as
+---norm_type is the maximum norm; as max_norm it only measures. Collective where parameters are sharded.
+---@param params Tensor|Tensor[]
+---@param max_norm number
+---@param given? { norm_type: number }
+---@return Tensor norm  before clipping: a plain 0-dim tensor
+function M.clip_grad_norm_(params, max_norm, given)
+  local order = given and opts("clip_grad_norm_", given, norm_options).norm_type or 2
+  if is_tensor(params) then params = { params } end
+  if type(params) ~= "table" then errors.raise("clip_grad_norm_: argument 1 is %s, expected a list of tensors", errors.kind(params)) end
+  if type(max_norm) ~= "number" then errors.raise("clip_grad_norm_: max_norm is %s, expected a number", errors.kind(max_norm)) end
+  local n = #params
+  local ids = ffi.new("ms_id[?]", math.max(n, 1))
+  for k = 1, n do ids[k - 1] = tensor.id_of(params[k], "clip_grad_norm_", "parameter " .. k) end
+  local id = lib.ms_clip_grad_norm(n, ids, max_norm, order)
+  if id == 0 then errors.fail(unpack(params)) end
+  return tensor.wrap(id)
+end
+
+return M

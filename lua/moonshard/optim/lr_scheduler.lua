@@ -1,0 +1,119 @@
+--- Learning rate schedules: factors on each group's first learning rate, by the number of steps taken.
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+
+local raise = errors.raise
+
+---@class LRScheduler
+---@field last_lr number[]  one per group
+---@field optimizer table
+local Scheduler = {}
+Scheduler.__index = Scheduler
+Scheduler.__name = "LRScheduler"
+
+local function apply(self)
+  local groups = self.optimizer.param_groups
+  self.last_lr = {}
+  for k, group in ipairs(groups) do
+    if not self.base_lrs[k] then self.base_lrs[k] = group.lr end      -- a group added later
+    group.lr = self.base_lrs[k] * self.factor(self.count)
+    self.last_lr[k] = group.lr
+  end
+end
+
+---Call after each optimizer step: the next one uses the next factor.
+function Scheduler:step()
+  self.count = self.count + 1
+  apply(self)
+end
+
+---@return { step: integer, base_lrs: number[] }
+function Scheduler:state_dict()
+  return { step = self.count, base_lrs = { unpack(self.base_lrs) } }
+end
+
+---@param sd { step: integer, base_lrs: number[] }
+function Scheduler:load_state_dict(sd)
+  self.count, self.base_lrs = sd.step, { unpack(sd.base_lrs) }
+  apply(self)
+end
+
+function Scheduler:__tostring()
+  return ("LRScheduler(%s, step %d, lr %s)"):format(self.kind, self.count, table.concat(self.last_lr, ", "))
+end
+
+local function new(kind, optimizer, factor)
+  if type(optimizer) ~= "table" or type(optimizer.param_groups) ~= "table" then
+    raise("lr_scheduler.%s: argument 1 is %s, expected an optimizer", kind, errors.kind(optimizer))
+  end
+  local self = setmetatable({ kind = kind, optimizer = optimizer, factor = factor, count = 0, base_lrs = {} }, Scheduler)
+  for k, group in ipairs(optimizer.param_groups) do self.base_lrs[k] = group.lr end
+  apply(self)
+  return self
+end
+
+local M = {}
+
+-- From start to 1 over `steps` steps. Step 0 has a rate already: (1 + t) / steps without a start.
+local function warm(t, steps, start)
+  if t >= steps then return 1 end
+  if start then return start + (1 - start) * t / steps end
+  return (t + 1) / steps
+end
+
+---Rises linearly over `steps`, then stays: from start_factor, or from 1 / steps.
+---@param optimizer table
+---@param given { steps: integer, start_factor: number? }
+---@return LRScheduler
+function M.linear_warmup(optimizer, given)
+  local o = opts("lr_scheduler.linear_warmup", given, { steps = opts.required, start_factor = opts.number })
+  return new("linear_warmup", optimizer, function(t) return warm(t, o.steps, o.start_factor) end)
+end
+
+---Half a cosine from 1 to min_factor over `steps`, of which the first `warmup` rise linearly.
+---@param optimizer table
+---@param given { steps: integer, warmup: integer?, min_factor: number?, start_factor: number? }
+---@return LRScheduler
+function M.cosine(optimizer, given)
+  local o = opts("lr_scheduler.cosine", given, { steps = opts.required, warmup = 0, min_factor = 0, start_factor = opts.number })
+  if o.warmup > o.steps then raise("lr_scheduler.cosine: warmup of %d steps is longer than all %d steps", o.warmup, o.steps) end
+  return new("cosine", optimizer, function(t)
+    if t < o.warmup then return warm(t, o.warmup, o.start_factor) end
+    local span = o.steps - o.warmup
+    local part = span > 0 and math.min((t - o.warmup) / span, 1) or 1
+    return o.min_factor + (1 - o.min_factor) * 0.5 * (1 + math.cos(math.pi * part))
+  end)
+end
+
+---Linearly from start_factor to end_factor over `steps`, then stays.
+---@param optimizer table
+---@param given { steps: integer, start_factor: number?, end_factor: number? }
+---@return LRScheduler
+function M.linear(optimizer, given)
+  local o = opts("lr_scheduler.linear", given, { steps = opts.required, start_factor = 1, end_factor = 0 })
+  return new("linear", optimizer, function(t)
+    return o.start_factor + (o.end_factor - o.start_factor) * math.min(t / o.steps, 1)
+  end)
+end
+
+---`factor` for `steps` steps (for ever when absent), then 1.
+---@param optimizer table
+---@param given? { factor: number?, steps: integer? }
+---@return LRScheduler
+function M.constant(optimizer, given)
+  local o = opts("lr_scheduler.constant", given, { factor = 1, steps = opts.number })
+  return new("constant", optimizer, function(t)
+    return (not o.steps or t < o.steps) and o.factor or 1
+  end)
+end
+
+---fn(step) gives the factor; steps are counted from 0.
+---@param optimizer table
+---@param fn fun(step: integer): number
+---@return LRScheduler
+function M.lambda(optimizer, fn)
+  if type(fn) ~= "function" then raise("lr_scheduler.lambda: argument 2 is %s, expected a function", errors.kind(fn)) end
+  return new("lambda", optimizer, fn)
+end
+
+return M

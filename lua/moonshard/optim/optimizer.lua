@@ -1,0 +1,365 @@
+--- SGD, Adam, AdamW. An optimizer keeps its groups (`param_groups`: arrays of leaves with their
+--- options, which scripts may change between steps) and hands each to the engine as one list; the
+--- formulas are in runtime/optim_body.h. State is made at a leaf's first step; a sharded parameter
+--- has state for this rank's part only.
+local class = require "moonshard.class"
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+
+local lib, ffi = engine.lib, engine.ffi
+local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
+local Tensor = tensor.Tensor
+local rawget, ipairs = rawget, ipairs
+
+---@class Optimizer
+---@field param_groups table[]  each { params = Tensor[], lr = number, … }
+local Optimizer = class.new "Optimizer"
+
+-- What the engine reads, per group: ids of the leaves, three state ids each, steps taken. State of leaves that
+-- stay is taken over from before.
+local function compile(self, group, before)
+  local n = #group.params
+  local c = {
+    n = n, params = group.params, options = ffi.new "ms_optim_options", ids = ffi.new("ms_id[?]", math.max(n, 1)),
+    state = ffi.new("ms_id[?]", math.max(3 * n, 1)), steps = ffi.new("double[?]", math.max(n, 1)),
+    tensors = {},                       -- [3 * (k - 1) + s]: the script's objects of the state ids
+    young = true,                       -- some leaf has no state yet
+  }
+  c.options.kind = self._kind
+  local place = {}
+  for k = 1, before and before.n or 0 do place[before.ids[k - 1]] = k end
+  for k, p in ipairs(group.params) do
+    c.ids[k - 1] = p.id
+    local old = place[p.id]
+    if old then
+      c.steps[k - 1] = before.steps[old - 1]
+      for s = 1, 3 do
+        c.state[3 * (k - 1) + s - 1] = before.state[3 * (old - 1) + s - 1]
+        c.tensors[3 * (k - 1) + s] = before.tensors[3 * (old - 1) + s]
+      end
+    end
+  end
+  return c
+end
+
+local function unchanged(c, params)
+  if c == nil or c.params ~= params or c.n ~= #params then return false end
+  for k = 1, c.n do
+    if params[k].id ~= c.ids[k - 1] then return false end
+  end
+  return true
+end
+
+-- A script may change group.params between steps.
+local function compiled(self, index, group)
+  local c = self._compiled[index]
+  if not unchanged(c, group.params) then
+    c = compile(self, group, c)
+    self._compiled[index] = c
+  end
+  return c
+end
+
+local function check_leaf(self, p, seen, where)
+  local who = self:class_name()
+  if not is_tensor(p) then raise("%s: %s is %s, expected a tensor", who, where, show(p)) end
+  if tensor.info_of(p).is_leaf == 0 then raise("%s: %s is the result of an operation; only leaves can be optimized", who, where) end
+  if seen[p] then raise("%s: %s is in the list twice", who, where) end
+  seen[p] = true
+end
+
+local function add_group(self, given, where)
+  local group = {}
+  for name, value in pairs(given) do
+    if name ~= "params" and self._defaults[name] == nil then
+      local names = {}
+      for known in pairs(self._defaults) do names[#names + 1] = known end
+      table.sort(names)
+      raise("%s: %s", self:class_name(), errors.unknown("option of " .. where, name, names))
+    end
+    group[name] = value
+  end
+  for name, value in pairs(self._defaults) do
+    if group[name] == nil then group[name] = value end
+  end
+  local params = is_tensor(given.params) and { given.params } or given.params
+  if type(params) ~= "table" then raise("%s: params of %s is %s, expected a list of leaves", self:class_name(), where, show(params)) end
+  group.params = {}
+  for k, p in ipairs(params) do
+    check_leaf(self, p, self._seen, ("parameter %d"):format(k))
+    group.params[k] = p
+  end
+  self._check(self, group)
+  self.param_groups[#self.param_groups + 1] = group
+end
+
+local function construct(self, params, given, spec)
+  local who = self:class_name()
+  if is_tensor(params) then raise("%s: argument 1 is a Tensor, expected a list of leaves or groups", who) end
+  if type(params) ~= "table" then raise("%s: argument 1 is %s, expected a list of leaves or groups", who, show(params)) end
+  if params[1] == nil then raise("%s: the list of parameters is empty", who) end
+  self._defaults = opts(who, given, spec)
+  self._compiled, self._seen, self.param_groups = {}, {}, {}
+  if is_tensor(params[1]) then
+    add_group(self, { params = params }, "group 1")
+  else
+    for k, group in ipairs(params) do
+      if type(group) ~= "table" or is_tensor(group) then
+        raise("%s: element %d is %s, expected a group {params = {…}}", who, k, show(group))
+      end
+      add_group(self, group, "group " .. k)
+    end
+  end
+end
+
+---Adds a group: { params = {…}, lr = … }.
+---@param group table
+function Optimizer:add_param_group(group)
+  add_group(self, group, "group " .. #self.param_groups + 1)
+end
+
+-- New state ids get their objects, which keep them until the optimizer is collected.
+local function take_state(c)
+  for at = 1, 3 * c.n do
+    local id = c.state[at - 1]
+    local t = c.tensors[at]
+    if id ~= 0 and (t == nil or t.id ~= id) then
+      t = setmetatable({ id = id }, Tensor)
+      tensor.own(t)
+      c.tensors[at] = t
+    end
+  end
+end
+
+local function step_group(self, c, group)
+  self._fill(c.options, group)
+  if lib.ms_optim_step(c.options, c.n, c.ids, c.state, c.steps) ~= 0 then
+    take_state(c)
+    errors.fail(unpack(group.params))
+  end
+  if c.young then                       -- state appears at a leaf's first step
+    take_state(c)
+    c.young = false
+    for k = 0, c.n - 1 do
+      if c.steps[k] == 0 then c.young = true break end
+    end
+  end
+end
+
+---One step over all parameters that have a gradient. closure computes the loss anew (with its backward) first.
+---@param closure? fun(): any
+---@return any  the closure's result, or true
+function Optimizer:step(closure)
+  local result = true
+  if closure then result = closure() end
+  local groups = self.param_groups
+  for k = 1, #groups do
+    local group = groups[k]
+    step_group(self, compiled(self, k, group), group)
+  end
+  return result
+end
+
+---Clears all gradients: to nil, or to zeros.
+---@param given? { set_to_none: boolean }
+function Optimizer:zero_grad(given)
+  local keep = given ~= nil and opts("zero_grad", given, { set_to_none = true }).set_to_none == false
+  local groups = self.param_groups
+  for k = 1, #groups do
+    local params = groups[k].params
+    for j = 1, #params do
+      local p = params[j]
+      if not keep then
+        p.grad = nil
+      elseif p.grad then
+        p.grad:detach():zero_()
+      end
+    end
+  end
+end
+
+-- ---- state --------------------------------------------------------------------------------------
+
+-- Names of the three state places, by class.
+local function state_names(self) return self._state_names end
+
+---State by position of the parameter over all groups (from 1), and the groups with positions for parameters.
+---The tensors are the optimizer's own: copy them to keep a moment.
+---@return { state: table<integer, table>, param_groups: table[] }
+function Optimizer:state_dict()
+  local sd, position = { state = {}, param_groups = {} }, 0
+  for index, group in ipairs(self.param_groups) do
+    local c = compiled(self, index, group)
+    take_state(c)
+    local out = { params = {} }
+    for name, value in pairs(group) do
+      if name ~= "params" then out[name] = type(value) == "table" and { unpack(value) } or value end
+    end
+    for k = 1, c.n do
+      position = position + 1
+      out.params[k] = position
+      if c.steps[k - 1] > 0 then
+        local entry = { step = c.steps[k - 1] }
+        for s, name in ipairs(state_names(self)) do entry[name] = c.tensors[3 * (k - 1) + s] end
+        sd.state[position] = entry
+      end
+    end
+    sd.param_groups[index] = out
+  end
+  return sd
+end
+
+-- The leaf whose shape a parameter's state has.
+local function part_of(p)
+  return rawget(p, "_unit") and p:to_local() or p
+end
+
+---Takes a state dict of an optimizer with the same groups; tensors are copied. All is checked before anything changes.
+---@param sd { state: table<integer, table>, param_groups: table[] }
+function Optimizer:load_state_dict(sd)
+  local who = self:class_name()
+  if type(sd) ~= "table" or type(sd.param_groups) ~= "table" or type(sd.state) ~= "table" then
+    raise("%s: load_state_dict: a table with state and param_groups expected, got %s", who, show(sd))
+  end
+  if #sd.param_groups ~= #self.param_groups then
+    raise("%s: load_state_dict: %d groups in the state, %d in the optimizer", who, #sd.param_groups, #self.param_groups)
+  end
+  local names, work = state_names(self), {}
+  for index, group in ipairs(self.param_groups) do
+    local given = sd.param_groups[index]
+    if #given.params ~= #group.params then
+      raise("%s: load_state_dict: group %d has %d parameters in the state, %d in the optimizer", who, index, #given.params, #group.params)
+    end
+    for k, p in ipairs(group.params) do
+      local entry = sd.state[given.params[k]]
+      if entry ~= nil then
+        local part = part_of(p)
+        for s, name in ipairs(names) do
+          local t = entry[name]
+          if t ~= nil then
+            if not is_tensor(t) then raise("%s: load_state_dict: %s of parameter %d is %s, expected a tensor", who, name, k, show(t)) end
+            if tostring(t.shape) ~= tostring(part.shape) then
+              raise("%s: load_state_dict: %s of parameter %d has shape %s, the parameter %s here",
+                who, name, k, tostring(t.shape), tostring(part.shape))
+            end
+          end
+          work[#work + 1] = { index, k, s, t, entry.step or 1, part }
+        end
+        if #names == 0 then work[#work + 1] = { index, k, nil, nil, entry.step or 1, part } end
+      end
+    end
+  end
+  for index, group in ipairs(self.param_groups) do
+    local given = sd.param_groups[index]
+    for name, value in pairs(given) do
+      if name ~= "params" then group[name] = type(value) == "table" and { unpack(value) } or value end
+    end
+    self._compiled[index] = compile(self, group)
+  end
+  for _, w in ipairs(work) do
+    local c, k, s, t = self._compiled[w[1]], w[2], w[3], w[4]
+    if t then
+      local dtype = w[6].dtype
+      if dtype ~= "float32" and dtype ~= "float64" then dtype = "float32" end
+      local own = t:detach():clone():to(w[6].device, dtype):keep()
+      c.state[3 * (k - 1) + s - 1] = own.id
+      c.tensors[3 * (k - 1) + s] = own
+    end
+    c.steps[k - 1] = w[5]
+  end
+end
+
+---The state tensors and step of a parameter, by name; nil before its first step. Not copies.
+---@param p Tensor
+---@return { step: integer }?
+function Optimizer:state_of(p)
+  for index, group in ipairs(self.param_groups) do
+    for k, q in ipairs(group.params) do
+      if rawequal(p, q) then
+        local c = compiled(self, index, group)
+        take_state(c)
+        if c.steps[k - 1] == 0 then return nil end
+        local entry = { step = c.steps[k - 1] }
+        for s, name in ipairs(state_names(self)) do entry[name] = c.tensors[3 * (k - 1) + s] end
+        return entry
+      end
+    end
+  end
+end
+
+function Optimizer:__tostring()
+  local n = 0
+  for _, group in ipairs(self.param_groups) do n = n + #group.params end
+  return ("%s(%d groups, %d parameters, lr %s)"):format(self:class_name(), #self.param_groups, n, tostring(self.param_groups[1].lr))
+end
+
+-- ---- the three ----------------------------------------------------------------------------------
+
+local function number(self, group, name, low, high)
+  local v = group[name]
+  if type(v) ~= "number" or v < low or high and v >= high then
+    raise("%s: %s is %s, expected a number from %g%s", self:class_name(), name, show(v), low, high and (" to below %g"):format(high) or "")
+  end
+end
+
+---@class SGD: Optimizer
+---@overload fun(params: table, opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number }): SGD
+local SGD = Optimizer:extend "SGD"
+SGD._kind, SGD._state_names = ffi.C.MS_SGD, { "momentum_buffer" }
+
+function SGD:init(params, given)
+  construct(self, params, given, { lr = 1e-3, momentum = 0, dampening = 0, nesterov = false, weight_decay = 0 })
+end
+
+function SGD:_check(group)
+  number(self, group, "lr", 0)
+  number(self, group, "momentum", 0)
+  number(self, group, "weight_decay", 0)
+  if group.nesterov and (group.momentum <= 0 or group.dampening ~= 0) then
+    raise("SGD: Nesterov momentum requires a momentum and zero dampening")
+  end
+end
+
+function SGD._fill(o, group)
+  o.lr, o.weight_decay, o.momentum, o.dampening = group.lr, group.weight_decay, group.momentum, group.dampening
+  o.nesterov = group.nesterov and 1 or 0
+end
+
+local function adam(name, weight_decay)
+  local cls = Optimizer:extend(name)
+  cls._state_names = { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" }
+  function cls:init(params, given)
+    construct(self, params, given, { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = weight_decay, amsgrad = false })
+  end
+  function cls:_check(group)
+    number(self, group, "lr", 0)
+    number(self, group, "eps", 0)
+    number(self, group, "weight_decay", 0)
+    for k = 1, 2 do
+      local beta = group.betas[k]
+      if type(beta) ~= "number" or beta < 0 or beta >= 1 then
+        raise("%s: betas[%d] is %s, expected a number from 0 to below 1", name, k, show(beta))
+      end
+    end
+  end
+  function cls._fill(o, group)
+    local betas = group.betas
+    o.lr, o.weight_decay, o.beta1, o.beta2, o.eps = group.lr, group.weight_decay, betas[1], betas[2], group.eps
+    o.amsgrad = group.amsgrad and 1 or 0
+  end
+  return cls
+end
+
+---@class Adam: Optimizer
+---@overload fun(params: table, opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): Adam
+local Adam = adam("Adam", 0)
+Adam._kind = ffi.C.MS_ADAM
+
+---@class AdamW: Optimizer
+---@overload fun(params: table, opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): AdamW
+local AdamW = adam("AdamW", 0.01)
+AdamW._kind = ffi.C.MS_ADAMW
+
+return { Optimizer = Optimizer, SGD = SGD, Adam = Adam, AdamW = AdamW }

@@ -1,0 +1,152 @@
+--- The folder of one training run: `config.json` (every option as it was used), `metrics.jsonl` (one object a
+--- line), `samples.txt`, `step-N.safetensors`. Written by rank 0; the others hold a folder that does nothing.
+local lfs = require "lfs"
+
+local M = {}
+
+-- ---- JSON: cjson writes 14 digits and refuses NaN --------------------------------------------------
+
+local escapes = { ['"'] = '\\"', ["\\"] = "\\\\", ["\n"] = "\\n", ["\t"] = "\\t", ["\r"] = "\\r" }
+
+local function escaped(c) return escapes[c] or ("\\u%04x"):format(c:byte()) end
+
+local formats = {}                                      -- by digits
+local function text_of(value, digits)
+  local kind = type(value)
+  if kind == "number" then
+    if value ~= value or value == math.huge or value == -math.huge then return "null" end
+    if value % 1 == 0 and math.abs(value) < 2 ^ 53 then return ("%.0f"):format(value) end
+    formats[digits] = formats[digits] or ("%%.%dg"):format(digits)
+    return formats[digits]:format(value)
+  elseif kind == "string" then
+    return '"' .. value:gsub('[%c"\\]', escaped) .. '"'
+  elseif kind == "boolean" then
+    return tostring(value)
+  elseif kind == "table" and (value[1] ~= nil or next(value) == nil) then
+    local parts = {}
+    for k, v in ipairs(value) do parts[k] = text_of(v, digits) end
+    return "[" .. table.concat(parts, ", ") .. "]"
+  end
+  error(("run_folder: cannot write %s as JSON"):format(kind), 0)
+end
+
+--- One JSON object of the fields of a flat table, in the order of `names`, or of the sorted keys. Numbers have 9
+--- digits (they tell float32 values apart), or as many as asked for; NaN and infinity are null.
+---@param object table
+---@param names? string[]
+---@param given? {digits: integer, separator: string}
+---@return string
+function M.json(object, names, given)
+  if not names then
+    names = {}
+    for name in pairs(object) do names[#names + 1] = name end
+    table.sort(names)
+  end
+  local digits, separator = given and given.digits or 9, given and given.separator or ", "
+  local parts = {}
+  for _, name in ipairs(names) do
+    if object[name] ~= nil then parts[#parts + 1] = text_of(name) .. ": " .. text_of(object[name], digits) end
+  end
+  return "{" .. table.concat(parts, separator) .. "}"
+end
+
+-- ---- the folder ------------------------------------------------------------------------------------
+
+---@class RunFolder
+---@field path string
+local Folder = {}
+Folder.__index = Folder
+
+local function make(path)
+  local at = ""
+  for part in (path .. "/"):gmatch "([^/]*)/" do
+    at = at .. part .. "/"
+    if part ~= "" and lfs.attributes(at, "mode") ~= "directory" then
+      local ok, err = lfs.mkdir(at)
+      if not ok and lfs.attributes(at, "mode") ~= "directory" then return nil, err end
+    end
+  end
+  return true
+end
+
+local function write(path, text)
+  local f, err = io.open(path, "w")
+  if not f then return nil, err end
+  f:write(text)
+  f:close()
+  return true
+end
+
+--- Makes the run's folder: `path`, or the next free number in runs/ with `name` behind it.
+---@param path? string
+---@param name string
+---@param config table
+---@return RunFolder? folder
+---@return string? err
+function M.new(path, name, config)
+  if path then
+    if lfs.attributes(path .. "/metrics.jsonl", "mode") then
+      return nil, ("'%s' holds a run already; name another folder with --out, or none"):format(path)
+    end
+    local ok, err = make(path)
+    if not ok then return nil, ("cannot make the folder '%s': %s"):format(path, err) end
+  else
+    local ok, err = make "runs"
+    if not ok then return nil, ("cannot make the folder 'runs': %s; name one with --out"):format(err) end
+    local highest = 0
+    for entry in lfs.dir "runs" do highest = math.max(highest, tonumber(entry:match "^(%d+)") or 0) end
+    repeat                                              -- another run may be doing the same: mkdir decides
+      highest = highest + 1
+      path = ("runs/%03d%s"):format(highest, name)
+      ok, err = lfs.mkdir(path)
+    until ok or highest > 1e6 or lfs.attributes(path, "mode") == nil
+    if not ok then return nil, ("cannot make the folder '%s': %s"):format(path, err) end
+  end
+  local self = setmetatable({ path = path }, Folder)
+  local ok, err = write(path .. "/config.json", M.json(config, nil, { digits = 17, separator = ",\n " }) .. "\n")
+  if not ok then return nil, err end
+  self.metrics, err = io.open(path .. "/metrics.jsonl", "w")
+  if not self.metrics then return nil, err end
+  self.metrics:setvbuf "line"
+  return self
+end
+
+--- The folder of the ranks that write nothing.
+function M.none() return setmetatable({}, Folder) end
+
+--- A line of metrics.jsonl.
+---@param object table
+---@param names string[]
+function Folder:metric(object, names)
+  if self.metrics then self.metrics:write(M.json(object, names), "\n") end
+end
+
+--- A text that the model wrote.
+function Folder:sample(step, text)
+  if not self.path then return end
+  local f = assert(io.open(self.path .. "/samples.txt", "a"))
+  f:write(("---- step %d ----\n%s\n"):format(step, text))
+  f:close()
+end
+
+--- Name of the checkpoint after a step.
+function M.checkpoint_name(folder, step) return ("%s/step-%06d.safetensors"):format(folder, step) end
+
+--- The checkpoint that a path means: a file, or the latest one in a run's folder.
+---@param path string
+---@return string? file
+---@return string? err
+function M.find_checkpoint(path)
+  local mode = lfs.attributes(path, "mode")
+  if not mode then return nil, ("there is no file or folder '%s'"):format(path) end
+  if mode ~= "directory" then return path end
+  local best
+  for name in lfs.dir(path) do
+    local step = tonumber(name:match "^step%-(%d+)%.safetensors$")
+    if step and (not best or step > best) then best = step end
+  end
+  if not best then return nil, ("there is no checkpoint (step-N.safetensors) in '%s'"):format(path) end
+  return M.checkpoint_name(path, best)
+end
+
+return M

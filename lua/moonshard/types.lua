@@ -1,0 +1,384 @@
+---@meta
+-- luacheck: ignore (declarations for editors)
+--- Annotations of what is made in loops, for editors, and what `? name` shows of it. Never loaded.
+
+---@class Tensor
+---@field shape integer[]        sizes; an array that prints as [2, 3]
+---@field ndim integer           number of dimensions
+---@field dtype string           'float32' 'float64' 'float16' 'bfloat16' 'int64' 'int32' 'uint8' 'bool'
+---@field device string          'cpu', 'cuda:0', 'meta'
+---@field grad Tensor?           the gradient of a leaf, nil until there is one; assignable on leaves
+---@field requires_grad boolean  does backward reach it? assignable on leaves
+---@field is_leaf boolean        made by the script, not by an operation that records
+---@field is_sparse boolean
+---@operator add(Tensor|number): Tensor
+---@operator sub(Tensor|number): Tensor
+---@operator mul(Tensor|number): Tensor
+---@operator div(Tensor|number): Tensor
+---@operator pow(Tensor|number): Tensor
+---@operator unm: Tensor
+local Tensor = {}
+
+-- ---- element by element ------------------------------------------------------------------------------
+
+--- -t, element by element.
+---@return Tensor
+function Tensor:neg() end
+
+--- |t|, element by element.
+---@return Tensor
+function Tensor:abs() end
+
+--- e^t, element by element.
+---@return Tensor
+function Tensor:exp() end
+
+--- Natural logarithm, element by element.
+---@return Tensor
+function Tensor:log() end
+
+--- Square root, element by element.
+---@return Tensor
+function Tensor:sqrt() end
+
+--- 1 / square root, element by element.
+---@return Tensor
+function Tensor:rsqrt() end
+
+--- Sine, element by element.
+---@return Tensor
+function Tensor:sin() end
+
+--- Cosine, element by element.
+---@return Tensor
+function Tensor:cos() end
+
+--- max(t, 0), element by element.
+---@return Tensor
+function Tensor:relu() end
+
+--- t * sigmoid(t), element by element.
+---@return Tensor
+function Tensor:silu() end
+
+--- Hyperbolic tangent, element by element.
+---@return Tensor
+function Tensor:tanh() end
+
+--- 1 / (1 + e^-t), element by element.
+---@return Tensor
+function Tensor:sigmoid() end
+
+--- -1, 0 or 1, element by element.
+---@return Tensor
+function Tensor:sign() end
+
+--- 1 / t, element by element.
+---@return Tensor
+function Tensor:reciprocal() end
+
+--- Neither infinite nor nan? A bool tensor.
+---@return Tensor
+function Tensor:isfinite() end
+
+--- Not a number? A bool tensor.
+---@return Tensor
+function Tensor:isnan() end
+
+--- Zero or false? A bool tensor.
+---@return Tensor
+function Tensor:logical_not() end
+
+--- neg in place.
+---@return Tensor self
+function Tensor:neg_() end
+
+--- abs in place.
+---@return Tensor self
+function Tensor:abs_() end
+
+--- exp in place.
+---@return Tensor self
+function Tensor:exp_() end
+
+--- log in place.
+---@return Tensor self
+function Tensor:log_() end
+
+--- sqrt in place.
+---@return Tensor self
+function Tensor:sqrt_() end
+
+--- rsqrt in place.
+---@return Tensor self
+function Tensor:rsqrt_() end
+
+--- relu in place.
+---@return Tensor self
+function Tensor:relu_() end
+
+--- silu in place.
+---@return Tensor self
+function Tensor:silu_() end
+
+--- tanh in place.
+---@return Tensor self
+function Tensor:tanh_() end
+
+--- sigmoid in place.
+---@return Tensor self
+function Tensor:sigmoid_() end
+
+--- reciprocal in place.
+---@return Tensor self
+function Tensor:reciprocal_() end
+
+--- t * u, element by element; u broadcasts.
+---@param u Tensor|number
+---@return Tensor
+function Tensor:mul(u) end
+
+--- t * u in place.
+---@param u Tensor|number
+---@return Tensor self
+function Tensor:mul_(u) end
+
+--- t / u, element by element; u broadcasts.
+---@param u Tensor|number
+---@return Tensor
+function Tensor:div(u) end
+
+--- t / u in place.
+---@param u Tensor|number
+---@return Tensor self
+function Tensor:div_(u) end
+
+--- t ^ u, element by element; u broadcasts.
+---@param u Tensor|number
+---@return Tensor
+function Tensor:pow(u) end
+
+--- t == u, element by element: a bool tensor.
+---@param u Tensor|number
+---@return Tensor
+function Tensor:eq(u) end
+
+--- t ~= u, element by element: a bool tensor.
+---@param u Tensor|number
+---@return Tensor
+function Tensor:ne(u) end
+
+--- t < u, element by element: a bool tensor.
+---@param u Tensor|number
+---@return Tensor
+function Tensor:lt(u) end
+
+--- t <= u, element by element: a bool tensor.
+---@param u Tensor|number
+---@return Tensor
+function Tensor:le(u) end
+
+--- t > u, element by element: a bool tensor.
+---@param u Tensor|number
+---@return Tensor
+function Tensor:gt(u) end
+
+--- t >= u, element by element: a bool tensor.
+---@param u Tensor|number
+---@return Tensor
+function Tensor:ge(u) end
+
+--- The larger of both, element by element.
+---@param u Tensor
+---@return Tensor
+function Tensor:maximum(u) end
+
+--- The smaller of both, element by element.
+---@param u Tensor
+---@return Tensor
+function Tensor:minimum(u) end
+
+--- Both true?.
+---@param u Tensor
+---@return Tensor
+function Tensor:logical_and(u) end
+
+--- One of them true?.
+---@param u Tensor
+---@return Tensor
+function Tensor:logical_or(u) end
+
+--- The tensor as float32; itself when it is.
+---@return Tensor
+function Tensor:float() end
+
+--- The tensor as float64; itself when it is.
+---@return Tensor
+function Tensor:double() end
+
+--- The tensor as float16; itself when it is.
+---@return Tensor
+function Tensor:half() end
+
+--- The tensor as bfloat16; itself when it is.
+---@return Tensor
+function Tensor:bfloat16() end
+
+--- The tensor as int64; itself when it is.
+---@return Tensor
+function Tensor:long() end
+
+--- The tensor as int32; itself when it is.
+---@return Tensor
+function Tensor:int() end
+
+--- The tensor as bool; itself when it is.
+---@return Tensor
+function Tensor:bool() end
+
+-- ---- reductions ---------------------------------------------------------------------------------------
+
+--- Sum over d: a position, a list of them, or all.
+---@param d? integer|integer[]
+---@param opts? {keepdim: boolean}
+---@return Tensor
+function Tensor:sum(d, opts) end
+
+--- Mean over d: a position, a list of them, or all.
+---@param d? integer|integer[]
+---@param opts? {keepdim: boolean}
+---@return Tensor
+function Tensor:mean(d, opts) end
+
+--- Product over d: a position, a list of them, or all.
+---@param d? integer|integer[]
+---@param opts? {keepdim: boolean}
+---@return Tensor
+function Tensor:prod(d, opts) end
+
+--- True where all are over d: a position, a list of them, or all.
+---@param d? integer|integer[]
+---@param opts? {keepdim: boolean}
+---@return Tensor
+function Tensor:all(d, opts) end
+
+--- True where one is over d: a position, a list of them, or all.
+---@param d? integer|integer[]
+---@param opts? {keepdim: boolean}
+---@return Tensor
+function Tensor:any(d, opts) end
+
+--- Variance over d: a position, a list of them, or all; divided by n - correction (1).
+---@param d? integer|integer[]
+---@param opts? {keepdim: boolean, correction: integer}
+---@return Tensor
+function Tensor:var(d, opts) end
+
+--- Standard deviation over d: a position, a list of them, or all; divided by n - correction (1).
+---@param d? integer|integer[]
+---@param opts? {keepdim: boolean, correction: integer}
+---@return Tensor
+function Tensor:std(d, opts) end
+
+--- The largest element; along d: values and their places (int64, 0-based).
+---@param d? integer
+---@param opts? {keepdim: boolean}
+---@return Tensor values
+---@return Tensor? indices
+function Tensor:max(d, opts) end
+
+--- The smallest element; along d: values and their places (int64, 0-based).
+---@param d? integer
+---@param opts? {keepdim: boolean}
+---@return Tensor values
+---@return Tensor? indices
+function Tensor:min(d, opts) end
+
+--- Places (int64, 0-based) of the largest elements along d (-1).
+---@param d? integer
+---@param opts? {keepdim: boolean}
+---@return Tensor
+function Tensor:argmax(d, opts) end
+
+--- Places (int64, 0-based) of the smallest elements along d (-1).
+---@param d? integer
+---@param opts? {keepdim: boolean}
+---@return Tensor
+function Tensor:argmin(d, opts) end
+
+--- Exponentials that add up to 1 along d (-1).
+---@param d? integer
+---@return Tensor
+function Tensor:softmax(d) end
+
+--- Logarithm of softmax along d (-1).
+---@param d? integer
+---@return Tensor
+function Tensor:log_softmax(d) end
+
+--- Running sums along d (-1).
+---@param d? integer
+---@return Tensor
+function Tensor:cumsum(d) end
+
+-- ---- making tensors -----------------------------------------------------------------------------------
+
+---@class moonshard
+local ms = {}
+
+---@alias TensorOptions {dtype: string, device: string, requires_grad: boolean}
+
+--- An uninitialised tensor: sizes as numbers or one table, then options.
+---@param ... integer|integer[]|TensorOptions
+---@return Tensor
+function ms.empty(...) end
+
+--- An uninitialised tensor, with the shape, dtype and device of t.
+---@param t Tensor
+---@param opts? TensorOptions
+---@return Tensor
+function ms.empty_like(t, opts) end
+
+--- A tensor of zeros: sizes as numbers or one table, then options.
+---@param ... integer|integer[]|TensorOptions
+---@return Tensor
+function ms.zeros(...) end
+
+--- A tensor of zeros, with the shape, dtype and device of t.
+---@param t Tensor
+---@param opts? TensorOptions
+---@return Tensor
+function ms.zeros_like(t, opts) end
+
+--- A tensor of ones: sizes as numbers or one table, then options.
+---@param ... integer|integer[]|TensorOptions
+---@return Tensor
+function ms.ones(...) end
+
+--- A tensor of ones, with the shape, dtype and device of t.
+---@param t Tensor
+---@param opts? TensorOptions
+---@return Tensor
+function ms.ones_like(t, opts) end
+
+--- Numbers drawn evenly from [0, 1): sizes as numbers or one table, then options.
+---@param ... integer|integer[]|TensorOptions
+---@return Tensor
+function ms.rand(...) end
+
+--- Numbers drawn evenly from [0, 1), with the shape, dtype and device of t.
+---@param t Tensor
+---@param opts? TensorOptions
+---@return Tensor
+function ms.rand_like(t, opts) end
+
+--- Numbers drawn from the normal distribution: sizes as numbers or one table, then options.
+---@param ... integer|integer[]|TensorOptions
+---@return Tensor
+function ms.randn(...) end
+
+--- Numbers drawn from the normal distribution, with the shape, dtype and device of t.
+---@param t Tensor
+---@param opts? TensorOptions
+---@return Tensor
+function ms.randn_like(t, opts) end

@@ -1,0 +1,151 @@
+--- Small things of the front end: ordered pairs, deep copies, devices, memory.
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local class = require "moonshard.class"
+local dtypes = require "moonshard.dtypes"
+local tensor = require "moonshard.tensor"
+
+local lib = engine.lib
+local M = {}
+
+local rank = { number = 1, string = 2, boolean = 3 }
+local function before(a, b)
+  local ta, tb = type(a), type(b)
+  if ta ~= tb then return (rank[ta] or 4) < (rank[tb] or 4) end
+  if ta == "number" or ta == "string" then return a < b end
+  return tostring(a) < tostring(b)
+end
+
+--- pairs in the order of the keys: numbers, then strings. `for k, v in ms.sorted_pairs(t) do`
+---@param t table
+function M.sorted_pairs(t)
+  if type(t) ~= "table" then errors.raise("sorted_pairs: argument is %s, expected a table", errors.kind(t)) end
+  local keys = {}
+  for k in pairs(t) do keys[#keys + 1] = k end
+  table.sort(keys, before)
+  local at = 0
+  return function()
+    at = at + 1
+    local k = keys[at]
+    if k ~= nil then return k, t[k] end
+  end
+end
+
+-- ---- deep copies ---------------------------------------------------------------------------------
+
+local internal = { id = true, _owner = true, _site = true, _grad = true }
+
+local function copy_tensor(t, memo, copy)
+  local info = tensor.info_of(t)
+  local requires_grad, is_leaf, is_param = info.requires_grad ~= 0, info.is_leaf ~= 0, info.is_param ~= 0
+  if not is_leaf then errors.raise("deepcopy: the tensor is the result of an operation; only leaves can be copied (detach it first)") end
+  local data = t:detach():clone()
+  local out
+  if is_param then
+    local id = lib.ms_param_new(data.id, requires_grad and 1 or 0)
+    if id == 0 then errors.fail(t) end
+    out = tensor.wrap_as(getmetatable(t), id)
+    tensor.own(out)
+    data:release()
+  else
+    out = data
+    if getmetatable(t) ~= tensor.Tensor then setmetatable(out, getmetatable(t)) end
+    if requires_grad then out.requires_grad = true end
+  end
+  memo[t] = out
+  for k, v in pairs(t) do
+    if not internal[k] then rawset(out, k, copy(v)) end
+  end
+  local grad = t.grad
+  if grad then out.grad = copy(grad) end
+  return out
+end
+
+--- A copy of tensors, modules, tables of them: what is shared inside stays shared, a parameter stays a leaf.
+--- Functions and classes are not copied. A class whose objects copy themselves defines `__deepcopy(obj, memo, copy)`.
+---@generic T
+---@param x T
+---@return T
+function M.deepcopy(x)
+  local memo = {}
+  local function copy(v)
+    if type(v) ~= "table" then return v end
+    if memo[v] ~= nil then return memo[v] end
+    if class.is_class(v) then return v end
+    if tensor.is_tensor(v) then return copy_tensor(v, memo, copy) end
+    local mt = getmetatable(v)
+    local own = mt and rawget(mt, "__deepcopy")
+    if own then
+      local out = own(v, memo, copy)
+      memo[v] = out
+      return out
+    end
+    local out = {}
+    memo[v] = out
+    for k, w in next, v do rawset(out, copy(k), copy(w)) end
+    return setmetatable(out, mt)
+  end
+  local state = lib.ms_set_grad_mode(0)
+  local ok, result = pcall(copy, x)
+  lib.ms_set_grad_mode(state)
+  if not ok then error(result, 0) end
+  return result
+end
+
+-- ---- devices and memory ----------------------------------------------------------------------------
+
+local function finish(device, ok, ...)
+  dtypes.default.device = device
+  if not ok then error((...), 0) end
+  return ...
+end
+
+--- Runs fn with another default device.
+function M.with_device(device, fn, ...)
+  local before_it = dtypes.default.device
+  dtypes.default.device = dtypes.device(device, "with_device")
+  return finish(before_it, pcall(fn, ...))
+end
+
+local stats = engine.ffi.new "ms_memory"
+local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "live_tensors" }
+
+--- {allocated, peak_allocated, reserved, peak_reserved} in bytes, live_tensors.
+---@param device? string
+function M.memory_stats(device)
+  errors.check(lib.ms_memory_stats(device and dtypes.device(device, "memory_stats") or dtypes.default.device, stats))
+  local out = {}
+  for _, field in ipairs(FIELDS) do out[field] = stats[field] end
+  return out
+end
+
+function M.reset_peak_memory_stats(device)
+  lib.ms_reset_peak_memory(device and dtypes.device(device, "reset_peak_memory_stats") or dtypes.default.device)
+end
+
+function M.empty_cache() lib.ms_empty_cache() end
+
+function M.num_threads() return lib.ms_num_threads() end
+
+--- Threads of this rank's operators.
+function M.set_num_threads(n)
+  if type(n) ~= "number" or n < 1 or n % 1 ~= 0 then
+    errors.raise("set_num_threads: argument is %s, expected a whole number from 1", errors.kind(n))
+  end
+  lib.ms_set_num_threads(n)
+end
+
+--- Seconds, monotonic.
+function M.time() return lib.ms_time() end
+
+--- The GPU: this build has no plugin for it, so it says why.
+M.cuda = errors.closed({
+  is_available = function() return false end,
+  why_unavailable = function() return "this build has no CUDA plugin (libmoonshard_cuda.so)" end,
+  device_count = function() return 0 end,
+  current_device = function() return dtypes.cuda_device() end,
+  set_device = function() errors.raise "cuda.set_device: this build has no CUDA plugin (libmoonshard_cuda.so)" end,
+  synchronize = function() end,
+}, "cuda")
+
+return M

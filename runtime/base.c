@@ -1,0 +1,131 @@
+// base.c -- status and text, clock, interrupt, interned strings.
+#define _GNU_SOURCE
+#include "base.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TEXT_SIZE = 4096 };
+
+static __thread char text[TEXT_SIZE];
+static __thread ms_status text_code;
+
+ms_state ms__state = { .grad_mode = 1 };
+
+ms_state *ms_get_state(void) { return &ms__state; }
+const char *ms_error(void) { return text; }
+int ms_error_code(void) { return text_code; }
+int ms_version(void) { return MS_VERSION; }
+void ms__clear_error(void) { text[0] = 0; text_code = MS_OK; }
+
+ms_status ms__fail(ms_status code, const char *fmt, ...)
+{
+    va_list ap;
+    char fresh[TEXT_SIZE];      // an argument may be the old text itself
+    va_start(ap, fmt);
+    vsnprintf(fresh, sizeof fresh, fmt, ap);
+    va_end(ap);
+    memcpy(text, fresh, sizeof text);
+    text_code = code;
+    return code;
+}
+
+ms_status ms__fail_prefix(const char *fmt, ...)
+{
+    va_list ap;
+    char fresh[TEXT_SIZE];
+    va_start(ap, fmt);
+    int n = vsnprintf(fresh, sizeof fresh, fmt, ap);
+    va_end(ap);
+    if (n < 0) n = 0;
+    if (n < TEXT_SIZE) snprintf(fresh + n, (size_t)(TEXT_SIZE - n), "%s", text);
+    memcpy(text, fresh, sizeof text);
+    return text_code;
+}
+
+int64_t ms__now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+double ms_time(void) { return (double)ms__now_ns() * 1e-9; }
+
+// ---- interrupt --------------------------------------------------------------------------------
+
+void ms_interrupt(void) { __atomic_store_n(&ms__state.interrupted, 1, __ATOMIC_RELAXED); }
+
+ms_status ms__check_interrupt(void)
+{
+    if (MS_LIKELY(!__atomic_load_n(&ms__state.interrupted, __ATOMIC_RELAXED))) return MS_OK;
+    __atomic_store_n(&ms__state.interrupted, 0, __ATOMIC_RELAXED);
+    return ms__fail(MS_EINTR, "interrupted");
+}
+
+static struct sigaction before_sigint;
+static int catching;
+static volatile int64_t last_sigint;
+
+// The second Ctrl-C within two seconds means that the first was not heard: nothing polls. Then die of it.
+static void on_sigint(int sig)
+{
+    int64_t now = ms__now_ns();
+    if (ms__state.interrupted && now - last_sigint < 2000000000) {
+        signal(sig, SIG_DFL);
+        raise(sig);
+    }
+    last_sigint = now;
+    ms_interrupt();
+}
+
+void ms_catch_sigint(int on)
+{
+    if (on && !catching) {
+        struct sigaction sa = { .sa_handler = on_sigint };
+        sigemptyset(&sa.sa_mask);
+        sigaction(SIGINT, &sa, &before_sigint);
+        catching = 1;
+    } else if (!on && catching) {
+        sigaction(SIGINT, &before_sigint, NULL);
+        catching = 0;
+    }
+}
+
+// ---- interned strings -------------------------------------------------------------------------
+
+typedef struct string { struct string *next; char text[]; } string;
+static string *buckets[1024];
+
+const char *ms__intern(const char *s)
+{
+    uint32_t h = 2166136261u;                       // FNV-1a
+    for (const char *p = s; *p; p++) h = (h ^ (uint8_t)*p) * 16777619u;
+    string **b = &buckets[h % MS_COUNT(buckets)];
+    for (string *e = *b; e; e = e->next)
+        if (strcmp(e->text, s) == 0) return e->text;
+    string *e = malloc(sizeof *e + strlen(s) + 1);
+    if (!e) return "";
+    strcpy(e->text, s);
+    e->next = *b;
+    *b = e;
+    return e->text;
+}
+
+const char *ms__shape_text(int ndim, const int64_t *shape)
+{
+    static __thread char ring[8][128];
+    static __thread int turn;
+    char *s = ring[turn++ & 7];
+    int n = 0;
+    s[n++] = '[';
+    for (int d = 0; d < ndim && n < 100; d++)
+        n += snprintf(s + n, (size_t)(128 - n), d ? ", %lld" : "%lld", (long long)shape[d]);
+    s[n++] = ']';
+    s[n] = 0;
+    return s;
+}

@@ -1,0 +1,208 @@
+// comm_internal.h -- what the comm_*.c files share: the control memory of a node, groups, one collective.
+//
+// The ranks of a node share one *control memory*: a board (who is where), staging windows, and for every group
+// a ring of slots per member. Collective number `seq` of a group uses entry seq % RING of every member. A slot is
+// written by its member only: its fingerprint, where its input and output can be found, a small payload; then
+// `ready`. A member on another node is mirrored into its slot by the group's leader on this node, so that
+// whoever waits reads slots and nothing else.
+#ifndef MS_COMM_INTERNAL_H
+#define MS_COMM_INTERNAL_H
+
+#include <stdatomic.h>
+#include "comm.h"
+#include "comm_mpi.h"
+
+enum {
+    RING = 16,
+    PAYLOAD = 512,                      // bytes that travel with the ready flag
+    WINDOW = 1 << 20,                   // staging: as much for input and as much for results
+    STREAM_FROM = 16 << 20,             // copies from here on write past the cache
+    ARENAS = 64,
+    SITE = 120, UNIT_NAME = 72, TEXT = 2048,
+};
+
+typedef enum { OP_BARRIER, OP_ALL_REDUCE, OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_BROADCAST, OP_REDUCE, OP_GATHER, OP_SCATTER,
+               OP_ALL_TO_ALL, OP_SEND_RECV, OPS } coll_op;
+
+// What one rank asks for. Equal on every rank, or the collective fails before data moves.
+typedef struct {
+    uint8_t  op, dtype, red, pad;
+    int32_t  root;                      // world rank, -1: none
+    uint64_t count, extra;              // elements; hash of pieces and scale
+    int64_t  step;                      // of ms.steps
+    char     site[SITE], unit[UNIT_NAME];
+} ms_print;
+
+typedef struct {
+    _Atomic uint64_t ready, done;       // words: (epoch << 32) + seq + 1
+    uint64_t hash, in_at, out_at;
+    uint32_t in_arena, out_arena;       // 0: the control memory itself
+    uint32_t flags, bytes;              // SLOT_*; of payload
+    uint64_t pad0;
+    _Atomic uint64_t commit;            // in the slot of the group's first member here: word * 2, +1 = go, +0 = dropped
+    _Atomic uint64_t round;
+    uint64_t pad1[6];
+    ms_print print;
+    char     pad2[1024 - 128 - sizeof(ms_print) - PAYLOAD];
+    char     payload[PAYLOAD];
+} ms_slot;
+_Static_assert(sizeof(ms_slot) == 1024, "slots are aligned");
+
+enum { SLOT_DIRECT = 1, SLOT_INLINE = 2 };
+
+typedef struct {                        // per member of a group
+    _Atomic uint64_t issued;            // word of the latest collective that its script issued
+    uint8_t executor[RING];             // stream of each of the latest ones
+    char pad[40];
+} ms_head;
+
+typedef struct {                        // what one executor (compute thread or stream worker) waits in
+    _Atomic uint64_t version;           // odd: waiting
+    double   group;
+    uint64_t word;
+    int64_t  since;
+    ms_print print;
+} ms_waiting;
+
+typedef enum { RANK_RUNNING, RANK_LEFT, RANK_RAISED } rank_state;
+
+typedef struct {
+    _Atomic int state, engine_waits;    // engine_waits: stream kind whose record the engine thread waits for, -1: none
+    int      pid;
+    _Atomic int n_arenas;
+    struct { uint64_t id, bytes, inode; int fd; } arena[ARENAS];
+    ms_waiting wait[MS_STREAMS];
+    ms_waiting last;                    // that its script issued; for reports, so a torn read does no harm
+    char     text[TEXT];                // of the error it published; written before the board's epoch
+} ms_board_rank;
+
+typedef struct {
+    uint64_t nonce;
+    _Atomic uint64_t epoch;             // (number << 16) | rank that raised it
+    char pad[4096 - 16];
+    ms_board_rank rank[];               // of the world; those of other nodes stay empty
+} ms_board;
+
+struct ms_group {
+    double   id;
+    int      n, me;                     // me: -1 when this rank is no member
+    int     *ranks;                     // world ranks, in the group's order
+    bool     far;                       // has members on several nodes
+    int      leader;                    // member: the first one on this node
+    ms_slot *slots;
+    ms_head *heads;
+    uint64_t seq, epoch;                // engine thread only
+    uint64_t issued[RING];              // word that this rank issued last on a ring entry; engine thread only
+    _Atomic uint64_t finished[RING];    // and the one that its executor is through with: the next may begin
+    uint64_t committed[RING];           // ... and that went on to move data; written before `finished`
+    ms_group *next;
+};
+
+typedef struct ms_coll {
+    ms_group  *g;
+    uint8_t    op, dtype, red;
+    ms_stream_kind stream;
+    int        root;                    // member, -1
+    uint64_t   seq, word, epoch, before;    // before: what must be finished on this ring entry
+    size_t     count;                   // elements of a block (all_reduce, broadcast: of the tensor)
+    double     scale, delay;
+    ms_storage *in_storage, *out_storage;   // retained by the issuer; may be NULL
+    char      *in, *out;
+    size_t     in_bytes, out_bytes;
+    int        n_pieces;
+    ms_piece  *pieces;                  // all_gather
+    const char *unit;           // the whole name, interned; NULL: none
+    ms_print   print;
+    uint64_t   hash;
+    bool       inline_;                 // the input fits the payload
+    ms_tensor *keep[2];                 // retained
+    atomic_bool raised;                 // failed by a published error
+    struct ms_far *far;                 // leader: messages of the ready exchange
+} ms_coll;
+
+// ---- comm_start.c: transports ----
+typedef struct {
+    int rank, size, local_rank, local_size, nodes, node;
+    int *node_of;                       // by world rank
+    bool up, mapped;                    // mapped: every peer here can map this rank's arenas
+    const ms_mpi_table *mpi;
+    char *ctl;                          // control memory
+    size_t ctl_bytes;
+    ms_board *board;
+    double timeout;                     // seconds
+    _Atomic uint64_t epoch;             // that this rank is in
+    int64_t step;
+} ms_world;
+extern ms_world ms__world;
+
+ms_status ms__comm_start(const char *backend);
+void      ms__comm_stop(void);                          // polite end: MPI_Finalize
+bool      ms__comm_stopped(void);
+void      ms__mpi_lock(void);
+void      ms__mpi_unlock(void);
+const char *ms__comm_launcher(void);                    // "mpirun" …, NULL: started alone
+
+void      ms__comm_clean(void);                         // comm_clean.c: what killed jobs left under /dev/shm
+
+// ---- comm_node.c: control memory, peers, waiting ----
+char     *ms__window(int world_rank, ms_stream_kind stream);                    // WINDOW of input, WINDOW of results
+uint64_t  ms__ctl_offset(const void *p);
+ms_status ms__group_place(ms_group *g);                 // slots in the control memory
+ms_group *ms__pair(int from, int to);                   // the two-member group behind send and recv
+bool      ms__comm_locate(ms_storage *s, const void *p, uint32_t *arena, uint64_t *at);
+char     *ms__comm_resolve(int rank, uint32_t arena, uint64_t at);      // NULL with the error set
+bool      ms__comm_can_map(int rank);                   // tried at the start
+
+typedef struct { ms_coll *c; int64_t begun, now, last, checked; int polls; bool committed; } ms_waiter;
+void      ms__wait_begin(ms_waiter *w, ms_coll *c);     // on the board
+ms_status ms__node_layout(void);                        // who is here is known
+size_t    ms__ctl_size(void);
+ms_status ms__node_start(void);                         // peers' pids are known: watch them
+void      ms__board_state(int state);
+bool      ms__all_left(void);
+ms_status ms__wait_poll(ms_waiter *w);                  // yields, sleeps, looks for peers' errors, deaths, deadlocks, the limit
+void      ms__wait_end(ms_waiter *w);
+static inline uint64_t epoch_number(uint64_t e) { return e >> 16; }
+ms_status ms__comm_adopt(void);                         // engine thread: the published error, once; MS_OK when there is none
+void      ms__comm_reported(void);                      // engine thread: a failed collective was reported; not again
+bool      ms__comm_publish(const char *text);           // as it is; false when somebody else was first
+
+// ---- comm.c: issuing ----
+ms_coll  *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const char *unit);    // NULL with the error set
+void      ms__coll_drop(ms_coll *c);
+// Takes c over, whose storages are borrowed. On the compute stream it is complete on return; work may be NULL.
+ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work **work);
+ms_status ms__coll_rooted(ms_coll **out, ms_group *g, int op, int dtype, int root, const char *site, const char *unit);
+ms_status ms__barrier(ms_group *g, uint64_t extra, const char *site, const char *unit);
+ms_status ms__broadcast_on(ms_group *g, ms_tensor *t, int src, ms_stream_kind stream, const char *site, const char *unit, ms_work **work);
+int       ms__group_member(const ms_group *g, int rank);        // of a world rank; -1: none
+
+// ---- comm_exec.c ----
+extern const char *const ms__coll_names[OPS];
+ms_status ms__coll_run(ms_coll *c);
+ms_status ms__coll_fail(const ms_coll *c, const char *what);           // names the collective
+ms_status ms__coll_alone(ms_coll *c);                   // in a group of one
+bool      ms__coll_reduces(int op);
+bool      ms__coll_gives(const ms_coll *c, int member);                // it has input that others read
+void      ms__group_text(const ms_group *g, char *out, size_t n);
+void      ms__print_text(const ms_print *p, char *out, size_t n);
+uint64_t  ms__print_hash(const ms_print *p, bool with_site);
+static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq) { return &g->slots[(size_t)member * RING + seq % RING]; }
+
+// ---- comm_far.c: other nodes ----
+ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first);      // leader: one turn of exchanging ready slots
+ms_status ms__far_reduce(ms_coll *c, ms_waiter *w, char *const *windows, char *result, size_t n);
+ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *mirror, size_t stride, size_t bytes);
+void      ms__far_end(ms_coll *c);
+void      ms__far_error(const char *text);
+void      ms__far_poll(void);
+
+// ---- comm_reduce.c ----
+int  ms__acc_size(int dtype);
+void ms__acc_load(void *acc, const void *src, int dtype, size_t n);
+void ms__acc_add(void *acc, const void *src, int dtype, int red, size_t n);
+void ms__acc_store(void *dst, void *acc, int dtype, int red, double scale, int n_ranks, size_t n);
+void ms__reduce(int dtype, int red, double scale, int n_ranks, int n_src, const char *const *src, int n_dst, char *const *dst, size_t n);
+void ms__comm_copy(void *dst, const void *src, size_t n);
+
+#endif

@@ -1,0 +1,126 @@
+// engine.c -- process-wide settings: threads, modes, the random generator's place.
+#define _GNU_SOURCE
+#include <omp.h>
+#include <sched.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "op.h"
+
+static int threads = 1;
+static bool ready;
+
+static int env_int(const char *name)
+{
+    const char *s = getenv(name);
+    return s ? atoi(s) : 0;
+}
+
+// CPUs of this rank: those of its affinity mask, shared with the other ranks of the node when the mask is everything
+// (mpirun binds to cores only when it is asked to or when there are few ranks).
+static int default_threads(void)
+{
+    int n = env_int("MOONSHARD_THREADS");
+    if (n > 0) return n;
+    n = env_int("OMP_NUM_THREADS");
+    if (n > 0) return n;
+    cpu_set_t set;
+    int cpus = 1, online = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = CPU_COUNT(&set);
+    int local = env_int("OMPI_COMM_WORLD_LOCAL_SIZE");
+    if (!local) local = env_int("MPI_LOCALNRANKS");
+    if (!local) local = env_int("SLURM_NTASKS_PER_NODE");
+    if (local > 1 && cpus >= online) cpus /= local;
+    return cpus > 0 ? cpus : 1;
+}
+
+ms_status ms_init(void)
+{
+    if (ready) return MS_OK;
+    ready = true;
+    ms_set_num_threads(default_threads());
+    return MS_OK;
+}
+
+int ms_num_threads(void) { return threads; }
+
+void ms_set_num_threads(int n)
+{
+    threads = n > 0 ? n : 1;
+    omp_set_num_threads(threads);
+}
+
+int ms_set_grad_mode(int on)
+{
+    int before = ms__state.grad_mode;
+    ms__state.grad_mode = on != 0;
+    return before;
+}
+
+int ms_set_autocast(int dtype_plus_1)
+{
+    int before = ms__state.autocast;
+    ms__state.autocast = dtype_plus_1;
+    return before;
+}
+
+// ---- parallel loops ---------------------------------------------------------------------------
+
+// A region costs 6-10 us to open: less work than this many elements does not pay for it.
+enum { PARALLEL_FROM = 32768 };
+
+void ms__parallel(int64_t n, int64_t block, ms_range_fn fn, void *arg)
+{
+    if (n <= 0) return;
+    int64_t blocks = (n + block - 1) / block;
+    if (threads == 1 || blocks == 1 || n < PARALLEL_FROM) {
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t last = (b + 1) * block;
+            fn(arg, b * block, last < n ? last : n, b);
+        }
+        return;
+    }
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t last = (b + 1) * block;
+        fn(arg, b * block, last < n ? last : n, b);
+    }
+}
+
+void ms__parallel_tasks(int64_t n, ms_range_fn fn, void *arg)
+{
+    if (threads == 1 || n <= 1) {
+        for (int64_t k = 0; k < n; k++) fn(arg, k, k + 1, k);
+        return;
+    }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t k = 0; k < n; k++) fn(arg, k, k + 1, k);
+}
+
+// ---- random numbers ---------------------------------------------------------------------------
+
+static uint64_t rng_seed = 20231, rng_offset;        // a fixed default: runs repeat unless a script seeds otherwise
+
+void ms_manual_seed(double seed)
+{
+    rng_seed = (uint64_t)(int64_t)seed;
+    rng_offset = 0;
+}
+
+void ms_rng_get(double *seed, double *offset)
+{
+    *seed = (double)(int64_t)rng_seed;
+    *offset = (double)rng_offset;
+}
+
+void ms_rng_set(double seed, double offset)
+{
+    rng_seed = (uint64_t)(int64_t)seed;
+    rng_offset = (uint64_t)offset;
+}
+
+void ms__rng_next(uint64_t *seed, uint64_t *offset)
+{
+    *seed = rng_seed;
+    *offset = rng_offset++;
+}

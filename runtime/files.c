@@ -1,0 +1,322 @@
+// files.c -- tensors in safetensors files: written so that a crash at any moment leaves the old file or the
+// new one, read only after the header passed every check.
+//
+// Writing: a temporary file beside the target -> data -> fsync -> rename -> fsync of the folder. The rename is
+// the moment the file exists; without the two fsyncs a power loss could leave a name with no bytes behind it.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "safetensors.h"
+#include "tensor.h"
+
+static ms_status io_failed(const char *who, const char *doing, const char *path)
+{
+    return ms__fail(MS_EIO, "%s: cannot %s '%s': %s", who, doing, path, strerror(errno));
+}
+
+// ---- writing ------------------------------------------------------------------------------------
+
+struct ms_saver {
+    ms_st_header h;
+    bool        *written;       // per entry, once the header is fixed
+    char        *path, *temporary;
+    int          fd;            // -1 until the header is fixed
+    uint64_t     data_at;       // where the data begins in the file
+};
+
+ms_saver *ms_saver_new(const char *path)
+{
+    ms_saver *s = calloc(1, sizeof *s);
+    if (s) {
+        s->fd = -1;
+        s->path = strdup(path);
+        s->temporary = malloc(strlen(path) + 32);
+    }
+    if (!s || !s->path || !s->temporary) {
+        ms__fail(MS_ENOMEM, "save: no memory for '%s'", path);
+        ms_saver_abort(s);
+        return NULL;
+    }
+    // Not a dot file, so that a stale one is seen; the process's number keeps two writers apart.
+    sprintf(s->temporary, "%s.tmp-%ld", path, (long)getpid());
+    return s;
+}
+
+void ms_saver_abort(ms_saver *s)
+{
+    if (!s) return;
+    if (s->fd >= 0) {
+        close(s->fd);
+        unlink(s->temporary);
+    }
+    ms__st_clear(&s->h);
+    free(s->written);
+    free(s->path);
+    free(s->temporary);
+    free(s);
+}
+
+ms_status ms_saver_metadata(ms_saver *s, const char *key, const char *value)
+{
+    if (s->fd >= 0) return ms__fail(MS_ESTATE, "save: metadata '%s' after the first tensor was written", key);
+    return ms__st_add_meta(&s->h, "save", key, strlen(key), value, strlen(value));
+}
+
+ms_status ms_saver_declare(ms_saver *s, const char *name, int dtype, int ndim, const int64_t *shape)
+{
+    if (s->fd >= 0) return ms__fail(MS_ESTATE, "save: tensor '%s' declared after the first one was written", name);
+    if (dtype < 0 || dtype >= MS_DTYPES) return ms__fail(MS_EINVAL, "save: tensor '%s': dtype %d is none of the %d known", name, dtype, MS_DTYPES);
+    if (ndim < 0 || ndim > MS_MAX_DIMS) return ms__fail(MS_EINVAL, "save: tensor '%s' has %d dimensions; at most %d are supported", name, ndim, MS_MAX_DIMS);
+    if (!strcmp(name, "__metadata__")) return ms__fail(MS_EINVAL, "save: no tensor can be named '__metadata__': the format uses it");
+    for (int d = 0; d < ndim; d++)
+        if (shape[d] < 0) return ms__fail(MS_EINVAL, "save: tensor '%s': shape %s has a negative size", name, ms__shape_text(ndim, shape));
+    return ms__st_add(&s->h, "save", name, strlen(name), dtype, ndim, shape);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const ms_st_entry *)a)->name, ((const ms_st_entry *)b)->name);
+}
+
+static ms_status put(ms_saver *s, const void *data, uint64_t bytes, uint64_t at)
+{
+    const char *p = data;
+    while (bytes > 0) {
+        MS_TRY(ms__check_interrupt());
+        ssize_t n = pwrite(s->fd, p, bytes < (64u << 20) ? bytes : 64u << 20, (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return io_failed("save", "write", s->temporary);
+        p += n;
+        at += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return MS_OK;
+}
+
+// Fixes the order and the offsets (wide elements first, so that each tensor is aligned to its element; then by
+// name), makes the temporary file and writes the header.
+static ms_status fix_header(ms_saver *s)
+{
+    if (s->h.n) qsort(s->h.entries, (size_t)s->h.n, sizeof *s->h.entries, by_name);
+    for (int k = 1; k < s->h.n; k++)
+        if (!strcmp(s->h.entries[k - 1].name, s->h.entries[k].name)) return ms__fail(MS_EINVAL, "save: tensor '%s' was declared twice", s->h.entries[k].name);
+    uint64_t place = 0, bytes;
+    for (int size = 8; size; size /= 2) {
+        for (int k = 0; k < s->h.n; k++) {
+            ms_st_entry *e = &s->h.entries[k];
+            if (ms__dtype_size(e->dtype) != size) continue;
+            if (!ms__st_bytes(e, &bytes) || place + bytes > INT64_MAX)
+                return ms__fail(MS_EINVAL, "save: tensor '%s': its shape %s is too large", e->name, ms__shape_text(e->ndim, e->shape));
+            e->begin = place;
+            e->end = place += bytes;
+        }
+    }
+    s->written = calloc((size_t)s->h.n + 1, 1);
+    if (!s->written) return ms__fail(MS_ENOMEM, "save: no memory for the list of %d tensors", s->h.n);
+    char *text;
+    size_t length;
+    MS_TRY(ms__st_format(&s->h, "save", &text, &length));
+    s->fd = open(s->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (s->fd < 0) {
+        free(text);
+        return io_failed("save", "create", s->temporary);
+    }
+    unsigned char prefix[8];
+    for (int k = 0; k < 8; k++) prefix[k] = (unsigned char)((uint64_t)length >> 8 * k);
+    ms_status st = put(s, prefix, 8, 0);
+    if (!st) st = put(s, text, length, 8);
+    free(text);
+    s->data_at = 8 + length;
+    return st;
+}
+
+ms_status ms_saver_write(ms_saver *s, const char *name, ms_id id)
+{
+    ms_tensor *t = ms__tensor(id), *c;
+    if (!t) return (ms_status)ms_error_code();
+    if (s->fd < 0) MS_TRY(fix_header(s));
+    ms_st_entry *e = ms__st_find(&s->h, name);
+    if (!e) return ms__fail(MS_EINVAL, "save: tensor '%s' was not declared", name);
+    if (t->sharded) return ms__fail(MS_ESTATE, "save: tensor '%s' is sharded over ranks; use full_tensor() or to_local()", name);
+    if ((ms__device(t) & 0xff) == MS_META) return ms__fail(MS_EINVAL, "save: tensor '%s' is on device meta and has no values", name);
+    bool same = t->dtype == e->dtype && t->ndim == e->ndim;
+    for (int d = 0; same && d < e->ndim; d++) same = t->shape[d] == e->shape[d];
+    if (!same)
+        return ms__fail(MS_EINVAL, "save: tensor '%s' is %s, it was declared as %s %s", name, ms__tensor_text(t), ms__dtype_name(e->dtype), ms__shape_text(e->ndim, e->shape));
+    MS_TRY(ms__storage_sync(t->storage, false));
+    MS_TRY(ms__contiguous(&c, t));
+    ms_status st = put(s, ms__data(c), e->end - e->begin, s->data_at + e->begin);
+    ms__release(c);
+    if (!st) s->written[e - s->h.entries] = true;
+    return st;
+}
+
+// The folder's entry is what a rename changes, so it is the folder that must reach the disk.
+static ms_status sync_folder(const char *path)
+{
+    char *folder = strdup(path), *slash;
+    if (!folder) return ms__fail(MS_ENOMEM, "save: no memory for '%s'", path);
+    if ((slash = strrchr(folder, '/'))) slash[slash == folder] = 0;
+    else strcpy(folder, ".");                   // a file name has at least one character
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ms_status st = fd < 0 ? io_failed("save", "open folder", folder) : MS_OK;
+    // Some file systems cannot sync folders (EINVAL): they have nothing to sync.
+    if (!st && fsync(fd) && errno != EINVAL) st = io_failed("save", "sync folder", folder);
+    if (fd >= 0) close(fd);
+    free(folder);
+    return st;
+}
+
+ms_status ms_saver_commit(ms_saver *s)
+{
+    if (s->fd < 0) MS_TRY(fix_header(s));
+    for (int k = 0; k < s->h.n; k++)
+        if (!s->written[k] && s->h.entries[k].end > s->h.entries[k].begin)
+            return ms__fail(MS_ESTATE, "save: tensor '%s' was declared but not written", s->h.entries[k].name);
+    if (fsync(s->fd)) return io_failed("save", "sync", s->temporary);
+    int fd = s->fd;
+    s->fd = -1;
+    if (close(fd)) {
+        ms_status st = io_failed("save", "close", s->temporary);
+        unlink(s->temporary);
+        return st;
+    }
+    if (rename(s->temporary, s->path)) {
+        ms_status st = ms__fail(MS_EIO, "save: cannot rename '%s' to '%s': %s", s->temporary, s->path, strerror(errno));
+        unlink(s->temporary);
+        return st;
+    }
+    return sync_folder(s->path);
+}
+
+// ---- reading ------------------------------------------------------------------------------------
+
+struct ms_loader {
+    ms_st_header h;
+    char        *path;
+    int          fd;
+    uint64_t     data_at;
+};
+
+static ms_status get(const char *path, int fd, void *data, uint64_t bytes, uint64_t at)
+{
+    char *p = data;
+    while (bytes > 0) {
+        MS_TRY(ms__check_interrupt());
+        ssize_t n = pread(fd, p, bytes < (64u << 20) ? bytes : 64u << 20, (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return io_failed("load", "read", path);
+        if (n == 0) return ms__fail(MS_EIO, "load: '%s' ended while it was read", path);
+        p += n;
+        at += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return MS_OK;
+}
+
+static ms_status read_header(ms_loader *l, const char *path)
+{
+    l->fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (l->fd < 0) return io_failed("load", "open", path);
+    struct stat info;
+    if (fstat(l->fd, &info)) return io_failed("load", "read", path);
+    if (!S_ISREG(info.st_mode)) return ms__fail(MS_EIO, "load: '%s' is no regular file", path);
+    uint64_t size = (uint64_t)info.st_size, length = 0;
+    unsigned char prefix[8];
+    if (size < 8) return ms__fail(MS_EIO, "load: '%s' is no valid safetensors file: %llu bytes, at least 8 expected", path, (unsigned long long)size);
+    MS_TRY(get(path, l->fd, prefix, 8, 0));
+    for (int k = 0; k < 8; k++) length |= (uint64_t)prefix[k] << 8 * k;
+    if (length > MS_ST_MAX_HEADER || length > size - 8)
+        return ms__fail(MS_EIO, "load: '%s' is no valid safetensors file: a header of %llu bytes in a file of %llu (at most %d are allowed)", path,
+                        (unsigned long long)length, (unsigned long long)size, MS_ST_MAX_HEADER);
+    char *text = malloc(length + 1);
+    if (!text) return ms__fail(MS_ENOMEM, "load: no memory for a header of %llu bytes", (unsigned long long)length);
+    ms_status st = get(path, l->fd, text, length, 8);
+    if (!st) st = ms__st_parse(&l->h, "load", path, text, length, size - 8 - length);
+    free(text);
+    l->data_at = 8 + length;
+    return st;
+}
+
+ms_loader *ms_loader_open(const char *path)
+{
+    ms_loader *l = calloc(1, sizeof *l);
+    if (l) l->fd = -1;
+    if (!l || !(l->path = strdup(path))) {
+        ms__fail(MS_ENOMEM, "load: no memory for '%s'", path);
+        ms_loader_close(l);
+        return NULL;
+    }
+    if (read_header(l, path)) {
+        ms_loader_close(l);
+        return NULL;
+    }
+    return l;
+}
+
+void ms_loader_close(ms_loader *l)
+{
+    if (!l) return;
+    if (l->fd >= 0) close(l->fd);
+    ms__st_clear(&l->h);
+    free(l->path);
+    free(l);
+}
+
+int         ms_loader_count(const ms_loader *l) { return l->h.n; }
+const char *ms_loader_name(const ms_loader *l, int k) { return k >= 0 && k < l->h.n ? l->h.entries[k].name : NULL; }
+int         ms_loader_metadata_count(const ms_loader *l) { return l->h.n_meta; }
+const char *ms_loader_metadata_key(const ms_loader *l, int k) { return k >= 0 && k < l->h.n_meta ? l->h.meta[k].key : NULL; }
+const char *ms_loader_metadata_value(const ms_loader *l, int k) { return k >= 0 && k < l->h.n_meta ? l->h.meta[k].value : NULL; }
+
+int ms_loader_find(const ms_loader *l, const char *name)
+{
+    const ms_st_entry *e = ms__st_find(&l->h, name);
+    return e ? (int)(e - l->h.entries) : -1;
+}
+
+ms_status ms_loader_info(const ms_loader *l, int k, ms_info *out)
+{
+    if (k < 0 || k >= l->h.n) return ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
+    const ms_st_entry *e = &l->h.entries[k];
+    memset(out, 0, sizeof *out);
+    out->dtype = e->dtype;
+    out->ndim = e->ndim;
+    out->is_contiguous = 1;
+    out->numel = (int64_t)(e->end - e->begin) / ms__dtype_size(e->dtype);
+    int64_t stride = 1;
+    for (int d = e->ndim - 1; d >= 0; d--) {
+        out->shape[d] = e->shape[d];
+        out->stride[d] = stride;
+        stride *= e->shape[d];
+    }
+    return MS_OK;
+}
+
+ms_id ms_loader_read(const ms_loader *l, int k, double first, double count)
+{
+    if (k < 0 || k >= l->h.n) {
+        ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
+        return 0;
+    }
+    const ms_st_entry *e = &l->h.entries[k];
+    int64_t shape[MS_MAX_DIMS], rows = e->ndim ? e->shape[0] : 1;
+    memcpy(shape, e->shape, sizeof shape);
+    if (count < 0) count = (double)rows - first;
+    if (!(first >= 0 && count >= 0 && first + count <= (double)rows)) {
+        ms__fail(MS_EINVAL, "load: rows %.0f to %.0f of tensor '%s', which has shape %s", first, first + count, e->name, ms__shape_text(e->ndim, e->shape));
+        return 0;
+    }
+    uint64_t row_bytes = rows ? (e->end - e->begin) / (uint64_t)rows : 0;
+    if (e->ndim) shape[0] = (int64_t)count;
+    ms_tensor *t;
+    if (ms__tensor_new(&t, e->dtype, MS_CPU, e->ndim, shape, "load")) return 0;
+    if (get(l->path, l->fd, t->storage->data, row_bytes * (uint64_t)count, l->data_at + e->begin + row_bytes * (uint64_t)first)) {
+        ms__release(t);
+        return 0;
+    }
+    return ms__name(t);
+}

@@ -1,0 +1,400 @@
+// moonshard.h -- the engine's public interface, and its only public header.
+//
+// LuaJIT's cdef is generated from this file at build time (preprocessed, stripped), so it keeps to
+// what the FFI parses: enums instead of macros, opaque types, no structs passed by value, no
+// function pointer towards the caller (C never calls back).
+//
+// Conventions, said once:
+//  * Tensors are named by ids: plain numbers made of a slot and a generation, never pointers. An id
+//    is valid until its scope ends or it is released; using it later is MS_ERELEASED. 0 is no tensor.
+//  * A function that returns an id returns 0 on failure; one that returns ms_status returns MS_OK or
+//    a code. Either way ms_error() then says why. On failure nothing was changed, nothing leaks.
+//  * Dimensions and positions are 0-based in C; Lua translates.
+//  * One thread, the one that called ms_init(), calls the engine.
+#ifndef MOONSHARD_H
+#define MOONSHARD_H
+
+#include <stdint.h>
+#include <stddef.h>
+
+#ifndef MS_API
+#define MS_API __attribute__((visibility("default")))
+#endif
+
+typedef double ms_id;
+
+typedef enum {
+    MS_OK = 0,
+    MS_EINVAL,      // an argument is wrong: shape, dtype, device, option, value
+    MS_ENOMEM,      // memory: the text names the operator and the sizes
+    MS_ERELEASED,   // the id's tensor was released
+    MS_ESTATE,      // right call, wrong moment: sharded parameter, freed graph, modified saved tensor
+    MS_ECOMM,       // a collective failed: mismatch, absence, peer's error
+    MS_EIO,         // files
+    MS_EINTR,       // Ctrl-C
+    MS_EUNSUPPORTED // the device or dtype has no kernel for this
+} ms_status;
+
+typedef enum { MS_F32, MS_F64, MS_F16, MS_BF16, MS_I64, MS_I32, MS_U8, MS_BOOL, MS_DTYPES } ms_dtype;
+
+typedef enum { MS_CPU, MS_CUDA, MS_META, MS_DEVICES } ms_device_type;
+
+enum { MS_VERSION = 1, MS_MAX_DIMS = 8, MS_MAX_IN = 64, MS_MAX_OUT = 64, MS_MAX_I = 24, MS_MAX_F = 8 };
+
+// ---- engine -----------------------------------------------------------------------------------
+
+// What Lua reads without a call. One per process; the fields are written by the engine unless said.
+typedef struct {
+    int32_t scope;          // innermost open scope, 0 = none (tensors made now are unscoped)
+    int32_t grad_mode;      // 1 = operators record the graph; use ms_set_grad_mode
+    int32_t interrupted;    // set by ms_interrupt (signal handler), cleared by who reports it
+    int32_t gc_wanted;      // unscoped bytes passed the soft limit: run a collection, then clear
+    int32_t autocast;       // dtype + 1 of ms.amp.autocast, 0 = off
+    int32_t run_depth;      // open runs
+} ms_state;
+
+MS_API int         ms_version(void);
+MS_API ms_status   ms_init(void);                  // idempotent
+MS_API ms_state   *ms_get_state(void);
+MS_API const char *ms_error(void);                 // text of the last failure on this thread
+MS_API int         ms_error_code(void);            // its ms_status
+MS_API void        ms_interrupt(void);             // async-signal-safe: the next engine call fails with MS_EINTR
+MS_API void        ms_catch_sigint(int on);        // SIGINT calls ms_interrupt; a second one within 2 s kills
+MS_API int         ms_num_threads(void);
+MS_API void        ms_set_num_threads(int n);
+MS_API double      ms_time(void);                  // seconds, monotonic
+MS_API const char *ms_cpu_isa(void);               // "v1", "v3", "v4": level in use
+MS_API int         ms_set_grad_mode(int on);       // returns the mode before
+MS_API int         ms_set_autocast(int dtype_plus_1); // returns the value before
+
+MS_API const char *ms_dtype_name(int dtype);       // "float32" …
+MS_API int         ms_dtype_size(int dtype);       // bytes
+MS_API int         ms_promote(int a, int b);       // dtype of an operation on two tensors
+
+// ---- memory -----------------------------------------------------------------------------------
+
+typedef struct { double allocated, peak_allocated, reserved, peak_reserved, live_tensors; } ms_memory;
+
+MS_API ms_status ms_memory_stats(int device, ms_memory *out);   // bytes, exact: what tensors asked for
+MS_API void      ms_reset_peak_memory(int device);
+MS_API void      ms_empty_cache(void);
+MS_API void      ms_set_memory_limit(double bytes);   // MS_ENOMEM beyond it; 0 = none
+MS_API void      ms_fail_allocation(double nth);      // fault injection: the nth allocation from now fails; 0 = off
+MS_API void      ms_set_gc_limit(double bytes);       // soft limit on unscoped bytes between collections
+
+// ---- tensors ----------------------------------------------------------------------------------
+
+// Devices in arguments: type | index << 8 (cuda:1 = MS_CUDA | 1 << 8).
+typedef struct {
+    int32_t dtype, device, ndim, requires_grad, is_leaf, is_contiguous, version, is_param, sharded, has_grad;
+    int64_t numel, offset;
+    int64_t shape[8], stride[8];
+} ms_info;
+
+MS_API ms_id     ms_empty(int dtype, int device, int ndim, const int64_t *shape);   // uninitialised
+MS_API ms_id     ms_from_data(int dtype, int ndim, const int64_t *shape, const double *values); // cpu; converted
+MS_API ms_id     ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape);  // cpu; caller keeps it alive
+MS_API ms_status ms_tensor_info(ms_id t, ms_info *out);
+MS_API void     *ms_data_ptr(ms_id t);             // of the first element; waits for the storage's event
+MS_API ms_status ms_read(ms_id t, double *out, double capacity);   // all elements, row-major, as doubles (int64 too)
+MS_API ms_status ms_item(ms_id t, double *out);
+MS_API int       ms_is_alive(ms_id t);
+MS_API void      ms_release(ms_id t);              // takes the name away; no-op when it is gone
+MS_API ms_status ms_keep(ms_id t);                 // out of its scope: lives until released
+MS_API ms_status ms_move_to_parent(ms_id t);       // into the scope around its own
+MS_API double    ms_scope_of(ms_id t);             // of its scope: a number other than 0; 0 = unscoped or gone
+MS_API void      ms_adopt(ms_id t);                // an unscoped tensor nobody owns any more joins the innermost scope, if one is open
+MS_API void      ms_drop(ms_id t);                 // releases it if it belongs to the innermost scope, else leaves it
+MS_API ms_id     ms_detach(ms_id t);               // same storage, no graph
+MS_API ms_status ms_set_data(ms_id t, ms_id src);  // re-points t (a leaf) at src's storage, shape, dtype
+MS_API int       ms_same_storage(ms_id a, ms_id b);
+MS_API ms_id     ms_param_new(ms_id t, int requires_grad);         // a new leaf sharing t's storage, unscoped
+MS_API ms_status ms_set_name(ms_id t, const char *name);           // shown in errors ("blocks.0.weight")
+MS_API ms_status ms_bump_version(ms_id t);
+
+// ---- scopes -----------------------------------------------------------------------------------
+
+// Opens a scope in the current chain; the caller keeps name alive while it is open. Returns its handle, > 0.
+MS_API double    ms_scope_open(const char *name);
+// Ends it and every scope left open inside; keep[0..n) move to the scope around it (or become unscoped).
+// Closing a scope that is gone already is a no-op.
+MS_API void      ms_scope_close(double scope, const ms_id *keep, int n);
+MS_API int       ms_scope_is_open(double scope);
+// Chains: one per coroutine. Returns the chain that was current. 0 is the main chain.
+MS_API int       ms_chain_new(void);
+MS_API int       ms_chain_switch(int chain);
+MS_API void      ms_chain_free(int chain);
+
+// Unscoped tensors carry one of these with a C finalizer (ffi.gc): never a closure.
+typedef struct { ms_id id; } ms_owner;
+MS_API void ms_owner_init(ms_owner *o, ms_id id);       // call it once, then give o to ffi.gc
+MS_API void ms_owner_release(ms_owner *o);
+
+// ---- operators --------------------------------------------------------------------------------
+
+// Arguments of one operator call. The caller owns the struct and may reuse it; the engine reads
+// n_* and that many entries, and writes out[].
+typedef struct {
+    int32_t n_in, n_out, n_i, n_f;
+    ms_id   in[64];
+    ms_id   out[64];
+    int64_t i[24];
+    double  f[8];
+} ms_args;
+
+MS_API int         ms_op_find(const char *name);         // -1 if there is none
+MS_API int         ms_op_count(void);
+MS_API const char *ms_op_name(int op);
+MS_API const char *ms_op_samples(int op);                // sample inputs for the generic specs, "" if none
+MS_API int         ms_op_flags(int op);                  // MS_OP_*
+enum { MS_OP_DIFFERENTIABLE = 1, MS_OP_INPLACE = 2, MS_OP_VIEW = 4, MS_OP_RANDOM = 8 };
+
+MS_API ms_status ms_call_op(int op, ms_args *a);
+MS_API ms_id     ms_call1(int op, ms_id a);              // one input, one output
+MS_API ms_id     ms_call1f(int op, ms_id a, double f);   // and one number
+MS_API ms_id     ms_call2(int op, ms_id a, ms_id b);
+MS_API ms_id     ms_call3(int op, ms_id a, ms_id b, ms_id c);   // c may be 0
+
+// ---- random numbers ---------------------------------------------------------------------------
+
+MS_API void   ms_manual_seed(double seed);               // resets the offset too
+MS_API void   ms_rng_get(double *seed, double *offset);
+MS_API void   ms_rng_set(double seed, double offset);
+
+// ---- autograd ---------------------------------------------------------------------------------
+
+typedef enum { MS_RUN_DONE, MS_RUN_EVENT, MS_RUN_FAILED } ms_run_state;
+
+typedef enum {              /* in                                   answer                               */
+    MS_EV_TENSOR_HOOK = 1,  /* gradient                             a gradient, or none                  */
+    MS_EV_FUNCTION,         /* output gradients (0 where absent)    one or none (0) per input            */
+    MS_EV_MODULE_BACKWARD,  /* grad_in, grad_out                    grad_in, or none                     */
+    MS_EV_LEAF_HOOK,        /* parameter (gradient landed)          -                                    */
+    MS_EV_RECOMPUTE,        /* checkpoint                           its outputs, recomputed              */
+    MS_EV_PRE_GATHER,       /* unit (all its extended parameters)   inputs to gather, by parameter       */
+    MS_EV_POST_GATHER,      /* unit, gathered buffers, out          tensors, tensors to free (1st time)  */
+    MS_EV_REDUCE,           /* unit, gradient, output               - (output has been filled)           */
+    MS_EV_ALL_REDUCE        /* unit, reduced shard                  -                                    */
+} ms_event_kind;
+
+typedef struct {
+    int32_t      kind;
+    int32_t      n;          // tensors in `in`
+    double       key;        // which hook, function, checkpoint: the number it was registered with
+    double       unit;
+    const ms_id *in;         // borrowed until the next call on the run
+    int32_t      n_first;    // MODULE_BACKWARD: how many of them are grad_in
+} ms_event;
+
+typedef struct ms_run ms_run;
+
+// A backward from n roots. grads[k] may be 0 for one-element roots (then 1). NULL on failure.
+MS_API ms_run      *ms_backward(int n, const ms_id *roots, const ms_id *grads, int retain_graph);
+// Gradients of n roots by m inputs instead; read them with ms_run_result after MS_RUN_DONE. Leaves' grads untouched.
+MS_API ms_run      *ms_grad(int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs, int retain_graph, int allow_unused);
+MS_API ms_run_state ms_run_next(ms_run *r, ms_event *ev);
+MS_API ms_status    ms_run_answer(ms_run *r, const ms_id *ids, int n);
+MS_API ms_id        ms_run_result(ms_run *r, int k);     // 0: unused input
+MS_API void         ms_run_free(ms_run *r);              // after DONE
+MS_API void         ms_run_abort(ms_run *r);             // cannot fail; ends the runs above it too; frees
+MS_API void         ms_run_fail(ms_run *r, const char *text);   // the same for an error of the script: peers that wait in r's collectives raise text
+MS_API ms_run      *ms_run_top(void);                    // NULL when none is open
+
+MS_API ms_status ms_set_requires_grad(ms_id t, int on);  // leaves only
+MS_API ms_id     ms_get_grad(ms_id t);                   // 0 = none; the same id at every read
+MS_API ms_status ms_set_grad(ms_id t, ms_id grad);       // 0 clears
+// Hooks: key is the caller's number, handed back in events. Returns a handle for ms_hook_remove, 0 on failure.
+MS_API double    ms_register_hook(ms_id t, double key);           // tensor hook
+MS_API double    ms_register_leaf_hook(ms_id t, double key);      // after the gradient landed
+MS_API void      ms_hook_remove(double handle);
+// A custom function: outs (made without grad) become the outputs of a node over ins, whose backward is MS_EV_FUNCTION.
+MS_API ms_status ms_function_record(double key, int n_in, const ms_id *in, int n_out, const ms_id *out);
+// The same for a checkpointed region: backward is MS_EV_RECOMPUTE; the answer's graph ends at `detached`
+// leaves that ms_checkpoint_inputs names (one per input, 0 where the input is no tensor or needs no gradient).
+// The event runs with gradients on; the script sets the random offset of the first time itself, and the engine takes it back.
+MS_API ms_status ms_checkpoint_record(double key, int n_in, const ms_id *in, int n_out, const ms_id *out);
+MS_API ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached);
+// A full backward hook on a module: identity nodes around it. Call once on the inputs, once on the outputs;
+// each rewrites ids in place to the tensors to go on with.
+MS_API double    ms_module_hook_inputs(double key, int n, ms_id *in);
+MS_API ms_status ms_module_hook_outputs(double token, int n, ms_id *out);
+
+// Keys whose owners (tensor and leaf hooks, functions, checkpoints) died since the last call: Lua drops what it kept
+// under them. A module hook's key is the caller's: it serves every call of the module and is never reported.
+MS_API int       ms_dead_keys(double *out, int capacity);
+
+// ---- sharded units ----------------------------------------------------------------------------
+
+// Handles are numbers > 0. Every function marked collective is called by all ranks of the group in the same order.
+enum { MS_LAYOUT_ROWS, MS_LAYOUT_FLAT };
+typedef struct {
+    double  group;                  // the shard group's id
+    int32_t layout;
+    int32_t reshard_after_forward;  // 1, 0, or -1: by the root rule (true for non-roots, false for the root)
+    int32_t param_dtype, reduce_dtype, output_dtype;    // -1: as they are
+    int32_t cast_forward_inputs;
+} ms_unit_options;
+
+// Takes n parameters (whole, equal on all ranks, contiguous, of at least one dimension; on meta too) and keeps this
+// rank's part of each. name: the module's, for errors. Shared parameters are passed once. n may be 0: hooks without parameters.
+MS_API double    ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_options *o);
+// The script's owner of a unit: its C finalizer frees the unit when the module is collected.
+typedef struct { double unit; } ms_unit_owner;
+MS_API void      ms_unit_owner_release(ms_unit_owner *o);
+MS_API ms_status ms_unit_set_name(double unit, const char *name);   // as the root sees it
+MS_API void      ms_unit_free(double unit);             // the module died: its parameters keep only their local parts
+// Once, from the first forward: root and every unit below it (root among them), in module order.
+MS_API ms_status ms_unit_lazy_init(double root, int n, const double *units);
+MS_API int       ms_unit_is_lazy(double unit);          // 1 once lazily initialised
+MS_API double    ms_unit_root(double unit);             // 0 before that
+MS_API int       ms_unit_is_gathered(double unit);
+// Around forward. io: the tensors among inputs / outputs; entries are rewritten to the tensors to go on with.
+// Collective. After an error in forward: ms_unit_forward_failed.
+MS_API ms_status ms_unit_pre_forward(double unit, int n, ms_id *io);
+MS_API ms_status ms_unit_post_forward(double unit, int n, ms_id *io);
+MS_API void      ms_unit_forward_failed(double unit);
+// Of a unit of several modules of which not all ran: the pass ends, the parameters stay whole until backward.
+MS_API void      ms_unit_forward_left_open(double unit);
+MS_API ms_status ms_unit_unshard(double unit, int async);   // collective; async: ms_unit_wait later
+MS_API ms_status ms_unit_wait(double unit);
+MS_API ms_status ms_unit_reshard(double unit);
+enum { MS_UNIT_SYNC, MS_UNIT_RESHARD_AFTER_FORWARD, MS_UNIT_RESHARD_AFTER_BACKWARD, MS_UNIT_IS_LAST_BACKWARD, MS_UNIT_DIVIDE_FACTOR,
+       MS_UNIT_UNSHARD_IN_BACKWARD };
+MS_API ms_status ms_unit_set(double unit, int what, double value);
+MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const double *units);
+// A managed parameter's unit (0: not managed), this rank's part (the same id for life), and the whole (collective, detached, stored dtype).
+MS_API double    ms_unit_of(ms_id p);
+MS_API ms_id     ms_unit_local(ms_id p);
+MS_API ms_id     ms_unit_full_tensor(ms_id p);
+MS_API ms_id     ms_unit_full_grad(ms_id p);            // of its gradient; 0 without error text when there is none
+// A tensor of p's whole shape that operators refuse as they refuse p itself while it is sharded: what stands for a sharded
+// gradient or copy in scripts. And the whole of such a thing, whose part on this rank is `part` (collective).
+MS_API ms_id     ms_unit_stand_in(ms_id p, int dtype);
+MS_API ms_id     ms_unit_gather_like(ms_id p, ms_id part);
+typedef struct { double unit; int32_t layout, world, rank, dtype; int64_t first, here, rows, row_numel; } ms_shard_info;   // rows of dimension 0
+MS_API ms_status ms_unit_shard_info(ms_id p, ms_shard_info *out);
+// Moves the shards to a device and dtype (-1: keep); keep_values 0 leaves them uninitialised (to_empty).
+MS_API ms_status ms_unit_to(double unit, int device, int dtype, int keep_values);
+// What the schedule did: recording on/off; entries in order. prefetched only for unshard.
+enum { MS_UNIT_EV_UNSHARD, MS_UNIT_EV_RESHARD, MS_UNIT_EV_POST_BACKWARD };
+typedef struct { int32_t event, prefetched; const char *unit; } ms_unit_event;
+MS_API void      ms_unit_record(int on);                // on: starts empty
+MS_API int       ms_unit_recorded(ms_unit_event *out, int capacity);
+
+// ---- optimizers -------------------------------------------------------------------------------
+
+typedef enum { MS_SGD, MS_ADAM, MS_ADAMW } ms_optim_kind;
+typedef struct {
+    int32_t kind, nesterov, amsgrad, reserved;
+    double  lr, weight_decay;
+    double  momentum, dampening;        // SGD
+    double  beta1, beta2, eps;          // Adam, AdamW
+} ms_optim_options;
+
+// One fused pass over the n leaves that have a gradient; the others are left alone. A sharded parameter stands for its
+// local part. state: three ids a leaf (momentum_buffer; or exp_avg, exp_avg_sq, max_exp_avg_sq), 0 until they are made,
+// unscoped, at the leaf's first step; steps: how many each leaf has taken. On failure nothing was changed.
+MS_API ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, ms_id *state, double *steps);
+// Norm of order p (> 0, may be infinite) of all their gradients over all ranks, before they are scaled down to max_norm (infinite: only
+// measured): a new 0-dim tensor. Collective where some are sharded.
+MS_API ms_id     ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p);
+
+// ---- dist -------------------------------------------------------------------------------------
+
+// Process groups are numbers: 0 is the world, 1 this rank alone. Ranks in arguments are the world's. Before
+// ms_dist_init, and without a launcher, the world is this process alone and collectives are copies.
+MS_API ms_status   ms_dist_init(const char *backend, double timeout);   // "auto", "mpi", "self"; NULL: "auto". timeout in seconds, 0: as it is
+MS_API int         ms_dist_is_initialized(void);
+MS_API void        ms_dist_finalize(void);                 // also automatic when the process ends with code 0
+MS_API const char *ms_dist_backend(void);                  // "self" or "mpi"
+MS_API const char *ms_dist_launcher(void);                 // "mpirun", "srun", "PMIx", or "" when started alone
+MS_API double      ms_dist_new_group(int n, const int32_t *ranks, const char *site);   // collective over the world; < 0: failed
+MS_API int         ms_dist_rank(double group);             // -1: not a member, -2: no such group (ms_error)
+MS_API int         ms_dist_size(double group);
+MS_API int         ms_dist_member(double group, int k);    // world rank of its member k
+MS_API int         ms_dist_local_rank(void);
+MS_API int         ms_dist_local_size(void);
+MS_API int         ms_dist_nodes(void);
+
+enum { MS_DIST_BARRIER, MS_DIST_ALL_REDUCE, MS_DIST_ALL_GATHER, MS_DIST_REDUCE_SCATTER, MS_DIST_BROADCAST, MS_DIST_REDUCE, MS_DIST_GATHER,
+       MS_DIST_SCATTER, MS_DIST_ALL_TO_ALL, MS_DIST_SEND, MS_DIST_RECV };
+enum { MS_DIST_SUM, MS_DIST_AVG, MS_DIST_MAX, MS_DIST_MIN, MS_DIST_PROD };
+
+typedef struct ms_work ms_work;     // an asynchronous collective
+typedef struct {
+    int32_t      op, reduction, root, async;   // root: source or destination; of send and recv the peer
+    double       group;
+    ms_id        out, in;                      // all_reduce, broadcast, reduce, recv: out only; send: in only. gather: out on the root only
+    int32_t      n_list;                       // scatter on the root: its tensors by member
+    const ms_id *list;
+    const char  *site;                         // the script's "file:line", compared over ranks; NULL: unknown
+} ms_dist_call;
+// Runs a collective, or queues it and sets *work (NULL when there was nothing to wait for).
+MS_API ms_status ms_dist_run(const ms_dist_call *c, ms_work **work);
+MS_API ms_status ms_work_wait(ms_work *w);          // NULL allowed
+MS_API int       ms_work_done(ms_work *w);
+MS_API void      ms_work_free(ms_work *w);          // the collective itself goes on
+
+// Bytes of any length: everybody's, one after the other, and their lengths by member; borrowed until the next call.
+MS_API ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, const char **all, const double **lengths);
+MS_API ms_status ms_dist_broadcast_bytes(double group, int source, const char *data, double n, const char *site, const char **out, double *length);
+
+// The ledger of collectives issued here: recording nests; entries are kept until the outermost end.
+typedef struct {
+    int32_t op, dtype;
+    double  input_numel, output_numel, bytes, group;    // bytes: of the larger one of input and output
+    const char *unit;                                   // NULL: none
+} ms_ledger_entry;
+MS_API int       ms_dist_record_begin(void);            // number of entries so far
+MS_API int       ms_dist_record_count(void);
+MS_API ms_status ms_dist_record_get(int k, ms_ledger_entry *out);
+MS_API void      ms_dist_record_end(void);
+
+MS_API void      ms_dist_set_timeout(double seconds);   // of waiting for a peer
+MS_API void      ms_dist_set_step(double step);         // of ms.steps, -1: none; compared over ranks
+MS_API void      ms_dist_set_delay(int op, double seconds);  // for specs: collectives (op -1: all) take that much longer on this rank
+MS_API void      ms_dist_set_debug_level(int level);    // 0 off, 1 info, 2 detail
+MS_API int       ms_dist_debug_level(void);
+MS_API void      ms_dist_publish_error(const char *text);    // a run died here and the script goes on: peers that wait raise this
+// MPI's own float32 collective on raw memory, to measure beside it: 0 all-gather, 1 reduce-scatter, 2 all-reduce.
+MS_API ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count);
+
+// ---- files ------------------------------------------------------------------------------------
+
+// Writing tensors as safetensors: new, metadata, declare every tensor, write each in any order (one at a time is
+// enough: a caller needs no more than one whole tensor), commit. The file appears at commit, whole and on disk,
+// or not at all; abort frees the saver, before or after commit. NULL on failure.
+typedef struct ms_saver ms_saver;
+MS_API ms_saver *ms_saver_new(const char *path);
+MS_API ms_status ms_saver_metadata(ms_saver *s, const char *key, const char *value);
+MS_API ms_status ms_saver_declare(ms_saver *s, const char *name, int dtype, int ndim, const int64_t *shape);
+MS_API ms_status ms_saver_write(ms_saver *s, const char *name, ms_id t);
+MS_API ms_status ms_saver_commit(ms_saver *s);
+MS_API void      ms_saver_abort(ms_saver *s);
+
+// Reading: open checks the whole header. Tensors are numbered in order of their names.
+typedef struct ms_loader ms_loader;
+MS_API ms_loader  *ms_loader_open(const char *path);
+MS_API void        ms_loader_close(ms_loader *l);
+MS_API int         ms_loader_count(const ms_loader *l);
+MS_API const char *ms_loader_name(const ms_loader *l, int k);
+MS_API int         ms_loader_find(const ms_loader *l, const char *name);     // -1: none
+MS_API ms_status   ms_loader_info(const ms_loader *l, int k, ms_info *out);  // dtype, shape
+MS_API ms_id       ms_loader_read(const ms_loader *l, int k, double first, double count);   // rows of dimension 0; count -1: all
+MS_API int         ms_loader_metadata_count(const ms_loader *l);
+MS_API const char *ms_loader_metadata_key(const ms_loader *l, int k);
+MS_API const char *ms_loader_metadata_value(const ms_loader *l, int k);
+
+// Token files: ranges of memory-mapped files, one after the other, as one sequence of token ids.
+typedef struct ms_tokens ms_tokens;
+MS_API ms_tokens *ms_tokens_new(void);
+MS_API void       ms_tokens_free(ms_tokens *t);
+MS_API ms_status  ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double offset, double count);
+MS_API double     ms_tokens_count(const ms_tokens *t);
+MS_API ms_status  ms_tokens_read(const ms_tokens *t, double first, double count, uint8_t *out);    // 1-byte tokens
+// out[0]: n sequences of `length` ids from the given places (0 past the end); out[1]: for each the id that follows, or `ignore` at the
+// first skip[k] positions and after scored[k] more. skip and scored may be NULL. int64 [n, length].
+MS_API ms_status  ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip, const double *scored, int length,
+                                  double ignore, ms_id *out);
+
+#endif

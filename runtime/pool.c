@@ -1,0 +1,329 @@
+// pool.c -- caching allocator over the memory of one device.
+//
+// CPU memory comes from arenas: one huge reservation of addresses each, of which only touched pages cost
+// memory. Blocks are cut from it by size class (eight per power of two, so at most 1/8 is wasted) and, once
+// freed, wait in their arena's list of that class. Nothing is ever merged or split: programs that train ask
+// for the same sizes in every step.
+//
+// An arena is anonymous memory, or one memfd that a peer on the node maps once and in which it then finds
+// every block by offset (design, decision 7). Invariant: every block is live, free (its pages are still there)
+// or hollow (its pages were given back; the addresses wait to be used again).
+#define _GNU_SOURCE
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/sysinfo.h>
+#include <fcntl.h>
+#include <unistd.h>
+#include "pool.h"
+
+enum {
+    UNIT = 64,                  // alignment and smallest block
+    CLASSES = 8 + 8 * 32,       // up to 2^41 bytes
+    LARGE = 256 << 10,          // from here on a block has pages of its own
+    CHUNK = 1 << 20,            // smaller ones are cut from these
+    HUGE_PAGE = 2 << 20,
+};
+
+struct ms_segment {
+    ms_block   *free[CLASSES], *hollow[CLASSES];
+    char       *base;
+    size_t      bytes, used;
+    char       *chunk;          // what is left of the latest chunk
+    size_t      chunk_left;
+    int         fd;             // -1: anonymous
+    uint64_t    id;
+    ms_segment *older;
+};
+
+static struct {
+    ms_segment *top;            // where blocks come from; its `older` ones of the same kind are asked too
+    ms_block   *headers;        // unused block records
+    size_t      allocated, peak, reserved, peak_reserved;
+    size_t      limit;          // on allocated; SIZE_MAX = none
+    size_t      memory;         // of the machine or of our control group
+    uint64_t    fail_in;        // the nth allocation from now fails; 0 = off
+    bool        shared;
+} pool = { .limit = SIZE_MAX };
+
+// tensor.c counts its objects; a program without tensors has none.
+extern int64_t ms__live_tensors(void) __attribute__((weak));
+
+// Units of 64 bytes; classes of 1..8 units, then eight to the octave.
+static inline int class_of(size_t bytes, size_t *size)
+{
+    size_t n = (bytes + UNIT - 1) / UNIT;
+    if (n <= 8) { *size = n * UNIT; return (int)n - 1; }
+    int shift = 60 - __builtin_clzll(n - 1);
+    size_t m = (n - 1) >> shift;                    // 8..15
+    *size = ((m + 1) << shift) * UNIT;
+    return 8 * shift + (int)m;
+}
+
+static size_t memory_size(void)
+{
+    struct sysinfo si;
+    size_t total = sysinfo(&si) == 0 ? ((size_t)si.totalram + si.totalswap) * si.mem_unit : (size_t)1 << 40;
+    FILE *f = fopen("/sys/fs/cgroup/memory.max", "re");
+    if (f) {
+        unsigned long long max;
+        if (fscanf(f, "%llu", &max) == 1 && max < total) total = (size_t)max;
+        fclose(f);
+    }
+    return total;
+}
+
+static ms_segment *arena_new(bool shared, size_t need)
+{
+    static uint64_t ids;
+    ms_segment *s = calloc(1, sizeof *s);
+    if (!s) return NULL;
+    s->fd = -1;
+    if (!pool.memory) pool.memory = memory_size();
+    // Peers map it too: many ranks of a large machine must fit one address space.
+    const char *local = shared ? getenv("OMPI_COMM_WORLD_LOCAL_SIZE") : NULL;
+    size_t bytes = 2 * pool.memory / (size_t)(local && atoi(local) > 8 ? atoi(local) / 4 : 1);
+    if (bytes < 4 * need) bytes = 4 * need;
+    bytes = (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
+    // Address-space limits (ulimit -v, valgrind) refuse a large reservation: halve it.
+    for (; bytes >= need + 2 * HUGE_PAGE && bytes >= (64u << 20); bytes /= 2) {
+        int flags = MAP_NORESERVE;
+        if (shared) {
+            if (s->fd < 0 && (s->fd = memfd_create("moonshard", MFD_CLOEXEC)) < 0) break;
+            if (ftruncate(s->fd, (off_t)bytes) != 0) continue;
+            flags |= MAP_SHARED;
+        } else {
+            flags |= MAP_PRIVATE | MAP_ANONYMOUS;
+        }
+        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, s->fd, 0);
+        if (p == MAP_FAILED) continue;
+        madvise(p, bytes, MADV_DONTDUMP);
+        s->base = p;
+        s->bytes = bytes;
+        // Large blocks sit on huge-page boundaries of the address as well as of the file.
+        s->used = shared ? 0 : (size_t)(-(uintptr_t)p & (HUGE_PAGE - 1));
+        s->id = ++ids;
+        return s;
+    }
+    if (s->fd >= 0) close(s->fd);
+    free(s);
+    return NULL;
+}
+
+static ms_block *header_new(void)
+{
+    enum { SLAB = 64 };
+    if (!pool.headers) {
+        ms_block *slab = calloc(SLAB, sizeof *slab);
+        if (!slab) return NULL;
+        for (int i = 0; i < SLAB; i++) { slab[i].next = pool.headers; pool.headers = &slab[i]; }
+    }
+    ms_block *b = pool.headers;
+    pool.headers = b->next;
+    return b;
+}
+
+// Cuts `size` bytes from arena s, or returns NULL when it is full.
+static void *cut(ms_segment *s, size_t size)
+{
+    if (size < LARGE) {
+        if (s->chunk_left < size) {
+            if (s->bytes - s->used < CHUNK) return NULL;
+            s->chunk = s->base + s->used;
+            s->chunk_left = CHUNK;
+            s->used += CHUNK;
+            pool.reserved += CHUNK;
+        }
+        void *p = s->chunk;
+        s->chunk += size;
+        s->chunk_left -= size;
+        return p;
+    }
+    size_t align = size >= HUGE_PAGE ? HUGE_PAGE : 4096;
+    size_t first = (s->used + align - 1) & ~(align - 1);
+    size_t whole = (size + 4095) & ~(size_t)4095;
+    if (first > s->bytes || s->bytes - first < whole) return NULL;
+    s->used = first + whole;
+    pool.reserved += size;
+    if (size >= HUGE_PAGE) madvise(s->base + first, size & ~(size_t)(HUGE_PAGE - 1), MADV_HUGEPAGE);
+    return s->base + first;
+}
+
+static ms_block *pop(ms_block **list)
+{
+    ms_block *b = *list;
+    if (b) *list = b->next;
+    return b;
+}
+
+static void empty_cache(void)
+{
+    for (ms_segment *s = pool.top; s; s = s->older)
+        for (int c = 0; c < CLASSES; c++) {
+            ms_block *b;
+            if (!s->free[c] || s->free[c]->size < LARGE) continue;
+            while ((b = pop(&s->free[c]))) {
+                size_t whole = (b->size + 4095) & ~(size_t)4095;
+                if (s->fd >= 0) fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (char *)b->data - s->base, (off_t)whole);
+                else madvise(b->data, whole, MADV_DONTNEED);
+                pool.reserved -= b->size;
+                b->next = s->hollow[c];
+                s->hollow[c] = b;
+            }
+        }
+}
+
+// No free block of the class in the top arena.
+static ms_block *alloc_slow(int c, size_t size, bool retried)
+{
+    if (!pool.top) {
+        // Started beside others: then what is made before dist.init can be read in place as well.
+        const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+        bool beside = (local && atoi(local) > 1) || getenv("SLURM_PROCID") || getenv("PMIX_RANK");
+        if (beside && (pool.top = arena_new(true, size))) pool.shared = true;
+        else if (!(pool.top = arena_new(false, size))) return NULL;
+    }
+    for (ms_segment *s = pool.top; s; s = s->older) {
+        if ((s->fd >= 0) != pool.shared) continue;
+        ms_block *b = pop(&s->free[c]);
+        // A slightly larger block that is at hand is cheaper than fresh pages.
+        for (int k = 1; !b && size >= LARGE && k <= 2 && c + k < CLASSES; k++) b = pop(&s->free[c + k]);
+        if (b) return b;
+    }
+    size_t fresh = size < LARGE ? CHUNK : size;
+    if (pool.reserved + fresh > pool.memory) {
+        if (retried) return NULL;
+        empty_cache();
+        return alloc_slow(c, size, true);
+    }
+    for (ms_segment *s = pool.top; s; s = s->older) {
+        ms_block *b;
+        if ((s->fd >= 0) != pool.shared || !(b = pop(&s->hollow[c]))) continue;
+        pool.reserved += b->size;
+        if (pool.reserved > pool.peak_reserved) pool.peak_reserved = pool.reserved;
+        return b;
+    }
+    ms_block *b = header_new();
+    if (!b) return NULL;
+    void *p = cut(pool.top, size);
+    if (!p) {
+        ms_segment *s = arena_new(pool.shared, size);
+        if (s) {
+            s->older = pool.top;
+            pool.top = s;
+            p = cut(s, size);
+        }
+    }
+    if (!p) {
+        b->next = pool.headers;
+        pool.headers = b;
+        return NULL;
+    }
+    if (pool.reserved > pool.peak_reserved) pool.peak_reserved = pool.reserved;
+    b->data = p;
+    b->size = size;
+    b->segment = pool.top;
+    return b;
+}
+
+static ms_status no_memory(size_t bytes, const char *what, const char *why)
+{
+    return ms__fail(MS_ENOMEM, "%s: no memory for %zu bytes on cpu (%s; %zu bytes allocated, %zu reserved)",
+                    what ? what : "allocation", bytes, why, pool.allocated, pool.reserved);
+}
+
+ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
+{
+    ms_block *b;
+    if (MS_UNLIKELY(pool.fail_in) && --pool.fail_in == 0) return no_memory(bytes, what, "ms_fail_allocation");
+    if (MS_UNLIKELY(device != MS_CPU || bytes == 0)) {
+        int type = device & 0xff;
+        if (type != MS_CPU && type != MS_META)
+            return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not there: this build has no CUDA plugin", what ? what : "allocation", device >> 8);
+        if (!(b = header_new())) return no_memory(bytes, what, "malloc");
+        *b = (ms_block){ .bytes = type == MS_META ? 0 : bytes, .device = device };      // meta: no bytes anywhere
+        *out = b;
+        return MS_OK;
+    }
+    if (MS_UNLIKELY(bytes > pool.limit || pool.allocated > pool.limit - bytes)) return no_memory(bytes, what, "ms_set_memory_limit");
+    if (MS_UNLIKELY(bytes > (size_t)1 << 40)) return no_memory(bytes, what, "more than this machine has");
+    size_t size;
+    int c = class_of(bytes, &size);
+    if (MS_LIKELY(pool.top && (b = pool.top->free[c]))) pool.top->free[c] = b->next;
+    else if (!(b = alloc_slow(c, size, false))) return no_memory(bytes, what, "more than this machine has");
+    b->bytes = bytes;
+    b->device = device;
+    pool.allocated += bytes;
+    if (pool.allocated > pool.peak) pool.peak = pool.allocated;
+    *out = b;
+    return MS_OK;
+}
+
+void ms__free(ms_block *b)
+{
+    if (!b) return;
+    ms_segment *s = b->segment;
+    if (MS_UNLIKELY(!s)) {
+        b->next = pool.headers;
+        pool.headers = b;
+        return;
+    }
+    pool.allocated -= b->bytes;
+    size_t size;
+    int c = class_of(b->size, &size);
+    b->next = s->free[c];
+    s->free[c] = b;
+}
+
+bool ms__segment_of(const ms_block *b, int *fd, uint64_t *offset, uint64_t *segment_id, uint64_t *segment_bytes)
+{
+    if (!b || !b->segment || b->segment->fd < 0) return false;
+    *fd = b->segment->fd;
+    *offset = (uint64_t)((char *)b->data - b->segment->base);
+    *segment_id = b->segment->id;
+    *segment_bytes = b->segment->bytes;
+    return true;
+}
+
+void ms__pool_share(void)
+{
+    if (pool.shared) return;
+    ms_segment *s = arena_new(true, CHUNK);
+    if (!s) return;             // no memfd here: tensors stay anonymous, peers get them staged
+    // What is cached cannot be shared; give it back. Live blocks retire into their own arena's lists.
+    empty_cache();
+    s->older = pool.top;
+    pool.top = s;
+    pool.shared = true;
+}
+
+void ms__pool_stats(int device, ms_memory *out)
+{
+    memset(out, 0, sizeof *out);
+    if (ms__live_tensors) out->live_tensors = (double)ms__live_tensors();
+    if ((device & 0xff) != MS_CPU) return;
+    out->allocated = (double)pool.allocated;
+    out->peak_allocated = (double)pool.peak;
+    out->reserved = (double)pool.reserved;
+    out->peak_reserved = (double)pool.peak_reserved;
+}
+
+ms_status ms_memory_stats(int device, ms_memory *out)
+{
+    if (!out) return ms__fail(MS_EINVAL, "ms_memory_stats: out is NULL");
+    ms__pool_stats(device, out);
+    return MS_OK;
+}
+
+void ms_reset_peak_memory(int device)
+{
+    if ((device & 0xff) != MS_CPU) return;
+    pool.peak = pool.allocated;
+    pool.peak_reserved = pool.reserved;
+}
+
+void ms_empty_cache(void) { empty_cache(); }
+
+void ms_set_memory_limit(double bytes) { pool.limit = bytes > 0 && bytes < 1e18 ? (size_t)bytes : SIZE_MAX; }
+
+void ms_fail_allocation(double nth) { pool.fail_in = nth > 0 ? (uint64_t)nth : 0; }

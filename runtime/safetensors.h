@@ -1,0 +1,50 @@
+// safetensors.h -- the header of a safetensors file: parsed with every check before anything is sized by
+// it, and written. files.c does the reading and writing of bytes.
+//
+// A file is: 8 bytes, the header's length N (little-endian); N bytes of JSON; the data. The JSON is one
+// object: "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, and "__metadata__", an
+// object of strings.
+#ifndef MS_SAFETENSORS_H
+#define MS_SAFETENSORS_H
+
+#include "base.h"
+
+enum {
+    MS_ST_MAX_HEADER = 100 * 1000 * 1000,
+    MS_ST_MAX_ENTRIES = 1000 * 1000,
+    MS_ST_MAX_NAME = 1024
+};
+
+typedef struct {
+    char    *name;                  // UTF-8, at most MS_ST_MAX_NAME bytes, no NUL inside
+    int      dtype, ndim;
+    int64_t  shape[MS_MAX_DIMS];
+    uint64_t begin, end;            // bytes from the start of the data
+} ms_st_entry;
+
+typedef struct { char *key, *value; } ms_st_meta;
+
+typedef struct {
+    int          n, n_meta;
+    ms_st_entry *entries;           // sorted by name
+    ms_st_meta  *meta;              // sorted by key
+    int          capacity, meta_capacity;
+} ms_st_header;
+
+// Parses text (the JSON) of a file whose data is data_bytes long. who and path stand in messages. On failure
+// nothing needs freeing.
+ms_status ms__st_parse(ms_st_header *out, const char *who, const char *path, const char *text, size_t length, uint64_t data_bytes);
+void      ms__st_clear(ms_st_header *h);
+
+// The header's JSON, padded with blanks so that the data begins at a multiple of 8: malloced.
+ms_status ms__st_format(const ms_st_header *h, const char *who, char **text, size_t *length);
+
+// Adds an entry (offsets 0) or a metadata pair; copies the strings.
+ms_status ms__st_add(ms_st_header *h, const char *who, const char *name, size_t name_length, int dtype, int ndim, const int64_t *shape);
+ms_status ms__st_add_meta(ms_st_header *h, const char *who, const char *key, size_t key_length, const char *value, size_t value_length);
+ms_st_entry *ms__st_find(const ms_st_header *h, const char *name);      // NULL if there is none
+
+// Bytes of an entry's tensor; false when they overflow.
+bool ms__st_bytes(const ms_st_entry *e, uint64_t *bytes);
+
+#endif

@@ -1,0 +1,576 @@
+// unit.c -- units: construction, gather and reshard, the public functions on them. The schedule
+// (who calls these when) is unit_schedule.c.
+#include <stdio.h>
+
+#include "unit.h"
+#include "op.h"
+
+// ---- handles ----------------------------------------------------------------------------------
+
+static unit   **units;
+static uint32_t *generations;
+static uint32_t n_units = 1, cap_units;
+static context *contexts;
+
+context *ms__contexts(void) { return contexts; }
+
+unit *ms__unit(double handle)
+{
+    uint64_t bits = handle >= 1 ? (uint64_t)handle : 0;
+    uint32_t i = (uint32_t)(bits & 0xfffff);
+    if (i && i < n_units && units[i] && units[i]->handle == handle) return units[i];
+    ms__fail(MS_EINVAL, "fsdp: %.0f is no unit", handle);
+    return NULL;
+}
+
+static ms_status handle_new(unit *u)
+{
+    uint32_t i = 1;
+    while (i < n_units && units[i]) i++;
+    if (i >= cap_units) {
+        uint32_t cap = cap_units ? 2 * cap_units : 64;
+        unit **grown = realloc(units, cap * sizeof *units);
+        uint32_t *g = realloc(generations, cap * sizeof *generations);
+        if (grown) units = grown;
+        if (g) generations = g;
+        if (!grown || !g || cap > 0xfffff) return ms__fail(MS_ENOMEM, "fsdp: no memory for unit '%s'", u->name);
+        memset(units + cap_units, 0, (cap - cap_units) * sizeof *units);
+        memset(generations + cap_units, 0, (cap - cap_units) * sizeof *generations);
+        cap_units = cap;
+    }
+    if (i == n_units) n_units++;
+    units[i] = u;
+    u->handle = (double)((uint64_t)++generations[i] << 20 | i);
+    return MS_OK;
+}
+
+// ---- recording --------------------------------------------------------------------------------
+
+static ms_unit_event *events;
+static int n_events, cap_events;
+static bool recording;
+
+void ms_unit_record(int on)
+{
+    recording = on != 0;
+    if (on) n_events = 0;
+}
+
+int ms_unit_recorded(ms_unit_event *out, int capacity)
+{
+    for (int k = 0; k < n_events && k < capacity; k++) out[k] = events[k];
+    return n_events;
+}
+
+void ms__unit_note(const unit *u, int event, bool prefetched)
+{
+    if (MS_LIKELY(!recording)) return;
+    if (n_events == cap_events) {
+        int cap = cap_events ? 2 * cap_events : 256;
+        ms_unit_event *e = realloc(events, (size_t)cap * sizeof *e);
+        if (!e) return;
+        events = e;
+        cap_events = cap;
+    }
+    events[n_events++] = (ms_unit_event){ .event = event, .prefetched = prefetched, .unit = u->name };
+}
+
+// ---- gather and reshard -----------------------------------------------------------------------
+
+bool ms__unit_idle(const unit *u) { return u->forwards == 0 && u->n_active == 0; }
+
+// A tensor over this rank's part of parameter p in the low-precision copy.
+static ms_status cast_shard(unit *u)
+{
+    MS_TRY(ms__storage_new(&u->low, u->device, u->low_bytes, "fsdp: low-precision shard"));
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        if (p->local->numel == 0) continue;
+        size_t at = u->layout == &ms__layouts[MS_LAYOUT_ROWS] ? u->pieces[j].in_offset
+                                                              : p->shard_at / (size_t)ms__dtype_size(p->dtype) * (size_t)ms__dtype_size(p->low);
+        ms_tensor *dst = ms__tensor_on(u->low, p->low, p->local->ndim, p->local->shape, (int64_t)(at / (size_t)ms__dtype_size(p->low)));
+        ms_status st = ms__copy(dst, p->local);
+        ms__release(dst);
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+
+ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
+{
+    bool nothing = u->in_place || (u->device & 0xff) == MS_META;    // to be fetched
+    if (u->gathered || u->gather || u->n == 0 || (nothing && early)) return MS_OK;
+    ms__unit_note(u, MS_UNIT_EV_UNSHARD, prefetched);
+    if (nothing) return MS_OK;
+    ms_storage *from = u->shard;
+    ms_status st = ms__storage_sync(u->shard, false);
+    if (st == MS_OK) st = ms__storage_refill(u->full, "fsdp: gathered parameters");
+    if (st == MS_OK && u->casts) {
+        st = cast_shard(u);
+        from = u->low;
+    }
+    if (st == MS_OK)
+        st = ms__all_gather_pieces(u->group, u->full, from, u->n_pieces, u->pieces, u->n ? u->params[0].low : MS_U8,
+                                   early ? MS_STREAM_GATHER : MS_STREAM_COMPUTE, u->name, &u->gather);
+    if (u->low) {
+        ms__storage_release(u->low);        // the collective holds its own reference
+        u->low = NULL;
+    }
+    if (st != MS_OK) ms__storage_vacate(u->full);
+    return st;
+}
+
+// Waits for the gather under way. One that failed must not fail what comes after it: it only read the shard.
+static ms_status wait_gather(unit *u)
+{
+    ms_status st = ms__work_wait(u->gather);
+    ms__work_release(u->gather);
+    u->gather = NULL;
+    if (MS_LIKELY(st == MS_OK)) return MS_OK;
+    char text[2048];
+    snprintf(text, sizeof text, "%s", ms_error());
+    while (u->shard->event || u->shard->readers) (void)ms__storage_sync(u->shard, true);
+    return ms__fail(st, "%s", text);
+}
+
+ms_status ms__unit_finish_gather(unit *u)
+{
+    if (u->gathered) return MS_OK;
+    if (u->gather) {
+        ms_status st = wait_gather(u);
+        if (st != MS_OK) {
+            ms__storage_vacate(u->full);
+            return st;
+        }
+    }
+    for (int j = 0; j < u->n; j++) {
+        ms__tensor_point(u->params[j].param, u->params[j].whole);
+        u->params[j].param->sharded = false;
+    }
+    u->gathered = true;
+    return MS_OK;
+}
+
+void ms__unit_shard(unit *u)
+{
+    if (u->gather) {                        // nobody will use it: wait, because peers read and write these bytes
+        (void)wait_gather(u);
+        if (!u->gathered && !u->in_place) ms__storage_vacate(u->full);
+    }
+    if (!u->gathered) return;
+    if (u->n) ms__unit_note(u, MS_UNIT_EV_RESHARD, false);
+    for (int j = 0; j < u->n; j++) {
+        ms__tensor_point(u->params[j].param, u->params[j].resting);
+        u->params[j].param->sharded = true;
+    }
+    if (!u->in_place) ms__storage_vacate(u->full);
+    u->gathered = false;
+}
+
+// ---- construction -----------------------------------------------------------------------------
+
+static void release_params(unit *u)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        ms__release(p->fresh);
+        ms__release(p->pending);
+        ms__release(p->whole);
+        ms__release(p->resting);
+        if (p->local) ms__disown(p->local);
+        ms__release(p->local);
+        if (p->param) p->param->unit_param = NULL;
+        ms__release(p->param);
+    }
+}
+
+static void unit_delete(unit *u)
+{
+    release_params(u);
+    if (u->shard) ms__storage_release(u->shard);
+    if (u->full) ms__storage_release(u->full);
+    free(u->params);
+    free(u->pieces);
+    free(u->active);
+    free(u->forward_prefetch);
+    free(u->backward_prefetch);
+    free(u);
+}
+
+static ms_status check_param(const char *name, const ms_tensor *t, const ms_tensor *first)
+{
+    const char *p = t->name ? t->name : "?";
+    if (t->unit_param) return ms__fail(MS_ESTATE, "fsdp: parameter '%s' is already managed by unit '%s'", p, ((unit_param *)t->unit_param)->owner->name);
+    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
+    if (t->ndim == 0)
+        return ms__fail(MS_EINVAL, "fully_shard doesn't support scalar parameters. Change %s to a 1D tensor with numel equal to 1.", p);
+    if (!ms__is_contiguous(t)) return ms__fail(MS_EINVAL, "FSDP does not support non-contiguous parameters yet: %s %s", p, ms__tensor_text(t));
+    if (ms__device(t) != ms__device(first))
+        return ms__fail(MS_EINVAL, "fsdp: the parameters of unit '%s' are on different devices: %s and '%s' %s", name, ms__tensor_text(first), p, ms__tensor_text(t));
+    return MS_OK;
+}
+
+// Views and storages for the unit's present device; the shard's bytes are zero.
+static ms_status make_storages(unit *u)
+{
+    MS_TRY(u->layout->plan(u));
+    u->in_place = u->world == 1 && !u->casts;
+    ms_storage *shard = NULL, *full = NULL;
+    MS_TRY(ms__storage_new(&shard, u->device, u->shard_bytes, "fsdp: shard"));
+    if (shard->data) memset(shard->data, 0, u->shard_bytes);
+    if (u->in_place) {
+        full = ms__storage_retain(shard);
+    } else {
+        // Its bytes come with the first gather.
+        ms_status st = ms__storage_new(&full, u->device, 0, "fsdp: gathered parameters");
+        if (st != MS_OK) {
+            ms__storage_release(shard);
+            return st;
+        }
+        ms__storage_vacate(full);
+        full->bytes = u->full_bytes;
+        char text[512];
+        snprintf(text, sizeof text, "a parameter of unit '%s'", u->name);
+        full->owner = ms__intern(text);
+    }
+    u->shard = shard;
+    u->full = full;
+    return MS_OK;
+}
+
+static void make_views(unit *u, unit_param *p, const ms_tensor *like)
+{
+    int64_t shape[MS_MAX_DIMS];
+    int ndim = u->layout->local_shape(p, shape);
+    ms_tensor *local = ms__tensor_on(u->shard, p->dtype, ndim, shape, (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype)));
+    if (p->local) {                         // an object for life: re-pointed
+        ms__tensor_point(p->local, local);
+        ms__release(local);
+    } else {
+        p->local = local;
+        local->requires_grad = like->requires_grad;
+        local->is_param = true;
+        local->name = like->name;
+        ms__own(local);
+    }
+    int64_t at = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low));
+    ms__release(p->whole);
+    ms__release(p->resting);
+    p->whole = ms__tensor_on(u->full, p->low, like->ndim, like->shape, at);
+    p->resting = ms__tensor_on(u->full, p->dtype, like->ndim, like->shape, 0);
+}
+
+double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_options *o)
+{
+    unit *u = calloc(1, sizeof *u);
+    ms_group *g = ms__group_by_id(o->group);
+    if (!u || !g) {
+        free(u);
+        return 0;
+    }
+    u->name = ms__intern(name);
+    u->layout = &ms__layouts[o->layout];
+    u->group = g;
+    u->rank = ms__group_rank(g);
+    u->world = ms__group_size(g);
+    u->param_dtype = o->param_dtype;
+    u->reduce_dtype = o->reduce_dtype;
+    u->output_dtype = o->output_dtype;
+    u->cast_forward_inputs = o->cast_forward_inputs != 0;
+    u->reshard_after_forward = o->reshard_after_forward;
+    u->reshard_after_backward = u->sync = u->unshard_in_backward = true;
+    u->params = calloc((size_t)n + 1, sizeof *u->params);
+    u->pieces = calloc((size_t)n + 1, sizeof *u->pieces);
+    if (!u->params || !u->pieces) {
+        ms__fail(MS_ENOMEM, "fsdp: no memory for unit '%s' of %d parameters", name, n);
+        goto failed;
+    }
+    if (u->rank < 0) {
+        ms__fail(MS_EINVAL, "fsdp: this rank is no member of unit '%s's group", name);
+        goto failed;
+    }
+    for (int j = 0; j < n; j++) {
+        ms_tensor *t = ms__tensor(params[j]);
+        if (!t || check_param(name, t, j ? u->params[0].param : t) != MS_OK) goto failed;
+        unit_param *p = &u->params[j];
+        p->owner = u;
+        p->param = ms__retain(t);
+        p->dtype = p->low = t->dtype;
+        if (u->param_dtype >= 0 && ms__is_float(t->dtype)) p->low = u->param_dtype;
+        u->casts |= p->low != p->dtype;
+        u->n = j + 1;
+    }
+    u->device = n ? ms__device(u->params[0].param) : MS_CPU;
+    if (make_storages(u) != MS_OK || handle_new(u) != MS_OK) goto failed;
+    for (int j = 0; j < n; j++) {
+        unit_param *p = &u->params[j];
+        make_views(u, p, p->param);
+        if ((u->device & 0xff) != MS_META && p->here > 0) {
+            // This rank's part of the whole: rows are contiguous, and so are elements of the flat layout.
+            size_t esz = (size_t)ms__dtype_size(p->dtype);
+            if (ms__storage_sync(p->param->storage, false) != MS_OK) goto failed_late;
+            memcpy(ms__data(p->local), (char *)ms__data(p->param) + (size_t)(p->first * p->row_numel) * esz, (size_t)(p->here * p->row_numel) * esz);
+        }
+    }
+    for (int j = 0; j < n; j++) {           // nothing fails from here on
+        unit_param *p = &u->params[j];
+        ms__tensor_point(p->param, p->resting);
+        p->param->sharded = true;
+        p->param->unit_param = p;
+    }
+    return u->handle;
+
+failed_late:
+    units[(uint32_t)((uint64_t)u->handle & 0xfffff)] = NULL;
+failed:
+    unit_delete(u);
+    return 0;
+}
+
+void ms_unit_free(double handle)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return;
+    ms__unit_shard(u);
+    context *c = u->context;
+    if (c) {
+        if (c->reducing.owner == u) ms__unit_drop_reduction(&c->reducing);
+        int n = 0;
+        for (int k = 0; k < c->n; k++)
+            if (c->units[k] != u) c->units[n++] = c->units[k];
+        c->n = n;
+        c->n_last = c->n_order = c->n_entered = 0;
+        if (c->opened == u) c->opened = NULL;
+        if (c->root == u) c->root = NULL;
+        for (int k = 0; k < c->n; k++) {    // nobody prefetches it any more
+            unit *v = c->units[k];
+            for (int j = v->n_forward_prefetch; j-- > 0;)
+                if (v->forward_prefetch[j] == u) v->forward_prefetch[j] = v->forward_prefetch[--v->n_forward_prefetch];
+            for (int j = v->n_backward_prefetch; j-- > 0;)
+                if (v->backward_prefetch[j] == u) v->backward_prefetch[j] = v->backward_prefetch[--v->n_backward_prefetch];
+        }
+        if (c->n == 0) {
+            context **at = &contexts;
+            while (*at != c) at = &(*at)->next;
+            *at = c->next;
+            free(c->units);
+            free(c->order);
+            free(c->last);
+            free(c->entered);
+            free(c);
+        }
+    }
+    units[(uint32_t)((uint64_t)handle & 0xfffff)] = NULL;
+    unit_delete(u);
+}
+
+// ---- lazy initialisation ----------------------------------------------------------------------
+
+// What is reduced together has one dtype.
+static ms_status check_uniform(const unit *u)
+{
+    const unit_param *first = NULL;
+    for (int j = 0; j < u->n; j++) {
+        const unit_param *p = &u->params[j];
+        if (!p->param->requires_grad) continue;
+        if (!first) first = p;
+        else if (p->dtype != first->dtype)
+            return ms__fail(MS_ESTATE, "FSDP expects uniform original parameter dtype but got {%s, %s}", ms__dtype_name(first->dtype), ms__dtype_name(p->dtype));
+    }
+    return MS_OK;
+}
+
+ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
+{
+    unit *root = ms__unit(root_handle);
+    if (!root) return (ms_status)ms_error_code();
+    context *c = calloc(1, sizeof *c);
+    if (c) c->units = calloc((size_t)n + 1, sizeof *c->units);
+    if (!c || !c->units) {
+        free(c);
+        return ms__fail(MS_ENOMEM, "fsdp: no memory for lazy initialisation");
+    }
+    ms_status st = MS_OK;
+    char names[1024] = "";
+    for (int k = 0; k < n && st == MS_OK; k++) {
+        unit *u = c->units[k] = ms__unit(handles[k]);
+        if (!u) {
+            st = (ms_status)ms_error_code();
+        } else if (u->context) {
+            st = ms__fail(MS_ESTATE, "FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", u->name);
+        } else if ((st = check_uniform(u)) != MS_OK) {
+            break;
+        } else if ((u->device & 0xff) == MS_META) {
+            for (int j = 0; j < u->n; j++) {
+                size_t len = strlen(names);
+                snprintf(names + len, sizeof names - len, "%s'%s'", len ? ", " : "", u->params[j].param->name ? u->params[j].param->name : "?");
+            }
+        }
+    }
+    if (st == MS_OK && names[0])
+        st = ms__fail(MS_ESTATE, "FSDP parameters should be materialized from meta device before training, but the following were still on meta device: [%s]\n"
+                                 "For example, call module:to_empty(device) to materialize to device and call module:reset_parameters() on each module to initialize values.", names);
+    if (st != MS_OK) {
+        free(c->units);
+        free(c);
+        return st;
+    }
+    c->root = root;
+    c->n = n;
+    c->is_last_backward = true;
+    c->next = contexts;
+    contexts = c;
+    for (int k = 0; k < n; k++) {
+        c->units[k]->context = c;
+        if (c->units[k]->reshard_after_forward < 0) {
+            c->units[k]->reshard_after_forward = c->units[k] != root;
+            c->units[k]->by_rule = c->units[k] == root;
+        }
+    }
+    return MS_OK;
+}
+
+int ms_unit_is_lazy(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u && u->context;
+}
+
+double ms_unit_root(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u && u->context && u->context->root ? u->context->root->handle : 0;
+}
+
+int ms_unit_is_gathered(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u && u->gathered;
+}
+
+// ---- by hand ----------------------------------------------------------------------------------
+
+ms_status ms_unit_unshard(double handle, int async)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    MS_TRY(ms__unit_start_gather(u, async != 0, false));
+    return async ? MS_OK : ms__unit_finish_gather(u);
+}
+
+ms_status ms_unit_wait(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u ? ms__unit_finish_gather(u) : (ms_status)ms_error_code();
+}
+
+ms_status ms_unit_reshard(double handle)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "reshard: unit '%s' is between its forward and its backward phases; wait for them to end", u->name);
+    ms__unit_shard(u);
+    return MS_OK;
+}
+
+ms_status ms_unit_set(double handle, int what, double value)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    switch (what) {
+    case MS_UNIT_SYNC: u->sync = value != 0; break;
+    case MS_UNIT_RESHARD_AFTER_FORWARD:
+        u->reshard_after_forward = value != 0;
+        u->by_rule = false;
+        break;
+    case MS_UNIT_RESHARD_AFTER_BACKWARD: u->reshard_after_backward = value != 0; break;
+    case MS_UNIT_UNSHARD_IN_BACKWARD: u->unshard_in_backward = value != 0; break;
+    case MS_UNIT_IS_LAST_BACKWARD: if (u->context) u->context->is_last_backward = value != 0; break;
+    case MS_UNIT_DIVIDE_FACTOR:
+        if (!(value > 0)) return ms__fail(MS_EINVAL, "set_gradient_divide_factor: %g is not greater than 0", value);
+        u->divide = value;
+        break;
+    default: return ms__fail(MS_EINVAL, "fsdp: setting %d does not exist", what);
+    }
+    return MS_OK;
+}
+
+ms_status ms_unit_set_prefetch(double handle, int backward, int n, const double *others)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    unit **list = calloc((size_t)n + 1, sizeof *list);
+    if (!list) return ms__fail(MS_ENOMEM, "fsdp: no memory for a prefetch list");
+    for (int k = 0; k < n; k++)
+        if (!(list[k] = ms__unit(others[k]))) {
+            free(list);
+            return (ms_status)ms_error_code();
+        }
+    unit ***where = backward ? &u->backward_prefetch : &u->forward_prefetch;
+    free(*where);
+    *where = list;
+    *(backward ? &u->n_backward_prefetch : &u->n_forward_prefetch) = n;
+    return MS_OK;
+}
+
+// ---- moving -----------------------------------------------------------------------------------
+
+ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    if (device < 0) device = u->device;
+    if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases", u->name);
+    if (device < 0) device = u->device;
+    if (keep_values && (u->device & 0xff) == MS_META && (device & 0xff) != MS_META)
+        return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
+    ms__unit_shard(u);
+    ms_storage *shard = u->shard, *full = u->full;
+    ms_tensor **old = calloc((size_t)u->n + 1, sizeof *old);
+    if (!old) return ms__fail(MS_ENOMEM, "to: no memory");
+    int device_before = u->device;
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        old[j] = ms__tensor_alias(p->local);
+        if (dtype >= 0 && ms__is_float(p->dtype)) p->dtype = dtype;
+        p->low = u->param_dtype >= 0 && ms__is_float(p->dtype) ? u->param_dtype : p->dtype;
+    }
+    u->casts = false;
+    for (int j = 0; j < u->n; j++) u->casts |= u->params[j].low != u->params[j].dtype;
+    u->device = device;
+    ms_status st = make_storages(u);
+    if (st != MS_OK) {                      // back to what it was
+        u->device = device_before;
+        u->casts = false;
+        for (int j = 0; j < u->n; j++) {
+            unit_param *p = &u->params[j];
+            p->dtype = old[j]->dtype;
+            p->low = u->param_dtype >= 0 && ms__is_float(p->dtype) ? u->param_dtype : p->dtype;
+            u->casts |= p->low != p->dtype;
+        }
+        u->layout->plan(u);
+        u->shard = shard;
+        u->full = full;
+    }
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        if (st == MS_OK) {
+            ms_tensor *like = ms__retain(p->param);
+            make_views(u, p, like);
+            ms__release(like);
+            ms__tensor_point(p->param, p->resting);
+            if (keep_values && p->here > 0 && (device & 0xff) != MS_META) {
+                ms_status copied = ms__copy(p->local, old[j]);
+                if (copied != MS_OK) st = copied;
+            }
+            if (p->local->leaf) ms__leaf_set_grad(p->local->leaf, NULL);
+        }
+        ms__release(old[j]);
+    }
+    free(old);
+    if (u->shard != shard) {
+        ms__storage_release(shard);
+        ms__storage_release(full);
+    }
+    return st;
+}

@@ -1,0 +1,117 @@
+// unit.h -- the shard engine: units, their layouts, the schedule of gathers and reductions.
+//
+// A unit is the parameters of one wrapped module: one all-gather and one reduce-scatter per use. It
+// keeps two storages: the *shard* (this rank's part of every parameter, padded to the same size on
+// every rank, resident for ever) and the *full* one (all parameters whole, vacated while sharded).
+// A parameter object lives for ever; it is a view of the full storage and refuses operators while
+// that is vacated. Its *local* tensor is a view of the shard: the optimizer's leaf, whose grad is where
+// reduced gradients land. (behaviour.md 4.A; layouts: unit_layout.c)
+#ifndef MS_UNIT_H
+#define MS_UNIT_H
+
+#include "comm.h"
+#include "graph.h"
+
+typedef struct unit unit;
+
+typedef struct unit_param {
+    unit      *owner;
+    ms_tensor *param, *local;
+    ms_tensor *whole, *resting;     // what param is pointed at: gathered, and sharded (stored dtype)
+    ms_tensor *fresh;               // whole gradient of `run`, the backward under way
+    ms_run    *run;
+    ms_tensor *pending;             // whole gradient to reduce: fresh ones join it at post-backward
+    int64_t    rows, row_numel;     // of dimension 0 (flat: numel, 1)
+    int64_t    chunk;               // rows per rank, ceil(rows / W)
+    int64_t    first, here;         // this rank's rows
+    size_t     shard_at, full_at;   // bytes into the shard and (in the gathered dtype) the full storage
+    int        dtype, low;          // stored and gathered
+} unit_param;
+
+typedef struct layout {
+    const char *name;
+    // Sets chunk, first, here, *_at of every parameter, the local shapes, the sizes and the pieces.
+    ms_status (*plan)(unit *u);
+    // Fills in (1-d, W * column totals) with the gradients of the listed parameters, padding with zeros.
+    ms_status (*pack)(unit *u, int n, unit_param **present, ms_tensor *in);
+    // Elements of one rank's block for these parameters, and where each one's part begins in it (*at, elements) and its size.
+    int64_t   (*columns)(unit *u, int n, unit_param **present, int64_t *at);
+    // Shape of p's local tensor.
+    int       (*local_shape)(const unit_param *p, int64_t *shape);
+} layout;
+
+extern const layout ms__layouts[];
+
+struct unit {
+    double        handle;
+    const char   *name;
+    const layout *layout;
+    ms_group     *group;
+    int           rank, world, n, device;
+    unit_param   *params;
+    ms_piece     *pieces;           // from the shard (or its low-precision cast) to the full storage
+    int           n_pieces;
+    ms_storage   *shard, *full, *low;
+    size_t        shard_bytes, full_bytes, low_bytes;
+    bool          casts;            // some parameter is gathered in another dtype than it is stored in
+    bool          in_place;         // world of one without casts: full is the shard
+    bool          gathered;         // parameters are whole now
+    ms_work      *gather;           // under way
+    struct context *context;        // its root's; NULL before lazy initialisation
+    int           param_dtype, reduce_dtype, output_dtype;
+    bool          cast_forward_inputs;
+    int           reshard_after_forward;    // -1: by the root rule
+    bool          by_rule;          // whole after forward because it is the root, not because the script said so
+    bool          reshard_after_backward, sync, unshard_in_backward;
+    double        divide;           // 0: the group's size
+    // who is using it
+    int           forwards;
+    struct { int64_t use; ms_run *run; } *active;       // uses between pre- and post-backward
+    int           n_active, cap_active;
+    int64_t       uses[64];         // of the passes under way, by nesting
+    uint64_t      skipped;          // bit stack over nested passes: this pass left the unit alone
+    size_t        arrived;          // bytes of gradients in this backward
+    unit        **forward_prefetch, **backward_prefetch;
+    int           n_forward_prefetch, n_backward_prefetch;
+};
+
+// What the units of one root share.
+typedef struct reduction {              // under way, or waiting to land
+    unit        *owner;
+    int          n;
+    unit_param **present;
+    int64_t     *at;                    // where each one's part begins in out
+    ms_tensor   *in, *out;
+    ms_work     *work;
+} reduction;
+
+typedef struct context {
+    unit      *root;
+    unit     **units;                   // module order
+    int        n;
+    unit      *opened;                  // whose forward opened the running iteration
+    struct { unit *unit; int64_t use; } *order;     // forward passes in order, until the backward's end
+    int        n_order, cap_order;
+    unit     **entered, **last;         // what this forward entered, and the latest complete one, for prefetching
+    int        n_entered, cap_entered, n_last, cap_last;
+    bool       is_last_backward;
+    bool       in_backward;             // a backward has touched these units and is not through
+    reduction  reducing;                // owner NULL: none
+    struct context *next;
+} context;
+
+unit      *ms__unit(double handle);                     // NULL with the error set
+ms_tensor *ms__unit_local(ms_tensor *p);                // p itself when it is not managed
+context   *ms__contexts(void);
+
+// Starts the gather (on a queue when it is early: prefetched or asynchronous). No-op when whole or under way.
+ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched);
+ms_status ms__unit_finish_gather(unit *u);              // waits; parameters are whole afterwards
+void      ms__unit_shard(unit *u);                      // back to the shards, whatever the schedule says
+bool      ms__unit_idle(const unit *u);                 // nobody is between its pre- and post-phase
+ms_id     ms__unit_gather_whole(unit_param *p, ms_tensor *part);    // part is laid out like p's local tensor; collective
+void      ms__unit_note(const unit *u, int event, bool prefetched);
+void      ms__unit_drop_reduction(reduction *r);
+ms_status ms__unit_land(ms_run *run, context *c);       // waits for the reduction under way and lands it
+
+#endif

@@ -1,0 +1,546 @@
+// unit_schedule.c -- when units gather, reshard and reduce (behaviour.md 4.A.7 - 4.A.12).
+//
+// Forward: a unit's gather starts, and is waited for, when its module is entered; then the gather of
+// the unit that followed it in the latest forward is started early, so it runs under this one's
+// compute. Backward: the first gradient of a module's output gathers it again and starts the gather
+// of the unit before it in the recorded order; when the gradients of its inputs are there its own
+// gradients are packed, and reduced on the reduce queue while the next unit computes.
+//
+// At most two units besides the root are whole at a time. One reduction is under way at most: it lands
+// when half of the next unit's gradients have arrived (so that its buffers are gone before that unit's
+// own are packed, at a place that does not depend on timing), or at that unit's post-backward.
+#include <stdio.h>
+
+#include "unit.h"
+#include "op.h"
+
+// The graph keeps a unit's handle, not its address: the module may die before the graph does.
+static void *token_of(const unit *u) { return (void *)(uintptr_t)(uint64_t)u->handle; }
+
+static unit *from_token(void *token)
+{
+    unit *u = ms__unit((double)(uint64_t)(uintptr_t)token);
+    if (!u) ms__clear_error();
+    return u;
+}
+
+static int64_t next_use = 1;
+
+// ---- users ------------------------------------------------------------------------------------
+
+static int find_active(const unit *u, int64_t use)
+{
+    for (int k = 0; k < u->n_active; k++)
+        if (u->active[k].use == use) return k;
+    return -1;
+}
+
+static ms_status add_active(unit *u, int64_t use, ms_run *run)
+{
+    if (u->n_active == u->cap_active) {
+        int cap = u->cap_active ? 2 * u->cap_active : 4;
+        void *p = realloc(u->active, (size_t)cap * sizeof *u->active);
+        if (!p) return ms__fail(MS_ENOMEM, "fsdp: no memory for a use of unit '%s'", u->name);
+        u->active = p;
+        u->cap_active = cap;
+    }
+    u->active[u->n_active].use = use;
+    u->active[u->n_active++].run = run;
+    return MS_OK;
+}
+
+static void remove_active(unit *u, int k) { u->active[k] = u->active[--u->n_active]; }
+
+// ---- order ------------------------------------------------------------------------------------
+
+static ms_status push_order(context *c, unit *u, int64_t use)
+{
+    if (c->n_order == c->cap_order) {
+        int cap = c->cap_order ? 2 * c->cap_order : 64;
+        void *p = realloc(c->order, (size_t)cap * sizeof *c->order);
+        if (!p) return ms__fail(MS_ENOMEM, "fsdp: no memory for the forward order");
+        c->order = p;
+        c->cap_order = cap;
+    }
+    c->order[c->n_order].unit = u;
+    c->order[c->n_order++].use = use;
+    return MS_OK;
+}
+
+// From the end: a backward meets the passes last to first.
+static int find_order(const context *c, int64_t use)
+{
+    int k = c->n_order - 1;
+    while (k >= 0 && c->order[k].use != use) k--;
+    return k;
+}
+
+// The order in which this forward entered its units, kept for the next one's prefetching.
+static void push_entered(context *c, unit *u)
+{
+    if (c->n_entered == c->cap_entered) {
+        int cap = c->cap_entered ? 2 * c->cap_entered : 64;
+        unit **p = realloc(c->entered, (size_t)cap * sizeof *p);
+        if (!p) return;                     // no prefetch then
+        c->entered = p;
+        c->cap_entered = cap;
+    }
+    c->entered[c->n_entered++] = u;
+}
+
+// What the latest forward entered after the place where this one is now, if both have gone the same way so far.
+static unit *forward_successor(const context *c)
+{
+    int at = c->n_entered - 1;
+    if (at < 0 || at + 1 >= c->n_last || c->last[at] != c->entered[at]) return NULL;
+    return c->last[at + 1];
+}
+
+// ---- forward ----------------------------------------------------------------------------------
+
+static ms_status inputs_of(int n, const ms_id *io, ms_tensor **t)
+{
+    if (n > MS_MAX_IN) return ms__fail(MS_EINVAL, "fsdp: a module with %d tensors among its inputs or outputs; at most %d are supported", n, MS_MAX_IN);
+    for (int k = 0; k < n; k++)
+        if (!(t[k] = ms__tensor(io[k]))) return (ms_status)ms_error_code();
+    return MS_OK;
+}
+
+static ms_status cast_floats(int n, ms_id *io, int dtype)
+{
+    static const ms_op *cast;
+    if (!cast) cast = ms__op_by_name("cast");
+    for (int k = 0; k < n; k++) {
+        ms_tensor *t = ms__tensor(io[k]);
+        if (!t) return (ms_status)ms_error_code();
+        if (!ms__is_float(t->dtype) || t->dtype == dtype) continue;
+        ms_call c;
+        c.op = cast;
+        c.n_in = 1;
+        c.in[0] = t;
+        c.n_i = 1;
+        c.i[0] = dtype;
+        c.n_f = 0;
+        MS_TRY(ms__dispatch(&c));
+        io[k] = ms__name(c.out[0]);
+    }
+    return MS_OK;
+}
+
+static ms_status prefetch_forward(unit *u)
+{
+    if (u->n_forward_prefetch) {
+        for (int k = 0; k < u->n_forward_prefetch; k++) MS_TRY(ms__unit_start_gather(u->forward_prefetch[k], true, true));
+        return MS_OK;
+    }
+    unit *next = forward_successor(u->context);
+    return next && ms__unit_idle(next) ? ms__unit_start_gather(next, true, true) : MS_OK;
+}
+
+ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
+{
+    unit *u = ms__unit(handle);
+    ms_tensor *in[MS_MAX_IN], *out[MS_MAX_IN];
+    if (!u) return (ms_status)ms_error_code();
+    context *c = u->context;
+    if (!c) return ms__fail(MS_ESTATE, "fsdp: unit '%s' runs forward before lazy initialisation", u->name);
+
+    // A checkpoint is being recomputed inside this unit's own backward: its parameters are whole already.
+    bool recomputing = ms__run_recomputing();
+    u->skipped = u->skipped << 1 | (recomputing && u->n_active > 0);
+    u->forwards++;
+    if (u->skipped & 1) return MS_OK;
+
+    ms_status st = MS_OK;
+    if (!c->opened && !recomputing) {
+        c->opened = u;
+        c->n_entered = 0;
+    }
+    if (u->cast_forward_inputs && u->param_dtype >= 0) st = cast_floats(n, io, u->param_dtype);
+    if (st == MS_OK) st = ms__unit_start_gather(u, false, false);
+    if (st == MS_OK) st = ms__unit_finish_gather(u);
+    if (st == MS_OK && !recomputing) {
+        push_entered(c, u);
+        st = prefetch_forward(u);
+    }
+    int64_t use = next_use++;
+    if (st == MS_OK) st = inputs_of(n, io, in);
+    bool recorded = false;
+    if (st == MS_OK && u->n > 0) {
+        st = ms__unit_boundary(token_of(u), use, n, in, out, &recorded);
+        if (st == MS_OK)
+            for (int k = 0; k < n; k++) io[k] = ms__name(out[k]);
+    }
+    if (st != MS_OK) {
+        ms_unit_forward_failed(handle);
+        return st;
+    }
+    u->uses[u->forwards & 63] = use;
+    return MS_OK;
+}
+
+static void forward_left(unit *u)
+{
+    context *c = u->context;
+    if (c->opened != u || u->forwards > 0) return;
+    c->opened = NULL;
+    // What was prefetched for a module that did not run this time is given back.
+    for (int k = 0; k < c->n; k++)
+        if (c->units[k]->gather && ms__unit_idle(c->units[k])) ms__unit_shard(c->units[k]);
+}
+
+ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
+{
+    unit *u = ms__unit(handle);
+    ms_tensor *out[MS_MAX_IN];
+    if (!u) return (ms_status)ms_error_code();
+    context *c = u->context;
+    bool skipped = u->skipped & 1, recomputing = ms__run_recomputing();
+    int64_t use = u->uses[u->forwards & 63];
+    ms_status st = inputs_of(n, io, out);
+    bool grad = false;
+    if (st == MS_OK && !skipped && u->n > 0) {
+        for (int k = 0; k < n; k++) {
+            if (!out[k]->requires_grad || !ms__state.grad_mode) continue;
+            grad = true;
+            if (st == MS_OK) st = ms__unit_hook(out[k], token_of(u), use);
+        }
+        if (st == MS_OK && grad && !recomputing) st = push_order(c, u, use);
+    }
+    if (st == MS_OK && !skipped && u->output_dtype >= 0) st = cast_floats(n, io, u->output_dtype);
+    if (st != MS_OK) {
+        ms_unit_forward_failed(handle);
+        return st;
+    }
+    u->skipped >>= 1;
+    u->forwards--;
+    // The root stays whole for its backward. When none will come (validation), it would go stale at the next optimizer step.
+    bool leave = u->reshard_after_forward == 1 || (u->by_rule && !grad);
+    if (!skipped && leave && !recomputing && ms__unit_idle(u)) ms__unit_shard(u);
+    if (c->opened == u && u->forwards == 0) {
+        unit **spare = c->last;
+        int cap = c->cap_last;
+        c->last = c->entered;
+        c->n_last = c->n_entered;
+        c->cap_last = c->cap_entered;
+        c->entered = spare;
+        c->cap_entered = cap;
+        c->n_entered = 0;
+        forward_left(u);
+    }
+    return MS_OK;
+}
+
+void ms_unit_forward_failed(double handle)
+{
+    unit *u = ms__unit(handle);
+    if (!u || u->forwards == 0) return;
+    u->skipped >>= 1;
+    u->forwards--;
+    if (ms__unit_idle(u)) ms__unit_shard(u);
+    if (u->context) forward_left(u);
+}
+
+void ms_unit_forward_left_open(double handle)
+{
+    unit *u = ms__unit(handle);
+    if (!u || u->forwards == 0) return;
+    u->skipped >>= 1;
+    u->forwards--;
+    if (u->context) forward_left(u);
+}
+
+// ---- backward ---------------------------------------------------------------------------------
+
+static ms_status prefetch_backward(unit *u, int64_t use)
+{
+    if (u->n_backward_prefetch) {
+        for (int k = 0; k < u->n_backward_prefetch; k++) MS_TRY(ms__unit_start_gather(u->backward_prefetch[k], true, true));
+        return MS_OK;
+    }
+    context *c = u->context;
+    int at = find_order(c, use);
+    if (at <= 0) return MS_OK;
+    unit *before = c->order[at - 1].unit;
+    return before->unshard_in_backward ? ms__unit_start_gather(before, true, true) : MS_OK;
+}
+
+ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
+{
+    unit *u = from_token(token);
+    if (!u || !u->context || find_active(u, use) >= 0) return MS_OK;
+    MS_TRY(add_active(u, use, run));
+    u->context->in_backward = true;
+    if (u->unshard_in_backward) {
+        MS_TRY(ms__unit_start_gather(u, false, false));
+        MS_TRY(ms__unit_finish_gather(u));
+    }
+    return ms__run_recomputing() ? MS_OK : prefetch_backward(u, use);
+}
+
+ms_status ms__unit_accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool *taken)
+{
+    unit_param *p = param->unit_param;
+    unit *u = p->owner;
+    *taken = false;
+    if (!u->context) return ms__fail(MS_ESTATE, "fsdp: a gradient for parameter '%s' before unit '%s' ran forward", param->name ? param->name : "?", u->name);
+    u->context->in_backward = true;
+    size_t bytes = ms__nbytes(grad);
+    *taken = true;
+    MS_TRY(ms__accumulate(&p->fresh, grad));
+    p->run = run;
+    u->arrived += bytes;
+    reduction *r = &u->context->reducing;
+    if (r->owner && r->owner != u && 2 * u->arrived >= u->full_bytes) return ms__unit_land(run, u->context);
+    return MS_OK;
+}
+
+// ---- reduction --------------------------------------------------------------------------------
+
+void ms__unit_drop_reduction(reduction *r)
+{
+    if (!r->owner) return;
+    ms__work_wait(r->work);
+    ms__work_release(r->work);
+    ms__release(r->in);
+    ms__release(r->out);
+    free(r->present);
+    free(r->at);
+    *r = (reduction){ 0 };
+}
+
+// A reduced gradient joins what the local tensor has. part is a view of the unit's reduced block.
+static ms_status land_part(unit_param *p, ms_tensor *part)
+{
+    ms_leaf *l = ms__leaf_of(p->local);
+    if (!l) return (ms_status)ms_error_code();
+    if (!l->grad) {
+        ms__leaf_set_grad(l, ms__retain(part));
+        return MS_OK;
+    }
+    ms_tensor *same;
+    MS_TRY(ms__op2(&same, ms__op_by_name("add_"), l->grad, part));
+    ms__release(same);
+    return MS_OK;
+}
+
+static ms_status land_all(ms_run *run, reduction *r, ms_tensor *out)
+{
+    for (int k = 0; k < r->n; k++) {
+        unit_param *p = r->present[k];
+        ms_tensor *part = ms__tensor_on(out->storage, out->dtype, p->local->ndim, p->local->shape, r->at[k]);
+        ms_status st = land_part(p, part);
+        ms__release(part);
+        MS_TRY(st);
+    }
+    for (int k = r->n - 1; k >= 0; k--)     // the agenda is a stack: the first parameter's hooks run first
+        MS_TRY(ms__leaf_hooks(run, r->present[k]->param));
+    return MS_OK;
+}
+
+ms_status ms__unit_land(ms_run *run, context *c)
+{
+    if (!c->reducing.owner) return MS_OK;
+    reduction r = c->reducing;
+    c->reducing = (reduction){ 0 };
+    ms_tensor *out = r.out;
+    ms_status st = ms__work_wait(r.work);
+    ms__release(r.in);
+    int stored = r.n ? r.present[0]->dtype : 0;
+    if (st == MS_OK && out->dtype != stored) {
+        st = ms__tensor_new(&out, stored, r.owner->device, 1, r.out->shape, "fsdp: reduced gradients");
+        if (st == MS_OK) st = ms__copy(out, r.out);
+        else out = r.out;
+        if (out != r.out) ms__release(r.out);
+    }
+    if (st == MS_OK) st = land_all(run, &r, out);
+    ms__work_release(r.work);
+    ms__release(out);
+    free(r.present);
+    free(r.at);
+    return st;
+}
+
+static ms_status uniform_dtype(int n, unit_param **present)
+{
+    for (int k = 1; k < n; k++)
+        if (present[k]->pending->dtype != present[0]->pending->dtype || present[k]->dtype != present[0]->dtype)
+            return ms__fail(MS_ESTATE, "FSDP reduce-scatter expects uniform gradient dtype but got {%s, %s}",
+                            ms__dtype_name(present[0]->pending->dtype), ms__dtype_name(present[k]->pending->dtype));
+    return MS_OK;
+}
+
+static void drop(ms_tensor **t)
+{
+    ms__release(*t);
+    *t = NULL;
+}
+
+// World of one: a gradient lands as it is.
+static ms_status land_alone(ms_run *run, unit *u, double scale)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        ms_tensor *g = p->pending;
+        if (!g) continue;
+        p->pending = NULL;
+        bool own = g->refs == 1 && g->storage->refs == 1 && !g->slot && g->dtype == p->dtype && ms__is_contiguous(g);
+        ms_tensor *mine = g;
+        ms_status st = MS_OK;
+        if (!own) {
+            st = ms__tensor_new(&mine, p->dtype, u->device, g->ndim, g->shape, "fsdp: gradient");
+            if (st == MS_OK && (st = ms__copy(mine, g)) != MS_OK) ms__release(mine);
+            ms__release(g);
+        }
+        if (st == MS_OK) {
+            ms_tensor *part = ms__tensor_on(mine->storage, mine->dtype, p->local->ndim, p->local->shape, mine->offset);
+            ms__release(mine);
+            if (scale != 1) {
+                ms_tensor *same;
+                st = ms__op1f(&same, ms__op_by_name("mul_scalar_"), part, scale);
+                if (st == MS_OK) ms__release(same);
+            }
+            if (st == MS_OK) st = land_part(p, part);
+            ms__release(part);
+        }
+        if (st == MS_OK) st = ms__leaf_hooks(run, p->param);
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+
+// Packs the gradients that are there and starts their reduce-scatter. The sum is over ranks in rank order; the mean
+// is one multiplication before the one rounding, so there is no overflow that a division beforehand would prevent.
+static ms_status reduce(ms_run *run, unit *u)
+{
+    context *c = u->context;
+    double scale = 1 / (u->divide > 0 ? u->divide : u->world);
+    if (u->world == 1) return land_alone(run, u, scale);
+    reduction r = { .owner = u, .present = calloc((size_t)u->n + 1, sizeof *r.present), .at = calloc((size_t)u->n + 1, sizeof *r.at) };
+    if (!r.present || !r.at) {
+        free(r.present);
+        free(r.at);
+        return ms__fail(MS_ENOMEM, "fsdp: no memory to reduce unit '%s'", u->name);
+    }
+    for (int j = 0; j < u->n; j++)
+        if (u->params[j].pending) r.present[r.n++] = &u->params[j];
+    ms_status st = r.n ? uniform_dtype(r.n, r.present) : MS_OK;
+    if (st == MS_OK) st = ms__unit_land(run, c);
+    if (st != MS_OK || r.n == 0) {
+        free(r.present);
+        free(r.at);
+        return st;
+    }
+    int dtype = u->reduce_dtype >= 0 ? u->reduce_dtype : r.present[0]->pending->dtype;
+    int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
+    st = ms__tensor_new(&r.in, dtype, u->device, 1, &all, "fsdp: gradients to reduce");
+    if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
+    for (int k = 0; k < r.n; k++) drop(&r.present[k]->pending);
+    if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, u->device, 1, &wide, "fsdp: reduced gradients");
+    if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, MS_SUM, scale, MS_STREAM_REDUCE, u->name, &r.work);
+    if (st != MS_OK) {
+        ms__release(r.in);
+        ms__release(r.out);
+        free(r.present);
+        free(r.at);
+        return st;
+    }
+    c->reducing = r;
+    return MS_OK;
+}
+
+// The running backward's gradients join what earlier ones left. They wait in the reduce dtype when they are not reduced now.
+static ms_status fold(unit *u)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        ms_tensor *g = p->fresh;
+        if (!g) continue;
+        p->fresh = NULL;
+        p->run = NULL;
+        int dtype = u->reduce_dtype >= 0 && !u->sync ? u->reduce_dtype : g->dtype;
+        ms_status st = MS_OK;
+        if (p->pending) {
+            MS_TRY(ms__accumulate(&p->pending, g));     // takes g; never writes into a buffer that another gradient shares
+            continue;
+        } else if (dtype != g->dtype) {
+            ms_tensor *wide;
+            st = ms__tensor_new(&wide, dtype, u->device, g->ndim, g->shape, "fsdp: accumulated gradient");
+            if (st == MS_OK && (st = ms__copy(wide, g)) != MS_OK) ms__release(wide);
+            else if (st == MS_OK) p->pending = wide;
+        } else {
+            p->pending = ms__retain(g);
+        }
+        ms__release(g);
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+
+static ms_status post_backward(ms_run *run, unit *u)
+{
+    u->arrived = 0;
+    MS_TRY(fold(u));
+    if (u->reshard_after_backward && ms__unit_idle(u)) ms__unit_shard(u);
+    if (u->n) ms__unit_note(u, MS_UNIT_EV_POST_BACKWARD, false);
+    return u->sync ? reduce(run, u) : MS_OK;
+}
+
+ms_status ms__unit_post_backward(ms_run *run, void *token, int64_t use)
+{
+    unit *u = from_token(token);
+    if (!u || !u->context) return MS_OK;
+    int k = find_active(u, use);
+    if (k >= 0) remove_active(u, k);
+    return post_backward(run, u);
+}
+
+ms_status ms__units_final(ms_run *run)
+{
+    for (context *c = ms__contexts(); c; c = c->next) {
+        if (!c->in_backward) continue;
+        // Units whose inputs needed no gradient, the root usually among them.
+        for (int k = 0; k < c->n; k++) {
+            unit *u = c->units[k];
+            bool waiting = u->n_active > 0;
+            for (int j = 0; j < u->n; j++) waiting |= u->params[j].fresh != NULL;
+            u->n_active = 0;
+            if (waiting) MS_TRY(post_backward(run, u));
+        }
+        if (!c->is_last_backward) continue;
+        MS_TRY(ms__unit_land(run, c));
+        for (int k = 0; k < c->n; k++) {
+            unit *u = c->units[k];
+            if (u->gather && ms__unit_idle(u)) ms__unit_shard(u);       // mistargeted prefetch
+        }
+        c->n_order = 0;
+        c->in_backward = false;
+    }
+    return MS_OK;
+}
+
+void ms__units_failed(const char *text) { ms__comm_publish_error(text); }
+
+void ms__units_abort(ms_run *run)
+{
+    bool outermost = !ms__run_in_backward();
+    for (context *c = ms__contexts(); c; c = c->next) {
+        if (!c->in_backward) {
+            if (outermost && ms__run_has_units(run)) c->n_order = 0;    // it ended before it came to them
+            continue;
+        }
+        if (outermost) ms__unit_drop_reduction(&c->reducing);
+        for (int k = 0; k < c->n; k++) {
+            unit *u = c->units[k];
+            for (int j = u->n_active; j-- > 0;)
+                if (outermost || u->active[j].run == run) remove_active(u, j);
+            for (int j = 0; j < u->n; j++)
+                if (u->params[j].fresh && (outermost || u->params[j].run == run)) drop(&u->params[j].fresh);
+            u->arrived = 0;
+            if (ms__unit_idle(u)) ms__unit_shard(u);
+        }
+        if (!outermost) continue;
+        c->n_order = 0;
+        c->in_backward = false;
+    }
+}

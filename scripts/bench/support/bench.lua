@@ -1,0 +1,192 @@
+--- What benchmarks share: the machine's roofs measured first, alternation, best and median, bars, one output format.
+---
+---   #!/usr/bin/env luajit
+---   local root = arg[0]:match "^(.*)scripts/bench/" or "./"
+---   package.path = ("@lua/?.lua;@lua/?/init.lua;@scripts/bench/support/?.lua;"):gsub("@", root) .. package.path
+---   local bench = require("bench").start("gemm", arg)       -- prints the machine's rates
+---   local case = bench:measure("matmul 512 float32", function() a:matmul(b) end, { flops = 2 * 512 ^ 3 })
+---   bench:bar("matmul 512 float32", case.flops_per_second / bench.fma_float32, ">=", 0.90)
+---   bench:finish()                                          -- exits 1 under --check when a bar is missed
+---
+--- Options of every benchmark: --quick (about a second, for the format only), --check, --runs N.
+--- Lines: `machine: …`, `case: …`, `bar: …`, and at the end `N bars, N met, N missed`.
+local ffi = require "ffi"
+
+ffi.cdef [[
+double probe_fma_float32(double seconds);
+double probe_fma_bfloat16(double seconds);
+double probe_amx_bfloat16(double seconds);
+double probe_copy(void *to, const void *from, double bytes);
+void  *probe_memory(double bytes);
+void   probe_free(void *p);
+double probe_now(void);
+]]
+
+local here = debug.getinfo(1, "S").source:match "^@(.*)scripts/bench/support/" or "./"
+local build = os.getenv "MOONSHARD_BUILD" or "build"
+if build:sub(1, 1) ~= "/" then build = here .. build end
+local loaded, probe = pcall(ffi.load, build .. "/libmoonshard_probe.so")
+if not loaded then error("bench: no libmoonshard_probe.so: build first (scripts/setup)\n" .. tostring(probe), 0) end
+
+local M = { now = probe.probe_now }
+
+---@class Bench
+---@field quick boolean
+---@field fma_float32 number   operations a second, one thread
+---@field fma_bfloat16 number  0 where the processor has none
+---@field amx_bfloat16 number  the same by tiles
+---@field copy number          bytes a second read plus written, one thread, 64 MiB
+local Bench = {}
+Bench.__index = Bench
+
+--- Median and best (least) of a list of seconds.
+function M.statistics(list)
+  local sorted = { unpack(list) }
+  table.sort(sorted)
+  local n = #sorted
+  return { best = sorted[1], median = n % 2 == 1 and sorted[(n + 1) / 2] or (sorted[n / 2] + sorted[n / 2 + 1]) / 2, runs = n }
+end
+
+local function seconds_text(s)
+  if s >= 1 then return ("%.3f s"):format(s) end
+  if s >= 1e-3 then return ("%.3f ms"):format(s * 1e3) end
+  return ("%.3f us"):format(s * 1e6)
+end
+M.seconds_text = seconds_text
+
+--- The rate of memcpy: bytes read plus bytes written a second, best of `runs`. sync: called before each copy
+--- (a barrier, so that all ranks copy at once).
+function M.copy_rate(bytes, opts)
+  opts = opts or {}
+  local from, to = probe.probe_memory(bytes), probe.probe_memory(bytes)
+  local list = {}
+  for k = 1, (opts.runs or 9) + 1 do
+    if opts.sync then opts.sync() end
+    list[k] = probe.probe_copy(to, from, bytes)
+  end
+  table.remove(list, 1)
+  probe.probe_free(from)
+  probe.probe_free(to)
+  local s = M.statistics(list)
+  return 2 * bytes / s.best, 2 * bytes / s.median
+end
+
+--- Starts a benchmark: reads its options, measures and prints the machine's rates.
+--- opts: silent (a rank that does not print), sync (barrier for the copy rate), options (further option names, with values).
+---@return Bench
+function M.start(name, argv, opts)
+  opts = opts or {}
+  local self = setmetatable({ name = name, silent = opts.silent, bars = 0, met = 0, given = {} }, Bench)
+  local i = 1
+  while argv[i] do
+    local word = argv[i]
+    if word == "--quick" then self.quick = true
+    elseif word == "--check" then self.check = true
+    elseif word == "--runs" then i = i + 1; self.runs = tonumber(argv[i])
+    elseif word:find "^%-%-" and opts.options and opts.options[word:sub(3)] ~= nil then
+      i = i + 1
+      self.given[word:sub(3)] = argv[i]
+    else
+      io.stderr:write(("%s: unknown option '%s' (--quick, --check, --runs N)\n"):format(name, word))
+      os.exit(2)
+    end
+    i = i + 1
+  end
+  for key, default in pairs(opts.options or {}) do
+    if self.given[key] == nil then self.given[key] = default end
+  end
+  local time = self.quick and 0.02 or 0.3
+  self.fma_float32 = probe.probe_fma_float32(time)
+  self.fma_bfloat16 = probe.probe_fma_bfloat16(time)
+  self.amx_bfloat16 = probe.probe_amx_bfloat16(time)
+  self.copy = M.copy_rate(self.quick and 2 ^ 23 or 2 ^ 26, { sync = opts.sync, runs = self.quick and 3 or 9 })
+  self:print(("machine: copy %.1f GB/s, fma float32 %.1f GF/s, fma bfloat16 %.1f GF/s, tiles bfloat16 %.1f GF/s, one thread"):format(
+    self.copy / 1e9, self.fma_float32 / 1e9, self.fma_bfloat16 / 1e9, self.amx_bfloat16 / 1e9))
+  return self
+end
+
+function Bench:print(line)
+  if not self.silent then
+    io.stdout:write(line, "\n")
+    io.stdout:flush()
+  end
+end
+
+-- Calls of fn that take at least `least` seconds together, so that the clock does not count.
+local function inner_count(fn, least)
+  local n = 1
+  while true do
+    local t = M.now()
+    for _ = 1, n do fn() end
+    t = M.now() - t
+    if t >= least or n >= 2 ^ 20 then return n end
+    n = math.max(n * 2, math.min(n * 16, math.ceil(n * least / math.max(t, 1e-9))))
+  end
+end
+
+--- Measures several functions in alternation, A B A B …: { { name, fn, flops = , bytes = }, … }.
+--- opts: runs (20), least (seconds a run takes at least: 2 ms), sync (called before each run; then a run is one call).
+--- Prints a line for each and returns by name { best, median, runs, flops_per_second, bytes_per_second }.
+function Bench:alternate(cases, opts)
+  opts = opts or {}
+  local runs = self.quick and 3 or self.runs or opts.runs or 20
+  local least = self.quick and 1e-4 or opts.least or 2e-3
+  local times, inner = {}, {}
+  for k, case in ipairs(cases) do
+    case[2]()
+    times[k] = {}
+    inner[k] = opts.sync and (opts.inner or 1) or inner_count(case[2], least)
+  end
+  for run = 1, runs do
+    for k, case in ipairs(cases) do
+      local fn, n = case[2], inner[k]
+      if opts.sync then opts.sync() end
+      local t = M.now()
+      for _ = 1, n do fn() end
+      times[k][run] = (M.now() - t) / n
+    end
+  end
+  local results = {}
+  for k, case in ipairs(cases) do
+    if opts.slowest then times[k] = opts.slowest(times[k]) end        -- over ranks, run by run
+    local s = M.statistics(times[k])
+    s.flops_per_second = case.flops and case.flops / s.best
+    s.bytes_per_second = case.bytes and case.bytes / s.best
+    s.median_flops_per_second = case.flops and case.flops / s.median
+    s.median_bytes_per_second = case.bytes and case.bytes / s.median
+    results[case[1]] = s
+    self:print(("case: %-44s best %12s  median %12s%s%s"):format(case[1], seconds_text(s.best), seconds_text(s.median),
+      case.flops and ("  %8.1f GF/s"):format(s.flops_per_second / 1e9) or "",
+      case.bytes and ("  %8.2f GB/s"):format(s.bytes_per_second / 1e9) or ""))
+  end
+  return results
+end
+
+--- Measures one function; opts as alternate's, and flops, bytes.
+function Bench:measure(name, fn, opts)
+  opts = opts or {}
+  return self:alternate({ { name, fn, flops = opts.flops, bytes = opts.bytes } }, opts)[name]
+end
+
+--- States a number that was measured otherwise, in the same format.
+function Bench:report(name, best, median, unit)
+  self:print(("case: %-44s best %12s  median %12s"):format(name, unit and ("%.4g %s"):format(best, unit) or seconds_text(best),
+    unit and ("%.4g %s"):format(median, unit) or seconds_text(median)))
+end
+
+--- Holds a number against its bar: value >= limit or value <= limit.
+function Bench:bar(name, value, relation, limit, unit)
+  local met = relation == ">=" and value >= limit or relation == "<=" and value <= limit
+  self.bars = self.bars + 1
+  if met then self.met = self.met + 1 end
+  self:print(("bar: %-45s %10.4g %s %g%s  %s"):format(name, value, relation, limit, unit and " " .. unit or "", met and "met" or "MISSED"))
+  return met
+end
+
+--- Last line; exits 1 under --check when a bar was missed.
+function Bench:finish()
+  self:print(("%d bars, %d met, %d missed"):format(self.bars, self.met, self.bars - self.met))
+  if self.check and self.met < self.bars then os.exit(1, true) end
+end
+
+return M

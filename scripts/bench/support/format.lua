@@ -1,0 +1,39 @@
+--- Whether a benchmark's output has the house's format: `luajit format.lua FILE`; exit 1 and a reason when not.
+--- One or more parts (one a job): `machine:` first, then `case:` and `bar:` lines with numbers in them, and
+--- `N bars, N met, N missed` last, counting right. Lines that begin with # are comments.
+local function wrong(text, ...)
+  io.stderr:write("bench format: ", text:format(...), "\n")
+  os.exit(1)
+end
+
+local part, parts                   -- nil between parts
+parts = 0
+for line in io.lines(arg[1]) do
+  if not part then
+    if line:find "^machine: copy [%d.]+ GB/s, fma float32 [%d.]+ GF/s" then
+      part = { cases = 0, bars = 0, met = 0 }
+    elseif line:find "%S" and not line:find "^#" then
+      wrong("a part does not begin with `machine: …`: %s", line)
+    end
+  elseif line:find "^case: " then
+    if not line:find "best +[%d.e+-]+ %S+ +median +[%d.e+-]+ %S+" then wrong("not a case: %s", line) end
+    part.cases = part.cases + 1
+  elseif line:find "^bar: " then
+    local verdict = line:match " [%d.e+-]+ [<>]= [%d.e+-]+.-  (%u?%l*%u*)$"
+    if verdict ~= "met" and verdict ~= "MISSED" then wrong("not a bar: %s", line) end
+    part.bars = part.bars + 1
+    if verdict == "met" then part.met = part.met + 1 end
+  elseif line:find "^%d+ bars, " then
+    local n, met, missed = line:match "^(%d+) bars, (%d+) met, (%d+) missed$"
+    if tonumber(n) ~= part.bars or tonumber(met) ~= part.met or tonumber(missed) ~= part.bars - part.met then
+      wrong("%d bars, %d of them met, but the last line says: %s", part.bars, part.met, line)
+    end
+    if part.cases == 0 then wrong "a part without a case" end
+    if part.bars == 0 then wrong "a part without a bar" end
+    part, parts = nil, parts + 1
+  elseif line:find "%S" and not line:find "^#" then
+    wrong("neither case, bar nor # comment: %s", line)
+  end
+end
+if part then wrong "the last line is not `N bars, N met, N missed`" end
+if parts == 0 then wrong "no output" end

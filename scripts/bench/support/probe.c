@@ -1,0 +1,181 @@
+// probe.c -- what this machine can do: the roofs that benchmarks are held against.
+//
+// Rates are the best of short slices, because the machine is shared: what it can do, not what it did.
+// One thread each; call it from every rank at once for a roof of all ranks.
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// A sink the compiler cannot see through.
+static volatile float sink;
+
+enum { ROUNDS = 20000, CHAINS = 16 };   // 16 independent chains: two ports of latency 4 need 8
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) static double slice_v4(void)
+{
+    __m512 a[CHAINS], m = _mm512_set1_ps(0.999f), c = _mm512_set1_ps(0.001f);
+    for (int k = 0; k < CHAINS; k++) a[k] = _mm512_set1_ps((float)k);
+    for (int r = 0; r < ROUNDS; r++) {
+#pragma GCC unroll 16
+        for (int k = 0; k < CHAINS; k++) a[k] = _mm512_fmadd_ps(a[k], m, c);
+    }
+    float s = 0;
+    for (int k = 0; k < CHAINS; k++) s += _mm512_reduce_add_ps(a[k]);
+    sink = s;
+    return 2.0 * 16 * CHAINS * ROUNDS;
+}
+
+__attribute__((target("avx512f,avx512bf16"))) static double slice_bf16(void)
+{
+    __m512 a[CHAINS];
+    __m512bh m = (__m512bh)_mm512_set1_epi16(0x3c00), c = (__m512bh)_mm512_set1_epi16(0x3c01);
+    for (int k = 0; k < CHAINS; k++) a[k] = _mm512_set1_ps((float)k);
+    for (int r = 0; r < ROUNDS; r++) {
+#pragma GCC unroll 16
+        for (int k = 0; k < CHAINS; k++) a[k] = _mm512_dpbf16_ps(a[k], m, c);
+    }
+    float s = 0;
+    for (int k = 0; k < CHAINS; k++) s += _mm512_reduce_add_ps(a[k]);
+    sink = s;
+    return 2.0 * 32 * CHAINS * ROUNDS;
+}
+
+// Tiles: 16 x 16 sums of 32 products each an instruction, where the system lets us have their registers.
+__attribute__((target("amx-tile,amx-bf16"))) static double slice_amx(void)
+{
+    struct { uint8_t palette, start, zero[14]; uint16_t columns[16]; uint8_t rows[16]; } config = { .palette = 1 };
+    static uint16_t numbers[16 * 32];
+    for (int k = 0; k < 16 * 32; k++) numbers[k] = 0x3c00;
+    for (int k = 0; k < 8; k++) { config.columns[k] = 64; config.rows[k] = 16; }
+    _tile_loadconfig(&config);
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    _tile_loadd(4, numbers, 64); _tile_loadd(5, numbers, 64); _tile_loadd(6, numbers, 64); _tile_loadd(7, numbers, 64);
+    for (int r = 0; r < ROUNDS / 4; r++) {
+        _tile_dpbf16ps(0, 4, 6); _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7);
+    }
+    float out[16 * 16];
+    _tile_stored(0, out, 64);
+    _tile_release();
+    sink = out[0];
+    return 2.0 * 16 * 16 * 32 * 4 * (ROUNDS / 4);
+}
+
+static int have_amx(void)
+{
+    enum { REQUEST = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d = 0;
+    __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
+    return d >> 22 & 1 && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+
+__attribute__((target("avx2,fma"))) static double slice_v3(void)
+{
+    __m256 a[12], m = _mm256_set1_ps(0.999f), c = _mm256_set1_ps(0.001f);
+    for (int k = 0; k < 12; k++) a[k] = _mm256_set1_ps((float)k);
+    for (int r = 0; r < ROUNDS; r++) {
+#pragma GCC unroll 12
+        for (int k = 0; k < 12; k++) a[k] = _mm256_fmadd_ps(a[k], m, c);
+    }
+    float s = 0;
+    for (int k = 0; k < 12; k++) s += a[k][0];
+    sink = s;
+    return 2.0 * 8 * 12 * ROUNDS;
+}
+#endif
+
+static double slice_any(void)
+{
+    float a[CHAINS];
+    for (int k = 0; k < CHAINS; k++) a[k] = (float)k;
+    for (int r = 0; r < ROUNDS; r++)
+        for (int k = 0; k < CHAINS; k++) a[k] = a[k] * 0.999f + 0.001f;
+    float s = 0;
+    for (int k = 0; k < CHAINS; k++) s += a[k];
+    sink = s;
+    return 2.0 * CHAINS * ROUNDS;
+}
+
+static double best_rate(double (*slice)(void), double seconds)
+{
+    double best = 0, end = now() + seconds;
+    slice();                            // wide registers wake up slowly
+    do {
+        double t = now(), flops = slice();
+        t = now() - t;
+        if (flops / t > best) best = flops / t;
+    } while (now() < end);
+    return best;
+}
+
+// Floating-point operations a second of fused multiply-adds, one thread.
+EXPORT double probe_fma_float32(double seconds)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f")) return best_rate(slice_v4, seconds);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return best_rate(slice_v3, seconds);
+#endif
+    return best_rate(slice_any, seconds);
+}
+
+// The same for bfloat16 products summed in float32, by vectors; 0 where the processor has no such instruction.
+EXPORT double probe_fma_bfloat16(double seconds)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512bf16")) return best_rate(slice_bf16, seconds);
+#endif
+    (void)seconds;
+    return 0;
+}
+
+// By tiles, which are another unit altogether.
+EXPORT double probe_amx_bfloat16(double seconds)
+{
+#if defined(__x86_64__)
+    if (have_amx()) return best_rate(slice_amx, seconds);
+#endif
+    (void)seconds;
+    return 0;
+}
+
+// Seconds of one copy of `bytes` (read and written once each). The caller repeats, synchronises ranks, takes best and median.
+EXPORT double probe_copy(void *to, const void *from, double bytes)
+{
+    double t = now();
+    memcpy(to, from, (size_t)bytes);
+    return now() - t;
+}
+
+// Memory for copies: page-aligned, touched by this thread, filled with numbers that do not compress.
+EXPORT void *probe_memory(double bytes)
+{
+    size_t n = ((size_t)bytes + 4095) & ~(size_t)4095;
+    uint64_t *p = aligned_alloc(4096, n ? n : 4096), x = 88172645463325252u;
+    for (size_t k = 0; p && k < n / 8; k++) {
+        x ^= x << 13; x ^= x >> 7; x ^= x << 17;
+        p[k] = x;
+    }
+    return p;
+}
+
+EXPORT void probe_free(void *p) { free(p); }
+EXPORT double probe_now(void) { return now(); }

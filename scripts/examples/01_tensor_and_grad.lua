@@ -1,0 +1,32 @@
+--- 1. Tensors and gradients.   luajit scripts/examples/01_tensor_and_grad.lua
+local here = arg[0]:match "^(.*)/" or "."
+package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
+local ms = require "moonshard"
+
+-- A tensor has a shape, a dtype and a device. Positions in Lua count from 1.
+local a = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
+print(a)
+print("sums of the rows:", table.concat(a:sum(2):tolist(), " "))
+print("a row, doubled:", table.concat((a[2] * 2):tolist(), " "))
+print("its shape turned around:", a:t().shape)
+
+-- Operations on a tensor that requires grad are recorded; backward walks the record.
+local x = ms.tensor({ 1, 2, 3 }, { requires_grad = true })
+local y = (x * x):sum()                                 -- y = 1 + 4 + 9
+y:backward()
+print("y:", y:item())
+print("dy/dx = 2x:", table.concat(x.grad:tolist(), " "))
+
+-- Gradients add up until they are taken away.
+x.grad = nil
+(x ^ 3):sum():backward()
+print("d(x^3)/dx = 3x^2:", table.concat(x.grad:tolist(), " "))
+
+-- What is made inside a scope ends with it, unless the scope returns it: memory never waits for a collector.
+local before = ms.memory_stats("cpu").allocated
+local norm = ms.scope(function()
+  local big = ms.ones(1000, 1000)
+  return (big * big):sum():sqrt()
+end)
+print("norm of a million ones:", norm:item())
+print("bytes kept of 8 million:", ms.memory_stats("cpu").allocated - before)

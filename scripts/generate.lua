@@ -1,0 +1,40 @@
+#!/usr/bin/env luajit
+--- Lets a trained model write: luajit scripts/generate.lua --from RUN --prompt TEXT
+local here = arg[0]:match "^(.*)/[^/]*$" or "."
+package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, package.path)
+
+local cli = require "moonshard.cli"
+
+local given = cli.parse("generate", "Lets a model that scripts/train trained write.", {
+  { "from", "text", nil, "folder of a run, or a checkpoint" },
+  { "prompt", "text", nil, "what the text begins with (a newline)" },
+  { "length", "count", 500, "tokens to write" },
+  { "temperature", "number", 0.8, "0: always the likeliest token" },
+  { "seed", "whole", 1, "of the draws" },
+}, arg)
+if not given.from then cli.stop("generate", "--from is missing: a run's folder or a checkpoint") end
+if given.temperature and given.temperature < 0 then cli.stop("generate", "--temperature %g is below 0", given.temperature) end
+
+local GPT = require "moonshard.models.gpt"
+local checkpoints = require "moonshard.run_checkpoint"
+local run_folder = require "moonshard.run_folder"
+local text = require "moonshard.text"
+
+local file, err = run_folder.find_checkpoint(given.from)
+if not file then cli.stop("generate", "--from: %s", err) end
+local ok, checkpoint = pcall(checkpoints.open, file)
+if not ok then cli.stop("generate", "--from: %s", checkpoint) end
+local c = checkpoint.config
+local model = GPT { vocab = c.vocab, context = c.context, layers = c.layers, heads = c.heads, dim = c.dim, position = c.position, tie = false }
+checkpoint:load_model(model)
+checkpoint:close()
+model:eval()
+
+local kind = c.vocab == 256 and "text" or "tokens"
+local prompt = given.prompt and given.prompt ~= "" and given.prompt or "\n"
+cli.run("generate", function()
+  local ids = text.generate(model, text.bytes(prompt), given.length or 500, {
+    context = c.context, temperature = given.temperature or 0.8, seed = given.seed or 1,
+  })
+  io.stdout:write(given.prompt or "", text.show(ids, kind), "\n")
+end, function() return "while it wrote" end)

@@ -1,0 +1,299 @@
+#!/usr/bin/env luajit
+--- Trains a byte-level GPT, its parameters, gradients and optimizer state sharded over the ranks:
+---   luajit scripts/train.lua                  alone
+---   mpirun -n 2 luajit scripts/train.lua      over two ranks; scripts/train does this and sets up first
+--- Same seed and ranks, same losses, to the bit; other numbers of ranks train on the same sequences from the same weights.
+local here = arg[0]:match "^(.*)/[^/]*$" or "."
+package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, package.path)
+
+local cli = require "moonshard.cli"
+local lfs = require "lfs"
+
+-- ---- options ---------------------------------------------------------------------------------------
+
+local OPTIONS = {
+  -- name, kind, default, what it is
+  { "steps", "count", 1500, "optimizer steps" },
+  { "batch", "count", 8, "sequences a step, over all ranks" },
+  { "accumulate", "count", 1, "parts in which a rank works through its share of a batch" },
+  { "context", "count", 128, "tokens a sequence, and how far back the model sees" },
+  { "layers", "count", 4, "blocks" },
+  { "heads", "count", 4, "attention heads" },
+  { "dim", "count", 128, "size of the residual stream" },
+  { "position", cli.one_of("alibi", "learned"), "alibi", "how the model tells places: by distance, or by a table it learns" },
+  { "dropout", "share", 0, "share of activations that training drops" },
+  { "lr", "positive", 3e-3, "highest learning rate" },
+  { "warmup", "whole", 50, "steps of linear warm-up, before the cosine" },
+  { "min-lr", "share", 0.1, "where the cosine ends, as a share of --lr" },
+  { "weight-decay", "share", 0.1, "AdamW's, on matrices" },
+  { "beta2", "share", 0.99, "AdamW's second decay rate" },
+  { "clip", "positive", 1, "largest gradient norm" },
+  { "seed", "whole", 1, "of weights, order of the text, samples" },
+  { "dtype", cli.one_of("float32", "bfloat16"), "float32", "of computation; weights and optimizer stay float32" },
+  { "device", "text", "cpu", "where to compute" },
+  { "data", "list", "/usr/share/common-licenses", "text files, folders of them, llm.c's .bin shards" },
+  { "out", "text", nil, "folder of the run (a new one in runs/)" },
+  { "save", "text", nil, "a number K: a checkpoint every K steps; a path: the last checkpoint goes there" },
+  { "resume", "text", nil, "go on from a checkpoint, or from the latest one of a run's folder" },
+  { "stop", "count", nil, "end after this step, as if interrupted, with a checkpoint" },
+  { "eval-every", "whole", nil, "steps between validations; 0: only at the end (a quarter of --steps)" },
+  { "sample", "whole", 500, "tokens the model writes at the end, a fifth of them at each validation" },
+  { "temperature", "positive", 0.8, "of the samples" },
+}
+-- What a checkpoint keeps and a resumed run takes over unless told otherwise; of these, the model's shape is fixed.
+local KEPT = { "steps", "batch", "accumulate", "context", "layers", "heads", "dim", "position", "dropout", "lr", "warmup", "min-lr", "weight-decay",
+  "beta2", "clip", "seed", "dtype", "data", "vocab", "train-tokens" }
+local SHAPE = { "context", "layers", "heads", "dim", "position" }
+
+local given = cli.parse("train", "Trains a byte-level GPT, sharded over the ranks.", OPTIONS, arg)
+
+local ms = require "moonshard"
+local nn, dist, fsdp, optim, data = ms.nn, ms.dist, ms.fsdp, ms.optim, ms.data
+local GPT = require "moonshard.models.gpt"
+local checkpoints = require "moonshard.run_checkpoint"
+local count_model = require "moonshard.count_model"
+local progress = require "moonshard.progress"
+local run_folder = require "moonshard.run_folder"
+local text = require "moonshard.text"
+
+local started = ms.time()
+local stop = function(...) cli.stop("train", ...) end
+
+local function resolve(resumed)
+  local config = {}
+  for _, o in ipairs(OPTIONS) do
+    local name = o[1]
+    config[name] = given[name]
+    if config[name] == nil and resumed then config[name] = resumed.config[name] end
+    if config[name] == nil then config[name] = o[3] end
+  end
+  if type(config.data) == "string" then config.data = { config.data } end
+  config["eval-every"] = given["eval-every"] or math.max(1, math.floor(config.steps / 4))
+  for _, name in ipairs(resumed and SHAPE or {}) do
+    if config[name] ~= resumed.config[name] then
+      stop("--%s %s, but '%s' was trained with %s", name, config[name], resumed.path, resumed.config[name])
+    end
+  end
+  if config.dim % config.heads ~= 0 then stop("--dim %d is no multiple of --heads %d", config.dim, config.heads) end
+  if resumed and resumed.step >= config.steps then
+    stop("'%s' is after step %d of %d: nothing is left to do", resumed.path, resumed.step, config.steps)
+  end
+  return config
+end
+
+local resumed
+if given.resume then
+  local file, err = run_folder.find_checkpoint(given.resume)
+  if not file then stop("--resume: %s", err) end
+  local ok, opened = pcall(checkpoints.open, file)
+  if not ok then stop("--resume: %s", opened) end
+  resumed = opened
+end
+local config = resolve(resumed)
+local device_ok, device_error = pcall(ms.set_default_device, config.device)
+if not device_ok then stop("--device: %s", device_error) end
+if config.device:find "^cuda" and not ms.cuda.is_available() then stop("--device %s: %s", config.device, ms.cuda.why_unavailable()) end
+local save_every, save_path = tonumber(config.save), config.save
+if save_every then
+  save_path = nil
+  if save_every < 1 or save_every % 1 ~= 0 then stop("--save %s is neither a number of steps nor a path", config.save) end
+elseif save_path and lfs.attributes(save_path:match "^(.*)/[^/]*$" or ".", "mode") ~= "directory" then
+  stop("--save %s: there is no folder for it", save_path)
+end
+
+-- ---- the job: ranks, text, run folder --------------------------------------------------------------
+
+dist.init()
+local rank, world = dist.rank(), dist.world_size()
+if config.batch < world * config.accumulate then
+  stop("--batch %d gives %d ranks with --accumulate %d less than a sequence each", config.batch, world, config.accumulate)
+end
+local corpus, corpus_error = data.corpus(config.data)
+if not corpus then stop("--data: %s", corpus_error) end
+if corpus.train_count <= config.context then
+  stop("--data: %d training tokens are too few for a context of %d", corpus.train_count, config.context)
+end
+if resumed and resumed.config["train-tokens"] ~= corpus.train_count then
+  stop("--data: %d training tokens, '%s' was trained on %d", corpus.train_count, resumed.path, resumed.config["train-tokens"])
+end
+config.vocab, config["train-tokens"] = corpus.vocab, corpus.train_count
+local batches = data.batches(corpus, { context = config.context, batch = config.batch, seed = config.seed, rank = rank, world = world })
+
+-- ---- model, sharding, optimizer --------------------------------------------------------------------
+
+ms.manual_seed(config.seed)
+local model = GPT {
+  vocab = config.vocab, context = config.context, layers = config.layers, heads = config.heads, dim = config.dim,
+  position = config.position, dropout = config.dropout, tie = false,
+}
+local numbers = 0
+for _, p in ipairs(model:parameters()) do numbers = numbers + p:numel() end
+
+-- Each block is a unit: gathered before its forward and backward, and scattered again behind them.
+local precision = config.dtype ~= "float32" and fsdp.MixedPrecisionPolicy { param_dtype = config.dtype, reduce_dtype = "float32" } or nil
+for _, block in ipairs(model.blocks) do fsdp.fully_shard(block, { mp_policy = precision }) end
+fsdp.fully_shard(model, { mp_policy = precision })
+
+local parameters, matrices, vectors = model:parameters(), {}, {}
+for _, p in ipairs(parameters) do
+  local list = p.ndim >= 2 and matrices or vectors
+  list[#list + 1] = p
+end
+local optimizer = optim.AdamW({ { params = matrices }, { params = vectors, weight_decay = 0 } },
+  { lr = config.lr, betas = { 0.9, config.beta2 }, weight_decay = config["weight-decay"] })
+
+local first = 0
+if resumed then
+  resumed:load_model(model)
+  resumed:load_training(model, optimizer)
+  resumed:close()
+  first = resumed.step
+end
+local schedule = optim.lr_scheduler.cosine(optimizer, { steps = math.max(config.steps, config.warmup), warmup = config.warmup, min_factor = config["min-lr"] })
+schedule:load_state_dict { step = first, base_lrs = { config.lr, config.lr } }
+
+-- ---- the run's folder and what is printed ------------------------------------------------------------
+
+local config_out = { ranks = world, threads = ms.num_threads(), parameters = numbers, ["validation-tokens"] = corpus.validation_count }
+for name, value in pairs(config) do config_out[name] = value end      -- order does not matter: written sorted
+local folder = run_folder.none()
+if rank == 0 then
+  local err
+  local name = ("-dim%d-layers%d-seed%d"):format(config.dim, config.layers, config.seed)
+  folder, err = run_folder.new(config.out, name, config_out)
+  if not folder then stop("%s", err) end
+end
+local bar = progress.new { total = config.steps, first = first, silent = rank ~= 0 }
+local function say(format, ...) bar:say(format:format(...)) end
+local unit = corpus.kind == "text" and "byte" or "token"
+
+say("GPT of %.2f M parameters: %d layers of %d, %d heads, context %d; %d rank%s, %s", numbers / 1e6, config.layers, config.dim,
+  config.heads, config.context, world, world == 1 and "" or "s", config.dtype)
+say("text: %d file%s, %d %ss to train on, %d to validate; a step has %d sequences of %d", #corpus.documents,
+  #corpus.documents == 1 and "" or "s", corpus.train_count, unit, corpus.validation_count, config.batch, config.context)
+if rank == 0 then say("run: %s%s", folder.path, resumed and (", from step %d of %s"):format(first, resumed.path) or "") end
+
+-- ---- parts of a step -----------------------------------------------------------------------------------
+
+local function sum_over_ranks(x)
+  if world == 1 then return x end
+  local t = ms.tensor({ x }, { dtype = "float64" })
+  dist.all_reduce(t)
+  return t:item()
+end
+
+--- One optimizer step; the loss is the mean over all sequences, summed in float64.
+local function train(step)
+  local sum = 0
+  for part = 1, config.accumulate do
+    -- Gradients gather in the whole parameters, and are reduced over the ranks behind the last part only.
+    if config.accumulate > 1 then model:set_requires_gradient_sync(part == config.accumulate) end
+    local ids, targets, sequences = batches:train(step, part, config.accumulate)
+    local loss = model(ids, targets)
+    -- Gradients are averaged over ranks: a part counts by its sequences, so that uneven shares come out right.
+    local weight = sequences / config.batch
+    local scaled = loss * (weight * world)
+    scaled:backward()
+    sum = sum + loss:item() * weight
+  end
+  local norm = nn.utils.clip_grad_norm_(parameters, config.clip):item()
+  optimizer:step()
+  optimizer:zero_grad()
+  local lr = schedule.last_lr[1]
+  schedule:step()
+  return sum_over_ranks(sum), norm, lr
+end
+
+--- Nats a token over the whole validation split.
+local function validate()
+  model:eval()
+  local sum, next_batch = 0, batches:validation()
+  ms.no_grad(function()
+    repeat
+      local more = ms.scope(function()
+        local ids, targets = next_batch()
+        if not ids then return false end
+        local logits = model(ids):reshape(-1, config.vocab)
+        sum = sum + nn.F.cross_entropy(logits, targets:reshape(-1), { reduction = "sum" }):item()
+        return true
+      end)
+    until not more
+  end)
+  model:train()
+  return sum_over_ranks(sum) / corpus.validation_count
+end
+
+local prompt = corpus.kind == "text" and "\n" or "\0"
+local function write_sample(step, n)
+  local ids = text.generate(model, text.bytes(prompt), n, {
+    context = config.context, temperature = config.temperature, seed = config.seed,
+  })
+  local sample = text.show(ids, corpus.kind)
+  folder:sample(step, sample)
+  return sample
+end
+
+local kept = {}
+for _, name in ipairs(KEPT) do kept[name] = config[name] end
+local function save(step, path)
+  if not path then path = rank == 0 and run_folder.checkpoint_name(folder.path, step) or "" end
+  checkpoints.save(path, model, optimizer, kept, step)
+  return path
+end
+
+-- ---- training --------------------------------------------------------------------------------------------
+
+local METRICS = { "step", "loss", "lr", "grad_norm", "tokens_per_second", "allocated" }
+local last = math.min(config.stop or config.steps, config.steps)
+local step_now, trained_from = first, nil
+local value
+
+local function after_first_step() return trained_from and ms.time() - trained_from or 0 end
+
+cli.run("train", function()
+  for step in ms.steps(last, { from = first + 1 }) do
+    step_now = step
+    local before = ms.time()
+    trained_from = trained_from or before
+    local loss, norm, lr = train(step)
+    local now = ms.time()
+    local rate = config.batch * config.context / (now - before)
+    folder:metric({ step = step, loss = loss, lr = lr, grad_norm = norm, tokens_per_second = rate,
+      allocated = ms.memory_stats(config.device).allocated }, METRICS)
+    bar:step(step, now, ("loss %.4f  lr %.2e  norm %.2f  %.1f K tokens/s  %.0f s left"):format(loss, lr, norm, rate / 1e3,
+      (now - trained_from) / (step - first) * (last - step)))
+    local final = step == last
+    if corpus.validation_count > 0 and (final or config["eval-every"] > 0 and step % config["eval-every"] == 0) then
+      value = validate()
+      folder:metric({ step = step, val_loss = value }, { "step", "val_loss" })
+      if not final then
+        say("step %d: validation %.4f nats/%s after %.1f s", step, value, unit, after_first_step())
+        local n = math.floor(config.sample / 5)
+        if n > 0 then say("  writes: %s", (text.printable(write_sample(step, n)):gsub("%s+", " "))) end
+      end
+    end
+    if save_every and step % save_every == 0 and not final then save(step) end
+  end
+  bar:finish()
+
+  local trained = after_first_step()
+  local texts = rank == 0 and corpus.kind == "text" and corpus.train_count < 2 ^ 25 and corpus:texts() or nil
+  if value then
+    local counted = texts and count_model.loss(texts, 5)
+    say("validation %.4f nats/%s%s; %.1f s from the first step on", value, unit,
+      counted and (" (an order-5 count model of the same split: %.4f)"):format(counted) or "", trained)
+  end
+  local where = save(last, save_path)
+  if config.sample > 0 then
+    local sample = write_sample(last, config.sample)
+    say("%d %ss at temperature %g:\n%s", config.sample, unit, config.temperature,
+      corpus.kind == "text" and text.printable(sample) or sample)
+    if texts then
+      local known, total = text.known_words(sample, text.words_of(texts))
+      say("words of it that the corpus has: %d of %d (%.1f %%)", known, total, total > 0 and 100 * known / total or 0)
+    end
+  end
+  say("checkpoint: %s; %.1f s in all", where, ms.time() - started)
+end, function()
+  return ("in step %d of %d%s"):format(step_now, config.steps, folder.path and "; its metrics are in " .. folder.path or "")
+end)

@@ -1,0 +1,297 @@
+--- Whole jobs: how they start, how they end when a rank fails, and the other paths of the same collectives.
+local ranks = require "spec.support.ranks"
+
+local function lines(text)
+  local n = 0
+  for _ in text:gmatch "[^\n]+" do n = n + 1 end
+  return n
+end
+
+-- Bounds on time are those of an idle machine plus one second: specs share theirs.
+describe("a job #mpi", function()
+  it("ends within 2 s with the traceback of the rank that raised", function()
+    local job = ranks.run(3, [[
+      local ms = require "moonshard"
+      local t = ms.ones(10)
+      ms.dist.all_reduce(t)
+      if ms.dist.rank() == 1 then error "boom on one" end
+      ms.dist.all_reduce(t)
+    ]])
+    assert.are.equal(1, job.code)
+    assert.matches("boom on one", job.stderr)
+    assert.matches("stack traceback:", job.stderr)
+    assert.matches("in main chunk", job.stderr)
+    assert.is_nil(job.stderr:find("all_reduce", 1, true))               -- the others add nothing
+    assert.is_true(job.seconds < 3, job.seconds)
+  end)
+
+  it("ends when a rank leaves with os.exit, with its code", function()
+    local job = ranks.run(2, [[
+      local ms = require "moonshard"
+      ms.dist.barrier()
+      if ms.dist.rank() == 1 then os.exit(7) end
+      ms.dist.barrier()
+    ]])
+    assert.are_not.equal(0, job.code)
+    assert.is_true(job.seconds < 3, job.seconds)
+  end)
+
+  it("names a killed rank and is gone within 2 s", function()
+    for _, busy in ipairs { "false", "true" } do
+      local job = ranks.run(3, [[
+        local ms = require "moonshard"
+        local ffi = require "ffi"
+        ffi.cdef "int kill(int, int); int getpid(void);"
+        local t = ms.ones(1000)
+        ms.dist.all_reduce(t)
+        if ms.dist.rank() == 1 then ffi.C.kill(ffi.C.getpid(), 9) end
+        if ]] .. busy .. [[ then while true do end end
+        ms.dist.all_reduce(t)
+      ]])
+      assert.are_not.equal(0, job.code)
+      if busy == "false" then assert.matches("all_reduce: collective #2 of the world .-: rank 1 %(process %d+%) died", job.stderr) end
+      assert.is_true(job.seconds < 3, job.seconds)
+    end
+  end)
+
+  it("reports a rank that never comes, at the limit, and is gone 2 s later", function()
+    local script = [[
+      local ms = require "moonshard"
+      local dist = ms.dist
+      local t = ms.ones(10)
+      dist.barrier()
+      %s
+      if dist.rank() == 1 then while true do end end
+      %s
+    ]]
+    for _, wait in ipairs { "dist.all_reduce(t)", "dist.barrier()", "local w = dist.all_reduce(t, {async = true}) w:wait()",
+                            "pcall(dist.all_reduce, t) while true do end" } do
+      local job = ranks.run(3, script:format("dist.all_gather_object(1)", wait), { env = { MOONSHARD_TIMEOUT = "1" } })
+      assert.are_not.equal(0, job.code)
+      assert.matches("collective #4 of the world", job.stderr)
+      assert.matches("have passed and rank 1 has not arrived %(it is in no collective; its last one was all_gather .- "
+        .. "at .-script%.lua:5 %(#3 of the world%)%)", job.stderr)
+      assert.is_true(job.seconds > 1 and job.seconds < 3.5, job.seconds)
+    end
+  end)
+
+  it("takes the limit as an option, and names several missing ranks", function()
+    local job = ranks.run(4, [[
+      local ms = require "moonshard"
+      local dist = ms.dist
+      dist.init { timeout = 1 }
+      if dist.rank() % 2 == 1 then while true do end end
+      dist.reduce(ms.ones(3), { dst = 0 })
+    ]])
+    assert.matches("reduce: collective #1 of the world %(reduce of 3 float32, sum, root 0, at .-script%.lua:5%): 1%.%d s have passed and "
+      .. "rank 1 has not arrived %(it is in no collective, and never was%); rank 3 has not arrived", job.stderr)
+    assert.is_true(job.seconds < 3.5, job.seconds)
+  end)
+
+  it("does not take a job that was stopped for one with an absent rank", function()
+    local job = ranks.run(2, [[
+      local ms = require "moonshard"
+      local dist = ms.dist
+      local ffi = require "ffi"
+      ffi.cdef "int getpid(void); int usleep(unsigned);"
+      local pids = dist.all_gather_object(ffi.C.getpid())
+      if dist.rank() == 0 then
+        -- Both stop in the middle of a collective, for longer than the limit.
+        os.execute(("(sleep 0.2; kill -STOP %d %d; sleep 1.5; kill -CONT %d %d) &"):format(pids[1], pids[2], pids[1], pids[2]))
+      else
+        for _ = 1, 40 do ffi.C.usleep(10000) end
+      end
+      dist.barrier()
+      if dist.rank() == 0 then print "through" end
+    ]], { env = { MOONSHARD_TIMEOUT = "1" } })
+    assert.are.equal(0, job.code, job.stderr)
+    assert.are.equal("through\n", job.stdout)
+  end)
+
+  it("says so at once when a rank is at the end of its script", function()
+    local job = ranks.run(2, [[
+      local ms = require "moonshard"
+      ms.dist.barrier()
+      if ms.dist.rank() == 0 then ms.dist.all_reduce(ms.ones(2)) end
+    ]])
+    assert.are_not.equal(0, job.code)
+    assert.matches("rank 1 has left: its script is at an end", job.stderr)
+    assert.is_true(job.seconds < 3, job.seconds)
+  end)
+
+  it("ends well by itself, and after finalize", function()
+    for _, last in ipairs { "", "dist.finalize()" } do
+      local job = ranks.run(2, [[
+        local dist = require "moonshard.dist"
+        local ms = require "moonshard"
+        local w = dist.all_reduce(ms.ones(100000), { async = true })        -- nobody waits for it
+        if dist.rank() == 0 then io.write "fine" end
+      ]] .. last)
+      assert.are.equal(0, job.code, job.stderr)
+      assert.are.equal("fine", job.stdout)
+      assert.are.equal("", job.stderr)
+    end
+    local job = ranks.run(2, [[
+      local ms = require "moonshard"
+      ms.dist.barrier()
+      ms.dist.finalize()
+      print(pcall(ms.dist.barrier))
+    ]])
+    assert.matches("dist%.finalize was called", job.stdout)
+  end)
+
+  it("leaves nothing under /dev/shm", function()
+    local lfs = require "lfs"
+    local function list()
+      local names = {}
+      for name in lfs.dir "/dev/shm" do
+        if name:find "moonshard" then names[#names + 1] = name end
+      end
+      return names
+    end
+    ranks.run(2, [[ require "moonshard".dist.barrier() os.exit(3) ]])
+    ranks.run(2, [[ require "moonshard".dist.barrier() ]], { env = { MOONSHARD_COMM_MAP = "refuse-all" } })
+    assert.are.same({}, list())
+  end)
+
+  it("clears away what killed jobs of Open MPI left there, and nothing that is in use", function()
+    local path = ("/dev/shm/vader_segment.moonshard-spec.%d.1.0"):format(require("spec.support.process").pid())
+    local function exists()
+      local f = io.open(path)
+      if f then f:close() end
+      return f ~= nil
+    end
+    local script = [[ require "moonshard".dist.barrier() ]]
+    os.execute("touch " .. path)
+    ranks.run(2, script)
+    assert.is_true(exists())                            -- young: its job may just be starting
+    os.execute("touch -d '1 hour ago' " .. path)
+    ranks.run(2, [[
+      local ffi = require "ffi"
+      ffi.cdef "int open(const char *, int); void *mmap(void *, size_t, int, int, int, long);"
+      ffi.C.mmap(nil, 4096, 0, 1, ffi.C.open("]] .. path .. [[", 0), 0)
+      require "moonshard".dist.barrier()
+    ]])
+    assert.is_true(exists())
+    ranks.run(2, script)
+    assert.is_false(exists())
+  end)
+
+  it("is a world of one without a launcher", function()
+    local job = ranks.run(0, [[
+      local ms = require "moonshard"
+      local dist = ms.dist
+      local t = ms.tensor { 1, 2 }
+      dist.all_reduce(t)
+      local w = dist.all_reduce(t, { async = true })
+      w:wait()
+      print(dist.rank(), dist.world_size(), dist.local_rank(), dist.backend(), t[2]:item(), w:done())
+    ]])
+    assert.are.equal("0\t1\t0\tself\t2\ttrue\n", job.stdout)
+  end)
+
+  it("says why when the plugin is missing", function()
+    local job = ranks.run(0, [[
+      local ms = require "moonshard"
+      local ok, why = pcall(ms.dist.init, { backend = "mpi" })
+      print(ok, why)
+    ]], { env = { OMPI_COMM_WORLD_SIZE = "2", LD_LIBRARY_PATH = "", MOONSHARD_LIB = false } })
+    -- Here it is not missing; but outside of mpirun MPI makes a world of one of it.
+    assert.are.equal(0, job.code, job.stderr)
+    assert.matches("true", job.stdout)
+  end)
+end)
+
+-- Random numbers through every path: the bits are the same.
+local bits = [[
+  local ms = require "moonshard"
+  local dist = ms.dist
+  local rank, world = dist.rank(), dist.world_size()
+  local ffi = require "ffi"
+  local bit = require "bit"
+  local function hash(t)
+    local p, h = ffi.cast("const uint16_t *", ffi.cast("intptr_t", t:data_ptr())), 0
+    for i = 0, t:numel() * ({ float32 = 2, float64 = 4, bfloat16 = 1, float16 = 1 })[t.dtype] - 1 do h = bit.bxor(bit.rol(h, 5), p[i]) end
+    return h
+  end
+  ms.manual_seed(5 + rank)
+  for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
+    for _, n in ipairs { 7, 130, 5000, 150000 } do
+      local t = ms.randn(n, { dtype = dtype })
+      local whole, block = ms.randn(n * world, { dtype = dtype }), ms.empty(n, { dtype = dtype })
+      dist.all_reduce(t)
+      dist.reduce_scatter(block, whole, { op = "avg" })
+      local all = ms.empty(n * world, { dtype = dtype })
+      dist.all_gather(all, block)
+      dist.reduce(block, { dst = world - 1, op = "prod" })
+      local moved = ms.empty(n * world, { dtype = dtype })
+      dist.all_to_all(moved, all)
+      dist.broadcast(block, { src = 1 })
+      local sums = dist.all_gather_object { hash(t), hash(all), hash(moved), hash(block) }
+      if rank == 0 then
+        for r = 1, world do print(dtype, n, r, unpack(sums[r])) end
+      end
+    end
+  end
+]]
+
+describe("the same bits #mpi", function()
+  local want = {}
+  for _, world in ipairs { 2, 3, 4 } do
+    for _, path in ipairs {
+      { "in place", {} },
+      { "staged", { MOONSHARD_COMM_MAP = "refuse" } },
+      { "staged through a file", { MOONSHARD_COMM_MAP = "refuse-all" } },
+      { "over two nodes", { MOONSHARD_COMM_NODES = "2" } },
+      { "over nodes in turn", { MOONSHARD_COMM_NODES = "0,1,0,1" } },
+    } do
+      it(("on %d ranks, %s"):format(world, path[1]), function()
+        local job = ranks.run(world, bits, { env = path[2] })
+        assert.are.equal(0, job.code, job.stderr)
+        want[world] = want[world] or job.stdout
+        assert.are.equal(16 * world, lines(job.stdout))
+        assert.are.equal(want[world], job.stdout)
+        if path[2].MOONSHARD_COMM_MAP then
+          -- Said once.
+          assert.are.equal(1, select(2, job.stderr:gsub("tensors are staged, since ranks cannot map each other's memory here", "")))
+        else
+          assert.are.equal("", job.stderr)
+        end
+      end)
+    end
+  end
+end)
+
+describe("over pretended nodes #mpi", function()
+  it("a mismatch, a published error and an absence reach every rank", function()
+    local job = ranks.run(4, [[
+      local ms = require "moonshard"
+      local dist = ms.dist
+      local lib = require "moonshard.ffi".lib
+      local rank = dist.rank()
+      local function try(fn, pattern)
+        local begun = ms.time()
+        local ok, why = pcall(fn)
+        if ok or not why:find(pattern) then error(tostring(why)) end
+        if ms.time() - begun > 1 then error "late" end
+      end
+      try(function() dist.all_reduce(ms.ones(1000), { op = rank == 3 and "max" or "sum" }) end,
+        "ranks 0, 1, 2: all_reduce of 1000 float32, sum, .- rank 3: all_reduce of 1000 float32, max")
+      dist.barrier()
+      if rank == 3 then
+        lib.ms_dist_publish_error "lost"
+      else
+        try(function() dist.all_reduce(ms.ones(1000)) end, "rank 3 failed: lost")
+      end
+      local t = ms.ones(1000)
+      dist.all_reduce(t)
+      if t[1]:item() ~= 4 then error "wrong" end
+      if rank == 0 then print "through" end
+      if rank == 2 then while true do end end
+      dist.all_reduce(t)
+    ]], { env = { MOONSHARD_COMM_NODES = "2", MOONSHARD_TIMEOUT = "2" } })
+    assert.are.equal("through\n", job.stdout, job.stderr)
+    assert.matches("rank 2 has not arrived", job.stderr)
+    assert.is_true(job.seconds < 6, job.seconds)
+  end)
+end)

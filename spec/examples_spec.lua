@@ -1,0 +1,70 @@
+--- The numbered examples run as they stand and print what their comments promise; none is longer than 60 lines.
+local lfs = require "lfs"
+local process = require "spec.support.process"
+local ranks = require "spec.support.ranks"
+
+local folder = process.root .. "/scripts/examples"
+
+-- Lines that an example's output must have, in this order.
+local EXPECTED = {
+  ["01_tensor_and_grad.lua"] = {
+    "Tensor float32 [2, 3] cpu", "sums of the rows:\t6 15", "a row, doubled:\t8 10 12", "its shape turned around:\t[3, 2]",
+    "y:\t14", "dy/dx = 2x:\t2 4 6", "d(x^3)/dx = 3x^2:\t3 12 27", "norm of a million ones:\t1000", "bytes kept of 8 million:\t4",
+  },
+  ["02_mlp.lua"] = { "Sequential", "Linear(2 -> 32, bias)", "step 100  loss ", "step 300  loss ", "more than 490 of 512 points right" },
+  ["03_custom_layer.lua"] = {
+    "Gated", "scale\t[4]", "value.weight\t[4, 4]", "gate.bias\t[4]", "output:\t[2, 4]", "rounded:\t0 2 3", "gradient:\t1 10 100",
+  },
+  ["04_hook.lua"] = {
+    "gradient of the hidden layer:\t[2, 4]", "zeroed on its way to the input:\ttrue", "landed:\t[1, 4]",
+  },
+  ["05_fully_shard.lua"] = {
+    "the whole parameter:\t[64, 64]", "rows on this rank:\t64 / ranks", "step 100  loss ", "step 200  loss ", "gathered again:\t[64, 64]",
+  },
+  ["06_resume.lua"] = { "resumed at step 8, equal to the undisturbed run after step 20:\ttrue" },
+}
+
+local function check(output, lines)
+  local at = 1
+  for _, line in ipairs(lines) do
+    local from, to = output:find(line, at, true)
+    if not from then error(("'%s' is missing in:\n%s"):format(line, output), 2) end
+    at = to
+  end
+end
+
+describe("examples", function()
+  local names = {}
+  for name in lfs.dir(folder) do
+    if name:find "%.lua$" then names[#names + 1] = name end
+  end
+  table.sort(names)
+
+  it("are numbered from 01 without a gap", function()
+    for k, name in ipairs(names) do assert.are.equal(("%02d_"):format(k), name:sub(1, 3)) end
+    assert.is_true(#names >= 6)
+  end)
+
+  for _, name in ipairs(names) do
+    it(name .. " runs and has fewer than 60 lines", function()
+      local _, lines = process.read(folder .. "/" .. name):gsub("\n", "")
+      assert.is_true(lines < 60)
+      local out = os.tmpname()
+      finally(function()
+        os.remove(out)
+        os.remove(out .. ".err")
+      end)
+      -- From another folder: an example finds the library by its own place.
+      local child = process.start({ "sh", "-c", 'cd / && exec luajit "$0"', folder .. "/" .. name }, { stdout = out, stderr = out .. ".err" })
+      assert.are.equal(0, child:wait(60) or child:stop(), process.read(out .. ".err"))
+      assert.are.equal("", process.read(out .. ".err"))
+      check(process.read(out), EXPECTED[name] or error("no expected output for " .. name))
+    end)
+  end
+
+  it("05_fully_shard.lua runs over two ranks", function()
+    local job = ranks.run(2, folder .. "/05_fully_shard.lua")
+    assert.are.equal(0, job.code, job.stderr)
+    check(job.stdout, EXPECTED["05_fully_shard.lua"])
+  end)
+end)

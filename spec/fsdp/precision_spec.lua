@@ -1,0 +1,211 @@
+--- MixedPrecisionPolicy (behaviour.md 4.A.4, 4.A.10), meta initialisation and state dicts of sharded models.
+local ranks = require "spec.support.ranks"
+
+-- Units 1, 3 and the root, which takes root_options if there are any.
+local function make(options, root_options)
+  local ms = require "moonshard"
+  local nn, fsdp = ms.nn, ms.fsdp
+  ms.manual_seed(5)
+  local model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 3))
+  if options then
+    for _, k in ipairs { 1, 3 } do fsdp.fully_shard(model[k], options) end
+    fsdp.fully_shard(model, root_options or options)
+  end
+  return model, ms
+end
+
+ranks.describe(2, "mixed precision", function()
+  it("computes in param_dtype, keeps shards and gradients in the stored one", function(rank)
+    local _, ms = make()
+    local Policy = ms.fsdp.MixedPrecisionPolicy
+    local model = make({ mp_policy = Policy { param_dtype = "bfloat16", reduce_dtype = "float32" } },
+      { mp_policy = Policy { param_dtype = "bfloat16", reduce_dtype = "float32", output_dtype = "float32" } })
+    local seen = {}
+    for _, k in ipairs { 1, 3, 5 } do
+      model[k]:register_forward_hook(function(m, args, out) seen[k] = { m.weight.dtype, args[1].dtype, out.dtype } end)
+    end
+    local out = model(ms.ones(2, 6) * (rank + 1))
+    assert.equal("float32", out.dtype)
+    assert.same({ "bfloat16", "bfloat16", "bfloat16" }, seen[5])
+    assert.same({ "bfloat16", "bfloat16" }, { seen[1][1], seen[1][2] })
+    out:sum():backward()
+    for name, p in model:named_parameters() do
+      assert.equal("float32", p.dtype, name)
+      assert.equal("float32", p.grad.dtype, name)
+      assert.equal("float32", p:to_local().dtype)
+    end
+  end)
+
+  it("reduces in the reduce dtype: the float32 mean of bfloat16 gradients, rounded nowhere between", function(rank, world)
+    local reference, ms = make()
+    local policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16", reduce_dtype = "float32" }
+    local model = make { mp_policy = policy }
+    local function input(r) return ms.arange(0, 12):reshape(2, 6):to "float32" * 0.1 + r end
+    model(input(rank)):sum():backward()
+    -- The same by hand: bfloat16 copies of the weights, every rank's gradients, added in float32 in rank order.
+    reference:to "bfloat16"
+    local sums = {}
+    for r = 0, world - 1 do
+      reference(input(r):to "bfloat16"):sum():backward()
+      for name, p in reference:named_parameters() do
+        local g = p.grad:to "float32"
+        sums[name] = sums[name] and sums[name] + g or g
+        p.grad = nil
+      end
+    end
+    for name, p in model:named_parameters() do
+      assert.is_true(p.grad:full_tensor():equal(sums[name] / world), name)
+    end
+  end)
+
+  it("leaves inputs alone when told, and casts what a layer gets otherwise", function()
+    local _, ms = make()
+    local keep = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16", cast_forward_inputs = false }
+    local layer = ms.fsdp.fully_shard(ms.nn.Linear(4, 4), { mp_policy = keep })
+    local dtype
+    layer:register_forward_pre_hook(function(_, args)
+      dtype = args[1].dtype
+      return args[1]:to "bfloat16"
+    end)
+    layer(ms.ones(1, 4))
+    assert.equal("float32", dtype)
+    local integers = ms.fsdp.fully_shard(ms.nn.Embedding(5, 4), { mp_policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16" } })
+    assert.equal("bfloat16", integers(ms.tensor({ 1, 2 }, { dtype = "int64" })).dtype)
+  end)
+
+  it("trains to where float32 goes, about", function(rank)
+    local full, ms = make {}
+    local Policy = ms.fsdp.MixedPrecisionPolicy
+    local model = make({ mp_policy = Policy { param_dtype = "bfloat16", reduce_dtype = "float32" } },
+      { mp_policy = Policy { param_dtype = "bfloat16", reduce_dtype = "float32", output_dtype = "float32" } })
+    local losses = {}
+    for k, m in ipairs { full, model } do
+      local optim = ms.optim.AdamW(m:parameters(), { lr = 1e-2 })
+      for _ = 1, 30 do
+        ms.scope(function()
+          local loss = (m(ms.ones(2, 6) * (rank + 1)) - 0.3):pow(2):mean()
+          loss:backward()
+          losses[k] = loss:item()
+        end)
+        optim:step()
+        optim:zero_grad()
+      end
+    end
+    assert.is_true(losses[1] < 0.02)
+    assert.near(losses[1], losses[2], 0.01)
+  end)
+end)
+
+for world = 1, 4 do
+  ranks.describe(world, "initialisation on meta", function()
+    it("gives the numbers of the whole model, whatever the world size", function()
+      local ms = require "moonshard"
+      local nn, fsdp = ms.nn, ms.fsdp
+      local function build(device)
+        local kind = { device = device }
+        return nn.Sequential(nn.Embedding(7, 6, kind), nn.Linear(6, 5, kind), nn.LayerNorm(5, kind), nn.Linear(5, 3, kind))
+      end
+      local function reset(m)
+        ms.manual_seed(42)
+        for _, sub in ipairs(m:modules()) do
+          if sub.reset_parameters then sub:reset_parameters() end
+        end
+      end
+      local reference, model = build "cpu", build "meta"
+      reset(reference)
+      fsdp.fully_shard(model[2])
+      fsdp.fully_shard(model)
+      assert.matches("FSDP parameters should be materialized from meta device before training, but the following were still on meta device: ",
+        select(2, pcall(model, ms.tensor({ 1 }, { dtype = "int64" }))), 1, true)
+      assert.equal("meta", model[1].weight.device)
+      model:to_empty "cpu"
+      reset(model)
+      fsdp.check_sharded_parity(reference, model)
+      ms.no_grad(function()
+        nn.init.normal_(reference[1].weight, 0, 0.02)
+        nn.init.trunc_normal_(reference[2].weight)
+        ms.manual_seed(3)
+        nn.init.normal_(reference[1].weight, 0, 0.02)
+        nn.init.trunc_normal_(reference[2].weight)
+        ms.manual_seed(3)
+        nn.init.normal_(model[1].weight, 0, 0.02)
+        nn.init.trunc_normal_(model[2].weight)
+      end)
+      fsdp.check_sharded_parity(reference, model)
+      model(ms.tensor({ 1, 2 }, { dtype = "int64" })):sum():backward()
+    end)
+  end)
+end
+
+ranks.describe(3, "state dicts", function()
+  local function trained()
+    local model, ms = make {}
+    local optim = ms.optim.AdamW(model:parameters(), { lr = 1e-2 })
+    local function steps(n)
+      for _ = 1, n do
+        ms.scope(function() model(ms.ones(2, 6)):pow(2):sum():backward() end)
+        optim:step()
+        optim:zero_grad()
+      end
+    end
+    return model, ms, optim, steps
+  end
+
+  local function weights(model)
+    local out = {}
+    for name, p in model:named_parameters() do out[name] = p:full_tensor() end
+    return out
+  end
+
+  it("of every type load back into the model, and full ones into the unsharded one", function(rank)
+    local model, ms, _, steps = trained()
+    steps(2)
+    local want = weights(model)
+    for _, kind in ipairs { "full", "sharded", "local" } do
+      local sd = ms.fsdp.state_dict(model, { type = kind })
+      local copies = {}
+      for name, t in pairs(sd) do copies[name] = t:clone() end
+      ms.no_grad(function() for _, p in ipairs(model:parameters()) do p:zero_() end end)
+      local missing, unexpected = ms.fsdp.load_state_dict(model, copies)
+      assert.same({ 0, 0 }, { #missing, #unexpected })
+      for name, t in pairs(weights(model)) do assert.is_true(t:equal(want[name]), kind .. " " .. name) end
+    end
+    local full = ms.fsdp.state_dict(model, { rank0_only = true })
+    if rank == 0 then
+      local plain = make()
+      plain:load_state_dict(full)
+      for name, p in plain:named_parameters() do assert.is_true(p:equal(want[name]), name) end
+    else
+      assert.is_nil(next(full))
+    end
+    ms.no_grad(function() for _, p in ipairs(model:parameters()) do p:zero_() end end)
+    ms.fsdp.load_state_dict(model, full, { broadcast_from_rank0 = true })
+    for name, t in pairs(weights(model)) do assert.is_true(t:equal(want[name]), name) end
+  end)
+
+  it("of the module itself have sharded tensors under the original names", function()
+    local model, ms = trained()
+    local sd = model:state_dict()
+    for name, p in model:named_parameters() do
+      assert.is_true(sd[name]:isa(ms.Tensor))
+      assert.equal("Shard(1)", tostring(sd[name].placements[1]))
+      assert.is_true(sd[name]:equal(p))
+    end
+    assert.matches("copy_: %[9, 6%] is sharded", (select(2, pcall(model.load_state_dict, model, { ["1.weight"] = ms.ones(9, 6) }, { strict = false }))))
+  end)
+
+  it("with the optimizer's resume exactly", function()
+    local model, ms, optim, steps = trained()
+    steps(3)
+    local sd = ms.fsdp.state_dict(model, { type = "full" })
+    local od = ms.fsdp.optim_state_dict(model, optim)
+    assert.same({ 9, 6 }, { unpack(od.state["1.weight"].exp_avg.shape) })
+    steps(3)
+    local want = weights(model)
+    local again, _, other, other_steps = trained()
+    ms.fsdp.load_state_dict(again, sd)
+    ms.fsdp.load_optim_state_dict(again, other, od)
+    other_steps(3)
+    for name, t in pairs(weights(again)) do assert.is_true(t:equal(want[name]), name) end
+  end)
+end)

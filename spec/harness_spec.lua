@@ -1,0 +1,210 @@
+--- The harness itself: what busted runs with, and that a run that proves nothing fails.
+local ffi = require "ffi"
+
+--- Runs busted on one spec made of `text`; returns its output and exit status.
+local function run_busted(text)
+  local path = os.tmpname()
+  local spec = path .. "_spec.lua"
+  local f = assert(io.open(spec, "w"))
+  f:write(text)
+  f:close()
+  local p = io.popen(("busted %s 2>&1; echo rc=$?"):format(spec))
+  local out = p:read "*a"
+  p:close()
+  os.remove(path)
+  os.remove(spec)
+  local rc = tonumber(out:match "rc=(%d+)%s*$")
+  return out:gsub("rc=%d+%s*$", ""), rc
+end
+
+describe("plain busted", function()
+  it("runs under LuaJIT", function()
+    assert.is_string(jit.version)
+  end)
+
+  it("gives each ffi.typeof its own parameters", function()
+    local int_pointer = ffi.typeof("$ *", ffi.typeof "int")
+    local double_pointer = ffi.typeof("$ *", ffi.typeof "double")
+    assert.are_not.equal(tonumber(int_pointer), tonumber(double_pointer))
+  end)
+
+  it("counts what passed and what failed, and fails", function()
+    local out, rc = run_busted [[
+      it("a", function() end)
+      it("b", function() end)
+      it("c", function() assert.are.equal(1, 2) end)
+      it("d", function() error "an error" end)
+    ]]
+    assert.matches("\n2 passed, 2 failed\n$", out)
+    assert.are.equal(1, rc)
+  end)
+
+  it("passes when everything passed", function()
+    local out, rc = run_busted 'it("a", function() end)'
+    assert.matches("\n1 passed, 0 failed\n$", out)
+    assert.are.equal(0, rc)
+  end)
+
+  it("fails when no test ran", function()
+    local out, rc = run_busted 'describe("nothing", function() end)'
+    assert.matches("no test ran", out)
+    assert.matches("\n0 passed, 1 failed\n$", out)
+    assert.are.equal(1, rc)
+  end)
+
+  it("fails when a file does not load", function()
+    local out, rc = run_busted 'it("a", function() end) end'
+    assert.are.equal(1, rc)
+    assert.matches("\n0 passed, %d failed\n$", out)
+  end)
+
+  it("fails the test that calls os.exit and runs the others", function()
+    local out, rc = run_busted [[
+      it("leaves", function() os.exit(0) end)
+      it("stays", function() end)
+    ]]
+    assert.matches("os.exit%(0%) in a spec", out)
+    assert.matches("\n1 passed, 1 failed\n$", out)
+    assert.are.equal(1, rc)
+  end)
+
+  it("fails when describe raises", function()
+    local out, rc = run_busted [[
+      it("a", function() end)
+      describe("b", function() error "no" end)
+    ]]
+    assert.matches("\n1 passed, 1 failed\n$", out)
+    assert.are.equal(1, rc)
+  end)
+end)
+
+--- What busted says of each test of a spec: name -> "passed" or the text under its name, and the whole output.
+local function results_of(text)
+  local out, rc = run_busted(text)
+  local said = {}
+  for block in (out .. "\n\n"):gmatch "Failure %-> (.-)\n\n" do
+    said[block:match "\n%S+ ([^\n]*)"] = block
+  end
+  return said, out, rc
+end
+
+describe("ranks.describe", function()
+  it("pins a crash, an exit, a lone failure, a failure of all and a hang to their tests and runs the others", function()
+    local said, out, rc = results_of [[
+      local ranks = require "spec.support.ranks"
+      ranks.describe(3, "planted", { timeout = 1.5 }, function(_, world)
+        it("is well", function(rank, n) assert.is_true(rank < 3 and n == 3 and world == 3) end)
+        it("crashes", function(rank) if rank == 2 then require("ffi").cast("int *", 0)[0] = 1 end end)
+        it("leaves", function(rank) if rank == 1 then os.exit(0) end end)
+        it("is well between", function() end)
+        it("fails alone", function(rank) if rank == 0 then error "lonely" end end)
+        it("fails everywhere", function() assert.are.equal("left", "right") end)
+        it("hangs", function(rank) while rank == 1 do end end)
+        it("fails while the others wait for it", function(rank) if rank == 1 then error "absent" end while true do end end)
+        it("is well at the end", function() end)
+      end)
+    ]]
+    assert.matches("rank 2 of 3: died: ex", said["crashes"])         -- by the signal, or by a sanitizer that caught it
+    assert.matches("rank 1 of 3: left the test by os.exit%(0%)", said["leaves"])
+    assert.matches("rank 0 of 3: [^\n]*:7: lonely\n", said["fails alone"])
+    assert.matches("ranks 1, 2 of 3: passed", said["fails alone"])
+    assert.matches("all 3 ranks: [^\n]*:8: Expected objects to be equal", said["fails everywhere"])
+    assert.matches("not every rank finished within 1.5 s\nrank 1 of 3: was still inside the test", said["hangs"])
+    assert.matches("rank 1 of 3: [^\n]*:10: absent\n.*ranks 0, 2 of 3: was still inside", said["fails while the others wait for it"])
+    assert.matches("\n3 passed, 6 failed\n$", out)
+    assert.are.equal(1, rc)
+  end)
+
+  it("runs hooks and nested describes on every rank, in one process per rank", function()
+    local _, out = results_of [[
+      local ranks = require "spec.support.ranks"
+      ranks.describe(2, "hooks", function()
+        local log = {}
+        setup(function() log[#log + 1] = "setup" end)
+        before_each(function() log[#log + 1] = "before" end)
+        after_each(function() log[#log + 1] = "after" end)
+        it("first", function() finally(function() log[#log + 1] = "finally" end) end)
+        it("second", function() assert.are.equal("setup before finally after before", table.concat(log, " ")) end)
+        it("waits", function() pending "for later" end)
+        describe("nested", function()
+          before_each(function() log[#log + 1] = "inner" end)
+          it("third", function() assert.are.equal("setup before inner", table.concat(log, " ")) end)
+        end)
+      end)
+    ]]
+    assert.matches("3 successes / 0 failures / 0 errors / 1 pending", out)
+  end)
+
+  it("fails the last test when the gang does not end well", function()
+    local said = results_of [[
+      local ranks = require "spec.support.ranks"
+      ranks.describe(2, "end", function()
+        teardown(function() error "no way out" end)
+        it("is well", function() end)
+        it("is last", function() end)
+      end)
+    ]]
+    assert.is_nil(said["is well"])
+    assert.matches("after the last test the gang ended with status 1\n.*no way out", said["is last"])
+  end)
+
+  it("tells what a rank that cannot load the file met", function()
+    local said, out = results_of [[
+      local ranks = require "spec.support.ranks"
+      if os.getenv "OMPI_COMM_WORLD_RANK" == "1" then error "not here" end
+      ranks.describe(2, "load", function() it("runs", function() end) end)
+    ]]
+    assert.matches("rank 1 of 2: loading the spec: [^\n]*not here", said["runs"])
+    assert.matches("\n0 passed, 1 failed\n$", out)
+  end)
+
+  it("is quick: 100 tests on 4 ranks", function()
+    local begun = os.time()
+    local _, out = results_of [[
+      local ranks = require "spec.support.ranks"
+      ranks.describe(4, "many", function()
+        for k = 1, 100 do it("test " .. k, function() end) end
+      end)
+    ]]
+    assert.matches("\n100 passed, 0 failed\n$", out)
+    assert.is_true(os.time() - begun < 20)
+  end)
+end)
+
+describe("ranks.run", function()
+  local ranks = require "spec.support.ranks"
+
+  it("runs a script on n ranks and hands back status, output and time", function()
+    local r = ranks.run(2, [[
+      io.stdout:write("rank ", os.getenv "OMPI_COMM_WORLD_RANK", " ", arg[1], "\n")
+      io.stderr:write("to stderr\n")
+    ]], { args = { "given" } })
+    assert.are.equal(0, r.code)
+    assert.matches("rank 0 given", r.stdout)
+    assert.matches("rank 1 given", r.stdout)
+    assert.matches("to stderr", r.stderr)
+    assert.is_true(r.seconds > 0 and not r.timed_out)
+  end)
+
+  it("hands back the status of a rank that fails", function()
+    assert.are.equal(3, ranks.run(2, function() os.exit(os.getenv "OMPI_COMM_WORLD_RANK" == "1" and 3 or 0) end).code)
+  end)
+
+  it("runs one plain process without mpirun, with its own environment and input", function()
+    local r = ranks.run(nil, 'print(os.getenv "PLANTED", io.read "*a")', { env = { PLANTED = "x" }, stdin = "typed" })
+    assert.are.equal("x\ttyped\n", r.stdout)
+  end)
+
+  it("ends a job that takes too long", function()
+    local r = ranks.run(2, "while true do end", { timeout = 1 })
+    assert.is_true(r.timed_out)
+    assert.is_true(r.seconds < 6)
+    assert.are_not.equal(0, r.code)
+  end)
+
+  it("tells a signal as 128 and its number", function()
+    local ffi_kill = 'local ffi = require "ffi"; ffi.cdef "int raise(int);"; ffi.C.raise(%d)'
+    assert.are.equal(128 + 9, ranks.run(nil, ffi_kill:format(9)).code)
+    assert.are.equal(128 + 15, ranks.run(nil, ffi_kill:format(15)).code)
+  end)
+end)

@@ -1,0 +1,125 @@
+--- What a hostile reader tried: each of these gave a wrong number, a hang or a message from our own insides once.
+local ms = require "moonshard"
+local nn, dist, fsdp, ranks = ms.nn, ms.dist, ms.fsdp, require "spec.support.ranks"
+
+local function fails(text, fn)
+  local ok, message = pcall(fn)
+  assert.is_false(ok, "no error: " .. text)
+  assert.is_truthy(tostring(message):find(text, 1, true), ("expected '%s' in '%s'"):format(text, tostring(message)))
+  assert.is_truthy(tostring(message):find("hostile_spec.lua:%d+: "), "no line of the caller: " .. tostring(message))
+end
+
+describe("views of a tensor that is changed in place, with gradients,", function()
+  it("are refused afterwards, not given the old gradient", function()
+    local x = ms.ones(4, { requires_grad = true })
+    local y = x * 1
+    local view = y:view(2, 2)
+    y:mul_(3)
+    fails("is a view made before its base was changed in place", function() local s = view:sum() return s end)
+    y:view(2, 2):sum():backward()                         -- made again, it carries the change
+    assert.same({ 3, 3, 3, 3 }, x.grad:tolist())
+  end)
+
+  it("also when the base asked for no gradient before", function()
+    local x = ms.ones(3, { requires_grad = true })
+    local b = ms.zeros(3)
+    local view = b[1]
+    b:add_(x)
+    fails("make the view again", function() local s = view * 2 return s end)
+    assert.are.equal(2, (b[1] * 2):item())
+  end)
+
+  it("go on when they asked for none: detach() and no_grad", function()
+    local x = ms.ones(3, { requires_grad = true })
+    local y = x * 1
+    local off, seen = y:view(3):detach(), ms.no_grad(function() return y:narrow(1, 1, 2) end)
+    y:mul_(3)
+    assert.same({ 3, 3, 3 }, (off + 0):tolist())
+    assert.are.equal(6, seen:sum():item())
+    local plain = ms.ones(4)
+    local part = plain:narrow(1, 1, 2)
+    plain:mul_(2)                                         -- nothing recorded: views of plain tensors stay good
+    assert.same({ 2, 2 }, (part * x[1]):tolist())
+  end)
+end)
+
+describe("numbers that do not fit", function()
+  it("are errors where a tensor is made or filled", function()
+    fails("2000000000000 at position 1 is beyond what int32 holds", function() local t = ms.tensor({ 2e12 }, { dtype = "int32" }) return t end)
+    fails("-1 at position 2 is beyond what uint8 holds", function() local t = ms.tensor({ 255, -1 }, { dtype = "uint8" }) return t end)
+    fails("is beyond what int32", function() ms.arange(3, { dtype = "int32" }):fill_(2 ^ 31) return end)
+    fails("is beyond what uint8", function() local t = ms.arange(0, 300, { dtype = "uint8" }) return t end)
+    fails("is beyond what uint8", function() local t = ms.randint(0, 300, { 2 }, { dtype = "uint8" }) return t end)
+    fails("is beyond what int32", function() local t = ms.arange(3, { dtype = "int32" }) + 2 ^ 40 return t end)
+    fails("is beyond what uint8", function() local t = ms.ones(2, { dtype = "uint8" }):masked_fill(ms.tensor { true, false }, 256) return t end)
+    assert.same({ 254, 255 }, (ms.tensor({ 255, 0 }, { dtype = "uint8" }) + -1):tolist())
+    assert.same({ 0, 255 }, ms.tensor({ 0, 255 }, { dtype = "uint8" }):tolist())
+    assert.same({ -2 ^ 31, 2 ^ 31 - 1 }, ms.tensor({ -2 ^ 31, 2 ^ 31 - 1 }, { dtype = "int32" }):tolist())
+  end)
+
+  it("and so are ranges without an end, and devices that are not there", function()
+    fails("arange: 0 to inf", function() local t = ms.arange(0, math.huge) return t end)
+    fails("arange: 0 to", function() local t = ms.arange(0, 0 / 0) return t end)
+    fails("'cuda:0' is not there", function() local t = ms.zeros(2, { device = "cuda" }) return t end)
+  end)
+end)
+
+describe("tables that are no lists of numbers", function()
+  it("are refused, not cut short", function()
+    fails("has a hole", function() local t = ms.tensor { 1, nil, nil, 4 } return t end)
+    fails("has a key 'a'", function() local t = ms.tensor { a = 1 } return t end)
+    fails("ms.stack and ms.cat", function() local t = ms.tensor { ms.ones(2), ms.ones(2) } return t end)
+    fails("size is Tensor", function() local t = ms.zeros(ms.ones(2)) return t end)
+  end)
+end)
+
+describe("what a script hands to autograd and scopes", function()
+  it("is counted: gradients of a Function, results of a checkpoint", function()
+    local x = ms.ones(2, { requires_grad = true })
+    local two = ms.Function { forward = function(_, a) return a * 2 end, backward = function(_, g) return g, g end }
+    fails("backward returned 2 gradients, forward took 1 arguments", function() two(x):sum():backward() return end)
+    local padded = ms.Function { forward = function(_, a) return a * 2 end, backward = function(_, g) return g, nil end }
+    padded(x):sum():backward()
+    local runs = 0
+    local y = ms.checkpoint(function(a)
+      runs = runs + 1
+      if runs > 1 then return a * 2, a end
+      return a * 2
+    end, x)
+    fails("returned 2 values when it ran again, 1 before", function() y:sum():backward() return end)
+    local saves = ms.Function { forward = function(ctx, a) ctx:save(a, 3) return a * 2 end, backward = function(_, g) return g end }
+    fails("ctx:save: argument 2 is a number (3)", function() local z = saves(x) return z end)
+  end)
+
+  it("is whole: steps", function()
+    fails("steps: argument 1 is 2.5", function() for _ in ms.steps(2.5) do error "ran" end end)
+    fails("steps: argument 1 is", function() for _ in ms.steps(0 / 0) do error "ran" end end)
+    fails("the last argument is a number (3), expected a function", function() ms.steps(2, {}, 3) return end)
+  end)
+end)
+
+describe("names and arguments of dist and fsdp", function()
+  it("are checked before anything is sent", function()
+    fails("broadcast_object: option 'src' is a string ('0')", function() dist.broadcast_object(1, { src = "0" }) return end)
+    fails("broadcast_object: rank 0.5", function() dist.broadcast_object(1, { src = 0.5 }) return end)
+    fails("dist.record: argument is a number (3)", function() dist.record(3) return end)
+    local mesh = dist.init_device_mesh("cpu", { 1 }, { names = { "dp_shard" } })
+    fails("did you mean 'dp_shard'", function() local m = mesh.dp_shart return m end)
+    fails("ignored_params[1] is a number (3)", function() fsdp.fully_shard(nn.Linear(2, 2), { ignored_params = { 3 } }) return end)
+  end)
+end)
+
+ranks.describe(2, "operators on sharded parameters", function()
+  it("go by the names that scripts know", function()
+    local m = ms.fsdp.fully_shard(ms.nn.Linear(4, 4))
+    local ok, message = pcall(function() local y = m.weight * 2 return y end)
+    assert.is_false(ok)
+    assert.is_truthy(message:find("mul: parameter 'weight' is sharded", 1, true), message)
+  end)
+end)
+
+-- What these made outside every scope goes now, not in the middle of a later file that counts tensors.
+teardown(function()
+  collectgarbage()
+  collectgarbage()
+end)

@@ -1,0 +1,189 @@
+--- Products, attention and fused losses at sizes that the generic specs don't reach: panels, blocks, oneDNN, several chunks
+--- of keys; what they may allocate; masks that are drawn again.
+local F = require "moonshard.ffi"
+local ms = require "moonshard"
+local nn = ms.nn
+local ffi, lib = F.ffi, F.lib
+
+local function read(t)
+  local id, n = t.id, t:numel()
+  local buffer = ffi.new("double[?]", math.max(n, 1))
+  assert(lib.ms_read(id, buffer, n) == 0)
+  return buffer
+end
+
+--- Bytes that fn holds at most beyond what was held before, and what it returns.
+local function peak(fn)
+  local m = ffi.new "ms_memory[1]"
+  lib.ms_reset_peak_memory(0)
+  lib.ms_memory_stats(0, m)
+  local before = m[0].allocated
+  local result = fn()
+  lib.ms_memory_stats(0, m)
+  return m[0].peak_allocated - before, result
+end
+
+local TOLERANCE = { float32 = 2e-6, float64 = 1e-14, bfloat16 = 2 ^ -8, float16 = 2 ^ -11 }
+
+describe("products:", function()
+  before_each(function() ms.manual_seed(5) end)
+
+  -- { m, n, k }: edges of tiles and panels, several depths of panel, several blocks of rows; the last by oneDNN.
+  local SIZES = { { 1, 100, 64 }, { 3, 50, 700 }, { 130, 100, 200 }, { 257, 1000, 193 }, { 64, 97, 401 }, { 5, 300, 2000 }, { 1025, 1030, 1024 } }
+
+  for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
+    it(("matmul of %s is the sum of products, whichever sides are transposed"):format(dtype), function()
+      ms.no_grad(function()
+        for _, size in ipairs(SIZES) do
+          local m, n, k = unpack(size)
+          if k ~= 1024 or dtype == "float32" or dtype == "bfloat16" then
+            for turn = 0, 3 do
+              ms.scope(function()
+                local left, right = turn % 2 == 1, turn >= 2
+                local a = (left and ms.randn(k, m) or ms.randn(m, k)):to(dtype)
+                local b = (right and ms.randn(n, k) or ms.randn(k, n)):to(dtype)
+                local va, vb = read(a), read(b)
+                local got = read((left and a:transpose(1, 2) or a):matmul(right and b:transpose(1, 2) or b))
+                for probe = 0, 150 do
+                  local i, j = (probe * 37) % m, (probe * 101) % n
+                  if probe == 0 then i, j = m - 1, n - 1 end
+                  local sum, size_of = 0, 0
+                  for p = 0, k - 1 do
+                    local term = va[left and p * m + i or i * k + p] * vb[right and j * k + p or p * n + j]
+                    sum, size_of = sum + term, size_of + math.abs(term)
+                  end
+                  local away = math.abs(got[i * n + j] - sum)
+                  if not (away <= TOLERANCE[dtype] * math.max(math.abs(sum), size_of / 8)) then
+                    error(("%d x %d x %d, turn %d: element %d, %d is %.9g, expected %.9g"):format(m, n, k, turn, i, j, got[i * n + j], sum))
+                  end
+                end
+              end)
+            end
+          end
+        end
+      end)
+    end)
+  end
+
+  it("make no float32 copy of half-precision tensors", function()
+    local x, w = ms.randn(2048, 512):to "bfloat16", ms.randn(512, 512):to "bfloat16"
+    local ids = ms.randint(0, 512, { 2048 }, { dtype = "int64" })
+    local copy = 2048 * 512 * 4
+    ms.no_grad(function()
+      for name, fn in pairs {
+        linear = function() return nn.F.linear(x, w) end,
+        softmax = function() return nn.F.softmax(x, 2) end,
+        layer_norm = function() return nn.F.layer_norm(x, { 512 }) end,
+        cross_entropy = function() return nn.F.cross_entropy(x, ids) end,
+        attention = function()
+          local q = x:view(8, 256, 8, 64):transpose(2, 3)
+          return nn.F.scaled_dot_product_attention(q, q, q, { is_causal = true })
+        end,
+      } do
+        ms.scope(function()
+          local bytes = peak(fn)
+          assert.is_true(bytes < copy / 2 + copy / 4, ("%s held %d bytes beyond its inputs; a copy has %d"):format(name, bytes, copy))
+        end)
+      end
+    end)
+  end)
+end)
+
+describe("attention:", function()
+  before_each(function() ms.manual_seed(6) end)
+
+  --- softmax(q k^T / sqrt(d)) v by other operators.
+  local function plain(q, k, v, causal)
+    local d, T, S = q.shape[#q.shape], q.shape[#q.shape - 1], k.shape[#k.shape - 1]
+    local s = q:matmul(k:transpose(-2, -1)) * (1 / math.sqrt(d))
+    if causal then s = s:masked_fill(ms.ones(T, S):tril(0):eq(0), -math.huge) end
+    return nn.F.softmax(s, #s.shape):matmul(v)
+  end
+
+  for _, case in ipairs { { 600, 600, 32, true }, { 70, 1100, 48, false }, { 33, 520, 20, true }, { 129, 129, 64, true } } do
+    local T, S, D, causal = unpack(case)
+    it(("%d queries over %d keys%s: values and gradients of softmax(q k^T) v"):format(T, S, causal and ", causal" or ""), function()
+      ms.scope(function()
+        local q, k, v = ms.randn(2, T, D, { dtype = "float64" }), ms.randn(2, S, D, { dtype = "float64" }), ms.randn(2, S, D, { dtype = "float64" })
+        local weight = ms.randn(2, T, D, { dtype = "float64" })
+        local grads = {}
+        for turn = 1, 2 do
+          local leaves = {}
+          for i, t in ipairs { q, k, v } do leaves[i] = t:clone():requires_grad_(true) end
+          local out = turn == 1 and nn.F.scaled_dot_product_attention(leaves[1], leaves[2], leaves[3], { is_causal = causal }) or
+            plain(leaves[1], leaves[2], leaves[3], causal)
+          local loss = (out * weight):sum()
+          loss:backward()
+          grads[turn] = { out:detach(), leaves[1].grad, leaves[2].grad, leaves[3].grad }
+        end
+        for i = 1, 4 do assert.is_true(grads[1][i]:allclose(grads[2][i], { rtol = 1e-10, atol = 1e-11 }), "number " .. i) end
+      end)
+    end)
+  end
+
+  it("holds memory linear in T, backward too", function()
+    local function bytes(T)
+      return (peak(function()
+        return ms.scope(function()
+          local q = ms.randn(1, 2, T, 32):requires_grad_(true)
+          nn.F.scaled_dot_product_attention(q, q, q, { is_causal = true }):sum():backward()
+        end)
+      end))
+    end
+    lib.ms_set_num_threads(1)
+    local short, long = bytes(1024), bytes(4096)
+    assert.is_true(long < 4.1 * short, ("%d and %d bytes"):format(short, long))
+    assert.is_true(long < 4096 * 4096 * 4, ("%d bytes: the scores alone have %d"):format(long, 4096 * 4096 * 4))
+  end)
+
+  it("a query that may look at nothing gets zeros", function()
+    local q = ms.randn(2, 3, 4)
+    local mask = ms.ones(3, 3, { dtype = "bool" })
+    mask:narrow(1, 2, 1):fill_(0)
+    local leaf = q:clone():requires_grad_(true)
+    local out = nn.F.scaled_dot_product_attention(leaf, leaf, leaf, { attn_mask = mask })
+    out:sum():backward()
+    assert.are.equal(0, out:select(2, 2):abs():sum():item())
+    assert.is_true(leaf.grad:isfinite():all():item())
+  end)
+
+  it("drops a share p of the probabilities, and scales the others", function()
+    local q, v = ms.zeros(1, 200, 16), ms.ones(1, 300, 16)
+    local out = nn.F.scaled_dot_product_attention(q, ms.zeros(1, 300, 16), v, { dropout_p = 0.25 })
+    local mean = out:mean():item()
+    assert.is_true(math.abs(mean - 1) < 0.01, tostring(mean))
+    assert.is_true(out:std():item() > 0.01)
+  end)
+end)
+
+describe("dropout:", function()
+  it("keeps 1 - p of the elements, scaled, and the same ones in backward", function()
+    ms.manual_seed(8)
+    local x = ms.ones(100003, { requires_grad = true })
+    local y = nn.F.dropout(x, 0.3, { training = true })
+    y:sum():backward()
+    assert.is_true(x.grad:equal(y:detach()))
+    local kept = y:ne(0):to("float32"):mean():item()
+    assert.is_true(math.abs(kept - 0.7) < 0.005, tostring(kept))
+    assert.is_true(math.abs(y:max():item() - 1 / 0.7) < 1e-6)
+  end)
+end)
+
+describe("cross_entropy:", function()
+  it("keeps one number a row; its gradient is the only large thing backward makes", function()
+    local logits = ms.randn(512, 1000, { requires_grad = true })
+    local ids = ms.randint(0, 1000, { 512 }, { dtype = "int64" })
+    local whole = 512 * 1000 * 4
+    lib.ms_set_num_threads(1)
+    local forward, loss = peak(function() return nn.F.cross_entropy(logits, ids) end)
+    assert.is_true(forward < whole / 20, ("forward held %d bytes"):format(forward))
+    local backward = peak(function() loss:backward() end)
+    assert.is_true(backward < 1.05 * whole, ("backward held %d bytes, the gradient has %d"):format(backward, whole))
+  end)
+
+  it("names the id that is no class, and its row", function()
+    local ok, message = pcall(nn.F.cross_entropy, ms.randn(3, 5), ms.tensor({ 0, 7, 1 }, { dtype = "int64" }))
+    assert.is_false(ok)
+    assert.is_truthy(tostring(message):find("id 7 (row 2)", 1, true), tostring(message))
+  end)
+end)

@@ -1,0 +1,190 @@
+--- Values at the edges, as PyTorch has them: NaN, infinities, zero, empty, wrap-around, mixed types; and what is refused.
+local ms = require "moonshard"
+
+local nan, inf = 0 / 0, math.huge
+
+local function tensor(values, dtype) return ms.tensor(values, { dtype = dtype }) end
+
+--- "nan" and numbers as text, so that NaN compares.
+local function text(t)
+  local function each(x)
+    if type(x) == "table" then
+      local list = {}
+      for k, v in ipairs(x) do list[k] = each(v) end
+      return "[" .. table.concat(list, " ") .. "]"
+    end
+    if type(x) == "boolean" then return tostring(x) end
+    if x ~= x then return "nan" end
+    return ("%.6g"):format(x)
+  end
+  local value = t.ndim == 0 and t:item() or t:tolist()
+  return t.dtype .. " " .. each(value)
+end
+
+local function check(rows)
+  for _, row in ipairs(rows) do
+    it(row[1], function() assert.are.equal(row[2], text(row[3]())) end)
+  end
+end
+
+local odd = { nan, inf, -inf, -0.5, 0, 2 }
+
+describe("elementwise values:", function()
+  check {
+    { "relu keeps NaN", "float32 [nan inf 0 0 0 2]", function() return tensor(odd):relu() end },
+    { "abs", "float32 [nan inf inf 0.5 0 2]", function() return tensor(odd):abs() end },
+    { "exp", "float32 [nan inf 0 0.606531 1 7.38906]", function() return tensor(odd):exp() end },
+    { "exp of the largest and the smallest", "float32 [inf 0 3.4028e+38 1.4013e-45]",
+      function() return tensor({ 89, -104, 88.72283, -103 }):exp() end },
+    { "log", "float32 [nan inf nan nan -inf 0.693147]", function() return tensor(odd):log() end },
+    { "log of a subnormal", "float32 [-102.586]", function() return tensor({ 2.8e-45 }):log() end },
+    { "sqrt", "float32 [nan inf nan nan 0 1.41421]", function() return tensor(odd):sqrt() end },
+    { "rsqrt", "float32 [nan 0 nan nan inf 0.707107]", function() return tensor(odd):rsqrt() end },
+    { "tanh", "float32 [nan 1 -1 -0.462117 0 0.964028]", function() return tensor(odd):tanh() end },
+    { "sigmoid", "float32 [nan 1 0 0.377541 0.5 0.880797]", function() return tensor(odd):sigmoid() end },
+    { "clamp keeps NaN", "float32 [nan 1 -1 -0.5 0 1]", function() return tensor(odd):clamp(-1, 1) end },
+    { "the larger of two is NaN if one is", "float32 [nan nan 2]",
+      function() return tensor({ nan, 1, 1 }):maximum(tensor({ 1, nan, 2 })) end },
+    { "isfinite", "bool [false false false true true true]", function() return tensor(odd):isfinite() end },
+    { "isnan", "bool [true false false false false false]", function() return tensor(odd):isnan() end },
+    { "NaN equals nothing", "bool [false true false]", function() return tensor({ nan, inf, 1 }):eq(tensor({ nan, inf, 2 })) end },
+    { "powers", "float32 [1 1 inf 0 nan 4]", function() return tensor({ 0, nan, 0, inf, -8, -2 }) ^ tensor({ 0, 0, -1, -2, 0.5, 2 }) end },
+    { "float16 overflows to infinity", "float16 [inf -inf 65504]", function() return tensor({ 60000, -60000, 32752 }, "float16") * 2 end },
+    { "float16 rounds to even and keeps subnormals", "float16 [2048 2052 5.96046e-08]",
+      function() return tensor({ 2049, 2051, 6e-8 }):to "float16" end },
+    { "bfloat16 rounds to even and keeps NaN", "bfloat16 [256 258 nan inf]",
+      function() return tensor({ 256.5, 257.5, nan, 3.4e38 }):to "bfloat16" end },
+  }
+end)
+
+describe("in place from its own memory:", function()
+  check {
+    { "add_ of the transpose", "float32 [[2 5] [5 8]]", function()
+      local x = tensor({ { 1, 2 }, { 3, 4 } })
+      return x:add_(x:t())
+    end },
+    { "add_ of a row", "float32 [[2 4] [4 6]]", function()
+      local x = tensor({ { 1, 2 }, { 3, 4 } })
+      return x:add_(x:select(1, 1))
+    end },
+    { "a copy one place further", "float32 [1 1 2 3]", function()
+      local x = tensor({ 1, 2, 3, 4 })
+      x:narrow(1, 2, 3):copy_(x:narrow(1, 1, 3))
+      return x
+    end },
+    { "a copy of every second element", "float32 [1 3 5 4 5 6]", function()
+      local x = tensor({ 1, 2, 3, 4, 5, 6 })
+      x:narrow(1, 1, 3):copy_(x:view(3, 2):select(2, 1))
+      return x
+    end },
+    { "its transpose", "float32 [[1 3] [2 4]]", function()
+      local x = tensor({ { 1, 2 }, { 3, 4 } })
+      return x:copy_(x:t())
+    end },
+    { "itself", "float32 [2 4]", function()
+      local x = tensor({ 1, 2 })
+      return x:add_(x)
+    end },
+  }
+end)
+
+describe("types of results:", function()
+  check {
+    { "integers divided are real", "float32 [0.5 1.5]", function() return tensor({ 1, 3 }, "int64") / tensor({ 2, 2 }, "int64") end },
+    { "so are they by a number", "float32 [0.5 1.5]", function() return tensor({ 1, 3 }, "int32") / 2 end },
+    { "functions of integers are real", "float32 [1 2.71828]", function() return tensor({ 0, 1 }, "int64"):exp() end },
+    { "uint8 wraps around", "uint8 [0 254]", function() return tensor({ 255, 0 }, "uint8") + tensor({ 1, 254 }, "uint8") end },
+    { "int64 is exact beyond 2^53", "int64 [1]", function()
+      local big = tensor({ 2 ^ 53 }, "int64")
+      return (big + 1) - big
+    end },
+    { "integer powers", "int64 [8 -27 1 0]", function() return tensor({ 2, -3, 5, 2 }, "int64") ^ tensor({ 3, 3, 0, -1 }, "int64") end },
+    { "bools add up to a bool", "bool [true true false]", function() return tensor({ true, true, false }) + tensor({ true, false, false }) end },
+    { "a bool and a number are int64", "int64 [2 1]", function() return tensor({ true, false }) + 1 end },
+    { "bool sums count", "int64 2", function() return tensor({ true, true, false }):sum() end },
+    { "int32 and int64", "int64 [3]", function() return tensor({ 1 }, "int32") + tensor({ 2 }, "int64") end },
+    { "uint8 and int32", "int32 [300]", function() return tensor({ 250 }, "uint8") + tensor({ 50 }, "int32") end },
+    { "int64 and float16", "float16 [3]", function() return tensor({ 1 }, "int64") + tensor({ 2 }, "float16") end },
+    { "float16 and bfloat16", "float32 [3]", function() return tensor({ 1 }, "float16") + tensor({ 2 }, "bfloat16") end },
+    { "bfloat16 and float64", "float64 [3]", function() return tensor({ 1 }, "bfloat16") + tensor({ 2 }, "float64") end },
+    { "a 0-dim float64 does not widen", "float32 [3]", function() return tensor({ 1 }) + tensor(2, "float64") end },
+    { "but a real one makes integers real", "float32 [1.5]", function() return tensor({ 1 }, "int64") + tensor(0.5) end },
+    { "in place the dtype stays", "float16 [3]", function() return tensor({ 1 }, "float16"):add_(tensor({ 2 })) end },
+    { "a cast to bool asks for non-zero", "bool [true true true false]", function() return tensor({ 0.5, nan, -1, 0 }):to "bool" end },
+    { "a cast to integers cuts", "int64 [1 -1 0]", function() return tensor({ 1.9, -1.9, 0.5 }):to "int64" end },
+  }
+end)
+
+describe("reductions at the edges:", function()
+  local none = ms.empty(0, 3)
+  check {
+    { "sum of nothing", "float32 [0 0 0]", function() return none:sum(1) end },
+    { "product of nothing", "float32 [1 1 1]", function() return none:prod(1) end },
+    { "mean of nothing", "float32 [nan nan nan]", function() return none:mean(1) end },
+    { "all of nothing", "bool true", function() return none:all() end },
+    { "any of nothing", "bool false", function() return none:any() end },
+    { "logsumexp of nothing", "float32 [-inf -inf -inf]", function() return none:logsumexp(1) end },
+    { "the largest of NaN is NaN", "float32 nan", function() return tensor({ 1, nan, 3 }):max() end },
+    { "and the smallest", "float32 nan", function() return tensor({ 1, nan, 3 }):min() end },
+    { "its position is NaN's", "int64 1", function() return tensor({ 1, nan, 3 }):argmax() end },
+    { "the first of equals", "int64 1", function() return tensor({ 1, 3, 3 }):argmax() end },
+    { "the largest of minus infinities", "float32 -inf", function() return tensor({ -inf, -inf }):max() end },
+    { "one element varies by NaN", "float32 nan", function() return tensor({ 1 }):var() end },
+    { "and not at all without correction", "float32 0", function() return tensor({ 1 }):var { correction = 0 } end },
+    { "std is two-pass: a large mean costs nothing", "float32 0.5", function() return tensor({ 1e6, 1e6 + 1 }):std { correction = 0 } end },
+    { "logsumexp does not overflow", "float32 1000.69", function() return tensor({ 1000, 1000 }):logsumexp() end },
+    { "nor at infinity", "float32 inf", function() return tensor({ inf, 1 }):logsumexp() end },
+    { "nor below", "float32 -inf", function() return tensor({ -inf, -inf }):logsumexp() end },
+    { "the 0-norm counts", "float32 2", function() return tensor({ 3, 0, -4 }):norm(0) end },
+    { "the norm of half types accumulates in float32", "float16 300", function() return ms.full({ 90000 }, 1, { dtype = "float16" }):norm() end },
+    { "so does the sum", "bfloat16 4096", function() return ms.full({ 4096 }, 1, { dtype = "bfloat16" }):sum() end },
+  }
+end)
+
+describe("gradients at the edges:", function()
+  local function grad(values, fn)
+    local x = ms.tensor(values, { requires_grad = true })
+    fn(x):sum():backward()
+    return x.grad
+  end
+  check {
+    { "relu at 0", "float32 [0 0 1]", function() return grad({ -1, 0, 1 }, function(x) return x:relu() end) end },
+    { "norm at 0", "float32 [0 0]", function() return grad({ 0, 0 }, function(x) return x:norm() end) end },
+    { "product with one zero", "float32 [0 6 0]", function() return grad({ 2, 0, 3 }, function(x) return x:prod() end) end },
+    { "product with two zeros", "float32 [0 0 0]", function() return grad({ 2, 0, 0 }, function(x) return x:prod() end) end },
+    { "equal largest share", "float32 [0 0.5 0.5]", function() return grad({ 1, 2, 2 }, function(x) return x:max() end) end },
+    { "clamp outside", "float32 [0 1 0]", function() return grad({ -2, 0, 2 }, function(x) return x:clamp(-1, 1) end) end },
+    { "x ^ 0", "float32 [0 0]", function() return grad({ 0, 2 }, function(x) return x ^ 0 end) end },
+    { "where does not mix NaN in", "float32 [0 1]", function()
+      return grad({ -1, 1 }, function(x) return ms.where(x:gt(0), x, ms.zeros(2)) end)
+    end },
+  }
+end)
+
+describe("refused, with the reason:", function()
+  local ints, bools, reals = tensor({ 1, 2 }, "int64"), tensor({ true, false }), tensor({ 1, 2, 3 })
+  for _, row in ipairs {
+    { "add: 0.5 is not a whole number, but the tensor is int64 [2] cpu", function() return ints + 0.5 end },
+    { "add: shapes [2] and [3] do not broadcast: dimension 1 is 2 and 3", function() return ints + reals end },
+    { "add_: the result is float32 and does not fit into int64 [2] cpu in place", function() return ints:add_(tensor({ 1, 2 })) end },
+    { "pow: an integer tensor to the negative power -1 is no integer", function() return ints ^ -1 end },
+    { "sub: a bool tensor has no arithmetic", function() return bools - bools end },
+    { "mean: needs a real tensor, got int64 [2] cpu", function() return ints:mean() end },
+    { "max: float32 [0] cpu has no elements to choose from", function() return ms.empty(0):max() end },
+    { "fill_: 1.5 is not a whole number", function() return ints:fill_(1.5) end },
+    { "view: shape [2, 2] has 4 elements, but float32 [3] cpu has 3", function() return reals:view(2, 2) end },
+    { "cat: tensor 2 is [2, 2] and the first [2, 3]: all sizes but dimension 1 must agree",
+      function() return ms.cat({ ms.ones(2, 3), ms.ones(2, 2) }, 1) end },
+    { "masked_fill: the mask must be a bool tensor", function() return reals:masked_fill(reals, 0) end },
+    { "index_select: position 3 is not inside dimension 1 of float32 [3] cpu (expected 0 to 2)",
+      function() return reals:index_select(1, tensor({ 0, 3 }, "int64")) end },
+    { "zero_: float32 [4, 3] cpu is an expanded view", function() return reals:expand(4, 3):zero_() end },
+    { "sum: dimension 2 is out of range for a tensor of 1 dimension", function() return reals:sum(2) end },
+  } do
+    it(row[1], function()
+      local ok, message = pcall(row[2])
+      assert.is_false(ok)
+      if not message:find(row[1], 1, true) then error(("got: %s"):format(message), 0) end
+    end)
+  end
+end)

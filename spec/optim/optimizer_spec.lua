@@ -1,0 +1,233 @@
+local ms = require "moonshard"
+local nn, optim = ms.nn, ms.optim
+
+local function message(fn, ...)
+  local ok, e = pcall(fn, ...)
+  assert.is_false(ok)
+  return (tostring(e):gsub("^[^\n]-:%d+: ", ""))
+end
+
+local function leaf(list, dtype)
+  local p = nn.Parameter(ms.tensor(list, { dtype = dtype or "float64" }))
+  return p
+end
+
+local function set_grad(p, list)
+  p.grad = ms.tensor(list, { dtype = p.dtype })
+end
+
+describe("an optimizer", function()
+  it("names options it does not know, values that cannot be, and what is no list", function()
+    local p = leaf { 1 }
+    assert.truthy(message(optim.AdamW, { p }, { learning_rate = 1 }):find("AdamW: unknown option 'learning_rate'", 1, true))
+    assert.truthy(message(optim.SGD, { { params = { p }, momentun = 1 } }):find("did you mean 'momentum'?", 1, true))
+    assert.truthy(message(optim.SGD, { p }, { lr = -1 }):find("lr is a number (-1), expected a number from 0", 1, true))
+    assert.truthy(message(optim.Adam, { p }, { betas = { 0.9, 1 } }):find("betas[2]", 1, true))
+    assert.truthy(message(optim.SGD, { p }, { nesterov = true }):find("Nesterov momentum requires a momentum and zero dampening", 1, true))
+    assert.truthy(message(optim.SGD, p):find("expected a list of leaves or groups", 1, true))
+    assert.truthy(message(optim.SGD, {}):find("the list of parameters is empty", 1, true))
+    assert.truthy(message(optim.SGD, { p, p }):find("parameter 2 is in the list twice", 1, true))
+    assert.truthy(message(optim.SGD, { p * 2 }):find("parameter 1 is the result of an operation", 1, true))
+    assert.truthy(message(function() return optim.AdamX end):find("did you mean 'Adam", 1, true))
+  end)
+
+  it("has groups with options of their own, which scripts may change", function()
+    local a, b = leaf { 1 }, leaf { 1 }
+    local opt = optim.SGD({ { params = { a }, lr = 0.5 }, { params = { b } } }, { lr = 0.1 })
+    set_grad(a, { 1 })
+    set_grad(b, { 1 })
+    opt:step()
+    assert.are.same({ 0.5 }, a:tolist())
+    assert.are.same({ 0.9 }, b:tolist())
+    opt.param_groups[2].lr = 0.9
+    opt:step()
+    assert.is_true(math.abs(b:item()) < 1e-15)
+    local c = leaf { 2 }
+    opt:add_param_group { params = { c }, lr = 1 }
+    set_grad(c, { 1 })
+    opt:step()
+    assert.are.equal(1, c:item())
+  end)
+
+  it("leaves parameters without gradient alone, and their state unmade", function()
+    local a, b = leaf { 1 }, leaf { 2 }
+    local opt = optim.AdamW({ a, b }, { lr = 0.1, weight_decay = 0.5 })
+    set_grad(a, { 1 })
+    opt:step()
+    assert.are.equal(2, b:item())
+    local sd = opt:state_dict()
+    assert.are.equal(1, sd.state[1].step)
+    assert.is_nil(sd.state[2])
+    assert.is_nil(opt:state_of(b))
+    set_grad(b, { 1 })
+    opt:step()
+    assert.are.equal(2, opt:state_of(a).step)
+    assert.are.equal(1, opt:state_of(b).step)
+  end)
+
+  it("returns the closure's result, or true", function()
+    local p = leaf { 1 }
+    local opt = optim.SGD({ p }, { lr = 1 })
+    set_grad(p, { 0 })
+    assert.is_true(opt:step())
+    assert.are.equal("loss", opt:step(function()
+      opt:zero_grad()
+      set_grad(p, { 2 })
+      return "loss"
+    end))
+    assert.are.equal(-1, p:item())
+  end)
+
+  it("clears gradients to nil, or to zeros", function()
+    local p = leaf { 1 }
+    local opt = optim.SGD { p }
+    set_grad(p, { 3 })
+    opt:zero_grad { set_to_none = false }
+    assert.are.same({ 0 }, p.grad:tolist())
+    opt:zero_grad()
+    assert.is_nil(p.grad)
+  end)
+
+  it("changes nothing when something does not fit", function()
+    local a, b = leaf { 1, 2 }, nn.Parameter(ms.ones(4, 2, { dtype = "float64" }):t())
+    local opt = optim.Adam({ a, b }, { lr = 1 })
+    set_grad(a, { 1, 1 })
+    b.grad = ms.ones(2, 4, { dtype = "float64" })
+    local live = ms.memory_stats().allocated
+    assert.truthy(message(opt.step, opt):find("parameter 2 (float64 [2, 4] cpu) is not contiguous", 1, true))
+    assert.are.same({ 1, 2 }, a:tolist())
+    assert.are.equal(live, ms.memory_stats().allocated)
+    assert.is_nil(opt:state_of(a))
+  end)
+
+  it("steps half types by float32 state, and empty parameters without work", function()
+    for _, dtype in ipairs { "bfloat16", "float16" } do
+      local p, e = leaf({ 1, -2 }, dtype), nn.Parameter(ms.zeros(0, 3, { dtype = dtype }))
+      local opt = optim.AdamW({ p, e }, { lr = 0.25, weight_decay = 0 })
+      set_grad(p, { 1, -1 })
+      e.grad = ms.zeros(0, 3, { dtype = dtype })
+      opt:step()
+      assert.are.same({ 0.75, -1.75 }, p:tolist())
+      assert.are.equal("float32", opt:state_of(p).exp_avg.dtype)
+      assert.are.equal(1, opt:state_of(e).step)
+    end
+  end)
+
+  it("gives the same bits with one thread and with two", function()
+    local results = {}
+    local before = ms.num_threads()
+    for _, threads in ipairs { 1, 2 } do
+      ms.set_num_threads(threads)
+      ms.manual_seed(5)
+      local p = nn.Parameter(ms.randn(300, 331))
+      local opt = optim.AdamW({ p }, { lr = 0.1 })
+      local norm
+      for _ = 1, 3 do
+        p.grad = ms.randn(300, 331)
+        norm = nn.utils.clip_grad_norm_({ p }, 1):item()
+        opt:step()
+      end
+      results[threads] = { p:detach(), norm }
+    end
+    ms.set_num_threads(before)
+    assert.is_true(results[1][1]:equal(results[2][1]))
+    assert.are.equal(results[1][2], results[2][2])
+  end)
+
+  it("keeps its state when the script changes the list of parameters", function()
+    local a, b = leaf { 1 }, leaf { 1 }
+    local opt = optim.SGD({ a }, { lr = 1, momentum = 0.5 })
+    set_grad(a, { 1 })
+    opt:step()
+    opt.param_groups[1].params = { b, a }
+    set_grad(b, { 1 })
+    opt:step()
+    assert.are.equal(2, opt:state_of(a).step)
+    assert.are.same({ 1.5 }, opt:state_of(a).momentum_buffer:tolist())
+    assert.are.equal(0, b:item())
+  end)
+
+  it("goes on after its state went out and in", function()
+    local function run(steps, swap_at)
+      local p = leaf { 1, 2, 3 }
+      local opt = optim.AdamW({ p }, { lr = 0.1, amsgrad = true })
+      for step = 1, steps do
+        set_grad(p, { step, -step, 0.5 })
+        opt:step()
+        if step == swap_at then
+          local sd = opt:state_dict()
+          assert.are.same({ 1 }, sd.param_groups[1].params)
+          opt = optim.AdamW({ p }, { lr = 0.7 })
+          opt:load_state_dict(sd)
+          assert.are.equal(0.1, opt.param_groups[1].lr)
+        end
+      end
+      return p:tolist()
+    end
+    assert.are.same(run(6), run(6, 3))
+  end)
+
+  it("refuses a state that does not fit, and stays as it was", function()
+    local p, q = leaf { 1, 2 }, leaf { 1, 2, 3 }
+    local a, b = optim.Adam { p }, optim.Adam { q }
+    set_grad(p, { 1, 1 })
+    a:step()
+    assert.truthy(message(b.load_state_dict, b, a:state_dict()):find("exp_avg of parameter 1 has shape [2], the parameter [3] here", 1, true))
+    assert.truthy(message(optim.Adam { p, q }.load_state_dict, optim.Adam { leaf { 1 }, leaf { 2 } }, a:state_dict()):find("1 parameters", 1, true))
+    assert.is_nil(b:state_of(q))
+  end)
+
+  it("keeps memory flat over steps without the collector", function()
+    ms.manual_seed(1)
+    local model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    local opt = optim.AdamW(model:parameters(), { lr = 0.01 })
+    local x, y = ms.randn(4, 8), ms.randn(4, 1)
+    collectgarbage()
+    collectgarbage("stop")
+    local live, first, last = {}, nil, nil
+    for step in ms.steps(60) do
+      opt:zero_grad()
+      local loss = nn.F.mse_loss(model(x), y)
+      loss:backward()
+      nn.utils.clip_grad_norm_(model:parameters(), 1)
+      opt:step()
+      first, last = first or loss:item(), loss:item()
+      live[step] = ms.memory_stats().live_tensors
+    end
+    collectgarbage("restart")
+    assert.are.equal(live[10], live[60])
+    assert.is_true(last < first)
+  end)
+
+  it("prints", function()
+    assert.are.equal("SGD(1 groups, 2 parameters, lr 0.5)", tostring(optim.SGD({ leaf { 1 }, leaf { 2 } }, { lr = 0.5 })))
+  end)
+end)
+
+describe("clip_grad_norm_", function()
+  it("only measures with math.huge, and leaves small gradients alone", function()
+    local p = leaf { 0, 0 }
+    set_grad(p, { 3, 4 })
+    assert.are.equal(5, nn.utils.clip_grad_norm_({ p }, math.huge):item())
+    assert.are.equal(5, nn.utils.clip_grad_norm_(p, 10):item())
+    assert.are.same({ 3, 4 }, p.grad:tolist())
+    assert.are.equal(4, nn.utils.clip_grad_norm_({ p }, math.huge, { norm_type = math.huge }):item())
+    nn.utils.clip_grad_norm_({ p }, 1)
+    assert.is_true(math.abs(p.grad:norm():item() - 1) < 1e-6)
+  end)
+
+  it("is 0 without gradients, and refuses an order that is none", function()
+    assert.are.equal(0, nn.utils.clip_grad_norm_({ leaf { 1 } }, 1):item())
+    assert.truthy(message(nn.utils.clip_grad_norm_, { leaf { 1 } }, 1, { norm_type = 0 }):find("norm_type 0 is not positive", 1, true))
+  end)
+
+  it("passes NaN on", function()
+    local p, q = leaf { 0 }, leaf { 1 }
+    set_grad(p, { 0 / 0 })
+    set_grad(q, { 1 })
+    local total = nn.utils.clip_grad_norm_({ p, q }, 1):item()
+    assert.are_not.equal(total, total)
+    local g = q.grad:item()
+    assert.are_not.equal(g, g)
+  end)
+end)

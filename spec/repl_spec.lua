@@ -1,0 +1,149 @@
+--- The prompt, behind a terminal of its own.
+local process = require "spec.support.process"
+local Pty = require "spec.support.pty"
+
+local ways = {
+  ["scripts/repl"] = { "luajit", process.root .. "/scripts/repl" },
+  ["luajit -i"] = { "luajit", "-i", "-e", "package.path = '" .. process.root .. "/?.lua;' .. package.path; require 'moonshard'" },
+}
+
+local inputrc = process.temp_folder() .. "/inputrc"
+do
+  local file = assert(io.open(inputrc, "w"))
+  file:write "set enable-bracketed-paste off\n"
+  file:close()
+end
+
+local function open(command)
+  local p = Pty.start(command, { MOONSHARD_HISTORY = "", TERM = "xterm", COLUMNS = "300", MOONSHARD_THREADS = "1", INPUTRC = inputrc })
+  assert(p:expect("Ctrl-D to leave."))
+  assert(p:expect "> ")
+  return p
+end
+
+-- Types a line and gives what is printed before the next prompt.
+local function ask(p, line, seconds)
+  p:type(line .. "\n")
+  assert(p:expect("\n", 5))
+  local limit = process.now() + (seconds or 10)
+  repeat
+    p:read(0.05)
+    local text = p.text:gsub("\r", "")
+    if text == "> " or text:sub(-3) == "\n> " then
+      p.text = ""
+      return (text:gsub("\n?> $", ""))
+    end
+  until process.now() > limit
+  error("no prompt after " .. line .. ": " .. p.text)
+end
+
+for name, command in require("moonshard").sorted_pairs(ways) do
+  describe("the prompt of " .. name, function()
+    local p
+    before_each(function() p = open(command) end)
+    after_each(function() p:finish(0) end)
+
+    it("prints what expressions give", function()
+      assert.are.equal("3", ask(p, "1 + 2"))
+      ask(p, "t = ms.tensor{{1, 2}, {3, 4}}")
+      assert.are.equal("Tensor float32 [2, 2] cpu\n[[1., 2.],\n [3., 4.]]", ask(p, "t"))
+      assert.are.equal("[2, 2]", ask(p, "t.shape"))
+      assert.are.equal("5", ask(p, "local n = 5; print(n)"))
+    end)
+
+    it("takes statements of several lines", function()
+      p:type "for k = 1, 2 do\n"
+      assert(p:expect ">> ")
+      p:type "print(k * 10)\n"
+      assert(p:expect ">> ")
+      local text = ask(p, "end")
+      assert.are.equal("10\n20", text)
+    end)
+
+    it("keeps the session and its tensors after an error", function()
+      ask(p, "t = ms.tensor{1, 2}")
+      assert.matches("expected a tensor", ask(p, "ms.cat{t, 'x'}"))
+      assert.matches("^prompt:1: matmul: ", ask(p, "t:matmul(ms.ones(3))"))
+      assert.are.equal("2", ask(p, "t:numel()"))
+      ask(p, "for step in ms.steps(5) do kept = ms.tensor{step} break end")
+      assert.are.equal("true", ask(p, "kept:is_released()"))
+      ask(p, "u = ms.tensor{3}")
+      assert.are.equal("false", ask(p, "u:is_released()"))
+    end)
+
+    it("comes back within 200 ms of Ctrl-C", function()
+      ask(p, "t = ms.zeros(4)")
+      p:type "while true do t = t + 1 end\n"
+      process.sleep(0.4)
+      local before = process.now()
+      p:type "\3"
+      assert(p:expect("interrupted", 2))
+      assert(p:expect("> ", 2))
+      assert.is_true(process.now() - before < 0.2)
+      assert.are.equal("7", ask(p, "3 + 4"))
+      p:type "while true do end\n"                      -- no operator ever looks at the interrupt
+      process.sleep(0.4)
+      before = process.now()
+      p:type "\3"
+      assert(p:expect("interrupted", 2))
+      assert(p:expect("> ", 2))
+      assert.is_true(process.now() - before < 0.2)
+      p:type "x = 'half a li\3"                         -- at the prompt it gives the line up
+      assert(p:expect("> ", 2))
+      assert.are.equal("nil", ask(p, "x"))
+    end)
+
+    it("keeps memory bounded in a loop", function()
+      ask(p, "t = ms.zeros(256, 1024)")                 -- 1 MiB: 10,000 of them would be 10 GiB
+      ask(p, "for k = 1, 10000 do local u = t + k end", 60)
+      local peak = tonumber(ask(p, "ms.memory_stats().peak_allocated"))
+      assert.is_true(peak < 512 * 2 ^ 20, "peak " .. tostring(peak))
+    end)
+
+    it("explains names", function()
+      assert.matches("Tensors one after another along d", ask(p, "? ms.cat"))
+      assert.matches("Exponentials that add up to 1", ask(p, "? softmax"))
+      assert.matches("did you mean 'narrow'", ask(p, "? narow"))
+    end)
+
+    it("completes names, fields and files", function()
+      assert.are.equal("true", ask(p, "ms.is_ten\t(ms.tensor{1})"))
+      ask(p, "t = ms.tensor{1, 2, 3}")
+      assert.are.equal("3", ask(p, "t:nume\t()"))
+      local folder = process.temp_folder()
+      local file = assert(io.open(folder .. "/unmistakable.lua", "w"))
+      file:write "return 41 + 1"
+      file:close()
+      assert.are.equal("42", ask(p, "dofile('" .. folder .. "/unmis\t)"))
+      os.remove(folder .. "/unmistakable.lua")
+    end)
+
+    it("leaves at Ctrl-D", function()
+      p:type "\4"
+      assert.are.equal(0, (p:finish(5)))
+    end)
+  end)
+end
+
+describe("showing values at the prompt", function()
+  local repl = require "moonshard.repl"
+  it("opens plain tables", function()
+    assert.are.equal('{ 1, "a", k = true }', repl.show { 1, "a", k = true })
+    assert.are.equal("{}", repl.show {})
+    assert.are.equal("text", repl.show "text")
+  end)
+  it("tells an incomplete input from a wrong one", function()
+    local _, _, more = repl.compile "for k = 1, 2 do"
+    assert.is_true(more)
+    _, _, more = repl.compile "for for"
+    assert.is_falsy(more)
+    _, _, more = repl.compile "1 +"
+    assert.is_true(more)
+    _, _, more = repl.compile "m.weight ="
+    assert.is_true(more)
+  end)
+  it("takes statements with an expression behind them", function()
+    assert.are.equal(7, repl.compile "repl_spec_x = 3; repl_spec_x + 4"())
+    rawset(_G, "repl_spec_x", nil)
+  end)
+end)

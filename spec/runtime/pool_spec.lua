@@ -1,0 +1,88 @@
+--- The allocator: an exact ledger of what was asked for, reuse, limits, injected failures.
+local ms = require "moonshard"
+local lib = require "moonshard.ffi".lib
+
+describe("the allocator", function()
+  local function allocated() return ms.memory_stats("cpu").allocated end
+
+  it("counts bytes as asked for, and gives back every one", function()
+    for _, n in ipairs { 0, 1, 15, 16, 17, 1000, 65537, 262144, 1048577, 5000000 } do
+      local before = allocated()
+      ms.scope(function()
+        local _ = ms.empty(n)
+        assert.are.equal(before + 4 * n, allocated())
+        local _ = ms.empty(n, { dtype = "bfloat16" })
+        assert.are.equal(before + 6 * n, allocated())
+      end)
+      assert.are.equal(before, allocated())
+    end
+  end)
+
+  it("aligns to 64 bytes and keeps live blocks apart", function()
+    ms.scope(function()
+      local list, at = {}, {}
+      for k = 1, 200 do
+        local n = (k * 37) % 1500 + 1
+        list[k] = ms.full({ n }, k)
+        local p = list[k]:data_ptr()
+        assert.are.equal(0, p % 64)
+        at[k] = { p, p + 4 * n }
+      end
+      table.sort(at, function(a, b) return a[1] < b[1] end)
+      for k = 2, #at do assert.is_true(at[k - 1][2] <= at[k][1]) end
+      for k = 1, 200 do assert.are.equal(k * list[k]:numel(), list[k]:sum():item()) end
+    end)
+  end)
+
+  it("hands freed blocks out again, and gives cached ones back on demand", function()
+    local first, again
+    ms.scope(function() first = ms.empty(3000000):data_ptr() end)
+    ms.scope(function() again = ms.empty(3000000):data_ptr() end)
+    assert.are.equal(first, again)
+    local reserved = ms.memory_stats("cpu").reserved
+    ms.empty_cache()
+    assert.is_true(ms.memory_stats("cpu").reserved <= reserved - 12000000)
+    ms.scope(function() assert.are.equal(0, ms.zeros(3000000):sum():item()) end)
+  end)
+
+  it("keeps the peak until it is reset", function()
+    ms.reset_peak_memory_stats("cpu")
+    local before = allocated()
+    ms.scope(function() local _ = ms.empty(100000) end)
+    assert.are.equal(before + 400000, ms.memory_stats("cpu").peak_allocated)
+    ms.reset_peak_memory_stats("cpu")
+    assert.are.equal(before, ms.memory_stats("cpu").peak_allocated)
+  end)
+
+  it("refuses beyond a limit, naming who asked and the sizes, and works on", function()
+    local before = allocated()
+    lib.ms_set_memory_limit(before + 1000)
+    local ok, why = pcall(ms.empty, 1000)
+    local fine = pcall(ms.scope, function() local _ = ms.empty(100) end)
+    lib.ms_set_memory_limit(0)
+    assert.is_false(ok)
+    assert.matches("no memory for 4000 bytes on cpu %(ms_set_memory_limit; %d+ bytes allocated", why)
+    assert.is_true(fine)
+    assert.are.equal(before, allocated())
+    ok, why = pcall(ms.empty, 2 ^ 41)
+    assert.is_false(ok)
+    assert.matches("no memory for 8796093022208 bytes", why)
+  end)
+
+  it("fails the nth allocation from now, once: ms.empty collects and tries again", function()
+    local shape = require "ffi".new("int64_t[1]", 10)
+    ms.scope(function()
+      lib.ms_fail_allocation(3)
+      local _ = ms.empty(10)
+      _ = ms.empty(10)
+      local before = allocated()
+      assert.are.equal(0, lib.ms_empty(0, 0, 1, shape))
+      assert.matches("ms_fail_allocation", require "ffi".string(lib.ms_error()))
+      assert.are.equal(before, allocated())
+      assert.are_not.equal(0, lib.ms_empty(0, 0, 1, shape))
+      lib.ms_fail_allocation(1)
+      assert.are.equal(10, ms.empty(10):numel())
+      lib.ms_fail_allocation(0)
+    end)
+  end)
+end)

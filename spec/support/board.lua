@@ -1,0 +1,40 @@
+--- The board of a gang of ranks: a small file that the ranks and the busted process all map, in which each rank
+--- says where it is. Not a communicator: a spec about communication must not lean on what it tests, a test may
+--- leave MPI in any state, and a file also shows who is gone.
+local ffi = require "ffi"
+
+ffi.cdef [[
+typedef struct {
+    int32_t pid;
+    int32_t begun, done, failed;    // numbers of tests; 0 = none yet
+    int32_t closing;                // through with its tests, on its way out
+    double  since;                  // when the test `begun` began
+} spec_board_rank;
+typedef struct { int32_t parent, stop; spec_board_rank rank[64]; } spec_board;
+int   spec_open(const char *, int, ...) __asm__("open");
+int   spec_close(int) __asm__("close");
+int   spec_ftruncate(int, long) __asm__("ftruncate");
+void *spec_mmap(void *, size_t, int, int, int, long) __asm__("mmap");
+int   spec_munmap(void *, size_t) __asm__("munmap");
+]]
+local C = ffi.C
+
+local board = { max = 64 }
+
+--- Maps the board in `path`, made when it is not there.
+function board.open(path)
+  local fd = C.spec_open(path, 0x42, ffi.cast("int", 0x180))        -- O_RDWR | O_CREAT, rw for the user
+  if fd < 0 then error("cannot open " .. path) end
+  local bytes = ffi.sizeof "spec_board"
+  C.spec_ftruncate(fd, bytes)
+  local p = C.spec_mmap(nil, bytes, 3, 1, fd, 0)                    -- read and write, shared
+  C.spec_close(fd)
+  if ffi.cast("intptr_t", p) == -1 then error("cannot map " .. path) end
+  return ffi.cast("spec_board *", p)
+end
+
+function board.close(b)
+  C.spec_munmap(b, ffi.sizeof "spec_board")
+end
+
+return board

@@ -1,0 +1,71 @@
+--- What every busted run does first (named in .busted).
+--- Makes `require "moonshard"` work from the source tree, takes back what busted does to LuaJIT's ffi,
+--- and makes a run without tests, or one that a spec ends by os.exit, a failed run.
+local ffi = require "ffi"
+local busted = require "busted"
+local lfs = require "lfs"
+
+local source = debug.getinfo(1, "S").source:sub(2)
+if source:sub(1, 1) ~= "/" then source = lfs.currentdir() .. "/" .. source end
+local root = source:gsub("/%./", "/"):match "^(.*)/spec/support/helper%.lua$"
+package.path = ("%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(root, root, root, package.path)
+
+-- busted memoises ffi.typeof by its first argument, so "$ *" would give the type of somebody else's "$ *".
+-- cdef and metatype stay memoised: files that are loaded again declare the same things again.
+local function unpatched(patched)
+  for i = 1, 10 do
+    local name, value = debug.getupvalue(patched, i)
+    if name == "original" then return value end
+    if not name then return patched end
+  end
+end
+ffi.typeof = unpatched(ffi.typeof)
+
+-- busted forgets the modules that a spec file loaded, but an engine cannot be loaded twice: ours are loaded once.
+-- Specs and what stands in spec/support are loaded afresh like everybody else's, except ranks, which listens to busted.
+local kept = {}
+table.insert(package.loaders, 2, function(name)
+  if not (name == "moonshard" or name:find "^moonshard%." or name == "spec.support.ranks") then return nil end
+  if kept[name] then
+    return function() return kept[name] end
+  end
+  local path, tried = package.searchpath(name, package.path)
+  if not path then return tried end
+  local chunk, err = loadfile(path)
+  if not chunk then error(err, 0) end
+  return function(...)
+    local value = chunk(...)
+    if value == nil then value = package.loaded[name] or true end
+    kept[name] = value
+    return value
+  end
+end)
+
+local exit, tests, failed = os.exit, 0, false
+os.exit = function(code)                                          -- luacheck: ignore
+  error(("os.exit(%s) in a spec would end the whole run without a report"):format(tostring(code)), 2)
+end
+busted.subscribe({ "test", "end" }, function() tests = tests + 1 return nil, true end)
+busted.subscribe({ "suite", "end" }, function()
+  if tests == 0 then
+    busted.publish({ "error" }, { descriptor = "suite", name = "suite" }, nil, "no test ran", {})
+  end
+  return nil, true
+end, { priority = 2 })
+for _, kind in ipairs { "error", "failure" } do
+  busted.subscribe({ kind }, function() failed = true return nil, true end, { priority = 1 })
+end
+-- busted's own way to leave with a failure is error(nil), which prints "luajit: nil".
+busted.subscribe({ "exit" }, function()
+  os.exit = exit                                                  -- luacheck: ignore
+  io.stdout:flush()
+  if failed then exit(1, true) end
+  return nil, true
+end)
+
+if lfs.attributes(root .. "/lua/moonshard/init.lua") then
+  require "moonshard"
+end
+if lfs.attributes(root .. "/spec/support/ranks.lua") then
+  require "spec.support.ranks"
+end

@@ -1,0 +1,170 @@
+--- Child processes for specs: started with their own output files, watched, ended.
+--- io.popen gives one pipe, no exit by signal and no time-out; this is posix_spawn and waitpid through the FFI.
+local ffi = require "ffi"
+
+ffi.cdef [[
+typedef struct { char opaque[256]; } spec_file_actions;
+int  spec_actions_init(spec_file_actions *) __asm__("posix_spawn_file_actions_init");
+int  spec_actions_destroy(spec_file_actions *) __asm__("posix_spawn_file_actions_destroy");
+int  spec_actions_addopen(spec_file_actions *, int, const char *, int, unsigned) __asm__("posix_spawn_file_actions_addopen");
+int  spec_spawnp(int *, const char *, const spec_file_actions *, const void *, const char *const *, const char *const *)
+     __asm__("posix_spawnp");
+int  spec_waitpid(int, int *, int) __asm__("waitpid");
+int  spec_kill(int, int) __asm__("kill");
+int  spec_getpid(void) __asm__("getpid");
+char *spec_mkdtemp(char *) __asm__("mkdtemp");
+char *spec_strerror(int) __asm__("strerror");
+typedef struct { long sec, nsec; } spec_timespec;
+int  spec_nanosleep(const spec_timespec *, spec_timespec *) __asm__("nanosleep");
+int  spec_clock(int, spec_timespec *) __asm__("clock_gettime");
+extern char **environ;
+]]
+local C = ffi.C
+
+local process = { SIGINT = 2, SIGKILL = 9, SIGTERM = 15 }
+
+--- The source tree this file stands in, as an absolute path.
+process.root = (function()
+  local source = debug.getinfo(1, "S").source:sub(2)
+  if source:sub(1, 1) ~= "/" then source = require("lfs").currentdir() .. "/" .. source end
+  return (source:gsub("/%./", "/"):match "^(.*)/spec/support/process%.lua$")
+end)()
+
+local clock = ffi.new "spec_timespec"
+--- Seconds, monotonic, the same clock in every process of the machine.
+function process.now()
+  C.spec_clock(1, clock)
+  return tonumber(clock.sec) + tonumber(clock.nsec) * 1e-9
+end
+
+local pause = ffi.new "spec_timespec"
+function process.sleep(seconds)
+  pause.sec = math.floor(seconds)
+  pause.nsec = (seconds % 1) * 1e9
+  C.spec_nanosleep(pause, nil)
+end
+
+function process.pid()
+  return C.spec_getpid()
+end
+
+--- Whether a process of that number exists (a zombie does).
+function process.exists(pid)
+  return C.spec_kill(pid, 0) == 0
+end
+
+function process.kill(pid, signal)
+  return C.spec_kill(pid, signal) == 0
+end
+
+function process.temp_folder()
+  local name = (os.getenv "TMPDIR" or "/tmp") .. "/moonshard-spec-XXXXXX"
+  local buffer = ffi.new("char[?]", #name + 1, name)
+  if C.spec_mkdtemp(buffer) == nil then error("mkdtemp " .. name .. ": " .. ffi.string(C.spec_strerror(ffi.errno()))) end
+  return ffi.string(buffer)
+end
+
+function process.remove_folder(path)
+  local lfs = require "lfs"
+  for name in lfs.dir(path) do
+    if name ~= "." and name ~= ".." then
+      local inside = path .. "/" .. name
+      if lfs.symlinkattributes(inside, "mode") == "directory" then process.remove_folder(inside) else os.remove(inside) end
+    end
+  end
+  lfs.rmdir(path)
+end
+
+function process.read(path)
+  local f = io.open(path, "rb")
+  if not f then return "" end
+  local text = f:read "*a"
+  f:close()
+  return text
+end
+
+function process.write(path, text)
+  local f = assert(io.open(path, "wb"))
+  f:write(text)
+  f:close()
+end
+
+local function strings(list)
+  local array = ffi.new("const char *[?]", #list + 1)
+  for i, s in ipairs(list) do array[i - 1] = s end
+  array[#list] = nil
+  return array
+end
+
+--- This process's environment with `changes` (name -> string, or false to take it out), as an array.
+local function environment(changes)
+  local list, i = {}, 0
+  while C.environ[i] ~= nil do
+    local entry = ffi.string(C.environ[i])
+    local name = entry:match "^[^=]*"
+    if changes[name] == nil then list[#list + 1] = entry end
+    i = i + 1
+  end
+  for name, value in pairs(changes) do
+    if value then list[#list + 1] = name .. "=" .. tostring(value) end
+  end
+  return list
+end
+
+local Child = {}
+Child.__index = Child
+
+--- Starts argv[1] with argv. opts: stdin, stdout, stderr (files; stdin defaults to /dev/null), env (changes).
+function process.start(argv, opts)
+  opts = opts or {}
+  local actions = ffi.new "spec_file_actions"
+  C.spec_actions_init(actions)
+  local write = 0x241                                               -- O_WRONLY | O_CREAT | O_TRUNC
+  C.spec_actions_addopen(actions, 0, opts.stdin or "/dev/null", 0, 0)
+  if opts.stdout then C.spec_actions_addopen(actions, 1, opts.stdout, write, 0x1b6) end
+  if opts.stderr then C.spec_actions_addopen(actions, 2, opts.stderr, write, 0x1b6) end
+  local pid = ffi.new "int[1]"
+  local env = environment(opts.env or {})
+  local rc = C.spec_spawnp(pid, argv[1], actions, nil, strings(argv), strings(env))
+  C.spec_actions_destroy(actions)
+  if rc ~= 0 then error(("cannot start %s: %s"):format(argv[1], ffi.string(C.spec_strerror(rc))), 2) end
+  return setmetatable({ pid = pid[0], begun = process.now() }, Child)
+end
+
+local status = ffi.new "int[1]"
+--- Exit status once it has ended (128 + signal when a signal ended it), nil while it runs.
+function Child:poll()
+  if self.code == nil and C.spec_waitpid(self.pid, status, 1) == self.pid then
+    local s = status[0]
+    local signal = s % 128
+    self.code = signal == 0 and math.floor(s / 256) % 256 or 128 + signal
+    self.seconds = process.now() - self.begun
+  end
+  return self.code
+end
+
+--- Waits up to `limit` seconds; exit status, or nil.
+function Child:wait(limit)
+  local deadline = process.now() + limit
+  local nap = 0.0002
+  while not self:poll() do
+    if process.now() > deadline then return nil end
+    process.sleep(nap)
+    nap = math.min(nap * 1.5, 0.005)
+  end
+  return self.code
+end
+
+--- Ends it: asks first, then insists.
+function Child:stop(patience)
+  if not self:poll() then
+    process.kill(self.pid, process.SIGTERM)
+    if not self:wait(patience or 2) then
+      process.kill(self.pid, process.SIGKILL)
+      self:wait(5)
+    end
+  end
+  return self.code
+end
+
+return process

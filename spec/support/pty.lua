@@ -1,0 +1,85 @@
+--- A program behind a terminal of its own: what it prints is read until a text comes, keys are written.
+local ffi = require "ffi"
+local process = require "spec.support.process"
+local stdlib, unistd, fcntl = require "posix.stdlib", require "posix.unistd", require "posix.fcntl"
+local poll, wait, signal = require "posix.poll", require "posix.sys.wait", require "posix.signal"
+
+pcall(ffi.cdef, "int spec_ioctl(int, unsigned long, int) __asm__(\"ioctl\");")
+local TIOCSCTTY = 0x540E
+
+local Pty = {}
+Pty.__index = Pty
+
+--- Starts a program; environment entries are added to ours.
+---@param command string[]
+---@param environment? table<string, string>
+function Pty.start(command, environment)
+  local master = assert(fcntl.open and stdlib.openpt(fcntl.O_RDWR + fcntl.O_NOCTTY))
+  assert(stdlib.grantpt(master))
+  assert(stdlib.unlockpt(master))
+  local name = assert(stdlib.ptsname(master))
+  local pid = assert(unistd.fork())
+  if pid == 0 then
+    unistd.setpid("s")
+    local slave = fcntl.open(name, fcntl.O_RDWR)
+    ffi.C.spec_ioctl(slave, TIOCSCTTY, 0)
+    for fd = 0, 2 do unistd.dup2(slave, fd) end
+    unistd.close(master)
+    for k, v in pairs(environment or {}) do stdlib.setenv(k, v) end
+    unistd.execp(command[1], { [0] = command[1], unpack(command, 2) })
+    unistd._exit(127)
+  end
+  return setmetatable({ master = master, pid = pid, text = "" }, Pty)
+end
+
+--- Types text.
+function Pty:type(text)
+  assert(unistd.write(self.master, text))
+end
+
+--- Waits for something printed and adds it to p.text. false when nothing came, or it ended.
+---@param seconds number
+function Pty:read(seconds)
+  if poll.rpoll(self.master, math.ceil(seconds * 1000)) ~= 1 then return false end
+  local part = unistd.read(self.master, 4096)
+  if not part or part == "" then return false end
+  self.text = self.text .. part
+  return true
+end
+
+--- Everything printed until `wanted` comes, with it; nil and what came instead when it does not.
+---@param wanted string  plain text
+---@param seconds? number
+function Pty:expect(wanted, seconds)
+  local limit = process.now() + (seconds or 10)
+  repeat
+    local _, last = self.text:find(wanted, 1, true)
+    if last then
+      local before = self.text:sub(1, last)
+      self.text = self.text:sub(last + 1)
+      return before
+    end
+    self:read(0.05)
+  until process.now() > limit
+  return nil, self.text
+end
+
+--- Ends it; the exit status when it ended by itself within the time.
+function Pty:finish(seconds)
+  local limit = process.now() + (seconds or 5)
+  while process.now() < limit do
+    if poll.rpoll(self.master, 0) == 1 then unistd.read(self.master, 4096) end
+    local pid, how, status = wait.wait(self.pid, wait.WNOHANG)
+    if pid == self.pid then
+      unistd.close(self.master)
+      return status, how
+    end
+    process.sleep(0.01)
+  end
+  signal.kill(self.pid, signal.SIGKILL)
+  wait.wait(self.pid)
+  unistd.close(self.master)
+  return nil, "still running"
+end
+
+return Pty

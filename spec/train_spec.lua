@@ -1,0 +1,317 @@
+--- The main job, as users start it: options, run folder, losses that repeat and agree over worlds, resuming.
+local cjson = require "cjson"
+local lfs = require "lfs"
+local ms = require "moonshard"
+local process = require "spec.support.process"
+local ranks = require "spec.support.ranks"
+
+local root = process.root
+local folder
+
+local TINY = { "--dim", 16, "--heads", 2, "--layers", 2, "--context", 16, "--batch", 4, "--sample", 0, "--eval-every", 0, "--warmup", 3 }
+
+--- Runs train.lua over n ranks (0: plain luajit) with the tiny shape and more options.
+local function train(n, name, options, opts)
+  local args, base = {}, { unpack(TINY) }
+  for _, a in ipairs { "--data", folder .. "/text", "--out", folder .. "/" .. name } do base[#base + 1] = a end
+  for k = 1, #base, 2 do
+    local said = false
+    for _, a in ipairs(options or {}) do said = said or a == base[k] end
+    if not said then
+      args[#args + 1] = base[k]
+      args[#args + 1] = base[k + 1]
+    end
+  end
+  for _, a in ipairs(options or {}) do args[#args + 1] = a end
+  opts = opts or {}
+  opts.args = args
+  return ranks.run(n, root .. "/scripts/train.lua", opts)
+end
+
+local function metrics(name)
+  local steps, validations = {}, {}
+  for line in io.lines(folder .. "/" .. name .. "/metrics.jsonl") do
+    local object = cjson.decode(line)
+    local list = object.val_loss and validations or steps
+    list[#list + 1] = object
+    object.line = line
+  end
+  return steps, validations
+end
+
+local function losses(name)
+  local list = {}
+  for k, m in ipairs((metrics(name))) do list[k] = m.line:match '"loss": ([^,]+)' end
+  return list
+end
+
+local function checkpoint(name, step) return process.read(("%s/%s/step-%06d.safetensors"):format(folder, name, step)) end
+
+local function ok(job)
+  assert.are.equal(0, job.code, job.stderr)
+  return job
+end
+
+-- A text with some order in it: its loss falls.
+local function sentences(n)
+  local words, seed, parts = { "the", "moon", "shard", "turns", "slowly", "over", "a", "quiet", "sea" }, 7, {}
+  for k = 1, n do
+    seed = (seed * 1103515245 + 12345) % 2 ^ 31
+    parts[k] = words[math.floor(seed / 65536) % #words + 1]
+  end
+  return table.concat(parts, " ")
+end
+
+describe("scripts/train.lua", function()
+  setup(function()
+    folder = process.temp_folder()
+    lfs.mkdir(folder .. "/text")
+    process.write(folder .. "/text/a", sentences(400))
+    process.write(folder .. "/text/b", sentences(100):upper())
+    ok(train(0, "alone", { "--steps", 20 }))
+  end)
+  teardown(function() process.remove_folder(folder) end)
+
+  it("writes a line a step with the fields of the contract, and validation in lines of their own", function()
+    ok(train(0, "fields", { "--steps", 4, "--eval-every", 2, "--sample", 20 }))
+    local steps, validations = metrics "fields"
+    assert.are.equal(4, #steps)
+    for k, m in ipairs(steps) do
+      assert.are.equal(k, m.step)
+      for _, name in ipairs { "loss", "lr", "grad_norm", "tokens_per_second", "allocated" } do
+        assert.is_true(type(m[name]) == "number" and m[name] > 0, name)
+      end
+    end
+    assert.are.same({ 2, 4 }, { validations[1].step, validations[2].step })
+    assert.is_true(validations[2].val_loss > 0)
+    assert.matches("^%d%.%d%d%d%d%d%d%d%d$", steps[1].line:match '"loss": ([^,]+)')
+    local config = cjson.decode(process.read(folder .. "/fields/config.json"))
+    assert.are.equal(16, config.dim)
+    assert.are.equal(1, config.ranks)
+    assert.are.equal(1, config.seed)
+    assert.are.equal("float32", config.dtype)
+    assert.matches("step 2", process.read(folder .. "/fields/samples.txt"))
+  end)
+
+  it("learns", function()
+    local list = losses "alone"
+    assert.is_near(math.log(256), tonumber(list[1]), 0.1)
+    assert.is_true(tonumber(list[20]) < tonumber(list[1]) - 0.5)
+  end)
+
+  it("prints lines without escape codes where there is no terminal, and a bar where there is", function()
+    local job = ok(train(0, "lines", { "--steps", 3, "--eval-every", 1 }))
+    assert.is_nil(job.stdout:find "[\27\r]")
+    assert.matches("\nstep 1/3  loss %d", job.stdout)
+    job = ok(train(0, "bar", { "--steps", 3 }, { env = { MOONSHARD_PROGRESS = "bar" } }))
+    assert.matches("\r%[#+%.*%] 3/3  loss %d", job.stdout)
+  end)
+
+  it("repeats every loss and the saved weights to the bit", function()
+    ok(train(0, "again", { "--steps", 20 }))
+    assert.are.same(losses "alone", losses "again")
+    assert.is_true(checkpoint("alone", 20) == checkpoint("again", 20))
+    ok(train(0, "threads", { "--steps", 20 }, { env = { OMP_NUM_THREADS = "1" } }))
+    assert.are.same(losses "alone", losses "threads")
+    assert.is_true(checkpoint("alone", 20) == checkpoint("threads", 20))
+  end)
+
+  it("resumes to the bit, from a checkpoint on the way and from a stopped run", function()
+    ok(train(0, "saving", { "--steps", 20, "--save", 8 }))
+    assert.is_true(checkpoint("alone", 20) == checkpoint("saving", 20))
+    ok(train(0, "resumed", { "--resume", folder .. "/saving/step-000008.safetensors" }))
+    assert.is_true(checkpoint("alone", 20) == checkpoint("resumed", 20))
+    local all = losses "alone"
+    assert.are.same({ unpack(all, 9) }, losses "resumed")
+    ok(train(0, "stopped", { "--steps", 20, "--stop", 13 }))
+    ok(train(0, "continued", { "--resume", folder .. "/stopped" }))
+    assert.is_true(checkpoint("alone", 20) == checkpoint("continued", 20))
+    ok(train(0, "path", { "--steps", 20, "--save", folder .. "/final.safetensors" }))
+    assert.is_true(checkpoint("alone", 20) == process.read(folder .. "/final.safetensors"))
+  end)
+
+  it("resumes to the bit with dropout, whose random numbers go on", function()
+    ok(train(0, "drop", { "--steps", 10, "--dropout", 0.2, "--save", 4 }))
+    ok(train(0, "drop-resumed", { "--resume", folder .. "/drop/step-000004.safetensors" }))
+    assert.is_true(checkpoint("drop", 10) == checkpoint("drop-resumed", 10))
+    assert.are_not.same(losses "alone", losses "drop")
+  end)
+
+  it("gives the same losses whatever the parts a batch is worked through in", function()
+    ok(train(0, "parts", { "--steps", 20, "--accumulate", 3 }))
+    local whole, parts = losses "alone", losses "parts"
+    for k = 1, 20 do assert.is_near(tonumber(whole[k]), tonumber(parts[k]), 1e-5 * tonumber(whole[k])) end
+  end)
+
+  it("trains in bfloat16", function()
+    ok(train(0, "half", { "--steps", 20, "--dtype", "bfloat16" }))
+    local whole, half = losses "alone", losses "half"
+    assert.are_not.same(whole, half)
+    for k = 1, 20 do assert.is_near(tonumber(whole[k]), tonumber(half[k]), 0.03 * tonumber(whole[k])) end
+  end)
+
+  for world = 1, 4 do
+    it(("gives the losses of a world of one over %d ranks"):format(world), function()
+      local name = "world" .. world
+      ok(train(world, name, { "--steps", 20, "--save", folder .. "/" .. name .. ".safetensors" }))
+      local one, many = losses "alone", losses(name)
+      assert.are.equal(20, #many)
+      assert.is_near(tonumber(one[1]), tonumber(many[1]), 1e-6 * tonumber(one[1]))
+      for k = 1, 20 do assert.is_near(tonumber(one[k]), tonumber(many[k]), 1e-5 * tonumber(one[k])) end
+      -- Every entry is whole in the file, whatever the world that wrote it.
+      local tensors, metadata = ms.load(folder .. "/" .. name .. ".safetensors")
+      local expected = ms.load(("%s/alone/step-000020.safetensors"):format(folder))
+      local n = 0
+      for key, t in ms.sorted_pairs(expected) do
+        n = n + 1
+        assert.are.equal(tostring(t.shape), tostring(tensors[key].shape))
+        assert.is_true(t:allclose(tensors[key], { rtol = 1e-2, atol = 1e-3 }), key)
+      end
+      assert.is_true(n > 20)
+      assert.are.equal("20", metadata.step)
+    end)
+  end
+
+  it("begins with bitwise equal weights over 1, 2, 3, 4 ranks", function()
+    -- A learning rate that float32 rounds to 0.
+    for world = 1, 4 do ok(train(world, "init" .. world, { "--steps", 1, "--lr", 1e-60, "--weight-decay", 0 })) end
+    local first = ms.load(("%s/init1/step-000001.safetensors"):format(folder))
+    for world = 2, 4 do
+      local other = ms.load(("%s/init%d/step-000001.safetensors"):format(folder, world))
+      for key, t in ms.sorted_pairs(first) do
+        if key:find "^model%." then assert.is_true(t:equal(other[key]), key) end
+      end
+    end
+  end)
+
+  it("repeats and resumes to the bit over two ranks", function()
+    ok(train(2, "two", { "--steps", 20, "--save", 9 }))
+    ok(train(2, "two-again", { "--steps", 20 }))
+    assert.are.same(losses "two", losses "two-again")
+    assert.is_true(checkpoint("two", 20) == checkpoint("two-again", 20))
+    ok(train(2, "two-resumed", { "--resume", folder .. "/two/step-000009.safetensors" }))
+    assert.is_true(checkpoint("two", 20) == checkpoint("two-resumed", 20))
+  end)
+
+  it("goes on in another world from where it was", function()
+    ok(train(1, "saved-by-one", { "--steps", 20, "--save", 10 }))
+    ok(train(3, "resumed-by-three", { "--resume", folder .. "/saved-by-one/step-000010.safetensors" }))
+    local one, three = losses "alone", losses "resumed-by-three"
+    for k = 11, 20 do assert.is_near(tonumber(one[k]), tonumber(three[k - 10]), 1e-5 * tonumber(one[k])) end
+  end)
+
+  it("shares a batch that the ranks do not divide", function()
+    ok(train(0, "five", { "--steps", 6, "--batch", 5 }))
+    ok(train(3, "five-by-three", { "--steps", 6, "--batch", 5 }))
+    local one, three = losses "five", losses "five-by-three"
+    for k = 1, 6 do assert.is_near(tonumber(one[k]), tonumber(three[k]), 1e-5 * tonumber(one[k])) end
+  end)
+
+  it("reads llm.c's shards", function()
+    local function shard(name, n)
+      local parts = { "\136\216\52\1", "\1\0\0\0", string.char(n % 256, math.floor(n / 256), 0, 0), ("\0"):rep(1012) }
+      for k = 1, n do parts[#parts + 1] = string.char(k * k % 251, k % 3) end
+      process.write(folder .. "/shards/" .. name, table.concat(parts))
+    end
+    lfs.mkdir(folder .. "/shards")
+    shard("t_train.bin", 900)
+    shard("t_val.bin", 100)
+    local job = ok(train(0, "tokens", { "--steps", 2, "--sample", 5, "--data", folder .. "/shards" }))
+    assert.matches("900 tokens to train on, 100 to validate", job.stdout)
+    local _, validations = metrics "tokens"
+    assert.is_near(math.log(50257), validations[1].val_loss, 0.5)
+  end)
+
+  local wrong = {
+    { { "--stpes", 3 }, "unknown option '%-%-stpes'.*[Dd]id you mean '%-%-steps'" },
+    { { "--steps", "many" }, "'many' is not a whole number from 1" },
+    { { "--dtype", "float8" }, "'float8' is none of float32, bfloat16" },
+    { { "--heads", 3 }, "%-%-dim 16 is no multiple of %-%-heads 3" },
+    { { "--device", "cuda" }, "%-%-device cuda: this build has no CUDA plugin" },
+    { { "--device", "gpu" }, "%-%-device: .*unknown device 'gpu'" },
+    { { "--save", "/nowhere/at/all" }, "%-%-save /nowhere/at/all: there is no folder for it" },
+    { { "--data", "/nowhere/at/all" }, "there is no file or folder '/nowhere/at/all'" },
+    { { "--resume", "/nowhere/at/all" }, "there is no file or folder '/nowhere/at/all'" },
+    { { "--context", 100000 }, "training tokens are too few for a context of 100000" },
+  }
+  for _, case in ipairs(wrong) do
+    it(("says what is wrong with %s %s, once, and ends with status 2"):format(unpack(case[1])), function()
+      local job = train(0, "wrong", case[1])
+      assert.are.equal(2, job.code)
+      assert.matches("^train: [^\n]*" .. case[2] .. "[^\n]*\n$", job.stderr)
+    end)
+  end
+
+  it("refuses to write over another run, and to change a checkpoint's shape", function()
+    local job = train(0, "alone", { "--steps", 1 })
+    assert.matches("holds a run already", job.stderr)
+    job = train(0, "wider", { "--resume", folder .. "/alone", "--dim", 32 })
+    assert.matches("%-%-dim 32, but '.*' was trained with 16", job.stderr)
+    job = train(0, "done", { "--resume", folder .. "/alone" })
+    assert.matches("nothing is left to do", job.stderr)
+  end)
+
+  it("says an error of the command line once over two ranks", function()
+    local job = train(2, "wrong", { "--stpes", 3 })
+    assert.are.equal(2, job.code)
+    local _, n = job.stderr:gsub("unknown option", "")
+    assert.are.equal(1, n)
+  end)
+
+  it("ends on every rank when rank 0 cannot write", function()
+    local job = train(2, "never", { "--out", "/proc/none", "--steps", 1000 })
+    assert.are.equal(2, job.code)
+    assert.matches("train: cannot make the folder '/proc/none'", job.stderr)
+    assert.is_true(job.seconds < 10)
+  end)
+
+  it("ends on Ctrl-C with one line and status 130", function()
+    local out = folder .. "/interrupted.out"
+    local words = { "luajit", root .. "/scripts/train.lua", "--data", folder .. "/text", "--out", folder .. "/interrupted", "--steps", "100000" }
+    for _, a in ipairs(TINY) do words[#words + 1] = tostring(a) end
+    local child = process.start(words, { stdout = out, stderr = out .. ".err" })
+    local deadline = process.now() + 30
+    while not process.read(out):find "step 1/" and process.now() < deadline do process.sleep(0.01) end
+    process.kill(child.pid, process.SIGINT)
+    local before = process.now()
+    assert.are.equal(130, child:wait(10) or child:stop())
+    assert.is_true(process.now() - before < 1)
+    assert.matches("^\ntrain: interrupted in step %d+ of 100000; its metrics are in .*/interrupted\n$", process.read(out .. ".err"))
+  end)
+
+  it("keeps its native memory flat without the collector", function()
+    local script = ([[
+      collectgarbage "stop"
+      arg = { [0] = "%s/scripts/train.lua", %s }
+      dofile(arg[0])
+    ]]):format(root, "@")
+    local words = {}
+    for _, a in ipairs(TINY) do words[#words + 1] = ("%q"):format(tostring(a)) end
+    for _, a in ipairs { "--steps", "300", "--data", folder .. "/text", "--out", folder .. "/flat" } do words[#words + 1] = ("%q"):format(a) end
+    ok(ranks.run(0, (script:gsub("@", function() return table.concat(words, ", ") end))))
+    local steps = metrics "flat"
+    assert.are.equal(300, #steps)
+    assert.are.equal(steps[10].allocated, steps[300].allocated)
+  end)
+end)
+
+describe("scripts/generate.lua", function()
+  it("goes on from a prompt with a trained model, the same way each time", function()
+    folder = process.temp_folder()
+    finally(function() process.remove_folder(folder) end)
+    lfs.mkdir(folder .. "/text")
+    process.write(folder .. "/text/a", sentences(400))
+    ok(train(0, "run", { "--steps", 5 }))
+    local function generate(...)
+      return ranks.run(0, root .. "/scripts/generate.lua", { args = { "--from", folder .. "/run", "--length", 30, ... } })
+    end
+    local a, b = ok(generate("--prompt", "the moon")), ok(generate("--prompt", "the moon"))
+    assert.are.equal(a.stdout, b.stdout)
+    assert.are.equal("the moon", a.stdout:sub(1, 8))
+    assert.are.equal(8 + 30 + 1, #a.stdout)
+    assert.are_not.equal(a.stdout, ok(generate("--prompt", "the moon", "--seed", 2)).stdout)
+    local job = ranks.run(0, root .. "/scripts/generate.lua", { args = {} })
+    assert.are.equal(2, job.code)
+    assert.matches("%-%-from is missing", job.stderr)
+  end)
+end)
