@@ -271,7 +271,8 @@ describe("scripts/train.lua", function()
     for _, a in ipairs(TINY) do words[#words + 1] = tostring(a) end
     local child = process.start(words, { stdout = out, stderr = out .. ".err" })
     local deadline = process.now() + 30
-    while not process.read(out):find "step 1/" and process.now() < deadline do process.sleep(0.01) end
+    while not process.read(out):find "step +1/" and process.now() < deadline do process.sleep(0.01) end
+    assert.matches("step +1/", process.read(out))
     process.kill(child.pid, process.SIGINT)
     local before = process.now()
     assert.are.equal(130, child:wait(10) or child:stop())
