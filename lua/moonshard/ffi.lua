@@ -1,6 +1,6 @@
 --- The engine, loaded: libmoonshard.so and its cdef, which is generated from runtime/moonshard.h by
---- the build. Found relative to this file (build/ of the source tree); MOONSHARD_LIB names another
---- library, whose cdef lies beside it.
+--- the build. Found relative to this file: build/ of the source tree, or where installed.lua says
+--- (`cmake --install` wrote it); MOONSHARD_LIB names another library, whose cdef lies beside it.
 local ffi = require "ffi"
 
 -- Spec runners load modules again for every file; types and the engine exist once in a process.
@@ -11,15 +11,21 @@ local function stop(text)
   error("moonshard: " .. text, 0)
 end
 
-local function library_path()
-  local env = os.getenv "MOONSHARD_LIB"
-  if env and env ~= "" then return env end
-  local here = debug.getinfo(1, "S").source:match "^@(.*/)" or "./"
-  return here .. "../../build/libmoonshard.so"
+local function beside(path)
+  return path:match "^(.*/)" or "./"
 end
 
-local path = library_path()
-local folder = path:match "^(.*/)" or "./"
+-- The library's path, and the folder of its cdef.
+local function find()
+  local env = os.getenv "MOONSHARD_LIB"
+  if env and env ~= "" then return env, beside(env) end
+  local here = debug.getinfo(1, "S").source:match "^@(.*/)" or "./"
+  local installed = loadfile(here .. "installed.lua")
+  if installed then return here .. installed(), here end
+  return here .. "../../build/libmoonshard.so", here .. "../../build/"
+end
+
+local path, folder = find()
 
 local function read_cdef()
   local name = folder .. "moonshard_cdef.h"
