@@ -113,5 +113,12 @@ ms_id     ms__unit_gather_whole(unit_param *p, ms_tensor *part);    // part is l
 void      ms__unit_note(const unit *u, int event, bool prefetched);
 void      ms__unit_drop_reduction(reduction *r);
 ms_status ms__unit_land(ms_run *run, context *c);       // waits for the reduction under way and lands it
+ms_status ms__unit_reduce(ms_run *run, unit *u);        // packs the gradients that wait and starts their reduction; lands the one before
+
+static inline void ms__drop(ms_tensor **t)
+{
+    ms__release(*t);
+    *t = NULL;
+}
 
 #endif

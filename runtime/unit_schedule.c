@@ -295,159 +295,7 @@ ms_status ms__unit_accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bo
     return MS_OK;
 }
 
-// ---- reduction --------------------------------------------------------------------------------
-
-void ms__unit_drop_reduction(reduction *r)
-{
-    if (!r->owner) return;
-    ms__work_wait(r->work);
-    ms__work_release(r->work);
-    ms__release(r->in);
-    ms__release(r->out);
-    free(r->present);
-    free(r->at);
-    *r = (reduction){ 0 };
-}
-
-// A reduced gradient joins what the local tensor has. part is a view of the unit's reduced block.
-static ms_status land_part(unit_param *p, ms_tensor *part)
-{
-    ms_leaf *l = ms__leaf_of(p->local);
-    if (!l) return (ms_status)ms_error_code();
-    if (!l->grad) {
-        ms__leaf_set_grad(l, ms__retain(part));
-        return MS_OK;
-    }
-    ms_tensor *same;
-    MS_TRY(ms__op2(&same, ms__op_by_name("add_"), l->grad, part));
-    ms__release(same);
-    return MS_OK;
-}
-
-static ms_status land_all(ms_run *run, reduction *r, ms_tensor *out)
-{
-    for (int k = 0; k < r->n; k++) {
-        unit_param *p = r->present[k];
-        ms_tensor *part = ms__tensor_on(out->storage, out->dtype, p->local->ndim, p->local->shape, r->at[k]);
-        ms_status st = land_part(p, part);
-        ms__release(part);
-        MS_TRY(st);
-    }
-    for (int k = r->n - 1; k >= 0; k--)     // the agenda is a stack: the first parameter's hooks run first
-        MS_TRY(ms__leaf_hooks(run, r->present[k]->param));
-    return MS_OK;
-}
-
-ms_status ms__unit_land(ms_run *run, context *c)
-{
-    if (!c->reducing.owner) return MS_OK;
-    reduction r = c->reducing;
-    c->reducing = (reduction){ 0 };
-    ms_tensor *out = r.out;
-    ms_status st = ms__work_wait(r.work);
-    ms__release(r.in);
-    int stored = r.n ? r.present[0]->dtype : 0;
-    if (st == MS_OK && out->dtype != stored) {
-        st = ms__tensor_new(&out, stored, r.owner->device, 1, r.out->shape, "fsdp: reduced gradients");
-        if (st == MS_OK) st = ms__copy(out, r.out);
-        else out = r.out;
-        if (out != r.out) ms__release(r.out);
-    }
-    if (st == MS_OK) st = land_all(run, &r, out);
-    ms__work_release(r.work);
-    ms__release(out);
-    free(r.present);
-    free(r.at);
-    return st;
-}
-
-static ms_status uniform_dtype(int n, unit_param **present)
-{
-    for (int k = 1; k < n; k++)
-        if (present[k]->pending->dtype != present[0]->pending->dtype || present[k]->dtype != present[0]->dtype)
-            return ms__fail(MS_ESTATE, "FSDP reduce-scatter expects uniform gradient dtype but got {%s, %s}",
-                            ms__dtype_name(present[0]->pending->dtype), ms__dtype_name(present[k]->pending->dtype));
-    return MS_OK;
-}
-
-static void drop(ms_tensor **t)
-{
-    ms__release(*t);
-    *t = NULL;
-}
-
-// World of one: a gradient lands as it is.
-static ms_status land_alone(ms_run *run, unit *u, double scale)
-{
-    for (int j = 0; j < u->n; j++) {
-        unit_param *p = &u->params[j];
-        ms_tensor *g = p->pending;
-        if (!g) continue;
-        p->pending = NULL;
-        bool own = g->refs == 1 && g->storage->refs == 1 && !g->slot && g->dtype == p->dtype && ms__is_contiguous(g);
-        ms_tensor *mine = g;
-        ms_status st = MS_OK;
-        if (!own) {
-            st = ms__tensor_new(&mine, p->dtype, u->device, g->ndim, g->shape, "fsdp: gradient");
-            if (st == MS_OK && (st = ms__copy(mine, g)) != MS_OK) ms__release(mine);
-            ms__release(g);
-        }
-        if (st == MS_OK) {
-            ms_tensor *part = ms__tensor_on(mine->storage, mine->dtype, p->local->ndim, p->local->shape, mine->offset);
-            ms__release(mine);
-            if (scale != 1) {
-                ms_tensor *same;
-                st = ms__op1f(&same, ms__op_by_name("mul_scalar_"), part, scale);
-                if (st == MS_OK) ms__release(same);
-            }
-            if (st == MS_OK) st = land_part(p, part);
-            ms__release(part);
-        }
-        if (st == MS_OK) st = ms__leaf_hooks(run, p->param);
-        MS_TRY(st);
-    }
-    return MS_OK;
-}
-
-// Packs the gradients that are there and starts their reduce-scatter. The sum is over ranks in rank order; the mean
-// is one multiplication before the one rounding, so there is no overflow that a division beforehand would prevent.
-static ms_status reduce(ms_run *run, unit *u)
-{
-    context *c = u->context;
-    double scale = 1 / (u->divide > 0 ? u->divide : u->world);
-    if (u->world == 1) return land_alone(run, u, scale);
-    reduction r = { .owner = u, .present = calloc((size_t)u->n + 1, sizeof *r.present), .at = calloc((size_t)u->n + 1, sizeof *r.at) };
-    if (!r.present || !r.at) {
-        free(r.present);
-        free(r.at);
-        return ms__fail(MS_ENOMEM, "fsdp: no memory to reduce unit '%s'", u->name);
-    }
-    for (int j = 0; j < u->n; j++)
-        if (u->params[j].pending) r.present[r.n++] = &u->params[j];
-    ms_status st = r.n ? uniform_dtype(r.n, r.present) : MS_OK;
-    if (st == MS_OK) st = ms__unit_land(run, c);
-    if (st != MS_OK || r.n == 0) {
-        free(r.present);
-        free(r.at);
-        return st;
-    }
-    int dtype = u->reduce_dtype >= 0 ? u->reduce_dtype : r.present[0]->pending->dtype;
-    int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
-    st = ms__tensor_new(&r.in, dtype, u->device, 1, &all, "fsdp: gradients to reduce");
-    if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
-    for (int k = 0; k < r.n; k++) drop(&r.present[k]->pending);
-    if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, u->device, 1, &wide, "fsdp: reduced gradients");
-    if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, MS_SUM, scale, MS_STREAM_REDUCE, u->name, &r.work);
-    if (st != MS_OK) {
-        ms__release(r.in);
-        ms__release(r.out);
-        free(r.present);
-        free(r.at);
-        return st;
-    }
-    c->reducing = r;
-    return MS_OK;
-}
+// ---- after a backward ------------------------------------------------------------------------
 
 // The running backward's gradients join what earlier ones left. They wait in the reduce dtype when they are not reduced now.
 static ms_status fold(unit *u)
@@ -483,7 +331,7 @@ static ms_status post_backward(ms_run *run, unit *u)
     MS_TRY(fold(u));
     if (u->reshard_after_backward && ms__unit_idle(u)) ms__unit_shard(u);
     if (u->n) ms__unit_note(u, MS_UNIT_EV_POST_BACKWARD, false);
-    return u->sync ? reduce(run, u) : MS_OK;
+    return u->sync ? ms__unit_reduce(run, u) : MS_OK;
 }
 
 ms_status ms__unit_post_backward(ms_run *run, void *token, int64_t use)
@@ -535,7 +383,7 @@ void ms__units_abort(ms_run *run)
             for (int j = u->n_active; j-- > 0;)
                 if (outermost || u->active[j].run == run) remove_active(u, j);
             for (int j = 0; j < u->n; j++)
-                if (u->params[j].fresh && (outermost || u->params[j].run == run)) drop(&u->params[j].fresh);
+                if (u->params[j].fresh && (outermost || u->params[j].run == run)) ms__drop(&u->params[j].fresh);
             u->arrived = 0;
             if (ms__unit_idle(u)) ms__unit_shard(u);
         }
