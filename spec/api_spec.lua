@@ -1,0 +1,286 @@
+--- Every name of the API contract, section by section, as data: a name that is missing fails, and so does a name that is
+--- there although the list `soon` still excuses it. Beside names, the options that a function accepts, by asking it.
+local ms = require "moonshard"
+local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
+
+local function words(text)
+  local list = {}
+  for word in text:gmatch "%S+" do list[#list + 1] = word end
+  return list
+end
+
+-- What a path such as "nn.F.linear" names; nil when a part of it is missing. Classes give methods.
+local function look(path)
+  local value = ms
+  for name in path:gmatch "[^.:]+" do
+    if name ~= "ms" then
+      local ok, v = pcall(function() return value[name] end)
+      value = ok and v or nil
+      if value == nil then return nil end
+    end
+  end
+  return value
+end
+
+--- Names that are on their way; each goes when its feature lands.
+local soon = words [[
+  nn.BatchNorm1d nn.BatchNorm2d nn.Conv2d nn.MultiheadAttention nn.TransformerEncoderLayer nn.TransformerDecoderLayer nn.Transformer nn.DDP
+  nn.F.batch_norm nn.F.conv2d
+  fsdp.FSDP fsdp.CPUOffload fsdp.MixedPrecision fsdp.fsdp_modules fsdp.summon_full_params fsdp.save fsdp.load fsdp.wrap fsdp.comm_hooks
+  fsdp.FSDPModule:set_all_reduce_hook
+  amp.GradScaler amp.ShardedGradScaler amp.autocast
+  sparse_coo
+]]
+-- What belongs to a missing name is excused with it.
+local excused = {}
+for _, path in ipairs(soon) do excused[path] = true end
+
+local function is_excused(path)
+  while path do
+    if excused[path] then return true end
+    path = path:match "^(.*)[.:][^.:]+$"
+  end
+  return false
+end
+
+local sections = {
+  { "entry", "", [[nn dist fsdp optim data testing warn log catch_warnings sorted_pairs]] },
+  { "making tensors", "", [[
+    tensor empty zeros ones rand randn full arange randint eye empty_like zeros_like ones_like rand_like randn_like full_like
+    from_pointer deepcopy cat stack where sparse_coo is_tensor Tensor ]] },
+  { "dtypes and devices", "", [[
+    default_dtype set_default_dtype default_device set_default_device with_device
+    cuda.is_available cuda.why_unavailable cuda.device_count cuda.current_device cuda.set_device cuda.synchronize]] },
+  { "tensor methods", "Tensor:", [[
+    size numel stride is_contiguous data_ptr item tolist clone detach contiguous to float double half bfloat16 long zero_ fill_ copy_
+    view reshape flatten transpose t permute narrow select split chunk expand squeeze unsqueeze tile index_select gather scatter_
+    masked_fill tril triu isa add sub mul div pow add_ sub_ mul_ div_ pow_ matmul relu gelu silu tanh sigmoid exp log sqrt rsqrt abs clamp
+    sum mean prod all any std var max min norm softmax log_softmax logsumexp cumsum argmax eq ne lt le gt ge isfinite isnan allclose equal
+    backward requires_grad_ register_hook register_post_accumulate_grad_hook keep release is_released extend]] },
+  { "operators", "Tensor.", [[__add __sub __mul __div __pow __unm __lt __le __tostring]] },
+  { "autograd", "", [[
+    grad no_grad enable_grad is_grad_enabled Function checkpoint testing.assert_close testing.gradcheck scope steps]] },
+  { "random numbers, files, memory", "", [[manual_seed save load memory_stats reset_peak_memory_stats]] },
+  { "modules", "nn.Module:", [[
+    extend parameters named_parameters named_modules named_children named_buffers modules children buffers train eval zero_grad to
+    to_empty apply requires_grad_ state_dict load_state_dict register_buffer register_parameter register_forward_pre_hook
+    register_forward_hook register_full_backward_hook get_submodule get_parameter class_name isa]] },
+  { "layers", "nn.", [[
+    Module Parameter Sequential ModuleList ModuleDict Linear Embedding LayerNorm RMSNorm BatchNorm1d BatchNorm2d Conv2d Dropout Identity
+    ReLU GELU SiLU Tanh Sigmoid MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer Transformer CrossEntropyLoss MSELoss
+    DDP DDP:no_sync DDP:register_comm_hook utils.clip_grad_norm_
+    Sequential:append Sequential:insert ModuleList:append ModuleList:insert Linear:reset_parameters Embedding:reset_parameters
+    LayerNorm:reset_parameters]] },
+  { "functions", "nn.F.", [[
+    linear relu gelu silu tanh sigmoid softmax log_softmax dropout embedding layer_norm rms_norm batch_norm conv2d cross_entropy mse_loss
+    scaled_dot_product_attention]] },
+  { "initialisation", "nn.init.", [[
+    normal_ uniform_ trunc_normal_ xavier_uniform_ kaiming_uniform_ zeros_ ones_ constant_]] },
+  { "dist", "dist.", [[
+    init rank world_size local_rank default_group is_initialized barrier finalize new_group self_group all_reduce all_gather reduce_scatter
+    broadcast reduce gather scatter all_to_all send recv all_gather_object broadcast_object set_debug_level debug_level record
+    init_device_mesh mesh_from_group]] },
+  { "fsdp", "fsdp.", [[
+    FSDP FSDP:check_is_root FSDP:register_comm_hook FSDP:no_sync FSDP:clip_grad_norm_ CPUOffload MixedPrecision fsdp_modules
+    summon_full_params state_dict load_state_dict optim_state_dict load_optim_state_dict save load
+    wrap.module_wrap_policy wrap.size_based_auto_wrap_policy wrap.transformer_auto_wrap_policy wrap.lambda_auto_wrap_policy
+    wrap.custom_policy wrap.always_wrap_policy wrap.or_policy wrap.enable_wrap wrap.wrap
+    comm_hooks.allreduce_hook comm_hooks.reduce_scatter_hook comm_hooks.fp16_compress_hook comm_hooks.bf16_compress_hook
+    comm_hooks.DefaultState comm_hooks.LowPrecisionState
+    fully_shard FSDPModule MixedPrecisionPolicy CPUOffloadPolicy Shard Replicate register_fsdp_forward_method check_sharded_parity record]] },
+  { "modules of fully_shard", "fsdp.FSDPModule:", [[
+    unshard reshard set_requires_gradient_sync set_is_last_backward set_reshard_after_forward set_reshard_after_backward
+    set_requires_all_reduce set_modules_to_forward_prefetch set_modules_to_backward_prefetch set_gradient_divide_factor set_all_reduce_hook]] },
+  { "amp", "amp.", [[
+    GradScaler ShardedGradScaler autocast GradScaler:scale GradScaler:unscale_ GradScaler:unscale_grads_ GradScaler:step GradScaler:update
+    GradScaler:get_scale GradScaler:get_growth_factor GradScaler:get_backoff_factor GradScaler:get_growth_interval GradScaler:is_enabled
+    GradScaler:state_dict GradScaler:load_state_dict]] },
+  { "optim", "optim.", [[
+    SGD Adam AdamW Adam:step Adam:zero_grad Adam:state_dict Adam:load_state_dict
+    lr_scheduler.linear_warmup lr_scheduler.cosine lr_scheduler.linear lr_scheduler.constant lr_scheduler.lambda]] },
+}
+
+describe("the contract's names", function()
+  for _, section in ipairs(sections) do
+    local title, prefix, names = section[1], section[2], words(section[3])
+    it("are there: " .. title, function()
+      local missing = {}
+      for _, name in ipairs(names) do
+        local path = prefix .. name
+        if look(path) == nil and not is_excused(path) then missing[#missing + 1] = path end
+      end
+      assert.are.equal("", table.concat(missing, " "))
+    end)
+  end
+
+  it("are taken off the list of those to come when they are there", function()
+    local there = {}
+    for _, path in ipairs(soon) do
+      if look(path) ~= nil then there[#there + 1] = path end
+    end
+    assert.are.equal("", table.concat(there, " "))
+  end)
+
+  it("are all on some section's list before they are excused", function()
+    local known, strange = {}, {}
+    for _, section in ipairs(sections) do
+      for _, name in ipairs(words(section[3])) do
+        local path = section[2] .. name
+        while path do
+          known[path] = true
+          path = path:match "^(.*)[.:][^.:]+$"
+        end
+      end
+    end
+    for _, path in ipairs(soon) do
+      if not known[path] then strange[#strange + 1] = path end
+    end
+    assert.are.equal("", table.concat(strange, " "))
+  end)
+
+  it("can be required as modules", function()
+    for _, name in ipairs(words "nn dist fsdp optim amp data") do
+      if not is_excused(name) and not (name == "amp" and excused["amp.GradScaler"]) then
+        assert.are.equal(ms[name], require("moonshard." .. name))
+      end
+    end
+  end)
+
+  it("are closed: an unknown one is an error with the nearest", function()
+    for _, row in ipairs { { ms, "tensr", "tensor" }, { nn, "Linaer", "Linear" }, { nn.F, "sofmax", "softmax" }, { nn.init, "zeors_", "zeros_" },
+      { dist, "all_redcue", "all_reduce" }, { fsdp, "fuly_shard", "fully_shard" }, { optim, "Adma", "Adam" },
+      { ms.data, "batchs", "batches" } } do
+      local ok, message = pcall(function() return row[1][row[2]] end)
+      assert.is_false(ok)
+      assert.matches("did you mean '" .. row[3] .. "'", message, 1, true)
+    end
+  end)
+end)
+
+-- ---- fields -------------------------------------------------------------------------------------
+
+describe("the contract's fields", function()
+  it("are there: tensors", function()
+    local t = ms.ones(2, 3, { requires_grad = true })
+    t:sum():backward()
+    for _, name in ipairs(words "shape ndim dtype device grad requires_grad is_leaf is_sparse") do
+      assert.is_not_nil(t[name], name)
+    end
+  end)
+
+  it("are there: modules, optimizers, schedules", function()
+    local m = nn.Linear(2, 2)
+    assert.is_true(m.training)
+    local o = optim.SGD(m:parameters(), { lr = 1 })
+    assert.are.equal("table", type(o.param_groups))
+    local s = optim.lr_scheduler.constant(o)
+    s:step()
+    assert.is_not_nil(s.last_lr)
+  end)
+
+  it("are there: groups and meshes", function()
+    local mesh = dist.init_device_mesh("cpu", { dist.world_size() }, { names = { "dp" } })
+    for _, name in ipairs(words "size rank get_group ndim names dp") do assert.is_not_nil(mesh[name], name) end
+    local handle = ms.ones(1, { requires_grad = true }):register_hook(function() end)
+    assert.is_function(handle.remove)
+    local work = dist.all_reduce(ms.ones(1), { async = true })
+    assert.is_function(work.wait)
+    assert.is_function(work.done)
+    work:wait()
+  end)
+
+  it("are there: parameters of fully_shard", function()
+    local m = fsdp.fully_shard(nn.Linear(4, 4))
+    local p = m.weight
+    for _, name in ipairs(words "to_local full_tensor placements device_mesh") do assert.is_not_nil(p[name], name) end
+  end)
+end)
+
+-- ---- options ------------------------------------------------------------------------------------
+
+local t = ms.ones(2, 2)
+local function unknown() return { no_such_option = 1 } end
+local function with(o, name)
+  o[name] = 0
+  return o
+end
+
+--- What takes options, a call with an unknown one, the options the contract gives it.
+local takes = {
+  { "tensor", function(o) ms.tensor(1, o) end, "dtype device requires_grad" },
+  { "zeros", function(o) ms.zeros(2, o) end, "dtype device requires_grad" },
+  { "full", function(o) ms.full({ 2 }, 1, o) end, "dtype device requires_grad" },
+  { "arange", function(o) ms.arange(0, 2, o) end, "dtype device requires_grad" },
+  { "randint", function(o) ms.randint(0, 2, { 2 }, o) end, "dtype device requires_grad" },
+  { "eye", function(o) ms.eye(2, o) end, "dtype device requires_grad" },
+  { "ones_like", function(o) ms.ones_like(t, o) end, "dtype device requires_grad" },
+  { "add", function(o) t:add(1, o) end, "alpha" },
+  { "sum", function(o) t:sum(1, o) end, "keepdim" },
+  { "std", function(o) t:std(1, o) end, "keepdim correction" },
+  { "var", function(o) t:var(o) end, "keepdim correction" },
+  { "max", function(o) t:max(1, o) end, "keepdim" },
+  { "norm", function(o) t:norm(2, 1, o) end, "keepdim" },
+  { "allclose", function(o) t:allclose(t, o) end, "rtol atol" },
+  { "assert_close", function(o) ms.testing.assert_close(t, t, o) end, "rtol atol" },
+  { "backward", function(o) t:backward(nil, o) end, "retain_graph" },
+  { "grad", function(o) ms.grad(t, t, o) end, "retain_graph allow_unused grad_outputs" },
+  { "steps", function(o) ms.steps(2, o) end, "from" },
+  { "save", function(o) ms.save("/nowhere/x", {}, o) end, "metadata" },
+  { "load", function(o) ms.load("/nowhere/x", o) end, "device names" },
+  { "Linear", function(o) nn.Linear(2, 2, o) end, "bias" },
+  { "Embedding", function(o) nn.Embedding(2, 2, o) end, "padding_idx" },
+  { "LayerNorm", function(o) nn.LayerNorm(2, o) end, "eps elementwise_affine bias" },
+  { "RMSNorm", function(o) nn.RMSNorm(2, o) end, "eps" },
+  { "GELU", function(o) nn.GELU(o) end, "approximate" },
+  { "Parameter", function(o) nn.Parameter(t, o) end, "requires_grad" },
+  { "parameters", function(o) nn.ReLU():parameters(o) end, "recurse" },
+  { "named_parameters", function(o) nn.ReLU():named_parameters(o) end, "prefix recurse" },
+  { "zero_grad", function(o) nn.ReLU():zero_grad(o) end, "set_to_none" },
+  { "load_state_dict", function(o) nn.ReLU():load_state_dict({}, o) end, "strict assign" },
+  { "register_buffer", function(o) nn.ReLU():register_buffer("x", nil, o) end, "persistent" },
+  { "cross_entropy", function(o) nn.F.cross_entropy(t, ms.zeros(2, { dtype = "int64" }), o) end,
+    "reduction ignore_index label_smoothing weight" },
+  { "mse_loss", function(o) nn.F.mse_loss(t, t, o) end, "reduction" },
+  { "gelu", function(o) nn.F.gelu(t, o) end, "approximate" },
+  { "dropout", function(o) nn.F.dropout(t, 0.5, o) end, "training" },
+  { "layer_norm", function(o) nn.F.layer_norm(t, 2, nil, nil, o) end, "eps" },
+  { "rms_norm", function(o) nn.F.rms_norm(t, nil, o) end, "eps" },
+  { "attention", function(o) nn.F.scaled_dot_product_attention(t, t, t, o) end, "attn_mask is_causal dropout_p" },
+  { "xavier_uniform_", function(o) nn.init.xavier_uniform_(t, o) end, "gain" },
+  { "kaiming_uniform_", function(o) nn.init.kaiming_uniform_(t, o) end, "a mode nonlinearity" },
+  { "clip_grad_norm_", function(o) nn.utils.clip_grad_norm_({}, 1, o) end, "norm_type" },
+  { "all_reduce", function(o) dist.all_reduce(t, o) end, "op group async" },
+  { "reduce_scatter", function(o) dist.reduce_scatter(t, t, o) end, "op group async" },
+  { "all_gather", function(o) dist.all_gather(t, t, o) end, "group async" },
+  { "broadcast", function(o) dist.broadcast(t, with(o, "src")) end, "src group async" },
+  { "reduce", function(o) dist.reduce(t, with(o, "dst")) end, "dst op group" },
+  { "gather", function(o) dist.gather(t, with(o, "dst")) end, "dst group" },
+  { "scatter", function(o) dist.scatter(t, { t }, with(o, "src")) end, "src group" },
+  { "broadcast_object", function(o) dist.broadcast_object(1, with(o, "src")) end, "src group" },
+  { "init_device_mesh", function(o) dist.init_device_mesh("cpu", { 1 }, o) end, "names" },
+  { "fully_shard", function(o) fsdp.fully_shard(nn.Linear(2, 2), o) end,
+    "mesh reshard_after_forward shard_placement_fn mp_policy offload_policy ignored_params" },
+  { "MixedPrecisionPolicy", function(o) fsdp.MixedPrecisionPolicy(o) end, "param_dtype reduce_dtype output_dtype cast_forward_inputs" },
+  { "CPUOffloadPolicy", function(o) fsdp.CPUOffloadPolicy(o) end, "pin_memory" },
+  { "SGD", function(o) optim.SGD({ t }, o) end, "lr momentum dampening nesterov weight_decay" },
+  { "Adam", function(o) optim.Adam({ t }, o) end, "lr betas eps weight_decay amsgrad" },
+  { "AdamW", function(o) optim.AdamW({ t }, o) end, "lr betas eps weight_decay amsgrad" },
+}
+
+describe("the contract's options", function()
+  for _, row in ipairs(takes) do
+    it("are accepted by " .. row[1], function()
+      local ok, message = pcall(row[2], unknown())
+      assert.is_false(ok, "an unknown option was taken")
+      local accepted = message:match "accepted: (.-)%)"
+      assert.is_truthy(accepted, message)
+      local have = {}
+      for name in accepted:gmatch "[%w_]+" do have[name] = true end
+      local missing = {}
+      for _, name in ipairs(words(row[3])) do
+        if not have[name] then missing[#missing + 1] = name end
+      end
+      assert.are.equal("", table.concat(missing, " "))
+    end)
+  end
+end)
