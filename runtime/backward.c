@@ -159,6 +159,11 @@ static ms_status count_leaves(ms_run *r, int n_new)
             ms_edge e = edge_end(n->edges[k]);
             if (e.leaf) MS_TRY(touch_leaf(r, e.leaf));
         }
+        const ms_region *g = n->kind == MS_NODE_CHECKPOINT ? n->unit : NULL;
+        for (int k = 0; g && k < g->n; k++) {
+            ms_edge e = edge_end((ms_edge){ .leaf = g->leaves[k] });
+            if (e.leaf && edge_needed(r, e)) MS_TRY(touch_leaf(r, e.leaf));
+        }
     }
     return MS_OK;
 }
@@ -274,6 +279,16 @@ static ms_status enter_region(ms_run *r, ms_node *n)
         bool own_leaf = e.leaf && !a[k]->leaf->forward;     // an output that is a leaf of its own, such as a parameter
         if (own_leaf) MS_TRY(touch_leaf(r, e.leaf));
         MS_TRY(deliver(r, e, ms__retain(n->gout[k]), own_leaf));
+    }
+    return MS_OK;
+}
+
+// The region has run again and its own contributions are counted, or no gradient reached it: what was held for it is let go.
+static ms_status settle_region(ms_run *r, const ms_region *g)
+{
+    for (int k = 0; g && k < g->n; k++) {
+        ms_edge e = edge_end((ms_edge){ .leaf = g->leaves[k] });
+        if (e.leaf && edge_needed(r, e)) MS_TRY(deliver(r, e, NULL, true));
     }
     return MS_OK;
 }
@@ -412,6 +427,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
             if (n->needed && deliver(r, n->edges[k], g, true)) return MS_RUN_FAILED;
             if (!n->needed) ms__release(g);
         }
+        if (MS_UNLIKELY(n->kind == MS_NODE_CHECKPOINT) && n->needed && settle_region(r, n->unit)) return MS_RUN_FAILED;
         if (MS_UNLIKELY(n->kind == MS_NODE_UNIT) && n->needed && ms__unit_post_backward(r, n->unit, n->use)) return MS_RUN_FAILED;
         if (!r->retain) ms__node_free_saved(n);
         r->cur = NULL;

@@ -42,17 +42,22 @@ static uint64_t mix(uint64_t h, const void *p, size_t n)
     return h;
 }
 
-uint64_t ms__print_hash(const ms_print *p, bool with_site)
+// The line is told, never compared: `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is an ordinary script.
+uint64_t ms__print_hash(const ms_print *p, bool with_step)
 {
     uint64_t h = 14695981039346656037ull;
     h = mix(h, p, offsetof(ms_print, step));
-    if (!with_site) return h;
+    if (!with_step) return h;
     h = mix(h, &p->step, sizeof p->step);
-    h = mix(h, p->site, strlen(p->site));
     return mix(h, p->unit, strlen(p->unit));
 }
 
-// Who asks for what, equal requests told once.
+static bool same_request(const ms_slot *a, const ms_slot *b)
+{
+    return a->hash == b->hash && strncmp(a->print.site, b->print.site, SITE) == 0;
+}
+
+// Who asks for what, equal requests from one line told once.
 static ms_status mismatch(ms_waiter *w)
 {
     ms_coll *c = w->c;
@@ -85,13 +90,13 @@ static ms_status mismatch(ms_waiter *w)
         int same = 0;
         for (int j = k + 1; j < g->n && !same; j++) {
             ms_slot *o = slot_of(g, j, c->seq);
-            same = atomic_load(&o->ready) == c->word && o->hash == s->hash;
+            same = atomic_load(&o->ready) == c->word && same_request(o, s);
         }
         at += snprintf(text + at, sizeof text - (size_t)at, same ? "; ranks" : "; rank");
         same = 0;
         for (int j = k; j < g->n && j < 1024 && (size_t)at < sizeof text - 1; j++) {
             ms_slot *o = slot_of(g, j, c->seq);
-            if (atomic_load(&o->ready) != c->word || o->hash != s->hash) continue;
+            if (atomic_load(&o->ready) != c->word || !same_request(o, s)) continue;
             told[j] = true;
             at += snprintf(text + at, sizeof text - (size_t)at, same++ ? ", %d" : " %d", g->ranks[j]);
         }

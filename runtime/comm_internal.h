@@ -24,7 +24,7 @@ enum {
 typedef enum { OP_BARRIER, OP_ALL_REDUCE, OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_BROADCAST, OP_REDUCE, OP_GATHER, OP_SCATTER,
                OP_ALL_TO_ALL, OP_SEND_RECV, OPS } coll_op;
 
-// What one rank asks for. Equal on every rank, or the collective fails before data moves.
+// What one rank asks for. Equal on every rank (but for the script's line), or the collective fails before data moves.
 typedef struct {
     uint8_t  op, dtype, red, pad;
     int32_t  root;                      // world rank, -1: none
@@ -186,7 +186,7 @@ bool      ms__coll_reduces(int op);
 bool      ms__coll_gives(const ms_coll *c, int member);                // it has input that others read
 void      ms__group_text(const ms_group *g, char *out, size_t n);
 void      ms__print_text(const ms_print *p, char *out, size_t n);
-uint64_t  ms__print_hash(const ms_print *p, bool with_site);
+uint64_t  ms__print_hash(const ms_print *p, bool with_step);
 static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq) { return &g->slots[(size_t)member * RING + seq % RING]; }
 
 // ---- comm_far.c: other nodes ----

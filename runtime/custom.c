@@ -131,6 +131,71 @@ ms_status ms_module_hook_outputs(double token, int n, ms_id *ids)
     return st;
 }
 
+// ---- regions of checkpoints --------------------------------------------------------------------
+
+ms_region *ms__region;
+static ms_region *ended;            // between the end of a region and its record
+static double next_region = 1;
+
+void ms__region_release(ms_region *g)
+{
+    if (!g) return;
+    for (int k = 0; k < g->n; k++) ms__leaf_release(g->leaves[k]);
+    free(g->leaves);
+    free(g);
+}
+
+void ms__region_meet(int n, ms_tensor *const *in)
+{
+    ms_region *g = ms__region;
+    for (int k = 0; k < n; k++) {
+        ms_tensor *t = in[k];
+        // A unit's parameters have their own count: their gradients land when the unit has reduced them.
+        if (!t || !t->requires_grad || t->node || t->unit_param) continue;
+        ms_leaf *l = ms__leaf_of(t);
+        bool known = !l;
+        for (int j = 0; j < g->n && !known; j++) known = g->leaves[j] == l;
+        if (known) continue;
+        if (g->n == g->cap) {
+            int cap = g->cap ? 2 * g->cap : 16;
+            void *p = realloc(g->leaves, (size_t)cap * sizeof *g->leaves);
+            if (!p) return;                     // hooks may run twice; gradients stay right
+            g->leaves = p;
+            g->cap = cap;
+        }
+        l->refs++;
+        g->leaves[g->n++] = l;
+    }
+}
+
+double ms_checkpoint_begin(void)
+{
+    ms_region *g = calloc(1, sizeof *g);
+    if (!g) {
+        ms__fail(MS_ENOMEM, "checkpoint: no memory");
+        return 0;
+    }
+    g->token = next_region++;
+    g->around = ms__region;
+    ms__region = g;
+    return g->token;
+}
+
+void ms_checkpoint_end(double token)
+{
+    ms_region *g = ms__region;
+    while (g && g->token != token) g = g->around;
+    if (!g) return;
+    while (ms__region != g) {                   // left open inside it
+        ms_region *inner = ms__region;
+        ms__region = inner->around;
+        ms__region_release(inner);
+    }
+    ms__region = g->around;
+    ms__region_release(ended);
+    ended = g;
+}
+
 static ms_status record_custom(ms_node_kind kind, const char *who, double key, int n_in, const ms_id *in_ids, int n_out, const ms_id *out_ids)
 {
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_OUT];
@@ -154,6 +219,10 @@ static ms_status record_custom(ms_node_kind kind, const char *who, double key, i
     if (!n) return MS_ENOMEM;
     n->key = key;
     n->keeps = true;
+    if (kind == MS_NODE_CHECKPOINT) {
+        n->unit = ended;
+        ended = NULL;
+    }
     for (int k = 0; k < n_out; k++) ms__node_output(n, k, out[k]);
     return MS_OK;
 }

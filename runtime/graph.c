@@ -459,6 +459,7 @@ void ms__node_release(ms_node *n)
         }
         if (MS_UNLIKELY(n->hooks != NULL)) free_hooks(n->hooks);
         if (n->kind == MS_NODE_MODULE_IN || n->kind == MS_NODE_MODULE_OUT) ms__module_call_release(n->unit);
+        if (n->kind == MS_NODE_CHECKPOINT) ms__region_release(n->unit);
         if (n->size_class) {
             n->next = pool[n->size_class];
             pool[n->size_class] = n;

@@ -22,6 +22,18 @@ struct ms_leaf {                // of a leaf tensor that takes part in a graph
     ms_edge   *forward;         // a checkpoint's detached input: its gradient goes on along this edge
 };
 
+// The leaves that a checkpointed region met when it ran forward: until it has run again, its contributions to them are
+// still to come.
+typedef struct ms_region {
+    double   token;
+    int      n, cap;
+    ms_leaf **leaves;           // retained
+    struct ms_region *around;   // of the regions that are open
+} ms_region;
+extern ms_region *ms__region;   // the innermost open one, or NULL
+void      ms__region_meet(int n, ms_tensor *const *in);
+void      ms__region_release(ms_region *g);
+
 typedef enum { MS_HOOK_TENSOR, MS_HOOK_LEAF, MS_HOOK_UNIT, MS_HOOK_REMOVED } ms_hook_kind;
 struct ms_hook {                // on a node's output, or on a leaf
     ms_hook_kind kind;
@@ -50,7 +62,7 @@ struct ms_node {
     uint64_t     seq;
     uint64_t     saved_rng[2];
     double       key;           // FUNCTION, CHECKPOINT
-    void        *unit;          // UNIT: the unit; MODULE_*: the ms_module_call
+    void        *unit;          // UNIT: the unit; MODULE_*: the ms_module_call; CHECKPOINT: the ms_region
     int64_t      use;
     ms_hook     *hooks;
     ms_run      *run;           // that will run it

@@ -212,6 +212,9 @@ MS_API ms_status ms_function_record(double key, int n_in, const ms_id *in, int n
 // The same for a checkpointed region: backward is MS_EV_RECOMPUTE; the answer's graph ends at `detached`
 // leaves that ms_checkpoint_inputs names (one per input, 0 where the input is no tensor or needs no gradient).
 // The event runs with gradients on; the script sets the random offset of the first time itself, and the engine takes it back.
+// The region's forward, without gradients, runs between begin (a token, 0: failed) and end; then it is recorded.
+MS_API double    ms_checkpoint_begin(void);
+MS_API void      ms_checkpoint_end(double token);
 MS_API ms_status ms_checkpoint_record(double key, int n_in, const ms_id *in, int n_out, const ms_id *out);
 MS_API ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached);
 // A full backward hook on a module: identity nodes around it. Call once on the inputs, once on the outputs;
@@ -327,7 +330,7 @@ typedef struct {
     ms_id        out, in;                      // all_reduce, broadcast, reduce, recv: out only; send: in only. gather: out on the root only
     int32_t      n_list;                       // scatter on the root: its tensors by member
     const ms_id *list;
-    const char  *site;                         // the script's "file:line", compared over ranks; NULL: unknown
+    const char  *site;                         // the script's "file:line", for messages; NULL: unknown
 } ms_dist_call;
 // Runs a collective, or queues it and sets *work (NULL when there was nothing to wait for).
 MS_API ms_status ms_dist_run(const ms_dist_call *c, ms_work **work);

@@ -210,6 +210,7 @@ static ms_status dispatch(ms_call *c, bool record)
         grad |= t->requires_grad;
         if (MS_UNLIKELY(t->is_view && t->tape != t->version->tape && t->tape != MS_OFF_TAPE)) stale = k;
     }
+    if (MS_UNLIKELY(ms__region && grad)) ms__region_meet(c->n_in, c->in);
     record = record && ms__state.grad_mode;
     grad = grad && record;
     if (MS_UNLIKELY(stale >= 0 && record)) return stale_view(c, stale);

@@ -181,6 +181,8 @@ describe("hooks", function()
     local w = leaf { 1, 2 }
     local e = { "mine" }
     local handle = w:register_hook(function() error(e) end)
+    collectgarbage()                                    -- what earlier tests left is not to go in between
+    collectgarbage()
     local before = ms.memory_stats("cpu").live_tensors
     local ok, caught = pcall(function() ms.scope(function() (w * 3):sum():backward() end) end)
     assert.is_false(ok)
@@ -326,6 +328,45 @@ describe("ms.Function", function()
 end)
 
 describe("ms.checkpoint", function()
+  it("counts as one use: hooks of a parameter that several regions share run once, with the whole gradient", function()
+    local function run(region)
+      local w, b, x = leaf { 2, 3 }, leaf { 1, 1 }, ms.tensor { 1, 2 }
+      local seen, landed = {}, {}
+      w:register_hook(function(g) seen[#seen + 1] = g:tolist() end)
+      w:register_post_accumulate_grad_hook(function(p) landed[#landed + 1] = p.grad:tolist() end)
+      local h = region(function(t) return t * w + b end, x * w)
+      h = region(function(t) return (t * w):tanh() * w end, h)
+      local kept = region(function(t) return t * w end, h)                -- no gradient reaches this one
+      h:sum():backward()
+      assert.is_false(kept:is_released())
+      assert.are.equal(1, #seen)
+      assert.are.equal(1, #landed)
+      return { seen[1], landed[1], w.grad:tolist(), b.grad:tolist() }
+    end
+    assert.are.same(run(function(fn, ...) return fn(...) end), run(ms.checkpoint))
+  end)
+
+  it("gives ms.grad the whole gradient of what several regions share", function()
+    local function run(region)
+      local w = leaf { 2, 3 }
+      local h = region(function(t) return t * w end, ms.tensor { 1, 2 })
+      h = region(function(t) return t * w * w end, h)
+      return ms.grad({ h:sum() }, { w })[1]:tolist()
+    end
+    assert.are.same({ 12, 54 }, run(ms.checkpoint))
+    assert.are.same(run(function(fn, ...) return fn(...) end), run(ms.checkpoint))
+  end)
+
+  it("that fails in its forward leaves nothing behind", function()
+    local w = leaf { 2 }
+    assert.is_false(pcall(ms.checkpoint, function(t) local y = t * w error("no" .. y:item()) end, ms.ones(1)))
+    local n = 0
+    w:register_post_accumulate_grad_hook(function() n = n + 1 end)
+    ms.checkpoint(function(t) return t * w end, ms.ones(1)):sum():backward()
+    assert.are.equal(1, n)
+    assert.are.equal(1, w.grad:item())
+  end)
+
   local function region(x, w) return (x:matmul(w)):relu():matmul(w):tanh() end
 
   it("gives the gradients of the plain region", function()

@@ -423,6 +423,11 @@ end
 
 local rng = ffi.new "double[2]"
 
+local function leave_region(region, mode, ...)
+  lib.ms_checkpoint_end(region)
+  return restore(mode, ...)
+end
+
 --- Runs fn(…) without keeping what its backward needs; backward runs it again.
 ---@param fn function
 function M.checkpoint(fn, ...)
@@ -433,8 +438,8 @@ function M.checkpoint(fn, ...)
   local args = pack(...)
   lib.ms_rng_get(rng, rng + 1)
   local entry = { fn = fn, args = args, seed = rng[0], offset = rng[1] }
-  local mode = lib.ms_set_grad_mode(0)
-  local outs = pack(restore(mode, pcall(scope.run, "checkpoint", fn, ...)))
+  local mode, region = lib.ms_set_grad_mode(0), lib.ms_checkpoint_begin()
+  local outs = pack(leave_region(region, mode, pcall(scope.run, "checkpoint", fn, ...)))
   local n_in, m, any = args.n, 0, false
   if n_in > 63 or outs.n > 64 then errors.raise("checkpoint: %d arguments and %d results; at most 64 each", n_in, outs.n) end
   -- Arguments live until the region has run again.

@@ -107,20 +107,18 @@ for world = 2, 3 do
           end)
         end
 
-        it(size .. name .. " from another line", function()
+        it(size .. name .. " against another collective names both lines", function()
           local v = request(n)
-          fails(function()
+          local first = debug.getinfo(1, "l").currentline + 3
+          local why = fails(function()
             if odd then
-              run(v)
+              dist.all_reduce(v.many)
             else
-              dist.all_reduce(v.t)
+              dist.broadcast(v.t, { src = 0 })
             end
           end, "the ranks ask for different things", v)
-          local why = fails(function()
-            if odd then dist.barrier() else
-              dist.barrier() end
-          end, "the ranks ask for different things")
-          assert.matches("ranks? [%d, ]+: barrier, at spec/dist/mismatch_spec%.lua:%d+; ranks? [%d, ]+: barrier, at", why)
+          assert.matches(("ranks? [%%d, ]+: broadcast of %d float32, root 0, at spec/dist/mismatch_spec%%.lua:%d"):format(n, first + 2), why)
+          assert.matches(("rank %d: all_reduce of %d float32, sum, at spec/dist/mismatch_spec%%.lua:%d"):format(world - 1, n * world, first), why)
         end)
 
         it(size .. name .. " in another group is a circle of waiting ranks", function()
@@ -150,6 +148,28 @@ for world = 2, 3 do
         end)
       end
     end
+
+    it("the same collective from two lines is one collective", function()
+      for _, n in ipairs { SMALL, N } do
+        local a = ms.full({ n }, rank + 1)
+        if rank == 0 then
+          dist.broadcast(a, { src = 0 })
+        else
+          dist.broadcast(a, { src = 0 })
+        end
+        assert.are.equal(1, a[n]:item())
+        local b = ms.full({ n }, rank + 1)
+        if odd then dist.all_reduce(b) else
+          dist.all_reduce(b) end
+        assert.are.equal(world * (world + 1) / 2, b[n]:item())
+        if odd then dist.barrier() else
+          dist.barrier() end
+        local all
+        if odd then all = dist.all_gather_object(rank) else
+          all = dist.all_gather_object(rank) end
+        assert.are.same({ 0, world - 1 }, { all[1], all[world] })
+      end
+    end)
 
     it("an asynchronous collective reports it where it is waited for", function()
       local work = dist.all_reduce(ms.ones(odd and N + 1 or N), { async = true })
