@@ -8,6 +8,7 @@
     X(reduce) \
     X(product) \
     X(norm) \
+    X(batch_norm) \
     X(loss) \
     X(embedding) \
     X(dropout) \

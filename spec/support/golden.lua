@@ -63,7 +63,7 @@ function M.fill(model)
       local c, a = 0, 0.1
       if #p.shape > 1 then
         a = 0.5 / math.sqrt(p:numel() / p.shape[1])
-      elseif m:isa(ms.nn.LayerNorm) and name == "weight" then
+      elseif (m:isa(ms.nn.LayerNorm) or m:isa(ms.nn.BatchNorm1d)) and name == "weight" then
         c = 1
       end
       p:copy_(M.wave(p.shape, 1.3 * k + 0.5, c, a, 0.37))
@@ -92,6 +92,10 @@ function M.close_list(what, expected, t, rtol, atol)
   for i, e in ipairs(expected) do M.close(("%s [%d]"):format(what, i), e, got[i], rtol, atol) end
 end
 
+-- A key's bias adds the same to all scores of a query: its gradient is 0, what arrives is rounding, and Adam divides
+-- rounding by itself. By 6 steps of 0.01 for 16 of 48 numbers in float32; in float64 rounding is small beside its eps.
+local key_bias_noise = { float64 = 5e-9, float32 = 16 * 6 * 0.01 }
+
 --- Compares a whole parameter with its digest.
 function M.close_digest(digest, t, rtol, atol)
   local list = t:detach():reshape(-1):tolist()
@@ -99,15 +103,17 @@ function M.close_digest(digest, t, rtol, atol)
   for _, v in ipairs(list) do sum, sumsq = sum + v, sumsq + v * v end
   local name = digest.name
   M.close(name .. " numel", digest.numel, #list, 0)
-  M.close(name .. " sumsq", digest.sumsq, sumsq, rtol, atol)
-  M.close(name .. " sum", digest.sum, sum, rtol, atol * math.sqrt(#list))
+  local noise = name:find "in_proj_bias$" and key_bias_noise[M.dtype] or 0
+  M.close(name .. " sumsq", digest.sumsq, sumsq, rtol, atol + noise)
+  M.close(name .. " sum", digest.sum, sum, rtol, atol * math.sqrt(#list) + noise)
   for i, e in ipairs(digest.first) do M.close(("%s [%d]"):format(name, i), e, list[i], rtol, atol) end
   M.close(name .. " last", digest.last, list[#list], rtol, atol)
 end
 
 --- Models of the golden runs by name: { make, loss(model, rank, step), optim(params), units(model) -> modules to wrap }.
 M.models = {}
-for _, name in ipairs { "net", "nested_wrapped_module", "non_uniform_req_grad", "mlp_stack", "exec_order", "transformer_lm" } do
+for _, name in ipairs { "net", "nested_wrapped_module", "non_uniform_req_grad", "mlp_stack", "exec_order", "transformer_lm",
+  "transformer_with_shared_params" } do
   M.models[name] = require("spec.support.models." .. name)
   M.models[#M.models + 1] = name
 end

@@ -4,6 +4,7 @@ local opts = require "moonshard.opts"
 local ops = require "moonshard.nn.ops"
 local tensor = require "moonshard.tensor"
 
+local no_grad = require "moonshard.autograd".no_grad
 local raise, show, position = errors.raise, errors.kind, tensor.position
 
 local F = {}
@@ -111,6 +112,50 @@ function F.rms_norm(x, w, given)
   return ops.rms_norm(x, w, opts("rms_norm", given, { eps = opts.number }).eps)
 end
 
+-- running = (1 - factor) running + factor batch, and gives the batch's tensor back.
+local function mix(running, batch, factor, scale)
+  if running == nil then return end
+  running:mul_(1 - factor):add_(batch:to(running.dtype), { alpha = factor * scale })
+end
+
+-- Training normalises by the batch, and mixes its statistics into the running ones (the variance unbiased there).
+local function batch_norm(x, mean, var, w, b, training, factor, eps)
+  if not training then return (ops.batch_norm(x, w, b, mean, var, false, eps)) end
+  if x.ndim < 2 then raise("batch_norm: the input needs at least 2 dimensions, batch and channels, got %s", tostring(x.shape)) end
+  local n = x:numel() / math.max(x:size(2), 1)
+  if n <= 1 and x:size(2) > 0 then
+    raise("Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
+  end
+  local y, batch_mean, batch_var = ops.batch_norm(x, w, b, nil, nil, true, eps)
+  if (mean or var) and factor ~= 0 then
+    no_grad(function()
+      mix(mean, batch_mean, factor, 1)
+      mix(var, batch_var, factor, n / (n - 1))
+    end)
+  end
+  batch_mean:release()
+  batch_var:release()
+  return y
+end
+
+---Normalises over all dimensions but the second: by the batch's mean and variance while training (they are then mixed
+---into the running ones, in place), else by the running ones.
+---@param x Tensor
+---@param mean? Tensor  running mean
+---@param var? Tensor   running variance
+---@param w? Tensor
+---@param b? Tensor
+---@param given? { training: boolean, momentum: number, eps: number }
+---@return Tensor
+function F.batch_norm(x, mean, var, w, b, given)
+  if opts.is(mean) then mean, given = nil, mean end
+  if opts.is(var) then var, given = nil, var end
+  if opts.is(w) then w, given = nil, w end
+  if opts.is(b) then b, given = nil, b end
+  local o = opts("batch_norm", given, { training = false, momentum = 0.1, eps = 1e-5 })
+  return batch_norm(x, mean, var, w, b, o.training, o.momentum, o.eps)
+end
+
 local reduction = opts.one_of({ "mean", "sum", "none" }, "mean")
 local ce_options = { reduction = reduction, ignore_index = -100, label_smoothing = 0, weight = opts.any }
 
@@ -166,4 +211,6 @@ function F.scaled_dot_product_attention(q, k, v, given)
   return ops.attention(q, k, v, o.attn_mask, o.is_causal, o.dropout_p, o.scale or 0)
 end
 
-return { F = F, check_sizes = check_sizes, cross_entropy = cross_entropy, ce_options = ce_options, reduction = reduction }
+return {
+  F = F, check_sizes = check_sizes, batch_norm = batch_norm, cross_entropy = cross_entropy, ce_options = ce_options, reduction = reduction,
+}

@@ -14,6 +14,7 @@ local M = {}
 local op_linear, op_relu, op_gelu, op_silu = op "linear", op "relu", op "gelu", op "silu"
 local op_tanh, op_sigmoid, op_dropout, op_embedding = op "tanh", op "sigmoid", op "dropout", op "embedding"
 local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", op "rms_norm", op "softmax", op "log_softmax"
+local op_batch_norm = op "batch_norm"
 local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_loss", op "attention"
 
 function M.linear(x, w, b) return wrap(call3(op_linear, x, w, b, "linear")) end
@@ -73,6 +74,19 @@ function M.rms_norm(x, w, eps)
   args.n_in, args.n_i, args.n_f, a_f[0] = n, 0, 1, eps
   call_args(op_rms_norm, x, w)
   return wrap(a_out[0])
+end
+
+-- y, and in training the batch's mean and biased variance.
+function M.batch_norm(x, w, b, mean, var, training, eps)
+  a_in[0] = id_of(x, "batch_norm")
+  a_in[1] = w ~= nil and id_of(w, "batch_norm", "weight") or 0
+  a_in[2] = b ~= nil and id_of(b, "batch_norm", "bias") or 0
+  a_in[3] = mean ~= nil and id_of(mean, "batch_norm", "running mean") or 0
+  a_in[4] = var ~= nil and id_of(var, "batch_norm", "running variance") or 0
+  args.n_in, args.n_i, args.n_f, a_i[0], a_f[0] = 5, 1, 1, training and 1 or 0, eps
+  call_args(op_batch_norm, x, w, b)
+  if not training then return wrap(a_out[0]) end
+  return wrap(a_out[0]), wrap(a_out[1]), wrap(a_out[2])
 end
 
 local reductions = { none = 0, mean = 1, sum = 2 }

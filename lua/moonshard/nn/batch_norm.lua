@@ -1,0 +1,103 @@
+--- BatchNorm1d and BatchNorm2d.
+local create = require "moonshard.tensor_create"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local functional = require "moonshard.nn.functional"
+local initial = require "moonshard.nn.initial"
+local Module = require "moonshard.nn.module".Module
+local empty = require "moonshard.nn.parameter".empty
+
+local raise, show, init = errors.raise, errors.kind, initial.init
+
+local spec = {
+  eps = 1e-5, momentum = opts.any, affine = true, track_running_stats = true, dtype = opts.string, device = opts.any,
+}
+
+local function construct(self, d, given)
+  local name = self:class_name()
+  local o = opts(name, given, spec)
+  if type(d) ~= "number" or d < 0 or d % 1 ~= 0 then raise("%s: the number of channels is a whole number, got %s", name, show(d)) end
+  if o.momentum == nil then o.momentum = 0.1 end
+  if o.momentum ~= false and type(o.momentum) ~= "number" then
+    raise("%s: option 'momentum' is %s, expected a number, or false for the average over all batches", name, show(o.momentum))
+  end
+  local kind = { dtype = o.dtype, device = o.device }
+  self.d, self.eps, self.momentum, self.affine, self.track_running_stats = d, o.eps, o.momentum, o.affine, o.track_running_stats
+  self:register_parameter("weight", o.affine and empty({ d }, kind) or nil)
+  self:register_parameter("bias", o.affine and empty({ d }, kind) or nil)
+  local tracked = o.track_running_stats
+  self:register_buffer("running_mean", tracked and create.zeros({ d }, kind) or nil)
+  self:register_buffer("running_var", tracked and create.ones({ d }, kind) or nil)
+  self:register_buffer("num_batches_tracked", tracked and create.zeros({}, { dtype = "int64", device = o.device }) or nil)
+  self:reset_parameters()
+end
+
+---Running mean 0, variance 1, no batches counted.
+local function reset_running_stats(self)
+  if not self.running_mean then return end
+  init.zeros_(self.running_mean)
+  init.ones_(self.running_var)
+  self.num_batches_tracked:zero_()
+end
+
+---Running statistics as at the start; weight 1, bias 0.
+local function reset_parameters(self)
+  self:reset_running_stats()
+  if self.weight then init.ones_(self.weight) end
+  if self.bias then init.zeros_(self.bias) end
+end
+
+local batch_norm = functional.batch_norm
+local function forward(self, x)
+  local slots = self._slots
+  self._check_input(x)
+  local mean, var = slots.running_mean, slots.running_var
+  local training, factor = slots.training or mean == nil, slots.momentum or 0
+  if slots.training and slots.track_running_stats and slots.num_batches_tracked then
+    slots.num_batches_tracked:add_(1)
+    if not slots.momentum then factor = 1 / slots.num_batches_tracked:item() end
+  elseif slots.training then
+    mean, var = nil, nil
+  end
+  return batch_norm(x, mean, var, slots.weight, slots.bias, training, factor, slots.eps)
+end
+
+local function extra_repr(self)
+  return ("%d, eps %g%s%s%s"):format(self.d, self.eps, self.momentum and (", momentum %g"):format(self.momentum) or "",
+    self.affine and ", affine" or "", self.track_running_stats and ", running stats" or "")
+end
+
+local function batch_norm_class(name)
+  local cls = Module:extend(name)
+  cls.init, cls.forward, cls.extra_repr = construct, forward, extra_repr
+  cls.reset_running_stats, cls.reset_parameters = reset_running_stats, reset_parameters
+  return cls
+end
+
+---(x - mean) / sqrt(var + eps) * weight + bias for each channel of [N, C] or [N, C, L]: by the batch's statistics while
+---training, by running ones in eval. momentum = false keeps the average over all batches.
+---@class BatchNorm1d: Module
+---@field weight Parameter?
+---@field bias Parameter?
+---@field running_mean Tensor?
+---@field running_var Tensor?
+---@field num_batches_tracked Tensor?  int64
+---@field reset_running_stats fun(self)
+---@overload fun(d: integer, opts?: table): BatchNorm1d  eps, momentum, affine, track_running_stats, dtype, device
+local BatchNorm1d = batch_norm_class "BatchNorm1d"
+
+function BatchNorm1d._check_input(x)
+  local n = x.ndim
+  if n ~= 2 and n ~= 3 then raise("expected 2D or 3D input (got %dD input)", n) end
+end
+
+---BatchNorm1d for images [N, C, H, W].
+---@class BatchNorm2d: BatchNorm1d
+---@overload fun(d: integer, opts?: table): BatchNorm2d  eps, momentum, affine, track_running_stats, dtype, device
+local BatchNorm2d = batch_norm_class "BatchNorm2d"
+
+function BatchNorm2d._check_input(x)
+  if x.ndim ~= 4 then raise("expected 4D input (got %dD input)", x.ndim) end
+end
+
+return { BatchNorm1d = BatchNorm1d, BatchNorm2d = BatchNorm2d }

@@ -1,0 +1,269 @@
+--- Transformer (Vaswani et al. 2017): encoder and decoder layers, their stacks, and both together, with PyTorch's names,
+--- initialisation and order of parameters. Masks are MultiheadAttention's: a bool is true where attention is not allowed.
+local create = require "moonshard.tensor_create"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+local util = require "moonshard.util"
+local ops = require "moonshard.nn.ops"
+local base = require "moonshard.nn.module"
+local containers = require "moonshard.nn.containers"
+local init = require "moonshard.nn.initial".init
+local Dropout = require "moonshard.nn.dropout".Dropout
+local LayerNorm = require "moonshard.nn.norm".LayerNorm
+local Linear = require "moonshard.nn.linear".Linear
+local MultiheadAttention = require "moonshard.nn.attention".MultiheadAttention
+
+local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
+local Module, is_module = base.Module, base.is_module
+
+local layer_options = {
+  dim_feedforward = 2048, dropout = 0.1, activation = opts.any, layer_norm_eps = 1e-5, batch_first = false, norm_first = false, bias = true,
+  dtype = opts.string, device = opts.any,
+}
+
+local activations = { relu = ops.relu, gelu = ops.gelu }
+
+local function activation_of(who, given)
+  if given == nil then return ops.relu end
+  if type(given) == "function" or is_module(given) then return given end
+  local fn = activations[given]
+  if not fn then raise("%s: activation should be relu/gelu, not %s", who, errors.show(given)) end
+  return fn
+end
+
+local function check_sizes(who, d, heads)
+  if type(d) ~= "number" or d % 1 ~= 0 then raise("%s: d_model is %s, expected a whole number", who, show(d)) end
+  if type(heads) ~= "number" or heads % 1 ~= 0 then raise("%s: nhead is %s, expected a whole number", who, show(heads)) end
+end
+
+-- Attention, feed-forward, norms and dropouts in the order of PyTorch's constructors.
+local function construct(self, d, heads, given, attentions)
+  local who = self:class_name()
+  local o = opts(who, given, layer_options)
+  check_sizes(who, d, heads)
+  local kind = { dtype = o.dtype, device = o.device, bias = o.bias }
+  for _, name in ipairs(attentions) do
+    self[name] = MultiheadAttention(d, heads,
+      { dropout = o.dropout, bias = o.bias, batch_first = o.batch_first, dtype = o.dtype, device = o.device })
+  end
+  self.linear1 = Linear(d, o.dim_feedforward, kind)
+  self.dropout = Dropout(o.dropout)
+  self.linear2 = Linear(o.dim_feedforward, d, kind)
+  self.norm_first = o.norm_first
+  for i = 1, #attentions + 1 do
+    self["norm" .. i] = LayerNorm(d, { eps = o.layer_norm_eps, bias = o.bias, dtype = o.dtype, device = o.device })
+  end
+  for i = 1, #attentions + 1 do self["dropout" .. i] = Dropout(o.dropout) end
+  self.activation = activation_of(who, o.activation)
+end
+
+-- Attention of x to y, without its weights.
+local function attend(attention, dropout, x, y, mask, padding, causal)
+  return dropout((attention(x, y, y, { attn_mask = mask, key_padding_mask = padding, is_causal = causal, need_weights = false })))
+end
+
+local function feed_forward(self, dropout, x)
+  return dropout(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+end
+
+-- ---- layers -------------------------------------------------------------------------------------
+
+---Self-attention and feed-forward, each with a residual connection and a LayerNorm (before them with norm_first).
+---Options: dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, dtype, device.
+---@class TransformerEncoderLayer: Module
+---@overload fun(d_model: integer, nhead: integer, opts?: table): TransformerEncoderLayer
+local TransformerEncoderLayer = Module:extend("TransformerEncoderLayer")
+
+function TransformerEncoderLayer:init(d_model, nhead, given) construct(self, d_model, nhead, given, { "self_attn" }) end
+
+local encoder_layer_call = { src_mask = opts.any, src_key_padding_mask = opts.any, is_causal = false }
+
+---@param src Tensor
+---@param given? { src_mask: Tensor, src_key_padding_mask: Tensor, is_causal: boolean }
+---@return Tensor
+function TransformerEncoderLayer:forward(src, given)
+  local o = opts("TransformerEncoderLayer", given, encoder_layer_call)
+  local x = src
+  if self.norm_first then
+    local y = self.norm1(x)
+    x = x + attend(self.self_attn, self.dropout1, y, y, o.src_mask, o.src_key_padding_mask, o.is_causal)
+    return x + feed_forward(self, self.dropout2, self.norm2(x))
+  end
+  x = self.norm1(x + attend(self.self_attn, self.dropout1, x, x, o.src_mask, o.src_key_padding_mask, o.is_causal))
+  return self.norm2(x + feed_forward(self, self.dropout2, x))
+end
+
+---Self-attention, attention to the encoder's output, and feed-forward.
+---@class TransformerDecoderLayer: Module
+---@overload fun(d_model: integer, nhead: integer, opts?: table): TransformerDecoderLayer  as TransformerEncoderLayer's
+local TransformerDecoderLayer = Module:extend("TransformerDecoderLayer")
+
+function TransformerDecoderLayer:init(d_model, nhead, given)
+  construct(self, d_model, nhead, given, { "self_attn", "multihead_attn" })
+end
+
+local decoder_call = {
+  tgt_mask = opts.any, memory_mask = opts.any, tgt_key_padding_mask = opts.any, memory_key_padding_mask = opts.any,
+  tgt_is_causal = false, memory_is_causal = false,
+}
+
+---@param tgt Tensor
+---@param memory Tensor
+---@param given? table  tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal, memory_is_causal
+---@return Tensor
+function TransformerDecoderLayer:forward(tgt, memory, given)
+  local o = opts("TransformerDecoderLayer", given, decoder_call)
+  local x = tgt
+  local function to_self(y)
+    return attend(self.self_attn, self.dropout1, y, y, o.tgt_mask, o.tgt_key_padding_mask, o.tgt_is_causal)
+  end
+  local function to_memory(y)
+    return attend(self.multihead_attn, self.dropout2, y, memory, o.memory_mask, o.memory_key_padding_mask, o.memory_is_causal)
+  end
+  if self.norm_first then
+    x = x + to_self(self.norm1(x))
+    x = x + to_memory(self.norm2(x))
+    return x + feed_forward(self, self.dropout3, self.norm3(x))
+  end
+  x = self.norm1(x + to_self(x))
+  x = self.norm2(x + to_memory(x))
+  return self.norm3(x + feed_forward(self, self.dropout3, x))
+end
+
+-- ---- stacks -------------------------------------------------------------------------------------
+
+local stack_options = { norm = opts.any }
+
+local function construct_stack(self, layer, n, given)
+  local who = self:class_name()
+  local o = opts(who, given, stack_options)
+  if not is_module(layer) then raise("%s: the layer is %s, expected a Module", who, show(layer)) end
+  if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then raise("%s: the number of layers is %s, expected a whole number", who, show(n)) end
+  if o.norm and not is_module(o.norm) then raise("%s: option 'norm' is %s, expected a Module", who, show(o.norm)) end
+  self.layers = containers.ModuleList {}
+  for _ = 1, n do self.layers:append(util.deepcopy(layer)) end
+  self.num_layers = n
+  self.norm = o.norm
+end
+
+---Copies of one encoder layer, one after the other.
+---@class TransformerEncoder: Module
+---@field layers ModuleList
+---@field norm Module?
+---@overload fun(layer: Module, num_layers: integer, opts?: { norm: Module }): TransformerEncoder
+local TransformerEncoder = Module:extend("TransformerEncoder")
+TransformerEncoder.init = construct_stack
+
+local encoder_call = { mask = opts.any, src_key_padding_mask = opts.any, is_causal = false }
+
+---@param src Tensor
+---@param given? { mask: Tensor, src_key_padding_mask: Tensor, is_causal: boolean }
+---@return Tensor
+function TransformerEncoder:forward(src, given)
+  local o = opts("TransformerEncoder", given, encoder_call)
+  local x = src
+  local call = { src_mask = o.mask, src_key_padding_mask = o.src_key_padding_mask, is_causal = o.is_causal }
+  for _, layer in ipairs(self.layers) do x = layer(x, call) end
+  return self.norm and self.norm(x) or x
+end
+
+---Copies of one decoder layer, one after the other.
+---@class TransformerDecoder: Module
+---@field layers ModuleList
+---@field norm Module?
+---@overload fun(layer: Module, num_layers: integer, opts?: { norm: Module }): TransformerDecoder
+local TransformerDecoder = Module:extend("TransformerDecoder")
+TransformerDecoder.init = construct_stack
+
+---@param tgt Tensor
+---@param memory Tensor
+---@param given? table  as TransformerDecoderLayer's
+---@return Tensor
+function TransformerDecoder:forward(tgt, memory, given)
+  local o = opts("TransformerDecoder", given, decoder_call)
+  local x = tgt
+  for _, layer in ipairs(self.layers) do x = layer(x, memory, o) end
+  return self.norm and self.norm(x) or x
+end
+
+-- ---- both ---------------------------------------------------------------------------------------
+
+local transformer_options = {
+  d_model = 512, nhead = 8, num_encoder_layers = 6, num_decoder_layers = 6, custom_encoder = opts.any, custom_decoder = opts.any,
+}
+for name, default in pairs(layer_options) do transformer_options[name] = default end
+
+---Encoder and decoder, each with a LayerNorm at its end. Called with (src, tgt, opts).
+---@class Transformer: Module
+---@field encoder TransformerEncoder
+---@field decoder TransformerDecoder
+---@overload fun(opts?: table): Transformer  d_model, nhead, num_encoder_layers, num_decoder_layers, and TransformerEncoderLayer's
+local Transformer = Module:extend("Transformer")
+
+function Transformer:init(given)
+  local o = opts("Transformer", given, transformer_options)
+  local layer = {}
+  for name in pairs(layer_options) do layer[name] = o[name] end
+  local function norm()
+    return LayerNorm(o.d_model, { eps = o.layer_norm_eps, bias = o.bias, dtype = o.dtype, device = o.device })
+  end
+  self.encoder = o.custom_encoder
+    or TransformerEncoder(TransformerEncoderLayer(o.d_model, o.nhead, layer), o.num_encoder_layers, { norm = norm() })
+  self.decoder = o.custom_decoder
+    or TransformerDecoder(TransformerDecoderLayer(o.d_model, o.nhead, layer), o.num_decoder_layers, { norm = norm() })
+  self.d_model, self.nhead, self.batch_first = o.d_model, o.nhead, o.batch_first
+  self:reset_parameters()
+end
+
+---Draws every matrix anew, xavier-uniform; vectors stay as they are.
+function Transformer:reset_parameters()
+  for _, p in ipairs(self:parameters()) do
+    if p.ndim > 1 then init.xavier_uniform_(p) end
+  end
+end
+
+local transformer_call = {
+  src_mask = opts.any, tgt_mask = opts.any, memory_mask = opts.any, src_key_padding_mask = opts.any, tgt_key_padding_mask = opts.any,
+  memory_key_padding_mask = opts.any, src_is_causal = false, tgt_is_causal = false, memory_is_causal = false,
+}
+
+---@param src Tensor  [S, N, d], [N, S, d] with batch_first, or [S, d]
+---@param tgt Tensor  [T, N, d] …
+---@param given? table  src_mask, tgt_mask, memory_mask, their key_padding_masks and is_causals
+---@return Tensor
+function Transformer:forward(src, tgt, given)
+  local o = opts("Transformer", given, transformer_call)
+  if not is_tensor(src) or not is_tensor(tgt) then
+    raise("Transformer: %s is %s, expected a tensor", is_tensor(src) and "tgt" or "src", show(not is_tensor(src) and src or tgt))
+  end
+  local batch = self.batch_first and 1 or 2
+  if src.ndim == 3 and tgt.ndim == 3 and src:size(batch) ~= tgt:size(batch) then
+    raise("the batch number of src and tgt must be equal")
+  end
+  if src:size(-1) ~= self.d_model or tgt:size(-1) ~= self.d_model then
+    raise("the feature number of src and tgt must be equal to d_model")
+  end
+  local memory = self.encoder(src, { mask = o.src_mask, src_key_padding_mask = o.src_key_padding_mask, is_causal = o.src_is_causal })
+  return self.decoder(tgt, memory, {
+    tgt_mask = o.tgt_mask, memory_mask = o.memory_mask, tgt_key_padding_mask = o.tgt_key_padding_mask,
+    memory_key_padding_mask = o.memory_key_padding_mask, tgt_is_causal = o.tgt_is_causal, memory_is_causal = o.memory_is_causal,
+  })
+end
+
+---[n, n]: 0 on and below the diagonal, -infinity above: position i attends to none after it.
+---@param n integer
+---@param given? { dtype: string, device: string }
+---@return Tensor
+function Transformer.generate_square_subsequent_mask(n, given)
+  if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then
+    raise("generate_square_subsequent_mask: the size is %s, expected a whole number", show(n))
+  end
+  local o = opts("generate_square_subsequent_mask", given, { dtype = opts.string, device = opts.any })
+  return create.full({ n, n }, -math.huge, { dtype = o.dtype, device = o.device }):triu(1)
+end
+
+return {
+  TransformerEncoderLayer = TransformerEncoderLayer, TransformerDecoderLayer = TransformerDecoderLayer,
+  TransformerEncoder = TransformerEncoder, TransformerDecoder = TransformerDecoder, Transformer = Transformer,
+}
