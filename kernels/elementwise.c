@@ -16,12 +16,13 @@ static ms_status check_number(ms_call *c)
     if (MS_UNLIKELY(c->in[0]->dtype == MS_BOOL)) return no_bool(c, c->in[0]);
     return ms__call_out_like(c, 0, c->in[0]);
 }
-// Real out: integers become the default real type, which i0 may name (gelu has its form there).
+static ms_status check_same(ms_call *c) { return ms__call_out_like(c, 0, c->in[0]); }
+// Real out: integers become the default dtype.
 static ms_status check_real(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     if (MS_LIKELY(ms__is_float(x->dtype))) return ms__call_out_like(c, 0, x);
-    return ms__call_out(c, 0, MS_F32, ms__device(x), x->ndim, x->shape);
+    return ms__call_out(c, 0, ms__state.default_dtype, ms__device(x), x->ndim, x->shape);
 }
 static ms_status check_truth(ms_call *c)
 {
@@ -55,11 +56,10 @@ static ms_status check_sub(ms_call *c)
     return check_add(c);
 }
 static ms_status check_binary(ms_call *c) { return binary_out(c, c->in[0], c->in[1], ms__result_dtype(c->in[0], c->in[1])); }
-// i0: result type for integers, the default real type
 static ms_status check_div(ms_call *c)
 {
     int dtype = ms__result_dtype(c->in[0], c->in[1]);
-    if (!ms__is_float(dtype)) dtype = c->n_i ? (int)c->i[0] : MS_F32;
+    if (!ms__is_float(dtype)) dtype = ms__state.default_dtype;
     return binary_out(c, c->in[0], c->in[1], dtype);
 }
 static ms_status check_compare(ms_call *c) { return binary_out(c, c->in[0], c->in[1], MS_BOOL); }
@@ -78,7 +78,7 @@ static ms_status in_place(ms_call *c, const ms_tensor *b, int dtype)
         if (MS_UNLIKELY(a->stride[d] == 0 && a->shape[d] > 1)) return not_once(c, a);
     if (MS_UNLIKELY(dtype != a->dtype)) {
         int have = ms__is_float(a->dtype) ? 2 : a->dtype == MS_BOOL ? 0 : 1, want = ms__is_float(dtype) ? 2 : dtype == MS_BOOL ? 0 : 1;
-        if (want > have) return ms__call_fail(c, "the result is %s and does not fit into %s in place", ms__dtype_name(dtype), ms__tensor_text(a));
+        if (want > have) return ms__call_fail(c, "result type %s can't be cast to the %s tensor that is changed in place: %s", ms__dtype_name(dtype), ms__dtype_name(a->dtype), ms__tensor_text(a));
     }
     if (b && MS_UNLIKELY(!ms__same_shape(a, b))) {
         int64_t shape[MS_MAX_DIMS];
@@ -108,7 +108,7 @@ static ms_status check_mul_(ms_call *c)
 static ms_status check_div_(ms_call *c)
 {
     int dtype = ms__result_dtype(c->in[0], c->in[1]);
-    return in_place(c, c->in[1], ms__is_float(dtype) ? dtype : MS_F32);
+    return in_place(c, c->in[1], ms__is_float(dtype) ? dtype : ms__state.default_dtype);
 }
 
 static ms_status need_number(const ms_call *c)
@@ -159,13 +159,13 @@ static ms_status check_real_scalar(ms_call *c)
 {
     MS_TRY(need_number(c));
     const ms_tensor *x = c->in[0];
-    int dtype = ms__is_float(x->dtype) ? x->dtype : c->n_i ? (int)c->i[0] : MS_F32;
+    int dtype = ms__is_float(x->dtype) ? x->dtype : ms__state.default_dtype;
     return ms__call_out(c, 0, dtype, ms__device(x), x->ndim, x->shape);
 }
 static ms_status check_real_scalar_(ms_call *c)
 {
     MS_TRY(need_number(c));
-    return in_place(c, NULL, ms__is_float(c->in[0]->dtype) ? c->in[0]->dtype : MS_F32);
+    return in_place(c, NULL, ms__is_float(c->in[0]->dtype) ? c->in[0]->dtype : ms__state.default_dtype);
 }
 static ms_status check_compare_scalar(ms_call *c)
 {
@@ -200,8 +200,9 @@ static ms_status check_equal(ms_call *c)
 static ms_status check_allclose(ms_call *c)
 {
     if (c->n_f < 2) return ms__call_fail(c, "rtol and atol are missing");
-    if (!ms__same_shape(c->in[0], c->in[1])) return ms__call_fail(c, "shapes %s and %s differ", ms__shape_text(c->in[0]->ndim, c->in[0]->shape),
-                                                                  ms__shape_text(c->in[1]->ndim, c->in[1]->shape));
+    int64_t shape[MS_MAX_DIMS];
+    int ndim;
+    MS_TRY(ms__broadcast(c, c->in[0], c->in[1], &ndim, shape));
     return check_equal(c);
 }
 static ms_status check_where(ms_call *c)
@@ -400,7 +401,7 @@ ROW(relu,         1, check_number,    relu,        relu_grad,         NONE, A,  
 ROW(silu,         1, check_real,      silu,        silu_grad,         A,    NONE, D, ONE)
 ROW(tanh,         1, check_real,      tanh,        tanh_grad,         NONE, A,    D, ONE)
 ROW(sigmoid,      1, check_real,      sigmoid,     sigmoid_grad,      NONE, A,    D, ONE)
-ROW(sign,         1, check_number,    sign,        zero_grad,         NONE, NONE, D, ONE)
+ROW(sign,         1, check_same,      sign,        zero_grad,         NONE, NONE, D, ONE)
 ROW(reciprocal,   1, check_real,      reciprocal,  reciprocal_grad,   NONE, A,    D, "[3,4]+")
 ROW(gelu,         1, check_real,      gelu,        gelu_grad,         A,    NONE, D, "[3,4];[3,4] i=1")
 ROW(isfinite,     1, check_truth,     isfinite,    NULL,              NONE, NONE, 0, ONE)

@@ -29,6 +29,7 @@ bool      ms__amx_available(void);
 ms_status ms__gemm_amx(const ms_gemm *g);
 ms_status ms__gemm_onednn(const ms_gemm *g);
 bool      ms__onednn_takes(const ms_gemm *g);
+ms_status ms__gemm_integer(const ms_gemm *g);       // int64, int32, uint8: exact, wrapping around; no bias
 
 // For kernels made of small products (attention): C[m,n] (+)= A B with n a multiple of 16, B's and C's columns adjacent
 // and readable up to n. pack: out[p * out_rs + j] = b[p * rs + j * cs], columns up to a multiple of 16 become 0.

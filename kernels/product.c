@@ -10,8 +10,9 @@ static ms_status check_types(ms_call *c)
     for (int k = 0; k < c->n_in; k++)
         if (c->in[k] && c->in[k]->dtype != c->in[0]->dtype)
             return ms__call_fail(c, "all arguments need one dtype, got %s and, as argument %d, %s", ms__tensor_text(c->in[0]), k + 1, ms__tensor_text(c->in[k]));
-    if (!ms__is_float(c->in[0]->dtype))
-        return ms__fail(MS_EUNSUPPORTED, "%s: products of %s are not there; cast to a floating-point dtype", c->op->name, ms__dtype_name(c->in[0]->dtype));
+    int dtype = c->in[0]->dtype;
+    if (dtype == MS_BOOL || (c->n_in > 2 && c->in[2] && !ms__is_float(dtype)))
+        return ms__call_fail(c, "there is no product of %s%s; cast first", ms__dtype_name(dtype), dtype == MS_BOOL ? "" : " with a bias");
     return MS_OK;
 }
 

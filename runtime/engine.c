@@ -64,6 +64,13 @@ int ms_set_autocast(int dtype_plus_1)
     return before;
 }
 
+int ms_set_default_dtype(int dtype)
+{
+    int before = ms__state.default_dtype;
+    if (dtype >= 0 && ms__is_float(dtype)) ms__state.default_dtype = dtype;
+    return before;
+}
+
 // ---- parallel loops ---------------------------------------------------------------------------
 
 // A region costs 6-10 us to open: less work than this many elements does not pay for it.

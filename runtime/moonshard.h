@@ -51,6 +51,7 @@ typedef struct {
     int32_t gc_wanted;      // unscoped bytes passed the soft limit: run a collection, then clear
     int32_t autocast;       // dtype + 1 of ms.amp.autocast, 0 = off
     int32_t run_depth;      // open runs
+    int32_t default_dtype;  // of numbers without one, and of real functions of integers; use ms_set_default_dtype
 } ms_state;
 
 MS_API int         ms_version(void);
@@ -66,6 +67,7 @@ MS_API double      ms_time(void);                  // seconds, monotonic
 MS_API const char *ms_cpu_isa(void);               // "v1", "v3", "v4": level in use
 MS_API int         ms_set_grad_mode(int on);       // returns the mode before
 MS_API int         ms_set_autocast(int dtype_plus_1); // returns the value before
+MS_API int         ms_set_default_dtype(int dtype);   // a floating-point one; returns the one before
 
 MS_API const char *ms_dtype_name(int dtype);       // "float32" …
 MS_API int         ms_dtype_size(int dtype);       // bytes

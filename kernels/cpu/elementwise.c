@@ -22,13 +22,20 @@
 #undef R
 
 // ---- loops ----
+// A number as an element: integers saturate (clamp's bounds may be infinite), bools are truth.
+static int64_t saturated(double v) { return v >= 0x1p63 ? INT64_MAX : v > -0x1p63 ? (int64_t)v : v == v ? INT64_MIN : 0; }
+#define FROM_f32(v) (float)(v)
+#define FROM_f64(v) (v)
+#define FROM_i64(v) saturated(v)
+#define FROM_u8(v)  (uint8_t)((v) != 0)
+
 // In place is ordinary (out is an input), which the vectoriser can't prove harmless: hence omp simd.
 #define BODY(name, T, S, TO, expr)                                                                          \
     static MS_KERNEL void loop_##name##_##S(int64_t n, void *const *x, const double *p)                     \
     {                                                                                                       \
         TO *o = x[0];                                                                                       \
         const T *a = x[1], *b = x[2], *c = x[3];                                                            \
-        T s = p ? (T)p[0] : 0, t = p ? (T)p[1] : 0;                                                         \
+        T s = p ? FROM_##S(p[0]) : 0, t = p ? FROM_##S(p[1]) : 0;                                           \
         (void)a; (void)b; (void)c; (void)s; (void)t;                                                        \
         _Pragma("omp simd")                                                                                 \
         for (int64_t k = 0; k < n; k++) o[k] = (TO)(expr);                                                  \
@@ -150,7 +157,8 @@ BODY(logical_not, uint8_t, u8, uint8_t, !a[k])
 BODY(logical_and, uint8_t, u8, uint8_t, a[k] & b[k])
 BODY(logical_or, uint8_t, u8, uint8_t, a[k] | b[k])
 
-// Equal infinities are close, NaN never is. p: rtol, atol
+// Equal infinities are close; NaN is to NaN in the second. p: rtol, atol
+BODY(is_close_nan, double, f64, uint8_t, (a[k] == b[k]) | ((a[k] != a[k]) & (b[k] != b[k])) | ((b[k] - b[k] == 0) & (ms_abs_f64(a[k] - b[k]) <= t + s * ms_abs_f64(b[k]))))
 BODY(is_close, double, f64, uint8_t, (a[k] == b[k]) | ((b[k] - b[k] == 0) & (ms_abs_f64(a[k] - b[k]) <= t + s * ms_abs_f64(b[k]))))
 
 // A condition among the operands: bytes.
@@ -159,7 +167,7 @@ BODY(is_close, double, f64, uint8_t, (a[k] == b[k]) | ((b[k] - b[k] == 0) & (ms_
     {                                                                                                       \
         T *o = x[0];                                                                                        \
         const uint8_t *m = x[cond];                                                                         \
-        const T *a = x[2], *b = x[3], *v = x[1], s = p ? (T)p[0] : 0;                                       \
+        const T *a = x[2], *b = x[3], *v = x[1], s = p ? FROM_##S(p[0]) : 0;                                \
         (void)a; (void)b; (void)v; (void)s;                                                                 \
         _Pragma("omp simd")                                                                                 \
         for (int64_t k = 0; k < n; k++) o[k] = m[k] ? (yes) : (no);                                         \
@@ -286,14 +294,16 @@ ms_status ms__cpu_pow_scalar(ms_call *c)
 
 static ms_status compare(ms_call *c, const ms_loop_fn *fns)
 {
-    int cls = ms__class_of(ms__promote(c->in[0]->dtype, c->in[1]->dtype));
+    int cls = ms__class_of(ms__result_dtype(c->in[0], c->in[1]));
     ms__loop(3, (ms_tensor *[]){ c->out[0], c->in[0], c->in[1] }, (uint8_t[]){ MS_C_BOOL, (uint8_t)cls, (uint8_t)cls }, fns[cls], NULL);
     return MS_OK;
 }
-// Against a fraction integers are compared as real numbers.
+// The number takes the tensor's dtype (0.1 equals a float16 made of it); against a fraction integers are compared as real numbers.
 static ms_status compare_scalar(ms_call *c, const ms_loop_fn *fns)
 {
-    int cls = arithmetic_class(c->in[0]->dtype);
+    int dtype = c->in[0]->dtype, cls = arithmetic_class(dtype);
+    if (dtype == MS_F16) c->f[0] = ms_f16_to_float(ms_float_to_f16((float)c->f[0]));
+    if (dtype == MS_BF16) c->f[0] = ms_bf16_to_float(ms_float_to_bf16((float)c->f[0]));
     if (cls == MS_C_I64 && !(c->f[0] >= -0x1p63 && c->f[0] < 0x1p63 && (double)(int64_t)c->f[0] == c->f[0])) cls = MS_C_F64;
     ms__loop(2, (ms_tensor *[]){ c->out[0], c->in[0] }, (uint8_t[]){ MS_C_BOOL, (uint8_t)cls }, fns[cls], c->f);
     return MS_OK;
@@ -349,20 +359,32 @@ ms_status ms__cpu_masked_fill(ms_call *c)
 
 // ---- whole tensors compared: one bool ----
 
-static ms_status all_true(ms_call *c, const double *tolerance)
+// fn: of two elements of class cls. tolerance: its parameters, or NULL
+static ms_status all_true(ms_call *c, int cls, ms_loop_fn fn, const double *tolerance, int ndim, const int64_t *shape)
 {
-    bool same = ms__same_shape(c->in[0], c->in[1]);
     ms_tensor *each = NULL;
-    if (same && c->in[0]->numel) {
-        int cls = tolerance ? MS_C_F64 : ms__class_of(ms__promote(c->in[0]->dtype, c->in[1]->dtype));
-        MS_TRY(ms__tensor_new(&each, MS_BOOL, MS_CPU, c->in[0]->ndim, c->in[0]->shape, c->op->name));
-        ms__loop(3, (ms_tensor *[]){ each, c->in[0], c->in[1] }, (uint8_t[]){ MS_C_BOOL, (uint8_t)cls, (uint8_t)cls },
-                 tolerance ? loop_is_close_f64 : fns_eq[cls], tolerance);
-        same = memchr(ms__data(each), 0, (size_t)each->numel) == NULL;
-        ms__release(each);
-    }
-    *(uint8_t *)ms__data(c->out[0]) = same;
+    MS_TRY(ms__tensor_new(&each, MS_BOOL, MS_CPU, ndim, shape, c->op->name));
+    if (each->numel)
+        ms__loop(3, (ms_tensor *[]){ each, c->in[0], c->in[1] }, (uint8_t[]){ MS_C_BOOL, (uint8_t)cls, (uint8_t)cls }, fn, tolerance);
+    *(uint8_t *)ms__data(c->out[0]) = each->numel == 0 || memchr(ms__data(each), 0, (size_t)each->numel) == NULL;
+    ms__release(each);
     return MS_OK;
 }
-ms_status ms__cpu_equal(ms_call *c) { return all_true(c, NULL); }
-ms_status ms__cpu_allclose(ms_call *c) { return all_true(c, c->f); }
+// Other shapes are unequal.
+ms_status ms__cpu_equal(ms_call *c)
+{
+    if (!ms__same_shape(c->in[0], c->in[1])) {
+        *(uint8_t *)ms__data(c->out[0]) = 0;
+        return MS_OK;
+    }
+    int cls = ms__class_of(ms__promote(c->in[0]->dtype, c->in[1]->dtype));
+    return all_true(c, cls, fns_eq[cls], NULL, c->in[0]->ndim, c->in[0]->shape);
+}
+// f2: is NaN close to NaN?
+ms_status ms__cpu_allclose(ms_call *c)
+{
+    int64_t shape[MS_MAX_DIMS];
+    int ndim;
+    MS_TRY(ms__broadcast(c, c->in[0], c->in[1], &ndim, shape));
+    return all_true(c, MS_C_F64, c->n_f > 2 && c->f[2] != 0 ? loop_is_close_nan_f64 : loop_is_close_f64, c->f, ndim, shape);
+}

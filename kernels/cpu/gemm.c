@@ -245,6 +245,7 @@ ms_status ms__gemm_own(const ms_gemm *g)
 // oneDNN does bfloat16 (with tiles where the CPU has them) and large float32 squares, whose panels it lays out better than we do (1024 and up: 2-8 % faster, TN excepted).
 ms_status ms__gemm(const ms_gemm *g)
 {
+    if (!ms__is_float(g->dtype)) return ms__gemm_integer(g);
     double work = (double)g->m * (double)g->n * (double)g->k;
     if (work > SMALL && (g->dtype == MS_BF16 || g->dtype == MS_F32)) {
         // Below AVX-512 oneDNN splits sums among threads: bits would depend on their number.

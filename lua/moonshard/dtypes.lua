@@ -64,6 +64,7 @@ function M.cuda_device() return cuda_current end
 
 local default = { dtype = C.MS_F32, device = C.MS_CPU }
 M.default = default
+lib.ms_set_default_dtype(default.dtype)         -- the engine outlives a reload of this module
 
 ---@return string
 function M.default_dtype() return names[default.dtype] end
@@ -73,6 +74,7 @@ function M.set_default_dtype(name)
   local number = M.number(name, "set_default_dtype")
   if not M.is_float(number) then errors.raise("set_default_dtype: dtype '%s' is not floating point", name) end
   default.dtype = number
+  lib.ms_set_default_dtype(number)
 end
 
 ---@return string

@@ -43,17 +43,7 @@ function Tensor.__mul(a, b)
   return wrap(call2(MUL, a, b, "mul"))
 end
 
--- Whole numbers divided give the default dtype. The engine's answer is float32; another default casts first.
-local default, F32 = dtypes.default, dtypes.numbers.float32
-local function is_whole(x)
-  if is_tensor(x) then return not dtypes.is_float(tensor.info_of(x).dtype) end
-  return type(x) == "number"
-end
-
 function Tensor.__div(a, b)
-  if default.dtype ~= F32 and is_whole(a) and is_whole(b) then
-    if is_tensor(a) then a = methods.to(a, dtypes.default_dtype()) else b = methods.to(b, dtypes.default_dtype()) end
-  end
   if type(b) == "number" then return wrap(call1f(DIV_S, a, b, "div")) end
   if type(a) == "number" then return wrap(call1f(RDIV_S, b, a, "div")) end
   return wrap(call2(DIV, a, b, "div"))
@@ -182,6 +172,9 @@ local function clamp(number, who, t, low, high)
   if type(low) == "table" and not is_tensor(low) then
     local o = opts(who, low, { min = opts.number, max = opts.number })
     low, high = o.min, o.max
+  end
+  if (low ~= nil and type(low) ~= "number") or (high ~= nil and type(high) ~= "number") then
+    errors.raise("%s: bounds are %s and %s, expected numbers or nil", who, errors.kind(low), errors.kind(high))
   end
   if low == nil and high == nil then errors.raise("%s: neither a minimum nor a maximum was given", who) end
   args.n_in, args.n_i, args.n_f = 1, 0, 2
@@ -380,13 +373,13 @@ function methods.equal(t, u) return truth(call2(EQUAL, t, u, "equal")) end
 
 --- |t - u| <= atol + rtol * |u| everywhere?
 ---@param u Tensor
----@param given? {rtol: number, atol: number}
+---@param given? {rtol: number, atol: number, equal_nan: boolean}
 ---@return boolean
 function methods.allclose(t, u, given)
-  local o = opts("allclose", given, { rtol = 1e-5, atol = 1e-8 })
-  args.n_in, args.n_i, args.n_f = 2, 0, 2
+  local o = opts("allclose", given, { rtol = 1e-5, atol = 1e-8, equal_nan = false })
+  args.n_in, args.n_i, args.n_f = 2, 0, 3
   a_in[0], a_in[1] = id_of(t, "allclose"), id_of(u, "allclose")
-  a_f[0], a_f[1] = o.rtol, o.atol
+  a_f[0], a_f[1], a_f[2] = o.rtol, o.atol, o.equal_nan and 1 or 0
   tensor.call(ALLCLOSE, t, u)
   return truth(engine.a_out[0])
 end
