@@ -515,13 +515,26 @@ ms_status ms_unit_set_prefetch(double handle, int backward, int n, const double 
 
 // ---- moving -----------------------------------------------------------------------------------
 
+// The gradient goes where its parameter has gone.
+static ms_status move_grad(unit_param *p, bool keep_values)
+{
+    ms_tensor *old = p->local->leaf ? p->local->leaf->grad : NULL, *g;
+    if (!old) return MS_OK;
+    ms_status st = ms__tensor_like(&g, p->local, "to");
+    if (st == MS_OK && keep_values && (st = ms__copy(g, old)) != MS_OK) {
+        ms__release(g);
+        g = NULL;
+    }
+    ms__leaf_set_grad(p->local->leaf, st == MS_OK ? g : NULL);
+    return st;
+}
+
 ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
 {
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
     if (device < 0) device = u->device;
     if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases", u->name);
-    if (device < 0) device = u->device;
     if (keep_values && (u->device & 0xff) == MS_META && (device & 0xff) != MS_META)
         return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
     ms__unit_shard(u);
@@ -563,7 +576,8 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
                 ms_status copied = ms__copy(p->local, old[j]);
                 if (copied != MS_OK) st = copied;
             }
-            if (p->local->leaf) ms__leaf_set_grad(p->local->leaf, NULL);
+            ms_status moved = move_grad(p, keep_values && (device & 0xff) != MS_META);
+            if (moved != MS_OK) st = moved;
         }
         ms__release(old[j]);
     }

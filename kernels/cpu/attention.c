@@ -57,29 +57,8 @@ static part part_of(const ms_tensor *t, const ms_tensor *like)
     return x;
 }
 
-#define REAL float
-#define R(x) x##_f32
-#define EXP(x) ms_exp_f32(x)
-#define LOG(x) ms_log_f32(x)
-#define ROW_IN ms__row_in
-#define ROW_AT ms__row_at
-#define ROW_OUT ms__row_out
-#include "attention_body.h"
-#undef REAL
-#undef R
-#undef EXP
-#undef LOG
-#undef ROW_IN
-#undef ROW_AT
-#undef ROW_OUT
-#define REAL double
-#define R(x) x##_f64
-#define EXP(x) exp(x)
-#define LOG(x) log(x)
-#define ROW_IN ms__row_in_f64
-#define ROW_AT ms__row_at_f64
-#define ROW_OUT ms__row_out_f64
-#include "attention_body.h"
+#define BODY "attention_body.h"
+#include "both_types.h"
 
 static void forward_head(void *arg, int64_t head, int64_t end, int64_t unused)
 {

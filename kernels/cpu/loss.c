@@ -30,29 +30,8 @@ static double one(int dtype, const void *p, int64_t k)
 }
 #define ONE one
 
-#define REAL float
-#define R(x) x##_f32
-#define EXP(x) ms_exp_f32(x)
-#define LOG(x) ms_log_f32(x)
-#define ROW_IN ms__row_in
-#define ROW_AT ms__row_at
-#define ROW_OUT ms__row_out
-#include "loss_body.h"
-#undef REAL
-#undef R
-#undef EXP
-#undef LOG
-#undef ROW_IN
-#undef ROW_AT
-#undef ROW_OUT
-#define REAL double
-#define R(x) x##_f64
-#define EXP(x) exp(x)
-#define LOG(x) log(x)
-#define ROW_IN ms__row_in_f64
-#define ROW_AT ms__row_at_f64
-#define ROW_OUT ms__row_out_f64
-#include "loss_body.h"
+#define BODY "loss_body.h"
+#include "both_types.h"
 
 static void store_one(ms_tensor *t, double v)
 {

@@ -27,32 +27,8 @@ typedef struct norm {
     size_t      room_bytes, sums_bytes;     // a thread; a block
 } norm;
 
-#define REAL float
-#define R(x) x##_f32
-#define EXP(x) ms_exp_f32(x)
-#define LOG(x) ms_log_f32(x)
-#define SQRT(x) sqrtf(x)
-#define ROW_IN ms__row_in
-#define ROW_AT ms__row_at
-#define ROW_OUT ms__row_out
-#include "norm_body.h"
-#undef REAL
-#undef R
-#undef EXP
-#undef LOG
-#undef SQRT
-#undef ROW_IN
-#undef ROW_AT
-#undef ROW_OUT
-#define REAL double
-#define R(x) x##_f64
-#define EXP(x) exp(x)
-#define LOG(x) log(x)
-#define SQRT(x) sqrt(x)
-#define ROW_IN ms__row_in_f64
-#define ROW_AT ms__row_at_f64
-#define ROW_OUT ms__row_out_f64
-#include "norm_body.h"
+#define BODY "norm_body.h"
+#include "both_types.h"
 
 // Scratch: `each` bytes a thread, and `shared` after them. Small ones come from the caller's array.
 static ms_status room_for(ms_block **b, char **room, void *small, size_t small_bytes, size_t each, size_t shared, const char *what)

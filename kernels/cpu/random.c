@@ -13,22 +13,7 @@ typedef struct { uint32_t w[4][PAIRS]; } words;
 static MS_KERNEL void draw(words *o, int64_t n, uint64_t seed, uint64_t offset, uint64_t first)
 {
 #pragma omp simd
-    for (int64_t k = 0; k < n; k++) {
-        uint32_t a = (uint32_t)(first + (uint64_t)k), b = (uint32_t)((first + (uint64_t)k) >> 32), c = (uint32_t)offset, d = (uint32_t)(offset >> 32);
-        uint32_t key = (uint32_t)seed, lock = (uint32_t)(seed >> 32);
-#pragma GCC unroll 10
-        for (int round = 0; round < 10; round++) {                      // ms_philox, unrolled so that the loop over k vectorises
-            uint64_t p = (uint64_t)0xD2511F53u * a, q = (uint64_t)0xCD9E8D57u * c;
-            uint32_t x = (uint32_t)(q >> 32) ^ b ^ key, y = (uint32_t)(p >> 32) ^ d ^ lock;
-            b = (uint32_t)q;
-            d = (uint32_t)p;
-            a = x;
-            c = y;
-            key += 0x9E3779B9u;
-            lock += 0xBB67AE85u;
-        }
-        o->w[0][k] = a; o->w[1][k] = b; o->w[2][k] = c; o->w[3][k] = d;
-    }
+    for (int64_t k = 0; k < n; k++) ms_philox(seed, offset, first + (uint64_t)k, &o->w[0][k], &o->w[1][k], &o->w[2][k], &o->w[3][k]);
 }
 
 typedef struct {

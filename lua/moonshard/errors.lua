@@ -126,6 +126,7 @@ end
 ---@return table module
 function M.closed(module, what)
   return setmetatable(module, { __index = function(_, name)
+    if type(name) ~= "string" or name:sub(1, 1) == "_" then return nil end      -- what tools look for in any table
     local names = {}
     for known in pairs(module) do names[#names + 1] = tostring(known) end
     table.sort(names)

@@ -124,6 +124,39 @@ describe("registration", function()
   end)
 end)
 
+describe("a module below itself", function()
+  it("is refused where it is assigned", function()
+    local line = "module_spec.lua:%d+: "
+    local net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Identity()))
+    local list, dict = nn.ModuleList { net }, nn.ModuleDict { { "net", net } }
+    for text, fn in pairs {
+      ["Sequential: cannot make the module its own child 'me'"] = function() net.me = net end,
+      ["Sequential: cannot make the module its own child '3'"] = function() net:append(net) end,
+      ["Sequential: cannot make the module its own child '1'"] = function() net:insert(1, net) end,
+      ["Sequential: cannot make the module its own child '%-?3'"] = function() net[3] = net end,
+      ["Sequential: cannot make ModuleList its child 'list': that module contains this one"] = function() net.list = list end,
+      ["Sequential: cannot make ModuleDict its child '2': that module contains this one"] = function() net[2]:append(dict) end,
+    } do
+      local ok, text_of = pcall(fn)
+      assert.is_false(ok, text)
+      assert.matches(line .. text, text_of)
+    end
+    assert.are.equal(4, #net:modules())
+  end)
+
+  it("that came there by replacing a list's element is an error of every walk, never a stack overflow", function()
+    local net = nn.Sequential(nn.Identity(), nn.Identity())
+    net[1] = net                                        -- Lua does not tell us of an element that was there before
+    for _, fn in ipairs { net.modules, net.parameters, net.state_dict, net.named_modules, net.train, net.float,
+      function(m) m:apply(function() end) end } do
+      local ok, text_of = pcall(fn, net)
+      assert.is_false(ok)
+      assert.matches("Sequential: the module contains itself, as '1'", text_of, 1, true)
+    end
+    assert.are.equal("Sequential(\n  (1): Sequential(which contains this one)\n  (2): Identity()\n)", tostring(net))
+  end)
+end)
+
 describe("listings", function()
   it("name what is shared once, state_dict under every name", function()
     local m = nn.Module:extend("M")()

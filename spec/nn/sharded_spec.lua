@@ -62,6 +62,25 @@ for _, world in ipairs { 1, 2, 3, 4 } do
       m(ms.ones(2, 3, { dtype = "float64" })):sum():backward()
     end)
 
+    it("moves gradients with them, so that a step after the move is the step before it", function()
+      ms.manual_seed(4)
+      local m = shard(make())
+      m(ms.randn(2, 3)):sum():backward()
+      local before = {}
+      for name, p in m:named_parameters() do before[name] = p.grad:full_tensor() end
+      m:to("float64")
+      for name, p in m:named_parameters() do
+        assert.are.equal("float64", p.grad.dtype)
+        assert.is_true(before[name]:double():equal(p.grad:full_tensor()), name)
+      end
+      m(ms.zeros(2, 3, { dtype = "float64" })):sum():backward()         -- and more is added to them
+      assert.are.equal("float64", m[1].weight.grad.dtype)
+      m:to("float32")
+      ms.optim.SGD(m:parameters(), { lr = 1 }):step()
+      m:to_empty("meta")
+      for _, p in ipairs(m:parameters()) do assert.are.equal("meta", p.grad.device) end
+    end)
+
     it("measures and clips by the norm over all ranks", function(rank)
       local dist = ms.dist
       for _, order in ipairs { 1, 2, 3, math.huge } do

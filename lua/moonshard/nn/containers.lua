@@ -7,7 +7,7 @@ local base = require "moonshard.nn.module"
 local ops = require "moonshard.nn.ops"
 
 local raise, show = errors.raise, errors.kind
-local Module, is_module = base.Module, base.is_module
+local Module, is_module, check_cycle = base.Module, base.is_module, base.check_cycle
 local rawget, rawset, rawequal, type, select, ipairs, tostring = rawget, rawset, rawequal, type, select, ipairs, tostring
 local release_made_here, is_tensor = ops.drop, tensor.is_tensor
 
@@ -66,19 +66,20 @@ local function assign(self, key, value)
   if value == nil then
     if at ~= #self then raise("%s: only the last element can be taken away by nil, not %d of %d", self:class_name(), at, #self) end
   else
-    check_element(self, at, value)
+    check_cycle(self, at, check_element(self, at, value))
   end
   rawset(self, at, value)
 end
 
 local function append(self, m)
-  rawset(self, #self + 1, check_element(self, #self + 1, m))
+  check_cycle(self, #self + 1, check_element(self, #self + 1, m))
+  rawset(self, #self + 1, m)
   return self
 end
 
 local function insert(self, i, m)
   local at = position(self, "insert", i, #self + 1)
-  check_element(self, at, m)
+  check_cycle(self, at, check_element(self, at, m))
   for k = #self, at, -1 do rawset(self, k + 1, rawget(self, k)) end
   rawset(self, at, m)
   return self

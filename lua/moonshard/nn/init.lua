@@ -16,17 +16,8 @@ for _, file in ipairs { "containers", "linear", "embedding", "norm", "batch_norm
 end
 
 -- An unknown name is an error that knows the nearest one.
-local function guard(t, what)
-  return setmetatable(t, { __index = function(_, name)
-    if type(name) ~= "string" or name:sub(1, 1) == "_" then return nil end
-    local names = {}
-    for known in pairs(t) do names[#names + 1] = known end
-    table.sort(names)
-    errors.raise("%s", errors.unknown("name in " .. what, name, names))
-  end })
-end
-guard(nn.F, "nn.F")
-guard(nn.init, "nn.init")
-guard(nn.utils, "nn.utils")
+errors.closed(nn.F, "nn.F")
+errors.closed(nn.init, "nn.init")
+errors.closed(nn.utils, "nn.utils")
 
-return guard(nn, "nn")
+return errors.closed(nn, "nn")

@@ -125,6 +125,25 @@ local function disown(t)
   end
 end
 
+-- A module below itself would have neither an end nor a first name.
+local function below(m, wanted, seen)
+  if m == wanted then return true end
+  if seen[m] then return false end
+  seen[m] = true
+  local _, children = m:_child_list()
+  for i = 1, #children do
+    if below(children[i], wanted, seen) then return true end
+  end
+  return false
+end
+
+local function check_cycle(self, name, value)
+  if rawequal(self, value) then raise("%s: cannot make the module its own child '%s'", self:class_name(), tostring(name)) end
+  if below(value, self, {}) then
+    raise("%s: cannot make %s its child '%s': that module contains this one", self:class_name(), value:class_name(), tostring(name))
+  end
+end
+
 -- module[name] = value. Classes that keep children elsewhere (containers) replace it.
 function Module._assign(self, name, value)
   if type(name) == "number" and not is_module(value) then
@@ -139,6 +158,7 @@ function Module._assign(self, name, value)
     forget(self, name)
   elseif is_module(value) then
     if kind ~= "module" then check_name(self, name, "module") end
+    check_cycle(self, name, value)
     enlist(self, name, "module", value)
   elseif is_parameter(value) then
     if kind ~= "parameter" then check_name(self, name, "parameter") end
@@ -220,17 +240,21 @@ local function join(prefix, name)
   return prefix == "" and name or prefix .. "." .. name
 end
 
--- Appends the module and its descendants, each once (or under every name when seen is nil).
-local function walk(self, prefix, seen, names, modules)
+-- Appends the module and its descendants, each once (or under every name when seen is nil). `path`: those around it;
+-- a list's element is replaced without our knowing, so a module may have come below itself after all.
+local function walk(self, prefix, seen, names, modules, path)
+  if path[self] then raise("%s: the module contains itself, as '%s'", self:class_name(), prefix) end
   if seen then
     if seen[self] then return end
     seen[self] = true
   end
+  path[self] = true
   names[#names + 1], modules[#modules + 1] = prefix, self
   local child_names, children = self:_child_list()
   for i, child in ipairs(children) do
-    walk(child, join(prefix, child_names[i]), seen, names, modules)
+    walk(child, join(prefix, child_names[i]), seen, names, modules, path)
   end
+  path[self] = nil
 end
 
 local function iterate(names, values)
@@ -245,7 +269,7 @@ end
 local function collect(self, list, prefix, recurse)
   local names, values, modules = {}, {}, {}
   if recurse then
-    walk(self, prefix, {}, names, modules)
+    walk(self, prefix, {}, names, modules, {})
   else
     names[1], modules[1] = prefix, self
   end
@@ -301,14 +325,14 @@ end
 function Module:named_modules(given)
   local o = opts("named_modules", given, { prefix = "", recurse = true })
   local names, modules = {}, {}
-  if o.recurse then walk(self, o.prefix, {}, names, modules) else names[1], modules[1] = o.prefix, self end
+  if o.recurse then walk(self, o.prefix, {}, names, modules, {}) else names[1], modules[1] = o.prefix, self end
   return iterate(names, modules)
 end
 
 ---@return Module[]
 function Module:modules()
   local names, modules = {}, {}
-  walk(self, "", {}, names, modules)
+  walk(self, "", {}, names, modules, {})
   return modules
 end
 
@@ -389,7 +413,8 @@ function Module.__tostring(self)
   if #children == 0 then return head .. extra .. ")" end
   local lines = { head .. extra }
   for i, child in ipairs(children) do
-    lines[#lines + 1] = "  (" .. names[i] .. "): " .. tostring(child):gsub("\n", "\n  ")
+    local text = below(child, self, {}) and child:class_name() .. "(which contains this one)" or tostring(child)
+    lines[#lines + 1] = "  (" .. names[i] .. "): " .. text:gsub("\n", "\n  ")
   end
   lines[#lines + 1] = ")"
   return concat(lines, "\n")
@@ -410,5 +435,5 @@ function Module.__deepcopy(self, memo, copy)
 end
 
 return {
-  Module = Module, is_module = is_module, is_parameter = is_parameter, walk = walk, join = join, own = own,
+  Module = Module, is_module = is_module, is_parameter = is_parameter, walk = walk, join = join, own = own, check_cycle = check_cycle,
 }

@@ -54,6 +54,7 @@ end
 ---@param fn fun(m: Module)
 ---@return Module
 function Module:apply(fn)
+  walk(self, "", {}, {}, {}, {})              -- an error where the module contains itself
   local _, children = self:_child_list()
   for _, child in ipairs(children) do child:apply(fn) end
   fn(self)
@@ -150,7 +151,7 @@ end
 -- Every name of every parameter and persistent buffer: names, values, in listing order.
 function Module._state(self)
   local names, modules = {}, {}
-  walk(self, "", nil, names, modules)
+  walk(self, "", nil, names, modules, {})
   local out, values, owners = {}, {}, {}
   for i, m in ipairs(modules) do
     for _, list in ipairs { "_params", "_buffers" } do
