@@ -79,7 +79,8 @@ typedef struct {
 typedef struct {
     uint64_t nonce;
     _Atomic uint64_t epoch;             // (number << 16) | rank that raised it
-    char pad[4096 - 16];
+    _Atomic int ending;                 // rank + 1 whose failure ends the job
+    char pad[4096 - 20];
     ms_board_rank rank[];               // of the world; those of other nodes stay empty
 } ms_board;
 
@@ -136,13 +137,21 @@ typedef struct {
 extern ms_world ms__world;
 
 ms_status ms__comm_start(const char *backend);
-void      ms__comm_stop(void);                          // polite end: MPI_Finalize
-bool      ms__comm_stopped(void);
 void      ms__mpi_lock(void);
 void      ms__mpi_unlock(void);
 const char *ms__comm_launcher(void);                    // "mpirun" …, NULL: started alone
 
 void      ms__comm_clean(void);                         // comm_clean.c: what killed jobs left under /dev/shm
+
+// ---- comm_end.c: the end of a job ----
+void      ms__comm_stop(void);                          // polite end: MPI_Finalize
+bool      ms__comm_stopped(void);
+void      ms__end_catch(void);                          // exits are seen from now on
+ms_status ms__end_start(void);                          // peers' pids are on the board: watch them
+_Noreturn void ms__end_stay(int code);                  // a peer failed: nothing to add
+ms_status ms__doom(ms_status code);                     // this collective cannot end: an error, and the job's end
+void      ms__board_state(int state);
+bool      ms__rank_dead(int rank);
 
 // ---- comm_node.c: control memory, peers, waiting ----
 char     *ms__window(int world_rank, ms_stream_kind stream);                    // WINDOW of input, WINDOW of results
@@ -158,8 +167,6 @@ void      ms__wait_begin(ms_waiter *w, ms_coll *c);     // on the board
 ms_status ms__node_layout(void);                        // who is here is known
 size_t    ms__ctl_size(void);
 ms_status ms__node_start(void);                         // peers' pids are known: watch them
-void      ms__board_state(int state);
-bool      ms__all_left(void);
 ms_status ms__wait_poll(ms_waiter *w);                  // yields, sleeps, looks for peers' errors, deaths, deadlocks, the limit
 void      ms__wait_end(ms_waiter *w);
 static inline uint64_t epoch_number(uint64_t e) { return e >> 16; }

@@ -7,10 +7,8 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -22,10 +20,7 @@
 static ms_group *groups;            // every group, members or not
 static _Atomic(ms_group *) *pairs;  // send and recv, by from * size + to
 static size_t    groups_used;
-static int      *pidfd;             // by world rank; -1: not here
 static int      *local_of;          // by world rank
-static atomic_int doomed;
-static char      doom_text[2 * TEXT];
 
 enum { PAIR_BYTES = 2 * ((int)sizeof(ms_head) + RING * (int)sizeof(ms_slot)) };
 
@@ -181,30 +176,6 @@ char *ms__comm_resolve(int rank, uint32_t arena, uint64_t at)
     return base + at;
 }
 
-static bool is_dead(int rank)
-{
-    if (pidfd[rank] < 0) return false;
-    struct pollfd p = { .fd = pidfd[rank], .events = POLLIN };
-    return poll(&p, 1, 0) > 0;
-}
-
-// Before MPI_Finalize, which blocks: until every rank here is at its end as well. False: one ended with an error.
-bool ms__all_left(void)
-{
-    for (int64_t since = ms__now_ns();;) {
-        bool all = true;
-        for (int r = 0; r < ms__world.size; r++) {
-            if (local_of[r] < 0 || r == ms__world.rank) continue;
-            int state = atomic_load(&ms__world.board->rank[r].state);
-            if (state == RANK_RAISED || (state == RANK_RUNNING && is_dead(r))) return false;
-            all = all && state == RANK_LEFT;
-        }
-        if (all) return true;
-        struct timespec nap = { 0, ms__now_ns() - since < 10000000 ? 20000 : 2000000 };
-        nanosleep(&nap, NULL);
-    }
-}
-
 // Every local peer's first arena is on the board by now.
 bool ms__comm_can_map(int rank) { return ms__world.board->rank[rank].n_arenas > 0 && ms__comm_resolve(rank, 1, 0) != NULL; }
 
@@ -214,28 +185,17 @@ ms_status ms__node_layout(void)
 {
     int n = ms__world.size;
     local_of = calloc((size_t)n, sizeof *local_of);
-    pidfd = malloc((size_t)n * sizeof *pidfd);
     maps = calloc((size_t)n, sizeof *maps);
     pairs = calloc((size_t)n * (size_t)n, sizeof *pairs);
-    if (!local_of || !pidfd || !maps || !pairs) return ms__fail(MS_ENOMEM, "dist.init: no memory for %d ranks", n);
-    for (int r = 0, l = 0; r < n; r++) {
-        pidfd[r] = -1;
-        local_of[r] = ms__world.node_of[r] == ms__world.node ? l++ : -1;
-    }
+    if (!local_of || !maps || !pairs) return ms__fail(MS_ENOMEM, "dist.init: no memory for %d ranks", n);
+    for (int r = 0, l = 0; r < n; r++) local_of[r] = ms__world.node_of[r] == ms__world.node ? l++ : -1;
     return MS_OK;
 }
 
 ms_status ms__node_start(void)
 {
-    for (int r = 0; r < ms__world.size; r++)
-        if (local_of[r] >= 0 && r != ms__world.rank) pidfd[r] = (int)syscall(SYS_pidfd_open, ms__world.board->rank[r].pid, 0);
     ms__engine_waits = &ms__world.board->rank[ms__world.rank].engine_waits;
-    return MS_OK;
-}
-
-void ms__board_state(int state)
-{
-    if (ms__world.board) atomic_store(&ms__world.board->rank[ms__world.rank].state, state);
+    return ms__end_start();
 }
 
 // ---- published errors -----------------------------------------------------------------------------
@@ -286,31 +246,6 @@ ms_status ms__comm_adopt(void)
         return MS_OK;
     ms__comm_reported();
     return ms__fail(MS_ECOMM, "%s", adopted);
-}
-
-// ---- the end of a job that cannot go on -----------------------------------------------------------
-
-static void *doom_thread(void *arg)
-{
-    (void)arg;
-    struct timespec t = { 0, 500 * 1000 * 1000 };
-    nanosleep(&t, NULL);            // time for the error to be raised and its traceback to be printed
-    fprintf(stderr, "rank %d: %s\nrank %d: ending the job\n", ms__world.rank, doom_text, ms__world.rank);
-    fflush(NULL);
-    for (int r = 0; r < ms__world.size; r++)
-        if (local_of[r] >= 0 && r != ms__world.rank && !is_dead(r)) kill(ms__world.board->rank[r].pid, SIGTERM);
-    _exit(1);
-}
-
-// The error is raised like any other; but if the script survives it, or is busy elsewhere, the job still ends.
-static ms_status doom(ms_status code)
-{
-    int no = 0;
-    if (!atomic_compare_exchange_strong(&doomed, &no, 1)) return code;
-    snprintf(doom_text, sizeof doom_text, "%s", ms_error());
-    pthread_t t;
-    if (pthread_create(&t, NULL, doom_thread, NULL) == 0) pthread_detach(t);
-    return code;
 }
 
 // ---- waiting --------------------------------------------------------------------------------------
@@ -400,7 +335,7 @@ static ms_status report_absence(ms_waiter *w)
     }
     if (at > 2 && (size_t)at < sizeof text) text[at - 2] = 0;
     ms__coll_fail(w->c, text);
-    return doom(MS_ECOMM);
+    return ms__doom(MS_ECOMM);
 }
 
 // Waits among ranks as a graph: node = executor of a rank, an edge to each executor that must move before it can.
@@ -497,22 +432,17 @@ static ms_status look_around(ms_waiter *w)
         int rank = c->g->ranks[k];
         if (k == c->g->me || local_of[rank] < 0) continue;
         int state = atomic_load(&ms__world.board->rank[rank].state);
-        if (state == RANK_RAISED) {
-            // It printed its traceback, and the job ends; a second one would only hide the first.
-            struct timespec grace = { 0, 50 * 1000 * 1000 };
-            nanosleep(&grace, NULL);
-            fflush(NULL);
-            _exit(1);
-        }
+        // It printed its traceback, and the job ends; a second one would only hide the first.
+        if (state == RANK_RAISED) ms__end_stay(1);
         if (state == RANK_LEFT && is_missing(w, k)) {
             snprintf(text, sizeof text, "rank %d has left: its script is at an end", rank);
             ms__coll_fail(c, text);
-            return doom(MS_ECOMM);
+            return ms__doom(MS_ECOMM);
         }
-        if (state == RANK_RUNNING && is_dead(rank)) {
+        if (state == RANK_RUNNING && ms__rank_dead(rank)) {
             snprintf(text, sizeof text, "rank %d (process %d) died", rank, ms__world.board->rank[rank].pid);
             ms__coll_fail(c, text);
-            return doom(MS_ECOMM);
+            return ms__doom(MS_ECOMM);
         }
     }
     if ((double)(w->now - w->begun) * 1e-9 > ms__world.timeout) return report_absence(w);

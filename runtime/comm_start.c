@@ -1,9 +1,5 @@
 // comm_start.c -- from a process that somebody started to ranks that share memory: launcher, MPI plugin, nodes,
-// control memory; and the end of all that.
-//
-// How a job ends: a script that reaches its end leaves politely (MPI_Finalize). An uncaught Lua error makes
-// luajit exit with a code other than 0, which an on_exit handler sees: it says so on the board, where peers
-// find it, and aborts the job. A rank that is killed is missed by its peers and by mpirun.
+// control memory. The end of all that is in comm_end.c.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -246,46 +242,6 @@ static ms_status map_peers(hello *mine, hello *all)
     return MS_OK;
 }
 
-// ---- the end --------------------------------------------------------------------------------------
-
-static bool stopped;
-
-void ms__comm_stop(void)
-{
-    ms_world *w = &ms__world;
-    if (!w->up || stopped) return;
-    stopped = true;
-    ms__board_state(RANK_LEFT);
-    if (w->board && !ms__all_left()) {
-        fflush(NULL);
-        _exit(1);
-    }
-    if (w->mpi) {
-        ms__mpi_lock();
-        w->mpi->finalize();
-        ms__mpi_unlock();
-    }
-}
-
-bool ms__comm_stopped(void) { return stopped; }
-
-static pid_t started_as;
-
-static void at_exit(int code, void *arg)
-{
-    (void)arg;
-    if (stopped || getpid() != started_as) return;
-    if (code == 0) {
-        ms__streams_drain();            // peers may be reading what nobody here waited for
-        ms__comm_stop();
-        return;
-    }
-    fflush(NULL);
-    ms__board_state(RANK_RAISED);
-    // Without MPI_Finalize: mpirun ends the others, and reports this rank's code. A stream worker may be inside MPI: no lock.
-    _exit(code);
-}
-
 // ---- start ----------------------------------------------------------------------------------------
 
 ms_status ms__comm_start(const char *backend)
@@ -310,8 +266,7 @@ ms_status ms__comm_start(const char *backend)
     if (w->mpi->init(size > 0 && size == local, text, sizeof text) != 0) return ms__fail(MS_ECOMM, "dist.init: %s", text);
     w->rank = w->mpi->rank();
     w->size = w->mpi->size();
-    started_as = getpid();
-    on_exit(at_exit, NULL);
+    ms__end_catch();
     if (w->size > 1024) return ms__fail(MS_EUNSUPPORTED, "dist.init: %d ranks, at most 1024", w->size);
     if (w->size > 1) {
         hello mine = { 0 }, *all = calloc((size_t)w->size, sizeof *all);

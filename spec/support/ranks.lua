@@ -326,7 +326,8 @@ end
 --- script: a file of the source tree ("scripts/train.lua"), text, or a function without upvalues.
 --- opts: args (array), env (changes), timeout (120 s), stdin (text), mpirun (further arguments), command (instead of luajit).
 --- A file runs as users run it; text and functions find `require "moonshard"` through LUA_PATH.
----@return { code: integer, stdout: string, stderr: string, seconds: number, timed_out: boolean }
+--- `ended` is on the clock of process.now and ms.time.
+---@return { code: integer, stdout: string, stderr: string, seconds: number, ended: number, timed_out: boolean }
 function ranks.run(n, script, opts)
   opts = opts or {}
   local folder = process.temp_folder()
@@ -348,7 +349,7 @@ function ranks.run(n, script, opts)
     stdin = opts.stdin and folder .. "/stdin", stdout = folder .. "/stdout", stderr = folder .. "/stderr", env = env })
   local result = { timed_out = not child:wait(opts.timeout or 120) }
   if result.timed_out then child:stop(3) end
-  result.code, result.seconds = child.code, child.seconds
+  result.code, result.seconds, result.ended = child.code, child.seconds, child.begun + (child.seconds or 0)
   result.stdout, result.stderr = process.read(folder .. "/stdout"), process.read(folder .. "/stderr")
   process.remove_folder(folder)
   return result
