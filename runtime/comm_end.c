@@ -24,7 +24,8 @@ static int        *pidfd;               // by world rank; -1: not here
 static bool        stopped;
 static pid_t       started_as;
 static bool        by_mpirun;
-static atomic_bool doomed, said;        // a report is due; it is out
+static atomic_bool doomed;              // a report by this rank is due
+static atomic_bool said;                // this rank is on its way out, its text printed
 static char        doom_text[2 * TEXT];
 
 enum { MS = 1000000 };
@@ -58,22 +59,32 @@ static bool first_to_fail(int rank)
     return !ms__world.board || atomic_compare_exchange_strong(&ms__world.board->ending, &nobody, rank + 1);
 }
 
+// What is to be told has been told.
+static void say_ended(void)
+{
+    fflush(NULL);
+    said = true;
+    if (ms__world.board) atomic_store(&ms__world.board->said, true);
+}
+
 // A peer failed and the job ends: stay until the launcher ends this process.
 _Noreturn void ms__end_stay(int code)
 {
-    fflush(NULL);
-    atomic_store(&said, true);
+    say_ended();
     for (int64_t since = ms__now_ns(); by_mpirun && ms__now_ns() - since < STAY;) nap(2 * MS);
     _exit(code);
 }
 
 // ---- peers are watched ----------------------------------------------------------------------------
 
-static bool is_waiting(void)
+// Somebody here waits in a collective, or has found out that it cannot end, and will say so.
+static bool report_due(void)
 {
-    ms_board_rank *me = &ms__world.board->rank[ms__world.rank];
-    for (int k = 0; k < MS_STREAMS; k++) if (atomic_load(&me->wait[k].version) & 1) return true;
-    return atomic_load(&doomed);
+    if (atomic_load(&ms__world.board->doomed)) return true;
+    for (int r = 0; r < ms__world.size; r++)
+        for (int k = 0; k < MS_STREAMS && is_here(r) && state_of(r) == RANK_RUNNING && !ms__rank_dead(r); k++)
+            if (atomic_load(&ms__world.board->rank[r].wait[k].version) & 1) return true;
+    return false;
 }
 
 // The first peer here that ended without having left; -1 when all of them left.
@@ -109,9 +120,10 @@ static void *watch_thread(void *arg)
     if (dead < 0) return NULL;
     first_to_fail(dead);
     int64_t since = ms__now_ns();
-    // Whoever raised has told why. Of one that died without a word those tell who wait for it in a collective.
+    // Whoever raised has told why. Of one that died without a word those tell who wait for it in a collective, or will in
+    // a moment: a machine with more work than cores gives them their turn late.
     if (state_of(dead) == RANK_RUNNING)
-        while (!atomic_load(&said) && ms__now_ns() - since < 1000ll * MS && (ms__now_ns() - since < 20 * MS || is_waiting())) nap(2 * MS);
+        while (!atomic_load(&ms__world.board->said) && ms__now_ns() - since < 800 * MS && (ms__now_ns() - since < 250 * MS || report_due())) nap(2 * MS);
     while (by_mpirun && ms__now_ns() - since < STAY) {
         pid_t up = getppid();
         // To its main thread, which is the one that sleeps.
@@ -161,7 +173,7 @@ static void *doom_thread(void *arg)
     fprintf(stderr, "rank %d: %s\nrank %d: ending the job\n", ms__world.rank, doom_text, ms__world.rank);
     ms__board_state(RANK_RAISED);
     if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
-    fflush(NULL);
+    say_ended();
     _exit(1);
 }
 
@@ -170,6 +182,7 @@ ms_status ms__doom(ms_status code)
 {
     bool no = false;
     if (!atomic_compare_exchange_strong(&doomed, &no, true)) return code;
+    atomic_store(&ms__world.board->doomed, true);
     snprintf(doom_text, sizeof doom_text, "%s", ms_error());
     pthread_t t;
     if (pthread_create(&t, NULL, doom_thread, NULL) == 0) pthread_detach(t);
@@ -220,8 +233,7 @@ static void at_exit(int code, void *arg)
         return;
     }
     // Without MPI_Finalize: the launcher ends the others. A stream worker may be inside MPI: no lock.
-    fflush(NULL);
-    atomic_store(&said, true);
+    say_ended();
     ms__board_state(RANK_RAISED);
     if (!first_to_fail(ms__world.rank)) ms__end_stay(code);
     _exit(code);

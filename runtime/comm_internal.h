@@ -80,7 +80,8 @@ typedef struct {
     uint64_t nonce;
     _Atomic uint64_t epoch;             // (number << 16) | rank that raised it
     _Atomic int ending;                 // rank + 1 whose failure ends the job
-    char pad[4096 - 20];
+    atomic_bool doomed, said;           // why the job ends is about to be told; has been told
+    char pad[4096 - 22];
     ms_board_rank rank[];               // of the world; those of other nodes stay empty
 } ms_board;
 
