@@ -404,8 +404,8 @@ ms_status ms__all_gather_pieces(ms_group *g, ms_storage *out, ms_storage *in, in
         out_numel += (double)(pieces[i].total / esize);
         c->in_bytes += mine;
         // Places in the output may differ between ranks; what is read from peers must not.
-        uint64_t same[3] = { pieces[i].in_offset, pieces[i].bytes, pieces[i].total };
-        for (int k = 0; k < 3; k++) c->print.extra = (c->print.extra ^ same[k]) * 1099511628211ull;
+        uint64_t same[4] = { pieces[i].in_offset, pieces[i].bytes, pieces[i].total, pieces[i].line };
+        for (int k = 0; k < 4; k++) c->print.extra = (c->print.extra ^ same[k]) * 1099511628211ull;
     }
     c->stream = stream;
     c->print.count = (uint64_t)out_numel;
@@ -413,7 +413,7 @@ ms_status ms__all_gather_pieces(ms_group *g, ms_storage *out, ms_storage *in, in
     c->out_storage = out;
     c->in = in->data;
     c->out = out->data;
-    if (n == 1 && pieces[0].total == (uint64_t)g->n * pieces[0].bytes && pieces[0].out_stride == pieces[0].bytes && pieces[0].bytes <= PAYLOAD) {
+    if (n == 1 && !pieces[0].line && pieces[0].total == (uint64_t)g->n * pieces[0].bytes && pieces[0].out_stride == pieces[0].bytes && pieces[0].bytes <= PAYLOAD) {
         c->inline_ = true;
         c->in += pieces[0].in_offset;
         c->out += pieces[0].out_offset;

@@ -21,8 +21,9 @@ typedef enum { MS_SUM, MS_AVG, MS_MAX, MS_MIN, MS_PROD } ms_reduction;
 
 // One run of bytes per rank: rank k's input at in_offset (the same on every rank) lands at
 // out_offset + k*out_stride of the output; rank k gives min(bytes, max(0, total - k*bytes)) bytes.
-// So a unit's shards, laid side by side, land as whole parameters without a copy-out.
-typedef struct { uint64_t in_offset, out_offset, out_stride, bytes, total; } ms_piece;
+// So a unit's shards, laid side by side, land as whole parameters without a copy-out. A block that is no single run in the
+// output (a parameter cut along a later dimension) goes there in lines of `line` bytes, out_line apart; 0: one run.
+typedef struct { uint64_t in_offset, out_offset, out_stride, bytes, total, line, out_line; } ms_piece;
 
 // All-gather of n pieces as one collective (one fingerprint, one ledger entry) on `stream`. The storages are
 // retained until it is through. unit: name for reports and the ledger, may be NULL. *work is set when stream is not compute

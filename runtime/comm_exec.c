@@ -271,13 +271,28 @@ static ms_status move_inline(ms_coll *c)
 
 // ---- direct: tensors where they are ----------------------------------------------------------------
 
+// Bytes [at, at + n) of member k's block, to their places in the output.
+static void put_piece(char *out, const ms_piece *p, int k, size_t at, const char *from, size_t n)
+{
+    char *to = out + p->out_offset + (size_t)k * p->out_stride;
+    if (!p->line) {
+        if (n && to + at != from) ms__comm_copy(to + at, from, n);
+        return;
+    }
+    while (n > 0) {
+        size_t in_line = at % p->line, m = p->line - in_line < n ? p->line - in_line : n;
+        memcpy(to + at / p->line * p->out_line + in_line, from, m);
+        at += m;
+        from += m;
+        n -= m;
+    }
+}
+
 static void gather_pieces(ms_coll *c, int k, const char *from)
 {
     for (int i = 0; i < c->n_pieces; i++) {
         const ms_piece *p = &c->pieces[i];
-        char *to = c->out + p->out_offset + (size_t)k * p->out_stride;
-        size_t n = piece_bytes(p, k);
-        if (n && to != from + p->in_offset) ms__comm_copy(to, from + p->in_offset, n);
+        put_piece(c->out, p, k, 0, from + p->in_offset, piece_bytes(p, k));
     }
 }
 
@@ -426,7 +441,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
             switch (c->op) {
             case OP_ALL_GATHER: {
                 size_t have = piece_bytes(piece, k), m = at >= have ? 0 : have - at < n ? have - at : n;
-                if (m) put(c->out + piece->out_offset + (size_t)k * piece->out_stride + at, from, m);
+                put_piece(c->out, piece, k, at, from, m);
                 break;
             }
             case OP_BROADCAST: if (k != me) put(c->out + at, from, n); break;

@@ -238,6 +238,10 @@ typedef struct {
     int32_t reshard_after_forward;  // 1, 0, or -1: by the root rule (true for non-roots, false for the root)
     int32_t param_dtype, reduce_dtype, output_dtype;    // -1: as they are
     int32_t cast_forward_inputs;
+    int32_t replicates, reshards_to;    // whether the two groups below count
+    double  replicate_group;            // ranks that hold the same shards: reduced gradients are all-reduced over them
+    double  reshard_group;              // after forward the whole is kept in slices by these ranks (consecutive members of group)
+    const int32_t *dims;                // per parameter, the dimension that is cut (rows only; it divides evenly); NULL: the first
 } ms_unit_options;
 
 // Takes n parameters (whole, equal on all ranks, contiguous, of at least one dimension; on meta too) and keeps this
@@ -264,7 +268,7 @@ MS_API ms_status ms_unit_unshard(double unit, int async);   // collective; async
 MS_API ms_status ms_unit_wait(double unit);
 MS_API ms_status ms_unit_reshard(double unit);
 enum { MS_UNIT_SYNC, MS_UNIT_RESHARD_AFTER_FORWARD, MS_UNIT_RESHARD_AFTER_BACKWARD, MS_UNIT_IS_LAST_BACKWARD, MS_UNIT_DIVIDE_FACTOR,
-       MS_UNIT_UNSHARD_IN_BACKWARD };
+       MS_UNIT_UNSHARD_IN_BACKWARD, MS_UNIT_ALL_REDUCE, MS_UNIT_ALL_REDUCE_HOOK };    // the hook's key, 0: none
 MS_API ms_status ms_unit_set(double unit, int what, double value);
 MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const double *units);
 // A managed parameter's unit (0: not managed), this rank's part (the same id for life), and the whole (collective, detached, stored dtype).
@@ -276,7 +280,8 @@ MS_API ms_id     ms_unit_full_grad(ms_id p);            // of its gradient; 0 wi
 // gradient or copy in scripts. And the whole of such a thing, whose part on this rank is `part` (collective).
 MS_API ms_id     ms_unit_stand_in(ms_id p, int dtype);
 MS_API ms_id     ms_unit_gather_like(ms_id p, ms_id part);
-typedef struct { double unit; int32_t layout, world, rank, dtype; int64_t first, here, rows, row_numel; } ms_shard_info;   // rows of dimension 0
+// rows: of dimension `dim`, of which this rank has `here` from `first` on; outer and row_numel: elements before and behind it.
+typedef struct { double unit; int32_t layout, world, rank, dtype, dim, pad; int64_t first, here, rows, row_numel, outer; } ms_shard_info;
 MS_API ms_status ms_unit_shard_info(ms_id p, ms_shard_info *out);
 // Moves the shards to a device and dtype (-1: keep); keep_values 0 leaves them uninitialised (to_empty).
 MS_API ms_status ms_unit_to(double unit, int device, int dtype, int keep_values);

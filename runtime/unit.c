@@ -86,14 +86,40 @@ static ms_status cast_shard(unit *u)
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         if (p->local->numel == 0) continue;
-        size_t at = u->layout == &ms__layouts[MS_LAYOUT_ROWS] ? u->pieces[j].in_offset
-                                                              : p->shard_at / (size_t)ms__dtype_size(p->dtype) * (size_t)ms__dtype_size(p->low);
-        ms_tensor *dst = ms__tensor_on(u->low, p->low, p->local->ndim, p->local->shape, (int64_t)(at / (size_t)ms__dtype_size(p->low)));
+        ms_tensor *dst = ms__tensor_on(u->low, p->low, p->local->ndim, p->local->shape, (int64_t)(p->low_at / (size_t)ms__dtype_size(p->low)));
         ms_status st = ms__copy(dst, p->local);
         ms__release(dst);
         MS_TRY(st);
     }
     return MS_OK;
+}
+
+static uint64_t versions_of(const unit *u)
+{
+    uint64_t sum = 0;
+    for (int j = 0; j < u->n; j++) sum += u->params[j].local->version->count;
+    return sum;
+}
+
+static void drop_post(unit *u)
+{
+    if (u->post) ms__storage_release(u->post);
+    u->post = NULL;
+}
+
+// What the forward left with post_group, unless the parameters have changed since (every rank sees that alike).
+static bool post_serves(unit *u)
+{
+    if (u->post && u->post_version != versions_of(u)) drop_post(u);
+    return u->post != NULL;
+}
+
+// One dtype for all that is gathered, else bytes.
+static int gathered_dtype(const unit *u)
+{
+    for (int j = 1; j < u->n; j++)
+        if (u->params[j].low != u->params[0].low) return MS_U8;
+    return u->n ? u->params[0].low : MS_U8;
 }
 
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
@@ -103,15 +129,20 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     ms__unit_note(u, MS_UNIT_EV_UNSHARD, prefetched);
     if (nothing) return MS_OK;
     ms_storage *from = u->shard;
-    ms_status st = ms__storage_sync(u->shard, false);
+    ms_stream_kind stream = early ? MS_STREAM_GATHER : MS_STREAM_COMPUTE;
+    bool post = post_serves(u);
+    ms_status st = ms__storage_sync(post ? u->post : u->shard, false);
     if (st == MS_OK) st = ms__storage_refill(u->full, "fsdp: gathered parameters");
-    if (st == MS_OK && u->casts) {
+    if (st == MS_OK && u->casts && !post) {
         st = cast_shard(u);
         from = u->low;
     }
-    if (st == MS_OK)
-        st = ms__all_gather_pieces(u->group, u->full, from, u->n_pieces, u->pieces, u->n ? u->params[0].low : MS_U8,
-                                   early ? MS_STREAM_GATHER : MS_STREAM_COMPUTE, u->name, &u->gather);
+    if (st == MS_OK && post) {
+        ms_piece slice = { .out_stride = u->post_bytes, .bytes = u->post_bytes, .total = u->full_bytes };
+        st = ms__all_gather_pieces(u->post_group, u->full, u->post, 1, &slice, gathered_dtype(u), stream, u->name, &u->gather);
+    } else if (st == MS_OK) {
+        st = ms__all_gather_pieces(u->group, u->full, from, u->n_pieces, u->pieces, gathered_dtype(u), stream, u->name, &u->gather);
+    }
     if (u->low) {
         ms__storage_release(u->low);        // the collective holds its own reference
         u->low = NULL;
@@ -148,6 +179,35 @@ ms_status ms__unit_finish_gather(unit *u)
         u->params[j].param->sharded = false;
     }
     u->gathered = true;
+    drop_post(u);
+    return MS_OK;
+}
+
+// This rank's slice of the gathered bytes is copied; behind the copy they are let go.
+ms_status ms__unit_shard_to_post(unit *u)
+{
+    if (!u->gathered || u->in_place || u->n == 0) {
+        ms__unit_shard(u);
+        return MS_OK;
+    }
+    size_t begin = (size_t)ms__group_rank(u->post_group) * u->post_bytes, n = begin < u->full_bytes ? u->full_bytes - begin : 0;
+    if (n > u->post_bytes) n = u->post_bytes;
+    ms_storage *post;
+    MS_TRY(ms__storage_new(&post, u->device, u->post_bytes, "fsdp: slice of the gathered parameters"));
+    if (n > 0) {
+        int64_t count = (int64_t)n;
+        ms_tensor *from = ms__tensor_on(u->full, MS_U8, 1, &count, (int64_t)begin), *to = ms__tensor_on(post, MS_U8, 1, &count, 0);
+        ms_status st = ms__copy(to, from);
+        ms__release(from);
+        ms__release(to);
+        if (st != MS_OK) {
+            ms__storage_release(post);
+            return st;
+        }
+    }
+    ms__unit_shard(u);
+    u->post = post;
+    u->post_version = versions_of(u);
     return MS_OK;
 }
 
@@ -157,6 +217,7 @@ void ms__unit_shard(unit *u)
         (void)wait_gather(u);
         if (!u->gathered && !u->in_place) ms__storage_vacate(u->full);
     }
+    drop_post(u);
     if (!u->gathered) return;
     if (u->n) ms__unit_note(u, MS_UNIT_EV_RESHARD, false);
     for (int j = 0; j < u->n; j++) {
@@ -189,6 +250,9 @@ static void unit_delete(unit *u)
     release_params(u);
     if (u->shard) ms__storage_release(u->shard);
     if (u->full) ms__storage_release(u->full);
+    drop_post(u);
+    ms__release(u->partial);
+    free(u->partial_of);
     free(u->params);
     free(u->pieces);
     free(u->active);
@@ -215,6 +279,10 @@ static ms_status make_storages(unit *u)
 {
     MS_TRY(u->layout->plan(u));
     u->in_place = u->world == 1 && !u->casts;
+    if (u->post_group) {
+        size_t ranks = (size_t)ms__group_size(u->post_group);
+        u->post_bytes = ((u->full_bytes + ranks - 1) / ranks + 63) & ~(size_t)63;
+    }
     ms_storage *shard = NULL, *full = NULL;
     MS_TRY(ms__storage_new(&shard, u->device, u->shard_bytes, "fsdp: shard"));
     if (shard->data) memset(shard->data, 0, u->shard_bytes);
@@ -278,7 +346,10 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     u->output_dtype = o->output_dtype;
     u->cast_forward_inputs = o->cast_forward_inputs != 0;
     u->reshard_after_forward = o->reshard_after_forward;
-    u->reshard_after_backward = u->sync = u->unshard_in_backward = true;
+    u->reshard_after_backward = u->sync = u->unshard_in_backward = u->all_reduce = true;
+    if (o->replicates && !(u->replicate = ms__group_by_id(o->replicate_group))) goto failed;
+    if (o->reshards_to && !(u->post_group = ms__group_by_id(o->reshard_group))) goto failed;
+    if (u->replicate && ms__group_size(u->replicate) == 1) u->replicate = NULL;
     u->params = calloc((size_t)n + 1, sizeof *u->params);
     u->pieces = calloc((size_t)n + 1, sizeof *u->pieces);
     if (!u->params || !u->pieces) {
@@ -296,6 +367,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
         p->owner = u;
         p->param = ms__retain(t);
         p->dtype = p->low = t->dtype;
+        p->dim = o->dims ? o->dims[j] : 0;
         if (u->param_dtype >= 0 && ms__is_float(t->dtype)) p->low = u->param_dtype;
         u->casts |= p->low != p->dtype;
         u->n = j + 1;
@@ -306,10 +378,14 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
         unit_param *p = &u->params[j];
         make_views(u, p, p->param);
         if ((u->device & 0xff) != MS_META && p->here > 0) {
-            // This rank's part of the whole: rows are contiguous, and so are elements of the flat layout.
-            size_t esz = (size_t)ms__dtype_size(p->dtype);
-            if (ms__storage_sync(p->param->storage, false) != MS_OK) goto failed_late;
-            memcpy(ms__data(p->local), (char *)ms__data(p->param) + (size_t)(p->first * p->row_numel) * esz, (size_t)(p->here * p->row_numel) * esz);
+            // This rank's part of the whole. Elements of the flat layout are contiguous.
+            int64_t one = 1;
+            bool flat = u->layout == &ms__layouts[MS_LAYOUT_FLAT];
+            ms_tensor *part = ms__tensor_view(p->param, p->local->ndim, p->local->shape, flat ? &one : p->param->stride,
+                                              p->param->offset + p->first * p->row_numel);
+            ms_status st = ms__copy(p->local, part);
+            ms__release(part);
+            if (st != MS_OK) goto failed_late;
         }
     }
     for (int j = 0; j < n; j++) {           // nothing fails from here on
@@ -481,10 +557,13 @@ ms_status ms_unit_set(double handle, int what, double value)
     case MS_UNIT_SYNC: u->sync = value != 0; break;
     case MS_UNIT_RESHARD_AFTER_FORWARD:
         u->reshard_after_forward = value != 0;
+        u->post_group = NULL;
         u->by_rule = false;
         break;
     case MS_UNIT_RESHARD_AFTER_BACKWARD: u->reshard_after_backward = value != 0; break;
     case MS_UNIT_UNSHARD_IN_BACKWARD: u->unshard_in_backward = value != 0; break;
+    case MS_UNIT_ALL_REDUCE: u->all_reduce = value != 0; break;
+    case MS_UNIT_ALL_REDUCE_HOOK: u->all_reduce_hook = value; break;
     case MS_UNIT_IS_LAST_BACKWARD: if (u->context) u->context->is_last_backward = value != 0; break;
     case MS_UNIT_DIVIDE_FACTOR:
         if (!(value > 0)) return ms__fail(MS_EINVAL, "set_gradient_divide_factor: %g is not greater than 0", value);

@@ -21,10 +21,11 @@ typedef struct unit_param {
     ms_tensor *fresh;               // whole gradient of `run`, the backward under way
     ms_run    *run;
     ms_tensor *pending;             // whole gradient to reduce: fresh ones join it at post-backward
-    int64_t    rows, row_numel;     // of dimension 0 (flat: numel, 1)
+    int        dim;                 // that is cut; only `rows` cuts another than the first
+    int64_t    outer, rows, row_numel;  // sizes before it, of it and behind it (flat: 1, numel, 1)
     int64_t    chunk;               // rows per rank, ceil(rows / W)
     int64_t    first, here;         // this rank's rows
-    size_t     shard_at, full_at;   // bytes into the shard and (in the gathered dtype) the full storage
+    size_t     shard_at, low_at, full_at;   // bytes into the shard, and in the gathered dtype into its cast and the full storage
     int        dtype, low;          // stored and gathered
 } unit_param;
 
@@ -47,6 +48,11 @@ struct unit {
     const char   *name;
     const layout *layout;
     ms_group     *group;
+    ms_group     *replicate;        // ranks with the same shard, over which the reduced gradients are all-reduced; NULL: none
+    ms_group     *post_group;       // reshard_after_forward as a number: the ranks that keep the whole between them until backward
+    ms_storage   *post;             // this rank's slice of it, between forward and backward
+    size_t        post_bytes;       // of a slice
+    uint64_t      post_version;     // of the parameters it was cut from
     int           rank, world, n, device;
     unit_param   *params;
     ms_piece     *pieces;           // from the shard (or its low-precision cast) to the full storage
@@ -63,7 +69,12 @@ struct unit {
     int           reshard_after_forward;    // -1: by the root rule
     bool          by_rule;          // whole after forward because it is the root, not because the script said so
     bool          reshard_after_backward, sync, unshard_in_backward;
-    double        divide;           // 0: the group's size
+    bool          all_reduce;       // over `replicate`; false: reduced gradients gather in `partial`
+    ms_tensor    *partial;
+    unit_param  **partial_of;
+    int           n_partial;
+    double        divide;           // 0: the number of ranks
+    double        all_reduce_hook;  // the script's number for it, 0: none
     // who is using it
     int           forwards;
     struct { int64_t use; ms_run *run; } *active;       // uses between pre- and post-backward
@@ -83,6 +94,8 @@ typedef struct reduction {              // under way, or waiting to land
     int64_t     *at;                    // where each one's part begins in out
     ms_tensor   *in, *out;
     ms_work     *work;
+    ms_work     *scattered;             // of the reduce-scatter, where work is an all-reduce
+    bool         partial;               // lands in owner->partial
 } reduction;
 
 typedef struct context {
@@ -108,6 +121,7 @@ context   *ms__contexts(void);
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched);
 ms_status ms__unit_finish_gather(unit *u);              // waits; parameters are whole afterwards
 void      ms__unit_shard(unit *u);                      // back to the shards, whatever the schedule says
+ms_status ms__unit_shard_to_post(unit *u);              // back to slices among post_group
 bool      ms__unit_idle(const unit *u);                 // nobody is between its pre- and post-phase
 ms_id     ms__unit_gather_whole(unit_param *p, ms_tensor *part);    // part is laid out like p's local tensor; collective
 void      ms__unit_note(const unit *u, int event, bool prefetched);

@@ -3,7 +3,8 @@
 //
 // rows: rank k of W has rows [k*chunk, (k+1)*chunk) of a parameter, chunk = ceil(rows / W), as
 // torch.chunk cuts: the last ranks may have fewer or none. The gather moves each parameter's rows
-// straight to their place in the whole, so there is no copy-out; padding rows do not travel.
+// straight to their place in the whole, so there is no copy-out; padding rows do not travel. A later
+// dimension is cut alike, evenly; then a rank's part goes to its place in lines.
 #include "unit.h"
 
 enum { ALIGN = 64 };        // every parameter starts on a cache line, in the shard and in the whole
@@ -44,20 +45,26 @@ static ms_status rows_plan(unit *u)
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         const ms_tensor *t = p->param;
-        p->rows = t->shape[0];
-        p->row_numel = 1;
-        for (int d = 1; d < t->ndim; d++) p->row_numel *= t->shape[d];
+        p->rows = t->shape[p->dim];
+        p->row_numel = p->outer = 1;
+        for (int d = 0; d < p->dim; d++) p->outer *= t->shape[d];
+        for (int d = p->dim + 1; d < t->ndim; d++) p->row_numel *= t->shape[d];
         p->chunk = (p->rows + u->world - 1) / u->world;
         p->first = min64(p->rows, u->rank * p->chunk);
         p->here = min64(p->rows, (u->rank + 1) * p->chunk) - p->first;
         p->shard_at = shard;
         p->full_at = full;
-        size_t row = (size_t)p->row_numel * size_of(p->low);
+        p->low_at = low;
+        size_t row = (size_t)p->row_numel * size_of(p->low), outer = (size_t)p->outer;
         u->pieces[j] = (ms_piece){ .in_offset = u->casts ? low : shard, .out_offset = full, .out_stride = (size_t)p->chunk * row,
-                                   .bytes = (size_t)p->chunk * row, .total = (size_t)p->rows * row };
-        shard = align_up(shard + (size_t)(p->chunk * p->row_numel) * size_of(p->dtype));
-        low = align_up(low + (size_t)(p->chunk * p->row_numel) * size_of(p->low));
-        full = align_up(full + (size_t)p->rows * row);
+                                   .bytes = outer * (size_t)p->chunk * row, .total = outer * (size_t)p->rows * row };
+        if (p->dim > 0) {
+            u->pieces[j].line = (size_t)p->chunk * row;
+            u->pieces[j].out_line = (size_t)p->rows * row;
+        }
+        shard = align_up(shard + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->dtype));
+        low = align_up(low + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->low));
+        full = align_up(full + outer * (size_t)p->rows * row);
     }
     u->shard_bytes = shard;
     u->low_bytes = low;
@@ -68,7 +75,7 @@ static ms_status rows_plan(unit *u)
 static int rows_local_shape(const unit_param *p, int64_t *shape)
 {
     memcpy(shape, p->param->shape, sizeof p->param->shape);
-    shape[0] = p->here;
+    shape[p->dim] = p->here;
     return p->param->ndim;
 }
 
@@ -78,7 +85,7 @@ static int64_t rows_columns(unit *u, int n, unit_param **present, int64_t *at)
     int64_t total = 0;
     for (int k = 0; k < n; k++) {
         at[k] = total;
-        total += present[k]->chunk * present[k]->row_numel;
+        total += present[k]->outer * present[k]->chunk * present[k]->row_numel;
     }
     return total;
 }
@@ -89,19 +96,19 @@ static ms_status rows_pack(unit *u, int n, unit_param **present, ms_tensor *in)
     for (int k = 0; k < n; k++) {
         const unit_param *p = present[k];
         ms_tensor *g = p->pending;
-        int64_t wide = p->chunk * p->row_numel;
+        int64_t wide = p->outer * p->chunk * p->row_numel;
         for (int r = 0; r < u->world; r++) {
             int64_t first = min64(p->rows, r * p->chunk), rows = min64(p->rows, (r + 1) * p->chunk) - first;
             int64_t shape[MS_MAX_DIMS], at = r * total + column;
             memcpy(shape, g->shape, sizeof shape);
-            shape[0] = rows;
+            shape[p->dim] = rows;
             if (rows > 0) {
-                ms_tensor *part = ms__tensor_view(g, g->ndim, shape, g->stride, g->offset + first * g->stride[0]);
+                ms_tensor *part = ms__tensor_view(g, g->ndim, shape, g->stride, g->offset + first * g->stride[p->dim]);
                 ms_status st = copy_into(in, at, part);
                 ms__release(part);
                 MS_TRY(st);
             }
-            MS_TRY(zero_zone(in, at + rows * p->row_numel, wide - rows * p->row_numel));
+            MS_TRY(zero_zone(in, at + p->outer * rows * p->row_numel, wide - p->outer * rows * p->row_numel));
         }
         column += wide;
     }
@@ -125,11 +132,12 @@ static ms_status flat_plan(unit *u)
         unit_param *p = &u->params[j];
         int64_t n = p->param->numel, from = max64(at, begin), to = min64(at + n, end);
         p->rows = n;
-        p->row_numel = 1;
+        p->row_numel = p->outer = 1;
         p->chunk = each;
         p->here = max64(0, to - from);
         p->first = p->here ? from - at : 0;
         p->shard_at = p->here ? (size_t)(from - begin) * wide : 0;
+        p->low_at = p->here ? (size_t)(from - begin) * low : 0;
         p->full_at = (size_t)at * low;
         at += n;
     }

@@ -6,7 +6,9 @@
 void ms__unit_drop_reduction(reduction *r)
 {
     if (!r->owner) return;
+    ms__work_wait(r->scattered);
     ms__work_wait(r->work);
+    ms__work_release(r->scattered);
     ms__work_release(r->work);
     ms__release(r->in);
     ms__release(r->out);
@@ -44,26 +46,115 @@ static ms_status land_all(ms_run *run, reduction *r, ms_tensor *out)
     return MS_OK;
 }
 
+static ms_status add_to(ms_tensor *sum, ms_tensor *t)
+{
+    ms_tensor *same;
+    MS_TRY(ms__op2(&same, ms__op_by_name("add_"), sum, t));
+    ms__release(same);
+    return MS_OK;
+}
+
+// Waits until the reduced block is there; what was reduced is let go.
+static ms_status reduced(reduction *r)
+{
+    ms_status st = ms__work_wait(r->scattered), all = ms__work_wait(r->work);
+    ms__work_release(r->scattered);
+    ms__work_release(r->work);
+    r->scattered = r->work = NULL;
+    ms__release(r->in);
+    r->in = NULL;
+    return st != MS_OK ? st : all;
+}
+
+static bool same_present(const unit *u, const reduction *r)
+{
+    return u->n_partial == r->n && !memcmp(u->partial_of, r->present, (size_t)r->n * sizeof *r->present);
+}
+
+// Not all-reduced yet: it waits with the unit for a backward that is.
+static ms_status keep_partial(reduction *r)
+{
+    unit *u = r->owner;
+    if (u->partial && !same_present(u, r))
+        return ms__fail(MS_ESTATE, "fsdp: unit '%s': %d parameters had gradients in one backward without all-reduce, %d in another; they must be the same ones",
+                        u->name, u->n_partial, r->n);
+    if (u->partial) return add_to(u->partial, r->out);
+    u->partial = ms__retain(r->out);
+    u->partial_of = r->present;
+    u->n_partial = r->n;
+    r->present = NULL;
+    return MS_OK;
+}
+
+// The reduced block of r goes to its parameters. Takes r's parts.
+static ms_status land_reduced(ms_run *run, reduction *r)
+{
+    ms_tensor *out = r->out;
+    int stored = r->n ? r->present[0]->dtype : 0;
+    ms_status st = MS_OK;
+    if (r->partial) {
+        st = keep_partial(r);
+    } else {
+        if (out->dtype != stored) {
+            st = ms__tensor_new(&out, stored, r->owner->device, 1, r->out->shape, "fsdp: reduced gradients");
+            if (st == MS_OK) st = ms__copy(out, r->out);
+            else out = r->out;
+            if (out != r->out) ms__release(r->out);
+        }
+        if (st == MS_OK) st = land_all(run, r, out);
+    }
+    ms__release(out);
+    r->out = NULL;
+    return st;
+}
+
+static void reduction_free(reduction *r)
+{
+    ms__release(r->out);
+    free(r->present);
+    free(r->at);
+    *r = (reduction){ 0 };
+}
+
+// A unit whose script wants to see the reduced block first.
+static ms_run_state hooked_step(ms_task *t, ms_run *run, ms_event *ev)
+{
+    reduction *r = t->ptr;
+    if (t->phase++ == 0) {
+        if (reduced(r) != MS_OK) return MS_RUN_FAILED;
+        return ms__run_event(run, ev, MS_EV_ALL_REDUCE, r->owner->all_reduce_hook, r->owner->handle, 1, &r->out, 0);
+    }
+    return land_reduced(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
+}
+
+static void hooked_drop(ms_task *t)
+{
+    reduction *r = t->ptr;
+    if (r->work || r->scattered) (void)reduced(r);
+    reduction_free(r);
+    free(r);
+}
+
 ms_status ms__unit_land(ms_run *run, context *c)
 {
     if (!c->reducing.owner) return MS_OK;
     reduction r = c->reducing;
     c->reducing = (reduction){ 0 };
-    ms_tensor *out = r.out;
-    ms_status st = ms__work_wait(r.work);
-    ms__release(r.in);
-    int stored = r.n ? r.present[0]->dtype : 0;
-    if (st == MS_OK && out->dtype != stored) {
-        st = ms__tensor_new(&out, stored, r.owner->device, 1, r.out->shape, "fsdp: reduced gradients");
-        if (st == MS_OK) st = ms__copy(out, r.out);
-        else out = r.out;
-        if (out != r.out) ms__release(r.out);
+    if (r.owner->all_reduce_hook != 0 && !r.partial) {
+        reduction *kept = malloc(sizeof *kept);
+        ms_task task = { .step = hooked_step, .drop = hooked_drop, .ptr = kept };
+        ms_status st = kept ? ms__run_push(run, &task) : MS_ENOMEM;
+        if (st != MS_OK) {
+            free(kept);
+            ms__unit_drop_reduction(&r);
+            return ms__fail(st, "fsdp: no memory for a reduction");
+        }
+        *kept = r;
+        return MS_OK;
     }
-    if (st == MS_OK) st = land_all(run, &r, out);
-    ms__work_release(r.work);
-    ms__release(out);
-    free(r.present);
-    free(r.at);
+    ms_status st = reduced(&r);
+    if (st == MS_OK) st = land_reduced(run, &r);
+    reduction_free(&r);
     return st;
 }
 
@@ -109,13 +200,28 @@ static ms_status land_alone(ms_run *run, unit *u, double scale)
     return MS_OK;
 }
 
+// What earlier backwards without all-reduce left joins the block on its way.
+static ms_status add_partial(unit *u, reduction *r)
+{
+    if (!same_present(u, r))
+        return ms__fail(MS_ESTATE, "fsdp: unit '%s': %d parameters had gradients in a backward without all-reduce, %d in this one; they must be the same ones",
+                        u->name, u->n_partial, r->n);
+    MS_TRY(ms__work_wait(r->work));
+    MS_TRY(add_to(r->out, u->partial));
+    ms__drop(&u->partial);
+    free(u->partial_of);
+    u->partial_of = NULL;
+    return MS_OK;
+}
+
 // Packs the gradients that are there and starts their reduce-scatter. The sum is over ranks in rank order; the mean
 // is one multiplication before the one rounding, so there is no overflow that a division beforehand would prevent.
 ms_status ms__unit_reduce(ms_run *run, unit *u)
 {
     context *c = u->context;
+    // Over a mesh each of the two steps takes its own mean; a factor of the script's divides at the first.
     double scale = 1 / (u->divide > 0 ? u->divide : u->world);
-    if (u->world == 1) return land_alone(run, u, scale);
+    if (u->world == 1 && !u->replicate && u->all_reduce_hook == 0) return land_alone(run, u, scale);
     reduction r = { .owner = u, .present = calloc((size_t)u->n + 1, sizeof *r.present), .at = calloc((size_t)u->n + 1, sizeof *r.at) };
     if (!r.present || !r.at) {
         free(r.present);
@@ -138,11 +244,16 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
     if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, u->device, 1, &wide, "fsdp: reduced gradients");
     if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, MS_SUM, scale, MS_STREAM_REDUCE, u->name, &r.work);
+    r.partial = u->replicate && !u->all_reduce;
+    if (st == MS_OK && u->replicate && u->all_reduce) {
+        if (u->partial) st = add_partial(u, &r);
+        r.scattered = r.work;
+        r.work = NULL;
+        if (st == MS_OK)
+            st = ms__all_reduce(u->replicate, r.out, MS_SUM, u->divide > 0 ? 1 : 1.0 / ms__group_size(u->replicate), MS_STREAM_REDUCE, u->name, &r.work);
+    }
     if (st != MS_OK) {
-        ms__release(r.in);
-        ms__release(r.out);
-        free(r.present);
-        free(r.at);
+        ms__unit_drop_reduction(&r);
         return st;
     }
     c->reducing = r;

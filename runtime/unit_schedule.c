@@ -216,7 +216,13 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
     u->forwards--;
     // The root stays whole for its backward. When none will come (validation), it would go stale at the next optimizer step.
     bool leave = u->reshard_after_forward == 1 || (u->by_rule && !grad);
-    if (!skipped && leave && !recomputing && ms__unit_idle(u)) ms__unit_shard(u);
+    // A number: kept in slices by few ranks, where a backward will want it.
+    bool few = u->reshard_after_forward > 1 && u->post_group;
+    leave |= few;
+    if (!skipped && leave && !recomputing && ms__unit_idle(u)) {
+        if (!few || !grad) ms__unit_shard(u);
+        else MS_TRY(ms__unit_shard_to_post(u));
+    }
     if (c->opened == u && u->forwards == 0) {
         unit **spare = c->last;
         int cap = c->cap_last;

@@ -38,7 +38,7 @@ ms_status ms_unit_shard_info(ms_id id, ms_shard_info *out)
     unit_param *p = managed(id);
     if (!p) return (ms_status)ms_error_code();
     *out = (ms_shard_info){ .unit = p->owner->handle, .layout = (int)(p->owner->layout - ms__layouts), .world = p->owner->world,
-                            .rank = p->owner->rank, .dtype = p->dtype, .first = p->first, .here = p->here, .rows = p->rows, .row_numel = p->row_numel };
+                            .rank = p->owner->rank, .dtype = p->dtype, .dim = p->dim, .first = p->first, .here = p->here, .rows = p->rows, .row_numel = p->row_numel, .outer = p->outer };
     return MS_OK;
 }
 
@@ -51,7 +51,7 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
     // rows: every rank has `chunk` rows, padded. flat: the ranks' pieces of p differ in size and place, so each sends
     // its piece in a block as long as p, at the place where it belongs.
     bool rows = u->layout == &ms__layouts[MS_LAYOUT_ROWS];
-    int64_t block = rows ? p->chunk * p->row_numel : p->rows;
+    int64_t block = rows ? p->outer * p->chunk * p->row_numel : p->rows;
     if (ms__tensor_new(&out, part->dtype, u->device, p->param->ndim, p->param->shape, "full_tensor") != MS_OK) return 0;
     if (u->world == 1) {
         ms_tensor *flat = ms__tensor_on(out->storage, out->dtype, part->ndim, part->shape, 0);
@@ -67,7 +67,9 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
         st = ms__copy(dst, part);
         ms__release(dst);
         if (rows && st == MS_OK) {
-            ms_piece piece = { .out_stride = (size_t)block * esz, .bytes = (size_t)block * esz, .total = (size_t)out->numel * esz };
+            size_t line = (size_t)(p->chunk * p->row_numel) * esz;
+            ms_piece piece = { .out_stride = line, .bytes = (size_t)block * esz, .total = (size_t)out->numel * esz,
+                               .line = p->dim > 0 ? line : 0, .out_line = (size_t)(p->rows * p->row_numel) * esz };
             st = ms__all_gather_pieces(u->group, out->storage, packed->storage, 1, &piece, part->dtype, MS_STREAM_COMPUTE, u->name, NULL);
         } else if (st == MS_OK) {
             ms_tensor *all;

@@ -58,7 +58,10 @@ function Mesh.__index(self, key)
       if self.ndim == 1 then return self end
       local parts = rawget(self, "_parts") or {}
       rawset(self, "_parts", parts)
-      parts[key] = parts[key] or M.new(self.device, { self.groups[k] }, { name })
+      if not parts[key] then
+        parts[key] = M.new(self.device, { self.groups[k] }, { name })
+        rawset(parts[key], "of_world", rawget(self, "of_world"))
+      end
       return parts[key]
     end
   end
@@ -135,7 +138,9 @@ function M.init_device_mesh(device, shape, given)
     end
   end
   assert(me and #groups == #shape)
-  return M.new(kind, groups, names)
+  local mesh = M.new(kind, groups, names)
+  rawset(mesh, "of_world", true)                -- every rank is in it
+  return mesh
 end
 
 --- dist.mesh_from_group(group or {replicate, shard}, {names}): a mesh over groups that exist; called by members only.

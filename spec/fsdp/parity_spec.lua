@@ -3,11 +3,8 @@ local ranks = require "spec.support.ranks"
 
 local MODELS = { "net", "nested_wrapped_module", "non_uniform_req_grad", "mlp_stack", "exec_order", "transformer_lm" }
 
--- What the ranks need is loaded on the ranks: the busted process only registers.
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.fsdp, require "spec.support.golden"
-end
+local parity = require "spec.support.parity"
+local load, shard, compare = parity.load, parity.shard, parity.compare
 
 local function layout(name, fn)
   local fully_shard = require "moonshard.fsdp.fully_shard"
@@ -15,45 +12,6 @@ local function layout(name, fn)
   local ok, message = pcall(fn)
   fully_shard.layout = nil
   if not ok then error(message, 0) end
-end
-
-local function shard(def, model, options)
-  local _, fsdp = load()
-  for _, unit in ipairs(def.units(model)) do fsdp.fully_shard(unit, options) end
-  return fsdp.fully_shard(model, options)
-end
-
--- Steps of def's training on a reference that sees every rank's batch, and on its sharded twin.
-local function compare(def, rank, world, options, steps)
-  local ms, fsdp, golden = load()
-  golden.phase = 0
-  local function make()
-    local model = def.make { dtype = "float64" }
-    golden.fill(model)
-    return model
-  end
-  local reference, model = make(), make()
-  shard(def, model, options)
-  local reference_optim, optim = def.optim(reference:parameters()), def.optim(model:parameters())
-  for step = 0, steps - 1 do
-    ms.scope(function()
-      local want
-      for r = 0, world - 1 do
-        local loss = def.loss(reference, r, step, golden)
-        if r == rank then want = loss:item() end
-        ;(loss / world):backward()
-      end
-      local loss = def.loss(model, rank, step, golden)
-      assert.near(want, loss:item(), 1e-9 * math.max(1, math.abs(want)))
-      loss:backward()
-    end)
-    fsdp.check_sharded_parity(reference, model)
-    reference_optim:step()
-    optim:step()
-    fsdp.check_sharded_parity(reference, model)
-    reference_optim:zero_grad()
-    optim:zero_grad()
-  end
 end
 
 for world = 1, 4 do

@@ -42,14 +42,6 @@ function M.record(fn, ...)
   return finish(pcall(fn, ...))
 end
 
--- This rank's rows of a whole tensor, as p is sharded.
-local function rows_of(t, p)
-  local s = sharded.shard_info(p)
-  local first, here = tonumber(s.first), tonumber(s.here)
-  if s.layout == C.MS_LAYOUT_FLAT then return t:reshape(-1):narrow(1, first + 1, here) end
-  return t:narrow(1, first + 1, here)
-end
-
 local function compare(name, what, reference, part)
   local ok, message = pcall(testing.assert_close, part, reference)
   if not ok then errors.raise("check_sharded_parity: %s of '%s': %s", what, name, (tostring(message):gsub("^[^\n]-:%d+: ", ""))) end
@@ -75,12 +67,12 @@ function M.check_sharded_parity(reference, other)
     if tostring(whole.shape) ~= tostring(p.shape) then
       errors.raise("check_sharded_parity: '%s' has shape %s, %s in the reference", name, tostring(p.shape), tostring(whole.shape))
     end
-    compare(name, "the shard", rows_of(whole:detach(), p), p:to_local():detach())
+    compare(name, "the shard", sharded.part_of(p, whole:detach()), p:to_local():detach())
     local g, h = whole.grad, p.grad
     if (g == nil) ~= (h == nil) then
       errors.raise("check_sharded_parity: '%s' has %s gradient, the reference has %s", name, h and "a" or "no", g and "one" or "none")
     end
-    if g then compare(name, "the gradient", rows_of(g, p), h:to_local()) end
+    if g then compare(name, "the gradient", sharded.part_of(p, g), h:to_local()) end
   end
   if k < #names then errors.raise("check_sharded_parity: the sharded model has no parameter '%s'", names[k + 1]) end
 end

@@ -30,8 +30,8 @@ local function module_list(target)
   return target
 end
 
--- The shard group of a mesh: 1-d, or the whole world without one.
-local function group_of(mesh)
+-- The shard group of a mesh, and with two dimensions the group of replicas; the whole world without a mesh.
+local function groups_of(mesh)
   local dist = require "moonshard.dist"
   dist.init()
   if mesh == nil then return dist.default_group() end
@@ -39,10 +39,35 @@ local function group_of(mesh)
   if not is_mesh then raise("fully_shard expects a 1D or 2D DeviceMesh but got %s", errors.show(mesh)) end
   if mesh.ndim ~= 1 then
     if mesh.ndim ~= 2 then raise("fully_shard expects a 1D or 2D DeviceMesh but got %s", tostring(mesh)) end
-    if not mesh.names then raise "Please init the 2D mesh for HSDP with mesh_dim_names specified" end
-    raise "fully_shard: a 2-d mesh asks for replication beside sharding, which is not there yet; give a 1-d mesh"
+    if not mesh.names[1] then raise "Please init the 2D mesh for HSDP with mesh_dim_names specified" end
+    return mesh:get_group(2), mesh:get_group(1)
   end
   return mesh:get_group(1)
+end
+
+-- Groups of `size` consecutive ranks of every shard group, made once; this rank's. Every rank of the world is here.
+local smaller = {}
+local function smaller_group(group, mesh, size)
+  local dist = require "moonshard.dist"
+  smaller[group.id] = smaller[group.id] or {}
+  local known = smaller[group.id]
+  if known[size] then return known[size] end
+  if group ~= dist.default_group() and not (mesh and rawget(mesh, "of_world")) then
+    raise("fully_shard: reshard_after_forward = %d needs new groups, which every rank of the world must join; give a mesh of dist.init_device_mesh", size)
+  end
+  local mine = {}
+  for k = 0, dist.world_size(group) - 1 do mine[k + 1] = lib.ms_dist_member(group.id, k) end
+  for r, members in ipairs(dist.all_gather_object(mine)) do
+    if members[1] == r - 1 then                 -- told by its first member
+      for first = 1, #members, size do
+        local few = {}
+        for k = 0, size - 1 do few[k + 1] = members[first + k] end
+        local made = dist.new_group(few)
+        if dist.rank(made) then known[size] = made end
+      end
+    end
+  end
+  return known[size]
 end
 
 local function reshard_option(value, world)
@@ -58,22 +83,21 @@ local function reshard_option(value, world)
     log.warn "reshard_after_forward=1 (int) means resharding parameters to world size 1, instead of reshard_after_forward=true (bool)"
     return world == 1 and 1 or 0
   end
-  if value == world then return 1 end
-  raise("fully_shard: reshard_after_forward = %d reshards to part of the %d ranks, which is not there yet; give true, false, 1 or %d", value, world, world)
+  return value == world and 1 or value
 end
 
-local function check_placement(fn, name, p, world)
+-- The dimension (from 0) along which fn wants p cut.
+local function placement(fn, name, p, world)
   local s = fn(name, p)
-  if s == nil then return end
+  if s == nil then return 0 end
   if not policies.is_shard(s) then raise("fully_shard: shard_placement_fn gave %s for '%s', expected fsdp.Shard(d) or nil", errors.kind(s), name) end
   local dim, shape = s.dim, p.shape
   if dim < 0 then dim = dim + #shape + 1 end
   if dim < 1 or dim > #shape then raise("Shard dim %d is invalid for %dD tensor: %s", s.dim, #shape, tostring(shape)) end
-  if dim == 1 then return end
-  if shape[dim] % world ~= 0 then
+  if dim > 1 and shape[dim] % world ~= 0 then
     raise("FSDP does not support uneven sharding on dim %d: %s (world size: %d)", dim, tostring(shape), world)
   end
-  raise("fully_shard: '%s' by Shard(%d): sharding along another dimension than the first is not there yet", name, s.dim)
+  return dim - 1
 end
 
 -- ---- what a unit manages -------------------------------------------------------------------------
@@ -125,7 +149,7 @@ function M.fully_shard(target, given)
   if o.offload_policy ~= nil and not policies.is_offload(o.offload_policy) then
     raise("fully_shard: option 'offload_policy' is %s, expected a fsdp.CPUOffloadPolicy", errors.kind(o.offload_policy))
   end
-  local group = group_of(o.mesh)
+  local group, replicas = groups_of(o.mesh)
   local dist = require "moonshard.dist"
   local world = dist.world_size(group)
   local reshard = reshard_option(o.reshard_after_forward, world)
@@ -136,17 +160,19 @@ function M.fully_shard(target, given)
   end
 
   local params, names = managed(modules, ignored)
-  local ids = ffi.new("ms_id[?]", math.max(#params, 1))
+  local ids, dims = ffi.new("ms_id[?]", math.max(#params, 1)), ffi.new("int32_t[?]", math.max(#params, 1))
   for k, p in ipairs(params) do
-    if o.shard_placement_fn then check_placement(o.shard_placement_fn, names[k], p, world) end
+    dims[k - 1] = o.shard_placement_fn and p.ndim > 0 and placement(o.shard_placement_fn, names[k], p, world) or 0
     tensor.set_name(p, names[k])
     ids[k - 1] = p.id
   end
   local options = ffi.new("ms_unit_options", {
     group = group.id, layout = M.layout == "flat" and C.MS_LAYOUT_FLAT or C.MS_LAYOUT_ROWS, reshard_after_forward = reshard,
     param_dtype = dtype_number(policy.param_dtype), reduce_dtype = dtype_number(policy.reduce_dtype),
-    output_dtype = dtype_number(policy.output_dtype), cast_forward_inputs = policy.cast_forward_inputs and 1 or 0,
+    output_dtype = dtype_number(policy.output_dtype), cast_forward_inputs = policy.cast_forward_inputs and 1 or 0, dims = dims,
   })
+  if replicas then options.replicates, options.replicate_group = 1, replicas.id end
+  if reshard > 1 then options.reshards_to, options.reshard_group = 1, smaller_group(group, o.mesh, reshard).id end
   local class_names = {}
   for k, m in ipairs(modules) do class_names[k] = m:class_name() end
   local handle = lib.ms_unit_new(table.concat(class_names, ", "), #params, ids, options)
@@ -154,7 +180,7 @@ function M.fully_shard(target, given)
 
   local mesh = o.mesh
   local unit = {
-    handle = handle, modules = setmetatable({}, { __mode = "v" }), policy = policy, world = world,
+    handle = handle, modules = setmetatable({}, { __mode = "v" }), policy = policy, world = world, replicates = replicas ~= nil,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
     mesh = function()
       mesh = mesh or dist.mesh_from_group(group, { names = { "dp_shard" } })

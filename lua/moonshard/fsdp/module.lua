@@ -1,5 +1,6 @@
 --- FSDPModule: what fully_shard adds to a module. The class of a sharded module is generated from its
 --- own ("FSDPLinear" extends Linear) and calls forward between the unit's hooks.
+local autograd = require "moonshard.autograd"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local log = require "moonshard.log"
@@ -11,6 +12,7 @@ local tensor = require "moonshard.tensor"
 
 local lib, ffi = engine.lib, engine.ffi
 local C = ffi.C
+local handlers = autograd.handlers
 local is_tensor, wrap = tensor.is_tensor, tensor.wrap
 local rawget, rawset, getmetatable, setmetatable, type, next = rawget, rawset, getmetatable, setmetatable, type, next
 local pcall, error, select, unpack, ipairs = pcall, error, select, unpack, ipairs
@@ -406,17 +408,37 @@ local function set_all(self, who, what, value, given)
   end
 end
 
---- Whether gradients are reduced. While not, they gather in the unsharded parameters and `grad` stays as it was.
+--- Whether gradients are reduced (and all-reduced). While not, they gather in the unsharded parameters and `grad` stays as it was.
 ---@param on boolean
 ---@param given? {recurse: boolean}
 function FSDPModule:set_requires_gradient_sync(on, given)
   set_all(self, "set_requires_gradient_sync", C.MS_UNIT_SYNC, boolean("set_requires_gradient_sync", on), given)
+  set_all(self, "set_requires_gradient_sync", C.MS_UNIT_ALL_REDUCE, on, given)
 end
 
---- For replicated meshes; over one shard group there is no all-reduce.
-function FSDPModule.set_requires_all_reduce(_, on, given)
-  boolean("set_requires_all_reduce", on)
-  opts("set_requires_all_reduce", given, { recurse = true })
+--- Over a 2-d mesh, whether reduced gradients are all-reduced over the replicas too. While not, they gather in the unit,
+--- reduced over its shard group, and `grad` stays as it was. Over a 1-d mesh there is no all-reduce.
+---@param on boolean
+---@param given? {recurse: boolean}
+function FSDPModule:set_requires_all_reduce(on, given)
+  set_all(self, "set_requires_all_reduce", C.MS_UNIT_ALL_REDUCE, boolean("set_requires_all_reduce", on), given)
+end
+
+handlers[C.MS_EV_ALL_REDUCE] = function(entry, event)
+  local unit = entry and entry.unit
+  if unit and unit.all_reduce_hook then unit.all_reduce_hook(setmetatable({ id = event["in"][0] }, tensor.Tensor)) end
+  return nil, 0
+end
+
+--- fn(t) is called with this module's reduced gradients, t one 1-d tensor of this rank's parts, after the reduce-scatter (and
+--- the all-reduce over replicas, where there is one): it changes t in place, on every rank alike. nil takes the hook away.
+---@param fn fun(t: Tensor)?
+function FSDPModule:set_all_reduce_hook(fn)
+  if fn ~= nil and type(fn) ~= "function" then errors.raise("set_all_reduce_hook: hook is %s, expected a function", errors.kind(fn)) end
+  local unit = unit_of(self)
+  unit.all_reduce_key = unit.all_reduce_key or autograd.new_key(setmetatable({ unit = unit }, { __mode = "v" }))
+  unit.all_reduce_hook = fn
+  if lib.ms_unit_set(unit.handle, C.MS_UNIT_ALL_REDUCE_HOOK, fn and unit.all_reduce_key or 0) ~= 0 then errors.fail() end
 end
 
 ---@param on boolean

@@ -13,6 +13,7 @@ local policies = require "moonshard.fsdp.policies"
 local tensor = require "moonshard.tensor"
 
 local lib, ffi = engine.lib, engine.ffi
+local C = ffi.C
 local Tensor, getters, setters = tensor.Tensor, tensor.getters, tensor.setters
 local rawget, rawset, getmetatable, setmetatable, type = rawget, rawset, getmetatable, setmetatable, type
 
@@ -85,7 +86,10 @@ end
 
 local own_getters, own_setters = {}, {}
 
-function own_getters.placements() return { policies.Shard(1) } end
+function own_getters.placements(t)
+  local shard = policies.Shard(shard_info(t).dim + 1)
+  return rawget(parameter_of(t), "_unit").replicates and { policies.Replicate(), shard } or { shard }
+end
 function own_getters.device_mesh(t) return rawget(parameter_of(t), "_unit").mesh() end
 
 -- What the script saw of a gradient that is gone: it goes with the innermost scope, or waits for the collector outside.
@@ -174,9 +178,10 @@ for _, name in ipairs { "add_", "sub_", "mul_", "div_" } do in_place(name, numbe
 local function alike(t, u)
   if not M.is_sharded(u) then return false end
   local a = shard_info(t)
-  local layout, world, first, here, rows, row_numel = a.layout, a.world, a.first, a.here, a.rows, a.row_numel
+  local layout, world, dim, first, here, rows, row_numel, outer = a.layout, a.world, a.dim, a.first, a.here, a.rows, a.row_numel, a.outer
   local b = shard_info(u)
-  return b.layout == layout and b.world == world and b.first == first and b.here == here and b.rows == rows and b.row_numel == row_numel
+  return b.layout == layout and b.world == world and b.dim == dim and b.first == first and b.here == here and b.rows == rows
+    and b.row_numel == row_numel and b.outer == outer
 end
 
 local function with_alike(name, gives_self)
@@ -225,7 +230,8 @@ local function described(t)
   if lib.ms_is_alive(t.id) == 0 or is_whole(t) then return plain_tostring(t) end
   local s = shard_info(t)
   local first, here, rows = tonumber(s.first), tonumber(s.here), tonumber(s.rows)
-  local at = here > 0 and (", rows %d-%d of %d"):format(first + 1, first + here, rows) or (", no rows of %d"):format(rows)
+  local what = s.dim == 0 and "rows" or ("places of dimension %d,"):format(s.dim + 1)
+  local at = here > 0 and (", %s %d-%d of %d"):format(what, first + 1, first + here, rows) or (", no rows of %d"):format(rows)
   local whole = tensor.info_of(t)
   local head = ("%s %s %s %s%s%s"):format(getmetatable(t).__name, dtypes.name(whole.dtype), tostring(t.shape),
     methods.to_local(t).device, whole.requires_grad ~= 0 and ", requires_grad" or "", at)
@@ -238,8 +244,17 @@ rawset(Sharded, "__tostring", described)
 function initial.places.shard_of(t)
   if not M.is_sharded(t) or is_whole(t) then return nil end
   local s = shard_info(t)
-  local place = tonumber(s.first * s.row_numel)
-  return methods.to_local(t), place
+  local place, runs, apart = tonumber(s.first * s.row_numel), nil, nil
+  if s.dim > 0 then runs, apart = tonumber(s.outer), tonumber(s.rows * s.row_numel) end
+  return methods.to_local(t), place, runs, apart
+end
+
+--- This rank's part of a whole tensor, cut as p is: a view.
+function M.part_of(p, whole)
+  local s = shard_info(p)
+  local first, here = tonumber(s.first), tonumber(s.here)
+  if s.layout == C.MS_LAYOUT_FLAT then return whole:reshape(-1):narrow(1, first + 1, here) end
+  return whole:narrow(s.dim + 1, first + 1, here)
 end
 
 -- ---- parameters ----------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 --- State dicts of sharded models and of their optimizers. Collective: every rank calls these alike.
 local class = require "moonshard.class"
-local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local module = require "moonshard.fsdp.module"
 local nn = require "moonshard.nn"
@@ -9,8 +8,6 @@ local opts = require "moonshard.opts"
 local sharded = require "moonshard.fsdp.sharded"
 local create = require "moonshard.tensor_create"
 local tensor = require "moonshard.tensor"
-
-local C = engine.ffi.C
 
 local M = {}
 
@@ -57,19 +54,11 @@ function M.state_dict(m, given)
   return sd
 end
 
--- This rank's part of a whole tensor, laid out as p.
-local function part_of(p, whole)
-  local s = sharded.shard_info(p)
-  local first, here = tonumber(s.first), tonumber(s.here)
-  if s.layout == C.MS_LAYOUT_FLAT then return whole:reshape(-1):narrow(1, first + 1, here) end
-  return whole:narrow(1, first + 1, here)
-end
-
 -- t, whatever its type, as a sharded tensor like p; nil when it fits in no way.
 local function like(p, t)
   if sharded.is_sharded(t) then return t end
   local shape = tostring(t.shape)
-  if shape == tostring(p.shape) then return sharded.around(p, part_of(p, t)) end
+  if shape == tostring(p.shape) then return sharded.around(p, sharded.part_of(p, t)) end
   if shape == tostring(p:to_local().shape) then return sharded.around(p, t) end
 end
 

@@ -5,7 +5,7 @@ local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
 
-local lib, args, a_in, a_i, a_f = engine.lib, engine.args, engine.a_in, engine.a_i, engine.a_f
+local ffi, lib, args, a_in, a_i, a_f = engine.ffi, engine.lib, engine.args, engine.a_in, engine.a_i, engine.a_f
 local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
 
 local rand_, randn_, trunc_, fill_ = engine.op "rand_", engine.op "randn_", engine.op "trunc_normal_", engine.op "fill_"
@@ -13,19 +13,19 @@ local rand_, randn_, trunc_, fill_ = engine.op "rand_", engine.op "randn_", engi
 ---@class moonshard.nn.init
 local M = {}
 
--- The tensor to write and the place of its first element in the whole. fsdp sets shard_of(t) for sharded ones.
+-- The tensor to write and the place of its first element in the whole. fsdp sets shard_of(t) for sharded ones; of one that is
+-- cut along a later dimension it also gives how many runs it has in the whole, and how far apart they begin.
 local places = { shard_of = nil }
 local function target(t, who)
   if not is_tensor(t) then raise("%s: argument 1 is %s, expected a tensor", who, show(t)) end
   if places.shard_of then
-    local piece, place = places.shard_of(t)
-    if piece then return piece, place end
+    local piece, place, runs, apart = places.shard_of(t)
+    if piece then return piece, place, runs, apart end
   end
   return t, 0
 end
 
-local function fill(op, who, t, n_f, a, b, c, d)
-  local x, place = target(t, who)
+local function fill_at(op, x, place, n_f, a, b, c, d)
   a_in[0] = x.id
   args.n_in, args.n_i, args.n_f = 1, 1, n_f
   a_i[0], a_f[0], a_f[1], a_f[2], a_f[3] = place, a, b, c, d
@@ -34,6 +34,25 @@ local function fill(op, who, t, n_f, a, b, c, d)
   local status = lib.ms_call_op(op, args)
   lib.ms_set_grad_mode(grad_mode)
   if status ~= 0 then errors.fail(x) end
+end
+
+local seed, offset = ffi.new "double[1]", ffi.new "double[1]"
+
+local function fill(op, who, t, n_f, a, b, c, d)
+  local x, place, runs, apart = target(t, who)
+  if not runs or op == fill_ or x:numel() == 0 then
+    fill_at(op, x, place, n_f, a, b, c, d)
+    return t
+  end
+  -- One draw for all of it: every run begins at the same offset of the generator.
+  local flat, n = x:detach():reshape(-1), x:numel() / runs
+  lib.ms_rng_get(seed, offset)
+  for k = 0, runs - 1 do
+    lib.ms_rng_set(seed[0], offset[0])
+    local run = flat:narrow(1, k * n + 1, n)
+    fill_at(op, run, place + k * apart, n_f, a, b, c, d)
+    run:release()
+  end
   return t
 end
 
@@ -149,8 +168,8 @@ end
 
 -- Zeroes row (from 0) of a matrix, of which this rank may have other rows only.
 local function zero_row_(t, row)
-  local x, place = target(t, "zeros_")
-  local at = row - place / t:size(2)
+  local x, place, runs = target(t, "zeros_")
+  local at = runs and row or row - place / t:size(2)     -- cut along columns: all rows are here
   if at >= 0 and at < x:size(1) then M.zeros_(x:detach():select(1, at + 1)) end
 end
 
