@@ -84,6 +84,8 @@ MS_API void      ms_set_memory_limit(double bytes);   // MS_ENOMEM beyond it; 0 
 MS_API void      ms_fail_allocation(double nth);      // fault injection: the nth allocation from now fails; 0 = off
 MS_API void      ms_set_gc_limit(double bytes);       // soft limit on unscoped bytes between collections
 
+#ifndef MS_TYPES_ONLY   // the CPU kernels need no more: a function added below leaves what they compile as it was (ccache)
+
 // ---- tensors ----------------------------------------------------------------------------------
 
 // Devices in arguments: type | index << 8 (cuda:1 = MS_CUDA | 1 << 8).
@@ -407,4 +409,5 @@ MS_API ms_status  ms_tokens_read(const ms_tokens *t, double first, double count,
 MS_API ms_status  ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip, const double *scored, int length,
                                   double ignore, ms_id *out);
 
+#endif // MS_TYPES_ONLY
 #endif
