@@ -9,6 +9,7 @@
     X(product) \
     X(norm) \
     X(batch_norm) \
+    X(conv) \
     X(loss) \
     X(embedding) \
     X(dropout) \

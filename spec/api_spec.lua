@@ -24,8 +24,7 @@ end
 
 --- Names that are on their way; each goes when its feature lands.
 local soon = words [[
-  nn.Conv2d nn.DDP
-  nn.F.conv2d
+  nn.DDP
   fsdp.FSDP fsdp.CPUOffload fsdp.MixedPrecision fsdp.fsdp_modules fsdp.summon_full_params fsdp.save fsdp.load fsdp.wrap fsdp.comm_hooks
   fsdp.FSDPModule:set_all_reduce_hook
   amp.GradScaler amp.ShardedGradScaler amp.autocast

@@ -18,7 +18,7 @@ local step = { cast = 0.125 }
 local half_needed = {}
 for name in ([[add sub mul div neg exp sqrt rsqrt relu gelu silu tanh sigmoid add_ sub_ mul_ div_ mul_scalar add_scalar
     mul_scalar_ copy_ clone contiguous fill_ zero_ sum mean matmul linear softmax log_softmax attention layer_norm rms_norm
-    embedding cross_entropy mse_loss dropout batch_norm where masked_fill cat stack transpose permute view reshape narrow select expand
+    embedding cross_entropy mse_loss dropout batch_norm conv2d where masked_fill cat stack transpose permute view reshape narrow select expand
     index_select norm isfinite]]):gmatch "%S+" do half_needed[name] = true end
 
 local scope

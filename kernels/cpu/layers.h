@@ -10,7 +10,7 @@
     X(layer_norm) X(layer_norm_backward) X(rms_norm) X(rms_norm_backward)                                    \
     X(cross_entropy) X(cross_entropy_backward) X(mse_loss) X(mse_loss_backward)                              \
     X(embedding) X(embedding_backward) X(dropout) X(attention) X(attention_backward)                         \
-    X(batch_norm) X(batch_norm_backward)
+    X(batch_norm) X(batch_norm_backward) X(conv2d) X(conv2d_backward)
 
 #define MS_DECLARE_LAYER(name) ms_status ms__cpu_##name(ms_call *c);
 MS_CPU_LAYERS(MS_DECLARE_LAYER)

@@ -270,7 +270,7 @@ Block(
   it("starts with the class name, for every layer", function()
     for _, m in ipairs { nn.Linear(1, 1), nn.Embedding(2, 3), nn.LayerNorm(2), nn.RMSNorm(2), nn.Dropout(0.1), nn.Identity(), nn.ReLU(),
       nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Sigmoid(), nn.Sequential(), nn.ModuleList {}, nn.ModuleDict {}, nn.CrossEntropyLoss(),
-      nn.MSELoss(), nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.MultiheadAttention(4, 2), nn.TransformerEncoderLayer(4, 2),
+      nn.MSELoss(), nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.Conv2d(1, 1, 1), nn.MultiheadAttention(4, 2), nn.TransformerEncoderLayer(4, 2),
       nn.TransformerDecoderLayer(4, 2), nn.Transformer { d_model = 4, nhead = 2 } } do
       assert.are.equal(m:class_name() .. "(", tostring(m):sub(1, #m:class_name() + 1))
     end

@@ -156,6 +156,63 @@ function F.batch_norm(x, mean, var, w, b, given)
   return batch_norm(x, mean, var, w, b, o.training, o.momentum, o.eps)
 end
 
+-- A whole number, or one for the height and one for the width.
+local function pair(who, what, v)
+  local p = type(v) == "table" and v or { v, v }
+  for k = 1, 2 do
+    if type(p[k]) ~= "number" or p[k] % 1 ~= 0 or #p ~= 2 then
+      raise("%s: option '%s' is %s, expected a whole number or a pair of them", who, what, show(v))
+    end
+  end
+  return p
+end
+
+-- Convolution's options as the operator takes them: "same" padding puts an odd rest below and to the right.
+local function conv_options(who, o, kernel)
+  local c = { stride = pair(who, "stride", o.stride), dilation = pair(who, "dilation", o.dilation), groups = o.groups }
+  if o.padding == "same" then
+    if c.stride[1] ~= 1 or c.stride[2] ~= 1 then raise("%s: padding='same' is not supported for strided convolutions", who) end
+    local h, w = c.dilation[1] * (kernel[1] - 1), c.dilation[2] * (kernel[2] - 1)
+    c.padding = { math.floor(h / 2), math.floor(w / 2), math.ceil(h / 2), math.ceil(w / 2) }
+  elseif o.padding == "valid" then
+    c.padding = { 0, 0, 0, 0 }
+  elseif type(o.padding) == "string" then
+    raise("%s: Invalid padding string '%s', should be one of 'valid', 'same'", who, o.padding)
+  else
+    local p = pair(who, "padding", o.padding)
+    c.padding = { p[1], p[2], p[1], p[2] }
+  end
+  return c
+end
+
+-- [C, H, W] is a batch of one.
+local function conv2d(x, w, b, c)
+  local n = x.ndim
+  if n ~= 3 and n ~= 4 then
+    raise("Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: %s", tostring(x.shape))
+  end
+  if n == 4 then return ops.conv2d(x, w, b, c.stride, c.padding, c.dilation, c.groups) end
+  return ops.conv2d(x:unsqueeze(1), w, b, c.stride, c.padding, c.dilation, c.groups):squeeze(1)
+end
+
+local conv_spec = { stride = opts.any, padding = opts.any, dilation = opts.any, groups = 1 }
+
+---Every [in / groups, KH, KW] of w slid over the images: [N, in, H, W] -> [N, out, H', W'].
+---@param x Tensor
+---@param w Tensor
+---@param b? Tensor
+---@param given? { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer }
+---@return Tensor
+function F.conv2d(x, w, b, given)
+  if opts.is(b) then b, given = nil, b end
+  local o = opts("conv2d", given, conv_spec)
+  o.stride, o.padding, o.dilation = o.stride or 1, o.padding or 0, o.dilation or 1
+  if not tensor.is_tensor(x) then raise("conv2d: argument 1 is %s, expected a tensor", show(x)) end
+  if not tensor.is_tensor(w) then raise("conv2d: weight is %s, expected a tensor", show(w)) end
+  local shape = w.shape
+  return conv2d(x, w, b, conv_options("conv2d", o, { shape[3] or 1, shape[4] or 1 }))
+end
+
 local reduction = opts.one_of({ "mean", "sum", "none" }, "mean")
 local ce_options = { reduction = reduction, ignore_index = -100, label_smoothing = 0, weight = opts.any }
 
@@ -212,5 +269,6 @@ function F.scaled_dot_product_attention(q, k, v, given)
 end
 
 return {
-  F = F, check_sizes = check_sizes, batch_norm = batch_norm, cross_entropy = cross_entropy, ce_options = ce_options, reduction = reduction,
+  F = F, check_sizes = check_sizes, batch_norm = batch_norm, conv2d = conv2d, conv_options = conv_options, pair = pair,
+  cross_entropy = cross_entropy, ce_options = ce_options, reduction = reduction,
 }

@@ -10,7 +10,7 @@ local nn = {
   utils = require "moonshard.nn.utils",
 }
 
-for _, file in ipairs { "containers", "linear", "embedding", "norm", "batch_norm", "dropout", "activation", "loss", "attention",
+for _, file in ipairs { "containers", "linear", "conv", "embedding", "norm", "batch_norm", "dropout", "activation", "loss", "attention",
   "transformer" } do
   for name, layer in pairs(require("moonshard.nn." .. file)) do nn[name] = layer end
 end

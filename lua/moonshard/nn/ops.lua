@@ -14,7 +14,7 @@ local M = {}
 local op_linear, op_relu, op_gelu, op_silu = op "linear", op "relu", op "gelu", op "silu"
 local op_tanh, op_sigmoid, op_dropout, op_embedding = op "tanh", op "sigmoid", op "dropout", op "embedding"
 local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", op "rms_norm", op "softmax", op "log_softmax"
-local op_batch_norm = op "batch_norm"
+local op_batch_norm, op_conv2d = op "batch_norm", op "conv2d"
 local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_loss", op "attention"
 
 function M.linear(x, w, b) return wrap(call3(op_linear, x, w, b, "linear")) end
@@ -87,6 +87,18 @@ function M.batch_norm(x, w, b, mean, var, training, eps)
   call_args(op_batch_norm, x, w, b)
   if not training then return wrap(a_out[0]) end
   return wrap(a_out[0]), wrap(a_out[1]), wrap(a_out[2])
+end
+
+-- Pairs are {height, width}; padding is {top, left, bottom, right}.
+function M.conv2d(x, w, b, stride, padding, dilation, groups)
+  a_in[0], a_in[1] = id_of(x, "conv2d"), id_of(w, "conv2d", "weight")
+  local n = 2
+  if b ~= nil then a_in[2], n = id_of(b, "conv2d", "bias"), 3 end
+  args.n_in, args.n_i, args.n_f = n, 9, 0
+  a_i[0], a_i[1], a_i[6], a_i[7], a_i[8] = stride[1], stride[2], dilation[1], dilation[2], groups
+  for k = 1, 4 do a_i[k + 1] = padding[k] end
+  call_args(op_conv2d, x, w, b)
+  return wrap(a_out[0])
 end
 
 local reductions = { none = 0, mean = 1, sum = 2 }
