@@ -301,6 +301,15 @@ describe("modes", function()
     assert.are.equal("LayerNorm Linear GELU Linear Sequential Block", table.concat(order, " "))
   end)
 
+  it("apply reaches a module with two names once", function()
+    local m, n = nn.Module:extend("M")(), 0
+    m.a = nn.ReLU()
+    m.b = m.a
+    m:apply(function() n = n + 1 end)
+    assert.are.equal(2, n)
+    assert.are.equal("apply: argument 1 is a number (3), expected a function", message(function() m:apply(3) end))
+  end)
+
   it("requires_grad_ reaches parameters", function()
     local m = Block(2):requires_grad_(false)
     for _, p in ipairs(m:parameters()) do assert.is_false(p.requires_grad) end
@@ -309,7 +318,9 @@ describe("modes", function()
   it("zero_grad clears to nil, or to zeros", function()
     local m = nn.Linear(2, 1)
     m(ms.ones(1, 2)):sum():backward()
+    local grad = m.weight.grad
     m:zero_grad { set_to_none = false }
+    assert.are.equal(grad, m.weight.grad)
     assert.are.same({ { 0, 0 } }, m.weight.grad:tolist())
     m:zero_grad()
     assert.is_nil(m.weight.grad)
@@ -365,6 +376,9 @@ describe("state", function()
     assert.truthy(text:find("size mismatch for bias: copying a param with shape [3] from checkpoint, " ..
       "the shape in current model is [1].", 1, true))
     assert.are.same(before, m.weight:tolist())
+    text = message(function() m:load_state_dict { extra = ms.zeros(1) } end)
+    assert.are.equal('Error(s) in loading state_dict for Linear:\n\tMissing key(s) in state_dict: "weight", "bias". \n\t'
+      .. 'Unexpected key(s) in state_dict: "extra". ', text)
     text = message(function() m:load_state_dict {} end)
     assert.truthy(text:find('Missing key(s) in state_dict: "weight", "bias". ', 1, true))
   end)
@@ -398,5 +412,18 @@ describe("state", function()
     ms.no_grad(function() c.gain:fill_(5) end)
     assert.are.equal(1, m.gain:item())
     assert.are.same({ 3, 2 }, { unpack(c(ms.ones(3, 2)).shape) })
+  end)
+
+  it("copies hooks, and the copy's run for the copy", function()
+    local m, seen = nn.Linear(2, 2), {}
+    m:register_forward_pre_hook(function(self) seen[#seen + 1] = self end)
+    m:register_forward_hook(function(self) seen[#seen + 1] = self end)
+    m:register_full_backward_hook(function(self) seen[#seen + 1] = self end)
+    local c = ms.deepcopy(m)
+    c(ms.ones(1, 2):requires_grad_(true)):sum():backward()
+    for k = 1, 3 do assert.are.equal(c, seen[k]) end
+    m(ms.ones(1, 2):requires_grad_(true)):sum():backward()
+    assert.are.equal(6, #seen)
+    assert.are.equal(m, seen[6])
   end)
 end)

@@ -163,6 +163,11 @@ end
 local Handle = { __name = "Handle" }
 Handle.__index = Handle
 
+-- A copied module's backward hooks are its own: the engine's events must reach the copy.
+function Module._renew_key(self)
+  self._back.key = autograd.new_key(setmetatable({ self }, { __mode = "v" }))
+end
+
 -- Lists are replaced, never changed, so that a hook may register and remove hooks while they run.
 local function replace(self, list, hooks)
   local before = self[list]

@@ -431,6 +431,7 @@ function Module.__deepcopy(self, memo, copy)
       own(value)
     end
   end
+  if out._back then Module._renew_key(out) end
   return setmetatable(out, getmetatable(self))
 end
 

@@ -44,7 +44,12 @@ function Module:zero_grad(given)
     if o.set_to_none then
       p.grad = nil
     elseif p.grad then
-      p.grad = p.grad:detach():zero_()
+      local grad = p.grad
+      if grad.requires_grad then                -- of a graph of higher order: it stays what it is there
+        p.grad = grad:detach():zero_()
+      else
+        grad:zero_()
+      end
     end
   end
   return self
@@ -55,8 +60,8 @@ end
 ---@return Module
 function Module:apply(fn)
   walk(self, "", {}, {}, {}, {})              -- an error where the module contains itself
-  local _, children = self:_child_list()
-  for _, child in ipairs(children) do child:apply(fn) end
+  if type(fn) ~= "function" then raise("apply: argument 1 is %s, expected a function", show(fn)) end
+  for _, child in ipairs(self:children()) do child:apply(fn) end
   fn(self)
   return self
 end
@@ -208,8 +213,8 @@ function Module:load_state_dict(sd, given)
   end
   sort(unexpected)
   if o.strict then
-    if #missing > 0 then insert(wrong, 1, "Missing key(s) in state_dict: " .. quoted(missing) .. ". ") end
     if #unexpected > 0 then insert(wrong, 1, "Unexpected key(s) in state_dict: " .. quoted(unexpected) .. ". ") end
+    if #missing > 0 then insert(wrong, 1, "Missing key(s) in state_dict: " .. quoted(missing) .. ". ") end
   end
   if #wrong > 0 then
     raise("Error(s) in loading state_dict for %s:\n\t%s", self:class_name(), concat(wrong, "\n\t"))
