@@ -234,8 +234,13 @@ MS_API int       ms_dead_keys(double *out, int capacity);
 
 // Handles are numbers > 0. Every function marked collective is called by all ranks of the group in the same order.
 enum { MS_LAYOUT_ROWS, MS_LAYOUT_FLAT };
+// What scripts see of a flat unit while it is sharded: its sharded parameters; one flat parameter (ms_unit_flat), which is the leaf that
+// optimizers have; or the parameters themselves as this rank's 1-d pieces. The last two go by the rules of fsdp.FSDP.
+enum { MS_VIEWS_SHARDED, MS_VIEWS_FLAT, MS_VIEWS_PIECES };
+enum { MS_PREFETCH_PRE, MS_PREFETCH_POST, MS_PREFETCH_NONE };
 typedef struct {
     double  group;                  // the shard group's id
+    int32_t views, backward_prefetch, keep_low_precision_grads;
     int32_t layout;
     int32_t reshard_after_forward;  // 1, 0, or -1: by the root rule (true for non-roots, false for the root)
     int32_t param_dtype, reduce_dtype, output_dtype;    // -1: as they are
@@ -270,11 +275,31 @@ MS_API ms_status ms_unit_unshard(double unit, int async);   // collective; async
 MS_API ms_status ms_unit_wait(double unit);
 MS_API ms_status ms_unit_reshard(double unit);
 enum { MS_UNIT_SYNC, MS_UNIT_RESHARD_AFTER_FORWARD, MS_UNIT_RESHARD_AFTER_BACKWARD, MS_UNIT_IS_LAST_BACKWARD, MS_UNIT_DIVIDE_FACTOR,
-       MS_UNIT_UNSHARD_IN_BACKWARD, MS_UNIT_ALL_REDUCE, MS_UNIT_ALL_REDUCE_HOOK };    // the hook's key, 0: none
+       MS_UNIT_UNSHARD_IN_BACKWARD, MS_UNIT_ALL_REDUCE, MS_UNIT_ALL_REDUCE_HOOK,      // the hook's key, 0: none
+       MS_UNIT_CAST_FORWARD_INPUTS };
 MS_API ms_status ms_unit_set(double unit, int what, double value);
+// How gradients are reduced instead of by the unit itself: by the script (MS_EV_REDUCE: gradient, padded, and the shard to fill; unsharded
+// ones are reduced in place and come alone), or divided and summed over a group of the script's choice, in a low-precision dtype or as they are.
+enum { MS_COMM_NONE, MS_COMM_SCRIPT, MS_COMM_SUM, MS_COMM_LOW };
+typedef struct {
+    int32_t kind, low, lands, pad;      // LOW: the dtype that is sent, and the one in which the gradient lands
+    double  key;                        // SCRIPT
+    double  group, before, after;       // SUM, LOW: what divides before and after the sum
+} ms_comm_hook;
+MS_API ms_status ms_unit_set_comm_hook(double unit, const ms_comm_hook *h);
+// SUM and LOW by hand: out = this rank's block of the sum of grad, or grad itself where out is 0. Collective.
+MS_API ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad, ms_id out);
+MS_API void      ms_comm_division(int n, double *before, double *after);    // the factors for n ranks
+// Whole parameters in the stored dtype for the script to read and write (flat units only). Collective; not inside a forward or backward.
+// show 0: takes part, but keeps its own pieces in view. Ending it with writeback keeps what was written.
+MS_API ms_status ms_unit_summon(double unit, int show);
+MS_API ms_status ms_unit_unsummon(double unit, int writeback);
+MS_API int       ms_unit_is_idle(double unit);          // not between its forward and its backward phases
 MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const double *units);
 // A managed parameter's unit (0: not managed), this rank's part (the same id for life), and the whole (collective, detached, stored dtype).
 MS_API double    ms_unit_of(ms_id p);
+MS_API double    ms_unit_flat_offset(ms_id p);          // of a flat unit's parameter: where its piece begins in this rank's part, in elements
+MS_API ms_id     ms_unit_flat(double unit);             // MS_VIEWS_FLAT: its flat parameter (the same id for life), 1-d, padded
 MS_API ms_id     ms_unit_local(ms_id p);
 MS_API ms_id     ms_unit_full_tensor(ms_id p);
 MS_API ms_id     ms_unit_full_grad(ms_id p);            // of its gradient; 0 without error text when there is none

@@ -77,16 +77,16 @@ void ms__unit_note(const unit *u, int event, bool prefetched)
 
 // ---- gather and reshard -----------------------------------------------------------------------
 
-bool ms__unit_idle(const unit *u) { return u->forwards == 0 && u->n_active == 0; }
+bool ms__unit_idle(const unit *u) { return u->forwards == 0 && u->n_active == 0 && !u->summoning; }
 
-// A tensor over this rank's part of parameter p in the low-precision copy.
-static ms_status cast_shard(unit *u)
+// This rank's parts in the gathered dtype: in a storage laid out like the shard, or (world of one) like the whole.
+static ms_status cast_shard(unit *u, ms_storage *to)
 {
-    MS_TRY(ms__storage_new(&u->low, u->device, u->low_bytes, "fsdp: low-precision shard"));
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         if (p->local->numel == 0) continue;
-        ms_tensor *dst = ms__tensor_on(u->low, p->low, p->local->ndim, p->local->shape, (int64_t)(p->low_at / (size_t)ms__dtype_size(p->low)));
+        size_t at = to == u->full ? p->full_at : p->low_at;
+        ms_tensor *dst = ms__tensor_on(to, p->low, p->local->ndim, p->local->shape, (int64_t)(at / (size_t)ms__dtype_size(p->low)));
         ms_status st = ms__copy(dst, p->local);
         ms__release(dst);
         MS_TRY(st);
@@ -125,6 +125,7 @@ static int gathered_dtype(const unit *u)
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
 {
     bool nothing = u->in_place || (u->device & 0xff) == MS_META;    // to be fetched
+    nothing |= u->world == 1 && early;
     if (u->gathered || u->gather || u->n == 0 || (nothing && early)) return MS_OK;
     ms__unit_note(u, MS_UNIT_EV_UNSHARD, prefetched);
     if (nothing) return MS_OK;
@@ -133,8 +134,14 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     bool post = post_serves(u);
     ms_status st = ms__storage_sync(post ? u->post : u->shard, false);
     if (st == MS_OK) st = ms__storage_refill(u->full, "fsdp: gathered parameters");
+    if (st == MS_OK && u->casts && u->world == 1) {     // nothing to fetch: the cast is the gather
+        st = cast_shard(u, u->full);
+        if (st != MS_OK) ms__storage_vacate(u->full);
+        return st;
+    }
     if (st == MS_OK && u->casts && !post) {
-        st = cast_shard(u);
+        st = ms__storage_new(&u->low, u->device, u->low_bytes, "fsdp: low-precision shard");
+        if (st == MS_OK) st = cast_shard(u, u->low);
         from = u->low;
     }
     if (st == MS_OK && post) {
@@ -177,6 +184,7 @@ ms_status ms__unit_finish_gather(unit *u)
     for (int j = 0; j < u->n; j++) {
         ms__tensor_point(u->params[j].param, u->params[j].whole);
         u->params[j].param->sharded = false;
+        if (u->views == MS_VIEWS_FLAT) u->params[j].param->requires_grad = u->flat.local->requires_grad;
     }
     u->gathered = true;
     drop_post(u);
@@ -222,7 +230,7 @@ void ms__unit_shard(unit *u)
     if (u->n) ms__unit_note(u, MS_UNIT_EV_RESHARD, false);
     for (int j = 0; j < u->n; j++) {
         ms__tensor_point(u->params[j].param, u->params[j].resting);
-        u->params[j].param->sharded = true;
+        u->params[j].param->sharded = u->views != MS_VIEWS_PIECES;
     }
     if (!u->in_place) ms__storage_vacate(u->full);
     u->gathered = false;
@@ -243,6 +251,11 @@ static void release_params(unit *u)
         if (p->param) p->param->unit_param = NULL;
         ms__release(p->param);
     }
+    if (u->flat.local) {
+        u->flat.local->unit_param = NULL;
+        ms__disown(u->flat.local);
+        ms__release(u->flat.local);
+    }
 }
 
 static void unit_delete(unit *u)
@@ -259,6 +272,26 @@ static void unit_delete(unit *u)
     free(u->forward_prefetch);
     free(u->backward_prefetch);
     free(u);
+}
+
+// What a flat parameter can be made of (behaviour.md 3.1).
+static ms_status check_flat(const char *name, const ms_tensor *t, const ms_tensor *first, bool one)
+{
+    const char *p = t->name ? t->name : "?";
+    if (t->unit_param) return ms__fail(MS_EINVAL, "Cannot flatten a `FlatParameter`: '%s' of unit '%s' is sharded already", p, name);
+    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
+    if (!ms__is_float(t->dtype)) return ms__fail(MS_EINVAL, "Cannot flatten integer dtype tensors");
+    if (t->dtype != first->dtype)
+        return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s", ms__dtype_name(first->dtype), ms__dtype_name(t->dtype));
+    if (one && t->requires_grad != first->requires_grad)
+        return ms__fail(MS_EINVAL, "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
+    if (ms__device(t) != ms__device(first)) {
+        char a[64], b[64];
+        snprintf(a, sizeof a, "%s", strrchr(ms__tensor_text(first), ' ') + 1);
+        snprintf(b, sizeof b, "%s", strrchr(ms__tensor_text(t), ' ') + 1);
+        return ms__fail(MS_EINVAL, "Must flatten tensors on the same device but got both %s and %s", a, b);
+    }
+    return MS_OK;
 }
 
 static ms_status check_param(const char *name, const ms_tensor *t, const ms_tensor *first)
@@ -303,10 +336,34 @@ static ms_status make_storages(unit *u)
     }
     u->shard = shard;
     u->full = full;
+    if (u->views == MS_VIEWS_FLAT && u->n) {
+        unit_param *f = &u->flat;
+        int64_t n = (int64_t)(u->shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
+        ms_tensor *t = ms__tensor_on(shard, u->params[0].dtype, 1, &n, 0);
+        f->dtype = f->low = t->dtype;
+        f->chunk = f->here = n;
+        f->first = u->rank * n;
+        f->rows = f->numel = u->world * n;
+        f->row_numel = 1;
+        f->ndim = 1;
+        f->shape[0] = f->numel;
+        if (f->local) {                     // an object for life: re-pointed
+            ms__tensor_point(f->local, t);
+            ms__release(t);
+        } else {
+            f->owner = u;
+            f->param = f->local = t;
+            t->unit_param = f;
+            t->is_param = true;
+            t->name = ms__intern("flat_param");
+            ms__own(t);
+            for (int j = 0; j < u->n; j++) t->requires_grad |= u->params[j].param->requires_grad;
+        }
+    }
     return MS_OK;
 }
 
-static void make_views(unit *u, unit_param *p, const ms_tensor *like)
+static void make_views(unit *u, unit_param *p)
 {
     int64_t shape[MS_MAX_DIMS];
     int ndim = u->layout->local_shape(p, shape);
@@ -316,16 +373,16 @@ static void make_views(unit *u, unit_param *p, const ms_tensor *like)
         ms__release(local);
     } else {
         p->local = local;
-        local->requires_grad = like->requires_grad;
+        local->requires_grad = p->param->requires_grad;
         local->is_param = true;
-        local->name = like->name;
+        local->name = p->param->name;
         ms__own(local);
     }
     int64_t at = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low));
     ms__release(p->whole);
     ms__release(p->resting);
-    p->whole = ms__tensor_on(u->full, p->low, like->ndim, like->shape, at);
-    p->resting = ms__tensor_on(u->full, p->dtype, like->ndim, like->shape, 0);
+    p->whole = ms__tensor_on(u->full, p->low, p->ndim, p->shape, at);
+    p->resting = u->views == MS_VIEWS_PIECES ? ms__tensor_alias(p->local) : ms__tensor_on(u->full, p->dtype, p->ndim, p->shape, 0);
 }
 
 double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_options *o)
@@ -338,6 +395,9 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     }
     u->name = ms__intern(name);
     u->layout = &ms__layouts[o->layout];
+    u->views = o->views;
+    u->backward_prefetch_at = o->backward_prefetch;
+    u->keep_low = o->keep_low_precision_grads != 0;
     u->group = g;
     u->rank = ms__group_rank(g);
     u->world = ms__group_size(g);
@@ -350,6 +410,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     if (o->replicates && !(u->replicate = ms__group_by_id(o->replicate_group))) goto failed;
     if (o->reshards_to && !(u->post_group = ms__group_by_id(o->reshard_group))) goto failed;
     if (u->replicate && ms__group_size(u->replicate) == 1) u->replicate = NULL;
+    if (u->views != MS_VIEWS_SHARDED) ms_comm_division(u->world * (u->replicate ? ms__group_size(u->replicate) : 1), &u->before, &u->after);
     u->params = calloc((size_t)n + 1, sizeof *u->params);
     u->pieces = calloc((size_t)n + 1, sizeof *u->pieces);
     if (!u->params || !u->pieces) {
@@ -362,12 +423,16 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     }
     for (int j = 0; j < n; j++) {
         ms_tensor *t = ms__tensor(params[j]);
-        if (!t || check_param(name, t, j ? u->params[0].param : t) != MS_OK) goto failed;
+        const ms_tensor *first = j ? u->params[0].param : t;
+        if (!t || (o->views == MS_VIEWS_SHARDED ? check_param(name, t, first) : check_flat(name, t, first, o->views == MS_VIEWS_FLAT)) != MS_OK) goto failed;
         unit_param *p = &u->params[j];
         p->owner = u;
         p->param = ms__retain(t);
         p->dtype = p->low = t->dtype;
         p->dim = o->dims ? o->dims[j] : 0;
+        p->ndim = t->ndim;
+        memcpy(p->shape, t->shape, sizeof p->shape);
+        p->numel = t->numel;
         if (u->param_dtype >= 0 && ms__is_float(t->dtype)) p->low = u->param_dtype;
         u->casts |= p->low != p->dtype;
         u->n = j + 1;
@@ -376,22 +441,26 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     if (make_storages(u) != MS_OK || handle_new(u) != MS_OK) goto failed;
     for (int j = 0; j < n; j++) {
         unit_param *p = &u->params[j];
-        make_views(u, p, p->param);
+        make_views(u, p);
         if ((u->device & 0xff) != MS_META && p->here > 0) {
             // This rank's part of the whole. Elements of the flat layout are contiguous.
-            int64_t one = 1;
+            int64_t one = 1, strides[MS_MAX_DIMS];
             bool flat = u->layout == &ms__layouts[MS_LAYOUT_FLAT];
-            ms_tensor *part = ms__tensor_view(p->param, p->local->ndim, p->local->shape, flat ? &one : p->param->stride,
-                                              p->param->offset + p->first * p->row_numel);
+            ms_tensor *from;
+            if (ms__contiguous(&from, p->param) != MS_OK) goto failed_late;
+            memcpy(strides, from->stride, sizeof strides);
+            ms_tensor *part = ms__tensor_view(from, p->local->ndim, p->local->shape, flat && p->local->ndim == 1 ? &one : strides,
+                                              from->offset + p->first * p->row_numel);
             ms_status st = ms__copy(p->local, part);
             ms__release(part);
+            ms__release(from);
             if (st != MS_OK) goto failed_late;
         }
     }
     for (int j = 0; j < n; j++) {           // nothing fails from here on
         unit_param *p = &u->params[j];
         ms__tensor_point(p->param, p->resting);
-        p->param->sharded = true;
+        p->param->sharded = u->views != MS_VIEWS_PIECES;
         p->param->unit_param = p;
     }
     return u->handle;
@@ -564,6 +633,7 @@ ms_status ms_unit_set(double handle, int what, double value)
     case MS_UNIT_UNSHARD_IN_BACKWARD: u->unshard_in_backward = value != 0; break;
     case MS_UNIT_ALL_REDUCE: u->all_reduce = value != 0; break;
     case MS_UNIT_ALL_REDUCE_HOOK: u->all_reduce_hook = value; break;
+    case MS_UNIT_CAST_FORWARD_INPUTS: u->cast_forward_inputs = value != 0; break;
     case MS_UNIT_IS_LAST_BACKWARD: if (u->context) u->context->is_last_backward = value != 0; break;
     case MS_UNIT_DIVIDE_FACTOR:
         if (!(value > 0)) return ms__fail(MS_EINVAL, "set_gradient_divide_factor: %g is not greater than 0", value);
@@ -647,9 +717,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         if (st == MS_OK) {
-            ms_tensor *like = ms__retain(p->param);
-            make_views(u, p, like);
-            ms__release(like);
+            make_views(u, p);
             ms__tensor_point(p->param, p->resting);
             if (keep_values && p->here > 0 && (device & 0xff) != MS_META) {
                 ms_status copied = ms__copy(p->local, old[j]);
@@ -660,6 +728,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
         }
         ms__release(old[j]);
     }
+    if (u->flat.local && u->flat.local->leaf) ms__leaf_set_grad(u->flat.local->leaf, NULL);
     free(old);
     if (u->shard != shard) {
         ms__storage_release(shard);

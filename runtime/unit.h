@@ -27,6 +27,8 @@ typedef struct unit_param {
     int64_t    first, here;         // this rank's rows
     size_t     shard_at, low_at, full_at;   // bytes into the shard, and in the gathered dtype into its cast and the full storage
     int        dtype, low;          // stored and gathered
+    int        ndim;                // of the whole parameter
+    int64_t    shape[MS_MAX_DIMS], numel;
 } unit_param;
 
 typedef struct layout {
@@ -54,6 +56,14 @@ struct unit {
     size_t        post_bytes;       // of a slice
     uint64_t      post_version;     // of the parameters it was cut from
     int           rank, world, n, device;
+    int           views;            // MS_VIEWS_*
+    unit_param    flat;             // VIEWS_FLAT: the flat parameter, at once param and local; its grad is where gradients land
+    double        before, after;    // VIEWS_FLAT and PIECES: gradients are divided by these before and after they are summed
+    int           backward_prefetch_at;     // MS_PREFETCH_*
+    bool          keep_low;         // gradients stay in the reduce dtype
+    ms_comm_hook  hook;
+    ms_storage   *summoned;         // whole parameters in the stored dtype, while summoned and gathered in another
+    bool          summoning, was_whole;
     unit_param   *params;
     ms_piece     *pieces;           // from the shard (or its low-precision cast) to the full storage
     int           n_pieces;
@@ -96,6 +106,9 @@ typedef struct reduction {              // under way, or waiting to land
     ms_work     *work;
     ms_work     *scattered;             // of the reduce-scatter, where work is an all-reduce
     bool         partial;               // lands in owner->partial
+    double       after;                 // unit_flat.c: divides the result; 0: nothing
+    int          dtype;                 // unit_flat.c: of the gradients that land
+    bool         replaces;              // unit_flat.c: what landed before is in it
 } reduction;
 
 typedef struct context {
@@ -103,7 +116,7 @@ typedef struct context {
     unit     **units;                   // module order
     int        n;
     unit      *opened;                  // whose forward opened the running iteration
-    struct { unit *unit; int64_t use; } *order;     // forward passes in order, until the backward's end
+    struct { unit *unit; int64_t use; bool done; } *order;      // forward passes in order, until the backward's end
     int        n_order, cap_order;
     unit     **entered, **last;         // what this forward entered, and the latest complete one, for prefetching
     int        n_entered, cap_entered, n_last, cap_last;
@@ -116,6 +129,11 @@ typedef struct context {
 unit      *ms__unit(double handle);                     // NULL with the error set
 ms_tensor *ms__unit_local(ms_tensor *p);                // p itself when it is not managed
 context   *ms__contexts(void);
+
+// unit_flat.c: the same for units of fsdp.FSDP
+ms_status ms__flat_reduce(ms_run *run, unit *u);
+ms_status ms__flat_land(ms_run *run, context *c);
+ms_status ms__unit_land_part(unit_param *p, ms_tensor *part);
 
 // Starts the gather (on a queue when it is early: prefetched or asynchronous). No-op when whole or under way.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched);

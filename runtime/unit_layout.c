@@ -117,6 +117,13 @@ static ms_status rows_pack(unit *u, int n, unit_param **present, ms_tensor *in)
 
 // ---- flat -------------------------------------------------------------------------------------
 
+// Pieces that scripts see begin at multiples of 16 bytes in the flat parameter.
+static int64_t flat_place(const unit *u, int64_t at, const unit_param *p)
+{
+    int64_t unit_of = u->views == MS_VIEWS_PIECES ? 16 / (int64_t)size_of(p->dtype) : 1;
+    return (at + unit_of - 1) / unit_of * unit_of;
+}
+
 static ms_status flat_plan(unit *u)
 {
     int64_t total = 0;
@@ -124,13 +131,14 @@ static ms_status flat_plan(unit *u)
         if (u->params[j].dtype != u->params[0].dtype)
             return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s",
                             ms__dtype_name(u->params[0].dtype), ms__dtype_name(u->params[j].dtype));
-        total += u->params[j].param->numel;
+        total = flat_place(u, total, &u->params[j]) + u->params[j].numel;
     }
     int64_t each = (total + u->world - 1) / u->world, begin = u->rank * each, end = begin + each, at = 0;
     size_t wide = u->n ? size_of(u->params[0].dtype) : 0, low = u->n ? size_of(u->params[0].low) : 0;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
-        int64_t n = p->param->numel, from = max64(at, begin), to = min64(at + n, end);
+        at = flat_place(u, at, p);
+        int64_t n = p->numel, from = max64(at, begin), to = min64(at + n, end);
         p->rows = n;
         p->row_numel = p->outer = 1;
         p->chunk = each;
@@ -151,6 +159,10 @@ static ms_status flat_plan(unit *u)
 
 static int flat_local_shape(const unit_param *p, int64_t *shape)
 {
+    if (p->owner->views == MS_VIEWS_PIECES && p->owner->world == 1) {
+        memcpy(shape, p->shape, sizeof p->shape);
+        return p->ndim;
+    }
     shape[0] = p->here;
     return 1;
 }
@@ -167,12 +179,13 @@ static ms_status flat_pack(unit *u, int n, unit_param **present, ms_tensor *in)
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         int64_t at = (int64_t)(p->full_at / size_of(p->low));
-        end = at + p->param->numel;
+        MS_TRY(zero_zone(in, end, at - end));
+        end = at + p->numel;
         if (k < n && present[k] == p) {
             MS_TRY(copy_into(in, at, p->pending));
             k++;
         } else {
-            MS_TRY(zero_zone(in, at, p->param->numel));
+            MS_TRY(zero_zone(in, at, p->numel));
         }
     }
     return zero_zone(in, end, in->numel - end);

@@ -18,7 +18,7 @@ void ms__unit_drop_reduction(reduction *r)
 }
 
 // A reduced gradient joins what the local tensor has. part is a view of the unit's reduced block.
-static ms_status land_part(unit_param *p, ms_tensor *part)
+ms_status ms__unit_land_part(unit_param *p, ms_tensor *part)
 {
     ms_leaf *l = ms__leaf_of(p->local);
     if (!l) return (ms_status)ms_error_code();
@@ -37,7 +37,7 @@ static ms_status land_all(ms_run *run, reduction *r, ms_tensor *out)
     for (int k = 0; k < r->n; k++) {
         unit_param *p = r->present[k];
         ms_tensor *part = ms__tensor_on(out->storage, out->dtype, p->local->ndim, p->local->shape, r->at[k]);
-        ms_status st = land_part(p, part);
+        ms_status st = ms__unit_land_part(p, part);
         ms__release(part);
         MS_TRY(st);
     }
@@ -138,6 +138,7 @@ static void hooked_drop(ms_task *t)
 ms_status ms__unit_land(ms_run *run, context *c)
 {
     if (!c->reducing.owner) return MS_OK;
+    if (c->reducing.owner->views != MS_VIEWS_SHARDED) return ms__flat_land(run, c);
     reduction r = c->reducing;
     c->reducing = (reduction){ 0 };
     if (r.owner->all_reduce_hook != 0 && !r.partial) {
@@ -191,7 +192,7 @@ static ms_status land_alone(ms_run *run, unit *u, double scale)
                 st = ms__op1f(&same, ms__op_by_name("mul_scalar_"), part, scale);
                 if (st == MS_OK) ms__release(same);
             }
-            if (st == MS_OK) st = land_part(p, part);
+            if (st == MS_OK) st = ms__unit_land_part(p, part);
             ms__release(part);
         }
         if (st == MS_OK) st = ms__leaf_hooks(run, p->param);
@@ -219,6 +220,7 @@ static ms_status add_partial(unit *u, reduction *r)
 ms_status ms__unit_reduce(ms_run *run, unit *u)
 {
     context *c = u->context;
+    if (u->views != MS_VIEWS_SHARDED) return ms__flat_reduce(run, u);
     // Over a mesh each of the two steps takes its own mean; a factor of the script's divides at the first.
     double scale = 1 / (u->divide > 0 ? u->divide : u->world);
     if (u->world == 1 && !u->replicate && u->all_reduce_hook == 0) return land_alone(run, u, scale);

@@ -63,6 +63,7 @@ static ms_status push_order(context *c, unit *u, int64_t use)
         c->cap_order = cap;
     }
     c->order[c->n_order].unit = u;
+    c->order[c->n_order].done = false;
     c->order[c->n_order++].use = use;
     return MS_OK;
 }
@@ -215,7 +216,7 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
     u->skipped >>= 1;
     u->forwards--;
     // The root stays whole for its backward. When none will come (validation), it would go stale at the next optimizer step.
-    bool leave = u->reshard_after_forward == 1 || (u->by_rule && !grad);
+    bool leave = u->reshard_after_forward == 1 || ((u->by_rule || u->views != MS_VIEWS_SHARDED) && !grad);
     // A number: kept in slices by few ranks, where a backward will want it.
     bool few = u->reshard_after_forward > 1 && u->post_group;
     leave |= few;
@@ -281,7 +282,7 @@ ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
         MS_TRY(ms__unit_start_gather(u, false, false));
         MS_TRY(ms__unit_finish_gather(u));
     }
-    return ms__run_recomputing() ? MS_OK : prefetch_backward(u, use);
+    return ms__run_recomputing() || u->backward_prefetch_at != MS_PREFETCH_PRE ? MS_OK : prefetch_backward(u, use);
 }
 
 ms_status ms__unit_accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool *taken)
@@ -289,6 +290,7 @@ ms_status ms__unit_accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bo
     unit_param *p = param->unit_param;
     unit *u = p->owner;
     *taken = false;
+    if (p == &u->flat) return MS_OK;        // the script computed with the flat parameter itself
     if (!u->context) return ms__fail(MS_ESTATE, "fsdp: a gradient for parameter '%s' before unit '%s' ran forward", param->name ? param->name : "?", u->name);
     u->context->in_backward = true;
     size_t bytes = ms__nbytes(grad);
@@ -340,13 +342,25 @@ static ms_status post_backward(ms_run *run, unit *u)
     return u->sync ? ms__unit_reduce(run, u) : MS_OK;
 }
 
+static bool used_again(const unit *u)
+{
+    const context *c = u->context;
+    for (int k = 0; k < c->n_order; k++)
+        if (c->order[k].unit == u && !c->order[k].done) return true;
+    return false;
+}
+
 ms_status ms__unit_post_backward(ms_run *run, void *token, int64_t use)
 {
     unit *u = from_token(token);
     if (!u || !u->context) return MS_OK;
-    int k = find_active(u, use);
+    int k = find_active(u, use), at = find_order(u->context, use);
     if (k >= 0) remove_active(u, k);
-    return post_backward(run, u);
+    if (at >= 0) u->context->order[at].done = true;
+    // A flat gradient is reduced once, when it is complete: it waits for the module's other uses.
+    if (u->views != MS_VIEWS_SHARDED && used_again(u)) return MS_OK;
+    MS_TRY(post_backward(run, u));
+    return u->backward_prefetch_at == MS_PREFETCH_POST && !ms__run_recomputing() ? prefetch_backward(u, use) : MS_OK;
 }
 
 ms_status ms__units_final(ms_run *run)
@@ -366,6 +380,8 @@ ms_status ms__units_final(ms_run *run)
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
             if (u->gather && ms__unit_idle(u)) ms__unit_shard(u);       // mistargeted prefetch
+            // Of fsdp.FSDP also what this backward did not come to.
+            if (u->views != MS_VIEWS_SHARDED && u->gathered && u->reshard_after_backward && ms__unit_idle(u)) ms__unit_shard(u);
         }
         c->n_order = 0;
         c->in_backward = false;

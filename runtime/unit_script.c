@@ -23,6 +23,26 @@ double ms_unit_of(ms_id id)
     return t && t->unit_param ? ((unit_param *)t->unit_param)->owner->handle : 0;
 }
 
+ms_id ms_unit_flat(double handle)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return 0;
+    if (!u->flat.local) {
+        ms__fail(MS_EINVAL, "fsdp: unit '%s' has no flat parameter", u->name);
+        return 0;
+    }
+    bool named = u->flat.local->slot != 0;
+    ms_id id = ms__name_unscoped(ms__retain(u->flat.local));
+    if (id && !named) ms__own(u->flat.local);
+    return id;
+}
+
+double ms_unit_flat_offset(ms_id id)
+{
+    unit_param *p = managed(id);
+    return p ? (double)(p->shard_at / (size_t)ms__dtype_size(p->dtype)) : -1;
+}
+
 ms_id ms_unit_local(ms_id id)
 {
     unit_param *p = managed(id);
@@ -52,7 +72,7 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
     // its piece in a block as long as p, at the place where it belongs.
     bool rows = u->layout == &ms__layouts[MS_LAYOUT_ROWS];
     int64_t block = rows ? p->outer * p->chunk * p->row_numel : p->rows;
-    if (ms__tensor_new(&out, part->dtype, u->device, p->param->ndim, p->param->shape, "full_tensor") != MS_OK) return 0;
+    if (ms__tensor_new(&out, part->dtype, u->device, p->ndim, p->shape, "full_tensor") != MS_OK) return 0;
     if (u->world == 1) {
         ms_tensor *flat = ms__tensor_on(out->storage, out->dtype, part->ndim, part->shape, 0);
         ms_status st = ms__copy(flat, part);

@@ -25,8 +25,8 @@ end
 --- Names that are on their way; each goes when its feature lands.
 local soon = words [[
   nn.DDP
-  fsdp.FSDP fsdp.CPUOffload fsdp.MixedPrecision fsdp.fsdp_modules fsdp.summon_full_params fsdp.save fsdp.load fsdp.wrap fsdp.comm_hooks
-  fsdp.FSDPModule:set_all_reduce_hook
+  fsdp.FSDP:register_comm_hook fsdp.FSDP:no_sync fsdp.FSDP:clip_grad_norm_
+  fsdp.CPUOffload fsdp.MixedPrecision fsdp.summon_full_params fsdp.save fsdp.load fsdp.wrap fsdp.comm_hooks
   amp.GradScaler amp.ShardedGradScaler amp.autocast
   sparse_coo
 ]]

@@ -2,6 +2,7 @@
 --- ranks, one unit per call; the schedule of gathers and reductions is the engine's (runtime/unit*.c).
 local errors = require "moonshard.errors"
 
+local classic = require "moonshard.fsdp.classic"
 local fully_shard = require "moonshard.fsdp.fully_shard"
 local module = require "moonshard.fsdp.module"
 local policies = require "moonshard.fsdp.policies"
@@ -10,6 +11,8 @@ local checks = require "moonshard.fsdp.checks"
 
 ---@class moonshard.fsdp
 local fsdp = {
+  FSDP = classic.FSDP,
+  fsdp_modules = classic.fsdp_modules,
   fully_shard = fully_shard.fully_shard,
   register_fsdp_forward_method = module.register_fsdp_forward_method,
   FSDPModule = module.FSDPModule,

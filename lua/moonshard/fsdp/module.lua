@@ -58,7 +58,8 @@ local function name_all(root)
   for _, u in ipairs(units_below(root)) do
     if lib.ms_unit_set_name(u.handle, table.concat(names[u], ", ")) ~= 0 then errors.fail() end
   end
-  for name, p in root:named_parameters() do tensor.set_name(p, name) end
+  local listed, values = root:_state()
+  for k = #listed, 1, -1 do tensor.set_name(values[k], listed[k]) end      -- the first of several names stays
 end
 
 local function lazy_init(unit)
@@ -91,8 +92,10 @@ local function lazy_init(unit)
       lib.ms_unit_set(u.handle, C.MS_UNIT_IS_LAST_BACKWARD, u.last and 1 or 0)
       u.last = nil
     end
+    if u.on_lazy_init then u.on_lazy_init(u, unit) end
   end
 end
+M.lazy_init = lazy_init
 
 -- ---- tensors inside arguments and results --------------------------------------------------------
 
@@ -317,6 +320,7 @@ local function call_between(self, unit, forward, ...)
   depth = depth + 1
   return finish(unit, unit.inside or 0, scope.open(rawget(self, "_scope")), pcall(between, self, unit, forward, ...))
 end
+M.call_between = call_between
 
 -- ---- the class -----------------------------------------------------------------------------------
 

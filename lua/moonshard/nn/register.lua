@@ -241,7 +241,8 @@ local function join(prefix, name)
 end
 
 -- Appends the module and its descendants, each once (or under every name when seen is nil). `path`: those around it;
--- a list's element is replaced without our knowing, so a module may have come below itself after all.
+-- a list's element is replaced without our knowing, so a module may have come below itself after all. Names don't show what
+-- only wraps another module (a class with `_wraps`): its `module` has its own name.
 local function walk(self, prefix, seen, names, modules, path)
   if path[self] then raise("%s: the module contains itself, as '%s'", self:class_name(), prefix) end
   if seen then
@@ -252,7 +253,7 @@ local function walk(self, prefix, seen, names, modules, path)
   names[#names + 1], modules[#modules + 1] = prefix, self
   local child_names, children = self:_child_list()
   for i, child in ipairs(children) do
-    walk(child, join(prefix, child_names[i]), seen, names, modules, path)
+    walk(child, self._wraps and prefix or join(prefix, child_names[i]), seen, names, modules, path)
   end
   path[self] = nil
 end
@@ -265,7 +266,13 @@ local function iterate(names, values)
   end
 end
 
--- Parameters or buffers below self: names, values, each value once.
+-- What only wraps m stands for m.
+local function unwrapped(m)
+  while m._wraps do m = m._slots.module end
+  return m
+end
+
+-- Parameters or buffers below self: names, values, each value once. A value with `_hidden` says itself whether it is listed now.
 local function collect(self, list, prefix, recurse)
   local names, values, modules = {}, {}, {}
   if recurse then
@@ -277,7 +284,8 @@ local function collect(self, list, prefix, recurse)
   for i, m in ipairs(modules) do
     for _, name in ipairs(m[list]) do
       local value = m._slots[name]
-      if value ~= nil and not seen[value] then
+      local hidden = value ~= nil and rawget(value, "_hidden")
+      if value ~= nil and not seen[value] and not (hidden and hidden(value)) then
         seen[value] = true
         out[#out + 1], values[#values + 1] = join(names[i], name), value
       end
@@ -374,6 +382,7 @@ function Module:get_submodule(path)
   if type(path) ~= "string" then raise("get_submodule: a path expected, got %s", type(path)) end
   local m, done = self, ""
   for name in path:gmatch("[^.]+") do
+    m = unwrapped(m)
     local child = child_named(m, name)
     if not child then
       local names = m:_child_list()
@@ -393,6 +402,7 @@ function Module:get_parameter(path)
   local parent, name = path:match("^(.*)%.([^.]+)$")
   local m = parent and self:get_submodule(parent) or self
   name = name or path
+  while m._wraps and m._kind[name] ~= "parameter" do m = m._slots.module end
   local p = m._kind[name] == "parameter" and m._slots[name]
   if not p then
     raise("get_parameter: %s: %s", m:class_name(), errors.unknown("parameter", name, m._params))

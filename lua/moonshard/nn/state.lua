@@ -76,8 +76,8 @@ local function convert(self, change, whole)
   no_grad(function()
     local units = {}
     for _, p in ipairs(self:parameters()) do
-      if tensor.info_of(p).sharded ~= 0 then
-        local unit = lib.ms_unit_of(p.id)
+      local unit = lib.ms_unit_of(p.id)
+      if unit ~= 0 then
         if not units[unit] then
           units[unit] = true
           errors.check(whole(unit), p)
@@ -162,7 +162,7 @@ function Module._state(self)
     for _, list in ipairs { "_params", "_buffers" } do
       for _, name in ipairs(m[list]) do
         local value = m._slots[name]
-        if value ~= nil and (list == "_params" or is_persistent(m, name)) then
+        if value ~= nil and (list == "_params" and not rawget(value, "_flat") or list == "_buffers" and is_persistent(m, name)) then
           out[#out + 1], values[#values + 1] = join(names[i], name), value
           owners[#owners + 1] = { m, name }
         end

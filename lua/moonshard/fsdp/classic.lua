@@ -1,0 +1,213 @@
+--- fsdp.FSDP: wraps a module; its parameters become one flat parameter that is sharded over the ranks by element.
+---
+--- The instance is a module around the module. Names don't show it; what it has not itself (fields, methods,
+--- positions) is read from the wrapped module. The engine's side is a unit in the flat layout (runtime/unit_flat.c).
+local class = require "moonshard.class"
+local dtypes = require "moonshard.dtypes"
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local flat = require "moonshard.fsdp.flat"
+local groups = require "moonshard.fsdp.groups"
+local log = require "moonshard.log"
+local module = require "moonshard.fsdp.module"
+local nn = require "moonshard.nn"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+local Module = require "moonshard.nn.module".Module
+
+local lib, ffi, raise = engine.lib, engine.ffi, errors.raise
+local C = ffi.C
+local rawget, rawset, setmetatable, type, ipairs = rawget, rawset, setmetatable, type, ipairs
+
+---@class FSDP: Module
+---@field module Module          what is wrapped
+---@field params Parameter[]     this unit's flat parameters: one, or none
+---@field comm_hook function?
+---@field comm_hook_state any
+local FSDP = nn.Module:extend "FSDP"
+FSDP._wraps = true
+
+local M = { FSDP = FSDP }
+
+--- Is x an FSDP instance?
+---@return boolean
+function M.is_fsdp(x) return class.isa(x, FSDP) end
+
+-- ---- options -------------------------------------------------------------------------------------
+
+local OPTIONS = {
+  process_group = opts.any, sharding_strategy = opts.one_of(groups.STRATEGIES), cpu_offload = opts.any, auto_wrap_policy = opts.any,
+  backward_prefetch = opts.one_of({ "pre", "post", "none" }, "pre"), mixed_precision = opts.any, ignored_modules = opts.any,
+  ignored_states = opts.any, param_init_fn = opts.any, device_id = opts.any, sync_module_states = false, forward_prefetch = false,
+  limit_all_gathers = true, use_orig_params = false, device_mesh = opts.any,
+}
+M.OPTIONS = OPTIONS
+
+local PREFETCH = { pre = C.MS_PREFETCH_PRE, post = C.MS_PREFETCH_POST, none = C.MS_PREFETCH_NONE }
+
+local function number_of(dtype) return dtype and dtypes.number(dtype) or -1 end
+
+-- ---- what a unit manages -------------------------------------------------------------------------
+
+-- Parameters of m and of what lies below it, each once, save in FSDP instances and what is ignored: values, names.
+local function managed(m, ignored)
+  local params, names, seen, visited = {}, {}, {}, {}
+  local function visit(sub, prefix)
+    if visited[sub] or ignored[sub] then return end
+    visited[sub] = true
+    for _, name in ipairs(sub._params) do
+      local p = sub._slots[name]
+      if p ~= nil and not seen[p] and not ignored[p] then
+        seen[p] = true
+        if rawget(p, "_unit") then
+          raise("FSDP: parameter '%s' is shared with a module that is wrapped already; wrap a module that contains both", prefix .. name)
+        end
+        params[#params + 1], names[#names + 1] = p, prefix .. name
+      end
+    end
+    local child_names, children = sub:_child_list()
+    for k, child in ipairs(children) do
+      if not M.is_fsdp(child) then visit(child, sub._wraps and prefix or prefix .. child_names[k] .. ".") end
+    end
+  end
+  visit(m, "")
+  return params, names
+end
+
+-- ---- construction --------------------------------------------------------------------------------
+
+local function engine_unit(self, o, placed, params, names)
+  local ids = ffi.new("ms_id[?]", math.max(#params, 1))
+  for k, p in ipairs(params) do
+    tensor.set_name(p, names[k])
+    ids[k - 1] = p.id
+  end
+  local precision = o.mixed_precision or {}
+  local options = groups.fill(ffi.new("ms_unit_options"), placed)
+  options.layout = C.MS_LAYOUT_FLAT
+  options.views = o.use_orig_params and C.MS_VIEWS_PIECES or C.MS_VIEWS_FLAT
+  options.backward_prefetch = PREFETCH[o.backward_prefetch]
+  options.keep_low_precision_grads = precision.keep_low_precision_grads and 1 or 0
+  options.reshard_after_forward = groups.RESHARDS[placed.strategy] and -1 or 0
+  options.param_dtype = number_of(precision.param_dtype)
+  options.reduce_dtype = number_of(precision.reduce_dtype or precision.param_dtype)
+  options.output_dtype = -1
+  local handle = lib.ms_unit_new(self._slots.module:class_name(), #params, ids, options)
+  if handle == 0 then errors.fail() end
+  return handle
+end
+
+local function on_lazy_init(unit, root)
+  local precision = unit.mixed_precision
+  if precision and (unit == root and precision.cast_root_forward_inputs or precision.cast_forward_inputs) then
+    errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_CAST_FORWARD_INPUTS, 1))
+  end
+end
+
+--- Wraps a module.
+---@param m Module
+---@param given? table  process_group, sharding_strategy, auto_wrap_policy, mixed_precision, use_orig_params, …
+function FSDP:init(m, given)
+  if not class.isa(m, nn.Module) then raise("FSDP: argument 1 is %s, expected a module", errors.kind(m)) end
+  local o = opts("FSDP", given, OPTIONS)
+  local placed = groups.resolve(o)
+  if m.forward == nil then
+    log.warn("FSDP will not all-gather parameters for containers that do not implement forward: " .. tostring(m))
+  end
+  local params, names = managed(m, {})
+  rawget(self, "_slots").module = m
+  rawget(self, "_kind").module = "module"
+  table.insert(rawget(self, "_children"), "module")
+  rawget(self, "_slots").training = m.training
+  local handle = engine_unit(self, o, placed, params, names)
+  local unit = {
+    classic = true, handle = handle, modules = setmetatable({ self }, { __mode = "v" }), placed = placed, options = o,
+    world = placed.world, mixed_precision = o.mixed_precision, on_lazy_init = on_lazy_init, originals = params,
+    owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
+  }
+  rawset(self, "_fsdp", unit)
+  for _, p in ipairs(params) do (o.use_orig_params and flat.adopt_piece or flat.adopt)(p, unit) end
+  if #params > 0 and not o.use_orig_params then self:register_parameter("flat_param", flat.flat_parameter(unit)) end
+end
+
+-- ---- reading through -----------------------------------------------------------------------------
+
+local getters = {}
+
+function getters.params(self) return { rawget(self, "_slots").flat_param } end
+
+-- Functions of the wrapped module, called with the instance in its place: by module, by name.
+local bound = setmetatable({}, { __mode = "k" })
+
+local function bind(self, inner, name, fn)
+  local of = bound[self]
+  if not of then
+    of = {}
+    bound[self] = of
+  end
+  local entry = of[name]
+  if not entry or entry.fn ~= fn then
+    entry = { fn = fn, call = function(first, ...)
+      if first == self then first = inner end
+      return fn(first, ...)
+    end }
+    of[name] = entry
+  end
+  return entry.call
+end
+
+function FSDP.__index(self, name)
+  local slots = rawget(self, "_slots")
+  local value = slots[name]
+  if value ~= nil then return value end
+  value = FSDP[name]
+  if value ~= nil then return value end
+  local getter = getters[name]
+  if getter then return getter(self) end
+  local inner = slots.module
+  if inner == nil then return nil end
+  value = inner[name]
+  if type(value) == "function" then return bind(self, inner, name, value) end
+  return value
+end
+
+function FSDP:forward(...) return self._slots.module(...) end
+
+rawset(FSDP, "__call", function(self, ...)
+  return module.call_between(self, module.unit_of(self), Module.__call, ...)
+end)
+
+rawset(FSDP, "__deepcopy", function()
+  raise "FSDP does not support deepcopy. Please use state dict for serialization."
+end)
+
+-- ---- roots ---------------------------------------------------------------------------------------
+
+--- Is this the outermost instance? The first one that is asked, or runs, becomes a root.
+---@return boolean
+function FSDP:check_is_root()
+  local unit = module.unit_of(self)
+  if lib.ms_unit_is_lazy(unit.handle) == 0 then module.lazy_init(unit) end
+  return lib.ms_unit_root(unit.handle) == unit.handle
+end
+
+--- FSDP instances at and below m, parents before children; with root_only those that no other one contains.
+---@param m Module
+---@param given? {root_only: boolean}
+---@return FSDP[]
+function M.fsdp_modules(m, given)
+  if not class.isa(m, nn.Module) then raise("fsdp_modules: argument 1 is %s, expected a module", errors.kind(m)) end
+  local o = opts("fsdp_modules", given, { root_only = false })
+  local list, below = {}, {}
+  for _, sub in ipairs(m:modules()) do
+    if M.is_fsdp(sub) and not (o.root_only and below[sub]) then
+      list[#list + 1] = sub
+      if o.root_only then
+        for _, inner in ipairs(sub:modules()) do below[inner] = true end
+      end
+    end
+  end
+  return list
+end
+
+return M

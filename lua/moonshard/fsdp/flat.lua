@@ -1,0 +1,116 @@
+--- The parameters of an FSDP unit as scripts see them: its one flat parameter, or (use_orig_params) the
+--- parameters themselves, which are this rank's 1-d pieces while their module does not run.
+local class = require "moonshard.class"
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local Parameter = require "moonshard.nn.parameter".Parameter
+local sharded = require "moonshard.fsdp.sharded"
+local tensor = require "moonshard.tensor"
+
+local lib = engine.lib
+local Tensor, getters, setters = tensor.Tensor, tensor.getters, tensor.setters
+local rawget, rawset, getmetatable, setmetatable = rawget, rawset, getmetatable, setmetatable
+
+local M = {}
+
+--- Are the unit's whole parameters in view: does its module run, or are they summoned?
+---@return boolean
+local function is_open(unit)
+  return (unit.inside or 0) > 0 or unit.summoned == true
+end
+M.is_open = is_open
+
+-- ---- one flat parameter --------------------------------------------------------------------------
+
+local function flat_hidden(p) return is_open(rawget(p, "_flat")) end
+local function original_hidden(p) return not is_open(rawget(p, "_unit")) end
+
+--- The unit's flat parameter: listed instead of the parameters it is made of, unless those are in view.
+---@return Parameter
+function M.flat_parameter(unit)
+  local id = lib.ms_unit_flat(unit.handle)
+  if id == 0 then errors.fail() end
+  return setmetatable({ id = id, _flat = unit, _hidden = flat_hidden }, Parameter)
+end
+
+--- Makes p, which the engine has just sharded, a part of unit's flat parameter.
+function M.adopt(p, unit)
+  sharded.adopt(p, unit)
+  rawset(p, "_hidden", original_hidden)
+end
+
+-- ---- pieces --------------------------------------------------------------------------------------
+
+local own_getters, own_setters = {}, {}
+
+-- Of a whole parameter: what summon_full_params showed, if it did.
+function own_getters.grad(p)
+  local shown = rawget(p, "_whole_grad")
+  if shown then return shown end
+  return sharded.Sharded.methods.to_local(p).grad
+end
+
+function own_setters.grad(p, g)
+  if rawget(p, "_whole_grad") then
+    if g == nil then
+      rawset(p, "_whole_grad", nil)
+    else
+      p._whole_grad:copy_(g)
+      return
+    end
+  end
+  sharded.Sharded.methods.to_local(p).grad = g
+end
+
+function own_setters.requires_grad(p, on)
+  setters.requires_grad(p, on)
+  sharded.Sharded.methods.to_local(p).requires_grad = on
+end
+
+local classes = setmetatable({}, { __mode = "k" })
+
+local function class_for(cls)
+  local pieces = classes[cls]
+  if pieces then return pieces end
+  pieces = tensor.subclass(rawget(cls, "__name"), cls)
+  local methods = rawget(pieces, "methods")
+  methods.to_local, methods.full_tensor = sharded.Sharded.methods.to_local, sharded.Sharded.methods.full_tensor
+  function methods.requires_grad_(p, on)
+    own_setters.requires_grad(p, on ~= false)
+    return p
+  end
+  rawset(pieces, "__index", function(p, key)
+    local method = methods[key]
+    if method ~= nil then return method end
+    local getter = own_getters[key] or getters[key]
+    if getter ~= nil then return getter(p) end
+    if type(key) == "number" then return methods.select(p, 1, key) end
+    return nil
+  end)
+  rawset(pieces, "__newindex", function(p, key, value)
+    local setter = own_setters[key]
+    if setter then return setter(p, value) end
+    return Tensor.__newindex(p, key, value)
+  end)
+  classes[cls] = pieces
+  return pieces
+end
+
+--- Makes p, which the engine has just sharded, show its piece while its module does not run.
+function M.adopt_piece(p, unit)
+  rawset(p, "_unit", unit)
+  rawset(p, "_pieces", true)
+  rawset(p, "_grad", nil)
+  setmetatable(p, class_for(getmetatable(p)))
+end
+
+--- Is p a parameter of an FSDP instance (or its flat parameter)?
+function M.unit_of(p)
+  local unit = tensor.is_tensor(p) and (rawget(p, "_unit") or rawget(p, "_flat"))
+  return unit and unit.classic and unit or nil
+end
+
+--- Is cls, or what it extends, a parameter's?
+function M.is_parameter(p) return class.isa(p, Parameter) end
+
+return M

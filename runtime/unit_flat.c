@@ -1,0 +1,336 @@
+// unit_flat.c -- what units of fsdp.FSDP do beside those of fully_shard (behaviour.md 1.1, 3.2.1, 4.B): their gradients are
+// one flat gradient, divided before and after it is summed (by the unit, or by a communication hook), and it lands on the flat
+// parameter or on the pieces of the parameters; and whole parameters are shown to the script.
+#include "unit.h"
+#include "op.h"
+
+// ---- division and sum -------------------------------------------------------------------------
+
+// A power of two near the root of n before the sum and the rest after it: the least overflow in half types.
+void ms_comm_division(int n, double *before, double *after)
+{
+    int f = 1;
+    while (n % f == 0 && n / f > f) f *= 2;
+    *before = f;
+    *after = (double)n / f;
+}
+
+static ms_status divide(ms_tensor *t, double by)
+{
+    if (!(by > 1)) return MS_OK;
+    ms_tensor *same;
+    MS_TRY(ms__op1f(&same, ms__op_by_name("div_scalar_"), t, by));
+    ms__release(same);
+    return MS_OK;
+}
+
+// Starts the sum of in over `scatter` (its block goes to out; NULL: out is in) and then of out over `all` (may be NULL).
+static ms_status start_sum(ms_group *scatter, ms_group *all, ms_tensor *out, ms_tensor *in, double before, ms_stream_kind stream,
+                           const char *unit, ms_work **scattered, ms_work **work)
+{
+    MS_TRY(divide(in, before));
+    if (scatter) MS_TRY(ms__reduce_scatter(scatter, out, in, MS_SUM, 1, stream, unit, scattered));
+    return all ? ms__all_reduce(all, out, MS_SUM, 1, stream, unit, work) : MS_OK;
+}
+
+static ms_status group_fits(const ms_group *g, int n, const char *what)
+{
+    if (ms__group_rank(g) < 0) return ms__fail(MS_EINVAL, "communication hook: this rank is no member of the state's process group");
+    if (ms__group_size(g) != n)
+        return ms__fail(MS_EINVAL, "communication hook: the state's process group has %d ranks, %s %d", ms__group_size(g), what, n);
+    return MS_OK;
+}
+
+ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad_id, ms_id out_id)
+{
+    ms_tensor *grad = ms__tensor(grad_id), *out = NULL, *in, *sum = NULL;
+    ms_group *g = ms__group_by_id(h->group);
+    if (!grad || !g || (out_id != 0 && !(out = ms__tensor(out_id)))) return (ms_status)ms_error_code();
+    if (out && (grad->numel != out->numel * ms__group_size(g) || grad->dtype != out->dtype))
+        return ms__fail(MS_EINVAL, "communication hook: grad is %s, output %s, for %d ranks", ms__tensor_text(grad), ms__tensor_text(out), ms__group_size(g));
+    if (!ms__is_contiguous(grad) || (out && !ms__is_contiguous(out))) return ms__fail(MS_EINVAL, "communication hook: grad and output must be contiguous");
+    bool low = h->kind == MS_COMM_LOW && h->low != grad->dtype;
+    ms_status st = MS_OK;
+    if (low) {
+        MS_TRY(ms__tensor_new(&in, h->low, ms__device(grad), grad->ndim, grad->shape, "communication hook"));
+        st = ms__copy(in, grad);
+        if (st == MS_OK && out) st = ms__tensor_new(&sum, h->low, ms__device(out), out->ndim, out->shape, "communication hook");
+    } else {
+        in = ms__retain(grad);
+        sum = ms__retain(out);
+    }
+    ms_tensor *result = out ? sum : in;
+    ms_work *scattered = NULL, *work = NULL;
+    if (st == MS_OK) st = start_sum(out ? g : NULL, out ? NULL : g, result, in, h->before, MS_STREAM_COMPUTE, NULL, &scattered, &work);
+    if (st == MS_OK) st = ms__work_wait(scattered);
+    if (st == MS_OK) st = ms__work_wait(work);
+    ms__work_release(scattered);
+    ms__work_release(work);
+    if (st == MS_OK) st = divide(result, h->after);
+    if (st == MS_OK && low) st = ms__copy(out ? out : grad, result);
+    ms__release(in);
+    ms__release(sum);
+    return st;
+}
+
+ms_status ms_unit_set_comm_hook(double handle, const ms_comm_hook *h)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    if (h->kind == MS_COMM_SUM || h->kind == MS_COMM_LOW) {
+        ms_group *g = ms__group_by_id(h->group);
+        if (!g) return (ms_status)ms_error_code();
+        bool sharded = u->world > 1;
+        MS_TRY(group_fits(g, sharded ? u->world : u->replicate ? ms__group_size(u->replicate) : 1, sharded ? "the shards" : "the replicas"));
+    }
+    u->hook = *h;
+    return MS_OK;
+}
+
+// ---- reduction --------------------------------------------------------------------------------
+
+static void reduction_free(reduction *r)
+{
+    ms__release(r->in);
+    ms__release(r->out);
+    free(r->present);
+    free(r->at);
+    *r = (reduction){ 0 };
+}
+
+// The place of p's piece in a tensor laid out like the shard.
+static ms_tensor *piece_of(const unit_param *p, ms_tensor *flat)
+{
+    return ms__tensor_on(flat->storage, flat->dtype, p->local->ndim, p->local->shape,
+                         flat->offset + (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype)));
+}
+
+// Calls fn for each tensor whose grad is a part of the flat gradient, with that part.
+static ms_status each_part(unit *u, ms_tensor *flat, ms_status (*fn)(unit_param *p, ms_tensor *part))
+{
+    if (u->views == MS_VIEWS_FLAT) return fn(&u->flat, flat);
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        if (!p->param->requires_grad) continue;
+        ms_tensor *part = piece_of(p, flat);
+        ms_status st = fn(p, part);
+        ms__release(part);
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+
+static ms_status add_landed(unit_param *p, ms_tensor *part)
+{
+    ms_tensor *g = p->local->leaf ? p->local->leaf->grad : NULL, *same;
+    if (!g) return MS_OK;
+    MS_TRY(ms__op2(&same, ms__op_by_name("add_"), part, g));
+    ms__release(same);
+    return MS_OK;
+}
+
+static ms_status replace_landed(unit_param *p, ms_tensor *part)
+{
+    if (p->local->leaf) ms__leaf_set_grad(p->local->leaf, NULL);
+    return ms__unit_land_part(p, part);
+}
+
+static ms_status land_flat(ms_run *run, reduction *r)
+{
+    unit *u = r->owner;
+    ms_tensor *out = r->out;
+    if (out->dtype != r->dtype) {
+        ms_tensor *wide;
+        MS_TRY(ms__tensor_new(&wide, r->dtype, u->device, 1, out->shape, "fsdp: reduced gradients"));
+        ms_status st = ms__copy(wide, out);
+        ms__release(out);
+        r->out = out = wide;
+        MS_TRY(st);
+    }
+    MS_TRY(each_part(u, out, r->replaces ? replace_landed : ms__unit_land_part));
+    if (u->views == MS_VIEWS_FLAT) return ms__leaf_hooks(run, u->flat.local);
+    for (int j = u->n - 1; j >= 0; j--)     // the agenda is a stack: the first parameter's hooks run first
+        if (u->params[j].param->requires_grad) MS_TRY(ms__leaf_hooks(run, u->params[j].param));
+    return MS_OK;
+}
+
+ms_status ms__flat_land(ms_run *run, context *c)
+{
+    reduction r = c->reducing;
+    c->reducing = (reduction){ 0 };
+    ms_status st = ms__work_wait(r.scattered), all = ms__work_wait(r.work);
+    ms__work_release(r.scattered);
+    ms__work_release(r.work);
+    if (st == MS_OK) st = all;
+    ms__drop(&r.in);
+    if (st == MS_OK) st = divide(r.out, r.after);
+    if (st == MS_OK) st = land_flat(run, &r);
+    reduction_free(&r);
+    return st;
+}
+
+// The script reduces: an event between the backward's nodes.
+static ms_run_state hook_step(ms_task *t, ms_run *run, ms_event *ev)
+{
+    reduction *r = t->ptr;
+    if (t->phase++ == 0) {
+        ms_tensor *io[2] = { r->in, r->out };
+        return ms__run_event(run, ev, MS_EV_REDUCE, r->owner->hook.key, r->owner->handle, r->out != r->in ? 2 : 1, io, 0);
+    }
+    return land_flat(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
+}
+
+static void hook_drop(ms_task *t)
+{
+    reduction_free(t->ptr);
+    free(t->ptr);
+}
+
+static ms_status push_hook(ms_run *run, reduction *r)
+{
+    reduction *kept = malloc(sizeof *kept);
+    if (!kept) return ms__fail(MS_ENOMEM, "fsdp: no memory for a communication hook");
+    *kept = *r;
+    ms_task task = { .step = hook_step, .drop = hook_drop, .ptr = kept };
+    ms_status st = ms__run_push(run, &task);
+    if (st != MS_OK) free(kept);
+    return st;
+}
+
+ms_status ms__flat_reduce(ms_run *run, unit *u)
+{
+    context *c = u->context;
+    const ms_comm_hook *h = &u->hook;
+    reduction r = { .owner = u, .present = calloc((size_t)u->n + 1, sizeof *r.present), .at = calloc((size_t)u->n + 1, sizeof *r.at) };
+    if (!r.present || !r.at) {
+        reduction_free(&r);
+        return ms__fail(MS_ENOMEM, "fsdp: no memory to reduce unit '%s'", u->name);
+    }
+    for (int j = 0; j < u->n; j++)
+        if (u->params[j].pending) r.present[r.n++] = &u->params[j];
+    ms_status st = ms__unit_land(run, c);
+    if (st != MS_OK || r.n == 0) {
+        reduction_free(&r);
+        return st;
+    }
+    // A low-precision hook casts for itself, from what the gradients are.
+    int own = r.present[0]->pending->dtype, dtype = h->kind == MS_COMM_LOW ? h->low : u->reduce_dtype >= 0 ? u->reduce_dtype : own;
+    r.dtype = h->kind == MS_COMM_LOW ? h->lands : u->keep_low ? dtype : u->params[0].dtype;
+    bool script = h->kind == MS_COMM_SCRIPT, summed = h->kind == MS_COMM_SUM || h->kind == MS_COMM_LOW;
+    int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
+    st = ms__tensor_new(&r.in, dtype, u->device, 1, &all, "fsdp: gradients to reduce");
+    if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
+    for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
+    if (st == MS_OK && u->world > 1) st = ms__tensor_new(&r.out, dtype, u->device, 1, &wide, "fsdp: reduced gradients");
+    else if (st == MS_OK) r.out = ms__retain(r.in);
+    if (st == MS_OK && script) {
+        // What is not sharded is reduced in place, with what it had before.
+        r.replaces = u->world == 1;
+        if (r.replaces) st = each_part(u, r.in, add_landed);
+        if (st == MS_OK) st = push_hook(run, &r);
+        if (st != MS_OK) reduction_free(&r);
+        return st;
+    }
+    ms_group *group = summed ? ms__group_by_id(h->group) : NULL;
+    ms_group *scatter = u->world > 1 ? (group ? group : u->group) : NULL, *replicas = u->world == 1 && u->replicate && group ? group : u->replicate;
+    r.after = summed ? h->after : u->after;
+    if (st == MS_OK)
+        st = start_sum(scatter, replicas, r.out, r.in, summed ? h->before : u->before, MS_STREAM_REDUCE, u->name, &r.scattered, &r.work);
+    c->reducing = r;
+    if (st != MS_OK) ms__unit_drop_reduction(&c->reducing);
+    return st;
+}
+
+// ---- whole parameters for the script ----------------------------------------------------------
+
+int ms_unit_is_idle(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u && ms__unit_idle(u) && !(u->context && u->context->in_backward);
+}
+
+// p whole, in the stored dtype.
+static ms_tensor *whole_of(const unit *u, const unit_param *p, int ndim, const int64_t *shape, int64_t from)
+{
+    int64_t at = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) + from;
+    return ms__tensor_on(u->summoned ? u->summoned : u->full, p->dtype, ndim, shape, at);
+}
+
+static void show_pieces(unit *u)
+{
+    for (int j = 0; j < u->n; j++) {
+        ms__tensor_point(u->params[j].param, u->params[j].resting);
+        u->params[j].param->sharded = u->views != MS_VIEWS_PIECES;
+    }
+}
+
+ms_status ms_unit_summon(double handle, int show)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    if (!ms_unit_is_idle(handle)) return ms__fail(MS_ESTATE, "Cannot manually unshard parameters during forward/backward");
+    if ((u->device & 0xff) == MS_META) return ms__fail(MS_ESTATE, "summon_full_params: the parameters of unit '%s' are on meta", u->name);
+    u->was_whole = u->gathered && !u->casts;
+    if (u->casts && u->n) {
+        ms__unit_shard(u);                  // the copy in low precision would not show what is written
+        ms_piece piece = { .out_stride = u->shard_bytes, .bytes = u->shard_bytes, .total = u->shard_bytes * (size_t)u->world };
+        MS_TRY(ms__storage_new(&u->summoned, u->device, piece.total, "summon_full_params"));
+        ms_status st = ms__storage_sync(u->shard, false);
+        if (st == MS_OK && u->world == 1) memcpy(u->summoned->data, u->shard->data, u->shard_bytes);
+        else if (st == MS_OK)
+            st = ms__all_gather_pieces(u->group, u->summoned, u->shard, 1, &piece, u->params[0].dtype, MS_STREAM_COMPUTE, u->name, NULL);
+        if (st != MS_OK) {
+            ms__storage_release(u->summoned);
+            u->summoned = NULL;
+            return st;
+        }
+        for (int j = 0; j < u->n && show; j++) {
+            unit_param *p = &u->params[j];
+            ms_tensor *whole = whole_of(u, p, p->ndim, p->shape, 0);
+            ms__tensor_point(p->param, whole);
+            ms__release(whole);
+            p->param->sharded = false;
+        }
+    } else {
+        MS_TRY(ms__unit_start_gather(u, false, false));
+        MS_TRY(ms__unit_finish_gather(u));
+        if (!show) show_pieces(u);
+    }
+    u->summoning = true;
+    return MS_OK;
+}
+
+static ms_status write_back(unit *u)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        if (p->here == 0) continue;
+        ms_tensor *from = whole_of(u, p, p->local->ndim, p->local->shape, p->first);
+        ms_status st = ms__copy(p->local, from);
+        ms__release(from);
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+
+ms_status ms_unit_unsummon(double handle, int writeback)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    if (!u->summoning) return MS_OK;
+    u->summoning = false;
+    ms_status st = writeback && (u->summoned || !u->in_place) ? write_back(u) : MS_OK;
+    if (u->summoned) {
+        show_pieces(u);
+        ms__storage_release(u->summoned);
+        u->summoned = NULL;
+    } else if (!u->was_whole) {
+        ms__unit_shard(u);
+    } else {
+        for (int j = 0; j < u->n; j++) {    // in view again where they were not shown
+            ms__tensor_point(u->params[j].param, u->params[j].whole);
+            u->params[j].param->sharded = false;
+        }
+    }
+    return st;
+}

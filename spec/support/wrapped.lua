@@ -1,0 +1,29 @@
+--- The golden models wrapped in fsdp.FSDP, for specs: each module that a model's definition calls a unit, and the root.
+local M = {}
+
+--- Replaces every module of the list, innermost first, by what wrap(module) gives.
+function M.replace(model, modules, wrap)
+  for _, target in ipairs(modules) do
+    for _, m in ipairs(model:modules()) do
+      for name, child in m:named_children() do
+        if child == target then m[tonumber(name) or name] = wrap(child) end
+      end
+    end
+  end
+end
+
+--- An FSDP twin of def's model: its units and the root wrapped with the same options.
+function M.fsdp(def, model, options)
+  local fsdp = require "moonshard.fsdp"
+  M.replace(model, def.units(model), function(m) return fsdp.FSDP(m, options) end)
+  return fsdp.FSDP(model, options)
+end
+
+--- fn without the warnings about strategies that a world of one and no_shard bring.
+function M.quietly(fn, ...)
+  local ms = require "moonshard"
+  local function rest(_, ...) return ... end
+  return rest(ms.catch_warnings(fn, ...))
+end
+
+return M
