@@ -2,11 +2,15 @@
 //
 // A slot holds one reference to its tensor. Releasing a name drops that reference and bumps the
 // slot's generation, so an old id is recognised for ever: a slot whose generations are used up is
-// retired. Free slots are reused in the order they were freed, which keeps the memory of what an old id was.
+// retired. What the names that were released last had been is kept in a ring, so that a use after release says
+// which operator made the tensor and which scope it went with.
+#include <stdio.h>
+
 #include "tensor.h"
 #include "op.h"
 
-enum { SLOT_BITS = 22, CHUNK_BITS = 12, CHUNK = 1 << CHUNK_BITS, CHUNKS = 1 << (SLOT_BITS - CHUNK_BITS), SCOPES = 1 << 16, CHAINS = 1 << 12 };
+enum { SLOT_BITS = 22, CHUNK_BITS = 12, CHUNK = 1 << CHUNK_BITS, CHUNKS = 1 << (SLOT_BITS - CHUNK_BITS), SCOPES = 1 << 16, CHAINS = 1 << 12,
+       GRAVES = 1 << 14 };
 #define GENERATIONS ((uint32_t)1 << 31)         // 31 + 22 bits fit a double's 53
 
 typedef struct slot {
@@ -16,7 +20,14 @@ typedef struct slot {
     uint32_t   scope;           // 0: unscoped
     uint16_t   owners;          // grads, fields of the engine: who keeps it beside the script
     bool       collected;       // a finalizer in Lua will release it
+    const ms_op *made_by;       // or NULL
 } slot;
+
+typedef struct grave {
+    ms_id       id;
+    const char *scope;          // interned; NULL: not by the end of a scope
+    const ms_op *made_by;
+} grave;
 
 typedef struct scope {
     uint32_t    generation, parent, head;
@@ -34,6 +45,8 @@ static uint8_t  chain_used[CHAINS];
 static int      chain;
 static double   gc_limit = 64 << 20, unscoped_since, unscoped_live, live_after;
 static bool     gc_asked;
+static grave   *graves;         // a ring of GRAVES; NULL: no memory, names are released untold
+static uint32_t n_graves;
 
 static inline slot *slot_at(uint32_t i) { return &chunks[i >> CHUNK_BITS][i & (CHUNK - 1)]; }
 static inline ms_id id_of(uint32_t i, const slot *s) { return (ms_id)(((uint64_t)s->generation << SLOT_BITS) | i); }
@@ -88,6 +101,30 @@ static void unlink_scope(slot *s)
     s->scope = 0;
 }
 
+static inline void bury(uint32_t i, const slot *s, const char *with)
+{
+    if (MS_LIKELY(graves != NULL)) graves[n_graves++ & (GRAVES - 1)] = (grave){ id_of(i, s), with, s->made_by };
+}
+
+static const grave *grave_of(ms_id id)
+{
+    for (uint32_t k = 0; graves && k < GRAVES && k < n_graves; k++) {
+        const grave *g = &graves[(n_graves - 1 - k) & (GRAVES - 1)];
+        if (g->id == id) return g;
+    }
+    return NULL;
+}
+
+// Interned, mostly without a search: the same few strings come again and again.
+static const char *scope_text(const char *name)
+{
+    static struct { const char *given, *kept; } known[64];
+    size_t k = ((uintptr_t)name >> 3) % MS_COUNT(known);
+    if (MS_LIKELY(known[k].given == name && strcmp(known[k].kept, name) == 0)) return known[k].kept;
+    known[k].given = name;
+    return known[k].kept = ms__intern(name);
+}
+
 static void slot_release(uint32_t i, slot *s)
 {
     ms_tensor *t = s->tensor;
@@ -128,7 +165,7 @@ static void count_unscoped(const ms_tensor *t)
 
 void ms_set_gc_limit(double bytes) { gc_limit = bytes; }
 
-static ms_id name_in(ms_tensor *t, uint32_t where)
+static ms_id name_in(ms_tensor *t, uint32_t where, const ms_op *made_by)
 {
     if (t->slot) {
         slot *s = slot_at(t->slot);
@@ -144,19 +181,30 @@ static ms_id name_in(ms_tensor *t, uint32_t where)
         return 0;
     }
     s->tensor = t;
+    s->made_by = made_by;
     t->slot = i;
     link_scope(i, s, where);
     if (!where) count_unscoped(t);
     return id_of(i, s);
 }
 
-ms_id ms__name(ms_tensor *t) { return name_in(t, (uint32_t)ms__state.scope); }
+ms_id ms__name(ms_tensor *t) { return name_in(t, (uint32_t)ms__state.scope, NULL); }
+ms_id ms__name_made(ms_tensor *t, const ms_op *made_by) { return name_in(t, (uint32_t)ms__state.scope, made_by); }
 
 ms_id ms__name_unscoped(ms_tensor *t)
 {
-    ms_id id = name_in(t, 0);
+    ms_id id = name_in(t, 0, NULL);
     if (id) ms_keep(id);
     return id;
+}
+
+static void released(ms_id id)
+{
+    char op[64] = "", note[256] = "";
+    const grave *g = grave_of(id);
+    if (g && g->made_by) snprintf(op, sizeof op, "made by %s; ", ms__op_title(g->made_by));
+    if (g) snprintf(note, sizeof note, " (%s%s%s)", op, g->scope ? "its scope: " : "let go by release()", g->scope ? g->scope : "");
+    ms__fail(MS_ERELEASED, "tensor was released with its scope; return it, or keep() it%s", note);
 }
 
 ms_tensor *ms__tensor(ms_id id)
@@ -165,7 +213,7 @@ ms_tensor *ms__tensor(ms_id id)
     slot *s = slot_of(id, &i);
     if (MS_LIKELY(s != NULL)) return s->tensor;
     if (id == 0) ms__fail(MS_EINVAL, "a tensor was expected, got none");
-    else ms__fail(MS_ERELEASED, "tensor was released with its scope; return it, or keep() it");
+    else released(id);
     return NULL;
 }
 
@@ -179,7 +227,9 @@ void ms_release(ms_id id)
 {
     uint32_t i;
     slot *s = slot_of(id, &i);
-    if (s) slot_release(i, s);
+    if (!s) return;
+    bury(i, s, NULL);
+    slot_release(i, s);
 }
 
 ms_status ms_keep(ms_id id)
@@ -230,7 +280,9 @@ void ms_drop(ms_id id)
 {
     uint32_t i;
     slot *s = slot_of(id, &i);
-    if (s && s->scope && s->scope == (uint32_t)ms__state.scope && !s->owners) slot_release(i, s);
+    if (!s || !s->scope || s->scope != (uint32_t)ms__state.scope || s->owners) return;
+    bury(i, s, scope_text(scopes[s->scope].name));
+    slot_release(i, s);
 }
 
 // ---- owners -----------------------------------------------------------------------------------
@@ -283,7 +335,11 @@ void ms__disown(ms_tensor *t)
 double ms_scope_open(const char *name)
 {
     uint32_t i = free_scope;
-    if (MS_UNLIKELY(!scopes)) scopes = calloc(SCOPES, sizeof *scopes);
+    if (MS_UNLIKELY(!scopes)) {
+        scopes = calloc(SCOPES, sizeof *scopes);
+        // Written once now, so that a loop's resident memory does not seem to grow while the ring fills.
+        if ((graves = malloc(GRAVES * sizeof *graves))) memset(graves, 0, GRAVES * sizeof *graves);
+    }
     if (MS_LIKELY(i)) free_scope = scopes[i].parent;
     else if (scopes && n_scopes < SCOPES) i = n_scopes++;
     else {
@@ -335,7 +391,12 @@ void ms_scope_close(double handle, const ms_id *keep, int n)
     }
     for (uint32_t c = chain_top[in];;) {
         scope *e = &scopes[c];
-        while (e->head) slot_release(e->head, slot_at(e->head));
+        const char *text = e->head ? scope_text(e->name) : NULL;
+        while (e->head) {
+            slot *gone = slot_at(e->head);
+            bury(e->head, gone, text);
+            slot_release(e->head, gone);
+        }
         uint32_t outer = e->parent;
         e->open = false;
         e->generation++;

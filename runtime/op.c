@@ -112,6 +112,16 @@ void ms__call_replace(ms_call *c, int k, ms_tensor *owned)
     c->owned |= (uint64_t)1 << k;
 }
 
+const char *ms__op_title(const ms_op *op)
+{
+    static __thread char title[64];
+    const char *name = op->name, *variant = strstr(name, "_scalar"), *rest = variant ? variant + 7 : "";
+    if (!variant && (variant = strstr(name, "_all"))) rest = variant + 4;
+    int n = variant ? (int)(variant - name) : (int)strlen(name);
+    snprintf(title, sizeof title, "%.*s%s", n, name, rest);
+    return title;
+}
+
 ms_status ms__call_fail(const ms_call *c, const char *fmt, ...)
 {
     char text[2048];
@@ -119,11 +129,7 @@ ms_status ms__call_fail(const ms_call *c, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    // A variant goes by the name that scripts know: add_scalar_ is add_, max_all max.
-    const char *name = c->op->name, *variant = strstr(name, "_scalar"), *rest = variant ? variant + 7 : "";
-    if (!variant && (variant = strstr(name, "_all"))) rest = variant + 4;
-    int n = variant ? (int)(variant - name) : (int)strlen(name);
-    return ms__fail(MS_EINVAL, "%.*s%s: %s", n, name, rest, text);
+    return ms__fail(MS_EINVAL, "%s: %s", ms__op_title(c->op), text);
 }
 
 ms_status ms__call_dim(const ms_call *c, int64_t d, int ndim, int *out)
@@ -298,7 +304,7 @@ static ms_id finish1(ms_call *c)
 {
     if (MS_UNLIKELY(ms__dispatch(c) != MS_OK)) return 0;
     for (int k = 1; k < c->n_out; k++) ms__release(c->out[k]);
-    return ms__name(c->out[0]);
+    return ms__name_made(c->out[0], c->op);
 }
 
 static ms_status released_input(const ms_op *op, int k)
@@ -325,7 +331,7 @@ ms_status ms_call_op(int op, ms_args *a)
     memcpy(c.f, a->f, (size_t)c.n_f * sizeof *c.f);
     MS_TRY(ms__dispatch(&c));
     a->n_out = c.n_out;
-    for (int k = 0; k < c.n_out; k++) a->out[k] = ms__name(c.out[k]);
+    for (int k = 0; k < c.n_out; k++) a->out[k] = ms__name_made(c.out[k], c.op);
     return MS_OK;
 }
 

@@ -61,6 +61,7 @@ ms_status ms__call_view(ms_call *c, int k, ms_tensor *view);             // out[
 void      ms__call_inplace(ms_call *c, int k, int in);                   // out[k] is in[in] itself; its version is bumped
 void      ms__call_replace(ms_call *c, int k, ms_tensor *owned);
 // Failure that names the operator: "matmul: " + text
+const char *ms__op_title(const ms_op *op);      // the name that scripts know: add_scalar_ is add_, max_all max; until the next call
 ms_status ms__call_fail(const ms_call *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 // 0-based dimension from one that may be negative; fails naming the operator.
 ms_status ms__call_dim(const ms_call *c, int64_t d, int ndim, int *out);

@@ -16,6 +16,7 @@
 typedef struct ms_node ms_node;
 typedef struct ms_hook ms_hook;
 typedef struct ms_leaf ms_leaf;
+struct ms_op;
 
 typedef struct ms_storage {
     int         refs;
@@ -89,6 +90,7 @@ const char *ms__tensor_text(const ms_tensor *t);
 ms_tensor *ms__tensor(ms_id id);
 // Names t in the innermost scope (or unscoped); takes over the caller's reference. A tensor that has a name keeps it.
 ms_id      ms__name(ms_tensor *t);
+ms_id      ms__name_made(ms_tensor *t, const struct ms_op *made_by);     // the same; an error after its release names the operator
 ms_id      ms__name_unscoped(ms_tensor *t);     // owned by something: a grad, a parameter
 
 // Owners beside the script (a leaf's grad, the optimizer's state): while owned, a name has no scope; given up, it

@@ -107,7 +107,7 @@ describe("use after release", function()
     ms.scope(function() a = ms.ones(2) end)
     local line = debug.getinfo(1, "l").currentline - 1
     local message = failure(function() return a + 1 end)
-    assert.matches("^tensor was released with its scope; return it, or keep%(%) it %(made at [^\n]*scope_spec%.lua:" .. line .. "%)$", message)
+    assert.matches("^tensor was released with its scope; return it, or keep%(%) it %(made at [^\n]*scope_spec%.lua:" .. line .. "; its scope: ms%.scope%)$", message)
     for _, use in ipairs {
       function() return a.shape end, function() return a:item() end, function() return ms.ones(2) * a end, function() return a:tolist() end,
       function() return a:keep() end, function() return a.grad end, function() return a[1] end, function() return a:view(2) end,
@@ -116,6 +116,28 @@ describe("use after release", function()
       assert.matches("^tensor was released with its scope", failure(use))
     end
     assert.are.equal("Tensor (released)", tostring(a))
+  end)
+
+  it("always names the operator that made the tensor and the scope that it went with, however long ago it began", function()
+    local Twice = ms.nn.Module:extend "Twice"
+    function Twice:forward(x)
+      self.inner.t = x * 2
+      return x + 1
+    end
+    local m, a, b = Twice(), nil, nil
+    m.inner = {}
+    for step in ms.steps(500) do
+      local x = ms.ones(4)
+      for _ = 1, 20 do x = x:add(1) end
+      m(x)
+      if step == 400 then a, b = x:sqrt(), m.inner.t end
+    end
+    assert.matches("^tensor was released with its scope; return it, or keep%(%) it %(made .*by sqrt; its scope: ms%.steps%)$",
+      failure(function() return a + 1 end))
+    assert.matches("%(made .*by mul; its scope: Twice%)$", failure(function() return b + 1 end))
+    local c = ms.ones(2) + 1
+    c:release()
+    assert.matches("%(made .*by add; let go by release%(%)%)$", failure(function() return c + 1 end))
   end)
 
   it("knows lines only within its budget, and again after such an error", function()
@@ -128,7 +150,7 @@ describe("use after release", function()
       end)
       return n
     end
-    for _ = 1, 5 do known() end                         -- the first 4096 of a process, and more
+    for _ = 1, 5 do known() end                         -- the first 512 of a process, and more
     ms.testing.assert_close(0, known() / 2000, { atol = 0.1 })
     local a
     ms.scope(function() a = ms.ones(1) end)

@@ -56,7 +56,11 @@ function M.fail(...)
       local id = type(t) == "table" and rawget(t, "id")
       if id and lib.ms_is_alive(id) == 0 then
         local site = rawget(t, "_site")
-        if site then text = text .. " (made at " .. site .. ")" end
+        if site then
+          local base, note = text:match "^(.-keep%(%) it) ?%(?(.-)%)?$"
+          local joint = (note == "" or note:find "^made by") and "" or "; "
+          text = ("%s (made at %s%s%s)"):format(base, site, joint, (note:gsub("^made", "")))
+        end
         break
       end
     end
