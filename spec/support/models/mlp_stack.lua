@@ -1,21 +1,29 @@
---- behaviour.md 2.2, MLP and MLPStack (multipliers 3, 4, 3: uneven shards).
+--- behaviour.md 2.2, MLPStack (multipliers 3, 4, 3: uneven shards).
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
+local MLP = require "spec.support.models.mlp".MLP
 
-local MLP = nn.Module:extend("MLP")
+local MLPStack = nn.Sequential:extend("MLPStack")
 
-function MLP:init(dim, multiplier, kind)
-  self.in_proj = nn.Linear(dim, multiplier * dim, kind)
-  self.out_proj = nn.Linear(multiplier * dim, dim, kind)
+--- given: MLP's, and with_seq_parallel: a LayerNorm without bias at the end.
+function MLPStack:init(dim, given)
+  local o = given or {}
+  local function mlp(multiplier)
+    return MLP(dim, { dim_multiplier = multiplier, bias = o.bias, with_buffer = o.with_buffer, dtype = o.dtype, device = o.device })
+  end
+  nn.Sequential.init(self, mlp(3), mlp(4), mlp(3))
+  if o.with_seq_parallel then self:append(nn.LayerNorm(dim, { bias = false, dtype = o.dtype, device = o.device })) end
 end
 
-function MLP:forward(x)
-  return nn.F.relu(self.out_proj(nn.F.relu(self.in_proj(x))))
+--- Every MLP a unit, and the stack. options: fully_shard's.
+function MLPStack:parallelize(options)
+  for k = 1, 3 do ms.fsdp.fully_shard(self[k], options) end
+  return ms.fsdp.fully_shard(self, options)
 end
 
 return {
-  MLP = MLP,
-  make = function(kind) return nn.Sequential(MLP(6, 3, kind), MLP(6, 4, kind), MLP(6, 3, kind)) end,
+  MLP = MLP, MLPStack = MLPStack,
+  make = function(kind) return MLPStack(6, kind) end,
   loss = function(model, rank, step, golden) return model(golden.x_of({ 8, 6 }, rank, step)):sum() end,
   optim = function(params) return optim.Adam(params, { lr = 1e-3 }) end,
   units = function(model) return { model[1], model[2], model[3] } end,

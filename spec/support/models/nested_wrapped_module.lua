@@ -1,8 +1,24 @@
---- behaviour.md 2.2, NestedWrappedModule.
+--- behaviour.md 2.2, NestedWrappedModule: of its Linears the 2nd, the 2nd and 3rd together, and the 4th are units.
 local ms = require "moonshard"
+local common = require "spec.support.models.common"
 local nn, optim = ms.nn, ms.optim
 
+local NestedWrappedModule = nn.Module:extend("NestedWrappedModule")
+
+function NestedWrappedModule:init(o)
+  common.begin(self, o)
+  local wrap = common.wrapper(o)
+  local function linear(i, j) return common.place(nn.Linear(i, j), o) end
+  self.module = nn.Sequential(linear(8, 4), wrap(nn.Sequential(wrap(linear(4, 16)), linear(16, 16))), wrap(linear(16, 4)), linear(4, 8))
+end
+
+function NestedWrappedModule:forward(x) return self.module(x) end
+
+common.sum_model(NestedWrappedModule, { 4, 8 })
+
 return {
+  NestedWrappedModule = NestedWrappedModule,
+  init = function(...) return NestedWrappedModule(common.options(...)) end,
   make = function(kind)
     return nn.Sequential(
       nn.Linear(8, 4, kind),

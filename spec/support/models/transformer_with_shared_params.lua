@@ -1,27 +1,34 @@
 --- behaviour.md 2.2, TransformerWithSharedParams: an embedding tied to the output projection around nn.Transformer,
---- a batch norm over the target's 2 positions, buffers of both kinds.
+--- a batch norm over the target's 2 positions, buffers of both kinds. Every encoder and decoder layer is a unit.
 local ms = require "moonshard"
+local common = require "spec.support.models.common"
 local nn, optim, F = ms.nn, ms.optim, ms.nn.F
 
 local TransformerWithSharedParams = nn.Module:extend("TransformerWithSharedParams")
 
---- given: dtype, device, dropout (0.1), add_bn (true), eval (false).
-function TransformerWithSharedParams:init(given)
-  local o = given or {}
-  local kind = { dtype = o.dtype, device = o.device }
+--- o: group, device_init_mode, deterministic (also without dropout), add_bn (true), dropout (0.1), dtype.
+function TransformerWithSharedParams:init(o)
+  common.begin(self, o)
+  local kind = { dtype = o.dtype }
   local vocab, d = 23, 16
   self.embed_tokens = nn.Embedding(vocab, d, kind)
   self.transformer = nn.Transformer {
-    d_model = d, num_encoder_layers = 2, num_decoder_layers = 2, dim_feedforward = 8, dropout = o.dropout or 0.1,
-    dtype = o.dtype, device = o.device,
+    d_model = d, num_encoder_layers = 2, num_decoder_layers = 2, dim_feedforward = 8, dropout = o.dropout or 0.1, dtype = o.dtype,
   }
   self.output_proj = nn.Linear(d, vocab, kind)
   self.output_proj.weight = self.embed_tokens.weight
   self:register_buffer("vocab_bias", ms.ones(d, kind))
-  self:register_buffer("long_buffer", ms.zeros(d, { dtype = "int64", device = o.device }))
+  self:register_buffer("long_buffer", ms.zeros(d, { dtype = "int64" }))
   self.bs = 2
   self.bn = o.add_bn == false and nn.Identity() or nn.BatchNorm1d(self.bs, kind)
-  if o.eval then self:eval() end
+  common.place(self, o)
+  if o.deterministic then self:eval() end
+end
+
+function TransformerWithSharedParams:get_input(device)
+  ms.manual_seed(1 + self.rank)
+  local kind = { dtype = "int64", device = device }
+  return { ms.arange(0, 12, kind):view(6, self.bs), ms.arange(0, 4 * self.bs, kind):view(4, self.bs) }
 end
 
 function TransformerWithSharedParams:forward(src_ids, tgt_ids)
@@ -31,9 +38,31 @@ function TransformerWithSharedParams:forward(src_ids, tgt_ids)
   return self.output_proj(self.transformer(src, tgt))
 end
 
+function TransformerWithSharedParams.get_loss(_, input, output)
+  return F.cross_entropy(output:reshape(-1, output:size(-1)), input[2]:reshape(-1), { reduction = "sum" })
+end
+
+function TransformerWithSharedParams.run_backward(_, loss) loss:backward() end
+
+function TransformerWithSharedParams:get_ignored_modules() return { self.transformer } end
+
 return {
   TransformerWithSharedParams = TransformerWithSharedParams,
-  make = function(kind) return TransformerWithSharedParams { dtype = kind and kind.dtype, dropout = 0, eval = true } end,
+  --- given: also add_bn.
+  init = function(group, fsdp_init_mode, device_init_mode, given)
+    local o = common.options(group, fsdp_init_mode, device_init_mode, given)
+    if not o.wrap_fsdp then return TransformerWithSharedParams(o) end
+    local options = { process_group = group }
+    for key, value in ms.sorted_pairs(o.fsdp or {}) do options[key] = value end
+    options.auto_wrap_policy = options.auto_wrap_policy
+      or ms.fsdp.wrap.module_wrap_policy { nn.TransformerEncoderLayer, nn.TransformerDecoderLayer }
+    local hybrid = options.sharding_strategy == "hybrid_shard" or options.sharding_strategy == "hybrid_shard_zero2"
+    if hybrid and common.first_group(group) == group then options.process_group = nil end
+    local model = ms.fsdp.FSDP(TransformerWithSharedParams(o), options)
+    if device_init_mode == "after" then model = model:to(o.device or ms.default_device()) end
+    return model
+  end,
+  make = function(kind) return TransformerWithSharedParams { dtype = kind and kind.dtype, dropout = 0 }:eval() end,
   loss = function(model, rank, step, golden)
     local function ids(rows, cols, r)
       return ms.tensor(golden.id_list(rows * cols, 23, r, step), { dtype = "int64" }):reshape(rows, cols)

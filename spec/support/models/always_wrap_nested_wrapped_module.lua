@@ -1,0 +1,20 @@
+--- behaviour.md 2.2, AlwaysWrapNestedWrappedModule: NestedWrappedModule of which every submodule is a unit.
+local ms = require "moonshard"
+local common = require "spec.support.models.common"
+local nested = require "spec.support.models.nested_wrapped_module"
+
+local AlwaysWrapNestedWrappedModule = nested.NestedWrappedModule:extend("AlwaysWrapNestedWrappedModule")
+
+return {
+  AlwaysWrapNestedWrappedModule = AlwaysWrapNestedWrappedModule,
+  init = function(group, fsdp_init_mode, device_init_mode, given)
+    local o = common.options(group, fsdp_init_mode, device_init_mode, given)
+    local wrap_fsdp = o.wrap_fsdp
+    o.wrap_fsdp = false
+    local model = AlwaysWrapNestedWrappedModule(o)
+    if not wrap_fsdp then return model end
+    local options = { process_group = group, auto_wrap_policy = ms.fsdp.wrap.always_wrap_policy }
+    for key, value in ms.sorted_pairs(o.fsdp or {}) do options[key] = value end
+    return ms.fsdp.FSDP(model, options)
+  end,
+}

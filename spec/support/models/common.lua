@@ -1,0 +1,66 @@
+--- What the models of behaviour.md 2.2 share (2.1). A class of them has
+---   model:get_input(device) -> array of tensors: the same at every call, another one on every rank
+---   model:get_loss(input, output), model:run_backward(loss)
+--- and its file's `init(group, fsdp_init_mode, device_init_mode, given)` builds one: "no_fsdp" or "recursive"; "before" (moved to
+--- the device, then wrapped), "after" (the caller moves it) or "never"; given: fsdp (options of fsdp.FSDP), deterministic
+--- (seeded with 0), device (the default device) and what the model takes beside.
+local ms = require "moonshard"
+local dist = ms.dist
+
+local M = {}
+
+function M.check_mode(mode)
+  if mode ~= "no_fsdp" and mode ~= "recursive" then error(("Unsupported FSDP init mode: %s"):format(tostring(mode)), 2) end
+  return mode == "recursive"
+end
+
+--- The group of ranks that the model's input depends on: of {shard, replicate} the first.
+function M.first_group(group)
+  if type(group) == "table" and not dist.is_group(group) then return group[1] end
+  return group
+end
+
+--- What every constructor of the zoo begins with: rank, seed. o: group, deterministic.
+function M.begin(self, o)
+  self.rank = dist.rank(M.first_group(o.group))
+  self.world_size = dist.world_size(M.first_group(o.group))
+  if o.deterministic then ms.manual_seed(0) end
+end
+
+--- m on the device where it is to be wrapped.
+function M.place(m, o)
+  if o.device_init_mode == "before" then return m:to(o.device or ms.default_device()) end
+  return m
+end
+
+--- m, or m in a unit of its own.
+function M.wrapper(o)
+  if not o.wrap_fsdp then return function(m) return m end end
+  return function(m, group)
+    local options = { process_group = group or o.group }
+    for key, value in ms.sorted_pairs(o.fsdp or {}) do options[key] = value end
+    return ms.fsdp.FSDP(m, options)
+  end
+end
+
+--- Options of a model from init's arguments.
+function M.options(group, fsdp_init_mode, device_init_mode, given)
+  local o = { group = group, wrap_fsdp = M.check_mode(fsdp_init_mode), device_init_mode = device_init_mode }
+  if device_init_mode ~= "before" and device_init_mode ~= "after" and device_init_mode ~= "never" then
+    error(("Unsupported device init mode: %s"):format(tostring(device_init_mode)), 2)
+  end
+  for key, value in ms.sorted_pairs(given or {}) do o[key] = value end
+  return o
+end
+
+--- Input of uniform numbers, loss their output's sum.
+function M.sum_model(class, shape)
+  function class.get_input(self, device)
+    ms.manual_seed(1 + self.rank)
+    return { ms.rand(shape, { device = device }) }
+  end
+  function class.get_loss(_, _, output) return output:sum() end
+  function class.run_backward(_, loss) loss:backward() end
+end
+
+return M

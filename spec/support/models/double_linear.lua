@@ -1,0 +1,21 @@
+--- behaviour.md 2.2, DoubleLinear: two outputs, or a second Linear that is never used.
+local ms = require "moonshard"
+local nn = ms.nn
+
+local DoubleLinear = nn.Module:extend("DoubleLinear")
+
+--- given: use_second_linear (true), dtype, device.
+function DoubleLinear:init(dim, given)
+  local o = given or {}
+  local kind = { dtype = o.dtype, device = o.device }
+  self.lin1 = nn.Linear(dim, dim, kind)
+  self.lin2 = nn.Linear(dim, dim, kind)
+  self.use_second_linear = o.use_second_linear ~= false
+end
+
+function DoubleLinear:forward(x)
+  if self.use_second_linear then return nn.F.relu(self.lin1(x)), nn.F.relu(self.lin2(x)) end
+  return nn.F.relu(self.lin1(x))
+end
+
+return { DoubleLinear = DoubleLinear }

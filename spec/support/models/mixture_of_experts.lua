@@ -1,0 +1,53 @@
+--- behaviour.md 2.2, MixtureOfExperts: a shared Linear, and an expert that differs on every rank: a unit over the group of
+--- this rank alone. Unwrapped it is the reference: it reduces all gradients but the expert's itself.
+local ffi = require "ffi"
+local ms = require "moonshard"
+local common = require "spec.support.models.common"
+local nested = require "spec.support.models.nested_wrapped_module"
+local nn, dist = ms.nn, ms.dist
+
+ffi.cdef "int usleep(unsigned);"
+
+local MixtureOfExperts = nested.NestedWrappedModule:extend("MixtureOfExperts")
+
+--- o: also delay_before_free_ms.
+function MixtureOfExperts:init(o)
+  common.begin(self, o)
+  self.group, self.wrapped, self.delay_before_free_ms = o.group, o.wrap_fsdp, o.delay_before_free_ms or 0
+  local d_expert, d_shared, d_input = 23, 12, 8
+  if o.deterministic then ms.manual_seed(42 + self.rank) end
+  local expert = common.place(nn.Linear(d_expert, d_shared), o)
+  self.num_expert_params = 0
+  for _, p in ipairs(expert:parameters()) do
+    p.expert = true
+    self.num_expert_params = self.num_expert_params + p:numel()
+  end
+  if o.deterministic then ms.manual_seed(0) end
+  local shared = common.place(nn.Linear(d_shared, d_expert), o)
+  local wrap = common.wrapper(o)
+  expert = wrap(expert, dist.self_group())
+  shared = wrap(shared)
+  local first, last = common.place(nn.Linear(d_input, d_shared), o), common.place(nn.Linear(d_shared, d_input), o)
+  self.module = nn.Sequential(first, shared, expert, last)
+  if self.delay_before_free_ms > 0 then             -- the expert is freed when its forward is over
+    self.module[3]:register_forward_hook(function() ffi.C.usleep(self.delay_before_free_ms * 1000) end, { prepend = true })
+  end
+end
+
+function MixtureOfExperts:run_backward(loss)
+  loss:backward()
+  if self.wrapped then return end
+  ms.no_grad(function()
+    for _, p in ipairs(self:parameters()) do
+      if not p.expert and p.grad then
+        p.grad:div_(self.world_size)
+        dist.all_reduce(p.grad, { group = self.group })
+      end
+    end
+  end)
+end
+
+return {
+  MixtureOfExperts = MixtureOfExperts,
+  init = function(...) return MixtureOfExperts(common.options(...)) end,
+}

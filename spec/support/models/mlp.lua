@@ -1,0 +1,27 @@
+--- behaviour.md 2.2, MLP.
+local ms = require "moonshard"
+local nn = ms.nn
+
+local MLP = nn.Module:extend("MLP")
+
+--- given: bias (true), with_buffer (false), dim_multiplier (4), dtype, device.
+function MLP:init(dim, given)
+  local o = given or {}
+  local kind = { bias = o.bias, dtype = o.dtype, device = o.device }
+  local wide = (o.dim_multiplier or 4) * dim
+  self.in_proj = nn.Linear(dim, wide, kind)
+  self.out_proj = nn.Linear(wide, dim, kind)
+  if o.with_buffer then self:register_buffer("buffer", ms.randn(dim, { dtype = o.dtype, device = o.device })) end
+end
+
+function MLP:forward(x)
+  local z = nn.F.relu(self.out_proj(nn.F.relu(self.in_proj(x))))
+  return self.buffer and z + self.buffer or z
+end
+
+--- Draws the buffer anew; the Linears have their own.
+function MLP:reset_parameters()
+  if self.buffer then nn.init.normal_(self.buffer) end
+end
+
+return { MLP = MLP }
