@@ -166,7 +166,8 @@ describe("refused, with the reason:", function()
   for _, row in ipairs {
     { "add: 0.5 is not a whole number, but the tensor is int64 [2] cpu", function() return ints + 0.5 end },
     { "add: shapes [2] and [3] do not broadcast: dimension 1 is 2 and 3", function() return ints + reals end },
-    { "add_: result type float32 can't be cast to the int64 tensor that is changed in place: int64 [2] cpu", function() return ints:add_(tensor({ 1, 2 })) end },
+    { "add_: result type float32 can't be cast to the int64 tensor that is changed in place: int64 [2] cpu",
+      function() return ints:add_(tensor({ 1, 2 })) end },
     { "pow: an integer tensor to the negative power -1 is no integer", function() return ints ^ -1 end },
     { "sub: a bool tensor has no arithmetic", function() return bools - bools end },
     { "mean: needs a real tensor, got int64 [2] cpu", function() return ints:mean() end },
