@@ -139,7 +139,7 @@ int ms_dist_debug_level(void)
     }
     return debug_level;
 }
-void ms_dist_publish_error(const char *text) { ms__comm_publish_error(text); }
+void ms_dist_publish_error(const char *text) { ms__comm_publish_error(text, false); }
 void ms__comm_site(const char *site) { engine_site = site; }
 
 ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
@@ -342,7 +342,7 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
         if (status != MS_OK) {
             if (status == MS_ECOMM) ms__world.step = -1;
             if (atomic_load(&c->raised)) ms__comm_reported();
-            else if (status == MS_EINTR) ms__comm_publish_error("interrupted (Ctrl-C)");
+            else if (status == MS_EINTR) ms__comm_publish_error("interrupted (Ctrl-C)", false);
         }
         goto drop;
     }

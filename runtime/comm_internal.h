@@ -81,7 +81,8 @@ typedef struct {
     _Atomic uint64_t epoch;             // (number << 16) | rank that raised it
     _Atomic int ending;                 // rank + 1 whose failure ends the job
     atomic_bool doomed, said;           // why the job ends is about to be told; has been told
-    char pad[4096 - 22];
+    _Atomic uint64_t failed_backward;   // epoch number in which a rank gave up a backward last
+    char pad[4096 - 32];
     ms_board_rank rank[];               // of the world; those of other nodes stay empty
 } ms_board;
 
@@ -173,6 +174,7 @@ void      ms__wait_end(ms_waiter *w);
 static inline uint64_t epoch_number(uint64_t e) { return e >> 16; }
 ms_status ms__comm_adopt(void);                         // engine thread: the published error, once; MS_OK when there is none
 void      ms__comm_reported(void);                      // engine thread: a failed collective was reported; not again
+void      ms__comm_backward_failed(uint64_t epoch);     // a rank gave one up by the error of that epoch
 bool      ms__comm_publish(const char *text);           // as it is; false when somebody else was first
 
 // ---- comm.c: issuing ----
@@ -202,7 +204,7 @@ ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first);      // leader: o
 ms_status ms__far_reduce(ms_coll *c, ms_waiter *w, char *const *windows, char *result, size_t n);
 ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *mirror, size_t stride, size_t bytes);
 void      ms__far_end(ms_coll *c);
-void      ms__far_error(const char *text);
+void      ms__far_error(const char *text, bool backward);
 void      ms__far_poll(void);
 
 // ---- comm_reduce.c ----

@@ -213,15 +213,30 @@ bool ms__comm_publish(const char *text)
     return atomic_compare_exchange_strong(&ms__world.board->epoch, &was, next);
 }
 
-void ms__comm_publish_error(const char *text)
+void ms__comm_publish_error(const char *text, bool backward)
 {
     if (!ms__world.up || ms__world.size == 1) return;
-    // A run that dies of a peer's error has nothing to add.
-    if (adopted[0] && strstr(text, adopted)) return;
-    char whole[TEXT];
-    snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);
-    if (ms__comm_publish(whole) && ms__world.nodes > 1) ms__far_error(whole);
-    atomic_store(&ms__world.epoch, epoch_number(atomic_load(&ms__world.board->epoch)));
+    // A run that dies of a peer's error has nothing to add; but it may have been a backward only here.
+    if (!adopted[0] || !strstr(text, adopted)) {
+        char whole[TEXT];
+        snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);
+        if (ms__comm_publish(whole) && ms__world.nodes > 1) ms__far_error(whole, backward);
+        atomic_store(&ms__world.epoch, epoch_number(atomic_load(&ms__world.board->epoch)));
+    }
+    if (backward) ms__comm_backward_failed(ms__comm_epoch());
+}
+
+uint64_t ms__comm_epoch(void) { return atomic_load_explicit(&ms__world.epoch, memory_order_relaxed); }
+
+void ms__comm_backward_failed(uint64_t epoch)
+{
+    uint64_t was = atomic_load(&ms__world.board->failed_backward);
+    while (was < epoch && !atomic_compare_exchange_weak(&ms__world.board->failed_backward, &was, epoch)) {}
+}
+
+uint64_t ms__comm_failed_backward(void)
+{
+    return ms__world.board ? atomic_load_explicit(&ms__world.board->failed_backward, memory_order_relaxed) : 0;
 }
 
 static const char *published(void)

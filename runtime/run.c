@@ -20,7 +20,7 @@ WEAK ms_status ms__unit_accumulate(ms_run *r, ms_tensor *p, ms_tensor *g, bool *
     return MS_OK;
 }
 WEAK ms_status ms__units_final(ms_run *r) { (void)r; return MS_OK; }
-WEAK void      ms__units_failed(const char *text) { (void)text; }
+WEAK void      ms__units_failed(const char *text, bool backward) { (void)text; (void)backward; }
 WEAK void      ms__units_abort(ms_run *r) { (void)r; }
 
 // ---- small things -----------------------------------------------------------------------------
@@ -337,9 +337,13 @@ static void abort_from(ms_run *r, const char *why)
     ms_status code = (ms_status)ms_error_code();
     char text[4096];
     snprintf(text, sizeof text, "%s", ms_error());
-    bool units = false;
-    for (ms_run *k = top; k; k = k == r ? NULL : k->below) units |= k->units;
-    if (units) ms__units_failed(why ? why : code != MS_OK ? text : "a run was given up");
+    bool units = false, backward = false;       // a backward, and the outermost one
+    for (ms_run *k = top; k; k = k == r ? NULL : k->below) {
+        units |= k->units;
+        backward |= k->backward;
+    }
+    for (ms_run *k = r->below; k; k = k->below) backward &= !k->backward;
+    if (units) ms__units_failed(why ? why : code != MS_OK ? text : "a run was given up", backward);
     for (bool last = false; !last;) {
         ms_run *k = top;
         last = k == r;

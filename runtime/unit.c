@@ -122,6 +122,33 @@ static int gathered_dtype(const unit *u)
     return u->n ? u->params[0].low : MS_U8;
 }
 
+void ms__unit_drop_pending(context *c)
+{
+    for (int k = 0; k < c->n; k++)
+        for (int j = 0; j < c->units[k]->n; j++) ms__drop(&c->units[k]->params[j].pending);
+}
+
+// An error of one rank ended work in which the others had come further, or less far: units that are whole there are
+// sharded here. From the same state on all ranks, then: nothing is whole that nobody uses, no order is remembered, and
+// if it was a backward, no gradient waits to be reduced: some ranks' had been, and are gone.
+void ms__unit_after_errors(unit *u)
+{
+    context *c = u->context;
+    if (!c) return;
+    if (MS_UNLIKELY(c->failed_backward != ms__comm_failed_backward())) {
+        c->failed_backward = ms__comm_failed_backward();
+        ms__unit_drop_pending(c);
+    }
+    if (MS_LIKELY(c->epoch == ms__comm_epoch())) return;
+    c->epoch = ms__comm_epoch();
+    for (int k = 0; k < c->n; k++) {
+        if (!ms__unit_idle(c->units[k])) continue;
+        ms__unit_shard(c->units[k]);
+        drop_post(c->units[k]);
+    }
+    c->n_order = c->n_last = c->n_entered = 0;
+}
+
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
 {
     bool nothing = u->in_place || (u->device & 0xff) == MS_META;    // to be fetched
@@ -563,6 +590,8 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
     c->root = root;
     c->n = n;
     c->is_last_backward = true;
+    c->epoch = ms__comm_epoch();
+    c->failed_backward = ms__comm_failed_backward();
     c->next = contexts;
     contexts = c;
     for (int k = 0; k < n; k++) {
@@ -599,6 +628,7 @@ ms_status ms_unit_unshard(double handle, int async)
 {
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
+    ms__unit_after_errors(u);
     MS_TRY(ms__unit_start_gather(u, async != 0, false));
     return async ? MS_OK : ms__unit_finish_gather(u);
 }

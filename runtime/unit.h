@@ -122,6 +122,7 @@ typedef struct context {
     int        n_entered, cap_entered, n_last, cap_last;
     bool       is_last_backward;
     bool       in_backward;             // a backward has touched these units and is not through
+    uint64_t   epoch, failed_backward;  // of comm.h, when the ranks last agreed on who is whole and what waits to be reduced
     reduction  reducing;                // owner NULL: none
     struct context *next;
 } context;
@@ -135,6 +136,8 @@ ms_status ms__flat_reduce(ms_run *run, unit *u);
 ms_status ms__flat_land(ms_run *run, context *c);
 ms_status ms__unit_land_part(unit_param *p, ms_tensor *part);
 
+void      ms__unit_after_errors(unit *u);               // before a use: an error of any rank leaves all in the same state
+void      ms__unit_drop_pending(context *c);
 // Starts the gather (on a queue when it is early: prefetched or asynchronous). No-op when whole or under way.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched);
 ms_status ms__unit_finish_gather(unit *u);              // waits; parameters are whole afterwards

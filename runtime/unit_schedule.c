@@ -146,6 +146,7 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     context *c = u->context;
     if (!c) return ms__fail(MS_ESTATE, "fsdp: unit '%s' runs forward before lazy initialisation", u->name);
 
+    ms__unit_after_errors(u);
     // A checkpoint is being recomputed inside this unit's own backward: its parameters are whole already.
     bool recomputing = ms__run_recomputing();
     u->skipped = u->skipped << 1 | (recomputing && u->n_active > 0);
@@ -276,6 +277,7 @@ ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
 {
     unit *u = from_token(token);
     if (!u || !u->context || find_active(u, use) >= 0) return MS_OK;
+    ms__unit_after_errors(u);
     MS_TRY(add_active(u, use, run));
     u->context->in_backward = true;
     if (u->unshard_in_backward) {
@@ -389,12 +391,14 @@ ms_status ms__units_final(ms_run *run)
     return MS_OK;
 }
 
-void ms__units_failed(const char *text) { ms__comm_publish_error(text); }
+void ms__units_failed(const char *text, bool backward) { ms__comm_publish_error(text, backward); }
 
 void ms__units_abort(ms_run *run)
 {
     bool outermost = !ms__run_in_backward();
+    bool gave_up = outermost && ms__run_is_backward(run) && ms__run_has_units(run);
     for (context *c = ms__contexts(); c; c = c->next) {
+        if (gave_up) ms__unit_drop_pending(c);
         if (!c->in_backward) {
             if (outermost && ms__run_has_units(run)) c->n_order = 0;    // it ended before it came to them
             continue;

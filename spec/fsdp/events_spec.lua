@@ -18,6 +18,7 @@ local function make(event)
     self.first = nn.Linear(4, 6)
     self.middle = nn.Linear(6, 6)
     self.last = nn.Linear(6, 3)
+    self.gain = nn.Parameter(ms.ones(3))          -- the root's own: whole from its forward to its backward
   end
   function Net:forward(x)
     x = self.first(x):tanh()
@@ -26,7 +27,7 @@ local function make(event)
       if event.backward then event "checkpoint" end
       return self.middle(y):tanh()
     end, x)
-    return double(self.last(x))
+    return double(self.last(x)) * self.gain
   end
   ms.manual_seed(11)
   local model = Net()
@@ -189,7 +190,7 @@ ranks.describe(2, "an error in a backward", function()
     step(model, ms, event, rank)
     local total, want = event.n, take_gradients(model)
     local before = live(ms).allocated
-    for at = 1, total - 4, 2 do                   -- the last leaf hooks run behind the last collective: nobody waits there
+    for at = 1, total - 5, 2 do                   -- the last leaf hooks run behind the last collective: nobody waits there
       event.at, event.what = rank == 1 and at or nil, "rank 1 stumbles"
       local ok, message = step(model, ms, event, rank)
       assert.is_false(ok)
@@ -205,6 +206,122 @@ ranks.describe(2, "an error in a backward", function()
       for name, g in pairs(want) do
         assert.is_true(g:equal(got[name]), name)
         got[name]:release()
+      end
+    end
+  end)
+end)
+
+-- Two roots in one script, as a generator and a critic: one loss through both, and roots that stay whole after forward.
+ranks.describe(2, "an error on one rank, with several roots,", function()
+  local function setup()
+    local event = counter()
+    local first, ms = make(event)
+    local second = make(event)
+    local third = make(counter())
+    return event, first, second, third, ms
+  end
+
+  local function both(first, second, third, ms, event, rank, at_forward)
+    event.n = 0
+    local ok, message = true, nil
+    ms.scope(function()
+      event.backward = at_forward
+      ok, message = pcall(function()
+        local x = ms.ones(2, 4) * (rank + 1)
+        local loss = first(x):sum() * 2 + second(x):sum() + third(x):sum()
+        event.backward = true
+        loss:backward()
+      end)
+      event.backward = false
+    end)
+    return ok, message
+  end
+
+  local function all_gradients(...)
+    local out = {}
+    for k, model in ipairs { ... } do
+      for name, g in pairs(take_gradients(model)) do out[k .. "." .. name] = g end
+    end
+    return out
+  end
+
+  -- The others hear of it in their next collective, wherever that is.
+  local function meet(ms)
+    local ok, message = pcall(ms.dist.barrier)
+    if not ok then
+      assert.matches("rank 1 stumbles", tostring(message))
+      ms.dist.barrier()
+    end
+  end
+
+  local function sweep(rank, event, first, second, third, ms, total, want, stop)
+    for at = 1, total do
+      event.at, event.what = rank == 1 and at or nil, "rank 1 stumbles"
+      if stop then stop(at) end
+      local ok, message = both(first, second, third, ms, event, rank, stop ~= nil)
+      if rank == 1 then assert.is_false(ok) end
+      if not ok then assert.matches("rank 1 stumbles", tostring(message)) end
+      event.at = nil
+      if stop then stop(nil) end
+      meet(ms)
+      for _, m in ipairs { first, second, third } do m:zero_grad() end
+      for _ = 1, 2 do
+        ok, message = both(first, second, third, ms, event, rank)
+        assert.is_true(ok, ("after an error at %d: %s"):format(at, tostring(message)))
+        local got = all_gradients(first, second, third)
+        for name, g in pairs(want) do
+          assert.is_true(g:equal(got[name]), ("%s after an error at %d"):format(name, at))
+          got[name]:release()
+        end
+      end
+    end
+  end
+
+  it("leaves the same units whole on all ranks, at every event", function(rank)
+    local event, first, second, third, ms = setup()
+    both(first, second, third, ms, event, rank)
+    all_gradients(first, second, third)
+    assert.is_true((both(first, second, third, ms, event, rank)))
+    sweep(rank, event, first, second, third, ms, event.n, all_gradients(first, second, third))
+  end)
+
+  it("does so in forward, where units stay whole by request", function(rank)
+    local event, first, second, third, ms = setup()
+    first:set_reshard_after_forward(false)
+    second.last:set_reshard_after_forward(false)
+    local at
+    local modules = { first.first, first.last, first, second.middle, second, third.first, third }
+    for k, m in ipairs(modules) do
+      m:register_forward_hook(function()
+        if rank == 1 and at == k then error("rank 1 stumbles", 0) end
+      end)
+    end
+    both(first, second, third, ms, event, rank)
+    local want = all_gradients(first, second, third)
+    sweep(rank, event, first, second, third, ms, #modules, want, function(k)
+      at, event.at = k, nil
+    end)
+  end)
+
+  it("forgets, on all ranks, the gradients of earlier backwards that waited to be reduced with it", function(rank)
+    local event, first, second, third, ms = setup()
+    local models = { first, second, third }
+    both(first, second, third, ms, event, rank)
+    all_gradients(first, second, third)
+    both(first, second, third, ms, event, rank)
+    local total, want = event.n, all_gradients(first, second, third)
+    for at = 1, total, 3 do
+      for _, m in ipairs(models) do m:set_requires_gradient_sync(false) end
+      assert.is_true((both(first, second, third, ms, event, rank)))
+      for _, m in ipairs(models) do m:set_requires_gradient_sync(true) end
+      event.at, event.what = rank == 1 and at or nil, "rank 1 stumbles"
+      both(first, second, third, ms, event, rank)
+      event.at = nil
+      meet(ms)
+      for _, m in ipairs(models) do m:zero_grad() end
+      assert.is_true((both(first, second, third, ms, event, rank)))
+      for name, g in pairs(all_gradients(first, second, third)) do
+        assert.is_true(g:equal(want[name]), ("%s after an error at %d"):format(name, at))
       end
     end
   end)
