@@ -213,6 +213,9 @@ void ms_work_free(ms_work *w) { ms__work_release(w); }
 // ---- issuing --------------------------------------------------------------------------------------
 
 static ms_coll *spare;
+static bool unit_told;
+
+void ms__comm_unit_told(bool on) { unit_told = on; }
 
 ms_coll *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const char *unit)
 {
@@ -241,6 +244,8 @@ ms_coll *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const ch
     }
     c->unit = unit ? ms__intern(unit) : NULL;      // a root's name is "": not the same as none
     if (unit) snprintf(c->print.unit, UNIT_NAME, "%s", unit);
+    c->print.told = unit_told;
+    unit_told = false;
     return c;
 }
 

@@ -38,6 +38,8 @@ ms_status ms__all_reduce(ms_group *g, ms_tensor *t, ms_reduction op, double scal
 ms_status ms__broadcast_from(ms_group *g, ms_tensor *t, int src, const char *unit);    // src: rank of the world
 // What the next collectives are said to be called from, until NULL; for engine calls made on behalf of a line of a script.
 void      ms__comm_site(const char *site);
+// The unit of the next collective is named in texts and records, but not compared over ranks.
+void      ms__comm_unit_told(bool on);
 
 ms_status   ms__work_wait(ms_work *w);              // NULL allowed; reports the collective's failure
 bool        ms__work_done(ms_work *w);

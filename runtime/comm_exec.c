@@ -49,7 +49,7 @@ uint64_t ms__print_hash(const ms_print *p, bool with_step)
     h = mix(h, p, offsetof(ms_print, step));
     if (!with_step) return h;
     h = mix(h, &p->step, sizeof p->step);
-    return mix(h, p->unit, strlen(p->unit));
+    return p->told ? h : mix(h, p->unit, strlen(p->unit));
 }
 
 static bool same_request(const ms_slot *a, const ms_slot *b)

@@ -26,7 +26,7 @@ typedef enum { OP_BARRIER, OP_ALL_REDUCE, OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_B
 
 // What one rank asks for. Equal on every rank (but for the script's line), or the collective fails before data moves.
 typedef struct {
-    uint8_t  op, dtype, red, pad;
+    uint8_t  op, dtype, red, told;      // told: the unit is for texts only
     int32_t  root;                      // world rank, -1: none
     uint64_t count, extra;              // elements; hash of pieces and scale
     int64_t  step;                      // of ms.steps

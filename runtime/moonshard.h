@@ -262,6 +262,7 @@ MS_API void      ms_unit_free(double unit);             // the module died: its 
 // Once, from the first forward: root and every unit below it (root among them), in module order.
 MS_API ms_status ms_unit_lazy_init(double root, int n, const double *units);
 MS_API int       ms_unit_is_lazy(double unit);          // 1 once lazily initialised
+MS_API double    ms_unit_backwards(double unit);        // that went through its root's units to their end
 MS_API double    ms_unit_root(double unit);             // 0 before that
 MS_API int       ms_unit_is_gathered(double unit);
 // Around forward. io: the tensors among inputs / outputs; entries are rewritten to the tensors to go on with.
@@ -276,7 +277,8 @@ MS_API ms_status ms_unit_wait(double unit);
 MS_API ms_status ms_unit_reshard(double unit);
 enum { MS_UNIT_SYNC, MS_UNIT_RESHARD_AFTER_FORWARD, MS_UNIT_RESHARD_AFTER_BACKWARD, MS_UNIT_IS_LAST_BACKWARD, MS_UNIT_DIVIDE_FACTOR,
        MS_UNIT_UNSHARD_IN_BACKWARD, MS_UNIT_ALL_REDUCE, MS_UNIT_ALL_REDUCE_HOOK,      // the hook's key, 0: none
-       MS_UNIT_CAST_FORWARD_INPUTS };
+       MS_UNIT_CAST_FORWARD_INPUTS,
+       MS_UNIT_CHECKED };       // the script checks the order of units itself: collectives don't compare it, nothing is gathered early in forward
 MS_API ms_status ms_unit_set(double unit, int what, double value);
 // How gradients are reduced instead of by the unit itself: by the script (MS_EV_REDUCE: gradient, padded, and the shard to fill; unsharded
 // ones are reduced in place and come alone), or divided and summed over a group of the script's choice, in a low-precision dtype or as they are.

@@ -175,6 +175,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         ms_piece slice = { .out_stride = u->post_bytes, .bytes = u->post_bytes, .total = u->full_bytes };
         st = ms__all_gather_pieces(u->post_group, u->full, u->post, 1, &slice, gathered_dtype(u), stream, u->name, &u->gather);
     } else if (st == MS_OK) {
+        ms__comm_unit_told(u->checked);
         st = ms__all_gather_pieces(u->group, u->full, from, u->n_pieces, u->pieces, gathered_dtype(u), stream, u->name, &u->gather);
     }
     if (u->low) {
@@ -610,6 +611,12 @@ int ms_unit_is_lazy(double handle)
     return u && u->context;
 }
 
+double ms_unit_backwards(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u && u->context ? (double)u->context->backwards : 0;
+}
+
 double ms_unit_root(double handle)
 {
     unit *u = ms__unit(handle);
@@ -663,6 +670,7 @@ ms_status ms_unit_set(double handle, int what, double value)
     case MS_UNIT_UNSHARD_IN_BACKWARD: u->unshard_in_backward = value != 0; break;
     case MS_UNIT_ALL_REDUCE: u->all_reduce = value != 0; break;
     case MS_UNIT_ALL_REDUCE_HOOK: u->all_reduce_hook = value; break;
+    case MS_UNIT_CHECKED: u->checked = value != 0; break;
     case MS_UNIT_CAST_FORWARD_INPUTS: u->cast_forward_inputs = value != 0; break;
     case MS_UNIT_IS_LAST_BACKWARD: if (u->context) u->context->is_last_backward = value != 0; break;
     case MS_UNIT_DIVIDE_FACTOR:

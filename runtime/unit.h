@@ -60,6 +60,7 @@ struct unit {
     unit_param    flat;             // VIEWS_FLAT: the flat parameter, at once param and local; its grad is where gradients land
     double        before, after;    // VIEWS_FLAT and PIECES: gradients are divided by these before and after they are summed
     int           backward_prefetch_at;     // MS_PREFETCH_*
+    bool          checked;          // MS_UNIT_CHECKED
     bool          keep_low;         // gradients stay in the reduce dtype
     ms_comm_hook  hook;
     ms_storage   *summoned;         // whole parameters in the stored dtype, while summoned and gathered in another
@@ -121,6 +122,7 @@ typedef struct context {
     unit     **entered, **last;         // what this forward entered, and the latest complete one, for prefetching
     int        n_entered, cap_entered, n_last, cap_last;
     bool       is_last_backward;
+    int64_t    backwards;               // completed
     bool       in_backward;             // a backward has touched these units and is not through
     uint64_t   epoch, failed_backward;  // of comm.h, when the ranks last agreed on who is whole and what waits to be reduced
     reduction  reducing;                // owner NULL: none

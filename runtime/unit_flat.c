@@ -26,11 +26,15 @@ static ms_status divide(ms_tensor *t, double by)
 
 // Starts the sum of in over `scatter` (its block goes to out; NULL: out is in) and then of out over `all` (may be NULL).
 static ms_status start_sum(ms_group *scatter, ms_group *all, ms_tensor *out, ms_tensor *in, double before, ms_stream_kind stream,
-                           const char *unit, ms_work **scattered, ms_work **work)
+                           const char *unit, bool told, ms_work **scattered, ms_work **work)
 {
     MS_TRY(divide(in, before));
+    ms__comm_unit_told(told);
     if (scatter) MS_TRY(ms__reduce_scatter(scatter, out, in, MS_SUM, 1, stream, unit, scattered));
-    return all ? ms__all_reduce(all, out, MS_SUM, 1, stream, unit, work) : MS_OK;
+    ms__comm_unit_told(told);
+    ms_status st = all ? ms__all_reduce(all, out, MS_SUM, 1, stream, unit, work) : MS_OK;
+    ms__comm_unit_told(false);
+    return st;
 }
 
 static ms_status group_fits(const ms_group *g, int n, const char *what)
@@ -61,7 +65,7 @@ ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad_id, ms_id out_id)
     }
     ms_tensor *result = out ? sum : in;
     ms_work *scattered = NULL, *work = NULL;
-    if (st == MS_OK) st = start_sum(out ? g : NULL, out ? NULL : g, result, in, h->before, MS_STREAM_COMPUTE, NULL, &scattered, &work);
+    if (st == MS_OK) st = start_sum(out ? g : NULL, out ? NULL : g, result, in, h->before, MS_STREAM_COMPUTE, NULL, false, &scattered, &work);
     if (st == MS_OK) st = ms__work_wait(scattered);
     if (st == MS_OK) st = ms__work_wait(work);
     ms__work_release(scattered);
@@ -235,7 +239,7 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
     ms_group *scatter = u->world > 1 ? (group ? group : u->group) : NULL, *replicas = u->world == 1 && u->replicate && group ? group : u->replicate;
     r.after = summed ? h->after : u->after;
     if (st == MS_OK)
-        st = start_sum(scatter, replicas, r.out, r.in, summed ? h->before : u->before, MS_STREAM_REDUCE, u->name, &r.scattered, &r.work);
+        st = start_sum(scatter, replicas, r.out, r.in, summed ? h->before : u->before, MS_STREAM_REDUCE, u->name, u->checked, &r.scattered, &r.work);
     c->reducing = r;
     if (st != MS_OK) ms__unit_drop_reduction(&c->reducing);
     return st;

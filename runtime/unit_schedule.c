@@ -134,7 +134,7 @@ static ms_status prefetch_forward(unit *u)
         for (int k = 0; k < u->n_forward_prefetch; k++) MS_TRY(ms__unit_start_gather(u->forward_prefetch[k], true, true));
         return MS_OK;
     }
-    unit *next = forward_successor(u->context);
+    unit *next = u->checked ? NULL : forward_successor(u->context);
     return next && ms__unit_idle(next) ? ms__unit_start_gather(next, true, true) : MS_OK;
 }
 
@@ -387,6 +387,7 @@ ms_status ms__units_final(ms_run *run)
         }
         c->n_order = 0;
         c->in_backward = false;
+        c->backwards++;
     }
     return MS_OK;
 }

@@ -25,8 +25,7 @@ end
 --- Names that are on their way; each goes when its feature lands.
 local soon = words [[
   nn.DDP
-  fsdp.FSDP:register_comm_hook fsdp.FSDP:no_sync fsdp.FSDP:clip_grad_norm_
-  fsdp.CPUOffload fsdp.MixedPrecision fsdp.summon_full_params fsdp.save fsdp.load fsdp.wrap fsdp.comm_hooks
+  fsdp.CPUOffload fsdp.summon_full_params fsdp.save fsdp.load fsdp.wrap
   amp.GradScaler amp.ShardedGradScaler amp.autocast
   sparse_coo
 ]]

@@ -148,6 +148,9 @@ local function pull(run, ...)
 end
 M.pull = pull
 
+--- What fsdp wants called when an outermost backward has ended, or nil.
+M.after_backward = nil
+
 local root1, grad1 = ffi.new "ms_id[1]", ffi.new "ms_id[1]"
 
 --- Gradients of t by the leaves it was computed from, added to their grad.
@@ -163,6 +166,7 @@ function methods.backward(t, grad, given)
   pull(run, t, grad)
   lib.ms_run_free(run)
   drop_dead()
+  if M.after_backward and depth == 0 then M.after_backward() end
 end
 
 -- A tensor or a list of them, as ids.
@@ -186,6 +190,7 @@ function M.backward(roots, grads, given)
   pull(run, unpack(list))
   lib.ms_run_free(run)
   drop_dead()
+  if M.after_backward and depth == 0 then M.after_backward() end
 end
 
 --- Gradients of outputs by inputs, as an array; the leaves' own grads stay as they are.

@@ -10,7 +10,10 @@ local flat = require "moonshard.fsdp.flat"
 local groups = require "moonshard.fsdp.groups"
 local log = require "moonshard.log"
 local module = require "moonshard.fsdp.module"
+local hooks = require "moonshard.fsdp.comm_hooks"
 local nn = require "moonshard.nn"
+local order = require "moonshard.fsdp.exec_order"
+local policies = require "moonshard.fsdp.policies"
 local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
 local Module = require "moonshard.nn.module".Module
@@ -98,6 +101,7 @@ local function engine_unit(self, o, placed, params, names)
 end
 
 local function on_lazy_init(unit, root)
+  if unit == root then order.start(unit, unit.modules[1]) end
   local precision = unit.mixed_precision
   if precision and (unit == root and precision.cast_root_forward_inputs or precision.cast_forward_inputs) then
     errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_CAST_FORWARD_INPUTS, 1))
@@ -110,6 +114,9 @@ end
 function FSDP:init(m, given)
   if not class.isa(m, nn.Module) then raise("FSDP: argument 1 is %s, expected a module", errors.kind(m)) end
   local o = opts("FSDP", given, OPTIONS)
+  if o.mixed_precision ~= nil and not policies.is_precision(o.mixed_precision) then
+    raise("FSDP: option 'mixed_precision' is %s, expected a fsdp.MixedPrecision", errors.kind(o.mixed_precision))
+  end
   local placed = groups.resolve(o)
   if m.forward == nil then
     log.warn("FSDP will not all-gather parameters for containers that do not implement forward: " .. tostring(m))
@@ -124,6 +131,7 @@ function FSDP:init(m, given)
     classic = true, handle = handle, modules = setmetatable({ self }, { __mode = "v" }), placed = placed, options = o,
     world = placed.world, mixed_precision = o.mixed_precision, on_lazy_init = on_lazy_init, originals = params,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
+    checks_order = (require "moonshard.dist").debug_level() == "detail", sync = true,
   }
   rawset(self, "_fsdp", unit)
   for _, p in ipairs(params) do (o.use_orig_params and flat.adopt_piece or flat.adopt)(p, unit) end
@@ -134,6 +142,8 @@ end
 
 local getters = {}
 
+function getters.comm_hook(self) return module.unit_of(self).comm_hook end
+function getters.comm_hook_state(self) return module.unit_of(self).comm_hook_state end
 function getters.params(self) return { rawget(self, "_slots").flat_param } end
 
 -- Functions of the wrapped module, called with the instance in its place: by module, by name.
@@ -163,7 +173,7 @@ function FSDP.__index(self, name)
   value = FSDP[name]
   if value ~= nil then return value end
   local getter = getters[name]
-  if getter then return getter(self) end
+  if getter then return getter(self) end                -- nil too: it is not looked for in the wrapped module
   local inner = slots.module
   if inner == nil then return nil end
   value = inner[name]
@@ -173,8 +183,19 @@ end
 
 function FSDP:forward(...) return self._slots.module(...) end
 
+function FSDP:_assign(name, value)
+  local unit = rawget(self, "_fsdp")
+  if unit and name == "comm_hook" then return hooks.set(unit, value, unit.comm_hook_state) end
+  if unit and name == "comm_hook_state" then return hooks.set(unit, unit.comm_hook, value) end
+  return Module._assign(self, name, value)
+end
+
 rawset(FSDP, "__call", function(self, ...)
-  return module.call_between(self, module.unit_of(self), Module.__call, ...)
+  local unit = module.unit_of(self)
+  if lib.ms_unit_is_lazy(unit.handle) == 0 then module.lazy_init(unit) end
+  if unit.hook_built_in then hooks.apply(unit) end      -- its state is the script's, and may have changed
+  if unit.order then order.check(unit, self) end
+  return module.call_between(self, unit, Module.__call, ...)
 end)
 
 rawset(FSDP, "__deepcopy", function()
@@ -189,6 +210,91 @@ function FSDP:check_is_root()
   local unit = module.unit_of(self)
   if lib.ms_unit_is_lazy(unit.handle) == 0 then module.lazy_init(unit) end
   return lib.ms_unit_root(unit.handle) == unit.handle
+end
+
+-- Every unit of the tree below an instance that must be a root.
+local function units_of_root(self, message)
+  if not self:check_is_root() then raise("%s", message) end
+  return module.units_below(self)
+end
+
+--- Reduces the gradients of this instance and of those below it by hook(state, grad, output): grad is the whole flat gradient,
+--- padded, and output this rank's part of the result; without output (no_shard) grad is reduced in place.
+---@param state any
+---@param hook fun(state: any, grad: Tensor, output: Tensor?)
+function FSDP:register_comm_hook(state, hook)
+  local units = units_of_root(self, "register_comm_hook can only be called on a root instance.")
+  for _, unit in ipairs(units) do
+    if unit.classic then
+      if groups.HYBRID[unit.placed.strategy] then raise("Communication hook is not supported for hybrid strategies: %s", unit.placed.strategy) end
+      if unit.comm_hook ~= nil then raise "A communication hook is already registered" end
+    end
+  end
+  if not hooks.is_callable(hook) then raise("The communication hook must be callable but got %s", errors.show(hook)) end
+  for _, unit in ipairs(units) do
+    if unit.classic then hooks.set(unit, hook, state) end
+  end
+end
+
+local function set_sync(unit, on)
+  unit.sync = on
+  errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_SYNC, on and 1 or 0))
+  -- What stays whole after forward stays so until the backward that is reduced.
+  if not groups.RESHARDS[unit.placed.strategy] then errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_RESHARD_AFTER_BACKWARD, on and 1 or 0)) end
+end
+
+local function restore_sync(units, before, ok, ...)
+  for k, unit in ipairs(units) do set_sync(unit, before[k]) end
+  if not ok then error((...), 0) end
+  return ...
+end
+
+--- Runs fn; gradients of backwards inside are gathered, whole, on this rank and reduced by the next backward outside.
+---@param fn function
+function FSDP:no_sync(fn, ...)
+  if type(fn) ~= "function" then raise("no_sync: argument is %s, expected a function", errors.kind(fn)) end
+  local units = units_of_root(self, "`no_sync()` on inner FSDP instances is not supported. Please call `no_sync()` on root FSDP module.")
+  local classic, before = {}, {}
+  for _, unit in ipairs(units) do
+    if unit.classic then
+      classic[#classic + 1], before[#before + 1] = unit, unit.sync
+      set_sync(unit, false)
+    end
+  end
+  return restore_sync(classic, before, pcall(fn, ...))
+end
+
+local HALF = { float16 = true, bfloat16 = true }
+
+-- What gradients of these dtypes together have.
+local function promoted(dtypes_seen)
+  local names = {}
+  for name in pairs(dtypes_seen) do names[#names + 1] = name end      -- order does not matter: at most one stays
+  if #names == 0 then return nil end
+  if dtypes_seen.float64 then return "float64" end
+  if #names == 1 and HALF[names[1]] then return names[1] end
+  return "float32"
+end
+
+--- Scales all gradients down so that their norm together, over all ranks, is at most max_norm.
+---@param max_norm number
+---@param given? {norm_type: number}
+---@return Tensor norm  before clipping
+function FSDP:clip_grad_norm_(max_norm, given)
+  units_of_root(self, "`clip_grad_norm_()` should only be called on the root FSDP instance")
+  local params, seen = self:parameters(), {}
+  for _, p in ipairs(params) do
+    local g = p.grad
+    if g then seen[g.dtype] = true end
+  end
+  local norm = nn.utils.clip_grad_norm_(params, max_norm, given)
+  local dtype = promoted(seen)
+  if not dtype then
+    log.warn(("Called FSDP.clip_grad_norm_() on rank %d with no gradients -- returning the total norm in the default dtype float32")
+      :format((require "moonshard.dist").rank()))
+    dtype = "float32"
+  end
+  return norm.dtype == dtype and norm or norm:to(dtype)
 end
 
 --- FSDP instances at and below m, parents before children; with root_only those that no other one contains.
