@@ -7,6 +7,7 @@
 // Conventions, said once:
 //  * Tensors are named by ids: plain numbers made of a slot and a generation, never pointers. An id
 //    is valid until its scope ends or it is released; using it later is MS_ERELEASED. 0 is no tensor.
+//    Negative numbers are the script's own (Lua's tensor classes) and refused everywhere.
 //  * A function that returns an id returns 0 on failure; one that returns ms_status returns MS_OK or
 //    a code. Either way ms_error() then says why. On failure nothing was changed, nothing leaks.
 //  * Dimensions and positions are 0-based in C; Lua translates.

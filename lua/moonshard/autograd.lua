@@ -173,9 +173,26 @@ end
 local function id_list(x, who, what)
   if is_tensor(x) then x = { x } end
   if type(x) ~= "table" then errors.raise("%s: %s is %s, expected a tensor or a list of them", who, what, errors.kind(x)) end
-  local ids = ffi.new("ms_id[?]", math.max(#x, 1))
-  for k = 1, #x do ids[k - 1] = id_of(x[k], who, what) end
-  return ids, #x, x
+  for k = 1, #x do id_of(x[k], who, what) end
+  local list = tensor.flat(x)                           -- instances of tensor classes by their inner tensors
+  local ids = ffi.new("ms_id[?]", math.max(#list, 1))
+  for k = 1, #list do ids[k - 1] = list[k].id end
+  return ids, #list, list, x
+end
+
+-- Gradients beside roots: one for each, or none; of an instance an instance.
+local function grad_ids(grads, roots, n, who)
+  local ids, at = ffi.new("ms_id[?]", math.max(n, 1)), 0
+  for k = 1, #roots do
+    local g = grads and grads[k]
+    if g ~= nil then id_of(g, who, "gradient " .. k) end
+    local parts, own = tensor.flat { roots[k] }, g and tensor.flat { g }
+    for j = 1, #parts do
+      if own then ids[at] = (own[j] or own[1]).id end
+      at = at + 1
+    end
+  end
+  return ids
 end
 
 --- Gradients of several roots at once.
@@ -183,9 +200,8 @@ end
 ---@param grads? Tensor[]
 function M.backward(roots, grads, given)
   local o = opts("backward", given, { retain_graph = false })
-  local ids, n, list = id_list(roots, "backward", "root")
-  local gids = ffi.new("ms_id[?]", math.max(n, 1))
-  for k = 1, n do gids[k - 1] = grads and grads[k] and id_of(grads[k], "backward", "gradient") or 0 end
+  local ids, n, list, given_roots = id_list(roots, "backward", "root")
+  local gids = grad_ids(grads, given_roots, n, "backward")
   local run = lib.ms_backward(n, ids, gids, o.retain_graph and 1 or 0)
   pull(run, unpack(list))
   lib.ms_run_free(run)
@@ -199,20 +215,33 @@ end
 ---@param given? {grad_outputs: Tensor[], retain_graph: boolean, allow_unused: boolean}
 ---@return Tensor[]
 function M.grad(outputs, inputs, given)
-  local o = opts("grad", given, { grad_outputs = opts.any, retain_graph = false, allow_unused = false })
-  local roots, n, list = id_list(outputs, "grad", "output")
-  local wanted, m = id_list(inputs, "grad", "input")
-  local grads = ffi.new("ms_id[?]", math.max(n, 1))
-  if o.grad_outputs then
-    local given_grads = is_tensor(o.grad_outputs) and { o.grad_outputs } or o.grad_outputs
-    for k = 1, n do grads[k - 1] = given_grads[k] and id_of(given_grads[k], "grad", "grad_outputs") or 0 end
-  end
+  local o = opts("grad", given, { grad_outputs = opts.any, retain_graph = false, allow_unused = false, create_graph = false })
+  if o.create_graph then errors.raise("grad: create_graph: gradients of gradients are not supported; they carry no graph") end
+  local roots, n, list, given_roots = id_list(outputs, "grad", "output")
+  local wanted, m, _, given_inputs = id_list(inputs, "grad", "input")
+  local grads = grad_ids(is_tensor(o.grad_outputs) and { o.grad_outputs } or o.grad_outputs, given_roots, n, "grad")
   local run = lib.ms_grad(n, roots, grads, m, wanted, o.retain_graph and 1 or 0, o.allow_unused and 1 or 0)
   pull(run, unpack(list))
-  local out = {}
+  local found, out, at = {}, {}, 0
   for k = 1, m do
     local id = lib.ms_run_result(run, k - 1)
-    out[k] = id ~= 0 and wrap(id) or nil
+    found[k] = id ~= 0 and wrap(id) or nil
+  end
+  for k = 1, #given_inputs do
+    local parts = tensor.inner(given_inputs[k])
+    if not parts then
+      at = at + 1
+      out[k] = found[at]
+    else
+      local leaves, any, mine = tensor.flat(parts), false, {}
+      for j = 1, #leaves do
+        mine[j] = found[at + j] or false
+        any = any or mine[j]
+      end
+      at = at + #leaves
+      for j = 1, #leaves do mine[j] = mine[j] or create.zeros_like(leaves[j]) end
+      if any then out[k] = tensor.rebuild(mine, given_inputs[k]) end
+    end
   end
   lib.ms_run_free(run)
   drop_dead()
@@ -379,8 +408,38 @@ local function record(def, ctx, args, outs)
   end
 end
 
-local function apply(def, ...)
+-- With instances of tensor classes: once for each of their inner tensors, results put together again.
+local apply
+local function apply_inner(def, like, args)
+  local outs, count = {}, #tensor.inner(like)
+  for k = 1, count do
+    local each = {}
+    for j = 1, args.n do
+      local parts = is_tensor(args[j]) and tensor.inner(args[j])
+      if parts and #parts ~= count then
+        errors.raise("Function: arguments of %d and %d inner tensors", count, #parts)
+      end
+      if parts then each[j] = parts[k] else each[j] = args[j] end
+    end
+    outs[k] = pack(apply(def, unpack(each, 1, args.n)))
+  end
+  local results = { n = outs[1].n }
+  for j = 1, results.n do
+    results[j] = outs[1][j]
+    if is_tensor(results[j]) then
+      local mine = {}
+      for k = 1, count do mine[k] = outs[k][j] end
+      results[j] = tensor.rebuild(mine, like)
+    end
+  end
+  return unpack(results, 1, results.n)
+end
+
+function apply(def, ...)
   local args = { n = select("#", ...), ... }
+  for k = 1, args.n do
+    if is_tensor(args[k]) and args[k].id < 0 then return apply_inner(def, args[k], args) end
+  end
   local ctx = setmetatable({ needs_grad = {} }, Context)
   local any = false
   for k = 1, args.n do
@@ -436,6 +495,12 @@ end
 --- Runs fn(…) without keeping what its backward needs; backward runs it again.
 ---@param fn function
 function M.checkpoint(fn, ...)
+  for k = 1, select("#", ...) do
+    local x = select(k, ...)
+    if is_tensor(x) and x.id < 0 then
+      errors.raise("checkpoint: argument %d is %s; pass its inner tensors and put them together inside", k, errors.kind(x))
+    end
+  end
   if type(fn) ~= "function" and not (type(fn) == "table" and getmetatable(fn) and getmetatable(fn).__call) then
     errors.raise("checkpoint: argument 1 is %s, expected a function or a module", errors.kind(fn))
   end

@@ -184,9 +184,32 @@ local work_out = ffi.new "ms_work *[1]"
 
 local function tensor_id(who, what, t)
   if not is_tensor(t) then errors.raise("%s: %s is %s, expected a tensor", who, what, errors.kind(t)) end
-  local own = rawget(t, "id")
-  if not own then errors.raise("%s: %s is a %s; pass its inner tensors", who, what, errors.kind(t)) end
-  return own
+  return t.id
+end
+
+-- Works of one collective over the inner tensors of an instance of a tensor class.
+local Works = {}
+Works.__index = Works
+function Works:wait()
+  for k = 1, #self do self[k]:wait() end
+end
+function Works:done()
+  for k = 1, #self do
+    if not self[k]:done() then return false end
+  end
+  return true
+end
+
+-- Runs fn(parts of a, parts of b) for each inner tensor when a is an instance; false when it is a plain tensor.
+local function by_inner(who, fn, a, b)
+  local parts, others = is_tensor(a) and tensor.inner(a), b ~= nil and is_tensor(b) and tensor.inner(b)
+  if not parts and not others then return false end
+  if not parts or b ~= nil and (not others or #others ~= #parts) then
+    errors.raise("%s: %s and %s do not go together: as many inner tensors expected in both", who, errors.kind(a), errors.kind(b))
+  end
+  local works = setmetatable({}, Works)
+  for k = 1, #parts do works[k] = fn(parts[k], others and others[k]) end
+  return true, works[1] and works or nil
 end
 
 local plain = { group = opts.any, async = opts.boolean }
@@ -220,12 +243,16 @@ end
 ---@param given? {op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean}
 ---@return Work?
 function dist.all_reduce(t, given)
+  local many, works = by_inner("all_reduce", function(part) return dist.all_reduce(part, given) end, t)
+  if many then return works end
   return (run("all_reduce", C.MS_DIST_ALL_REDUCE, with_op, given, tensor_id("all_reduce", "the tensor", t)))
 end
 
 --- out = every rank's input, one after the other in rank order. input may be this rank's block of out.
 ---@return Work?
 function dist.all_gather(out, input, given)
+  local many, works = by_inner("all_gather", function(o, i) return dist.all_gather(o, i, given) end, out, input)
+  if many then return works end
   return (run("all_gather", C.MS_DIST_ALL_GATHER, plain, given, tensor_id("all_gather", "out", out),
     tensor_id("all_gather", "the input", input)))
 end
@@ -233,6 +260,8 @@ end
 --- out = this rank's block (cut along dimension 1) of the reduction of input over ranks.
 ---@return Work?
 function dist.reduce_scatter(out, input, given)
+  local many, works = by_inner("reduce_scatter", function(o, i) return dist.reduce_scatter(o, i, given) end, out, input)
+  if many then return works end
   return (run("reduce_scatter", C.MS_DIST_REDUCE_SCATTER, with_op, given, tensor_id("reduce_scatter", "out", out),
     tensor_id("reduce_scatter", "the input", input)))
 end
@@ -246,6 +275,8 @@ end
 ---@return Work?
 function dist.broadcast(t, given)
   need_root("broadcast", given, "src")
+  local many, works = by_inner("broadcast", function(part) return dist.broadcast(part, given) end, t)
+  if many then return works end
   return (run("broadcast", C.MS_DIST_BROADCAST, with_root, given, tensor_id("broadcast", "the tensor", t)))
 end
 
@@ -253,6 +284,8 @@ end
 ---@return Work?
 function dist.reduce(t, given)
   need_root("reduce", given, "dst")
+  local many, works = by_inner("reduce", function(part) return dist.reduce(part, given) end, t)
+  if many then return works end
   return (run("reduce", C.MS_DIST_REDUCE, with_both, given, tensor_id("reduce", "the tensor", t)))
 end
 
@@ -297,6 +330,8 @@ end
 --- Block r of input goes to rank r; block r of out comes from it.
 ---@return Work?
 function dist.all_to_all(out, input, given)
+  local many, works = by_inner("all_to_all", function(o, i) return dist.all_to_all(o, i, given) end, out, input)
+  if many then return works end
   return (run("all_to_all", C.MS_DIST_ALL_TO_ALL, plain, given, tensor_id("all_to_all", "out", out),
     tensor_id("all_to_all", "the input", input)))
 end
@@ -309,12 +344,16 @@ end
 --- Sends t to a rank that calls recv; complete when it has been read.
 ---@return Work?
 function dist.send(t, dst, given)
+  local many, works = by_inner("send", function(part) return dist.send(part, dst, given) end, t)
+  if many then return works end
   return (run("send", C.MS_DIST_SEND, plain, given, nil, tensor_id("send", "the tensor", t), peer("send", dst)))
 end
 
 --- Receives into t what that rank sends.
 ---@return Work?
 function dist.recv(t, src, given)
+  local many, works = by_inner("recv", function(part) return dist.recv(part, src, given) end, t)
+  if many then return works end
   return (run("recv", C.MS_DIST_RECV, plain, given, tensor_id("recv", "the tensor", t), nil, peer("recv", src)))
 end
 

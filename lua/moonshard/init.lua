@@ -21,6 +21,7 @@ ms.is_tensor = tensor.is_tensor
 merge(require "moonshard.tensor_ops", "where")
 merge(require "moonshard.tensor_shape", "cat", "stack")
 require "moonshard.tensor_reduce"
+require "moonshard.tensor_class"
 for name, fn in pairs(require "moonshard.tensor_create") do ms[name] = fn end
 require "moonshard.tensor_print"
 merge(require "moonshard.dtypes", "default_dtype", "set_default_dtype", "default_device", "set_default_device")

@@ -17,7 +17,11 @@ local function gather(value, list, seen)
   if type(value) ~= "table" then return end
   local mt = getmetatable(value)
   if mt == Tensor or (mt ~= nil and classes[mt]) then
-    list[#list + 1] = value
+    if value.id >= 0 then
+      list[#list + 1] = value
+    else
+      for _, part in ipairs(tensor.flat { value }) do list[#list + 1] = part end
+    end
   elseif mt == nil and not seen[value] then
     seen[value] = true
     -- Order does not matter: all of them are kept.

@@ -80,6 +80,7 @@ function M.save(path, tensors, given)
   for name, t in util.sorted_pairs(tensors) do
     if type(name) ~= "string" then errors.raise("save: the name %s is %s, expected a string", tostring(name), errors.kind(name)) end
     if not tensor.is_tensor(t) then errors.raise("save: '%s' is %s, expected a tensor", name, errors.kind(t)) end
+    if t.id < 0 then errors.raise("save: '%s' is %s; save its inner tensors under names of their own", name, errors.kind(t)) end
     entries[#entries + 1] = { name = name, dtype = t.dtype, shape = t.shape }
   end
   local saver = M.saver(path, entries, o.metadata)

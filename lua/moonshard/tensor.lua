@@ -9,7 +9,8 @@ local class = require "moonshard.class"
 local dtypes = require "moonshard.dtypes"
 
 local lib, state, ffi, info = engine.lib, engine.state, engine.ffi, engine.info
-local getmetatable, setmetatable, rawget, rawset, type, tonumber = getmetatable, setmetatable, rawget, rawset, type, tonumber
+local getmetatable, setmetatable, rawget, rawset, type, tonumber, ipairs =
+  getmetatable, setmetatable, rawget, rawset, type, tonumber, ipairs
 
 ---@class Tensor                 fields and operators: types.lua
 local Tensor = class.new "Tensor"
@@ -88,7 +89,9 @@ local gc = ffi.gc
 
 --- Attaches a finalizer to a tensor that has become unscoped (once).
 local function own(t)
-  if rawget(t, "_owner") == nil then
+  if t.id < 0 then
+    for _, part in ipairs(M.inner(t)) do M.own(part) end
+  elseif rawget(t, "_owner") == nil then
     local owner = owner_t()
     lib.ms_owner_init(owner, t.id)
     rawset(t, "_owner", gc(owner, owner_release))
@@ -104,6 +107,7 @@ M.own = own
 ---@param id number
 ---@return Tensor
 local function wrap(id)
+  if id < 0 then return M.take(id) end                  -- of a tensor class (tensor_class.lua)
   local t = setmetatable({ id = id }, Tensor)
   if state.scope == 0 then own(t) end
   ticks = ticks - 1
@@ -155,17 +159,34 @@ local function collected()
 end
 M.collected = collected
 
+-- The call with an instance of a tensor class among its arguments: by inner tensors. nil when there is none.
+local function by_inner(op, n, f, a, b, c)
+  if not (a.id < 0 or b and b.id < 0 or c and c.id < 0) then return nil end
+  local args, a_in = engine.args, engine.a_in
+  args.n_in, args.n_i, args.n_f = n, 0, f and 1 or 0
+  a_in[0], a_in[1], a_in[2] = a.id, b and b.id or 0, c and c.id or 0
+  if f then engine.a_f[0] = f end
+  M.call_inner(op, a, b, c)
+  return engine.a_out[0]
+end
+
 local function again1(op, a)
+  local made = by_inner(op, 1, nil, a)
+  if made then return made end
   local id = collected() and lib.ms_call1(op, a.id) or 0
   return id ~= 0 and id or fail(a)
 end
 
 local function again1f(op, a, f)
+  local made = by_inner(op, 1, f, a)
+  if made then return made end
   local id = collected() and lib.ms_call1f(op, a.id, f) or 0
   return id ~= 0 and id or fail(a)
 end
 
 local function again2(op, a, b)
+  local made = by_inner(op, 2, nil, a, b)
+  if made then return made end
   local id = collected() and lib.ms_call2(op, a.id, b.id) or 0
   return id ~= 0 and id or fail(a, b)
 end
@@ -197,7 +218,7 @@ function M.call3(op, a, b, c, who)
   if c ~= nil then ic = id_of(c, who) end
   local id = lib.ms_call3(op, ia, ib, ic)
   if id == 0 then
-    id = collected() and lib.ms_call3(op, ia, ib, ic) or 0
+    id = by_inner(op, c == nil and 2 or 3, nil, a, b, c) or collected() and lib.ms_call3(op, ia, ib, ic) or 0
     if id == 0 then fail(a, b, c) end
   end
   return id
@@ -207,7 +228,9 @@ end
 --- are named for errors only.
 function M.call(op, a, b, c)
   local args = engine.args
-  if lib.ms_call_op(op, args) ~= 0 and not (collected() and lib.ms_call_op(op, args) == 0) then fail(a, b, c) end
+  if lib.ms_call_op(op, args) ~= 0 and not M.call_inner(op, a, b, c) and not (collected() and lib.ms_call_op(op, args) == 0) then
+    fail(a, b, c)
+  end
 end
 
 -- ---- fields ------------------------------------------------------------------------------------
@@ -226,7 +249,10 @@ M.Shape = Shape
 
 --- What the engine knows of t: one struct, valid until the next call of this.
 local function info_of(t)
-  if lib.ms_tensor_info(t.id, info) ~= 0 then fail(t) end
+  if lib.ms_tensor_info(t.id, info) ~= 0 then
+    if t.id < 0 then return M.info_of(M.inner(t)[1]) end
+    fail(t)
+  end
   return info
 end
 M.info_of = info_of
@@ -321,9 +347,6 @@ end
 function Tensor.__construct()
   errors.raise("Tensor: use ms.tensor, ms.zeros … to make one")
 end
-rawset(Tensor, "extend", function()
-  errors.raise("Tensor:extend: tensor classes with inner tensors are not in this version")
-end)
 
 -- ---- methods: what it is, what it holds, how long it lives --------------------------------------
 
@@ -392,6 +415,7 @@ end
 
 --- All elements as doubles: buffer, count. For tolist and printing.
 local function read(t)
+  while t.id < 0 do t = M.inner(t)[1] end
   info_of(t)
   local n = tonumber(info.numel)
   local values = ffi.new("double[?]", math.max(n, 1))
@@ -447,6 +471,10 @@ end
 
 --- Name shown in errors ("blocks.0.weight").
 function M.set_name(t, name)
+  if t.id < 0 then
+    for _, part in ipairs(M.inner(t)) do M.set_name(part, name) end
+    return
+  end
   if lib.ms_set_name(t.id, name) ~= 0 then fail(t) end
 end
 

@@ -102,6 +102,11 @@ for name, fill in pairs { empty = fill_none, zeros = fill_zero, ones = fill_one,
   end
   M[name .. "_like"] = function(t, given)
     if not is_tensor(t) then errors.raise("%s_like: argument is %s, expected a tensor", name, errors.kind(t)) end
+    if t.id < 0 then
+      local parts = {}
+      for k, part in ipairs(tensor.inner(t)) do parts[k] = M[name .. "_like"](part, given) end
+      return tensor.rebuild(parts, t)
+    end
     local info = tensor.info_of(t)
     local n, dtype, device, grad = info.ndim, info.dtype, info.device, false
     for d = 0, n - 1 do shape[d] = info.shape[d] end

@@ -358,6 +358,13 @@ function methods.type(t, dtype) return dtype == nil and t.dtype or cast(t, dtype
 local out1 = engine.ffi.new "double[1]"
 -- A 0-dim result as a Lua boolean.
 local function truth(id)
+  if id < 0 then                                        -- of a tensor class: true where all its inner tensors' are
+    local parts = tensor.flat { tensor.take(id) }
+    for k = 1, #parts do
+      if not parts[k]:item() then return false end
+    end
+    return true
+  end
   local status = lib.ms_item(id, out1)
   if status ~= 0 then errors.fail() end
   lib.ms_release(id)

@@ -130,7 +130,7 @@ end
 
 function Tensor.__tostring(t)
   local name = class.name(t)
-  if lib.ms_is_alive(t.id) == 0 then return name .. " (released)" end
+  if t:is_released() then return name .. " (released)" end
   local info = tensor.info_of(t)
   local dtype, device, requires_grad, numel = info.dtype, info.device, info.requires_grad ~= 0, tonumber(info.numel)
   local shape = methods.size(t)

@@ -83,6 +83,13 @@ function M.assert_close(a, b, given)
       end
       return
     end
+    local parts, others = tx and tensor.inner(x), ty and tensor.inner(y)
+    if parts and others then
+      for k = 1, math.max(#parts, #others) do check(parts[k], others[k], ("%s, inner tensor %d"):format(path, k)) end
+      return
+    elseif parts or others then
+      errors.raise("assert_close%s: %s against %s", path, errors.kind(x), errors.kind(y))
+    end
     scope.scope(function()
       autograd.no_grad(function()
         if not tx then x = create.full(y.shape, x, { dtype = y.dtype }) end

@@ -36,6 +36,13 @@ end
 local internal = { id = true, _owner = true, _site = true, _grad = true }
 
 local function copy_tensor(t, memo, copy)
+  local parts = tensor.inner(t)
+  if parts then                                                 -- of a tensor class
+    for k, part in ipairs(parts) do parts[k] = copy(part) end
+    local out = setmetatable(tensor.rebuild(parts, t), getmetatable(t))
+    memo[t] = out
+    return out
+  end
   local info = tensor.info_of(t)
   local requires_grad, is_leaf, is_param = info.requires_grad ~= 0, info.is_leaf ~= 0, info.is_param ~= 0
   if not is_leaf then errors.raise("deepcopy: the tensor is the result of an operation; only leaves can be copied (detach it first)") end

@@ -25,7 +25,12 @@ local function target(t, who)
   return t, 0
 end
 
-local function fill_at(op, x, place, n_f, a, b, c, d)
+local fill_at
+function fill_at(op, x, place, n_f, a, b, c, d)
+  if x.id < 0 then                                              -- of a tensor class: each inner tensor draws its own numbers
+    for _, part in ipairs(tensor.inner(x)) do fill_at(op, part, place, n_f, a, b, c, d) end
+    return
+  end
   a_in[0] = x.id
   args.n_in, args.n_i, args.n_f = 1, 1, n_f
   a_i[0], a_f[0], a_f[1], a_f[2], a_f[3] = place, a, b, c, d

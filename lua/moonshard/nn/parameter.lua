@@ -4,6 +4,7 @@ local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
+local tensor_class = require "moonshard.tensor_class"
 
 ---@class Parameter: Tensor
 ---@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter
@@ -15,6 +16,12 @@ Parameter.__param = true
 function Parameter.__construct(cls, t, given)
   if not tensor.is_tensor(t) then errors.raise("Parameter: argument 1 is %s, expected a tensor", errors.kind(t)) end
   local o = opts("Parameter", given, { requires_grad = true })
+  local parts = tensor.inner(t)
+  if parts then                                                 -- of a tensor class: its inner tensors are the leaves
+    for k, part in ipairs(parts) do parts[k] = cls(part, given) end
+    local p = tensor.rebuild(parts, t)
+    return setmetatable(p, tensor_class.parameter_class(getmetatable(t), cls))
+  end
   local id = engine.lib.ms_param_new(t.id, o.requires_grad and 1 or 0)
   if id == 0 then errors.fail(t) end
   return tensor.wrap_as(cls, id)

@@ -102,8 +102,13 @@ end
 
 -- A tensor made in a scope and put into a field is the module's: it leaves its scope, and when its last field lets
 -- go of it, it goes with the scope that is open then. `_held` counts fields; tensors that no scope owned are left alone.
-local function own(t)
+local own
+function own(t)
   if not is_tensor(t) or is_parameter(t) then return end
+  if t.id < 0 then
+    for _, part in ipairs(tensor.inner(t)) do own(part) end
+    return
+  end
   local held = rawget(t, "_held")
   if held then
     rawset(t, "_held", held + 1)
@@ -114,7 +119,12 @@ local function own(t)
   end
 end
 
-local function disown(t)
+local disown
+function disown(t)
+  if is_tensor(t) and t.id < 0 then
+    for _, part in ipairs(tensor.inner(t)) do disown(part) end
+    return
+  end
   local held = is_tensor(t) and rawget(t, "_held")
   if not held then return end
   if held > 1 then

@@ -66,7 +66,13 @@ function Module:apply(fn)
   return self
 end
 
-local function point(t, at)
+local point
+function point(t, at)
+  local parts = tensor.inner(t)
+  if parts then
+    for k, part in ipairs(tensor.inner(at)) do point(parts[k], part) end
+    return
+  end
   if lib.ms_set_data(t.id, at.id) ~= 0 then errors.fail(t, at) end
 end
 

@@ -22,6 +22,8 @@ function M.clip_grad_norm_(params, max_norm, given)
   if is_tensor(params) then params = { params } end
   if type(params) ~= "table" then errors.raise("clip_grad_norm_: argument 1 is %s, expected a list of tensors", errors.kind(params)) end
   if type(max_norm) ~= "number" then errors.raise("clip_grad_norm_: max_norm is %s, expected a number", errors.kind(max_norm)) end
+  for k = 1, #params do tensor.id_of(params[k], "clip_grad_norm_", "parameter " .. k) end
+  params = tensor.flat(params)
   local n = #params
   local ids = ffi.new("ms_id[?]", math.max(n, 1))
   for k = 1, n do ids[k - 1] = tensor.id_of(params[k], "clip_grad_norm_", "parameter " .. k) end

@@ -18,11 +18,24 @@ local rawget, ipairs = rawget, ipairs
 local Optimizer = class.new "Optimizer"
 
 -- What the engine reads, per group: ids of the leaves, three state ids each, steps taken. State of leaves that
--- stay is taken over from before.
+-- stay is taken over from before. A parameter of a tensor class counts by its inner tensors: of parameter k the
+-- leaves begin after first[k].
 local function compile(self, group, before)
-  local n = #group.params
+  local leaves, first = tensor.flat(group.params), {}
+  local n = #leaves
+  if leaves == group.params then
+    leaves = { unpack(leaves) }
+    for k = 1, n do first[k] = k - 1 end
+  else
+    local at = 0
+    for k, p in ipairs(group.params) do
+      first[k] = at
+      at = at + #tensor.flat { p }
+    end
+  end
   local c = {
-    n = n, params = group.params, options = ffi.new "ms_optim_options", ids = ffi.new("ms_id[?]", math.max(n, 1)),
+    n = n, params = group.params, first = first, leaves = leaves, count = #group.params,
+    options = ffi.new "ms_optim_options", ids = ffi.new("ms_id[?]", math.max(n, 1)),
     state = ffi.new("ms_id[?]", math.max(3 * n, 1)), steps = ffi.new("double[?]", math.max(n, 1)),
     tensors = {},                       -- [3 * (k - 1) + s]: the script's objects of the state ids
     young = true,                       -- some leaf has no state yet
@@ -30,7 +43,7 @@ local function compile(self, group, before)
   c.options.kind = self._kind
   local place = {}
   for k = 1, before and before.n or 0 do place[before.ids[k - 1]] = k end
-  for k, p in ipairs(group.params) do
+  for k, p in ipairs(leaves) do
     c.ids[k - 1] = p.id
     local old = place[p.id]
     if old then
@@ -45,9 +58,17 @@ local function compile(self, group, before)
 end
 
 local function unchanged(c, params)
-  if c == nil or c.params ~= params or c.n ~= #params then return false end
-  for k = 1, c.n do
-    if params[k].id ~= c.ids[k - 1] then return false end
+  if c == nil or c.params ~= params or c.count ~= #params then return false end
+  local ids, first = c.ids, c.first
+  for k = 1, c.count do
+    local p = params[k]
+    if p.id >= 0 then
+      if p.id ~= ids[first[k]] then return false end
+    else
+      for j, part in ipairs(tensor.flat { p }) do
+        if first[k] + j > c.n or part.id ~= ids[first[k] + j - 1] then return false end
+      end
+    end
   end
   return true
 end
@@ -185,6 +206,24 @@ end
 -- Names of the three state places, by class.
 local function state_names(self) return self._state_names end
 
+-- Step and state of parameter k of a group by name, or nil before its first step.
+local function entry_of(self, c, k)
+  local at = c.first[k]
+  local steps = c.steps[at]
+  if steps == 0 then return nil end
+  local entry, p = { step = steps }, c.params[k]
+  for s, name in ipairs(state_names(self)) do
+    local t = c.tensors[3 * at + s]
+    if t ~= nil and p.id < 0 then
+      local parts = {}
+      for j = 1, #tensor.flat { p } do parts[j] = c.tensors[3 * (at + j - 1) + s] end
+      t = tensor.rebuild(parts, p)
+    end
+    entry[name] = t
+  end
+  return entry
+end
+
 ---State by position of the parameter over all groups (from 1), and the groups with positions for parameters.
 ---The tensors are the optimizer's own: copy them to keep a moment.
 ---@return { state: table<integer, table>, param_groups: table[] }
@@ -197,14 +236,10 @@ function Optimizer:state_dict()
     for name, value in pairs(group) do
       if name ~= "params" then out[name] = type(value) == "table" and { unpack(value) } or value end
     end
-    for k = 1, c.n do
+    for k = 1, c.count do
       position = position + 1
       out.params[k] = position
-      if c.steps[k - 1] > 0 then
-        local entry = { step = c.steps[k - 1] }
-        for s, name in ipairs(state_names(self)) do entry[name] = c.tensors[3 * (k - 1) + s] end
-        sd.state[position] = entry
-      end
+      sd.state[position] = entry_of(self, c, k)
     end
     sd.param_groups[index] = out
   end
@@ -260,14 +295,18 @@ function Optimizer:load_state_dict(sd)
   end
   for _, w in ipairs(work) do
     local c, k, s, t = self._compiled[w[1]], w[2], w[3], w[4]
-    if t then
-      local dtype = w[6].dtype
-      if dtype ~= "float32" and dtype ~= "float64" then dtype = "float32" end
-      local own = t:detach():clone():to(w[6].device, dtype):keep()
-      c.state[3 * (k - 1) + s - 1] = own.id
-      c.tensors[3 * (k - 1) + s] = own
+    local at, parts = c.first[k], tensor.flat { w[6] }
+    local given = t and tensor.flat { t }
+    for j = 1, #parts do
+      if t then
+        local dtype = parts[j].dtype
+        if dtype ~= "float32" and dtype ~= "float64" then dtype = "float32" end
+        local own = (given[j] or given[1]):detach():clone():to(parts[j].device, dtype):keep()
+        c.state[3 * (at + j - 1) + s - 1] = own.id
+        c.tensors[3 * (at + j - 1) + s] = own
+      end
+      c.steps[at + j - 1] = w[5]
     end
-    c.steps[k - 1] = w[5]
   end
 end
 
@@ -280,10 +319,7 @@ function Optimizer:state_of(p)
       if rawequal(p, q) then
         local c = compiled(self, index, group)
         take_state(c)
-        if c.steps[k - 1] == 0 then return nil end
-        local entry = { step = c.steps[k - 1] }
-        for s, name in ipairs(state_names(self)) do entry[name] = c.tensors[3 * (k - 1) + s] end
-        return entry
+        return entry_of(self, c, k)
       end
     end
   end
