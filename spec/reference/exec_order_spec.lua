@@ -1,0 +1,168 @@
+--- The reference suite test_fsdp_exec_order (behaviour.md 1.3) at 2, 3 and 4 ranks, and what goes beyond it: an order that
+--- ends early, reports on every rank, and the same without debug level "detail".
+local ranks = require "spec.support.ranks"
+
+local function load()
+  local ms = require "moonshard"
+  return ms, ms.nn, ms.fsdp, ms.dist, require("spec.support.wrapped").quietly
+end
+
+-- layer1 and layer2 have 36 elements each, so that their collectives would pair up silently.
+local function wrap(strategy)
+  local ms, nn, fsdp = load()
+  local Model = nn.Module:extend "Model"
+  function Model:init()
+    self.layer0 = nn.Linear(5, 6)
+    self.layer1 = nn.Linear(6, 6, { bias = false })
+    self.layer2 = nn.Sequential(nn.Linear(6, 3, { bias = false }), nn.ReLU(), nn.Linear(3, 6, { bias = false }))
+    self.relu = nn.ReLU()
+    self.use_alt_path = false
+    for _, p in ipairs(self.layer2:parameters()) do p.requires_grad = false end
+  end
+  function Model:forward(x)
+    local z = self.relu(self.layer0(x))
+    if self.skip then return z end
+    return self.relu(self.use_alt_path and self.layer2(z) or self.layer1(z))
+  end
+  function Model.get_input() return ms.randn(8, 5) end
+  function Model.get_loss(_, _, output) return output:sum() end
+  function Model.run_backward(_, loss) loss:backward() end
+  function Model:flip_path()
+    local freeze, unfreeze = self.layer1, self.layer2
+    if self.use_alt_path then freeze, unfreeze = unfreeze, freeze end
+    for _, p in ipairs(freeze:parameters()) do p.requires_grad = false end
+    for _, p in ipairs(unfreeze:parameters()) do p.requires_grad = true end
+    self.use_alt_path = not self.use_alt_path
+  end
+  ms.manual_seed(0)
+  local model = Model()
+  model.layer1 = fsdp.FSDP(model.layer1, { sharding_strategy = strategy })
+  model.layer2 = fsdp.FSDP(model.layer2, { sharding_strategy = strategy })
+  return fsdp.FSDP(model, { sharding_strategy = strategy }):to "cpu"
+end
+
+local function iteration(model)
+  local input = model.module:get_input()
+  local output = model(input)
+  model.module:run_backward(model.module:get_loss(input, output))
+end
+
+local function starts_with(text, prefix) return text:sub(1, #prefix) == prefix end
+
+local function bare(text) return (text:gsub("^[^\n]-:%d+: ", "")) end
+
+for world = 2, 4 do
+  ranks.describe(world, ("test_fsdp_exec_order on %d ranks"):format(world), function()
+    for _, strategy in ipairs { "full_shard", "shard_grad_op" } do
+      it("test_invalid_first_iter_order, " .. strategy, function(rank)
+        local _, _, _, dist = load()
+        dist.set_debug_level "detail"
+        local model = wrap(strategy)
+        if rank ~= 0 then model:flip_path() end
+        local ok, message = pcall(function() model(model.module:get_input()) end)
+        assert.is_false(ok)
+        assert.equal("Forward order differs across ranks: rank 0 is all-gathering parameters for [['layer1.weight']] while rank 1 is "
+          .. "all-gathering parameters for [['layer2.1.weight', 'layer2.3.weight']]", bare(message))
+      end)
+
+      for _, iterations in ipairs { 1, 3 } do
+        it(("test_invalid_later_iter_order, %s, iters_before_path_change = %d"):format(strategy, iterations), function(rank)
+          local ms, _, _, dist = load()
+          dist.set_debug_level "detail"
+          local model = wrap(strategy)
+          for _ = 1, iterations do iteration(model) end
+          if rank ~= 0 then model:flip_path() end
+          local input = model.module:get_input()
+          local output
+          local warnings = ms.catch_warnings(function() output = model(input) end)
+          if rank ~= 0 then
+            assert.equal(1, #warnings)
+            assert.equal(("Forward order differs from that of the first iteration on rank %d. Collectives are unchecked and may give incorrect "
+              .. "results or hang.\nExpected to all-gather for [['layer1.weight']] but trying to all-gather parameters for "
+              .. "[['layer2.1.weight', 'layer2.3.weight']]"):format(rank), warnings[1])
+          else
+            assert.equal(0, #warnings)
+          end
+          -- Every rank hears of it when the iteration ends.
+          local later = ms.catch_warnings(function() model.module:run_backward(model.module:get_loss(input, output)) end)
+          assert.equal(1, #later)
+          assert.truthy(later[1]:find("^Forward order of this iteration differed"))
+          for r = 1, world - 1 do assert.truthy(later[1]:find(("rank %d ran 2 units"):format(r), 1, true)) end
+          assert.falsy(later[1]:find("rank 0 ran", 1, true))
+          local more = ms.catch_warnings(function() iteration(model) end)
+          assert.equal(0, #more)
+        end)
+      end
+
+      it("test_train_eval, " .. strategy, function()
+        local ms, _, _, dist = load()
+        dist.set_debug_level "detail"
+        local model = wrap(strategy)
+        local warnings = ms.catch_warnings(function()
+          for _ = 1, 2 do
+            model:train()
+            for _ = 1, 3 do iteration(model) end
+            model:eval()
+            for _ = 1, 3 do
+              local input = model.module:get_input()
+              model.module:get_loss(input, model(input))
+            end
+          end
+        end)
+        for _, text in ipairs(warnings) do
+          assert.is_false(starts_with(text, "Forward order differs"), "Warning was incorrectly issued: " .. text)
+        end
+        assert.equal(0, #warnings)
+      end)
+
+      it("a sequence that ends early is reported on every rank, " .. strategy, function()
+        local ms, _, _, dist = load()
+        dist.set_debug_level "detail"
+        local model = wrap(strategy)
+        iteration(model)
+        model.module.skip = true                    -- on all ranks alike: nothing else would notice
+        local warnings = ms.catch_warnings(function() iteration(model) end)
+        assert.equal(1, #warnings)
+        assert.truthy(warnings[1]:find("which ran 2 units: rank 0 ran 1 units; rank 1 ran 1 units", 1, true), warnings[1])
+      end)
+
+      it("counts two more all-gathers a unit in the first iteration, " .. strategy, function()
+        local _, _, _, dist = load()
+        dist.set_debug_level "detail"
+        local model = wrap(strategy)
+        local function gathers()
+          local n = 0
+          for _, c in ipairs((dist.record(function() model(model.module:get_input()) end))) do
+            if c.op == "all_gather" then n = n + 1 end
+          end
+          return n
+        end
+        local first = gathers()
+        assert.equal(3 * 2, first)
+        iteration(model)
+        assert.equal(2, gathers())
+      end)
+    end
+  end)
+
+  -- A gang each: after such an error nothing more is asked of the ranks.
+  for _, strategy in ipairs { "full_shard", "shard_grad_op" } do
+    for _, shorter in ipairs { false, true } do
+      local what = shorter and "an order that ends early" or "another order"
+      ranks.describe(world, ("%s without detail, %s, on %d ranks"):format(what, strategy, world), function()
+        it("is an error on every rank before data moves", function(rank)
+          local _, _, _, dist = load()
+          assert.equal("off", dist.debug_level())
+          local model = wrap(strategy)
+          iteration(model)
+          if rank ~= 0 then
+            if shorter then model.module.skip = true else model:flip_path() end
+          end
+          local ok, message = pcall(iteration, model)
+          assert.is_false(ok)
+          assert.truthy(message:find("layer1", 1, true), message)        -- where rank 0 was
+        end)
+      end)
+    end
+  end
+end
