@@ -152,5 +152,14 @@ for world = 2, 4 do
         end
       end
     end
+
+    for _, strategy in ipairs { "hybrid_shard", "hybrid_shard_zero2" } do
+      it("test_registering_hook_hybrid_strategy, " .. strategy, function()
+        local _, nn, fsdp = load()
+        local model = fsdp.FSDP(make_net(false), { auto_wrap_policy = fsdp.wrap.module_wrap_policy { nn.Linear }, sharding_strategy = strategy })
+        raises("Communication hook is not supported for hybrid strategies: " .. strategy, model.register_comm_hook, model, { noise = 1234 },
+          dummy_hook_for_sharded)
+      end)
+    end
   end)
 end

@@ -10,12 +10,14 @@ local flat = require "moonshard.fsdp.flat"
 local groups = require "moonshard.fsdp.groups"
 local log = require "moonshard.log"
 local module = require "moonshard.fsdp.module"
+local ignored = require "moonshard.fsdp.ignored"
 local hooks = require "moonshard.fsdp.comm_hooks"
 local nn = require "moonshard.nn"
 local order = require "moonshard.fsdp.exec_order"
 local policies = require "moonshard.fsdp.policies"
 local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
+local wrap = require "moonshard.fsdp.wrap"
 local Module = require "moonshard.nn.module".Module
 
 local lib, ffi, raise = engine.lib, engine.ffi, errors.raise
@@ -44,6 +46,9 @@ local OPTIONS = {
   ignored_states = opts.any, param_init_fn = opts.any, device_id = opts.any, sync_module_states = false, forward_prefetch = false,
   limit_all_gathers = true, use_orig_params = false, device_mesh = opts.any,
 }
+-- What an auto-wrapped instance gets of the one around it: sets of modules and parameters to leave alone.
+local INNER = { ignored = opts.table }
+for key, value in pairs(OPTIONS) do INNER[key] = value end
 M.OPTIONS = OPTIONS
 
 local PREFETCH = { pre = C.MS_PREFETCH_PRE, post = C.MS_PREFETCH_POST, none = C.MS_PREFETCH_NONE }
@@ -53,14 +58,14 @@ local function number_of(dtype) return dtype and dtypes.number(dtype) or -1 end
 -- ---- what a unit manages -------------------------------------------------------------------------
 
 -- Parameters of m and of what lies below it, each once, save in FSDP instances and what is ignored: values, names.
-local function managed(m, ignored)
+local function managed(m, ignored_modules, ignored_params)
   local params, names, seen, visited = {}, {}, {}, {}
   local function visit(sub, prefix)
-    if visited[sub] or ignored[sub] then return end
+    if visited[sub] or ignored_modules[sub] then return end
     visited[sub] = true
     for _, name in ipairs(sub._params) do
       local p = sub._slots[name]
-      if p ~= nil and not seen[p] and not ignored[p] then
+      if p ~= nil and not seen[p] and not ignored_params[p] then
         seen[p] = true
         if rawget(p, "_unit") then
           raise("FSDP: parameter '%s' is shared with a module that is wrapped already; wrap a module that contains both", prefix .. name)
@@ -113,15 +118,26 @@ end
 ---@param given? table  process_group, sharding_strategy, auto_wrap_policy, mixed_precision, use_orig_params, …
 function FSDP:init(m, given)
   if not class.isa(m, nn.Module) then raise("FSDP: argument 1 is %s, expected a module", errors.kind(m)) end
-  local o = opts("FSDP", given, OPTIONS)
+  local inner = given ~= nil and opts.is(given) and given.ignored ~= nil
+  local o = opts("FSDP", given, inner and INNER or OPTIONS)
   if o.mixed_precision ~= nil and not policies.is_precision(o.mixed_precision) then
     raise("FSDP: option 'mixed_precision' is %s, expected a fsdp.MixedPrecision", errors.kind(o.mixed_precision))
   end
-  local placed = groups.resolve(o)
+  local placed = groups.resolve(o, inner)
   if m.forward == nil then
     log.warn("FSDP will not all-gather parameters for containers that do not implement forward: " .. tostring(m))
   end
-  local params, names = managed(m, {})
+  local ignored_modules, ignored_params
+  if inner then ignored_modules, ignored_params = o.ignored[1], o.ignored[2] else ignored_modules, ignored_params = ignored.resolve(m, o, M.is_fsdp) end
+  if o.auto_wrap_policy ~= nil then
+    local options = {}
+    for key, value in pairs(given) do options[key] = value end      -- order does not matter: a copy
+    options.auto_wrap_policy, options.ignored_modules, options.ignored_states = nil, nil, nil
+    options.process_group, options.device_mesh = o.device_mesh == nil and placed.given or nil, o.device_mesh
+    options.ignored = { ignored_modules, ignored_params }
+    wrap.auto_wrap(m, o, options, ignored_modules, ignored_params, function(sub, with) return FSDP(sub, with) end)
+  end
+  local params, names = managed(m, ignored_modules, ignored_params)
   rawget(self, "_slots").module = m
   rawget(self, "_kind").module = "module"
   table.insert(rawget(self, "_children"), "module")
@@ -130,6 +146,7 @@ function FSDP:init(m, given)
   local unit = {
     classic = true, handle = handle, modules = setmetatable({ self }, { __mode = "v" }), placed = placed, options = o,
     world = placed.world, mixed_precision = o.mixed_precision, on_lazy_init = on_lazy_init, originals = params,
+    ignored_modules = ignored_modules, ignored_params = ignored_params,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
     checks_order = (require "moonshard.dist").debug_level() == "detail", sync = true,
   }

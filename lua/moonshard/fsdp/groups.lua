@@ -62,8 +62,12 @@ local function hybrid_groups(dist, o, strategy)
 end
 
 --- `{ strategy, group, replicate, given }` of an instance: group shards; replicate (or nil) holds the same shards.
----@param o table  checked options of FSDP
-function M.resolve(o)
+---@param o table       checked options of FSDP
+---@param quiet boolean?  an instance around this one has warned
+function M.resolve(o, quiet)
+  local function warn(text)
+    if not quiet then log.warn(text) end
+  end
   local dist = require "moonshard.dist"
   dist.init()
   if o.device_mesh ~= nil then
@@ -77,7 +81,7 @@ function M.resolve(o)
     local pair = hybrid_groups(dist, o, strategy)
     local shard, replicate = pair[1], pair[2]
     if dist.world_size(shard) == 1 then
-      log.warn(("FSDP is switching to use `NO_SHARD` instead of %s since the world size is 1."):format(strategy))
+      warn(("FSDP is switching to use `NO_SHARD` instead of %s since the world size is 1."):format(strategy))
       strategy = "no_shard"
     end
     return { strategy = strategy, group = shard, replicate = dist.world_size(replicate) > 1 and replicate or nil, given = pair }
@@ -96,10 +100,10 @@ function M.resolve(o)
   if not dist.rank(group) then errors.raise("FSDP: rank %d is not a member of the process group", dist.rank()) end
   if strategy == "no_shard" then
     if world > 1 then
-      log.warn "The `NO_SHARD` sharding strategy is deprecated. If having issues, please use `DistributedDataParallel` instead."
+      warn "The `NO_SHARD` sharding strategy is deprecated. If having issues, please use `DistributedDataParallel` instead."
     end
   elseif world == 1 then
-    log.warn(("FSDP is switching to use `NO_SHARD` instead of %s since the world size is 1."):format(strategy))
+    warn(("FSDP is switching to use `NO_SHARD` instead of %s since the world size is 1."):format(strategy))
     strategy = "no_shard"
   end
   if strategy == "no_shard" then
