@@ -24,7 +24,6 @@ end
 
 --- Names that are on their way; each goes when its feature lands.
 local soon = words [[
-  nn.DDP
   fsdp.CPUOffload fsdp.summon_full_params fsdp.save fsdp.load
   amp.GradScaler amp.ShardedGradScaler amp.autocast
   sparse_coo

@@ -122,6 +122,24 @@ function M.abort_left(all)
   end
 end
 
+-- What waits for the end of the outermost backward: { done, failed } pairs.
+local ending
+
+--- Calls done() when the outermost backward that runs now is over, failed() if it fails. For nn.DDP.
+function M.at_end(done, failed)
+  ending = ending or {}
+  ending[#ending + 1] = { done, failed }
+end
+
+local function end_all(which)
+  if depth > 0 or not ending then return end
+  local list = ending
+  ending = nil
+  for k = 1, #list do
+    if list[k][which] then list[k][which]() end
+  end
+end
+
 --- Pulls a run to its end. NULL is the engine's failure.
 local function pull(run, ...)
   if run == nil then errors.fail(...) end
@@ -139,10 +157,14 @@ local function pull(run, ...)
     depth = mine
     local ok, message = pcall(pull_events, run, event)
     depth = mine - 1
-    if not ok then error(message, 0) end
+    if not ok then
+      end_all(2)
+      error(message, 0)
+    end
   elseif s ~= DONE then
     local text = errors.last()
     lib.ms_run_abort(run)
+    end_all(2)
     errors.raise_text(text)
   end
 end
@@ -167,6 +189,7 @@ function methods.backward(t, grad, given)
   lib.ms_run_free(run)
   drop_dead()
   if M.after_backward and depth == 0 then M.after_backward() end
+  if ending then end_all(1) end
 end
 
 -- A tensor or a list of them, as ids.
@@ -207,6 +230,7 @@ function M.backward(roots, grads, given)
   lib.ms_run_free(run)
   drop_dead()
   if M.after_backward and depth == 0 then M.after_backward() end
+  if ending then end_all(1) end
 end
 
 --- Gradients of outputs by inputs, as an array; the leaves' own grads stay as they are.
@@ -222,6 +246,7 @@ function M.grad(outputs, inputs, given)
   local grads = grad_ids(is_tensor(o.grad_outputs) and { o.grad_outputs } or o.grad_outputs, given_roots, n, "grad")
   local run = lib.ms_grad(n, roots, grads, m, wanted, o.retain_graph and 1 or 0, o.allow_unused and 1 or 0)
   pull(run, unpack(list))
+  if depth == 0 then ending = nil end           -- no gradient has landed
   local found, out, at = {}, {}, 0
   for k = 1, m do
     local id = lib.ms_run_result(run, k - 1)

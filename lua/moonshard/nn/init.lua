@@ -8,10 +8,11 @@ local nn = {
   F = require "moonshard.nn.functional".F,
   init = require "moonshard.nn.initial".init,
   utils = require "moonshard.nn.utils",
+  ddp_hooks = require "moonshard.nn.ddp_hooks",
 }
 
 for _, file in ipairs { "containers", "linear", "conv", "embedding", "norm", "batch_norm", "dropout", "activation", "loss", "attention",
-  "transformer" } do
+  "transformer", "ddp" } do
   for name, layer in pairs(require("moonshard.nn." .. file)) do nn[name] = layer end
 end
 

@@ -1,0 +1,406 @@
+--- nn.DDP: every rank has the whole model; gradients are averaged over ranks while backward runs (behaviour.md 5).
+---
+--- A parameter's gradient goes into its bucket's flat buffer when it has landed; a bucket that is complete, and all before
+--- it, is reduced on the communication queue, so that every rank issues the same collectives in one order. When the
+--- outermost backward is over, the results go back. The forward decides whether this happens: no_sync's don't prepare it.
+---
+--- Which parameters were not used is known when backward is over, not from a walk over the graph: so outputs that the loss
+--- does not see, and checkpointed regions, need no care.
+local autograd = require "moonshard.autograd"
+local buckets = require "moonshard.nn.ddp_buckets"
+local create = require "moonshard.tensor_create"
+local dist = require "moonshard.dist"
+local errors = require "moonshard.errors"
+local hooks = require "moonshard.nn.ddp_hooks"
+local log = require "moonshard.log"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+local wrapping = require "moonshard.nn.wrapping"
+local base = require "moonshard.nn.module"
+
+local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_grad
+local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type, ipairs, pcall, error, select
+
+---@class DDP: Module
+---@field module Module  what is wrapped
+---@overload fun(module: Module, opts?: table): DDP  process_group, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, broadcast_buffers
+local DDP = base.Module:extend("DDP")
+wrapping.read_through(DDP)
+
+-- ---- construction --------------------------------------------------------------------------------
+
+local OPTIONS = {
+  process_group = opts.any, bucket_cap_mb = 25, find_unused_parameters = false, gradient_as_bucket_view = false, broadcast_buffers = true,
+  device_ids = opts.table,
+}
+
+local function names_text(list)
+  local out = {}
+  for k, name in ipairs(list) do out[k] = "'" .. name .. "'" end
+  return "[" .. table.concat(out, ", ") .. "]"
+end
+
+local function check_devices(params)
+  local kinds, seen = {}, {}
+  for _, p in ipairs(params) do
+    local kind = p.device:match "^%a+"
+    if not seen[kind] then
+      seen[kind] = true
+      kinds[#kinds + 1] = kind
+    end
+  end
+  table.sort(kinds)
+  if #kinds > 1 then
+    raise("DistributedDataParallel's input module must be on the same type of devices, but input module parameters locate in %s.",
+      names_text(kinds))
+  end
+  if seen.meta then raise("DDP: the module is on the meta device; give its parameters values first (to_empty, reset_parameters)") end
+end
+
+-- Every rank's parameters against those of the group's first.
+local function check_same_model(params, group)
+  local mine = {}
+  for k, p in ipairs(params) do mine[k] = tostring(p.shape) .. " " .. p.dtype end
+  local all = dist.all_gather_object(mine, { group = group })
+  for r = 2, #all do
+    if #all[r] ~= #all[1] then
+      raise("DDP expects same model across all ranks, but Rank %d has %d params, while rank 0 has inconsistent %d params.", r - 1, #all[r], #all[1])
+    end
+    for k, text in ipairs(all[r]) do
+      if text ~= all[1][k] then
+        local sizes, dtype = text:match "^(.*) (%S+)$"
+        local what = "sizes " .. sizes
+        if all[1][k]:sub(1, #sizes + 1) == sizes .. " " then what = "dtype " .. dtype end
+        raise("[%d]: params[%d] in this process with %s appears not to match %s of the same param in process 0.", r - 1, k, what,
+          what:match "^%a+")
+      end
+    end
+  end
+end
+
+-- Buffers that follow the first rank's, persistent or not.
+local function buffers_of(m, st)
+  local list = {}
+  for name, b in m:named_buffers() do
+    if not st.ignored[name] then list[#list + 1] = b end
+  end
+  return list
+end
+
+local function set_buckets(st, order, limits)
+  if st.buckets then buckets.free(st.buckets) end
+  st.buckets = buckets.build(buckets.assign(order, limits))
+  st.place = {}                                 -- parameter -> { bucket, position in it }
+  for _, b in ipairs(st.buckets) do
+    for k, p in ipairs(b.parameters) do st.place[p] = { b, k } end
+  end
+end
+
+-- ---- backward ------------------------------------------------------------------------------------
+
+local MARKED_TWICE = "Expected to mark a variable ready only once. This error is caused by one of the following reasons: "
+  .. "1) Use of a module parameter outside the `forward` function. Please make sure model parameters are not shared across multiple "
+  .. "concurrent forward-backward passes. 2) Reused parameters in multiple reentrant backward passes, or in several backwards of one forward. "
+  .. "Parameter %d ('%s') was ready already."
+
+local function launch_ready(st)
+  local list = st.buckets
+  while st.next <= #list and list[st.next].pending == 0 do
+    local b = list[st.next]
+    st.next = st.next + 1
+    b:launch(st.group, st.world, st.hook, st.hook_state)
+  end
+end
+
+local function mark_ready(st, p)
+  local b, k = st.place[p][1], st.place[p][2]
+  st.marked[p] = true
+  b:take(k, p)
+  b.pending = b.pending - 1
+  if b.pending == 0 then launch_ready(st) end
+end
+
+local function forget(st)
+  for _, b in ipairs(st.buckets) do b:reset() end
+  st.next, st.marked, st.waiting, st.armed, st.queued = 1, {}, false, false, false
+end
+
+-- Results back into the gradients. A parameter that no rank used keeps what it has.
+local function put_back(st, b, used)
+  for k, p in ipairs(b.parameters) do
+    local view, grad = b.gradients[k], p.grad
+    if not used or used[p] then
+      if not st.as_view then
+        if grad then grad:detach():copy_(view) else p.grad = view:clone() end
+      elseif not grad or grad:data_ptr() ~= view:data_ptr() then
+        p.grad = b.whole:narrow(1, b.offsets[k], p:numel()):view(p.shape)
+      end
+    end
+  end
+end
+
+-- Which parameters some rank has used since gradients were reduced last: starts the all-reduce; the result is read later.
+local function start_used_map(st)
+  local list = {}
+  for k, p in ipairs(st.params) do list[k] = st.used[p] and 1 or 0 end
+  st.used_map = create.tensor(list, { dtype = "int32", device = "cpu" }):keep()
+  st.used_work = dist.all_reduce(st.used_map, { group = st.group, async = true })
+end
+
+local function used_anywhere(st)
+  st.used_work:wait()
+  local out = {}
+  for k, count in ipairs(st.used_map:tolist()) do out[st.params[k]] = count > 0 end
+  st.used_map:release()
+  st.used_map, st.used_work = nil, nil
+  return out
+end
+
+local UNUSED_NONE = "find_unused_parameters=true was specified in DDP constructor, but did not find any unused parameters in the forward "
+  .. "pass. This flag costs an extra collective every iteration, and buckets that wait until its end. If your model indeed never has any unused "
+  .. "parameters in the forward pass, consider turning this flag off. Note that this warning may be a false positive if your model has "
+  .. "flow control causing later iterations to have unused parameters."
+
+-- The outermost backward is over.
+local function finish(st)
+  st.queued = false
+  if not st.armed then return end
+  if st.find_unused then
+    local unused = 0
+    for k = #st.params, 1, -1 do
+      local p = st.params[k]
+      if not st.marked[p] then
+        unused = unused + 1
+        mark_ready(st, p)
+      end
+    end
+    if unused == 0 and st.synced_backwards == 0 then log.warn(UNUSED_NONE) end
+  end
+  if st.next <= #st.buckets then return end             -- the rest may come with another backward
+  local used
+  if st.find_unused then
+    start_used_map(st)
+    used = used_anywhere(st)
+  end
+  no_grad(function()
+    for _, b in ipairs(st.buckets) do
+      b:finish(st.hook)
+      put_back(st, b, used)
+    end
+  end)
+  st.passed_over = {}
+  for _, p in ipairs(st.params) do
+    if st.find_unused and not st.used[p] then st.passed_over[p] = true end
+  end
+  st.synced_backwards = st.synced_backwards + 1
+  st.used = {}
+  forget(st)
+end
+
+-- A backward failed: what is under way comes to its end, and the next forward starts afresh.
+local function fail(st)
+  for _, b in ipairs(st.buckets) do
+    if b.launched and b.work then pcall(hooks.result_of, b.work) end
+  end
+  forget(st)
+end
+
+-- The gradient of the k-th parameter has landed.
+local function arrived(st, k)
+  local p = st.params[k]
+  st.used[p] = true
+  if not st.armed then
+    if st.passed_over and st.passed_over[p] then raise(MARKED_TWICE, k, st.names[k]) end
+    return
+  end
+  if st.marked[p] then raise(MARKED_TWICE, k, st.names[k]) end
+  st.started, st.waiting = true, true
+  if not st.queued then
+    st.queued = true
+    autograd.at_end(function() finish(st) end, function() fail(st) end)
+  end
+  if st.synced_backwards == 0 then st.arrival[#st.arrival + 1] = k end
+  mark_ready(st, p)
+end
+
+-- Whose a parameter is: of several wrappers around it the one that ran last. Parameters outlive wrappers: weakly.
+local owner = setmetatable({}, { __mode = "k" })
+
+local function take_over(st)
+  if owner[st.params[1]] == st.weak then return end
+  for _, p in ipairs(st.params) do owner[p] = st.weak end
+end
+
+local function hook_parameters(st)
+  local weak = setmetatable({ st }, { __mode = "v" })
+  st.weak = weak
+  take_over(st)
+  for k, p in ipairs(st.params) do
+    p:register_post_accumulate_grad_hook(function()
+      local alive = weak[1]
+      if alive and owner[alive.params[k]] == weak then no_grad(arrived, alive, k) end
+    end)
+  end
+end
+
+---@param m Module
+---@param given? table
+function DDP:init(m, given)
+  if not base.is_module(m) then raise("DDP: argument 1 is %s, expected a module", errors.kind(m)) end
+  local o = opts("DDP", given, OPTIONS)
+  if o.process_group ~= nil and not dist.is_group(o.process_group) then
+    raise("DDP: option 'process_group' is %s, expected a group", errors.kind(o.process_group))
+  end
+  if o.bucket_cap_mb <= 0 then raise("DDP: option 'bucket_cap_mb' is %g, expected a number > 0", o.bucket_cap_mb) end
+  if o.device_ids and #o.device_ids > 1 then raise("device_ids can only be nil or contain a single element.") end
+  local group = o.process_group
+  local world = dist.world_size(group)
+  if not dist.rank(group) then raise("DDP: this rank is no member of %s", tostring(group)) end
+
+  local ignored = {}
+  for _, name in ipairs(m._ddp_params_and_buffers_to_ignore or {}) do ignored[name] = true end
+  local params, names, all = {}, {}, {}
+  for name, p in m:named_parameters() do
+    if not ignored[name] then
+      if tensor.info_of(p).sharded ~= 0 then raise("DDP: parameter '%s' is sharded already", name) end
+      all[#all + 1] = p
+      if p.requires_grad then params[#params + 1], names[#names + 1] = p, name end
+    end
+  end
+  if #params == 0 then
+    raise("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
+  end
+  check_devices(all)
+  check_same_model(params, group)
+  self.module = m
+  rawget(self, "_slots").training = m.training
+  local st = {
+    group = group, world = world, params = params, names = names, ignored = ignored, cap = o.bucket_cap_mb * buckets.MIB,
+    find_unused = o.find_unused_parameters, as_view = o.gradient_as_bucket_view, broadcast_buffers = o.broadcast_buffers,
+    sync = true, armed = false, started = false, synced_backwards = 0, used = {}, marked = {}, arrival = {},
+  }
+  rawset(self, "_ddp", st)
+  no_grad(function()
+    for _, b in ipairs(buffers_of(m, st)) do all[#all + 1] = b end
+    buckets.broadcast(all, group)
+  end)
+  local order = {}
+  for k = #params, 1, -1 do order[#order + 1] = params[k] end
+  st.limits = { math.min(buckets.MIB, st.cap), st.cap }
+  -- The first iteration's buckets are built again in the order of arrival: one for all will do, unless they stay.
+  set_buckets(st, order, st.find_unused and st.limits or { math.huge })
+  hook_parameters(st)
+end
+
+-- ---- forward -------------------------------------------------------------------------------------
+
+local function check_prior(st)
+  if not st.waiting then return end
+  local indices, names = {}, {}
+  for k, p in ipairs(st.params) do
+    if not st.marked[p] then indices[#indices + 1], names[#names + 1] = k, st.names[k] end
+  end
+  local rank = dist.rank(st.group)
+  raise("Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has "
+    .. "parameters that were not used in producing loss. You can enable unused parameter detection by passing the option "
+    .. "`find_unused_parameters = true` to `nn.DDP`, and by making sure all `forward` function outputs participate in calculating loss. "
+    .. "Parameters which did not receive grad for rank %d: %s. Parameter indices which did not receive grad for rank %d: %s", rank,
+    table.concat(names, ", "), rank, table.concat(indices, " "))
+end
+
+-- Once, before the second iteration: buckets in the order in which the group's first rank's gradients arrived.
+local function rebuild(st)
+  if st.rebuilt or st.find_unused or st.synced_backwards == 0 then return end
+  st.rebuilt = true
+  local order = create.tensor(st.arrival, { dtype = "int64", device = "cpu" })
+  dist.broadcast(order, { src = dist.group_ranks(st.group)[1], group = st.group })
+  local params = {}
+  for k, index in ipairs(order:tolist()) do params[k] = st.params[index] end
+  st.arrival = {}
+  set_buckets(st, params, st.limits)
+end
+
+-- Calls fn on the tensors that require grad in v, plain tables included; true if there was one.
+local function each_tensor(v, fn)
+  if is_tensor(v) then
+    if v.requires_grad then fn(v) end
+    return v.requires_grad
+  end
+  local found = false
+  if type(v) == "table" and getmetatable(v) == nil then
+    for _, x in pairs(v) do found = each_tensor(x, fn) or found end     -- order does not matter
+  end
+  return found
+end
+
+-- After a synced forward. Where no gradient reaches a parameter of this rank, its outputs say that backward ran.
+local function prepare(st, ...)
+  forget(st)
+  st.armed = true
+  if not st.find_unused then return end
+  local found = false
+  for k = 1, select("#", ...) do
+    found = each_tensor((select(k, ...)), function(t)
+      if t.is_leaf then return end
+      t:register_hook(function()
+        if st.armed and not st.queued then
+          st.queued, st.started = true, true
+          autograd.at_end(function() finish(st) end, function() fail(st) end)
+        end
+      end)
+    end) or found
+  end
+  if not found then no_grad(finish, st) end
+end
+
+local function synced(st, ...)
+  prepare(st, ...)
+  return ...
+end
+
+function DDP:forward(...)
+  local st = rawget(self, "_ddp")
+  local module = self._slots.module
+  if not (st.sync and autograd.is_grad_enabled()) then
+    st.armed, st.passed_over = false, nil
+    return module(...)
+  end
+  take_over(st)
+  check_prior(st)
+  no_grad(function()
+    rebuild(st)
+    if st.broadcast_buffers then buckets.broadcast(buffers_of(module, st), st.group) end
+  end)
+  return synced(st, module(...))
+end
+
+local function leave(st, before, ok, ...)
+  st.sync = before
+  if not ok then error((...), 0) end
+  return ...
+end
+
+---Forwards inside fn, and their backwards, reduce nothing: gradients add up on each rank until the next synced one.
+---@param fn function
+function DDP:no_sync(fn, ...)
+  if type(fn) ~= "function" then raise("no_sync: argument 1 is %s, expected a function", errors.kind(fn)) end
+  local st = rawget(self, "_ddp")
+  local before = st.sync
+  st.sync = false
+  return leave(st, before, pcall(fn, ...))
+end
+
+---fn(state, bucket) reduces each bucket in DDP's place (moonshard.nn.ddp_hooks says what it gets and gives).
+---@param state any
+---@param hook fun(state: any, bucket: Bucket): any
+function DDP:register_comm_hook(state, hook)
+  local st = rawget(self, "_ddp")
+  if type(hook) ~= "function" then raise("Communication hook must be callable.") end
+  if st.hook then raise("register_comm_hook or register_builtin_comm_hook can only be called once.") end
+  if st.started then raise("Communication hook can only be registered before calling backward.") end
+  st.hook, st.hook_state = hook, state
+end
+
+rawset(DDP, "__deepcopy", function() raise("DDP does not support deepcopy; copy its module and wrap that") end)
+
+return { DDP = DDP }

@@ -1,0 +1,164 @@
+--- Buckets of nn.DDP: which parameters share a flat buffer, and what happens to it (behaviour.md 5.2).
+local create = require "moonshard.tensor_create"
+local dist = require "moonshard.dist"
+local dtypes = require "moonshard.dtypes"
+local errors = require "moonshard.errors"
+local shape = require "moonshard.tensor_shape"
+local engine = require "moonshard.ffi"
+local hooks = require "moonshard.nn.ddp_hooks"
+local is_tensor = require "moonshard.tensor".is_tensor
+
+local M = {}
+
+local MIB = 1024 * 1024
+local function bytes_of(t) return t:numel() * engine.lib.ms_dtype_size(dtypes.number(t.dtype)) end
+
+--- Parameters cut into lists, in the given order: one dtype and device a list, each list closed once it has its limit of
+--- bytes. limits: of a kind's first list, and of the others.
+---@param params Parameter[]
+---@param limits number[]
+---@return Parameter[][]
+function M.assign(params, limits)
+  local closed, open = {}, {}
+  local kinds, at = {}, {}
+  for _, p in ipairs(params) do
+    local kind = p.dtype .. p.device
+    if not open[kind] then
+      if not at[kind] then
+        at[kind] = 1
+        kinds[#kinds + 1] = kind
+      end
+      open[kind] = { bytes = 0 }
+    end
+    local list = open[kind]
+    list[#list + 1] = p
+    list.bytes = list.bytes + bytes_of(p)
+    if list.bytes >= limits[math.min(at[kind], #limits)] then
+      closed[#closed + 1] = list
+      at[kind], open[kind] = at[kind] + 1, nil
+    end
+  end
+  for _, kind in ipairs(kinds) do closed[#closed + 1] = open[kind] end
+  return closed
+end
+
+---@class Bucket
+---@field flat Tensor            the gradients one after the other, 1-d
+---@field parameters Parameter[]
+---@field gradients Tensor[]     views of flat, by parameter
+---@field index integer          from 1, in the order of reduction
+---@field last boolean
+local Bucket = {}
+Bucket.__index = Bucket
+Bucket.__name = "Bucket"
+
+function Bucket.__tostring(b) return ("Bucket(%d, %d parameters, %d elements)"):format(b.index, #b.parameters, b.whole:numel()) end
+
+local function bucket_of(params, index, last)
+  local n = 0
+  for _, p in ipairs(params) do n = n + p:numel() end
+  local flat = create.empty(n, { dtype = params[1].dtype, device = params[1].device }):keep()
+  local views, offsets, at = {}, {}, 1
+  for k, p in ipairs(params) do
+    offsets[k] = at
+    views[k] = flat:narrow(1, at, p:numel()):view(p.shape):keep()
+    at = at + p:numel()
+  end
+  return setmetatable({
+    whole = flat, flat = flat, parameters = params, gradients = views, offsets = offsets, index = index, last = last, pending = #params, launched = false,
+  }, Bucket)
+end
+
+--- The buckets of these lists.
+---@return Bucket[]
+function M.build(lists)
+  local out = {}
+  for k, list in ipairs(lists) do out[k] = bucket_of(list, k, k == #lists) end
+  return out
+end
+
+function M.free(buckets)
+  for _, b in ipairs(buckets) do
+    for _, v in ipairs(b.gradients) do v:release() end
+    b.whole:release()
+  end
+end
+
+function Bucket:reset()
+  self.pending, self.launched, self.work, self.flat = #self.parameters, false, nil, self.whole
+end
+
+--- Brings p's gradient in (zeros where it has none).
+function Bucket:take(k, p)
+  local view, grad = self.gradients[k], p.grad
+  if not grad then
+    view:zero_()
+  elseif grad:data_ptr() ~= view:data_ptr() then
+    if grad.is_sparse then grad = grad:to_dense() end
+    view:copy_(grad)
+  end
+end
+
+--- Starts its reduction: the mean over the group, or whatever the hook does.
+function Bucket:launch(group, world, hook, state)
+  self.launched = true
+  if hook then
+    local value = hook(state, self)
+    if is_tensor(value) and value ~= self.whole then value:keep() end       -- read when backward is over
+    self.work = value
+  else
+    self.whole:div_(world)
+    self.work = dist.all_reduce(self.whole, { group = group, async = true })
+  end
+end
+
+--- Waits for it; flat has the result afterwards.
+function Bucket:finish(hook)
+  local value = self.work
+  self.work = nil
+  if not hook then
+    value:wait()
+    return
+  end
+  local out = hooks.result_of(value)
+  if out == nil then out = self.flat end
+  if not is_tensor(out) or out:numel() ~= self.whole:numel() then
+    errors.raise("DDP: the communication hook gave %s for bucket %d, expected a tensor of %d elements", errors.kind(out), self.index,
+      self.whole:numel())
+  end
+  if out ~= self.whole then
+    self.whole:copy_(out:reshape(-1))
+    if out == value then out:release() end
+  end
+  self.flat = self.whole
+end
+
+--- Broadcasts tensors from the group's first rank, gathered into pieces of at most `limit` bytes of one dtype (250 MiB).
+---@param tensors Tensor[]
+---@param group Group?
+---@param limit? number
+function M.broadcast(tensors, group, limit)
+  local src = dist.group_ranks(group)[1]
+  local receives = dist.rank() ~= src
+  local some = {}
+  for _, t in ipairs(tensors) do
+    if t:numel() > 0 then some[#some + 1] = t end
+  end
+  for _, list in ipairs(M.assign(some, { limit or 250 * MIB })) do
+    local parts = {}
+    for k, t in ipairs(list) do parts[k] = t:detach():reshape(-1) end
+    local flat = #parts == 1 and parts[1]:is_contiguous() and list[1]:is_contiguous() and parts[1] or shape.cat(parts, 1)
+    dist.broadcast(flat, { src = src, group = group })
+    if receives and flat ~= parts[1] then
+      local at = 1
+      for k, t in ipairs(list) do
+        t:detach():copy_(flat:narrow(1, at, parts[k]:numel()):view(t.shape))
+        at = at + parts[k]:numel()
+      end
+    end
+  end
+end
+
+M.MIB = MIB
+
+return M

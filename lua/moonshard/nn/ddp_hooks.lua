@@ -1,0 +1,68 @@
+--- Communication hooks for nn.DDP: fn(state, bucket). state is the group to reduce over, nil for all ranks.
+---
+--- A hook sees one bucket after the other: `flat` (the gradients, 1-d), `parameters`, `gradients` (views of flat), `index`
+--- (from 1), `last`. It returns nothing (it changed flat), a tensor of flat's size, or what has a wait() that gives one
+--- of them, such as an asynchronous collective: then backward goes on meanwhile. DDP divides nothing itself.
+local dist = require "moonshard.dist"
+
+local M = {}
+
+-- What a hook returned, waited for: a tensor, or nil for bucket.flat itself.
+local function result_of(value)
+  if type(value) == "table" and value.wait then return (value:wait()) end
+  return value
+end
+M.result_of = result_of
+
+--- The mean over ranks, divided before it is summed.
+---@param group Group?
+---@param bucket table
+function M.allreduce_hook(group, bucket)
+  bucket.flat:div_(dist.world_size(group))
+  return dist.all_reduce(bucket.flat, { group = group, async = true })
+end
+
+local function compress(dtype)
+  return function(group, bucket)
+    local half = bucket.flat:to(dtype):div_(dist.world_size(group)):keep()
+    local work = dist.all_reduce(half, { group = group, async = true })
+    return { wait = function()
+      work:wait()
+      bucket.flat:copy_(half)
+      half:release()
+    end }
+  end
+end
+
+--- The mean over ranks, sent as float16: half the bytes of float32.
+M.fp16_compress_hook = compress "float16"
+--- The mean over ranks, sent as bfloat16.
+M.bf16_compress_hook = compress "bfloat16"
+
+local function wrapper(dtype)
+  return function(hook)
+    return function(state, bucket)
+      local whole = bucket.flat
+      local half = whole:to(dtype):keep()
+      bucket.flat = half
+      local value = hook(state, bucket)
+      return { wait = function()
+        local out = result_of(value) or bucket.flat
+        bucket.flat = whole
+        whole:copy_(out)
+        half:release()
+      end }
+    end
+  end
+end
+
+--- hook on the bucket cast to float16, its result cast back.
+---@param hook fun(state: any, bucket: table): any
+M.fp16_compress_wrapper = wrapper "float16"
+---@param hook fun(state: any, bucket: table): any
+M.bf16_compress_wrapper = wrapper "bfloat16"
+
+--- Sends nothing: the upper bound of what a hook could save.
+function M.noop_hook() end
+
+return M

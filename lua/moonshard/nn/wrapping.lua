@@ -1,0 +1,46 @@
+--- Modules that only wrap another one: names don't show them, and what they have not themselves (fields, methods,
+--- positions) is read from the wrapped module. A method found there runs with the wrapped module as `self`.
+local rawget, rawset, type = rawget, rawset, type
+
+local M = {}
+
+-- fn of the inner module as a method of the wrapper; the same function at every read.
+local function bind(self, inner, name, fn)
+  local bound = rawget(self, "_bound")
+  if not bound then
+    bound = {}
+    rawset(self, "_bound", bound)
+  end
+  local entry = bound[name]
+  if not entry or entry.fn ~= fn or entry.inner ~= inner then
+    entry = { fn = fn, inner = inner, call = function(first, ...)
+      if first == self then first = inner end
+      return fn(first, ...)
+    end }
+    bound[name] = entry
+  end
+  return entry.call
+end
+
+--- Makes cls, a class of modules with a child `module`, read through to it. own(self, name): fields of the wrapper itself.
+function M.read_through(cls, own)
+  cls._wraps = true
+  rawset(cls, "__index", function(self, name)
+    local slots = rawget(self, "_slots")
+    local value = slots[name]
+    if value ~= nil then return value end
+    value = cls[name]
+    if value ~= nil then return value end
+    if own then
+      value = own(self, name)
+      if value ~= nil then return value end
+    end
+    local inner = slots.module
+    if inner == nil then return nil end
+    value = inner[name]
+    if type(value) == "function" then return bind(self, inner, name, value) end
+    return value
+  end)
+end
+
+return M
