@@ -1,20 +1,24 @@
-// gemm.c -- products by our own loops: small ones of every dtype, and large ones that oneDNN does not
-// do (float64, float16) or does slower.
+// gemm.c -- products by our own loops: all of float32, float64 and float16, and bfloat16 where the CPU
+// has no instructions for it.
 //
 // Small: no packing; A is broadcast from where it is, B read from where it is when its columns are
-// adjacent. Large (Goto, van de Geijn 2008): B is cut into panels of KC x 3 vectors that stay in the
-// first cache while rows pass by; A is packed only when its rows are not runs of memory. Half types
-// are converted while packing and accumulate in a float32 block of C, rounded once at the end.
-// Every element of C is summed in the same order whatever the number of threads.
+// adjacent. Large (Goto, van de Geijn 2008): B is cut into panels of KC x 3 vectors, A into panels of
+// KC x 8 rows, as many of them as fit well into the second cache; strides that are powers of two, on which
+// caches and address tables run into themselves, are met only while packing. Half types are converted
+// while packing and accumulate in a float32 block of C, rounded once at the end.
+// Every element of C is summed in the same order whatever the number of threads, rows and columns at a time.
 //
 // Built with -ffp-contract=fast (CMakeLists.txt): here, and only here, a*b + c may become an fma.
+#include <omp.h>
+#include <unistd.h>
 #include "gemm.h"
 
 enum {
     SMALL = 16 << 10,           // multiply-adds up to which packing costs more than it saves
-    KC = 192,                   // depth of a panel: 192 x 48 floats = 36 KiB
-    MC = 128,                   // rows of A that a task takes
-    NC = 960,                   // columns packed at a time: 192 x 960 floats = 720 KiB, in the second cache
+    KC = 512,                   // depth of panels in floats (half as many doubles). Sums are cut here, so it is one number for all CPUs
+    FEW = 400,                  // columns up to which rows of A are read where they are: they pass by too few times to pay for packing
+    MC = 1024, NC = 3072,       // rows of A and columns of B packed at a time, at most
+    NC_HALF = 528,              // half types: their float32 sums are m x NC
 };
 
 // Without AVX-512 our vectors are taken apart.
@@ -23,6 +27,19 @@ static bool narrow(void)
     static int known = -1;
     if (MS_UNLIKELY(known < 0)) known = strcmp(ms_cpu_isa(), "v4") != 0;
     return known;
+}
+
+// Rows of a packed panel of A: what the tiles take.
+static int64_t panel_rows(void) { return narrow() ? 6 : 8; }
+
+// Bytes of the second (2) or third cache, between bounds.
+static int64_t cache_bytes(int level)
+{
+    static int64_t known[2];
+    int64_t *size = &known[level - 2];
+    if (MS_LIKELY(*size)) return *size;
+    int64_t bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE), least = level == 2 ? 256 << 10 : 8 << 20;
+    return *size = bytes < least ? least : bytes;
 }
 
 #define EACH_LANE(f, s) { f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7), \
@@ -108,115 +125,169 @@ static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int6
         }
 }
 
-// Rows of A, converted, k adjacent.
-static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int64_t rs, int64_t cs, int64_t m, int64_t k)
+// Rows of A into panels, converted on the way.
+static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int64_t rs, int64_t cs, int64_t m, int64_t k, int64_t high)
 {
-    if (cs == 1) {
-        for (int64_t i = 0; i < m; i++) load_run(dtype, out + i * k, a, at + i * rs, k);
+    float t[MC > 8 * KC ? MC : 8 * KC] __attribute__((aligned(64)));
+    if (rs == 1) {                      // a column at a time
+        for (int64_t p = 0; p < k; p++) {
+            load_run(dtype, t, a, at + p * cs, m);
+            for (int64_t i = 0; i < m; i += high)
+                memcpy(out + i * k + p * high, t + i, (size_t)(m - i < high ? m - i : high) * sizeof(float));
+        }
         return;
     }
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t p = 0; p < k; p++) out[i * k + p] = load_one(dtype, a, at + i * rs + p * cs);
+    for (int64_t i = 0; i < m; i += high) {
+        int64_t rows = m - i < high ? m - i : high;
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t from = at + (i + r) * rs;
+            if (cs == 1) load_run(dtype, t + r * k, a, from, k);
+            else for (int64_t p = 0; p < k; p++) t[r * k + p] = load_one(dtype, a, from + p * cs);
+        }
+        pack_rows_f32(out + i * k, t, k, 1, rows, k, high);
+    }
 }
 
 // ---- large products -------------------------------------------------------------------------------
 
 typedef struct work {
     const ms_gemm *g;
-    void   *packed;             // panels of B: kc x 3 vectors each, one after the other
+    int64_t size;               // bytes of an accumulating number: 4 or 8
+    int64_t wide, high;         // columns of a panel of B, rows of one of A
     int64_t j0, nc, p0, kc;     // the columns and the depth at hand
-    int64_t wide;               // columns of a panel
-    bool    half, first, last;
-    bool    pack_a;
-    float  *sums;               // half types: m x nc, accumulated in float32
+    int64_t mc, cols;           // rows and columns of a task
+    int64_t across;             // tasks beside each other
+    bool    half, first, last, pack_a;
+    char   *b, *a;              // packed: B's panels one after the other, A's block for each thread
+    size_t  a_bytes;            // of one thread's block (and, of a half type that is one block deep, of its sums)
+    float  *sums;               // half types: m x wide, panel after panel
+    int     slots;              // threads that have a block of their own
 } work;
 
-static void pack_task(void *arg, int64_t panel, int64_t end, int64_t block)
+enum { PACK_PANELS = 8 };       // a task of packing
+
+static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
 {
     const work *w = arg;
     const ms_gemm *g = w->g;
-    int64_t j = panel * w->wide, n = w->nc - j < w->wide ? w->nc - j : w->wide, at = w->p0 * g->b_rs + (w->j0 + j) * g->b_cs;
     (void)end, (void)block;
-    if (w->half) pack_half(g->dtype, (float *)w->packed + j * w->kc, w->wide, g->b, at, g->b_rs, g->b_cs, w->kc, n);
-    else if (g->dtype == MS_F32) pack_f32((float *)w->packed + j * w->kc, w->wide, (const float *)g->b + at, g->b_rs, g->b_cs, w->kc, n);
-    else pack_f64((double *)w->packed + j * w->kc, w->wide, (const double *)g->b + at, g->b_rs, g->b_cs, w->kc, n);
+    int64_t j = task * PACK_PANELS * w->wide, stop = j + PACK_PANELS * w->wide < w->nc ? j + PACK_PANELS * w->wide : w->nc;
+    if (g->b_cs == 1 && !w->half) {
+        int64_t panels = (stop - j) / w->wide, at = w->p0 * g->b_rs + w->j0 + j;
+        char *out = w->b + j * w->kc * w->size;
+        if (w->size == 4) pack_panels_f32((float *)out, (const float *)g->b + at, g->b_rs, w->kc, panels);
+        else pack_panels_f64((double *)out, (const double *)g->b + at, g->b_rs, w->kc, panels);
+        j += panels * w->wide;
+    }
+    for (; j < stop; j += w->wide) {
+        int64_t n = stop - j < w->wide ? stop - j : w->wide, at = w->p0 * g->b_rs + (w->j0 + j) * g->b_cs;
+        char *out = w->b + j * w->kc * w->size;
+        if (w->half) pack_half(g->dtype, (float *)out, w->wide, g->b, at, g->b_rs, g->b_cs, w->kc, n);
+        else if (w->size == 4) pack_f32((float *)out, w->wide, (const float *)g->b + at, g->b_rs, g->b_cs, w->kc, n);
+        else pack_f64((double *)out, w->wide, (const double *)g->b + at, g->b_rs, g->b_cs, w->kc, n);
+    }
 }
 
-static void row_task(void *arg, int64_t block, int64_t end, int64_t unused)
+// The finished sums of a panel: m rows of n columns, `wide` apart, plus the bias, rounded.
+static void finish(const work *w, float *s, int64_t i0, int64_t col, int64_t m, int64_t n)
+{
+    const ms_gemm *g = w->g;
+    float bias[3 * 16];
+    if (g->bias) load_run(g->dtype, bias, g->bias, col, n);
+    for (int64_t i = 0; i < m; i++, s += w->wide) {
+        int64_t at = (i0 + i) * g->c_rs + col;
+        if (g->bias)
+            for (int64_t j = 0; j < n; j++) s[j] += bias[j];
+        if (g->dtype == MS_F16) store_f16((ms_f16 *)g->c + at, s, n);
+        else store_bf16((ms_bf16 *)g->c + at, s, n);
+    }
+}
+
+static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
 {
     const work *w = arg;
     const ms_gemm *g = w->g;
-    int64_t i0 = block * MC, m = g->m - i0 < MC ? g->m - i0 : MC, at = i0 * g->a_rs + w->p0 * g->a_cs;
-    bool wide_type = g->dtype == MS_F64, add = !w->first;
-    double room[MC * KC / 2 + 8] __attribute__((aligned(64)));      // MC x KC floats, or half as deep doubles
+    int64_t i0 = task / w->across * w->mc, m = g->m - i0 < w->mc ? g->m - i0 : w->mc, from = task % w->across * w->cols;
+    int64_t to = w->nc - from < w->cols ? w->nc : from + w->cols, at = i0 * g->a_rs + w->p0 * g->a_cs;
+    bool add = !w->first;
+    char *room = w->a + (size_t)(w->slots > 1 ? omp_get_thread_num() : 0) * w->a_bytes;
     (void)end, (void)unused;
 
-    if (w->half) pack_rows_half(g->dtype, (float *)room, g->a, at, g->a_rs, g->a_cs, m, w->kc);
-    else if (w->pack_a && wide_type) pack_rows_f64(room, (const double *)g->a + at, g->a_rs, g->a_cs, m, w->kc);
-    else if (w->pack_a) pack_rows_f32((float *)room, (const float *)g->a + at, g->a_rs, g->a_cs, m, w->kc);
+    if (w->half) pack_rows_half(g->dtype, (float *)room, g->a, at, g->a_rs, g->a_cs, m, w->kc, w->high);
+    else if (w->pack_a && w->size == 4) pack_rows_f32((float *)room, (const float *)g->a + at, g->a_rs, g->a_cs, m, w->kc, w->high);
+    else if (w->pack_a) pack_rows_f64((double *)room, (const double *)g->a + at, g->a_rs, g->a_cs, m, w->kc, w->high);
 
-    for (int64_t j = 0; j < w->nc; j += w->wide) {
-        int64_t n = w->nc - j < w->wide ? w->nc - j : w->wide, col = w->j0 + j;
+    for (int64_t j = from; j < to; j += w->wide) {
+        int64_t n = to - j < w->wide ? to - j : w->wide, col = w->j0 + j;
+        const void *b = w->b + j * w->kc * w->size;
         if (w->half) {
-            panel_f32(n, m, w->kc, (float *)room, w->kc, 1, (float *)w->packed + j * w->kc, w->wide, w->sums + i0 * w->nc + j, w->nc, NULL, add);
-            continue;
+            float *s = w->sums ? w->sums + j * g->m + i0 * w->wide : (float *)room + w->mc * w->kc;
+            packed_panel_f32((n + 15) / 16 * 16, m, w->kc, (float *)room, b, s, w->wide, NULL, add);
+            if (w->last) finish(w, s, i0, col, m, n);
+        } else if (w->size == 4) {
+            const float *bias = w->last && g->bias ? (const float *)g->bias + col : NULL;
+            float *c = (float *)g->c + i0 * g->c_rs + col;
+            if (w->pack_a) packed_panel_f32(n, m, w->kc, (float *)room, b, c, g->c_rs, bias, add);
+            else panel_f32(n, m, w->kc, (const float *)g->a + at, g->a_rs, g->a_cs, b, w->wide, c, g->c_rs, bias, add);
+        } else {
+            const double *bias = w->last && g->bias ? (const double *)g->bias + col : NULL;
+            double *c = (double *)g->c + i0 * g->c_rs + col;
+            if (w->pack_a) packed_panel_f64(n, m, w->kc, (double *)room, b, c, g->c_rs, bias, add);
+            else panel_f64(n, m, w->kc, (const double *)g->a + at, g->a_rs, g->a_cs, b, w->wide, c, g->c_rs, bias, add);
         }
-        for (int64_t i = 0; i < m; i += w->pack_a ? 8 : m) {
-            int64_t rows = !w->pack_a ? m : m - i < 8 ? m - i : 8;
-            if (wide_type) {
-                const double *a = w->pack_a ? room + i * w->kc : (const double *)g->a + at, *bias = w->last && g->bias ? (const double *)g->bias + col : NULL;
-                panel_f64(n, rows, w->kc, a, w->pack_a ? 1 : g->a_rs, w->pack_a ? 8 : g->a_cs, (double *)w->packed + j * w->kc, w->wide,
-                          (double *)g->c + (i0 + i) * g->c_rs + col, g->c_rs, bias, add);
-            } else {
-                const float *a = w->pack_a ? (float *)room + i * w->kc : (const float *)g->a + at, *bias = w->last && g->bias ? (const float *)g->bias + col : NULL;
-                panel_f32(n, rows, w->kc, a, w->pack_a ? 1 : g->a_rs, w->pack_a ? 8 : g->a_cs, (float *)w->packed + j * w->kc, w->wide,
-                          (float *)g->c + (i0 + i) * g->c_rs + col, g->c_rs, bias, add);
-            }
-        }
-    }
-    if (!w->half || !w->last) return;
-    for (int64_t i = i0; i < i0 + m; i++) {
-        float *s = w->sums + i * w->nc;
-        if (g->bias)
-            for (int64_t j = 0; j < w->nc; j++) s[j] += load_one(g->dtype, g->bias, w->j0 + j);
-        if (g->dtype == MS_F16) store_f16((ms_f16 *)g->c + i * g->c_rs + w->j0, s, w->nc);
-        else store_bf16((ms_bf16 *)g->c + i * g->c_rs + w->j0, s, w->nc);
     }
 }
+
+static int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// n cut into equal parts of at most `most`, each a multiple of `unit`.
+static int64_t even(int64_t n, int64_t most, int64_t unit) { return ceil_div(ceil_div(n, ceil_div(n, most)), unit) * unit; }
 
 static ms_status large(const ms_gemm *g)
 {
-    int lanes = g->dtype == MS_F64 ? 8 : 16;
-    int64_t deep = g->dtype == MS_F64 ? KC / 2 : KC, parts = (g->k + deep - 1) / deep;
-    int64_t kc = (g->k + parts - 1) / parts, nc = g->n < NC ? g->n : NC;
-    work w = { .g = g, .wide = 3 * lanes, .half = ms__is_half(g->dtype) };
-    ms_block *packed, *sums = NULL;
-    int64_t room = (nc + w.wide - 1) / w.wide * w.wide;
+    work w = { .g = g, .half = ms__is_half(g->dtype), .size = g->dtype == MS_F64 ? 8 : 4, .high = panel_rows() };
+    int64_t kc = even(g->k, KC * 4 / w.size, 16), depth = kc < g->k ? kc : g->k, threads = ms_num_threads();
+    w.wide = 3 * 64 / w.size;
+    w.pack_a = w.half || g->a_cs != 1 || g->n > FEW;
 
-    // Broadcasting reads 8 rows side by side: fine while each is a run of memory.
-    w.pack_a = !w.half && g->a_cs != 1;
-    MS_TRY(ms__alloc(&packed, MS_CPU, (size_t)(room * kc) * (lanes == 8 ? 8 : 4), g->what));
-    if (w.half) {
-        ms_status st = ms__alloc(&sums, MS_CPU, (size_t)(g->m * nc) * 4, g->what);
-        if (st != MS_OK) {
-            ms__free(packed);
-            return st;
+    // Three eighths of the second cache for a block of A (a panel of B passes through it); an eighth of the third, which others share, for B's panels.
+    int64_t mc = cache_bytes(2) * 3 / 8 / (kc * w.size), nc = cache_bytes(3) / 8 / (kc * w.size);
+    mc = even(g->m, mc < MC - w.high ? mc : MC - w.high, w.high);
+    nc = even(g->n, w.half ? NC_HALF : nc < NC ? nc : NC, w.wide);
+    // Several threads: about two tasks each, cut first along columns, which need A's block again, then along rows.
+    int64_t tasks = threads > 1 ? 2 * threads : 1, down = ceil_div(g->m, mc), across = 1;
+    if (down < tasks) {
+        int64_t most = ceil_div(nc, 8 * w.wide);
+        across = ceil_div(tasks, down) < most ? ceil_div(tasks, down) : most;
+        if (down * across < tasks) {
+            int64_t rows = even(g->m, ceil_div(g->m, ceil_div(tasks, across)), w.high);
+            mc = rows < 4 * w.high ? mc < 4 * w.high ? mc : 4 * w.high : rows;
         }
-        w.sums = sums->data;
     }
-    w.packed = packed->data;
+    w.mc = mc;
+    w.cols = even(nc, ceil_div(nc, across), w.wide);
+    bool deep = kc < g->k;
+    w.slots = threads > 1 ? (int)threads : 1;
+    w.a_bytes = w.pack_a ? ((size_t)(mc * depth + (w.half && !deep ? mc * w.wide : 0)) * (size_t)w.size + 63) / 64 * 64 : 0;
+
+    size_t b_bytes = (size_t)(nc * depth * w.size), s_bytes = w.half && deep ? (size_t)(g->m * nc) * 4 : 0;
+    ms_block *scratch;
+    MS_TRY(ms__alloc(&scratch, MS_CPU, b_bytes + s_bytes + (size_t)w.slots * w.a_bytes, g->what));
+    w.b = scratch->data;
+    w.sums = s_bytes ? (float *)(w.b + b_bytes) : NULL;
+    w.a = w.b + b_bytes + s_bytes;
     for (w.j0 = 0; w.j0 < g->n; w.j0 += nc) {
         w.nc = g->n - w.j0 < nc ? g->n - w.j0 : nc;
+        w.across = ceil_div(w.nc, w.cols);
         for (w.p0 = 0; w.p0 < g->k; w.p0 += w.kc) {
             w.kc = g->k - w.p0 < kc ? g->k - w.p0 : kc;
             w.first = w.p0 == 0;
             w.last = w.p0 + w.kc == g->k;
-            ms__parallel_tasks((w.nc + w.wide - 1) / w.wide, pack_task, &w);
-            ms__parallel_tasks((g->m + MC - 1) / MC, row_task, &w);
+            ms__parallel_tasks(ceil_div(w.nc, PACK_PANELS * w.wide), pack_task, &w);
+            ms__parallel_tasks(ceil_div(g->m, w.mc) * w.across, row_task, &w);
         }
     }
-    if (sums) ms__free(sums);
-    ms__free(packed);
+    ms__free(scratch);
     return MS_OK;
 }
 
@@ -242,16 +313,25 @@ ms_status ms__gemm_own(const ms_gemm *g)
     return large(g);
 }
 
-// oneDNN does bfloat16 (with tiles where the CPU has them) and large float32 squares, whose panels it lays out better than we do (1024 and up: 2-8 % faster, TN excepted).
+// oneDNN does bfloat16 where the CPU has instructions for it (tiles, or dot products of pairs): elsewhere it takes ten times as long as
+// our own loops, which also do float32 faster on every shape measured (scripts/bench/results).
+static bool has_bf16(void)
+{
+    static int known = -1;
+    if (MS_UNLIKELY(known < 0)) {
+        known = 0;
+#if defined(__x86_64__)
+        __builtin_cpu_init();
+        known = __builtin_cpu_supports("avx512bf16") && !narrow();
+#endif
+    }
+    return known;
+}
+
 ms_status ms__gemm(const ms_gemm *g)
 {
     if (!ms__is_float(g->dtype)) return ms__gemm_integer(g);
-    double work = (double)g->m * (double)g->n * (double)g->k;
-    if (work > SMALL && (g->dtype == MS_BF16 || g->dtype == MS_F32)) {
-        // Below AVX-512 oneDNN splits sums among threads: bits would depend on their number.
-        bool large_square = g->m >= 1024 && g->n >= 1024 && g->k >= 1024 && g->a_cs == 1 && !narrow();
-        if ((g->dtype == MS_BF16 || large_square) && ms__onednn_takes(g)) return ms__gemm_onednn(g);
-    }
+    if (g->dtype == MS_BF16 && has_bf16() && (double)g->m * (double)g->n * (double)g->k > SMALL && ms__onednn_takes(g)) return ms__gemm_onednn(g);
     return ms__gemm_own(g);
 }
 

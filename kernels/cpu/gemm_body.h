@@ -3,6 +3,7 @@
 //
 // tile: up to 8 rows by 3 vectors of C stay in registers while k runs. It needs of A only a base and
 // two strides (scalars are broadcast), of B rows of adjacent columns: packed panels, or B itself.
+// core: the same, 8 rows whole, where both are packed: it also fetches ahead.
 
 typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 
@@ -43,6 +44,67 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
             *d = s[r][v];
         }
     }
+}
+
+// 8 rows out of packed panels: A's has 8 numbers a step, B's 3 vectors, of which vecs are used. Both are fetched ahead of use: B's
+// panel is larger than the first cache and comes out of the second, A's runs on into the panel of the next 8 rows.
+enum { R(AHEAD_A) = 8 * 64, R(AHEAD_B) = 3 * LANES * 16 };
+
+static inline __attribute__((always_inline)) void R(core)(const int vecs, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+{
+    R(vec) s[8][3];
+    REAL *row = c;
+#pragma GCC unroll 1
+    for (int r = 0; r < 8; r++, row += c_rs) {
+        for (int v = 0; v < vecs; v++) __builtin_prefetch(row + v * LANES, 1);
+        __builtin_prefetch(row + vecs * LANES - 1, 1);
+    }
+    __asm__("" : "+r"(c));              // the rows' addresses are made again below: kept, they would not fit the registers
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++)
+#pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) s[r][v] = (R(vec)) { 0 };
+    // The barriers keep GCC from hoisting loads across steps and spilling.
+#define STEP(q)                                                                                             \
+    {                                                                                                       \
+        R(vec) w[3];                                                                                        \
+        _Pragma("GCC unroll 3") for (int v = 0; v < vecs; v++) {                                            \
+            w[v] = *(const R(vec) *)(b + (3 * (q) + v) * LANES);                                            \
+            __builtin_prefetch(b + R(AHEAD_B) + (3 * (q) + v) * LANES);                                     \
+        }                                                                                                   \
+        if ((q) * 8 % LANES == 0) __builtin_prefetch(a + R(AHEAD_A) + (q) * 8);                             \
+        _Pragma("GCC unroll 8") for (int r = 0; r < 8; r++) {                                               \
+            REAL x = a[(q) * 8 + r];                                                                        \
+            _Pragma("GCC unroll 3") for (int v = 0; v < vecs; v++) s[r][v] += x * w[v];                     \
+        }                                                                                                   \
+        __asm__ volatile("" ::: "memory");                                                                  \
+    }
+#pragma GCC unroll 1
+    for (; k >= 2; k -= 2, a += 16, b += 6 * LANES) {
+        STEP(0)
+        STEP(1)
+    }
+    if (k) STEP(0)
+#undef STEP
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++, c += c_rs)
+#pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) {
+            R(vec) *d = (R(vec) *)(c + v * LANES);
+            if (add) s[r][v] += *d;
+            if (bias) s[r][v] += *(const R(vec) *)(bias + v * LANES);
+            *d = s[r][v];
+        }
+}
+
+// m rows of C out of packed panels, one after the other (each k x 8).
+static inline __attribute__((always_inline)) void R(core_rows)(const int vecs, int64_t m, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs,
+                                                               const REAL *bias, bool add)
+{
+    for (; m >= 8; m -= 8, a += 8 * k, c += 8 * c_rs) R(core)(vecs, k, a, b, c, c_rs, bias, add);
+    if (m & 4) { R(tile)(4, vecs, k, a, 1, 8, b, 3 * LANES, c, c_rs, bias, add); a += 4; c += 4 * c_rs; }
+    if (m & 2) { R(tile)(2, vecs, k, a, 1, 8, b, 3 * LANES, c, c_rs, bias, add); a += 2; c += 2 * c_rs; }
+    if (m & 1) R(tile)(1, vecs, k, a, 1, 8, b, 3 * LANES, c, c_rs, bias, add);
 }
 
 // A strip: m rows of C by vecs vectors.
@@ -110,6 +172,26 @@ static MS_KERNEL void R(strip)(int vecs, int64_t m, int64_t k, const REAL *a, in
     }
 }
 
+// The same out of packed panels; those of A are panel_rows() high.
+static MS_KERNEL void R(packed_strip)(int vecs, int64_t m, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+{
+    if (narrow()) {
+        for (int v = 0; v < vecs; v++, b += LANES, c += LANES, bias += bias ? LANES : 0) {
+            const REAL *x = a;
+            REAL *d = c;
+            int64_t i = m;
+            for (; i >= 6; i -= 6, x += 6 * k, d += 6 * c_rs) R(thin_tile)(6, k, x, 1, 6, b, 3 * LANES, d, c_rs, bias, add);
+            R(thin_rows)(i, k, x, 1, 6, b, 3 * LANES, d, c_rs, bias, add);
+        }
+        return;
+    }
+    switch (vecs) {
+    case 3: R(core_rows)(3, m, k, a, b, c, c_rs, bias, add); break;
+    case 2: R(core_rows)(2, m, k, a, b, c, c_rs, bias, add); break;
+    default: R(core_rows)(1, m, k, a, b, c, c_rs, bias, add); break;
+    }
+}
+
 // C's last columns do not fill a vector (n < LANES of them): through a tile of our own.
 static void R(strip_part)(int64_t n, int64_t m, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs,
                           const REAL *b, int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
@@ -133,6 +215,24 @@ static void R(panel)(int64_t n, int64_t m, int64_t k, const REAL *a, int64_t a_r
     if (rest) {
         int64_t at = vecs * LANES;
         R(strip_part)(rest, m, k, a, a_rs, a_cs, b + at, b_rs, c + at, c_rs, bias ? bias + at : NULL, add);
+    }
+}
+
+// The same with A packed: panel after panel through a tile of our own for the last columns.
+static void R(packed_panel)(int64_t n, int64_t m, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+{
+    int64_t vecs = n / LANES, rest = n % LANES, high = panel_rows();
+    REAL t[8 * LANES] __attribute__((aligned(64))), e[LANES] = { 0 };
+    if (vecs) R(packed_strip)((int)vecs, m, k, a, b, c, c_rs, bias, add);
+    if (!rest) return;
+    b += vecs * LANES;
+    c += vecs * LANES;
+    if (bias) memcpy(e, bias + vecs * LANES, (size_t)rest * sizeof(REAL));
+    for (; m > 0; m -= high, a += high * k, c += high * c_rs) {
+        int64_t rows = m < high ? m : high;
+        if (add) for (int64_t r = 0; r < rows; r++) memcpy(t + r * LANES, c + r * c_rs, (size_t)rest * sizeof(REAL));
+        R(packed_strip)(1, rows, k, a, b, t, LANES, bias ? e : NULL, add);
+        for (int64_t r = 0; r < rows; r++) memcpy(c + r * c_rs, t + r * LANES, (size_t)rest * sizeof(REAL));
     }
 }
 
@@ -176,6 +276,31 @@ static inline __attribute__((always_inline)) void R(transpose)(REAL *out, int64_
 #pragma GCC unroll 16
     for (int l = 0; l < LANES; l++) *(R(vec) *)(out + l * out_rs) = x[l];
 }
+// 8 rows of LANES numbers become LANES rows of 8, one after the other.
+static inline __attribute__((always_inline)) void R(transpose_8)(REAL *out, const REAL *in, int64_t in_rs)
+{
+    typedef INDEX index __attribute__((vector_size(64)));
+    R(vec) x[8];
+#pragma GCC unroll 8
+    for (int l = 0; l < 8; l++) x[l] = *(const R(vec) *)(in + l * in_rs);
+#define STAGE(step)                                                                             \
+    _Pragma("GCC unroll 8") for (int l = 0; l < 8; l++) {                                       \
+        if (l & (step)) continue;                                                               \
+        R(vec) y = x[l], z = x[l + (step)];                                                     \
+        x[l] = __builtin_shuffle(y, z, (index) EACH_LANE(LOW, step));                           \
+        x[l + (step)] = __builtin_shuffle(y, z, (index) EACH_LANE(HIGH, step));                 \
+    }
+    STAGE(4) STAGE(2) STAGE(1)
+#undef STAGE
+#pragma GCC unroll 8
+    for (int l = 0; l < 8; l++) {
+        if (LANES == 8) *(R(vec) *)(out + l * 8) = x[l];
+        else if (l % 2 == 0) {          // row l in the lower half of x[l], row l + 8 in the upper
+            *(R(vec) *)(out + l * 8) = __builtin_shuffle(x[l], x[l + 1], (index) EACH_LANE(LOW, 8 % LANES));
+            *(R(vec) *)(out + (l + 8) * 8) = __builtin_shuffle(x[l], x[l + 1], (index) EACH_LANE(HIGH, 8 % LANES));
+        }
+    }
+}
 #undef LOW
 #undef HIGH
 
@@ -201,16 +326,42 @@ static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t 
     }
 }
 
-// Rows of A into panels of 8: out[panel][p][row].
-static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t cs, int64_t m, int64_t k)
+// Whole panels of B whose rows are runs: a row at a time through all of them, the rows below fetched ahead.
+static MS_KERNEL void R(pack_panels)(REAL *out, const REAL *b, int64_t rs, int64_t k, int64_t panels)
 {
-    for (int64_t p = 0; p < k; p++) {
-        const REAL *x = a + p * cs;
-        REAL *o = out + p * 8;
-        int64_t i = 0;
-        if (rs == 1)
-            for (; i + 8 <= m; i += 8, o += k * 8) memcpy(o, x + i, 8 * sizeof(REAL));
-        for (; i < m; i++) o[i % 8] = x[i * rs], o += i % 8 == 7 ? k * 8 : 0;
+    for (int64_t p = 0; p < k; p++, b += rs, out += 3 * LANES) {
+        const REAL *x = b, *next = b + (p + 4 < k ? 4 * rs : 0);
+        REAL *o = out;
+        for (int64_t j = 0; j < panels; j++, x += 3 * LANES, next += 3 * LANES, o += 3 * LANES * k)
+#pragma GCC unroll 3
+            for (int v = 0; v < 3; v++) {
+                *(R(vec) *)(o + v * LANES) = *(const R(vec) *)(x + v * LANES);
+                __builtin_prefetch(next + v * LANES);
+            }
+    }
+}
+
+// Rows of A into panels of `high` rows: out[panel][p][row]; the last panel's missing rows stay as they are.
+static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t cs, int64_t m, int64_t k, int64_t high)
+{
+    if (rs == 1) {                      // columns are runs: a piece of each goes to every panel
+        for (int64_t p = 0; p < k; p++, a += cs, out += high) {
+            REAL *o = out;
+            int64_t i = 0;
+            if (high == 8) for (; i + 8 <= m; i += 8, o += 8 * k) memcpy(o, a + i, 8 * sizeof(REAL));
+            else for (; i + high <= m; i += high, o += high * k) memcpy(o, a + i, (size_t)high * sizeof(REAL));
+            if (i < m) memcpy(o, a + i, (size_t)(m - i) * sizeof(REAL));
+        }
+        return;
+    }
+    for (; m > 0; m -= high, a += high * rs, out += high * k) {
+        int64_t rows = m < high ? m : high, p = 0;
+        for (int64_t r = high; r < 2 * high && r < m; r++)      // the next panel's rows, each elsewhere in memory
+            for (int64_t q = 0; q < k && cs == 1; q += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(a + r * rs + q);
+        if (cs == 1 && rows == 8 && high == 8)
+            for (; p + LANES <= k; p += LANES) R(transpose_8)(out + p * 8, a + p, rs);
+        for (; p < k; p++)
+            for (int64_t r = 0; r < rows; r++) out[p * high + r] = a[r * rs + p * cs];
     }
 }
 
