@@ -160,6 +160,10 @@ MS_API ms_id     ms_call1f(int op, ms_id a, double f);   // and one number
 MS_API ms_id     ms_call2(int op, ms_id a, ms_id b);
 MS_API ms_id     ms_call3(int op, ms_id a, ms_id b, ms_id c);   // c may be 0
 
+// Positions of a sparse tensor, int64 [D, N] on the cpu, checked against its D sizes. With unique: the different ones in
+// order, and for each of the N the place of its like among them. Both are new tensors.
+MS_API ms_status ms_sparse_coalesce(ms_id indices, const int64_t *sizes, ms_id *unique, ms_id *places);
+
 // ---- random numbers ---------------------------------------------------------------------------
 
 MS_API void   ms_manual_seed(double seed);               // resets the offset too

@@ -26,7 +26,6 @@ end
 local soon = words [[
   fsdp.CPUOffload fsdp.summon_full_params fsdp.save fsdp.load
   amp.GradScaler amp.ShardedGradScaler amp.autocast
-  sparse_coo
 ]]
 -- What belongs to a missing name is excused with it.
 local excused = {}
@@ -225,7 +224,7 @@ local takes = {
   { "save", function(o) ms.save("/nowhere/x", {}, o) end, "metadata" },
   { "load", function(o) ms.load("/nowhere/x", o) end, "device names" },
   { "Linear", function(o) nn.Linear(2, 2, o) end, "bias" },
-  { "Embedding", function(o) nn.Embedding(2, 2, o) end, "padding_idx" },
+  { "Embedding", function(o) nn.Embedding(2, 2, o) end, "padding_idx sparse" },
   { "LayerNorm", function(o) nn.LayerNorm(2, o) end, "eps elementwise_affine bias" },
   { "RMSNorm", function(o) nn.RMSNorm(2, o) end, "eps" },
   { "GELU", function(o) nn.GELU(o) end, "approximate" },

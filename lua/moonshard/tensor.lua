@@ -280,10 +280,22 @@ function getters.is_sparse(t)
   return false
 end
 
+-- A gradient that is sparse stays beside the engine's: `_sparse` of its leaf (sparse.lua).
+local function drop_sparse(t)
+  local g = rawget(t, "_sparse")
+  if not g then return end
+  rawset(t, "_sparse", nil)
+  if state.scope ~= 0 then
+    for _, part in ipairs(M.inner(g)) do lib.ms_adopt(part.id) end
+  end
+end
+
 -- The grad is the leaf's own; the script's name for it stays the same object while it does.
 function getters.grad(t)
   local id = lib.ms_get_grad(t.id)
   if id == 0 then
+    local sparse = rawget(t, "_sparse")
+    if sparse then return sparse end
     if lib.ms_is_alive(t.id) == 0 then info_of(t) end
     return nil
   end
@@ -297,6 +309,8 @@ function getters.grad(t)
 end
 
 function setters.grad(t, g)
+  if g ~= nil and M.id_of(g, "grad", "value") < 0 and g.is_sparse then return M.set_sparse_grad(t, g) end
+  drop_sparse(t)
   local old = rawget(t, "_grad")
   if old and state.scope == 0 then own(old) end         -- somebody may hold it still
   if lib.ms_set_grad(t.id, g == nil and 0 or id_of(g, "grad", "value")) ~= 0 then fail(t, g) end

@@ -262,12 +262,12 @@ local Instance = tensor.subclass "Tensor"
 local methods = Instance.methods
 local own_getters, own_setters = {}, {}
 
--- Every class has its own lookup, as in tensor.lua, with the fields below before the plain ones.
-local function install(cls, own_methods)
+-- Every class has its own lookup, as in tensor.lua, with the fields below (and `more` of its own) before the plain ones.
+local function install(cls, own_methods, more)
   rawset(cls, "__index", function(t, key)
     local method = own_methods[key]
     if method ~= nil then return method end
-    local getter = own_getters[key] or tensor.getters[key]
+    local getter = more and more[key] or own_getters[key] or tensor.getters[key]
     if getter ~= nil then return getter(t) end
     if type(key) == "number" then return own_methods.select(t, 1, key) end
     return nil
@@ -442,5 +442,5 @@ end
 --- Not a leaf unless its inner tensors are.
 function own_getters.is_leaf(t) return inner(t)[1].is_leaf end
 
-M.Instance, M.rebuild, M.inner = Instance, rebuild, inner
+M.Instance, M.install, M.extend = Instance, install, extend
 return M

@@ -3,13 +3,15 @@ local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
 local ops = require "moonshard.nn.ops"
 local initial = require "moonshard.nn.initial"
+local sparse = require "moonshard.sparse"
 local init = initial.init
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
 local raise, show = errors.raise, errors.kind
 
----weight [n, d]; ids are counted from 0. The row of padding_idx starts as zeros and gets no gradient.
+---weight [n, d]; ids are counted from 0. The row of padding_idx starts as zeros and gets no gradient. With {sparse = true}
+---the weight's gradient is a sparse tensor of the rows that were looked up.
 ---@class Embedding: Module
 ---@field weight Parameter
 ---@overload fun(n: integer, d: integer, opts?: { padding_idx: integer, sparse: boolean, dtype: string, device: string }): Embedding
@@ -20,13 +22,12 @@ function Embedding:init(n, d, given)
   if type(n) ~= "number" or type(d) ~= "number" then
     raise("Embedding: sizes are whole numbers, got %s", show(type(n) ~= "number" and n or d))
   end
-  if o.sparse then raise("Embedding: sparse gradients are not built in yet") end
   local pad = o.padding_idx
   if pad then
     if pad < 0 then pad = n + pad end
     if pad < 0 or pad >= n then raise("Embedding: padding_idx %d is outside of %d rows", o.padding_idx, n) end
   end
-  self.n, self.d, self.padding_idx = n, d, pad
+  self.n, self.d, self.padding_idx, self.sparse = n, d, pad, o.sparse
   self.weight = empty({ n, d }, { dtype = o.dtype, device = o.device })
   self:reset_parameters()
 end
@@ -38,8 +39,10 @@ function Embedding:reset_parameters()
 end
 
 local embedding = ops.embedding
+local sparse_embedding = sparse.embedding(embedding)
 function Embedding:forward(ids)
   local slots = self._slots
+  if slots.sparse then return sparse_embedding(slots.weight, ids, slots.padding_idx) end
   return embedding(ids, slots.weight, slots.padding_idx)
 end
 

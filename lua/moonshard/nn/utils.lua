@@ -1,4 +1,5 @@
 --- nn.utils: clipping by the norm of all gradients.
+local create = require "moonshard.tensor_create"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
@@ -24,6 +25,20 @@ function M.clip_grad_norm_(params, max_norm, given)
   if type(max_norm) ~= "number" then errors.raise("clip_grad_norm_: max_norm is %s, expected a number", errors.kind(max_norm)) end
   for k = 1, #params do tensor.id_of(params[k], "clip_grad_norm_", "parameter " .. k) end
   params = tensor.flat(params)
+  -- A sparse gradient is measured and scaled by its summed values, as the gradient of a leaf of their shape.
+  local stand_ins
+  for k, p in ipairs(params) do
+    local g = p.grad
+    if g and g.is_sparse then
+      g = g:coalesce()
+      p.grad = g
+      local leaf = create.empty_like(g:values(), { requires_grad = true })
+      leaf.grad = g:values()
+      stand_ins = stand_ins or { unpack(params) }
+      stand_ins[k] = leaf
+    end
+  end
+  params = stand_ins or params
   local n = #params
   local ids = ffi.new("ms_id[?]", math.max(n, 1))
   for k = 1, n do ids[k - 1] = tensor.id_of(params[k], "clip_grad_norm_", "parameter " .. k) end

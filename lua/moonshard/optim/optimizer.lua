@@ -9,6 +9,8 @@ local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
 
 local lib, ffi = engine.lib, engine.ffi
+local no_grad = require "moonshard.autograd".no_grad
+local with_dense_grads = require "moonshard.sparse".with_dense_grads
 local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
 local Tensor = tensor.Tensor
 local rawget, ipairs = rawget, ipairs
@@ -154,7 +156,27 @@ local function take_state(c)
   end
 end
 
+-- Sparse leaves hold what their sparse gradients touch: plain descent only.
+local function step_sparse(self, group, p)
+  local g = p.grad
+  if not g then return end
+  if self._kind ~= ffi.C.MS_SGD or group.momentum ~= 0 or group.weight_decay ~= 0 then
+    raise("%s: sparse parameters take SGD without momentum and weight decay only", self:class_name())
+  end
+  if not g.is_sparse then raise("%s: a sparse parameter has a dense gradient; make it sparse, or the parameter dense", self:class_name()) end
+  no_grad(function() p:add_(g, { alpha = -group.lr }) end)
+end
+
+local run_group
+
 local function step_group(self, c, group)
+  for k = 1, c.count do
+    if c.params[k].id < 0 and c.params[k].is_sparse then step_sparse(self, group, c.params[k]) end
+  end
+  return with_dense_grads(c.leaves, run_group, self, c, group)
+end
+
+function run_group(self, c, group)
   self._fill(c.options, group)
   if lib.ms_optim_step(c.options, c.n, c.ids, c.state, c.steps) ~= 0 then
     take_state(c)
