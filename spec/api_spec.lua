@@ -24,7 +24,7 @@ end
 
 --- Names that are on their way; each goes when its feature lands.
 local soon = words [[
-  fsdp.CPUOffload fsdp.summon_full_params fsdp.save fsdp.load
+  fsdp.CPUOffload fsdp.save fsdp.load
   amp.GradScaler amp.ShardedGradScaler amp.autocast
 ]]
 -- What belongs to a missing name is excused with it.

@@ -9,6 +9,7 @@ local errors = require "moonshard.errors"
 local flat = require "moonshard.fsdp.flat"
 local groups = require "moonshard.fsdp.groups"
 local log = require "moonshard.log"
+local materialize = require "moonshard.fsdp.materialize"
 local module = require "moonshard.fsdp.module"
 local ignored = require "moonshard.fsdp.ignored"
 local hooks = require "moonshard.fsdp.comm_hooks"
@@ -17,6 +18,7 @@ local order = require "moonshard.fsdp.exec_order"
 local policies = require "moonshard.fsdp.policies"
 local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
+local summon = require "moonshard.fsdp.summon"
 local wrap = require "moonshard.fsdp.wrap"
 local Module = require "moonshard.nn.module".Module
 
@@ -105,8 +107,35 @@ local function engine_unit(self, o, placed, params, names)
   return handle
 end
 
+-- Options that all instances below a root share, and groups of the hybrid ones.
+local function check_alike(root)
+  local first, hybrid
+  for _, unit in ipairs(module.units_below(root.modules[1])) do
+    if unit.classic then
+      first = first or unit
+      for _, name in ipairs { "use_orig_params", "limit_all_gathers" } do
+        if unit.options[name] ~= first.options[name] then
+          raise("Expects one homogeneous value for %s but got both %s and %s", name, tostring(first.options[name]), tostring(unit.options[name]))
+        end
+      end
+      if groups.HYBRID[unit.placed.strategy] then
+        hybrid = hybrid or unit
+        for k, where in ipairs { "intra-node", "inter-node" } do
+          if unit.placed.given[k] ~= hybrid.placed.given[k] then
+            raise("Some instances use a hybrid sharding strategy, but %s process groups do not match", where)
+          end
+        end
+      end
+    end
+  end
+end
+
 local function on_lazy_init(unit, root)
   if unit == root then order.start(unit, unit.modules[1]) end
+  if unit.mixed_precision and unit.mixed_precision.buffer_dtype then
+    local inside = materialize.modules(rawget(unit.modules[1], "_slots").module, unit.ignored_modules, M.is_fsdp)
+    materialize.cast_buffers(inside, unit.mixed_precision.buffer_dtype)
+  end
   local precision = unit.mixed_precision
   if precision and (unit == root and precision.cast_root_forward_inputs or precision.cast_forward_inputs) then
     errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_CAST_FORWARD_INPUTS, 1))
@@ -136,6 +165,13 @@ function FSDP:init(m, given)
     options.process_group, options.device_mesh = o.device_mesh == nil and placed.given or nil, o.device_mesh
     options.ignored = { ignored_modules, ignored_params }
     wrap.auto_wrap(m, o, options, ignored_modules, ignored_params, function(sub, with) return FSDP(sub, with) end)
+  end
+  local inside = materialize.modules(m, ignored_modules, M.is_fsdp)
+  local device = materialize.device(inside, o.device_id)
+  materialize.from_meta(inside, o.param_init_fn, device)
+  materialize.move(inside, device, o.device_id)
+  if o.sync_module_states then
+    materialize.sync(inside, placed.replicate and { placed.group, placed.replicate } or { placed.group }, ignored_params)
   end
   local params, names = managed(m, ignored_modules, ignored_params)
   rawget(self, "_slots").module = m
@@ -209,11 +245,27 @@ end
 
 rawset(FSDP, "__call", function(self, ...)
   local unit = module.unit_of(self)
-  if lib.ms_unit_is_lazy(unit.handle) == 0 then module.lazy_init(unit) end
+  if lib.ms_unit_is_lazy(unit.handle) == 0 then
+    check_alike(unit)
+    module.lazy_init(unit)
+  end
+  if unit.summoned then raise "expected to be in states ['idle'] but current state is 'summon_full_params'" end
   if unit.hook_built_in then hooks.apply(unit) end      -- its state is the script's, and may have changed
   if unit.order then order.check(unit, self) end
   return module.call_between(self, unit, Module.__call, ...)
 end)
+
+--- Calls fn on every module, children first, with whole parameters; what fn makes of them stays. Collective.
+---@param fn fun(m: Module)
+---@return FSDP
+function FSDP:apply(fn)
+  local unit = module.unit_of(self)
+  if lib.ms_unit_is_idle(unit.handle) == 0 then
+    raise("expected to be in states ['idle'] but current state is '%s'", unit.summoned and "summon_full_params" or "forward_backward")
+  end
+  summon.summon_full_params(self, { recurse = false }, Module.apply, self, fn)
+  return self
+end
 
 rawset(FSDP, "__deepcopy", function()
   raise "FSDP does not support deepcopy. Please use state dict for serialization."

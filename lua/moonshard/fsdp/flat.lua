@@ -45,8 +45,7 @@ local own_getters, own_setters = {}, {}
 
 -- Of a whole parameter: what summon_full_params showed, if it did.
 function own_getters.grad(p)
-  local shown = rawget(p, "_whole_grad")
-  if shown then return shown end
+  if rawget(p, "_unit").summoned then return rawget(p, "_whole_grad") end
   return sharded.Sharded.methods.to_local(p).grad
 end
 
@@ -54,10 +53,11 @@ function own_setters.grad(p, g)
   if rawget(p, "_whole_grad") then
     if g == nil then
       rawset(p, "_whole_grad", nil)
-    else
+      rawset(p, "_grad_cleared", true)
+    elseif g ~= p._whole_grad then
       p._whole_grad:copy_(g)
-      return
     end
+    return
   end
   sharded.Sharded.methods.to_local(p).grad = g
 end

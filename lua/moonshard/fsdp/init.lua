@@ -13,6 +13,7 @@ local checks = require "moonshard.fsdp.checks"
 local fsdp = {
   FSDP = classic.FSDP,
   fsdp_modules = classic.fsdp_modules,
+  summon_full_params = require "moonshard.fsdp.summon".summon_full_params,
   wrap = require "moonshard.fsdp.wrap".public,
   MixedPrecision = policies.MixedPrecision,
   comm_hooks = require "moonshard.fsdp.comm_hooks".public,
