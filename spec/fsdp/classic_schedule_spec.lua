@@ -1,0 +1,231 @@
+--- What FSDP instances communicate and when: counts, prefetching, no_sync, hybrid strategies; clipping (behaviour.md 3.3, 3.10, 3.11).
+local ranks = require "spec.support.ranks"
+
+local function load()
+  local ms = require "moonshard"
+  return ms, ms.nn, ms.fsdp, ms.dist, require("spec.support.wrapped").quietly
+end
+
+-- Three layers in units of their own and a root with one more.
+local function model_of(options)
+  local ms, nn, fsdp, _, quietly = load()
+  ms.manual_seed(0)
+  return quietly(function()
+    local layers = {}
+    for k = 1, 3 do layers[k] = fsdp.FSDP(nn.Linear(4, 4), options) end
+    return fsdp.FSDP(nn.Sequential(nn.Linear(4, 4), layers[1], layers[2], layers[3]), options)
+  end)
+end
+
+local function plain_model()
+  local ms, nn = load()
+  ms.manual_seed(0)
+  local layers = {}
+  for k = 1, 3 do layers[k] = nn.Linear(4, 4) end
+  local root = nn.Linear(4, 4)
+  return nn.Sequential(root, layers[1], layers[2], layers[3])
+end
+
+local function counts(fn)
+  local _, _, _, dist = load()
+  local n = { all_gather = 0, reduce_scatter = 0, all_reduce = 0 }
+  for _, c in ipairs((dist.record(fn))) do n[c.op] = (n[c.op] or 0) + 1 end
+  return n
+end
+
+local function input(rank, seed)
+  local ms = load()
+  ms.manual_seed(100 * (seed or 0) + rank)
+  return ms.rand(6, 4)
+end
+
+local function raises(message, fn, ...)
+  local ok, text = pcall(fn, ...)
+  assert.is_false(ok)
+  assert.equal(message, (tostring(text):gsub("^[^\n]-:%d+: ", "")))
+end
+
+for world = 2, 4 do
+  ranks.describe(world, ("the schedule of FSDP on %d ranks"):format(world), function()
+    for _, pieces in ipairs { false, true } do
+      it(("gathers and reduces as often as said, use_orig_params = %s"):format(tostring(pieces)), function(rank)
+        local expected = { full_shard = { 4, 3, 4, 0 }, shard_grad_op = { 4, 0, 4, 0 }, no_shard = { 0, 0, 0, 4 } }
+        for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
+          local want = expected[strategy]
+          local model = model_of { sharding_strategy = strategy, use_orig_params = pieces }
+          for _ = 1, 3 do
+            local loss
+            local forward = counts(function() loss = model(input(rank)):sum() end)
+            assert.equal(want[1], forward.all_gather)
+            local backward = counts(function() loss:backward() end)
+            assert.equal(want[2], backward.all_gather)
+            assert.equal(want[3], backward.reduce_scatter)
+            assert.equal(want[4], backward.all_reduce)
+          end
+          -- Without reductions; shard_grad_op stays whole until the backward that reduces.
+          local loss
+          model:no_sync(function()
+            local forward = counts(function() loss = model(input(rank)):sum() end)
+            assert.equal(want[1], forward.all_gather)
+            local backward = counts(function() loss:backward() end)
+            assert.equal(want[2], backward.all_gather)
+            assert.equal(0, backward.reduce_scatter + backward.all_reduce)
+          end)
+          local after = counts(function() loss = model(input(rank)):sum() end)
+          -- The root of full_shard is whole after its forward, but not after its backward.
+          assert.equal(strategy == "full_shard" and 4 or 0, after.all_gather)
+          local backward = counts(function() loss:backward() end)
+          assert.equal(want[3], backward.reduce_scatter)
+        end
+      end)
+    end
+
+    for _, mode in ipairs { "pre", "post", "none" } do
+      it("prefetches in backward: " .. mode, function(rank)
+        local _, _, fsdp = load()
+        local model = model_of { backward_prefetch = mode }
+        model(input(rank)):sum():backward()
+        local loss = model(input(rank)):sum()
+        local told = {}
+        for _, e in ipairs((fsdp.record(function() loss:backward() end))) do
+          if e.event == "unshard" then told[#told + 1] = e.unit .. (e.prefetched and "+" or "") end
+          if e.event == "post_backward" then told[#told + 1] = "post " .. e.unit end
+        end
+        local want = { pre = "4 3+ post 4 2+ post 3 post 2 post ", post = "4 post 4 3+ post 3 2+ post 2 post ", none = "4 post 4 3 post 3 2 post 2 post " }
+        assert.equal(want[mode], table.concat(told, " "))
+      end)
+    end
+
+    it("accumulates without reducing, in every order of the two", function(rank)
+      local ms, _, fsdp = load()
+      for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
+        for _, pieces in ipairs { false, true } do
+          for _, prefetch in ipairs(strategy == "full_shard" and { "pre", "post", "none" } or { "pre" }) do
+            local model = model_of { sharding_strategy = strategy, use_orig_params = pieces, backward_prefetch = prefetch }
+            local reference = plain_model()
+            local step = 0
+            local function run(n)
+              for _ = 1, n do
+                step = step + 1
+                for r = 0, world - 1 do (reference(input(r, step)):pow(2):sum() / world):backward() end
+                model(input(rank, step)):pow(2):sum():backward()
+              end
+            end
+            model:no_sync(run, 3)
+            run(3)
+            model:no_sync(run, 3)
+            run(2)
+            fsdp.check_sharded_parity(reference, model)
+          end
+        end
+      end
+      assert.is_true(ms.is_grad_enabled())
+    end)
+
+    it("passes results and errors of no_sync through, and is for roots", function(rank)
+      local model = model_of {}
+      assert.same({ 1, nil, 3 }, { model:no_sync(function() return 1, nil, 3 end) })
+      raises("mine", model.no_sync, model, function() error("mine", 0) end)
+      assert.equal(4, counts(function() model(input(rank)):sum():backward() end).reduce_scatter)
+      raises("`no_sync()` on inner FSDP instances is not supported. Please call `no_sync()` on root FSDP module.",
+        model.module[2].no_sync, model.module[2], function() end)
+    end)
+
+    it("clips by the norm over all ranks", function(rank)
+      local ms, nn, fsdp = load()
+      for _, strategy in ipairs { "full_shard", "no_shard", "shard_grad_op" } do
+        for _, pieces in ipairs { false, true } do
+          for _, max_norm in ipairs { 1, 2.5 } do
+            for _, norm_type in ipairs { 1, 2, math.huge } do
+              local model, reference = model_of { sharding_strategy = strategy, use_orig_params = pieces }, plain_model()
+              for r = 0, world - 1 do (reference(input(r)):pow(2):sum() * 100 / world):backward() end
+              ;(model(input(rank)):pow(2):sum() * 100):backward()
+              local want = nn.utils.clip_grad_norm_(reference:parameters(), max_norm, { norm_type = norm_type })
+              local got = model:clip_grad_norm_(max_norm, { norm_type = norm_type })
+              ms.testing.assert_close(got, want)
+              assert.equal("float32", got.dtype)
+              fsdp.check_sharded_parity(reference, model)
+            end
+          end
+        end
+      end
+    end)
+
+    it("clips roots only, in the gradients' dtype, and warns where there are none", function(rank)
+      local ms, _, fsdp = load()
+      local model = model_of {}
+      assert.is_true(model:check_is_root())
+      raises("`clip_grad_norm_()` should only be called on the root FSDP instance", model.module[2].clip_grad_norm_, model.module[2], 1)
+      local warnings, norm = ms.catch_warnings(function() return model:clip_grad_norm_(1) end)
+      assert.equal(("Called FSDP.clip_grad_norm_() on rank %d with no gradients -- returning the total norm in the default dtype float32"):format(rank),
+        warnings[1])
+      assert.equal("float32", norm.dtype)
+      assert.equal(0, norm:item())
+      local low = model_of { mixed_precision = fsdp.MixedPrecision { param_dtype = "float16", keep_low_precision_grads = true } }
+      low(input(rank)):sum():backward()
+      assert.equal("float16", low:clip_grad_norm_(1).dtype)
+    end)
+  end)
+end
+
+ranks.describe(4, "hybrid strategies", function()
+  local function pair(dist)
+    -- Two nodes of two ranks, as far as this spec is concerned.
+    local shards, replicas
+    for _, list in ipairs { { 0, 1 }, { 2, 3 } } do
+      local g = dist.new_group(list)
+      if dist.rank(g) then shards = g end
+    end
+    for _, list in ipairs { { 0, 2 }, { 1, 3 } } do
+      local g = dist.new_group(list)
+      if dist.rank(g) then replicas = g end
+    end
+    return { shards, replicas }
+  end
+
+  for _, strategy in ipairs { "hybrid_shard", "hybrid_shard_zero2" } do
+    for _, how in ipairs { "groups", "mesh" } do
+      it(("%s trains as full_shard does, by %s"):format(strategy, how), function(rank)
+        local ms, _, fsdp, dist = load()
+        local options = { sharding_strategy = strategy }
+        if how == "groups" then options.process_group = pair(dist)
+        else options.device_mesh = dist.init_device_mesh("cpu", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } }) end
+        local model, reference = model_of(options), plain_model()
+        local optim, reference_optim = ms.optim.Adam(model:parameters(), { lr = 0.01 }), ms.optim.Adam(reference:parameters(), { lr = 0.01 })
+        for step = 1, 5 do
+          for r = 0, 3 do (reference(input(r, step)):pow(2):sum() / 4):backward() end
+          local loss
+          local forward = counts(function() loss = model(input(rank, step)):pow(2):sum() end)
+          local backward = counts(function() loss:backward() end)
+          assert.equal(4, forward.all_gather)
+          assert.equal(strategy == "hybrid_shard" and 3 or 0, backward.all_gather)
+          assert.equal(4, backward.reduce_scatter)
+          assert.equal(4, backward.all_reduce)
+          fsdp.check_sharded_parity(reference, model)
+          reference_optim:step()
+          optim:step()
+          reference_optim:zero_grad()
+          optim:zero_grad()
+        end
+        fsdp.check_sharded_parity(reference, model)
+        assert.equal(10, model.params[1]:numel())              -- 20 elements over 2 ranks
+      end)
+    end
+  end
+
+  it("have messages for what is wrong", function()
+    local _, nn, fsdp, dist = load()
+    raises("Manual wrapping with hybrid_shard requires explicit specification of process group or device_mesh.", fsdp.FSDP, nn.Linear(2, 2),
+      { sharding_strategy = "hybrid_shard" })
+    raises("Expected process_group to be passed in as either None or Tuple[dist.ProcessGroup, dist.ProcessGroup] but got Group", fsdp.FSDP,
+      nn.Linear(2, 2), { sharding_strategy = "hybrid_shard", process_group = dist.default_group() })
+    raises("Expected device_mesh to have ndim=2 but got 1", fsdp.FSDP, nn.Linear(2, 2),
+      { sharding_strategy = "hybrid_shard", device_mesh = dist.init_device_mesh("cpu", { 4 }) })
+    local a, b = pair(dist), pair(dist)
+    local inner = fsdp.FSDP(nn.Linear(4, 4), { sharding_strategy = "hybrid_shard", process_group = b })
+    local model = fsdp.FSDP(nn.Sequential(inner), { sharding_strategy = "hybrid_shard", process_group = a })
+    if a[1] ~= b[1] then
+      raises("Some instances use a hybrid sharding strategy, but intra-node process groups do not match", model, require "moonshard".ones(1, 4))
+    end
+  end)
+end)
