@@ -144,4 +144,41 @@ ranks.describe(2, "the model zoo over ranks", function()
     m:run_backward(loss)
     assert.is_true(lib.ms_time() - begun >= 0.04)
   end)
+
+  -- Instances of FSDP in each model, the model itself among them where its init wraps it.
+  local units = {
+    nested_wrapped_module = 3, always_wrap_nested_wrapped_module = 8, non_uniform_req_grad = 3, module_with_delay = 3, mixture_of_experts = 2,
+    transformer_with_shared_params = 5,
+  }
+  for _, name in ipairs(zoo) do
+    it(("wraps %s where it says, for the same loss and the mean of the gradients"):format(name), function(_, world)
+      local given = { deterministic = true }
+      if name == "mixture_of_experts" then given.fsdp = { use_orig_params = true } end
+      ms.catch_warnings(function()                    -- an expert's world of one
+        local plain = model(name).init(nil, "no_fsdp", "before", given)
+        local wrapped = model(name).init(ms.dist.default_group(), "recursive", "before", given)
+        assert.are.equal(units[name], #ms.fsdp.fsdp_modules(wrapped))
+        if not ms.fsdp.fsdp_modules(wrapped)[1]:check_is_root() then error "the first instance is no root" end
+        local losses = {}
+        for k, m in ipairs { plain, wrapped } do
+          local input = m:get_input "cpu"
+          local loss = m:get_loss(input, m(unpack(input)))
+          m:run_backward(loss)
+          losses[k] = loss:item()
+        end
+        assert.near(losses[1], losses[2], 1e-4 * math.abs(losses[1]))
+      end)
+      assert.are.equal(2, world)
+    end)
+  end
+
+  it("keeps linear_skip out of SkipModel's units", function()
+    for double_nest, n in pairs { [true] = 3, [false] = 2 } do
+      local m = model("skip_model").init(double_nest)
+      assert.are.equal(n, #ms.fsdp.fsdp_modules(m))
+      assert.are.same({ 10, 10 }, { unpack(m.linear_skip.lin.weight.shape) })
+      m(ms.randn(1, 10)):sum():backward()
+      assert.is_not_nil(m.linear_skip.lin.weight.grad)
+    end
+  end)
 end)

@@ -303,6 +303,11 @@ for world = 1, 4 do
       check(hooks.bf16_compress_hook, nil, 2e-2, 1e-4)
       check(hooks.fp16_compress_wrapper(hooks.allreduce_hook), nil, 2e-3, 1e-5)
       check(hooks.bf16_compress_wrapper(hooks.allreduce_hook), nil, 2e-2, 1e-4)
+      -- FSDP's hooks take buckets as well.
+      local fsdp_hooks = ms.fsdp.comm_hooks
+      check(fsdp_hooks.allreduce_hook, fsdp_hooks.DefaultState(), 1e-6, 1e-7)
+      check(fsdp_hooks.fp16_compress_hook, fsdp_hooks.LowPrecisionState(), 2e-3, 1e-5)
+      check(fsdp_hooks.bf16_compress_hook, fsdp_hooks.LowPrecisionState(), 2e-2, 1e-4)
       local _, list = grads(hooks.fp16_compress_hook)
       assert.are.equal("float16", list[#list].dtype)
       -- Nothing is divided for a hook; it may return nothing, a tensor, or something to wait for.
@@ -340,6 +345,25 @@ for world = 1, 4 do
       seen = {}
       ddp(ms.ones(1, 3)):sum():backward()
       assert.are.same({ "1", "2", "3", "4!" }, seen)
+    end)
+
+    it("averages sparse gradients, as dense ones", function(rank)
+      local ms, nn = load()
+      local m = nn.Embedding(6, 2, { sparse = true })
+      for _, view in ipairs { false, true } do
+        local ddp = nn.DDP(m, { gradient_as_bucket_view = view })
+        for _ = 1, 2 do
+          ddp:zero_grad()
+          ddp(ms.tensor({ rank, rank, 5 }, { dtype = "int64" })):sum():backward()
+          local expected = {}
+          for row = 0, 5 do
+            local v = (row < world and 2 / world or 0) + (row == 5 and 1 or 0)
+            expected[row + 1] = { v, v }
+          end
+          ms.testing.assert_close(m.weight.grad, ms.tensor(expected))
+        end
+        ddp:zero_grad()
+      end
     end)
 
     it("recovers from a backward that failed", function(rank)

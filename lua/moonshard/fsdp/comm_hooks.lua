@@ -81,6 +81,7 @@ local by_hand = ffi.new "ms_comm_hook"
 local function define(name, kind, low, output)
   local entry = { name = name, kind = kind, low = low, output = output }
   M[name] = function(state, grad, out)
+    if not tensor.is_tensor(grad) and type(grad) == "table" and grad.flat then grad = grad.flat end     -- a bucket of nn.DDP
     fill(by_hand, entry, state)
     if output == false and out ~= nil then raise("%s: there is an output; sharded gradients take reduce_scatter_hook", name) end
     if output and out == nil then raise("%s: there is no output; gradients that are not sharded take allreduce_hook", name) end

@@ -17,6 +17,7 @@ local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
 local wrapping = require "moonshard.nn.wrapping"
 local base = require "moonshard.nn.module"
+local Embedding = require "moonshard.nn.embedding".Embedding
 
 local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_grad
 local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type, ipairs, pcall, error, select
@@ -129,6 +130,7 @@ end
 local function put_back(st, b, used)
   for k, p in ipairs(b.parameters) do
     local view, grad = b.gradients[k], p.grad
+    if grad and grad.is_sparse then grad = nil end          -- the mean of several ranks' rows is dense
     if not used or used[p] then
       if not st.as_view then
         if grad then grad:detach():copy_(view) else p.grad = view:clone() end
@@ -165,6 +167,14 @@ local UNUSED_NONE = "find_unused_parameters=true was specified in DDP constructo
 local function finish(st)
   st.queued = false
   if not st.armed then return end
+  for _, k in ipairs(st.late) do
+    local p = st.params[k]
+    if not st.marked[p] and (p.grad or not st.find_unused) then
+      if st.synced_backwards == 0 then st.arrival[#st.arrival + 1] = k end
+      st.used[p] = true
+      mark_ready(st, p)
+    end
+  end
   if st.find_unused then
     local unused = 0
     for k = #st.params, 1, -1 do
@@ -288,6 +298,15 @@ function DDP:init(m, given)
   for k = #params, 1, -1 do order[#order + 1] = params[k] end
   st.limits = { math.min(buckets.MIB, st.cap), st.cap }
   -- The first iteration's buckets are built again in the order of arrival: one for all will do, unless they stay.
+  -- Sparse gradients don't pass the engine's leaves: they are there when backward is over.
+  local late = {}
+  for _, sub in ipairs(m:modules()) do
+    if sub:isa(Embedding) and sub.sparse then late[sub.weight] = true end
+  end
+  st.late = {}
+  for k, p in ipairs(params) do
+    if late[p] then st.late[#st.late + 1] = k end
+  end
   set_buckets(st, order, st.find_unused and st.limits or { math.huge })
   hook_parameters(st)
 end
@@ -337,7 +356,7 @@ end
 local function prepare(st, ...)
   forget(st)
   st.armed = true
-  if not st.find_unused then return end
+  if not st.find_unused and #st.late == 0 then return end
   local found = false
   for k = 1, select("#", ...) do
     found = each_tensor((select(k, ...)), function(t)
@@ -350,7 +369,7 @@ local function prepare(st, ...)
       end)
     end) or found
   end
-  if not found then no_grad(finish, st) end
+  if not found and st.find_unused then no_grad(finish, st) end
 end
 
 local function synced(st, ...)

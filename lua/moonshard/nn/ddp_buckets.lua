@@ -93,8 +93,9 @@ function Bucket:take(k, p)
   local view, grad = self.gradients[k], p.grad
   if not grad then
     view:zero_()
+  elseif grad.is_sparse then
+    view:copy_(grad:to_dense())
   elseif grad:data_ptr() ~= view:data_ptr() then
-    if grad.is_sparse then grad = grad:to_dense() end
     view:copy_(grad)
   end
 end
