@@ -89,7 +89,7 @@ static ms_status attention_backward(ms_backward_call *b)
 
 // out[1] is the logsumexp of every row of scores, in float32 or float64.
 static const ms_op op_attention = {
-    .name = "attention", .n_in_min = 3, .n_in_max = 4, .flags = MS_OP_RANDOM, .save_in = 15, .save_out = 3, .check = attention_check,
+    .name = "attention", .n_in_min = 3, .n_in_max = 4, .flags = MS_OP_RANDOM | MS_OP_LOW, .save_in = 15, .save_out = 3, .check = attention_check,
     .run = { [MS_CPU] = ms__cpu_attention }, .backward = attention_backward,
     .samples = "[2,3,5,4] [2,3,5,4] [2,3,5,4] i=0 f=0,0; [2,3,5,4] [2,3,5,4] [2,3,5,4] i=1 f=0,0; [5,4] [7,4] [7,4] i=0 f=0,0.7; [5,4] [3,4] [3,4] i=1 f=0,0; "
                "[2,5,4] [2,7,4] [2,7,4] [5,7]b i=0 f=0,0; [2,5,4] [2,7,4] [2,7,4] [2,5,7] i=0 f=0,0; [2,2,5,4] [2,2,7,4] [2,2,7,4] [2,1,1,7] i=0 f=0,0; "

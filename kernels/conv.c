@@ -69,7 +69,7 @@ static ms_status conv_backward(ms_backward_call *b)
 }
 
 static const ms_op op_conv = {
-    .name = "conv2d", .n_in_min = 2, .n_in_max = 3, .save_in = 3, .check = conv_check, .run = { [MS_CPU] = ms__cpu_conv2d }, .backward = conv_backward,
+    .name = "conv2d", .n_in_min = 2, .n_in_max = 3, .flags = MS_OP_LOW, .save_in = 3, .check = conv_check, .run = { [MS_CPU] = ms__cpu_conv2d }, .backward = conv_backward,
     .samples = "[2,3,5,6] [4,3,3,2] [4] i=1,1,0,0,0,0,1,1,1; [2,3,5,6] [4,3,3,2] i=2,1,1,2,1,2,1,1,1; [1,4,7,6] [6,2,3,3] [6] i=2,2,1,1,1,1,1,1,2; "
                "[1,2,7,8] [3,2,2,3] [3] i=1,1,0,1,1,2,2,3,1; [2,3,4,5] [4,3,1,1] i=1,1,0,0,0,0,1,1,1; [2,3,4,5] [4,3,1,1] [4] i=1,1,0,0,0,0,1,1,1; "
                "[1,4,5,5] [4,1,3,3] [4] i=1,1,1,1,1,1,1,1,4; [0,2,4,4] [3,2,3,3] [3] i=1,1,0,0,0,0,1,1,1; [1,2,3,4] [3,2,3,4] i=1,1,0,0,0,0,1,1,1",

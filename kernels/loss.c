@@ -54,7 +54,7 @@ static ms_status cross_entropy_backward(ms_backward_call *b)
 }
 
 static const ms_op op_cross_entropy = {
-    .name = "cross_entropy", .n_in_min = 2, .n_in_max = 3, .save_in = 7, .save_out = 2, .check = cross_entropy_check,
+    .name = "cross_entropy", .n_in_min = 2, .n_in_max = 3, .flags = MS_OP_WIDE, .save_in = 7, .save_out = 2, .check = cross_entropy_check,
     .run = { [MS_CPU] = ms__cpu_cross_entropy }, .backward = cross_entropy_backward,
     .samples = "[4,5] [4]i5 i=1,-100; [4,5] [4]i5 i=0,-100; [4,5] [4]i5 i=2,-100; [6,5] [6]i5 i=1,2; [4,5] [4]i5 i=1,-100 f=0.1; [5] []i5 i=1,-100; [40,300] [40]i300 i=1,-100; "
                "[6,5] [6]i5 i=1,2 f=0.3; [0,5] [0]i5 i=2,-100; [3,17] [3]i17 i=0,4 f=0.2",
@@ -93,7 +93,7 @@ static ms_status mse_loss_backward(ms_backward_call *b)
 }
 
 static const ms_op op_mse_loss = {
-    .name = "mse_loss", .n_in_min = 2, .n_in_max = 2, .save_in = 3, .check = mse_loss_check, .run = { [MS_CPU] = ms__cpu_mse_loss },
+    .name = "mse_loss", .n_in_min = 2, .n_in_max = 2, .flags = MS_OP_WIDE, .save_in = 3, .check = mse_loss_check, .run = { [MS_CPU] = ms__cpu_mse_loss },
     .backward = mse_loss_backward, .samples = "[3,4] [3,4] i=1; [3,4] [3,4] i=0; [3,4] [3,4] i=2; [] [] i=1; [0,3] [0,3] i=2; [70,33] [70,33] i=1",
 };
 

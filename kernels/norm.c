@@ -43,11 +43,11 @@ static ms_status log_softmax_backward(ms_backward_call *b)
 #define SOFTMAX_SAMPLES "[3,4] i=1; [3,4] i=0; [2,3,4] i=1; [2,3,4] i=-1; [5] i=0; [] i=0; [3,0] i=1; [0,3] i=1; [2,70] i=1; [3,300] i=1"
 
 static const ms_op op_softmax = {
-    .name = "softmax", .n_in_min = 1, .n_in_max = 1, .save_out = 1, .check = softmax_check, .run = { [MS_CPU] = ms__cpu_softmax },
+    .name = "softmax", .n_in_min = 1, .n_in_max = 1, .flags = MS_OP_WIDE, .save_out = 1, .check = softmax_check, .run = { [MS_CPU] = ms__cpu_softmax },
     .backward = softmax_backward, .samples = SOFTMAX_SAMPLES,
 };
 static const ms_op op_log_softmax = {
-    .name = "log_softmax", .n_in_min = 1, .n_in_max = 1, .save_out = 1, .check = softmax_check, .run = { [MS_CPU] = ms__cpu_log_softmax },
+    .name = "log_softmax", .n_in_min = 1, .n_in_max = 1, .flags = MS_OP_WIDE, .save_out = 1, .check = softmax_check, .run = { [MS_CPU] = ms__cpu_log_softmax },
     .backward = log_softmax_backward, .samples = SOFTMAX_SAMPLES,
 };
 
@@ -107,13 +107,13 @@ static ms_status rms_norm_backward(ms_backward_call *b)
 }
 
 static const ms_op op_layer_norm = {
-    .name = "layer_norm", .n_in_min = 1, .n_in_max = 3, .save_in = 3, .check = layer_norm_check, .run = { [MS_CPU] = ms__cpu_layer_norm },
+    .name = "layer_norm", .n_in_min = 1, .n_in_max = 3, .flags = MS_OP_WIDE, .save_in = 3, .check = layer_norm_check, .run = { [MS_CPU] = ms__cpu_layer_norm },
     .backward = layer_norm_backward,
     .samples = "[3,8] [8] [8] i=1 f=1e-5; [3,8] i=1 f=1e-5; [3,8] [8] i=1 f=1e-5; [2,3,4] [3,4] [3,4] i=2 f=1e-3; [2,3,20] [20] [20] i=1 f=1e-5; [0,4] [4] [4] i=1 f=1e-5; "
                "[70,130] [130] [130] i=1 f=1e-5",
 };
 static const ms_op op_rms_norm = {
-    .name = "rms_norm", .n_in_min = 1, .n_in_max = 2, .save_in = 3, .check = rms_norm_check, .run = { [MS_CPU] = ms__cpu_rms_norm },
+    .name = "rms_norm", .n_in_min = 1, .n_in_max = 2, .flags = MS_OP_WIDE, .save_in = 3, .check = rms_norm_check, .run = { [MS_CPU] = ms__cpu_rms_norm },
     .backward = rms_norm_backward, .samples = "[3,8] [8] f=1e-5; [3,8] f=1e-5; [2,3,20] [20] f=1e-5; [0,4] [4] f=1e-5; [70,130] [130] f=1e-5",
 };
 

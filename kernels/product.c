@@ -142,7 +142,7 @@ static ms_status linear_backward(ms_backward_call *b)
 }
 
 const ms_op ms__op_linear = {
-    .name = "linear", .n_in_min = 2, .n_in_max = 3, .save_in = 3, .check = linear_check, .run = { [MS_CPU] = linear_cpu }, .backward = linear_backward,
+    .name = "linear", .n_in_min = 2, .n_in_max = 3, .flags = MS_OP_LOW, .save_in = 3, .check = linear_check, .run = { [MS_CPU] = linear_cpu }, .backward = linear_backward,
     .samples = "[3,4] [5,4] [5]; [2,3,4] [5,4] [5]; [2,3,4] [5,4]; [4] [2,4] [2]; [20,19] [33,19] [33]; [1,7] [3,7]; [0,4] [5,4] [5]; [3,0] [2,0] [2]; [70,33] [65,33] [65]",
 };
 
@@ -318,7 +318,7 @@ out:
 }
 
 static const ms_op op_matmul = {
-    .name = "matmul", .n_in_min = 2, .n_in_max = 2, .save_in = 3, .check = matmul_check, .run = { [MS_CPU] = matmul_cpu }, .backward = matmul_backward,
+    .name = "matmul", .n_in_min = 2, .n_in_max = 2, .flags = MS_OP_LOW, .save_in = 3, .check = matmul_check, .run = { [MS_CPU] = matmul_cpu }, .backward = matmul_backward,
     .samples = "[3,4] [4,5]; [4] [4]; [3,4] [4]; [4] [4,5]; [2,3,4] [4,5]; [2,3,4] [2,4,5]; [2,1,3,4] [3,4,2]; [3,4] [2,4,5]; [2,3,4] [4]; [4] [2,4,3]; [0,4] [4,5]; [3,0] [0,2]; "
                "[20,40] [40,50]; [2,0,4] [2,4,3]",
 };

@@ -152,7 +152,7 @@ MS_API int         ms_op_count(void);
 MS_API const char *ms_op_name(int op);
 MS_API const char *ms_op_samples(int op);                // sample inputs for the generic specs, "" if none
 MS_API int         ms_op_flags(int op);                  // MS_OP_*
-enum { MS_OP_DIFFERENTIABLE = 1, MS_OP_INPLACE = 2, MS_OP_VIEW = 4, MS_OP_RANDOM = 8 };
+enum { MS_OP_DIFFERENTIABLE = 1, MS_OP_INPLACE = 2, MS_OP_VIEW = 4, MS_OP_RANDOM = 8, MS_OP_LOW = 16, MS_OP_WIDE = 32 /* under autocast: half, float32 */ };
 
 MS_API ms_status ms_call_op(int op, ms_args *a);
 MS_API ms_id     ms_call1(int op, ms_id a);              // one input, one output

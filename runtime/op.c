@@ -259,7 +259,31 @@ failed:
     return st;
 }
 
-ms_status ms__dispatch(ms_call *c) { return dispatch(c, true); }
+// Under autocast: floating inputs (not float64) in the dtype this operator wants. Casts are recorded like any other.
+static ms_status dispatch_cast(ms_call *c)
+{
+    int want = c->op->flags & MS_OP_LOW ? ms__state.autocast - 1 : MS_F32;
+    ms_tensor *cast[MS_MAX_IN];
+    int n = 0;
+    ms_status st = MS_OK;
+    for (int k = 0; k < c->n_in && st == MS_OK; k++) {
+        ms_tensor *t = c->in[k];
+        if (!t || t->sharded || t->dtype == want || !ms__is_float(t->dtype) || t->dtype == MS_F64) continue;
+        ms_call one = { .op = ms__op_by_name("cast"), .n_in = 1, .n_i = 1 };
+        one.in[0] = t;
+        one.i[0] = want;
+        if ((st = dispatch(&one, true)) == MS_OK) c->in[k] = cast[n++] = one.out[0];
+    }
+    if (st == MS_OK) st = dispatch(c, true);
+    while (n > 0) ms__release(cast[--n]);
+    return st;
+}
+
+ms_status ms__dispatch(ms_call *c)
+{
+    if (MS_UNLIKELY(ms__state.autocast) && c->op->flags & (MS_OP_LOW | MS_OP_WIDE)) return dispatch_cast(c);
+    return dispatch(c, true);
+}
 
 // ---- from C -----------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ local shapes = require "moonshard.tensor_shape"
 local tensor = require "moonshard.tensor"
 local Plain = tensor.Tensor
 
-local lib, ffi, state = engine.lib, engine.ffi, engine.state
+local lib, ffi = engine.lib, engine.ffi
 local is_tensor, wrap = tensor.is_tensor, tensor.wrap
-local getmetatable, setmetatable, rawget, rawset, type = getmetatable, setmetatable, rawget, rawset, type
+local setmetatable, rawget, rawset, type = setmetatable, rawget, rawset, type
 
 local M = {}
 

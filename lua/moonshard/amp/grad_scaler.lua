@@ -1,0 +1,308 @@
+--- Gradient scalers: the loss is multiplied by a scale before backward, so that small float16 gradients survive; the
+--- gradients are divided by it before the optimizer steps, and a step with infinities or NaN in them is left out and
+--- the scale lowered. ShardedGradScaler agrees on that over the ranks of a group.
+local autograd = require "moonshard.autograd"
+local class = require "moonshard.class"
+local create = require "moonshard.tensor_create"
+local dist = require "moonshard.dist"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+local util = require "moonshard.util"
+
+local is_tensor, raise, no_grad = tensor.is_tensor, errors.raise, autograd.no_grad
+
+local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2000, enabled = true }
+
+---@class GradScaler
+---@field scale_tensor Tensor?  nil until the first `scale`, then one element on that tensor's device
+---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean }): GradScaler
+local GradScaler = class.new "GradScaler"
+
+-- May half gradients be unscaled? Their own parameters are then half, as in sharded training.
+GradScaler._takes_half = false
+
+local function construct(self, given, spec)
+  local o = opts(self:class_name(), given, spec)
+  if o.enabled and o.growth_factor <= 1 then raise("The growth factor must be > 1.0.") end
+  if o.enabled and o.backoff_factor >= 1 then raise("The backoff factor must be < 1.0.") end
+  self._enabled, self._init_scale, self._growth_tracker = o.enabled, o.init_scale, 0
+  self._growth_factor, self._backoff_factor, self._growth_interval = o.growth_factor, o.backoff_factor, o.growth_interval
+  self._optimizers = setmetatable({}, { __mode = "k" })         -- what is known of each since the last update
+  return o
+end
+
+function GradScaler:init(given) construct(self, given, SPEC) end
+
+local function number_tensor(value, device)
+  return create.full({}, value, { dtype = "float32", device = device }):keep()
+end
+
+local function record_of(self, optimizer)
+  local record = self._optimizers[optimizer]
+  if not record then
+    record = { stage = "ready", found_inf = {} }
+    self._optimizers[optimizer] = record
+  end
+  return record
+end
+
+local function need_scale(self, who)
+  if self.scale_tensor then return end
+  raise("Attempted %s but scale_tensor is nil. This may indicate your script did not use scaler:scale(loss or outputs) earlier in the iteration.", who)
+end
+
+-- ---- scaling -------------------------------------------------------------------------------------
+
+local function multiply(self, t)
+  if not self.scale_tensor then self.scale_tensor = number_tensor(self._init_scale, t.device) end
+  local scale = self.scale_tensor
+  if scale.device ~= t.device then scale = scale:to(t.device) end
+  return (t * scale):to(t.dtype)
+end
+
+local function scaled(self, outputs)
+  if is_tensor(outputs) then return multiply(self, outputs) end
+  if type(outputs) == "function" then                   -- an iterator gives scaled values as they are asked for
+    return function(...)
+      local value = outputs(...)
+      if value ~= nil then return scaled(self, value) end
+    end
+  end
+  if type(outputs) ~= "table" or getmetatable(outputs) ~= nil then raise("outputs must be a Tensor or an iterable of Tensors") end
+  local list = {}
+  for k, v in util.sorted_pairs(outputs) do list[k] = scaled(self, v) end
+  return list
+end
+
+--- outputs times the scale, in their dtype: a tensor, or tables of them to any depth.
+---@generic T
+---@param outputs T
+---@return T
+function GradScaler:scale(outputs)
+  if not self._enabled then return outputs end
+  return scaled(self, outputs)
+end
+
+-- ---- unscaling -----------------------------------------------------------------------------------
+
+-- The tensors whose elements are the gradients of an optimizer's leaves.
+local function gradients(self, optimizer)
+  local list = {}
+  local function add(p)
+    if p.id < 0 and not p.is_sparse then
+      for _, part in ipairs(tensor.inner(p)) do add(part) end
+      return
+    end
+    if p.to_local then p = p:to_local() end             -- a sharded parameter's gradients are this rank's
+    local g = p.grad
+    if g == nil then return end
+    if g.dtype == "float16" and not self._takes_half then raise("Attempting to unscale FP16 gradients.") end
+    if g.is_sparse then
+      if g.dtype == "float16" then                      -- equal positions are summed here, which may overflow
+        g = g:float():coalesce():half()
+        p.grad = g
+      end
+      g = g:values()
+    end
+    list[#list + 1] = g:detach()
+  end
+  for _, group in ipairs(optimizer.param_groups) do
+    for _, p in ipairs(group.params) do add(p) end
+  end
+  return list
+end
+
+local function one_element(t, name)
+  if not is_tensor(t) or t:numel() ~= 1 then raise("%s must be a 1-element tensor.", name) end
+end
+
+--- Multiplies an optimizer's gradients by inv_scale and sets found_inf to 1 where one of them is not finite.
+---@param optimizer Optimizer
+---@param inv_scale Tensor   one element
+---@param found_inf Tensor   one element; written
+---@return table<string, Tensor> found_inf  by device
+function GradScaler:unscale_grads_(optimizer, inv_scale, found_inf)
+  one_element(inv_scale, "inv_scale")
+  one_element(found_inf, "found_inf")
+  return no_grad(function()
+    local by_device, inverse, stopped = {}, {}, {}
+    for _, g in ipairs(gradients(self, optimizer)) do
+      local device = g.device
+      if not by_device[device] then
+        by_device[device] = device == found_inf.device and found_inf or found_inf:to(device)
+        inverse[device] = (inv_scale.device == device and inv_scale or inv_scale:to(device)):reshape {}
+      end
+      if not stopped[device] then
+        local finite = g:isfinite():all()
+        if not finite:item() then
+          by_device[device]:fill_(1)
+          stopped[device] = self._stops_at_inf
+        end
+        if not stopped[device] then g:mul_(inverse[device]) end
+      end
+    end
+    if self._stops_at_inf and next(by_device) == nil then by_device[found_inf.device] = found_inf end
+    return by_device
+  end)
+end
+
+-- After the gradients of this rank: what the others found (the sharded scaler's).
+function GradScaler._agree() end
+
+--- Divides an optimizer's gradients by the scale, once between updates: before clipping them, for example.
+---@param optimizer Optimizer
+function GradScaler:unscale_(optimizer)
+  if not self._enabled then return end
+  need_scale(self, "unscale_")
+  local record = record_of(self, optimizer)
+  if record.stage == "unscaled" then raise("unscale_() has already been called on this optimizer since the last update().") end
+  if record.stage == "stepped" then raise("unscale_() is being called after step().") end
+  local device = self.scale_tensor.device
+  local inv_scale = create.full({}, 1 / self.scale_tensor:item(), { dtype = "float32", device = device })
+  local found = self:unscale_grads_(optimizer, inv_scale, number_tensor(0, device))
+  self:_agree(found)
+  for _, t in util.sorted_pairs(found) do t:keep() end
+  record.found_inf, record.stage = found, "unscaled"
+end
+
+local function total(found)
+  local sum = 0
+  for _, t in util.sorted_pairs(found) do sum = sum + t:item() end
+  return sum
+end
+
+--- The optimizer's step on unscaled gradients: its result, or nil where the step was left out.
+---@param optimizer Optimizer
+function GradScaler:step(optimizer, closure)
+  if not self._enabled then return optimizer:step(closure) end
+  if closure ~= nil then raise("Closure use is not currently supported if GradScaler is enabled.") end
+  need_scale(self, "step")
+  local record = record_of(self, optimizer)
+  if record.stage == "stepped" then raise("step() has already been called since the last update().") end
+  if record.stage == "ready" then self:unscale_(optimizer) end
+  if next(record.found_inf) == nil then raise("No inf checks were recorded for this optimizer.") end
+  local result
+  if total(record.found_inf) == 0 then result = optimizer:step() end
+  record.stage = "stepped"
+  return result
+end
+
+-- ---- the scale over time -------------------------------------------------------------------------
+
+local function set_scale(self, value)
+  no_grad(function() self.scale_tensor:fill_(value) end)
+end
+
+--- Lowers the scale after infinities, raises it after enough good steps; or sets it to new_scale.
+---@param new_scale? number|Tensor
+function GradScaler:update(new_scale)
+  if not self._enabled then return end
+  need_scale(self, "update")
+  if new_scale ~= nil then
+    if is_tensor(new_scale) then
+      if new_scale:numel() ~= 1 or new_scale.requires_grad or new_scale.device:match "^%a+" ~= self.scale_tensor.device:match "^%a+" then
+        raise("new_scale should be a float or a 1-element FloatTensor on the scaler's device with requires_grad=false.")
+      end
+      no_grad(function() self.scale_tensor:copy_(new_scale:reshape {}) end)
+    elseif type(new_scale) == "number" then
+      set_scale(self, new_scale)
+    else
+      raise("update: new_scale is %s, expected a number or a tensor", errors.kind(new_scale))
+    end
+  else
+    local sum, any = 0, false
+    for _, record in pairs(self._optimizers) do         -- order does not matter: a sum of zeros and ones
+      any = any or next(record.found_inf) ~= nil
+      sum = sum + total(record.found_inf)
+    end
+    if not any then raise("No inf checks were recorded prior to update.") end
+    if sum > 0 then
+      set_scale(self, self.scale_tensor:item() * self._backoff_factor)
+      self._growth_tracker = 0
+    else
+      self._growth_tracker = self._growth_tracker + 1
+      if self._growth_tracker == self._growth_interval then
+        local grown = self.scale_tensor:item() * self._growth_factor
+        if grown <= 3.4028234663852886e38 then set_scale(self, grown) end
+        self._growth_tracker = 0
+      end
+    end
+  end
+  for _, record in pairs(self._optimizers) do           -- order does not matter
+    for _, t in util.sorted_pairs(record.found_inf) do t:release() end
+  end
+  self._optimizers = setmetatable({}, { __mode = "k" })
+end
+
+---@return number
+function GradScaler:get_scale()
+  if not self._enabled then return 1 end
+  return self.scale_tensor and self.scale_tensor:item() or self._init_scale
+end
+---@return number
+function GradScaler:get_growth_factor() return self._growth_factor end
+---@return number
+function GradScaler:get_backoff_factor() return self._backoff_factor end
+---@return integer
+function GradScaler:get_growth_interval() return self._growth_interval end
+---@return boolean
+function GradScaler:is_enabled() return self._enabled end
+
+--- What a checkpoint needs; empty of a scaler that is not enabled.
+---@return table
+function GradScaler:state_dict()
+  if not self._enabled then return {} end
+  return {
+    scale = self:get_scale(), growth_factor = self._growth_factor, backoff_factor = self._backoff_factor,
+    growth_interval = self._growth_interval, growth_tracker = self._growth_tracker,
+  }
+end
+
+---@param sd table
+function GradScaler:load_state_dict(sd)
+  if not self._enabled then return end
+  if type(sd) ~= "table" then raise("load_state_dict: the state is %s, expected a table", errors.kind(sd)) end
+  if next(sd) == nil then raise("The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler.") end
+  for _, name in ipairs { "scale", "growth_factor", "backoff_factor", "growth_interval", "growth_tracker" } do
+    if type(sd[name]) ~= "number" then raise("load_state_dict: %s is %s, expected a number", name, errors.kind(sd[name])) end
+  end
+  self._init_scale, self._growth_tracker = sd.scale, sd.growth_tracker
+  self._growth_factor, self._backoff_factor, self._growth_interval = sd.growth_factor, sd.backoff_factor, sd.growth_interval
+  if self.scale_tensor then set_scale(self, sd.scale) end
+end
+
+function GradScaler:__tostring()
+  return ("%s(scale %g%s)"):format(self:class_name(), self:get_scale(), self._enabled and "" or ", disabled")
+end
+
+-- ---- over ranks ----------------------------------------------------------------------------------
+
+--- A scaler for sharded parameters: ranks hold different parts of the gradients, so all of them leave a step out when
+--- one of them found an infinity, a rank without any gradients too.
+---@class ShardedGradScaler: GradScaler
+---@overload fun(opts?: table): ShardedGradScaler  those of GradScaler, and process_group
+local ShardedGradScaler = GradScaler:extend "ShardedGradScaler"
+ShardedGradScaler._takes_half = true
+ShardedGradScaler._stops_at_inf = true          -- the rest of a step that is left out stays scaled
+
+function ShardedGradScaler:init(given)
+  local spec = { process_group = opts.any }
+  for name, default in pairs(SPEC) do spec[name] = default end  -- order does not matter: a copy
+  self._group = construct(self, given, spec).process_group
+end
+
+-- Every found_inf becomes the sum over ranks. Where gradients lie on the cpu and the scaler elsewhere, over its device.
+function ShardedGradScaler:_agree(found)
+  local home, works = self.scale_tensor.device, {}
+  for _, t in util.sorted_pairs(found) do
+    local here = t.device == "cpu" and home ~= "cpu" and t:to(home) or t
+    works[#works + 1] = { t, here, dist.all_reduce(here, { group = self._group, async = true }) }
+  end
+  for _, w in ipairs(works) do
+    w[3]:wait()
+    if not rawequal(w[1], w[2]) then no_grad(function() w[1]:copy_(w[2]:to(w[1].device)) end) end
+  end
+end
+
+return { GradScaler = GradScaler, ShardedGradScaler = ShardedGradScaler }

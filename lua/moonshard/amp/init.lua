@@ -1,0 +1,11 @@
+--- amp: mixed precision for ordinary models: `autocast` chooses dtypes by operation, gradient scalers keep float16
+--- gradients from vanishing.
+local errors = require "moonshard.errors"
+local scaler = require "moonshard.amp.grad_scaler"
+
+---@class moonshard.amp
+return errors.closed({
+  autocast = require "moonshard.amp.autocast".autocast,
+  GradScaler = scaler.GradScaler,
+  ShardedGradScaler = scaler.ShardedGradScaler,
+}, "amp")

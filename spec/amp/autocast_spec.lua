@@ -1,0 +1,116 @@
+--- amp.autocast: which operations run in which dtype.
+local ms = require "moonshard"
+local nn, amp = ms.nn, ms.amp
+
+local function failure(fn, ...)
+  local ok, message = pcall(fn, ...)
+  assert.is_false(ok, "no error was raised")
+  return (message:gsub("^[^\n]-:%d+: ", "", 1))
+end
+
+local function f32(...) return ms.randn(...) end
+local function half(...) return ms.randn(...):to "bfloat16" end
+local function classes() return ms.tensor({ 0, 2 }, { dtype = "int64" }) end
+
+-- Operation, its dtype under autocast in bfloat16; arguments come in float32 and in bfloat16.
+local rows = {
+  { "linear", "bfloat16", function(x) return nn.F.linear(x(2, 4), f32(3, 4), f32(3)) end },
+  { "matmul", "bfloat16", function(x) return x(2, 4):matmul(f32(4, 3)) end },
+  { "batched matmul", "bfloat16", function(x) return x(2, 2, 4):matmul(f32(4, 3)) end },
+  { "attention", "bfloat16", function(x) return nn.F.scaled_dot_product_attention(x(2, 5, 4), f32(2, 5, 4), f32(2, 5, 4), { attn_mask = f32(5, 5) }) end },
+  { "conv2d", "bfloat16", function(x) return nn.F.conv2d(x(1, 2, 5, 5), f32(3, 2, 3, 3), f32(3)) end },
+  { "softmax", "float32", function(x) return x(2, 4):softmax(2) end },
+  { "log_softmax", "float32", function(x) return nn.F.log_softmax(x(2, 4), 2) end },
+  { "logsumexp", "float32", function(x) return x(2, 4):logsumexp(2) end },
+  { "layer_norm", "float32", function(x) return nn.F.layer_norm(x(2, 4), 4, f32(4), f32(4)) end },
+  { "rms_norm", "float32", function(x) return nn.F.rms_norm(x(2, 4), f32(4)) end },
+  { "batch_norm", "float32", function(x) return nn.F.batch_norm(x(3, 4), ms.zeros(4), ms.ones(4), f32(4), f32(4), { training = true }) end },
+  { "cross_entropy", "float32", function(x) return nn.F.cross_entropy(x(2, 4), classes()) end },
+  { "mse_loss", "float32", function(x) return nn.F.mse_loss(x(2, 4), f32(2, 4)) end },
+  { "norm", "float32", function(x) return x(2, 4):norm() end },
+  { "prod", "float32", function(x) return x(2, 4):prod() end },
+  { "add of both", "float32", function(x) return x(2, 4) + f32(2, 4) end },
+  { "cat of both", "float32", function(x) return ms.cat { x(2, 4), f32(2, 4) } end },
+  { "relu", "input", function(x) return x(2, 4):relu() end },
+  { "gelu", "input", function(x) return x(2, 4):gelu() end },
+  { "embedding", "float32", function() return nn.F.embedding(classes(), f32(4, 4)) end },
+}
+
+describe("autocast", function()
+  for _, row in ipairs(rows) do
+    it("chooses the dtype of " .. row[1], function()
+      for name, make in ms.sorted_pairs { float32 = f32, bfloat16 = half } do
+        local out = amp.autocast("bfloat16", function() return (row[3](make)) end)
+        assert.are.equal(row[2] == "input" and name or row[2], out.dtype)
+      end
+    end)
+  end
+
+  it("goes both ways in one block, and its gradients come back in the parameters' dtype", function()
+    ms.manual_seed(1)
+    local block = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+    local x, y = f32(6, 8), ms.randint(0, 4, { 6 })
+    local loss = amp.autocast("bfloat16", function() return nn.F.cross_entropy(block(x), y) end)
+    loss:backward()
+    local reference = ms.deepcopy(block)
+    reference:zero_grad()
+    nn.F.cross_entropy(reference(x), y):backward()
+    for name, p in block:named_parameters() do
+      assert.are.equal("float32", p.grad.dtype)
+      local error = (p.grad - reference:get_parameter(name).grad):norm():item()
+      assert.is_true(error > 0 and error < 0.03 * (reference:get_parameter(name).grad:norm():item() + 0.1), name .. " " .. error)
+    end
+  end)
+
+  it("ends with its function, also by an error, and nests", function()
+    local a, b = f32(2, 2), f32(2, 2)
+    local function dtype() return a:matmul(b).dtype end
+    assert.are.equal("float32", dtype())
+    amp.autocast("bfloat16", function()
+      assert.are.equal("bfloat16", dtype())
+      assert.are.equal("float16", amp.autocast("float16", dtype))
+      assert.are.equal("float32", amp.autocast(nil, dtype))
+      assert.are.equal("bfloat16", dtype())
+    end)
+    assert.are.equal("float32", dtype())
+    assert.matches("no!", failure(amp.autocast, "bfloat16", function() error "no!" end))
+    assert.are.equal("float32", dtype())
+    local x, y, z = amp.autocast("bfloat16", function(...) return ... end, 1, nil, 3)
+    assert.are.same({ 1, 3 }, { x, z })
+    assert.is_nil(y)
+  end)
+
+  it("leaves float64, integers and changes in place alone", function()
+    amp.autocast("bfloat16", function()
+      local d = ms.randn(2, 2, { dtype = "float64" })
+      assert.are.equal("float64", d:matmul(d).dtype)
+      assert.are.equal("float64", d:softmax(1).dtype)
+      local k = ms.ones(2, 2, { dtype = "int64" })
+      assert.are.equal("int64", k:matmul(k).dtype)
+      assert.are.equal("float32", ms.zeros(2):add_(half(2)).dtype)
+    end)
+  end)
+
+  it("recomputes a checkpoint as it was", function()
+    ms.manual_seed(1)
+    local w = nn.Parameter(f32(4, 4))
+    local x = f32(2, 4)
+    local dtypes = {}
+    local function region(t)
+      local out = t:matmul(w)
+      dtypes[#dtypes + 1] = out.dtype
+      return out:float()
+    end
+    amp.autocast("bfloat16", function() return ms.checkpoint(region, x) end):sum():backward()
+    assert.are.same({ "bfloat16", "bfloat16" }, dtypes)
+    local grad = w.grad
+    w.grad = nil
+    amp.autocast("bfloat16", function() return region(x) end):sum():backward()
+    assert.is_true(grad:equal(w.grad))
+  end)
+
+  it("takes half dtypes only", function()
+    assert.matches("dtype is 'float32', expected 'bfloat16', 'float16' or nil", failure(amp.autocast, "float32", function() end))
+    assert.matches("argument 2 is nil, expected a function", failure(amp.autocast, "float16"))
+  end)
+end)
