@@ -42,5 +42,20 @@ describe("lr_scheduler", function()
     assert.is_false(pcall(lr_scheduler.cosine, {}, { steps = 1 }))
     assert.is_false(pcall(lr_scheduler.lambda, optim.SGD { nn.Parameter(ms.zeros(1)) }, 3))
     assert.is_false(pcall(function() return lr_scheduler.cosin end))
+    local opt = optim.SGD { nn.Parameter(ms.zeros(1)) }
+    for _, case in ipairs {
+      { "linear", { steps = 0 }, "option 'steps' is a number (0), expected a whole number from 1" },
+      { "linear_warmup", { steps = 2.5 }, "option 'steps'" }, { "linear_warmup", {}, "option 'steps' is missing" },
+      { "cosine", { steps = 4, warmup = -1 }, "option 'warmup'" }, { "cosine", { steps = 4, warmup = 5 }, "longer than all 4 steps" },
+      { "constant", { steps = "3" }, "option 'steps'" },
+    } do
+      local ok, e = pcall(lr_scheduler[case[1]], opt, case[2])
+      assert.is_false(ok)
+      assert.truthy(e:find(case[3], 1, true), e)
+    end
+    local ok, e = pcall(lr_scheduler.lambda, opt, function() return nil end)
+    assert.is_false(ok)
+    assert.truthy(e:find("the factor of step 0 is nil, expected a number", 1, true), e)
+    assert.is_false(pcall(lr_scheduler.constant(opt).load_state_dict, lr_scheduler.constant(opt), {}))
   end)
 end)

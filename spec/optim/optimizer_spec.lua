@@ -78,6 +78,42 @@ describe("an optimizer", function()
     assert.are.equal(-1, p:item())
   end)
 
+  it("runs the closure with gradients, where there are none around it", function()
+    local p = leaf { 3 }
+    local opt = optim.SGD({ p }, { lr = 1 })
+    ms.no_grad(function()
+      opt:step(function()
+        opt:zero_grad()
+        local loss = (p * p):sum()
+        loss:backward()
+        return loss
+      end)
+    end)
+    assert.are.equal(-3, p:item())
+    assert.is_false(pcall(opt.step, opt, 3))
+  end)
+
+  it("checks every option of every group", function()
+    for _, case in ipairs {
+      { "SGD", { dampening = "x" }, "dampening" }, { "SGD", { nesterov = true }, "Nesterov momentum requires a momentum and zero dampening" },
+      { "Adam", { amsgrad = 1 }, "amsgrad" }, { "AdamW", { betas = 0.9 }, "betas" }, { "AdamW", { betas = { 0.9, 1 } }, "betas[2] is a number (1)" },
+      { "Adam", { eps = -1 }, "eps" }, { "SGD", { lr = -1 }, "lr" },
+    } do
+      for _, in_group in ipairs { false, true } do
+        local ok, e
+        if in_group then
+          local group = { params = { leaf { 1 } } }
+          for key, value in pairs(case[2]) do group[key] = value end
+          ok, e = pcall(optim[case[1]], { group })
+        else
+          ok, e = pcall(optim[case[1]], { leaf { 1 } }, case[2])
+        end
+        assert.is_false(ok)
+        assert.truthy(e:find(case[3], 1, true), e)
+      end
+    end
+  end)
+
   it("clears gradients to nil, or to zeros", function()
     local p = leaf { 1 }
     local opt = optim.SGD { p }

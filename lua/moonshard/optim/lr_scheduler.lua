@@ -16,7 +16,9 @@ local function apply(self)
   self.last_lr = {}
   for k, group in ipairs(groups) do
     if not self.base_lrs[k] then self.base_lrs[k] = group.lr end      -- a group added later
-    group.lr = self.base_lrs[k] * self.factor(self.count)
+    local factor = self.factor(self.count)
+    if type(factor) ~= "number" then raise("lr_scheduler.%s: the factor of step %d is %s, expected a number", self.kind, self.count, errors.kind(factor)) end
+    group.lr = self.base_lrs[k] * factor
     self.last_lr[k] = group.lr
   end
 end
@@ -34,6 +36,9 @@ end
 
 ---@param sd { step: integer, base_lrs: number[] }
 function Scheduler:load_state_dict(sd)
+  if type(sd) ~= "table" or type(sd.step) ~= "number" or type(sd.base_lrs) ~= "table" then
+    raise("lr_scheduler: load_state_dict: a table with step and base_lrs expected, got %s", errors.kind(sd))
+  end
   self.count, self.base_lrs = sd.step, { unpack(sd.base_lrs) }
   apply(self)
 end
@@ -54,6 +59,19 @@ end
 
 local M = {}
 
+-- Options of a schedule; its lengths are whole numbers.
+local function options(kind, given, spec)
+  local who = "lr_scheduler." .. kind
+  local o = opts(who, given, spec)
+  for _, name in ipairs { "steps", "warmup" } do
+    local n = o[name]
+    if n ~= nil and (type(n) ~= "number" or n % 1 ~= 0 or n < (name == "steps" and 1 or 0)) then
+      raise("%s: option '%s' is %s, expected a whole number from %d", who, name, errors.kind(n), name == "steps" and 1 or 0)
+    end
+  end
+  return o
+end
+
 -- From start to 1 over `steps` steps. Step 0 has a rate already: (1 + t) / steps without a start.
 local function warm(t, steps, start)
   if t >= steps then return 1 end
@@ -66,7 +84,7 @@ end
 ---@param given { steps: integer, start_factor: number? }
 ---@return LRScheduler
 function M.linear_warmup(optimizer, given)
-  local o = opts("lr_scheduler.linear_warmup", given, { steps = opts.required, start_factor = opts.number })
+  local o = options("linear_warmup", given, { steps = opts.required, start_factor = opts.number })
   return new("linear_warmup", optimizer, function(t) return warm(t, o.steps, o.start_factor) end)
 end
 
@@ -75,7 +93,7 @@ end
 ---@param given { steps: integer, warmup: integer?, min_factor: number?, start_factor: number? }
 ---@return LRScheduler
 function M.cosine(optimizer, given)
-  local o = opts("lr_scheduler.cosine", given, { steps = opts.required, warmup = 0, min_factor = 0, start_factor = opts.number })
+  local o = options("cosine", given, { steps = opts.required, warmup = 0, min_factor = 0, start_factor = opts.number })
   if o.warmup > o.steps then raise("lr_scheduler.cosine: warmup of %d steps is longer than all %d steps", o.warmup, o.steps) end
   return new("cosine", optimizer, function(t)
     if t < o.warmup then return warm(t, o.warmup, o.start_factor) end
@@ -90,7 +108,7 @@ end
 ---@param given { steps: integer, start_factor: number?, end_factor: number? }
 ---@return LRScheduler
 function M.linear(optimizer, given)
-  local o = opts("lr_scheduler.linear", given, { steps = opts.required, start_factor = 1, end_factor = 0 })
+  local o = options("linear", given, { steps = opts.required, start_factor = 1, end_factor = 0 })
   return new("linear", optimizer, function(t)
     return o.start_factor + (o.end_factor - o.start_factor) * math.min(t / o.steps, 1)
   end)
@@ -101,7 +119,7 @@ end
 ---@param given? { factor: number?, steps: integer? }
 ---@return LRScheduler
 function M.constant(optimizer, given)
-  local o = opts("lr_scheduler.constant", given, { factor = 1, steps = opts.number })
+  local o = options("constant", given, { factor = 1, steps = opts.number })
   return new("constant", optimizer, function(t)
     return (not o.steps or t < o.steps) and o.factor or 1
   end)

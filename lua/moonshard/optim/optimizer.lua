@@ -9,7 +9,8 @@ local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
 
 local lib, ffi = engine.lib, engine.ffi
-local no_grad = require "moonshard.autograd".no_grad
+local autograd = require "moonshard.autograd"
+local no_grad, enable_grad = autograd.no_grad, autograd.enable_grad
 local with_dense_grads = require "moonshard.sparse".with_dense_grads
 local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
 local Tensor = tensor.Tensor
@@ -196,7 +197,10 @@ end
 ---@return any  the closure's result, or true
 function Optimizer:step(closure)
   local result = true
-  if closure then result = closure() end
+  if closure ~= nil then
+    if type(closure) ~= "function" then raise("%s: step: closure is %s, expected a function", self:class_name(), show(closure)) end
+    result = enable_grad(closure)
+  end
   local groups = self.param_groups
   for k = 1, #groups do
     local group = groups[k]
@@ -362,6 +366,10 @@ local function number(self, group, name, low, high)
   end
 end
 
+local function flag(self, group, name)
+  if type(group[name]) ~= "boolean" then raise("%s: %s is %s, expected true or false", self:class_name(), name, show(group[name])) end
+end
+
 ---@class SGD: Optimizer
 ---@overload fun(params: table, opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number }): SGD
 local SGD = Optimizer:extend "SGD"
@@ -375,6 +383,8 @@ function SGD:_check(group)
   number(self, group, "lr", 0)
   number(self, group, "momentum", 0)
   number(self, group, "weight_decay", 0)
+  number(self, group, "dampening", -math.huge)
+  flag(self, group, "nesterov")
   if group.nesterov and (group.momentum <= 0 or group.dampening ~= 0) then
     raise("SGD: Nesterov momentum requires a momentum and zero dampening")
   end
@@ -395,6 +405,8 @@ local function adam(name, weight_decay)
     number(self, group, "lr", 0)
     number(self, group, "eps", 0)
     number(self, group, "weight_decay", 0)
+    flag(self, group, "amsgrad")
+    if type(group.betas) ~= "table" then raise("%s: betas is %s, expected a pair of numbers", name, show(group.betas)) end
     for k = 1, 2 do
       local beta = group.betas[k]
       if type(beta) ~= "number" or beta < 0 or beta >= 1 then
