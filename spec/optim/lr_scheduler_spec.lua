@@ -21,6 +21,8 @@ describe("lr_scheduler", function()
     assert.are.same({ 2, 1.707107, 1, 0.292893, 0, 0 }, rates(lr_scheduler.cosine, 6, { steps = 4 }))
     assert.are.same({ 1, 2, 2, 1.1, 0.2, 0.2 }, rates(lr_scheduler.cosine, 6, { steps = 4, warmup = 2, min_factor = 0.1 }))
     assert.are.same({ 2, 1.5, 1, 0.5, 0, 0 }, rates(lr_scheduler.linear, 6, { steps = 4 }))
+    assert.are.same({ 0, 0 }, rates(lr_scheduler.linear, 2, { steps = 0 }))
+    assert.are.same({ 0, 0 }, rates(lr_scheduler.cosine, 2, { steps = 0 }))
     assert.are.same({ 1, 1, 2, 2 }, rates(lr_scheduler.constant, 4, { factor = 0.5, steps = 2 }))
     assert.are.same({ 2, 4, 6 }, rates(lr_scheduler.lambda, 3, function(step) return step + 1 end))
   end)
@@ -44,7 +46,7 @@ describe("lr_scheduler", function()
     assert.is_false(pcall(function() return lr_scheduler.cosin end))
     local opt = optim.SGD { nn.Parameter(ms.zeros(1)) }
     for _, case in ipairs {
-      { "linear", { steps = 0 }, "option 'steps' is a number (0), expected a whole number from 1" },
+      { "linear", { steps = -1 }, "option 'steps' is a number (-1), expected a whole number from 0" },
       { "linear_warmup", { steps = 2.5 }, "option 'steps'" }, { "linear_warmup", {}, "option 'steps' is missing" },
       { "cosine", { steps = 4, warmup = -1 }, "option 'warmup'" }, { "cosine", { steps = 4, warmup = 5 }, "longer than all 4 steps" },
       { "constant", { steps = "3" }, "option 'steps'" },

@@ -65,8 +65,8 @@ local function options(kind, given, spec)
   local o = opts(who, given, spec)
   for _, name in ipairs { "steps", "warmup" } do
     local n = o[name]
-    if n ~= nil and (type(n) ~= "number" or n % 1 ~= 0 or n < (name == "steps" and 1 or 0)) then
-      raise("%s: option '%s' is %s, expected a whole number from %d", who, name, errors.kind(n), name == "steps" and 1 or 0)
+    if n ~= nil and (type(n) ~= "number" or n % 1 ~= 0 or n < 0) then
+      raise("%s: option '%s' is %s, expected a whole number from 0", who, name, errors.kind(n))
     end
   end
   return o
@@ -110,7 +110,7 @@ end
 function M.linear(optimizer, given)
   local o = options("linear", given, { steps = opts.required, start_factor = 1, end_factor = 0 })
   return new("linear", optimizer, function(t)
-    return o.start_factor + (o.end_factor - o.start_factor) * math.min(t / o.steps, 1)
+    return o.start_factor + (o.end_factor - o.start_factor) * (t < o.steps and t / o.steps or 1)
   end)
 end
 
