@@ -260,10 +260,16 @@ ms_status ms__comm_start(const char *backend)
         w->up = true;
         return MS_OK;
     }
+    bool srun = launcher && strcmp(launcher, "srun") == 0;
+    // MPI_Init would end the process, with a page of text that is not about this.
+    const char *way = getenv("SLURM_MPI_TYPE");
+    if (srun && !getenv("PMIX_RANK") && !getenv("PMI_RANK"))
+        return ms__fail(MS_ECOMM, "dist.init: srun started this process without telling its ranks of each other (MPI type '%s'); use srun --mpi=pmix",
+                        way ? way : "none");
     MS_TRY(load_mpi(launcher ? launcher : "nobody"));
     char text[512] = "";
-    int size = env_int("OMPI_COMM_WORLD_SIZE", 0), local = env_int("OMPI_COMM_WORLD_LOCAL_SIZE", -1);
-    if (w->mpi->init(size > 0 && size == local, text, sizeof text) != 0) return ms__fail(MS_ECOMM, "dist.init: %s", text);
+    int size = srun ? env_int("SLURM_STEP_NUM_TASKS", env_int("SLURM_NTASKS", 0)) : env_int("OMPI_COMM_WORLD_SIZE", 0);
+    if (w->mpi->init(size > 0 && size == ms__ranks_here(), text, sizeof text) != 0) return ms__fail(MS_ECOMM, "dist.init: %s", text);
     w->rank = w->mpi->rank();
     w->size = w->mpi->size();
     ms__end_catch();

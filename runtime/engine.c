@@ -27,9 +27,7 @@ static int default_threads(void)
     cpu_set_t set;
     int cpus = 1, online = (int)sysconf(_SC_NPROCESSORS_ONLN);
     if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = CPU_COUNT(&set);
-    int local = env_int("OMPI_COMM_WORLD_LOCAL_SIZE");
-    if (!local) local = env_int("MPI_LOCALNRANKS");
-    if (!local) local = env_int("SLURM_NTASKS_PER_NODE");
+    int local = ms__ranks_here();
     if (local > 1 && cpus >= online) cpus /= local;
     return cpus > 0 ? cpus : 1;
 }

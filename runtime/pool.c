@@ -81,8 +81,8 @@ static ms_segment *arena_new(bool shared, size_t need)
     s->fd = -1;
     if (!pool.memory) pool.memory = memory_size();
     // Peers map it too: many ranks of a large machine must fit one address space.
-    const char *local = shared ? getenv("OMPI_COMM_WORLD_LOCAL_SIZE") : NULL;
-    size_t bytes = 2 * pool.memory / (size_t)(local && atoi(local) > 8 ? atoi(local) / 4 : 1);
+    int local = shared ? ms__ranks_here() : 0;
+    size_t bytes = 2 * pool.memory / (size_t)(local > 8 ? local / 4 : 1);
     if (bytes < 4 * need) bytes = 4 * need;
     bytes = (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
     // Address-space limits (ulimit -v, valgrind) refuse a large reservation: halve it.
@@ -178,8 +178,8 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
 {
     if (!pool.top) {
         // Started beside others: then what is made before dist.init can be read in place as well.
-        const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-        bool beside = (local && atoi(local) > 1) || getenv("SLURM_PROCID") || getenv("PMIX_RANK");
+        int local = ms__ranks_here();
+        bool beside = local > 1 || (local == 0 && getenv("PMIX_RANK"));
         if (beside && (pool.top = arena_new(true, size))) pool.shared = true;
         else if (!(pool.top = arena_new(false, size))) return NULL;
     }
