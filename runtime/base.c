@@ -96,6 +96,27 @@ void ms_catch_sigint(int on)
     }
 }
 
+// ---- checkpoint signals -------------------------------------------------------------------------
+
+static volatile sig_atomic_t checkpoint_signal;
+
+static void on_checkpoint_signal(int sig) { checkpoint_signal = sig == SIGUSR1 ? 1 : 2; }
+
+void ms_catch_checkpoint_signals(int on)
+{
+    struct sigaction sa = { .sa_handler = on ? on_checkpoint_signal : SIG_DFL, .sa_flags = SA_RESTART };
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGUSR1, &sa, NULL);
+    sigaction(SIGUSR2, &sa, NULL);
+}
+
+int ms_checkpoint_signal(void)
+{
+    int s = checkpoint_signal;
+    checkpoint_signal = 0;
+    return s;
+}
+
 // ---- interned strings -------------------------------------------------------------------------
 
 typedef struct string { struct string *next; char text[]; } string;

@@ -3,12 +3,14 @@
 //
 // Writing: a temporary file beside the target -> data -> fsync -> rename -> fsync of the folder. The rename is
 // the moment the file exists; without the two fsyncs a power loss could leave a name with no bytes behind it.
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "direct.h"
 #include "safetensors.h"
 #include "tensor.h"
 
@@ -25,7 +27,13 @@ struct ms_saver {
     char        *path, *temporary;
     int          fd;            // -1 until the header is fixed
     uint64_t     data_at;       // where the data begins in the file
+    ms_direct   *direct;        // a large file that was written in order so far
+    uint64_t     next;          // where that goes on
+    bool         hashed;        // it went in order to the end: hash is the file's
+    uint64_t     hash;
 };
+
+enum { DIRECT_FROM = 4 << 20 };
 
 ms_saver *ms_saver_new(const char *path)
 {
@@ -48,6 +56,7 @@ ms_saver *ms_saver_new(const char *path)
 void ms_saver_abort(ms_saver *s)
 {
     if (!s) return;
+    if (s->direct) (void)ms__direct_end(s->direct, NULL);
     if (s->fd >= 0) {
         close(s->fd);
         unlink(s->temporary);
@@ -81,9 +90,21 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const ms_st_entry *)a)->name, ((const ms_st_entry *)b)->name);
 }
 
+static ms_status end_direct(ms_saver *s, uint64_t *hash)
+{
+    ms_direct *d = s->direct;
+    s->direct = NULL;
+    return ms__direct_end(d, hash);
+}
+
 static ms_status put(ms_saver *s, const void *data, uint64_t bytes, uint64_t at)
 {
     const char *p = data;
+    if (s->direct && at == s->next) {
+        s->next += bytes;
+        return ms__direct_write(s->direct, data, bytes);
+    }
+    if (s->direct && bytes > 0) MS_TRY(end_direct(s, NULL));
     while (bytes > 0) {
         MS_TRY(ms__check_interrupt());
         ssize_t n = pwrite(s->fd, p, bytes < (64u << 20) ? bytes : 64u << 20, (off_t)at);
@@ -126,7 +147,8 @@ static ms_status fix_header(ms_saver *s)
     }
     unsigned char prefix[8];
     for (int k = 0; k < 8; k++) prefix[k] = (unsigned char)((uint64_t)length >> 8 * k);
-    ms_status st = put(s, prefix, 8, 0);
+    ms_status st = place >= DIRECT_FROM ? ms__direct_writer(&s->direct, s->fd, s->temporary, "save") : MS_OK;
+    if (!st) st = put(s, prefix, 8, 0);
     if (!st) st = put(s, text, length, 8);
     free(text);
     s->data_at = 8 + length;
@@ -176,6 +198,10 @@ ms_status ms_saver_commit(ms_saver *s)
     for (int k = 0; k < s->h.n; k++)
         if (!s->written[k] && s->h.entries[k].end > s->h.entries[k].begin)
             return ms__fail(MS_ESTATE, "save: tensor '%s' was declared but not written", s->h.entries[k].name);
+    if (s->direct) {
+        s->hashed = true;
+        MS_TRY(end_direct(s, &s->hash));
+    }
     if (fsync(s->fd)) return io_failed("save", "sync", s->temporary);
     int fd = s->fd;
     s->fd = -1;
@@ -192,9 +218,82 @@ ms_status ms_saver_commit(ms_saver *s)
     return sync_folder(s->path);
 }
 
+static void hash_text(uint64_t hash, char *out) { snprintf(out, 17, "%016llx", (unsigned long long)hash); }
+
+// XXH64 of a whole file.
+static ms_status hash_file(const char *path, const char *who, uint64_t *hash)
+{
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &info)) {
+        if (fd >= 0) close(fd);
+        return io_failed(who, "read", path);
+    }
+    ms_direct *d;
+    const char *data;
+    uint64_t n = 1;
+    ms_status st = ms__direct_reader(&d, fd, path, (uint64_t)info.st_size, who);
+    if (st == MS_OK) {
+        while (st == MS_OK && n > 0) st = ms__direct_read(d, &data, &n);
+        ms_status end = ms__direct_end(d, hash);
+        if (st == MS_OK) st = end;
+    }
+    close(fd);
+    return st;
+}
+
+ms_status ms_saver_hash(ms_saver *s, char *out)
+{
+    if (!s->hashed) MS_TRY(hash_file(s->path, "save", &s->hash));
+    hash_text(s->hash, out);
+    return MS_OK;
+}
+
+// ---- small files, folders -----------------------------------------------------------------------
+
+ms_status ms_file_put(const char *path, const char *data, double n)
+{
+    ms_saver s = { .fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), .temporary = (char *)path };
+    if (s.fd < 0) return io_failed("save", "create", path);
+    ms_status st = put(&s, data, (uint64_t)n, 0);
+    if (!st && fsync(s.fd)) st = io_failed("save", "sync", path);
+    if (close(s.fd) && !st) st = io_failed("save", "close", path);
+    return st;
+}
+
+ms_status ms_folder_sync(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ms_status st = fd < 0 ? io_failed("save", "open folder", path) : MS_OK;
+    if (!st && fsync(fd) && errno != EINVAL) st = io_failed("save", "sync folder", path);
+    if (fd >= 0) close(fd);
+    return st;
+}
+
+ms_status ms_folder_put(const char *made, const char *path, int *replaced)
+{
+    *replaced = 0;
+    if (renameat2(AT_FDCWD, made, AT_FDCWD, path, RENAME_NOREPLACE)) {
+        if (errno == EEXIST) {
+            *replaced = 1;
+            // Both exist at every moment; the old one is the caller's to remove.
+            if (renameat2(AT_FDCWD, made, AT_FDCWD, path, RENAME_EXCHANGE))
+                return ms__fail(MS_EIO, "save: cannot exchange '%s' and '%s': %s", made, path, strerror(errno));
+        } else if (errno != EINVAL || rename(made, path)) {     // EINVAL: a file system without the flag
+            return ms__fail(MS_EIO, "save: cannot rename '%s' to '%s': %s", made, path, strerror(errno));
+        }
+    }
+    return sync_folder(path);
+}
+
 // ---- reading ------------------------------------------------------------------------------------
 
+typedef struct { uint64_t at, bytes; char *to; ms_tensor *keep; } want;     // at: in the file
+
 struct ms_loader {
+    want        *wants;
+    int          n_wants, cap_wants;
+    uint64_t     size;
     ms_st_header h;
     char        *path;
     int          fd;
@@ -238,7 +337,14 @@ static ms_status read_header(ms_loader *l, const char *path)
     if (!st) st = ms__st_parse(&l->h, "load", path, text, length, size - 8 - length);
     free(text);
     l->data_at = 8 + length;
+    l->size = size;
     return st;
+}
+
+static void drop_wants(ms_loader *l)
+{
+    for (int k = 0; k < l->n_wants; k++) ms__release(l->wants[k].keep);
+    l->n_wants = 0;
 }
 
 ms_loader *ms_loader_open(const char *path)
@@ -260,10 +366,81 @@ ms_loader *ms_loader_open(const char *path)
 void ms_loader_close(ms_loader *l)
 {
     if (!l) return;
+    drop_wants(l);
+    free(l->wants);
     if (l->fd >= 0) close(l->fd);
     ms__st_clear(&l->h);
     free(l->path);
     free(l);
+}
+
+// ---- many ranges at once ------------------------------------------------------------------------
+
+ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at)
+{
+    ms_tensor *t = ms__tensor(dst);
+    if (!t) return (ms_status)ms_error_code();
+    if (k < 0 || k >= l->h.n) return ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
+    const ms_st_entry *e = &l->h.entries[k];
+    uint64_t esz = (uint64_t)ms__dtype_size(e->dtype), numel = (e->end - e->begin) / esz;
+    if (!(first >= 0 && count >= 0 && first + count <= (double)numel))
+        return ms__fail(MS_EINVAL, "load: elements %.0f to %.0f of tensor '%s', which has shape %s", first, first + count, e->name, ms__shape_text(e->ndim, e->shape));
+    if (t->dtype != e->dtype || !ms__is_contiguous(t) || (ms__device(t) & 0xff) != MS_CPU || !(at >= 0 && at + count <= (double)t->numel))
+        return ms__fail(MS_EINVAL, "load: %.0f elements of tensor '%s', %s, do not fit at %.0f of %s", count, e->name, ms__dtype_name(e->dtype), at, ms__tensor_text(t));
+    MS_TRY(ms__storage_sync(t->storage, true));
+    if (count == 0) return MS_OK;
+    if (l->n_wants == l->cap_wants) {
+        int cap = l->cap_wants ? 2 * l->cap_wants : 64;
+        want *grown = realloc(l->wants, (size_t)cap * sizeof *grown);
+        if (!grown) return ms__fail(MS_ENOMEM, "load: no memory for a list of ranges");
+        l->wants = grown;
+        l->cap_wants = cap;
+    }
+    l->wants[l->n_wants++] = (want){ .at = l->data_at + e->begin + (uint64_t)first * esz, .bytes = (uint64_t)count * esz,
+                                     .to = (char *)ms__data(t) + (uint64_t)at * esz, .keep = ms__retain(t) };
+    return MS_OK;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    uint64_t x = ((const want *)a)->at, y = ((const want *)b)->at;
+    return x < y ? -1 : x > y;
+}
+
+// The whole file in order; what is wanted is taken out on the way.
+static ms_status fetch_whole(ms_loader *l, uint64_t *hash)
+{
+    ms_direct *d;
+    MS_TRY(ms__direct_reader(&d, l->fd, l->path, l->size, "load"));
+    ms_status st = MS_OK;
+    uint64_t begin = 0, n = 1;
+    for (int first = 0; st == MS_OK && n > 0; begin += n) {
+        const char *data;
+        if ((st = ms__direct_read(d, &data, &n)) != MS_OK) break;
+        while (first < l->n_wants && l->wants[first].at + l->wants[first].bytes <= begin) first++;
+        for (int k = first; k < l->n_wants && l->wants[k].at < begin + n; k++) {
+            want *w = &l->wants[k];
+            uint64_t from = w->at > begin ? w->at : begin, to = w->at + w->bytes < begin + n ? w->at + w->bytes : begin + n;
+            if (to > from) memcpy(w->to + (from - w->at), data + (from - begin), to - from);
+        }
+    }
+    ms_status end = ms__direct_end(d, hash);
+    return st != MS_OK ? st : end;
+}
+
+ms_status ms_loader_fetch(ms_loader *l, char *out)
+{
+    ms_status st = MS_OK;
+    if (l->n_wants) qsort(l->wants, (size_t)l->n_wants, sizeof *l->wants, by_place);
+    if (out) {
+        uint64_t hash;
+        st = fetch_whole(l, &hash);
+        if (st == MS_OK) hash_text(hash, out);
+    } else {
+        for (int k = 0; k < l->n_wants && st == MS_OK; k++) st = get(l->path, l->fd, l->wants[k].to, l->wants[k].bytes, l->wants[k].at);
+    }
+    drop_wants(l);
+    return st;
 }
 
 int         ms_loader_count(const ms_loader *l) { return l->h.n; }

@@ -62,6 +62,9 @@ MS_API const char *ms_error(void);                 // text of the last failure o
 MS_API int         ms_error_code(void);            // its ms_status
 MS_API void        ms_interrupt(void);             // async-signal-safe: the next engine call fails with MS_EINTR
 MS_API void        ms_catch_sigint(int on);        // SIGINT calls ms_interrupt; a second one within 2 s kills
+// SIGUSR1 and SIGUSR2 are noted instead of ending the process. The latest one since the last call (1, 2), 0: none.
+MS_API void        ms_catch_checkpoint_signals(int on);
+MS_API int         ms_checkpoint_signal(void);
 MS_API int         ms_num_threads(void);
 MS_API void        ms_set_num_threads(int n);
 MS_API double      ms_time(void);                  // seconds, monotonic
@@ -319,6 +322,16 @@ typedef struct { double unit; int32_t layout, world, rank, dtype, dim, pad; int6
 MS_API ms_status ms_unit_shard_info(ms_id p, ms_shard_info *out);
 // Moves the shards to a device and dtype (-1: keep); keep_values 0 leaves them uninitialised (to_empty).
 MS_API ms_status ms_unit_to(double unit, int device, int dtype, int keep_values);
+// All-gather extensions: parameters (by position in ms_unit_new; extension e has count[e] of them, one after the other in `which`) of which
+// the script says what is gathered, and what the whole is made of. Their units are gathered by runs: MS_EV_PRE_GATHER asks for every
+// extension's inputs (ms_unit_extension_inputs), MS_EV_POST_GATHER says that outputs are there; at the first gather the script answers it
+// with ms_unit_extension_whole, later it fills that tensor. n 0 takes the extensions away; so does ms_unit_to.
+MS_API ms_status ms_unit_extend(double unit, int n, const int32_t *count, const int32_t *which);
+MS_API ms_run   *ms_unit_gather_run(double unit, int early, int prefetched);      // to whole parameters; early: only until it is under way
+MS_API int       ms_unit_prefetches(double unit, double *units, int capacity);    // extended units to gather early when this one's forward begins
+MS_API ms_status ms_unit_extension_inputs(double unit, int e, int n, const ms_id *in);
+MS_API int       ms_unit_extension_outputs(double unit, int e, ms_id *out, int capacity);     // as many as inputs; -1: failed
+MS_API ms_status ms_unit_extension_whole(double unit, int e, int n_whole, const ms_id *whole, int n_free, const ms_id *freed);
 // What the schedule did: recording on/off; entries in order. prefetched only for unshard.
 enum { MS_UNIT_EV_UNSHARD, MS_UNIT_EV_RESHARD, MS_UNIT_EV_POST_BACKWARD };
 typedef struct { int32_t event, prefetched; const char *unit; } ms_unit_event;
@@ -428,6 +441,17 @@ MS_API ms_id       ms_loader_read(const ms_loader *l, int k, double first, doubl
 MS_API int         ms_loader_metadata_count(const ms_loader *l);
 MS_API const char *ms_loader_metadata_key(const ms_loader *l, int k);
 MS_API const char *ms_loader_metadata_value(const ms_loader *l, int k);
+
+// Ranges of elements of many tensors at once: want them all (they land in dst, contiguous and of the same dtype, from element `at` on), then
+// fetch. With hash (17 bytes), the whole file is read, once and in order, and hash is the one ms_saver_hash gave.
+MS_API ms_status   ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at);
+MS_API ms_status   ms_loader_fetch(ms_loader *l, char *hash);
+MS_API ms_status   ms_saver_hash(ms_saver *s, char *hash);     // of the whole file, after commit: 16 hexadecimal digits and a 0
+
+// Small files and folders, on disk when they return. ms_folder_put gives a finished folder its name; what had that name gets the other one.
+MS_API ms_status ms_file_put(const char *path, const char *data, double n);
+MS_API ms_status ms_folder_sync(const char *path);
+MS_API ms_status ms_folder_put(const char *made, const char *path, int *replaced);
 
 // Token files: ranges of memory-mapped files, one after the other, as one sequence of token ids.
 typedef struct ms_tokens ms_tokens;

@@ -84,7 +84,7 @@ static ms_status cast_shard(unit *u, ms_storage *to)
 {
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
-        if (p->local->numel == 0) continue;
+        if (p->local->numel == 0 || p->extended) continue;
         size_t at = to == u->full ? p->full_at : p->low_at;
         ms_tensor *dst = ms__tensor_on(to, p->low, p->local->ndim, p->local->shape, (int64_t)(at / (size_t)ms__dtype_size(p->low)));
         ms_status st = ms__copy(dst, p->local);
@@ -117,9 +117,14 @@ static bool post_serves(unit *u)
 // One dtype for all that is gathered, else bytes.
 static int gathered_dtype(const unit *u)
 {
-    for (int j = 1; j < u->n; j++)
-        if (u->params[j].low != u->params[0].low) return MS_U8;
-    return u->n ? u->params[0].low : MS_U8;
+    int dtype = -1;
+    for (int j = 0; j < u->n; j++) {
+        const unit_param *p = &u->params[j];
+        if (p->extended) continue;
+        if (dtype >= 0 && p->low != dtype) return MS_U8;
+        dtype = p->low;
+    }
+    return u->n_extensions ? ms__extensions_dtype(u, dtype) : dtype >= 0 ? dtype : MS_U8;
 }
 
 void ms__unit_drop_pending(context *c)
@@ -153,7 +158,12 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
 {
     bool nothing = u->in_place || (u->device & 0xff) == MS_META;    // to be fetched
     nothing |= u->world == 1 && early;
-    if (u->gathered || u->gather || u->n == 0 || (nothing && early)) return MS_OK;
+    if (u->gathered || u->gather || u->fetched || u->n == 0 || (nothing && early)) return MS_OK;
+    if (u->n_extensions && !nothing) {
+        if (!ms__extensions_given(u))
+            return ms__fail(MS_ESTATE, "fsdp: unit '%s' has all-gather extensions: it is gathered from its module's forward, unshard() or backward only", u->name);
+        MS_TRY(ms__extensions_place(u));
+    }
     ms__unit_note(u, MS_UNIT_EV_UNSHARD, prefetched);
     if (nothing) return MS_OK;
     ms_storage *from = u->shard;
@@ -161,7 +171,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     bool post = post_serves(u);
     ms_status st = ms__storage_sync(post ? u->post : u->shard, false);
     if (st == MS_OK) st = ms__storage_refill(u->full, "fsdp: gathered parameters");
-    if (st == MS_OK && u->casts && u->world == 1) {     // nothing to fetch: the cast is the gather
+    if (st == MS_OK && u->casts && u->world == 1 && u->n_extensions == 0) {     // nothing to fetch: the cast is the gather
         st = cast_shard(u, u->full);
         if (st != MS_OK) ms__storage_vacate(u->full);
         return st;
@@ -169,6 +179,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     if (st == MS_OK && u->casts && !post) {
         st = ms__storage_new(&u->low, u->device, u->low_bytes, "fsdp: low-precision shard");
         if (st == MS_OK) st = cast_shard(u, u->low);
+        if (st == MS_OK && u->n_extensions) st = ms__extensions_pack(u);
         from = u->low;
     }
     if (st == MS_OK && post) {
@@ -183,6 +194,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         u->low = NULL;
     }
     if (st != MS_OK) ms__storage_vacate(u->full);
+    else u->fetched = !u->gather;           // a group of one is through already
     return st;
 }
 
@@ -199,9 +211,8 @@ static ms_status wait_gather(unit *u)
     return ms__fail(st, "%s", text);
 }
 
-ms_status ms__unit_finish_gather(unit *u)
+ms_status ms__unit_fetch(unit *u)
 {
-    if (u->gathered) return MS_OK;
     if (u->gather) {
         ms_status st = wait_gather(u);
         if (st != MS_OK) {
@@ -209,6 +220,15 @@ ms_status ms__unit_finish_gather(unit *u)
             return st;
         }
     }
+    u->fetched = true;
+    return MS_OK;
+}
+
+ms_status ms__unit_finish_gather(unit *u)
+{
+    if (u->gathered) return MS_OK;
+    if (!u->fetched) MS_TRY(ms__unit_fetch(u));
+    u->fetched = false;
     for (int j = 0; j < u->n; j++) {
         ms__tensor_point(u->params[j].param, u->params[j].whole);
         u->params[j].param->sharded = false;
@@ -254,6 +274,9 @@ void ms__unit_shard(unit *u)
         if (!u->gathered && !u->in_place) ms__storage_vacate(u->full);
     }
     drop_post(u);
+    if (!u->gathered && u->fetched && !u->in_place) ms__storage_vacate(u->full);
+    u->fetched = false;
+    ms__extensions_vacate(u);
     if (!u->gathered) return;
     if (u->n) ms__unit_note(u, MS_UNIT_EV_RESHARD, false);
     for (int j = 0; j < u->n; j++) {
@@ -292,6 +315,7 @@ static void unit_delete(unit *u)
     if (u->shard) ms__storage_release(u->shard);
     if (u->full) ms__storage_release(u->full);
     drop_post(u);
+    ms__extensions_drop(u);
     ms__release(u->partial);
     free(u->partial_of);
     free(u->params);
@@ -335,10 +359,23 @@ static ms_status check_param(const char *name, const ms_tensor *t, const ms_tens
     return MS_OK;
 }
 
+// A storage for the wholes, vacated: its bytes come with the first gather.
+static ms_status make_full(unit *u, ms_storage **out)
+{
+    MS_TRY(ms__storage_new(out, u->device, 0, "fsdp: gathered parameters"));
+    ms__storage_vacate(*out);
+    (*out)->bytes = u->full_bytes;
+    char text[512];
+    snprintf(text, sizeof text, "a parameter of unit '%s'", u->name);
+    (*out)->owner = ms__intern(text);
+    return MS_OK;
+}
+
 // Views and storages for the unit's present device; the shard's bytes are zero.
 static ms_status make_storages(unit *u)
 {
     MS_TRY(u->layout->plan(u));
+    u->casts |= u->n_extensions > 0;        // inputs are copied into what is gathered
     u->in_place = u->world == 1 && !u->casts;
     if (u->post_group) {
         size_t ranks = (size_t)ms__group_size(u->post_group);
@@ -350,17 +387,11 @@ static ms_status make_storages(unit *u)
     if (u->in_place) {
         full = ms__storage_retain(shard);
     } else {
-        // Its bytes come with the first gather.
-        ms_status st = ms__storage_new(&full, u->device, 0, "fsdp: gathered parameters");
+        ms_status st = make_full(u, &full);
         if (st != MS_OK) {
             ms__storage_release(shard);
             return st;
         }
-        ms__storage_vacate(full);
-        full->bytes = u->full_bytes;
-        char text[512];
-        snprintf(text, sizeof text, "a parameter of unit '%s'", u->name);
-        full->owner = ms__intern(text);
     }
     u->shard = shard;
     u->full = full;
@@ -411,6 +442,25 @@ static void make_views(unit *u, unit_param *p)
     ms__release(p->resting);
     p->whole = ms__tensor_on(u->full, p->low, p->ndim, p->shape, at);
     p->resting = u->views == MS_VIEWS_PIECES ? ms__tensor_alias(p->local) : ms__tensor_on(u->full, p->dtype, p->ndim, p->shape, 0);
+}
+
+ms_status ms__unit_replan(unit *u)
+{
+    u->casts = u->n_extensions > 0;
+    for (int j = 0; j < u->n; j++) u->casts |= u->params[j].low != u->params[j].dtype;
+    MS_TRY(u->layout->plan(u));
+    u->in_place = u->world == 1 && !u->casts;
+    ms_storage *full;
+    if (u->in_place) full = ms__storage_retain(u->shard);
+    else MS_TRY(make_full(u, &full));
+    ms__storage_release(u->full);
+    u->full = full;
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        make_views(u, p);
+        ms__tensor_point(p->param, p->resting);
+    }
+    return MS_OK;
 }
 
 double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_options *o)
@@ -725,6 +775,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
     if (keep_values && (u->device & 0xff) == MS_META && (device & 0xff) != MS_META)
         return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
     ms__unit_shard(u);
+    ms__extensions_drop(u);                 // the script looks for them again
     ms_storage *shard = u->shard, *full = u->full;
     ms_tensor **old = calloc((size_t)u->n + 1, sizeof *old);
     if (!old) return ms__fail(MS_ENOMEM, "to: no memory");

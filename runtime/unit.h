@@ -29,6 +29,7 @@ typedef struct unit_param {
     int        dtype, low;          // stored and gathered
     int        ndim;                // of the whole parameter
     int64_t    shape[MS_MAX_DIMS], numel;
+    bool       extended;            // the script gathers it: no place of its own in the full storage
 } unit_param;
 
 typedef struct layout {
@@ -86,6 +87,9 @@ struct unit {
     int           n_partial;
     double        divide;           // 0: the number of ranks
     double        all_reduce_hook;  // the script's number for it, 0: none
+    struct extension *extensions;   // unit_extend.c
+    int           n_extensions;
+    bool          fetched;          // gathered bytes are there, the script has not made wholes of them yet
     // who is using it
     int           forwards;
     struct { int64_t use; ms_run *run; } *active;       // uses between pre- and post-backward
@@ -142,13 +146,24 @@ void      ms__unit_after_errors(unit *u);               // before a use: an erro
 void      ms__unit_drop_pending(context *c);
 // Starts the gather (on a queue when it is early: prefetched or asynchronous). No-op when whole or under way.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched);
+ms_status ms__unit_fetch(unit *u);                      // waits for the gathered bytes only
 ms_status ms__unit_finish_gather(unit *u);              // waits; parameters are whole afterwards
 void      ms__unit_shard(unit *u);                      // back to the shards, whatever the schedule says
 ms_status ms__unit_shard_to_post(unit *u);              // back to slices among post_group
 bool      ms__unit_idle(const unit *u);                 // nobody is between its pre- and post-phase
 ms_id     ms__unit_gather_whole(unit_param *p, ms_tensor *part);    // part is laid out like p's local tensor; collective
+ms_status ms__unit_replan(unit *u);                     // after a change of what is gathered how; it is sharded
 void      ms__unit_note(const unit *u, int event, bool prefetched);
 void      ms__unit_drop_reduction(reduction *r);
+// unit_extend.c
+ms_status ms__unit_push_gather(ms_run *run, unit *u, bool early, bool prefetched);  // a task on run that gathers u, with the script's help where it has to
+ms_status ms__extensions_place(unit *u);                // where inputs and outputs lie, behind the other parameters'
+ms_status ms__extensions_pack(unit *u);                 // inputs into the cast
+ms_status ms__extensions_refill(unit *u);
+void      ms__extensions_vacate(unit *u);
+void      ms__extensions_drop(unit *u);
+int       ms__extensions_dtype(const unit *u, int dtype);   // of everything gathered: dtype, or bytes
+bool      ms__extensions_given(const unit *u);          // inputs for a gather are there
 ms_status ms__unit_land(ms_run *run, context *c);       // waits for the reduction under way and lands it
 ms_status ms__unit_reduce(ms_run *run, unit *u);        // packs the gradients that wait and starts their reduction; lands the one before
 

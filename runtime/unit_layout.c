@@ -41,7 +41,7 @@ static ms_status zero_zone(ms_tensor *flat, int64_t offset, int64_t n)
 static ms_status rows_plan(unit *u)
 {
     size_t shard = 0, full = 0, low = 0;
-    u->n_pieces = u->n;
+    u->n_pieces = 0;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         const ms_tensor *t = p->param;
@@ -56,11 +56,16 @@ static ms_status rows_plan(unit *u)
         p->full_at = full;
         p->low_at = low;
         size_t row = (size_t)p->row_numel * size_of(p->low), outer = (size_t)p->outer;
-        u->pieces[j] = (ms_piece){ .in_offset = u->casts ? low : shard, .out_offset = full, .out_stride = (size_t)p->chunk * row,
-                                   .bytes = outer * (size_t)p->chunk * row, .total = outer * (size_t)p->rows * row };
+        if (p->extended) {
+            shard = align_up(shard + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->dtype));
+            continue;
+        }
+        ms_piece *piece = &u->pieces[u->n_pieces++];
+        *piece = (ms_piece){ .in_offset = u->casts ? low : shard, .out_offset = full, .out_stride = (size_t)p->chunk * row,
+                             .bytes = outer * (size_t)p->chunk * row, .total = outer * (size_t)p->rows * row };
         if (p->dim > 0) {
-            u->pieces[j].line = (size_t)p->chunk * row;
-            u->pieces[j].out_line = (size_t)p->rows * row;
+            piece->line = (size_t)p->chunk * row;
+            piece->out_line = (size_t)p->rows * row;
         }
         shard = align_up(shard + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->dtype));
         low = align_up(low + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->low));

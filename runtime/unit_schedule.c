@@ -131,11 +131,24 @@ static ms_status cast_floats(int n, ms_id *io, int dtype)
 static ms_status prefetch_forward(unit *u)
 {
     if (u->n_forward_prefetch) {
-        for (int k = 0; k < u->n_forward_prefetch; k++) MS_TRY(ms__unit_start_gather(u->forward_prefetch[k], true, true));
+        for (int k = 0; k < u->n_forward_prefetch; k++)
+            if (u->forward_prefetch[k]->n_extensions == 0) MS_TRY(ms__unit_start_gather(u->forward_prefetch[k], true, true));
         return MS_OK;
     }
     unit *next = u->checked ? NULL : forward_successor(u->context);
-    return next && ms__unit_idle(next) ? ms__unit_start_gather(next, true, true) : MS_OK;
+    return next && next->n_extensions == 0 && ms__unit_idle(next) ? ms__unit_start_gather(next, true, true) : MS_OK;
+}
+
+int ms_unit_prefetches(double handle, double *out, int capacity)
+{
+    unit *u = ms__unit(handle), *next;
+    int n = 0;
+    if (!u || !u->context || ms__run_recomputing()) return 0;
+    for (int k = 0; k < u->n_forward_prefetch && n < capacity; k++)
+        if (u->forward_prefetch[k]->n_extensions) out[n++] = u->forward_prefetch[k]->handle;
+    if (u->n_forward_prefetch || !(next = forward_successor(u->context))) return n;
+    if (next->n_extensions && ms__unit_idle(next) && n < capacity) out[n++] = next->handle;
+    return n;
 }
 
 ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
@@ -188,7 +201,7 @@ static void forward_left(unit *u)
     c->opened = NULL;
     // What was prefetched for a module that did not run this time is given back.
     for (int k = 0; k < c->n; k++)
-        if (c->units[k]->gather && ms__unit_idle(c->units[k])) ms__unit_shard(c->units[k]);
+        if ((c->units[k]->gather || c->units[k]->fetched) && ms__unit_idle(c->units[k])) ms__unit_shard(c->units[k]);
 }
 
 ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
@@ -273,6 +286,26 @@ static ms_status prefetch_backward(unit *u, int64_t use)
     return before->unshard_in_backward ? ms__unit_start_gather(before, true, true) : MS_OK;
 }
 
+// Units with all-gather extensions are gathered by tasks, which come before the node's backward: this unit's first.
+static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
+{
+    context *c = u->context;
+    int at = find_order(c, use);
+    if (!ms__run_recomputing()) {
+        if (u->n_backward_prefetch == 0 && at > 0 && c->order[at - 1].unit->unshard_in_backward)
+            MS_TRY(ms__unit_push_gather(run, c->order[at - 1].unit, true, true));
+        for (int k = u->n_backward_prefetch; k-- > 0;) MS_TRY(ms__unit_push_gather(run, u->backward_prefetch[k], true, true));
+    }
+    return u->unshard_in_backward ? ms__unit_push_gather(run, u, false, false) : MS_OK;
+}
+
+static bool some_extended(const context *c)
+{
+    for (int k = 0; k < c->n; k++)
+        if (c->units[k]->n_extensions) return true;
+    return false;
+}
+
 ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
 {
     unit *u = from_token(token);
@@ -280,6 +313,7 @@ ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
     ms__unit_after_errors(u);
     MS_TRY(add_active(u, use, run));
     u->context->in_backward = true;
+    if (MS_UNLIKELY(some_extended(u->context))) return gather_by_tasks(run, u, use);
     if (u->unshard_in_backward) {
         MS_TRY(ms__unit_start_gather(u, false, false));
         MS_TRY(ms__unit_finish_gather(u));
@@ -381,7 +415,7 @@ ms_status ms__units_final(ms_run *run)
         MS_TRY(ms__unit_land(run, c));
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
-            if (u->gather && ms__unit_idle(u)) ms__unit_shard(u);       // mistargeted prefetch
+            if ((u->gather || u->fetched) && ms__unit_idle(u)) ms__unit_shard(u);       // mistargeted prefetch
             // Of fsdp.FSDP also what this backward did not come to.
             if (u->views != MS_VIEWS_SHARDED && u->gathered && u->reshard_after_backward && ms__unit_idle(u)) ms__unit_shard(u);
         }

@@ -13,7 +13,7 @@ local engine = {
   { "runtime/graph.*", "runtime/run.*", "runtime/backward", "runtime/leaf", "runtime/custom", "runtime/api" },
   { "runtime/comm.*", "runtime/plugin.*", "runtime/dist.*", "runtime/shm.*" },
   { "runtime/unit.*" },
-  { "runtime/optim.*", "runtime/scaler.*", "runtime/files.*", "runtime/tokens.*",
+  { "runtime/optim.*", "runtime/scaler.*", "runtime/direct.*", "runtime/files.*", "runtime/tokens.*",
     "runtime/safetensors.*", "runtime/trace.*", "runtime/clip.*" },
 }
 local front = {

@@ -104,7 +104,7 @@ end
 
 -- Parameters of the modules and of what lies below them, save in children that are sharded already: each once.
 local function managed(modules, ignored)
-  local params, names, seen, visited = {}, {}, {}, {}
+  local params, names, owners, seen, visited = {}, {}, {}, {}, {}
   local function visit(m, prefix)
     if visited[m] then return end
     visited[m] = true
@@ -116,7 +116,7 @@ local function managed(modules, ignored)
           raise("Parameter '%s' is shared with a parameter already managed by another FSDP group. For shared/tied parameters, "
             .. "use fully_shard([module_a, module_b]) to place them in the same FSDP group.", full)
         end
-        params[#params + 1], names[#names + 1] = p, full
+        params[#params + 1], names[#names + 1], owners[#owners + 1] = p, full, m
       end
     end
     for name, child in m:named_children() do
@@ -124,7 +124,7 @@ local function managed(modules, ignored)
     end
   end
   for _, m in ipairs(modules) do visit(m, "") end
-  return params, names
+  return params, names, owners
 end
 
 local function dtype_number(name) return name and dtypes.number(name) or -1 end
@@ -159,9 +159,11 @@ function M.fully_shard(target, given)
     ignored[p] = true
   end
 
-  local params, names = managed(modules, ignored)
+  local params, names, owners = managed(modules, ignored)
   local ids, dims = ffi.new("ms_id[?]", math.max(#params, 1)), ffi.new("int32_t[?]", math.max(#params, 1))
+  local positions = {}
   for k, p in ipairs(params) do
+    positions[k] = { k - 1 }
     dims[k - 1] = o.shard_placement_fn and p.ndim > 0 and placement(o.shard_placement_fn, names[k], p, world) or 0
     tensor.set_name(p, names[k])
     ids[k - 1] = p.id
@@ -182,11 +184,13 @@ function M.fully_shard(target, given)
   local unit = {
     handle = handle, modules = setmetatable({}, { __mode = "v" }), policy = policy, world = world, replicates = replicas ~= nil,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
+    params = params, names = names, owners = setmetatable(owners, { __mode = "v" }), positions = positions,
     mesh = function()
       mesh = mesh or dist.mesh_from_group(group, { names = { "dp_shard" } })
       return mesh
     end,
   }
+  function unit.shard_mesh() return replicas and unit.mesh()[unit.mesh().names[2]] or unit.mesh() end
   for k, m in ipairs(modules) do
     unit.modules[k] = m
     rawset(m, "_fsdp", unit)

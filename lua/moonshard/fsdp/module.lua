@@ -5,6 +5,7 @@ local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local log = require "moonshard.log"
 local class = require "moonshard.class"
+local extensions = require "moonshard.fsdp.extensions"
 local Module = require "moonshard.nn.module".Module
 local opts = require "moonshard.opts"
 local scope = require "moonshard.scope"
@@ -88,6 +89,7 @@ local function lazy_init(unit)
   for _, m in ipairs(unit.modules) do name_all(m) end
   if lib.ms_unit_lazy_init(unit.handle, #list, handles) ~= 0 then errors.fail() end
   for _, u in ipairs(list) do
+    extensions.look(u)
     if u.last ~= nil then
       lib.ms_unit_set(u.handle, C.MS_UNIT_IS_LAST_BACKWARD, u.last and 1 or 0)
       u.last = nil
@@ -261,15 +263,21 @@ end
 local function between(self, unit, forward, ...)
   if not enters(unit, self) then return after(self, unit, forward(self, ...)) end
   if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
+  local extended = extensions.any
+  if not unit.looked then extensions.look(unit) end
+  if unit.extensions then extensions.gather(unit) end
   local x = ...
   if select("#", ...) == 1 and is_tensor(x) then
     ids[0] = x.id
     pre_forward(unit, 1)
-    return after(self, unit, forward(self, taken(x, 0)))
+    x = taken(x, 0)
+    if extended then extensions.prefetch(unit) end
+    return after(self, unit, forward(self, x))
   end
   local args = pack(...)
   pre_forward(unit, flatten(args))
   rebuild(args)
+  if extended then extensions.prefetch(unit) end
   return after(self, unit, forward(self, unpack(args, 1, args.n)))
 end
 
@@ -361,7 +369,8 @@ Handle.__index = Handle
 --- Waits until the parameters are whole.
 function Handle:wait()
   if self.unit then
-    if lib.ms_unit_wait(self.unit.handle) ~= 0 then errors.fail() end
+    if self.unit.extensions then extensions.gather(self.unit)
+    elseif lib.ms_unit_wait(self.unit.handle) ~= 0 then errors.fail() end
     self.unit = nil
   end
 end
@@ -371,7 +380,9 @@ end
 function FSDPModule:unshard(given)
   local o = opts("unshard", given, { async = false })
   local unit = unit_of(self)
-  if lib.ms_unit_unshard(unit.handle, o.async and 1 or 0) ~= 0 then errors.fail() end
+  if not unit.looked then extensions.look(unit) end
+  if unit.extensions then extensions.gather(unit, o.async)
+  elseif lib.ms_unit_unshard(unit.handle, o.async and 1 or 0) ~= 0 then errors.fail() end
   if o.async then return setmetatable({ unit = unit }, Handle) end
 end
 

@@ -87,6 +87,8 @@ local function convert(self, change, whole)
         if not units[unit] then
           units[unit] = true
           errors.check(whole(unit), p)
+          local owner = rawget(p, "_unit")
+          if owner then owner.looked, owner.extensions = nil, nil end     -- all-gather extensions are looked for again
         end
       else
         local grad = p.grad
