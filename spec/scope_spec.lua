@@ -107,7 +107,9 @@ describe("use after release", function()
     ms.scope(function() a = ms.ones(2) end)
     local line = debug.getinfo(1, "l").currentline - 1
     local message = failure(function() return a + 1 end)
-    assert.matches("^tensor was released with its scope; return it, or keep%(%) it %(made at [^\n]*scope_spec%.lua:" .. line .. "; its scope: ms%.scope%)$", message)
+    assert.matches(
+      "^tensor was released with its scope; return it, or keep%(%) it %(made at [^\n]*scope_spec%.lua:" .. line .. "; its scope: ms%.scope%)$",
+      message)
     for _, use in ipairs {
       function() return a.shape end, function() return a:item() end, function() return ms.ones(2) * a end, function() return a:tolist() end,
       function() return a:keep() end, function() return a.grad end, function() return a[1] end, function() return a:view(2) end,
