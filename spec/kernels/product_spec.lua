@@ -28,7 +28,7 @@ local TOLERANCE = { float32 = 2e-6, float64 = 1e-14, bfloat16 = 2 ^ -8, float16 
 describe("products:", function()
   before_each(function() ms.manual_seed(5) end)
 
-  -- { m, n, k }: edges of tiles and panels, several depths of panel, several blocks of rows; the last by oneDNN.
+  -- { m, n, k }: edges of tiles and panels, several depths of panel, several blocks of rows and of columns.
   local SIZES = { { 1, 100, 64 }, { 3, 50, 700 }, { 130, 100, 200 }, { 257, 1000, 193 }, { 64, 97, 401 }, { 5, 300, 2000 }, { 1025, 1030, 1024 } }
 
   for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
@@ -64,6 +64,29 @@ describe("products:", function()
       end)
     end)
   end
+
+  it("have the same bits with any number of threads, which cut them along rows and along columns", function()
+    local threads = lib.ms_num_threads()
+    local ok, message = pcall(ms.no_grad, function()
+      for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
+        for _, size in ipairs { { 17, 900, 700 }, { 700, 50, 530 }, { 333, 1100, 600 } } do
+          ms.scope(function()
+            local m, n, k = unpack(size)
+            local a, b, first = ms.randn(m, k):to(dtype), ms.randn(n, k):to(dtype):transpose(1, 2), nil
+            for _, t in ipairs { 1, 2, 5 } do
+              ms.set_num_threads(t)
+              local y = a:matmul(b)
+              local bits = ffi.string(lib.ms_data_ptr(y.id), y:numel() * y:element_size())
+              first = first or bits
+              assert(bits == first, ("%s %d x %d x %d: other bits with %d threads"):format(dtype, m, n, k, t))
+            end
+          end)
+        end
+      end
+    end)
+    ms.set_num_threads(threads)
+    assert(ok, message)
+  end)
 
   it("make no float32 copy of half-precision tensors", function()
     -- Large beside the blocks that a product converts at a time, which have one size for all products.
