@@ -25,10 +25,12 @@ function Attention:forward(x)
   local B, T, C = unpack(x.shape)
   local H = self.heads
   local D = C / H
-  local qkv = self.qkv(x):view(B, T, 3, H, D):permute(3, 1, 4, 2, 5)        -- [3, B, H, T, D]
+  local qkv = self.qkv(x)
+  local parts = qkv:split(C, 3)                           -- one gradient for all three, where three selects would add up three of zeros
+  for k = 1, 3 do parts[k] = parts[k]:view(B, T, H, D):transpose(2, 3) end
   local mask = self.distance
   if mask and T < mask.shape[2] then mask = mask:narrow(2, 1, T):narrow(3, 1, T) end
-  local y = ops.attention(qkv:select(1, 1), qkv:select(1, 2), qkv:select(1, 3), mask, true, self.training and self.dropout or 0, 0)
+  local y = ops.attention(parts[1], parts[2], parts[3], mask, true, self.training and self.dropout or 0, 0)
   drop(qkv)
   local flat = y:transpose(2, 3):reshape(B, T, C)
   drop(y)
