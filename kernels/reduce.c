@@ -218,7 +218,11 @@ static ms_status check_var(ms_call *c)
 static ms_status check_norm(ms_call *c)
 {
     if (c->n_f < 1) return ms__call_fail(c, "p is missing");
-    return check_real_dims(c);
+    MS_TRY(check_real_dims(c));
+    const ms_tensor *x = c->in[0];
+    if (__builtin_isinf(c->f[0]) && x->numel == 0 && c->out[0]->numel > 0)
+        return ms__call_fail(c, "%s has no elements to take the largest of along the given dimensions", ms__tensor_text(x));
+    return MS_OK;
 }
 static ms_status not_empty(const ms_call *c, int64_t n)
 {

@@ -193,7 +193,7 @@ function methods.split(t, size, d)
     for first = 0, math.max(total - 1, 0), size do list[#list + 1] = math.min(size, total - first) end
   end
   local out = {}
-  if #list > MAX_PIECES then
+  if #list > MAX_PIECES or #list == 1 then              -- one integer is a size to the operator, and not 0
     local first = 0
     for k = 1, #list do
       a_i[0], a_i[1], a_i[2] = at, first, list[k]
@@ -306,7 +306,12 @@ local INDEX_SELECT, GATHER, SCATTER_, SCATTER_ADD = op "index_select", op "gathe
 ---@param d integer
 ---@param idx Tensor  int64, 1-dim
 ---@return Tensor
-function methods.index_select(t, d, idx) return wrap(with_index(INDEX_SELECT, "index_select", t, d, idx)) end
+function methods.index_select(t, d, idx)
+  if id_of(t, "index_select") >= 0 and info_of(t).ndim == 0 then
+    return methods.reshape(methods.index_select(methods.reshape(t, 1), d, idx), {})
+  end
+  return wrap(with_index(INDEX_SELECT, "index_select", t, d, idx))
+end
 
 ---@param d integer
 ---@param idx Tensor  int64, shape of the result
