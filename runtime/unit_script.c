@@ -156,7 +156,7 @@ ms_id ms_unit_stand_in(ms_id id, int dtype)
         ms__fail(MS_EINVAL, "fsdp: parameter '%s' is not sharded", t->name ? t->name : "?");
         return 0;
     }
-    ms_tensor *s = ms__tensor_on(p->owner->full, dtype, t->ndim, t->shape, 0);
+    ms_tensor *s = ms__tensor_on(p->owner->full, dtype, p->ndim, p->shape, 0);
     s->sharded = true;                      // its views would read other bytes: every operator refuses it
     s->name = t->name;
     return ms__name(s);

@@ -18,6 +18,7 @@ local order = require "moonshard.fsdp.exec_order"
 local policies = require "moonshard.fsdp.policies"
 local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
+local states = require "moonshard.fsdp.state"
 local summon = require "moonshard.fsdp.summon"
 local wrap = require "moonshard.fsdp.wrap"
 local Module = require "moonshard.nn.module".Module
@@ -90,6 +91,7 @@ local function engine_unit(self, o, placed, params, names)
   local ids = ffi.new("ms_id[?]", math.max(#params, 1))
   for k, p in ipairs(params) do
     tensor.set_name(p, names[k])
+    rawset(p, "_whole_shape", p.shape)
     ids[k - 1] = p.id
   end
   local precision = o.mixed_precision or {}
@@ -280,6 +282,14 @@ function FSDP:check_is_root()
   if lib.ms_unit_is_lazy(unit.handle) == 0 then module.lazy_init(unit) end
   return lib.ms_unit_root(unit.handle) == unit.handle
 end
+
+--- Whole tensors under original names (fsdp.state_dict has other types). Collective.
+---@param given? table  options of fsdp.state_dict
+function FSDP:state_dict(given) return states.state_dict(self, given) end
+
+---@param sd table<string, Tensor>
+---@param given? table  options of fsdp.load_state_dict
+function FSDP:load_state_dict(sd, given) return states.load_state_dict(self, sd, given) end
 
 -- Every unit of the tree below an instance that must be a root.
 local function units_of_root(self, message)

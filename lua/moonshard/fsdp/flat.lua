@@ -104,6 +104,40 @@ function M.adopt_piece(p, unit)
   setmetatable(p, class_for(getmetatable(p)))
 end
 
+-- ---- listings for state dicts --------------------------------------------------------------------
+
+--- Is p part of a flat parameter?
+function M.is_concealed(p) return rawget(p, "_hidden") == original_hidden end
+
+--- Iterator of name, flat parameter, unit of the FSDP instances at and below m.
+function M.parameters_below(m)
+  local names, values, k = {}, {}, 0
+  for name, sub in m:named_modules() do
+    local unit = rawget(sub, "_fsdp")
+    local p = unit and unit.classic and rawget(sub, "_slots").flat_param
+    if p then names[#names + 1], values[#values + 1] = (name == "" and "" or name .. ".") .. "flat_param", p end
+  end
+  return function()
+    k = k + 1
+    return names[k], values[k], values[k] and rawget(values[k], "_flat")
+  end
+end
+
+--- First names of the parameters below m as they were before anything was wrapped.
+function M.names_below(m)
+  local names, values = m:_state()
+  local name_of = {}
+  for k = #names, 1, -1 do name_of[values[k]] = names[k] end
+  return name_of
+end
+
+--- Where p lies in this rank's part of its flat parameter: first position, number of elements.
+function M.place_of(p)
+  local first = lib.ms_unit_flat_offset(p.id)
+  if first < 0 then errors.fail(p) end
+  return first + 1, sharded.Sharded.methods.to_local(p):numel()
+end
+
 --- Is p a parameter of an FSDP instance (or its flat parameter)?
 function M.unit_of(p)
   local unit = tensor.is_tensor(p) and (rawget(p, "_unit") or rawget(p, "_flat"))

@@ -1,6 +1,7 @@
 --- State dicts of sharded models and of their optimizers. Collective: every rank calls these alike.
 local class = require "moonshard.class"
 local errors = require "moonshard.errors"
+local flat = require "moonshard.fsdp.flat"
 local module = require "moonshard.fsdp.module"
 local nn = require "moonshard.nn"
 local no_grad = require "moonshard.autograd".no_grad
@@ -36,9 +37,10 @@ function M.state_dict(m, given)
     local t = values[i]
     local out
     if not sharded.is_sharded(t) then
-      out = t:detach()
+      local dtype = rawget(t, "_original_dtype")        -- a buffer that is cast for computing
+      out = dtype and dtype ~= t.dtype and t:detach():to(dtype) or t:detach()
     elseif o.type == "sharded" then
-      out = t:detach()
+      out = rawget(t, "_pieces") and sharded.around(t, t:to_local():detach()) or t:detach()
     elseif o.type == "local" then
       out = t:to_local():detach()
     else
@@ -49,15 +51,26 @@ function M.state_dict(m, given)
       end
       if not mine then out:release() end
     end
-    if mine then sd[name] = o.offload_to_cpu and not sharded.is_sharded(out) and out:to "cpu" or out end
+    if mine and not (o.type == "local" and flat.is_concealed(t)) then
+      sd[name] = o.offload_to_cpu and not sharded.is_sharded(out) and out:to "cpu" or out
+    end
+  end
+  if o.type == "local" and mine then
+    for name, p in flat.parameters_below(m) do sd[name] = p:detach() end
   end
   return sd
 end
 
 -- t, whatever its type, as a sharded tensor like p; nil when it fits in no way.
 local function like(p, t)
-  if sharded.is_sharded(t) then return t end
+  local whole = rawget(p, "_whole_shape")
+  if sharded.is_sharded(t) then return whole and rawget(p, "_pieces") and t:to_local() or t end
   local shape = tostring(t.shape)
+  if whole and rawget(p, "_pieces") then
+    local piece = p:to_local()
+    if shape == tostring(whole) then return sharded.part_of(p, t):reshape(piece.shape) end
+    return shape == tostring(piece.shape) and t or nil
+  end
   if shape == tostring(p.shape) then return sharded.around(p, sharded.part_of(p, t)) end
   if shape == tostring(p:to_local().shape) then return sharded.around(p, t) end
 end
@@ -112,49 +125,82 @@ function M.load_state_dict(m, sd, given)
       if fitted[name] == nil then fitted[name] = t end
     end
   end
-  return m:load_state_dict(fitted, { strict = o.strict })
+  -- Flat parameters, of a state dict of type "local": they stand for what they are made of.
+  no_grad(function()
+    local taken = {}
+    for name, p, unit in flat.parameters_below(m) do
+      local t = fitted[name]
+      if tensor.is_tensor(t) and tostring(t.shape) == tostring(p.shape) then
+        p:copy_(t)
+        fitted[name] = nil
+        taken[unit] = true
+      end
+    end
+    local names, values = m:_state()
+    for i, name in ipairs(names) do
+      local unit = rawget(values[i], "_unit")
+      if unit and taken[unit] then fitted[name] = values[i]:detach() end
+    end
+  end)
+  return nn.Module.load_state_dict(m, fitted, { strict = o.strict })
 end
 
 -- ---- optimizers ----------------------------------------------------------------------------------
 
-local function names_of(m)
-  local names = {}
-  for name, p in m:named_parameters() do names[p] = name end
-  return names
+-- What an optimizer's parameter is, by original names: itself, or what its flat parameter is made of. Each with the
+-- part of a state tensor v of that parameter that is its own.
+local function members_of(p, names)
+  local unit = rawget(p, "_flat")
+  if not unit then return names[p] and { { name = names[p], p = p, part = function(v) return v end } } or {} end
+  local list = {}
+  for k, original in ipairs(unit.originals) do
+    local first, n = flat.place_of(original)
+    list[k] = { name = names[original], p = original, part = function(v) return v:narrow(1, first, n) end }
+  end
+  return list
+end
+
+-- Names of a state's fields: gathers follow, every rank in one order.
+local function keys_of(entry)
+  local keys = {}
+  for key in pairs(entry) do keys[#keys + 1] = key end
+  table.sort(keys)
+  return keys
 end
 
 --- `{state = {[name] = {step, exp_avg, …}}, param_groups = {{params = {names}, lr = …}}}`, whole tensors.
 ---@param m table
 ---@param optim table
----@param given? {rank0_only: boolean, offload_to_cpu: boolean}
+---@param given? {type: string, rank0_only: boolean, offload_to_cpu: boolean}
 function M.optim_state_dict(m, optim, given)
   check_module("optim_state_dict", m)
   local o = opts("optim_state_dict", given, { type = opts.one_of(TYPES, "full"), rank0_only = false, offload_to_cpu = false })
   local dist = require "moonshard.dist"
   local mine = not o.rank0_only or dist.rank() == 0
-  local names, plain = names_of(m), optim:state_dict()
+  local names, plain = flat.names_below(m), optim:state_dict()
   local out, position = { state = {}, param_groups = {} }, 0
   for g, group in ipairs(optim.param_groups) do
     local listed = {}
-    for _, p in ipairs(group.params) do
+    for k, p in ipairs(group.params) do
       position = position + 1
-      local name = names[p]
-      if not name then errors.raise("optim_state_dict: parameter %d of group %d does not belong to the module", #listed + 1, g) end
-      listed[#listed + 1] = name
+      local members = members_of(p, names)
+      if #members == 0 then errors.raise("optim_state_dict: parameter %d of group %d does not belong to the module", k, g) end
       local entry = plain.state[position]
-      if entry then
-        local whole, keys = {}, {}
-        for key in pairs(entry) do keys[#keys + 1] = key end
-        table.sort(keys)                   -- gathers follow: every rank in one order
-        for _, key in ipairs(keys) do
-          local v = entry[key]
-          if tensor.is_tensor(v) and v.ndim > 0 and sharded.is_sharded(p) and o.type ~= "local" then
-            v = sharded.around(p, v)
-            if o.type == "full" then v = v:full_tensor() end
+      for _, member in ipairs(members) do
+        listed[#listed + 1] = member.name
+        if entry then
+          local whole = {}
+          for _, key in ipairs(keys_of(entry)) do
+            local v = entry[key]
+            if tensor.is_tensor(v) and v.ndim > 0 and sharded.is_sharded(member.p) then
+              v = member.part(v)
+              if o.type ~= "local" then v = sharded.around(member.p, v) end
+              if o.type == "full" then v = v:full_tensor() end
+            end
+            whole[key] = v
           end
-          whole[key] = v
+          if mine then out.state[member.name] = whole end
         end
-        if mine then out.state[name] = whole end
       end
     end
     local copy = {}
@@ -163,6 +209,45 @@ function M.optim_state_dict(m, optim, given)
     out.param_groups[g] = copy
   end
   return mine and out or {}
+end
+
+-- This rank's part of a state tensor of member, of whatever type the state is.
+local function part_for(member, key, v)
+  if not sharded.is_sharded(member.p) then return v end
+  local piece = member.p:to_local()
+  if sharded.is_sharded(v) then return v:to_local() end
+  local shape, whole = tostring(v.shape), tostring(rawget(member.p, "_whole_shape") or member.p.shape)
+  if shape == whole then return sharded.part_of(member.p, v):reshape(piece.shape) end
+  if shape == tostring(piece.shape) then return v end
+  return errors.raise("load_optim_state_dict: '%s' of '%s' has shape %s, the parameter %s", key, member.name, shape, whole)
+end
+
+-- The state of an optimizer's parameter, put together from that of its members; nil when none has any.
+local function assemble(p, members, state)
+  local entry
+  for _, member in ipairs(members) do
+    for key, v in pairs(state[member.name] or {}) do      -- order does not matter: each by itself
+      entry = entry or {}
+      if tensor.is_tensor(v) and v.ndim > 0 then
+        local part = part_for(member, key, v)
+        if not rawget(p, "_flat") then
+          entry[key] = part
+        else
+          entry[key] = entry[key] or create.zeros_like(p, { dtype = v.dtype })
+          member.part(entry[key]):copy_(part)
+        end
+      else
+        local before = entry[key]
+        local a, b = tensor.is_tensor(v) and v:item() or v, tensor.is_tensor(before) and before:item() or before
+        if before ~= nil and a ~= b then
+          errors.raise("All unflattened parameters comprising a single flat parameter must have scalar state with the same value and dtype: "
+            .. "'%s' is %s and %s", key, tostring(b), tostring(a))
+        end
+        entry[key] = v
+      end
+    end
+  end
+  return entry
 end
 
 --- Loads what optim_state_dict gave, on any number of ranks.
@@ -175,7 +260,7 @@ function M.load_optim_state_dict(m, optim, sd, given)
   if type(sd) ~= "table" or type(sd.state) ~= "table" or type(sd.param_groups) ~= "table" then
     errors.raise("load_optim_state_dict: argument 3 is %s, expected {state, param_groups}", errors.kind(sd))
   end
-  local names = names_of(m)
+  local names = flat.names_below(m)
   local by_name = {}
   for _, group in ipairs(sd.param_groups) do
     for _, name in ipairs(group.params) do by_name[name] = group end
@@ -187,24 +272,13 @@ function M.load_optim_state_dict(m, optim, sd, given)
       for _, p in ipairs(group.params) do
         position = position + 1
         listed[#listed + 1] = position
-        local name = names[p]
-        if not name or not by_name[name] then errors.raise("load_optim_state_dict: the state has no parameter '%s'", tostring(name)) end
-        from = from or by_name[name]
-        local entry = sd.state[name]
-        if entry then
-          local part = {}
-          for key, v in pairs(entry) do   -- order does not matter: each by itself
-            if tensor.is_tensor(v) and v.ndim > 0 and sharded.is_sharded(p) then
-              local fitted = like(p, v)
-              if not fitted then
-                errors.raise("load_optim_state_dict: '%s' of '%s' has shape %s, the parameter %s", key, name, tostring(v.shape), tostring(p.shape))
-              end
-              v = fitted:to_local()
-            end
-            part[key] = v
-          end
-          plain.state[position] = part
+        local members = members_of(p, names)
+        for _, member in ipairs(members) do
+          if not by_name[member.name] then errors.raise("load_optim_state_dict: the state has no parameter '%s'", tostring(member.name)) end
+          from = from or by_name[member.name]
         end
+        if #members == 0 then errors.raise("load_optim_state_dict: the state has no parameter 'nil'") end
+        plain.state[position] = assemble(p, members, sd.state)
       end
       local copy = {}
       for key, value in pairs(from or {}) do copy[key] = value end   -- order does not matter: a copy
