@@ -169,6 +169,39 @@ for world = 1, 4 do
       assert.are.equal(rank, dist.rank())
     end)
 
+    it("goes by the first rank's order where ranks work in different ones", function(rank)
+      local ms, nn, dist = load()
+      local Either = nn.Module:extend "Either"
+      function Either:init()
+        for _, name in ipairs { "a", "b", "c" } do self[name] = nn.Parameter(ms.ones(#name + 1)) end
+        self.d = nn.Parameter(ms.ones(5))
+      end
+      function Either:forward(x, forwards)
+        local names = forwards and { "a", "b", "c", "d" } or { "d", "c", "b", "a" }
+        for _, name in ipairs(names) do x = x * self[name]:sum() end
+        return x
+      end
+      local m = Either()
+      local ddp = nn.DDP(m, { bucket_cap_mb = 1e-6 })
+      local mine, second
+      for k = 1, 3 do
+        ddp:zero_grad()
+        local seen = {}
+        local list = dist.record(function() ddp(ms.ones(1), rank == 0):sum():backward() end)
+        local loss = ddp:no_sync(function() return ddp(ms.ones(1), rank == 0):sum() end)
+        local handles = {}
+        for name, p in m:named_parameters() do
+          handles[name] = p:register_post_accumulate_grad_hook(function() seen[#seen + 1] = p:numel() end)
+        end
+        loss:backward()
+        for _, h in pairs(handles) do h:remove() end
+        mine = table.concat(seen, " ")
+        if k > 1 then second = sizes(list) end
+      end
+      assert.are.equal(dist.all_gather_object(mine)[1], second)
+      if world > 1 and rank > 0 then assert.are_not.equal(mine, second) end
+    end)
+
     it("keeps the reverse order of registration where parameters may be unused", function()
       local ms, nn, dist = load()
       local m = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
