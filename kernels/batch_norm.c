@@ -80,7 +80,7 @@ static ms_status batch_norm_backward(ms_backward_call *b)
 static const ms_op op_batch_norm = {
     .name = "batch_norm", .n_in_min = 1, .n_in_max = 5, .flags = MS_OP_WIDE, .save_in = 1 | 2 | 8 | 16, .save_out = 2 | 4, .check = batch_norm_check,
     .run = { [MS_CPU] = ms__cpu_batch_norm }, .backward = batch_norm_backward,
-    .samples = "[5,3] [3] [3] i=1 f=1e-5; [5,3] i=1 f=1e-5; [4,3,2] [3] i=1 f=1e-3; [2,3,4,5] [3] [3] i=1 f=1e-5; [3,70] [70] [70] i=1 f=1e-5; [2,2,5,7] - [2] i=1 f=1e-5; "
+    .samples = "[5,3] [3] [3] i=1 f=1e-5; [5,3] i=1 f=1e-5; [4,3,2] [3] i=1 f=1e-3; [2,3,4,5] [3] [3] i=1 f=1e-5; [3,70] [70] [70] i=1 f=1e-5; [7,3] [3] [3] i=1 f=1e-5; [2,2,5,7] - [2] i=1 f=1e-5; "
                "[5,3] [3] [3] [3] [3]+ i=0 f=1e-5; [2,3,4,5] [3] [3] [3] [3]+ i=0 f=1e-3; [4,3,2] - - [3] [3]+ i=0 f=1e-5; [0,3] [3] [3] [3] [3]+ i=0 f=1e-5",
 };
 

@@ -1,25 +1,41 @@
-// batch_norm.c -- batch_norm on the CPU: a task has some channels, whose statistics and weights it holds in
-// double; elements are worked on in float32 or float64 (half types are converted on the way in and out).
+// batch_norm.c -- batch_norm on the CPU. Statistics and weights are held in double; elements are worked on in float32 or
+// float64 (half types are converted on the way in and out).
 //
-// Sizes: N batch, C channels, S the rest (1 for [N, C]).
+// Sizes: N batch, C channels, S the rest. With S > 1 a task is a channel, passed over a few times in the second cache;
+// with S = 1 it is a block of rows, whose size is a matter of the shape only, and blocks are joined in order.
 #include <math.h>
 #include "rows.h"
 #include "../grad.h"
 #include "../ops.h"
 #include "layers.h"
 
-enum { CHANNELS = 32 };             // of a task
-
 typedef struct bn {
     int         dtype;              // REAL's
     bool        training;
-    int64_t     n, c, s, group;     // sizes; channels a task
+    int64_t     n, c, s, rows;      // sizes; rows of a block
     double      eps;
     const void *x, *g;
     void       *y;                  // or dx; NULL when nobody wants it
+    void       *coefficients;       // REAL, by channel, for rows
+    double     *parts;              // 2 C by block
     double     *w, *b, *mean, *var, *gmean, *gvar;          // by channel; w, b, gmean, gvar may be NULL
     double     *dw, *db, *dmean, *dvar;
 } bn;
+
+// From a channel's sums of g and of g (x - mean): its gradients, and k, a, d of dx = k g + a (x - mean) + d. With
+// h = (x - mean) rstd, n numbers a channel: dw = sum g h, db = sum g, dx = w rstd (g - db / n - h dw / n) in training and
+// w rstd g outside of it; what arrives at the mean and the variance themselves joins d and a.
+static void finish_channel(const bn *p, int64_t c, double sg, double sgx, double *k)
+{
+    double rstd = 1 / sqrt(p->var[c] + p->eps), w = p->w ? p->w[c] : 1, count = (double)(p->n * p->s);
+    p->dw[c] = sgx * rstd;
+    p->db[c] = sg;
+    p->dmean[c] = -w * rstd * sg;
+    p->dvar[c] = -0.5 * w * rstd * rstd * rstd * sgx;
+    k[0] = w * rstd;
+    k[1] = p->training ? (-w * rstd * rstd * rstd * sgx + (p->gvar ? 2 * p->gvar[c] : 0)) / count : 0;
+    k[2] = p->training ? (-w * rstd * sg + (p->gmean ? p->gmean[c] : 0)) / count : 0;
+}
 
 #define REAL float
 #define R(x) x##_f32
@@ -30,28 +46,109 @@ typedef struct bn {
 #define R(x) x##_f64
 #include "batch_norm_body.h"
 
-static void forward(void *arg, int64_t first, int64_t last, int64_t block)
+#define BOTH(p, name, ...) ((p)->dtype == MS_F64 ? name##_f64(__VA_ARGS__) : name##_f32(__VA_ARGS__))
+
+static void by_channel(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const bn *p = arg;
     int64_t each = p->n * p->s;
     (void)block;
-    for (int64_t c = first / each; c < last / each; c += p->group) {
-        int64_t end = c + p->group < last / each ? c + p->group : last / each;
-        if (p->dtype == MS_F64) batch_norm_f64(p, c, end);
-        else batch_norm_f32(p, c, end);
-    }
+    for (int64_t c = first / each; c < last / each; c++) BOTH(p, channel, p, c);
 }
 
-static void backward(void *arg, int64_t first, int64_t last, int64_t block)
+static void by_channel_backward(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const bn *p = arg;
     int64_t each = p->n * p->s;
     (void)block;
-    for (int64_t c = first / each; c < last / each; c += p->group) {
-        int64_t end = c + p->group < last / each ? c + p->group : last / each;
-        if (p->dtype == MS_F64) batch_norm_backward_f64(p, c, end);
-        else batch_norm_backward_f32(p, c, end);
+    for (int64_t c = first / each; c < last / each; c++) BOTH(p, channel_backward, p, c);
+}
+
+static void stats_part(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const bn *p = arg;
+    double *part = p->parts + 2 * p->c * block;
+    BOTH(p, rows_stats, p, first / p->c, last / p->c, part, part + p->c);
+}
+
+static void rows_part(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const bn *p = arg;
+    (void)block;
+    BOTH(p, rows, p, first / p->c, last / p->c);
+}
+
+static void sums_part(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const bn *p = arg;
+    double *part = p->parts + 2 * p->c * block;
+    BOTH(p, rows_sums, p, first / p->c, last / p->c, part, part + p->c);
+}
+
+static void rows_backward_part(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const bn *p = arg;
+    (void)block;
+    BOTH(p, rows_backward, p, first / p->c, last / p->c);
+}
+
+static int64_t blocks_of(const bn *p) { return (p->n + p->rows - 1) / p->rows; }
+
+// Means and spreads of blocks of rows as those of all (Chan, Golub, LeVeque 1979).
+static void add_stats(const bn *p)
+{
+    double count = 0;
+    memset(p->mean, 0, (size_t)p->c * sizeof *p->mean);
+    memset(p->var, 0, (size_t)p->c * sizeof *p->var);
+    for (int64_t k = 0; k < blocks_of(p); k++) {
+        const double *part = p->parts + 2 * p->c * k;
+        double n = (double)(p->n - k * p->rows < p->rows ? p->n - k * p->rows : p->rows), share = n / (count + n);
+        for (int64_t c = 0; c < p->c; c++) {
+            double d = part[c] - p->mean[c];
+            p->var[c] += part[p->c + c] + d * d * count * share;
+            p->mean[c] += d * share;
+        }
+        count += n;
     }
+    for (int64_t c = 0; c < p->c; c++) p->var[c] /= count;
+}
+
+static void set_coefficient(const bn *p, int k, int64_t c, double v)
+{
+    if (p->dtype == MS_F64) ((double *)p->coefficients)[k * p->c + c] = v;
+    else ((float *)p->coefficients)[k * p->c + c] = (float)v;
+}
+
+static void by_rows(bn *p)
+{
+    int64_t all = p->n * p->c, block = p->rows * p->c;
+    if (p->training) {
+        ms__parallel(all, block, stats_part, p);
+        add_stats(p);
+    }
+    for (int64_t c = 0; c < p->c; c++) {
+        set_coefficient(p, 0, c, p->mean[c]);
+        set_coefficient(p, 1, c, (p->w ? p->w[c] : 1) / sqrt(p->var[c] + p->eps));
+        set_coefficient(p, 2, c, p->b ? p->b[c] : 0);
+    }
+    ms__parallel(all, block, rows_part, p);
+}
+
+static void by_rows_backward(bn *p)
+{
+    int64_t all = p->n * p->c, block = p->rows * p->c;
+    for (int64_t c = 0; c < p->c; c++) set_coefficient(p, 0, c, p->mean[c]);
+    if (p->g) ms__parallel(all, block, sums_part, p);
+    double *sums = p->parts;
+    if (!p->g) memset(sums, 0, (size_t)(2 * p->c) * sizeof *sums);
+    for (int64_t j = 1; p->g && j < blocks_of(p); j++)
+        for (int64_t c = 0; c < 2 * p->c; c++) sums[c] += p->parts[2 * p->c * j + c];
+    for (int64_t c = 0; c < p->c; c++) {
+        double k[3];
+        finish_channel(p, c, sums[c], sums[p->c + c], k);
+        for (int i = 0; i < 3; i++) set_coefficient(p, i + 1, c, k[i]);
+    }
+    if (p->y) ms__parallel(all, block, rows_backward_part, p);
 }
 
 static void sizes(bn *p, const ms_tensor *x)
@@ -60,8 +157,19 @@ static void sizes(bn *p, const ms_tensor *x)
     p->c = x->shape[1];
     p->s = 1;
     for (int d = 2; d < x->ndim; d++) p->s *= x->shape[d];
-    p->group = p->s == 1 ? CHANNELS : 1;
+    p->rows = p->c && 32768 / p->c > 64 ? 32768 / p->c : 64;
     p->dtype = x->dtype == MS_F64 ? MS_F64 : MS_F32;
+}
+
+// Room for the doubles by channel, the coefficients and the parts.
+static ms_status room_for(ms_block **room, bn *p, int by_channel_arrays, const char *what)
+{
+    int64_t parts = p->s == 1 ? 2 * p->c * blocks_of(p) : 0;
+    MS_TRY(ms__alloc(room, MS_CPU, (size_t)((by_channel_arrays + 4) * p->c + parts) * sizeof(double), what));
+    double *at = (*room)->data;
+    p->coefficients = at + by_channel_arrays * p->c;
+    p->parts = at + (by_channel_arrays + 4) * p->c;
+    return MS_OK;
 }
 
 // t as contiguous numbers of that dtype: itself (retained) or a copy.
@@ -122,7 +230,7 @@ ms_status ms__cpu_batch_norm(ms_call *c)
         for (int k = 1; k < c->n_out; k++) MS_TRY(ms__zero(c->out[k]));
         return MS_OK;
     }
-    MS_TRY(ms__alloc(&room, MS_CPU, (size_t)(4 * p.c) * sizeof(double), c->op->name));
+    MS_TRY(room_for(&room, &p, 4, c->op->name));
     double *at = room->data;
     ms_status st = as_dtype(&x, c->in[0], p.dtype);
     if (st == MS_OK) st = work_on(&y, c->out[0], p.dtype);
@@ -134,7 +242,8 @@ ms_status ms__cpu_batch_norm(ms_call *c)
         if (p.training) p.mean = at + 2 * p.c, p.var = at + 3 * p.c;
         p.x = ms__data(x);
         p.y = ms__data(y);
-        ms__parallel(x->numel, p.group * p.n * p.s, forward, &p);
+        if (p.s == 1) by_rows(&p);
+        else ms__parallel(x->numel, p.n * p.s, by_channel, &p);
         if (p.training) {
             put_channels(c->out[1], p.mean);
             put_channels(c->out[2], p.var);
@@ -157,7 +266,7 @@ ms_status ms__cpu_batch_norm_backward(ms_call *c)
         for (int k = 0; k < c->n_out; k++) MS_TRY(ms__zero(c->out[k]));
         return MS_OK;
     }
-    MS_TRY(ms__alloc(&room, MS_CPU, (size_t)(9 * p.c) * sizeof(double), c->op->name));
+    MS_TRY(room_for(&room, &p, 9, c->op->name));
     double *at = room->data;
     ms_status st = as_dtype(&x, c->in[1], p.dtype);
     if (st == MS_OK && c->in[0]) st = as_dtype(&g, c->in[0], p.dtype);
@@ -172,7 +281,8 @@ ms_status ms__cpu_batch_norm_backward(ms_call *c)
         p.g = g ? ms__data(g) : NULL;
         p.y = y ? ms__data(y) : NULL;
         p.dw = at + 5 * p.c, p.db = at + 6 * p.c, p.dmean = at + 7 * p.c, p.dvar = at + 8 * p.c;
-        ms__parallel(x->numel, p.group * p.n * p.s, backward, &p);
+        if (p.s == 1) by_rows_backward(&p);
+        else ms__parallel(x->numel, p.n * p.s, by_channel_backward, &p);
         put_channels(ms__grad_out(c, 1), p.dw);
         put_channels(ms__grad_out(c, 2), p.db);
         put_channels(ms__grad_out(c, 3), p.dmean);

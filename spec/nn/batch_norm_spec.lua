@@ -72,6 +72,33 @@ describe("batch norm", function()
     assert.are.equal("", names(nn.BatchNorm1d(4, { affine = false, track_running_stats = false }):named_buffers()))
   end)
 
+  it("joins blocks of rows, for the same bits with any number of threads", function()
+    for _, dtype in ipairs { "float64", "float32" } do
+      local x = (ms.randn(203, 600, f64) * 2 + 100):to(dtype)         -- 64 rows a block
+      local g = ms.randn(203, 600, f64):to(dtype)
+      local function run(threads)
+        local before = ms.num_threads()
+        ms.set_num_threads(threads)
+        local a = x:clone():requires_grad_(true)
+        local y = F.batch_norm(a, { training = true })
+        y:backward(g)
+        ms.set_num_threads(before)
+        return y:detach(), a.grad
+      end
+      local y, dx = run(1)
+      local y2, dx2 = run(2)
+      assert.is_true(y:equal(y2) and dx:equal(dx2))
+      local d = x:double()
+      local mean, var = stats(d)
+      local rstd = 1 / (var + 1e-5):sqrt()
+      local h = (d - column(mean, 2)) * column(rstd, 2)
+      local tol = dtype == "float64" and { rtol = 1e-10, atol = 1e-11 } or { rtol = 1e-4, atol = 1e-4 }
+      close(y, h:to(dtype), tol)
+      local gd = g:double()
+      close(dx, (column(rstd, 2) * (gd - column(gd:mean(1), 2) - h * column((gd * h):mean(1), 2))):to(dtype), tol)
+    end
+  end)
+
   it("averages over all batches where momentum is false", function()
     local m = nn.BatchNorm1d(2, { momentum = false, dtype = "float64" })
     local sum = ms.zeros(2, f64)
