@@ -16,7 +16,9 @@ local hooks = require "moonshard.fsdp.comm_hooks"
 local nn = require "moonshard.nn"
 local order = require "moonshard.fsdp.exec_order"
 local policies = require "moonshard.fsdp.policies"
+local no_grad = require "moonshard.autograd".no_grad
 local opts = require "moonshard.opts"
+local sharded = require "moonshard.fsdp.sharded"
 local tensor = require "moonshard.tensor"
 local states = require "moonshard.fsdp.state"
 local summon = require "moonshard.fsdp.summon"
@@ -60,14 +62,16 @@ local function number_of(dtype) return dtype and dtypes.number(dtype) or -1 end
 
 -- ---- what a unit manages -------------------------------------------------------------------------
 
--- Parameters of m and of what lies below it, each once, save in FSDP instances and what is ignored: values, names.
+-- Parameters of m and of what lies below it, each once, save in FSDP instances and what is ignored: values, names, and every
+-- place where one is: { module, field, parameter }.
 local function managed(m, ignored_modules, ignored_params)
-  local params, names, seen, visited = {}, {}, {}, {}
+  local params, names, places, seen, visited = {}, {}, {}, {}, {}
   local function visit(sub, prefix)
     if visited[sub] or ignored_modules[sub] then return end
     visited[sub] = true
     for _, name in ipairs(sub._params) do
       local p = sub._slots[name]
+      if p ~= nil and not ignored_params[p] then places[#places + 1] = { sub, name, p } end
       if p ~= nil and not seen[p] and not ignored_params[p] then
         seen[p] = true
         if rawget(p, "_unit") then
@@ -82,7 +86,29 @@ local function managed(m, ignored_modules, ignored_params)
     end
   end
   visit(m, "")
-  return params, names
+  return params, names, places
+end
+
+local function sizes(p) return tostring(p.shape) end
+
+-- What a script put in the place of a parameter since the last forward goes into the shard; the parameter takes its place again.
+local function write_back(unit)
+  for _, place in ipairs(unit.places) do
+    local m, name, p = place[1], place[2], place[3]
+    local now = rawget(m, "_slots")[name]
+    if now ~= p then
+      local piece = p:to_local()
+      local fits = class.isa(now, nn.Parameter) and (sizes(now) == sizes(piece) or sizes(now) == tostring(rawget(p, "_whole_shape")))
+      if not fits then
+        raise("Cannot writeback when the parameter shape changes\nExpects %s but got %s", sizes(piece),
+          tensor.is_tensor(now) and sizes(now) or errors.show(now))
+      end
+      no_grad(function()
+        if sizes(now) == sizes(piece) then piece:copy_(now) else piece:copy_(sharded.part_of(p, now:detach()):reshape(piece.shape)) end
+      end)
+      m[name] = p
+    end
+  end
 end
 
 -- ---- construction --------------------------------------------------------------------------------
@@ -175,7 +201,7 @@ function FSDP:init(m, given)
   if o.sync_module_states then
     materialize.sync(inside, placed.replicate and { placed.group, placed.replicate } or { placed.group }, ignored_params)
   end
-  local params, names = managed(m, ignored_modules, ignored_params)
+  local params, names, places = managed(m, ignored_modules, ignored_params)
   rawget(self, "_slots").module = m
   rawget(self, "_kind").module = "module"
   table.insert(rawget(self, "_children"), "module")
@@ -184,7 +210,7 @@ function FSDP:init(m, given)
   local unit = {
     classic = true, handle = handle, modules = setmetatable({ self }, { __mode = "v" }), placed = placed, options = o,
     world = placed.world, mixed_precision = o.mixed_precision, on_lazy_init = on_lazy_init, originals = params,
-    ignored_modules = ignored_modules, ignored_params = ignored_params,
+    places = places, ignored_modules = ignored_modules, ignored_params = ignored_params,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
     checks_order = (require "moonshard.dist").debug_level() == "detail", sync = true,
   }
@@ -252,6 +278,7 @@ rawset(FSDP, "__call", function(self, ...)
     module.lazy_init(unit)
   end
   if unit.summoned then raise "expected to be in states ['idle'] but current state is 'summon_full_params'" end
+  if unit.options.use_orig_params then write_back(unit) end
   if unit.hook_built_in then hooks.apply(unit) end      -- its state is the script's, and may have changed
   if unit.order then order.check(unit, self) end
   return module.call_between(self, unit, Module.__call, ...)
