@@ -51,14 +51,19 @@ function Saver:write(name, t)
   if lib.ms_saver_write(self._saver, name, t.id) ~= 0 then errors.fail(t) end
 end
 
-function Saver:commit()
+---@param hashed? boolean  give back the file's XXH64, 16 hexadecimal digits
+---@return string?
+function Saver:commit(hashed)
+  local digits = ffi.new "char[17]"
   local status = lib.ms_saver_commit(self._saver)
+  if status == 0 and hashed then status = lib.ms_saver_hash(self._saver, digits) end
   if status ~= 0 then
     local text = errors.last()
     self:abort()
     errors.raise_text(text)
   end
   self:abort()
+  return hashed and ffi.string(digits) or nil
 end
 
 function Saver:abort()
@@ -136,6 +141,22 @@ function Reader:read(name, first, count)
   local id = lib.ms_loader_read(self._loader, position(self, name), (first or 1) - 1, count or -1)
   if id == 0 then errors.fail() end
   return tensor.wrap(id)
+end
+
+--- Wants `count` elements of a name from element `first` (from 0) on in `target` (contiguous, same dtype), from its element `at` on:
+--- they are there after fetch.
+---@param target Tensor
+function Reader:want(name, first, count, target, at)
+  if lib.ms_loader_want(self._loader, position(self, name), first, count, target.id, at) ~= 0 then errors.fail(target) end
+end
+
+--- Reads all that was wanted. With hashed, the whole file goes by once, and its XXH64 is given back.
+---@param hashed? boolean
+---@return string?
+function Reader:fetch(hashed)
+  local digits = hashed and ffi.new "char[17]" or nil
+  if lib.ms_loader_fetch(self._loader, digits) ~= 0 then errors.fail() end
+  return digits and ffi.string(digits) or nil
 end
 
 --- Shape and dtype of a name.

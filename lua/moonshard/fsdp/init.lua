@@ -7,6 +7,7 @@ local fully_shard = require "moonshard.fsdp.fully_shard"
 local module = require "moonshard.fsdp.module"
 local policies = require "moonshard.fsdp.policies"
 local state = require "moonshard.fsdp.state"
+local checkpoint = require "moonshard.fsdp.checkpoint"
 local checks = require "moonshard.fsdp.checks"
 
 ---@class moonshard.fsdp
@@ -28,6 +29,8 @@ local fsdp = {
   load_state_dict = state.load_state_dict,
   optim_state_dict = state.optim_state_dict,
   load_optim_state_dict = state.load_optim_state_dict,
+  save = checkpoint.save,
+  load = checkpoint.load,
   record = checks.record,
   check_sharded_parity = checks.check_sharded_parity,
 }
