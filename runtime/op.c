@@ -115,6 +115,10 @@ void ms__call_replace(ms_call *c, int k, ms_tensor *owned)
 const char *ms__op_title(const ms_op *op)
 {
     static __thread char title[64];
+    static const char *const others[][2] = { { "cast", "to" }, { "to_device", "to" }, { "rand_", "rand" }, { "randn_", "randn" },
+                                             { "randint_", "randint" }, { "arange_", "arange" }, { "eye_", "eye" } };
+    for (size_t k = 0; k < sizeof others / sizeof *others; k++)
+        if (strcmp(op->name, others[k][0]) == 0) return others[k][1];
     const char *name = op->name, *variant = strstr(name, "_scalar"), *rest = variant ? variant + 7 : "";
     if (!variant && (variant = strstr(name, "_all"))) rest = variant + 4;
     int n = variant ? (int)(variant - name) : (int)strlen(name);

@@ -229,7 +229,8 @@ local groups = {
     { "reshape with two unknown", function() return m:reshape(-1, -1) end, "error: %-1" },
     { "view across strides", function() return m:t():view(6) end, "error: view" },
     { "reshape across strides", function() return m:t():reshape(6) end, "[6] {1 4 2 5 3 6}" },
-    { "view of strides that allow it", function() return ms.arange(12):view(3, 4):narrow(2, 1, 2):view(3, 2, 1) end, "[3, 2, 1] {{{0} {1}} {{4} {5}} {{8} {9}}}" },
+    { "view of strides that allow it", function() return ms.arange(12):view(3, 4):narrow(2, 1, 2):view(3, 2, 1) end,
+      "[3, 2, 1] {{{0} {1}} {{4} {5}} {{8} {9}}}" },
     { "expand -1", function() return T({ { 1 }, { 2 } }):expand(-1, 2) end, "[2, 2] {{1 1} {2 2}}" },
     { "expand in front", function() return T({ 1, 2 }):expand(2, -1) end, "[2, 2] {{1 2} {1 2}}" },
     { "expand what is longer", function() return m:expand(2, 6) end, "error: expand" },
@@ -378,4 +379,80 @@ describe("gradients at edges", function()
   for _, row in ipairs(rows) do
     it(row[1], function() assert.are.equal(row[4], text(grad(row[2], row[3])):gsub("%-0([ }])", "0%1")) end)
   end
+end)
+
+-- ---- printing ---------------------------------------------------------------------------------------
+
+describe("printing", function()
+  local rows = {
+    { ms.tensor(2.5), "Tensor float32 [] cpu\n2.5000" },
+    { ms.tensor({ 1, 2 }), "Tensor float32 [2] cpu\n[1., 2.]" },
+    { ms.tensor({ 1, 2 }, { dtype = "int64" }), "Tensor int64 [2] cpu\n[1, 2]" },
+    { ms.tensor { { true }, { false } }, "Tensor bool [2, 1] cpu\n[[ true],\n [false]]" },
+    { ms.tensor({ 1.5, -2 }, { dtype = "bfloat16" }), "Tensor bfloat16 [2] cpu\n[ 1.5000, -2.0000]" },
+    { ms.tensor { nan, inf, -inf, 1 }, "Tensor float32 [4] cpu\n[ nan,  inf, -inf,   1.]" },
+    { ms.tensor { 1e-9, 1 }, "Tensor float32 [2] cpu\n[1.0000e-09, 1.0000e+00]" },
+    { ms.zeros(0, 3), "Tensor float32 [0, 3] cpu" },
+    { ms.zeros(2, { device = "meta" }), "Tensor float32 [2] meta" },
+    { ms.zeros(1, { requires_grad = true }), "Tensor float32 [1] cpu, requires_grad\n[0.]" },
+    { ms.arange(125):view(5, 5, 5), "Tensor int64 [5, 5, 5] cpu\n[[[  0,   1,   2,   3,   4],\n  …\n  [ 20,  21,  22,  23,  24]],\n …\n"
+      .. " [[100, 101, 102, 103, 104],\n  …\n  [120, 121, 122, 123, 124]]]" },
+    { ms.arange(12):view(3, 4):t()[2], "Tensor int64 [3] cpu\n[1, 5, 9]" },
+  }
+  for k, row in ipairs(rows) do
+    it(("says what a tensor is and holds (%d)"):format(k), function() assert.are.equal(row[2], tostring(row[1])) end)
+  end
+
+  it("keeps to 20 lines of 10 numbers, whatever the shape", function()
+    for _, shape in ipairs { { 100, 3 }, { 5, 5, 5 }, { 2, 3, 4, 5 }, { 30, 30, 30 }, { 4, 4, 4, 4, 4, 4, 4, 4 }, { 2, 2, 2, 2, 2, 2, 2, 2 }, { 19, 1 },
+      { 20, 2, 2 }, { 6, 3, 2 }, { 1, 100, 1 }, { 40, 1, 1, 1 }, { 100000 }, { 7, 7, 7, 3, 3, 3 } } do
+      local out = tostring(ms.zeros(shape))
+      local lines, values = 0, 0
+      for line in out:gmatch "[^\n]+" do
+        lines = lines + 1
+        local _, n = line:gsub("0%.", "")
+        if lines > 1 then values = values + n end
+        assert.is_true(n <= 10)
+      end
+      assert.is_true(lines <= 20, out)
+      assert.is_true(values > 0, out)
+    end
+  end)
+end)
+
+-- ---- what is refused ----------------------------------------------------------------------------------
+
+describe("refused with the reason:", function()
+  local ffi = require "ffi"
+  local rows = {
+    { "a number for a pointer", function() ms.from_pointer(5, { 2 }) end, "from_pointer: argument 1 is a number %(5%), expected a pointer" },
+    { "no pointer", function() ms.from_pointer(nil, { 2 }) end, "pointer is NULL" },
+    { "a size below 0 of memory", function() ms.from_pointer(ffi.new "float[4]", { -2 }) end, "size %-2 is negative" },
+    { "no function on a device", function() ms.with_device "meta" end, "with_device: argument 2 is nil, expected a function" },
+    { "a device that is none", function() ms.with_device("gpu", print) end, "unknown device 'gpu'" },
+    { "a word to fill with", function() ms.full_like(m, "x") end, "full_like: value is a string" },
+    { "two dtypes", function() m:to("float32", "float16") end, "to: arguments are 'float32' and 'float16', expected a device and a dtype" },
+    { "a draw of integers", function() ms.rand(2, { dtype = "int64" }) end, "^rand: fills real tensors, got int64" },
+    { "a draw beyond the dtype", function() ms.randint(0, 1000, { 2 }, { dtype = "uint8" }) end, "^randint: 0 to 999 is beyond what uint8" },
+    { "values of a tensor without", function() ms.zeros(1, { device = "meta" }):item() end, "device meta has no values" },
+    { "moving what has no values", function() ms.zeros(1, { device = "meta" }):to "cpu" end, "^to: .* no data to move; use to_empty" },
+    { "two devices", function() return ms.zeros(1, { device = "meta" }) + m end, "different devices" },
+    { "gradients of gradients", function() ms.grad(m, m, { create_graph = true }) end, "create_graph: gradients of gradients are not supported" },
+    { "an order", function() return m < m end, "tensors are not ordered" },
+    { "a shape", function() m.shape = {} end, "'shape' cannot be assigned" },
+    { "a method's name", function() m.add = 1 end, "'add' is a method of tensors" },
+    { "gradients of integers", function() ints({ 1 }):requires_grad_() end, "int64 cannot require gradients" },
+    { "a copy of a result", function() ms.deepcopy(ms.ones(1, { requires_grad = true }) * 2) end, "only leaves can be copied" },
+  }
+  for _, row in ipairs(rows) do
+    it(row[1], function() assert.matches(row[3], failure(row[2])) end)
+  end
+
+  it("with_device passes arguments and results and ends with its function", function()
+    local device, a, b = ms.with_device("meta", function(x) return ms.zeros(1).device, x, nil end, 7)
+    assert.are.same({ "meta", 7 }, { device, a })
+    assert.is_nil(b)
+    assert.are.equal("no", select(2, pcall(ms.with_device, "meta", function() error("no", 0) end)))
+    assert.are.equal("cpu", ms.default_device())
+  end)
 end)

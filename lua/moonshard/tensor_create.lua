@@ -141,6 +141,7 @@ end
 
 function M.full_like(t, value, given)
   if type(value) == "boolean" then value = value and 1 or 0 end
+  if type(value) ~= "number" then errors.raise("full_like: value is %s, expected a number", errors.kind(value)) end
   local out = M.empty_like(t, given)
   fill_value(out.id, value)
   return out
@@ -292,6 +293,9 @@ end
 ---@param given? {dtype: string}
 ---@return Tensor
 function M.from_pointer(pointer, sizes, given)
+  if type(pointer) ~= "cdata" and type(pointer) ~= "userdata" and pointer ~= nil then
+    errors.raise("from_pointer: argument 1 is %s, expected a pointer of the FFI", errors.kind(pointer))
+  end
   local o = opts("from_pointer", given, { dtype = "float32" })
   local n = take_shape("from_pointer", 1, sizes)
   local id = lib.ms_from_pointer(ffi.cast("void *", pointer), dtypes.number(o.dtype, "from_pointer"), n, shape)

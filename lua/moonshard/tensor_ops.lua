@@ -326,7 +326,12 @@ function methods.to(t, what, and_dtype)
     errors.raise("to: argument is %s, expected a dtype, a device or a tensor", errors.kind(what))
   else
     take(what)
-    if type(and_dtype) == "string" then take(and_dtype) end
+    if and_dtype ~= nil then
+      if type(and_dtype) ~= "string" or (dtypes.numbers[and_dtype] ~= nil) == (dtype ~= nil) then
+        errors.raise("to: arguments are %s and %s, expected a device and a dtype", errors.show(what), errors.show(and_dtype))
+      end
+      take(and_dtype)
+    end
   end
   if device and dtype == nil and not device:match "^cpu" and not device:match "^cuda" and not device:match "^meta" then
     local names = { "cpu", "cuda", "meta" }

@@ -10,18 +10,47 @@ local methods, Tensor = tensor.methods, tensor.Tensor
 local MAX_LINES, MAX_COLUMNS, MAX_VALUES = 20, 10, 1000
 local EDGE = 3                                          -- of a cut dimension: so many from each end
 
--- Positions shown of a dimension: all, or both ends with 0 for the gap.
-local function shown(size, most)
+-- Positions shown of a dimension: all of them up to `most`, else `edge` from each end with 0 for the gap between.
+local function shown(size, most, edge)
   local list = {}
   if size <= most then
     for k = 1, size do list[k] = k end
   else
-    local edge = math.min(EDGE, math.floor((most - 1) / 2))
     for k = 1, edge do list[#list + 1] = k end
     list[#list + 1] = 0
     for k = size - edge + 1, size do list[#list + 1] = k end
   end
   return list
+end
+
+-- Lines that dimensions 1 … n make when these positions of each are shown: a gap is one line.
+local function lines_of(lists, n)
+  local lines = 1
+  for d = n, 1, -1 do
+    local gap = 0
+    for _, j in ipairs(lists[d]) do
+      if j == 0 then gap = 1 end
+    end
+    lines = (#lists[d] - gap) * lines + gap
+  end
+  return lines
+end
+
+-- Positions shown of every dimension but the last, in at most `budget` lines: all, else ever fewer from each end, and at
+-- last only the beginning of outer dimensions.
+local function rows_shown(shape, n, budget)
+  for _, edge in ipairs { math.huge, EDGE, 2, 1 } do
+    local lists = {}
+    for d = 1, n do lists[d] = shown(shape[d], 2 * edge + 1, edge) end
+    if lines_of(lists, n) <= budget then return lists end
+  end
+  local lists = {}
+  for d = 1, n do lists[d] = shown(shape[d], 3, 1) end
+  for d = 1, n do
+    if shape[d] > 1 then lists[d] = { 1, 0 } end
+    if lines_of(lists, n) <= budget then break end
+  end
+  return lists
 end
 
 -- One way of writing for all numbers of a tensor, as short as shows them apart.
@@ -55,12 +84,8 @@ local function values_text(t, shape, dtype)
     return formatter({ v }, kind)(v)
   end
   -- The last dimension runs along a line, the others make lines; cut until they fit.
-  local lists, budget = {}, MAX_LINES - 3
-  lists[ndim] = shown(shape[ndim], MAX_COLUMNS)
-  for d = ndim - 1, 1, -1 do
-    lists[d] = shown(shape[d], math.max(1, budget))
-    budget = math.floor(budget / (math.max(1, #lists[d]) + (d > 1 and 1 or 0)))
-  end
+  local lists = rows_shown(shape, ndim - 1, MAX_LINES - 2)
+  lists[ndim] = shown(shape[ndim], MAX_COLUMNS, EDGE)
   -- Small tensors are read at once, of large ones only the lines shown.
   local all = methods.numel(t) <= MAX_VALUES and tensor.read(t) or nil
   local strides, step = {}, 1

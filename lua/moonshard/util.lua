@@ -109,6 +109,7 @@ end
 
 --- Runs fn with another default device.
 function M.with_device(device, fn, ...)
+  if type(fn) ~= "function" then errors.raise("with_device: argument 2 is %s, expected a function", errors.kind(fn)) end
   local before_it = dtypes.default.device
   dtypes.default.device = dtypes.device(device, "with_device")
   return finish(before_it, pcall(fn, ...))
