@@ -15,7 +15,7 @@ static int by_place(const void *a, const void *b)
 
 static ms_status check_positions(const ms_tensor *t)
 {
-    if (t->dtype != MS_I64 || t->ndim != 2 || (ms__device(t) & 0xff) != MS_CPU)
+    if (t->dtype != MS_I64 || t->ndim != 2 || t->shape[0] > MS_MAX_DIMS || (ms__device(t) & 0xff) != MS_CPU)
         return ms__fail(MS_EINVAL, "sparse_coo: indices must be int64 [dimensions, values] on the cpu here, got %s", ms__tensor_text(t));
     return MS_OK;
 }
@@ -24,7 +24,10 @@ static ms_status check_positions(const ms_tensor *t)
 static ms_status places_of(column *out, const ms_tensor *t, const int64_t *sizes)
 {
     const int64_t *x = ms__data(t);
-    int64_t n = t->shape[1];
+    int64_t n = t->shape[1], cells = 1;
+    for (int64_t d = 0; d < t->shape[0]; d++)
+        if (__builtin_mul_overflow(cells, sizes[d] > 0 ? sizes[d] : 1, &cells))
+            return ms__fail(MS_EINVAL, "sparse_coo: shape %s has more places than can be numbered", ms__shape_text((int)t->shape[0], sizes));
     for (int64_t k = 0; k < n; k++) {
         int64_t place = 0;
         for (int64_t d = 0; d < t->shape[0]; d++) {

@@ -98,6 +98,8 @@ describe("a sparse tensor", function()
     assert.matches("float32 %[1, 1%], expected int64", failure(ms.sparse_coo, ms.zeros(1, 1), ms.ones(1), { 2 }))
     assert.matches("shape %[2, 3%] has 2 dimensions, the indices 1", failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1), { 2, 3 }))
     assert.matches("size 2 of shape %[2, 3%] is 3, of the values 4", failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1, 4), { 2, 3 }))
+    assert.matches("at most 8 dimensions", failure(ms.sparse_coo, ms.zeros(9, 1, { dtype = "int64" }), ms.ones(1), { 1, 1, 1, 1, 1, 1, 1, 1, 1 }))
+    assert.matches("more places than can be numbered", failure(ms.sparse_coo, ms.zeros(2, 1, { dtype = "int64" }), ms.ones(1), { 2 ^ 50, 2 ^ 50 }))
     assert.matches("unknown option 'dtpye'", failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1), { 2 }, { dtpye = "float32" }))
   end)
 
@@ -192,6 +194,15 @@ describe("a sparse gradient", function()
       end
     end)
   end
+
+  it("is copied with its leaf", function()
+    local _, e = tables()
+    e(ids { 1, 2 }):sum():backward()
+    local copy = ms.scope(function() return { ms.deepcopy(e) } end)[1]
+    assert.is_true(copy.weight.grad.is_sparse)
+    assert.is_false(rawequal(copy.weight.grad, e.weight.grad))
+    assert.is_true(copy.weight.grad:equal(e.weight.grad))
+  end)
 
   it("is clipped with the others", function()
     local dense, sparse = tables()

@@ -128,6 +128,9 @@ describe("an instance of a tensor class", function()
     assert.matches("^add: shapes %[3, 4%] and %[5%]", failure(function() return t + ms.ones(5) end))
     assert.matches("pass its inner tensors", failure(ms.checkpoint, function(x) return x end, t))
     assert.matches("save its inner tensors", failure(ms.save, "/nowhere/x", { t = t }))
+    local hooked = nn.Identity()
+    hooked:register_full_backward_hook(function() end)
+    assert.matches("full backward hook sees plain tensors only; value 1 is a TwoTensor", failure(hooked, t))
     local Empty = ms.Tensor:extend "Empty"
     assert.matches("Empty: a tensor class defines init", failure(Empty))
     function Empty.init() end

@@ -74,8 +74,9 @@ function M.sparse_coo(indices, values, shape, given)
   if #whole ~= d + values.ndim - 1 or d < 1 then
     errors.raise("%s: shape %s has %d dimensions, the indices %d and the values %d behind their first", who, tostring(whole), #whole, d, values.ndim - 1)
   end
+  if #whole > engine.MAX_DIMS then errors.raise("%s: %d sizes; at most %d dimensions are supported", who, #whole, engine.MAX_DIMS) end
   for k = 1, #whole do
-    if type(whole[k]) ~= "number" or whole[k] < 0 or whole[k] % 1 ~= 0 then
+    if type(whole[k]) ~= "number" or whole[k] < 0 or whole[k] % 1 ~= 0 or whole[k] > 2 ^ 53 then
       errors.raise("%s: size %d is %s, expected a whole number", who, k, errors.show(whole[k]))
     end
     if k > d and whole[k] ~= values:size(k - d + 1) then

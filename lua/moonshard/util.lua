@@ -33,7 +33,7 @@ end
 
 -- ---- deep copies ---------------------------------------------------------------------------------
 
-local internal = { id = true, _owner = true, _site = true, _grad = true }
+local internal = { id = true, _owner = true, _site = true, _grad = true, _sparse = true }
 
 local function copy_tensor(t, memo, copy)
   local parts = tensor.inner(t)

@@ -216,6 +216,27 @@ describe("GradScaler", function()
   end)
 end)
 
+describe("a loop with a scaler", function()
+  it("keeps native memory flat, skipped steps included", function()
+    ms.manual_seed(1)
+    local m = nn.Linear(8, 8)
+    local o, scaler = optim.SGD(m:parameters(), { lr = 0.1 }), amp.ShardedGradScaler { init_scale = 4, growth_interval = 5 }
+    local x, at = ms.randn(4, 8), {}
+    collectgarbage()
+    collectgarbage "stop"
+    for step in ms.steps(60) do
+      scaler:scale(m(x):sum()):backward()
+      if step % 4 == 0 then m.weight.grad:mul_(math.huge) end
+      scaler:step(o)
+      scaler:update()
+      o:zero_grad()
+      if step == 20 or step == 60 then at[#at + 1] = ms.memory_stats("cpu").allocated end
+    end
+    collectgarbage "restart"
+    assert.are.equal(at[1], at[2])
+  end)
+end)
+
 describe("ShardedGradScaler", function()
   it("takes float16 gradients, whose sums may overflow when they are sparse", function()
     local scaler = amp.ShardedGradScaler { init_scale = 2 }

@@ -89,7 +89,11 @@ local function fill_ids(self, values)
   if values.n > engine.MAX_IN then
     raise("%s: a full backward hook sees at most %d values, got %d", self:class_name(), engine.MAX_IN, values.n)
   end
-  for k = 1, values.n do ids[k - 1] = is_tensor(values[k]) and values[k].id or 0 end
+  for k = 1, values.n do
+    local id = is_tensor(values[k]) and values[k].id or 0
+    if id < 0 then raise("%s: a full backward hook sees plain tensors only; value %d is %s", self:class_name(), k, show(values[k])) end
+    ids[k - 1] = id
+  end
 end
 
 -- The values with their tensors replaced by what the engine goes on with.
