@@ -460,6 +460,10 @@ MS_API void       ms_tokens_free(ms_tokens *t);
 MS_API ms_status  ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double offset, double count);
 MS_API double     ms_tokens_count(const ms_tokens *t);
 MS_API ms_status  ms_tokens_read(const ms_tokens *t, double first, double count, uint8_t *out);    // 1-byte tokens
+// Place of j in a shuffle of [0, n), a whole number below n, a number from 0 to 1: they follow from three whole numbers (a seed, an epoch …).
+MS_API double     ms_shuffle(double a, double b, double c, double j, double n);
+MS_API double     ms_hash_share(double a, double b, double c);
+MS_API double     ms_hash_below(double a, double b, double c, double n);
 // out[0]: n sequences of `length` ids from the given places (0 past the end); out[1]: for each the id that follows, or `ignore` at the
 // first skip[k] positions and after scored[k] more. skip and scored may be NULL. int64 [n, length].
 MS_API ms_status  ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip, const double *scored, int length,

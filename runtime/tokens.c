@@ -131,6 +131,43 @@ ms_status ms_tokens_read(const ms_tokens *t, double first, double count, uint8_t
     return MS_OK;
 }
 
+// ---- shuffles -----------------------------------------------------------------------------------
+
+// splitmix64's finalizer (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x.
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static uint64_t whole(double x) { return (uint64_t)(int64_t)x; }
+static uint64_t hash(double a, double b, double c) { return mix(mix(mix(whole(a)) + whole(b)) + whole(c)); }
+
+// A Feistel network of 4 rounds over an even number of bits, walked until the result lies below n (Black and Rogaway
+// 2002). One to one by construction.
+double ms_shuffle(double a, double b, double c, double j, double n)
+{
+    uint64_t key = hash(a, b, c), count = n >= 1 ? whole(n) : 1, at = j >= 0 && j < n ? whole(j) : 0;
+    int half = 1;
+    while (half < 26 && (uint64_t)1 << 2 * half < count) half++;
+    uint64_t mask = ((uint64_t)1 << half) - 1;
+    do {
+        uint64_t left = at >> half, right = at & mask;
+        for (uint64_t round = 1; round <= 4; round++) {
+            uint64_t next = left ^ (mix(key + right * 4 + round) & mask);
+            left = right;
+            right = next;
+        }
+        at = left << half | right;
+    } while (at >= count);
+    return (double)at;
+}
+
+double ms_hash_share(double a, double b, double c) { return (double)hash(a, b, c) * 0x1p-64; }
+double ms_hash_below(double a, double b, double c, double n) { return n >= 1 ? (double)(hash(a, b, c) % whole(n)) : 0; }
+
 ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip, const double *scored, int length, double ignore, ms_id *out)
 {
     if (n < 0 || length < 1) return ms__fail(MS_EINVAL, "tokens: a batch of %d sequences of %d tokens", n, length);

@@ -260,8 +260,8 @@ cli.run("train", function()
     local rate = config.batch * config.context / (now - before)
     folder:metric({ step = step, loss = loss, lr = lr, grad_norm = norm, tokens_per_second = rate,
       allocated = ms.memory_stats(config.device).allocated }, METRICS)
-    bar:step(step, now, ("loss %.4f  lr %.2e  norm %.2f  %.1f K tokens/s  %.0f s left"):format(loss, lr, norm, rate / 1e3,
-      (now - trained_from) / (step - first) * (last - step)))
+    if bar:wants(step, now) then bar:step(step, now, ("loss %.4f  lr %.2e  norm %.2f  %.1f K tokens/s  %.0f s left"):format(loss, lr, norm, rate / 1e3,
+      (now - trained_from) / (step - first) * (last - step))) end
     local final = step == last
     if corpus.validation_count > 0 and (final or config["eval-every"] > 0 and step % config["eval-every"] == 0) then
       value = validate()

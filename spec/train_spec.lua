@@ -284,15 +284,29 @@ describe("scripts/train.lua", function()
     local script = ([[
       collectgarbage "stop"
       arg = { [0] = "%s/scripts/train.lua", %s }
+      package.path = "%s/lua/?.lua;" .. package.path
+      local folder = require "moonshard.run_folder"
+      local json = folder.json
+      folder.json = function(object, ...)                 -- written once a step
+        if object.loss and (object.step == 10 or object.step == 300) then
+          for line in io.lines "/proc/self/status" do
+            local kib = line:match "^VmRSS:%%s*(%%d+)"
+            if kib then print("resident " .. kib) end
+          end
+        end
+        return json(object, ...)
+      end
       dofile(arg[0])
-    ]]):format(root, "@")
+    ]]):format(root, "@", root)
     local words = {}
     for _, a in ipairs(TINY) do words[#words + 1] = ("%q"):format(tostring(a)) end
     for _, a in ipairs { "--steps", "300", "--data", folder .. "/text", "--out", folder .. "/flat" } do words[#words + 1] = ("%q"):format(a) end
-    ok(ranks.run(0, (script:gsub("@", function() return table.concat(words, ", ") end))))
+    local job = ok(ranks.run(0, (script:gsub("@", function() return table.concat(words, ", ") end))))
     local steps = metrics "flat"
     assert.are.equal(300, #steps)
     assert.are.equal(steps[10].allocated, steps[300].allocated)
+    local before, after = job.stdout:match "resident (%d+).*resident (%d+)"
+    assert.is_true(math.abs(after - before) <= 4096, ("%s KiB at step 10, %s at step 300"):format(before, after))
   end)
 end)
 

@@ -8,21 +8,36 @@ local M = {}
 local prefix = debug.getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"
 local getinfo = debug.getinfo
 
+-- What stands behind a function: "C", "library", or the file of a script's. Kept, because asking is garbage of 300 bytes
+-- a frame, and lines of tensors are looked up in training loops.
+local places = setmetatable({}, { __mode = "k" })
+
+local function place_of(fn)
+  local place = places[fn]
+  if not place then
+    local info = getinfo(fn, "S")
+    place = info.what == "C" and "C" or info.source:sub(1, #prefix) == prefix and "library" or info.short_src
+    places[fn] = place
+  end
+  return place
+end
+
 --- Where the script is: "file:line", or nil when no line is known.
 ---@param level? integer  frames to skip at least
 ---@return string?
 function M.user_line(level)
   local n, through_c = (level or 1) + 1, false
   while true do
-    local info = getinfo(n, "Sl")
+    local info = getinfo(n, "f")
     if not info then return nil end
-    if info.what == "C" then
+    local place = info.func and place_of(info.func)     -- a tail call has left none
+    if place == "C" then
       through_c = true
-    elseif info.source:sub(1, #prefix) == prefix then
+    elseif place == "library" then
       through_c = false
     else
-      if through_c or info.currentline < 0 then return nil end
-      return info.short_src .. ":" .. info.currentline
+      local line = place and not through_c and getinfo(n, "l").currentline or -1
+      return line >= 0 and place .. ":" .. line or nil
     end
     n = n + 1
   end

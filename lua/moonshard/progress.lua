@@ -45,21 +45,29 @@ local function bar(done, width)
   return ("#"):rep(full) .. ("."):rep(width - full)
 end
 
+--- Is this step shown? Its text need not be made otherwise.
+---@param step integer
+---@param now number    seconds
+function Progress:wants(step, now)
+  if self.silent then return false end
+  local last = step == self.total
+  if self.style == "bar" then return now - self.last_draw >= 0.1 or last end
+  return step % self.every == 0 or step == self.first + 1 or last
+end
+
 --- A step is done.
 ---@param step integer
 ---@param now number    seconds
 ---@param text string   what to show of it
 function Progress:step(step, now, text)
-  if self.silent then return end
-  local last = step == self.total
+  if not self:wants(step, now) then return end
   if self.style == "bar" then
-    if now - self.last_draw < 0.1 and not last then return end
     self.last_draw = now
     local width = tonumber(os.getenv "COLUMNS") or 80
     local line = ("[%s] %d/%d  %s"):format(bar(step / self.total, 20), step, self.total, text)
     self.write("\r" .. line:sub(1, width - 1) .. "\27[K")
     self.drawn = true
-  elseif step % self.every == 0 or step == self.first + 1 or last then
+  else
     local digits = #tostring(self.total)
     self.write(("step %" .. digits .. "d/%d  %s\n"):format(step, self.total, text))
   end

@@ -43,11 +43,16 @@ function M.json(object, names, given)
     table.sort(names)
   end
   local digits, separator = given and given.digits or 9, given and given.separator or ", "
-  local parts = {}
-  for _, name in ipairs(names) do
-    if object[name] ~= nil then parts[#parts + 1] = text_of(name) .. ": " .. text_of(object[name], digits) end
+  local parts, n = {}, 0                                -- a line a step: as little garbage as may be
+  for k = 1, #names do
+    local name, value = names[k], object[names[k]]
+    if value ~= nil then
+      if n > 0 then parts[n + 1], n = separator, n + 1 end
+      parts[n + 1], parts[n + 2], parts[n + 3] = text_of(name), ": ", text_of(value, digits)
+      n = n + 3
+    end
   end
-  return "{" .. table.concat(parts, separator) .. "}"
+  return "{" .. table.concat(parts) .. "}"
 end
 
 -- ---- the folder ------------------------------------------------------------------------------------

@@ -33,12 +33,13 @@ end
 
 -- ---- where tensors were made -------------------------------------------------------------------
 
--- The line that made a tensor is worth having in "released with its scope", but finding it costs a
--- microsecond and ends traces. So lines are recorded while a budget lasts: the first 512 tensors,
--- 256 more after each such error, and 16 of every 272 while that fits 0.5 % of elapsed time; MOONSHARD_DEBUG=info or
--- detail lifts the limit. `ticks` counts tensors down to the next look: 0 all the while lines are recorded.
+-- The line that made a tensor is worth having in "released with its scope" (the engine always knows the operator and
+-- the scope), but finding it costs microseconds and kilobytes of garbage, and ends traces. So lines are recorded while a
+-- budget lasts: the first 512 tensors, 256 more after each such error, and 16 where a script opens a scope or begins a
+-- loop, up to another 512; MOONSHARD_DEBUG=info or detail lifts the limit. `ticks` counts tensors down to the next look:
+-- 0 all the while lines are recorded.
 local ticks = 0
-local sites_left = 512
+local sites_left, loops_left = 512, 512
 local sites_always = false
 local spent, started = 0, lib.ms_time()
 
@@ -48,12 +49,8 @@ local function note(t)
     sites_left = sites_left - 1
     rawset(t, "_site", errors.user_line(3))
     spent = spent + (lib.ms_time() - before)
-    if sites_left <= 0 and not sites_always then ticks = 256 end
-  elseif spent < 0.005 * (lib.ms_time() - started) then         -- 256 tensors later: 16 more, if time allows
-    sites_left = 16
-  else
-    ticks = 256
   end
+  if sites_left <= 0 and not sites_always then ticks = math.huge end
 end
 jit.off(note)
 
@@ -62,10 +59,10 @@ function errors.on_release_error()
   ticks = 0
 end
 
---- A scope that a script opens, or a loop of steps that it begins: its first tensors' lines, if they have cost less than
---- 3 % of the time so far.
+--- A scope that a script opens, or a loop of steps that it begins: its first tensors' lines.
 function M.record_first()
-  if sites_left < 16 and spent < 0.03 * (lib.ms_time() - started) then
+  if sites_left < 16 and loops_left > 0 and spent < 0.03 * (lib.ms_time() - started) then
+    loops_left = loops_left - (16 - sites_left)
     sites_left = 16
     ticks = 0
   end

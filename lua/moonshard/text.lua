@@ -1,6 +1,6 @@
 --- Text from a language model, and how much of it is words that the corpus has.
 local ms = require "moonshard"
-local hash = require "moonshard.data.batches".hash
+local lib = require("moonshard.ffi").lib
 
 local M = {}
 
@@ -29,7 +29,7 @@ function M.generate(model, prompt, n, given)
         local logits = model(ms.tensor({ row }, { dtype = "int64" })):select(1, 1):select(1, used):float()
         if given.temperature == 0 then return logits:argmax():item() end
         local below = (logits / given.temperature):softmax(-1):cumsum(-1)
-        local u = tonumber(hash(given.seed, first + k, 3)) / 2 ^ 64
+        local u = lib.ms_hash_share(given.seed, first + k, 3)
         return math.min(below:le(u):sum():item(), below:numel() - 1)
       end)
     end

@@ -2,46 +2,16 @@
 --- state to save, any rank can work out its share, and every world size trains on the same sequences.
 ---
 --- An epoch cuts the training tokens into windows of `context` tokens, from an offset of its own, and visits each
---- once in an order of its own: position j of epoch e is window permute(e, j).
+--- once in an order of its own: position j of epoch e is window ms_shuffle(seed, e, 1, j, windows).
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
 
 local ffi, lib = engine.ffi, engine.lib
-local bit = require "bit"
 local floor, min, max = math.floor, math.min, math.max
 
 local IGNORE = -100                     -- nn.F.cross_entropy's default ignore_index
-
--- splitmix64's finalizer (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x.
-local function mix(x)
-  x = (x + 0x9e3779b97f4a7c15ULL)
-  x = bit.bxor(x, bit.rshift(x, 30)) * 0xbf58476d1ce4e5b9ULL
-  x = bit.bxor(x, bit.rshift(x, 27)) * 0x94d049bb133111ebULL
-  return bit.bxor(x, bit.rshift(x, 31))
-end
-
---- A number in [0, 2^64) that depends on all arguments (whole numbers).
-local function hash(a, b, c)
-  return mix(mix(mix(0ULL + a) + (0ULL + b)) + (0ULL + c))
-end
-
---- Place of j in a shuffle of [0, n): a Feistel network of 4 rounds over an even number of bits, walked until the
---- result lies below n (Black and Rogaway 2002). One to one by construction.
-local function permute(key, j, n)
-  local half = 1
-  while 4 ^ half < n do half = half + 1 end
-  local mask = 2 ^ half - 1
-  repeat
-    local left, right = floor(j / (mask + 1)), j % (mask + 1)
-    for round = 1, 4 do
-      left, right = right, bit.bxor(left, tonumber(bit.band(mix(key + (0ULL + right * 4 + round)), 0ULL + mask)))
-    end
-    j = left * (mask + 1) + right
-  until j < n
-  return j
-end
 
 ---@class Batches
 ---@field context integer
@@ -77,9 +47,8 @@ end
 ---@return integer
 function Batches:start(g)
   local epoch = floor(g / self.epoch_length)
-  local key = hash(self.seed, epoch, 1)
-  local window = permute(key, g % self.epoch_length, self.epoch_length)
-  return tonumber(hash(self.seed, epoch, 2) % (0ULL + self.offsets)) + window * self.context
+  local window = lib.ms_shuffle(self.seed, epoch, 1, g % self.epoch_length, self.epoch_length)
+  return lib.ms_hash_below(self.seed, epoch, 2, self.offsets) + window * self.context
 end
 
 local out = ffi.new "ms_id[2]"
@@ -101,7 +70,11 @@ function Batches:train(step, part, parts)
   part, parts = part or 1, parts or 1
   local mine = self.last - self.first
   local first, last = self.first + floor(mine * (part - 1) / parts), self.first + floor(mine * part / parts)
-  local starts = ffi.new("double[?]", max(last - first, 1))
+  local starts = self.starts
+  if not starts then                                  -- as many as there can be
+    starts = ffi.new("double[?]", max(mine, 1))
+    self.starts = starts
+  end
   for k = first, last - 1 do starts[k - first] = self:start((step - 1) * self.batch + k) end
   local ids, targets = batch_of(self.corpus.train, last - first, starts, nil, nil, self.context)
   return ids, targets, last - first
@@ -145,4 +118,4 @@ function Batches:validation(size)
   end
 end
 
-return { new = new, Batches = Batches, permute = permute, hash = hash }
+return { new = new, Batches = Batches }

@@ -22,14 +22,14 @@ function Attention:init(o)
 end
 
 function Attention:forward(x)
-  local B, T, C = unpack(x.shape)
+  local B, T, C = x:size(1), x:size(2), x:size(3)
   local H = self.heads
   local D = C / H
   local qkv = self.qkv(x)
   local parts = qkv:split(C, 3)                           -- one gradient for all three, where three selects would add up three of zeros
   for k = 1, 3 do parts[k] = parts[k]:view(B, T, H, D):transpose(2, 3) end
   local mask = self.distance
-  if mask and T < mask.shape[2] then mask = mask:narrow(2, 1, T):narrow(3, 1, T) end
+  if mask and T < mask:size(2) then mask = mask:narrow(2, 1, T):narrow(3, 1, T) end
   local y = ops.attention(parts[1], parts[2], parts[3], mask, true, self.training and self.dropout or 0, 0)
   drop(qkv)
   local flat = y:transpose(2, 3):reshape(B, T, C)
@@ -137,8 +137,8 @@ function GPT:reset_parameters()
 end
 
 function GPT:forward(ids, targets)
-  local B, T = unpack(ids.shape)
-  if not T then errors.raise("GPT: ids of shape [B, T] expected, got %s", tostring(ids.shape)) end
+  if ids.ndim ~= 2 then errors.raise("GPT: ids of shape [B, T] expected, got %s", tostring(ids.shape)) end
+  local B, T = ids:size(1), ids:size(2)
   local o = self.config
   if T > o.context then errors.raise("GPT: %d positions are more than the context of %d", T, o.context) end
   local x = self.token(ids)

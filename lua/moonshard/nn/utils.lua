@@ -10,6 +10,7 @@ local is_tensor = tensor.is_tensor
 
 local M = {}
 
+local room, ids = 0, nil                                -- grows to the longest list
 local norm_options = { norm_type = 2 }
 
 ---Scales all gradients down so that their norm together, over all ranks, is at most max_norm. math.huge as
@@ -40,7 +41,10 @@ function M.clip_grad_norm_(params, max_norm, given)
   end
   params = stand_ins or params
   local n = #params
-  local ids = ffi.new("ms_id[?]", math.max(n, 1))
+  if n > room then
+    room = 2 * n
+    ids = ffi.new("ms_id[?]", room)
+  end
   for k = 1, n do ids[k - 1] = tensor.id_of(params[k], "clip_grad_norm_", "parameter " .. k) end
   local id = lib.ms_clip_grad_norm(n, ids, max_norm, order)
   if id == 0 then errors.fail(unpack(params)) end
