@@ -250,3 +250,42 @@ describe("operations of one tensor", function()
     assert.are.equal(1, (big:matmul(ms.ones(1, 1, { dtype = "int64" })) - (big - 1)):item())
   end)
 end)
+
+describe("gradients of mixed dtypes", function()
+  local floats = { "float32", "float64", "float16", "bfloat16" }
+  local binary = {
+    { "+", function(x, y) return x + y end }, { "-", function(x, y) return x - y end }, { "*", function(x, y) return x * y end },
+    { "/", function(x, y) return x / y end }, { "^", function(x, y) return x ^ y end },
+    { "maximum", function(x, y) return x:maximum(y) end }, { "minimum", function(x, y) return x:minimum(y) end },
+    { "where", function(x, y) return ms.where(ms.tensor { true, false, true }, x, y) end },
+    { "cat", function(x, y) return ms.cat { x, y } * 2 end }, { "stack", function(x, y) return ms.stack { x, y, x } end },
+    { "add with alpha", function(x, y) return x:add(y, { alpha = 2 }) end },
+    { "add_", function(x, y) return (x * 1):add_(y) end }, { "mul_", function(x, y) return (x * 1):mul_(y) end },
+    { "div_", function(x, y) return (x * 1):div_(y) end }, { "copy_", function(x, y) return (x * 1):copy_(y) end },
+  }
+  for _, row in ipairs(binary) do
+    it(("come back in the dtype of each operand: %s"):format(row[1]), function()
+      local function grads(a, b, values)
+        local x = ms.tensor({ 1.5, 2, 4 }, { dtype = a, requires_grad = true })
+        local y = ms.tensor(values, { dtype = b, requires_grad = true })
+        row[2](x, y):sum():backward()
+        return x.grad, y.grad
+      end
+      for _, values in ipairs { { 2, 0.5, 1.25 }, 2 } do
+        if not (type(values) == "number" and (row[1] == "cat" or row[1] == "stack")) then
+          local wx, wy = grads("float64", "float64", values)
+          for _, a in ipairs(floats) do
+            for _, b in ipairs(floats) do
+              local gx, gy = grads(a, b, values)
+              assert.are.equal(a, gx.dtype)
+              assert.are.equal(b, gy.dtype)
+              assert.are.equal(tostring(wy.shape), tostring(gy.shape))
+              ms.testing.assert_close(gx:double(), wx, { rtol = 2e-2, atol = 1e-2 })
+              ms.testing.assert_close(gy:double(), wy, { rtol = 2e-2, atol = 1e-2 })
+            end
+          end
+        end
+      end
+    end)
+  end
+end)
