@@ -64,8 +64,9 @@ static ms_status run_cat(ms_call *c)
         const ms_tensor *t = c->in[k];
         if (nothing(t->ndim, t->shape)) continue;
         ms_tensor *part = part_of(o, d, at, t->shape[d]);
-        ms__cpu_copy_tensor(part, t);
+        ms_status st = ms__copy_data(part, t);
         ms__release(part);
+        MS_TRY(st);
         at += t->shape[d];
     }
     return MS_OK;
@@ -111,8 +112,9 @@ static ms_status run_stack(ms_call *c)
     ms_tensor *o = c->out[0];
     for (int k = 0; k < c->n_in; k++) {
         ms_tensor *slice = slice_of(o, dim_of(c->i[0], o->ndim), k);
-        ms__cpu_copy_tensor(slice, c->in[k]);
+        ms_status st = ms__copy_data(slice, c->in[k]);
         ms__release(slice);
+        MS_TRY(st);
     }
     return MS_OK;
 }
@@ -150,11 +152,11 @@ static ms_status run_tile(ms_call *c)
     int64_t shape[MS_MAX_DIMS];
     for (int d = 0; d < o->ndim; d++) shape[d] = d < lead ? 1 : x->shape[d - lead];
     ms_tensor *block = ms__tensor_view(o, o->ndim, shape, o->stride, o->offset);
-    ms__cpu_copy_tensor(block, x);
+    ms_status st = ms__copy_data(block, x);
     for (int d = o->ndim - 1; d >= 0; d--) {
         for (int64_t at = shape[d]; at < o->shape[d]; at += shape[d]) {
             ms_tensor *next = ms__tensor_view(o, o->ndim, shape, o->stride, o->offset + at * o->stride[d]);
-            ms__cpu_copy_tensor(next, block);
+            if (st == MS_OK) st = ms__copy_data(next, block);
             ms__release(next);
         }
         shape[d] = o->shape[d];
@@ -162,7 +164,7 @@ static ms_status run_tile(ms_call *c)
         block = ms__tensor_view(o, o->ndim, shape, o->stride, o->offset);
     }
     ms__release(block);
-    return MS_OK;
+    return st;
 }
 // One dimension after the other: [before, times, size, after] summed over times.
 static ms_status tile_grad(ms_backward_call *b)
@@ -222,10 +224,15 @@ static ms_status run_tril(ms_call *c) { return triangle(c, true); }
 static ms_status run_triu(ms_call *c) { return triangle(c, false); }
 static ms_status triangle_grad(ms_backward_call *b) { return ms__run_op(b->op, 1, b->gout, b->n_i, b->i, 0, NULL, 1, b->gin); }
 
+#define BOTH_cat   run_cat                                               // made of copies
+#define BOTH_stack run_stack
+#define BOTH_tile  run_tile
+#define BOTH_tril  NULL
+#define BOTH_triu  NULL
 #define ROW(NAME, MAX, CHECK, BACKWARD, SAMPLES)                                                                        \
     const ms_op ms__op_##NAME = {                                                                                       \
         .name = #NAME, .n_in_min = 1, .n_in_max = MAX, .flags = MS_OP_DIFFERENTIABLE, .check = CHECK,                   \
-        .run = { [MS_CPU] = run_##NAME }, .backward = BACKWARD, .samples = SAMPLES };
+        .run = { [MS_CPU] = run_##NAME, [MS_CUDA] = BOTH_##NAME }, .backward = BACKWARD, .samples = SAMPLES };
 ROW(cat,   MS_MAX_IN, check_cat,      cat_grad,      "[2,3] [4,3] i=0;[2,3] [2,1] [2,2] i=-1;[2,3,4] [2,0,4] [2,1,4] i=1;[5] i=0")
 ROW(stack, MS_MAX_IN, check_stack,    stack_grad,    "[2,3] [2,3] i=0;[2,3] [2,3] [2,3] i=-1;[] [] i=0")
 ROW(tile,  1,         check_tile,     tile_grad,     "[2,3] i=2,3;[2,3] i=2;[3] i=2,2;[2,3] i=3,1,2")

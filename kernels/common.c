@@ -1,6 +1,7 @@
 // common.c -- what checks and backwards share: result types, gradients brought to an input's shape,
 // filling and copying from C.
 #include "cpu/cpu.h"
+#include "device.h"
 #include "ops.h"
 
 static int kind_of(int dtype) { return ms__is_float(dtype) ? 2 : dtype == MS_BOOL ? 0 : 1; }
@@ -77,6 +78,17 @@ ms_status ms__grad_to(ms_tensor **out, ms_tensor *g, const ms_meta *input)
     ms_status st = ms__sum_to(&sum, g, input->ndim, input->shape);
     ms__release(g);
     MS_TRY(st);
+    if (ms__device(sum) != input->device) {          // what was copied between devices goes back
+        ms_tensor *there = NULL;
+        st = ms__tensor_new(&there, sum->dtype, input->device, sum->ndim, sum->shape, "to");
+        if (st == MS_OK) st = ms__copy(there, sum);
+        ms__release(sum);
+        if (st != MS_OK) {
+            ms__release(there);
+            return st;
+        }
+        sum = there;
+    }
     if (sum->dtype == input->dtype) {
         *out = sum;
         return MS_OK;
@@ -86,12 +98,54 @@ ms_status ms__grad_to(ms_tensor **out, ms_tensor *g, const ms_meta *input)
     return st;
 }
 
+ms_status ms__fill_data(ms_tensor *t, double value)
+{
+    if (t->numel == 0 || ms__device(t) == MS_META) return MS_OK;
+    if (ms__is_cuda(ms__device(t))) return ms__cuda()->fill_tensor(t, value);
+    ms__cpu_fill_tensor(t, value);
+    return MS_OK;
+}
+
+// src as a dense tensor of that dtype, on its device: itself (retained) or a copy.
+static ms_status dense(ms_tensor **out, const ms_tensor *src, int dtype)
+{
+    if (src->dtype == dtype && ms__is_contiguous(src)) {
+        *out = ms__retain((ms_tensor *)src);
+        return MS_OK;
+    }
+    MS_TRY(ms__tensor_new(out, dtype, ms__device(src), src->ndim, src->shape, "copy"));
+    ms_status st = ms__copy_data(*out, src);
+    if (st != MS_OK) ms__release(*out);
+    return st;
+}
+
+ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src)
+{
+    int to = ms__device(dst), from = ms__device(src);
+    if (dst->numel == 0 || to == MS_META) return MS_OK;
+    if (MS_LIKELY(to == MS_CPU && from == MS_CPU)) {
+        ms__cpu_copy_tensor(dst, src);
+        return MS_OK;
+    }
+    if (to == from) return ms__cuda()->copy_tensor(dst, src);
+    // Between devices bytes move, dense and of the destination's dtype; strides and broadcasting are done on either side.
+    ms_tensor *whole, *there = NULL;
+    MS_TRY(dense(&whole, src, dst->dtype));
+    ms_status st = MS_OK;
+    bool direct = dst->numel == whole->numel && ms__is_contiguous(dst);
+    if (!direct) st = ms__tensor_new(&there, dst->dtype, to, whole->ndim, whole->shape, "copy");
+    if (st == MS_OK) st = ms__move(to, ms__data(direct ? dst : there), from, ms__data(whole), ms__nbytes(whole));
+    if (st == MS_OK && there) st = ms__copy_data(dst, there);
+    ms__release(there);
+    ms__release(whole);
+    return st;
+}
+
 ms_status ms__zero(ms_tensor *t)
 {
     if (t->numel == 0 || (ms__device(t) & 0xff) == MS_META) return MS_OK;
     MS_TRY(ms__storage_sync(t->storage, true));
-    ms__cpu_fill_tensor(t, 0);
-    return MS_OK;
+    return ms__fill_data(t, 0);
 }
 
 ms_status ms__zeros(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape)
@@ -112,6 +166,5 @@ ms_status ms__copy(ms_tensor *dst, ms_tensor *src)
     if (dst->numel == 0 || (ms__device(dst) & 0xff) == MS_META) return MS_OK;
     MS_TRY(ms__storage_sync(src->storage, false));
     MS_TRY(ms__storage_sync(dst->storage, true));
-    ms__cpu_copy_tensor(dst, src);
-    return MS_OK;
+    return ms__copy_data(dst, src);
 }

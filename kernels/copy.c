@@ -96,12 +96,18 @@ static ms_status check_eye_(ms_call *c)
     return MS_OK;
 }
 
+// Copies and fills know the devices themselves.
+#define BOTH_copy_  ms__cpu_copy_
+#define BOTH_copy   ms__cpu_copy
+#define BOTH_fill   ms__cpu_fill
+#define BOTH_eye    ms__cpu_eye
+#define BOTH_arange NULL
 #define D MS_OP_DIFFERENTIABLE
 #define ROW(NAME, N, CHECK, KERNEL, BACKWARD, FLAGS, SAMPLES)                                                           \
     const ms_op ms__op_##NAME = {                                                                                       \
-        .name = #NAME, .n_in_min = N, .n_in_max = N, .flags = FLAGS, .check = CHECK, .run = { [MS_CPU] = ms__cpu_##KERNEL }, \
+        .name = #NAME, .n_in_min = N, .n_in_max = N, .flags = FLAGS, .check = CHECK, .run = { [MS_CPU] = ms__cpu_##KERNEL, [MS_CUDA] = BOTH_##KERNEL }, \
         .backward = BACKWARD, .samples = SAMPLES };
-ROW(copy_,      2, check_copy_,      copy_,  copy_backward, D | MS_OP_INPLACE, "[3,4] [3,4];[3,4] [4];[2,3,4] [3,1]")
+ROW(copy_,      2, check_copy_,      copy_,  copy_backward, D | MS_OP_INPLACE | MS_OP_ANY_DEVICE, "[3,4] [3,4];[3,4] [4];[2,3,4] [3,1]")
 ROW(cast,       1, check_cast,       copy,   cast_backward, D, "[3,4] i=1;[3,4] i=0")
 ROW(clone,      1, check_clone,      copy,   cast_backward, D, "[3,4];[2,3,5]")
 ROW(contiguous, 1, check_contiguous, copy,   cast_backward, D, "[3,4];[2,3,5]")

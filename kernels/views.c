@@ -52,9 +52,9 @@ static ms_status run_reshape(ms_call *c)
     ms_tensor *o = c->out[0], *x = c->in[0];
     if (o->storage == x->storage) return MS_OK;
     ms_tensor *v = ms__view_as(o, x->ndim, x->shape);
-    ms__cpu_copy_tensor(v, x);
+    ms_status st = ms__copy_data(v, x);
     ms__release(v);
-    return MS_OK;
+    return st;
 }
 static ms_status reshape_backward(ms_backward_call *b)
 {
@@ -300,7 +300,7 @@ VIEW(unsqueeze, reshape_backward,   "[3,4] i=0;[3,4] i=1;[3,4] i=-1")
 VIEW(split,     split_backward,     "[5,4] i=0,2;[5,4] i=1,1,3,0;[2,6] i=-1,3")
 static const ms_op reshape_row = {
     .name = "reshape", .n_in_min = 1, .n_in_max = 1, .flags = MS_OP_DIFFERENTIABLE | MS_OP_VIEW, .check = check_reshape,
-    .run = { [MS_CPU] = run_reshape }, .backward = reshape_backward, .samples = "[3,4] i=2,6;[2,3,4] i=-1,4" };
+    .run = { [MS_CPU] = run_reshape, [MS_CUDA] = run_reshape }, .backward = reshape_backward, .samples = "[3,4] i=2,6;[2,3,4] i=-1,4" };
 
 const ms_op *const ms__ops_views[] = {
     &view_row, &reshape_row, &transpose_row, &permute_row, &narrow_row, &select_row, &expand_row, &squeeze_row, &unsqueeze_row, &split_row, NULL };

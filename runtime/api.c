@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "device.h"
 #include "graph.h"
 
 static ms_status check_dtype(const char *who, int dtype)
@@ -125,6 +126,16 @@ static ms_status readable(ms_tensor *t, const char *who)
     return ms__storage_sync(t->storage, false);
 }
 
+// Where the host can read it: itself (retained), a contiguous copy, or a copy from its device.
+static ms_status on_cpu(ms_tensor **out, ms_tensor *t)
+{
+    if (!ms__is_cuda(ms__device(t))) return ms__contiguous(out, t);
+    MS_TRY(ms__tensor_new(out, t->dtype, MS_CPU, t->ndim, t->shape, "tolist"));
+    ms_status st = ms__copy(*out, t);
+    if (st != MS_OK) ms__release(*out);
+    return st;
+}
+
 void *ms_data_ptr(ms_id id)
 {
     ms_tensor *t = ms__tensor(id);
@@ -138,7 +149,7 @@ ms_status ms_read(ms_id id, double *out, double capacity)
     if (!t) return (ms_status)ms_error_code();
     MS_TRY(readable(t, "tolist"));
     if ((double)t->numel > capacity) return ms__fail(MS_EINVAL, "read: %lld elements do not fit %.0f", (long long)t->numel, capacity);
-    MS_TRY(ms__contiguous(&c, t));
+    MS_TRY(on_cpu(&c, t));
     const void *data = ms__data(c);
     for (int64_t k = 0; k < c->numel; k++) out[k] = load(data, c->dtype, k);
     ms__release(c);
@@ -151,6 +162,12 @@ ms_status ms_item(ms_id id, double *out)
     if (!t) return (ms_status)ms_error_code();
     if (t->numel != 1) return ms__fail(MS_EINVAL, "item: the tensor has %lld elements, shape %s; exactly 1 expected", (long long)t->numel, ms__shape_text(t->ndim, t->shape));
     MS_TRY(readable(t, "item"));
+    if (ms__is_cuda(ms__device(t))) {
+        double bytes;
+        MS_TRY(ms__move(MS_CPU, &bytes, ms__device(t), ms__data(t), (size_t)ms__dtype_size(t->dtype)));
+        *out = load(&bytes, t->dtype, 0);
+        return MS_OK;
+    }
     *out = load(ms__data(t), t->dtype, 0);
     return MS_OK;
 }

@@ -9,6 +9,10 @@
 #include <stdlib.h>
 #include "moonshard.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define MS_TRY(expr) do { ms_status ms__s = (expr); if (ms__s != MS_OK) return ms__s; } while (0)
 #define MS_LIKELY(x)   __builtin_expect(!!(x), 1)
 #define MS_UNLIKELY(x) __builtin_expect(!!(x), 0)
@@ -39,5 +43,9 @@ const char *ms__intern(const char *s);
 // Text of a shape "[2, 3]" in one of 8 rotating thread-local buffers.
 const char *ms__shape_text(int ndim, const int64_t *shape);
 int         ms__ranks_here(void);       // ranks on this node as the launcher tells it, before they have met; 0: it does not
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

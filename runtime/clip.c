@@ -5,11 +5,12 @@
 // bits don't depend on the number of threads.
 #include <math.h>
 
+#include "device.h"
 #include "unit.h"
 
 enum { BLOCK = 1 << 14, GROUPS = 16 };
 
-typedef struct { const void *g; int dtype; int64_t numel, block; double p, *partial; } part;
+typedef struct { const void *g; int dtype, device; int64_t numel, block; double p, *partial; } part;
 typedef struct { part *parts; int n; double factor; } part_list;
 
 // Sum of |g|^p of one block, or its maximum; 16 lanes whatever the instruction set.
@@ -70,6 +71,7 @@ static void measure(void *arg, int64_t first, int64_t last, int64_t block)
     const part_list *list = arg;
     for (int64_t b = first; b < last; b++) {
         const part *t = part_of(list, b);
+        if (ms__is_cuda(t->device)) continue;
         int64_t from = (b - t->block) * BLOCK, n = t->numel - from < BLOCK ? t->numel - from : BLOCK;
         MS_CASE_FLOAT(t->dtype, t->partial[b] = norm_f32((const float *)t->g + from, n, t->p),
                       t->partial[b] = norm_f64((const double *)t->g + from, n, t->p),
@@ -84,6 +86,7 @@ static void scale(void *arg, int64_t first, int64_t last, int64_t block)
     const part_list *list = arg;
     for (int64_t b = first; b < last; b++) {
         const part *t = part_of(list, b);
+        if (ms__is_cuda(t->device)) continue;
         int64_t from = (b - t->block) * BLOCK, n = t->numel - from < BLOCK ? t->numel - from : BLOCK;
         void *g = (void *)t->g;
         double f = list->factor;
@@ -96,6 +99,42 @@ static void over_blocks(part_list *list, int64_t blocks, ms_range_fn fn)
 {
     if (blocks <= 2) fn(list, 0, blocks, 0);
     else ms__parallel_tasks(blocks, fn, list);
+}
+
+// The same on a GPU: one number a part, made there; then all of a device's at once (a part's first block gets it).
+static ms_status measure_there(part_list *list)
+{
+    for (int k = 0; k < list->n;) {
+        int device = list->parts[k].device, end = k;
+        while (end < list->n && list->parts[end].device == device) end++;
+        if (ms__is_cuda(device)) {
+            ms_block *there;
+            double *here = malloc((size_t)(end - k) * sizeof *here);
+            if (!here) return ms__fail(MS_ENOMEM, "clip_grad_norm_: no memory for %d norms", end - k);
+            ms_status st = ms__alloc(&there, device, (size_t)(end - k) * sizeof *here, "clip_grad_norm_");
+            if (st == MS_OK) {
+                for (int i = k; st == MS_OK && i < end; i++) {
+                    const part *t = &list->parts[i];
+                    st = ms__cuda()->norm(ms__index(device), t->dtype, t->g, t->numel, t->p, (double *)there->data + (i - k));
+                }
+                if (st == MS_OK) st = ms__move(MS_CPU, here, device, there->data, (size_t)(end - k) * sizeof *here);
+                ms__free(there);
+            }
+            for (int i = k; st == MS_OK && i < end; i++) list->parts[i].partial[list->parts[i].block] = here[i - k];
+            free(here);
+            MS_TRY(st);
+        }
+        k = end;
+    }
+    return MS_OK;
+}
+static ms_status scale_there(const part_list *list)
+{
+    for (int k = 0; k < list->n; k++) {
+        const part *t = &list->parts[k];
+        if (ms__is_cuda(t->device)) MS_TRY(ms__cuda()->scale(ms__index(t->device), t->dtype, (void *)t->g, t->numel, list->factor));
+    }
+    return MS_OK;
 }
 
 // Sum (or maximum) of one group's partial over its ranks. Collective.
@@ -158,7 +197,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
         }
         if (ms__storage_sync(g->storage, true)) goto out;
         owner[n_parts] = at;
-        parts[n_parts++] = (part){ .g = ms__data(g), .dtype = g->dtype, .numel = g->numel, .block = blocks, .p = p };
+        parts[n_parts++] = (part){ .g = ms__data(g), .dtype = g->dtype, .device = ms__device(g), .numel = g->numel, .block = blocks, .p = p };
         blocks += (g->numel + BLOCK - 1) / BLOCK;
         g->version->count++;
     }
@@ -170,6 +209,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     for (int k = 0; k < n_parts; k++) parts[k].partial = partial;
     part_list list = { parts, n_parts, 1 };
     if (n_parts > 0) over_blocks(&list, blocks, measure);
+    if (measure_there(&list)) goto out;
     for (int k = 0; k < n_parts; k++) {
         double *sum = &sums[owner[k]];
         int64_t end = k + 1 < n_parts ? parts[k + 1].block : blocks;
@@ -190,6 +230,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     if (!isinf(max_norm) && !(coefficient >= 1) && n_parts > 0) {       // NaN scales too, as everywhere
         list.factor = coefficient;
         over_blocks(&list, blocks, scale);
+        if (scale_there(&list)) goto out;
     }
     if (out_dtype < 0) out_dtype = MS_F32;
     if (ms__tensor_new(&total_t, out_dtype, MS_CPU, 0, NULL, "clip_grad_norm_")) goto out;

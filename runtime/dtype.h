@@ -52,7 +52,15 @@ MS_FN ms_f16 ms_float_to_f16(float x)
 
 // One hexadecimal digit a type: asked several times in every call.
 MS_FN int   ms__dtype_size(int dtype) { return 0x11482284 >> (4 * dtype) & 15; }
+#ifdef __cplusplus
+extern "C" {
+#endif
 const char *ms__dtype_name(int dtype);
+int         ms__promote(int a, int b);      // PyTorch's table for two tensors of one category rank
+#ifdef __cplusplus
+}
+#endif
+
 MS_FN int   ms__is_float(int dtype) { return dtype <= MS_BF16; }                         // float32, float64, float16, bfloat16
 MS_FN int   ms__is_half(int dtype) { return dtype == MS_F16 || dtype == MS_BF16; }
 // Is v a value of an integer dtype? (bool holds everything: 0 or not)
@@ -61,8 +69,6 @@ MS_FN int   ms__holds(int dtype, double v)
     double low = dtype == MS_I64 ? -0x1p63 : dtype == MS_I32 ? -0x1p31 : 0, high = dtype == MS_I64 ? 0x1p63 : dtype == MS_I32 ? 0x1p31 : 256;
     return ms__is_float(dtype) || dtype == MS_BOOL || (v >= low && v < high && v == __builtin_floor(v));
 }
-int         ms__promote(int a, int b);      // PyTorch's table for two tensors of one category rank
-
 // Runs BODY with T bound to the C type of dtype. For launchers: easier to step through than pasted tokens.
 #define MS_CASE_FLOAT(dtype, F32, F64, F16, BF16) \
     switch (dtype) { case MS_F32: F32; break; case MS_F64: F64; break; case MS_F16: F16; break; case MS_BF16: BF16; break; default: break; }

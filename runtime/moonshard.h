@@ -22,6 +22,10 @@
 #define MS_API __attribute__((visibility("default")))
 #endif
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef double ms_id;
 
 typedef enum {
@@ -90,6 +94,13 @@ MS_API void      ms_set_gc_limit(double bytes);       // soft limit on unscoped 
 
 #ifndef MS_TYPES_ONLY   // the CPU kernels need no more: a function added below leaves what they compile as it was (ccache)
 
+// ---- the GPU ----------------------------------------------------------------------------------
+
+MS_API int         ms_cuda_count(void);               // devices; 0 where there are none
+MS_API const char *ms_cuda_why(void);                 // why there are none; "" otherwise
+MS_API const char *ms_cuda_name(int index);           // NULL: no such device (ms_error)
+MS_API ms_status   ms_cuda_synchronize(int index);    // waits for everything queued there
+
 // ---- tensors ----------------------------------------------------------------------------------
 
 // Devices in arguments: type | index << 8 (cuda:1 = MS_CUDA | 1 << 8).
@@ -155,7 +166,9 @@ MS_API int         ms_op_count(void);
 MS_API const char *ms_op_name(int op);
 MS_API const char *ms_op_samples(int op);                // sample inputs for the generic specs, "" if none
 MS_API int         ms_op_flags(int op);                  // MS_OP_*
-enum { MS_OP_DIFFERENTIABLE = 1, MS_OP_INPLACE = 2, MS_OP_VIEW = 4, MS_OP_RANDOM = 8, MS_OP_LOW = 16, MS_OP_WIDE = 32 /* under autocast: half, float32 */ };
+enum { MS_OP_DIFFERENTIABLE = 1, MS_OP_INPLACE = 2, MS_OP_VIEW = 4, MS_OP_RANDOM = 8, MS_OP_LOW = 16, MS_OP_WIDE = 32 /* under autocast: half, float32 */,
+       MS_OP_ANY_DEVICE = 64 /* inputs may lie on several */ };
+MS_API int         ms_op_has_kernel(int op, int device); // does it run there?
 
 MS_API ms_status ms_call_op(int op, ms_args *a);
 MS_API ms_id     ms_call1(int op, ms_id a);              // one input, one output
@@ -470,4 +483,9 @@ MS_API ms_status  ms_tokens_batch(const ms_tokens *t, int n, const double *start
                                   double ignore, ms_id *out);
 
 #endif // MS_TYPES_ONLY
+
+#ifdef __cplusplus
+}
+#endif
+
 #endif

@@ -13,7 +13,6 @@
 
 enum { MAX_OPS = 512, HASH = 2048 };
 static const ms_op *table[MAX_OPS];
-static ms_status (*plugin_run[MAX_OPS])(ms_call *);     // CUDA's kernels, when that plugin is loaded
 static int16_t      by_name[HASH];
 static int          n_ops;
 
@@ -59,18 +58,32 @@ const char *ms_op_name(int op) { return op_at(op) ? table[op]->name : NULL; }
 const char *ms_op_samples(int op) { return op_at(op) && table[op]->samples ? table[op]->samples : ""; }
 int ms_op_flags(int op) { return op_at(op) ? table[op]->flags | (table[op]->backward ? MS_OP_DIFFERENTIABLE : 0) : 0; }
 
+// CUDA's kernels, when that plugin is loaded: by name, for rows that are in no family's list too.
+static struct { const char *op; ms_status (*run)(ms_call *); } cuda_kernel[HASH];
+
+static int cuda_slot(const char *name)
+{
+    uint32_t h = hash(name) & (HASH - 1);
+    while (cuda_kernel[h].op && strcmp(cuda_kernel[h].op, name) != 0) h = (h + 1) & (HASH - 1);
+    return (int)h;
+}
+
 void ms__register_kernel(const char *name, int device, ms_status (*run)(ms_call *))
 {
-    int k = ms_op_find(name);
-    if (k >= 0 && device == MS_CUDA) plugin_run[k] = run;
+    if (device != MS_CUDA) return;
+    int k = cuda_slot(name);
+    cuda_kernel[k].op = name;
+    cuda_kernel[k].run = run;
 }
 
 static ms_status (*kernel_for(const ms_op *op, int device))(ms_call *)
 {
     if (MS_LIKELY(device != MS_CUDA)) return op->run[device];
-    int k = ms_op_find(op->name);
-    return k >= 0 && plugin_run[k] ? plugin_run[k] : op->run[MS_CUDA];
+    ms_status (*run)(ms_call *) = cuda_kernel[cuda_slot(op->name)].run;
+    return run ? run : op->run[MS_CUDA];
 }
+
+int ms_op_has_kernel(int op, int device) { return op_at(op) && (device == MS_META || (table[op]->flags & MS_OP_VIEW) || kernel_for(table[op], device & 0xff)); }
 
 // ---- for check --------------------------------------------------------------------------------
 
@@ -214,7 +227,7 @@ static ms_status dispatch(ms_call *c, bool record)
         if (!t) continue;
         if (MS_UNLIKELY(t->sharded)) return sharded_input(c, t);
         if (!first) first = t;
-        else if (MS_UNLIKELY(ms__device(t) != ms__device(first))) return device_differs(c, k, first);
+        else if (MS_UNLIKELY(ms__device(t) != ms__device(first) && !(op->flags & MS_OP_ANY_DEVICE))) return device_differs(c, k, first);
         ms_storage *s = t->storage;
         if (MS_UNLIKELY(s->vacated || s->event)) MS_TRY(ms__storage_sync(s, false));
         grad |= t->requires_grad;
@@ -239,7 +252,7 @@ static ms_status dispatch(ms_call *c, bool record)
         if (MS_LIKELY(run != NULL)) {
             st = run(c);
         } else if (!(op->flags & MS_OP_VIEW)) {
-            st = ms__fail(MS_EUNSUPPORTED, "%s: no kernel for %s", op->name, first ? ms__tensor_text(first) : "this device");
+            st = ms__fail(MS_EUNSUPPORTED, "%s: there is no kernel of this operator for device '%s' yet: argument 1 is %s", op->name, device == MS_CUDA ? "cuda" : "cpu", first ? ms__tensor_text(first) : "absent");
         }
         if (MS_UNLIKELY(st != MS_OK)) goto failed;
     }

@@ -9,6 +9,10 @@
 
 #include "tensor.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct ms_op ms_op;
 
 // One call. check() validates in[], i[], f[] and makes out[]; run() fills them.
@@ -81,7 +85,9 @@ ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, 
 ms_status ms__sum_to(ms_tensor **out, ms_tensor *t, int ndim, const int64_t *shape);
 ms_status ms__zeros(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape);
 ms_status ms__zero(ms_tensor *t);                                        // fills in place, any strides
-ms_status ms__copy(ms_tensor *dst, ms_tensor *src);                      // broadcast, cast, any strides, no graph
+ms_status ms__copy(ms_tensor *dst, ms_tensor *src);                      // broadcast, cast, any strides, between devices, no graph
+ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src);           // the same for kernels: the storages are there
+ms_status ms__fill_data(ms_tensor *t, double value);
 
 // ---- dispatch ----
 ms_status ms__dispatch(ms_call *c);             // check, run, record; c->out are owned references afterwards
@@ -99,5 +105,9 @@ void ms__parallel_tasks(int64_t n, ms_range_fn fn, void *arg);
 // ---- random numbers: Philox 4x32-10 (Salmon et al. 2011), keyed by seed, counted by (offset, element) ----
 // Reserves one offset for an operator call: the element's place is the rest of the counter.
 void ms__rng_next(uint64_t *seed, uint64_t *offset);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -9,48 +9,55 @@
 #include <xmmintrin.h>
 #endif
 
+#include "device.h"
 #include "unit.h"
 
 enum { BLOCK = 1 << 14 };
 
-typedef struct { double l2, decay, beta1, beta2, one_minus_beta1, one_minus_beta2, step_size, rsqrt_c2, eps; } adam_factors;
+typedef ms_adam_factors adam_factors;
+typedef ms_optim_job job;               // one leaf
 
-typedef struct job {                // one leaf
-    const ms_optim_options *o;
-    void        *p, *state[3];
-    const void  *g;
-    int          dtype;
-    bool         first;             // its first step: momentum begins with the gradient
-    adam_factors adam;
-    int64_t      numel, block;      // number of its first block
-} job;
+#define REAL float
+#define R(name) name##_real32
+#define R_SQRT sqrtf
+#include "optim_formulas.h"
+#undef REAL
+#undef R
+#undef R_SQRT
+#define REAL double
+#define R(name) name##_real64
+#define R_SQRT sqrt
+#include "optim_formulas.h"
+#undef REAL
+#undef R
+#undef R_SQRT
 
 #define T float
 #define REAL float
+#define R(name) name##_real32
 #define LOAD(x) (x)
 #define STORE(x) (x)
-#define SQRT sqrtf
 #define N(name) name##_f32
 #include "optim_body.h"
 #define T double
 #define REAL double
+#define R(name) name##_real64
 #define LOAD(x) (x)
 #define STORE(x) (x)
-#define SQRT sqrt
 #define N(name) name##_f64
 #include "optim_body.h"
 #define T ms_f16
 #define REAL float
+#define R(name) name##_real32
 #define LOAD(x) ms_f16_to_float(x)
 #define STORE(x) ms_float_to_f16(x)
-#define SQRT sqrtf
 #define N(name) name##_f16
 #include "optim_body.h"
 #define T ms_bf16
 #define REAL float
+#define R(name) name##_real32
 #define LOAD(x) ms_bf16_to_float(x)
 #define STORE(x) ms_float_to_bf16(x)
-#define SQRT sqrtf
 #define N(name) name##_bf16
 #include "optim_body.h"
 
@@ -148,7 +155,7 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
     if (n <= 0) return MS_OK;
     ms_status st = MS_OK;
     int n_jobs = 0, n_made = 0, n_copies = 0;
-    int64_t blocks = 0, elements = 0;
+    int64_t blocks = 0;
     job        *jobs   = malloc((size_t)n * sizeof *jobs);
     int        *which  = malloc((size_t)n * sizeof *which);
     ms_id      *made   = malloc((size_t)n * 3 * sizeof *made);
@@ -185,19 +192,29 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
         j->first = steps[k] == 0;
         j->numel = p->numel;
         j->block = blocks;
+        j->device = ms__device(p);
         if (o->kind != MS_SGD) corrections(o, steps[k] + 1, &j->adam);
         blocks += (p->numel + BLOCK - 1) / BLOCK;
-        elements += p->numel;
         which[n_jobs] = k;
         if (p->numel > 0) n_jobs++;
         else steps[k]++;                            // an empty shard has no work, but it has stepped
     }
-    // Everything fits: from here on nothing fails.
-    job_list list = { jobs, n_jobs };
-    if (n_jobs > 0) {
-        if (elements <= 2 * BLOCK) run_blocks(&list, 0, blocks, 0);
-        else ms__parallel_tasks(blocks, run_blocks, &list);
+    // Everything fits: from here on only a device can fail.
+    for (int k = 0; st == MS_OK && k < n_jobs;) {       // a list for every run of leaves on one device
+        int end = k;
+        int64_t first = jobs[k].block, count = 0, size = 0;
+        for (; end < n_jobs && jobs[end].device == jobs[k].device; end++) {
+            jobs[end].block -= first;
+            count = jobs[end].block + (jobs[end].numel + BLOCK - 1) / BLOCK;
+            size += jobs[end].numel;
+        }
+        job_list list = { jobs + k, end - k };
+        if (ms__is_cuda(jobs[k].device)) st = ms__cuda()->optim(ms__index(jobs[k].device), list.n, list.jobs, count, BLOCK);
+        else if (size <= 2 * BLOCK) run_blocks(&list, 0, count, 0);
+        else ms__parallel_tasks(count, run_blocks, &list);
+        k = end;
     }
+    if (st != MS_OK) goto out;
     for (int k = 0; k < n_jobs; k++) {
         steps[which[k]]++;
         ms__unit_local(ms__tensor(leaves[which[k]]))->version->count++;

@@ -1,4 +1,4 @@
-// pool.c -- caching allocator over the memory of one device.
+// pool.c -- caching allocators, one over the memory of each device.
 //
 // CPU memory comes from arenas: one huge reservation of addresses each, of which only touched pages cost
 // memory. Blocks are cut from it by size class (eight per power of two, so at most 1/8 is wasted) and, once
@@ -15,6 +15,7 @@
 #include <sys/sysinfo.h>
 #include <fcntl.h>
 #include <unistd.h>
+#include "device.h"
 #include "pool.h"
 
 enum {
@@ -232,14 +233,114 @@ static ms_status no_memory(size_t bytes, const char *what, const char *why)
                     what ? what : "allocation", bytes, why, pool.allocated, pool.reserved);
 }
 
+// ---- a GPU's memory: the same classes; small blocks are cut from chunks, large ones are the driver's own ----
+
+enum { CUDA_CHUNK = 2 << 20, CUDA_LARGE = 1 << 20, CUDA_UNIT = 256 };
+
+static struct {
+    ms_block *free[CLASSES];
+    char     *chunk;
+    size_t    chunk_left, allocated, peak, reserved, peak_reserved;
+} gpu[MS_CUDA_DEVICES];
+
+static ms_status no_device_memory(int index, size_t bytes, const char *what, const char *why)
+{
+    return ms__fail(MS_ENOMEM, "%s: no memory for %zu bytes on cuda:%d (%s; %zu bytes allocated, %zu reserved)",
+                    what ? what : "allocation", bytes, index, why, gpu[index].allocated, gpu[index].reserved);
+}
+
+// Gives the driver back what waits in the lists, except chunks' pieces. Kernels that still use it come first.
+static void cuda_empty_cache(int index)
+{
+    const ms_cuda_table *t = ms__cuda();
+    if (!t || t->sync(index, -1)) return;
+    for (int c = 0; c < CLASSES; c++) {
+        if (!gpu[index].free[c] || (gpu[index].free[c]->size < CUDA_LARGE && !t->emulated)) continue;
+        ms_block *b;
+        while ((b = pop(&gpu[index].free[c]))) {
+            t->free(index, b->data);
+            gpu[index].reserved -= b->size;
+            b->next = pool.headers;
+            pool.headers = b;
+        }
+    }
+}
+
+// A freed block may go to the next caller at once: all that operators do with it is in the order of the compute
+// stream, and a record on another stream holds its storage until it is through.
+static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char *what)
+{
+    int index = ms__index(device), c;
+    size_t size;
+    ms_block *b;
+    MS_TRY(ms__cuda_need(device, what));
+    const ms_cuda_table *t = ms__cuda();
+    if (bytes > pool.limit || gpu[index].allocated > pool.limit - bytes) return no_device_memory(index, bytes, what, "ms_set_memory_limit");
+    if (bytes > (size_t)1 << 40) return no_device_memory(index, bytes, what, "more than a device has");
+    c = class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
+    if (!(b = pop(&gpu[index].free[c]))) {
+        if (!(b = header_new())) return no_device_memory(index, bytes, what, "malloc");
+        bool small = size < CUDA_LARGE && !t->emulated;         // the emulator's blocks lie apart: overruns show
+        size_t fresh = small ? CUDA_CHUNK : size;
+        void *p = NULL;
+        if (!small || gpu[index].chunk_left < size) {
+            ms_status st = t->alloc(index, fresh, &p);
+            if (st == MS_ENOMEM) {
+                cuda_empty_cache(index);
+                st = t->alloc(index, fresh, &p);
+            }
+            if (st != MS_OK) {
+                b->next = pool.headers;
+                pool.headers = b;
+                return st == MS_ENOMEM ? no_device_memory(index, bytes, what, "more than the device has free") : st;
+            }
+            gpu[index].reserved += fresh;
+            if (gpu[index].reserved > gpu[index].peak_reserved) gpu[index].peak_reserved = gpu[index].reserved;
+            if (small) {                                        // what was left of the chunk before stays unused
+                gpu[index].chunk = p;
+                gpu[index].chunk_left = CUDA_CHUNK;
+            }
+        }
+        if (small) {
+            size_t whole = (size + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1);
+            p = gpu[index].chunk;
+            gpu[index].chunk += whole < gpu[index].chunk_left ? whole : gpu[index].chunk_left;
+            gpu[index].chunk_left -= whole < gpu[index].chunk_left ? whole : gpu[index].chunk_left;
+        }
+        *b = (ms_block){ .data = p, .size = size };
+    }
+    b->bytes = bytes;
+    b->device = device;
+    b->next = NULL;
+    if (t->mark) t->mark(index, b->data, bytes, b->size);
+    gpu[index].allocated += bytes;
+    if (gpu[index].allocated > gpu[index].peak) gpu[index].peak = gpu[index].allocated;
+    *out = b;
+    return MS_OK;
+}
+
+static void cuda_free(ms_block *b)
+{
+    int index = ms__index(b->device);
+    size_t size;
+    int c = class_of(b->size, &size);
+    const ms_cuda_table *t = ms__cuda();
+    if (t->mark) t->mark(index, b->data, 0, b->size);
+    gpu[index].allocated -= b->bytes;
+    b->next = gpu[index].free[c];
+    gpu[index].free[c] = b;
+}
+
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
 {
     ms_block *b;
     if (MS_UNLIKELY(pool.fail_in) && --pool.fail_in == 0) return no_memory(bytes, what, "ms_fail_allocation");
     if (MS_UNLIKELY(device != MS_CPU || bytes == 0)) {
         int type = device & 0xff;
-        if (type != MS_CPU && type != MS_META)
-            return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not there: this build has no CUDA plugin", what ? what : "allocation", device >> 8);
+        if (type != MS_CPU && type != MS_META) {
+            if (bytes) return cuda_alloc(out, device, bytes, what);
+            MS_TRY(ms__cuda_need(device, what));
+        }
         if (!(b = header_new())) return no_memory(bytes, what, "malloc");
         *b = (ms_block){ .bytes = type == MS_META ? 0 : bytes, .device = device };      // meta: no bytes anywhere
         *out = b;
@@ -264,6 +365,10 @@ void ms__free(ms_block *b)
     if (!b) return;
     ms_segment *s = b->segment;
     if (MS_UNLIKELY(!s)) {
+        if (ms__is_cuda(b->device) && b->data) {
+            cuda_free(b);
+            return;
+        }
         b->next = pool.headers;
         pool.headers = b;
         return;
@@ -301,6 +406,13 @@ void ms__pool_stats(int device, ms_memory *out)
 {
     memset(out, 0, sizeof *out);
     if (ms__live_tensors) out->live_tensors = (double)ms__live_tensors();
+    if (ms__is_cuda(device) && ms__index(device) < MS_CUDA_DEVICES) {
+        int k = ms__index(device);
+        out->allocated = (double)gpu[k].allocated;
+        out->peak_allocated = (double)gpu[k].peak;
+        out->reserved = (double)gpu[k].reserved;
+        out->peak_reserved = (double)gpu[k].peak_reserved;
+    }
     if ((device & 0xff) != MS_CPU) return;
     out->allocated = (double)pool.allocated;
     out->peak_allocated = (double)pool.peak;
@@ -317,12 +429,22 @@ ms_status ms_memory_stats(int device, ms_memory *out)
 
 void ms_reset_peak_memory(int device)
 {
+    if (ms__is_cuda(device) && ms__index(device) < MS_CUDA_DEVICES) {
+        int k = ms__index(device);
+        gpu[k].peak = gpu[k].allocated;
+        gpu[k].peak_reserved = gpu[k].reserved;
+    }
     if ((device & 0xff) != MS_CPU) return;
     pool.peak = pool.allocated;
     pool.peak_reserved = pool.reserved;
 }
 
-void ms_empty_cache(void) { empty_cache(); }
+void ms_empty_cache(void)
+{
+    empty_cache();
+    if (ms__cuda())
+        for (int k = 0; k < MS_CUDA_DEVICES; k++) if (gpu[k].reserved) cuda_empty_cache(k);
+}
 
 void ms_set_memory_limit(double bytes) { pool.limit = bytes > 0 && bytes < 1e18 ? (size_t)bytes : SIZE_MAX; }
 

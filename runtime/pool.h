@@ -8,13 +8,17 @@
 
 #include "base.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct ms_segment ms_segment;
 typedef struct ms_block {
     void       *data;       // 64-byte aligned; NULL for 0 bytes
     size_t      bytes;      // as asked for
     size_t      size;       // as handed out
     int         device;
-    ms_segment *segment;    // NULL for foreign memory
+    ms_segment *segment;    // NULL for foreign memory and for a device's
     struct ms_block *next;  // free list
 } ms_block;
 
@@ -27,5 +31,9 @@ bool      ms__segment_of(const ms_block *b, int *fd, uint64_t *offset, uint64_t 
 // From now on new CPU segments are shareable (called by dist at start-up with peers on the node).
 void      ms__pool_share(void);
 void      ms__pool_stats(int device, ms_memory *out);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -9,6 +9,10 @@
 
 #include "base.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum { MS_STREAM_COMPUTE, MS_STREAM_GATHER, MS_STREAM_REDUCE, MS_STREAM_COPY, MS_STREAMS } ms_stream_kind;
 typedef struct ms_stream ms_stream;
 
@@ -34,6 +38,12 @@ void       ms__event_release(ms_pending *e);       // NULL allowed
 void       ms__stream_reap(void);
 ms_status  ms__streams_drain(void);                // waits for everything queued
 bool       ms__stream_cancelled(void);             // the process ends: give up
+#ifndef __cplusplus
 extern _Atomic int *ms__engine_waits;              // stream kind the engine thread waits for, -1: none
+#endif
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -13,6 +13,10 @@
 #include "pool.h"
 #include "stream.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct ms_node ms_node;
 typedef struct ms_hook ms_hook;
 typedef struct ms_leaf ms_leaf;
@@ -98,5 +102,9 @@ ms_id      ms__name_unscoped(ms_tensor *t);     // owned by something: a grad, a
 void       ms__own(ms_tensor *t);
 void       ms__disown(ms_tensor *t);
 const char *ms__scope_name(void);               // of the innermost scope, or NULL
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

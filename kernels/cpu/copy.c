@@ -212,22 +212,20 @@ ms_status ms__cpu_apart(ms_tensor **use, const ms_tensor *o, ms_tensor *x)
     ms__release(x);
     *use = NULL;
     MS_TRY(ms__tensor_like(use, x, "copy"));
-    ms__cpu_copy_tensor(*use, x);
-    return MS_OK;
+    return ms__copy_data(*use, x);
 }
 
 ms_status ms__cpu_copy_(ms_call *c)
 {
     ms_tensor *src;
     MS_TRY(ms__cpu_apart(&src, c->out[0], c->in[1]));
-    ms__cpu_copy_tensor(c->out[0], src);
+    ms_status st = ms__copy_data(c->out[0], src);
     ms__release(src);
-    return MS_OK;
+    return st;
 }
 ms_status ms__cpu_copy(ms_call *c)
 {
-    if (c->out[0]->storage != c->in[0]->storage) ms__cpu_copy_tensor(c->out[0], c->in[0]);
-    return MS_OK;
+    return c->out[0]->storage != c->in[0]->storage ? ms__copy_data(c->out[0], c->in[0]) : MS_OK;
 }
 
 // ---- fills ----
@@ -255,8 +253,7 @@ void ms__cpu_fill_tensor(ms_tensor *t, double value)
 
 ms_status ms__cpu_fill(ms_call *c)
 {
-    ms__cpu_fill_tensor(c->out[0], c->n_f ? c->f[0] : 0);
-    return MS_OK;
+    return ms__fill_data(c->out[0], c->n_f ? c->f[0] : 0);
 }
 
 // Element k of a 1-d tensor is first + k * step.
@@ -284,10 +281,10 @@ ms_status ms__cpu_arange(ms_call *c)
 ms_status ms__cpu_eye(ms_call *c)
 {
     ms_tensor *t = c->out[0];
-    ms__cpu_fill_tensor(t, 0);
+    MS_TRY(ms__fill_data(t, 0));
     int64_t n = t->shape[0] < t->shape[1] ? t->shape[0] : t->shape[1], stride = t->stride[0] + t->stride[1];
     ms_tensor *diagonal = ms__tensor_view(t, 1, &n, &stride, t->offset);
-    ms__cpu_fill_tensor(diagonal, 1);
+    ms_status st = ms__fill_data(diagonal, 1);
     ms__release(diagonal);
-    return MS_OK;
+    return st;
 }

@@ -39,6 +39,8 @@ void ms__cpu_copy_tensor(ms_tensor *dst, const ms_tensor *src);
 // x (retained), or a copy of it where it lies in o's memory as another view: o is about to be written. Such a
 // call would read some of its own results.
 ms_status ms__cpu_apart(ms_tensor **use, const ms_tensor *o, ms_tensor *x);
+// The largest number of this dtype below x: where uniform numbers end.
+double ms__largest_below(int dtype, double x);
 void ms__cpu_fill_tensor(ms_tensor *dst, double value);
 
 #endif

@@ -3,8 +3,7 @@
 // in pairs (Box and Muller). A shard that starts at an odd place begins in the middle of a block.
 #include "cpu.h"
 #include "loops.h"
-#include "math32.h"
-#include "philox.h"
+#include "draws.h"
 
 enum { PAIRS = 256, BLOCK = 16384 };
 
@@ -31,9 +30,8 @@ static MS_KERNEL void uniform_f32(const void *job, int64_t n, const words *w, vo
     float *o = out, low = (float)j->f[0], width = (float)(j->f[1] - j->f[0]), limit = (float)j->limit;
 #pragma omp simd
     for (int64_t k = 0; k < n; k++) {
-        float a = low + width * ms_uniform_f32(w->w[0][k]), b = low + width * ms_uniform_f32(w->w[2][k]);
-        o[2 * k] = a > limit ? limit : a;
-        o[2 * k + 1] = b > limit ? limit : b;
+        o[2 * k] = ms_draw_uniform_f32(w->w[0][k], low, width, limit);
+        o[2 * k + 1] = ms_draw_uniform_f32(w->w[2][k], low, width, limit);
     }
 }
 static void uniform_f64(const void *job, int64_t n, const words *w, void *out)
@@ -41,36 +39,20 @@ static void uniform_f64(const void *job, int64_t n, const words *w, void *out)
     const random_job *j = job;
     double *o = out, low = j->f[0], width = j->f[1] - j->f[0];
     for (int64_t k = 0; k < n; k++)
-        for (int h = 0; h < 2; h++) {
-            double a = low + width * ms_uniform_f64(w->w[2 * h][k], w->w[2 * h + 1][k]);
-            o[2 * k + h] = a > j->limit ? j->limit : a;
-        }
+        for (int h = 0; h < 2; h++) o[2 * k + h] = ms_draw_uniform_f64(w->w[2 * h][k], w->w[2 * h + 1][k], low, width, j->limit);
 }
 static MS_KERNEL void normal_f32(const void *job, int64_t n, const words *w, void *out)
 {
     const random_job *j = job;
     float *o = out, mean = (float)j->f[0], std = (float)j->f[1];
 #pragma omp simd
-    for (int64_t k = 0; k < n; k++) {
-        float u = (float)(int32_t)(w->w[0][k] >> 1) * 0x1p-31f + 0x1p-32f, s, c;       // (0, 1]
-        float r = ms_sqrt_f32(-2.0f * ms_log_f32(u));
-        ms_sincos_turn_f32(ms_uniform_f32(w->w[2][k]), &s, &c);
-        o[2 * k] = mean + std * (r * c);
-        o[2 * k + 1] = mean + std * (r * s);
-    }
+    for (int64_t k = 0; k < n; k++) ms_draw_normal_f32(w->w[0][k], w->w[2][k], mean, std, &o[2 * k], &o[2 * k + 1]);
 }
 static void normal_f64(const void *job, int64_t n, const words *w, void *out)
 {
     const random_job *j = job;
     double *o = out;
-    for (int64_t k = 0; k < n; k++) {
-        double u = (double)(((uint64_t)w->w[0][k] << 32 | w->w[1][k]) >> 11) * 0x1p-53 + 0x1p-54, s, c;
-        double r = ms_sqrt_f64(-2.0 * ms_log_f64(u)), t = 6.28318530717958647693 * ms_uniform_f64(w->w[2][k], w->w[3][k]);
-        s = ms_sin_f64(t);
-        c = ms_cos_f64(t);
-        o[2 * k] = j->f[0] + j->f[1] * (r * c);
-        o[2 * k + 1] = j->f[0] + j->f[1] * (r * s);
-    }
+    for (int64_t k = 0; k < n; k++) ms_draw_normal_f64(w->w[0][k], w->w[1][k], w->w[2][k], w->w[3][k], j->f[0], j->f[1], &o[2 * k], &o[2 * k + 1]);
 }
 static void integers(const void *job, int64_t n, const words *w, void *out)
 {
@@ -78,27 +60,9 @@ static void integers(const void *job, int64_t n, const words *w, void *out)
     int64_t *o = out, low = (int64_t)j->f[0];
     uint64_t width = (uint64_t)(int64_t)j->f[1] - (uint64_t)low;
     for (int64_t k = 0; k < n; k++)
-        for (int h = 0; h < 2; h++) {
-            uint64_t u = (uint64_t)w->w[2 * h][k] << 32 | w->w[2 * h + 1][k];
-            o[2 * k + h] = low + (int64_t)((unsigned __int128)u * width >> 64);
-        }
+        for (int h = 0; h < 2; h++) o[2 * k + h] = ms_draw_integer(w->w[2 * h][k], w->w[2 * h + 1][k], low, width);
 }
 
-// M. Giles, "Approximating the erfinv function", single precision.
-static inline float erfinv_f32(float x)
-{
-    float w = -ms_log_f32((1.0f - x) * (1.0f + x)), a = w - 2.5f, b = ms_sqrt_f32(w) - 3.0f;
-    float p = 2.81022636e-08f, q = -0.000200214257f;
-    p = 3.43273939e-07f + p * a;    q = 0.000100950558f + q * b;
-    p = -3.5233877e-06f + p * a;    q = 0.00134934322f + q * b;
-    p = -4.39150654e-06f + p * a;   q = -0.00367342844f + q * b;
-    p = 0.00021858087f + p * a;     q = 0.00573950773f + q * b;
-    p = -0.00125372503f + p * a;    q = -0.0076224613f + q * b;
-    p = -0.00417768164f + p * a;    q = 0.00943887047f + q * b;
-    p = 0.246640727f + p * a;       q = 1.00167406f + q * b;
-    p = 1.50140941f + p * a;        q = 2.83297682f + q * b;
-    return (w < 5.0f ? p : q) * x;
-}
 // Normal, cut to [a, b]: the inverse of the cumulative distribution over the part of (0, 1) that [a, b] has.
 static void truncated(const random_job *j, int64_t n, const words *w, void *out, bool wide)
 {
@@ -106,13 +70,7 @@ static void truncated(const random_job *j, int64_t n, const words *w, void *out,
     double low = ms_erf_f64((a - mean) / std * 0.70710678118654752440), high = ms_erf_f64((b - mean) / std * 0.70710678118654752440);
     for (int64_t k = 0; k < n; k++)
         for (int h = 0; h < 2; h++) {
-            double u = ms_uniform_f64(w->w[2 * h][k], w->w[2 * h + 1][k]), x = low + (high - low) * u;
-            x = x < -0.9999999 ? -0.9999999 : x > 0.9999999 ? 0.9999999 : x;
-            double y = erfinv_f32((float)x);
-            if (wide)                                                   // two Newton steps from the single precision guess
-                for (int step = 0; step < 2; step++) y -= (ms_erf_f64(y) - x) / (1.12837916709551257390 * ms_exp_f64(-y * y));
-            double v = mean + std * 1.41421356237309504880 * y;
-            v = v < a ? a : v > b ? b : v;
+            double v = ms_draw_truncated(w->w[2 * h][k], w->w[2 * h + 1][k], mean, std, a, b, low, high, wide);
             if (wide) ((double *)out)[2 * k + h] = v;
             else ((float *)out)[2 * k + h] = (float)v;
         }
@@ -143,7 +101,7 @@ static void random_range(void *arg, int64_t first, int64_t last, int64_t block)
 }
 
 // The largest number of this dtype below x.
-static double below(int dtype, double x)
+double ms__largest_below(int dtype, double x)
 {
     char bits[8];
     double down = x;
@@ -164,7 +122,7 @@ static ms_status fill(ms_call *c, int n_f, void (*f32)(const void *, int64_t, co
     random_job j = { .seed = c->saved_rng[0], .offset = c->saved_rng[1], .place = c->n_i ? (uint64_t)c->i[0] : 0, .dtype = t->dtype };
     for (int k = 0; k < n_f; k++) j.f[k] = c->f[k];
     j.fill = t->dtype == MS_F64 ? f64 : f32;
-    if (f32 == uniform_f32) j.limit = j.f[1] > j.f[0] ? below(t->dtype, j.f[1]) : j.f[1];
+    if (f32 == uniform_f32) j.limit = j.f[1] > j.f[0] ? ms__largest_below(t->dtype, j.f[1]) : j.f[1];
     if (t->numel == 0) return MS_OK;
     if (ms__is_contiguous(t)) whole = ms__retain(t);
     else MS_TRY(ms__tensor_like(&whole, t, c->op->name));

@@ -1,0 +1,288 @@
+// attention.cu -- scaled dot-product attention from products and one pass over each row of scores. The
+// matrix of scores of all heads is there while a call runs (float32 or float64; the probabilities in the
+// inputs' type), and nothing of it afterwards: forward keeps the logsumexp, backward computes the scores
+// again. Masks, causality and dropout are those of the CPU: the same words drop the same places.
+#include "philox.h"
+#include "product.h"
+
+struct heads { int n; int64_t count, tq, tk, d, shape[MS_MAX_DIMS]; bool causal; double p, scale; };
+
+struct mask_of { int dtype; const void *data; int64_t rs, cs, stride[MS_MAX_DIMS]; };
+
+struct scores {
+    heads    h;
+    mask_of  mask;                  // data NULL: none
+    int      s_type, p_type;
+    uint64_t seed, offset;
+};
+
+// Score j of row i of a head, masked: what softmax sees.
+template <class T> __device__ inline T masked(const scores &q, int64_t head, int64_t i, int64_t j, T s)
+{
+    if (q.h.causal && j > i) return -(T)INFINITY;
+    if (!q.mask.data) return s;
+    int64_t at = i * q.mask.rs + j * q.mask.cs, rest = head;
+    for (int d = q.h.n - 1; d >= 0; d--) {
+        at += rest % q.h.shape[d] * q.mask.stride[d];
+        rest /= q.h.shape[d];
+    }
+    if (q.mask.dtype == MS_BOOL) return ((const uint8_t *)q.mask.data)[at] ? s : -(T)INFINITY;
+    return s + load<T>(q.mask.dtype, q.mask.data, at);
+}
+// 0, or 1 / (1 - p).
+template <class T> __device__ inline T kept(const scores &q, int64_t head, int64_t i, int64_t j)
+{
+    if (q.h.p <= 0) return 1;
+    uint64_t at = ((uint64_t)head * (uint64_t)q.h.tq + (uint64_t)i) * (uint64_t)q.h.tk + (uint64_t)j, limit = (uint64_t)(q.h.p * 4294967296.0);
+    uint32_t w[4];
+    ms_philox(q.seed, q.offset, at / 4, &w[0], &w[1], &w[2], &w[3]);
+    return w[at & 3] >= limit ? (T)(1 / (1 - q.h.p)) : 0;
+}
+
+// Scores to probabilities (after dropout); the logsumexp of each row. A row that may look at nothing gets zeros.
+template <class T> __global__ void attend_kernel(scores q, const T *s, void *p, T *lse)
+{
+    __shared__ T shared[BLOCK];
+    int64_t row = blockIdx.x, head = row / q.h.tq, i = row % q.h.tq, at = row * q.h.tk;
+    T most = -(T)INFINITY, sum = 0;
+    for (int64_t j = threadIdx.x; j < q.h.tk; j += BLOCK) {
+        T v = masked<T>(q, head, i, j, s[at + j]);
+        most = (v > most) | (v != v) ? v : most;
+    }
+    most = block_max(most, shared);
+    bool none = most == -(T)INFINITY;
+    for (int64_t j = threadIdx.x; j < q.h.tk; j += BLOCK) sum += none ? (T)0 : exp_of(masked<T>(q, head, i, j, s[at + j]) - most);
+    sum = block_sum(sum, shared);
+    T scale = sum > 0 || sum != sum ? 1 / sum : 0;
+    for (int64_t j = threadIdx.x; j < q.h.tk; j += BLOCK) {
+        T v = none ? (T)0 : exp_of(masked<T>(q, head, i, j, s[at + j]) - most) * scale;
+        store<T>(q.p_type, p, at + j, v * kept<T>(q, head, i, j));
+    }
+    if (threadIdx.x == 0) lse[row] = none ? -(T)INFINITY : most + log_of(sum);
+}
+
+// P = exp(S - lse); ds = P (keep dP - delta), into p-typed memory, and P keep beside it.
+// delta = g . o less the logsumexp's own gradient.
+template <class T> __global__ void attend_backward_kernel(scores q, const T *s, const T *dp, const T *lse, const T *delta, void *kept_p, void *ds, T *wide_ds)
+{
+    int64_t i = GLOBAL_INDEX;
+    if (i >= q.h.count * q.h.tq * q.h.tk) return;
+    int64_t row = i / q.h.tk, j = i % q.h.tk, head = row / q.h.tq;
+    T l = lse[row], v = masked<T>(q, head, row % q.h.tq, j, s[i]);
+    T p = l == -(T)INFINITY || v == -(T)INFINITY ? (T)0 : exp_of(v - l), keep = kept<T>(q, head, row % q.h.tq, j);
+    T d = p == 0 ? (T)0 : p * (keep * dp[i] - delta[row]);
+    store<T>(q.p_type, kept_p, i, p * keep);
+    store<T>(q.p_type, ds, i, d);
+    if (wide_ds) wide_ds[i] = d;
+}
+
+struct row_part { int dtype; const void *data; int64_t rs, cs, stride[MS_MAX_DIMS]; };
+template <class T> __global__ void delta_kernel(heads h, row_part g, row_part o, const T *g_lse, T *delta)
+{
+    int64_t row = GLOBAL_INDEX;
+    if (row >= h.count * h.tq) return;
+    int64_t head = row / h.tq, i = row % h.tq, a = i * g.rs, b = i * o.rs, rest = head;
+    for (int d = h.n - 1; d >= 0; d--) {
+        int64_t r = rest % h.shape[d];
+        a += r * g.stride[d], b += r * o.stride[d];
+        rest /= h.shape[d];
+    }
+    T sum = 0;
+    for (int64_t j = 0; j < h.d; j++) sum += load<T>(g.dtype, g.data, a + j * g.cs) * load<T>(o.dtype, o.data, b + j * o.cs);
+    delta[row] = g_lse ? sum - g_lse[row] : sum;
+}
+// The scores' gradients added up over what the mask was broadcast along: a thread an element of the mask.
+template <class T> __global__ void mask_grad_kernel(heads h, mask_of m, int64_t numel, const int64_t dim, const T *ds, void *out)
+{
+    int64_t e = GLOBAL_INDEX;
+    (void)dim;
+    if (e >= numel) return;
+    double sum = 0;
+    for (int64_t head = 0; head < h.count; head++) {
+        int64_t base = 0, rest = head;
+        for (int d = h.n - 1; d >= 0; d--) {
+            base += rest % h.shape[d] * m.stride[d];
+            rest /= h.shape[d];
+        }
+        if (e < base) continue;
+        for (int64_t i = 0; i < (m.rs ? h.tq : 1); i++) {
+            if (m.rs && (e - base) / m.rs != i) continue;
+            int64_t j0 = e - base - (m.rs ? i * m.rs : 0);
+            if (m.cs ? j0 < 0 || j0 >= h.tk : j0 != 0) continue;
+            for (int64_t r = m.rs ? i : 0; r < (m.rs ? i + 1 : h.tq); r++)
+                for (int64_t j = m.cs ? j0 : 0; j < (m.cs ? j0 + 1 : h.tk); j++) sum += (double)ds[(head * h.tq + r) * h.tk + j];
+        }
+    }
+    store<double>(m.dtype, out, e, sum);
+}
+
+// ---- launches ----
+
+static heads heads_of(const ms_call *c, const ms_tensor *q, const ms_tensor *k)
+{
+    heads h = {};
+    h.n = q->ndim - 2;
+    h.count = 1;
+    for (int d = 0; d < h.n; d++) h.count *= h.shape[d] = q->shape[d];
+    h.tq = q->shape[h.n];
+    h.tk = k->shape[h.n];
+    h.d = q->shape[h.n + 1];
+    h.causal = c->n_i > 0 && c->i[0];
+    h.p = c->n_f > 0 ? c->f[0] : 0;
+    h.scale = c->n_f > 1 && c->f[1] != 0 ? c->f[1] : 1 / std::sqrt((double)(h.d ? h.d : 1));
+    return h;
+}
+// Broadcast dimensions have stride 0. Sizes of 1 too: where the contiguous strides of a gradient would mislead.
+template <class P> static P part_of(const ms_tensor *t, const heads &h)
+{
+    P x = {};
+    x.dtype = t->dtype;
+    x.data = ms__data(t);
+    x.rs = t->shape[t->ndim - 2] == 1 ? 0 : t->stride[t->ndim - 2];
+    x.cs = t->shape[t->ndim - 1] == 1 ? 0 : t->stride[t->ndim - 1];
+    for (int d = 0; d < h.n; d++) {
+        int from = d + t->ndim - (h.n + 2);
+        x.stride[d] = from >= 0 && t->shape[from] > 1 ? t->stride[from] : 0;
+    }
+    return x;
+}
+
+// One operand of the products: a tensor of heads, or the contiguous [heads, rows, columns] scores.
+struct side { int type; void *data; int64_t rs, cs, bs[MS_MAX_DIMS]; };
+static side of_tensor(const ms_tensor *t, const heads &h)
+{
+    side s = {};
+    s.type = t->dtype;
+    s.data = ms__data(t);
+    s.rs = t->stride[h.n], s.cs = t->stride[h.n + 1];
+    for (int d = 0; d < h.n; d++) s.bs[d] = t->stride[d];
+    return s;
+}
+static side of_scores(int type, void *data, const heads &h)
+{
+    side s = {};
+    s.type = type;
+    s.data = data;
+    s.rs = h.tk, s.cs = 1;
+    int64_t step = h.tq * h.tk;
+    for (int d = h.n - 1; d >= 0; d--) {
+        s.bs[d] = step;
+        step *= h.shape[d];
+    }
+    return s;
+}
+static side turned(side s)
+{
+    int64_t r = s.rs;
+    s.rs = s.cs;
+    s.cs = r;
+    return s;
+}
+static ms_status multiply(const char *what, int index, const heads &h, int64_t m, int64_t n, int64_t k, const side &a, const side &b, const side &c, double alpha)
+{
+    product p = {};
+    p.what = what;
+    p.a_type = a.type, p.b_type = b.type, p.c_type = c.type;
+    p.m = m, p.n = n, p.k = k;
+    p.a = a.data, p.a_rs = a.rs, p.a_cs = a.cs;
+    p.b = b.data, p.b_rs = b.rs, p.b_cs = b.cs;
+    p.c = c.data, p.c_rs = c.rs, p.c_cs = c.cs;
+    p.alpha = alpha;
+    p.nb = h.n;
+    for (int d = 0; d < h.n; d++) p.batch[d] = h.shape[d], p.a_bs[d] = a.bs[d], p.b_bs[d] = b.bs[d], p.c_bs[d] = c.bs[d];
+    return ms__cuda_product(index, &p);
+}
+
+ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
+
+template <class T> static ms_status forward(ms_call *c)
+{
+    ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL, *o = c->out[0];
+    const char *what = c->op->name;
+    int index = index_of(q);
+    scores w = {};
+    w.h = heads_of(c, q, k);
+    w.s_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
+    w.p_type = q->dtype;
+    w.seed = c->saved_rng[0], w.offset = c->saved_rng[1];
+    if (mask) w.mask = part_of<mask_of>(mask, w.h);
+    int64_t rows = w.h.count * w.h.tq, n = rows * w.h.tk;
+    if (rows == 0) return MS_OK;
+    if (w.h.tk == 0) {
+        MS_TRY(ms__cuda_fill_tensor(o, 0));
+        return ms__cuda_fill_tensor(c->out[1], -INFINITY);
+    }
+    ms_block *s_room = NULL, *p_room = NULL;
+    ms_status st = ms__alloc(&s_room, ms__device(q), (size_t)n * sizeof(T), what);
+    bool in_place = w.p_type == w.s_type;
+    if (st == MS_OK && !in_place) st = ms__alloc(&p_room, ms__device(q), (size_t)n * (size_t)ms__dtype_size(w.p_type), what);
+    if (st == MS_OK) {
+        void *s = s_room->data, *p = in_place ? s : p_room->data;
+        st = multiply(what, index, w.h, w.h.tq, w.h.tk, w.h.d, of_tensor(q, w.h), turned(of_tensor(k, w.h)), of_scores(w.s_type, s, w.h), w.h.scale);
+        if (st == MS_OK) st = launch_blocks(what, index, attend_kernel<T>, rows, BLOCK, w, (const T *)s, p, (T *)ms__data(c->out[1]));
+        if (st == MS_OK) st = multiply(what, index, w.h, w.h.tq, w.h.d, w.h.tk, of_scores(w.p_type, p, w.h), of_tensor(v, w.h), of_tensor(o, w.h), 1);
+    }
+    if (p_room) ms__free(p_room);
+    if (s_room) ms__free(s_room);
+    return st;
+}
+static ms_status run_attention(ms_call *c) { return c->in[0]->dtype == MS_F64 ? forward<double>(c) : forward<float>(c); }
+
+static ms_tensor *grad_out(const ms_call *c, int k)
+{
+    int64_t mask = c->i[c->n_i - 1];
+    return mask >> k & 1 ? c->out[__builtin_popcountll((uint64_t)mask & (((uint64_t)1 << k) - 1))] : NULL;
+}
+
+// (gradient, q, k, v, mask?, out, lse, gradient of lse?)
+template <class T> static ms_status backward(ms_call *c)
+{
+    ms_tensor *g = c->in[0], *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *o = c->in[5], *lse = c->in[6], *g_lse = NULL;
+    ms_tensor *dq = grad_out(c, 0), *dk = grad_out(c, 1), *dv = grad_out(c, 2), *dmask = grad_out(c, 3);
+    const char *what = c->op->name;
+    int index = index_of(q), device = ms__device(q);
+    scores w = {};
+    w.h = heads_of(c, q, k);
+    w.s_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
+    w.p_type = q->dtype;
+    w.seed = (uint64_t)c->i[c->n_i - 3], w.offset = (uint64_t)c->i[c->n_i - 2];
+    if (mask) w.mask = part_of<mask_of>(mask, w.h);
+    int64_t rows = w.h.count * w.h.tq, n = rows * w.h.tk;
+    if (n == 0) {
+        for (int i = 0; i < c->n_out; i++) MS_TRY(ms__cuda_fill_tensor(c->out[i], 0));
+        return MS_OK;
+    }
+    ms_block *s_room = NULL, *dp_room = NULL, *p_room = NULL, *ds_room = NULL, *delta_room = NULL, *wide_room = NULL;
+    size_t half = (size_t)ms__dtype_size(w.p_type);
+    ms_status st = ms__alloc(&s_room, device, (size_t)n * sizeof(T), what);
+    if (st == MS_OK) st = ms__alloc(&dp_room, device, (size_t)n * sizeof(T), what);
+    if (st == MS_OK) st = ms__alloc(&p_room, device, (size_t)n * half, what);
+    if (st == MS_OK) st = ms__alloc(&ds_room, device, (size_t)n * half, what);
+    if (st == MS_OK) st = ms__alloc(&delta_room, device, (size_t)rows * sizeof(T), what);
+    if (st == MS_OK && dmask) st = ms__alloc(&wide_room, device, (size_t)n * sizeof(T), what);
+    if (st == MS_OK && c->n_in > 7 && c->in[7]) st = ms__contiguous(&g_lse, c->in[7]);
+    if (st == MS_OK) {
+        void *s = s_room->data, *dp = dp_room->data, *p = p_room->data, *ds = ds_room->data;
+        T *delta = (T *)delta_room->data, *wide = wide_room ? (T *)wide_room->data : NULL;
+        st = launch(what, index, delta_kernel<T>, up(rows, BLOCK), BLOCK, w.h, part_of<row_part>(g, w.h), part_of<row_part>(o, w.h),
+                    (const T *)(g_lse ? ms__data(g_lse) : NULL), delta);
+        if (st == MS_OK) st = multiply(what, index, w.h, w.h.tq, w.h.tk, w.h.d, of_tensor(q, w.h), turned(of_tensor(k, w.h)), of_scores(w.s_type, s, w.h), w.h.scale);
+        if (st == MS_OK) st = multiply(what, index, w.h, w.h.tq, w.h.tk, w.h.d, of_tensor(g, w.h), turned(of_tensor(v, w.h)), of_scores(w.s_type, dp, w.h), 1);
+        if (st == MS_OK) st = launch(what, index, attend_backward_kernel<T>, up(n, BLOCK), BLOCK, w, (const T *)s, (const T *)dp, (const T *)ms__data(lse), (const T *)delta, p, ds, wide);
+        if (st == MS_OK && dv) st = multiply(what, index, w.h, w.h.tk, w.h.d, w.h.tq, turned(of_scores(w.p_type, p, w.h)), of_tensor(g, w.h), of_tensor(dv, w.h), 1);
+        if (st == MS_OK && dq) st = multiply(what, index, w.h, w.h.tq, w.h.d, w.h.tk, of_scores(w.p_type, ds, w.h), of_tensor(k, w.h), of_tensor(dq, w.h), w.h.scale);
+        if (st == MS_OK && dk) st = multiply(what, index, w.h, w.h.tk, w.h.d, w.h.tq, turned(of_scores(w.p_type, ds, w.h)), of_tensor(q, w.h), of_tensor(dk, w.h), w.h.scale);
+        if (st == MS_OK && dmask) {
+            mask_of m = part_of<mask_of>(dmask, w.h);
+            st = launch(what, index, mask_grad_kernel<T>, up(dmask->numel, BLOCK), BLOCK, w.h, m, dmask->numel, (int64_t)0, (const T *)wide, ms__data(dmask));
+        }
+    }
+    if (g_lse) ms__release(g_lse);
+    ms_block *all[] = { s_room, dp_room, p_room, ds_room, delta_room, wide_room };
+    for (ms_block *b : all) if (b) ms__free(b);
+    return st;
+}
+static ms_status run_attention_backward(ms_call *c) { return c->in[1]->dtype == MS_F64 ? backward<double>(c) : backward<float>(c); }
+
+extern const ms_cuda_kernel ms__cuda_attention[];
+const ms_cuda_kernel ms__cuda_attention[] = { { "attention", run_attention }, { "attention_backward", run_attention_backward }, { NULL, NULL } };

@@ -1,0 +1,283 @@
+// cuda.h -- what every CUDA kernel file stands on: launches and calls that are checked, loads and
+// stores of every dtype, the engine's functions.
+//
+// The same sources compile twice: by nvcc for the GPU, and by g++ against spec/support/cuda_shim.h
+// (MS_EMULATED), which runs the kernels on the CPU thread by thread. So they keep to what the shim has:
+// no dynamic shared memory, launches by the two functions below, barriers only in kernels that
+// launch_blocks starts.
+//
+// Numbers: compiled without contraction (-fmad=false), so that the shared formulas give the CPU's bits;
+// sums run in an order that depends on shapes only.
+#ifndef MS_CUDA_H
+#define MS_CUDA_H
+
+#ifdef MS_EMULATED
+#include "cuda_shim.h"
+#else
+#include <cuda_runtime.h>
+#endif
+#include <cmath>
+#include <tuple>
+
+#include "op_cuda.h"
+#include "math32.h"
+
+extern const ms_cuda_engine *ms__engine;    // set when the plugin starts
+#define ms__fail          ms__engine->fail
+#define ms__call_fail     ms__engine->call_fail
+#define ms__tensor_text   ms__engine->tensor_text
+#define ms__shape_text    ms__engine->shape_text
+#define ms__dtype_name    ms__engine->dtype_name
+#define ms__promote       ms__engine->promote
+#define ms__result_dtype  ms__engine->result_dtype
+#define ms__broadcast     ms__engine->broadcast
+#define ms__tensor_new    ms__engine->tensor_new
+#define ms__tensor_like   ms__engine->tensor_like
+#define ms__tensor_view   ms__engine->tensor_view
+#define ms__is_contiguous ms__engine->is_contiguous
+#define ms__contiguous    ms__engine->contiguous
+#define ms__retain        ms__engine->retain
+#define ms__release       ms__engine->release
+#define ms__alloc         ms__engine->alloc
+#define ms__free          ms__engine->free
+#define ms__apart         ms__engine->apart
+#define ms__largest_below ms__engine->largest_below
+#define ms__reduced_dims  ms__engine->reduced_dims
+
+// ---- checked calls ----
+
+ms_status    ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+cudaStream_t ms__cuda_stream(int index, int kind);
+ms_status    ms__cuda_use(int index);       // makes it the current device
+
+// Fails naming the call, the device and what it was for.
+#define CUDA_TRY(index, expr, ...) \
+    do { cudaError_t e__ = (expr); if (e__ != cudaSuccess) return ms__cuda_failed(e__, #expr, index, __VA_ARGS__); } while (0)
+
+static inline int  index_of(const ms_tensor *t) { return ms__index(ms__device(t)); }
+
+// ---- launches: `what` names the operator. Grids of no blocks are no launch. ----
+
+template <bool BARRIERS, class... P>
+static ms_status launch_any(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, std::tuple<P...> &args)
+{
+    if (blocks <= 0) return MS_OK;
+    if (blocks > 0x7fffffff) return ms__fail(MS_EUNSUPPORTED, "%s: %lld blocks are more than a launch on cuda:%d takes", what, (long long)blocks, index);
+    MS_TRY(ms__cuda_use(index));
+    cudaStream_t stream = ms__cuda_stream(index, MS_STREAM_COMPUTE);
+#ifdef MS_EMULATED
+    cudaError_t e = ms_shim::launch(stream, BARRIERS, kernel, (unsigned)blocks, (unsigned)threads, args);
+#else
+    void *p[sizeof...(P)];
+    std::apply([&](auto &...x) { int i = 0; ((p[i++] = (void *)&x), ...); }, args);
+    cudaError_t e = cudaLaunchKernel((const void *)kernel, dim3((unsigned)blocks), dim3((unsigned)threads), p, 0, stream);
+#endif
+    if (e != cudaSuccess) return ms__cuda_failed(e, what, index, "launching %lld blocks of %d threads", (long long)blocks, threads);
+    return MS_OK;
+}
+
+// Threads that know nothing of each other.
+template <class... P, class... A>
+static ms_status launch(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, A... a)
+{
+    std::tuple<P...> args(static_cast<P>(a)...);
+    return launch_any<false>(what, index, kernel, blocks, threads, args);
+}
+// Blocks whose threads meet at barriers.
+template <class... P, class... A>
+static ms_status launch_blocks(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, A... a)
+{
+    std::tuple<P...> args(static_cast<P>(a)...);
+    return launch_any<true>(what, index, kernel, blocks, threads, args);
+}
+
+static inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+#define GLOBAL_INDEX ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
+
+// What a kernel found wrong with its data (an id out of range): kept on the device until the host waits next.
+enum { MS_COMPLAINT_EMBEDDING = 1, MS_COMPLAINT_CLASS, MS_COMPLAINT_POSITION };
+typedef struct { int what, taken; long long value, limit; } ms_complaint;
+ms_complaint *ms__complaints(int index);    // in memory that device and host share
+static __device__ inline void complain(ms_complaint *c, int what, int64_t value, int64_t limit)
+{
+    if (atomicCAS(&c->taken, 0, 1) != 0) return;
+    c->value = value;
+    c->limit = limit;
+    c->what = what;
+}
+
+// ---- values of every dtype, as float, double or int64 ----
+
+template <class T> struct value;
+static __device__ inline int64_t whole(double x) { return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN; }   // as the CPU's conversion
+
+template <> struct value<float> {
+    static __device__ inline float load(int dtype, const void *p)
+    {
+        switch (dtype) {
+        case MS_F32:  return *(const float *)p;
+        case MS_F64:  return (float)*(const double *)p;
+        case MS_F16:  return ms_f16_to_float(*(const ms_f16 *)p);
+        case MS_BF16: return ms_bf16_to_float(*(const ms_bf16 *)p);
+        case MS_I64:  return (float)*(const int64_t *)p;
+        case MS_I32:  return (float)*(const int32_t *)p;
+        default:      return (float)*(const uint8_t *)p;
+        }
+    }
+    static __device__ inline void store(int dtype, void *p, float v)
+    {
+        switch (dtype) {
+        case MS_F32:  *(float *)p = v; break;
+        case MS_F64:  *(double *)p = (double)v; break;
+        case MS_F16:  *(ms_f16 *)p = ms_float_to_f16(v); break;
+        case MS_BF16: *(ms_bf16 *)p = ms_float_to_bf16(v); break;
+        case MS_I64:  *(int64_t *)p = whole(v); break;
+        case MS_I32:  *(int32_t *)p = (int32_t)whole(v); break;
+        case MS_U8:   *(uint8_t *)p = (uint8_t)whole(v); break;
+        default:      *(uint8_t *)p = v != 0; break;
+        }
+    }
+};
+template <> struct value<double> {
+    static __device__ inline double load(int dtype, const void *p)
+    {
+        switch (dtype) {
+        case MS_F32:  return *(const float *)p;
+        case MS_F64:  return *(const double *)p;
+        case MS_F16:  return ms_f16_to_float(*(const ms_f16 *)p);
+        case MS_BF16: return ms_bf16_to_float(*(const ms_bf16 *)p);
+        case MS_I64:  return (double)*(const int64_t *)p;
+        case MS_I32:  return (double)*(const int32_t *)p;
+        default:      return (double)*(const uint8_t *)p;
+        }
+    }
+    static __device__ inline void store(int dtype, void *p, double v)
+    {
+        switch (dtype) {
+        case MS_F32:  *(float *)p = (float)v; break;
+        case MS_F64:  *(double *)p = v; break;
+        case MS_F16:  *(ms_f16 *)p = ms_float_to_f16((float)v); break;
+        case MS_BF16: *(ms_bf16 *)p = ms_float_to_bf16((float)v); break;
+        case MS_I64:  *(int64_t *)p = whole(v); break;
+        case MS_I32:  *(int32_t *)p = (int32_t)whole(v); break;
+        case MS_U8:   *(uint8_t *)p = (uint8_t)whole(v); break;
+        default:      *(uint8_t *)p = v != 0; break;
+        }
+    }
+};
+template <> struct value<int64_t> {
+    static __device__ inline int64_t load(int dtype, const void *p)
+    {
+        switch (dtype) {
+        case MS_F32:  return whole(*(const float *)p);
+        case MS_F64:  return whole(*(const double *)p);
+        case MS_F16:  return whole(ms_f16_to_float(*(const ms_f16 *)p));
+        case MS_BF16: return whole(ms_bf16_to_float(*(const ms_bf16 *)p));
+        case MS_I64:  return *(const int64_t *)p;
+        case MS_I32:  return *(const int32_t *)p;
+        default:      return *(const uint8_t *)p;
+        }
+    }
+    static __device__ inline void store(int dtype, void *p, int64_t v)
+    {
+        switch (dtype) {
+        case MS_F32:  *(float *)p = (float)v; break;
+        case MS_F64:  *(double *)p = (double)v; break;
+        case MS_F16:  *(ms_f16 *)p = ms_float_to_f16((float)v); break;
+        case MS_BF16: *(ms_bf16 *)p = ms_float_to_bf16((float)v); break;
+        case MS_I64:  *(int64_t *)p = v; break;
+        case MS_I32:  *(int32_t *)p = (int32_t)v; break;
+        case MS_U8:   *(uint8_t *)p = (uint8_t)v; break;
+        default:      *(uint8_t *)p = v != 0; break;
+        }
+    }
+};
+
+// Element i of contiguous memory.
+template <class T> static __device__ inline T load(int dtype, const void *p, int64_t i)
+{
+    return value<T>::load(dtype, (const char *)p + i * ms__dtype_size(dtype));
+}
+template <class T> static __device__ inline void store(int dtype, void *p, int64_t i, T v)
+{
+    value<T>::store(dtype, (char *)p + i * ms__dtype_size(dtype), v);
+}
+
+// ---- inside a block: sums and maxima over its threads in a fixed tree; every thread gets the result ----
+
+enum { BLOCK = 256 };       // threads of a kernel that uses these
+
+template <class T> static __device__ inline T block_sum(T v, T *shared /* BLOCK */)
+{
+    shared[threadIdx.x] = v;
+    __syncthreads();
+    for (int step = BLOCK / 2; step > 0; step /= 2) {
+        if ((int)threadIdx.x < step) shared[threadIdx.x] += shared[threadIdx.x + step];
+        __syncthreads();
+    }
+    T all = shared[0];
+    __syncthreads();
+    return all;
+}
+template <class T> static __device__ inline T block_max(T v, T *shared)
+{
+    shared[threadIdx.x] = v;
+    __syncthreads();
+    for (int step = BLOCK / 2; step > 0; step /= 2) {
+        if ((int)threadIdx.x < step) {
+            T a = shared[threadIdx.x], b = shared[threadIdx.x + step];
+            shared[threadIdx.x] = (b > a) | (b != b) ? b : a;           // NaN wins
+        }
+        __syncthreads();
+    }
+    T all = shared[0];
+    __syncthreads();
+    return all;
+}
+
+// exp and log by accumulation type.
+static __device__ inline float  exp_of(float x)  { return ms_exp_f32(x); }
+static __device__ inline double exp_of(double x) { return ms_exp_f64(x); }
+static __device__ inline float  log_of(float x)  { return ms_log_f32(x); }
+static __device__ inline double log_of(double x) { return ms_log_f64(x); }
+static __device__ inline float  sqrt_of(float x) { return ms_sqrt_f32(x); }
+static __device__ inline double sqrt_of(double x) { return ms_sqrt_f64(x); }
+
+// Runs F<float> or F<double>: half types and float32 compute in float.
+#define BY_REAL(dtype, FLOAT, DOUBLE) ((dtype) == MS_F64 ? (DOUBLE) : (FLOAT))
+
+// ---- strided walks ----
+
+// Operands of one elementwise loop, broadcast to one shape; strides in bytes. Dimensions are joined where all allow it.
+enum { MAX_OPERANDS = 4 };
+struct strided {
+    int     n, ndim;
+    int64_t numel, shape[MS_MAX_DIMS];
+    char   *data[MAX_OPERANDS];
+    int64_t stride[MAX_OPERANDS][MS_MAX_DIMS];
+    uint8_t dtype[MAX_OPERANDS], size[MAX_OPERANDS];
+    bool    dense;                      // every operand lies contiguous, is one element, or repeats along the first dimensions
+    int64_t repeat[MAX_OPERANDS];       // dense: element i is at i (0), or i % repeat
+};
+strided ms__strided(int n, const ms_tensor *const *x);      // x[0] has the shape
+
+static __device__ inline void place(const strided &l, int64_t i, int64_t at[MAX_OPERANDS])
+{
+    for (int k = 0; k < MAX_OPERANDS; k++) at[k] = 0;
+    if (l.numel <= 0x7fffffff) {
+        uint32_t rest = (uint32_t)i;
+        for (int d = l.ndim - 1; d >= 0; d--) {
+            uint32_t size = (uint32_t)l.shape[d], q = rest / size, r = rest - q * size;
+            for (int k = 0; k < l.n; k++) at[k] += r * l.stride[k][d];
+            rest = q;
+        }
+    } else {
+        for (int d = l.ndim - 1; d >= 0; d--) {
+            int64_t q = i / l.shape[d], r = i - q * l.shape[d];
+            for (int k = 0; k < l.n; k++) at[k] += r * l.stride[k][d];
+            i = q;
+        }
+    }
+}
+
+#endif

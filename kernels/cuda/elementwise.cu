@@ -1,0 +1,534 @@
+// elementwise.cu -- the formulas of formulas.h on the GPU. One kernel a computing type and layout, with
+// the formula chosen by a number that is the same for all threads: few instantiations, so that the
+// plugin builds in seconds. Those that training uses most are chosen at compile time as well.
+#include "cuda.h"
+#ifdef __CUDACC__
+#pragma nv_diag_suppress 177        // formulas that this type does not use
+#endif
+
+#define REAL float
+#define R(name) name##_f32
+#include "formulas.h"
+#undef REAL
+#undef R
+#define REAL double
+#define R(name) name##_f64
+#include "formulas.h"
+#undef REAL
+#undef R
+#define MS_INTEGER
+#define REAL int64_t
+#define R(name) name##_i64
+#include "formulas.h"
+#undef REAL
+#undef R
+#undef MS_INTEGER
+
+// ---- which formula: a, b, c are the inputs, s and t the operator's numbers ----
+
+#define ALL_FORMULAS(X, S)                                                                              \
+    X(neg, ms_fwd_neg_##S(a)) X(abs, ms_fwd_abs_##S(a)) X(relu, ms_fwd_relu_##S(a)) X(sign, ms_fwd_sign_##S(a))     \
+    X(square, ms_fwd_square_##S(a)) X(cube, ms_fwd_cube_##S(a)) X(copy, a)                              \
+    X(add, ms_fwd_add_##S(a, b)) X(sub, ms_fwd_sub_##S(a, b)) X(mul, ms_fwd_mul_##S(a, b)) X(pow, ms_fwd_pow_##S(a, b)) \
+    X(maximum, ms_fwd_maximum_##S(a, b)) X(minimum, ms_fwd_minimum_##S(a, b))                           \
+    X(add_scaled, ms_fwd_add_scaled_##S(a, b, s)) X(add_scalar, ms_fwd_add_##S(a, s)) X(mul_scalar, ms_fwd_mul_##S(a, s)) \
+    X(pow_scalar, ms_fwd_pow_##S(a, s)) X(rsub_scalar, ms_fwd_sub_##S(s, a)) X(rpow_scalar, ms_fwd_pow_##S(s, a))   \
+    X(clamp, ms_fwd_clamp_##S(a, s, t))                                                                 \
+    X(eq, a == b) X(ne, a != b) X(lt, a < b) X(le, a <= b) X(gt, a > b) X(ge, a >= b)                   \
+    X(eq_scalar, a == s) X(ne_scalar, a != s) X(lt_scalar, a < s) X(le_scalar, a <= s) X(gt_scalar, a > s) X(ge_scalar, a >= s) \
+    X(logical_not, a == 0) X(logical_and, (a != 0) & (b != 0)) X(logical_or, (a != 0) | (b != 0))       \
+    X(where, a != 0 ? b : c) X(masked_fill, b != 0 ? s : a)
+#define REAL_FORMULAS(X, S)                                                                             \
+    X(exp, ms_fwd_exp_##S(a)) X(log, ms_fwd_log_##S(a)) X(sqrt, ms_fwd_sqrt_##S(a)) X(rsqrt, ms_fwd_rsqrt_##S(a))   \
+    X(sin, ms_fwd_sin_##S(a)) X(cos, ms_fwd_cos_##S(a)) X(tanh, ms_fwd_tanh_##S(a)) X(sigmoid, ms_fwd_sigmoid_##S(a)) \
+    X(silu, ms_fwd_silu_##S(a)) X(reciprocal, ms_fwd_reciprocal_##S(a)) X(gelu, ms_fwd_gelu_##S(a)) X(gelu_tanh, ms_fwd_gelu_tanh_##S(a)) \
+    X(div, ms_fwd_div_##S(a, b)) X(div_scalar, ms_fwd_div_##S(a, s)) X(rdiv_scalar, ms_fwd_div_##S(s, a))           \
+    X(isfinite, a - a == 0) X(isnan, a != a)                                                            \
+    X(is_close_nan, (a == b) | ((a != a) & (b != b)) | ((b - b == 0) & (ms_abs_##S(a - b) <= t + s * ms_abs_##S(b))))  \
+    X(is_close, (a == b) | ((b - b == 0) & (ms_abs_##S(a - b) <= t + s * ms_abs_##S(b))))               \
+    X(where_a, a != 0 ? b : 0) X(where_b, a != 0 ? 0 : b)                                               \
+    X(bwd_relu, ms_bwd_relu_##S(a, b)) X(bwd_abs, ms_bwd_abs_##S(a, b)) X(bwd_sqrt, ms_bwd_sqrt_##S(a, b))          \
+    X(bwd_rsqrt, ms_bwd_rsqrt_##S(a, b)) X(bwd_sin, ms_bwd_sin_##S(a, b)) X(bwd_cos, ms_bwd_cos_##S(a, b))          \
+    X(bwd_tanh, ms_bwd_tanh_##S(a, b)) X(bwd_sigmoid, ms_bwd_sigmoid_##S(a, b)) X(bwd_silu, ms_bwd_silu_##S(a, b))  \
+    X(bwd_reciprocal, ms_bwd_reciprocal_##S(a, b)) X(bwd_gelu, ms_bwd_gelu_##S(a, b)) X(bwd_gelu_tanh, ms_bwd_gelu_tanh_##S(a, b)) \
+    X(bwd_pow_scalar, ms_bwd_pow_scalar_##S(a, b, s)) X(bwd_pow_base, ms_bwd_pow_scalar_##S(a, b, c))   \
+    X(bwd_pow_exponent, ms_bwd_pow_exponent_##S(a, b, c)) X(bwd_rdiv_scalar, ms_bwd_rdiv_scalar_##S(a, b, s))       \
+    X(bwd_rpow_scalar, ms_bwd_rpow_scalar_##S(a, b, s)) X(bwd_div_other, ms_bwd_div_other_##S(a, b, c)) \
+    X(bwd_maximum, ms_bwd_maximum_##S(a, b, c)) X(bwd_minimum, ms_bwd_minimum_##S(a, b, c)) X(bwd_clamp, ms_bwd_clamp_##S(a, b, s, t)) \
+    X(bwd_logsumexp, ms_bwd_logsumexp_##S(a, b, c)) X(bwd_norm_1, ms_bwd_norm_1_##S(a, b))              \
+    X(bwd_norm_2, ms_bwd_norm_2_##S(a, b, c)) X(bwd_norm_p, ms_bwd_norm_p_##S(a, b, c, s))
+
+#define CODE(name, expr) F_##name,
+enum { ALL_FORMULAS(CODE, _) REAL_FORMULAS(CODE, _) F_COUNT };
+
+#define CASE(name, expr) case F_##name: return (T)(expr);
+template <class T> struct formula;
+template <> struct formula<float> {
+    typedef float T;
+    static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
+    {
+        switch (code) { ALL_FORMULAS(CASE, f32) REAL_FORMULAS(CASE, f32) default: return a; }
+    }
+};
+template <> struct formula<double> {
+    typedef double T;
+    static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
+    {
+        switch (code) { ALL_FORMULAS(CASE, f64) REAL_FORMULAS(CASE, f64) default: return a; }
+    }
+};
+template <> struct formula<int64_t> {
+    typedef int64_t T;
+    static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
+    {
+        switch (code) { ALL_FORMULAS(CASE, i64) default: return a; }
+    }
+};
+
+// ---- kernels ----
+
+enum { LANES = 4, THREADS = 256 };
+
+// LANES neighbours, by one wide access where the type and the place allow it.
+template <class T> static __device__ __forceinline__ void load_lanes(const strided &l, int k, int64_t i, int n, T *v)
+{
+    int64_t r = l.repeat[k];
+    if (r == 1) {
+        T one = value<T>::load(l.dtype[k], l.data[k]);
+        for (int j = 0; j < LANES; j++) v[j] = one;
+        return;
+    }
+    if (r) i = l.numel <= 0x7fffffff ? (int64_t)((uint32_t)i % (uint32_t)r) : i % r;
+    const char *p = l.data[k] + i * l.size[k];
+    if (n == LANES && sizeof(T) == 4 && l.dtype[k] == MS_F32) {
+        float4 f = *(const float4 *)p;
+        v[0] = (T)f.x; v[1] = (T)f.y; v[2] = (T)f.z; v[3] = (T)f.w;
+        return;
+    }
+    if (n == LANES && sizeof(T) == 4 && ms__is_half(l.dtype[k])) {
+        ushort4 h = *(const ushort4 *)p;
+        uint16_t bits[4] = { h.x, h.y, h.z, h.w };
+        for (int j = 0; j < LANES; j++) {
+            ms_f16 x = { bits[j] };
+            ms_bf16 y = { bits[j] };
+            v[j] = (T)(l.dtype[k] == MS_F16 ? ms_f16_to_float(x) : ms_bf16_to_float(y));
+        }
+        return;
+    }
+    for (int j = 0; j < LANES; j++) v[j] = j < n ? value<T>::load(l.dtype[k], p + j * l.size[k]) : 0;
+}
+template <class T> static __device__ __forceinline__ void store_lanes(const strided &l, int64_t i, int n, const T *v)
+{
+    char *p = l.data[0] + i * l.size[0];
+    if (n == LANES && sizeof(T) == 4 && l.dtype[0] == MS_F32) {
+        *(float4 *)p = make_float4((float)v[0], (float)v[1], (float)v[2], (float)v[3]);
+        return;
+    }
+    if (n == LANES && sizeof(T) == 4 && ms__is_half(l.dtype[0])) {
+        uint16_t bits[4];
+        for (int j = 0; j < LANES; j++) bits[j] = l.dtype[0] == MS_F16 ? ms_float_to_f16((float)v[j]).bits : ms_float_to_bf16((float)v[j]).bits;
+        *(ushort4 *)p = make_ushort4(bits[0], bits[1], bits[2], bits[3]);
+        return;
+    }
+    for (int j = 0; j < n; j++) value<T>::store(l.dtype[0], p + j * l.size[0], v[j]);
+}
+
+template <class T, int FIXED> __global__ void dense_kernel(strided l, int chosen, T s, T t)
+{
+    int code = FIXED >= 0 ? FIXED : chosen;
+    int64_t i = GLOBAL_INDEX * LANES;
+    if (i >= l.numel) return;
+    int n = l.numel - i < LANES ? (int)(l.numel - i) : LANES;
+    T a[LANES] = {}, b[LANES] = {}, c[LANES] = {}, o[LANES];
+    if (l.n > 1) load_lanes<T>(l, 1, i, n, a);
+    if (l.n > 2) load_lanes<T>(l, 2, i, n, b);
+    if (l.n > 3) load_lanes<T>(l, 3, i, n, c);
+    for (int j = 0; j < LANES; j++) o[j] = formula<T>::apply(code, a[j], b[j], c[j], s, t);
+    store_lanes<T>(l, i, n, o);
+}
+
+template <class T> __global__ void strided_kernel(strided l, int code, T s, T t)
+{
+    int64_t i = GLOBAL_INDEX, at[MAX_OPERANDS];
+    if (i >= l.numel) return;
+    place(l, i, at);
+    T a = l.n > 1 ? value<T>::load(l.dtype[1], l.data[1] + at[1]) : 0, b = l.n > 2 ? value<T>::load(l.dtype[2], l.data[2] + at[2]) : 0;
+    T c = l.n > 3 ? value<T>::load(l.dtype[3], l.data[3] + at[3]) : 0;
+    value<T>::store(l.dtype[0], l.data[0] + at[0], formula<T>::apply(code, a, b, c, s, t));
+}
+
+// ---- launches ----
+
+strided ms__strided(int n, const ms_tensor *const *x)
+{
+    strided l = {};
+    const ms_tensor *o = x[0];
+    l.n = n;
+    l.numel = o->numel;
+    int64_t shape[MS_MAX_DIMS], stride[MAX_OPERANDS][MS_MAX_DIMS];
+    for (int k = 0; k < n; k++) {
+        const ms_tensor *t = x[k];
+        int lead = o->ndim - t->ndim;
+        l.data[k] = (char *)ms__data(t);
+        l.dtype[k] = t->dtype;
+        l.size[k] = (uint8_t)ms__dtype_size(t->dtype);
+        for (int d = 0; d < o->ndim; d++)
+            stride[k][d] = d < lead || (t->shape[d - lead] == 1 && o->shape[d] != 1) ? 0 : t->stride[d - lead] * l.size[k];
+    }
+    for (int d = 0; d < o->ndim; d++) shape[d] = o->shape[d];
+    // Dimensions of size 1 go; neighbours that every operand walks as one are joined.
+    int nd = 0;
+    for (int d = 0; d < o->ndim; d++) {
+        if (shape[d] == 1) continue;
+        bool join = nd > 0;
+        for (int k = 0; join && k < n; k++) join = l.stride[k][nd - 1] == stride[k][d] * shape[d];
+        int at = join ? nd - 1 : nd++;
+        l.shape[at] = join ? l.shape[at] * shape[d] : shape[d];
+        for (int k = 0; k < n; k++) l.stride[k][at] = stride[k][d];
+    }
+    l.ndim = nd;
+    // Dense: 4 elements at a time, each at its natural place.
+    l.dense = true;
+    for (int k = 0; k < n && l.dense; k++) {
+        int64_t run = 1;
+        int d = nd - 1;
+        for (; d >= 0 && l.stride[k][d] == run * l.size[k]; d--) run *= l.shape[d];
+        bool whole = run == l.numel, rest = true;
+        for (; d >= 0; d--) rest = rest && l.stride[k][d] == 0;
+        l.repeat[k] = whole && run > 1 ? 0 : run;
+        l.dense = (uintptr_t)l.data[k] % (4u * l.size[k]) == 0 || run == 1;
+        l.dense = l.dense && (whole || (k > 0 && rest && (run == 1 || run % 4 == 0)));
+    }
+    return l;
+}
+
+// A number as an element: integers saturate (clamp's bounds may be infinite).
+template <class T> static T number(double v) { return (T)v; }
+template <> int64_t number<int64_t>(double v) { return v >= 0x1p63 ? INT64_MAX : v > -0x1p63 ? (int64_t)v : v == v ? INT64_MIN : 0; }
+
+template <class T> static ms_status run_typed(const char *what, int index, const strided &l, int code, double s, double t)
+{
+    T u = number<T>(s), v = number<T>(t);
+    int64_t wide = up(up(l.numel, LANES), THREADS);
+    if (!l.dense) return launch(what, index, strided_kernel<T>, up(l.numel, THREADS), THREADS, l, code, u, v);
+    if (sizeof(T) == 4)
+        switch (code) {
+#define HOT(name) case F_##name: return launch(what, index, dense_kernel<T, F_##name>, wide, THREADS, l, code, u, v);
+        HOT(add) HOT(mul) HOT(mul_scalar) HOT(add_scaled) HOT(copy) HOT(gelu_tanh) HOT(bwd_gelu_tanh)
+#undef HOT
+        }
+    return launch(what, index, dense_kernel<T, -1>, wide, THREADS, l, code, u, v);
+}
+
+static ms_status run_loop(const char *what, int n, const ms_tensor *const *x, int cls, int code, double s, double t)
+{
+    if (x[0]->numel == 0) return MS_OK;
+    strided l = ms__strided(n, x);
+    int index = index_of(x[0]);
+    switch (cls) {
+    case MS_F32: return run_typed<float>(what, index, l, code, s, t);
+    case MS_F64: return run_typed<double>(what, index, l, code, s, t);
+    default:     return run_typed<int64_t>(what, index, l, code, s, t);
+    }
+}
+
+// The type an operator on this dtype computes in; bools count as integers.
+static int class_of(int dtype) { return dtype == MS_F64 ? MS_F64 : dtype <= MS_BF16 ? MS_F32 : MS_I64; }
+
+// As on the CPU: in the type that holds both the output and every input.
+static ms_status run(ms_call *c, int n, int code, double s, double t)
+{
+    const ms_tensor *x[MAX_OPERANDS] = { c->out[0] };
+    int cls = class_of(c->out[0]->dtype);
+    for (int k = 0; k < n; k++) {
+        x[k + 1] = c->in[k];
+        if (c->in[k]->dtype == MS_F64 && cls == MS_F32 && c->in[k]->ndim) cls = MS_F64;
+    }
+    ms_tensor *apart = NULL;
+    if (n == 2 && c->in[1]->storage == c->out[0]->storage) {
+        MS_TRY(ms__apart(&apart, c->out[0], c->in[1]));
+        x[2] = apart;
+    }
+    ms_status st = run_loop(c->op->name, n + 1, x, cls, code, s, t);
+    if (apart) ms__release(apart);
+    return st;
+}
+static double f_of(const ms_call *c, int k) { return c->n_f > k ? c->f[k] : 0; }
+
+#define KERNEL(name, n)   static ms_status run_##name(ms_call *c) { return run(c, n, F_##name, f_of(c, 0), f_of(c, 1)); }
+#define BACKWARD(name, n) static ms_status run_##name##_backward(ms_call *c) { return run(c, n, F_bwd_##name, f_of(c, 0), f_of(c, 1)); }
+KERNEL(neg, 1) KERNEL(abs, 1) KERNEL(relu, 1) KERNEL(sign, 1) KERNEL(exp, 1) KERNEL(log, 1) KERNEL(sqrt, 1) KERNEL(rsqrt, 1)
+KERNEL(sin, 1) KERNEL(cos, 1) KERNEL(tanh, 1) KERNEL(sigmoid, 1) KERNEL(silu, 1) KERNEL(reciprocal, 1)
+KERNEL(mul, 2) KERNEL(div, 2) KERNEL(pow, 2) KERNEL(maximum, 2) KERNEL(minimum, 2)
+KERNEL(add_scalar, 1) KERNEL(mul_scalar, 1) KERNEL(div_scalar, 1) KERNEL(rsub_scalar, 1) KERNEL(rdiv_scalar, 1) KERNEL(rpow_scalar, 1) KERNEL(clamp, 1)
+BACKWARD(relu, 2) BACKWARD(abs, 2) BACKWARD(sqrt, 2) BACKWARD(rsqrt, 2) BACKWARD(sin, 2) BACKWARD(cos, 2) BACKWARD(tanh, 2)
+BACKWARD(sigmoid, 2) BACKWARD(silu, 2) BACKWARD(reciprocal, 2) BACKWARD(pow_scalar, 2) BACKWARD(rdiv_scalar, 2) BACKWARD(rpow_scalar, 2)
+BACKWARD(pow_base, 3) BACKWARD(pow_exponent, 3) BACKWARD(div_other, 3) BACKWARD(maximum, 3) BACKWARD(minimum, 3) BACKWARD(clamp, 2) BACKWARD(logsumexp, 3)
+
+static ms_status run_norm_backward(ms_call *c)
+{
+    if (c->f[0] == 1) return run(c, 2, F_bwd_norm_1, 0, 0);
+    return run(c, 3, c->f[0] == 2 ? F_bwd_norm_2 : F_bwd_norm_p, c->f[0], 0);
+}
+static bool tanh_form(const ms_call *c) { return c->n_i > 0 && c->i[0]; }
+static ms_status run_gelu(ms_call *c) { return run(c, 1, tanh_form(c) ? F_gelu_tanh : F_gelu, 0, 0); }
+static ms_status run_gelu_backward(ms_call *c) { return run(c, 2, tanh_form(c) ? F_bwd_gelu_tanh : F_bwd_gelu, 0, 0); }
+static ms_status run_add(ms_call *c) { return run(c, 2, c->n_f == 0 || c->f[0] == 1 ? F_add : F_add_scaled, f_of(c, 0), 0); }
+static ms_status run_sub(ms_call *c)
+{
+    if (c->n_f == 0 || c->f[0] == 1) return run(c, 2, F_sub, 0, 0);
+    return run(c, 2, F_add_scaled, -c->f[0], 0);
+}
+static ms_status run_pow_scalar(ms_call *c)
+{
+    double p = c->f[0];
+    bool real = c->out[0]->dtype <= MS_BF16;
+    int code = p == 1 ? F_copy : p == 2 ? F_square : p == 3 ? F_cube : real && p == 0.5 ? F_sqrt : real && p == -0.5 ? F_rsqrt : real && p == -1 ? F_reciprocal : F_pow_scalar;
+    return run(c, 1, code, p, 0);
+}
+
+static ms_status compare(ms_call *c, int code)
+{
+    const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
+    return run_loop(c->op->name, 3, x, class_of(ms__result_dtype(c->in[0], c->in[1])), code, 0, 0);
+}
+// The number takes the tensor's dtype; against a fraction integers are compared as real numbers.
+static ms_status compare_scalar(ms_call *c, int code)
+{
+    const ms_tensor *x[] = { c->out[0], c->in[0] };
+    int dtype = c->in[0]->dtype, cls = class_of(dtype);
+    double f = c->f[0];
+    if (dtype == MS_F16) f = ms_f16_to_float(ms_float_to_f16((float)f));
+    if (dtype == MS_BF16) f = ms_bf16_to_float(ms_float_to_bf16((float)f));
+    if (cls == MS_I64 && !(f >= -0x1p63 && f < 0x1p63 && (double)(int64_t)f == f)) cls = MS_F64;
+    return run_loop(c->op->name, 2, x, cls, code, f, 0);
+}
+#define COMPARE(name)                                                                       \
+    static ms_status run_##name(ms_call *c) { return compare(c, F_##name); }                \
+    static ms_status run_##name##_scalar(ms_call *c) { return compare_scalar(c, F_##name##_scalar); }
+COMPARE(eq) COMPARE(ne) COMPARE(lt) COMPARE(le) COMPARE(gt) COMPARE(ge)
+
+static ms_status test(ms_call *c, int code)
+{
+    const ms_tensor *x[] = { c->out[0], c->in[0] };
+    int dtype = c->in[0]->dtype;
+    return run_loop(c->op->name, 2, x, dtype == MS_F32 || ms__is_half(dtype) ? MS_F32 : MS_F64, code, 0, 0);
+}
+static ms_status run_isfinite(ms_call *c) { return test(c, F_isfinite); }
+static ms_status run_isnan(ms_call *c) { return test(c, F_isnan); }
+static ms_status run_logical_not(ms_call *c)
+{
+    const ms_tensor *x[] = { c->out[0], c->in[0] };
+    return run_loop(c->op->name, 2, x, class_of(c->in[0]->dtype), F_logical_not, 0, 0);
+}
+// Truth is decided in each input's own type: the wider one loses no nonzero value.
+static ms_status logic(ms_call *c, int code)
+{
+    const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
+    int a = class_of(c->in[0]->dtype), b = class_of(c->in[1]->dtype);
+    return run_loop(c->op->name, 3, x, a == MS_F64 || b == MS_F64 ? MS_F64 : a == MS_F32 || b == MS_F32 ? MS_F32 : MS_I64, code, 0, 0);
+}
+static ms_status run_logical_and(ms_call *c) { return logic(c, F_logical_and); }
+static ms_status run_logical_or(ms_call *c) { return logic(c, F_logical_or); }
+static ms_status run_where(ms_call *c)
+{
+    const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1], c->in[2] };
+    return run_loop(c->op->name, 4, x, class_of(c->out[0]->dtype), F_where, 0, 0);
+}
+static ms_status run_where_backward(ms_call *c)
+{
+    const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
+    return run_loop(c->op->name, 3, x, class_of(c->out[0]->dtype), c->i[0] ? F_where_b : F_where_a, 0, 0);
+}
+static ms_status run_masked_fill(ms_call *c)
+{
+    const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
+    return run_loop(c->op->name, 3, x, class_of(c->out[0]->dtype), F_masked_fill, c->f[0], 0);
+}
+
+// ---- whole tensors compared: one bool ----
+
+__global__ void all_kernel(strided l, int code, bool exact_integers, double s, double t, int *same)
+{
+    int64_t i = GLOBAL_INDEX, at[MAX_OPERANDS];
+    if (i >= l.numel) return;
+    place(l, i, at);
+    bool yes;
+    if (exact_integers) yes = value<int64_t>::load(l.dtype[1], l.data[1] + at[1]) == value<int64_t>::load(l.dtype[2], l.data[2] + at[2]);
+    else {
+        double a = value<double>::load(l.dtype[1], l.data[1] + at[1]), b = value<double>::load(l.dtype[2], l.data[2] + at[2]);
+        yes = formula<double>::apply(code, a, b, 0, s, t) != 0;
+    }
+    if (!yes) atomicAnd(same, 0);
+}
+__global__ void truth_kernel(uint8_t *out, int *same, int begin)
+{
+    if (begin >= 0) *same = begin;
+    else *out = (uint8_t)*same;
+}
+// a and b broadcast to the shape of `over`, of which only the shape is asked.
+static ms_status all_true(ms_call *c, int code, bool same, const ms_tensor *over)
+{
+    const ms_tensor *a = c->in[0], *b = c->in[1], *x[] = { over, a, b };
+    int index = index_of(a);
+    uint8_t *out = (uint8_t *)ms__data(c->out[0]);
+    ms_block *word;
+    MS_TRY(ms__alloc(&word, ms__device(a), sizeof(int), c->op->name));
+    ms_status st = launch(c->op->name, index, truth_kernel, 1, 1, out, (int *)word->data, same ? 1 : 0);
+    if (st == MS_OK && same && over->numel) {
+        strided l = ms__strided(3, x);
+        bool whole = code == F_eq && a->dtype > MS_BF16 && b->dtype > MS_BF16;
+        st = launch(c->op->name, index, all_kernel, up(over->numel, THREADS), THREADS, l, code, whole, f_of(c, 0), f_of(c, 1), (int *)word->data);
+    }
+    if (st == MS_OK) st = launch(c->op->name, index, truth_kernel, 1, 1, out, (int *)word->data, -1);
+    ms__free(word);
+    return st;
+}
+static ms_status run_equal(ms_call *c)
+{
+    const ms_tensor *a = c->in[0], *b = c->in[1];
+    return all_true(c, F_eq, a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0, a);
+}
+// f2: is NaN close to NaN?
+static ms_status run_allclose(ms_call *c)
+{
+    ms_tensor over = *c->in[0];
+    int ndim;
+    MS_TRY(ms__broadcast(c, c->in[0], c->in[1], &ndim, over.shape));
+    over.ndim = (uint8_t)ndim;
+    over.numel = 1;
+    for (int d = ndim - 1; d >= 0; d--) {
+        over.stride[d] = 0;
+        over.numel *= over.shape[d];
+    }
+    return all_true(c, c->n_f > 2 && c->f[2] != 0 ? F_is_close_nan : F_is_close, true, &over);
+}
+
+// ---- copies and fills of tensors, for the engine ----
+
+// Same dtype: bytes, whatever they mean (a NaN's payload too).
+__global__ void move_kernel(strided l)
+{
+    int64_t i = GLOBAL_INDEX, at[MAX_OPERANDS];
+    if (i >= l.numel) return;
+    place(l, i, at);
+    const char *from = l.data[1] + at[1];
+    char *to = l.data[0] + at[0];
+    switch (l.size[0]) {
+    case 1:  *(uint8_t *)to = *(const uint8_t *)from; break;
+    case 2:  *(uint16_t *)to = *(const uint16_t *)from; break;
+    case 4:  *(uint32_t *)to = *(const uint32_t *)from; break;
+    default: *(uint64_t *)to = *(const uint64_t *)from; break;
+    }
+}
+
+// A transposed source: 32 x 32 tiles through shared memory, so that both sides are read and written in runs.
+enum { TILE = 32 };
+__global__ void turn_kernel(strided l, int64_t tiles_r, int64_t tiles_c)
+{
+    __shared__ uint32_t tile[TILE][TILE + 1];
+    int64_t b = blockIdx.x, tc = b % tiles_c, tr = b / tiles_c % tiles_r, rest = b / tiles_c / tiles_r;
+    int nd = l.ndim, tx = threadIdx.x % TILE, ty = threadIdx.x / TILE;
+    const char *from = l.data[1];
+    char *to = l.data[0];
+    for (int d = nd - 3; d >= 0; d--) {
+        int64_t k = rest % l.shape[d];
+        rest /= l.shape[d];
+        from += k * l.stride[1][d];
+        to += k * l.stride[0][d];
+    }
+    int64_t rows = l.shape[nd - 2], cols = l.shape[nd - 1];
+    for (int j = ty; j < TILE; j += 8) {                    // the source runs along the rows
+        int64_t r = tr * TILE + tx, q = tc * TILE + j;
+        if (r < rows && q < cols) {
+            const char *p = from + r * l.stride[1][nd - 2] + q * l.stride[1][nd - 1];
+            tile[j][tx] = l.size[0] == 2 ? *(const uint16_t *)p : *(const uint32_t *)p;
+        }
+    }
+    __syncthreads();
+    for (int j = ty; j < TILE; j += 8) {
+        int64_t r = tr * TILE + j, q = tc * TILE + tx;
+        if (r < rows && q < cols) {
+            char *p = to + r * l.stride[0][nd - 2] + q * l.stride[0][nd - 1];
+            if (l.size[0] == 2) *(uint16_t *)p = (uint16_t)tile[tx][j];
+            else *(uint32_t *)p = tile[tx][j];
+        }
+    }
+}
+
+ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src)
+{
+    if (dst->numel == 0) return MS_OK;
+    int index = index_of(dst);
+    const ms_tensor *x[] = { dst, src };
+    if (dst->dtype != src->dtype) {
+        // Through the computing type of the destination; truth is decided in the source's.
+        return run_loop("copy", 2, x, class_of(dst->dtype == MS_BOOL ? src->dtype : dst->dtype), F_copy, 0, 0);
+    }
+    strided l = ms__strided(2, x);
+    if (l.ndim <= 1 && (l.ndim == 0 || (l.stride[0][0] == l.size[0] && l.stride[1][0] == l.size[0]))) {
+        MS_TRY(ms__cuda_use(index));
+        size_t bytes = (size_t)l.numel * l.size[0];
+        CUDA_TRY(index, cudaMemcpyAsync(l.data[0], l.data[1], bytes, cudaMemcpyDeviceToDevice, ms__cuda_stream(index, MS_STREAM_COMPUTE)), "%zu bytes on the device", bytes);
+        return MS_OK;
+    }
+    int n = l.ndim;
+    if (n >= 2 && (l.size[0] == 2 || l.size[0] == 4) && l.stride[0][n - 1] == l.size[0] && l.stride[1][n - 1] != l.size[0] && l.shape[n - 1] >= 16) {
+        int other = -1;
+        for (int d = 0; d < n - 1; d++) if (l.stride[1][d] == l.size[0] && l.shape[d] >= 16) other = d;
+        if (other >= 0) {
+            for (int d = other; d < n - 2; d++) {           // the source's inner dimension becomes the last but one
+                int64_t shape = l.shape[d], a = l.stride[0][d], b = l.stride[1][d];
+                l.shape[d] = l.shape[d + 1], l.stride[0][d] = l.stride[0][d + 1], l.stride[1][d] = l.stride[1][d + 1];
+                l.shape[d + 1] = shape, l.stride[0][d + 1] = a, l.stride[1][d + 1] = b;
+            }
+            int64_t tr = up(l.shape[n - 2], TILE), tc = up(l.shape[n - 1], TILE), batch = l.numel / (l.shape[n - 1] * l.shape[n - 2]);
+            return launch_blocks("copy", index, turn_kernel, tr * tc * batch, 256, l, tr, tc);
+        }
+    }
+    return launch("copy", index, move_kernel, up(l.numel, THREADS), THREADS, l);
+}
+
+template <class T> __global__ void fill_kernel(strided l, T v)
+{
+    int64_t i = GLOBAL_INDEX, at[MAX_OPERANDS];
+    if (i >= l.numel) return;
+    place(l, i, at);
+    value<T>::store(l.dtype[0], l.data[0] + at[0], v);
+}
+ms_status ms__cuda_fill_tensor(ms_tensor *t, double v)
+{
+    if (t->numel == 0) return MS_OK;
+    int index = index_of(t);
+    if (v == 0 && !std::signbit(v) && ms__is_contiguous(t)) {
+        MS_TRY(ms__cuda_use(index));
+        CUDA_TRY(index, cudaMemsetAsync(ms__data(t), 0, ms__nbytes(t), ms__cuda_stream(index, MS_STREAM_COMPUTE)), "%zu bytes", ms__nbytes(t));
+        return MS_OK;
+    }
+    const ms_tensor *x[] = { t };
+    strided l = ms__strided(1, x);
+    int64_t blocks = up(l.numel, THREADS);
+    if (t->dtype == MS_BOOL) v = v != 0;
+    switch (class_of(t->dtype)) {
+    case MS_F32: return launch("fill", index, fill_kernel<float>, blocks, THREADS, l, (float)v);
+    case MS_F64: return launch("fill", index, fill_kernel<double>, blocks, THREADS, l, v);
+    default:     return launch("fill", index, fill_kernel<int64_t>, blocks, THREADS, l, (int64_t)v);
+    }
+}
+
+#define ROW(name) { #name, run_##name },
+#define GRAD(name) { #name "_backward", run_##name##_backward },
+extern const ms_cuda_kernel ms__cuda_elementwise[];
+const ms_cuda_kernel ms__cuda_elementwise[] = {
+    ROW(neg) ROW(abs) ROW(relu) ROW(sign) ROW(exp) ROW(log) ROW(sqrt) ROW(rsqrt) ROW(sin) ROW(cos) ROW(tanh) ROW(sigmoid) ROW(silu) ROW(reciprocal) ROW(gelu)
+    ROW(add) ROW(sub) ROW(mul) ROW(div) ROW(pow) ROW(maximum) ROW(minimum)
+    { "add_", run_add }, { "sub_", run_sub }, { "mul_", run_mul }, { "div_", run_div },
+    ROW(add_scalar) ROW(mul_scalar) ROW(div_scalar) ROW(rsub_scalar) ROW(rdiv_scalar) ROW(pow_scalar) ROW(rpow_scalar)
+    { "add_scalar_", run_add_scalar }, { "mul_scalar_", run_mul_scalar }, { "div_scalar_", run_div_scalar }, { "pow_scalar_", run_pow_scalar },
+    ROW(eq) ROW(ne) ROW(lt) ROW(le) ROW(gt) ROW(ge) ROW(eq_scalar) ROW(ne_scalar) ROW(lt_scalar) ROW(le_scalar) ROW(gt_scalar) ROW(ge_scalar)
+    ROW(isfinite) ROW(isnan) ROW(logical_not) ROW(logical_and) ROW(logical_or) ROW(equal) ROW(allclose)
+    ROW(where) ROW(masked_fill) { "masked_fill_", run_masked_fill }, ROW(clamp) { "clamp_", run_clamp },
+    GRAD(relu) GRAD(abs) GRAD(sqrt) GRAD(rsqrt) GRAD(sin) GRAD(cos) GRAD(tanh) GRAD(sigmoid) GRAD(silu) GRAD(reciprocal) GRAD(gelu)
+    GRAD(pow_scalar) GRAD(rdiv_scalar) GRAD(rpow_scalar) GRAD(pow_base) GRAD(pow_exponent) GRAD(div_other) GRAD(maximum) GRAD(minimum) GRAD(clamp)
+    GRAD(where) GRAD(logsumexp) GRAD(norm)
+    { NULL, NULL } };

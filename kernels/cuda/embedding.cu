@@ -1,0 +1,199 @@
+// embedding.cu -- reading and writing by position: embedding, index_select, index_add_, gather,
+// scatter_, scatter_add_. Sums run in the order of the positions, without atomics, so that they repeat
+// bitwise. A position out of range cannot stop the call: the kernel complains, and the next wait raises it.
+#include "cuda.h"
+
+enum { THREADS = 256 };
+
+// A checked position, or -1.
+static __device__ inline int64_t position(int dtype, const void *ids, int64_t k, int64_t limit, int what, ms_complaint *c)
+{
+    int64_t at = load<int64_t>(dtype, ids, k);
+    if (at >= 0 && at < limit) return at;
+    complain(c, what, at, limit);
+    return -1;
+}
+
+static __device__ inline void move_bytes(int size, void *to, int64_t i, const void *from, int64_t j)
+{
+    switch (size) {
+    case 1:  ((uint8_t *)to)[i] = ((const uint8_t *)from)[j]; break;
+    case 2:  ((uint16_t *)to)[i] = ((const uint16_t *)from)[j]; break;
+    case 4:  ((uint32_t *)to)[i] = ((const uint32_t *)from)[j]; break;
+    default: ((uint64_t *)to)[i] = ((const uint64_t *)from)[j]; break;
+    }
+}
+
+// ---- embedding ----
+
+__global__ void embedding_kernel(int64_t n, int64_t width, int64_t rows, int dtype, const void *w, int id_type, const void *ids, void *out, ms_complaint *c)
+{
+    int64_t i = GLOBAL_INDEX;
+    if (i >= n * width) return;
+    int64_t k = i / width, j = i - k * width, row = position(id_type, ids, k, rows, MS_COMPLAINT_EMBEDDING, c);
+    if (row >= 0) move_bytes(ms__dtype_size(dtype), out, i, w, row * width + j);
+    else store<float>(dtype, out, i, 0);
+}
+static ms_status run_embedding(ms_call *c)
+{
+    ms_tensor *w = NULL, *ids = NULL, *o = c->out[0];
+    int index = index_of(o);
+    ms_status st = ms__contiguous(&w, c->in[0]);
+    if (st == MS_OK) st = ms__contiguous(&ids, c->in[1]);
+    if (st == MS_OK) st = ms__cuda_use(index);
+    if (st == MS_OK)
+        st = launch(c->op->name, index, embedding_kernel, up(o->numel, THREADS), THREADS, ids->numel, w->shape[1], w->shape[0], (int)w->dtype, (const void *)ms__data(w),
+                    (int)ids->dtype, (const void *)ms__data(ids), ms__data(o), ms__complaints(index));
+    if (ids) ms__release(ids);
+    if (w) ms__release(w);
+    return st;
+}
+
+// next[k]: the next position with the same id (n: none); first[k]: no earlier one has it.
+__global__ void chain_kernel(int64_t n, int id_type, const void *ids, int64_t *next, uint8_t *first)
+{
+    int64_t k = GLOBAL_INDEX;
+    if (k >= n) return;
+    int64_t id = load<int64_t>(id_type, ids, k), j = k + 1;
+    while (j < n && load<int64_t>(id_type, ids, j) != id) j++;
+    next[k] = j;
+    for (j = k - 1; j >= 0 && load<int64_t>(id_type, ids, j) != id;) j--;
+    first[k] = j < 0;
+}
+// The chain of each id's positions is added up where it begins, a thread a column.
+template <class T> __global__ void embedding_backward_kernel(int64_t n, int64_t width, int64_t rows, int64_t padding, int dtype, const void *g, int id_type, const void *ids,
+                                                             const int64_t *next, const uint8_t *first, void *out, ms_complaint *c)
+{
+    int64_t i = GLOBAL_INDEX;
+    if (i >= n * width) return;
+    int64_t k = i / width, j = i - k * width;
+    if (!first[k]) return;
+    int64_t row = position(id_type, ids, k, rows, MS_COMPLAINT_EMBEDDING, c);
+    if (row < 0 || row == padding) return;
+    T sum = 0;
+    for (; k < n; k = next[k]) sum += load<T>(dtype, g, k * width + j);
+    store<T>(dtype, out, row * width + j, sum);
+}
+ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
+static ms_status run_embedding_backward(ms_call *c)
+{
+    ms_tensor *g = NULL, *ids = NULL, *o = c->out[0];
+    ms_block *room = NULL;
+    int index = index_of(o), dtype = o->dtype;
+    int64_t n = c->in[1]->numel, width = o->shape[1];
+    const char *what = c->op->name;
+    ms_status st = ms__contiguous(&g, c->in[0]);
+    if (st == MS_OK) st = ms__contiguous(&ids, c->in[1]);
+    if (st == MS_OK) st = ms__cuda_fill_tensor(o, 0);
+    if (st == MS_OK && n && o->numel) {
+        st = ms__alloc(&room, ms__device(o), (size_t)n * 9, what);
+        int64_t *next = room ? (int64_t *)room->data : NULL;
+        uint8_t *first = (uint8_t *)(next + n);
+        if (st == MS_OK) st = launch(what, index, chain_kernel, up(n, THREADS), THREADS, n, (int)ids->dtype, (const void *)ms__data(ids), next, first);
+        if (st == MS_OK)
+            st = dtype == MS_F64 ? launch(what, index, embedding_backward_kernel<double>, up(n * width, THREADS), THREADS, n, width, o->shape[0], c->i[0], dtype, ms__data(g),
+                                          (int)ids->dtype, ms__data(ids), next, first, ms__data(o), ms__complaints(index))
+                                 : launch(what, index, embedding_backward_kernel<float>, up(n * width, THREADS), THREADS, n, width, o->shape[0], c->i[0], dtype, ms__data(g),
+                                          (int)ids->dtype, ms__data(ids), next, first, ms__data(o), ms__complaints(index));
+        if (room) ms__free(room);
+    }
+    if (ids) ms__release(ids);
+    if (g) ms__release(g);
+    return st;
+}
+
+// ---- along one dimension: a thread a line, so that what meets at one place is added in order ----
+
+struct job {
+    int     ndim;                       // of the lines: every dimension but d
+    int64_t lines, length, limit;       // positions along a line; size of the indexed dimension
+    int64_t shape[MS_MAX_DIMS], x[MS_MAX_DIMS], y[MS_MAX_DIMS], p[MS_MAX_DIMS];     // strides in elements
+    int64_t xd, yd, pd;                 // along d
+    int     dtype, id_type;
+    const void *from, *ids;
+    void   *to;
+    ms_complaint *complaint;
+};
+enum { TAKE, PUT, ADD };                // y[l, k] = x[l, p]; y[l, p] = x[l, k]; y[l, p] += x[l, k]
+
+// How: TAKE goes by elements, the others by lines.
+template <class T> __global__ void index_kernel(job q, int how)
+{
+    int64_t i = GLOBAL_INDEX, k0 = 0, k1 = q.length;
+    if (i >= (how == TAKE ? q.lines * q.length : q.lines)) return;
+    if (how == TAKE) {
+        k0 = i % q.length;
+        k1 = k0 + 1;
+        i /= q.length;
+    }
+    int64_t x = 0, y = 0, p = 0;
+    for (int d = q.ndim - 1; d >= 0; d--) {
+        int64_t r = i % q.shape[d];
+        i /= q.shape[d];
+        x += r * q.x[d], y += r * q.y[d], p += r * q.p[d];
+    }
+    for (int64_t k = k0; k < k1; k++) {
+        int64_t at = position(q.id_type, q.ids, p + k * q.pd, q.limit, MS_COMPLAINT_POSITION, q.complaint);
+        if (at < 0) continue;
+        int64_t from = x + (how == TAKE ? at : k) * q.xd, to = y + (how == TAKE ? k : at) * q.yd;
+        if (how == ADD) store<T>(q.dtype, q.to, to, load<T>(q.dtype, q.to, to) + load<T>(q.dtype, q.from, from));
+        else move_bytes(ms__dtype_size(q.dtype), q.to, to, q.from, from);
+    }
+}
+// over: the tensor whose shape the lines have; wide: an index of one dimension for all lines.
+static ms_status run_index(ms_call *c, int how, const ms_tensor *x, ms_tensor *y, const ms_tensor *ids, const ms_tensor *over, int d, int64_t length, int64_t limit, bool wide)
+{
+    job q = {};
+    int index = index_of(y);
+    MS_TRY(ms__cuda_use(index));
+    q.lines = 1;
+    for (int k = 0; k < over->ndim; k++) {
+        if (k == d) continue;
+        q.shape[q.ndim] = over->shape[k];
+        q.x[q.ndim] = x->stride[k], q.y[q.ndim] = y->stride[k], q.p[q.ndim] = wide ? 0 : ids->stride[k];
+        q.lines *= over->shape[k];
+        q.ndim++;
+    }
+    q.xd = x->ndim ? x->stride[d] : 0, q.yd = y->ndim ? y->stride[d] : 0;
+    q.pd = wide ? (ids->ndim ? ids->stride[0] : 0) : (ids->ndim ? ids->stride[d] : 0);
+    q.length = length;
+    q.limit = limit;
+    q.dtype = y->dtype;
+    q.id_type = ids->dtype;
+    q.from = ms__data(x), q.ids = ms__data(ids), q.to = ms__data(y);
+    q.complaint = ms__complaints(index);
+    int64_t n = length == 0 ? 0 : how == TAKE ? q.lines * length : q.lines;
+    if (y->dtype == MS_F64) return launch(c->op->name, index, index_kernel<double>, up(n, THREADS), THREADS, q, how);
+    if (y->dtype <= MS_BF16) return launch(c->op->name, index, index_kernel<float>, up(n, THREADS), THREADS, q, how);
+    return launch(c->op->name, index, index_kernel<int64_t>, up(n, THREADS), THREADS, q, how);
+}
+static int dim_of(const ms_call *c, const ms_tensor *t) { return t->ndim == 0 ? 0 : (int)(c->i[0] < 0 ? c->i[0] + t->ndim : c->i[0]); }
+static int64_t size_of(const ms_tensor *t, int d) { return t->ndim ? t->shape[d] : 1; }
+
+static ms_status run_index_select(ms_call *c)
+{
+    int d = dim_of(c, c->in[0]);
+    return run_index(c, TAKE, c->in[0], c->out[0], c->in[1], c->in[0], d, c->in[1]->numel, size_of(c->in[0], d), true);
+}
+static ms_status run_index_add_(ms_call *c)
+{
+    int d = dim_of(c, c->in[0]);
+    return run_index(c, ADD, c->in[2], c->out[0], c->in[1], c->in[0], d, c->in[1]->numel, size_of(c->in[0], d), true);
+}
+static ms_status run_gather(ms_call *c)
+{
+    int d = dim_of(c, c->in[0]);
+    return run_index(c, TAKE, c->in[0], c->out[0], c->in[1], c->in[1], d, size_of(c->in[1], d), size_of(c->in[0], d), false);
+}
+static ms_status scatter(ms_call *c, int how)
+{
+    int d = dim_of(c, c->in[0]);
+    return run_index(c, how, c->in[2], c->out[0], c->in[1], c->in[1], d, size_of(c->in[1], d), size_of(c->in[0], d), false);
+}
+static ms_status run_scatter_(ms_call *c) { return scatter(c, PUT); }
+static ms_status run_scatter_add_(ms_call *c) { return scatter(c, ADD); }
+
+extern const ms_cuda_kernel ms__cuda_embedding[];
+#define ROW(name) { #name, run_##name },
+const ms_cuda_kernel ms__cuda_embedding[] = {
+    ROW(embedding) ROW(embedding_backward) ROW(index_select) ROW(index_add_) ROW(gather) ROW(scatter_) ROW(scatter_add_) { NULL, NULL } };

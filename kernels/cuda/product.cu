@@ -1,0 +1,413 @@
+// product.cu -- matmul and linear: cuBLASLt where it is there and the strides suit it, else our own tiles.
+//
+// cuBLASLt is loaded at the first product that wants it (it takes up to 440 ms); MOONSHARD_CUBLAS=off
+// keeps to our own kernel, which the emulator always runs. float32 is computed in float32 (no TF32), half
+// types accumulate in float32 and round once.
+#include "product.h"
+#if !defined(MS_EMULATED) && __has_include(<cublasLt.h>)
+#define MS_CUBLAS 1
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <cstdlib>
+#endif
+
+// ---- our own: tiles of 64 x 64, 16 deep; each of 256 threads makes 4 x 4 ----
+
+enum { TILE_M = 64, TILE_N = 64, DEEP = 16 };
+
+#ifdef MS_EMULATED
+template <class T> static inline T mad(T a, T b, T c) { return a * b + c; }
+#else
+static __device__ inline float  mad(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+static __device__ inline double mad(double a, double b, double c) { return __fma_rn(a, b, c); }
+#endif
+
+template <class T> __global__ void product_kernel(product p, int64_t tiles_m, int64_t tiles_n)
+{
+    __shared__ T ta[DEEP][TILE_M + 1], tb[DEEP][TILE_N + 1];
+    int64_t block = blockIdx.x, rest = block / (tiles_m * tiles_n), at_a = 0, at_b = 0, at_c = 0;
+    int64_t m0 = block / tiles_n % tiles_m * TILE_M, n0 = block % tiles_n * TILE_N;
+    for (int d = p.nb - 1; d >= 0; d--) {
+        int64_t q = rest / p.batch[d], r = rest - q * p.batch[d];
+        at_a += r * p.a_bs[d];
+        at_b += r * p.b_bs[d];
+        at_c += r * p.c_bs[d];
+        rest = q;
+    }
+    int t = threadIdx.x, tm = t / 16, tn = t % 16;
+    T sum[4][4] = {};
+    for (int64_t k0 = 0; k0 < p.k; k0 += DEEP) {
+        for (int e = t; e < DEEP * TILE_M; e += BLOCK) {        // neighbouring threads along the contiguous side
+            int i = p.a_cs == 1 ? e / DEEP : e % TILE_M, j = p.a_cs == 1 ? e % DEEP : e / TILE_M;
+            ta[j][i] = m0 + i < p.m && k0 + j < p.k ? load<T>(p.a_type, p.a, at_a + (m0 + i) * p.a_rs + (k0 + j) * p.a_cs) : 0;
+        }
+        for (int e = t; e < DEEP * TILE_N; e += BLOCK) {
+            int i = p.b_cs == 1 ? e % TILE_N : e / DEEP, j = p.b_cs == 1 ? e / TILE_N : e % DEEP;
+            tb[j][i] = n0 + i < p.n && k0 + j < p.k ? load<T>(p.b_type, p.b, at_b + (k0 + j) * p.b_rs + (n0 + i) * p.b_cs) : 0;
+        }
+        __syncthreads();
+        int deep = p.k - k0 < DEEP ? (int)(p.k - k0) : DEEP;
+        for (int j = 0; j < deep; j++) {
+            T a[4], b[4];
+            for (int i = 0; i < 4; i++) a[i] = ta[j][tm * 4 + i];
+            for (int i = 0; i < 4; i++) b[i] = tb[j][tn + 16 * i];
+            for (int x = 0; x < 4; x++) for (int y = 0; y < 4; y++) sum[x][y] = mad(a[x], b[y], sum[x][y]);
+        }
+        __syncthreads();
+    }
+    for (int x = 0; x < 4; x++)
+        for (int y = 0; y < 4; y++) {
+            int64_t i = m0 + tm * 4 + x, j = n0 + tn + 16 * y;
+            if (i >= p.m || j >= p.n) continue;
+            T v = sum[x][y] * (T)p.alpha;
+            if (p.bias) v += load<T>(p.c_type, p.bias, j);
+            store<T>(p.c_type, p.c, at_c + i * p.c_rs + j * p.c_cs, v);
+        }
+}
+
+static ms_status own_product(int index, const product *p)
+{
+    int64_t tm = up(p->m, TILE_M), tn = up(p->n, TILE_N), batch = 1;
+    for (int d = 0; d < p->nb; d++) batch *= p->batch[d];
+    if (p->a_type == MS_F64 || p->b_type == MS_F64) return launch_blocks(p->what, index, product_kernel<double>, tm * tn * batch, BLOCK, *p, tm, tn);
+    return launch_blocks(p->what, index, product_kernel<float>, tm * tn * batch, BLOCK, *p, tm, tn);
+}
+
+// ---- cuBLASLt ----
+
+#ifdef MS_CUBLAS
+#define FUNCTIONS(X) X(Create) X(MatmulDescCreate) X(MatmulDescDestroy) X(MatmulDescSetAttribute) X(MatrixLayoutCreate) X(MatrixLayoutDestroy) \
+    X(MatrixLayoutSetAttribute) X(MatmulPreferenceCreate) X(MatmulPreferenceDestroy) X(MatmulPreferenceSetAttribute) X(MatmulAlgoGetHeuristic) X(Matmul)
+static struct {
+    bool tried, there;
+#define POINTER(name) decltype(&cublasLt##name) name;
+    FUNCTIONS(POINTER)
+} lt;
+static struct { cublasLtHandle_t handle; ms_block *workspace; } per_device[MS_CUDA_DEVICES];
+enum { WORKSPACE = 32 << 20, CACHE = 1024 };
+
+static bool lt_load(void)
+{
+    if (lt.tried) return lt.there;
+    lt.tried = true;
+    const char *off = getenv("MOONSHARD_CUBLAS");
+    if (off && strcmp(off, "off") == 0) return false;
+    char name[64];
+    snprintf(name, sizeof name, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
+    void *lib = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!lib) {
+        fprintf(stderr, "moonshard: %s cannot be loaded, products on cuda run our own kernel: %s\n", name, dlerror());
+        return false;
+    }
+#define FIND(name) if (!(lt.name = (decltype(&cublasLt##name))dlsym(lib, "cublasLt" #name))) return false;
+    FUNCTIONS(FIND)
+    return lt.there = true;
+}
+
+static cudaDataType_t type_of(int dtype)
+{
+    return dtype == MS_F32 ? CUDA_R_32F : dtype == MS_F64 ? CUDA_R_64F : dtype == MS_F16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+// Row-major C is column-major C^T = B^T A^T: so "x" is B seen by columns (n x k), "y" is A (k x m).
+struct shape_key {
+    int     x_type, y_type, c_type, x_turned, y_turned, bias, index, align;
+    int64_t m, n, k, x_ld, y_ld, c_ld, batch, x_bs, y_bs, c_bs;
+};
+static struct { bool used; shape_key key; cublasLtMatmulAlgo_t algo; bool none; } cache[CACHE];
+
+// Which way a matrix of rows x columns (strides rs, cs) lies: 0 with adjacent columns' elements (cs 1), 1 with adjacent
+// rows', -1 neither. The other stride is the leading dimension.
+static int lies(int64_t rows, int64_t cols, int64_t rs, int64_t cs, int64_t *ld)
+{
+    if ((cs == 1 || cols == 1) && (rows == 1 || rs >= cols)) {
+        *ld = rows == 1 ? cols : rs;
+        return 0;
+    }
+    if ((rs == 1 || rows == 1) && (cols == 1 || cs >= rows)) {
+        *ld = cols == 1 ? rows : cs;
+        return 1;
+    }
+    return -1;
+}
+static int alignment(const void *p) { return (int)((uintptr_t)p & 15 ? (uintptr_t)p & 15 & -((uintptr_t)p & 15) : 16); }
+
+#define LT_TRY(expr) do { cublasStatus_t s__ = (expr); if (s__ != CUBLAS_STATUS_SUCCESS) { \
+    st = ms__fail(MS_ESTATE, "%s: cuda:%d: %s failed with cuBLAS status %d (m %lld, n %lld, k %lld)", p->what, index, #expr, (int)s__, \
+                  (long long)p->m, (long long)p->n, (long long)p->k); goto out; } } while (0)
+
+// *done: it ran. Otherwise the strides, or cuBLASLt, did not suit.
+static ms_status lt_product(int index, const product *p, int64_t batch, int64_t a_bs, int64_t b_bs, int64_t c_bs, bool *done)
+{
+    shape_key key;
+    memset(&key, 0, sizeof key);
+    *done = false;
+    int x = lies(p->k, p->n, p->b_rs, p->b_cs, &key.x_ld), y = lies(p->m, p->k, p->a_rs, p->a_cs, &key.y_ld), c = lies(p->m, p->n, p->c_rs, p->c_cs, &key.c_ld);
+    if (x < 0 || y < 0 || c != 0 || p->a_type != p->b_type || !lt_load()) return MS_OK;
+    MS_TRY(ms__cuda_use(index));
+    key.x_type = p->b_type, key.y_type = p->a_type, key.c_type = p->c_type;
+    key.x_turned = x, key.y_turned = y, key.bias = p->bias != NULL, key.index = index;
+    key.align = alignment(p->a) << 16 | alignment(p->b) << 8 | alignment(p->c);
+    key.m = p->m, key.n = p->n, key.k = p->k, key.batch = batch, key.x_bs = b_bs, key.y_bs = a_bs, key.c_bs = c_bs;
+
+    ms_status st = MS_OK;
+    cublasLtMatmulDesc_t desc = NULL;
+    cublasLtMatrixLayout_t lx = NULL, ly = NULL, lc = NULL;
+    cublasLtMatmulPreference_t pref = NULL;
+    bool wide = p->a_type == MS_F64;
+    cublasOperation_t turned = CUBLAS_OP_T, plain = CUBLAS_OP_N;
+    double alpha64 = p->alpha, beta64 = 0;
+    float alpha32 = (float)p->alpha, beta32 = 0;
+    int32_t count = (int32_t)batch;
+    uint64_t hash = 1469598103934665603ull;
+    for (size_t i = 0; i < sizeof key; i++) hash = (hash ^ ((const uint8_t *)&key)[i]) * 1099511628211ull;
+    int slot = (int)(hash % CACHE);
+    if (!per_device[index].handle) LT_TRY(lt.Create(&per_device[index].handle));
+    if (!per_device[index].workspace && (st = ms__alloc(&per_device[index].workspace, MS_CUDA | index << 8, WORKSPACE, "cuBLASLt's workspace"))) goto out;
+    LT_TRY(lt.MatmulDescCreate(&desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, wide ? CUDA_R_64F : CUDA_R_32F));
+    LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, x ? &turned : &plain, sizeof turned));
+    LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, y ? &turned : &plain, sizeof turned));
+    if (p->bias) {
+        cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+        LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+        LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias));
+    }
+    LT_TRY(lt.MatrixLayoutCreate(&lx, type_of(p->b_type), (uint64_t)(x ? p->k : p->n), (uint64_t)(x ? p->n : p->k), key.x_ld));
+    LT_TRY(lt.MatrixLayoutCreate(&ly, type_of(p->a_type), (uint64_t)(y ? p->m : p->k), (uint64_t)(y ? p->k : p->m), key.y_ld));
+    LT_TRY(lt.MatrixLayoutCreate(&lc, type_of(p->c_type), (uint64_t)p->n, (uint64_t)p->m, key.c_ld));
+    if (batch > 1) {
+        cublasLtMatrixLayout_t all[] = { lx, ly, lc };
+        int64_t strides[] = { b_bs, a_bs, c_bs };
+        for (int i = 0; i < 3; i++) {
+            LT_TRY(lt.MatrixLayoutSetAttribute(all[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+            LT_TRY(lt.MatrixLayoutSetAttribute(all[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[i], sizeof strides[i]));
+        }
+    }
+    if (!cache[slot].used || memcmp(&cache[slot].key, &key, sizeof key) != 0) {
+        cublasLtMatmulHeuristicResult_t best;
+        uint64_t room = WORKSPACE;
+        uint32_t align[] = { (uint32_t)alignment(p->b), (uint32_t)alignment(p->a), (uint32_t)alignment(p->c) };
+        int found = 0;
+        LT_TRY(lt.MatmulPreferenceCreate(&pref));
+        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
+        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0], sizeof align[0]));
+        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1], sizeof align[1]));
+        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2], sizeof align[2]));
+        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2], sizeof align[2]));
+        cublasStatus_t s = lt.MatmulAlgoGetHeuristic(per_device[index].handle, desc, lx, ly, lc, lc, pref, 1, &best, &found);
+        cache[slot].used = true;
+        cache[slot].key = key;
+        cache[slot].none = s != CUBLAS_STATUS_SUCCESS || found == 0;
+        if (!cache[slot].none) cache[slot].algo = best.algo;
+    }
+    if (!cache[slot].none) {
+        LT_TRY(lt.Matmul(per_device[index].handle, desc, wide ? (void *)&alpha64 : &alpha32, p->b, lx, p->a, ly, wide ? (void *)&beta64 : &beta32, p->c, lc, p->c, lc,
+                         &cache[slot].algo, per_device[index].workspace->data, WORKSPACE, ms__cuda_stream(index, MS_STREAM_COMPUTE)));
+        *done = true;
+    }
+out:
+    if (pref) lt.MatmulPreferenceDestroy(pref);
+    if (lc) lt.MatrixLayoutDestroy(lc);
+    if (ly) lt.MatrixLayoutDestroy(ly);
+    if (lx) lt.MatrixLayoutDestroy(lx);
+    if (desc) lt.MatmulDescDestroy(desc);
+    return st;
+}
+
+// Batch dimensions that don't join into one stride are walked here.
+static ms_status try_cublas(int index, const product *p, bool *done)
+{
+    product q = *p;
+    int nb = 0;
+    for (int d = 0; d < p->nb; d++) {
+        if (p->batch[d] == 1) continue;
+        if (nb && q.a_bs[nb - 1] == p->a_bs[d] * p->batch[d] && q.b_bs[nb - 1] == p->b_bs[d] * p->batch[d] && q.c_bs[nb - 1] == p->c_bs[d] * p->batch[d]) {
+            q.batch[nb - 1] *= p->batch[d];
+            q.a_bs[nb - 1] = p->a_bs[d], q.b_bs[nb - 1] = p->b_bs[d], q.c_bs[nb - 1] = p->c_bs[d];
+            continue;
+        }
+        q.batch[nb] = p->batch[d];
+        q.a_bs[nb] = p->a_bs[d], q.b_bs[nb] = p->b_bs[d], q.c_bs[nb] = p->c_bs[d];
+        nb++;
+    }
+    int64_t inner = nb ? q.batch[nb - 1] : 1, outer = 1;
+    for (int d = 0; d < nb - 1; d++) outer *= q.batch[d];
+    if (outer > 64) return MS_OK;                   // one launch of our own instead of many small ones
+    for (int64_t k = 0; k < outer; k++) {
+        int64_t rest = k, a = 0, b = 0, c = 0;
+        for (int d = nb - 2; d >= 0; d--) {
+            int64_t r = rest % q.batch[d];
+            rest /= q.batch[d];
+            a += r * q.a_bs[d], b += r * q.b_bs[d], c += r * q.c_bs[d];
+        }
+        product one = q;
+        one.a = (const char *)p->a + a * ms__dtype_size(p->a_type);
+        one.b = (const char *)p->b + b * ms__dtype_size(p->b_type);
+        one.c = (char *)p->c + c * ms__dtype_size(p->c_type);
+        MS_TRY(lt_product(index, &one, inner, nb ? q.a_bs[nb - 1] : 0, nb ? q.b_bs[nb - 1] : 0, nb ? q.c_bs[nb - 1] : 0, done));
+        if (!*done) return MS_OK;                   // what ran before is written again
+    }
+    return MS_OK;
+}
+#endif
+
+ms_status ms__cuda_product(int index, const product *p)
+{
+    int64_t size = p->m * p->n;
+    for (int d = 0; d < p->nb; d++) size *= p->batch[d];
+    if (size == 0) return MS_OK;
+#ifdef MS_CUBLAS
+    bool done = false;
+    if (p->k > 0) MS_TRY(try_cublas(index, p, &done));
+    if (done) return MS_OK;
+#endif
+    return own_product(index, p);
+}
+
+// ---- linear and matmul ----
+
+// t's dimensions before the last as rows with one stride. false when they don't join.
+static bool join_rows(const ms_tensor *t, int64_t *rows, int64_t *stride)
+{
+    *rows = 1;
+    *stride = 0;
+    for (int d = t->ndim - 2; d >= 0; d--) {
+        if (t->shape[d] == 1) continue;
+        if (*rows == 1) *stride = t->stride[d];
+        else if (t->stride[d] != *stride * *rows) return false;
+        *rows *= t->shape[d];
+    }
+    if (*rows == 1) *stride = t->shape[t->ndim - 1];
+    return true;
+}
+// t as rows x its last dimension: itself (retained) or a contiguous copy.
+static ms_status as_rows(ms_tensor **out, ms_tensor *t, int64_t *rows, int64_t *rs)
+{
+    if (join_rows(t, rows, rs)) {
+        *out = ms__retain(t);
+        return MS_OK;
+    }
+    MS_TRY(ms__contiguous(out, t));
+    join_rows(*out, rows, rs);
+    return MS_OK;
+}
+
+static product plain_product(const char *what, int dtype, int64_t m, int64_t n, int64_t k)
+{
+    product p = {};
+    p.what = what;
+    p.a_type = p.b_type = p.c_type = dtype;
+    p.m = m, p.n = n, p.k = k;
+    p.alpha = 1;
+    p.c_rs = n, p.c_cs = 1;
+    return p;
+}
+
+static ms_status run_linear(ms_call *c)
+{
+    ms_tensor *x, *w = c->in[1], *bias = c->n_in > 2 ? c->in[2] : NULL, *b = NULL, *y = c->out[0];
+    int64_t rows, rs;
+    if (y->numel == 0) return MS_OK;
+    MS_TRY(as_rows(&x, c->in[0], &rows, &rs));
+    ms_status st = bias ? ms__contiguous(&b, bias) : MS_OK;
+    if (st == MS_OK) {
+        product p = plain_product("linear", x->dtype, rows, w->shape[0], w->shape[1]);
+        p.a = ms__data(x), p.a_rs = rs, p.a_cs = x->stride[x->ndim - 1];
+        p.b = ms__data(w), p.b_rs = w->stride[1], p.b_cs = w->stride[0];
+        p.bias = b ? ms__data(b) : NULL;
+        p.c = ms__data(y);
+        st = ms__cuda_product(index_of(y), &p);
+    }
+    if (b) ms__release(b);
+    ms__release(x);
+    return st;
+}
+
+static ms_tensor *grad_out(const ms_call *c, int k)
+{
+    int64_t mask = c->i[c->n_i - 1];
+    return mask >> k & 1 ? c->out[__builtin_popcountll((uint64_t)mask & (((uint64_t)1 << k) - 1))] : NULL;
+}
+
+// (gradient, x, w; mask) -> the needed ones of dx = g w, dw = g^T x, db = sum of g's rows.
+static ms_status run_linear_backward(ms_call *c)
+{
+    ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = grad_out(c, 0), *dw = grad_out(c, 1), *db = grad_out(c, 2), *whole;
+    int64_t rows, g_rs, x_rs, outs = w->shape[0], ins = w->shape[1];
+    int index = index_of(w);
+    ms_status st = as_rows(&g, c->in[0], &rows, &g_rs);
+    if (st == MS_OK && dw) st = as_rows(&x, c->in[1], &rows, &x_rs);
+    if (st == MS_OK && db && g->stride[g->ndim - 1] != 1 && outs > 1 && (st = ms__contiguous(&whole, g)) == MS_OK) {
+        ms__release(g);
+        g = whole;
+        g_rs = outs;
+    }
+    if (st == MS_OK && dx) {
+        product p = plain_product("linear_backward", g->dtype, rows, ins, outs);
+        p.a = ms__data(g), p.a_rs = g_rs, p.a_cs = g->stride[g->ndim - 1];
+        p.b = ms__data(w), p.b_rs = w->stride[0], p.b_cs = w->stride[1];
+        p.c = ms__data(dx);
+        st = ms__cuda_product(index, &p);
+    }
+    if (st == MS_OK && dw) {
+        product p = plain_product("linear_backward", g->dtype, outs, ins, rows);
+        p.a = ms__data(g), p.a_rs = g->stride[g->ndim - 1], p.a_cs = g_rs;
+        p.b = ms__data(x), p.b_rs = x_rs, p.b_cs = x->stride[x->ndim - 1];
+        p.c = ms__data(dw);
+        st = ms__cuda_product(index, &p);
+    }
+    if (st == MS_OK && db) st = ms__cuda_column_sum("linear_backward", ms__device(g), g->dtype, ms__data(g), g->numel ? rows : 0, outs, g_rs, ms__data(db));
+    if (x) ms__release(x);
+    if (g) ms__release(g);
+    return st;
+}
+
+// A 1-d input is a row on the left, a column on the right.
+static void widen(const ms_tensor *t, bool left, int *ndim, int64_t *shape, int64_t *stride)
+{
+    *ndim = t->ndim;
+    memcpy(shape, t->shape, sizeof t->shape);
+    memcpy(stride, t->stride, sizeof t->stride);
+    if (t->ndim != 1) return;
+    *ndim = 2;
+    int64_t n = shape[0], s = stride[0];
+    shape[0] = left ? 1 : n, shape[1] = left ? n : 1;
+    stride[0] = left ? n * s : s, stride[1] = left ? s : 1;
+}
+
+static ms_status run_matmul(ms_call *c)
+{
+    ms_tensor *a = c->in[0], *b = c->in[1], *y = c->out[0], *held = NULL;
+    int na, nb;
+    int64_t sa[MS_MAX_DIMS], sb[MS_MAX_DIMS], ta[MS_MAX_DIMS], tb[MS_MAX_DIMS];
+    if (y->numel == 0) return MS_OK;
+    widen(a, true, &na, sa, ta);
+    widen(b, false, &nb, sb, tb);
+    product p = plain_product("matmul", a->dtype, sa[na - 2], sb[nb - 1], sa[na - 1]);
+    p.a = ms__data(a), p.a_rs = ta[na - 2], p.a_cs = ta[na - 1];
+    p.b = ms__data(b), p.b_rs = tb[nb - 2], p.b_cs = tb[nb - 1];
+    p.c = ms__data(y);
+    if (nb == 2 && na > 2) {                        // one matrix on the right: the batch is more rows
+        MS_TRY(as_rows(&held, a, &p.m, &p.a_rs));
+        p.a = ms__data(held);
+        p.a_cs = held->stride[na - 1];
+    } else {
+        p.nb = (na > nb ? na : nb) - 2;
+        int oa = p.nb - (na - 2), ob = p.nb - (nb - 2);
+        int64_t step = p.m * p.n;
+        for (int d = p.nb - 1; d >= 0; d--) {
+            int64_t x = d >= oa ? sa[d - oa] : 1, z = d >= ob ? sb[d - ob] : 1;
+            p.batch[d] = x == 1 ? z : x;
+            p.a_bs[d] = x > 1 ? ta[d - oa] : 0;
+            p.b_bs[d] = z > 1 ? tb[d - ob] : 0;
+            p.c_bs[d] = step;
+            step *= p.batch[d];
+        }
+    }
+    ms_status st = ms__cuda_product(index_of(y), &p);
+    if (held) ms__release(held);
+    return st;
+}
+
+extern const ms_cuda_kernel ms__cuda_product_rows[];
+const ms_cuda_kernel ms__cuda_product_rows[] = { { "linear", run_linear }, { "linear_backward", run_linear_backward }, { "matmul", run_matmul }, { NULL, NULL } };

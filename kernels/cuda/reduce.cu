@@ -1,0 +1,462 @@
+// reduce.cu -- folds: sums, products, extremes, norms along any dimensions.
+//
+// A tensor is seen as outputs x length. Real numbers are folded in double, integers in int64. The length
+// is cut into segments by the shape alone, each segment is folded by one block in a fixed tree (or by one
+// thread per column where neighbours in memory are outputs), and the segments' results are joined in
+// order: so bits depend on nothing but shapes.
+#include "product.h"
+
+enum { SUM, PROD, LARGEST, SMALLEST, COUNT, ABS_SUM, SQUARE_SUM, ABS_LARGEST, ABS_SMALLEST, POWER_SUM, DEVIATION, EXP_SUM };
+enum { SEGMENT = 16384, MOST_SEGMENTS = 512 };
+
+struct fold_plan {
+    const char *data;
+    int     dtype, nk, nr;
+    int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS], rstride[MS_MAX_DIMS];   // kept, reduced; bytes
+    int64_t outputs, length, segments, segment;
+    bool    columns;
+};
+
+static int collapse(int n, int64_t *shape, int64_t *stride)
+{
+    int m = 0;
+    for (int d = 0; d < n; d++) {
+        if (shape[d] == 1) continue;
+        if (m > 0 && stride[m - 1] == stride[d] * shape[d]) {
+            shape[m - 1] *= shape[d];
+            stride[m - 1] = stride[d];
+            continue;
+        }
+        shape[m] = shape[d];
+        stride[m++] = stride[d];
+    }
+    return m;
+}
+
+static fold_plan make_plan(const ms_tensor *x, unsigned dims)
+{
+    fold_plan p = {};
+    int size = ms__dtype_size(x->dtype);
+    p.data = (const char *)ms__data(x);
+    p.dtype = x->dtype;
+    p.outputs = p.length = 1;
+    for (int d = 0; d < x->ndim; d++) {
+        if (dims >> d & 1) {
+            p.rshape[p.nr] = x->shape[d];
+            p.rstride[p.nr++] = x->stride[d] * size;
+            p.length *= x->shape[d];
+        } else {
+            p.kshape[p.nk] = x->shape[d];
+            p.kstride[p.nk++] = x->stride[d] * size;
+            p.outputs *= x->shape[d];
+        }
+    }
+    p.nk = collapse(p.nk, p.kshape, p.kstride);
+    p.nr = collapse(p.nr, p.rshape, p.rstride);
+    p.columns = p.nk > 0 && (p.nr == 0 || (p.kstride[p.nk - 1] < p.rstride[p.nr - 1] && p.kshape[p.nk - 1] >= 16) || p.length < 32);
+    int64_t part = p.columns ? 256 : SEGMENT;           // a column is one thread's
+    p.segments = up(p.length, part);
+    if (p.segments > MOST_SEGMENTS) p.segments = MOST_SEGMENTS;
+    if (p.segments < 1) p.segments = 1;
+    p.segment = up(p.length, p.segments);
+    if (p.segment > 0) p.segments = up(p.length, p.segment);
+    return p;
+}
+
+static __device__ inline int64_t offset_of(int64_t i, int n, const int64_t *shape, const int64_t *stride)
+{
+    int64_t at = 0;
+    for (int d = n - 1; d >= 0; d--) {
+        if (d == 0) return at + i * stride[0];
+        int64_t q = i / shape[d];
+        at += (i - q * shape[d]) * stride[d];
+        i = q;
+    }
+    return at;
+}
+
+template <class W> struct fold;         // W: double or int64_t
+template <> struct fold<double> {
+    static __device__ inline double begin(int kind)
+    {
+        return kind == PROD ? 1 : kind == LARGEST ? -INFINITY : kind == SMALLEST || kind == ABS_SMALLEST ? INFINITY : 0;
+    }
+    static __device__ inline double join(int kind, double a, double b)
+    {
+        switch (kind) {
+        case PROD:         return a * b;
+        case LARGEST: case ABS_LARGEST:   return (b > a) | (b != b) ? b : a;       // NaN wins
+        case SMALLEST: case ABS_SMALLEST: return (b < a) | (b != b) ? b : a;
+        default:           return a + b;
+        }
+    }
+    static __device__ inline double term(int kind, double v, double m, bool narrow)
+    {
+        switch (kind) {
+        case COUNT:      return v != 0;
+        case ABS_SUM: case ABS_LARGEST: case ABS_SMALLEST: return fabs(v);
+        case SQUARE_SUM: return v * v;
+        case POWER_SUM:  return narrow ? (double)ms_pow_f32((float)fabs(v), (float)m) : ms_pow_f64(fabs(v), m);
+        case DEVIATION:  return (v - m) * (v - m);
+        case EXP_SUM:    return narrow ? (double)ms_exp_f32((float)v - (float)m) : ms_exp_f64(v - m);
+        default:         return v;
+        }
+    }
+};
+template <> struct fold<int64_t> {
+    static __device__ inline int64_t begin(int kind) { return kind == PROD ? 1 : kind == LARGEST ? INT64_MIN : kind == SMALLEST ? INT64_MAX : 0; }
+    static __device__ inline int64_t join(int kind, int64_t a, int64_t b)
+    {
+        switch (kind) {
+        case PROD:     return (int64_t)((uint64_t)a * (uint64_t)b);
+        case LARGEST:  return b > a ? b : a;
+        case SMALLEST: return b < a ? b : a;
+        default:       return (int64_t)((uint64_t)a + (uint64_t)b);
+        }
+    }
+    static __device__ inline int64_t term(int kind, int64_t v, double, bool) { return kind == COUNT ? v != 0 : v; }
+};
+
+// One block an output and segment.
+template <class W> __global__ void rows_kernel(fold_plan p, int kind, const double *parameter, int step, W *parts)
+{
+    __shared__ W shared[BLOCK];
+    int64_t m = blockIdx.x / p.segments, s = blockIdx.x % p.segments, from = s * p.segment;
+    int64_t to = from + p.segment < p.length ? from + p.segment : p.length;
+    const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
+    double extra = parameter ? parameter[m * step] : 0;
+    W a = fold<W>::begin(kind);
+    for (int64_t k = from + threadIdx.x; k < to; k += BLOCK)
+        a = fold<W>::join(kind, a, fold<W>::term(kind, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)), extra, p.dtype != MS_F64));
+    shared[threadIdx.x] = a;
+    __syncthreads();
+    for (int h = BLOCK / 2; h > 0; h /= 2) {
+        if ((int)threadIdx.x < h) shared[threadIdx.x] = fold<W>::join(kind, shared[threadIdx.x], shared[threadIdx.x + h]);
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) parts[s * p.outputs + m] = shared[0];
+}
+
+// One thread an output and segment: neighbouring threads read neighbouring elements.
+template <class W> __global__ void columns_kernel(fold_plan p, int kind, const double *parameter, int step, W *parts)
+{
+    int64_t i = GLOBAL_INDEX, m = i % p.outputs, s = i / p.outputs, from = s * p.segment;
+    if (s >= p.segments) return;
+    int64_t to = from + p.segment < p.length ? from + p.segment : p.length;
+    const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
+    double extra = parameter ? parameter[m * step] : 0;
+    W a = fold<W>::begin(kind);
+    for (int64_t k = from; k < to; k++)
+        a = fold<W>::join(kind, a, fold<W>::term(kind, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)), extra, p.dtype != MS_F64));
+    parts[s * p.outputs + m] = a;
+}
+
+template <class W> __global__ void join_kernel(int64_t outputs, int64_t segments, int kind, const W *parts, W *out)
+{
+    int64_t m = GLOBAL_INDEX;
+    if (m >= outputs) return;
+    W a = parts[m];
+    for (int64_t s = 1; s < segments; s++) a = fold<W>::join(kind, a, parts[s * outputs + m]);
+    out[m] = a;
+}
+template <class W> __global__ void begin_kernel(int64_t outputs, int kind, W *out)
+{
+    int64_t m = GLOBAL_INDEX;
+    if (m < outputs) out[m] = fold<W>::begin(kind);
+}
+
+// out: one W an output, on the device.
+template <class W> static ms_status run_fold(const char *what, int device, const fold_plan &p, int kind, const double *parameter, int step, W *out)
+{
+    int index = ms__index(device);
+    if (p.outputs == 0) return MS_OK;
+    if (p.length == 0) return launch(what, index, begin_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, kind, out);
+    ms_block *room = NULL;
+    W *parts = out;
+    if (p.segments > 1) {
+        MS_TRY(ms__alloc(&room, device, (size_t)(p.segments * p.outputs) * sizeof(W), what));
+        parts = (W *)room->data;
+    }
+    ms_status st = p.columns ? launch(what, index, columns_kernel<W>, up(p.outputs * p.segments, BLOCK), BLOCK, p, kind, parameter, step, parts)
+                             : launch_blocks(what, index, rows_kernel<W>, p.outputs * p.segments, BLOCK, p, kind, parameter, step, parts);
+    if (st == MS_OK && p.segments > 1) st = launch(what, index, join_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, p.segments, kind, (const W *)parts, out);
+    if (room) ms__free(room);
+    return st;
+}
+
+// ---- the few numbers that are left ----
+
+enum { AS_IS, MEAN, ALL, ANY, ROOT, INVERSE_POWER, VARIANCE, STD, FINITE_OR_0, PLUS_LOG };
+template <class W> __global__ void finish_kernel(int64_t n, int how, double number, const W *wide, const double *more, int dtype, void *out)
+{
+    int64_t k = GLOBAL_INDEX;
+    if (k >= n) return;
+    W v = wide[k];
+    switch (how) {
+    case MEAN:          v = (W)((double)v / number); break;
+    case ALL:           v = (double)v == number; break;
+    case ANY:           v = v != 0; break;
+    case ROOT:          v = (W)ms_sqrt_f64((double)v); break;
+    case INVERSE_POWER: v = (W)ms_pow_f64((double)v, 1 / number); break;
+    case VARIANCE:      v = (W)((double)v / number); break;
+    case STD:           v = (W)ms_sqrt_f64((double)v / number); break;
+    case FINITE_OR_0:   v = (double)v - (double)v == 0 ? v : (W)0; break;
+    case PLUS_LOG:      v = (W)(more[k] + ms_log_f64((double)v)); break;
+    }
+    store<W>(dtype, out, k, v);
+}
+template <class W> static ms_status finish(ms_call *c, int64_t n, int how, double number, const W *wide, const double *more, int dtype, void *out)
+{
+    return launch(c->op->name, index_of(c->in[0]), finish_kernel<W>, up(n, BLOCK), BLOCK, n, how, number, wide, more, dtype, out);
+}
+static ms_status room_for(ms_call *c, ms_block **b, int64_t outputs, int each)
+{
+    return ms__alloc(b, ms__device(c->in[0]), (size_t)(outputs * each) * sizeof(double), c->op->name);
+}
+static bool real_of(const ms_tensor *t) { return t->dtype <= MS_BF16; }
+static fold_plan plan_of(const ms_call *c, int first_dim)
+{
+    return make_plan(c->in[0], ms__reduced_dims(c->in[0], c->n_i - first_dim, c->i + first_dim));
+}
+
+static ms_status simple(ms_call *c, int first_dim, int kind, int how, double number)
+{
+    fold_plan p = plan_of(c, first_dim);
+    ms_tensor *o = c->out[0];
+    ms_block *b;
+    if (p.outputs == 0) return MS_OK;
+    if (how == MEAN || how == ALL) number = (double)p.length;
+    MS_TRY(room_for(c, &b, p.outputs, 1));
+    ms_status st;
+    if (real_of(c->in[0])) {
+        st = run_fold<double>(c->op->name, ms__device(o), p, kind, NULL, 0, (double *)b->data);
+        if (st == MS_OK) st = finish<double>(c, p.outputs, how, number, (double *)b->data, NULL, o->dtype, ms__data(o));
+    } else {
+        st = run_fold<int64_t>(c->op->name, ms__device(o), p, kind, NULL, 0, (int64_t *)b->data);
+        if (st == MS_OK) st = finish<int64_t>(c, p.outputs, how, number, (int64_t *)b->data, NULL, o->dtype, ms__data(o));
+    }
+    ms__free(b);
+    return st;
+}
+static ms_status run_sum(ms_call *c) { return simple(c, 1, SUM, AS_IS, 0); }
+static ms_status run_mean(ms_call *c) { return simple(c, 1, SUM, MEAN, 0); }
+static ms_status run_prod(ms_call *c) { return simple(c, 1, PROD, AS_IS, 0); }
+static ms_status run_all(ms_call *c) { return simple(c, 1, COUNT, ALL, 0); }
+static ms_status run_any(ms_call *c) { return simple(c, 1, COUNT, ANY, 0); }
+static ms_status run_max_all(ms_call *c) { return simple(c, 0, LARGEST, AS_IS, 0); }
+static ms_status run_min_all(ms_call *c) { return simple(c, 0, SMALLEST, AS_IS, 0); }
+
+// A number that every output shares, on the device.
+__global__ void put_kernel(double *at, double v) { *at = v; }
+
+static ms_status run_norm(ms_call *c)
+{
+    double e = c->f[0];
+    int kind = e == 2 ? SQUARE_SUM : e == 1 ? ABS_SUM : e == 0 ? COUNT : e == INFINITY ? ABS_LARGEST : e == -INFINITY ? ABS_SMALLEST : POWER_SUM;
+    fold_plan p = plan_of(c, 1);
+    ms_tensor *o = c->out[0];
+    ms_block *b;
+    if (p.outputs == 0) return MS_OK;
+    MS_TRY(room_for(c, &b, p.outputs + 1, 1));
+    double *wide = (double *)b->data, *power = wide + p.outputs;
+    ms_status st = launch(c->op->name, index_of(o), put_kernel, 1, 1, power, e);
+    if (st == MS_OK) st = run_fold<double>(c->op->name, ms__device(o), p, kind, kind == POWER_SUM ? power : NULL, 0, wide);
+    if (st == MS_OK) st = finish<double>(c, p.outputs, kind == SQUARE_SUM ? ROOT : kind == POWER_SUM ? INVERSE_POWER : AS_IS, e, wide, NULL, o->dtype, ms__data(o));
+    ms__free(b);
+    return st;
+}
+
+// The mean, then the squared deviations from it. i: keepdim, correction, dims
+static ms_status variance(ms_call *c, int how)
+{
+    fold_plan p = plan_of(c, 2);
+    ms_tensor *o = c->out[0];
+    ms_block *b;
+    if (p.outputs == 0) return MS_OK;
+    double n = (double)p.length, divisor = n - (double)(c->n_i > 1 ? c->i[1] : 1);
+    MS_TRY(room_for(c, &b, p.outputs, 2));
+    double *mean = (double *)b->data, *sum = mean + p.outputs;
+    ms_status st = run_fold<double>(c->op->name, ms__device(o), p, SUM, NULL, 0, mean);
+    if (st == MS_OK) st = finish<double>(c, p.outputs, MEAN, n, mean, NULL, MS_F64, mean);
+    if (st == MS_OK) st = run_fold<double>(c->op->name, ms__device(o), p, DEVIATION, mean, 1, sum);
+    if (st == MS_OK) st = finish<double>(c, p.outputs, how, divisor > 0 ? divisor : 0, sum, NULL, o->dtype, ms__data(o));
+    ms__free(b);
+    return st;
+}
+static ms_status run_var(ms_call *c) { return variance(c, VARIANCE); }
+static ms_status run_std(ms_call *c) { return variance(c, STD); }
+
+static unsigned one_dim(const ms_call *c) { return ms__reduced_dims(c->in[0], c->n_i && c->in[0]->ndim ? 1 : 0, c->i); }
+
+// m + log(sum(exp(x - m))), m the largest; an infinite m subtracts nothing.
+static ms_status run_logsumexp(ms_call *c)
+{
+    fold_plan p = make_plan(c->in[0], one_dim(c));
+    ms_tensor *o = c->out[0];
+    ms_block *b;
+    if (p.outputs == 0) return MS_OK;
+    MS_TRY(room_for(c, &b, p.outputs, 2));
+    double *most = (double *)b->data, *sum = most + p.outputs;
+    ms_status st = run_fold<double>(c->op->name, ms__device(o), p, LARGEST, NULL, 0, most);
+    if (st == MS_OK) st = finish<double>(c, p.outputs, FINITE_OR_0, 0, most, NULL, MS_F64, most);
+    if (st == MS_OK) st = run_fold<double>(c->op->name, ms__device(o), p, EXP_SUM, most, 1, sum);
+    if (st == MS_OK) st = finish<double>(c, p.outputs, PLUS_LOG, 0, sum, most, o->dtype, ms__data(o));
+    ms__free(b);
+    return st;
+}
+
+// ---- values and positions: the first element that equals the extreme ----
+
+template <class W> __global__ void find_kernel(fold_plan p, const W *wide, int64_t *index)
+{
+    int64_t m = GLOBAL_INDEX;
+    if (m >= p.outputs) return;
+    const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
+    W w = wide[m];
+    int64_t found = 0;
+    for (int64_t k = 0; k < p.length; k++) {
+        W v = value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride));
+        if ((v == w) | ((v != v) & (w != w))) { found = k; break; }
+    }
+    index[m] = found;
+}
+template <class W> static ms_status extreme_typed(ms_call *c, const fold_plan &p, int kind, ms_tensor *values, ms_tensor *positions, void *room)
+{
+    W *wide = (W *)room;
+    MS_TRY(run_fold<W>(c->op->name, ms__device(c->in[0]), p, kind, NULL, 0, wide));
+    if (values) MS_TRY(finish<W>(c, p.outputs, AS_IS, 0, wide, NULL, values->dtype, ms__data(values)));
+    return launch(c->op->name, index_of(c->in[0]), find_kernel<W>, up(p.outputs, BLOCK), BLOCK, p, (const W *)wide, (int64_t *)ms__data(positions));
+}
+static ms_status extreme(ms_call *c, int kind, ms_tensor *values, ms_tensor *positions)
+{
+    fold_plan p = make_plan(c->in[0], one_dim(c));
+    ms_block *b;
+    if (p.outputs == 0) return MS_OK;
+    MS_TRY(room_for(c, &b, p.outputs, 1));
+    ms_status st = real_of(c->in[0]) ? extreme_typed<double>(c, p, kind, values, positions, b->data) : extreme_typed<int64_t>(c, p, kind, values, positions, b->data);
+    ms__free(b);
+    return st;
+}
+static ms_status run_max(ms_call *c) { return extreme(c, LARGEST, c->out[0], c->out[1]); }
+static ms_status run_min(ms_call *c) { return extreme(c, SMALLEST, c->out[0], c->out[1]); }
+static ms_status run_argmax(ms_call *c) { return extreme(c, LARGEST, NULL, c->out[0]); }
+static ms_status run_argmin(ms_call *c) { return extreme(c, SMALLEST, NULL, c->out[0]); }
+
+// ---- lines along one dimension, a thread each ----
+
+struct lines { int ndim, d; int64_t count, length, shape[MS_MAX_DIMS], a[MS_MAX_DIMS], b[MS_MAX_DIMS]; };   // strides in bytes, dimension d left out
+static lines lines_of(const ms_tensor *x, const ms_tensor *o, int d)
+{
+    lines l = {};
+    l.length = x->ndim ? x->shape[d] : 1;
+    l.count = l.length ? x->numel / l.length : 0;
+    for (int k = 0; k < x->ndim; k++) {
+        if (k == d) continue;
+        l.shape[l.ndim] = x->shape[k];
+        l.a[l.ndim] = x->stride[k] * ms__dtype_size(x->dtype);
+        l.b[l.ndim++] = o->stride[k] * ms__dtype_size(o->dtype);
+    }
+    return l;
+}
+template <class W> __global__ void scan_kernel(lines l, int from_dtype, const char *x, int64_t xs, int to_dtype, char *o, int64_t os, bool back)
+{
+    int64_t i = GLOBAL_INDEX;
+    if (i >= l.count) return;
+    x += offset_of(i, l.ndim, l.shape, l.a);
+    o += offset_of(i, l.ndim, l.shape, l.b);
+    W total = 0;
+    for (int64_t j = 0; j < l.length; j++) {
+        int64_t k = back ? l.length - 1 - j : j;
+        total = fold<W>::join(SUM, total, value<W>::load(from_dtype, x + k * xs));
+        value<W>::store(to_dtype, o + k * os, total);
+    }
+}
+static ms_status run_cumsum(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    ms_tensor *o = c->out[0];
+    int d = x->ndim ? (int)(c->i[0] < 0 ? c->i[0] + x->ndim : c->i[0]) : 0;
+    lines l = lines_of(x, o, d);
+    int64_t xs = x->ndim ? x->stride[d] * ms__dtype_size(x->dtype) : 0, os = x->ndim ? o->stride[d] * ms__dtype_size(o->dtype) : 0;
+    bool back = c->n_i > 1 && c->i[1];
+    if (real_of(x)) return launch(c->op->name, index_of(x), scan_kernel<double>, up(l.count, BLOCK), BLOCK, l, (int)x->dtype, (const char *)ms__data(x), xs, (int)o->dtype, (char *)ms__data(o), os, back);
+    return launch(c->op->name, index_of(x), scan_kernel<int64_t>, up(l.count, BLOCK), BLOCK, l, (int)x->dtype, (const char *)ms__data(x), xs, (int)o->dtype, (char *)ms__data(o), os, back);
+}
+
+// in: g (spread over x's shape), x. The product of the others: product / x, unless there are zeros: one zero's
+// gradient is the product of all others, two zeros leave nothing.
+struct prod_job { int nk, nr; int64_t outputs, length, shape[MS_MAX_DIMS], x[MS_MAX_DIMS], g[MS_MAX_DIMS], o[MS_MAX_DIMS]; };   // kept first
+__global__ void prod_backward_kernel(prod_job p, int dtype, const char *x, const char *g, char *o)
+{
+    int64_t m = GLOBAL_INDEX;
+    if (m >= p.outputs) return;
+    x += offset_of(m, p.nk, p.shape, p.x);
+    g += offset_of(m, p.nk, p.shape, p.g);
+    o += offset_of(m, p.nk, p.shape, p.o);
+    double others = 1;
+    int zeros = 0;
+    for (int64_t r = 0; r < p.length; r++) {
+        double v = value<double>::load(dtype, x + offset_of(r, p.nr, p.shape + p.nk, p.x + p.nk));
+        if (v == 0) zeros++;
+        else others *= v;
+    }
+    for (int64_t r = 0; r < p.length; r++) {
+        double v = value<double>::load(dtype, x + offset_of(r, p.nr, p.shape + p.nk, p.x + p.nk));
+        double w = value<double>::load(dtype, g + offset_of(r, p.nr, p.shape + p.nk, p.g + p.nk));
+        w *= zeros == 0 ? others / v : zeros == 1 && v == 0 ? others : 0;
+        value<double>::store(dtype, o + offset_of(r, p.nr, p.shape + p.nk, p.o + p.nk), w);
+    }
+}
+static ms_status run_prod_backward(ms_call *c)
+{
+    const ms_tensor *g = c->in[0], *x = c->in[1];
+    ms_tensor *o = c->out[0];
+    unsigned dims = ms__reduced_dims(x, c->n_i - 1, c->i + 1);
+    prod_job p = {};
+    int size = ms__dtype_size(x->dtype), n = 0;
+    p.outputs = p.length = 1;
+    for (int reduced = 0; reduced < 2; reduced++)
+        for (int d = 0; d < x->ndim; d++) {
+            if ((int)(dims >> d & 1) != reduced) continue;
+            p.shape[n] = x->shape[d];
+            p.x[n] = x->stride[d] * size;
+            p.g[n] = g->stride[d] * size;
+            p.o[n++] = o->stride[d] * size;
+            if (reduced) p.nr++, p.length *= x->shape[d];
+            else p.nk++, p.outputs *= x->shape[d];
+        }
+    return launch(c->op->name, index_of(x), prod_backward_kernel, up(p.length ? p.outputs : 0, BLOCK), BLOCK, p, (int)x->dtype, (const char *)ms__data(x),
+                  (const char *)ms__data(g), (char *)ms__data(o));
+}
+
+ms_status ms__cuda_column_sum(const char *what, int device, int dtype, const void *data, int64_t rows, int64_t n, int64_t rs, void *out)
+{
+    fold_plan p = {};
+    ms_block *b;
+    if (n == 0) return MS_OK;
+    p.data = (const char *)data;
+    p.dtype = dtype;
+    p.nk = p.nr = 1;
+    p.kshape[0] = p.outputs = n;
+    p.kstride[0] = ms__dtype_size(dtype);
+    p.rshape[0] = p.length = rows;
+    p.rstride[0] = rs * ms__dtype_size(dtype);
+    p.columns = true;
+    p.segments = up(rows, 256);
+    if (p.segments > MOST_SEGMENTS) p.segments = MOST_SEGMENTS;
+    if (p.segments < 1) p.segments = 1;
+    p.segment = up(rows, p.segments);
+    if (p.segment > 0) p.segments = up(rows, p.segment);
+    MS_TRY(ms__alloc(&b, device, (size_t)n * sizeof(double), what));
+    ms_status st = run_fold<double>(what, device, p, SUM, NULL, 0, (double *)b->data);
+    if (st == MS_OK)
+        st = launch(what, ms__index(device), finish_kernel<double>, up(n, BLOCK), BLOCK, n, (int)AS_IS, 0.0, (const double *)b->data, (const double *)NULL, dtype, out);
+    ms__free(b);
+    return st;
+}
+
+extern const ms_cuda_kernel ms__cuda_reduce[];
+#define ROW(name) { #name, run_##name },
+const ms_cuda_kernel ms__cuda_reduce[] = {
+    ROW(sum) ROW(mean) ROW(prod) ROW(all) ROW(any) ROW(var) ROW(std) ROW(norm) ROW(max_all) ROW(min_all) ROW(max) ROW(min) ROW(argmax) ROW(argmin)
+    ROW(logsumexp) ROW(cumsum) ROW(prod_backward) { NULL, NULL } };

@@ -1,0 +1,284 @@
+// runtime.cu -- the plugin's table: devices, memory, streams, events, copies. Every call of the CUDA
+// runtime is checked; the text names call, device and sizes.
+#include <cstdarg>
+#include <cstdio>
+
+#include "cuda.h"
+
+const ms_cuda_engine *ms__engine;
+
+typedef struct {
+    bool          ready;
+    cudaStream_t  stream[MS_STREAMS];
+    ms_complaint *complaint;        // pinned, mapped
+    ms_complaint *complaint_there;  // its address on the device
+} gpu;
+static gpu gpus[MS_CUDA_DEVICES];
+static int current = -1;            // device of this thread, the engine's
+
+ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...)
+{
+    char what[512];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    cudaGetLastError();             // an error that is not sticky is taken back
+    return ms__fail(e == cudaErrorMemoryAllocation ? MS_ENOMEM : MS_ESTATE, "cuda:%d: %s, %s: %s (CUDA error %d)", index, call, what, cudaGetErrorString(e), (int)e);
+}
+
+// Streams that don't wait for the legacy default stream, and the word that kernels complain in.
+static ms_status prepare(int index)
+{
+    gpu *g = &gpus[index];
+    for (int k = 0; k < MS_STREAMS; k++)
+        if (!g->stream[k]) CUDA_TRY(index, cudaStreamCreateWithFlags(&g->stream[k], cudaStreamNonBlocking), "stream %d", k);
+    if (!g->complaint) {
+        void *p, *there;
+        CUDA_TRY(index, cudaHostAlloc(&p, sizeof(ms_complaint), cudaHostAllocMapped), "%zu bytes", sizeof(ms_complaint));
+        memset(p, 0, sizeof(ms_complaint));
+        CUDA_TRY(index, cudaHostGetDevicePointer(&there, p, 0), "%zu bytes", sizeof(ms_complaint));
+        g->complaint_there = (ms_complaint *)there;
+        g->complaint = (ms_complaint *)p;
+    }
+    g->ready = true;
+    return MS_OK;
+}
+
+ms_status ms__cuda_use(int index)
+{
+    if (current == index) return MS_OK;
+    CUDA_TRY(index, cudaSetDevice(index), "choosing the device");
+    current = index;
+    return gpus[index].ready ? MS_OK : prepare(index);
+}
+
+cudaStream_t  ms__cuda_stream(int index, int kind) { return gpus[index].stream[kind]; }
+ms_complaint *ms__complaints(int index) { return gpus[index].complaint_there; }
+
+static int start(const ms_cuda_engine *engine, char *text, size_t n)
+{
+    ms__engine = engine;
+    int count = 0, driver = 0, runtime = 0;
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (e != cudaSuccess || count < 1) {
+        cudaDriverGetVersion(&driver);
+        cudaRuntimeGetVersion(&runtime);
+        cudaGetLastError();
+        if (driver && runtime && driver / 1000 < runtime / 1000)
+            snprintf(text, n, "the NVIDIA driver is too old: it supports CUDA %d.%d, the plugin was built with %d.%d", driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+        else
+            snprintf(text, n, "there is no CUDA device: %s", e != cudaSuccess ? cudaGetErrorString(e) : "the driver lists none");
+        return -1;
+    }
+    return count;
+}
+
+static ms_status describe(int index, char *text, size_t n)
+{
+    cudaDeviceProp p;
+    CUDA_TRY(index, cudaGetDeviceProperties(&p, index), "asking its name");
+    snprintf(text, n, "%s (%d processors, %.0f GiB)", p.name, p.multiProcessorCount, (double)p.totalGlobalMem / (1 << 30));
+    return MS_OK;
+}
+
+// ---- memory ----
+
+static ms_status device_alloc(int index, size_t bytes, void **out)
+{
+    MS_TRY(ms__cuda_use(index));
+    cudaError_t e = cudaMalloc(out, bytes);
+    if (e == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        return MS_ENOMEM;
+    }
+    CUDA_TRY(index, e, "cudaMalloc of %zu bytes", bytes);
+    return MS_OK;
+}
+
+static void device_free(int index, void *p)
+{
+    if (ms__cuda_use(index) == MS_OK) cudaFree(p);
+}
+
+static ms_status host_alloc(size_t bytes, void **out)
+{
+    CUDA_TRY(current < 0 ? 0 : current, cudaMallocHost(out, bytes), "%zu pinned bytes", bytes);
+    return MS_OK;
+}
+static void host_free(void *p) { cudaFreeHost(p); }
+
+#if defined(MS_EMULATED)
+// In stream order: what is queued before may still touch the bytes as they were.
+static void mark(int index, void *p, size_t used, size_t size)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    if (ms__cuda_use(index)) return;
+    ms_shim::push(ms__cuda_stream(index, MS_STREAM_COMPUTE), [=] {
+        ASAN_UNPOISON_MEMORY_REGION(p, used);
+        ASAN_POISON_MEMORY_REGION((char *)p + used, size - used);
+    });
+#else
+    (void)index, (void)p, (void)used, (void)size;
+#endif
+}
+#endif
+
+// ---- copies ----
+
+static ms_status copy(int index, int stream, void *dst, const void *src, size_t bytes, ms_direction way)
+{
+    static const cudaMemcpyKind kinds[] = { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+    static const char *const names[] = { "to the device", "to the host", "on the device" };
+    MS_TRY(ms__cuda_use(index));
+    CUDA_TRY(index, cudaMemcpyAsync(dst, src, bytes, kinds[way], gpus[index].stream[stream]), "%zu bytes %s", bytes, names[way]);
+    return MS_OK;
+}
+
+static ms_status fill(int index, int stream, void *p, int byte, size_t bytes)
+{
+    MS_TRY(ms__cuda_use(index));
+    CUDA_TRY(index, cudaMemsetAsync(p, byte, bytes, gpus[index].stream[stream]), "%zu bytes", bytes);
+    return MS_OK;
+}
+
+// ---- waiting ----
+
+static ms_status complained(int index)
+{
+    ms_complaint *c = gpus[index].complaint;
+    if (!c || !*(volatile int *)&c->taken) return MS_OK;
+    static const char *const who[] = { "", "embedding: id", "cross_entropy: id", "index: position" };
+    int what = c->what;
+    long long value = c->value, limit = c->limit;
+    memset(c, 0, sizeof *c);
+    return ms__fail(MS_EINVAL, "%s %lld is not in 0 .. %lld; a kernel on cuda:%d found it after the call that passed it", who[what], value, limit - 1, index);
+}
+
+static ms_status sync(int index, int stream)
+{
+    MS_TRY(ms__cuda_use(index));
+    for (int k = 0; k < MS_STREAMS; k++)
+        if (stream < 0 || k == stream) CUDA_TRY(index, cudaStreamSynchronize(gpus[index].stream[k]), "waiting for stream %d", k);
+    return complained(index);
+}
+
+static ms_status record(int index, int stream, void **out)
+{
+    cudaEvent_t e;
+    MS_TRY(ms__cuda_use(index));
+    CUDA_TRY(index, cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "an event");
+    cudaError_t st = cudaEventRecord(e, gpus[index].stream[stream]);
+    if (st != cudaSuccess) {
+        cudaEventDestroy(e);
+        return ms__cuda_failed(st, "cudaEventRecord", index, "stream %d", stream);
+    }
+    *out = e;
+    return MS_OK;
+}
+static int done(void *event)
+{
+    cudaError_t e = cudaEventQuery((cudaEvent_t)event);
+    return e == cudaSuccess ? 1 : e == cudaErrorNotReady ? 0 : -1;
+}
+static ms_status wait(void *event)
+{
+    CUDA_TRY(current < 0 ? 0 : current, cudaEventSynchronize((cudaEvent_t)event), "waiting for an event");
+    return MS_OK;
+}
+static ms_status stream_wait(int index, int stream, void *event)
+{
+    MS_TRY(ms__cuda_use(index));
+    CUDA_TRY(index, cudaStreamWaitEvent(gpus[index].stream[stream], (cudaEvent_t)event, 0), "stream %d", stream);
+    return MS_OK;
+}
+static void drop(void *event) { cudaEventDestroy((cudaEvent_t)event); }
+
+// The source's stream copies, once the destination's is through with the old bytes; the destination's waits for it.
+static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t bytes)
+{
+    void *free = NULL, *there = NULL;
+    MS_TRY(ms__cuda_use(to));
+    MS_TRY(record(to, MS_STREAM_COMPUTE, &free));
+    ms_status st = stream_wait(from, MS_STREAM_COMPUTE, free);
+    drop(free);
+    MS_TRY(st);
+    CUDA_TRY(from, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, gpus[from].stream[MS_STREAM_COMPUTE]), "%zu bytes to cuda:%d", bytes, to);
+    MS_TRY(record(from, MS_STREAM_COMPUTE, &there));
+    st = stream_wait(to, MS_STREAM_COMPUTE, there);
+    drop(there);
+    return st;
+}
+
+// ---- between processes ----
+
+static ms_status share(void *p, uint8_t handle[MS_CUDA_HANDLE])
+{
+    cudaIpcMemHandle_t h;
+    static_assert(sizeof h <= MS_CUDA_HANDLE, "a handle is larger than the table's");
+    CUDA_TRY(current < 0 ? 0 : current, cudaIpcGetMemHandle(&h, p), "memory at %p", p);
+    memcpy(handle, &h, sizeof h);
+    return MS_OK;
+}
+static ms_status open_shared(int index, const uint8_t handle[MS_CUDA_HANDLE], void **out)
+{
+    cudaIpcMemHandle_t h;
+    memcpy(&h, handle, sizeof h);
+    MS_TRY(ms__cuda_use(index));
+    CUDA_TRY(index, cudaIpcOpenMemHandle(out, h, cudaIpcMemLazyEnablePeerAccess), "memory of another process");
+    return MS_OK;
+}
+static void close_shared(int index, void *p)
+{
+    if (ms__cuda_use(index) == MS_OK) cudaIpcCloseMemHandle(p);
+}
+
+// ---- the table ----
+
+ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src);
+ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
+ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block);
+ms_status ms__cuda_norm(int index, int dtype, const void *g, int64_t n, double p, double *out);
+ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f);
+
+#define FAMILIES(X) X(elementwise) X(copy) X(random) X(reduce) X(product_rows) X(rows) X(embedding) X(attention)
+#define DECLARE(f) extern const ms_cuda_kernel ms__cuda_##f[];
+FAMILIES(DECLARE)
+#define ENTRY(f) ms__cuda_##f,
+static const ms_cuda_kernel *const families[] = { FAMILIES(ENTRY) NULL };
+
+static ms_cuda_table table()
+{
+    ms_cuda_table t = {};
+    t.version = MS_CUDA_TABLE_VERSION;
+#if defined(MS_EMULATED)
+    t.emulated = 1;
+    t.mark = mark;
+#endif
+    t.start = start;
+    t.describe = describe;
+    t.alloc = device_alloc;
+    t.free = device_free;
+    t.host_alloc = host_alloc;
+    t.host_free = host_free;
+    t.copy = copy;
+    t.copy_peer = copy_peer;
+    t.fill = fill;
+    t.sync = sync;
+    t.record = record;
+    t.done = done;
+    t.wait = wait;
+    t.stream_wait = stream_wait;
+    t.drop = drop;
+    t.share = share;
+    t.open = open_shared;
+    t.close = close_shared;
+    t.copy_tensor = ms__cuda_copy_tensor;
+    t.fill_tensor = ms__cuda_fill_tensor;
+    t.families = families;
+    t.optim = ms__cuda_optim;
+    t.norm = ms__cuda_norm;
+    t.scale = ms__cuda_scale;
+    return t;
+}
+extern "C" __attribute__((visibility("default"))) const ms_cuda_table ms_cuda_table_v1 = table();
