@@ -251,6 +251,7 @@ ms_coll *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const ch
 
 void ms__coll_drop(ms_coll *c)
 {
+    if (c->stage) ms__coll_stage_drop(c);
     ms__release(c->keep[0]);
     ms__release(c->keep[1]);
     if (c->in_storage) ms__storage_release(c->in_storage);
@@ -260,7 +261,13 @@ void ms__coll_drop(ms_coll *c)
     spare = c;
 }
 
-static ms_status run_record(void *arg) { return ms__coll_run(*(ms_coll **)arg); }
+// With what has to happen to the output of a GPU's tensor.
+static ms_status run(ms_coll *c)
+{
+    ms_status status = ms__coll_run(c);
+    return status == MS_OK && c->stage ? ms__coll_unstage(c) : status;
+}
+static ms_status run_record(void *arg) { return run(*(ms_coll **)arg); }
 static void retire_record(void *arg, ms_status result)
 {
     (void)result;
@@ -293,6 +300,7 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
 {
     ms_group *g = c->g;
     ms_status status = MS_OK;
+    ms_storage *marked = NULL;
     if (work) *work = NULL;
     ms__stream_reap();
     if (g->me < 0) {
@@ -303,7 +311,9 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
         if (c->in_storage) status = ms__storage_sync(c->in_storage, false);
         if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
         if (status == MS_OK) status = enter(c, in_numel, out_numel);
-        if (status == MS_OK) status = ms__coll_alone(c);
+        if (status == MS_OK && ms__coll_on_device(c))
+            status = ms__coll_alone_there(c, c->in_storage ? c->in_storage->device : MS_CPU, c->out_storage ? c->out_storage->device : MS_CPU);
+        else if (status == MS_OK) status = ms__coll_alone(c);
         goto drop;
     }
     if (ms__comm_stopped()) {
@@ -311,6 +321,12 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
         goto drop;
     }
     if ((status = ms__comm_adopt()) != MS_OK) goto drop;
+    if (ms__coll_on_device(c)) {
+        if (c->in_storage) status = ms__storage_sync(c->in_storage, false);
+        if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
+        if (status == MS_OK) status = ms__coll_stage(c, &marked);
+        if (status != MS_OK) goto drop;
+    }
     if (c->stream == MS_STREAM_COMPUTE) {
         if (c->in_storage) status = ms__storage_sync(c->in_storage, false);
         if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
@@ -343,7 +359,7 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
     if ((status = enter(c, in_numel, out_numel)) != MS_OK) goto drop;
 
     if (c->stream == MS_STREAM_COMPUTE) {
-        status = ms__coll_run(c);
+        status = run(c);
         if (status != MS_OK) {
             if (status == MS_ECOMM) ms__world.step = -1;
             if (atomic_load(&c->raised)) ms__comm_reported();
@@ -362,6 +378,7 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
     }
     if (in) mark_storage(in, event, false);
     if (out) mark_storage(out, event, true);
+    if (marked) mark_storage(marked, event, true);
     ms_work *w = work ? malloc(sizeof *w) : NULL;
     if (w) {
         *w = (ms_work){ .refs = 1, .event = event };

@@ -121,6 +121,7 @@ typedef struct ms_coll {
     ms_tensor *keep[2];                 // retained
     atomic_bool raised;                 // failed by a published error
     struct ms_far *far;                 // leader: messages of the ready exchange
+    struct ms_stage *stage;             // of tensors on a GPU: their bytes on the CPU
 } ms_coll;
 
 // ---- comm_start.c: transports ----
@@ -198,6 +199,13 @@ void      ms__group_text(const ms_group *g, char *out, size_t n);
 void      ms__print_text(const ms_print *p, char *out, size_t n);
 uint64_t  ms__print_hash(const ms_print *p, bool with_step);
 static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq) { return &g->slots[(size_t)member * RING + seq % RING]; }
+
+// ---- comm_device.c: tensors on a GPU ----
+bool      ms__coll_on_device(const ms_coll *c);
+ms_status ms__coll_stage(ms_coll *c, ms_storage **marked);      // c's storages become the CPU's; marked: the output's
+ms_status ms__coll_unstage(ms_coll *c);                         // by whoever ran c
+void      ms__coll_stage_drop(ms_coll *c);
+ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device);
 
 // ---- comm_far.c: other nodes ----
 ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first);      // leader: one turn of exchanging ready slots

@@ -1,12 +1,13 @@
 // comm_script.c -- collectives as scripts call them: tensors by id, every argument checked before anything is sent;
 // lists, views and Lua's bytes brought into the one form that comm.c issues.
 #include <stdio.h>
+#include "device.h"
 #include "op.h"
 #include "comm_internal.h"
 
 static ms_status check_tensor(const char *op, const char *what, ms_tensor *t)
 {
-    if ((ms__device(t) & 0xff) != MS_CPU) return ms__fail(MS_EUNSUPPORTED, "%s: %s is %s; collectives need a cpu tensor in this build", op, what, ms__tensor_text(t));
+    if (ms__device(t) == MS_META) return ms__fail(MS_EUNSUPPORTED, "%s: %s is %s, which has no data to send", op, what, ms__tensor_text(t));
     if (t->sharded)
         return ms__fail(MS_ESTATE, "%s: %s is sharded parameter '%s'; pass its to_local() or full_tensor()", op, what, t->name ? t->name : "?");
     return MS_OK;
@@ -63,7 +64,7 @@ static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_g
             status = ms__fail(MS_EINVAL, "scatter: element %d of the list is %s, out is %s", k + 1, ms__tensor_text(t), ms__tensor_text(out));
         if (status == MS_OK && (status = ms__contiguous(&whole, t)) == MS_OK) {
             status = ms__storage_sync(whole->storage, false);
-            if (status == MS_OK && n) memcpy((char *)ms__data(*packed) + (size_t)k * n, ms__data(whole), n);
+            if (status == MS_OK && n) status = ms__move(MS_CPU, (char *)ms__data(*packed) + (size_t)k * n, ms__device(whole), ms__data(whole), n);
             ms__release(whole);
         }
         if (status != MS_OK) {

@@ -10,7 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "device.h"
 #include "direct.h"
+#include "op.h"
 #include "safetensors.h"
 #include "tensor.h"
 
@@ -169,7 +171,16 @@ ms_status ms_saver_write(ms_saver *s, const char *name, ms_id id)
     if (!same)
         return ms__fail(MS_EINVAL, "save: tensor '%s' is %s, it was declared as %s %s", name, ms__tensor_text(t), ms__dtype_name(e->dtype), ms__shape_text(e->ndim, e->shape));
     MS_TRY(ms__storage_sync(t->storage, false));
-    MS_TRY(ms__contiguous(&c, t));
+    if (ms__is_cuda(ms__device(t))) {
+        MS_TRY(ms__tensor_new(&c, t->dtype, MS_CPU, t->ndim, t->shape, "save"));
+        ms_status copied = ms__copy(c, t);
+        if (copied != MS_OK) {
+            ms__release(c);
+            return copied;
+        }
+    } else {
+        MS_TRY(ms__contiguous(&c, t));
+    }
     ms_status st = put(s, ms__data(c), e->end - e->begin, s->data_at + e->begin);
     ms__release(c);
     if (!st) s->written[e - s->h.entries] = true;

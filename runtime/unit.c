@@ -2,6 +2,7 @@
 // (who calls these when) is unit_schedule.c.
 #include <stdio.h>
 
+#include "device.h"
 #include "unit.h"
 #include "op.h"
 
@@ -383,7 +384,11 @@ static ms_status make_storages(unit *u)
     }
     ms_storage *shard = NULL, *full = NULL;
     MS_TRY(ms__storage_new(&shard, u->device, u->shard_bytes, "fsdp: shard"));
-    if (shard->data) memset(shard->data, 0, u->shard_bytes);
+    ms_status zeroed = shard->data ? ms__set_bytes(shard->device, shard->data, 0, u->shard_bytes) : MS_OK;
+    if (zeroed != MS_OK) {
+        ms__storage_release(shard);
+        return zeroed;
+    }
     if (u->in_place) {
         full = ms__storage_retain(shard);
     } else {

@@ -1,6 +1,7 @@
 // unit_flat.c -- what units of fsdp.FSDP do beside those of fully_shard (behaviour.md 1.1, 3.2.1, 4.B): their gradients are
 // one flat gradient, divided before and after it is summed (by the unit, or by a communication hook), and it lands on the flat
 // parameter or on the pieces of the parameters; and whole parameters are shown to the script.
+#include "device.h"
 #include "unit.h"
 #include "op.h"
 
@@ -280,7 +281,7 @@ ms_status ms_unit_summon(double handle, int show)
         ms_piece piece = { .out_stride = u->shard_bytes, .bytes = u->shard_bytes, .total = u->shard_bytes * (size_t)u->world };
         MS_TRY(ms__storage_new(&u->summoned, u->device, piece.total, "summon_full_params"));
         ms_status st = ms__storage_sync(u->shard, false);
-        if (st == MS_OK && u->world == 1) memcpy(u->summoned->data, u->shard->data, u->shard_bytes);
+        if (st == MS_OK && u->world == 1) st = ms__move(u->summoned->device, u->summoned->data, u->shard->device, u->shard->data, u->shard_bytes);
         else if (st == MS_OK)
             st = ms__all_gather_pieces(u->group, u->summoned, u->shard, 1, &piece, u->params[0].dtype, MS_STREAM_COMPUTE, u->name, NULL);
         if (st != MS_OK) {

@@ -2,6 +2,7 @@
 // for sharded gradients and copies, and the owner that a script's collector releases.
 #include <stdio.h>
 
+#include "device.h"
 #include "unit.h"
 #include "op.h"
 
@@ -104,7 +105,7 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
                     int64_t from = r * each > begin ? r * each - begin : 0, to = (r + 1) * each - begin;
                     if (to > block) to = block;
                     if (to > from)
-                        memcpy((char *)ms__data(out) + (size_t)from * esz, (char *)ms__data(all) + (size_t)(r * block + from) * esz, (size_t)(to - from) * esz);
+                        st = ms__move(u->device, (char *)ms__data(out) + (size_t)from * esz, u->device, (char *)ms__data(all) + (size_t)(r * block + from) * esz, (size_t)(to - from) * esz);
                 }
                 ms__release(all);
             }

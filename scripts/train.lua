@@ -92,7 +92,6 @@ end
 local config = resolve(resumed)
 local device_ok, device_error = pcall(ms.set_default_device, config.device)
 if not device_ok then stop("--device: %s", device_error) end
-if config.device:find "^cuda" and not ms.cuda.is_available() then stop("--device %s: %s", config.device, ms.cuda.why_unavailable()) end
 local save_every, save_path = tonumber(config.save), config.save
 if save_every then
   save_path = nil

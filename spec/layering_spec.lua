@@ -4,7 +4,7 @@ local process = require "spec.support.process"
 
 --- One row a layer, left to right. Names are patterns on the path without its ending.
 local engine = {
-  { "runtime/moonshard" },
+  { "runtime/moonshard", "cuda_shim" },
   { "runtime/base", "runtime/isa" },
   { "runtime/dtype", "runtime/shape", "runtime/philox" },
   { "runtime/device", "runtime/pool", "runtime/stream" },

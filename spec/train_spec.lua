@@ -227,7 +227,7 @@ describe("scripts/train.lua", function()
     { { "--steps", "many" }, "'many' is not a whole number from 1" },
     { { "--dtype", "float8" }, "'float8' is none of float32, bfloat16" },
     { { "--heads", 3 }, "%-%-dim 16 is no multiple of %-%-heads 3" },
-    { { "--device", "cuda" }, "%-%-device cuda: this build has no CUDA plugin" },
+    { { "--device", "cuda:9" }, "%-%-device: set_default_device: device 'cuda:9' is not there" },
     { { "--device", "gpu" }, "%-%-device: .*unknown device 'gpu'" },
     { { "--save", "/nowhere/at/all" }, "%-%-save /nowhere/at/all: there is no folder for it" },
     { { "--data", "/nowhere/at/all" }, "there is no file or folder '/nowhere/at/all'" },

@@ -15,8 +15,11 @@
 
 enum { TILE_M = 64, TILE_N = 64, DEEP = 16 };
 
+// Integers wrap around.
+static __device__ inline int64_t mad(int64_t a, int64_t b, int64_t c) { return (int64_t)((uint64_t)a * (uint64_t)b + (uint64_t)c); }
 #ifdef MS_EMULATED
-template <class T> static inline T mad(T a, T b, T c) { return a * b + c; }
+static inline float  mad(float a, float b, float c) { return a * b + c; }
+static inline double mad(double a, double b, double c) { return a * b + c; }
 #else
 static __device__ inline float  mad(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 static __device__ inline double mad(double a, double b, double c) { return __fma_rn(a, b, c); }
@@ -70,6 +73,7 @@ static ms_status own_product(int index, const product *p)
     int64_t tm = up(p->m, TILE_M), tn = up(p->n, TILE_N), batch = 1;
     for (int d = 0; d < p->nb; d++) batch *= p->batch[d];
     if (p->a_type == MS_F64 || p->b_type == MS_F64) return launch_blocks(p->what, index, product_kernel<double>, tm * tn * batch, BLOCK, *p, tm, tn);
+    if (p->a_type > MS_BF16) return launch_blocks(p->what, index, product_kernel<int64_t>, tm * tn * batch, BLOCK, *p, tm, tn);
     return launch_blocks(p->what, index, product_kernel<float>, tm * tn * batch, BLOCK, *p, tm, tn);
 }
 
@@ -143,7 +147,7 @@ static ms_status lt_product(int index, const product *p, int64_t batch, int64_t 
     memset(&key, 0, sizeof key);
     *done = false;
     int x = lies(p->k, p->n, p->b_rs, p->b_cs, &key.x_ld), y = lies(p->m, p->k, p->a_rs, p->a_cs, &key.y_ld), c = lies(p->m, p->n, p->c_rs, p->c_cs, &key.c_ld);
-    if (x < 0 || y < 0 || c != 0 || p->a_type != p->b_type || !lt_load()) return MS_OK;
+    if (x < 0 || y < 0 || c != 0 || p->a_type != p->b_type || p->a_type > MS_BF16 || !lt_load()) return MS_OK;
     MS_TRY(ms__cuda_use(index));
     key.x_type = p->b_type, key.y_type = p->a_type, key.c_type = p->c_type;
     key.x_turned = x, key.y_turned = y, key.bias = p->bias != NULL, key.index = index;

@@ -14,7 +14,7 @@ typedef struct {
     ms_complaint *complaint_there;  // its address on the device
 } gpu;
 static gpu gpus[MS_CUDA_DEVICES];
-static int current = -1;            // device of this thread, the engine's
+static thread_local int current = -1;       // device of this thread: the engine's, or one that finishes a collective
 
 ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...)
 {
@@ -160,7 +160,7 @@ static ms_status sync(int index, int stream)
     MS_TRY(ms__cuda_use(index));
     for (int k = 0; k < MS_STREAMS; k++)
         if (stream < 0 || k == stream) CUDA_TRY(index, cudaStreamSynchronize(gpus[index].stream[k]), "waiting for stream %d", k);
-    return complained(index);
+    return stream < 0 || stream == MS_STREAM_COMPUTE ? complained(index) : MS_OK;
 }
 
 static ms_status record(int index, int stream, void **out)

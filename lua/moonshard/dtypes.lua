@@ -80,6 +80,17 @@ end
 ---@return string
 function M.default_device() return M.device_name(default.device) end
 
-function M.set_default_device(name) default.device = M.device(name, "set_default_device") end
+--- The number of a device that is there; a GPU's plugin is loaded to find out.
+function M.present_device(name, who)
+  local number = M.device(name, who)
+  if bit.band(number, 255) == C.MS_CUDA and bit.rshift(number, 8) >= lib.ms_cuda_count() then
+    local n = lib.ms_cuda_count()
+    errors.raise("%s: device '%s' is not there: %s", who, M.device_name(number),
+      n == 0 and engine.ffi.string(lib.ms_cuda_why()) or ("there %s %d, from cuda:0"):format(n == 1 and "is" or "are", n))
+  end
+  return number
+end
+
+function M.set_default_device(name) default.device = M.present_device(name, "set_default_device") end
 
 return M

@@ -111,7 +111,7 @@ end
 function M.with_device(device, fn, ...)
   if type(fn) ~= "function" then errors.raise("with_device: argument 2 is %s, expected a function", errors.kind(fn)) end
   local before_it = dtypes.default.device
-  dtypes.default.device = dtypes.device(device, "with_device")
+  dtypes.default.device = dtypes.present_device(device, "with_device")
   return finish(before_it, pcall(fn, ...))
 end
 
@@ -146,14 +146,48 @@ end
 --- Seconds, monotonic.
 function M.time() return lib.ms_time() end
 
---- The GPU: this build has no plugin for it, so it says why.
+-- ---- the GPU ----------------------------------------------------------------------------------------
+
+local text = engine.ffi.string
+
+local function checked_device(i, who)
+  if type(i) == "string" then
+    local number = dtypes.device(i, who)
+    if bit.band(number, 255) ~= engine.ffi.C.MS_CUDA then errors.raise("%s: device is '%s', expected a CUDA device", who, i) end
+    i = bit.rshift(number, 8)
+  end
+  if type(i) ~= "number" or i % 1 ~= 0 then errors.raise("%s: device is %s, expected a whole number or a string such as 'cuda:0'", who, errors.kind(i)) end
+  local n = lib.ms_cuda_count()
+  if n == 0 then errors.raise("%s: there is no CUDA device: %s", who, text(lib.ms_cuda_why())) end
+  if i < 0 or i >= n then errors.raise("%s: device %d does not exist; there %s %d, from 0", who, i, n == 1 and "is" or "are", n) end
+  return i
+end
+
+--- The GPU, through a plugin beside the engine that is loaded when it is first asked for.
 M.cuda = errors.closed({
-  is_available = function() return false end,
-  why_unavailable = function() return "this build has no CUDA plugin (libmoonshard_cuda.so)" end,
-  device_count = function() return 0 end,
+  ---@return boolean
+  is_available = function() return lib.ms_cuda_count() > 0 end,
+  --- Why there is no GPU; nil where there is one.
+  ---@return string?
+  why_unavailable = function()
+    if lib.ms_cuda_count() == 0 then return text(lib.ms_cuda_why()) end
+    return nil
+  end,
+  device_count = function() return lib.ms_cuda_count() end,
+  --- Index of the device that "cuda" names.
   current_device = function() return dtypes.cuda_device() end,
-  set_device = function() errors.raise "cuda.set_device: this build has no CUDA plugin (libmoonshard_cuda.so)" end,
-  synchronize = function() end,
+  ---@param i integer|string
+  set_device = function(i) dtypes.set_cuda_device(checked_device(i, "cuda.set_device")) end,
+  --- Its model, processors and memory.
+  ---@param i? integer|string
+  device_name = function(i)
+    local name = lib.ms_cuda_name(checked_device(i or dtypes.cuda_device(), "cuda.device_name"))
+    if name == nil then errors.fail() end
+    return text(name)
+  end,
+  --- Waits for everything queued on a device (the current one), and raises what its kernels complained about.
+  ---@param i? integer|string
+  synchronize = function(i) errors.check(lib.ms_cuda_synchronize(checked_device(i or dtypes.cuda_device(), "cuda.synchronize"))) end,
 }, "cuda")
 
 return M

@@ -10,6 +10,10 @@ if source:sub(1, 1) ~= "/" then source = lfs.currentdir() .. "/" .. source end
 local root = source:gsub("/%./", "/"):match "^(.*)/spec/support/helper%.lua$"
 package.path = ("%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(root, root, root, package.path)
 
+-- Specs of device "cuda" run on the emulated GPU, unless somebody says otherwise (scripts/gpu_check: real).
+ffi.cdef "int setenv(const char *, const char *, int);"
+ffi.C.setenv("MOONSHARD_CUDA", "emulated", 0)
+
 -- busted memoises ffi.typeof by its first argument, so "$ *" would give the type of somebody else's "$ *".
 -- cdef and metatype stay memoised: files that are loaded again declare the same things again.
 local function unpatched(patched)

@@ -164,8 +164,13 @@ local function int64s(list)
   return ffi.new("int64_t[?]", #list + 1, list)
 end
 
+local on_device                                                   -- device that tensors are made on; nil: cpu
 function samples.tensor(dtype, shape, values)
-  return must(lib.ms_from_data(dtype, #shape, int64s(shape), ffi.new("double[?]", #values + 1, values)), "ms_from_data")
+  local id = must(lib.ms_from_data(dtype, #shape, int64s(shape), ffi.new("double[?]", #values + 1, values)), "ms_from_data")
+  if not on_device then return id end
+  local there = samples.one("to_device", { id }, { on_device })
+  lib.ms_release(id)
+  return there
 end
 
 local call_args = ffi.new "ms_args"
@@ -255,9 +260,17 @@ end
 ---   need      true: gradients of all float inputs; { [k] = true }: of these; nil: none
 ---   strided   inputs, and the gradients of outputs, have strides
 ---   gout      "weights" (default): fixed numbers; "ones": ones; "expanded": ones of stride 0
----   device    of the inputs (cpu); shapes: other shapes of the inputs
+---   device    of inputs without values (meta); shapes: other shapes of the inputs
+---   on        device to run on
 --- Returns { out = {values by output}, info = {…}, grad = {values by input} }, or nil, code, text when the call is refused.
 function samples.evaluate(op, sample, opts)
+  if opts.on then
+    on_device = opts.on
+    local ok, result, code, text = pcall(samples.evaluate, op, sample, setmetatable({ on = false }, { __index = opts }))
+    on_device = nil
+    if not ok then error(result, 0) end
+    return result, code, text
+  end
   local dtype = opts.dtype or E.MS_F64
   local inputs, leaves, maps = {}, {}, {}
   local values = opts.values
@@ -299,6 +312,8 @@ function samples.evaluate(op, sample, opts)
       if about.requires_grad then
         local weights = samples.weights(about.numel, k)
         local g
+        local before_it = on_device
+        on_device = about.device ~= E.MS_CPU and about.device or nil
         if opts.gout == "expanded" then
           g = one("expand", { samples.tensor(about.dtype, {}, { 1 }) }, about.shape)
         elseif opts.gout == "ones" then
@@ -310,6 +325,7 @@ function samples.evaluate(op, sample, opts)
         else
           g = samples.tensor(about.dtype, about.shape, weights)
         end
+        on_device = before_it
         roots[#roots + 1], grads[#grads + 1] = id, g
       end
     end

@@ -6,6 +6,7 @@
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
+local dtypes = require "moonshard.dtypes"
 local tensor = require "moonshard.tensor"
 
 local ffi, lib = engine.ffi, engine.lib
@@ -55,11 +56,17 @@ local out = ffi.new "ms_id[2]"
 
 local function batch_of(tokens, n, starts, skip, scored, context)
   if lib.ms_tokens_batch(tokens, n, starts, skip, scored, context, IGNORE, out) ~= 0 then errors.fail() end
-  return tensor.wrap(out[0]), tensor.wrap(out[1])
+  local ids, targets = tensor.wrap(out[0]), tensor.wrap(out[1])
+  local device = dtypes.default_device()
+  if device == "cpu" or device == "meta" then return ids, targets end
+  local there, targets_there = ids:to(device), targets:to(device)
+  ids:release()
+  targets:release()
+  return there, targets_there
 end
 
 --- Part `part` of `parts` of this rank's share of a step (steps count from 1): ids and the ids that follow them,
---- int64 [sequences, context]; and how many sequences these are.
+--- int64 [sequences, context], on the default device; and how many sequences these are.
 ---@param step integer
 ---@param part? integer
 ---@param parts? integer

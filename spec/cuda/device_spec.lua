@@ -1,0 +1,314 @@
+--- Device "cuda": on the emulated GPU where there is no other (MOONSHARD_CUDA, set by spec/support/helper.lua).
+local ms = require "moonshard"
+local process = require "spec.support.process"
+local nn = ms.nn
+
+local there = ms.cuda.is_available()
+local many = ms.cuda.device_count() > 1
+local emulated = there and ms.cuda.device_name():find "^emulated" ~= nil
+
+local function on_gpu(name, fn)
+  it(name, function()
+    if not there then return pending(ms.cuda.why_unavailable()) end
+    ms.scope(fn)
+  end)
+end
+
+local function message(fn, ...)
+  local ok, text = pcall(fn, ...)
+  assert.is_false(ok)
+  return tostring(text)
+end
+
+--- A script of its own, with another MOONSHARD_CUDA.
+local function script(source, env)
+  local folder = process.temp_folder()
+  process.write(folder .. "/script.lua", source)
+  local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$1"', process.root, folder .. "/script.lua" },
+    { stdout = folder .. "/out", stderr = folder .. "/err", env = env })
+  local code = child:wait(60)
+  local job = { code = code, stdout = process.read(folder .. "/out"), stderr = process.read(folder .. "/err") }
+  process.remove_folder(folder)
+  return job
+end
+
+describe("ms.cuda", function()
+  it("says why there is no GPU", function()
+    local why = "local ms = require 'moonshard' print(ms.cuda.is_available(), ms.cuda.device_count(), ms.cuda.why_unavailable())"
+    local off = script(why, { MOONSHARD_CUDA = "off" })
+    assert.are.equal("false\t0\tMOONSHARD_CUDA is off\n", off.stdout)
+    local odd = script(why, { MOONSHARD_CUDA = "yes" })
+    assert.are.equal("false\t0\tMOONSHARD_CUDA is 'yes', expected real, emulated or off\n", odd.stdout)
+    -- A machine without a GPU names what is missing; one with a GPU says nothing.
+    local real = script(why, { MOONSHARD_CUDA = "real" })
+    assert.is_truthy(real.stdout:find "^true\t%d+\tnil\n$" or real.stdout:find "no NVIDIA driver is installed" or real.stdout:find "no CUDA device"
+      or real.stdout:find "this build has no CUDA plugin" or real.stdout:find "driver is too old", real.stdout)
+  end)
+
+  it("never takes the emulated GPU by itself", function()
+    local job = script("local ms = require 'moonshard' print(ms.cuda.is_available() and ms.cuda.device_name() or 'none')", { MOONSHARD_CUDA = false })
+    assert.is_nil(job.stdout:find "emulated")
+  end)
+
+  on_gpu("counts, names and chooses devices", function()
+    assert.is_nil(ms.cuda.why_unavailable())
+    assert.is_true(ms.cuda.device_count() >= 1)
+    assert.are.equal("string", type(ms.cuda.device_name()))
+    assert.are.equal(0, ms.cuda.current_device())
+    assert.matches("device 99 does not exist", message(ms.cuda.set_device, 99))
+    assert.matches("device is 'cpu', expected a CUDA device", message(ms.cuda.set_device, "cpu"))
+    ms.cuda.synchronize()
+    if not many then return end
+    ms.cuda.set_device(1)
+    local t = ms.zeros(2, { device = "cuda" })
+    ms.cuda.set_device(0)
+    assert.are.equal("cuda:1", t.device)
+    assert.are.equal("cuda:0", ms.zeros(2, { device = "cuda" }).device)
+  end)
+
+  on_gpu("is a device for defaults and with-blocks", function()
+    ms.with_device("cuda", function()
+      assert.are.equal("cuda:0", ms.zeros(2).device)
+      assert.are.equal("cuda:0", ms.tensor({ 1, 2 }).device)
+      assert.are.equal("cuda:0", nn.Linear(2, 2).weight.device)
+    end)
+    assert.are.equal("cpu", ms.zeros(2).device)
+    assert.matches("with_device: device 'cuda:99' is not there: there", message(ms.with_device, "cuda:99", error))
+  end)
+end)
+
+describe("tensors on cuda", function()
+  on_gpu("come and go with their values, in every dtype and with strides", function()
+    for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" } do
+      local x = ms.arange(0, 24, { dtype = dtype == "bool" and "int64" or dtype }):to(dtype):reshape(4, 6)
+      for _, view in ipairs { x, x:t(), x:narrow(2, 2, 3), x:select(1, 2) } do
+        local y = view:to "cuda"
+        assert.are.equal("cuda:0", y.device)
+        assert.are.equal(dtype, y.dtype)
+        assert.is_true(y:to("cpu"):equal(view))
+        assert.are.same(view:tolist(), y:tolist())
+      end
+      local z = x:to "cuda"
+      assert.is_true(z:t():to("cpu"):equal(x:t()))
+      local into = ms.zeros(6, 4, { dtype = dtype, device = "cuda" })
+      into:t():copy_(x)
+      assert.is_true(into:to("cpu"):t():equal(x))
+    end
+  end)
+
+  on_gpu("print, give items and are assigned to", function()
+    local t = ms.tensor({ { 1, 2 }, { 3, 4.5 } }, { device = "cuda" })
+    assert.are.equal("Tensor float32 [2, 2] cuda:0\n[[1.0000, 2.0000],\n [3.0000, 4.5000]]", tostring(t))
+    assert.are.equal(4.5, t[2][2]:item())
+    t[1] = ms.tensor { 7, 8 }
+    assert.are.same({ { 7, 8 }, { 3, 4.5 } }, t:tolist())
+    assert.is_true(t:isfinite():all():item())
+  end)
+
+  on_gpu("hold the random numbers of the CPU, bit by bit", function()
+    for _, dtype in ipairs { "float32", "bfloat16", "float16" } do
+      for _, n in ipairs { 1, 7, 1000 } do
+        ms.manual_seed(11)
+        local a, b = ms.randn(n, { dtype = dtype }), ms.rand(n, { dtype = dtype })
+        local mask = nn.F.dropout(ms.ones(n), 0.3, { training = true })
+        ms.manual_seed(11)
+        local c, d = ms.randn(n, { dtype = dtype, device = "cuda" }), ms.rand(n, { dtype = dtype, device = "cuda" })
+        local there_mask = nn.F.dropout(ms.ones(n, { device = "cuda" }), 0.3, { training = true })
+        assert.is_true(c:to("cpu"):equal(a))
+        assert.is_true(d:to("cpu"):equal(b))
+        assert.is_true(there_mask:to("cpu"):equal(mask))
+      end
+    end
+    ms.manual_seed(3)
+    local whole = ms.randint(-50, 1000, { 4097 })
+    ms.manual_seed(3)
+    assert.is_true(ms.randint(-50, 1000, { 4097 }, { device = "cuda" }):to("cpu"):equal(whole))
+  end)
+
+  on_gpu("don't mix with the CPU's, and the error says which is where", function()
+    local a, b = ms.zeros(2, 3), ms.zeros(2, 3, { device = "cuda" })
+    assert.matches("add: tensors are on different devices: float32 %[2, 3%] cpu and, as argument 2, float32 %[2, 3%] cuda:0",
+      message(function() return a + b end))
+    assert.matches("device 'cuda:99' is not there", message(function() return a:to "cuda:99" end))
+    local image, weight = ms.zeros(1, 1, 4, 4, { device = "cuda" }), ms.zeros(1, 1, 2, 2, { device = "cuda" })
+    assert.matches("conv2d: there is no kernel of this operator for device 'cuda' yet: argument 1 is float32 %[1, 1, 4, 4%] cuda:0",
+      message(function() return nn.F.conv2d(image, weight) end))
+  end)
+
+  on_gpu("tell of an id out of range when the host waits next", function()
+    local w = ms.zeros(5, 2, { device = "cuda" })
+    local ids = ms.tensor({ 0, 7 }, { dtype = "int64", device = "cuda" })
+    local y = nn.F.embedding(ids, w)
+    assert.matches("embedding: id 7 is not in 0 .. 4; a kernel on cuda:0 found it", message(function() return y:tolist() end))
+    assert.are.same({ { 0, 0 }, { 0, 0 } }, y:tolist())               -- told once
+    local logits = ms.zeros(2, 3, { device = "cuda" })
+    local loss = nn.F.cross_entropy(logits, ms.tensor({ 1, 3 }, { dtype = "int64", device = "cuda" }))
+    assert.matches("cross_entropy: id 3 is not in 0 .. 2", message(function() return loss:item() end))
+    local picked = ms.zeros(3, { device = "cuda" }):index_select(1, ms.tensor({ -1 }, { dtype = "int64", device = "cuda" }))
+    assert.matches("index: position %-1 is not in 0 .. 2", message(function() ms.cuda.synchronize() return picked end))
+  end)
+
+  on_gpu("are seen in the order of the calls, however far the host runs ahead", function()
+    local x = ms.zeros(1000, { device = "cuda" })
+    for k = 1, 200 do
+      x:add_(1)
+      local y = ms.full({ 1000 }, k, { device = "cuda" })              -- blocks go back and come again
+      x:add_(y)
+      y:release()
+    end
+    local host = ms.ones(1000)
+    local z = host:to "cuda"
+    host:fill_(5)                                                      -- after the copy was queued: it has the old values
+    assert.are.equal(200 + 200 * 201 / 2, x[1]:item())
+    assert.are.equal(1000, z:sum():item())
+  end)
+
+  on_gpu("count their bytes by device", function()
+    local before = ms.memory_stats "cuda"
+    local t = ms.zeros(1000, { device = "cuda" })
+    assert.are.equal(before.allocated + 4000, ms.memory_stats("cuda").allocated)
+    assert.is_true(ms.memory_stats("cuda").reserved >= 4000)
+    ms.reset_peak_memory_stats "cuda"
+    assert.are.equal(before.allocated + 4000, ms.memory_stats("cuda").peak_allocated)
+    if many then assert.are.equal(0, ms.memory_stats("cuda:1").allocated) end
+    t:release()
+    assert.are.equal(before.allocated, ms.memory_stats("cuda").allocated)
+    local cached = ms.memory_stats("cuda").reserved
+    ms.empty_cache()
+    assert.is_true(ms.memory_stats("cuda").reserved <= cached)
+  end)
+
+  on_gpu("go from one GPU to another", function()
+    if not many then return end
+    local x = ms.arange(0, 12, { dtype = "float32", device = "cuda:0" }):reshape(3, 4)
+    local y = (x * 2):t():to "cuda:1"
+    assert.are.equal("cuda:1", y.device)
+    assert.is_true(y:to("cpu"):equal((x * 2):to("cpu"):t()))
+    local w = ms.ones(3, { device = "cuda:0", requires_grad = true })
+    local total = (w:to("cuda:1") * 3):sum()
+    total:backward()
+    assert.are.equal("cuda:0", w.grad.device)
+    assert.are.same({ 3, 3, 3 }, w.grad:tolist())
+  end)
+
+  on_gpu("are saved and loaded", function()
+    local path = os.tmpname()
+    ms.save(path, { a = ms.arange(0, 6, { dtype = "float32", device = "cuda" }):reshape(2, 3):t() })
+    local back = ms.load(path, { device = "cuda" })
+    os.remove(path)
+    assert.are.equal("cuda:0", back.a.device)
+    assert.are.same({ { 0, 3 }, { 1, 4 }, { 2, 5 } }, back.a:tolist())
+  end)
+
+  it("run out of memory with an error, and go on", function()
+    if not there or not emulated then return pending "for the emulated GPU's small memory" end
+    local job = script([[
+      local ms = require "moonshard"
+      local a = ms.zeros(100000, { device = "cuda" })
+      print(pcall(function() local b = ms.zeros(1000000, { device = "cuda" }) return b end))
+      a:release()
+      print(ms.ones(100000, { device = "cuda" }):sum():item())]], { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_MEMORY = "1048576" })
+    assert.matches("^false\t[^\n]*: empty: no memory for 4000000 bytes on cuda:0 " ..
+      "%(more than the device has free; 400000 bytes allocated, %d+ reserved%)\n100000\n$", job.stdout)
+  end)
+
+  it("are out of reach for the CPU's operators", function()
+    if not there or not emulated then return pending "for the emulated GPU" end
+    local job = script([[
+      local ms, ffi = require "moonshard", require "ffi"
+      local a = ms.zeros(4, { device = "cuda" })
+      ms.cuda.synchronize()
+      io.stdout:write "before\n"
+      io.stdout:flush()
+      print(ffi.cast("float *", a:data_ptr())[0])]], { MOONSHARD_CUDA = "emulated" })
+    -- Where the CPU has protection keys the access dies; elsewhere nothing guards it.
+    assert.is_truthy(job.stdout:find "^before\n")
+    local cpus = io.open("/proc/cpuinfo")
+    if cpus and cpus:read("*a"):find " ospke" then assert.are_not.equal(0, job.code) end
+  end)
+end)
+
+describe("models on cuda", function()
+  on_gpu("train as on the CPU: an MLP with AdamW and clipping", function()
+    local function train(device)
+      ms.manual_seed(5)
+      local model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4)):to(device)
+      local optimizer = ms.optim.AdamW(model:parameters(), { lr = 0.01 })
+      local x = ms.randn(32, 8):to(device)
+      local y = ms.randint(0, 4, { 32 }):to(device)
+      local losses, norms = {}, {}
+      for step = 1, 5 do
+        local loss = nn.F.cross_entropy(model(x), y)
+        loss:backward()
+        norms[step] = nn.utils.clip_grad_norm_(model:parameters(), 0.5):item()
+        optimizer:step()
+        optimizer:zero_grad()
+        losses[step] = loss:item()
+      end
+      local state = model:state_dict()
+      return losses, norms, state["1.weight"]:to "cpu"
+    end
+    local a, na, wa = train "cpu"
+    local b, nb, wb = train "cuda"
+    for k = 1, 5 do
+      assert.is_near(a[k], b[k], 1e-5)
+      assert.is_near(na[k], nb[k], 1e-5)
+    end
+    ms.testing.assert_close(wb, wa, { rtol = 1e-4, atol = 1e-5 })
+  end)
+
+  on_gpu("take a GPT's step as on the CPU, in float32 and bfloat16", function()
+    local GPT = require "moonshard.models.gpt"
+    for _, dtype in ipairs { "float32", "bfloat16" } do
+      local function step(device)
+        ms.manual_seed(9)
+        local model = GPT { vocab = 40, context = 16, layers = 2, heads = 2, dim = 16 }
+        model:to(device, dtype)
+        local ids = ms.randint(0, 40, { 3, 16 }):to(device)
+        local targets = ms.randint(0, 40, { 3, 16 }):to(device)
+        local loss = model(ids, targets)
+        loss:backward()
+        local grads = {}
+        for name, p in model:named_parameters() do grads[#grads + 1] = { name, p.grad:to "cpu" } end
+        return loss:item(), grads
+      end
+      local a, ga = step "cpu"
+      local b, gb = step "cuda"
+      local coarse = dtype == "bfloat16"
+      assert.is_near(a, b, coarse and 0.05 or 1e-5)
+      for k, g in ipairs(ga) do
+        local scale = math.max(g[2]:float():abs():max():item(), 1e-3)
+        local off = (g[2]:float() - gb[k][2]:float()):abs():max():item()
+        assert.is_true(off <= (coarse and 0.05 or 1e-5) * scale + (coarse and 1e-3 or 1e-6), ("%s %s: off by %g of %g"):format(dtype, g[1], off, scale))
+      end
+    end
+  end)
+
+  on_gpu("step with every optimizer to the CPU's bits, where the gradients are the same", function()
+    local function run(make, device, dtype)
+      ms.manual_seed(2)
+      local p = nn.Parameter(ms.randn(1000, { dtype = dtype }):to(device))
+      local grads = {}
+      for k = 1, 3 do grads[k] = ms.randn(1000, { dtype = dtype }):to(device) end
+      local optimizer = make { p }
+      for k = 1, 3 do
+        p.grad = grads[k]
+        optimizer:step()
+      end
+      return p:detach():to "cpu"
+    end
+    for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
+      for _, make in ipairs {
+        function(ps) return ms.optim.SGD(ps, { lr = 0.1 }) end,
+        function(ps) return ms.optim.SGD(ps, { lr = 0.1, momentum = 0.9, nesterov = true, weight_decay = 0.01 }) end,
+        function(ps) return ms.optim.Adam(ps, { lr = 0.01, weight_decay = 0.1, amsgrad = true }) end,
+        function(ps) return ms.optim.AdamW(ps, { lr = 0.01 }) end,
+      } do
+        local got, expected = run(make, "cuda", dtype), run(make, "cpu", dtype)
+        -- The CPU's pass flushes tiny numbers, and float16's subnormals with them.
+        if dtype == "float16" then assert.is_true((got:float() - expected:float()):abs():max():item() < 2 ^ -14)
+        else assert.is_true(got:equal(expected)) end
+      end
+    end
+  end)
+end)
