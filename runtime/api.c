@@ -94,6 +94,36 @@ ms_id ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape)
     return ms__name(t);
 }
 
+ms_status ms_cuda_share(ms_id id, uint8_t *handle, double *offset)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return (ms_status)ms_error_code();
+    ms_block *b = t->storage->block;
+    if (!ms__is_cuda(ms__device(t)) || !b || !ms__is_contiguous(t))
+        return ms__fail(MS_EINVAL, "cuda_share: %s is not a contiguous tensor with memory on cuda", ms__tensor_text(t));
+    MS_TRY(ms__storage_sync(t->storage, true));
+    MS_TRY(ms__cuda_sync(ms__device(t), MS_STREAM_COMPUTE));
+    char *base = ms__device_base(b);
+    if (!base) return ms__fail(MS_ESTATE, "cuda_share: %s lies in memory of unknown beginning", ms__tensor_text(t));
+    *offset = (double)((char *)ms__data(t) - base);
+    return ms__cuda()->share(base, handle);
+}
+
+ms_id ms_cuda_open(int index, const uint8_t *handle, double offset, int dtype, int ndim, const int64_t *shape)
+{
+    void *base;
+    ms_storage *s;
+    int64_t n = 1;
+    if (check_dtype("cuda_open", dtype) || check_shape("cuda_open", ndim, shape) || ms__cuda_need(MS_CUDA | index << 8, "cuda_open")) return 0;
+    for (int d = 0; d < ndim; d++) n *= shape[d];
+    if (ms__cuda()->open(index, handle, &base) || ms__storage_new(&s, MS_CUDA | index << 8, 0, "cuda_open")) return 0;
+    s->data = (char *)base + (size_t)offset;
+    s->bytes = (size_t)n * (size_t)ms__dtype_size(dtype);
+    ms_tensor *t = ms__tensor_on(s, dtype, ndim, shape, 0);
+    ms__storage_release(s);
+    return ms__name(t);
+}
+
 ms_status ms_tensor_info(ms_id id, ms_info *out)
 {
     ms_tensor *t = ms__tensor(id);

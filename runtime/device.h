@@ -82,6 +82,10 @@ ms_status ms__cuda_sync(int device, int stream);
 static inline bool ms__is_cuda(int device) { return (device & 0xff) == MS_CUDA; }
 static inline int  ms__index(int device) { return device >> 8; }
 
+// The driver's allocation that a block of the pool lies in; NULL: not known.
+struct ms_block;
+void *ms__device_base(const struct ms_block *b);
+
 // Bytes between and within devices, in the order of the compute stream. To the CPU it waits until they are there.
 ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes);
 ms_status ms__set_bytes(int device, void *p, int byte, size_t bytes);

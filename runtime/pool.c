@@ -243,6 +243,30 @@ static struct {
     size_t    chunk_left, allocated, peak, reserved, peak_reserved;
 } gpu[MS_CUDA_DEVICES];
 
+// Where every chunk begins: what other processes map is the driver's allocation.
+static char **chunks;
+static int    n_chunks, cap_chunks;
+
+static void chunk_new(char *p)
+{
+    if (n_chunks == cap_chunks) {
+        int cap = cap_chunks ? 2 * cap_chunks : 64;
+        char **more = realloc(chunks, (size_t)cap * sizeof *more);
+        if (!more) return;                  // then its tensors cannot be shared
+        chunks = more;
+        cap_chunks = cap;
+    }
+    chunks[n_chunks++] = p;
+}
+
+void *ms__device_base(const ms_block *b)
+{
+    if (b->size >= CUDA_LARGE || ms__cuda()->emulated) return b->data;
+    for (int k = 0; k < n_chunks; k++)
+        if ((char *)b->data >= chunks[k] && (char *)b->data < chunks[k] + CUDA_CHUNK) return chunks[k];
+    return NULL;
+}
+
 static ms_status no_device_memory(int index, size_t bytes, const char *what, const char *why)
 {
     return ms__fail(MS_ENOMEM, "%s: no memory for %zu bytes on cuda:%d (%s; %zu bytes allocated, %zu reserved)",
@@ -298,6 +322,7 @@ static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char
             if (gpu[index].reserved > gpu[index].peak_reserved) gpu[index].peak_reserved = gpu[index].reserved;
             if (small) {                                        // what was left of the chunk before stays unused
                 gpu[index].chunk = p;
+                chunk_new(p);
                 gpu[index].chunk_left = CUDA_CHUNK;
             }
         }

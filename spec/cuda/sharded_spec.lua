@@ -1,0 +1,135 @@
+--- Collectives and fully_shard with tensors on a GPU: ranks share the emulated one (or a real one), their bytes go through
+--- memory of the CPU. The same numbers as on the CPU, and the same as unsharded.
+local ranks = require "spec.support.ranks"
+
+local function load()
+  local ms = require "moonshard"
+  return ms, ms.nn, ms.dist, ms.fsdp
+end
+
+for _, world in ipairs { 1, 2, 4 } do
+  ranks.describe(world, ("collectives of tensors on cuda, %d ranks #cuda"):format(world), function()
+    it("give what they give on the CPU", function(rank)
+      local ms, _, dist = load()
+      if not ms.cuda.is_available() then return end
+      local function both(name, fn)
+        local a, b = fn "cpu", fn "cuda"
+        assert.are.equal("cuda:0", b.device, name)
+        assert.is_true(b:to("cpu"):equal(a), name)
+      end
+      for _, n in ipairs { 1, 33, 50000 } do
+        for _, dtype in ipairs { "float32", "bfloat16", "int64" } do
+          local function mine(device, count)
+            return (ms.arange(0, count, { dtype = "float32" }):to(dtype) * (rank + 1)):to(dtype):to(device)
+          end
+          both("all_reduce", function(device)
+            local t = mine(device, n)
+            dist.all_reduce(t)
+            return t
+          end)
+          both("all_gather", function(device)
+            local out = ms.zeros(n * world, { dtype = dtype, device = device })
+            dist.all_gather(out, mine(device, n))
+            return out
+          end)
+          both("reduce_scatter", function(device)
+            local out = ms.zeros(n, { dtype = dtype, device = device })
+            dist.reduce_scatter(out, mine(device, n * world))
+            return out
+          end)
+          both("broadcast", function(device)
+            local t = mine(device, n)
+            dist.broadcast(t, { src = world - 1 })
+            return t
+          end)
+          both("all_to_all", function(device)
+            local out = ms.zeros(n * world, { dtype = dtype, device = device })
+            dist.all_to_all(out, mine(device, n * world))
+            return out
+          end)
+        end
+      end
+    end)
+
+    it("can be waited for later, and what comes next waits by itself", function(rank)
+      local ms, _, dist = load()
+      if not ms.cuda.is_available() then return end
+      for round = 1, 5 do
+        local x = ms.full({ 30000 }, rank + round, { device = "cuda" })
+        local out = ms.zeros(30000 * world, { device = "cuda" })
+        x:mul_(2)                                                     -- queued: the collective must see it
+        local work = dist.all_gather(out, x, { async = true })
+        x:fill_(-1)                                                   -- and must not see this
+        local sum = (out + 0):sum():item()
+        local want = 0
+        for r = 0, world - 1 do want = want + 2 * (r + round) * 30000 end
+        assert.are.equal(want, sum)
+        if work then work:wait() end
+      end
+    end)
+  end)
+
+  ranks.describe(world, ("fully_shard on cuda, %d ranks #cuda"):format(world), function()
+    it("trains as it does on the CPU, and as the whole model would", function(rank)
+      local ms, nn, _, fsdp = load()
+      if not ms.cuda.is_available() then return end
+      local function train(device, options, sharded)
+        ms.manual_seed(4)
+        local model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 7), nn.Tanh(), nn.Linear(7, 3)):to(device)
+        if sharded then
+          for _, k in ipairs { 1, 3 } do fsdp.fully_shard(model[k], options) end
+          fsdp.fully_shard(model, options)
+        end
+        local optimizer = ms.optim.AdamW(model:parameters(), { lr = 0.05 })
+        local losses = {}
+        for step = 1, 4 do
+          ms.scope(function()
+            ms.manual_seed(100 + step)
+            local x, y = ms.randn(4 * world, 6), ms.randn(4 * world, 3)
+            if sharded then x, y = x:narrow(1, 4 * rank + 1, 4), y:narrow(1, 4 * rank + 1, 4) end
+            local loss = nn.F.mse_loss(model(x:to(device)):float(), y:to(device))
+            loss:backward()
+            losses[step] = nn.utils.clip_grad_norm_(model:parameters(), 1):item()
+            optimizer:step()
+            optimizer:zero_grad()
+          end)
+        end
+        local list = {}
+        for name, p in model:named_parameters() do list[#list + 1] = { name, (sharded and p:full_tensor() or p:detach()):to("cpu"):clone() } end
+        return losses, list
+      end
+      local norms, whole = train("cpu", nil, false)
+      local half = { mp_policy = fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16", reduce_dtype = "float32" } }
+      for _, options in ipairs { {}, { reshard_after_forward = false }, half } do
+        local coarse = options.mp_policy ~= nil
+        local on_cpu_norms, on_cpu = train("cpu", options, true)
+        local on_gpu_norms, on_gpu = train("cuda", options, true)
+        for step = 1, 4 do
+          assert.near(on_cpu_norms[step], on_gpu_norms[step], coarse and 2e-2 or 1e-4)
+          if not coarse then assert.near(norms[step], on_gpu_norms[step], 1e-4) end
+        end
+        for k, entry in ipairs(on_gpu) do
+          assert.are.equal(on_cpu[k][1], entry[1])
+          ms.testing.assert_close(entry[2], on_cpu[k][2], { rtol = 1e-3, atol = coarse and 5e-2 or 1e-4 })
+          if not coarse then ms.testing.assert_close(entry[2], whole[k][2], { rtol = 1e-3, atol = 1e-4 }) end
+        end
+      end
+    end)
+
+    it("keeps its shards where they were, and moves them", function()
+      local ms, nn, _, fsdp = load()
+      if not ms.cuda.is_available() then return end
+      local model = fsdp.fully_shard(nn.Linear(8, 8))
+      assert.are.equal("cpu", model.weight:to_local().device)
+      local before = model.weight:full_tensor():clone()
+      model:to "cuda"
+      assert.are.equal("cuda:0", model.weight:to_local().device)
+      assert.is_true(model.weight:full_tensor():to("cpu"):equal(before))
+      local loss = model(ms.ones(2, 8, { device = "cuda" })):sum()
+      loss:backward()
+      assert.are.equal("cuda:0", model.weight.grad:to_local().device)
+      model:to "cpu"
+      assert.is_true(model.weight:full_tensor():equal(before))
+    end)
+  end)
+end
