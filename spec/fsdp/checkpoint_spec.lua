@@ -20,6 +20,18 @@ local KINDS = {
   { "columns", function() return load().dist.world_size() == 3 and { shard_placement_fn = columns } or { reshard_after_forward = false } end },
   { "no sharding", function() return nil end },
 }
+-- fsdp.FSDP: flat parameters, cut anywhere.
+local CLASSIC = {
+  { "flat parameters", { } }, { "original parameters", { use_orig_params = true } }, { "no_shard", { sharding_strategy = "no_shard" } },
+}
+
+local function make_classic(options)
+  local ms = load()
+  local model = make()
+  for _, name in ipairs { "a", "b" } do model[name] = ms.fsdp.FSDP(model[name], options) end
+  model = ms.fsdp.FSDP(model, options)
+  return model, ms.optim.AdamW(model:parameters(), { lr = 1 / 3, amsgrad = true })
+end
 
 for _, world in ipairs { 1, 2, 3, 4 } do
   ranks.describe(world, ("a sharded checkpoint of %d ranks"):format(world), function(rank)
@@ -63,6 +75,23 @@ for _, world in ipairs { 1, 2, 3, 4 } do
           assert.equal(world + 1, #files)
         end)
       end
+    end
+
+    for _, kind in ipairs(CLASSIC) do
+      it(("goes from FSDP's %s to rows and back, to the bit"):format(kind[1]), function()
+        local ms = load()
+        local model, optim = make_classic(kind[2])
+        train(model, optim, 1, 2)
+        ms.fsdp.save(path, model, optim)
+        local want = contents(model, optim)
+        local rows, its = make {}
+        ms.fsdp.load(path, rows, its)
+        assert.same(want, contents(rows, its))
+        ms.fsdp.save(path, rows, its)
+        local other, optim_2 = make_classic(kind[2])
+        ms.fsdp.load(path, other, optim_2)
+        assert.same(want, contents(other, optim_2))
+      end)
     end
 
     it("takes the place of the one before, and of nothing else", function()

@@ -11,6 +11,7 @@ local class = require "moonshard.class"
 local create = require "moonshard.tensor_create"
 local dtypes = require "moonshard.dtypes"
 local files = require "moonshard.state"
+local flat = require "moonshard.fsdp.flat"
 local module = require "moonshard.fsdp.module"
 local nn = require "moonshard.nn"
 local no_grad = require "moonshard.autograd".no_grad
@@ -55,8 +56,8 @@ end
 local function place_of(t)
   if not sharded.is_sharded(t) then return { dim = 0, first = 0, here = t:numel(), row = 1 } end
   local s = sharded.shard_info(t)
-  local flat = s.layout == C.MS_LAYOUT_FLAT
-  return { dim = flat and 0 or s.dim + 1, first = tonumber(s.first), here = tonumber(s.here), row = flat and 1 or tonumber(s.row_numel) }
+  local elements = s.layout == C.MS_LAYOUT_FLAT
+  return { dim = elements and 0 or s.dim + 1, first = tonumber(s.first), here = tonumber(s.here), row = elements and 1 or tonumber(s.row_numel) }
 end
 
 -- The range of elements that a place is, or nil where it is none.
@@ -65,10 +66,15 @@ local function range_of(place)
   return place.first * place.row, place.here * place.row
 end
 
+-- Every rank has it: not sharded, or over this rank alone.
+local function is_shared(t) return not sharded.is_sharded(t) or sharded.shard_info(t).world == 1 end
+
 local function replica(t)
   local unit = rawget(t, "_unit")
-  return unit and unit.replicates and unit.mesh():rank(1) or 0
+  return unit and unit.replicates and unit.mesh and unit.mesh():rank(1) or 0
 end
+
+local function whole_shape(t) return rawget(t, "_whole_shape") or t.shape end
 
 -- Names, tensors and places of everything there is to save, in one order on every rank; each object once, under its first name.
 local function entries_of(m, optim)
@@ -80,22 +86,22 @@ local function entries_of(m, optim)
       aliases["model." .. name] = seen[t]
     else
       seen[t] = "model." .. name
-      list[#list + 1] = { name = seen[t], whole = t.shape, place = place_of(t), replica = replica(t), like = t,
-        part = (sharded.is_sharded(t) and t:to_local() or t):detach(), shared = not sharded.is_sharded(t) }
+      list[#list + 1] = { name = seen[t], whole = whole_shape(t), place = place_of(t), replica = replica(t), like = t,
+        part = (sharded.is_sharded(t) and t:to_local() or t):detach(), shared = is_shared(t) }
     end
   end
   local numbers, groups = {}, nil
   if optim then
     local by_name = {}
-    for name, p in m:named_parameters() do by_name[name] = p end
+    for p, name in pairs(flat.names_below(m)) do by_name[name] = p end      -- order does not matter: a map
     local sd = state.optim_state_dict(m, optim, { type = "local" })
     groups = sd.param_groups
     for name, entry in util.sorted_pairs(sd.state) do
       local p = by_name[name]
       for key, v in util.sorted_pairs(entry) do
         if tensor.is_tensor(v) and v.ndim > 0 then
-          list[#list + 1] = { name = ("optim.%s.%s"):format(name, key), whole = p.shape, place = place_of(p), replica = replica(p), like = p,
-            part = v:detach(), shared = not sharded.is_sharded(p) }
+          list[#list + 1] = { name = ("optim.%s.%s"):format(name, key), whole = whole_shape(p), place = place_of(p), replica = replica(p),
+            like = p, part = v:detach(), shared = is_shared(p) }
         else
           numbers[name] = numbers[name] or {}
           numbers[name][key] = tensor.is_tensor(v) and v:item() or v
@@ -147,7 +153,12 @@ local function index_of(told, aliases, numbers, groups, extra)
     for _, e in ipairs(t.tensors) do
       local entry = index.tensors[e.name] or { dtype = e.dtype, shape = e.shape, pieces = {} }
       index.tensors[e.name] = entry
-      if e.here > 0 or #entry.pieces == 0 then entry.pieces[#entry.pieces + 1] = { r, e.dim, e.first, e.here } end
+      local last = entry.pieces[#entry.pieces]
+      if last and last[4] == 0 and e.here > 0 then
+        entry.pieces[#entry.pieces] = { r, e.dim, e.first, e.here }
+      elseif not last or e.here > 0 and e.first >= last[3] + last[4] then         -- a replica has the same ones again
+        entry.pieces[#entry.pieces + 1] = { r, e.dim, e.first, e.here }
+      end
     end
   end
   if groups then index.optimizer = { state = numbers, param_groups = groups } end
@@ -385,7 +396,7 @@ local function empty_state(dir, index, m)
   if type(told) ~= "table" or type(told.param_groups) ~= "table" then bad(dir, "it has no optimizer's state") end
   local sd, list = { state = {}, param_groups = told.param_groups }, {}
   local by_name, prefixes = {}, {}
-  for name, p in m:named_parameters() do
+  for p, name in pairs(flat.names_below(m)) do              -- order does not matter: sorted below
     by_name[name] = p
     prefixes[#prefixes + 1] = name
   end
@@ -407,7 +418,7 @@ local function empty_state(dir, index, m)
         local t = create.empty(part.shape, { dtype = entry.dtype })
         sd.state[found] = sd.state[found] or {}
         sd.state[found][key] = t
-        list[#list + 1] = { name = full, whole = p.shape, place = place_of(p), like = p, part = t, shared = not sharded.is_sharded(p) }
+        list[#list + 1] = { name = full, whole = whole_shape(p), place = place_of(p), like = p, part = t, shared = is_shared(p) }
       end
     end
   end
