@@ -19,12 +19,7 @@ local M = { any = false }               -- any: some unit has extensions
 local units = setmetatable({}, { __mode = "v" })        -- by handle
 
 -- The plain tensors that a tensor is made of.
-local function inner_tensors(t)
-  local method = t.inner_tensors
-  if type(method) ~= "function" then return { t } end
-  return method(t)
-end
-M.inner_tensors = inner_tensors
+local function inner_tensors(t) return tensor.flat { t } end
 
 -- ---- who has them --------------------------------------------------------------------------------
 
@@ -100,7 +95,7 @@ autograd.handlers[C.MS_EV_PRE_GATHER] = function(_, event)
     local inputs, metadata = x.pre(x.part, unit.shard_mesh(), x.shape, x.strides, x.module, unit.policy)
     if not is_list(inputs) or #inputs == 0 then errors.raise("%s returned %s, expected a list of tensors", who, errors.kind(inputs)) end
     for k, t in ipairs(inputs) do
-      if is_tensor(t) and type(t.inner_tensors) == "function" then errors.raise("%s: input %d is a %s, expected a plain tensor", who, k, t:class_name()) end
+      if is_tensor(t) and t.id < 0 then errors.raise("%s: input %d is a %s, expected a plain tensor", who, k, t:class_name()) end
     end
     x.metadata = metadata
     local n = put(inputs, who, "input")

@@ -160,13 +160,19 @@ function M.fully_shard(target, given)
   end
 
   local params, names, owners = managed(modules, ignored)
-  local ids, dims = ffi.new("ms_id[?]", math.max(#params, 1)), ffi.new("int32_t[?]", math.max(#params, 1))
+  -- A parameter of a tensor class is its inner tensors; each is a parameter to the engine.
+  local n = #tensor.flat(params)
+  local ids, dims = ffi.new("ms_id[?]", math.max(n, 1)), ffi.new("int32_t[?]", math.max(n, 1))
+  n = 0
   local positions = {}
   for k, p in ipairs(params) do
-    positions[k] = { k - 1 }
-    dims[k - 1] = o.shard_placement_fn and p.ndim > 0 and placement(o.shard_placement_fn, names[k], p, world) or 0
+    local dim = o.shard_placement_fn and p.ndim > 0 and placement(o.shard_placement_fn, names[k], p, world) or 0
     tensor.set_name(p, names[k])
-    ids[k - 1] = p.id
+    positions[k] = {}
+    for j, part in ipairs(tensor.flat { p }) do
+      positions[k][j], dims[n], ids[n] = n, dim, part.id
+      n = n + 1
+    end
   end
   local options = ffi.new("ms_unit_options", {
     group = group.id, layout = M.layout == "flat" and C.MS_LAYOUT_FLAT or C.MS_LAYOUT_ROWS, reshard_after_forward = reshard,
@@ -177,7 +183,7 @@ function M.fully_shard(target, given)
   if reshard > 1 then options.reshards_to, options.reshard_group = 1, smaller_group(group, o.mesh, reshard).id end
   local class_names = {}
   for k, m in ipairs(modules) do class_names[k] = m:class_name() end
-  local handle = lib.ms_unit_new(table.concat(class_names, ", "), #params, ids, options)
+  local handle = lib.ms_unit_new(table.concat(class_names, ", "), n, ids, options)
   if handle == 0 then errors.fail() end
 
   local mesh = o.mesh

@@ -133,10 +133,33 @@ local function keys_of(value)
   return keys
 end
 
+-- A tensor, or the inner tensors of an instance of a tensor class.
+local put_tensor
+function put_tensor(n, t)
+  if t.id >= 0 then return put(n, t.id) end
+  for _, part in ipairs(tensor.inner(t)) do n = put_tensor(n, part) end
+  return n
+end
+
+-- What stands in t's place.
+local get_tensor
+function get_tensor(n, t)
+  if t.id >= 0 then
+    if ids[n] == t.id then return t, n + 1 end
+    return wrap(ids[n]), n + 1
+  end
+  local parts, changed = {}, false
+  for k, part in ipairs(tensor.inner(t)) do
+    parts[k], n = get_tensor(n, part)
+    changed = changed or parts[k] ~= part
+  end
+  return changed and tensor.rebuild(parts, t) or t, n
+end
+
 local collect
 function collect(value, n, seen)
   if type(value) ~= "table" then return n end
-  if is_tensor(value) then return put(n, value.id) end
+  if is_tensor(value) then return put_tensor(n, value) end
   if getmetatable(value) ~= nil or seen[value] then return n end
   seen[value] = true
   for _, k in ipairs(keys_of(value)) do n = collect(value[k], n, seen) end
@@ -147,11 +170,7 @@ end
 local replace
 function replace(value, n, seen)
   if type(value) ~= "table" then return value, n end
-  if is_tensor(value) then
-    local id = ids[n]
-    if id == value.id then return value, n + 1 end
-    return wrap(id), n + 1
-  end
+  if is_tensor(value) then return get_tensor(n, value) end
   if getmetatable(value) ~= nil or seen[value] then return value, n end
   seen[value] = true
   local copy
@@ -176,7 +195,7 @@ local function flatten(values)
   for k = 1, values.n do
     local v = values[k]
     if is_tensor(v) then
-      n = put(n, v.id)
+      n = put_tensor(n, v)
     elseif type(v) == "table" then
       seen = seen or {}
       n = collect(v, n, seen)
@@ -191,8 +210,7 @@ local function rebuild(values)
   for k = 1, values.n do
     local v = values[k]
     if is_tensor(v) then
-      if ids[n] ~= v.id then values[k] = wrap(ids[n]) end
-      n = n + 1
+      values[k], n = get_tensor(n, v)
     elseif type(v) == "table" then
       seen = seen or {}
       values[k], n = replace(v, n, seen)
@@ -248,7 +266,7 @@ end
 local function after(self, unit, ...)
   if not leaves(unit, self) then return ... end
   local out = ...
-  if select("#", ...) == 1 and is_tensor(out) then
+  if select("#", ...) == 1 and is_tensor(out) and out.id >= 0 then
     ids[0] = out.id
     post_forward(unit, 1)
     return taken(out, 0)
@@ -267,7 +285,7 @@ local function between(self, unit, forward, ...)
   if not unit.looked then extensions.look(unit) end
   if unit.extensions then extensions.gather(unit) end
   local x = ...
-  if select("#", ...) == 1 and is_tensor(x) then
+  if select("#", ...) == 1 and is_tensor(x) and x.id >= 0 then
     ids[0] = x.id
     pre_forward(unit, 1)
     x = taken(x, 0)

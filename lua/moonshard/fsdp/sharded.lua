@@ -11,6 +11,7 @@ local errors = require "moonshard.errors"
 local initial = require "moonshard.nn.initial"
 local policies = require "moonshard.fsdp.policies"
 local tensor = require "moonshard.tensor"
+local tensor_class = require "moonshard.tensor_class"
 
 local lib, ffi = engine.lib, engine.ffi
 local C = ffi.C
@@ -30,14 +31,21 @@ local methods = Sharded.methods
 -- Classes for parameters, by the class that they had.
 local parameter_classes = setmetatable({}, { __mode = "k" })
 
---- Is x sharded? A parameter is while its module does not run.
+--- Is x sharded? A parameter is while its module does not run. An instance of a tensor class is if its inner tensors are.
 ---@return boolean
 function M.is_sharded(x)
-  return type(x) == "table" and (rawget(x, "_unit") ~= nil or rawget(x, "_of") ~= nil)
+  if type(x) ~= "table" then return false end
+  if rawget(x, "_unit") ~= nil or rawget(x, "_of") ~= nil then return true end
+  local id = rawget(x, "id")
+  return id ~= nil and id < 0 and M.is_sharded(tensor.inner(x)[1])
 end
 
--- The parameter whose placement t has.
-local function parameter_of(t) return rawget(t, "_of") or t end
+-- The parameter whose placement t has; of a tensor class, its first inner tensor.
+local parameter_of
+function parameter_of(t)
+  if t.id < 0 then return parameter_of(tensor.inner(t)[1]) end
+  return rawget(t, "_of") or t
+end
 
 local function shard_info(t)
   if lib.ms_unit_shard_info(parameter_of(t).id, info) ~= 0 then errors.fail(t) end
@@ -45,7 +53,9 @@ local function shard_info(t)
 end
 
 -- Whole at the moment: an ordinary tensor.
-local function is_whole(t)
+local is_whole
+function is_whole(t)
+  if t.id < 0 then return is_whole(tensor.inner(t)[1]) end
   return rawget(t, "_of") == nil and tensor.info_of(t).sharded == 0
 end
 
@@ -246,7 +256,7 @@ function initial.places.shard_of(t)
   local s = shard_info(t)
   local place, runs, apart = tonumber(s.first * s.row_numel), nil, nil
   if s.dim > 0 then runs, apart = tonumber(s.outer), tonumber(s.rows * s.row_numel) end
-  return methods.to_local(t), place, runs, apart
+  return t:to_local(), place, runs, apart
 end
 
 --- This rank's part of a whole tensor, cut as p is: a view.
@@ -276,8 +286,46 @@ end
 --- Makes p, which the engine has just sharded, a sharded parameter of unit.
 function M.adopt(p, unit)
   rawset(p, "_unit", unit)
+  if p.id < 0 then
+    for _, part in ipairs(tensor.inner(p)) do M.adopt(part, unit) end
+    return
+  end
   rawset(p, "_grad", nil)
   setmetatable(p, class_for(getmetatable(p)))
+end
+
+-- ---- tensor classes ------------------------------------------------------------------------------
+
+-- A sharded parameter of a tensor class is an instance with sharded inner tensors; so is its gradient.
+local instances = tensor_class.Instance.methods
+
+--- This rank's rows, an instance; of a parameter the same object at every read.
+function instances.to_local(t)
+  local parts, seen = {}, rawget(t, "_local")
+  local same = seen ~= nil
+  for k, part in ipairs(tensor.inner(t)) do
+    if not M.is_sharded(part) then errors.raise("to_local: this %s is not sharded", t:class_name()) end
+    parts[k] = part:to_local()
+    same = same and rawequal(tensor.inner(seen)[k], parts[k])
+  end
+  if same then return seen end
+  seen = tensor.rebuild(parts, t)
+  rawset(t, "_local", seen)
+  return seen
+end
+
+--- The whole, gathered: collective, detached.
+function instances.full_tensor(t)
+  return tensor_class.map(t, function(part)
+    if not M.is_sharded(part) then errors.raise("full_tensor: this %s is not sharded", t:class_name()) end
+    return part:full_tensor()
+  end)
+end
+
+for _, name in ipairs { "placements", "device_mesh" } do
+  tensor.getters[name] = function(t)
+    if t.id < 0 and M.is_sharded(t) then return own_getters[name](tensor.inner(t)[1]) end
+  end
 end
 
 M.Sharded = Sharded

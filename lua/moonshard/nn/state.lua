@@ -82,7 +82,7 @@ local function convert(self, change, whole)
   no_grad(function()
     local units = {}
     for _, p in ipairs(self:parameters()) do
-      local unit = lib.ms_unit_of(p.id)
+      local unit = lib.ms_unit_of(p.id < 0 and tensor.inner(p)[1].id or p.id)
       if unit ~= 0 then
         if not units[unit] then
           units[unit] = true

@@ -220,6 +220,10 @@ function Optimizer:zero_grad(given)
       local p = params[j]
       if not keep then
         p.grad = nil
+      elseif p.id < 0 then
+        for _, part in ipairs(tensor.flat { p }) do
+          if part.grad then part.grad:detach():zero_() end
+        end
       elseif p.grad then
         p.grad:detach():zero_()
       end
