@@ -195,6 +195,27 @@ describe("a sparse gradient", function()
     end)
   end
 
+  for _, row in ipairs {
+    { "fully_shard", function(m) return ms.fsdp.fully_shard(m) end },
+    { "FSDP", function(m) return ms.fsdp.FSDP(m) end },
+    { "FSDP with the original parameters", function(m) return ms.fsdp.FSDP(m, { use_orig_params = true }) end },
+  } do
+    it("is dense in a sharded unit, where it is reduced: " .. row[1], function()
+      local dense, sparse = tables()
+      ms.catch_warnings(function() sparse = row[2](sparse) end)
+      local a, b = optim.SGD(dense:parameters(), { lr = 0.1 }), optim.SGD(sparse:parameters(), { lr = 0.1 })
+      for step = 1, 2 do
+        local where = ids { step, 2, 2 }
+        for _, e in ipairs { dense, sparse } do (e(where) ^ 2):sum():backward() end
+        a:step()
+        b:step()
+        a:zero_grad()
+        b:zero_grad()
+      end
+      ms.testing.assert_close(sparse(ids { 0, 1, 2, 3 }), dense(ids { 0, 1, 2, 3 }))
+    end)
+  end
+
   it("is copied with its leaf", function()
     local _, e = tables()
     e(ids { 1, 2 }):sum():backward()

@@ -351,6 +351,13 @@ local function embedding_backward(ctx, g)
   M.accumulate(w, Sparse(flat:clone(), values:to(w.dtype), w.shape))
 end
 
+--- May w have a sparse gradient? A leaf of its own may; what a sharded unit keeps is reduced dense.
+---@param w Tensor
+---@return boolean
+function M.takes(w)
+  return w.id >= 0 and tensor.info_of(w).is_leaf ~= 0 and lib.ms_unit_of(w.id) == 0
+end
+
 --- Makes a look-up of rows whose gradient by w is sparse. look: (ids, w, padding) -> rows, by the engine's operator.
 function M.embedding(look)
   return autograd.Function {

@@ -11,7 +11,7 @@ local empty = require "moonshard.nn.parameter".empty
 local raise, show = errors.raise, errors.kind
 
 ---weight [n, d]; ids are counted from 0. The row of padding_idx starts as zeros and gets no gradient. With {sparse = true}
----the weight's gradient is a sparse tensor of the rows that were looked up.
+---the weight's gradient is a sparse tensor of the rows that were looked up (dense where a sharded unit has the weight).
 ---@class Embedding: Module
 ---@field weight Parameter
 ---@overload fun(n: integer, d: integer, opts?: { padding_idx: integer, sparse: boolean, dtype: string, device: string }): Embedding
@@ -42,7 +42,7 @@ local embedding = ops.embedding
 local sparse_embedding = sparse.embedding(embedding)
 function Embedding:forward(ids)
   local slots = self._slots
-  if slots.sparse then return sparse_embedding(slots.weight, ids, slots.padding_idx) end
+  if slots.sparse and sparse.takes(slots.weight) then return sparse_embedding(slots.weight, ids, slots.padding_idx) end
   return embedding(ids, slots.weight, slots.padding_idx)
 end
 
