@@ -249,6 +249,7 @@ local value
 
 local function after_first_step() return trained_from and ms.time() - trained_from or 0 end
 
+fsdp.catch_checkpoint_signals()         -- SIGUSR1: a checkpoint, and go on; SIGUSR2: a checkpoint, and end with status 75
 cli.run("train", function()
   for step in ms.steps(last, { from = first + 1 }) do
     step_now = step
@@ -271,7 +272,18 @@ cli.run("train", function()
         if n > 0 then say("  writes: %s", (text.printable(write_sample(step, n)):gsub("%s+", " "))) end
       end
     end
-    if save_every and step % save_every == 0 and not final then save(step) end
+    local wanted = fsdp.checkpoint_wanted()
+    if wanted and not final then
+      local where = save(step)
+      say("step %d: checkpoint: %s", step, where)
+      if wanted == "stop" then
+        bar:finish()
+        dist.finalize()
+        os.exit(75)                       -- sysexits' "try again later": --resume goes on from here
+      end
+    elseif save_every and step % save_every == 0 and not final then
+      save(step)
+    end
   end
   bar:finish()
 

@@ -280,6 +280,39 @@ describe("scripts/train.lua", function()
     assert.matches("^\ntrain: interrupted in step %d+ of 100000; its metrics are in .*/interrupted\n$", process.read(out .. ".err"))
   end)
 
+  for _, n in ipairs { 0, 2 } do
+    it(("writes a checkpoint on SIGUSR1 and goes on, on SIGUSR2 and ends with status 75, over %d ranks"):format(math.max(n, 1)), function()
+      local name = "signalled" .. n
+      local out = folder .. "/" .. name .. ".out"
+      local words = n > 0 and { "mpirun", "-n", tostring(n) } or {}
+      for _, a in ipairs { "luajit", root .. "/scripts/train.lua", "--data", folder .. "/text", "--out", folder .. "/" .. name, "--steps", "100000" } do
+        words[#words + 1] = a
+      end
+      for _, a in ipairs(TINY) do words[#words + 1] = tostring(a) end
+      local child = process.start(words, { stdout = out, stderr = out .. ".err", env = {
+        OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" } })
+      local function await(pattern)
+        local deadline = process.now() + 40
+        while not process.read(out):find(pattern) and process.now() < deadline and not child:poll() do process.sleep(0.01) end
+        local found = process.read(out):match(pattern)
+        assert.is_truthy(found, process.read(out) .. process.read(out .. ".err"))
+        return found
+      end
+      local SIGUSR1, SIGUSR2 = 10, 12
+      await "step +1/"
+      process.kill(child.pid, SIGUSR1)
+      local first = await "step (%d+): checkpoint: "
+      process.kill(child.pid, SIGUSR2)
+      assert.are.equal(75, child:wait(30) or child:stop())
+      local last
+      for step in process.read(out):gmatch "step (%d+): checkpoint: " do last = step end
+      assert.is_true(tonumber(last) > tonumber(first))
+      for _, step in ipairs { first, last } do assert.is_true(#checkpoint(name, tonumber(step)) > 1000) end
+      local job = ok(train(n, name .. "-on", { "--resume", folder .. "/" .. name, "--steps", tonumber(last) + 2, "--warmup", 3 }))
+      assert.matches(("from step %s of "):format(last), job.stdout)
+    end)
+  end
+
   it("keeps its native memory flat without the collector", function()
     local script = ([[
       collectgarbage "stop"

@@ -263,6 +263,29 @@ function M.save(dir, m, optim, given)
   end)
 end
 
+-- ---- checkpoints on request ------------------------------------------------------------------------
+
+--- From now on SIGUSR1 (a checkpoint, and go on) and SIGUSR2 (a checkpoint, and end with status 75) are noted for checkpoint_wanted.
+--- mpirun and srun hand both to all ranks.
+---@param on? boolean  false: they end the process again
+function M.catch_checkpoint_signals(on) lib.ms_catch_checkpoint_signals(on == false and 0 or 1) end
+
+local agreed
+
+--- Whether some rank was sent a signal since the last call: "go_on", "stop", or nil; the same on every rank. Collective: once a step.
+---@return "go_on"|"stop"|nil
+function M.checkpoint_wanted()
+  local dist = require "moonshard.dist"
+  local mine = lib.ms_checkpoint_signal()
+  if dist.world_size() > 1 then
+    agreed = agreed or create.zeros(1, { dtype = "int32", device = "cpu" }):keep()
+    no_grad(function() agreed:fill_(mine) end)
+    dist.all_reduce(agreed, { op = "max" })
+    mine = agreed:item()
+  end
+  return mine == 1 and "go_on" or mine == 2 and "stop" or nil
+end
+
 -- ---- the index, read -----------------------------------------------------------------------------
 
 local function bad(dir, format, ...)

@@ -31,6 +31,8 @@ local fsdp = {
   load_optim_state_dict = state.load_optim_state_dict,
   save = checkpoint.save,
   load = checkpoint.load,
+  catch_checkpoint_signals = checkpoint.catch_checkpoint_signals,
+  checkpoint_wanted = checkpoint.checkpoint_wanted,
   record = checks.record,
   check_sharded_parity = checks.check_sharded_parity,
 }
