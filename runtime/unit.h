@@ -58,6 +58,7 @@ struct unit {
     uint64_t      post_version;     // of the parameters it was cut from
     int           rank, world, n, device;
     int           views;            // MS_VIEWS_*
+    int64_t       piece_elements;   // flat: every parameter begins at a multiple of so many elements; 0: not planned yet
     unit_param    flat;             // VIEWS_FLAT: the flat parameter, at once param and local; its grad is where gradients land
     double        before, after;    // VIEWS_FLAT and PIECES: gradients are divided by these before and after they are summed
     int           backward_prefetch_at;     // MS_PREFETCH_*

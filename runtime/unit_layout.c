@@ -122,27 +122,25 @@ static ms_status rows_pack(unit *u, int n, unit_param **present, ms_tensor *in)
 
 // ---- flat -------------------------------------------------------------------------------------
 
-// Pieces that scripts see begin at multiples of 16 bytes in the flat parameter.
-static int64_t flat_place(const unit *u, int64_t at, const unit_param *p)
-{
-    int64_t unit_of = u->views == MS_VIEWS_PIECES ? 16 / (int64_t)size_of(p->dtype) : 1;
-    return (at + unit_of - 1) / unit_of * unit_of;
-}
+// Pieces that scripts see begin at multiples of 16 bytes in the flat parameter, by the dtype it was made with: moved to
+// another one, every element stays on its rank.
+static int64_t flat_place(const unit *u, int64_t at) { return (at + u->piece_elements - 1) / u->piece_elements * u->piece_elements; }
 
 static ms_status flat_plan(unit *u)
 {
     int64_t total = 0;
+    if (!u->piece_elements) u->piece_elements = u->views == MS_VIEWS_PIECES && u->n ? 16 / (int64_t)size_of(u->params[0].dtype) : 1;
     for (int j = 0; j < u->n; j++) {
         if (u->params[j].dtype != u->params[0].dtype)
             return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s",
                             ms__dtype_name(u->params[0].dtype), ms__dtype_name(u->params[j].dtype));
-        total = flat_place(u, total, &u->params[j]) + u->params[j].numel;
+        total = flat_place(u, total) + u->params[j].numel;
     }
     int64_t each = (total + u->world - 1) / u->world, begin = u->rank * each, end = begin + each, at = 0;
     size_t wide = u->n ? size_of(u->params[0].dtype) : 0, low = u->n ? size_of(u->params[0].low) : 0;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
-        at = flat_place(u, at, p);
+        at = flat_place(u, at);
         int64_t n = p->numel, from = max64(at, begin), to = min64(at + n, end);
         p->rows = n;
         p->row_numel = p->outer = 1;
