@@ -1,5 +1,5 @@
 --- FSDP, moved to another dtype after it was wrapped, trains the models of the zoo as DDP does: losses every step, whole
---- parameters at the end. Every rank has its own input. 
+--- parameters at the end. Every rank has its own input.
 local ranks = require "spec.support.ranks"
 
 local MODELS = { "nested_wrapped_module", "always_wrap_nested_wrapped_module", "non_uniform_req_grad", "mixture_of_experts",

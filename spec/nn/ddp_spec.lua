@@ -470,6 +470,12 @@ ranks.describe(2, "DDP #mpi", function()
       message(nn.DDP, nn.Linear(2, 2, { bias = false, dtype = rank == 1 and "float64" or "float32" })))
     local sharded = ms.fsdp.fully_shard(nn.Linear(2, 2))
     assert.truthy(message(nn.DDP, sharded):find("parameter 'weight' is sharded already", 1, true))
+    local Two = ms.Tensor:extend "Two"
+    function Two:init(a, b) self.a, self.b = a, b end
+    function Two:inner_tensors() return { self.a, self.b } end
+    local two = nn.Linear(2, 2, { bias = false })
+    two.weight = nn.Parameter(Two(ms.ones(2, 2), ms.ones(2, 2)))
+    assert.truthy(message(nn.DDP, two):find("^DDP: parameter 'weight' is a .*; gradients of tensor classes are not reduced"))
     dist.barrier()
   end)
 
