@@ -19,6 +19,7 @@ enum { MS_CUDA_TABLE_VERSION = 1, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
 
 struct ms_call;
 struct ms_tensor;
+struct ms_pending;
 struct ms_cuda_engine;              // what the plugin may call: op_cuda.h
 typedef struct { const char *op; ms_status (*run)(struct ms_call *c); } ms_cuda_kernel;
 
@@ -85,6 +86,10 @@ static inline int  ms__index(int device) { return device >> 8; }
 // The driver's allocation that a block of the pool lies in; NULL: not known.
 struct ms_block;
 void *ms__device_base(const struct ms_block *b);
+
+// Copies dst = src (contiguous, one dtype) on the copy stream and returns at once; the next operator on either waits. *event,
+// when wanted, is the caller's to release (op_copy.c).
+ms_status ms__copy_async(struct ms_tensor *dst, struct ms_tensor *src, struct ms_pending **event);
 
 // Bytes between and within devices, in the order of the compute stream. To the CPU it waits until they are there.
 ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes);

@@ -100,6 +100,8 @@ MS_API int         ms_cuda_count(void);               // devices; 0 where there 
 MS_API const char *ms_cuda_why(void);                 // why there are none; "" otherwise
 MS_API const char *ms_cuda_name(int index);           // NULL: no such device (ms_error)
 MS_API ms_status   ms_cuda_synchronize(int index);    // waits for everything queued there
+// dst = src on the copy stream, between the CPU and a GPU (or within one): returns at once, and the next operator on either waits.
+MS_API ms_status   ms_copy_async(ms_id dst, ms_id src);
 // A tensor's memory for another process of this machine: 64 bytes of handle, and where in it the tensor begins. The tensor lives
 // on until the other is done; what was queued is through on return.
 MS_API ms_status   ms_cuda_share(ms_id t, uint8_t *handle, double *offset);
