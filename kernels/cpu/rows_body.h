@@ -16,20 +16,28 @@ MS_INLINE REAL R(ms__fold)(const V *p)
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
+// Sums of four vectors at a time, which wait for each other four times less; then the rest vector by vector. TERM(j) is a vector.
+#define SUM_OF(TERM)                                                                                    \
+    V s = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 };                                                    \
+    int64_t j = 0;                                                                                      \
+    for (; j + 64 <= n; j += 64) { s += TERM(j); s1 += TERM(j + 16); s2 += TERM(j + 32); s3 += TERM(j + 48); } \
+    s = (s + s1) + (s2 + s3);                                                                           \
+    for (; j + 16 <= n; j += 16) s += TERM(j);
+
 MS_INLINE REAL R(ms__row_sum)(const REAL *x, int64_t n)
 {
-    V s = { 0 };
-    int64_t j = 0;
-    for (; j + 16 <= n; j += 16) s += LANES_AT(x + j);
+#define TERM(j) LANES_AT(x + (j))
+    SUM_OF(TERM)
+#undef TERM
     for (int64_t l = 0; j + l < n; l++) s[l] += x[j + l];
     return R(ms__fold)(&s);
 }
 
 MS_INLINE REAL R(ms__row_dot)(const REAL *x, const REAL *y, int64_t n)
 {
-    V s = { 0 };
-    int64_t j = 0;
-    for (; j + 16 <= n; j += 16) s += LANES_AT(x + j) * LANES_AT(y + j);
+#define TERM(j) (LANES_AT(x + (j)) * LANES_AT(y + (j)))
+    SUM_OF(TERM)
+#undef TERM
     for (int64_t l = 0; j + l < n; l++) s[l] += x[j + l] * y[j + l];
     return R(ms__fold)(&s);
 }
@@ -37,15 +45,13 @@ MS_INLINE REAL R(ms__row_dot)(const REAL *x, const REAL *y, int64_t n)
 // sum of (x - m)^2
 MS_INLINE REAL R(ms__row_spread)(const REAL *x, REAL m, int64_t n)
 {
-    V s = { 0 };
-    int64_t j = 0;
-    for (; j + 16 <= n; j += 16) {
-        V d = LANES_AT(x + j) - m;
-        s += d * d;
-    }
+#define TERM(j) ((LANES_AT(x + (j)) - m) * (LANES_AT(x + (j)) - m))
+    SUM_OF(TERM)
+#undef TERM
     for (int64_t l = 0; j + l < n; l++) s[l] += (x[j + l] - m) * (x[j + l] - m);
     return R(ms__fold)(&s);
 }
+#undef SUM_OF
 
 // NaN may be passed over: the exponentials that follow find it.
 MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
@@ -53,17 +59,28 @@ MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
     REAL m = -(REAL)INFINITY;
     int64_t j = 0;
     if (n >= 16) {
-        V s = LANES_AT(x);
-        for (j = 16; j + 16 <= n; j += 16) {
-            V a = LANES_AT(x + j);
-            R(ms_ints) more = a > s;
-            s = (V)((more & (R(ms_ints))a) | (~more & (R(ms_ints))s));
+#define LARGER(s, a)                                                                                     \
+    do {                                                                                                 \
+        V other_ = (a);                                                                                  \
+        R(ms_ints) more_ = other_ > s;                                                                   \
+        s = (V)((more_ & (R(ms_ints))other_) | (~more_ & (R(ms_ints))s));                                \
+    } while (0)
+        V s = LANES_AT(x), s1 = s, s2 = s, s3 = s;
+        for (j = 16; j + 64 <= n; j += 64) {
+            LARGER(s, LANES_AT(x + j));
+            LARGER(s1, LANES_AT(x + j + 16));
+            LARGER(s2, LANES_AT(x + j + 32));
+            LARGER(s3, LANES_AT(x + j + 48));
         }
+        LARGER(s, s1);
+        LARGER(s2, s3);
+        LARGER(s, s2);
+        for (; j + 16 <= n; j += 16) LARGER(s, LANES_AT(x + j));
         for (int64_t step = 8; step; step /= 2) {            // the tree of ms__fold
             V t = __builtin_shuffle(s, (R(ms_ints)) { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 } + (INT)step);
-            R(ms_ints) more = t > s;
-            s = (V)((more & (R(ms_ints))t) | (~more & (R(ms_ints))s));
+            LARGER(s, t);
         }
+#undef LARGER
         m = s[0] > m ? s[0] : m;
     }
     for (; j < n; j++) m = x[j] > m ? x[j] : m;
