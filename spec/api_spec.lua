@@ -182,6 +182,13 @@ describe("the contract's fields", function()
     work:wait()
   end)
 
+  it("are there: instances of FSDP", function()
+    local m = fsdp.FSDP(nn.Linear(4, 4))
+    for _, name in ipairs(words "module params check_is_root register_comm_hook no_sync clip_grad_norm_ weight") do
+      assert.is_not_nil(m[name], name)
+    end
+  end)
+
   it("are there: parameters of fully_shard", function()
     local m = fsdp.fully_shard(nn.Linear(4, 4))
     local p = m.weight
@@ -253,6 +260,23 @@ local takes = {
   { "init_device_mesh", function(o) dist.init_device_mesh("cpu", { 1 }, o) end, "names" },
   { "fully_shard", function(o) fsdp.fully_shard(nn.Linear(2, 2), o) end,
     "mesh reshard_after_forward shard_placement_fn mp_policy offload_policy ignored_params" },
+  { "FSDP", function(o) fsdp.FSDP(nn.Linear(2, 2), o) end,
+    "process_group sharding_strategy cpu_offload auto_wrap_policy backward_prefetch mixed_precision ignored_modules ignored_states "
+    .. "param_init_fn device_id sync_module_states forward_prefetch limit_all_gathers use_orig_params device_mesh" },
+  { "MixedPrecision", function(o) fsdp.MixedPrecision(o) end,
+    "param_dtype reduce_dtype buffer_dtype keep_low_precision_grads cast_forward_inputs cast_root_forward_inputs" },
+  { "summon_full_params", function(o) fsdp.summon_full_params(fsdp.FSDP(nn.Linear(2, 2)), o, function() end) end,
+    "recurse writeback rank0_only offload_to_cpu with_grads" },
+  { "fsdp_modules", function(o) fsdp.fsdp_modules(nn.ReLU(), o) end, "root_only" },
+  { "state_dict", function(o) fsdp.state_dict(fsdp.fully_shard(nn.Linear(2, 2)), o) end, "type offload_to_cpu rank0_only" },
+  { "load_state_dict", function(o) fsdp.load_state_dict(fsdp.fully_shard(nn.Linear(2, 2)), {}, o) end, "strict broadcast_from_rank0" },
+  { "unshard", function(o) fsdp.fully_shard(nn.Linear(2, 2)):unshard(o) end, "async" },
+  { "set_requires_gradient_sync", function(o) fsdp.fully_shard(nn.Linear(2, 2)):set_requires_gradient_sync(true, o) end, "recurse" },
+  { "size_based_auto_wrap_policy", function(o) fsdp.wrap.size_based_auto_wrap_policy(o) end, "min_num_params" },
+  { "LowPrecisionState", function(o) fsdp.comm_hooks.LowPrecisionState(dist.default_group(), o) end, "parameter_type" },
+  { "DDP", function(o) nn.DDP(nn.Linear(2, 2), o) end, "process_group bucket_cap_mb find_unused_parameters gradient_as_bucket_view" },
+  { "Transformer", function(o) nn.Transformer(o) end, "d_model nhead num_encoder_layers num_decoder_layers dim_feedforward dropout activation "
+    .. "layer_norm_eps batch_first norm_first bias" },
   { "MixedPrecisionPolicy", function(o) fsdp.MixedPrecisionPolicy(o) end, "param_dtype reduce_dtype output_dtype cast_forward_inputs" },
   { "CPUOffloadPolicy", function(o) fsdp.CPUOffloadPolicy(o) end, "pin_memory" },
   { "GradScaler", function(o) ms.amp.GradScaler(o) end, "init_scale growth_factor backoff_factor growth_interval enabled" },
