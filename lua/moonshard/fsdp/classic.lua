@@ -180,6 +180,10 @@ function FSDP:init(m, given)
   if o.mixed_precision ~= nil and not policies.is_precision(o.mixed_precision) then
     raise("FSDP: option 'mixed_precision' is %s, expected a fsdp.MixedPrecision", errors.kind(o.mixed_precision))
   end
+  if type(o.cpu_offload) == "boolean" then o.cpu_offload = policies.CPUOffload { offload_params = o.cpu_offload } end
+  if o.cpu_offload ~= nil and not policies.is_classic_offload(o.cpu_offload) then
+    raise("FSDP: option 'cpu_offload' is %s, expected true, false or a fsdp.CPUOffload", errors.kind(o.cpu_offload))
+  end
   local placed = groups.resolve(o, inner)
   if m.forward == nil then
     log.warn("FSDP will not all-gather parameters for containers that do not implement forward: " .. tostring(m))
@@ -198,6 +202,9 @@ function FSDP:init(m, given)
   local device = materialize.device(inside, o.device_id)
   materialize.from_meta(inside, o.param_init_fn, device)
   materialize.move(inside, device, o.device_id)
+  if o.cpu_offload and o.cpu_offload.offload_params and not device:find "^cpu" then
+    raise("FSDP: cpu_offload with the compute device %s is not there yet", device)
+  end
   if o.sync_module_states then
     materialize.sync(inside, placed.replicate and { placed.group, placed.replicate } or { placed.group }, ignored_params)
   end
@@ -279,7 +286,7 @@ rawset(FSDP, "__call", function(self, ...)
   end
   if unit.summoned then raise "expected to be in states ['idle'] but current state is 'summon_full_params'" end
   if unit.options.use_orig_params then write_back(unit) end
-  if unit.hook_built_in then hooks.apply(unit) end      -- its state is the script's, and may have changed
+  if unit.hook_built_in then hooks.refresh(unit) end
   if unit.order then order.check(unit, self) end
   return module.call_between(self, unit, Module.__call, ...)
 end)

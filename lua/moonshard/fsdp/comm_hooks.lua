@@ -119,14 +119,25 @@ local function apply(unit)
     local known = built_in[hook]
     local sharded = unit.placed.strategy ~= "no_shard"
     if known and (known.output == nil or known.output == sharded) then
-      fill(hook_struct, known, unit.comm_hook_state)
-      unit.hook_built_in = true
+      local state = unit.comm_hook_state
+      fill(hook_struct, known, state)
+      unit.hook_built_in = { group = state.process_group, before = state.gradient_predivide_factor, after = state.gradient_postdivide_factor,
+        lands = state.parameter_type }
     else
       unit.hook_key = require "moonshard.autograd".new_key(unit)
       hook_struct.kind, hook_struct.key = C.MS_COMM_SCRIPT, unit.hook_key
     end
   end
   if lib.ms_unit_set_comm_hook(unit.handle, hook_struct) ~= 0 then errors.fail() end
+end
+
+--- A built-in hook's state is the script's, and may have changed since the engine was told.
+local function refresh(unit)
+  local state, told = unit.comm_hook_state, unit.hook_built_in
+  if told.group ~= state.process_group or told.before ~= state.gradient_predivide_factor or told.after ~= state.gradient_postdivide_factor
+      or told.lands ~= state.parameter_type then
+    apply(unit)
+  end
 end
 
 --- Sets hook and state of one unit; what was there stays when they are wrong.
@@ -149,4 +160,4 @@ autograd.handlers[C.MS_EV_REDUCE] = function(unit, event)
   return nil, 0
 end
 
-return { public = errors.closed(M, "fsdp.comm_hooks"), set = set, apply = apply, is_callable = is_callable }
+return { public = errors.closed(M, "fsdp.comm_hooks"), set = set, refresh = refresh, is_callable = is_callable }

@@ -22,6 +22,7 @@ local fsdp = {
   register_fsdp_forward_method = module.register_fsdp_forward_method,
   FSDPModule = module.FSDPModule,
   MixedPrecisionPolicy = policies.MixedPrecisionPolicy,
+  CPUOffload = policies.CPUOffload,
   CPUOffloadPolicy = policies.CPUOffloadPolicy,
   Shard = policies.Shard,
   Replicate = policies.Replicate,

@@ -71,6 +71,20 @@ end
 
 function M.is_precision(x) return getmetatable(x) == Precision end
 
+local ClassicOffload = { __name = "CPUOffload" }
+ClassicOffload.__index = ClassicOffload
+
+--- Where an FSDP instance keeps its shards, gradients and with them the optimizer's state: on the CPU with offload_params. Where the
+--- CPU is the compute device they are there already.
+---@param given? {offload_params: boolean}
+function M.CPUOffload(given)
+  return setmetatable(opts("CPUOffload", given, { offload_params = false }), ClassicOffload)
+end
+
+function ClassicOffload.__tostring(p) return ("CPUOffload(offload_params = %s)"):format(tostring(p.offload_params)) end
+
+function M.is_classic_offload(x) return getmetatable(x) == ClassicOffload end
+
 local Offload = { __name = "CPUOffloadPolicy" }
 Offload.__index = Offload
 
