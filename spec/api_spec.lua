@@ -24,7 +24,6 @@ end
 
 --- Names that are on their way; each goes when its feature lands.
 local soon = words [[
- 
 ]]
 -- What belongs to a missing name is excused with it.
 local excused = {}
