@@ -125,18 +125,18 @@ end
 -- What waits for the end of the outermost backward: { done, failed } pairs.
 local ending
 
---- Calls done() when the outermost backward that runs now is over, failed() if it fails. For nn.DDP.
+--- Calls done() when the outermost backward that runs now is over, failed(message) if it fails. For nn.DDP.
 function M.at_end(done, failed)
   ending = ending or {}
   ending[#ending + 1] = { done, failed }
 end
 
-local function end_all(which)
+local function end_all(which, message)
   if depth > 0 or not ending then return end
   local list = ending
   ending = nil
   for k = 1, #list do
-    if list[k][which] then list[k][which]() end
+    if list[k][which] then list[k][which](message) end
   end
 end
 
@@ -158,13 +158,13 @@ local function pull(run, ...)
     local ok, message = pcall(pull_events, run, event)
     depth = mine - 1
     if not ok then
-      end_all(2)
+      end_all(2, message)
       error(message, 0)
     end
   elseif s ~= DONE then
     local text = errors.last()
     lib.ms_run_abort(run)
-    end_all(2)
+    end_all(2, text)
     errors.raise_text(text)
   end
 end

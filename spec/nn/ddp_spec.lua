@@ -573,6 +573,27 @@ ranks.describe(2, "DDP #mpi", function()
     assert.near(rank + 1, m.weight.grad:tolist()[1][1], 1e-6)
   end)
 
+  it("fails on every rank when one rank's backward does, and goes on afterwards", function(rank)
+    local ms, nn, dist = load()
+    local lib = require("moonshard.ffi").lib
+    local m = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
+    local ddp = nn.DDP(m, { bucket_cap_mb = 1e-6 })
+    for _ = 1, 2 do ddp(ms.ones(1, 3)):sum():backward() end
+    for _ = 1, 3 do
+      local handle = rank == 1 and m[1].weight:register_hook(function() error("no more of this", 0) end)
+      local begun = lib.ms_time()
+      local text = message(function() ddp(ms.ones(1, 3)):sum():backward() end)
+      assert.truthy(text:find("no more of this", 1, true), text)
+      if rank == 0 then assert.truthy(text:find("rank 1", 1, true), text) end
+      assert.is_true(lib.ms_time() - begun < 20)
+      if handle then handle:remove() end
+      ddp:zero_grad()
+      ddp(ms.ones(1, 3) * (rank + 1)):sum():backward()
+      local all = dist.all_gather_object(m[1].weight.grad:tolist())
+      assert.are.same(all[1], all[2])
+    end
+  end)
+
   it("dies with its last reference, its parameters live on", function()
     local ms, nn, dist = load()
     local m = nn.Linear(2, 2)

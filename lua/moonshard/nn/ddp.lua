@@ -10,6 +10,7 @@ local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.nn.ddp_buckets"
 local create = require "moonshard.tensor_create"
 local dist = require "moonshard.dist"
+local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local hooks = require "moonshard.nn.ddp_hooks"
 local log = require "moonshard.log"
@@ -88,14 +89,16 @@ local function buffers_of(m, st)
   return list
 end
 
-local function set_buckets(st, order, limits)
+local function set_lists(st, lists)
   if st.buckets then buckets.free(st.buckets) end
-  st.buckets = buckets.build(buckets.assign(order, limits))
+  st.buckets = buckets.build(lists)
   st.place = {}                                 -- parameter -> { bucket, position in it }
   for _, b in ipairs(st.buckets) do
     for k, p in ipairs(b.parameters) do st.place[p] = { b, k } end
   end
 end
+
+local function set_buckets(st, order, limits) set_lists(st, buckets.assign(order, limits)) end
 
 -- ---- backward ------------------------------------------------------------------------------------
 
@@ -158,13 +161,25 @@ local function used_anywhere(st)
   return out
 end
 
+-- A backward failed: peers that wait in its collectives learn of it, what is under way comes to its end, and the next
+-- forward starts afresh, with buffers that no failed collective wrote.
+local function fail(st, message)
+  if st.armed and st.world > 1 then engine.lib.ms_dist_publish_error(tostring(message)) end
+  local lists, launched = {}, false
+  for k, b in ipairs(st.buckets) do
+    lists[k], launched = b.parameters, launched or b.launched
+    if b.launched and b.work then pcall(hooks.result_of, b.work) end
+  end
+  forget(st)
+  if launched then no_grad(set_lists, st, lists) end
+end
+
 local UNUSED_NONE = "find_unused_parameters=true was specified in DDP constructor, but did not find any unused parameters in the forward "
   .. "pass. This flag costs an extra collective every iteration, and buckets that wait until its end. If your model indeed never has any unused "
   .. "parameters in the forward pass, consider turning this flag off. Note that this warning may be a false positive if your model has "
   .. "flow control causing later iterations to have unused parameters."
 
--- The outermost backward is over.
-local function finish(st)
+local function finish_now(st)
   st.queued = false
   if not st.armed then return end
   for _, k in ipairs(st.late) do
@@ -207,12 +222,13 @@ local function finish(st)
   forget(st)
 end
 
--- A backward failed: what is under way comes to its end, and the next forward starts afresh.
-local function fail(st)
-  for _, b in ipairs(st.buckets) do
-    if b.launched and b.work then pcall(hooks.result_of, b.work) end
+-- The outermost backward is over.
+local function finish(st)
+  local ok, message = pcall(finish_now, st)
+  if not ok then
+    fail(st, message)
+    error(message, 0)
   end
-  forget(st)
 end
 
 -- The gradient of the k-th parameter has landed.
@@ -227,7 +243,7 @@ local function arrived(st, k)
   st.started, st.waiting = true, true
   if not st.queued then
     st.queued = true
-    autograd.at_end(function() finish(st) end, function() fail(st) end)
+    autograd.at_end(function() finish(st) end, function(message) fail(st, message) end)
   end
   if st.synced_backwards == 0 then st.arrival[#st.arrival + 1] = k end
   mark_ready(st, p)
@@ -365,7 +381,7 @@ local function prepare(st, ...)
       t:register_hook(function()
         if st.armed and not st.queued then
           st.queued, st.started = true, true
-          autograd.at_end(function() finish(st) end, function() fail(st) end)
+          autograd.at_end(function() finish(st) end, function(message) fail(st, message) end)
         end
       end)
     end) or found
