@@ -52,9 +52,10 @@ static ms_status make_groups(void)
         return ms__group_place(world_group);
     }
     int me = ms__world.rank;
-    world_group = group_new(0, ms__world.size, NULL);
-    self_group = group_new(1, 1, &me);
-    if (!world_group || !self_group) return ms__fail(MS_ENOMEM, "dist.init: no memory for %d ranks", ms__world.size);
+    if (!self_group) self_group = group_new(1, 1, &me);
+    ms_group *world = self_group ? group_new(0, ms__world.size, NULL) : NULL;
+    if (!world) return ms__fail(MS_ENOMEM, "dist.init: no memory for %d ranks", ms__world.size);
+    world_group = world;
     return ms__group_place(world_group);
 }
 
@@ -444,22 +445,20 @@ ms_status ms__all_gather_pieces(ms_group *g, ms_storage *out, ms_storage *in, in
     return ms__coll_issue(c, in_numel, out_numel, work);
 }
 
-ms_status ms__reduce_scatter(ms_group *g, ms_tensor *out, ms_tensor *in, ms_reduction op, double scale,
-                             ms_stream_kind stream, const char *unit, ms_work **work)
+// in and out may be one tensor.
+static ms_status issue_reduction(ms_group *g, int op, ms_tensor *out, ms_tensor *in, ms_reduction red, double scale,
+                                 ms_stream_kind stream, const char *unit, ms_work **work)
 {
-    if (work) *work = NULL;
-    if (in->numel != out->numel * g->n || in->dtype != out->dtype)
-        return ms__fail(MS_EINVAL, "reduce_scatter: out is %s, in is %s, for %d ranks", ms__tensor_text(out), ms__tensor_text(in), g->n);
-    ms_coll *c = ms__coll_new(g, OP_REDUCE_SCATTER, in->dtype, NULL, unit);
+    ms_coll *c = ms__coll_new(g, op, in->dtype, NULL, unit);
     if (!c) return MS_ENOMEM;
-    c->red = (uint8_t)op;
+    c->red = (uint8_t)red;
     c->scale = scale;
     c->stream = stream;
     c->count = (size_t)out->numel;
     c->print.count = (uint64_t)in->numel;
     c->print.extra = double_bits(scale);
     c->keep[0] = ms__retain(in);
-    c->keep[1] = ms__retain(out);
+    if (out != in) c->keep[1] = ms__retain(out);
     c->in_storage = in->storage;
     c->out_storage = out->storage;
     c->in = ms__data(in);
@@ -470,23 +469,19 @@ ms_status ms__reduce_scatter(ms_group *g, ms_tensor *out, ms_tensor *in, ms_redu
     return ms__coll_issue(c, (double)in->numel, (double)out->numel, work);
 }
 
+ms_status ms__reduce_scatter(ms_group *g, ms_tensor *out, ms_tensor *in, ms_reduction op, double scale,
+                             ms_stream_kind stream, const char *unit, ms_work **work)
+{
+    if (work) *work = NULL;
+    if (in->numel != out->numel * g->n || in->dtype != out->dtype)
+        return ms__fail(MS_EINVAL, "reduce_scatter: out is %s, in is %s, for %d ranks", ms__tensor_text(out), ms__tensor_text(in), g->n);
+    return issue_reduction(g, OP_REDUCE_SCATTER, out, in, op, scale, stream, unit, work);
+}
+
 ms_status ms__all_reduce(ms_group *g, ms_tensor *t, ms_reduction op, double scale, ms_stream_kind stream, const char *unit, ms_work **work)
 {
     if (work) *work = NULL;
-    ms_coll *c = ms__coll_new(g, OP_ALL_REDUCE, t->dtype, NULL, unit);
-    if (!c) return MS_ENOMEM;
-    c->red = (uint8_t)op;
-    c->scale = scale;
-    c->stream = stream;
-    c->count = (size_t)t->numel;
-    c->print.count = (uint64_t)t->numel;
-    c->print.extra = double_bits(scale);
-    c->keep[0] = ms__retain(t);
-    c->in_storage = c->out_storage = t->storage;
-    c->in = c->out = ms__data(t);
-    c->in_bytes = c->out_bytes = ms__nbytes(t);
-    c->inline_ = c->in_bytes <= PAYLOAD;
-    return ms__coll_issue(c, (double)t->numel, (double)t->numel, work);
+    return issue_reduction(g, OP_ALL_REDUCE, t, t, op, scale, stream, unit, work);
 }
 
 int ms__group_member(const ms_group *g, int rank)

@@ -44,6 +44,7 @@ static struct {
     size_t      limit;          // on allocated; SIZE_MAX = none
     size_t      memory;         // of the machine or of our control group
     uint64_t    fail_in;        // the nth allocation from now fails; 0 = off
+    bool        fail_on;        // ... and all after it
     bool        shared;
 } pool = { .limit = SIZE_MAX };
 
@@ -359,7 +360,10 @@ static void cuda_free(ms_block *b)
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
 {
     ms_block *b;
-    if (MS_UNLIKELY(pool.fail_in) && --pool.fail_in == 0) return no_memory(bytes, what, "ms_fail_allocation");
+    if (MS_UNLIKELY(pool.fail_in) && --pool.fail_in == 0) {
+        if (pool.fail_on) pool.fail_in = 1;
+        return no_memory(bytes, what, "ms_fail_allocation");
+    }
     if (MS_UNLIKELY(device != MS_CPU || bytes == 0)) {
         int type = device & 0xff;
         if (type != MS_CPU && type != MS_META) {
@@ -473,4 +477,8 @@ void ms_empty_cache(void)
 
 void ms_set_memory_limit(double bytes) { pool.limit = bytes > 0 && bytes < 1e18 ? (size_t)bytes : SIZE_MAX; }
 
-void ms_fail_allocation(double nth) { pool.fail_in = nth > 0 ? (uint64_t)nth : 0; }
+void ms_fail_allocation(double nth)
+{
+    pool.fail_on = nth < 0;
+    pool.fail_in = (uint64_t)(nth < 0 ? -nth : nth);
+}

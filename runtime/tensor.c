@@ -10,6 +10,20 @@ static ms_tensor  *spare;           // linked through node
 static ms_counter *spare_version;   // linked through the first word
 static int64_t     live;
 
+// Views are made where nothing may fail any more (a unit re-points its parameters, a run lets go of its graph). They are
+// served from here when malloc refuses, and ms__tensor_new, which may fail, does so as long as this is not full again.
+enum { RESERVE = 128 };
+static ms_tensor  *reserve[RESERVE];
+static ms_counter *reserve_version[RESERVE];
+static int         n_reserve, n_reserve_version;
+
+static bool fill_reserve(void)
+{
+    while (n_reserve < RESERVE && (reserve[n_reserve] = malloc(sizeof **reserve))) n_reserve++;
+    while (n_reserve_version < RESERVE && (reserve_version[n_reserve_version] = malloc(sizeof(ms_counter) + sizeof(void *)))) n_reserve_version++;
+    return n_reserve == RESERVE && n_reserve_version == RESERVE;
+}
+
 static ms_counter *version_new(void)
 {
     ms_counter *v = spare_version;
@@ -80,6 +94,7 @@ ms_status ms__tensor_new(ms_tensor **out, int dtype, int device, int ndim, const
         if (MS_UNLIKELY(__builtin_mul_overflow(n, shape[d], &n) || n > (INT64_MAX >> 4)))
             return ms__fail(MS_ENOMEM, "%s: shape %s has more elements than memory can hold", what, ms__shape_text(ndim, shape));
     }
+    if (MS_UNLIKELY(n_reserve < RESERVE || n_reserve_version < RESERVE) && !fill_reserve()) return ms__fail(MS_ENOMEM, "%s: no memory for a tensor", what);
     ms_tensor *t = tensor_raw();
     ms_counter *v = version_new();
     if (MS_UNLIKELY(!t || !v)) {
@@ -106,15 +121,45 @@ ms_status ms__tensor_like(ms_tensor **out, const ms_tensor *t, const char *what)
     return ms__tensor_new(out, t->dtype, ms__device(t), t->ndim, t->shape, what);
 }
 
-// The only failure of the functions below is a malloc of 200 bytes; there is no way on from that.
+// The functions below fail when the reserve is used up between two chances to fail; there is no way on from that.
+static _Noreturn void exhausted(void)
+{
+    fputs("moonshard: out of memory for a tensor header\n", stderr);
+    abort();
+}
+
 static ms_tensor *tensor_must(void)
 {
     ms_tensor *t = tensor_raw();
-    if (!t) {
-        fputs("moonshard: out of memory for a tensor header\n", stderr);
-        abort();
+    if (MS_LIKELY(t != NULL)) return t;
+    if (n_reserve == 0) exhausted();
+    spare = reserve[--n_reserve];
+    spare->node = NULL;
+    return tensor_raw();
+}
+
+static ms_counter *version_must(void)
+{
+    ms_counter *v = version_new();
+    if (MS_LIKELY(v != NULL)) return v;
+    if (n_reserve_version == 0) exhausted();
+    spare_version = reserve_version[--n_reserve_version];
+    memset(spare_version, 0, sizeof(void *));
+    return version_new();
+}
+
+ms_status ms__tensor_reserve(int n, const char *what)
+{
+    // On the lists of spares, whose order is nobody's business.
+    if (!fill_reserve()) return ms__fail(MS_ENOMEM, "%s: no memory for %d tensors", what, n);
+    for (int k = RESERVE; k < n; k++) {
+        ms_tensor *t = malloc(sizeof *t);
+        ms_counter *v = malloc(sizeof(ms_counter) + sizeof(void *));
+        if (t) { t->node = (ms_node *)spare; spare = t; }
+        if (v) { memcpy(v, &spare_version, sizeof spare_version); spare_version = v; }
+        if (!t || !v) return ms__fail(MS_ENOMEM, "%s: no memory for %d tensors", what, n);
     }
-    return t;
+    return MS_OK;
 }
 
 ms_tensor *ms__tensor_view(const ms_tensor *t, int ndim, const int64_t *shape, const int64_t *stride, int64_t offset)
@@ -151,11 +196,7 @@ ms_tensor *ms__tensor_on(ms_storage *s, int dtype, int ndim, const int64_t *shap
     set_contiguous(t, ndim, shape);
     t->offset = offset;
     t->storage = ms__storage_retain(s);
-    t->version = version_new();
-    if (!t->version) {
-        fputs("moonshard: out of memory for a version counter\n", stderr);
-        abort();
-    }
+    t->version = version_must();
     return t;
 }
 

@@ -70,6 +70,7 @@ ms_status   ms__storage_sync(ms_storage *s, bool write);                    // w
 // A new tensor with its own storage, contiguous, uninitialised. what: operator or purpose, for errors.
 ms_status  ms__tensor_new(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape, const char *what);
 ms_status  ms__tensor_like(ms_tensor **out, const ms_tensor *t, const char *what);      // shape, dtype, device; contiguous
+ms_status  ms__tensor_reserve(int n, const char *what);        // before many views in a row: these can't fail
 // A view of t's storage (shares the version counter). shape and stride may be t's own.
 ms_tensor *ms__tensor_view(const ms_tensor *t, int ndim, const int64_t *shape, const int64_t *stride, int64_t offset);
 ms_tensor *ms__tensor_alias(const ms_tensor *t);                            // same view, no graph

@@ -472,7 +472,8 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
 {
     unit *u = calloc(1, sizeof *u);
     ms_group *g = ms__group_by_id(o->group);
-    if (!u || !g) {
+    if (!u) ms__fail(MS_ENOMEM, "fsdp: no memory for unit '%s'", name);
+    if (!u || !g || ms__tensor_reserve(4 * n + 8, "fsdp") != MS_OK) {
         free(u);
         return 0;
     }

@@ -1,4 +1,5 @@
---- Every collective on 1 to 4 ranks: odd and empty sizes, every dtype, both ways of waiting, against sums in Lua.
+--- Every collective on 1 to 4 ranks, in place, staged, and over several pretended nodes: odd and empty sizes, every
+--- dtype, both ways of waiting, against sums in Lua.
 local ranks = require "spec.support.ranks"
 
 local DTYPES = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" }
@@ -40,14 +41,23 @@ local function concat(lists)
   return out
 end
 
-for world = 1, 4 do
-  ranks.describe(world, ("collectives on %d ranks"):format(world), function(rank)
+for _, case in ipairs {
+  { 1 }, { 2 }, { 3 }, { 4 },
+  { 3, ", staged", MOONSHARD_COMM_MAP = "refuse" },
+  { 2, " of two nodes", MOONSHARD_COMM_NODES = "2" },
+  { 3, " of two nodes in turn", MOONSHARD_COMM_NODES = "0,1,0" },
+  { 4, " of two nodes", MOONSHARD_COMM_NODES = "2" },
+  { 4, " of three nodes, out of order", MOONSHARD_COMM_NODES = "2,0,1,0" },
+} do
+  local world, env = case[1], { MOONSHARD_COMM_MAP = case.MOONSHARD_COMM_MAP, MOONSHARD_COMM_NODES = case.MOONSHARD_COMM_NODES }
+  ranks.describe(world, ("collectives on %d ranks%s"):format(world, case[2] or ""), { env = env }, function(rank)
     local ms, dist
     if rank then
       ms = require "moonshard"
       dist = ms.dist
     end
-    local sizes = { 0, 1, world - 1, world, 3 * world + 1, 999 }
+    local sizes, dtypes = { 0, 1, world - 1, world, 3 * world + 1, 999 }, DTYPES
+    if case[2] then sizes, dtypes = { 0, 1, 3 * world + 1, 999 }, { "float32", "bfloat16", "int64", "bool" } end
 
     local function tensor(list, dtype)
       if #list == 0 then return ms.empty(0, { dtype = dtype }) end
@@ -70,7 +80,7 @@ for world = 1, 4 do
 
     -- fn(n, dtype, opts, finish) for everything there is.
     local function each(fn)
-      for _, dtype in ipairs(DTYPES) do
+      for _, dtype in ipairs(dtypes) do
         for _, n in ipairs(sizes) do
           for _, async in ipairs { false, true } do
             fn(n, dtype, { async = async or nil }, function(work)

@@ -20,8 +20,9 @@ local type, select, pcall, error, ipairs, unpack = type, select, pcall, error, i
 -- ---- errors -------------------------------------------------------------------------------------
 
 -- An operator's message gets the path of the module that ran it: "gpt.blocks.3.attn: matmul: …".
--- What is known of the message on its way out, so that every call it passes can lengthen the path.
-local failing = {}
+-- What is known of the message on its way out, so that every call it passes can lengthen the path. Weak: the module
+-- that failed last must not live on for it.
+local failing = setmetatable({}, { __mode = "v" })
 
 local function with_path(self, e)
   if type(e) ~= "string" then return e end
