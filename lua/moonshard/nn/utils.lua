@@ -24,13 +24,18 @@ function M.clip_grad_norm_(params, max_norm, given)
   if is_tensor(params) then params = { params } end
   if type(params) ~= "table" then errors.raise("clip_grad_norm_: argument 1 is %s, expected a list of tensors", errors.kind(params)) end
   if type(max_norm) ~= "number" then errors.raise("clip_grad_norm_: max_norm is %s, expected a number", errors.kind(max_norm)) end
-  for k = 1, #params do tensor.id_of(params[k], "clip_grad_norm_", "parameter " .. k) end
+  for k = 1, #params do
+    if not is_tensor(params[k]) then
+      errors.raise("clip_grad_norm_: parameter %d is %s, expected a tensor", k, errors.kind(params[k]))
+    end
+  end
   params = tensor.flat(params)
   -- A sparse gradient is measured and scaled by its summed values, as the gradient of a leaf of their shape.
   local stand_ins
-  for k, p in ipairs(params) do
-    local g = p.grad
-    if g and g.is_sparse then
+  for k = 1, #params do
+    local p = params[k]
+    local g = rawget(p, "_sparse")                      -- where a leaf keeps one; to ask for grad would make objects of all
+    if g then
       g = g:coalesce()
       p.grad = g
       local leaf = create.empty_like(g:values(), { requires_grad = true })
@@ -45,7 +50,7 @@ function M.clip_grad_norm_(params, max_norm, given)
     room = 2 * n
     ids = ffi.new("ms_id[?]", room)
   end
-  for k = 1, n do ids[k - 1] = tensor.id_of(params[k], "clip_grad_norm_", "parameter " .. k) end
+  for k = 1, n do ids[k - 1] = params[k].id end
   local id = lib.ms_clip_grad_norm(n, ids, max_norm, order)
   if id == 0 then errors.fail(unpack(params)) end
   return tensor.wrap(id)
