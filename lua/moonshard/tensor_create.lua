@@ -46,10 +46,10 @@ local function resolve(who, given, dtype)
 end
 
 -- ms_empty over `shape`, with a collection and a second try when memory is short.
-local function empty(dtype, device, n)
+local function empty(who, dtype, device, n)
   local id = lib.ms_empty(dtype, device, n, shape)
   if id == 0 and tensor.collected() then id = lib.ms_empty(dtype, device, n, shape) end
-  if id == 0 then errors.fail() end
+  if id == 0 then errors.raise_text((errors.last():gsub("^empty:", who .. ":"))) end
   return id
 end
 
@@ -87,7 +87,7 @@ end
 
 local function make(who, fill, n, given, ...)
   local dtype, device, grad = resolve(who, given)
-  local id = empty(dtype, device, take_shape(who, n, ...))
+  local id = empty(who, dtype, device, take_shape(who, n, ...))
   local t = wrap(id)
   fill(id)
   return require_grad(t, grad)
@@ -116,7 +116,7 @@ for name, fill in pairs { empty = fill_none, zeros = fill_zero, ones = fill_one,
       if o.device then device = dtypes.device(o.device, name .. "_like") end
       grad = o.requires_grad
     end
-    local id = empty(dtype, device, n)
+    local id = empty(name .. "_like", dtype, device, n)
     local out = wrap(id)
     fill(id)
     return require_grad(out, grad)
@@ -133,7 +133,7 @@ local function value_dtype(v) return type(v) == "boolean" and ffi.C.MS_BOOL or d
 function M.full(sizes, value, given)
   if type(value) ~= "number" and type(value) ~= "boolean" then errors.raise("full: value is %s, expected a number", errors.kind(value)) end
   local dtype, device, grad = resolve("full", given, value_dtype(value))
-  local id = empty(dtype, device, take_shape("full", 1, sizes))
+  local id = empty("full", dtype, device, take_shape("full", 1, sizes))
   local t = wrap(id)
   fill_value(id, value == true and 1 or value or 0)
   return require_grad(t, grad)
@@ -158,12 +158,13 @@ function M.arange(...)
   end
   if type(last) ~= "number" then errors.raise("arange: argument 1 is %s, expected a number", errors.kind(last)) end
   if step == 0 then errors.raise("arange: step is 0") end
+  if (last - first) * step < 0 then errors.raise("arange: from %g, steps of %g never come to %g", first, step, last) end
   local count = math.max(0, math.ceil((last - first) / step))
   if count ~= count or count >= 2^53 then errors.raise("arange: %g to %g in steps of %g has no end", first, last, step) end
   local whole = first % 1 == 0 and last % 1 == 0 and step % 1 == 0
   local dtype, device, grad = resolve("arange", given, whole and ffi.C.MS_I64 or nil)
   shape[0] = count
-  local id = empty(dtype, device, 1)
+  local id = empty("arange", dtype, device, 1)
   local t = wrap(id)
   a_f[0], a_f[1] = first, step
   in_place(ARANGE_, id, 0, 2)
@@ -179,7 +180,7 @@ function M.randint(low, high, sizes, given)
   end
   if high <= low then errors.raise("randint: no whole number lies in [%g, %g)", low, high) end
   local dtype, device, grad = resolve("randint", given, ffi.C.MS_I64)
-  local id = empty(dtype, device, take_shape("randint", sizes == nil and 0 or 1, sizes))
+  local id = empty("randint", dtype, device, take_shape("randint", sizes == nil and 0 or 1, sizes))
   local t = wrap(id)
   a_f[0], a_f[1] = low, high
   in_place(RANDINT_, id, 0, 2)
@@ -194,7 +195,7 @@ function M.eye(...)
   if n < 2 then columns = rows end
   local dtype, device, grad = resolve("eye", given)
   shape[0], shape[1] = whole_size(rows, "eye"), whole_size(columns, "eye")
-  local id = empty(dtype, device, 2)
+  local id = empty("eye", dtype, device, 2)
   local t = wrap(id)
   in_place(EYE_, id, 0, 0)
   return require_grad(t, grad)

@@ -29,6 +29,9 @@ Batches.__index = Batches
 ---@return Batches
 local function new(corpus, given)
   local o = opts("batches", given, { context = opts.required, batch = opts.required, seed = 1, rank = 0, world = 1 })
+  if type(corpus) ~= "table" or not corpus.train_count then
+    errors.raise("batches: argument 1 is %s, expected a corpus", errors.kind(corpus))
+  end
   local spare = corpus.train_count - o.context
   if spare < 1 then
     errors.raise("batches: %d training tokens are too few for a context of %d", corpus.train_count, o.context)

@@ -122,7 +122,9 @@ end
 local function construct(self, params, given, spec)
   local who = self:class_name()
   if is_tensor(params) then raise("%s: argument 1 is a Tensor, expected a list of leaves or groups", who) end
-  if type(params) ~= "table" then raise("%s: argument 1 is %s, expected a list of leaves or groups", who, show(params)) end
+  if type(params) ~= "table" or getmetatable(params) ~= nil then
+    raise("%s: argument 1 is %s, expected a list of leaves or groups", who, show(params))
+  end
   if params[1] == nil then raise("%s: the list of parameters is empty", who) end
   self._defaults = opts(who, given, spec)
   self._compiled, self._seen, self.param_groups = {}, {}, {}
