@@ -20,6 +20,7 @@ double probe_copy(void *to, const void *from, double bytes);
 void  *probe_memory(double bytes);
 void   probe_free(void *p);
 double probe_now(void);
+double probe_direct(const char *path, double bytes, double chunk, int write);
 ]]
 
 local here = debug.getinfo(1, "S").source:match "^@(.*)scripts/bench/support/" or "./"
@@ -69,6 +70,16 @@ function M.copy_rate(bytes, opts)
   probe.probe_free(to)
   local s = M.statistics(list)
   return 2 * bytes / s.best, 2 * bytes / s.median
+end
+
+--- Seconds that the disk takes for a file of so many bytes past the page cache, written and synced or read; nil where it has no O_DIRECT.
+---@param path string
+---@param bytes number
+---@param write boolean
+---@return number?
+function M.direct(path, bytes, write)
+  local seconds = probe.probe_direct(path, bytes, 8 * 2 ^ 20, write and 1 or 0)
+  return seconds > 0 and seconds or nil
 end
 
 --- Starts a benchmark: reads its options, measures and prints the machine's rates.

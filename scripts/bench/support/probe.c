@@ -2,6 +2,8 @@
 //
 // Rates are the best of short slices, because the machine is shared: what it can do, not what it did.
 // One thread each; call it from every rank at once for a roof of all ranks.
+#define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +12,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -179,3 +181,23 @@ EXPORT void *probe_memory(double bytes)
 
 EXPORT void probe_free(void *p) { free(p); }
 EXPORT double probe_now(void) { return now(); }
+
+// Seconds that a file of `bytes` takes past the page cache, written (and synced) or read in order, a chunk at a time; < 0: it cannot be.
+EXPORT double probe_direct(const char *path, double bytes, double chunk, int write)
+{
+    size_t n = (size_t)chunk, total = (size_t)bytes / 4096 * 4096, done = 0;
+    int fd = open(path, (write ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY) | O_DIRECT, 0666);
+    void *p = fd < 0 ? NULL : probe_memory(chunk);
+    double t = now();
+    while (p && done < total) {
+        size_t m = total - done < n ? total - done : n;
+        ssize_t k = write ? pwrite(fd, p, m, (off_t)done) : pread(fd, p, m, (off_t)done);
+        if (k <= 0) break;
+        done += (size_t)k;
+    }
+    if (write && fd >= 0 && fsync(fd)) done = 0;
+    t = now() - t;
+    free(p);
+    if (fd >= 0) close(fd);
+    return done == total && total > 0 ? t : -1;
+}
