@@ -21,6 +21,7 @@ local EXPECTED = {
   ["05_fully_shard.lua"] = {
     "the whole parameter:\t[64, 64]", "rows on this rank:\t64 / ranks", "step 100  loss ", "step 200  loss ", "gathered again:\t[64, 64]",
   },
+  ["08_int8_gather.lua"] = { "step 20  loss ", "step 40  loss ", "gathered a forward: " },
   ["06_resume.lua"] = { "resumed at step 8, equal to the undisturbed run after step 20:\ttrue" },
 }
 
@@ -34,14 +35,16 @@ local function check(output, lines)
 end
 
 describe("examples", function()
-  local names = {}
+  local names, all = {}, {}
   for name in lfs.dir(folder) do
     if name:find "%.lua$" then names[#names + 1] = name end
+    if name:find "^%d%d_" then all[#all + 1] = name end
   end
   table.sort(names)
+  table.sort(all)
 
   it("are numbered from 01 without a gap", function()
-    for k, name in ipairs(names) do assert.are.equal(("%02d_"):format(k), name:sub(1, 3)) end
+    for k, name in ipairs(all) do assert.are.equal(("%02d_"):format(k), name:sub(1, 3)) end
     assert.is_true(#names >= 6)
   end)
 
@@ -61,6 +64,19 @@ describe("examples", function()
       check(process.read(out), EXPECTED[name] or error("no expected output for " .. name))
     end)
   end
+
+  it("08_int8_gather.lua trains within 2 % of bfloat16 over 200 steps and two ranks, with half of the bytes", function()
+    local job = ranks.run(2, folder .. "/08_int8_gather.lua", { args = { 200 }, timeout = 280 })
+    assert.are.equal(0, job.code, job.stderr)
+    local n = 0
+    for half, int8 in job.stdout:gmatch "loss ([%d.]+) with bfloat16, ([%d.]+) with int8" do
+      n = n + 1
+      assert.is_true(math.abs(int8 / half - 1) <= 0.02, job.stdout)
+    end
+    assert.are.equal(10, n)
+    local half, int8 = job.stdout:match "gathered a forward: (%d+) bytes with bfloat16, (%d+) with int8"
+    assert.is_true(int8 / half < 0.52, job.stdout)
+  end)
 
   it("05_fully_shard.lua runs over two ranks", function()
     local job = ranks.run(2, folder .. "/05_fully_shard.lua")

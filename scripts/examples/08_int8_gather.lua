@@ -1,0 +1,59 @@
+--- 8. Weights that travel as int8 with a scale per block: half of bfloat16's bytes, the same training.
+---   mpirun -n 2 luajit scripts/examples/08_int8_gather.lua
+local here = arg[0]:match "^(.*)/" or "."
+package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
+local ms = require "moonshard"
+local dist, fsdp = ms.dist, ms.fsdp
+local GPT = require "moonshard.models.gpt"
+local STEPS, BLOCK = tonumber(arg[1]) or 40, 128
+
+-- This rank's rows as bytes, 128 for zero, and what one of them is worth in each block.
+local function pre(self)
+  local blocks = self:reshape(-1, BLOCK)
+  local scales = (blocks:abs():max(2) / 127):clamp(1e-12, 1):bfloat16()
+  local bytes = (blocks / scales:float():unsqueeze(2) + 128.5):clamp(1, 255):to "uint8"
+  return { bytes:reshape(self.shape), scales }
+end
+
+-- The whole of what came from all ranks; later it is written into the tensor of the first time.
+local function post(_, outputs, _, dtype, out)
+  local bytes, scales = outputs[1], outputs[2]
+  local whole = ((bytes:float() - 128):reshape(-1, BLOCK) * scales:float():unsqueeze(2)):reshape(bytes.shape):to(dtype)
+  if not out then return whole, { whole } end
+  out:copy_(whole)
+end
+
+local function train(int8)
+  ms.manual_seed(1)
+  local model = GPT { vocab = 256, context = 64, layers = 2, heads = 2, dim = 128, position = "alibi" }
+  local policy = { mp_policy = fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16", reduce_dtype = "float32" } }
+  for _, block in ipairs(model.blocks) do fsdp.fully_shard(block, policy) end
+  fsdp.fully_shard(model, policy)
+  for _, p in ipairs(model:parameters()) do
+    local part = p:to_local()
+    if int8 and p.ndim == 2 then part.fsdp_pre_all_gather, part.fsdp_post_all_gather = pre, post end
+  end
+  local optimizer = ms.optim.AdamW(model:parameters(), { lr = 1e-3 })
+  local schedule = ms.optim.lr_scheduler.linear_warmup(optimizer, { steps = 40 })
+  local batches = ms.data.batches(ms.data.corpus { "/usr/share/common-licenses" },
+    { context = 64, batch = 8, seed = 1, rank = dist.rank(), world = dist.world_size() })
+  local losses, bytes = {}, 0
+  for step in ms.steps(STEPS) do
+    local ids, targets = batches:train(step)
+    local gathers, loss = dist.record(function() return model(ids, targets) end)
+    for _, e in ipairs(gathers) do bytes = bytes + e.bytes end
+    loss:backward()
+    ms.nn.utils.clip_grad_norm_(model:parameters(), 1)
+    optimizer:step()
+    optimizer:zero_grad()
+    schedule:step()
+    losses[step] = dist.all_gather_object(loss:item())[1]
+  end
+  return losses, bytes / STEPS
+end
+local half, half_bytes = train(false)
+local int8, int8_bytes = train(true)
+if dist.rank() == 0 then
+  for step = 20, STEPS, 20 do print(("step %d  loss %.4f with bfloat16, %.4f with int8"):format(step, half[step], int8[step])) end
+  print(("gathered a forward: %d bytes with bfloat16, %d with int8"):format(half_bytes, int8_bytes))
+end
