@@ -160,6 +160,11 @@ function M.fully_shard(target, given)
   end
 
   local params, names, owners = managed(modules, ignored)
+  -- On the CPU the shards are where the policy wants them. Elsewhere it would do nothing, and nobody would notice.
+  local on = o.mesh and o.mesh.device or params[1] and params[1].device or "cpu"
+  if o.offload_policy and not (on:find "^cpu" or on:find "^meta") then
+    raise("fully_shard: offload_policy for compute device %s is not in this version; leave it out", on)
+  end
   -- A parameter of a tensor class is its inner tensors; each is a parameter to the engine.
   local n = #tensor.flat(params)
   local ids, dims = ffi.new("ms_id[?]", math.max(n, 1)), ffi.new("int32_t[?]", math.max(n, 1))
