@@ -132,7 +132,7 @@ local function write_file(path, list)
   for k, e in ipairs(mine) do declared[k] = { name = e.name, dtype = e.part.dtype, shape = e.part.shape } end
   local saver = files.saver(path, declared)
   local ok, err = pcall(function()
-    for _, e in ipairs(mine) do saver:write(e.name, e.part) end
+    for _, e in ipairs(mine) do saver:write(e.name, e.part.device:find "^cpu" and e.part or e.part:to "cpu") end
     return saver:commit(true)
   end)
   if not ok then
@@ -390,18 +390,18 @@ local function plan(readers, name, entry, e)
   local first, n = range_of(place)
   if first and dim <= 1 then
     local direct = entry.dtype == part.dtype and part:is_contiguous() and part.device:match "^cpu"
-    local target = direct and part or create.empty(part.shape, { dtype = entry.dtype })
+    local target = direct and part or create.empty(part.shape, { dtype = entry.dtype, device = "cpu" })
     want_range(readers, name, entry, target, first, n)
     return not direct and n > 0 and function() part:copy_(target) end or nil
   end
   -- Cut along a later dimension, there or here: pieces as they are in the files, put together.
-  local whole = create.empty(entry.shape, { dtype = entry.dtype })
+  local whole = create.empty(entry.shape, { dtype = entry.dtype, device = "cpu" })
   local pieces = {}
   for k, piece in ipairs(entry.pieces) do
     if dim <= 1 then break end
     local shape = { unpack(entry.shape) }
     shape[dim] = piece[4]
-    pieces[k] = create.empty(shape, { dtype = entry.dtype })
+    pieces[k] = create.empty(shape, { dtype = entry.dtype, device = "cpu" })
     readers[piece[1]]:want(name, 0, pieces[k]:numel(), pieces[k], 0)
   end
   if dim <= 1 then want_range(readers, name, entry, whole, 0, whole:numel()) end
@@ -438,7 +438,7 @@ local function empty_state(dir, index, m)
       if found then
         local p, key = by_name[found], rest:sub(#found + 2)
         local part = sharded.is_sharded(p) and p:to_local() or p
-        local t = create.empty(part.shape, { dtype = entry.dtype })
+        local t = create.empty(part.shape, { dtype = entry.dtype, device = part.device })
         sd.state[found] = sd.state[found] or {}
         sd.state[found][key] = t
         list[#list + 1] = { name = full, whole = whole_shape(p), place = place_of(p), like = p, part = t, shared = is_shared(p) }
