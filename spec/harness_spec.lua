@@ -208,3 +208,16 @@ describe("ranks.run", function()
     assert.are.equal(128 + 15, ranks.run(nil, ffi_kill:format(15)).code)
   end)
 end)
+
+describe("scripts/mutate", function()
+  it("finds what each of its mutations changes", function()
+    for _, m in ipairs(dofile(process.root .. "/spec/support/mutations.lua")) do
+      local text, n, at = process.read(process.root .. "/" .. m.file), 0, 1
+      while at do
+        local first, last = text:find(m.old, at, true)
+        n, at = first and n + 1 or n, last and last + 1
+      end
+      if m.nth then assert.is_true(n >= m.nth, m.name) else assert.are.equal(1, n, m.name) end
+    end
+  end)
+end)
