@@ -1,5 +1,6 @@
 --- The harness itself: what busted runs with, and that a run that proves nothing fails.
 local ffi = require "ffi"
+local process = require "spec.support.process"
 
 --- Runs busted on one spec made of `text`; returns its output and exit status.
 local function run_busted(text)
