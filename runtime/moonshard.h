@@ -269,6 +269,7 @@ enum { MS_PREFETCH_PRE, MS_PREFETCH_POST, MS_PREFETCH_NONE };
 typedef struct {
     double  group;                  // the shard group's id
     int32_t views, backward_prefetch, keep_low_precision_grads;
+    int32_t offload;                // shards and their gradients stay on the CPU
     int32_t layout;
     int32_t reshard_after_forward;  // 1, 0, or -1: by the root rule (true for non-roots, false for the root)
     int32_t param_dtype, reduce_dtype, output_dtype;    // -1: as they are

@@ -375,6 +375,8 @@ static ms_status make_full(unit *u, ms_storage **out)
 // Views and storages for the unit's present device; the shard's bytes are zero.
 static ms_status make_storages(unit *u)
 {
+    u->home = u->offload && (u->device & 0xff) != MS_META ? MS_CPU : u->device;
+    u->casts |= u->home != u->device;       // what is gathered is copied to the device first
     MS_TRY(u->layout->plan(u));
     u->casts |= u->n_extensions > 0;        // inputs are copied into what is gathered
     u->in_place = u->world == 1 && !u->casts;
@@ -383,7 +385,7 @@ static ms_status make_storages(unit *u)
         u->post_bytes = ((u->full_bytes + ranks - 1) / ranks + 63) & ~(size_t)63;
     }
     ms_storage *shard = NULL, *full = NULL;
-    MS_TRY(ms__storage_new(&shard, u->device, u->shard_bytes, "fsdp: shard"));
+    MS_TRY(ms__storage_new(&shard, u->home, u->shard_bytes, "fsdp: shard"));
     ms_status zeroed = shard->data ? ms__set_bytes(shard->device, shard->data, 0, u->shard_bytes) : MS_OK;
     if (zeroed != MS_OK) {
         ms__storage_release(shard);
@@ -451,7 +453,7 @@ static void make_views(unit *u, unit_param *p)
 
 ms_status ms__unit_replan(unit *u)
 {
-    u->casts = u->n_extensions > 0;
+    u->casts = u->n_extensions > 0 || u->home != u->device;
     for (int j = 0; j < u->n; j++) u->casts |= u->params[j].low != u->params[j].dtype;
     MS_TRY(u->layout->plan(u));
     u->in_place = u->world == 1 && !u->casts;
@@ -481,6 +483,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     u->layout = &ms__layouts[o->layout];
     u->views = o->views;
     u->backward_prefetch_at = o->backward_prefetch;
+    u->offload = o->offload != 0;
     u->keep_low = o->keep_low_precision_grads != 0;
     u->group = g;
     u->rank = ms__group_rank(g);

@@ -57,6 +57,8 @@ struct unit {
     size_t        post_bytes;       // of a slice
     uint64_t      post_version;     // of the parameters it was cut from
     int           rank, world, n, device;
+    int           home;             // device of the shards and of the gradients that land: `device`, or the CPU (offload)
+    bool          offload;
     int           views;            // MS_VIEWS_*
     int64_t       piece_elements;   // flat: every parameter begins at a multiple of so many elements; 0: not planned yet
     unit_param    flat;             // VIEWS_FLAT: the flat parameter, at once param and local; its grad is where gradients land

@@ -129,9 +129,20 @@ static ms_status add_landed(unit_param *p, ms_tensor *part)
 {
     ms_tensor *g = p->local->leaf ? p->local->leaf->grad : NULL, *same;
     if (!g) return MS_OK;
-    MS_TRY(ms__op2(&same, ms__op_by_name("add_"), part, g));
-    ms__release(same);
-    return MS_OK;
+    ms_tensor *here = ms__retain(g);
+    if (ms__device(g) != ms__device(part)) {
+        ms__release(here);
+        MS_TRY(ms__tensor_new(&here, g->dtype, ms__device(part), g->ndim, g->shape, "communication hook"));
+        ms_status copied = ms__copy(here, g);
+        if (copied != MS_OK) {
+            ms__release(here);
+            return copied;
+        }
+    }
+    ms_status st = ms__op2(&same, ms__op_by_name("add_"), part, here);
+    ms__release(here);
+    if (st == MS_OK) ms__release(same);
+    return st;
 }
 
 static ms_status replace_landed(unit_param *p, ms_tensor *part)
@@ -144,9 +155,9 @@ static ms_status land_flat(ms_run *run, reduction *r)
 {
     unit *u = r->owner;
     ms_tensor *out = r->out;
-    if (out->dtype != r->dtype) {
+    if (out->dtype != r->dtype || ms__device(out) != u->home) {
         ms_tensor *wide;
-        MS_TRY(ms__tensor_new(&wide, r->dtype, u->device, 1, out->shape, "fsdp: reduced gradients"));
+        MS_TRY(ms__tensor_new(&wide, r->dtype, u->home, 1, out->shape, "fsdp: reduced gradients"));
         ms_status st = ms__copy(wide, out);
         ms__release(out);
         r->out = out = wide;
@@ -282,7 +293,16 @@ ms_status ms_unit_summon(double handle, int show)
         MS_TRY(ms__storage_new(&u->summoned, u->device, piece.total, "summon_full_params"));
         ms_status st = ms__storage_sync(u->shard, false);
         if (st == MS_OK && u->world == 1) st = ms__move(u->summoned->device, u->summoned->data, u->shard->device, u->shard->data, u->shard_bytes);
-        else if (st == MS_OK)
+        else if (st == MS_OK && u->home != u->device) {
+            ms_storage *near;
+            st = ms__storage_new(&near, u->device, u->shard_bytes, "summon_full_params");
+            if (st == MS_OK) {
+                st = ms__move(near->device, near->data, u->shard->device, u->shard->data, u->shard_bytes);
+                if (st == MS_OK)
+                    st = ms__all_gather_pieces(u->group, u->summoned, near, 1, &piece, u->params[0].dtype, MS_STREAM_COMPUTE, u->name, NULL);
+                ms__storage_release(near);
+            }
+        } else if (st == MS_OK)
             st = ms__all_gather_pieces(u->group, u->summoned, u->shard, 1, &piece, u->params[0].dtype, MS_STREAM_COMPUTE, u->name, NULL);
         if (st != MS_OK) {
             ms__storage_release(u->summoned);

@@ -95,8 +95,8 @@ static ms_status land_reduced(ms_run *run, reduction *r)
     if (r->partial) {
         st = keep_partial(r);
     } else {
-        if (out->dtype != stored) {
-            st = ms__tensor_new(&out, stored, r->owner->device, 1, r->out->shape, "fsdp: reduced gradients");
+        if (out->dtype != stored || ms__device(out) != r->owner->home) {
+            st = ms__tensor_new(&out, stored, r->owner->home, 1, r->out->shape, "fsdp: reduced gradients");
             if (st == MS_OK) st = ms__copy(out, r->out);
             else out = r->out;
             if (out != r->out) ms__release(r->out);
@@ -176,11 +176,11 @@ static ms_status land_alone(ms_run *run, unit *u, double scale)
         ms_tensor *g = p->pending;
         if (!g) continue;
         p->pending = NULL;
-        bool own = g->refs == 1 && g->storage->refs == 1 && !g->slot && g->dtype == p->dtype && ms__is_contiguous(g);
+        bool own = g->refs == 1 && g->storage->refs == 1 && !g->slot && g->dtype == p->dtype && ms__device(g) == u->home && ms__is_contiguous(g);
         ms_tensor *mine = g;
         ms_status st = MS_OK;
         if (!own) {
-            st = ms__tensor_new(&mine, p->dtype, u->device, g->ndim, g->shape, "fsdp: gradient");
+            st = ms__tensor_new(&mine, p->dtype, u->home, g->ndim, g->shape, "fsdp: gradient");
             if (st == MS_OK && (st = ms__copy(mine, g)) != MS_OK) ms__release(mine);
             ms__release(g);
         }

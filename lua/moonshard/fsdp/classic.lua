@@ -130,6 +130,7 @@ local function engine_unit(self, o, placed, params, names)
   options.param_dtype = number_of(precision.param_dtype)
   options.reduce_dtype = number_of(precision.reduce_dtype or precision.param_dtype)
   options.output_dtype = -1
+  options.offload = o.cpu_offload and o.cpu_offload.offload_params and 1 or 0
   local handle = lib.ms_unit_new(self._slots.module:class_name(), #params, ids, options)
   if handle == 0 then errors.fail() end
   return handle
@@ -202,9 +203,6 @@ function FSDP:init(m, given)
   local device = materialize.device(inside, o.device_id)
   materialize.from_meta(inside, o.param_init_fn, device)
   materialize.move(inside, device, o.device_id)
-  if o.cpu_offload and o.cpu_offload.offload_params and not device:find "^cpu" then
-    raise("FSDP: cpu_offload with the compute device %s is not there yet", device)
-  end
   if o.sync_module_states then
     materialize.sync(inside, placed.replicate and { placed.group, placed.replicate } or { placed.group }, ignored_params)
   end
