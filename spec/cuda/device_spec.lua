@@ -208,7 +208,7 @@ describe("tensors on cuda", function()
       print(pcall(function() local b = ms.zeros(1000000, { device = "cuda" }) return b end))
       a:release()
       print(ms.ones(100000, { device = "cuda" }):sum():item())]], { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_MEMORY = "1048576" })
-    assert.matches("^false\t[^\n]*: empty: no memory for 4000000 bytes on cuda:0 " ..
+    assert.matches("^false\t[^\n]*: zeros: no memory for 4000000 bytes on cuda:0 " ..
       "%(more than the device has free; 400000 bytes allocated, %d+ reserved%)\n100000\n$", job.stdout)
   end)
 

@@ -3,7 +3,7 @@ local ranks = require "spec.support.ranks"
 
 local MODELS = { "net", "nested_wrapped_module", "non_uniform_req_grad", "mlp_stack", "exec_order", "transformer_lm" }
 
-local parity = require "spec.support.parity"
+local parity = require "spec.support.sharded_parity"
 local load, shard, compare = parity.load, parity.shard, parity.compare
 
 local function layout(name, fn)

@@ -34,7 +34,8 @@ local function reload(model)
 end
 
 --- SGD with momentum for some steps ("Adam is scale invariant and bad for tests"). o: num_iters, autocast (dtype or nil), half_input (dtype),
---- loss_dtype, module (inside of the model; its `module`), scaler (options of a ShardedGradScaler, or nil), save_model, one_process (world size). Returns the last loss.
+--- loss_dtype, module (inside of the model; its `module`), scaler (options of a ShardedGradScaler, or nil), save_model,
+--- one_process (world size). Returns the last loss.
 function M.train(model, o)
   local ms, _, _, amp = load()
   local module = o.module or model.module

@@ -1,0 +1,57 @@
+--- fully_shard beside unsharded training, for specs: the same model, the same batches, step by step. (parity.lua: FSDP, DDP, one process.)
+local assert = require "luassert"
+
+local M = {}
+
+-- What the ranks need is loaded on the ranks: the busted process only registers.
+local function load()
+  local ms = require "moonshard"
+  return ms, ms.fsdp, require "spec.support.golden"
+end
+M.load = load
+
+--- Shards def's units and then the model. options: of every fully_shard, or a function of the module that gives them.
+function M.shard(def, model, options)
+  local _, fsdp = load()
+  local function of(m) return type(options) == "function" and options(m) or options end
+  for _, unit in ipairs(def.units(model)) do fsdp.fully_shard(unit, of(unit)) end
+  return fsdp.fully_shard(model, of(model))
+end
+
+--- Steps of def's training on a reference that sees every rank's batch, and on its sharded twin.
+--- change(model): what is done to the sharded one before its first forward. Returns the model.
+function M.compare(def, rank, world, options, steps, change)
+  local ms, fsdp, golden = load()
+  golden.phase = 0
+  local function make()
+    local model = def.make { dtype = "float64" }
+    golden.fill(model)
+    return model
+  end
+  local reference, model = make(), make()
+  M.shard(def, model, options)
+  if change then change(model) end
+  local reference_optim, optim = def.optim(reference:parameters()), def.optim(model:parameters())
+  for step = 0, steps - 1 do
+    ms.scope(function()
+      local want
+      for r = 0, world - 1 do
+        local loss = def.loss(reference, r, step, golden)
+        if r == rank then want = loss:item() end
+        ;(loss / world):backward()
+      end
+      local loss = def.loss(model, rank, step, golden)
+      assert.near(want, loss:item(), 1e-9 * math.max(1, math.abs(want)))
+      loss:backward()
+    end)
+    fsdp.check_sharded_parity(reference, model)
+    reference_optim:step()
+    optim:step()
+    fsdp.check_sharded_parity(reference, model)
+    reference_optim:zero_grad()
+    optim:zero_grad()
+  end
+  return model, reference
+end
+
+return M
