@@ -23,6 +23,7 @@ describe("TestShardGradScaler", function()
   end)
 
   it("test_scaling_unscaling_sparse", function()
+    local _ = ms.fsdp.FSDP                                          -- loaded: tensors that are not sharded are taken as they are
     local scaler = scaler_of { init_scale = 2, enabled = true }
     local inv_scale, found_inf = ms.full({ 1 }, 0.5), ms.full({ 1 }, 0)
     local function sparse(rows, cols, values, dtype)

@@ -94,7 +94,7 @@ local function gradients(self, optimizer)
       for _, part in ipairs(tensor.inner(p)) do add(part) end
       return
     end
-    if p.to_local then p = p:to_local() end             -- a sharded parameter's gradients are this rank's
+    if p.placements then p = p:to_local() end           -- a sharded parameter's gradients are this rank's
     local g = p.grad
     if g == nil then return end
     if g.dtype == "float16" and not self._takes_half then raise("Attempting to unscale FP16 gradients.") end
