@@ -1,4 +1,4 @@
---- 8. Weights that travel as int8 with a scale per block: half of bfloat16's bytes, the same training.
+--- 8. Weights that travel as int8 with block scales: half of bfloat16's bytes; losses within 2 % (lr 1e-3, warm-up, clipping; at 2e-3 without: up to 12 %).
 ---   mpirun -n 2 luajit scripts/examples/08_int8_gather.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
