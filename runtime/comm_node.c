@@ -427,7 +427,8 @@ static ms_status look_for_deadlock(ms_waiter *w)
             at += snprintf(text + at, sizeof text - (size_t)at, "%srank %d waits for rank %d in %s, #%u of %s", i > begin ? "; " : "", rank, to, what,
                            (unsigned)b->word, group);
         }
-        ms__comm_publish(text);
+        // A peer may have told of the circle meanwhile and gone on: what it waits for now is no part of it.
+        if (epoch_number(atomic_load(&ms__world.board->epoch)) == w->c->epoch) ms__comm_publish(text);
         status = ms__fail(MS_ECOMM, "%s", published());
         atomic_store(&w->c->raised, true);
     }

@@ -334,7 +334,9 @@ local function finish(unit, before, s, ok, ...)
     end
     scope.abandon(s)
     -- Peers wait for this rank in the gathers that it will not join. (Inside a run, its end tells them.)
-    if depth == 0 and engine.state.run_depth == 0 then lib.ms_dist_publish_error(tostring((...))) end
+    -- An error that every rank finds by itself needs no telling: a slow one would raise the telling instead.
+    if depth == 0 and engine.state.run_depth == 0 and not M.symmetric then lib.ms_dist_publish_error(tostring((...))) end
+    if depth == 0 then M.symmetric = nil end
     error((...), 0)
   end
   scope.close(s, ...)
