@@ -501,9 +501,11 @@ static ms_status run(ms_waiter *w)
     MS_TRY(publish(c));
     ms_status status = agree(w);
     if (status != MS_OK) {
-        // Unless everybody was there already and a peer went on: then it counts on us.
+        // Unless everybody was there already and a peer went on: then it counts on us. An error that a peer published came
+        // after this collective, which ends well here too; it is met at the next one.
         if (!decide(c, false)) return status;
-        if (status != MS_EINTR && !atomic_load(&c->raised)) return status;
+        if (atomic_exchange(&c->raised, false)) status = MS_OK;
+        else if (status != MS_EINTR) return status;
     } else if (!decide(c, true)) {
         return gave_up(c, -1);
     }
