@@ -1,8 +1,7 @@
-// unit.c -- units: construction, gather and reshard, the public functions on them. The schedule
-// (who calls these when) is unit_schedule.c.
+// unit.c -- units: handles, gather and reshard, lazy initialisation, the public functions on them. How they are made
+// is unit_make.c; the schedule (who calls these when) is unit_schedule.c.
 #include <stdio.h>
 
-#include "device.h"
 #include "unit.h"
 #include "op.h"
 
@@ -24,7 +23,7 @@ unit *ms__unit(double handle)
     return NULL;
 }
 
-static ms_status handle_new(unit *u)
+ms_status ms__unit_handle_new(unit *u)
 {
     uint32_t i = 1;
     while (i < n_units && units[i]) i++;
@@ -44,6 +43,8 @@ static ms_status handle_new(unit *u)
     u->handle = (double)((uint64_t)++generations[i] << 20 | i);
     return MS_OK;
 }
+
+void ms__unit_handle_drop(double handle) { units[(uint32_t)((uint64_t)handle & 0xfffff)] = NULL; }
 
 // ---- recording --------------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ static uint64_t versions_of(const unit *u)
     return sum;
 }
 
-static void drop_post(unit *u)
+void ms__unit_drop_post(unit *u)
 {
     if (u->post) ms__storage_release(u->post);
     u->post = NULL;
@@ -111,7 +112,7 @@ static void drop_post(unit *u)
 // What the forward left with post_group, unless the parameters have changed since (every rank sees that alike).
 static bool post_serves(unit *u)
 {
-    if (u->post && u->post_version != versions_of(u)) drop_post(u);
+    if (u->post && u->post_version != versions_of(u)) ms__unit_drop_post(u);
     return u->post != NULL;
 }
 
@@ -150,7 +151,7 @@ void ms__unit_after_errors(unit *u)
     for (int k = 0; k < c->n; k++) {
         if (!ms__unit_idle(c->units[k])) continue;
         ms__unit_shard(c->units[k]);
-        drop_post(c->units[k]);
+        ms__unit_drop_post(c->units[k]);
     }
     c->n_order = c->n_last = c->n_entered = 0;
 }
@@ -236,7 +237,7 @@ ms_status ms__unit_finish_gather(unit *u)
         if (u->views == MS_VIEWS_FLAT) u->params[j].param->requires_grad = u->flat.local->requires_grad;
     }
     u->gathered = true;
-    drop_post(u);
+    ms__unit_drop_post(u);
     return MS_OK;
 }
 
@@ -274,7 +275,7 @@ void ms__unit_shard(unit *u)
         (void)wait_gather(u);
         if (!u->gathered && !u->in_place) ms__storage_vacate(u->full);
     }
-    drop_post(u);
+    ms__unit_drop_post(u);
     if (!u->gathered && u->fetched && !u->in_place) ms__storage_vacate(u->full);
     u->fetched = false;
     ms__extensions_vacate(u);
@@ -286,314 +287,6 @@ void ms__unit_shard(unit *u)
     }
     if (!u->in_place) ms__storage_vacate(u->full);
     u->gathered = false;
-}
-
-// ---- construction -----------------------------------------------------------------------------
-
-static void release_params(unit *u)
-{
-    for (int j = 0; j < u->n; j++) {
-        unit_param *p = &u->params[j];
-        ms__release(p->fresh);
-        ms__release(p->pending);
-        ms__release(p->whole);
-        ms__release(p->resting);
-        if (p->local) ms__disown(p->local);
-        ms__release(p->local);
-        if (p->param) p->param->unit_param = NULL;
-        ms__release(p->param);
-    }
-    if (u->flat.local) {
-        u->flat.local->unit_param = NULL;
-        ms__disown(u->flat.local);
-        ms__release(u->flat.local);
-    }
-}
-
-static void unit_delete(unit *u)
-{
-    release_params(u);
-    if (u->shard) ms__storage_release(u->shard);
-    if (u->full) ms__storage_release(u->full);
-    drop_post(u);
-    ms__extensions_drop(u);
-    ms__release(u->partial);
-    free(u->partial_of);
-    free(u->params);
-    free(u->pieces);
-    free(u->active);
-    free(u->forward_prefetch);
-    free(u->backward_prefetch);
-    free(u);
-}
-
-// What a flat parameter can be made of (behaviour.md 3.1).
-static ms_status check_flat(const char *name, const ms_tensor *t, const ms_tensor *first, bool one)
-{
-    const char *p = t->name ? t->name : "?";
-    if (t->unit_param) return ms__fail(MS_EINVAL, "Cannot flatten a `FlatParameter`: '%s' of unit '%s' is sharded already", p, name);
-    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
-    if (!ms__is_float(t->dtype)) return ms__fail(MS_EINVAL, "Cannot flatten integer dtype tensors");
-    if (t->dtype != first->dtype)
-        return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s", ms__dtype_name(first->dtype), ms__dtype_name(t->dtype));
-    if (one && t->requires_grad != first->requires_grad)
-        return ms__fail(MS_EINVAL, "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
-    if (ms__device(t) != ms__device(first)) {
-        char a[64], b[64];
-        snprintf(a, sizeof a, "%s", strrchr(ms__tensor_text(first), ' ') + 1);
-        snprintf(b, sizeof b, "%s", strrchr(ms__tensor_text(t), ' ') + 1);
-        return ms__fail(MS_EINVAL, "Must flatten tensors on the same device but got both %s and %s", a, b);
-    }
-    return MS_OK;
-}
-
-static ms_status check_param(const char *name, const ms_tensor *t, const ms_tensor *first)
-{
-    const char *p = t->name ? t->name : "?";
-    if (t->unit_param) return ms__fail(MS_ESTATE, "fsdp: parameter '%s' is already managed by unit '%s'", p, ((unit_param *)t->unit_param)->owner->name);
-    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
-    if (t->ndim == 0)
-        return ms__fail(MS_EINVAL, "fully_shard doesn't support scalar parameters. Change %s to a 1D tensor with numel equal to 1.", p);
-    if (!ms__is_contiguous(t)) return ms__fail(MS_EINVAL, "FSDP does not support non-contiguous parameters yet: %s %s", p, ms__tensor_text(t));
-    if (ms__device(t) != ms__device(first))
-        return ms__fail(MS_EINVAL, "fsdp: the parameters of unit '%s' are on different devices: %s and '%s' %s", name, ms__tensor_text(first), p, ms__tensor_text(t));
-    return MS_OK;
-}
-
-// A storage for the wholes, vacated: its bytes come with the first gather.
-static ms_status make_full(unit *u, ms_storage **out)
-{
-    MS_TRY(ms__storage_new(out, u->device, 0, "fsdp: gathered parameters"));
-    ms__storage_vacate(*out);
-    (*out)->bytes = u->full_bytes;
-    char text[512];
-    snprintf(text, sizeof text, "a parameter of unit '%s'", u->name);
-    (*out)->owner = ms__intern(text);
-    return MS_OK;
-}
-
-// Views and storages for the unit's present device; the shard's bytes are zero.
-static ms_status make_storages(unit *u)
-{
-    u->home = u->offload && (u->device & 0xff) != MS_META ? MS_CPU : u->device;
-    u->casts |= u->home != u->device;       // what is gathered is copied to the device first
-    MS_TRY(u->layout->plan(u));
-    u->casts |= u->n_extensions > 0;        // inputs are copied into what is gathered
-    u->in_place = u->world == 1 && !u->casts;
-    if (u->post_group) {
-        size_t ranks = (size_t)ms__group_size(u->post_group);
-        u->post_bytes = ((u->full_bytes + ranks - 1) / ranks + 63) & ~(size_t)63;
-    }
-    ms_storage *shard = NULL, *full = NULL;
-    MS_TRY(ms__storage_new(&shard, u->home, u->shard_bytes, "fsdp: shard"));
-    ms_status zeroed = shard->data ? ms__set_bytes(shard->device, shard->data, 0, u->shard_bytes) : MS_OK;
-    if (zeroed != MS_OK) {
-        ms__storage_release(shard);
-        return zeroed;
-    }
-    if (u->in_place) {
-        full = ms__storage_retain(shard);
-    } else {
-        ms_status st = make_full(u, &full);
-        if (st != MS_OK) {
-            ms__storage_release(shard);
-            return st;
-        }
-    }
-    u->shard = shard;
-    u->full = full;
-    if (u->views == MS_VIEWS_FLAT && u->n) {
-        unit_param *f = &u->flat;
-        int64_t n = (int64_t)(u->shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
-        ms_tensor *t = ms__tensor_on(shard, u->params[0].dtype, 1, &n, 0);
-        f->dtype = f->low = t->dtype;
-        f->chunk = f->here = n;
-        f->first = u->rank * n;
-        f->rows = f->numel = u->world * n;
-        f->row_numel = 1;
-        f->ndim = 1;
-        f->shape[0] = f->numel;
-        if (f->local) {                     // an object for life: re-pointed
-            ms__tensor_point(f->local, t);
-            ms__release(t);
-        } else {
-            f->owner = u;
-            f->param = f->local = t;
-            t->unit_param = f;
-            t->is_param = true;
-            t->name = ms__intern("flat_param");
-            ms__own(t);
-            for (int j = 0; j < u->n; j++) t->requires_grad |= u->params[j].param->requires_grad;
-        }
-    }
-    return MS_OK;
-}
-
-static void make_views(unit *u, unit_param *p)
-{
-    int64_t shape[MS_MAX_DIMS];
-    int ndim = u->layout->local_shape(p, shape);
-    ms_tensor *local = ms__tensor_on(u->shard, p->dtype, ndim, shape, (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype)));
-    if (p->local) {                         // an object for life: re-pointed
-        ms__tensor_point(p->local, local);
-        ms__release(local);
-    } else {
-        p->local = local;
-        local->requires_grad = p->param->requires_grad;
-        local->is_param = true;
-        local->name = p->param->name;
-        ms__own(local);
-    }
-    int64_t at = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low));
-    ms__release(p->whole);
-    ms__release(p->resting);
-    p->whole = ms__tensor_on(u->full, p->low, p->ndim, p->shape, at);
-    p->resting = u->views == MS_VIEWS_PIECES ? ms__tensor_alias(p->local) : ms__tensor_on(u->full, p->dtype, p->ndim, p->shape, 0);
-}
-
-ms_status ms__unit_replan(unit *u)
-{
-    u->casts = u->n_extensions > 0 || u->home != u->device;
-    for (int j = 0; j < u->n; j++) u->casts |= u->params[j].low != u->params[j].dtype;
-    MS_TRY(u->layout->plan(u));
-    u->in_place = u->world == 1 && !u->casts;
-    ms_storage *full;
-    if (u->in_place) full = ms__storage_retain(u->shard);
-    else MS_TRY(make_full(u, &full));
-    ms__storage_release(u->full);
-    u->full = full;
-    for (int j = 0; j < u->n; j++) {
-        unit_param *p = &u->params[j];
-        make_views(u, p);
-        ms__tensor_point(p->param, p->resting);
-    }
-    return MS_OK;
-}
-
-double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_options *o)
-{
-    unit *u = calloc(1, sizeof *u);
-    ms_group *g = ms__group_by_id(o->group);
-    if (!u) ms__fail(MS_ENOMEM, "fsdp: no memory for unit '%s'", name);
-    if (!u || !g || ms__tensor_reserve(4 * n + 8, "fsdp") != MS_OK) {
-        free(u);
-        return 0;
-    }
-    u->name = ms__intern(name);
-    u->layout = &ms__layouts[o->layout];
-    u->views = o->views;
-    u->backward_prefetch_at = o->backward_prefetch;
-    u->offload = o->offload != 0;
-    u->keep_low = o->keep_low_precision_grads != 0;
-    u->group = g;
-    u->rank = ms__group_rank(g);
-    u->world = ms__group_size(g);
-    u->param_dtype = o->param_dtype;
-    u->reduce_dtype = o->reduce_dtype;
-    u->output_dtype = o->output_dtype;
-    u->cast_forward_inputs = o->cast_forward_inputs != 0;
-    u->reshard_after_forward = o->reshard_after_forward;
-    u->reshard_after_backward = u->sync = u->unshard_in_backward = u->all_reduce = true;
-    if (o->replicates && !(u->replicate = ms__group_by_id(o->replicate_group))) goto failed;
-    if (o->reshards_to && !(u->post_group = ms__group_by_id(o->reshard_group))) goto failed;
-    if (u->replicate && ms__group_size(u->replicate) == 1) u->replicate = NULL;
-    if (u->views != MS_VIEWS_SHARDED) ms_comm_division(u->world * (u->replicate ? ms__group_size(u->replicate) : 1), &u->before, &u->after);
-    u->params = calloc((size_t)n + 1, sizeof *u->params);
-    u->pieces = calloc((size_t)n + 1, sizeof *u->pieces);
-    if (!u->params || !u->pieces) {
-        ms__fail(MS_ENOMEM, "fsdp: no memory for unit '%s' of %d parameters", name, n);
-        goto failed;
-    }
-    if (u->rank < 0) {
-        ms__fail(MS_EINVAL, "fsdp: this rank is no member of unit '%s's group", name);
-        goto failed;
-    }
-    for (int j = 0; j < n; j++) {
-        ms_tensor *t = ms__tensor(params[j]);
-        const ms_tensor *first = j ? u->params[0].param : t;
-        if (!t || (o->views == MS_VIEWS_SHARDED ? check_param(name, t, first) : check_flat(name, t, first, o->views == MS_VIEWS_FLAT)) != MS_OK) goto failed;
-        unit_param *p = &u->params[j];
-        p->owner = u;
-        p->param = ms__retain(t);
-        p->dtype = p->low = t->dtype;
-        p->dim = o->dims ? o->dims[j] : 0;
-        p->ndim = t->ndim;
-        memcpy(p->shape, t->shape, sizeof p->shape);
-        p->numel = t->numel;
-        if (u->param_dtype >= 0 && ms__is_float(t->dtype)) p->low = u->param_dtype;
-        u->casts |= p->low != p->dtype;
-        u->n = j + 1;
-    }
-    u->device = n ? ms__device(u->params[0].param) : MS_CPU;
-    if (make_storages(u) != MS_OK || handle_new(u) != MS_OK) goto failed;
-    for (int j = 0; j < n; j++) {
-        unit_param *p = &u->params[j];
-        make_views(u, p);
-        if ((u->device & 0xff) != MS_META && p->here > 0) {
-            // This rank's part of the whole. Elements of the flat layout are contiguous.
-            int64_t one = 1, strides[MS_MAX_DIMS];
-            bool flat = u->layout == &ms__layouts[MS_LAYOUT_FLAT];
-            ms_tensor *from;
-            if (ms__contiguous(&from, p->param) != MS_OK) goto failed_late;
-            memcpy(strides, from->stride, sizeof strides);
-            ms_tensor *part = ms__tensor_view(from, p->local->ndim, p->local->shape, flat && p->local->ndim == 1 ? &one : strides,
-                                              from->offset + p->first * p->row_numel);
-            ms_status st = ms__copy(p->local, part);
-            ms__release(part);
-            ms__release(from);
-            if (st != MS_OK) goto failed_late;
-        }
-    }
-    for (int j = 0; j < n; j++) {           // nothing fails from here on
-        unit_param *p = &u->params[j];
-        ms__tensor_point(p->param, p->resting);
-        p->param->sharded = u->views != MS_VIEWS_PIECES;
-        p->param->unit_param = p;
-    }
-    return u->handle;
-
-failed_late:
-    units[(uint32_t)((uint64_t)u->handle & 0xfffff)] = NULL;
-failed:
-    unit_delete(u);
-    return 0;
-}
-
-void ms_unit_free(double handle)
-{
-    unit *u = ms__unit(handle);
-    if (!u) return;
-    ms__unit_shard(u);
-    context *c = u->context;
-    if (c) {
-        if (c->reducing.owner == u) ms__unit_drop_reduction(&c->reducing);
-        int n = 0;
-        for (int k = 0; k < c->n; k++)
-            if (c->units[k] != u) c->units[n++] = c->units[k];
-        c->n = n;
-        c->n_last = c->n_order = c->n_entered = 0;
-        if (c->opened == u) c->opened = NULL;
-        if (c->root == u) c->root = NULL;
-        for (int k = 0; k < c->n; k++) {    // nobody prefetches it any more
-            unit *v = c->units[k];
-            for (int j = v->n_forward_prefetch; j-- > 0;)
-                if (v->forward_prefetch[j] == u) v->forward_prefetch[j] = v->forward_prefetch[--v->n_forward_prefetch];
-            for (int j = v->n_backward_prefetch; j-- > 0;)
-                if (v->backward_prefetch[j] == u) v->backward_prefetch[j] = v->backward_prefetch[--v->n_backward_prefetch];
-        }
-        if (c->n == 0) {
-            context **at = &contexts;
-            while (*at != c) at = &(*at)->next;
-            *at = c->next;
-            free(c->units);
-            free(c->order);
-            free(c->last);
-            free(c->entered);
-            free(c);
-        }
-    }
-    units[(uint32_t)((uint64_t)handle & 0xfffff)] = NULL;
-    unit_delete(u);
 }
 
 // ---- lazy initialisation ----------------------------------------------------------------------
@@ -662,6 +355,38 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
         }
     }
     return MS_OK;
+}
+
+// u's module dies: nobody of its root's units waits for it, prefetches it or lists it.
+void ms__context_leave(unit *u)
+{
+    context *c = u->context;
+    if (!c) return;
+    if (c->reducing.owner == u) ms__unit_drop_reduction(&c->reducing);
+    int n = 0;
+    for (int k = 0; k < c->n; k++)
+        if (c->units[k] != u) c->units[n++] = c->units[k];
+    c->n = n;
+    c->n_last = c->n_order = c->n_entered = 0;
+    if (c->opened == u) c->opened = NULL;
+    if (c->root == u) c->root = NULL;
+    for (int k = 0; k < c->n; k++) {    // nobody prefetches it any more
+        unit *v = c->units[k];
+        for (int j = v->n_forward_prefetch; j-- > 0;)
+            if (v->forward_prefetch[j] == u) v->forward_prefetch[j] = v->forward_prefetch[--v->n_forward_prefetch];
+        for (int j = v->n_backward_prefetch; j-- > 0;)
+            if (v->backward_prefetch[j] == u) v->backward_prefetch[j] = v->backward_prefetch[--v->n_backward_prefetch];
+    }
+    if (c->n == 0) {
+        context **at = &contexts;
+        while (*at != c) at = &(*at)->next;
+        *at = c->next;
+        free(c->units);
+        free(c->order);
+        free(c->last);
+        free(c->entered);
+        free(c);
+    }
 }
 
 int ms_unit_is_lazy(double handle)
@@ -757,80 +482,4 @@ ms_status ms_unit_set_prefetch(double handle, int backward, int n, const double 
     *where = list;
     *(backward ? &u->n_backward_prefetch : &u->n_forward_prefetch) = n;
     return MS_OK;
-}
-
-// ---- moving -----------------------------------------------------------------------------------
-
-// The gradient goes where its parameter has gone.
-static ms_status move_grad(unit_param *p, bool keep_values)
-{
-    ms_tensor *old = p->local->leaf ? p->local->leaf->grad : NULL, *g;
-    if (!old) return MS_OK;
-    ms_status st = ms__tensor_like(&g, p->local, "to");
-    if (st == MS_OK && keep_values && (st = ms__copy(g, old)) != MS_OK) {
-        ms__release(g);
-        g = NULL;
-    }
-    ms__leaf_set_grad(p->local->leaf, st == MS_OK ? g : NULL);
-    return st;
-}
-
-ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
-{
-    unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
-    if (device < 0) device = u->device;
-    if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases", u->name);
-    if (keep_values && (u->device & 0xff) == MS_META && (device & 0xff) != MS_META)
-        return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
-    ms__unit_shard(u);
-    ms__extensions_drop(u);                 // the script looks for them again
-    ms_storage *shard = u->shard, *full = u->full;
-    ms_tensor **old = calloc((size_t)u->n + 1, sizeof *old);
-    if (!old) return ms__fail(MS_ENOMEM, "to: no memory");
-    int device_before = u->device;
-    for (int j = 0; j < u->n; j++) {
-        unit_param *p = &u->params[j];
-        old[j] = ms__tensor_alias(p->local);
-        if (dtype >= 0 && ms__is_float(p->dtype)) p->dtype = dtype;
-        p->low = u->param_dtype >= 0 && ms__is_float(p->dtype) ? u->param_dtype : p->dtype;
-    }
-    u->casts = false;
-    for (int j = 0; j < u->n; j++) u->casts |= u->params[j].low != u->params[j].dtype;
-    u->device = device;
-    ms_status st = make_storages(u);
-    if (st != MS_OK) {                      // back to what it was
-        u->device = device_before;
-        u->casts = false;
-        for (int j = 0; j < u->n; j++) {
-            unit_param *p = &u->params[j];
-            p->dtype = old[j]->dtype;
-            p->low = u->param_dtype >= 0 && ms__is_float(p->dtype) ? u->param_dtype : p->dtype;
-            u->casts |= p->low != p->dtype;
-        }
-        u->layout->plan(u);
-        u->shard = shard;
-        u->full = full;
-    }
-    for (int j = 0; j < u->n; j++) {
-        unit_param *p = &u->params[j];
-        if (st == MS_OK) {
-            make_views(u, p);
-            ms__tensor_point(p->param, p->resting);
-            if (keep_values && p->here > 0 && (device & 0xff) != MS_META) {
-                ms_status copied = ms__copy(p->local, old[j]);
-                if (copied != MS_OK) st = copied;
-            }
-            ms_status moved = move_grad(p, keep_values && (device & 0xff) != MS_META);
-            if (moved != MS_OK) st = moved;
-        }
-        ms__release(old[j]);
-    }
-    if (u->flat.local && u->flat.local->leaf) ms__leaf_set_grad(u->flat.local->leaf, NULL);
-    free(old);
-    if (u->shard != shard) {
-        ms__storage_release(shard);
-        ms__storage_release(full);
-    }
-    return st;
 }

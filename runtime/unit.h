@@ -139,6 +139,10 @@ typedef struct context {
 unit      *ms__unit(double handle);                     // NULL with the error set
 ms_tensor *ms__unit_local(ms_tensor *p);                // p itself when it is not managed
 context   *ms__contexts(void);
+ms_status  ms__unit_handle_new(unit *u);
+void       ms__unit_handle_drop(double handle);
+void       ms__context_leave(unit *u);
+void       ms__unit_drop_post(unit *u);
 
 // unit_flat.c: the same for units of fsdp.FSDP
 ms_status ms__flat_reduce(ms_run *run, unit *u);
