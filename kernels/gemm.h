@@ -1,5 +1,5 @@
 // gemm.h -- the one product everything is made of: C[m,n] = A[m,k] B[k,n] (+ bias[n]), any strides for
-// A and B. product.c and attention.c call ms__gemm; it picks our own loops (cpu/gemm.c, cpu/amx.c) or
+// A and B. product.c and attention.c call ms__gemm; it picks our own loops (cpu/gemm.c) or
 // oneDNN (cpu/onednn.c).
 //
 // Numbers: float32 and float64 accumulate in themselves, half types in float32 and round once. Which
@@ -23,10 +23,8 @@ typedef struct ms_gemm {
 
 ms_status ms__gemm(const ms_gemm *g);
 
-// The paths. own: every dtype. amx: bfloat16 where the CPU has tiles. onednn: float32, bfloat16.
+// The paths. own: every dtype. onednn: float32, bfloat16.
 ms_status ms__gemm_own(const ms_gemm *g);
-bool      ms__amx_available(void);
-ms_status ms__gemm_amx(const ms_gemm *g);
 ms_status ms__gemm_onednn(const ms_gemm *g);
 bool      ms__onednn_takes(const ms_gemm *g);
 ms_status ms__gemm_integer(const ms_gemm *g);       // int64, int32, uint8: exact, wrapping around; no bias

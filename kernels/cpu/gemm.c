@@ -2,10 +2,11 @@
 // has no instructions for it.
 //
 // Small: no packing; A is broadcast from where it is, B read from where it is when its columns are
-// adjacent. Large (Goto, van de Geijn 2008): B is cut into panels of KC x 3 vectors, A into panels of
-// KC x 8 rows, as many of them as fit well into the second cache; strides that are powers of two, on which
-// caches and address tables run into themselves, are met only while packing. Half types are converted
-// while packing and accumulate in a float32 block of C, rounded once at the end.
+// adjacent. Large (Goto, van de Geijn 2008): B is cut into panels of KC x 3 vectors, as many at a time as the
+// second cache holds; A into panels of KC x 8 rows, each of which stays in the first cache while all of B's pass
+// by. (The other order, B's panel for all of A, brings both out of the second cache: 13 % slower.) Strides that are
+// powers of two, on which caches and address tables run into themselves, are met only while packing. Half types are
+// converted while packing and accumulate in float32, rounded once at the end.
 // Every element of C is summed in the same order whatever the number of threads, rows and columns at a time.
 //
 // Built with -ffp-contract=fast (CMakeLists.txt): here, and only here, a*b + c may become an fma.
@@ -17,8 +18,9 @@ enum {
     SMALL = 16 << 10,           // multiply-adds up to which packing costs more than it saves
     KC = 512,                   // depth of panels in floats (half as many doubles). Sums are cut here, so it is one number for all CPUs
     FEW = 400,                  // columns up to which rows of A are read where they are: they pass by too few times to pay for packing
-    MC = 1024, NC = 3072,       // rows of A and columns of B packed at a time, at most
-    NC_HALF = 528,              // half types: their float32 sums are m x NC
+    ROWS = 2048,                // rows of A packed at a time, at most
+    ROWS_HALF = 1024, COLUMNS_HALF = 2304,      // half types: of those deeper than KC so many float32 sums are kept
+    RUN = 64,                   // rows packed together where A's columns are the runs of memory
 };
 
 // Without AVX-512 our vectors are taken apart.
@@ -128,8 +130,10 @@ static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int6
 // Rows of A into panels, converted on the way.
 static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int64_t rs, int64_t cs, int64_t m, int64_t k, int64_t high)
 {
-    float t[MC > 8 * KC ? MC : 8 * KC] __attribute__((aligned(64)));
+    float t[8 * KC] __attribute__((aligned(64)));
+    int64_t whole = m / high * high;
     if (rs == 1) {                      // a column at a time
+        if (whole < m) memset(out + whole * k, 0, (size_t)(high * k) * sizeof(float));
         for (int64_t p = 0; p < k; p++) {
             load_run(dtype, t, a, at + p * cs, m);
             for (int64_t i = 0; i < m; i += high)
@@ -154,24 +158,29 @@ typedef struct work {
     const ms_gemm *g;
     int64_t size;               // bytes of an accumulating number: 4 or 8
     int64_t wide, high;         // columns of a panel of B, rows of one of A
-    int64_t j0, nc, p0, kc;     // the columns and the depth at hand
+    int64_t i0, mb;             // the rows at hand,
+    int64_t first_col, last_col;        // the columns whose sums are kept,
+    int64_t j0, nc, p0, kc;     // the columns of B that are packed and the depth
     int64_t mc, cols;           // rows and columns of a task
     int64_t across;             // tasks beside each other
+    int64_t pack;               // columns of a task of packing
     bool    half, first, last, pack_a;
-    char   *b, *a;              // packed: B's panels one after the other, A's block for each thread
-    size_t  a_bytes;            // of one thread's block (and, of a half type that is one block deep, of its sums)
-    float  *sums;               // half types: m x wide, panel after panel
-    int     slots;              // threads that have a block of their own
+    char   *b, *a;              // packed panels, one after the other
+    float  *sums;               // half types: float32 sums, mb rows; of one that is one block deep, a panel's rows for each thread
+    int64_t sums_rs;
 } work;
 
-enum { PACK_PANELS = 8 };       // a task of packing
+static int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// n cut into equal parts of at most `most`, each a multiple of `unit`.
+static int64_t even(int64_t n, int64_t most, int64_t unit) { return ceil_div(ceil_div(n, ceil_div(n, most)), unit) * unit; }
 
 static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
 {
     const work *w = arg;
     const ms_gemm *g = w->g;
     (void)end, (void)block;
-    int64_t j = task * PACK_PANELS * w->wide, stop = j + PACK_PANELS * w->wide < w->nc ? j + PACK_PANELS * w->wide : w->nc;
+    int64_t j = task * w->pack, stop = j + w->pack < w->nc ? j + w->pack : w->nc;
     if (g->b_cs == 1 && !w->half) {
         int64_t panels = (stop - j) / w->wide, at = w->p0 * g->b_rs + w->j0 + j;
         char *out = w->b + j * w->kc * w->size;
@@ -188,103 +197,148 @@ static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
     }
 }
 
-// The finished sums of a panel: m rows of n columns, `wide` apart, plus the bias, rounded.
-static void finish(const work *w, float *s, int64_t i0, int64_t col, int64_t m, int64_t n)
+// The finished sums of `rows` rows and n columns plus the bias, rounded.
+static void finish(const work *w, float *s, int64_t row, int64_t col, int64_t rows, int64_t n)
 {
     const ms_gemm *g = w->g;
-    float bias[3 * 16];
-    if (g->bias) load_run(g->dtype, bias, g->bias, col, n);
-    for (int64_t i = 0; i < m; i++, s += w->wide) {
-        int64_t at = (i0 + i) * g->c_rs + col;
-        if (g->bias)
-            for (int64_t j = 0; j < n; j++) s[j] += bias[j];
-        if (g->dtype == MS_F16) store_f16((ms_f16 *)g->c + at, s, n);
-        else store_bf16((ms_bf16 *)g->c + at, s, n);
+    float bias[256];
+    for (int64_t j = 0; j < n; j += 256) {
+        int64_t m = n - j < 256 ? n - j : 256;
+        if (g->bias) load_run(g->dtype, bias, g->bias, col + j, m);
+        for (int64_t r = 0; r < rows; r++) {
+            float *from = s + r * w->sums_rs + j;
+            int64_t at = (row + r) * g->c_rs + col + j;
+            if (g->bias)
+                for (int64_t q = 0; q < m; q++) from[q] += bias[q];
+            if (g->dtype == MS_F16) store_f16((ms_f16 *)g->c + at, from, m);
+            else store_bf16((ms_bf16 *)g->c + at, from, m);
+        }
     }
+}
+
+// Rows [i, i + m) of the rows at hand, i a multiple of the panels' height.
+static void pack_rows(const work *w, int64_t i, int64_t m)
+{
+    const ms_gemm *g = w->g;
+    int64_t at = (w->i0 + i) * g->a_rs + w->p0 * g->a_cs;
+    char *out = w->a + i * w->kc * w->size;
+    if (w->half) pack_rows_half(g->dtype, (float *)out, g->a, at, g->a_rs, g->a_cs, m, w->kc, w->high);
+    else if (w->size == 4) pack_rows_f32((float *)out, (const float *)g->a + at, g->a_rs, g->a_cs, m, w->kc, w->high);
+    else pack_rows_f64((double *)out, (const double *)g->a + at, g->a_rs, g->a_cs, m, w->kc, w->high);
+}
+
+static void pack_rows_task(void *arg, int64_t task, int64_t end, int64_t unused)
+{
+    const work *w = arg;
+    int64_t step = RUN / 8 * w->high, i = task * step;
+    (void)end, (void)unused;
+    pack_rows(w, i, w->mb - i < step ? w->mb - i : step);
+}
+
+static void sweep_half(const work *w, int64_t i, int64_t rows, int64_t j, int64_t n)
+{
+    float *s = w->sums;
+    if (w->first && w->last) s += omp_get_thread_num() * w->high * w->sums_rs;
+    else s += i * w->sums_rs + w->j0 + j - w->first_col;
+    sweep_f32((n + 15) / 16 * 16, rows, w->kc, (const float *)w->a + i * w->kc, (const float *)w->b + j * w->kc, s, w->sums_rs, NULL, !w->first);
+    if (w->last) finish(w, s, w->i0 + i, w->j0 + j, rows, n);
 }
 
 static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
 {
     const work *w = arg;
     const ms_gemm *g = w->g;
-    int64_t i0 = task / w->across * w->mc, m = g->m - i0 < w->mc ? g->m - i0 : w->mc, from = task % w->across * w->cols;
-    int64_t to = w->nc - from < w->cols ? w->nc : from + w->cols, at = i0 * g->a_rs + w->p0 * g->a_cs;
-    bool add = !w->first;
-    char *room = w->a + (size_t)(w->slots > 1 ? omp_get_thread_num() : 0) * w->a_bytes;
+    int64_t top = task / w->across * w->mc, bottom = w->mb - top < w->mc ? w->mb : top + w->mc, j = task % w->across * w->cols;
+    int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, col = w->j0 + j;
+    int64_t step = g->a_rs == 1 ? RUN / 8 * w->high : w->high;
+    bool add = !w->first, fresh = w->pack_a && w->across == 1 && w->j0 == w->first_col;
     (void)end, (void)unused;
 
-    if (w->half) pack_rows_half(g->dtype, (float *)room, g->a, at, g->a_rs, g->a_cs, m, w->kc, w->high);
-    else if (w->pack_a && w->size == 4) pack_rows_f32((float *)room, (const float *)g->a + at, g->a_rs, g->a_cs, m, w->kc, w->high);
-    else if (w->pack_a) pack_rows_f64((double *)room, (const double *)g->a + at, g->a_rs, g->a_cs, m, w->kc, w->high);
-
-    for (int64_t j = from; j < to; j += w->wide) {
-        int64_t n = to - j < w->wide ? to - j : w->wide, col = w->j0 + j;
-        const void *b = w->b + j * w->kc * w->size;
-        if (w->half) {
-            float *s = w->sums ? w->sums + j * g->m + i0 * w->wide : (float *)room + w->mc * w->kc;
-            packed_panel_f32((n + 15) / 16 * 16, m, w->kc, (float *)room, b, s, w->wide, NULL, add);
-            if (w->last) finish(w, s, i0, col, m, n);
-        } else if (w->size == 4) {
-            const float *bias = w->last && g->bias ? (const float *)g->bias + col : NULL;
-            float *c = (float *)g->c + i0 * g->c_rs + col;
-            if (w->pack_a) packed_panel_f32(n, m, w->kc, (float *)room, b, c, g->c_rs, bias, add);
-            else panel_f32(n, m, w->kc, (const float *)g->a + at, g->a_rs, g->a_cs, b, w->wide, c, g->c_rs, bias, add);
+    for (int64_t i = top; i < bottom; i += w->high) {
+        int64_t rows = bottom - i < w->high ? bottom - i : w->high, c = (w->i0 + i) * g->c_rs + col;
+        if (fresh && (i - top) % step == 0) pack_rows(w, i, bottom - i < step ? bottom - i : step);
+        if (w->half) sweep_half(w, i, rows, j, n);
+        else if (w->size == 4) {
+            const float *bias = w->last && g->bias ? (const float *)g->bias + col : NULL, *b = (const float *)w->b + j * w->kc;
+            if (w->pack_a) { sweep_f32(n, rows, w->kc, (const float *)w->a + i * w->kc, b, (float *)g->c + c, g->c_rs, bias, add); continue; }
+            const float *a = (const float *)g->a + (w->i0 + i) * g->a_rs + w->p0;
+            for (int64_t q = 0; q < n; q += w->wide)
+                panel_f32(n - q < w->wide ? n - q : w->wide, rows, w->kc, a, g->a_rs, 1, b + q * w->kc, w->wide, (float *)g->c + c + q, g->c_rs, bias ? bias + q : NULL, add);
         } else {
-            const double *bias = w->last && g->bias ? (const double *)g->bias + col : NULL;
-            double *c = (double *)g->c + i0 * g->c_rs + col;
-            if (w->pack_a) packed_panel_f64(n, m, w->kc, (double *)room, b, c, g->c_rs, bias, add);
-            else panel_f64(n, m, w->kc, (const double *)g->a + at, g->a_rs, g->a_cs, b, w->wide, c, g->c_rs, bias, add);
+            const double *bias = w->last && g->bias ? (const double *)g->bias + col : NULL, *b = (const double *)w->b + j * w->kc;
+            if (w->pack_a) { sweep_f64(n, rows, w->kc, (const double *)w->a + i * w->kc, b, (double *)g->c + c, g->c_rs, bias, add); continue; }
+            const double *a = (const double *)g->a + (w->i0 + i) * g->a_rs + w->p0;
+            for (int64_t q = 0; q < n; q += w->wide)
+                panel_f64(n - q < w->wide ? n - q : w->wide, rows, w->kc, a, g->a_rs, 1, b + q * w->kc, w->wide, (double *)g->c + c + q, g->c_rs, bias ? bias + q : NULL, add);
         }
     }
 }
 
-static int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
-// n cut into equal parts of at most `most`, each a multiple of `unit`.
-static int64_t even(int64_t n, int64_t most, int64_t unit) { return ceil_div(ceil_div(n, ceil_div(n, most)), unit) * unit; }
+// The columns of B that are packed at hand, against the rows at hand.
+static void column_block(work *w, int64_t threads)
+{
+    int64_t panels = ceil_div(w->nc, w->wide);
+    w->pack = ceil_div(panels, threads) * w->wide;
+    if (threads == 1 && w->pack > 8 * w->wide) w->pack = 8 * w->wide;      // a row of B passes through so many panels at once
+    w->across = ceil_div(w->nc, w->cols);
+    ms__parallel_tasks(ceil_div(w->nc, w->pack), pack_task, w);
+    if (w->pack_a && w->across > 1 && w->j0 == w->first_col) ms__parallel_tasks(ceil_div(w->mb, RUN / 8 * w->high), pack_rows_task, w);
+    ms__parallel_tasks(ceil_div(w->mb, w->mc) * w->across, row_task, w);
+}
 
 static ms_status large(const ms_gemm *g)
 {
     work w = { .g = g, .half = ms__is_half(g->dtype), .size = g->dtype == MS_F64 ? 8 : 4, .high = panel_rows() };
     int64_t kc = even(g->k, KC * 4 / w.size, 16), depth = kc < g->k ? kc : g->k, threads = ms_num_threads();
+    bool deep = kc < g->k;
     w.wide = 3 * 64 / w.size;
     w.pack_a = w.half || g->a_cs != 1 || g->n > FEW;
+    int64_t mb = even(g->m, w.half ? ROWS_HALF : ROWS, w.high), jb = w.half && deep && g->n > COLUMNS_HALF ? even(g->n, COLUMNS_HALF, w.wide) : g->n;
 
-    // Three eighths of the second cache for a block of A (a panel of B passes through it); an eighth of the third, which others share, for B's panels.
-    int64_t mc = cache_bytes(2) * 3 / 8 / (kc * w.size), nc = cache_bytes(3) / 8 / (kc * w.size);
-    mc = even(g->m, mc < MC - w.high ? mc : MC - w.high, w.high);
-    nc = even(g->n, w.half ? NC_HALF : nc < NC ? nc : NC, w.wide);
-    // Several threads: about two tasks each, cut first along columns, which need A's block again, then along rows.
-    int64_t tasks = threads > 1 ? 2 * threads : 1, down = ceil_div(g->m, mc), across = 1;
-    if (down < tasks) {
-        int64_t most = ceil_div(nc, 8 * w.wide);
-        across = ceil_div(tasks, down) < most ? ceil_div(tasks, down) : most;
-        if (down * across < tasks) {
-            int64_t rows = even(g->m, ceil_div(g->m, ceil_div(tasks, across)), w.high);
-            mc = rows < 4 * w.high ? mc < 4 * w.high ? mc : 4 * w.high : rows;
+    // Five eighths of the second cache for B's panels, through which a panel of A passes. Several threads: about two tasks each,
+    // cut first along rows, 128 of which pay for having B's panels brought, then along columns.
+    int64_t fit = cache_bytes(2) * 5 / 8 / (kc * w.size) / w.wide * w.wide, down = 1, across = 1;
+    w.cols = even(jb, fit < 2 * w.wide ? 2 * w.wide : fit, w.wide);
+    if (threads > 1) {
+        int64_t most = ceil_div(jb, w.cols);
+        down = mb / 128 < 1 ? 1 : mb / 128 < 2 * threads ? mb / 128 : 2 * threads;
+        across = ceil_div(2 * threads, down) < most ? ceil_div(2 * threads, down) : most;
+        if (down * across < 2 * threads && mb > down * 4 * w.high) {
+            down = ceil_div(2 * threads, across);
+            if (down > mb / (4 * w.high)) down = mb / (4 * w.high);
+        }
+        if (down * across < threads && w.cols > 2 * w.wide) {
+            w.cols = even(jb, ceil_div(w.cols, ceil_div(threads, down * across)), w.wide);
+            most = ceil_div(jb, w.cols);
+            across = ceil_div(2 * threads, down) < most ? ceil_div(2 * threads, down) : most;
         }
     }
-    w.mc = mc;
-    w.cols = even(nc, ceil_div(nc, across), w.wide);
-    bool deep = kc < g->k;
-    w.slots = threads > 1 ? (int)threads : 1;
-    w.a_bytes = w.pack_a ? ((size_t)(mc * depth + (w.half && !deep ? mc * w.wide : 0)) * (size_t)w.size + 63) / 64 * 64 : 0;
+    w.mc = even(mb, ceil_div(mb, down), w.high);
+    int64_t nc = w.cols * across;
 
-    size_t b_bytes = (size_t)(nc * depth * w.size), s_bytes = w.half && deep ? (size_t)(g->m * nc) * 4 : 0;
+    size_t a_bytes = w.pack_a ? (size_t)(mb * depth * w.size) : 0, b_bytes = (size_t)(nc * depth * w.size), s_bytes = 0;
+    if (w.half) {
+        w.sums_rs = (deep ? jb : w.cols) + 16;          // not a power of two
+        s_bytes = (size_t)((deep ? mb : w.high * threads) * w.sums_rs) * 4;
+    }
     ms_block *scratch;
-    MS_TRY(ms__alloc(&scratch, MS_CPU, b_bytes + s_bytes + (size_t)w.slots * w.a_bytes, g->what));
+    MS_TRY(ms__alloc(&scratch, MS_CPU, a_bytes + b_bytes + s_bytes, g->what));
     w.b = scratch->data;
-    w.sums = s_bytes ? (float *)(w.b + b_bytes) : NULL;
-    w.a = w.b + b_bytes + s_bytes;
-    for (w.j0 = 0; w.j0 < g->n; w.j0 += nc) {
-        w.nc = g->n - w.j0 < nc ? g->n - w.j0 : nc;
-        w.across = ceil_div(w.nc, w.cols);
-        for (w.p0 = 0; w.p0 < g->k; w.p0 += w.kc) {
-            w.kc = g->k - w.p0 < kc ? g->k - w.p0 : kc;
-            w.first = w.p0 == 0;
-            w.last = w.p0 + w.kc == g->k;
-            ms__parallel_tasks(ceil_div(w.nc, PACK_PANELS * w.wide), pack_task, &w);
-            ms__parallel_tasks(ceil_div(g->m, w.mc) * w.across, row_task, &w);
+    w.a = w.b + b_bytes;
+    w.sums = s_bytes ? (float *)(w.a + a_bytes) : NULL;
+    for (w.i0 = 0; w.i0 < g->m; w.i0 += mb) {
+        w.mb = g->m - w.i0 < mb ? g->m - w.i0 : mb;
+        for (w.first_col = 0; w.first_col < g->n; w.first_col += jb) {
+            w.last_col = g->n - w.first_col < jb ? g->n : w.first_col + jb;
+            for (w.p0 = 0; w.p0 < g->k; w.p0 += w.kc) {
+                w.kc = g->k - w.p0 < kc ? g->k - w.p0 : kc;
+                w.first = w.p0 == 0;
+                w.last = w.p0 + w.kc == g->k;
+                for (w.j0 = w.first_col; w.j0 < w.last_col; w.j0 += nc) {
+                    w.nc = w.last_col - w.j0 < nc ? w.last_col - w.j0 : nc;
+                    column_block(&w, threads);
+                }
+            }
         }
     }
     ms__free(scratch);

@@ -3,7 +3,7 @@
 //
 // tile: up to 8 rows by 3 vectors of C stay in registers while k runs. It needs of A only a base and
 // two strides (scalars are broadcast), of B rows of adjacent columns: packed panels, or B itself.
-// core: the same, 8 rows whole, where both are packed: it also fetches ahead.
+// core: the same, 8 rows whole, where both are packed: it also fetches ahead. sweep: core after core.
 
 typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 
@@ -48,7 +48,7 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
 
 // 8 rows out of packed panels: A's has 8 numbers a step, B's 3 vectors, of which vecs are used. Both are fetched ahead of use: B's
 // panel is larger than the first cache and comes out of the second, A's runs on into the panel of the next 8 rows.
-enum { R(AHEAD_A) = 8 * 64, R(AHEAD_B) = 3 * LANES * 16 };
+enum { R(AHEAD_A) = 8 * 128, R(AHEAD_B) = 3 * LANES * 16 };
 
 static inline __attribute__((always_inline)) void R(core)(const int vecs, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add)
 {
@@ -95,16 +95,6 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, int64_
             if (bias) s[r][v] += *(const R(vec) *)(bias + v * LANES);
             *d = s[r][v];
         }
-}
-
-// m rows of C out of packed panels, one after the other (each k x 8).
-static inline __attribute__((always_inline)) void R(core_rows)(const int vecs, int64_t m, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs,
-                                                               const REAL *bias, bool add)
-{
-    for (; m >= 8; m -= 8, a += 8 * k, c += 8 * c_rs) R(core)(vecs, k, a, b, c, c_rs, bias, add);
-    if (m & 4) { R(tile)(4, vecs, k, a, 1, 8, b, 3 * LANES, c, c_rs, bias, add); a += 4; c += 4 * c_rs; }
-    if (m & 2) { R(tile)(2, vecs, k, a, 1, 8, b, 3 * LANES, c, c_rs, bias, add); a += 2; c += 2 * c_rs; }
-    if (m & 1) R(tile)(1, vecs, k, a, 1, 8, b, 3 * LANES, c, c_rs, bias, add);
 }
 
 // A strip: m rows of C by vecs vectors.
@@ -172,23 +162,35 @@ static MS_KERNEL void R(strip)(int vecs, int64_t m, int64_t k, const REAL *a, in
     }
 }
 
-// The same out of packed panels; those of A are panel_rows() high.
-static MS_KERNEL void R(packed_strip)(int vecs, int64_t m, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+// One packed panel of A, which stays in the first cache, against the panels of B that make n columns. Rows and columns that
+// fill no panel pass through a tile of our own; the panels have zeros there.
+static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add)
 {
-    if (narrow()) {
-        for (int v = 0; v < vecs; v++, b += LANES, c += LANES, bias += bias ? LANES : 0) {
-            const REAL *x = a;
-            REAL *d = c;
-            int64_t i = m;
-            for (; i >= 6; i -= 6, x += 6 * k, d += 6 * c_rs) R(thin_tile)(6, k, x, 1, 6, b, 3 * LANES, d, c_rs, bias, add);
-            R(thin_rows)(i, k, x, 1, 6, b, 3 * LANES, d, c_rs, bias, add);
+    REAL t[8 * 3 * LANES] __attribute__((aligned(64))), e[3 * LANES];
+    const int64_t high = narrow() ? 6 : 8;
+    for (; n > 0; n -= 3 * LANES, b += 3 * LANES * k, c += 3 * LANES, bias += bias ? 3 * LANES : 0) {
+        int64_t wide = n < 3 * LANES ? n : 3 * LANES, vecs = (wide + LANES - 1) / LANES, d_rs = c_rs;
+        bool whole = rows == high && wide % LANES == 0;
+        REAL *d = c;
+        const REAL *f = bias;
+        if (MS_UNLIKELY(!whole)) {
+            d = t;
+            d_rs = 3 * LANES;
+            memset(t, 0, sizeof t);
+            if (add) for (int64_t r = 0; r < rows; r++) memcpy(t + r * 3 * LANES, c + r * c_rs, (size_t)wide * sizeof(REAL));
+            if (bias) f = memcpy(e, bias, (size_t)wide * sizeof(REAL));
         }
-        return;
-    }
-    switch (vecs) {
-    case 3: R(core_rows)(3, m, k, a, b, c, c_rs, bias, add); break;
-    case 2: R(core_rows)(2, m, k, a, b, c, c_rs, bias, add); break;
-    default: R(core_rows)(1, m, k, a, b, c, c_rs, bias, add); break;
+        if (high == 6) {
+            for (int64_t v = 0; v < vecs * LANES; v += LANES) R(thin_tile)(6, k, a, 1, 6, b + v, 3 * LANES, d + v, d_rs, f ? f + v : NULL, add);
+        } else {
+            switch (vecs) {
+            case 3: R(core)(3, k, a, b, d, d_rs, f, add); break;
+            case 2: R(core)(2, k, a, b, d, d_rs, f, add); break;
+            default: R(core)(1, k, a, b, d, d_rs, f, add); break;
+            }
+        }
+        if (MS_UNLIKELY(!whole))
+            for (int64_t r = 0; r < rows; r++) memcpy(c + r * c_rs, t + r * 3 * LANES, (size_t)wide * sizeof(REAL));
     }
 }
 
@@ -215,24 +217,6 @@ static void R(panel)(int64_t n, int64_t m, int64_t k, const REAL *a, int64_t a_r
     if (rest) {
         int64_t at = vecs * LANES;
         R(strip_part)(rest, m, k, a, a_rs, a_cs, b + at, b_rs, c + at, c_rs, bias ? bias + at : NULL, add);
-    }
-}
-
-// The same with A packed: panel after panel through a tile of our own for the last columns.
-static void R(packed_panel)(int64_t n, int64_t m, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add)
-{
-    int64_t vecs = n / LANES, rest = n % LANES, high = panel_rows();
-    REAL t[8 * LANES] __attribute__((aligned(64))), e[LANES] = { 0 };
-    if (vecs) R(packed_strip)((int)vecs, m, k, a, b, c, c_rs, bias, add);
-    if (!rest) return;
-    b += vecs * LANES;
-    c += vecs * LANES;
-    if (bias) memcpy(e, bias + vecs * LANES, (size_t)rest * sizeof(REAL));
-    for (; m > 0; m -= high, a += high * k, c += high * c_rs) {
-        int64_t rows = m < high ? m : high;
-        if (add) for (int64_t r = 0; r < rows; r++) memcpy(t + r * LANES, c + r * c_rs, (size_t)rest * sizeof(REAL));
-        R(packed_strip)(1, rows, k, a, b, t, LANES, bias ? e : NULL, add);
-        for (int64_t r = 0; r < rows; r++) memcpy(c + r * c_rs, t + r * LANES, (size_t)rest * sizeof(REAL));
     }
 }
 
@@ -341,9 +325,11 @@ static MS_KERNEL void R(pack_panels)(REAL *out, const REAL *b, int64_t rs, int64
     }
 }
 
-// Rows of A into panels of `high` rows: out[panel][p][row]; the last panel's missing rows stay as they are.
+// Rows of A into panels of `high` rows: out[panel][p][row]; the last panel's missing rows become 0.
 static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t cs, int64_t m, int64_t k, int64_t high)
 {
+    int64_t whole = m / high * high;
+    if (whole < m) memset(out + whole * k, 0, (size_t)(high * k) * sizeof(REAL));
     if (rs == 1) {                      // columns are runs: a piece of each goes to every panel
         for (int64_t p = 0; p < k; p++, a += cs, out += high) {
             REAL *o = out;
@@ -356,8 +342,6 @@ static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t
     }
     for (; m > 0; m -= high, a += high * rs, out += high * k) {
         int64_t rows = m < high ? m : high, p = 0;
-        for (int64_t r = high; r < 2 * high && r < m; r++)      // the next panel's rows, each elsewhere in memory
-            for (int64_t q = 0; q < k && cs == 1; q += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(a + r * rs + q);
         if (cs == 1 && rows == 8 && high == 8)
             for (; p + LANES <= k; p += LANES) R(transpose_8)(out + p * 8, a + p, rs);
         for (; p < k; p++)
