@@ -10,8 +10,7 @@ static MS_KERNEL void R(cross_rows)(const cross *q, int64_t first, int64_t last,
         const REAL *x = ROW_IN(q->dtype, q->x, r * n, 1, n, room + n);
         REAL *e = room + 2 * n, m = R(ms__row_max)(x, n);
         if (m == -(REAL)INFINITY) m = 0;
-        R(ms__row_exp)(e, x, m, n);
-        REAL lse = m + LOG(R(ms__row_sum)(e, n));
+        REAL lse = m + LOG(R(ms__row_exp)(e, x, m, n));
         ((REAL *)q->lse)[r] = lse;
         int64_t t = q->ids[r];
         if (t == q->ignore) {

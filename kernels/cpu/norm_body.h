@@ -11,12 +11,10 @@ static MS_KERNEL void R(softmax)(const soft *w, int64_t first, int64_t last, REA
         if (m == -(REAL)INFINITY) m = 0;                    // a row that is masked altogether: 0 / 0, as in PyTorch
         if (w->log) {
             REAL *e = room + n;
-            R(ms__row_exp)(e, x, m, n);
-            REAL shift = m + LOG(R(ms__row_sum)(e, n));
+            REAL shift = m + LOG(R(ms__row_exp)(e, x, m, n));
             for (int64_t j = 0; j < n; j++) y[j] = x[j] - shift;
         } else {
-            R(ms__row_exp)(y, x, m, n);
-            REAL scale = 1 / R(ms__row_sum)(y, n);
+            REAL scale = 1 / R(ms__row_exp)(y, x, m, n);
             for (int64_t j = 0; j < n; j++) y[j] *= scale;
         }
         ROW_OUT(w->dtype, w->out, at, stride, n, y);

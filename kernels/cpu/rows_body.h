@@ -96,10 +96,27 @@ MS_INLINE REAL R(ms__soft_exp)(REAL d)
     return d < lowest ? 0 : e;
 }
 
-// y = exp(x - m); x may be y.
-MS_INLINE void R(ms__row_exp)(REAL *y, const REAL *x, REAL m, int64_t n)
+// y = exp(x - m); x may be y. Returns the sum, added up as by ms__row_sum. What lies behind x, the next row as a rule, is
+// fetched meanwhile: finding its largest element would wait for memory.
+MS_INLINE REAL R(ms__row_exp)(REAL *y, const REAL *x, REAL m, int64_t n)
 {
-    for (int64_t j = 0; j < n; j++) y[j] = R(ms__soft_exp)(x[j] - m);
+    V s = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 };
+    int64_t j = 0;
+    for (; j + 64 <= n; j += 64) {
+        for (int64_t l = 0; l < 64; l += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(x + n + j + l);
+        for (int64_t l = j; l < j + 64; l++) y[l] = R(ms__soft_exp)(x[l] - m);
+        s += LANES_AT(y + j);
+        s1 += LANES_AT(y + j + 16);
+        s2 += LANES_AT(y + j + 32);
+        s3 += LANES_AT(y + j + 48);
+    }
+    s = (s + s1) + (s2 + s3);
+    for (; j + 16 <= n; j += 16) {
+        for (int64_t l = j; l < j + 16; l++) y[l] = R(ms__soft_exp)(x[l] - m);
+        s += LANES_AT(y + j);
+    }
+    for (int64_t l = 0; j + l < n; l++) s[l] += y[j + l] = R(ms__soft_exp)(x[j + l] - m);
+    return R(ms__fold)(&s);
 }
 #undef V
 #undef LANES_AT
