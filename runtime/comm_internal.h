@@ -16,7 +16,6 @@ enum {
     RING = 16,
     PAYLOAD = 512,                      // bytes that travel with the ready flag
     WINDOW = 1 << 20,                   // staging: as much for input and as much for results
-    STREAM_FROM = 16 << 20,             // copies from here on write past the cache
     ARENAS = 64,
     SITE = 120, UNIT_NAME = 72, TEXT = 2048,
 };
