@@ -11,7 +11,7 @@ local function count(m)
 end
 
 local zoo = { "nested_wrapped_module", "always_wrap_nested_wrapped_module", "non_uniform_req_grad", "module_with_delay", "mixture_of_experts",
-  "transformer_with_shared_params" }
+  "transformer_with_shared_params", "mlp", "mlp_stack", "double_linear", "skip_model", "net", "exec_order", "transformer" }
 
 describe("the model zoo", function()
   it("has the element counts of the reference", function()
@@ -148,7 +148,7 @@ ranks.describe(2, "the model zoo over ranks", function()
   -- Instances of FSDP in each model, the model itself among them where its init wraps it.
   local units = {
     nested_wrapped_module = 3, always_wrap_nested_wrapped_module = 8, non_uniform_req_grad = 3, module_with_delay = 3, mixture_of_experts = 2,
-    transformer_with_shared_params = 5,
+    transformer_with_shared_params = 5, mlp = 1, mlp_stack = 3, double_linear = 2, skip_model = 3, net = 2, exec_order = 2, transformer = 2,
   }
   for _, name in ipairs(zoo) do
     it(("wraps %s where it says, for the same loss and the mean of the gradients"):format(name), function(_, world)
@@ -174,7 +174,7 @@ ranks.describe(2, "the model zoo over ranks", function()
 
   it("keeps linear_skip out of SkipModel's units", function()
     for double_nest, n in pairs { [true] = 3, [false] = 2 } do
-      local m = model("skip_model").init(double_nest)
+      local m = model("skip_model").wrapped(double_nest)
       assert.are.equal(n, #ms.fsdp.fsdp_modules(m))
       assert.are.same({ 10, 10 }, { unpack(m.linear_skip.lin.weight.shape) })
       m(ms.randn(1, 10)):sum():backward()

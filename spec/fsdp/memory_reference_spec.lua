@@ -20,6 +20,36 @@ local function shard(model, options)
   return fsdp.fully_shard(model, options)
 end
 
+-- Ways to shard the model, which is on meta: how, and whether it reshards after forward. They return the model with values.
+local function of_fully_shard(reshard)
+  return function(model)
+    shard(model, { reshard_after_forward = reshard })
+    model:to_empty "cpu"
+    for _, m in ipairs(model:modules()) do
+      if m.reset_parameters then m:reset_parameters() end
+    end
+    return model
+  end
+end
+
+local function of_FSDP(strategy, pieces)
+  return function(model)
+    local fsdp = require "moonshard.fsdp"
+    local options = { sharding_strategy = strategy, use_orig_params = pieces, device_id = "cpu" }
+    for k, layer in ipairs(model.layers) do model.layers[k] = fsdp.FSDP(layer, options) end
+    return fsdp.FSDP(model, options)
+  end
+end
+
+local WAYS = {
+  { "fully_shard, reshard_after_forward = true", of_fully_shard(true), true },
+  { "fully_shard, reshard_after_forward = false", of_fully_shard(false), false },
+  { "FSDP, full_shard", of_FSDP("full_shard", false), true },
+  { "FSDP, full_shard, original parameters", of_FSDP("full_shard", true), true },
+  { "FSDP, shard_grad_op", of_FSDP("shard_grad_op", false), false },
+  { "FSDP, shard_grad_op, original parameters", of_FSDP("shard_grad_op", true), false },
+}
+
 -- Bytes of this process's own and shared pages by the kernel's account: the whole, and its share of what peers map too.
 local function resident()
   local rss, pss = 0, 0
@@ -48,8 +78,9 @@ local function mapped(address)
 end
 
 ranks.describe(2, "memory of the reference model", function()
-  for _, reshard in ipairs { true, false } do
-    it(("stays within 3.15's bounds with buffer 0, reshard_after_forward = %s"):format(tostring(reshard)), function()
+  for _, way in ipairs(WAYS) do
+    local title, sharded, reshard = unpack(way)
+    it("stays within 3.15's bounds with buffer 0: " .. title, function()
       local ms = require "moonshard"
       ms.scope(function() ms.nn.Linear(8, 8)(ms.ones(2, 8)):sum():backward() end)
       collectgarbage()
@@ -67,12 +98,8 @@ ranks.describe(2, "memory of the reference model", function()
         for _, p in ipairs(model:parameters()) do n = n + p:numel() end
         return n
       end)())
-      shard(model, { reshard_after_forward = reshard })
       ms.reset_peak_memory_stats()
-      model:to_empty "cpu"
-      for _, m in ipairs(model:modules()) do
-        if m.reset_parameters then m:reset_parameters() end
-      end
+      model = sharded(model)
       within(S + B, peak(), "initialisation, peak")
       within(S + MB, current(), "initialisation")             -- the suite allows 4 MB here: 1e6 elements
 

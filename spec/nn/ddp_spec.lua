@@ -579,19 +579,21 @@ ranks.describe(2, "DDP #mpi", function()
     local m = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
     local ddp = nn.DDP(m, { bucket_cap_mb = 1e-6 })
     for _ = 1, 2 do ddp(ms.ones(1, 3)):sum():backward() end
+    local least = math.huge                       -- seconds; a busy machine may lose some, not three times
     for _ = 1, 3 do
       local handle = rank == 1 and m[1].weight:register_hook(function() error("no more of this", 0) end)
       local begun = lib.ms_time()
       local text = message(function() ddp(ms.ones(1, 3)):sum():backward() end)
       assert.truthy(text:find("no more of this", 1, true), text)
       if rank == 0 then assert.truthy(text:find("rank 1", 1, true), text) end
-      assert.is_true(lib.ms_time() - begun < 20)
+      least = math.min(least, lib.ms_time() - begun)
       if handle then handle:remove() end
       ddp:zero_grad()
       ddp(ms.ones(1, 3) * (rank + 1)):sum():backward()
       local all = dist.all_gather_object(m[1].weight.grad:tolist())
       assert.are.same(all[1], all[2])
     end
+    assert.is_true(least < 20, ("the others heard of it after %.1f s"):format(least))
   end)
 
   it("dies with its last reference, its parameters live on", function()
@@ -613,39 +615,9 @@ ranks.describe(2, "DDP #mpi", function()
   end)
 
   it("reduces under backward: only the last bucket's time shows", function()
-    local ms, nn, dist = load()
-    local ffi, lib = require "ffi", require("moonshard.ffi").lib
-    ffi.cdef "int usleep(unsigned);"
-    local SLOW, DELAY, LAYERS = 30, 15, 3
-    local slow = ms.Function {
-      forward = function(ctx, x, w)
-        ctx:save(x, w)
-        return x:matmul(w)
-      end,
-      backward = function(ctx, g)
-        ffi.C.usleep(SLOW * 1000)
-        local x, w = ctx:saved()
-        return g:matmul(w:t()), x:t():matmul(g)
-      end,
-    }
-    local Slow = nn.Module:extend "Slow"
-    function Slow:init() self.weight = nn.Parameter(ms.rand(4, 4)) end
-    function Slow:forward(x) return slow(x, self.weight) end
-    local ddp = nn.DDP(nn.Sequential(Slow(), Slow(), Slow()), { bucket_cap_mb = 1e-6 })
-    local x = ms.rand(2, 4)
-    for _ = 1, 2 do ddp(x):sum():backward() end
-    lib.ms_dist_set_delay(ffi.C.MS_DIST_ALL_REDUCE, DELAY / 1000)
-    local best, serial = math.huge, LAYERS * (SLOW + DELAY)
-    for _ = 1, 12 do
-      local loss = ddp(x):sum()
-      dist.barrier()
-      local begun = lib.ms_time()
-      loss:backward()
-      best = math.min(best, (lib.ms_time() - begun) * 1000)
-      if dist.all_gather_object(best)[1] < serial - DELAY then break end
-    end
-    lib.ms_dist_set_delay(-1, 0)
-    local worst = math.max(unpack(dist.all_gather_object(best)))
-    assert.is_true(worst < serial - DELAY, ("%.1f ms, one after the other would be %d"):format(worst, serial))
+    local _, nn = load()
+    local overlap = require "spec.support.overlap"
+    local layers, naps = overlap.layers()
+    overlap.check(nn.DDP(nn.Sequential(unpack(layers)), { bucket_cap_mb = 1e-6 }), layers, naps, 0, 1)
   end)
 end)

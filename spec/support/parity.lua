@@ -83,55 +83,78 @@ function M.full_params(model)
   end)
 end
 
+-- What sharded training is compared with: DDP and one process, trained once a gang for all strategies, as neither knows of them.
+local references = {}
+
+local function reference_of(model, o, low, init)
+  local ms, _, nn = load()
+  local by = references[model] or {}
+  references[model] = by
+  local key = ("%s %s %s %s"):format(tostring(low), tostring(o.scaler and (o.scaler.init_scale or "default")), tostring(o.num_iters), tostring(o.given))
+  if by[key] then return by[key] end
+  local ref = {}
+  by[key] = ref
+  local wrapper = o.reference or nn.DDP
+  ref.model = wrapper(init("no_fsdp", "before"))
+  ref.loss = M.train(ref.model, { num_iters = o.num_iters, autocast = low, half_input = low, scaler = o.scaler })
+  ref.names, ref.params = M.full_params(ref.model)
+  if o.one_process and not low then
+    ref.alone = init("no_fsdp", "before")
+    ref.alone_loss = M.train(ref.alone, { num_iters = o.num_iters, one_process = ms.dist.world_size(), module = ref.alone })
+  end
+  return ref
+end
+
 --- model: of spec/support/models. o: strategy, dtype ("float32", or a half one: mixed precision), use_orig_params, cpu_offload, device_init_mode,
---- num_iters, save_model, scaler, reference (function(model) -> wrapper), one_process (compare with one process too), backward_prefetch.
+--- num_iters, save_model, scaler, reference (function(model) -> wrapper), one_process (compare with one process too), backward_prefetch,
+--- device_mesh (hybrid strategies'), given (a table that goes to the model's init), loss_dtype (where it isn't the computing dtype),
+--- unmanaged (some parameters are no unit's).
 function M.check(model, o)
-  local ms, fsdp, nn = load()
+  local ms, fsdp = load()
   local quietly = require("spec.support.wrapped").quietly
   local group = ms.dist.default_group()
   local low = o.dtype ~= "float32" and o.dtype or nil
   local function init(mode, device_mode, options)
-    return model.init(group, mode, device_mode, { deterministic = true, fsdp = options })
+    local given = { deterministic = true, fsdp = options }
+    for key, value in ms.sorted_pairs(o.given or {}) do given[key] = value end
+    return model.init(group, mode, device_mode, given)
   end
-
-  local wrapper = o.reference or function(m) return nn.DDP(m, { process_group = group }) end
-  local reference = wrapper(init("no_fsdp", "before"))
-  local loss_of_reference = M.train(reference, {
-    num_iters = o.num_iters, autocast = low, half_input = low, scaler = o.scaler,
-  })
+  local ref = reference_of(model, o, low, init)
 
   local options = {
     sharding_strategy = o.strategy, use_orig_params = o.use_orig_params or nil, cpu_offload = o.cpu_offload,
-    backward_prefetch = o.backward_prefetch,
+    backward_prefetch = o.backward_prefetch, device_mesh = o.device_mesh or nil,
     mixed_precision = low and fsdp.MixedPrecision { param_dtype = low, reduce_dtype = low, buffer_dtype = low } or nil,
   }
   local sharded = quietly(function()
     local m = init("recursive", o.device_init_mode or "after", options)
     if is_fsdp(m) then return m end
-    local with = { process_group = group }
+    local with = { process_group = not o.device_mesh and group or nil }
     for key, value in ms.sorted_pairs(options) do with[key] = value end
     return fsdp.FSDP(m, with)
   end)
   if (o.device_init_mode or "after") == "after" then sharded = sharded:to(ms.default_device()) end
-  local loss = M.train(sharded, { num_iters = o.num_iters, scaler = o.scaler, save_model = o.save_model ~= false, loss_dtype = low or "float32" })
+  local loss = M.train(sharded, {
+    num_iters = o.num_iters, scaler = o.scaler, save_model = o.save_model ~= false, loss_dtype = o.loss_dtype or low or "float32",
+  })
 
   local tolerance = low == "bfloat16" and { rtol = 1.6e-2, atol = 1e-5 } or low and { rtol = 1e-3, atol = 1e-5 } or { rtol = 1.3e-6, atol = 1e-5 }
   local function near(want, got)
     assert.is_true(math.abs(want - got) <= tolerance.atol + tolerance.rtol * math.abs(want), ("loss %.9g, the reference's %.9g"):format(got, want))
   end
-  near(loss_of_reference, loss)
+  near(ref.loss, loss)
   local names, params = M.full_params(sharded)
-  local other_names, other = M.full_params(reference)
-  assert.same(other_names, names)
+  assert.same(ref.names, names)
   for k, p in ipairs(params) do
-    assert.equal(other[k].dtype, p.dtype)
-    assert.equal(other[k].device, p.device)
-    if not low then ms.testing.assert_close(p, other[k]) end
+    assert.equal(ref.params[k].dtype, p.dtype)
+    assert.equal(ref.params[k].device, p.device)
+    if not low then ms.testing.assert_close(p, ref.params[k]) end
   end
-  if o.one_process and not low then
-    local alone = init("no_fsdp", "before")
-    near(M.train(alone, { num_iters = o.num_iters, one_process = ms.dist.world_size(), module = alone }), loss)
-    for k, p in ipairs(alone:parameters()) do ms.testing.assert_close(params[k], p:detach()) end
+  if low then return end
+  if not o.unmanaged then fsdp.check_sharded_parity(ref.model.module, sharded) end       -- each shard, and its gradient
+  if ref.alone then
+    near(ref.alone_loss, loss)
+    for k, p in ipairs(ref.alone:parameters()) do ms.testing.assert_close(params[k], p:detach()) end
   end
 end
 

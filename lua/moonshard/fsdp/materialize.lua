@@ -41,8 +41,10 @@ M.own = own
 
 local function on_meta(t) return t.device:find "^meta" ~= nil end
 
+-- t takes the place of `at`, a tensor made for this: its name goes, or the collector would keep the whole bytes after they are sharded.
 local function point(t, at)
   if lib.ms_set_data(t.id, at.id) ~= 0 then errors.fail(t, at) end
+  at:release()
 end
 
 --- The device an instance computes on, by its option device_id or its module's parameters.

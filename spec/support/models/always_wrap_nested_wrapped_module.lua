@@ -13,8 +13,8 @@ return {
     o.wrap_fsdp = false
     local model = AlwaysWrapNestedWrappedModule(o)
     if not wrap_fsdp then return model end
-    local options = { process_group = group, auto_wrap_policy = ms.fsdp.wrap.always_wrap_policy }
-    for key, value in ms.sorted_pairs(o.fsdp or {}) do options[key] = value end
+    local options = common.fsdp_options(o)
+    options.auto_wrap_policy = options.auto_wrap_policy or ms.fsdp.wrap.always_wrap_policy
     return ms.fsdp.FSDP(model, options)
   end,
 }

@@ -5,6 +5,7 @@
 --- the device, then wrapped), "after" (the caller moves it) or "never"; given: fsdp (options of fsdp.FSDP), deterministic
 --- (seeded with 0), device (the default device) and what the model takes beside.
 local ms = require "moonshard"
+local wrapped = require "spec.support.wrapped"
 local dist = ms.dist
 
 local M = {}
@@ -20,10 +21,14 @@ function M.first_group(group)
   return group
 end
 
---- What every constructor of the zoo begins with: rank, seed. o: group, deterministic.
-function M.begin(self, o)
+function M.rank_of(self, o)
   self.rank = dist.rank(M.first_group(o.group))
   self.world_size = dist.world_size(M.first_group(o.group))
+end
+
+--- What every constructor of the zoo begins with: rank, seed. o: group, deterministic.
+function M.begin(self, o)
+  M.rank_of(self, o)
   if o.deterministic then ms.manual_seed(0) end
 end
 
@@ -33,12 +38,23 @@ function M.place(m, o)
   return m
 end
 
---- m, or m in a unit of its own.
+--- Options of fsdp.FSDP for a unit of the model: o.fsdp's over its group, or over their device mesh.
+function M.fsdp_options(o)
+  local options = { process_group = o.group }
+  for key, value in ms.sorted_pairs(o.fsdp or {}) do options[key] = value end
+  if options.device_mesh then options.process_group = nil end
+  return options
+end
+
+--- m, or m in a unit of its own; wrap(m, group): over that group, which a hybrid strategy has nothing to do with.
 function M.wrapper(o)
   if not o.wrap_fsdp then return function(m) return m end end
   return function(m, group)
-    local options = { process_group = group or o.group }
-    for key, value in ms.sorted_pairs(o.fsdp or {}) do options[key] = value end
+    local options = M.fsdp_options(o)
+    if group then
+      options.process_group, options.device_mesh = group, nil
+      if (options.sharding_strategy or ""):find "^hybrid" then options.sharding_strategy = "full_shard" end
+    end
     return ms.fsdp.FSDP(m, options)
   end
 end
@@ -53,13 +69,25 @@ function M.options(group, fsdp_init_mode, device_init_mode, given)
   return o
 end
 
---- Input of uniform numbers, loss their output's sum.
+--- The init of a model that wraps nothing itself: build(o) makes it, units(model) are the modules to wrap, innermost first.
+function M.init_of(build, units)
+  return function(...)
+    local o = M.options(...)
+    if o.deterministic then ms.manual_seed(0) end
+    local model = M.place(build(o), o)
+    M.rank_of(model, o)
+    if o.wrap_fsdp then wrapped.replace(model, units(model), M.wrapper(o)) end
+    return model
+  end
+end
+
+--- Input of uniform numbers, loss the sum of its output, or of both of them.
 function M.sum_model(class, shape)
   function class.get_input(self, device)
     ms.manual_seed(1 + self.rank)
     return { ms.rand(shape, { device = device }) }
   end
-  function class.get_loss(_, _, output) return output:sum() end
+  function class.get_loss(_, _, output, second) return second and output:sum() + second:sum() or output:sum() end
   function class.run_backward(_, loss) loss:backward() end
 end
 

@@ -1,5 +1,6 @@
 --- behaviour.md 2.2, DoubleLinear: two outputs, or a second Linear that is never used.
 local ms = require "moonshard"
+local common = require "spec.support.models.common"
 local nn = ms.nn
 
 local DoubleLinear = nn.Module:extend("DoubleLinear")
@@ -18,4 +19,10 @@ function DoubleLinear:forward(x)
   return nn.F.relu(self.lin1(x))
 end
 
-return { DoubleLinear = DoubleLinear }
+common.sum_model(DoubleLinear, { 4, 7 })
+
+return {
+  DoubleLinear = DoubleLinear,
+  --- given: also use_second_linear.
+  init = common.init_of(function(o) return DoubleLinear(7, o) end, function(m) return { m.lin1, m.lin2 } end),
+}

@@ -1,5 +1,6 @@
 --- behaviour.md 1.3, the model of the execution order suite: layer2 is frozen and unused.
 local ms = require "moonshard"
+local common = require "spec.support.models.common"
 local nn, optim = ms.nn, ms.optim
 
 local ExecOrder = nn.Module:extend("ExecOrder")
@@ -17,8 +18,11 @@ function ExecOrder:forward(x)
   return nn.F.relu(self.layer1(nn.F.relu(self.layer0(x))))
 end
 
+common.sum_model(ExecOrder, { 8, 5 })
+
 return {
   ExecOrder = ExecOrder,
+  init = common.init_of(function() return ExecOrder() end, function(m) return { m.layer1, m.layer2 } end),
   make = function(kind) return ExecOrder(kind) end,
   loss = function(model, rank, step, golden) return model(golden.x_of({ 8, 5 }, rank, step)):sum() end,
   optim = function(params) return optim.SGD(params, { lr = 0.002, momentum = 0.9 }) end,

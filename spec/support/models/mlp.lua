@@ -1,5 +1,6 @@
 --- behaviour.md 2.2, MLP.
 local ms = require "moonshard"
+local common = require "spec.support.models.common"
 local nn = ms.nn
 
 local MLP = nn.Module:extend("MLP")
@@ -24,4 +25,11 @@ function MLP:reset_parameters()
   if self.buffer then nn.init.normal_(self.buffer) end
 end
 
-return { MLP = MLP }
+common.sum_model(MLP, { 3, 5 })
+
+return {
+  MLP = MLP,
+  --- given: also bias and with_buffer (true).
+  init = common.init_of(function(o) return MLP(5, { bias = o.bias, with_buffer = o.with_buffer ~= false }) end,
+    function(m) return { m.in_proj } end),
+}

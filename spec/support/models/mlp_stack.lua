@@ -1,6 +1,7 @@
 --- behaviour.md 2.2, MLPStack (multipliers 3, 4, 3: uneven shards).
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
+local common = require "spec.support.models.common"
 local MLP = require "spec.support.models.mlp".MLP
 
 local MLPStack = nn.Sequential:extend("MLPStack")
@@ -21,10 +22,15 @@ function MLPStack:parallelize(options)
   return ms.fsdp.fully_shard(self, options)
 end
 
+common.sum_model(MLPStack, { 8, 6 })
+
+local function units(model) return { model[1], model[2], model[3] } end
+
 return {
+  init = common.init_of(function() return MLPStack(6) end, units),
   MLP = MLP, MLPStack = MLPStack,
   make = function(kind) return MLPStack(6, kind) end,
   loss = function(model, rank, step, golden) return model(golden.x_of({ 8, 6 }, rank, step)):sum() end,
   optim = function(params) return optim.Adam(params, { lr = 1e-3 }) end,
-  units = function(model) return { model[1], model[2], model[3] } end,
+  units = units,
 }

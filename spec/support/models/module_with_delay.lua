@@ -14,9 +14,13 @@ function ModuleWithDelay:init(module, given)
   self.delay_after_loss_ms = given and given.delay_after_loss_ms or 0
   self.delay_before_reduction_ms = given and given.delay_before_reduction_ms or 0
   self.module = module
+  self.rank = module.rank
 end
 
-function ModuleWithDelay:get_input(device) return self.module:get_input(device) end
+function ModuleWithDelay:get_input(device)
+  self.module.rank = self.rank                      -- whose input it is to be
+  return self.module:get_input(device)
+end
 
 function ModuleWithDelay:forward(...) return self.module(...) end
 

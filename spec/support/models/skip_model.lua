@@ -1,13 +1,18 @@
 --- behaviour.md 2.2, SkipModule and SkipModel: nested Linears without bias, wrapped by `wrap`; linear_skip is taken out of the
 --- tree while the outer one is wrapped, so that it stays unmanaged.
 local ms = require "moonshard"
-local nn = ms.nn
+local common = require "spec.support.models.common"
+local nn, dist = ms.nn, ms.dist
 
 local no_bias = { bias = false }
 
 local SkipModule = nn.Module:extend("SkipModule")
 function SkipModule:init() self.lin = nn.Linear(10, 10, no_bias) end
-function SkipModule:forward(x) return self.lin(x) end
+--- No unit gives it low precision: where it is to compute in that, compute_dtype says so.
+function SkipModule:forward(x)
+  if not self.compute_dtype then return self.lin(x) end
+  return ms.amp.autocast(self.compute_dtype, function() return self.lin(x) end)
+end
 
 local NestedLinear = nn.Module:extend("NestedLinear")
 function NestedLinear:init(fsdp_wrap)
@@ -24,18 +29,51 @@ function SkipModel:init(double_nest)
 end
 function SkipModel:forward(x) return self.nested_linear(self.linear_skip(self.linear(x))) end
 
+common.sum_model(SkipModel, { 1, 10 })
+
+-- Of the sum of ten numbers on both sides of 0 a half dtype leaves little that could be compared.
+function SkipModel.get_loss(_, _, output) return output:pow(2):sum() end
+
+--- Of what no unit manages nobody reduces the gradients but the script.
+function SkipModel:run_backward(loss)
+  loss:backward()
+  if not self.wrapped then return end
+  for _, p in ipairs(self.linear_skip:parameters()) do dist.all_reduce(p.grad, { op = "avg" }) end
+end
+
+--- A SkipModel in FSDP whose linear_skip is no part of any unit. options: fsdp.FSDP's.
+local function wrapped(double_nest, options)
+  local FSDP, wrap = ms.fsdp.FSDP, ms.fsdp.wrap
+  local inner = { wrapper_cls = FSDP }
+  for key, value in ms.sorted_pairs(options or {}) do inner[key] = value end
+  local model = wrap.enable_wrap(inner, function() return SkipModel(double_nest) end)
+  local skip = model.linear_skip
+  model.linear_skip = nil
+  model = FSDP(model, options)
+  model.module.linear_skip, model.module.wrapped = skip, true
+  local policy = options and options.mixed_precision
+  skip.compute_dtype = policy and policy.param_dtype
+  return model
+end
+
 return {
   SkipModule = SkipModule, NestedLinear = NestedLinear, SkipModel = SkipModel,
-  --- A SkipModel in FSDP whose linear_skip is no part of any unit. options: fsdp.FSDP's.
-  init = function(double_nest, options)
-    local FSDP, wrap = ms.fsdp.FSDP, ms.fsdp.wrap
-    local inner = { wrapper_cls = FSDP }
-    for key, value in ms.sorted_pairs(options or {}) do inner[key] = value end
-    local model = wrap.enable_wrap(inner, function() return SkipModel(double_nest) end)
-    local skip = model.linear_skip
-    model.linear_skip = nil
-    model = FSDP(model, options)
-    model.module.linear_skip = skip
+  wrapped = wrapped,
+  --- given: also double_nest (true).
+  init = function(...)
+    local o = common.options(...)
+    if o.deterministic then ms.manual_seed(0) end
+    local double_nest = o.double_nest ~= false
+    local model
+    if o.wrap_fsdp then
+      model = wrapped(double_nest, common.fsdp_options(o))
+    else
+      model = common.place(SkipModel(double_nest), o)
+      local skip = model.linear_skip
+      model.linear_skip = nil
+      model.linear_skip = skip                      -- listed last, as where it was taken out and put back
+    end
+    common.rank_of(o.wrap_fsdp and model.module or model, o)
     return model
   end,
 }

@@ -1,5 +1,6 @@
 --- behaviour.md 2.2, Transformer(ModelArgs), the composable suite's: pre-norm, causal, embedding and head tied.
 local ms = require "moonshard"
+local common = require "spec.support.models.common"
 local nn, F = ms.nn, ms.nn.F
 
 local defaults = {
@@ -80,7 +81,27 @@ function Transformer:forward(ids)
   return out.dtype == "float64" and out or out:float()
 end
 
+function Transformer:get_input(device)
+  ms.manual_seed(1 + self.rank)
+  return { ms.randint(0, self.args.vocab_size, { 2, 9 }, { device = device }) }
+end
+
+-- The next token's; the reference's tests have losses of their own.
+function Transformer.get_loss(_, input, logits)
+  local T, vocab = logits:size(2), logits:size(3)
+  return F.cross_entropy(logits:narrow(2, 1, T - 1):reshape(-1, vocab), input[1]:narrow(2, 2, T - 1):reshape(-1), { reduction = "sum" })
+end
+
+function Transformer.run_backward(_, loss) loss:backward() end
+
 return {
+  --- given: also args (ModelArgs); deterministic is without dropout.
+  init = common.init_of(function(o)
+    local args = {}
+    for key, value in ms.sorted_pairs(o.args or {}) do args[key] = value end
+    if o.deterministic then args.dropout_p = 0 end
+    return Transformer(args)
+  end, function(m) return { unpack(m.layers) } end),
   ModelArgs = ModelArgs, Attention = Attention, Block = Block, Transformer = Transformer,
   --- Every block a unit, then the rest. options: fully_shard's.
   fully_shard = function(model, options)

@@ -52,8 +52,7 @@ return {
   init = function(group, fsdp_init_mode, device_init_mode, given)
     local o = common.options(group, fsdp_init_mode, device_init_mode, given)
     if not o.wrap_fsdp then return TransformerWithSharedParams(o) end
-    local options = { process_group = group }
-    for key, value in ms.sorted_pairs(o.fsdp or {}) do options[key] = value end
+    local options = common.fsdp_options(o)
     options.auto_wrap_policy = options.auto_wrap_policy
       or ms.fsdp.wrap.module_wrap_policy { nn.TransformerEncoderLayer, nn.TransformerDecoderLayer }
     local hybrid = options.sharding_strategy == "hybrid_shard" or options.sharding_strategy == "hybrid_shard_zero2"

@@ -1,0 +1,42 @@
+--- behaviour.md 2.2, LinearWithSleep: a product that sleeps in forward, and twice as long in backward; ReLU. For specs
+--- about what runs under a slow layer.
+local ffi = require "ffi"
+local ms = require "moonshard"
+local engine = require "moonshard.ffi"
+local nn = ms.nn
+
+ffi.cdef "int usleep(unsigned);"
+
+local LinearWithSleep = nn.Module:extend("LinearWithSleep")
+
+-- Sleeps so many milliseconds, and notes how long that really was: a busy machine takes its time to wake a sleeper.
+local function sleep(milliseconds, naps)
+  if milliseconds == 0 then return end
+  local begun = engine.lib.ms_time()
+  ffi.C.usleep(milliseconds * 1000)
+  naps[#naps + 1] = (engine.lib.ms_time() - begun) * 1000
+end
+
+local slow_product = ms.Function {
+  forward = function(ctx, x, w, layer)
+    sleep(layer.sleep_ms, layer.naps)
+    ctx:save(x, w)
+    ctx.layer = layer
+    return x:matmul(w)
+  end,
+  backward = function(ctx, g)
+    sleep(2 * ctx.layer.sleep_ms, ctx.layer.naps)
+    local x, w = ctx:saved()
+    return g:matmul(w:t()), x:t():matmul(g)
+  end,
+}
+
+--- naps: a list that is given how long each sleep was, in order, in milliseconds.
+function LinearWithSleep:init(dim, sleep_ms, naps)
+  self.sleep_ms, self.naps = sleep_ms, naps or {}
+  self.weight = nn.Parameter(ms.rand(dim, dim))
+end
+
+function LinearWithSleep:forward(x) return nn.F.relu(slow_product(x, self.weight, self)) end
+
+return { LinearWithSleep = LinearWithSleep }
