@@ -270,6 +270,7 @@ typedef struct {
     double  group;                  // the shard group's id
     int32_t views, backward_prefetch, keep_low_precision_grads;
     int32_t offload;                // shards and their gradients stay on the CPU
+    int32_t device;                 // where they compute, wherever the parameters are now; -1: where the parameters are
     int32_t layout;
     int32_t reshard_after_forward;  // 1, 0, or -1: by the root rule (true for non-roots, false for the root)
     int32_t param_dtype, reduce_dtype, output_dtype;    // -1: as they are
@@ -294,6 +295,7 @@ MS_API int       ms_unit_is_lazy(double unit);          // 1 once lazily initial
 MS_API double    ms_unit_backwards(double unit);        // that went through its root's units to their end
 MS_API double    ms_unit_root(double unit);             // 0 before that
 MS_API int       ms_unit_is_gathered(double unit);
+MS_API int       ms_unit_device(double unit);           // what it computes on
 // Around forward. io: the tensors among inputs / outputs; entries are rewritten to the tensors to go on with.
 // Collective. After an error in forward: ms_unit_forward_failed.
 MS_API ms_status ms_unit_pre_forward(double unit, int n, ms_id *io);

@@ -2,6 +2,7 @@
 // is unit_make.c; the schedule (who calls these when) is unit_schedule.c.
 #include <stdio.h>
 
+#include "device.h"
 #include "unit.h"
 #include "op.h"
 
@@ -81,7 +82,15 @@ void ms__unit_note(const unit *u, int event, bool prefetched)
 
 bool ms__unit_idle(const unit *u) { return u->forwards == 0 && u->n_active == 0 && !u->summoning; }
 
-// This rank's parts in the gathered dtype: in a storage laid out like the shard, or (world of one) like the whole.
+// A copy from another device may still be writing: unlike a collective, nobody has waited for it.
+static void vacate_full(unit *u)
+{
+    while (MS_UNLIKELY(u->full->event || u->full->readers)) (void)ms__storage_sync(u->full, true);
+    ms__storage_vacate(u->full);
+}
+
+// This rank's parts in the gathered dtype: in a storage laid out like the shard, or (world of one) like the whole. What is
+// on its way to another device is waited for by whoever needs it.
 static ms_status cast_shard(unit *u, ms_storage *to)
 {
     for (int j = 0; j < u->n; j++) {
@@ -89,7 +98,7 @@ static ms_status cast_shard(unit *u, ms_storage *to)
         if (p->local->numel == 0 || p->extended) continue;
         size_t at = to == u->full ? p->full_at : p->low_at;
         ms_tensor *dst = ms__tensor_on(to, p->low, p->local->ndim, p->local->shape, (int64_t)(at / (size_t)ms__dtype_size(p->low)));
-        ms_status st = ms__copy(dst, p->local);
+        ms_status st = p->low == p->dtype && to->device != u->home ? ms__copy_async(dst, p->local, NULL) : ms__copy(dst, p->local);
         ms__release(dst);
         MS_TRY(st);
     }
@@ -156,10 +165,30 @@ void ms__unit_after_errors(unit *u)
     c->n_order = c->n_last = c->n_entered = 0;
 }
 
+ms_status ms__unit_check_home(const unit *u)
+{
+    if (MS_LIKELY(!u->offload || u->home == MS_CPU || (u->home & 0xff) == MS_META || u->n == 0)) return MS_OK;
+    const char *where = strrchr(ms__tensor_text(u->params[0].local), ' ') + 1;
+    char device[32], names[1024] = "";
+    snprintf(device, sizeof device, "%s", where);
+    if (u->views != MS_VIEWS_SHARDED)
+        return ms__fail(MS_ESTATE, "An FSDP-managed module with parameter CPU offloading enabled has parameters on %s. "
+                                   "Make sure to not move the module from CPU when offloading parameters.", device);
+    for (int j = 0; j < u->n; j++) {
+        const char *name = u->params[j].param->name;
+        size_t len = strlen(names);
+        snprintf(names + len, sizeof names - len, "%s('%s', '%s')", len ? ", " : "", name ? name : "?", device);
+    }
+    return ms__fail(MS_ESTATE, "FSDP parameters should be materialized on CPU when enabling CPU offloading. For example, load a CPU state dict or call "
+                               "module:to_empty(\"cpu\"). Found following parameters on non-CPU device: [%s]", names);
+}
+
+// The shards are gathered from where they are: offloaded ones out of the CPU's memory, the wholes into the device's.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
 {
+    MS_TRY(ms__unit_check_home(u));
     bool nothing = u->in_place || (u->device & 0xff) == MS_META;    // to be fetched
-    nothing |= u->world == 1 && early;
+    nothing |= u->world == 1 && early && u->home == u->device;
     if (u->gathered || u->gather || u->fetched || u->n == 0 || (nothing && early)) return MS_OK;
     if (u->n_extensions && !nothing) {
         if (!ms__extensions_given(u))
@@ -173,13 +202,14 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     bool post = post_serves(u);
     ms_status st = ms__storage_sync(post ? u->post : u->shard, false);
     if (st == MS_OK) st = ms__storage_refill(u->full, "fsdp: gathered parameters");
-    if (st == MS_OK && u->casts && u->world == 1 && u->n_extensions == 0) {     // nothing to fetch: the cast is the gather
+    if (st == MS_OK && u->world == 1 && u->n_extensions == 0) {     // nothing to fetch: the cast is the gather
         st = cast_shard(u, u->full);
-        if (st != MS_OK) ms__storage_vacate(u->full);
+        if (st != MS_OK) vacate_full(u);
+        else u->fetched = true;
         return st;
     }
     if (st == MS_OK && u->casts && !post) {
-        st = ms__storage_new(&u->low, u->device, u->low_bytes, "fsdp: low-precision shard");
+        st = ms__storage_new(&u->low, u->home, u->low_bytes, "fsdp: low-precision shard");
         if (st == MS_OK) st = cast_shard(u, u->low);
         if (st == MS_OK && u->n_extensions) st = ms__extensions_pack(u);
         from = u->low;
@@ -195,7 +225,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         ms__storage_release(u->low);        // the collective holds its own reference
         u->low = NULL;
     }
-    if (st != MS_OK) ms__storage_vacate(u->full);
+    if (st != MS_OK) vacate_full(u);
     else u->fetched = !u->gather;           // a group of one is through already
     return st;
 }
@@ -218,7 +248,7 @@ ms_status ms__unit_fetch(unit *u)
     if (u->gather) {
         ms_status st = wait_gather(u);
         if (st != MS_OK) {
-            ms__storage_vacate(u->full);
+            vacate_full(u);
             return st;
         }
     }
@@ -273,10 +303,10 @@ void ms__unit_shard(unit *u)
 {
     if (u->gather) {                        // nobody will use it: wait, because peers read and write these bytes
         (void)wait_gather(u);
-        if (!u->gathered && !u->in_place) ms__storage_vacate(u->full);
+        if (!u->gathered && !u->in_place) vacate_full(u);
     }
     ms__unit_drop_post(u);
-    if (!u->gathered && u->fetched && !u->in_place) ms__storage_vacate(u->full);
+    if (!u->gathered && u->fetched && !u->in_place) vacate_full(u);
     u->fetched = false;
     ms__extensions_vacate(u);
     if (!u->gathered) return;
@@ -285,7 +315,7 @@ void ms__unit_shard(unit *u)
         ms__tensor_point(u->params[j].param, u->params[j].resting);
         u->params[j].param->sharded = u->views != MS_VIEWS_PIECES;
     }
-    if (!u->in_place) ms__storage_vacate(u->full);
+    if (!u->in_place) vacate_full(u);
     u->gathered = false;
 }
 
@@ -323,7 +353,7 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
             st = (ms_status)ms_error_code();
         } else if (u->context) {
             st = ms__fail(MS_ESTATE, "FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", u->name);
-        } else if ((st = check_uniform(u)) != MS_OK) {
+        } else if ((st = check_uniform(u)) != MS_OK || (st = ms__unit_check_home(u)) != MS_OK) {
             break;
         } else if ((u->device & 0xff) == MS_META) {
             for (int j = 0; j < u->n; j++) {
@@ -411,6 +441,12 @@ int ms_unit_is_gathered(double handle)
 {
     unit *u = ms__unit(handle);
     return u && u->gathered;
+}
+
+int ms_unit_device(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u ? u->device : MS_CPU;
 }
 
 // ---- by hand ----------------------------------------------------------------------------------

@@ -57,8 +57,9 @@ struct unit {
     size_t        post_bytes;       // of a slice
     uint64_t      post_version;     // of the parameters it was cut from
     int           rank, world, n, device;
-    int           home;             // device of the shards and of the gradients that land: `device`, or the CPU (offload)
+    int           home;             // device of the shards and of the gradients that land: `device`, or with offload the CPU
     bool          offload;
+    int           computes;         // offload: the device for good, wherever the module moves; -1: the first one it has that is not meta
     int           views;            // MS_VIEWS_*
     int64_t       piece_elements;   // flat: every parameter begins at a multiple of so many elements; 0: not planned yet
     unit_param    flat;             // VIEWS_FLAT: the flat parameter, at once param and local; its grad is where gradients land
@@ -153,6 +154,7 @@ void      ms__unit_after_errors(unit *u);               // before a use: an erro
 void      ms__unit_drop_pending(context *c);
 // Starts the gather (on a queue when it is early: prefetched or asynchronous). No-op when whole or under way.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched);
+ms_status ms__unit_check_home(const unit *u);           // offloaded shards are on the CPU
 ms_status ms__unit_fetch(unit *u);                      // waits for the gathered bytes only
 ms_status ms__unit_finish_gather(unit *u);              // waits; parameters are whole afterwards
 void      ms__unit_shard(unit *u);                      // back to the shards, whatever the schedule says
@@ -172,6 +174,7 @@ void      ms__extensions_drop(unit *u);
 int       ms__extensions_dtype(const unit *u, int dtype);   // of everything gathered: dtype, or bytes
 bool      ms__extensions_given(const unit *u);          // inputs for a gather are there
 ms_status ms__unit_land(ms_run *run, context *c);       // waits for the reduction under way and lands it
+ms_status ms__unit_bring_home(const unit *u, int dtype, ms_tensor **t);
 ms_status ms__unit_reduce(ms_run *run, unit *u);        // packs the gradients that wait and starts their reduction; lands the one before
 
 static inline void ms__drop(ms_tensor **t)

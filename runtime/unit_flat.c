@@ -154,16 +154,8 @@ static ms_status replace_landed(unit_param *p, ms_tensor *part)
 static ms_status land_flat(ms_run *run, reduction *r)
 {
     unit *u = r->owner;
-    ms_tensor *out = r->out;
-    if (out->dtype != r->dtype || ms__device(out) != u->home) {
-        ms_tensor *wide;
-        MS_TRY(ms__tensor_new(&wide, r->dtype, u->home, 1, out->shape, "fsdp: reduced gradients"));
-        ms_status st = ms__copy(wide, out);
-        ms__release(out);
-        r->out = out = wide;
-        MS_TRY(st);
-    }
-    MS_TRY(each_part(u, out, r->replaces ? replace_landed : ms__unit_land_part));
+    MS_TRY(ms__unit_bring_home(u, r->dtype, &r->out));
+    MS_TRY(each_part(u, r->out, r->replaces ? replace_landed : ms__unit_land_part));
     if (u->views == MS_VIEWS_FLAT) return ms__leaf_hooks(run, u->flat.local);
     for (int j = u->n - 1; j >= 0; j--)     // the agenda is a stack: the first parameter's hooks run first
         if (u->params[j].param->requires_grad) MS_TRY(ms__leaf_hooks(run, u->params[j].param));
@@ -237,7 +229,8 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
     st = ms__tensor_new(&r.in, dtype, u->device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
-    if (st == MS_OK && u->world > 1) st = ms__tensor_new(&r.out, dtype, u->device, 1, &wide, "fsdp: reduced gradients");
+    // Offloaded, the result is wanted on the CPU, unless the script reduces it.
+    if (st == MS_OK && u->world > 1) st = ms__tensor_new(&r.out, dtype, script ? u->device : u->home, 1, &wide, "fsdp: reduced gradients");
     else if (st == MS_OK) r.out = ms__retain(r.in);
     if (st == MS_OK && script) {
         // What is not sharded is reduced in place, with what it had before.
@@ -293,16 +286,7 @@ ms_status ms_unit_summon(double handle, int show)
         MS_TRY(ms__storage_new(&u->summoned, u->device, piece.total, "summon_full_params"));
         ms_status st = ms__storage_sync(u->shard, false);
         if (st == MS_OK && u->world == 1) st = ms__move(u->summoned->device, u->summoned->data, u->shard->device, u->shard->data, u->shard_bytes);
-        else if (st == MS_OK && u->home != u->device) {
-            ms_storage *near;
-            st = ms__storage_new(&near, u->device, u->shard_bytes, "summon_full_params");
-            if (st == MS_OK) {
-                st = ms__move(near->device, near->data, u->shard->device, u->shard->data, u->shard_bytes);
-                if (st == MS_OK)
-                    st = ms__all_gather_pieces(u->group, u->summoned, near, 1, &piece, u->params[0].dtype, MS_STREAM_COMPUTE, u->name, NULL);
-                ms__storage_release(near);
-            }
-        } else if (st == MS_OK)
+        else if (st == MS_OK)
             st = ms__all_gather_pieces(u->group, u->summoned, u->shard, 1, &piece, u->params[0].dtype, MS_STREAM_COMPUTE, u->name, NULL);
         if (st != MS_OK) {
             ms__storage_release(u->summoned);

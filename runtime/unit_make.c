@@ -89,14 +89,28 @@ static ms_status make_full(unit *u, ms_storage **out)
     return MS_OK;
 }
 
-// Views and storages for the unit's present device; the shard's bytes are zero.
+// Where a unit computes and where its shards are, once its module is on `device`. Parameters that are offloaded leave for the
+// CPU when the unit is made; later they are where the script moves them (anywhere else its forward is refused), and the unit
+// computes where it did.
+static void settle(unit *u, int device, bool made)
+{
+    u->device = u->home = device;
+    if ((device & 0xff) == MS_META) return;
+    if (!u->offload) {
+        if (made && u->computes >= 0) u->device = u->home = u->computes;
+        return;
+    }
+    if (u->computes < 0) u->computes = device;
+    u->device = u->computes;
+    if (made) u->home = MS_CPU;
+}
+
+// Views and storages for the unit's present devices; the shard's bytes are zero.
 static ms_status make_storages(unit *u)
 {
-    u->home = u->offload && (u->device & 0xff) != MS_META ? MS_CPU : u->device;
-    u->casts |= u->home != u->device;       // what is gathered is copied to the device first
     MS_TRY(u->layout->plan(u));
     u->casts |= u->n_extensions > 0;        // inputs are copied into what is gathered
-    u->in_place = u->world == 1 && !u->casts;
+    u->in_place = u->world == 1 && !u->casts && u->home == u->device;
     if (u->post_group) {
         size_t ranks = (size_t)ms__group_size(u->post_group);
         u->post_bytes = ((u->full_bytes + ranks - 1) / ranks + 63) & ~(size_t)63;
@@ -170,10 +184,10 @@ static void make_views(unit *u, unit_param *p)
 
 ms_status ms__unit_replan(unit *u)
 {
-    u->casts = u->n_extensions > 0 || u->home != u->device;
+    u->casts = u->n_extensions > 0;
     for (int j = 0; j < u->n; j++) u->casts |= u->params[j].low != u->params[j].dtype;
     MS_TRY(u->layout->plan(u));
-    u->in_place = u->world == 1 && !u->casts;
+    u->in_place = u->world == 1 && !u->casts && u->home == u->device;
     ms_storage *full;
     if (u->in_place) full = ms__storage_retain(u->shard);
     else MS_TRY(make_full(u, &full));
@@ -241,7 +255,8 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
         u->casts |= p->low != p->dtype;
         u->n = j + 1;
     }
-    u->device = n ? ms__device(u->params[0].param) : MS_CPU;
+    u->computes = o->device;
+    settle(u, n ? ms__device(u->params[0].param) : o->device >= 0 ? o->device : MS_CPU, true);
     if (make_storages(u) != MS_OK || ms__unit_handle_new(u) != MS_OK) goto failed;
     for (int j = 0; j < n; j++) {
         unit_param *p = &u->params[j];
@@ -306,7 +321,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
 {
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
-    if (device < 0) device = u->device;
+    if (device < 0) device = u->home;
     if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases", u->name);
     if (keep_values && (u->device & 0xff) == MS_META && (device & 0xff) != MS_META)
         return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
@@ -315,7 +330,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
     ms_storage *shard = u->shard, *full = u->full;
     ms_tensor **old = calloc((size_t)u->n + 1, sizeof *old);
     if (!old) return ms__fail(MS_ENOMEM, "to: no memory");
-    int device_before = u->device;
+    int device_before = u->device, home_before = u->home, computes_before = u->computes;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         old[j] = ms__tensor_alias(p->local);
@@ -324,10 +339,12 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
     }
     u->casts = false;
     for (int j = 0; j < u->n; j++) u->casts |= u->params[j].low != u->params[j].dtype;
-    u->device = device;
+    settle(u, device, false);
     ms_status st = make_storages(u);
     if (st != MS_OK) {                      // back to what it was
         u->device = device_before;
+        u->home = home_before;
+        u->computes = computes_before;
         u->casts = false;
         for (int j = 0; j < u->n; j++) {
             unit_param *p = &u->params[j];

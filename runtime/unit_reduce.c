@@ -1,5 +1,6 @@
 // unit_reduce.c -- a unit's gradients are packed, reduced over the ranks and land on its shard (behaviour.md 4.A.10 - 4.A.11).
 // The schedule (unit_schedule.c) says when.
+#include "device.h"
 #include "unit.h"
 #include "op.h"
 
@@ -86,24 +87,32 @@ static ms_status keep_partial(reduction *r)
     return MS_OK;
 }
 
+// t as its shards are stored, at their home: itself, or a copy that whoever needs it waits for. Takes t.
+ms_status ms__unit_bring_home(const unit *u, int dtype, ms_tensor **t)
+{
+    for (int step = 0; step < 2; step++) {      // cast where the numbers are, then moved
+        ms_tensor *from = *t, *to;
+        int device = step == 0 ? ms__device(from) : u->home;
+        if (from->dtype == dtype && ms__device(from) == device) continue;
+        ms_status st = ms__tensor_new(&to, dtype, device, from->ndim, from->shape, "fsdp: reduced gradients");
+        if (st != MS_OK) return st;
+        st = step == 1 && ms__is_contiguous(from) ? ms__copy_async(to, from, NULL) : ms__copy(to, from);
+        if (st != MS_OK) {
+            ms__release(to);
+            return st;
+        }
+        ms__release(from);
+        *t = to;
+    }
+    return MS_OK;
+}
+
 // The reduced block of r goes to its parameters. Takes r's parts.
 static ms_status land_reduced(ms_run *run, reduction *r)
 {
-    ms_tensor *out = r->out;
-    int stored = r->n ? r->present[0]->dtype : 0;
-    ms_status st = MS_OK;
-    if (r->partial) {
-        st = keep_partial(r);
-    } else {
-        if (out->dtype != stored || ms__device(out) != r->owner->home) {
-            st = ms__tensor_new(&out, stored, r->owner->home, 1, r->out->shape, "fsdp: reduced gradients");
-            if (st == MS_OK) st = ms__copy(out, r->out);
-            else out = r->out;
-            if (out != r->out) ms__release(r->out);
-        }
-        if (st == MS_OK) st = land_all(run, r, out);
-    }
-    ms__release(out);
+    ms_status st = r->partial ? keep_partial(r) : r->n ? ms__unit_bring_home(r->owner, r->present[0]->dtype, &r->out) : MS_OK;
+    if (st == MS_OK && !r->partial) st = land_all(run, r, r->out);
+    ms__release(r->out);
     r->out = NULL;
     return st;
 }
@@ -179,7 +188,10 @@ static ms_status land_alone(ms_run *run, unit *u, double scale)
         bool own = g->refs == 1 && g->storage->refs == 1 && !g->slot && g->dtype == p->dtype && ms__device(g) == u->home && ms__is_contiguous(g);
         ms_tensor *mine = g;
         ms_status st = MS_OK;
-        if (!own) {
+        if (!own && ms__device(g) != u->home) {
+            st = ms__unit_bring_home(u, p->dtype, &mine);
+            if (st != MS_OK) ms__release(mine);
+        } else if (!own) {
             st = ms__tensor_new(&mine, p->dtype, u->home, g->ndim, g->shape, "fsdp: gradient");
             if (st == MS_OK && (st = ms__copy(mine, g)) != MS_OK) ms__release(mine);
             ms__release(g);
@@ -244,7 +256,9 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     st = ms__tensor_new(&r.in, dtype, u->device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
-    if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, u->device, 1, &wide, "fsdp: reduced gradients");
+    // Offloaded, the result is wanted on the CPU, unless the script looks at it first.
+    int lands = u->all_reduce_hook != 0 ? u->device : u->home;
+    if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
     if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, MS_SUM, scale, MS_STREAM_REDUCE, u->name, &r.work);
     r.partial = u->replicate && !u->all_reduce;
     if (st == MS_OK && u->replicate && u->all_reduce) {

@@ -107,6 +107,37 @@ static ms_status inputs_of(int n, const ms_id *io, ms_tensor **t)
     return MS_OK;
 }
 
+static ms_status convert_input(const ms_op *op, ms_tensor *t, int to, ms_id *out)
+{
+    ms_call c;
+    c.op = op;
+    c.n_in = 1;
+    c.in[0] = t;
+    c.n_i = 1;
+    c.i[0] = to;
+    c.n_f = 0;
+    MS_TRY(ms__dispatch(&c));
+    *out = ms__name(c.out[0]);
+    return MS_OK;
+}
+
+// Where the units of u's root compute: what goes into the outermost of them is brought there.
+static ms_status inputs_to_device(const unit *u, int n, ms_id *io)
+{
+    static const ms_op *to_device;
+    if (!to_device) to_device = ms__op_by_name("to_device");
+    const context *c = u->context;
+    for (int k = 0; k < c->n && u->n == 0; k++)
+        if (c->units[k]->n) u = c->units[k];
+    if (u->n == 0 || (u->device & 0xff) == MS_META) return MS_OK;
+    for (int k = 0; k < n; k++) {
+        ms_tensor *t = ms__tensor(io[k]);
+        if (!t) return (ms_status)ms_error_code();
+        if (ms__device(t) != u->device && (ms__device(t) & 0xff) != MS_META) MS_TRY(convert_input(to_device, t, u->device, &io[k]));
+    }
+    return MS_OK;
+}
+
 static ms_status cast_floats(int n, ms_id *io, int dtype)
 {
     static const ms_op *cast;
@@ -115,15 +146,7 @@ static ms_status cast_floats(int n, ms_id *io, int dtype)
         ms_tensor *t = ms__tensor(io[k]);
         if (!t) return (ms_status)ms_error_code();
         if (!ms__is_float(t->dtype) || t->dtype == dtype) continue;
-        ms_call c;
-        c.op = cast;
-        c.n_in = 1;
-        c.in[0] = t;
-        c.n_i = 1;
-        c.i[0] = dtype;
-        c.n_f = 0;
-        MS_TRY(ms__dispatch(&c));
-        io[k] = ms__name(c.out[0]);
+        MS_TRY(convert_input(cast, t, dtype, &io[k]));
     }
     return MS_OK;
 }
@@ -170,8 +193,9 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     if (!c->opened && !recomputing) {
         c->opened = u;
         c->n_entered = 0;
+        st = inputs_to_device(u, n, io);
     }
-    if (u->cast_forward_inputs && u->param_dtype >= 0) st = cast_floats(n, io, u->param_dtype);
+    if (st == MS_OK && u->cast_forward_inputs && u->param_dtype >= 0) st = cast_floats(n, io, u->param_dtype);
     if (st == MS_OK) st = ms__unit_start_gather(u, false, false);
     if (st == MS_OK) st = ms__unit_finish_gather(u);
     if (st == MS_OK && !recomputing) {

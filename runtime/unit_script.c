@@ -71,9 +71,11 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
     size_t esz = (size_t)ms__dtype_size(part->dtype);
     // rows: every rank has `chunk` rows, padded. flat: the ranks' pieces of p differ in size and place, so each sends
     // its piece in a block as long as p, at the place where it belongs.
+    // The whole of what is offloaded: beside the parts it is made of, or (flat) on the device, where a state dict has it.
     bool rows = u->layout == &ms__layouts[MS_LAYOUT_ROWS];
+    int where = rows ? u->home : u->device;
     int64_t block = rows ? p->outer * p->chunk * p->row_numel : p->rows;
-    if (ms__tensor_new(&out, part->dtype, u->device, p->ndim, p->shape, "full_tensor") != MS_OK) return 0;
+    if (ms__tensor_new(&out, part->dtype, where, p->ndim, p->shape, "full_tensor") != MS_OK) return 0;
     if (u->world == 1) {
         ms_tensor *flat = ms__tensor_on(out->storage, out->dtype, part->ndim, part->shape, 0);
         ms_status st = ms__copy(flat, part);
@@ -82,7 +84,7 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
         ms__release(out);
         return 0;
     }
-    ms_status st = ms__tensor_new(&packed, part->dtype, u->device, 1, &block, "full_tensor");
+    ms_status st = ms__tensor_new(&packed, part->dtype, u->home, 1, &block, "full_tensor");
     if (st == MS_OK) {
         ms_tensor *dst = ms__tensor_on(packed->storage, part->dtype, part->ndim, part->shape, rows ? 0 : p->first);
         st = ms__copy(dst, part);
@@ -95,7 +97,7 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
         } else if (st == MS_OK) {
             ms_tensor *all;
             int64_t n = block * u->world;
-            st = ms__tensor_new(&all, part->dtype, u->device, 1, &n, "full_tensor");
+            st = ms__tensor_new(&all, part->dtype, u->home, 1, &n, "full_tensor");
             if (st == MS_OK) {
                 ms_piece piece = { .out_stride = (size_t)block * esz, .bytes = (size_t)block * esz, .total = (size_t)n * esz };
                 st = ms__all_gather_pieces(u->group, all->storage, packed->storage, 1, &piece, part->dtype, MS_STREAM_COMPUTE, u->name, NULL);
@@ -105,7 +107,7 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
                     int64_t from = r * each > begin ? r * each - begin : 0, to = (r + 1) * each - begin;
                     if (to > block) to = block;
                     if (to > from)
-                        st = ms__move(u->device, (char *)ms__data(out) + (size_t)from * esz, u->device, (char *)ms__data(all) + (size_t)(r * block + from) * esz, (size_t)(to - from) * esz);
+                        st = ms__move(where, (char *)ms__data(out) + (size_t)from * esz, u->home, (char *)ms__data(all) + (size_t)(r * block + from) * esz, (size_t)(to - from) * esz);
                 }
                 ms__release(all);
             }

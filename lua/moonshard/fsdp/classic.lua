@@ -130,6 +130,7 @@ local function engine_unit(self, o, placed, params, names)
   options.param_dtype = number_of(precision.param_dtype)
   options.reduce_dtype = number_of(precision.reduce_dtype or precision.param_dtype)
   options.output_dtype = -1
+  options.device = #params > 0 and dtypes.device(params[1].device, "FSDP") or -1
   options.offload = o.cpu_offload and o.cpu_offload.offload_params and 1 or 0
   local handle = lib.ms_unit_new(self._slots.module:class_name(), #params, ids, options)
   if handle == 0 then errors.fail() end

@@ -5,6 +5,7 @@
 ---   fsdp_post_all_gather(self, outputs, metadata, param_dtype) -> tensor, tensors to free        at the first gather
 ---   fsdp_post_all_gather(self, outputs, metadata, param_dtype, out)                              later: fills out, returns nothing
 local autograd = require "moonshard.autograd"
+local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local log = require "moonshard.log"
@@ -92,7 +93,13 @@ autograd.handlers[C.MS_EV_PRE_GATHER] = function(_, event)
   local unit = units[event.unit]
   for e, x in ipairs(unit.extensions) do
     local who = ("fsdp_pre_all_gather of '%s'"):format(x.name)
-    local inputs, metadata = x.pre(x.part, unit.shard_mesh(), x.shape, x.strides, x.module, unit.policy)
+    -- Offloaded, the hook has a copy on the device that the whole will be on.
+    local part = x.part
+    if unit.offload then
+      local device = lib.ms_unit_device(unit.handle)
+      if dtypes.device(part.device) ~= device then part = autograd.no_grad(part.to, part:detach(), dtypes.device_name(device)) end
+    end
+    local inputs, metadata = x.pre(part, unit.shard_mesh(), x.shape, x.strides, x.module, unit.policy)
     if not is_list(inputs) or #inputs == 0 then errors.raise("%s returned %s, expected a list of tensors", who, errors.kind(inputs)) end
     for k, t in ipairs(inputs) do
       if is_tensor(t) and t.id < 0 then errors.raise("%s: input %d is a %s, expected a plain tensor", who, k, t:class_name()) end

@@ -1,5 +1,6 @@
 --- fully_shard: shards the parameters of a module (or of several as one unit) over the ranks and gives
 --- the module the methods of FSDPModule. Call it bottom-up: parameters that a nested call has taken stay there.
+local autograd = require "moonshard.autograd"
 local class = require "moonshard.class"
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
@@ -127,6 +128,25 @@ local function managed(modules, ignored)
   return params, names, owners
 end
 
+-- Where the unit computes: on the GPUs of its mesh, else where its parameters are; nil while they are on meta, which to_empty ends.
+local function compute_device(mesh, params)
+  if mesh and mesh.device == "cuda" then return dtypes.canonical_device("cuda", "fully_shard") end
+  local on = params[1] and params[1].device
+  return on and not on:find "^meta" and on or nil
+end
+
+-- Shards are made where they belong, but buffers are not sharded: they follow the parameters to a mesh's device.
+local function move_buffers(modules, device)
+  if not device then return end
+  autograd.no_grad(function()
+    for _, m in ipairs(modules) do
+      for _, b in ipairs(m:buffers()) do
+        if b.device:find "^cpu" and device:find "^cuda" then errors.check(lib.ms_set_data(b.id, b:to(device).id), b) end
+      end
+    end
+  end)
+end
+
 local function dtype_number(name) return name and dtypes.number(name) or -1 end
 
 -- ---- fully_shard ---------------------------------------------------------------------------------
@@ -160,11 +180,8 @@ function M.fully_shard(target, given)
   end
 
   local params, names, owners = managed(modules, ignored)
-  -- On the CPU the shards are where the policy wants them. Elsewhere it would do nothing, and nobody would notice.
-  local on = o.mesh and o.mesh.device or params[1] and params[1].device or "cpu"
-  if o.offload_policy and not (on:find "^cpu" or on:find "^meta") then
-    raise("fully_shard: offload_policy for compute device %s is not in this version; leave it out", on)
-  end
+  local device = compute_device(o.mesh, params)
+  move_buffers(modules, device)
   -- A parameter of a tensor class is its inner tensors; each is a parameter to the engine.
   local n = #tensor.flat(params)
   local ids, dims = ffi.new("ms_id[?]", math.max(n, 1)), ffi.new("int32_t[?]", math.max(n, 1))
@@ -183,6 +200,7 @@ function M.fully_shard(target, given)
     group = group.id, layout = M.layout == "flat" and C.MS_LAYOUT_FLAT or C.MS_LAYOUT_ROWS, reshard_after_forward = reshard,
     param_dtype = dtype_number(policy.param_dtype), reduce_dtype = dtype_number(policy.reduce_dtype),
     output_dtype = dtype_number(policy.output_dtype), cast_forward_inputs = policy.cast_forward_inputs and 1 or 0, dims = dims,
+    offload = o.offload_policy and 1 or 0, device = device and dtypes.device(device, "fully_shard") or -1,
   })
   if replicas then options.replicates, options.replicate_group = 1, replicas.id end
   if reshard > 1 then options.reshards_to, options.reshard_group = 1, smaller_group(group, o.mesh, reshard).id end
@@ -195,7 +213,7 @@ function M.fully_shard(target, given)
   local unit = {
     handle = handle, modules = setmetatable({}, { __mode = "v" }), policy = policy, world = world, replicates = replicas ~= nil,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
-    params = params, names = names, owners = setmetatable(owners, { __mode = "v" }), positions = positions,
+    offload = o.offload_policy ~= nil, params = params, names = names, owners = setmetatable(owners, { __mode = "v" }), positions = positions,
     mesh = function()
       mesh = mesh or dist.mesh_from_group(group, { names = { "dp_shard" } })
       return mesh

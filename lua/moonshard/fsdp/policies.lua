@@ -88,7 +88,8 @@ function M.is_classic_offload(x) return getmetatable(x) == ClassicOffload end
 local Offload = { __name = "CPUOffloadPolicy" }
 Offload.__index = Offload
 
---- Keeps shards on the CPU. Where the CPU is the compute device they are there already.
+--- Keeps a unit's shards, gradients and with them the optimizer's state on the CPU; it is gathered into the memory of the device
+--- that computes. Where that is the CPU they are there already. pin_memory changes nothing: collectives read ordinary memory.
 ---@param given? {pin_memory: boolean}
 function M.CPUOffloadPolicy(given)
   return setmetatable(opts("CPUOffloadPolicy", given, { pin_memory = true }), Offload)

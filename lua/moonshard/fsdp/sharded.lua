@@ -100,6 +100,8 @@ function own_getters.placements(t)
   local shard = policies.Shard(shard_info(t).dim + 1)
   return rawget(parameter_of(t), "_unit").replicates and { policies.Replicate(), shard } or { shard }
 end
+-- Where the values are: offloaded shards are on the CPU whatever their module computes on.
+function own_getters.device(t) return is_whole(t) and getters.device(t) or methods.to_local(t).device end
 function own_getters.device_mesh(t) return rawget(parameter_of(t), "_unit").mesh() end
 
 -- What the script saw of a gradient that is gone: it goes with the innermost scope, or waits for the collector outside.
