@@ -72,6 +72,23 @@ function M.copy_rate(bytes, opts)
   return 2 * bytes / s.best, 2 * bytes / s.median
 end
 
+--- For a benchmark over ranks, first thing: as a rank it returns; started alone it runs itself under mpirun, a job for each world
+--- size, and exits.
+---@param worlds integer[]
+---@param argv table  the script's own
+function M.over_ranks(worlds, argv)
+  if os.getenv "OMPI_COMM_WORLD_SIZE" or os.getenv "SLURM_PROCID" or os.getenv "PMIX_RANK" then return end
+  local words, code = {}, 0
+  for k, word in ipairs(argv) do words[k] = (" '%s'"):format(word:gsub("'", "'\\''")) end
+  for _, n in ipairs(worlds) do
+    -- What only mpirun can take: root, and more ranks than cores.
+    local status = os.execute(("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
+      .. "mpirun -n %d luajit '%s'%s"):format(n, argv[0], table.concat(words)))
+    if status ~= 0 then code = 1 end
+  end
+  os.exit(code)
+end
+
 --- Seconds that the disk takes for a file of so many bytes past the page cache, written and synced or read; nil where it has no O_DIRECT.
 ---@param path string
 ---@param bytes number
