@@ -48,7 +48,7 @@ static void unit_delete(unit *u)
 static ms_status check_flat(const char *name, const ms_tensor *t, const ms_tensor *first, bool one)
 {
     const char *p = t->name ? t->name : "?";
-    if (t->unit_param) return ms__fail(MS_EINVAL, "Cannot flatten a `FlatParameter`: '%s' of unit '%s' is sharded already", p, name);
+    if (t->unit_param) return ms__fail(MS_EINVAL, "Cannot flatten a `FlatParameter`");
     if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
     if (!ms__is_float(t->dtype)) return ms__fail(MS_EINVAL, "Cannot flatten integer dtype tensors");
     if (t->dtype != first->dtype)

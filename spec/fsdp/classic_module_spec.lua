@@ -1,15 +1,10 @@
 --- FSDP instances as modules: names, listings, what is read through them, parameters as pieces, how they are made (behaviour.md 3.1, 3.7, 3.9).
+local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
 local function load()
   local ms = require "moonshard"
   return ms, ms.nn, ms.fsdp, ms.dist, require("spec.support.wrapped").quietly
-end
-
-local function raises(message, fn, ...)
-  local ok, text = pcall(fn, ...)
-  assert.is_false(ok)
-  assert.equal(message, (tostring(text):gsub("^[^\n]-:%d+: ", "")))
 end
 
 local function listed(m)

@@ -1,4 +1,5 @@
 --- Communication hooks of the script's own and built-in ones: what they are given, what becomes of what they do (behaviour.md 1.1).
+local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
 local STRATEGIES = { "full_shard", "shard_grad_op", "no_shard" }
@@ -31,12 +32,6 @@ local function same_grads(a, b)
     assert.is_true(p[k].grad:abs():sum():item() > 0)
     assert.is_true(p[k].grad:equal(q[k].grad))
   end
-end
-
-local function raises(message, fn, ...)
-  local ok, text = pcall(fn, ...)
-  assert.is_false(ok)
-  assert.equal(message, (tostring(text):gsub("^[^\n]-:%d+: ", "")))
 end
 
 for world = 1, 4 do

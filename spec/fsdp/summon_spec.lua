@@ -1,4 +1,5 @@
 --- summon_full_params with all its options, apply, and what forward shows (behaviour.md 3.2, 3.2.1).
+local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
 local function load()
@@ -18,12 +19,6 @@ local function twins(options)
     model[2] = fsdp.FSDP(model[2], options)
     return fsdp.FSDP(model, options)
   end)
-end
-
-local function raises(message, fn, ...)
-  local ok, text = pcall(fn, ...)
-  assert.is_false(ok)
-  assert.equal(message, (tostring(text):gsub("^[^\n]-:%d+: ", "")))
 end
 
 local function names_of(m)

@@ -3,14 +3,9 @@ local ms = require "moonshard"
 local nn, fsdp = ms.nn, ms.fsdp
 local wrap = fsdp.wrap
 local quietly = require "spec.support.wrapped".quietly
+local raises = require "spec.support.raises"
 
 local function FSDP(...) return quietly(fsdp.FSDP, ...) end
-
-local function raises(message, fn, ...)
-  local ok, text = pcall(fn, ...)
-  assert.is_false(ok)
-  assert.equal(message, (tostring(text):gsub("^[^\n]-:%d+: ", "")))
-end
 
 -- Names of the wrapped modules, "" the root.
 local function wrapped_names(m)

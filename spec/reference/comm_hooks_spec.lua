@@ -1,4 +1,5 @@
 --- The reference suite test_fsdp_comm_hooks (behaviour.md 1.1): each test with its whole grid, at 2, 3 and 4 ranks.
+local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
 local STRATEGIES = { "no_shard", "full_shard", "shard_grad_op" }
@@ -58,12 +59,6 @@ local function non_roots(model)
     if not m:check_is_root() then list[#list + 1] = m end
   end
   return list
-end
-
-local function raises(message, fn, ...)
-  local ok, text = pcall(fn, ...)
-  assert.is_false(ok)
-  assert.equal(message, (text:gsub("^[^\n]-:%d+: ", "")))
 end
 
 for world = 2, 4 do

@@ -201,7 +201,7 @@ function FSDP:init(m, given)
     wrap.auto_wrap(m, o, options, ignored_modules, ignored_params, function(sub, with) return FSDP(sub, with) end)
   end
   local inside = materialize.modules(m, ignored_modules, M.is_fsdp)
-  local device = materialize.device(inside, o.device_id)
+  local device = materialize.device(inside, o.device_id, ignored_params)
   materialize.from_meta(inside, o.param_init_fn, device)
   materialize.move(inside, device, o.device_id)
   if o.sync_module_states then

@@ -47,8 +47,34 @@ local function point(t, at)
   at:release()
 end
 
+-- Parameters of one module may be on one GPU, and on the CPU if it is said where they are to go.
+local function check_devices(modules, device_id, ignored_params)
+  local devices, seen, on_cpu = {}, {}, false
+  for _, m in ipairs(modules) do
+    for _, name in ipairs(m._params) do
+      local p = m._slots[name]
+      if p ~= nil and not ignored_params[p] and not rawget(p, "_unit") and not rawget(p, "_flat") and not on_meta(p) and not seen[p.device] then
+        seen[p.device] = true
+        devices[#devices + 1] = "'" .. p.device .. "'"
+        on_cpu = on_cpu or p.device:find "^cpu" ~= nil
+      end
+    end
+  end
+  if #devices == 2 and on_cpu then
+    if device_id == nil then raise "To support a module with both CPU and GPU params, please pass in device_id argument." end
+  elseif #devices > 1 then
+    table.sort(devices)
+    raise("FSDP only supports single device modules but got params on [%s]", table.concat(devices, ", "))
+  end
+end
+
 --- The device an instance computes on, by its option device_id or its module's parameters.
-function M.device(modules, device_id)
+---@param modules Module[]
+---@param device_id? integer|string
+---@param ignored_params table<Parameter, boolean>
+---@return string
+function M.device(modules, device_id, ignored_params)
+  check_devices(modules, device_id, ignored_params)
   if device_id ~= nil then
     if type(device_id) == "number" then
       local cuda = package.loaded["moonshard.cuda"]
