@@ -40,12 +40,12 @@ local M = { now = probe.probe_now }
 local Bench = {}
 Bench.__index = Bench
 
---- Median and best (least) of a list of seconds.
+--- Best (least), largest and median of a list of seconds.
 function M.statistics(list)
   local sorted = { unpack(list) }
   table.sort(sorted)
   local n = #sorted
-  return { best = sorted[1], median = n % 2 == 1 and sorted[(n + 1) / 2] or (sorted[n / 2] + sorted[n / 2 + 1]) / 2, runs = n }
+  return { best = sorted[1], max = sorted[n], median = n % 2 == 1 and sorted[(n + 1) / 2] or (sorted[n / 2] + sorted[n / 2 + 1]) / 2, runs = n }
 end
 
 local function seconds_text(s)
@@ -154,7 +154,7 @@ end
 
 --- Measures several functions in alternation, A B A B …: { { name, fn, flops = , bytes = }, … }.
 --- opts: runs (20), least (seconds a run takes at least: 2 ms), sync (called before each run; then a run is one call).
---- Prints a line for each and returns by name { best, median, runs, flops_per_second, bytes_per_second }.
+--- Prints a line for each and returns by name { best, max, median, runs, flops_per_second, bytes_per_second }.
 function Bench:alternate(cases, opts)
   opts = opts or {}
   local runs = self.quick and 3 or self.runs or opts.runs or 20
