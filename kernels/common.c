@@ -128,6 +128,7 @@ ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src)
         return MS_OK;
     }
     if (to == from) return ms__cuda()->copy_tensor(dst, src);
+    if (from == MS_META) return ms__fail(MS_EINVAL, "copy: %s has no values to copy into %s", ms__tensor_text(src), ms__tensor_text(dst));
     // Between devices bytes move, dense and of the destination's dtype; strides and broadcasting are done on either side.
     ms_tensor *whole, *there = NULL;
     MS_TRY(dense(&whole, src, dst->dtype));

@@ -18,6 +18,8 @@ static ms_status check_copy_(ms_call *c)
     bool fits = lead >= 0;
     for (int k = 0; fits && k < s->ndim; k++) fits = s->shape[k] == d->shape[k + lead] || s->shape[k] == 1;
     if (!fits) return ms__call_fail(c, "%s does not broadcast to %s", ms__tensor_text(s), ms__tensor_text(d));
+    if (ms__device(s) == MS_META && ms__device(d) != MS_META && d->numel > 0)
+        return ms__call_fail(c, "%s has no values to copy into %s", ms__tensor_text(s), ms__tensor_text(d));
     MS_TRY(writable(c));
     ms__call_inplace(c, 0, 0);
     return MS_OK;

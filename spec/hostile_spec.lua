@@ -123,3 +123,13 @@ teardown(function()
   collectgarbage()
   collectgarbage()
 end)
+
+describe("a tensor on device meta as the source of a copy", function()
+  it("is an error, not a read of memory that is not there", function()
+    fails("float32 [4] meta has no values to copy into float32 [4] cpu", function() ms.zeros(4):copy_(ms.zeros(4, { device = "meta" })) end)
+    fails("has no values to copy into", function() ms.zeros(4):fill_(ms.zeros(1, { device = "meta" })) end)
+    fails("has no values to copy into", function() nn.Linear(2, 3):load_state_dict(nn.Linear(2, 3):to("meta"):state_dict()) end)
+    ms.zeros(0):copy_(ms.zeros(0, { device = "meta" }))    -- nothing to read
+    assert.are.equal("meta", ms.zeros(4, { device = "meta" }):copy_(ms.ones(4)).device)
+  end)
+end)

@@ -26,7 +26,8 @@ for name, fn in pairs(require "moonshard.tensor_create") do ms[name] = fn end
 require "moonshard.tensor_print"
 merge(require "moonshard.dtypes", "default_dtype", "set_default_dtype", "default_device", "set_default_device")
 merge(require "moonshard.scope", "scope", "steps")
-merge(require "moonshard.autograd", "grad", "no_grad", "enable_grad", "is_grad_enabled", "set_grad_enabled", "Function", "checkpoint")
+merge(require "moonshard.autograd", "grad", "no_grad", "enable_grad", "is_grad_enabled", "set_grad_enabled")
+merge(require "moonshard.autograd_function", "Function", "checkpoint")
 merge(require "moonshard.sparse", "sparse_coo")
 merge(require "moonshard.random", "manual_seed", "get_rng_state", "set_rng_state")
 merge(require "moonshard.log", "warn", "log", "catch_warnings")

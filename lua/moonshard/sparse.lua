@@ -360,7 +360,7 @@ end
 
 --- Makes a look-up of rows whose gradient by w is sparse. look: (ids, w, padding) -> rows, by the engine's operator.
 function M.embedding(look)
-  return autograd.Function {
+  return require("moonshard.autograd_function").Function {
     forward = function(ctx, w, ids, padding)
       ctx.weight, ctx.padding = w, padding
       ctx:save(ids)

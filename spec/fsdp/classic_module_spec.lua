@@ -24,6 +24,21 @@ for world = 1, 4 do
   ranks.describe(world, ("FSDP as a module on %d ranks"):format(world), function()
     local function ceil(n) return math.ceil(n / world) end
 
+    it("is collected when nobody holds it, also when methods of the wrapped module were read through it", function()
+      local ms, nn, fsdp, _, quietly = load()
+      local Net = nn.Module:extend "Net"
+      function Net:init() self.layer = nn.Linear(3, 4) end
+      function Net:forward(x) return self.layer(x) end
+      function Net:told() return self:class_name() end
+      collectgarbage()
+      local before = ms.memory_stats("cpu").live_tensors
+      quietly(function()
+        for _ = 1, 3 do assert.equal("Net", fsdp.FSDP(Net()):told()) end
+      end)
+      for _ = 1, 3 do collectgarbage() end
+      assert.equal(before, ms.memory_stats("cpu").live_tensors)
+    end)
+
     it("lists one flat parameter a unit, outside of forward, without the wrappers' names", function()
       local ms, nn, fsdp, _, quietly = load()
       local seen

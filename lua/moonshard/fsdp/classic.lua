@@ -23,6 +23,7 @@ local tensor = require "moonshard.tensor"
 local states = require "moonshard.fsdp.state"
 local summon = require "moonshard.fsdp.summon"
 local wrap = require "moonshard.fsdp.wrap"
+local wrapping = require "moonshard.nn.wrapping"
 local Module = require "moonshard.nn.module".Module
 
 local lib, ffi, raise = engine.lib, engine.ffi, errors.raise
@@ -35,7 +36,6 @@ local rawget, rawset, setmetatable, type, ipairs = rawget, rawset, setmetatable,
 ---@field comm_hook function?
 ---@field comm_hook_state any
 local FSDP = nn.Module:extend "FSDP"
-FSDP._wraps = true
 
 local M = { FSDP = FSDP }
 
@@ -233,40 +233,10 @@ function getters.comm_hook(self) return module.unit_of(self).comm_hook end
 function getters.comm_hook_state(self) return module.unit_of(self).comm_hook_state end
 function getters.params(self) return { rawget(self, "_slots").flat_param } end
 
--- Functions of the wrapped module, called with the instance in its place: by module, by name.
-local bound = setmetatable({}, { __mode = "k" })
-
-local function bind(self, inner, name, fn)
-  local of = bound[self]
-  if not of then
-    of = {}
-    bound[self] = of
-  end
-  local entry = of[name]
-  if not entry or entry.fn ~= fn then
-    entry = { fn = fn, call = function(first, ...)
-      if first == self then first = inner end
-      return fn(first, ...)
-    end }
-    of[name] = entry
-  end
-  return entry.call
-end
-
-function FSDP.__index(self, name)
-  local slots = rawget(self, "_slots")
-  local value = slots[name]
-  if value ~= nil then return value end
-  value = FSDP[name]
-  if value ~= nil then return value end
+wrapping.read_through(FSDP, function(self, name)
   local getter = getters[name]
-  if getter then return getter(self) end                -- nil too: it is not looked for in the wrapped module
-  local inner = slots.module
-  if inner == nil then return nil end
-  value = inner[name]
-  if type(value) == "function" then return bind(self, inner, name, value) end
-  return value
-end
+  if getter then return getter(self), true end
+end)
 
 function FSDP:forward(...) return self._slots.module(...) end
 

@@ -27,6 +27,7 @@ local M = {}
 ---@field status "none"|"warning"|"warned"
 
 local roots = setmetatable({}, { __mode = "k" })        -- units that are roots with checks
+local listening = false
 
 local function names_of(unit, name_of)
   local names = {}
@@ -68,7 +69,10 @@ function M.start(root, m)
     end
   end
   roots[root] = order
-  autograd.after_backward = M.after_backward
+  if not listening then
+    listening = true
+    autograd.at_end(M.after_backward, nil, true)
+  end
 end
 
 local function across_ranks(order, unit)

@@ -22,7 +22,10 @@ local function bind(self, inner, name, fn)
   return entry.call
 end
 
---- Makes cls, a class of modules with a child `module`, read through to it. own(self, name): fields of the wrapper itself.
+--- Makes cls, a class of modules with a child `module`, read through to it. own(self, name): fields of the wrapper itself;
+--- with true behind it a nil counts too, and is not looked for in the wrapped module.
+---@param cls table
+---@param own? fun(self: Module, name: string): any, boolean?
 function M.read_through(cls, own)
   cls._wraps = true
   rawset(cls, "__index", function(self, name)
@@ -32,8 +35,9 @@ function M.read_through(cls, own)
     value = cls[name]
     if value ~= nil then return value end
     if own then
-      value = own(self, name)
-      if value ~= nil then return value end
+      local known
+      value, known = own(self, name)
+      if value ~= nil or known then return value end
     end
     local inner = slots.module
     if inner == nil then return nil end
