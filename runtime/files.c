@@ -4,8 +4,11 @@
 // Writing: a temporary file beside the target -> data -> fsync -> rename -> fsync of the folder. The rename is
 // the moment the file exists; without the two fsyncs a power loss could leave a name with no bytes behind it.
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -295,6 +298,42 @@ ms_status ms_folder_put(const char *made, const char *path, int *replaced)
         }
     }
     return sync_folder(path);
+}
+
+// Freeing the blocks of a large file can take a disk longer than writing them did, so that is done on the side. One folder at a time;
+// the process ends after it.
+static struct { pthread_t thread; bool runs; } removal;
+
+static void *remove_folder(void *arg)
+{
+    char *path = arg;
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d));)
+        if (e->d_name[0] != '.' || (e->d_name[1] && strcmp(e->d_name, ".."))) unlinkat(dirfd(d), e->d_name, 0);
+    if (d) closedir(d);
+    rmdir(path);
+    free(path);
+    return NULL;
+}
+
+__attribute__((destructor)) static void removal_ends(void)
+{
+    if (removal.runs) pthread_join(removal.thread, NULL);
+    removal.runs = false;
+}
+
+ms_status ms_folder_remove(const char *path, int later)
+{
+    removal_ends();
+    char *copy = strdup(path);
+    if (!copy) return ms__fail(MS_ENOMEM, "save: no memory for the name '%s'", path);
+    sigset_t all, before;                   // signals are the main thread's
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    removal.runs = later && pthread_create(&removal.thread, NULL, remove_folder, copy) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!removal.runs) remove_folder(copy);
+    return MS_OK;
 }
 
 // ---- reading ------------------------------------------------------------------------------------

@@ -475,6 +475,8 @@ MS_API ms_status   ms_saver_hash(ms_saver *s, char *hash);     // of the whole f
 MS_API ms_status ms_file_put(const char *path, const char *data, double n);
 MS_API ms_status ms_folder_sync(const char *path);
 MS_API ms_status ms_folder_put(const char *made, const char *path, int *replaced);
+// Removes a folder and its files; what isn't there or can't be removed stays. later: on the side, until the next removal or the process's end.
+MS_API ms_status ms_folder_remove(const char *path, int later);
 
 // Token files: ranges of memory-mapped files, one after the other, as one sequence of token ids.
 typedef struct ms_tokens ms_tokens;

@@ -28,6 +28,7 @@ local C = ffi.C
 local M = {}
 
 local FORMAT = "moonshard checkpoint 1"
+local LARGE = 64 * 2 ^ 20           -- bytes of a replaced checkpoint from which it is removed on the side
 
 -- ---- JSON ----------------------------------------------------------------------------------------
 
@@ -165,15 +166,6 @@ local function index_of(told, aliases, numbers, groups, extra)
   return index
 end
 
-local function remove_folder(path)
-  local lfs = require "lfs"
-  if lfs.attributes(path, "mode") ~= "directory" then return end
-  for name in lfs.dir(path) do
-    if name ~= "." and name ~= ".." then os.remove(path .. "/" .. name) end
-  end
-  lfs.rmdir(path)
-end
-
 -- Rank 0's part before anybody writes: the new folder beside the target.
 local function begin(dir)
   local lfs = require "lfs"
@@ -185,7 +177,7 @@ local function begin(dir)
     end
   end
   local made = ("%s.tmp-%d"):format(dir, ffi.C.getpid())
-  remove_folder(made)
+  lib.ms_folder_remove(made, 0)
   local ok, err = lfs.mkdir(made)
   if not ok then return nil, ("save: cannot create the folder '%s': %s"):format(made, err) end
   return made
@@ -201,7 +193,10 @@ local function finish(made, dir, index)
   check(lib.ms_folder_sync(made))
   local replaced = ffi.new "int[1]"
   check(lib.ms_folder_put(made, dir, replaced))
-  if replaced[0] ~= 0 then remove_folder(made) end       -- what had the name before
+  if replaced[0] == 0 then return end
+  local lfs, bytes = require "lfs", 0                    -- of what had the name before
+  for name in lfs.dir(made) do bytes = bytes + (lfs.attributes(made .. "/" .. name, "size") or 0) end
+  lib.ms_folder_remove(made, bytes > LARGE and 1 or 0)
 end
 
 -- One result for all: the first failure in rank order is everybody's.
@@ -250,13 +245,13 @@ function M.save(dir, m, optim, given)
       local all
       ok, all = pcall(agree, dist, ok, told)
       if not ok then
-        if dist.rank() == 0 then remove_folder(made) end
+        if dist.rank() == 0 then lib.ms_folder_remove(made, 0) end
         error(all, 0)
       end
       local finished, err = true, nil
       if dist.rank() == 0 then
         finished, err = pcall(function() finish(made, dir, index_of(all, aliases, numbers, groups, o.extra)) end)
-        if not finished then remove_folder(made) end
+        if not finished then lib.ms_folder_remove(made, 0) end
       end
       agree(dist, finished, err)
     end)
