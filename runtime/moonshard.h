@@ -309,6 +309,8 @@ MS_API ms_status ms_unit_reshard(double unit);
 enum { MS_UNIT_SYNC, MS_UNIT_RESHARD_AFTER_FORWARD, MS_UNIT_RESHARD_AFTER_BACKWARD, MS_UNIT_IS_LAST_BACKWARD, MS_UNIT_DIVIDE_FACTOR,
        MS_UNIT_UNSHARD_IN_BACKWARD, MS_UNIT_ALL_REDUCE, MS_UNIT_ALL_REDUCE_HOOK,      // the hook's key, 0: none
        MS_UNIT_CAST_FORWARD_INPUTS,
+       MS_UNIT_FORWARD_PREFETCH,        // 0: nothing is gathered early when this unit is entered
+       MS_UNIT_LIMIT_GATHERS,           // 0: not one unit is gathered early, but all that the order still has
        MS_UNIT_CHECKED };       // the script checks the order of units itself: collectives don't compare it, nothing is gathered early in forward
 MS_API ms_status ms_unit_set(double unit, int what, double value);
 // How gradients are reduced instead of by the unit itself: by the script (MS_EV_REDUCE: gradient, padded, and the shard to fill; unsharded

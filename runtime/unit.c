@@ -491,6 +491,8 @@ ms_status ms_unit_set(double handle, int what, double value)
     case MS_UNIT_ALL_REDUCE: u->all_reduce = value != 0; break;
     case MS_UNIT_ALL_REDUCE_HOOK: u->all_reduce_hook = value; break;
     case MS_UNIT_CHECKED: u->checked = value != 0; break;
+    case MS_UNIT_FORWARD_PREFETCH: u->prefetches = value != 0; break;
+    case MS_UNIT_LIMIT_GATHERS: u->limited = value != 0; break;
     case MS_UNIT_CAST_FORWARD_INPUTS: u->cast_forward_inputs = value != 0; break;
     case MS_UNIT_IS_LAST_BACKWARD: if (u->context) u->context->is_last_backward = value != 0; break;
     case MS_UNIT_DIVIDE_FACTOR:

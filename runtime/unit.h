@@ -66,6 +66,7 @@ struct unit {
     double        before, after;    // VIEWS_FLAT and PIECES: gradients are divided by these before and after they are summed
     int           backward_prefetch_at;     // MS_PREFETCH_*
     bool          checked;          // MS_UNIT_CHECKED
+    bool          prefetches, limited;  // MS_UNIT_FORWARD_PREFETCH, MS_UNIT_LIMIT_GATHERS
     bool          keep_low;         // gradients stay in the reduce dtype
     ms_comm_hook  hook;
     ms_storage   *summoned;         // whole parameters in the stored dtype, while summoned and gathered in another

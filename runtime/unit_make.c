@@ -224,6 +224,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     u->output_dtype = o->output_dtype;
     u->cast_forward_inputs = o->cast_forward_inputs != 0;
     u->reshard_after_forward = o->reshard_after_forward;
+    u->prefetches = u->limited = true;
     u->reshard_after_backward = u->sync = u->unshard_in_backward = u->all_reduce = true;
     if (o->replicates && !(u->replicate = ms__group_by_id(o->replicate_group))) goto failed;
     if (o->reshards_to && !(u->post_group = ms__group_by_id(o->reshard_group))) goto failed;

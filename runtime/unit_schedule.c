@@ -6,7 +6,8 @@
 // of the unit before it in the recorded order; when the gradients of its inputs are there its own
 // gradients are packed, and reduced on the reduce queue while the next unit computes.
 //
-// At most two units besides the root are whole at a time. One reduction is under way at most: it lands
+// At most two units besides the root are whole at a time, unless the script lifts that limit: then all that the order
+// has still to come are gathered at once. One reduction is under way at most: it lands
 // when half of the next unit's gradients have arrived (so that its buffers are gone before that unit's
 // own are packed, at a place that does not depend on timing), or at that unit's post-backward.
 #include <stdio.h>
@@ -89,12 +90,12 @@ static void push_entered(context *c, unit *u)
     c->entered[c->n_entered++] = u;
 }
 
-// What the latest forward entered after the place where this one is now, if both have gone the same way so far.
-static unit *forward_successor(const context *c)
+// What the latest forward entered, `ahead` units after the place where this one is now, if both have gone the same way so far.
+static unit *forward_successor(const context *c, int ahead)
 {
     int at = c->n_entered - 1;
-    if (at < 0 || at + 1 >= c->n_last || c->last[at] != c->entered[at]) return NULL;
-    return c->last[at + 1];
+    if (at < 0 || at + ahead >= c->n_last || c->last[at] != c->entered[at]) return NULL;
+    return c->last[at + ahead];
 }
 
 // ---- forward ----------------------------------------------------------------------------------
@@ -158,8 +159,13 @@ static ms_status prefetch_forward(unit *u)
             if (u->forward_prefetch[k]->n_extensions == 0) MS_TRY(ms__unit_start_gather(u->forward_prefetch[k], true, true));
         return MS_OK;
     }
-    unit *next = u->checked ? NULL : forward_successor(u->context);
-    return next && next->n_extensions == 0 && ms__unit_idle(next) ? ms__unit_start_gather(next, true, true) : MS_OK;
+    if (u->checked || !u->prefetches) return MS_OK;
+    unit *next;
+    for (int ahead = 1; (next = forward_successor(u->context, ahead)); ahead++) {
+        if (next->n_extensions == 0 && ms__unit_idle(next)) MS_TRY(ms__unit_start_gather(next, true, true));
+        if (u->limited) break;
+    }
+    return MS_OK;
 }
 
 int ms_unit_prefetches(double handle, double *out, int capacity)
@@ -169,7 +175,7 @@ int ms_unit_prefetches(double handle, double *out, int capacity)
     if (!u || !u->context || ms__run_recomputing()) return 0;
     for (int k = 0; k < u->n_forward_prefetch && n < capacity; k++)
         if (u->forward_prefetch[k]->n_extensions) out[n++] = u->forward_prefetch[k]->handle;
-    if (u->n_forward_prefetch || !(next = forward_successor(u->context))) return n;
+    if (u->n_forward_prefetch || !u->prefetches || !(next = forward_successor(u->context, 1))) return n;
     if (next->n_extensions && ms__unit_idle(next) && n < capacity) out[n++] = next->handle;
     return n;
 }
@@ -304,10 +310,12 @@ static ms_status prefetch_backward(unit *u, int64_t use)
         return MS_OK;
     }
     context *c = u->context;
-    int at = find_order(c, use);
-    if (at <= 0) return MS_OK;
-    unit *before = c->order[at - 1].unit;
-    return before->unshard_in_backward ? ms__unit_start_gather(before, true, true) : MS_OK;
+    for (int at = find_order(c, use); at > 0; at--) {
+        unit *before = c->order[at - 1].unit;
+        if (before->unshard_in_backward) MS_TRY(ms__unit_start_gather(before, true, true));
+        if (u->limited) break;
+    }
+    return MS_OK;
 }
 
 // Units with all-gather extensions are gathered by tasks, which come before the node's backward: this unit's first.

@@ -91,6 +91,65 @@ for world = 2, 4 do
       end)
     end
 
+    -- Gathers in the order of the ledger, between the layers' forwards: each issues a little all-reduce.
+    local function ledger(model, fn)
+      local ms, _, fsdp, dist = load()
+      local handles, told = {}, {}
+      for _, m in ipairs(fsdp.fsdp_modules(model.module)) do
+        handles[#handles + 1] = m.module:register_forward_pre_hook(function() dist.all_reduce(ms.zeros(1)) end)
+      end
+      for _, c in ipairs((dist.record(fn))) do
+        if c.op == "all_gather" then told[#told + 1] = c.unit == "" and "root" or c.unit
+        elseif c.op == "all_reduce" then told[#told + 1] = "forward" end
+      end
+      for _, handle in ipairs(handles) do handle:remove() end
+      return table.concat(told, " ")
+    end
+
+    -- The most units, besides the root, that were gathered and not let go at one time.
+    local function most_at_once(events)
+      local now, most = 0, 0
+      for _, e in ipairs(events) do
+        if e.unit ~= "" and e.event == "unshard" then now = now + 1 elseif e.unit ~= "" and e.event == "reshard" then now = now - 1 end
+        most = math.max(most, now)
+      end
+      assert.equal(0, now)
+      return most
+    end
+
+    local limited, at_entry = "root 2 3 forward 4 forward forward", "root 2 forward 3 forward 4 forward"
+    local two, all = "4 3+ post 4 2+ post 3 post 2 post ", "4 3+ 2+ post 4 post 3 post 2 post "
+    for _, case in ipairs {
+      { forward = limited, backward = two, most = 2 },
+      { prefetch = true, forward = limited, backward = two, most = 2 },
+      { prefetch = false, forward = at_entry, backward = two, most = 2 },
+      { prefetch = false, limit = false, forward = at_entry, backward = all, most = 3 },
+      { prefetch = true, limit = false, forward = "root 2 3 4 forward forward forward", backward = all, most = 3 },
+      { limit = false, forward = "root 2 3 4 forward forward forward", backward = all, most = 3 },
+    } do
+      it(("gathers ahead with forward_prefetch = %s, limit_all_gathers = %s"):format(tostring(case.prefetch), tostring(case.limit)), function(rank)
+        local ms, _, fsdp = load()
+        for _, pieces in ipairs { false, true } do
+          local model = model_of { forward_prefetch = case.prefetch, limit_all_gathers = case.limit, use_orig_params = pieces }
+          local reference = plain_model()
+          -- The first forward has no order to go by.
+          assert.equal(at_entry, ledger(model, function() ms.no_grad(function() model(input(rank)) end) end))
+          local loss
+          assert.equal(case.forward, ledger(model, function() loss = model(input(rank)):sum() end))
+          local told = {}
+          for _, e in ipairs((fsdp.record(function() loss:backward() end))) do
+            if e.event == "unshard" then told[#told + 1] = e.unit .. (e.prefetched and "+" or "") end
+            if e.event == "post_backward" then told[#told + 1] = "post " .. e.unit end
+          end
+          assert.equal(case.backward, table.concat(told, " "))
+          assert.equal(case.most, most_at_once((fsdp.record(function() model(input(rank)):sum():backward() end))))
+          for r = 0, world - 1 do (2 * reference(input(r)):sum() / world):backward() end
+          fsdp.check_sharded_parity(reference, model)
+          assert.is_true(ms.is_grad_enabled())
+        end
+      end)
+    end
+
     it("accumulates without reducing, in every order of the two", function(rank)
       local ms, _, fsdp = load()
       for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do

@@ -45,10 +45,14 @@ function M.is_fsdp(x) return class.isa(x, FSDP) end
 
 -- ---- options -------------------------------------------------------------------------------------
 
+-- forward_prefetch: an instance that is entered begins the gather of the one that the latest forward entered next, before its own
+-- forward runs. Absent it does so too: where the script itself computes, nothing else would run beside a gather. false: every
+-- instance is gathered when it is entered. limit_all_gathers: at most one instance is gathered early, so at most two besides the root
+-- are whole at a time, in backward as well, and nobody has to block for it. false: all that the order has still to come, at once.
 local OPTIONS = {
   process_group = opts.any, sharding_strategy = opts.one_of(groups.STRATEGIES), cpu_offload = opts.any, auto_wrap_policy = opts.any,
   backward_prefetch = opts.one_of({ "pre", "post", "none" }, "pre"), mixed_precision = opts.any, ignored_modules = opts.any,
-  ignored_states = opts.any, param_init_fn = opts.any, device_id = opts.any, sync_module_states = false, forward_prefetch = false,
+  ignored_states = opts.any, param_init_fn = opts.any, device_id = opts.any, sync_module_states = false, forward_prefetch = opts.boolean,
   limit_all_gathers = true, use_orig_params = false, device_mesh = opts.any,
 }
 -- What an auto-wrapped instance gets of the one around it: sets of modules and parameters to leave alone.
@@ -134,6 +138,8 @@ local function engine_unit(self, o, placed, params, names)
   options.offload = o.cpu_offload and o.cpu_offload.offload_params and 1 or 0
   local handle = lib.ms_unit_new(self._slots.module:class_name(), #params, ids, options)
   if handle == 0 then errors.fail() end
+  if o.forward_prefetch == false then errors.check(lib.ms_unit_set(handle, C.MS_UNIT_FORWARD_PREFETCH, 0)) end
+  if not o.limit_all_gathers then errors.check(lib.ms_unit_set(handle, C.MS_UNIT_LIMIT_GATHERS, 0)) end
   return handle
 end
 
@@ -174,7 +180,7 @@ end
 
 --- Wraps a module.
 ---@param m Module
----@param given? table  process_group, sharding_strategy, auto_wrap_policy, mixed_precision, use_orig_params, …
+---@param given? table  process_group, sharding_strategy, auto_wrap_policy, mixed_precision, use_orig_params, forward_prefetch, …
 function FSDP:init(m, given)
   if not class.isa(m, nn.Module) then raise("FSDP: argument 1 is %s, expected a module", errors.kind(m)) end
   local inner = given ~= nil and opts.is(given) and given.ignored ~= nil
