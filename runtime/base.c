@@ -69,17 +69,20 @@ ms_status ms__check_interrupt(void)
 
 static struct sigaction before_sigint;
 static int catching;
-static volatile int64_t last_sigint;
+static volatile int64_t first_sigint;
 
-// The second Ctrl-C within two seconds means that the first was not heard: nothing polls. Then die of it.
+// A Ctrl-C when the one before has not been heard for a second: nothing polls. Then die of it. Keys pressed twice in
+// impatience don't end a session.
 static void on_sigint(int sig)
 {
     int64_t now = ms__now_ns();
-    if (ms__state.interrupted && now - last_sigint < 2000000000) {
+    if (!ms__state.interrupted) {
+        first_sigint = now;
+    } else if (now - first_sigint > 1000000000) {
         signal(sig, SIG_DFL);
         raise(sig);
     }
-    last_sigint = now;
+    ms__state.sigints++;
     ms_interrupt();
 }
 

@@ -57,6 +57,7 @@ typedef struct {
     int32_t autocast;       // dtype + 1 of ms.amp.autocast, 0 = off
     int32_t run_depth;      // open runs
     int32_t default_dtype;  // of numbers without one, and of real functions of integers; use ms_set_default_dtype
+    int32_t sigints;        // Ctrl-C's caught so far
 } ms_state;
 
 MS_API int         ms_version(void);

@@ -93,6 +93,30 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       assert.are.equal("nil", ask(p, "x"))
     end)
 
+    it("is not kept away by a pcall around what Ctrl-C ends, nor ended by keys pressed in impatience", function()
+      for _, line in ipairs {
+        "while true do pcall(function() while true do end end) end",
+        "while true do pcall(function() local x = ms.ones(64, 64) return x:matmul(x) end) end",
+        "for _ in ms.steps(1e9) do pcall(ms.no_grad, function() while true do end end) end",
+      } do
+        p:type("print('it ' .. 'runs') " .. line .. "\n")
+        assert(p:expect("it runs", 5), line)
+        p:read(0.1)
+        p:type "\3\3\3"
+        assert(p:expect("interrupted", 5), line)
+        p:read(0.3)                                     -- the other two may each give up an empty line
+        p.text = ""
+        assert.are.equal("4", ask(p, "2 + 2"))
+        assert.are.equal("true", ask(p, "ms.is_grad_enabled()"))
+      end
+    end)
+
+    it("survives errors without a text and names that it uses itself", function()
+      assert.are.equal("an error that has no text (table)", ask(p, "error(setmetatable({}, { __tostring = function() error 'no' end }))"))
+      ask(p, "tostring, pcall, io, debug = nil")
+      assert.are.equal("4", ask(p, "2 + 2"))
+    end)
+
     it("keeps memory bounded in a loop", function()
       ask(p, "t = ms.zeros(256, 1024)")                 -- 1 MiB: 10,000 of them would be 10 GiB
       ask(p, "for k = 1, 10000 do local u = t + k end", 60)
@@ -100,7 +124,9 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       assert.is_true(peak < 512 * 2 ^ 20, "peak " .. tostring(peak))
     end)
 
-    it("explains names", function()
+    it("explains names, with or without the library's before them", function()
+      assert.truthy(ask(p, "? nn.Linear"):find("Linear", 1, true))
+      assert.truthy(ask(p, "help"):find("ms is the library", 1, true))
       assert.matches("Tensors one after another along d", ask(p, "? ms.cat"))
       assert.matches("Exponentials that add up to 1", ask(p, "? softmax"))
       assert.matches("did you mean 'narrow'", ask(p, "? narow"))

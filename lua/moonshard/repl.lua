@@ -9,6 +9,10 @@ local autograd = require "moonshard.autograd"
 local tensor = require "moonshard.tensor"
 
 local lib, state = engine.lib, engine.state
+-- What a session may overwrite: nothing that is typed takes the prompt away.
+local io, debug, jit, table, math, package, os = io, debug, jit, table, math, package, os
+local tostring, type, pairs, ipairs, next, select, pcall, xpcall, error, tonumber = tostring, type, pairs, ipairs, next, select, pcall, xpcall, error, tonumber
+local getmetatable, setmetatable, rawget, rawset, loadstring, require = getmetatable, setmetatable, rawget, rawset, loadstring, require
 local M = {}
 
 -- ---- showing values -------------------------------------------------------------------------------
@@ -77,20 +81,27 @@ function M.compile(text)
   return nil, message, incomplete(message) or incomplete(unfinished)
 end
 
+-- The text of an error, whatever was thrown: its __tostring may fail, or give no text.
+local function text_of(message)
+  local ok, text = pcall(tostring, message)
+  if ok and type(text) == "string" then return text end
+  return ("an error that has no text (%s)"):format(type(message))
+end
+
 local function report(message)
-  local text = tostring(message)
   local trace = debug.traceback("", 2)
   local lines = {}
   for line in trace:gmatch "[^\n]+" do
     if line:find "^%s+prompt:" then break end
     if line:find ":%d+:" and not line:find("lua/moonshard/", 1, true) then lines[#lines + 1] = line:gsub("^%s+", "  in ") end
   end
-  return { text = text, trace = lines }
+  return { text = text_of(message), trace = lines }
 end
 
 local function print_results(ok, ...)
   if not ok then
     local failure = ...
+    if type(failure) ~= "table" then failure = { text = text_of(failure), trace = {} } end      -- report itself failed
     local text = failure.text
     if text:find "interrupted$" then text = "interrupted" end
     io.stdout:write(text, "\n")
@@ -101,12 +112,42 @@ local function print_results(ok, ...)
   return true
 end
 
+-- Ctrl-C in Lua code that calls no operator. Compiled code never looks at hooks, so what is typed is interpreted.
+-- A pcall in what runs may swallow the error; so it is thrown again at the next step of the script, until the prompt is
+-- reached. Not in the library, which may be cleaning up, unless it takes long.
+local heard, thrown, steps = 0, false, 0
+local library = debug.getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"
+
+local function look_for_interrupt()
+  if state.sigints == heard and state.interrupted == 0 then return end
+  if thrown then
+    steps = steps + 1
+    local info = debug.getinfo(2, "S")
+    if steps < 200000 and info and info.source:sub(1, #library) == library then return end
+  end
+  thrown, steps, state.interrupted = true, 0, 0
+  debug.sethook(look_for_interrupt, "", 1)
+  error("interrupted", 0)
+end
+
 local function values(ok, ...)
+  heard = state.sigints                                 -- first: the hook may look between the two
+  thrown = false
+  debug.sethook(look_for_interrupt, "", 10000)
   -- Showing runs operators of its own; it may fail or be interrupted like anything else.
-  if not ok then return print_results(false, ...) end
+  if not ok then
+    debug.sethook()
+    return print_results(false, ...)
+  end
   local shown, failure = xpcall(print_results, report, true, ...)
+  debug.sethook()
   if not shown then return print_results(false, failure) end
   return true
+end
+
+-- A Ctrl-C may also come between two steps of our own.
+local function protected(chunk)
+  return values(xpcall(chunk, report))
 end
 
 -- What an error or break left open is closed, and Ctrl-C that came too late is forgotten.
@@ -116,24 +157,19 @@ local function tidy()
   state.interrupted = 0
 end
 
--- Ctrl-C in Lua code that calls no operator. Compiled code never looks at hooks, so what is typed is interpreted.
-local function look_for_interrupt()
-  if state.interrupted ~= 0 then
-    state.interrupted = 0
-    error("interrupted", 0)
-  end
-end
-
 --- Runs one complete input and prints what it gives. Returns false on error.
 function M.execute(chunk)
   state.interrupted = 0
+  heard = state.sigints                                 -- first: the hook may look between the two
+  thrown = false
   jit.off(chunk, true)
   debug.sethook(look_for_interrupt, "", 10000)
-  local fine = values(xpcall(chunk, report))
+  local ok, fine = pcall(protected, chunk)
   debug.sethook()
+  if not ok then io.stdout:write(text_of(fine), "\n") end
   tidy()
   io.stdout:flush()
-  return fine
+  return ok and fine
 end
 
 -- ---- completion -----------------------------------------------------------------------------------
@@ -267,8 +303,11 @@ local function lookup(name)
   local ok, value = false, nil
   if chunk then ok, value = pcall(chunk) end
   if ok and value ~= nil then return value end
-  local ms = package.loaded.moonshard
-  ok, value = pcall(function() return ms[name] end)
+  ok, value = pcall(function()                            -- without the `ms.` before it: nn.Linear
+    local found = package.loaded.moonshard
+    for part in name:gmatch "[^.]+" do found = found[part] end
+    return found
+  end)
   if ok and value ~= nil then return value end
   return tensor.methods[name]
 end
@@ -278,7 +317,7 @@ end
 function M.help(name)
   name = name:match "^%s*(.-)%s*$":gsub("%(.*%)$", "")
   if name == "" then
-    return "An expression prints its value; Ctrl-C interrupts; Ctrl-D leaves.\n"
+    return "ms is the library: ms.randn(2, 3), ms.nn.Linear(3, 4). An expression prints its value; Ctrl-C interrupts; Ctrl-D leaves.\n"
       .. "? name explains a function (? ms.cat, ? softmax); Tab completes names, fields and, inside quotes, file names."
   end
   local value = lookup((name:gsub(":", ".")))
@@ -319,7 +358,7 @@ function M.run(given)
   local reader = require "moonshard.repl_readline"
   local read = reader and reader(M) or plain_reader
   if not (given and given.quiet) then
-    io.stdout:write(("Moonshard on %s (%s). ? for help, Ctrl-D to leave.\n"):format(_VERSION and jit.version or "Lua", jit.arch))
+    io.stdout:write(("Moonshard on %s (%s): the library is ms. ? for help, Ctrl-D to leave.\n"):format(_VERSION and jit.version or "Lua", jit.arch))
   end
   lib.ms_catch_sigint(1)
   if rawget(_G, "ms") == nil then rawset(_G, "ms", package.loaded.moonshard) end
@@ -333,8 +372,11 @@ function M.run(given)
       text = nil
     elseif text then
       text = line == "" and text .. "\n" or text .. "\n" .. line
+    elseif line:match "^%s*help%s*$" and rawget(_G, "help") == nil then
+      io.stdout:write(M.help "", "\n")
     elseif line:match "^%s*%?" then
-      io.stdout:write(M.help(line:match "^%s*%?(.*)$"), "\n")
+      local _, text = pcall(M.help, (line:match "^%s*%?(.*)$"))
+      io.stdout:write(text_of(text), "\n")
     else
       text = line
     end
