@@ -6,8 +6,8 @@ package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, pa
 local cli = require "moonshard.cli"
 
 local given = cli.parse("generate", "Lets a model that scripts/train trained write.", {
-  { "from", "text", nil, "folder of a run, or a checkpoint" },
-  { "prompt", "text", nil, "what the text begins with (a newline)" },
+  { "from", "path", nil, "folder of a run, or a checkpoint" },
+  { "prompt", "text", nil, "what the text begins with (a newline); for a model of token files, ids with blanks between" },
   { "length", "count", 500, "tokens to write" },
   { "temperature", "number", 0.8, "0: always the likeliest token" },
   { "seed", "whole", 1, "of the draws" },
@@ -31,10 +31,29 @@ checkpoint:close()
 model:eval()
 
 local kind = c.vocab == 256 and "text" or "tokens"
-local prompt = given.prompt and given.prompt ~= "" and given.prompt or "\n"
+local prompt = {}
+if kind == "text" then
+  prompt = text.bytes(given.prompt and given.prompt ~= "" and given.prompt or "\n")
+else
+  for word in (given.prompt or ""):gmatch "%S+" do
+    local id = tonumber(word)
+    if not id or id % 1 ~= 0 or id < 0 or id >= c.vocab then
+      cli.stop("generate", "--prompt: '%s' is no token id from 0 to %d, and this model was trained on token files", word, c.vocab - 1)
+    end
+    prompt[#prompt + 1] = id
+  end
+  if #prompt == 0 then prompt[1] = 0 end
+end
 cli.run("generate", function()
-  local ids = text.generate(model, text.bytes(prompt), given.length or 500, {
+  io.stdout:write(given.prompt or "")
+  local between = kind == "tokens" and #(given.prompt or "") > 0
+  text.generate(model, prompt, given.length or 500, {
     context = c.context, temperature = given.temperature or 0.8, seed = given.seed or 1,
+    each = function(id)                                 -- a reader sees it being written
+      io.stdout:write(between and " " or "", text.show({ id }, kind))
+      io.stdout:flush()
+      between = kind == "tokens"
+    end,
   })
-  io.stdout:write(given.prompt or "", text.show(ids, kind), "\n")
+  io.stdout:write "\n"
 end, function() return "while it wrote" end)

@@ -32,9 +32,9 @@ local OPTIONS = {
   { "dtype", cli.one_of("float32", "bfloat16"), "float32", "of computation; weights and optimizer stay float32" },
   { "device", "text", "cpu", "where to compute" },
   { "data", "list", "/usr/share/common-licenses", "text files, folders of them, llm.c's .bin shards" },
-  { "out", "text", nil, "folder of the run (a new one in runs/)" },
-  { "save", "text", nil, "a number K: a checkpoint every K steps; a path: the last checkpoint goes there" },
-  { "resume", "text", nil, "go on from a checkpoint, or from the latest one of a run's folder" },
+  { "out", "path", nil, "folder of the run (a new one in runs/)" },
+  { "save", "path", nil, "a number K: a checkpoint every K steps; a path: the last checkpoint goes there" },
+  { "resume", "path", nil, "go on from a checkpoint, or from the latest one of a run's folder" },
   { "stop", "count", nil, "end after this step, as if interrupted, with a checkpoint" },
   { "eval-every", "whole", nil, "steps between validations; 0: only at the end (a quarter of --steps)" },
   { "sample", "whole", 500, "tokens the model writes at the end, a fifth of them at each validation" },
@@ -92,12 +92,21 @@ end
 local config = resolve(resumed)
 local device_ok, device_error = pcall(ms.set_default_device, config.device)
 if not device_ok then stop("--device: %s", device_error) end
+if ms.default_device() == "meta" then stop "--device: tensors on meta have no values to train with" end
 local save_every, save_path = tonumber(config.save), config.save
 if save_every then
   save_path = nil
   if save_every < 1 or save_every % 1 ~= 0 then stop("--save %s is neither a number of steps nor a path", config.save) end
-elseif save_path and lfs.attributes(save_path:match "^(.*)/[^/]*$" or ".", "mode") ~= "directory" then
+elseif save_path and lfs.attributes(save_path, "mode") == "directory" then
+  stop("--save %s: is a folder", save_path)
+elseif save_path and lfs.attributes(save_path:match "^(.*/)[^/]*$" or ".", "mode") ~= "directory" then
   stop("--save %s: there is no folder for it", save_path)
+elseif save_path and cli.launched() == 0 then           -- now, not when everything is trained
+  local probe = save_path .. ".probe"
+  local file, err = io.open(probe, "w")
+  if not file then stop("--save: cannot write there: %s", err) end
+  file:close()
+  os.remove(probe)
 end
 
 -- ---- the job: ranks, text, run folder --------------------------------------------------------------
@@ -111,6 +120,9 @@ local corpus, corpus_error = data.corpus(config.data)
 if not corpus then stop("--data: %s", corpus_error) end
 if corpus.train_count <= config.context then
   stop("--data: %d training tokens are too few for a context of %d", corpus.train_count, config.context)
+end
+if config.batch > corpus.train_count then
+  stop("--batch %d is more than the %d training tokens", config.batch, corpus.train_count)
 end
 if resumed and resumed.config["train-tokens"] ~= corpus.train_count then
   stop("--data: %d training tokens, '%s' was trained on %d", corpus.train_count, resumed.path, resumed.config["train-tokens"])
@@ -166,10 +178,11 @@ local bar = progress.new { total = config.steps, first = first, silent = rank ~=
 local function say(format, ...) bar:say(format:format(...)) end
 local unit = corpus.kind == "text" and "byte" or "token"
 
-say("GPT of %.2f M parameters: %d layers of %d, %d heads, context %d; %d rank%s, %s", numbers / 1e6, config.layers, config.dim,
-  config.heads, config.context, world, world == 1 and "" or "s", config.dtype)
-say("text: %d file%s, %d %ss to train on, %d to validate; a step has %d sequences of %d", #corpus.documents,
-  #corpus.documents == 1 and "" or "s", corpus.train_count, unit, corpus.validation_count, config.batch, config.context)
+local function s(n) return n == 1 and "" or "s" end
+say("GPT of %.2f M parameters: %d layer%s of %d, %d head%s, context %d; %d rank%s, %s", numbers / 1e6, config.layers, s(config.layers), config.dim,
+  config.heads, s(config.heads), config.context, world, s(world), config.dtype)
+say("text: %d file%s, %d %ss to train on, %d to validate; a step has %d sequence%s of %d", #corpus.documents,
+  s(#corpus.documents), corpus.train_count, unit, corpus.validation_count, config.batch, s(config.batch), config.context)
 if rank == 0 then say("run: %s%s", folder.path, resumed and (", from step %d of %s"):format(first, resumed.path) or "") end
 
 -- ---- parts of a step -----------------------------------------------------------------------------------
@@ -245,7 +258,7 @@ end
 local METRICS = { "step", "loss", "lr", "grad_norm", "tokens_per_second", "allocated" }
 local last = math.min(config.stop or config.steps, config.steps)
 local step_now, trained_from = first, nil
-local value
+local value, lost
 
 local function after_first_step() return trained_from and ms.time() - trained_from or 0 end
 
@@ -257,6 +270,10 @@ cli.run("train", function()
     trained_from = trained_from or before
     local loss, norm, lr = train(step)
     local now = ms.time()
+    if loss ~= loss and not lost then
+      lost = true
+      say("step %d: the loss is not a number any more; a smaller --lr or --clip may help", step)
+    end
     local rate = config.batch * config.context / (now - before)
     folder:metric({ step = step, loss = loss, lr = lr, grad_norm = norm, tokens_per_second = rate,
       allocated = ms.memory_stats(config.device).allocated }, METRICS)

@@ -76,6 +76,7 @@ describe("a run's folder", function()
     assert.are.equal('q"\n\\', cjson.decode(line).e)
     assert.are.equal(1 / 3, cjson.decode(run_folder.json(o, { "a" }, { digits = 17 })).a)
     assert.are.equal('{"b": 12, "a": 0.333333333}', run_folder.json(o, { "b", "z", "a" }))
+    assert.are.equal('{"lr": 0.003}', run_folder.json({ lr = 0.003 }, nil, { digits = 17 }))      -- as short as reads back
   end)
 
   it("is a new one each time, and never one that holds a run", function()

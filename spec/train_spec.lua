@@ -220,6 +220,15 @@ describe("scripts/train.lua", function()
     assert.matches("900 tokens to train on, 100 to validate", job.stdout)
     local _, validations = metrics "tokens"
     assert.is_near(math.log(50257), validations[1].val_loss, 0.5)
+    local function generate(prompt)
+      return ranks.run(0, root .. "/scripts/generate.lua", { args = { "--from", folder .. "/tokens", "--length", 3, "--prompt", prompt } })
+    end
+    assert.matches("^5 17 %d+ %d+ %d+\n$", ok(generate "5 17").stdout)
+    for _, prompt in ipairs { "the moon", "5 50257", "-1", "1.5" } do
+      local wrong = generate(prompt)
+      assert.are.equal(2, wrong.code)
+      assert.matches("^generate: %-%-prompt: '%S+' is no token id from 0 to 50256", wrong.stderr)
+    end
   end)
 
   local wrong = {
@@ -230,6 +239,12 @@ describe("scripts/train.lua", function()
     { { "--device", "cuda:9" }, "%-%-device: set_default_device: device 'cuda:9' is not there" },
     { { "--device", "gpu" }, "%-%-device: .*unknown device 'gpu'" },
     { { "--save", "/nowhere/at/all" }, "%-%-save /nowhere/at/all: there is no folder for it" },
+    { { "--out", "" }, "%-%-out: the path is empty" },
+    { { "--save", "" }, "%-%-save: the path is empty" },
+    { { "--save", "/tmp" }, "%-%-save /tmp: is a folder" },
+    { { "--save", "/proc/none" }, "%-%-save: cannot write there: /proc/none" },
+    { { "--device", "meta" }, "tensors on meta have no values to train with" },
+    { { "--batch", 1000000000000 }, "%-%-batch 1000000000000 is more than the %d+ training tokens" },
     { { "--data", "/nowhere/at/all" }, "there is no file or folder '/nowhere/at/all'" },
     { { "--resume", "/nowhere/at/all" }, "there is no file or folder '/nowhere/at/all'" },
     { { "--context", 100000 }, "training tokens are too few for a context of 100000" },
@@ -263,6 +278,22 @@ describe("scripts/train.lua", function()
     assert.are.equal(2, job.code)
     assert.matches("train: cannot make the folder '/proc/none'", job.stderr)
     assert.is_true(job.seconds < 10)
+  end)
+
+  it("says it when the loss is no number any more", function()
+    local job = ok(train(0, "lost", { "--steps", 6, "--lr", 1e30, "--sample", 0 }))
+    local _, n = job.stdout:gsub("the loss is not a number any more", "")
+    assert.are.equal(1, n)
+  end)
+
+  it("ends with one traceback when a checkpoint cannot be written", function()
+    lfs.mkdir(folder .. "/full")
+    lfs.mkdir(folder .. "/full/step-000002.safetensors")
+    local job = train(0, "full", { "--steps", 2 })
+    assert.are.equal(1, job.code)
+    local _, n = job.stderr:gsub("stack traceback:", "")
+    assert.are.equal(1, n)
+    assert.matches("^train: [^\n]*save: ", job.stderr)
   end)
 
   it("ends on Ctrl-C with one line and status 130", function()
@@ -361,5 +392,7 @@ describe("scripts/generate.lua", function()
     local job = ranks.run(0, root .. "/scripts/generate.lua", { args = {} })
     assert.are.equal(2, job.code)
     assert.matches("%-%-from is missing", job.stderr)
+    local long = ("the moon turns. "):rep(1000)         -- 16,000 bytes
+    assert.are.equal(#long + 30 + 1, #ok(generate("--prompt", long)).stdout)
   end)
 end)

@@ -31,6 +31,10 @@ end
 --- Kinds of options: text -> value, or nil and why not.
 M.kinds = {
   text = function(text) return text end,
+  path = function(text)
+    if text ~= "" then return text end
+    return nil, "the path is empty"
+  end,
   number = function(text) return number(text, function() return true end, "a number") end,
   positive = function(text) return number(text, function(n) return n > 0 and n < math.huge end, "a number above 0") end,
   share = function(text) return number(text, function(n) return n >= 0 and n <= 1 end, "a number from 0 to 1") end,
@@ -103,8 +107,8 @@ function M.parse(script, about, options, words)
   return given
 end
 
---- Runs fn; Ctrl-C ends it with a line instead of a traceback. Other errors pass, so that the launcher ends the job
---- with rank and traceback.
+--- Runs fn; Ctrl-C ends it with a line instead of a traceback. Other errors end it with theirs and status 1, for which
+--- the launcher ends the job.
 ---@param script string
 ---@param fn function
 ---@param where fun(): string   where the script was, for the line
@@ -120,7 +124,8 @@ function M.run(script, fn, where)
     if M.launched() == 0 then io.stderr:write("\n", script, ": interrupted ", where(), "\n") end
     os.exit(130, true)
   end
-  error(err, 0)
+  io.stderr:write(script, ": ", tostring(err), "\n")
+  os.exit(1, true)
 end
 
 return M

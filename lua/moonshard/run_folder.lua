@@ -16,6 +16,12 @@ local function text_of(value, digits)
   if kind == "number" then
     if value ~= value or value == math.huge or value == -math.huge then return "null" end
     if value % 1 == 0 and math.abs(value) < 2 ^ 53 then return ("%.0f"):format(value) end
+    if digits >= 15 then                                -- the shortest that reads back as this number
+      for n = 15, 16 do
+        local short = ("%." .. n .. "g"):format(value)
+        if tonumber(short) == value then return short end
+      end
+    end
     formats[digits] = formats[digits] or ("%%.%dg"):format(digits)
     return formats[digits]:format(value)
   elseif kind == "string" then

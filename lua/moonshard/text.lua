@@ -10,7 +10,8 @@ local M = {}
 ---@param model Module      ids [1, T] -> logits [1, T, vocab]
 ---@param prompt integer[]  at least one token, 0-based ids
 ---@param n integer
----@param given {context: integer, temperature: number, seed: integer}  temperature 0: always the likeliest
+--- temperature 0: always the likeliest token; each(id): every token as it is drawn.
+---@param given {context: integer, temperature: number, seed: integer, each?: fun(id: integer)}
 ---@return integer[]  the new tokens
 function M.generate(model, prompt, n, given)
   local ids, first = {}, #prompt
@@ -32,6 +33,7 @@ function M.generate(model, prompt, n, given)
         local u = lib.ms_hash_share(given.seed, first + k, 3)
         return math.min(below:le(u):sum():item(), below:numel() - 1)
       end)
+      if given.each then given.each(ids[#ids]) end
     end
   end)
   model:train(training)
@@ -42,7 +44,11 @@ end
 
 ---@param text string
 ---@return integer[]
-function M.bytes(text) return { text:byte(1, -1) } end
+function M.bytes(text)
+  local ids = {}
+  for k = 1, #text do ids[k] = text:byte(k) end
+  return ids
+end
 
 --- Token ids as text: bytes, or numbers where they are no bytes.
 ---@param ids integer[]
