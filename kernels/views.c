@@ -195,6 +195,8 @@ static ms_status check_expand(ms_call *c)
     for (int d = 0; d < c->n_i; d++) {
         int64_t have = d < lead ? 1 : x->shape[d - lead];
         shape[d] = c->i[d] == -1 && d >= lead ? have : c->i[d];
+        if (shape[d] < 0 && d < lead)
+            return ms__call_fail(c, "%s does not expand to %s: dimension %d is new and needs a size", ms__tensor_text(x), ms__shape_text(c->n_i, c->i), d + 1);
         if (shape[d] < 0 || (have != 1 && shape[d] != have))
             return ms__call_fail(c, "%s does not expand to %s: dimension %d is %lld", ms__tensor_text(x), ms__shape_text(c->n_i, c->i), d + 1, (long long)have);
         stride[d] = d < lead || (have == 1 && shape[d] != 1) ? 0 : x->stride[d - lead];

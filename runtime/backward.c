@@ -480,7 +480,8 @@ static ms_run *start(const char *who, int n, const ms_id *roots, const ms_id *gr
         if (!(root[k] = ms__tensor(roots[k]))) return NULL;
         if (grads && grads[k] != 0 && !(given[k] = ms__tensor(grads[k]))) return NULL;
         if (!root[k]->requires_grad) {
-            ms__fail(MS_EINVAL, "%s: root %d, %s, does not require grad and was made by no operator on one that does", who, k + 1, ms__tensor_text(root[k]));
+            ms__fail(MS_EINVAL, "%s: root %d, %s, does not require grad and was made by no operator on one that does%s", who, k + 1, ms__tensor_text(root[k]),
+                     ms__state.grad_mode ? "" : " (nothing is recorded here: inside no_grad, or a hook; see enable_grad)");
             return NULL;
         }
     }

@@ -135,7 +135,8 @@ static void leave_event(ms_run *r)
 
 ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n)
 {
-    if (r != top || !r->event_out) return ms__fail(MS_ESTATE, "run: an answer without an event");
+    if (r != top || !r->event_out) 
+        return ms__fail(MS_ESTATE, "backward: this event is over: another backward began during it, in another coroutine, and was not finished, or was aborted with it");
     if (n < 0 || n > MS_MAX_IN) return ms__fail(MS_EINVAL, "run: %d answers; at most %d are supported", n, MS_MAX_IN);
     drop_answers(r);
     for (int k = 0; k < n; k++) {

@@ -267,6 +267,9 @@ function dist.reduce_scatter(out, input, given)
 end
 
 local function need_root(name, given, key)
+  if given ~= nil and not opts.is(given) then
+    errors.raise("%s: options are %s, expected a table: { %s = RANK }", name, errors.kind(given), key)
+  end
   if given == nil or given[key] == nil then errors.raise("%s: option '%s' is missing: a rank of the world", name, key) end
 end
 

@@ -51,7 +51,9 @@ function M.device(name, who)
     if index and tonumber(index) ~= 0 then errors.raise("%s: device '%s' does not exist; there is one %s", who or "device", name, kind) end
     return types[kind]
   end
-  return bit.bor(C.MS_CUDA, bit.lshift(tonumber(index) or cuda_current, 8))
+  index = tonumber(index) or cuda_current
+  if index > 4095 then errors.raise("%s: device '%s' does not exist: %s is no index of a GPU", who or "device", name, tostring(index)) end
+  return bit.bor(C.MS_CUDA, bit.lshift(index, 8))
 end
 
 --- A device as t.device would read it.

@@ -22,6 +22,10 @@ local catching                                          -- the innermost list of
 --- A warning: to stderr, or into the list of the ms.catch_warnings around.
 ---@param message string
 function M.warn(message)
+  if type(message) ~= "string" then
+    local errors = require "moonshard.errors"
+    errors.raise("warn: message is %s, expected a string", errors.kind(message))
+  end
   if catching then
     catching[#catching + 1] = message
     return

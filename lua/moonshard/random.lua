@@ -8,6 +8,7 @@ local M = {}
 ---@param n integer
 function M.manual_seed(n)
   if type(n) ~= "number" or n % 1 ~= 0 then errors.raise("manual_seed: argument is %s, expected a whole number", errors.kind(n)) end
+  if n < -2 ^ 53 or n > 2 ^ 53 then errors.raise("manual_seed: %g is beyond the whole numbers from -2^53 to 2^53", n) end
   engine.lib.ms_manual_seed(n)
 end
 

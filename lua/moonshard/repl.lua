@@ -375,8 +375,8 @@ function M.run(given)
     elseif line:match "^%s*help%s*$" and rawget(_G, "help") == nil then
       io.stdout:write(M.help "", "\n")
     elseif line:match "^%s*%?" then
-      local _, text = pcall(M.help, (line:match "^%s*%?(.*)$"))
-      io.stdout:write(text_of(text), "\n")
+      local _, page_or_error = pcall(M.help, (line:match "^%s*%?(.*)$"))
+      io.stdout:write(text_of(page_or_error), "\n")
     else
       text = line
     end

@@ -327,8 +327,14 @@ local function install(cls, own_methods)
     local getter = getters[key]
     if getter ~= nil then return getter(t) end
     if type(key) == "number" then return own_methods.select(t, 1, key) end
+    if type(key) ~= "string" then return M.bad_key(key) end
     return nil
   end)
+end
+
+-- What PyTorch would take as an index: masks, lists of positions. Fields of a script's own have names.
+function M.bad_key(key)
+  errors.raise("a tensor is indexed by one whole number, got %s: see narrow, index_select, masked_fill, where", errors.kind(key))
 end
 install(Tensor, methods)
 
@@ -336,6 +342,7 @@ function Tensor.__newindex(t, key, value)
   local setter = setters[key]
   if setter ~= nil then return setter(t, value) end
   if type(key) == "number" then return M.set_item(t, key, value) end
+  if type(key) ~= "string" then M.bad_key(key) end
   if getters[key] ~= nil then errors.raise("a tensor's '%s' cannot be assigned", key) end
   if methods[key] ~= nil then errors.raise("'%s' is a method of tensors; choose another name for your field", key) end
   rawset(t, key, value)

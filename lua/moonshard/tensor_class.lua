@@ -270,6 +270,7 @@ local function install(cls, own_methods, more)
     local getter = more and more[key] or own_getters[key] or tensor.getters[key]
     if getter ~= nil then return getter(t) end
     if type(key) == "number" then return own_methods.select(t, 1, key) end
+    if type(key) ~= "string" then return tensor.bad_key(key) end
     return nil
   end)
   rawset(cls, "__newindex", function(t, key, value)

@@ -27,6 +27,9 @@ local function take_shape(who, n, first, ...)
   if type(first) == "table" then
     if is_tensor(first) then errors.raise("%s: size is %s, expected a whole number or a table of them", who, errors.show(first)) end
     if n > 1 then errors.raise("%s: sizes are numbers or one table, got a table and %s", who, errors.kind((...))) end
+    if first.dtype ~= nil or first.device ~= nil or first.requires_grad ~= nil then
+      errors.raise("%s: options stand among the sizes; they are a table of their own, behind them", who)
+    end
     n = #first
     if n > engine.MAX_DIMS then errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS) end
     for d = 1, n do shape[d - 1] = whole_size(first[d], who) end
@@ -97,6 +100,9 @@ for name, fill in pairs { empty = fill_none, zeros = fill_zero, ones = fill_one,
   M[name] = function(...)
     local n, given = opts.split(...)
     if given == nil and n == select("#", ...) then return make(name, fill, n, nil, ...) end
+    if n == 0 and select("#", ...) > 0 and (...) == nil then    -- a variable that is not there, not the shape []
+      errors.raise("%s: size is nil, expected a whole number", name)
+    end
     local list = { ... }
     return make(name, fill, n, given, unpack(list, 1, n))
   end

@@ -42,7 +42,13 @@ local function with_path(self, e)
     if not found then return e end              -- not registered below self: what is known so far stands
     path = path .. "." .. found
   end
-  failing.text = failing.head .. path .. ": " .. failing.rest
+  -- Alone, a Linear that ran linear is not worth saying twice.
+  local named = failing.inner == self and failing.rest:match "^([%w_]+): "
+  if named and named:gsub("_", "") == path then
+    failing.text = failing.head .. failing.rest
+  else
+    failing.text = failing.head .. path .. ": " .. failing.rest
+  end
   return failing.text
 end
 

@@ -1,6 +1,7 @@
 --- Sequential, ModuleList, ModuleDict. The first two keep their children as their own array
 --- elements, so `#list`, `ipairs(list)` and `list[i]` are Lua's own; what stands in the array is
 --- therefore checked when it is listed or called, not when `list[i] = x` replaces an element.
+local class = require "moonshard.class"
 local errors = require "moonshard.errors"
 local tensor = require "moonshard.tensor"
 local base = require "moonshard.nn.module"
@@ -12,6 +13,9 @@ local rawget, rawset, rawequal, type, select, ipairs, tostring = rawget, rawset,
 local release_made_here, is_tensor = ops.drop, tensor.is_tensor
 
 local function check_element(self, i, m)
+  if class.is_class(m) then
+    raise("%s: element %d is the class %s: an instance expected, %s(…)", self:class_name(), i, m.__name, m.__name)
+  end
   if not is_module(m) then raise("%s: element %d is %s: a Module expected", self:class_name(), i, show(m)) end
   return m
 end
@@ -19,7 +23,7 @@ end
 -- Modules given as arguments or as one table.
 local function take(self, ...)
   local n, first = select("#", ...), (...)
-  if n == 1 and type(first) == "table" and not is_module(first) then
+  if n == 1 and type(first) == "table" and not is_module(first) and not class.is_class(first) then
     for i, m in ipairs(first) do rawset(self, i, check_element(self, i, m)) end
     for key in pairs(first) do
       if type(key) ~= "number" then

@@ -289,7 +289,7 @@ function DDP:init(m, given)
   for name, p in m:named_parameters() do
     if not ignored[name] then
       if p.id < 0 then raise("DDP: parameter '%s' is a %s; gradients of tensor classes are not reduced", name, p:class_name()) end
-      if tensor.info_of(p).sharded ~= 0 then raise("DDP: parameter '%s' is sharded already", name) end
+      if tensor.info_of(p).sharded ~= 0 or rawget(p, "_unit") or rawget(p, "_flat") then raise("DDP: parameter '%s' is sharded already", name) end
       all[#all + 1] = p
       if p.requires_grad then params[#params + 1], names[#names + 1] = p, name end
     end

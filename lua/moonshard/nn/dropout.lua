@@ -10,7 +10,7 @@ local Dropout = Module:extend("Dropout")
 
 function Dropout:init(p)
   if p == nil then p = 0.5 end
-  if type(p) ~= "number" or p < 0 or p > 1 then
+  if type(p) ~= "number" or not (p >= 0 and p <= 1) then
     errors.raise("Dropout: dropout probability has to be between 0 and 1, but got %s", tostring(p))
   end
   self.p = p

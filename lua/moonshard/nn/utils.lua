@@ -24,6 +24,7 @@ function M.clip_grad_norm_(params, max_norm, given)
   if is_tensor(params) then params = { params } end
   if type(params) ~= "table" then errors.raise("clip_grad_norm_: argument 1 is %s, expected a list of tensors", errors.kind(params)) end
   if type(max_norm) ~= "number" then errors.raise("clip_grad_norm_: max_norm is %s, expected a number", errors.kind(max_norm)) end
+  if not (max_norm >= 0) then errors.raise("clip_grad_norm_: max_norm is %g, expected a number from 0", max_norm) end
   for k = 1, #params do
     if not is_tensor(params[k]) then
       errors.raise("clip_grad_norm_: parameter %d is %s, expected a tensor", k, errors.kind(params[k]))

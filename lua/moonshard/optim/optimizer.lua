@@ -180,6 +180,7 @@ local function step_group(self, c, group)
 end
 
 function run_group(self, c, group)
+  if type(group.lr) ~= "number" or type(group.weight_decay) ~= "number" then self:_check(group) end     -- a script's doing
   self._fill(c.options, group)
   if lib.ms_optim_step(c.options, c.n, c.ids, c.state, c.steps) ~= 0 then
     take_state(c)
@@ -303,6 +304,9 @@ function Optimizer:load_state_dict(sd)
       local entry = sd.state[given.params[k]]
       if entry ~= nil then
         local part = part_of(p)
+        if entry.step ~= nil and type(entry.step) ~= "number" then
+          raise("%s: load_state_dict: step of parameter %d is %s, expected a number", who, k, show(entry.step))
+        end
         for s, name in ipairs(names) do
           local t = entry[name]
           if t ~= nil then
@@ -367,7 +371,7 @@ end
 
 local function number(self, group, name, low, high)
   local v = group[name]
-  if type(v) ~= "number" or v < low or high and v >= high then
+  if type(v) ~= "number" or v ~= v or v < low or high and v >= high then
     raise("%s: %s is %s, expected a number from %g%s", self:class_name(), name, show(v), low, high and (" to below %g"):format(high) or "")
   end
 end
@@ -415,7 +419,7 @@ local function adam(name, weight_decay)
     if type(group.betas) ~= "table" then raise("%s: betas is %s, expected a pair of numbers", name, show(group.betas)) end
     for k = 1, 2 do
       local beta = group.betas[k]
-      if type(beta) ~= "number" or beta < 0 or beta >= 1 then
+      if type(beta) ~= "number" or not (beta >= 0 and beta < 1) then
         raise("%s: betas[%d] is %s, expected a number from 0 to below 1", name, k, show(beta))
       end
     end
