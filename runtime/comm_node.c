@@ -153,12 +153,10 @@ static char *map_arena(int rank, int k)
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) { ms__fail(MS_ECOMM, "dist: cannot open the memory of rank %d: %s", rank, strerror(errno)); return NULL; }
     // The inode tells a descriptor that means something else by now (or in another process namespace).
-    void *p = MAP_FAILED;
-    if (fstat(fd, &st) == 0 && (uint64_t)st.st_ino == r->arena[k].inode)
-        p = mmap(NULL, r->arena[k].bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    void *p = NULL;
+    if (fstat(fd, &st) == 0 && (uint64_t)st.st_ino == r->arena[k].inode) p = ms__map_aligned(fd, r->arena[k].bytes);
     close(fd);
-    if (p == MAP_FAILED) { ms__fail(MS_ECOMM, "dist: cannot map %llu bytes of rank %d: %s", (unsigned long long)r->arena[k].bytes, rank, strerror(errno)); return NULL; }
-    madvise(p, r->arena[k].bytes, MADV_DONTDUMP);
+    if (!p) { ms__fail(MS_ECOMM, "dist: cannot map %llu bytes of rank %d: %s", (unsigned long long)r->arena[k].bytes, rank, strerror(errno)); return NULL; }
     return p;
 }
 

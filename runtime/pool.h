@@ -28,6 +28,8 @@ void      ms__free(ms_block *b);
 
 // Where peers find p: fd of the segment in this process and offset; false for memory they cannot map.
 bool      ms__segment_of(const ms_block *b, int *fd, uint64_t *offset, uint64_t *segment_id, uint64_t *segment_bytes);
+// Maps fd (-1: fresh memory) at a huge page's boundary, so that huge pages fit; NULL with errno.
+void     *ms__map_aligned(int fd, size_t bytes);
 // From now on new CPU segments are shareable (called by dist at start-up with peers on the node).
 void      ms__pool_share(void);
 void      ms__pool_stats(int device, ms_memory *out);
