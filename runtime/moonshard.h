@@ -312,6 +312,8 @@ enum { MS_UNIT_SYNC, MS_UNIT_RESHARD_AFTER_FORWARD, MS_UNIT_RESHARD_AFTER_BACKWA
        MS_UNIT_CAST_FORWARD_INPUTS,
        MS_UNIT_FORWARD_PREFETCH,        // 0: nothing is gathered early when this unit is entered
        MS_UNIT_LIMIT_GATHERS,           // 0: not one unit is gathered early, but all that the order still has
+       MS_UNIT_FULL_PRECISION,          // 1: gathered and reduced as it is stored, whatever its options said; the unit must be idle
+       MS_UNIT_FAKE_GATHER, MS_UNIT_FAKE_REDUCE,    // 1: without the collective, to see what it costs; the numbers are wrong (flat units)
        MS_UNIT_CHECKED };       // the script checks the order of units itself: collectives don't compare it, nothing is gathered early in forward
 MS_API ms_status ms_unit_set(double unit, int what, double value);
 // How gradients are reduced instead of by the unit itself: by the script (MS_EV_REDUCE: gradient, padded, and the shard to fill; unsharded

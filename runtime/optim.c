@@ -175,14 +175,19 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
             st = ms__fail(MS_EINVAL, "optimizer: parameter %d (%s) is not contiguous", k + 1, ms__tensor_text(p));
             goto out;
         }
-        if (g->dtype != p->dtype || g->numel != p->numel) {
+        bool cast = g->dtype != p->dtype && ms__is_float(g->dtype) && ms__is_float(p->dtype);
+        if ((g->dtype != p->dtype && !cast) || g->numel != p->numel || ms__device(g) != ms__device(p)) {
             st = ms__fail(MS_EINVAL, "optimizer: gradient %s does not fit parameter %d, %s", ms__tensor_text(g), k + 1, ms__tensor_text(p));
             goto out;
         }
         job *j = &jobs[n_jobs];
         memset(j, 0, sizeof *j);
-        if ((st = ms__contiguous(&copies[n_copies], g))) goto out;
+        if (cast) {                                 // kept in low precision: promoted, as arithmetic between the two would
+            if ((st = ms__tensor_new(&copies[n_copies], p->dtype, ms__device(g), g->ndim, g->shape, "optimizer: gradient"))) goto out;
+            st = ms__copy(copies[n_copies], g);
+        } else if ((st = ms__contiguous(&copies[n_copies], g))) goto out;
         g = copies[n_copies++];
+        if (st != MS_OK) goto out;
         if ((st = take_state(o, p, state + 3 * k, j, made, &n_made))) goto out;
         if ((st = ms__storage_sync(g->storage, false)) || (st = ms__storage_sync(p->storage, true))) goto out;
         j->o = o;

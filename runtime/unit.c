@@ -171,9 +171,6 @@ ms_status ms__unit_check_home(const unit *u)
     const char *where = strrchr(ms__tensor_text(u->params[0].local), ' ') + 1;
     char device[32], names[1024] = "";
     snprintf(device, sizeof device, "%s", where);
-    if (u->views != MS_VIEWS_SHARDED)
-        return ms__fail(MS_ESTATE, "An FSDP-managed module with parameter CPU offloading enabled has parameters on %s. "
-                                   "Make sure to not move the module from CPU when offloading parameters.", device);
     for (int j = 0; j < u->n; j++) {
         const char *name = u->params[j].param->name;
         size_t len = strlen(names);
@@ -202,6 +199,10 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     bool post = post_serves(u);
     ms_status st = ms__storage_sync(post ? u->post : u->shard, false);
     if (st == MS_OK) st = ms__storage_refill(u->full, "fsdp: gathered parameters");
+    if (st == MS_OK && u->fake_gather && u->world > 1) {
+        u->fetched = true;
+        return MS_OK;
+    }
     if (st == MS_OK && u->world == 1 && u->n_extensions == 0) {     // nothing to fetch: the cast is the gather
         st = cast_shard(u, u->full);
         if (st != MS_OK) vacate_full(u);
@@ -475,6 +476,19 @@ ms_status ms_unit_reshard(double handle)
     return MS_OK;
 }
 
+static ms_status set_full_precision(unit *u, bool on)
+{
+    if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "fsdp: unit '%s' is between its forward and its backward phases; its precision cannot change", u->name);
+    ms__unit_shard(u);
+    u->param_dtype = on ? -1 : u->param_dtype_given;
+    u->reduce_dtype = on ? -1 : u->reduce_dtype_given;
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        p->low = u->param_dtype >= 0 && ms__is_float(p->dtype) ? u->param_dtype : p->dtype;
+    }
+    return ms__unit_replan(u);
+}
+
 ms_status ms_unit_set(double handle, int what, double value)
 {
     unit *u = ms__unit(handle);
@@ -493,6 +507,9 @@ ms_status ms_unit_set(double handle, int what, double value)
     case MS_UNIT_CHECKED: u->checked = value != 0; break;
     case MS_UNIT_FORWARD_PREFETCH: u->prefetches = value != 0; break;
     case MS_UNIT_LIMIT_GATHERS: u->limited = value != 0; break;
+    case MS_UNIT_FAKE_GATHER: u->fake_gather = value != 0; break;
+    case MS_UNIT_FAKE_REDUCE: u->fake_reduce = value != 0; break;
+    case MS_UNIT_FULL_PRECISION: return set_full_precision(u, value != 0);
     case MS_UNIT_CAST_FORWARD_INPUTS: u->cast_forward_inputs = value != 0; break;
     case MS_UNIT_IS_LAST_BACKWARD: if (u->context) u->context->is_last_backward = value != 0; break;
     case MS_UNIT_DIVIDE_FACTOR:

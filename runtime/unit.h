@@ -82,6 +82,8 @@ struct unit {
     ms_work      *gather;           // under way
     struct context *context;        // its root's; NULL before lazy initialisation
     int           param_dtype, reduce_dtype, output_dtype;
+    int           param_dtype_given, reduce_dtype_given;    // those of the options, while MS_UNIT_FULL_PRECISION sets them aside
+    bool          fake_gather, fake_reduce;
     bool          cast_forward_inputs;
     int           reshard_after_forward;    // -1: by the root rule
     bool          by_rule;          // whole after forward because it is the root, not because the script said so

@@ -243,7 +243,14 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
     ms_group *group = summed ? ms__group_by_id(h->group) : NULL;
     ms_group *scatter = u->world > 1 ? (group ? group : u->group) : NULL, *replicas = u->world == 1 && u->replicate && group ? group : u->replicate;
     r.after = summed ? h->after : u->after;
-    if (st == MS_OK)
+    if (st == MS_OK && u->fake_reduce) {        // this rank's own part of its own gradient
+        r.after = 0;
+        if (r.out != r.in) {
+            ms_tensor *own = ms__tensor_on(r.in->storage, r.in->dtype, 1, &wide, u->rank * wide);
+            st = ms__copy(r.out, own);
+            ms__release(own);
+        }
+    } else if (st == MS_OK)
         st = start_sum(scatter, replicas, r.out, r.in, summed ? h->before : u->before, MS_STREAM_REDUCE, u->name, u->checked, &r.scattered, &r.work);
     c->reducing = r;
     if (st != MS_OK) ms__unit_drop_reduction(&c->reducing);

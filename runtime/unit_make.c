@@ -89,9 +89,9 @@ static ms_status make_full(unit *u, ms_storage **out)
     return MS_OK;
 }
 
-// Where a unit computes and where its shards are, once its module is on `device`. Parameters that are offloaded leave for the
-// CPU when the unit is made; later they are where the script moves them (anywhere else its forward is refused), and the unit
-// computes where it did.
+// Where a unit computes and where its shards are, once its module is on `device`. What is offloaded leaves for the CPU when the
+// unit is made. Of fsdp.FSDP it stays there, and a script that moves the module moves what computes. By the rules of fully_shard
+// the shards are where the script moves them (anywhere else the forward is refused), and the unit computes where it did.
 static void settle(unit *u, int device, bool made)
 {
     u->device = u->home = device;
@@ -100,9 +100,9 @@ static void settle(unit *u, int device, bool made)
         if (made && u->computes >= 0) u->device = u->home = u->computes;
         return;
     }
-    if (u->computes < 0) u->computes = device;
+    if (u->computes < 0 || (u->views != MS_VIEWS_SHARDED && !made)) u->computes = device;
     u->device = u->computes;
-    if (made) u->home = MS_CPU;
+    if (made || u->views != MS_VIEWS_SHARDED) u->home = MS_CPU;
 }
 
 // Views and storages for the unit's present devices; the shard's bytes are zero.
@@ -219,8 +219,8 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     u->group = g;
     u->rank = ms__group_rank(g);
     u->world = ms__group_size(g);
-    u->param_dtype = o->param_dtype;
-    u->reduce_dtype = o->reduce_dtype;
+    u->param_dtype = u->param_dtype_given = o->param_dtype;
+    u->reduce_dtype = u->reduce_dtype_given = o->reduce_dtype;
     u->output_dtype = o->output_dtype;
     u->cast_forward_inputs = o->cast_forward_inputs != 0;
     u->reshard_after_forward = o->reshard_after_forward;
@@ -322,7 +322,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
 {
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
-    if (device < 0) device = u->home;
+    if (device < 0) device = u->views == MS_VIEWS_SHARDED ? u->home : u->device;
     if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases", u->name);
     if (keep_values && (u->device & 0xff) == MS_META && (device & 0xff) != MS_META)
         return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);

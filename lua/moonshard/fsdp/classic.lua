@@ -2,6 +2,7 @@
 ---
 --- The instance is a module around the module. Names don't show it; what it has not itself (fields, methods,
 --- positions) is read from the wrapped module. The engine's side is a unit in the flat layout (runtime/unit_flat.c).
+local autograd = require "moonshard.autograd"
 local class = require "moonshard.class"
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
@@ -16,13 +17,13 @@ local hooks = require "moonshard.fsdp.comm_hooks"
 local nn = require "moonshard.nn"
 local order = require "moonshard.fsdp.exec_order"
 local policies = require "moonshard.fsdp.policies"
-local no_grad = require "moonshard.autograd".no_grad
 local opts = require "moonshard.opts"
-local sharded = require "moonshard.fsdp.sharded"
 local tensor = require "moonshard.tensor"
 local states = require "moonshard.fsdp.state"
 local summon = require "moonshard.fsdp.summon"
+local switches = require "moonshard.fsdp.switches"
 local wrap = require "moonshard.fsdp.wrap"
+local writeback = require "moonshard.fsdp.writeback"
 local wrapping = require "moonshard.nn.wrapping"
 local Module = require "moonshard.nn.module".Module
 
@@ -93,31 +94,9 @@ local function managed(m, ignored_modules, ignored_params)
   return params, names, places
 end
 
-local function sizes(p) return tostring(p.shape) end
-
--- What a script put in the place of a parameter since the last forward goes into the shard; the parameter takes its place again.
-local function write_back(unit)
-  for _, place in ipairs(unit.places) do
-    local m, name, p = place[1], place[2], place[3]
-    local now = rawget(m, "_slots")[name]
-    if now ~= p then
-      local piece = p:to_local()
-      local fits = class.isa(now, nn.Parameter) and (sizes(now) == sizes(piece) or sizes(now) == tostring(rawget(p, "_whole_shape")))
-      if not fits then
-        raise("Cannot writeback when the parameter shape changes\nExpects %s but got %s", sizes(piece),
-          tensor.is_tensor(now) and sizes(now) or errors.show(now))
-      end
-      no_grad(function()
-        if sizes(now) == sizes(piece) then piece:copy_(now) else piece:copy_(sharded.part_of(p, now:detach()):reshape(piece.shape)) end
-      end)
-      m[name] = p
-    end
-  end
-end
-
 -- ---- construction --------------------------------------------------------------------------------
 
-local function engine_unit(self, o, placed, params, names)
+local function engine_unit(self, o, placed, params, names, on)
   local ids = ffi.new("ms_id[?]", math.max(#params, 1))
   for k, p in ipairs(params) do
     tensor.set_name(p, names[k])
@@ -139,6 +118,8 @@ local function engine_unit(self, o, placed, params, names)
   local handle = lib.ms_unit_new(self._slots.module:class_name(), #params, ids, options)
   if handle == 0 then errors.fail() end
   if o.forward_prefetch == false then errors.check(lib.ms_unit_set(handle, C.MS_UNIT_FORWARD_PREFETCH, 0)) end
+  if on.fake_all_gather then errors.check(lib.ms_unit_set(handle, C.MS_UNIT_FAKE_GATHER, 1)) end
+  if on.fake_reduce then errors.check(lib.ms_unit_set(handle, C.MS_UNIT_FAKE_REDUCE, 1)) end
   if not o.limit_all_gathers then errors.check(lib.ms_unit_set(handle, C.MS_UNIT_LIMIT_GATHERS, 0)) end
   return handle
 end
@@ -161,6 +142,22 @@ local function check_alike(root)
             raise("Some instances use a hybrid sharding strategy, but %s process groups do not match", where)
           end
         end
+      end
+    end
+  end
+end
+
+-- FSDP_USE_FULL_PREC_IN_EVAL: the units of a root are in full precision while they are in eval mode.
+local function set_precision(root)
+  if lib.ms_unit_root(root.handle) ~= root.handle then return end
+  for _, unit in ipairs(module.units_below(root.modules[1])) do
+    local full = unit.classic and not unit.modules[1].training
+    if unit.mixed_precision and (unit.full_precision or false) ~= full then
+      errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_FULL_PRECISION, full and 1 or 0))
+      unit.full_precision = full
+      if unit.mixed_precision.buffer_dtype then
+        local inside = materialize.modules(rawget(unit.modules[1], "_slots").module, unit.ignored_modules, M.is_fsdp)
+        materialize.cast_buffers(inside, not full and unit.mixed_precision.buffer_dtype or nil)
       end
     end
   end
@@ -218,9 +215,10 @@ function FSDP:init(m, given)
   rawget(self, "_kind").module = "module"
   table.insert(rawget(self, "_children"), "module")
   rawget(self, "_slots").training = m.training
-  local handle = engine_unit(self, o, placed, params, names)
+  local on = switches.read()
+  local handle = engine_unit(self, o, placed, params, names, on)
   local unit = {
-    classic = true, handle = handle, modules = setmetatable({ self }, { __mode = "v" }), placed = placed, options = o,
+    classic = true, switches = on, handle = handle, modules = setmetatable({ self }, { __mode = "v" }), placed = placed, options = o,
     world = placed.world, mixed_precision = o.mixed_precision, on_lazy_init = on_lazy_init, originals = params,
     places = places, ignored_modules = ignored_modules, ignored_params = ignored_params,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
@@ -260,9 +258,15 @@ rawset(FSDP, "__call", function(self, ...)
     module.lazy_init(unit)
   end
   if unit.summoned then raise "expected to be in states ['idle'] but current state is 'summon_full_params'" end
-  if unit.options.use_orig_params then write_back(unit) end
+  local looks = unit.options.use_orig_params and not unit.switches.skip_writeback_check
+  if looks then writeback.write_back(unit) end
+  if unit.switches.full_precision_in_eval then set_precision(unit) end
   if unit.hook_built_in then hooks.refresh(unit) end
   if unit.order then order.check(unit, self) end
+  if looks and unit.placed.strategy ~= "no_shard" and autograd.is_grad_enabled() and lib.ms_unit_root(unit.handle) == unit.handle then
+    unit.below = unit.below or module.units_below(self)
+    return writeback.watch(unit.below, module.call_between(self, unit, Module.__call, ...))
+  end
   return module.call_between(self, unit, Module.__call, ...)
 end)
 

@@ -193,15 +193,16 @@ function M.sync(modules, groups, ignored_params)
   end
 end
 
---- Casts floating buffers for computing; state dicts have them in the dtype they had.
+--- Casts floating buffers for computing (nil: back to what they were); state dicts have them in the dtype they had.
 function M.cast_buffers(modules, dtype)
   no_grad(function()
     for _, m in ipairs(modules) do
       for _, name in ipairs(m._buffers) do
         local b = m._slots[name]
-        if b ~= nil and dtypes.is_float(dtypes.number(b.dtype)) and b.dtype ~= dtype then
+        local to = dtype or b ~= nil and rawget(b, "_original_dtype") or nil
+        if b ~= nil and to and dtypes.is_float(dtypes.number(b.dtype)) and b.dtype ~= to then
           if not rawget(b, "_original_dtype") then rawset(b, "_original_dtype", b.dtype) end
-          point(b, b:to(dtype))
+          point(b, b:to(to))
         end
       end
     end
