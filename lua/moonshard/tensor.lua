@@ -319,18 +319,27 @@ function setters.requires_grad(t, on)
   if lib.ms_set_requires_grad(t.id, on and 1 or 0) ~= 0 then fail(t) end
 end
 
--- Every class has its own lookup: methods first, then fields, then t[i]; anything else is the user's own.
-local function install(cls, own_methods)
+-- Every class has its own lookup: methods first, then fields (its own before the plain ones), then t[i]; anything else is the
+-- user's own.
+local function install(cls, own_methods, own_getters, own_setters)
   rawset(cls, "__index", function(t, key)
     local method = own_methods[key]
     if method ~= nil then return method end
-    local getter = getters[key]
+    local getter = own_getters and own_getters[key] or getters[key]
     if getter ~= nil then return getter(t) end
     if type(key) == "number" then return own_methods.select(t, 1, key) end
     if type(key) ~= "string" then return M.bad_key(key) end
     return nil
   end)
+  if own_setters then
+    rawset(cls, "__newindex", function(t, key, value)
+      local setter = own_setters[key]
+      if setter then return setter(t, value) end
+      return Tensor.__newindex(t, key, value)
+    end)
+  end
 end
+M.install = install
 
 -- What PyTorch would take as an index: masks, lists of positions. Fields of a script's own have names.
 function M.bad_key(key)

@@ -262,22 +262,9 @@ local Instance = tensor.subclass "Tensor"
 local methods = Instance.methods
 local own_getters, own_setters = {}, {}
 
--- Every class has its own lookup, as in tensor.lua, with the fields below (and `more` of its own) before the plain ones.
+-- The fields below (and `more` of its own before them) before the plain ones.
 local function install(cls, own_methods, more)
-  rawset(cls, "__index", function(t, key)
-    local method = own_methods[key]
-    if method ~= nil then return method end
-    local getter = more and more[key] or own_getters[key] or tensor.getters[key]
-    if getter ~= nil then return getter(t) end
-    if type(key) == "number" then return own_methods.select(t, 1, key) end
-    if type(key) ~= "string" then return tensor.bad_key(key) end
-    return nil
-  end)
-  rawset(cls, "__newindex", function(t, key, value)
-    local setter = own_setters[key]
-    if setter then return setter(t, value) end
-    return Tensor.__newindex(t, key, value)
-  end)
+  tensor.install(cls, own_methods, more and setmetatable(more, { __index = own_getters }) or own_getters, own_setters)
 end
 
 local function construct(cls, ...)

@@ -1,11 +1,7 @@
 --- FSDP instances as modules: names, listings, what is read through them, parameters as pieces, how they are made (behaviour.md 3.1, 3.7, 3.9).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
-
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.fsdp, ms.dist, require("spec.support.wrapped").quietly
-end
+local load = require("spec.support.wrapped").load
 
 local function listed(m)
   local list = {}

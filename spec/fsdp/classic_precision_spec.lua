@@ -1,10 +1,6 @@
 --- Mixed precision of FSDP instances: what dtype everything has at which moment (behaviour.md 3.6).
 local ranks = require "spec.support.ranks"
-
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.fsdp, ms.dist, require("spec.support.wrapped").quietly
-end
+local load = require("spec.support.wrapped").load
 
 -- A layer that looks at what it is given: input, its own weight, its buffer.
 local function probe_class()

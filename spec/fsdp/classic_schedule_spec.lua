@@ -1,11 +1,7 @@
 --- What FSDP instances communicate and when: counts, prefetching, no_sync, hybrid strategies; clipping (behaviour.md 3.3, 3.10, 3.11).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
-
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.fsdp, ms.dist, require("spec.support.wrapped").quietly
-end
+local load = require("spec.support.wrapped").load
 
 -- Three layers in units of their own and a root with one more.
 local function model_of(options)

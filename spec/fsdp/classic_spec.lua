@@ -3,43 +3,11 @@ local ranks = require "spec.support.ranks"
 
 local MODELS = { "net", "nested_wrapped_module", "non_uniform_req_grad", "mlp_stack", "exec_order", "transformer_lm" }
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.fsdp, require "spec.support.golden", require "spec.support.wrapped"
-end
-
--- Steps of def's training on a reference that sees every rank's batch, and on its twin.
 local function compare(def, rank, world, options, steps)
-  local ms, fsdp, golden, wrapped = load()
-  golden.phase = 0
-  local function make()
-    local model = def.make { dtype = "float64" }
-    golden.fill(model)
-    return model
-  end
-  local reference, model = make(), make()
-  model = wrapped.quietly(wrapped.fsdp, def, model, options)
-  fsdp.check_sharded_parity(reference, model)
-  local reference_optim, optim = def.optim(reference:parameters()), def.optim(model:parameters())
-  for step = 0, steps - 1 do
-    ms.scope(function()
-      local want
-      for r = 0, world - 1 do
-        local loss = def.loss(reference, r, step, golden)
-        if r == rank then want = loss:item() end
-        ;(loss / world):backward()
-      end
-      local loss = def.loss(model, rank, step, golden)
-      assert.near(want, loss:item(), 1e-9 * math.max(1, math.abs(want)))
-      loss:backward()
-    end)
-    fsdp.check_sharded_parity(reference, model)
-    reference_optim:step()
-    optim:step()
-    fsdp.check_sharded_parity(reference, model)
-    reference_optim:zero_grad()
-    optim:zero_grad()
-  end
+  local wrapped = require "spec.support.wrapped"
+  require("spec.support.sharded_parity").compare_with(function(model)
+    return wrapped.quietly(wrapped.fsdp, def, model, options)
+  end, def, rank, world, steps)
 end
 
 for world = 1, 4 do
@@ -57,7 +25,7 @@ for world = 1, 4 do
 
         it(("trains a module that is used twice, one that is not used and a tied weight, %s, use_orig_params = %s"):format(strategy, tostring(pieces)),
           function(rank)
-            local ms = load()
+            local ms = require "moonshard"
             local Twice = ms.nn.Module:extend "Twice"
             function Twice:init(kind)
               self.once, self.again, self.never = ms.nn.Linear(5, 5, kind), ms.nn.Linear(5, 5, kind), ms.nn.Linear(5, 5, kind)

@@ -1,10 +1,6 @@
 --- State dicts of FSDP models and of their optimizers: full, sharded, local; loaded by any number of ranks (behaviour.md 3.8).
 local ranks = require "spec.support.ranks"
-
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.fsdp, ms.dist, require("spec.support.wrapped").quietly
-end
+local load = require("spec.support.wrapped").load
 
 local function plain_model(seed)
   local ms, nn = load()

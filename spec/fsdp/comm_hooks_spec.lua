@@ -3,11 +3,7 @@ local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
 local STRATEGIES = { "full_shard", "shard_grad_op", "no_shard" }
-
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.fsdp, ms.dist, require("spec.support.wrapped").quietly
-end
+local load = require("spec.support.wrapped").load
 
 local function model_of(options, seed)
   local ms, nn, fsdp, _, quietly = load()

@@ -5,11 +5,7 @@
 --- moved to a GPU (shards stay where they are: below), empty lists of parameters, gradients of several devices in a scaler.
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
-
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.fsdp, ms.dist, require("spec.support.wrapped").quietly
-end
+local load = require("spec.support.wrapped").load
 
 local function inner_and_root(inner_options, options)
   local _, nn, fsdp, _, quietly = load()

@@ -2,18 +2,8 @@ local ms = require "moonshard"
 local nn = ms.nn
 local F = nn.F
 local close = ms.testing.assert_close
-
-local function message(fn, ...)
-  local ok, e = pcall(fn, ...)
-  assert.is_false(ok)
-  return (tostring(e):gsub("^[^\n]-:%d+: ", ""))
-end
-
-local function names(iterator)
-  local out = {}
-  for name in iterator do out[#out + 1] = name end
-  return table.concat(out, " ")
-end
+local message = require "spec.support.message"
+local names = require "spec.support.names"
 
 local f64 = { dtype = "float64" }
 local function column(t, ndim)                -- [C] as [1, C, 1 …]

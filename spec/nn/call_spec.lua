@@ -7,11 +7,7 @@ local function module(fn, name)
   return M()
 end
 
-local function message(fn, ...)
-  local ok, e = pcall(fn, ...)
-  assert.is_false(ok)
-  return (tostring(e):gsub("^[^\n]-:%d+: ", ""))
-end
+local message = require "spec.support.message"
 
 describe("a module call", function()
   it("passes every argument and result, nils too", function()

@@ -2,12 +2,7 @@ local ms = require "moonshard"
 local nn = ms.nn
 local F = nn.F
 local close = ms.testing.assert_close
-
-local function message(fn, ...)
-  local ok, e = pcall(fn, ...)
-  assert.is_false(ok)
-  return (tostring(e):gsub("^[^\n]-:%d+: ", ""))
-end
+local message = require "spec.support.message"
 
 local f64 = { dtype = "float64" }
 

@@ -24,11 +24,7 @@ local function sizes(list)
   return table.concat(out, " ")
 end
 
-local function message(fn, ...)
-  local ok, e = pcall(fn, ...)
-  assert.is_false(ok)
-  return (tostring(e):gsub("^[^\n]-:%d+: ", ""))
-end
+local message = require "spec.support.message"
 
 local function step(model, optimizer, loss)
   optimizer:zero_grad()

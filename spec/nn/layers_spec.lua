@@ -1,11 +1,6 @@
 local ms = require "moonshard"
 local nn = ms.nn
-
-local function message(fn, ...)
-  local ok, e = pcall(fn, ...)
-  assert.is_false(ok)
-  return (tostring(e):gsub("^[^\n]-:%d+: ", ""))
-end
+local message = require "spec.support.message"
 
 local function bounds(t) return t:min():item(), t:max():item() end
 

@@ -2,12 +2,7 @@
 local ms = require "moonshard"
 local nn = ms.nn
 local F = nn.F
-
-local function message(fn, ...)
-  local ok, e = pcall(fn, ...)
-  assert.is_false(ok)
-  return (tostring(e):gsub("^[^\n]-:%d+: ", ""))
-end
+local message = require "spec.support.message"
 
 local f64 = { dtype = "float64" }
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end

@@ -1,17 +1,8 @@
 local ms = require "moonshard"
 local nn = ms.nn
 
-local function names(iterator)
-  local out = {}
-  for name in iterator do out[#out + 1] = name end
-  return table.concat(out, " ")
-end
-
-local function message(fn, ...)
-  local ok, e = pcall(fn, ...)
-  assert.is_false(ok)
-  return (tostring(e):gsub("^[^\n]-:%d+: ", ""))
-end
+local names = require "spec.support.names"
+local message = require "spec.support.message"
 
 local function param(...) return nn.Parameter(ms.zeros(...)) end
 

@@ -1,11 +1,6 @@
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
-
-local function message(fn, ...)
-  local ok, e = pcall(fn, ...)
-  assert.is_false(ok)
-  return (tostring(e):gsub("^[^\n]-:%d+: ", ""))
-end
+local message = require "spec.support.message"
 
 local function leaf(list, dtype)
   local p = nn.Parameter(ms.tensor(list, { dtype = dtype or "float64" }))

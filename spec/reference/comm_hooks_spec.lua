@@ -3,11 +3,7 @@ local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
 local STRATEGIES = { "no_shard", "full_shard", "shard_grad_op" }
-
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.fsdp, ms.dist, require("spec.support.wrapped").quietly
-end
+local load = require("spec.support.wrapped").load
 
 local function make_net(has_wrapping, strategy, mixed_precision)
   local ms, nn, fsdp = load()

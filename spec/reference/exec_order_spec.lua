@@ -1,11 +1,7 @@
 --- The reference suite test_fsdp_exec_order (behaviour.md 1.3) at 2, 3 and 4 ranks, and what goes beyond it: an order that
 --- ends early, reports on every rank, and the same without debug level "detail".
 local ranks = require "spec.support.ranks"
-
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.fsdp, ms.dist, require("spec.support.wrapped").quietly
-end
+local load = require("spec.support.wrapped").load
 
 -- layer1 and layer2 have 36 elements each, so that their collectives would pair up silently.
 local function wrap(strategy)

@@ -1,8 +1,5 @@
---- raises(message, fn, …): fn(…) fails with exactly this message, behind file and line.
+--- raises(text, fn, …): fn(…) fails with exactly this message, behind file and line.
 local assert = require "luassert"
+local message = require "spec.support.message"
 
-return function(message, fn, ...)
-  local ok, text = pcall(fn, ...)
-  assert.is_false(ok)
-  assert.equal(message, (tostring(text):gsub("^[^\n]-:%d+: ", "")))
-end
+return function(text, fn, ...) assert.equal(text, message(fn, ...)) end

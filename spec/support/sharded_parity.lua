@@ -1,4 +1,4 @@
---- fully_shard beside unsharded training, for specs: the same model, the same batches, step by step. (parity.lua: FSDP, DDP, one process.)
+--- Sharded beside unsharded training, for specs: the same model, the same batches, step by step. (parity.lua: FSDP, DDP, one process.)
 local assert = require "luassert"
 
 local M = {}
@@ -21,6 +21,15 @@ end
 --- Steps of def's training on a reference that sees every rank's batch, and on its sharded twin.
 --- change(model): what is done to the sharded one before its first forward. Returns the model.
 function M.compare(def, rank, world, options, steps, change)
+  return M.compare_with(function(model)
+    M.shard(def, model, options)
+    if change then change(model) end
+    return model
+  end, def, rank, world, steps)
+end
+
+--- The same with another way to shard: sharded(model) gives the twin.
+function M.compare_with(sharded, def, rank, world, steps)
   local ms, fsdp, golden = load()
   golden.phase = 0
   local function make()
@@ -28,9 +37,8 @@ function M.compare(def, rank, world, options, steps, change)
     golden.fill(model)
     return model
   end
-  local reference, model = make(), make()
-  M.shard(def, model, options)
-  if change then change(model) end
+  local reference, model = make(), sharded(make())
+  fsdp.check_sharded_parity(reference, model)
   local reference_optim, optim = def.optim(reference:parameters()), def.optim(model:parameters())
   for step = 0, steps - 1 do
     ms.scope(function()

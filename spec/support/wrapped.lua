@@ -19,6 +19,12 @@ function M.fsdp(def, model, options)
   return fsdp.FSDP(model, options)
 end
 
+--- What specs of FSDP work with, loaded where they run: ms, nn, fsdp, dist, quietly.
+function M.load()
+  local ms = require "moonshard"
+  return ms, ms.nn, ms.fsdp, ms.dist, M.quietly
+end
+
 --- fn without the warnings about strategies that a world of one and no_shard bring.
 function M.quietly(fn, ...)
   local ms = require "moonshard"

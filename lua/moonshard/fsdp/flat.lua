@@ -8,7 +8,7 @@ local sharded = require "moonshard.fsdp.sharded"
 local tensor = require "moonshard.tensor"
 
 local lib = engine.lib
-local Tensor, getters, setters = tensor.Tensor, tensor.getters, tensor.setters
+local setters = tensor.setters
 local rawget, rawset, getmetatable, setmetatable = rawget, rawset, getmetatable, setmetatable
 
 local M = {}
@@ -79,19 +79,7 @@ local function class_for(cls)
     own_setters.requires_grad(p, on ~= false)
     return p
   end
-  rawset(pieces, "__index", function(p, key)
-    local method = methods[key]
-    if method ~= nil then return method end
-    local getter = own_getters[key] or getters[key]
-    if getter ~= nil then return getter(p) end
-    if type(key) == "number" then return methods.select(p, 1, key) end
-    return nil
-  end)
-  rawset(pieces, "__newindex", function(p, key, value)
-    local setter = own_setters[key]
-    if setter then return setter(p, value) end
-    return Tensor.__newindex(p, key, value)
-  end)
+  tensor.install(pieces, methods, own_getters, own_setters)
   classes[cls] = pieces
   return pieces
 end

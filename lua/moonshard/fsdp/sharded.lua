@@ -145,22 +145,7 @@ function own_setters.requires_grad(t, on)
   if rawget(t, "_of") == nil then methods.to_local(t).requires_grad = on end
 end
 
-local function install(cls, own_methods)
-  rawset(cls, "__index", function(t, key)
-    local method = own_methods[key]
-    if method ~= nil then return method end
-    local getter = own_getters[key] or getters[key]
-    if getter ~= nil then return getter(t) end
-    if type(key) == "number" then return own_methods.select(t, 1, key) end
-    return nil
-  end)
-  rawset(cls, "__newindex", function(t, key, value)
-    local setter = own_setters[key]
-    if setter then return setter(t, value) end
-    return Tensor.__newindex(t, key, value)
-  end)
-end
-install(Sharded, methods)
+tensor.install(Sharded, methods, own_getters, own_setters)
 
 -- ---- what works on the rows ----------------------------------------------------------------------
 
@@ -278,7 +263,7 @@ local function class_for(cls)
     sharded.__isa[Sharded] = true
     local own_methods = rawget(sharded, "methods")
     for name, method in pairs(methods) do own_methods[name] = method end   -- order does not matter: a copy
-    install(sharded, own_methods)
+    tensor.install(sharded, own_methods, own_getters, own_setters)
     rawset(sharded, "__tostring", described)
     parameter_classes[cls] = sharded
   end

@@ -1,12 +1,10 @@
 --- Conv2d.
-local errors = require "moonshard.errors"
+local affine = require "moonshard.nn.affine"
+local raise = require "moonshard.errors".raise
 local opts = require "moonshard.opts"
 local functional = require "moonshard.nn.functional"
-local init = require "moonshard.nn.initial".init
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
-
-local raise, show = errors.raise, errors.kind
 
 ---Images [N, in, H, W] (or [in, H, W]) to [N, out, H', W']. weight [out, in / groups, KH, KW], bias [out].
 ---Options: stride, padding (numbers, pairs, "same", "valid"), dilation, groups, bias, padding_mode ("zeros"), dtype, device.
@@ -21,9 +19,7 @@ function Conv2d:init(size_in, size_out, kernel, given)
     stride = opts.any, padding = opts.any, dilation = opts.any, groups = 1, bias = true, padding_mode = opts.one_of({ "zeros" }, "zeros"),
     dtype = opts.string, device = opts.any,
   })
-  for _, n in ipairs { size_in or false, size_out or false } do
-    if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then raise("Conv2d: sizes are whole numbers, got %s", show(n or nil)) end
-  end
+  affine.check_sizes("Conv2d", size_in, size_out)
   o.stride, o.padding, o.dilation = o.stride or 1, o.padding or 0, o.dilation or 1
   if o.groups < 1 or o.groups % 1 ~= 0 then raise("groups must be a positive integer") end
   if size_in % o.groups ~= 0 then raise("in_channels must be divisible by groups") end
@@ -38,14 +34,7 @@ function Conv2d:init(size_in, size_out, kernel, given)
 end
 
 ---Draws weight and bias anew, uniform in +-1/sqrt(inputs of an output).
-function Conv2d:reset_parameters()
-  init.kaiming_uniform_(self.weight, { a = math.sqrt(5) })
-  if self.bias then
-    local inputs = self.size_in / self.how.groups * self.kernel[1] * self.kernel[2]
-    local bound = inputs > 0 and 1 / math.sqrt(inputs) or 0
-    init.uniform_(self.bias, -bound, bound)
-  end
-end
+function Conv2d:reset_parameters() affine.reset(self, self.size_in / self.how.groups * self.kernel[1] * self.kernel[2]) end
 
 local conv2d = functional.conv2d
 function Conv2d:forward(x)

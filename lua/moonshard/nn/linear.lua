@@ -1,12 +1,9 @@
 --- Linear and Identity.
-local errors = require "moonshard.errors"
+local affine = require "moonshard.nn.affine"
 local opts = require "moonshard.opts"
 local ops = require "moonshard.nn.ops"
-local init = require "moonshard.nn.initial".init
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
-
-local raise, show = errors.raise, errors.kind
 
 ---y = x W^T + b over the last dimension. weight [out, in], bias [out].
 ---@class Linear: Module
@@ -17,10 +14,7 @@ local Linear = Module:extend("Linear")
 
 function Linear:init(size_in, size_out, given)
   local o = opts("Linear", given, { bias = true, dtype = opts.string, device = opts.any })
-  for _, n in ipairs { size_in, size_out } do
-    if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then raise("Linear: sizes are whole numbers, got %s", show(n)) end
-  end
-  if type(size_out) ~= "number" then raise("Linear: sizes are whole numbers, got %s", show(size_out)) end
+  affine.check_sizes("Linear", size_in, size_out)
   local kind = { dtype = o.dtype, device = o.device }
   self.size_in, self.size_out = size_in, size_out
   self.weight = empty({ size_out, size_in }, kind)
@@ -29,13 +23,7 @@ function Linear:init(size_in, size_out, given)
 end
 
 ---Draws weight and bias anew, uniform in +-1/sqrt(in).
-function Linear:reset_parameters()
-  init.kaiming_uniform_(self.weight, { a = math.sqrt(5) })
-  if self.bias then
-    local bound = self.size_in > 0 and 1 / math.sqrt(self.size_in) or 0
-    init.uniform_(self.bias, -bound, bound)
-  end
-end
+function Linear:reset_parameters() affine.reset(self, self.size_in) end
 
 local linear = ops.linear
 function Linear:forward(x)

@@ -1,0 +1,26 @@
+--- What Linear and Conv2d share: their sizes, and how weight and bias are drawn.
+local errors = require "moonshard.errors"
+local init = require "moonshard.nn.initial".init
+
+local M = {}
+
+--- Raises unless both are whole numbers.
+---@param who string
+function M.check_sizes(who, size_in, size_out)
+  for _, n in ipairs { size_in or false, size_out or false } do
+    if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then errors.raise("%s: sizes are whole numbers, got %s", who, errors.kind(n or nil)) end
+  end
+end
+
+--- Draws weight and bias, uniform in +-1/sqrt(inputs of an output).
+---@param m Module
+---@param inputs integer
+function M.reset(m, inputs)
+  init.kaiming_uniform_(m.weight, { a = math.sqrt(5) })
+  if m.bias then
+    local bound = inputs > 0 and 1 / math.sqrt(inputs) or 0
+    init.uniform_(m.bias, -bound, bound)
+  end
+end
+
+return M
