@@ -319,6 +319,11 @@ function setters.requires_grad(t, on)
   if lib.ms_set_requires_grad(t.id, on and 1 or 0) ~= 0 then fail(t) end
 end
 
+-- What PyTorch would take as an index: masks, lists of positions. Fields of a script's own have names.
+local function bad_key(key)
+  errors.raise("a tensor is indexed by one whole number, got %s: see narrow, index_select, masked_fill, where", errors.kind(key))
+end
+
 -- Every class has its own lookup: methods first, then fields (its own before the plain ones), then t[i]; anything else is the
 -- user's own.
 local function install(cls, own_methods, own_getters, own_setters)
@@ -328,7 +333,7 @@ local function install(cls, own_methods, own_getters, own_setters)
     local getter = own_getters and own_getters[key] or getters[key]
     if getter ~= nil then return getter(t) end
     if type(key) == "number" then return own_methods.select(t, 1, key) end
-    if type(key) ~= "string" then return M.bad_key(key) end
+    if type(key) ~= "string" then return bad_key(key) end
     return nil
   end)
   if own_setters then
@@ -340,18 +345,13 @@ local function install(cls, own_methods, own_getters, own_setters)
   end
 end
 M.install = install
-
--- What PyTorch would take as an index: masks, lists of positions. Fields of a script's own have names.
-function M.bad_key(key)
-  errors.raise("a tensor is indexed by one whole number, got %s: see narrow, index_select, masked_fill, where", errors.kind(key))
-end
 install(Tensor, methods)
 
 function Tensor.__newindex(t, key, value)
   local setter = setters[key]
   if setter ~= nil then return setter(t, value) end
   if type(key) == "number" then return M.set_item(t, key, value) end
-  if type(key) ~= "string" then M.bad_key(key) end
+  if type(key) ~= "string" then bad_key(key) end
   if getters[key] ~= nil then errors.raise("a tensor's '%s' cannot be assigned", key) end
   if methods[key] ~= nil then errors.raise("'%s' is a method of tensors; choose another name for your field", key) end
   rawset(t, key, value)

@@ -1,8 +1,8 @@
 --- What FSDP says of wrong use: the messages of behaviour.md 1 and 3.1-3.5 that no other spec provokes.
 ---
 --- Those that cannot occur: hooks of other arities (api.md passes all arguments), gradients of another shape or device (`grad` takes
---- none), accelerators that are missing and modules left on the CPU (it is a compute device), empty lists of parameters, gradients
---- of several devices in a scaler.
+--- none), accelerators that are missing and modules left on the CPU (it is a compute device), parameters of an offloading module
+--- moved to a GPU (shards stay where they are: below), empty lists of parameters, gradients of several devices in a scaler.
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -80,8 +80,12 @@ ranks.describe(2, "messages of FSDP", function()
     assert.equal(1, #warnings)
     assert.truthy(warnings[1]:find("which does not have an explicit index", 1, true))
     local offloaded = quietly(fsdp.FSDP, nn.Linear(2, 2), { cpu_offload = true, device_id = "cuda:0" }):to "cuda:0"
-    raises("An FSDP-managed module with parameter CPU offloading enabled has parameters on cuda:0. Make sure to not move the module from CPU "
-      .. "when offloading parameters.", offloaded, ms.ones(1, 2, { device = "cuda:0" }))
+    -- Where the reference refuses at the first forward nothing is wrong: what is offloaded stays on the CPU.
+    assert.truthy(offloaded.params[1].device:find "^cpu")
+    local out = offloaded(ms.ones(1, 2, { device = "cuda:0" }))
+    assert.equal("cuda:0", out.device)
+    out:sum():backward()
+    assert.truthy(offloaded.params[1].grad.device:find "^cpu")
   end)
 end)
 
