@@ -25,7 +25,9 @@ local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type,
 
 ---@class DDP: Module
 ---@field module Module  what is wrapped
----@overload fun(module: Module, opts?: table): DDP  process_group, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, broadcast_buffers
+---@overload fun(module: Module, opts?: table): DDP
+---  process_group, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, broadcast_buffers,
+---  static_graph (every iteration uses the same parameters equally often)
 local DDP = base.Module:extend("DDP")
 wrapping.read_through(DDP)
 
@@ -33,7 +35,7 @@ wrapping.read_through(DDP)
 
 local OPTIONS = {
   process_group = opts.any, bucket_cap_mb = 25, find_unused_parameters = false, gradient_as_bucket_view = false, broadcast_buffers = true,
-  device_ids = opts.table,
+  static_graph = false, device_ids = opts.table,
 }
 
 local function names_text(list)
@@ -126,7 +128,7 @@ end
 
 local function forget(st)
   for _, b in ipairs(st.buckets) do b:reset() end
-  st.next, st.marked, st.waiting, st.armed, st.queued = 1, {}, false, false, false
+  st.next, st.marked, st.waiting, st.armed, st.queued, st.left = 1, {}, false, false, false, nil
 end
 
 -- Results back into the gradients. A parameter that no rank used keeps what it has.
@@ -174,6 +176,32 @@ local function fail(st, message)
   if launched then no_grad(set_lists, st, lists) end
 end
 
+-- static_graph: the first iteration counts how often each parameter's gradient arrives, and everything is reduced when it is
+-- over. After it a parameter is ready when it has arrived so often again, and what no output used is ready from the start.
+local GRAPH_CHANGED = "Your training graph has changed in this iteration, e.g., one parameter is %s in first iteration, but then got %s in the "
+  .. "second iteration. this is not compatible with static_graph set to true."
+
+local function mark_static_unused(st)
+  if st.left then return end
+  st.left = {}
+  for k, p in ipairs(st.params) do
+    st.left[k] = st.expected[k]
+    if not st.expected[k] and not st.is_late[p] then mark_ready(st, p) end
+  end
+end
+
+local function static_arrived(st, k, p)
+  if not st.expected then
+    st.counts[k] = (st.counts[k] or 0) + 1
+    return
+  end
+  if not st.expected[k] then raise(GRAPH_CHANGED .. " Parameter %d ('%s') is used now.", "unused", "used", k, st.names[k]) end
+  mark_static_unused(st)
+  st.left[k] = st.left[k] - 1
+  if st.left[k] < 0 then raise(MARKED_TWICE, k, st.names[k]) end
+  if st.left[k] == 0 then mark_ready(st, p) end
+end
+
 local UNUSED_NONE = "find_unused_parameters=true was specified in DDP constructor, but did not find any unused parameters in the forward "
   .. "pass. This flag costs an extra collective every iteration, and buckets that wait until its end. If your model indeed never has any unused "
   .. "parameters in the forward pass, consider turning this flag off. Note that this warning may be a false positive if your model has "
@@ -190,6 +218,14 @@ local function finish_now(st)
       mark_ready(st, p)
     end
   end
+  local first_static = st.static and not st.expected
+  if first_static then
+    for _, p in ipairs(st.params) do
+      if not st.marked[p] then mark_ready(st, p) end
+    end
+  elseif st.static then
+    mark_static_unused(st)
+  end
   if st.find_unused then
     local unused = 0
     for k = #st.params, 1, -1 do
@@ -202,11 +238,12 @@ local function finish_now(st)
     if unused == 0 and st.synced_backwards == 0 then log.warn(UNUSED_NONE) end
   end
   if st.next <= #st.buckets then return end             -- the rest may come with another backward
-  local used
-  if st.find_unused then
+  local used = st.static_used
+  if st.find_unused or first_static then
     start_used_map(st)
     used = used_anywhere(st)
   end
+  if first_static then st.expected, st.static_used = st.counts, used end
   no_grad(function()
     for _, b in ipairs(st.buckets) do
       b:finish(st.hook)
@@ -239,13 +276,14 @@ local function arrived(st, k)
     if st.passed_over and st.passed_over[p] then raise(MARKED_TWICE, k, st.names[k]) end
     return
   end
-  if st.marked[p] then raise(MARKED_TWICE, k, st.names[k]) end
+  if st.marked[p] and not st.static then raise(MARKED_TWICE, k, st.names[k]) end
   st.started, st.waiting = true, true
   if not st.queued then
     st.queued = true
     autograd.at_end(function() finish(st) end, function(message) fail(st, message) end)
   end
-  if st.synced_backwards == 0 then st.arrival[#st.arrival + 1] = k end
+  if st.synced_backwards == 0 and not st.counts[k] then st.arrival[#st.arrival + 1] = k end
+  if st.static then return static_arrived(st, k, p) end
   mark_ready(st, p)
 end
 
@@ -303,7 +341,8 @@ function DDP:init(m, given)
   rawget(self, "_slots").training = m.training
   local st = {
     group = group, world = world, params = params, names = names, ignored = ignored, cap = o.bucket_cap_mb * buckets.MIB,
-    find_unused = o.find_unused_parameters, as_view = o.gradient_as_bucket_view, broadcast_buffers = o.broadcast_buffers,
+    find_unused = o.find_unused_parameters and not o.static_graph, static = o.static_graph, counts = {},
+    as_view = o.gradient_as_bucket_view, broadcast_buffers = o.broadcast_buffers,
     sync = true, armed = false, started = false, synced_backwards = 0, used = {}, marked = {}, arrival = {},
   }
   rawset(self, "_ddp", st)
@@ -320,7 +359,7 @@ function DDP:init(m, given)
   for _, sub in ipairs(m:modules()) do
     if sub:isa(Embedding) and sub.sparse then late[sub.weight] = true end
   end
-  st.late = {}
+  st.late, st.is_late = {}, late
   for k, p in ipairs(params) do
     if late[p] then st.late[#st.late + 1] = k end
   end
@@ -337,6 +376,9 @@ local function check_prior(st)
     if not st.marked[p] then indices[#indices + 1], names[#names + 1] = k, st.names[k] end
   end
   local rank = dist.rank(st.group)
+  if st.static then
+    raise(GRAPH_CHANGED .. " Parameter indices which did not receive grad for rank %d: %s", "used", "unused", rank, table.concat(indices, " "))
+  end
   raise("Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has "
     .. "parameters that were not used in producing loss. You can enable unused parameter detection by passing the option "
     .. "`find_unused_parameters = true` to `nn.DDP`, and by making sure all `forward` function outputs participate in calculating loss. "
@@ -348,6 +390,11 @@ end
 local function rebuild(st)
   if st.rebuilt or st.find_unused or st.synced_backwards == 0 then return end
   st.rebuilt = true
+  if st.static then                             -- all of them, on every rank: what did not arrive comes last
+    for k = #st.params, 1, -1 do
+      if not st.counts[k] and not st.is_late[st.params[k]] then st.arrival[#st.arrival + 1] = k end
+    end
+  end
   local order = create.tensor(st.arrival, { dtype = "int64", device = "cpu" })
   dist.broadcast(order, { src = dist.group_ranks(st.group)[1], group = st.group })
   local params = {}
@@ -373,7 +420,7 @@ end
 local function prepare(st, ...)
   forget(st)
   st.armed = true
-  if not st.find_unused and #st.late == 0 then return end
+  if not st.find_unused and not st.static and #st.late == 0 then return end
   local found = false
   for k = 1, select("#", ...) do
     found = each_tensor((select(k, ...)), function(t)
@@ -386,7 +433,7 @@ local function prepare(st, ...)
       end)
     end) or found
   end
-  if not found and st.find_unused then no_grad(finish, st) end
+  if not found and (st.find_unused or st.static) then no_grad(finish, st) end
 end
 
 local function synced(st, ...)
