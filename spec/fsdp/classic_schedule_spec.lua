@@ -218,6 +218,19 @@ for world = 2, 4 do
   end)
 end
 
+ranks.describe(1, "FSDP on one rank", function()
+  it("communicates nothing, under every strategy", function(rank)
+    local _, _, _, dist = load()
+    for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
+      local model = model_of { sharding_strategy = strategy }
+      assert.equal(0, #dist.record(function()
+        for _ = 1, 2 do model(input(rank)):sum():backward() end
+        model:clip_grad_norm_(1)
+      end))
+    end
+  end)
+end)
+
 ranks.describe(4, "hybrid strategies", function()
   local function pair(dist)
     -- Two nodes of two ranks, as far as this spec is concerned.
@@ -262,6 +275,30 @@ ranks.describe(4, "hybrid strategies", function()
       end)
     end
   end
+
+  it("reduce over replicas what is hybrid, and nothing else; inside no_sync nothing", function(rank)
+    local ms, nn, fsdp, dist, quietly = load()
+    local groups = pair(dist)
+    local hybrid = { sharding_strategy = "hybrid_shard", process_group = groups }
+    local model = quietly(function()
+      local layers = {}
+      for k = 1, 3 do layers[k] = fsdp.FSDP(nn.Linear(4, 4), k == 2 and { sharding_strategy = "full_shard" } or hybrid) end
+      return fsdp.FSDP(nn.Sequential(unpack(layers)), hybrid)         -- the root has nothing of its own
+    end)
+    for _ = 1, 2 do
+      local loss
+      local forward = counts(function() loss = model(input(rank)):sum() end)
+      local backward = counts(function() loss:backward() end)
+      assert.same({ 3, 0, 0 }, { forward.all_gather, forward.reduce_scatter, forward.all_reduce })
+      assert.same({ 3, 3, 2 }, { backward.all_gather, backward.reduce_scatter, backward.all_reduce })
+    end
+    model:no_sync(function()
+      local all = counts(function() ms.scope(function() model(input(rank)):sum():backward() end) end)
+      assert.same({ 6, 0, 0 }, { all.all_gather, all.reduce_scatter, all.all_reduce })
+    end)
+    local after = counts(function() ms.scope(function() model(input(rank)):sum():backward() end) end)
+    assert.same({ 6, 3, 2 }, { after.all_gather, after.reduce_scatter, after.all_reduce })
+  end)
 
   it("have messages for what is wrong", function()
     local _, nn, fsdp, dist = load()
