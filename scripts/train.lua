@@ -204,7 +204,7 @@ local function train(step)
     local loss = model(ids, targets)
     -- Gradients are averaged over ranks: a part counts by its sequences, so that uneven shares come out right.
     local weight = sequences / config.batch
-    local scaled = loss * (weight * world)
+    local scaled = weight * world == 1 and loss or loss * (weight * world)
     scaled:backward()
     sum = sum + loss:item() * weight
   end
@@ -255,6 +255,7 @@ end
 
 -- ---- training --------------------------------------------------------------------------------------------
 
+local metrics = {}                      -- of the step now; one table for all
 local METRICS = { "step", "loss", "lr", "grad_norm", "tokens_per_second", "allocated" }
 local last = math.min(config.stop or config.steps, config.steps)
 local step_now, trained_from = first, nil
@@ -275,8 +276,9 @@ cli.run("train", function()
       say("step %d: the loss is not a number any more; a smaller --lr or --clip may help", step)
     end
     local rate = config.batch * config.context / (now - before)
-    folder:metric({ step = step, loss = loss, lr = lr, grad_norm = norm, tokens_per_second = rate,
-      allocated = ms.memory_stats(config.device).allocated }, METRICS)
+    metrics.step, metrics.loss, metrics.lr, metrics.grad_norm, metrics.tokens_per_second = step, loss, lr, norm, rate
+    metrics.allocated = ms.memory_stats(config.device).allocated
+    folder:metric(metrics, METRICS)
     if bar:wants(step, now) then bar:step(step, now, ("loss %.4f  lr %.2e  norm %.2f  %.1f K tokens/s  %.0f s left"):format(loss, lr, norm, rate / 1e3,
       (now - trained_from) / (step - first) * (last - step))) end
     local final = step == last

@@ -36,6 +36,14 @@ local function text_of(value, digits)
   error(("run_folder: cannot write %s as JSON"):format(kind), 0)
 end
 
+-- A line a step: as little garbage as may be, so names are kept quoted and the pieces in one table.
+local quoted = setmetatable({}, { __index = function(t, name)
+  local text = text_of(name)
+  t[name] = text
+  return text
+end })
+local pieces = {}
+
 --- One JSON object of the fields of a flat table, in the order of `names`, or of the sorted keys. Numbers have 9
 --- digits (they tell float32 values apart), or as many as asked for; NaN and infinity are null.
 ---@param object table
@@ -49,16 +57,18 @@ function M.json(object, names, given)
     table.sort(names)
   end
   local digits, separator = given and given.digits or 9, given and given.separator or ", "
-  local parts, n = {}, 0                                -- a line a step: as little garbage as may be
+  local n = 1
+  pieces[1] = "{"
   for k = 1, #names do
     local name, value = names[k], object[names[k]]
     if value ~= nil then
-      if n > 0 then parts[n + 1], n = separator, n + 1 end
-      parts[n + 1], parts[n + 2], parts[n + 3] = text_of(name), ": ", text_of(value, digits)
+      if n > 1 then pieces[n + 1], n = separator, n + 1 end
+      pieces[n + 1], pieces[n + 2], pieces[n + 3] = quoted[name], ": ", text_of(value, digits)
       n = n + 3
     end
   end
-  return "{" .. table.concat(parts) .. "}"
+  pieces[n + 1] = "}"
+  return table.concat(pieces, "", 1, n + 1)
 end
 
 -- ---- the folder ------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ local op, a_in, a_i, args = engine.op, engine.a_in, engine.a_i, engine.args
 local methods = tensor.methods
 local wrap, wrap_same, id_of, is_tensor = tensor.wrap, tensor.wrap_same, tensor.id_of, tensor.is_tensor
 local position, dimension, info_of = tensor.position, tensor.dimension, tensor.info_of
-local type, select = type, select
+local type, select, unpack = type, select, unpack
+local new_table = require "table.new"
 
 local M = {}
 
@@ -177,34 +178,36 @@ local MAX_PIECES = 20                           -- sizes are integer arguments o
 function methods.split(t, size, d)
   id_of(t, "split")
   local at = dimension(t, d or 1, "split")
-  local total, list = tonumber(engine.info.shape[at]), {}
-  if type(size) == "table" then
+  local total = tonumber(engine.info.shape[at])
+  local sizes_given, count = type(size) == "table"
+  if sizes_given then
     local sum = 0
-    for k = 1, #size do
-      list[k] = whole(size[k], "split", "size")
-      if list[k] < 0 then errors.raise("split: size %d is negative", list[k]) end
-      sum = sum + list[k]
+    count = #size
+    for k = 1, count do
+      if whole(size[k], "split", "size") < 0 then errors.raise("split: size %d is negative", size[k]) end
+      sum = sum + size[k]
     end
     if sum ~= total then
-      errors.raise("split: sizes %s add up to %d, dimension %d has %d", tostring(setmetatable(list, tensor.Shape)), sum, d or 1, total)
+      errors.raise("split: sizes %s add up to %d, dimension %d has %d", tostring(setmetatable({ unpack(size) }, tensor.Shape)), sum, d or 1, total)
     end
   else
     if whole(size, "split", "size") <= 0 then errors.raise("split: size %d is not positive", size) end
-    for first = 0, math.max(total - 1, 0), size do list[#list + 1] = math.min(size, total - first) end
+    count = math.max(math.ceil(total / size), 1)
   end
-  local out = {}
-  if #list > MAX_PIECES or #list == 1 then              -- one integer is a size to the operator, and not 0
+  local out = new_table(count, 0)
+  if count > MAX_PIECES or count == 1 then              -- one integer is a size to the operator, and not 0
     local first = 0
-    for k = 1, #list do
-      a_i[0], a_i[1], a_i[2] = at, first, list[k]
+    for k = 1, count do
+      local piece = sizes_given and size[k] or math.min(size, total - first)
+      a_i[0], a_i[1], a_i[2] = at, first, piece
       out[k] = wrap(with_ints(NARROW, "split", t, 3))
-      first = first + list[k]
+      first = first + piece
     end
     return out
   end
   a_i[0] = at
-  for k = 1, #list do a_i[k] = list[k] end
-  with_ints(SPLIT, "split", t, #list + 1)
+  for k = 1, count do a_i[k] = sizes_given and size[k] or math.min(size, total - (k - 1) * size) end
+  with_ints(SPLIT, "split", t, count + 1)
   local n = args.n_out
   for k = 1, n do out[k] = engine.a_out[k - 1] end
   for k = 1, n do out[k] = wrap_same(out[k], t) end

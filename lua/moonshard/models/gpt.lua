@@ -26,8 +26,9 @@ function Attention:forward(x)
   local H = self.heads
   local D = C / H
   local qkv = self.qkv(x)
-  local parts = qkv:split(C, 3)                           -- one gradient for all three, where three selects would add up three of zeros
-  for k = 1, 3 do parts[k] = parts[k]:view(B, T, H, D):transpose(2, 3) end
+  -- Heads of queries, keys, values one after another; split gives one gradient for all three, where three selects would
+  -- add up three of zeros.
+  local parts = qkv:view(B, T, 3 * H, D):transpose(2, 3):split(H, 2)
   local mask = self.distance
   if mask and T < mask:size(2) then mask = mask:narrow(2, 1, T):narrow(3, 1, T) end
   local y = ops.attention(parts[1], parts[2], parts[3], mask, true, self.training and self.dropout or 0, 0)
