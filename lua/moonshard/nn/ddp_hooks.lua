@@ -65,4 +65,7 @@ M.bf16_compress_wrapper = wrapper "bfloat16"
 --- Sends nothing: the upper bound of what a hook could save.
 function M.noop_hook() end
 
+-- PowerSGD has a file of its own.
+for name, value in pairs(require "moonshard.nn.ddp_power_sgd") do M[name] = value end       -- order does not matter: two names
+
 return M
