@@ -121,6 +121,31 @@ for world = 1, 4 do
       assert.equal("float32", uncast)
     end)
 
+    it("casts what a unit of low precision is given, and nothing else; what casts itself may be left alone", function()
+      local ms, _, fsdp, _, quietly = load()
+      local Model = require("spec.support.models.save_forward_inputs").SaveForwardInputsModel
+      local function run(policy, self_cast, sharded)
+        local seen = {}
+        local model = Model(seen, { cast_forward_inputs = self_cast })
+        local c1, c2 = model.c1, model.c2
+        quietly(sharded, model, policy)(ms.zeros(2, 100)):float():sum():backward()
+        return { seen[model], seen[c1], seen[c2] }
+      end
+      local function classic(model, policy)
+        model.c2 = fsdp.FSDP(model.c2, { mixed_precision = fsdp.MixedPrecision(policy) })
+        return fsdp.FSDP(model)
+      end
+      local function composable(model, policy)
+        fsdp.fully_shard(model.c2, { mp_policy = fsdp.MixedPrecisionPolicy(policy) })
+        return fsdp.fully_shard(model)
+      end
+      local function low(casts) return { param_dtype = "float16", cast_forward_inputs = casts } end
+      for _, sharded in ipairs { classic, composable } do
+        assert.same({ "float32", "float32", "float16" }, run(low(true), false, sharded))
+        assert.same({ "float32", "float32", "float32" }, run(low(false), true, sharded))
+      end
+    end)
+
     it("does not cast integers", function()
       local ms, nn, fsdp, _, quietly = load()
       local model = quietly(fsdp.FSDP, nn.Embedding(7, 4), { mixed_precision = fsdp.MixedPrecision { param_dtype = "bfloat16" } })

@@ -1,0 +1,30 @@
+--- behaviour.md 2.2, SaveForwardInputsModel: two Linears that note what they are given, and in which dtype.
+local ms = require "moonshard"
+local nn = ms.nn
+
+local SaveForwardInputs = nn.Module:extend("SaveForwardInputs")
+
+--- seen: dtypes of inputs by module. given: cast_forward_inputs (x is cast to the weight's dtype here).
+function SaveForwardInputs:init(seen, given)
+  self.linear = nn.Linear(100, 100)
+  self.seen, self.casts = seen, given and given.cast_forward_inputs
+end
+
+function SaveForwardInputs:forward(x)
+  self.seen[self] = x.dtype
+  return self.linear(self.casts and x:to(self.linear.weight.dtype) or x)
+end
+
+local SaveForwardInputsModel = nn.Module:extend("SaveForwardInputsModel")
+
+function SaveForwardInputsModel:init(seen, given)
+  self.c1, self.c2 = SaveForwardInputs(seen, given), SaveForwardInputs(seen, given)
+  self.seen = seen
+end
+
+function SaveForwardInputsModel:forward(x)
+  self.seen[self] = x.dtype
+  return self.c2(self.c1(x))
+end
+
+return { SaveForwardInputsModel = SaveForwardInputsModel }
