@@ -126,6 +126,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
 
     it("explains names, with or without the library's before them", function()
       assert.truthy(ask(p, "? nn.Linear"):find("Linear", 1, true))
+      assert.truthy(ask(p, "? fully_shard"):find("fully_shard(", 1, true))
       assert.truthy(ask(p, "help"):find("ms is the library", 1, true))
       assert.matches("Tensors one after another along d", ask(p, "? ms.cat"))
       assert.matches("Exponentials that add up to 1", ask(p, "? softmax"))

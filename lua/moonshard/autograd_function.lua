@@ -155,6 +155,8 @@ handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
 end
 
 --- A function with a backward of its own: `ms.Function{forward = fn(ctx, …), backward = fn(ctx, grad…)}`, called `f(…)`.
+--- backward returns a gradient, or nil, for each argument of forward. `ctx:save(…)` in forward keeps tensors for
+--- `ctx:saved()` in backward; `ctx.needs_grad[i]` says whether argument i wants a gradient; other fields of ctx are yours.
 ---@param def {forward: function, backward: function}
 function M.Function(def)
   local o = opts("Function", def, { forward = opts.fn, backward = opts.fn })

@@ -309,7 +309,12 @@ local function lookup(name)
     return found
   end)
   if ok and value ~= nil then return value end
-  return tensor.methods[name]
+  if tensor.methods[name] then return tensor.methods[name] end
+  for _, inner in ipairs(getmetatable(package.loaded.moonshard).modules) do         -- nor its module's: fully_shard
+    ok, value = pcall(function() return package.loaded.moonshard[inner][name] end)
+    if ok and value ~= nil then return value end
+  end
+  return nil
 end
 
 --- What `? name` prints.
