@@ -50,7 +50,7 @@ ms_status ms_sparse_coalesce(ms_id indices, const int64_t *sizes, ms_id *unique,
     MS_TRY(ms__storage_sync(t->storage, false));
     int64_t n = t->shape[1], dims = t->shape[0], m = 0;
     column *c = malloc((size_t)(n ? n : 1) * sizeof *c);
-    if (!c) return ms__fail(MS_ENOMEM, "coalesce: no memory for %lld positions", (long long)n);
+    if (!c) return ms__no_memory((size_t)n * sizeof *c, "coalesce", "%lld positions", (long long)n);
     ms_status st = places_of(c, t, sizes);
     if (st == MS_OK && unique) {
         qsort(c, (size_t)n, sizeof *c, by_place);

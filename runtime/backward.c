@@ -18,7 +18,7 @@ static ms_status set_aside_node(ms_run *r, ms_node *n)
     ms_aside *a = malloc(sizeof *a);
     if (!a || !(a->gout = malloc((size_t)n->n_out * sizeof *a->gout + 1))) {
         free(a);
-        return ms__run_no_memory();
+        return ms__run_no_memory(sizeof *a + (size_t)n->n_out * sizeof *a->gout + 1);
     }
     a->node = n;
     a->leaf = NULL;
@@ -36,7 +36,7 @@ static ms_status set_aside_node(ms_run *r, ms_node *n)
 static ms_status set_aside_leaf(ms_run *r, ms_leaf *l)
 {
     ms_aside *a = malloc(sizeof *a);
-    if (!a) return ms__run_no_memory();
+    if (!a) return ms__run_no_memory(sizeof *a);
     *a = (ms_aside){ .leaf = l, .run = l->run, .pending = l->pending, .total = l->total, .next = r->asides };
     l->total = NULL;
     l->pending = 0;
@@ -53,7 +53,7 @@ static ms_status used_up(const ms_node *n)
 static ms_status add_node(ms_run *r, ms_node *n)
 {
     if (MS_UNLIKELY(n->freed && n->keeps)) return used_up(n);
-    if (MS_UNLIKELY(!ms__grow((void **)&r->agenda, &r->cap_agenda, r->n_agenda, sizeof *r->agenda))) return ms__run_no_memory();
+    if (MS_UNLIKELY(!ms__grow((void **)&r->agenda, &r->cap_agenda, r->n_agenda, sizeof *r->agenda))) return MS_ENOMEM;
     if (MS_UNLIKELY(n->run != NULL)) MS_TRY(set_aside_node(r, n));
     n->run = r;
     n->counted = false;
@@ -94,7 +94,7 @@ static bool edge_needed(const ms_run *r, ms_edge e)
 static ms_status touch_leaf(ms_run *r, ms_leaf *l)
 {
     if (l->run != r) {
-        if (MS_UNLIKELY(!ms__grow((void **)&r->leaves, &r->cap_leaves, r->n_leaves, sizeof *r->leaves))) return ms__run_no_memory();
+        if (MS_UNLIKELY(!ms__grow((void **)&r->leaves, &r->cap_leaves, r->n_leaves, sizeof *r->leaves))) return MS_ENOMEM;
         if (MS_UNLIKELY(l->run != NULL)) MS_TRY(set_aside_leaf(r, l));
         l->run = r;
         l->pending = 0;
@@ -170,7 +170,7 @@ static ms_status count_leaves(ms_run *r, int n_new)
 
 static ms_status hold(ms_run *r, ms_node *n)
 {
-    if (!ms__grow((void **)&r->held, &r->cap_held, r->n_held, sizeof *r->held)) return ms__run_no_memory();
+    if (!ms__grow((void **)&r->held, &r->cap_held, r->n_held, sizeof *r->held)) return MS_ENOMEM;
     n->refs++;
     r->held[r->n_held++] = n;
     return MS_OK;
@@ -525,7 +525,7 @@ static ms_run *start(const char *who, int n, const ms_id *roots, const ms_id *gr
     }
     return r;
 no_memory:
-    ms__run_no_memory();
+    ms__run_no_memory((size_t)m * sizeof *r->captures);
 failed:
     ms__run_finish(r);
     ms__run_recycle(r);

@@ -34,6 +34,16 @@ ms_status ms__fail(ms_status code, const char *fmt, ...)
     return code;
 }
 
+ms_status ms__no_memory(size_t bytes, const char *who, const char *fmt, ...)
+{
+    char what[TEXT_SIZE / 2];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    return ms__fail(MS_ENOMEM, "%s: no memory for %zu bytes (%s)", who, bytes, what);
+}
+
 ms_status ms__fail_prefix(const char *fmt, ...)
 {
     va_list ap;

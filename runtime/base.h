@@ -32,6 +32,8 @@ ms_status ms__fail(ms_status code, const char *fmt, ...) __attribute__((format(p
 // Puts "prefix" in front of the stored text (a caller that knows the context) and returns the code again.
 ms_status ms__fail_prefix(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void      ms__clear_error(void);
+// MS_ENOMEM for what malloc refused: "who: no memory for N bytes (what for)". who is the operator or function at work.
+ms_status ms__no_memory(size_t bytes, const char *who, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 int64_t   ms__now_ns(void);                 // monotonic
 ms_status ms__check_interrupt(void);        // MS_EINTR once after ms_interrupt

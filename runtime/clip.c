@@ -110,7 +110,7 @@ static ms_status measure_there(part_list *list)
         if (ms__is_cuda(device)) {
             ms_block *there;
             double *here = malloc((size_t)(end - k) * sizeof *here);
-            if (!here) return ms__fail(MS_ENOMEM, "clip_grad_norm_: no memory for %d norms", end - k);
+            if (!here) return ms__no_memory((size_t)(end - k) * sizeof *here, "clip_grad_norm_", "%d norms", end - k);
             ms_status st = ms__alloc(&there, device, (size_t)(end - k) * sizeof *here, "clip_grad_norm_");
             if (st == MS_OK) {
                 for (int i = k; st == MS_OK && i < end; i++) {
@@ -169,7 +169,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     part *parts = malloc((size_t)(n > 0 ? n : 1) * sizeof *parts);
     int  *owner = malloc((size_t)(n > 0 ? n : 1) * sizeof *owner);
     if (!parts || !owner) {
-        ms__fail(MS_ENOMEM, "clip_grad_norm_: no memory for the list of %d parameters", n);
+        ms__no_memory((size_t)n * (sizeof *parts + sizeof *owner), "clip_grad_norm_", "the list of %d parameters", n);
         goto out;
     }
     for (int k = 0; k < n; k++) {
@@ -203,7 +203,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     }
     partial = calloc((size_t)(blocks > 0 ? blocks : 1), sizeof *partial);
     if (!partial) {
-        ms__fail(MS_ENOMEM, "clip_grad_norm_: no memory for %lld partial sums", (long long)blocks);
+        ms__no_memory((size_t)blocks * sizeof *partial, "clip_grad_norm_", "%lld partial sums", (long long)blocks);
         goto out;
     }
     for (int k = 0; k < n_parts; k++) parts[k].partial = partial;

@@ -5,6 +5,7 @@
 // engine thread touches references: they are taken here and dropped when the record is retired.
 #include <stdio.h>
 #include "comm_internal.h"
+#include "watched.h"
 
 struct ms_work {
     int         refs;
@@ -45,7 +46,7 @@ static ms_status make_groups(void)
         // It was made for this process alone, and may be held by a unit: the same object becomes the real world.
         if (world_group->n == ms__world.size) return MS_OK;
         ms_group *g = group_new(0, ms__world.size, NULL);
-        if (!g) return ms__fail(MS_ENOMEM, "dist.init: no memory for %d ranks", ms__world.size);
+        if (!g) return ms__no_memory(sizeof(ms_group) + (size_t)ms__world.size * sizeof(int), "dist.init", "a group of %d ranks", ms__world.size);
         *world_group = *g;
         free(g);
         self_group->ranks[0] = ms__world.rank;
@@ -54,7 +55,7 @@ static ms_status make_groups(void)
     int me = ms__world.rank;
     if (!self_group) self_group = group_new(1, 1, &me);
     ms_group *world = self_group ? group_new(0, ms__world.size, NULL) : NULL;
-    if (!world) return ms__fail(MS_ENOMEM, "dist.init: no memory for %d ranks", ms__world.size);
+    if (!world) return ms__no_memory(sizeof(ms_group) + (size_t)ms__world.size * sizeof(int), "dist.init", "a group of %d ranks", ms__world.size);
     world_group = world;
     return ms__group_place(world_group);
 }
@@ -170,7 +171,7 @@ static ms_status enter(const ms_coll *c, double in_numel, double out_numel)
     if (n_ledger == cap_ledger) {
         int cap = cap_ledger ? 2 * cap_ledger : 64;
         ms_ledger_entry *grown = realloc(ledger, (size_t)cap * sizeof *grown);
-        if (!grown) return ms__fail(MS_ENOMEM, "dist.record: no memory");
+        if (!grown) return ms__no_memory((size_t)cap * sizeof *grown, "dist.record", "%d entries", cap);
         ledger = grown;
         cap_ledger = cap;
     }
@@ -223,7 +224,7 @@ ms_coll *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const ch
     ms_coll *c = spare;
     if (c) spare = *(ms_coll **)c;
     else if (!(c = malloc(sizeof *c))) {
-        ms__fail(MS_ENOMEM, "%s: no memory", ms__coll_names[op]);
+        ms__no_memory(sizeof *c, ms__coll_names[op], "a collective");
         return NULL;
     }
     memset(c, 0, sizeof *c);
@@ -258,6 +259,10 @@ void ms__coll_drop(ms_coll *c)
     if (c->in_storage) ms__storage_release(c->in_storage);
     if (c->out_storage) ms__storage_release(c->out_storage);
     free(c->pieces);
+    if (!MS_RECYCLE) {
+        free(c);
+        return;
+    }
     *(ms_coll **)c = spare;
     spare = c;
 }
@@ -414,7 +419,7 @@ ms_status ms__all_gather_pieces(ms_group *g, ms_storage *out, ms_storage *in, in
     c->pieces = malloc((size_t)(n ? n : 1) * sizeof *c->pieces);
     if (!c->pieces) {
         ms__coll_drop(c);
-        return ms__fail(MS_ENOMEM, "all_gather: no memory for %d pieces", n);
+        return ms__no_memory((size_t)n * sizeof(ms_piece), "all_gather", "%d pieces", n);
     }
     if (n) memcpy(c->pieces, pieces, (size_t)n * sizeof *pieces);
     c->n_pieces = n;
@@ -545,7 +550,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     if (grown) other_groups = grown;
     if (!sorted || !grown) {
         free(sorted);
-        ms__fail(MS_ENOMEM, "dist.new_group: no memory");
+        ms__no_memory((size_t)n * sizeof *sorted + ((size_t)n_others + 1) * sizeof *grown, "dist.new_group", "%d ranks", n);
         return -1;
     }
     for (int k = 0; k < n; k++) sorted[k] = ranks[k];
@@ -565,7 +570,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     ms_group *g = status == MS_OK ? group_new(next_group, n, sorted) : NULL;
     free(sorted);
     if (!g) {
-        if (status == MS_OK) ms__fail(MS_ENOMEM, "dist.new_group: no memory");
+        if (status == MS_OK) ms__no_memory(sizeof *g + (size_t)n * sizeof(int), "dist.new_group", "a group of %d ranks", n);
         return -1;
     }
     if (ms__group_place(g) != MS_OK) return -1;

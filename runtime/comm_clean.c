@@ -47,9 +47,10 @@ void ms__comm_clean(void)
     time_t now = time(NULL);
     for (struct dirent *e; n < MAX_STALE && (e = readdir(d));) {
         struct stat st;
-        if (strncmp(e->d_name, "vader_segment.", 14) != 0 || strlen(e->d_name) >= NAME) continue;
+        size_t length = strlen(e->d_name);
+        if (strncmp(e->d_name, "vader_segment.", 14) != 0 || length >= NAME) continue;
         if (fstatat(dirfd(d), e->d_name, &st, 0) != 0 || !S_ISREG(st.st_mode) || st.st_uid != getuid() || now - st.st_mtime < 60) continue;
-        snprintf(names[n++], NAME, "%s", e->d_name);
+        memcpy(names[n++], e->d_name, length + 1);
     }
     if (n > 0) n = strike_mapped(names, n);
     for (int k = 0; k < n; k++) unlinkat(dirfd(d), names[k], 0);

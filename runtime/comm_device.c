@@ -27,7 +27,7 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
 {
     struct ms_stage *s = calloc(1, sizeof *s);
     ms_status st = MS_OK;
-    if (!s) return ms__fail(MS_ENOMEM, "%s: no memory", ms__coll_names[c->op]);
+    if (!s) return ms__no_memory(sizeof *s, ms__coll_names[c->op], "a copy in memory of the CPU");
     c->stage = s;
     char *in = c->in, *out = c->out;
     size_t in_bytes = c->in_bytes, out_bytes = c->out_bytes;

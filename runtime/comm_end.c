@@ -151,7 +151,7 @@ static void start_watch(void)
 ms_status ms__end_start(void)
 {
     int n = ms__world.size, here = 0;
-    if (!(pidfd = malloc((size_t)n * sizeof *pidfd))) return ms__fail(MS_ENOMEM, "dist.init: no memory for %d ranks", n);
+    if (!(pidfd = malloc((size_t)n * sizeof *pidfd))) return ms__no_memory((size_t)n * sizeof *pidfd, "dist.init", "processes of %d ranks", n);
     for (int r = 0; r < n; r++) {
         pidfd[r] = -1;
         if (r == ms__world.rank || !is_here(r)) continue;

@@ -84,7 +84,7 @@ static ms_group *pair_new(int from, int to, size_t at)
     if (!g || !ranks) {
         free(g);
         free(ranks);
-        ms__fail(MS_ENOMEM, "dist.send: no memory");
+        ms__no_memory(sizeof *g + 2 * sizeof *ranks, "dist.send", "a pair of ranks");
         return NULL;
     }
     ranks[0] = from;
@@ -185,7 +185,7 @@ ms_status ms__node_layout(void)
     local_of = calloc((size_t)n, sizeof *local_of);
     maps = calloc((size_t)n, sizeof *maps);
     pairs = calloc((size_t)n * (size_t)n, sizeof *pairs);
-    if (!local_of || !maps || !pairs) return ms__fail(MS_ENOMEM, "dist.init: no memory for %d ranks", n);
+    if (!local_of || !maps || !pairs) return ms__no_memory((size_t)n * (sizeof *local_of + sizeof *maps + (size_t)n * sizeof *pairs), "dist.init", "%d ranks", n);
     for (int r = 0, l = 0; r < n; r++) local_of[r] = ms__world.node_of[r] == ms__world.node ? l++ : -1;
     return MS_OK;
 }

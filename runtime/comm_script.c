@@ -146,7 +146,7 @@ static ms_status prepare(const ms_dist_call *d, ms_group *g, const char *name, o
         if (!(c->pieces = malloc(sizeof *c->pieces))) {
             ms__coll_drop(c);
             *made = NULL;
-            return ms__fail(MS_ENOMEM, "all_gather: no memory");
+            return ms__no_memory(sizeof(ms_piece), "all_gather", "a piece");
         }
         c->n_pieces = 1;
         c->pieces[0] = (ms_piece){ .in_offset = 0, .out_offset = 0, .out_stride = block, .bytes = block, .total = block * (size_t)n };
@@ -202,7 +202,7 @@ static ms_status run_plain(ms_group *g, int op, ms_tensor *out, ms_tensor *in, i
     if (!(c = ms__coll_new(g, op, in->dtype, site, NULL))) return MS_ENOMEM;
     if (!(c->pieces = malloc(sizeof piece))) {
         ms__coll_drop(c);
-        return ms__fail(MS_ENOMEM, "all_gather: no memory");
+        return ms__no_memory(sizeof piece, "all_gather", "a piece");
     }
     c->pieces[0] = piece;
     c->n_pieces = 1;
@@ -232,7 +232,7 @@ ms_status ms_dist_gather_bytes(double group, const char *data, double n, const c
     ms__release(mine);
     mine = NULL;
     double *lens = status == MS_OK ? malloc((size_t)g->n * sizeof *lens) : NULL;
-    if (status == MS_OK && !lens) status = ms__fail(MS_ENOMEM, "all_gather_object: no memory");
+    if (status == MS_OK && !lens) status = ms__no_memory((size_t)g->n * sizeof *lens, "all_gather_object", "lengths of %d ranks", g->n);
     double most = 0;
     for (int k = 0; k < g->n && status == MS_OK; k++) {
         memcpy(&lens[k], (char *)ms__data(sizes) + 8 * k, 8);

@@ -108,7 +108,7 @@ static ms_status find_nodes(hello *mine, hello *all)
     ms_world *w = &ms__world;
     uint64_t *nodes = malloc((size_t)w->size * sizeof *nodes);
     w->node_of = malloc((size_t)w->size * sizeof *w->node_of);
-    if (!nodes || !w->node_of) return ms__fail(MS_ENOMEM, "dist.init: no memory for %d ranks", w->size);
+    if (!nodes || !w->node_of) return ms__no_memory((size_t)w->size * (sizeof *nodes + sizeof *w->node_of), "dist.init", "nodes of %d ranks", w->size);
     mine->node = node_identity(w->rank, w->size);
     mine->pid = (int32_t)getpid();
     MS_TRY(exchange(mine, all));
@@ -276,7 +276,7 @@ ms_status ms__comm_start(const char *backend)
     if (w->size > 1024) return ms__fail(MS_EUNSUPPORTED, "dist.init: %d ranks, at most 1024", w->size);
     if (w->size > 1) {
         hello mine = { 0 }, *all = calloc((size_t)w->size, sizeof *all);
-        if (!all) return ms__fail(MS_ENOMEM, "dist.init: no memory for %d ranks", w->size);
+        if (!all) return ms__no_memory((size_t)w->size * sizeof *all, "dist.init", "%d ranks", w->size);
         ms_status status = find_nodes(&mine, all);
         if (status == MS_OK) status = ms__node_layout();
         if (status == MS_OK) status = control_memory(&mine, all);

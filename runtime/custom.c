@@ -48,7 +48,7 @@ ms_status ms__unit_hook(ms_tensor *t, void *unit, int64_t use)
 {
     if (!t->node) return MS_OK;
     ms_hook *h = ms__hook_add(&t->node->hooks, MS_HOOK_UNIT, t->out_index);
-    if (!h) return ms__fail(MS_ENOMEM, "no memory for a hook");
+    if (!h) return ms__no_memory(sizeof *h, "fsdp", "a hook");
     h->unit = unit;
     h->use = use;
     return MS_OK;
@@ -85,7 +85,7 @@ double ms_module_hook_inputs(double key, int n, ms_id *ids)
     if (n_calls == CALLS) drop_calls(0);        // left behind by forwards that failed
     ms_module_call *m = calloc(1, sizeof *m);
     if (!m) {
-        ms__fail(MS_ENOMEM, "no memory for a module hook");
+        ms__no_memory(sizeof *m, "module hook", "a call");
         return 0;
     }
     m->refs = 1;
@@ -124,7 +124,7 @@ ms_status ms_module_hook_outputs(double token, int n, ms_id *ids)
             node->unit = m;
             for (int k = 0; k < n; k++) ids[k] = out[k] ? ms__name(out[k]) : 0;
         } else {
-            st = ms__fail(MS_ENOMEM, "no memory for a module hook");
+            st = ms__no_memory((size_t)n * sizeof *m->grad_out + sizeof(ms_node), "module hook", "%d outputs", n);
         }
     }
     drop_calls(at);
@@ -172,7 +172,7 @@ double ms_checkpoint_begin(void)
 {
     ms_region *g = calloc(1, sizeof *g);
     if (!g) {
-        ms__fail(MS_ENOMEM, "checkpoint: no memory");
+        ms__no_memory(sizeof *g, "checkpoint", "a region");
         return 0;
     }
     g->token = next_region++;

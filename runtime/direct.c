@@ -190,7 +190,7 @@ static void direct_free(ms_direct *d)
 static ms_status start(ms_direct **out, int fd, const char *path, const char *who, bool writes)
 {
     ms_direct *d = calloc(1, sizeof *d);
-    if (!d) return ms__fail(MS_ENOMEM, "%s: no memory for '%s'", who, path);
+    if (!d) return ms__no_memory(sizeof *d, who, "'%s'", path);
     d->direct = -1;
     d->fd = fd;
     d->who = who;
@@ -200,7 +200,7 @@ static ms_status start(ms_direct **out, int fd, const char *path, const char *wh
         if (posix_memalign((void **)&d->buffer[k], BLOCK, CHUNK)) d->buffer[k] = NULL;
     if (!d->path || !d->buffer[0] || !d->buffer[1]) {
         direct_free(d);
-        return ms__fail(MS_ENOMEM, "%s: no memory for two buffers of %d bytes", who, CHUNK);
+        return ms__no_memory(2 * (size_t)CHUNK, who, "two buffers of %d bytes", CHUNK);
     }
     d->direct = open(path, (writes ? O_WRONLY : O_RDONLY) | O_DIRECT | O_CLOEXEC);      // refused: -1, the page cache serves
     ms__hash_begin(&d->hash);

@@ -5,6 +5,7 @@
 // cycles and dies with the last tensor that needs it. Parameters of a unit are kept as aliases too: the
 // parameter object is re-pointed while the graph needs the view it had.
 #include "graph.h"
+#include "watched.h"
 
 enum { CLASS = 256, CLASSES = 17 };             // pooled up to 4 KiB
 static ms_node *pool[CLASSES];
@@ -118,7 +119,7 @@ static double register_hook(ms_id id, double key, ms_hook_kind kind, const char 
     }
     ms_hook *h = ms__hook_add(list, kind, t->node ? t->out_index : 0);
     if (!h || (h->handle = handle_new(h)) == 0) {
-        ms__fail(MS_ENOMEM, "%s: no memory for a hook", who);
+        ms__no_memory(h ? 2 * (size_t)cap_handles * sizeof *handles : sizeof *h, who, "a hook");
         return 0;
     }
     h->key = key;
@@ -158,7 +159,7 @@ ms_leaf *ms__leaf_of(ms_tensor *t)
     ms_leaf *l = spare_leaf;
     if (l) spare_leaf = (ms_leaf *)l->tensor;
     else if (!(l = malloc(sizeof *l))) {
-        ms__fail(MS_ENOMEM, "no memory for a leaf");
+        ms__no_memory(sizeof *l, "autograd", "a leaf of the graph");
         return NULL;
     }
     *l = (ms_leaf){ .refs = 1, .tensor = t };
@@ -180,6 +181,10 @@ void ms__leaf_release(ms_leaf *l)
     if (--l->refs > 0) return;
     free_hooks(l->hooks);
     l->hooks = NULL;
+    if (!MS_RECYCLE) {
+        free(l);
+        return;
+    }
     l->tensor = (ms_tensor *)spare_leaf;
     spare_leaf = l;
 }
@@ -241,12 +246,16 @@ ms_status ms_set_grad(ms_id id, ms_id grad)
 
 #define UP(n, a) (((n) + (a) - 1) & ~(size_t)((a) - 1))
 
+static inline size_t node_bytes(int n_in, int n_out, int n_i, int n_f)
+{
+    return UP(sizeof(ms_node), 8) + (size_t)n_in * (sizeof(ms_edge) + sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) +
+           (size_t)n_out * (2 * sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) + (size_t)n_i * sizeof(int64_t) + (size_t)n_f * sizeof(double);
+}
+
 static ms_node *node_alloc(int n_in, int n_out, int n_i, int n_f)
 {
     // Everything of 8-byte alignment first, then the 4-byte counters.
-    size_t bytes = UP(sizeof(ms_node), 8) + (size_t)n_in * (sizeof(ms_edge) + sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) +
-                   (size_t)n_out * (2 * sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) + (size_t)n_i * sizeof(int64_t) + (size_t)n_f * sizeof(double);
-    size_t c = (bytes + CLASS - 1) / CLASS;
+    size_t c = (node_bytes(n_in, n_out, n_i, n_f) + CLASS - 1) / CLASS;
     ms_node *n;
     if (MS_LIKELY(c < CLASSES && (n = pool[c]) != NULL)) pool[c] = n->next;
     else if (!(n = malloc(c * CLASS))) return NULL;
@@ -320,11 +329,11 @@ void ms__node_output(ms_node *n, int k, ms_tensor *t)
     if (old) ms__node_release(old);             // written in place: the edge keeps it
 }
 
-ms_node *ms__node_new(ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out, int n_i, int n_f)
+static ms_node *node_new(const char *who, ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out, int n_i, int n_f)
 {
     ms_node *n = node_alloc(n_in, n_out, n_i, n_f);
     if (!n) {
-        ms__fail(MS_ENOMEM, "no memory for a graph node");
+        ms__no_memory(node_bytes(n_in, n_out, n_i, n_f), who, "a graph node");
         return NULL;
     }
     n->kind = (uint8_t)kind;
@@ -376,11 +385,16 @@ ms_status ms__record_before(const ms_call *c)
     return MS_OK;
 }
 
+ms_node *ms__node_new(ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out, int n_i, int n_f)
+{
+    return node_new("autograd", kind, n_in, in, n_out, n_i, n_f);
+}
+
 ms_status ms__record(ms_call *c)
 {
     const ms_op *op = c->op;
     int n_in = c->n_in, n_out = c->n_out;
-    ms_node *n = ms__node_new(MS_NODE_OP, n_in, c->in, n_out, c->n_i, c->n_f);
+    ms_node *n = node_new(op->name, MS_NODE_OP, n_in, c->in, n_out, c->n_i, c->n_f);
     if (MS_UNLIKELY(!n)) return MS_ENOMEM;
     n->op = op;
     uint64_t save = op->save_in;
@@ -460,7 +474,7 @@ void ms__node_release(ms_node *n)
         if (MS_UNLIKELY(n->hooks != NULL)) free_hooks(n->hooks);
         if (n->kind == MS_NODE_MODULE_IN || n->kind == MS_NODE_MODULE_OUT) ms__module_call_release(n->unit);
         if (n->kind == MS_NODE_CHECKPOINT) ms__region_release(n->unit);
-        if (n->size_class) {
+        if (n->size_class && MS_RECYCLE) {
             n->next = pool[n->size_class];
             pool[n->size_class] = n;
         } else {

@@ -177,7 +177,7 @@ static ms_id name_in(ms_tensor *t, uint32_t where, const ms_op *made_by)
     slot *s = slot_take(&i);
     if (!s) {
         ms__release(t);
-        if (n_slots < 1u << SLOT_BITS) ms__fail(MS_ENOMEM, "no memory for the names of %d tensors", CHUNK);
+        if (n_slots < 1u << SLOT_BITS) ms__no_memory(CHUNK * sizeof(slot), made_by ? made_by->name : "tensor", "names of %d tensors", CHUNK);
         else ms__fail(MS_ENOMEM, "more than %d tensors have names at once: close scopes or release some", 1 << SLOT_BITS);
         return 0;
     }

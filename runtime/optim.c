@@ -161,7 +161,7 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
     ms_id      *made   = malloc((size_t)n * 3 * sizeof *made);
     ms_tensor **copies = malloc((size_t)n * 2 * sizeof *copies);        // contiguous gradients
     if (!jobs || !which || !made || !copies) {
-        st = ms__fail(MS_ENOMEM, "optimizer: no memory for the list of %d parameters", n);
+        st = ms__no_memory((size_t)n * (sizeof *jobs + sizeof *which + 3 * sizeof *made + 2 * sizeof *copies), "optimizer", "the list of %d parameters", n);
         goto out;
     }
     for (int k = 0; k < n; k++) {

@@ -18,6 +18,7 @@
 #include <unistd.h>
 #include "device.h"
 #include "pool.h"
+#include "watched.h"
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25        // Linux 6.1; older headers lack it
@@ -257,6 +258,7 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
     b->data = p;
     b->size = size;
     b->segment = pool.top;
+    MS_NOBODYS(p, size);
     return b;
 }
 
@@ -415,6 +417,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
     else if (!(b = alloc_slow(c, size, false))) return no_memory(bytes, what, "more than this machine has");
     b->bytes = bytes;
     b->device = device;
+    MS_OWNED(b->data, bytes);
     pool.allocated += bytes;
     if (pool.allocated > pool.peak) pool.peak = pool.allocated;
     *out = b;
@@ -435,6 +438,7 @@ void ms__free(ms_block *b)
         return;
     }
     pool.allocated -= b->bytes;
+    MS_NOBODYS(b->data, b->size);
     size_t size;
     int c = class_of(b->size, &size);
     b->next = s->free[c];

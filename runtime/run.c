@@ -4,6 +4,7 @@
 // through (backward.c). Runs form a stack: only the innermost one can go on. While an event is out the engine is
 // in its ordinary state, with a scope and modes of its own, which are taken back on resumption.
 #include "run.h"
+#include "watched.h"
 
 static ms_run     *top, *spare_run;
 static ms_stacked *spare_task;
@@ -25,14 +26,17 @@ WEAK void      ms__units_abort(ms_run *r) { (void)r; }
 
 // ---- small things -----------------------------------------------------------------------------
 
-ms_status ms__run_no_memory(void) { return ms__fail(MS_ENOMEM, "backward: no memory for the run's agenda"); }
+ms_status ms__run_no_memory(size_t bytes) { return ms__no_memory(bytes, "backward", "the run's agenda"); }
 
 bool ms__grow(void **p, int *cap, int n, size_t size)
 {
     if (MS_LIKELY(n < *cap)) return true;
     int c = *cap ? 2 * *cap : 64;
     void *q = realloc(*p, (size_t)c * size);
-    if (!q) return false;
+    if (!q) {
+        ms__run_no_memory((size_t)c * size);
+        return false;
+    }
     *p = q;
     *cap = c;
     return true;
@@ -62,7 +66,7 @@ ms_run *ms__run_new(void)
     ms_run *r = spare_run;
     if (r) spare_run = r->below;
     else if (!(r = calloc(1, sizeof *r))) {
-        ms__fail(MS_ENOMEM, "no memory for a run");
+        ms__no_memory(sizeof *r, "backward", "a run");
         return NULL;
     }
     r->units = r->backward = r->grad = r->retain = r->finished = r->final_done = r->event_out = false;
@@ -76,7 +80,7 @@ ms_status ms__run_push(ms_run *r, const ms_task *t)
 {
     ms_stacked *k = spare_task;
     if (k) spare_task = k->next;
-    else if (!(k = malloc(sizeof *k))) return ms__run_no_memory();
+    else if (!(k = malloc(sizeof *k))) return ms__run_no_memory(sizeof *k);
     k->t = *t;
     k->next = r->tasks;
     r->tasks = k;
@@ -86,6 +90,10 @@ ms_status ms__run_push(ms_run *r, const ms_task *t)
 static void task_free(ms_stacked *k)
 {
     if (k->t.drop) k->t.drop(&k->t);
+    if (!MS_RECYCLE) {
+        free(k);
+        return;
+    }
     k->next = spare_task;
     spare_task = k;
 }
@@ -169,7 +177,7 @@ ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached)
         if (t->node || !t->requires_grad) return ms__fail(MS_EINVAL, "checkpoint: input %d must be a leaf that requires grad", k + 1);
         ms_leaf *l = ms__leaf_of(t);
         if (!l) return MS_ENOMEM;
-        if (!ms__grow((void **)&r->forwards, &r->cap_forwards, r->n_forwards, sizeof *r->forwards)) return ms__run_no_memory();
+        if (!ms__grow((void **)&r->forwards, &r->cap_forwards, r->n_forwards, sizeof *r->forwards)) return MS_ENOMEM;
         l->forward = &node->edges[k];
         l->refs++;
         r->forwards[r->n_forwards++] = l;
@@ -317,6 +325,14 @@ void ms__run_recycle(ms_run *r)
     free(r->captures);
     r->captures = NULL;
     r->n_captures = 0;
+    if (!MS_RECYCLE) {
+        free(r->agenda);
+        free(r->leaves);
+        free(r->forwards);
+        free(r->held);
+        free(r);
+        return;
+    }
     r->below = spare_run;
     spare_run = r;
 }

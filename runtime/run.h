@@ -55,8 +55,8 @@ struct ms_run {
     double   rng[2];
 };
 
-ms_status    ms__run_no_memory(void);
-bool         ms__grow(void **p, int *cap, int n, size_t size);  // room for one more than n
+ms_status    ms__run_no_memory(size_t bytes);
+bool         ms__grow(void **p, int *cap, int n, size_t size);  // room for one more than n; false: MS_ENOMEM, told
 void         ms__run_finish(ms_run *r);                         // off the stack, marks off the graph
 void         ms__run_recycle(ms_run *r);
 

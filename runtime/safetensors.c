@@ -63,7 +63,7 @@ ms_status ms__st_add(ms_st_header *h, const char *who, const char *name, size_t 
     char *copy = copy_text(name, name_length);
     if (!copy || !grow((void **)&h->entries, &h->capacity, h->n, sizeof *h->entries)) {
         free(copy);
-        return ms__fail(MS_ENOMEM, "%s: no memory for the list of %d tensors", who, h->n + 1);
+        return ms__no_memory(name_length + 1 + sizeof *h->entries, who, "tensor %d of a file", h->n + 1);
     }
     ms_st_entry *e = &h->entries[h->n++];
     *e = (ms_st_entry){ .name = copy, .dtype = dtype, .ndim = ndim };
@@ -78,7 +78,7 @@ ms_status ms__st_add_meta(ms_st_header *h, const char *who, const char *key, siz
     if (!k || !v || !grow((void **)&h->meta, &h->meta_capacity, h->n_meta, sizeof *h->meta)) {
         free(k);
         free(v);
-        return ms__fail(MS_ENOMEM, "%s: no memory for metadata '%s'", who, key);
+        return ms__no_memory(key_length + value_length + 2 + sizeof *h->meta, who, "metadata '%s'", key);
     }
     h->meta[h->n_meta++] = (ms_st_meta){ k, v };
     return MS_OK;
@@ -268,7 +268,7 @@ static ms_status metadata(parser *p, ms_st_header *h)
         MS_TRY(string(p));
         size_t key_length = p->buffered;
         char *key = copy_text(p->buffer, key_length);
-        if (!key) return ms__fail(MS_ENOMEM, "%s: no memory for metadata", p->who);
+        if (!key) return ms__no_memory(key_length + 1, p->who, "a name in metadata");
         ms_status st = MS_OK;
         if (!accept(p, ':')) st = bad(p, "expected ':'");
         if (!st) st = string(p);
@@ -361,7 +361,7 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
         if (!strcmp(h->meta[k - 1].key, h->meta[k].key))
             return ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: metadata '%s' stands twice", p->who, p->path, h->meta[k].key);
     ms_st_entry **order = malloc((size_t)(h->n ? h->n : 1) * sizeof *order);
-    if (!order) return ms__fail(MS_ENOMEM, "%s: no memory for the list of %d tensors", p->who, h->n);
+    if (!order) return ms__no_memory((size_t)(h->n ? h->n : 1) * sizeof *order, p->who, "the list of %d tensors", h->n);
     for (int k = 0; k < h->n; k++) order[k] = &h->entries[k];
     qsort(order, (size_t)h->n, sizeof *order, by_place);
     uint64_t place = 0, bytes;
@@ -396,7 +396,7 @@ ms_status ms__st_parse(ms_st_header *out, const char *who, const char *path, con
         return bad(&p, "no valid UTF-8");
     }
     p.buffer = malloc(length + 1);
-    if (!p.buffer) return ms__fail(MS_ENOMEM, "%s: no memory for a header of %zu bytes", who, length);
+    if (!p.buffer) return ms__no_memory(length + 1, who, "a header of %zu bytes", length);
     ms_st_header h = { 0 };
     ms_status st = object(&p, &h);
     if (!st) st = check_entries(&p, &h, data_bytes);
@@ -429,7 +429,7 @@ ms_status ms__st_format(const ms_st_header *h, const char *who, char **text, siz
 {
     *text = NULL;
     FILE *f = open_memstream(text, length);
-    if (!f) return ms__fail(MS_ENOMEM, "%s: no memory for the header", who);
+    if (!f) return ms__no_memory(BUFSIZ, who, "the header of %d tensors", h->n);
     putc('{', f);
     if (h->n_meta) {
         fputs("\"__metadata__\":{", f);
@@ -454,7 +454,7 @@ ms_status ms__st_format(const ms_st_header *h, const char *who, char **text, siz
     if (fclose(f) || !*text) {
         free(*text);
         *text = NULL;
-        return ms__fail(MS_ENOMEM, "%s: no memory for the header", who);
+        return ms__no_memory(*length + 1, who, "the header of %d tensors", h->n);
     }
     if (*length > MS_ST_MAX_HEADER || utf8_error((const unsigned char *)*text, (const unsigned char *)*text + *length)) {
         ms_status st = ms__fail(MS_EINVAL, *length > MS_ST_MAX_HEADER ? "%s: the header has more than 100 MB" : "%s: a name or a metadata text is no valid UTF-8", who);

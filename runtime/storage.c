@@ -1,8 +1,19 @@
 // storage.c -- storages: reference-counted bytes of one device, resident or vacated, with the events
 // of the last records that write and read them on a queue.
 #include "tensor.h"
+#include "watched.h"
 
-static ms_storage *spare;       // released structs, linked through block
+static ms_storage *spare;       // released structs, linked through data
+
+static void recycle(ms_storage *s)
+{
+    if (!MS_RECYCLE) {
+        free(s);
+        return;
+    }
+    s->data = spare;
+    spare = s;
+}
 
 ms_status ms__storage_new(ms_storage **out, int device, size_t bytes, const char *what)
 {
@@ -10,14 +21,13 @@ ms_status ms__storage_new(ms_storage **out, int device, size_t bytes, const char
     if (MS_LIKELY(s != NULL)) {
         spare = (ms_storage *)s->data;
     } else if (!(s = malloc(sizeof *s))) {
-        return ms__fail(MS_ENOMEM, "%s: no memory for a storage", what);
+        return ms__no_memory(sizeof *s, what, "a storage of %zu bytes", bytes);
     }
     *s = (ms_storage){ .refs = 1, .device = device, .bytes = bytes };
     if ((device & 0xff) != MS_META) {
         ms_status st = ms__alloc(&s->block, device, bytes, what);
         if (MS_UNLIKELY(st != MS_OK)) {
-            s->data = spare;
-            spare = s;
+            recycle(s);
             return st;
         }
         s->data = s->block->data;
@@ -45,8 +55,7 @@ void ms__storage_release(ms_storage *s)
     // A record holds its own reference until it is reaped, so the bytes are idle here.
     drop_events(s);
     if (s->block) ms__free(s->block);
-    s->data = spare;
-    spare = s;
+    recycle(s);
 }
 
 void ms__storage_vacate(ms_storage *s)

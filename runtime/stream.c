@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <time.h>
 #include "stream.h"
+#include "watched.h"
 
 enum { ARG_BYTES = 192, TEXT_BYTES = 1024 };
 
@@ -150,6 +151,16 @@ static void drop_waits(ms_pending **waits, int n)
     free(waits);
 }
 
+static void recycle(ms_record *r)
+{
+    if (!MS_RECYCLE) {
+        free(r);
+        return;
+    }
+    r->next = spare;
+    spare = r;
+}
+
 ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const void *arg, size_t bytes, ms_pending **event)
 {
     if (bytes > ARG_BYTES) return ms__fail(MS_EINVAL, "ms__launch: an argument block of %zu bytes, at most %d", bytes, ARG_BYTES);
@@ -166,9 +177,9 @@ ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const v
     if (r) spare = r->next; else r = malloc(sizeof *r);
     ms_pending *e = calloc(1, sizeof *e);
     if (!r || !e) {
-        if (r) { r->next = spare; spare = r; }
+        if (r) recycle(r);
         free(e);
-        return ms__fail(MS_ENOMEM, "ms__launch: no memory for a record");
+        return ms__no_memory(sizeof *r + sizeof *e, "stream", "a record");
     }
     e->refs = 1;
     e->kind = s->kind;
@@ -206,8 +217,7 @@ void ms__stream_reap(void)
         if (r->retire) r->retire(r->arg, r->event->status);
         drop_waits(r->waits, r->n_waits);
         ms__event_release(r->event);
-        r->next = spare;
-        spare = r;
+        recycle(r);
         r = next;
     }
 }
@@ -258,7 +268,7 @@ ms_status ms__stream_wait(ms_stream *s, ms_pending *e)
     if (s->n_waits == s->cap_waits) {
         int cap = s->cap_waits ? 2 * s->cap_waits : 4;
         ms_pending **waits = realloc(s->waits, (size_t)cap * sizeof *waits);
-        if (!waits) return ms__fail(MS_ENOMEM, "ms__stream_wait: no memory");
+        if (!waits) return ms__no_memory((size_t)cap * sizeof *waits, "stream", "%d events", cap);
         s->waits = waits;
         s->cap_waits = cap;
     }

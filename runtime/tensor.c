@@ -5,6 +5,7 @@
 #include "tensor.h"
 #include "op.h"
 #include "graph.h"
+#include "watched.h"
 
 static ms_tensor  *spare;           // linked through node
 static ms_counter *spare_version;   // linked through the first word
@@ -37,6 +38,10 @@ static ms_counter *version_new(void)
 static void version_release(ms_counter *v)
 {
     if (--v->refs > 0) return;
+    if (!MS_RECYCLE) {
+        free(v);
+        return;
+    }
     memcpy(v, &spare_version, sizeof spare_version);
     spare_version = v;
 }
@@ -62,6 +67,10 @@ static ms_tensor *tensor_raw(void)
 static void tensor_recycle(ms_tensor *t)
 {
     live--;
+    if (!MS_RECYCLE) {
+        free(t);
+        return;
+    }
     t->node = (ms_node *)spare;
     spare = t;
 }
@@ -86,6 +95,11 @@ static void set_contiguous(ms_tensor *t, int ndim, const int64_t *shape)
     t->numel = n;
 }
 
+static ms_status no_header(int64_t n, int dtype, const char *what)
+{
+    return ms__no_memory(sizeof(ms_tensor) + sizeof(ms_counter), what, "the header of a tensor of %lld %s", (long long)n, ms__dtype_name(dtype));
+}
+
 ms_status ms__tensor_new(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape, const char *what)
 {
     int64_t n = 1;
@@ -94,13 +108,13 @@ ms_status ms__tensor_new(ms_tensor **out, int dtype, int device, int ndim, const
         if (MS_UNLIKELY(__builtin_mul_overflow(n, shape[d], &n) || n > (INT64_MAX >> 4)))
             return ms__fail(MS_ENOMEM, "%s: shape %s has more elements than memory can hold", what, ms__shape_text(ndim, shape));
     }
-    if (MS_UNLIKELY(n_reserve < RESERVE || n_reserve_version < RESERVE) && !fill_reserve()) return ms__fail(MS_ENOMEM, "%s: no memory for a tensor", what);
+    if (MS_UNLIKELY(n_reserve < RESERVE || n_reserve_version < RESERVE) && !fill_reserve()) return no_header(n, dtype, what);
     ms_tensor *t = tensor_raw();
     ms_counter *v = version_new();
     if (MS_UNLIKELY(!t || !v)) {
         if (t) tensor_recycle(t);
         if (v) version_release(v);
-        return ms__fail(MS_ENOMEM, "%s: no memory for a tensor", what);
+        return no_header(n, dtype, what);
     }
     t->dtype = (uint8_t)dtype;
     set_contiguous(t, ndim, shape);
@@ -151,13 +165,13 @@ static ms_counter *version_must(void)
 ms_status ms__tensor_reserve(int n, const char *what)
 {
     // On the lists of spares, whose order is nobody's business.
-    if (!fill_reserve()) return ms__fail(MS_ENOMEM, "%s: no memory for %d tensors", what, n);
+    if (!fill_reserve()) return ms__no_memory((size_t)(n > RESERVE ? n : RESERVE) * (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *)), what, "headers of %d tensors", n);
     for (int k = RESERVE; k < n; k++) {
         ms_tensor *t = malloc(sizeof *t);
         ms_counter *v = malloc(sizeof(ms_counter) + sizeof(void *));
         if (t) { t->node = (ms_node *)spare; spare = t; }
         if (v) { memcpy(v, &spare_version, sizeof spare_version); spare_version = v; }
-        if (!t || !v) return ms__fail(MS_ENOMEM, "%s: no memory for %d tensors", what, n);
+        if (!t || !v) return ms__no_memory((size_t)(n > RESERVE ? n : RESERVE) * (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *)), what, "headers of %d tensors", n);
     }
     return MS_OK;
 }

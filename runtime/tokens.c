@@ -28,7 +28,7 @@ struct ms_tokens {
 ms_tokens *ms_tokens_new(void)
 {
     ms_tokens *t = calloc(1, sizeof *t);
-    if (!t) ms__fail(MS_ENOMEM, "tokens: no memory");
+    if (!t) ms__no_memory(sizeof *t, "tokens", "a token file");
     return t;
 }
 
@@ -61,7 +61,7 @@ ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double 
         range *r = realloc(t->ranges, (size_t)more * sizeof *r);
         if (!r) {
             close(fd);
-            return ms__fail(MS_ENOMEM, "tokens: no memory for %d files", more);
+            return ms__no_memory((size_t)more * sizeof *r, "tokens", "%d files", more);
         }
         t->ranges = r;
         t->capacity = more;
@@ -182,7 +182,7 @@ ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const
     if (!row) {
         if (!st) ms__release(y);
         ms__release(x);
-        return st ? st : ms__fail(MS_ENOMEM, "tokens: no memory for %d tokens", length);
+        return st ? st : ms__no_memory(((size_t)length + 1) * sizeof *row, "tokens", "%d tokens", length);
     }
     for (int k = 0; k < n; k++) {
         int64_t *xs = (int64_t *)x->storage->data + (int64_t)k * length, *ys = (int64_t *)y->storage->data + (int64_t)k * length;

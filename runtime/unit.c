@@ -34,7 +34,7 @@ ms_status ms__unit_handle_new(unit *u)
         uint32_t *g = realloc(generations, cap * sizeof *generations);
         if (grown) units = grown;
         if (g) generations = g;
-        if (!grown || !g || cap > 0xfffff) return ms__fail(MS_ENOMEM, "fsdp: no memory for unit '%s'", u->name);
+        if (!grown || !g || cap > 0xfffff) return ms__no_memory(cap * (sizeof *units + sizeof *generations), "fsdp", "unit '%s'", u->name);
         memset(units + cap_units, 0, (cap - cap_units) * sizeof *units);
         memset(generations + cap_units, 0, (cap - cap_units) * sizeof *generations);
         cap_units = cap;
@@ -344,7 +344,7 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
     if (c) c->units = calloc((size_t)n + 1, sizeof *c->units);
     if (!c || !c->units) {
         free(c);
-        return ms__fail(MS_ENOMEM, "fsdp: no memory for lazy initialisation");
+        return ms__no_memory(sizeof *c + ((size_t)n + 1) * sizeof *c->units, "fsdp", "lazy initialisation of %d units", n);
     }
     ms_status st = MS_OK;
     char names[1024] = "";
@@ -526,7 +526,7 @@ ms_status ms_unit_set_prefetch(double handle, int backward, int n, const double 
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
     unit **list = calloc((size_t)n + 1, sizeof *list);
-    if (!list) return ms__fail(MS_ENOMEM, "fsdp: no memory for a prefetch list");
+    if (!list) return ms__no_memory(((size_t)n + 1) * sizeof *list, "fsdp", "a prefetch list");
     for (int k = 0; k < n; k++)
         if (!(list[k] = ms__unit(others[k]))) {
             free(list);

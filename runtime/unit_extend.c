@@ -89,14 +89,15 @@ ms_status ms_unit_extend(double handle, int n, const int32_t *count, const int32
     ms__unit_shard(u);
     ms__extensions_drop(u);
     extension *list = calloc((size_t)n + 1, sizeof *list);
-    if (!list) return ms__fail(MS_ENOMEM, "fsdp: no memory for %d extensions", n);
+    if (!list) return ms__no_memory(((size_t)n + 1) * sizeof *list, "fsdp", "%d extensions", n);
     at = 0;
     for (int e = 0; e < n; e++) {
         list[e].n = count[e];
         if (!(list[e].which = calloc((size_t)count[e] + 1, sizeof *list[e].which))) {
+            size_t bytes = ((size_t)count[e] + 1) * sizeof *list[e].which;
             while (e-- > 0) free(list[e].which);
             free(list);
-            return ms__fail(MS_ENOMEM, "fsdp: no memory for %d extensions", n);
+            return ms__no_memory(bytes, "fsdp", "an extension");
         }
         for (int k = 0; k < count[e]; k++) list[e].which[k] = which[at++];
     }
@@ -192,7 +193,7 @@ ms_status ms__extensions_place(unit *u)
     int total = u->n_pieces;
     for (int e = 0; e < u->n_extensions; e++) total += u->extensions[e].n_parts;
     ms_piece *pieces = realloc(u->pieces, ((size_t)total + (size_t)u->n + 1) * sizeof *pieces);
-    if (!pieces) return ms__fail(MS_ENOMEM, "fsdp: no memory for unit '%s'", u->name);
+    if (!pieces) return ms__no_memory(((size_t)total + (size_t)u->n + 1) * sizeof *pieces, "fsdp", "pieces of unit '%s'", u->name);
     u->pieces = pieces;
     for (int e = 0; e < u->n_extensions; e++) {
         extension *x = &u->extensions[e];
@@ -278,7 +279,7 @@ static ms_status free_with(unit *u, extension *x, ms_tensor *t)
     for (int k = 0; k < x->n_freed; k++)
         if (x->freed[k] == s) return MS_OK;
     ms_storage **grown = realloc(x->freed, ((size_t)x->n_freed + 1) * sizeof *grown);
-    if (!grown) return ms__fail(MS_ENOMEM, "fsdp: no memory for unit '%s'", u->name);
+    if (!grown) return ms__no_memory(((size_t)x->n_freed + 1) * sizeof *grown, "fsdp", "unit '%s'", u->name);
     x->freed = grown;
     x->freed[x->n_freed++] = ms__storage_retain(s);
     s->owner = u->full->owner;

@@ -197,7 +197,7 @@ static void hook_drop(ms_task *t)
 static ms_status push_hook(ms_run *run, reduction *r)
 {
     reduction *kept = malloc(sizeof *kept);
-    if (!kept) return ms__fail(MS_ENOMEM, "fsdp: no memory for a communication hook");
+    if (!kept) return ms__no_memory(sizeof *kept, "fsdp", "a communication hook");
     *kept = *r;
     ms_task task = { .step = hook_step, .drop = hook_drop, .ptr = kept };
     ms_status st = ms__run_push(run, &task);
@@ -212,7 +212,7 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
     reduction r = { .owner = u, .present = calloc((size_t)u->n + 1, sizeof *r.present), .at = calloc((size_t)u->n + 1, sizeof *r.at) };
     if (!r.present || !r.at) {
         reduction_free(&r);
-        return ms__fail(MS_ENOMEM, "fsdp: no memory to reduce unit '%s'", u->name);
+        return ms__no_memory(((size_t)u->n + 1) * (sizeof *r.present + sizeof *r.at), "fsdp", "reducing unit '%s'", u->name);
     }
     for (int j = 0; j < u->n; j++)
         if (u->params[j].pending) r.present[r.n++] = &u->params[j];

@@ -205,7 +205,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
 {
     unit *u = calloc(1, sizeof *u);
     ms_group *g = ms__group_by_id(o->group);
-    if (!u) ms__fail(MS_ENOMEM, "fsdp: no memory for unit '%s'", name);
+    if (!u) ms__no_memory(sizeof *u, "fsdp", "unit '%s'", name);
     if (!u || !g || ms__tensor_reserve(4 * n + 8, "fsdp") != MS_OK) {
         free(u);
         return 0;
@@ -233,7 +233,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     u->params = calloc((size_t)n + 1, sizeof *u->params);
     u->pieces = calloc((size_t)n + 1, sizeof *u->pieces);
     if (!u->params || !u->pieces) {
-        ms__fail(MS_ENOMEM, "fsdp: no memory for unit '%s' of %d parameters", name, n);
+        ms__no_memory(((size_t)n + 1) * (sizeof *u->params + sizeof *u->pieces), "fsdp", "unit '%s' of %d parameters", name, n);
         goto failed;
     }
     if (u->rank < 0) {
@@ -330,7 +330,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
     ms__extensions_drop(u);                 // the script looks for them again
     ms_storage *shard = u->shard, *full = u->full;
     ms_tensor **old = calloc((size_t)u->n + 1, sizeof *old);
-    if (!old) return ms__fail(MS_ENOMEM, "to: no memory");
+    if (!old) return ms__no_memory(((size_t)u->n + 1) * sizeof *old, "to", "unit '%s'", u->name);
     int device_before = u->device, home_before = u->home, computes_before = u->computes;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];

@@ -157,7 +157,7 @@ ms_status ms__unit_land(ms_run *run, context *c)
         if (st != MS_OK) {
             free(kept);
             ms__unit_drop_reduction(&r);
-            return ms__fail(st, "fsdp: no memory for a reduction");
+            return ms__no_memory(sizeof *kept + sizeof task, "fsdp", "a reduction");
         }
         *kept = r;
         return MS_OK;
@@ -240,7 +240,7 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     if (!r.present || !r.at) {
         free(r.present);
         free(r.at);
-        return ms__fail(MS_ENOMEM, "fsdp: no memory to reduce unit '%s'", u->name);
+        return ms__no_memory(((size_t)u->n + 1) * (sizeof *r.present + sizeof *r.at), "fsdp", "reducing unit '%s'", u->name);
     }
     for (int j = 0; j < u->n; j++)
         if (u->params[j].pending) r.present[r.n++] = &u->params[j];

@@ -41,7 +41,7 @@ static ms_status add_active(unit *u, int64_t use, ms_run *run)
     if (u->n_active == u->cap_active) {
         int cap = u->cap_active ? 2 * u->cap_active : 4;
         void *p = realloc(u->active, (size_t)cap * sizeof *u->active);
-        if (!p) return ms__fail(MS_ENOMEM, "fsdp: no memory for a use of unit '%s'", u->name);
+        if (!p) return ms__no_memory((size_t)cap * sizeof *u->active, "fsdp", "uses of unit '%s'", u->name);
         u->active = p;
         u->cap_active = cap;
     }
@@ -59,7 +59,7 @@ static ms_status push_order(context *c, unit *u, int64_t use)
     if (c->n_order == c->cap_order) {
         int cap = c->cap_order ? 2 * c->cap_order : 64;
         void *p = realloc(c->order, (size_t)cap * sizeof *c->order);
-        if (!p) return ms__fail(MS_ENOMEM, "fsdp: no memory for the forward order");
+        if (!p) return ms__no_memory((size_t)cap * sizeof *c->order, "fsdp", "the forward order");
         c->order = p;
         c->cap_order = cap;
     }

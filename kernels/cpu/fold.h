@@ -12,6 +12,7 @@ typedef enum {
 } ms_fold_kind;
 
 typedef struct ms_fold_plan {
+    const char *what;                   // the operator's name
     const char *data;
     int      dtype, cls;                // cls: float, double or int64_t; the wide type is double or int64_t
     int      nk, nr;                    // kept and reduced dimensions, collapsed
@@ -22,7 +23,7 @@ typedef struct ms_fold_plan {
 } ms_fold_plan;
 
 // dims: bits of the reduced dimensions.
-void ms__fold_plan(ms_fold_plan *p, const ms_tensor *x, unsigned dims);
+void ms__fold_plan(ms_fold_plan *p, const char *what, const ms_tensor *x, unsigned dims);
 // wide[m] = fold of output m's elements (row-major over the kept dimensions). parameter: one per output
 // (step 1), one for all (step 0), or NULL. An empty fold gives the fold's neutral element.
 ms_status ms__fold(const ms_fold_plan *p, ms_fold_kind kind, const double *parameter, int step, void *wide);

@@ -126,8 +126,9 @@ static int collapse(int n, int64_t *shape, int64_t *stride)
     return m;
 }
 
-void ms__fold_plan(ms_fold_plan *p, const ms_tensor *x, unsigned dims)
+void ms__fold_plan(ms_fold_plan *p, const char *what, const ms_tensor *x, unsigned dims)
 {
+    p->what = what;
     int size = ms__dtype_size(x->dtype);
     p->data = ms__data(x);
     p->dtype = x->dtype;
@@ -283,7 +284,7 @@ ms_status ms__fold(const ms_fold_plan *p, ms_fold_kind kind, const double *param
     char *parts = wide;
     if (p->segments > 1) {
         parts = malloc((size_t)(p->segments * p->outputs) * 8);
-        if (!parts) return ms__fail(MS_ENOMEM, "no memory for %lld partial results", (long long)(p->segments * p->outputs));
+        if (!parts) return ms__no_memory((size_t)(p->segments * p->outputs) * 8, p->what, "%lld partial results", (long long)(p->segments * p->outputs));
     }
     fold_job j = { p, f, parameter, step, parts, 1 };
     if (p->columns) {

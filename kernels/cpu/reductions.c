@@ -10,10 +10,11 @@ enum { FEW = 256 };
 
 // The results of a fold: on the stack when they are few.
 typedef struct { void *at; double few[FEW]; } results;
-static ms_status results_new(results *r, int64_t n)
+static ms_status results_new(results *r, const ms_fold_plan *p)
 {
+    int64_t n = p->outputs;
     r->at = n <= FEW ? r->few : malloc((size_t)n * 8);
-    return r->at ? MS_OK : ms__fail(MS_ENOMEM, "no memory for %lld results", (long long)n);
+    return r->at ? MS_OK : ms__no_memory((size_t)n * 8, p->what, "%lld results", (long long)n);
 }
 static void results_free(results *r) { if (r->at != r->few) free(r->at); }
 
@@ -23,7 +24,7 @@ static void put(const ms_fold_plan *p, ms_tensor *out, const void *wide)
 }
 static void plan(ms_fold_plan *p, const ms_call *c, int first_dim)
 {
-    ms__fold_plan(p, c->in[0], ms__reduced_dims(c->in[0], c->n_i - first_dim, c->i + first_dim));
+    ms__fold_plan(p, c->op->name, c->in[0], ms__reduced_dims(c->in[0], c->n_i - first_dim, c->i + first_dim));
 }
 
 typedef enum { AS_IS, MEAN, ALL, ANY } finish;
@@ -33,7 +34,7 @@ static ms_status simple(ms_call *c, int first_dim, ms_fold_kind kind, finish how
     ms_fold_plan p;
     results r;
     plan(&p, c, first_dim);
-    MS_TRY(results_new(&r, p.outputs));
+    MS_TRY(results_new(&r, &p));
     ms_status st = ms__fold(&p, kind, NULL, 0, r.at);
     if (st == MS_OK) {
         double *w = r.at;
@@ -64,8 +65,8 @@ static ms_status variance(ms_call *c, bool root)
     ms_fold_plan p;
     results mean, sum;
     plan(&p, c, 2);
-    MS_TRY(results_new(&mean, p.outputs));
-    ms_status st = results_new(&sum, p.outputs);
+    MS_TRY(results_new(&mean, &p));
+    ms_status st = results_new(&sum, &p);
     if (st != MS_OK) { results_free(&mean); return st; }
     st = ms__fold(&p, MS_FOLD_SUM, NULL, 0, mean.at);
     double *m = mean.at, *s = sum.at, n = (double)p.length, divisor = n - (double)(c->n_i > 1 ? c->i[1] : 1);
@@ -94,7 +95,7 @@ ms_status ms__cpu_norm(ms_call *c)
     ms_fold_plan p;
     results r;
     plan(&p, c, 1);
-    MS_TRY(results_new(&r, p.outputs));
+    MS_TRY(results_new(&r, &p));
     ms_status st = ms__fold(&p, kind, kind == MS_FOLD_POWER_SUM ? &e : NULL, 0, r.at);
     if (st == MS_OK) {
         double *w = r.at;
@@ -110,9 +111,9 @@ ms_status ms__cpu_logsumexp(ms_call *c)
 {
     ms_fold_plan p;
     results most, sum;
-    ms__fold_plan(&p, c->in[0], ms__reduced_dims(c->in[0], c->in[0]->ndim ? 1 : 0, c->i));
-    MS_TRY(results_new(&most, p.outputs));
-    ms_status st = results_new(&sum, p.outputs);
+    ms__fold_plan(&p, c->op->name, c->in[0], ms__reduced_dims(c->in[0], c->in[0]->ndim ? 1 : 0, c->i));
+    MS_TRY(results_new(&most, &p));
+    ms_status st = results_new(&sum, &p);
     if (st != MS_OK) { results_free(&most); return st; }
     st = ms__fold(&p, MS_FOLD_MAX, NULL, 0, most.at);
     double *m = most.at, *s = sum.at;
@@ -132,8 +133,8 @@ static ms_status extreme(ms_call *c, ms_fold_kind kind, unsigned dims, int value
 {
     ms_fold_plan p;
     results r;
-    ms__fold_plan(&p, c->in[0], dims);
-    MS_TRY(results_new(&r, p.outputs));
+    ms__fold_plan(&p, c->op->name, c->in[0], dims);
+    MS_TRY(results_new(&r, &p));
     ms_status st = ms__fold(&p, kind, NULL, 0, r.at);
     if (st == MS_OK) {
         if (value >= 0) put(&p, c->out[value], r.at);

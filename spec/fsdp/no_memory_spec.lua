@@ -109,7 +109,7 @@ describe("malloc that fails", function()
     print(n == 0 and most - left or n, ok, ("%.9g"):format(losses[3]), tostring(message))
   ]]
 
-  it("is an error with a text, at every call in turn, and training goes on", function()
+  it("is an error that names the operation and the bytes, at every call in turn, and training goes on", function()
     if os.getenv "LD_PRELOAD" then return pending "another allocator is preloaded" end
     local folder = process.temp_folder()
     finally(function() process.remove_folder(folder) end)
@@ -124,15 +124,19 @@ describe("malloc that fails", function()
     end
     local total, fine, want = run(0)
     assert.is_true(fine and total > 100, total)
-    local failed = 0
+    local failed, seen = 0, {}
     for n = 1, total do
       local _, ok, loss, message = run(n)
       assert.are.equal(want, loss, n)
       if not ok then
         failed = failed + 1
-        assert.is_truthy(message:find "no memory", ("call %d: %s"):format(n, message))
+        local op, size = message:match "^[^:]+:%d+: ([%a_][%w_%. :]-): no memory for (%d+) bytes"
+        assert.is_truthy(op, ("call %d: %s"):format(n, message))
+        assert.is_true(tonumber(size) > 0 and tonumber(size) < 2 ^ 30, message)
+        seen[op:match "^[%w_]+"] = true
       end
     end
+    assert.is_true(seen.fsdp and seen.autograd and seen.backward and seen.optimizer and seen["clip_grad_norm_"])
     assert.is_true(failed > total / 2, failed)          -- a list of prefetches may do without
   end)
 end)
