@@ -3,6 +3,7 @@
 // Ready slots of the members here go to the other leaders, theirs are mirrored into the slots here. Reductions
 // run as a chain in rank order over runs of neighbouring ranks of one node, with unrounded partial results, so
 // that their bits are those of one node. Everything else is an exchange of windows among leaders.
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include "comm_internal.h"
@@ -17,6 +18,7 @@ typedef struct {
 } far_ready;
 
 typedef struct ms_far {
+    struct ms_far *next;                // among those that linger
     int        n_in, n_out, n_here;
     far_ready *in, *out;
     void     **in_req, **out_req;
@@ -62,7 +64,35 @@ static int test(void **r)
     return rc;
 }
 
+// What a collective that failed leaves with MPI: it may still be written or read, so it stays, and is listed to be accounted for.
+typedef struct kept { struct kept *next; void *memory; } kept;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;        // collectives run on several streams
+static kept   *left_with_mpi;
+static ms_far *lingering;
+
+static void keep(void *memory)
+{
+    kept *k = memory ? malloc(sizeof *k) : NULL;
+    if (!k) return;
+    pthread_mutex_lock(&lock);
+    *k = (kept){ left_with_mpi, memory };
+    left_with_mpi = k;
+    pthread_mutex_unlock(&lock);
+}
+
 // ---- ready slots ----------------------------------------------------------------------------------
+
+static void far_free(ms_far *f)
+{
+    free(f->leaders);
+    free(f->in);
+    free(f->out);
+    free(f->in_req);
+    free(f->out_req);
+    free(f->sent);
+    free(f);
+}
 
 static ms_far *far_new(ms_coll *c)
 {
@@ -81,12 +111,18 @@ static ms_far *far_new(ms_coll *c)
     f->in_req = calloc((size_t)f->n_in + 1, sizeof *f->in_req);
     f->out_req = calloc((size_t)f->n_here * (size_t)f->n_leaders + 1, sizeof *f->out_req);
     f->sent = calloc((size_t)g->n, sizeof *f->sent);
-    if (!f->leaders || !f->in || !f->out || !f->in_req || !f->out_req || !f->sent) return NULL;
+    if (!f->leaders || !f->in || !f->out || !f->in_req || !f->out_req || !f->sent) {
+        far_free(f);
+        return NULL;
+    }
     for (int k = 0, i = 0; k < g->n; k++)
         if (!is_here(g, k)) {
             int from = leader_on(g, ms__world.node_of[g->ranks[k]]);
             f->in_req[i] = irecv(&f->in[i], sizeof f->in[i], from, tag_of(c, KIND_READY));
-            if (!f->in_req[i++]) return NULL;
+            if (!f->in_req[i++]) {
+                keep(f);
+                return NULL;
+            }
         }
     return f;
 }
@@ -134,29 +170,40 @@ ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first)
     return MS_OK;
 }
 
-// Messages of this size leave at once, so by now they have. One that has not keeps its memory.
+static bool through(ms_far *f)
+{
+    bool all = true;
+    for (int i = 0; i < f->n_in; i++) all = test(&f->in_req[i]) != 0 && all;
+    for (int i = 0; i < f->n_out; i++) all = test(&f->out_req[i]) != 0 && all;
+    return all;
+}
+
+// Messages of this size leave at once, so by now most have. Those that have not, and receptions that nobody serves any more,
+// keep their memory until MPI is through with them.
 void ms__far_end(ms_coll *c)
 {
     ms_far *f = c->far;
     if (!f) return;
     c->far = NULL;
-    bool idle = true;
     for (int i = 0; i < f->n_in; i++)
         if (f->in_req[i]) {
             ms__mpi_lock();
-            ms__world.mpi->cancel(&f->in_req[i]);
+            ms__world.mpi->cancel(f->in_req[i]);
             ms__mpi_unlock();
-            idle = false;
         }
-    for (int i = 0; i < f->n_out; i++) idle = test(&f->out_req[i]) != 0 && idle;
-    if (!idle) return;
-    free(f->leaders);
-    free(f->in);
-    free(f->out);
-    free(f->in_req);
-    free(f->out_req);
-    free(f->sent);
-    free(f);
+    pthread_mutex_lock(&lock);
+    f->next = lingering;
+    lingering = f;
+    for (ms_far **at = &lingering; *at;) {
+        ms_far *one = *at;
+        if (!through(one)) {
+            at = &one->next;
+            continue;
+        }
+        *at = one->next;
+        far_free(one);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 // ---- data -----------------------------------------------------------------------------------------
@@ -175,13 +222,17 @@ static ms_status finish(ms_waiter *w, void **req)
 static ms_status send_all(ms_waiter *w, const void *p, size_t n, int to, int tag)
 {
     void *r = isend(p, n, to, tag);
-    return finish(w, &r);
+    ms_status status = finish(w, &r);
+    keep(r);
+    return status;
 }
 
 static ms_status recv_all(ms_waiter *w, void *p, size_t n, int from, int tag)
 {
     void *r = irecv(p, n, from, tag);
-    return finish(w, &r);
+    ms_status status = finish(w, &r);
+    keep(r);
+    return status;
 }
 
 static ms_status chain(ms_coll *c, ms_waiter *w, char *const *windows, char *acc, char *result, size_t n)
@@ -215,9 +266,10 @@ static ms_status chain(ms_coll *c, ms_waiter *w, char *const *windows, char *acc
 ms_status ms__far_reduce(ms_coll *c, ms_waiter *w, char *const *windows, char *result, size_t n)
 {
     char *acc = malloc(n * 8);
-    if (!acc) return ms__coll_fail(c, "no memory for a partial result");
+    if (!acc) return ms__no_memory(n * 8, ms__coll_names[c->op], "a partial result");
     ms_status status = chain(c, w, windows, acc, result, n);
-    if (status == MS_OK) free(acc);         // else MPI may still hold it
+    if (status == MS_OK) free(acc);
+    else keep(acc);
     return status;
 }
 
@@ -225,7 +277,7 @@ ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *m
 {
     ms_group *g = c->g;
     void **req = calloc((size_t)g->n * (size_t)ms__world.nodes, sizeof *req);
-    if (!req) return ms__coll_fail(c, "no memory for requests");
+    if (!req) return ms__no_memory((size_t)g->n * (size_t)ms__world.nodes * sizeof *req, ms__coll_names[c->op], "requests");
     int n = 0;
     ms_status status = MS_OK;
     for (int k = 0; k < g->n; k++) {
@@ -240,9 +292,10 @@ ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *m
             if (to >= 0 && !(req[n++] = isend(windows[k], bytes, to, tag_of(c, KIND_WINDOW)))) status = MS_ECOMM;
         }
     }
-    if (status != MS_OK) return ms__coll_fail(c, "MPI refused a message");
+    if (status != MS_OK) ms__coll_fail(c, "MPI refused a message");
     for (int i = 0; i < n && status == MS_OK; i++) status = finish(w, &req[i]);
     if (status == MS_OK) free(req);
+    else keep(req);
     return status;
 }
 
@@ -264,7 +317,8 @@ void ms__far_error(const char *text, bool backward)
         m->epoch = epoch_number(atomic_load(&ms__world.board->epoch));
         m->backward = backward;
         snprintf(m->text, sizeof m->text, "%s", text);
-        isend(m, sizeof *m, first_on(node), TAG_ERROR);         // kept until the job ends: errors are few
+        keep(isend(m, sizeof *m, first_on(node), TAG_ERROR));   // until the job ends: errors are few
+        keep(m);
     }
 }
 

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MS_MPI_TABLE_VERSION = 1 };
+enum { MS_MPI_TABLE_VERSION = 2 };
 
 typedef struct {
     int version;
@@ -19,7 +19,7 @@ typedef struct {
     void *(*isend)(const void *p, size_t bytes, int to, int tag);      // at most 1 GiB; NULL: failed
     void *(*irecv)(void *p, size_t bytes, int from, int tag);
     int   (*test)(void **request);                                     // 1: complete (and *request is NULL), 0: not yet, < 0: failed
-    void  (*cancel)(void **request);
+    void  (*cancel)(void *request);                                    // a reception; test then says when it has ended
     int   (*probe)(int tag, int *from, size_t *bytes);                 // 1: a message waits
     void  (*abort)(int code);
     int   (*finalize)(void);
