@@ -49,7 +49,7 @@ ms_saver *ms_saver_new(const char *path)
         s->temporary = malloc(strlen(path) + 32);
     }
     if (!s || !s->path || !s->temporary) {
-        ms__fail(MS_ENOMEM, "save: no memory for '%s'", path);
+        ms__no_memory(sizeof *s + 2 * strlen(path) + 33, "save", "writing '%s'", path);
         ms_saver_abort(s);
         return NULL;
     }
@@ -141,7 +141,7 @@ static ms_status fix_header(ms_saver *s)
         }
     }
     s->written = calloc((size_t)s->h.n + 1, 1);
-    if (!s->written) return ms__fail(MS_ENOMEM, "save: no memory for the list of %d tensors", s->h.n);
+    if (!s->written) return ms__no_memory((size_t)s->h.n + 1, "save", "the list of %d tensors", s->h.n);
     char *text;
     size_t length;
     MS_TRY(ms__st_format(&s->h, "save", &text, &length));
@@ -194,7 +194,7 @@ ms_status ms_saver_write(ms_saver *s, const char *name, ms_id id)
 static ms_status sync_folder(const char *path)
 {
     char *folder = strdup(path), *slash;
-    if (!folder) return ms__fail(MS_ENOMEM, "save: no memory for '%s'", path);
+    if (!folder) return ms__no_memory(strlen(path) + 1, "save", "the folder of '%s'", path);
     if ((slash = strrchr(folder, '/'))) slash[slash == folder] = 0;
     else strcpy(folder, ".");                   // a file name has at least one character
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -293,6 +293,10 @@ ms_status ms_folder_put(const char *made, const char *path, int *replaced)
             // Both exist at every moment; the old one is the caller's to remove.
             if (renameat2(AT_FDCWD, made, AT_FDCWD, path, RENAME_EXCHANGE))
                 return ms__fail(MS_EIO, "save: cannot exchange '%s' and '%s': %s", made, path, strerror(errno));
+            ms_status st = sync_folder(path);
+            // Nobody knows which of them a crash would leave: the old one has the name again, and the error is about the new one.
+            if (st != MS_OK && renameat2(AT_FDCWD, made, AT_FDCWD, path, RENAME_EXCHANGE) == 0) *replaced = 0;
+            return st;
         } else if (errno != EINVAL || rename(made, path)) {     // EINVAL: a file system without the flag
             return ms__fail(MS_EIO, "save: cannot rename '%s' to '%s': %s", made, path, strerror(errno));
         }
@@ -382,7 +386,7 @@ static ms_status read_header(ms_loader *l, const char *path)
         return ms__fail(MS_EIO, "load: '%s' is no valid safetensors file: a header of %llu bytes in a file of %llu (at most %d are allowed)", path,
                         (unsigned long long)length, (unsigned long long)size, MS_ST_MAX_HEADER);
     char *text = malloc(length + 1);
-    if (!text) return ms__fail(MS_ENOMEM, "load: no memory for a header of %llu bytes", (unsigned long long)length);
+    if (!text) return ms__no_memory(length + 1, "load", "a header of %llu bytes", (unsigned long long)length);
     ms_status st = get(path, l->fd, text, length, 8);
     if (!st) st = ms__st_parse(&l->h, "load", path, text, length, size - 8 - length);
     free(text);
@@ -402,7 +406,7 @@ ms_loader *ms_loader_open(const char *path)
     ms_loader *l = calloc(1, sizeof *l);
     if (l) l->fd = -1;
     if (!l || !(l->path = strdup(path))) {
-        ms__fail(MS_ENOMEM, "load: no memory for '%s'", path);
+        ms__no_memory(sizeof *l + strlen(path) + 1, "load", "reading '%s'", path);
         ms_loader_close(l);
         return NULL;
     }
@@ -442,7 +446,7 @@ ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id 
     if (l->n_wants == l->cap_wants) {
         int cap = l->cap_wants ? 2 * l->cap_wants : 64;
         want *grown = realloc(l->wants, (size_t)cap * sizeof *grown);
-        if (!grown) return ms__fail(MS_ENOMEM, "load: no memory for a list of ranges");
+        if (!grown) return ms__no_memory((size_t)cap * sizeof *grown, "load", "%d ranges", cap);
         l->wants = grown;
         l->cap_wants = cap;
     }

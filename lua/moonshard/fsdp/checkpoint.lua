@@ -115,6 +115,11 @@ end
 
 -- ---- saving --------------------------------------------------------------------------------------
 
+local ENOENT = 2
+
+-- What is behind the last colon: lfs repeats the path before it.
+local function reason(text) return text:match ": ([^:]+)$" or text end
+
 local function file_name(rank) return ("rank-%05d.safetensors"):format(rank) end
 
 local function write_file(path, list)
@@ -144,7 +149,9 @@ local function write_file(path, list)
   for k, e in ipairs(mine) do
     told[k] = { name = e.name, dtype = e.part.dtype, shape = { unpack(e.whole) }, dim = e.place.dim, first = e.place.first, here = e.place.here }
   end
-  return { file = path:match "[^/]+$", hash = err, bytes = require("lfs").attributes(path, "size"), tensors = told }
+  local bytes, why = require("lfs").attributes(path, "size")
+  if not bytes then errors.raise("save: cannot look at '%s': %s", path, reason(why)) end
+  return { file = path:match "[^/]+$", hash = err, bytes = bytes, tensors = told }
 end
 
 local function index_of(told, aliases, numbers, groups, extra)
@@ -169,9 +176,15 @@ end
 -- Rank 0's part before anybody writes: the new folder beside the target.
 local function begin(dir)
   local lfs = require "lfs"
-  local mode = lfs.attributes(dir, "mode")
+  local mode, why, code = lfs.attributes(dir, "mode")
+  if not mode and code ~= ENOENT then return nil, ("save: cannot look at '%s': %s"):format(dir, reason(why)) end
   if mode and mode ~= "directory" then return nil, ("save: '%s' is no folder"):format(dir) end
-  if mode and not lfs.attributes(dir .. "/index.json", "mode") then
+  local index = mode
+  if mode then
+    index, why, code = lfs.attributes(dir .. "/index.json", "mode")
+    if not index and code ~= ENOENT then return nil, ("save: cannot look at '%s/index.json': %s"):format(dir, reason(why)) end
+  end
+  if mode and not index then
     for name in lfs.dir(dir) do
       if name ~= "." and name ~= ".." then return nil, ("save: the folder '%s' is there and is no checkpoint"):format(dir) end
     end

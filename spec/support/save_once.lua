@@ -1,0 +1,31 @@
+--- luajit save_once.lua KIND PATH VALUE: saves once, with every element VALUE; for durability_spec, which ends it or makes a call fail.
+--- KIND: `file` (ms.save), `folder` (fsdp.save with an optimizer), `large` (a file that is written past the page cache).
+--- The save lies between the two opens of files that are not there. Prints what came of it; required, it gives `save(kind, path,
+--- value)`, which makes such a save ready.
+local root = arg and arg[0] and arg[0]:match "^(.*)spec/support/save_once%.lua$"
+if root then package.path = ("@lua/?.lua;@lua/?/init.lua;"):gsub("@", root) .. package.path end
+local ms = require "moonshard"
+
+local M = {}
+
+function M.save(k, to, v)
+  if k == "folder" then
+    local model = ms.nn.Sequential(ms.nn.Linear(3, 4), ms.nn.Linear(4, 2))
+    if ms.dist.world_size() > 1 then ms.fsdp.fully_shard(model) end
+    ms.no_grad(function() for _, p in ipairs(model:parameters()) do p:fill_(v) end end)
+    return function() ms.fsdp.save(to, model, nil, { extra = { value = v } }) end
+  end
+  local tensors = { x = ms.full({ k == "large" and 2 ^ 21 or 5 }, v), y = ms.full({ 3 }, v) }
+  return function() ms.save(to, tensors, { metadata = { value = tostring(v) } }) end
+end
+
+if not root then return M end
+local kind, path, value = arg[1], arg[2], tonumber(arg[3])
+M.save(kind, path .. ".other", value)()        -- what a first save loads is no part of it
+local save = M.save(kind, path, value)
+io.open "/moonshard-save-begins"
+local ok, message = pcall(save)
+io.open "/moonshard-save-ends"
+io.write(ok and "saved" or "failed: " .. tostring(message), "\n")
+io.flush()
+os.exit(ok and 0 or 3, true)
