@@ -330,7 +330,7 @@ ms_status ms_folder_remove(const char *path, int later)
 {
     removal_ends();
     char *copy = strdup(path);
-    if (!copy) return ms__fail(MS_ENOMEM, "save: no memory for the name '%s'", path);
+    if (!copy) return ms__no_memory(strlen(path) + 1, "save", "the name '%s'", path);
     sigset_t all, before;                   // signals are the main thread's
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

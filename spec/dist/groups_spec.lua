@@ -1,5 +1,6 @@
 --- Groups, asynchronous works, meshes, the ledger.
 local ranks = require "spec.support.ranks"
+local patience = require("spec.support.process").patience
 
 ranks.describe(4, "groups of 4 ranks", function(rank, world)
   local ms, dist, lib
@@ -99,13 +100,14 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
   end)
 
   it("let an operator wait for what it reads, and a writer for what is still read", function()
-    lib.ms_dist_set_delay(-1, 0.02)
+    local delay = 0.02 * patience
+    lib.ms_dist_set_delay(-1, delay)
     local t = ms.full({ 1000 }, 1)
     local begun = ms.time()
     dist.all_reduce(t, { async = true })
-    assert.is_true(ms.time() - begun < 0.02)                    -- issuing does not wait
+    assert.is_true(ms.time() - begun < delay)                    -- issuing does not wait
     assert.are.equal(4, (t * 1)[1]:item())                      -- reading does
-    assert.is_true(ms.time() - begun >= 0.02)
+    assert.is_true(ms.time() - begun >= delay)
     local out = ms.zeros(4000)
     dist.all_gather(out, t, { async = true })
     t:zero_()                                                   -- waits until every peer has read it
@@ -161,16 +163,16 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
   end)
 
   it("overlap: a delayed collective and work beside it take as long as the longer one", function()
-    lib.ms_dist_set_delay(1, 0.05)
+    lib.ms_dist_set_delay(1, 0.05 * patience)
     local t = ms.ones(1000)
     local begun = ms.time()
     local work = dist.all_reduce(t, { async = true })
     local done_at
-    while ms.time() - begun < 0.05 do done_at = work:done() and ms.time() or done_at end
+    while ms.time() - begun < 0.05 * patience do done_at = work:done() and ms.time() or done_at end
     work:wait()
     local seconds = ms.time() - begun
     lib.ms_dist_set_delay(1, 0)
-    if seconds > 0.09 then error(("%.0f ms"):format(seconds * 1e3)) end
+    if seconds > 0.09 * patience then error(("%.0f ms"):format(seconds * 1e3)) end
   end)
 
   it("dist.record: what was issued, in order, then the results", function()

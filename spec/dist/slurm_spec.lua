@@ -194,7 +194,7 @@ describe("srun #mpi", function()
         assert.are_not.equal(0, job.code)
         if how:find "boom" then assert.matches("boom", job.stderr) end
         local seconds = job.ended - tonumber(job.stdout:match "@event (%S+)")
-        assert.is_true(seconds < 2, seconds)
+        assert.is_true(seconds < 2 * process.patience, seconds)
       end
     end
   end)

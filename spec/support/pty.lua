@@ -51,7 +51,7 @@ end
 ---@param wanted string  plain text
 ---@param seconds? number
 function Pty:expect(wanted, seconds)
-  local limit = process.now() + (seconds or 10)
+  local limit = process.now() + (seconds or 10) * process.patience
   repeat
     local _, last = self.text:find(wanted, 1, true)
     if last then
@@ -66,7 +66,7 @@ end
 
 --- Ends it; the exit status when it ended by itself within the time.
 function Pty:finish(seconds)
-  local limit = process.now() + (seconds or 5)
+  local limit = process.now() + (seconds or 5) * process.patience
   while process.now() < limit do
     if poll.rpoll(self.master, 0) == 1 then unistd.read(self.master, 4096) end
     local pid, how, status = wait.wait(self.pid, wait.WNOHANG)

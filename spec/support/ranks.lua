@@ -271,8 +271,8 @@ local function run_test(info)
   batch.last = k
   batch.gang = batch.gang or start_gang(batch, k)
   local gang = batch.gang
-  gang.grace = info.opts.grace or ranks.grace
-  local outcome, reason = gang:watch(k, info.opts.timeout or ranks.timeout)
+  gang.grace = (info.opts.grace or ranks.grace) * process.patience
+  local outcome, reason = gang:watch(k, (info.opts.timeout or ranks.timeout) * process.patience)
   local message, pending = gang:verdict(k, reason)
   if outcome == "passed" and k == #batch.tests then
     -- The last test answers for the gang's end: finalizers, MPI_Finalize, exit status.

@@ -1,0 +1,141 @@
+# The tools of scripts/test --sanitize, --tsan and --valgrind: how specs run under them, what they must find first, and what
+# they reported in the end. Read by scripts/test, which sets $tool and $build; sets $watch, what goes before busted's command.
+#
+# Reports go to files of their own, $reports/*: every process that the specs start, however deep, is answered for, also
+# where a spec expects it to fail.
+here=$PWD/spec/support/sanitizers
+reports=
+
+library() { gcc -print-file-name="$1"; }
+
+tool_start() {
+    reports=$PWD/$build/reports
+    rm -rf "$reports"
+    mkdir -p "$reports"
+    busted=(busted)
+    case "$tool" in
+        sanitize)
+            gcc -O1 -shared -fPIC -o "$build/preload.so" "$here/preload.c" || fail 1 "preload.c"
+            # The unwinder that goes by frame pointers: the other one waits for itself where LuaJIT has told libgcc of its machine code.
+            export ASAN_OPTIONS="exitcode=99:log_path=$reports/asan"
+            export LSAN_OPTIONS="suppressions=$here/leaks.supp:print_suppressions=0:use_poisoned=1"
+            export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:log_path=$reports/asan" MOONSHARD_REPORTS=$reports
+            export MOONSHARD_SPEC_PATIENCE=${MOONSHARD_SPEC_PATIENCE:-6}
+            watch=(env "LD_PRELOAD=$(library libasan.so):$PWD/$build/preload.so:$(library libubsan.so)")
+            ;;
+        tsan)
+            # Only what our library does is looked at: LuaJIT, Open MPI and libgomp are not built for it, and libgomp's own
+            # synchronisation is unknown to it: one thread of OpenMP.
+            export TSAN_OPTIONS="exitcode=66:log_path=$reports/tsan:suppressions=$here/races.supp:ignore_noninstrumented_modules=1:history_size=4"
+            export OMP_NUM_THREADS=1 MOONSHARD_SPEC_PATIENCE=${MOONSHARD_SPEC_PATIENCE:-10}
+            watch=(env "LD_PRELOAD=$(library libtsan.so)")
+            ;;
+        valgrind)
+            # Valgrind 3.19 knows no AVX-512; its threads take turns.
+            export MOONSHARD_ISA=v3 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 MOONSHARD_SPEC_PATIENCE=${MOONSHARD_SPEC_PATIENCE:-40}
+            watch=(valgrind --quiet "--log-file=$reports/valgrind.%p" "--suppressions=$here/valgrind.supp" --error-exitcode=97
+                   --num-callers=24 --fair-sched=try --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite)
+            # In this very process: busted would start luajit itself.
+            busted=(luajit "$(command -v busted)" --ignore-lua)
+            ;;
+    esac
+}
+
+# planted FAULT [ranks]: runs planted.lua under the tool; succeeds when there is a report that names what is expected.
+planted() {
+    local fault=$1 expected=$2 ranks=${3:-} out=$build/planted.log run=("${watch[@]}" luajit)
+    if [ -n "$ranks" ]; then
+        run=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 mpirun -n "$ranks" "${watch[@]}" luajit)
+    fi
+    rm -f "$reports"/*
+    timeout 120 "${run[@]}" "$here/planted.lua" "$PWD" "$PWD/$build/libplanted.so" "$fault" $ranks >"$out" 2>&1
+    local status=$? said
+    said=$(cat "$reports"/* 2>/dev/null)
+    rm -f "$reports"/*
+    if [ -z "$expected" ]; then
+        if [ $status = 0 ] && [ -z "$said" ]; then pass 1; return; fi
+        cat "$out"
+        fail 1 "$tool finds something in a script without faults (status $status)${ranks:+ on $ranks ranks}: $said"
+    elif [[ "$said" == *"$expected"* ]] && { [ $status != 0 ] || [ "$tool" = valgrind ]; }; then
+        pass 1
+    else
+        cat "$out"
+        fail 1 "$tool does not find the planted fault '$fault'${ranks:+ on $ranks ranks} (status $status): $said"
+    fi
+}
+
+tool_check() {
+    local flags
+    case "$tool" in
+        sanitize) flags=-fsanitize=address,undefined ;;
+        tsan) flags=-fsanitize=thread ;;
+        *) flags=-g ;;
+    esac
+    # shellcheck disable=SC2086
+    gcc -g -O0 $flags -fvisibility=hidden -shared -fPIC -o "$build/libplanted.so" "$here/planted.c" -lpthread || fail 1 "planted.c"
+    echo "test: what was planted for $tool"
+    planted none ""
+    case "$tool" in
+        sanitize)
+            planted none "" 2
+            planted leak "detected memory leaks"
+            planted leak "detected memory leaks" 2
+            planted engine_leak "ms_loader_open"
+            planted engine_leak "ms_loader_open" 2
+            planted overflow "heap-buffer-overflow"
+            planted use_after_free "heap-use-after-free"
+            planted undefined "shift-exponent"
+            planted tensor_overflow "use-after-poison"
+            planted tensor_after_release "use-after-poison"
+            planted tensor_overflow "use-after-poison" 2
+            ;;
+        tsan)
+            planted none "" 2
+            planted race "data race"
+            planted race "data race" 2
+            ;;
+        valgrind)
+            planted leak "definitely lost"
+            planted engine_leak "ms_loader_open"
+            planted overflow "Invalid read"
+            planted use_after_free "Invalid read"
+            planted uninitialised "uninitialised value"
+            planted tensor_overflow "Invalid write"
+            planted tensor_after_release "Invalid write"
+            ;;
+    esac
+}
+
+# What runs under a tool when nobody says: everything that is not too slow for it, or beside its point.
+tool_specs() {
+    local f
+    case "$tool" in
+        tsan)
+            specs=(spec/runtime spec/files_spec.lua spec/data_spec.lua spec/dist/collectives_spec.lua spec/dist/groups_spec.lua
+                   spec/fsdp/parity_spec.lua spec/fsdp/events_spec.lua spec/fsdp/schedule_spec.lua spec/fsdp/overlap_spec.lua
+                   spec/fsdp/accumulation_spec.lua spec/fsdp/checkpoint_spec.lua spec/fsdp/comm_hooks_spec.lua)
+            ;;
+        valgrind)
+            specs=()
+            while IFS= read -r f; do specs+=("$f"); done < <(
+                grep -rLE 'spec\.support\.(ranks|process|pty)|io\.popen|os\.execute' spec --include='*_spec.lua' |
+                    grep -vE '^spec/(cuda|layering|api|text)' | sort)
+            ;;
+    esac
+}
+
+# Every report is a failed test; the first few are shown.
+tool_reports() {
+    local f n=0
+    for f in "$reports"/*; do
+        [ -s "$f" ] || continue
+        n=$((n + 1))
+        [ $n -gt 5 ] || { echo "test: report $f"; head -n 60 "$f"; }
+    done
+    if [ $n = 0 ]; then
+        echo "test: $tool: 0 reports"
+        pass 1
+    else
+        fail "$n" "$n reports of $tool in $reports"
+    fi
+}
