@@ -121,6 +121,7 @@ static ms_segment *arena_new(bool shared, size_t need)
     if (!s) return NULL;
     s->fd = -1;
     if (!pool.memory) pool.memory = memory_size();
+    if (MS_ARENA && pool.memory > MS_ARENA) pool.memory = MS_ARENA;
     // Peers map it too: many ranks of a large machine must fit one address space.
     int local = shared ? ms__ranks_here() : 0;
     size_t bytes = 2 * pool.memory / (size_t)(local > 8 ? local / 4 : 1);

@@ -17,6 +17,13 @@
 #define MS_OWNED(p, n)   ((void)(p), (void)(n))
 #endif
 
+// What valgrind is to keep account of, it must walk through: a reservation of twice the machine's memory takes it minutes.
+#if defined(MS_MEMCHECK)
+#define MS_ARENA ((size_t)1 << 30)
+#else
+#define MS_ARENA ((size_t)0)
+#endif
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(MS_MEMCHECK)
 enum { MS_RECYCLE = 0 };
 #else

@@ -26,6 +26,8 @@ local process = {
   -- How much longer things may take than on a quiet machine without tools: every limit in seconds of the specs is multiplied by it.
   -- scripts/test sets it for the tools that make everything slower.
   patience = tonumber(os.getenv "MOONSHARD_SPEC_PATIENCE") or 1,
+  -- "sanitize", "tsan" or "valgrind" where scripts/test runs the specs under one: what it keeps of its own counts as resident memory.
+  tool = os.getenv "MOONSHARD_TOOL",
   -- AddressSanitizer's options for a process that a spec means to crash: that is no finding.
   crash_options = (os.getenv "ASAN_OPTIONS" or "") .. ":handle_segv=0",
 }

@@ -208,7 +208,9 @@ local function finish(made, dir, index)
   check(lib.ms_folder_put(made, dir, replaced))
   if replaced[0] == 0 then return end
   local lfs, bytes = require "lfs", 0                    -- of what had the name before
-  for name in lfs.dir(made) do bytes = bytes + (lfs.attributes(made .. "/" .. name, "size") or 0) end
+  pcall(function()                                       -- the checkpoint is written: nothing here is a reason to say it is not
+    for name in lfs.dir(made) do bytes = bytes + (lfs.attributes(made .. "/" .. name, "size") or 0) end
+  end)
   lib.ms_folder_remove(made, bytes > LARGE and 1 or 0)
 end
 

@@ -13,6 +13,7 @@ tool_start() {
     rm -rf "$reports"
     mkdir -p "$reports"
     busted=(busted)
+    export MOONSHARD_TOOL=$tool
     case "$tool" in
         sanitize)
             gcc -O1 -shared -fPIC -o "$build/preload.so" "$here/preload.c" || fail 1 "preload.c"
