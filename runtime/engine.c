@@ -42,9 +42,10 @@ ms_status ms_init(void)
 
 int ms_num_threads(void) { return threads; }
 
+// At most 1024: libgomp falls over a team of 100,000, which an environment may ask for.
 void ms_set_num_threads(int n)
 {
-    threads = n > 0 ? n : 1;
+    threads = n < 1 ? 1 : n > 1024 ? 1024 : n;
     omp_set_num_threads(threads);
 }
 

@@ -146,6 +146,7 @@ local calls = {
   { [[ms.zeros({2, 3, dtype = "int64"})]], "zeros: options stand among the sizes; they are a table of their own, behind them" },
   { [[ms.zeros(2, {device = "cuda:99999999999999"})]], "zeros: device 'cuda:99999999999999' does not exist" },
   { "ms.manual_seed(2^64)", "manual_seed: 1.84467e+19 is beyond the whole numbers from -2^53 to 2^53" },
+  { "ms.set_num_threads(2^40)", "set_num_threads: argument is a number (1099511627776), expected a whole number from 1 to 1024" },
   { "ms.warn({})", "warn: message is a table, expected a string" },
   { "x[x:gt(0)]", "a tensor is indexed by one whole number, got a Tensor: see narrow, index_select, masked_fill, where" },
   { "(function() x[{1, 2}] = 0 end)()", "a tensor is indexed by one whole number, got a table" },

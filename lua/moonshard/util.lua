@@ -137,8 +137,8 @@ function M.num_threads() return lib.ms_num_threads() end
 
 --- Threads of this rank's operators.
 function M.set_num_threads(n)
-  if type(n) ~= "number" or n < 1 or n % 1 ~= 0 then
-    errors.raise("set_num_threads: argument is %s, expected a whole number from 1", errors.kind(n))
+  if type(n) ~= "number" or n < 1 or n % 1 ~= 0 or n > 1024 then
+    errors.raise("set_num_threads: argument is %s, expected a whole number from 1 to 1024", errors.kind(n))
   end
   lib.ms_set_num_threads(n)
 end
