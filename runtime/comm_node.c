@@ -364,6 +364,7 @@ static int successors(int node, uint64_t *version, int *out)
     double id = b->group;
     uint64_t word = b->word;
     if (atomic_load(&b->version) != *version) return 0;
+    if (word >> 32 != epoch_number(atomic_load(&ms__world.board->epoch))) return 0;     // ended by a published error, only not told yet
     ms_group *g = group_with(id);
     if (!g) return 0;
     int n = 0;
