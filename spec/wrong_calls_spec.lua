@@ -147,6 +147,8 @@ local calls = {
   { [[ms.zeros(2, {device = "cuda:99999999999999"})]], "zeros: device 'cuda:99999999999999' does not exist" },
   { "ms.manual_seed(2^64)", "manual_seed: 1.84467e+19 is beyond the whole numbers from -2^53 to 2^53" },
   { "ms.set_num_threads(2^40)", "set_num_threads: argument is a number (1099511627776), expected a whole number from 1 to 1024" },
+  { [[ms.save("", {a = x})]], "save: the path is empty" },
+  { [[ms.save("/tmp/never", {["a\0b"] = x})]], "save: the name \"a\\0b\" has a zero byte in it" },
   { "ms.warn({})", "warn: message is a table, expected a string" },
   { "x[x:gt(0)]", "a tensor is indexed by one whole number, got a Tensor: see narrow, index_select, masked_fill, where" },
   { "(function() x[{1, 2}] = 0 end)()", "a tensor is indexed by one whole number, got a table" },

@@ -32,6 +32,10 @@ end
 ---@param metadata? table<string, string>
 ---@return Saver
 function M.saver(path, entries, metadata)
+  if path == "" then errors.raise "save: the path is empty" end
+  for _, e in ipairs(entries) do
+    if e.name:find("%z") then errors.raise("save: the name %s has a zero byte in it", ("%q"):format(e.name)) end
+  end
   local saver = lib.ms_saver_new(path)
   if saver == nil then errors.fail() end
   local self = setmetatable({ _saver = ffi.gc(saver, lib.ms_saver_abort) }, Saver)
