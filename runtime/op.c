@@ -366,6 +366,7 @@ ms_status ms_call_op(int op, ms_args *a)
     for (int k = 0; k < c.n_in; k++) {
         c.in[k] = NULL;
         if (a->in[k] != 0 && !(c.in[k] = ms__tensor(a->in[k]))) return released_input(c.op, k);
+        if (a->in[k] == 0 && k < c.op->n_in_min) return ms__fail(MS_EINVAL, "%s: tensor %d is missing", c.op->name, k + 1);
     }
     while (c.n_in > c.op->n_in_min && !c.in[c.n_in - 1]) c.n_in--;
     memcpy(c.i, a->i, (size_t)c.n_i * sizeof *c.i);

@@ -133,3 +133,15 @@ describe("a tensor on device meta as the source of a copy", function()
     assert.are.equal("meta", ms.zeros(4, { device = "meta" }):copy_(ms.ones(4)).device)
   end)
 end)
+
+describe("an operator called from C without one of its tensors", function()
+  it("is an error: what a failed call gave is 0", function()
+    local engine = require "moonshard.ffi"
+    for _, name in ipairs { "sum", "add", "linear", "cat", "copy_" } do
+      local args = engine.ffi.new "ms_args"
+      args.n_in = name == "sum" and 1 or 2
+      assert.are_not.equal(0, engine.lib.ms_call_op(engine.lib.ms_op_find(name), args))
+      assert.matches("^" .. name .. ": tensor 1 is missing", engine.ffi.string(engine.lib.ms_error()))
+    end
+  end)
+end)
