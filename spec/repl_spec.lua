@@ -7,7 +7,9 @@ local ways = {
   ["luajit -i"] = { "luajit", "-i", "-e", "package.path = '" .. process.root .. "/?.lua;' .. package.path; require 'moonshard'" },
 }
 
-local inputrc = process.temp_folder() .. "/inputrc"
+local own_folder = process.temp_folder()
+local inputrc = own_folder .. "/inputrc"
+teardown(function() process.remove_folder(own_folder) end)
 do
   local file = assert(io.open(inputrc, "w"))
   file:write "set enable-bracketed-paste off\n"
@@ -138,6 +140,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       ask(p, "t = ms.tensor{1, 2, 3}")
       assert.are.equal("3", ask(p, "t:nume\t()"))
       local folder = process.temp_folder()
+      finally(function() process.remove_folder(folder) end)
       local file = assert(io.open(folder .. "/unmistakable.lua", "w"))
       file:write "return 41 + 1"
       file:close()
