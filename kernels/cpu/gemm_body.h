@@ -301,9 +301,11 @@ static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t 
         return;
     }
     int64_t done = 0;
-    if (rs == 1)
-        for (; done + LANES <= k; done += LANES)
-            for (j = 0; j < full; j += LANES) R(transpose)(out + done * out_rs + j, out_rs, b + done + j * cs, cs);
+    if (rs == 1) {                      // LANES columns at a time: more runs than the hardware follows would not be fetched ahead
+        done = k / LANES * LANES;
+        for (j = 0; j < full; j += LANES)
+            for (int64_t p = 0; p < done; p += LANES) R(transpose)(out + p * out_rs + j, out_rs, b + p + j * cs, cs);
+    }
     for (int64_t p = full == wide ? done : 0; p < k; p++) {
         for (j = p < done ? full : 0; j < n; j++) out[p * out_rs + j] = b[p * rs + j * cs];
         for (; j < wide; j++) out[p * out_rs + j] = 0;
