@@ -110,7 +110,11 @@ static void huge_pages(ms_segment *s, char *p, size_t size)
         return;
     }
     if (refused || whole > pool.memory / 8) return;     // what may never be touched is not to cost so much
-    for (size_t i = 0; i < whole; i += HUGE_PAGE) p[i] = 0;
+    for (size_t i = 0; i < whole; i += HUGE_PAGE) {
+        MS_OWNED(p + i, 1);                             // a hollow block is nobody's
+        p[i] = 0;
+        MS_NOBODYS(p + i, 1);
+    }
     refused = madvise(p, whole, MADV_COLLAPSE) != 0 && errno == EINVAL;
 }
 
