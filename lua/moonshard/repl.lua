@@ -131,12 +131,14 @@ local function look_for_interrupt()
 end
 
 local function values(ok, ...)
+  local broken = thrown
   heard = state.sigints                                 -- first: the hook may look between the two
   thrown = false
   debug.sethook(look_for_interrupt, "", 10000)
   -- Showing runs operators of its own; it may fail or be interrupted like anything else.
   if not ok then
     debug.sethook()
+    if broken and type((...)) ~= "table" then return print_results(false, "interrupted") end      -- it fell into report
     return print_results(false, ...)
   end
   local shown, failure = xpcall(print_results, report, true, ...)
