@@ -98,7 +98,7 @@ void *ms__map_aligned(int fd, size_t bytes)
     return at;
 }
 
-// Huge pages under a block without content: a core walks addresses sixteen times less for them. Shared memory gets them only
+// Huge pages under a block without content: one address look-up then serves 512 small pages. Shared memory gets them only
 // by being collapsed (Linux 6.1), which asks for one small page in each, and takes less than half the time of touching all.
 static void huge_pages(ms_segment *s, char *p, size_t size)
 {
