@@ -58,6 +58,44 @@ static bool same_request(const ms_slot *a, const ms_slot *b)
 }
 
 // Who asks for what, equal requests from one line told once.
+static void tell_requests(const ms_coll *c, char *text, size_t size)
+{
+    ms_group *g = c->g;
+    char what[400];
+    int at = snprintf(text, size, "collective #%u of ", (unsigned)c->word);
+    ms__group_text(g, text + at, size - (size_t)at);
+    at = (int)strlen(text);
+    at += snprintf(text + at, size - (size_t)at, ": the ranks ask for different things");
+    bool told[1024] = { false };
+    for (int k = 0; k < g->n && k < 1024 && (size_t)at < size - 1; k++) {
+        ms_slot *s = slot_of(g, k, c->seq);
+        uint64_t ready = atomic_load(&s->ready);
+        if (told[k] || ready < c->word) continue;
+        if (ready > c->word) {
+            at += snprintf(text + at, size - (size_t)at, "; rank %d is at #%u already", g->ranks[k], (unsigned)ready);
+            continue;
+        }
+        int same = 0;
+        for (int j = k + 1; j < g->n && !same; j++) {
+            ms_slot *o = slot_of(g, j, c->seq);
+            same = atomic_load(&o->ready) == c->word && same_request(o, s);
+        }
+        at += snprintf(text + at, size - (size_t)at, same ? "; ranks" : "; rank");
+        same = 0;
+        for (int j = k; j < g->n && j < 1024 && (size_t)at < size - 1; j++) {
+            ms_slot *o = slot_of(g, j, c->seq);
+            if (atomic_load(&o->ready) != c->word || !same_request(o, s)) continue;
+            told[j] = true;
+            at += snprintf(text + at, size - (size_t)at, same++ ? ", %d" : " %d", g->ranks[j]);
+        }
+        ms_print p = s->print;
+        ms__print_text(&p, what, sizeof what);
+        if ((size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ": %s", what);
+    }
+}
+
+// The first rank that is through with waiting writes the text, the others take it: a rank too late for the text is missing
+// from everybody's.
 static ms_status mismatch(ms_waiter *w)
 {
     ms_coll *c = w->c;
@@ -73,37 +111,23 @@ static ms_status mismatch(ms_waiter *w)
     }
     // The other nodes are to see what the ranks here ask for, too.
     if (g->far && g->me == g->leader) ms__far_ready(c, w, false);
-    char text[TEXT], what[400];
-    int at = snprintf(text, sizeof text, "collective #%u of ", (unsigned)c->word);
-    ms__group_text(g, text + at, sizeof text - (size_t)at);
-    at = (int)strlen(text);
-    at += snprintf(text + at, sizeof text - (size_t)at, ": the ranks ask for different things");
-    bool told[1024] = { false };
-    for (int k = 0; k < g->n && k < 1024 && (size_t)at < sizeof text - 1; k++) {
-        ms_slot *s = slot_of(g, k, c->seq);
-        uint64_t ready = atomic_load(&s->ready);
-        if (told[k] || ready < c->word) continue;
-        if (ready > c->word) {
-            at += snprintf(text + at, sizeof text - (size_t)at, "; rank %d is at #%u already", g->ranks[k], (unsigned)ready);
-            continue;
+    ms_blame *b = g->blame;
+    char text[TEXT];
+    uint64_t was = atomic_load(&b->claimed);
+    while (was < c->word)
+        if (atomic_compare_exchange_weak(&b->claimed, &was, c->word)) {
+            tell_requests(c, b->text, sizeof b->text);
+            memcpy(text, b->text, sizeof text);
+            atomic_store(&b->told, c->word);
+            return ms__fail(MS_ECOMM, "%s", text);
         }
-        int same = 0;
-        for (int j = k + 1; j < g->n && !same; j++) {
-            ms_slot *o = slot_of(g, j, c->seq);
-            same = atomic_load(&o->ready) == c->word && same_request(o, s);
-        }
-        at += snprintf(text + at, sizeof text - (size_t)at, same ? "; ranks" : "; rank");
-        same = 0;
-        for (int j = k; j < g->n && j < 1024 && (size_t)at < sizeof text - 1; j++) {
-            ms_slot *o = slot_of(g, j, c->seq);
-            if (atomic_load(&o->ready) != c->word || !same_request(o, s)) continue;
-            told[j] = true;
-            at += snprintf(text + at, sizeof text - (size_t)at, same++ ? ", %d" : " %d", g->ranks[j]);
-        }
-        ms_print p = s->print;
-        ms__print_text(&p, what, sizeof what);
-        if ((size_t)at < sizeof text - 1) at += snprintf(text + at, sizeof text - (size_t)at, ": %s", what);
-    }
+    until = ms__now_ns() + (int64_t)1e9;
+    while (atomic_load(&b->told) < c->word && ms__now_ns() < until) sched_yield();
+    bool taken = atomic_load(&b->told) == c->word;
+    memcpy(text, b->text, sizeof text);
+    atomic_thread_fence(memory_order_acquire);
+    // The others are further already, or he who claimed it was killed.
+    if (!taken || atomic_load(&b->claimed) != c->word) tell_requests(c, text, sizeof text);
     return ms__fail(MS_ECOMM, "%s", text);
 }
 

@@ -55,6 +55,12 @@ typedef struct {                        // per member of a group
     char pad[40];
 } ms_head;
 
+typedef struct {                        // per group: what its latest mismatch is told as, the same on every rank here
+    _Atomic uint64_t claimed, told;     // word of that collective: somebody writes the text; it is written
+    char text[TEXT];
+    char pad[48];
+} ms_blame;
+
 typedef struct {                        // what one executor (compute thread or stream worker) waits in
     _Atomic uint64_t version;           // odd: waiting
     double   group;
@@ -93,6 +99,7 @@ struct ms_group {
     int      leader;                    // member: the first one on this node
     ms_slot *slots;
     ms_head *heads;
+    ms_blame *blame;
     uint64_t seq, epoch;                // engine thread only
     uint64_t issued[RING];              // word that this rank issued last on a ring entry; engine thread only
     _Atomic uint64_t finished[RING];    // and the one that its executor is through with: the next may begin

@@ -22,14 +22,23 @@ static _Atomic(ms_group *) *pairs;  // send and recv, by from * size + to
 static size_t    groups_used;
 static int      *local_of;          // by world rank
 
-enum { PAIR_BYTES = 2 * ((int)sizeof(ms_head) + RING * (int)sizeof(ms_slot)) };
+// What n members share: their slots, then their heads, then what a mismatch is told as.
+static size_t group_bytes(int n) { return (size_t)n * (sizeof(ms_head) + RING * sizeof(ms_slot)) + sizeof(ms_blame); }
+
+static void group_at(ms_group *g, char *p)
+{
+    g->slots = (ms_slot *)p;
+    g->heads = (ms_head *)(p + (size_t)g->n * RING * sizeof(ms_slot));
+    g->blame = (ms_blame *)(g->heads + g->n);
+}
+
 
 // ---- layout of the control memory: board, windows, pairs, groups ---------------------------------
 
 static size_t page_up(size_t n) { return (n + 4095) & ~(size_t)4095; }
 static size_t windows_at(void) { return page_up(sizeof(ms_board) + (size_t)ms__world.size * sizeof(ms_board_rank)); }
 static size_t pairs_at(void) { return windows_at() + (size_t)ms__world.local_size * MS_STREAMS * 2 * WINDOW; }
-static size_t groups_at(void) { return pairs_at() + page_up((size_t)ms__world.size * (size_t)ms__world.size * PAIR_BYTES); }
+static size_t groups_at(void) { return pairs_at() + page_up((size_t)ms__world.size * (size_t)ms__world.size * group_bytes(2)); }
 
 size_t ms__ctl_size(void) { return groups_at() + (size_t)ms__world.size * 1024 * RING * sizeof(ms_slot); }
 
@@ -54,15 +63,13 @@ static void group_nodes(ms_group *g)
 
 ms_status ms__group_place(ms_group *g)
 {
-    size_t bytes = page_up((size_t)g->n * (sizeof(ms_head) + RING * sizeof(ms_slot)));
+    size_t bytes = page_up(group_bytes(g->n));
     if (ms__world.up && ms__world.size > 1) {
         if (groups_at() + groups_used + bytes > ms__world.ctl_bytes)
             return ms__fail(MS_ENOMEM, "dist.new_group: the control memory holds no more groups (%zu bytes used)", groups_used);
         // Made by every rank in the same order, so every rank finds it at the same place.
-        char *p = ms__world.ctl + groups_at() + groups_used;
+        group_at(g, ms__world.ctl + groups_at() + groups_used);
         groups_used += bytes;
-        g->slots = (ms_slot *)p;
-        g->heads = (ms_head *)(p + (size_t)g->n * RING * sizeof(ms_slot));
         group_nodes(g);
     }
     g->next = groups;
@@ -89,9 +96,8 @@ static ms_group *pair_new(int from, int to, size_t at)
     }
     ranks[0] = from;
     ranks[1] = to;
-    char *p = ms__world.ctl + pairs_at() + at * PAIR_BYTES;
-    *g = (ms_group){ .id = -1.0 - (double)at, .n = 2, .ranks = ranks, .me = ms__world.rank == from ? 0 : ms__world.rank == to ? 1 : -1,
-                     .slots = (ms_slot *)p, .heads = (ms_head *)(p + 2 * RING * sizeof(ms_slot)) };
+    *g = (ms_group){ .id = -1.0 - (double)at, .n = 2, .ranks = ranks, .me = ms__world.rank == from ? 0 : ms__world.rank == to ? 1 : -1 };
+    group_at(g, ms__world.ctl + pairs_at() + at * group_bytes(2));
     group_nodes(g);
     return g;
 }

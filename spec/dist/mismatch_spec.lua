@@ -151,6 +151,17 @@ for world = 2, 3 do
       end
     end
 
+    if world > 2 then
+      it("a rank that comes after the others have told meets their text", function()
+        local v = request(N)
+        local why = fails(function()
+          if rank == 1 then require("spec.support.process").sleep(0.1) end
+          if odd then dist.barrier() else dist.all_reduce(v.t) end
+        end, "the ranks ask for different things", v)
+        assert.matches("; rank 2: barrier", why)
+      end)
+    end
+
     it("the same collective from two lines is one collective", function()
       for _, n in ipairs { SMALL, N } do
         local a = ms.full({ n }, rank + 1)
