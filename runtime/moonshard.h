@@ -334,6 +334,8 @@ MS_API ms_status ms_unit_summon(double unit, int show);
 MS_API ms_status ms_unit_unsummon(double unit, int writeback);
 MS_API int       ms_unit_is_idle(double unit);          // not between its forward and its backward phases
 MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const double *units);
+// The parameters are final until the next forward: the first unit of the latest forward that has some is gathered from here on. Collective.
+MS_API ms_status ms_unit_gather_first(double unit);
 // A managed parameter's unit (0: not managed), this rank's part (the same id for life), and the whole (collective, detached, stored dtype).
 MS_API double    ms_unit_of(ms_id p);
 MS_API double    ms_unit_flat_offset(ms_id p);          // of a flat unit's parameter: where its piece begins in this rank's part, in elements

@@ -105,11 +105,14 @@ static ms_status cast_shard(unit *u, ms_storage *to)
     return MS_OK;
 }
 
-static uint64_t versions_of(const unit *u)
+uint64_t ms__unit_versions(const unit *u)
 {
     uint64_t sum = 0;
-    for (int j = 0; j < u->n; j++) sum += u->params[j].local->version->count;
-    return sum;
+    for (int j = 0; j < u->n; j++) {
+        sum += u->params[j].local->version->count;
+        if (u->views == MS_VIEWS_PIECES) sum += u->params[j].param->version->count;
+    }
+    return u->views == MS_VIEWS_FLAT && u->flat.local ? sum + u->flat.local->version->count : sum;
 }
 
 void ms__unit_drop_post(unit *u)
@@ -121,7 +124,7 @@ void ms__unit_drop_post(unit *u)
 // What the forward left with post_group, unless the parameters have changed since (every rank sees that alike).
 static bool post_serves(unit *u)
 {
-    if (u->post && u->post_version != versions_of(u)) ms__unit_drop_post(u);
+    if (u->post && u->post_version != ms__unit_versions(u)) ms__unit_drop_post(u);
     return u->post != NULL;
 }
 
@@ -184,6 +187,9 @@ ms_status ms__unit_check_home(const unit *u)
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
 {
     MS_TRY(ms__unit_check_home(u));
+    // The script promised that these parameters stay as they are, and changed them after all (every rank sees that alike).
+    if (MS_UNLIKELY(u->ahead && (u->gather || u->fetched) && u->ahead != ms__unit_versions(u) + 1)) ms__unit_shard(u);
+    u->ahead = 0;
     bool nothing = u->in_place || (u->device & 0xff) == MS_META;    // to be fetched
     nothing |= u->world == 1 && early && u->home == u->device;
     if (u->gathered || u->gather || u->fetched || u->n == 0 || (nothing && early)) return MS_OK;
@@ -296,7 +302,7 @@ ms_status ms__unit_shard_to_post(unit *u)
     }
     ms__unit_shard(u);
     u->post = post;
-    u->post_version = versions_of(u);
+    u->post_version = ms__unit_versions(u);
     return MS_OK;
 }
 

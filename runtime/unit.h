@@ -97,6 +97,7 @@ struct unit {
     struct extension *extensions;   // unit_extend.c
     int           n_extensions;
     bool          fetched;          // gathered bytes are there, the script has not made wholes of them yet
+    uint64_t      ahead;            // gathered before its forward began: versions of its parameters then, plus one; 0: it was not
     // who is using it
     int           forwards;
     struct { int64_t use; ms_run *run; } *active;       // uses between pre- and post-backward
@@ -162,6 +163,7 @@ ms_status ms__unit_fetch(unit *u);                      // waits for the gathere
 ms_status ms__unit_finish_gather(unit *u);              // waits; parameters are whole afterwards
 void      ms__unit_shard(unit *u);                      // back to the shards, whatever the schedule says
 ms_status ms__unit_shard_to_post(unit *u);              // back to slices among post_group
+uint64_t  ms__unit_versions(const unit *u);             // of its parameters, together: one more with each change
 bool      ms__unit_idle(const unit *u);                 // nobody is between its pre- and post-phase
 ms_id     ms__unit_gather_whole(unit_param *p, ms_tensor *part);    // part is laid out like p's local tensor; collective
 ms_status ms__unit_replan(unit *u);                     // after a change of what is gathered how; it is sharded

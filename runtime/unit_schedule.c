@@ -180,6 +180,25 @@ int ms_unit_prefetches(double handle, double *out, int capacity)
     return n;
 }
 
+// Where the script's compute runs on the calling thread, an event behind the optimizer is past when it is recorded: what may
+// begin behind it begins here. The gather itself waits for writes to the shard that are still under way on a device.
+ms_status ms_unit_gather_first(double handle)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    context *c = u->context;
+    if (!c || c->opened || c->in_backward) return MS_OK;
+    ms__unit_after_errors(u);
+    unit *first = NULL;
+    for (int k = 0; k < c->n_last && !first; k++)
+        if (c->last[k]->n) first = c->last[k];
+    if (!first || first->checked || !first->prefetches || first->n_extensions || !ms__unit_idle(first)) return MS_OK;
+    if (first->gathered || first->gather || first->fetched) return MS_OK;
+    MS_TRY(ms__unit_start_gather(first, true, true));
+    first->ahead = ms__unit_versions(first) + 1;
+    return MS_OK;
+}
+
 ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
 {
     unit *u = ms__unit(handle);

@@ -304,6 +304,8 @@ function FSDP:state_dict(given) return states.state_dict(self, given) end
 ---@param given? table  options of fsdp.load_state_dict
 function FSDP:load_state_dict(sd, given) return states.load_state_dict(self, sd, given) end
 
+FSDP.set_post_optim_event = module.FSDPModule.set_post_optim_event
+
 -- Every unit of the tree below an instance that must be a root.
 local function units_of_root(self, message)
   if not self:check_is_root() then raise("%s", message) end

@@ -522,6 +522,16 @@ local function set_prefetch(self, who, backward, list)
   if lib.ms_unit_set_prefetch(unit_of(self).handle, backward, #list, handles) ~= 0 then errors.fail() end
 end
 
+--- Called behind the optimizer's step: until the next forward nothing changes the parameters any more, so the gather with which that
+--- forward begins starts now and runs under whatever the script does before. For that one forward; every rank calls it.
+--- (PyTorch's takes an event to wait for. Here the call is the event.)
+function FSDPModule:set_post_optim_event(event)
+  if event ~= nil then
+    errors.raise("set_post_optim_event: argument is %s, expected nothing: the call itself says that the optimizer's step is over", errors.kind(event))
+  end
+  if lib.ms_unit_gather_first(unit_of(self).handle) ~= 0 then errors.fail() end
+end
+
 --- Modules gathered early when this one's forward begins, instead of the engine's own choice.
 ---@param list table[]
 function FSDPModule:set_modules_to_forward_prefetch(list) set_prefetch(self, "set_modules_to_forward_prefetch", 0, list) end
