@@ -3,7 +3,7 @@
 //
 // Small: no packing; A is broadcast from where it is, B read from where it is when its columns are
 // adjacent. Large (Goto, van de Geijn 2008): B is cut into panels of KC x 3 vectors, as many at a time as the
-// second cache holds; A into panels of KC x 8 rows, each of which stays in the first cache while all of B's pass
+// half of the second cache holds; A into panels of KC x 8 rows, each of which stays close while all of B's pass
 // by. (The other order, B's panel for all of A, brings both out of the second cache: 13 % slower.) Strides that are
 // powers of two, on which caches and address tables run into themselves, are met only while packing. Half types are
 // converted while packing and accumulate in float32, rounded once at the end.
@@ -43,6 +43,31 @@ static int64_t cache_bytes(int level)
     int64_t bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE), least = level == 2 ? 256 << 10 : 8 << 20;
     return *size = bytes < least ? least : bytes;
 }
+
+// A large product under way.
+typedef struct gemm_work {
+    const ms_gemm *g;
+    int64_t size;               // bytes of an accumulating number: 4 or 8
+    int64_t wide, high;         // columns of a panel of B, rows of one of A
+    int64_t i0, mb;             // the rows at hand,
+    int64_t first_col, last_col;        // the columns whose sums are kept,
+    int64_t j0, nc, p0, kc;     // the columns of B that are packed and the depth
+    int64_t mc, cols;           // rows and columns of a task
+    int64_t across;             // tasks beside each other
+    int64_t pack;               // columns of a task of packing
+    bool    half, first, last, pack_a;
+    char   *b, *a;              // packed panels, one after the other
+    float  *sums;               // half types: float32 sums, mb rows; of one that is one block deep, a panel's rows for each thread
+    int64_t sums_rs;
+} gemm_work;
+
+// Lines that the next rows of A will be packed from, fetched into the second cache while these rows are at work: groups of lines so
+// many bytes apart, and from the end of one group to the next.
+typedef struct gemm_ahead {
+    const char *at;
+    int64_t apart, jump, groups;
+    int     lines, pairs;       // of a group; of them fetched
+} gemm_ahead;
 
 #define EACH_LANE(f, s) { f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7), \
                           f(s, 8), f(s, 9), f(s, 10), f(s, 11), f(s, 12), f(s, 13), f(s, 14), f(s, 15) }
@@ -132,12 +157,14 @@ static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int
 {
     float t[8 * KC] __attribute__((aligned(64)));
     int64_t whole = m / high * high;
-    if (rs == 1) {                      // a column at a time
+    if (rs == 1) {                      // columns, RUN numbers of each, through a tile
         if (whole < m) memset(out + whole * k, 0, (size_t)(high * k) * sizeof(float));
-        for (int64_t p = 0; p < k; p++) {
-            load_run(dtype, t, a, at + p * cs, m);
+        for (int64_t p = 0; p < k; p += KC * 8 / RUN) {
+            int64_t columns = k - p < KC * 8 / RUN ? k - p : KC * 8 / RUN;
+            for (int64_t q = 0; q < columns; q++) load_run(dtype, t + q * RUN, a, at + (p + q) * cs, m);
             for (int64_t i = 0; i < m; i += high)
-                memcpy(out + i * k + p * high, t + i, (size_t)(m - i < high ? m - i : high) * sizeof(float));
+                for (int64_t q = 0; q < columns; q++)
+                    memcpy(out + i * k + (p + q) * high, t + q * RUN + i, (size_t)(m - i < high ? m - i : high) * sizeof(float));
         }
         return;
     }
@@ -154,22 +181,6 @@ static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int
 
 // ---- large products -------------------------------------------------------------------------------
 
-typedef struct work {
-    const ms_gemm *g;
-    int64_t size;               // bytes of an accumulating number: 4 or 8
-    int64_t wide, high;         // columns of a panel of B, rows of one of A
-    int64_t i0, mb;             // the rows at hand,
-    int64_t first_col, last_col;        // the columns whose sums are kept,
-    int64_t j0, nc, p0, kc;     // the columns of B that are packed and the depth
-    int64_t mc, cols;           // rows and columns of a task
-    int64_t across;             // tasks beside each other
-    int64_t pack;               // columns of a task of packing
-    bool    half, first, last, pack_a;
-    char   *b, *a;              // packed panels, one after the other
-    float  *sums;               // half types: float32 sums, mb rows; of one that is one block deep, a panel's rows for each thread
-    int64_t sums_rs;
-} work;
-
 static int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 // n cut into equal parts of at most `most`, each a multiple of `unit`.
@@ -177,7 +188,7 @@ static int64_t even(int64_t n, int64_t most, int64_t unit) { return ceil_div(cei
 
 static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
 {
-    const work *w = arg;
+    const gemm_work *w = arg;
     const ms_gemm *g = w->g;
     (void)end, (void)block;
     int64_t j = task * w->pack, stop = j + w->pack < w->nc ? j + w->pack : w->nc;
@@ -198,7 +209,7 @@ static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
 }
 
 // The finished sums of `rows` rows and n columns plus the bias, rounded.
-static void finish(const work *w, float *s, int64_t row, int64_t col, int64_t rows, int64_t n)
+static void finish(const gemm_work *w, float *s, int64_t row, int64_t col, int64_t rows, int64_t n)
 {
     const ms_gemm *g = w->g;
     float bias[256];
@@ -217,7 +228,7 @@ static void finish(const work *w, float *s, int64_t row, int64_t col, int64_t ro
 }
 
 // Rows [i, i + m) of the rows at hand, i a multiple of the panels' height.
-static void pack_rows(const work *w, int64_t i, int64_t m)
+static void pack_rows(const gemm_work *w, int64_t i, int64_t m)
 {
     const ms_gemm *g = w->g;
     int64_t at = (w->i0 + i) * g->a_rs + w->p0 * g->a_cs;
@@ -229,53 +240,70 @@ static void pack_rows(const work *w, int64_t i, int64_t m)
 
 static void pack_rows_task(void *arg, int64_t task, int64_t end, int64_t unused)
 {
-    const work *w = arg;
+    const gemm_work *w = arg;
     int64_t step = RUN / 8 * w->high, i = task * step;
     (void)end, (void)unused;
     pack_rows(w, i, w->mb - i < step ? w->mb - i : step);
 }
 
-static void sweep_half(const work *w, int64_t i, int64_t rows, int64_t j, int64_t n)
+static void row_half(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64_t n, gemm_ahead *ahead)
 {
     float *s = w->sums;
     if (w->first && w->last) s += omp_get_thread_num() * w->high * w->sums_rs;
     else s += i * w->sums_rs + w->j0 + j - w->first_col;
-    sweep_f32((n + 15) / 16 * 16, rows, w->kc, (const float *)w->a + i * w->kc, (const float *)w->b + j * w->kc, s, w->sums_rs, NULL, !w->first);
+    sweep_f32((n + 15) / 16 * 16, rows, w->kc, (const float *)w->a + i * w->kc, (const float *)w->b + j * w->kc, s, w->sums_rs, NULL, !w->first, ahead);
     if (w->last) finish(w, s, w->i0 + i, w->j0 + j, rows, n);
+}
+
+// What is packed after rows [i, i + high) of [top, bottom), `step` of which are packed together: this panel's share of it.
+static gemm_ahead packed_next(const gemm_work *w, int64_t top, int64_t i, int64_t bottom, int64_t step)
+{
+    const ms_gemm *g = w->g;
+    int64_t size = w->half ? 2 : w->size, run = w->p0, next = top + ((i - top) / step + 1) * step;
+    if (next + step > bottom) return (gemm_ahead) { 0 };
+    gemm_ahead f;
+    if (g->a_rs == 1) {                 // columns, each `step` rows high
+        int64_t part = (i - top) % step / w->high, parts = step / w->high;
+        f.lines = (int)(step * size / 64);
+        f.apart = 64;
+        f.jump = (g->a_cs - step) * size;
+        f.groups = w->kc * (part + 1) / parts - w->kc * part / parts;
+        run += w->kc * part / parts;
+    } else {                            // a line of each row
+        f.lines = (int)w->high;
+        f.apart = g->a_rs * size;
+        f.jump = 64 - w->high * f.apart;
+        f.groups = g->a_cs == 1 ? w->kc * size / 64 : 0;
+    }
+    f.at = (const char *)g->a + ((w->i0 + next) * g->a_rs + run * g->a_cs) * size;
+    f.pairs = 0;
+    return f;
 }
 
 static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
 {
-    const work *w = arg;
+    const gemm_work *w = arg;
     const ms_gemm *g = w->g;
     int64_t top = task / w->across * w->mc, bottom = w->mb - top < w->mc ? w->mb : top + w->mc, j = task % w->across * w->cols;
-    int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, col = w->j0 + j;
-    int64_t step = g->a_rs == 1 ? RUN / 8 * w->high : w->high;
-    bool add = !w->first, fresh = w->pack_a && w->across == 1 && w->j0 == w->first_col;
+    int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, step = g->a_rs == 1 ? RUN / 8 * w->high : w->high;
+    bool fresh = w->pack_a && w->across == 1 && w->j0 == w->first_col;
     (void)end, (void)unused;
 
     for (int64_t i = top; i < bottom; i += w->high) {
-        int64_t rows = bottom - i < w->high ? bottom - i : w->high, c = (w->i0 + i) * g->c_rs + col;
-        if (fresh && (i - top) % step == 0) pack_rows(w, i, bottom - i < step ? bottom - i : step);
-        if (w->half) sweep_half(w, i, rows, j, n);
-        else if (w->size == 4) {
-            const float *bias = w->last && g->bias ? (const float *)g->bias + col : NULL, *b = (const float *)w->b + j * w->kc;
-            if (w->pack_a) { sweep_f32(n, rows, w->kc, (const float *)w->a + i * w->kc, b, (float *)g->c + c, g->c_rs, bias, add); continue; }
-            const float *a = (const float *)g->a + (w->i0 + i) * g->a_rs + w->p0;
-            for (int64_t q = 0; q < n; q += w->wide)
-                panel_f32(n - q < w->wide ? n - q : w->wide, rows, w->kc, a, g->a_rs, 1, b + q * w->kc, w->wide, (float *)g->c + c + q, g->c_rs, bias ? bias + q : NULL, add);
-        } else {
-            const double *bias = w->last && g->bias ? (const double *)g->bias + col : NULL, *b = (const double *)w->b + j * w->kc;
-            if (w->pack_a) { sweep_f64(n, rows, w->kc, (const double *)w->a + i * w->kc, b, (double *)g->c + c, g->c_rs, bias, add); continue; }
-            const double *a = (const double *)g->a + (w->i0 + i) * g->a_rs + w->p0;
-            for (int64_t q = 0; q < n; q += w->wide)
-                panel_f64(n - q < w->wide ? n - q : w->wide, rows, w->kc, a, g->a_rs, 1, b + q * w->kc, w->wide, (double *)g->c + c + q, g->c_rs, bias ? bias + q : NULL, add);
+        int64_t rows = bottom - i < w->high ? bottom - i : w->high;
+        gemm_ahead ahead = { 0 };
+        if (fresh) {
+            if ((i - top) % step == 0) pack_rows(w, i, bottom - i < step ? bottom - i : step);
+            ahead = packed_next(w, top, i, bottom, step);
         }
+        if (w->half) row_half(w, i, rows, j, n, &ahead);
+        else if (w->size == 4) row_f32(w, i, rows, j, n, &ahead);
+        else row_f64(w, i, rows, j, n, &ahead);
     }
 }
 
 // The columns of B that are packed at hand, against the rows at hand.
-static void column_block(work *w, int64_t threads)
+static void column_block(gemm_work *w, int64_t threads)
 {
     int64_t panels = ceil_div(w->nc, w->wide);
     w->pack = ceil_div(panels, threads) * w->wide;
@@ -288,16 +316,16 @@ static void column_block(work *w, int64_t threads)
 
 static ms_status large(const ms_gemm *g)
 {
-    work w = { .g = g, .half = ms__is_half(g->dtype), .size = g->dtype == MS_F64 ? 8 : 4, .high = panel_rows() };
+    gemm_work w = { .g = g, .half = ms__is_half(g->dtype), .size = g->dtype == MS_F64 ? 8 : 4, .high = panel_rows() };
     int64_t kc = even(g->k, KC * 4 / w.size, 16), depth = kc < g->k ? kc : g->k, threads = ms_num_threads();
     bool deep = kc < g->k;
     w.wide = 3 * 64 / w.size;
     w.pack_a = w.half || g->a_cs != 1 || g->n > FEW;
     int64_t mb = even(g->m, w.half ? ROWS_HALF : ROWS, w.high), jb = w.half && deep && g->n > COLUMNS_HALF ? even(g->n, COLUMNS_HALF, w.wide) : g->n;
 
-    // Five eighths of the second cache for B's panels, through which a panel of A passes. Several threads: about two tasks each,
+    // Half of the second cache for B's panels, through which a panel of A passes. Several threads: about two tasks each,
     // cut first along rows, 128 of which pay for having B's panels brought, then along columns.
-    int64_t fit = cache_bytes(2) * 5 / 8 / (kc * w.size) / w.wide * w.wide, down = 1, across = 1;
+    int64_t fit = cache_bytes(2) / 2 / (kc * w.size) / w.wide * w.wide, down = 1, across = 1;
     w.cols = even(jb, fit < 2 * w.wide ? 2 * w.wide : fit, w.wide);
     if (threads > 1) {
         int64_t most = ceil_div(jb, w.cols);

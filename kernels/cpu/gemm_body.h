@@ -4,6 +4,7 @@
 // tile: up to 8 rows by 3 vectors of C stay in registers while k runs. It needs of A only a base and
 // two strides (scalars are broadcast), of B rows of adjacent columns: packed panels, or B itself.
 // core: the same, 8 rows whole, where both are packed: it also fetches ahead. sweep: core after core.
+// What is fetched ahead, how far and when was found by trying, all in turns in one process (scripts/bench/results/2026-11-21-two-cores.md).
 
 typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 
@@ -47,18 +48,15 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
 }
 
 // 8 rows out of packed panels: A's has 8 numbers a step, B's 3 vectors, of which vecs are used. Both are fetched ahead of use: B's
-// panel is larger than the first cache and comes out of the second, A's runs on into the panel of the next 8 rows.
-enum { R(AHEAD_A) = 8 * 128, R(AHEAD_B) = 3 * LANES * 16 };
+// panel is larger than the first cache and comes out of the second, A's runs on into the panel of the next 8 rows. C's lines are
+// fetched one row after the other shortly before they are due (all at once they would hold B's up), and two lines every LANES steps
+// of what is packed next.
+enum { R(AHEAD_A) = 8 * 64, R(AHEAD_B) = 3 * LANES * 24 };
 
-static inline __attribute__((always_inline)) void R(core)(const int vecs, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+static inline __attribute__((always_inline)) void R(core)(const int vecs, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add, gemm_ahead *ahead)
 {
     R(vec) s[8][3];
     REAL *row = c;
-#pragma GCC unroll 1
-    for (int r = 0; r < 8; r++, row += c_rs) {
-        for (int v = 0; v < vecs; v++) __builtin_prefetch(row + v * LANES, 1);
-        __builtin_prefetch(row + vecs * LANES - 1, 1);
-    }
     __asm__("" : "+r"(c));              // the rows' addresses are made again below: kept, they would not fit the registers
 #pragma GCC unroll 8
     for (int r = 0; r < 8; r++)
@@ -80,11 +78,32 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, int64_
         __asm__ volatile("" ::: "memory");                                                                  \
     }
 #pragma GCC unroll 1
-    for (; k >= 2; k -= 2, a += 16, b += 6 * LANES) {
-        STEP(0)
-        STEP(1)
+    for (int64_t left = k / LANES; left > 0; left--) {
+        if (left <= 10 && left > 2) {
+            for (int v = 0; v < vecs; v++) __builtin_prefetch(row + v * LANES, 1);
+            __builtin_prefetch(row + vecs * LANES - 1, 1);
+            row += c_rs;
+        }
+        if (ahead->groups > 0) {
+            const char *at = ahead->at;
+            __builtin_prefetch(at, 0, 2);
+            __builtin_prefetch(at + ahead->apart, 0, 2);
+            at += 2 * ahead->apart;
+            if (++ahead->pairs * 2 == ahead->lines) {
+                at += ahead->jump;
+                ahead->pairs = 0;
+                ahead->groups--;
+            }
+            ahead->at = at;
+        }
+#pragma GCC unroll 1
+        for (int p = 0; p < LANES / 2; p++, a += 16, b += 6 * LANES) {
+            STEP(0)
+            STEP(1)
+        }
     }
-    if (k) STEP(0)
+#pragma GCC unroll 1
+    for (k %= LANES; k > 0; k--, a += 8, b += 3 * LANES) STEP(0)
 #undef STEP
 #pragma GCC unroll 8
     for (int r = 0; r < 8; r++, c += c_rs)
@@ -164,7 +183,8 @@ static MS_KERNEL void R(strip)(int vecs, int64_t m, int64_t k, const REAL *a, in
 
 // One packed panel of A, which stays in the first cache, against the panels of B that make n columns. Rows and columns that
 // fill no panel pass through a tile of our own; the panels have zeros there.
-static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add,
+                               gemm_ahead *ahead)
 {
     REAL t[8 * 3 * LANES] __attribute__((aligned(64))), e[3 * LANES];
     const int64_t high = narrow() ? 6 : 8;
@@ -184,9 +204,9 @@ static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const REAL *a
             for (int64_t v = 0; v < vecs * LANES; v += LANES) R(thin_tile)(6, k, a, 1, 6, b + v, 3 * LANES, d + v, d_rs, f ? f + v : NULL, add);
         } else {
             switch (vecs) {
-            case 3: R(core)(3, k, a, b, d, d_rs, f, add); break;
-            case 2: R(core)(2, k, a, b, d, d_rs, f, add); break;
-            default: R(core)(1, k, a, b, d, d_rs, f, add); break;
+            case 3: R(core)(3, k, a, b, d, d_rs, f, add, ahead); break;
+            case 2: R(core)(2, k, a, b, d, d_rs, f, add, ahead); break;
+            default: R(core)(1, k, a, b, d, d_rs, f, add, ahead); break;
             }
         }
         if (MS_UNLIKELY(!whole))
@@ -312,17 +332,17 @@ static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t 
     }
 }
 
-// Whole panels of B whose rows are runs: a row at a time through all of them, the rows below fetched ahead.
+// Whole panels of B whose rows are runs: a row at a time through all of them, the rows below fetched ahead into the second cache.
 static MS_KERNEL void R(pack_panels)(REAL *out, const REAL *b, int64_t rs, int64_t k, int64_t panels)
 {
     for (int64_t p = 0; p < k; p++, b += rs, out += 3 * LANES) {
-        const REAL *x = b, *next = b + (p + 4 < k ? 4 * rs : 0);
+        const REAL *x = b, *next = b + (p + 8 < k ? 8 * rs : 0);
         REAL *o = out;
         for (int64_t j = 0; j < panels; j++, x += 3 * LANES, next += 3 * LANES, o += 3 * LANES * k)
 #pragma GCC unroll 3
             for (int v = 0; v < 3; v++) {
                 *(R(vec) *)(o + v * LANES) = *(const R(vec) *)(x + v * LANES);
-                __builtin_prefetch(next + v * LANES);
+                __builtin_prefetch(next + v * LANES, 0, 2);
             }
     }
 }
@@ -333,7 +353,16 @@ static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t
     int64_t whole = m / high * high;
     if (whole < m) memset(out + whole * k, 0, (size_t)(high * k) * sizeof(REAL));
     if (rs == 1) {                      // columns are runs: a piece of each goes to every panel
-        for (int64_t p = 0; p < k; p++, a += cs, out += high) {
+        int64_t p = 0;
+        if (high == 8)                  // 8 at a time: whole lines, which are fetched ahead, for nothing else would
+            for (; p + 8 <= k && whole == m; p += 8, a += 8 * cs, out += 64) {
+                REAL *o = out;
+                for (int64_t i = 0; i < m; i += 8, o += 8 * k) {
+                    for (int l = 0; l < 64 / LANES; l++) __builtin_prefetch(o + 128 + l * LANES, 1);
+                    for (int q = 0; q < 8; q++) memcpy(o + q * 8, a + q * cs + i, 8 * sizeof(REAL));
+                }
+            }
+        for (; p < k; p++, a += cs, out += high) {
             REAL *o = out;
             int64_t i = 0;
             if (high == 8) for (; i + 8 <= m; i += 8, o += 8 * k) memcpy(o, a + i, 8 * sizeof(REAL));
@@ -349,6 +378,21 @@ static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t
         for (; p < k; p++)
             for (int64_t r = 0; r < rows; r++) out[p * high + r] = a[r * rs + p * cs];
     }
+}
+
+// Packed rows [i, i + rows) of the rows at hand by n columns from j on. Rows of A that are not packed are read where they are.
+static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64_t n, gemm_ahead *ahead)
+{
+    const ms_gemm *g = w->g;
+    const REAL *bias = w->last && g->bias ? (const REAL *)g->bias + w->j0 + j : NULL, *b = (const REAL *)w->b + j * w->kc;
+    REAL *c = (REAL *)g->c + (w->i0 + i) * g->c_rs + w->j0 + j;
+    if (w->pack_a) {
+        R(sweep)(n, rows, w->kc, (const REAL *)w->a + i * w->kc, b, c, g->c_rs, bias, !w->first, ahead);
+        return;
+    }
+    const REAL *a = (const REAL *)g->a + (w->i0 + i) * g->a_rs + w->p0;
+    for (int64_t q = 0; q < n; q += w->wide)
+        R(panel)(n - q < w->wide ? n - q : w->wide, rows, w->kc, a, g->a_rs, 1, b + q * w->kc, w->wide, c + q, g->c_rs, bias ? bias + q : NULL, !w->first);
 }
 
 // A product of at most SMALL multiply-adds, without packing where B's columns are adjacent (its last columns, which
