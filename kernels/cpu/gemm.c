@@ -44,6 +44,8 @@ static int64_t cache_bytes(int level)
     return *size = bytes < least ? least : bytes;
 }
 
+static int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
 // A large product under way.
 typedef struct gemm_work {
     const ms_gemm *g;
@@ -62,11 +64,13 @@ typedef struct gemm_work {
 } gemm_work;
 
 // Lines that the next rows of A will be packed from, fetched into the second cache while these rows are at work: groups of lines so
-// many bytes apart, and from the end of one group to the next.
+// many bytes apart, and from the end of one group to the next; and those that they will be packed into. (Fetching B's next columns
+// likewise gained nothing.)
 typedef struct gemm_ahead {
     const char *at;
+    char   *to;
     int64_t apart, jump, groups;
-    int     lines, pairs;       // of a group; of them fetched
+    int     lines, pairs;       // of a group, an even number; of them fetched
 } gemm_ahead;
 
 #define EACH_LANE(f, s) { f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7), \
@@ -181,8 +185,6 @@ static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int
 
 // ---- large products -------------------------------------------------------------------------------
 
-static int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 // n cut into equal parts of at most `most`, each a multiple of `unit`.
 static int64_t even(int64_t n, int64_t most, int64_t unit) { return ceil_div(ceil_div(n, ceil_div(n, most)), unit) * unit; }
 
@@ -256,27 +258,28 @@ static void row_half(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int
 }
 
 // What is packed after rows [i, i + high) of [top, bottom), `step` of which are packed together: this panel's share of it.
-static gemm_ahead packed_next(const gemm_work *w, int64_t top, int64_t i, int64_t bottom, int64_t step)
+static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t bottom, int64_t step)
 {
     const ms_gemm *g = w->g;
-    int64_t size = w->half ? 2 : w->size, run = w->p0, next = top + ((i - top) / step + 1) * step;
-    if (next + step > bottom) return (gemm_ahead) { 0 };
-    gemm_ahead f;
+    int64_t size = w->half ? 2 : w->size, next = top + ((i - top) / step + 1) * step, at = (w->i0 + next) * g->a_rs + w->p0 * g->a_cs;
+    gemm_ahead f = { 0 };
+    if (next + step > bottom) return f;
     if (g->a_rs == 1) {                 // columns, each `step` rows high
-        int64_t part = (i - top) % step / w->high, parts = step / w->high;
-        f.lines = (int)(step * size / 64);
+        int64_t part = (i - top) % step / w->high, parts = step / w->high, from = w->kc * part / parts;
+        f.lines = (int)(step * size / 128) * 2;
         f.apart = 64;
-        f.jump = (g->a_cs - step) * size;
-        f.groups = w->kc * (part + 1) / parts - w->kc * part / parts;
-        run += w->kc * part / parts;
+        f.jump = g->a_cs * size - f.lines * 64;
+        f.groups = w->kc * (part + 1) / parts - from;
+        at += from * g->a_cs;
+        next += part * w->high;
     } else {                            // a line of each row
         f.lines = (int)w->high;
         f.apart = g->a_rs * size;
         f.jump = 64 - w->high * f.apart;
         f.groups = g->a_cs == 1 ? w->kc * size / 64 : 0;
     }
-    f.at = (const char *)g->a + ((w->i0 + next) * g->a_rs + run * g->a_cs) * size;
-    f.pairs = 0;
+    f.at = (const char *)g->a + at * size;
+    f.to = w->a + next * w->kc * w->size;
     return f;
 }
 
@@ -294,7 +297,7 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
         gemm_ahead ahead = { 0 };
         if (fresh) {
             if ((i - top) % step == 0) pack_rows(w, i, bottom - i < step ? bottom - i : step);
-            ahead = packed_next(w, top, i, bottom, step);
+            ahead = rows_ahead(w, top, i, bottom, step);
         }
         if (w->half) row_half(w, i, rows, j, n, &ahead);
         else if (w->size == 4) row_f32(w, i, rows, j, n, &ahead);

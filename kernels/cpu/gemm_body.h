@@ -50,7 +50,7 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
 // 8 rows out of packed panels: A's has 8 numbers a step, B's 3 vectors, of which vecs are used. Both are fetched ahead of use: B's
 // panel is larger than the first cache and comes out of the second, A's runs on into the panel of the next 8 rows. C's lines are
 // fetched one row after the other shortly before they are due (all at once they would hold B's up), and two lines every LANES steps
-// of what is packed next.
+// of what is packed next, and two of where it goes.
 enum { R(AHEAD_A) = 8 * 64, R(AHEAD_B) = 3 * LANES * 24 };
 
 static inline __attribute__((always_inline)) void R(core)(const int vecs, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add, gemm_ahead *ahead)
@@ -95,6 +95,9 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, int64_
                 ahead->groups--;
             }
             ahead->at = at;
+            __builtin_prefetch(ahead->to, 1);
+            __builtin_prefetch(ahead->to + 64, 1);
+            ahead->to += 128;
         }
 #pragma GCC unroll 1
         for (int p = 0; p < LANES / 2; p++, a += 16, b += 6 * LANES) {
