@@ -65,15 +65,17 @@ describe("examples", function()
     end)
   end
 
-  it("08_int8_gather.lua trains within 2 % of bfloat16 over 200 steps and two ranks, with half of the bytes", function()
-    local job = ranks.run(2, folder .. "/08_int8_gather.lua", { args = { 200 }, timeout = 280 })
+  -- Under a tool 40 steps: the later ones touch memory as the first did, and take minutes.
+  local steps = process.tool and 40 or 200
+  it(("08_int8_gather.lua trains within 2 %% of bfloat16 over %d steps and two ranks, with half of the bytes"):format(steps), function()
+    local job = ranks.run(2, folder .. "/08_int8_gather.lua", { args = { steps }, timeout = 280 })
     assert.are.equal(0, job.code, job.stderr)
     local n = 0
     for half, int8 in job.stdout:gmatch "loss ([%d.]+) with bfloat16, ([%d.]+) with int8" do
       n = n + 1
       assert.is_true(math.abs(int8 / half - 1) <= 0.02, job.stdout)
     end
-    assert.are.equal(10, n)
+    assert.are.equal(steps / 20, n)
     local half, int8 = job.stdout:match "gathered a forward: (%d+) bytes with bfloat16, (%d+) with int8"
     assert.is_true(int8 / half < 0.52, job.stdout)
   end)

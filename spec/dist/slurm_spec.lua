@@ -126,8 +126,9 @@ describe("srun #mpi", function()
     process.write(file, script)
     local args = { "-n", "2" }
     for _, o in ipairs(options or {}) do args[#args + 1] = o end
-    args[#args + 1] = "luajit"
-    args[#args + 1] = file
+    -- A preloaded sanitizer is for the ranks, not for srun.
+    local preload = os.getenv "LD_PRELOAD"
+    for _, a in ipairs { "env", "LD_PRELOAD=" .. (preload or ""), "luajit", file } do args[#args + 1] = a end
     local begun = process.now()
     local child = process.start({ "srun", unpack(args) }, { stdout = folder .. "/out", stderr = folder .. "/err", env = {
       SLURM_CONF = folder .. "/slurm.conf", OMPI_COMM_WORLD_SIZE = false, LD_PRELOAD = false,
