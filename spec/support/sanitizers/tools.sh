@@ -25,11 +25,12 @@ tool_start() {
             watch=(env "LD_PRELOAD=$(library libasan.so):$PWD/$build/preload.so:$(library libubsan.so)")
             ;;
         tsan)
+            gcc -O1 -shared -fPIC -o "$build/jumps.so" "$here/jumps.c" || fail 1 "jumps.c"
             # Only what our library does is looked at: LuaJIT, Open MPI and libgomp are not built for it, and libgomp's own
             # synchronisation is unknown to it: one thread of OpenMP.
-            export TSAN_OPTIONS="exitcode=66:log_path=$reports/tsan:suppressions=$here/races.supp:ignore_noninstrumented_modules=1:history_size=4"
+            export TSAN_OPTIONS="exitcode=66:log_path=$reports/tsan:ignore_noninstrumented_modules=1:history_size=4"
             export OMP_NUM_THREADS=1 MOONSHARD_SPEC_PATIENCE=${MOONSHARD_SPEC_PATIENCE:-10}
-            watch=(env "LD_PRELOAD=$(library libtsan.so)")
+            watch=(env "LD_PRELOAD=$PWD/$build/jumps.so:$(library libtsan.so)")
             ;;
         valgrind)
             # Valgrind 3.19 knows no AVX-512; its threads take turns.
