@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "op.h"
+#include "watched.h"
 
 static int threads = 1;
 static bool ready;
@@ -75,7 +76,9 @@ int ms_set_default_dtype(int dtype)
 // A region costs 6-10 us to open: less work than this many elements does not pay for it.
 enum { PARALLEL_FROM = 32768 };
 
-void ms__parallel(int64_t n, int64_t block, ms_range_fn fn, void *arg)
+static char region_begins, region_ends;              // addresses for MS_GIVES and MS_TAKES
+
+MS_OPENS_REGION void ms__parallel(int64_t n, int64_t block, ms_range_fn fn, void *arg)
 {
     if (n <= 0) return;
     int64_t blocks = (n + block - 1) / block;
@@ -86,21 +89,35 @@ void ms__parallel(int64_t n, int64_t block, ms_range_fn fn, void *arg)
         }
         return;
     }
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t b = 0; b < blocks; b++) {
-        int64_t last = (b + 1) * block;
-        fn(arg, b * block, last < n ? last : n, b);
+    MS_GIVES(&region_begins);
+#pragma omp parallel num_threads(threads)
+    {
+        MS_TAKES(&region_begins);
+#pragma omp for schedule(static) nowait
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t last = (b + 1) * block;
+            fn(arg, b * block, last < n ? last : n, b);
+        }
+        MS_GIVES(&region_ends);
     }
+    MS_TAKES(&region_ends);
 }
 
-void ms__parallel_tasks(int64_t n, ms_range_fn fn, void *arg)
+MS_OPENS_REGION void ms__parallel_tasks(int64_t n, ms_range_fn fn, void *arg)
 {
     if (threads == 1 || n <= 1) {
         for (int64_t k = 0; k < n; k++) fn(arg, k, k + 1, k);
         return;
     }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t k = 0; k < n; k++) fn(arg, k, k + 1, k);
+    MS_GIVES(&region_begins);
+#pragma omp parallel num_threads(threads)
+    {
+        MS_TAKES(&region_begins);
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int64_t k = 0; k < n; k++) fn(arg, k, k + 1, k);
+        MS_GIVES(&region_ends);
+    }
+    MS_TAKES(&region_ends);
 }
 
 // ---- random numbers ---------------------------------------------------------------------------

@@ -298,7 +298,7 @@ cli.run("train", function()
       if wanted == "stop" then
         bar:finish()
         dist.finalize()
-        os.exit(75)                       -- sysexits' "try again later": --resume goes on from here
+        os.exit(75, true)                       -- sysexits' "try again later": --resume goes on from here
       end
     elseif save_every and step % save_every == 0 and not final then
       save(step)
