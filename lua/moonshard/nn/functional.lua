@@ -4,7 +4,8 @@ local opts = require "moonshard.opts"
 local ops = require "moonshard.nn.ops"
 local tensor = require "moonshard.tensor"
 
-local no_grad = require "moonshard.autograd".no_grad
+local autograd = require "moonshard.autograd"
+local no_grad = autograd.no_grad
 local raise, show, position = errors.raise, errors.kind, tensor.position
 
 local F = {}
@@ -118,6 +119,8 @@ local function mix(running, batch, factor, scale)
   running:mul_(1 - factor):add_(batch:to(running.dtype), { alpha = factor * scale })
 end
 
+local HALF = { float16 = true, bfloat16 = true }
+
 -- Training normalises by the batch, and mixes its statistics into the running ones (the variance unbiased there).
 local function batch_norm(x, mean, var, w, b, training, factor, eps)
   if not training then return (ops.batch_norm(x, w, b, mean, var, false, eps)) end
@@ -125,6 +128,12 @@ local function batch_norm(x, mean, var, w, b, training, factor, eps)
   local n = x:numel() / math.max(x:size(2), 1)
   if n <= 1 and x:size(2) > 0 then
     raise("Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
+  end
+  -- As in PyTorch, whose backward over more than [N, C] refuses this: weights in low precision, statistics not.
+  if mean ~= nil and w ~= nil and HALF[w.dtype] and mean.dtype ~= w.dtype and x.ndim > 2 and autograd.is_grad_enabled()
+    and (x.requires_grad or w.requires_grad) then
+    raise("Expected running_mean to have type %s but got %s; cast the buffers running_mean and running_var too, or leave the batch norm out of the low "
+      .. "precision (under fully_shard: a MixedPrecisionPolicy of its own with only output_dtype)", w.dtype, mean.dtype)
   end
   local y, batch_mean, batch_var = ops.batch_norm(x, w, b, nil, nil, true, eps)
   if (mean or var) and factor ~= 0 then
