@@ -4,6 +4,7 @@
 --- (from 1), `last`. It returns nothing (it changed flat), a tensor of flat's size, or what has a wait() that gives one
 --- of them, such as an asynchronous collective: then backward goes on meanwhile. DDP divides nothing itself.
 local dist = require "moonshard.dist"
+local errors = require "moonshard.errors"
 
 local M = {}
 
@@ -65,7 +66,43 @@ M.bf16_compress_wrapper = wrapper "bfloat16"
 --- Sends nothing: the upper bound of what a hook could save.
 function M.noop_hook() end
 
--- PowerSGD has a file of its own.
-for name, value in pairs(require "moonshard.nn.ddp_power_sgd") do M[name] = value end       -- order does not matter: two names
+--- hook, and when a bucket's result is there the optimizer's step for its parameters, before backward returns. make(params) gives an
+--- optimizer for a list of one parameter: each has its own, which stays its own when buckets are built again. A step of the script's
+--- own would be a second one. params: which ones are stepped (all).
+---@param hook fun(state: any, bucket: table): any
+---@param make fun(params: Parameter[]): Optimizer
+---@param params? Parameter[]
+---@return fun(state: any, bucket: table): any
+function M.hook_then_optimizer(hook, make, params)
+  if type(hook) ~= "function" then errors.raise("hook_then_optimizer: argument 1 is %s, expected a function", errors.kind(hook)) end
+  if type(make) ~= "function" then
+    errors.raise("hook_then_optimizer: argument 2 is %s, expected a function that makes an optimizer for a list of parameters", errors.kind(make))
+  end
+  local steps = nil
+  for _, p in ipairs(params or {}) do
+    steps = steps or {}
+    steps[p] = true
+  end
+  local optimizers = setmetatable({}, { __mode = "k" })
+  return function(state, bucket)
+    local value = hook(state, bucket)
+    return { wait = function()
+      local out = result_of(value)
+      if out ~= nil and out ~= bucket.flat then bucket.flat:copy_(out:reshape(-1)) end
+      for k, p in ipairs(bucket.parameters) do
+        if not params or steps and steps[p] then
+          optimizers[p] = optimizers[p] or make { p }
+          if p.grad and not p.grad.is_sparse then p.grad:detach():copy_(bucket.gradients[k]) else p.grad = bucket.gradients[k]:clone() end
+          optimizers[p]:step()
+        end
+      end
+    end }
+  end
+end
+
+-- These have files of their own.
+for _, file in ipairs { "ddp_power_sgd", "ddp_local_sgd", "ddp_quantization" } do
+  for name, value in pairs(require("moonshard.nn." .. file)) do M[name] = value end         -- order does not matter: a copy
+end
 
 return M

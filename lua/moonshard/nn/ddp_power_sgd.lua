@@ -122,16 +122,27 @@ local function split(state, bucket)
   return plan
 end
 
+-- Batched: the whole bucket as one square matrix, whose last numbers are zeros.
+local function square(state, bucket)
+  local numel = bucket.flat:numel()
+  local n = math.ceil(math.sqrt(numel))
+  local flat = create.zeros(n * n, { dtype = bucket.flat.dtype, device = bucket.flat.device }):keep()
+  flat:narrow(1, 1, numel):copy_(bucket.flat)
+  local rank = math.min(n, state.matrix_approximation_rank)
+  return flat, { m = { { n, n } }, p = { { n, rank } }, q = { { n, rank } }, at = { 1 }, rest = {} }
+end
+
 -- The first half: everything up to what the sum of P has to wait for.
-local function begin(state, bucket)
+local function begin(state, bucket, batched)
   local flat, world = bucket.flat, dist.world_size(state.group)
+  local plan
+  if batched then flat, plan = square(state, bucket) else plan = split(state, bucket) end
   local memory = state.memory[bucket.index]
   if not memory or memory.numel ~= flat:numel() or memory.dtype ~= flat.dtype then
     memory = { numel = flat:numel(), dtype = flat.dtype }
     state.memory[bucket.index] = memory
   end
-  local plan = split(state, bucket)
-  local run = { plan = plan, memory = memory, flat = flat, world = world }
+  local run = { plan = plan, memory = memory, flat = flat, world = world, whole = batched and bucket.flat }
   if state.use_error_feedback then
     if memory.error then flat:add_(memory.error) else memory.error = create.zeros_like(flat):keep() end
     memory.error:copy_(flat)            -- what the result misses of it is taken off at the end
@@ -155,7 +166,7 @@ local function begin(state, bucket)
     ps[k]:copy_(flat:narrow(1, plan.at[k], size[1] * size[2]):view(size[1], size[2]):matmul(q))
   end
   if #plan.m > 0 then run.p_work = dist.all_reduce(run.p, { group = state.group, async = true }) end
-  state.before = state.before + flat:numel()
+  state.before = state.before + bucket.flat:numel()
   state.after = state.after + (run.rest and run.rest:numel() or 0) + run.p:numel() + run.q:numel()
   return run
 end
@@ -190,24 +201,35 @@ local function finish(state, run)
     flat:narrow(1, r[1], r[2]):copy_(run.rest:narrow(1, at, r[2]))
     at = at + r[2]
   end
+  if run.whole then
+    run.whole:copy_(flat:narrow(1, 1, run.whole:numel()))
+    flat:release()
+  end
   if run.rest then run.rest:release() end
   run.p:release()
   if not state.warm_start then run.q:release() end
 end
 
---- The communication hook: the mean over ranks until iteration start_powerSGD_iter, then its approximation by P Qᵀ.
----@param state PowerSGDState
----@param bucket table
-function M.powerSGD_hook(state, bucket)
-  if getmetatable(state) ~= State then errors.raise("powerSGD_hook: the state is %s, expected a PowerSGDState", errors.kind(state)) end
-  local compresses = state.iter >= state.start_powerSGD_iter
-  if bucket.last then state.iter = state.iter + 1 end
-  if not compresses then
-    bucket.flat:div_(dist.world_size(state.group))
-    return dist.all_reduce(bucket.flat, { group = state.group, async = true })
+local function hook_of(name, batched)
+  return function(state, bucket)
+    if getmetatable(state) ~= State then errors.raise("%s: the state is %s, expected a PowerSGDState", name, errors.kind(state)) end
+    local compresses = state.iter >= state.start_powerSGD_iter
+    if bucket.last then state.iter = state.iter + 1 end
+    if not compresses then
+      bucket.flat:div_(dist.world_size(state.group))
+      return dist.all_reduce(bucket.flat, { group = state.group, async = true })
+    end
+    local run = autograd.no_grad(begin, state, bucket, batched)
+    return { wait = function() autograd.no_grad(finish, state, run) end }
   end
-  local run = autograd.no_grad(begin, state, bucket)
-  return { wait = function() autograd.no_grad(finish, state, run) end }
 end
+
+--- The communication hook: the mean over ranks until iteration start_powerSGD_iter, then its approximation by P Qᵀ.
+---@type fun(state: PowerSGDState, bucket: table): any
+M.powerSGD_hook = hook_of("powerSGD_hook", false)
+
+--- The same with the whole bucket as one square matrix: fewer and larger products, a coarser approximation.
+---@type fun(state: PowerSGDState, bucket: table): any
+M.batched_powerSGD_hook = hook_of("batched_powerSGD_hook", true)
 
 return M

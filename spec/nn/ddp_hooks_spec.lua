@@ -1,0 +1,283 @@
+--- Communication hooks of nn.DDP beyond the mean (behaviour.md 5.5): PowerSGD of whole buckets, quantised gradients, post-local SGD
+--- with its averagers, an optimizer's step behind the hook.
+local message = require "spec.support.message"
+local ranks = require "spec.support.ranks"
+
+local function load()
+  local ms = require "moonshard"
+  return ms, ms.nn, ms.dist, ms.nn.ddp_hooks
+end
+
+-- 12 x 10 and 3 x 12 and their vectors: 171 numbers, in a few buckets from the second iteration on.
+local function wrapped(hook, state, dtype)
+  local ms, nn = load()
+  ms.manual_seed(5)
+  local ddp = nn.DDP(nn.Sequential(nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 3)):to(dtype or "float64"), { bucket_cap_mb = 1e-4 })
+  if hook then ddp:register_comm_hook(state, hook) end
+  return ddp
+end
+
+local function batch(rank, step, dtype)
+  local ms = load()
+  ms.manual_seed(100 * step + rank)
+  return ms.randn(8, 10, { dtype = dtype or "float64" })
+end
+
+local function backward(ddp, x)
+  ddp:zero_grad()
+  ddp(x):pow(2):sum():backward()
+  local out = {}
+  for k, p in ipairs(ddp:parameters()) do out[k] = p.grad:clone() end
+  return out
+end
+
+-- The largest difference of two lists of tensors, over the largest number of the second.
+local function distance(a, b)
+  local far, size = 0, 0
+  for k = 1, #a do
+    far = math.max(far, (a[k] - b[k]):abs():max():item())
+    size = math.max(size, b[k]:abs():max():item())
+  end
+  return far / size
+end
+
+local function same_on_all_ranks(list)
+  local _, _, dist = load()
+  for _, t in ipairs(list) do
+    local first = t:detach():clone()
+    dist.broadcast(first, { src = 0 })
+    assert.is_true(first:equal(t))
+  end
+end
+
+for _, world in ipairs { 3, 4 } do
+  ranks.describe(world, ("hooks of DDP on %d ranks"):format(world), function()
+    it("batched PowerSGD gives the mean at full rank, and keeps for later what it leaves out", function(rank)
+      local ms, _, dist, hooks = load()
+      local plain = wrapped()
+      local full = wrapped(hooks.batched_powerSGD_hook, hooks.PowerSGDState(nil, { start_powerSGD_iter = 2, matrix_approximation_rank = 20 }))
+      for step = 1, 4 do
+        local a, b = backward(full, batch(rank, step)), backward(plain, batch(rank, step))
+        assert.is_true(distance(a, b) < 1e-9)
+        same_on_all_ranks(a)
+      end
+      local state = hooks.PowerSGDState(nil, { start_powerSGD_iter = 2, matrix_approximation_rank = 1 })
+      local coarse, x = wrapped(hooks.batched_powerSGD_hook, state), batch(rank, 1)
+      local want = backward(plain, x)
+      for _ = 1, 2 do assert.is_true(distance(backward(coarse, x), want) < 1e-12) end
+      local sum = {}
+      for k, g in ipairs(want) do sum[k] = ms.zeros_like(g) end
+      for step = 1, 30 do
+        local told, list = dist.record(function() return backward(coarse, x) end)
+        if step == 1 then
+          assert.is_true(distance(list, want) > 0.01)
+          same_on_all_ranks(list)
+          local sent = 0
+          for _, c in ipairs(told) do
+            if c.op == "all_reduce" and c.dtype == "float64" then sent = sent + c.input_numel end
+          end
+          -- Of each bucket as a square of n x n, two columns: all that is sent.
+          local columns = 0
+          for _, bucket in ipairs(rawget(coarse, "_ddp").buckets) do columns = columns + 2 * math.ceil(math.sqrt(bucket.flat:numel())) end
+          assert.equal(columns, sent)
+          local rate, before, after = state:compression_stats()
+          assert.same({ sent, 171 }, { after, before })
+          assert.near(171 / sent, rate, 1e-12)
+        end
+        for k, g in ipairs(list) do sum[k]:add_(g) end
+      end
+      for k in ipairs(sum) do sum[k]:div_(30) end
+      assert.is_true(distance(sum, want) < 0.2 * distance(backward(coarse, x), want) + 0.05)
+      assert.matches("batched_powerSGD_hook: the state is", message(function() backward(wrapped(hooks.batched_powerSGD_hook), x) end))
+    end)
+
+    for _, name in ipairs { "quantization_pertensor_hook", "quantization_perchannel_hook" } do
+      it(name .. " gives the mean within a step of its scale, from one byte a number", function(rank)
+        local ms, _, dist, hooks = load()
+        for _, dtype in ipairs { "float32", "float64", "bfloat16" } do
+          local ddp, plain = wrapped(hooks[name], nil, dtype), wrapped(nil, nil, dtype)
+          for step = 1, 3 do
+            local x = batch(rank, step, dtype)
+            local told, a = dist.record(function() return backward(ddp, x) end)
+            local b, own = backward(plain, x), 0
+            -- Half a step of 255 of a rank's range, which is at most twice the largest of all ranks' numbers.
+            local ms_max = ms.tensor({ 0 }, { dtype = "float64" })
+            plain:no_sync(function()
+              for _, g in ipairs(backward(plain, x)) do own = math.max(own, g:abs():max():item()) end
+            end)
+            ms_max:fill_(own)
+            dist.all_reduce(ms_max, { op = "max" })
+            for k = 1, #a do
+              local off = (a[k]:double() - b[k]:double()):abs():max():item()
+              local rounding = dtype == "bfloat16" and 2 ^ -7 * ms_max:item() or 1e-6
+              assert.is_true(off <= ms_max:item() * 2 / 255 * 0.5 * 1.01 + rounding, ("%s: off by %g, the largest is %g"):format(dtype, off, ms_max:item()))
+            end
+            same_on_all_ranks(a)
+            local bytes, numbers = 0, 0
+            for _, c in ipairs(told) do
+              if c.op == "all_gather" and c.dtype == "uint8" then bytes = bytes + c.input_numel
+              elseif c.op == "all_gather" then numbers = numbers + c.input_numel end
+              assert.not_equal("all_reduce", c.op)
+            end
+            local buckets = #rawget(ddp, "_ddp").buckets
+            assert.equal(step > 1, buckets > 1)
+            if name == "quantization_pertensor_hook" then assert.same({ 171, 2 * buckets }, { bytes, numbers })
+            else assert.same({ 512 * buckets, 2 * buckets }, { bytes, numbers }) end
+          end
+        end
+      end)
+
+      it(name .. " takes what is not finite for what it is, and zeros for zeros", function()
+        local ms, nn, _, hooks = load()
+        local ddp = nn.DDP(nn.Linear(2, 2))
+        ddp:register_comm_hook(nil, hooks[name])
+        ddp(ms.zeros(1, 2)):sum():backward()
+        assert.is_true(ddp.module.weight.grad:eq(0):all():item())
+        ddp.module.weight.grad, ddp.module.bias.grad = nil, nil
+        ddp(ms.full({ 1, 2 }, math.huge)):sum():backward()
+        assert.is_false(ddp.module.weight.grad:isfinite():any():item())
+      end)
+    end
+
+    it("per channel goes by pieces of its size: a large number spoils its own piece only", function(rank)
+      local ms, _, dist, hooks = load()
+      local function reduce(hook, ...)
+        local flat = (ms.arange(1, 101):float() / 100 * (rank + 1)):clone()
+        ms.no_grad(function() flat:narrow(1, 3, 1):fill_(1e6) end)
+        local value = hook(nil, { flat = flat }, ...)
+        value.wait()
+        return flat
+      end
+      local mean = (world + 1) / 2
+      local want = ms.arange(1, 101):float() / 100 * mean
+      local function off(flat, from, n) return (flat:narrow(1, from, n) - want:narrow(1, from, n)):abs():max():item() end
+      local fine = reduce(hooks.quantization_perchannel_hook, 10)
+      assert.is_true(off(fine, 11, 90) <= mean / 510 * 1.01 + 1e-6)      -- half a step of each rank's: 0 belongs to every range
+      assert.is_true(off(reduce(hooks.quantization_pertensor_hook), 11, 90) > 0.05)
+      assert.matches("expected a whole number from 1", message(hooks.quantization_perchannel_hook, nil, { flat = ms.ones(3) }, 0.5))
+      assert.equal(world, dist.world_size())
+    end)
+
+    it("post-local SGD averages over all ranks, then over the subgroup or not at all", function(rank)
+      local _, _, dist, hooks = load()
+      local pairs_of = {}
+      for first = 0, world - 1, 2 do
+        local members = { first, first + 1 < world and first + 1 or nil }
+        local group = dist.new_group(members)
+        if dist.rank(group) then pairs_of.mine, pairs_of.members = group, members end
+      end
+      for _, case in ipairs { "subgroup", "alone", "machine" } do
+        local state = hooks.PostLocalSGDState(nil, case == "subgroup" and pairs_of.mine or nil, { start_localSGD_iter = 2,
+          post_local_gradient_allreduce = case ~= "alone" })
+        local ddp, plain = wrapped(hooks.post_localSGD_hook, state), wrapped()
+        for step = 1, 4 do
+          local a, all = backward(ddp, batch(rank, step)), backward(plain, batch(rank, step))
+          local want = all
+          if step > 2 and case ~= "machine" then                -- all ranks of these specs are on one machine
+            local members = case == "alone" and { rank } or pairs_of.members
+            plain:no_sync(function()
+              local sums = {}
+              for _, r in ipairs(members) do
+                for k, g in ipairs(backward(plain, batch(r, step))) do sums[k] = sums[k] and sums[k] + g / #members or g / #members end
+              end
+              want = sums
+            end)
+          end
+          assert.is_true(distance(a, want) < 1e-12, ("%s, step %d"):format(case, step))
+        end
+        assert.equal(2, state.iter)
+      end
+      assert.matches("'start_localSGD_iter'", message(hooks.PostLocalSGDState, nil, nil, { start_localSGD_iter = -1 }))
+      assert.matches("expected a PostLocalSGDState", message(function() backward(wrapped(hooks.post_localSGD_hook), batch(rank, 1)) end))
+    end)
+
+    it("averagers give all ranks the mean, at their period from warmup_steps on; the optimizer around them asks every step", function(rank)
+      local ms, nn, dist, hooks = load()
+      local function steps(averager)
+        local model = nn.Linear(1, 1, { bias = false, dtype = "float64" })
+        ms.no_grad(function() model.weight:fill_(rank) end)
+        local optimizer, seen = hooks.PostLocalSGDOptimizer(ms.optim.SGD(model:parameters(), { lr = 1 }), averager), {}
+        for step = 0, 5 do
+          model.weight.grad = ms.full({ 1, 1 }, -(step + 1) * (rank + 1), { dtype = "float64" })
+          optimizer:step()
+          optimizer:zero_grad()
+          assert.is_nil(model.weight.grad)
+          seen[step] = model.weight:item()
+        end
+        return seen, optimizer
+      end
+      -- What ranks have, by hand; sizes(step): of how many neighbours the mean is taken after it.
+      local function expected(sizes)
+        local values, seen = {}, {}
+        for r = 0, world - 1 do values[r] = r end
+        for step = 0, 5 do
+          for r = 0, world - 1 do values[r] = values[r] + (step + 1) * (r + 1) end
+          local n, means = sizes(step), {}
+          for r = 0, world - 1 do
+            local first, sum = math.floor(r / n) * n, 0
+            for k = first, first + n - 1 do sum = sum + values[k] end
+            means[r] = sum / n
+          end
+          values = means
+          seen[step] = values[rank]
+        end
+        return seen
+      end
+      local function check(want, got)
+        for step = 0, 5 do assert.near(want[step], got[step], 1e-9) end
+      end
+      local got, optimizer = steps(hooks.PeriodicModelAverager { period = 2, warmup_steps = 1 })
+      check(expected(function(step) return step >= 1 and (step - 1) % 2 == 0 and world or 1 end), got)
+      -- Its state has the averager's step.
+      local sd = optimizer:state_dict()
+      assert.equal(6, sd.step)
+      local other = hooks.PostLocalSGDOptimizer(ms.optim.SGD(nn.Linear(1, 1, { bias = false, dtype = "float64" }):parameters(), { lr = 1 }),
+        hooks.PeriodicModelAverager { period = 2 })
+      other:load_state_dict(sd)
+      assert.equal(6, other.averager.step)
+      assert.equal(1, other.param_groups[1].lr)
+      sd.step = nil
+      assert.same({ "Loaded state dict does not contain a step counter for an averager. Setting step counter to 0." },
+        ms.catch_warnings(other.load_state_dict, other, sd))
+      local levels = world == 4 and { [1] = 1, [2] = 2, [4] = 4 } or { [1] = 1, [4] = world }
+      check(expected(function(step) return step % 4 == 0 and world or world == 4 and step % 2 == 0 and 2 or 1 end),
+        (steps(hooks.HierarchicalModelAverager { period_group_size = levels })))
+      assert.equal(1, #(ms.catch_warnings(hooks.PeriodicModelAverager, { period = 1 })))
+      assert.matches("expected all " .. world, message(hooks.HierarchicalModelAverager, { period_group_size = { [2] = 7 * world } }))
+      assert.matches("is empty", message(hooks.HierarchicalModelAverager, { period_group_size = {} }))
+      assert.matches("'period'", message(hooks.PeriodicModelAverager, { period = 0 }))
+      assert.matches("expected an optimizer", message(hooks.PostLocalSGDOptimizer, {}, {}))
+      assert.equal(world, dist.world_size())
+    end)
+
+    for _, view in ipairs { false, true } do
+      it("an optimizer behind the hook does what its step after backward does, gradient_as_bucket_view = " .. tostring(view), function(rank)
+        local ms, nn, _, hooks = load()
+        local function make(params) return ms.optim.SGD(params, { lr = 0.05, momentum = 0.9 }) end
+        local function model()
+          ms.manual_seed(5)
+          return nn.DDP(nn.Sequential(nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 3)):double(), { bucket_cap_mb = 1e-4, gradient_as_bucket_view = view })
+        end
+        for _, some in ipairs { false, true } do
+          local plain, fused = model(), model()
+          local chosen = some and fused.module[3]:parameters() or nil
+          fused:register_comm_hook(nil, hooks.hook_then_optimizer(hooks.allreduce_hook, make, chosen))
+          local optimizer = make(some and plain.module[3]:parameters() or plain:parameters())
+          for step = 1, 4 do
+            for _, m in ipairs { plain, fused } do
+              m:zero_grad()
+              m(batch(rank, step)):pow(2):mean():backward()
+            end
+            optimizer:step()
+            for k, p in ipairs(plain:parameters()) do
+              assert.is_true(fused:parameters()[k]:equal(p))
+              assert.is_true(fused:parameters()[k].grad:equal(p.grad))
+            end
+          end
+        end
+        assert.matches("argument 2 is nil", message(hooks.hook_then_optimizer, hooks.allreduce_hook))
+        assert.matches("argument 1 is nil", message(hooks.hook_then_optimizer))
+      end)
+    end
+  end)
+end
