@@ -95,7 +95,7 @@ describe("ranks.describe", function()
       local ranks = require "spec.support.ranks"
       -- The crash is meant, and no report of a sanitizer.
       local env = { ASAN_OPTIONS = require("spec.support.process").crash_options }
-      ranks.describe(3, "planted", { timeout = 1.5, env = env }, function(_, world)
+      ranks.describe(3, "planted", { timeout = 3, grace = 3, env = env }, function(_, world)
         it("is well", function(rank, n) assert.is_true(rank < 3 and n == 3 and world == 3) end)
         it("crashes", function(rank) if rank == 2 then require("ffi").cast("int *", 0)[0] = 1 end end)
         it("leaves", function(rank) if rank == 1 then os.exit(0) end end)
@@ -162,15 +162,17 @@ describe("ranks.describe", function()
   end)
 
   it("is quick: 100 tests on 4 ranks", function()
-    local begun = os.time()
-    local _, out = results_of [[
-      local ranks = require "spec.support.ranks"
-      ranks.describe(4, "many", function()
-        for k = 1, 100 do it("test " .. k, function() end) end
-      end)
-    ]]
-    assert.matches("\n100 passed, 0 failed\n$", out)
-    assert.is_true(os.time() - begun < 20 * process.patience)
+    process.within(20, function()
+      local begun = process.now()
+      local _, out = results_of [[
+        local ranks = require "spec.support.ranks"
+        ranks.describe(4, "many", function()
+          for k = 1, 100 do it("test " .. k, function() end) end
+        end)
+      ]]
+      assert.matches("\n100 passed, 0 failed\n$", out)
+      return process.now() - begun
+    end)
   end)
 end)
 
@@ -199,10 +201,12 @@ describe("ranks.run", function()
   end)
 
   it("ends a job that takes too long", function()
-    local r = ranks.run(2, "while true do end", { timeout = 1 })
-    assert.is_true(r.timed_out)
-    assert.is_true(r.seconds < 6 * process.patience)
-    assert.are_not.equal(0, r.code)
+    process.within(6, function()
+      local r = ranks.run(2, "while true do end", { timeout = 1 })
+      assert.is_true(r.timed_out)
+      assert.are_not.equal(0, r.code)
+      return r.seconds
+    end)
   end)
 
   it("tells a signal as 128 and its number", function()

@@ -26,7 +26,7 @@ end
 -- Types a line and gives what is printed before the next prompt.
 local function ask(p, line, seconds)
   p:type(line .. "\n")
-  assert(p:expect("\n", 5))
+  assert(p:expect "\n")
   local limit = process.now() + (seconds or 10) * process.patience
   repeat
     p:read(0.05)
@@ -37,6 +37,18 @@ local function ask(p, line, seconds)
     end
   until process.now() > limit
   error("no prompt after " .. line .. ": " .. p.text)
+end
+
+-- Where Ctrl-C was pressed more than once the later ones may still come, each with a prompt, and take what is typed with them:
+-- until a line of ours is answered, and nothing follows.
+local function again(p)
+  for k = 1, 20 do
+    p:type(("print('call ' .. %d)\n"):format(k))
+    if p:expect(("call %d\r\n"):format(k), 1) and p:expect("> ", 1) then
+      if not p:read(0.3) then return end
+    end
+  end
+  error("no answer: " .. p.text)
 end
 
 for name, command in require("moonshard").sorted_pairs(ways) do
@@ -75,23 +87,24 @@ for name, command in require("moonshard").sorted_pairs(ways) do
 
     it("comes back within 200 ms of Ctrl-C", function()
       ask(p, "t = ms.zeros(4)")
-      p:type "while true do t = t + 1 end\n"
-      process.sleep(0.4)
-      local before = process.now()
-      p:type "\3"
-      assert(p:expect("interrupted", 2))
-      assert(p:expect("> ", 2))
-      assert.is_true(process.now() - before < 0.2 * process.patience)
-      assert.are.equal("7", ask(p, "3 + 4"))
-      p:type "while true do end\n"                      -- no operator ever looks at the interrupt
-      process.sleep(0.4)
-      before = process.now()
-      p:type "\3"
-      assert(p:expect("interrupted", 2))
-      assert(p:expect("> ", 2))
-      assert.is_true(process.now() - before < 0.2 * process.patience)
+      for _, line in ipairs {
+        "while true do t = t + 1 end",
+        "while true do end",                            -- no operator ever looks at the interrupt
+      } do
+        process.within(0.2, function()
+          p:type("print('it ' .. 'runs') " .. line .. "\n")
+          assert(p:expect "it runs")
+          p:read(0.2)
+          local before = process.now()
+          p:type "\3"
+          assert(p:expect "interrupted")
+          assert(p:expect "> ")
+          return process.now() - before
+        end)
+        assert.are.equal("7", ask(p, "3 + 4"))
+      end
       p:type "x = 'half a li\3"                         -- at the prompt it gives the line up
-      assert(p:expect("> ", 2))
+      assert(p:expect "> ")
       assert.are.equal("nil", ask(p, "x"))
     end)
 
@@ -102,12 +115,11 @@ for name, command in require("moonshard").sorted_pairs(ways) do
         "for _ in ms.steps(1e9) do pcall(ms.no_grad, function() while true do end end) end",
       } do
         p:type("print('it ' .. 'runs') " .. line .. "\n")
-        assert(p:expect("it runs", 5), line)
+        assert(p:expect "it runs", line)
         p:read(0.1)
         p:type "\3\3\3"
-        assert(p:expect("interrupted", 5), line)
-        p:read(0.3)                                     -- the other two may each give up an empty line
-        p.text = ""
+        assert(p:expect "interrupted", line)
+        again(p)                                        -- the other two may each give up a line
         assert.are.equal("4", ask(p, "2 + 2"))
         assert.are.equal("true", ask(p, "ms.is_grad_enabled()"))
       end

@@ -274,10 +274,12 @@ describe("scripts/train.lua", function()
   end)
 
   it("ends on every rank when rank 0 cannot write", function()
-    local job = train(2, "never", { "--out", "/proc/none", "--steps", 1000 })
-    assert.are.equal(2, job.code)
-    assert.matches("train: cannot make the folder '/proc/none'", job.stderr)
-    assert.is_true(job.seconds < 10 * process.patience)
+    process.within(10, function()
+      local job = train(2, "never", { "--out", "/proc/none", "--steps", 1000 })
+      assert.are.equal(2, job.code)
+      assert.matches("train: cannot make the folder '/proc/none'", job.stderr)
+      return job.seconds
+    end)
   end)
 
   it("says it when the loss is no number any more", function()
@@ -296,20 +298,21 @@ describe("scripts/train.lua", function()
     assert.matches("^train: [^\n]*save: ", job.stderr)
   end)
 
-  it("ends on Ctrl-C with one line and status 130", function()
+  it("ends on Ctrl-C with one line and status 130, within 1 s", function() process.within(1, function()
+    if lfs.attributes(folder .. "/interrupted") then process.remove_folder(folder .. "/interrupted") end
     local out = folder .. "/interrupted.out"
     local words = { "luajit", root .. "/scripts/train.lua", "--data", folder .. "/text", "--out", folder .. "/interrupted", "--steps", "100000" }
     for _, a in ipairs(TINY) do words[#words + 1] = tostring(a) end
     local child = process.start(words, { stdout = out, stderr = out .. ".err" })
-    local deadline = process.now() + 30 * process.patience
+    local deadline = process.now() + 60 * process.patience
     while not process.read(out):find "step +1/" and process.now() < deadline do process.sleep(0.01) end
     assert.matches("step +1/", process.read(out))
     process.kill(child.pid, process.SIGINT)
     local before = process.now()
-    assert.are.equal(130, child:wait(10) or child:stop())
-    assert.is_true(process.now() - before < process.patience)
+    assert.are.equal(130, child:wait(30) or child:stop())
     assert.matches("^\ntrain: interrupted in step %d+ of 100000; its metrics are in .*/interrupted\n$", process.read(out .. ".err"))
-  end)
+    return process.now() - before
+  end) end)
 
   for _, n in ipairs { 0, 2 } do
     it(("writes a checkpoint on SIGUSR1 and goes on, on SIGUSR2 and ends with status 75, over %d ranks"):format(math.max(n, 1)), function()
@@ -323,7 +326,7 @@ describe("scripts/train.lua", function()
       local child = process.start(words, { stdout = out, stderr = out .. ".err", env = {
         OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" } })
       local function await(pattern)
-        local deadline = process.now() + 40 * process.patience
+        local deadline = process.now() + 100 * process.patience
         while not process.read(out):find(pattern) and process.now() < deadline and not child:poll() do process.sleep(0.01) end
         local found = process.read(out):match(pattern)
         assert.is_truthy(found, process.read(out) .. process.read(out .. ".err"))
@@ -334,7 +337,7 @@ describe("scripts/train.lua", function()
       process.kill(child.pid, SIGUSR1)
       local first = await "step (%d+): checkpoint: "
       process.kill(child.pid, SIGUSR2)
-      assert.are.equal(75, child:wait(30) or child:stop())
+      assert.are.equal(75, child:wait(100) or child:stop())
       local last
       for step in process.read(out):gmatch "step (%d+): checkpoint: " do last = step end
       assert.is_true(tonumber(last) > tonumber(first))
@@ -367,7 +370,7 @@ describe("scripts/train.lua", function()
     local words = {}
     for _, a in ipairs(given) do words[#words + 1] = ("%q"):format(tostring(a)) end
     for _, a in ipairs { "--steps", "300", "--data", folder .. "/text", "--out", folder .. "/flat-" .. #given } do words[#words + 1] = ("%q"):format(a) end
-    local job = ok(ranks.run(0, (script:gsub("@", function() return table.concat(words, ", ") end))))
+    local job = ok(ranks.run(0, (script:gsub("@", function() return table.concat(words, ", ") end)), { timeout = 300 }))
     local steps = metrics("flat-" .. #given)
     assert.are.equal(300, #steps)
     assert.are.equal(steps[10].allocated, steps[300].allocated)

@@ -86,33 +86,40 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
 
   it("hold a tensor that a collective is using, whatever the script does with it", function()
     lib.ms_dist_set_delay(-1, 0.02)
-    local out = ms.empty(4000)
-    local work
-    ms.scope(function()
-      local t = ms.full({ 1000 }, rank)
-      work = dist.all_gather(out, t, { async = true })
-      assert.is_false(work:done())
-    end)                                                        -- t is released here
-    for _ = 1, 20 do ms.full({ 1000 }, -1) end                  -- and its memory would be used again
-    work:wait()
-    for r = 0, 3 do assert.are.equal(r, out[r * 1000 + 1000]:item()) end
+    local pending = 0
+    for _ = 1, 5 do
+      local out = ms.empty(4000)
+      local work
+      ms.scope(function()
+        local t = ms.full({ 1000 }, rank)
+        work = dist.all_gather(out, t, { async = true })
+      end)                                                      -- t is released here
+      for _ = 1, 20 do ms.full({ 1000 }, -1) end                -- and its memory would be used again
+      if not work:done() then pending = pending + 1 end
+      work:wait()
+      for r = 0, 3 do assert.are.equal(r, out[r * 1000 + 1000]:item()) end
+    end
     lib.ms_dist_set_delay(-1, 0)
+    assert.is_true(pending > 0)                                 -- or nothing was shown; a rank that is held up may find it done
   end)
 
   it("let an operator wait for what it reads, and a writer for what is still read", function()
-    local delay = 0.02 * patience
+    local delay, least = 0.02 * patience, math.huge
     lib.ms_dist_set_delay(-1, delay)
-    local t = ms.full({ 1000 }, 1)
-    local begun = ms.time()
-    dist.all_reduce(t, { async = true })
-    assert.is_true(ms.time() - begun < delay)                    -- issuing does not wait
-    assert.are.equal(4, (t * 1)[1]:item())                      -- reading does
-    assert.is_true(ms.time() - begun >= delay)
-    local out = ms.zeros(4000)
-    dist.all_gather(out, t, { async = true })
-    t:zero_()                                                   -- waits until every peer has read it
-    assert.are.equal(4, out[4000]:item())
+    for _ = 1, 5 do
+      local t = ms.full({ 1000 }, 1)
+      local begun = ms.time()
+      dist.all_reduce(t, { async = true })
+      least = math.min(least, ms.time() - begun)
+      assert.are.equal(4, (t * 1)[1]:item())                    -- reading waits
+      assert.is_true(ms.time() - begun >= delay)
+      local out = ms.zeros(4000)
+      dist.all_gather(out, t, { async = true })
+      t:zero_()                                                 -- waits until every peer has read it
+      assert.are.equal(4, out[4000]:item())
+    end
     lib.ms_dist_set_delay(-1, 0)
+    assert.is_true(least < delay)                               -- issuing does not: where nobody was held up just there
   end)
 
   it("keep a fast rank from overwriting what a slow one still reads", function()
@@ -163,16 +170,22 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
   end)
 
   it("overlap: a delayed collective and work beside it take as long as the longer one", function()
-    lib.ms_dist_set_delay(1, 0.05 * patience)
-    local t = ms.ones(1000)
-    local begun = ms.time()
-    local work = dist.all_reduce(t, { async = true })
-    local done_at
-    while ms.time() - begun < 0.05 * patience do done_at = work:done() and ms.time() or done_at end
-    work:wait()
-    local seconds = ms.time() - begun
+    local least = math.huge                                     -- in delays: 1 is the best there is, 2 is one after the other
+    for run = 0, 5 do                                           -- a busy machine's hiccups count less in longer runs
+      local delay = 0.05 * patience * 2 ^ math.floor(run / 2)
+      lib.ms_dist_set_delay(1, delay)
+      local t = ms.ones(1000)
+      dist.barrier()
+      local begun = ms.time()
+      local work = dist.all_reduce(t, { async = true })
+      while ms.time() - begun < delay do work:done() end
+      work:wait()
+      local slowest = math.max(unpack(dist.all_gather_object((ms.time() - begun) / delay)))
+      least = math.min(least, slowest)
+      if least < 1.8 then break end
+    end
     lib.ms_dist_set_delay(1, 0)
-    if seconds > 0.09 * patience then error(("%.0f ms"):format(seconds * 1e3)) end
+    if least >= 1.8 then error(("%.2f delays"):format(least)) end
   end)
 
   it("dist.record: what was issued, in order, then the results", function()

@@ -40,23 +40,29 @@ for world = 2, 3 do
     end
 
     -- Runs fn, which must fail everywhere at once with `pattern`; then everybody is in step again.
+    -- At once is 100 ms on an idle machine; this one runs other things beside the specs and holds up anybody at any moment:
+    -- within a second, or once more, up to five times.
     local function fails(fn, pattern, v)
-      local begun = ms.time()
-      local ok, why = pcall(fn)
-      local seconds = ms.time() - begun
-      if ok then error("no error", 2) end
-      if not why:find(pattern) then error(("expected %s, got: %s"):format(pattern, why), 2) end
-      -- 100 ms on an idle machine; this one runs other things beside the specs.
-      if seconds > patience then error(("took %.0f ms"):format(seconds * 1e3), 2) end
-      if v then                                         -- no data moved
-        if v.t[1]:item() ~= rank + 1 or v.many[1]:item() ~= rank + 1 or v.many2[1]:item() ~= 0 then error("data moved", 2) end
+      local least = math.huge
+      for _ = 1, 5 do
+        local begun = ms.time()
+        local ok, why = pcall(fn)
+        local seconds = ms.time() - begun
+        if ok then error("no error", 2) end
+        if not why:find(pattern) then error(("expected %s, got: %s"):format(pattern, why), 2) end
+        if v then                                       -- no data moved
+          if v.t[1]:item() ~= rank + 1 or v.many[1]:item() ~= rank + 1 or v.many2[1]:item() ~= 0 then error("data moved", 2) end
+        end
+        local all = dist.all_gather_object { why = (why:gsub("^[^\n]-:%d+: ", "", 1)), seconds = seconds }
+        local slowest = 0
+        for r = 1, world do
+          if all[r].why ~= all[1].why then error(("ranks differ: %s | %s"):format(all[1].why, all[r].why), 2) end
+          slowest = math.max(slowest, all[r].seconds)
+        end
+        least = math.min(least, slowest)
+        if least < patience then return why end
       end
-      local all = dist.all_gather_object(why)
-      for r = 1, world do
-        local bare = all[r]:gsub("^[^\n]-:%d+: ", "", 1)
-        if bare ~= all[1]:gsub("^[^\n]-:%d+: ", "", 1) then error(("ranks differ: %s | %s"):format(all[1], all[r]), 2) end
-      end
-      return why
+      error(("took %.0f ms at best"):format(least * 1e3), 2)
     end
 
     for _, n in ipairs { SMALL, N } do
@@ -128,7 +134,6 @@ for world = 2, 3 do
           local a, b = dist.new_group(list), dist.new_group(list)
           local v = request(n)
           v.group = odd and a or b
-          require("spec.support.process").sleep(0.02)                 -- until everybody has left new_group
           fails(function() run(v) end, "deadlock: rank %d waits for rank %d", v)
         end)
 
@@ -185,11 +190,12 @@ for world = 2, 3 do
     end)
 
     it("an asynchronous collective reports it where it is waited for", function()
-      local work = dist.all_reduce(ms.ones(odd and N + 1 or N), { async = true })
-      fails(function() work:wait() end, "the ranks ask for different things")
-      local t = ms.ones(odd and N + 1 or N)
-      dist.all_reduce(t, { async = true })
-      fails(function() t:sum() end, "the ranks ask for different things")
+      fails(function() dist.all_reduce(ms.ones(odd and N + 1 or N), { async = true }):wait() end, "the ranks ask for different things")
+      fails(function()
+        local t = ms.ones(odd and N + 1 or N)
+        dist.all_reduce(t, { async = true })
+        t:sum()
+      end, "the ranks ask for different things")
     end)
 
     it("new_group with another list", function()
@@ -207,15 +213,21 @@ for world = 2, 3 do
 
     it("an error published by one rank reaches those that wait", function()
       local lib = require "moonshard.ffi".lib
-      local begun = ms.time()
-      if odd then
-        lib.ms_dist_publish_error "a wheel came off"
-      else
-        local ok, why = pcall(dist.all_reduce, ms.ones(N))
-        assert.is_false(ok)
-        assert.matches(("rank %d failed: a wheel came off"):format(world - 1), why)
-        assert.is_true(ms.time() - begun < patience)
+      local least = math.huge
+      for _ = 1, 5 do
+        local begun = ms.time()
+        if odd then
+          lib.ms_dist_publish_error "a wheel came off"
+        else
+          local ok, why = pcall(dist.all_reduce, ms.ones(N))
+          assert.is_false(ok)
+          assert.matches(("rank %d failed: a wheel came off"):format(world - 1), why)
+        end
+        least = math.min(least, math.max(unpack(dist.all_gather_object(ms.time() - begun))))
+        if least < patience then break end
+        dist.barrier()
       end
+      assert.is_true(least < patience)
       -- And the ranks are in step again.
       local t = ms.ones(N)
       dist.all_reduce(t)

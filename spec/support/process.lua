@@ -12,6 +12,7 @@ int  spec_spawnp(int *, const char *, const spec_file_actions *, const void *, c
 int  spec_waitpid(int, int *, int) __asm__("waitpid");
 int  spec_kill(int, int) __asm__("kill");
 int  spec_getpid(void) __asm__("getpid");
+int  spec_getppid(void) __asm__("getppid");
 char *spec_mkdtemp(char *) __asm__("mkdtemp");
 char *spec_strerror(int) __asm__("strerror");
 typedef struct { long sec, nsec; } spec_timespec;
@@ -53,8 +54,28 @@ function process.sleep(seconds)
   C.spec_nanosleep(pause, nil)
 end
 
+--- A bound in seconds, on a machine that may stall anybody at any moment: fn does it once more, up to five times, until it was
+--- done in time once. It returns what it took (math.huge and a text when it did not happen, for want of time), and asserts
+--- itself what holds however long it takes.
+---@param limit number  seconds, times the patience
+---@param fn fun(): number, string?
+function process.within(limit, fn)
+  local least, last = math.huge, nil
+  for _ = 1, 5 do
+    local seconds, why = fn()
+    least, last = math.min(least, seconds), why
+    if least < limit * process.patience then return end
+  end
+  error(("took %.3f s at best, the limit is %g s%s"):format(least, limit * process.patience, last and ": " .. last or ""), 2)
+end
+
 function process.pid()
   return C.spec_getpid()
+end
+
+--- Of a rank: mpirun, the same number on every rank of the job.
+function process.parent()
+  return C.spec_getppid()
 end
 
 --- Whether a process of that number exists (a zombie does).
@@ -89,7 +110,7 @@ function process.read(path)
   if not f then return "" end
   local text = f:read "*a"
   f:close()
-  return text
+  return text or ""                                                 -- nil: a file of /proc whose process has just ended
 end
 
 function process.write(path, text)

@@ -17,7 +17,7 @@ local board = require "spec.support.board"
 local busted = require "busted"
 
 local ranks = {
-  timeout = tonumber(os.getenv "MOONSHARD_SPEC_TIMEOUT") or 60,     -- seconds a test may take
+  timeout = tonumber(os.getenv "MOONSHARD_SPEC_TIMEOUT") or 180,    -- seconds until a test counts as hanging
   grace = 1.0,                                                      -- for the others, once one rank has failed
 }
 
@@ -49,7 +49,7 @@ local Gang = {}
 Gang.__index = Gang
 
 local function start_gang(batch, first)
-  local self = setmetatable({ world = batch.world, folder = process.temp_folder(), begun = process.now() }, Gang)
+  local self = setmetatable({ world = batch.world, folder = process.temp_folder() }, Gang)
   self.board = board.open(self.folder .. "/board")
   self.board.parent = process.pid()
   local job = { "return {" }
@@ -170,9 +170,11 @@ function Gang:verdict(k, reason)
 end
 
 -- Watches until test k is decided. Returns "passed", or "failed" and a reason or nil; then the gang is stopped.
+-- The time-out counts from where the last rank has begun: the start of the gang is no part of a test.
 function Gang:watch(k, timeout)
   local b, n = self.board, self.world
   local nap, failed_at = 0, nil
+  local watched = process.now()
   while true do
     local ended = self.child:poll()         -- looked at first: what the ranks wrote before is on the board by now
     local done, failed, begun, since = 0, false, 0, nil
@@ -182,9 +184,10 @@ function Gang:watch(k, timeout)
       if slot.failed == k then failed = true end
       if slot.begun >= k then
         begun = begun + 1
-        since = math.min(since or slot.since, slot.since)
+        since = math.max(since or slot.since, slot.since)
       end
     end
+    if begun < n then since = nil end
     if done == n and not failed then return "passed" end
     local now = process.now()
     if failed then
@@ -198,17 +201,19 @@ function Gang:watch(k, timeout)
     self.dead = {}
     for r = 0, n - 1 do
       local slot = b.rank[r]
-      if slot.pid > 0 and slot.done < k and not process.exists(slot.pid) then self.dead[r] = true end
+      -- In this order: a rank that is through with the last test is gone in a moment.
+      if slot.pid > 0 and not process.exists(slot.pid) and slot.done < k then self.dead[r] = true end
     end
     if next(self.dead) then
-      self.child:wait(0.3)                  -- mpirun says how it died
+      self.child:wait(3)                    -- mpirun says how it died
       self:stop()
       return "failed"
     end
-    if (since and now - since or now - self.begun) > timeout then
+    local start = math.max(timeout, ranks.timeout * process.patience)
+    if since and now - since > timeout or not since and now - watched > start then
       self:stop()
       return "failed", since and ("not every rank finished within %g s"):format(timeout)
-        or ("the ranks did not start within %g s"):format(timeout)
+        or ("not every rank began within %g s"):format(start)
     end
     process.sleep(nap)
     nap = math.min(nap + 2e-5, 1e-3)
