@@ -186,6 +186,11 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
             }
             if (at == n_groups) groups[n_groups++] = group;
             at++;
+            if (ms__unit_unreduced(t)) {
+                ms__fail(MS_ESTATE, "clip_grad_norm_: the gradient of parameter %d, '%s', has not been reduced: it comes from a backward inside no_sync; run one outside first",
+                         k + 1, t->name ? t->name : "?");
+                goto out;
+            }
             t = managed->local;
         }
         ms_tensor *g = t->leaf ? t->leaf->grad : NULL;

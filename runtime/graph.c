@@ -234,7 +234,12 @@ ms_status ms_set_grad(ms_id id, ms_id grad)
     if (!(g = ms__tensor(grad))) return (ms_status)ms_error_code();
     if (t->node) return ms__fail(MS_EINVAL, "grad: the tensor is the result of an operator; only leaves have a grad");
     if (g == t) return ms__fail(MS_EINVAL, "grad: a tensor cannot be its own gradient");
-    if (g->dtype != t->dtype || g->ndim != t->ndim || memcmp(g->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) || ms__device(g) != ms__device(t))
+    const ms_tensor *before = t->leaf ? t->leaf->grad : NULL;
+    bool unreduced = before && before->unreduced && g->ndim == before->ndim && !memcmp(g->shape, before->shape, (size_t)g->ndim * sizeof *g->shape) &&
+                     g->dtype == before->dtype && ms__device(g) == ms__device(before);
+    if (unreduced) {                            // a whole gradient in the place of one (unit_flat.c)
+        g->unreduced = true;
+    } else if (g->dtype != t->dtype || g->ndim != t->ndim || memcmp(g->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) || ms__device(g) != ms__device(t))
         return ms__fail(MS_EINVAL, "grad: %s given, the tensor is %s: shape, dtype and device must be equal", ms__tensor_text(g), ms__tensor_text(t));
     ms_leaf *l = ms__leaf_of(t);
     if (!l) return MS_ENOMEM;

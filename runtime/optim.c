@@ -167,10 +167,16 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
     for (int k = 0; k < n; k++) {
         ms_tensor *p = ms__tensor(leaves[k]);
         if (!p) { st = (ms_status)ms_error_code(); goto out; }
+        bool unreduced = ms__unit_unreduced(p);
         p = ms__unit_local(p);
         ms_tensor *g = p->leaf ? p->leaf->grad : NULL;
         if (!g) continue;
         if (ms__device(p) == MS_META) continue;
+        if (unreduced) {
+            st = ms__fail(MS_ESTATE, "step: the gradient of parameter %d, '%s', has not been reduced: it comes from a backward inside no_sync; run one outside first",
+                          k + 1, p->name ? p->name : "?");
+            goto out;
+        }
         if (!ms__is_contiguous(p)) {
             st = ms__fail(MS_EINVAL, "optimizer: parameter %d (%s) is not contiguous", k + 1, ms__tensor_text(p));
             goto out;

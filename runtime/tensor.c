@@ -53,7 +53,7 @@ static ms_tensor *tensor_raw(void)
     if (MS_LIKELY(t != NULL)) spare = (ms_tensor *)t->node;
     else if (!(t = malloc(sizeof *t))) return NULL;
     t->refs = 1;
-    t->requires_grad = t->is_param = t->sharded = t->is_view = false;
+    t->requires_grad = t->is_param = t->sharded = t->is_view = t->unreduced = false;
     t->out_index = 0;
     t->node = NULL;
     t->leaf = NULL;

@@ -143,8 +143,10 @@ static int gathered_dtype(const unit *u)
 
 void ms__unit_drop_pending(context *c)
 {
-    for (int k = 0; k < c->n; k++)
+    for (int k = 0; k < c->n; k++) {
         for (int j = 0; j < c->units[k]->n; j++) ms__drop(&c->units[k]->params[j].pending);
+        ms__flat_drop_kept(c->units[k]);
+    }
 }
 
 // An error of one rank ended work in which the others had come further, or less far: units that are whole there are

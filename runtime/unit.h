@@ -21,6 +21,7 @@ typedef struct unit_param {
     ms_tensor *fresh;               // whole gradient of `run`, the backward under way
     ms_run    *run;
     ms_tensor *pending;             // whole gradient to reduce: fresh ones join it at post-backward
+    ms_tensor *saved;               // what had landed before gradients that are not reduced took its place (unit_flat.c)
     int        dim;                 // that is cut; only `rows` cuts another than the first
     int64_t    outer, rows, row_numel;  // sizes before it, of it and behind it (flat: 1, numel, 1)
     int64_t    chunk;               // rows per rank, ceil(rows / W)
@@ -153,12 +154,17 @@ void       ms__unit_drop_post(unit *u);
 ms_status ms__flat_reduce(ms_run *run, unit *u);
 ms_status ms__flat_land(ms_run *run, context *c);
 ms_status ms__unit_land_part(unit_param *p, ms_tensor *part);
+ms_status ms__flat_keep(unit *u);                       // fresh gradients join those that wait, whole, in their parameters' grad
+ms_status ms__flat_take(unit *u);                       // both become pending
+void      ms__flat_drop_kept(unit *u);
+bool      ms__unit_unreduced(const ms_tensor *p);       // p's grad is whole, and p is not
 
 void      ms__unit_after_errors(unit *u);               // before a use: an error of any rank leaves all in the same state
 void      ms__unit_drop_pending(context *c);
 // Starts the gather (on a queue when it is early: prefetched or asynchronous). No-op when whole or under way.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched);
 ms_status ms__unit_check_home(const unit *u);           // offloaded shards are on the CPU
+uint64_t  ms__unit_versions(const unit *u);             // changes of the stored parameters
 ms_status ms__unit_fetch(unit *u);                      // waits for the gathered bytes only
 ms_status ms__unit_finish_gather(unit *u);              // waits; parameters are whole afterwards
 void      ms__unit_shard(unit *u);                      // back to the shards, whatever the schedule says
@@ -179,7 +185,7 @@ void      ms__extensions_drop(unit *u);
 int       ms__extensions_dtype(const unit *u, int dtype);   // of everything gathered: dtype, or bytes
 bool      ms__extensions_given(const unit *u);          // inputs for a gather are there
 ms_status ms__unit_land(ms_run *run, context *c);       // waits for the reduction under way and lands it
-ms_status ms__unit_bring_home(const unit *u, int dtype, ms_tensor **t);
+ms_status ms__unit_bring(int device, int dtype, ms_tensor **t);
 ms_status ms__unit_reduce(ms_run *run, unit *u);        // packs the gradients that wait and starts their reduction; lands the one before
 
 static inline void ms__drop(ms_tensor **t)

@@ -154,7 +154,7 @@ static ms_status replace_landed(unit_param *p, ms_tensor *part)
 static ms_status land_flat(ms_run *run, reduction *r)
 {
     unit *u = r->owner;
-    MS_TRY(ms__unit_bring_home(u, r->dtype, &r->out));
+    MS_TRY(ms__unit_bring(u->home, r->dtype, &r->out));
     MS_TRY(each_part(u, r->out, r->replaces ? replace_landed : ms__unit_land_part));
     if (u->views == MS_VIEWS_FLAT) return ms__leaf_hooks(run, u->flat.local);
     for (int j = u->n - 1; j >= 0; j--)     // the agenda is a stack: the first parameter's hooks run first
@@ -255,6 +255,167 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
     c->reducing = r;
     if (st != MS_OK) ms__unit_drop_reduction(&c->reducing);
     return st;
+}
+
+// ---- gradients that are not reduced -----------------------------------------------------------
+//
+// After a backward inside no_sync they are where reduced ones land, so that the script sees, scales and clears them: whole, in the
+// dtype they were computed in, views of one flat tensor. What had landed before waits in `saved` for the backward that reduces; in
+// a world of one, where both have the same shape, it takes them in.
+
+// Whose grad has p's part of the flat gradient.
+static unit_param *slot_of(unit *u, unit_param *p) { return u->views == MS_VIEWS_FLAT ? &u->flat : p; }
+
+static ms_tensor *grad_of(const unit_param *q) { return q->local->leaf ? q->local->leaf->grad : NULL; }
+
+static bool waits(const unit_param *q) { return grad_of(q) && grad_of(q)->unreduced; }
+
+bool ms__unit_unreduced(const ms_tensor *t)
+{
+    const unit_param *p = t->unit_param;
+    return p && p->owner->views != MS_VIEWS_SHARDED && p->owner->world > 1 && waits(p);
+}
+
+// p's part of what waits.
+static ms_tensor *waiting_part(unit *u, unit_param *p)
+{
+    const ms_tensor *g = grad_of(slot_of(u, p));
+    int64_t at = u->views == MS_VIEWS_FLAT ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) : 0;
+    return ms__tensor_on(g->storage, g->dtype, p->ndim, p->shape, g->offset + at);
+}
+
+static ms_status add_part(ms_tensor *to, ms_tensor **g)
+{
+    ms_tensor *same;
+    MS_TRY(ms__unit_bring(ms__device(to), to->dtype, g));
+    MS_TRY(ms__op2(&same, ms__op_by_name("add_"), to, *g));
+    ms__release(same);
+    return MS_OK;
+}
+
+// The script may have cleared what waits, and with it what had landed; or put another tensor in its place.
+static ms_status look_at(unit *u)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *q = slot_of(u, &u->params[j]);
+        if (!waits(q)) ms__drop(&q->saved);
+        else if (!ms__is_contiguous(grad_of(q))) {
+            ms_tensor *c;
+            MS_TRY(ms__contiguous(&c, grad_of(q)));
+            c->unreduced = true;
+            ms__leaf_set_grad(q->local->leaf, c);
+        }
+        if (q == &u->flat) break;
+    }
+    return MS_OK;
+}
+
+// A place for whole gradients in the grad of every parameter that has none yet. filled: which of them are new, and hold no numbers.
+static ms_status make_places(unit *u, int dtype, bool *filled)
+{
+    const unit_param *last = &u->params[u->n - 1];
+    int64_t n = (int64_t)(last->full_at / (size_t)ms__dtype_size(last->low)) + last->numel;
+    ms_tensor *flat = NULL;
+    for (int j = 0; j < u->n; j++)          // nothing but the memory itself may be missing below
+        if (!ms__leaf_of(slot_of(u, &u->params[j])->local)) return (ms_status)ms_error_code();
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j], *q = slot_of(u, p);
+        filled[j] = q == &u->flat && j > 0 ? filled[0] : true;
+        if (waits(q) || (q != &u->flat && !p->param->requires_grad)) continue;
+        ms_leaf *l = q->local->leaf;
+        if (l->grad && u->world == 1 && ms__is_contiguous(l->grad)) {
+            l->grad->unreduced = true;
+            continue;
+        }
+        if (!flat) MS_TRY(ms__tensor_new(&flat, dtype, u->world == 1 ? u->home : u->device, 1, &n, "fsdp: accumulated gradients"));
+        if (l->grad) q->saved = ms__retain(l->grad);
+        int64_t at = q == p ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) : 0;
+        ms_tensor *g = q == p ? ms__tensor_on(flat->storage, dtype, p->ndim, p->shape, at) : ms__retain(flat);
+        g->unreduced = true;
+        ms__leaf_set_grad(l, g);
+        filled[j] = false;
+    }
+    ms__release(flat);
+    return MS_OK;
+}
+
+ms_status ms__flat_keep(unit *u)
+{
+    int k = 0;
+    while (k < u->n && !u->params[k].fresh) k++;
+    if (k == u->n) return MS_OK;
+    bool *filled = malloc((size_t)u->n * sizeof *filled);
+    if (!filled) return ms__no_memory((size_t)u->n * sizeof *filled, "fsdp", "gradients of unit '%s'", u->name);
+    ms_status st = ms__tensor_reserve(2 * u->n + 2, "fsdp");
+    if (st == MS_OK) st = look_at(u);
+    if (st == MS_OK) st = make_places(u, u->params[k].fresh->dtype, filled);
+    for (int j = 0; st == MS_OK && j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        p->run = NULL;
+        if (!waits(slot_of(u, p))) {        // it asks for none any more
+            ms__drop(&p->fresh);
+            continue;
+        }
+        ms_tensor *to = waiting_part(u, p);
+        if (p->fresh) st = filled[j] ? add_part(to, &p->fresh) : ms__copy(to, p->fresh);
+        else if (!filled[j]) st = ms__zero(to);
+        ms__release(to);
+        ms__drop(&p->fresh);
+        grad_of(slot_of(u, p))->version->count++;
+    }
+    free(filled);
+    return st;
+}
+
+ms_status ms__flat_take(unit *u)
+{
+    MS_TRY(look_at(u));
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        ms_tensor *g = p->fresh;
+        p->fresh = NULL;
+        p->run = NULL;
+        if (waits(slot_of(u, p))) {
+            ms_tensor *to = waiting_part(u, p);
+            ms_status st = g ? add_part(to, &g) : MS_OK;
+            ms__release(g);
+            g = to;
+            if (st != MS_OK) ms__release(g);
+            MS_TRY(st);
+        }
+        if (p->pending && g) MS_TRY(ms__accumulate(&p->pending, g));
+        else if (g) p->pending = g;
+    }
+    for (int j = 0; j < u->n; j++) {
+        unit_param *q = slot_of(u, &u->params[j]);
+        if (!waits(q)) continue;
+        ms__leaf_set_grad(q->local->leaf, q->saved);
+        q->saved = NULL;
+    }
+    return MS_OK;
+}
+
+// No gradient waits to be reduced any more.
+void ms__flat_drop_kept(unit *u)
+{
+    if (u->views == MS_VIEWS_SHARDED || (u->world == 1 && !u->replicate)) return;
+    for (int j = 0; j < u->n; j++) {
+        unit_param *q = slot_of(u, &u->params[j]);
+        if (waits(q)) {
+            ms__leaf_set_grad(q->local->leaf, q->saved);
+            q->saved = NULL;
+        }
+        ms__drop(&q->saved);
+    }
+}
+
+ms_status ms_unit_drop_saved_grad(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return (ms_status)ms_error_code();
+    unit_param *p = t->unit_param;
+    if (p) ms__drop(&p->saved);
+    return MS_OK;
 }
 
 // ---- whole parameters for the script ----------------------------------------------------------

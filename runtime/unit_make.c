@@ -13,6 +13,7 @@ static void release_params(unit *u)
         unit_param *p = &u->params[j];
         ms__release(p->fresh);
         ms__release(p->pending);
+        ms__release(p->saved);
         ms__release(p->whole);
         ms__release(p->resting);
         if (p->local) ms__disown(p->local);
@@ -20,6 +21,7 @@ static void release_params(unit *u)
         if (p->param) p->param->unit_param = NULL;
         ms__release(p->param);
     }
+    ms__release(u->flat.saved);
     if (u->flat.local) {
         u->flat.local->unit_param = NULL;
         ms__disown(u->flat.local);
@@ -304,18 +306,30 @@ void ms_unit_free(double handle)
 
 // ---- moving -----------------------------------------------------------------------------------
 
-// The gradient goes where its parameter has gone.
-static ms_status move_grad(unit_param *p, bool keep_values)
+// A gradient goes where its parameter has gone. Takes *t.
+static ms_status moved_grad(ms_tensor **t, const ms_tensor *local, bool keep_values)
 {
-    ms_tensor *old = p->local->leaf ? p->local->leaf->grad : NULL, *g;
+    ms_tensor *old = *t, *g = NULL;
     if (!old) return MS_OK;
-    ms_status st = ms__tensor_like(&g, p->local, "to");
+    const ms_tensor *like = old->unreduced ? old : local;
+    ms_status st = ms__tensor_new(&g, local->dtype, ms__device(local), like->ndim, like->shape, "to");
     if (st == MS_OK && keep_values && (st = ms__copy(g, old)) != MS_OK) {
         ms__release(g);
         g = NULL;
     }
-    ms__leaf_set_grad(p->local->leaf, st == MS_OK ? g : NULL);
+    if (g) g->unreduced = old->unreduced;
+    ms__release(old);
+    *t = g;
     return st;
+}
+
+static ms_status move_grads(unit_param *p, bool keep_values)
+{
+    ms_leaf *l = p->local->leaf;
+    ms_tensor *g = l ? ms__retain(l->grad) : NULL;
+    ms_status st = moved_grad(&g, p->local, keep_values), saved = moved_grad(&p->saved, p->local, keep_values);
+    if (l) ms__leaf_set_grad(l, g);
+    return st != MS_OK ? st : saved;
 }
 
 ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
@@ -366,12 +380,12 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
                 ms_status copied = ms__copy(p->local, old[j]);
                 if (copied != MS_OK) st = copied;
             }
-            ms_status moved = move_grad(p, keep_values && (device & 0xff) != MS_META);
+            ms_status moved = move_grads(p, keep_values && (device & 0xff) != MS_META);
             if (moved != MS_OK) st = moved;
         }
         ms__release(old[j]);
     }
-    if (u->flat.local && u->flat.local->leaf) ms__leaf_set_grad(u->flat.local->leaf, NULL);
+    if (st == MS_OK && u->flat.local) st = move_grads(&u->flat, keep_values && (device & 0xff) != MS_META);
     free(old);
     if (u->shard != shard) {
         ms__storage_release(shard);

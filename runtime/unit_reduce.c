@@ -87,14 +87,14 @@ static ms_status keep_partial(reduction *r)
     return MS_OK;
 }
 
-// t as its shards are stored, at their home: itself, or a copy that whoever needs it waits for. Takes t.
-ms_status ms__unit_bring_home(const unit *u, int dtype, ms_tensor **t)
+// t in another dtype, on another device: itself, or a copy that whoever needs it waits for. Takes t, unless it fails.
+ms_status ms__unit_bring(int device, int dtype, ms_tensor **t)
 {
     for (int step = 0; step < 2; step++) {      // cast where the numbers are, then moved
         ms_tensor *from = *t, *to;
-        int device = step == 0 ? ms__device(from) : u->home;
-        if (from->dtype == dtype && ms__device(from) == device) continue;
-        ms_status st = ms__tensor_new(&to, dtype, device, from->ndim, from->shape, "fsdp: reduced gradients");
+        int where = step == 0 ? ms__device(from) : device;
+        if (from->dtype == dtype && ms__device(from) == where) continue;
+        ms_status st = ms__tensor_new(&to, dtype, where, from->ndim, from->shape, "fsdp: gradients");
         if (st != MS_OK) return st;
         st = step == 1 && ms__is_contiguous(from) ? ms__copy_async(to, from, NULL) : ms__copy(to, from);
         if (st != MS_OK) {
@@ -110,7 +110,7 @@ ms_status ms__unit_bring_home(const unit *u, int dtype, ms_tensor **t)
 // The reduced block of r goes to its parameters. Takes r's parts.
 static ms_status land_reduced(ms_run *run, reduction *r)
 {
-    ms_status st = r->partial ? keep_partial(r) : r->n ? ms__unit_bring_home(r->owner, r->present[0]->dtype, &r->out) : MS_OK;
+    ms_status st = r->partial ? keep_partial(r) : r->n ? ms__unit_bring(r->owner->home, r->present[0]->dtype, &r->out) : MS_OK;
     if (st == MS_OK && !r->partial) st = land_all(run, r, r->out);
     ms__release(r->out);
     r->out = NULL;
@@ -189,7 +189,7 @@ static ms_status land_alone(ms_run *run, unit *u, double scale)
         ms_tensor *mine = g;
         ms_status st = MS_OK;
         if (!own && ms__device(g) != u->home) {
-            st = ms__unit_bring_home(u, p->dtype, &mine);
+            st = ms__unit_bring(u->home, p->dtype, &mine);
             if (st != MS_OK) ms__release(mine);
         } else if (!own) {
             st = ms__tensor_new(&mine, p->dtype, u->home, g->ndim, g->shape, "fsdp: gradient");

@@ -25,7 +25,11 @@ static unit *from_token(void *token)
     return u;
 }
 
+// A use is a number; the versions that the parameters had in its forward ride in the low bits.
+enum { VERSION_BITS = 20 };
 static int64_t next_use = 1;
+
+static uint64_t version_bits(uint64_t use) { return use & ((1u << VERSION_BITS) - 1); }
 
 // ---- users ------------------------------------------------------------------------------------
 
@@ -227,7 +231,7 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
         push_entered(c, u);
         st = prefetch_forward(u);
     }
-    int64_t use = next_use++;
+    int64_t use = (int64_t)((uint64_t)next_use++ << VERSION_BITS | version_bits(ms__unit_versions(u)));
     if (st == MS_OK) st = inputs_of(n, io, in);
     bool recorded = false;
     if (st == MS_OK && u->n > 0) {
@@ -357,11 +361,21 @@ static bool some_extended(const context *c)
     return false;
 }
 
+// A backward gathers the parameters again: they must be what its forward computed with. Wholes of fully_shard that stayed are that.
+static ms_status check_unchanged(const unit *u, int64_t use)
+{
+    if (MS_LIKELY(version_bits((uint64_t)use) == version_bits(ms__unit_versions(u))) || !u->unshard_in_backward) return MS_OK;
+    if (u->views != MS_VIEWS_SHARDED) return ms__fail(MS_ESTATE, "FSDP does not support changing the parameters between forward and backward");
+    if (u->gathered && !u->in_place) return MS_OK;
+    return ms__fail(MS_ESTATE, "fsdp: the parameters of unit '%s' were changed between its forward and its backward", u->name);
+}
+
 ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
 {
     unit *u = from_token(token);
     if (!u || !u->context || find_active(u, use) >= 0) return MS_OK;
     ms__unit_after_errors(u);
+    MS_TRY(check_unchanged(u, use));
     MS_TRY(add_active(u, use, run));
     u->context->in_backward = true;
     if (MS_UNLIKELY(some_extended(u->context))) return gather_by_tasks(run, u, use);
@@ -393,6 +407,7 @@ ms_status ms__unit_accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bo
 // ---- after a backward ------------------------------------------------------------------------
 
 // The running backward's gradients join what earlier ones left. They wait in the reduce dtype when they are not reduced now.
+// (fsdp.FSDP's: unit_flat.c.)
 static ms_status fold(unit *u)
 {
     for (int j = 0; j < u->n; j++) {
@@ -423,7 +438,7 @@ static ms_status fold(unit *u)
 static ms_status post_backward(ms_run *run, unit *u)
 {
     u->arrived = 0;
-    MS_TRY(fold(u));
+    MS_TRY(u->views == MS_VIEWS_SHARDED ? fold(u) : u->sync ? ms__flat_take(u) : ms__flat_keep(u));
     if (u->reshard_after_backward && ms__unit_idle(u)) ms__unit_shard(u);
     if (u->n) ms__unit_note(u, MS_UNIT_EV_POST_BACKWARD, false);
     return u->sync ? ms__unit_reduce(run, u) : MS_OK;

@@ -131,8 +131,13 @@ ms_id ms_unit_full_grad(ms_id id)
     unit_param *p = managed(id);
     if (!p) return 0;
     ms__clear_error();
-    if (!p->local->leaf || !p->local->leaf->grad) return 0;
-    return ms__unit_gather_whole(p, p->local->leaf->grad);
+    ms_tensor *g = p->local->leaf ? p->local->leaf->grad : NULL, *copy;
+    if (!g) return 0;
+    if (!g->unreduced) return ms__unit_gather_whole(p, g);
+    if (ms__tensor_like(&copy, g, "summon_full_params") != MS_OK) return 0;       // whole, and of this rank alone
+    if (ms__copy(copy, g) == MS_OK) return ms__name(copy);
+    ms__release(copy);
+    return 0;
 }
 
 // ---- names, stand-ins, owners -----------------------------------------------------------------

@@ -63,9 +63,12 @@ local function hide_grads(units, writeback)
       rawset(p, "_whole_grad", nil)
       local piece = p:to_local()
       if whole then
-        if back and piece.grad and piece:numel() > 0 then
+        local grad = back and piece.grad
+        if grad and grad:numel() == whole:numel() then      -- not reduced: whole itself
+          grad:copy_(whole:reshape(grad.shape))
+        elseif grad and piece:numel() > 0 then
           local s = sharded.shard_info(p)
-          piece.grad:copy_(whole:reshape(-1):narrow(1, tonumber(s.first) + 1, tonumber(s.here)):reshape(piece.shape))
+          grad:copy_(whole:reshape(-1):narrow(1, tonumber(s.first) + 1, tonumber(s.here)):reshape(piece.shape))
         end
         lib.ms_release(whole.id)
       elseif back and rawget(p, "_grad_cleared") then

@@ -45,6 +45,7 @@ function Module:zero_grad(given)
       p.grad = nil
     elseif p.grad then
       local grad = p.grad
+      if p.id >= 0 then lib.ms_unit_drop_saved_grad(p.id) end
       if grad.requires_grad then                -- of a graph of higher order: it stays what it is there
         p.grad = grad:detach():zero_()
       else

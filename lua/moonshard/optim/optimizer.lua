@@ -228,6 +228,7 @@ function Optimizer:zero_grad(given)
           if part.grad then part.grad:detach():zero_() end
         end
       elseif p.grad then
+        lib.ms_unit_drop_saved_grad(p.id)
         p.grad:detach():zero_()
       end
     end
