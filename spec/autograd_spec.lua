@@ -420,6 +420,33 @@ describe("ms.checkpoint", function()
     assert.are.equal(12, w.grad:item())
   end)
 
+  it("is refused when what it gives the second time has no graph, or is another thing", function()
+    local w = leaf { 2 }
+    local function region(second)
+      local ran = 0
+      return function(a)
+        ran = ran + 1
+        return ran == 1 and a * w or second(a)
+      end
+    end
+    local function gone(second) return failure(function() ms.checkpoint(region(second), ms.ones(1)):sum():backward() end) end
+    for name, second in pairs {
+      detached = function(a) return (a * w):detach() end,
+      constant = function(a) return a + 1 end,
+      no_grad = function(a) return ms.no_grad(function() return a * w end) end,
+    } do
+      assert.matches("checkpoint: no result of the region has a graph when it runs again, so gradients end there; it must do the same both times",
+        gone(second), name)
+    end
+    assert.matches("checkpoint: result 1 is float32 %[2%] when the region runs again, it was float32 %[1%]", gone(function(a) return ms.cat { a, a } * w end))
+    assert.matches("checkpoint: result 1 is float64 %[1%] when the region runs again", gone(function(a) return (a * w):double() end))
+    assert.is_nil(w.grad)
+    -- Of several results one that is a constant both times is no such case.
+    local y, aux = ms.checkpoint(function(a) return a * w, ms.ones(1) end, ms.ones(1))
+    ;(y + aux):sum():backward()
+    assert.are.equal(1, w.grad:item())
+  end)
+
   it("keeps less than the plain region", function()
     local x = ms.randn(64, 64, { requires_grad = true })
     local function chain(a)

@@ -166,6 +166,8 @@ end
 
 -- ---- checkpoints ---------------------------------------------------------------------------------------
 
+local function looks(t) return t.dtype .. " " .. tostring(t.shape) end
+
 local rng = ffi.new "double[2]"
 
 local function leave_region(region, mode, ...)
@@ -218,7 +220,7 @@ function M.checkpoint(fn, ...)
     args[n_in + 1] = {}
     args.n = n_in + 1
   end
-  entry.outs, entry.n_outs = {}, outs.n
+  entry.outs, entry.looks, entry.n_outs = {}, {}, outs.n
   for k = 1, outs.n do
     local t = outs[k]
     if is_tensor(t) then
@@ -230,7 +232,7 @@ function M.checkpoint(fn, ...)
       end
       out_ids[m] = t.id
       m = m + 1
-      entry.outs[m] = k
+      entry.outs[m], entry.looks[m] = k, looks(t)
     end
   end
   local key = new_key(entry)
@@ -270,12 +272,20 @@ handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
   if outs.n ~= entry.n_outs then
     errors.raise("checkpoint: the region returned %d values when it ran again, %d before; it must do the same both times", outs.n, entry.n_outs)
   end
-  local list = {}
+  local list, any = {}, false
   for m, k in ipairs(entry.outs) do
     if not is_tensor(outs[k]) then
       errors.raise("checkpoint: result %d is %s when the region runs again, it was a tensor", k, errors.kind(outs[k]))
     end
+    if looks(outs[k]) ~= entry.looks[m] then
+      errors.raise("checkpoint: result %d is %s when the region runs again, it was %s; it must do the same both times", k, looks(outs[k]), entry.looks[m])
+    end
     list[m] = outs[k]
+    any = any or tensor.info_of(outs[k]).requires_grad ~= 0
+  end
+  -- Only where some gradient arrived does it run again: it would get no further, and say nothing.
+  if not any then
+    errors.raise "checkpoint: no result of the region has a graph when it runs again, so gradients end there; it must do the same both times"
   end
   return list, #entry.outs
 end
