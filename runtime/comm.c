@@ -216,8 +216,10 @@ void ms_work_free(ms_work *w) { ms__work_release(w); }
 
 static ms_coll *spare;
 static bool unit_told;
+static uint32_t unit_model;
 
 void ms__comm_unit_told(bool on) { unit_told = on; }
+void ms__comm_model(uint32_t model) { unit_model = model; }
 
 ms_coll *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const char *unit)
 {
@@ -247,7 +249,9 @@ ms_coll *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const ch
     c->unit = unit ? ms__intern(unit) : NULL;      // a root's name is "": not the same as none
     if (unit) snprintf(c->print.unit, UNIT_NAME, "%s", unit);
     c->print.told = unit_told;
+    c->print.model = unit ? unit_model : 0;
     unit_told = false;
+    unit_model = 0;
     return c;
 }
 

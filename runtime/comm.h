@@ -40,6 +40,7 @@ ms_status ms__broadcast_from(ms_group *g, ms_tensor *t, int src, const char *uni
 void      ms__comm_site(const char *site);
 // The unit of the next collective is named in texts and records, but not compared over ranks.
 void      ms__comm_unit_told(bool on);
+void      ms__comm_model(uint32_t model);                  // of the next collective's unit: tells models of equal names apart
 
 ms_status   ms__work_wait(ms_work *w);              // NULL allowed; reports the collective's failure
 bool        ms__work_done(ms_work *w);

@@ -49,7 +49,7 @@ uint64_t ms__print_hash(const ms_print *p, bool with_step)
     h = mix(h, p, offsetof(ms_print, step));
     if (!with_step) return h;
     h = mix(h, &p->step, sizeof p->step);
-    return p->told ? h : mix(h, p->unit, strlen(p->unit));
+    return p->told ? h : mix(mix(h, p->unit, strlen(p->unit)), &p->model, sizeof p->model);
 }
 
 static bool same_request(const ms_slot *a, const ms_slot *b)
@@ -66,7 +66,12 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
     ms__group_text(g, text + at, size - (size_t)at);
     at = (int)strlen(text);
     at += snprintf(text + at, size - (size_t)at, ": the ranks ask for different things");
-    bool told[1024] = { false };
+    bool told[1024] = { false }, models = false;
+    const ms_print *mine = &slot_of(g, g->me, c->seq)->print;
+    for (int k = 0; k < g->n && k < 1024; k++) {        // units of one name, of several models
+        const ms_slot *s = slot_of(g, k, c->seq);
+        models |= atomic_load(&s->ready) == c->word && s->print.model != mine->model && !strncmp(s->print.unit, mine->unit, UNIT_NAME);
+    }
     for (int k = 0; k < g->n && k < 1024 && (size_t)at < size - 1; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
         uint64_t ready = atomic_load(&s->ready);
@@ -91,6 +96,7 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
         ms_print p = s->print;
         ms__print_text(&p, what, sizeof what);
         if ((size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ": %s", what);
+        if (models && (size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ", of the model made as number %u of its class", (unsigned)p.model);
     }
 }
 

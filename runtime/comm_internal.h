@@ -30,6 +30,7 @@ typedef struct {
     uint64_t count, extra;              // elements; hash of pieces and scale
     int64_t  step;                      // of ms.steps
     char     site[SITE], unit[UNIT_NAME];
+    uint32_t model;                     // which of several with units of these names
 } ms_print;
 
 typedef struct {

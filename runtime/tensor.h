@@ -45,8 +45,8 @@ typedef struct ms_tensor {
     bool        is_param;
     bool        sharded;        // a sharded parameter: operators refuse it, naming to_local and full_tensor
     bool        is_view;        // made by a view operator (in-place writes reach its base)
-    bool        unreduced;      // a grad of a unit's parameter that is whole and this rank's alone (unit_flat.c)
     int16_t     out_index;      // which output of node this is
+    bool        unreduced;      // a grad of a unit's parameter that is whole and this rank's alone (unit_flat.c)
     int64_t     shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];    // strides in elements
     int64_t     numel, offset;  // elements
     ms_storage *storage;

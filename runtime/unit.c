@@ -185,6 +185,8 @@ ms_status ms__unit_check_home(const unit *u)
                                "module:to_empty(\"cpu\"). Found following parameters on non-CPU device: [%s]", names);
 }
 
+void ms__unit_model(const unit *u) { ms__comm_model(u->context ? u->context->model : 0); }
+
 // The shards are gathered from where they are: offloaded ones out of the CPU's memory, the wholes into the device's.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
 {
@@ -225,9 +227,11 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     }
     if (st == MS_OK && post) {
         ms_piece slice = { .out_stride = u->post_bytes, .bytes = u->post_bytes, .total = u->full_bytes };
+        ms__unit_model(u);
         st = ms__all_gather_pieces(u->post_group, u->full, u->post, 1, &slice, gathered_dtype(u), stream, u->name, &u->gather);
     } else if (st == MS_OK) {
         ms__comm_unit_told(u->checked);
+        ms__unit_model(u);
         st = ms__all_gather_pieces(u->group, u->full, from, u->n_pieces, u->pieces, gathered_dtype(u), stream, u->name, &u->gather);
     }
     if (u->low) {
@@ -380,6 +384,7 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
         return st;
     }
     c->root = root;
+    c->model = root->serial;
     c->n = n;
     c->is_last_backward = true;
     c->epoch = ms__comm_epoch();

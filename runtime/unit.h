@@ -50,6 +50,7 @@ extern const layout ms__layouts[];
 struct unit {
     double        handle;
     const char   *name;
+    uint32_t      serial;           // among the units of modules of its class, over its group
     const layout *layout;
     ms_group     *group;
     ms_group     *replicate;        // ranks with the same shard, over which the reduced gradients are all-reduced; NULL: none
@@ -123,10 +124,12 @@ typedef struct reduction {              // under way, or waiting to land
     double       after;                 // unit_flat.c: divides the result; 0: nothing
     int          dtype;                 // unit_flat.c: of the gradients that land
     bool         replaces;              // unit_flat.c: what landed before is in it
+    uint32_t     before;                // unit_flat.c: out's version when a hook of the script's was given it to fill
 } reduction;
 
 typedef struct context {
     unit      *root;
+    uint32_t   model;                   // the root's serial: on every rank the same, if scripts make their models alike
     unit     **units;                   // module order
     int        n;
     unit      *opened;                  // whose forward opened the running iteration
@@ -157,6 +160,7 @@ ms_status ms__unit_land_part(unit_param *p, ms_tensor *part);
 ms_status ms__flat_keep(unit *u);                       // fresh gradients join those that wait, whole, in their parameters' grad
 ms_status ms__flat_take(unit *u);                       // both become pending
 void      ms__flat_drop_kept(unit *u);
+ms_tensor *ms__flat_of_pieces(unit *u);                 // a flat parameter over the pieces, its grad over theirs; NULL with the error set
 bool      ms__unit_unreduced(const ms_tensor *p);       // p's grad is whole, and p is not
 
 void      ms__unit_after_errors(unit *u);               // before a use: an error of any rank leaves all in the same state
@@ -173,6 +177,7 @@ uint64_t  ms__unit_versions(const unit *u);             // of its parameters, to
 bool      ms__unit_idle(const unit *u);                 // nobody is between its pre- and post-phase
 ms_id     ms__unit_gather_whole(unit_param *p, ms_tensor *part);    // part is laid out like p's local tensor; collective
 ms_status ms__unit_replan(unit *u);                     // after a change of what is gathered how; it is sharded
+void      ms__unit_model(const unit *u);                // of u's next collective
 void      ms__unit_note(const unit *u, int event, bool prefetched);
 void      ms__unit_drop_reduction(reduction *r);
 // unit_extend.c

@@ -27,13 +27,17 @@ static ms_status divide(ms_tensor *t, double by)
 
 // Starts the sum of in over `scatter` (its block goes to out; NULL: out is in) and then of out over `all` (may be NULL).
 static ms_status start_sum(ms_group *scatter, ms_group *all, ms_tensor *out, ms_tensor *in, double before, ms_stream_kind stream,
-                           const char *unit, bool told, ms_work **scattered, ms_work **work)
+                           const unit *u, ms_work **scattered, ms_work **work)
 {
+    const char *name = u ? u->name : NULL;
+    bool told = u && u->checked;
     MS_TRY(divide(in, before));
     ms__comm_unit_told(told);
-    if (scatter) MS_TRY(ms__reduce_scatter(scatter, out, in, MS_SUM, 1, stream, unit, scattered));
+    if (u) ms__unit_model(u);
+    if (scatter) MS_TRY(ms__reduce_scatter(scatter, out, in, MS_SUM, 1, stream, name, scattered));
     ms__comm_unit_told(told);
-    ms_status st = all ? ms__all_reduce(all, out, MS_SUM, 1, stream, unit, work) : MS_OK;
+    if (u) ms__unit_model(u);
+    ms_status st = all ? ms__all_reduce(all, out, MS_SUM, 1, stream, name, work) : MS_OK;
     ms__comm_unit_told(false);
     return st;
 }
@@ -66,13 +70,14 @@ ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad_id, ms_id out_id)
     }
     ms_tensor *result = out ? sum : in;
     ms_work *scattered = NULL, *work = NULL;
-    if (st == MS_OK) st = start_sum(out ? g : NULL, out ? NULL : g, result, in, h->before, MS_STREAM_COMPUTE, NULL, false, &scattered, &work);
+    if (st == MS_OK) st = start_sum(out ? g : NULL, out ? NULL : g, result, in, h->before, MS_STREAM_COMPUTE, NULL, &scattered, &work);
     if (st == MS_OK) st = ms__work_wait(scattered);
     if (st == MS_OK) st = ms__work_wait(work);
     ms__work_release(scattered);
     ms__work_release(work);
     if (st == MS_OK) st = divide(result, h->after);
     if (st == MS_OK && low) st = ms__copy(out ? out : grad, result);
+    (out ? out : grad)->version->count++;
     ms__release(in);
     ms__release(sum);
     return st;
@@ -183,7 +188,13 @@ static ms_run_state hook_step(ms_task *t, ms_run *run, ms_event *ev)
     reduction *r = t->ptr;
     if (t->phase++ == 0) {
         ms_tensor *io[2] = { r->in, r->out };
+        r->before = r->out->version->count;
         return ms__run_event(run, ev, MS_EV_REDUCE, r->owner->hook.key, r->owner->handle, r->out != r->in ? 2 : 1, io, 0);
+    }
+    if (r->out != r->in && r->out->version->count == r->before) {
+        ms__fail(MS_ESTATE, "communication hook: nothing was written to output; it is to be filled with this rank's part of the reduced gradient of unit '%s'",
+                 r->owner->name);
+        return MS_RUN_FAILED;
     }
     return land_flat(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
 }
@@ -251,7 +262,7 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
             ms__release(own);
         }
     } else if (st == MS_OK)
-        st = start_sum(scatter, replicas, r.out, r.in, summed ? h->before : u->before, MS_STREAM_REDUCE, u->name, u->checked, &r.scattered, &r.work);
+        st = start_sum(scatter, replicas, r.out, r.in, summed ? h->before : u->before, MS_STREAM_REDUCE, u, &r.scattered, &r.work);
     c->reducing = r;
     if (st != MS_OK) ms__unit_drop_reduction(&c->reducing);
     return st;
@@ -407,6 +418,68 @@ void ms__flat_drop_kept(unit *u)
         }
         ms__drop(&q->saved);
     }
+}
+
+// ---- pieces seen as one -----------------------------------------------------------------------
+
+static int64_t place_in_flat(const unit_param *p, const ms_tensor *g)
+{
+    return g->unreduced ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) : (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype));
+}
+
+// The pieces' gradients as one: what they are views of, which is made where the script has put others in their places. NULL: none.
+static ms_status grad_of_pieces(unit *u, ms_tensor **out)
+{
+    const ms_tensor *first = NULL;
+    bool together = true;
+    int64_t base = 0, n = (int64_t)(u->shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
+    *out = NULL;
+    for (int j = 0; j < u->n; j++) {
+        const ms_tensor *g = grad_of(&u->params[j]);
+        if (!g || g->numel == 0) continue;
+        int64_t at = g->offset - place_in_flat(&u->params[j], g);
+        if (!first) {
+            first = g;
+            base = at;
+        }
+        if (g->unreduced != first->unreduced || g->dtype != first->dtype) return MS_OK;
+        together &= g->storage == first->storage && at == base && ms__is_contiguous(g);
+    }
+    if (!first) return MS_OK;
+    const unit_param *last = &u->params[u->n - 1];
+    if (first->unreduced) n = (int64_t)(last->full_at / (size_t)ms__dtype_size(last->low)) + last->numel;
+    if (together && base >= 0 && (size_t)(base + n) * (size_t)ms__dtype_size(first->dtype) <= first->storage->bytes) {
+        *out = ms__tensor_on(first->storage, first->dtype, 1, &n, base);
+        return MS_OK;
+    }
+    MS_TRY(ms__tensor_new(out, first->dtype, ms__device(first), 1, &n, "fsdp: flat gradient"));
+    ms_status st = ms__zero(*out);
+    for (int j = 0; j < u->n && st == MS_OK; j++) {
+        unit_param *p = &u->params[j];
+        ms_tensor *g = grad_of(p);
+        if (!g || g->numel == 0) continue;
+        ms_tensor *part = ms__tensor_on((*out)->storage, (*out)->dtype, g->ndim, g->shape, place_in_flat(p, g));
+        part->unreduced = g->unreduced;
+        if ((st = ms__copy(part, g)) == MS_OK) ms__leaf_set_grad(p->local->leaf, part);
+        else ms__release(part);
+    }
+    if (st != MS_OK) ms__drop(out);
+    return st;
+}
+
+ms_tensor *ms__flat_of_pieces(unit *u)
+{
+    ms_tensor *g = NULL;
+    if (grad_of_pieces(u, &g) != MS_OK) return NULL;
+    int64_t n = (int64_t)(u->shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
+    ms_tensor *t = ms__tensor_on(u->shard, u->params[0].dtype, 1, &n, 0);
+    t->is_param = true;
+    t->name = ms__intern("flat_param");
+    for (int j = 0; j < u->n; j++) t->requires_grad |= u->params[j].param->requires_grad;
+    ms_leaf *l = g ? ms__leaf_of(t) : NULL;
+    if (l) ms__leaf_set_grad(l, g);
+    else ms__release(g);
+    return t;
 }
 
 ms_status ms_unit_drop_saved_grad(ms_id id)

@@ -203,16 +203,37 @@ ms_status ms__unit_replan(unit *u)
     return MS_OK;
 }
 
+// A number for the next unit of this name over this group. It counts calls, whatever comes of them: every rank makes the same ones.
+static uint32_t next_serial(const char *name, double group)
+{
+    static struct { const char *name; double group; uint32_t n; } *counts;
+    static int n, cap;
+    name = ms__intern(name);
+    for (int k = 0; k < n; k++)
+        if (counts[k].name == name && counts[k].group == group) return ++counts[k].n;
+    if (n == cap) {
+        void *p = realloc(counts, (size_t)(cap ? 2 * cap : 16) * sizeof *counts);
+        if (!p) return 0;
+        counts = p;
+        cap = cap ? 2 * cap : 16;
+    }
+    counts[n].name = name;
+    counts[n].group = group;
+    return counts[n++].n = 1;
+}
+
 double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_options *o)
 {
     unit *u = calloc(1, sizeof *u);
     ms_group *g = ms__group_by_id(o->group);
+    uint32_t serial = next_serial(name, o->group);
     if (!u) ms__no_memory(sizeof *u, "fsdp", "unit '%s'", name);
     if (!u || !g || ms__tensor_reserve(4 * n + 8, "fsdp") != MS_OK) {
         free(u);
         return 0;
     }
     u->name = ms__intern(name);
+    u->serial = serial;
     u->layout = &ms__layouts[o->layout];
     u->views = o->views;
     u->backward_prefetch_at = o->backward_prefetch;

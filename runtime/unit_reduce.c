@@ -259,12 +259,14 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     // Offloaded, the result is wanted on the CPU, unless the script looks at it first.
     int lands = u->all_reduce_hook != 0 ? u->device : u->home;
     if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
+    ms__unit_model(u);
     if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, MS_SUM, scale, MS_STREAM_REDUCE, u->name, &r.work);
     r.partial = u->replicate && !u->all_reduce;
     if (st == MS_OK && u->replicate && u->all_reduce) {
         if (u->partial) st = add_partial(u, &r);
         r.scattered = r.work;
         r.work = NULL;
+        ms__unit_model(u);
         if (st == MS_OK)
             st = ms__all_reduce(u->replicate, r.out, MS_SUM, u->divide > 0 ? 1 : 1.0 / ms__group_size(u->replicate), MS_STREAM_REDUCE, u->name, &r.work);
     }

@@ -28,6 +28,10 @@ ms_id ms_unit_flat(double handle)
 {
     unit *u = ms__unit(handle);
     if (!u) return 0;
+    if (u->views == MS_VIEWS_PIECES && u->n) {
+        ms_tensor *t = ms__flat_of_pieces(u);
+        return t ? ms__name(t) : 0;
+    }
     if (!u->flat.local) {
         ms__fail(MS_EINVAL, "fsdp: unit '%s' has no flat parameter", u->name);
         return 0;

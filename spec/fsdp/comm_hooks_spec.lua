@@ -75,6 +75,30 @@ for world = 1, 4 do
         end)
       end
 
+      if sharded then
+        it("that leave output as it was are an error: " .. strategy, function(rank)
+          local ms, _, fsdp, dist = load()
+          local model = model_of { sharding_strategy = strategy }
+          local state, fill = fsdp.comm_hooks.DefaultState(), nil
+          model:register_comm_hook(state, function(_, grad, output) if fill then fill(grad, output) end end)
+          raises("communication hook: nothing was written to output; it is to be filled with this rank's part of the reduced gradient of unit '2'",
+            backward, model, rank)
+          for _, how in ipairs {
+            function(grad, output) dist.reduce_scatter(output, grad) end,
+            function(grad, output) output:copy_(grad:narrow(1, rank * output:numel() + 1, output:numel())) end,
+            function(_, output) output:narrow(1, 1, 1):zero_() end,
+            function(grad, output) fsdp.comm_hooks.reduce_scatter_hook(state, grad, output) end,
+            function(grad, output) fsdp.comm_hooks.bf16_compress_hook(fsdp.comm_hooks.LowPrecisionState(), grad, output) end,
+            function(grad, output) dist.reduce_scatter(output, grad, { async = true }):wait() end,
+          } do
+            fill = how
+            model:zero_grad()
+            backward(model, rank)
+            ms.dist.barrier()
+          end
+        end)
+      end
+
       it("are given the flat gradient and the shard to fill, without gradients: " .. strategy, function(rank)
         local ms, _, fsdp = load()
         local model = model_of { sharding_strategy = strategy }
