@@ -419,7 +419,7 @@ local function plan(readers, name, entry, e)
     for k, piece in ipairs(entry.pieces) do
       if pieces[k] then whole:narrow(dim, piece[3] + 1, piece[4]):copy_(pieces[k]) end
     end
-    part:copy_(e.shared and whole or sharded.part_of(e.like, whole))
+    part:copy_((e.shared and whole or sharded.part_of(e.like, whole)):reshape(part.shape))
   end
 end
 

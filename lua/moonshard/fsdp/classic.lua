@@ -68,7 +68,7 @@ local function number_of(dtype) return dtype and dtypes.number(dtype) or -1 end
 -- ---- what a unit manages -------------------------------------------------------------------------
 
 -- Parameters of m and of what lies below it, each once, save in FSDP instances and what is ignored: values, names, and every
--- place where one is: { module, field, parameter }.
+-- place where one is: { module, field, parameter, name }.
 local function managed(m, ignored_modules, ignored_params)
   local params, names, places, seen, visited = {}, {}, {}, {}, {}
   local function visit(sub, prefix)
@@ -76,7 +76,7 @@ local function managed(m, ignored_modules, ignored_params)
     visited[sub] = true
     for _, name in ipairs(sub._params) do
       local p = sub._slots[name]
-      if p ~= nil and not ignored_params[p] then places[#places + 1] = { sub, name, p } end
+      if p ~= nil and not ignored_params[p] then places[#places + 1] = { sub, name, p, prefix .. name } end
       if p ~= nil and not seen[p] and not ignored_params[p] then
         seen[p] = true
         if rawget(p, "_unit") then
@@ -90,7 +90,7 @@ local function managed(m, ignored_modules, ignored_params)
       if not M.is_fsdp(child) then visit(child, sub._wraps and prefix or prefix .. child_names[k] .. ".") end
     end
   end
-  visit(m, "")
+  if not M.is_fsdp(m) then visit(m, "") end
   return params, names, places
 end
 
@@ -220,7 +220,8 @@ function FSDP:init(m, given)
   local unit = {
     classic = true, switches = on, handle = handle, modules = setmetatable({ self }, { __mode = "v" }), placed = placed, options = o,
     world = placed.world, mixed_precision = o.mixed_precision, on_lazy_init = on_lazy_init, originals = params,
-    places = places, ignored_modules = ignored_modules, ignored_params = ignored_params,
+    places = places, replaces = o.use_orig_params or nil, made_with = params[1] and params[1].dtype,
+    ignored_modules = ignored_modules, ignored_params = ignored_params,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
     checks_order = (require "moonshard.dist").debug_level() == "detail", sync = true,
   }
@@ -235,7 +236,11 @@ local getters = {}
 
 function getters.comm_hook(self) return module.unit_of(self).comm_hook end
 function getters.comm_hook_state(self) return module.unit_of(self).comm_hook_state end
-function getters.params(self) return { rawget(self, "_slots").flat_param } end
+function getters.params(self)
+  local unit = module.unit_of(self)
+  if unit.options.use_orig_params and #unit.originals > 0 then return { flat.pieces_as_one(unit) } end
+  return { rawget(self, "_slots").flat_param }
+end
 
 wrapping.read_through(FSDP, function(self, name)
   local getter = getters[name]

@@ -33,6 +33,16 @@ function M.flat_parameter(unit)
   return setmetatable({ id = id, _flat = unit, _hidden = flat_hidden }, Parameter)
 end
 
+--- With use_orig_params there is none; what it would be is seen so: this rank's elements of all parameters, and their gradients.
+---@return Parameter
+function M.pieces_as_one(unit)
+  local id = lib.ms_unit_flat(unit.handle)
+  if id == 0 then errors.fail() end
+  local p = setmetatable({ id = id }, Parameter)
+  if engine.state.scope == 0 then tensor.own(p) end
+  return p
+end
+
 --- Makes p, which the engine has just sharded, a part of unit's flat parameter.
 function M.adopt(p, unit)
   sharded.adopt(p, unit)

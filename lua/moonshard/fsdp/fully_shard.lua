@@ -105,12 +105,13 @@ end
 
 -- Parameters of the modules and of what lies below them, save in children that are sharded already: each once.
 local function managed(modules, ignored)
-  local params, names, owners, seen, visited = {}, {}, {}, {}, {}
+  local params, names, owners, places, seen, visited = {}, {}, {}, {}, {}, {}
   local function visit(m, prefix)
     if visited[m] then return end
     visited[m] = true
     for name, p in m:named_parameters { recurse = false } do
       local full = prefix .. name
+      if not ignored[p] then places[#places + 1] = setmetatable({ m, name, p, full }, { __mode = "v" }) end
       if not seen[p] and not ignored[p] then
         seen[p] = true
         if rawget(p, "_unit") then
@@ -125,7 +126,7 @@ local function managed(modules, ignored)
     end
   end
   for _, m in ipairs(modules) do visit(m, "") end
-  return params, names, owners
+  return params, names, owners, places
 end
 
 -- Where the unit computes: on the GPUs of its mesh, else where its parameters are; nil while they are on meta, which to_empty ends.
@@ -179,7 +180,7 @@ function M.fully_shard(target, given)
     ignored[p] = true
   end
 
-  local params, names, owners = managed(modules, ignored)
+  local params, names, owners, places = managed(modules, ignored)
   local device = compute_device(o.mesh, params)
   move_buffers(modules, device)
   -- A parameter of a tensor class is its inner tensors; each is a parameter to the engine.
@@ -211,9 +212,10 @@ function M.fully_shard(target, given)
 
   local mesh = o.mesh
   local unit = {
-    handle = handle, modules = setmetatable({}, { __mode = "v" }), policy = policy, world = world, replicates = replicas ~= nil,
+    handle = handle, modules = setmetatable({}, { __mode = "v" }), policy = policy, world = world, group = group, replicates = replicas ~= nil,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
-    offload = o.offload_policy ~= nil, params = params, names = names, owners = setmetatable(owners, { __mode = "v" }), positions = positions,
+    offload = o.offload_policy ~= nil, params = params, names = names, owners = setmetatable(owners, { __mode = "v" }), places = places,
+    positions = positions,
     mesh = function()
       mesh = mesh or dist.mesh_from_group(group, { names = { "dp_shard" } })
       return mesh

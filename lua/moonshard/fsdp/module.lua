@@ -57,7 +57,8 @@ local function name_all(root)
     end
   end
   for _, u in ipairs(units_below(root)) do
-    if lib.ms_unit_set_name(u.handle, table.concat(names[u], ", ")) ~= 0 then errors.fail() end
+    u.path = table.concat(names[u], ", ")
+    if lib.ms_unit_set_name(u.handle, u.path) ~= 0 then errors.fail() end
   end
   local listed, values = root:_state()
   for k = #listed, 1, -1 do tensor.set_name(values[k], listed[k]) end      -- the first of several names stays
@@ -277,10 +278,26 @@ local function after(self, unit, ...)
   return unpack(out, 1, out.n)
 end
 
+--- What a script put in the place of a parameter is neither sharded nor reduced. places: { module, field, parameter }, modules weak.
+local function check_places(unit)
+  local places = unit.places
+  for k = 1, #places do
+    local place = places[k]
+    local m = place[1]
+    local now = m and rawget(m, "_slots")[place[2]]
+    if now ~= place[3] and now ~= nil then
+      errors.raise("parameter '%s%s' was replaced after its module was sharded: what is there now, %s, is neither sharded nor reduced; "
+        .. "change the parameter in place, or replace it before", unit.path == "" and "" or unit.path .. ".", place[4], errors.kind(now))
+    end
+  end
+end
+M.check_places = check_places
+
 -- forward between the unit's two phases. One tensor in and one out, as with most modules, makes no tables.
 local function between(self, unit, forward, ...)
   if not enters(unit, self) then return after(self, unit, forward(self, ...)) end
   if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
+  if unit.replaces == nil then check_places(unit) end
   local extended = extensions.any
   if not unit.looked then extensions.look(unit) end
   if unit.extensions then extensions.gather(unit) end

@@ -315,6 +315,37 @@ for _, name in ipairs { "placements", "device_mesh" } do
   end
 end
 
+-- What decides where every rank's part of p lies. Of a flat unit: all that is flattened with it, in order.
+local function plan_of(p)
+  local unit, s = rawget(p, "_unit"), shard_info(p)
+  if s.layout ~= C.MS_LAYOUT_FLAT then
+    return table.concat({ "rows", s.world, s.dim, tonumber(s.rows), tonumber(s.row_numel), tonumber(s.outer) }, " ")
+  end
+  if not unit.plan then
+    local parts = { "flat", s.world, tostring(unit.options.use_orig_params), unit.made_with }
+    for _, q in ipairs(unit.originals) do parts[#parts + 1] = tostring(rawget(q, "_whole_shape")) end
+    unit.plan = table.concat(parts, " ")
+  end
+  local at = 1
+  while unit.originals[at] ~= p do at = at + 1 end
+  return unit.plan .. " at " .. at
+end
+
+-- The ranks that p is cut over.
+local function group_of(p)
+  local unit = rawget(p, "_unit")
+  return unit.placed and unit.placed.group or unit.group
+end
+
+--- This rank's part of t, a sharded tensor, for p: t's own where p is cut alike on every rank, else the whole is gathered first.
+--- Collective: every rank comes to the same answer.
+---@return Tensor  laid out like p:to_local()
+function M.part_like(p, t)
+  local of = parameter_of(t)
+  if of ~= p and not (group_of(of) == group_of(p) and plan_of(of) == plan_of(p)) then return M.part_of(p, t:full_tensor()) end
+  return t:to_local()
+end
+
 M.Sharded = Sharded
 M.shard_info = shard_info
 M.is_whole = is_whole

@@ -64,7 +64,12 @@ end
 -- t, whatever its type, as a sharded tensor like p; nil when it fits in no way.
 local function like(p, t)
   local whole = rawget(p, "_whole_shape")
-  if sharded.is_sharded(t) then return whole and rawget(p, "_pieces") and t:to_local() or t end
+  if sharded.is_sharded(t) then
+    if tostring(t.shape) ~= tostring(whole or p.shape) then return nil end
+    if p.id < 0 or t.id < 0 then return t end               -- tensor classes: part by part
+    local part = sharded.part_like(p, t)
+    return rawget(p, "_pieces") and part:reshape(p:to_local().shape) or sharded.around(p, part)
+  end
   local shape = tostring(t.shape)
   if whole and rawget(p, "_pieces") then
     local piece = p:to_local()
@@ -118,7 +123,8 @@ function M.load_state_dict(m, sd, given)
     local names, values = m:_state()
     for i, name in ipairs(names) do
       local t = sd[name]
-      if tensor.is_tensor(t) and sharded.is_sharded(values[i]) then t = like(values[i], t) or t end
+      if tensor.is_tensor(t) and sharded.is_sharded(values[i]) then t = like(values[i], t) or t
+      elseif tensor.is_tensor(t) and sharded.is_sharded(t) then t = t:full_tensor() end
       fitted[name] = t
     end
     for name, t in pairs(sd) do            -- order does not matter: a copy
@@ -213,10 +219,10 @@ end
 
 -- This rank's part of a state tensor of member, of whatever type the state is.
 local function part_for(member, key, v)
-  if not sharded.is_sharded(member.p) then return v end
+  if not sharded.is_sharded(member.p) then return sharded.is_sharded(v) and v:full_tensor() or v end
   local piece = member.p:to_local()
-  if sharded.is_sharded(v) then return v:to_local() end
   local shape, whole = tostring(v.shape), tostring(rawget(member.p, "_whole_shape") or member.p.shape)
+  if sharded.is_sharded(v) and shape == whole then return sharded.part_like(member.p, v):reshape(piece.shape) end
   if shape == whole then return sharded.part_of(member.p, v):reshape(piece.shape) end
   if shape == tostring(piece.shape) then return v end
   return errors.raise("load_optim_state_dict: '%s' of '%s' has shape %s, the parameter %s", key, member.name, shape, whole)
@@ -226,7 +232,9 @@ end
 local function assemble(p, members, state)
   local entry
   for _, member in ipairs(members) do
-    for key, v in pairs(state[member.name] or {}) do      -- order does not matter: each by itself
+    local given = state[member.name] or {}
+    for _, key in ipairs(keys_of(given)) do
+      local v = given[key]
       entry = entry or {}
       if tensor.is_tensor(v) and v.ndim > 0 then
         local part = part_for(member, key, v)

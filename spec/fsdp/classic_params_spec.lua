@@ -1,0 +1,136 @@
+--- Which parameters FSDP instances have: `params` under both views, instances around instances, parameters that take no part in a
+--- forward, and ones that a script puts in the place of sharded ones (behaviour.md 3.2, 3.7, 4.B).
+local raises = require "spec.support.raises"
+local ranks = require "spec.support.ranks"
+local load = require("spec.support.wrapped").load
+
+local STRATEGIES = { "full_shard", "shard_grad_op", "no_shard" }
+
+local function wrap(m, options)
+  local _, _, fsdp, _, quietly = load()
+  return quietly(fsdp.FSDP, m, options)
+end
+
+local function net()
+  local ms, nn = load()
+  ms.manual_seed(0)
+  return nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 4))
+end
+
+for _, world in ipairs { 1, 2, 3 } do
+  ranks.describe(world, ("parameters of FSDP on %d ranks"):format(world), function()
+    for _, strategy in ipairs(STRATEGIES) do
+      it("params is one flat parameter, with original ones too, and shares their storage: " .. strategy, function(rank)
+        local ms = load()
+        local flat, pieces = wrap(net(), { sharding_strategy = strategy }), wrap(net(), { sharding_strategy = strategy, use_orig_params = true })
+        local function backward(model) model(ms.ones(2, 5) * (rank + 1)):pow(2):sum():backward() end
+        for _, model in ipairs { flat, pieces } do
+          assert.equal(1, #model.params)
+          assert.equal(1, model.params[1].ndim)
+          assert.is_nil(model.params[1].grad)
+          backward(model)
+        end
+        -- Elements lie elsewhere, for pieces begin at multiples of 16 bytes: the sums are the same.
+        local function total(t)
+          local sum = t:double():sum()
+          if strategy ~= "no_shard" then ms.dist.all_reduce(sum) end
+          return sum
+        end
+        ms.no_grad(function()
+          ms.testing.assert_close(total(pieces.params[1]), total(flat.params[1]))
+          ms.testing.assert_close(total(pieces.params[1].grad), total(flat.params[1].grad))
+        end)
+        -- What is written to either is in both.
+        local p, first = pieces.params[1], pieces:parameters()[1]
+        ms.no_grad(function()
+          p:fill_(3)
+          for _, q in ipairs(pieces:parameters()) do q.grad:fill_(4) end
+          p.grad:mul_(0.5)                                      -- what pads the parameters stays 0
+        end)
+        for _, q in ipairs(pieces:parameters()) do
+          assert.equal(3 * q:numel(), q:sum():item())
+          assert.equal(2 * q:numel(), q.grad:sum():item())
+        end
+        first.grad = ms.ones_like(first)
+        local sum = 0
+        for _, q in ipairs(pieces:parameters()) do sum = sum + q.grad:sum():item() end
+        assert.equal(sum, pieces.params[1].grad:sum():item())
+        ms.no_grad(function() pieces.params[1].grad:fill_(7) end)
+        assert.equal(7 * first:numel(), first.grad:sum():item())
+        pieces:zero_grad()
+        assert.is_nil(pieces.params[1].grad)
+        assert.equal(4, #pieces:parameters())
+        pieces:no_sync(function() backward(pieces) end)
+        assert.is_true(pieces.params[1].grad:numel() >= 15 + 3 + 12 + 4)
+      end)
+
+      it("an instance around an instance has none of its own, and trains: " .. strategy, function(rank)
+        local ms, _, fsdp = load()
+        for _, pieces in ipairs { false, true } do
+          local options = { sharding_strategy = strategy, use_orig_params = pieces }
+          local model, want = wrap(wrap(net(), options), options), net()
+          assert.same({}, model.params)
+          assert.equal(1, #model.module.params)
+          for _ = 1, 2 do
+            for r = 0, world - 1 do (want(ms.ones(2, 5) * (r + 1)):pow(2):sum() / world):backward() end
+            model(ms.ones(2, 5) * (rank + 1)):pow(2):sum():backward()
+            fsdp.check_sharded_parity(want, model)
+          end
+          assert.is_true(model:check_is_root())
+          assert.is_false(model.module:check_is_root())
+        end
+      end)
+
+      it("what takes no part in a unit's forward gets zeros, a unit that takes none gets no gradient: " .. strategy, function(rank)
+        local ms, nn, fsdp = load()
+        local Part = nn.Module:extend "Part"
+        function Part:init() self.x, self.y, self.z = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5) end
+        function Part:forward(t) return self.x(t) end
+        for _, pieces in ipairs { false, true } do
+          local options = { sharding_strategy = strategy, use_orig_params = pieces }
+          local inner = Part()
+          inner.z = wrap(inner.z, options)
+          local model = wrap(inner, options)
+          model(ms.ones(2, 5) * (rank + 1)):sum():backward()
+          assert.is_nil(inner.z:parameters()[1].grad)
+          if pieces then
+            for name, p in model:named_parameters() do
+              if name:find "^y" then assert.equal(0, p.grad:abs():sum():item()) end
+              if name:find "^x" and p:numel() > 0 then assert.is_true(p.grad:abs():sum():item() > 0) end
+            end
+          else
+            fsdp.summon_full_params(model, function() end)
+            assert.is_true(model.params[1].grad:abs():sum():item() >= 0)
+          end
+        end
+      end)
+
+      it("one that a script replaced is told at the next forward: " .. strategy, function()
+        local ms, nn = load()
+        local inner = net()
+        inner[3] = wrap(inner[3], { sharding_strategy = strategy })
+        local model = wrap(inner, { sharding_strategy = strategy })
+        model(ms.ones(2, 5))
+        inner[3].module.weight = nn.Parameter(ms.ones(4, 3))
+        raises("parameter '3.weight' was replaced after its module was sharded: what is there now, a Parameter, is neither sharded nor reduced; "
+          .. "change the parameter in place, or replace it before", model, ms.ones(2, 5))
+      end)
+    end
+
+    it("one that a script replaced after fully_shard is told, before the first forward and later", function()
+      local ms, nn, fsdp = load()
+      for _, first in ipairs { true, false } do
+        local model = net()
+        fsdp.fully_shard(model[1])
+        fsdp.fully_shard(model)
+        if not first then model(ms.ones(2, 5)):sum():backward() end
+        local own = model[1].bias
+        model[1].bias = nn.Parameter(ms.zeros(3))
+        raises("parameter '1.bias' was replaced after its module was sharded: what is there now, a Parameter, is neither sharded nor reduced; "
+          .. "change the parameter in place, or replace it before", model, ms.ones(2, 5))
+        model[1].bias = own
+        model(ms.ones(2, 5)):sum():backward()
+      end
+    end)
+  end)
+end
