@@ -67,6 +67,36 @@ for _, world in ipairs { 2, 3, 4 } do
     end)
   end)
 
+  ranks.describe(world, ("set_requires_gradient_sync over %d ranks"):format(world), function(rank)
+    it("with recurse = false is for one unit alone", function()
+      local ms = load()
+      local want, model = chain(3), chain(3, {})
+      local function backward()
+        local n = count(ms.dist.record(function() model(input(rank)):sum():backward() end), "reduce_scatter")
+        for r = 0, world - 1 do (want(input(r)):sum() / world):backward() end
+        return n
+      end
+      model:set_requires_gradient_sync(false, { recurse = false })      -- the root has no parameters of its own
+      assert.equal(3, backward())
+      model[2]:set_requires_gradient_sync(false, { recurse = false })
+      assert.equal(2, backward())
+      local k = 0
+      for _, p in ipairs(model[2]:parameters()) do
+        k = k + 1
+        assert.is_truthy(p.grad, "of the first backward")
+      end
+      assert.equal(4, k)
+      model[2]:set_requires_gradient_sync(true, { recurse = false })
+      assert.equal(3, backward())
+      ms.fsdp.check_sharded_parity(want, model)
+      model:set_requires_gradient_sync(false)
+      assert.equal(0, backward())
+      model:set_requires_gradient_sync(true)
+      assert.equal(3, backward())
+      ms.fsdp.check_sharded_parity(want, model)
+    end)
+  end)
+
   ranks.describe(world, ("outputs over %d ranks"):format(world), function(rank)
     it("that the loss does not use leave their parameters without gradients", function()
       local ms = load()

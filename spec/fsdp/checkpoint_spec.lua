@@ -95,6 +95,37 @@ for _, world in ipairs { 1, 2, 3, 4 } do
       end)
     end
 
+    it("keeps a gradient scaler's state beside them, which goes on from there", function()
+      local ms = load()
+      for _, class in ipairs { "GradScaler", "ShardedGradScaler" } do
+        local function step(scaler, model, optim, factor)
+          scaler:scale(model(ms.ones(2, 6)):sum() * factor):backward()
+          local done = scaler:step(optim)
+          scaler:update()
+          optim:zero_grad()
+          return done
+        end
+        local function train_with(scaler, model, optim, from, to)
+          local told = {}
+          for n = from, to do told[#told + 1] = { step(scaler, model, optim, n == 4 and math.huge or 1) or false, scaler:get_scale() } end
+          return told
+        end
+        local options = { init_scale = 64, growth_interval = 2, backoff_factor = 0.25 }
+        local model, optim = make {}
+        local scaler = ms.amp[class](options)
+        train_with(scaler, model, optim, 1, 3)                      -- grown once, one good step since
+        ms.fsdp.save(path, model, optim, { extra = { scaler = scaler:state_dict() } })
+        local want = train_with(scaler, model, optim, 4, 7)
+        assert.is_false(want[1][1])
+        local other, its = make {}
+        local again = ms.amp[class]()
+        again:load_state_dict(ms.fsdp.load(path, other, its).scaler)
+        assert.equal(128, again:get_scale())
+        assert.same(want, train_with(again, other, its, 4, 7))
+        assert.same(contents(model, optim), contents(other, its))
+      end
+    end)
+
     it("takes the place of the one before, and of nothing else", function()
       local ms = load()
       local model = make {}

@@ -201,6 +201,28 @@ for world = 2, 4 do
       end
     end)
 
+    it("clips by the norm over all ranks where strategies are mixed and modules ignored", function(rank)
+      local ms, nn, fsdp, dist, quietly = load()
+      for _, norm_type in ipairs { 1, 2, math.huge } do
+        for _, case in ipairs { "no_shard inside", "shard_grad_op inside", "no_shard outside", "ignored" } do
+          local inner, reference = plain_model(), plain_model()
+          local model = quietly(function()
+            if case == "ignored" then return fsdp.FSDP(inner, { ignored_modules = { inner[1] } }) end
+            inner[2] = fsdp.FSDP(inner[2], { sharding_strategy = case:match "^(.*) inside" or "full_shard" })
+            return fsdp.FSDP(inner, { sharding_strategy = case:match "^(.*) outside" or "full_shard" })
+          end)
+          for r = 0, world - 1 do (reference(input(r)):pow(2):sum() * 100 / world):backward() end
+          ;(model(input(rank)):pow(2):sum() * 100):backward()
+          if case == "ignored" then
+            for _, p in ipairs(inner[1]:parameters()) do dist.all_reduce(p.grad, { op = "avg" }) end
+          end
+          local want = nn.utils.clip_grad_norm_(reference:parameters(), 1, { norm_type = norm_type })
+          ms.testing.assert_close(model:clip_grad_norm_(1, { norm_type = norm_type }), want)
+          if case ~= "ignored" then fsdp.check_sharded_parity(reference, model) end
+        end
+      end
+    end)
+
     it("clips roots only, in the gradients' dtype, and warns where there are none", function(rank)
       local ms, _, fsdp = load()
       local model = model_of {}
@@ -275,6 +297,25 @@ ranks.describe(4, "hybrid strategies", function()
       end)
     end
   end
+
+  it("clip by the norm over all shards, once for all replicas, mixed with other strategies too", function(rank)
+    local ms, nn, fsdp, dist, quietly = load()
+    local hybrid = { sharding_strategy = "hybrid_shard", device_mesh = dist.init_device_mesh("cpu", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } }) }
+    for _, norm_type in ipairs { 1, 2, math.huge } do
+      for _, inner in ipairs { hybrid, { sharding_strategy = "full_shard" }, { sharding_strategy = "no_shard" } } do
+        local plain, reference = plain_model(), plain_model()
+        local model = quietly(function()
+          plain[2] = fsdp.FSDP(plain[2], inner)
+          return fsdp.FSDP(plain, hybrid)
+        end)
+        for r = 0, 3 do (reference(input(r)):pow(2):sum() * 100 / 4):backward() end
+        ;(model(input(rank)):pow(2):sum() * 100):backward()
+        local want = nn.utils.clip_grad_norm_(reference:parameters(), 1, { norm_type = norm_type })
+        ms.testing.assert_close(model:clip_grad_norm_(1, { norm_type = norm_type }), want)
+        fsdp.check_sharded_parity(reference, model)
+      end
+    end
+  end)
 
   it("reduce over replicas what is hybrid, and nothing else; inside no_sync nothing", function(rank)
     local ms, nn, fsdp, dist, quietly = load()
