@@ -21,6 +21,7 @@ enum {
     ROWS = 2048,                // rows of A packed at a time, at most
     ROWS_HALF = 1024, COLUMNS_HALF = 2304,      // half types: of those deeper than KC so many float32 sums are kept
     RUN = 64,                   // rows packed together where A's columns are the runs of memory
+    SHARE = 256,                // lines of B's next columns that are fetched beside a panel of A
 };
 
 // Without AVX-512 our vectors are taken apart.
@@ -53,7 +54,8 @@ typedef struct gemm_work {
     int64_t wide, high;         // columns of a panel of B, rows of one of A
     int64_t i0, mb;             // the rows at hand,
     int64_t first_col, last_col;        // the columns whose sums are kept,
-    int64_t j0, nc, p0, kc;     // the columns of B that are packed and the depth
+    int64_t j0, nc, p0, kc;     // the columns of B that are packed and the depth,
+    int64_t then_j, then_nc, then_p, then_kc;   // and those after them; then_nc = 0: none, or several threads share the work
     int64_t mc, cols;           // rows and columns of a task
     int64_t across;             // tasks beside each other
     int64_t pack;               // columns of a task of packing
@@ -63,14 +65,14 @@ typedef struct gemm_work {
     int64_t sums_rs;
 } gemm_work;
 
-// Lines that the next rows of A will be packed from, fetched into the second cache while these rows are at work: groups of lines so
-// many bytes apart, and from the end of one group to the next; and those that they will be packed into. (Fetching B's next columns
-// likewise gained nothing.)
+// Lines that are packed next, fetched into the second cache while these rows are at work: groups of lines so many bytes apart, and
+// from the end of one group to the next; and those that they will be packed into.
 typedef struct gemm_ahead {
     const char *at;
-    char   *to;
+    char   *to;                 // NULL: in the cache already
     int64_t apart, jump, groups;
     int     lines, pairs;       // of a group, an even number; of them fetched
+    struct gemm_ahead *then;    // when all are
 } gemm_ahead;
 
 #define EACH_LANE(f, s) { f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7), \
@@ -283,6 +285,24 @@ static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t
     return f;
 }
 
+// The share of B's next columns that is fetched beside the panel of A that `left` more follow: the last ones fetch it, for what
+// comes too early is pushed out again.
+static gemm_ahead columns_ahead(const gemm_work *w, int64_t left)
+{
+    const ms_gemm *g = w->g;
+    int64_t size = w->half ? 2 : w->size, shares = ceil_div(w->then_nc * w->then_kc * size / 64, SHARE), share = shares - 1 - left;
+    bool rows = g->b_cs == 1;
+    gemm_ahead f = { 0 };
+    if (share < 0 || (!rows && g->b_rs != 1)) return f;
+    int64_t runs = rows ? w->then_kc : w->then_nc, stride = rows ? g->b_rs : g->b_cs, from = runs * share / shares;
+    f.at = (const char *)g->b + (w->then_p * g->b_rs + w->then_j * g->b_cs + from * stride) * size;
+    f.lines = (int)((rows ? w->then_nc : w->then_kc) * size / 128) * 2;
+    f.apart = 64;
+    f.jump = stride * size - f.lines * 64;
+    f.groups = f.lines ? runs * (share + 1) / shares - from : 0;
+    return f;
+}
+
 static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
 {
     const gemm_work *w = arg;
@@ -298,6 +318,11 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
         if (fresh) {
             if ((i - top) % step == 0) pack_rows(w, i, bottom - i < step ? bottom - i : step);
             ahead = rows_ahead(w, top, i, bottom, step);
+        }
+        gemm_ahead columns = { 0 };
+        if (w->then_nc) {
+            columns = columns_ahead(w, (bottom - 1 - i) / w->high);
+            ahead.then = &columns;
         }
         if (w->half) row_half(w, i, rows, j, n, &ahead);
         else if (w->size == 4) row_f32(w, i, rows, j, n, &ahead);
@@ -315,6 +340,16 @@ static void column_block(gemm_work *w, int64_t threads)
     ms__parallel_tasks(ceil_div(w->nc, w->pack), pack_task, w);
     if (w->pack_a && w->across > 1 && w->j0 == w->first_col) ms__parallel_tasks(ceil_div(w->mb, RUN / 8 * w->high), pack_rows_task, w);
     ms__parallel_tasks(ceil_div(w->mb, w->mc) * w->across, row_task, w);
+}
+
+// The block of B after the one at hand, for the same rows of A: further columns, or the next depth from the first column on.
+static void what_follows(gemm_work *w, int64_t nc, int64_t kc)
+{
+    bool beside = w->j0 + w->nc < w->last_col;
+    w->then_j = beside ? w->j0 + w->nc : w->first_col;
+    w->then_p = beside ? w->p0 : w->p0 + w->kc;
+    w->then_kc = w->g->k - w->then_p < kc ? w->g->k - w->then_p : kc;
+    w->then_nc = w->then_kc == 0 ? 0 : w->last_col - w->then_j < nc ? w->last_col - w->then_j : nc;
 }
 
 static ms_status large(const ms_gemm *g)
@@ -367,6 +402,7 @@ static ms_status large(const ms_gemm *g)
                 w.last = w.p0 + w.kc == g->k;
                 for (w.j0 = w.first_col; w.j0 < w.last_col; w.j0 += nc) {
                     w.nc = w.last_col - w.j0 < nc ? w.last_col - w.j0 : nc;
+                    if (threads == 1) what_follows(&w, nc, kc);
                     column_block(&w, threads);
                 }
             }

@@ -95,9 +95,11 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, int64_
                 ahead->groups--;
             }
             ahead->at = at;
-            __builtin_prefetch(ahead->to, 1);
-            __builtin_prefetch(ahead->to + 64, 1);
-            ahead->to += 128;
+            if (ahead->to) {
+                __builtin_prefetch(ahead->to, 1);
+                __builtin_prefetch(ahead->to + 64, 1);
+                ahead->to += 128;
+            }
         }
 #pragma GCC unroll 1
         for (int p = 0; p < LANES / 2; p++, a += 16, b += 6 * LANES) {
@@ -206,6 +208,7 @@ static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const REAL *a
         if (high == 6) {
             for (int64_t v = 0; v < vecs * LANES; v += LANES) R(thin_tile)(6, k, a, 1, 6, b + v, 3 * LANES, d + v, d_rs, f ? f + v : NULL, add);
         } else {
+            if (ahead->groups == 0 && ahead->then) ahead = ahead->then;
             switch (vecs) {
             case 3: R(core)(3, k, a, b, d, d_rs, f, add, ahead); break;
             case 2: R(core)(2, k, a, b, d, d_rs, f, add, ahead); break;
