@@ -422,14 +422,14 @@ describe("ms.checkpoint", function()
 
   it("is refused when what it gives the second time has no graph, or is another thing", function()
     local w = leaf { 2 }
-    local function region(second)
+    local function changing(second)
       local ran = 0
       return function(a)
         ran = ran + 1
         return ran == 1 and a * w or second(a)
       end
     end
-    local function gone(second) return failure(function() ms.checkpoint(region(second), ms.ones(1)):sum():backward() end) end
+    local function gone(second) return failure(function() ms.checkpoint(changing(second), ms.ones(1)):sum():backward() end) end
     for name, second in pairs {
       detached = function(a) return (a * w):detach() end,
       constant = function(a) return a + 1 end,
