@@ -194,6 +194,26 @@ ranks.describe(3, "state dicts", function()
     assert.matches("copy_: %[9, 6%] is sharded", (select(2, pcall(model.load_state_dict, model, { ["1.weight"] = ms.ones(9, 6) }, { strict = false }))))
   end)
 
+  it("are taken over with assign too, which leaves parameters what they are; on meta there is nothing to load into", function()
+    local model, ms, _, steps = trained()
+    local sd, before = {}, model:parameters()
+    for name, t in pairs(model:state_dict()) do sd[name] = t:clone() end
+    local want = weights(model)
+    steps(2)
+    model:load_state_dict(sd, { assign = true })
+    for name, t in pairs(weights(model)) do assert.is_true(t:equal(want[name]), name) end
+    for k, p in ipairs(model:parameters()) do assert.equal(before[k], p) end
+    steps(1)
+    local empty = ms.fsdp.fully_shard(ms.nn.Sequential(ms.nn.Linear(6, 9, { device = "meta" })))
+    for _, load in ipairs { empty.load_state_dict, ms.fsdp.load_state_dict } do
+      for _, options in ipairs { {}, { strict = false } } do
+        local ok, message = pcall(load, empty, sd, options)
+        assert.is_false(ok)
+        assert.matches("load_state_dict: parameter '1.weight' is on meta: there is no memory to load it into; call to_empty%(device%) first", message)
+      end
+    end
+  end)
+
   it("with the optimizer's resume exactly", function()
     local model, ms, optim, steps = trained()
     steps(3)

@@ -442,9 +442,24 @@ function FSDPModule:state_dict(...)
   return Module.state_dict(self, ...)
 end
 
-function FSDPModule:load_state_dict(...)
+-- What is loaded onto meta would be lost without a word.
+local function refuse_meta(m)
+  for name, p in m:named_parameters() do
+    if (rawget(p, "_unit") or rawget(p, "_flat")) and p.device:find "^meta" then
+      errors.raise("load_state_dict: parameter '%s' is on meta: there is no memory to load it into; call to_empty(device) first", name)
+    end
+  end
+end
+M.refuse_meta = refuse_meta
+
+--- `assign` copies as well: parameters of a unit stay what they are, parts of one block of memory.
+---@param sd table<string, Tensor>
+---@param given? {strict: boolean, assign: boolean}
+function FSDPModule:load_state_dict(sd, given)
+  local o = opts("load_state_dict", given, { strict = true, assign = false })
   reshard_all(self)
-  return Module.load_state_dict(self, ...)
+  refuse_meta(self)
+  return Module.load_state_dict(self, sd, { strict = o.strict })
 end
 
 local function boolean(who, x)

@@ -112,6 +112,7 @@ function M.load_state_dict(m, sd, given)
   local o = opts("load_state_dict", given, { strict = true, broadcast_from_rank0 = false })
   if type(sd) ~= "table" or tensor.is_tensor(sd) then errors.raise("load_state_dict: argument 2 is %s, expected a table of tensors", errors.kind(sd)) end
   module.reshard_all(m)
+  module.refuse_meta(m)
   local fitted = {}
   if o.broadcast_from_rank0 then
     from_rank0(m, sd, function(name, now, t) fitted[name] = sharded.is_sharded(now) and like(now, t) or t end)
