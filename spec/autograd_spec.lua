@@ -8,6 +8,7 @@ local function failure(fn, ...)
   return (message:gsub("^[^\n]-:%d+: ", "", 1))
 end
 local function leaf(list, dtype) return ms.tensor(list, { requires_grad = true, dtype = dtype }) end
+local collected = require "spec.support.collected"
 
 describe("backward", function()
   it("adds gradients to the leaves", function()
@@ -181,8 +182,7 @@ describe("hooks", function()
     local w = leaf { 1, 2 }
     local e = { "mine" }
     local handle = w:register_hook(function() error(e) end)
-    collectgarbage()                                    -- what earlier tests left is not to go in between
-    collectgarbage()
+    collected()                                    -- what earlier tests left is not to go in between
     local before = ms.memory_stats("cpu").live_tensors
     local ok, caught = pcall(function() ms.scope(function() (w * 3):sum():backward() end) end)
     assert.is_false(ok)
@@ -214,8 +214,7 @@ describe("hooks", function()
       end)
       assert.is_true(coroutine.resume(co))
     end
-    collectgarbage()
-    collectgarbage()
+    collected()
     local v = leaf { 1 }
     local list = ms.catch_warnings(function() (v * 2):sum():backward() end)
     assert.are.equal(1, #list)
@@ -276,12 +275,12 @@ describe("ms.Function", function()
       assert.is_false(scaled(ms.tensor { 1 }, 2).requires_grad)
       ms.no_grad(function() assert.is_false(scaled(leaf { 1 }, 2).requires_grad) end)
     end)
-    collectgarbage()
+    collected()
     assert.is_true(ms.memory_stats("cpu").live_tensors <= before)
   end)
 
   it("drops what it saved with the graph", function()
-    collectgarbage()
+    collected()
     local w = leaf { 1, 2 }
     local before = ms.memory_stats("cpu").live_tensors
     for _ = 1, 5 do

@@ -1,6 +1,7 @@
 --- Lifetimes: what a scope releases, what survives it, and what says so.
 -- luacheck: ignore 512 (loops that break on purpose)
 local ms = require "moonshard"
+local collected = require "spec.support.collected"
 
 local function failure(fn, ...)
   local ok, message = pcall(fn, ...)
@@ -296,8 +297,7 @@ describe("coroutines", function()
       end)
       coroutine.resume(dropped)
     end
-    collectgarbage()
-    collectgarbage()
+    collected()
     assert.is_true(b:is_released())
   end)
 
@@ -329,10 +329,10 @@ end)
 
 describe("memory", function()
   it("of unscoped tensors follows the collector", function()
-    collectgarbage()
+    collected()
     local before = live()
     for _ = 1, 100 do ms.ones(10) end
-    collectgarbage()
+    collected()
     assert.is_true(live() <= before)
   end)
 
@@ -345,7 +345,7 @@ describe("memory", function()
   end)
 
   it("that a graph behind a small unscoped result holds stays bounded too", function()
-    collectgarbage()
+    collected()
     ms.reset_peak_memory_stats "cpu"
     local before = ms.memory_stats("cpu").allocated
     local w = ms.ones(512, 512, { requires_grad = true })
@@ -357,7 +357,7 @@ describe("memory", function()
 
   it("that dead tensors hold is taken back when memory is short", function()
     local lib = require("moonshard.ffi").lib
-    collectgarbage()
+    collected()
     lib.ms_empty_cache()
     local used = ms.memory_stats("cpu").allocated
     lib.ms_set_gc_limit(2 ^ 40)                         -- no collection of its own accord

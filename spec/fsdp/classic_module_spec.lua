@@ -2,6 +2,7 @@
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
+local collected = require "spec.support.collected"
 
 local function listed(m)
   local list = {}
@@ -26,12 +27,12 @@ for world = 1, 4 do
       function Net:init() self.layer = nn.Linear(3, 4) end
       function Net:forward(x) return self.layer(x) end
       function Net:told() return self:class_name() end
-      collectgarbage()
+      collected()
       local before = ms.memory_stats("cpu").live_tensors
       quietly(function()
         for _ = 1, 3 do assert.equal("Net", fsdp.FSDP(Net()):told()) end
       end)
-      for _ = 1, 3 do collectgarbage() end
+      collected()
       assert.equal(before, ms.memory_stats("cpu").live_tensors)
     end)
 

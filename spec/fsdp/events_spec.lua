@@ -1,6 +1,7 @@
 --- Sharded backwards with the script in the middle: an error at every event in turn, on all ranks or on one, and
 --- hooks that run operators, collectives and a sharded forward and backward of their own.
 local ranks = require "spec.support.ranks"
+local collected = require "spec.support.collected"
 
 -- Units, and an event of every kind that a backward has. event(kind) is called inside each of them.
 local function make(event)
@@ -117,7 +118,7 @@ end
 ranks.describe(2, "an error in a backward", function()
   -- What earlier tests left is gone, and nothing goes while bytes are counted.
   before_each(function()
-    for _ = 1, 3 do collectgarbage() end
+    collected()
     collectgarbage "stop"
   end)
   after_each(function() collectgarbage "restart" end)

@@ -2,6 +2,7 @@
 --- Transformer(vocab 32, 3 layers, dim 768, 12 heads, untied), Adam; upper bounds with buffer 0 on the engine's ledger,
 --- the ledger against the kernel's account of the same pages, and resident memory over world sizes.
 local ranks = require "spec.support.ranks"
+local collected = require "spec.support.collected"
 
 local B, U, N = 7084800, 21317376, 62976        -- elements of a block, of the model, and outside the blocks
 local S = math.ceil(U / 2)
@@ -83,8 +84,7 @@ ranks.describe(2, "memory of the reference model", function()
     it("stays within 3.15's bounds with buffer 0: " .. title, function()
       local ms = require "moonshard"
       ms.scope(function() ms.nn.Linear(8, 8)(ms.ones(2, 8)):sum():backward() end)
-      collectgarbage()
-      collectgarbage()
+      collected()
       local base = ms.memory_stats().allocated
       local function current() return (ms.memory_stats().allocated - base) / MB end
       local function peak() return (ms.memory_stats().peak_allocated - base) / MB end
@@ -139,7 +139,7 @@ ranks.describe(2, "memory of the reference model", function()
         return fsdp.FSDP(b, { use_orig_params = pieces })
       end
       ms.scope(function() Block(3, 8)(ms.ones(1, 3, 8, 8)):sum():backward() end)      -- what operators make and keep once
-      for _ = 1, 3 do collectgarbage() end
+      collected()
       local base = ms.memory_stats().allocated
       local function current() return (ms.memory_stats().allocated - base) / MIB end
       local model, elements = nn.Sequential(), 0
@@ -150,7 +150,7 @@ ranks.describe(2, "memory of the reference model", function()
       assert.is_true(M >= 4 and M < 4.2, M)
       for k = 1, 8 do model[k] = shard_block(model[k]) end
       model = fsdp.FSDP(model, { use_orig_params = pieces })
-      for _ = 1, 3 do collectgarbage() end
+      collected()
       local optim = ms.optim.SGD(model:parameters(), { lr = 1e-4, momentum = 0.9 })
       for iteration = 0, 3 do
         local moments = iteration > 0 and s or 0
@@ -173,7 +173,7 @@ ranks.describe(2, "memory of the reference model", function()
 
   it("is what the kernel accounts, within 2 %", function()
     local ms = require "moonshard"
-    for _ = 1, 5 do collectgarbage() end
+    collected()
     ms.empty_cache()
     local here = ms.ones(1000003):keep()
     local before, ledger = mapped(here:data_ptr()), ms.memory_stats().allocated
@@ -203,7 +203,7 @@ local function trained_bytes()
     optim:step()
     optim:zero_grad()
   end
-  collectgarbage()
+  collected()
   ms.empty_cache()
   ms.dist.barrier()
   local _, after = resident()

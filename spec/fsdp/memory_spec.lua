@@ -2,6 +2,7 @@
 --- counts every byte, and one sequence of a wide model has next to no activations), at most two gathered units,
 --- and nothing left over.
 local ranks = require "spec.support.ranks"
+local collected = require "spec.support.collected"
 
 local DIM, WIDE, BLOCKS = 128, 512, 4
 local B = 2 * DIM * WIDE + WIDE + DIM           -- elements of a block
@@ -52,7 +53,7 @@ ranks.describe(2, "memory", function()
   for _, reshard in ipairs { true, false } do
     it(("stays within the bounds, reshard_after_forward = %s"):format(tostring(reshard)), function()
       local ms = require "moonshard"
-      collectgarbage()
+      collected()
       local base = ms.memory_stats().allocated
       local function current() return elements(ms.memory_stats().allocated - base) end
       local function peak()
@@ -108,8 +109,7 @@ ranks.describe(2, "memory", function()
 
   it("is all given back when the model dies", function()
     local ms = require "moonshard"
-    collectgarbage()
-    collectgarbage()
+    collected()
     local before = ms.memory_stats()
     local function live()
       local model = make()
@@ -122,7 +122,7 @@ ranks.describe(2, "memory", function()
       end
     end
     live()
-    for _ = 1, 4 do collectgarbage() end
+    collected()
     local after = ms.memory_stats()
     assert.equal(before.allocated, after.allocated)
   end)

@@ -4,6 +4,7 @@ local ranks = require "spec.support.ranks"
 local parity = require "spec.support.sharded_parity"
 
 local function load() return require "moonshard" end
+local collected = require "spec.support.collected"
 
 local function count(list, op, group)
   local n = 0
@@ -150,7 +151,7 @@ ranks.describe(4, "reshard_after_forward = 2", function()
       local model = ms.fsdp.fully_shard(ms.nn.Linear(512, 512, { bias = false }), { reshard_after_forward = reshard })
       local x = ms.ones(1, 512)
       ms.scope(function() model(x):sum():backward() end)
-      for _ = 1, 2 do collectgarbage() end
+      collected()
       local before = ms.memory_stats("cpu").allocated
       local loss = model(x):sum()
       local after = ms.memory_stats("cpu").allocated - before

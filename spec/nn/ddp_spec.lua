@@ -1,5 +1,6 @@
 --- nn.DDP (behaviour.md 5): gradients are those of one process on all ranks' inputs; what is sent, when, and what goes wrong.
 local ranks = require "spec.support.ranks"
+local collected = require "spec.support.collected"
 
 local function load()
   local ms = require "moonshard"
@@ -596,16 +597,14 @@ ranks.describe(2, "DDP #mpi", function()
     local ms, nn, dist = load()
     local m = nn.Linear(2, 2)
     local weak = setmetatable({ nn.DDP(m) }, { __mode = "v" })
-    collectgarbage()
-    collectgarbage()
+    collected()
     assert.is_nil(weak[1])
     local list = dist.record(function() m(ms.ones(1, 2)):sum():backward() end)
     assert.are.equal(0, #list)
     -- Its hooks hold nothing either.
     local parameters = setmetatable(m:parameters(), { __mode = "v" })
     m = nil
-    collectgarbage()
-    collectgarbage()
+    collected()
     assert.is_nil(m)
     assert.is_nil(next(parameters))
   end)

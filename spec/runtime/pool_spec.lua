@@ -1,6 +1,7 @@
 --- The allocator: an exact ledger of what was asked for, reuse, limits, injected failures.
 local ms = require "moonshard"
 local lib = require "moonshard.ffi".lib
+local collected = require "spec.support.collected"
 
 describe("the allocator", function()
   local function allocated() return ms.memory_stats("cpu").allocated end
@@ -55,8 +56,7 @@ describe("the allocator", function()
   end)
 
   it("refuses beyond a limit, naming who asked and the sizes, and works on", function()
-    collectgarbage()                                                -- what other specs left behind goes now, not in between
-    collectgarbage()
+    collected()                                                -- what other specs left behind goes now, not in between
     local before = allocated()
     lib.ms_set_memory_limit(before + 1000)
     local ok, why = pcall(ms.empty, 1000)
