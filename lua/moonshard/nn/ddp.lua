@@ -13,6 +13,7 @@ local dist = require "moonshard.dist"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local hooks = require "moonshard.nn.ddp_hooks"
+local join = require "moonshard.nn.ddp_join"
 local log = require "moonshard.log"
 local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
@@ -27,7 +28,9 @@ local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type,
 ---@field module Module  what is wrapped
 ---@overload fun(module: Module, opts?: table): DDP
 ---  process_group, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, broadcast_buffers,
----  static_graph (every iteration uses the same parameters equally often)
+---  static_graph (every iteration uses the same parameters equally often), device_mesh (of one dimension, in the place of a group),
+---  init_sync (false: the script knows that all ranks have equal models), skip_all_reduce_unused_params (with find_unused_parameters: what
+---  no rank used is not sent, which has the others wait for the map of what was used)
 local DDP = base.Module:extend("DDP")
 wrapping.read_through(DDP)
 
@@ -35,7 +38,7 @@ wrapping.read_through(DDP)
 
 local OPTIONS = {
   process_group = opts.any, bucket_cap_mb = 25, find_unused_parameters = false, gradient_as_bucket_view = false, broadcast_buffers = true,
-  static_graph = false, device_ids = opts.table,
+  static_graph = false, device_ids = opts.table, device_mesh = opts.any, init_sync = true, skip_all_reduce_unused_params = false,
 }
 
 local function names_text(list)
@@ -110,11 +113,12 @@ local MARKED_TWICE = "Expected to mark a variable ready only once. This error is
   .. "Parameter %d ('%s') was ready already."
 
 local function launch_ready(st)
+  if st.skip_unused and not st.map_known then return end       -- what is to be sent is known at the end
   local list = st.buckets
   while st.next <= #list and list[st.next].pending == 0 do
     local b = list[st.next]
     st.next = st.next + 1
-    b:launch(st.group, st.world, st.hook, st.hook_state)
+    if not b.skipped then b:launch(st.group, st.join and st.join.divisor or st.world, st.hook, st.hook_state) end
   end
 end
 
@@ -128,7 +132,7 @@ end
 
 local function forget(st)
   for _, b in ipairs(st.buckets) do b:reset() end
-  st.next, st.marked, st.waiting, st.armed, st.queued, st.left = 1, {}, false, false, false, nil
+  st.next, st.marked, st.waiting, st.armed, st.queued, st.left, st.map_known = 1, {}, false, false, false, nil, false
 end
 
 -- Results back into the gradients. A parameter that no rank used keeps what it has.
@@ -161,6 +165,13 @@ local function used_anywhere(st)
   st.used_map:release()
   st.used_map, st.used_work = nil, nil
   return out
+end
+
+local function some_used(b, used)
+  for _, p in ipairs(b.parameters) do
+    if used[p] then return true end
+  end
+  return false
 end
 
 -- A backward failed: peers that wait in its collectives learn of it, what is under way comes to its end, and the next
@@ -226,6 +237,13 @@ local function finish_now(st)
   elseif st.static then
     mark_static_unused(st)
   end
+  local used = st.static_used
+  if st.skip_unused then
+    start_used_map(st)
+    used = used_anywhere(st)
+    for _, b in ipairs(st.buckets) do b.skipped = not some_used(b, used) end
+    st.map_known = true
+  end
   if st.find_unused then
     local unused = 0
     for k = #st.params, 1, -1 do
@@ -235,19 +253,21 @@ local function finish_now(st)
         mark_ready(st, p)
       end
     end
+    launch_ready(st)
     if unused == 0 and st.synced_backwards == 0 then log.warn(UNUSED_NONE) end
   end
   if st.next <= #st.buckets then return end             -- the rest may come with another backward
-  local used = st.static_used
-  if st.find_unused or first_static then
+  if st.find_unused and not st.skip_unused or first_static then
     start_used_map(st)
     used = used_anywhere(st)
   end
   if first_static then st.expected, st.static_used = st.counts, used end
   no_grad(function()
     for _, b in ipairs(st.buckets) do
-      b:finish(st.hook)
-      put_back(st, b, used)
+      if not b.skipped then
+        b:finish(st.hook)
+        put_back(st, b, used)
+      end
     end
   end)
   st.passed_over = {}
@@ -318,6 +338,13 @@ function DDP:init(m, given)
   if o.bucket_cap_mb <= 0 then raise("DDP: option 'bucket_cap_mb' is %g, expected a number > 0", o.bucket_cap_mb) end
   if o.device_ids and #o.device_ids > 1 then raise("device_ids can only be nil or contain a single element.") end
   local group = o.process_group
+  if o.device_mesh ~= nil then
+    if group ~= nil then raise "Cannot specify both process_group and device_mesh arguments." end
+    local is_mesh = type(o.device_mesh) == "table" and type(o.device_mesh.get_group) == "function"
+    if not is_mesh then raise("DDP: option 'device_mesh' is %s, expected a device mesh", errors.kind(o.device_mesh)) end
+    if o.device_mesh.ndim ~= 1 then raise("Only 1D device mesh is supported, but got %s.", tostring(o.device_mesh)) end
+    group = o.device_mesh:get_group(1)
+  end
   local world = dist.world_size(group)
   if not dist.rank(group) then raise("DDP: this rank is no member of %s", tostring(group)) end
 
@@ -336,20 +363,23 @@ function DDP:init(m, given)
     raise("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
   end
   check_devices(all)
-  check_same_model(params, group)
+  if o.init_sync then check_same_model(params, group) end
   self.module = m
   rawget(self, "_slots").training = m.training
   local st = {
     group = group, world = world, params = params, names = names, ignored = ignored, cap = o.bucket_cap_mb * buckets.MIB,
     find_unused = o.find_unused_parameters and not o.static_graph, static = o.static_graph, counts = {},
+    skip_unused = o.skip_all_reduce_unused_params and o.find_unused_parameters and not o.static_graph,
     as_view = o.gradient_as_bucket_view, broadcast_buffers = o.broadcast_buffers,
     sync = true, armed = false, started = false, synced_backwards = 0, used = {}, marked = {}, arrival = {},
   }
   rawset(self, "_ddp", st)
-  no_grad(function()
-    for _, b in ipairs(buffers_of(m, st)) do all[#all + 1] = b end
-    buckets.broadcast(all, group)
-  end)
+  if o.init_sync then
+    no_grad(function()
+      for _, b in ipairs(buffers_of(m, st)) do all[#all + 1] = b end
+      buckets.broadcast(all, group)
+    end)
+  end
   local order = {}
   for k = #params, 1, -1 do order[#order + 1] = params[k] end
   st.limits = { math.min(buckets.MIB, st.cap), st.cap }
@@ -386,19 +416,22 @@ local function check_prior(st)
     table.concat(names, ", "), rank, table.concat(indices, " "))
 end
 
--- Once, before the second iteration: buckets in the order in which the group's first rank's gradients arrived.
-local function rebuild(st)
-  if st.rebuilt or st.find_unused or st.synced_backwards == 0 then return end
+local function rebuild_due(st) return not st.rebuilt and not st.find_unused and st.synced_backwards > 0 end
+
+-- Once, before the second iteration: buckets in the order in which gradients arrived on rank `source`, the group's first.
+local function rebuild(st, source)
+  if not rebuild_due(st) then return end
   st.rebuilt = true
   if st.static then                             -- all of them, on every rank: what did not arrive comes last
     for k = #st.params, 1, -1 do
       if not st.counts[k] and not st.is_late[st.params[k]] then st.arrival[#st.arrival + 1] = k end
     end
   end
+  for k = #st.arrival + 1, #st.params do st.arrival[k] = 0 end         -- of one length on every rank
   local order = create.tensor(st.arrival, { dtype = "int64", device = "cpu" })
-  dist.broadcast(order, { src = dist.group_ranks(st.group)[1], group = st.group })
+  dist.broadcast(order, { src = source or dist.group_ranks(st.group)[1], group = st.group })
   local params = {}
-  for k, index in ipairs(order:tolist()) do params[k] = st.params[index] end
+  for _, index in ipairs(order:tolist()) do params[#params + 1] = st.params[index] end
   st.arrival = {}
   set_buckets(st, params, st.limits)
 end
@@ -446,15 +479,47 @@ function DDP:forward(...)
   local module = self._slots.module
   if not (st.sync and autograd.is_grad_enabled()) then
     st.armed, st.passed_over = false, nil
+    if st.join and autograd.is_grad_enabled() then join.notify(st, false) end
     return module(...)
   end
   take_over(st)
   check_prior(st)
+  local source = st.join and join.notify(st, true)
   no_grad(function()
-    rebuild(st)
-    if st.broadcast_buffers then buckets.broadcast(buffers_of(module, st), st.group) end
+    rebuild(st, source)
+    if st.broadcast_buffers then buckets.broadcast(buffers_of(module, st), st.group, nil, source) end
   end)
   return synced(st, module(...))
+end
+
+---Runs fn, in which ranks may have unequally many iterations of forward and backward: one that is through takes part in the others'
+---collectives until all are, and all end with the model of the last. What the script sends itself inside fn it has to match itself;
+---a forward whose gradients are not followed by a backward stands in no_grad.
+---divide_by_initial_world_size: gradients are divided by the number of all ranks (as if those that are through had zeros), or
+---(false) of those still there. throw_on_early_termination: an error on every rank as soon as one is through and another is not.
+---@param given? {divide_by_initial_world_size: boolean, enable: boolean, throw_on_early_termination: boolean}
+---@param fn function
+function DDP:join(given, fn)
+  if type(given) == "function" and fn == nil then given, fn = nil, given end
+  local o = opts("join", given, { divide_by_initial_world_size = true, enable = true, throw_on_early_termination = false })
+  if type(fn) ~= "function" then raise("join: argument is %s, expected a function", errors.kind(fn)) end
+  if not o.enable then return fn() end
+  local st = rawget(self, "_ddp")
+  local module = self._slots.module
+  st.rebuild_due = function() return rebuild_due(st) end
+  st.rebuild = function(source) rebuild(st, source) end
+  st.sync_buffers = function(source) buckets.broadcast(buffers_of(module, st), st.group, nil, source) end
+  st.used_by_others = function()
+    st.used = {}
+    start_used_map(st)
+    return used_anywhere(st)
+  end
+  st.some_used = some_used
+  local model = buffers_of(module, st)
+  for name, p in module:named_parameters() do
+    if not st.ignored[name] then model[#model + 1] = p end
+  end
+  return join.run(st, o, model, fn)
 end
 
 local function leave(st, before, ok, ...)

@@ -85,7 +85,7 @@ function M.free(buckets)
 end
 
 function Bucket:reset()
-  self.pending, self.launched, self.work, self.flat = #self.parameters, false, nil, self.whole
+  self.pending, self.launched, self.skipped, self.work, self.flat = #self.parameters, false, false, nil, self.whole
 end
 
 --- Brings p's gradient in (zeros where it has none).
@@ -134,12 +134,14 @@ function Bucket:finish(hook)
   self.flat = self.whole
 end
 
---- Broadcasts tensors from the group's first rank, gathered into pieces of at most `limit` bytes of one dtype (250 MiB).
+--- Broadcasts tensors from the group's first rank, or another one of it, gathered into pieces of at most `limit` bytes of one
+--- dtype (250 MiB).
 ---@param tensors Tensor[]
 ---@param group Group?
 ---@param limit? number
-function M.broadcast(tensors, group, limit)
-  local src = dist.group_ranks(group)[1]
+---@param src? integer  a rank of the world
+function M.broadcast(tensors, group, limit, src)
+  src = src or dist.group_ranks(group)[1]
   local receives = dist.rank() ~= src
   local some = {}
   for _, t in ipairs(tensors) do
