@@ -11,7 +11,8 @@ local function count(m)
 end
 
 local zoo = { "nested_wrapped_module", "always_wrap_nested_wrapped_module", "non_uniform_req_grad", "module_with_delay", "mixture_of_experts",
-  "transformer_with_shared_params", "mlp", "mlp_stack", "double_linear", "skip_model", "net", "exec_order", "transformer" }
+  "transformer_with_shared_params", "mlp", "mlp_stack", "double_linear", "skip_model", "net", "exec_order", "transformer",
+  "nested_model", "dummy_model", "linear_mixed_precision" }
 
 describe("the model zoo", function()
   it("has the element counts of the reference", function()
@@ -149,6 +150,7 @@ ranks.describe(2, "the model zoo over ranks", function()
   local units = {
     nested_wrapped_module = 3, always_wrap_nested_wrapped_module = 8, non_uniform_req_grad = 3, module_with_delay = 3, mixture_of_experts = 2,
     transformer_with_shared_params = 5, mlp = 1, mlp_stack = 3, double_linear = 2, skip_model = 3, net = 2, exec_order = 2, transformer = 2,
+    nested_model = 6, dummy_model = 7, linear_mixed_precision = 2,
   }
   for _, name in ipairs(zoo) do
     it(("wraps %s where it says, for the same loss and the mean of the gradients"):format(name), function(_, world)

@@ -13,16 +13,21 @@ local MODELS = {
   { "non_uniform_req_grad", pieces_only = true },
   { "module_with_delay", given = { delay_after_loss_ms = 1, delay_before_reduction_ms = 1 } },
   -- Its expert is another one on every rank; unwrapped it reduces the rest itself.
-  { "mixture_of_experts", reference = function(m) return zoo "dummy_ddp".DummyDDP(m) end, one_process = false, save_model = false },
-  { "transformer_with_shared_params" },
-  { "mlp" },
-  { "mlp_stack" },
-  { "double_linear" },
-  { "double_linear", title = "double_linear without its second", given = { use_second_linear = false }, reference = finds_unused },
-  { "skip_model", unmanaged = true },
-  { "net" },
-  { "exec_order" },
+  { "mixture_of_experts", reference = function(m) return zoo "dummy_ddp".DummyDDP(m) end, save_model = false, one_process = function()
+    return zoo "mixture_of_experts".alone(require("moonshard").dist.default_group(), "no_fsdp", "before", { deterministic = true })
+  end },
+  { "transformer_with_shared_params", kinks = true },
+  { "mlp", kinks = true },
+  { "mlp_stack", kinks = true },
+  { "double_linear", kinks = true },
+  { "double_linear", title = "double_linear without its second", kinks = true, given = { use_second_linear = false }, reference = finds_unused },
+  { "skip_model", unmanaged = "linear_skip" },
+  { "net", kinks = true },
+  { "exec_order", kinks = true },
   { "transformer", loss_dtype = "float32" },
+  { "nested_model", kinks = true },
+  { "dummy_model", kinks = true },
+  { "linear_mixed_precision" },
 }
 
 for world = 2, 4 do
@@ -41,8 +46,8 @@ for world = 2, 4 do
                 tostring(pieces)), function()
                 require("spec.support.parity").check(zoo(model[1]), {
                   strategy = strategy, dtype = dtype, cpu_offload = offload, use_orig_params = pieces, device_mesh = strategy:find "^hybrid" and mesh,
-                  reference = model.reference, one_process = model.one_process ~= false, save_model = model.save_model, given = model.given,
-                  loss_dtype = model.loss_dtype, unmanaged = model.unmanaged,
+                  reference = model.reference, one_process = model.one_process or true, save_model = model.save_model, given = model.given,
+                  loss_dtype = model.loss_dtype, unmanaged = model.unmanaged, kinks = model.kinks,
                 })
               end)
             end

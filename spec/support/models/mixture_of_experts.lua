@@ -47,7 +47,38 @@ function MixtureOfExperts:run_backward(loss)
   end)
 end
 
+-- One process in the place of all ranks: every rank's expert is here, and `rank` says whose turn it is. A rank's loss is
+-- divided by their number, which is what the mean of the shared gradients wants; the expert's own are no mean.
+local Alone = MixtureOfExperts:extend("MixtureOfExpertsAlone")
+
+function Alone:init(o)
+  MixtureOfExperts.init(self, o)
+  self.experts = { [self.rank] = self.module[3] }
+  self.others = nn.ModuleList {}
+  for r = 0, self.world_size - 1 do
+    if r ~= self.rank then
+      ms.manual_seed(42 + r)
+      self.experts[r] = common.place(nn.Linear(23, 12), o)
+      self.others:append(self.experts[r])
+    end
+  end
+end
+
+function Alone:forward(x)
+  local m = self.module
+  return m[4](self.experts[self.rank](m[2](m[1](x))))
+end
+
+function Alone:run_backward(loss)
+  loss:backward()
+  ms.no_grad(function()
+    for _, p in ipairs(self.experts[self.rank]:parameters()) do p.grad:mul_(self.world_size) end
+  end)
+end
+
 return {
   MixtureOfExperts = MixtureOfExperts,
+  --- One process for all ranks of the group; this rank's expert stands where the model has it.
+  alone = function(...) return Alone(common.options(...)) end,
   init = function(...) return MixtureOfExperts(common.options(...)) end,
 }
