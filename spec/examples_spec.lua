@@ -59,7 +59,7 @@ describe("examples", function()
       end)
       -- From another folder: an example finds the library by its own place.
       local child = process.start({ "sh", "-c", 'cd / && exec luajit "$0"', folder .. "/" .. name }, { stdout = out, stderr = out .. ".err" })
-      assert.are.equal(0, child:wait(60) or child:stop(), process.read(out .. ".err"))
+      assert.are.equal(0, child:wait(180) or child:stop(), process.read(out .. ".err"))
       assert.are.equal("", process.read(out .. ".err"))
       check(process.read(out), EXPECTED[name] or error("no expected output for " .. name))
     end)
