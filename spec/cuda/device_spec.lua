@@ -220,7 +220,7 @@ describe("tensors on cuda", function()
       ms.cuda.synchronize()
       io.stdout:write "before\n"
       io.stdout:flush()
-      print(ffi.cast("float *", a:data_ptr())[0])]], { MOONSHARD_CUDA = "emulated", ASAN_OPTIONS = require("spec.support.process").crash_options })
+      print(ffi.cast("float *", a:data_ptr())[0])]], require("spec.support.process").crash_env { MOONSHARD_CUDA = "emulated" })
     -- Where the CPU has protection keys the access dies; elsewhere nothing guards it.
     assert.is_truthy(job.stdout:find "^before\n")
     local cpus = io.open("/proc/cpuinfo")

@@ -213,7 +213,10 @@ inline void switch_stacks(void **from, void *to)
 }
 #endif
 
-inline void to_scheduler(bool last)
+// A fiber's last frame never returns: to ThreadSanitizer's stack it would be there for ever.
+#define MS_FIBER __attribute__((no_sanitize("thread")))
+
+MS_FIBER inline void to_scheduler(bool last)
 {
     fiber *f = self;
     (void)last;
@@ -226,7 +229,7 @@ inline void to_scheduler(bool last)
 #endif
 }
 
-inline void fiber_main()
+MS_FIBER inline void fiber_main()
 {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(nullptr, &block->back_bottom, &block->back_size);
@@ -262,7 +265,7 @@ inline void prepare(fiber &f)
 #endif
 }
 
-inline void resume(fiber &f)
+MS_FIBER inline void resume(fiber &f)
 {
     self = &f;
     now = &f.at;
@@ -276,7 +279,7 @@ inline void resume(fiber &f)
 }
 
 // Threads that wait go on when all of their block (or warp) that have not finished wait there too.
-inline void run_block(block_state &b)
+MS_FIBER inline void run_block(block_state &b)
 {
     int left = b.n;
     for (int k = 0; k < b.n; k++) prepare(b.fibers[k]);
@@ -315,7 +318,7 @@ inline void run_block(block_state &b)
     }
 }
 
-inline void meet(int which)
+MS_FIBER inline void meet(int which)
 {
     if (!self) {
         fputs("cuda_shim: a barrier or shuffle in a kernel that was started with launch, not launch_blocks\n", stderr);

@@ -29,9 +29,14 @@ local process = {
   patience = tonumber(os.getenv "MOONSHARD_SPEC_PATIENCE") or 1,
   -- "sanitize", "tsan" or "valgrind" where scripts/test runs the specs under one: what it keeps of its own counts as resident memory.
   tool = os.getenv "MOONSHARD_TOOL",
-  -- AddressSanitizer's options for a process that a spec means to crash: that is no finding.
-  crash_options = (os.getenv "ASAN_OPTIONS" or "") .. ":handle_segv=0",
 }
+
+--- Environment (added to `env`) for a process that a spec means to crash: to sanitizers that is no finding.
+function process.crash_env(env)
+  env = env or {}
+  for _, name in ipairs { "ASAN_OPTIONS", "TSAN_OPTIONS" } do env[name] = (os.getenv(name) or "") .. ":handle_segv=0" end
+  return env
+end
 
 --- The source tree this file stands in, as an absolute path.
 process.root = (function()

@@ -113,9 +113,10 @@ tool_specs() {
     local f
     case "$tool" in
         tsan)
-            specs=(spec/runtime spec/files_spec.lua spec/data_spec.lua spec/dist/collectives_spec.lua spec/dist/groups_spec.lua
+            specs=(spec/runtime spec/cuda spec/files_spec.lua spec/data_spec.lua spec/dist/collectives_spec.lua spec/dist/groups_spec.lua
                    spec/fsdp/parity_spec.lua spec/fsdp/events_spec.lua spec/fsdp/schedule_spec.lua spec/fsdp/overlap_spec.lua
-                   spec/fsdp/accumulation_spec.lua spec/fsdp/checkpoint_spec.lua spec/fsdp/comm_hooks_spec.lua)
+                   spec/fsdp/accumulation_spec.lua spec/fsdp/checkpoint_spec.lua spec/fsdp/comm_hooks_spec.lua
+                   spec/fsdp/classic_schedule_spec.lua)
             ;;
         valgrind)
             specs=()
