@@ -329,7 +329,7 @@ MS_API ms_status ms_unit_set_comm_hook(double unit, const ms_comm_hook *h);
 MS_API ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad, ms_id out);
 MS_API void      ms_comm_division(int n, double *before, double *after);    // the factors for n ranks
 // Whole parameters in the stored dtype for the script to read and write (flat units only). Collective; not inside a forward or backward.
-// show 0: takes part, but keeps its own pieces in view. Ending it with writeback keeps what was written.
+// show 0: takes part, but keeps its own pieces in view; 2: shows them on the CPU. Ending it with writeback keeps what was written.
 MS_API ms_status ms_unit_summon(double unit, int show);
 MS_API ms_status ms_unit_unsummon(double unit, int writeback);
 MS_API int       ms_unit_is_idle(double unit);          // not between its forward and its backward phases

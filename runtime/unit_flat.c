@@ -1,6 +1,8 @@
 // unit_flat.c -- what units of fsdp.FSDP do beside those of fully_shard (behaviour.md 1.1, 3.2.1, 4.B): their gradients are
 // one flat gradient, divided before and after it is summed (by the unit, or by a communication hook), and it lands on the flat
 // parameter or on the pieces of the parameters; and whole parameters are shown to the script.
+#include <stdio.h>
+
 #include "device.h"
 #include "unit.h"
 #include "op.h"
@@ -514,6 +516,30 @@ static void show_pieces(unit *u)
     }
 }
 
+// What is whole on a device is shown in the CPU's memory, and the device's is let go.
+static ms_status show_on_cpu(unit *u)
+{
+    ms_storage *from = u->summoned ? u->summoned : u->full, *to;
+    size_t bytes = u->summoned ? u->shard_bytes * (size_t)u->world : u->full_bytes;
+    MS_TRY(ms__storage_new(&to, MS_CPU, bytes, "summon_full_params"));
+    ms_status st = ms__move(MS_CPU, to->data, from->device, from->data, bytes);
+    if (st != MS_OK) {
+        ms__storage_release(to);
+        return st;
+    }
+    if (u->summoned) ms__storage_release(u->summoned);
+    else ms__unit_shard(u);
+    u->summoned = to;
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        ms_tensor *whole = whole_of(u, p, p->ndim, p->shape, 0);
+        ms__tensor_point(p->param, whole);
+        ms__release(whole);
+        p->param->sharded = false;
+    }
+    return MS_OK;
+}
+
 ms_status ms_unit_summon(double handle, int show)
 {
     unit *u = ms__unit(handle);
@@ -547,6 +573,14 @@ ms_status ms_unit_summon(double handle, int show)
         if (!show) show_pieces(u);
     }
     u->summoning = true;
+    if (show != 2 || u->n == 0 || u->device == MS_CPU) return MS_OK;
+    ms_status st = show_on_cpu(u);
+    if (st != MS_OK) {
+        char text[1024];
+        snprintf(text, sizeof text, "%s", ms_error());
+        (void)ms_unit_unsummon(handle, 0);
+        return ms__fail(st, "%s", text);
+    }
     return MS_OK;
 }
 

@@ -109,7 +109,7 @@ function M.summon_full_params(m, given, fn, ...)
   local show = not o.rank0_only or (require "moonshard.dist").rank() == 0
   local done = 0
   for k, unit in ipairs(units) do
-    if lib.ms_unit_summon(unit.handle, show and 1 or 0) ~= 0 then
+    if lib.ms_unit_summon(unit.handle, show and (o.offload_to_cpu and 2 or 1) or 0) ~= 0 then
       local text = errors.last()
       return close(units, done, { writeback = false }, false, false, text)
     end
