@@ -348,7 +348,8 @@ local function restore_sync(units, before, ok, ...)
   return ...
 end
 
---- Runs fn; gradients of backwards inside are gathered, whole, on this rank and reduced by the next backward outside.
+--- Runs fn; gradients of backwards inside gather in the parameters' grad, whole and this rank's alone; the next backward outside reduces
+--- them with its own. Until then they are not for an optimizer, unless nothing is sharded.
 ---@param fn function
 function FSDP:no_sync(fn, ...)
   if type(fn) ~= "function" then raise("no_sync: argument is %s, expected a function", errors.kind(fn)) end
