@@ -402,6 +402,7 @@ ms_status ms__flat_take(unit *u)
     for (int j = 0; j < u->n; j++) {
         unit_param *q = slot_of(u, &u->params[j]);
         if (!waits(q)) continue;
+        grad_of(q)->unreduced = false;      // the script may hold it still
         ms__leaf_set_grad(q->local->leaf, q->saved);
         q->saved = NULL;
     }
