@@ -27,8 +27,8 @@ local function slept(naps)
 end
 
 --- Delays that show in a forward and in the backward after it: their time beyond the layers' own over the delay of a
---- collective, on the slowest rank; the least of up to 6 runs, each twice as slow as the one before until it is 4 times as slow,
---- fewer where want (in delays) is met within half a delay. before: what is done first, on the clock of the forward.
+--- collective, on the slowest rank. Of up to 10 runs, every other one twice as slow until it is 8 times as slow, those nearest to
+--- want (in delays); no more once it is met within half a delay. before: what is done first, on the clock of the forward.
 ---@return number forward, number backward
 function M.exposed(model, layers, naps, want, before)
   local ms = require "moonshard"
@@ -38,8 +38,8 @@ function M.exposed(model, layers, naps, want, before)
   local best = { math.huge, math.huge }
   local function off(phase) return math.abs(best[phase] - want[phase]) end
   local ok, e = pcall(function()
-    for run = 0, 5 do
-      local slow = 2 ^ math.min(run, 2)
+    for run = 0, 9 do
+      local slow = 2 ^ math.min(math.floor(run / 2), 3)
       local delay = M.DELAY * slow
       for _, layer in ipairs(layers) do layer.sleep_ms = M.LAYER * slow end
       ms.scope(function()
