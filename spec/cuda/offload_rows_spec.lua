@@ -168,6 +168,21 @@ for world = 1, 4 do
       for name, p in other:named_parameters() do assert.is_true(p:equal(model:get_parameter(name)), name) end
     end)
 
+    it("takes pin_memory, which changes no number and no device", function(rank)
+      local _, _, fsdp = load()
+      assert.equal("CPUOffloadPolicy(pin_memory = true)", tostring(fsdp.CPUOffloadPolicy()))
+      local outs = {}
+      for k, pins in ipairs { true, false } do
+        local model = shard(build():to "cuda", { offload_policy = fsdp.CPUOffloadPolicy { pin_memory = pins } })
+        local out = model(input(rank, 1):to "cuda")
+        out:sum():backward()
+        outs[k] = { out:to "cpu", model[1].weight.grad:to_local():clone() }
+        assert.equal("cpu", model[1].weight:to_local().device)
+      end
+      assert.is_true(outs[1][1]:equal(outs[2][1]) and outs[1][2]:equal(outs[2][2]))
+      assert.matches("option 'pin_memory'", (select(2, pcall(fsdp.CPUOffloadPolicy, { pin_memory = "yes" }))))
+    end)
+
     it("takes the device of its mesh where the module is on the CPU or on meta", function(rank)
       local ms, nn, fsdp = load()
       local function model_with_buffer()

@@ -123,6 +123,35 @@ ranks.describe(2, "memory of the reference model", function()
     end)
   end
 
+  it("has no gradients beyond a unit's with an optimizer in backward: its peak stays within 4 B + N + S + B / 2", function()
+    local ms = require "moonshard"
+    ms.scope(function() ms.nn.Linear(8, 8)(ms.ones(2, 8)):sum():backward() end)
+    collected()
+    local base = ms.memory_stats().allocated
+    local model, steps = of_fully_shard(true)(build "meta"), 0
+    for _, p in ipairs(model:parameters()) do
+      local optim = ms.optim.Adam({ p }, { lr = 1e-2 })
+      p:register_post_accumulate_grad_hook(function()
+        optim:step()
+        optim:zero_grad()
+        steps = steps + 1
+      end)
+    end
+    for step = 1, 3 do
+      ms.scope(function()
+        local loss = model(ms.randint(0, 32, { 1, 4 })):sum()
+        ms.reset_peak_memory_stats()
+        loss:backward()
+      end)
+      local peak = (ms.memory_stats().peak_allocated - base) / MB
+      local bound = 4 * (2 * S + 4 * B + N + S + B / 2) / MB            -- 2 S: Adam's moments
+      assert.is_true(peak <= bound, ("backward of step %d: %.3f MB, the bound is %.3f MB"):format(step, peak, bound))
+      for _, p in ipairs(model:parameters()) do assert.is_nil(p.grad) end
+      assert.is_true((ms.memory_stats().allocated - base) / MB <= (4 * 3 * S + MB) / MB)
+    end
+    assert.equal(3 * #model:parameters(), steps)
+  end)
+
   -- 3.15's other test: convolutions and batch norms, all in units of their own; current allocation, whole MiB and one more.
   for _, pieces in ipairs { false, true } do
     it(("of FSDP's reference model is whole shards at every point of a step, use_orig_params = %s"):format(tostring(pieces)), function()

@@ -89,7 +89,8 @@ local Offload = { __name = "CPUOffloadPolicy" }
 Offload.__index = Offload
 
 --- Keeps a unit's shards, gradients and with them the optimizer's state on the CPU; it is gathered into the memory of the device
---- that computes. Where that is the CPU they are there already. pin_memory changes nothing: collectives read ordinary memory.
+--- that computes. Where that is the CPU they are there already. pin_memory is taken for scripts that
+--- give it and changes nothing, with a GPU or without: shards lie in memory that ranks share, and the driver stages what it copies.
 ---@param given? {pin_memory: boolean}
 function M.CPUOffloadPolicy(given)
   return setmetatable(opts("CPUOffloadPolicy", given, { pin_memory = true }), Offload)
