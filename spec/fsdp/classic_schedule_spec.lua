@@ -87,6 +87,32 @@ for world = 2, 4 do
       end)
     end
 
+    it("prefetches in backward through an encoder and a decoder of six layers each, in the reference's order", function(rank)
+      local ms, nn, fsdp, _, quietly = load()
+      local list = {}
+      for _, stack in ipairs { "decoder", "encoder" } do
+        for k = 6, 1, -1 do list[#list + 1] = ("%s.layers.%d"):format(stack, k) end
+      end
+      for _, case in ipairs { { "pre", 12 }, { "post", 11 }, { "none", 0 } } do
+        ms.manual_seed(0)
+        local model = quietly(fsdp.FSDP, nn.Transformer { d_model = 8, nhead = 2, num_encoder_layers = 6, num_decoder_layers = 6, dim_feedforward = 8,
+          dropout = 0 }, { backward_prefetch = case[1],
+          auto_wrap_policy = fsdp.wrap.transformer_auto_wrap_policy { nn.TransformerEncoderLayer, nn.TransformerDecoderLayer } })
+        for _ = 1, 2 do
+          local loss = model(ms.randn(3, 2, 8) + rank, ms.randn(4, 2, 8)):sum()
+          local told, prefetched = {}, 0
+          for _, e in ipairs((fsdp.record(function() loss:backward() end))) do
+            if e.event == "unshard" then
+              told[#told + 1] = e.unit
+              if e.prefetched then prefetched = prefetched + 1 end
+            end
+          end
+          assert.same(list, told)
+          assert.equal(case[2], prefetched)
+        end
+      end
+    end)
+
     -- Gathers in the order of the ledger, between the layers' forwards: each issues a little all-reduce.
     local function ledger(model, fn)
       local ms, _, fsdp, dist = load()

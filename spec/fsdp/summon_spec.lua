@@ -132,6 +132,38 @@ for world = 1, 4 do
       end
     end
 
+    it("lists parameters and buffers as the unwrapped model does, with any prefix, recursive or not", function()
+      local ms, nn, fsdp, quietly = load()
+      local function make()
+        local m = build(nn)
+        m[2][1]:register_buffer("inner", ms.ones(3))
+        return m
+      end
+      for _, pieces in ipairs { false, true } do
+        local plain, model = make(), make()
+        quietly(function()
+          model[2] = fsdp.FSDP(model[2], { use_orig_params = pieces })
+          model = fsdp.FSDP(model, { use_orig_params = pieces })
+        end)
+        for _, m in ipairs { plain, model } do m:register_buffer("own", ms.ones(2)) end
+        fsdp.summon_full_params(model, function()
+          for _, prefix in ipairs { "", "test_prefix" } do
+            for _, recurse in ipairs { true, false } do
+              for _, listing in ipairs { "named_parameters", "named_buffers" } do
+                local lists = {}
+                for k, m in ipairs { plain, model } do
+                  lists[k] = {}
+                  for name, t in m[listing](m, { prefix = prefix, recurse = recurse }) do table.insert(lists[k], name .. tostring(t.shape)) end
+                end
+                assert.same(lists[1], lists[2])
+                assert.equal(recurse and (listing == "named_buffers" and 2 or 4) or (listing == "named_buffers" and 1 or 0), #lists[1])
+              end
+            end
+          end
+        end)
+      end
+    end)
+
     it("with rank0_only shows them on rank 0", function(rank)
       local _, _, fsdp = load()
       local plain, model = twins {}
