@@ -138,7 +138,9 @@ describe("a save that is disturbed", function()
         save_once.save(kind, path, NEW)()
         assert.are.equal(NEW, value_of(kind, path))
       end
-      assert.is_true((seen[OLD] or 0) > 4 and (seen[NEW] or 0) > 1 and killed > 6, ("%s old, %s new, %d killed"):format(seen[OLD], seen[NEW], killed))
+      local old, new = seen[OLD] or 0, seen[NEW] or 0
+      -- Rank 0 puts the new checkpoint in its place when rank 1, which is killed, has made all its calls.
+      assert.is_true(old > 4 and (new > 1 or world > 1) and killed > 6, ("%d old, %d new, %d killed"):format(old, new, killed))
     end)
 
     for _, word in ipairs(SWEEP and { "EIO", "ENOSPC", "EACCES" } or { "EIO" }) do

@@ -21,7 +21,8 @@ end
 
 if not root then return M end
 local kind, path, value = arg[1], arg[2], tonumber(arg[3])
-M.save(kind, path .. ".other", value)()        -- what a first save loads is no part of it
+-- What a first save loads is no part of it. A large one starts a thread, whose calls would be counted from 1 here already.
+M.save(kind == "large" and "file" or kind, path .. ".other", value)()
 local save = M.save(kind, path, value)
 io.open "/moonshard-save-begins"
 local ok, message = pcall(save)
