@@ -95,7 +95,7 @@ describe("ranks.describe", function()
       local ranks = require "spec.support.ranks"
       -- The crash is meant, and no report of a sanitizer.
       local env = require("spec.support.process").crash_env()
-      ranks.describe(3, "planted", { timeout = 3, grace = 3, env = env }, function(_, world)
+      ranks.describe(3, "planted", { timeout = 3, grace = 2, env = env }, function(_, world)
         it("is well", function(rank, n) assert.is_true(rank < 3 and n == 3 and world == 3) end)
         it("crashes", function(rank) if rank == 2 then require("ffi").cast("int *", 0)[0] = 1 end end)
         it("leaves", function(rank) if rank == 1 then os.exit(0) end end)

@@ -133,7 +133,7 @@ describe("srun #mpi", function()
     local child = process.start({ "srun", unpack(args) }, { stdout = folder .. "/out", stderr = folder .. "/err", env = {
       SLURM_CONF = folder .. "/slurm.conf", OMPI_COMM_WORLD_SIZE = false, LD_PRELOAD = false,
       LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;@/?.lua;;"):gsub("@", process.root) } })
-    if not child:wait(60) then child:stop(2) end
+    if not child:wait(180) then child:stop(2) end
     return { code = child.code, stdout = process.read(folder .. "/out"), stderr = process.read(folder .. "/err"), ended = begun + child.seconds }
   end
 
@@ -178,7 +178,7 @@ describe("srun #mpi", function()
   it("ends within 2 s when a rank raises or is killed, whatever the others do", function()
     if why then return pending(why) end
     for _, how in ipairs { "error 'boom'", "ffi.C.kill(ffi.C.getpid(), 9)" } do
-      for _, peers in ipairs { "dist.barrier()", "while true do end" } do
+      for _, peers in ipairs { "dist.barrier()", "while true do end" } do process.within(2, function()
         local job = srun([[
           local ms = require "moonshard"
           local dist = ms.dist
@@ -194,9 +194,8 @@ describe("srun #mpi", function()
         ]] .. peers)
         assert.are_not.equal(0, job.code)
         if how:find "boom" then assert.matches("boom", job.stderr) end
-        local seconds = job.ended - tonumber(job.stdout:match "@event (%S+)")
-        assert.is_true(seconds < 2 * process.patience, seconds)
-      end
+        return job.ended - tonumber(job.stdout:match "@event (%S+)")
+      end) end
     end
   end)
 

@@ -210,7 +210,7 @@ function Gang:watch(k, timeout)
       return "failed"
     end
     local start = math.max(timeout, ranks.timeout * process.patience)
-    if since and now - since > timeout or not since and now - watched > start then
+    if not failed and (since and now - since > timeout or not since and now - watched > start) then
       self:stop()
       return "failed", since and ("not every rank finished within %g s"):format(timeout)
         or ("not every rank began within %g s"):format(start)
@@ -329,7 +329,7 @@ end
 
 --- Runs a whole script: under mpirun with n ranks, or as one plain process when n is 0 or nil.
 --- script: a file of the source tree ("scripts/train.lua"), text, or a function without upvalues.
---- opts: args (array), env (changes), timeout (120 s), stdin (text), mpirun (further arguments), command (instead of luajit).
+--- opts: args (array), env (changes), timeout (300 s), stdin (text), mpirun (further arguments), command (instead of luajit).
 --- A file runs as users run it; text and functions find `require "moonshard"` through LUA_PATH.
 --- `ended` is on the clock of process.now and ms.time.
 ---@return { code: integer, stdout: string, stderr: string, seconds: number, ended: number, timed_out: boolean }
@@ -352,7 +352,7 @@ function ranks.run(n, script, opts)
   if n and n > 0 then command, env = launch(n, command, { env = env, mpirun = opts.mpirun }) end
   local child = process.start(command, {
     stdin = opts.stdin and folder .. "/stdin", stdout = folder .. "/stdout", stderr = folder .. "/stderr", env = env })
-  local result = { timed_out = not child:wait(opts.timeout or 120) }
+  local result = { timed_out = not child:wait(opts.timeout or 300) }
   if result.timed_out then child:stop(3) end
   result.code, result.seconds, result.ended = child.code, child.seconds, child.begun + (child.seconds or 0)
   result.stdout, result.stderr = process.read(folder .. "/stdout"), process.read(folder .. "/stderr")
