@@ -50,6 +50,34 @@ local function same_on_all_ranks(list)
   end
 end
 
+for world = 1, 4 do
+  ranks.describe(world, ("hooks of DDP on %d ranks"):format(world), function()
+    it("shows hooks each bucket in order", function()
+      local ms, nn = load()
+      local m = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
+      local ddp = nn.DDP(m, { bucket_cap_mb = 1e-6 })
+      local state, seen = { name = "state" }, nil
+      ddp:register_comm_hook(state, function(given, bucket)
+        assert.are.equal(state, given)
+        assert.are.equal(1, bucket.flat.ndim)
+        local n = 0
+        for k, p in ipairs(bucket.parameters) do
+          assert.are.equal(tostring(p.shape), tostring(bucket.gradients[k].shape))
+          n = n + p:numel()
+        end
+        assert.are.equal(n, bucket.flat:numel())
+        seen[#seen + 1] = bucket.index .. (bucket.last and "!" or "")
+      end)
+      seen = {}
+      ddp(ms.ones(1, 3)):sum():backward()
+      assert.are.same({ "1!" }, seen)
+      seen = {}
+      ddp(ms.ones(1, 3)):sum():backward()
+      assert.are.same({ "1", "2", "3", "4!" }, seen)
+    end)
+  end)
+end
+
 for _, world in ipairs { 3, 4 } do
   ranks.describe(world, ("hooks of DDP on %d ranks"):format(world), function()
     it("batched PowerSGD gives the mean at full rank, and keeps for later what it leaves out", function(rank)

@@ -353,30 +353,6 @@ for world = 1, 4 do
       end
     end)
 
-    it("shows hooks each bucket in order", function()
-      local ms, nn = load()
-      local m = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
-      local ddp = nn.DDP(m, { bucket_cap_mb = 1e-6 })
-      local state, seen = { name = "state" }, nil
-      ddp:register_comm_hook(state, function(given, bucket)
-        assert.are.equal(state, given)
-        assert.are.equal(1, bucket.flat.ndim)
-        local n = 0
-        for k, p in ipairs(bucket.parameters) do
-          assert.are.equal(tostring(p.shape), tostring(bucket.gradients[k].shape))
-          n = n + p:numel()
-        end
-        assert.are.equal(n, bucket.flat:numel())
-        seen[#seen + 1] = bucket.index .. (bucket.last and "!" or "")
-      end)
-      seen = {}
-      ddp(ms.ones(1, 3)):sum():backward()
-      assert.are.same({ "1!" }, seen)
-      seen = {}
-      ddp(ms.ones(1, 3)):sum():backward()
-      assert.are.same({ "1", "2", "3", "4!" }, seen)
-    end)
-
     it("averages sparse gradients, as dense ones", function(rank)
       local ms, nn = load()
       local m = nn.Embedding(6, 2, { sparse = true })
