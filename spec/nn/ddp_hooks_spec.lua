@@ -51,7 +51,7 @@ local function same_on_all_ranks(list)
 end
 
 for world = 1, 4 do
-  ranks.describe(world, ("hooks of DDP on %d ranks"):format(world), function()
+  ranks.describe(world, ("buckets that DDP gives hooks on %d ranks"):format(world), function()
     it("shows hooks each bucket in order", function()
       local ms, nn = load()
       local m = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
