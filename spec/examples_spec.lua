@@ -21,7 +21,7 @@ local EXPECTED = {
   ["05_fully_shard.lua"] = {
     "the whole parameter:\t[64, 64]", "rows on this rank:\t64 / ranks", "step 100  loss ", "step 200  loss ", "gathered again:\t[64, 64]",
   },
-  ["08_int8_gather.lua"] = { "step 20  loss ", "step 40  loss ", "gathered a forward: " },
+  ["08_int8_gather.lua"] = { "steps to 20  loss ", "steps to 40  loss ", "gathered a forward: " },
   ["06_resume.lua"] = { "resumed at step 8, equal to the undisturbed run after step 20:\ttrue" },
 }
 
