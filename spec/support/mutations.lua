@@ -21,7 +21,7 @@ return {
   { name = "wait-reduction", what = "a gradient lands before its reduction is through", specs = "spec/fsdp",
     file = "runtime/unit_reduce.c", old = [[all = ms__work_wait(r->work);]], new = [[all = MS_OK;]] },
   { name = "wait-peers", what = "a collective is complete while peers still read its input", specs = "spec/dist",
-    file = "runtime/comm_exec.c", old = [[if (moved == MS_OK && !c->inline_) moved = wait_done(w);]], new = [[]] },
+    file = "runtime/comm_exec.c", old = [[if (moved == MS_OK && !c->inline_) moved = wait_done(w);]], new = [[(void)wait_done;]] },
   { name = "shared-gradient", what = "a gradient that leaves share is kept, or summed into, as if it were one's own",
     specs = "spec/runtime/graph_spec.lua",
     file = "runtime/leaf.c", old = [[return t->refs == 1 && t->storage->refs == 1 && !t->node]], new = [[return !t->node]] },
