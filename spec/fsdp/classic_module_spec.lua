@@ -160,6 +160,41 @@ for world = 1, 4 do
       raises(("Cannot writeback when the parameter shape changes\nExpects %s but got [11]"):format(expected), model, ms.ones(1, 4))
     end)
 
+    it("writes it back before a forward that gathers ahead, a state dict and summon_full_params", function()
+      local ms, nn, fsdp, _, quietly = load()
+      for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
+        local model = quietly(function()
+          local net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+          for k = 1, 3 do net[k] = fsdp.FSDP(net[k], { use_orig_params = true, sharding_strategy = strategy }) end
+          return fsdp.FSDP(net, { use_orig_params = true, sharding_strategy = strategy })
+        end)
+        local x = ms.rand(3, 4)
+        for _, layer in ipairs { 1, 2, 3 } do
+          local inner = model.module[layer].module
+          model(x):sum():backward()             -- from here on the order is known, and gathers come ahead of it
+          local weight = inner.weight
+          inner.weight = nn.Parameter(ms.zeros(4, 4))
+          ms.no_grad(function() assert.is_true(model.module[layer](x):equal(model.module[layer](x * 2))) end)
+          inner.weight = nn.Parameter(ms.ones(4, 4))
+          local out = model(x)
+          local plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+          plain:load_state_dict(fsdp.state_dict(model))
+          assert.is_true(plain[layer].weight:eq(1):all():item())
+          ms.testing.assert_close(out, plain(x))
+          inner.weight = nn.Parameter(ms.full({ 4, 4 }, 2))
+          local name = layer .. ".weight"
+          assert.is_true(fsdp.state_dict(model)[name]:equal(ms.full({ 4, 4 }, 2)))
+          assert.equal(weight, inner.weight)
+          inner.weight = nn.Parameter(ms.full({ 4, 4 }, 3))
+          fsdp.summon_full_params(model, function() assert.is_true(inner.weight:equal(ms.full({ 4, 4 }, 3))) end)
+          inner.weight = nn.Parameter(ms.full({ 4, 4 }, 4))
+          fsdp.load_state_dict(model, plain:state_dict())
+          assert.is_true(fsdp.state_dict(model)[name]:equal(ms.ones(4, 4)))
+          model:zero_grad()
+        end
+      end
+    end)
+
     it("runs optimizers in backward by hooks on pieces", function(rank)
       local ms, nn, fsdp, _, quietly = load()
       local function make()

@@ -264,12 +264,17 @@ rawset(FSDP, "__call", function(self, ...)
   end
   if unit.summoned then raise "expected to be in states ['idle'] but current state is 'summon_full_params'" end
   local looks = unit.options.use_orig_params and not unit.switches.skip_writeback_check
-  if looks then writeback.write_back(unit) end
+  local is_root = lib.ms_unit_root(unit.handle) == unit.handle
+  if is_root then
+    unit.below = unit.below or module.units_below(self)
+    writeback.write_back_all(unit.below)
+  elseif looks then
+    writeback.write_back(unit)
+  end
   if unit.switches.full_precision_in_eval then set_precision(unit) end
   if unit.hook_built_in then hooks.refresh(unit) end
   if unit.order then order.check(unit, self) end
-  if looks and unit.placed.strategy ~= "no_shard" and autograd.is_grad_enabled() and lib.ms_unit_root(unit.handle) == unit.handle then
-    unit.below = unit.below or module.units_below(self)
+  if looks and unit.placed.strategy ~= "no_shard" and autograd.is_grad_enabled() and is_root then
     return writeback.watch(unit.below, module.call_between(self, unit, Module.__call, ...))
   end
   return module.call_between(self, unit, Module.__call, ...)

@@ -9,6 +9,7 @@ local opts = require "moonshard.opts"
 local sharded = require "moonshard.fsdp.sharded"
 local create = require "moonshard.tensor_create"
 local tensor = require "moonshard.tensor"
+local writeback = require "moonshard.fsdp.writeback"
 
 local M = {}
 
@@ -31,6 +32,7 @@ function M.state_dict(m, given)
   local dist = require "moonshard.dist"
   local mine = not o.rank0_only or dist.rank() == 0
   module.reshard_all(m)
+  writeback.write_back_all(module.units_below(m))
   local names, values = m:_state()
   local sd, gathered = {}, {}
   for i, name in ipairs(names) do
@@ -113,6 +115,7 @@ function M.load_state_dict(m, sd, given)
   if type(sd) ~= "table" or tensor.is_tensor(sd) then errors.raise("load_state_dict: argument 2 is %s, expected a table of tensors", errors.kind(sd)) end
   module.reshard_all(m)
   module.refuse_meta(m)
+  writeback.write_back_all(module.units_below(m))
   local fitted = {}
   if o.broadcast_from_rank0 then
     from_rank0(m, sd, function(name, now, t) fitted[name] = sharded.is_sharded(now) and like(now, t) or t end)

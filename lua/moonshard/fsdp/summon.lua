@@ -9,6 +9,7 @@ local no_grad = require "moonshard.autograd".no_grad
 local opts = require "moonshard.opts"
 local sharded = require "moonshard.fsdp.sharded"
 local tensor = require "moonshard.tensor"
+local replaced = require "moonshard.fsdp.writeback"
 
 local lib, raise = engine.lib, errors.raise
 local rawset, ipairs, pcall, error = rawset, ipairs, pcall, error
@@ -106,6 +107,7 @@ function M.summon_full_params(m, given, fn, ...)
     { recurse = true, writeback = true, rank0_only = false, offload_to_cpu = false, with_grads = false })
   local units = units_of(m, o.recurse)
   check(units, o)
+  replaced.write_back_all(units)
   local show = not o.rank0_only or (require "moonshard.dist").rank() == 0
   local done = 0
   for k, unit in ipairs(units) do

@@ -1,5 +1,5 @@
 --- What a script puts in the place of a parameter of an FSDP instance with use_orig_params (behaviour.md 3.7): it goes into
---- the shard at the next forward. Between a forward that leaves the parameters whole and its backward it is an error: the
+--- the shard at the next forward, state dict or summon_full_params. Between a forward that leaves the parameters whole and its backward it is an error: the
 --- backward would go on with the old values.
 local autograd = require "moonshard.autograd"
 local class = require "moonshard.class"
@@ -34,6 +34,13 @@ function M.write_back(unit)
       m[name] = p
       if lib.ms_unit_is_gathered(unit.handle) ~= 0 then errors.check(lib.ms_unit_reshard(unit.handle)) end     -- the old whole
     end
+  end
+end
+
+--- The same for all of these units that have original parameters: before a root runs, as it gathers some of them ahead.
+function M.write_back_all(units)
+  for _, unit in ipairs(units) do
+    if unit.replaces and not unit.switches.skip_writeback_check then M.write_back(unit) end
   end
 end
 
