@@ -1,6 +1,5 @@
---- 8. Weights that travel as int8 with block scales: half of bfloat16's bytes; losses within 2 % (means of 20 steps; lr 1e-3, warm-up, clipping).
---- Rows must divide by the ranks: scales of blocks cannot be cut where padded rows are.
----   mpirun -n 2 luajit scripts/examples/08_int8_gather.lua
+--- 8. Weights that travel as int8 with block scales: half of bfloat16's bytes; losses within 2 % (means of 20 steps; lr 1e-3, warm-up,
+--- clipping). Rows must divide by the ranks.   mpirun -n 2 luajit scripts/examples/08_int8_gather.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"

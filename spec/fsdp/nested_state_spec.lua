@@ -83,7 +83,8 @@ ranks.describe(4, "the state of NestedModel's optimizer", function(_, world)
   cases[#cases + 1] = { halve = true, alt = true, groups = true, pieces = true, strategy = "shard_grad_op" }
   for _, case in ipairs(cases) do
     local what = ("%s, %s%s%s%s"):format(case.strategy, case.halve and "by half the ranks" or "by as many ranks",
-      case.alt and ", wrapped in another way" or "", case.groups and ", two groups without the model's bias" or "", case.pieces and ", original parameters" or "")
+      case.alt and ", wrapped in another way" or "", case.groups and ", two groups without the model's bias" or "",
+      case.pieces and ", original parameters" or "")
     it("loads to what it would have been: " .. what, function()
       local _, _, _, dist = load()
       local all = dist.default_group()
