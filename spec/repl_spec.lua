@@ -3,6 +3,7 @@ local process = require "spec.support.process"
 local Pty = require "spec.support.pty"
 
 local ways = {
+  ["scripts/repl without readline"] = { "env", "TERM=dumb", "luajit", process.root .. "/scripts/repl" },
   ["scripts/repl"] = { "luajit", process.root .. "/scripts/repl" },
   ["luajit -i"] = { "luajit", "-i", "-e", "package.path = '" .. process.root .. "/?.lua;' .. package.path; require 'moonshard'" },
 }
@@ -108,6 +109,39 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       assert.are.equal("nil", ask(p, "x"))
     end)
 
+    -- Not left to luck: the session itself raises the signal, at every step from the line's reading to its execution.
+    local raise_once = [[for _, at in ipairs { { require "moonshard.repl", "compile" }, { require "moonshard.repl", "execute" }, { jit, "off" } } do
+      if at[2] == point then
+        local owner, name, fn = at[1], at[2], at[1][at[2] ]
+        owner[name] = function(...)
+          if name == "off" and select("#", ...) < 2 then return fn(...) end
+          owner[name] = fn
+          require "ffi".C.raise(2)
+          return fn(...)
+        end
+      end
+    end]]
+    it("hears Ctrl-C between Enter and the line's first step", function()
+      ask(p, "require 'ffi'.cdef 'int raise(int);'")
+      for _, point in ipairs { "compile", "execute", "off" } do
+        process.within(0.2, function()
+          ask(p, ("point = '%s' "):format(point) .. raise_once:gsub("%s+", " "))
+          p:type "while true do end\n"
+          assert(p:expect("while true do end\r\n"))
+          local before = process.now()
+          assert(p:expect("interrupted\r\n"), point)
+          assert(p:expect("> "), point)
+          return process.now() - before
+        end)
+        assert.are.equal("7", ask(p, "3 + 4"))
+      end
+      ask(p, "point = 'compile' " .. raise_once:gsub("%s+", " "))
+      p:type "for k = 1, 2 do\n"                        -- wants more lines, and is given up
+      assert(p:expect "for k = 1, 2 do")
+      assert(p:expect "\n> ")
+      assert.are.equal("7", ask(p, "3 + 4"))
+    end)
+
     it("is not kept away by a pcall around what Ctrl-C ends, nor ended by keys pressed in impatience", function()
       for _, line in ipairs {
         "while true do pcall(function() while true do end end) end",
@@ -147,7 +181,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       assert.matches("did you mean 'narrow'", ask(p, "? narow"))
     end)
 
-    it("completes names, fields and files", function()
+    if not name:find "without" then it("completes names, fields and files", function()
       assert.are.equal("true", ask(p, "ms.is_ten\t(ms.tensor{1})"))
       ask(p, "t = ms.tensor{1, 2, 3}")
       assert.are.equal("3", ask(p, "t:nume\t()"))
@@ -158,7 +192,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       file:close()
       assert.are.equal("42", ask(p, "dofile('" .. folder .. "/unmis\t)"))
       os.remove(folder .. "/unmistakable.lua")
-    end)
+    end) end
 
     it("leaves at Ctrl-D", function()
       p:type "\4"

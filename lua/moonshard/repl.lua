@@ -160,10 +160,16 @@ local function tidy()
 end
 
 --- Runs one complete input and prints what it gives. Returns false on error.
+--- A Ctrl-C that came since the input was read (it was noted in the history, compiled) is of this input: nothing of it runs.
 function M.execute(chunk)
-  state.interrupted = 0
-  heard = state.sigints                                 -- first: the hook may look between the two
+  heard = state.sigints                                 -- first: one that comes behind the look below is the hook's
   thrown = false
+  if state.interrupted ~= 0 then
+    print_results(false, "interrupted")
+    tidy()
+    io.stdout:flush()
+    return false
+  end
   jit.off(chunk, true)
   debug.sethook(look_for_interrupt, "", 10000)
   local ok, fine = pcall(protected, chunk)
@@ -348,6 +354,10 @@ end
 -- ---- the loop -------------------------------------------------------------------------------------
 
 local function plain_reader(prompt)
+  if state.interrupted ~= 0 then                        -- since the last line was read, which was not one to run
+    state.interrupted = 0
+    return "", true
+  end
   io.stdout:write(prompt)
   io.stdout:flush()
   local line = io.read "*l"
