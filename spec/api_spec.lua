@@ -182,7 +182,8 @@ describe("the contract's fields", function()
   end)
 
   it("are there: instances of FSDP", function()
-    local m = fsdp.FSDP(nn.Linear(4, 4))
+    local warnings, m = ms.catch_warnings(fsdp.FSDP, nn.Linear(4, 4))
+    assert.are.same({ "FSDP is switching to use `NO_SHARD` instead of full_shard since the world size is 1." }, warnings)
     for _, name in ipairs(words "module params check_is_root register_comm_hook no_sync clip_grad_norm_ weight") do
       assert.is_not_nil(m[name], name)
     end
@@ -264,7 +265,9 @@ local takes = {
     .. "param_init_fn device_id sync_module_states forward_prefetch limit_all_gathers use_orig_params device_mesh" },
   { "MixedPrecision", function(o) fsdp.MixedPrecision(o) end,
     "param_dtype reduce_dtype buffer_dtype keep_low_precision_grads cast_forward_inputs cast_root_forward_inputs" },
-  { "summon_full_params", function(o) fsdp.summon_full_params(fsdp.FSDP(nn.Linear(2, 2)), o, function() end) end,
+  { "summon_full_params", function(o)
+    fsdp.summon_full_params(fsdp.FSDP(nn.Linear(2, 2), { sharding_strategy = "no_shard" }), o, function() end)
+  end,
     "recurse writeback rank0_only offload_to_cpu with_grads" },
   { "fsdp_modules", function(o) fsdp.fsdp_modules(nn.ReLU(), o) end, "root_only" },
   { "state_dict", function(o) fsdp.state_dict(fsdp.fully_shard(nn.Linear(2, 2)), o) end, "type offload_to_cpu rank0_only" },

@@ -103,3 +103,42 @@ describe("classes", function()
     assert.are.equal(A.__len, B.__len)
   end)
 end)
+
+describe("a misspelt method of a tensor", function()
+  local t = ms.ones(2)
+  it("is an error with the nearest name, at the script's line", function()
+    local here = debug.getinfo(1, "l").currentline
+    local ok, text = pcall(function() return t:sofmax(1) end)
+    assert.is_false(ok)
+    assert.are.equal(("spec/errors_spec.lua:%d: unknown method 'sofmax' of a tensor; did you mean 'softmax'?"):format(here + 1), text)
+    ok, text = pcall(function() t:exp():reshap { 2 } end)
+    assert.is_false(ok)
+    assert.matches("'reshap' of a tensor; did you mean 'reshape'?", text, 1, true)
+    ok, text = pcall(function() ms.nn.Parameter(t):sofmax "x" end)
+    assert.is_false(ok)
+    assert.matches("did you mean 'softmax'?", text, 1, true)
+  end)
+  it("is of the class's own methods too", function()
+    local Two = ms.Tensor:extend "MisspeltTwo"
+    function Two:init(a) self.a = a end
+    function Two:inner_tensors() return { self.a } end
+    function Two.halfway_there() return 1 end
+    assert.are.equal(1, Two(t):halfway_there())
+    local ok, text = pcall(function() return Two(t):halfway_ther() end)
+    assert.is_false(ok)
+    assert.matches("did you mean 'halfway_there'?", text, 1, true)
+  end)
+  it("is no error as a field that is only read, or read before it is called", function()
+    assert.is_nil(t.sofmax)
+    local asked = 0
+    if t.sofmax then t:sofmax() else asked = asked + 1 end
+    local name = "sofmax"
+    if not t[name] then asked = asked + 1 end
+    assert.are.equal(2, asked)
+  end)
+  it("is Lua's own error where no name is near", function()
+    local ok, text = pcall(function() return t:zqxwvkjzq() end)
+    assert.is_false(ok)
+    assert.matches("attempt to call method 'zqxwvkjzq' (a nil value)", text, 1, true)
+  end)
+end)

@@ -1,7 +1,6 @@
 --- Command lines of the house's scripts: options from one table, errors said once (by rank 0) with the nearest
 --- name, Ctrl-C that ends a script with one line.
 local argparse = require "argparse"
-local engine = require "moonshard.ffi"
 
 local M = {}
 
@@ -113,6 +112,7 @@ end
 ---@param fn function
 ---@param where fun(): string   where the script was, for the line
 function M.run(script, fn, where)
+  local engine = require "moonshard.ffi"                -- here: help and refused options need no engine that is built
   local lib, C = engine.lib, engine.ffi.C
   lib.ms_catch_sigint(1)
   local ok, err = xpcall(fn, function(e)

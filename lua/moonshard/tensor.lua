@@ -7,6 +7,7 @@ local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local class = require "moonshard.class"
 local dtypes = require "moonshard.dtypes"
+local misspelt = require "moonshard.misspelt"
 
 local lib, state, ffi, info = engine.lib, engine.state, engine.ffi, engine.info
 local getmetatable, setmetatable, rawget, rawset, type, tonumber, ipairs =
@@ -334,6 +335,7 @@ local function install(cls, own_methods, own_getters, own_setters)
     if getter ~= nil then return getter(t) end
     if type(key) == "number" then return own_methods.select(t, 1, key) end
     if type(key) ~= "string" then return bad_key(key) end
+    if key:sub(1, 1) ~= "_" then misspelt.look(cls, key, own_methods, 2) end
     return nil
   end)
   if own_setters then
