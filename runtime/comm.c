@@ -141,7 +141,8 @@ int ms_dist_debug_level(void)
     }
     return debug_level;
 }
-void ms_dist_publish_error(const char *text) { ms__comm_publish_error(text, false); }
+double ms_dist_errors(void) { return (double)ms__comm_epoch(); }
+void ms_dist_publish_error(const char *text, double since) { ms__comm_publish_error(text, (uint64_t)since, false); }
 void ms__comm_site(const char *site) { engine_site = site; }
 
 ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
@@ -372,8 +373,8 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
         status = run(c);
         if (status != MS_OK) {
             if (status == MS_ECOMM) ms__world.step = -1;
-            if (atomic_load(&c->raised)) ms__comm_reported();
-            else if (status == MS_EINTR) ms__comm_publish_error("interrupted (Ctrl-C)", false);
+            if (atomic_load(&c->raised)) ms__comm_reported(epoch);
+            else if (status == MS_EINTR) ms__comm_publish_error("interrupted (Ctrl-C)", epoch, false);
         }
         goto drop;
     }

@@ -47,10 +47,10 @@ bool        ms__work_done(ms_work *w);
 ms_pending *ms__work_event(ms_work *w);             // borrowed
 void        ms__work_release(ms_work *w);           // NULL allowed
 
-// A run died on this rank by an error the script survived: peers waiting in that run's collectives raise with this text.
-// backward: it was one, and the outermost.
-void ms__comm_publish_error(const char *text, bool backward);
-// How many such errors this rank knows of. When it has grown, ranks may have come to different places in the same work
+// Work died on this rank by an error the script survived: peers waiting in its collectives raise with this text.
+// since: ms__comm_epoch() when it began. backward: it was one, and the outermost.
+void ms__comm_publish_error(const char *text, uint64_t since, bool backward);
+// How many such errors this rank has met. When it has grown, ranks may have come to different places in the same work
 // before they gave it up: whatever lasts and decides what is communicated next is to be made equal again.
 uint64_t ms__comm_epoch(void);
 // That of the latest error by which a rank gave up a backward.

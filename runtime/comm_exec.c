@@ -178,8 +178,7 @@ static ms_status publish(ms_coll *c)
 static ms_status gave_up(ms_coll *c, int rank)
 {
     atomic_store(&c->raised, true);
-    uint64_t e = atomic_load(&ms__world.board->epoch);
-    if (epoch_number(e) != c->epoch) return ms__fail(MS_ECOMM, "%s", ms__world.board->rank[e & 0xffff].text);
+    if (ms__comm_error_since(c->epoch)) return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
     if (rank >= 0) return ms__fail(MS_ECOMM, "%s: rank %d gave this collective up after an error", ms__coll_names[c->op], rank);
     return ms__fail(MS_ECOMM, "%s: a peer gave this collective up after an error", ms__coll_names[c->op]);
 }
@@ -515,10 +514,9 @@ static ms_status run(ms_waiter *w)
     ms_coll *c = w->c;
     ms_group *g = c->g;
     int k = (int)(c->seq % RING);
-    if (MS_UNLIKELY(atomic_load(&ms__world.epoch) != c->epoch || epoch_number(atomic_load(&ms__world.board->epoch)) != c->epoch)) {
+    if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) {
         atomic_store(&c->raised, true);
-        int rank = (int)(atomic_load(&ms__world.board->epoch) & 0xffff);
-        return ms__fail(MS_ECOMM, "%s", ms__world.board->rank[rank].text);
+        return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
     }
     // The ring entry: our own earlier use is over, and nobody reads its payload any more.
     while (atomic_load_explicit(&g->finished[k], memory_order_acquire) < c->before) MS_TRY(ms__wait_poll(w));

@@ -301,7 +301,7 @@ ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *m
 
 // ---- errors ---------------------------------------------------------------------------------------
 
-typedef struct { uint64_t epoch, backward; char text[TEXT]; } far_error;
+typedef struct { uint64_t number, backward; char text[TEXT]; } far_error;
 
 static int first_on(int node)
 {
@@ -309,12 +309,12 @@ static int first_on(int node)
     return -1;
 }
 
-void ms__far_error(const char *text, bool backward)
+void ms__far_error(uint64_t number, const char *text, bool backward)
 {
     for (int node = 0; node < ms__world.nodes; node++) {
         far_error *m = node == ms__world.node ? NULL : calloc(1, sizeof *m);
         if (!m) continue;
-        m->epoch = epoch_number(atomic_load(&ms__world.board->epoch));
+        m->number = number;
         m->backward = backward;
         snprintf(m->text, sizeof m->text, "%s", text);
         keep(isend(m, sizeof *m, first_on(node), TAG_ERROR));   // until the job ends: errors are few
@@ -335,12 +335,7 @@ void ms__far_poll(void)
     void *r = m ? irecv(m, sizeof *m, from, TAG_ERROR) : NULL;
     while (r && test(&r) == 0) sched_yield();
     if (!m) return;
-    if (m->backward) ms__comm_backward_failed(m->epoch);
-    uint64_t was = atomic_load(&ms__world.board->epoch);
-    if (epoch_number(was) < m->epoch) {
-        ms_board_rank *me = &ms__world.board->rank[ms__world.rank];
-        memcpy(me->text, m->text, sizeof me->text);
-        atomic_compare_exchange_strong(&ms__world.board->epoch, &was, m->epoch << 16 | (uint64_t)ms__world.rank);
-    }
+    if (m->backward) ms__comm_backward_failed(m->number);
+    ms__comm_publish_as(m->number, m->text);
     free(m);
 }

@@ -18,6 +18,7 @@ enum {
     WINDOW = 1 << 20,                   // staging: as much for input and as much for results
     ARENAS = 64,
     SITE = 120, UNIT_NAME = 72, TEXT = 2048,
+    ERRORS = 16,                        // texts that are kept of published ones
 };
 
 typedef enum { OP_BARRIER, OP_ALL_REDUCE, OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_BROADCAST, OP_REDUCE, OP_GATHER, OP_SCATTER,
@@ -79,16 +80,17 @@ typedef struct {
     struct { uint64_t id, bytes, inode; int fd; } arena[ARENAS];
     ms_waiting wait[MS_STREAMS];
     ms_waiting last;                    // that its script issued; for reports, so a torn read does no harm
-    char     text[TEXT];                // of the error it published; written before the board's epoch
+    char     text[ERRORS][TEXT];        // of errors it published, by number; written before the board's entry
 } ms_board_rank;
 
 typedef struct {
     uint64_t nonce;
-    _Atomic uint64_t epoch;             // (number << 16) | rank that raised it
+    _Atomic uint64_t epoch;             // number of published errors; see comm_error.c
+    _Atomic uint64_t error[ERRORS];     // the latest ones, by number: (number << 16) | rank that raised it
     _Atomic int ending;                 // rank + 1 whose failure ends the job
     atomic_bool doomed, said;           // why the job ends is about to be told; has been told
     _Atomic uint64_t failed_backward;   // epoch number in which a rank gave up a backward last
-    char pad[4096 - 32];
+    char pad[4096 - 32 - 8 * ERRORS];
     ms_board_rank rank[];               // of the world; those of other nodes stay empty
 } ms_board;
 
@@ -179,11 +181,14 @@ size_t    ms__ctl_size(void);
 ms_status ms__node_start(void);                         // peers' pids are known: watch them
 ms_status ms__wait_poll(ms_waiter *w);                  // yields, sleeps, looks for peers' errors, deaths, deadlocks, the limit
 void      ms__wait_end(ms_waiter *w);
-static inline uint64_t epoch_number(uint64_t e) { return e >> 16; }
-ms_status ms__comm_adopt(void);                         // engine thread: the published error, once; MS_OK when there is none
-void      ms__comm_reported(void);                      // engine thread: a failed collective was reported; not again
+
+// ---- comm_error.c: errors that a script survives ----
+ms_status ms__comm_adopt(void);                         // engine thread: the next published error, once; MS_OK when there is none
+bool      ms__comm_error_since(uint64_t epoch);         // one was published that a rank in that epoch has not met
+const char *ms__comm_error_after(uint64_t epoch);       // its text
+void      ms__comm_reported(uint64_t epoch);            // engine thread: a failed collective of that epoch was reported; not again
 void      ms__comm_backward_failed(uint64_t epoch);     // a rank gave one up by the error of that epoch
-bool      ms__comm_publish(const char *text);           // as it is; false when somebody else was first
+bool      ms__comm_publish_as(uint64_t number, const char *text);       // as it is; false when somebody else was first
 
 // ---- comm.c: issuing ----
 ms_coll  *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const char *unit);    // NULL with the error set
@@ -219,7 +224,7 @@ ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first);      // leader: o
 ms_status ms__far_reduce(ms_coll *c, ms_waiter *w, char *const *windows, char *result, size_t n);
 ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *mirror, size_t stride, size_t bytes);
 void      ms__far_end(ms_coll *c);
-void      ms__far_error(const char *text, bool backward);
+void      ms__far_error(uint64_t number, const char *text, bool backward);
 void      ms__far_poll(void);
 
 // ---- comm_reduce.c ----

@@ -202,71 +202,6 @@ ms_status ms__node_start(void)
     return ms__end_start();
 }
 
-// ---- published errors -----------------------------------------------------------------------------
-
-static char adopted[TEXT];          // text of the one that this rank raised last; engine thread
-
-bool ms__comm_publish(const char *text)
-{
-    if (!ms__world.board) return false;
-    ms_board_rank *me = &ms__world.board->rank[ms__world.rank];
-    uint64_t mine = atomic_load(&ms__world.epoch), was = atomic_load(&ms__world.board->epoch);
-    if (epoch_number(was) != mine) return false;            // somebody was first: ours is the same trouble
-    snprintf(me->text, sizeof me->text, "%s", text);
-    uint64_t next = ((mine + 1) << 16) | (uint64_t)ms__world.rank;
-    return atomic_compare_exchange_strong(&ms__world.board->epoch, &was, next);
-}
-
-void ms__comm_publish_error(const char *text, bool backward)
-{
-    if (!ms__world.up || ms__world.size == 1) return;
-    // A run that dies of a peer's error has nothing to add; but it may have been a backward only here.
-    if (!adopted[0] || !strstr(text, adopted)) {
-        char whole[TEXT];
-        snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);
-        if (ms__comm_publish(whole) && ms__world.nodes > 1) ms__far_error(whole, backward);
-        atomic_store(&ms__world.epoch, epoch_number(atomic_load(&ms__world.board->epoch)));
-    }
-    if (backward) ms__comm_backward_failed(ms__comm_epoch());
-}
-
-uint64_t ms__comm_epoch(void) { return atomic_load_explicit(&ms__world.epoch, memory_order_relaxed); }
-
-void ms__comm_backward_failed(uint64_t epoch)
-{
-    uint64_t was = atomic_load(&ms__world.board->failed_backward);
-    while (was < epoch && !atomic_compare_exchange_weak(&ms__world.board->failed_backward, &was, epoch)) {}
-}
-
-uint64_t ms__comm_failed_backward(void)
-{
-    return ms__world.board ? atomic_load_explicit(&ms__world.board->failed_backward, memory_order_relaxed) : 0;
-}
-
-static const char *published(void)
-{
-    int rank = (int)(atomic_load(&ms__world.board->epoch) & 0xffff);
-    return ms__world.board->rank[rank].text;
-}
-
-void ms__comm_reported(void)
-{
-    if (!ms__world.board) return;
-    ms__world.step = -1;            // the loop is left by the error: ranks may be at different steps now
-    uint64_t now = epoch_number(atomic_load(&ms__world.board->epoch));
-    if (now == atomic_load(&ms__world.epoch)) return;
-    snprintf(adopted, sizeof adopted, "%s", published());
-    atomic_store(&ms__world.epoch, now);
-}
-
-ms_status ms__comm_adopt(void)
-{
-    if (MS_LIKELY(epoch_number(atomic_load_explicit(&ms__world.board->epoch, memory_order_acquire)) == atomic_load_explicit(&ms__world.epoch, memory_order_relaxed)))
-        return MS_OK;
-    ms__comm_reported();
-    return ms__fail(MS_ECOMM, "%s", adopted);
-}
-
 // ---- waiting --------------------------------------------------------------------------------------
 
 void ms__wait_begin(ms_waiter *w, ms_coll *c)
@@ -370,7 +305,7 @@ static int successors(int node, uint64_t *version, int *out)
     double id = b->group;
     uint64_t word = b->word;
     if (atomic_load(&b->version) != *version) return 0;
-    if (word >> 32 != epoch_number(atomic_load(&ms__world.board->epoch))) return 0;     // ended by a published error, only not told yet
+    if (ms__comm_error_since(word >> 32)) return 0;     // ended by a published error, only not told yet
     ms_group *g = group_with(id);
     if (!g) return 0;
     int n = 0;
@@ -433,8 +368,8 @@ static ms_status look_for_deadlock(ms_waiter *w)
                            (unsigned)b->word, group);
         }
         // A peer may have told of the circle meanwhile and gone on: what it waits for now is no part of it.
-        if (epoch_number(atomic_load(&ms__world.board->epoch)) == w->c->epoch) ms__comm_publish(text);
-        status = ms__fail(MS_ECOMM, "%s", published());
+        if (!ms__comm_error_since(w->c->epoch)) ms__comm_publish_as(w->c->epoch + 1, text);
+        status = ms__fail(MS_ECOMM, "%s", ms__comm_error_after(w->c->epoch));
         atomic_store(&w->c->raised, true);
     }
     free(path);
@@ -487,9 +422,9 @@ ms_status ms__wait_poll(ms_waiter *w)
     nanosleep(&nap, NULL);
     // Over nodes only windows are touched, so there even a committed collective may be left.
     if (!w->committed || c->g->far) {
-        if (MS_UNLIKELY(epoch_number(atomic_load(&ms__world.board->epoch)) != c->epoch)) {
+        if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) {
             atomic_store(&c->raised, true);
-            return ms__fail(MS_ECOMM, "%s", published());
+            return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
         }
         if (c->stream == MS_STREAM_COMPUTE && !w->committed) {
             ms_status status = ms__check_interrupt();

@@ -130,7 +130,9 @@ ms_status ms__unit_pre_backward(ms_run *run, void *unit, int64_t use);
 ms_status ms__unit_post_backward(ms_run *run, void *unit, int64_t use);
 ms_status ms__unit_accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool *taken);   // a managed parameter's gradient is complete in this run; takes over grad if *taken
 ms_status ms__units_final(ms_run *run);                 // the outermost backward is through with its nodes
-void      ms__units_failed(const char *text, bool backward);           // runs are about to be aborted because of text: peers learn it
+uint64_t  ms__units_epoch(void);                        // errors that the ranks told each other so far
+// Runs are about to be aborted because of text: peers learn it. since: the epoch when they began.
+void      ms__units_failed(const char *text, uint64_t since, bool backward);
 void      ms__units_abort(ms_run *run);                 // a backward was aborted
 
 #endif

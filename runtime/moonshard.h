@@ -443,7 +443,9 @@ MS_API void      ms_dist_set_step(double step);         // of ms.steps, -1: none
 MS_API void      ms_dist_set_delay(int op, double seconds);  // for specs: collectives (op -1: all) take that much longer on this rank
 MS_API void      ms_dist_set_debug_level(int level);    // 0 off, 1 info, 2 detail
 MS_API int       ms_dist_debug_level(void);
-MS_API void      ms_dist_publish_error(const char *text);    // a run died here and the script goes on: peers that wait raise this
+MS_API double    ms_dist_errors(void);                  // published errors that this rank has met
+// Work that began when there were `since` of them died here, and the script goes on: peers that wait for it raise this.
+MS_API void      ms_dist_publish_error(const char *text, double since);
 // MPI's own float32 collective on raw memory, to measure beside it: 0 all-gather, 1 reduce-scatter, 2 all-reduce.
 MS_API ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count);
 

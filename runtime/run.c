@@ -21,7 +21,8 @@ WEAK ms_status ms__unit_accumulate(ms_run *r, ms_tensor *p, ms_tensor *g, bool *
     return MS_OK;
 }
 WEAK ms_status ms__units_final(ms_run *r) { (void)r; return MS_OK; }
-WEAK void      ms__units_failed(const char *text, bool backward) { (void)text; (void)backward; }
+WEAK uint64_t  ms__units_epoch(void) { return 0; }
+WEAK void      ms__units_failed(const char *text, uint64_t since, bool backward) { (void)text; (void)since; (void)backward; }
 WEAK void      ms__units_abort(ms_run *r) { (void)r; }
 
 // ---- small things -----------------------------------------------------------------------------
@@ -70,6 +71,7 @@ ms_run *ms__run_new(void)
         return NULL;
     }
     r->units = r->backward = r->grad = r->retain = r->finished = r->final_done = r->event_out = false;
+    r->epoch = ms__units_epoch();
     r->below = top;
     top = r;
     ms__state.run_depth++;
@@ -360,7 +362,7 @@ static void abort_from(ms_run *r, const char *why)
         backward |= k->backward;
     }
     for (ms_run *k = r->below; k; k = k->below) backward &= !k->backward;
-    if (units) ms__units_failed(why ? why : code != MS_OK ? text : "a run was given up", backward);
+    if (units) ms__units_failed(why ? why : code != MS_OK ? text : "a run was given up", r->epoch, backward);
     for (bool last = false; !last;) {
         ms_run *k = top;
         last = k == r;

@@ -26,6 +26,7 @@ struct ms_run {
     bool     backward, grad, retain, unused_ok, finished, final_done;
     bool     units;             // it goes through units: peers go through them too
     bool     event_out;
+    uint64_t epoch;             // of errors told between ranks, when it began
     int      event_kind;
     // agenda: nodes in ascending order, the next is the last; above them the stack of tasks
     ms_entry *agenda;

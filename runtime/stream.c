@@ -24,6 +24,7 @@ struct ms_pending {
     ms_stream_kind kind;
     ms_status    status;            // written before done
     char        *text;              // of a failure; malloced by the worker
+    uint64_t     epoch;             // of comm.h, when it was launched; of a failure handed on, that record's
 };
 
 typedef struct ms_record {
@@ -56,7 +57,8 @@ static ms_record  *spare;                       // records to use again; engine 
 
 static atomic_int nobody_looks;
 atomic_int *ms__engine_waits = &nobody_looks;   // comm points it at its board: peers tell a blocked rank from a busy one
-extern void ms__comm_reported(void) __attribute__((weak));
+extern void ms__comm_reported(uint64_t epoch) __attribute__((weak));
+extern uint64_t ms__comm_epoch(void) __attribute__((weak));
 
 bool ms__stream_cancelled(void) { return atomic_load_explicit(&cancelled, memory_order_relaxed); }
 
@@ -86,7 +88,10 @@ static ms_status run_record(ms_record *r)
     }
     // It runs even so: peers wait for our part of a collective. But what it read was not there.
     ms_status status = r->fn(r->arg);
-    if (status == MS_OK && bad) status = ms__fail(bad->status, "%s", bad->text ? bad->text : "an earlier record failed");
+    if (status == MS_OK && bad) {
+        status = ms__fail(bad->status, "%s", bad->text ? bad->text : "an earlier record failed");
+        r->event->epoch = bad->epoch;
+    }
     return status;
 }
 
@@ -183,6 +188,7 @@ ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const v
     }
     e->refs = 1;
     e->kind = s->kind;
+    e->epoch = ms__comm_epoch ? ms__comm_epoch() : 0;
     r->fn = fn;
     r->retire = retire;
     r->event = e;
@@ -254,7 +260,7 @@ ms_status ms__event_wait(ms_pending *e)
     ms__stream_reap();
     if (status == MS_OK && e->status != MS_OK) {
         status = ms__fail(e->status, "%s", e->text ? e->text : "a queued record failed");
-        if (status == MS_ECOMM && ms__comm_reported) ms__comm_reported();
+        if (status == MS_ECOMM && ms__comm_reported) ms__comm_reported(e->epoch);
     }
     ms__event_release(e);
     return status;

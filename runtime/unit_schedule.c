@@ -492,7 +492,8 @@ ms_status ms__units_final(ms_run *run)
     return MS_OK;
 }
 
-void ms__units_failed(const char *text, bool backward) { ms__comm_publish_error(text, backward); }
+uint64_t ms__units_epoch(void) { return ms__comm_epoch(); }
+void ms__units_failed(const char *text, uint64_t since, bool backward) { ms__comm_publish_error(text, since, backward); }
 
 void ms__units_abort(ms_run *run)
 {

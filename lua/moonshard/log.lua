@@ -30,12 +30,12 @@ function M.warn(message)
     catching[#catching + 1] = message
     return
   end
-  io.stderr:write(rank_prefix(), "warning: ", message, "\n")
+  io.stderr:write(rank_prefix() .. "warning: " .. message .. "\n")       -- in one piece: ranks share a terminal
 end
 
 --- A line of information to stderr.
 function M.log(format, ...)
-  io.stderr:write(rank_prefix(), select("#", ...) > 0 and format:format(...) or tostring(format), "\n")
+  io.stderr:write(rank_prefix() .. (select("#", ...) > 0 and format:format(...) or tostring(format)) .. "\n")
 end
 
 local function finish(before, list, ok, ...)

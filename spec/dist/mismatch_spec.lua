@@ -217,7 +217,7 @@ for world = 2, 3 do
       for _ = 1, 5 do
         local begun = ms.time()
         if odd then
-          lib.ms_dist_publish_error "a wheel came off"
+          lib.ms_dist_publish_error("a wheel came off", lib.ms_dist_errors())
         else
           local ok, why = pcall(dist.all_reduce, ms.ones(N))
           assert.is_false(ok)

@@ -224,6 +224,7 @@ end
 local function pack(...) return { n = select("#", ...), ... } end
 
 local depth, incomplete = 0, {}         -- calls of sharded modules under way; groups that wait for more of their modules
+local since = 0                        -- errors told between ranks when the outermost of them began
 
 -- A unit of several modules: its hooks run at the first one's forward and after the last one's.
 local function enters(unit, m)
@@ -352,7 +353,7 @@ local function finish(unit, before, s, ok, ...)
     scope.abandon(s)
     -- Peers wait for this rank in the gathers that it will not join. (Inside a run, its end tells them.)
     -- An error that every rank finds by itself needs no telling: a slow one would raise the telling instead.
-    if depth == 0 and engine.state.run_depth == 0 and not M.symmetric then lib.ms_dist_publish_error(tostring((...))) end
+    if depth == 0 and engine.state.run_depth == 0 and not M.symmetric then lib.ms_dist_publish_error(tostring((...)), since) end
     if depth == 0 then M.symmetric = nil end
     error((...), 0)
   end
@@ -362,6 +363,7 @@ local function finish(unit, before, s, ok, ...)
 end
 
 local function call_between(self, unit, forward, ...)
+  if depth == 0 then since = lib.ms_dist_errors() end
   depth = depth + 1
   return finish(unit, unit.inside or 0, scope.open(rawget(self, "_scope")), pcall(between, self, unit, forward, ...))
 end

@@ -174,16 +174,22 @@ local function some_used(b, used)
   return false
 end
 
--- A backward failed: peers that wait in its collectives learn of it, what is under way comes to its end, and the next
--- forward starts afresh, with buffers that no failed collective wrote.
+-- Peers that wait in collectives of the iteration that failed here learn of it.
+local function tell(st, message)
+  if st.world > 1 then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
+end
+
+-- A backward failed: what is under way comes to its end, and the next forward starts afresh, with buffers that no failed
+-- collective wrote.
 local function fail(st, message)
-  if st.armed and st.world > 1 then engine.lib.ms_dist_publish_error(tostring(message)) end
+  if st.armed then tell(st, message) end
   local lists, launched = {}, false
   for k, b in ipairs(st.buckets) do
     lists[k], launched = b.parameters, launched or b.launched
     if b.launched and b.work then pcall(hooks.result_of, b.work) end
   end
   forget(st)
+  if st.synced_backwards == 0 then st.arrival, st.counts = {}, {} end      -- what came of this one is no order
   if launched then no_grad(set_lists, st, lists) end
 end
 
@@ -469,7 +475,11 @@ local function prepare(st, ...)
   if not found and (st.find_unused or st.static) then no_grad(finish, st) end
 end
 
-local function synced(st, ...)
+local function synced(st, ok, ...)
+  if not ok then
+    tell(st, (...))
+    error((...), 0)
+  end
   prepare(st, ...)
   return ...
 end
@@ -477,6 +487,7 @@ end
 function DDP:forward(...)
   local st = rawget(self, "_ddp")
   local module = self._slots.module
+  st.since = engine.lib.ms_dist_errors()
   if not (st.sync and autograd.is_grad_enabled()) then
     st.armed, st.passed_over = false, nil
     if st.join and autograd.is_grad_enabled() then join.notify(st, false) end
@@ -489,7 +500,7 @@ function DDP:forward(...)
     rebuild(st, source)
     if st.broadcast_buffers then buckets.broadcast(buffers_of(module, st), st.group, nil, source) end
   end)
-  return synced(st, module(...))
+  return synced(st, pcall(module, ...))
 end
 
 ---Runs fn, in which ranks may have unequally many iterations of forward and backward: one that is through takes part in the others'

@@ -125,7 +125,7 @@ end
 --- Runs fn as the body of a join. st: the wrapper's state, model: what is equal on all ranks in the end.
 function M.run(st, options, model, fn)
   if st.join then errors.raise "join: a join of this module is under way already" end
-  st.join = options
+  st.join, st.since = options, engine.lib.ms_dist_errors()
   local function leave(ok, ...)
     if ok then
       local message
@@ -136,13 +136,13 @@ function M.run(st, options, model, fn)
       local told = st.join.told
       st.join = nil
       if ok then return ... end
-      if not told then engine.lib.ms_dist_publish_error(tostring(message)) end
+      if not told then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
       error(message, 0)
     end
     local told = st.join.told
     st.join = nil
     -- The others wait for this rank's next iteration.
-    if st.world > 1 and not told then engine.lib.ms_dist_publish_error(tostring((...))) end
+    if st.world > 1 and not told then engine.lib.ms_dist_publish_error(tostring((...)), st.since) end
     error((...), 0)
   end
   return leave(pcall(fn))
