@@ -8,7 +8,7 @@
 ---   bench:bar("matmul 512 float32", case.flops_per_second / bench.fma_float32, ">=", 0.90)
 ---   bench:finish()                                          -- exits 1 under --check when a bar is missed
 ---
---- Options of every benchmark: --quick (about a second, for the format only), --check, --runs N.
+--- Options of every benchmark: --quick (about a second, for the format only), --check, --runs N, --help.
 --- Lines: `machine: …`, `case: …`, `bar: …`, and at the end `N bars, N met, N missed`.
 local ffi = require "ffi"
 
@@ -72,18 +72,55 @@ function M.copy_rate(bytes, opts)
   return 2 * bytes / s.best, 2 * bytes / s.median
 end
 
---- For a benchmark over ranks, first thing: as a rank it returns; started alone it runs itself under mpirun, a job for each world
---- size, and exits.
----@param worlds integer[]
+--- The options of a benchmark: quick, check, runs, and those of `more` (names with what they are when not given). --help
+--- prints what the script says of itself, and exits.
 ---@param argv table  the script's own
-function M.over_ranks(worlds, argv)
+---@param more? table<string, string>
+---@return table
+function M.options(argv, more)
+  local out, names, i = {}, {}, 1
+  for name, default in pairs(more or {}) do
+    out[name], names[#names + 1] = default, ("--%s X (%s)"):format(name, default)
+  end
+  table.sort(names)
+  local known = table.concat({ "--quick, --check, --runs N", unpack(names) }, ", ")
+  while argv[i] do
+    local word = argv[i]
+    local name = word:match "^%-%-(.*)$"
+    if name == "quick" or name == "check" then out[name] = true
+    elseif name == "help" then
+      for line in io.lines(argv[0]) do
+        if line:find "^%-%-" then print((line:gsub("^%-+ ?", ""))) elseif not line:find "^#!" then break end
+      end
+      print("\nOptions: " .. known)
+      os.exit(0)
+    elseif argv[i + 1] and (name == "runs" and tonumber(argv[i + 1]) or name and more and more[name] ~= nil) then
+      i = i + 1
+      out[name] = name == "runs" and tonumber(argv[i]) or argv[i]
+    else
+      io.stderr:write(("%s: unknown option or value: '%s' (%s)\n"):format(argv[0]:match "[^/]*$", word, known))
+      os.exit(2)
+    end
+    i = i + 1
+  end
+  return out
+end
+
+--- For a benchmark over ranks, first thing: as a rank it returns; started alone it runs itself under mpirun, a job for each entry,
+--- and exits.
+---@param jobs (integer|string)[]  numbers of ranks, with options of their own behind them
+---@param argv table  the script's own
+---@param more? table<string, string>  as for M.options
+function M.over_ranks(jobs, argv, more)
   if os.getenv "OMPI_COMM_WORLD_SIZE" or os.getenv "SLURM_PROCID" or os.getenv "PMIX_RANK" then return end
+  M.options(argv, more)
   local words, code = {}, 0
   for k, word in ipairs(argv) do words[k] = (" '%s'"):format(word:gsub("'", "'\\''")) end
-  for _, n in ipairs(worlds) do
+  for _, job in ipairs(jobs) do
+    local n, own = tostring(job):match "^(%d+)(.*)$"
     -- What only mpirun can take: root, and more ranks than cores.
     local status = os.execute(("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
-      .. "mpirun -n %d luajit '%s'%s"):format(n, argv[0], table.concat(words)))
+      .. "mpirun -n %s luajit '%s'%s%s"):format(n, argv[0], table.concat(words), own))
     if status ~= 0 then code = 1 end
   end
   os.exit(code)
@@ -100,29 +137,13 @@ function M.direct(path, bytes, write)
 end
 
 --- Starts a benchmark: reads its options, measures and prints the machine's rates.
---- opts: silent (a rank that does not print), sync (barrier for the copy rate), options (further option names, with values).
+--- opts: silent (a rank that does not print), sync (barrier for the copy rate), options (as for M.options).
 ---@return Bench
 function M.start(name, argv, opts)
   opts = opts or {}
-  local self = setmetatable({ name = name, silent = opts.silent, bars = 0, met = 0, given = {} }, Bench)
-  local i = 1
-  while argv[i] do
-    local word = argv[i]
-    if word == "--quick" then self.quick = true
-    elseif word == "--check" then self.check = true
-    elseif word == "--runs" then i = i + 1; self.runs = tonumber(argv[i])
-    elseif word:find "^%-%-" and opts.options and opts.options[word:sub(3)] ~= nil then
-      i = i + 1
-      self.given[word:sub(3)] = argv[i]
-    else
-      io.stderr:write(("%s: unknown option '%s' (--quick, --check, --runs N)\n"):format(name, word))
-      os.exit(2)
-    end
-    i = i + 1
-  end
-  for key, default in pairs(opts.options or {}) do
-    if self.given[key] == nil then self.given[key] = default end
-  end
+  local given = M.options(argv, opts.options)
+  local self = setmetatable({ name = name, silent = opts.silent, bars = 0, met = 0, given = given, quick = given.quick, check = given.check,
+    runs = given.runs }, Bench)
   local time = self.quick and 0.02 or 0.3
   self.fma_float32 = probe.probe_fma_float32(time)
   self.fma_bfloat16 = probe.probe_fma_bfloat16(time)
