@@ -279,8 +279,8 @@ describe("ShardedGradScaler", function()
 end)
 
 for _, world in ipairs { 2, 3 } do
-  ranks.describe(world, ("ShardedGradScaler over %d ranks #mpi"):format(world), function()
-    it("leaves a step out on every rank when one found an infinity", function(rank)
+  ranks.describe(world, ("a scaler over %d ranks #mpi"):format(world), function()
+    it("of the sharded kind leaves a step out on every rank when one found an infinity", function(rank)
       local scaler = amp.ShardedGradScaler { init_scale = 2 }
       for step = 1, 4 do
         local p, o = with_grad(ms.tensor { 2, 4 })
@@ -304,7 +304,7 @@ for _, world in ipairs { 2, 3 } do
       end
     end)
 
-    it("asks ranks without gradients too", function(rank)
+    it("of the sharded kind asks ranks without gradients too", function(rank)
       local scaler = amp.ShardedGradScaler { init_scale = 2 }
       local p, o = with_grad(ms.tensor { rank == 0 and math.huge or 2 })
       if rank > 0 then p.grad = nil end
@@ -314,43 +314,65 @@ for _, world in ipairs { 2, 3 } do
       assert.are.equal(1, scaler:get_scale())
     end)
 
-    it("keeps to its group", function(rank)
+    it("of the sharded kind keeps to its group", function(rank)
       local scaler = amp.ShardedGradScaler { init_scale = 2, process_group = ms.dist.self_group() }
       local _, o = with_grad(ms.tensor { rank == 0 and math.huge or 2 })
       scaler:scale(one(1))
       assert.are.equal(rank ~= 0 or nil, scaler:step(o))
     end)
 
-    it("steps fully sharded models as one process does", function(rank)
-      ms.manual_seed(2)
-      local reference = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 1))
-      local model = ms.deepcopy(reference)
-      ms.fsdp.fully_shard(model[1])
-      ms.fsdp.fully_shard(model)
-      local make = function(m) return optim.Adam(m:parameters(), { lr = 1e-2 }) end
-      local optimizers = { make(reference), make(model) }
-      local scalers = { amp.GradScaler { init_scale = 2 }, amp.ShardedGradScaler { init_scale = 2 } }
-      for step = 1, 6 do
-        local x = ms.randn(4, 6)
-        for k, m in ipairs { reference, model } do
-          scalers[k]:scale(m(x):sum()):backward()
-          if step % 2 == 0 then                          -- an infinity, of the sharded one on rank 0 only
-            local p = m:parameters()[1]
-            if k == 1 then p.grad[1]:fill_(math.huge) elseif rank == 0 then p.grad:to_local():fill_(math.huge) end
+    for _, kind in ipairs { "ShardedGradScaler", "GradScaler" } do
+      it("steps fully sharded models as one process does: " .. kind, function(rank)
+        ms.manual_seed(2)
+        local reference = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 1))
+        local model = ms.deepcopy(reference)
+        ms.fsdp.fully_shard(model[1])
+        ms.fsdp.fully_shard(model)
+        local make = function(m) return optim.Adam(m:parameters(), { lr = 1e-2 }) end
+        local optimizers = { make(reference), make(model) }
+        local scalers = { amp.GradScaler { init_scale = 2 }, amp[kind] { init_scale = 2 } }
+        for step = 1, 6 do
+          local x = ms.randn(4, 6)
+          for k, m in ipairs { reference, model } do
+            scalers[k]:scale(m(x):sum()):backward()
+            if step % 2 == 0 then                          -- an infinity, of the sharded one on rank 0 only
+              local p = m:parameters()[1]
+              if k == 1 then p.grad[1]:fill_(math.huge) elseif rank == 0 then p.grad:to_local():fill_(math.huge) end
+            end
+            local before = {}
+            for i, p in ipairs(m:parameters()) do before[i] = (k == 2 and p:to_local() or p):detach():clone() end
+            local result, scale = scalers[k]:step(optimizers[k]), scalers[k]:get_scale()
+            scalers[k]:update()
+            for i, p in ipairs(m:parameters()) do
+              local now = k == 2 and p:to_local() or p
+              if now:numel() > 0 then assert.are.equal(step % 2 == 0, now:equal(before[i])) end
+            end
+            assert.are.equal(step % 2 == 1 or nil, result)
+            assert.are.equal(step % 2 == 0 and scale / 2 or scale, scalers[k]:get_scale())
+            optimizers[k]:zero_grad()
           end
-          local before = {}
-          for i, p in ipairs(m:parameters()) do before[i] = (k == 2 and p:to_local() or p):detach():clone() end
-          local result, scale = scalers[k]:step(optimizers[k]), scalers[k]:get_scale()
-          scalers[k]:update()
-          for i, p in ipairs(m:parameters()) do
-            local now = k == 2 and p:to_local() or p
-            if now:numel() > 0 then assert.are.equal(step % 2 == 0, now:equal(before[i])) end
-          end
-          assert.are.equal(step % 2 == 1 or nil, result)
-          assert.are.equal(step % 2 == 0 and scale / 2 or scale, scalers[k]:get_scale())
-          optimizers[k]:zero_grad()
+          ms.fsdp.check_sharded_parity(reference, model)
         end
-        ms.fsdp.check_sharded_parity(reference, model)
+      end)
+    end
+
+    it("of the plain kind asks who shares its parameters, over a mesh too, and ranks without gradients", function(rank)
+      local mesh = ms.dist.init_device_mesh("cpu", { world, 1 }, { names = { "replicate", "shard" } })
+      for _, options in ipairs { {}, { mesh = mesh } } do
+        ms.manual_seed(2)
+        local model = ms.fsdp.fully_shard(nn.Linear(4, 4), options)
+        local o, scaler = optim.SGD(model:parameters(), { lr = 1 }), amp.GradScaler { init_scale = 2 }
+        scaler:scale(one(1))
+        assert.error_matches(function() scaler:step(o) end, "No inf checks were recorded for this optimizer.")
+        model(ms.ones(1, 4)):sum():backward()
+        if rank > 0 then model:zero_grad() else model.weight.grad:to_local():fill_(math.huge) end
+        local before = model.weight:to_local():detach():clone()
+        local again = amp.GradScaler { init_scale = 2 }
+        again:scale(one(1))
+        assert.is_nil(again:step(o))
+        again:update()
+        assert.are.equal(1, again:get_scale())
+        assert.is_true(model.weight:to_local():equal(before))
       end
     end)
   end)

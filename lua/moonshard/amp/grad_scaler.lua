@@ -147,8 +147,39 @@ function GradScaler:unscale_grads_(optimizer, inv_scale, found_inf)
   end)
 end
 
--- After the gradients of this rank: what the others found (the sharded scaler's).
-function GradScaler._agree() end
+-- Groups over which the parameters of an optimizer are sharded (or sharded and replicated), each once, in an order that ranks share.
+local function sharding_groups(optimizer)
+  local list, seen = {}, {}
+  for _, group in ipairs(optimizer.param_groups) do
+    for _, p in ipairs(group.params) do
+      local mesh = p.placements and p.device_mesh
+      for d = 1, mesh and mesh.ndim or 0 do
+        local g = mesh:get_group(d)
+        if not seen[g.id] then
+          seen[g.id] = true
+          list[#list + 1] = g
+        end
+      end
+    end
+  end
+  return list
+end
+
+-- What one rank found in its part of a sharded gradient holds for all that have the other parts: they leave out the same steps.
+-- A rank without gradients asks too.
+function GradScaler:_agree(found, optimizer)
+  local groups = sharding_groups(optimizer)
+  if #groups == 0 then return end
+  local any, infinite = next(found) ~= nil, false
+  for _, t in util.sorted_pairs(found) do infinite = infinite or t:item() > 0 end
+  local all = create.tensor({ any and 1 or 0, infinite and 1 or 0 }, { dtype = "float32", device = "cpu" })
+  for _, g in ipairs(groups) do dist.all_reduce(all, { op = "max", group = g }) end
+  if all[1]:item() == 0 then return end
+  if not any then found[self.scale_tensor.device] = number_tensor(0, self.scale_tensor.device) end
+  if all[2]:item() > 0 then
+    for _, t in util.sorted_pairs(found) do t:fill_(1) end
+  end
+end
 
 --- Divides an optimizer's gradients by the scale, once between updates: before clipping them, for example.
 ---@param optimizer Optimizer
@@ -161,7 +192,7 @@ function GradScaler:unscale_(optimizer)
   local device = self.scale_tensor.device
   local inv_scale = create.full({}, 1 / self.scale_tensor:item(), { dtype = "float32", device = device })
   local found = self:unscale_grads_(optimizer, inv_scale, number_tensor(0, device))
-  self:_agree(found)
+  no_grad(self._agree, self, found, optimizer)
   for _, t in util.sorted_pairs(found) do t:keep() end
   record.found_inf, record.stage = found, "unscaled"
 end
