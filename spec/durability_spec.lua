@@ -169,4 +169,70 @@ describe("a save that is disturbed", function()
       end)
     end
   end
+
+  -- A loss of power keeps what was synced, and of the rest anything. Follows the calls of a trace: `dirty` has the files written and
+  -- the folders whose entries changed since their last fsync. Returns how often something of `path` became visible under its name.
+  local function follow(trace, path)
+    local dirty, waiting, seen, inside = {}, {}, 0, false
+    local function parent(p) return p:match "^(.*)/[^/]*$" end
+    local function clean_below(p, line)
+      for name in pairs(dirty) do
+        if name == p or name:sub(1, #p + 1) == p .. "/" then error(("%s is not on the disk yet at: %s"):format(name, line), 0) end
+      end
+    end
+    local function did(call, rest, line)
+      local at = rest:match "^%d+<(.-)>"
+      local first, second = rest:match '"(.-)"', rest:match '".-".-"(.-)"'
+      if call:find "^p?writev?2?" or call == "pwrite64" or call == "ftruncate" then dirty[at] = true
+      elseif call == "openat" and line:find "O_CREAT" then dirty[first], dirty[parent(first)] = true, true
+      elseif call == "mkdir" then dirty[first], dirty[parent(first)] = true, true
+      elseif call:find "^rename" then
+        if second == path then
+          clean_below(first, line)
+          seen = seen + 1
+        end
+        dirty[second], dirty[first] = dirty[first], nil
+        dirty[parent(first)], dirty[parent(second)] = true, true
+      elseif call == "unlink" or call == "unlinkat" or call == "rmdir" then
+        -- What the name meant before goes when the name means the new one for good.
+        local gone = at and at .. "/" .. first or first
+        if seen > 0 and dirty[parent(path)] then error(("the new name is not on the disk yet at: %s"):format(line), 0) end
+        dirty[gone] = nil
+        if parent(gone) ~= parent(path) then dirty[parent(gone)] = true end
+      elseif call == "fsync" or call == "fdatasync" then dirty[at] = nil
+      end
+    end
+    for line in io.lines(trace) do
+      inside = inside or line:find("/moonshard-save-begins", 1, true) ~= nil
+      local pid, call, rest = line:match "^(%d+) +([%w_]+)%((.*)$"
+      if inside and call and (rest:find(path, 1, true) or rest:find("<" .. parent(path) .. ">", 1, true)) then
+        if line:find "<unfinished" and call:find "sync" then waiting[pid] = { call, rest, line }     -- done when it is over
+        elseif not line:find "= %-1" and not line:find "O_RDONLY" then did(call, rest, line) end
+      elseif line:find "sync resumed.*= 0" then
+        local sync = waiting[line:match "^%d+"]
+        if sync then did(unpack(sync)) end
+        waiting[line:match "^%d+"] = nil
+      end
+    end
+    -- And what it said is saved stays so.
+    if next(dirty) then error(next(dirty) .. " is not on the disk when the save is over", 0) end
+    return seen
+  end
+
+  for _, case in ipairs { { "file", 1 }, { "folder", 1 }, { "large", 1 }, { "folder", 2 } } do
+    local kind, world = case[1], case[2]
+    it(("is on the disk before its name means it, and before the old one goes: %s over %d rank%s"):format(kind, world, world > 1 and "s" or ""), function()
+      if not strace_works() then return pending "strace cannot trace here" end
+      local path, trace = ("%s/power-%s%d"):format(work, kind, world), work .. "/trace"
+      save_once.save(kind, path, OLD)()
+      local argv = { "strace", "-f", "-y", "-qq", "-o", trace, "-e", "trace=" .. table.concat(CALLS, ",") }
+      if world > 1 then for _, w in ipairs { "mpirun", "-n", "2" } do argv[#argv + 1] = w end end
+      for _, w in ipairs { "luajit", process.root .. "/spec/support/save_once.lua", kind, path, tostring(NEW) } do argv[#argv + 1] = w end
+      local child = process.start(argv, { stdout = work .. "/out", stderr = work .. "/out.err",
+        env = { LD_PRELOAD = false, OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" } })
+      assert.are.equal(0, child:wait(60) or child:stop(), process.read(work .. "/out.err"))
+      assert.are.equal(1, follow(trace, path))
+      assert.are.equal(NEW, value_of(kind, path))
+    end)
+  end
 end)
