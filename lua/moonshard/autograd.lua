@@ -11,6 +11,8 @@ local lib, ffi, state = engine.lib, engine.ffi, engine.state
 local Tensor, methods, is_tensor, id_of, wrap = tensor.Tensor, tensor.methods, tensor.is_tensor, tensor.id_of, tensor.wrap
 local type, pcall, error, setmetatable = type, pcall, error, setmetatable
 
+--- `around`: what a checkpoint's region runs in when backward runs it again, as now in forward; around(fn, …) -> fn(…).
+---@type { around: fun(fn: function, ...): any }
 local M = {}
 
 local DONE, EVENT = ffi.C.MS_RUN_DONE, ffi.C.MS_RUN_EVENT

@@ -190,7 +190,7 @@ function M.checkpoint(fn, ...)
   if state.grad_mode == 0 then return fn(...) end
   local args = pack(...)
   lib.ms_rng_get(rng, rng + 1)
-  local entry = { fn = fn, args = args, seed = rng[0], offset = rng[1], autocast = state.autocast }
+  local entry = { fn = fn, args = args, seed = rng[0], offset = rng[1], autocast = state.autocast, around = autograd.around }
   local mode, region = lib.ms_set_grad_mode(0), lib.ms_checkpoint_begin()
   local outs = pack(leave_region(region, mode, pcall(scope.run, "checkpoint", fn, ...)))
   local n_in, m, any = args.n, 0, false
@@ -264,7 +264,10 @@ handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
   local seed, offset = rng[0], rng[1]
   lib.ms_rng_set(entry.seed, entry.offset)
   local mode, autocast = lib.ms_set_grad_mode(1), lib.ms_set_autocast(entry.autocast)
-  local ok, outs = pcall(function() return pack(entry.fn(unpack(args, 1, args.n))) end)
+  local ok, outs = pcall(function()
+    if entry.around then return pack(entry.around(entry.fn, unpack(args, 1, args.n))) end
+    return pack(entry.fn(unpack(args, 1, args.n)))
+  end)
   lib.ms_set_grad_mode(mode)
   lib.ms_set_autocast(autocast)
   lib.ms_rng_set(seed, offset)

@@ -1,9 +1,9 @@
 --- Small values of the sharding interface: policies and placements. They compare and print by what they say.
-local dtypes = require "moonshard.dtypes"
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
+local precision = require "moonshard.nn.precision"
 
-local M = {}
+local M = { MixedPrecision = precision.MixedPrecision, is_precision = precision.is_precision }
 
 ---@class MixedPrecisionPolicy
 ---@field param_dtype string?   what parameters are gathered and computed in
@@ -13,24 +13,13 @@ local M = {}
 local Policy = { __name = "MixedPrecisionPolicy" }
 Policy.__index = Policy
 
-local function floating(name, option, who)
-  if name == nil then return nil end
-  who = who or "MixedPrecisionPolicy"
-  if not dtypes.is_float(dtypes.number(name, who .. ": " .. option)) then
-    errors.raise("%s: option '%s' is '%s', expected a floating dtype", who, option, name)
-  end
-  return name
-end
-
 --- Dtypes of a unit's parameters, reductions and outputs; absent ones stay as they are.
 ---@param given? {param_dtype: string, reduce_dtype: string, output_dtype: string, cast_forward_inputs: boolean}
 ---@return MixedPrecisionPolicy
 function M.MixedPrecisionPolicy(given)
   local o = opts("MixedPrecisionPolicy", given,
     { param_dtype = opts.string, reduce_dtype = opts.string, output_dtype = opts.string, cast_forward_inputs = true })
-  floating(o.param_dtype, "param_dtype")
-  floating(o.reduce_dtype, "reduce_dtype")
-  floating(o.output_dtype, "output_dtype")
+  for _, name in ipairs { "param_dtype", "reduce_dtype", "output_dtype" } do precision.floating(o[name], name, "MixedPrecisionPolicy") end
   return setmetatable(o, Policy)
 end
 
@@ -40,36 +29,6 @@ function Policy.__tostring(p)
 end
 
 function M.is_policy(x) return getmetatable(x) == Policy end
-
----@class MixedPrecision
----@field param_dtype string?   what parameters are gathered and computed in
----@field reduce_dtype string?  what gradients are reduced in (param_dtype, if that is set)
----@field buffer_dtype string?  what floating buffers are cast to
----@field keep_low_precision_grads boolean
----@field cast_forward_inputs boolean
----@field cast_root_forward_inputs boolean
----@field module_classes_to_ignore table[]  classes whose modules are wrapped by themselves, in full precision
-local Precision = { __name = "MixedPrecision" }
-Precision.__index = Precision
-
---- Dtypes of an FSDP instance; absent ones stay as they are.
----@param given? table  param_dtype, reduce_dtype, buffer_dtype, keep_low_precision_grads, cast_forward_inputs, cast_root_forward_inputs
----@return MixedPrecision
-function M.MixedPrecision(given)
-  local o = opts("MixedPrecision", given, {
-    param_dtype = opts.string, reduce_dtype = opts.string, buffer_dtype = opts.string, keep_low_precision_grads = false,
-    cast_forward_inputs = false, cast_root_forward_inputs = true, module_classes_to_ignore = opts.table,
-  })
-  for _, name in ipairs { "param_dtype", "reduce_dtype", "buffer_dtype" } do floating(o[name], name, "MixedPrecision") end
-  return setmetatable(o, Precision)
-end
-
-function Precision.__tostring(p)
-  return ("MixedPrecision(param_dtype = %s, reduce_dtype = %s, buffer_dtype = %s)"):format(
-    tostring(p.param_dtype), tostring(p.reduce_dtype), tostring(p.buffer_dtype))
-end
-
-function M.is_precision(x) return getmetatable(x) == Precision end
 
 local ClassicOffload = { __name = "CPUOffload" }
 ClassicOffload.__index = ClassicOffload

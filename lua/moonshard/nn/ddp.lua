@@ -15,6 +15,7 @@ local errors = require "moonshard.errors"
 local hooks = require "moonshard.nn.ddp_hooks"
 local join = require "moonshard.nn.ddp_join"
 local log = require "moonshard.log"
+local low_precision = require "moonshard.nn.ddp_precision"
 local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
 local wrapping = require "moonshard.nn.wrapping"
@@ -30,7 +31,9 @@ local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type,
 ---  process_group, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, broadcast_buffers,
 ---  static_graph (every iteration uses the same parameters equally often), device_mesh (of one dimension, in the place of a group),
 ---  init_sync (false: the script knows that all ranks have equal models), skip_all_reduce_unused_params (with find_unused_parameters: what
----  no rank used is not sent, which has the others wait for the map of what was used)
+---  no rank used is not sent, which has the others wait for the map of what was used),
+---  mixed_precision (a fsdp.MixedPrecision, or a table of param_dtype, reduce_dtype, buffer_dtype: forward and backward run on copies
+---  of the parameters in param_dtype, gradients are reduced in reduce_dtype; parameters and their gradients keep their own dtype)
 local DDP = base.Module:extend("DDP")
 wrapping.read_through(DDP)
 
@@ -39,6 +42,7 @@ wrapping.read_through(DDP)
 local OPTIONS = {
   process_group = opts.any, bucket_cap_mb = 25, find_unused_parameters = false, gradient_as_bucket_view = false, broadcast_buffers = true,
   static_graph = false, device_ids = opts.table, device_mesh = opts.any, init_sync = true, skip_all_reduce_unused_params = false,
+  mixed_precision = opts.any,
 }
 
 local function names_text(list)
@@ -96,14 +100,14 @@ end
 
 local function set_lists(st, lists)
   if st.buckets then buckets.free(st.buckets) end
-  st.buckets = buckets.build(lists)
+  st.buckets = buckets.build(lists, st.reduce_dtype)
   st.place = {}                                 -- parameter -> { bucket, position in it }
   for _, b in ipairs(st.buckets) do
     for k, p in ipairs(b.parameters) do st.place[p] = { b, k } end
   end
 end
 
-local function set_buckets(st, order, limits) set_lists(st, buckets.assign(order, limits)) end
+local function set_buckets(st, order, limits) set_lists(st, buckets.assign(order, limits, st.reduce_dtype)) end
 
 -- ---- backward ------------------------------------------------------------------------------------
 
@@ -138,15 +142,7 @@ end
 -- Results back into the gradients. A parameter that no rank used keeps what it has.
 local function put_back(st, b, used)
   for k, p in ipairs(b.parameters) do
-    local view, grad = b.gradients[k], p.grad
-    if grad and grad.is_sparse then grad = nil end          -- the mean of several ranks' rows is dense
-    if not used or used[p] then
-      if not st.as_view then
-        if grad then grad:detach():copy_(view) else p.grad = view:clone() end
-      elseif not grad or grad:data_ptr() ~= view:data_ptr() then
-        p.grad = b.whole:narrow(1, b.offsets[k], p:numel()):view(p.shape)
-      end
-    end
+    if not used or used[p] then b:give(k, st.as_view) end
   end
 end
 
@@ -354,6 +350,7 @@ function DDP:init(m, given)
   local world = dist.world_size(group)
   if not dist.rank(group) then raise("DDP: this rank is no member of %s", tostring(group)) end
 
+  local policy, as_they_are = low_precision.check(o.mixed_precision), {}
   local ignored = {}
   for _, name in ipairs(m._ddp_params_and_buffers_to_ignore or {}) do ignored[name] = true end
   local params, names, all = {}, {}, {}
@@ -363,6 +360,8 @@ function DDP:init(m, given)
       if tensor.info_of(p).sharded ~= 0 or rawget(p, "_unit") or rawget(p, "_flat") then raise("DDP: parameter '%s' is sharded already", name) end
       all[#all + 1] = p
       if p.requires_grad then params[#params + 1], names[#names + 1] = p, name end
+    else
+      as_they_are[p] = true
     end
   end
   if #params == 0 then
@@ -380,6 +379,11 @@ function DDP:init(m, given)
     sync = true, armed = false, started = false, synced_backwards = 0, used = {}, marked = {}, arrival = {},
   }
   rawset(self, "_ddp", st)
+  if policy then
+    st.low = low_precision.new(m, policy, as_they_are)
+    st.reduce_dtype = function(p) return st.low:reduce_dtype(p) end
+    if policy.buffer_dtype then low_precision.cast_buffers(buffers_of(m, st), policy.buffer_dtype) end
+  end
   if o.init_sync then
     no_grad(function()
       for _, b in ipairs(buffers_of(m, st)) do all[#all + 1] = b end
@@ -484,6 +488,11 @@ local function synced(st, ok, ...)
   return ...
 end
 
+local function run(st, module, ...)
+  if st.low then return st.low:forward(module, ...) end
+  return module(...)
+end
+
 function DDP:forward(...)
   local st = rawget(self, "_ddp")
   local module = self._slots.module
@@ -491,7 +500,7 @@ function DDP:forward(...)
   if not (st.sync and autograd.is_grad_enabled()) then
     st.armed, st.passed_over = false, nil
     if st.join and autograd.is_grad_enabled() then join.notify(st, false) end
-    return module(...)
+    return run(st, module, ...)
   end
   take_over(st)
   check_prior(st)
@@ -500,7 +509,7 @@ function DDP:forward(...)
     rebuild(st, source)
     if st.broadcast_buffers then buckets.broadcast(buffers_of(module, st), st.group, nil, source) end
   end)
-  return synced(st, pcall(module, ...))
+  return synced(st, pcall(run, st, module, ...))
 end
 
 ---Runs fn, in which ranks may have unequally many iterations of forward and backward: one that is through takes part in the others'

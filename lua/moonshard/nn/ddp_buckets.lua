@@ -11,18 +11,20 @@ local is_tensor = require "moonshard.tensor".is_tensor
 local M = {}
 
 local MIB = 1024 * 1024
-local function bytes_of(t) return t:numel() * engine.lib.ms_dtype_size(dtypes.number(t.dtype)) end
+local function size_of(dtype) return engine.lib.ms_dtype_size(dtypes.number(dtype)) end
 
 --- Parameters cut into lists, in the given order: one dtype and device a list, each list closed once it has its limit of
---- bytes. limits: of a kind's first list, and of the others.
+--- bytes. limits: of a kind's first list, and of the others. dtype_of(p): what the list's flat buffer is of (p's own).
 ---@param params Parameter[]
 ---@param limits number[]
+---@param dtype_of? fun(p: Parameter): string
 ---@return Parameter[][]
-function M.assign(params, limits)
+function M.assign(params, limits, dtype_of)
   local closed, open = {}, {}
   local kinds, at = {}, {}
   for _, p in ipairs(params) do
-    local kind = p.dtype .. p.device
+    local dtype = dtype_of and dtype_of(p) or p.dtype
+    local kind = dtype .. p.device
     if not open[kind] then
       if not at[kind] then
         at[kind] = 1
@@ -32,7 +34,7 @@ function M.assign(params, limits)
     end
     local list = open[kind]
     list[#list + 1] = p
-    list.bytes = list.bytes + bytes_of(p)
+    list.bytes = list.bytes + p:numel() * size_of(dtype)
     if list.bytes >= limits[math.min(at[kind], #limits)] then
       closed[#closed + 1] = list
       at[kind], open[kind] = at[kind] + 1, nil
@@ -54,10 +56,10 @@ Bucket.__name = "Bucket"
 
 function Bucket.__tostring(b) return ("Bucket(%d, %d parameters, %d elements)"):format(b.index, #b.parameters, b.whole:numel()) end
 
-local function bucket_of(params, index, last)
+local function bucket_of(params, index, last, dtype)
   local n = 0
   for _, p in ipairs(params) do n = n + p:numel() end
-  local flat = create.empty(n, { dtype = params[1].dtype, device = params[1].device }):keep()
+  local flat = create.empty(n, { dtype = dtype, device = params[1].device }):keep()
   local views, offsets, at = {}, {}, 1
   for k, p in ipairs(params) do
     offsets[k] = at
@@ -70,10 +72,12 @@ local function bucket_of(params, index, last)
 end
 
 --- The buckets of these lists.
+---@param lists Parameter[][]
+---@param dtype_of? fun(p: Parameter): string
 ---@return Bucket[]
-function M.build(lists)
+function M.build(lists, dtype_of)
   local out = {}
-  for k, list in ipairs(lists) do out[k] = bucket_of(list, k, k == #lists) end
+  for k, list in ipairs(lists) do out[k] = bucket_of(list, k, k == #lists, dtype_of and dtype_of(list[1]) or list[1].dtype) end
   return out
 end
 
@@ -97,6 +101,24 @@ function Bucket:take(k, p)
     view:copy_(grad:to_dense())
   elseif grad:data_ptr() ~= view:data_ptr() then
     view:copy_(grad)
+  end
+end
+
+--- The result as p's gradient, in p's dtype; as_view: the bucket's own memory, where that is of the dtype.
+function Bucket:give(k, as_view)
+  local p, view = self.parameters[k], self.gradients[k]
+  local grad = p.grad
+  if grad and grad.is_sparse then grad = nil end          -- the mean of several ranks' rows is dense
+  if as_view and view.dtype == p.dtype then
+    if not grad or grad:data_ptr() ~= view:data_ptr() then
+      p.grad = self.whole:narrow(1, self.offsets[k], p:numel()):view(p.shape)
+    end
+  elseif grad then
+    grad:detach():copy_(view)
+  elseif view.dtype == p.dtype then
+    p.grad = view:clone()
+  else
+    p.grad = view:to(p.dtype)
   end
 end
 

@@ -92,7 +92,7 @@ function M.hook_then_optimizer(hook, make, params)
       for k, p in ipairs(bucket.parameters) do
         if not params or steps and steps[p] then
           optimizers[p] = optimizers[p] or make { p }
-          if p.grad and not p.grad.is_sparse then p.grad:detach():copy_(bucket.gradients[k]) else p.grad = bucket.gradients[k]:clone() end
+          bucket:give(k)
           optimizers[p]:step()
         end
       end
