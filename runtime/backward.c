@@ -194,6 +194,13 @@ static ms_status deliver(ms_run *r, ms_edge e, ms_tensor *g, bool counts)
         ms__release(g);
         return MS_OK;
     }
+    if (g && e.leaf->tensor && e.leaf->tensor->unit_param) {
+        ms_status st = ms__unit_gradient_fits(e.leaf->tensor, g);
+        if (st != MS_OK) {
+            ms__release(g);
+            return st;
+        }
+    }
     if (g) MS_TRY(ms__accumulate(&e.leaf->total, g));
     if (counts && --e.leaf->pending == 0) return ms__leaf_complete(r, e.leaf);
     return MS_OK;

@@ -128,6 +128,7 @@ ms_status    ms__leaf_hooks(ms_run *run, ms_tensor *t);
 // Called by run.c, defined by unit.c (weak no-ops until it is linked).
 ms_status ms__unit_pre_backward(ms_run *run, void *unit, int64_t use);
 ms_status ms__unit_post_backward(ms_run *run, void *unit, int64_t use);
+ms_status ms__unit_gradient_fits(const ms_tensor *param, const ms_tensor *grad);     // has a gradient of a managed parameter the shape of its whole?
 ms_status ms__unit_accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool *taken);   // a managed parameter's gradient is complete in this run; takes over grad if *taken
 ms_status ms__units_final(ms_run *run);                 // the outermost backward is through with its nodes
 uint64_t  ms__units_epoch(void);                        // errors that the ranks told each other so far

@@ -203,6 +203,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         MS_TRY(ms__extensions_place(u));
     }
     ms__unit_note(u, MS_UNIT_EV_UNSHARD, prefetched);
+    u->gathered_from = ms__unit_versions(u);
     if (nothing) return MS_OK;
     ms_storage *from = u->shard;
     ms_stream_kind stream = early ? MS_STREAM_GATHER : MS_STREAM_COMPUTE;
@@ -269,16 +270,27 @@ ms_status ms__unit_fetch(unit *u)
     return MS_OK;
 }
 
+void ms__unit_show(unit *u, bool whole)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        ms__tensor_point(p->param, whole ? p->whole : p->resting);
+        p->param->sharded = !whole && u->views != MS_VIEWS_PIECES;
+    }
+    u->concealed = false;
+}
+
 ms_status ms__unit_finish_gather(unit *u)
 {
-    if (u->gathered) return MS_OK;
+    if (u->gathered) {
+        if (u->concealed) ms__unit_show(u, true);
+        return MS_OK;
+    }
     if (!u->fetched) MS_TRY(ms__unit_fetch(u));
     u->fetched = false;
-    for (int j = 0; j < u->n; j++) {
-        ms__tensor_point(u->params[j].param, u->params[j].whole);
-        u->params[j].param->sharded = false;
-        if (u->views == MS_VIEWS_FLAT) u->params[j].param->requires_grad = u->flat.local->requires_grad;
-    }
+    ms__unit_show(u, true);
+    if (u->views == MS_VIEWS_FLAT)
+        for (int j = 0; j < u->n; j++) u->params[j].param->requires_grad = u->flat.local->requires_grad;
     u->gathered = true;
     ms__unit_drop_post(u);
     return MS_OK;
@@ -324,10 +336,7 @@ void ms__unit_shard(unit *u)
     ms__extensions_vacate(u);
     if (!u->gathered) return;
     if (u->n) ms__unit_note(u, MS_UNIT_EV_RESHARD, false);
-    for (int j = 0; j < u->n; j++) {
-        ms__tensor_point(u->params[j].param, u->params[j].resting);
-        u->params[j].param->sharded = u->views != MS_VIEWS_PIECES;
-    }
+    ms__unit_show(u, false);
     if (!u->in_place) vacate_full(u);
     u->gathered = false;
 }

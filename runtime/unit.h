@@ -72,7 +72,7 @@ struct unit {
     bool          keep_low;         // gradients stay in the reduce dtype
     ms_comm_hook  hook;
     ms_storage   *summoned;         // whole parameters in the stored dtype, while summoned and gathered in another
-    bool          summoning, was_whole;
+    bool          summoning, was_whole, was_concealed;
     unit_param   *params;
     ms_piece     *pieces;           // from the shard (or its low-precision cast) to the full storage
     int           n_pieces;
@@ -81,6 +81,8 @@ struct unit {
     bool          casts;            // some parameter is gathered in another dtype than it is stored in
     bool          in_place;         // world of one without casts: full is the shard
     bool          gathered;         // parameters are whole now
+    uint64_t      gathered_from;    // versions of the parameters when their gather began
+    bool          concealed;        // they are, and show their pieces: a root's between forward and backward (VIEWS_PIECES)
     ms_work      *gather;           // under way
     struct context *context;        // its root's; NULL before lazy initialisation
     int           param_dtype, reduce_dtype, output_dtype;
@@ -171,6 +173,7 @@ ms_status ms__unit_check_home(const unit *u);           // offloaded shards are 
 uint64_t  ms__unit_versions(const unit *u);             // changes of the stored parameters
 ms_status ms__unit_fetch(unit *u);                      // waits for the gathered bytes only
 ms_status ms__unit_finish_gather(unit *u);              // waits; parameters are whole afterwards
+void      ms__unit_show(unit *u, bool whole);           // what its parameters are views of: the gathered bytes, or what they are while sharded
 void      ms__unit_shard(unit *u);                      // back to the shards, whatever the schedule says
 ms_status ms__unit_shard_to_post(unit *u);              // back to slices among post_group
 uint64_t  ms__unit_versions(const unit *u);             // of its parameters, together: one more with each change

@@ -212,6 +212,9 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     if (!c) return ms__fail(MS_ESTATE, "fsdp: unit '%s' runs forward before lazy initialisation", u->name);
 
     ms__unit_after_errors(u);
+    // What stayed whole after a forward without a backward is stale when the script has changed the parameters since (every rank
+    // sees that alike).
+    if (MS_UNLIKELY(u->gathered && !u->in_place && ms__unit_idle(u) && u->gathered_from != ms__unit_versions(u))) ms__unit_shard(u);
     // A checkpoint is being recomputed inside this unit's own backward: its parameters are whole already.
     bool recomputing = ms__run_recomputing();
     u->skipped = u->skipped << 1 | (recomputing && u->n_active > 0);
@@ -290,6 +293,10 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
     if (!skipped && leave && !recomputing && ms__unit_idle(u)) {
         if (!few || !grad) ms__unit_shard(u);
         else MS_TRY(ms__unit_shard_to_post(u));
+    } else if (!skipped && u->by_rule && u->views == MS_VIEWS_PIECES && u->world > 1 && !recomputing && ms__unit_idle(u)) {
+        // Where the others of its strategy show their pieces, so does the root. What the graph saved are views of the whole.
+        ms__unit_show(u, false);
+        u->concealed = true;
     }
     if (c->opened == u && u->forwards == 0) {
         unit **spare = c->last;
@@ -366,7 +373,7 @@ static ms_status check_unchanged(const unit *u, int64_t use)
 {
     if (MS_LIKELY(version_bits((uint64_t)use) == version_bits(ms__unit_versions(u))) || !u->unshard_in_backward) return MS_OK;
     if (u->views != MS_VIEWS_SHARDED) return ms__fail(MS_ESTATE, "FSDP does not support changing the parameters between forward and backward");
-    if (u->gathered && !u->in_place) return MS_OK;
+    if (u->gathered && !u->in_place && version_bits(u->gathered_from) == version_bits((uint64_t)use)) return MS_OK;
     return ms__fail(MS_ESTATE, "fsdp: the parameters of unit '%s' were changed between its forward and its backward", u->name);
 }
 
@@ -384,6 +391,16 @@ ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
         MS_TRY(ms__unit_finish_gather(u));
     }
     return ms__run_recomputing() || u->backward_prefetch_at != MS_PREFETCH_PRE ? MS_OK : prefetch_backward(u, use);
+}
+
+// A piece may be as long as the whole is wide: added to a gradient of the whole it would be repeated in silence.
+ms_status ms__unit_gradient_fits(const ms_tensor *param, const ms_tensor *grad)
+{
+    const unit_param *p = param->unit_param;
+    if (MS_LIKELY(grad->ndim == p->ndim && grad->numel == p->numel) || p == &p->owner->flat) return MS_OK;
+    return ms__fail(MS_ESTATE, "fsdp: the gradient of parameter '%s' has shape %s: the script computed with this rank's piece of it, outside of the "
+                    "forward of unit '%s'; compute with parameters inside of the forward", param->name ? param->name : "?",
+                    ms__shape_text(grad->ndim, grad->shape), p->owner->name);
 }
 
 ms_status ms__unit_accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool *taken)

@@ -18,14 +18,6 @@ static ms_tensor *whole_of(const unit *u, const unit_param *p, int ndim, const i
     return ms__tensor_on(u->summoned ? u->summoned : u->full, p->dtype, ndim, shape, at);
 }
 
-static void show_pieces(unit *u)
-{
-    for (int j = 0; j < u->n; j++) {
-        ms__tensor_point(u->params[j].param, u->params[j].resting);
-        u->params[j].param->sharded = u->views != MS_VIEWS_PIECES;
-    }
-}
-
 // What is whole on a device is shown in the CPU's memory, and the device's is let go.
 static ms_status show_on_cpu(unit *u)
 {
@@ -57,6 +49,7 @@ ms_status ms_unit_summon(double handle, int show)
     if (!ms_unit_is_idle(handle)) return ms__fail(MS_ESTATE, "Cannot manually unshard parameters during forward/backward");
     if ((u->device & 0xff) == MS_META) return ms__fail(MS_ESTATE, "summon_full_params: the parameters of unit '%s' are on meta", u->name);
     u->was_whole = u->gathered && !u->casts;
+    u->was_concealed = u->was_whole && u->concealed;
     if (u->casts && u->n) {
         ms__unit_shard(u);                  // the copy in low precision would not show what is written
         ms_piece piece = { .out_stride = u->shard_bytes, .bytes = u->shard_bytes, .total = u->shard_bytes * (size_t)u->world };
@@ -80,7 +73,7 @@ ms_status ms_unit_summon(double handle, int show)
     } else {
         MS_TRY(ms__unit_start_gather(u, false, false));
         MS_TRY(ms__unit_finish_gather(u));
-        if (!show) show_pieces(u);
+        if (!show) ms__unit_show(u, false);
     }
     u->summoning = true;
     if (show != 2 || u->n == 0 || u->device == MS_CPU) return MS_OK;
@@ -115,16 +108,14 @@ ms_status ms_unit_unsummon(double handle, int writeback)
     u->summoning = false;
     ms_status st = writeback && (u->summoned || !u->in_place) ? write_back(u) : MS_OK;
     if (u->summoned) {
-        show_pieces(u);
+        ms__unit_show(u, false);
         ms__storage_release(u->summoned);
         u->summoned = NULL;
     } else if (!u->was_whole) {
         ms__unit_shard(u);
     } else {
-        for (int j = 0; j < u->n; j++) {    // in view again where they were not shown
-            ms__tensor_point(u->params[j].param, u->params[j].whole);
-            u->params[j].param->sharded = false;
-        }
+        ms__unit_show(u, !u->was_concealed);        // in view again where they were not shown
+        u->concealed = u->was_concealed;
     }
     return st;
 }

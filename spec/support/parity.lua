@@ -26,18 +26,12 @@ local function cast(input, dtype)
   return input
 end
 
--- Between forward and backward a root stays whole, and shows that where it shows original parameters.
 local function on_cpu(model, when)
-  local lib = require("moonshard.ffi").lib
   local checked = 0
   for name, p in model:named_parameters() do
-    local unit = rawget(p, "_unit")
-    local whole = when == "after forward" and unit and unit.options.use_orig_params and lib.ms_unit_root(unit.handle) == unit.handle
-    if not whole then
-      checked = checked + 1
-      assert.truthy(p.device:find "^cpu", ("%s: parameter '%s' is on %s"):format(when, name, p.device))
-      if p.grad then assert.truthy(p.grad.device:find "^cpu", ("%s: the gradient of '%s' is on %s"):format(when, name, p.grad.device)) end
-    end
+    checked = checked + 1
+    assert.truthy(p.device:find "^cpu", ("%s: parameter '%s' is on %s"):format(when, name, p.device))
+    if p.grad then assert.truthy(p.grad.device:find "^cpu", ("%s: the gradient of '%s' is on %s"):format(when, name, p.grad.device)) end
   end
   assert.is_true(checked > 0)
 end
