@@ -94,6 +94,18 @@ local function managed(m, ignored_modules, ignored_params)
   return params, names, places
 end
 
+-- What fully_shard has sharded keeps its own rules (no_sync, precision and hooks of an instance around it would pass it by).
+local function refuse_fully_sharded(m, ignored_modules)
+  for name, sub in m:named_modules() do
+    local unit = module.unit_of(sub)
+    if unit and not unit.classic and not ignored_modules[sub] then
+      raise("FSDP: %s, %s, is sharded by fully_shard already. Use one of the two for the whole model: fully_shard on what is around it as well, or fsdp.FSDP "
+        .. "instead of fully_shard for it; or leave it to itself with ignored_modules",
+        name == "" and "the module" or ("submodule '%s'"):format(name), sub:class_name())
+    end
+  end
+end
+
 -- ---- construction --------------------------------------------------------------------------------
 
 local function engine_unit(self, o, placed, params, names, on)
@@ -195,6 +207,7 @@ function FSDP:init(m, given)
   end
   local ignored_modules, ignored_params
   if inner then ignored_modules, ignored_params = o.ignored[1], o.ignored[2] else ignored_modules, ignored_params = ignored.resolve(m, o, M.is_fsdp) end
+  refuse_fully_sharded(m, ignored_modules)
   if o.auto_wrap_policy ~= nil then
     local options = {}
     for key, value in pairs(given) do options[key] = value end      -- order does not matter: a copy
