@@ -90,6 +90,15 @@ static ms_status in_place(ms_call *c, const ms_tensor *b, int dtype)
     ms__call_inplace(c, 0, 0);
     return MS_OK;
 }
+static ms_status check_number_(ms_call *c)
+{
+    if (MS_UNLIKELY(c->in[0]->dtype == MS_BOOL)) return no_bool(c, c->in[0]);
+    return in_place(c, NULL, c->in[0]->dtype);
+}
+static ms_status check_real_(ms_call *c)
+{
+    return in_place(c, NULL, ms__is_float(c->in[0]->dtype) ? c->in[0]->dtype : ms__state.default_dtype);
+}
 static ms_status check_add_(ms_call *c)
 {
     int dtype = ms__result_dtype(c->in[0], c->in[1]);
@@ -431,6 +440,10 @@ ROW(add_scalar_,  1, check_scalar_,      add_scalar,  same_backward,       NONE,
 ROW(mul_scalar_,  1, check_scalar_,      mul_scalar,  mul_scalar_backward, NONE, NONE, INPLACE, "[3,4] f=-1.5")
 ROW(div_scalar_,  1, check_real_scalar_, div_scalar,  div_scalar_backward, NONE, NONE, INPLACE, "[3,4] f=1.5")
 ROW(pow_scalar_,  1, check_pow_scalar_,  pow_scalar,  pow_scalar_grad,     A,    NONE, INPLACE, "[3,4] f=2")
+// Backward needs their results alone: the input's memory is all they take.
+ROW(relu_,        1, check_number_,      relu,        relu_grad,           NONE, A,    INPLACE, ONE)
+ROW(tanh_,        1, check_real_,        tanh,        tanh_grad,           NONE, A,    INPLACE, ONE)
+ROW(sigmoid_,     1, check_real_,        sigmoid,     sigmoid_grad,        NONE, A,    INPLACE, ONE)
 
 #define COMPARE(NAME) \
     ROW(NAME, 2, check_compare, NAME, NULL, NONE, NONE, 0, TWO ";[3,4]i3 [4]i3") \
@@ -459,6 +472,7 @@ const ms_op *const ms__ops_elementwise[] = {
     &ms__op_add, &ms__op_sub, &ms__op_mul, &ms__op_div, &ms__op_pow, &ms__op_maximum, &ms__op_minimum, &ms__op_add_, &ms__op_sub_, &ms__op_mul_, &ms__op_div_,
     &ms__op_add_scalar, &ms__op_mul_scalar, &ms__op_rsub_scalar, &ms__op_div_scalar, &ms__op_rdiv_scalar, &ms__op_pow_scalar, &ms__op_rpow_scalar,
     &ms__op_add_scalar_, &ms__op_mul_scalar_, &ms__op_div_scalar_, &ms__op_pow_scalar_,
+    &ms__op_relu_, &ms__op_tanh_, &ms__op_sigmoid_,
     &ms__op_eq, &ms__op_ne, &ms__op_lt, &ms__op_le, &ms__op_gt, &ms__op_ge,
     &ms__op_eq_scalar, &ms__op_ne_scalar, &ms__op_lt_scalar, &ms__op_le_scalar, &ms__op_gt_scalar, &ms__op_ge_scalar,
     &ms__op_logical_and, &ms__op_logical_or, &ms__op_equal, &ms__op_allclose, &ms__op_where, &ms__op_masked_fill, &ms__op_masked_fill_, &ms__op_clamp, &ms__op_clamp_,

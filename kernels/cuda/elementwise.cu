@@ -525,6 +525,7 @@ const ms_cuda_kernel ms__cuda_elementwise[] = {
     { "add_", run_add }, { "sub_", run_sub }, { "mul_", run_mul }, { "div_", run_div },
     ROW(add_scalar) ROW(mul_scalar) ROW(div_scalar) ROW(rsub_scalar) ROW(rdiv_scalar) ROW(pow_scalar) ROW(rpow_scalar)
     { "add_scalar_", run_add_scalar }, { "mul_scalar_", run_mul_scalar }, { "div_scalar_", run_div_scalar }, { "pow_scalar_", run_pow_scalar },
+    { "relu_", run_relu }, { "tanh_", run_tanh }, { "sigmoid_", run_sigmoid },
     ROW(eq) ROW(ne) ROW(lt) ROW(le) ROW(gt) ROW(ge) ROW(eq_scalar) ROW(ne_scalar) ROW(lt_scalar) ROW(le_scalar) ROW(gt_scalar) ROW(ge_scalar)
     ROW(isfinite) ROW(isnan) ROW(logical_not) ROW(logical_and) ROW(logical_or) ROW(equal) ROW(allclose)
     ROW(where) ROW(masked_fill) { "masked_fill_", run_masked_fill }, ROW(clamp) { "clamp_", run_clamp },

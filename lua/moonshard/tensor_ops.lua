@@ -161,8 +161,16 @@ function methods.gelu(t, given)
   return wrap(engine.a_out[0])
 end
 
+for _, name in ipairs { "relu_", "tanh_", "sigmoid_" } do
+  local number = op(name)
+  methods[name] = function(t)
+    call1(number, t, name)
+    return t
+  end
+end
+
 -- In-place forms that have no kernel of their own.
-for _, name in ipairs { "neg", "abs", "exp", "log", "sqrt", "rsqrt", "relu", "silu", "tanh", "sigmoid", "reciprocal" } do
+for _, name in ipairs { "neg", "abs", "exp", "log", "sqrt", "rsqrt", "silu", "reciprocal" } do
   local fn = methods[name]
   methods[name .. "_"] = function(t) return methods.copy_(t, fn(t)) end
 end

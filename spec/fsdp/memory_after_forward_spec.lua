@@ -1,0 +1,90 @@
+--- The memory test of the classic suite with its own model (behaviour.md 3.15), at the points that hold activations: FSDP around
+--- convolutions and around each batch norm, on 2 ranks, SGD with momentum; current allocation in whole MiB and one more.
+---
+--- The suite read its numbers after forward, 340 MiB and with a checkpoint 51, off a run at 2 x 3 x 224 x 224. They are this rank's
+--- shards, one MiB more, and two images of each convolution's channels, which convolutions and batch norms keep of their inputs and
+--- ReLUs in place of their outputs; of the three blocks none where they are a checkpoint. Here the images are smaller.
+local ranks = require "spec.support.ranks"
+local collected = require "spec.support.collected"
+
+local MIB, HIDDEN = 2 ^ 20, 128
+
+-- MiB that a forward leaves for its backward, with batches of 2 and a border that the first convolution takes off.
+local function activations(side, checkpointed)
+  local image = 4 * 2 * (side - 2) ^ 2
+  return image * (2 * 64 + (checkpointed and 0 or 6 * HIDDEN)) / MIB
+end
+
+local function build(checkpointed)
+  local ms = require "moonshard"
+  local nn, fsdp = ms.nn, ms.fsdp
+  local ReLU = nn.Module:extend "InPlaceReLU"
+  function ReLU.forward(_, x) return x:relu_() end
+  local Pool = nn.Module:extend "Pool"
+  function Pool.forward(_, x) return x:mean { 3, 4 } end
+  local Model = nn.Module:extend "Model"
+  function Model:init()
+    local function block(from, to, size, padding)
+      return nn.Conv2d(from, to, size, { padding = padding }), fsdp.FSDP(nn.BatchNorm2d(to)), ReLU()
+    end
+    self.stem = nn.Sequential(block(3, 64, 3, 0))
+    self.blocks = nn.Sequential()
+    for k = 1, 3 do
+      for _, layer in ipairs { block(k == 1 and 64 or HIDDEN, HIDDEN, 5, 2) } do self.blocks:append(layer) end
+    end
+    self.blocks:append(Pool())
+    self.head = nn.Linear(HIDDEN, 10)
+  end
+  function Model:forward(x)
+    x = self.stem(x)
+    return self.head(checkpointed and ms.checkpoint(self.blocks, x) or self.blocks(x))
+  end
+  local model = Model()
+  local elements = 0
+  for _, p in ipairs(model:parameters()) do elements = elements + p:numel() end
+  for _, name in ipairs { "stem", "blocks", "head" } do model[name] = fsdp.FSDP(model[name]) end
+  return fsdp.FSDP(model), elements
+end
+
+ranks.describe(2, "memory after forward", function()
+  for _, checkpointed in ipairs { false, true } do
+    it(("is shards and activations, checkpoint = %s"):format(tostring(checkpointed)), function()
+      local ms = require "moonshard"
+      ms.scope(function() ms.nn.Conv2d(3, 8, 3)(ms.ones(1, 3, 8, 8)):sum():backward() end)          -- what operators make and keep once
+      collected()
+      local base = ms.memory_stats().allocated
+      local model, elements = build(checkpointed)
+      collected()
+      local M = math.floor(4 * elements / MIB + 0.5)
+      local s = math.floor(M / 2)
+      assert.equal(4, M)
+      -- The suite's own numbers at its own size.
+      assert.equal(checkpointed and 51 or 340, math.floor(activations(224, checkpointed) + s + 1 + 0.5))
+      local side = 34
+      local kept = activations(side, checkpointed)
+      local optim = ms.optim.SGD(model:parameters(), { lr = 1e-4, momentum = 0.9 })
+      local batch = ms.randn(2, 3, side, side):keep()
+      base = base + 4 * batch:numel()
+      for iteration = 0, 3 do
+        local moments = iteration > 0 and s or 0
+        local function within(bound, what)
+          local now = (ms.memory_stats().allocated - base) / MIB
+          assert.is_true(now <= bound, ("%s of iteration %d: %.2f MiB, at most %.2f expected"):format(what, iteration, now, bound))
+        end
+        within(s + moments + 1, "start")
+        ms.scope(function()
+          local out = model(batch)
+          within(kept + s + moments + 1, "after forward")
+          local loss = out:select(1, 1):sum():pow(2)
+          within(kept + s + moments + 1, "after the loss")
+          loss:backward()
+          within(2 * s + moments + 1, "after backward")
+        end)
+        optim:step()
+        within(3 * s + 1, "after step")
+        optim:zero_grad()
+        within(2 * s + 1, "after zero_grad")
+      end
+    end)
+  end
+end)
