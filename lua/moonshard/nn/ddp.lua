@@ -8,7 +8,9 @@
 --- does not see, and checkpointed regions, need no care.
 local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.nn.ddp_buckets"
+local checks = require "moonshard.nn.ddp_checks"
 local create = require "moonshard.tensor_create"
+local delays = require "moonshard.nn.ddp_delayed"
 local dist = require "moonshard.dist"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
@@ -33,7 +35,9 @@ local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type,
 ---  init_sync (false: the script knows that all ranks have equal models), skip_all_reduce_unused_params (with find_unused_parameters: what
 ---  no rank used is not sent, which has the others wait for the map of what was used),
 ---  mixed_precision (a fsdp.MixedPrecision, or a table of param_dtype, reduce_dtype, buffer_dtype: forward and backward run on copies
----  of the parameters in param_dtype, gradients are reduced in reduce_dtype; parameters and their gradients keep their own dtype)
+---  of the parameters in param_dtype, gradients are reduced in reduce_dtype; parameters and their gradients keep their own dtype),
+---  delay_all_reduce_named_params (names, or pairs of name and parameter) and param_to_hook_all_reduce (a parameter): these stay out of
+---  the buckets; their gradients are reduced together when the parameter's has arrived
 local DDP = base.Module:extend("DDP")
 wrapping.read_through(DDP)
 
@@ -42,52 +46,8 @@ wrapping.read_through(DDP)
 local OPTIONS = {
   process_group = opts.any, bucket_cap_mb = 25, find_unused_parameters = false, gradient_as_bucket_view = false, broadcast_buffers = true,
   static_graph = false, device_ids = opts.table, device_mesh = opts.any, init_sync = true, skip_all_reduce_unused_params = false,
-  mixed_precision = opts.any,
+  mixed_precision = opts.any, delay_all_reduce_named_params = opts.table, param_to_hook_all_reduce = opts.any,
 }
-
-local function names_text(list)
-  local out = {}
-  for k, name in ipairs(list) do out[k] = "'" .. name .. "'" end
-  return "[" .. table.concat(out, ", ") .. "]"
-end
-
-local function check_devices(params)
-  local kinds, seen = {}, {}
-  for _, p in ipairs(params) do
-    local kind = p.device:match "^%a+"
-    if not seen[kind] then
-      seen[kind] = true
-      kinds[#kinds + 1] = kind
-    end
-  end
-  table.sort(kinds)
-  if #kinds > 1 then
-    raise("DistributedDataParallel's input module must be on the same type of devices, but input module parameters locate in %s.",
-      names_text(kinds))
-  end
-  if seen.meta then raise("DDP: the module is on the meta device; give its parameters values first (to_empty, reset_parameters)") end
-end
-
--- Every rank's parameters against those of the group's first.
-local function check_same_model(params, group)
-  local mine = {}
-  for k, p in ipairs(params) do mine[k] = tostring(p.shape) .. " " .. p.dtype end
-  local all = dist.all_gather_object(mine, { group = group })
-  for r = 2, #all do
-    if #all[r] ~= #all[1] then
-      raise("DDP expects same model across all ranks, but Rank %d has %d params, while rank 0 has inconsistent %d params.", r - 1, #all[r], #all[1])
-    end
-    for k, text in ipairs(all[r]) do
-      if text ~= all[1][k] then
-        local sizes, dtype = text:match "^(.*) (%S+)$"
-        local what = "sizes " .. sizes
-        if all[1][k]:sub(1, #sizes + 1) == sizes .. " " then what = "dtype " .. dtype end
-        raise("[%d]: params[%d] in this process with %s appears not to match %s of the same param in process 0.", r - 1, k, what,
-          what:match "^%a+")
-      end
-    end
-  end
-end
 
 -- Buffers that follow the first rank's, persistent or not.
 local function buffers_of(m, st)
@@ -136,6 +96,7 @@ end
 
 local function forget(st)
   for _, b in ipairs(st.buckets) do b:reset() end
+  if st.delayed then st.delayed:forget() end
   st.next, st.marked, st.waiting, st.armed, st.queued, st.left, st.map_known = 1, {}, false, false, false, nil, false
 end
 
@@ -184,9 +145,16 @@ local function fail(st, message)
     lists[k], launched = b.parameters, launched or b.launched
     if b.launched and b.work then pcall(hooks.result_of, b.work) end
   end
+  for _, b in ipairs(st.delayed and st.delayed.launched and st.delayed.buckets or {}) do
+    launched = true
+    if b.work then pcall(hooks.result_of, b.work) end
+  end
   forget(st)
   if st.synced_backwards == 0 then st.arrival, st.counts = {}, {} end      -- what came of this one is no order
-  if launched then no_grad(set_lists, st, lists) end
+  if launched then
+    no_grad(set_lists, st, lists)
+    if st.delayed then no_grad(st.delayed.prepare, st.delayed, st.reduce_dtype) end
+  end
 end
 
 -- static_graph: the first iteration counts how often each parameter's gradient arrives, and everything is reduced when it is
@@ -258,7 +226,7 @@ local function finish_now(st)
     launch_ready(st)
     if unused == 0 and st.synced_backwards == 0 then log.warn(UNUSED_NONE) end
   end
-  if st.next <= #st.buckets then return end             -- the rest may come with another backward
+  if st.next <= #st.buckets or st.delayed and not st.delayed.launched then return end    -- the rest may come with another backward
   if st.find_unused and not st.skip_unused or first_static then
     start_used_map(st)
     used = used_anywhere(st)
@@ -271,6 +239,7 @@ local function finish_now(st)
         put_back(st, b, used)
       end
     end
+    if st.delayed then st.delayed:finish() end
   end)
   st.passed_over = {}
   for _, p in ipairs(st.params) do
@@ -290,6 +259,13 @@ local function finish(st)
   end
 end
 
+local function finish_later(st)
+  st.started, st.waiting = true, true
+  if st.queued then return end
+  st.queued = true
+  autograd.at_end(function() finish(st) end, function(message) fail(st, message) end)
+end
+
 -- The gradient of the k-th parameter has landed.
 local function arrived(st, k)
   local p = st.params[k]
@@ -299,34 +275,48 @@ local function arrived(st, k)
     return
   end
   if st.marked[p] and not st.static then raise(MARKED_TWICE, k, st.names[k]) end
-  st.started, st.waiting = true, true
-  if not st.queued then
-    st.queued = true
-    autograd.at_end(function() finish(st) end, function(message) fail(st, message) end)
-  end
+  finish_later(st)
   if st.synced_backwards == 0 and not st.counts[k] then st.arrival[#st.arrival + 1] = k end
   if st.static then return static_arrived(st, k, p) end
   mark_ready(st, p)
+end
+
+-- That of one which is reduced with others when its time has come.
+local function delayed_arrived(st, p)
+  if not st.armed then return end
+  finish_later(st)
+  st.delayed:arrived(p, st.group, st.world)
 end
 
 -- Whose a parameter is: of several wrappers around it the one that ran last. Parameters outlive wrappers: weakly.
 local owner = setmetatable({}, { __mode = "k" })
 
 local function take_over(st)
-  if owner[st.params[1]] == st.weak then return end
-  for _, p in ipairs(st.params) do owner[p] = st.weak end
+  if owner[st.hooked[1]] == st.weak then return end
+  for _, p in ipairs(st.hooked) do owner[p] = st.weak end
 end
 
 local function hook_parameters(st)
   local weak = setmetatable({ st }, { __mode = "v" })
-  st.weak = weak
-  take_over(st)
-  for k, p in ipairs(st.params) do
+  st.weak, st.hooked = weak, { unpack(st.params) }
+  local function hook(k, p, fn, what)
     p:register_post_accumulate_grad_hook(function()
       local alive = weak[1]
-      if alive and owner[alive.params[k]] == weak then no_grad(arrived, alive, k) end
+      if alive and owner[alive.hooked[k]] == weak then no_grad(fn, alive, what or alive.hooked[k]) end
     end)
   end
+  for k, p in ipairs(st.params) do hook(k, p, arrived, k) end
+  local delayed = st.delayed
+  for k = 1, delayed and #delayed.params or 0 do
+    local at = #st.hooked + 1
+    st.hooked[at] = delayed.params[k]
+    hook(at, st.hooked[at], delayed_arrived)
+  end
+  if delayed and not delayed.has[delayed.hook] then
+    st.hooked[#st.hooked + 1] = delayed.hook
+    hook(#st.hooked, delayed.hook, delayed_arrived)
+  end
+  take_over(st)
 end
 
 ---@param m Module
@@ -353,29 +343,35 @@ function DDP:init(m, given)
   local policy, as_they_are = low_precision.check(o.mixed_precision), {}
   local ignored = {}
   for _, name in ipairs(m._ddp_params_and_buffers_to_ignore or {}) do ignored[name] = true end
+  -- Sparse gradients don't pass the engine's leaves: they are there when backward is over.
+  local late = {}
+  for _, sub in ipairs(m:modules()) do
+    if sub:isa(Embedding) and sub.sparse then late[sub.weight] = true end
+  end
+  local delayed = delays.resolve(m, o.delay_all_reduce_named_params, o.param_to_hook_all_reduce, late)
   local params, names, all = {}, {}, {}
   for name, p in m:named_parameters() do
     if not ignored[name] then
       if p.id < 0 then raise("DDP: parameter '%s' is a %s; gradients of tensor classes are not reduced", name, p:class_name()) end
       if tensor.info_of(p).sharded ~= 0 or rawget(p, "_unit") or rawget(p, "_flat") then raise("DDP: parameter '%s' is sharded already", name) end
       all[#all + 1] = p
-      if p.requires_grad then params[#params + 1], names[#names + 1] = p, name end
+      if p.requires_grad and not (delayed and delayed.has[p]) then params[#params + 1], names[#names + 1] = p, name end
     else
       as_they_are[p] = true
     end
   end
-  if #params == 0 then
+  if #params == 0 and not delayed then
     raise("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
   end
-  check_devices(all)
-  if o.init_sync then check_same_model(params, group) end
+  checks.devices(all)
+  if o.init_sync then checks.same_model(params, group) end
+  local finds = o.find_unused_parameters and not o.static_graph and #params > 0
   self.module = m
   rawget(self, "_slots").training = m.training
   local st = {
     group = group, world = world, params = params, names = names, ignored = ignored, cap = o.bucket_cap_mb * buckets.MIB,
-    find_unused = o.find_unused_parameters and not o.static_graph, static = o.static_graph, counts = {},
-    skip_unused = o.skip_all_reduce_unused_params and o.find_unused_parameters and not o.static_graph,
-    as_view = o.gradient_as_bucket_view, broadcast_buffers = o.broadcast_buffers,
+    find_unused = finds, static = o.static_graph and #params > 0, counts = {}, skip_unused = o.skip_all_reduce_unused_params and finds,
+    delayed = delayed, as_view = o.gradient_as_bucket_view, broadcast_buffers = o.broadcast_buffers,
     sync = true, armed = false, started = false, synced_backwards = 0, used = {}, marked = {}, arrival = {},
   }
   rawset(self, "_ddp", st)
@@ -394,16 +390,12 @@ function DDP:init(m, given)
   for k = #params, 1, -1 do order[#order + 1] = params[k] end
   st.limits = { math.min(buckets.MIB, st.cap), st.cap }
   -- The first iteration's buckets are built again in the order of arrival: one for all will do, unless they stay.
-  -- Sparse gradients don't pass the engine's leaves: they are there when backward is over.
-  local late = {}
-  for _, sub in ipairs(m:modules()) do
-    if sub:isa(Embedding) and sub.sparse then late[sub.weight] = true end
-  end
   st.late, st.is_late = {}, late
   for k, p in ipairs(params) do
     if late[p] then st.late[#st.late + 1] = k end
   end
   set_buckets(st, order, st.find_unused and st.limits or { math.huge })
+  if delayed then delayed:prepare(st.reduce_dtype) end
   hook_parameters(st)
 end
 
@@ -416,6 +408,10 @@ local function check_prior(st)
     if not st.marked[p] then indices[#indices + 1], names[#names + 1] = k, st.names[k] end
   end
   local rank = dist.rank(st.group)
+  if st.delayed and #indices == 0 then
+    raise("Expected to have finished reduction in the prior iteration before starting a new one. On rank %d no gradient arrived at "
+      .. "param_to_hook_all_reduce ('%s'), so those of delay_all_reduce_named_params were not reduced.", rank, st.delayed.hook_name)
+  end
   if st.static then
     raise(GRAPH_CHANGED .. " Parameter indices which did not receive grad for rank %d: %s", "used", "unused", rank, table.concat(indices, " "))
   end
@@ -426,7 +422,7 @@ local function check_prior(st)
     table.concat(names, ", "), rank, table.concat(indices, " "))
 end
 
-local function rebuild_due(st) return not st.rebuilt and not st.find_unused and st.synced_backwards > 0 end
+local function rebuild_due(st) return not st.rebuilt and not st.find_unused and st.synced_backwards > 0 and #st.params > 0 end
 
 -- Once, before the second iteration: buckets in the order in which gradients arrived on rank `source`, the group's first.
 local function rebuild(st, source)
@@ -524,6 +520,7 @@ function DDP:join(given, fn)
   local o = opts("join", given, { divide_by_initial_world_size = true, enable = true, throw_on_early_termination = false })
   if type(fn) ~= "function" then raise("join: argument is %s, expected a function", errors.kind(fn)) end
   if not o.enable then return fn() end
+  if rawget(self, "_ddp").delayed then raise("join: parameters of delay_all_reduce_named_params are not joined; leave the option out") end
   local st = rawget(self, "_ddp")
   local module = self._slots.module
   st.rebuild_due = function() return rebuild_due(st) end
