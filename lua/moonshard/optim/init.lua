@@ -1,11 +1,13 @@
---- optim: SGD, Adam, AdamW over the engine's fused step, and learning rate schedules.
+--- optim: SGD, Adam, AdamW over the engine's fused step, their state spread over ranks, and learning rate schedules.
 local errors = require "moonshard.errors"
 
 ---@class moonshard.optim
 local optim = {
   lr_scheduler = require "moonshard.optim.lr_scheduler",
 }
-for name, class in pairs(require "moonshard.optim.optimizer") do optim[name] = class end
+for _, file in ipairs { "optimizer", "zero" } do
+  for name, class in pairs(require("moonshard.optim." .. file)) do optim[name] = class end       -- order does not matter: a copy
+end
 
 errors.closed(optim.lr_scheduler, "optim.lr_scheduler")
 

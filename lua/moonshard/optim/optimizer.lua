@@ -212,6 +212,36 @@ function Optimizer:step(closure)
   return result
 end
 
+local function step_leaves(self, group, c, at)
+  local n = #at
+  local ids, state, steps = ffi.new("ms_id[?]", n), ffi.new("ms_id[?]", 3 * n), ffi.new("double[?]", n)
+  for j, k in ipairs(at) do
+    ids[j - 1], steps[j - 1] = c.ids[k - 1], c.steps[k - 1]
+    for s = 0, 2 do state[3 * (j - 1) + s] = c.state[3 * (k - 1) + s] end
+  end
+  self:_check(group)
+  self._fill(c.options, group)
+  local status = lib.ms_optim_step(c.options, n, ids, state, steps)
+  for j, k in ipairs(at) do
+    c.steps[k - 1] = steps[j - 1]
+    for s = 0, 2 do c.state[3 * (k - 1) + s] = state[3 * (j - 1) + s] end
+  end
+  take_state(c)
+  if status ~= 0 then errors.fail(unpack(group.params)) end
+end
+
+--- A step of some leaves: those that `has` holds.
+---@param has table<Tensor, boolean>
+function Optimizer:_step_part(has)
+  for index, group in ipairs(self.param_groups) do
+    local c, at, leaves = compiled(self, index, group), {}, {}
+    for k, p in ipairs(c.leaves) do
+      if has[p] then at[#at + 1], leaves[#leaves + 1] = k, p end
+    end
+    if #at > 0 then with_dense_grads(leaves, step_leaves, self, group, c, at) end
+  end
+end
+
 ---Clears all gradients: to nil, or to zeros.
 ---@param given? { set_to_none: boolean }
 function Optimizer:zero_grad(given)

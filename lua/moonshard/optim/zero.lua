@@ -1,0 +1,331 @@
+--- ZeroRedundancyOptimizer: another optimizer whose state is spread over ranks that have the same parameters and gradients, as under
+--- nn.DDP. Each rank steps the parameters that are its own, and sends them to the others.
+---
+--- Inside is an ordinary optimizer over all parameters. It makes state when it first steps a parameter, and here it steps the own ones
+--- only: so groups, options and positions in state dicts are the plain optimizer's.
+local buckets = require "moonshard.nn.ddp_buckets"
+local class = require "moonshard.class"
+local create = require "moonshard.tensor_create"
+local dist = require "moonshard.dist"
+local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local log = require "moonshard.log"
+local opts = require "moonshard.opts"
+local tensor = require "moonshard.tensor"
+local autograd = require "moonshard.autograd"
+local Optimizer = require "moonshard.optim.optimizer".Optimizer
+
+local lib = engine.lib
+local raise, show, no_grad = errors.raise, errors.kind, autograd.no_grad
+local rawget, ipairs, pairs, type, pcall, error = rawget, ipairs, pairs, type, pcall, error
+
+local NAME = "ZeroRedundancyOptimizer"
+
+---@class ZeroRedundancyOptimizer: Optimizer
+---@field optim Optimizer  the optimizer inside; its state is that of this rank's parameters
+---@overload fun(params: table, opts: table): ZeroRedundancyOptimizer
+---  optimizer_class (optim.AdamW or another), process_group, parameters_as_bucket_view (a rank's parameters lie in one block of memory, and
+---  are sent from there), overlap_with_ddp (a hook of nn.ddp_hooks steps, in the place of step()); all other options are that optimizer's
+local Zero = Optimizer:extend(NAME)
+
+local OPTIONS = { optimizer_class = opts.any, process_group = opts.any, parameters_as_bucket_view = false, overlap_with_ddp = false }
+
+-- ---- who has what --------------------------------------------------------------------------------
+
+local function each_param(self, fn)
+  for index, group in ipairs(self.param_groups) do
+    for k, p in ipairs(group.params) do fn(p, index, k) end
+  end
+end
+
+local function check_params(self)
+  local texts = {}
+  each_param(self, function(p, index, k)
+    local function refuse(why) raise("%s: parameter %d of group %d %s", NAME, k, index, why) end
+    if p.is_sparse then refuse "is sparse; only dense ones are taken" end
+    if p.id < 0 then refuse(("is a %s; tensor classes are not taken"):format(p:class_name())) end
+    if tensor.info_of(p).sharded ~= 0 or rawget(p, "_unit") or rawget(p, "_flat") then refuse "is sharded already, and its state with it" end
+    texts[#texts + 1] = ("%d: %s %s"):format(index, tostring(p.shape), p.dtype)
+  end)
+  if self._world == 1 then return end
+  local all = dist.all_gather_object(texts, { group = self._group })
+  for r = 2, self._world do
+    for k = 1, math.max(#all[1], #all[r]) do
+      if all[r][k] ~= all[1][k] then
+        raise("%s: ranks have different parameters: number %d is %s on rank %d and %s on rank 0", NAME, k, all[r][k] or "absent", r - 1,
+          all[1][k] or "absent")
+      end
+    end
+  end
+end
+
+-- Whole parameters, each group's largest first, each to the rank that has least so far.
+local function partition(self)
+  local sizes, owner, lists = {}, {}, {}
+  for r = 1, self._world do sizes[r], lists[r] = 0, {} end
+  for _, group in ipairs(self.param_groups) do
+    local sorted = {}
+    for k, p in ipairs(group.params) do sorted[k] = { p, p:numel(), k } end
+    table.sort(sorted, function(a, b)
+      if a[2] ~= b[2] then return a[2] > b[2] end
+      return a[3] < b[3]
+    end)
+    for _, entry in ipairs(sorted) do
+      local least = 1
+      for r = 2, self._world do
+        if sizes[r] < sizes[least] then least = r end
+      end
+      sizes[least] = sizes[least] + entry[2]
+      owner[entry[1]] = least
+      table.insert(lists[least], entry[1])
+    end
+  end
+  local own, n = {}, 0
+  for _, p in ipairs(lists[self._rank]) do own[p], n = true, n + 1 end
+  self._owner, self._lists, self._own, self._n_own = owner, lists, own, n
+end
+
+-- Each rank's parameters become views of one block for each dtype and device.
+local function view_in_blocks(self)
+  local old = self._blocks
+  self._blocks = {}
+  no_grad(function()
+    for r, list in ipairs(self._lists) do
+      self._blocks[r] = {}
+      for _, some in ipairs(buckets.assign(list, { math.huge })) do
+        local n, at = 0, 1
+        for _, p in ipairs(some) do n = n + p:numel() end
+        local flat = create.empty(n, { dtype = some[1].dtype, device = some[1].device }):keep()
+        for _, p in ipairs(some) do
+          local view = flat:narrow(1, at, p:numel()):view(p.shape)
+          view:copy_(p)
+          errors.check(lib.ms_set_data(p.id, view.id), p)
+          at = at + p:numel()
+        end
+        table.insert(self._blocks[r], flat)
+      end
+    end
+  end)
+  for _, list in ipairs(old or {}) do
+    for _, flat in ipairs(list) do flat:release() end
+  end
+end
+
+local function arrange(self)
+  partition(self)
+  if self._as_view then view_in_blocks(self) end
+end
+
+---@param params table
+---@param given table
+function Zero:init(params, given)
+  local mine, rest = {}, {}
+  if given ~= nil and not opts.is(given) then raise("%s: options are %s, expected a table", NAME, show(given)) end
+  for name, value in pairs(given or {}) do         -- order does not matter: two copies
+    if OPTIONS[name] ~= nil then mine[name] = value else rest[name] = value end
+  end
+  local o = opts(NAME, mine, OPTIONS)
+  local cls = o.optimizer_class
+  if not class.is_class(cls) or not cls.__isa[Optimizer] or cls == Zero or cls == Optimizer then
+    raise("%s: option 'optimizer_class' is %s, expected an optimizer's class, such as optim.AdamW", NAME, class.is_class(cls) and tostring(cls) or show(cls))
+  end
+  if o.process_group ~= nil and not dist.is_group(o.process_group) then
+    raise("%s: option 'process_group' is %s, expected a group", NAME, show(o.process_group))
+  end
+  if type(params) == "table" and getmetatable(params) == nil and params[1] == nil then raise("%s got an empty parameter list", NAME) end
+  local rank = dist.rank(o.process_group)
+  if not rank then raise("%s: this rank is no member of %s", NAME, tostring(o.process_group)) end
+  self._group, self._rank, self._world = o.process_group, rank + 1, dist.world_size(o.process_group)
+  self._ranks = dist.group_ranks(o.process_group)
+  self._as_view, self._overlaps = o.parameters_as_bucket_view, o.overlap_with_ddp
+  self.optim = cls(params, rest)
+  self.param_groups = self.optim.param_groups
+  check_params(self)
+  arrange(self)
+end
+
+---Adds a group; parameters that were there stay with their ranks. Called by all ranks.
+---@param group table
+function Zero:add_param_group(group)
+  local groups = self.param_groups
+  self.optim:add_param_group(group)
+  local ok, message = pcall(check_params, self)
+  if not ok then
+    for _, p in ipairs(groups[#groups].params) do self.optim._seen[p] = nil end
+    groups[#groups] = nil
+    error(message, 0)
+  end
+  self._consolidated = nil
+  arrange(self)
+end
+
+-- ---- steps ---------------------------------------------------------------------------------------
+
+-- Every rank's parameters to all others.
+local function send_all(self)
+  for r, src in ipairs(self._ranks) do
+    if not self._as_view then
+      buckets.broadcast(self._lists[r], self._group, nil, src)
+    else
+      for _, flat in ipairs(self._blocks[r]) do dist.broadcast(flat, { src = src, group = self._group }) end
+    end
+  end
+end
+
+-- Peers that wait for this rank's parameters learn why they don't come.
+local function telling(self, fn, ...)
+  local since = lib.ms_dist_errors()
+  local ok, message = pcall(fn, ...)
+  if ok then return end
+  if self._world > 1 then lib.ms_dist_publish_error(tostring(message), since) end
+  error(message, 0)
+end
+
+---Steps this rank's parameters, and gives all ranks the new values. Called by all ranks, with the same gradients.
+---@param closure? fun(): any
+---@return any  the closure's result, or true
+function Zero:step(closure)
+  if self._overlaps then
+    log.warn "`step()` should not be included in the training loop when `overlap_with_ddp=true`"
+    return nil
+  end
+  if closure ~= nil and type(closure) ~= "function" then raise("%s: step: closure is %s, expected a function", NAME, show(closure)) end
+  local result = true
+  if closure then result = autograd.enable_grad(closure) end
+  self._consolidated = nil
+  telling(self, function()
+    self.optim:_step_part(self._own)
+    if self._world > 1 then no_grad(send_all, self) end
+  end)
+  return result
+end
+
+--- For the hooks that overlap steps with DDP: steps those of the list that are this rank's and starts to send all of them. Those
+--- that were sent since the last _end_overlapped are left out.
+function Zero:_step_overlapped(list)
+  local sent, works, own, any = self._sent or {}, self._works or {}, {}, false
+  self._sent, self._works, self._consolidated = sent, works, nil
+  local some = {}
+  for _, p in ipairs(list) do
+    if self._owner[p] and not sent[p] then
+      sent[p], some[#some + 1] = true, p
+      if self._own[p] then own[p], any = true, true end
+    end
+  end
+  if any then self.optim:_step_part(own) end
+  if self._world == 1 then return end
+  for _, p in ipairs(some) do
+    if p:numel() > 0 then works[#works + 1] = dist.broadcast(p:detach(), { src = self._ranks[self._owner[p]], group = self._group, async = true }) end
+  end
+end
+
+--- Steps and sends what is left, and waits until all has come.
+function Zero:_end_overlapped()
+  each_param(self, function(p)
+    if not (self._sent and self._sent[p]) then self:_step_overlapped { p } end
+  end)
+  local works = self._works or {}
+  self._sent, self._works = nil, nil
+  for _, work in ipairs(works) do work:wait() end
+end
+
+--- After a failed backward: what is under way comes to its end.
+function Zero:_drop_overlapped()
+  local works = self._works or {}
+  self._sent, self._works = nil, nil
+  for _, work in ipairs(works) do pcall(work.wait, work) end
+end
+
+-- ---- state ---------------------------------------------------------------------------------------
+
+local function position_of(self)
+  local position, n = {}, 0
+  each_param(self, function(p)
+    n = n + 1
+    position[p] = n
+  end)
+  return position
+end
+
+---Brings all ranks' state to one of them, on the CPU, where state_dict() then gives it. Called by all ranks.
+---@param to? integer|{to: integer}  a rank of the world (0)
+function Zero:consolidate_state_dict(to)
+  if opts.is(to) then to = opts("consolidate_state_dict", to, { to = 0 }).to end
+  to = to or 0
+  local member = false
+  for _, rank in ipairs(self._ranks) do member = member or rank == to end
+  if not member then raise("consolidate_state_dict: rank %s is none of %s", show(to), table.concat(self._ranks, ", ")) end
+  self._consolidated = nil
+  local here, names = dist.rank() == to, self.optim._state_names
+  local sd, position = self.optim:state_dict(), position_of(self)
+  telling(self, function()
+    local mine = {}
+    for _, p in ipairs(self._lists[self._rank]) do
+      local entry = sd.state[position[p]]
+      if entry then
+        local has = { step = entry.step }
+        for _, name in ipairs(names) do has[name] = entry[name] and entry[name].dtype or nil end
+        mine[position[p]] = has
+      end
+    end
+    local all = dist.all_gather_object(mine, { group = self._group })
+    for r, rank in ipairs(self._ranks) do
+      for _, p in ipairs(self._lists[r]) do
+        local at = position[p]
+        local has, entry = all[r][at], sd.state[at]
+        if has and here then sd.state[at] = { step = has.step } end
+        for _, name in ipairs(has and names or {}) do
+          if has[name] and here then
+            local t = entry and entry[name]:detach():clone():to "cpu"
+            if rank ~= to then
+              t = create.empty(p.shape, { dtype = has[name], device = "cpu" })
+              dist.recv(t, rank, { group = self._group })
+            end
+            sd.state[at][name] = t:keep()
+          elseif has[name] and dist.rank() == rank then
+            dist.send(entry[name]:detach():to "cpu", to, { group = self._group })
+          end
+        end
+      end
+    end
+  end)
+  if here then self._consolidated = sd end
+end
+
+---The state of all ranks, as the plain optimizer's, on the rank where consolidate_state_dict has brought it.
+---@return { state: table<integer, table>, param_groups: table[] }
+function Zero:state_dict()
+  if not self._consolidated then
+    raise("Optimizer state has not been consolidated on this rank. Please call `consolidate_state_dict(%d)` on all ranks beforehand if you meant "
+      .. "to save the global state.", dist.rank())
+  end
+  return self._consolidated
+end
+
+---Takes the state of all parameters, a plain optimizer's or a consolidated one of any number of ranks: each rank keeps its part.
+---@param sd { state: table<integer, table>, param_groups: table[] }
+function Zero:load_state_dict(sd)
+  local part = sd
+  if type(sd) == "table" and type(sd.state) == "table" and type(sd.param_groups) == "table" then
+    part = { param_groups = sd.param_groups, state = {} }
+    each_param(self, function(p, index, k)
+      local group = sd.param_groups[index]
+      local at = group and group.params and group.params[k]
+      if at and self._own[p] then part.state[at] = sd.state[at] end
+    end)
+  end
+  self.optim:load_state_dict(part)
+  self._consolidated = nil
+end
+
+---The state tensors and step of a parameter, by name; nil before its first step, and on ranks that don't have it.
+---@param p Tensor
+function Zero:state_of(p) return self.optim:state_of(p) end
+
+function Zero:__tostring()
+  local n = 0
+  each_param(self, function() n = n + 1 end)
+  return ("%s(%s; %d of %d parameters on this rank)"):format(NAME, tostring(self.optim), self._n_own, n)
+end
+
+return { ZeroRedundancyOptimizer = Zero }
