@@ -135,7 +135,8 @@ typedef struct context {
     unit     **units;                   // module order
     int        n;
     unit      *opened;                  // whose forward opened the running iteration
-    struct { unit *unit; int64_t use; bool done; } *order;      // forward passes in order, until the backward's end
+    struct { unit *unit; int64_t use; bool done, regional; } *order;    // forward passes in order, until the backward's end; regional: in
+                                        // a checkpoint's region, which has not run again yet
     int        n_order, cap_order;
     unit     **entered, **last;         // what this forward entered, and the latest complete one, for prefetching
     int        n_entered, cap_entered, n_last, cap_last;

@@ -58,7 +58,7 @@ static void remove_active(unit *u, int k) { u->active[k] = u->active[--u->n_acti
 
 // ---- order ------------------------------------------------------------------------------------
 
-static ms_status push_order(context *c, unit *u, int64_t use)
+static ms_status push_order(context *c, unit *u, int64_t use, bool regional)
 {
     if (c->n_order == c->cap_order) {
         int cap = c->cap_order ? 2 * c->cap_order : 64;
@@ -69,6 +69,7 @@ static ms_status push_order(context *c, unit *u, int64_t use)
     }
     c->order[c->n_order].unit = u;
     c->order[c->n_order].done = false;
+    c->order[c->n_order].regional = regional;
     c->order[c->n_order++].use = use;
     return MS_OK;
 }
@@ -203,6 +204,45 @@ ms_status ms_unit_gather_first(double handle)
     return MS_OK;
 }
 
+static ms_status prefetch_backward(unit *u, int64_t use)
+{
+    if (u->n_backward_prefetch) {
+        for (int k = 0; k < u->n_backward_prefetch; k++) MS_TRY(ms__unit_start_gather(u->backward_prefetch[k], true, true));
+        return MS_OK;
+    }
+    context *c = u->context;
+    for (int at = find_order(c, use); at > 0; at--) {
+        unit *before = c->order[at - 1].unit;
+        if (before->unshard_in_backward) MS_TRY(ms__unit_start_gather(before, true, true));
+        if (u->limited) break;
+    }
+    return MS_OK;
+}
+
+static bool some_extended(const context *c)
+{
+    for (int k = 0; k < c->n; k++)
+        if (c->units[k]->n_extensions) return true;
+    return false;
+}
+
+// A checkpoint's region runs again, and u in it: backward has come to u's place in the order, which goes on from there. The place is
+// that of the last use without a graph; a region of several units, entered from its first, takes the next one along.
+static ms_status take_place(unit *u, int64_t use)
+{
+    context *c = u->context;
+    int at = c->n_order - 1, last = at;
+    while (at >= 0 && !(c->order[at].regional && c->order[at].unit == u)) at--;
+    if (at < 0) return MS_OK;
+    c->order[at].regional = false;
+    c->order[at].use = use;
+    if (u->backward_prefetch_at != MS_PREFETCH_PRE || some_extended(c)) return MS_OK;
+    while (last > at && !c->order[last].regional) last--;
+    if (last == at) return prefetch_backward(u, use);
+    unit *next = c->order[at + 1].unit;
+    return c->order[at + 1].regional && next->unshard_in_backward ? ms__unit_start_gather(next, true, true) : MS_OK;
+}
+
 ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
 {
     unit *u = ms__unit(handle);
@@ -230,11 +270,13 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     if (st == MS_OK && u->cast_forward_inputs && u->param_dtype >= 0) st = cast_floats(n, io, u->param_dtype);
     if (st == MS_OK) st = ms__unit_start_gather(u, false, false);
     if (st == MS_OK) st = ms__unit_finish_gather(u);
-    if (st == MS_OK && !recomputing) {
+    int64_t use = (int64_t)((uint64_t)next_use++ << VERSION_BITS | version_bits(ms__unit_versions(u)));
+    if (st == MS_OK && recomputing) {
+        if (ms__state.grad_mode) st = take_place(u, use);       // not where a checkpoint inside it runs for the first time
+    } else if (st == MS_OK) {
         push_entered(c, u);
         st = prefetch_forward(u);
     }
-    int64_t use = (int64_t)((uint64_t)next_use++ << VERSION_BITS | version_bits(ms__unit_versions(u)));
     if (st == MS_OK) st = inputs_of(n, io, in);
     bool recorded = false;
     if (st == MS_OK && u->n > 0) {
@@ -269,14 +311,14 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
     bool skipped = u->skipped & 1, recomputing = ms__run_recomputing();
     int64_t use = u->uses[u->forwards & 63];
     ms_status st = inputs_of(n, io, out);
-    bool grad = false;
+    bool grad = false, regional = ms__region && !ms__state.grad_mode;       // regional: a graph comes when the checkpoint's region runs again
     if (st == MS_OK && !skipped && u->n > 0) {
         for (int k = 0; k < n; k++) {
             if (!out[k]->requires_grad || !ms__state.grad_mode) continue;
             grad = true;
             if (st == MS_OK) st = ms__unit_hook(out[k], token_of(u), use);
         }
-        if (st == MS_OK && grad && !recomputing) st = push_order(c, u, use);
+        if (st == MS_OK && (grad || regional) && !recomputing) st = push_order(c, u, use, regional);
     }
     if (st == MS_OK && !skipped && u->output_dtype >= 0) st = cast_floats(n, io, u->output_dtype);
     if (st != MS_OK) {
@@ -286,12 +328,12 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
     u->skipped >>= 1;
     u->forwards--;
     // The root stays whole for its backward. When none will come (validation), it would go stale at the next optimizer step.
-    bool leave = u->reshard_after_forward == 1 || ((u->by_rule || u->views != MS_VIEWS_SHARDED) && !grad);
+    bool leave = u->reshard_after_forward == 1 || ((u->by_rule || u->views != MS_VIEWS_SHARDED) && !grad && !regional);
     // A number: kept in slices by few ranks, where a backward will want it.
     bool few = u->reshard_after_forward > 1 && u->post_group;
     leave |= few;
     if (!skipped && leave && !recomputing && ms__unit_idle(u)) {
-        if (!few || !grad) ms__unit_shard(u);
+        if (!few || !(grad || regional)) ms__unit_shard(u);
         else MS_TRY(ms__unit_shard_to_post(u));
     } else if (!skipped && u->by_rule && u->views == MS_VIEWS_PIECES && u->world > 1 && !recomputing && ms__unit_idle(u)) {
         // Where the others of its strategy show their pieces, so does the root. What the graph saved are views of the whole.
@@ -333,21 +375,6 @@ void ms_unit_forward_left_open(double handle)
 
 // ---- backward ---------------------------------------------------------------------------------
 
-static ms_status prefetch_backward(unit *u, int64_t use)
-{
-    if (u->n_backward_prefetch) {
-        for (int k = 0; k < u->n_backward_prefetch; k++) MS_TRY(ms__unit_start_gather(u->backward_prefetch[k], true, true));
-        return MS_OK;
-    }
-    context *c = u->context;
-    for (int at = find_order(c, use); at > 0; at--) {
-        unit *before = c->order[at - 1].unit;
-        if (before->unshard_in_backward) MS_TRY(ms__unit_start_gather(before, true, true));
-        if (u->limited) break;
-    }
-    return MS_OK;
-}
-
 // Units with all-gather extensions are gathered by tasks, which come before the node's backward: this unit's first.
 static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
 {
@@ -359,13 +386,6 @@ static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
         for (int k = u->n_backward_prefetch; k-- > 0;) MS_TRY(ms__unit_push_gather(run, u->backward_prefetch[k], true, true));
     }
     return u->unshard_in_backward ? ms__unit_push_gather(run, u, false, false) : MS_OK;
-}
-
-static bool some_extended(const context *c)
-{
-    for (int k = 0; k < c->n; k++)
-        if (c->units[k]->n_extensions) return true;
-    return false;
 }
 
 // A backward gathers the parameters again: they must be what its forward computed with. Wholes of fully_shard that stayed are that.
