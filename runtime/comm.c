@@ -1,4 +1,4 @@
-// comm.c -- groups, issuing collectives, works, the ledger: what the shard engine calls, and comm_script.c for scripts.
+// comm.c -- groups, issuing collectives, works, the ledger. Who issues them: the engine (comm_engine.c) and scripts (comm_script.c).
 //
 // A collective gets its number when it is issued. Synchronous ones run on the calling thread; the others on the
 // workers of the gather, reduce and copy streams, which poll independently, so that none holds up another. Only the
@@ -264,6 +264,8 @@ void ms__coll_drop(ms_coll *c)
     if (c->in_storage) ms__storage_release(c->in_storage);
     if (c->out_storage) ms__storage_release(c->out_storage);
     free(c->pieces);
+    for (int i = 0; i < c->n_parts; i++) ms__release(c->parts[i].t);
+    free(c->parts);
     if (!MS_RECYCLE) {
         free(c);
         return;
@@ -289,6 +291,14 @@ static void attach(ms_coll *c)
 {
     if (c->in_storage) ms__storage_retain(c->in_storage);
     if (c->out_storage) ms__storage_retain(c->out_storage);
+}
+
+// All that is read, for the compute stream: what is under way on it is through.
+static ms_status sync_input(ms_coll *c)
+{
+    if (c->in_storage) MS_TRY(ms__storage_sync(c->in_storage, false));
+    for (int i = 0; i < c->n_parts; i++) MS_TRY(ms__storage_sync(c->parts[i].t->storage, false));
+    return MS_OK;
 }
 
 // The stream's earlier and later users of a storage.
@@ -319,7 +329,7 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
         goto drop;
     }
     if (g->n == 1) {
-        if (c->in_storage) status = ms__storage_sync(c->in_storage, false);
+        status = sync_input(c);
         if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
         if (status == MS_OK) status = enter(c, in_numel, out_numel);
         if (status == MS_OK && ms__coll_on_device(c))
@@ -339,11 +349,12 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
         if (status != MS_OK) goto drop;
     }
     if (c->stream == MS_STREAM_COMPUTE) {
-        if (c->in_storage) status = ms__storage_sync(c->in_storage, false);
+        status = sync_input(c);
         if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
     } else {
         ms_stream *s = ms__stream(MS_CPU, c->stream);
         if (c->in_storage) status = order_storage(s, c->in_storage, false);
+        for (int i = 0; i < c->n_parts && status == MS_OK; i++) status = order_storage(s, c->parts[i].t->storage, false);
         if (status == MS_OK && c->out_storage) status = order_storage(s, c->out_storage, true);
     }
     if (status != MS_OK) goto drop;
@@ -379,7 +390,9 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
         goto drop;
     }
     // Storages are held by c until it is retired; only then may they be used again.
-    ms_storage *in = c->in_storage, *out = c->out_storage;
+    ms_storage *in = c->in_storage, *out = c->out_storage, *parts[MS_PARTS];
+    int n_parts = c->n_parts;
+    for (int i = 0; i < n_parts; i++) parts[i] = c->parts[i].t->storage;
     attach(c);
     ms_pending *event = NULL;
     status = ms__launch(ms__stream(MS_CPU, c->stream), run_record, retire_record, &c, sizeof c, &event);
@@ -388,6 +401,7 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
         return status;
     }
     if (in) mark_storage(in, event, false);
+    for (int i = 0; i < n_parts; i++) mark_storage(parts[i], event, false);
     if (out) mark_storage(out, event, true);
     if (marked) mark_storage(marked, event, true);
     ms_work *w = work ? malloc(sizeof *w) : NULL;
@@ -405,139 +419,12 @@ drop:
     return status;
 }
 
-static uint64_t double_bits(double x)
-{
-    uint64_t u;
-    memcpy(&u, &x, 8);
-    return u;
-}
-
-// ---- for the engine -------------------------------------------------------------------------------
-
-ms_status ms__all_gather_pieces(ms_group *g, ms_storage *out, ms_storage *in, int n, const ms_piece *pieces, int dtype,
-                                ms_stream_kind stream, const char *unit, ms_work **work)
-{
-    ms_coll *c = ms__coll_new(g, OP_ALL_GATHER, dtype, NULL, unit);
-    if (work) *work = NULL;
-    if (!c) return MS_ENOMEM;
-    size_t esize = (size_t)ms__dtype_size(dtype);
-    c->pieces = malloc((size_t)(n ? n : 1) * sizeof *c->pieces);
-    if (!c->pieces) {
-        ms__coll_drop(c);
-        return ms__no_memory((size_t)n * sizeof(ms_piece), "all_gather", "%d pieces", n);
-    }
-    if (n) memcpy(c->pieces, pieces, (size_t)n * sizeof *pieces);
-    c->n_pieces = n;
-    double in_numel = 0, out_numel = 0;
-    for (int i = 0; i < n; i++) {
-        uint64_t mine = (uint64_t)(g->me < 0 ? 0 : g->me) * pieces[i].bytes;
-        mine = mine < pieces[i].total ? pieces[i].total - mine : 0;
-        if (mine > pieces[i].bytes) mine = pieces[i].bytes;
-        in_numel += (double)(mine / esize);
-        out_numel += (double)(pieces[i].total / esize);
-        c->in_bytes += mine;
-        // Places in the output may differ between ranks; what is read from peers must not.
-        uint64_t same[4] = { pieces[i].in_offset, pieces[i].bytes, pieces[i].total, pieces[i].line };
-        for (int k = 0; k < 4; k++) c->print.extra = (c->print.extra ^ same[k]) * 1099511628211ull;
-    }
-    c->stream = stream;
-    c->print.count = (uint64_t)out_numel;
-    c->in_storage = in;
-    c->out_storage = out;
-    c->in = in->data;
-    c->out = out->data;
-    if (n == 1 && !pieces[0].line && pieces[0].total == (uint64_t)g->n * pieces[0].bytes && pieces[0].out_stride == pieces[0].bytes && pieces[0].bytes <= PAYLOAD) {
-        c->inline_ = true;
-        c->in += pieces[0].in_offset;
-        c->out += pieces[0].out_offset;
-        c->count = pieces[0].bytes / esize;
-    }
-    return ms__coll_issue(c, in_numel, out_numel, work);
-}
-
-// in and out may be one tensor.
-static ms_status issue_reduction(ms_group *g, int op, ms_tensor *out, ms_tensor *in, ms_reduction red, double scale,
-                                 ms_stream_kind stream, const char *unit, ms_work **work)
-{
-    ms_coll *c = ms__coll_new(g, op, in->dtype, NULL, unit);
-    if (!c) return MS_ENOMEM;
-    c->red = (uint8_t)red;
-    c->scale = scale;
-    c->stream = stream;
-    c->count = (size_t)out->numel;
-    c->print.count = (uint64_t)in->numel;
-    c->print.extra = double_bits(scale);
-    c->keep[0] = ms__retain(in);
-    if (out != in) c->keep[1] = ms__retain(out);
-    c->in_storage = in->storage;
-    c->out_storage = out->storage;
-    c->in = ms__data(in);
-    c->out = ms__data(out);
-    c->in_bytes = ms__nbytes(in);
-    c->out_bytes = ms__nbytes(out);
-    c->inline_ = c->in_bytes <= PAYLOAD;
-    return ms__coll_issue(c, (double)in->numel, (double)out->numel, work);
-}
-
-ms_status ms__reduce_scatter(ms_group *g, ms_tensor *out, ms_tensor *in, ms_reduction op, double scale,
-                             ms_stream_kind stream, const char *unit, ms_work **work)
-{
-    if (work) *work = NULL;
-    if (in->numel != out->numel * g->n || in->dtype != out->dtype)
-        return ms__fail(MS_EINVAL, "reduce_scatter: out is %s, in is %s, for %d ranks", ms__tensor_text(out), ms__tensor_text(in), g->n);
-    return issue_reduction(g, OP_REDUCE_SCATTER, out, in, op, scale, stream, unit, work);
-}
-
-ms_status ms__all_reduce(ms_group *g, ms_tensor *t, ms_reduction op, double scale, ms_stream_kind stream, const char *unit, ms_work **work)
-{
-    if (work) *work = NULL;
-    return issue_reduction(g, OP_ALL_REDUCE, t, t, op, scale, stream, unit, work);
-}
+// ---- members ----------------------------------------------------------------------------------------
 
 int ms__group_member(const ms_group *g, int rank)
 {
     for (int k = 0; k < g->n; k++) if (g->ranks[k] == rank) return k;
     return -1;
-}
-
-ms_status ms__coll_rooted(ms_coll **out, ms_group *g, int op, int dtype, int root, const char *site, const char *unit)
-{
-    int m = ms__group_member(g, root);
-    if (m < 0) return ms__fail(MS_EINVAL, "%s: rank %d is not a member of the group", ms__coll_names[op], root);
-    if (!(*out = ms__coll_new(g, op, dtype, site, unit))) return MS_ENOMEM;
-    (*out)->root = m;
-    (*out)->print.root = root;
-    return MS_OK;
-}
-
-ms_status ms__broadcast_on(ms_group *g, ms_tensor *t, int src, ms_stream_kind stream, const char *site, const char *unit, ms_work **work)
-{
-    ms_coll *c = NULL;
-    MS_TRY(ms__coll_rooted(&c, g, OP_BROADCAST, t->dtype, src, site, unit));
-    c->stream = stream;
-    c->count = (size_t)t->numel;
-    c->print.count = (uint64_t)t->numel;
-    c->keep[0] = ms__retain(t);
-    c->in = c->out = ms__data(t);
-    // The root reads, the others write: what is not touched is not waited for.
-    if (c->root == g->me) c->in_storage = t->storage; else c->out_storage = t->storage;
-    c->inline_ = ms__nbytes(t) <= PAYLOAD;
-    c->in_bytes = c->root == g->me ? ms__nbytes(t) : 0;
-    return ms__coll_issue(c, (double)t->numel, (double)t->numel, work);
-}
-
-ms_status ms__broadcast_from(ms_group *g, ms_tensor *t, int src, const char *unit)
-{
-    return ms__broadcast_on(g, t, src, MS_STREAM_COMPUTE, NULL, unit, NULL);
-}
-
-ms_status ms__barrier(ms_group *g, uint64_t extra, const char *site, const char *unit)
-{
-    ms_coll *c = ms__coll_new(g, OP_BARRIER, MS_U8, site, unit);
-    if (!c) return MS_ENOMEM;
-    c->inline_ = true;
-    c->print.extra = extra;
-    return ms__coll_issue(c, 0, 0, NULL);
 }
 
 static int ascending(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }

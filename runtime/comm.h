@@ -34,6 +34,12 @@ ms_status ms__all_gather_pieces(ms_group *g, ms_storage *out, ms_storage *in, in
 // float32 and rounded once. scale multiplies the result before rounding (1 = none).
 ms_status ms__reduce_scatter(ms_group *g, ms_tensor *out, ms_tensor *in, ms_reduction op, double scale,
                              ms_stream_kind stream, const char *unit, ms_work **work);
+// The same out of n <= MS_PARTS tensors where they are, on the CPU, of out's dtype: block k is parts' bytes from k*stride on, one part
+// after the other, min(bytes, max(0, total - k*bytes)) of each and zeros up to `bytes`. Strides may differ between ranks.
+enum { MS_PARTS = 21 };
+typedef struct { ms_tensor *t; uint64_t stride, bytes, total; } ms_part;
+ms_status ms__reduce_scatter_parts(ms_group *g, ms_tensor *out, int n, const ms_part *parts, ms_reduction op, double scale,
+                                   ms_stream_kind stream, const char *unit, ms_work **work);
 ms_status ms__all_reduce(ms_group *g, ms_tensor *t, ms_reduction op, double scale, ms_stream_kind stream, const char *unit, ms_work **work);
 ms_status ms__broadcast_from(ms_group *g, ms_tensor *t, int src, const char *unit);    // src: rank of the world
 // What the next collectives are said to be called from, until NULL; for engine calls made on behalf of a line of a script.

@@ -3,8 +3,7 @@
 //  1 publish   fingerprint, places of input and output, small input as payload; then `ready`
 //  2 agree     wait for every member's `ready`; compare fingerprints: a difference fails on every rank
 //  3 commit    one compare-and-swap decides for all members here: go on, or dropped because one of them walked away
-//  4 move      small: everything is in the payloads. Direct: peers' tensors are read and written where they are.
-//              Otherwise in rounds through the windows, which also serve other nodes (comm_far.c)
+//  4 move      the bytes (comm_move.c)
 //  5 complete  `done`; and wait for the peers' `done` where they touch our tensors
 //
 // A rank may leave without having been answered (an error elsewhere, Ctrl-C) until the commit, never after it.
@@ -137,13 +136,21 @@ static ms_status mismatch(ms_waiter *w)
     return ms__fail(MS_ECOMM, "%s", text);
 }
 
-// Empty tensors have no address.
-static inline void put(void *to, const void *from, size_t n)
-{
-    if (n) memmove(to, from, n);
-}
-
 // ---- steps ----------------------------------------------------------------------------------------
+
+static bool locate_parts(ms_coll *c, ms_slot *s)
+{
+    ms_part_place *places = (ms_part_place *)s->payload;
+    for (int i = 0; i < c->n_parts; i++) {
+        uint32_t arena = 0;
+        places[i] = (ms_part_place){ 0 };
+        if (c->parts[i].total == 0) continue;
+        if (!ms__comm_locate(c->parts[i].t->storage, ms__data(c->parts[i].t), &arena, &places[i].at)) return false;
+        places[i].arena = arena;
+        places[i].stride = c->parts[i].stride;
+    }
+    return true;
+}
 
 static ms_status publish(ms_coll *c)
 {
@@ -157,12 +164,12 @@ static ms_status publish(ms_coll *c)
     if (c->inline_) {
         s->flags = SLOT_INLINE;
         s->bytes = (uint32_t)c->in_bytes;
-        put(s->payload, c->in, c->in_bytes);
+        if (c->in_bytes) memcpy(s->payload, c->in, c->in_bytes);        // empty tensors have no address
     } else {
         uint32_t ia = 0, oa = 0;
         uint64_t ip = 0, op = 0;
         bool pushes = c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == g->me);
-        bool direct = !g->far && (c->in_bytes == 0 || ms__comm_locate(c->in_storage, c->in, &ia, &ip))
+        bool direct = !g->far && (c->n_parts ? locate_parts(c, s) : c->in_bytes == 0 || ms__comm_locate(c->in_storage, c->in, &ia, &ip))
                       && (!pushes || ms__comm_locate(c->out_storage, c->out, &oa, &op));
         s->in_arena = ia;
         s->in_at = ip;
@@ -241,272 +248,6 @@ static ms_status wait_done(ms_waiter *w)
     return MS_OK;
 }
 
-// Every member here has reached `round`.
-static ms_status wait_round(ms_waiter *w, uint64_t round)
-{
-    ms_coll *c = w->c;
-    ms_group *g = c->g;
-    atomic_store_explicit(&slot_of(g, g->me, c->seq)->round, round, memory_order_release);
-    for (int k = 0; k < g->n; k++) {
-        if (g->far && ms__world.node_of[g->ranks[k]] != ms__world.node) continue;
-        ms_slot *s = slot_of(g, k, c->seq);
-        while (atomic_load_explicit(&s->round, memory_order_acquire) < round) MS_TRY(ms__wait_poll(w));
-    }
-    return MS_OK;
-}
-
-static size_t piece_bytes(const ms_piece *p, int member)
-{
-    uint64_t first = (uint64_t)member * p->bytes;
-    if (first >= p->total) return 0;
-    return p->total - first < p->bytes ? (size_t)(p->total - first) : (size_t)p->bytes;
-}
-
-// ---- small: every input is in a payload ------------------------------------------------------------
-
-static ms_status move_inline(ms_coll *c)
-{
-    ms_group *g = c->g;
-    const char *src[1024];
-    size_t esize = (size_t)ms__dtype_size(c->dtype), block = c->count * esize;
-    for (int k = 0; k < g->n; k++) src[k] = slot_of(g, k, c->seq)->payload;
-    switch (c->op) {
-    case OP_ALL_REDUCE:
-        ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &c->out, c->count);
-        break;
-    case OP_REDUCE:
-        if (c->root == g->me) ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &c->out, c->count);
-        break;
-    case OP_REDUCE_SCATTER:
-        for (int k = 0; k < g->n; k++) src[k] += (size_t)g->me * block;
-        ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &c->out, c->count);
-        break;
-    case OP_BROADCAST:
-        if (c->root != g->me) put(c->out, src[c->root], block);
-        break;
-    case OP_ALL_GATHER:
-        for (int k = 0; k < g->n; k++) put(c->out + (size_t)k * block, src[k], block);
-        break;
-    case OP_GATHER:
-        for (int k = 0; k < g->n && c->root == g->me; k++) put(c->out + (size_t)k * block, src[k], block);
-        break;
-    case OP_ALL_TO_ALL:
-        for (int k = 0; k < g->n; k++) put(c->out + (size_t)k * block, src[k] + (size_t)g->me * block, block);
-        break;
-    default: break;
-    }
-    return MS_OK;
-}
-
-// ---- direct: tensors where they are ----------------------------------------------------------------
-
-// Bytes [at, at + n) of member k's block, to their places in the output.
-static void put_piece(char *out, const ms_piece *p, int k, size_t at, const char *from, size_t n)
-{
-    char *to = out + p->out_offset + (size_t)k * p->out_stride;
-    if (!p->line) {
-        if (n && to + at != from) ms__comm_copy(to + at, from, n);
-        return;
-    }
-    while (n > 0) {
-        size_t in_line = at % p->line, m = p->line - in_line < n ? p->line - in_line : n;
-        memcpy(to + at / p->line * p->out_line + in_line, from, m);
-        at += m;
-        from += m;
-        n -= m;
-    }
-}
-
-static void gather_pieces(ms_coll *c, int k, const char *from)
-{
-    for (int i = 0; i < c->n_pieces; i++) {
-        const ms_piece *p = &c->pieces[i];
-        put_piece(c->out, p, k, 0, from + p->in_offset, piece_bytes(p, k));
-    }
-}
-
-static ms_status move_direct(ms_coll *c)
-{
-    ms_group *g = c->g;
-    int n = g->n, me = g->me;
-    const char *in[1024];
-    char *out[1024];
-    size_t esize = (size_t)ms__dtype_size(c->dtype), block = c->count * esize;
-    for (int k = 0; k < n; k++) {
-        in[k] = c->in;
-        out[k] = c->out;
-        if (k == me) continue;
-        ms_slot *s = slot_of(g, k, c->seq);
-        if (s->in_arena && !(in[k] = ms__comm_resolve(g->ranks[k], s->in_arena, s->in_at))) return MS_ECOMM;
-        if (s->out_arena && !(out[k] = ms__comm_resolve(g->ranks[k], s->out_arena, s->out_at))) return MS_ECOMM;
-    }
-    // Cut for the members at cache lines; the cut does not change a bit of the result.
-    size_t per = (c->count + (size_t)n - 1) / (size_t)n;
-    per = (per + 63) & ~(size_t)63;
-    size_t first = per * (size_t)me < c->count ? per * (size_t)me : c->count;
-    size_t mine = c->count - first < per ? c->count - first : per;
-    switch (c->op) {
-    case OP_ALL_REDUCE:
-    case OP_REDUCE:
-        for (int k = 0; k < n; k++) {
-            in[k] += first * esize;
-            out[k] += first * esize;
-        }
-        if (c->op == OP_REDUCE) out[0] = out[c->root];
-        ms__reduce(c->dtype, c->red, c->scale, n, n, in, c->op == OP_REDUCE ? 1 : n, out, mine);
-        break;
-    case OP_REDUCE_SCATTER:
-        for (int k = 0; k < n; k++) in[k] += (size_t)me * block;
-        ms__reduce(c->dtype, c->red, c->scale, n, n, in, 1, &c->out, c->count);
-        break;
-    case OP_BROADCAST:
-        if (c->root != me) ms__comm_copy(c->out, in[c->root], block);
-        break;
-    case OP_ALL_GATHER:
-        for (int j = 0; j < n; j++) gather_pieces(c, (me + j) % n, in[(me + j) % n]);
-        break;
-    case OP_GATHER:
-        for (int k = 0; k < n && c->root == me; k++) ms__comm_copy(c->out + (size_t)k * block, in[k], block);
-        break;
-    case OP_SCATTER:
-        ms__comm_copy(c->out, in[c->root] + (size_t)me * block, block);
-        break;
-    case OP_ALL_TO_ALL:
-        for (int j = 0; j < n; j++) {
-            int k = (me + j) % n;
-            ms__comm_copy(c->out + (size_t)k * block, in[k] + (size_t)me * block, block);
-        }
-        break;
-    case OP_SEND_RECV:
-        if (me == 1) ms__comm_copy(c->out, in[0], block);
-        break;
-    default: break;
-    }
-    return MS_OK;
-}
-
-ms_status ms__coll_alone(ms_coll *c)
-{
-    if (c->op == OP_BARRIER || (c->in == c->out && c->scale == 1 && c->op != OP_ALL_GATHER)) return MS_OK;
-    if (c->n_pieces && c->inline_) c->out -= c->pieces[0].out_offset, c->in -= c->pieces[0].in_offset;
-    return move_direct(c);
-}
-
-// ---- staged: in rounds through the windows ----------------------------------------------------------
-
-// Blocks of the input that travel: one, or one per member.
-static int input_blocks(const ms_coll *c) { return c->op == OP_REDUCE_SCATTER || c->op == OP_ALL_TO_ALL || c->op == OP_SCATTER ? c->g->n : 1; }
-
-bool ms__coll_gives(const ms_coll *c, int member)
-{
-    return (c->op != OP_BROADCAST && c->op != OP_SCATTER && c->op != OP_SEND_RECV) || member == (c->op == OP_SEND_RECV ? 0 : c->root);
-}
-
-// One slice [at, at + n) bytes of every block, n <= WINDOW / blocks. piece: of an all-gather.
-static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t at, size_t n, const ms_piece *piece)
-{
-    ms_coll *c = w->c;
-    ms_group *g = c->g;
-    int members = g->n, me = g->me, blocks = input_blocks(c);
-    size_t esize = (size_t)ms__dtype_size(c->dtype), stride = (n + 63) & ~(size_t)63;
-    char *windows[1024], *mine;
-    // Executors differ between ranks: a member's window is where its slot says.
-    for (int k = 0; k < members; k++) {
-        bool here = ms__world.node_of[g->ranks[k]] == ms__world.node;
-        windows[k] = here ? ms__world.ctl + slot_of(g, k, c->seq)->out_at : NULL;
-    }
-    mine = windows[me];
-    char *result = windows[g->leader] + WINDOW;         // of the node's leader, or each member's own part
-
-    if (ms__coll_gives(c, me)) {
-        if (piece) {
-            size_t have = piece_bytes(piece, me), m = at >= have ? 0 : have - at < n ? have - at : n;
-            if (m) put(mine, c->in + piece->in_offset + at, m);
-        } else {
-            for (int b = 0; b < blocks; b++) put(mine + (size_t)b * stride, c->in + (size_t)b * block + at, n);
-        }
-    }
-    MS_TRY(wait_round(w, ++*round));
-
-    if (ms__coll_reduces(c->op)) {
-        size_t total = stride * (size_t)blocks, count = total / esize;
-        if (g->far) {
-            if (me == g->leader) MS_TRY(ms__far_reduce(c, w, windows, result, count));
-        } else {
-            // Each member adds up its part of the slice and leaves it in its own window.
-            size_t per = (((count + (size_t)members - 1) / (size_t)members) + 63) & ~(size_t)63;
-            size_t first = per * (size_t)me < count ? per * (size_t)me : count, m = count - first < per ? count - first : per;
-            const char *src[1024];
-            for (int k = 0; k < members; k++) src[k] = windows[k] + first * esize;
-            char *dst = mine + WINDOW + first * esize;
-            ms__reduce(c->dtype, c->red, c->scale, members, members, src, 1, &dst, m);
-        }
-        MS_TRY(wait_round(w, ++*round));
-        if (c->op != OP_REDUCE || c->root == me) {
-            size_t skip = c->op == OP_REDUCE_SCATTER ? (size_t)me * stride : 0;
-            size_t per = (((count + (size_t)members - 1) / (size_t)members) + 63) & ~(size_t)63;
-            for (size_t done = 0; done < n;) {          // over the members' parts
-                size_t place = skip + done, m = n - done;
-                char *from = result + place;
-                if (!g->far) {
-                    size_t k = place / (per * esize), end = (k + 1) * per * esize;
-                    if (end - place < m) m = end - place;
-                    from = windows[k] + WINDOW + place;
-                }
-                put(c->out + at + done, from, m);
-                done += m;
-            }
-        }
-    } else {
-        // A peer's slice: in its window, or mirrored by the leader from another node.
-        size_t bytes = stride * (size_t)blocks;
-        if (g->far) {
-            if (me == g->leader) MS_TRY(ms__far_gather(c, w, windows, result, bytes, bytes));
-            MS_TRY(wait_round(w, ++*round));
-        }
-        for (int k = 0; k < members; k++) {
-            if (!ms__coll_gives(c, k)) continue;
-            const char *from = windows[k] ? windows[k] : result + (size_t)k * bytes;
-            switch (c->op) {
-            case OP_ALL_GATHER: {
-                size_t have = piece_bytes(piece, k), m = at >= have ? 0 : have - at < n ? have - at : n;
-                put_piece(c->out, piece, k, at, from, m);
-                break;
-            }
-            case OP_BROADCAST: if (k != me) put(c->out + at, from, n); break;
-            case OP_GATHER:    if (c->root == me) put(c->out + (size_t)k * block + at, from, n); break;
-            case OP_SCATTER:   put(c->out + at, from + (size_t)me * stride, n); break;
-            case OP_ALL_TO_ALL: put(c->out + (size_t)k * block + at, from + (size_t)me * stride, n); break;
-            case OP_SEND_RECV: if (me == 1) put(c->out + at, from, n); break;
-            default: break;
-            }
-        }
-    }
-    // Nobody fills its window again before everybody has read it.
-    return wait_round(w, ++*round);
-}
-
-static ms_status move_staged(ms_waiter *w)
-{
-    ms_coll *c = w->c;
-    ms_group *g = c->g;
-    int blocks = input_blocks(c);
-    uint64_t round = 0;
-    // Say where this rank's window is; the first round tells that everybody has.
-    slot_of(g, g->me, c->seq)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
-    MS_TRY(wait_round(w, ++round));
-    size_t room = WINDOW / (size_t)blocks;
-    if (g->far && !ms__coll_reduces(c->op)) room /= (size_t)g->n;        // mirrors of all members share one result window
-    room = (room & ~(size_t)63) >= 64 ? room & ~(size_t)63 : 64;
-    for (int i = 0; i < (c->op == OP_ALL_GATHER ? c->n_pieces : 1); i++) {
-        const ms_piece *p = c->op == OP_ALL_GATHER ? &c->pieces[i] : NULL;
-        size_t block = p ? (size_t)p->bytes : c->count * (size_t)ms__dtype_size(c->dtype);
-        for (size_t at = 0; at < block; at += room)
-            MS_TRY(stage_slice(w, &round, block, at, block - at < room ? block - at : room, p));
-    }
-    return MS_OK;
-}
-
 // ---- the whole ------------------------------------------------------------------------------------
 
 static ms_status run(ms_waiter *w)
@@ -543,7 +284,7 @@ static ms_status run(ms_waiter *w)
 
     bool direct = true;
     for (int m = 0; m < g->n && !c->inline_; m++) direct = direct && (slot_of(g, m, c->seq)->flags & SLOT_DIRECT);
-    ms_status moved = c->inline_ ? move_inline(c) : direct ? move_direct(c) : move_staged(w);
+    ms_status moved = c->inline_ ? ms__move_inline(c) : direct ? ms__move_direct(c) : ms__move_staged(w);
     atomic_store_explicit(&slot_of(g, g->me, c->seq)->done, c->word, memory_order_release);
     if (moved == MS_OK && !c->inline_) moved = wait_done(w);
     return status != MS_OK ? status : moved;

@@ -45,11 +45,14 @@ typedef struct {
     uint64_t pad1[6];
     ms_print print;
     char     pad2[1024 - 128 - sizeof(ms_print) - PAYLOAD];
-    char     payload[PAYLOAD];
+    char     payload[PAYLOAD];          // small inputs; of parts ms_part_place each
 } ms_slot;
 _Static_assert(sizeof(ms_slot) == 1024, "slots are aligned");
 
 enum { SLOT_DIRECT = 1, SLOT_INLINE = 2 };
+
+typedef struct { uint64_t arena, at, stride; } ms_part_place;
+_Static_assert(MS_PARTS * sizeof(ms_part_place) <= PAYLOAD, "parts' places travel with the ready flag");
 
 typedef struct {                        // per member of a group
     _Atomic uint64_t issued;            // word of the latest collective that its script issued
@@ -123,6 +126,8 @@ typedef struct ms_coll {
     size_t     in_bytes, out_bytes;
     int        n_pieces;
     ms_piece  *pieces;                  // all_gather
+    int        n_parts;
+    ms_part   *parts;                   // reduce_scatter: the input, when it is no single tensor; retained
     const char *unit;           // the whole name, interned; NULL: none
     ms_print   print;
     uint64_t   hash;
@@ -195,22 +200,29 @@ ms_coll  *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const c
 void      ms__coll_drop(ms_coll *c);
 // Takes c over, whose storages are borrowed. On the compute stream it is complete on return; work may be NULL.
 ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work **work);
+int       ms__group_member(const ms_group *g, int rank);        // of a world rank; -1: none
+
+// ---- comm_engine.c: also comm.h ----
 ms_status ms__coll_rooted(ms_coll **out, ms_group *g, int op, int dtype, int root, const char *site, const char *unit);
 ms_status ms__barrier(ms_group *g, uint64_t extra, const char *site, const char *unit);
 ms_status ms__broadcast_on(ms_group *g, ms_tensor *t, int src, ms_stream_kind stream, const char *site, const char *unit, ms_work **work);
-int       ms__group_member(const ms_group *g, int rank);        // of a world rank; -1: none
 
 // ---- comm_exec.c ----
 extern const char *const ms__coll_names[OPS];
 ms_status ms__coll_run(ms_coll *c);
 ms_status ms__coll_fail(const ms_coll *c, const char *what);           // names the collective
-ms_status ms__coll_alone(ms_coll *c);                   // in a group of one
 bool      ms__coll_reduces(int op);
-bool      ms__coll_gives(const ms_coll *c, int member);                // it has input that others read
 void      ms__group_text(const ms_group *g, char *out, size_t n);
 void      ms__print_text(const ms_print *p, char *out, size_t n);
 uint64_t  ms__print_hash(const ms_print *p, bool with_step);
 static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq) { return &g->slots[(size_t)member * RING + seq % RING]; }
+
+// ---- comm_move.c ----
+ms_status ms__move_inline(ms_coll *c);
+ms_status ms__move_direct(ms_coll *c);
+ms_status ms__move_staged(ms_waiter *w);
+ms_status ms__coll_alone(ms_coll *c);                   // in a group of one
+bool      ms__coll_gives(const ms_coll *c, int member);                // it has input that others read
 
 // ---- comm_device.c: tensors on a GPU ----
 bool      ms__coll_on_device(const ms_coll *c);

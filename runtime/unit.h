@@ -39,6 +39,8 @@ typedef struct layout {
     ms_status (*plan)(unit *u);
     // Fills in (1-d, W * column totals) with the gradients of the listed parameters, padding with zeros.
     ms_status (*pack)(unit *u, int n, unit_param **present, ms_tensor *in);
+    // Or n <= MS_PARTS parts, whose tensors the caller releases: gradients where they are. NULL: not in this layout.
+    ms_status (*parts)(unit *u, int n, unit_param **present, ms_part *parts);
     // Elements of one rank's block for these parameters, and where each one's part begins in it (*at, elements) and its size.
     int64_t   (*columns)(unit *u, int n, unit_param **present, int64_t *at);
     // Shape of p's local tensor.

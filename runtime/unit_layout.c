@@ -120,6 +120,27 @@ static ms_status rows_pack(unit *u, int n, unit_param **present, ms_tensor *in)
     return MS_OK;
 }
 
+// A gradient whose rows are runs of memory is read where it is; another one is packed.
+static ms_status rows_parts(unit *u, int n, unit_param **present, ms_part *parts)
+{
+    memset(parts, 0, (size_t)n * sizeof *parts);
+    for (int k = 0; k < n; k++) {
+        unit_param *p = present[k];
+        ms_tensor *g = p->pending;
+        size_t row = (size_t)p->row_numel * size_of(g->dtype);
+        parts[k].bytes = parts[k].stride = (uint64_t)(p->outer * p->chunk) * row;
+        parts[k].total = (uint64_t)(p->outer * p->rows) * row;
+        if (p->outer == 1 && ms__is_contiguous(g)) {
+            parts[k].t = ms__retain(g);
+            continue;
+        }
+        int64_t all = p->outer * p->chunk * p->row_numel * u->world;
+        MS_TRY(ms__tensor_new(&parts[k].t, g->dtype, u->device, 1, &all, "fsdp: gradients to reduce"));
+        MS_TRY(rows_pack(u, 1, &p, parts[k].t));
+    }
+    return MS_OK;
+}
+
 // ---- flat -------------------------------------------------------------------------------------
 
 // Pieces that scripts see begin at multiples of 16 bytes in the flat parameter, by the dtype it was made with: moved to
@@ -195,6 +216,6 @@ static ms_status flat_pack(unit *u, int n, unit_param **present, ms_tensor *in)
 }
 
 const layout ms__layouts[] = {
-    [MS_LAYOUT_ROWS] = { .name = "rows", .plan = rows_plan, .pack = rows_pack, .columns = rows_columns, .local_shape = rows_local_shape },
+    [MS_LAYOUT_ROWS] = { .name = "rows", .plan = rows_plan, .pack = rows_pack, .parts = rows_parts, .columns = rows_columns, .local_shape = rows_local_shape },
     [MS_LAYOUT_FLAT] = { .name = "flat", .plan = flat_plan, .pack = flat_pack, .columns = flat_columns, .local_shape = flat_local_shape },
 };

@@ -253,14 +253,21 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     }
     int dtype = u->reduce_dtype >= 0 ? u->reduce_dtype : r.present[0]->pending->dtype;
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
-    st = ms__tensor_new(&r.in, dtype, u->device, 1, &all, "fsdp: gradients to reduce");
-    if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
+    // Where they are, if they are of the dtype that travels (small ones travel at once instead).
+    ms_part parts[MS_PARTS] = { { 0 } };
+    bool apart = u->layout->parts && r.n <= MS_PARTS && u->device == MS_CPU && dtype == r.present[0]->pending->dtype
+                 && all * ms__dtype_size(dtype) > 4096;
+    if (apart) st = u->layout->parts(u, r.n, r.present, parts);
+    else st = ms__tensor_new(&r.in, dtype, u->device, 1, &all, "fsdp: gradients to reduce");
+    if (st == MS_OK && !apart) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
     // Offloaded, the result is wanted on the CPU, unless the script looks at it first.
     int lands = u->all_reduce_hook != 0 ? u->device : u->home;
     if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
     ms__unit_model(u);
-    if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, MS_SUM, scale, MS_STREAM_REDUCE, u->name, &r.work);
+    if (st == MS_OK && apart) st = ms__reduce_scatter_parts(u->group, r.out, r.n, parts, MS_SUM, scale, MS_STREAM_REDUCE, u->name, &r.work);
+    else if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, MS_SUM, scale, MS_STREAM_REDUCE, u->name, &r.work);
+    for (int k = 0; k < r.n && apart; k++) ms__release(parts[k].t);
     r.partial = u->replicate && !u->all_reduce;
     if (st == MS_OK && u->replicate && u->all_reduce) {
         if (u->partial) st = add_partial(u, &r);
