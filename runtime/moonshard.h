@@ -342,6 +342,7 @@ MS_API double    ms_unit_flat_offset(ms_id p);          // of a flat unit's para
 MS_API ms_id     ms_unit_flat(double unit);             // MS_VIEWS_FLAT: its flat parameter (the same id for life), 1-d, padded
 MS_API ms_id     ms_unit_local(ms_id p);
 MS_API ms_id     ms_unit_full_tensor(ms_id p);
+MS_API ms_status ms_unit_check_reduced(ms_id p);          // an error where gradients of p, or some of them, wait for a backward that reduces them
 MS_API ms_status ms_unit_drop_saved_grad(ms_id p);       // what a gradient of p that is not reduced has put out of sight; no-op for others
 MS_API ms_id     ms_unit_full_grad(ms_id p);            // of its gradient; 0 without error text when there is none
 // A tensor of p's whole shape that operators refuse as they refuse p itself while it is sharded: what stands for a sharded

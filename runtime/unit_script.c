@@ -144,6 +144,17 @@ ms_id ms_unit_full_grad(ms_id id)
     return 0;
 }
 
+ms_status ms_unit_check_reduced(ms_id id)
+{
+    const ms_tensor *t = ms__tensor(id);
+    if (!t) return (ms_status)ms_error_code();
+    const unit_param *p = t->unit_param;
+    const unit *u = p ? p->owner : NULL;
+    if (!p || (!ms__unit_unreduced(t) && !p->pending && !u->partial && !(u->context && u->context->reducing.owner == u))) return MS_OK;
+    return ms__fail(MS_ESTATE, "unscale_: gradients of parameter '%s' wait to be reduced, and would stay scaled: they come from a backward inside no_sync, "
+                    "without gradient sync or all-reduce, or that was not the last one; run one that reduces them first", t->name ? t->name : "?");
+}
+
 // ---- names, stand-ins, owners -----------------------------------------------------------------
 
 ms_status ms_unit_set_name(double handle, const char *name)

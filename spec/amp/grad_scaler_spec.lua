@@ -375,5 +375,75 @@ for _, world in ipairs { 2, 3 } do
         assert.is_true(model.weight:to_local():equal(before))
       end
     end)
+
+    -- Ways to leave gradients unreduced: the model, and what runs fn without and what with the reduction.
+    local quietly = require("spec.support.wrapped").quietly
+    local WAYS = {
+      ["FSDP"] = function(m)
+        m = quietly(ms.fsdp.FSDP, m)
+        return m, function(fn) m:no_sync(fn) end
+      end,
+      ["FSDP, use_orig_params"] = function(m)
+        m = quietly(ms.fsdp.FSDP, m, { use_orig_params = true })
+        return m, function(fn) m:no_sync(fn) end
+      end,
+      ["fully_shard, gradient sync"] = function(m)
+        ms.fsdp.fully_shard(m)
+        return m, function(fn)
+          m:set_requires_gradient_sync(false)
+          fn()
+          m:set_requires_gradient_sync(true)
+        end
+      end,
+      ["fully_shard, all-reduce"] = function(m)
+        ms.fsdp.fully_shard(m, { mesh = ms.dist.init_device_mesh("cpu", { world, 1 }, { names = { "replicate", "shard" } }) })
+        return m, function(fn)
+          m:set_requires_all_reduce(false)
+          fn()
+          m:set_requires_all_reduce(true)
+        end
+      end,
+      ["fully_shard, last backward"] = function(m)
+        ms.fsdp.fully_shard(m)
+        return m, function(fn)
+          m:set_is_last_backward(false)
+          fn()
+          m:set_is_last_backward(true)
+        end
+      end,
+    }
+    for way, make in ms.sorted_pairs(WAYS) do
+      for _, kind in ipairs { "ShardedGradScaler", "GradScaler" } do
+        it(("of class %s takes no gradients of which some wait to be reduced, and all of them later: %s"):format(kind, way), function(rank)
+          ms.manual_seed(3)
+          local reference = nn.Linear(5, 4)
+          local model, unreduced = make(ms.deepcopy(reference))
+          local optimizers = { optim.SGD(reference:parameters(), { lr = 0.1 }), optim.SGD(model:parameters(), { lr = 0.1 }) }
+          local scalers = { amp.GradScaler { init_scale = 8 }, amp[kind] { init_scale = 8 } }
+          local function backward(k)
+            for r = 0, world - 1 do (scalers[1]:scale(reference(ms.ones(2, 5) * (r + k)):pow(2):sum()) / world):backward() end
+            scalers[2]:scale(model(ms.ones(2, 5) * (rank + k)):pow(2):sum()):backward()
+          end
+          for step = 1, 2 do
+            backward(1)                                     -- lands first
+            unreduced(function() backward(2) end)
+            for _, name in ipairs { "unscale_", "step" } do
+              assert.truthy(failure(scalers[2][name], scalers[2], optimizers[2]):find("^unscale_: gradients of parameter '[%w_]+' wait to be reduced, "
+                .. "and would stay scaled: they come from a backward inside no_sync, without gradient sync or all%-reduce, or that was not the last one; "
+                .. "run one that reduces them first$"), step)
+            end
+            backward(3)
+            ms.fsdp.check_sharded_parity(reference, model)  -- nothing has been unscaled
+            for k = 1, 2 do
+              scalers[k]:unscale_(optimizers[k])
+              assert.is_true(scalers[k]:step(optimizers[k]))
+              scalers[k]:update()
+            end
+            ms.fsdp.check_sharded_parity(reference, model)
+            for k = 1, 2 do optimizers[k]:zero_grad() end
+          end
+        end)
+      end
+    end
   end)
 end

@@ -97,6 +97,33 @@ for _, world in ipairs { 2, 3, 4 } do
     end)
   end)
 
+  -- As in PyTorch: they are no parameter's grad.
+  for _, by in ipairs { "module", "optimizer" } do
+    for _, to_none in ipairs { true, false } do
+      ranks.describe(world, ("zero_grad of the %s over %d ranks, set_to_none = %s"):format(by, world, tostring(to_none)), function(rank)
+        it("clears what was reduced, and not what waits for a backward that reduces it", function()
+          local ms = load()
+          local want, model = chain(3), chain(3, {})
+          local optim = ms.optim.SGD(model:parameters(), { lr = 0.1 })
+          model(input(rank)):sum():backward()
+          model:set_requires_gradient_sync(false)
+          model(input(rank) * 2):sum():backward()
+          ;(by == "module" and model or optim):zero_grad { set_to_none = to_none }
+          for _, p in ipairs(model:parameters()) do
+            local g = p.grad
+            if to_none then assert.is_nil(g) else assert.equal(0, g:to_local():abs():sum():item()) end
+          end
+          model:set_requires_gradient_sync(true)
+          model(input(rank) * 3):sum():backward()
+          for r = 0, world - 1 do
+            for k = 2, 3 do (want(input(r) * k):sum() / world):backward() end
+          end
+          ms.fsdp.check_sharded_parity(want, model)
+        end)
+      end)
+    end
+  end
+
   ranks.describe(world, ("outputs over %d ranks"):format(world), function(rank)
     it("that the loss does not use leave their parameters without gradients", function()
       local ms = load()

@@ -7,6 +7,7 @@ local create = require "moonshard.tensor_create"
 local dist = require "moonshard.dist"
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
+local lib = require "moonshard.ffi".lib
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.util"
 
@@ -94,6 +95,7 @@ local function gradients(self, optimizer)
       for _, part in ipairs(tensor.inner(p)) do add(part) end
       return
     end
+    if p.id >= 0 and lib.ms_unit_check_reduced(p.id) ~= 0 then errors.fail(p) end
     if p.placements then p = p:to_local() end           -- a sharded parameter's gradients are this rank's
     local g = p.grad
     if g == nil then return end

@@ -477,7 +477,8 @@ local function set_all(self, who, what, value, given)
   end
 end
 
---- Whether gradients are reduced (and all-reduced). While not, they gather in the unsharded parameters and `grad` stays as it was.
+--- Whether gradients are reduced (and all-reduced). While not, they gather in the unit and `grad` stays as it was: neither zero_grad
+--- nor an optimizer sees them, until a backward that reduces has put their sum into `grad`.
 ---@param on boolean
 ---@param given? {recurse: boolean}
 function FSDPModule:set_requires_gradient_sync(on, given)
