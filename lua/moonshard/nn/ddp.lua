@@ -141,6 +141,7 @@ end
 local function fail(st, message)
   if st.armed then tell(st, message) end
   local lists, launched = {}, false
+  if st.overlapped then st.overlapped.drop() end
   for k, b in ipairs(st.buckets) do
     lists[k], launched = b.parameters, launched or b.launched
     if b.launched and b.work then pcall(hooks.result_of, b.work) end
@@ -237,9 +238,11 @@ local function finish_now(st)
       if not b.skipped then
         b:finish(st.hook)
         put_back(st, b, used)
+        if st.overlapped and st.overlapped.after then st.overlapped.after(b) end
       end
     end
     if st.delayed then st.delayed:finish() end
+    if st.overlapped then st.overlapped.finish(st.buckets) end
   end)
   st.passed_over = {}
   for _, p in ipairs(st.params) do

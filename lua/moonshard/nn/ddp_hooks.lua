@@ -101,7 +101,7 @@ function M.hook_then_optimizer(hook, make, params)
 end
 
 -- These have files of their own.
-for _, file in ipairs { "ddp_power_sgd", "ddp_local_sgd", "ddp_quantization" } do
+for _, file in ipairs { "ddp_power_sgd", "ddp_local_sgd", "ddp_quantization", "ddp_zero" } do
   for name, value in pairs(require("moonshard.nn." .. file)) do M[name] = value end         -- order does not matter: a copy
 end
 
