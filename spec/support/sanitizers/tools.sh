@@ -50,19 +50,33 @@ planted() {
         run=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 mpirun -n "$ranks" "${watch[@]}" luajit)
     fi
     rm -f "$reports"/*
-    timeout 120 "${run[@]}" "$here/planted.lua" "$PWD" "$PWD/$build/libplanted.so" "$fault" $ranks >"$out" 2>&1
-    local status=$? said
+    timeout 600 "${run[@]}" "$here/planted.lua" "$PWD" "$PWD/$build/libplanted.so" "$fault" $ranks >"$out" 2>&1
+    found $? "$fault${ranks:+ on $ranks ranks}"
+}
+
+# The same in a spec, by the command that runs the specs.
+planted_in_spec() {
+    local fault=$1 expected=$2 ranks=${3:-} out=$build/planted.log
+    rm -f "$reports"/*
+    MOONSHARD_PLANTED=$PWD/$build/libplanted.so:$fault MOONSHARD_PLANTED_RANKS=$ranks \
+        run_specs "$here/planted_in_spec.lua" >"$out" 2>&1
+    found $? "$fault in a spec${ranks:+ on $ranks ranks}"
+}
+
+# found STATUS WHAT: judges what a planted fault ended with.
+found() {
+    local status=$1 what=$2 said
     said=$(cat "$reports"/* 2>/dev/null)
     rm -f "$reports"/*
     if [ -z "$expected" ]; then
-        if [ $status = 0 ] && [ -z "$said" ]; then pass 1; return; fi
+        if [ "$status" = 0 ] && [ -z "$said" ]; then pass 1; return; fi
         cat "$out"
-        fail 1 "$tool finds something in a script without faults (status $status)${ranks:+ on $ranks ranks}: $said"
-    elif [[ "$said" == *"$expected"* ]] && { [ $status != 0 ] || [ "$tool" = valgrind ]; }; then
+        fail 1 "$tool finds something in a script without faults ($what, status $status): $said"
+    elif [[ "$said" == *"$expected"* ]] && { [ "$status" != 0 ] || [ "$tool" = valgrind ]; }; then
         pass 1
     else
         cat "$out"
-        fail 1 "$tool does not find the planted fault '$fault'${ranks:+ on $ranks ranks} (status $status): $said"
+        fail 1 "$tool does not find the planted fault '$what' (status $status): $said"
     fi
 }
 
@@ -90,11 +104,15 @@ tool_check() {
             planted tensor_overflow "use-after-poison"
             planted tensor_after_release "use-after-poison"
             planted tensor_overflow "use-after-poison" 2
+            planted_in_spec overflow "heap-buffer-overflow"
+            planted_in_spec overflow "heap-buffer-overflow" 2
             ;;
         tsan)
             planted none "" 2
             planted race "data race"
             planted race "data race" 2
+            planted_in_spec race "data race"
+            planted_in_spec race "data race" 2
             ;;
         valgrind)
             planted leak "definitely lost"
@@ -104,6 +122,7 @@ tool_check() {
             planted uninitialised "uninitialised value"
             planted tensor_overflow "Invalid write"
             planted tensor_after_release "Invalid write"
+            planted_in_spec overflow "Invalid read"
             ;;
     esac
 }
