@@ -133,6 +133,16 @@ static ms_status bad(const parser *p, const char *what)
 }
 
 // Strict: no overlong forms, no surrogates, nothing above U+10FFFF (Unicode 15, table 3-7).
+// The same with what was found, a byte of the text.
+static ms_status bad_byte(const parser *p, const char *what)
+{
+    char text[96];
+    if (p->at >= p->end) snprintf(text, sizeof text, "%s, found the header's end", what);
+    else if (*p->at > 0x20 && *p->at < 0x7f) snprintf(text, sizeof text, "%s, found '%c'", what, *p->at);
+    else snprintf(text, sizeof text, "%s, found byte 0x%02x", what, (unsigned char)*p->at);
+    return bad(p, text);
+}
+
 static const unsigned char *utf8_error(const unsigned char *s, const unsigned char *end)
 {
     while (s < end) {
@@ -253,9 +263,10 @@ static ms_status whole_number(parser *p, uint64_t *out)
             return bad(p, "a number is too large");
         p->at++;
     }
-    if (p->at == first) return bad(p, "expected a whole number that is not negative");
+    if (p->at == first) return bad_byte(p, "expected a whole number that is not negative");
     if (*first == '0' && p->at - first > 1) return bad(p, "a number begins with 0");
-    if (p->at < p->end && (*p->at == '.' || *p->at == 'e' || *p->at == 'E')) return bad(p, "expected a whole number, this one has a fraction");
+    if (p->at < p->end && *p->at == '.') return bad(p, "expected a whole number, this one has a fraction");
+    if (p->at < p->end && (*p->at == 'e' || *p->at == 'E')) return bad(p, "expected a whole number, this one has an exponent");
     *out = v;
     return MS_OK;
 }
@@ -327,7 +338,7 @@ static ms_status entry(parser *p, ms_st_entry *e)
 static ms_status object(parser *p, ms_st_header *h)
 {
     bool has_metadata = false;
-    if (p->at >= p->end || *p->at != '{') return bad(p, "expected '{' first");
+    if (p->at >= p->end || *p->at != '{') return bad_byte(p, "expected '{' first");
     p->at++;
     if (!accept(p, '}')) {
         do {
@@ -338,6 +349,11 @@ static ms_status object(parser *p, ms_st_header *h)
                 if (!accept(p, ':')) return bad(p, "expected ':'");
                 MS_TRY(metadata(p, h));
                 continue;
+            }
+            if (p->buffered > MS_ST_MAX_NAME) {
+                char text[80];
+                snprintf(text, sizeof text, "a tensor's name has %zu bytes, at most %d are allowed", p->buffered, MS_ST_MAX_NAME);
+                return bad(p, text);
             }
             MS_TRY(ms__st_add(h, p->who, p->buffer, p->buffered, MS_F32, 0, NULL));
             ms_st_entry *e = &h->entries[h->n - 1];
@@ -393,7 +409,7 @@ ms_status ms__st_parse(ms_st_header *out, const char *who, const char *path, con
     const unsigned char *wrong = utf8_error((const unsigned char *)text, (const unsigned char *)text + length);
     if (wrong) {
         p.at = (const char *)wrong;
-        return bad(&p, "no valid UTF-8");
+        return bad_byte(&p, "no valid UTF-8");
     }
     p.buffer = malloc(length + 1);
     if (!p.buffer) return ms__no_memory(length + 1, who, "a header of %zu bytes", length);

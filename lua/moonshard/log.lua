@@ -48,6 +48,10 @@ end
 ---@param fn function
 ---@return string[]
 function M.catch_warnings(fn, ...)
+  if type(fn) ~= "function" and not (type(fn) == "table" and (getmetatable(fn) or {}).__call) then
+    local errors = require "moonshard.errors"
+    errors.raise("catch_warnings: argument 1 is %s, expected a function", errors.kind(fn))
+  end
   local before, list = catching, {}
   catching = list
   return finish(before, list, pcall(fn, ...))

@@ -130,7 +130,11 @@ end
 ---@return true
 function M.gradcheck(fn, inputs, given)
   local o = opts("gradcheck", given, { eps = 1e-6, rtol = 1e-3, atol = 1e-5 })
+  if type(fn) ~= "function" and not (type(fn) == "table" and (getmetatable(fn) or {}).__call) then
+    errors.raise("gradcheck: argument 1 is %s, expected a function", errors.kind(fn))
+  end
   if tensor.is_tensor(inputs) then inputs = { inputs } end
+  if type(inputs) ~= "table" then errors.raise("gradcheck: argument 2 is %s, expected a list of tensors", errors.kind(inputs)) end
   for k, t in ipairs(inputs) do
     if tensor.is_tensor(t) and t.requires_grad and t.dtype ~= "float64" then
       errors.raise("gradcheck: input %d is %s, expected float64", k, t.dtype)

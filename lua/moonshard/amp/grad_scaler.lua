@@ -323,6 +323,9 @@ function ShardedGradScaler:init(given)
   local spec = { process_group = opts.any }
   for name, default in pairs(SPEC) do spec[name] = default end  -- order does not matter: a copy
   self._group = construct(self, given, spec).process_group
+  if self._group ~= nil and not dist.is_group(self._group) then
+    raise("%s: option 'process_group' is %s, expected a group", self:class_name(), errors.kind(self._group))
+  end
 end
 
 -- Every found_inf becomes the sum over ranks. Where gradients lie on the cpu and the scaler elsewhere, over its device.

@@ -174,9 +174,12 @@ function M.fully_shard(target, given)
   local dist = require "moonshard.dist"
   local world = dist.world_size(group)
   local reshard = reshard_option(o.reshard_after_forward, world)
-  local ignored = {}
-  for k, p in ipairs(o.ignored_params or {}) do
-    if not tensor.is_tensor(p) then errors.raise("fully_shard: ignored_params[%d] is %s, expected a parameter", k, errors.kind(p)) end
+  local ignored, given_ignored = {}, o.ignored_params or {}
+  if type(given_ignored) ~= "table" or getmetatable(given_ignored) ~= nil then
+    raise("fully_shard: option 'ignored_params' is %s, expected a list of parameters", errors.kind(given_ignored))
+  end
+  for k, p in ipairs(given_ignored) do
+    if not tensor.is_tensor(p) then raise("fully_shard: ignored_params[%d] is %s, expected a parameter", k, errors.kind(p)) end
     ignored[p] = true
   end
 

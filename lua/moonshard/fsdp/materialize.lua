@@ -77,9 +77,8 @@ function M.device(modules, device_id, ignored_params)
   check_devices(modules, device_id, ignored_params)
   if device_id ~= nil then
     if type(device_id) == "number" then
-      local cuda = package.loaded["moonshard.cuda"]
-      return cuda and cuda.is_available()
-        and dtypes.canonical_device(("cuda:%d"):format(device_id), "FSDP: device_id") or dtypes.canonical_device("cpu", "FSDP")
+      if device_id < 0 or device_id % 1 ~= 0 then raise("FSDP: option 'device_id' is %s, expected an index from 0 or a device", errors.show(device_id)) end
+      return dtypes.canonical_device(lib.ms_cuda_count() > 0 and ("cuda:%d"):format(device_id) or "cpu", "FSDP: device_id")
     end
     if device_id == "cuda" then
       log.warn("FSDP got the argument `device_id` cuda on rank " .. (require "moonshard.dist").rank() .. ", which does not have an explicit index. "

@@ -579,6 +579,7 @@ function FSDPModule:set_modules_to_backward_prefetch(list) set_prefetch(self, "s
 ---@param m table
 ---@param name string
 function M.register_fsdp_forward_method(m, name)
+  if not class.isa(m, Module) then errors.raise("register_fsdp_forward_method: argument 1 is %s, expected a module", errors.kind(m)) end
   if not M.is_fsdp_module(m) then return end
   local method = m[name]
   if type(method) ~= "function" then errors.raise("%s does not have a method %s", m:class_name(), tostring(name)) end

@@ -19,6 +19,10 @@ local function check_module(who, m)
   if not class.isa(m, nn.Module) then errors.raise("%s: argument 1 is %s, expected a module", who, errors.kind(m)) end
 end
 
+local function check_optimizer(who, optim)
+  if type(optim) ~= "table" or type(optim.param_groups) ~= "table" then errors.raise("%s: argument 2 is %s, expected an optimizer", who, errors.kind(optim)) end
+end
+
 -- ---- models --------------------------------------------------------------------------------------
 
 --- Every parameter and persistent buffer by name. "full": plain whole tensors (on every rank, or with rank0_only an
@@ -184,6 +188,7 @@ end
 ---@param given? {type: string, rank0_only: boolean, offload_to_cpu: boolean}
 function M.optim_state_dict(m, optim, given)
   check_module("optim_state_dict", m)
+  check_optimizer("optim_state_dict", optim)
   local o = opts("optim_state_dict", given, { type = opts.one_of(TYPES, "full"), rank0_only = false, offload_to_cpu = false })
   local dist = require "moonshard.dist"
   local mine = not o.rank0_only or dist.rank() == 0
@@ -268,6 +273,7 @@ end
 ---@param sd table
 function M.load_optim_state_dict(m, optim, sd, given)
   check_module("load_optim_state_dict", m)
+  check_optimizer("load_optim_state_dict", optim)
   opts("load_optim_state_dict", given, {})
   if type(sd) ~= "table" or type(sd.state) ~= "table" or type(sd.param_groups) ~= "table" then
     errors.raise("load_optim_state_dict: argument 3 is %s, expected {state, param_groups}", errors.kind(sd))

@@ -156,6 +156,7 @@ end
 ---@param given? table
 ---@return Module
 function M.wrap(m, given)
+  if not class.isa(m, nn.Module) then raise("wrap: argument 1 is %s, expected a module", errors.kind(m)) end
   if not around then return m end
   local options = copy_of(around, given)
   local wrapper = options.wrapper_cls or require "moonshard.fsdp.classic".FSDP

@@ -31,6 +31,7 @@ function Module:eval() return self:train(false) end
 ---@return Module
 function Module:requires_grad_(on)
   if on == nil then on = true end
+  if type(on) ~= "boolean" then raise("requires_grad_: true or false expected, got %s", show(on)) end
   for _, p in ipairs(self:parameters()) do p:requires_grad_(on) end
   return self
 end
