@@ -60,6 +60,7 @@ typedef struct gemm_work {
     int64_t across;             // tasks beside each other
     int64_t pack;               // columns of a task of packing
     bool    half, first, last, pack_a;
+    bool    fused;              // the first rows pack B
     char   *b, *a;              // packed panels, one after the other
     float  *sums;               // half types: float32 sums, mb rows; of one that is one block deep, a panel's rows for each thread
     int64_t sums_rs;
@@ -337,7 +338,8 @@ static void column_block(gemm_work *w, int64_t threads)
     w->pack = ceil_div(panels, threads) * w->wide;
     if (threads == 1 && w->pack > 8 * w->wide) w->pack = 8 * w->wide;      // a row of B passes through so many panels at once
     w->across = ceil_div(w->nc, w->cols);
-    ms__parallel_tasks(ceil_div(w->nc, w->pack), pack_task, w);
+    w->fused = w->g->b_cs == 1 && w->nc % (64 / w->size) == 0 && w->pack_a && !w->half && !narrow() && w->mc >= w->mb && w->mb >= w->high;
+    if (!w->fused) ms__parallel_tasks(ceil_div(w->nc, w->pack), pack_task, w);
     if (w->pack_a && w->across > 1 && w->j0 == w->first_col) ms__parallel_tasks(ceil_div(w->mb, RUN / 8 * w->high), pack_rows_task, w);
     ms__parallel_tasks(ceil_div(w->mb, w->mc) * w->across, row_task, w);
 }

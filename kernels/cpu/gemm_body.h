@@ -50,10 +50,12 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
 // 8 rows out of packed panels: A's has 8 numbers a step, B's 3 vectors, of which vecs are used. Both are fetched ahead of use: B's
 // panel is larger than the first cache and comes out of the second, A's runs on into the panel of the next 8 rows. C's lines are
 // fetched one row after the other shortly before they are due (all at once they would hold B's up), and two lines every LANES steps
-// of what is packed next, and two of where it goes.
-enum { R(AHEAD_A) = 8 * 64, R(AHEAD_B) = 3 * LANES * 24 };
+// of what is packed next, and two of where it goes. first: B, rows b_rs apart, is read where it is, and what has been loaded is kept
+// as its packed panel: half the price of packing it before.
+enum { R(AHEAD_A) = 8 * 64, R(AHEAD_B) = 3 * LANES * 24, R(NEAR_ROWS) = 4, R(FAR_ROWS) = 24 };
 
-static inline __attribute__((always_inline)) void R(core)(const int vecs, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs, const REAL *bias, bool add, gemm_ahead *ahead)
+static inline __attribute__((always_inline)) void R(core)(const int vecs, const bool first, int64_t k, const REAL *a, const REAL *b, const int64_t b_rs,
+                                                          REAL *keep, REAL *c, int64_t c_rs, const REAL *bias, bool add, gemm_ahead *ahead)
 {
     R(vec) s[8][3];
     REAL *row = c;
@@ -67,9 +69,13 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, int64_
     {                                                                                                       \
         R(vec) w[3];                                                                                        \
         _Pragma("GCC unroll 3") for (int v = 0; v < vecs; v++) {                                            \
-            w[v] = *(const R(vec) *)(b + (3 * (q) + v) * LANES);                                            \
-            __builtin_prefetch(b + R(AHEAD_B) + (3 * (q) + v) * LANES);                                     \
+            w[v] = *(const R(vec) *)(b + v * LANES);                                                        \
+            if (first) *(R(vec) *)(keep + v * LANES) = w[v];                                                \
+            __builtin_prefetch(b + (first ? R(NEAR_ROWS) * b_rs : R(AHEAD_B)) + v * LANES);                 \
+            if (first) __builtin_prefetch(b + R(FAR_ROWS) * b_rs + v * LANES, 0, 2);                        \
         }                                                                                                   \
+        b += b_rs;                                                                                          \
+        if (first) keep += 3 * LANES;                                                                       \
         if ((q) * 8 % LANES == 0) __builtin_prefetch(a + R(AHEAD_A) + (q) * 8);                             \
         _Pragma("GCC unroll 8") for (int r = 0; r < 8; r++) {                                               \
             REAL x = a[(q) * 8 + r];                                                                        \
@@ -102,13 +108,13 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, int64_
             }
         }
 #pragma GCC unroll 1
-        for (int p = 0; p < LANES / 2; p++, a += 16, b += 6 * LANES) {
+        for (int p = 0; p < LANES / 2; p++, a += 16) {
             STEP(0)
             STEP(1)
         }
     }
 #pragma GCC unroll 1
-    for (k %= LANES; k > 0; k--, a += 8, b += 3 * LANES) STEP(0)
+    for (k %= LANES; k > 0; k--, a += 8) STEP(0)
 #undef STEP
 #pragma GCC unroll 8
     for (int r = 0; r < 8; r++, c += c_rs)
@@ -210,14 +216,26 @@ static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const REAL *a
         } else {
             if (ahead->groups == 0 && ahead->then) ahead = ahead->then;
             switch (vecs) {
-            case 3: R(core)(3, k, a, b, d, d_rs, f, add, ahead); break;
-            case 2: R(core)(2, k, a, b, d, d_rs, f, add, ahead); break;
-            default: R(core)(1, k, a, b, d, d_rs, f, add, ahead); break;
+            case 3: R(core)(3, false, k, a, b, 3 * LANES, NULL, d, d_rs, f, add, ahead); break;
+            case 2: R(core)(2, false, k, a, b, 3 * LANES, NULL, d, d_rs, f, add, ahead); break;
+            default: R(core)(1, false, k, a, b, 3 * LANES, NULL, d, d_rs, f, add, ahead); break;
             }
         }
         if (MS_UNLIKELY(!whole))
             for (int64_t r = 0; r < rows; r++) memcpy(c + r * c_rs, t + r * 3 * LANES, (size_t)wide * sizeof(REAL));
     }
+}
+
+// The same for columns of B that are not packed yet, whole vectors of them: they are packed as they pass by.
+static MS_KERNEL void R(sweep_first)(int64_t n, int64_t k, const REAL *a, const REAL *b, int64_t b_rs, REAL *keep, REAL *c, int64_t c_rs, const REAL *bias, bool add,
+                                     gemm_ahead *ahead)
+{
+    for (; n > 0; n -= 3 * LANES, b += 3 * LANES, c += 3 * LANES, keep += 3 * LANES * k, bias += bias ? 3 * LANES : 0)
+        switch (n / LANES) {
+        default: R(core)(3, true, k, a, b, b_rs, keep, c, c_rs, bias, add, ahead); break;
+        case 2: R(core)(2, true, k, a, b, b_rs, keep, c, c_rs, bias, add, ahead); break;
+        case 1: R(core)(1, true, k, a, b, b_rs, keep, c, c_rs, bias, add, ahead); break;
+        }
 }
 
 // C's last columns do not fill a vector (n < LANES of them): through a tile of our own.
@@ -392,6 +410,11 @@ static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64
     const ms_gemm *g = w->g;
     const REAL *bias = w->last && g->bias ? (const REAL *)g->bias + w->j0 + j : NULL, *b = (const REAL *)w->b + j * w->kc;
     REAL *c = (REAL *)g->c + (w->i0 + i) * g->c_rs + w->j0 + j;
+    if (w->fused && i == 0) {
+        const REAL *from = (const REAL *)g->b + w->p0 * g->b_rs + w->j0 + j;
+        R(sweep_first)(n, w->kc, (const REAL *)w->a, from, g->b_rs, (REAL *)w->b + j * w->kc, c, g->c_rs, bias, !w->first, ahead);
+        return;
+    }
     if (w->pack_a) {
         R(sweep)(n, rows, w->kc, (const REAL *)w->a + i * w->kc, b, c, g->c_rs, bias, !w->first, ahead);
         return;
