@@ -88,6 +88,11 @@ function M.check(who, given, spec)
   return out
 end
 
+--- Behind the last argument of a function without options: options there are an error.
+function M.none(who, more)
+  if M.is(more) and next(more) ~= nil then M.check(who, more, {}) end
+end
+
 --- Splits the arguments of a function whose last one may be options: n positional ones, then the options.
 ---@return integer n
 ---@return table? given

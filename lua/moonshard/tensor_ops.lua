@@ -11,7 +11,7 @@ local op, a_in, a_i, a_f, args = engine.op, engine.a_in, engine.a_i, engine.a_f,
 local Tensor, methods = tensor.Tensor, tensor.methods
 local wrap, wrap_same, id_of, is_tensor = tensor.wrap, tensor.wrap_same, tensor.id_of, tensor.is_tensor
 local call1, call1f, call2, call3 = tensor.call1, tensor.call1f, tensor.call2, tensor.call3
-local type = type
+local none, type = opts.none, type
 
 local M = {}
 
@@ -116,12 +116,19 @@ function methods.sub_(t, u, given)
   return t
 end
 
-methods.mul, methods.div, methods.pow = Tensor.__mul, Tensor.__div, Tensor.__pow
+for _, name in ipairs { "mul", "div", "pow" } do
+  local operator = Tensor["__" .. name]
+  methods[name] = function(t, u, more)
+    if more ~= nil then none(name, more) end
+    return operator(t, u)
+  end
+end
 
 -- In place with a tensor or a number.
 local function in_place(name)
   local who, with_tensor, with_number = name .. "_", op(name .. "_"), op(name .. "_scalar_")
-  methods[who] = function(t, u)
+  methods[who] = function(t, u, more)
+    if more ~= nil then none(who, more) end
     if type(u) == "number" then call1f(with_number, t, u, who) else call2(with_tensor, t, u, who) end
     return t
   end
@@ -130,7 +137,8 @@ in_place "mul"
 in_place "div"
 
 local POW_S_ = op "pow_scalar_"
-function methods.pow_(t, u)
+function methods.pow_(t, u, more)
+  if more ~= nil then none("pow_", more) end
   if type(u) == "number" then
     call1f(POW_S_, t, u, "pow_")
     return t
@@ -142,7 +150,10 @@ end
 
 local function unary(name)
   local number = op(name)
-  methods[name] = function(t) return wrap(call1(number, t, name)) end
+  methods[name] = function(t, more)
+    if more ~= nil then none(name, more) end
+    return wrap(call1(number, t, name))
+  end
 end
 for _, name in ipairs { "neg", "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "relu", "silu", "tanh", "sigmoid", "sign", "reciprocal",
   "isfinite", "isnan", "logical_not" } do
@@ -192,9 +203,13 @@ local function clamp(number, who, t, low, high)
 end
 
 --- Limits from below and above, each of which may be nil; also {min, max}.
-function methods.clamp(t, low, high) return wrap(clamp(CLAMP, "clamp", t, low, high)) end
+function methods.clamp(t, low, high, more)
+  if more ~= nil then none("clamp", more) end
+  return wrap(clamp(CLAMP, "clamp", t, low, high))
+end
 
-function methods.clamp_(t, low, high)
+function methods.clamp_(t, low, high, more)
+  if more ~= nil then none("clamp_", more) end
   clamp(CLAMP_, "clamp_", t, low, high)
   return t
 end
@@ -203,7 +218,8 @@ end
 
 for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge" } do
   local with_tensor, with_number = op(name), op(name .. "_scalar")
-  methods[name] = function(t, u)
+  methods[name] = function(t, u, more)
+    if more ~= nil then none(name, more) end
     if type(u) == "number" then return wrap(call1f(with_number, t, u, name)) end
     if type(u) == "boolean" then return wrap(call1f(with_number, t, u and 1 or 0, name)) end
     return wrap(call2(with_tensor, t, u, name))
@@ -212,14 +228,20 @@ end
 
 for _, name in ipairs { "maximum", "minimum", "logical_and", "logical_or" } do
   local number = op(name)
-  methods[name] = function(t, u) return wrap(call2(number, t, u, name)) end
+  methods[name] = function(t, u, more)
+    if more ~= nil then none(name, more) end
+    return wrap(call2(number, t, u, name))
+  end
 end
 
 local MATMUL = op "matmul"
 --- Product of matrices, over leading dimensions (broadcast); vectors as in PyTorch.
 ---@param u Tensor
 ---@return Tensor
-function methods.matmul(t, u) return wrap(call2(MATMUL, t, u, "matmul")) end
+function methods.matmul(t, u, more)
+  if more ~= nil then none("matmul", more) end
+  return wrap(call2(MATMUL, t, u, "matmul"))
+end
 methods.mm, methods.bmm = methods.matmul, methods.matmul
 
 -- ---- choosing --------------------------------------------------------------------------------------
@@ -236,7 +258,8 @@ local WHERE = op "where"
 ---@param a Tensor|number
 ---@param b Tensor|number
 ---@return Tensor
-function M.where(cond, a, b)
+function M.where(cond, a, b, more)
+  if more ~= nil then none("where", more) end
   if not is_tensor(a) then a = like_number(a, is_tensor(b) and b or nil, "where") end
   if not is_tensor(b) then b = like_number(b, a, "where") end
   return wrap(call3(WHERE, cond, a, b, "where"))
@@ -254,7 +277,10 @@ local function masked_fill(number, who, t, mask, value)
 end
 
 local MASKED_FILL, MASKED_FILL_ = op "masked_fill", op "masked_fill_"
-function methods.masked_fill(t, mask, value) return wrap(masked_fill(MASKED_FILL, "masked_fill", t, mask, value)) end
+function methods.masked_fill(t, mask, value, more)
+  if more ~= nil then none("masked_fill", more) end
+  return wrap(masked_fill(MASKED_FILL, "masked_fill", t, mask, value))
+end
 function methods.masked_fill_(t, mask, value)
   masked_fill(MASKED_FILL_, "masked_fill_", t, mask, value)
   return t
@@ -285,16 +311,21 @@ end
 --- Copies src into t: broadcast, cast.
 ---@param src Tensor
 ---@return Tensor self
-function methods.copy_(t, src)
+function methods.copy_(t, src, more)
+  if more ~= nil then none("copy_", more) end
   call2(COPY_, t, src, "copy_")
   return t
 end
 
 local CLONE, CONTIGUOUS = op "clone", op "contiguous"
 ---@return Tensor
-function methods.clone(t) return wrap(call1(CLONE, t, "clone")) end
+function methods.clone(t, more)
+  if more ~= nil then none("clone", more) end
+  return wrap(call1(CLONE, t, "clone"))
+end
 ---@return Tensor  t itself when it is contiguous already
-function methods.contiguous(t)
+function methods.contiguous(t, more)
+  if more ~= nil then none("contiguous", more) end
   id_of(t, "contiguous")
   if tensor.info_of(t).is_contiguous ~= 0 then return t end
   return wrap(call1(CONTIGUOUS, t, "contiguous"))

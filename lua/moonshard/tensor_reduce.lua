@@ -56,7 +56,10 @@ for _, name in ipairs { "max", "min" } do
   --- Without a position the largest element; with one: values, indices (0-based, int64).
   methods[name] = function(t, d, given)
     if given == nil and opts.is(d) then d, given = nil, d end
-    if d == nil then return wrap(call1(over_all, t, name)) end
+    if d == nil then
+      if given ~= nil then opts(name .. " without a dimension", given, {}) end
+      return wrap(call1(over_all, t, name))
+    end
     if tensor.is_tensor(d) then return methods[name == "max" and "maximum" or "minimum"](t, d) end
     a_i[0], a_i[1] = position(d, name), given ~= nil and opts(name, given, KEEPDIM).keepdim and 1 or 0
     run(along, t, name, 2, 0)
@@ -92,7 +95,8 @@ end
 
 for _, name in ipairs { "softmax", "log_softmax", "cumsum" } do
   local number = op(name)
-  methods[name] = function(t, d)
+  methods[name] = function(t, d, more)
+    if more ~= nil then opts.none(name, more) end
     a_i[0] = position(d or -1, name)
     return wrap(run(number, t, name, 1, 0))
   end

@@ -1,6 +1,7 @@
 --- Shapes: views, cutting, joining, indexing.
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
 
 local op, a_in, a_i, args = engine.op, engine.a_in, engine.a_i, engine.args
@@ -64,7 +65,8 @@ function methods.view_as(t, u) return methods.view(t, u.shape) end
 
 --- Joins dimensions first … last (all of them) into one.
 ---@return Tensor
-function methods.flatten(t, first, last)
+function methods.flatten(t, first, last, more)
+  if more ~= nil then opts.none("flatten", more) end
   id_of(t, "flatten")
   local n = info_of(t).ndim
   if n == 0 then return methods.reshape(t, 1) end
@@ -84,7 +86,8 @@ function methods.flatten(t, first, last)
 end
 
 ---@return Tensor
-function methods.transpose(t, d1, d2)
+function methods.transpose(t, d1, d2, more)
+  if more ~= nil then opts.none("transpose", more) end
   a_i[0], a_i[1] = position(d1, "transpose"), position(d2, "transpose")
   return wrap(with_ints(TRANSPOSE, "transpose", t, 2))
 end
@@ -118,7 +121,8 @@ end
 
 --- Elements start … start + length - 1 along d.
 ---@return Tensor
-function methods.narrow(t, d, start, length)
+function methods.narrow(t, d, start, length, more)
+  if more ~= nil then opts.none("narrow", more) end
   id_of(t, "narrow")
   local at = dimension(t, d, "narrow")
   local size = tonumber(engine.info.shape[at])
@@ -133,7 +137,8 @@ end
 
 --- Element i along d; the dimension goes.
 ---@return Tensor
-function methods.select(t, d, i)
+function methods.select(t, d, i, more)
+  if more ~= nil then opts.none("select", more) end
   id_of(t, "select")
   local at = dimension(t, d, "select")
   a_i[0], a_i[1] = at, index(i, tonumber(engine.info.shape[at]), "select")
@@ -156,7 +161,8 @@ end
 
 --- With a new dimension of size 1 at position d.
 ---@return Tensor
-function methods.unsqueeze(t, d)
+function methods.unsqueeze(t, d, more)
+  if more ~= nil then opts.none("unsqueeze", more) end
   id_of(t, "unsqueeze")
   local n = info_of(t).ndim
   local at = position(d, "unsqueeze")
@@ -175,7 +181,8 @@ local MAX_PIECES = 20                           -- sizes are integer arguments o
 ---@param size integer|integer[]
 ---@param d? integer
 ---@return Tensor[]
-function methods.split(t, size, d)
+function methods.split(t, size, d, more)
+  if more ~= nil then opts.none("split", more) end
   id_of(t, "split")
   local at = dimension(t, d or 1, "split")
   local total = tonumber(engine.info.shape[at])
@@ -216,7 +223,8 @@ end
 
 --- n pieces of equal size along d (the last may be smaller, or there may be fewer).
 ---@return Tensor[]
-function methods.chunk(t, n, d)
+function methods.chunk(t, n, d, more)
+  if more ~= nil then opts.none("chunk", more) end
   id_of(t, "chunk")
   if whole(n, "chunk", "number of pieces") <= 0 then errors.raise("chunk: number of pieces is %d, expected at least 1", n) end
   local total = tonumber(engine.info.shape[dimension(t, d or 1, "chunk")])
@@ -252,7 +260,8 @@ end
 ---@param list Tensor[]
 ---@param d? integer
 ---@return Tensor
-function M.cat(list, d)
+function M.cat(list, d, more)
+  if more ~= nil then opts.none("cat", more) end
   local n = type(list) == "table" and #list or 0
   if n <= engine.MAX_IN then return join(CAT, "cat", list, d) end
   local parts = {}
@@ -268,7 +277,8 @@ end
 ---@param list Tensor[]
 ---@param d? integer
 ---@return Tensor
-function M.stack(list, d)
+function M.stack(list, d, more)
+  if more ~= nil then opts.none("stack", more) end
   local n = type(list) == "table" and #list or 0
   if n <= engine.MAX_IN then return join(STACK, "stack", list, d) end
   local rows = {}
@@ -283,12 +293,14 @@ methods["repeat"] = methods.tile
 
 local TRIL, TRIU = op "tril", op "triu"
 --- Lower triangle of the last two dimensions, up to diagonal k (0).
-function methods.tril(t, k)
+function methods.tril(t, k, more)
+  if more ~= nil then opts.none("tril", more) end
   a_i[0] = whole(k or 0, "tril", "diagonal")
   return wrap(with_ints(TRIL, "tril", t, 1))
 end
 --- Upper triangle, from diagonal k (0).
-function methods.triu(t, k)
+function methods.triu(t, k, more)
+  if more ~= nil then opts.none("triu", more) end
   a_i[0] = whole(k or 0, "triu", "diagonal")
   return wrap(with_ints(TRIU, "triu", t, 1))
 end
@@ -309,7 +321,8 @@ local INDEX_SELECT, GATHER, SCATTER_, SCATTER_ADD = op "index_select", op "gathe
 ---@param d integer
 ---@param idx Tensor  int64, 1-dim
 ---@return Tensor
-function methods.index_select(t, d, idx)
+function methods.index_select(t, d, idx, more)
+  if more ~= nil then opts.none("index_select", more) end
   if id_of(t, "index_select") >= 0 and info_of(t).ndim == 0 then
     return methods.reshape(methods.index_select(methods.reshape(t, 1), d, idx), {})
   end
@@ -319,13 +332,17 @@ end
 ---@param d integer
 ---@param idx Tensor  int64, shape of the result
 ---@return Tensor
-function methods.gather(t, d, idx) return wrap(with_index(GATHER, "gather", t, d, idx)) end
+function methods.gather(t, d, idx, more)
+  if more ~= nil then opts.none("gather", more) end
+  return wrap(with_index(GATHER, "gather", t, d, idx))
+end
 
 ---@param d integer
 ---@param idx Tensor
 ---@param src Tensor|number
 ---@return Tensor self
-function methods.scatter_(t, d, idx, src)
+function methods.scatter_(t, d, idx, src, more)
+  if more ~= nil then opts.none("scatter_", more) end
   if type(src) == "number" then src = methods.expand(tensor.scalar(src, t.dtype, t.device), idx.shape) end
   with_index(SCATTER_, "scatter_", t, d, idx, src)
   return t

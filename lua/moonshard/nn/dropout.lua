@@ -1,5 +1,6 @@
 --- Dropout.
 local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
 local ops = require "moonshard.nn.ops"
 local Module = require "moonshard.nn.module".Module
 
@@ -8,7 +9,8 @@ local Module = require "moonshard.nn.module".Module
 ---@overload fun(p?: number): Dropout
 local Dropout = Module:extend("Dropout")
 
-function Dropout:init(p)
+function Dropout:init(p, more)
+  if more ~= nil then opts.none("Dropout", more) end
   if p == nil then p = 0.5 end
   if type(p) ~= "number" or not (p >= 0 and p <= 1) then
     errors.raise("Dropout: dropout probability has to be between 0 and 1, but got %s", tostring(p))

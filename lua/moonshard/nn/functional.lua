@@ -15,20 +15,35 @@ local F = {}
 ---@param w Tensor
 ---@param b? Tensor
 ---@return Tensor
-function F.linear(x, w, b) return ops.linear(x, w, b) end
+function F.linear(x, w, b, more)
+  if more ~= nil then opts.none("linear", more) end
+  return ops.linear(x, w, b)
+end
 
 ---@param x Tensor
 ---@return Tensor
-function F.relu(x) return ops.relu(x) end
+function F.relu(x, more)
+  if more ~= nil then opts.none("relu", more) end
+  return ops.relu(x)
+end
 ---@param x Tensor
 ---@return Tensor
-function F.silu(x) return ops.silu(x) end
+function F.silu(x, more)
+  if more ~= nil then opts.none("silu", more) end
+  return ops.silu(x)
+end
 ---@param x Tensor
 ---@return Tensor
-function F.tanh(x) return ops.tanh(x) end
+function F.tanh(x, more)
+  if more ~= nil then opts.none("tanh", more) end
+  return ops.tanh(x)
+end
 ---@param x Tensor
 ---@return Tensor
-function F.sigmoid(x) return ops.sigmoid(x) end
+function F.sigmoid(x, more)
+  if more ~= nil then opts.none("sigmoid", more) end
+  return ops.sigmoid(x)
+end
 
 local approximate = opts.one_of({ "none", "tanh" }, "none")
 
@@ -43,11 +58,17 @@ end
 ---@param x Tensor
 ---@param d? integer  the last one
 ---@return Tensor
-function F.softmax(x, d) return ops.softmax(x, position(d or -1, "softmax")) end
+function F.softmax(x, d, more)
+  if more ~= nil then opts.none("softmax", more) end
+  return ops.softmax(x, position(d or -1, "softmax"))
+end
 ---@param x Tensor
 ---@param d? integer  the last one
 ---@return Tensor
-function F.log_softmax(x, d) return ops.log_softmax(x, position(d or -1, "log_softmax")) end
+function F.log_softmax(x, d, more)
+  if more ~= nil then opts.none("log_softmax", more) end
+  return ops.log_softmax(x, position(d or -1, "log_softmax"))
+end
 
 ---Zeroes elements with probability p and scales the rest by 1 / (1 - p).
 ---@param x Tensor

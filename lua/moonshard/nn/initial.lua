@@ -71,21 +71,29 @@ end
 ---@param v number
 function M.constant_(t, v) return fill(fill_, "constant_", t, 1, number("constant_", "value", v, 0), 0, 0, 0) end
 ---@param t Tensor
-function M.zeros_(t) return fill(fill_, "zeros_", t, 1, 0, 0, 0, 0) end
+function M.zeros_(t, more)
+  if more ~= nil then opts.none("zeros_", more) end
+  return fill(fill_, "zeros_", t, 1, 0, 0, 0, 0)
+end
 ---@param t Tensor
-function M.ones_(t) return fill(fill_, "ones_", t, 1, 1, 0, 0, 0) end
+function M.ones_(t, more)
+  if more ~= nil then opts.none("ones_", more) end
+  return fill(fill_, "ones_", t, 1, 1, 0, 0, 0)
+end
 
 ---@param t Tensor
 ---@param mean? number  0
 ---@param std? number   1
-function M.normal_(t, mean, std)
+function M.normal_(t, mean, std, more)
+  if more ~= nil then opts.none("normal_", more) end
   return fill(randn_, "normal_", t, 2, number("normal_", "mean", mean, 0), number("normal_", "std", std, 1), 0, 0)
 end
 
 ---@param t Tensor
 ---@param a? number  0
 ---@param b? number  1, excluded
-function M.uniform_(t, a, b)
+function M.uniform_(t, a, b, more)
+  if more ~= nil then opts.none("uniform_", more) end
   a, b = number("uniform_", "a", a, 0), number("uniform_", "b", b, 1)
   if a > b then raise("uniform_: from %g to %g is not a range", a, b) end
   return fill(rand_, "uniform_", t, 2, a, b, 0, 0)
@@ -97,7 +105,8 @@ end
 ---@param std? number   1
 ---@param a? number     -2
 ---@param b? number     2
-function M.trunc_normal_(t, mean, std, a, b)
+function M.trunc_normal_(t, mean, std, a, b, more)
+  if more ~= nil then opts.none("trunc_normal_", more) end
   return fill(trunc_, "trunc_normal_", t, 4, number("trunc_normal_", "mean", mean, 0), number("trunc_normal_", "std", std, 1),
     number("trunc_normal_", "a", a, -2), number("trunc_normal_", "b", b, 2))
 end
