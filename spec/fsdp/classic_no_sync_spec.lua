@@ -1,5 +1,6 @@
 --- Gradients of backwards inside no_sync, of fsdp.FSDP: in the parameters' grad, whole and this rank's alone, until a backward outside
 --- reduces them (behaviour.md 3.7, 4.B.6).
+local numel = require "spec.support.numel"
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -46,12 +47,6 @@ local function own_gradients(rank, steps)
   for _, step in ipairs(steps) do loss_of(model, rank, step):backward() end
   for name, p in model:named_parameters() do grads[name] = p.grad or ms.zeros_like(p) end
   return grads
-end
-
-local function numel(shape)
-  local n = 1
-  for _, size in ipairs(shape) do n = n * size end
-  return n
 end
 
 -- What is in the parameters' grad, by original name, in whole shapes.

@@ -1,5 +1,6 @@
 --- Communication hooks of nn.DDP beyond the mean (behaviour.md 5.5): PowerSGD of whole buckets, quantised gradients, post-local SGD
 --- with its averagers, an optimizer's step behind the hook.
+local gradients = require "spec.support.ddp_gradients"
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 
@@ -17,19 +18,7 @@ local function wrapped(hook, state, dtype)
   return ddp
 end
 
-local function batch(rank, step, dtype)
-  local ms = load()
-  ms.manual_seed(100 * step + rank)
-  return ms.randn(8, 10, { dtype = dtype or "float64" })
-end
-
-local function backward(ddp, x)
-  ddp:zero_grad()
-  ddp(x):pow(2):sum():backward()
-  local out = {}
-  for k, p in ipairs(ddp:parameters()) do out[k] = p.grad:clone() end
-  return out
-end
+local function batch(rank, step, dtype) return gradients.batch(rank, step, { dtype = dtype }) end
 
 -- The largest difference of two lists of tensors, over the largest number of the second.
 local function distance(a, b)
@@ -85,18 +74,18 @@ for _, world in ipairs { 3, 4 } do
       local plain = wrapped()
       local full = wrapped(hooks.batched_powerSGD_hook, hooks.PowerSGDState(nil, { start_powerSGD_iter = 2, matrix_approximation_rank = 20 }))
       for step = 1, 4 do
-        local a, b = backward(full, batch(rank, step)), backward(plain, batch(rank, step))
+        local a, b = gradients.of(full, batch(rank, step)), gradients.of(plain, batch(rank, step))
         assert.is_true(distance(a, b) < 1e-9)
         same_on_all_ranks(a)
       end
       local state = hooks.PowerSGDState(nil, { start_powerSGD_iter = 2, matrix_approximation_rank = 1 })
       local coarse, x = wrapped(hooks.batched_powerSGD_hook, state), batch(rank, 1)
-      local want = backward(plain, x)
-      for _ = 1, 2 do assert.is_true(distance(backward(coarse, x), want) < 1e-12) end
+      local want = gradients.of(plain, x)
+      for _ = 1, 2 do assert.is_true(distance(gradients.of(coarse, x), want) < 1e-12) end
       local sum = {}
       for k, g in ipairs(want) do sum[k] = ms.zeros_like(g) end
       for step = 1, 30 do
-        local told, list = dist.record(function() return backward(coarse, x) end)
+        local told, list = dist.record(function() return gradients.of(coarse, x) end)
         if step == 1 then
           assert.is_true(distance(list, want) > 0.01)
           same_on_all_ranks(list)
@@ -115,8 +104,8 @@ for _, world in ipairs { 3, 4 } do
         for k, g in ipairs(list) do sum[k]:add_(g) end
       end
       for k in ipairs(sum) do sum[k]:div_(30) end
-      assert.is_true(distance(sum, want) < 0.2 * distance(backward(coarse, x), want) + 0.05)
-      assert.matches("batched_powerSGD_hook: the state is", message(function() backward(wrapped(hooks.batched_powerSGD_hook), x) end))
+      assert.is_true(distance(sum, want) < 0.2 * distance(gradients.of(coarse, x), want) + 0.05)
+      assert.matches("batched_powerSGD_hook: the state is", message(function() gradients.of(wrapped(hooks.batched_powerSGD_hook), x) end))
     end)
 
     for _, name in ipairs { "quantization_pertensor_hook", "quantization_perchannel_hook" } do
@@ -126,12 +115,12 @@ for _, world in ipairs { 3, 4 } do
           local ddp, plain = wrapped(hooks[name], nil, dtype), wrapped(nil, nil, dtype)
           for step = 1, 3 do
             local x = batch(rank, step, dtype)
-            local told, a = dist.record(function() return backward(ddp, x) end)
-            local b, own = backward(plain, x), 0
+            local told, a = dist.record(function() return gradients.of(ddp, x) end)
+            local b, own = gradients.of(plain, x), 0
             -- Half a step of 255 of a rank's range, which is at most twice the largest of all ranks' numbers.
             local ms_max = ms.tensor({ 0 }, { dtype = "float64" })
             plain:no_sync(function()
-              for _, g in ipairs(backward(plain, x)) do own = math.max(own, g:abs():max():item()) end
+              for _, g in ipairs(gradients.of(plain, x)) do own = math.max(own, g:abs():max():item()) end
             end)
             ms_max:fill_(own)
             dist.all_reduce(ms_max, { op = "max" })
@@ -199,14 +188,14 @@ for _, world in ipairs { 3, 4 } do
           post_local_gradient_allreduce = case ~= "alone" })
         local ddp, plain = wrapped(hooks.post_localSGD_hook, state), wrapped()
         for step = 1, 4 do
-          local a, all = backward(ddp, batch(rank, step)), backward(plain, batch(rank, step))
+          local a, all = gradients.of(ddp, batch(rank, step)), gradients.of(plain, batch(rank, step))
           local want = all
           if step > 2 and case ~= "machine" then                -- all ranks of these specs are on one machine
             local members = case == "alone" and { rank } or pairs_of.members
             plain:no_sync(function()
               local sums = {}
               for _, r in ipairs(members) do
-                for k, g in ipairs(backward(plain, batch(r, step))) do sums[k] = sums[k] and sums[k] + g / #members or g / #members end
+                for k, g in ipairs(gradients.of(plain, batch(r, step))) do sums[k] = sums[k] and sums[k] + g / #members or g / #members end
               end
               want = sums
             end)
@@ -216,7 +205,7 @@ for _, world in ipairs { 3, 4 } do
         assert.equal(2, state.iter)
       end
       assert.matches("'start_localSGD_iter'", message(hooks.PostLocalSGDState, nil, nil, { start_localSGD_iter = -1 }))
-      assert.matches("expected a PostLocalSGDState", message(function() backward(wrapped(hooks.post_localSGD_hook), batch(rank, 1)) end))
+      assert.matches("expected a PostLocalSGDState", message(function() gradients.of(wrapped(hooks.post_localSGD_hook), batch(rank, 1)) end))
     end)
 
     it("averagers give all ranks the mean, at their period from warmup_steps on; the optimizer around them asks every step", function(rank)

@@ -1,16 +1,12 @@
 --- PowerSGD as a communication hook of nn.DDP: exact where a gradient has the rank that is sent, small on the wire, and what it
 --- leaves out comes later (behaviour.md 5.5).
+local gradients = require "spec.support.ddp_gradients"
+local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 
 local function load()
   local ms = require "moonshard"
   return ms, ms.nn, ms.dist, ms.nn.ddp_hooks
-end
-
-local function message(fn, ...)
-  local ok, e = pcall(fn, ...)
-  assert.is_false(ok)
-  return (tostring(e):gsub("^[^\n]-:%d+: ", ""))
 end
 
 -- A model of matrices of 12 x 10 and 3 x 12 and their vectors, wrapped; options of the state, or nil for the plain mean.
@@ -26,19 +22,7 @@ local function wrapped(options, group)
   return ddp, state, model
 end
 
-local function batch(rank, step, rows)
-  local ms = load()
-  ms.manual_seed(100 * step + rank)
-  return ms.randn(rows or 8, 10, { dtype = "float64" })
-end
-
-local function gradients(ddp, x)
-  ddp:zero_grad()
-  ddp(x):pow(2):sum():backward()
-  local out = {}
-  for k, p in ipairs(ddp:parameters()) do out[k] = p.grad:clone() end
-  return out
-end
+local function batch(rank, step, rows) return gradients.batch(rank, step, { rows = rows }) end
 
 for world = 1, 4 do
   ranks.describe(world, ("PowerSGD on %d ranks"):format(world), function()
@@ -53,7 +37,7 @@ for world = 1, 4 do
         local ddp, plain = wrapped(options), wrapped()
         for step = 1, 4 do
           local x = batch(case.same and 0 or rank, step, case.rows)
-          local a, b = gradients(ddp, x), gradients(plain, x)
+          local a, b = gradients.of(ddp, x), gradients.of(plain, x)
           for k = 1, #a do ms.testing.assert_close(a[k], b[k], { rtol = 1e-7, atol = 1e-8 }) end
         end
       end
@@ -63,7 +47,7 @@ for world = 1, 4 do
       local _, _, dist = load()
       local ddp, state = wrapped { matrix_approximation_rank = 1, start_powerSGD_iter = 2, min_compression_rate = 2.5 }
       for step = 1, 4 do
-        local told, sent = dist.record(function() gradients(ddp, batch(rank, step)) end), 0
+        local told, sent = dist.record(function() gradients.of(ddp, batch(rank, step)) end), 0
         for _, c in ipairs(told) do
           if c.op == "all_reduce" and c.dtype == "float64" then sent = sent + c.input_numel end
         end
@@ -81,11 +65,11 @@ for world = 1, 4 do
       local ddp, state = wrapped { start_powerSGD_iter = 2 }
       local plain = wrapped()
       local x = batch(rank, 1)
-      local want = gradients(plain, x)[1]
-      for _ = 1, 2 do gradients(ddp, x) end
+      local want = gradients.of(plain, x)[1]
+      for _ = 1, 2 do gradients.of(ddp, x) end
       local sum, coarse = ms.zeros_like(want), nil
       for _ = 1, 6 do
-        local g = gradients(ddp, x)[1]
+        local g = gradients.of(ddp, x)[1]
         coarse = coarse or g
         sum:add_(g)
       end
@@ -151,7 +135,7 @@ for world = 1, 4 do
       for step = 1, 3 do
         ms.manual_seed(10 * step + rank)
         local x = ms.randn(2, 40)
-        local a, b = gradients(ddp, x), gradients(plain, x)
+        local a, b = gradients.of(ddp, x), gradients.of(plain, x)
         for k = 1, #a do
           local scale = b[k]:abs():max():item()
           assert.is_true((a[k] - b[k]):abs():max():item() < 0.1 * scale)

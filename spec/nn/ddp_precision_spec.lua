@@ -1,5 +1,6 @@
 --- DDP's mixed precision (behaviour.md 5.1): what dtype everything has at which moment, and that its numbers are those of FSDP
 --- without sharding, and of one process that computes in half.
+local gradients = require "spec.support.ddp_gradients"
 local load = require("spec.support.wrapped").load
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
@@ -58,12 +59,6 @@ end
 local function loss_of(model, ids)
   local _, nn = load()
   return nn.F.cross_entropy(model(ids):float(), ids)
-end
-
-local function gradients(model)
-  local out = {}
-  for k, p in ipairs(model:parameters()) do out[k] = p.grad:clone() end
-  return out
 end
 
 local function same(expected, got)
@@ -174,14 +169,14 @@ for world = 1, 4 do
         for r = 0, world - 1 do
           half:zero_grad()
           loss_of(half, ids_of(r, step)):backward()
-          local part = gradients(half)
+          local part = gradients.now(half)
           for k, g in ipairs(part) do part[k] = g:float() / world end
           for k, g in ipairs(mean or {}) do part[k] = g + part[k] end
           mean = part
         end
         optim:zero_grad()
         loss_of(ddp, ids_of(rank, step)):backward()
-        for k, g in ipairs(gradients(ddp)) do ms.testing.assert_close(g, mean[k], { rtol = 1e-6, atol = 1e-8 }) end
+        for k, g in ipairs(gradients.now(ddp)) do ms.testing.assert_close(g, mean[k], { rtol = 1e-6, atol = 1e-8 }) end
         optim:step()
       end
     end)
@@ -211,7 +206,7 @@ for world = 1, 4 do
           ddp(ms.randn(4, 5)):sum():backward()
         end
         assert.equal("float32", ddp.gain.dtype)
-        got[#got + 1] = gradients(ddp)
+        got[#got + 1] = gradients.now(ddp)
       end
       same(got[1], got[2])
     end)
@@ -223,12 +218,12 @@ for world = 1, 4 do
       for step = 1, 2 do
         local alone = nn.DDP(tied "float32", { mixed_precision = { param_dtype = "bfloat16" } })
         alone:no_sync(function() loss_of(alone, ids_of(rank, step)):backward() end)
-        parts[step] = gradients(alone)
+        parts[step] = gradients.now(alone)
       end
       ddp:no_sync(function() loss_of(ddp, ids_of(rank, 1)):backward() end)
-      same(parts[1], gradients(ddp))
+      same(parts[1], gradients.now(ddp))
       loss_of(ddp, ids_of(rank, 2)):backward()
-      for k, g in ipairs(gradients(ddp)) do
+      for k, g in ipairs(gradients.now(ddp)) do
         local mean = (parts[1][k] + parts[2][k]) / world
         dist.all_reduce(mean)
         assert.is_true(mean:equal(g), "parameter " .. k)
@@ -253,7 +248,7 @@ for world = 1, 4 do
               loss_of(plain, ids_of(rank, step)):backward()
               loss_of(ddp, ids_of(rank, step)):backward()
             end)
-            same(gradients(plain), gradients(ddp))
+            same(gradients.now(plain), gradients.now(ddp))
           end
         end)
       end
@@ -276,7 +271,7 @@ for world = 1, 4 do
         optim:step()
         loss_of(ddp, ids_of(rank, step)):backward()
         same(plain:parameters(), ddp:parameters())
-        same(gradients(plain), gradients(ddp))
+        same(gradients.now(plain), gradients.now(ddp))
       end
       assert.same({ float16 = true }, seen)
     end)

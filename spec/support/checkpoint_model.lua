@@ -1,4 +1,6 @@
 --- A small model with its optimizer, for specs of checkpoints; everything in them as plain numbers.
+local train_alike = require "spec.support.train_alike"
+
 local M = {}
 
 local function load() return require "moonshard" end
@@ -26,14 +28,7 @@ function M.make(options)
   return model, ms.optim.AdamW(model:parameters(), { lr = 1 / 3, amsgrad = true })
 end
 
-function M.train(model, optim, from, to)
-  local ms = load()
-  for step = from, to do
-    ms.scope(function() model(ms.ones(2, 6) * step):sum():backward() end)
-    optim:step()
-    optim:zero_grad()
-  end
-end
+function M.train(model, optim, from, to) train_alike(model, optim, from, to, 6) end
 
 --- Everything as plain numbers, in one table.
 function M.contents(model, optim)

@@ -2,6 +2,7 @@
 --- weights, inputs and ids in Lua. MOONSHARD_GOLDEN names another folder of the same form.
 local cjson = require "cjson"
 local ms = require "moonshard"
+local numel = require "spec.support.numel"
 local process = require "spec.support.process"
 
 local M = { dtype = "float64" }
@@ -18,12 +19,6 @@ function M.load(name)
   local value = cjson.decode(process.read(M.folder .. "/" .. name .. ".json"))
   M.phase = value.phase
   return value
-end
-
-local function numel(shape)
-  local n = 1
-  for _, size in ipairs(shape) do n = n * size end
-  return n
 end
 
 --- c + a sin(freq i + offset + phase) by position.

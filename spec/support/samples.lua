@@ -80,11 +80,7 @@ local function short(x)
   return math.floor(x / unit + 0.5) * unit
 end
 
-local function product(shape)
-  local n = 1
-  for _, d in ipairs(shape) do n = n * d end
-  return n
-end
+local product = require "spec.support.numel"
 samples.product = product
 
 --- Values of every input of a sample, the same at every call for the same sample. They stay clear of 0 and of the numbers

@@ -1,4 +1,6 @@
 --- One small model, sharded in many ways, with its optimizer: for specs that carry state from one way to another.
+local train_alike = require "spec.support.train_alike"
+
 local M = {}
 
 local function load() return require "moonshard" end
@@ -81,15 +83,8 @@ function M.make(kind, seed)
   return model, ms.optim.AdamW(model:parameters(), { lr = 1 / 3, amsgrad = true })
 end
 
---- Steps on batches that every rank has alike, so that a model that is not sharded trains as well.
-function M.train(model, optim, from, to)
-  local ms = load()
-  for step = from, to do
-    ms.scope(function() model(ms.ones(2, 5) * step):sum():backward() end)
-    optim:step()
-    optim:zero_grad()
-  end
-end
+--- Steps on batches that every rank has alike.
+function M.train(model, optim, from, to) train_alike(model, optim, from, to, 5) end
 
 --- Model and optimizer as lines of numbers with all their digits, in order. Collective.
 function M.contents(model, optim)
