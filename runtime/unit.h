@@ -110,6 +110,7 @@ struct unit {
     int           n_active, cap_active;
     int64_t       uses[64];         // of the passes under way, by nesting
     uint64_t      skipped;          // bit stack over nested passes: this pass left the unit alone
+    int           behind;           // passes that wait for a backward beside the one whose gradients are reduced
     size_t        arrived;          // bytes of gradients in this backward
     unit        **forward_prefetch, **backward_prefetch;
     int           n_forward_prefetch, n_backward_prefetch;
@@ -184,6 +185,7 @@ bool      ms__unit_idle(const unit *u);                 // nobody is between its
 ms_id     ms__unit_gather_whole(unit_param *p, ms_tensor *part);    // part is laid out like p's local tensor; collective
 ms_status ms__unit_replan(unit *u);                     // after a change of what is gathered how; it is sharded
 void      ms__unit_model(const unit *u);                // of u's next collective
+const char *ms__unit_reduced_name(const unit *u);       // of its reductions
 void      ms__unit_note(const unit *u, int event, bool prefetched);
 void      ms__unit_drop_reduction(reduction *r);
 // unit_extend.c

@@ -31,7 +31,7 @@ static ms_status divide(ms_tensor *t, double by)
 static ms_status start_sum(ms_group *scatter, ms_group *all, ms_tensor *out, ms_tensor *in, double before, ms_stream_kind stream,
                            const unit *u, ms_work **scattered, ms_work **work)
 {
-    const char *name = u ? u->name : NULL;
+    const char *name = u ? ms__unit_reduced_name(u) : NULL;
     bool told = u && u->checked;
     MS_TRY(divide(in, before));
     ms__comm_unit_told(told);

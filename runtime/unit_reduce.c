@@ -265,8 +265,8 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     int lands = u->all_reduce_hook != 0 ? u->device : u->home;
     if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
     ms__unit_model(u);
-    if (st == MS_OK && apart) st = ms__reduce_scatter_parts(u->group, r.out, r.n, parts, MS_SUM, scale, MS_STREAM_REDUCE, u->name, &r.work);
-    else if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, MS_SUM, scale, MS_STREAM_REDUCE, u->name, &r.work);
+    if (st == MS_OK && apart) st = ms__reduce_scatter_parts(u->group, r.out, r.n, parts, MS_SUM, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
+    else if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, MS_SUM, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
     for (int k = 0; k < r.n && apart; k++) ms__release(parts[k].t);
     r.partial = u->replicate && !u->all_reduce;
     if (st == MS_OK && u->replicate && u->all_reduce) {
@@ -275,7 +275,7 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
         r.work = NULL;
         ms__unit_model(u);
         if (st == MS_OK)
-            st = ms__all_reduce(u->replicate, r.out, MS_SUM, u->divide > 0 ? 1 : 1.0 / ms__group_size(u->replicate), MS_STREAM_REDUCE, u->name, &r.work);
+            st = ms__all_reduce(u->replicate, r.out, MS_SUM, u->divide > 0 ? 1 : 1.0 / ms__group_size(u->replicate), MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
     }
     if (st != MS_OK) {
         ms__unit_drop_reduction(&r);

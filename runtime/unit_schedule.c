@@ -481,12 +481,24 @@ static ms_status post_backward(ms_run *run, unit *u)
     return u->sync ? ms__unit_reduce(run, u) : MS_OK;
 }
 
-static bool used_again(const unit *u)
+// Its passes that no backward has come to.
+static int passes_left(const unit *u)
 {
     const context *c = u->context;
-    for (int k = 0; k < c->n_order; k++)
-        if (c->order[k].unit == u && !c->order[k].done) return true;
-    return false;
+    int n = 0;
+    for (int k = 0; k < c->n_order; k++) n += c->order[k].unit == u && !c->order[k].done;
+    return n;
+}
+
+// A rank whose script left out a backward (an error between forward and backward that it caught) goes on with the next forward; where
+// nothing has to be gathered for that, its next reduction would pair with the others' of the step before, and all would be one
+// step apart for good. So a reduction says how many passes are left behind: the ranks compare names.
+const char *ms__unit_reduced_name(const unit *u)
+{
+    if (MS_LIKELY(u->behind <= 0)) return u->name;
+    char text[512];
+    snprintf(text, sizeof text, "%s, of which %d more forward%s no backward yet", *u->name ? u->name : "the root", u->behind, u->behind > 1 ? "s have" : " has");
+    return ms__intern(text);
 }
 
 ms_status ms__unit_post_backward(ms_run *run, void *token, int64_t use)
@@ -496,8 +508,9 @@ ms_status ms__unit_post_backward(ms_run *run, void *token, int64_t use)
     int k = find_active(u, use), at = find_order(u->context, use);
     if (k >= 0) remove_active(u, k);
     if (at >= 0) u->context->order[at].done = true;
+    u->behind = passes_left(u);
     // A flat gradient is reduced once, when it is complete: it waits for the module's other uses.
-    if (u->views != MS_VIEWS_SHARDED && used_again(u)) return MS_OK;
+    if (u->views != MS_VIEWS_SHARDED && u->behind > 0) return MS_OK;
     MS_TRY(post_backward(run, u));
     return u->backward_prefetch_at == MS_PREFETCH_POST && !ms__run_recomputing() ? prefetch_backward(u, use) : MS_OK;
 }
@@ -512,6 +525,7 @@ ms_status ms__units_final(ms_run *run)
             bool waiting = u->n_active > 0;
             for (int j = 0; j < u->n; j++) waiting |= u->params[j].fresh != NULL;
             u->n_active = 0;
+            u->behind = passes_left(u) - 1;
             if (waiting) MS_TRY(post_backward(run, u));
         }
         if (!c->is_last_backward) continue;

@@ -1,0 +1,96 @@
+--- A rank whose script catches an error of its own between forward and backward leaves a backward out. Its next step must not pair
+--- with the others' step before it: every rank is told, and they go on together.
+local ranks = require "spec.support.ranks"
+local load = require("spec.support.wrapped").load
+
+local function net()
+  local ms, nn = load()
+  ms.manual_seed(0)
+  return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+end
+
+local function sharded(options)
+  return function()
+    local _, _, fsdp = load()
+    local model = net()
+    if options then
+      fsdp.fully_shard(model[1], options)
+      fsdp.fully_shard(model[3], options)
+    end
+    return fsdp.fully_shard(model, options)
+  end
+end
+
+local function classic(strategy, nested)
+  return function()
+    local _, _, fsdp, _, quietly = load()
+    return quietly(function()
+      local options, model = { sharding_strategy = strategy, use_orig_params = nested }, net()
+      if nested then
+        model[1] = fsdp.FSDP(model[1], options)
+        model[3] = fsdp.FSDP(model[3], options)
+      end
+      return fsdp.FSDP(model, options)
+    end)
+  end
+end
+
+local WAYS = {
+  { "fully_shard of the root", sharded() },
+  { "fully_shard, reshard_after_forward = false", sharded { reshard_after_forward = false } },
+  { "fully_shard, reshard_after_forward = true", sharded { reshard_after_forward = true } },
+  { "FSDP of the root", classic "full_shard" },
+  { "FSDP, full_shard", classic("full_shard", true) },
+  { "FSDP of the root, shard_grad_op", classic "shard_grad_op" },
+  { "FSDP, shard_grad_op", classic("shard_grad_op", true) },
+}
+
+for _, world in ipairs { 2, 3 } do
+  ranks.describe(world, ("a backward that one of %d ranks leaves out"):format(world), function(rank)
+    for _, way in ipairs(WAYS) do
+      it("is told on all of them: " .. way[1], function()
+        local ms, _, fsdp = load()
+        local model = way[2]()
+        local optim = ms.optim.SGD(model:parameters(), { lr = 0.1 })
+        local good, told, step = 0, nil, 0
+        while good < 5 do
+          step = step + 1
+          local ok, message = pcall(function()
+            local loss = model(ms.ones(2, 4) * (rank + 1)):pow(2):sum()
+            if step == 2 and rank == 1 then error("the script's own", 0) end
+            loss:backward()
+            optim:step()
+            optim:zero_grad()
+          end)
+          if ok then
+            good = good + 1
+          else
+            optim:zero_grad()
+            if message ~= "the script's own" then told = message end
+          end
+          assert.is_true(step < 20, told)
+        end
+        assert.truthy(told and told:find("the ranks ask for different things", 1, true), told)
+        -- From there on they do the same things again, with the same weights.
+        local w = model:parameters()[1]
+        w = w.placements and w:full_tensor() or fsdp.summon_full_params(model, function() return model[1].weight:detach():clone() end)
+        for _, other in ipairs(ms.dist.all_gather_object(w:sum():item())) do assert.equal(w:sum():item(), other) end
+      end)
+    end
+
+    it("is no matter where all leave it out, nor are two forwards before their backwards", function()
+      local ms, _, fsdp = load()
+      for _, way in ipairs(WAYS) do
+        local model, want = way[2](), net()
+        model(ms.ones(2, 4))
+        local a, b = model(ms.ones(2, 4) * (rank + 1)):pow(2):sum(), model(ms.ones(2, 4) * (rank + 2)):pow(2):sum()
+        b:backward()
+        a:backward()
+        for r = 0, world - 1 do
+          for k = 1, 2 do (want(ms.ones(2, 4) * (r + k)):pow(2):sum() / world):backward() end
+        end
+        fsdp.check_sharded_parity(want, model)
+      end
+    end)
+  end)
+end
