@@ -21,7 +21,7 @@ local EXPECTED = {
   ["05_fully_shard.lua"] = {
     "the whole parameter:\t[64, 64]", "rows on this rank:\t64 / ranks", "step 100  loss ", "step 200  loss ", "gathered again:\t[64, 64]",
   },
-  ["08_int8_gather.lua"] = { "steps to 20  loss ", "steps to 40  loss ", "gathered a forward: " },
+  ["08_int8_gather.lua"] = { "step 20  loss ", "step 40  loss ", "apart by ", "gathered a forward: " },
   ["06_resume.lua"] = { "resumed at step 8, equal to the undisturbed run after step 20:\ttrue" },
 }
 
@@ -76,6 +76,11 @@ describe("examples", function()
       assert.is_true(math.abs(int8 / half - 1) <= 0.02, job.stdout)
     end
     assert.are.equal(steps / 20, n)
+    local apart, of = job.stdout:match "apart by ([%d.]+) %% at most, over all (%d+) steps"
+    assert.are.equal(steps, tonumber(of), job.stdout)
+    assert.is_true(tonumber(apart) <= 2, job.stdout)
+    local first, last = job.stdout:match "step 20  loss ([%d.]+)", job.stdout:match(("step %d  loss ([%%d.]+)"):format(steps))
+    assert.is_true(tonumber(last) < tonumber(first) * (steps == 200 and 0.7 or 1), job.stdout)       -- it learns
     local half, int8 = job.stdout:match "gathered a forward: (%d+) bytes with bfloat16, (%d+) with int8"
     assert.is_true(int8 / half < 0.52, job.stdout)
   end)
