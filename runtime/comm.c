@@ -218,9 +218,17 @@ void ms_work_free(ms_work *w) { ms__work_release(w); }
 static ms_coll *spare;
 static bool unit_told;
 static uint32_t unit_model;
+static uint64_t unit_mark;
+static char unit_part[PART_OF];
 
 void ms__comm_unit_told(bool on) { unit_told = on; }
 void ms__comm_model(uint32_t model) { unit_model = model; }
+
+void ms__comm_mark(uint64_t mark, const char *words)
+{
+    unit_mark = mark;
+    snprintf(unit_part, sizeof unit_part, "%s", words);
+}
 
 ms_coll *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const char *unit)
 {
@@ -251,6 +259,11 @@ ms_coll *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const ch
     if (unit) snprintf(c->print.unit, UNIT_NAME, "%s", unit);
     c->print.told = unit_told;
     c->print.model = unit ? unit_model : 0;
+    if (MS_UNLIKELY(unit_mark)) {
+        c->print.mark = unit_mark;
+        memcpy(c->print.part_of, unit_part, sizeof unit_part);
+        unit_mark = 0;
+    }
     unit_told = false;
     unit_model = 0;
     return c;
@@ -384,7 +397,7 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
         status = run(c);
         if (status != MS_OK) {
             if (status == MS_ECOMM) ms__world.step = -1;
-            if (atomic_load(&c->raised)) ms__comm_reported(epoch);
+            if (atomic_load(&c->raised)) ms__comm_reported(epoch, NULL);
             else if (status == MS_EINTR) ms__comm_publish_error("interrupted (Ctrl-C)", epoch, false);
         }
         goto drop;

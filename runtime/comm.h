@@ -47,6 +47,8 @@ void      ms__comm_site(const char *site);
 // The unit of the next collective is named in texts and records, but not compared over ranks.
 void      ms__comm_unit_told(bool on);
 void      ms__comm_model(uint32_t model);                  // of the next collective's unit: tells models of equal names apart
+// The part of its unit that the next collective serves: equal on all ranks, like its size. words: for the text.
+void      ms__comm_mark(uint64_t mark, const char *words);
 
 ms_status   ms__work_wait(ms_work *w);              // NULL allowed; reports the collective's failure
 bool        ms__work_done(ms_work *w);

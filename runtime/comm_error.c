@@ -72,13 +72,14 @@ uint64_t ms__comm_failed_backward(void)
     return met;
 }
 
-void ms__comm_reported(uint64_t epoch)
+void ms__comm_reported(uint64_t epoch, const char *text)
 {
     if (!ms__world.board) return;
     ms__world.step = -1;            // the loop is left by the error: ranks may be at different steps now
     // Of several collectives that one error ended, the first that is waited for meets it.
     if (epoch != ms__comm_epoch() || epoch == on_board()) return;
-    snprintf(adopted, sizeof adopted, "%s", ms__comm_error_after(epoch));
+    // What ended it here may be no peer's telling: all members find by themselves that they ask for different things.
+    snprintf(adopted, sizeof adopted, "%s", text ? text : ms__comm_error_after(epoch));
     atomic_store(&ms__world.epoch, epoch + 1);
 }
 
@@ -86,6 +87,6 @@ ms_status ms__comm_adopt(void)
 {
     uint64_t epoch = ms__comm_epoch();
     if (MS_LIKELY(on_board() == epoch)) return MS_OK;
-    ms__comm_reported(epoch);
+    ms__comm_reported(epoch, NULL);
     return ms__fail(MS_ECOMM, "%s", adopted);
 }

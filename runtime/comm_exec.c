@@ -29,6 +29,7 @@ void ms__print_text(const ms_print *p, char *out, size_t n)
     if (p->op == OP_SEND_RECV) ADD(" from rank %d", p->root);
     else if (p->root >= 0) ADD(", root %d", p->root);
     if (p->unit[0]) ADD(", unit '%s'", p->unit);
+    if (p->part_of[0]) ADD(", %s", p->part_of);
     if (p->step >= 0) ADD(", step %lld", (long long)p->step);
     if (p->site[0]) ADD(", at %s", p->site);
     #undef ADD
@@ -65,11 +66,13 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
     ms__group_text(g, text + at, size - (size_t)at);
     at = (int)strlen(text);
     at += snprintf(text + at, size - (size_t)at, ": the ranks ask for different things");
-    bool told[1024] = { false }, models = false;
+    bool told[1024] = { false }, models = false, parts = false;
     const ms_print *mine = &slot_of(g, g->me, c->seq)->print;
     for (int k = 0; k < g->n && k < 1024; k++) {        // units of one name, of several models
         const ms_slot *s = slot_of(g, k, c->seq);
-        models |= atomic_load(&s->ready) == c->word && s->print.model != mine->model && !strncmp(s->print.unit, mine->unit, UNIT_NAME);
+        if (atomic_load(&s->ready) != c->word || strncmp(s->print.unit, mine->unit, UNIT_NAME) != 0) continue;
+        models |= s->print.model != mine->model;
+        parts |= s->print.op == mine->op && s->print.mark != mine->mark;
     }
     for (int k = 0; k < g->n && k < 1024 && (size_t)at < size - 1; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
@@ -97,6 +100,8 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
         if ((size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ": %s", what);
         if (models && (size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ", of the model made as number %u of its class", (unsigned)p.model);
     }
+    if (parts && (size_t)at < size - 1)
+        snprintf(text + at, size - (size_t)at, "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
 }
 
 // The first rank that is through with waiting writes the text, the others take it: a rank too late for the text is missing

@@ -17,7 +17,7 @@ enum {
     PAYLOAD = 512,                      // bytes that travel with the ready flag
     WINDOW = 1 << 20,                   // staging: as much for input and as much for results
     ARENAS = 64,
-    SITE = 120, UNIT_NAME = 72, TEXT = 2048,
+    SITE = 120, UNIT_NAME = 72, PART_OF = 96, TEXT = 2048,
     ERRORS = 16,                        // texts that are kept of published ones
 };
 
@@ -29,9 +29,11 @@ typedef struct {
     uint8_t  op, dtype, red, told;      // told: the unit is for texts only
     int32_t  root;                      // world rank, -1: none
     uint64_t count, extra;              // elements; hash of pieces and scale
+    uint64_t mark;                      // which part of its unit it serves; 0: all
     int64_t  step;                      // of ms.steps
     char     site[SITE], unit[UNIT_NAME];
     uint32_t model;                     // which of several with units of these names
+    char     part_of[PART_OF];          // the mark in words
 } ms_print;
 
 typedef struct {
@@ -191,7 +193,8 @@ void      ms__wait_end(ms_waiter *w);
 ms_status ms__comm_adopt(void);                         // engine thread: the next published error, once; MS_OK when there is none
 bool      ms__comm_error_since(uint64_t epoch);         // one was published that a rank in that epoch has not met
 const char *ms__comm_error_after(uint64_t epoch);       // its text
-void      ms__comm_reported(uint64_t epoch);            // engine thread: a failed collective of that epoch was reported; not again
+// Engine thread: a failed collective of that epoch was reported, as text (NULL: as published); not again.
+void      ms__comm_reported(uint64_t epoch, const char *text);
 void      ms__comm_backward_failed(uint64_t epoch);     // a rank gave one up by the error of that epoch
 bool      ms__comm_publish_as(uint64_t number, const char *text);       // as it is; false when somebody else was first
 

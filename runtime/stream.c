@@ -57,7 +57,7 @@ static ms_record  *spare;                       // records to use again; engine 
 
 static atomic_int nobody_looks;
 atomic_int *ms__engine_waits = &nobody_looks;   // comm points it at its board: peers tell a blocked rank from a busy one
-extern void ms__comm_reported(uint64_t epoch) __attribute__((weak));
+extern void ms__comm_reported(uint64_t epoch, const char *text) __attribute__((weak));
 extern uint64_t ms__comm_epoch(void) __attribute__((weak));
 
 bool ms__stream_cancelled(void) { return atomic_load_explicit(&cancelled, memory_order_relaxed); }
@@ -260,7 +260,7 @@ ms_status ms__event_wait(ms_pending *e)
     ms__stream_reap();
     if (status == MS_OK && e->status != MS_OK) {
         status = ms__fail(e->status, "%s", e->text ? e->text : "a queued record failed");
-        if (status == MS_ECOMM && ms__comm_reported) ms__comm_reported(e->epoch);
+        if (status == MS_ECOMM && ms__comm_reported) ms__comm_reported(e->epoch, e->text);
     }
     ms__event_release(e);
     return status;

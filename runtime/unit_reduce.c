@@ -1,5 +1,7 @@
 // unit_reduce.c -- a unit's gradients are packed, reduced over the ranks and land on its shard (behaviour.md 4.A.10 - 4.A.11).
 // The schedule (unit_schedule.c) says when.
+#include <stdio.h>
+
 #include "device.h"
 #include "unit.h"
 #include "op.h"
@@ -177,6 +179,29 @@ static ms_status uniform_dtype(int n, unit_param **present)
     return MS_OK;
 }
 
+// Parameters without a gradient are left out of the block: where ranks leave out different ones it would mix their gradients, and
+// where the sizes are equal nobody would notice.
+static void mark_present(const unit *u, const reduction *r)
+{
+    char words[256];
+    uint64_t mark = 14695981039346656037ull;
+    int missing = u->n - r->n, told = 0, at = snprintf(words, sizeof words, missing <= r->n ? "no gradient of" : "gradients of");
+    if (missing == 0) return;
+    for (int j = 0, k = 0; j < u->n; j++) {
+        bool there = k < r->n && r->present[k] == &u->params[j];
+        k += there;
+        mark = (mark ^ (uint64_t)there) * 1099511628211ull;
+        if (there == (missing <= r->n) || at >= 72) continue;
+        const char *name = u->params[j].param->name;
+        int n = snprintf(words + at, sizeof words - (size_t)at, "%s'%s'", told ? ", " : " ", name ? name : "?");
+        at = n < (int)sizeof words - at ? at + n : (int)sizeof words - 1;
+        told++;
+    }
+    int left = (missing <= r->n ? missing : r->n) - told;
+    if (left) snprintf(words + at, sizeof words - (size_t)at, " and %d more", left);
+    ms__comm_mark(mark, words);
+}
+
 // World of one: a gradient lands as it is.
 static ms_status land_alone(ms_run *run, unit *u, double scale)
 {
@@ -265,6 +290,7 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     int lands = u->all_reduce_hook != 0 ? u->device : u->home;
     if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
     ms__unit_model(u);
+    mark_present(u, &r);
     if (st == MS_OK && apart) st = ms__reduce_scatter_parts(u->group, r.out, r.n, parts, MS_SUM, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
     else if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, MS_SUM, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
     for (int k = 0; k < r.n && apart; k++) ms__release(parts[k].t);
@@ -274,6 +300,7 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
         r.scattered = r.work;
         r.work = NULL;
         ms__unit_model(u);
+        mark_present(u, &r);
         if (st == MS_OK)
             st = ms__all_reduce(u->replicate, r.out, MS_SUM, u->divide > 0 ? 1 : 1.0 / ms__group_size(u->replicate), MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
     }
