@@ -135,6 +135,59 @@ static float load_one(int dtype, const void *in, int64_t at)
     return dtype == MS_F16 ? ms_f16_to_float(((const ms_f16 *)in)[at]) : ms_bf16_to_float(((const ms_bf16 *)in)[at]);
 }
 
+// bfloat16 is the upper half of a float32: a pair of numbers moves as one float, and is then parted.
+typedef uint32_t pair __attribute__((may_alias));
+
+static inline __attribute__((always_inline)) void part(float *out, int64_t out_rs, const pair *t, int rows, int n)
+{
+    for (int l = 0; l < rows; l++) {
+        pair *even = (pair *)out + 2 * l * out_rs, *odd = even + out_rs;
+        for (int j = 0; j < n; j++) {
+            even[j] = t[l * n + j] << 16;
+            odd[j] = t[l * n + j] & 0xffff0000;
+        }
+    }
+}
+
+// 16 columns of adjacent numbers; how many of each are done.
+static MS_KERNEL int64_t pack_columns_bf16(float *out, int64_t out_rs, const ms_bf16 *b, int64_t cs, int64_t k)
+{
+    pair t[16 * 16] __attribute__((aligned(64)));
+    for (int64_t p = 0; p < k / 32 * 32; p += 32) {
+        transpose_f32((float *)t, 16, b + p, cs * 2);
+        part(out + p * out_rs, out_rs, t, 16, 16);
+    }
+    return k / 32 * 32;
+}
+
+// 8 rows likewise.
+static MS_KERNEL int64_t pack_rows_bf16(float *out, const ms_bf16 *a, int64_t rs, int64_t k)
+{
+    pair t[16 * 8] __attribute__((aligned(64)));
+    for (int64_t p = 0; p < k / 32 * 32; p += 32) {
+        transpose_8_f32((float *)t, a + p, rs * 2);
+        part(out + p * 8, 8, t, 16, 8);
+    }
+    return k / 32 * 32;
+}
+
+// Panels of rows, all of a row's before the next row's: they share lines.
+static MS_KERNEL void pack_panels_bf16(float *out, const ms_bf16 *b, int64_t rs, int64_t k, int64_t panels)
+{
+    for (int64_t p = 0; p < k; p++, b += rs, out += 48)
+        for (int64_t j = 0; j < panels; j++) {
+            __builtin_prefetch(b + 8 * rs + j * 48);
+            for (int q = 0; q < 48; q++) out[j * 48 * k + q] = ms_bf16_to_float(b[j * 48 + q]);
+        }
+}
+
+// Columns of A, 64 numbers of each, to 8 panels.
+static MS_KERNEL void pack_runs(float *out, const float *t, int64_t columns, int64_t panel)
+{
+    for (int64_t i = 0; i < 8; i++)
+        for (int64_t q = 0; q < columns; q++) memcpy(out + i * panel + q * 8, t + q * 64 + i * 8, 8 * sizeof(float));
+}
+
 // Like pack_f32: squares of 16 x 16 pass through a tile.
 static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int64_t at, int64_t rs, int64_t cs, int64_t k, int64_t n)
 {
@@ -146,10 +199,12 @@ static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int6
         }
         return;
     }
-    for (int64_t j = 0; j < wide; j += 16)
-        for (int64_t p = 0; p < k; p += 16) {
+    for (int64_t j = 0; j < wide; j += 16) {
+        int64_t w = n - j < 16 ? n - j : 16, p = 0;
+        if (dtype == MS_BF16 && rs == 1 && w == 16) p = pack_columns_bf16(out + j, out_rs, (const ms_bf16 *)b + at + j * cs, cs, k);
+        for (; p < k; p += 16) {
             float t[16 * 16] = { 0 };
-            int64_t w = n - j < 16 ? n - j : 16, h = k - p < 16 ? k - p : 16;
+            int64_t h = k - p < 16 ? k - p : 16;
             for (int64_t l = 0; l < w; l++) {
                 int64_t from = at + p * rs + (j + l) * cs;
                 if (rs == 1) load_run(dtype, t + l * 16, b, from, h);
@@ -157,6 +212,7 @@ static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int6
             }
             pack_f32(out + p * out_rs + j, out_rs, t, 1, 16, h, 16);
         }
+    }
 }
 
 // Rows of A into panels, converted on the way.
@@ -169,20 +225,23 @@ static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int
         for (int64_t p = 0; p < k; p += KC * 8 / RUN) {
             int64_t columns = k - p < KC * 8 / RUN ? k - p : KC * 8 / RUN;
             for (int64_t q = 0; q < columns; q++) load_run(dtype, t + q * RUN, a, at + (p + q) * cs, m);
-            for (int64_t i = 0; i < m; i += high)
+            if (high == 8 && m == RUN) pack_runs(out + p * 8, t, columns, 8 * k);
+            else for (int64_t i = 0; i < m; i += high)
                 for (int64_t q = 0; q < columns; q++)
                     memcpy(out + i * k + (p + q) * high, t + q * RUN + i, (size_t)(m - i < high ? m - i : high) * sizeof(float));
         }
         return;
     }
     for (int64_t i = 0; i < m; i += high) {
-        int64_t rows = m - i < high ? m - i : high;
+        int64_t rows = m - i < high ? m - i : high, p = 0;
+        if (dtype == MS_BF16 && cs == 1 && rows == 8 && high == 8) p = pack_rows_bf16(out + i * k, (const ms_bf16 *)a + at + i * rs, rs, k);
+        if (p == k) continue;
         for (int64_t r = 0; r < rows; r++) {
-            int64_t from = at + (i + r) * rs;
-            if (cs == 1) load_run(dtype, t + r * k, a, from, k);
-            else for (int64_t p = 0; p < k; p++) t[r * k + p] = load_one(dtype, a, from + p * cs);
+            int64_t from = at + (i + r) * rs + p * cs, rest = k - p;
+            if (cs == 1) load_run(dtype, t + r * rest, a, from, rest);
+            else for (int64_t q = 0; q < rest; q++) t[r * rest + q] = load_one(dtype, a, from + q * cs);
         }
-        pack_rows_f32(out + i * k, t, k, 1, rows, k, high);
+        pack_rows_f32(out + i * k + p * high, t, k - p, 1, rows, k - p, high);
     }
 }
 
@@ -197,10 +256,11 @@ static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
     const ms_gemm *g = w->g;
     (void)end, (void)block;
     int64_t j = task * w->pack, stop = j + w->pack < w->nc ? j + w->pack : w->nc;
-    if (g->b_cs == 1 && !w->half) {
+    if (g->b_cs == 1 && g->dtype != MS_F16) {
         int64_t panels = (stop - j) / w->wide, at = w->p0 * g->b_rs + w->j0 + j;
         char *out = w->b + j * w->kc * w->size;
-        if (w->size == 4) pack_panels_f32((float *)out, (const float *)g->b + at, g->b_rs, w->kc, panels);
+        if (w->half) pack_panels_bf16((float *)out, (const ms_bf16 *)g->b + at, g->b_rs, w->kc, panels);
+        else if (w->size == 4) pack_panels_f32((float *)out, (const float *)g->b + at, g->b_rs, w->kc, panels);
         else pack_panels_f64((double *)out, (const double *)g->b + at, g->b_rs, w->kc, panels);
         j += panels * w->wide;
     }

@@ -282,15 +282,15 @@ static MS_KERNEL void R(dots)(int64_t n, int64_t k, const REAL *a, const REAL *b
     }
 }
 
-// A square of LANES x LANES in registers: at each stage the off-diagonal blocks of side `step` change places.
+// A square of LANES x LANES in registers, its columns so many bytes apart: at each stage the off-diagonal blocks of side `step` change places.
 #define LOW(step, l)  ((l) & (step) ? (l) - (step) + LANES : (l))
 #define HIGH(step, l) ((l) & (step) ? (l) + LANES : (l) + (step))
-static inline __attribute__((always_inline)) void R(transpose)(REAL *out, int64_t out_rs, const REAL *in, int64_t in_cs)
+static inline __attribute__((always_inline)) void R(transpose)(REAL *out, int64_t out_rs, const void *in, int64_t in_cs)
 {
     typedef INDEX index __attribute__((vector_size(64)));
     R(vec) x[LANES];
 #pragma GCC unroll 16
-    for (int l = 0; l < LANES; l++) x[l] = *(const R(vec) *)(in + l * in_cs);
+    for (int l = 0; l < LANES; l++) x[l] = *(const R(vec) *)((const char *)in + l * in_cs);
 #define STAGE(step)                                                                             \
     _Pragma("GCC unroll 16") for (int l = 0; l < LANES; l++) {                                  \
         if (l & (step)) continue;                                                               \
@@ -304,13 +304,13 @@ static inline __attribute__((always_inline)) void R(transpose)(REAL *out, int64_
 #pragma GCC unroll 16
     for (int l = 0; l < LANES; l++) *(R(vec) *)(out + l * out_rs) = x[l];
 }
-// 8 rows of LANES numbers become LANES rows of 8, one after the other.
-static inline __attribute__((always_inline)) void R(transpose_8)(REAL *out, const REAL *in, int64_t in_rs)
+// 8 rows of LANES numbers, so many bytes apart, become LANES rows of 8, one after the other.
+static inline __attribute__((always_inline)) void R(transpose_8)(REAL *out, const void *in, int64_t in_rs)
 {
     typedef INDEX index __attribute__((vector_size(64)));
     R(vec) x[8];
 #pragma GCC unroll 8
-    for (int l = 0; l < 8; l++) x[l] = *(const R(vec) *)(in + l * in_rs);
+    for (int l = 0; l < 8; l++) x[l] = *(const R(vec) *)((const char *)in + l * in_rs);
 #define STAGE(step)                                                                             \
     _Pragma("GCC unroll 8") for (int l = 0; l < 8; l++) {                                       \
         if (l & (step)) continue;                                                               \
@@ -348,7 +348,7 @@ static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t 
     if (rs == 1) {                      // LANES columns at a time: more runs than the hardware follows would not be fetched ahead
         done = k / LANES * LANES;
         for (j = 0; j < full; j += LANES)
-            for (int64_t p = 0; p < done; p += LANES) R(transpose)(out + p * out_rs + j, out_rs, b + p + j * cs, cs);
+            for (int64_t p = 0; p < done; p += LANES) R(transpose)(out + p * out_rs + j, out_rs, b + p + j * cs, cs * (int64_t)sizeof(REAL));
     }
     for (int64_t p = full == wide ? done : 0; p < k; p++) {
         for (j = p < done ? full : 0; j < n; j++) out[p * out_rs + j] = b[p * rs + j * cs];
@@ -398,7 +398,7 @@ static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t
     for (; m > 0; m -= high, a += high * rs, out += high * k) {
         int64_t rows = m < high ? m : high, p = 0;
         if (cs == 1 && rows == 8 && high == 8)
-            for (; p + LANES <= k; p += LANES) R(transpose_8)(out + p * 8, a + p, rs);
+            for (; p + LANES <= k; p += LANES) R(transpose_8)(out + p * 8, a + p, rs * (int64_t)sizeof(REAL));
         for (; p < k; p++)
             for (int64_t r = 0; r < rows; r++) out[p * high + r] = a[r * rs + p * cs];
     }
