@@ -78,6 +78,22 @@ void ms__unit_note(const unit *u, int event, bool prefetched)
     events[n_events++] = (ms_unit_event){ .event = event, .prefetched = prefetched, .unit = u->name };
 }
 
+// MOONSHARD_LOG=fsdp: a line on stderr for every phase of every unit, by PyTorch's names (behaviour.md 3.13).
+void ms__unit_log(const unit *u, const char *phase)
+{
+    static int on = -1;
+    if (on < 0) {
+        const char *wanted = getenv("MOONSHARD_LOG");
+        on = wanted && strstr(wanted, "fsdp") != NULL;
+    }
+    if (MS_LIKELY(!on)) return;
+    char rank[32] = "";
+    int world = ms_dist_size(0);
+    if (world > 1) snprintf(rank, sizeof rank, "[rank %d] ", ms_dist_rank(0));
+    if (u && u->name[0]) fprintf(stderr, "%sFSDP::%s (%s)\n", rank, phase, u->name);
+    else fprintf(stderr, "%sFSDP::%s\n", rank, phase);
+}
+
 // ---- gather and reshard -----------------------------------------------------------------------
 
 bool ms__unit_idle(const unit *u) { return u->forwards == 0 && u->n_active == 0 && !u->summoning; }

@@ -187,6 +187,7 @@ ms_status ms__unit_replan(unit *u);                     // after a change of wha
 void      ms__unit_model(const unit *u);                // of u's next collective
 const char *ms__unit_reduced_name(const unit *u);       // of its reductions
 void      ms__unit_note(const unit *u, int event, bool prefetched);
+void      ms__unit_log(const unit *u, const char *phase);       // NULL: of the root
 void      ms__unit_drop_reduction(reduction *r);
 // unit_extend.c
 ms_status ms__unit_push_gather(ms_run *run, unit *u, bool early, bool prefetched);  // a task on run that gathers u, with the script's help where it has to

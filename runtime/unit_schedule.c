@@ -265,8 +265,10 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     if (!c->opened && !recomputing) {
         c->opened = u;
         c->n_entered = 0;
+        ms__unit_log(NULL, "root_pre_forward");
         st = inputs_to_device(u, n, io);
     }
+    if (u->n) ms__unit_log(u, "pre_forward");
     if (st == MS_OK && u->cast_forward_inputs && u->param_dtype >= 0) st = cast_floats(n, io, u->param_dtype);
     if (st == MS_OK) st = ms__unit_start_gather(u, false, false);
     if (st == MS_OK) st = ms__unit_finish_gather(u);
@@ -310,6 +312,7 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
     context *c = u->context;
     bool skipped = u->skipped & 1, recomputing = ms__run_recomputing();
     int64_t use = u->uses[u->forwards & 63];
+    if (u->n && !skipped) ms__unit_log(u, "post_forward");
     ms_status st = inputs_of(n, io, out);
     bool grad = false, regional = ms__region && !ms__state.grad_mode;       // regional: a graph comes when the checkpoint's region runs again
     if (st == MS_OK && !skipped && u->n > 0) {
@@ -404,6 +407,7 @@ ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
     ms__unit_after_errors(u);
     MS_TRY(check_unchanged(u, use));
     MS_TRY(add_active(u, use, run));
+    ms__unit_log(u, "pre_backward");
     u->context->in_backward = true;
     if (MS_UNLIKELY(some_extended(u->context))) return gather_by_tasks(run, u, use);
     if (u->unshard_in_backward) {
@@ -475,6 +479,7 @@ static ms_status fold(unit *u)
 static ms_status post_backward(ms_run *run, unit *u)
 {
     u->arrived = 0;
+    if (u->n) ms__unit_log(u, "post_backward");
     MS_TRY(u->views == MS_VIEWS_SHARDED ? fold(u) : u->sync ? ms__flat_take(u) : ms__flat_keep(u));
     if (u->reshard_after_backward && ms__unit_idle(u)) ms__unit_shard(u);
     if (u->n) ms__unit_note(u, MS_UNIT_EV_POST_BACKWARD, false);
@@ -519,6 +524,7 @@ ms_status ms__units_final(ms_run *run)
 {
     for (context *c = ms__contexts(); c; c = c->next) {
         if (!c->in_backward) continue;
+        ms__unit_log(NULL, "root_post_backward");
         // Units whose inputs needed no gradient, the root usually among them.
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];

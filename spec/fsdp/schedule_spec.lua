@@ -2,8 +2,8 @@
 --- (behaviour.md 3.14), the accumulation switches (4.A.12), prefetch lists, groups of modules.
 local ranks = require "spec.support.ranks"
 
--- A chain of blocks whose input requires grad, as an embedding's output does.
-local function chain(n, options)
+-- A chain of blocks whose input requires grad, as an embedding's output does; whole: not sharded.
+local function chain(n, options, whole)
   local ms = require "moonshard"
   local nn, fsdp = ms.nn, ms.fsdp
   local Net = nn.Module:extend "Net"
@@ -20,6 +20,7 @@ local function chain(n, options)
   end
   ms.manual_seed(1)
   local model = Net()
+  if whole then return model end
   for _, layer in ipairs(model.layers) do fsdp.fully_shard(layer, options) end
   return fsdp.fully_shard(model, options), ms
 end
@@ -72,6 +73,19 @@ ranks.describe(2, "collectives of a step", function()
     assert.equal(4, (count(backward, "reduce_scatter")))
   end)
 
+  it("after a reshard by hand are a gather of each unit in backward", function()
+    local model, ms = chain(3, { reshard_after_forward = false })
+    local loss
+    local forward = ms.dist.record(function() loss = model(ms.ones(2, 4)):sum() end)
+    for _, m in ipairs(model:modules()) do
+      if m:isa(ms.fsdp.FSDPModule) then m:reshard() end
+    end
+    local backward = ms.dist.record(function() loss:backward() end)
+    assert.equal(4, (count(forward, "all_gather")))
+    assert.equal(4, (count(backward, "all_gather")))
+    assert.equal(4, (count(backward, "reduce_scatter")))
+  end)
+
   it("while gradients are not synchronised are gathers only, and the last pass reduces the sum", function()
     local model, ms = chain(2)
     local reference = chain(2)
@@ -119,6 +133,35 @@ ranks.describe(2, "collectives of a step", function()
     local want = {}
     for name, p in reference:named_parameters() do want[name] = p.grad:to_local() * 2 end
     for name, p in model:named_parameters() do ms.testing.assert_close(p.grad:to_local(), want[name]) end
+  end)
+
+  it("divide by W and 2 W behind the sum, through 10 steps of AdamW, told by the old name too", function(rank, world)
+    local ms = require "moonshard"
+    for _, factor in ipairs { world, 2 * world } do
+      local reference, model = chain(2, nil, true), chain(2)
+      local warned = ms.catch_warnings(function()
+        for _, m in ipairs(model:modules()) do
+          if m:isa(ms.fsdp.FSDPModule) then
+            m:set_reduce_scatter_divide_factor(factor)
+            m:set_force_sum_reduction_for_comms(true)
+            m:set_allocate_memory_from_process_group_for_comm(true)
+          end
+        end
+      end)
+      assert.matches("use set_gradient_divide_factor", warned[1])
+      assert.error_matches(function() model:set_force_sum_reduction_for_comms(1) end, "argument is a number %(1%), expected a boolean")
+      local optims = {}
+      for k, m in ipairs { reference, model } do optims[k] = ms.optim.AdamW(m:parameters(), { lr = 0.01 }) end
+      for step = 1, 10 do
+        for r = 0, world - 1 do ms.scope(function() (reference(ms.ones(2, 4) * (r + step)):sum() / factor):backward() end) end
+        ms.scope(function() model(ms.ones(2, 4) * (rank + step)):sum():backward() end)
+        ms.fsdp.check_sharded_parity(reference, model)
+        for _, o in ipairs(optims) do
+          o:step()
+          o:zero_grad()
+        end
+      end
+    end
   end)
 end)
 

@@ -542,6 +542,17 @@ function FSDPModule:set_gradient_divide_factor(x)
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_DIVIDE_FACTOR, x) ~= 0 then errors.fail() end
 end
 
+--- Its older name.
+function FSDPModule:set_reduce_scatter_divide_factor(x)
+  log.warn "set_reduce_scatter_divide_factor is deprecated; use set_gradient_divide_factor"
+  return self:set_gradient_divide_factor(x)
+end
+
+--- Neither changes anything: gradients are always summed and then divided once, and collectives read any memory in place.
+for _, name in ipairs { "set_force_sum_reduction_for_comms", "set_allocate_memory_from_process_group_for_comm" } do
+  FSDPModule[name] = function(_, on) boolean(name, on) end
+end
+
 --- False: the backward uses the parameters as they are and gathers nothing.
 function FSDPModule:set_unshard_in_backward(on)
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward", on) and 1 or 0) ~= 0 then errors.fail() end
