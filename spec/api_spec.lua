@@ -160,6 +160,70 @@ describe("the contract's fields", function()
     end
   end)
 
+  it("are there: sparse tensors, of which one may be a grad", function()
+    local e = nn.Embedding(3, 2, { sparse = true })
+    e(ms.tensor({ 1, 1 }, { dtype = "int64" })):sum():backward()
+    local g = e.weight.grad
+    assert.is_true(g.is_sparse)
+    for _, name in ipairs(words "indices values coalesce to_dense clone to half float") do assert.is_function(g[name], name) end
+    assert.are.same({ 2, 2 }, (g:coalesce() / 1):half():values()[1]:tolist())
+  end)
+
+  it("are there: the context of a Function, and what tensor classes define", function()
+    local seen
+    local f = ms.Function {
+      forward = function(ctx, a, b, k)
+        assert.are.same({ true, false }, { ctx.needs_grad[1], ctx.needs_grad[2] })
+        ctx:save(b)
+        ctx.mine = k
+        return a * b
+      end,
+      backward = function(ctx, g)
+        seen = ctx.mine
+        return g * ctx:saved()
+      end,
+    }
+    f(ms.ones(2, { requires_grad = true }), ms.ones(2), "k"):sum():backward()
+    assert.are.equal("k", seen)
+    local Box = ms.Tensor:extend "Box"
+    function Box:init(part) self.part = part end
+    function Box:inner_tensors() return { self.part } end
+    function Box.from_inner(list) return Box(list[1]) end
+    local names = {}
+    function Box.dispatch(op, a, b)
+      names[#names + 1] = op.name
+      return Box(op(a.part, b))
+    end
+    assert.is_true((Box(ms.ones(2)) * 2):isa(Box))
+    assert.is_true(#names == 1 and type(names[1]) == "string")
+  end)
+
+  it("are there: statistics of memory, collectives recorded, phases of units recorded", function()
+    local stats = ms.memory_stats()
+    for _, name in ipairs(words "allocated peak_allocated reserved peak_reserved live_tensors") do assert.is_number(stats[name], name) end
+    local list, result = dist.record(function()
+      dist.all_reduce(ms.ones(3))
+      return 7
+    end)
+    assert.are.equal(7, result)
+    for _, name in ipairs(words "op dtype input_numel output_numel bytes group") do assert.is_not_nil(list[1][name], name) end
+    local m = fsdp.fully_shard(nn.Linear(2, 2))
+    local events = fsdp.record(function() m(ms.ones(1, 2)):sum():backward() end)
+    for _, name in ipairs(words "event unit prefetched") do assert.is_not_nil(events[1][name], name) end
+  end)
+
+  it("are there: gradient scalers, hooks of FSDP", function()
+    local scaler = ms.amp.GradScaler()
+    assert.is_nil(scaler.scale_tensor)
+    scaler:scale(ms.ones(1))
+    assert.are.equal(1, scaler.scale_tensor:numel())
+    local _, m = ms.catch_warnings(fsdp.FSDP, nn.Linear(2, 2))
+    assert.is_nil(m.comm_hook_state)
+    m.comm_hook_state = 3
+    assert.are.equal(3, m.comm_hook_state)
+    assert.matches("^flat_param$", (m:named_parameters()()))
+  end)
+
   it("are there: modules, optimizers, schedules", function()
     local m = nn.Linear(2, 2)
     assert.is_true(m.training)
