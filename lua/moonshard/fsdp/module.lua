@@ -1,5 +1,6 @@
 --- FSDPModule: what fully_shard adds to a module. The class of a sharded module is generated from its
 --- own ("FSDPLinear" extends Linear) and calls forward between the unit's hooks.
+local assign = require "moonshard.fsdp.assign"
 local autograd = require "moonshard.autograd"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
@@ -444,23 +445,28 @@ function FSDPModule:state_dict(...)
   return Module.state_dict(self, ...)
 end
 
--- What is loaded onto meta would be lost without a word.
-local function refuse_meta(m)
+-- What is loaded onto meta would be lost without a word. With assign, what is there still is what the state dict has not.
+local function refuse_meta(m, given)
   for name, p in m:named_parameters() do
-    if (rawget(p, "_unit") or rawget(p, "_flat")) and p.device:find "^meta" then
+    if (rawget(p, "_unit") or rawget(p, "_flat")) and p.device:find "^meta" and not (given and given[name] == nil) then
       errors.raise("load_state_dict: parameter '%s' is on meta: there is no memory to load it into; call to_empty(device) first", name)
     end
   end
 end
 M.refuse_meta = refuse_meta
 
---- `assign` copies as well: parameters of a unit stay what they are, parts of one block of memory.
+--- `assign` copies as well: parameters of a unit stay what they are, parts of one block of memory. On meta it makes that block.
 ---@param sd table<string, Tensor>
 ---@param given? {strict: boolean, assign: boolean}
 function FSDPModule:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false })
   reshard_all(self)
-  refuse_meta(self)
+  if o.assign and type(sd) == "table" and not is_tensor(sd) then
+    assign.make_room(self, assign.devices(sd), o.strict)
+    refuse_meta(self, not o.strict and sd or nil)
+  else
+    refuse_meta(self)
+  end
   return Module.load_state_dict(self, sd, { strict = o.strict })
 end
 

@@ -1,4 +1,5 @@
 --- State dicts of sharded models and of their optimizers. Collective: every rank calls these alike.
+local assign = require "moonshard.fsdp.assign"
 local class = require "moonshard.class"
 local errors = require "moonshard.errors"
 local flat = require "moonshard.fsdp.flat"
@@ -86,8 +87,8 @@ local function like(p, t)
   if shape == tostring(p:to_local().shape) then return sharded.around(p, t) end
 end
 
--- Rank 0's tensors on every rank, one at a time.
-local function from_rank0(m, sd, fn)
+-- Rank 0's tensors on every rank, one at a time; before them prepare(what there are, by name).
+local function from_rank0(m, sd, prepare, fn)
   local dist = require "moonshard.dist"
   local names, values = m:_state()
   local given = {}
@@ -97,6 +98,7 @@ local function from_rank0(m, sd, fn)
     end
   end
   given = dist.broadcast_object(given, { src = 0 })
+  prepare(given)
   for i, name in ipairs(names) do
     local g = given[name]
     if g then
@@ -108,21 +110,30 @@ local function from_rank0(m, sd, fn)
   return given
 end
 
---- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's is read (the others give `{}`).
+--- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's is read (the others give `{}`). With assign, what is on meta
+--- gets memory where the state dict's tensors are (the CPU's when they come from rank 0); the rest is copied, as without.
 ---@param m table
 ---@param sd table<string, Tensor>
----@param given? {strict: boolean, broadcast_from_rank0: boolean}
+---@param given? {strict: boolean, broadcast_from_rank0: boolean, assign: boolean}
 ---@return string[] missing, string[] unexpected
 function M.load_state_dict(m, sd, given)
   check_module("load_state_dict", m)
-  local o = opts("load_state_dict", given, { strict = true, broadcast_from_rank0 = false })
+  local o = opts("load_state_dict", given, { strict = true, broadcast_from_rank0 = false, assign = false })
   if type(sd) ~= "table" or tensor.is_tensor(sd) then errors.raise("load_state_dict: argument 2 is %s, expected a table of tensors", errors.kind(sd)) end
   module.reshard_all(m)
-  module.refuse_meta(m)
+  local function prepare(device_of)
+    if o.assign then assign.make_room(m, device_of, o.strict) end
+    module.refuse_meta(m, o.assign and not o.strict and device_of or nil)
+  end
+  if not o.broadcast_from_rank0 then prepare(assign.devices(sd)) end
   writeback.write_back_all(module.units_below(m))
   local fitted = {}
   if o.broadcast_from_rank0 then
-    from_rank0(m, sd, function(name, now, t) fitted[name] = sharded.is_sharded(now) and like(now, t) or t end)
+    from_rank0(m, sd, function(there)
+      local device_of = {}
+      for name in pairs(there) do device_of[name] = "cpu" end           -- order does not matter: looked up by name
+      prepare(device_of)
+    end, function(name, now, t) fitted[name] = sharded.is_sharded(now) and like(now, t) or t end)
     -- What rank 0 has and the model has not is said there.
     for name, t in pairs(sd) do
       if fitted[name] == nil then fitted[name] = t end
