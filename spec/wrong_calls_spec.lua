@@ -233,6 +233,8 @@ local calls = {
   { "m:load_state_dict({})", [[Error(s) in loading state_dict for Linear: | Missing key(s) in state_dict: "weight", "bias". ]] },
   { "m:load_state_dict({weight = ms.ones(1), bias = ms.ones(2)})",
     "Error(s) in loading state_dict for Linear: | size mismatch for weight: copying a param with shape [1] from checkpoint, the" },
+  { [[m:state_dict({prefix = "net."})]], "state_dict: unknown option 'prefix' (accepted: none)" },
+  { [[dist.new_group({0}, {timeout = 3})]], "dist.new_group: unknown option 'timeout' (accepted: none)" },
   { "m:load_state_dict(3)", "load_state_dict: a table of tensors expected, got a number (3)" },
   { [[m:get_submodule("a.b")]], "get_submodule: Linear: unknown child 'a'" },
   { [[m:get_parameter("wieght")]], "get_parameter: Linear: unknown parameter 'wieght'; did you mean 'weight'?" },

@@ -109,7 +109,8 @@ end
 --- A group of some ranks, in ascending order. Called by every rank of the world, with the same list.
 ---@param ranks integer[]
 ---@return Group
-function dist.new_group(ranks)
+function dist.new_group(ranks, more)
+  if more ~= nil then opts.none("dist.new_group", more) end
   ensure()
   if type(ranks) ~= "table" then errors.raise("dist.new_group: expected a list of ranks, got %s", errors.kind(ranks)) end
   local n = #ranks

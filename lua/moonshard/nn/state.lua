@@ -184,7 +184,8 @@ end
 
 ---Every parameter and persistent buffer by every name it has: detached tensors that share storage.
 ---@return table<string, Tensor>
-function Module:state_dict()
+function Module:state_dict(more)
+  if more ~= nil then opts.none("state_dict", more) end
   local names, values = self:_state()
   local sd = {}
   for i, name in ipairs(names) do sd[name] = values[i]:detach() end
