@@ -20,7 +20,7 @@ enum {
     FEW = 400,                  // columns up to which rows of A are read where they are: they pass by too few times to pay for packing
     ROWS = 2048,                // rows of A packed at a time, at most
     ROWS_HALF = 1024, COLUMNS_HALF = 2304,      // half types: of those deeper than KC so many float32 sums are kept
-    RUN = 64,                   // rows packed together where A's columns are the runs of memory
+    RUN = 128,                  // bytes of a column of A packed together where columns are the runs of memory: what is fetched as one
     SHARE = 256,                // lines of B's next columns that are fetched beside a panel of A
 };
 
@@ -181,11 +181,11 @@ static MS_KERNEL void pack_panels_bf16(float *out, const ms_bf16 *b, int64_t rs,
         }
 }
 
-// Columns of A, 64 numbers of each, to 8 panels.
+// Columns of A, a run of each, to panels of 8 rows.
 static MS_KERNEL void pack_runs(float *out, const float *t, int64_t columns, int64_t panel)
 {
-    for (int64_t i = 0; i < 8; i++)
-        for (int64_t q = 0; q < columns; q++) memcpy(out + i * panel + q * 8, t + q * 64 + i * 8, 8 * sizeof(float));
+    for (int64_t i = 0; i < RUN / 16; i++)
+        for (int64_t q = 0; q < columns; q++) memcpy(out + i * panel + q * 8, t + q * RUN / 2 + i * 8, 8 * sizeof(float));
 }
 
 // Like pack_f32: squares of 16 x 16 pass through a tile.
@@ -218,17 +218,18 @@ static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int6
 // Rows of A into panels, converted on the way.
 static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int64_t rs, int64_t cs, int64_t m, int64_t k, int64_t high)
 {
+    enum { LONG = RUN / 2, ROUND = 8 * KC / LONG };
     float t[8 * KC] __attribute__((aligned(64)));
     int64_t whole = m / high * high;
-    if (rs == 1) {                      // columns, RUN numbers of each, through a tile
+    if (rs == 1) {                      // columns, LONG numbers of each, through a tile
         if (whole < m) memset(out + whole * k, 0, (size_t)(high * k) * sizeof(float));
-        for (int64_t p = 0; p < k; p += KC * 8 / RUN) {
-            int64_t columns = k - p < KC * 8 / RUN ? k - p : KC * 8 / RUN;
-            for (int64_t q = 0; q < columns; q++) load_run(dtype, t + q * RUN, a, at + (p + q) * cs, m);
-            if (high == 8 && m == RUN) pack_runs(out + p * 8, t, columns, 8 * k);
+        for (int64_t p = 0; p < k; p += ROUND) {
+            int64_t columns = k - p < ROUND ? k - p : ROUND;
+            for (int64_t q = 0; q < columns; q++) load_run(dtype, t + q * LONG, a, at + (p + q) * cs, m);
+            if (high == 8 && m == LONG) pack_runs(out + p * 8, t, columns, 8 * k);
             else for (int64_t i = 0; i < m; i += high)
                 for (int64_t q = 0; q < columns; q++)
-                    memcpy(out + i * k + (p + q) * high, t + q * RUN + i, (size_t)(m - i < high ? m - i : high) * sizeof(float));
+                    memcpy(out + i * k + (p + q) * high, t + q * LONG + i, (size_t)(m - i < high ? m - i : high) * sizeof(float));
         }
         return;
     }
@@ -303,10 +304,13 @@ static void pack_rows(const gemm_work *w, int64_t i, int64_t m)
     else pack_rows_f64((double *)out, (const double *)g->a + at, g->a_rs, g->a_cs, m, w->kc, w->high);
 }
 
+// Rows that are packed together where A's columns are the runs of memory: whole panels.
+static int64_t run_rows(const gemm_work *w) { return RUN / (w->half ? 2 : w->size) / 8 * w->high; }
+
 static void pack_rows_task(void *arg, int64_t task, int64_t end, int64_t unused)
 {
     const gemm_work *w = arg;
-    int64_t step = RUN / 8 * w->high, i = task * step;
+    int64_t step = run_rows(w), i = task * step;
     (void)end, (void)unused;
     pack_rows(w, i, w->mb - i < step ? w->mb - i : step);
 }
@@ -369,7 +373,7 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
     const gemm_work *w = arg;
     const ms_gemm *g = w->g;
     int64_t top = task / w->across * w->mc, bottom = w->mb - top < w->mc ? w->mb : top + w->mc, j = task % w->across * w->cols;
-    int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, step = g->a_rs == 1 ? RUN / 8 * w->high : w->high;
+    int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, step = g->a_rs == 1 ? run_rows(w) : w->high;
     bool fresh = w->pack_a && w->across == 1 && w->j0 == w->first_col;
     (void)end, (void)unused;
 
@@ -400,7 +404,7 @@ static void column_block(gemm_work *w, int64_t threads)
     w->across = ceil_div(w->nc, w->cols);
     w->fused = w->g->b_cs == 1 && w->nc % (64 / w->size) == 0 && w->pack_a && !w->half && !narrow() && w->mc >= w->mb && w->mb >= w->high;
     if (!w->fused) ms__parallel_tasks(ceil_div(w->nc, w->pack), pack_task, w);
-    if (w->pack_a && w->across > 1 && w->j0 == w->first_col) ms__parallel_tasks(ceil_div(w->mb, RUN / 8 * w->high), pack_rows_task, w);
+    if (w->pack_a && w->across > 1 && w->j0 == w->first_col) ms__parallel_tasks(ceil_div(w->mb, run_rows(w)), pack_rows_task, w);
     ms__parallel_tasks(ceil_div(w->mb, w->mc) * w->across, row_task, w);
 }
 
@@ -414,60 +418,79 @@ static void what_follows(gemm_work *w, int64_t nc, int64_t kc)
     w->then_nc = w->then_kc == 0 ? 0 : w->last_col - w->then_j < nc ? w->last_col - w->then_j : nc;
 }
 
-static ms_status large(const ms_gemm *g)
-{
-    gemm_work w = { .g = g, .half = ms__is_half(g->dtype), .size = g->dtype == MS_F64 ? 8 : 4, .high = panel_rows() };
-    int64_t kc = even(g->k, KC * 4 / w.size, 16), depth = kc < g->k ? kc : g->k, threads = ms_num_threads();
-    bool deep = kc < g->k;
-    w.wide = 3 * 64 / w.size;
-    w.pack_a = w.half || g->a_cs != 1 || g->n > FEW;
-    int64_t mb = even(g->m, w.half ? ROWS_HALF : ROWS, w.high), jb = w.half && deep && g->n > COLUMNS_HALF ? even(g->n, COLUMNS_HALF, w.wide) : g->n;
+// How large a product is cut: depth of panels, rows and columns at hand at a time.
+typedef struct gemm_cut { int64_t kc, mb, jb, nc; } gemm_cut;
 
-    // Half of the second cache for B's panels, through which a panel of A passes. Several threads: about two tasks each,
-    // cut first along rows, 128 of which pay for having B's panels brought, then along columns.
-    int64_t fit = cache_bytes(2) / 2 / (kc * w.size) / w.wide * w.wide, down = 1, across = 1;
-    w.cols = even(jb, fit < 2 * w.wide ? 2 * w.wide : fit, w.wide);
+// Half of the second cache for B's panels, through which a panel of A passes. Several threads: about two tasks each,
+// cut first along rows, 128 of which pay for having B's panels brought, then along columns.
+static gemm_cut cut(gemm_work *w, int64_t threads)
+{
+    const ms_gemm *g = w->g;
+    gemm_cut c = { .kc = even(g->k, KC * 4 / w->size, 16), .mb = even(g->m, w->half ? ROWS_HALF : ROWS, w->high), .jb = g->n };
+    if (w->half && c.kc < g->k && g->n > COLUMNS_HALF) c.jb = even(g->n, COLUMNS_HALF, w->wide);
+
+    int64_t fit = cache_bytes(2) / 2 / (c.kc * w->size) / w->wide * w->wide, down = 1, across = 1;
+    w->cols = even(c.jb, fit < 2 * w->wide ? 2 * w->wide : fit, w->wide);
     if (threads > 1) {
-        int64_t most = ceil_div(jb, w.cols);
-        down = mb / 128 < 1 ? 1 : mb / 128 < 2 * threads ? mb / 128 : 2 * threads;
+        int64_t most = ceil_div(c.jb, w->cols);
+        down = c.mb / 128 < 1 ? 1 : c.mb / 128 < 2 * threads ? c.mb / 128 : 2 * threads;
         across = ceil_div(2 * threads, down) < most ? ceil_div(2 * threads, down) : most;
-        if (down * across < 2 * threads && mb > down * 4 * w.high) {
+        if (down * across < 2 * threads && c.mb > down * 4 * w->high) {
             down = ceil_div(2 * threads, across);
-            if (down > mb / (4 * w.high)) down = mb / (4 * w.high);
+            if (down > c.mb / (4 * w->high)) down = c.mb / (4 * w->high);
         }
-        if (down * across < threads && w.cols > 2 * w.wide) {
-            w.cols = even(jb, ceil_div(w.cols, ceil_div(threads, down * across)), w.wide);
-            most = ceil_div(jb, w.cols);
+        if (down * across < threads && w->cols > 2 * w->wide) {
+            w->cols = even(c.jb, ceil_div(w->cols, ceil_div(threads, down * across)), w->wide);
+            most = ceil_div(c.jb, w->cols);
             across = ceil_div(2 * threads, down) < most ? ceil_div(2 * threads, down) : most;
         }
     }
-    w.mc = even(mb, ceil_div(mb, down), w.high);
-    int64_t nc = w.cols * across;
+    w->mc = even(c.mb, ceil_div(c.mb, down), w->high);
+    c.nc = w->cols * across;
+    return c;
+}
 
-    size_t a_bytes = w.pack_a ? (size_t)(mb * depth * w.size) : 0, b_bytes = (size_t)(nc * depth * w.size), s_bytes = 0;
+// The rows and the columns at hand, through all of the depth.
+static void all_depths(gemm_work *w, const gemm_cut *c, int64_t threads)
+{
+    const ms_gemm *g = w->g;
+    for (w->p0 = 0; w->p0 < g->k; w->p0 += w->kc) {
+        w->kc = g->k - w->p0 < c->kc ? g->k - w->p0 : c->kc;
+        w->first = w->p0 == 0;
+        w->last = w->p0 + w->kc == g->k;
+        for (w->j0 = w->first_col; w->j0 < w->last_col; w->j0 += c->nc) {
+            w->nc = w->last_col - w->j0 < c->nc ? w->last_col - w->j0 : c->nc;
+            if (threads == 1) what_follows(w, c->nc, c->kc);
+            column_block(w, threads);
+        }
+    }
+}
+
+static ms_status large(const ms_gemm *g)
+{
+    gemm_work w = { .g = g, .half = ms__is_half(g->dtype), .size = g->dtype == MS_F64 ? 8 : 4, .high = panel_rows() };
+    int64_t threads = ms_num_threads();
+    w.wide = 3 * 64 / w.size;
+    w.pack_a = w.half || g->a_cs != 1 || g->n > FEW;
+    const gemm_cut c = cut(&w, threads);
+
+    bool deep = c.kc < g->k;
+    int64_t depth = deep ? c.kc : g->k;
+    size_t a_bytes = w.pack_a ? (size_t)(c.mb * depth * w.size) : 0, b_bytes = (size_t)(c.nc * depth * w.size), s_bytes = 0;
     if (w.half) {
-        w.sums_rs = (deep ? jb : w.cols) + 16;          // not a power of two
-        s_bytes = (size_t)((deep ? mb : w.high * threads) * w.sums_rs) * 4;
+        w.sums_rs = (deep ? c.jb : w.cols) + 16;        // not a power of two
+        s_bytes = (size_t)((deep ? c.mb : w.high * threads) * w.sums_rs) * 4;
     }
     ms_block *scratch;
     MS_TRY(ms__alloc(&scratch, MS_CPU, a_bytes + b_bytes + s_bytes, g->what));
     w.b = scratch->data;
     w.a = w.b + b_bytes;
     w.sums = s_bytes ? (float *)(w.a + a_bytes) : NULL;
-    for (w.i0 = 0; w.i0 < g->m; w.i0 += mb) {
-        w.mb = g->m - w.i0 < mb ? g->m - w.i0 : mb;
-        for (w.first_col = 0; w.first_col < g->n; w.first_col += jb) {
-            w.last_col = g->n - w.first_col < jb ? g->n : w.first_col + jb;
-            for (w.p0 = 0; w.p0 < g->k; w.p0 += w.kc) {
-                w.kc = g->k - w.p0 < kc ? g->k - w.p0 : kc;
-                w.first = w.p0 == 0;
-                w.last = w.p0 + w.kc == g->k;
-                for (w.j0 = w.first_col; w.j0 < w.last_col; w.j0 += nc) {
-                    w.nc = w.last_col - w.j0 < nc ? w.last_col - w.j0 : nc;
-                    if (threads == 1) what_follows(&w, nc, kc);
-                    column_block(&w, threads);
-                }
-            }
+    for (w.i0 = 0; w.i0 < g->m; w.i0 += c.mb) {
+        w.mb = g->m - w.i0 < c.mb ? g->m - w.i0 : c.mb;
+        for (w.first_col = 0; w.first_col < g->n; w.first_col += c.jb) {
+            w.last_col = g->n - w.first_col < c.jb ? g->n : w.first_col + c.jb;
+            all_depths(&w, &c, threads);
         }
     }
     ms__free(scratch);
