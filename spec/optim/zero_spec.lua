@@ -216,6 +216,21 @@ for world = 1, 4 do
       if rank == world - 1 then zero.param_groups[1].lr = "fast" end
       assert.matches("lr is a string ('fast')", message(zero.step, zero), 1, true)
     end)
+
+    it("steps nothing where one rank's closure failed, and goes on", function(rank)
+      local plain, m = make(), make()
+      local _, _, _, optim = load()
+      local a, b = optim.Adam(plain:parameters(), KINDS[2][2]), zero_of(m, KINDS[2])
+      for step = 1, 3 do
+        assert.matches("the data ended", message(b.step, b, function()
+          backward(m, rank, step)
+          average(m)
+          if rank == step % world then error("the data ended", 0) end
+        end))
+        same(plain, m, "after the error: ")
+        train(plain, a, m, b, rank, step, step)
+      end
+    end)
   end)
 end
 

@@ -191,9 +191,12 @@ function Zero:step(closure)
   end
   if closure ~= nil and type(closure) ~= "function" then raise("%s: step: closure is %s, expected a function", NAME, show(closure)) end
   local result = true
-  if closure then result = autograd.enable_grad(closure) end
   self._consolidated = nil
   telling(self, function()
+    if closure then
+      result = autograd.enable_grad(closure)
+      if self._world > 1 then dist.barrier(self._group) end      -- where one rank's failed, none steps
+    end
     self.optim:_step_part(self._own)
     if self._world > 1 then no_grad(send_all, self) end
   end)
