@@ -390,7 +390,7 @@ enum { A = 1, B = 2, C = 4, NONE = 0 };                                 // bits 
 
 #define ROW(NAME, N, CHECK, KERNEL, BACKWARD, IN, OUT, FLAGS, SAMPLES)                                                  \
     const ms_op ms__op_##NAME = {                                                                                       \
-        .name = #NAME, .n_in_min = N, .n_in_max = N, .flags = FLAGS, .save_in = IN, .save_out = OUT, .check = CHECK,    \
+        .name = #NAME, .n_in_min = N, .n_in_max = N, .flags = (FLAGS) | MS_OP_EACH, .save_in = IN, .save_out = OUT, .check = CHECK,    \
         .run = { [MS_CPU] = ms__cpu_##KERNEL }, .backward = BACKWARD, .samples = SAMPLES };
 #define D MS_OP_DIFFERENTIABLE
 #define INPLACE (MS_OP_DIFFERENTIABLE | MS_OP_INPLACE)

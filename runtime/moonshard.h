@@ -175,7 +175,7 @@ MS_API const char *ms_op_name(int op);
 MS_API const char *ms_op_samples(int op);                // sample inputs for the generic specs, "" if none
 MS_API int         ms_op_flags(int op);                  // MS_OP_*
 enum { MS_OP_DIFFERENTIABLE = 1, MS_OP_INPLACE = 2, MS_OP_VIEW = 4, MS_OP_RANDOM = 8, MS_OP_LOW = 16, MS_OP_WIDE = 32 /* under autocast: half, float32 */,
-       MS_OP_ANY_DEVICE = 64 /* inputs may lie on several */ };
+       MS_OP_ANY_DEVICE = 64 /* inputs may lie on several */, MS_OP_EACH = 128 /* element by element: a single number may lie on the CPU */ };
 MS_API int         ms_op_has_kernel(int op, int device); // does it run there?
 
 MS_API ms_status ms_call_op(int op, ms_args *a);

@@ -180,6 +180,35 @@ static ms_status device_differs(const ms_call *c, int k, const ms_tensor *first)
     return ms__call_fail(c, "tensors are on different devices: %s and, as argument %d, %s", ms__tensor_text(first), k + 1, ms__tensor_text(c->in[k]));
 }
 
+static ms_status dispatch(ms_call *c, bool record);
+
+// Beside tensors of a device a tensor of one number and no dimension may lie on the CPU: it is brought there, on the tape like any other
+// way there. Not as what is changed in place.
+static ms_status dispatch_mixed(ms_call *c, bool record, int k, const ms_tensor *first)
+{
+    ms_tensor *brought[MS_MAX_IN], *was[MS_MAX_IN];
+    const ms_tensor *there = NULL;
+    int n = 0, from = c->op->flags & MS_OP_INPLACE ? 1 : 0;
+    for (int i = 0; i < c->n_in; i++) if (c->in[i] && ms__device(c->in[i]) != MS_CPU) there = c->in[i];
+    bool fits = c->op->flags & MS_OP_EACH && (ms__device(there) & 0xff) != MS_META;
+    for (int i = 0; i < c->n_in && fits; i++)
+        if (c->in[i]) fits = ms__device(c->in[i]) == ms__device(there) || (ms__device(c->in[i]) == MS_CPU && c->in[i]->ndim == 0 && i >= from);
+    if (!fits) return device_differs(c, k, first);
+    memcpy(was, c->in, (size_t)c->n_in * sizeof *was);
+    ms_status st = MS_OK;
+    for (int i = 0; i < c->n_in && st == MS_OK; i++) {
+        if (!c->in[i] || ms__device(c->in[i]) != MS_CPU) continue;
+        ms_call one = { .op = ms__op_by_name("to_device"), .n_in = 1, .n_i = 1 };
+        one.in[0] = c->in[i];
+        one.i[0] = ms__device(there);
+        if ((st = dispatch(&one, record)) == MS_OK) c->in[i] = brought[n++] = one.out[0];
+    }
+    if (st == MS_OK) st = dispatch(c, record);
+    while (n > 0) ms__release(brought[--n]);
+    memcpy(c->in, was, (size_t)c->n_in * sizeof *was);
+    return st;
+}
+
 static ms_status sharded_input(const ms_call *c, const ms_tensor *t)
 {
     ms__call_fail(c, "parameter '%s' is sharded; use to_local() for this rank's part or full_tensor() for the whole", t->name ? t->name : "?");
@@ -227,7 +256,7 @@ static ms_status dispatch(ms_call *c, bool record)
         if (!t) continue;
         if (MS_UNLIKELY(t->sharded)) return sharded_input(c, t);
         if (!first) first = t;
-        else if (MS_UNLIKELY(ms__device(t) != ms__device(first) && !(op->flags & MS_OP_ANY_DEVICE))) return device_differs(c, k, first);
+        else if (MS_UNLIKELY(ms__device(t) != ms__device(first) && !(op->flags & MS_OP_ANY_DEVICE))) return dispatch_mixed(c, record, k, first);
         ms_storage *s = t->storage;
         if (MS_UNLIKELY(s->vacated || s->event)) MS_TRY(ms__storage_sync(s, false));
         grad |= t->requires_grad;
