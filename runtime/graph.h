@@ -118,6 +118,7 @@ ms_run_state ms__run_event(ms_run *run, ms_event *ev, ms_event_kind kind, double
 int          ms__run_answers(ms_run *run, ms_tensor *const **t);    // of the last event; borrowed until the step returns
 bool         ms__run_is_backward(const ms_run *run);
 bool         ms__run_has_units(const ms_run *run);      // it goes through units
+void         ms__run_meets_unit(void);                  // a unit is entered: what runs just now (a recomputed region, a hook) goes through units too
 bool         ms__run_recomputing(void);                 // a checkpoint of some open run is being recomputed
 bool         ms__run_in_backward(void);                 // some open run is a backward
 ms_status    ms__accumulate(ms_tensor **total, ms_tensor *g);       // *total += g, in place where the buffer is its own; takes over g

@@ -54,6 +54,11 @@ bool ms__run_in_backward(void)
     return false;
 }
 
+void ms__run_meets_unit(void)
+{
+    if (top) top->units = true;
+}
+
 bool ms__run_recomputing(void)
 {
     for (ms_run *r = top; r; r = r->below)

@@ -251,6 +251,7 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     context *c = u->context;
     if (!c) return ms__fail(MS_ESTATE, "fsdp: unit '%s' runs forward before lazy initialisation", u->name);
 
+    ms__run_meets_unit();
     ms__unit_after_errors(u);
     // What stayed whole after a forward without a backward is stale when the script has changed the parameters since (every rank
     // sees that alike).
