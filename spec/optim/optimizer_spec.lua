@@ -23,6 +23,8 @@ describe("an optimizer", function()
     assert.truthy(message(optim.SGD, {}):find("the list of parameters is empty", 1, true))
     assert.truthy(message(optim.SGD, { p, p }):find("parameter 2 is in the list twice", 1, true))
     assert.truthy(message(optim.SGD, { p * 2 }):find("parameter 1 is the result of an operation", 1, true))
+    local opt = optim.SGD({ p }, { lr = 1 })
+    assert.matches("SGD: add_param_group: argument 1 is nil, expected a group {params = {…}}", message(opt.add_param_group, opt), 1, true)
     assert.truthy(message(function() return optim.AdamX end):find("did you mean 'Adam", 1, true))
   end)
 

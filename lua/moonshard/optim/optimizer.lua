@@ -143,6 +143,9 @@ end
 ---Adds a group: { params = {…}, lr = … }.
 ---@param group table
 function Optimizer:add_param_group(group)
+  if type(group) ~= "table" or is_tensor(group) then
+    raise("%s: add_param_group: argument 1 is %s, expected a group {params = {…}}", self:class_name(), show(group))
+  end
   add_group(self, group, "group " .. #self.param_groups + 1)
 end
 

@@ -257,7 +257,7 @@ function Zero:consolidate_state_dict(to)
   to = to or 0
   local member = false
   for _, rank in ipairs(self._ranks) do member = member or rank == to end
-  if not member then raise("consolidate_state_dict: rank %s is none of %s", show(to), table.concat(self._ranks, ", ")) end
+  if not member then raise("consolidate_state_dict: argument 1, a rank, is %s, expected one of %s", show(to), table.concat(self._ranks, ", ")) end
   self._consolidated = nil
   local here, names = dist.rank() == to, self.optim._state_names
   local sd, position = self.optim:state_dict(), position_of(self)
