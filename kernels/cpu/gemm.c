@@ -242,7 +242,7 @@ static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int
             if (cs == 1) load_run(dtype, t + r * rest, a, from, rest);
             else for (int64_t q = 0; q < rest; q++) t[r * rest + q] = load_one(dtype, a, from + q * cs);
         }
-        pack_rows_f32(out + i * k + p * high, t, k - p, 1, rows, k - p, high);
+        pack_rows_f32(out + i * k + p * high, t, k - p, 1, rows, k - p, high, k);
     }
 }
 
@@ -293,16 +293,18 @@ static void finish(const gemm_work *w, float *s, int64_t row, int64_t col, int64
     }
 }
 
-// Rows [i, i + m) of the rows at hand, i a multiple of the panels' height.
-static void pack_rows(const gemm_work *w, int64_t i, int64_t m)
+// Rows [i, i + m) of the rows at hand, i a multiple of the panels' height, from depth p to stop.
+static void pack_part(const gemm_work *w, int64_t i, int64_t m, int64_t p, int64_t stop)
 {
     const ms_gemm *g = w->g;
-    int64_t at = (w->i0 + i) * g->a_rs + w->p0 * g->a_cs;
-    char *out = w->a + i * w->kc * w->size;
-    if (w->half) pack_rows_half(g->dtype, (float *)out, g->a, at, g->a_rs, g->a_cs, m, w->kc, w->high);
-    else if (w->size == 4) pack_rows_f32((float *)out, (const float *)g->a + at, g->a_rs, g->a_cs, m, w->kc, w->high);
-    else pack_rows_f64((double *)out, (const double *)g->a + at, g->a_rs, g->a_cs, m, w->kc, w->high);
+    int64_t at = (w->i0 + i) * g->a_rs + (w->p0 + p) * g->a_cs, k = stop - p;
+    char *out = w->a + (i * w->kc + p * w->high) * w->size;
+    if (w->half) pack_rows_half(g->dtype, (float *)out, g->a, at, g->a_rs, g->a_cs, m, k, w->high);
+    else if (w->size == 4) pack_rows_f32((float *)out, (const float *)g->a + at, g->a_rs, g->a_cs, m, k, w->high, w->kc);
+    else pack_rows_f64((double *)out, (const double *)g->a + at, g->a_rs, g->a_cs, m, k, w->high, w->kc);
 }
+
+static void pack_rows(const gemm_work *w, int64_t i, int64_t m) { pack_part(w, i, m, 0, w->kc); }
 
 // Rows that are packed together where A's columns are the runs of memory: whole panels.
 static int64_t run_rows(const gemm_work *w) { return RUN / (w->half ? 2 : w->size) / 8 * w->high; }
@@ -375,13 +377,14 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
     int64_t top = task / w->across * w->mc, bottom = w->mb - top < w->mc ? w->mb : top + w->mc, j = task % w->across * w->cols;
     int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, step = g->a_rs == 1 ? run_rows(w) : w->high;
     bool fresh = w->pack_a && w->across == 1 && w->j0 == w->first_col;
+    bool along = g->a_rs == 1 && !w->half;      // a run's columns are packed beside the panels before it, while they are in the second cache
     (void)end, (void)unused;
 
     for (int64_t i = top; i < bottom; i += w->high) {
         int64_t rows = bottom - i < w->high ? bottom - i : w->high;
         gemm_ahead ahead = { 0 };
         if (fresh) {
-            if ((i - top) % step == 0) pack_rows(w, i, bottom - i < step ? bottom - i : step);
+            if ((i - top) % step == 0 && !(along && i > top && i + step <= bottom)) pack_rows(w, i, bottom - i < step ? bottom - i : step);
             ahead = rows_ahead(w, top, i, bottom, step);
         }
         gemm_ahead columns = { 0 };
@@ -392,6 +395,8 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
         if (w->half) row_half(w, i, rows, j, n, &ahead);
         else if (w->size == 4) row_f32(w, i, rows, j, n, &ahead);
         else row_f64(w, i, rows, j, n, &ahead);
+        int64_t part = (i - top) % step / w->high, parts = step / w->high, next = i + (parts - part) * w->high;
+        if (fresh && along && next + step <= bottom) pack_part(w, next, step, w->kc * part / parts, w->kc * (part + 1) / parts);
     }
 }
 

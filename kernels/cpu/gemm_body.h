@@ -4,7 +4,7 @@
 // tile: up to 8 rows by 3 vectors of C stay in registers while k runs. It needs of A only a base and
 // two strides (scalars are broadcast), of B rows of adjacent columns: packed panels, or B itself.
 // core: the same, 8 rows whole, where both are packed: it also fetches ahead. sweep: core after core.
-// What is fetched ahead, how far and when was found by trying, all in turns in one process (scripts/bench/results/2026-11-21-evening.md).
+// What is fetched ahead, how far and when was found by trying, all in turns in one process (scripts/bench/results/2026-11-21-evening.md, -night.md).
 
 typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 
@@ -371,17 +371,17 @@ static MS_KERNEL void R(pack_panels)(REAL *out, const REAL *b, int64_t rs, int64
     }
 }
 
-// Rows of A into panels of `high` rows: out[panel][p][row]; the last panel's missing rows become 0.
-static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t cs, int64_t m, int64_t k, int64_t high)
+// Rows of A into panels of `high` rows: out[panel][p][row], panels `depth` long; the last panel's missing rows become 0.
+static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t cs, int64_t m, int64_t k, int64_t high, int64_t depth)
 {
     int64_t whole = m / high * high;
-    if (whole < m) memset(out + whole * k, 0, (size_t)(high * k) * sizeof(REAL));
+    if (whole < m) memset(out + whole * depth, 0, (size_t)(high * k) * sizeof(REAL));
     if (rs == 1) {                      // columns are runs: a piece of each goes to every panel
         int64_t p = 0;
         if (high == 8)                  // 8 at a time: whole lines, which are fetched ahead, for nothing else would
             for (; p + 8 <= k && whole == m; p += 8, a += 8 * cs, out += 64) {
                 REAL *o = out;
-                for (int64_t i = 0; i < m; i += 8, o += 8 * k) {
+                for (int64_t i = 0; i < m; i += 8, o += 8 * depth) {
                     for (int l = 0; l < 64 / LANES; l++) __builtin_prefetch(o + 128 + l * LANES, 1);
                     for (int q = 0; q < 8; q++) memcpy(o + q * 8, a + q * cs + i, 8 * sizeof(REAL));
                 }
@@ -389,13 +389,13 @@ static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t
         for (; p < k; p++, a += cs, out += high) {
             REAL *o = out;
             int64_t i = 0;
-            if (high == 8) for (; i + 8 <= m; i += 8, o += 8 * k) memcpy(o, a + i, 8 * sizeof(REAL));
-            else for (; i + high <= m; i += high, o += high * k) memcpy(o, a + i, (size_t)high * sizeof(REAL));
+            if (high == 8) for (; i + 8 <= m; i += 8, o += 8 * depth) memcpy(o, a + i, 8 * sizeof(REAL));
+            else for (; i + high <= m; i += high, o += high * depth) memcpy(o, a + i, (size_t)high * sizeof(REAL));
             if (i < m) memcpy(o, a + i, (size_t)(m - i) * sizeof(REAL));
         }
         return;
     }
-    for (; m > 0; m -= high, a += high * rs, out += high * k) {
+    for (; m > 0; m -= high, a += high * rs, out += high * depth) {
         int64_t rows = m < high ? m : high, p = 0;
         if (cs == 1 && rows == 8 && high == 8)
             for (; p + LANES <= k; p += LANES) R(transpose_8)(out + p * 8, a + p, rs * (int64_t)sizeof(REAL));
