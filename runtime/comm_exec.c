@@ -100,6 +100,8 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
         if ((size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ": %s", what);
         if (models && (size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ", of the model made as number %u of its class", (unsigned)p.model);
     }
+    if (models && (size_t)at < size - 1)
+        at += snprintf(text + at, size - (size_t)at, "; all ranks of a group must wrap the same models, in the same order");
     if (parts && (size_t)at < size - 1)
         snprintf(text + at, size - (size_t)at, "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
 }

@@ -280,6 +280,29 @@ for world = 1, 4 do
         "FSDP will not all-gather parameters for containers that do not implement forward: " .. tostring(list)))
     end)
 
+    it("a wrapped list is walked by ipairs like the list: a policy that wraps everything changes no result", function()
+      local ms, nn, fsdp, _, quietly = load()
+      local Net = nn.Module:extend "Walks"
+      function Net:init()
+        self.blocks = nn.ModuleList { nn.Linear(3, 3), nn.Linear(3, 3) }
+        self.last = nn.Linear(3, 1)
+      end
+      function Net:forward(x)
+        for _, block in ipairs(self.blocks) do x = block(x):tanh() end
+        return self.last(x)
+      end
+      local function make()
+        ms.manual_seed(9)
+        return Net()
+      end
+      local plain = make()
+      local model = quietly(fsdp.FSDP, make(), { auto_wrap_policy = fsdp.wrap.always_wrap_policy })
+      assert.equal(2, #model.blocks)
+      assert.equal(model.blocks[1], model.blocks.module[1])
+      local x = ms.ones(2, 3)
+      assert.is_true((plain(x) - model(x)):abs():max():item() < 1e-6)
+    end)
+
     it("warns of the strategies it changes", function()
       local ms, nn, fsdp = load()
       for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do

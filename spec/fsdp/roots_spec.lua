@@ -27,6 +27,7 @@ for _, world in ipairs { 2, 3 } do
         assert.is_false(ok)
         assert.truthy(message:find("the ranks ask for different things", 1, true), message)
         assert.truthy(message:find("of the model made as number", 1, true), message)
+        assert.truthy(message:find("all ranks of a group must wrap the same models, in the same order", 1, true), message)
         -- In one order they run.
         for _ = 1, 2 do
           for _, m in ipairs { a, b } do m(x):sum():backward() end

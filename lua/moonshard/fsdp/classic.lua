@@ -227,6 +227,7 @@ function FSDP:init(m, given)
   rawget(self, "_slots").module = m
   rawget(self, "_kind").module = "module"
   table.insert(rawget(self, "_children"), "module")
+  for i, child in ipairs(m) do rawset(self, i, child) end       -- of a list: who walks it by ipairs would find nothing, and skip all in silence
   rawget(self, "_slots").training = m.training
   local on = switches.read()
   local handle = engine_unit(self, o, placed, params, names, on)
