@@ -59,14 +59,22 @@ function Pty:expect(wanted, seconds)
       self.text = self.text:sub(last + 1)
       return before
     end
-    self:read(0.05)
+    if not self:read(0.05) and not self.ended then
+      local pid, how, status = wait.wait(self.pid, wait.WNOHANG)
+      if pid == self.pid then self.ended = ("%s, %s"):format(how, status) end
+    end
   until process.now() > limit
-  return nil, self.text
+  return nil, ("%s not printed in %.0f s, but: %s (%s)"):format(wanted, (seconds or 10) * process.patience, self.text,
+    self.ended or "it runs, " .. (process.read(("/proc/%d/wchan"):format(self.pid)) or "?"))
 end
 
 --- Ends it; the exit status when it ended by itself within the time.
 function Pty:finish(seconds)
   local limit = process.now() + (seconds or 5) * process.patience
+  if self.ended then
+    unistd.close(self.master)
+    return nil, self.ended
+  end
   while process.now() < limit do
     if poll.rpoll(self.master, 0) == 1 then unistd.read(self.master, 4096) end
     local pid, how, status = wait.wait(self.pid, wait.WNOHANG)

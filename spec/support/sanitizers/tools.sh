@@ -59,7 +59,7 @@ planted_in_spec() {
     local fault=$1 expected=$2 ranks=${3:-} out=$build/planted.log
     rm -f "$reports"/*
     MOONSHARD_PLANTED=$PWD/$build/libplanted.so:$fault MOONSHARD_PLANTED_RANKS=$ranks \
-        run_specs "$here/planted_in_spec.lua" >"$out" 2>&1
+        run_specs "$here/planted_fault.lua" >"$out" 2>&1
     found $? "$fault in a spec${ranks:+ on $ranks ranks}"
 }
 
