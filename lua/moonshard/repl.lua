@@ -1,6 +1,7 @@
 --- The prompt: `scripts/repl`, or `luajit -i -e 'require "moonshard"'`.
 --- Expressions print themselves; an error keeps the session and its tensors; Ctrl-C returns to the
 --- prompt; names, fields and file names complete where readline is there; `? name` explains.
+local ffi = require "ffi"
 local engine = require "moonshard.ffi"
 local class = require "moonshard.class"
 local errors = require "moonshard.errors"
@@ -98,12 +99,20 @@ local function report(message)
   return { text = text_of(message), trace = lines }
 end
 
+-- A terminal throws away, behind the signal of Ctrl-C, what was printed and is not shown yet: an answer that comes before the
+-- kernel has got to that, the prompt with it. So the answer waits.
+ffi.cdef "int moonshard_settle(void *, unsigned long, int) __asm__(\"poll\");"
+function M.settle() ffi.C.moonshard_settle(nil, 0, 30) end
+
 local function print_results(ok, ...)
   if not ok then
     local failure = ...
     if type(failure) ~= "table" then failure = { text = text_of(failure), trace = {} } end      -- report itself failed
     local text = failure.text
-    if text:find "interrupted$" then text = "interrupted" end
+    if text:find "interrupted$" then
+      text = "interrupted"
+      M.settle()
+    end
     io.stdout:write(text, "\n")
     for k = 1, math.min(#failure.trace, 8) do io.stdout:write(failure.trace[k], "\n") end
     return false
@@ -356,6 +365,7 @@ end
 local function plain_reader(prompt)
   if state.interrupted ~= 0 then                        -- since the last line was read, which was not one to run
     state.interrupted = 0
+    M.settle()
     return "", true
   end
   io.stdout:write(prompt)
@@ -363,6 +373,7 @@ local function plain_reader(prompt)
   local line = io.read "*l"
   if line == nil and state.interrupted ~= 0 then        -- Ctrl-C ends the read, not the session
     state.interrupted = 0
+    M.settle()
     io.stdout:write "\n"
     return "", true
   end

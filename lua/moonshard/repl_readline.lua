@@ -105,6 +105,7 @@ local function attach(repl)
     while true do
       local ready = ffi.C.moonshard_poll(waiting, 1, 100)
       if engine.state.interrupted ~= 0 then
+        repl.settle()
         library.rl_replace_line("", 0)
         return 10
       end
