@@ -142,6 +142,16 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       assert.are.equal("7", ask(p, "3 + 4"))
     end)
 
+    if name:find "without" then it("hears Ctrl-C between the prompt and the waiting for a line", function()
+      ask(p, "require 'ffi'.cdef 'int raise(int);'")
+      p:type [[of = debug.getmetatable(io.stdout).__index; flush, left = of.flush, 2; of.flush = function(file)
+        flush(file); left = left - 1; if left == 0 then of.flush = flush; require 'ffi'.C.raise(2) end end]]
+      p:type "\n"
+      assert(p:expect "require 'ffi'.C.raise(2) end end\r\n>> ")
+      assert(p:expect "> \r\n> ")                   -- the second without a key
+      assert.are.equal("7", ask(p, "3 + 4"))
+    end) end
+
     it("is not kept away by a pcall around what Ctrl-C ends, nor ended by keys pressed in impatience", function()
       for _, line in ipairs {
         "while true do pcall(function() while true do end end) end",

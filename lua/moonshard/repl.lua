@@ -101,8 +101,11 @@ end
 
 -- A terminal throws away, behind the signal of Ctrl-C, what was printed and is not shown yet: an answer that comes before the
 -- kernel has got to that, the prompt with it. So the answer waits.
-ffi.cdef "int moonshard_settle(void *, unsigned long, int) __asm__(\"poll\");"
-function M.settle() ffi.C.moonshard_settle(nil, 0, 30) end
+ffi.cdef [[
+int moonshard_wait(void *, unsigned long, int) __asm__("poll");
+int moonshard_is_terminal(int) __asm__("isatty");
+]]
+function M.settle() ffi.C.moonshard_wait(nil, 0, 30) end
 
 local function print_results(ok, ...)
   if not ok then
@@ -362,6 +365,14 @@ end
 
 -- ---- the loop -------------------------------------------------------------------------------------
 
+-- Waits for a line typed at a terminal (whose lines come whole, so none is in Lua's buffer). A signal that comes just before
+-- a read begins does not end it; so the flag is looked at ten times a second.
+local input = ffi.new("struct { int fd; short events, revents; }", 0, 1)
+local function wait_for_line()
+  if ffi.C.moonshard_is_terminal(0) == 0 then return end
+  repeat until state.interrupted ~= 0 or ffi.C.moonshard_wait(input, 1, 100) > 0
+end
+
 local function plain_reader(prompt)
   if state.interrupted ~= 0 then                        -- since the last line was read, which was not one to run
     state.interrupted = 0
@@ -370,7 +381,8 @@ local function plain_reader(prompt)
   end
   io.stdout:write(prompt)
   io.stdout:flush()
-  local line = io.read "*l"
+  wait_for_line()
+  local line = state.interrupted == 0 and io.read "*l" or nil
   if line == nil and state.interrupted ~= 0 then        -- Ctrl-C ends the read, not the session
     state.interrupted = 0
     M.settle()
