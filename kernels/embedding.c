@@ -16,22 +16,24 @@ static ms_status embedding_check(ms_call *c)
     return ms__call_out(c, 0, w->dtype, ms__device(w), ids->ndim + 1, shape);
 }
 
-// (gradient, ids; padding_idx, rows of the table, mask)
+// (gradient, ids, the gradient of the table so far or nothing; padding_idx, rows of the table)
 static ms_status embedding_backward_check(ms_call *c)
 {
     const ms_tensor *g = c->in[0];
+    if (c->n_in == 3) return ms__call_inplace(c, 0, 2), MS_OK;
     return ms__call_out(c, 0, g->dtype, ms__device(g), 2, (int64_t[]){ c->i[1], g->shape[g->ndim - 1] });
 }
 
 static const ms_op op_embedding_backward = {
-    .name = "embedding_backward", .n_in_min = 2, .n_in_max = 2, .check = embedding_backward_check, .run = { [MS_CPU] = ms__cpu_embedding_backward },
+    .name = "embedding_backward", .n_in_min = 2, .n_in_max = 3, .check = embedding_backward_check, .run = { [MS_CPU] = ms__cpu_embedding_backward },
 };
 
 static ms_status embedding_backward(ms_backward_call *b)
 {
     if (!b->need[0] || !b->gout[0]) return MS_OK;
     int64_t i[] = { b->n_i > 0 ? b->i[0] : -1, b->in_meta[0].shape[0] };
-    return ms__run_op(&op_embedding_backward, 2, (ms_tensor *[]){ b->gout[0], b->in[1] }, 2, i, 0, NULL, 1, &b->gin[0]);
+    ms_tensor *so_far = ms__gradient_so_far(b, 0);      // as where the table is the last product's weight as well: most of its rows get nothing here
+    return ms__run_op(&op_embedding_backward, so_far ? 3 : 2, (ms_tensor *[]){ b->gout[0], b->in[1], so_far }, 2, i, 0, NULL, 1, &b->gin[0]);
 }
 
 static const ms_op op_embedding = {

@@ -231,6 +231,15 @@ static ms_status check_saved(const ms_node *n)
     return MS_OK;
 }
 
+ms_tensor *ms__gradient_so_far(const ms_backward_call *b, int k)
+{
+    ms_edge e = edge_end(b->edges[k]);
+    const ms_meta *m = &b->in_meta[k];
+    ms_tensor *t = e.node && e.node->run == b->run && e.node->needed ? e.node->gout[e.index] : e.leaf && e.leaf->run == b->run ? e.leaf->total : NULL;
+    bool fits = t && t->dtype == m->dtype && ms__device(t) == m->device && t->ndim == m->ndim && !memcmp(t->shape, m->shape, (size_t)m->ndim * sizeof *m->shape);
+    return fits && ms__exclusive(t) && !t->slot && !t->storage->readers ? t : NULL;
+}
+
 static ms_status op_backward(ms_run *r, ms_node *n)
 {
     bool need[MS_MAX_IN], some = false;
@@ -243,7 +252,7 @@ static ms_status op_backward(ms_run *r, ms_node *n)
     ms_backward_call b = {
         .op = n->op, .n_in = n->n_in, .n_out = n->n_out, .n_i = n->n_i, .n_f = n->n_f, .in = n->in, .out = n->out,
         .in_meta = n->in_meta, .out_meta = n->out_meta, .i = n->i, .f = n->f, .saved_rng = n->saved_rng,
-        .gout = n->gout, .gin = r->gin, .need = need,
+        .gout = n->gout, .gin = r->gin, .need = need, .run = r, .edges = n->edges,
     };
     ms_status st = n->op->backward(&b);
     return st == MS_OK ? st : ms__fail_prefix("backward of ");

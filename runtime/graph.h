@@ -121,6 +121,7 @@ bool         ms__run_has_units(const ms_run *run);      // it goes through units
 void         ms__run_meets_unit(void);                  // a unit is entered: what runs just now (a recomputed region, a hook) goes through units too
 bool         ms__run_recomputing(void);                 // a checkpoint of some open run is being recomputed
 bool         ms__run_in_backward(void);                 // some open run is a backward
+bool         ms__exclusive(const ms_tensor *t);                 // its bytes are nobody else's and all there is in its storage
 ms_status    ms__accumulate(ms_tensor **total, ms_tensor *g);       // *total += g, in place where the buffer is its own; takes over g
 
 // Leaf hooks of a managed parameter, whose gradient has landed on the shard: pushes a task if there are any.

@@ -2,8 +2,7 @@
 // whose totals pass their hooks and land in their grad.
 #include "run.h"
 
-// Its bytes are nobody else's and all there is in its storage.
-static bool exclusive(const ms_tensor *t)
+bool ms__exclusive(const ms_tensor *t)
 {
     return t->refs == 1 && t->storage->refs == 1 && !t->node && t->storage->bytes == ms__nbytes(t) && ms__is_contiguous(t);
 }
@@ -15,13 +14,17 @@ ms_status ms__accumulate(ms_tensor **total, ms_tensor *g)
         *total = g;
         return MS_OK;
     }
+    if (*total == g) {                          // an operator has added its gradient to ms__gradient_so_far
+        ms__release(g);
+        return MS_OK;
+    }
     if (MS_UNLIKELY(!add)) {
         add = ms__op_by_name("add");
         add_ = ms__op_by_name("add_");
     }
     ms_tensor *a = *total, *sum = NULL;
     // The buffer that is nobody else's takes the sum; the order of the terms stays.
-    ms_status st = exclusive(a) ? ms__op2(&sum, add_, a, g) : ms__op2(&sum, add, a, g);
+    ms_status st = ms__exclusive(a) ? ms__op2(&sum, add_, a, g) : ms__op2(&sum, add, a, g);
     ms__release(g);
     if (st != MS_OK) return st;
     ms__release(a);
@@ -78,7 +81,7 @@ static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
         ms__release(g);
         return st;
     }
-    if (!exclusive(g) || g->slot) {             // it shares its bytes with another gradient: a grad is its leaf's own
+    if (!ms__exclusive(g) || g->slot) {             // it shares its bytes with another gradient: a grad is its leaf's own
         ms_tensor *c;
         ms_status st = ms__tensor_like(&c, t, "backward");
         if (st == MS_OK && (st = ms__copy(c, g)) != MS_OK) ms__release(c);

@@ -40,7 +40,13 @@ typedef struct ms_backward_call {
     ms_tensor **gout;
     ms_tensor **gin;                // to fill with owned references; leave NULL where need is false
     const bool *need;
+    const struct ms_run *run;
+    const struct ms_edge *edges;
 } ms_backward_call;
+
+// What has come together of input k's gradient, if backward may add to it and hand it back as gin[k] (owned as ever): it has the
+// shape, dtype and device of the input. NULL otherwise. For gradients that are mostly zeros.
+ms_tensor *ms__gradient_so_far(const ms_backward_call *b, int k);
 
 typedef struct ms_meta { uint8_t dtype, ndim; bool present; int device; int64_t shape[MS_MAX_DIMS]; } ms_meta;
 

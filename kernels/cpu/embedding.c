@@ -1,5 +1,6 @@
 // embedding.c -- gathers rows; backward adds each id's gradients in the order of the ids (a stable
-// counting sort), so that threads share no row and half types round once.
+// counting sort), so that threads share no row and half types round once. Where the table has a gradient
+// already, the rows' sums are added to it: the same bits as a table of zeros, filled and then added.
 #include "layers.h"
 #include "rows.h"
 
@@ -10,6 +11,7 @@ typedef struct table {
     const int64_t *start, *order;
     int64_t     n, rows, width, padding;
     int         dtype;
+    bool        more;           // to what is there
 } table;
 
 // ids as a checked int64 array (in a block of its own unless they are one already).
@@ -59,28 +61,50 @@ ms_status ms__cpu_embedding(ms_call *c)
 static MS_KERNEL void add_row_f32(float *s, const float *x, int64_t n) { for (int64_t j = 0; j < n; j++) s[j] += x[j]; }
 static MS_KERNEL void add_row_f64(double *s, const double *x, int64_t n) { for (int64_t j = 0; j < n; j++) s[j] += x[j]; }
 
+enum { PART = 1024 };           // numbers of a row at a time
+
+// The sum of one id's gradients, columns [j, j + n), becomes or is added to its row.
+static void scatter_f64(const table *t, int64_t row, int64_t from, int64_t to, int64_t j, int64_t n)
+{
+    double *out = (double *)t->to + row * t->width + j, s[PART] = { 0 };
+    for (int64_t k = from; k < to; k++) add_row_f64(s, (const double *)t->from + t->order[k] * t->width + j, n);
+    if (t->more) add_row_f64(out, s, n);
+    else memcpy(out, s, (size_t)n * sizeof *s);
+}
+
+static void scatter_f32(const table *t, int64_t row, int64_t from, int64_t to, int64_t j, int64_t n)
+{
+    float s[PART] = { 0 }, x[PART];
+    int64_t at = row * t->width + j;
+    for (int64_t k = from; k < to; k++) add_row_f32(s, ms__row_in(t->dtype, t->from, t->order[k] * t->width + j, 1, n, x), n);
+    if (t->more) {
+        ms_bf16 half[PART];     // either half type: the sum is rounded before it is added, as it is when it stands alone
+        if (ms__is_half(t->dtype)) {
+            ms__row_out(t->dtype, half, 0, 1, n, s);
+            ms__row_in(t->dtype, half, 0, 1, n, s);
+        }
+        add_row_f32(s, ms__row_in(t->dtype, t->to, at, 1, n, x), n);
+    }
+    if (t->dtype == MS_F32) memcpy((float *)t->to + at, s, (size_t)n * sizeof *s);
+    else ms__row_out(t->dtype, t->to, at, 1, n, s);
+}
+
 static void scatter(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const table *t = arg;
-    enum { PART = 1024 };
-    int64_t width = t->width, size = ms__dtype_size(t->dtype);
+    int64_t width = t->width;
     (void)block;
     for (int64_t row = first / width; row < last / width; row++) {
         int64_t from = t->start[row], to = row == t->padding ? from : t->start[row + 1];
-        char *out = (char *)t->to + row * width * size;
-        if (!ms__is_half(t->dtype)) {
-            memset(out, 0, (size_t)(width * size));
-            for (int64_t k = from; k < to; k++) {
-                if (t->dtype == MS_F32) add_row_f32((float *)out, (const float *)t->from + t->order[k] * width, width);
-                else add_row_f64((double *)out, (const double *)t->from + t->order[k] * width, width);
-            }
+        if (from == to) {
+            size_t bytes = (size_t)(width * ms__dtype_size(t->dtype));
+            if (!t->more) memset((char *)t->to + (size_t)row * bytes, 0, bytes);
             continue;
         }
         for (int64_t j = 0; j < width; j += PART) {
             int64_t n = width - j < PART ? width - j : PART;
-            float s[PART] = { 0 }, x[PART];
-            for (int64_t k = from; k < to; k++) add_row_f32(s, ms__row_in(t->dtype, t->from, t->order[k] * width + j, 1, n, x), n);
-            ms__row_out(t->dtype, t->to, row * width + j, 1, n, s);
+            if (t->dtype == MS_F64) scatter_f64(t, row, from, to, j, n);
+            else scatter_f32(t, row, from, to, j, n);
         }
     }
 }
@@ -89,7 +113,7 @@ ms_status ms__cpu_embedding_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *held = NULL, *ids = c->in[1], *out = c->out[0];
     ms_block *block = NULL, *sorted = NULL;
-    table t = { .dtype = out->dtype, .width = out->shape[1], .rows = out->shape[0], .padding = c->i[0] };
+    table t = { .dtype = out->dtype, .width = out->shape[1], .rows = out->shape[0], .padding = c->i[0], .more = c->n_in == 3 };
     ms_status st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK) st = read_ids(c, ids, t.rows, &held, &block, &t.ids);
     if (st == MS_OK) st = ms__alloc(&sorted, MS_CPU, (size_t)(t.rows + 2 + ids->numel) * sizeof(int64_t), c->op->name);

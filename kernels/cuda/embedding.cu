@@ -62,7 +62,7 @@ __global__ void chain_kernel(int64_t n, int id_type, const void *ids, int64_t *n
 }
 // The chain of each id's positions is added up where it begins, a thread a column.
 template <class T> __global__ void embedding_backward_kernel(int64_t n, int64_t width, int64_t rows, int64_t padding, int dtype, const void *g, int id_type, const void *ids,
-                                                             const int64_t *next, const uint8_t *first, void *out, ms_complaint *c)
+                                                             const int64_t *next, const uint8_t *first, void *out, bool more, ms_complaint *c)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= n * width) return;
@@ -72,6 +72,10 @@ template <class T> __global__ void embedding_backward_kernel(int64_t n, int64_t 
     if (row < 0 || row == padding) return;
     T sum = 0;
     for (; k < n; k = next[k]) sum += load<T>(dtype, g, k * width + j);
+    if (more) {                         // the sum is rounded before it is added, as it is when it stands alone
+        T rounded = dtype == MS_F16 ? (T)ms_f16_to_float(ms_float_to_f16((float)sum)) : dtype == MS_BF16 ? (T)ms_bf16_to_float(ms_float_to_bf16((float)sum)) : sum;
+        sum = load<T>(dtype, out, row * width + j) + rounded;
+    }
     store<T>(dtype, out, row * width + j, sum);
 }
 ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
@@ -84,7 +88,8 @@ static ms_status run_embedding_backward(ms_call *c)
     const char *what = c->op->name;
     ms_status st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&ids, c->in[1]);
-    if (st == MS_OK) st = ms__cuda_fill_tensor(o, 0);
+    bool more = c->n_in == 3;           // added to the gradient that the table has already
+    if (st == MS_OK && !more) st = ms__cuda_fill_tensor(o, 0);
     if (st == MS_OK && n && o->numel) {
         st = ms__alloc(&room, ms__device(o), (size_t)n * 9, what);
         int64_t *next = room ? (int64_t *)room->data : NULL;
@@ -92,9 +97,9 @@ static ms_status run_embedding_backward(ms_call *c)
         if (st == MS_OK) st = launch(what, index, chain_kernel, up(n, THREADS), THREADS, n, (int)ids->dtype, (const void *)ms__data(ids), next, first);
         if (st == MS_OK)
             st = dtype == MS_F64 ? launch(what, index, embedding_backward_kernel<double>, up(n * width, THREADS), THREADS, n, width, o->shape[0], c->i[0], dtype, ms__data(g),
-                                          (int)ids->dtype, ms__data(ids), next, first, ms__data(o), ms__complaints(index))
+                                          (int)ids->dtype, ms__data(ids), next, first, ms__data(o), more, ms__complaints(index))
                                  : launch(what, index, embedding_backward_kernel<float>, up(n * width, THREADS), THREADS, n, width, o->shape[0], c->i[0], dtype, ms__data(g),
-                                          (int)ids->dtype, ms__data(ids), next, first, ms__data(o), ms__complaints(index));
+                                          (int)ids->dtype, ms__data(ids), next, first, ms__data(o), more, ms__complaints(index));
         if (room) ms__free(room);
     }
     if (ids) ms__release(ids);

@@ -154,6 +154,23 @@ describe("tensors on cuda", function()
     assert.matches("add: tensors are on different devices", message(function() return ms.ones(1) + b end))
   end)
 
+  for _, dtype in ipairs { "float64", "float32", "bfloat16", "float16" } do
+    on_gpu("add a table's rows to the gradient it has as the last product's weight, bit for bit, " .. dtype, function()
+      ms.manual_seed(3)
+      local ids = ms.tensor({ 4, 1, 4, 2, 4 }, { dtype = "int64", device = "cuda" })
+      local w, h = ms.randn(6, 70):to(dtype):to("cuda"), ms.randn(5, 70):to(dtype):to("cuda")
+      local function gradient(table, weight)
+        local y = nn.F.linear(nn.F.embedding(ids, table, { padding_idx = 2 }) * h, weight)
+        return (y * y):sum():backward()
+      end
+      local tied, table, weight = w:clone():requires_grad_(), w:clone():requires_grad_(), w:clone():requires_grad_()
+      gradient(tied, tied)
+      gradient(table, weight)
+      assert.is_true(tied.grad:equal(weight.grad + table.grad))
+      assert.is_true(tied.grad:abs():sum():item() > 0)
+    end)
+  end
+
   on_gpu("tell of an id out of range when the host waits next", function()
     local w = ms.zeros(5, 2, { device = "cuda" })
     local ids = ms.tensor({ 0, 7 }, { dtype = "int64", device = "cuda" })

@@ -116,6 +116,39 @@ describe("layers", function()
     assert.are.same({ { 1, 1 }, { 0, 0 }, { 1, 1 } }, e.weight.grad:tolist())
   end)
 
+  for _, dtype in ipairs { "float64", "float32", "bfloat16", "float16" } do
+    it("add a table's rows to the gradient it has as the last product's weight, bit for bit, " .. dtype, function()
+      ms.manual_seed(3)
+      local ids, wide = ms.tensor({ 4, 1, 4, 2, 4 }, { dtype = "int64" }), 1030
+      local w, h = ms.randn(6, wide):to(dtype), ms.randn(5, wide):to(dtype)
+      local function gradient(table, weight)
+        local y = nn.F.linear(nn.F.embedding(ids, table, { padding_idx = 2 }) * h, weight)
+        return (y * y):sum():backward()
+      end
+      local tied = w:clone():requires_grad_()
+      gradient(tied, tied)
+      local table, weight = w:clone():requires_grad_(), w:clone():requires_grad_()
+      gradient(table, weight)
+      assert.is_true(tied.grad:equal(weight.grad + table.grad))
+      assert.are.same(weight.grad[3]:tolist(), tied.grad[3]:tolist())          -- the padding row gets the product's alone
+    end)
+  end
+
+  it("make no table of zeros for the gradient of one that is the last product's weight as well", function()
+    local w = ms.randn(4096, 64, { requires_grad = true })
+    local ids = ms.tensor({ 1, 2, 3 }, { dtype = "int64" })
+    local function peak(head)
+      local loss = nn.F.linear(nn.F.embedding(ids, w), head):sum()
+      ms.reset_peak_memory_stats("cpu")
+      local before = ms.memory_stats("cpu").allocated
+      loss:backward()
+      return ms.memory_stats("cpu").peak_allocated - before
+    end
+    local table = 4096 * 64 * 4
+    assert.is_true(peak(w) < 1.5 * table)
+    assert.is_true(peak(w) < 1.5 * table)                                      -- a gradient is there already: it is added
+  end)
+
   it("drop while training only", function()
     local d = nn.Dropout(0.5)
     local x = ms.ones(1000)
