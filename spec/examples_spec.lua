@@ -22,6 +22,14 @@ local EXPECTED = {
     "the whole parameter:\t[64, 64]", "rows on this rank:\t64 / ranks", "step 100  loss ", "step 200  loss ", "gathered again:\t[64, 64]",
   },
   ["08_int8_gather.lua"] = { "step 20  loss ", "step 40  loss ", "apart by ", "gathered a forward: " },
+  ["09_ddp.lua"] = {
+    "rank 0's weights on all:\ttrue", "step 50  loss ", "step 150  loss ", "weights equal to the bit:\ttrue", "buckets that the hook saw:\t1",
+    "gradient of the bias:\t1 1",
+  },
+  ["10_classic_fsdp.lua"] = {
+    "units:\t3", "step 60  loss ", "step 120  loss ", "steps skipped:\t4\tscale:\t256",
+    "the second block's weight:\tfloat32\t[128, 32]", "summoned:\t[128, 32]",
+  },
   ["06_resume.lua"] = { "resumed at step 8, equal to the undisturbed run after step 20:\ttrue" },
 }
 
@@ -85,9 +93,11 @@ describe("examples", function()
     assert.is_true(int8 / half < 0.52, job.stdout)
   end)
 
-  it("05_fully_shard.lua runs over two ranks", function()
-    local job = ranks.run(2, folder .. "/05_fully_shard.lua")
-    assert.are.equal(0, job.code, job.stderr)
-    check(job.stdout, EXPECTED["05_fully_shard.lua"])
-  end)
+  for _, name in ipairs { "05_fully_shard.lua", "09_ddp.lua", "10_classic_fsdp.lua" } do
+    it(name .. " runs over two ranks", function()
+      local job = ranks.run(2, folder .. "/" .. name)
+      assert.are.equal(0, job.code, job.stderr)
+      check(job.stdout, EXPECTED[name])
+    end)
+  end
 end)

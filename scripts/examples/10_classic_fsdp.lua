@@ -1,0 +1,51 @@
+--- 10. PyTorch's classic FSDP: flat parameters, a wrapping policy, float16 with a gradient scaler, state dicts.
+---   mpirun -n 2 luajit scripts/examples/10_classic_fsdp.lua      (alone it runs too, as a world of one)
+local here = arg[0]:match "^(.*)/" or "."
+package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
+local ms = require "moonshard"
+local nn, dist, fsdp, optim, amp = ms.nn, ms.dist, ms.fsdp, ms.optim, ms.amp
+
+dist.init()
+local function say(...) if dist.rank() == 0 then print(...) end end
+
+local Block = nn.Module:extend "Block"
+function Block:init(dim)
+  self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+end
+function Block:forward(x) return x + self.down(nn.F.gelu(self.up(x))) end
+
+-- Every Block becomes a unit, what is left belongs to the root. Weights are gathered, and computed with, in float16;
+-- the shards, the optimizer and the sums of gradients stay float32.
+ms.manual_seed(1)
+local model = fsdp.FSDP(nn.Sequential(nn.Linear(8, 32), Block(32), Block(32), nn.Linear(32, 1)), {
+  auto_wrap_policy = fsdp.wrap.module_wrap_policy { Block },
+  mixed_precision = fsdp.MixedPrecision { param_dtype = "float16", reduce_dtype = "float32" },
+  sharding_strategy = dist.world_size() > 1 and "full_shard" or "no_shard",
+  use_orig_params = true,
+})
+ms.manual_seed(1 + dist.rank())                         -- from here on each rank draws data of its own
+say("units:", #fsdp.fsdp_modules(model))
+
+local optimizer = optim.AdamW(model:parameters(), { lr = 0.005 })       -- after wrapping
+local scaler = amp.ShardedGradScaler { init_scale = 2 ^ 40, backoff_factor = 2 ^ -8 }        -- too much: the first steps are skipped
+local skipped = 0
+for step in ms.steps(120) do
+  local x = ms.randn(64, 8)
+  local loss = nn.F.mse_loss(model(x):float(), x:sin():sum(2, { keepdim = true }))
+  scaler:scale(loss):backward()
+  scaler:unscale_(optimizer)
+  model:clip_grad_norm_(1)
+  local before = scaler:get_scale()
+  scaler:step(optimizer)                                -- not where a gradient on any rank is infinite
+  scaler:update()
+  optimizer:zero_grad()
+  if scaler:get_scale() < before then skipped = skipped + 1 end
+  if step % 60 == 0 then say(("step %d  loss %.2f"):format(step, loss:item())) end
+end
+say("steps skipped:", skipped, "scale:", scaler:get_scale())
+
+-- Whole tensors with the names of the unwrapped model, on rank 0; any world size, or none, loads them.
+local state = fsdp.state_dict(model, { type = "full", rank0_only = true, offload_to_cpu = true })
+if dist.rank() == 0 then say("the second block's weight:", state["2.up.weight"].dtype, state["2.up.weight"].shape) end
+fsdp.summon_full_params(model, function() say("summoned:", model.module[2].up.weight.shape) end)
+fsdp.load_state_dict(model, state, { broadcast_from_rank0 = true })
