@@ -46,7 +46,7 @@ static void load(void)
     const char *name = emulated ? "libmoonshard_cuda_emulated.so" : "libmoonshard_cuda.so";
     beside(path, sizeof path, name);
     if (access(path, R_OK) != 0) {
-        snprintf(why, sizeof why, "this build has no CUDA plugin (%s; it needs %s)", name, emulated ? "g++" : "nvcc");
+        snprintf(why, sizeof why, "this build has no CUDA plugin (%s): it is built where %s is, unless scripts/setup was told --engine", name, emulated ? "g++" : "nvcc");
         return;
     }
     // The driver before the plugin: its absence is the ordinary case and deserves a plain answer.

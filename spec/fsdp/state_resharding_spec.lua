@@ -42,6 +42,9 @@ for world = 1, 4 do
       assert.is_false(ok)
       assert.truthy(message:find("size mismatch for weight: copying a param with shape [3, 4] from checkpoint, the shape in current model is [4, 3]",
         1, true), message)
+      ok, message = pcall(ms.fsdp.load_state_dict, a, { weight = ms.zeros(4, 3), bias = ms.zeros(3) })
+      assert.is_false(ok)
+      assert.truthy(message:find("copying a param with shape [4, 3] from checkpoint, the shape in current model is [3, 4]", 1, true), message)
     end)
   end)
 end

@@ -216,7 +216,7 @@ function Module:load_state_dict(sd, given)
       wrong[#wrong + 1] = ("While copying '%s': a tensor expected, got %s."):format(name, show(t))
     elseif tostring(t.shape) ~= tostring(values[i].shape) then
       wrong[#wrong + 1] = ("size mismatch for %s: copying a param with shape %s from checkpoint, the shape in current model is %s.")
-        :format(name, tostring(t.shape), tostring(values[i].shape))
+        :format(name, tostring(t.shape), tostring(rawget(values[i], "_whole_shape") or values[i].shape))        -- not a piece's
     end
   end
   for name in pairs(sd) do
