@@ -318,6 +318,7 @@ function M.set_grad_enabled(on) return lib.ms_set_grad_mode(on and 1 or 0) ~= 0 
 ---@param on? boolean
 ---@return Tensor self
 function methods.requires_grad_(t, on)
+  if on ~= nil and type(on) ~= "boolean" then errors.raise("requires_grad_: true or false expected, got %s", errors.kind(on)) end
   if lib.ms_set_requires_grad(id_of(t, "requires_grad_"), on == false and 0 or 1) ~= 0 then errors.fail(t) end
   return t
 end
@@ -349,7 +350,10 @@ end
 
 --- fn(grad) runs when the gradient of t is known; what it returns replaces it.
 ---@param fn fun(grad: Tensor): Tensor?
-function methods.register_hook(t, fn) return hook(lib.ms_register_hook, "register_hook", t, fn) end
+function methods.register_hook(t, fn, more)
+  if more ~= nil then opts.none("register_hook", more) end
+  return hook(lib.ms_register_hook, "register_hook", t, fn)
+end
 
 --- fn(p) runs when the gradient of this leaf has been added to its grad.
 ---@param fn fun(p: Tensor)

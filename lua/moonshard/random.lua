@@ -1,12 +1,14 @@
 --- The generator: counter-based, the same numbers on every device, thread count and world size.
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
 
 local M = {}
 
 --- Starts the generator at seed n.
 ---@param n integer
-function M.manual_seed(n)
+function M.manual_seed(n, more)
+  if more ~= nil then opts.none("manual_seed", more) end
   if type(n) ~= "number" or n % 1 ~= 0 then errors.raise("manual_seed: argument is %s, expected a whole number", errors.kind(n)) end
   if n < -2 ^ 53 or n > 2 ^ 53 then errors.raise("manual_seed: %g is beyond the whole numbers from -2^53 to 2^53", n) end
   engine.lib.ms_manual_seed(n)

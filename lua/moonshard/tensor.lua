@@ -8,6 +8,7 @@ local errors = require "moonshard.errors"
 local class = require "moonshard.class"
 local dtypes = require "moonshard.dtypes"
 local misspelt = require "moonshard.misspelt"
+local none = require("moonshard.opts").none
 
 local lib, state, ffi, info = engine.lib, engine.state, engine.ffi, engine.info
 local getmetatable, setmetatable, rawget, rawset, type, tonumber, ipairs =
@@ -418,7 +419,10 @@ function methods.stride(t, d)
   return tonumber(info.stride[dimension(t, d, "stride")])
 end
 
-function methods.numel(t) return tonumber(info_of(t).numel) end
+function methods.numel(t, more)
+  if more ~= nil then none("numel", more) end
+  return tonumber(info_of(t).numel)
+end
 methods.nelement = methods.numel
 methods.dim = getters.ndim
 function methods.is_contiguous(t) return info_of(t).is_contiguous ~= 0 end
@@ -435,7 +439,8 @@ local double1 = ffi.new "double[1]"
 local BOOL = ffi.C.MS_BOOL
 
 --- The one element as a Lua number (a bool's is a boolean).
-function methods.item(t)
+function methods.item(t, more)
+  if more ~= nil then none("item", more) end
   if lib.ms_item(t.id, double1) ~= 0 then fail(t) end
   local v = double1[0]
   if info_of(t).dtype == BOOL then return v ~= 0 end
@@ -454,7 +459,8 @@ end
 M.read = read
 
 --- The elements as a nested table (a 0-dim tensor's is the number).
-function methods.tolist(t)
+function methods.tolist(t, more)
+  if more ~= nil then none("tolist", more) end
   local values = read(t)
   local shape, is_bool = getters.shape(t), info.dtype == BOOL
   local at = 0
@@ -492,7 +498,8 @@ end
 
 --- The same storage, outside the graph.
 ---@return Tensor
-function methods.detach(t)
+function methods.detach(t, more)
+  if more ~= nil then none("detach", more) end
   local id = lib.ms_detach(id_of(t, "detach"))
   if id == 0 then fail(t) end
   return wrap(id)

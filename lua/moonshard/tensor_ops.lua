@@ -292,7 +292,8 @@ local FILL_, ZERO_, COPY_ = op "fill_", op "zero_", op "copy_"
 
 ---@param v number|boolean|Tensor
 ---@return Tensor self
-function methods.fill_(t, v)
+function methods.fill_(t, v, more)
+  if more ~= nil then none("fill_", more) end
   if type(v) == "boolean" then v = v and 1 or 0 end
   if type(v) ~= "number" then
     if not is_tensor(v) then bad_operand("fill_", v) end
@@ -303,7 +304,8 @@ function methods.fill_(t, v)
 end
 
 ---@return Tensor self
-function methods.zero_(t)
+function methods.zero_(t, more)
+  if more ~= nil then none("zero_", more) end
   call1(ZERO_, t, "zero_")
   return t
 end
@@ -390,11 +392,20 @@ local casts = {
 }
 for name, dtype in pairs(casts) do
   local number = dtypes.numbers[dtype]
-  methods[name] = function(t) return cast(t, number) end
+  methods[name] = function(t, more)
+    if more ~= nil then none(name, more) end
+    return cast(t, number)
+  end
 end
 
-function methods.cpu(t) return methods.to(t, "cpu") end
-function methods.cuda(t) return methods.to(t, "cuda") end
+function methods.cpu(t, more)
+  if more ~= nil then none("cpu", more) end
+  return methods.to(t, "cpu")
+end
+function methods.cuda(t, more)
+  if more ~= nil then none("cuda", more) end
+  return methods.to(t, "cuda")
+end
 function methods.type(t, dtype) return dtype == nil and t.dtype or cast(t, dtypes.number(dtype, "type")) end
 
 -- ---- truth -----------------------------------------------------------------------------------------
@@ -420,7 +431,10 @@ local EQUAL, ALLCLOSE = op "equal", op "allclose"
 --- Same shape and elements?
 ---@param u Tensor
 ---@return boolean
-function methods.equal(t, u) return truth(call2(EQUAL, t, u, "equal")) end
+function methods.equal(t, u, more)
+  if more ~= nil then none("equal", more) end
+  return truth(call2(EQUAL, t, u, "equal"))
+end
 
 --- |t - u| <= atol + rtol * |u| everywhere?
 ---@param u Tensor

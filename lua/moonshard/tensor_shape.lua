@@ -23,6 +23,7 @@ end
 local function sizes(who, at, first, ...)
   if type(first) == "table" and not is_tensor(first) then
     local n = #first
+    if n == 0 then opts.none(who, first) end
     if n > engine.MAX_DIMS then errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS) end
     for k = 1, n do a_i[at + k - 1] = whole(first[k], who, "size " .. k) end
     return n
@@ -60,8 +61,12 @@ function methods.reshape(t, ...) return wrap_same(with_ints(RESHAPE, "reshape", 
 --- Repeats dimensions of size 1 without copying; -1 keeps a size.
 ---@return Tensor
 function methods.expand(t, ...) return wrap_same(with_ints(EXPAND, "expand", t, sizes("expand", 0, ...)), t) end
-function methods.expand_as(t, u) return methods.expand(t, u.shape) end
-function methods.view_as(t, u) return methods.view(t, u.shape) end
+for _, name in ipairs { "expand", "view" } do
+  methods[name .. "_as"] = function(t, u)
+    if not is_tensor(u) then errors.raise("%s_as: argument 1 is %s, expected a tensor", name, errors.kind(u)) end
+    return methods[name](t, u.shape)
+  end
+end
 
 --- Joins dimensions first … last (all of them) into one.
 ---@return Tensor
@@ -94,7 +99,8 @@ end
 
 --- Transposition of a matrix.
 ---@return Tensor
-function methods.t(t)
+function methods.t(t, more)
+  if more ~= nil then opts.none("t", more) end
   id_of(t, "t")
   local n = info_of(t).ndim
   if n > 2 then

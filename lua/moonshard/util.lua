@@ -2,6 +2,7 @@
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local class = require "moonshard.class"
+local opts = require "moonshard.opts"
 local dtypes = require "moonshard.dtypes"
 local tensor = require "moonshard.tensor"
 
@@ -73,7 +74,8 @@ end
 ---@generic T
 ---@param x T
 ---@return T
-function M.deepcopy(x)
+function M.deepcopy(x, more)
+  if more ~= nil then opts.none("deepcopy", more) end
   local memo = {}
   local function copy(v)
     if type(v) ~= "table" then return v end
@@ -120,7 +122,8 @@ local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "li
 
 --- {allocated, peak_allocated, reserved, peak_reserved} in bytes, live_tensors.
 ---@param device? string
-function M.memory_stats(device)
+function M.memory_stats(device, more)
+  if more ~= nil then opts.none("memory_stats", more) end
   errors.check(lib.ms_memory_stats(device and dtypes.device(device, "memory_stats") or dtypes.default.device, stats))
   local out = {}
   for _, field in ipairs(FIELDS) do out[field] = stats[field] end
