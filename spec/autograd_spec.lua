@@ -269,6 +269,33 @@ describe("ms.Function", function()
     assert.is_nil(b.grad)
   end)
 
+  it("is given zeros for a result that nothing came back to, in its place, unless its forward says otherwise", function()
+    for _, zeros in ipairs { true, false } do
+      local f = ms.Function {
+        forward = function(ctx, x)
+          if not zeros then ctx:set_materialize_grads(false) end
+          return x * 2, "a", x * 3, x:reshape(2, 1):double()
+        end,
+        backward = function(_, g1, name, g2, g3)
+          assert.is_nil(name)
+          if not zeros then
+            assert.is_nil(g1)
+            assert.is_nil(g3)
+            return g2 * 3
+          end
+          assert.are.same({ { 0 }, { 0 } }, g3:tolist())
+          assert.are.equal("float64", g3.dtype)
+          return g1 * 2 + g2 * 3
+        end,
+      }
+      local x = leaf { 1, 2 }
+      local _, name, b = f(x)
+      assert.are.equal("a", name)
+      b:sum():backward()
+      assert.are.same({ 3, 3 }, x.grad:tolist())
+    end
+  end)
+
   it("is no part of a graph where none is recorded", function()
     local before = ms.memory_stats("cpu").live_tensors
     ms.scope(function()
@@ -491,5 +518,23 @@ describe("assert_close", function()
     failure(close, ms.ones(1), ms.tensor { 1.001 })
     close(ms.ones(1), ms.tensor { 1.001 }, { rtol = 0.01 })
     close(ms.tensor({ 1 }, { dtype = "bfloat16" }), ms.tensor({ 1.0078 }, { dtype = "bfloat16" }))
+  end)
+
+  it("finds an infinity close to itself only", function()
+    local inf = math.huge
+    close(ms.tensor { inf, -inf }, ms.tensor { inf, -inf })
+    close(inf, inf)
+    for _, pair in ipairs { { inf, -inf }, { 5, inf }, { 5, -inf }, { inf, 5 } } do
+      assert.matches("difference inf", failure(close, ms.tensor { 1, pair[1] }, ms.tensor { 1, pair[2] }))
+      assert.matches("difference inf", failure(close, pair[1], pair[2]))
+      assert.is_false(ms.tensor { pair[1] }:allclose(ms.tensor { pair[2] }))
+    end
+  end)
+
+  it("refuses tolerances that are none", function()
+    assert.matches("option 'rtol' is a number %(%-1%), expected a number from 0", failure(close, ms.ones(1), ms.ones(1), { rtol = -1 }))
+    assert.matches("option 'atol' is a number %(%-?nan%)", failure(close, 1, 1, { atol = 0 / 0 }))
+    local a = ms.ones(1)
+    assert.matches("allclose: option 'atol' is a number %(%-1%)", failure(a.allclose, a, a, { atol = -1 }))
   end)
 end)

@@ -38,6 +38,13 @@ function Context:save(...)
   self._saved, self._versions = saved, versions
 end
 
+--- In forward: with false, backward gets nil instead of zeros for a result that nothing came back to.
+---@param on boolean
+function Context:set_materialize_grads(on)
+  if type(on) ~= "boolean" then errors.raise("set_materialize_grads: argument is %s, expected a boolean", errors.kind(on)) end
+  self._no_zeros = not on
+end
+
 function Context:saved()
   local saved = self._saved
   if not saved then return end
@@ -66,10 +73,11 @@ local function record(def, ctx, args, outs)
   local n_in = args.n
   if n_in > 64 or outs.n > 64 then errors.raise("Function: %d arguments and %d results; at most 64 each", n_in, outs.n) end
   for k = 1, n_in do in_ids[k - 1] = is_tensor(args[k]) and args[k].id or 0 end
-  local m = 0
+  local m, looks_of = 0, { n = outs.n }         -- [k]: what zeros for result k look like
   for k = 1, outs.n do
     local t = outs[k]
     if is_tensor(t) then
+      looks_of[k] = { t.shape, { dtype = t.dtype, device = t.device } }
       for j = 1, n_in do
         if rawequal(t, args[j]) then
           t = t:detach()                                -- an input handed through is an output of its own
@@ -80,7 +88,7 @@ local function record(def, ctx, args, outs)
       m = m + 1
     end
   end
-  local key = new_key { def = def, ctx = ctx, n_in = n_in, drop = drop_context }
+  local key = new_key { def = def, ctx = ctx, n_in = n_in, outs = looks_of, drop = drop_context }
   if lib.ms_function_record(key, n_in, in_ids, m, out_ids) ~= 0 then
     drop_key(key)
     errors.fail()
@@ -139,8 +147,16 @@ end
 
 handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
   if not entry then error("moonshard: a function's context is gone", 0) end
-  local grads = event_tensors(event)
-  local results = pack(entry.def.backward(entry.ctx, unpack(grads, 1, grads.n)))
+  local came, outs = event_tensors(event), entry.outs
+  local grads, m = {}, 0
+  for k = 1, outs.n do                          -- by position: what is no tensor has nil
+    if outs[k] then
+      m = m + 1
+      grads[k] = came[m]
+      if not came[m] and not entry.ctx._no_zeros then grads[k] = create.zeros(outs[k][1], outs[k][2]) end
+    end
+  end
+  local results = pack(entry.def.backward(entry.ctx, unpack(grads, 1, outs.n)))
   for k = entry.n_in + 1, results.n do
     if results[k] ~= nil then errors.raise("Function: backward returned %d gradients, forward took %d arguments", results.n, entry.n_in) end
   end
@@ -155,7 +171,8 @@ handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
 end
 
 --- A function with a backward of its own: `ms.Function{forward = fn(ctx, …), backward = fn(ctx, grad…)}`, called `f(…)`.
---- backward returns a gradient, or nil, for each argument of forward. `ctx:save(…)` in forward keeps tensors for
+--- backward is given a gradient for each result of forward (zeros where none came, nil where the result is no tensor)
+--- and returns a gradient, or nil, for each argument of forward. `ctx:save(…)` in forward keeps tensors for
 --- `ctx:saved()` in backward; `ctx.needs_grad[i]` says whether argument i wants a gradient; other fields of ctx are yours.
 ---@param def {forward: function, backward: function}
 function M.Function(def)

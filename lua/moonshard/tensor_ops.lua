@@ -442,6 +442,10 @@ end
 ---@return boolean
 function methods.allclose(t, u, given)
   local o = opts("allclose", given, { rtol = 1e-5, atol = 1e-8, equal_nan = false })
+  if not (o.rtol >= 0 and o.atol >= 0) then
+    local name = o.rtol >= 0 and "atol" or "rtol"
+    errors.raise("allclose: option '%s' is %s, expected a number from 0", name, errors.kind(o[name]))
+  end
   args.n_in, args.n_i, args.n_f = 2, 0, 3
   a_in[0], a_in[1] = id_of(t, "allclose"), id_of(u, "allclose")
   a_f[0], a_f[1], a_f[2] = o.rtol, o.atol, o.equal_nan and 1 or 0

@@ -39,7 +39,7 @@ local function compare(a, b, rtol, atol, equal_nan)
     local u, v = x[k], y[k]
     local d = math.abs(u - v)
     if u == v or (equal_nan and u ~= u and v ~= v) then d = 0 end
-    local close = d == 0 or d <= atol + rtol * math.abs(v)      -- false for nan
+    local close = d == 0 or d < math.huge and d <= atol + rtol * math.abs(v)        -- false for nan; infinity is close to itself only
     if not close then
       wrong = wrong + 1
       if d ~= d then d = math.huge end
@@ -56,6 +56,9 @@ end
 ---@param given? {rtol: number, atol: number, check_dtype: boolean, equal_nan: boolean}
 function M.assert_close(a, b, given)
   local o = opts("assert_close", given, { rtol = opts.number, atol = opts.number, check_dtype = true, equal_nan = false })
+  for _, name in ipairs { "rtol", "atol" } do
+    if o[name] and not (o[name] >= 0) then errors.raise("assert_close: option '%s' is %s, expected a number from 0", name, errors.kind(o[name])) end
+  end
   local function check(x, y, path)
     if x == nil and y == nil then return end
     if x == nil or y == nil then errors.raise("assert_close%s: %s against %s", path, errors.kind(x), errors.kind(y)) end
@@ -76,7 +79,8 @@ function M.assert_close(a, b, given)
         errors.raise("assert_close%s: %s against %s, expected tensors or numbers", path, errors.kind(x), errors.kind(y))
       end
       local rtol, atol = o.rtol or 1e-7, o.atol or 1e-7
-      local close = x == y or math.abs(x - y) <= atol + rtol * math.abs(y)
+      local d = math.abs(x - y)
+      local close = x == y or d < math.huge and d <= atol + rtol * math.abs(y)
       if not close then
         errors.raise("assert_close%s: %s against %s, difference %g (rtol %g, atol %g)", path, value(x), value(y), math.abs(x - y),
           rtol, atol)

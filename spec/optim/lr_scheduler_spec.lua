@@ -58,6 +58,20 @@ describe("lr_scheduler", function()
     local ok, e = pcall(lr_scheduler.lambda, opt, function() return nil end)
     assert.is_false(ok)
     assert.truthy(e:find("the factor of step 0 is nil, expected a number", 1, true), e)
-    assert.is_false(pcall(lr_scheduler.constant(opt).load_state_dict, lr_scheduler.constant(opt), {}))
+    ok, e = pcall(lr_scheduler.constant, opt, { factor = 0 / 0 })
+    assert.is_false(ok)
+    assert.matches("the factor of step 0 is a number %(%-?nan%), expected a number", e)
+    local schedule = lr_scheduler.linear(opt, { steps = 4 })
+    schedule:step()
+    for _, case in ipairs {
+      { {}, "a table with step and base_lrs expected" }, { { step = -5, base_lrs = { 1 } }, "step is a number (-5), expected a whole number from 0" },
+      { { step = 0 / 0, base_lrs = { 1 } }, "expected a whole number from 0" }, { { step = 2, base_lrs = {} }, "0 base_lrs, the optimizer has 1 groups" },
+      { { step = 2, base_lrs = { 1, 2 } }, "2 base_lrs, the optimizer has 1 groups" }, { { step = 2, base_lrs = { "a" } }, "base_lrs[1] is a string ('a')" },
+    } do
+      ok, e = pcall(schedule.load_state_dict, schedule, case[1])
+      assert.is_false(ok)
+      assert.truthy(e:find(case[2], 1, true), e)
+    end
+    assert.are.equal(1, schedule.count)
   end)
 end)

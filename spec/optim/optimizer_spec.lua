@@ -210,6 +210,59 @@ describe("an optimizer", function()
     assert.is_nil(b:state_of(q))
   end)
 
+  it("refuses a state of another optimizer, or one that is none", function()
+    local p = leaf { 1, 2 }
+    local sgd, adam = optim.SGD({ p }, { lr = 1, momentum = 0.9 }), optim.Adam { p }
+    set_grad(p, { 1, 1 })
+    sgd:step()
+    local said = message(adam.load_state_dict, adam, sgd:state_dict())
+    assert.truthy(said:find("Adam: load_state_dict: parameter 1 has no exp_avg in the state; is it of another optimizer?", 1, true), said)
+    for _, case in ipairs {
+      { function(sd) sd.param_groups[1] = 5 end, "group 1 is a number (5), expected a group" },
+      { function(sd) sd.param_groups[1].params = nil end, "group 1 is a table, expected a group" },
+      { function(sd) sd.param_groups[1].betas = {} end, "betas[1] is nil, expected a number from 0 to below 1" },
+      { function(sd) sd.param_groups[1].lr = "a" end, "lr is a string ('a'), expected a number" },
+      { function(sd) sd.state[1] = 5 end, "state of parameter 1 is a number (5), expected a table" },
+      { function(sd) sd.state[1] = { step = -1 } end, "step of parameter 1 is a number (-1), expected a number from 0" },
+    } do
+      local sd = adam:state_dict()
+      case[1](sd)
+      said = message(adam.load_state_dict, adam, sd)
+      assert.truthy(said:find(case[2], 1, true), said)
+    end
+    assert.is_nil(adam:state_of(p))
+  end)
+
+  it("looks at its options at each step: a sign may be what the script wants, no number is not", function()
+    local p = leaf { 1, 2 }
+    local opt = optim.Adam { p }
+    local group = opt.param_groups[1]
+    set_grad(p, { 1, 1 })
+    for _, case in ipairs {
+      { "lr", 0 / 0, "nan), expected a number" }, { "eps", "a", "eps is a string ('a'), expected a number" },
+      { "betas", { 0.9, 2 }, "betas[2] is a number (2), expected a number from 0 to below 1" }, { "betas", {}, "betas[1] is nil" },
+    } do
+      local before = group[case[1]]
+      group[case[1]] = case[2]
+      local said = message(opt.step, opt)
+      assert.truthy(said:find(case[3], 1, true), said)
+      group[case[1]] = before
+    end
+    assert.are.same({ 1, 2 }, p:tolist())
+    group.lr = -1
+    opt:step()
+    assert.near(2, p:tolist()[1], 1e-5)
+  end)
+
+  it("takes a group's leaves after it has refused the group", function()
+    local p, q = leaf { 1 }, leaf { 2 }
+    local opt = optim.Adam { p }
+    assert.truthy(message(opt.add_param_group, opt, { params = { q }, lr = -1 }):find("lr is a number (-1)", 1, true))
+    opt:add_param_group { params = { q }, lr = 1 }
+    assert.are.equal(2, #opt.param_groups)
+    assert.truthy(message(opt.add_param_group, opt, { params = { q } }):find("in the list twice", 1, true))
+  end)
+
   it("keeps memory flat over steps without the collector", function()
     ms.manual_seed(1)
     local model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))

@@ -17,7 +17,9 @@ local function apply(self)
   for k, group in ipairs(groups) do
     if not self.base_lrs[k] then self.base_lrs[k] = group.lr end      -- a group added later
     local factor = self.factor(self.count)
-    if type(factor) ~= "number" then raise("lr_scheduler.%s: the factor of step %d is %s, expected a number", self.kind, self.count, errors.kind(factor)) end
+    if type(factor) ~= "number" or factor ~= factor then
+      raise("lr_scheduler.%s: the factor of step %d is %s, expected a number", self.kind, self.count, errors.kind(factor))
+    end
     group.lr = self.base_lrs[k] * factor
     self.last_lr[k] = group.lr
   end
@@ -38,6 +40,14 @@ end
 function Scheduler:load_state_dict(sd)
   if type(sd) ~= "table" or type(sd.step) ~= "number" or type(sd.base_lrs) ~= "table" then
     raise("lr_scheduler: load_state_dict: a table with step and base_lrs expected, got %s", errors.kind(sd))
+  end
+  if not (sd.step >= 0 and sd.step % 1 == 0) then
+    raise("lr_scheduler: load_state_dict: step is %s, expected a whole number from 0", errors.kind(sd.step))
+  end
+  local groups = self.optimizer.param_groups
+  if #sd.base_lrs ~= #groups then raise("lr_scheduler: load_state_dict: %d base_lrs, the optimizer has %d groups", #sd.base_lrs, #groups) end
+  for k, lr in ipairs(sd.base_lrs) do
+    if type(lr) ~= "number" or lr ~= lr then raise("lr_scheduler: load_state_dict: base_lrs[%d] is %s, expected a number", k, errors.kind(lr)) end
   end
   self.count, self.base_lrs = sd.step, { unpack(sd.base_lrs) }
   apply(self)

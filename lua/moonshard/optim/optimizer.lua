@@ -111,11 +111,13 @@ local function add_group(self, given, where)
   local params = is_tensor(given.params) and { given.params } or given.params
   if type(params) ~= "table" then raise("%s: params of %s is %s, expected a list of leaves", self:class_name(), where, show(params)) end
   group.params = {}
+  local seen = setmetatable({}, { __index = self._seen })      -- a group that is refused leaves no trace
   for k, p in ipairs(params) do
-    check_leaf(self, p, self._seen, ("parameter %d"):format(k))
+    check_leaf(self, p, seen, ("parameter %d"):format(k))
     group.params[k] = p
   end
   self._check(self, group)
+  for _, p in ipairs(group.params) do self._seen[p] = true end
   self.param_groups[#self.param_groups + 1] = group
 end
 
@@ -183,7 +185,7 @@ local function step_group(self, c, group)
 end
 
 function run_group(self, c, group)
-  if type(group.lr) ~= "number" or type(group.weight_decay) ~= "number" then self:_check(group) end     -- a script's doing
+  self:_check(group, true)              -- scripts change options between steps
   self._fill(c.options, group)
   if lib.ms_optim_step(c.options, c.n, c.ids, c.state, c.steps) ~= 0 then
     take_state(c)
@@ -222,7 +224,7 @@ local function step_leaves(self, group, c, at)
     ids[j - 1], steps[j - 1] = c.ids[k - 1], c.steps[k - 1]
     for s = 0, 2 do state[3 * (j - 1) + s] = c.state[3 * (k - 1) + s] end
   end
-  self:_check(group)
+  self:_check(group, true)
   self._fill(c.options, group)
   local status = lib.ms_optim_step(c.options, n, ids, state, steps)
   for j, k in ipairs(at) do
@@ -331,15 +333,30 @@ function Optimizer:load_state_dict(sd)
   local names, work = state_names(self), {}
   for index, group in ipairs(self.param_groups) do
     local given = sd.param_groups[index]
+    if type(given) ~= "table" or type(given.params) ~= "table" then
+      raise("%s: load_state_dict: group %d is %s, expected a group {params = {…}}", who, index, show(given))
+    end
     if #given.params ~= #group.params then
       raise("%s: load_state_dict: group %d has %d parameters in the state, %d in the optimizer", who, index, #given.params, #group.params)
     end
+    self:_check(setmetatable({}, { __index = function(_, name)
+      if given[name] ~= nil then return given[name] end
+      return group[name]
+    end }), true)
     for k, p in ipairs(group.params) do
       local entry = sd.state[given.params[k]]
+      if entry ~= nil and type(entry) ~= "table" then
+        raise("%s: load_state_dict: state of parameter %d is %s, expected a table", who, k, show(entry))
+      end
       if entry ~= nil then
         local part = part_of(p)
-        if entry.step ~= nil and type(entry.step) ~= "number" then
-          raise("%s: load_state_dict: step of parameter %d is %s, expected a number", who, k, show(entry.step))
+        if entry.step ~= nil and (type(entry.step) ~= "number" or not (entry.step >= 0)) then
+          raise("%s: load_state_dict: step of parameter %d is %s, expected a number from 0", who, k, show(entry.step))
+        end
+        for s = 1, self._state_needed do        -- one of another optimizer: its averages would begin at 0, in the middle
+          if entry[names[s]] == nil and (entry.step or 1) > 0 then
+            raise("%s: load_state_dict: parameter %d has no %s in the state; is it of another optimizer?", who, k, names[s])
+          end
         end
         for s, name in ipairs(names) do
           local t = entry[name]
@@ -403,10 +420,13 @@ end
 
 -- ---- the three ----------------------------------------------------------------------------------
 
-local function number(self, group, name, low, high)
+-- `later`: not at construction, where a sign may be what the script wants (ascent by a negative rate).
+local function number(self, group, name, low, high, later)
+  if later then low = -math.huge end
   local v = group[name]
   if type(v) ~= "number" or v ~= v or v < low or high and v >= high then
-    raise("%s: %s is %s, expected a number from %g%s", self:class_name(), name, show(v), low, high and (" to below %g"):format(high) or "")
+    raise("%s: %s is %s, expected a number%s%s", self:class_name(), name, show(v), low > -math.huge and (" from %g"):format(low) or "",
+      high and (" to below %g"):format(high) or "")
   end
 end
 
@@ -417,16 +437,16 @@ end
 ---@class SGD: Optimizer
 ---@overload fun(params: table, opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number }): SGD
 local SGD = Optimizer:extend "SGD"
-SGD._kind, SGD._state_names = ffi.C.MS_SGD, { "momentum_buffer" }
+SGD._kind, SGD._state_names, SGD._state_needed = ffi.C.MS_SGD, { "momentum_buffer" }, 0
 
 function SGD:init(params, given)
   construct(self, params, given, { lr = 1e-3, momentum = 0, dampening = 0, nesterov = false, weight_decay = 0 })
 end
 
-function SGD:_check(group)
-  number(self, group, "lr", 0)
-  number(self, group, "momentum", 0)
-  number(self, group, "weight_decay", 0)
+function SGD:_check(group, later)
+  number(self, group, "lr", 0, nil, later)
+  number(self, group, "momentum", 0, nil, later)
+  number(self, group, "weight_decay", 0, nil, later)
   number(self, group, "dampening", -math.huge)
   flag(self, group, "nesterov")
   if group.nesterov and (group.momentum <= 0 or group.dampening ~= 0) then
@@ -441,14 +461,14 @@ end
 
 local function adam(name, weight_decay)
   local cls = Optimizer:extend(name)
-  cls._state_names = { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" }
+  cls._state_names, cls._state_needed = { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" }, 2
   function cls:init(params, given)
     construct(self, params, given, { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = weight_decay, amsgrad = false })
   end
-  function cls:_check(group)
-    number(self, group, "lr", 0)
-    number(self, group, "eps", 0)
-    number(self, group, "weight_decay", 0)
+  function cls:_check(group, later)
+    number(self, group, "lr", 0, nil, later)
+    number(self, group, "eps", 0, nil, later)
+    number(self, group, "weight_decay", 0, nil, later)
     flag(self, group, "amsgrad")
     if type(group.betas) ~= "table" then raise("%s: betas is %s, expected a pair of numbers", name, show(group.betas)) end
     for k = 1, 2 do
