@@ -179,6 +179,8 @@ local calls = {
   { [[ms.save("", {a = x})]], "save: the path is empty" },
   { [[ms.save("/tmp/never", {["a\0b"] = x})]], "save: the name \"a\\0b\" has a zero byte in it" },
   { "ms.warn({})", "warn: message is a table, expected a string" },
+  { [[ms.zeros(0, 3):index_select(1, ms.tensor({0}, {dtype = "int64"}))]], "index_select: position 0 is not inside dimension 1 of float32 [0, 3] cpu, which has none" },
+  { [[ms.where(x:gt(0), x:long(), 2.5)]], "where: 2.5 is not a whole number, but the tensor is int64 [2, 3]" },
   { "x[x:gt(0)]", "a tensor is indexed by one whole number, got a Tensor: see narrow, index_select, masked_fill, where" },
   { "(function() x[{1, 2}] = 0 end)()", "a tensor is indexed by one whole number, got a table" },
   { "x:expand(-1, 2, 3)", "expand: float32 [2, 3] cpu does not expand to [-1, 2, 3]: dimension 1 is new and needs a size" },
