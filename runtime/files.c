@@ -42,6 +42,11 @@ enum { DIRECT_FROM = 4 << 20 };
 
 ms_saver *ms_saver_new(const char *path)
 {
+    struct stat info;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {    // the new file's name would take its place: that of a device, say
+        (void)ms__fail(MS_EIO, "save: '%s' is there and is no regular file", path);
+        return NULL;
+    }
     ms_saver *s = calloc(1, sizeof *s);
     if (s) {
         s->fd = -1;

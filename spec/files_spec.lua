@@ -123,6 +123,34 @@ describe("safetensors files", function()
     reader:close()
   end)
 
+  it("take the place of files only, not of a device or a pipe", function()
+    ms.save(path "tensors", { x = ms.tensor { 1 } })
+    ms.save(path "tensors", { x = ms.tensor { 2 } })
+    assert.are.equal(0, os.execute("mkfifo '" .. path "pipe" .. "'"))
+    for _, name in ipairs { "pipe", "" } do
+      local ok, err = pcall(ms.save, path(name), { x = ms.tensor { 1 } })
+      assert.is_false(ok)
+      assert.truthy(err:find(("save: '%s' is there and is no regular file"):format(path(name)), 1, true), err)
+    end
+    assert.are.equal("named pipe", lfs.attributes(path "pipe", "mode"))
+    os.remove(path "pipe")
+  end)
+
+  it("have no zero byte in their path or metadata, where the rest would be lost", function()
+    ms.save(path "short", { x = ms.tensor { 1 } })
+    for _, case in ipairs {
+      { function() ms.save(path "short\0er", { x = ms.tensor { 2 } }) end, "save: the path .- has a zero byte in it" },
+      { function() ms.load(path "short\0er") end, "load: the path .- has a zero byte in it" },
+      { function() ms.save(path "short", {}, { metadata = { a = "b\0c" } }) end, "save: metadata \"a\" has a zero byte in it" },
+      { function() ms.fsdp.save(path "short\0er", ms.nn.Linear(1, 1)) end, "save: the folder .- has a zero byte in its name" },
+    } do
+      local ok, err = pcall(case[1])
+      assert.is_false(ok)
+      assert.matches(case[2], err)
+    end
+    assert.are.equal(1, ms.load(path "short").x:item())
+  end)
+
   it("leave the old file alone when writing fails", function()
     ms.save(path "f", { x = ms.tensor { 1 } })
     local before = read "f"

@@ -33,6 +33,7 @@ end
 ---@return Saver
 function M.saver(path, entries, metadata)
   if path == "" then errors.raise "save: the path is empty" end
+  if path:find("%z") then errors.raise("save: the path %s has a zero byte in it", ("%q"):format(path)) end
   for _, e in ipairs(entries) do
     if e.name:find("%z") then errors.raise("save: the name %s has a zero byte in it", ("%q"):format(e.name)) end
   end
@@ -43,6 +44,7 @@ function M.saver(path, entries, metadata)
     if type(key) ~= "string" or type(value) ~= "string" then
       errors.raise("save: metadata %s is %s; keys and values are strings", errors.show(key), errors.kind(value))
     end
+    if key:find("%z") or value:find("%z") then errors.raise("save: metadata %s has a zero byte in it", ("%q"):format(key)) end
     if lib.ms_saver_metadata(self._saver, key, value) ~= 0 then errors.fail() end
   end
   for _, e in ipairs(entries) do declare(self._saver, e.name, dtypes.number(e.dtype, "save"), e.shape) end
@@ -116,6 +118,7 @@ Reader.__index = Reader
 ---@return Reader
 function M.reader(path)
   if type(path) ~= "string" then errors.raise("load: path is %s, expected a string", errors.kind(path)) end
+  if path:find("%z") then errors.raise("load: the path %s has a zero byte in it", ("%q"):format(path)) end
   local loader = lib.ms_loader_open(path)
   if loader == nil then errors.fail() end
   local self = setmetatable({ path = path, _loader = ffi.gc(loader, lib.ms_loader_close), metadata = {}, names = {} }, Reader)

@@ -230,6 +230,7 @@ end
 
 local function check_arguments(who, dir, m, optim)
   if type(dir) ~= "string" or dir == "" then errors.raise("%s: the folder is %s, expected a path", who, errors.kind(dir)) end
+  if dir:find("%z") then errors.raise("%s: the folder %s has a zero byte in its name", who, ("%q"):format(dir)) end
   if not class.isa(m, nn.Module) then errors.raise("%s: argument 2 is %s, expected a module", who, errors.kind(m)) end
   if optim ~= nil and (type(optim) ~= "table" or type(optim.param_groups) ~= "table") then
     errors.raise("%s: argument 3 is %s, expected an optimizer or nil", who, errors.kind(optim))
