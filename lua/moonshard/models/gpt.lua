@@ -26,14 +26,12 @@ function Attention:forward(x)
   local H = self.heads
   local D = C / H
   local qkv = self.qkv(x)
-  -- Heads of queries, keys, values one after another; split gives one gradient for all three, where three selects would
-  -- add up three of zeros.
-  local parts = qkv:view(B, T, 3 * H, D):transpose(2, 3):split(H, 2)
+  local q, k, v = ops.split_heads(qkv, B, T, H, D)
   local mask = self.distance
   if mask and T < mask:size(2) then mask = mask:narrow(2, 1, T):narrow(3, 1, T) end
-  local y = ops.attention(parts[1], parts[2], parts[3], mask, true, self.training and self.dropout or 0, 0)
+  local y = ops.attention(q, k, v, mask, true, self.training and self.dropout or 0, 0)
   drop(qkv)
-  local flat = y:transpose(2, 3):reshape(B, T, C)
+  local flat = ops.join_heads(y, B, T, C)
   drop(y)
   return self.proj(flat)
 end

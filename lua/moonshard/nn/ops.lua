@@ -16,6 +16,8 @@ local op_tanh, op_sigmoid, op_dropout, op_embedding = op "tanh", op "sigmoid", o
 local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", op "rms_norm", op "softmax", op "log_softmax"
 local op_batch_norm, op_conv2d = op "batch_norm", op "conv2d"
 local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_loss", op "attention"
+local op_view, op_reshape, op_transpose, op_split = op "view", op "reshape", op "transpose", op "split"
+local state, drop_id = engine.state, engine.lib.ms_drop
 
 function M.linear(x, w, b) return wrap(call3(op_linear, x, w, b, "linear")) end
 function M.relu(x) return wrap(call1(op_relu, x, "relu")) end
@@ -131,7 +133,47 @@ function M.attention(q, k, v, mask, causal, dropout_p, scale)
   return wrap(a_out[0])
 end
 
+-- For what is in between a Lua object is garbage and nothing else: an operator's result goes into the next one by its id. `of` is
+-- what an error names. Only inside scopes, which end what an error leaves.
+local function by_id(number, id, of, n_i)
+  a_in[0], args.n_in, args.n_i, args.n_f = id, 1, n_i, 0
+  call_args(number, of)
+  return a_out[0]
+end
+
+--- [B, T, 3 C] with heads of queries, of keys and of values one after another, as three of [B, n, T, D]. A split gives one gradient
+--- for all three, where three selects would add up three of zeros.
+function M.split_heads(qkv, B, T, n, D)
+  local id = id_of(qkv, "view")
+  if id < 0 or state.scope == 0 then
+    local parts = qkv:view(B, T, 3 * n, D):transpose(2, 3):split(n, 2)
+    return parts[1], parts[2], parts[3]
+  end
+  a_i[0], a_i[1], a_i[2], a_i[3] = B, T, 3 * n, D
+  local seen = by_id(op_view, id, qkv, 4)
+  a_i[0], a_i[1] = 1, 2
+  local turned = by_id(op_transpose, seen, qkv, 2)
+  drop_id(seen)
+  a_i[0], a_i[1], a_i[2], a_i[3] = 1, n, n, n
+  local q = by_id(op_split, turned, qkv, 4)
+  local k, v = a_out[1], a_out[2]
+  drop_id(turned)
+  return wrap(q), wrap(k), wrap(v)
+end
+
+--- [B, n, T, D] -> [B, T, n D].
+function M.join_heads(y, B, T, C)
+  local id = id_of(y, "transpose")
+  if id < 0 or state.scope == 0 then return y:transpose(2, 3):reshape(B, T, C) end
+  a_i[0], a_i[1] = 1, 2
+  local turned = by_id(op_transpose, id, y, 2)
+  a_i[0], a_i[1], a_i[2] = B, T, C
+  local out = by_id(op_reshape, turned, y, 3)
+  drop_id(turned)
+  return wrap(out)
+end
+
 -- Releases a tensor that was made in the innermost scope and is needed no more; leaves any other alone.
-function M.drop(t) engine.lib.ms_drop(t.id) end
+function M.drop(t) drop_id(t.id) end
 
 return M
