@@ -215,6 +215,38 @@ ms_id ms_detach(ms_id id)
     return ms__name(same);
 }
 
+double ms_storage_key(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    return t && t->storage->refs > 1 ? (double)(uintptr_t)t->storage : 0;
+}
+
+ms_id ms_storage_copy(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id), *copy = NULL;
+    if (!t) return 0;
+    int64_t bytes = (int64_t)t->storage->bytes;
+    ms_tensor *all = ms__tensor_on(t->storage, MS_U8, 1, &bytes, 0);
+    ms_status st = ms__op1(&copy, ms__op_by_name("clone"), all);
+    ms__release(all);
+    return st == MS_OK ? ms__name(copy) : 0;
+}
+
+ms_id ms_view_alike(ms_id id, ms_id copy)
+{
+    ms_tensor *t = ms__tensor(id), *c = ms__tensor(copy);
+    if (!t || !c) return 0;
+    if (c->storage->bytes != t->storage->bytes || ms__device(c) != ms__device(t)) {
+        ms__fail(MS_EINVAL, "view_alike: %s is no copy of the storage of %s", ms__tensor_text(c), ms__tensor_text(t));
+        return 0;
+    }
+    ms_tensor *v = ms__tensor_view(c, t->ndim, t->shape, t->stride, t->offset);
+    v->dtype = t->dtype;
+    v->is_view = t->is_view;
+    v->tape = MS_OFF_TAPE;
+    return ms__name(v);
+}
+
 ms_status ms_set_data(ms_id id, ms_id src)
 {
     ms_tensor *t = ms__tensor(id), *s = ms__tensor(src);

@@ -133,6 +133,11 @@ MS_API double    ms_scope_of(ms_id t);             // of its scope: a number oth
 MS_API void      ms_adopt(ms_id t);                // an unscoped tensor nobody owns any more joins the innermost scope, if one is open
 MS_API void      ms_drop(ms_id t);                 // releases it if it belongs to the innermost scope, else leaves it
 MS_API ms_id     ms_detach(ms_id t);               // same storage, no graph
+// Copies of tensors that share a storage: which one it is (0: nobody else's), a copy of all its bytes (uint8 [n]), and what t is of its
+// own storage over such a copy (no graph).
+MS_API double    ms_storage_key(ms_id t);
+MS_API ms_id     ms_storage_copy(ms_id t);
+MS_API ms_id     ms_view_alike(ms_id t, ms_id copy);
 MS_API ms_status ms_set_data(ms_id t, ms_id src);  // re-points t (a leaf) at src's storage, shape, dtype
 MS_API int       ms_same_storage(ms_id a, ms_id b);
 MS_API ms_id     ms_param_new(ms_id t, int requires_grad);         // a new leaf sharing t's storage, unscoped

@@ -198,6 +198,30 @@ describe("deepcopy", function()
     assert.are.same({ 1, 2 }, t:tolist())
     assert.matches("only leaves", failure(ms.deepcopy, t * 2))
   end)
+
+  it("keeps memory that views share shared, its strides and dtypes, and copies it once", function()
+    local x = ms.arange(0, 12):to "float64":reshape(3, 4)
+    local before = ms.memory_stats("cpu").live_tensors
+    local copy = ms.deepcopy { row = x:select(1, 2), turned = x:t(), x = x, wide = x:narrow(1, 1, 1):expand(5, 4), other = ms.ones(2) }
+    assert.are.same(x:tolist(), copy.x:tolist())
+    assert.are.same({ 1, 4 }, copy.turned:stride())
+    assert.are.same({ 0, 1 }, copy.wide:stride())
+    copy.row:fill_(-1)
+    assert.are.same({ -1, -1, -1, -1 }, copy.x[2]:tolist())
+    assert.are.same({ 1, -1, 9 }, copy.turned[2]:tolist())
+    assert.are.same({ 4, 5, 6, 7 }, x[2]:tolist())
+    assert.are.equal(copy.x:data_ptr() + 4 * 8, copy.row:data_ptr())
+    assert.is_true(ms.memory_stats("cpu").live_tensors - before < 20)
+    -- A leaf among views, and one more copy of the copies.
+    local w = ms.zeros(2, 3)
+    local leaf = w:narrow(1, 1, 1):detach():requires_grad_()
+    local again = ms.deepcopy(ms.deepcopy { w, leaf })
+    again[1]:fill_(2)
+    assert.are.same({ { 2, 2, 2 } }, again[2]:tolist());
+    (again[2] * 3):sum():backward()
+    assert.are.same({ { 3, 3, 3 } }, again[2].grad:tolist())
+    assert.is_nil(leaf.grad)
+  end)
 end)
 
 describe("sorted_pairs", function()

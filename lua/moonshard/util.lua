@@ -36,6 +36,22 @@ end
 
 local internal = { id = true, _owner = true, _site = true, _grad = true, _sparse = true }
 
+-- A copy of t's values; of a storage that others see as well the whole is copied, once, and what shared it shares the copy.
+local function copy_data(t, memo)
+  local key = lib.ms_storage_key(t.id)
+  if key == 0 then return t:detach():clone() end
+  local whole = memo[key]
+  if not whole then
+    local id = lib.ms_storage_copy(t.id)
+    if id == 0 then errors.fail(t) end
+    whole = tensor.wrap(id)
+    memo[key] = whole
+  end
+  local id = lib.ms_view_alike(t.id, whole.id)
+  if id == 0 then errors.fail(t) end
+  return tensor.wrap(id)
+end
+
 local function copy_tensor(t, memo, copy)
   local parts = tensor.inner(t)
   if parts then                                                 -- of a tensor class
@@ -47,7 +63,7 @@ local function copy_tensor(t, memo, copy)
   local info = tensor.info_of(t)
   local requires_grad, is_leaf, is_param = info.requires_grad ~= 0, info.is_leaf ~= 0, info.is_param ~= 0
   if not is_leaf then errors.raise("deepcopy: the tensor is the result of an operation; only leaves can be copied (detach it first)") end
-  local data = t:detach():clone()
+  local data = copy_data(t, memo)
   local out
   if is_param then
     local id = lib.ms_param_new(data.id, requires_grad and 1 or 0)
@@ -69,7 +85,7 @@ local function copy_tensor(t, memo, copy)
   return out
 end
 
---- A copy of tensors, modules, tables of them: what is shared inside stays shared, a parameter stays a leaf.
+--- A copy of tensors, modules, tables of them: what is shared inside stays shared, memory of views too, a parameter stays a leaf.
 --- Functions and classes are not copied. A class whose objects copy themselves defines `__deepcopy(obj, memo, copy)`.
 ---@generic T
 ---@param x T
@@ -97,6 +113,9 @@ function M.deepcopy(x, more)
   local state = lib.ms_set_grad_mode(0)
   local ok, result = pcall(copy, x)
   lib.ms_set_grad_mode(state)
+  for key, v in pairs(memo) do
+    if type(key) == "number" then v:release() end       -- a storage: its views have it now
+  end
   if not ok then error(result, 0) end
   return result
 end
