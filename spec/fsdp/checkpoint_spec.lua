@@ -292,7 +292,7 @@ describe("a sharded checkpoint", function()
       "lacks tensor 'optim.b.weight.more'" },
     { "another dtype", index(function(t) t.tensors["model.b.weight"].dtype = "float64" end), "is float32 %[12, 9%], the index says float64" },
     { "a missing tensor", index(function(t) t.tensors["model.b.weight"] = nil end), "lacks 'b.weight'" },
-    { "a missing file", function(path) os.remove(path .. "/" .. FILE) end, "has nil bytes, the index says" },
+    { "a missing file", function(path) os.remove(path .. "/" .. FILE) end, "file '" .. FILE:gsub("%p", "%%%0") .. "' is missing" },
     { "a cut file", function(path) process.write(path .. "/" .. FILE, process.read(path .. "/" .. FILE):sub(1, -2)) end, "bytes, the index says" },
   }
   for _, case in ipairs(cases) do
@@ -302,6 +302,14 @@ describe("a sharded checkpoint", function()
       assert.is_true(same)
     end)
   end
+
+  it("is refused by an optimizer of another kind, and nothing changes", function()
+    local model = make {}
+    local before = model.a.weight:full_tensor()
+    local message = failure(ms.fsdp.load, base, model, ms.optim.SGD(model:parameters(), { lr = 1, momentum = 0.9 }))
+    assert.matches("SGD: load: 'a%.[%w.]+' has 'exp_avg' in the state, which SGD does not keep; is it of another optimizer%?", message)
+    assert.is_true(before:equal(model.a.weight:full_tensor()))
+  end)
 
   it("is refused with one bit turned in the data", function()
     local message = broken(function(path)

@@ -217,6 +217,11 @@ describe("an optimizer", function()
     sgd:step()
     local said = message(adam.load_state_dict, adam, sgd:state_dict())
     assert.truthy(said:find("Adam: load_state_dict: parameter 1 has no exp_avg in the state; is it of another optimizer?", 1, true), said)
+    set_grad(p, { 1, 1 })
+    local other = optim.AdamW { p }
+    other:step()
+    said = message(sgd.load_state_dict, sgd, other:state_dict())
+    assert.truthy(said:find("SGD: load_state_dict: parameter 1 has 'exp_avg' in the state, which SGD does not keep", 1, true), said)
     for _, case in ipairs {
       { function(sd) sd.param_groups[1] = 5 end, "group 1 is a number (5), expected a group" },
       { function(sd) sd.param_groups[1].params = nil end, "group 1 is a table, expected a group" },

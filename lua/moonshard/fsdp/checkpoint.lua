@@ -424,8 +424,8 @@ local function plan(readers, name, entry, e)
   end
 end
 
--- The optimizer's state tensors, uninitialised, where the index has some; and the numbers.
-local function empty_state(dir, index, m)
+-- The optimizer's state tensors, uninitialised, where the index has some; and the numbers. Last: refuses those of another optimizer.
+local function empty_state(dir, index, m, optim)
   local told = index.optimizer
   if type(told) ~= "table" or type(told.param_groups) ~= "table" then bad(dir, "it has no optimizer's state") end
   local sd, list = { state = {}, param_groups = told.param_groups }, {}
@@ -456,7 +456,11 @@ local function empty_state(dir, index, m)
       end
     end
   end
-  return sd, list
+  return sd, list, function()
+    for name, entry in util.sorted_pairs(sd.state) do
+      if by_name[name] and optim._check_entry then optim:_check_entry("load", ("'%s'"):format(name), entry) end
+    end
+  end
 end
 
 local function names_text(list)
@@ -465,16 +469,18 @@ local function names_text(list)
 end
 
 -- Reads everything that `list` wants; files are read whole, and their hashes compared, by one rank each.
-local function read_files(dir, index, list, verify, dist)
+local function read_files(dir, index, list, verify, dist, fits)
   local readers, after = {}, {}
   local ok, err = pcall(function()
     for r, file in ipairs(index.files) do
       local path = dir .. "/" .. file.name
       local size = require("lfs").attributes(path, "size")
+      if not size then bad(dir, "file '%s' is missing", file.name) end
       if size ~= file.bytes then bad(dir, "file '%s' has %s bytes, the index says %d", file.name, tostring(size), file.bytes) end
       readers[r] = files.reader(path)
       check_file(dir, index, r, readers[r])
     end
+    fits()
     for _, e in ipairs(list) do
       local done = plan(readers, e.name, index.tensors[e.name], e)
       if done then after[#after + 1] = done end
@@ -511,7 +517,7 @@ function M.load(dir, m, optim, given)
       local ok, result = pcall(function()
         local index = read_index(dir)
         local list, known = entries_of(m, nil), {}
-        local wanted, sd = {}, nil
+        local wanted, sd, fits = {}, nil, function() end
         for _, e in ipairs(list) do
           local entry = index.tensors[e.name] or (index.aliases and index.tensors[index.aliases[e.name] or ""])
           if not entry then
@@ -532,10 +538,10 @@ function M.load(dir, m, optim, given)
         if o.strict and #unexpected > 0 then errors.raise("load: '%s' has %s, which the model has not", dir, names_text(unexpected)) end
         if optim then
           local more
-          sd, more = empty_state(dir, index, m)
+          sd, more, fits = empty_state(dir, index, m, optim)
           for _, e in ipairs(more) do wanted[#wanted + 1] = e end
         end
-        local after = read_files(dir, index, wanted, o.verify, dist)
+        local after = read_files(dir, index, wanted, o.verify, dist, fits)
         for _, fn in ipairs(after) do fn() end
         if optim then state.load_optim_state_dict(m, optim, sd) end
         return index.extra

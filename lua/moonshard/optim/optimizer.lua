@@ -11,6 +11,7 @@ local tensor = require "moonshard.tensor"
 local lib, ffi = engine.lib, engine.ffi
 local autograd = require "moonshard.autograd"
 local no_grad, enable_grad = autograd.no_grad, autograd.enable_grad
+local sorted_pairs = require "moonshard.util".sorted_pairs
 local with_dense_grads = require "moonshard.sparse".with_dense_grads
 local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
 local Tensor = tensor.Tensor
@@ -320,6 +321,27 @@ local function part_of(p)
   return rawget(p, "_unit") and p:to_local() or p
 end
 
+--- Refuses a parameter's state that another kind of optimizer made: averages would begin at 0 in the middle, or be lost.
+---@param verb string
+---@param whose string
+---@param entry table<string, any>
+function Optimizer:_check_entry(verb, whose, entry)
+  local names = state_names(self)
+  for s = 1, self._state_needed do
+    if entry[names[s]] == nil and (entry.step or 1) > 0 then
+      raise("%s: %s: %s has no %s in the state; is it of another optimizer?", self:class_name(), verb, whose, names[s])
+    end
+  end
+  local known = {}
+  for _, name in ipairs(names) do known[name] = true end
+  for name, t in sorted_pairs(entry) do
+    if is_tensor(t) and name ~= "step" and not known[name] then
+      raise("%s: %s: %s has %s in the state, which %s does not keep; is it of another optimizer?", self:class_name(), verb, whose,
+        errors.show(name), self:class_name())
+    end
+  end
+end
+
 ---Takes a state dict of an optimizer with the same groups; tensors are copied. All is checked before anything changes.
 ---@param sd { state: table<integer, table>, param_groups: table[] }
 function Optimizer:load_state_dict(sd)
@@ -353,11 +375,7 @@ function Optimizer:load_state_dict(sd)
         if entry.step ~= nil and (type(entry.step) ~= "number" or not (entry.step >= 0)) then
           raise("%s: load_state_dict: step of parameter %d is %s, expected a number from 0", who, k, show(entry.step))
         end
-        for s = 1, self._state_needed do        -- one of another optimizer: its averages would begin at 0, in the middle
-          if entry[names[s]] == nil and (entry.step or 1) > 0 then
-            raise("%s: load_state_dict: parameter %d has no %s in the state; is it of another optimizer?", who, k, names[s])
-          end
-        end
+        self:_check_entry("load_state_dict", ("parameter %d"):format(k), entry)
         for s, name in ipairs(names) do
           local t = entry[name]
           if t ~= nil then
