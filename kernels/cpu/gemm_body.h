@@ -7,6 +7,7 @@
 // What is fetched ahead, how far and when was found by trying, all in turns in one process (scripts/bench/results/2026-11-21-evening.md, -night.md).
 
 typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
+typedef REAL R(loose) __attribute__((vector_size(64), aligned(2), may_alias));          // pairs of half numbers begin at any of them
 
 static inline __attribute__((always_inline)) void R(tile)(const int rows, const int vecs, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs,
                                                           const REAL *b, int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
@@ -290,7 +291,7 @@ static inline __attribute__((always_inline)) void R(transpose)(REAL *out, int64_
     typedef INDEX index __attribute__((vector_size(64)));
     R(vec) x[LANES];
 #pragma GCC unroll 16
-    for (int l = 0; l < LANES; l++) x[l] = *(const R(vec) *)((const char *)in + l * in_cs);
+    for (int l = 0; l < LANES; l++) x[l] = *(const R(loose) *)((const char *)in + l * in_cs);
 #define STAGE(step)                                                                             \
     _Pragma("GCC unroll 16") for (int l = 0; l < LANES; l++) {                                  \
         if (l & (step)) continue;                                                               \
@@ -310,7 +311,7 @@ static inline __attribute__((always_inline)) void R(transpose_8)(REAL *out, cons
     typedef INDEX index __attribute__((vector_size(64)));
     R(vec) x[8];
 #pragma GCC unroll 8
-    for (int l = 0; l < 8; l++) x[l] = *(const R(vec) *)((const char *)in + l * in_rs);
+    for (int l = 0; l < 8; l++) x[l] = *(const R(loose) *)((const char *)in + l * in_rs);
 #define STAGE(step)                                                                             \
     _Pragma("GCC unroll 8") for (int l = 0; l < 8; l++) {                                       \
         if (l & (step)) continue;                                                               \
