@@ -28,10 +28,17 @@ Batches.__index = Batches
 ---@param given {context: integer, batch: integer, seed: integer, rank: integer, world: integer}
 ---@return Batches
 local function new(corpus, given)
-  local o = opts("batches", given, { context = opts.required, batch = opts.required, seed = 1, rank = 0, world = 1 })
   if type(corpus) ~= "table" or not corpus.train_count then
     errors.raise("batches: argument 1 is %s, expected a corpus", errors.kind(corpus))
   end
+  local o = opts("batches", given, { context = opts.required, batch = opts.required, seed = 1, rank = 0, world = 1 })
+  for _, name in ipairs { "context", "batch", "world", "rank", "seed" } do
+    local v, least = o[name], name == "seed" and -2 ^ 53 or name == "rank" and 0 or 1
+    if type(v) ~= "number" or not (v >= least and v <= 2 ^ 53) or v % 1 ~= 0 then
+      errors.raise("batches: option '%s' is %s, expected a whole number%s", name, errors.kind(v), name == "seed" and "" or " from " .. least)
+    end
+  end
+  if o.rank >= o.world then errors.raise("batches: rank %d is none of %d ranks", o.rank, o.world) end
   local spare = corpus.train_count - o.context
   if spare < 1 then
     errors.raise("batches: %d training tokens are too few for a context of %d", corpus.train_count, o.context)

@@ -5,6 +5,8 @@
 --- llm.c's shards (`.bin`): 256 int32 of header, then 2- or 4-byte token ids. Shards with "val" in their name
 --- validate whole, the others train whole; without such names the last tenth of each shard validates.
 local engine = require "moonshard.ffi"
+local errors = require "moonshard.errors"
+local opts = require "moonshard.opts"
 local lfs = require "lfs"
 
 local ffi, lib = engine.ffi, engine.lib
@@ -120,9 +122,18 @@ end
 ---@return Corpus? corpus
 ---@return string? err
 function M.open(paths, given)
-  local o = { vocab = given and given.vocab, validation = given and given.validation or 0.1 }
+  local o = opts("corpus", given, { vocab = opts.number, validation = 0.1 })
+  if not (o.validation >= 0 and o.validation < 1) then
+    errors.raise("corpus: option 'validation' is %s, expected a number from 0 to below 1", errors.kind(o.validation))
+  end
+  if o.vocab and not (o.vocab >= 1 and o.vocab % 1 == 0) then
+    errors.raise("corpus: option 'vocab' is %s, expected a whole number from 1", errors.kind(o.vocab))
+  end
+  local list = type(paths) == "table" and paths or { paths }
+  if list[1] == nil then errors.raise("corpus: argument 1 is %s, expected the path of a file or folder, or a list of them", errors.kind(paths)) end
   local files = {}
-  for _, path in ipairs(type(paths) == "table" and paths or { paths }) do
+  for k, path in ipairs(list) do
+    if type(path) ~= "string" then errors.raise("corpus: path %d is %s, expected a string", k, errors.kind(path)) end
     local found, err = regular_files(path)
     if not found then return nil, err end
     for _, file in ipairs(found) do files[#files + 1] = file end
