@@ -110,7 +110,8 @@ MS_FN REAL R(ms_bwd_pow_exponent)(REAL g, REAL a, REAL b) { return (a == 0) & (b
 MS_FN REAL R(ms_bwd_rdiv_scalar)(REAL g, REAL x, REAL s) { return -g * s / (x * x); }
 MS_FN REAL R(ms_bwd_rpow_scalar)(REAL g, REAL y, REAL s) { return g * y * R(ms_log)(s); }
 MS_FN REAL R(ms_bwd_div_other)(REAL g, REAL a, REAL b) { return -g * a / (b * b); }
-MS_FN REAL R(ms_bwd_logsumexp)(REAL g, REAL x, REAL y) { return x == y ? g : g * R(ms_exp)(x - y); }
+// infinity among others has all the weight; minus infinity none, also where there is nothing else
+MS_FN REAL R(ms_bwd_logsumexp)(REAL g, REAL x, REAL y) { return x == y ? (y < 0 && y - y != 0 ? 0 : g) : g * R(ms_exp)(x - y); }
 // p-norms, p finite and not 0: n is the norm, whose gradient at 0 is 0. p = 1 and 2 need no power.
 MS_FN REAL R(ms_bwd_norm_1)(REAL g, REAL x) { return g * R(ms_fwd_sign)(x); }
 MS_FN REAL R(ms_bwd_norm_2)(REAL g, REAL x, REAL n) { return n == 0 ? 0 : g * (x / n); }

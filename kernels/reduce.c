@@ -113,14 +113,18 @@ static ms_status deviation_backward(ms_backward_call *b, bool root)
     int64_t dims[MS_MAX_DIMS + 1] = { 1 };
     int n = 1;
     for (int d = 0; d < m->ndim; d++) if (mask >> d & 1) dims[n++] = d;
-    ms_tensor *mean = NULL, *away = NULL, *scale = NULL, *scale2 = NULL, *wide = NULL;
+    ms_tensor *mean = NULL, *away = NULL, *scale = NULL, *scale2 = NULL, *flat = NULL, *wide = NULL;
     ms_status st = ms__run_op(&ms__op_mean, 1, b->in, n, dims, 0, NULL, 1, &mean);
     if (!st) st = ms__op2(&away, &ms__op_sub, b->in[0], mean);
     if (!st) st = ms__op1f(&scale, &ms__op_mul_scalar, b->gout[0], (root ? 1 : 2) / divisor);
-    if (!st && root) {
+    if (!st && root) {                                  // elements that are all alike: no slope, as PyTorch has it
         st = ms__op2(&scale2, &ms__op_div, scale, b->out[0]);
         ms__release(scale);
-        scale = scale2;
+        scale = NULL;
+        if (!st) st = ms__op1f(&flat, ms__op_by_name("eq_scalar"), b->out[0], 0);
+        if (!st) st = ms__run_op(ms__op_by_name("masked_fill"), 2, (ms_tensor *[]){ scale2, flat }, 0, NULL, 1, (double[]){ 0 }, 1, &scale);
+        ms__release(flat);
+        ms__release(scale2);
     }
     if (!st) {
         wide = spread(scale, m, mask);

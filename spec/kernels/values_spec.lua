@@ -150,6 +150,10 @@ describe("gradients at the edges:", function()
   check {
     { "relu at 0", "float32 [0 0 1]", function() return grad({ -1, 0, 1 }, function(x) return x:relu() end) end },
     { "norm at 0", "float32 [0 0]", function() return grad({ 0, 0 }, function(x) return x:norm() end) end },
+    { "std of equals", "float32 [0 0]", function() return grad({ 3, 3 }, function(x) return x:std() end) end },
+    { "std of one is NaN, as its value is", "float32 nan", function() return grad({ 3 }, function(x) return x:std() end):sum() end },
+    { "logsumexp at infinity", "float32 [1 0]", function() return grad({ inf, 1 }, function(x) return x:logsumexp(1) end) end },
+    { "logsumexp of minus infinities", "float32 [0 0]", function() return grad({ -inf, -inf }, function(x) return x:logsumexp(1) end) end },
     { "product with one zero", "float32 [0 6 0]", function() return grad({ 2, 0, 3 }, function(x) return x:prod() end) end },
     { "product with two zeros", "float32 [0 0 0]", function() return grad({ 2, 0, 0 }, function(x) return x:prod() end) end },
     { "equal largest share", "float32 [0 0.5 0.5]", function() return grad({ 1, 2, 2 }, function(x) return x:max() end) end },
