@@ -40,7 +40,7 @@ typedef struct ms_backward_call {
     ms_tensor **gout;
     ms_tensor **gin;                // to fill with owned references; leave NULL where need is false
     const bool *need;
-    const struct ms_run *run;
+    const struct ms_run *run;       // these two for ms__gradient_so_far
     const struct ms_edge *edges;
 } ms_backward_call;
 

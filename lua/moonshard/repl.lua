@@ -367,10 +367,10 @@ end
 
 -- Waits for a line typed at a terminal (whose lines come whole, so none is in Lua's buffer). A signal that comes just before
 -- a read begins does not end it; so the flag is looked at ten times a second.
-local input = ffi.new("struct { int fd; short events, revents; }", 0, 1)
+M.input = ffi.new("struct { int fd; short events, revents; }", 0, 1)
 local function wait_for_line()
   if ffi.C.moonshard_is_terminal(0) == 0 then return end
-  repeat until state.interrupted ~= 0 or ffi.C.moonshard_wait(input, 1, 100) > 0
+  repeat until state.interrupted ~= 0 or ffi.C.moonshard_wait(M.input, 1, 100) > 0
 end
 
 local function plain_reader(prompt)

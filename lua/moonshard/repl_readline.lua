@@ -1,5 +1,5 @@
 --- The prompt's lines through GNU readline: editing, history, completion. nil where the library is missing
---- or the input is no terminal.
+--- or the input is no terminal. Loaded by repl.lua, which declares how to wait.
 local ffi = require "ffi"
 local engine = require "moonshard.ffi"
 
@@ -7,12 +7,9 @@ local declared, library
 local function load()
   if not declared then
     ffi.cdef [[
-      int moonshard_isatty(int) __asm__("isatty");
       void moonshard_free(void *) __asm__("free");
       void *moonshard_malloc(size_t) __asm__("malloc");
       long moonshard_read(int, void *, size_t) __asm__("read");
-      typedef struct { int fd; short events, revents; } moonshard_pollfd;
-      int moonshard_poll(moonshard_pollfd *, unsigned long, int) __asm__("poll");
       char *readline(const char *prompt);
       void add_history(const char *line);
       int read_history(const char *);
@@ -32,7 +29,7 @@ local function load()
     ]]
     declared = true
   end
-  if ffi.C.moonshard_isatty(0) == 0 or os.getenv "TERM" == "dumb" then return nil end
+  if ffi.C.moonshard_is_terminal(0) == 0 or os.getenv "TERM" == "dumb" then return nil end
   for _, name in ipairs { "libreadline.so.8", "libreadline.so.7", "readline" } do
     local ok, found = pcall(ffi.load, name)
     if ok then
@@ -100,10 +97,10 @@ local function attach(repl)
   end)
   -- Ctrl-C at the prompt: the engine's handler sets the flag, and the line is given up. Waiting looks at the
   -- flag ten times a second, for a signal that comes just before the wait does not end it.
-  local key, waiting = ffi.new "unsigned char[1]", ffi.new("moonshard_pollfd", 0, 1)
+  local key = ffi.new "unsigned char[1]"
   anchors.getc = ffi.cast("int (*)(void *)", function()
     while true do
-      local ready = ffi.C.moonshard_poll(waiting, 1, 100)
+      local ready = ffi.C.moonshard_wait(repl.input, 1, 100)
       if engine.state.interrupted ~= 0 then
         repl.settle()
         library.rl_replace_line("", 0)
