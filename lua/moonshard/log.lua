@@ -35,6 +35,10 @@ end
 
 --- A line of information to stderr.
 function M.log(format, ...)
+  if type(format) ~= "string" and select("#", ...) > 0 then
+    local errors = require "moonshard.errors"
+    errors.raise("log: format is %s, expected a string", errors.kind(format))
+  end
   io.stderr:write(rank_prefix() .. (select("#", ...) > 0 and format:format(...) or tostring(format)) .. "\n")
 end
 

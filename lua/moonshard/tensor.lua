@@ -406,12 +406,14 @@ M.dimension = dimension
 --- Size along d, or all of them.
 ---@param d? integer
 function methods.size(t, d)
+  id_of(t, "size")
   if d == nil then return getters.shape(t) end
   return tonumber(info.shape[dimension(t, d, "size")])
 end
 
 --- Distance between neighbours along d in elements, or all of them.
 function methods.stride(t, d)
+  id_of(t, "stride")
   if d == nil then
     info_of(t)
     return sizes_of(info.ndim, info.stride)
@@ -421,16 +423,30 @@ end
 
 function methods.numel(t, more)
   if more ~= nil then none("numel", more) end
+  id_of(t, "numel")
   return tonumber(info_of(t).numel)
 end
 methods.nelement = methods.numel
-methods.dim = getters.ndim
-function methods.is_contiguous(t) return info_of(t).is_contiguous ~= 0 end
-function methods.element_size(t) return lib.ms_dtype_size(info_of(t).dtype) end
+
+function methods.dim(t)
+  id_of(t, "dim")
+  return getters.ndim(t)
+end
+
+function methods.is_contiguous(t)
+  id_of(t, "is_contiguous")
+  return info_of(t).is_contiguous ~= 0
+end
+
+--- Bytes of one element.
+function methods.element_size(t)
+  id_of(t, "element_size")
+  return lib.ms_dtype_size(info_of(t).dtype)
+end
 
 --- Address of the first element, a number.
 function methods.data_ptr(t)
-  local p = lib.ms_data_ptr(t.id)
+  local p = lib.ms_data_ptr(id_of(t, "data_ptr"))
   if p == nil and (lib.ms_is_alive(t.id) == 0 or info_of(t).numel > 0) then fail(t) end
   return tonumber(ffi.cast("uintptr_t", p))
 end
@@ -441,7 +457,7 @@ local BOOL = ffi.C.MS_BOOL
 --- The one element as a Lua number (a bool's is a boolean).
 function methods.item(t, more)
   if more ~= nil then none("item", more) end
-  if lib.ms_item(t.id, double1) ~= 0 then fail(t) end
+  if lib.ms_item(id_of(t, "item"), double1) ~= 0 then fail(t) end
   local v = double1[0]
   if info_of(t).dtype == BOOL then return v ~= 0 end
   return v
@@ -461,6 +477,7 @@ M.read = read
 --- The elements as a nested table (a 0-dim tensor's is the number).
 function methods.tolist(t, more)
   if more ~= nil then none("tolist", more) end
+  id_of(t, "tolist")
   local values = read(t)
   local shape, is_bool = getters.shape(t), info.dtype == BOOL
   local at = 0
@@ -480,18 +497,18 @@ end
 
 --- Takes the script's name away. What the graph or a view needs stays.
 function methods.release(t)
-  lib.ms_release(t.id)
+  lib.ms_release(id_of(t, "release"))
 end
 
 ---@return boolean
 function methods.is_released(t)
-  return lib.ms_is_alive(t.id) == 0
+  return lib.ms_is_alive(id_of(t, "is_released")) == 0
 end
 
 --- Takes the tensor out of its scope: it lives until release() or the collector.
 ---@return Tensor self
 function methods.keep(t)
-  if lib.ms_keep(t.id) ~= 0 then fail(t) end
+  if lib.ms_keep(id_of(t, "keep")) ~= 0 then fail(t) end
   own(t)
   return t
 end

@@ -157,12 +157,13 @@ end
 ---@return Tensor
 function M.arange(...)
   local n, given = opts.split(...)
-  local first, last, step = ...
-  if n < 2 then first, last, step = 0, first, 1 elseif n < 3 then step = 1 end
-  for k, v in ipairs { first, last, step } do
+  if n > 3 then errors.raise("arange: argument 4 is %s, expected options or nothing", errors.kind((select(4, ...)))) end
+  for k = 1, math.max(n, 1) do
+    local v = select(k, ...)
     if type(v) ~= "number" then errors.raise("arange: argument %d is %s, expected a number", k, errors.kind(v)) end
   end
-  if type(last) ~= "number" then errors.raise("arange: argument 1 is %s, expected a number", errors.kind(last)) end
+  local first, last, step = ...
+  if n < 2 then first, last, step = 0, first, 1 elseif n < 3 then step = 1 end
   if step == 0 then errors.raise("arange: step is 0") end
   if (last - first) * step < 0 then errors.raise("arange: from %g, steps of %g never come to %g", first, step, last) end
   local count = math.max(0, math.ceil((last - first) / step))

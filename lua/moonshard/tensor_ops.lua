@@ -409,7 +409,11 @@ function methods.cuda(t, more)
   if more ~= nil then none("cuda", more) end
   return methods.to(t, "cuda")
 end
-function methods.type(t, dtype) return dtype == nil and t.dtype or cast(t, dtypes.number(dtype, "type")) end
+--- The dtype's name; or, given one, the same numbers in it.
+function methods.type(t, dtype)
+  id_of(t, "type")
+  return dtype == nil and t.dtype or cast(t, dtypes.number(dtype, "type"))
+end
 
 -- ---- truth -----------------------------------------------------------------------------------------
 

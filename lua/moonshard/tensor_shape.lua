@@ -240,6 +240,7 @@ end
 --- Slices along d, without it.
 ---@return Tensor[]
 function methods.unbind(t, d)
+  id_of(t, "unbind")
   local out = {}
   for k = 1, methods.size(t, d or 1) do out[k] = methods.select(t, d or 1, k) end
   return out
@@ -349,7 +350,11 @@ end
 ---@return Tensor self
 function methods.scatter_(t, d, idx, src, more)
   if more ~= nil then opts.none("scatter_", more) end
-  if type(src) == "number" then src = methods.expand(tensor.scalar(src, t.dtype, t.device), idx.shape) end
+  if type(src) == "number" then
+    id_of(t, "scatter_")
+    id_of(idx, "scatter_", "index")
+    src = methods.expand(tensor.scalar(src, t.dtype, t.device), idx.shape)
+  end
   with_index(SCATTER_, "scatter_", t, d, idx, src)
   return t
 end

@@ -176,6 +176,16 @@ describe("attention:", function()
     assert.is_true(leaf.grad:isfinite():all():item())
   end)
 
+  for _, width in ipairs { 1, 3, 9 } do
+    it(("takes values of %d numbers for queries of 5"):format(width), function()
+      local o = { dtype = "float64", requires_grad = true }
+      local q, k, v = ms.randn(2, 6, 5, o), ms.randn(2, 4, 5, o), ms.randn(2, 4, width, o)
+      local want = nn.F.softmax(q:matmul(k:transpose(-1, -2)) / math.sqrt(5), -1):matmul(v)
+      ms.testing.assert_close(nn.F.scaled_dot_product_attention(q, k, v), want, { rtol = 1e-12, atol = 1e-12 })
+      assert.is_true(ms.testing.gradcheck(function(a, b, c) return nn.F.scaled_dot_product_attention(a, b, c, { is_causal = true }) end, { q, k, v }))
+    end)
+  end
+
   it("drops a share p of the probabilities, and scales the others", function()
     local q, v = ms.zeros(1, 200, 16), ms.ones(1, 300, 16)
     local out = nn.F.scaled_dot_product_attention(q, ms.zeros(1, 300, 16), v, { dropout_p = 0.25 })

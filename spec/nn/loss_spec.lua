@@ -57,6 +57,25 @@ describe("cross_entropy", function()
     ms.testing.assert_close(F.cross_entropy(x, y), each:mean())
   end)
 
+  -- Numbers of PyTorch 2.1.1.
+  it("takes probabilities of the classes instead of one class", function()
+    local x = ms.tensor({ { 0.5, -1, 2 }, { 0, 3, -2 } }, f64)
+    local p = ms.tensor({ { 0.2, 0.3, 0.5 }, { 0, 0.9, 0.1 } }, f64)
+    local more = { weight = ms.tensor({ 1, 2, 0.5 }, f64), label_smoothing = 0.1 }
+    local expected = {
+      mean = { 0.9981482660171521, 1.4512454271573163 }, sum = { 1.9962965320343042, 2.9024908543146326 },
+      none = { { 1.441311296657157, 0.5549852353771473 }, { 2.396192159951015, 0.5062986943636174 } },
+    }
+    for reduction, want in pairs(expected) do
+      more.reduction = reduction
+      ms.testing.assert_close(F.cross_entropy(x, p, { reduction = reduction }), ms.tensor(want[1], f64), { rtol = 1e-12, atol = 1e-12 })
+      ms.testing.assert_close(nn.CrossEntropyLoss(more)(x, p), ms.tensor(want[2], f64), { rtol = 1e-12, atol = 1e-12 })
+      assert.is_true(ms.testing.gradcheck(function(t, q) return F.cross_entropy(t, q, more) end, { x:clone():requires_grad_(), p:clone():requires_grad_() }))
+    end
+    assert.near(1.441311296657157, F.cross_entropy(x[1], p[1]):item(), 1e-12)
+    assert.near(1.1287524183710222, F.cross_entropy(x:reshape(1, 3, 2), p:reshape(1, 3, 2)):item(), 1e-12)
+  end)
+
   it("of nothing but ignored classes is no number as a mean, 0 as a sum", function()
     local x, y = ms.randn(2, 3), ids { 1, 1 }
     local mean = F.cross_entropy(x, y, { ignore_index = 1 }):item()

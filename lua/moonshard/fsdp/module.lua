@@ -1,5 +1,6 @@
 --- FSDPModule: what fully_shard adds to a module. The class of a sharded module is generated from its
 --- own ("FSDPLinear" extends Linear) and calls forward between the unit's hooks.
+local arguments = require "moonshard.fsdp.arguments"
 local assign = require "moonshard.fsdp.assign"
 local autograd = require "moonshard.autograd"
 local engine = require "moonshard.ffi"
@@ -101,125 +102,6 @@ local function lazy_init(unit)
 end
 M.lazy_init = lazy_init
 
--- ---- tensors inside arguments and results --------------------------------------------------------
-
--- Ids of the tensors of one call: filled, given to the engine, read back, with nothing in between.
-local ids, ids_cap = ffi.new("ms_id[?]", 64), 64
-
-local function put(n, id)
-  if n >= ids_cap then
-    local more = ffi.new("ms_id[?]", 2 * ids_cap)
-    ffi.copy(more, ids, ids_cap * ffi.sizeof "ms_id")
-    ids, ids_cap = more, 2 * ids_cap
-  end
-  ids[n] = id
-  return n + 1
-end
-
-local function by_text(a, b) return tostring(a) < tostring(b) end
-
--- Keys of a plain table in an order that all ranks share: positions, then names.
-local function keys_of(value)
-  local keys, names = {}, nil
-  for k = 1, #value do keys[k] = k end
-  for k, v in next, value do
-    if type(v) == "table" and not (type(k) == "number" and k >= 1 and k <= #value) then
-      names = names or {}
-      names[#names + 1] = k
-    end
-  end
-  if names then
-    table.sort(names, by_text)
-    for _, k in ipairs(names) do keys[#keys + 1] = k end
-  end
-  return keys
-end
-
--- A tensor, or the inner tensors of an instance of a tensor class.
-local put_tensor
-function put_tensor(n, t)
-  if t.id >= 0 then return put(n, t.id) end
-  for _, part in ipairs(tensor.inner(t)) do n = put_tensor(n, part) end
-  return n
-end
-
--- What stands in t's place.
-local get_tensor
-function get_tensor(n, t)
-  if t.id >= 0 then
-    if ids[n] == t.id then return t, n + 1 end
-    return wrap(ids[n]), n + 1
-  end
-  local parts, changed = {}, false
-  for k, part in ipairs(tensor.inner(t)) do
-    parts[k], n = get_tensor(n, part)
-    changed = changed or parts[k] ~= part
-  end
-  return changed and tensor.rebuild(parts, t) or t, n
-end
-
-local collect
-function collect(value, n, seen)
-  if type(value) ~= "table" then return n end
-  if is_tensor(value) then return put_tensor(n, value) end
-  if getmetatable(value) ~= nil or seen[value] then return n end
-  seen[value] = true
-  for _, k in ipairs(keys_of(value)) do n = collect(value[k], n, seen) end
-  return n
-end
-
--- The same walk with the ids that the engine gave back: value, or a copy of it where a tensor changed.
-local replace
-function replace(value, n, seen)
-  if type(value) ~= "table" then return value, n end
-  if is_tensor(value) then return get_tensor(n, value) end
-  if getmetatable(value) ~= nil or seen[value] then return value, n end
-  seen[value] = true
-  local copy
-  for _, k in ipairs(keys_of(value)) do
-    local before = value[k]
-    local after
-    after, n = replace(before, n, seen)
-    if after ~= before then
-      if not copy then
-        copy = {}
-        for other, v in next, value do copy[other] = v end
-      end
-      copy[k] = after
-    end
-  end
-  return copy or value, n
-end
-
--- values (an array with n): count of its tensors, now in ids.
-local function flatten(values)
-  local n, seen = 0, nil
-  for k = 1, values.n do
-    local v = values[k]
-    if is_tensor(v) then
-      n = put_tensor(n, v)
-    elseif type(v) == "table" then
-      seen = seen or {}
-      n = collect(v, n, seen)
-    end
-  end
-  return n
-end
-
--- Puts the engine's tensors in their places.
-local function rebuild(values)
-  local n, seen = 0, nil
-  for k = 1, values.n do
-    local v = values[k]
-    if is_tensor(v) then
-      values[k], n = get_tensor(n, v)
-    elseif type(v) == "table" then
-      seen = seen or {}
-      values[k], n = replace(v, n, seen)
-    end
-  end
-end
-
 -- ---- calls ---------------------------------------------------------------------------------------
 
 local function pack(...) return { n = select("#", ...), ... } end
@@ -248,7 +130,9 @@ local function leaves(unit, m)
   return true
 end
 
-local function pre_forward(unit, n)
+local one = ffi.new "ms_id[1]"
+
+local function pre_forward(unit, n, ids)
   if lib.ms_unit_pre_forward(unit.handle, n, ids) ~= 0 then
     unit.waiting = nil
     errors.fail()
@@ -256,27 +140,27 @@ local function pre_forward(unit, n)
   unit.inside = (unit.inside or 0) + 1
 end
 
-local function post_forward(unit, n)
+local function post_forward(unit, n, ids)
   unit.inside = unit.inside - 1
   if lib.ms_unit_post_forward(unit.handle, n, ids) ~= 0 then errors.fail() end
 end
 
--- The tensor that stands at position n now.
-local function taken(t, n)
-  return ids[n] == t.id and t or wrap(ids[n])
+-- The tensor that stands in t's place now.
+local function taken(t)
+  return one[0] == t.id and t or wrap(one[0])
 end
 
 local function after(self, unit, ...)
   if not leaves(unit, self) then return ... end
   local out = ...
   if select("#", ...) == 1 and is_tensor(out) and out.id >= 0 then
-    ids[0] = out.id
-    post_forward(unit, 1)
-    return taken(out, 0)
+    one[0] = out.id
+    post_forward(unit, 1, one)
+    return taken(out)
   end
   out = pack(...)
-  post_forward(unit, flatten(out))
-  rebuild(out)
+  post_forward(unit, arguments.flatten(out))
+  arguments.rebuild(out)
   return unpack(out, 1, out.n)
 end
 
@@ -305,15 +189,15 @@ local function between(self, unit, forward, ...)
   if unit.extensions then extensions.gather(unit) end
   local x = ...
   if select("#", ...) == 1 and is_tensor(x) and x.id >= 0 then
-    ids[0] = x.id
-    pre_forward(unit, 1)
-    x = taken(x, 0)
+    one[0] = x.id
+    pre_forward(unit, 1, one)
+    x = taken(x)
     if extended then extensions.prefetch(unit) end
     return after(self, unit, forward(self, x))
   end
   local args = pack(...)
-  pre_forward(unit, flatten(args))
-  rebuild(args)
+  pre_forward(unit, arguments.flatten(args))
+  arguments.rebuild(args)
   if extended then extensions.prefetch(unit) end
   return after(self, unit, forward(self, unpack(args, 1, args.n)))
 end

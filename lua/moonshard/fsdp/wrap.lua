@@ -46,6 +46,13 @@ function Policy.__call(p, m, recurse)
   return recurse or p.decide(m) ~= false
 end
 
+local function table_of(who, options)
+  if options ~= nil and (type(options) ~= "table" or getmetatable(options) ~= nil) then
+    raise("%s: options are %s, expected a table", who, errors.kind(options))
+  end
+  return options or {}
+end
+
 local function copy_of(options, override)
   local out = {}
   for key, value in pairs(options) do out[key] = value end      -- order does not matter: a copy
@@ -147,7 +154,7 @@ function M.enable_wrap(given, fn, ...)
   if fn == nil and type(given) == "function" then given, fn = {}, given end
   callable("enable_wrap", fn)
   if around then raise "You are already within an autowrap context and we currently do not supported nested autowrap." end
-  around = copy_of(given or {})
+  around = copy_of(table_of("enable_wrap", given))
   return leave(pcall(fn, ...))
 end
 
@@ -158,7 +165,7 @@ end
 function M.wrap(m, given)
   if not class.isa(m, nn.Module) then raise("wrap: argument 1 is %s, expected a module", errors.kind(m)) end
   if not around then return m end
-  local options = copy_of(around, given)
+  local options = copy_of(around, table_of("wrap", given))
   local wrapper = options.wrapper_cls or require "moonshard.fsdp.classic".FSDP
   options.wrapper_cls = nil
   return wrapper(m, options)

@@ -7,6 +7,7 @@ local initial = require "moonshard.nn.initial"
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
+local is_tensor = require "moonshard.tensor".is_tensor
 local raise, show, init = errors.raise, errors.kind, initial.init
 
 local spec = {
@@ -50,6 +51,7 @@ end
 local batch_norm = functional.batch_norm
 local function forward(self, x)
   local slots = self._slots
+  if not is_tensor(x) then raise("%s: argument is %s, expected a tensor", self:class_name(), show(x)) end
   self._check_input(x)
   local mean, var = slots.running_mean, slots.running_var
   local training, factor = slots.training or mean == nil, slots.momentum or 0

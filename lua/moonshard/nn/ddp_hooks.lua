@@ -5,6 +5,9 @@
 --- of them, such as an asynchronous collective: then backward goes on meanwhile. DDP divides nothing itself.
 local dist = require "moonshard.dist"
 local errors = require "moonshard.errors"
+local is_tensor = require "moonshard.tensor".is_tensor
+
+local raise = errors.raise
 
 local M = {}
 
@@ -15,17 +18,24 @@ local function result_of(value)
 end
 M.result_of = result_of
 
+--- The gradients of a bucket that a script gave to a hook of ours.
+local function flat_of(who, bucket)
+  local flat = type(bucket) == "table" and rawget(bucket, "flat")
+  if not is_tensor(flat) then raise("%s: bucket is %s, expected a bucket of gradients; hooks are called as hook(state, bucket)", who, errors.kind(bucket)) end
+  return flat
+end
+
 --- The mean over ranks, divided before it is summed.
 ---@param group Group?
 ---@param bucket table
 function M.allreduce_hook(group, bucket)
-  bucket.flat:div_(dist.world_size(group))
-  return dist.all_reduce(bucket.flat, { group = group, async = true })
+  local flat = flat_of("allreduce_hook", bucket):div_(dist.world_size(group))
+  return dist.all_reduce(flat, { group = group, async = true })
 end
 
-local function compress(dtype)
+local function compress(who, dtype)
   return function(group, bucket)
-    local half = bucket.flat:to(dtype):div_(dist.world_size(group)):keep()
+    local half = flat_of(who, bucket):to(dtype):div_(dist.world_size(group)):keep()
     local work = dist.all_reduce(half, { group = group, async = true })
     return { wait = function()
       work:wait()
@@ -36,9 +46,9 @@ local function compress(dtype)
 end
 
 --- The mean over ranks, sent as float16: half the bytes of float32.
-M.fp16_compress_hook = compress "float16"
+M.fp16_compress_hook = compress("fp16_compress_hook", "float16")
 --- The mean over ranks, sent as bfloat16.
-M.bf16_compress_hook = compress "bfloat16"
+M.bf16_compress_hook = compress("bf16_compress_hook", "bfloat16")
 
 local function wrapper(dtype)
   return function(hook)
@@ -74,9 +84,9 @@ function M.noop_hook() end
 ---@param params? Parameter[]
 ---@return fun(state: any, bucket: table): any
 function M.hook_then_optimizer(hook, make, params)
-  if type(hook) ~= "function" then errors.raise("hook_then_optimizer: argument 1 is %s, expected a function", errors.kind(hook)) end
+  if type(hook) ~= "function" then raise("hook_then_optimizer: argument 1 is %s, expected a function", errors.kind(hook)) end
   if type(make) ~= "function" then
-    errors.raise("hook_then_optimizer: argument 2 is %s, expected a function that makes an optimizer for a list of parameters", errors.kind(make))
+    raise("hook_then_optimizer: argument 2 is %s, expected a function that makes an optimizer for a list of parameters", errors.kind(make))
   end
   local steps = nil
   for _, p in ipairs(params or {}) do

@@ -55,9 +55,11 @@ local function finish(run, flat)
   for _, t in ipairs { run.mine, run.my_params, run.all, run.params } do t:release() end
 end
 
-local function hook_of(rows_of)
+local function hook_of(who, rows_of)
   return function(group, bucket, ...)
-    local flat, row = bucket.flat, rows_of(bucket.flat, ...)
+    local flat = type(bucket) == "table" and bucket.flat
+    if not flat then errors.raise("%s: bucket is %s, expected a bucket of gradients; hooks are called as hook(state, bucket)", who, errors.kind(bucket)) end
+    local row = rows_of(flat, ...)
     if flat:numel() == 0 then return end
     local run = autograd.no_grad(begin, group, flat, row)
     return { wait = function() autograd.no_grad(finish, run, flat) end }
@@ -66,11 +68,11 @@ end
 
 --- The mean over ranks of the bucket's gradients as uint8 with one scale. state: the group, nil for all ranks.
 ---@type fun(group: Group?, bucket: table): any
-M.quantization_pertensor_hook = hook_of(function(flat) return math.max(flat:numel(), 1) end)
+M.quantization_pertensor_hook = hook_of("quantization_pertensor_hook", function(flat) return math.max(flat:numel(), 1) end)
 
 --- The same with a scale for every bucket_size elements (512).
 ---@type fun(group: Group?, bucket: table, bucket_size: integer?): any
-M.quantization_perchannel_hook = hook_of(function(_, bucket_size)
+M.quantization_perchannel_hook = hook_of("quantization_perchannel_hook", function(_, bucket_size)
   local size = bucket_size or 512
   if type(size) ~= "number" or size < 1 or size % 1 ~= 0 then
     errors.raise("quantization_perchannel_hook: argument 3 is %s, expected a whole number from 1", errors.kind(bucket_size))

@@ -1,12 +1,16 @@
 --- nn.F: layers as functions.
+local create = require "moonshard.tensor_create"
+local dtypes = require "moonshard.dtypes"
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
 local ops = require "moonshard.nn.ops"
+local shapes = require "moonshard.tensor_shape"
 local tensor = require "moonshard.tensor"
 
 local autograd = require "moonshard.autograd"
 local no_grad = autograd.no_grad
-local raise, show, position = errors.raise, errors.kind, tensor.position
+local info_of, is_tensor, position = tensor.info_of, tensor.is_tensor, tensor.position
+local raise, show = errors.raise, errors.kind
 
 local F = {}
 
@@ -99,6 +103,7 @@ end
 
 -- x must end in these sizes.
 local function check_sizes(who, x, sizes)
+  if not is_tensor(x) then raise("%s: argument 1 is %s, expected a tensor", who, show(x)) end
   local shape = x.shape
   local n = #sizes
   for k = 1, n do
@@ -119,7 +124,7 @@ function F.layer_norm(x, shape, w, b, given)
   if opts.is(b) then b, given = nil, b end
   local o = opts("layer_norm", given, { eps = 1e-5 })
   local sizes = type(shape) == "number" and { shape } or shape
-  if type(sizes) ~= "table" or #sizes == 0 then raise("layer_norm: sizes expected, got %s", show(shape)) end
+  if type(sizes) ~= "table" or type(rawget(sizes, 1)) ~= "number" then raise("layer_norm: sizes expected, got %s", show(shape)) end
   check_sizes("layer_norm", x, sizes)
   return ops.layer_norm(x, #sizes, w, b, o.eps)
 end
@@ -144,6 +149,7 @@ local HALF = { float16 = true, bfloat16 = true }
 
 -- Training normalises by the batch, and mixes its statistics into the running ones (the variance unbiased there).
 local function batch_norm(x, mean, var, w, b, training, factor, eps)
+  if not is_tensor(x) then raise("batch_norm: argument 1 is %s, expected a tensor", show(x)) end
   if not training then return (ops.batch_norm(x, w, b, mean, var, false, eps)) end
   if x.ndim < 2 then raise("batch_norm: the input needs at least 2 dimensions, batch and channels, got %s", tostring(x.shape)) end
   local n = x:numel() / math.max(x:size(2), 1)
@@ -237,8 +243,8 @@ function F.conv2d(x, w, b, given)
   if opts.is(b) then b, given = nil, b end
   local o = opts("conv2d", given, conv_spec)
   o.stride, o.padding, o.dilation = o.stride or 1, o.padding or 0, o.dilation or 1
-  if not tensor.is_tensor(x) then raise("conv2d: argument 1 is %s, expected a tensor", show(x)) end
-  if not tensor.is_tensor(w) then raise("conv2d: weight is %s, expected a tensor", show(w)) end
+  if not is_tensor(x) then raise("conv2d: argument 1 is %s, expected a tensor", show(x)) end
+  if not is_tensor(w) then raise("conv2d: weight is %s, expected a tensor", show(w)) end
   local shape = w.shape
   return conv2d(x, w, b, conv_options("conv2d", o, { shape[3] or 1, shape[4] or 1 }))
 end
@@ -246,9 +252,40 @@ end
 local reduction = opts.one_of({ "mean", "sum", "none" }, "mean")
 local ce_options = { reduction = reduction, ignore_index = -100, label_smoothing = 0, weight = opts.any }
 
+-- Targets that say how probable each class is, of the logits' shape.
+local function soft_cross_entropy(logits, target, weight, how, ignore_index, label_smoothing)
+  if ignore_index ~= -100 then raise("cross_entropy: ignore_index is not supported for a target of probabilities") end
+  if logits.shape ~= target.shape then
+    raise("cross_entropy: a target of probabilities has the logits' shape %s, got %s", tostring(logits.shape), tostring(target.shape))
+  end
+  if label_smoothing < 0 or label_smoothing > 1 then
+    raise("cross_entropy: label_smoothing must be from 0 to 1, got %g", label_smoothing)
+  end
+  local d = logits.ndim == 1 and 1 or 2
+  local classes = logits:size(d)
+  if label_smoothing > 0 then target = target * (1 - label_smoothing) + label_smoothing / classes end
+  local terms = ops.log_softmax(logits, d - 1) * target
+  if weight ~= nil then
+    if weight.ndim ~= 1 or weight:numel() ~= classes then
+      raise("cross_entropy: weight has one number for each of the %d classes, got %s", classes, tostring(weight.shape))
+    end
+    local sizes = {}
+    for k = 1, logits.ndim do sizes[k] = k == d and classes or 1 end
+    terms = terms * weight:reshape(sizes)
+  end
+  if how == "none" then return -terms:sum(d) end
+  local loss = -terms:sum()
+  return how == "mean" and loss / (logits:numel() / classes) or loss
+end
+
 -- Classes stand in dimension 2 (or alone), as in PyTorch; the operator wants rows of classes.
 local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
+  if not is_tensor(logits) then raise("cross_entropy: logits is %s, expected a tensor", show(logits)) end
+  if not is_tensor(ids) then raise("cross_entropy: ids is %s, expected a tensor", show(ids)) end
   local ndim = logits.ndim
+  if ids.ndim == ndim and ndim > 0 and dtypes.is_float(info_of(ids).dtype) then
+    return soft_cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
+  end
   if ndim == 2 then return ops.cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing) end
   if ndim == 0 then raise("cross_entropy: logits of shape [] have no classes") end
   if ndim == 1 then
@@ -264,7 +301,8 @@ local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoot
   return how == "none" and loss:reshape(shape) or loss
 end
 
----Softmax and negative log likelihood in one. ids are classes counted from 0.
+---Softmax and negative log likelihood in one. ids are classes counted from 0; or, floating point and of the logits' shape, the
+---probability of every class (and ignore_index is not taken).
 ---@param logits Tensor  [N, C], [C] or [N, C, …]
 ---@param ids Tensor     [N], [] or [N, …]
 ---@param given? { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }
@@ -283,7 +321,25 @@ function F.mse_loss(a, b, given)
   return ops.mse_loss(a, b, given and opts("mse_loss", given, { reduction = reduction }).reduction or "mean")
 end
 
----softmax(q k^T scale + mask) v over [..., T, D]. A bool mask is true where attention is allowed.
+-- t with n zeros behind every row.
+local function widen(t, n)
+  local sizes = { unpack(t.shape) }
+  sizes[#sizes] = n
+  return shapes.cat({ t, create.zeros(sizes, { dtype = t.dtype, device = t.device }) }, -1)
+end
+
+-- Values wider or narrower than queries and keys: zeros change neither a score nor, cut off again, a result.
+local function uneven_attention(q, k, v, o)
+  local d, width = q:size(-1), v:size(-1)
+  local scale = o.scale or 1 / math.sqrt(d)
+  if width < d then
+    return ops.attention(q, k, widen(v, d - width), o.attn_mask, o.is_causal, o.dropout_p, scale):narrow(-1, 1, width)
+  end
+  return ops.attention(widen(q, width - d), widen(k, width - d), v, o.attn_mask, o.is_causal, o.dropout_p, scale)
+end
+
+---softmax(q k^T scale + mask) v: q [..., T, D], k [..., S, D], v [..., S, E] -> [..., T, E]. A bool mask is true where attention is
+---allowed.
 ---@param q Tensor
 ---@param k Tensor
 ---@param v Tensor
@@ -294,6 +350,10 @@ function F.scaled_dot_product_attention(q, k, v, given)
     { attn_mask = opts.any, is_causal = false, dropout_p = 0, scale = opts.number })
   if o.attn_mask and o.is_causal then
     raise("scaled_dot_product_attention: attn_mask and is_causal exclude each other")
+  end
+  if is_tensor(q) and is_tensor(k) and is_tensor(v) and q.ndim >= 2 and v.ndim >= 2 and k.ndim >= 2
+    and v:size(-1) ~= q:size(-1) and k:size(-1) == q:size(-1) and q:size(-1) > 0 then
+    return uneven_attention(q, k, v, o)
   end
   return ops.attention(q, k, v, o.attn_mask, o.is_causal, o.dropout_p, o.scale or 0)
 end
