@@ -139,7 +139,7 @@ end
 local stats = engine.ffi.new "ms_memory"
 local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "live_tensors" }
 
---- {allocated, peak_allocated, reserved, peak_reserved} in bytes, live_tensors.
+--- {allocated, peak_allocated, reserved, peak_reserved} in bytes; live_tensors of all devices.
 ---@param device? string
 function M.memory_stats(device, more)
   if more ~= nil then opts.none("memory_stats", more) end

@@ -1,5 +1,6 @@
 --- nn.init: fills in place, without a graph, and returns the tensor. Random fills draw from the
 --- counter-based generator by the place of an element, so a shard gets the numbers of its place in the whole.
+local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
@@ -45,6 +46,7 @@ local seed, offset = ffi.new "double[1]", ffi.new "double[1]"
 
 local function fill(op, who, t, n_f, a, b, c, d)
   local x, place, runs, apart = target(t, who)
+  if op ~= fill_ and not dtypes.is_float(tensor.info_of(x).dtype) then raise("%s: fills floating point tensors, got %s %s", who, t.dtype, tostring(t.shape)) end
   if not runs or op == fill_ or x:numel() == 0 then
     fill_at(op, x, place, n_f, a, b, c, d)
     return t
@@ -81,12 +83,18 @@ function M.ones_(t, more)
   return fill(fill_, "ones_", t, 1, 1, 0, 0, 0)
 end
 
+local function deviation(who, std)
+  std = number(who, "std", std, 1)
+  if not (std >= 0) then raise("%s: std is %g, expected 0 or more", who, std) end
+  return std
+end
+
 ---@param t Tensor
 ---@param mean? number  0
 ---@param std? number   1
 function M.normal_(t, mean, std, more)
   if more ~= nil then opts.none("normal_", more) end
-  return fill(randn_, "normal_", t, 2, number("normal_", "mean", mean, 0), number("normal_", "std", std, 1), 0, 0)
+  return fill(randn_, "normal_", t, 2, number("normal_", "mean", mean, 0), deviation("normal_", std), 0, 0)
 end
 
 ---@param t Tensor
@@ -107,7 +115,7 @@ end
 ---@param b? number     2
 function M.trunc_normal_(t, mean, std, a, b, more)
   if more ~= nil then opts.none("trunc_normal_", more) end
-  return fill(trunc_, "trunc_normal_", t, 4, number("trunc_normal_", "mean", mean, 0), number("trunc_normal_", "std", std, 1),
+  return fill(trunc_, "trunc_normal_", t, 4, number("trunc_normal_", "mean", mean, 0), deviation("trunc_normal_", std),
     number("trunc_normal_", "a", a, -2), number("trunc_normal_", "b", b, 2))
 end
 
