@@ -5,17 +5,6 @@
 #include "conv.h"
 #include "grad.h"
 
-ms_conv ms__conv_of(const ms_tensor *x, const ms_tensor *w, const int64_t *i)
-{
-    ms_conv v = {
-        .n = x->shape[0], .in = x->shape[1], .h = x->shape[2], .w = x->shape[3], .out = w->shape[0], .kh = w->shape[2], .kw = w->shape[3],
-        .sh = i[0], .sw = i[1], .top = i[2], .left = i[3], .dh = i[6], .dw = i[7], .groups = i[8],
-    };
-    v.oh = (v.h + i[2] + i[4] - v.dh * (v.kh - 1) - 1) / v.sh + 1;
-    v.ow = (v.w + i[3] + i[5] - v.dw * (v.kw - 1) - 1) / v.sw + 1;
-    return v;
-}
-
 static ms_status conv_check(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *w = c->in[1], *b = c->n_in > 2 ? c->in[2] : NULL;

@@ -5,6 +5,7 @@
 // with S = 1 it is a block of rows, whose size is a matter of the shape only, and blocks are joined in order.
 #include <math.h>
 #include "rows.h"
+#include "../batch_norm.h"
 #include "../grad.h"
 #include "../ops.h"
 #include "layers.h"
@@ -22,19 +23,12 @@ typedef struct bn {
     double     *dw, *db, *dmean, *dvar;
 } bn;
 
-// From a channel's sums of g and of g (x - mean): its gradients, and k, a, d of dx = k g + a (x - mean) + d. With
-// h = (x - mean) rstd, n numbers a channel: dw = sum g h, db = sum g, dx = w rstd (g - db / n - h dw / n) in training and
-// w rstd g outside of it; what arrives at the mean and the variance themselves joins d and a.
+// A channel's gradients from its sums of g and of g (x - mean), and the factors of its dx.
 static void finish_channel(const bn *p, int64_t c, double sg, double sgx, double *k)
 {
-    double rstd = 1 / sqrt(p->var[c] + p->eps), w = p->w ? p->w[c] : 1, count = (double)(p->n * p->s);
-    p->dw[c] = sgx * rstd;
-    p->db[c] = sg;
-    p->dmean[c] = -w * rstd * sg;
-    p->dvar[c] = -0.5 * w * rstd * rstd * rstd * sgx;
-    k[0] = w * rstd;
-    k[1] = p->training ? (-w * rstd * rstd * rstd * sgx + (p->gvar ? 2 * p->gvar[c] : 0)) / count : 0;
-    k[2] = p->training ? (-w * rstd * sg + (p->gmean ? p->gmean[c] : 0)) / count : 0;
+    ms_bn_channel q = ms_bn_finish(p->var[c], p->eps, p->w ? p->w[c] : 1, (double)(p->n * p->s), p->training, p->gmean ? p->gmean[c] : 0, p->gvar ? p->gvar[c] : 0, sg, sgx);
+    p->dw[c] = q.dw, p->db[c] = q.db, p->dmean[c] = q.dmean, p->dvar[c] = q.dvar;
+    k[0] = q.of_g, k[1] = q.of_x, k[2] = q.alone;
 }
 
 #define REAL float
@@ -128,7 +122,7 @@ static void by_rows(bn *p)
     }
     for (int64_t c = 0; c < p->c; c++) {
         set_coefficient(p, 0, c, p->mean[c]);
-        set_coefficient(p, 1, c, (p->w ? p->w[c] : 1) / sqrt(p->var[c] + p->eps));
+        set_coefficient(p, 1, c, ms_bn_scale(p->var[c], p->eps, p->w ? p->w[c] : 1));
         set_coefficient(p, 2, c, p->b ? p->b[c] : 0);
     }
     ms__parallel(all, block, rows_part, p);

@@ -27,7 +27,7 @@ static MS_KERNEL void R(channel)(const bn *p, int64_t c)
         for (int64_t n = 0; n < N; n++) spread += R(ms__row_spread)(x + n * step, (REAL)p->mean[c], S);
         p->var[c] = spread / count;
     }
-    REAL mean = (REAL)p->mean[c], scale = (REAL)((p->w ? p->w[c] : 1) / sqrt(p->var[c] + p->eps)), shift = (REAL)(p->b ? p->b[c] : 0);
+    REAL mean = (REAL)p->mean[c], scale = (REAL)(ms_bn_scale(p->var[c], p->eps, p->w ? p->w[c] : 1)), shift = (REAL)(p->b ? p->b[c] : 0);
     for (int64_t n = 0; n < N; n++)
         for (int64_t j = 0; j < S; j++) y[n * step + j] = (x[n * step + j] - mean) * scale + shift;
 }
@@ -106,7 +106,7 @@ static MS_KERNEL void R(rows_sums)(const bn *p, int64_t first, int64_t last, dou
         }
 }
 
-// Per channel: mean, and the three factors of finish_channel.
+// Per channel: mean, and the three factors of ms_bn_finish.
 static MS_KERNEL void R(rows_backward)(const bn *p, int64_t first, int64_t last)
 {
     const REAL *x = p->x, *g = p->g, *mean = p->coefficients, *kg = mean + p->c, *a = kg + p->c, *d = a + p->c;

@@ -104,11 +104,6 @@ static void add_to(void *arg, int64_t first, int64_t last, int64_t block)
     else for (int64_t k = first; k < last; k++) ((float *)j->to)[k] += ((const float *)j->from)[k];
 }
 
-static bool is_pointwise(const ms_conv *v)
-{
-    return v->kh == 1 && v->kw == 1 && v->sh == 1 && v->sw == 1 && v->oh == v->h && v->ow == v->w && v->top == 0 && v->left == 0;
-}
-
 // The columns of image n, group g: in room, or the image itself.
 static const void *columns(job *j, const void *x, void *room, int64_t n, int64_t g)
 {
@@ -146,7 +141,7 @@ ms_status ms__cpu_conv2d(ms_call *c)
     job j = { .v = ms__conv_of(c->in[0], c->in[1], c->i), .size = (size_t)ms__dtype_size(y->dtype), .dtype = y->dtype };
     const ms_conv *v = &j.v;
     int64_t C = v->in / v->groups, M = v->out / v->groups, K = C * v->kh * v->kw, L = v->oh * v->ow;
-    bool bias = c->n_in > 2 && c->in[2], copy = bias || !is_pointwise(v);
+    bool bias = c->n_in > 2 && c->in[2], copy = bias || !ms__conv_pointwise(v);
     if (y->numel == 0) return MS_OK;
     ms_status st = ms__contiguous(&x, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&w, c->in[1]);
@@ -224,7 +219,7 @@ ms_status ms__cpu_conv2d_backward(ms_call *c)
     job j = { .v = ms__conv_of(c->in[1], c->in[2], c->i), .size = (size_t)ms__dtype_size(dtype), .dtype = dtype };
     const ms_conv *v = &j.v;
     int64_t C = v->in / v->groups, M = v->out / v->groups, K = C * v->kh * v->kw, L = v->oh * v->ow;
-    bool copy = !is_pointwise(v);
+    bool copy = !ms__conv_pointwise(v);
     ms_status st = as_dtype(&g, c->in[0], dtype);
     if (st == MS_OK) st = as_dtype(&x, c->in[1], dtype);
     if (st == MS_OK) st = as_dtype(&w, c->in[2], dtype);

@@ -193,8 +193,6 @@ static ms_status multiply(const char *what, int index, const heads &h, int64_t m
     return ms__cuda_product(index, &p);
 }
 
-ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
-
 template <class T> static ms_status forward(ms_call *c)
 {
     ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL, *o = c->out[0];
@@ -227,12 +225,6 @@ template <class T> static ms_status forward(ms_call *c)
     return st;
 }
 static ms_status run_attention(ms_call *c) { return c->in[0]->dtype == MS_F64 ? forward<double>(c) : forward<float>(c); }
-
-static ms_tensor *grad_out(const ms_call *c, int k)
-{
-    int64_t mask = c->i[c->n_i - 1];
-    return mask >> k & 1 ? c->out[__builtin_popcountll((uint64_t)mask & (((uint64_t)1 << k) - 1))] : NULL;
-}
 
 // (gradient, q, k, v, mask?, out, lse, gradient of lse?)
 template <class T> static ms_status backward(ms_call *c)

@@ -56,6 +56,16 @@ ms_status    ms__cuda_use(int index);       // makes it the current device
 
 static inline int  index_of(const ms_tensor *t) { return ms__index(ms__device(t)); }
 
+ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
+
+static inline void *data_of(const ms_tensor *t) { return t ? ms__data(t) : NULL; }
+// Output of a backward row for input k: NULL when the mask, its last integer, does not ask for it (grad.h).
+static inline ms_tensor *grad_out(const ms_call *c, int k)
+{
+    int64_t mask = c->i[c->n_i - 1];
+    return mask >> k & 1 ? c->out[__builtin_popcountll((uint64_t)mask & (((uint64_t)1 << k) - 1))] : NULL;
+}
+
 // ---- launches: `what` names the operator. Grids of no blocks are no launch. ----
 
 template <bool BARRIERS, class... P>

@@ -78,7 +78,6 @@ template <class T> __global__ void embedding_backward_kernel(int64_t n, int64_t 
     }
     store<T>(dtype, out, row * width + j, sum);
 }
-ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
 static ms_status run_embedding_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *ids = NULL, *o = c->out[0];

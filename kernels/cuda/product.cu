@@ -327,12 +327,6 @@ static ms_status run_linear(ms_call *c)
     return st;
 }
 
-static ms_tensor *grad_out(const ms_call *c, int k)
-{
-    int64_t mask = c->i[c->n_i - 1];
-    return mask >> k & 1 ? c->out[__builtin_popcountll((uint64_t)mask & (((uint64_t)1 << k) - 1))] : NULL;
-}
-
 // (gradient, x, w; mask) -> the needed ones of dx = g w, dw = g^T x, db = sum of g's rows.
 static ms_status run_linear_backward(ms_call *c)
 {

@@ -164,8 +164,6 @@ static int64_t row_length(const ms_tensor *x, int dims)
     for (int d = x->ndim - dims; d < x->ndim; d++) n *= x->shape[d];
     return n;
 }
-static void *data_of(const ms_tensor *t) { return t ? ms__data(t) : NULL; }
-
 static ms_status norm(ms_call *c, bool rms)
 {
     ms_tensor *in[3] = { NULL, NULL, NULL }, *o = c->out[0];
@@ -182,14 +180,6 @@ static ms_status norm(ms_call *c, bool rms)
 }
 static ms_status run_layer_norm(ms_call *c) { return norm(c, false); }
 static ms_status run_rms_norm(ms_call *c) { return norm(c, true); }
-
-static ms_tensor *grad_out(const ms_call *c, int k)
-{
-    int64_t mask = c->i[c->n_i - 1];
-    return mask >> k & 1 ? c->out[__builtin_popcountll((uint64_t)mask & (((uint64_t)1 << k) - 1))] : NULL;
-}
-
-ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
 
 template <class T> static ms_status norm_backward_typed(ms_call *c, bool rms, int64_t n, ms_tensor *g, ms_tensor *x, ms_tensor *w)
 {

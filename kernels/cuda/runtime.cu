@@ -236,12 +236,11 @@ static void close_shared(int index, void *p)
 // ---- the table ----
 
 ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src);
-ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
 ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block);
 ms_status ms__cuda_norm(int index, int dtype, const void *g, int64_t n, double p, double *out);
 ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f);
 
-#define FAMILIES(X) X(elementwise) X(copy) X(random) X(reduce) X(product_rows) X(rows) X(embedding) X(attention)
+#define FAMILIES(X) X(elementwise) X(copy) X(random) X(reduce) X(product_rows) X(rows) X(embedding) X(attention) X(batch_norm) X(conv)
 #define DECLARE(f) extern const ms_cuda_kernel ms__cuda_##f[];
 FAMILIES(DECLARE)
 #define ENTRY(f) ms__cuda_##f,

@@ -130,9 +130,6 @@ describe("tensors on cuda", function()
     assert.matches("add: tensors are on different devices: float32 %[2, 3%] cpu and, as argument 2, float32 %[2, 3%] cuda:0",
       message(function() return a + b end))
     assert.matches("device 'cuda:99' is not there", message(function() return a:to "cuda:99" end))
-    local image, weight = ms.zeros(1, 1, 4, 4, { device = "cuda" }), ms.zeros(1, 1, 2, 2, { device = "cuda" })
-    assert.matches("conv2d: there is no kernel of this operator for device 'cuda' yet: argument 1 is float32 %[1, 1, 4, 4%] cuda:0",
-      message(function() return nn.F.conv2d(image, weight) end))
   end)
 
   on_gpu("take a single number from the CPU, with its gradient", function()
@@ -170,6 +167,47 @@ describe("tensors on cuda", function()
       assert.is_true(tied.grad:abs():sum():item() > 0)
     end)
   end
+
+  for _, kernel in ipairs { 1, 3 } do
+    on_gpu(("convolve more images than fit the room for their matrices as if they all did, kernel %d x %d"):format(kernel, kernel), function()
+      ms.manual_seed(4)
+      local f64 = { dtype = "float64" }
+      local x, w, b, g = ms.randn(7, 4, 5, 6, f64), ms.randn(6, 2, kernel, kernel, f64), ms.randn(6, f64), ms.randn(7, 6, 5, 6, f64)
+      local o = { padding = kernel == 3 and 1 or 0, groups = 2 }
+      local found = {}
+      for _, device in ipairs { "cpu", "cuda" } do
+        local leaves = {}
+        for k, t in ipairs { x, w, b } do leaves[k] = t:to(device):clone():requires_grad_() end
+        local y = nn.F.conv2d(leaves[1], leaves[2], leaves[3], o)
+        y:backward(g:to(device))
+        found[device] = { y:detach(), leaves[1].grad, leaves[2].grad, leaves[3].grad }
+      end
+      for k, t in ipairs(found.cuda) do ms.testing.assert_close(t:to("cpu"), found.cpu[k], { rtol = 1e-12, atol = 1e-12 }) end
+    end)
+  end
+
+  on_gpu("train convolutions and batch norms as the CPU does", function()
+    local losses = {}
+    for _, device in ipairs { "cpu", "cuda" } do
+      ms.manual_seed(5)
+      local model = nn.Sequential(nn.Conv2d(2, 4, 3, { padding = 1 }), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 2, { stride = 2, bias = false }), nn.BatchNorm2d(3))
+      local x, target = ms.randn(4, 2, 6, 6), ms.randn(4, 3, 3, 3)
+      model:to(device)
+      local optimizer = ms.optim.SGD(model:parameters(), { lr = 0.1 })
+      losses[device] = {}
+      for step = 1, 4 do
+        local loss = nn.F.mse_loss(model(x:to(device)), target:to(device))
+        optimizer:zero_grad()
+        loss:backward()
+        optimizer:step()
+        losses[device][step] = loss:item()
+      end
+      model:eval()
+      losses[device][5] = nn.F.mse_loss(model(x:to(device)), target:to(device)):item()
+    end
+    for step = 1, 5 do assert.near(losses.cpu[step], losses.cuda[step], 1e-5 * math.abs(losses.cpu[step])) end
+    assert.is_true(losses.cuda[4] < losses.cuda[1])
+  end)
 
   on_gpu("tell of an id out of range when the host waits next", function()
     local w = ms.zeros(5, 2, { device = "cuda" })
