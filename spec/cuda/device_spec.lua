@@ -190,7 +190,8 @@ describe("tensors on cuda", function()
     local losses = {}
     for _, device in ipairs { "cpu", "cuda" } do
       ms.manual_seed(5)
-      local model = nn.Sequential(nn.Conv2d(2, 4, 3, { padding = 1 }), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 2, { stride = 2, bias = false }), nn.BatchNorm2d(3))
+      local model = nn.Sequential(nn.Conv2d(2, 4, 3, { padding = 1 }), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.Conv2d(4, 3, 2, { stride = 2, bias = false }), nn.BatchNorm2d(3))
       local x, target = ms.randn(4, 2, 6, 6), ms.randn(4, 3, 3, 3)
       model:to(device)
       local optimizer = ms.optim.SGD(model:parameters(), { lr = 0.1 })
