@@ -1,29 +1,19 @@
 // attention.c -- rows of scaled dot-product attention over [..., t, d] tensors of any strides.
 #include "cpu/layers.h"
 #include "grad.h"
+#include "layout.h"
 
-// A new tensor of t's shape whose memory is laid out in t's order of strides: what a script transposed before attention,
-// it transposes back after it, and the copy that a contiguous result would cost never happens.
+// A new tensor of t's shape, but the last dimension, laid out as t is.
 static ms_status out_laid_out_like(ms_call *c, int k, const ms_tensor *t, int64_t last)
 {
     int order[MS_MAX_DIMS], n = t->ndim;
-    int64_t shape[MS_MAX_DIMS] = { 0 };
-    for (int d = 0; d < n; d++) order[d] = d;
-    for (int d = 1; d < n - 1; d++)                         // the last dimension stays innermost
-        for (int e = d; e > 0 && t->stride[order[e - 1]] < t->stride[order[e]]; e--) {
-            int o = order[e];
-            order[e] = order[e - 1];
-            order[e - 1] = o;
-        }
-    for (int d = 0; d < n; d++) shape[d] = order[d] == n - 1 ? last : t->shape[order[d]];
-    MS_TRY(ms__call_out(c, k, t->dtype, ms__device(t), n, shape));
-    ms_tensor *out = c->out[k];
-    int64_t stride[MS_MAX_DIMS];
-    memcpy(stride, out->stride, sizeof stride);
-    for (int d = 0; d < n; d++) {
-        out->shape[order[d]] = shape[d];
-        out->stride[order[d]] = stride[d];
-    }
+    int64_t shape[MS_MAX_DIMS] = { 0 }, sizes[MS_MAX_DIMS] = { 0 };
+    memcpy(shape, t->shape, (size_t)n * sizeof *shape);
+    shape[n - 1] = last;
+    ms__order_of_strides(t, order);
+    ms__in_order(n, order, shape, sizes);
+    MS_TRY(ms__call_out(c, k, t->dtype, ms__device(t), n, sizes));
+    ms__lay_out(c->out[k], order, shape);
     return MS_OK;
 }
 

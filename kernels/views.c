@@ -1,6 +1,7 @@
 // views.c -- rows of the view operators: another shape, stride and offset over the same storage.
 // Nothing runs; reshape copies where no view exists.
 #include "cpu/cpu.h"
+#include "layout.h"
 #include "ops.h"
 
 // The shape in i[], with at most one -1 worked out from the number of elements.
@@ -272,8 +273,16 @@ static ms_status split_backward(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];
     int d = dim_of(b->i[0], m->ndim);
-    ms_tensor *whole;
-    MS_TRY(ms__tensor_new(&whole, m->dtype, m->device, m->ndim, m->shape, "split"));
+    ms_tensor *whole, *like = NULL;
+    int order[MS_MAX_DIMS];
+    int64_t sizes[MS_MAX_DIMS];
+    for (int k = 0; k < b->n_out && !like; k++) like = b->gout[k];
+    for (int e = 0; e < m->ndim; e++) order[e] = e;
+    if (like) ms__order_of_strides(like, order);            // heads of attention: their gradients lie as what was transposed before
+    if (like && !ms__is_dense(like, order)) for (int e = 0; e < m->ndim; e++) order[e] = e;
+    ms__in_order(m->ndim, order, m->shape, sizes);
+    MS_TRY(ms__tensor_new(&whole, m->dtype, m->device, m->ndim, sizes, "split"));
+    ms__lay_out(whole, order, m->shape);
     for (int64_t k = 0, first = 0; k < b->n_out; k++) {
         ms_tensor *part = ms__tensor_view(whole, m->ndim, b->out_meta[k].shape, whole->stride, first * whole->stride[d]);
         ms_status st = b->gout[k] ? ms__copy(part, b->gout[k]) : ms__zero(part);

@@ -98,6 +98,56 @@ describe("cutting and joining", function()
   end)
 end)
 
+-- A view of 4 dimensions onto n numbers of its own: their order in memory is `order`, one dimension may skip places.
+local function view_of(wanted, order, skip, dtype)
+  local sizes = {}
+  for k, d in ipairs(order) do sizes[k] = wanted[d] + (d == skip and 2 or 0) end
+  local n = sizes[1] * sizes[2] * sizes[3] * sizes[4]
+  local t, back = ms.zeros(n, { dtype = dtype }):view(unpack(sizes)), {}
+  for k, d in ipairs(order) do back[d] = k end
+  t = t:permute(unpack(back))
+  return skip and t:narrow(skip, 2, wanted[skip]) or t
+end
+
+local orders = { { 1, 2, 3, 4 }, { 1, 3, 2, 4 }, { 3, 1, 2, 4 }, { 4, 3, 2, 1 }, { 2, 1, 4, 3 }, { 1, 2, 4, 3 }, { 3, 4, 1, 2 } }
+
+describe("memory in any order", function()
+  for _, dtype in ipairs { "float32", "float64", "bfloat16", "uint8" } do
+    it("is copied to memory in any other, " .. dtype, function()
+      for _, wanted in ipairs { { 2, 3, 4, 5 }, { 1, 9, 10, 64 }, { 3, 1, 17, 2 } } do
+        local values = ms.randint(0, 251, wanted):to(dtype)
+        for _, from in ipairs(orders) do
+          for _, to in ipairs(orders) do
+            for skip = 0, 4 do
+              local a, b = view_of(wanted, from, skip > 0 and skip or nil, dtype), view_of(wanted, to, skip > 0 and 5 - skip or nil, dtype)
+              a:copy_(values)
+              b:copy_(a)
+              assert.is_true(b:equal(values))
+            end
+          end
+        end
+      end
+    end)
+  end
+
+  it("keeps gradients of pieces of what was transposed in its order, whatever some of them are", function()
+    for present = 1, 7 do
+      local x = ms.randn(2, 5, 9, 4, { dtype = "float64", requires_grad = true })
+      local parts = x:transpose(2, 3):split(3, 2)
+      local loss, expected = 0, ms.zeros(2, 5, 9, 4, { dtype = "float64" })
+      for k = 1, 3 do
+        if math.floor(present / 2 ^ (k - 1)) % 2 == 1 then
+          local w = ms.randn(2, 5, 3, 4, { dtype = "float64" })
+          loss = loss + (parts[k] * w:transpose(2, 3)):sum()
+          expected:narrow(3, 3 * k - 2, 3):copy_(w)
+        end
+      end
+      loss:backward()
+      assert.is_true(x.grad:equal(expected))
+    end
+  end)
+end)
+
 describe("indexing by tensors", function()
   local t = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
   local function ids(list) return ms.tensor(list, { dtype = "int64" }) end

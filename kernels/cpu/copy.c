@@ -109,10 +109,22 @@ static void copy_range(void *arg, int64_t first, int64_t last, int64_t block)
     memmove(j->dst + first, j->src + first, (size_t)(last - first));
 }
 
+// Dimensions in the order of the destination's strides: those that lie together in both are then neighbours, and become one.
+static void by_stride(bytes_job *j)
+{
+    for (int d = 1; d < j->ndim; d++)
+        for (int e = d; e > 0 && j->to[e - 1] < j->to[e]; e--) {
+            int64_t shape = j->shape[e], to = j->to[e], from = j->from[e];
+            j->shape[e] = j->shape[e - 1], j->to[e] = j->to[e - 1], j->from[e] = j->from[e - 1];
+            j->shape[e - 1] = shape, j->to[e - 1] = to, j->from[e - 1] = from;
+        }
+}
+
 static void copy_bytes(bytes_job *j)
 {
     int nd = 0;
     int64_t numel = 1;
+    by_stride(j);
     for (int d = 0; d < j->ndim; d++) {
         int64_t size = j->shape[d];
         numel *= size;
