@@ -1,7 +1,7 @@
 // copy.c -- rows that move or make values: copies, casts, fills.
 #include "cpu/cpu.h"
-#include "ops.h"
 #include "device.h"
+#include "ops.h"
 
 static ms_status writable(const ms_call *c)
 {

@@ -3,7 +3,6 @@
 //
 // Sizes: N batch, C channels, S the rest. With S > 1 a task is a channel, passed over a few times in the second cache;
 // with S = 1 it is a block of rows, whose size is a matter of the shape only, and blocks are joined in order.
-#include <math.h>
 #include "rows.h"
 #include "../batch_norm.h"
 #include "../grad.h"
