@@ -248,6 +248,8 @@ local calls = {
   { "nn.F.cross_entropy(x, y)", "cross_entropy: a target of probabilities has the logits' shape [2, 3], got [2, 2]" },
   { "nn.F.cross_entropy(x, x, {ignore_index = 1})", "cross_entropy: ignore_index is not supported for a target of probabilities" },
   { "nn.F.cross_entropy(x, x, {weight = ms.ones(4)})", "cross_entropy: weight has one number for each of the 3 classes, got [4]" },
+  { "nn.F.cross_entropy(x, x, {weight = 3})", "cross_entropy: weight is a number (3), expected a tensor" },
+  { "nn.F.cross_entropy(x, x, {label_smoothing = 0 / 0})", "cross_entropy: label_smoothing must be from 0 to 1, got " },
   { "nn.F.cross_entropy(x, x, {label_smoothing = 2})", "cross_entropy: label_smoothing must be from 0 to 1, got 2" },
   { "nn.F.cross_entropy(3, x)", "cross_entropy: logits is a number (3), expected a tensor" },
   { "nn.F.cross_entropy(x)", "cross_entropy: ids is nil, expected a tensor" },

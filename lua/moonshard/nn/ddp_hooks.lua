@@ -5,7 +5,7 @@
 --- of them, such as an asynchronous collective: then backward goes on meanwhile. DDP divides nothing itself.
 local dist = require "moonshard.dist"
 local errors = require "moonshard.errors"
-local is_tensor = require "moonshard.tensor".is_tensor
+local flat_of = require "moonshard.nn.ddp_flat"
 
 local raise = errors.raise
 
@@ -17,13 +17,6 @@ local function result_of(value)
   return value
 end
 M.result_of = result_of
-
---- The gradients of a bucket that a script gave to a hook of ours.
-local function flat_of(who, bucket)
-  local flat = type(bucket) == "table" and rawget(bucket, "flat")
-  if not is_tensor(flat) then raise("%s: bucket is %s, expected a bucket of gradients; hooks are called as hook(state, bucket)", who, errors.kind(bucket)) end
-  return flat
-end
 
 --- The mean over ranks, divided before it is summed.
 ---@param group Group?

@@ -4,6 +4,7 @@ local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor_create"
 local dist = require "moonshard.dist"
 local errors = require "moonshard.errors"
+local flat_of = require "moonshard.nn.ddp_flat"
 
 local M = {}
 
@@ -57,8 +58,7 @@ end
 
 local function hook_of(who, rows_of)
   return function(group, bucket, ...)
-    local flat = type(bucket) == "table" and bucket.flat
-    if not flat then errors.raise("%s: bucket is %s, expected a bucket of gradients; hooks are called as hook(state, bucket)", who, errors.kind(bucket)) end
+    local flat = flat_of(who, bucket)
     local row = rows_of(flat, ...)
     if flat:numel() == 0 then return end
     local run = autograd.no_grad(begin, group, flat, row)

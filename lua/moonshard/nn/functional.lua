@@ -258,7 +258,7 @@ local function soft_cross_entropy(logits, target, weight, how, ignore_index, lab
   if logits.shape ~= target.shape then
     raise("cross_entropy: a target of probabilities has the logits' shape %s, got %s", tostring(logits.shape), tostring(target.shape))
   end
-  if label_smoothing < 0 or label_smoothing > 1 then
+  if not (label_smoothing >= 0 and label_smoothing <= 1) then
     raise("cross_entropy: label_smoothing must be from 0 to 1, got %g", label_smoothing)
   end
   local d = logits.ndim == 1 and 1 or 2
@@ -266,6 +266,7 @@ local function soft_cross_entropy(logits, target, weight, how, ignore_index, lab
   if label_smoothing > 0 then target = target * (1 - label_smoothing) + label_smoothing / classes end
   local terms = ops.log_softmax(logits, d - 1) * target
   if weight ~= nil then
+    if not is_tensor(weight) then raise("cross_entropy: weight is %s, expected a tensor", show(weight)) end
     if weight.ndim ~= 1 or weight:numel() ~= classes then
       raise("cross_entropy: weight has one number for each of the %d classes, got %s", classes, tostring(weight.shape))
     end
