@@ -22,7 +22,11 @@ bool ms__comm_publish_as(uint64_t number, const char *text)
     uint64_t was = atomic_load(entry), epoch = number - 1;
     bool first = was >> 16 < number;
     if (first) {
-        snprintf(b->rank[ms__world.rank].text[number % ERRORS], TEXT, "%s", text);
+        struct ms_text *mine = &b->rank[ms__world.rank].text[number % ERRORS];
+        atomic_store(&mine->number, 0);
+        atomic_thread_fence(memory_order_release);
+        snprintf(mine->words, TEXT, "%s", text);
+        atomic_store(&mine->number, number);
         first = atomic_compare_exchange_strong(entry, &was, number << 16 | (uint64_t)ms__world.rank);
     }
     // Whoever was first may not have come to this yet.
@@ -32,9 +36,17 @@ bool ms__comm_publish_as(uint64_t number, const char *text)
 
 const char *ms__comm_error_after(uint64_t epoch)
 {
-    uint64_t e = atomic_load(&ms__world.board->error[(epoch + 1) % ERRORS]);
-    if (e >> 16 != epoch + 1) return "a peer failed (so many errors ago that its text is gone)";
-    return ms__world.board->rank[e & 0xffff].text[(epoch + 1) % ERRORS];
+    static __thread char words[TEXT];
+    uint64_t number = epoch + 1, e = atomic_load(&ms__world.board->error[number % ERRORS]);
+    if (e >> 16 == number) {
+        // A later error's words may take the place of these while they are copied.
+        struct ms_text *t = &ms__world.board->rank[e & 0xffff].text[number % ERRORS];
+        bool there = atomic_load(&t->number) == number;
+        snprintf(words, TEXT, "%s", t->words);
+        atomic_thread_fence(memory_order_acquire);
+        if (there && atomic_load(&t->number) == number) return words;
+    }
+    return "a peer failed (so many errors ago that its text is gone)";
 }
 
 bool ms__comm_error_since(uint64_t epoch) { return on_board() != epoch; }

@@ -85,7 +85,10 @@ typedef struct {
     struct { uint64_t id, bytes, inode; int fd; } arena[ARENAS];
     ms_waiting wait[MS_STREAMS];
     ms_waiting last;                    // that its script issued; for reports, so a torn read does no harm
-    char     text[ERRORS][TEXT];        // of errors it published, by number; written before the board's entry
+    struct ms_text {                    // of errors it published; written before the board's entry
+        _Atomic uint64_t number;        // 0 while the words are written
+        char words[TEXT];
+    } text[ERRORS];
 } ms_board_rank;
 
 typedef struct {
@@ -192,7 +195,7 @@ void      ms__wait_end(ms_waiter *w);
 // ---- comm_error.c: errors that a script survives ----
 ms_status ms__comm_adopt(void);                         // engine thread: the next published error, once; MS_OK when there is none
 bool      ms__comm_error_since(uint64_t epoch);         // one was published that a rank in that epoch has not met
-const char *ms__comm_error_after(uint64_t epoch);       // its text
+const char *ms__comm_error_after(uint64_t epoch);       // its text, until this thread's next call
 // Engine thread: a failed collective of that epoch was reported, as text (NULL: as published); not again.
 void      ms__comm_reported(uint64_t epoch, const char *text);
 void      ms__comm_backward_failed(uint64_t epoch);     // a rank gave one up by the error of that epoch
