@@ -249,6 +249,7 @@ static ms_status op_backward(ms_run *r, ms_node *n)
         r->gin[k] = NULL;
     }
     if (!some) return MS_OK;
+    MS_RANGE(MS_RANGE_BACKWARD, ms__trace_text("backward of %s", n->op->name), NULL);
     ms_backward_call b = {
         .op = n->op, .n_in = n->n_in, .n_out = n->n_out, .n_i = n->n_i, .n_f = n->n_f, .in = n->in, .out = n->out,
         .in_meta = n->in_meta, .out_meta = n->out_meta, .i = n->i, .f = n->f, .saved_rng = n->saved_rng,

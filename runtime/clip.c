@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "device.h"
+#include "trace.h"
 #include "unit.h"
 
 enum { BLOCK = 1 << 14, GROUPS = 16 };
@@ -155,6 +156,7 @@ static ms_status over_ranks(ms_group *group, double *value, bool maximum)
 
 ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
 {
+    MS_RANGE(MS_RANGE_OPTIMIZER, "clip_grad_norm_", NULL);
     if (!(p > 0)) {
         ms__fail(MS_EINVAL, "clip_grad_norm_: norm_type %g is not positive", p);
         return 0;

@@ -5,6 +5,7 @@
 // engine thread touches references: they are taken here and dropped when the record is retired.
 #include <stdio.h>
 #include "comm_internal.h"
+#include "trace.h"
 #include "watched.h"
 
 struct ms_work {
@@ -127,7 +128,12 @@ int ms_dist_member(double group, int k)
 }
 
 void ms_dist_set_timeout(double seconds) { if (seconds > 0) ms__world.timeout = seconds; }
-void ms_dist_set_step(double step) { ms__world.step = (int64_t)step; }
+void ms_dist_set_step(double step)
+{
+    ms__world.step = (int64_t)step;
+    ms__trace_step(ms__world.step);
+}
+
 void ms_dist_set_delay(int op, double seconds)
 {
     for (int k = 0; k < OPS; k++) if (op < 0 || op == k) delays[k] = seconds;

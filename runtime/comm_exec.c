@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <time.h>
 #include "comm_internal.h"
+#include "trace.h"
 
 const char *const ms__coll_names[OPS] = { "barrier", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
                                           "scatter", "all_to_all", "send/recv" };
@@ -202,6 +203,8 @@ static ms_status agree(ms_waiter *w)
     ms_coll *c = w->c;
     ms_group *g = c->g;
     bool leads = g->far && g->me == g->leader, first = true;
+    int last = -1;                  // whom it waited for last
+    MS_RANGE(MS_RANGE_WAIT, "waiting for ranks", NULL);
     for (int k = 0; k < g->n; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
         uint64_t ready;
@@ -211,6 +214,7 @@ static ms_status agree(ms_waiter *w)
                 first = false;
             }
             if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->word) continue;
+            last = k;
             MS_TRY(ms__wait_poll(w));
         }
         if (MS_UNLIKELY(ready != c->word)) {
@@ -223,6 +227,7 @@ static ms_status agree(ms_waiter *w)
         if (MS_UNLIKELY(s->hash != c->hash)) return mismatch(w);
     }
     if (leads) MS_TRY(ms__far_ready(c, w, first));      // ours may still have to go out
+    if (MS_UNLIKELY(range_here.from != 0) && last >= 0) range_here.detail = ms__trace_text("rank %d came last", g->ranks[last]);
     return MS_OK;
 }
 
@@ -297,10 +302,18 @@ static ms_status run(ms_waiter *w)
     return status != MS_OK ? status : moved;
 }
 
+// For the profiler.
+static const char *collective_text(const ms_coll *c)
+{
+    const ms_print *p = &c->print;
+    return ms__trace_text("%llu %s%s%s", (unsigned long long)p->count, ms__dtype_name(p->dtype), p->unit[0] ? ", unit " : "", p->unit);
+}
+
 ms_status ms__coll_run(ms_coll *c)
 {
     ms_waiter w;
     int k = (int)(c->seq % RING);
+    MS_RANGE(MS_RANGE_COLLECTIVE, ms__coll_names[c->op], collective_text(c));
     ms__wait_begin(&w, c);
     ms_status status = run(&w);
     ms__wait_end(&w);

@@ -510,6 +510,37 @@ MS_API double     ms_hash_below(double a, double b, double c, double n);
 MS_API ms_status  ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip, const double *scored, int length,
                                   double ignore, ms_id *out);
 
+// ---- profiler ---------------------------------------------------------------------------------
+
+typedef enum { MS_RANGE_OP, MS_RANGE_BACKWARD, MS_RANGE_MODULE, MS_RANGE_COLLECTIVE, MS_RANGE_WAIT, MS_RANGE_FSDP, MS_RANGE_OPTIMIZER,
+               MS_RANGE_STEP, MS_RANGE_USER, MS_RANGES } ms_range_kind;
+
+typedef struct {
+    const char *name, *detail;      // detail: shapes of an operator's inputs, a collective's unit; "" without
+    double      start, duration;    // seconds of the monotonic clock (ms_time)
+    double      allocated, memory;  // bytes of all devices at its end, and how many more than at its start; 0 on a queue
+    int32_t     kind, lane;         // lane: the script's thread 0, the queues 1 ...
+} ms_range;
+
+// What was recorded, ranges in the order in which they ended: on one lane those inside another stand before it.
+typedef struct {
+    ms_range *ranges;
+    double    n, dropped;           // dropped: had no room
+    double    begun, ended;         // seconds
+} ms_trace;
+
+// room: ranges, made at once. shapes: with those of inputs. MS_ESTATE when something is recorded already.
+MS_API ms_status   ms_trace_start(double room, int shapes);
+MS_API ms_trace   *ms_trace_stop(void);             // NULL: nothing was recorded. The caller frees it.
+MS_API void        ms_trace_free(ms_trace *t);
+MS_API ms_status   ms_trace_save(const ms_trace *t, const char *path, int rank);    // Chrome's trace format
+MS_API void        ms_trace_save_at_exit(const char *path, int rank);  // what is recorded then; says so on stderr
+// A range of the script's own: open gives its start (0: nothing is recorded) and what was allocated, close takes them; copies the texts.
+MS_API double      ms_range_open(double *allocated);
+MS_API void        ms_range_close(double start, double allocated, int kind, const char *name, const char *detail);
+MS_API const char *ms_range_category(int kind);     // "operator" ...
+MS_API const char *ms_range_lane(int lane);         // "script", "gather queue" ...
+
 #endif // MS_TYPES_ONLY
 
 #ifdef __cplusplus

@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "graph.h"
+#include "trace.h"
 
 // ---- the table --------------------------------------------------------------------------------
 
@@ -238,9 +239,21 @@ static ms_status check_inplace(const ms_call *c)
     return MS_OK;
 }
 
+// For the profiler: "[4, 8] float32, [8] float32".
+static const char *shapes_of(const ms_call *c)
+{
+    char text[400];
+    size_t at = 0;
+    for (int k = 0; k < c->n_in && at < sizeof text - 64; k++)
+        if (c->in[k]) at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %s", at ? ", " : "", ms__shape_text(c->in[k]->ndim, c->in[k]->shape), ms__dtype_name(c->in[k]->dtype));
+    text[sizeof text - 1] = 0;
+    return at ? ms__trace_text("%s", text) : NULL;
+}
+
 static ms_status dispatch(ms_call *c, bool record)
 {
     const ms_op *op = c->op;
+    MS_RANGE(MS_RANGE_OP, op->name, ms__trace_shapes() ? shapes_of(c) : NULL);
     const ms_tensor *first = NULL;
     bool grad = false;
     int stale = -1;

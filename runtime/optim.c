@@ -10,6 +10,7 @@
 #endif
 
 #include "device.h"
+#include "trace.h"
 #include "unit.h"
 
 enum { BLOCK = 1 << 14 };
@@ -151,8 +152,10 @@ static void corrections(const ms_optim_options *o, double step, adam_factors *f)
 
 ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, ms_id *state, double *steps)
 {
+    static const char *const names[] = { "SGD.step", "Adam.step", "AdamW.step" };
     MS_TRY(check_options(o));
     if (n <= 0) return MS_OK;
+    MS_RANGE(MS_RANGE_OPTIMIZER, names[o->kind - MS_SGD], NULL);
     ms_status st = MS_OK;
     int n_jobs = 0, n_made = 0, n_copies = 0;
     int64_t blocks = 0;

@@ -490,6 +490,13 @@ void ms__pool_stats(int device, ms_memory *out)
     out->peak_reserved = (double)pool.peak_reserved;
 }
 
+double ms__pool_allocated(void)
+{
+    size_t sum = pool.allocated;
+    for (int k = 0; k < MS_CUDA_DEVICES; k++) sum += gpu[k].allocated;
+    return (double)sum;
+}
+
 ms_status ms_memory_stats(int device, ms_memory *out)
 {
     if (!out) return ms__fail(MS_EINVAL, "ms_memory_stats: out is NULL");

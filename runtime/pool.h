@@ -33,6 +33,7 @@ void     *ms__map_aligned(int fd, size_t bytes);
 // From now on new CPU segments are shareable (called by dist at start-up with peers on the node).
 void      ms__pool_share(void);
 void      ms__pool_stats(int device, ms_memory *out);
+double    ms__pool_allocated(void);        // on all devices
 
 #ifdef __cplusplus
 }

@@ -78,6 +78,8 @@ ms_run *ms__run_new(void)
     }
     r->units = r->backward = r->grad = r->retain = r->finished = r->final_done = r->event_out = false;
     r->epoch = ms__units_epoch();
+    r->range.from = 0;
+    if (ms__tracing()) ms__range_open(&r->range, MS_RANGE_BACKWARD, "run", NULL);
     r->below = top;
     top = r;
     ms__state.run_depth++;
@@ -255,6 +257,8 @@ void ms__run_finish(ms_run *r)
     for (int i = 0; i < r->n_held; i++) ms__node_release(r->held[i]);
     r->n_held = 0;
     r->finished = true;
+    r->range.name = r->grad ? "grad" : r->backward ? "backward" : "gather";
+    ms__range_end(&r->range);
     r->hook = NULL;
     r->event_kind = 0;
     top = r->below;

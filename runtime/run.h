@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "graph.h"
+#include "trace.h"
 
 typedef struct { uint64_t seq; ms_node *node; } ms_entry;
 typedef struct ms_stacked { ms_task t; struct ms_stacked *next; } ms_stacked;
@@ -23,6 +24,7 @@ typedef struct ms_aside {
 
 struct ms_run {
     ms_run  *below;
+    ms_open_range range;
     bool     backward, grad, retain, unused_ok, finished, final_done;
     bool     units;             // it goes through units: peers go through them too
     bool     event_out;

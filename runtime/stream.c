@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <time.h>
 #include "stream.h"
+#include "trace.h"
 #include "watched.h"
 
 enum { ARG_BYTES = 192, TEXT_BYTES = 1024 };
@@ -98,6 +99,7 @@ static ms_status run_record(ms_record *r)
 static void *worker(void *arg)
 {
     ms_stream *s = arg;
+    ms__trace_lane((int)s->kind);
     pthread_mutex_lock(&lock);
     for (;;) {
         while (!s->first) pthread_cond_wait(&work_there, &lock);
@@ -254,6 +256,8 @@ ms_status ms__event_wait(ms_pending *e)
 {
     if (!e) return MS_OK;
     e->refs++;                                  // reaping may drop what holds it
+    static const char *const names[] = { "", "waiting for the gather queue", "waiting for the reduce queue", "waiting for the copy queue" };
+    MS_RANGE(MS_RANGE_WAIT, names[e->kind], NULL);
     if (!ms__event_done(e)) atomic_store_explicit(ms__engine_waits, (int)e->kind, memory_order_release);
     ms_status status = wait_for(e);
     atomic_store_explicit(ms__engine_waits, -1, memory_order_release);

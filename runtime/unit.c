@@ -94,6 +94,11 @@ void ms__unit_log(const unit *u, const char *phase)
     else fprintf(stderr, "%sFSDP::%s\n", rank, phase);
 }
 
+const char *ms__unit_range_name(const unit *u, const char *phase)
+{
+    return u && u->name[0] ? ms__trace_text("FSDP::%s (%s)", phase, u->name) : ms__trace_text("FSDP::%s", phase);
+}
+
 // ---- gather and reshard -----------------------------------------------------------------------
 
 bool ms__unit_idle(const unit *u) { return u->forwards == 0 && u->n_active == 0 && !u->summoning; }
@@ -219,6 +224,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         MS_TRY(ms__extensions_place(u));
     }
     ms__unit_note(u, MS_UNIT_EV_UNSHARD, prefetched);
+    UNIT_RANGE(u, "all_gather");
     u->gathered_from = ms__unit_versions(u);
     if (nothing) return MS_OK;
     ms_storage *from = u->shard;
@@ -302,6 +308,7 @@ ms_status ms__unit_finish_gather(unit *u)
         if (u->concealed) ms__unit_show(u, true);
         return MS_OK;
     }
+    UNIT_RANGE(u, "all_gather_copy_out");
     if (!u->fetched) MS_TRY(ms__unit_fetch(u));
     u->fetched = false;
     ms__unit_show(u, true);

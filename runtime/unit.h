@@ -11,6 +11,7 @@
 
 #include "comm.h"
 #include "graph.h"
+#include "trace.h"
 
 typedef struct unit unit;
 
@@ -188,6 +189,11 @@ void      ms__unit_model(const unit *u);                // of u's next collectiv
 const char *ms__unit_reduced_name(const unit *u);       // of its reductions
 void      ms__unit_note(const unit *u, int event, bool prefetched);
 void      ms__unit_log(const unit *u, const char *phase);       // NULL: of the root
+const char *ms__unit_range_name(const unit *u, const char *phase);
+// A range of the profiler by PyTorch's name (behaviour.md 3.13): "FSDP::all_gather (layers.1)".
+// NULL: of the root; units without parameters have none.
+#define UNIT_RANGE(u, phase) UNIT_RANGE_IF(true, u, phase)
+#define UNIT_RANGE_IF(when, u, phase) MS_RANGE_IF((when) && (!(u) || ((const unit *)(u))->n), MS_RANGE_FSDP, ms__unit_range_name((u), (phase)), NULL)
 void      ms__unit_drop_reduction(reduction *r);
 // unit_extend.c
 ms_status ms__unit_push_gather(ms_run *run, unit *u, bool early, bool prefetched);  // a task on run that gathers u, with the script's help where it has to

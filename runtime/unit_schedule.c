@@ -133,6 +133,7 @@ static ms_status inputs_to_device(const unit *u, int n, ms_id *io)
     static const ms_op *to_device;
     if (!to_device) to_device = ms__op_by_name("to_device");
     const context *c = u->context;
+    UNIT_RANGE(NULL, "inputs_to_device");
     for (int k = 0; k < c->n && u->n == 0; k++)
         if (c->units[k]->n) u = c->units[k];
     if (u->n == 0 || (u->device & 0xff) == MS_META) return MS_OK;
@@ -144,8 +145,9 @@ static ms_status inputs_to_device(const unit *u, int n, ms_id *io)
     return MS_OK;
 }
 
-static ms_status cast_floats(int n, ms_id *io, int dtype)
+static ms_status cast_floats(int n, ms_id *io, int dtype, const char *phase)
 {
+    UNIT_RANGE(NULL, phase);
     static const ms_op *cast;
     if (!cast) cast = ms__op_by_name("cast");
     for (int k = 0; k < n; k++) {
@@ -157,17 +159,23 @@ static ms_status cast_floats(int n, ms_id *io, int dtype)
     return MS_OK;
 }
 
+static ms_status prefetch(unit *u, const char *pass)
+{
+    MS_RANGE(MS_RANGE_FSDP, ms__trace_text("FSDP::%s_prefetch for %s", pass, u->name), NULL);
+    return ms__unit_start_gather(u, true, true);
+}
+
 static ms_status prefetch_forward(unit *u)
 {
     if (u->n_forward_prefetch) {
         for (int k = 0; k < u->n_forward_prefetch; k++)
-            if (u->forward_prefetch[k]->n_extensions == 0) MS_TRY(ms__unit_start_gather(u->forward_prefetch[k], true, true));
+            if (u->forward_prefetch[k]->n_extensions == 0) MS_TRY(prefetch(u->forward_prefetch[k], "forward"));
         return MS_OK;
     }
     if (u->checked || !u->prefetches) return MS_OK;
     unit *next;
     for (int ahead = 1; (next = forward_successor(u->context, ahead)); ahead++) {
-        if (next->n_extensions == 0 && ms__unit_idle(next)) MS_TRY(ms__unit_start_gather(next, true, true));
+        if (next->n_extensions == 0 && ms__unit_idle(next)) MS_TRY(prefetch(next, "forward"));
         if (u->limited) break;
     }
     return MS_OK;
@@ -199,7 +207,7 @@ ms_status ms_unit_gather_first(double handle)
         if (c->last[k]->n) first = c->last[k];
     if (!first || first->checked || !first->prefetches || first->n_extensions || !ms__unit_idle(first)) return MS_OK;
     if (first->gathered || first->gather || first->fetched) return MS_OK;
-    MS_TRY(ms__unit_start_gather(first, true, true));
+    MS_TRY(prefetch(first, "forward"));
     first->ahead = ms__unit_versions(first) + 1;
     return MS_OK;
 }
@@ -207,13 +215,13 @@ ms_status ms_unit_gather_first(double handle)
 static ms_status prefetch_backward(unit *u, int64_t use)
 {
     if (u->n_backward_prefetch) {
-        for (int k = 0; k < u->n_backward_prefetch; k++) MS_TRY(ms__unit_start_gather(u->backward_prefetch[k], true, true));
+        for (int k = 0; k < u->n_backward_prefetch; k++) MS_TRY(prefetch(u->backward_prefetch[k], "backward"));
         return MS_OK;
     }
     context *c = u->context;
     for (int at = find_order(c, use); at > 0; at--) {
         unit *before = c->order[at - 1].unit;
-        if (before->unshard_in_backward) MS_TRY(ms__unit_start_gather(before, true, true));
+        if (before->unshard_in_backward) MS_TRY(prefetch(before, "backward"));
         if (u->limited) break;
     }
     return MS_OK;
@@ -240,7 +248,7 @@ static ms_status take_place(unit *u, int64_t use)
     while (last > at && !c->order[last].regional) last--;
     if (last == at) return prefetch_backward(u, use);
     unit *next = c->order[at + 1].unit;
-    return c->order[at + 1].regional && next->unshard_in_backward ? ms__unit_start_gather(next, true, true) : MS_OK;
+    return c->order[at + 1].regional && next->unshard_in_backward ? prefetch(next, "backward") : MS_OK;
 }
 
 ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
@@ -262,6 +270,7 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     u->forwards++;
     if (u->skipped & 1) return MS_OK;
 
+    UNIT_RANGE(u, "pre_forward");
     ms_status st = MS_OK;
     if (!c->opened && !recomputing) {
         c->opened = u;
@@ -270,7 +279,7 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
         st = inputs_to_device(u, n, io);
     }
     if (u->n) ms__unit_log(u, "pre_forward");
-    if (st == MS_OK && u->cast_forward_inputs && u->param_dtype >= 0) st = cast_floats(n, io, u->param_dtype);
+    if (st == MS_OK && u->cast_forward_inputs && u->param_dtype >= 0) st = cast_floats(n, io, u->param_dtype, "cast_forward_inputs");
     if (st == MS_OK) st = ms__unit_start_gather(u, false, false);
     if (st == MS_OK) st = ms__unit_finish_gather(u);
     int64_t use = (int64_t)((uint64_t)next_use++ << VERSION_BITS | version_bits(ms__unit_versions(u)));
@@ -314,6 +323,7 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
     bool skipped = u->skipped & 1, recomputing = ms__run_recomputing();
     int64_t use = u->uses[u->forwards & 63];
     if (u->n && !skipped) ms__unit_log(u, "post_forward");
+    UNIT_RANGE_IF(!skipped, u, "post_forward");
     ms_status st = inputs_of(n, io, out);
     bool grad = false, regional = ms__region && !ms__state.grad_mode;       // regional: a graph comes when the checkpoint's region runs again
     if (st == MS_OK && !skipped && u->n > 0) {
@@ -324,7 +334,7 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
         }
         if (st == MS_OK && (grad || regional) && !recomputing) st = push_order(c, u, use, regional);
     }
-    if (st == MS_OK && !skipped && u->output_dtype >= 0) st = cast_floats(n, io, u->output_dtype);
+    if (st == MS_OK && !skipped && u->output_dtype >= 0) st = cast_floats(n, io, u->output_dtype, "cast_forward_outputs");
     if (st != MS_OK) {
         ms_unit_forward_failed(handle);
         return st;
@@ -409,6 +419,7 @@ ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
     MS_TRY(check_unchanged(u, use));
     MS_TRY(add_active(u, use, run));
     ms__unit_log(u, "pre_backward");
+    UNIT_RANGE(u, "pre_backward");
     u->context->in_backward = true;
     if (MS_UNLIKELY(some_extended(u->context))) return gather_by_tasks(run, u, use);
     if (u->unshard_in_backward) {
@@ -481,10 +492,18 @@ static ms_status post_backward(ms_run *run, unit *u)
 {
     u->arrived = 0;
     if (u->n) ms__unit_log(u, "post_backward");
-    MS_TRY(u->views == MS_VIEWS_SHARDED ? fold(u) : u->sync ? ms__flat_take(u) : ms__flat_keep(u));
-    if (u->reshard_after_backward && ms__unit_idle(u)) ms__unit_shard(u);
+    {
+        UNIT_RANGE(u, "post_backward_accumulate");
+        MS_TRY(u->views == MS_VIEWS_SHARDED ? fold(u) : u->sync ? ms__flat_take(u) : ms__flat_keep(u));
+    }
+    if (u->reshard_after_backward && ms__unit_idle(u)) {
+        UNIT_RANGE(u, "post_backward_reshard");
+        ms__unit_shard(u);
+    }
     if (u->n) ms__unit_note(u, MS_UNIT_EV_POST_BACKWARD, false);
-    return u->sync ? ms__unit_reduce(run, u) : MS_OK;
+    if (!u->sync) return MS_OK;
+    UNIT_RANGE(u, "post_backward_reduce");
+    return ms__unit_reduce(run, u);
 }
 
 // Its passes that no backward has come to.
@@ -526,6 +545,7 @@ ms_status ms__units_final(ms_run *run)
     for (context *c = ms__contexts(); c; c = c->next) {
         if (!c->in_backward) continue;
         ms__unit_log(NULL, "root_post_backward");
+        UNIT_RANGE(NULL, "root_post_backward");
         // Units whose inputs needed no gradient, the root usually among them.
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];

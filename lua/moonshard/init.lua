@@ -34,7 +34,7 @@ merge(require "moonshard.log", "warn", "log", "catch_warnings")
 for name, fn in pairs(require "moonshard.util") do ms[name] = fn end
 
 -- Where further names come from: whole modules, and functions of modules.
-local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "testing" }
+local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "testing" }
 local elsewhere = { save = "state", load = "state" }
 for _, name in ipairs(modules) do elsewhere[name] = name end
 
@@ -64,6 +64,9 @@ setmetatable(ms, {
 })
 
 package.loaded.moonshard = ms
+
+local profile = os.getenv "MOONSHARD_PROFILE"
+if profile and profile ~= "" then ms.profiler._whole_script(profile) end
 
 -- Under `luajit -i` the prompt is ours.
 for at = -1, -16, -1 do

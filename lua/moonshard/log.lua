@@ -1,7 +1,10 @@
 --- Warnings and log lines: to stderr, with the rank in front when there are several.
 local M = {}
 
-local function rank_prefix()
+--- Rank and number of ranks, as the launcher tells them where the ranks have not met; 0, 1 without a launcher.
+---@return integer
+---@return integer
+function M.rank()
   local dist = package.loaded["moonshard.dist"]
   local ok, rank, world
   if dist then
@@ -13,8 +16,12 @@ local function rank_prefix()
   if not ok or not rank then
     rank, world = os.getenv "OMPI_COMM_WORLD_RANK" or os.getenv "SLURM_PROCID", os.getenv "OMPI_COMM_WORLD_SIZE" or os.getenv "SLURM_NTASKS"
   end
-  if rank and world and tonumber(world) and tonumber(world) > 1 then return ("[rank %s] "):format(rank) end
-  return ""
+  return tonumber(rank) or 0, tonumber(rank) and tonumber(world) or 1
+end
+
+local function rank_prefix()
+  local rank, world = M.rank()
+  return world > 1 and ("[rank %d] "):format(rank) or ""
 end
 
 local catching                                          -- the innermost list of ms.catch_warnings

@@ -7,6 +7,7 @@ local autograd = require "moonshard.autograd"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
+local profiler = require "moonshard.profiler"
 local scope = require "moonshard.scope"
 local tensor = require "moonshard.tensor"
 local base = require "moonshard.nn.register"
@@ -69,10 +70,46 @@ local function no_forward(self) raise("%s has no forward", self:class_name()) en
 
 local hooked_body               -- forward between its hooks
 
-function Module.__call(self, ...)
+local function call(self, ...)
   if self._hooked then
     return finish(self, open(self._scope), pcall(hooked_body, self, { n = select("#", ...), ... }))
   end
+  return finish(self, open(self._scope), pcall(self.forward or no_forward, self, ...))
+end
+
+-- Under the profiler a call is a range: "blocks.1.attn (Attention)", by the path from the outermost module that is called.
+local outermost
+local paths_from = setmetatable({}, { __mode = "k" })       -- outermost -> module -> path
+
+local function range_name(self)
+  if self == outermost then return self:class_name() end
+  local paths = paths_from[outermost]
+  if not (paths and paths[self]) then                       -- the first time, or a module was added
+    paths = setmetatable({}, { __mode = "k" })
+    for path, m in outermost:named_modules() do paths[m] = path end
+    paths_from[outermost] = paths
+  end
+  return paths[self] and ("%s (%s)"):format(paths[self], self:class_name()) or self:class_name()
+end
+
+local function left_module(is_outermost, ok, ...)
+  if is_outermost then outermost = nil end
+  if not ok then error((...), 0) end
+  return ...
+end
+
+local function profiled_call(self, ...)
+  local is_outermost = not outermost
+  if is_outermost then outermost = self end
+  return left_module(is_outermost, pcall(profiler._module_range, range_name(self), call, self, ...))
+end
+
+local profiled = profiler._modules
+function profiler._tell_modules(on) profiled = on end
+
+function Module.__call(self, ...)
+  if profiled then return profiled_call(self, ...) end
+  if self._hooked then return call(self, ...) end
   return finish(self, open(self._scope), pcall(self.forward or no_forward, self, ...))
 end
 

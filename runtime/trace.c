@@ -1,0 +1,241 @@
+// trace.c -- the profiler's recorder.
+//
+// A range is written down when it ends, so on one thread the ranges inside it stand before it. Ranges of all threads go into
+// one list, whose room a script gives: what does not fit is counted and not kept. Recording off costs a load and a branch.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "pool.h"
+#include "trace.h"
+
+typedef struct text { struct text *next; char s[]; } text;
+
+struct recording {
+    ms_trace trace;                 // first: what scripts see
+    int64_t  room, n, dropped;
+    int64_t  begun;
+    bool     shapes;
+    text    *texts[4096];
+};
+
+int32_t ms__trace_on;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct recording *now;       // under lock
+static bool shapes;                 // engine thread
+static __thread int lane;
+
+void ms__trace_lane(int k) { lane = k; }
+bool ms__trace_shapes(void) { return shapes; }
+
+// ---- texts ------------------------------------------------------------------------------------
+
+// Under lock. Each text once.
+static const char *keep(struct recording *r, const char *s)
+{
+    if (!s || !*s) return "";
+    uint32_t h = 2166136261u;       // FNV-1a
+    for (const char *p = s; *p; p++) h = (h ^ (uint8_t)*p) * 16777619u;
+    text **b = &r->texts[h % (uint32_t)MS_COUNT(r->texts)];
+    for (text *t = *b; t; t = t->next)
+        if (strcmp(t->s, s) == 0) return t->s;
+    size_t n = strlen(s) + 1;
+    text *t = malloc(sizeof *t + n);
+    if (!t) return "";
+    memcpy(t->s, s, n);
+    t->next = *b;
+    *b = t;
+    return t->s;
+}
+
+const char *ms__trace_text(const char *fmt, ...)
+{
+    char s[512];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(s, sizeof s, fmt, ap);
+    va_end(ap);
+    pthread_mutex_lock(&lock);
+    const char *kept = now ? keep(now, s) : "";
+    pthread_mutex_unlock(&lock);
+    return kept;
+}
+
+// ---- ranges -----------------------------------------------------------------------------------
+
+// Only the engine thread allocates, and only its ranges say how much.
+static double allocated(void) { return lane == 0 ? ms__pool_allocated() : 0; }
+
+void ms__range_open(ms_open_range *r, ms_range_kind kind, const char *name, const char *detail)
+{
+    r->kind = kind;
+    r->name = name;
+    r->detail = detail;
+    r->allocated = allocated();
+    r->from = ms__now_ns();
+}
+
+static void put(int64_t from, int64_t to, double before, ms_range_kind kind, const char *name, bool copy, const char *detail)
+{
+    pthread_mutex_lock(&lock);
+    struct recording *r = now;
+    if (r && from >= r->begun) {    // else it began before, under another recording perhaps
+        if (r->n < r->room) {
+            double after = allocated();
+            r->trace.ranges[r->n++] = (ms_range){ .name = copy ? keep(r, name) : name, .detail = keep(r, detail), .start = (double)from * 1e-9,
+                .duration = (double)(to - from) * 1e-9, .allocated = after, .memory = after - before, .kind = kind, .lane = lane };
+        } else {
+            r->dropped++;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void ms__range_close(ms_open_range *r) { put(r->from, ms__now_ns(), r->allocated, r->kind, r->name, false, r->detail); }
+
+void ms__trace_step(int64_t step)
+{
+    static ms_open_range open;
+    ms__range_end(&open);
+    open.from = 0;
+    if (step >= 0 && ms__tracing()) ms__range_open(&open, MS_RANGE_STEP, ms__trace_text("step %lld", (long long)step), NULL);
+}
+
+double ms_range_open(double *before)
+{
+    if (!ms__tracing()) return 0;
+    *before = allocated();
+    return (double)ms__now_ns();
+}
+
+void ms_range_close(double from, double before, int kind, const char *name, const char *detail)
+{
+    if (from != 0) put((int64_t)from, ms__now_ns(), before, (ms_range_kind)kind, name, true, detail);
+}
+
+// ---- recordings -------------------------------------------------------------------------------
+
+void ms_trace_free(ms_trace *t)
+{
+    if (!t) return;
+    struct recording *r = (struct recording *)t;
+    for (int k = 0; k < MS_COUNT(r->texts); k++)
+        for (text *s = r->texts[k]; s;) {
+            text *next = s->next;
+            free(s);
+            s = next;
+        }
+    free(r->trace.ranges);
+    free(r);
+}
+
+ms_status ms_trace_start(double room, int with_shapes)
+{
+    if (now) return ms__fail(MS_ESTATE, "profiler: it records already; stop that profile first");
+    if (!(room >= 1 && room <= 1e9)) return ms__fail(MS_EINVAL, "profiler: limit is %.17g ranges, expected a number from 1 to 1e9", room);
+    struct recording *r = calloc(1, sizeof *r);
+    if (r) r->trace.ranges = malloc((size_t)room * sizeof *r->trace.ranges);
+    if (!r || !r->trace.ranges) {
+        free(r);
+        return ms__no_memory((size_t)room * sizeof(ms_range), "profiler", "%.0f ranges", room);
+    }
+    r->room = (int64_t)room;
+    shapes = with_shapes != 0;
+    pthread_mutex_lock(&lock);
+    r->begun = ms__now_ns();
+    now = r;
+    pthread_mutex_unlock(&lock);
+    __atomic_store_n(&ms__trace_on, 1, __ATOMIC_RELAXED);
+    return MS_OK;
+}
+
+ms_trace *ms_trace_stop(void)
+{
+    __atomic_store_n(&ms__trace_on, 0, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&lock);
+    struct recording *r = now;
+    now = NULL;
+    pthread_mutex_unlock(&lock);
+    if (!r) {
+        ms__fail(MS_ESTATE, "profiler: nothing is recorded");
+        return NULL;
+    }
+    r->trace.n = (double)r->n;
+    r->trace.dropped = (double)r->dropped;
+    r->trace.begun = (double)r->begun * 1e-9;
+    r->trace.ended = (double)ms__now_ns() * 1e-9;
+    return &r->trace;
+}
+
+// ---- Chrome's trace format (the document "Trace Event Format"), which chrome://tracing and ui.perfetto.dev show -------------
+
+static void put_string(FILE *f, const char *s)
+{
+    fputc('"', f);
+    for (const unsigned char *p = (const unsigned char *)s; *p; p++) {
+        if (*p == '"' || *p == '\\') fprintf(f, "\\%c", *p);
+        else if (*p < 0x20 || *p == 0x7f) fprintf(f, "\\u%04x", *p);
+        else fputc(*p, f);
+    }
+    fputc('"', f);
+}
+
+static const char *const categories[] = { "operator", "backward", "module", "collective", "wait", "fsdp", "optimizer", "step", "user" };
+static const char *const lanes[] = { "script", "gather queue", "reduce queue", "copy queue" };
+
+const char *ms_range_category(int kind) { return kind >= 0 && kind < (int)MS_COUNT(categories) ? categories[kind] : "?"; }
+const char *ms_range_lane(int k) { return k >= 0 && k < MS_COUNT(lanes) ? lanes[k] : "?"; }
+
+ms_status ms_trace_save(const ms_trace *t, const char *path, int rank)
+{
+    FILE *f = fopen(path, "w");
+    if (!f) return ms__fail(MS_EIO, "profiler: cannot write '%s': %s", path, strerror(errno));
+    fprintf(f, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
+               "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}", rank, rank);
+    for (int k = 0; k < MS_COUNT(lanes); k++)
+        fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}", rank, k, lanes[k]);
+    for (int64_t k = 0; k < (int64_t)t->n; k++) {
+        const ms_range *r = &t->ranges[k];
+        // Microseconds of the machine's monotonic clock: ranks of a node fit together.
+        fprintf(f, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":", rank, (int)r->lane,
+                r->start * 1e6, r->duration * 1e6, ms_range_category(r->kind));
+        put_string(f, r->name);
+        if (*r->detail) {
+            fputs(",\"args\":{\"detail\":", f);
+            put_string(f, r->detail);
+            fputc('}', f);
+        }
+        fputc('}', f);
+        if (r->memory != 0)
+            fprintf(f, ",\n{\"ph\":\"C\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"name\":\"allocated\",\"args\":{\"bytes\":%.0f}}", rank,
+                    (r->start + r->duration) * 1e6, r->allocated);
+    }
+    fputs("\n]}\n", f);
+    bool bad = ferror(f) != 0;
+    if (fclose(f) != 0 || bad) return ms__fail(MS_EIO, "profiler: cannot write '%s': %s", path, strerror(errno));
+    return MS_OK;
+}
+
+static char exit_path[4096];
+static int  exit_rank;
+
+static void save_at_exit(void)
+{
+    if (!now) return;               // the script ended it itself
+    ms_trace *t = ms_trace_stop();
+    if (ms_trace_save(t, exit_path, exit_rank) != MS_OK) fprintf(stderr, "%s\n", ms_error());
+    else if (t->dropped > 0) fprintf(stderr, "profile: %s, %.0f ranges; %.0f more had no room\n", exit_path, t->n, t->dropped);
+    else fprintf(stderr, "profile: %s, %.0f ranges\n", exit_path, t->n);
+    ms_trace_free(t);
+}
+
+void ms_trace_save_at_exit(const char *path, int rank)
+{
+    if (!exit_path[0]) atexit(save_at_exit);
+    snprintf(exit_path, sizeof exit_path, "%s", path);
+    exit_rank = rank;
+}
