@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "comm_internal.h"
+#include "trace.h"
 
 static int        *pidfd;               // by world rank; -1: not here
 static bool        stopped;
@@ -235,6 +236,7 @@ static void at_exit(int code, void *arg)
     // Without MPI_Finalize: the launcher ends the others. A stream worker may be inside MPI: no lock.
     say_ended();
     ms__board_state(RANK_RAISED);
+    ms__trace_save_now();
     if (!first_to_fail(ms__world.rank)) ms__end_stay(code);
     _exit(code);
 }

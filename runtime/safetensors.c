@@ -7,6 +7,7 @@
 
 #include "dtype.h"
 #include "safetensors.h"
+#include "utf8.h"
 
 static const struct { const char *name; int dtype; } names[] = {
     { "F32", MS_F32 }, { "F64", MS_F64 }, { "F16", MS_F16 }, { "BF16", MS_BF16 },
@@ -141,23 +142,6 @@ static ms_status bad_byte(const parser *p, const char *what)
     else if (*p->at > 0x20 && *p->at < 0x7f) snprintf(text, sizeof text, "%s, found '%c'", what, *p->at);
     else snprintf(text, sizeof text, "%s, found byte 0x%02x", what, (unsigned char)*p->at);
     return bad(p, text);
-}
-
-static const unsigned char *utf8_error(const unsigned char *s, const unsigned char *end)
-{
-    while (s < end) {
-        unsigned char c = *s;
-        int more = c < 0x80 ? 0 : c >= 0xc2 && c <= 0xdf ? 1 : c >= 0xe0 && c <= 0xef ? 2 : c >= 0xf0 && c <= 0xf4 ? 3 : -1;
-        if (more < 0 || end - s <= more) return s;
-        unsigned char low = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80, high = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
-        for (int k = 1; k <= more; k++) {
-            if (s[k] < low || s[k] > high) return s;
-            low = 0x80;
-            high = 0xbf;
-        }
-        s += more + 1;
-    }
-    return NULL;
 }
 
 static void skip_blanks(parser *p)
@@ -406,7 +390,7 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
 ms_status ms__st_parse(ms_st_header *out, const char *who, const char *path, const char *text, size_t length, uint64_t data_bytes)
 {
     parser p = { .who = who, .path = path, .text = text, .at = text, .end = text + length };
-    const unsigned char *wrong = utf8_error((const unsigned char *)text, (const unsigned char *)text + length);
+    const unsigned char *wrong = ms__utf8_error((const unsigned char *)text, (const unsigned char *)text + length);
     if (wrong) {
         p.at = (const char *)wrong;
         return bad_byte(&p, "no valid UTF-8");
@@ -472,7 +456,7 @@ ms_status ms__st_format(const ms_st_header *h, const char *who, char **text, siz
         *text = NULL;
         return ms__no_memory(*length + 1, who, "the header of %d tensors", h->n);
     }
-    if (*length > MS_ST_MAX_HEADER || utf8_error((const unsigned char *)*text, (const unsigned char *)*text + *length)) {
+    if (*length > MS_ST_MAX_HEADER || ms__utf8_error((const unsigned char *)*text, (const unsigned char *)*text + *length)) {
         ms_status st = ms__fail(MS_EINVAL, *length > MS_ST_MAX_HEADER ? "%s: the header has more than 100 MB" : "%s: a name or a metadata text is no valid UTF-8", who);
         free(*text);
         *text = NULL;

@@ -11,6 +11,7 @@
 #include <string.h>
 #include "pool.h"
 #include "trace.h"
+#include "utf8.h"
 
 typedef struct text { struct text *next; char s[]; } text;
 
@@ -164,6 +165,9 @@ ms_trace *ms_trace_stop(void)
         ms__fail(MS_ESTATE, "profiler: nothing is recorded");
         return NULL;
     }
+    // Many profiles may be kept: none holds the room that it did not need.
+    ms_range *fitting = realloc(r->trace.ranges, (size_t)(r->n ? r->n : 1) * sizeof *fitting);
+    if (fitting) r->trace.ranges = fitting;
     r->trace.n = (double)r->n;
     r->trace.dropped = (double)r->dropped;
     r->trace.begun = (double)r->begun * 1e-9;
@@ -173,13 +177,22 @@ ms_trace *ms_trace_stop(void)
 
 // ---- Chrome's trace format (the document "Trace Event Format"), which chrome://tracing and ui.perfetto.dev show -------------
 
+// Names are bytes of any kind, the file is UTF-8: bytes that are none become U+FFFD.
 static void put_string(FILE *f, const char *s)
 {
+    const unsigned char *p = (const unsigned char *)s, *end = p + strlen(s), *wrong = ms__utf8_error(p, end);
     fputc('"', f);
-    for (const unsigned char *p = (const unsigned char *)s; *p; p++) {
-        if (*p == '"' || *p == '\\') fprintf(f, "\\%c", *p);
-        else if (*p < 0x20 || *p == 0x7f) fprintf(f, "\\u%04x", *p);
-        else fputc(*p, f);
+    for (; p < end; p++) {
+        if (p == wrong) {
+            fputs("\\ufffd", f);
+            wrong = ms__utf8_error(p + 1, end);
+        } else if (*p == '"' || *p == '\\') {
+            fprintf(f, "\\%c", *p);
+        } else if (*p < 0x20 || *p == 0x7f) {
+            fprintf(f, "\\u%04x", *p);
+        } else {
+            fputc(*p, f);
+        }
     }
     fputc('"', f);
 }
@@ -223,9 +236,9 @@ ms_status ms_trace_save(const ms_trace *t, const char *path, int rank)
 static char exit_path[4096];
 static int  exit_rank;
 
-static void save_at_exit(void)
+void ms__trace_save_now(void)
 {
-    if (!now) return;               // the script ended it itself
+    if (!now || !exit_path[0]) return;      // the script ended it itself; it was none of the whole script
     ms_trace *t = ms_trace_stop();
     if (ms_trace_save(t, exit_path, exit_rank) != MS_OK) fprintf(stderr, "%s\n", ms_error());
     else if (t->dropped > 0) fprintf(stderr, "profile: %s, %.0f ranges; %.0f more had no room\n", exit_path, t->n, t->dropped);
@@ -235,7 +248,7 @@ static void save_at_exit(void)
 
 void ms_trace_save_at_exit(const char *path, int rank)
 {
-    if (!exit_path[0]) atexit(save_at_exit);
+    if (!exit_path[0]) atexit(ms__trace_save_now);
     snprintf(exit_path, sizeof exit_path, "%s", path);
     exit_rank = rank;
 }

@@ -25,6 +25,8 @@ const char *ms__trace_text(const char *fmt, ...) __attribute__((format(printf, 1
 bool ms__trace_shapes(void);        // the script asked for shapes
 // The script's loop over ms.steps is at this step; -1: past it.
 void ms__trace_step(int64_t step);
+// Writes what ms_trace_save_at_exit wants written: for ends of a process that no atexit handler sees.
+void ms__trace_save_now(void);
 // Which queue this thread works for: lanes of the picture. The script's thread is 0.
 void ms__trace_lane(int lane);
 

@@ -122,6 +122,68 @@ describe("the profiler", function()
     assert.are.equal(40, row(averages, "backward of linear").count)
   end)
 
+  it("counts no time twice where ranges overlap: in coroutines that take turns, in a step that was left", function()
+    local function busy(seconds)
+      local from = os.clock()
+      while os.clock() - from < seconds do end
+    end
+    local function adds_up(p)
+      local averages, own = p:key_averages(), 0
+      for _, r in ipairs(averages) do
+        assert.is_true(r.self_cpu_time_total >= -1e-3 and r.self_cpu_time_total <= r.cpu_time_total + 1e-3, tostring(averages))
+        own = own + r.self_cpu_time_total
+      end
+      assert.is_true(math.abs(own - averages.covered) < 1e-3 * own, tostring(averages))
+      assert.is_true(averages.covered <= averages.recorded, tostring(averages))
+    end
+    local function range(name)
+      return coroutine.wrap(function() profiler.record_function(name, function() busy(1e-3) coroutine.yield() busy(1e-3) end) end)
+    end
+    adds_up(profiler.profile(function()
+      profiler.record_function("around", function()
+        local a, b = range "a", range "b"
+        a() b() busy(5e-3) a() b()
+      end)
+    end))
+    adds_up(profiler.profile(function()
+      profiler.record_function("around", function()
+        for step in ms.steps(3) do
+          if step == 2 then break end
+        end
+        busy(3e-3)
+      end)
+      busy(2e-3)
+      for _ in ms.steps(2) do busy(1e-3) end
+    end))
+  end)
+
+  it("has a range for each step of ms.steps, in both of its forms, the outer loop's", function()
+    local p = profiler.profile(function()
+      for _ in ms.steps(2) do ms.steps(3, function() end) end
+      ms.steps(2, function() ms.steps(3, function() end) end)
+      pcall(ms.steps, 2, function() error "on purpose" end)
+      ms.steps(1, function() end)
+    end)
+    assert.are.same({ "step 1", "step 2", "step 1", "step 2", "step 1", "step 1" }, names(p, "step"))
+  end)
+
+  it("ends with a profile that nobody can stop any more", function()
+    local thread = coroutine.create(function() profiler.profile(coroutine.yield) end)
+    assert.is_true(coroutine.resume(thread))
+    assert.matches("it records already", select(2, pcall(profiler.start)))
+    thread = nil                                        -- luacheck: ignore
+    assert.are.equal("exp", names(profiler.profile(function() ms.ones(2):exp() end), "operator")[2])
+  end)
+
+  it("holds no room that a profile did not need", function()
+    local function mapped() return tonumber(process.read "/proc/self/status":match "VmSize:%s*(%d+)") end
+    profiler.profile(function() ms.ones(2):exp() end)
+    local kept, before = {}, mapped()
+    for k = 1, 20 do kept[k] = profiler.profile(function() ms.ones(2):exp() end) end
+    assert.is_true(mapped() - before < 10 * 56e6 / 1024, mapped() - before)     -- limit = 1000000: 56 MB each
+    assert.are.equal(2, #kept[20]:events())
+  end)
+
   it("counts the bytes that an operator's results take, and what a scope's end gives back", function()
     local p = profiler.profile(function() ms.scope(function() ms.ones(1000):exp() end) end)
     assert.are.equal(4000, find(p, "exp").memory)
@@ -171,6 +233,11 @@ describe("the profiler", function()
       net[1](ms.ones(1, 2))
     end)
     assert.are.same({ "Sequential", "1 (Linear)", "Linear" }, names(p, "module"))
+    -- Nor does a call that waits in a coroutine for ever.
+    local Waits = nn.Module:extend "Waits"
+    function Waits.forward() coroutine.yield() end
+    profiler.profile(function() coroutine.resume(coroutine.create(function() Waits()() end)) end)
+    assert.are.same({ "Sequential", "1 (Linear)" }, names(profiler.profile(function() net(ms.ones(1, 2)) end), "module"))
   end)
 
   it("keeps as many ranges as it has room for, and says how many had none", function()
@@ -218,6 +285,10 @@ describe("the profiler", function()
         memory = e.args.bytes
       end
     end
+    -- Bytes that are no UTF-8 would make the whole file unreadable.
+    local bytes = "caf\xe9 \xc3\xa9 \xed\xa0\x80"
+    profiler.profile(function() profiler.record_function(bytes, function() end) end):export_chrome_trace(path)
+    assert.truthy(process.read(path):find('"caf\\ufffd \xc3\xa9 \\ufffd\\ufffd\\ufffd"', 1, true))
     assert.are.equal(#p:events(), complete)
     assert.are.equal("user", found.cat)
     assert.is_true(memory >= 1200)
@@ -236,6 +307,11 @@ describe("the profiler", function()
     says("profiler.start: limit is 0.5, expected a whole number of ranges from 1", function() profiler.start { limit = 0.5 } end)
     says("unknown option 'shapes'", function() profiler.start { shapes = true } end)
     says("table: option 'sort_by' is 'time', expected one of", function() p:key_averages():table { sort_by = "time" } end)
+    says("export_chrome_trace: the path .* has a zero byte in it", function() p:export_chrome_trace(path .. "\0x") end)
+    says("table: row_limit is 0.5, expected a whole number of rows, or %-1 for all", function() p:key_averages():table { row_limit = 0.5 } end)
+    says("table: max_name_column_width is 3, expected a number from 4", function() p:key_averages():table { max_name_column_width = 3 } end)
+    says("table: self is nil, expected the averages of a profile", function() p:key_averages().table() end)
+    says("profiler_spec.lua:%d+: stop: self is nil, expected a profile", function() p.stop() end)
     says("record_function: argument 1 is a function, expected a name", function() profiler.record_function(print) end)
     says("record_function: argument 2 is nil, expected a function", function() profiler.record_function "x" end)
     says("profiler.profile: argument 1 is nil, expected a function", function() profiler.profile() end)
@@ -273,6 +349,18 @@ describe("MOONSHARD_PROFILE", function()
       local trace = cjson.decode(process.read((path:gsub("json$", "rank" .. rank .. ".json"))))
       assert.are.equal("rank " .. rank, trace.traceEvents[1].args.name)
       assert.are.equal(rank, trace.traceEvents[20].pid)
+    end
+  end)
+
+  it("writes the file of a script that fails, and of the rank whose error ends a job", function()
+    local path = process.temp_folder() .. "/t.json"
+    local failing = script:format "if ms.dist.rank() == ms.dist.world_size() - 1 then error 'on purpose' end ms.dist.barrier()"
+    for _, world in ipairs { 0, 2 } do
+      local job = ranks.run(world, failing, { env = { MOONSHARD_PROFILE = path } })
+      assert.are_not.equal(0, job.code)
+      assert.matches("on purpose", job.stderr)
+      local trace = cjson.decode(process.read(world == 0 and path or (path:gsub("json$", "rank1.json"))))
+      assert.is_true(#trace.traceEvents > 20)
     end
   end)
 

@@ -90,7 +90,13 @@ end
 ---@param given? { sort_by: string, row_limit: integer, max_name_column_width: integer }
 ---@return string
 function Averages:table(given)
+  if getmetatable(self) ~= Averages then raise("table: self is %s, expected the averages of a profile (call it with a colon)", show(self)) end
   local o = opts("table", given, { sort_by = opts.one_of(sortable, "self_cpu_time_total"), row_limit = 100, max_name_column_width = 60 })
+  if not (o.row_limit >= -1 and (o.row_limit % 1 == 0 or o.row_limit == math.huge)) then
+    raise("table: row_limit is %s, expected a whole number of rows, or -1 for all", errors.show(o.row_limit))
+  end
+  if not (o.max_name_column_width >= 4) then raise("table: max_name_column_width is %s, expected a number from 4", errors.show(o.max_name_column_width)) end
+  if o.row_limit == -1 then o.row_limit = math.huge end
   local rows, with_detail, queues = {}, false, false
   for k, row in ipairs(self) do
     rows[k] = row
@@ -104,7 +110,7 @@ function Averages:table(given)
     return a.place < b.place
   end)
   local function short(text)
-    return #text > o.max_name_column_width and text:sub(1, math.max(o.max_name_column_width - 3, 1)) .. "..." or text
+    return #text > o.max_name_column_width and text:sub(1, o.max_name_column_width - 3) .. "..." or text
   end
   local lines = { { "name", "self", "self %", "total", "total %", "mean", "calls", "memory", queues and "thread" or nil } }
   if with_detail then table.insert(lines[1], "shapes") end
@@ -146,9 +152,11 @@ Averages.__tostring = function(self) return self:table() end
 local Profile = { __name = "Profile" }
 Profile.__index = Profile
 
-local recording                         -- the profile that records now
+-- The profile that records now. Weak: one that nobody can stop any more ends when it is collected.
+local recording = setmetatable({}, { __mode = "v" })
 
--- Of a range and its thread: on each thread those inside another stand before it.
+-- Of a range and its thread: on each thread those inside another stand before it. Ranges may also overlap (coroutines, a step
+-- that was left by break): what two have in common then belongs to the one that ended first, so nothing is counted twice.
 local function walk(trace, visit)
   local stacks = {}
   for k = 0, trace.n - 1 do
@@ -160,14 +168,16 @@ local function walk(trace, visit)
     end
     local inside, memory = 0, 0
     while stack[1] and stack[#stack].start >= r.start do
-      inside, memory = inside + stack[#stack].duration, memory + stack[#stack].memory
+      inside, memory = inside + stack[#stack].span, memory + stack[#stack].memory
       stack[#stack] = nil
     end
-    stack[#stack + 1] = { start = r.start, duration = r.duration, memory = r.memory }
-    visit(r, r.duration - inside, r.memory - memory)
+    local last, stop = stack[#stack], r.start + r.duration
+    local span = last and last.stop > r.start and math.max(stop - last.stop, 0) or r.duration
+    stack[#stack + 1] = { start = r.start, stop = stop, span = span, memory = r.memory }
+    visit(r, span - inside, r.memory - memory)
   end
   local covered = 0                     -- of the script's thread
-  for _, top in ipairs(stacks[0] or {}) do covered = covered + top.duration end
+  for _, top in ipairs(stacks[0] or {}) do covered = covered + top.span end
   return covered
 end
 
@@ -180,8 +190,10 @@ end
 --- Ends the recording. Doing it twice is harmless.
 ---@return Profile
 function Profile:stop()
-  if recording ~= self then return self end
-  recording = nil
+  if type(self) ~= "table" or getmetatable(self) ~= Profile then raise("stop: self is %s, expected a profile (call it with a colon)", show(self)) end
+  if recording[1] ~= self then return self end
+  recording[1] = nil
+  ffi.gc(self._lost, nil)
   watch_modules(false)
   self._trace = ffi.gc(lib.ms_trace_stop(), lib.ms_trace_free)
   return self
@@ -241,6 +253,7 @@ end
 function Profile:export_chrome_trace(path)
   local trace = trace_of(self, "export_chrome_trace")
   if type(path) ~= "string" then raise("export_chrome_trace: argument 1 is %s, expected a path", show(path)) end
+  if path:find("%z") then raise("export_chrome_trace: the path %s has a zero byte in it", ("%q"):format(path)) end
   local rank, own = of_rank(path)
   errors.check(lib.ms_trace_save(trace, own, rank))
   return own
@@ -251,6 +264,11 @@ function Profile:__tostring()
   return self:key_averages():table { row_limit = 30 }
 end
 
+local function lost()
+  watch_modules(false)
+  lib.ms_trace_free(lib.ms_trace_stop())
+end
+
 --- Begins to record. limit: ranges that are kept, 56 bytes each. with_modules: calls of modules are ranges. record_shapes: those of
 --- operators' inputs are kept.
 ---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
@@ -259,10 +277,16 @@ function M.start(given)
   local o = opts("profiler.start", given, { limit = 1000000, with_modules = true, record_shapes = false })
   if not (o.limit >= 1 and o.limit % 1 == 0) then raise("profiler.start: limit is %s, expected a whole number of ranges from 1", errors.show(o.limit)) end
   if M._records_script then raise("profiler.start: MOONSHARD_PROFILE records the whole script already") end
-  errors.check(lib.ms_trace_start(o.limit, o.record_shapes and 1 or 0))
-  recording = setmetatable({ limit = o.limit }, Profile)
+  local status = lib.ms_trace_start(o.limit, o.record_shapes and 1 or 0)
+  if status ~= 0 then
+    collectgarbage()                                    -- a profile that was lost while it recorded ends here
+    status = lib.ms_trace_start(o.limit, o.record_shapes and 1 or 0)
+  end
+  errors.check(status)
+  local p = setmetatable({ limit = o.limit, _lost = ffi.gc(ffi.new "char[1]", lost) }, Profile)
+  recording[1] = p
   watch_modules(o.with_modules)
-  return recording
+  return p
 end
 
 local function finish(p, ok, ...)
@@ -282,8 +306,8 @@ end
 
 --- Internal, MOONSHARD_PROFILE: records until the process ends.
 function M._whole_script(path)
-  M.start()
-  M._records_script = true
+  M._records_script = M.start()
+  ffi.gc(M._records_script._lost, nil)                  -- written after the script's last collection
   local rank, own = of_rank(path)
   lib.ms_trace_save_at_exit(own, rank)
 end

@@ -145,6 +145,25 @@ local function next_step(loop, step)
   return step + 1
 end
 
+-- A step of the form with a function is a range of the profiler like the other form's: of loops inside each other the outermost's.
+local stepping, allocated = false, ffi.new "double[1]"
+
+local function left_step(from, before, step, ok, ...)
+  stepping = false
+  lib.ms_range_close(from, before, ffi.C.MS_RANGE_STEP, ("step %d"):format(step), "")
+  if not ok then error((...), 0) end
+end
+
+local function run_step(outermost, fn, step)
+  local from = outermost and not stepping and lib.ms_range_open(allocated) or 0
+  if from == 0 then
+    finish(lib.ms_scope_open "ms.steps", pcall(fn, step))
+    return
+  end
+  stepping = true
+  left_step(from, allocated[0], step, pcall(finish, lib.ms_scope_open "ms.steps", pcall(fn, step)))
+end
+
 --- `for step in ms.steps(n, {from}) do … end`: each iteration is a scope. `ms.steps(n, fn)` runs
 --- fn(step) and closes its scope in every case, errors too.
 ---@param n integer
@@ -161,7 +180,7 @@ function M.steps(n, given, fn)
   local list = loops[current_chain]
   if #list > 0 then close_left(list) end
   if fn then
-    for step = o.from, n do finish(lib.ms_scope_open "ms.steps", pcall(fn, step)) end
+    for step = o.from, n do run_step(#list == 0 and current_chain == 0, fn, step) end
     return
   end
   local loop = { scope = 0, last = n, list = list, outermost = #list == 0 and current_chain == 0 }

@@ -105,7 +105,11 @@ local function profiled_call(self, ...)
 end
 
 local profiled = profiler._modules
-function profiler._tell_modules(on) profiled = on end
+function profiler._tell_modules(on)
+  profiled = on
+  outermost = nil                                           -- a call in a coroutine that nobody resumed
+  paths_from = setmetatable({}, { __mode = "k" })           -- modules may have moved since
+end
 
 function Module.__call(self, ...)
   if profiled then return profiled_call(self, ...) end
