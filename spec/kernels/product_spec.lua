@@ -186,6 +186,21 @@ describe("attention:", function()
     end)
   end
 
+  it("tells the shapes that it was given where values of another width do not fit", function()
+    local q, k = ms.randn(2, 3, 4), ms.randn(2, 5, 4)
+    for _, v in ipairs { ms.randn(2, 6, 7), ms.randn(1, 5, 7), ms.randn(2, 6, 3) } do
+      local why = select(2, pcall(nn.F.scaled_dot_product_attention, q, k, v))
+      assert.matches("do not fit: [2, 3, 4], [2, 5, 4], " .. tostring(v.shape), why, 1, true)
+    end
+  end)
+
+  it("takes a scale of 0: every key counts the same", function()
+    for _, width in ipairs { 4, 7 } do
+      local q, k, v = ms.randn(2, 3, 4), ms.randn(2, 5, 4), ms.randn(2, 5, width)
+      ms.testing.assert_close(nn.F.scaled_dot_product_attention(q, k, v, { scale = 0 }), v:mean(2, { keepdim = true }):expand(2, 3, width))
+    end
+  end)
+
   it("drops a share p of the probabilities, and scales the others", function()
     local q, v = ms.zeros(1, 200, 16), ms.ones(1, 300, 16)
     local out = nn.F.scaled_dot_product_attention(q, ms.zeros(1, 300, 16), v, { dropout_p = 0.25 })

@@ -329,6 +329,17 @@ local function widen(t, n)
   return shapes.cat({ t, create.zeros(sizes, { dtype = t.dtype, device = t.device }) }, -1)
 end
 
+-- Do values differ from queries and keys in their width, and in nothing else? All else is the operator's to refuse.
+local function is_uneven(q, k, v)
+  if not (is_tensor(q) and is_tensor(k) and is_tensor(v)) then return false end
+  local n = q.ndim
+  if n < 2 or k.ndim ~= n or v.ndim ~= n or q:size(-1) == 0 or v:size(-1) == q:size(-1) or k:size(-1) ~= q:size(-1) then return false end
+  for d = 1, n - 1 do
+    if k:size(d) ~= v:size(d) or d < n - 1 and q:size(d) ~= k:size(d) then return false end
+  end
+  return true
+end
+
 -- Values wider or narrower than queries and keys: zeros change neither a score nor, cut off again, a result.
 local function uneven_attention(q, k, v, o)
   local d, width = q:size(-1), v:size(-1)
@@ -352,10 +363,8 @@ function F.scaled_dot_product_attention(q, k, v, given)
   if o.attn_mask and o.is_causal then
     raise("scaled_dot_product_attention: attn_mask and is_causal exclude each other")
   end
-  if is_tensor(q) and is_tensor(k) and is_tensor(v) and q.ndim >= 2 and v.ndim >= 2 and k.ndim >= 2
-    and v:size(-1) ~= q:size(-1) and k:size(-1) == q:size(-1) and q:size(-1) > 0 then
-    return uneven_attention(q, k, v, o)
-  end
+  if o.scale == 0 and is_tensor(q) then q, o.scale = q * 0, 1 end        -- the operator's 0 is one over the root of d
+  if is_uneven(q, k, v) then return uneven_attention(q, k, v, o) end
   return ops.attention(q, k, v, o.attn_mask, o.is_causal, o.dropout_p, o.scale or 0)
 end
 
