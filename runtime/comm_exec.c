@@ -313,7 +313,9 @@ ms_status ms__coll_run(ms_coll *c)
 {
     ms_waiter w;
     int k = (int)(c->seq % RING);
-    MS_RANGE(MS_RANGE_COLLECTIVE, ms__coll_names[c->op], collective_text(c));
+    MS_RANGE(MS_RANGE_COLLECTIVE, ms__coll_names[c->op], NULL);
+    // Made after the range has begun: a worker's text is then never of a recording before the range's, whose texts may be gone.
+    if (MS_UNLIKELY(range_here.from != 0)) range_here.detail = collective_text(c);
     ms__wait_begin(&w, c);
     ms_status status = run(&w);
     ms__wait_end(&w);

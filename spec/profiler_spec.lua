@@ -84,6 +84,20 @@ describe("the profiler", function()
     assert.are.same({}, names(profiler.profile(function() net(ms.ones(1, 2)) end, { with_modules = false }), "module"))
   end)
 
+  it("looks once for a module that nobody registered", function()
+    local stray, walks, Net = nn.Linear(2, 2), 0, nn.Module:extend "Net"
+    function Net:init() self.own = nn.Linear(2, 2) end
+    function Net:forward(x) return self.own(stray(stray(stray(x)))) end
+    function Net:named_modules(...)
+      walks = walks + 1
+      return nn.Module.named_modules(self, ...)
+    end
+    local net = Net()
+    local p = profiler.profile(function() for _ = 1, 3 do net(ms.ones(1, 2)) end end)
+    assert.are.same({ "Net", "Linear", "Linear", "Linear", "own (Linear)" }, { unpack(names(p, "module"), 1, 5) })
+    assert.are.equal(1, walks)
+  end)
+
   it("keeps the shapes of inputs where they are asked for, and sums by them", function()
     local function run() for _ = 1, 2 do ms.ones(2, 3):matmul(ms.ones(3, 4)):add(ms.ones(4)) end ms.ones(5, 3):matmul(ms.ones(3, 4)) end
     local p = profiler.profile(run, { record_shapes = true })

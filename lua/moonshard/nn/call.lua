@@ -84,10 +84,13 @@ local paths_from = setmetatable({}, { __mode = "k" })       -- outermost -> modu
 local function range_name(self)
   if self == outermost then return self:class_name() end
   local paths = paths_from[outermost]
-  if not (paths and paths[self]) then                       -- the first time, or a module was added
+  if not paths then
     paths = setmetatable({}, { __mode = "k" })
-    for path, m in outermost:named_modules() do paths[m] = path end
     paths_from[outermost] = paths
+  end
+  if paths[self] == nil then                                -- the first time, or a module was added
+    paths[self] = false                                     -- unless found: one that forward calls and nobody registered
+    for path, m in outermost:named_modules() do paths[m] = path end
   end
   return paths[self] and ("%s (%s)"):format(paths[self], self:class_name()) or self:class_name()
 end
