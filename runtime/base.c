@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
@@ -111,9 +112,14 @@ void ms_catch_sigint(int on)
 
 // ---- checkpoint signals -------------------------------------------------------------------------
 
-static volatile sig_atomic_t checkpoint_signal;
+static atomic_int       checkpoint_signals;     // 1: SIGUSR1 has come, 2: SIGUSR2
+static _Atomic int64_t  checkpoint_signal_at;   // the latest one
 
-static void on_checkpoint_signal(int sig) { checkpoint_signal = sig == SIGUSR1 ? 1 : 2; }
+static void on_checkpoint_signal(int sig)
+{
+    atomic_store(&checkpoint_signal_at, ms__now_ns());
+    atomic_fetch_or(&checkpoint_signals, sig == SIGUSR1 ? 1 : 2);
+}
 
 void ms_catch_checkpoint_signals(int on)
 {
@@ -123,11 +129,11 @@ void ms_catch_checkpoint_signals(int on)
     sigaction(SIGUSR2, &sa, NULL);
 }
 
-int ms_checkpoint_signal(void)
+int ms_checkpoint_signal(double *at)
 {
-    int s = checkpoint_signal;
-    checkpoint_signal = 0;
-    return s;
+    int s = atomic_exchange(&checkpoint_signals, 0);
+    *at = (double)atomic_load(&checkpoint_signal_at) * 1e-9;
+    return s & 2 ? 2 : s;
 }
 
 // ---- interned strings -------------------------------------------------------------------------

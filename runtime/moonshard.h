@@ -67,9 +67,10 @@ MS_API const char *ms_error(void);                 // text of the last failure o
 MS_API int         ms_error_code(void);            // its ms_status
 MS_API void        ms_interrupt(void);             // async-signal-safe: the next engine call fails with MS_EINTR
 MS_API void        ms_catch_sigint(int on);        // SIGINT calls ms_interrupt; a second one within 2 s kills
-// SIGUSR1 and SIGUSR2 are noted instead of ending the process. The latest one since the last call (1, 2), 0: none.
+// SIGUSR1 and SIGUSR2 are noted instead of ending the process. Which came since the last call (2 where both did), 0: none; at: when the
+// latest one came (ms_time).
 MS_API void        ms_catch_checkpoint_signals(int on);
-MS_API int         ms_checkpoint_signal(void);
+MS_API int         ms_checkpoint_signal(double *at);
 MS_API int         ms_num_threads(void);
 MS_API void        ms_set_num_threads(int n);
 MS_API double      ms_time(void);                  // seconds, monotonic

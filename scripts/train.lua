@@ -116,8 +116,8 @@ local rank, world = dist.rank(), dist.world_size()
 if config.batch < world * config.accumulate then
   stop("--batch %d gives %d ranks with --accumulate %d less than a sequence each", config.batch, world, config.accumulate)
 end
-local corpus, corpus_error = data.corpus(config.data)
-if not corpus then stop("--data: %s", corpus_error) end
+local found, corpus = pcall(data.corpus, config.data)
+if not found then stop("--data: %s", (tostring(corpus):gsub("^corpus: ", ""))) end
 if corpus.train_count <= config.context then
   stop("--data: %d training tokens are too few for a context of %d", corpus.train_count, config.context)
 end

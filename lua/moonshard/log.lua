@@ -40,6 +40,18 @@ function M.warn(message)
   io.stderr:write(rank_prefix() .. "warning: " .. message .. "\n")       -- in one piece: ranks share a terminal
 end
 
+local told = {}
+
+--- A warning that is told once in a process, but to every ms.catch_warnings.
+---@param message string
+function M.warn_once(message)
+  if not catching then
+    if told[message] then return end
+    told[message] = true
+  end
+  M.warn(message)
+end
+
 --- A line of information to stderr.
 function M.log(format, ...)
   if type(format) ~= "string" and select("#", ...) > 0 then

@@ -200,7 +200,7 @@ describe("MultiheadAttention", function()
   end)
 
   it("says what does not fit", function()
-    assert.are.equal("embed_dim must be divisible by num_heads", message(nn.MultiheadAttention, 8, 3))
+    assert.are.equal("embed_dim must be divisible by num_heads, got embed_dim=8 and num_heads=3 instead", message(nn.MultiheadAttention, 8, 3))
     assert.are.equal("embed_dim and num_heads must be greater than 0, got embed_dim=8 and num_heads=0 instead", message(nn.MultiheadAttention, 8, 0))
     local m = nn.MultiheadAttention(8, 2)
     local x = ms.zeros(5, 3, 8)

@@ -116,12 +116,8 @@ local function tokens(documents, whole)
   return t
 end
 
---- Opens files and folders as one corpus.
----@param paths string|string[]
----@param given? {vocab: integer, validation: number}  validation: share of each file, 0.1
----@return Corpus? corpus
----@return string? err
-function M.open(paths, given)
+-- nil and why, where something cannot be read.
+local function open(paths, given)
   local o = opts("corpus", given, { vocab = opts.number, validation = 0.1 })
   if not (o.validation >= 0 and o.validation < 1) then
     errors.raise("corpus: option 'validation' is %s, expected a number from 0 to below 1", errors.kind(o.validation))
@@ -186,6 +182,16 @@ function Corpus:texts()
     list[#list + 1] = { text = ffi.string(buffer, d.count), train = d.train }
   end
   return list
+end
+
+--- Opens files and folders as one corpus. What cannot be read is an error.
+---@param paths string|string[]
+---@param given? {vocab: integer, validation: number}  validation: share of each file, 0.1
+---@return Corpus
+function M.open(paths, given)
+  local corpus, err = open(paths, given)
+  if not corpus then errors.raise("corpus: %s", err) end
+  return corpus
 end
 
 return M

@@ -276,23 +276,32 @@ end
 
 -- ---- checkpoints on request ------------------------------------------------------------------------
 
+local agreed
+local signalled = ffi.new "double[1]"
+-- A signal to all ranks reaches them one after the other: where it had not come yet when the ranks agreed, it is owed until then.
+local owed_until, GRACE = 0, 2
+
 --- From now on SIGUSR1 (a checkpoint, and go on) and SIGUSR2 (a checkpoint, and end with status 75) are noted for checkpoint_wanted.
 --- mpirun and srun hand both to all ranks.
 ---@param on? boolean  false: they end the process again
-function M.catch_checkpoint_signals(on) lib.ms_catch_checkpoint_signals(on == false and 0 or 1) end
-
-local agreed
+function M.catch_checkpoint_signals(on)
+  lib.ms_catch_checkpoint_signals(on == false and 0 or 1)
+  owed_until = 0
+end
 
 --- Whether some rank was sent a signal since the last call: "go_on", "stop", or nil; the same on every rank. Collective: once a step.
 ---@return "go_on"|"stop"|nil
 function M.checkpoint_wanted()
   local dist = require "moonshard.dist"
-  local mine = lib.ms_checkpoint_signal()
+  local mine = lib.ms_checkpoint_signal(signalled)
   if dist.world_size() > 1 then
+    if mine == 1 and signalled[0] < owed_until then mine, owed_until = 0, 0 end
+    local own = mine
     agreed = agreed or create.zeros(1, { dtype = "int32", device = "cpu" }):keep()
     no_grad(function() agreed:fill_(mine) end)
     dist.all_reduce(agreed, { op = "max" })
     mine = agreed:item()
+    if mine == 1 and own == 0 then owed_until = lib.ms_time() + GRACE end
   end
   return mine == 1 and "go_on" or mine == 2 and "stop" or nil
 end

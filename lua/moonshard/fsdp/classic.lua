@@ -203,7 +203,7 @@ function FSDP:init(m, given)
   end
   local placed = groups.resolve(o, inner)
   if m.forward == nil then
-    log.warn("FSDP will not all-gather parameters for containers that do not implement forward: " .. tostring(m))
+    log.warn_once("FSDP will not all-gather parameters for containers that do not implement forward: " .. tostring(m))
   end
   local ignored_modules, ignored_params
   if inner then ignored_modules, ignored_params = o.ignored[1], o.ignored[2] else ignored_modules, ignored_params = ignored.resolve(m, o, M.is_fsdp) end
@@ -409,7 +409,7 @@ function FSDP:clip_grad_norm_(max_norm, given)
   local norm = nn.utils.clip_grad_norm_(params, max_norm, given)
   local dtype = promoted(seen)
   if not dtype then
-    log.warn(("Called FSDP.clip_grad_norm_() on rank %d with no gradients -- returning the total norm in the default dtype float32")
+    log.warn_once(("Called FSDP.clip_grad_norm_() on rank %d with no gradients -- returning the total norm in the default dtype float32")
       :format((require "moonshard.dist").rank()))
     dtype = "float32"
   end

@@ -81,7 +81,7 @@ local function reshard_option(value, world)
     raise("If passing reshard_after_forward as an int, it should be a factor of %d, not %d", world, value)
   end
   if value == 1 then
-    log.warn "reshard_after_forward=1 (int) means resharding parameters to world size 1, instead of reshard_after_forward=true (bool)"
+    log.warn_once "reshard_after_forward=1 (int) means resharding parameters to world size 1, instead of reshard_after_forward=true (bool)"
     return world == 1 and 1 or 0
   end
   return value == world and 1 or value

@@ -66,7 +66,7 @@ end
 ---@param quiet boolean?  an instance around this one has warned
 function M.resolve(o, quiet)
   local function warn(text)
-    if not quiet then log.warn(text) end
+    if not quiet then log.warn_once(text) end
   end
   local dist = require "moonshard.dist"
   dist.init()

@@ -434,7 +434,7 @@ end
 
 --- Its older name.
 function FSDPModule:set_reduce_scatter_divide_factor(x)
-  log.warn "set_reduce_scatter_divide_factor is deprecated; use set_gradient_divide_factor"
+  log.warn_once "set_reduce_scatter_divide_factor is deprecated; use set_gradient_divide_factor"
   return self:set_gradient_divide_factor(x)
 end
 

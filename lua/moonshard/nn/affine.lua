@@ -7,8 +7,10 @@ local M = {}
 --- Raises unless both are whole numbers.
 ---@param who string
 function M.check_sizes(who, size_in, size_out)
-  for _, n in ipairs { size_in or false, size_out or false } do
-    if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then errors.raise("%s: sizes are whole numbers, got %s", who, errors.kind(n or nil)) end
+  for k, n in ipairs { size_in or false, size_out or false } do
+    if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then
+      errors.raise("%s: argument %d, the size of its %s, is %s, expected a whole number", who, k, k == 1 and "input" or "output", errors.kind(n or nil))
+    end
   end
 end
 

@@ -40,13 +40,15 @@ function MultiheadAttention:init(d, heads, given)
     dropout = 0, bias = true, add_bias_kv = false, add_zero_attn = false, kdim = opts.number, vdim = opts.number, batch_first = false,
     dtype = opts.string, device = opts.any,
   })
-  for _, n in ipairs { d or false, heads or false } do
-    if type(n) ~= "number" or n % 1 ~= 0 then raise("MultiheadAttention: sizes are whole numbers, got %s", show(n or nil)) end
+  for k, n in ipairs { d or false, heads or false } do
+    if type(n) ~= "number" or n % 1 ~= 0 then
+      raise("MultiheadAttention: argument %d, %s, is %s, expected a whole number", k, k == 1 and "embed_dim" or "num_heads", show(n or nil))
+    end
   end
   if d <= 0 or heads <= 0 then
     raise("embed_dim and num_heads must be greater than 0, got embed_dim=%d and num_heads=%d instead", d, heads)
   end
-  if d % heads ~= 0 then raise("embed_dim must be divisible by num_heads") end
+  if d % heads ~= 0 then raise("embed_dim must be divisible by num_heads, got embed_dim=%d and num_heads=%d instead", d, heads) end
   local kind = { dtype = o.dtype, device = o.device }
   self.d, self.heads, self.head_dim, self.dropout, self.batch_first = d, heads, d / heads, o.dropout, o.batch_first
   self.kdim, self.vdim, self.add_zero_attn = o.kdim or d, o.vdim or d, o.add_zero_attn

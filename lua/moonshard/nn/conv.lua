@@ -21,9 +21,9 @@ function Conv2d:init(size_in, size_out, kernel, given)
   })
   affine.check_sizes("Conv2d", size_in, size_out)
   o.stride, o.padding, o.dilation = o.stride or 1, o.padding or 0, o.dilation or 1
-  if o.groups < 1 or o.groups % 1 ~= 0 then raise("groups must be a positive integer") end
-  if size_in % o.groups ~= 0 then raise("in_channels must be divisible by groups") end
-  if size_out % o.groups ~= 0 then raise("out_channels must be divisible by groups") end
+  if o.groups < 1 or o.groups % 1 ~= 0 then raise("groups must be a positive integer, got %s", o.groups) end
+  if size_in % o.groups ~= 0 then raise("in_channels must be divisible by groups, got in_channels=%d and groups=%d instead", size_in, o.groups) end
+  if size_out % o.groups ~= 0 then raise("out_channels must be divisible by groups, got out_channels=%d and groups=%d instead", size_out, o.groups) end
   local kind = { dtype = o.dtype, device = o.device }
   local k = functional.pair("Conv2d", "kernel", kernel)
   self.size_in, self.size_out, self.kernel, self.padding = size_in, size_out, { k[1], k[2] }, o.padding

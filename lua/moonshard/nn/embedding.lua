@@ -20,7 +20,8 @@ local Embedding = Module:extend("Embedding")
 function Embedding:init(n, d, given)
   local o = opts("Embedding", given, { padding_idx = opts.number, sparse = false, dtype = opts.string, device = opts.any })
   if type(n) ~= "number" or type(d) ~= "number" then
-    raise("Embedding: sizes are whole numbers, got %s", show(type(n) ~= "number" and n or d))
+    local k = type(n) ~= "number" and 1 or 2
+    raise("Embedding: argument %d, %s, is %s, expected a whole number", k, k == 1 and "the number of rows" or "their size", show(k == 1 and n or d))
   end
   local pad = o.padding_idx
   if pad then

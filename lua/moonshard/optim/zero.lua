@@ -186,7 +186,7 @@ end
 ---@return any  the closure's result, or true
 function Zero:step(closure)
   if self._overlaps then
-    log.warn "`step()` should not be included in the training loop when `overlap_with_ddp=true`"
+    log.warn_once "`step()` should not be included in the training loop when `overlap_with_ddp=true`"
     return nil
   end
   if closure ~= nil and type(closure) ~= "function" then raise("%s: step: closure is %s, expected a function", NAME, show(closure)) end
