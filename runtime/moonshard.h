@@ -530,12 +530,15 @@ typedef struct {
     double    begun, ended;         // seconds
 } ms_trace;
 
-// room: ranges, made at once. shapes: with those of inputs. MS_ESTATE when something is recorded already.
-MS_API ms_status   ms_trace_start(double room, int shapes);
-MS_API ms_trace   *ms_trace_stop(void);             // NULL: nothing was recorded. The caller frees it.
+enum { MS_TRACE_SHAPES = 1, MS_TRACE_MODULES = 2 };     // what is recorded as well: shapes of operators' inputs, calls of modules
+// room: ranges, made at once. NULL on failure; the caller frees it. Several may record at a time.
+MS_API ms_trace   *ms_trace_start(double room, int what);
+MS_API void        ms_trace_stop(ms_trace *t);      // what was recorded may be read from then on
 MS_API void        ms_trace_free(ms_trace *t);
+MS_API int         ms_trace_wanted(void);           // by those that record now, together
 MS_API ms_status   ms_trace_save(const ms_trace *t, const char *path, int rank);    // Chrome's trace format
-MS_API void        ms_trace_save_at_exit(const char *path, int rank);  // what is recorded then; says so on stderr
+// Stops, saves and frees it at the end of the process, and says so on stderr.
+MS_API void        ms_trace_save_at_exit(ms_trace *t, const char *path, int rank);
 // A range of the script's own: open gives its start (0: nothing is recorded) and what was allocated, close takes them; copies the texts.
 MS_API double      ms_range_open(double *allocated);
 MS_API void        ms_range_close(double start, double allocated, int kind, const char *name, const char *detail);

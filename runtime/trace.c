@@ -1,7 +1,8 @@
 // trace.c -- the profiler's recorder.
 //
 // A range is written down when it ends, so on one thread the ranges inside it stand before it. Ranges of all threads go into
-// one list, whose room a script gives: what does not fit is counted and not kept. Recording off costs a load and a branch.
+// one list, whose room a script gives: what does not fit is counted and not kept. Several recordings may go on at once (one of
+// the whole script, one of a part): each gets the ranges that began in it. Recording off costs a load and a branch.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -13,35 +14,40 @@
 #include "trace.h"
 #include "utf8.h"
 
-typedef struct text { struct text *next; char s[]; } text;
-
-struct recording {
+typedef struct recording {
     ms_trace trace;                 // first: what scripts see
     int64_t  room, n, dropped;
     int64_t  begun;
-    bool     shapes;
-    text    *texts[4096];
-};
+    int      what;
+    bool     going;
+    struct recording *next;
+} recording;
 
 int32_t ms__trace_on;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct recording *now;       // under lock
-static bool shapes;                 // engine thread
+static recording *going;            // under lock
+static int wanted;                  // by some of them; engine thread
 static __thread int lane;
 
 void ms__trace_lane(int k) { lane = k; }
-bool ms__trace_shapes(void) { return shapes; }
+bool ms__trace_shapes(void) { return wanted & MS_TRACE_SHAPES; }
+int ms_trace_wanted(void) { return wanted; }
 
 // ---- texts ------------------------------------------------------------------------------------
 
-// Under lock. Each text once.
-static const char *keep(struct recording *r, const char *s)
+// Of all recordings, each text once; they go with the last recording that is freed. What was open then is in no later one.
+typedef struct text { struct text *next; char s[]; } text;
+static text *texts[4096];
+static int   n_recordings;
+
+// Under lock.
+static const char *keep(const char *s)
 {
     if (!s || !*s) return "";
     uint32_t h = 2166136261u;       // FNV-1a
     for (const char *p = s; *p; p++) h = (h ^ (uint8_t)*p) * 16777619u;
-    text **b = &r->texts[h % (uint32_t)MS_COUNT(r->texts)];
+    text **b = &texts[h % (uint32_t)MS_COUNT(texts)];
     for (text *t = *b; t; t = t->next)
         if (strcmp(t->s, s) == 0) return t->s;
     size_t n = strlen(s) + 1;
@@ -53,6 +59,16 @@ static const char *keep(struct recording *r, const char *s)
     return t->s;
 }
 
+static void drop_texts(void)
+{
+    for (int k = 0; k < MS_COUNT(texts); k++)
+        while (texts[k]) {
+            text *t = texts[k];
+            texts[k] = t->next;
+            free(t);
+        }
+}
+
 const char *ms__trace_text(const char *fmt, ...)
 {
     char s[512];
@@ -61,7 +77,7 @@ const char *ms__trace_text(const char *fmt, ...)
     vsnprintf(s, sizeof s, fmt, ap);
     va_end(ap);
     pthread_mutex_lock(&lock);
-    const char *kept = now ? keep(now, s) : "";
+    const char *kept = going ? keep(s) : "";
     pthread_mutex_unlock(&lock);
     return kept;
 }
@@ -83,15 +99,16 @@ void ms__range_open(ms_open_range *r, ms_range_kind kind, const char *name, cons
 static void put(int64_t from, int64_t to, double before, ms_range_kind kind, const char *name, bool copy, const char *detail)
 {
     pthread_mutex_lock(&lock);
-    struct recording *r = now;
-    if (r && from >= r->begun) {    // else it began before, under another recording perhaps
-        if (r->n < r->room) {
-            double after = allocated();
-            r->trace.ranges[r->n++] = (ms_range){ .name = copy ? keep(r, name) : name, .detail = keep(r, detail), .start = (double)from * 1e-9,
-                .duration = (double)(to - from) * 1e-9, .allocated = after, .memory = after - before, .kind = kind, .lane = lane };
-        } else {
+    for (recording *r = going; r; r = r->next) {
+        if (from < r->begun || (kind == MS_RANGE_MODULE && !(r->what & MS_TRACE_MODULES))) continue;
+        if (r->n == r->room) {
             r->dropped++;
+            continue;
         }
+        double after = allocated();
+        bool told = kind != MS_RANGE_OP || r->what & MS_TRACE_SHAPES;
+        r->trace.ranges[r->n++] = (ms_range){ .name = copy ? keep(name) : name, .detail = told ? keep(detail) : "", .start = (double)from * 1e-9,
+            .duration = (double)(to - from) * 1e-9, .allocated = after, .memory = after - before, .kind = kind, .lane = lane };
     }
     pthread_mutex_unlock(&lock);
 }
@@ -120,51 +137,48 @@ void ms_range_close(double from, double before, int kind, const char *name, cons
 
 // ---- recordings -------------------------------------------------------------------------------
 
-void ms_trace_free(ms_trace *t)
+ms_trace *ms_trace_start(double room, int what)
 {
-    if (!t) return;
-    struct recording *r = (struct recording *)t;
-    for (int k = 0; k < MS_COUNT(r->texts); k++)
-        for (text *s = r->texts[k]; s;) {
-            text *next = s->next;
-            free(s);
-            s = next;
-        }
-    free(r->trace.ranges);
-    free(r);
-}
-
-ms_status ms_trace_start(double room, int with_shapes)
-{
-    if (now) return ms__fail(MS_ESTATE, "profiler: it records already; stop that profile first");
-    if (!(room >= 1 && room <= 1e9)) return ms__fail(MS_EINVAL, "profiler: limit is %.17g ranges, expected a number from 1 to 1e9", room);
-    struct recording *r = calloc(1, sizeof *r);
+    if (!(room >= 1 && room <= 1e9)) {
+        ms__fail(MS_EINVAL, "profiler: limit is %.17g ranges, expected a number from 1 to 1e9", room);
+        return NULL;
+    }
+    recording *r = calloc(1, sizeof *r);
     if (r) r->trace.ranges = malloc((size_t)room * sizeof *r->trace.ranges);
     if (!r || !r->trace.ranges) {
         free(r);
-        return ms__no_memory((size_t)room * sizeof(ms_range), "profiler", "%.0f ranges", room);
-    }
-    r->room = (int64_t)room;
-    shapes = with_shapes != 0;
-    pthread_mutex_lock(&lock);
-    r->begun = ms__now_ns();
-    now = r;
-    pthread_mutex_unlock(&lock);
-    __atomic_store_n(&ms__trace_on, 1, __ATOMIC_RELAXED);
-    return MS_OK;
-}
-
-ms_trace *ms_trace_stop(void)
-{
-    __atomic_store_n(&ms__trace_on, 0, __ATOMIC_RELAXED);
-    pthread_mutex_lock(&lock);
-    struct recording *r = now;
-    now = NULL;
-    pthread_mutex_unlock(&lock);
-    if (!r) {
-        ms__fail(MS_ESTATE, "profiler: nothing is recorded");
+        ms__no_memory((size_t)room * sizeof(ms_range), "profiler", "%.0f ranges", room);
         return NULL;
     }
+    r->room = (int64_t)room;
+    r->what = what;
+    r->going = true;
+    pthread_mutex_lock(&lock);
+    r->begun = ms__now_ns();
+    r->next = going;
+    going = r;
+    n_recordings++;
+    pthread_mutex_unlock(&lock);
+    wanted |= what;
+    __atomic_store_n(&ms__trace_on, 1, __ATOMIC_RELAXED);
+    return &r->trace;
+}
+
+void ms_trace_stop(ms_trace *t)
+{
+    recording *r = (recording *)t;
+    if (!r->going) return;
+    pthread_mutex_lock(&lock);
+    for (recording **at = &going; *at; at = &(*at)->next)
+        if (*at == r) {
+            *at = r->next;
+            break;
+        }
+    wanted = 0;
+    for (recording *k = going; k; k = k->next) wanted |= k->what;
+    __atomic_store_n(&ms__trace_on, going != NULL, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&lock);
+    r->going = false;
     // Many profiles may be kept: none holds the room that it did not need.
     ms_range *fitting = realloc(r->trace.ranges, (size_t)(r->n ? r->n : 1) * sizeof *fitting);
     if (fitting) r->trace.ranges = fitting;
@@ -172,7 +186,17 @@ ms_trace *ms_trace_stop(void)
     r->trace.dropped = (double)r->dropped;
     r->trace.begun = (double)r->begun * 1e-9;
     r->trace.ended = (double)ms__now_ns() * 1e-9;
-    return &r->trace;
+}
+
+void ms_trace_free(ms_trace *t)
+{
+    if (!t) return;
+    ms_trace_stop(t);
+    pthread_mutex_lock(&lock);
+    if (--n_recordings == 0) drop_texts();
+    pthread_mutex_unlock(&lock);
+    free(t->ranges);
+    free(t);
 }
 
 // ---- Chrome's trace format (the document "Trace Event Format"), which chrome://tracing and ui.perfetto.dev show -------------
@@ -233,22 +257,26 @@ ms_status ms_trace_save(const ms_trace *t, const char *path, int rank)
     return MS_OK;
 }
 
-static char exit_path[4096];
-static int  exit_rank;
+static ms_trace *at_exit;
+static char      exit_path[4096];
+static int       exit_rank;
 
 void ms__trace_save_now(void)
 {
-    if (!now || !exit_path[0]) return;      // the script ended it itself; it was none of the whole script
-    ms_trace *t = ms_trace_stop();
+    ms_trace *t = at_exit;
+    at_exit = NULL;
+    if (!t) return;
+    ms_trace_stop(t);
     if (ms_trace_save(t, exit_path, exit_rank) != MS_OK) fprintf(stderr, "%s\n", ms_error());
     else if (t->dropped > 0) fprintf(stderr, "profile: %s, %.0f ranges; %.0f more had no room\n", exit_path, t->n, t->dropped);
     else fprintf(stderr, "profile: %s, %.0f ranges\n", exit_path, t->n);
     ms_trace_free(t);
 }
 
-void ms_trace_save_at_exit(const char *path, int rank)
+void ms_trace_save_at_exit(ms_trace *t, const char *path, int rank)
 {
     if (!exit_path[0]) atexit(ms__trace_save_now);
     snprintf(exit_path, sizeof exit_path, "%s", path);
     exit_rank = rank;
+    at_exit = t;
 }

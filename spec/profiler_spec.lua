@@ -81,7 +81,7 @@ describe("the profiler", function()
     assert.is_true(inside(find(p, "body.2.2 (Linear)"), find(p, "body.2 (Sequential)")))
     assert.are.equal(1, seen)
     assert.are.same({ "Sequential", "1 (ReLU)", "2 (Linear)" }, names(profiler.profile(function() net.body[2](ms.ones(1, 3)) end), "module"))
-    assert.are.same({}, names(profiler.profile(function() net(ms.ones(1, 2)) end, { with_modules = false }), "module"))
+    assert.are.same({}, names(profiler.profile({ with_modules = false }, function() net(ms.ones(1, 2)) end), "module"))
   end)
 
   it("looks once for a module that nobody registered", function()
@@ -100,7 +100,7 @@ describe("the profiler", function()
 
   it("keeps the shapes of inputs where they are asked for, and sums by them", function()
     local function run() for _ = 1, 2 do ms.ones(2, 3):matmul(ms.ones(3, 4)):add(ms.ones(4)) end ms.ones(5, 3):matmul(ms.ones(3, 4)) end
-    local p = profiler.profile(run, { record_shapes = true })
+    local p = profiler.profile({ record_shapes = true }, run)
     assert.are.equal("[2, 3] float32, [3, 4] float32", find(p, "matmul").detail)
     assert.are.equal("[2, 4] float32, [4] float32", find(p, "add").detail)
     assert.are.equal(3, row(p:key_averages(), "matmul").count)
@@ -181,11 +181,31 @@ describe("the profiler", function()
     assert.are.same({ "step 1", "step 2", "step 1", "step 2", "step 1", "step 1" }, names(p, "step"))
   end)
 
+  it("records in several profiles at once, each what began in it and what it asked for", function()
+    local net, inner = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))), nil
+    net[2]:register_forward_pre_hook(function() inner = inner or profiler.start { with_modules = false, record_shapes = true } end)
+    local outer = profiler.profile(function()
+      net(ms.ones(1, 2))
+      inner:stop()
+      net[1](ms.ones(3, 2))
+    end)
+    assert.are.same({ "Sequential", "1 (Linear)", "2 (Sequential)", "2.1 (Linear)", "Linear" }, names(outer, "module"))
+    assert.are.same({}, names(inner, "module"))
+    assert.are.same({ "fill_|", "linear|", "linear|", "fill_|", "linear|" }, names(outer, "operator", true))
+    assert.are.same({ "linear|[1, 2] float32, [2, 2] float32, [2] float32" }, names(inner, "operator", true))
+    inner = nil                                         -- its texts stay as long as another needs them
+    collectgarbage()
+    assert.are.equal("Linear", names(outer, "module")[5])
+  end)
+
   it("ends with a profile that nobody can stop any more", function()
     local thread = coroutine.create(function() profiler.profile(coroutine.yield) end)
     assert.is_true(coroutine.resume(thread))
-    assert.matches("it records already", select(2, pcall(profiler.start)))
+    local lib = require "moonshard.ffi".lib
+    assert.are_not.equal(0, lib.ms_trace_wanted())
     thread = nil                                        -- luacheck: ignore
+    collectgarbage()
+    assert.are.equal(0, lib.ms_trace_wanted())
     assert.are.equal("exp", names(profiler.profile(function() ms.ones(2):exp() end), "operator")[2])
   end)
 
@@ -255,7 +275,7 @@ describe("the profiler", function()
   end)
 
   it("keeps as many ranges as it has room for, and says how many had none", function()
-    local p = profiler.profile(function() for _ = 1, 25 do ms.ones(1):exp() end end, { limit = 10 })
+    local p = profiler.profile({ limit = 10 }, function() for _ = 1, 25 do ms.ones(1):exp() end end)
     assert.are.equal(10, #p:events())
     local text = tostring(p)
     local dropped = tonumber(text:match "(%d+) ranges had no room %(limit = 10%)")
@@ -270,7 +290,7 @@ describe("the profiler", function()
     local text = p:key_averages():table { sort_by = "count", row_limit = 1 }
     local lines = {}
     for line in text:gmatch "[^\n]+" do lines[#lines + 1] = line end
-    assert.matches("^name +self +self %% +total +total %% +mean +calls +memory$", lines[1])
+    assert.matches("^name +self +self %% +total +total %% +mean +calls +self memory$", lines[1])
     assert.matches("rows more$", lines[3])
     assert.matches("^recorded .+; in ranges of the script's thread ", lines[4])
     local by_name = p:key_averages():table { sort_by = "key" }
@@ -283,9 +303,9 @@ describe("the profiler", function()
   it("writes Chrome's trace format, whatever the names", function()
     local path = process.temp_folder() .. "/trace.json"
     local odd = 'a "b" \\ c\n\1'
-    local p = profiler.profile(function()
+    local p = profiler.profile({ record_shapes = true }, function()
       profiler.record_function(odd, function() ms.ones(300):exp() end)
-    end, { record_shapes = true })
+    end)
     assert.are.equal(path, p:export_chrome_trace(path))
     local trace = cjson.decode(process.read(path))
     local complete, found, memory = 0, nil, nil
@@ -312,7 +332,7 @@ describe("the profiler", function()
     local path = process.temp_folder() .. "/missing/trace.json"
     local function says(pattern, fn) assert.matches(pattern, select(2, pcall(fn))) end
     local p = profiler.start()
-    says("profiler: it records already; stop that profile first", function() profiler.start() end)
+    says("profiler.start: call it with a dot", function() profiler:start() end)
     says("events: the profile still records; stop it first", function() p:events() end)
     assert.are.equal("Profile(recording)", tostring(p))
     p:stop()
@@ -328,7 +348,8 @@ describe("the profiler", function()
     says("profiler_spec.lua:%d+: stop: self is nil, expected a profile", function() p.stop() end)
     says("record_function: argument 1 is a function, expected a name", function() profiler.record_function(print) end)
     says("record_function: argument 2 is nil, expected a function", function() profiler.record_function "x" end)
-    says("profiler.profile: argument 1 is nil, expected a function", function() profiler.profile() end)
+    says("profiler.profile: the last argument is nil, expected a function", function() profiler.profile() end)
+    says("profiler.profile: the last argument is nil, expected a function", function() profiler.profile { limit = 3 } end)
     says("events: self is nil, expected a profile", function() p.events() end)
     says("on purpose", function() profiler.profile(function() error("on purpose", 0) end) end)
     profiler.profile(function() end)                    -- the one that failed has ended
@@ -378,9 +399,14 @@ describe("MOONSHARD_PROFILE", function()
     end
   end)
 
-  it("is told to a script that profiles by itself", function()
-    local job = ranks.run(0, script:format "ms.profiler.start()", { env = { MOONSHARD_PROFILE = process.temp_folder() .. "/t.json" } })
-    assert.matches("MOONSHARD_PROFILE records the whole script already", job.stderr)
+  it("leaves a script that profiles by itself alone", function()
+    local folder = process.temp_folder()
+    local own = ("ms.profiler.profile(function() model(ms.ones(1, 64)) end):export_chrome_trace %q"):format(folder .. "/own.json")
+    local job = ranks.run(0, script:format(own), { env = { MOONSHARD_PROFILE = folder .. "/t.json" } })
+    assert.are.equal(0, job.code, job.stderr)
+    local function gathers(file) return select(2, process.read(folder .. file):gsub('"FSDP::all_gather"', "")) end
+    assert.are.equal(1, gathers "/own.json")
+    assert.are.equal(3, gathers "/t.json")
   end)
 end)
 

@@ -12,7 +12,7 @@ local errors = require "moonshard.errors"
 local log = require "moonshard.log"
 local opts = require "moonshard.opts"
 
-local lib, ffi = engine.lib, engine.ffi
+local lib, ffi, bit = engine.lib, engine.ffi, require "bit"
 local raise, show = errors.raise, errors.kind
 
 local M = {}
@@ -27,12 +27,14 @@ local function close(from, allocated, kind, name, ok, ...)
   return ...
 end
 
+local function callable(fn) return type(fn) == "function" or type(fn) == "table" and (getmetatable(fn) or {}).__call ~= nil end
+
 --- Runs fn inside a range of that name; its results. Not recording, it only calls fn.
 ---@param name string
 ---@param fn function
 function M.record_function(name, fn, ...)
   if type(name) ~= "string" then raise("record_function: argument 1 is %s, expected a name", show(name)) end
-  if type(fn) ~= "function" then raise("record_function: argument 2 is %s, expected a function", show(fn)) end
+  if not callable(fn) then raise("record_function: argument 2 is %s, expected a function", show(fn)) end
   local from = lib.ms_range_open(before)
   if from == 0 then return fn(...) end
   return close(from, before[0], ffi.C.MS_RANGE_USER, name, pcall(fn, ...))
@@ -41,14 +43,15 @@ end
 -- Are calls of modules ranges? nn puts a function here that is told.
 M._modules, M._tell_modules = false, false
 
-local function watch_modules(on)
-  M._modules = on
-  if M._tell_modules then M._tell_modules(on) end
+local function watch_modules()
+  M._modules = bit.band(lib.ms_trace_wanted(), ffi.C.MS_TRACE_MODULES) ~= 0
+  if M._tell_modules then M._tell_modules(M._modules) end
 end
 
 --- Internal: calls fn(...) as the range of a module's call.
 function M._module_range(name, fn, ...)
   local from = lib.ms_range_open(before)
+  if from == 0 then watch_modules() end                 -- the profile that wanted them was lost
   return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, pcall(fn, ...))
 end
 
@@ -110,9 +113,10 @@ function Averages:table(given)
     return a.place < b.place
   end)
   local function short(text)
+    text = text:gsub("%c", "?")
     return #text > o.max_name_column_width and text:sub(1, o.max_name_column_width - 3) .. "..." or text
   end
-  local lines = { { "name", "self", "self %", "total", "total %", "mean", "calls", "memory", queues and "thread" or nil } }
+  local lines = { { "name", "self", "self %", "total", "total %", "mean", "calls", "self memory", queues and "thread" or nil } }
   if with_detail then table.insert(lines[1], "shapes") end
   for k = 1, math.min(#rows, o.row_limit) do
     local r = rows[k]
@@ -152,9 +156,6 @@ Averages.__tostring = function(self) return self:table() end
 local Profile = { __name = "Profile" }
 Profile.__index = Profile
 
--- The profile that records now. Weak: one that nobody can stop any more ends when it is collected.
-local recording = setmetatable({}, { __mode = "v" })
-
 -- Of a range and its thread: on each thread those inside another stand before it. Ranges may also overlap (coroutines, a step
 -- that was left by break): what two have in common then belongs to the one that ended first, so nothing is counted twice.
 local function walk(trace, visit)
@@ -183,7 +184,7 @@ end
 
 local function trace_of(self, who)
   if type(self) ~= "table" or getmetatable(self) ~= Profile then raise("%s: self is %s, expected a profile (call it with a colon)", who, show(self)) end
-  if not self._trace then raise("%s: the profile still records; stop it first", who) end
+  if self._records then raise("%s: the profile still records; stop it first", who) end
   return self._trace
 end
 
@@ -191,11 +192,10 @@ end
 ---@return Profile
 function Profile:stop()
   if type(self) ~= "table" or getmetatable(self) ~= Profile then raise("stop: self is %s, expected a profile (call it with a colon)", show(self)) end
-  if recording[1] ~= self then return self end
-  recording[1] = nil
-  ffi.gc(self._lost, nil)
-  watch_modules(false)
-  self._trace = ffi.gc(lib.ms_trace_stop(), lib.ms_trace_free)
+  if not self._records then return self end
+  lib.ms_trace_stop(self._trace)
+  self._records = false
+  watch_modules()
   return self
 end
 
@@ -260,33 +260,23 @@ function Profile:export_chrome_trace(path)
 end
 
 function Profile:__tostring()
-  if not self._trace then return "Profile(recording)" end
+  if self._records then return "Profile(recording)" end
   return self:key_averages():table { row_limit = 30 }
 end
 
-local function lost()
-  watch_modules(false)
-  lib.ms_trace_free(lib.ms_trace_stop())
-end
-
---- Begins to record. limit: ranges that are kept, 56 bytes each. with_modules: calls of modules are ranges. record_shapes: those of
---- operators' inputs are kept.
+--- Begins to record; other profiles may record at the same time. limit: ranges that are kept, 56 bytes each. with_modules: calls of modules
+--- are ranges. record_shapes: those of operators' inputs are kept.
 ---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
 ---@return Profile
 function M.start(given)
+  if given == M then raise("profiler.start: call it with a dot") end
   local o = opts("profiler.start", given, { limit = 1000000, with_modules = true, record_shapes = false })
   if not (o.limit >= 1 and o.limit % 1 == 0) then raise("profiler.start: limit is %s, expected a whole number of ranges from 1", errors.show(o.limit)) end
-  if M._records_script then raise("profiler.start: MOONSHARD_PROFILE records the whole script already") end
-  local status = lib.ms_trace_start(o.limit, o.record_shapes and 1 or 0)
-  if status ~= 0 then
-    collectgarbage()                                    -- a profile that was lost while it recorded ends here
-    status = lib.ms_trace_start(o.limit, o.record_shapes and 1 or 0)
-  end
-  errors.check(status)
-  local p = setmetatable({ limit = o.limit, _lost = ffi.gc(ffi.new "char[1]", lost) }, Profile)
-  recording[1] = p
-  watch_modules(o.with_modules)
-  return p
+  local trace = lib.ms_trace_start(o.limit, (o.record_shapes and ffi.C.MS_TRACE_SHAPES or 0) + (o.with_modules and ffi.C.MS_TRACE_MODULES or 0))
+  if trace == nil then errors.fail() end
+  watch_modules()
+  -- A profile that nobody can stop any more ends when it is collected.
+  return setmetatable({ limit = o.limit, _trace = ffi.gc(trace, lib.ms_trace_free), _records = true }, Profile)
 end
 
 local function finish(p, ok, ...)
@@ -295,21 +285,21 @@ local function finish(p, ok, ...)
   return p, ...
 end
 
---- Records while fn runs; the profile, then fn's results.
----@param fn fun(): any
----@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
+--- Records while fn runs; the profile, then fn's results. `profile(fn)`, `profile({ record_shapes = true }, fn)`.
+---@param given { limit: integer, with_modules: boolean, record_shapes: boolean }|fun(): any
+---@param fn? fun(): any
 ---@return Profile
-function M.profile(fn, given)
-  if type(fn) ~= "function" then raise("profiler.profile: argument 1 is %s, expected a function", show(fn)) end
+function M.profile(given, fn)
+  if fn == nil and not opts.is(given) then given, fn = nil, given end
+  if not callable(fn) then raise("profiler.profile: the last argument is %s, expected a function", show(fn)) end
   return finish(M.start(given), pcall(fn))
 end
 
 --- Internal, MOONSHARD_PROFILE: records until the process ends.
 function M._whole_script(path)
-  M._records_script = M.start()
-  ffi.gc(M._records_script._lost, nil)                  -- written after the script's last collection
+  local p = M.start()
   local rank, own = of_rank(path)
-  lib.ms_trace_save_at_exit(own, rank)
+  lib.ms_trace_save_at_exit(ffi.gc(p._trace, nil), own, rank)       -- written after the script's last collection
 end
 
 return errors.closed(M, "profiler")

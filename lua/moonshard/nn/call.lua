@@ -109,6 +109,7 @@ end
 
 local profiled = profiler._modules
 function profiler._tell_modules(on)
+  if on == profiled then return end
   profiled = on
   outermost = nil                                           -- a call in a coroutine that nobody resumed
   paths_from = setmetatable({}, { __mode = "k" })           -- modules may have moved since
