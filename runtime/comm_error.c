@@ -6,6 +6,7 @@
 // piece of work: the k-th failure here belongs to the k-th failure there. So a rank meets published errors one by one, and
 // one of its own that comes while there is one it has not met is that one: it adds nothing. Collectives are counted anew in
 // each epoch, so what ranks do in different epochs never meets.
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include "comm_internal.h"
@@ -19,6 +20,8 @@ bool ms__comm_publish_as(uint64_t number, const char *text)
     if (!ms__world.board) return false;
     ms_board *b = ms__world.board;
     _Atomic uint64_t *entry = &b->error[number % ERRORS];
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;     // a worker may bring another node's error while the engine thread has one
+    pthread_mutex_lock(&one);
     uint64_t was = atomic_load(entry), epoch = number - 1;
     bool first = was >> 16 < number;
     if (first) {
@@ -29,6 +32,7 @@ bool ms__comm_publish_as(uint64_t number, const char *text)
         atomic_store(&mine->number, number);
         first = atomic_compare_exchange_strong(entry, &was, number << 16 | (uint64_t)ms__world.rank);
     }
+    pthread_mutex_unlock(&one);
     // Whoever was first may not have come to this yet.
     atomic_compare_exchange_strong(&b->epoch, &epoch, number);
     return first;

@@ -399,6 +399,13 @@ describe("MOONSHARD_PROFILE", function()
     end
   end)
 
+  it("tells at once that its file cannot be written", function()
+    local job = ranks.run(0, script:format "print 'trained'", { env = { MOONSHARD_PROFILE = process.temp_folder() .. "/none/t.json" } })
+    assert.are_not.equal(0, job.code)
+    assert.matches("MOONSHARD_PROFILE: cannot write .*/none/t.json: No such file or directory", job.stderr)
+    assert.is_nil(job.stdout:find("trained", 1, true))
+  end)
+
   it("leaves a script that profiles by itself alone", function()
     local folder = process.temp_folder()
     local own = ("ms.profiler.profile(function() model(ms.ones(1, 64)) end):export_chrome_trace %q"):format(folder .. "/own.json")

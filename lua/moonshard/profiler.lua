@@ -297,8 +297,11 @@ end
 
 --- Internal, MOONSHARD_PROFILE: records until the process ends.
 function M._whole_script(path)
-  local p = M.start()
   local rank, own = of_rank(path)
+  local file, why = io.open(own, "w")                   -- better told now than after a day of training
+  if not file then error("MOONSHARD_PROFILE: cannot write " .. why, 0) end
+  file:close()
+  local p = M.start()
   lib.ms_trace_save_at_exit(ffi.gc(p._trace, nil), own, rank)       -- written after the script's last collection
 end
 
