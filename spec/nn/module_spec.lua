@@ -234,6 +234,27 @@ describe("containers", function()
     assert.are.same({ 2, 1 }, { a, b })
   end)
 
+  it("pass on and return all that a child gives, however many values they are called with", function()
+    local Both, Sum = nn.Module:extend "Both", nn.Module:extend "Sum"
+    function Both.forward(_, x, y) return x, x + 1, y end
+    function Sum.forward(_, x, y) return x + (y or 0) end
+    local function results(net, ...) return select("#", net(...)), net(...) end
+    local x = ms.ones(1)
+    for _, inputs in ipairs { { x }, { x, x } } do
+      local n, first, second = results(nn.Sequential(nn.Identity(), Both()), unpack(inputs))
+      assert.are.same({ 3, 1, 2 }, { n, first:item(), second:item() })
+    end
+    local n, sum = results(nn.Sequential(nn.Identity(), Both(), Sum(), nn.Identity()), x)
+    assert.are.same({ 1, 3 }, { n, sum:item() })
+    -- Inputs that a layer gives back among its results live on.
+    ms.scope(function()
+      local Twice = nn.Module:extend "Twice"
+      function Twice.forward(_, t) return t * 2, t end
+      local doubled, kept = nn.Sequential(Sum(), Twice())(x)
+      assert.are.same({ 2, 1 }, { doubled:item(), kept:item() })
+    end)
+  end)
+
   it("keep a dictionary's order", function()
     local d = nn.ModuleDict { { "z", nn.ReLU() }, { "a", nn.Tanh() } }
     assert.are.equal("z a", names(d:named_children()))

@@ -96,13 +96,20 @@ local function list_class(name)
   return cls
 end
 
--- Several inputs go to the first child, then to each as many as the one before returned.
-local function forward_from(self, i, ...)
-  if i > #self then return ... end
-  return forward_from(self, i + 1, self[i](...))
+-- What a child returned. Its input x is released when a single output takes its place: of several results one may be x.
+local function passed(given, x, y, ...)
+  if select("#", ...) == 0 and not rawequal(x, given) and not rawequal(x, y) and is_tensor(y) then release_made_here(x) end
+  return y, ...
 end
 
----Calls its children one after the other, each with what the one before gave.
+-- given: the caller's value, which is not released; false once there were several, of which any may be the caller's.
+local function forward_from(self, i, given, x, ...)
+  if i > #self then return x, ... end
+  if given == false or select("#", ...) > 0 then return forward_from(self, i + 1, false, self[i](x, ...)) end
+  return forward_from(self, i + 1, given, passed(given, x, self[i](x)))
+end
+
+---Calls its children one after the other, each with all that the one before returned.
 ---@class Sequential: Module
 ---@field append fun(self, m: Module): Sequential
 ---@field insert fun(self, i: integer, m: Module): Sequential
@@ -112,19 +119,8 @@ local Sequential = list_class("Sequential")
 -- A layer's input that was made inside is released as soon as its output is there; the graph, a view or
 -- a field that needs it keeps the memory.
 function Sequential:forward(x, ...)
-  local n = #self
-  if select("#", ...) > 0 then
-    return forward_from(self, 1, x, ...)
-  end
-  local given = x
-  for i = 1, n do
-    local y = self[i](x)
-    if not rawequal(x, given) and not rawequal(x, y) and is_tensor(y) then release_made_here(x) end
-    x = y
-  end
-  return x
+  return forward_from(self, 1, x, x, ...)
 end
-
 
 ---A list of modules that are found as its children. It has no forward.
 ---@class ModuleList: Module
