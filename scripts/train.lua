@@ -183,6 +183,7 @@ say("GPT of %.2f M parameters: %d layer%s of %d, %d head%s, context %d; %d rank%
   config.heads, s(config.heads), config.context, world, s(world), config.dtype)
 say("text: %d file%s, %d %ss to train on, %d to validate; a step has %d sequence%s of %d", #corpus.documents,
   s(#corpus.documents), corpus.train_count, unit, corpus.validation_count, config.batch, s(config.batch), config.context)
+if folder.note then say("%s: the run goes to your home folder", folder.note) end
 if rank == 0 then say("run: %s%s", folder.path, resumed and (", from step %d of %s"):format(first, resumed.path) or "") end
 
 -- ---- parts of a step -----------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 --- `cmake --install`: library, plugins, header, pkg-config file and Lua modules where a plain luajit, a C compiler and
 --- mpirun find them, with nothing of the source tree in sight.
+local lfs = require "lfs"
 local process = require "spec.support.process"
 
 local root = process.root
@@ -19,10 +20,17 @@ describe("cmake --install", function()
     return process.read(out)
   end
 
+  -- The record of an installation that the user made from this build folder: put back at the end.
+  local kept = {}
+
   setup(function()
+    for _, name in ipairs { "install_manifest.txt", "install_folders.txt" } do
+      local path = build .. "/" .. name
+      kept[path] = lfs.attributes(path) and process.read(path) or false
+    end
     folder = process.temp_folder()
     prefix = folder .. "/prefix"
-    require("lfs").mkdir(folder .. "/empty")
+    lfs.mkdir(folder .. "/empty")
     env = { MOONSHARD_LIB = false }
     sh(("cmake --install %s --prefix %s"):format(build, prefix))
     local pc = sh(("find %s -name moonshard.pc"):format(prefix)):match "^(.*)/moonshard%.pc\n$"
@@ -32,7 +40,12 @@ describe("cmake --install", function()
     }
   end)
 
-  teardown(function() process.remove_folder(folder) end)
+  teardown(function()
+    for path, text in pairs(kept) do                    -- order does not matter: files of their own
+      if text then process.write(path, text) else os.remove(path) end
+    end
+    process.remove_folder(folder)
+  end)
 
   it("puts the Lua modules where luajit looks when the prefix is /usr/local", function()
     local path = sh "env -u LUA_PATH luajit -e 'print(package.path)'"
@@ -52,6 +65,36 @@ describe("cmake --install", function()
     finally(function() assert(os.rename(there, prefix)) end)
     local line = [[LUA_PATH="%s/share/lua/5.1/?.lua;%s/share/lua/5.1/?/init.lua" luajit -e 'print(require("moonshard").zeros(3):numel())']]
     assert.are.equal("3\n", sh(line:format(there, there)))
+  end)
+
+  -- Whatever is built here: the generated script with a plugin that is nowhere.
+  it("installs what was built where the CUDA plugin was not", function()
+    local script = process.read(build .. "/cmake_install.cmake"):gsub("/libmoonshard_cuda%.so", "/not-built%0")
+    process.write(folder .. "/install.cmake", script)
+    sh(("cmake -D CMAKE_INSTALL_PREFIX=%s/engine -P %s/install.cmake"):format(folder, folder))
+    assert.matches("libmoonshard.so\n.*moonshard.pc\n$", sh(("cd %s/engine && find lib -name libmoonshard.so && find lib -name moonshard.pc"):format(folder)))
+  end)
+
+  it("is undone by the target uninstall: its files and the folders it made, nothing else", function()
+    local there = folder .. "/undone"
+    lfs.mkdir(there)
+    lfs.mkdir(there .. "/include")                      -- not made by the installation, and empty behind it
+    local install = ("cmake --install %s --prefix %s"):format(build, there)
+    local uninstall = ("cmake -D BUILD=%s -P %s/scripts/uninstall.cmake"):format(build, root)
+    assert.matches(uninstall:gsub("%p", "%%%0") .. "\n", sh(("cd %s && ninja -t commands uninstall"):format(build)):gsub("/usr/bin/", ""))
+    sh(install)
+    sh(install)                                         -- a second time: folders are there already
+    assert.matches("removed %d%d+ files", sh(uninstall .. " 2>&1"))
+    assert.are.equal(there .. "/include\n", sh(("find %s -mindepth 1"):format(there)))
+    assert.matches("nothing was installed", sh(uninstall .. " 2>&1", 1))
+
+    sh(install)
+    local lua = there .. "/share/lua/5.1/moonshard"
+    process.write(lua .. "/mine.lua", "return 1\n")
+    process.write(there .. "/include/mine.h", "\n")
+    sh(("rm %s/init.lua"):format(lua))                  -- gone already
+    sh(uninstall)
+    assert.are.equal(("%s/include/mine.h\n%s/mine.lua\n"):format(there, lua), sh(("find %s -type f | sort"):format(there)))
   end)
 
   it("finds its MPI plugin under mpirun", function()
@@ -75,5 +118,56 @@ describe("cmake --install", function()
     for loss in sh("env -u LD_PRELOAD ./embed"):gmatch "step %d+  loss ([%d.]+)\n" do losses[#losses + 1] = tonumber(loss) end
     assert.are.equal(3, #losses)
     assert.is_true(losses[3] < losses[1] and losses[3] < 0.1)
+  end)
+end)
+
+-- Ranks and the compiler's tools under another user, who may read the tree and write at home only.
+describe("a built source tree that cannot be written", function()
+  local folder, tree, home
+
+  setup(function()
+    folder = process.temp_folder()
+    tree, home = folder .. "/tree", folder .. "/home"
+    for _, path in ipairs { tree, tree .. "/build", home, home .. "/text" } do lfs.mkdir(path) end
+    process.write(home .. "/text/a", ("the moon shard turns slowly over a quiet sea "):rep(100))
+    local copy = ("cd %s && cp -a CMakeLists.txt lua moonshard.lua runtime scripts %s && cp -a %s/libmoonshard*.so* %s/moonshard_cdef.h %s/build"):format(
+      root, tree, build, build, tree)
+    assert.are.equal(0, os.execute(copy .. (" && touch %s/build/setup.engine && chmod -R a+rX,a-w %s"):format(tree, tree)))
+  end)
+  teardown(function()
+    os.execute("chmod -R u+w " .. tree)
+    process.remove_folder(folder)
+  end)
+
+  -- As root that user is nobody: root may write everywhere.
+  local function run(line)
+    local out = folder .. "/out"
+    local words = { "sh", "-c", line }
+    if require("posix.unistd").geteuid() == 0 then
+      os.execute(("chmod 755 %s && chown -R 65534:65534 %s"):format(folder, home))
+      words = { "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", unpack(words) }
+    end
+    local child = process.start(words, { stdout = out, stderr = out .. ".err", env = { HOME = home, MOONSHARD_LIB = false } })
+    return child:wait(100) or child:stop(), process.read(out), process.read(out .. ".err")
+  end
+  local options = " --steps 2 --dim 16 --heads 2 --layers 1 --context 16 --batch 4 --sample 20 --warmup 1 --data " .. "%s/text"
+
+  it("trains, and says that the run goes to the home folder", function()
+    local code, out, err = run(("cd %s && scripts/train" .. options):format(tree, home))
+    assert.are.equal(0, code, out .. err)
+    assert.matches("cannot make the folder 'runs': [^\n]*: the run goes to your home folder\nrun: " .. home:gsub("%p", "%%%0") .. "/moonshard%-runs/001%-", out)
+    assert.matches("checkpoint: " .. home:gsub("%p", "%%%0") .. "/moonshard%-runs/001%-[^\n]*%.safetensors", out)
+    assert.are.equal("", err)
+    code, out = run(("cd %s && luajit %s/scripts/train.lua" .. options):format(home, tree, home))
+    assert.are.equal(0, code, out)
+    assert.matches("\nrun: runs/001%-", out)
+  end)
+
+  it("says what is missing where it was not built", function()
+    os.execute(("chmod u+w %s/build && mv %s/build/libmoonshard.so %s/build/kept && chmod a-w %s/build"):format(tree, tree, tree, tree))
+    finally(function() os.execute(("chmod u+w %s/build && mv %s/build/kept %s/build/libmoonshard.so"):format(tree, tree, tree)) end)
+    local code, _, err = run(("cd %s && scripts/train --steps 1"):format(home .. "/../tree"))
+    assert.are.equal(1, code)
+    assert.matches("^setup: build/ holds no engine and [^\n]* cannot be written: build in a copy of this tree that is yours\n$", err)
   end)
 end)

@@ -75,6 +75,7 @@ end
 
 ---@class RunFolder
 ---@field path string
+---@field note? string
 local Folder = {}
 Folder.__index = Folder
 
@@ -98,13 +99,31 @@ local function write(path, text)
   return true
 end
 
---- Makes the run's folder: `path`, or the next free number in runs/ with `name` behind it.
+-- A new folder in `top`: the next free number there with `name` behind it.
+local function numbered(top, name)
+  local ok, err = make(top)
+  local highest, path = 0, top
+  if ok then
+    for entry in lfs.dir(top) do highest = math.max(highest, tonumber(entry:match "^(%d+)") or 0) end
+    repeat                                              -- another run may be doing the same: mkdir decides
+      highest = highest + 1
+      path = ("%s/%03d%s"):format(top, highest, name)
+      ok, err = lfs.mkdir(path)
+    until ok or highest > 1e6 or lfs.attributes(path, "mode") == nil
+  end
+  if ok then return path end
+  return nil, ("cannot make the folder '%s': %s"):format(path, err)
+end
+
+--- Makes the run's folder: `path`, or the next free number in runs/ with `name` behind it, or in ~/moonshard-runs when
+--- runs/ cannot be written: the folder's `note` says why.
 ---@param path? string
 ---@param name string
 ---@param config table
 ---@return RunFolder? folder
 ---@return string? err
 function M.new(path, name, config)
+  local note
   if path then
     if lfs.attributes(path .. "/metrics.jsonl", "mode") then
       return nil, ("'%s' holds a run already; name another folder with --out, or none"):format(path)
@@ -112,18 +131,15 @@ function M.new(path, name, config)
     local ok, err = make(path)
     if not ok then return nil, ("cannot make the folder '%s': %s"):format(path, err) end
   else
-    local ok, err = make "runs"
-    if not ok then return nil, ("cannot make the folder 'runs': %s; name one with --out"):format(err) end
-    local highest = 0
-    for entry in lfs.dir "runs" do highest = math.max(highest, tonumber(entry:match "^(%d+)") or 0) end
-    repeat                                              -- another run may be doing the same: mkdir decides
-      highest = highest + 1
-      path = ("runs/%03d%s"):format(highest, name)
-      ok, err = lfs.mkdir(path)
-    until ok or highest > 1e6 or lfs.attributes(path, "mode") == nil
-    if not ok then return nil, ("cannot make the folder '%s': %s"):format(path, err) end
+    local home, err, err_home = os.getenv "HOME"
+    path, err = numbered("runs", name)
+    if not path and home and home ~= "" then            -- the folder we stand in may be another user's, or read-only
+      path, err_home = numbered(home .. "/moonshard-runs", name)
+    end
+    if not path then return nil, ("%s%s; name one with --out"):format(err, err_home and ", and " .. err_home or "") end
+    note = err
   end
-  local self = setmetatable({ path = path }, Folder)
+  local self = setmetatable({ path = path, note = note }, Folder)
   local ok, err = write(path .. "/config.json", M.json(config, nil, { digits = 17, separator = ",\n " }) .. "\n")
   if not ok then return nil, err end
   self.metrics, err = io.open(path .. "/metrics.jsonl", "w")
