@@ -195,6 +195,18 @@ const char *ms__unit_range_name(const unit *u, const char *phase);
 #define UNIT_RANGE(u, phase) UNIT_RANGE_IF(true, u, phase)
 #define UNIT_RANGE_IF(when, u, phase) MS_RANGE_IF((when) && (!(u) || ((const unit *)(u))->n), MS_RANGE_FSDP, ms__unit_range_name((u), (phase)), NULL)
 void      ms__unit_drop_reduction(reduction *r);
+// unit_order.c: uses of a unit between pre- and post-backward, the order of forward passes, gathers ahead of it
+int       ms__unit_active(const unit *u, int64_t use);  // -1: not active
+ms_status ms__unit_activate(unit *u, int64_t use, ms_run *run);
+void      ms__unit_deactivate(unit *u, int k);
+ms_status ms__order_push(context *c, unit *u, int64_t use, bool regional);
+int       ms__order_find(const context *c, int64_t use);
+void      ms__order_entered(context *c, unit *u);
+int       ms__order_passes_left(const unit *u);
+bool      ms__order_extended(const context *c);
+ms_status ms__order_take_place(unit *u, int64_t use);
+ms_status ms__prefetch_forward(unit *u);
+ms_status ms__prefetch_backward(unit *u, int64_t use);
 // unit_extend.c
 ms_status ms__unit_push_gather(ms_run *run, unit *u, bool early, bool prefetched);  // a task on run that gathers u, with the script's help where it has to
 ms_status ms__extensions_place(unit *u);                // where inputs and outputs lie, behind the other parameters'

@@ -31,78 +31,6 @@ static int64_t next_use = 1;
 
 static uint64_t version_bits(uint64_t use) { return use & ((1u << VERSION_BITS) - 1); }
 
-// ---- users ------------------------------------------------------------------------------------
-
-static int find_active(const unit *u, int64_t use)
-{
-    for (int k = 0; k < u->n_active; k++)
-        if (u->active[k].use == use) return k;
-    return -1;
-}
-
-static ms_status add_active(unit *u, int64_t use, ms_run *run)
-{
-    if (u->n_active == u->cap_active) {
-        int cap = u->cap_active ? 2 * u->cap_active : 4;
-        void *p = realloc(u->active, (size_t)cap * sizeof *u->active);
-        if (!p) return ms__no_memory((size_t)cap * sizeof *u->active, "fsdp", "uses of unit '%s'", u->name);
-        u->active = p;
-        u->cap_active = cap;
-    }
-    u->active[u->n_active].use = use;
-    u->active[u->n_active++].run = run;
-    return MS_OK;
-}
-
-static void remove_active(unit *u, int k) { u->active[k] = u->active[--u->n_active]; }
-
-// ---- order ------------------------------------------------------------------------------------
-
-static ms_status push_order(context *c, unit *u, int64_t use, bool regional)
-{
-    if (c->n_order == c->cap_order) {
-        int cap = c->cap_order ? 2 * c->cap_order : 64;
-        void *p = realloc(c->order, (size_t)cap * sizeof *c->order);
-        if (!p) return ms__no_memory((size_t)cap * sizeof *c->order, "fsdp", "the forward order");
-        c->order = p;
-        c->cap_order = cap;
-    }
-    c->order[c->n_order].unit = u;
-    c->order[c->n_order].done = false;
-    c->order[c->n_order].regional = regional;
-    c->order[c->n_order++].use = use;
-    return MS_OK;
-}
-
-// From the end: a backward meets the passes last to first.
-static int find_order(const context *c, int64_t use)
-{
-    int k = c->n_order - 1;
-    while (k >= 0 && c->order[k].use != use) k--;
-    return k;
-}
-
-// The order in which this forward entered its units, kept for the next one's prefetching.
-static void push_entered(context *c, unit *u)
-{
-    if (c->n_entered == c->cap_entered) {
-        int cap = c->cap_entered ? 2 * c->cap_entered : 64;
-        unit **p = realloc(c->entered, (size_t)cap * sizeof *p);
-        if (!p) return;                     // no prefetch then
-        c->entered = p;
-        c->cap_entered = cap;
-    }
-    c->entered[c->n_entered++] = u;
-}
-
-// What the latest forward entered, `ahead` units after the place where this one is now, if both have gone the same way so far.
-static unit *forward_successor(const context *c, int ahead)
-{
-    int at = c->n_entered - 1;
-    if (at < 0 || at + ahead >= c->n_last || c->last[at] != c->entered[at]) return NULL;
-    return c->last[at + ahead];
-}
-
 // ---- forward ----------------------------------------------------------------------------------
 
 static ms_status inputs_of(int n, const ms_id *io, ms_tensor **t)
@@ -159,98 +87,6 @@ static ms_status cast_floats(int n, ms_id *io, int dtype, const char *phase)
     return MS_OK;
 }
 
-static ms_status prefetch(unit *u, const char *pass)
-{
-    MS_RANGE(MS_RANGE_FSDP, ms__trace_text("FSDP::%s_prefetch for %s", pass, u->name), NULL);
-    return ms__unit_start_gather(u, true, true);
-}
-
-static ms_status prefetch_forward(unit *u)
-{
-    if (u->n_forward_prefetch) {
-        for (int k = 0; k < u->n_forward_prefetch; k++)
-            if (u->forward_prefetch[k]->n_extensions == 0) MS_TRY(prefetch(u->forward_prefetch[k], "forward"));
-        return MS_OK;
-    }
-    if (u->checked || !u->prefetches) return MS_OK;
-    unit *next;
-    for (int ahead = 1; (next = forward_successor(u->context, ahead)); ahead++) {
-        if (next->n_extensions == 0 && ms__unit_idle(next)) MS_TRY(prefetch(next, "forward"));
-        if (u->limited) break;
-    }
-    return MS_OK;
-}
-
-int ms_unit_prefetches(double handle, double *out, int capacity)
-{
-    unit *u = ms__unit(handle), *next;
-    int n = 0;
-    if (!u || !u->context || ms__run_recomputing()) return 0;
-    for (int k = 0; k < u->n_forward_prefetch && n < capacity; k++)
-        if (u->forward_prefetch[k]->n_extensions) out[n++] = u->forward_prefetch[k]->handle;
-    if (u->n_forward_prefetch || !u->prefetches || !(next = forward_successor(u->context, 1))) return n;
-    if (next->n_extensions && ms__unit_idle(next) && n < capacity) out[n++] = next->handle;
-    return n;
-}
-
-// Where the script's compute runs on the calling thread, an event behind the optimizer is past when it is recorded: what may
-// begin behind it begins here. The gather itself waits for writes to the shard that are still under way on a device.
-ms_status ms_unit_gather_first(double handle)
-{
-    unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
-    context *c = u->context;
-    if (!c || c->opened || c->in_backward) return MS_OK;
-    ms__unit_after_errors(u);
-    unit *first = NULL;
-    for (int k = 0; k < c->n_last && !first; k++)
-        if (c->last[k]->n) first = c->last[k];
-    if (!first || first->checked || !first->prefetches || first->n_extensions || !ms__unit_idle(first)) return MS_OK;
-    if (first->gathered || first->gather || first->fetched) return MS_OK;
-    MS_TRY(prefetch(first, "forward"));
-    first->ahead = ms__unit_versions(first) + 1;
-    return MS_OK;
-}
-
-static ms_status prefetch_backward(unit *u, int64_t use)
-{
-    if (u->n_backward_prefetch) {
-        for (int k = 0; k < u->n_backward_prefetch; k++) MS_TRY(prefetch(u->backward_prefetch[k], "backward"));
-        return MS_OK;
-    }
-    context *c = u->context;
-    for (int at = find_order(c, use); at > 0; at--) {
-        unit *before = c->order[at - 1].unit;
-        if (before->unshard_in_backward) MS_TRY(prefetch(before, "backward"));
-        if (u->limited) break;
-    }
-    return MS_OK;
-}
-
-static bool some_extended(const context *c)
-{
-    for (int k = 0; k < c->n; k++)
-        if (c->units[k]->n_extensions) return true;
-    return false;
-}
-
-// A checkpoint's region runs again, and u in it: backward has come to u's place in the order, which goes on from there. The place is
-// that of the last use without a graph; a region of several units, entered from its first, takes the next one along.
-static ms_status take_place(unit *u, int64_t use)
-{
-    context *c = u->context;
-    int at = c->n_order - 1, last = at;
-    while (at >= 0 && !(c->order[at].regional && c->order[at].unit == u)) at--;
-    if (at < 0) return MS_OK;
-    c->order[at].regional = false;
-    c->order[at].use = use;
-    if (u->backward_prefetch_at != MS_PREFETCH_PRE || some_extended(c)) return MS_OK;
-    while (last > at && !c->order[last].regional) last--;
-    if (last == at) return prefetch_backward(u, use);
-    unit *next = c->order[at + 1].unit;
-    return c->order[at + 1].regional && next->unshard_in_backward ? prefetch(next, "backward") : MS_OK;
-}
-
 ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
 {
     unit *u = ms__unit(handle);
@@ -284,10 +120,10 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     if (st == MS_OK) st = ms__unit_finish_gather(u);
     int64_t use = (int64_t)((uint64_t)next_use++ << VERSION_BITS | version_bits(ms__unit_versions(u)));
     if (st == MS_OK && recomputing) {
-        if (ms__state.grad_mode) st = take_place(u, use);       // not where a checkpoint inside it runs for the first time
+        if (ms__state.grad_mode) st = ms__order_take_place(u, use);       // not where a checkpoint inside it runs for the first time
     } else if (st == MS_OK) {
-        push_entered(c, u);
-        st = prefetch_forward(u);
+        ms__order_entered(c, u);
+        st = ms__prefetch_forward(u);
     }
     if (st == MS_OK) st = inputs_of(n, io, in);
     bool recorded = false;
@@ -332,7 +168,7 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
             grad = true;
             if (st == MS_OK) st = ms__unit_hook(out[k], token_of(u), use);
         }
-        if (st == MS_OK && (grad || regional) && !recomputing) st = push_order(c, u, use, regional);
+        if (st == MS_OK && (grad || regional) && !recomputing) st = ms__order_push(c, u, use, regional);
     }
     if (st == MS_OK && !skipped && u->output_dtype >= 0) st = cast_floats(n, io, u->output_dtype, "cast_forward_outputs");
     if (st != MS_OK) {
@@ -393,7 +229,7 @@ void ms_unit_forward_left_open(double handle)
 static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
 {
     context *c = u->context;
-    int at = find_order(c, use);
+    int at = ms__order_find(c, use);
     if (!ms__run_recomputing()) {
         if (u->n_backward_prefetch == 0 && at > 0 && c->order[at - 1].unit->unshard_in_backward)
             MS_TRY(ms__unit_push_gather(run, c->order[at - 1].unit, true, true));
@@ -414,19 +250,19 @@ static ms_status check_unchanged(const unit *u, int64_t use)
 ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
 {
     unit *u = from_token(token);
-    if (!u || !u->context || find_active(u, use) >= 0) return MS_OK;
+    if (!u || !u->context || ms__unit_active(u, use) >= 0) return MS_OK;
     ms__unit_after_errors(u);
     MS_TRY(check_unchanged(u, use));
-    MS_TRY(add_active(u, use, run));
+    MS_TRY(ms__unit_activate(u, use, run));
     ms__unit_log(u, "pre_backward");
     UNIT_RANGE(u, "pre_backward");
     u->context->in_backward = true;
-    if (MS_UNLIKELY(some_extended(u->context))) return gather_by_tasks(run, u, use);
+    if (MS_UNLIKELY(ms__order_extended(u->context))) return gather_by_tasks(run, u, use);
     if (u->unshard_in_backward) {
         MS_TRY(ms__unit_start_gather(u, false, false));
         MS_TRY(ms__unit_finish_gather(u));
     }
-    return ms__run_recomputing() || u->backward_prefetch_at != MS_PREFETCH_PRE ? MS_OK : prefetch_backward(u, use);
+    return ms__run_recomputing() || u->backward_prefetch_at != MS_PREFETCH_PRE ? MS_OK : ms__prefetch_backward(u, use);
 }
 
 // A piece may be as long as the whole is wide: added to a gradient of the whole it would be repeated in silence.
@@ -506,15 +342,6 @@ static ms_status post_backward(ms_run *run, unit *u)
     return ms__unit_reduce(run, u);
 }
 
-// Its passes that no backward has come to.
-static int passes_left(const unit *u)
-{
-    const context *c = u->context;
-    int n = 0;
-    for (int k = 0; k < c->n_order; k++) n += c->order[k].unit == u && !c->order[k].done;
-    return n;
-}
-
 // A rank whose script left out a backward (an error between forward and backward that it caught) goes on with the next forward; where
 // nothing has to be gathered for that, its next reduction would pair with the others' of the step before, and all would be one
 // step apart for good. So a reduction says how many passes are left behind: the ranks compare names.
@@ -530,14 +357,14 @@ ms_status ms__unit_post_backward(ms_run *run, void *token, int64_t use)
 {
     unit *u = from_token(token);
     if (!u || !u->context) return MS_OK;
-    int k = find_active(u, use), at = find_order(u->context, use);
-    if (k >= 0) remove_active(u, k);
+    int k = ms__unit_active(u, use), at = ms__order_find(u->context, use);
+    if (k >= 0) ms__unit_deactivate(u, k);
     if (at >= 0) u->context->order[at].done = true;
-    u->behind = passes_left(u);
+    u->behind = ms__order_passes_left(u);
     // A flat gradient is reduced once, when it is complete: it waits for the module's other uses.
     if (u->views != MS_VIEWS_SHARDED && u->behind > 0) return MS_OK;
     MS_TRY(post_backward(run, u));
-    return u->backward_prefetch_at == MS_PREFETCH_POST && !ms__run_recomputing() ? prefetch_backward(u, use) : MS_OK;
+    return u->backward_prefetch_at == MS_PREFETCH_POST && !ms__run_recomputing() ? ms__prefetch_backward(u, use) : MS_OK;
 }
 
 ms_status ms__units_final(ms_run *run)
@@ -552,7 +379,7 @@ ms_status ms__units_final(ms_run *run)
             bool waiting = u->n_active > 0;
             for (int j = 0; j < u->n; j++) waiting |= u->params[j].fresh != NULL;
             u->n_active = 0;
-            u->behind = passes_left(u) - 1;
+            u->behind = ms__order_passes_left(u) - 1;
             if (waiting) MS_TRY(post_backward(run, u));
         }
         if (!c->is_last_backward) continue;
@@ -587,7 +414,7 @@ void ms__units_abort(ms_run *run)
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
             for (int j = u->n_active; j-- > 0;)
-                if (outermost || u->active[j].run == run) remove_active(u, j);
+                if (outermost || u->active[j].run == run) ms__unit_deactivate(u, j);
             for (int j = 0; j < u->n; j++)
                 if (u->params[j].fresh && (outermost || u->params[j].run == run)) ms__drop(&u->params[j].fresh);
             u->arrived = 0;

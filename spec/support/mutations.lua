@@ -32,6 +32,6 @@ return {
   { name = "failed-gather", what = "a gather that failed fails what uses its shard next", specs = "spec/fsdp/events_spec.lua",
     file = "runtime/unit.c", old = [[while (u->shard->event || u->shard->readers) (void)ms__storage_sync(u->shard, true);]], new = [[]] },
   { name = "prefetch-order", what = "backward prefetches the unit after, not the one before", specs = "spec/fsdp/schedule_spec.lua",
-    file = "runtime/unit_schedule.c", old = [[unit *before = c->order[at - 1].unit;]],
+    file = "runtime/unit_order.c", old = [[unit *before = c->order[at - 1].unit;]],
     new = [[unit *before = c->order[at + 1 < c->n_order ? at + 1 : at].unit;]] },
 }
