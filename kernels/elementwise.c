@@ -393,6 +393,7 @@ enum { A = 1, B = 2, C = 4, NONE = 0 };                                 // bits 
         .name = #NAME, .n_in_min = N, .n_in_max = N, .flags = (FLAGS) | MS_OP_EACH, .save_in = IN, .save_out = OUT, .check = CHECK,    \
         .run = { [MS_CPU] = ms__cpu_##KERNEL }, .backward = BACKWARD, .samples = SAMPLES };
 #define D MS_OP_DIFFERENTIABLE
+#define W (MS_OP_DIFFERENTIABLE | MS_OP_WIDE)
 #define INPLACE (MS_OP_DIFFERENTIABLE | MS_OP_INPLACE)
 
 #define ONE "[3,4];[2,3,5]"
@@ -400,10 +401,10 @@ enum { A = 1, B = 2, C = 4, NONE = 0 };                                 // bits 
 //  name         inputs check         kernel       backward           saves       flags    samples
 ROW(neg,          1, check_number,    neg,         neg_backward,      NONE, NONE, D, ONE)
 ROW(abs,          1, check_number,    abs,         abs_grad,          A,    NONE, D, ONE)
-ROW(exp,          1, check_real,      exp,         exp_grad,          NONE, A,    D, ONE)
-ROW(log,          1, check_real,      log,         log_grad,          A,    NONE, D, "[3,4]+")
+ROW(exp,          1, check_real,      exp,         exp_grad,          NONE, A,    W, ONE)
+ROW(log,          1, check_real,      log,         log_grad,          A,    NONE, W, "[3,4]+")
 ROW(sqrt,         1, check_real,      sqrt,        sqrt_grad,         NONE, A,    D, "[3,4]+")
-ROW(rsqrt,        1, check_real,      rsqrt,       rsqrt_grad,        NONE, A,    D, "[3,4]+")
+ROW(rsqrt,        1, check_real,      rsqrt,       rsqrt_grad,        NONE, A,    W, "[3,4]+")
 ROW(sin,          1, check_real,      sin,         sin_grad,          A,    NONE, D, ONE)
 ROW(cos,          1, check_real,      cos,         cos_grad,          A,    NONE, D, ONE)
 ROW(relu,         1, check_number,    relu,        relu_grad,         NONE, A,    D, ONE)
@@ -411,7 +412,7 @@ ROW(silu,         1, check_real,      silu,        silu_grad,         A,    NONE
 ROW(tanh,         1, check_real,      tanh,        tanh_grad,         NONE, A,    D, ONE)
 ROW(sigmoid,      1, check_real,      sigmoid,     sigmoid_grad,      NONE, A,    D, ONE)
 ROW(sign,         1, check_same,      sign,        zero_grad,         NONE, NONE, D, ONE)
-ROW(reciprocal,   1, check_real,      reciprocal,  reciprocal_grad,   NONE, A,    D, "[3,4]+")
+ROW(reciprocal,   1, check_real,      reciprocal,  reciprocal_grad,   NONE, A,    W, "[3,4]+")
 ROW(gelu,         1, check_real,      gelu,        gelu_grad,         A,    NONE, D, "[3,4];[3,4] i=1")
 ROW(isfinite,     1, check_truth,     isfinite,    NULL,              NONE, NONE, 0, ONE)
 ROW(isnan,        1, check_truth,     isnan,       NULL,              NONE, NONE, 0, ONE)
@@ -421,7 +422,7 @@ ROW(add,          2, check_add,       add,         add_backward,      NONE, NONE
 ROW(sub,          2, check_sub,       sub,         add_backward,      NONE, NONE, D, TWO ";[3,4] [4] f=0.5")
 ROW(mul,          2, check_binary,    mul,         mul_backward,      A|B,  NONE, D, TWO)
 ROW(div,          2, check_div,       div,         div_backward,      A|B,  NONE, D, "[3,4] [3,4]+;[3,4] [4]+;[2,1,4] [3,1]+")
-ROW(pow,          2, check_binary,    pow,         pow_backward,      A|B,  NONE, D, "[3,4]+ [3,4];[3,4]+ [4]")
+ROW(pow,          2, check_binary,    pow,         pow_backward,      A|B,  NONE, W, "[3,4]+ [3,4];[3,4]+ [4]")
 ROW(maximum,      2, check_binary,    maximum,     maximum_backward,  A|B,  NONE, D, TWO)
 ROW(minimum,      2, check_binary,    minimum,     minimum_backward,  A|B,  NONE, D, TWO)
 ROW(add_,         2, check_add_,      add,         add_backward,      NONE, NONE, INPLACE, "[3,4] [3,4];[3,4] [4] f=0.5")
@@ -433,9 +434,9 @@ ROW(add_scalar,   1, check_scalar,    add_scalar,  same_backward,         NONE, 
 ROW(mul_scalar,   1, check_scalar,    mul_scalar,  mul_scalar_backward,   NONE, NONE, D, "[3,4] f=-1.5")
 ROW(rsub_scalar,  1, check_scalar,    rsub_scalar, neg_backward,          NONE, NONE, D, "[3,4] f=1.5")
 ROW(div_scalar,   1, check_real_scalar,  div_scalar,  div_scalar_backward, NONE, NONE, D, "[3,4] f=1.5")
-ROW(rdiv_scalar,  1, check_real_scalar,  rdiv_scalar, rdiv_scalar_grad,    A,    NONE, D, "[3,4]+ f=1.5")
-ROW(pow_scalar,   1, check_pow_scalar,   pow_scalar,  pow_scalar_grad,     A,    NONE, D, "[3,4]+ f=1.5;[3,4] f=2;[3,4] f=3;[3,4]+ f=0.5;[3,4]+ f=-1;[3,4]+ f=-0.5;[3,4] f=0;[3,4] f=1")
-ROW(rpow_scalar,  1, check_scalar,       rpow_scalar, rpow_scalar_grad,    NONE, A,    D, "[3,4] f=1.5")
+ROW(rdiv_scalar,  1, check_real_scalar,  rdiv_scalar, rdiv_scalar_grad,    A,    NONE, W, "[3,4]+ f=1.5")
+ROW(pow_scalar,   1, check_pow_scalar,   pow_scalar,  pow_scalar_grad,     A,    NONE, W, "[3,4]+ f=1.5;[3,4] f=2;[3,4] f=3;[3,4]+ f=0.5;[3,4]+ f=-1;[3,4]+ f=-0.5;[3,4] f=0;[3,4] f=1")
+ROW(rpow_scalar,  1, check_scalar,       rpow_scalar, rpow_scalar_grad,    NONE, A,    W, "[3,4] f=1.5")
 ROW(add_scalar_,  1, check_scalar_,      add_scalar,  same_backward,       NONE, NONE, INPLACE, "[3,4] f=1.5")
 ROW(mul_scalar_,  1, check_scalar_,      mul_scalar,  mul_scalar_backward, NONE, NONE, INPLACE, "[3,4] f=-1.5")
 ROW(div_scalar_,  1, check_real_scalar_, div_scalar,  div_scalar_backward, NONE, NONE, INPLACE, "[3,4] f=1.5")

@@ -312,28 +312,29 @@ static ms_status extreme_grad(ms_backward_call *b)
 }
 
 #define D MS_OP_DIFFERENTIABLE
+#define W (MS_OP_DIFFERENTIABLE | MS_OP_WIDE)
 #define DIMS "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2;[2,3,4] i=0,-1"
 #define ROW(NAME, CHECK, BACKWARD, IN, OUT, FLAGS, SAMPLES)                                                             \
     const ms_op ms__op_##NAME = {                                                                                       \
         .name = #NAME, .n_in_min = 1, .n_in_max = 1, .flags = FLAGS, .save_in = IN, .save_out = OUT, .check = CHECK,    \
         .run = { [MS_CPU] = ms__cpu_##NAME }, .backward = BACKWARD, .samples = SAMPLES };
 //  name       check              backward          saves  flags samples
-ROW(sum,       check_sum,         sum_backward,     0, 0,  D,    DIMS)
+ROW(sum,       check_sum,         sum_backward,     0, 0,  W,    DIMS)
 ROW(mean,      check_mean,        mean_backward,    0, 0,  D,    DIMS)
-ROW(prod,      check_sum,         prod_grad,        1, 0,  D | MS_OP_WIDE,   DIMS)
+ROW(prod,      check_sum,         prod_grad,        1, 0,  W,    DIMS)
 ROW(all,       check_truth,       NULL,             0, 0,  0,    "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0")
 ROW(any,       check_truth,       NULL,             0, 0,  0,    "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0")
 ROW(var,       check_var,         var_grad,         1, 0,  D,    "[3,4];[2,3,4] i=0,1,1;[2,3,4] i=1,0,0,2")
 ROW(std,       check_var,         std_grad,         1, 1,  D,    "[3,4];[2,3,4] i=0,1,1;[2,3,4] i=1,0,0,2")
-ROW(norm,      check_norm,        norm_grad,        1, 1,  D | MS_OP_WIDE,   "[3,4] f=2;[2,3,4] f=2 i=0,1;[2,3,4] f=1 i=1,0,2;[2,3,4] f=3 i=0,-1;[3,4] f=inf;[2,3,4] f=inf i=0,1;[3,4] f=-inf;[3,4] f=0")
+ROW(norm,      check_norm,        norm_grad,        1, 1,  W,    "[3,4] f=2;[2,3,4] f=2 i=0,1;[2,3,4] f=1 i=1,0,2;[2,3,4] f=3 i=0,-1;[3,4] f=inf;[2,3,4] f=inf i=0,1;[3,4] f=-inf;[3,4] f=0")
 ROW(max_all,   check_extreme_all, extreme_all_grad, 1, 1,  D,    "[3,4];[2,3,4]")
 ROW(min_all,   check_extreme_all, extreme_all_grad, 1, 1,  D,    "[3,4];[2,3,4]")
 ROW(max,       check_extreme,     extreme_grad,     0, 2,  D,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
 ROW(min,       check_extreme,     extreme_grad,     0, 2,  D,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
 ROW(argmax,    check_argument,    NULL,             0, 0,  0,    "[3,4];[3,4] i=0;[2,3,4] i=-1,1")
 ROW(argmin,    check_argument,    NULL,             0, 0,  0,    "[3,4];[3,4] i=0;[2,3,4] i=-1,1")
-ROW(logsumexp, check_logsumexp,   logsumexp_grad,   1, 1,  D | MS_OP_WIDE,   "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
-ROW(cumsum,    check_cumsum,      cumsum_grad,      0, 0,  D,    "[3,4] i=0;[2,3,4] i=-1;[2,3,4] i=1")
+ROW(logsumexp, check_logsumexp,   logsumexp_grad,   1, 1,  W,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
+ROW(cumsum,    check_cumsum,      cumsum_grad,      0, 0,  W,    "[3,4] i=0;[2,3,4] i=-1;[2,3,4] i=1")
 
 // Each element is in all later sums: the running sum of the gradient from the other end.
 static ms_status cumsum_grad(ms_backward_call *b)

@@ -8,9 +8,11 @@ local function failure(fn, ...)
   return (message:gsub("^[^\n]-:%d+: ", "", 1))
 end
 
-local function f32(...) return ms.randn(...) end
-local function half(...) return ms.randn(...):to "bfloat16" end
-local function classes() return ms.tensor({ 0, 2 }, { dtype = "int64" }) end
+local device = "cpu"
+local function f32(...) return ms.randn(...):to(device) end
+local function half(...) return f32(...):to "bfloat16" end
+local function classes() return ms.tensor({ 0, 2 }, { dtype = "int64", device = device }) end
+local function zeros(n) return ms.zeros(n, { device = device }) end
 
 -- Operation, its dtype under autocast in bfloat16; arguments come in float32 and in bfloat16.
 local rows = {
@@ -24,11 +26,28 @@ local rows = {
   { "logsumexp", "float32", function(x) return x(2, 4):logsumexp(2) end },
   { "layer_norm", "float32", function(x) return nn.F.layer_norm(x(2, 4), 4, f32(4), f32(4)) end },
   { "rms_norm", "float32", function(x) return nn.F.rms_norm(x(2, 4), f32(4)) end },
-  { "batch_norm", "float32", function(x) return nn.F.batch_norm(x(3, 4), ms.zeros(4), ms.ones(4), f32(4), f32(4), { training = true }) end },
+  { "batch_norm", "float32", function(x) return nn.F.batch_norm(x(3, 4), zeros(4), zeros(4), f32(4), f32(4), { training = true }) end },
   { "cross_entropy", "float32", function(x) return nn.F.cross_entropy(x(2, 4), classes()) end },
   { "mse_loss", "float32", function(x) return nn.F.mse_loss(x(2, 4), f32(2, 4)) end },
   { "norm", "float32", function(x) return x(2, 4):norm() end },
+  { "norm along a dimension", "float32", function(x) return x(2, 4):norm(1, 2) end },
+  { "sum", "float32", function(x) return x(2, 4):sum() end },
+  { "sum along a dimension", "float32", function(x) return x(2, 4):sum(1, { keepdim = true }) end },
   { "prod", "float32", function(x) return x(2, 4):prod() end },
+  { "cumsum", "float32", function(x) return x(2, 4):cumsum(2) end },
+  { "exp", "float32", function(x) return x(2, 4):exp() end },
+  { "log", "float32", function(x) return x(2, 4):log() end },
+  { "pow", "float32", function(x) return x(2, 4):pow(2) end },
+  { "pow of two tensors", "float32", function(x) return x(2, 4):pow(x(2, 4)) end },
+  { "pow of a number", "float32", function(x) return 2 ^ x(2, 4) end },
+  { "reciprocal", "float32", function(x) return x(2, 4):reciprocal() end },
+  { "a number over a tensor", "float32", function(x) return 2 / x(2, 4) end },
+  { "rsqrt", "float32", function(x) return x(2, 4):rsqrt() end },
+  { "cross_entropy with probabilities", "float32", function(x) return nn.F.cross_entropy(x(2, 4), x(2, 4)) end },
+  { "mean", "input", function(x) return x(2, 4):mean() end },
+  { "sqrt", "input", function(x) return x(2, 4):sqrt() end },
+  { "sigmoid", "input", function(x) return x(2, 4):sigmoid() end },
+  { "max", "input", function(x) return x(2, 4):max() end },
   { "add of both", "float32", function(x) return x(2, 4) + f32(2, 4) end },
   { "cat of both", "float32", function(x) return ms.cat { x(2, 4), f32(2, 4) } end },
   { "relu", "input", function(x) return x(2, 4):relu() end },
@@ -39,12 +58,30 @@ local rows = {
 describe("autocast", function()
   for _, row in ipairs(rows) do
     it("chooses the dtype of " .. row[1], function()
-      for name, make in ms.sorted_pairs { float32 = f32, bfloat16 = half } do
-        local out = amp.autocast("bfloat16", function() return (row[3](make)) end)
-        assert.are.equal(row[2] == "input" and name or row[2], out.dtype)
+      finally(function() device = "cpu" end)
+      for _, where in ipairs { "cpu", "cuda:0" } do
+        device = where
+        for name, make in ms.sorted_pairs { float32 = f32, bfloat16 = half } do
+          local out = amp.autocast("bfloat16", function() return (row[3](make)) end)
+          assert.are.equal(row[2] == "input" and name or row[2], out.dtype)
+          assert.are.equal(where, out.device)
+        end
       end
     end)
   end
+
+  it("rounds no result of the float32 list to the half dtype", function()
+    for _, where in ipairs { "cpu", "cuda:0" } do
+      local x = ms.ones(1001, { dtype = "bfloat16", device = where, requires_grad = true })
+      local sum, running, power = amp.autocast("bfloat16", function() return x:sum(), x:cumsum(), (x * 3):pow(7) end)
+      assert.are.equal(1001, sum:item())
+      assert.are.equal(1001, running[1001]:item())
+      assert.are.equal(2187, power[1]:item())
+      sum:backward()
+      assert.are.equal("bfloat16", x.grad.dtype)
+      assert.is_true(x.grad:eq(1):all():item())
+    end
+  end)
 
   it("goes both ways in one block, and its gradients come back in the parameters' dtype", function()
     ms.manual_seed(1)
@@ -87,7 +124,10 @@ describe("autocast", function()
       assert.are.equal("float64", d:softmax(1).dtype)
       local k = ms.ones(2, 2, { dtype = "int64" })
       assert.are.equal("int64", k:matmul(k).dtype)
+      assert.are.equal("int64", k:sum().dtype)
+      assert.are.equal("float64", d:exp():sum().dtype)
       assert.are.equal("float32", ms.zeros(2):add_(half(2)).dtype)
+      assert.are.equal("bfloat16", half(2):pow_(2).dtype)
     end)
   end)
 
