@@ -65,7 +65,7 @@ describe("options", function()
   end)
   it("are checked", function()
     local function given(t) return message(opts.check, "test", t, spec) end
-    assert.are.equal("test: unknown option 'learning_rate' (accepted: betas, lr, mode, name, params)", given { learning_rate = 1 })
+    assert.are.equal("test: unknown option 'learning_rate'; did you mean 'lr'? (accepted: betas, lr, mode, name, params)", given { learning_rate = 1 })
     assert.are.equal("test: unknown option 'beta'; did you mean 'betas'? (accepted: betas, lr, mode, name, params)", given { beta = 1 })
     assert.are.equal("test: option 'lr' is a string ('x'), expected a number", given { lr = "x", params = 1 })
     assert.are.equal("test: option 'params' is missing", given {})

@@ -302,7 +302,7 @@ local calls = {
   { "optim.SGD(w)", "SGD: argument 1 is a Tensor, expected a list of leaves or groups" },
   { "optim.SGD({w}, {lr = -1})", "SGD: lr is a number (-1), expected a number from 0" },
   { [[optim.SGD({w}, {lr = "a"})]], "SGD: option 'lr' is a string ('a'), expected a number" },
-  { "optim.SGD({w}, {learning_rate = 1})", "SGD: unknown option 'learning_rate' (accepted: dampening, lr, momentum, nesterov, weight_decay)" },
+  { "optim.SGD({w}, {learning_rate = 1})", "SGD: unknown option 'learning_rate'; did you mean 'lr'? (accepted: dampening, lr, momentum" },
   { "optim.SGD({w, w}, {lr = 1})", "SGD: parameter 2 is in the list twice" },
   { "optim.SGD({g}, {lr = 1})", "SGD: parameter 1 is the result of an operation; only leaves can be optimized" },
   { "optim.SGD({w}, {lr = 1, nesterov = true})", "SGD: Nesterov momentum requires a momentum and zero dampening" },
@@ -419,6 +419,34 @@ local calls = {
   { "nn.MultiheadAttention(5, 2)", "embed_dim must be divisible by num_heads, got embed_dim=5 and num_heads=2 instead" },
   { "nn.Transformer{d_model = 5, nhead = 2}", "embed_dim must be divisible by num_heads, got embed_dim=5 and num_heads=2 instead" },
   { "nn.DDP(3)", "DDP: argument 1 is a number (3), expected a module" },
+  -- what other libraries write
+  { "function Net:__init() end", "Net: the constructor of a Module is init: function Net:init(...)" },
+  { "function Net:__init__() end", "Net: the constructor of a Module is init: function Net:init(...)" },
+  { "function Net:_init() end", "Net: the constructor of a Module is init: function Net:init(...)" },
+  { "function Net:new() end", "Net: the constructor of a Module is init: function Net:init(...)" },
+  { "Net:new(3)", "new: a module is made by calling its class, as in Net(...)" },
+  { "m.forward(x)", "forward: called on a Tensor; write model(x) or model:forward(x)" },
+  { "m.parameters()", "parameters: called on nil; write model:parameters()" },
+  { "optim.SGD({}, {lr = 1})", "SGD: the list of parameters is empty: a module lists what its fields hold (layers, nn.Parameter), not what plain tables hold" },
+  { "optim.AdamW(m)", "AdamW: argument 1 is a Linear, expected a list of leaves or groups; write model:parameters()" },
+  { "optim.AdamW(m:named_parameters())", "AdamW: argument 1 is a function, expected a list of leaves or groups; write model:parameters()" },
+  { "optim.AdamW({w}, 0.5)", "AdamW: options are a number (0.5), expected a table; write { lr = 0.5 }" },
+  { "optim.AdamW({{params = {w}, learning_rate = 1}})", "AdamW: unknown option of group 1 'learning_rate'; did you mean 'lr'?" },
+  { "optim.AdamW({w}, {wd = 1})", "AdamW: unknown option 'wd'; did you mean 'weight_decay'? (accepted:" },
+  { "ms.save(m)", "save: path is a Linear, expected a string; write ms.save(path, model:state_dict())" },
+  { "ms.save({a = x}, 'f')", "save: path is a table, expected a string; write ms.save(path, tensors)" },
+  { "ms.save('f', m)", "save: tensors are a Linear, expected a table of name -> tensor; write ms.save(path, model:state_dict())" },
+  { "ms.load(folder .. '/torch.pt')", "load: 'FOLDER/torch.pt' is a file of torch.save; write it as safetensors: python3 -c" },
+  { "ms.relu(x)", "unknown name in moonshard: 'relu'; did you mean x:relu() or nn.F.relu?" },
+  { "ms.Linear(2, 3)", "unknown name in moonshard: 'Linear'; did you mean nn.Linear?" },
+  { "ms.float32", "unknown name in moonshard: 'float32'; dtypes are strings: 'float32'" },
+  { "nn.relu(x)", "unknown name in nn: 'relu'; did you mean x:relu() or nn.F.relu?" },
+  { "nn.functional.relu(x)", "unknown name in nn: 'functional'; did you mean 'F'?" },
+  { "nn.MaxPool2d(2)", "unknown name in nn: 'MaxPool2d'; k x k windows side by side: x:reshape(B, C, H / k, k, W / k, k):max(6):max(4)" },
+  { "dist.get_rank()", "unknown name in moonshard.dist: 'get_rank'; it is dist.rank()" },
+  { "x % 2", "mod: tensors have no %; for values that are not negative write t - (t / n):long() * n" },
+  { "'loss ' .. x", "concat: [2, 3] has 6 elements; write tostring(t)" },
+  { "ms.ones(1) .. {}", "concat: operand is a table, expected a string, a number or a tensor" },
 }
 
 local folder
@@ -428,6 +456,7 @@ local function surroundings()
   env.x, env.y, env.w = ms.ones(2, 3), ms.ones(2, 2), ms.ones(3, { requires_grad = true })
   env.g, env.m, env.s = env.w * 2, nn.Linear(3, 2), fsdp.fully_shard(nn.Linear(3, 2))
   env.o = optim.SGD({ ms.ones(1, { requires_grad = true }) }, { lr = 1 })
+  env.Net = nn.Module:extend "Net"
   ms.scope(function() env.r = ms.ones(2, 3) + 1 end)
   return env
 end
@@ -448,6 +477,9 @@ describe("a wrong call", function()
   setup(function()
     folder = process.temp_folder()
     ms.save(folder .. "/ok.safetensors", { a = ms.ones(1) })
+    local archive = assert(io.open(folder .. "/torch.pt", "wb"))
+    archive:write("PK\3\4", ("\0"):rep(60))
+    archive:close()
   end)
   teardown(function() process.remove_folder(folder) end)
 

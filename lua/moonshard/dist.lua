@@ -466,7 +466,7 @@ setmetatable(dist, {
     local names = {}
     for known in pairs(dist) do names[#names + 1] = known end
     table.sort(names)
-    errors.raise("%s", errors.unknown("name in moonshard.dist:", name, names))
+    errors.raise("%s", errors.unknown_in("moonshard.dist", name, names))
   end,
 })
 

@@ -3,6 +3,8 @@
 local engine = require "moonshard.ffi"
 local lib, string_of = engine.lib, engine.ffi.string
 
+local hints = require "moonshard.hints"
+
 local M = {}
 
 local prefix = debug.getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"
@@ -118,6 +120,8 @@ end
 ---@param names string[]
 ---@return string?
 function M.nearest(name, names)
+  local synonym = hints.synonym(name, names)
+  if synonym then return synonym end
   local best, best_d
   local lower = tostring(name):lower()
   local limit = math.max(1, math.floor(#lower / 3) + 1)
@@ -139,7 +143,14 @@ function M.unknown(what, name, names)
   return ("unknown %s '%s'%s"):format(what, tostring(name), near and ("; did you mean '%s'?"):format(near) or "")
 end
 
---- Makes a table of names a closed one: reading a name that it lacks is an error with the nearest.
+--- The same for a public table of functions and classes: says first where else the name lives.
+function M.unknown_in(what, name, names)
+  local elsewhere = type(name) == "string" and not hints.synonym(name, names) and hints.elsewhere(name)
+  if not elsewhere then return M.unknown("name in " .. what .. ":", name, names) end
+  return ("unknown name in %s: '%s'; %s"):format(what, name, elsewhere)
+end
+
+--- Makes a table of names a closed one: reading a name that it lacks is an error that says what is near.
 ---@param module table
 ---@param what string
 ---@return table module
@@ -149,7 +160,7 @@ function M.closed(module, what)
     local names = {}
     for known in pairs(module) do names[#names + 1] = tostring(known) end
     table.sort(names)
-    M.raise_text(M.unknown("name in " .. what .. ":", name, names))
+    M.raise_text(M.unknown_in(what, name, names))
   end })
 end
 

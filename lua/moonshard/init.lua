@@ -59,7 +59,7 @@ setmetatable(ms, {
     for known in pairs(ms) do names[#names + 1] = known end
     for known in pairs(elsewhere) do names[#names + 1] = known end
     table.sort(names)
-    errors.raise("%s", errors.unknown("name in moonshard:", name, names))
+    errors.raise("%s", errors.unknown_in("moonshard", name, names))
   end,
 })
 

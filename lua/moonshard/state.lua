@@ -82,9 +82,13 @@ end
 ---@param tensors table<string, Tensor>
 ---@param given? {metadata: table<string, string>}
 function M.save(path, tensors, given)
-  if type(path) ~= "string" then errors.raise("save: path is %s, expected a string", errors.kind(path)) end
-  if type(tensors) ~= "table" or tensor.is_tensor(tensors) then
-    errors.raise("save: tensors are %s, expected a table of name -> tensor", errors.kind(tensors))
+  if type(path) ~= "string" then
+    errors.raise("save: path is %s, expected a string%s", errors.kind(path),
+      type(path) == "table" and (path.state_dict and "; write ms.save(path, model:state_dict())" or "; write ms.save(path, tensors)") or "")
+  end
+  if type(tensors) ~= "table" or getmetatable(tensors) ~= nil then
+    errors.raise("save: tensors are %s, expected a table of name -> tensor%s", errors.kind(tensors),
+      type(tensors) == "table" and tensors.state_dict and "; write ms.save(path, model:state_dict())" or "")
   end
   local o = opts("save", given, { metadata = opts.table })
   local entries = {}
@@ -113,6 +117,14 @@ end
 local Reader = {}
 Reader.__index = Reader
 
+-- torch.save writes a zip archive, and wrote a bare pickle before version 1.6.
+local function is_pickled(path)
+  local file = io.open(path, "rb")
+  local head = file and file:read(4) or ""
+  if file then file:close() end
+  return head == "PK\3\4" or head:sub(1, 2) == "\128\2"
+end
+
 --- An open safetensors file, its header checked: `read` gives single tensors, or rows of them.
 ---@param path string
 ---@return Reader
@@ -120,7 +132,14 @@ function M.reader(path)
   if type(path) ~= "string" then errors.raise("load: path is %s, expected a string", errors.kind(path)) end
   if path:find("%z") then errors.raise("load: the path %s has a zero byte in it", ("%q"):format(path)) end
   local loader = lib.ms_loader_open(path)
-  if loader == nil then errors.fail() end
+  if loader == nil then
+    local text = errors.last()
+    if text:find("is no valid safetensors file", 1, true) and is_pickled(path) then
+      errors.raise([[load: '%s' is a file of torch.save; write it as safetensors: python3 -c "import torch, safetensors.torch as s; ]]
+        .. [[s.save_file(torch.load('%s', weights_only=True), 'out.safetensors')"]], path, path)
+    end
+    errors.raise_text(text)
+  end
   local self = setmetatable({ path = path, _loader = ffi.gc(loader, lib.ms_loader_close), metadata = {}, names = {} }, Reader)
   for k = 0, lib.ms_loader_metadata_count(loader) - 1 do
     self.metadata[ffi.string(lib.ms_loader_metadata_key(loader, k))] = ffi.string(lib.ms_loader_metadata_value(loader, k))

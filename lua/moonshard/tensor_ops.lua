@@ -55,6 +55,25 @@ function Tensor.__pow(a, b)
   return wrap(call2(POW, a, b, "pow"))
 end
 
+function Tensor.__mod()
+  errors.raise "mod: tensors have no %; for values that are not negative write t - (t / n):long() * n"
+end
+
+-- A string and a tensor of one element join as the string and its number.
+local function joined(x)
+  if not is_tensor(x) then return x end
+  if x:numel() ~= 1 then errors.raise("concat: %s has %d elements; write tostring(t)", tostring(x.shape), x:numel()) end
+  return tostring(x:item())
+end
+
+function Tensor.__concat(a, b)
+  a, b = joined(a), joined(b)
+  for _, x in ipairs { a, b } do
+    if type(x) ~= "string" and type(x) ~= "number" then errors.raise("concat: operand is %s, expected a string, a number or a tensor", errors.kind(x)) end
+  end
+  return a .. b
+end
+
 function Tensor.__unm(a) return wrap(call1(NEG, a, "neg")) end
 
 -- add and sub take {alpha}: the second operand's factor.

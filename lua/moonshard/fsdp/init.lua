@@ -43,5 +43,5 @@ return setmetatable(fsdp, { __index = function(_, name)
   local names = {}
   for known in pairs(fsdp) do names[#names + 1] = known end
   table.sort(names)
-  errors.raise("%s", errors.unknown("name in fsdp:", name, names))
+  errors.raise("%s", errors.unknown_in("fsdp", name, names))
 end })

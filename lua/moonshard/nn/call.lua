@@ -14,7 +14,7 @@ local base = require "moonshard.nn.register"
 
 local lib, ffi = engine.lib, engine.ffi
 local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
-local Module = base.Module
+local Module, forward_of = base.Module, base.forward_of
 local getmetatable, setmetatable, rawset = getmetatable, setmetatable, rawset
 local type, select, pcall, error, ipairs, unpack = type, select, pcall, error, ipairs, unpack
 
@@ -74,7 +74,7 @@ local function call(self, ...)
   if self._hooked then
     return finish(self, open(self._scope), pcall(hooked_body, self, { n = select("#", ...), ... }))
   end
-  return finish(self, open(self._scope), pcall(self.forward or no_forward, self, ...))
+  return finish(self, open(self._scope), pcall(forward_of(self) or no_forward, self, ...))
 end
 
 -- Under the profiler a call is a range: "blocks.1.attn (Attention)", by the path from the outermost module that is called.
@@ -118,7 +118,7 @@ end
 function Module.__call(self, ...)
   if profiled then return profiled_call(self, ...) end
   if self._hooked then return call(self, ...) end
-  return finish(self, open(self._scope), pcall(self.forward or no_forward, self, ...))
+  return finish(self, open(self._scope), pcall(forward_of(self) or no_forward, self, ...))
 end
 
 -- ---- hooks --------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ hooked_body = function(self, args)
     if token == 0 then errors.fail() end
     args = take_ids(args)
   end
-  local out = pack((self.forward or no_forward)(self, unpack(args, 1, args.n)))
+  local out = pack((forward_of(self) or no_forward)(self, unpack(args, 1, args.n)))
   if token then
     fill_ids(self, out)
     errors.check(lib.ms_module_hook_outputs(token, out.n, ids))

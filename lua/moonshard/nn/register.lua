@@ -8,6 +8,7 @@
 local class = require "moonshard.class"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
+local log = require "moonshard.log"
 local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
 
@@ -45,20 +46,91 @@ function Module.extend(base, name)
   return class.new(name, base)
 end
 
+-- Names of constructors in other class libraries: a function of that name would never be called.
+local function refuse_constructor(cls)
+  raise("%s: the constructor of a Module is init: function %s:init(...)", rawget(cls, "__name"), rawget(cls, "__name"))
+end
+Module.__refused = {}
+for _, name in ipairs { "__init", "__init__", "_init" } do Module.__refused[name] = refuse_constructor end
+
+-- `Net:new(...)`, as in other class libraries.
+function Module.new()
+  raise "new: a module is made by calling its class, as in Net(...)"
+end
+Module.__refused.new = refuse_constructor
+
+-- What init left in plain fields and nothing lists: a table of modules, a leaf. Once per class and field.
+local warned = {}
+local function warn_unregistered(self)
+  local registered
+  for name, value in next, self._slots do
+    local what
+    if is_tensor(value) then
+      if not self._kind[name] and not is_parameter(value) and value.is_leaf and value.requires_grad then
+        what = "a leaf tensor that parameters() does not list; wrap it in nn.Parameter"
+      end
+    elseif type(value) == "table" and getmetatable(value) == nil then
+      for _, element in next, value do
+        if is_module(element) or is_parameter(element) then
+          if not registered then
+            registered = {}
+            for _, m in ipairs(self:modules()) do registered[m] = true end
+            for _, p in ipairs(self:parameters()) do registered[p] = true end
+          end
+          if not registered[element] then
+            what = is_module(element) and "a plain table of modules, which parameters() does not see; use nn.ModuleList, nn.ModuleDict or nn.Sequential"
+              or "a plain table of parameters, which parameters() does not list; register them one by one as fields"
+            break
+          end
+        end
+      end
+    end
+    local key = what and self:class_name() .. "." .. tostring(name)
+    if key and not warned[key] then
+      warned[key] = true
+      log.warn(("%s: field '%s' is %s"):format(self:class_name(), tostring(name), what))
+    end
+  end
+end
+
 function Module.__construct(cls, ...)
   local self = setmetatable({
     _slots = { training = true }, _kind = {}, _params = {}, _buffers = {}, _children = {}, _transient = false,
     _hooked = false, _pre = false, _post = false, _back = false, _scope = rawget(cls, "__name"),
   }, cls)
   local init = cls.init
-  if init then init(self, ...) end
+  if init then
+    init(self, ...)
+    warn_unregistered(self)
+  end
   return self
+end
+
+-- `model.forward(x)`: without the colon, forward would take x for the module. So scripts get a forward that looks at
+-- its first argument; the library's own calls go through M.forward_of.
+local guards = setmetatable({}, { __mode = "kv" })
+local function guarded(forward)
+  local guard = guards[forward]
+  if not guard then
+    guard = function(self, ...)
+      if not is_module(self) then raise("forward: called on %s; write model(x) or model:forward(x)", show(self)) end
+      return forward(self, ...)
+    end
+    guards[forward] = guard
+  end
+  return guard
+end
+
+local function forward_of(self)
+  return rawget(self, "_slots").forward or getmetatable(self).forward
 end
 
 function Module.__index(self, name)
   local value = rawget(self, "_slots")[name]
   if value ~= nil then return value end
-  return getmetatable(self)[name]
+  value = getmetatable(self)[name]
+  if name == "forward" and value then return guarded(value) end
+  return value
 end
 
 function Module.__newindex(self, name, value)
@@ -95,7 +167,7 @@ local function check_name(self, name, what)
   if type(name) ~= "string" then raise("register %s: a name expected, got %s", what, type(name)) end
   if name == "" then raise("register %s: the name is empty", what) end
   if name:find(".", 1, true) then raise("register %s: name '%s' contains a dot", what, name) end
-  if Module[name] ~= nil then
+  if Module[name] ~= nil and name ~= "new" then
     raise("%s: '%s' is a method of Module; choose another name for the %s", self:class_name(), name, what)
   end
 end
@@ -179,7 +251,7 @@ function Module._assign(self, name, value)
     local wanted = kind == "module" and "a Module" or kind == "parameter" and "an nn.Parameter" or "a Tensor"
     raise("%s: cannot assign %s to %s '%s': %s or nil expected", self:class_name(), show(value), kind, name, wanted)
   else
-    if Module[name] ~= nil and type(value) ~= "function" then
+    if Module[name] ~= nil and name ~= "new" and type(value) ~= "function" then
       raise("%s: '%s' is a method of Module; choose another name for the field", self:class_name(), tostring(name))
     end
     slots[name] = value
@@ -232,6 +304,11 @@ function Module:register_parameter(name, p)
     disown(old)
   end
   return self
+end
+
+-- `model.parameters()`, without the colon.
+local function check_self(who, self)
+  if not is_module(self) then raise("%s: called on %s; write model:%s()", who, show(self), who) end
 end
 
 -- ---- listings -----------------------------------------------------------------------------------
@@ -308,6 +385,7 @@ end
 ---@param given? { recurse: boolean }
 ---@return Parameter[]
 function Module:parameters(given)
+  check_self("parameters", self)
   local o = opts("parameters", given, { recurse = true })
   local _, values = collect(self, "_params", "", o.recurse)
   return values
@@ -316,6 +394,7 @@ end
 ---@param given? { recurse: boolean }
 ---@return Tensor[]
 function Module:buffers(given)
+  check_self("buffers", self)
   local o = opts("buffers", given, { recurse = true })
   local _, values = collect(self, "_buffers", "", o.recurse)
   return values
@@ -325,6 +404,7 @@ end
 ---@param given? { prefix: string, recurse: boolean }
 ---@return fun(): string, Parameter
 function Module:named_parameters(given)
+  check_self("named_parameters", self)
   local o = opts("named_parameters", given, { prefix = "", recurse = true })
   return iterate(collect(self, "_params", o.prefix, o.recurse))
 end
@@ -333,6 +413,7 @@ end
 ---@param given? { prefix: string, recurse: boolean }
 ---@return fun(): string, Tensor
 function Module:named_buffers(given)
+  check_self("named_buffers", self)
   local o = opts("named_buffers", given, { prefix = "", recurse = true })
   return iterate(collect(self, "_buffers", o.prefix, o.recurse))
 end
@@ -341,6 +422,7 @@ end
 ---@param given? { prefix: string, recurse: boolean }
 ---@return fun(): string, Module
 function Module:named_modules(given)
+  check_self("named_modules", self)
   local o = opts("named_modules", given, { prefix = "", recurse = true })
   local names, modules = {}, {}
   if o.recurse then walk(self, o.prefix, {}, names, modules, {}) else names[1], modules[1] = o.prefix, self end
@@ -457,4 +539,5 @@ end
 
 return {
   Module = Module, is_module = is_module, is_parameter = is_parameter, walk = walk, join = join, own = own, check_cycle = check_cycle,
+  forward_of = forward_of,
 }

@@ -138,6 +138,20 @@ function Module:to(...)
   end)
 end
 
+---Moves parameters and buffers to a GPU: `to("cuda")`, or `to("cuda:" .. index)`.
+---@param index? integer  from 0
+---@return Module
+function Module:cuda(index)
+  if index ~= nil and (type(index) ~= "number" or index % 1 ~= 0 or index < 0) then
+    raise("cuda: device is %s, expected a number from 0", show(index))
+  end
+  return self:to(index and "cuda:" .. index or "cuda")
+end
+
+---Moves parameters and buffers to the CPU.
+---@return Module
+function Module:cpu() return self:to("cpu") end
+
 ---@return Module
 function Module:float() return self:to("float32") end
 ---@return Module

@@ -126,9 +126,14 @@ local function construct(self, params, given, spec)
   local who = self:class_name()
   if is_tensor(params) then raise("%s: argument 1 is a Tensor, expected a list of leaves or groups", who) end
   if type(params) ~= "table" or getmetatable(params) ~= nil then
-    raise("%s: argument 1 is %s, expected a list of leaves or groups", who, show(params))
+    local module = type(params) == "table" and params.parameters
+    raise("%s: argument 1 is %s, expected a list of leaves or groups%s", who, show(params),
+      (module or type(params) == "function") and "; write model:parameters()" or "")
   end
-  if params[1] == nil then raise("%s: the list of parameters is empty", who) end
+  if params[1] == nil then
+    raise("%s: the list of parameters is empty: a module lists what its fields hold (layers, nn.Parameter), not what plain tables hold", who)
+  end
+  if type(given) == "number" then raise("%s: options are %s, expected a table; write { lr = %s }", who, show(given), given) end
   self._defaults = opts(who, given, spec)
   self._compiled, self._seen, self.param_groups = {}, {}, {}
   if is_tensor(params[1]) then

@@ -1,0 +1,62 @@
+--- What an error adds about a name that is not there: the place where that name lives (x:relu(), nn.Linear), the
+--- name that stands for it here (learning_rate: lr), or how to write what is missing.
+local M = {}
+
+-- Options and names that other libraries use, and ours.
+local synonyms = {
+  learning_rate = "lr", wd = "weight_decay", decay = "weight_decay", l2 = "weight_decay", epsilon = "eps", beta = "betas", beta1 = "betas",
+  beta2 = "betas", functional = "F", utils = "utils", axis = "dim", keepdims = "keepdim", use_bias = "bias",
+}
+
+-- How to write what PyTorch has and Moonshard does not.
+local instead = {
+  MaxPool2d = "k x k windows side by side: x:reshape(B, C, H / k, k, W / k, k):max(6):max(4)",
+  AvgPool2d = "k x k windows side by side: x:reshape(B, C, H / k, k, W / k, k):mean({ 4, 6 })",
+  Flatten = "write x:flatten(2) in forward",
+  Softmax = "write x:softmax(d) in forward",
+  DataParallel = "write nn.DDP(model) and start one process a device: mpirun -n N luajit train.lua",
+  DistributedDataParallel = "it is nn.DDP",
+  FullyShardedDataParallel = "it is fsdp.FSDP",
+  init_process_group = "it is dist.init(), which the first use calls",
+  get_rank = "it is dist.rank()",
+  get_world_size = "it is dist.world_size()",
+  device = "devices are strings: 'cpu', 'cuda', 'meta'",
+  from_numpy = "read a file with ms.load, or take memory with ms.from_pointer",
+}
+for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" } do
+  instead[dtype] = ("dtypes are strings: '%s'"):format(dtype)
+end
+instead.max_pool2d, instead.avg_pool2d = instead.MaxPool2d, instead.AvgPool2d
+
+-- Where a name may live, as scripts write it. (`ms` is reached when an error needs it: this file stands below all of them.)
+local places = { "ms", "ms.nn", "ms.nn.F", "ms.nn.init", "ms.nn.utils", "ms.optim", "ms.optim.lr_scheduler", "ms.dist", "ms.fsdp", "ms.amp" }
+
+--- The name among names that other libraries call `name`, or nil.
+---@param name any
+---@param names string[]
+---@return string?
+function M.synonym(name, names)
+  local ours = synonyms[name]
+  for _, known in ipairs(ours and names or {}) do
+    if known == ours then return ours end
+  end
+end
+
+--- Where a script finds a name that the place it looked in lacks, as the end of a message; nil when it is nowhere.
+---@param name string
+---@return string?
+function M.elsewhere(name)
+  if instead[name] then return instead[name] end
+  local ms = package.loaded.moonshard
+  if not ms then return nil end
+  local found = {}
+  if rawget(ms.Tensor.methods, name) then found[1] = ("x:%s()"):format(name) end
+  for _, path in ipairs(places) do
+    local place = ms
+    for field in path:gmatch "%.([%w_]+)" do place = place[field] end
+    if rawget(place, name) ~= nil then found[#found + 1] = path:gsub("^ms%.", "") .. "." .. name end
+  end
+  return found[1] and "did you mean " .. table.concat(found, " or ") .. "?"
+end
+
+return M
