@@ -17,8 +17,9 @@ do
   file:close()
 end
 
-local function open(command)
-  local p = Pty.start(command, { MOONSHARD_HISTORY = "", TERM = "xterm", COLUMNS = "300", MOONSHARD_THREADS = "1", INPUTRC = inputrc })
+local function open(command, history)
+  local p = Pty.start(command, {
+    MOONSHARD_HISTORY = history or "", TERM = "xterm", COLUMNS = "300", LINES = "6", MOONSHARD_THREADS = "1", INPUTRC = inputrc })
   assert(p:expect("Ctrl-D to leave."))
   assert(p:expect "> ")
   return p
@@ -202,12 +203,90 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       os.remove(folder .. "/unmistakable.lua")
     end) end
 
+    if not name:find "without" then it("gives the line up at Ctrl-C in readline's question and in its pager", function()
+      ask(p, "t = ms.ones(2)")
+      for _, answer in ipairs { "", "y" } do            -- y: six lines of names, then the pager waits
+        p:type "t:\t\t"
+        assert(p:expect "possibilities? (y or n)")
+        p:type(answer)
+        if answer == "y" then assert(p:expect "--More--") end
+        p:type "\3"
+        assert(p:expect "> t:")                         -- drawn again, and given up
+        assert(p:expect "\n> ")
+        assert.are.equal("7", ask(p, "3 + 4"))
+      end
+    end) end
+
     it("leaves at Ctrl-D", function()
       p:type "\4"
       assert.are.equal(0, (p:finish(5)))
     end)
+
+    for _, word in ipairs { "exit", "quit", "exit()", "quit();" } do
+      it("leaves at " .. word, function()
+        p:type(word .. "\n")
+        assert.are.equal(0, (p:finish(5)))
+      end)
+    end
+
+    it("takes help(name) as ? name, and a session's own names for what they are", function()
+      assert.truthy(ask(p, "help()"):find("ms is the library", 1, true))
+      for _, line in ipairs { "help(ms.cat)", "help 'ms.cat'", "help ms.cat", "help(cat)" } do
+        assert.matches("Tensors one after another along d", ask(p, line))
+      end
+      ask(p, "help, exit = 5, 6")
+      assert.are.equal("5", ask(p, "help"))
+      assert.are.equal("6", ask(p, "exit"))
+    end)
   end)
 end
+
+describe("the history of the prompt", function()
+  local up = "\27[A"
+  it("recalls a statement of several lines as one, in this session and the next", function()
+    local history = own_folder .. "/history"
+    local p = open(ways["scripts/repl"], history)
+    assert.are.equal("5", ask(p, "2 + 3"))
+    p:type "for k = 1, 2 do -- twice\n"
+    assert(p:expect ">> ")
+    p:type "\n"
+    assert(p:expect ">> ")
+    p:type "print(k * 10)\n"
+    assert(p:expect ">> ")
+    assert.are.equal("10\n20", ask(p, "end"))
+    assert.are.equal("6", ask(p, "3 + 3"))
+    p:type(up .. up)
+    assert(p:expect "for k = 1, 2 do -- twice\r\n")
+    p:type "\n"
+    assert(p:expect "10\r\n20\r\n> ")
+    p:type "\4"
+    assert.are.equal(0, (p:finish(5)))
+
+    p = open(ways["scripts/repl"], history)
+    p:type(up .. up)                                    -- the last is the block again
+    assert(p:expect "3 + 3")
+    p:type(up .. "\n")
+    assert(p:expect "10\r\n20\r\n> ")
+    p:type(up .. up .. up .. up .. up .. "\n")
+    assert(p:expect "5\r\n> ")
+    p:finish(0)
+  end)
+end)
+
+describe("the prompt under mpirun", function()
+  it("refuses at once on every rank", function()
+    local out = own_folder .. "/out"
+    local env = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" }
+    for _, way in ipairs { "scripts/repl", "luajit -i" } do
+      local child = process.start({ "mpirun", "-n", "2", unpack(ways[way]) }, { stdout = out, stderr = out .. ".err", env = env })
+      assert.are.equal(2, child:wait(20) or child:stop())
+      local text = process.read(out .. ".err")
+      assert.matches("repl: the prompt is for one process, and this is a job of 2 ranks: start it without mpirun", text)
+      assert.are.equal(1, select(2, text:gsub("repl: ", "")))
+      assert.is_nil(process.read(out):find("the library is ms", 1, true))
+    end
+  end)
+end)
 
 describe("showing values at the prompt", function()
   local repl = require "moonshard.repl"

@@ -342,8 +342,8 @@ end
 function M.help(name)
   name = name:match "^%s*(.-)%s*$":gsub("%(.*%)$", "")
   if name == "" then
-    return "ms is the library: ms.randn(2, 3), ms.nn.Linear(3, 4). An expression prints its value; Ctrl-C interrupts; Ctrl-D leaves.\n"
-      .. "? name explains a function (? ms.cat, ? softmax); Tab completes names, fields and, inside quotes, file names."
+    return "ms is the library: ms.randn(2, 3), ms.nn.Linear(3, 4). An expression prints its value; Ctrl-C interrupts; Ctrl-D or exit leaves.\n"
+      .. "? name, or help(name), explains a function (? ms.cat, ? softmax); Tab completes names, fields and, inside quotes, file names."
   end
   local value = lookup((name:gsub(":", ".")))
   local long, commented
@@ -392,9 +392,34 @@ local function plain_reader(prompt)
   return line
 end
 
+-- Words that other prompts know, as long as the session has no such names of its own: `leave`, or the name to explain.
+local function command_of(line)
+  local word, rest = line:match "^%s*(%a+)%s*(.-)%s*;?%s*$"
+  if not word or rawget(_G, word) ~= nil then return nil end
+  if (word == "exit" or word == "quit") and (rest == "" or rest:find "^%(%s*%)$") then return "leave" end
+  if word ~= "help" then return nil end
+  local name = rest:match "^%((.*)%)$" or rest
+  name = name:match "^%s*(.-)%s*$":gsub("^([\"'])(.*)%1$", "%2")
+  return name:find "^[%w_.:]*$" and "help" or nil, name
+end
+
+--- Ends every rank of a job: ranks would read the same terminal.
+function M.refuse_ranks()
+  local dist = require "moonshard.dist"
+  local world = dist.world_size()
+  if world == 1 then return end
+  if dist.rank() == 0 then
+    io.stderr:write(("repl: the prompt is for one process, and this is a job of %d ranks: start it without mpirun, and run scripts "):format(world),
+      "over ranks (mpirun -n 2 luajit FILE)\n")
+  end
+  dist.barrier()                                        -- mpirun ends the others as soon as one has ended
+  os.exit(2, true)
+end
+
 --- Reads, runs, prints, until the end of input.
 ---@param given? {quiet: boolean}
 function M.run(given)
+  M.refuse_ranks()
   local reader = require "moonshard.repl_readline"
   local read = reader and reader(M) or plain_reader
   if not (given and given.quiet) then
@@ -404,18 +429,19 @@ function M.run(given)
   if rawget(_G, "ms") == nil then rawset(_G, "ms", package.loaded.moonshard) end
   local text
   while true do
-    local line, given_up = read(text and ">> " or "> ")
+    local line, given_up = read(text and ">> " or "> ", text)
     if line == nil then break end
+    local command, name = nil, nil
+    if not text and not given_up then command, name = command_of(line) end
+    if command == "leave" then break end
     if given_up then
       text = nil
     elseif line == "" and not text then                 -- nothing to do
       text = nil
     elseif text then
       text = line == "" and text .. "\n" or text .. "\n" .. line
-    elseif line:match "^%s*help%s*$" and rawget(_G, "help") == nil then
-      io.stdout:write(M.help "", "\n")
-    elseif line:match "^%s*%?" then
-      local _, page_or_error = pcall(M.help, (line:match "^%s*%?(.*)$"))
+    elseif command == "help" or line:match "^%s*%?" then
+      local _, page_or_error = pcall(M.help, name or line:match "^%s*%?(.*)$")
       io.stdout:write(text_of(page_or_error), "\n")
     else
       text = line

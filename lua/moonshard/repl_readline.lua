@@ -1,5 +1,6 @@
 --- The prompt's lines through GNU readline: editing, history, completion. nil where the library is missing
 --- or the input is no terminal. Loaded by repl.lua, which declares how to wait.
+local bit = require "bit"
 local ffi = require "ffi"
 local engine = require "moonshard.ffi"
 
@@ -26,6 +27,12 @@ local function load()
       extern char *rl_line_buffer;
       extern const char *rl_readline_name;
       void rl_replace_line(const char *, int);
+      extern unsigned long rl_readline_state;
+      typedef struct moonshard_history_entry moonshard_history_entry;
+      moonshard_history_entry *remove_history(int);
+      void *free_history_entry(moonshard_history_entry *);
+      extern int history_length, history_write_timestamps;
+      extern char history_comment_char;
     ]]
     declared = true
   end
@@ -38,6 +45,8 @@ local function load()
     end
   end
 end
+
+local COMPLETING = 0x4000                               -- of rl_readline_state
 
 local anchors = {}                                      -- callbacks and strings that readline points at
 
@@ -102,6 +111,9 @@ local function attach(repl)
     while true do
       local ready = ffi.C.moonshard_wait(repl.input, 1, 100)
       if engine.state.interrupted ~= 0 then
+        -- Inside the question whether to show all completions, and their pager, a newline is no answer: n ends both, and the
+        -- next key is the newline.
+        if bit.band(tonumber(library.rl_readline_state), COMPLETING) ~= 0 then return ("n"):byte() end
         repl.settle()
         library.rl_replace_line("", 0)
         return 10
@@ -132,8 +144,20 @@ local function history_file()
   return home and home .. "/.moonshard_history"
 end
 
+-- A statement of several lines is one entry of the history: each line replaces the entry of those before it.
+local function remember(line, before)
+  if not line:find "%S" then return end
+  if before and library.history_length > 0 then
+    library.free_history_entry(library.remove_history(library.history_length - 1))
+    line = before .. "\n" .. line
+  end
+  library.add_history(line)
+  local file = history_file()
+  if file then library.write_history(file) end
+end
+
 -- readline calls back into Lua, which compiled code must not do.
-local function read(prompt)
+local function read(prompt, before)
   local p = library.readline(prompt)
   if engine.state.interrupted ~= 0 then
     engine.state.interrupted = 0
@@ -143,20 +167,19 @@ local function read(prompt)
   if p == nil then return nil end
   local line = ffi.string(p)
   ffi.C.moonshard_free(p)
-  if line:find "%S" then
-    library.add_history(line)
-    local file = history_file()
-    if file then library.write_history(file) end
-  end
+  remember(line, before)
   return line
 end
 jit.off(read)
 
---- A function that reads one line with editing, or nil where that is impossible.
+--- A function that reads one line with editing, or nil where that is impossible. Its arguments: the prompt, and the lines
+--- of the same statement that were read before.
 return function(repl)
   if not load() then return nil end
   attach(repl)
   library.stifle_history(2000)
+  -- Entries of several lines need the lines with their times between them in the file.
+  library.history_comment_char, library.history_write_timestamps = ("#"):byte(), 1
   local file = history_file()
   if file then library.read_history(file) end
   return read

@@ -131,13 +131,12 @@ function M.new(path, name, config)
     local ok, err = make(path)
     if not ok then return nil, ("cannot make the folder '%s': %s"):format(path, err) end
   else
-    local home, err, err_home = os.getenv "HOME"
-    path, err = numbered("runs", name)
+    local home, err_home = os.getenv "HOME", nil
+    path, note = numbered("runs", name)
     if not path and home and home ~= "" then            -- the folder we stand in may be another user's, or read-only
       path, err_home = numbered(home .. "/moonshard-runs", name)
     end
-    if not path then return nil, ("%s%s; name one with --out"):format(err, err_home and ", and " .. err_home or "") end
-    note = err
+    if not path then return nil, ("%s%s; name one with --out"):format(note, err_home and ", and " .. err_home or "") end
   end
   local self = setmetatable({ path = path, note = note }, Folder)
   local ok, err = write(path .. "/config.json", M.json(config, nil, { digits = 17, separator = ",\n " }) .. "\n")
