@@ -308,8 +308,11 @@ MS_API int       ms_unit_device(double unit);           // what it computes on
 MS_API ms_status ms_unit_pre_forward(double unit, int n, ms_id *io);
 MS_API ms_status ms_unit_post_forward(double unit, int n, ms_id *io);
 MS_API void      ms_unit_forward_failed(double unit);
-// Of a unit of several modules of which not all ran: the pass ends, the parameters stay whole until backward.
-MS_API void      ms_unit_forward_left_open(double unit);
+// A unit of several modules has a pass around the forwards of those that run together: it is gathered, resharded and reduced once for
+// all of them. begin, before each one's pre-forward: 1 where a pass begins, 0 where one is under way, -1 where there is none (a
+// checkpoint runs again). end: behind the last module's post-forward, at the root's end where not all of them ran, or after an error.
+MS_API int       ms_unit_begin_pass(double unit);
+MS_API ms_status ms_unit_end_pass(double unit, int failed);
 MS_API ms_status ms_unit_unshard(double unit, int async);   // collective; async: ms_unit_wait later
 MS_API ms_status ms_unit_wait(double unit);
 MS_API ms_status ms_unit_reshard(double unit);

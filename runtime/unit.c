@@ -101,7 +101,7 @@ const char *ms__unit_range_name(const unit *u, const char *phase)
 
 // ---- gather and reshard -----------------------------------------------------------------------
 
-bool ms__unit_idle(const unit *u) { return u->forwards == 0 && u->n_active == 0 && !u->summoning; }
+bool ms__unit_idle(const unit *u) { return u->forwards == 0 && !u->open && u->n_active == 0 && !u->summoning; }
 
 // A copy from another device may still be writing: unlike a collective, nobody has waited for it.
 static void vacate_full(unit *u)

@@ -110,6 +110,10 @@ struct unit {
     struct { int64_t use; ms_run *run; } *active;       // uses between pre- and post-backward
     int           n_active, cap_active;
     int64_t       uses[64];         // of the passes under way, by nesting
+    bool          open;             // a unit of several modules: a pass is under way, of which more modules may run
+    bool          open_graph;       // a backward will come for some module of it
+    int64_t       open_pass;        // its number: the use with which it began; 0 before that
+    bool          partly;           // this backward has been through some modules of a pass, and not through others
     uint64_t      skipped;          // bit stack over nested passes: this pass left the unit alone
     int           behind;           // passes that wait for a backward beside the one whose gradients are reduced
     size_t        arrived;          // bytes of gradients in this backward
@@ -139,8 +143,9 @@ typedef struct context {
     unit     **units;                   // module order
     int        n;
     unit      *opened;                  // whose forward opened the running iteration
-    struct { unit *unit; int64_t use; bool done, regional; } *order;    // forward passes in order, until the backward's end; regional: in
-                                        // a checkpoint's region, which has not run again yet
+    struct { unit *unit; int64_t use, pass; bool done, regional; } *order;  // forwards of modules in order, until the backward's end;
+                                        // pass: the same for modules that one gather and one reduction serve; regional: in a
+                                        // checkpoint's region, which has not run again yet
     int        n_order, cap_order;
     unit     **entered, **last;         // what this forward entered, and the latest complete one, for prefetching
     int        n_entered, cap_entered, n_last, cap_last;
@@ -199,7 +204,8 @@ void      ms__unit_drop_reduction(reduction *r);
 int       ms__unit_active(const unit *u, int64_t use);  // -1: not active
 ms_status ms__unit_activate(unit *u, int64_t use, ms_run *run);
 void      ms__unit_deactivate(unit *u, int k);
-ms_status ms__order_push(context *c, unit *u, int64_t use, bool regional);
+ms_status ms__order_push(context *c, unit *u, int64_t use, int64_t pass, bool regional);
+bool      ms__order_pass_waits(const context *c, int at);    // modules of that entry's pass have not been through backward
 int       ms__order_find(const context *c, int64_t use);
 void      ms__order_entered(context *c, unit *u);
 int       ms__order_passes_left(const unit *u);

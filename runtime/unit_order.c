@@ -30,7 +30,7 @@ void ms__unit_deactivate(unit *u, int k) { u->active[k] = u->active[--u->n_activ
 
 // ---- order ------------------------------------------------------------------------------------
 
-ms_status ms__order_push(context *c, unit *u, int64_t use, bool regional)
+ms_status ms__order_push(context *c, unit *u, int64_t use, int64_t pass, bool regional)
 {
     if (c->n_order == c->cap_order) {
         int cap = c->cap_order ? 2 * c->cap_order : 64;
@@ -42,6 +42,7 @@ ms_status ms__order_push(context *c, unit *u, int64_t use, bool regional)
     c->order[c->n_order].unit = u;
     c->order[c->n_order].done = false;
     c->order[c->n_order].regional = regional;
+    c->order[c->n_order].pass = pass;
     c->order[c->n_order++].use = use;
     return MS_OK;
 }
@@ -80,8 +81,20 @@ int ms__order_passes_left(const unit *u)
 {
     const context *c = u->context;
     int n = 0;
-    for (int k = 0; k < c->n_order; k++) n += c->order[k].unit == u && !c->order[k].done;
+    int64_t counted = 0;
+    for (int k = 0; k < c->n_order; k++) {
+        if (c->order[k].unit != u || c->order[k].done || c->order[k].pass == counted) continue;
+        counted = c->order[k].pass;
+        n++;
+    }
     return n;
+}
+
+bool ms__order_pass_waits(const context *c, int at)
+{
+    for (int k = 0; k < c->n_order; k++)
+        if (c->order[k].pass == c->order[at].pass && !c->order[k].done) return true;
+    return false;
 }
 
 // ---- prefetching ------------------------------------------------------------------------------
@@ -147,6 +160,7 @@ ms_status ms__prefetch_backward(unit *u, int64_t use)
     }
     context *c = u->context;
     for (int at = ms__order_find(c, use); at > 0; at--) {
+        if (c->order[at - 1].pass == c->order[at].pass) continue;
         unit *before = c->order[at - 1].unit;
         if (before->unshard_in_backward) MS_TRY(prefetch(before, "backward"));
         if (u->limited) break;

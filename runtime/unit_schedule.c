@@ -119,9 +119,10 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     if (st == MS_OK) st = ms__unit_start_gather(u, false, false);
     if (st == MS_OK) st = ms__unit_finish_gather(u);
     int64_t use = (int64_t)((uint64_t)next_use++ << VERSION_BITS | version_bits(ms__unit_versions(u)));
+    if (u->open && !u->open_pass) u->open_pass = use;
     if (st == MS_OK && recomputing) {
         if (ms__state.grad_mode) st = ms__order_take_place(u, use);       // not where a checkpoint inside it runs for the first time
-    } else if (st == MS_OK) {
+    } else if (st == MS_OK && (!u->open || u->open_pass == use)) {
         ms__order_entered(c, u);
         st = ms__prefetch_forward(u);
     }
@@ -143,11 +144,46 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
 static void forward_left(unit *u)
 {
     context *c = u->context;
-    if (c->opened != u || u->forwards > 0) return;
+    if (c->opened != u || u->forwards > 0 || u->open) return;
     c->opened = NULL;
     // What was prefetched for a module that did not run this time is given back.
     for (int k = 0; k < c->n; k++)
         if ((c->units[k]->gather || c->units[k]->fetched) && ms__unit_idle(c->units[k])) ms__unit_shard(c->units[k]);
+}
+
+// graph: a backward will come.
+static ms_status reshard_after_forward(unit *u, bool graph)
+{
+    if (!ms__unit_idle(u)) return MS_OK;
+    // The root stays whole for its backward. When none will come (validation), it would go stale at the next optimizer step.
+    bool leave = u->reshard_after_forward == 1 || ((u->by_rule || u->views != MS_VIEWS_SHARDED) && !graph);
+    // A number: kept in slices by few ranks, where a backward will want it.
+    bool few = u->reshard_after_forward > 1 && u->post_group;
+    if (few && graph) return ms__unit_shard_to_post(u);
+    if (few || leave) {
+        ms__unit_shard(u);
+    } else if (u->by_rule && u->views == MS_VIEWS_PIECES && u->world > 1) {
+        // Where the others of its strategy show their pieces, so does the root. What the graph saved are views of the whole.
+        ms__unit_show(u, false);
+        u->concealed = true;
+    }
+    return MS_OK;
+}
+
+// The forward that u opened is over: its order is the latest complete one.
+static void iteration_left(unit *u)
+{
+    context *c = u->context;
+    if (c->opened != u || u->forwards > 0 || u->open) return;
+    unit **spare = c->last;
+    int cap = c->cap_last;
+    c->last = c->entered;
+    c->n_last = c->n_entered;
+    c->cap_last = c->cap_entered;
+    c->entered = spare;
+    c->cap_entered = cap;
+    c->n_entered = 0;
+    forward_left(u);
 }
 
 ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
@@ -168,7 +204,7 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
             grad = true;
             if (st == MS_OK) st = ms__unit_hook(out[k], token_of(u), use);
         }
-        if (st == MS_OK && (grad || regional) && !recomputing) st = ms__order_push(c, u, use, regional);
+        if (st == MS_OK && (grad || regional) && !recomputing) st = ms__order_push(c, u, use, u->open ? u->open_pass : use, regional);
     }
     if (st == MS_OK && !skipped && u->output_dtype >= 0) st = cast_floats(n, io, u->output_dtype, "cast_forward_outputs");
     if (st != MS_OK) {
@@ -177,30 +213,9 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
     }
     u->skipped >>= 1;
     u->forwards--;
-    // The root stays whole for its backward. When none will come (validation), it would go stale at the next optimizer step.
-    bool leave = u->reshard_after_forward == 1 || ((u->by_rule || u->views != MS_VIEWS_SHARDED) && !grad && !regional);
-    // A number: kept in slices by few ranks, where a backward will want it.
-    bool few = u->reshard_after_forward > 1 && u->post_group;
-    leave |= few;
-    if (!skipped && leave && !recomputing && ms__unit_idle(u)) {
-        if (!few || !(grad || regional)) ms__unit_shard(u);
-        else MS_TRY(ms__unit_shard_to_post(u));
-    } else if (!skipped && u->by_rule && u->views == MS_VIEWS_PIECES && u->world > 1 && !recomputing && ms__unit_idle(u)) {
-        // Where the others of its strategy show their pieces, so does the root. What the graph saved are views of the whole.
-        ms__unit_show(u, false);
-        u->concealed = true;
-    }
-    if (c->opened == u && u->forwards == 0) {
-        unit **spare = c->last;
-        int cap = c->cap_last;
-        c->last = c->entered;
-        c->n_last = c->n_entered;
-        c->cap_last = c->cap_entered;
-        c->entered = spare;
-        c->cap_entered = cap;
-        c->n_entered = 0;
-        forward_left(u);
-    }
+    u->open_graph |= u->open && (grad || regional);
+    if (!skipped && !recomputing) MS_TRY(reshard_after_forward(u, grad || regional));
+    iteration_left(u);
     return MS_OK;
 }
 
@@ -214,13 +229,32 @@ void ms_unit_forward_failed(double handle)
     if (u->context) forward_left(u);
 }
 
-void ms_unit_forward_left_open(double handle)
+// ---- passes of several modules ----------------------------------------------------------------
+
+int ms_unit_begin_pass(double handle)
 {
     unit *u = ms__unit(handle);
-    if (!u || u->forwards == 0) return;
-    u->skipped >>= 1;
-    u->forwards--;
-    if (u->context) forward_left(u);
+    if (!u || ms__run_recomputing()) return -1;
+    if (u->open) return 0;
+    u->open = true;
+    u->open_graph = false;
+    u->open_pass = 0;
+    return 1;
+}
+
+ms_status ms_unit_end_pass(double handle, int failed)
+{
+    unit *u = ms__unit(handle);
+    if (!u || !u->open) return u ? MS_OK : (ms_status)ms_error_code();
+    u->open = false;
+    if (failed) {
+        if (ms__unit_idle(u)) ms__unit_shard(u);
+        forward_left(u);
+        return MS_OK;
+    }
+    MS_TRY(reshard_after_forward(u, u->open_graph));
+    iteration_left(u);
+    return MS_OK;
 }
 
 // ---- backward ---------------------------------------------------------------------------------
@@ -327,6 +361,7 @@ static ms_status fold(unit *u)
 static ms_status post_backward(ms_run *run, unit *u)
 {
     u->arrived = 0;
+    u->partly = false;
     if (u->n) ms__unit_log(u, "post_backward");
     {
         UNIT_RANGE(u, "post_backward_accumulate");
@@ -361,6 +396,11 @@ ms_status ms__unit_post_backward(ms_run *run, void *token, int64_t use)
     if (k >= 0) ms__unit_deactivate(u, k);
     if (at >= 0) u->context->order[at].done = true;
     u->behind = ms__order_passes_left(u);
+    // Gradients of modules that ran together are reduced together.
+    if (at >= 0 && ms__order_pass_waits(u->context, at)) {
+        u->partly = true;
+        return MS_OK;
+    }
     // A flat gradient is reduced once, when it is complete: it waits for the module's other uses.
     if (u->views != MS_VIEWS_SHARDED && u->behind > 0) return MS_OK;
     MS_TRY(post_backward(run, u));
@@ -376,7 +416,7 @@ ms_status ms__units_final(ms_run *run)
         // Units whose inputs needed no gradient, the root usually among them.
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
-            bool waiting = u->n_active > 0;
+            bool waiting = u->n_active > 0 || u->partly;
             for (int j = 0; j < u->n; j++) waiting |= u->params[j].fresh != NULL;
             u->n_active = 0;
             u->behind = ms__order_passes_left(u) - 1;
@@ -418,6 +458,7 @@ void ms__units_abort(ms_run *run)
             for (int j = 0; j < u->n; j++)
                 if (u->params[j].fresh && (outermost || u->params[j].run == run)) ms__drop(&u->params[j].fresh);
             u->arrived = 0;
+            u->partly = false;
             if (ms__unit_idle(u)) ms__unit_shard(u);
         }
         if (!outermost) continue;

@@ -109,34 +109,32 @@ local function pack(...) return { n = select("#", ...), ... } end
 local depth, incomplete = 0, {}         -- calls of sharded modules under way; groups that wait for more of their modules
 local since = 0                        -- errors told between ranks when the outermost of them began
 
--- A unit of several modules: its hooks run at the first one's forward and after the last one's.
-local function enters(unit, m)
-  if #unit.modules == 1 then return true end
-  local waiting = unit.waiting
-  if waiting then return false end
-  waiting = {}
-  for _, other in ipairs(unit.modules) do waiting[other] = true end
-  unit.waiting = waiting
-  incomplete[unit] = true
-  return waiting[m] == true
+-- Before the forward of one of several modules of a unit. true: it is part of a pass; a checkpoint's region that runs again is not.
+local function begin(unit)
+  local began = lib.ms_unit_begin_pass(unit.handle)
+  if began == 1 then
+    local waiting = {}
+    for _, other in ipairs(unit.modules) do waiting[other] = true end
+    unit.waiting = waiting
+    incomplete[unit] = true
+  end
+  return began >= 0
 end
 
-local function leaves(unit, m)
-  if #unit.modules == 1 then return true end
-  unit.waiting[m] = nil
-  if next(unit.waiting) then return false end
-  unit.waiting = nil
-  incomplete[unit] = nil
-  return true
+-- Behind it: the pass ends with the last of them.
+local function ran(unit, m)
+  local waiting = unit.waiting
+  if not waiting then return end
+  waiting[m] = nil
+  if next(waiting) then return end
+  unit.waiting, incomplete[unit] = nil, nil
+  if lib.ms_unit_end_pass(unit.handle, 0) ~= 0 then errors.fail() end
 end
 
 local one = ffi.new "ms_id[1]"
 
 local function pre_forward(unit, n, ids)
-  if lib.ms_unit_pre_forward(unit.handle, n, ids) ~= 0 then
-    unit.waiting = nil
-    errors.fail()
-  end
+  if lib.ms_unit_pre_forward(unit.handle, n, ids) ~= 0 then errors.fail() end
   unit.inside = (unit.inside or 0) + 1
 end
 
@@ -150,17 +148,19 @@ local function taken(t)
   return one[0] == t.id and t or wrap(one[0])
 end
 
-local function after(self, unit, ...)
-  if not leaves(unit, self) then return ... end
+local function after(self, unit, part, ...)
   local out = ...
   if select("#", ...) == 1 and is_tensor(out) and out.id >= 0 then
     one[0] = out.id
     post_forward(unit, 1, one)
-    return taken(out)
+    out = taken(out)
+    if part then ran(unit, self) end
+    return out
   end
   out = pack(...)
   post_forward(unit, arguments.flatten(out))
   arguments.rebuild(out)
+  if part then ran(unit, self) end
   return unpack(out, 1, out.n)
 end
 
@@ -181,9 +181,9 @@ M.check_places = check_places
 
 -- forward between the unit's two phases. One tensor in and one out, as with most modules, makes no tables.
 local function between(self, unit, forward, ...)
-  if not enters(unit, self) then return after(self, unit, forward(self, ...)) end
   if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
   if unit.replaces == nil then check_places(unit) end
+  local part = #unit.modules > 1 and begin(unit)
   local extended = extensions.any
   if not unit.looked then extensions.look(unit) end
   if unit.extensions then extensions.gather(unit) end
@@ -193,36 +193,34 @@ local function between(self, unit, forward, ...)
     pre_forward(unit, 1, one)
     x = taken(x)
     if extended then extensions.prefetch(unit) end
-    return after(self, unit, forward(self, x))
+    return after(self, unit, part, forward(self, x))
   end
   local args = pack(...)
   pre_forward(unit, arguments.flatten(args))
   arguments.rebuild(args)
   if extended then extensions.prefetch(unit) end
-  return after(self, unit, forward(self, unpack(args, 1, args.n)))
+  return after(self, unit, part, forward(self, unpack(args, 1, args.n)))
 end
 
--- Groups of modules of which some did not run, when the outermost call ends. Their parameters stay whole until backward.
-local function close_incomplete()
-  for unit in pairs(incomplete) do         -- order does not matter: nothing here communicates
-    local left, names = 0, {}
+-- Of units of several modules some did not run: their passes end with the outermost call. Nothing here communicates. An error's text, if any.
+local function end_passes(failed)
+  local message
+  for unit in pairs(incomplete) do         -- order does not matter
+    local names = {}
     for _, m in ipairs(unit.modules) do
-      if unit.waiting[m] then
-        left = left + 1
-        names[left] = m:class_name()
-      end
+      if unit.waiting[m] then names[#names + 1] = m:class_name() end
     end
-    if not unit.warned then
+    if not failed and not unit.warned and autograd.is_grad_enabled() then
       unit.warned = true
       log.warn(("%d of the %d modules passed to fully_shard did not run forward before backward, which is error-prone since FSDP "
         .. "post-forward/pre-backward logic will not run for these modules. We recommend passing only modules that run forward together. "
-        .. "Modules that did not run forward: [%s]"):format(left, #unit.modules, table.concat(names, ", ")))
+        .. "Modules that did not run forward: [%s]"):format(#names, #unit.modules, table.concat(names, ", ")))
     end
     unit.waiting = nil
-    unit.inside = unit.inside - 1
-    lib.ms_unit_forward_left_open(unit.handle)
+    if lib.ms_unit_end_pass(unit.handle, failed and 1 or 0) ~= 0 then message = message or errors.last() end
   end
   incomplete = {}
+  return message
 end
 
 local function finish(unit, before, s, ok, ...)
@@ -231,10 +229,9 @@ local function finish(unit, before, s, ok, ...)
     -- This call's entry is undone; errors keep their text.
     if (unit.inside or 0) > before then
       unit.inside = before
-      unit.waiting = nil
-      incomplete[unit] = nil
       lib.ms_unit_forward_failed(unit.handle)
     end
+    if depth == 0 and next(incomplete) then end_passes(true) end
     scope.abandon(s)
     -- Peers wait for this rank in the gathers that it will not join. (Inside a run, its end tells them.)
     -- An error that every rank finds by itself needs no telling: a slow one would raise the telling instead.
@@ -242,8 +239,12 @@ local function finish(unit, before, s, ok, ...)
     if depth == 0 then M.symmetric = nil end
     error((...), 0)
   end
+  local message = depth == 0 and next(incomplete) and end_passes(false)
+  if message then
+    scope.abandon(s)
+    error(message, 0)
+  end
   scope.close(s, ...)
-  if depth == 0 and next(incomplete) then close_incomplete() end
   return ...
 end
 
