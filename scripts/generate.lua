@@ -28,6 +28,7 @@ local c = checkpoint.config
 local model = GPT { vocab = c.vocab, context = c.context, layers = c.layers, heads = c.heads, dim = c.dim, position = c.position, tie = false }
 checkpoint:load_model(model)
 checkpoint:close()
+if not checkpoints.finite(model) then cli.stop("generate", "--from: the weights of '%s' are not finite", file) end
 model:eval()
 
 local kind = c.vocab == 256 and "text" or "tokens"

@@ -35,6 +35,8 @@ local OPTIONS = {
   { "out", "path", nil, "folder of the run (a new one in runs/)" },
   { "save", "path", nil, "a number K: a checkpoint every K steps; a path: the last checkpoint goes there" },
   { "resume", "path", nil, "go on from a checkpoint, or from the latest one of a run's folder" },
+  { "from", "path", nil, "fine-tune the weights of a checkpoint, or of the latest one of a run's folder: a run of its own on other --data" },
+  { "nan", cli.one_of("stop", "continue"), "stop", "after three losses in a row that are not finite: end with status 1, or continue" },
   { "stop", "count", nil, "end after this step, as if interrupted, with a checkpoint" },
   { "eval-every", "whole", nil, "steps between validations; 0: only at the end (a quarter of --steps)" },
   { "sample", "whole", 500, "tokens the model writes at the end, a fifth of them at each validation" },
@@ -42,7 +44,7 @@ local OPTIONS = {
 }
 -- What a checkpoint keeps and a resumed run takes over unless told otherwise; of these, the model's shape is fixed.
 local KEPT = { "steps", "batch", "accumulate", "context", "layers", "heads", "dim", "position", "dropout", "lr", "warmup", "min-lr", "weight-decay",
-  "beta2", "clip", "seed", "dtype", "data", "vocab", "train-tokens" }
+  "beta2", "clip", "seed", "dtype", "data", "vocab", "train-tokens", "data-fingerprint" }
 local SHAPE = { "context", "layers", "heads", "dim", "position" }
 
 local given = cli.parse("train", "Trains a byte-level GPT, sharded over the ranks.", OPTIONS, arg)
@@ -59,7 +61,17 @@ local text = require "moonshard.text"
 local started = ms.time()
 local stop = function(...) cli.stop("train", ...) end
 
-local function resolve(resumed)
+local function open_checkpoint(option)
+  if not given[option] then return nil end
+  local file, err = run_folder.find_checkpoint(given[option])
+  if not file then stop("--%s: %s", option, err) end
+  local ok, opened = pcall(checkpoints.open, file)
+  if not ok then stop("--%s: %s", option, opened) end
+  return opened
+end
+
+-- A run that goes on takes over the options of its checkpoint, fine-tuning the model's shape alone.
+local function resolve(resumed, tuned)
   local config = {}
   for _, o in ipairs(OPTIONS) do
     local name = o[1]
@@ -67,29 +79,25 @@ local function resolve(resumed)
     if config[name] == nil and resumed then config[name] = resumed.config[name] end
     if config[name] == nil then config[name] = o[3] end
   end
-  if type(config.data) == "string" then config.data = { config.data } end
-  config["eval-every"] = given["eval-every"] or math.max(1, math.floor(config.steps / 4))
-  for _, name in ipairs(resumed and SHAPE or {}) do
-    if config[name] ~= resumed.config[name] then
-      stop("--%s %s, but '%s' was trained with %s", name, config[name], resumed.path, resumed.config[name])
+  local source = resumed or tuned
+  for _, name in ipairs(source and SHAPE or {}) do
+    if given[name] == nil then config[name] = source.config[name] end
+    if config[name] ~= source.config[name] then
+      stop("--%s %s, but '%s' was trained with %s", name, config[name], source.path, source.config[name])
     end
   end
+  if type(config.data) == "string" then config.data = { config.data } end
+  config["eval-every"] = given["eval-every"] or math.max(1, math.floor(config.steps / 4))
   if config.dim % config.heads ~= 0 then stop("--dim %d is no multiple of --heads %d", config.dim, config.heads) end
   if resumed and resumed.step >= config.steps then
-    stop("'%s' is after step %d of %d: nothing is left to do", resumed.path, resumed.step, config.steps)
+    stop("'%s' is after step %d of %d: nothing is left to do (--from trains its weights in a new run)", resumed.path, resumed.step, config.steps)
   end
   return config
 end
 
-local resumed
-if given.resume then
-  local file, err = run_folder.find_checkpoint(given.resume)
-  if not file then stop("--resume: %s", err) end
-  local ok, opened = pcall(checkpoints.open, file)
-  if not ok then stop("--resume: %s", opened) end
-  resumed = opened
-end
-local config = resolve(resumed)
+if given.resume and given.from then stop "--resume goes on with a run and --from begins a new one: give one of them" end
+local resumed, tuned = open_checkpoint "resume", open_checkpoint "from"
+local config = resolve(resumed, tuned)
 local device_ok, device_error = pcall(ms.set_default_device, config.device)
 if not device_ok then stop("--device: %s", device_error) end
 if ms.default_device() == "meta" then stop "--device: tensors on meta have no values to train with" end
@@ -124,10 +132,22 @@ end
 if config.batch > corpus.train_count then
   stop("--batch %d is more than the %d training tokens", config.batch, corpus.train_count)
 end
-if resumed and resumed.config["train-tokens"] ~= corpus.train_count then
-  stop("--data: %d training tokens, '%s' was trained on %d", corpus.train_count, resumed.path, resumed.config["train-tokens"])
+config.vocab, config["train-tokens"], config["data-fingerprint"] = corpus.vocab, corpus.train_count, corpus:fingerprint()
+if tuned and tuned.config.vocab ~= corpus.vocab then
+  stop("--data: a vocabulary of %d, '%s' was trained with %d", corpus.vocab, tuned.path, tuned.config.vocab)
 end
-config.vocab, config["train-tokens"] = corpus.vocab, corpus.train_count
+if resumed then                         -- the same steps on other data would be another run, with the first one's name
+  local had = resumed.config
+  local other = had.vocab ~= corpus.vocab or had["train-tokens"] ~= corpus.train_count
+    or had["data-fingerprint"] and had["data-fingerprint"] ~= config["data-fingerprint"]
+  local function told(list, tokens)
+    return ("'%s' (%d training tokens)"):format(table.concat(type(list) == "table" and list or { tostring(list) }, "', '"), tokens)
+  end
+  if other then
+    stop("--resume: '%s' was trained on %s, and the data now is %s%s; --from trains its weights on other data", resumed.path,
+      told(had.data, had["train-tokens"]), told(config.data, corpus.train_count), given.data and "" or ", which has changed since")
+  end
+end
 local batches = data.batches(corpus, { context = config.context, batch = config.batch, seed = config.seed, rank = rank, world = world })
 
 -- ---- model, sharding, optimizer --------------------------------------------------------------------
@@ -159,6 +179,9 @@ if resumed then
   resumed:load_training(model, optimizer)
   resumed:close()
   first = resumed.step
+elseif tuned then
+  tuned:load_model(model)
+  tuned:close()
 end
 local schedule = optim.lr_scheduler.cosine(optimizer, { steps = math.max(config.steps, config.warmup), warmup = config.warmup, min_factor = config["min-lr"] })
 schedule:load_state_dict { step = first, base_lrs = { config.lr, config.lr } }
@@ -184,7 +207,8 @@ say("GPT of %.2f M parameters: %d layer%s of %d, %d head%s, context %d; %d rank%
 say("text: %d file%s, %d %ss to train on, %d to validate; a step has %d sequence%s of %d", #corpus.documents,
   s(#corpus.documents), corpus.train_count, unit, corpus.validation_count, config.batch, s(config.batch), config.context)
 if folder.note then say("%s: the run goes to your home folder", folder.note) end
-if rank == 0 then say("run: %s%s", folder.path, resumed and (", from step %d of %s"):format(first, resumed.path) or "") end
+if rank == 0 then say("run: %s%s", folder.path, resumed and (", from step %d of %s"):format(first, resumed.path)
+  or tuned and (", with the weights of %s"):format(tuned.path) or "") end
 
 -- ---- parts of a step -----------------------------------------------------------------------------------
 
@@ -260,7 +284,25 @@ local metrics = {}                      -- of the step now; one table for all
 local METRICS = { "step", "loss", "lr", "grad_norm", "tokens_per_second", "allocated" }
 local last = math.min(config.stop or config.steps, config.steps)
 local step_now, trained_from = first, nil
-local value, lost
+local value
+local NAN_STEPS = 3
+local nan_steps, nan_announced = 0, false               -- how many losses in a row were not finite
+
+local function is_finite(x) return x - x == 0 end
+
+-- A checkpoint of weights that are not finite is worth nothing, and would be the latest one of the run.
+local function save_if_finite(step)
+  if checkpoints.finite(model) then return save(step) end
+  say("step %d: no checkpoint: the weights are not finite", step)
+end
+
+-- Ends every rank without a checkpoint.
+local function end_unfinished(status, format, ...)
+  bar:finish()
+  if format and rank == 0 then io.stderr:write("train: ", format:format(...), "\n") end
+  dist.finalize()
+  os.exit(status, true)
+end
 
 local function after_first_step() return trained_from and ms.time() - trained_from or 0 end
 
@@ -272,14 +314,19 @@ cli.run("train", function()
     trained_from = trained_from or before
     local loss, norm, lr = train(step)
     local now = ms.time()
-    if loss ~= loss and not lost then
-      lost = true
-      say("step %d: the loss is not a number any more; a smaller --lr or --clip may help", step)
+    nan_steps = is_finite(loss) and 0 or nan_steps + 1
+    if nan_steps == 1 and not nan_announced then
+      nan_announced = true
+      say("step %d: the loss is not finite (%g); a smaller --lr or --clip may help", step, loss)
     end
     local rate = config.batch * config.context / (now - before)
     metrics.step, metrics.loss, metrics.lr, metrics.grad_norm, metrics.tokens_per_second = step, loss, lr, norm, rate
     metrics.allocated = ms.memory_stats(config.device).allocated
     folder:metric(metrics, METRICS)
+    if nan_steps == NAN_STEPS and config.nan == "stop" then
+      end_unfinished(1, "the loss was not finite in steps %d to %d: ended without a checkpoint; the metrics are in %s (--nan continue goes on)",
+        step - NAN_STEPS + 1, step, folder.path)
+    end
     if bar:wants(step, now) then bar:step(step, now, ("loss %.4f  lr %.2e  norm %.2f  %.1f K tokens/s  %.0f s left"):format(loss, lr, norm, rate / 1e3,
       (now - trained_from) / (step - first) * (last - step))) end
     local final = step == last
@@ -289,20 +336,16 @@ cli.run("train", function()
       if not final then
         say("step %d: validation %.4f nats/%s after %.1f s", step, value, unit, after_first_step())
         local n = math.floor(config.sample / 5)
-        if n > 0 then say("  writes: %s", (text.printable(write_sample(step, n)):gsub("%s+", " "))) end
+        if n > 0 and is_finite(value) then say("  writes: %s", (text.printable(write_sample(step, n)):gsub("%s+", " "))) end
       end
     end
     local wanted = fsdp.checkpoint_wanted()
     if wanted and not final then
-      local where = save(step)
-      say("step %d: checkpoint: %s", step, where)
-      if wanted == "stop" then
-        bar:finish()
-        dist.finalize()
-        os.exit(75, true)                       -- sysexits' "try again later": --resume goes on from here
-      end
+      local where = save_if_finite(step)
+      if where then say("step %d: checkpoint: %s", step, where) end
+      if wanted == "stop" then end_unfinished(where and 75 or 1) end      -- 75, sysexits' "try again later": --resume goes on from here
     elseif save_every and step % save_every == 0 and not final then
-      save(step)
+      save_if_finite(step)
     end
   end
   bar:finish()
@@ -313,6 +356,10 @@ cli.run("train", function()
     local counted = texts and count_model.loss(texts, 5)
     say("validation %.4f nats/%s%s; %.1f s from the first step on", value, unit,
       counted and (" (an order-5 count model of the same split: %.4f)"):format(counted) or "", trained)
+  end
+  if not checkpoints.finite(model) then
+    end_unfinished(config.nan == "stop" and 1 or 0, "the weights are not finite after step %d: no checkpoint and no samples; the metrics are in %s",
+      last, folder.path)
   end
   local where = save(last, save_path)
   if config.sample > 0 then

@@ -247,6 +247,9 @@ describe("scripts/train.lua", function()
     { { "--batch", 1000000000000 }, "%-%-batch 1000000000000 is more than the %d+ training tokens" },
     { { "--data", "/nowhere/at/all" }, "there is no file or folder '/nowhere/at/all'" },
     { { "--resume", "/nowhere/at/all" }, "there is no file or folder '/nowhere/at/all'" },
+    { { "--nan", "ignore" }, "'ignore' is none of stop, continue" },
+    { { "--from", "/nowhere/at/all" }, "%-%-from: there is no file or folder '/nowhere/at/all'" },
+    { { "--from", "a", "--resume", "b" }, "%-%-resume goes on with a run and %-%-from begins a new one" },
     { { "--context", 100000 }, "training tokens are too few for a context of 100000" },
   }
   for _, case in ipairs(wrong) do
@@ -282,10 +285,124 @@ describe("scripts/train.lua", function()
     end)
   end)
 
-  it("says it when the loss is no number any more", function()
-    local job = ok(train(0, "lost", { "--steps", 6, "--lr", 1e30, "--sample", 0 }))
-    local _, n = job.stdout:gsub("the loss is not a number any more", "")
-    assert.are.equal(1, n)
+  -- Steps that make the weights infinite: the loss of step 2 is the first that is not finite.
+  for _, n in ipairs { 0, 2 } do
+    it(("names the first step whose loss is not finite, and ends at the third without a checkpoint, over %d ranks"):format(math.max(n, 1)), function()
+      local name = "lost" .. n
+      local job = train(n, name, { "--steps", 9, "--lr", 1e30, "--warmup", 0, "--sample", 10, "--eval-every", 1, "--save", 1 })
+      assert.are.equal(1, job.code, job.stdout)
+      local _, said = job.stdout:gsub("the loss is not finite", "")
+      assert.are.equal(1, said)
+      local first = tonumber(job.stdout:match "step (%d+): the loss is not finite %(%-?[in][na][fn]%); a smaller")
+      assert.matches(("train: the loss was not finite in steps %d to %d: ended without a checkpoint; the metrics are in %%S+ %%(%%-%%-nan continue goes on%%)")
+        :format(first, first + 2), job.stderr)
+      assert.are.equal(first + 2, #metrics(name))
+      assert.matches("no checkpoint: the weights are not finite", job.stdout)
+      assert.is_nil(job.stdout:find("writes:", 1, true))
+      for step = 1, 9 do
+        local path = ("%s/%s/step-%06d.safetensors"):format(folder, name, step)
+        for key, t in ms.sorted_pairs(step < first and lfs.attributes(path) and ms.load(path) or {}) do
+          assert.are.equal(t:numel(), t:isfinite():sum():item(), key)
+        end
+        assert.is_true(step < first or lfs.attributes(path) == nil, path)
+      end
+      assert.is_nil(lfs.attributes(folder .. "/" .. name .. "/samples.txt"))
+    end)
+  end
+
+  it("goes on with losses that are not finite where it is asked to, to an end without a checkpoint", function()
+    local job = ok(train(0, "lost-on", { "--steps", 9, "--lr", 1e30, "--warmup", 0, "--sample", 10, "--nan", "continue" }))
+    assert.are.equal(9, #metrics "lost-on")
+    assert.matches("train: the weights are not finite after step 9: no checkpoint and no samples", job.stderr)
+    job = train(0, "lost-late", { "--steps", 2, "--lr", 1e30, "--warmup", 0 })
+    assert.are.equal(1, job.code)                       -- no three in a row, but nothing that could be saved
+    assert.matches("train: the weights are not finite after step 2", job.stderr)
+    assert.are.equal("", checkpoint("lost-late", 2))
+    job = ranks.run(0, root .. "/scripts/generate.lua", { args = { "--from", folder .. "/lost-late" } })
+    assert.matches("there is no checkpoint", job.stderr)
+  end)
+
+  it("does not write with weights that are not finite", function()
+    local path = folder .. "/alone/step-000020.safetensors"
+    local model = require("moonshard.models.gpt") { vocab = 256, context = 16, layers = 2, heads = 2, dim = 16, position = "alibi", tie = false }
+    local checkpoints = require "moonshard.run_checkpoint"
+    local opened = checkpoints.open(path)
+    opened:load_model(model)
+    assert.is_true(checkpoints.finite(model))
+    ms.no_grad(function() model:parameters()[3]:fill_(0 / 0) end)
+    assert.is_false(checkpoints.finite(model))
+    opened:close()
+    local optimizer = ms.optim.AdamW(model:parameters(), { lr = 0.1 })
+    checkpoints.save(folder .. "/nan.safetensors", model, optimizer, opened.config, 20)
+    local job = ranks.run(0, root .. "/scripts/generate.lua", { args = { "--from", folder .. "/nan.safetensors" } })
+    assert.are.equal(2, job.code)
+    assert.matches("generate: %-%-from: the weights of '.*nan.safetensors' are not finite", job.stderr)
+  end)
+
+  describe("on other data", function()
+    setup(function()
+      lfs.mkdir(folder .. "/other")
+      process.write(folder .. "/other/c", sentences(350):gsub("moon", "sun "))
+      lfs.mkdir(folder .. "/same-size")
+      process.write(folder .. "/same-size/a", (sentences(400):gsub("moon", "noom")))
+      process.write(folder .. "/same-size/b", sentences(100):upper())
+      lfs.mkdir(folder .. "/moved")
+      for _, name in ipairs { "a", "b" } do process.write(folder .. "/moved/" .. name, process.read(folder .. "/text/" .. name)) end
+    end)
+
+    for _, n in ipairs { 0, 2 } do
+      it(("fine-tunes the weights of a run with --from: its shape, a new optimizer and schedule, over %d ranks"):format(math.max(n, 1)), function()
+        local name = "tuned" .. n
+        local job = ok(ranks.run(n, root .. "/scripts/train.lua", { args = {
+          "--from", folder .. "/alone", "--data", folder .. "/other", "--out", folder .. "/" .. name,
+          "--steps", 6, "--batch", 4, "--sample", 0, "--warmup", 2, "--lr", 1e-60, "--weight-decay", 0 } }))
+        assert.matches("run: [^\n]*, with the weights of " .. (folder .. "/alone/step-000020.safetensors"):gsub("%p", "%%%0"), job.stdout)
+        local before, after = ms.load(folder .. "/alone/step-000020.safetensors"), ms.load(folder .. "/" .. name .. "/step-000006.safetensors")
+        local moments = 0
+        for key, t in ms.sorted_pairs(before) do        -- steps of 1e-60 change nothing: the weights are the run's
+          if key:find "^model%." then
+            assert.is_true(t:equal(after[key]), key)
+          else
+            moments = moments + 1
+            assert.is_false(t:equal(after[key]), key)   -- the optimizer's are not
+          end
+        end
+        assert.is_true(moments > 20)
+        local steps = metrics(name)
+        assert.are.same({ 1, 6 }, { steps[1].step, steps[6].step })
+        assert.is_near(steps[1].lr * 2, steps[2].lr, 1e-66)       -- a warm-up of its own
+        local config = cjson.decode(process.read(folder .. "/" .. name .. "/config.json"))
+        assert.are.equal(folder .. "/alone", config.from)
+        assert.are.equal(16, config.dim)
+      end)
+    end
+
+    it("learns there, from a lower loss than new weights have", function()
+      ok(train(0, "tuned-well", { "--from", folder .. "/alone", "--data", folder .. "/other", "--steps", 20 }))
+      local new, tuned = losses "alone", losses "tuned-well"
+      assert.is_true(tonumber(tuned[1]) < tonumber(new[1]) - 0.5)
+      assert.is_true(tonumber(tuned[20]) < tonumber(tuned[1]))
+      ok(train(0, "tuned-on", { "--resume", folder .. "/tuned-well", "--data", folder .. "/other", "--steps", 22 }))
+    end)
+
+    it("does not go on with a run: it names the data that the run had and what is given", function()
+      ok(train(0, "half-way", { "--steps", 20, "--stop", 5 }))
+      for _, other in ipairs { "other", "same-size" } do
+        local job = train(0, "refused", { "--resume", folder .. "/half-way", "--data", folder .. "/" .. other })
+        assert.are.equal(2, job.code)
+        local path, had, now = job.stderr:match("^train: %-%-resume: '([^']*)' was trained on '([^']*)' %(%d+ training tokens%), "
+          .. "and the data now is '([^']*)' %(%d+ training tokens%); %-%-from trains its weights on other data\n$")
+        assert.are.same({ folder .. "/half-way/step-000005.safetensors", folder .. "/text", folder .. "/" .. other }, { path, had, now })
+      end
+      ok(train(0, "half-moved", { "--resume", folder .. "/half-way", "--data", folder .. "/moved" }))     -- the same data elsewhere
+      assert.are.same({ unpack(losses "alone", 6) }, losses "half-moved")
+
+      ok(train(0, "whole", { "--steps", 3, "--stop", 2, "--data", folder .. "/other" }))
+      process.write(folder .. "/other/c", sentences(300))
+      local args = { "--resume", folder .. "/whole", "--out", folder .. "/refused" }
+      local job = ranks.run(0, root .. "/scripts/train.lua", { args = args })
+      assert.matches("which has changed since; %-%-from trains its weights on other data", job.stderr)
+    end)
   end)
 
   it("ends with one traceback when a checkpoint cannot be written", function()

@@ -94,6 +94,24 @@ function M.save(path, model, optimizer, config, step)
   dist.barrier()                                        -- whoever reads it next finds it whole
 end
 
+--- Whether all weights are finite, on all ranks; collective.
+---@param model Module
+---@return boolean
+function M.finite(model)
+  local bad = 0
+  ms.no_grad(function()
+    for _, p in model:named_parameters() do
+      ms.scope(function() bad = bad + local_part(p):detach():isfinite():logical_not():sum():item() end)
+    end
+    ms.scope(function()
+      local t = ms.tensor({ bad }, { dtype = "float64" })
+      dist.all_reduce(t)
+      bad = t:item()
+    end)
+  end)
+  return bad == 0
+end
+
 ---@class Checkpoint
 ---@field step integer
 ---@field config table

@@ -184,6 +184,37 @@ function Corpus:texts()
   return list
 end
 
+local PIECE, PIECES = 65536, 256
+
+--- A number that follows from the sizes and contents of the documents: another one is another corpus. Of 16 MiB everything
+--- counts; of more, pieces at equal distances in each document.
+---@return integer
+function Corpus:fingerprint()
+  local h = 0
+  local function add(x) h = lib.ms_hash_below(h, x, 4, 2 ^ 52) end
+  local buffer = ffi.new("uint8_t[?]", PIECE)
+  local words = ffi.cast("const uint32_t *", buffer)
+  local limit = math.max(2, math.floor(PIECES / #self.documents))
+  for _, d in ipairs(self.documents) do
+    add(d.count)
+    add(d.train)
+    local bytes = d.count * d.bytes
+    local pieces = math.min(limit, math.ceil(bytes / PIECE))
+    local distance = pieces < limit and PIECE or math.max(0, bytes - PIECE) / (limit - 1)
+    local f = assert(io.open(d.path, "rb"))
+    for k = 0, pieces - 1 do
+      local at = math.floor(k * distance)
+      f:seek("set", d.offset + at)
+      local text = f:read(math.min(PIECE, bytes - at)) or ""
+      ffi.fill(buffer, PIECE)
+      ffi.copy(buffer, text, #text)
+      for j = 0, math.ceil(#text / 4) - 1 do add(words[j]) end
+    end
+    f:close()
+  end
+  return h
+end
+
 --- Opens files and folders as one corpus. What cannot be read is an error.
 ---@param paths string|string[]
 ---@param given? {vocab: integer, validation: number}  validation: share of each file, 0.1
