@@ -2,9 +2,9 @@
 --- order of the first iteration?
 ---
 --- In the first iteration (until the first backward ends) every unit's entry is compared over the ranks; a difference is an
---- error on all of them. Later ones are compared on each rank with its own first one: what differs is a warning there
---- at once, and at the iteration's end on every rank, a sequence that stopped early included. Without "detail" the
---- collectives' fingerprints, which name the unit, make any difference an error.
+--- error on all of them. Later ones are compared on each rank with its own first one, without a collective: what differs is
+--- a warning there, at once, or at the iteration's end where the sequence stopped early. Without "detail" the collectives'
+--- fingerprints, which name the unit, make any difference an error.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor_create"
 local engine = require "moonshard.ffi"
@@ -116,28 +116,19 @@ function M.check(unit, m)
       order.names[unit] or "a newly-added parameter since construction time"))
 end
 
--- Every rank tells where it left the first iteration's order, and warns if one did.
+-- Local, like the checks of later iterations: what is compared over ranks costs collectives in the first iteration only.
 local function close_iteration(order)
   if order.first_iteration then
     order.first_iteration = false
     return
   end
-  if order.status == "warned" then return end
-  local dist = require "moonshard.dist"
-  local left = order.position > 0 and (order.status == "warning" or order.position ~= #order.first) and order.position or -1
-  local ranks, told = dist.group_ranks(order.group), {}
-  for k, at in ipairs(integers(dist, order.group, left)) do
-    if at >= 0 then
-      told[#told + 1] = at < #order.first and ("rank %d ran %d units"):format(ranks[k], at)
-        or ("rank %d ran %d units, others than then"):format(ranks[k], at)
-    end
+  if order.status == "warning" then order.status = "warned" end
+  if order.status == "none" and order.position > 0 and order.position ~= #order.first then
+    order.status = "warned"
+    log.warn(("Forward order differs from that of the first iteration on rank %d. Collectives are unchecked and may give incorrect results or hang.\n"
+      .. "Expected to all-gather for %d units but the forward ended after %d"):format((require "moonshard.dist").rank(), #order.first, order.position))
   end
   order.position = 0
-  if #told > 0 then
-    order.status = "warned"
-    log.warn(("Forward order of this iteration differed from that of the first iteration, which ran %d units: %s. Results may be incorrect.")
-      :format(#order.first, table.concat(told, "; ")))
-  end
 end
 
 --- An outermost backward has ended.
