@@ -175,6 +175,53 @@ typedef struct {
     double  f[8];
 } ms_args;
 
+// What operators take in i[] and f[], by name; tensors go to in[], where 0 is an absent one. `name?` may be missing with all
+// behind it, `name...` is any number of them. Operators that are not listed take neither. Dimensions and positions count from 0,
+// negative ones from the end; keepdim, causal, training and tanh are 0 or 1; a reduction of a loss is 0 (none), 1 (mean) or 2 (sum).
+// Names that end in _backward are the engine's own.
+//   add sub add_ sub_                           f: alpha?
+//   add_scalar mul_scalar rsub_scalar div_scalar rdiv_scalar pow_scalar rpow_scalar  f: number
+//   add_scalar_ mul_scalar_ div_scalar_ pow_scalar_  f: number
+//   eq_scalar ne_scalar lt_scalar le_scalar gt_scalar ge_scalar  f: number
+//   gelu                                        i: tanh?
+//   allclose                                    f: rtol, atol, equal_nan?
+//   masked_fill masked_fill_ fill_              f: value
+//   clamp clamp_                                f: low, high (-inf, inf: none)
+//   arange_                                     f: first, step
+//   cast                                        i: dtype
+//   to_device                                   i: device
+//   view reshape expand                         i: size... (-1: the rest; in expand, as it is)
+//   transpose                                   i: dim, dim
+//   permute                                     i: dim...
+//   narrow                                      i: dim, first, length
+//   select                                      i: dim, position
+//   squeeze                                     i: dim... (none: all of size 1)
+//   unsqueeze                                   i: dim
+//   split                                       i: dim, size, size... (one: of every piece)
+//   sum mean prod all any                       i: keepdim?, dim... (none: all)
+//   var std                                     i: keepdim?, correction?, dim... (correction 1)
+//   norm                                        i: keepdim?, dim...; f: p
+//   max min logsumexp                           i: dim, keepdim?
+//   argmax argmin                               i: dim?, keepdim?
+//   cumsum softmax log_softmax                  i: dim
+//   cat stack index_select gather scatter_ scatter_add_  i: dim
+//   tile                                        i: times...
+//   tril triu                                   i: diagonal?
+//   layer_norm                                  i: dimensions (how many, the last ones); f: eps
+//   rms_norm                                    f: eps
+//   batch_norm                                  i: training; f: eps
+//   conv2d                                      i: stride, stride, top, left, bottom, right, dilation, dilation, groups
+//   cross_entropy                               i: reduction, ignore_index?; f: label_smoothing?
+//   mse_loss                                    i: reduction
+//   embedding                                   i: padding_idx?
+//   dropout                                     f: p
+//   attention                                   i: causal?; f: dropout_p?, scale? (0: 1 / sqrt of the head's size)
+//   rand_                                       i: place?; f: low?, high? (0, 1; both or none)
+//   randn_                                      i: place?; f: mean?, std? (0, 1; both or none)
+//   randint_                                    i: place?; f: low, high (below it)
+//   trunc_normal_                               i: place?; f: mean, std, low, high
+// A place: t is a part of a larger tensor and begins there, so that shards get the numbers of the whole.
+
 MS_API int         ms_op_find(const char *name);         // -1 if there is none
 MS_API int         ms_op_count(void);
 MS_API const char *ms_op_name(int op);
