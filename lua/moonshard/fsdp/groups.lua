@@ -112,6 +112,25 @@ function M.resolve(o, quiet)
   return { strategy = strategy, group = group, given = group }
 end
 
+--- The mesh over which an FSDP instance's parameters lie: the script's, or one made of its groups.
+---@param unit table    of an FSDP instance
+---@return DeviceMesh
+function M.mesh_of(unit)
+  if unit.options.device_mesh then return unit.options.device_mesh end
+  if not unit.own_mesh then
+    local placed, group, names = unit.placed
+    if M.HYBRID[unit.options.sharding_strategy] then
+      group, names = { placed.given[2], placed.given[1] }, { "dp_replicate", "dp_shard" }
+    elseif placed.replicate then
+      group, names = placed.replicate, { "dp_replicate" }
+    else
+      group, names = placed.group, { "dp_shard" }
+    end
+    unit.own_mesh = mesh_type.mesh_from_group(group, { names = names })
+  end
+  return unit.own_mesh
+end
+
 --- The state of the engine's groups for one unit.
 function M.fill(options, groups)
   options.group = groups.group.id

@@ -8,6 +8,7 @@
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
+local groups = require "moonshard.fsdp.groups"
 local initial = require "moonshard.nn.initial"
 local policies = require "moonshard.fsdp.policies"
 local tensor = require "moonshard.tensor"
@@ -39,6 +40,9 @@ function M.is_sharded(x)
   local id = rawget(x, "id")
   return id ~= nil and id < 0 and M.is_sharded(tensor.inner(x)[1])
 end
+
+--- Does every rank of the unit hold the whole (FSDP's no_shard)? Then there is nothing to gather.
+function M.is_replicated(unit) return unit.classic and unit.placed.strategy == "no_shard" end
 
 -- The parameter whose placement t has; of a tensor class, its first inner tensor.
 local parameter_of
@@ -96,13 +100,17 @@ end
 
 local own_getters, own_setters = {}, {}
 
+local function mesh_of(unit) return unit.classic and groups.mesh_of(unit) or unit.mesh() end
+
+-- One placement a dimension of the mesh: of two, the first one holds the replicas.
 function own_getters.placements(t)
-  local shard = policies.Shard(shard_info(t).dim + 1)
-  return rawget(parameter_of(t), "_unit").replicates and { policies.Replicate(), shard } or { shard }
+  local unit, shard = rawget(parameter_of(t), "_unit"), policies.Shard(shard_info(t).dim + 1)
+  if mesh_of(unit).ndim == 2 then return { policies.Replicate(), shard } end
+  return { M.is_replicated(unit) and policies.Replicate() or shard }
 end
 -- Where the values are: offloaded shards are on the CPU whatever their module computes on.
 function own_getters.device(t) return is_whole(t) and getters.device(t) or methods.to_local(t).device end
-function own_getters.device_mesh(t) return rawget(parameter_of(t), "_unit").mesh() end
+function own_getters.device_mesh(t) return mesh_of(rawget(parameter_of(t), "_unit")) end
 
 -- What the script saw of a gradient that is gone: it goes with the innermost scope, or waits for the collector outside.
 local function forget_grad(t)
@@ -337,13 +345,17 @@ local function group_of(p)
   return unit.placed and unit.placed.group or unit.group
 end
 
---- This rank's part of t, a sharded tensor, for p: t's own where p is cut alike on every rank, else the whole is gathered first.
---- Collective: every rank comes to the same answer.
+--- Is t, a sharded tensor, cut as p is on every rank, so that a rank's part of it is its part for p? Every rank comes to the same answer.
+---@return boolean
+function M.is_part_of(p, t)
+  local of = parameter_of(t)
+  return of == p or group_of(of) == group_of(p) and plan_of(of) == plan_of(p)
+end
+
+--- This rank's part of t, a sharded tensor, for p: t's own where p is cut alike, else the whole is gathered first. Then it is collective.
 ---@return Tensor  laid out like p:to_local()
 function M.part_like(p, t)
-  local of = parameter_of(t)
-  if of ~= p and not (group_of(of) == group_of(p) and plan_of(of) == plan_of(p)) then return M.part_of(p, t:full_tensor()) end
-  return t:to_local()
+  return M.is_part_of(p, t) and t:to_local() or M.part_of(p, t:full_tensor())
 end
 
 M.Sharded = Sharded
