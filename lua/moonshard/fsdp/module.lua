@@ -342,10 +342,11 @@ M.refuse_meta = refuse_meta
 
 --- `assign` copies as well: parameters of a unit stay what they are, parts of one block of memory. On meta it makes that block.
 ---@param sd table<string, Tensor>
----@param given? {strict: boolean, assign: boolean}
+---@param given? {strict: boolean, assign: boolean, count_from: 0|1}
 function FSDPModule:load_state_dict(sd, given)
-  local o = opts("load_state_dict", given, { strict = true, assign = false })
+  local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
   reshard_all(self)
+  if type(sd) == "table" and not is_tensor(sd) then sd = self:_renamed(sd, Module._count_from(o.count_from)) end
   if o.assign and type(sd) == "table" and not is_tensor(sd) then
     assign.make_room(self, assign.devices(sd), o.strict)
     refuse_meta(self, not o.strict and sd or nil)

@@ -3,6 +3,7 @@ local create = require "moonshard.tensor_create"
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
+local log = require "moonshard.log"
 local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
 local base = require "moonshard.nn.register"
@@ -212,38 +213,118 @@ local function quoted(names)
   return concat(out, ", ")
 end
 
----Copies a state dict in (assign: takes its tensors themselves). Everything is checked before anything is changed.
----@param sd table<string, Tensor>
----@param given? { strict: boolean, assign: boolean }
+-- Names of a state dict whose containers count from 0, by this model's names: of "net.1.weight" it is "net.0.weight".
+local function names_from_0(self)
+  local prefixes, modules, is_position = {}, {}, {}
+  walk(self, "", nil, prefixes, modules, {})
+  for k, m in ipairs(modules) do
+    for i in ipairs(m) do is_position[join(prefixes[k], tostring(i))] = true end
+  end
+  local from_0 = {}
+  for _, name in ipairs((self:_state())) do
+    local path, parts = "", {}
+    for part in name:gmatch "[^.]+" do
+      path = join(path, part)
+      parts[#parts + 1] = is_position[path] and ("%d"):format(tonumber(part) - 1) or part
+    end
+    from_0[name] = concat(parts, ".")
+  end
+  return from_0
+end
+
+-- The state dict by this model's names. What is not the model's is counted on as well, so that it takes no name that is.
+function Module._renamed(self, sd, count_from)
+  if count_from == 1 then return sd end
+  local out, taken = {}, {}
+  for name, key in pairs(names_from_0(self)) do        -- order does not matter: a map
+    out[name] = sd[key]
+    taken[key] = true
+  end
+  for key, t in pairs(sd) do                           -- order does not matter: a map
+    if not taken[key] then
+      out[type(key) == "string" and key:gsub("%f[^%z.]%d+%f[%z.]", function(n) return ("%d"):format(n + 1) end) or key] = t
+    end
+  end
+  return out
+end
+
+local function lacking(known, sd)
+  local n = 0
+  for name in pairs(known) do
+    if sd[name] == nil then n = n + 1 end
+  end
+  for name in pairs(sd) do
+    if not known[name] then n = n + 1 end
+  end
+  return n
+end
+
+-- Why names don't fit, where the reason is that the state dict counts from 0 and this model from 1; else nil.
+local function counts_from_0(self, known, sd)
+  local from_0, example = names_from_0(self), nil
+  local other = {}
+  for name, key in pairs(from_0) do other[key] = name end                      -- order does not matter: a map
+  for name in pairs(sd) do
+    if not known[name] and other[name] and (example == nil or name < example) then example = name end
+  end
+  if not example or lacking(other, sd) >= lacking(known, sd) then return nil end
+  return ("The state dict counts the elements of containers from 0 (it has \"%s\", the model \"%s\"): load it with { count_from = 0 }.")
+    :format(example, other[example])
+end
+
+local function check_fit(name, value, t)
+  if not is_tensor(t) then return ("While copying '%s': a tensor expected, got %s."):format(name, show(t)) end
+  if tostring(t.shape) ~= tostring(value.shape) then
+    return ("size mismatch for %s: copying a param with shape %s from checkpoint, the shape in current model is %s.")
+      :format(name, tostring(t.shape), tostring(rawget(value, "_whole_shape") or value.shape))        -- not a piece's
+  end
+end
+
+--- Compares a state dict with the model: an error where names or shapes don't fit. count_from is what the caller's was: said where it is wrong.
+---@param fits? fun(name: string, value: Tensor, t: any): string?  what is wrong with t for value, or nil
 ---@return string[] missing, string[] unexpected
-function Module:load_state_dict(sd, given)
-  local o = opts("load_state_dict", given, { strict = true, assign = false })
-  if type(sd) ~= "table" or is_tensor(sd) then raise("load_state_dict: a table of tensors expected, got %s", show(sd)) end
-  local names, values, owners = self:_state()
+function Module._check_state(self, sd, o, fits)
+  fits = fits or check_fit
+  local names, values = self:_state()
   local known, missing, unexpected, wrong = {}, {}, {}, {}
   for i, name in ipairs(names) do
     known[name] = true
-    local t = sd[name]
-    if t == nil then
-      missing[#missing + 1] = name
-    elseif not is_tensor(t) then
-      wrong[#wrong + 1] = ("While copying '%s': a tensor expected, got %s."):format(name, show(t))
-    elseif tostring(t.shape) ~= tostring(values[i].shape) then
-      wrong[#wrong + 1] = ("size mismatch for %s: copying a param with shape %s from checkpoint, the shape in current model is %s.")
-        :format(name, tostring(t.shape), tostring(rawget(values[i], "_whole_shape") or values[i].shape))        -- not a piece's
-    end
+    if sd[name] == nil then missing[#missing + 1] = name else wrong[#wrong + 1] = fits(name, values[i], sd[name]) end
   end
   for name in pairs(sd) do
     if not known[name] then unexpected[#unexpected + 1] = tostring(name) end
   end
   sort(unexpected)
+  local hint = o.count_from == 1 and #unexpected > 0 and counts_from_0(self, known, sd) or nil
   if o.strict then
     if #unexpected > 0 then insert(wrong, 1, "Unexpected key(s) in state_dict: " .. quoted(unexpected) .. ". ") end
     if #missing > 0 then insert(wrong, 1, "Missing key(s) in state_dict: " .. quoted(missing) .. ". ") end
   end
   if #wrong > 0 then
+    wrong[#wrong + 1] = hint
     raise("Error(s) in loading state_dict for %s:\n\t%s", self:class_name(), concat(wrong, "\n\t"))
   end
+  if hint then log.warn("load_state_dict: " .. hint) end
+  return missing, unexpected
+end
+
+--- The option count_from, checked.
+function Module._count_from(n)
+  if n ~= 0 and n ~= 1 then raise("load_state_dict: option 'count_from' is %s, expected 0 or 1", errors.show(n)) end
+  return n
+end
+
+---Copies a state dict in (assign: takes its tensors themselves). Everything is checked before anything is changed. A state dict of
+---PyTorch counts the elements of containers from 0 ("net.0.weight" is "net.1.weight" here): it is loaded with count_from = 0.
+---@param sd table<string, Tensor>
+---@param given? { strict: boolean, assign: boolean, count_from: 0|1 }
+---@return string[] missing, string[] unexpected
+function Module:load_state_dict(sd, given)
+  local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
+  if type(sd) ~= "table" or is_tensor(sd) then raise("load_state_dict: a table of tensors expected, got %s", show(sd)) end
+  sd = self:_renamed(sd, Module._count_from(o.count_from))
+  local missing, unexpected = self:_check_state(sd, o)
+  local names, values, owners = self:_state()
   no_grad(function()
     local taken = {}                          -- what was shared stays shared
     for i, name in ipairs(names) do
