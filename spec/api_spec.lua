@@ -335,7 +335,7 @@ local takes = {
     "recurse writeback rank0_only offload_to_cpu with_grads" },
   { "fsdp_modules", function(o) fsdp.fsdp_modules(nn.ReLU(), o) end, "root_only" },
   { "state_dict", function(o) fsdp.state_dict(fsdp.fully_shard(nn.Linear(2, 2)), o) end, "type offload_to_cpu rank0_only" },
-  { "load_state_dict", function(o) fsdp.load_state_dict(fsdp.fully_shard(nn.Linear(2, 2)), {}, o) end, "strict broadcast_from_rank0 assign" },
+  { "load_state_dict", function(o) fsdp.load_state_dict(fsdp.fully_shard(nn.Linear(2, 2)), {}, o) end, "strict broadcast_from_rank0 assign count_from" },
   { "unshard", function(o) fsdp.fully_shard(nn.Linear(2, 2)):unshard(o) end, "async" },
   { "set_requires_gradient_sync", function(o) fsdp.fully_shard(nn.Linear(2, 2)):set_requires_gradient_sync(true, o) end, "recurse" },
   { "size_based_auto_wrap_policy", function(o) fsdp.wrap.size_based_auto_wrap_policy(o) end, "min_num_params" },

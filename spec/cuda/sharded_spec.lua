@@ -116,6 +116,42 @@ for _, world in ipairs { 1, 2, 4 } do
       end
     end)
 
+    it("brings state to the CPU when asked, and takes rank 0's from there", function(rank)
+      local ms, nn, _, fsdp = load()
+      if not ms.cuda.is_available() then return end
+      local function make(seed)
+        ms.manual_seed(seed)
+        local model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 1)):to "cuda"
+        model[3] = select(2, ms.catch_warnings(fsdp.fully_shard, model[3]))
+        fsdp.fully_shard(model)
+        return model, ms.optim.Adam(model:parameters(), { lr = 0.1 })
+      end
+      local model, optimizer = make(1)
+      model(ms.ones(2, 6, { device = "cuda" })):sum():backward()
+      optimizer:step()
+      local there, here = fsdp.optim_state_dict(model, optimizer), fsdp.optim_state_dict(model, optimizer, { offload_to_cpu = true })
+      for name, entry in pairs(there.state) do
+        assert.equal("cuda:0", entry.exp_avg.device)
+        assert.equal("cpu", here.state[name].exp_avg.device)
+        assert.is_true(here.state[name].exp_avg:equal(entry.exp_avg:to "cpu"))
+      end
+      for _, offload in ipairs { false, true } do
+        local given = { rank0_only = true, offload_to_cpu = offload }
+        local sd, osd = fsdp.state_dict(model, given), fsdp.optim_state_dict(model, optimizer, given)
+        if rank > 0 then assert.same({ {}, {} }, { sd, osd }) end
+        local other, second = make(2)
+        fsdp.load_state_dict(other, sd, { broadcast_from_rank0 = true })
+        fsdp.load_optim_state_dict(other, second, osd, { broadcast_from_rank0 = true })
+        local whole = fsdp.state_dict(model)
+        for name, t in pairs(fsdp.state_dict(other)) do assert.is_true(t:equal(whole[name]), name) end
+        for name, entry in pairs(fsdp.optim_state_dict(other, second).state) do
+          assert.equal("cuda:0", entry.exp_avg_sq.device)
+          assert.is_true(entry.exp_avg_sq:equal(there.state[name].exp_avg_sq), name)
+          assert.equal(1, entry.step)
+        end
+      end
+    end)
+
     it("keeps its shards where they were, and moves them", function()
       local ms, nn, _, fsdp = load()
       if not ms.cuda.is_available() then return end

@@ -164,6 +164,90 @@ for world = 1, 4 do
       end
     end)
 
+    it("of type sharded have the mesh and its placements; of no_shard they are full", function()
+      local ms, nn, fsdp, dist, quietly = load()
+      local meshes = { { {}, 1 }, { { device_mesh = dist.init_device_mesh("cpu", { world }, { names = { "dp" } }) }, 1 } }
+      if world == 4 then
+        local grid = dist.init_device_mesh("cpu", { 2, 2 }, { names = { "replicate", "shard" } })
+        meshes[3] = { { sharding_strategy = "hybrid_shard", device_mesh = grid }, 2 }
+        meshes[4] = { { sharding_strategy = "hybrid_shard_zero2", process_group = { grid:get_group(2), grid:get_group(1) } }, 2 }
+      end
+      for _, case in ipairs(meshes) do
+        local options, ndim = case[1], case[2]
+        for _, pieces in ipairs { false, true } do
+          options.use_orig_params = pieces
+          local model = quietly(fsdp.FSDP, nn.Linear(4, 4), options)
+          local t = fsdp.state_dict(model, { type = "sharded" }).weight
+          -- In a world of one it is no_shard.
+          assert.equal(world > 1, t.placements ~= nil)
+          if world > 1 then
+            assert.equal(ndim, t.device_mesh.ndim)
+            assert.equal(world, t.device_mesh:size())
+            assert.equal(t.device_mesh, options.device_mesh or t.device_mesh)
+            assert.equal(t.device_mesh, t:clone().device_mesh)
+            assert.equal(ndim == 2 and "Replicate() Shard(1)" or "Shard(1) nil", tostring(t.placements[1]) .. " " .. tostring(t.placements[2]))
+          end
+        end
+      end
+      for _, pieces in ipairs { false, true } do
+        local model = quietly(fsdp.FSDP, nn.Linear(4, 4), { sharding_strategy = "no_shard", use_orig_params = pieces })
+        local optim = ms.optim.Adam(model:parameters())
+        model(ms.ones(2, 4)):sum():backward()
+        optim:step()
+        for _, kind in ipairs { "sharded", "local" } do
+          local warned, sd, osd = ms.catch_warnings(function()
+            return fsdp.state_dict(model, { type = kind }), fsdp.optim_state_dict(model, optim, { type = kind })
+          end)
+          assert.equal("When using ``NO_SHARD`` for ``ShardingStrategy``, full_state_dict will be returned.", warned[1])
+          assert.equal("bias weight", keys(sd))
+          assert.same({ 4, 4 }, { unpack(sd.weight.shape) })
+          assert.is_nil(sd.weight.placements)
+          assert.same({ 4, 4 }, { unpack(osd.state.weight.exp_avg.shape) })
+          assert.is_nil(osd.state.weight.exp_avg.placements)
+          assert.is_true(sd.weight:equal(fsdp.state_dict(model).weight))
+        end
+      end
+    end)
+
+    it("that one rank refuses are refused by all, and nothing changes", function(rank)
+      local ms, nn, fsdp, dist, quietly = load()
+      for _, pieces in ipairs { false, true, "rows" } do
+        local model = pieces == "rows" and fsdp.fully_shard(nn.Linear(4, 6)) or quietly(fsdp.FSDP, nn.Linear(4, 6), { use_orig_params = pieces })
+        local before, good = fsdp.state_dict(model), { weight = ms.ones(6, 4), bias = ms.ones(6) }
+        local cut = fsdp.state_dict(fsdp.fully_shard(nn.Linear(4, 6)), { type = "sharded" })
+        for k, case in ipairs {
+          { 3, "argument 2 is a number (3), expected a table of tensors" },
+          { { weight = good.weight }, 'Missing key(s) in state_dict: "bias"' },
+          { { weight = good.weight, bias = good.bias, [7] = good.bias }, 'Unexpected key(s) in state_dict: "7"' },
+          { { weight = good.bias, bias = good.bias }, "size mismatch for weight: copying a param with shape [6] from checkpoint" },
+          { { weight = good.weight, bias = 3 }, "'bias'" },
+          { { weight = good.weight, bias = cut.bias }, "", true },
+        } do
+          local culprit = k % world
+          for _, given in ipairs { {}, { broadcast_from_rank0 = true } } do
+            if case[3] and not given.broadcast_from_rank0 then goto continue end
+            local bad = rank == (given.broadcast_from_rank0 and 0 or culprit)
+            local ok, text = pcall(fsdp.load_state_dict, model, bad and case[1] or good, given)
+            assert.is_false(ok)
+            assert.truthy(text:find(case[2], 1, true), text)
+            local one = ms.ones(1)
+            dist.all_reduce(one)
+            assert.equal(world, one:item())
+            ::continue::
+          end
+        end
+        if world > 1 then
+          -- Only some ranks would gather.
+          local mixed = rank == 0 and cut or good
+          local other = pieces == "rows" and quietly(fsdp.FSDP, nn.Linear(4, 6)) or model
+          local _, text = pcall(fsdp.load_state_dict, other, mixed)
+          assert.truthy(text:find("ranks give other parameters as tensors that are sharded in another way: rank 0 bias, weight; rank 1 none", 1, true)
+            or text:find("rank 0 weight, bias; rank 1 none", 1, true), text)
+        end
+        equal_states(before, fsdp.state_dict(model))
+      end
+    end)
+
     it("have messages for what does not fit", function(rank)
       local ms, _, fsdp = load()
       local model = model_of {}

@@ -1,5 +1,6 @@
 --- State dicts of PyTorch, whose containers count their elements from 0 where ours count from 1: said, and loaded with count_from = 0.
 local process = require "spec.support.process"
+local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 local message = require "spec.support.message"
 
@@ -86,3 +87,39 @@ describe("a state dict that counts from 0", function()
     end
   end)
 end)
+
+for world = 1, 3 do
+  ranks.describe(world, ("a state dict that counts from 0, on %d ranks"):format(world), function(rank)
+    for _, way in ipairs {
+      { "FSDP", function(m)
+        local _, _, fsdp, _, quietly = load()
+        m.net[3] = quietly(fsdp.FSDP, m.net[3])
+        return quietly(fsdp.FSDP, m)
+      end },
+      { "fully_shard", function(m)
+        local _, _, fsdp = load()
+        fsdp.fully_shard(m.net[3])
+        return fsdp.fully_shard(m)
+      end },
+    } do
+      it("is loaded into a sharded model: " .. way[1], function()
+        local shard = way[2]
+        local _, _, fsdp = load()
+        local want = build(2)
+        for _, given in ipairs { {}, { broadcast_from_rank0 = true } } do
+          local model, sd = shard(build(1)), from_0(want)
+          given.count_from = 1
+          local text = message(fsdp.load_state_dict, model, sd, given)
+          assert.truthy(text:find(HINT, 1, true), text)
+          given.count_from = 0
+          if given.broadcast_from_rank0 and rank > 0 then sd = {} end
+          fsdp.load_state_dict(model, sd, given)
+          assert_same(want, model)
+        end
+        local model = shard(build(1))
+        model:load_state_dict(from_0(shard(build(2))), { count_from = 0 })
+        assert_same(want, model)
+      end)
+    end
+  end)
+end

@@ -76,11 +76,12 @@ function M.kinds(world)
   return list
 end
 
---- A model of this kind, and its optimizer.
-function M.make(kind, seed)
+--- A model of this kind, and its optimizer; of(parameters): those that the optimizer gets, in its order.
+function M.make(kind, seed, of)
   local ms = load()
   local model = select(2, ms.catch_warnings(function() return kind[2](net(seed)) end))
-  return model, ms.optim.AdamW(model:parameters(), { lr = 1 / 3, amsgrad = true })
+  local params = model:parameters()
+  return model, ms.optim.AdamW(of and of(params) or params, { lr = 1 / 3, amsgrad = true })
 end
 
 --- Steps on batches that every rank has alike.

@@ -1,4 +1,4 @@
---- load_state_dict with `assign` where a sharded model is on meta (behaviour.md 3.8): the state dict brings the memory. Parameters
+--- load_state_dict with `assign` where a sharded model is on meta: the state dict brings the memory. Parameters
 --- of a unit are parts of one block, so a unit is given all of its parameters at once, or none: then it stays on meta, for a later load.
 local create = require "moonshard.tensor_create"
 local dtypes = require "moonshard.dtypes"

@@ -18,7 +18,7 @@ local no_grad = require "moonshard.autograd".no_grad
 local opts = require "moonshard.opts"
 local scope = require "moonshard.scope"
 local sharded = require "moonshard.fsdp.sharded"
-local state = require "moonshard.fsdp.state"
+local optim_state = require "moonshard.fsdp.optim_state"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.util"
 
@@ -95,7 +95,7 @@ local function entries_of(m, optim)
   if optim then
     local by_name = {}
     for p, name in pairs(flat.names_below(m)) do by_name[name] = p end      -- order does not matter: a map
-    local sd = state.optim_state_dict(m, optim, { type = "local" })
+    local sd = optim_state.optim_state_dict(m, optim, { type = "local" })
     groups = sd.param_groups
     for name, entry in util.sorted_pairs(sd.state) do
       local p = by_name[name]
@@ -552,7 +552,7 @@ function M.load(dir, m, optim, given)
         end
         local after = read_files(dir, index, wanted, o.verify, dist, fits)
         for _, fn in ipairs(after) do fn() end
-        if optim then state.load_optim_state_dict(m, optim, sd) end
+        if optim then optim_state.load_parts(m, optim, sd) end
         return index.extra
       end)
       agree(dist, ok, not ok and result or nil)

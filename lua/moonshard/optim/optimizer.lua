@@ -347,9 +347,9 @@ function Optimizer:_check_entry(verb, whose, entry)
   end
 end
 
----Takes a state dict of an optimizer with the same groups; tensors are copied. All is checked before anything changes.
----@param sd { state: table<integer, table>, param_groups: table[] }
-function Optimizer:load_state_dict(sd)
+--- Checks a state dict for load_state_dict: what then takes it.
+---@return fun() take
+function Optimizer:_prepare_load(sd)
   local who = self:class_name()
   if type(sd) ~= "table" or type(sd.param_groups) ~= "table" or type(sd.state) ~= "table" then
     raise("%s: load_state_dict: a table with state and param_groups expected, got %s", who, show(sd))
@@ -396,29 +396,35 @@ function Optimizer:load_state_dict(sd)
       end
     end
   end
-  for index, group in ipairs(self.param_groups) do
-    local given = sd.param_groups[index]
-    for name, value in pairs(given) do
-      if name ~= "params" then group[name] = type(value) == "table" and { unpack(value) } or value end
-    end
-    self._compiled[index] = compile(self, group)
-  end
-  for _, w in ipairs(work) do
-    local c, k, s, t = self._compiled[w[1]], w[2], w[3], w[4]
-    local at, parts = c.first[k], tensor.flat { w[6] }
-    local given = t and tensor.flat { t }
-    for j = 1, #parts do
-      if t then
-        local dtype = parts[j].dtype
-        if dtype ~= "float32" and dtype ~= "float64" then dtype = "float32" end
-        local own = (given[j] or given[1]):detach():clone():to(parts[j].device, dtype):keep()
-        c.state[3 * (at + j - 1) + s - 1] = own.id
-        c.tensors[3 * (at + j - 1) + s] = own
+  return function()
+    for index, group in ipairs(self.param_groups) do
+      local given = sd.param_groups[index]
+      for name, value in pairs(given) do
+        if name ~= "params" then group[name] = type(value) == "table" and { unpack(value) } or value end
       end
-      c.steps[at + j - 1] = w[5]
+      self._compiled[index] = compile(self, group)
+    end
+    for _, w in ipairs(work) do
+      local c, k, s, t = self._compiled[w[1]], w[2], w[3], w[4]
+      local at, parts = c.first[k], tensor.flat { w[6] }
+      local given = t and tensor.flat { t }
+      for j = 1, #parts do
+        if t then
+          local dtype = parts[j].dtype
+          if dtype ~= "float32" and dtype ~= "float64" then dtype = "float32" end
+          local own = (given[j] or given[1]):detach():clone():to(parts[j].device, dtype):keep()
+          c.state[3 * (at + j - 1) + s - 1] = own.id
+          c.tensors[3 * (at + j - 1) + s] = own
+        end
+        c.steps[at + j - 1] = w[5]
+      end
     end
   end
 end
+
+---Takes a state dict of an optimizer with the same groups; tensors are copied. All is checked before anything changes.
+---@param sd { state: table<integer, table>, param_groups: table[] }
+function Optimizer:load_state_dict(sd) self:_prepare_load(sd)() end
 
 ---The state tensors and step of a parameter, by name; nil before its first step. Not copies.
 ---@param p Tensor

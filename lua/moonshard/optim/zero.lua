@@ -305,20 +305,23 @@ function Zero:state_dict()
   return self._consolidated
 end
 
----Takes the state of all parameters, a plain optimizer's or a consolidated one of any number of ranks: each rank keeps its part.
----@param sd { state: table<integer, table>, param_groups: table[] }
-function Zero:load_state_dict(sd)
+--- Takes the state of all parameters, a plain optimizer's or a consolidated one of any number of ranks: each rank keeps its part.
+---@return fun() take
+function Zero:_prepare_load(sd)
   local part = sd
   if type(sd) == "table" and type(sd.state) == "table" and type(sd.param_groups) == "table" then
     part = { param_groups = sd.param_groups, state = {} }
     each_param(self, function(p, index, k)
       local group = sd.param_groups[index]
-      local at = group and group.params and group.params[k]
+      local at = type(group) == "table" and type(group.params) == "table" and group.params[k]
       if at and self._own[p] then part.state[at] = sd.state[at] end
     end)
   end
-  self.optim:load_state_dict(part)
-  self._consolidated = nil
+  local take = self.optim:_prepare_load(part)
+  return function()
+    take()
+    self._consolidated = nil
+  end
 end
 
 ---The state tensors and step of a parameter, by name; nil before its first step, and on ranks that don't have it.

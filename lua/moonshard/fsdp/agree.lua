@@ -1,0 +1,114 @@
+--- One outcome for all ranks of a model: what one of them refuses, all refuse, before anything is gathered or changed.
+local errors = require "moonshard.errors"
+local lib = require "moonshard.ffi".lib
+local object = require "moonshard.dist_object"
+local module = require "moonshard.fsdp.module"
+
+local M = {}
+
+--- Groups that connect the ranks of a model's units: the world where a unit spans it. None where nothing is sharded or replicated.
+---@param m Module
+---@return Group[]
+function M.groups_of(m)
+  local dist = require "moonshard.dist"
+  local list, seen = {}, {}
+  local function add(group)
+    if group and not seen[group] and dist.world_size(group) > 1 then
+      seen[group] = true
+      list[#list + 1] = group
+    end
+  end
+  for _, unit in ipairs(module.units_below(m)) do
+    if unit.classic then
+      add(unit.placed.replicate)
+      add(unit.placed.group)
+    else
+      if unit.replicates then add(unit.mesh():get_group(1)) end
+      add(unit.group)
+    end
+  end
+  if seen[dist.default_group()] then return { dist.default_group() } end
+  -- Lines of a mesh that is the world.
+  if #list == 2 and dist.world_size(list[1]) * dist.world_size(list[2]) == dist.world_size() then return { dist.default_group() } end
+  return list
+end
+
+--- Every rank's value by its rank in the world, from all ranks that the groups connect.
+---@return table<integer, any>
+function M.gather(groups, value)
+  local dist = require "moonshard.dist"
+  local known = { [dist.rank()] = value }
+  for _, group in ipairs(groups) do
+    for _, some in ipairs(dist.all_gather_object(known, { group = group })) do
+      for rank, v in pairs(some) do known[rank] = v end             -- order does not matter: a union
+    end
+  end
+  return known
+end
+
+--- Is this rank the first one of those that the groups connect (of the world without groups)?
+---@return boolean
+function M.is_first(groups)
+  local dist = require "moonshard.dist"
+  for _, group in ipairs(groups) do
+    if dist.rank(group) ~= 0 then return false end
+  end
+  return #groups > 0 or dist.rank() == 0
+end
+
+--- The first rank's value (tensor or Lua value), on every rank: group after group, from the first of each.
+---@param send fun(value: any, src: integer, group: Group): any
+function M.from_first(groups, value, send)
+  local dist = require "moonshard.dist"
+  for _, group in ipairs(groups) do value = send(value, dist.group_ranks(group)[1], group) end
+  return value
+end
+
+--- fn(…) on every rank: its result, and every rank's `told`, its second result (a Lua value), by rank. Where it fails on some ranks,
+--- all of them raise: their own error, or the first one in rank order.
+---@param fn fun(...): any, any
+---@return any result, table<integer, any> told
+function M.agree(groups, fn, ...)
+  if #groups == 0 then
+    local result, told = fn(...)
+    return result, { [(require "moonshard.dist").rank()] = told }
+  end
+  local ok, result, told = pcall(function(...)
+    local result, told = fn(...)
+    return result, object.encode(told, "fsdp")         -- what cannot be sent fails here, not in the gather
+  end, ...)
+  local all, ranks = M.gather(groups, { failed = not ok and tostring(result) or nil, told = told }), {}
+  if not ok then error(result, 0) end
+  for rank in pairs(all) do ranks[#ranks + 1] = rank end
+  table.sort(ranks)
+  for _, rank in ipairs(ranks) do
+    if all[rank].failed then errors.raise("%s (on rank %d)", all[rank].failed:gsub("^[^\n]-:%d+: ", ""), rank) end
+    all[rank] = object.decode(all[rank].told)
+  end
+  return result, all
+end
+
+--- Raises, on every rank, where what the ranks told is not the same: what, and who differs.
+---@param told table<integer, string>
+function M.same(told, what)
+  local ranks = {}
+  for rank in pairs(told) do ranks[#ranks + 1] = rank end
+  table.sort(ranks)
+  for _, rank in ipairs(ranks) do
+    local first = told[ranks[1]]
+    if told[rank] ~= first then
+      errors.raise("%s: rank %d %s; rank %d %s", what, ranks[1], first == "" and "none" or first, rank, told[rank] == "" and "none" or told[rank])
+    end
+  end
+end
+
+--- fn(…), which communicates or changes what ranks share: where it fails on one rank, peers that wait for this one raise that too.
+function M.together(groups, fn, ...)
+  local since = lib.ms_dist_errors()
+  local ok, result = pcall(fn, ...)
+  if ok then return result end
+  if #groups > 0 then lib.ms_dist_publish_error(tostring(result), since) end
+  error(result, 0)
+end
+
+return M
