@@ -129,6 +129,42 @@ for world = 1, 4 do
       end
     end)
 
+    it("goes out and in with the model's where parameters are of a tensor class", function()
+      local ms, nn, fsdp = load()
+      local Two = ms.Tensor:extend "Two"
+      function Two:init(a, b) self.a, self.b = a, b end
+      function Two:inner_tensors() return { self.a, self.b } end
+      local function make(seed, sharded)
+        ms.manual_seed(seed)
+        local layer = nn.Linear(4, 6)
+        layer.weight = nn.Parameter(Two(layer.weight:detach():clone(), layer.weight:detach() * 2))
+        if sharded then fsdp.fully_shard(layer) end
+        return layer, ms.optim.Adam(layer:parameters(), { lr = 0.1 })
+      end
+      local function step(layer, optim)
+        layer(Two(ms.ones(2, 4), ms.ones(2, 4) * 3)):sum():backward()
+        optim:step()
+        optim:zero_grad()
+      end
+      local whole, its_optim = make(1)
+      local model, optim = make(1, true)
+      step(whole, its_optim)
+      step(model, optim)
+      for _, kind in ipairs { "full", "sharded", "local" } do
+        local other, other_optim = make(2, true)
+        fsdp.load_state_dict(other, fsdp.state_dict(model, { type = kind }))
+        fsdp.load_optim_state_dict(other, other_optim, fsdp.optim_state_dict(model, optim, { type = kind }))
+        local sd, osd = fsdp.state_dict(other), fsdp.optim_state_dict(other, other_optim)
+        local want = its_optim:state_of(whole.weight)
+        for _, inner in ipairs { "a", "b" } do
+          ms.testing.assert_close(sd.weight[inner], whole.weight[inner]:detach())
+          ms.testing.assert_close(osd.state.weight.exp_avg[inner], want.exp_avg[inner])
+        end
+      end
+      local text = message(fsdp.load_state_dict, model, { weight = ms.ones(6, 4), bias = ms.ones(6) })
+      assert.truthy(text:find("While copying 'weight': a Two expected, got a Tensor.", 1, true), text)
+    end)
+
     if world > 1 then
       it("is refused on every rank where one lacks the state of a parameter", function(rank)
         local ms, nn, fsdp, dist = load()

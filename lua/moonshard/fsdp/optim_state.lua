@@ -257,6 +257,9 @@ local function check_entry(name, entry, p, whole_only)
     if type(key) ~= "string" then errors.raise("%s: state of '%s' has the key %s, expected names of fields", WHO, name, errors.show(key)) end
     if tensor.is_tensor(v) and v.ndim > 0 then
       local whole = p and tostring(rawget(p, "_whole_shape") or p.shape)
+      if p and (v.id < 0) ~= (p.id < 0) then
+        errors.raise("%s: '%s' of '%s' is %s, the parameter %s", WHO, key, name, errors.kind(v), errors.kind(p))
+      end
       local fits = not p or tostring(v.shape) == whole
         or not whole_only and sharded.is_sharded(p) and not sharded.is_sharded(v) and tostring(v.shape) == tostring(p:to_local().shape)
       if not fits then errors.raise("%s: '%s' of '%s' has shape %s, the parameter %s", WHO, key, name, tostring(v.shape), whole) end

@@ -87,14 +87,24 @@ function methods.full_tensor(t)
   return tensor.wrap(id)
 end
 
+-- fn(p, t) for instances of tensor classes too: of each inner tensor, put together as t is.
+local function by_inner(fn)
+  return function(p, t)
+    if p.id >= 0 then return fn(p, t) end
+    local parts, inner = {}, tensor.inner(t)
+    for k, part in ipairs(tensor.inner(p)) do parts[k] = fn(part, inner[k]) end
+    return tensor.rebuild(parts, t)
+  end
+end
+
 -- A sharded tensor with p's placement around this rank's part.
-local function around(p, part)
+local around = by_inner(function(p, part)
   local id = lib.ms_unit_stand_in(p.id, dtypes.number(part.dtype))
   if id == 0 then errors.fail(p) end
   local t = setmetatable({ id = id, _of = p, _local = part }, Sharded)
   if engine.state.scope == 0 then tensor.own(t) end
   return t
-end
+end)
 
 -- ---- fields --------------------------------------------------------------------------------------
 
@@ -255,12 +265,12 @@ function initial.places.shard_of(t)
 end
 
 --- This rank's part of a whole tensor, cut as p is: a view.
-function M.part_of(p, whole)
+M.part_of = by_inner(function(p, whole)
   local s = shard_info(p)
   local first, here = tonumber(s.first), tonumber(s.here)
   if s.layout == C.MS_LAYOUT_FLAT then return whole:reshape(-1):narrow(1, first + 1, here) end
   return whole:narrow(s.dim + 1, first + 1, here)
-end
+end)
 
 -- ---- parameters ----------------------------------------------------------------------------------
 
@@ -317,6 +327,13 @@ function instances.full_tensor(t)
   end)
 end
 
+--- Sharded inner tensors take theirs one by one.
+function instances.copy_(t, u)
+  if not M.is_sharded(t) or is_whole(t) or not tensor.is_tensor(u) or u.id >= 0 then return base.copy_(t, u) end
+  for k, part in ipairs(tensor.inner(t)) do part:copy_(tensor.inner(u)[k]) end
+  return t
+end
+
 for _, name in ipairs { "placements", "device_mesh" } do
   tensor.getters[name] = function(t)
     if t.id < 0 and M.is_sharded(t) then return own_getters[name](tensor.inner(t)[1]) end
@@ -355,7 +372,8 @@ end
 --- This rank's part of t, a sharded tensor, for p: t's own where p is cut alike, else the whole is gathered first. Then it is collective.
 ---@return Tensor  laid out like p:to_local()
 function M.part_like(p, t)
-  return M.is_part_of(p, t) and t:to_local() or M.part_of(p, t:full_tensor())
+  if M.is_part_of(p, t) then return t:to_local() end
+  return M.part_of(p, t:full_tensor())
 end
 
 M.Sharded = Sharded

@@ -82,7 +82,6 @@ local function like(p, t)
   local whole = rawget(p, "_whole_shape")
   if sharded.is_sharded(t) then
     if tostring(t.shape) ~= tostring(whole or p.shape) then return nil end
-    if p.id < 0 or t.id < 0 then return t end               -- tensor classes: part by part
     local part = sharded.part_like(p, t)
     return rawget(p, "_pieces") and part:reshape(p:to_local().shape) or sharded.around(p, part)
   end
@@ -99,12 +98,13 @@ end
 --- Must t be gathered before this rank can take its part of it?
 function M.is_gathered(p, t)
   if not tensor.is_tensor(t) or not sharded.is_sharded(t) then return false end
-  return not sharded.is_sharded(p) or p.id >= 0 and t.id >= 0 and not sharded.is_part_of(p, t)
+  return not sharded.is_sharded(p) or not sharded.is_part_of(p, t)
 end
 
 -- What is wrong with t for a model's value: t may be whole, sharded, or this rank's part.
 local function check_fit(name, value, t)
   if not tensor.is_tensor(t) then return ("While copying '%s': a tensor expected, got %s."):format(name, errors.kind(t)) end
+  if (t.id < 0) ~= (value.id < 0) then return ("While copying '%s': %s expected, got %s."):format(name, errors.kind(value), errors.kind(t)) end
   local whole, shape = tostring(rawget(value, "_whole_shape") or value.shape), tostring(t.shape)
   if shape == whole then return nil end
   if sharded.is_sharded(value) and not sharded.is_sharded(t) and shape == tostring(value:to_local().shape) then return nil end
