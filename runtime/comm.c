@@ -16,6 +16,7 @@ struct ms_work {
 static ms_group *world_group, *self_group;
 static double    next_group = 2;
 static double    delays[OPS];
+static double    mismatches;        // that this rank's script has met in synchronous collectives
 static int       debug_level = -1;
 static const char *engine_site;
 
@@ -148,6 +149,7 @@ int ms_dist_debug_level(void)
     return debug_level;
 }
 double ms_dist_errors(void) { return (double)ms__comm_epoch(); }
+double ms_dist_mismatches(void) { return mismatches; }
 void ms_dist_publish_error(const char *text, double since) { ms__comm_publish_error(text, (uint64_t)since, false); }
 void ms__comm_site(const char *site) { engine_site = site; }
 
@@ -167,7 +169,7 @@ static int n_ledger, cap_ledger, recording;
 
 static ms_status enter(const ms_coll *c, double in_numel, double out_numel)
 {
-    if (MS_LIKELY(!recording && debug_level <= 0)) return MS_OK;
+    if (MS_LIKELY(!recording && debug_level <= 0) || c->op == OP_REFUSED) return MS_OK;
     double larger = in_numel > out_numel ? in_numel : out_numel;
     if (debug_level > 0) {
         char text[400];
@@ -335,6 +337,13 @@ static void mark_storage(ms_storage *st, ms_pending *e, bool write)
     *at = ms__event_retain(e);
 }
 
+// A collective that has its number but cannot be run. Peers may be in it already; the ring entry is free again.
+static void lost(ms_coll *c)
+{
+    c->g->issued[c->seq % RING] = c->before;
+    ms__comm_publish_error(ms_error(), c->epoch, false);
+}
+
 // Takes c over. On the compute stream it is complete on return.
 ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work **work)
 {
@@ -397,14 +406,21 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
     last->group = g->id;
     last->word = c->word;
     last->print = c->print;
-    if ((status = enter(c, in_numel, out_numel)) != MS_OK) goto drop;
+    if ((status = enter(c, in_numel, out_numel)) != MS_OK) {
+        lost(c);
+        goto drop;
+    }
 
     if (c->stream == MS_STREAM_COMPUTE) {
         status = run(c);
         if (status != MS_OK) {
             if (status == MS_ECOMM) ms__world.step = -1;
+            mismatches += c->mismatched;
             if (atomic_load(&c->raised)) ms__comm_reported(epoch, NULL);
-            else if (status == MS_EINTR) ms__comm_publish_error("interrupted (Ctrl-C)", epoch, false);
+            else if (status == MS_EINTR) {
+                ms__fail(status, "interrupted (Ctrl-C)");
+                ms__comm_publish_error(ms_error(), epoch, false);
+            }
         }
         goto drop;
     }
@@ -416,6 +432,7 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
     ms_pending *event = NULL;
     status = ms__launch(ms__stream(MS_CPU, c->stream), run_record, retire_record, &c, sizeof c, &event);
     if (status != MS_OK) {
+        lost(c);
         ms__coll_drop(c);
         return status;
     }

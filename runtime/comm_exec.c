@@ -14,7 +14,7 @@
 #include "trace.h"
 
 const char *const ms__coll_names[OPS] = { "barrier", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
-                                          "scatter", "all_to_all", "send/recv" };
+                                          "scatter", "all_to_all", "send/recv", "refused" };
 static const char *const reductions[] = { "sum", "avg", "max", "min", "prod" };
 
 // ---- fingerprints ---------------------------------------------------------------------------------
@@ -34,6 +34,30 @@ void ms__print_text(const ms_print *p, char *out, size_t n)
     if (p->step >= 0) ADD(", step %lld", (long long)p->step);
     if (p->site[0]) ADD(", at %s", p->site);
     #undef ADD
+}
+
+// Units are flat pieces whose shapes the engine chooses; only what scripts pass has a shape that must agree.
+void ms__print_shape(ms_print *p, const ms_tensor *t)
+{
+    p->shaped = (uint8_t)(t->ndim + 1);
+    uint64_t h = p->extra ^ (uint64_t)p->shaped;
+    for (int d = 0; d < t->ndim; d++) {
+        h = (h ^ (uint64_t)t->shape[d]) * 1099511628211ull;
+        p->shape[d] = t->shape[d] > UINT32_MAX ? UINT32_MAX : (uint32_t)t->shape[d];
+    }
+    p->extra = h;
+}
+
+static bool same_shape(const ms_print *a, const ms_print *b)
+{
+    return a->shaped == b->shaped && (!a->shaped || memcmp(a->shape, b->shape, (size_t)(a->shaped - 1) * sizeof *a->shape) == 0);
+}
+
+static int shape_text(const ms_print *p, char *out, size_t n)
+{
+    int at = snprintf(out, n, ", shape [");
+    for (int d = 0; d < p->shaped - 1 && (size_t)at < n; d++) at += snprintf(out + at, n - (size_t)at, d ? ", %u" : "%u", (unsigned)p->shape[d]);
+    return (size_t)at < n ? at + snprintf(out + at, n - (size_t)at, "]") : at;
 }
 
 static uint64_t mix(uint64_t h, const void *p, size_t n)
@@ -58,20 +82,36 @@ static bool same_request(const ms_slot *a, const ms_slot *b)
     return a->hash == b->hash && strncmp(a->print.site, b->print.site, SITE) == 0;
 }
 
+// The first member whose call was refused by its own checks; -1: none so far.
+static int refused_by(const ms_coll *c)
+{
+    for (int k = 0; k < c->g->n; k++) {
+        const ms_slot *s = slot_of(c->g, k, c->seq);
+        if (atomic_load_explicit(&s->ready, memory_order_acquire) == c->word && s->print.op == OP_REFUSED) return k;
+    }
+    return -1;
+}
+
 // Who asks for what, equal requests from one line told once.
 static void tell_requests(const ms_coll *c, char *text, size_t size)
 {
     ms_group *g = c->g;
     char what[400];
+    int refused = refused_by(c);
+    if (refused >= 0) {
+        snprintf(text, size, "rank %d failed: %.*s", g->ranks[refused], PAYLOAD, slot_of(g, refused, c->seq)->payload);
+        return;
+    }
     int at = snprintf(text, size, "collective #%u of ", (unsigned)c->word);
     ms__group_text(g, text + at, size - (size_t)at);
     at = (int)strlen(text);
     at += snprintf(text + at, size - (size_t)at, ": the ranks ask for different things");
-    bool told[1024] = { false }, models = false, parts = false;
+    bool told[1024] = { false }, models = false, parts = false, shapes = false;
     const ms_print *mine = &slot_of(g, g->me, c->seq)->print;
     for (int k = 0; k < g->n && k < 1024; k++) {        // units of one name, of several models
         const ms_slot *s = slot_of(g, k, c->seq);
         if (atomic_load(&s->ready) != c->word || strncmp(s->print.unit, mine->unit, UNIT_NAME) != 0) continue;
+        shapes |= s->print.op == mine->op && !same_shape(&s->print, mine);
         models |= s->print.model != mine->model;
         parts |= s->print.op == mine->op && s->print.mark != mine->mark;
     }
@@ -99,6 +139,7 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
         ms_print p = s->print;
         ms__print_text(&p, what, sizeof what);
         if ((size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ": %s", what);
+        if (shapes && p.shaped && (size_t)at < size - 1) at += shape_text(&p, text + at, size - (size_t)at);
         if (models && (size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ", of the model made as number %u of its class", (unsigned)p.model);
     }
     if (models && (size_t)at < size - 1)
@@ -113,8 +154,9 @@ static ms_status mismatch(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
+    c->mismatched = true;
     // A moment for those still on their way, so that the text names everybody. It is an error already.
-    int64_t until = ms__now_ns() + 20 * 1000 * 1000;
+    int64_t until = ms__now_ns() + (refused_by(c) < 0 ? 20 * 1000 * 1000 : 0);
     for (int k = 0; k < g->n && ms__now_ns() < until;) {
         if (atomic_load(&slot_of(g, k, c->seq)->ready) >= c->word) k++;
         else {
@@ -214,6 +256,8 @@ static ms_status agree(ms_waiter *w)
                 first = false;
             }
             if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->word) continue;
+            // Nobody may ever mirror the slot that is waited for: a rank whose call was refused has gone on.
+            if (refused_by(c) >= 0) return mismatch(w);
             last = k;
             MS_TRY(ms__wait_poll(w));
         }
@@ -280,6 +324,8 @@ static ms_status run(ms_waiter *w)
         }
 
     MS_TRY(publish(c));
+    // No other call agrees with it. The peers fail without being waited for.
+    if (c->op == OP_REFUSED) return g->far && g->me == g->leader ? ms__far_ready(c, w, true) : MS_OK;
     ms_status status = agree(w);
     if (status != MS_OK) {
         // Unless everybody was there already and a peer went on: then it counts on us. An error that a peer published came

@@ -11,6 +11,7 @@
 enum { KIND_READY, KIND_CHAIN, KIND_RESULT, KIND_WINDOW, TAG_ERROR = 1 };
 
 typedef struct {
+    double   group;
     uint64_t word, hash;
     uint32_t member, bytes;
     ms_print print;
@@ -39,6 +40,14 @@ static int leader_on(const ms_group *g, int node)
 }
 
 static int is_here(const ms_group *g, int k) { return ms__world.node_of[g->ranks[k]] == ms__world.node; }
+
+// Who sends the slot of the i-th member that is not here.
+static int sender(const ms_group *g, int i)
+{
+    int k = 0;
+    while (is_here(g, k) || i-- > 0) k++;
+    return leader_on(g, ms__world.node_of[g->ranks[k]]);
+}
 
 static void *isend(const void *p, size_t n, int to, int tag)
 {
@@ -115,14 +124,10 @@ static ms_far *far_new(ms_coll *c)
         far_free(f);
         return NULL;
     }
-    for (int k = 0, i = 0; k < g->n; k++)
-        if (!is_here(g, k)) {
-            int from = leader_on(g, ms__world.node_of[g->ranks[k]]);
-            f->in_req[i] = irecv(&f->in[i], sizeof f->in[i], from, tag_of(c, KIND_READY));
-            if (!f->in_req[i++]) {
-                keep(f);
-                return NULL;
-            }
+    for (int i = 0; i < f->n_in; i++)
+        if (!(f->in_req[i] = irecv(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY)))) {
+            keep(f);
+            return NULL;
         }
     return f;
 }
@@ -139,6 +144,7 @@ ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first)
         ms_slot *s = slot_of(g, k, c->seq);
         if (!f->sent[k] && atomic_load_explicit(&s->ready, memory_order_acquire) == c->word) {
             far_ready *m = &f->out[i];
+            m->group = g->id;
             m->word = c->word;
             m->hash = s->hash;
             m->member = (uint32_t)k;
@@ -158,6 +164,11 @@ ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first)
         if (rc < 0) return ms__coll_fail(c, "MPI failed to receive from another node");
         if (rc == 0) continue;
         far_ready *m = &f->in[i];
+        if (m->word < c->word || m->group != g->id) {   // of a call that ended here without its peers
+            f->in_req[i] = irecv(m, sizeof *m, sender(g, i), tag_of(c, KIND_READY));
+            if (!f->in_req[i]) return ms__coll_fail(c, "MPI refused a message");
+            continue;
+        }
         if (m->word != c->word || m->member >= (uint32_t)g->n) return ms__coll_fail(c, "another node is at a different collective");
         ms_slot *s = slot_of(g, (int)m->member, c->seq);
         s->hash = m->hash;

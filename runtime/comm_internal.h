@@ -22,7 +22,7 @@ enum {
 };
 
 typedef enum { OP_BARRIER, OP_ALL_REDUCE, OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_BROADCAST, OP_REDUCE, OP_GATHER, OP_SCATTER,
-               OP_ALL_TO_ALL, OP_SEND_RECV, OPS } coll_op;
+               OP_ALL_TO_ALL, OP_SEND_RECV, OP_REFUSED, OPS } coll_op;
 
 // What one rank asks for. Equal on every rank (but for the script's line), or the collective fails before data moves.
 typedef struct {
@@ -34,6 +34,8 @@ typedef struct {
     char     site[SITE], unit[UNIT_NAME];
     uint32_t model;                     // which of several with units of these names
     char     part_of[PART_OF];          // the mark in words
+    uint8_t  shaped;                    // dimensions + 1 of a script's tensor, compared as part of `extra`; 0: no shape
+    uint32_t shape[MS_MAX_DIMS];        // for texts
 } ms_print;
 
 typedef struct {
@@ -139,6 +141,7 @@ typedef struct ms_coll {
     bool       inline_;                 // the input fits the payload
     ms_tensor *keep[2];                 // retained
     atomic_bool raised;                 // failed by a published error
+    bool       mismatched;              // failed on every member by itself
     struct ms_far *far;                 // leader: messages of the ready exchange
     struct ms_stage *stage;             // of tensors on a GPU: their bytes on the CPU
 } ms_coll;
@@ -180,6 +183,7 @@ char     *ms__window(int world_rank, ms_stream_kind stream);                    
 uint64_t  ms__ctl_offset(const void *p);
 ms_status ms__group_place(ms_group *g);                 // slots in the control memory
 ms_group *ms__pair(int from, int to);                   // the two-member group behind send and recv
+ms_group *ms__pair_by_id(double id);
 bool      ms__comm_locate(ms_storage *s, const void *p, uint32_t *arena, uint64_t *at);
 char     *ms__comm_resolve(int rank, uint32_t arena, uint64_t at);      // NULL with the error set
 bool      ms__comm_can_map(int rank);                   // tried at the start
@@ -220,6 +224,7 @@ ms_status ms__coll_fail(const ms_coll *c, const char *what);           // names 
 bool      ms__coll_reduces(int op);
 void      ms__group_text(const ms_group *g, char *out, size_t n);
 void      ms__print_text(const ms_print *p, char *out, size_t n);
+void      ms__print_shape(ms_print *p, const ms_tensor *t);            // from now on it is equal on every rank, too
 uint64_t  ms__print_hash(const ms_print *p, bool with_step);
 static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq) { return &g->slots[(size_t)member * RING + seq % RING]; }
 

@@ -77,9 +77,11 @@ ms_status ms__group_place(ms_group *g)
     return MS_OK;
 }
 
+ms_group *ms__pair_by_id(double id) { return ms__pair((int)(-id - 1) / ms__world.size, (int)(-id - 1) % ms__world.size); }
+
 static ms_group *group_with(double id)
 {
-    if (id < 0) return ms__pair((int)(-id - 1) / ms__world.size, (int)(-id - 1) % ms__world.size);
+    if (id < 0) return ms__pair_by_id(id);
     for (ms_group *g = groups; g; g = g->next) if (g->id == id) return g;
     return NULL;
 }

@@ -139,6 +139,7 @@ static ms_status prepare(const ms_dist_call *d, ms_group *g, const char *name, o
                              : o->out ? o->out : o->in;
     c->count = (size_t)(op == OP_ALL_TO_ALL ? counted->numel / n : counted->numel);
     c->print.count = (uint64_t)counted->numel;
+    ms__print_shape(&c->print, op == OP_REDUCE_SCATTER ? o->in : counted);
     c->inline_ = op != OP_SCATTER && op != OP_SEND_RECV
                  && (size_t)counted->numel * (size_t)ms__dtype_size(dtype) * (size_t)(op == OP_REDUCE_SCATTER ? n : 1) <= PAYLOAD;
     if (op == OP_ALL_GATHER) {
@@ -181,6 +182,27 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
     if (status == MS_OK && o.result) status = ms__copy(o.result, o.out);
     operands_drop(&o);
     return status;
+}
+
+// ---- refused calls --------------------------------------------------------------------------------
+
+// A call that was refused takes the number in its group that it would have had, so the peers' calls of that number fail, and no others:
+// other groups and what is under way go on. (A published error would end the piece of work of every rank of the world.)
+void ms_dist_refused(double group, const char *text, const char *site, double since)
+{
+    uint64_t epoch = ms__comm_epoch();
+    if (!ms__world.up || ms__world.size == 1 || ms__comm_stopped() || epoch != (uint64_t)since) return;    // it has met a peer's error
+    ms_group *g = group < 0 ? ms__pair_by_id(group) : ms__group_by_id(group);
+    if (!g || g->me < 0 || g->n == 1) return;
+    ms_coll *c = ms__comm_error_since(epoch) ? NULL : ms__coll_new(g, OP_REFUSED, MS_U8, site, NULL);
+    if (c) {
+        size_t n = strlen(text) + 1;
+        c->in = (char *)text;
+        c->in_bytes = n < PAYLOAD ? n : PAYLOAD;
+        c->inline_ = true;
+        if (ms__coll_issue(c, 0, 0, NULL) == MS_OK) return;
+    }
+    ms__comm_publish_error(text, epoch, false);
 }
 
 // ---- bytes ----------------------------------------------------------------------------------------

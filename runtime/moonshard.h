@@ -501,8 +501,12 @@ MS_API void      ms_dist_set_delay(int op, double seconds);  // for specs: colle
 MS_API void      ms_dist_set_debug_level(int level);    // 0 off, 1 info, 2 detail
 MS_API int       ms_dist_debug_level(void);
 MS_API double    ms_dist_errors(void);                  // published errors that this rank has met
+MS_API double    ms_dist_mismatches(void);              // collectives that failed here because members asked for different things
 // Work that began when there were `since` of them died here, and the script goes on: peers that wait for it raise this.
 MS_API void      ms_dist_publish_error(const char *text, double since);
+// A collective of this group (below 0: send or receive, -1 - from * world size - to) was refused before it was issued, and the script goes
+// on: the peers' calls that belong to it fail with this text. since: as above.
+MS_API void      ms_dist_refused(double group, const char *text, const char *site, double since);
 // MPI's own float32 collective on raw memory, to measure beside it: 0 all-gather, 1 reduce-scatter, 2 all-reduce.
 MS_API ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count);
 

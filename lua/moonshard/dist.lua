@@ -5,19 +5,19 @@ local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
 local dtypes = require "moonshard.dtypes"
+local calls = require "moonshard.dist_calls"
 local mesh = require "moonshard.dist_mesh"
 local object = require "moonshard.dist_object"
 
 local lib, ffi = engine.lib, engine.ffi
 local fail, user_line, is_tensor = errors.fail, errors.user_line, tensor.is_tensor
+local Group, ensure = calls.Group, calls.ensure
 
 local dist = {}
 mesh.dist = dist
 
 -- ---- groups -------------------------------------------------------------------------------------
 
----@class Group
-local Group = { __name = "Group" }
 local groups = {}                                       -- by id: equal groups are the same object
 
 local function group_of(id)
@@ -38,10 +38,6 @@ end
 --- Is x a process group?
 ---@return boolean
 function dist.is_group(x) return getmetatable(x) == Group end
-
-local function ensure()
-  if lib.ms_dist_is_initialized() == 0 and lib.ms_dist_init(nil, 0) ~= 0 then fail() end
-end
 
 local function id_of_group(group, who)
   ensure()
@@ -155,14 +151,14 @@ local reductions = { sum = C.MS_DIST_SUM, avg = C.MS_DIST_AVG, max = C.MS_DIST_M
 local reduction_names = { "sum", "avg", "max", "min", "prod" }
 local op_names = { [0] = "barrier", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all" }
 
--- The script's line that called dist.x, which called run, which calls this. Looking it up costs microseconds, so lines of
--- the script's own functions are kept; functions of the library stand for whoever called them.
+-- The script's line that called dist.x; run, dist.x, pcall and dist_calls' function are in between. Looking it up costs microseconds,
+-- so lines of the script's own functions are kept; functions of the library stand for whoever called them.
 local lines_of = setmetatable({}, { __mode = "k" })
 local getinfo = debug.getinfo
 local library = getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"
 
 local function call_site()
-  local info = getinfo(4, "fl")
+  local info = getinfo(6, "fl")
   local fn = info and info.func
   if not fn then return user_line(4) end
   local lines = lines_of[fn]
@@ -400,6 +396,23 @@ function dist.broadcast_object(value, given)
   return object.decode(ffi.string(chars[0], length[0]))
 end
 
+for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier",
+  "all_gather_object", "broadcast_object" } do
+  dist[name] = calls.one(dist[name])
+end
+
+-- The pair behind a send or a receive; the world when there is none.
+local function pair(from, to)
+  local n = dist.world_size()
+  local function is_rank(r) return type(r) == "number" and r >= 0 and r < n and r % 1 == 0 end
+  return is_rank(from) and is_rank(to) and from ~= to and -1 - from * n - to or 0
+end
+dist.send = calls.one(dist.send, function(_, dst) return pair(dist.rank(), dst) end)
+dist.recv = calls.one(dist.recv, function(_, src) return pair(src, dist.rank()) end)
+
+local function of_world() return 0 end
+dist.new_group = calls.one(dist.new_group, of_world)
+
 -- ---- what happened, and how it is checked -----------------------------------------------------------
 
 local entry = ffi.new "ms_ledger_entry"
@@ -458,7 +471,7 @@ function dist.backend()
   return ffi.string(lib.ms_dist_backend())
 end
 
-dist.init_device_mesh, dist.mesh_from_group, dist.is_mesh = mesh.init_device_mesh, mesh.mesh_from_group, mesh.is_mesh
+dist.init_device_mesh, dist.mesh_from_group, dist.is_mesh = calls.one(mesh.init_device_mesh, of_world), mesh.mesh_from_group, mesh.is_mesh
 
 setmetatable(dist, {
   __name = "moonshard.dist",

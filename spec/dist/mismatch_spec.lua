@@ -1,12 +1,13 @@
 --- Collectives that don't match: an error on every rank within 100 ms, naming who asked for what, before a byte has
 --- moved; afterwards the ranks go on together. Each class of mismatch against each collective.
 local ranks = require "spec.support.ranks"
+local sorted_pairs = require("moonshard.util").sorted_pairs
 local patience = require("spec.support.process").patience
 
 local N = 600                                          -- more than travels with the ready flag; SMALL does not
 local SMALL = 8
 
-for world = 2, 3 do
+for world = 2, 4 do
   ranks.describe(world, ("mismatches on %d ranks"):format(world), function(rank)
     local ms, dist
     if rank then
@@ -31,13 +32,17 @@ for world = 2, 3 do
     for name in pairs(collectives) do names[#names + 1] = name end
     table.sort(names)
 
-    local function request(n, dtype)
+    -- A block of rows x columns elements, or a flat one.
+    local function request(rows, dtype, columns)
       local o = { dtype = dtype or "float32" }
-      local v = { t = ms.full({ n }, rank + 1, o), many = ms.full({ n * world }, rank + 1, o), many2 = ms.zeros(n * world, o), list = {},
+      local function shape(blocks) return { rows * blocks, columns } end
+      local v = { t = ms.full(shape(1), rank + 1, o), many = ms.full(shape(world), rank + 1, o), many2 = ms.zeros(shape(world), o), list = {},
         op = "sum", root = 0 }
-      for r = 1, world do v.list[r] = ms.full({ n }, 7, o) end
+      for r = 1, world do v.list[r] = ms.full(shape(1), 7, o) end
       return v
     end
+
+    local function first(t) return t:reshape(-1)[1]:item() end
 
     -- Runs fn, which must fail everywhere at once with `pattern`; then everybody is in step again.
     -- At once is 100 ms on an idle machine; this one runs other things beside the specs and holds up anybody at any moment:
@@ -51,7 +56,7 @@ for world = 2, 3 do
         if ok then error("no error", 2) end
         if not why:find(pattern) then error(("expected %s, got: %s"):format(pattern, why), 2) end
         if v then                                       -- no data moved
-          if v.t[1]:item() ~= rank + 1 or v.many[1]:item() ~= rank + 1 or v.many2[1]:item() ~= 0 then error("data moved", 2) end
+          if first(v.t) ~= rank + 1 or first(v.many) ~= rank + 1 or first(v.many2) ~= 0 then error("data moved", 2) end
         end
         local all = dist.all_gather_object { why = (why:gsub("^[^\n]-:%d+: ", "", 1)), seconds = seconds }
         local slowest = 0
@@ -61,6 +66,51 @@ for world = 2, 3 do
         end
         least = math.min(least, slowest)
         if least < patience then return why end
+      end
+      error(("took %.0f ms at best"):format(least * 1e3), 2)
+    end
+
+    -- Why a rank's call is refused before anything is sent: in Lua, or by the engine.
+    local function set(...)
+      local list = {}
+      for _, name in ipairs { ... } do list[name] = true end
+      return list
+    end
+    local refusals = {
+      ["its group"] = { spoil = function(v) v.group = 3 end, of = set(unpack(names)) },
+      ["an option"] = { spoil = function(v) v.async = "yes" end, of = set "all_reduce" },
+      ["a tensor"] = { spoil = function(v) v.t, v.many, v.list = "x", nil, "x" end,
+        of = set("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all") },
+      ["its root"] = { spoil = function(v) v.root = world end, of = set("broadcast", "reduce", "gather", "scatter") },
+      ["sizes"] = { spoil = function(v) v.many = ms.zeros(world + 1) end, of = set("all_gather", "reduce_scatter", "all_to_all") },
+      ["a dtype"] = { spoil = function(v) v.t, v.many, v.op = v.t:to "int32", v.many:to "int32", "avg" end,
+        of = set("all_reduce", "reduce_scatter", "reduce") },
+      ["the device"] = { spoil = function(v) v.t, v.many = v.t:to "meta", v.many:to "meta" end,
+        of = set("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "all_to_all") },
+    }
+
+    -- fn is refused on one rank, `who`. The others fail with its text at once; afterwards all are in step.
+    local function refused(fn, who)
+      who = who or world - 1
+      local least = math.huge
+      for _ = 1, 5 do
+        local begun = ms.time()
+        local ok, why = pcall(fn)
+        local seconds = ms.time() - begun
+        if ok then error("no error", 2) end
+        local text, from_peer = why:gsub("^.-rank %d failed: ", "")
+        if (from_peer == 0) ~= (rank == who) then error(("expected a failure of rank %d, got: %s"):format(who, why), 2) end
+        local t = ms.full({ 4 }, 10 * (rank + 1))
+        dist.all_reduce(t)
+        if t[1]:item() ~= 5 * world * (world + 1) then error(("the sum of different calls: %g"):format(t[1]:item()), 2) end
+        local all = dist.all_gather_object { text = text, seconds = seconds }
+        local slowest = 0
+        for r = 1, world do
+          if all[r].text ~= all[1].text then error(("ranks differ: %s | %s"):format(all[1].text, all[r].text), 2) end
+          slowest = math.max(slowest, all[r].seconds)
+        end
+        least = math.min(least, slowest)
+        if least < patience then return text end
       end
       error(("took %.0f ms at best"):format(least * 1e3), 2)
     end
@@ -86,7 +136,20 @@ for world = 2, 3 do
           it(size .. name .. " with another count", function()
             local v = request(odd and n + world or n)
             local why = fails(function() run(v) end, "the ranks ask for different things", v)
-            assert.matches(("ranks? 0[, 1]*: %s of %d float32"):format(name, name == "all_to_all" and n * world or n), why)
+            assert.matches(("ranks? 0[, %%d]*: %s of %d float32"):format(name, name == "all_to_all" and n * world or n), why)
+          end)
+
+          it(size .. name .. " with another shape of the same count", function()
+            local rows = n == SMALL and 2 or 20
+            local v = request(odd and n / rows or rows, nil, odd and rows or n / rows)
+            local why = fails(function() run(v) end, "the ranks ask for different things", v)
+            local function shape(a, b)
+              if name == "reduce_scatter" or name == "all_to_all" then a = a * world end        -- the input's
+              return (", shape %%[%d, %d%%]"):format(a, b)
+            end
+            assert.matches(("ranks? 0[, %%d]*: %s .*%s.*; rank %d: %s .*%s"):format(name, shape(rows, n / rows), world - 1, name, shape(n / rows, rows)), why)
+            v = request(odd and n or n / rows, nil, not odd and rows or nil)                    -- flat
+            fails(function() run(v) end, ("shape %%[%d%%]"):format((name == "reduce_scatter" or name == "all_to_all") and n * world or n), v)
           end)
 
           it(size .. name .. " with another dtype", function()
@@ -116,7 +179,7 @@ for world = 2, 3 do
 
         it(size .. name .. " against another collective names both lines", function()
           local v = request(n)
-          local first = debug.getinfo(1, "l").currentline + 3
+          local line = debug.getinfo(1, "l").currentline + 3
           local why = fails(function()
             if odd then
               dist.all_reduce(v.many)
@@ -124,9 +187,19 @@ for world = 2, 3 do
               dist.broadcast(v.t, { src = 0 })
             end
           end, "the ranks ask for different things", v)
-          assert.matches(("ranks? [%%d, ]+: broadcast of %d float32, root 0, at spec/dist/mismatch_spec%%.lua:%d"):format(n, first + 2), why)
-          assert.matches(("rank %d: all_reduce of %d float32, sum, at spec/dist/mismatch_spec%%.lua:%d"):format(world - 1, n * world, first), why)
+          assert.matches(("ranks? [%%d, ]+: broadcast of %d float32, root 0, at spec/dist/mismatch_spec%%.lua:%d"):format(n, line + 2), why)
+          assert.matches(("rank %d: all_reduce of %d float32, sum, at spec/dist/mismatch_spec%%.lua:%d"):format(world - 1, n * world, line), why)
         end)
+
+        for what, refusal in sorted_pairs(refusals) do
+          if refusal.of[name] then
+            it(("%s%s refused by one rank for %s fails on the others, and the next one is right"):format(size, name, what), function()
+              local v = request(n)
+              if odd then refusal.spoil(v) end
+              refused(function() run(v) end)
+            end)
+          end
+        end
 
         it(size .. name .. " in another group is a circle of waiting ranks", function()
           local list = {}
@@ -163,9 +236,104 @@ for world = 2, 3 do
           if rank == 1 then require("spec.support.process").sleep(0.1) end
           if odd then dist.barrier() else dist.all_reduce(v.t) end
         end, "the ranks ask for different things", v)
-        assert.matches("; rank 2: barrier", why)
+        assert.matches(("; rank %d: barrier"):format(world - 1), why)
       end)
     end
+
+    -- What is no plain collective of tensors: a wrong call on one rank, a right one on the others.
+    local others = {
+      all_gather_object = { function() dist.all_gather_object(print) end, function() dist.all_gather_object(1) end },
+      broadcast_object = { function() dist.broadcast_object(1, { src = world }) end, function() dist.broadcast_object(1, { src = 0 }) end },
+      new_group = { function() dist.new_group { 0, 0 } end, function() dist.new_group { 0, 1 } end },
+      init_device_mesh = { function() dist.init_device_mesh("cpu", { world, 2 }) end, function() dist.init_device_mesh("cpu", { world, 1 }) end },
+    }
+    for name, calls in sorted_pairs(others) do
+      it(name .. " refused by one rank fails on the others, and the next one is right", function()
+        refused(calls[odd and 1 or 2])
+        refused(calls[rank == 0 and 1 or 2], 0)
+      end)
+    end
+
+    it("a send or a receive refused by one rank fails on its peer, and the next one is right", function()
+      local to = world - 1
+      for _, receives in ipairs { false, true } do
+        local function exchange(bad)
+          if rank == 0 then dist.send(ms.full({ 3 }, 5), to, { async = bad and not receives and 1 or nil }) end
+          local t = ms.zeros(bad and receives and 4 or 3)
+          if odd then dist.recv(t, 0, { group = bad and receives and 7 or nil }) end
+          return t
+        end
+        local ok, why = pcall(exchange, true)
+        if rank == 0 or odd then
+          assert.is_false(ok)
+          assert.are.equal((rank == 0) == receives, why:find("rank %d failed: ") ~= nil)
+        end
+        local t = exchange()
+        if odd then assert.are.equal(5, t[3]:item()) end
+      end
+      dist.barrier()
+    end)
+
+    it("more refused calls of one rank than are kept fail as many on the others", function()
+      for _ = 1, 40 do
+        assert.is_false((pcall(dist.all_reduce, odd and "x" or ms.ones(2))))
+      end
+      local t = ms.full({ 2 }, rank + 1)
+      dist.all_reduce(t)
+      assert.are.equal(world * (world + 1) / 2, t[1]:item())
+    end)
+
+    it("calls that every rank refuses take nothing from what is under way", function()
+      local pair = rank - rank % 2
+      local group
+      for r = 0, world - 2, 2 do
+        local made = dist.new_group { r, r + 1 }
+        if r == pair then group = made end
+      end
+      for k = 1, 20 do
+        local work
+        if group then
+          if rank % 2 == k % 2 then require("spec.support.process").sleep(1e-3) end
+          local t = ms.ones(N)
+          work = dist.all_reduce(t, { group = group, async = true })
+          dist.all_reduce(ms.ones(N), { group = group })
+        end
+        assert.is_false((pcall(dist.all_reduce, "x")))
+        assert.is_false((pcall(dist.new_group, { 0, world })))
+        if work then work:wait() end
+      end
+      local t = ms.ones(2)
+      dist.all_reduce(t)
+      assert.are.equal(world, t[1]:item())
+    end)
+
+    it("a call refused in one group leaves the groups that its rank is not in alone, and a wrong call of no member all", function()
+      if world < 3 then return end
+      local inner, outer = dist.new_group { 0, 1 }, dist.new_group { 1, 2 }
+      for _ = 1, 5 do
+        if rank == 0 then
+          local _, why = pcall(dist.all_reduce, ms.ones(1, { dtype = "int32" }), { group = inner, op = "avg" })
+          assert.matches("'avg' needs a floating dtype", why)
+        elseif rank == 1 then
+          local _, why = pcall(dist.all_reduce, ms.ones(1), { group = inner })
+          assert.matches("rank 0 failed: .*'avg' needs a floating dtype", why)
+        elseif rank == 2 then
+          assert.is_false((pcall(dist.all_reduce, "x", { group = inner })))       -- no member: nobody waits for it
+          assert.is_false((pcall(dist.all_reduce, "x", { group = dist.self_group() })))
+        end
+        if rank == 1 or rank == 2 then
+          local t = ms.full({ 1 }, rank)
+          dist.all_reduce(t, { group = outer })
+          assert.are.equal(3, t:item())
+        end
+        if rank == 0 or rank == 1 then
+          local t = ms.full({ 1 }, rank + 1)
+          dist.all_reduce(t, { group = inner })
+          assert.are.equal(3, t:item())
+        end
+      end
+      dist.barrier()
+    end)
 
     it("the same collective from two lines is one collective", function()
       for _, n in ipairs { SMALL, N } do
