@@ -58,6 +58,65 @@ ranks.describe(2, "mixed precision", function()
     end
   end)
 
+  it("keeps the reduce dtype when the model moves to another one", function(rank, world)
+    local reference, ms = make()
+    local policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16", reduce_dtype = "bfloat16" }
+    local nn, model = ms.nn, make()
+    model:to "bfloat16"                                          -- the policy changes nothing here
+    for _, k in ipairs { 1, 3 } do ms.fsdp.fully_shard(model[k], { mp_policy = policy }) end
+    ms.fsdp.fully_shard(model, { mp_policy = policy })
+    assert.equal("bfloat16", policy.reduce_dtype)
+    for _, dtype in ipairs { "bfloat16", "float32" } do
+      model:to(dtype)
+      local seen = {}
+      for _, c in ipairs(ms.dist.record(function() nn.F.mse_loss(model(ms.ones(2, 6) * (rank + 1)):float(), ms.zeros(2, 3)):backward() end)) do
+        seen[c.op .. " " .. c.dtype] = (seen[c.op .. " " .. c.dtype] or 0) + 1
+      end
+      assert.equal(3, seen["reduce_scatter bfloat16"])
+      assert.is_nil(seen["reduce_scatter float32"])
+      assert.is_nil(seen["all_gather float32"])
+      reference:zero_grad()
+      for r = 0, world - 1 do (nn.F.mse_loss(reference(ms.ones(2, 6) * (r + 1)), ms.zeros(2, 3)) / world):backward() end
+      for name, p in model:named_parameters() do
+        assert.equal(dtype, p.grad.dtype, name)
+        ms.testing.assert_close(p.grad:full_tensor():float(), reference:get_parameter(name).grad, { rtol = 0.1, atol = 0.05 })
+      end
+      model:zero_grad()
+    end
+  end)
+
+  it("trains beside frozen parameters of other dtypes in one unit", function(rank, world)
+    local ms = require "moonshard"
+    local nn, fsdp = ms.nn, ms.fsdp
+    local Scaled = nn.Module:extend "Scaled"
+    function Scaled:init(dtype)
+      self.linear = nn.Linear(6, 5)
+      self.scale = nn.Parameter(ms.arange(0, 5):to(dtype), { requires_grad = false })
+    end
+    function Scaled:forward(x) return self.linear(x) * self.scale:float() end
+    for _, dtype in ipairs { "bfloat16", "uint8", "int64", "float64" } do
+      for _, reshard in ipairs { true, false } do
+        ms.manual_seed(1)
+        local whole, model = nn.Sequential(Scaled(dtype), nn.Linear(5, 2)), nil
+        model = ms.deepcopy(whole)
+        fsdp.fully_shard(model[1], { reshard_after_forward = reshard })
+        fsdp.fully_shard(model)
+        local a, b = ms.optim.Adam(whole:parameters(), { lr = 0.1 }), ms.optim.Adam(model:parameters(), { lr = 0.1 })
+        for step = 1, 3 do
+          for r = 0, world - 1 do (whole(ms.ones(2, 6) * (r + step)):pow(2):sum() / world):backward() end
+          model(ms.ones(2, 6) * (rank + step)):pow(2):sum():backward()
+          fsdp.check_sharded_parity(whole, model)
+          for _, optim in ipairs { a, b } do
+            optim:step()
+            optim:zero_grad()
+          end
+        end
+        assert.equal(dtype, model[1].scale.dtype)
+        assert.is_true(fsdp.state_dict(model)["1.scale"]:equal(whole[1].scale:detach()))
+      end
+    end
+  end)
+
   it("leaves inputs alone when told, and casts what a layer gets otherwise", function()
     local _, ms = make()
     local keep = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16", cast_forward_inputs = false }

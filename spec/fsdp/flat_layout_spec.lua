@@ -1,0 +1,65 @@
+--- What of each parameter lies on which rank: one behind another in the flat parameter, or, where scripts see the pieces, each from a
+--- multiple of 16 bytes on.
+local ranks = require "spec.support.ranks"
+local load = require("spec.support.wrapped").load
+
+local SHAPES = { { 7, 3 }, { 5, 7 }, { 5, 5 } }
+
+local function net(dtype)
+  local ms, nn = load()
+  ms.manual_seed(0)
+  local layers = {}
+  for k, shape in ipairs(SHAPES) do layers[k] = nn.Linear(shape[2], shape[1], { bias = false, dtype = dtype }) end
+  return nn.Sequential(layers)
+end
+
+-- Where each parameter begins, and where the last one ends, if each begins at a multiple of `to` elements.
+local function places(to)
+  local at, list = 0, {}
+  for k, shape in ipairs(SHAPES) do
+    at = math.ceil(at / to) * to
+    list[k] = { at, at + shape[1] * shape[2] }
+    at = list[k][2]
+  end
+  return list, at
+end
+
+for world = 1, 4 do
+  ranks.describe(world, ("a flat parameter on %d ranks"):format(world), function(rank)
+    -- Elements from..to (from 0) of a whole parameter that this rank has, were the flat parameter of `total` cut evenly.
+    local function share(place, total)
+      local each = math.ceil(total / world)
+      return math.max(rank * each, place[1]) - place[1], math.min((rank + 1) * each, place[2]) - place[1]
+    end
+
+    it("has its parameters one behind another, cut evenly", function()
+      local ms, _, fsdp, _, quietly = load()
+      for _, dtype in ipairs { "float32", "float64", "bfloat16" } do
+        local whole, model = net(dtype), quietly(fsdp.FSDP, net(dtype))
+        local list, total = places(1)
+        assert.equal(math.ceil(total / world), model.flat_param:numel())
+        local want = {}
+        for k, place in ipairs(list) do
+          local from, to = share(place, total)
+          if to > from then want[#want + 1] = whole[k].weight:detach():reshape(-1):narrow(1, from + 1, to - from) end
+        end
+        want = ms.cat(want, 1)
+        assert.is_true(model.flat_param:detach():narrow(1, 1, want:numel()):equal(want))
+      end
+    end)
+
+    it("has pieces that begin at multiples of 16 bytes", function()
+      local _, _, fsdp, _, quietly = load()
+      for dtype, to in pairs { float32 = 4, float64 = 2, bfloat16 = 8 } do
+        local whole, model = net(dtype), quietly(fsdp.FSDP, net(dtype), { use_orig_params = true })
+        local list, total = places(to)
+        for k, place in ipairs(list) do
+          local from, upto = share(place, total)
+          local piece = model[k].weight:detach():reshape(-1)
+          assert.equal(math.max(upto - from, 0), piece:numel())
+          if upto > from then assert.is_true(piece:equal(whole[k].weight:detach():reshape(-1):narrow(1, from + 1, upto - from))) end
+        end
+      end
+    end)
+  end)
+end
