@@ -4,83 +4,12 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include "direct.h"
 
-enum { CHUNK = 8 << 20, PART = 64 << 10, BLOCK = 4096 };
-
-// ---- XXH64 --------------------------------------------------------------------------------------
-
-static const uint64_t P1 = 0x9E3779B185EBCA87ull, P2 = 0xC2B2AE3D27D4EB4Full, P3 = 0x165667B19E3779F9ull, P4 = 0x85EBCA77C2B2AE63ull,
-                      P5 = 0x27D4EB2F165667C5ull;
-
-static uint64_t rotate(uint64_t x, int r) { return x << r | x >> (64 - r); }
-static uint64_t load64(const unsigned char *p) { uint64_t x; memcpy(&x, p, 8); return x; }
-static uint64_t round64(uint64_t lane, uint64_t x) { return rotate(lane + x * P2, 31) * P1; }
-
-void ms__hash_begin(ms_hash *h)
-{
-    *h = (ms_hash){ .lane = { P1 + P2, P2, 0, 0 - P1 } };
-}
-
-static void stripes(ms_hash *h, const unsigned char *p, size_t n)
-{
-    uint64_t a = h->lane[0], b = h->lane[1], c = h->lane[2], d = h->lane[3];
-    for (; n >= 32; n -= 32, p += 32) {
-        a = round64(a, load64(p));
-        b = round64(b, load64(p + 8));
-        c = round64(c, load64(p + 16));
-        d = round64(d, load64(p + 24));
-    }
-    h->lane[0] = a;
-    h->lane[1] = b;
-    h->lane[2] = c;
-    h->lane[3] = d;
-}
-
-void ms__hash_add(ms_hash *h, const void *data, size_t n)
-{
-    const unsigned char *p = data;
-    h->total += n;
-    if (h->n_rest) {
-        size_t m = 32 - (size_t)h->n_rest < n ? 32 - (size_t)h->n_rest : n;
-        memcpy(h->rest + h->n_rest, p, m);
-        h->n_rest += (int)m;
-        p += m;
-        n -= m;
-        if (h->n_rest < 32) return;
-        stripes(h, h->rest, 32);
-    }
-    size_t whole = n & ~(size_t)31;
-    stripes(h, p, whole);
-    h->n_rest = (int)(n - whole);
-    if (h->n_rest) memcpy(h->rest, p + whole, n - whole);
-}
-
-uint64_t ms__hash_end(const ms_hash *h)
-{
-    uint64_t x = P5;
-    if (h->total >= 32) {
-        x = rotate(h->lane[0], 1) + rotate(h->lane[1], 7) + rotate(h->lane[2], 12) + rotate(h->lane[3], 18);
-        for (int k = 0; k < 4; k++) x = (x ^ round64(0, h->lane[k])) * P1 + P4;
-    }
-    x += h->total;
-    const unsigned char *p = h->rest;
-    int n = h->n_rest;
-    for (; n >= 8; n -= 8, p += 8) x = rotate(x ^ round64(0, load64(p)), 27) * P1 + P4;
-    if (n >= 4) {
-        uint32_t w;
-        memcpy(&w, p, 4);
-        x = rotate(x ^ w * P1, 23) * P2 + P3;
-        n -= 4;
-        p += 4;
-    }
-    for (; n > 0; n--, p++) x = rotate(x ^ *p * P5, 11) * P1;
-    x = (x ^ x >> 33) * P2;
-    x = (x ^ x >> 29) * P3;
-    return x ^ x >> 32;
-}
+enum { CHUNK = 8 << 20, BLOCK = 4096 };
 
 // ---- the thread ---------------------------------------------------------------------------------
 
@@ -92,7 +21,6 @@ struct ms_direct {
     unsigned char  *buffer[2];
     size_t          held;                   // writer: bytes in the buffer that is being filled
     int             current;                // the caller's buffer
-    ms_hash         hash;
     // shared
     pthread_t       thread;
     pthread_mutex_t lock;
@@ -202,8 +130,10 @@ static ms_status start(ms_direct **out, int fd, const char *path, const char *wh
         direct_free(d);
         return ms__no_memory(2 * (size_t)CHUNK, who, "two buffers of %d bytes", CHUNK);
     }
-    d->direct = open(path, (writes ? O_WRONLY : O_RDONLY) | O_DIRECT | O_CLOEXEC);      // refused: -1, the page cache serves
-    ms__hash_begin(&d->hash);
+    // The same file, whatever its path means by now. Refused: -1, the page cache serves.
+    char same[32];
+    snprintf(same, sizeof same, "/proc/self/fd/%d", fd);
+    d->direct = open(same, (writes ? O_WRONLY : O_RDONLY) | O_DIRECT | O_CLOEXEC);
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->change, NULL);
     sigset_t all, before;                   // signals are the main thread's
@@ -231,12 +161,7 @@ ms_status ms__direct_write(ms_direct *d, const void *data, uint64_t n)
     const unsigned char *p = data;
     while (n > 0) {
         size_t m = CHUNK - d->held < n ? CHUNK - d->held : (size_t)n;
-        // In parts that stay in the cache between the two.
-        for (size_t at = 0; at < m; at += PART) {
-            size_t k = m - at < PART ? m - at : PART;
-            memcpy(d->buffer[d->current] + d->held + at, p + at, k);
-            ms__hash_add(&d->hash, p + at, k);
-        }
+        memcpy(d->buffer[d->current] + d->held, p, m);
         d->held += m;
         p += m;
         n -= m;
@@ -274,18 +199,16 @@ ms_status ms__direct_read(ms_direct *d, const char **data, uint64_t *n)
     if (d->at < d->bytes) ask(d, !d->current, d->at, d->bytes - d->at < CHUNK ? (size_t)(d->bytes - d->at) : CHUNK);
     *data = (const char *)d->buffer[d->current];
     *n = got;
-    ms__hash_add(&d->hash, *data, got);
     return MS_OK;
 }
 
-ms_status ms__direct_end(ms_direct *d, uint64_t *hash)
+ms_status ms__direct_end(ms_direct *d)
 {
     ms_status st = answer(d, NULL);
     if (st == MS_OK && d->writes && d->held) {
         ask(d, d->current, d->at, d->held);
         st = answer(d, NULL);
     }
-    if (hash) *hash = ms__hash_end(&d->hash);
     direct_free(d);
     return st;
 }

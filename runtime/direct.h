@@ -1,19 +1,9 @@
 // direct.h -- large files past the page cache, one way through: written or read in order by a thread of its own, in
-// aligned chunks, while the caller fills or empties the other chunk; with XXH64 of all that went by.
+// aligned chunks, while the caller fills or empties the other chunk.
 #ifndef MS_DIRECT_H
 #define MS_DIRECT_H
 
 #include "base.h"
-
-typedef struct {                    // XXH64, seed 0
-    uint64_t lane[4], total;
-    unsigned char rest[32];
-    int      n_rest;
-} ms_hash;
-
-void     ms__hash_begin(ms_hash *h);
-void     ms__hash_add(ms_hash *h, const void *data, size_t n);
-uint64_t ms__hash_end(const ms_hash *h);
 
 typedef struct ms_direct ms_direct;
 
@@ -23,6 +13,6 @@ ms_status ms__direct_writer(ms_direct **out, int fd, const char *path, const cha
 ms_status ms__direct_write(ms_direct *d, const void *data, uint64_t n);         // appends
 ms_status ms__direct_reader(ms_direct **out, int fd, const char *path, uint64_t bytes, const char *who);
 ms_status ms__direct_read(ms_direct *d, const char **data, uint64_t *n);        // the next chunk, valid until the next call; n 0: the end
-ms_status ms__direct_end(ms_direct *d, uint64_t *hash);                         // writer: everything is handed over. Frees d in any case; hash may be NULL
+ms_status ms__direct_end(ms_direct *d);                                         // writer: everything is handed over. Frees d in any case
 
 #endif

@@ -522,32 +522,49 @@ MS_API ms_status ms_saver_declare(ms_saver *s, const char *name, int dtype, int 
 MS_API ms_status ms_saver_write(ms_saver *s, const char *name, ms_id t);
 MS_API ms_status ms_saver_commit(ms_saver *s);
 MS_API void      ms_saver_abort(ms_saver *s);
+MS_API void      ms_saver_sum(const ms_saver *s, char *out);   // after commit: 16 hexadecimal digits and a 0, which stand for the whole file
 
-// Reading: open checks the whole header. Tensors are numbered in order of their names.
+// Reading: open checks the whole header. Tensors are numbered in order of their names. With verify, what differs from the sums that
+// savers write into the header is an error, here and in what is read; files without sums are read as they are.
 typedef struct ms_loader ms_loader;
-MS_API ms_loader  *ms_loader_open(const char *path);
+MS_API ms_loader  *ms_loader_open(const char *path, int verify);
+MS_API const char *ms_loader_sum(const ms_loader *l);       // ms_saver_sum's digits; empty where the file has no sums
 MS_API void        ms_loader_close(ms_loader *l);
 MS_API int         ms_loader_count(const ms_loader *l);
 MS_API const char *ms_loader_name(const ms_loader *l, int k);
 MS_API int         ms_loader_find(const ms_loader *l, const char *name);     // -1: none
 MS_API ms_status   ms_loader_info(const ms_loader *l, int k, ms_info *out);  // dtype, shape
-MS_API ms_id       ms_loader_read(const ms_loader *l, int k, double first, double count);   // rows of dimension 0; count -1: all
+MS_API ms_id       ms_loader_read(ms_loader *l, int k, double first, double count);   // rows of dimension 0; count -1: all
 MS_API int         ms_loader_metadata_count(const ms_loader *l);
 MS_API const char *ms_loader_metadata_key(const ms_loader *l, int k);
 MS_API const char *ms_loader_metadata_value(const ms_loader *l, int k);
 
 // Ranges of elements of many tensors at once: want them all (they land in dst, contiguous and of the same dtype, from element `at` on), then
-// fetch. With hash (17 bytes), the whole file is read, once and in order, and hash is the one ms_saver_hash gave.
+// fetch. With whole (17 bytes), the whole file is read and verified, once and in order; where it has no sums, whole gets its XXH64.
 MS_API ms_status   ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at);
-MS_API ms_status   ms_loader_fetch(ms_loader *l, char *hash);
-MS_API ms_status   ms_saver_hash(ms_saver *s, char *hash);     // of the whole file, after commit: 16 hexadecimal digits and a 0
+MS_API ms_status   ms_loader_fetch(ms_loader *l, char *whole);
 
-// Small files and folders, on disk when they return. ms_folder_put gives a finished folder its name; what had that name gets the other one.
+// Small files: a new one, on disk when it returns; one that is read (at most 1 GiB; out: ms_file_free's).
 MS_API ms_status ms_file_put(const char *path, const char *data, double n);
-MS_API ms_status ms_folder_sync(const char *path);
-MS_API ms_status ms_folder_put(const char *made, const char *path, int *replaced);
-// Removes a folder and its files; what isn't there or can't be removed stays. later: on the side, until the next removal or the process's end.
-MS_API ms_status ms_folder_remove(const char *path, int later);
+MS_API ms_status ms_file_get(const char *path, const char *who, char **out, double *n);
+MS_API void      ms_file_free(char *data);
+MS_API void      ms_file_sum(const char *data, double n, char *out);        // XXH64: 16 hexadecimal digits and a 0
+
+// A folder that is replaced as a whole: new (path is resolved, links included; nothing is made yet), make (a temporary folder beside it,
+// of which `made` is filled in), commit (the finished folder gets the name, on disk; what had the name is in the temporary one), free
+// (removes the temporary folder with its files; later: on the side, until the next one is freed or the process ends). look, before the
+// caller checks what has the name: commit replaces that and nothing else. It is called by new, too.
+// Where the file system cannot exchange two folders, commit changes nothing of a folder that is there and sets *inside: the caller
+// replaces its files. make removes temporary folders of processes of this host that have ended.
+typedef struct ms_folder ms_folder;
+MS_API ms_folder  *ms_folder_new(const char *path);
+MS_API const char *ms_folder_path(const ms_folder *f);
+MS_API const char *ms_folder_made(const ms_folder *f);
+MS_API ms_status   ms_folder_look(ms_folder *f);
+MS_API ms_status   ms_folder_make(ms_folder *f);
+MS_API ms_status   ms_folder_commit(ms_folder *f, int later, int *inside);
+MS_API void        ms_folder_free(ms_folder *f);
+MS_API ms_status   ms_folder_sync(const char *path);
 
 // Token files: ranges of memory-mapped files, one after the other, as one sequence of token ids.
 typedef struct ms_tokens ms_tokens;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "dtype.h"
+#include "files.h"
 #include "safetensors.h"
 #include "utf8.h"
 
@@ -33,6 +34,8 @@ bool ms__st_bytes(const ms_st_entry *e, uint64_t *bytes)
     *bytes = empty ? 0 : n;
     return fits;
 }
+
+uint64_t ms__st_blocks(const ms_st_entry *e) { return (e->end - e->begin + MS_ST_BLOCK - 1) / MS_ST_BLOCK; }
 
 // ---- the list of entries ------------------------------------------------------------------------
 
@@ -94,6 +97,7 @@ void ms__st_clear(ms_st_header *h)
     }
     free(h->entries);
     free(h->meta);
+    free(h->sums);
     memset(h, 0, sizeof *h);
 }
 
@@ -364,10 +368,10 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
     if (!order) return ms__no_memory((size_t)(h->n ? h->n : 1) * sizeof *order, p->who, "the list of %d tensors", h->n);
     for (int k = 0; k < h->n; k++) order[k] = &h->entries[k];
     qsort(order, (size_t)h->n, sizeof *order, by_place);
-    uint64_t place = 0, bytes;
+    uint64_t place = 0, block = 0, bytes;
     ms_status st = MS_OK;
     for (int k = 0; k < h->n && !st; k++) {
-        const ms_st_entry *e = order[k];
+        ms_st_entry *e = order[k];
         if (!ms__st_bytes(e, &bytes))
             st = ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: tensor '%s': its shape %s is too large", p->who, p->path, e->name, ms__shape_text(e->ndim, e->shape));
         else if (e->begin > e->end || e->end > data_bytes)
@@ -380,6 +384,8 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
             st = ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: tensor '%s' begins at byte %llu, the tensor before it ends at %llu", p->who, p->path,
                           e->name, (unsigned long long)e->begin, (unsigned long long)place);
         place = e->end;
+        e->block = block;
+        block += ms__st_blocks(e);
     }
     free(order);
     if (!st && place != data_bytes)
@@ -387,9 +393,83 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
     return st;
 }
 
-ms_status ms__st_parse(ms_st_header *out, const char *who, const char *path, const char *text, size_t length, uint64_t data_bytes)
+// ---- sums ---------------------------------------------------------------------------------------
+
+static const char PREFIX[] = "{\"__metadata__\":{\"" MS_ST_SUMS "\":\"xxh64 1048576 ";      // MS_ST_BLOCK in digits
+static const char MARK[] = "\t\r\t\r\t\r\t\r";         // no other program's blanks look like it
+enum { DIGITS = 16, IN_PREFIX = sizeof PREFIX - 1, IN_MARK = sizeof MARK - 1 };
+
+void ms__st_prefix(size_t length, unsigned char *out)
+{
+    for (int k = 0; k < 8; k++) out[k] = (unsigned char)((uint64_t)length >> 8 * k);
+}
+
+static void header_sum(const char *text, size_t length, char *digits)
+{
+    ms_hash h;
+    unsigned char prefix[8];
+    ms__st_prefix(length, prefix);
+    ms__hash_begin(&h);
+    ms__hash_add(&h, prefix, 8);
+    ms__hash_add(&h, text, IN_PREFIX);
+    ms__hash_add(&h, "0000000000000000", DIGITS);
+    ms__hash_add(&h, text + IN_PREFIX + DIGITS, length - IN_PREFIX - DIGITS);
+    ms__hash_text(ms__hash_end(&h), digits);
+}
+
+void ms__st_seal(char *text, size_t length) { header_sum(text, length, text + IN_PREFIX); }
+
+const char *ms__st_sum(const char *text) { return text + IN_PREFIX; }
+
+// Whether sums belong to the header. Most of the mark is enough: it may be what is damaged.
+static bool has_sums(const char *text, size_t length)
+{
+    while (length && strchr(" \t\r\n", text[length - 1]) && text[length - 1]) length--;
+    if (length < IN_MARK + 1 || text[length - 1] != '}') return false;
+    int same = 0;
+    for (int k = 0; k < IN_MARK; k++) same += text[length - 1 - IN_MARK + (size_t)k] == MARK[k];
+    return same > IN_MARK / 2;
+}
+
+static ms_status check_sum(const parser *p, size_t length)
+{
+    char digits[DIGITS];
+    bool there = length >= IN_PREFIX + DIGITS && !memcmp(p->text, PREFIX, IN_PREFIX);
+    if (there) header_sum(p->text, length, digits);
+    if (there && !memcmp(p->text + IN_PREFIX, digits, DIGITS)) return MS_OK;
+    return ms__fail(MS_EIO, "%s: '%s' is damaged: its header is not the one that was written (its sum differs)", p->who, p->path);
+}
+
+// Takes the sums out of the metadata.
+static ms_status take_sums(const parser *p, ms_st_header *h, bool marked, bool verify)
+{
+    for (int k = 0; k < h->n_meta; k++) {
+        if (strcmp(h->meta[k].key, MS_ST_SUMS)) continue;
+        char *value = h->meta[k].value;
+        uint64_t blocks = 0;
+        for (int i = 0; i < h->n; i++) blocks += ms__st_blocks(&h->entries[i]);
+        const char *digits = strrchr(value, ' ');
+        bool fits = digits && strlen(digits + 1) == DIGITS * blocks;
+        if (marked && fits) {
+            memmove(value, digits + 1, DIGITS * blocks + 1);
+            h->sums = value;
+        } else {
+            free(value);
+        }
+        free(h->meta[k].key);
+        h->n_meta--;
+        memmove(&h->meta[k], &h->meta[k + 1], (size_t)(h->n_meta - k) * sizeof *h->meta);
+        if (marked && !fits && verify) return ms__fail(MS_EIO, "%s: '%s' is damaged: its sums are not those of its %d tensors", p->who, p->path, h->n);
+        break;
+    }
+    return MS_OK;
+}
+
+ms_status ms__st_parse(ms_st_header *out, const char *who, const char *path, const char *text, size_t length, uint64_t data_bytes, bool verify)
 {
     parser p = { .who = who, .path = path, .text = text, .at = text, .end = text + length };
+    bool marked = has_sums(text, length);
+    if (marked && verify) MS_TRY(check_sum(&p, length));
     const unsigned char *wrong = ms__utf8_error((const unsigned char *)text, (const unsigned char *)text + length);
     if (wrong) {
         p.at = (const char *)wrong;
@@ -400,6 +480,7 @@ ms_status ms__st_parse(ms_st_header *out, const char *who, const char *path, con
     ms_st_header h = { 0 };
     ms_status st = object(&p, &h);
     if (!st) st = check_entries(&p, &h, data_bytes);
+    if (!st) st = take_sums(&p, &h, marked, verify);
     free(p.buffer);
     if (st) ms__st_clear(&h);
     else *out = h;
@@ -425,22 +506,25 @@ static void put_string(FILE *f, const char *s)
     putc('"', f);
 }
 
-ms_status ms__st_format(const ms_st_header *h, const char *who, char **text, size_t *length)
+ms_status ms__st_format(const ms_st_header *h, const char *who, char **text, size_t *length, char **sums)
 {
+    uint64_t blocks = 0;
+    for (int k = 0; k < h->n; k++) blocks += ms__st_blocks(&h->entries[k]);
+    if (blocks > MS_ST_MAX_HEADER / DIGITS) return ms__fail(MS_EINVAL, "%s: the header has more than 100 MB", who);
     *text = NULL;
     FILE *f = open_memstream(text, length);
     if (!f) return ms__no_memory(BUFSIZ, who, "the header of %d tensors", h->n);
-    putc('{', f);
-    if (h->n_meta) {
-        fputs("\"__metadata__\":{", f);
-        for (int k = 0; k < h->n_meta; k++) {
-            if (k) putc(',', f);
-            put_string(f, h->meta[k].key);
-            putc(':', f);
-            put_string(f, h->meta[k].value);
-        }
-        fputs(h->n ? "}," : "}", f);
+    fputs(PREFIX, f);
+    fprintf(f, "%0*d ", DIGITS, 0);
+    for (uint64_t k = 0; k < blocks; k++) fprintf(f, "%0*d", DIGITS, 0);
+    putc('"', f);
+    for (int k = 0; k < h->n_meta; k++) {
+        putc(',', f);
+        put_string(f, h->meta[k].key);
+        putc(':', f);
+        put_string(f, h->meta[k].value);
     }
+    fputs(h->n ? "}," : "}", f);
     for (int k = 0; k < h->n; k++) {
         const ms_st_entry *e = &h->entries[k];
         if (k) putc(',', f);
@@ -449,7 +533,7 @@ ms_status ms__st_format(const ms_st_header *h, const char *who, char **text, siz
         for (int d = 0; d < e->ndim; d++) fprintf(f, "%s%lld", d ? "," : "", (long long)e->shape[d]);
         fprintf(f, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)e->begin, (unsigned long long)e->end);
     }
-    putc('}', f);
+    fprintf(f, "%s}", MARK);
     while (ftell(f) % 8) putc(' ', f);
     if (fclose(f) || !*text) {
         free(*text);
@@ -462,5 +546,6 @@ ms_status ms__st_format(const ms_st_header *h, const char *who, char **text, siz
         *text = NULL;
         return st;
     }
+    *sums = *text + IN_PREFIX + DIGITS + 1;
     return MS_OK;
 }

@@ -56,6 +56,7 @@ local function contents(model, optimizer)
       end
     end
   end
+  state.sort(list, function(e) return e.part.dtype end)
   return list, steps
 end
 

@@ -1,6 +1,6 @@
 --- Tensors in files: `ms.save(path, tensors, {metadata})`, `ms.load(path, {device, names})`. The format is
 --- safetensors, which other programs read too. A file appears whole and on disk, or not at all; when reading,
---- nothing of it is believed before its header passed every check (runtime/files.c).
+--- nothing of it is believed before its header passed every check, and what differs from the sums in it is an error (runtime/files_read.c).
 local engine = require "moonshard.ffi"
 local dtypes = require "moonshard.dtypes"
 local errors = require "moonshard.errors"
@@ -23,6 +23,19 @@ local function declare(saver, name, dtype, shape)
   local sizes = ffi.new("int64_t[?]", math.max(#shape, 1))
   for d = 1, #shape do sizes[d - 1] = shape[d] end
   if lib.ms_saver_declare(saver, name, dtype, #shape, sizes) ~= 0 then errors.fail() end
+end
+
+--- Sorts a list of what has a `name` and a dtype into a file's own order, in which it is written in one go: wide elements first, then by
+--- name.
+---@param list table[]
+---@param dtype_of fun(e: table): string
+function M.sort(list, dtype_of)
+  local width = {}
+  for _, e in ipairs(list) do width[e] = lib.ms_dtype_size(dtypes.number(dtype_of(e), "save")) end
+  table.sort(list, function(a, b)
+    if width[a] ~= width[b] then return width[a] > width[b] end
+    return a.name < b.name
+  end)
 end
 
 --- A file to be written tensor by tensor, so that no more than one of them need be whole in memory: entries
@@ -57,19 +70,18 @@ function Saver:write(name, t)
   if lib.ms_saver_write(self._saver, name, t.id) ~= 0 then errors.fail(t) end
 end
 
----@param hashed? boolean  give back the file's XXH64, 16 hexadecimal digits
----@return string?
-function Saver:commit(hashed)
+--- Gives back 16 hexadecimal digits that stand for the whole file.
+---@return string
+function Saver:commit()
   local digits = ffi.new "char[17]"
-  local status = lib.ms_saver_commit(self._saver)
-  if status == 0 and hashed then status = lib.ms_saver_hash(self._saver, digits) end
-  if status ~= 0 then
+  if lib.ms_saver_commit(self._saver) ~= 0 then
     local text = errors.last()
     self:abort()
     errors.raise_text(text)
   end
+  lib.ms_saver_sum(self._saver, digits)
   self:abort()
-  return hashed and ffi.string(digits) or nil
+  return ffi.string(digits)
 end
 
 function Saver:abort()
@@ -98,6 +110,7 @@ function M.save(path, tensors, given)
     if t.id < 0 then errors.raise("save: '%s' is %s; save its inner tensors under names of their own", name, errors.kind(t)) end
     entries[#entries + 1] = { name = name, dtype = t.dtype, shape = t.shape }
   end
+  M.sort(entries, function(e) return e.dtype end)
   local saver = M.saver(path, entries, o.metadata)
   local ok, err = pcall(function()
     for _, e in ipairs(entries) do saver:write(e.name, tensors[e.name]) end
@@ -127,11 +140,12 @@ end
 
 --- An open safetensors file, its header checked: `read` gives single tensors, or rows of them.
 ---@param path string
+---@param given? {verify: boolean}  verify: compare the sums, where the file has some (true)
 ---@return Reader
-function M.reader(path)
+function M.reader(path, given)
   if type(path) ~= "string" then errors.raise("load: path is %s, expected a string", errors.kind(path)) end
   if path:find("%z") then errors.raise("load: the path %s has a zero byte in it", ("%q"):format(path)) end
-  local loader = lib.ms_loader_open(path)
+  local loader = lib.ms_loader_open(path, given and given.verify == false and 0 or 1)
   if loader == nil then
     local text = errors.last()
     if text:find("is no valid safetensors file", 1, true) and is_pickled(path) then
@@ -176,11 +190,18 @@ function Reader:want(name, first, count, target, at)
   if lib.ms_loader_want(self._loader, position(self, name), first, count, target.id, at) ~= 0 then errors.fail(target) end
 end
 
---- Reads all that was wanted. With hashed, the whole file goes by once, and its XXH64 is given back.
----@param hashed? boolean
+--- The 16 digits that commit gave; nil where the file has no sums.
 ---@return string?
-function Reader:fetch(hashed)
-  local digits = hashed and ffi.new "char[17]" or nil
+function Reader:sum()
+  local sum = ffi.string(lib.ms_loader_sum(self._loader))
+  return sum ~= "" and sum or nil
+end
+
+--- Reads all that was wanted. With whole, all of the file goes by once; of one without sums the XXH64 is given back.
+---@param whole? boolean
+---@return string?
+function Reader:fetch(whole)
+  local digits = whole and ffi.new "char[17]" or nil
   if lib.ms_loader_fetch(self._loader, digits) ~= 0 then errors.fail() end
   return digits and ffi.string(digits) or nil
 end
@@ -204,12 +225,12 @@ end
 
 --- Reads a safetensors file: a table of name -> tensor, and its metadata.
 ---@param path string
----@param given? {device: string, names: string[]}  names: only these
+---@param given? {device: string, names: string[], verify: boolean}  names: only these; verify: compare the sums (true)
 ---@return table<string, Tensor> tensors
 ---@return table<string, string> metadata
 function M.load(path, given)
-  local o = opts("load", given, { device = opts.string, names = opts.table })
-  local reader = M.reader(path)
+  local o = opts("load", given, { device = opts.string, names = opts.table, verify = true })
+  local reader = M.reader(path, o)
   local tensors = {}
   local ok, err = pcall(function()
     for _, name in ipairs(o.names or reader.names) do

@@ -142,7 +142,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
       assert.same({}, around)
       local message = failure(ms.fsdp.save, "/tmp", model)
       assert.matches("the folder '/tmp' is there and is no checkpoint", message)
-      assert.matches("cannot create the folder '/nowhere/x.tmp%-%d+'", failure(ms.fsdp.save, "/nowhere/x", model))
+      assert.matches("cannot create '/nowhere/x'", failure(ms.fsdp.save, "/nowhere/x", model))
       assert.matches("cannot open '/nowhere/x/index.json'", failure(ms.fsdp.load, "/nowhere/x", model))
     end)
 
@@ -195,6 +195,7 @@ end
 
 describe("a sharded checkpoint", function()
   local cjson = require "cjson"
+  local checkpoint_index
   local lfs = require "lfs"
   local ms, base, work
 
@@ -224,6 +225,7 @@ describe("a sharded checkpoint", function()
 
   setup(function()
     ms = require "moonshard"
+    checkpoint_index = require "moonshard.fsdp.checkpoint_index"
     work = process.temp_folder()
     base = work .. "/base"
     local model, optim = make {}
@@ -259,22 +261,27 @@ describe("a sharded checkpoint", function()
     local model, optim = make {}
     local before = model.a.weight:full_tensor()
     local message = failure(ms.fsdp.load, path, model, optim)
-    assert.equal("load: '" .. path .. "'", message:sub(1, #path + 8))
-    return message:sub(#path + 10), before:equal(model.a.weight:full_tensor())
+    assert.equal("load: '" .. path, message:sub(1, #path + 7))
+    return message:sub(#path + 8), before:equal(model.a.weight:full_tensor())
   end
 
   local function index(change)
     return function(path)
       local t = cjson.decode(process.read(path .. "/index.json"))
-      t = change(t) or t
-      process.write(path .. "/index.json", type(t) == "string" and t or cjson.encode(t))
+      change(t)
+      t.sum = nil
+      process.write(path .. "/index.json", checkpoint_index.seal(cjson.encode(t)))
     end
+  end
+
+  local function index_text(change)
+    return function(path) process.write(path .. "/index.json", change(process.read(path .. "/index.json"))) end
   end
 
   local FILE = "rank-00000.safetensors"
   local cases = {
-    { "an index that is no JSON", index(function() return "{" end), "is no valid checkpoint: index.json is no JSON" },
-    { "an index of another format", index(function(t) t.format = "x" end), "its format is 'x', expected 'moonshard checkpoint 1'" },
+    { "an index that is no JSON", function(path) process.write(path .. "/index.json", "{") end, "is no valid checkpoint: index.json is no JSON" },
+    { "an index of another format", index(function(t) t.format = "x" end), "its format is 'x', expected 'moonshard checkpoint 2'" },
     { "no list of files", index(function(t) t.files = nil end), "index.json lacks files or tensors" },
     { "another number of files", index(function(t) t.world = 2 end), "1 files, 2 ranks" },
     { "a file outside", index(function(t) t.files[1].name = "../x" end), "file 1 is named '../x'" },
@@ -292,6 +299,27 @@ describe("a sharded checkpoint", function()
       "lacks tensor 'optim.b.weight.more'" },
     { "another dtype", index(function(t) t.tensors["model.b.weight"].dtype = "float64" end), "is float32 %[12, 9%], the index says float64" },
     { "a missing tensor", index(function(t) t.tensors["model.b.weight"] = nil end), "lacks 'b.weight'" },
+    { "an index whose sum is missing", index_text(function(text) return "{" .. text:match '^[^,]*,\n(.*)$' end), "index.json is damaged" },
+    { "an index whose sum has another name", index_text(function(text) return (text:gsub('"sum"', '"sun"')) end), "index.json is damaged" },
+    { "an index with a sum that says it is of the version before", index_text(function(text) return (text:gsub("checkpoint 2", "checkpoint 1")) end),
+      "index.json is damaged" },
+    { "another learning rate", index_text(function(text) return (text:gsub('"lr":0.3', '"lr":0.4')) end), "index.json is damaged" },
+    { "aliases that are a number", index(function(t) t.aliases = 3 end), "aliases are a number" },
+    { "an optimizer that is a text", index(function(t) t.optimizer = "x" end), "its optimizer is a string" },
+    { "a state that is a number", index(function(t) t.optimizer.state = 1 end), "the optimizer's state is a number" },
+    { "a state's step that is a list", index(function(t) t.optimizer.state["a.weight"].step = {} end), "'step' of 'a.weight' is a table" },
+    { "no param_groups", index(function(t) t.optimizer.param_groups = nil end), "param_groups is nil" },
+    { "param_groups of numbers", index(function(t) t.optimizer.param_groups = { 1, 2 } end), "group 1 of param_groups has no list of params" },
+    { "a group without params", index(function(t) t.optimizer.param_groups[1].params = nil end), "group 1 of param_groups has no list of params" },
+    { "a parameter that is a number", index(function(t) t.optimizer.param_groups[1].params[2] = 5 end), "parameter 2 of group 1 is a number" },
+    { "an option that is an object", index(function(t) t.optimizer.param_groups[1].lr = { x = 1 } end), "option 'lr' of group 1 is a table" },
+    { "an option of another kind", index(function(t) t.optimizer.param_groups[1].lr = "x" end), ": AdamW: lr is a string" },
+    { "a file of another save", function(path)
+      local other, its = make {}
+      train(other, its, 1, 3)
+      ms.fsdp.save(work .. "/other", other, its)
+      process.write(path .. "/" .. FILE, process.read(work .. "/other/" .. FILE))
+    end, "file 'rank%-00000.safetensors' is not the one that was saved: its sum is %x+, the index says %x+" },
     { "a missing file", function(path) os.remove(path .. "/" .. FILE) end, "file '" .. FILE:gsub("%p", "%%%0") .. "' is missing" },
     { "a cut file", function(path) process.write(path .. "/" .. FILE, process.read(path .. "/" .. FILE):sub(1, -2)) end, "bytes, the index says" },
   }
@@ -317,18 +345,47 @@ describe("a sharded checkpoint", function()
       local at = #text - 5
       process.write(path .. "/" .. FILE, text:sub(1, at - 1) .. string.char((text:byte(at) + 64) % 256) .. text:sub(at + 1))
     end)
-    assert.matches("have the hash %x+, the index says %x+", message)
+    assert.matches("^/rank%-00000.safetensors' is damaged: tensor '[%w_.]+' is not what was written", message)
     local model = make {}
     ms.fsdp.load(work .. "/broken", model, nil, { verify = false })
   end)
 
-  it("names XXH64 of its files", function()
-    -- Of texts with known sums, through the same code: a file is hashed when it was not written in one go.
-    local function sum(bytes)
+  it("of the version before, without sums, is read; a hash of its files is compared", function()
+    local path = work .. "/before"
+    lfs.mkdir(path)
+    local function copy(name, change)
+      local text = process.read(process.root .. "/spec/golden/data/before_sums/checkpoint/" .. name)
+      process.write(path .. "/" .. name, change and change(text) or text)
+    end
+    copy "index.json"
+    copy "rank-00000.safetensors"
+    copy "rank-00001.safetensors"
+    local function load_it()
+      local model = ms.nn.Sequential(ms.nn.Linear(3, 4), ms.nn.Linear(4, 2))
+      local optim = ms.optim.AdamW(model:parameters(), { lr = 1 })
+      return ms.fsdp.load(path, model, optim), model, optim
+    end
+    local extra, model, optim = load_it()
+    assert.same({ step = 7 }, extra)
+    for k, p in ipairs(model:parameters()) do assert.is_true(p:equal(ms.full(p.shape, k))) end
+    assert.equal(1 / 3, optim.param_groups[1].lr)
+    copy("rank-00001.safetensors", function(text) return text:sub(1, -2) .. "x" end)
+    assert.matches("have the hash %x+, the index says %x+", failure(load_it))
+    copy "rank-00001.safetensors"
+    -- It is replaced like any other.
+    ms.fsdp.save(path, model, optim, { extra = { step = 8 } })
+    assert.same({ step = 8 }, (load_it()))
+  end)
+
+  it("has XXH64 of its files' headers and blocks", function()
+    -- Two tensors, the second one written first: the file does not grow in order.
+    local function file_of(bytes)
       local path = work .. "/sum"
-      local saver = require("moonshard.state").saver(path, { { name = "x", dtype = "uint8", shape = { bytes } } })
+      local both = { { name = "x", dtype = "uint8", shape = { bytes } }, { name = "y", dtype = "uint8", shape = { 3 } } }
+      local saver = require("moonshard.state").saver(path, both)
+      saver:write("y", ms.ones(3, { dtype = "uint8" }))
       saver:write("x", ms.zeros(bytes, { dtype = "uint8" }))
-      return saver:commit(true), process.read(path)
+      return saver:commit(), process.read(path)
     end
     local ffi = require "ffi"
     local function xxh64(text)             -- from the specification, byte by byte
@@ -359,8 +416,15 @@ describe("a sharded checkpoint", function()
       return bit.tohex(bit.bxor(h, bit.rshift(h, 32)), 16)
     end
     for _, bytes in ipairs { 0, 1, 5, 40, 1000, 5 * 2 ^ 20 + 3, 17 * 2 ^ 20 } do
-      local hash, text = sum(bytes)
-      assert.equal(xxh64(text), hash)
+      local sum, text = file_of(bytes)
+      local length = ffi.cast("const uint32_t *", text)[0]
+      local before, own, blocks, after = text:sub(1, 8 + length):match '^(.-xxh64 1048576 )(%x+) (%x+)(".*)$'
+      assert.equal(own, sum)
+      assert.equal(xxh64(before .. ("0"):rep(16) .. " " .. blocks .. after), own)
+      local expected = {}
+      for at = 1, bytes, 2 ^ 20 do expected[#expected + 1] = xxh64(text:sub(8 + length + at, 8 + length + math.min(at + 2 ^ 20 - 1, bytes))) end
+      expected[#expected + 1] = xxh64 "\1\1\1"
+      assert.equal(table.concat(expected), blocks)
     end
   end)
 end)

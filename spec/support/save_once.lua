@@ -1,5 +1,6 @@
 --- luajit save_once.lua KIND PATH VALUE: saves once, with every element VALUE; for durability_spec, which ends it or makes a call fail.
---- KIND: `file` (ms.save), `folder` (fsdp.save with an optimizer), `large` (a file that is written past the page cache).
+--- KIND: `file` (ms.save), `folder` (fsdp.save with an optimizer), `large` (a file that is written past the page cache), `inside`
+--- (a folder again, where strace lets renameat2 know no flags).
 --- The save lies between the two opens of files that are not there. Prints what came of it; required, it gives `save(kind, path,
 --- value)`, which makes such a save ready.
 local root = arg and arg[0] and arg[0]:match "^(.*)spec/support/save_once%.lua$"
@@ -9,7 +10,7 @@ local ms = require "moonshard"
 local M = {}
 
 function M.save(k, to, v)
-  if k == "folder" then
+  if k == "folder" or k == "inside" then
     local model = ms.nn.Sequential(ms.nn.Linear(3, 4), ms.nn.Linear(4, 2))
     if ms.dist.world_size() > 1 then ms.fsdp.fully_shard(model) end
     ms.no_grad(function() for _, p in ipairs(model:parameters()) do p:fill_(v) end end)

@@ -1,15 +1,15 @@
 --- Sharded checkpoints: `fsdp.save(dir, m, optim, opts)`, `fsdp.load(dir, m, optim, opts)`. A folder with one safetensors
---- file a rank and `index.json`, which says of every tensor where its pieces are, and of every file its size and XXH64.
+--- file a rank and `index.json`, which says of every tensor where its pieces are, and of every file its size and sum.
 ---
 --- Writing: a new folder -> every rank its file, on disk -> the index -> the folder -> its name -> the folder around it. So a crash at
---- any moment leaves the old checkpoint or the new one. Reading: any number of ranks, by index arithmetic: a rank reads the
---- ranges of elements that it holds. Every file is read whole by one rank, which compares its hash.
-local cjson = require "cjson"
+--- any moment leaves the old checkpoint or the new one. Only a checkpoint or an empty folder is replaced; a link stays, and what it leads
+--- to is replaced. Reading: any number of ranks, by index arithmetic: a rank reads the ranges of elements that it holds, and compares
+--- their sums. Every file is read whole by one rank.
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local class = require "moonshard.class"
+local checkpoint_index = require "moonshard.fsdp.checkpoint_index"
 local create = require "moonshard.tensor_create"
-local dtypes = require "moonshard.dtypes"
 local files = require "moonshard.state"
 local flat = require "moonshard.fsdp.flat"
 local module = require "moonshard.fsdp.module"
@@ -27,28 +27,9 @@ local C = ffi.C
 
 local M = {}
 
-local FORMAT = "moonshard checkpoint 1"
 local LARGE = 64 * 2 ^ 20           -- bytes of a replaced checkpoint from which it is removed on the side
 
--- ---- JSON ----------------------------------------------------------------------------------------
-
--- Numbers with all their digits; keys in order. A list is a table with an element 1, or an empty one.
-local function json(x)
-  if type(x) == "number" then
-    if x ~= x or x == math.huge or x == -math.huge then errors.raise("save: %s cannot be kept in an index", tostring(x)) end
-    return ("%.17g"):format(x)
-  end
-  if type(x) == "boolean" then return tostring(x) end
-  if type(x) == "string" then return cjson.encode(x) end
-  if type(x) ~= "table" or getmetatable(x) ~= nil then errors.raise("save: %s cannot be kept in an index", errors.kind(x)) end
-  local parts = {}
-  if x[1] ~= nil or next(x) == nil then
-    for k, v in ipairs(x) do parts[k] = json(v) end
-    return "[" .. table.concat(parts, ",") .. "]"
-  end
-  for k, v in util.sorted_pairs(x) do parts[#parts + 1] = cjson.encode(tostring(k)) .. ":" .. json(v) end
-  return "{" .. table.concat(parts, ",\n") .. "}"
-end
+local bad, reason, file_name = checkpoint_index.bad, checkpoint_index.reason, checkpoint_index.file_name
 
 -- ---- what is where -------------------------------------------------------------------------------
 
@@ -115,31 +96,18 @@ end
 
 -- ---- saving --------------------------------------------------------------------------------------
 
-local ENOENT = 2
-
--- What is behind the last colon: lfs repeats the path before it.
-local function reason(text) return text:match ": ([^:]+)$" or text end
-
-local function file_name(rank) return ("rank-%05d.safetensors"):format(rank) end
-
 local function write_file(path, list)
   local mine = {}
   for _, e in ipairs(list) do
     if e.replica == 0 and not (e.shared and e.skip) then mine[#mine + 1] = e end
   end
-  -- The file's own order, in which it can be written in one go: wide elements first, then by name.
-  local width = {}
-  for _, e in ipairs(mine) do width[e] = lib.ms_dtype_size(dtypes.number(e.part.dtype)) end
-  table.sort(mine, function(a, b)
-    if width[a] ~= width[b] then return width[a] > width[b] end
-    return a.name < b.name
-  end)
+  files.sort(mine, function(e) return e.part.dtype end)
   local declared = {}
   for k, e in ipairs(mine) do declared[k] = { name = e.name, dtype = e.part.dtype, shape = e.part.shape } end
   local saver = files.saver(path, declared)
   local ok, err = pcall(function()
     for _, e in ipairs(mine) do saver:write(e.name, e.part.device:find "^cpu" and e.part or e.part:to "cpu") end
-    return saver:commit(true)
+    return saver:commit()
   end)
   if not ok then
     saver:abort()
@@ -155,7 +123,7 @@ local function write_file(path, list)
 end
 
 local function index_of(told, aliases, numbers, groups, extra)
-  local index = { format = FORMAT, world = #told, files = {}, tensors = {}, aliases = aliases, extra = extra }
+  local index = { format = checkpoint_index.FORMAT, world = #told, files = {}, tensors = {}, aliases = aliases, extra = extra }
   for r, t in ipairs(told) do
     index.files[r] = { name = t.file, bytes = t.bytes, hash = t.hash }
     for _, e in ipairs(t.tensors) do
@@ -173,45 +141,76 @@ local function index_of(told, aliases, numbers, groups, extra)
   return index
 end
 
--- Rank 0's part before anybody writes: the new folder beside the target.
-local function begin(dir)
-  local lfs = require "lfs"
-  local mode, why, code = lfs.attributes(dir, "mode")
-  if not mode and code ~= ENOENT then return nil, ("save: cannot look at '%s': %s"):format(dir, reason(why)) end
-  if mode and mode ~= "directory" then return nil, ("save: '%s' is no folder"):format(dir) end
-  local index = mode
-  if mode then
-    index, why, code = lfs.attributes(dir .. "/index.json", "mode")
-    if not index and code ~= ENOENT then return nil, ("save: cannot look at '%s/index.json': %s"):format(dir, reason(why)) end
-  end
-  if mode and not index then
-    for name in lfs.dir(dir) do
-      if name ~= "." and name ~= ".." then return nil, ("save: the folder '%s' is there and is no checkpoint"):format(dir) end
-    end
-  end
-  local made = ("%s.tmp-%d"):format(dir, ffi.C.getpid())
-  lib.ms_folder_remove(made, 0)
-  local ok, err = lfs.mkdir(made)
-  if not ok then return nil, ("save: cannot create the folder '%s': %s"):format(made, err) end
-  return made
-end
-
-pcall(ffi.cdef, "int getpid(void);")
-
 local function check(status) if status ~= 0 then errors.fail() end end
 
-local function finish(made, dir, index)
-  local text = json(index)
-  check(lib.ms_file_put(made .. "/index.json", text, #text))
-  check(lib.ms_folder_sync(made))
-  local replaced = ffi.new "int[1]"
-  check(lib.ms_folder_put(made, dir, replaced))
-  if replaced[0] == 0 then return end
-  local lfs, bytes = require "lfs", 0                    -- of what had the name before
-  pcall(function()                                       -- the checkpoint is written: nothing here is a reason to say it is not
-    for name in lfs.dir(made) do bytes = bytes + (lfs.attributes(made .. "/" .. name, "size") or 0) end
+-- Rank 0's part before any rank writes: the new folder beside the target.
+local function begin(dir)
+  local folder = lib.ms_folder_new(dir)
+  if folder == nil then errors.fail() end
+  ffi.gc(folder, lib.ms_folder_free)
+  local ok, err = pcall(function()
+    local names, why = checkpoint_index.replaceable(ffi.string(lib.ms_folder_path(folder)))
+    if not names then errors.raise_text(why) end
+    check(lib.ms_folder_make(folder))
   end)
-  lib.ms_folder_remove(made, bytes > LARGE and 1 or 0)
+  if ok then return folder end
+  lib.ms_folder_free(ffi.gc(folder, nil))
+  return error(err, 0)
+end
+
+local function rename(from, to)
+  local ok, why = os.rename(from, to)
+  if not ok then errors.raise("save: cannot rename '%s' to '%s': %s", from, to, reason(why)) end
+end
+
+-- Where the file system cannot exchange two folders (NFS, some of FUSE) the new files move in beside the old ones, under names of their
+-- own, and the new index takes the place of the old one: that rename is the moment the new checkpoint exists. A crash may leave files that
+-- the index does not use, but lists or knows by their names; the next save removes them.
+local function replace_inside(made, path, index, old)
+  local id, moved = made:match "%.tmp%-(%x+)/checkpoint$", {}
+  local written = ("%s/%s.tmp-%s"):format(path, checkpoint_index.NAME, id)
+  local ok, err = pcall(function()
+    for r, file in ipairs(index.files) do
+      local name = file_name(r - 1, id)
+      moved[r] = path .. "/" .. name
+      rename(made .. "/" .. file.name, moved[r])
+      file.name = name
+    end
+    index.replaces = {}
+    for name in util.sorted_pairs(old) do index.replaces[#index.replaces + 1] = name end
+    local text = checkpoint_index.text(index)
+    check(lib.ms_file_put(written, text, #text))
+    check(lib.ms_folder_sync(path))
+    rename(written, path .. "/" .. checkpoint_index.NAME)
+  end)
+  if not ok then
+    for _, file in ipairs(moved) do os.remove(file) end
+    os.remove(written)
+    error(err, 0)
+  end
+  check(lib.ms_folder_sync(path))
+  pcall(function()                                        -- the checkpoint is written: nothing here is a reason to say it is not
+    local keep = { [checkpoint_index.NAME] = true }
+    for _, file in ipairs(index.files) do keep[file.name] = true end
+    for _, name in ipairs(checkpoint_index.entries_in(path)) do
+      if not keep[name] and (old[name] or checkpoint_index.is_beside(name)) then os.remove(path .. "/" .. name) end
+    end
+    check(lib.ms_folder_sync(path))
+  end)
+end
+
+local inside = ffi.new "int[1]"
+
+local function finish(folder, index)
+  local path, made = ffi.string(lib.ms_folder_path(folder)), ffi.string(lib.ms_folder_made(folder))
+  local text = checkpoint_index.text(index)
+  check(lib.ms_file_put(made .. "/" .. checkpoint_index.NAME, text, #text))
+  check(lib.ms_folder_sync(made))
+  check(lib.ms_folder_look(folder))                       -- what is there now may be another folder than at the beginning
+  local old, bytes = checkpoint_index.replaceable(path)
+  if not old then errors.raise_text(bytes) end
+  check(lib.ms_folder_commit(folder, bytes > LARGE and 1 or 0, inside))
+  if inside[0] ~= 0 then replace_inside(made, path, index, old) end
 end
 
 -- One result for all: the first failure in rank order is everybody's.
@@ -254,22 +253,16 @@ function M.save(dir, m, optim, given)
     no_grad(function()
       local list, aliases, numbers, groups = entries_of(m, optim)
       for _, e in ipairs(list) do e.skip = dist.rank() ~= 0 end          -- what every rank has, rank 0 writes
-      local made, problem
-      if dist.rank() == 0 then made, problem = begin(dir) end
-      made = agree(dist, problem == nil, problem or made or "")[1]
-      local ok, told = pcall(write_file, made .. "/" .. file_name(dist.rank()), list)
-      local all
+      local ok, folder = true, nil
+      if dist.rank() == 0 then ok, folder = pcall(begin, dir) end
+      local mine = ok and folder and ffi.string(lib.ms_folder_made(folder)) or folder or ""
+      local made = agree(dist, ok, mine)[1]
+      local told, all
+      ok, told = pcall(write_file, made .. "/" .. file_name(dist.rank()), list)
       ok, all = pcall(agree, dist, ok, told)
-      if not ok then
-        if dist.rank() == 0 then lib.ms_folder_remove(made, 0) end
-        error(all, 0)
-      end
-      local finished, err = true, nil
-      if dist.rank() == 0 then
-        finished, err = pcall(function() finish(made, dir, index_of(all, aliases, numbers, groups, o.extra)) end)
-        if not finished then lib.ms_folder_remove(made, 0) end
-      end
-      agree(dist, finished, err)
+      if ok and folder then ok, all = pcall(finish, folder, index_of(all, aliases, numbers, groups, o.extra)) end
+      if folder then lib.ms_folder_free(ffi.gc(folder, nil)) end
+      agree(dist, ok, all)
     end)
   end)
 end
@@ -306,63 +299,7 @@ function M.checkpoint_wanted()
   return mine == 1 and "go_on" or mine == 2 and "stop" or nil
 end
 
--- ---- the index, read -----------------------------------------------------------------------------
-
-local function bad(dir, format, ...)
-  errors.raise("load: '%s' is no valid checkpoint: " .. format, dir, ...)
-end
-
-local function whole_number(x, least) return type(x) == "number" and x % 1 == 0 and x >= least and x < 2 ^ 53 end
-
--- The pieces of a tensor fill it without gap or overlap.
-local function check_pieces(dir, name, entry, world)
-  local total = 1
-  for d, size in ipairs(entry.shape) do
-    if not whole_number(size, 0) then bad(dir, "tensor '%s': size %d is %s", name, d, tostring(size)) end
-    total = total * size
-  end
-  if type(entry.pieces) ~= "table" or #entry.pieces == 0 then bad(dir, "tensor '%s' has no pieces", name) end
-  local dim, at = entry.pieces[1][2], 0
-  for k, piece in ipairs(entry.pieces) do
-    if type(piece) ~= "table" or #piece ~= 4 then bad(dir, "piece %d of tensor '%s' is no list of 4 numbers", k, name) end
-    for i = 1, 4 do
-      if not whole_number(piece[i], i == 1 and 1 or 0) then bad(dir, "piece %d of tensor '%s' has %s at %d", k, name, tostring(piece[i]), i) end
-    end
-    if piece[1] > world then bad(dir, "piece %d of tensor '%s' is in file %d of %d", k, name, piece[1], world) end
-    if piece[2] ~= dim or dim > math.max(#entry.shape, 0) then bad(dir, "piece %d of tensor '%s' is cut along dimension %d", k, name, piece[2]) end
-    if piece[3] ~= at then bad(dir, "piece %d of tensor '%s' begins at %d, the one before ends at %d", k, name, piece[3], at) end
-    at = at + piece[4]
-  end
-  local size = dim == 0 and total or entry.shape[dim]
-  if at ~= size then bad(dir, "the pieces of tensor '%s' end at %d of %d", name, at, size) end
-end
-
-local function read_index(dir)
-  local f, err = io.open(dir .. "/index.json", "rb")
-  if not f then errors.raise("load: cannot open '%s/index.json': %s", dir, (tostring(err):gsub("^.*: ", ""))) end
-  local text = f:read "*a"
-  f:close()
-  local ok, index = pcall(cjson.decode, text)
-  if not ok or type(index) ~= "table" then bad(dir, "index.json is no JSON: %s", tostring(index)) end
-  if index.format ~= FORMAT then bad(dir, "its format is %s, expected '%s'", errors.show(index.format), FORMAT) end
-  if type(index.files) ~= "table" or type(index.tensors) ~= "table" then bad(dir, "index.json lacks files or tensors") end
-  if not whole_number(index.world, 1) or index.world ~= #index.files then bad(dir, "%s files, %s ranks", #index.files, tostring(index.world)) end
-  for k, file in ipairs(index.files) do
-    if type(file) ~= "table" then bad(dir, "file %d is %s", k, errors.kind(file)) end
-    if file.name ~= file_name(k - 1) then bad(dir, "file %d is named %s", k, errors.show(file.name)) end
-    if not whole_number(file.bytes, 8) then bad(dir, "file '%s' has %s bytes", file.name, tostring(file.bytes)) end
-    if type(file.hash) ~= "string" or not file.hash:match "^%x+$" or #file.hash ~= 16 then
-      bad(dir, "file '%s' has the hash %s", file.name, errors.show(file.hash))
-    end
-  end
-  for name, entry in util.sorted_pairs(index.tensors) do
-    if type(entry) ~= "table" or type(entry.shape) ~= "table" or type(entry.dtype) ~= "string" then
-      bad(dir, "tensor '%s' lacks its shape or dtype", name)
-    end
-    check_pieces(dir, name, entry, index.world)
-  end
-  return index
-end
+-- ---- files against the index -------------------------------------------------------------------------
 
 -- A file's header says what the index says of it.
 local function check_file(dir, index, r, reader)
@@ -436,7 +373,7 @@ end
 -- The optimizer's state tensors, uninitialised, where the index has some; and the numbers. Last: refuses those of another optimizer.
 local function empty_state(dir, index, m, optim)
   local told = index.optimizer
-  if type(told) ~= "table" or type(told.param_groups) ~= "table" then bad(dir, "it has no optimizer's state") end
+  if not told then bad(dir, "it has no optimizer's state") end
   local sd, list = { state = {}, param_groups = told.param_groups }, {}
   local by_name, prefixes = {}, {}
   for p, name in pairs(flat.names_below(m)) do              -- order does not matter: sorted below
@@ -469,6 +406,15 @@ local function empty_state(dir, index, m, optim)
     for name, entry in util.sorted_pairs(sd.state) do
       if by_name[name] and optim._check_entry then optim:_check_entry("load", ("'%s'"):format(name), entry) end
     end
+    for g, group in ipairs(optim._check and optim.param_groups or {}) do
+      local given = sd.param_groups[g] or {}
+      local options = setmetatable({}, { __index = function(_, name)
+        if given[name] ~= nil then return given[name] end
+        return group[name]
+      end })
+      local ok, why = pcall(optim._check, optim, options, true)
+      if not ok then errors.raise("load: '%s': %s", dir, (tostring(why):gsub("^[^\n]-:%d+: ", ""))) end
+    end
   end
 end
 
@@ -486,7 +432,11 @@ local function read_files(dir, index, list, verify, dist, fits)
       local size = require("lfs").attributes(path, "size")
       if not size then bad(dir, "file '%s' is missing", file.name) end
       if size ~= file.bytes then bad(dir, "file '%s' has %s bytes, the index says %d", file.name, tostring(size), file.bytes) end
-      readers[r] = files.reader(path)
+      readers[r] = files.reader(path, { verify = verify })
+      if verify and index.version > 1 and readers[r]:sum() ~= file.hash then
+        bad(dir, "file '%s' is not the one that was saved: its sum is %s, the index says %s", file.name,
+          readers[r]:sum() or "missing", file.hash)
+      end
       check_file(dir, index, r, readers[r])
     end
     fits()
@@ -497,7 +447,9 @@ local function read_files(dir, index, list, verify, dist, fits)
     local world, me = dist.world_size(), dist.rank()
     for r, file in ipairs(index.files) do
       local hash = readers[r]:fetch(verify and (r - 1) % world == me)
-      if hash and hash ~= file.hash then bad(dir, "the contents of file '%s' have the hash %s, the index says %s", file.name, hash, file.hash) end
+      if hash and index.version == 1 and hash ~= file.hash then
+        bad(dir, "the contents of file '%s' have the hash %s, the index says %s", file.name, hash, file.hash)
+      end
     end
   end)
   for _, reader in pairs(readers) do reader:close() end       -- order does not matter
@@ -511,7 +463,7 @@ end
 ---@param dir string
 ---@param m Module
 ---@param optim? table
----@param given? {strict: boolean, verify: boolean}  verify: compare the files' hashes (true)
+---@param given? {strict: boolean, verify: boolean}  verify: compare the sums (true)
 ---@return table? extra
 ---@return string[] missing, string[] unexpected
 function M.load(dir, m, optim, given)
@@ -520,11 +472,12 @@ function M.load(dir, m, optim, given)
   dir = check_arguments("load", dir, m, optim)
   local dist = require "moonshard.dist"
   module.reshard_all(m)
-  local extra, missing, unexpected = nil, {}, {}
+  local extra, missing, unexpected, fingerprint = nil, {}, {}, nil
   scope.scope(function()
     no_grad(function()
       local ok, result = pcall(function()
-        local index = read_index(dir)
+        local index = checkpoint_index.read(dir, o.verify)
+        fingerprint = index.fingerprint
         local list, known = entries_of(m, nil), {}
         local wanted, sd, fits = {}, nil, function() end
         for _, e in ipairs(list) do
@@ -555,7 +508,9 @@ function M.load(dir, m, optim, given)
         if optim then optim_state.load_parts(m, optim, sd) end
         return index.extra
       end)
-      agree(dist, ok, not ok and result or nil)
+      for r, other in ipairs(agree(dist, ok, ok and fingerprint or result)) do
+        if other ~= fingerprint then bad(dir, "it was replaced while it was loaded (rank %d has read another index than this one)", r - 1) end
+      end
       extra = result
     end)
   end)
