@@ -63,19 +63,22 @@ local function has_peers(a, b, c, d)
   return lib.ms_dist_rank(g.id) >= 0 and lib.ms_dist_size(g.id) > 1
 end
 
-local function finish(since, mismatches, a, b, c, d, ok, ...)
+local function finish(since, mismatches, concerns, a, b, c, d, ok, ...)
   if ok then return ... end
-  if lib.ms_dist_mismatches() == mismatches and has_peers(a, b, c, d) then lib.ms_dist_publish_error(tostring((...)), since) end
+  if lib.ms_dist_mismatches() == mismatches and concerns(a, b, c, d) then lib.ms_dist_publish_error(tostring((...)), since) end
   error((...), 0)
 end
 
 --- fn as a call that issues any number of collectives, in any groups: its errors are published to the world. At most five arguments.
+--- concerns(a, b, c, d): whether peers make the call, too, where its groups do not say it.
 ---@param fn function
+---@param concerns? fun(...): boolean
 ---@return function
-function M.several(fn)
+function M.several(fn, concerns)
+  concerns = concerns or has_peers
   return function(a, b, c, d, e)
     ensure()
-    return finish(lib.ms_dist_errors(), lib.ms_dist_mismatches(), a, b, c, d, pcall(fn, a, b, c, d, e))
+    return finish(lib.ms_dist_errors(), lib.ms_dist_mismatches(), concerns, a, b, c, d, pcall(fn, a, b, c, d, e))
   end
 end
 

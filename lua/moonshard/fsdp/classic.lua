@@ -3,6 +3,7 @@
 --- The instance is a module around the module. Names don't show it; what it has not itself (fields, methods,
 --- positions) is read from the wrapped module. The engine's side is a unit in the flat layout (runtime/unit_flat.c).
 local autograd = require "moonshard.autograd"
+local calls = require "moonshard.dist_calls"
 local class = require "moonshard.class"
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
@@ -415,6 +416,8 @@ function FSDP:clip_grad_norm_(max_norm, given)
   end
   return norm.dtype == dtype and norm or norm:to(dtype)
 end
+
+FSDP.init, FSDP.clip_grad_norm_ = calls.several(FSDP.init), calls.several(FSDP.clip_grad_norm_)
 
 --- FSDP instances at and below m, parents before children; with root_only those that no other one contains.
 ---@param m Module

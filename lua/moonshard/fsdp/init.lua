@@ -2,6 +2,7 @@
 --- ranks, one unit per call; the schedule of gathers and reductions is the engine's (runtime/unit*.c).
 local errors = require "moonshard.errors"
 
+local calls = require "moonshard.dist_calls"
 local classic = require "moonshard.fsdp.classic"
 local fully_shard = require "moonshard.fsdp.fully_shard"
 local module = require "moonshard.fsdp.module"
@@ -19,7 +20,7 @@ local fsdp = {
   wrap = require "moonshard.fsdp.wrap".public,
   MixedPrecision = policies.MixedPrecision,
   comm_hooks = require "moonshard.fsdp.comm_hooks".public,
-  fully_shard = fully_shard.fully_shard,
+  fully_shard = calls.several(fully_shard.fully_shard),
   register_fsdp_forward_method = module.register_fsdp_forward_method,
   FSDPModule = module.FSDPModule,
   MixedPrecisionPolicy = policies.MixedPrecisionPolicy,
@@ -31,10 +32,10 @@ local fsdp = {
   load_state_dict = state.load_state_dict,
   optim_state_dict = optim_state.optim_state_dict,
   load_optim_state_dict = optim_state.load_optim_state_dict,
-  save = checkpoint.save,
-  load = checkpoint.load,
+  save = calls.several(checkpoint.save),
+  load = calls.several(checkpoint.load),
   catch_checkpoint_signals = checkpoint.catch_checkpoint_signals,
-  checkpoint_wanted = checkpoint.checkpoint_wanted,
+  checkpoint_wanted = calls.several(checkpoint.checkpoint_wanted),
   record = checks.record,
   check_sharded_parity = checks.check_sharded_parity,
 }

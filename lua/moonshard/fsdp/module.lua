@@ -6,6 +6,7 @@ local autograd = require "moonshard.autograd"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local log = require "moonshard.log"
+local calls = require "moonshard.dist_calls"
 local class = require "moonshard.class"
 local extensions = require "moonshard.fsdp.extensions"
 local Module = require "moonshard.nn.module".Module
@@ -47,6 +48,9 @@ local function units_below(m)
   return list
 end
 M.units_below = units_below
+
+--- Of a call about m that gathers: does it concern other ranks? Not where nothing below m is sharded.
+function M.has_peers(m) return not class.isa(m, Module) or #units_below(m) > 0 end
 
 -- Names as the root sees them: of units (for records, reports, errors) and of parameters.
 local function name_all(root)
@@ -310,6 +314,8 @@ function FSDPModule:unshard(given)
   elseif lib.ms_unit_unshard(unit.handle, o.async and 1 or 0) ~= 0 then errors.fail() end
   if o.async then return setmetatable({ unit = unit }, Handle) end
 end
+
+FSDPModule.unshard = calls.several(FSDPModule.unshard)
 
 --- Lets the gathered parameters go.
 function FSDPModule:reshard()

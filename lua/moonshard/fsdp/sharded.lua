@@ -5,6 +5,7 @@
 --- sense on the rows alone is done on them (fills, arithmetic with numbers in place, copies, comparisons with an
 --- equally sharded tensor); every other operator is refused by the engine, which names to_local and
 --- full_tensor. While its module runs a parameter is whole, and then it is a tensor like any other.
+local calls = require "moonshard.dist_calls"
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
@@ -86,6 +87,7 @@ function methods.full_tensor(t)
   if id == 0 then errors.fail(t) end
   return tensor.wrap(id)
 end
+methods.full_tensor = calls.several(methods.full_tensor)
 
 -- fn(p, t) for instances of tensor classes too: of each inner tensor, put together as t is.
 local function by_inner(fn)

@@ -1,6 +1,7 @@
 --- State dicts of sharded models. Collective: every rank of the model calls these alike.
 local agree = require "moonshard.fsdp.agree"
 local assign = require "moonshard.fsdp.assign"
+local calls = require "moonshard.dist_calls"
 local class = require "moonshard.class"
 local errors = require "moonshard.errors"
 local flat = require "moonshard.fsdp.flat"
@@ -225,6 +226,10 @@ function M.load_state_dict(m, sd, given)
     end
   end)
   return missing, unexpected
+end
+
+for _, name in ipairs { "state_dict", "load_state_dict", "optim_state_dict", "load_optim_state_dict" } do
+  M[name] = calls.several(M[name], module.has_peers)
 end
 
 return M

@@ -1,5 +1,6 @@
 --- summon_full_params: the whole parameters of FSDP instances, in the stored dtype, for a script to read and write
 --- (behaviour.md 3.2.1). Collective.
+local calls = require "moonshard.dist_calls"
 local class = require "moonshard.class"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
@@ -95,12 +96,8 @@ local function close(units, done, o, show, ok, ...)
   return ...
 end
 
---- Runs fn while the parameters are whole, under their original names and shapes.
----@param m Module
----@param given? {recurse: boolean, writeback: boolean, rank0_only: boolean, offload_to_cpu: boolean, with_grads: boolean}
----@param fn function
-function M.summon_full_params(m, given, fn, ...)
-  if type(given) == "function" then return M.summon_full_params(m, nil, given, fn, ...) end
+-- Gathers what fn is to see. What fn fails with concerns this rank alone, so this part is a call of its own.
+local open = calls.several(function(m, given, fn)
   if not class.isa(m, nn.Module) then raise("summon_full_params: argument 1 is %s, expected a module", errors.kind(m)) end
   if type(fn) ~= "function" then raise("summon_full_params: the last argument is %s, expected a function", errors.kind(fn)) end
   local o = opts("summon_full_params", given,
@@ -122,7 +119,17 @@ function M.summon_full_params(m, given, fn, ...)
     local ok, text = pcall(show_grads, units)
     if not ok then return close(units, done - 1, { writeback = false }, show, false, text) end
   end
-  return close(units, done, o, show, pcall(fn, ...))
+  return units, o, show
+end, function(m) return not class.isa(m, nn.Module) or #units_of(m, true) > 0 end)
+
+--- Runs fn while the parameters are whole, under their original names and shapes.
+---@param m Module
+---@param given? {recurse: boolean, writeback: boolean, rank0_only: boolean, offload_to_cpu: boolean, with_grads: boolean}
+---@param fn function
+function M.summon_full_params(m, given, fn, ...)
+  if type(given) == "function" then return M.summon_full_params(m, nil, given, fn, ...) end
+  local units, o, show = open(m, given, fn)
+  return close(units, #units, o, show, pcall(fn, ...))
 end
 
 return M

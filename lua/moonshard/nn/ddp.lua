@@ -8,6 +8,7 @@
 --- does not see, and checkpointed regions, need no care.
 local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.nn.ddp_buckets"
+local calls = require "moonshard.dist_calls"
 local checks = require "moonshard.nn.ddp_checks"
 local create = require "moonshard.tensor_create"
 local delays = require "moonshard.nn.ddp_delayed"
@@ -402,6 +403,8 @@ function DDP:init(m, given)
   hook_parameters(st)
 end
 
+DDP.init = calls.several(DDP.init)
+
 -- ---- forward -------------------------------------------------------------------------------------
 
 local function check_prior(st)
@@ -492,6 +495,16 @@ local function run(st, module, ...)
   return module(...)
 end
 
+-- What a synced forward sends before the module runs.
+local begin = calls.several(function(st, module)
+  check_prior(st)
+  local source = st.join and join.notify(st, true)
+  no_grad(function()
+    rebuild(st, source)
+    if st.broadcast_buffers then buckets.broadcast(buffers_of(module, st), st.group, nil, source) end
+  end)
+end, function(st) return st.world > 1 and not (st.join and st.join.told) end)
+
 function DDP:forward(...)
   local st = rawget(self, "_ddp")
   local module = self._slots.module
@@ -502,14 +515,16 @@ function DDP:forward(...)
     return run(st, module, ...)
   end
   take_over(st)
-  check_prior(st)
-  local source = st.join and join.notify(st, true)
-  no_grad(function()
-    rebuild(st, source)
-    if st.broadcast_buffers then buckets.broadcast(buffers_of(module, st), st.group, nil, source) end
-  end)
+  begin(st, module)
   return synced(st, pcall(run, st, module, ...))
 end
+
+local join_options = calls.several(function(st, given, fn)
+  local o = opts("join", given, { divide_by_initial_world_size = true, enable = true, throw_on_early_termination = false })
+  if type(fn) ~= "function" then raise("join: argument is %s, expected a function", errors.kind(fn)) end
+  if o.enable and st.delayed then raise("join: parameters of delay_all_reduce_named_params are not joined; leave the option out") end
+  return o
+end)
 
 ---Runs fn, in which ranks may have unequally many iterations of forward and backward: one that is through takes part in the others'
 ---collectives until all are, and all end with the model of the last. What the script sends itself inside fn it has to match itself;
@@ -520,10 +535,8 @@ end
 ---@param fn function
 function DDP:join(given, fn)
   if type(given) == "function" and fn == nil then given, fn = nil, given end
-  local o = opts("join", given, { divide_by_initial_world_size = true, enable = true, throw_on_early_termination = false })
-  if type(fn) ~= "function" then raise("join: argument is %s, expected a function", errors.kind(fn)) end
+  local o = join_options(rawget(self, "_ddp"), given, fn)
   if not o.enable then return fn() end
-  if rawget(self, "_ddp").delayed then raise("join: parameters of delay_all_reduce_named_params are not joined; leave the option out") end
   local st = rawget(self, "_ddp")
   local module = self._slots.module
   st.rebuild_due = function() return rebuild_due(st) end

@@ -1,4 +1,5 @@
 --- nn.utils: clipping by the norm of all gradients.
+local calls = require "moonshard.dist_calls"
 local create = require "moonshard.tensor_create"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
@@ -56,5 +57,13 @@ function M.clip_grad_norm_(params, max_norm, given)
   if id == 0 then errors.fail(unpack(params)) end
   return tensor.wrap(id)
 end
+
+-- Where nothing is sharded the norm is this rank's own, and so is an error.
+M.clip_grad_norm_ = calls.several(M.clip_grad_norm_, function(params)
+  for _, p in ipairs(type(params) ~= "table" and {} or is_tensor(params) and { params } or params) do
+    if is_tensor(p) and (rawget(p, "_unit") or rawget(p, "_flat")) then return true end
+  end
+  return false
+end)
 
 return M

@@ -4,6 +4,7 @@
 --- Inside is an ordinary optimizer over all parameters. It makes state when it first steps a parameter, and here it steps the own ones
 --- only: so groups, options and positions in state dicts are the plain optimizer's.
 local buckets = require "moonshard.nn.ddp_buckets"
+local calls = require "moonshard.dist_calls"
 local class = require "moonshard.class"
 local create = require "moonshard.tensor_create"
 local dist = require "moonshard.dist"
@@ -172,15 +173,6 @@ local function send_all(self)
   end
 end
 
--- Peers that wait for this rank's parameters learn why they don't come.
-local function telling(self, fn, ...)
-  local since = lib.ms_dist_errors()
-  local ok, message = pcall(fn, ...)
-  if ok then return end
-  if self._world > 1 then lib.ms_dist_publish_error(tostring(message), since) end
-  error(message, 0)
-end
-
 ---Steps this rank's parameters, and gives all ranks the new values. Called by all ranks, with the same gradients.
 ---@param closure? fun(): any
 ---@return any  the closure's result, or true
@@ -192,14 +184,12 @@ function Zero:step(closure)
   if closure ~= nil and type(closure) ~= "function" then raise("%s: step: closure is %s, expected a function", NAME, show(closure)) end
   local result = true
   self._consolidated = nil
-  telling(self, function()
-    if closure then
-      result = autograd.enable_grad(closure)
-      if self._world > 1 then dist.barrier(self._group) end      -- where one rank's failed, none steps
-    end
-    self.optim:_step_part(self._own)
-    if self._world > 1 then no_grad(send_all, self) end
-  end)
+  if closure then
+    result = autograd.enable_grad(closure)
+    if self._world > 1 then dist.barrier(self._group) end        -- where one rank's failed, none steps
+  end
+  self.optim:_step_part(self._own)
+  if self._world > 1 then no_grad(send_all, self) end
   return result
 end
 
@@ -261,37 +251,35 @@ function Zero:consolidate_state_dict(to)
   self._consolidated = nil
   local here, names = dist.rank() == to, self.optim._state_names
   local sd, position = self.optim:state_dict(), position_of(self)
-  telling(self, function()
-    local mine = {}
-    for _, p in ipairs(self._lists[self._rank]) do
-      local entry = sd.state[position[p]]
-      if entry then
-        local has = { step = entry.step }
-        for _, name in ipairs(names) do has[name] = entry[name] and entry[name].dtype or nil end
-        mine[position[p]] = has
-      end
+  local mine = {}
+  for _, p in ipairs(self._lists[self._rank]) do
+    local entry = sd.state[position[p]]
+    if entry then
+      local has = { step = entry.step }
+      for _, name in ipairs(names) do has[name] = entry[name] and entry[name].dtype or nil end
+      mine[position[p]] = has
     end
-    local all = dist.all_gather_object(mine, { group = self._group })
-    for r, rank in ipairs(self._ranks) do
-      for _, p in ipairs(self._lists[r]) do
-        local at = position[p]
-        local has, entry = all[r][at], sd.state[at]
-        if has and here then sd.state[at] = { step = has.step } end
-        for _, name in ipairs(has and names or {}) do
-          if has[name] and here then
-            local t = entry and entry[name]:detach():clone():to "cpu"
-            if rank ~= to then
-              t = create.empty(p.shape, { dtype = has[name], device = "cpu" })
-              dist.recv(t, rank, { group = self._group })
-            end
-            sd.state[at][name] = t:keep()
-          elseif has[name] and dist.rank() == rank then
-            dist.send(entry[name]:detach():to "cpu", to, { group = self._group })
+  end
+  local all = dist.all_gather_object(mine, { group = self._group })
+  for r, rank in ipairs(self._ranks) do
+    for _, p in ipairs(self._lists[r]) do
+      local at = position[p]
+      local has, entry = all[r][at], sd.state[at]
+      if has and here then sd.state[at] = { step = has.step } end
+      for _, name in ipairs(has and names or {}) do
+        if has[name] and here then
+          local t = entry and entry[name]:detach():clone():to "cpu"
+          if rank ~= to then
+            t = create.empty(p.shape, { dtype = has[name], device = "cpu" })
+            dist.recv(t, rank, { group = self._group })
           end
+          sd.state[at][name] = t:keep()
+        elseif has[name] and dist.rank() == rank then
+          dist.send(entry[name]:detach():to "cpu", to, { group = self._group })
         end
       end
     end
-  end)
+  end
   if here then self._consolidated = sd end
 end
 
@@ -327,6 +315,10 @@ end
 ---The state tensors and step of a parameter, by name; nil before its first step, and on ranks that don't have it.
 ---@param p Tensor
 function Zero:state_of(p) return self.optim:state_of(p) end
+
+local function has_peers(self) return (self._world or 2) > 1 end
+for _, name in ipairs { "add_param_group", "step", "consolidate_state_dict" } do Zero[name] = calls.several(Zero[name], has_peers) end
+Zero.init = calls.several(Zero.init)
 
 function Zero:__tostring()
   local n = 0
