@@ -211,7 +211,7 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
         blocks += (p->numel + BLOCK - 1) / BLOCK;
         which[n_jobs] = k;
         if (p->numel > 0) n_jobs++;
-        else steps[k]++, p->version->count++;       // an empty shard has no work, but it has stepped, and its peers' parts have changed
+        else steps[k]++, ms__unit_stepped(ms__tensor(leaves[k]));       // an empty shard has no work, but its peers' parts have changed
     }
     // Everything fits: from here on only a device can fail.
     for (int k = 0; st == MS_OK && k < n_jobs;) {       // a list for every run of leaves on one device
@@ -231,7 +231,7 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
     if (st != MS_OK) goto out;
     for (int k = 0; k < n_jobs; k++) {
         steps[which[k]]++;
-        ms__unit_local(ms__tensor(leaves[which[k]]))->version->count++;
+        ms__unit_stepped(ms__tensor(leaves[which[k]]));
     }
     n_made = 0;
 out:

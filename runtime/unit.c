@@ -126,14 +126,18 @@ static ms_status cast_shard(unit *u, ms_storage *to)
     return MS_OK;
 }
 
+uint64_t ms__unit_shard_versions(const unit *u)
+{
+    uint64_t sum = u->views == MS_VIEWS_FLAT && u->flat.local ? u->flat.local->version->count : 0;
+    for (int j = 0; j < u->n; j++) sum += u->params[j].local->version->count;
+    return sum;
+}
+
 uint64_t ms__unit_versions(const unit *u)
 {
-    uint64_t sum = 0;
-    for (int j = 0; j < u->n; j++) {
-        sum += u->params[j].local->version->count;
-        if (u->views == MS_VIEWS_PIECES) sum += u->params[j].param->version->count;
-    }
-    return u->views == MS_VIEWS_FLAT && u->flat.local ? sum + u->flat.local->version->count : sum;
+    uint64_t sum = ms__unit_shard_versions(u);
+    for (int j = 0; j < u->n && u->views == MS_VIEWS_PIECES; j++) sum += u->params[j].param->version->count;
+    return sum;
 }
 
 void ms__unit_drop_post(unit *u)
@@ -211,6 +215,11 @@ void ms__unit_model(const unit *u) { ms__comm_model(u->context ? u->context->mod
 // The shards are gathered from where they are: offloaded ones out of the CPU's memory, the wholes into the device's.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
 {
+    if (MS_UNLIKELY(u->unkept != NULL)) {
+        const char *text = u->unkept;
+        u->unkept = NULL;
+        return ms__fail(MS_ESTATE, "%s", text);
+    }
     MS_TRY(ms__unit_check_home(u));
     // The script promised that these parameters stay as they are, and changed them after all (every rank sees that alike).
     if (MS_UNLIKELY(u->ahead && (u->gather || u->fetched) && u->ahead != ms__unit_versions(u) + 1)) ms__unit_shard(u);
@@ -298,8 +307,10 @@ void ms__unit_show(unit *u, bool whole)
         unit_param *p = &u->params[j];
         ms__tensor_point(p->param, whole ? p->whole : p->resting);
         p->param->sharded = !whole && u->views != MS_VIEWS_PIECES;
+        p->seen = p->param->version->count;
     }
     u->concealed = false;
+    u->shard_seen = ms__unit_shard_versions(u);
 }
 
 ms_status ms__unit_finish_gather(unit *u)
@@ -358,6 +369,7 @@ void ms__unit_shard(unit *u)
     u->fetched = false;
     ms__extensions_vacate(u);
     if (!u->gathered) return;
+    ms__unit_keep(u);
     if (u->n) ms__unit_note(u, MS_UNIT_EV_RESHARD, false);
     ms__unit_show(u, false);
     if (!u->in_place) vacate_full(u);

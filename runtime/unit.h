@@ -32,6 +32,7 @@ typedef struct unit_param {
     int        ndim;                // of the whole parameter
     int64_t    shape[MS_MAX_DIMS], numel;
     bool       extended;            // the script gathers it: no place of its own in the full storage
+    uint64_t   seen;                // param's version when the whole was shown, or what the script wrote into it last kept
 } unit_param;
 
 typedef struct layout {
@@ -73,6 +74,8 @@ struct unit {
     bool          checked;          // MS_UNIT_CHECKED
     bool          prefetches, limited;  // MS_UNIT_FORWARD_PREFETCH, MS_UNIT_LIMIT_GATHERS
     bool          keep_low;         // gradients stay in the reduce dtype
+    uint64_t      shard_seen;       // changes of the shard when its wholes were shown
+    const char   *unkept;           // why a change of a whole could not be kept: the next gather's error
     ms_comm_hook  hook;
     ms_storage   *summoned;         // whole parameters in the stored dtype, while summoned and gathered in another
     bool          summoning, was_whole, was_concealed;
@@ -159,6 +162,7 @@ typedef struct context {
 
 unit      *ms__unit(double handle);                     // NULL with the error set
 ms_tensor *ms__unit_local(ms_tensor *p);                // p itself when it is not managed
+void       ms__unit_stepped(ms_tensor *p);              // an optimizer has changed its local tensor
 context   *ms__contexts(void);
 ms_status  ms__unit_handle_new(unit *u);
 void       ms__unit_handle_drop(double handle);
@@ -181,6 +185,7 @@ void      ms__unit_drop_pending(context *c);
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched);
 ms_status ms__unit_check_home(const unit *u);           // offloaded shards are on the CPU
 uint64_t  ms__unit_versions(const unit *u);             // changes of the stored parameters
+uint64_t  ms__unit_shard_versions(const unit *u);       // of the shard alone
 ms_status ms__unit_fetch(unit *u);                      // waits for the gathered bytes only
 ms_status ms__unit_finish_gather(unit *u);              // waits; parameters are whole afterwards
 void      ms__unit_show(unit *u, bool whole);           // what its parameters are views of: the gathered bytes, or what they are while sharded
@@ -200,6 +205,9 @@ const char *ms__unit_range_name(const unit *u, const char *phase);
 #define UNIT_RANGE(u, phase) UNIT_RANGE_IF(true, u, phase)
 #define UNIT_RANGE_IF(when, u, phase) MS_RANGE_IF((when) && (!(u) || ((const unit *)(u))->n), MS_RANGE_FSDP, ms__unit_range_name((u), (phase)), NULL)
 void      ms__unit_drop_reduction(reduction *r);
+// unit_summon.c
+ms_tensor *ms__unit_part(const unit_param *p, ms_tensor *whole);    // this rank's part of it, a view
+void      ms__unit_keep(unit *u);                       // what the script changed in place in the wholes goes into the shard
 // unit_order.c: uses of a unit between pre- and post-backward, the order of forward passes, gathers ahead of it
 int       ms__unit_active(const unit *u, int64_t use);  // -1: not active
 ms_status ms__unit_activate(unit *u, int64_t use, ms_run *run);

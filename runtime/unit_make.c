@@ -286,14 +286,9 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
         unit_param *p = &u->params[j];
         make_views(u, p);
         if ((u->device & 0xff) != MS_META && p->here > 0) {
-            // This rank's part of the whole. Elements of the flat layout are contiguous.
-            int64_t one = 1, strides[MS_MAX_DIMS];
-            bool flat = u->layout == &ms__layouts[MS_LAYOUT_FLAT];
             ms_tensor *from;
             if (ms__contiguous(&from, p->param) != MS_OK) goto failed_late;
-            memcpy(strides, from->stride, sizeof strides);
-            ms_tensor *part = ms__tensor_view(from, p->local->ndim, p->local->shape, flat && p->local->ndim == 1 ? &one : strides,
-                                              from->offset + p->first * p->row_numel);
+            ms_tensor *part = ms__unit_part(p, from);
             ms_status st = ms__copy(p->local, part);
             ms__release(part);
             ms__release(from);

@@ -164,6 +164,7 @@ static ms_status reshard_after_forward(unit *u, bool graph)
         ms__unit_shard(u);
     } else if (u->by_rule && u->views == MS_VIEWS_PIECES && u->world > 1) {
         // Where the others of its strategy show their pieces, so does the root. What the graph saved are views of the whole.
+        ms__unit_keep(u);
         ms__unit_show(u, false);
         u->concealed = true;
     }

@@ -16,7 +16,23 @@ static unit_param *managed(ms_id id)
     return t->unit_param;
 }
 
-ms_tensor *ms__unit_local(ms_tensor *p) { return p->unit_param ? ((unit_param *)p->unit_param)->local : p; }
+ms_tensor *ms__unit_local(ms_tensor *t)
+{
+    unit_param *p = t->unit_param;
+    if (!p) return t;
+    ms__unit_keep(p->owner);
+    return p->local;
+}
+
+// Wholes that no backward needs are stale now. They go at once: a script that reads or changes them then meets a sharded parameter.
+void ms__unit_stepped(ms_tensor *t)
+{
+    unit_param *p = t->unit_param;
+    (p ? p->local : t)->version->count++;
+    unit *u = p ? p->owner : NULL;
+    if (!u || !u->gathered || u->in_place || !ms__unit_idle(u)) return;
+    if (u->context && !u->context->in_backward && ms__order_passes_left(u) == 0) ms__unit_shard(u);
+}
 
 double ms_unit_of(ms_id id)
 {
@@ -28,6 +44,7 @@ ms_id ms_unit_flat(double handle)
 {
     unit *u = ms__unit(handle);
     if (!u) return 0;
+    ms__unit_keep(u);
     if (u->views == MS_VIEWS_PIECES && u->n) {
         ms_tensor *t = ms__flat_of_pieces(u);
         return t ? ms__name(t) : 0;
@@ -52,6 +69,7 @@ ms_id ms_unit_local(ms_id id)
 {
     unit_param *p = managed(id);
     if (!p) return 0;
+    ms__unit_keep(p->owner);
     bool named = p->local->slot != 0;
     ms_id local = ms__name_unscoped(ms__retain(p->local));
     if (local && !named) ms__own(p->local);
@@ -126,6 +144,7 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
 ms_id ms_unit_full_tensor(ms_id id)
 {
     unit_param *p = managed(id);
+    if (p) ms__unit_keep(p->owner);
     if (!p || ms__storage_sync(p->local->storage, false) != MS_OK) return 0;
     return ms__unit_gather_whole(p, p->local);
 }
