@@ -151,6 +151,14 @@ static void forward_left(unit *u)
         if ((c->units[k]->gather || c->units[k]->fetched) && ms__unit_idle(c->units[k])) ms__unit_shard(c->units[k]);
 }
 
+// The memory stays whole, and the parameters show their pieces.
+static void conceal(unit *u)
+{
+    ms__unit_keep(u);
+    ms__unit_show(u, false);
+    u->concealed = true;
+}
+
 // graph: a backward will come.
 static ms_status reshard_after_forward(unit *u, bool graph)
 {
@@ -164,9 +172,7 @@ static ms_status reshard_after_forward(unit *u, bool graph)
         ms__unit_shard(u);
     } else if (u->by_rule && u->views == MS_VIEWS_PIECES && u->world > 1) {
         // Where the others of its strategy show their pieces, so does the root. What the graph saved are views of the whole.
-        ms__unit_keep(u);
-        ms__unit_show(u, false);
-        u->concealed = true;
+        conceal(u);
     }
     return MS_OK;
 }
@@ -359,6 +365,16 @@ static ms_status fold(unit *u)
     return MS_OK;
 }
 
+static void reshard_after_backward(unit *u)
+{
+    if (u->reshard_after_backward) {
+        UNIT_RANGE(u, "post_backward_reshard");
+        ms__unit_shard(u);
+    } else if (u->views == MS_VIEWS_PIECES && u->gathered && u->world > 1) {
+        conceal(u);
+    }
+}
+
 static ms_status post_backward(ms_run *run, unit *u)
 {
     u->arrived = 0;
@@ -368,10 +384,7 @@ static ms_status post_backward(ms_run *run, unit *u)
         UNIT_RANGE(u, "post_backward_accumulate");
         MS_TRY(u->views == MS_VIEWS_SHARDED ? fold(u) : u->sync ? ms__flat_take(u) : ms__flat_keep(u));
     }
-    if (u->reshard_after_backward && ms__unit_idle(u)) {
-        UNIT_RANGE(u, "post_backward_reshard");
-        ms__unit_shard(u);
-    }
+    if (ms__unit_idle(u)) reshard_after_backward(u);
     if (u->n) ms__unit_note(u, MS_UNIT_EV_POST_BACKWARD, false);
     if (!u->sync) return MS_OK;
     UNIT_RANGE(u, "post_backward_reduce");
@@ -429,7 +442,7 @@ ms_status ms__units_final(ms_run *run)
             unit *u = c->units[k];
             if ((u->gather || u->fetched) && ms__unit_idle(u)) ms__unit_shard(u);       // mistargeted prefetch
             // Of fsdp.FSDP also what this backward did not come to.
-            if (u->views != MS_VIEWS_SHARDED && u->gathered && u->reshard_after_backward && ms__unit_idle(u)) ms__unit_shard(u);
+            if (u->views != MS_VIEWS_SHARDED && u->gathered && ms__unit_idle(u)) reshard_after_backward(u);
         }
         c->n_order = 0;
         c->in_backward = false;

@@ -83,6 +83,32 @@ for world = 1, 4 do
       end)
     end
 
+    for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
+      it("are shown behind a backward of no_sync, whatever stays in memory: " .. strategy, function(rank)
+        local ms, _, _, dist = load()
+        local model = wrapped { sharding_strategy = strategy }
+        local resting = sizes(model)
+        trains_on(world, rank, model, function(m, x, pieces, part)
+          local function half() return m(x):pow(2):sum() * (part / 2) end
+          if m ~= model then return (half() * 2):backward() end
+          model:no_sync(function() half():backward() end)
+          pieces(resting)
+          local stays = world > 1 and strategy == "shard_grad_op"
+          if world > 1 and strategy ~= "no_shard" then assert.equal(stays, is_gathered(model)) end
+          local gathers = 0
+          local seen, loss = dist.record(half)
+          for _, c in ipairs(seen) do gathers = gathers + (c.op == "all_gather" and 1 or 0) end
+          assert.equal((world == 1 or stays or strategy == "no_shard") and 0 or 2, gathers)
+          loss:backward()
+          pieces(resting)
+          -- A change of the pieces is seen by what stayed.
+          ms.no_grad(function()
+            for _, p in ipairs(model:parameters()) do p:mul_(2):div_(2) end
+          end)
+        end)
+      end)
+    end
+
     it("train with one forward after the other, and then their backwards", function(rank)
       trains_on(world, rank, wrapped(), function(model, x, pieces, part)
         local seen = sizes(model)
