@@ -392,6 +392,13 @@ static ms_status check_uniform(const unit *u)
     return MS_OK;
 }
 
+// An instance of fsdp.FSDP below another one that has run may get a new root, around what is wrapped again.
+static bool may_change_root(const unit *u)
+{
+    const context *c = u->context;
+    return u->views != MS_VIEWS_SHARDED && c->root != u && ms__unit_idle(u) && !c->in_backward && !c->reducing.owner;
+}
+
 ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
 {
     unit *root = ms__unit(root_handle);
@@ -408,7 +415,7 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
         unit *u = c->units[k] = ms__unit(handles[k]);
         if (!u) {
             st = (ms_status)ms_error_code();
-        } else if (u->context) {
+        } else if (u->context && !may_change_root(u)) {
             st = ms__fail(MS_ESTATE, "FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", u->name);
         } else if ((st = check_uniform(u)) != MS_OK || (st = ms__unit_check_home(u)) != MS_OK) {
             break;
@@ -421,12 +428,14 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
     }
     if (st == MS_OK && names[0])
         st = ms__fail(MS_ESTATE, "FSDP parameters should be materialized from meta device before training, but the following were still on meta device: [%s]\n"
-                                 "For example, call module:to_empty(device) to materialize to device and call module:reset_parameters() on each module to initialize values.", names);
+                                 "For example, call module.to_empty(device) to materialize to device and call module.reset_parameters() on each module to initialize values.", names);
     if (st != MS_OK) {
         free(c->units);
         free(c);
         return st;
     }
+    for (int k = 0; k < n; k++)
+        if (c->units[k]->context) ms__context_leave(c->units[k]);
     c->root = root;
     c->model = root->serial;
     c->n = n;
@@ -575,23 +584,5 @@ ms_status ms_unit_set(double handle, int what, double value)
         break;
     default: return ms__fail(MS_EINVAL, "fsdp: setting %d does not exist", what);
     }
-    return MS_OK;
-}
-
-ms_status ms_unit_set_prefetch(double handle, int backward, int n, const double *others)
-{
-    unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
-    unit **list = calloc((size_t)n + 1, sizeof *list);
-    if (!list) return ms__no_memory(((size_t)n + 1) * sizeof *list, "fsdp", "a prefetch list");
-    for (int k = 0; k < n; k++)
-        if (!(list[k] = ms__unit(others[k]))) {
-            free(list);
-            return (ms_status)ms_error_code();
-        }
-    unit ***where = backward ? &u->backward_prefetch : &u->forward_prefetch;
-    free(*where);
-    *where = list;
-    *(backward ? &u->n_backward_prefetch : &u->n_forward_prefetch) = n;
     return MS_OK;
 }

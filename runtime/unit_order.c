@@ -191,3 +191,21 @@ ms_status ms__order_take_place(unit *u, int64_t use)
     unit *next = c->order[at + 1].unit;
     return c->order[at + 1].regional && next->unshard_in_backward ? prefetch(next, "backward") : MS_OK;
 }
+
+ms_status ms_unit_set_prefetch(double handle, int backward, int n, const double *others)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    unit **list = calloc((size_t)n + 1, sizeof *list);
+    if (!list) return ms__no_memory(((size_t)n + 1) * sizeof *list, "fsdp", "a prefetch list");
+    for (int k = 0; k < n; k++)
+        if (!(list[k] = ms__unit(others[k]))) {
+            free(list);
+            return (ms_status)ms_error_code();
+        }
+    unit ***where = backward ? &u->backward_prefetch : &u->forward_prefetch;
+    free(*where);
+    *where = list;
+    *(backward ? &u->n_backward_prefetch : &u->n_forward_prefetch) = n;
+    return MS_OK;
+}

@@ -129,6 +129,26 @@ describe("fully_shard", function()
       failure(m, ms.ones(1, 2)))
   end)
 
+  it("wants one module as its root", function()
+    local m = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, { bias = false }))
+    fsdp.fully_shard { m[1], m[2] }
+    for _ = 1, 2 do
+      assert.equal("FSDP requires a single root module but got (FSDPLinear(2 -> 2, bias), FSDPLinear(2 -> 2))", failure(m, ms.ones(1, 2)))
+    end
+    fsdp.fully_shard(m)
+    m(ms.ones(1, 2)):sum():backward()
+  end)
+
+  it("says what is on meta still, and what to call", function()
+    local m = ms.with_device("meta", function() return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, { bias = false })) end)
+    fsdp.fully_shard(m[1])
+    fsdp.fully_shard(m)
+    m[2]:to_empty "cpu"
+    assert.equal("FSDP parameters should be materialized from meta device before training, but the following were still on meta device: "
+      .. "['1.weight', '1.bias']\nFor example, call module.to_empty(device) to materialize to device and call module.reset_parameters() on each "
+      .. "module to initialize values.", failure(m, ms.ones(1, 2)))
+  end)
+
   it("runs other methods as forward when told", function()
     local Net = nn.Module:extend "Net"
     function Net:init() self.lin = nn.Linear(2, 2) end

@@ -1,4 +1,5 @@
---- Several models of one class: their collectives never pair, in whatever order the ranks run them.
+--- Several models of one class: their collectives never pair, in whatever order the ranks run them. And modules that are wrapped
+--- again with the instances below them, which have run.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -45,4 +46,52 @@ for _, world in ipairs { 2, 3 } do
       end)
     end)
   end
+end
+
+for _, world in ipairs { 1, 2, 3 } do
+  ranks.describe(world, ("a module that is wrapped again on %d ranks"):format(world), function(rank)
+    for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
+      for _, pieces in ipairs { false, true } do
+        it(("trains under either root: %s, use_orig_params = %s"):format(strategy, tostring(pieces)), function()
+          local ms, nn, fsdp, _, quietly = load()
+          local function net()
+            ms.manual_seed(2)
+            return nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 5))
+          end
+          local options = { sharding_strategy = strategy, use_orig_params = pieces }
+          local inner, plain = net(), net()
+          for k = 1, 2 do inner[k] = quietly(fsdp.FSDP, inner[k], options) end
+          local first = quietly(fsdp.FSDP, inner, options)
+          local optimizers = { ms.optim.SGD(plain:parameters(), { lr = 0.01 }), ms.optim.SGD(first:parameters(), { lr = 0.01 }) }
+          local function train(model)
+            for _ = 1, 2 do
+              for r = 0, world - 1 do (plain(ms.ones(2, 5) * (r + 1)):pow(2):mean() / world):backward() end
+              model(ms.ones(2, 5) * (rank + 1)):pow(2):mean():backward()
+              fsdp.check_sharded_parity(plain, model)
+              for _, optimizer in ipairs(optimizers) do
+                optimizer:step()
+                optimizer:zero_grad()
+              end
+            end
+          end
+          train(first)
+          local second = quietly(fsdp.FSDP, inner, options)
+          assert.is_true(second(ms.ones(1, 5)):detach():equal(first(ms.ones(1, 5)):detach()))
+          assert.is_false(inner[1]:check_is_root())
+          for _, model in ipairs { second, first, second } do train(model) end
+        end)
+      end
+    end
+
+    it("keeps an instance that was a root a root", function()
+      local ms, nn, fsdp, _, quietly = load()
+      local root = quietly(fsdp.FSDP, nn.Linear(4, 4))
+      root(ms.ones(1, 4))
+      local around = quietly(fsdp.FSDP, nn.Sequential(root))
+      local ok, text = pcall(around, ms.ones(1, 4))
+      assert.is_false(ok)
+      local expected = "FSDP state has already been lazily initialized for 1\nFSDP requires running forward through the root module first"
+      assert.truthy(text:find(expected, 1, true), text)
+    end)
+  end)
 end

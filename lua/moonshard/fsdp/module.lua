@@ -71,15 +71,12 @@ local function name_all(root)
 end
 
 local function lazy_init(unit)
-  local list, seen = {}, {}
-  for _, m in ipairs(unit.modules) do
-    for _, u in ipairs(units_below(m)) do
-      if not seen[u] then
-        seen[u] = true
-        list[#list + 1] = u
-      end
-    end
+  if #unit.modules > 1 then
+    local shown = {}
+    for k, m in ipairs(unit.modules) do shown[k] = tostring(m) end
+    errors.raise("FSDP requires a single root module but got (%s)", table.concat(shown, ", "))
   end
+  local list = units_below(unit.modules[1])
   local handles, fresh = ffi.new("double[?]", #list), true
   for k, u in ipairs(list) do
     handles[k - 1] = u.handle
@@ -88,12 +85,13 @@ local function lazy_init(unit)
   if not fresh then
     for name, m in unit.modules[1]:named_modules() do
       local u = unit_of(m)
-      if u and lib.ms_unit_is_lazy(u.handle) ~= 0 then
+      -- Of fsdp.FSDP only roots keep the units below them: a module may be wrapped again.
+      if u and lib.ms_unit_is_lazy(u.handle) ~= 0 and not (u.classic and lib.ms_unit_root(u.handle) ~= u.handle) then
         errors.raise("FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", name)
       end
     end
   end
-  for _, m in ipairs(unit.modules) do name_all(m) end
+  name_all(unit.modules[1])
   if lib.ms_unit_lazy_init(unit.handle, #list, handles) ~= 0 then errors.fail() end
   for _, u in ipairs(list) do
     extensions.look(u)
