@@ -410,6 +410,9 @@ typedef struct { double unit; int32_t layout, world, rank, dtype, dim, pad; int6
 MS_API ms_status ms_unit_shard_info(ms_id p, ms_shard_info *out);
 // Moves the shards to a device and dtype (-1: keep); keep_values 0 leaves them uninitialised (to_empty).
 MS_API ms_status ms_unit_to(double unit, int device, int dtype, int keep_values);
+// Parameter j of the unit (as in ms_unit_new) becomes p, of the same shape and dtype, with this rank's part of p's values; the former one
+// is no parameter of the unit any more. The unit must be idle.
+MS_API ms_status ms_unit_replace(double unit, int j, ms_id p);
 // All-gather extensions: parameters (by position in ms_unit_new; extension e has count[e] of them, one after the other in `which`) of which
 // the script says what is gathered, and what the whole is made of. Their units are gathered by runs: MS_EV_PRE_GATHER asks for every
 // extension's inputs (ms_unit_extension_inputs), MS_EV_POST_GATHER says that outputs are there; at the first gather the script answers it

@@ -320,6 +320,49 @@ void ms_unit_free(double handle)
     unit_delete(u);
 }
 
+// ---- another parameter in a place of the unit -------------------------------------------------
+
+static ms_status check_replacement(const unit *u, const unit_param *p, const ms_tensor *t)
+{
+    const char *name = p->param->name ? p->param->name : "?";
+    if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "fsdp: parameter '%s' was replaced between the forward and the backward of unit '%s'", name, u->name);
+    if (t->unit_param) return ms__fail(MS_ESTATE, "fsdp: parameter '%s' was replaced by one that unit '%s' manages", name, ((unit_param *)t->unit_param)->owner->name);
+    bool same = t->ndim == p->ndim && t->dtype == p->dtype && !memcmp(t->shape, p->shape, (size_t)t->ndim * sizeof *t->shape);
+    if (same && !t->node && !t->sharded && (ms__device(t) & 0xff) != MS_META) return MS_OK;
+    return ms__fail(MS_EINVAL, "fsdp: parameter '%s' was replaced by %s, expected a whole leaf %s %s with values, as it was sharded", name, ms__tensor_text(t),
+                    ms__dtype_name(p->dtype), ms__shape_text(p->ndim, p->shape));
+}
+
+ms_status ms_unit_replace(double handle, int j, ms_id id)
+{
+    unit *u = ms__unit(handle);
+    ms_tensor *t = u ? ms__tensor(id) : NULL;
+    if (!u || !t) return (ms_status)ms_error_code();
+    if (j < 0 || j >= u->n) return ms__fail(MS_EINVAL, "fsdp: unit '%s' has no parameter %d", u->name, j + 1);
+    unit_param *p = &u->params[j];
+    MS_TRY(check_replacement(u, p, t));
+    ms__unit_shard(u);
+    if (p->here > 0) {
+        ms_tensor *from;
+        MS_TRY(ms__contiguous(&from, t));
+        ms_tensor *part = ms__unit_part(p, from);
+        ms_status st = ms__copy(p->local, part);
+        ms__release(part);
+        ms__release(from);
+        MS_TRY(st);
+    }
+    ms_tensor *former = p->param;
+    former->unit_param = NULL;
+    t->name = former->name;
+    p->param = ms__retain(t);
+    p->local->requires_grad = t->requires_grad;
+    ms__tensor_point(t, p->resting);
+    t->sharded = true;
+    t->unit_param = p;
+    ms__release(former);
+    return MS_OK;
+}
+
 // ---- moving -----------------------------------------------------------------------------------
 
 // A gradient goes where its parameter has gone. Takes *t.

@@ -113,23 +113,80 @@ for _, world in ipairs { 1, 2, 3 } do
         model(ms.ones(2, 5))
         inner[3].module.weight = nn.Parameter(ms.ones(4, 3))
         raises("parameter '3.weight' was replaced after its module was sharded: what is there now, a Parameter, is neither sharded nor reduced; "
-          .. "change the parameter in place, or replace it before", model, ms.ones(2, 5))
+          .. "change the parameter in place, or replace it before its module is wrapped", model, ms.ones(2, 5))
       end)
     end
 
-    it("one that a script replaced after fully_shard is told, before the first forward and later", function()
+    it("one that a script replaced after fully_shard is taken before the first forward, and is an error later", function(rank)
       local ms, nn, fsdp = load()
-      for _, first in ipairs { true, false } do
-        local model = net()
-        fsdp.fully_shard(model[1])
-        fsdp.fully_shard(model)
-        if not first then model(ms.ones(2, 5)):sum():backward() end
-        local own = model[1].bias
-        model[1].bias = nn.Parameter(ms.zeros(3))
-        raises("parameter '1.bias' was replaced after its module was sharded: what is there now, a Parameter, is neither sharded nor reduced; "
-          .. "change the parameter in place, or replace it before", model, ms.ones(2, 5))
-        model[1].bias = own
-        model(ms.ones(2, 5)):sum():backward()
+      local model, want = net(), net()
+      fsdp.fully_shard(model[1])
+      fsdp.fully_shard(model)
+      local optimizers = {}
+      for k, m in ipairs { model, want } do
+        m[1].bias = nn.Parameter(ms.full({ 3 }, 0.5))
+        m[3].weight = nn.Parameter(ms.arange(12):reshape(4, 3):to "float32" * 0.01, { requires_grad = false })
+        optimizers[k] = ms.optim.SGD(m:parameters(), { lr = 0.1 })
+      end
+      for _ = 1, 2 do
+        for r = 0, world - 1 do (want(ms.ones(2, 5) * (r + 1)):pow(2):sum() / world):backward() end
+        model(ms.ones(2, 5) * (rank + 1)):pow(2):sum():backward()
+        fsdp.check_sharded_parity(want, model)
+        for _, o in ipairs(optimizers) do
+          o:step()
+          o:zero_grad()
+        end
+      end
+      assert.is_true(model[1].bias.placements ~= nil)
+      fsdp.check_sharded_parity(want, model)
+      local own = model[1].bias
+      model[1].bias = nn.Parameter(ms.zeros(3))
+      raises("parameter '1.bias' was replaced after its module was sharded: what is there now, a Parameter, is neither sharded nor reduced; "
+        .. "change the parameter in place, or replace it before the first forward", model, ms.ones(2, 5))
+      model[1].bias = own
+      model(ms.ones(2, 5)):sum():backward()
+    end)
+
+    it("one that a script replaced is taken where it was on meta, shared, or gathered by hand, and is an error where it does not fit", function()
+      local ms, nn, fsdp = load()
+      local Net = nn.Module:extend "Net"
+      function Net:init() self.l, self.w = nn.Linear(3, 3), nn.Parameter(ms.ones(3)) end
+      function Net:forward(x) return self.l(x):sum() + self.w:sum() end
+      local meta = ms.with_device("meta", function() return Net() end)
+      fsdp.fully_shard(meta.l)
+      fsdp.fully_shard(meta)
+      meta.l:to_empty "cpu"
+      ms.no_grad(function() for _, p in ipairs(meta.l:parameters()) do p:zero_() end end)
+      meta.w = nn.Parameter(ms.full({ 3 }, 2))
+      local out = meta(ms.ones(1, 3))
+      out:backward()
+      assert.equal(6, out:item())
+      assert.same({ 1, 1, 1 }, meta.w.grad:full_tensor():tolist())
+
+      local function shared()
+        local m = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        m[2].weight = m[1].weight
+        return fsdp.fully_shard(m)
+      end
+      local m = shared()
+      m:unshard()
+      local new = nn.Parameter(ms.eye(3))
+      m[1].weight, m[2].weight = new, new
+      m(ms.ones(1, 3)):sum():backward()
+      assert.is_true(rawequal(m[1].weight, m[2].weight))
+      assert.is_true(m[2].weight:full_tensor():equal(ms.eye(3)))
+      local before = "parameter '%s' was replaced after its module was sharded: what is there now, a Parameter, is neither sharded nor reduced; "
+        .. "change the parameter in place, or replace it before the first forward"
+      for _, case in ipairs {
+        { nn.Parameter(ms.eye(3)), before:format "1.weight" },                    -- in one of its two places
+        { nn.Parameter(ms.eye(4)), "fsdp: parameter '1.bias' was replaced by float32 [4, 4] cpu, expected a whole leaf float32 [3] with values, as it was sharded",
+          "bias" },
+        { nn.Parameter(ms.ones(3, { dtype = "float64" })),
+          "fsdp: parameter '1.bias' was replaced by float64 [3] cpu, expected a whole leaf float32 [3] with values, as it was sharded", "bias" },
+      } do
+        local wrong = shared()
+        wrong[1][case[3] or "weight"] = case[1]
+        raises(case[2], wrong, ms.ones(1, 3))
       end
     end)
   end)

@@ -11,6 +11,7 @@ local class = require "moonshard.class"
 local extensions = require "moonshard.fsdp.extensions"
 local Module = require "moonshard.nn.module".Module
 local opts = require "moonshard.opts"
+local replaced = require "moonshard.fsdp.replaced"
 local scope = require "moonshard.scope"
 local tensor = require "moonshard.tensor"
 
@@ -91,6 +92,9 @@ local function lazy_init(unit)
       end
     end
   end
+  for _, u in ipairs(list) do
+    if not u.classic then replaced.take_in(u) end
+  end
   name_all(unit.modules[1])
   if lib.ms_unit_lazy_init(unit.handle, #list, handles) ~= 0 then errors.fail() end
   for _, u in ipairs(list) do
@@ -166,25 +170,10 @@ local function after(self, unit, part, ...)
   return unpack(out, 1, out.n)
 end
 
---- What a script put in the place of a parameter is neither sharded nor reduced. places: { module, field, parameter }, modules weak.
-local function check_places(unit)
-  local places = unit.places
-  for k = 1, #places do
-    local place = places[k]
-    local m = place[1]
-    local now = m and rawget(m, "_slots")[place[2]]
-    if now ~= place[3] and now ~= nil then
-      errors.raise("parameter '%s%s' was replaced after its module was sharded: what is there now, %s, is neither sharded nor reduced; "
-        .. "change the parameter in place, or replace it before", unit.path == "" and "" or unit.path .. ".", place[4], errors.kind(now))
-    end
-  end
-end
-M.check_places = check_places
-
 -- forward between the unit's two phases. One tensor in and one out, as with most modules, makes no tables.
 local function between(self, unit, forward, ...)
   if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
-  if unit.replaces == nil then check_places(unit) end
+  if unit.replaces == nil then replaced.check(unit) end
   local part = #unit.modules > 1 and begin(unit)
   local extended = extensions.any
   if not unit.looked then extensions.look(unit) end
