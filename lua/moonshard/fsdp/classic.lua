@@ -331,6 +331,15 @@ function FSDP:load_state_dict(sd, given) return states.load_state_dict(self, sd,
 
 FSDP.set_post_optim_event = module.FSDPModule.set_post_optim_event
 
+--- Gathers this instance's parameters (not those of instances below it) before its forward does. Collective. With async, a handle
+--- to wait on; its forward waits too.
+---@param given? {async: boolean}
+function FSDP:_unshard(given)
+  local unit = module.unit_of(self)
+  if unit.replaces and not unit.switches.skip_writeback_check then writeback.write_back(unit) end
+  return module.FSDPModule.unshard(self, given)
+end
+
 -- Every unit of the tree below an instance that must be a root.
 local function units_of_root(self, message)
   if not self:check_is_root() then raise("%s", message) end
