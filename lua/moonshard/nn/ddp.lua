@@ -323,6 +323,9 @@ local function hook_parameters(st)
   take_over(st)
 end
 
+local function is_sharded(p) return rawget(p, "_unit") ~= nil or rawget(p, "_flat") ~= nil end
+
+--- Around modules of which some are sharded (fsdp.fully_shard, fsdp.FSDP) it looks after the other parameters.
 ---@param m Module
 ---@param given? table
 function DDP:init(m, given)
@@ -353,11 +356,19 @@ function DDP:init(m, given)
     if sub:isa(Embedding) and sub.sparse then late[sub.weight] = true end
   end
   local delayed = delays.resolve(m, o.delay_all_reduce_named_params, o.param_to_hook_all_reduce, late)
+  -- What is sharded is its units' business.
+  for _, sub in ipairs(m:modules()) do
+    for _, name in ipairs(sub._params) do
+      local p = sub._slots[name]
+      if p ~= nil and is_sharded(p) then as_they_are[p] = true end
+    end
+  end
   local params, names, all = {}, {}, {}
+  local sharded
   for name, p in m:named_parameters() do
+    if as_they_are[p] then ignored[name], sharded = true, sharded or name end
     if not ignored[name] then
       if p.id < 0 then raise("DDP: parameter '%s' is a %s; gradients of tensor classes are not reduced", name, p:class_name()) end
-      if tensor.info_of(p).sharded ~= 0 or rawget(p, "_unit") or rawget(p, "_flat") then raise("DDP: parameter '%s' is sharded already", name) end
       all[#all + 1] = p
       if p.requires_grad and not (delayed and delayed.has[p]) then params[#params + 1], names[#names + 1] = p, name end
     else
@@ -365,6 +376,7 @@ function DDP:init(m, given)
     end
   end
   if #params == 0 and not delayed then
+    if sharded then raise("DDP: parameter '%s' is sharded already", sharded) end
     raise("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
   end
   checks.devices(all)
