@@ -17,7 +17,7 @@ local engine = {
     "runtime/safetensors.*", "runtime/clip.*" },
 }
 local front = {
-  { "ffi", "errors", "opts", "class", "dtypes", "types", "enum.*", "nearest", "hints", "misspelt", "warn", "log", "strict" },
+  { "ffi", "errors", "opts", "class", "dtypes", "types", "enum.*", "nearest", "hints", "misspelt", "warn", "context", "log", "strict" },
   { "scope.*", "tensor.*", "autograd.*", "creation.*", "random", "testing", "function.*", "checkpoint",
     "sparse", "print.*", "util", "profiler" },
   { "dist.*" },

@@ -315,6 +315,82 @@ describe("coroutines", function()
     assert.is_true(ms.is_grad_enabled())
   end)
 
+  -- Blocks that set a mode of the code inside them, and what tells whether it is set.
+  local function half() return ms.ones(2, 2):matmul(ms.ones(2, 2)).dtype == "bfloat16" end
+  local blocks = {
+    no_grad = { function(fn) ms.no_grad(fn) end, function() return not ms.is_grad_enabled() end },
+    enable_grad = { function(fn) ms.enable_grad(fn) end, ms.is_grad_enabled, ms.no_grad },
+    autocast = { function(fn) ms.amp.autocast("bfloat16", fn) end, half },
+    with_device = { function(fn) ms.with_device("meta", fn) end, function() return ms.ones(1).device == "meta" end },
+    catch_warnings = { function(fn) ms.catch_warnings(fn) end, function() return require("moonshard.context").now.warnings ~= nil end },
+    enable_wrap = { function(fn) ms.fsdp.wrap.enable_wrap({}, fn) end, function() return require("moonshard.context").now.wrap ~= nil end },
+  }
+  for name, block in ms.sorted_pairs(blocks) do
+    it("keep " .. name .. " open across a yield, and nobody else is inside", function()
+      local run, is_set, around = block[1], block[2], block[3] or function(fn) return fn() end
+      around(function()
+        local function body()
+          assert.is_false(is_set())
+          run(function()
+            coroutine.yield()
+            assert.is_true(is_set())
+            coroutine.yield()
+          end)
+          assert.is_false(is_set())
+        end
+        local a, b = coroutine.wrap(body), coroutine.wrap(body)
+        a()
+        assert.is_false(is_set())
+        b()
+        a()
+        run(a)                                          -- it goes on where another one is open
+        assert.is_false(is_set())
+        b()
+        local left = coroutine.wrap(body)               -- never ends
+        left()
+        left = nil                                      -- luacheck: ignore
+        collectgarbage()
+        assert.is_false(is_set())
+        local failed = coroutine.create(function() run(function() coroutine.yield() error "stop" end) end)
+        coroutine.resume(failed)
+        assert.is_false((coroutine.resume(failed)))
+        assert.is_false(is_set())
+      end)
+    end)
+  end
+
+  local m = ms.fsdp.FSDP(ms.nn.Linear(2, 2), { sharding_strategy = "no_shard" })
+  local ddp = ms.nn.DDP(ms.nn.Linear(2, 2))
+  local stops = {
+    ["dist.record"] = ms.dist.record, ["fsdp.record"] = ms.fsdp.record,
+    ["summon_full_params"] = function(fn) ms.fsdp.summon_full_params(m, fn) end,
+    ["FSDP:no_sync"] = function(fn) m:no_sync(fn) end,
+    ["DDP:no_sync"] = function(fn) ddp:no_sync(fn) end,
+    join = function(fn) ddp:join(fn) end,
+    ["the forward of a sharded module"] = function(fn)
+      local Yields = ms.nn.Module:extend "Yields"
+      function Yields:init() self.a = ms.nn.Linear(2, 2) end
+      function Yields:forward(x) fn() return self.a(x) end
+      ms.fsdp.fully_shard(Yields())(ms.ones(1, 2))
+    end,
+  }
+  for name, block in ms.sorted_pairs(stops) do
+    it("cannot yield out of " .. name .. ", but others may be resumed inside", function()
+      local co = coroutine.create(function() block(function() coroutine.yield() end) end)
+      local ok, why = coroutine.resume(co)
+      assert.is_false(ok)
+      assert.matches("^spec/scope_spec.lua:%d+: coroutine.yield inside .*" .. name:match "[%w ._]+$" .. ": its function must run to its end", why)
+      assert.are.equal("dead", coroutine.status(co))
+      local n = 0
+      block(function()
+        for k in coroutine.wrap(function() coroutine.yield(1) coroutine.yield(2) end) do n = n + k end
+      end)
+      assert.are.equal(3, n)
+      local after = coroutine.wrap(function() coroutine.yield(7) end)
+      assert.are.equal(7, after())
+    end)
+  end
+
   it("pass values and errors as before", function()
     local co = coroutine.create(function(x) return coroutine.yield(x + 1) end)
     assert.are.same({ true, 2 }, { coroutine.resume(co, 1) })

@@ -6,6 +6,7 @@ local opts = require "moonshard.opts"
 local tensor = require "moonshard.tensor"
 local dtypes = require "moonshard.dtypes"
 local calls = require "moonshard.dist_calls"
+local context = require "moonshard.context"
 local mesh = require "moonshard.dist_mesh"
 local object = require "moonshard.dist_object"
 
@@ -445,7 +446,7 @@ end
 function dist.record(fn, ...)
   if type(fn) ~= "function" then errors.raise("dist.record: argument is %s, expected a function", errors.kind(fn)) end
   ensure()
-  return finish_record(lib.ms_dist_record_begin(), pcall(fn, ...))
+  return finish_record(lib.ms_dist_record_begin(), pcall(context.block, "dist.record", fn, ...))
 end
 
 local levels = { "off", "info", "detail" }

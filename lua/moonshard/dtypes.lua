@@ -1,4 +1,5 @@
 --- Names of dtypes and devices, and the defaults.
+local context = require "moonshard.context"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local lib, C = engine.lib, engine.ffi.C
@@ -64,6 +65,7 @@ function M.cuda_device() return cuda_current end
 
 -- ---- defaults ------------------------------------------------------------------------------------
 
+local now = context.now
 local default = { dtype = C.MS_F32, device = C.MS_CPU }
 M.default = default
 lib.ms_set_default_dtype(default.dtype)         -- the engine outlives a reload of this module
@@ -80,7 +82,10 @@ function M.set_default_dtype(name)
 end
 
 ---@return string
-function M.default_device() return M.device_name(default.device) end
+function M.default_device() return M.device_name(M.device_now()) end
+
+--- The number of the device that tensors are made on where none is given.
+function M.device_now() return now.device or default.device end
 
 --- The number of a device that is there; a GPU's plugin is loaded to find out.
 function M.present_device(name, who)
@@ -93,6 +98,10 @@ function M.present_device(name, who)
   return number
 end
 
-function M.set_default_device(name) default.device = M.present_device(name, "set_default_device") end
+--- Inside with_device until its end.
+function M.set_default_device(name)
+  local number = M.present_device(name, "set_default_device")
+  if now.device then now.device = number else default.device = number end
+end
 
 return M

@@ -1,4 +1,6 @@
 --- Warnings and log lines: to stderr, with the rank in front when there are several.
+local context = require "moonshard.context"
+
 local M = {}
 
 --- Rank and number of ranks, as the launcher tells them where the ranks have not met; 0, 1 without a launcher.
@@ -24,7 +26,7 @@ local function rank_prefix()
   return world > 1 and ("[rank %d] "):format(rank) or ""
 end
 
-local catching                                          -- the innermost list of ms.catch_warnings
+local now = context.now
 
 --- A warning: to stderr, or into the list of the ms.catch_warnings around.
 ---@param message string
@@ -33,8 +35,8 @@ function M.warn(message)
     local errors = require "moonshard.errors"
     errors.raise("warn: message is %s, expected a string", errors.kind(message))
   end
-  if catching then
-    catching[#catching + 1] = message
+  if now.warnings then
+    now.warnings[#now.warnings + 1] = message
     return
   end
   io.stderr:write(rank_prefix() .. "warning: " .. message .. "\n")       -- in one piece: ranks share a terminal
@@ -45,7 +47,7 @@ local told = {}
 --- A warning that is told once in a process, but to every ms.catch_warnings.
 ---@param message string
 function M.warn_once(message)
-  if not catching then
+  if not now.warnings then
     if told[message] then return end
     told[message] = true
   end
@@ -62,7 +64,7 @@ function M.log(format, ...)
 end
 
 local function finish(before, list, ok, ...)
-  catching = before
+  now.warnings = before
   if not ok then error((...), 0) end
   return list, ...
 end
@@ -75,8 +77,8 @@ function M.catch_warnings(fn, ...)
     local errors = require "moonshard.errors"
     errors.raise("catch_warnings: argument 1 is %s, expected a function", errors.kind(fn))
   end
-  local before, list = catching, {}
-  catching = list
+  local before, list = now.warnings, {}
+  now.warnings = list
   return finish(before, list, pcall(fn, ...))
 end
 

@@ -1,5 +1,6 @@
 --- Scopes: what is made inside ends with them. `ms.scope(fn)`, `ms.steps(n)`, one module call
 --- (`scope.run`), and nothing else. The engine keeps the chains of open scopes, one per coroutine.
+local context = require "moonshard.context"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local tensor = require "moonshard.tensor"
@@ -200,11 +201,12 @@ end
 -- ---- coroutines ---------------------------------------------------------------------------------
 
 -- Each coroutine has its own chain, so a scope open across a yield does not swallow what others make; and its
--- own modes (grad, autocast), so a no_grad or an event open across one does not reach them.
+-- own modes (grad, autocast, and those of context.lua), so a no_grad or an event open across one does not reach them.
 -- A chain is made at the first resume and freed when the coroutine dies or is collected.
 local chain_t = ffi.typeof "struct { int n, grad_mode, autocast; }"
 local chains = setmetatable({}, { __mode = "k" })
-local resume, status, create = coroutine.resume, coroutine.status, coroutine.create
+local modes = setmetatable({}, { __mode = "k" })         -- those of context.lua
+local resume, status, create, yield = coroutine.resume, coroutine.status, coroutine.create, coroutine.yield
 
 local function free_chain(c)
   if c.n > 0 then
@@ -214,15 +216,17 @@ local function free_chain(c)
   end
 end
 
-local function back(co, c, chain_before, grad_mode, autocast, ...)
+local function back(co, c, chain_before, grad_mode, autocast, before, ...)
   lib.ms_chain_switch(chain_before)
+  modes[co] = context.copy()
+  context.set(before)
   c.grad_mode, c.autocast = state.grad_mode, state.autocast
   if c.grad_mode ~= grad_mode then lib.ms_set_grad_mode(grad_mode) end
   if c.autocast ~= autocast then lib.ms_set_autocast(autocast) end
   current_chain = chain_before
   if status(co) == "dead" then
     free_chain(c)
-    chains[co] = nil
+    chains[co], modes[co] = nil, nil
   end
   return ...
 end
@@ -237,12 +241,15 @@ local function resume_in_chain(co, ...)
     chains[co] = c
     loops[c.n] = {}
   end
-  local before = lib.ms_chain_switch(c.n)
+  local chain_before, before = lib.ms_chain_switch(c.n), context.copy()
+  before.block = context.now.block
+  if modes[co] then context.set(modes[co]) end
+  context.now.block = nil
   current_chain = c.n
   local grad_mode, autocast = state.grad_mode, state.autocast
   if c.grad_mode ~= grad_mode then lib.ms_set_grad_mode(c.grad_mode) end
   if c.autocast ~= autocast then lib.ms_set_autocast(c.autocast) end
-  return back(co, c, before, grad_mode, autocast, resume(co, ...))
+  return back(co, c, chain_before, grad_mode, autocast, before, resume(co, ...))
 end
 
 local function wrapped(ok, ...)
@@ -253,6 +260,10 @@ end
 if not debug.getregistry()["moonshard.coroutines"] then
   debug.getregistry()["moonshard.coroutines"] = true
   coroutine.resume = resume_in_chain                    -- luacheck: ignore 122
+  function coroutine.yield(...)                         -- luacheck: ignore 122
+    context.check_yield()
+    return yield(...)
+  end
   function coroutine.wrap(fn)                           -- luacheck: ignore 122
     local co = create(fn)
     return function(...) return wrapped(resume_in_chain(co, ...)) end

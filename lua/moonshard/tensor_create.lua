@@ -8,7 +8,7 @@ local tensor = require "moonshard.tensor"
 local lib, ffi = engine.lib, engine.ffi
 local op, a_in, a_i, a_f, args = engine.op, engine.a_in, engine.a_i, engine.a_f, engine.args
 local wrap, is_tensor, wrap_same = tensor.wrap, tensor.is_tensor, tensor.wrap_same
-local default = dtypes.default
+local default, device_now = dtypes.default, dtypes.device_now
 local type, select = type, select
 
 local M = {}
@@ -42,10 +42,10 @@ local function take_shape(who, n, first, ...)
 end
 
 local function resolve(who, given, dtype)
-  if given == nil then return dtype or default.dtype, default.device, false end
+  if given == nil then return dtype or default.dtype, device_now(), false end
   local o = opts(who, given, OPTIONS)
   return o.dtype and dtypes.number(o.dtype, who) or dtype or default.dtype,
-    o.device and dtypes.device(o.device, who) or default.device, o.requires_grad
+    o.device and dtypes.device(o.device, who) or device_now(), o.requires_grad
 end
 
 -- ms_empty over `shape`, with a collection and a second try when memory is short.

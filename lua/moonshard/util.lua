@@ -1,4 +1,5 @@
 --- Small things of the front end: ordered pairs, deep copies, devices, memory.
+local context = require "moonshard.context"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local class = require "moonshard.class"
@@ -6,7 +7,7 @@ local opts = require "moonshard.opts"
 local dtypes = require "moonshard.dtypes"
 local tensor = require "moonshard.tensor"
 
-local lib = engine.lib
+local lib, now = engine.lib, context.now
 local M = {}
 
 local rank = { number = 1, string = 2, boolean = 3 }
@@ -123,7 +124,7 @@ end
 -- ---- devices and memory ----------------------------------------------------------------------------
 
 local function finish(device, ok, ...)
-  dtypes.default.device = device
+  now.device = device
   if not ok then error((...), 0) end
   return ...
 end
@@ -131,8 +132,8 @@ end
 --- Runs fn with another default device.
 function M.with_device(device, fn, ...)
   if type(fn) ~= "function" then errors.raise("with_device: argument 2 is %s, expected a function", errors.kind(fn)) end
-  local before_it = dtypes.default.device
-  dtypes.default.device = dtypes.present_device(device, "with_device")
+  local before_it = now.device
+  now.device = dtypes.present_device(device, "with_device")
   return finish(before_it, pcall(fn, ...))
 end
 
@@ -143,14 +144,14 @@ local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "li
 ---@param device? string
 function M.memory_stats(device, more)
   if more ~= nil then opts.none("memory_stats", more) end
-  errors.check(lib.ms_memory_stats(device and dtypes.device(device, "memory_stats") or dtypes.default.device, stats))
+  errors.check(lib.ms_memory_stats(device and dtypes.device(device, "memory_stats") or dtypes.device_now(), stats))
   local out = {}
   for _, field in ipairs(FIELDS) do out[field] = stats[field] end
   return out
 end
 
 function M.reset_peak_memory_stats(device)
-  lib.ms_reset_peak_memory(device and dtypes.device(device, "reset_peak_memory_stats") or dtypes.default.device)
+  lib.ms_reset_peak_memory(device and dtypes.device(device, "reset_peak_memory_stats") or dtypes.device_now())
 end
 
 function M.empty_cache() lib.ms_empty_cache() end

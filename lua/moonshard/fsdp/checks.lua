@@ -1,5 +1,6 @@
 --- Looking at sharded training: what the schedule did, and whether a sharded model is its reference.
 local class = require "moonshard.class"
+local context = require "moonshard.context"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local nn = require "moonshard.nn"
@@ -39,7 +40,7 @@ function M.record(fn, ...)
   if recording > 0 then errors.raise "record: a recording is under way already" end
   recording = recording + 1
   lib.ms_unit_record(1)
-  return finish(pcall(fn, ...))
+  return finish(pcall(context.block, "fsdp.record", fn, ...))
 end
 
 -- Names and parameters of a model as they were before it was wrapped, each once.

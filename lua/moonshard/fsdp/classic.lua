@@ -5,6 +5,7 @@
 local autograd = require "moonshard.autograd"
 local calls = require "moonshard.dist_calls"
 local class = require "moonshard.class"
+local context = require "moonshard.context"
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
@@ -390,7 +391,7 @@ function FSDP:no_sync(fn, ...)
       set_sync(unit, false)
     end
   end
-  return restore_sync(classic, before, pcall(fn, ...))
+  return restore_sync(classic, before, pcall(context.block, "no_sync", fn, ...))
 end
 
 local HALF = { float16 = true, bfloat16 = true }

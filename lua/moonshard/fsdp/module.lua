@@ -8,6 +8,7 @@ local errors = require "moonshard.errors"
 local log = require "moonshard.log"
 local calls = require "moonshard.dist_calls"
 local class = require "moonshard.class"
+local context = require "moonshard.context"
 local extensions = require "moonshard.fsdp.extensions"
 local Module = require "moonshard.nn.module".Module
 local opts = require "moonshard.opts"
@@ -242,7 +243,8 @@ end
 local function call_between(self, unit, forward, ...)
   if depth == 0 then since = lib.ms_dist_errors() end
   depth = depth + 1
-  return finish(unit, unit.inside or 0, scope.open(rawget(self, "_scope")), pcall(between, self, unit, forward, ...))
+  return finish(unit, unit.inside or 0, scope.open(rawget(self, "_scope")),
+    pcall(context.block, "the forward of a sharded module", between, self, unit, forward, ...))
 end
 M.call_between = call_between
 

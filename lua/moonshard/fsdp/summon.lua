@@ -2,6 +2,7 @@
 --- (behaviour.md 3.2.1). Collective.
 local calls = require "moonshard.dist_calls"
 local class = require "moonshard.class"
+local context = require "moonshard.context"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local module = require "moonshard.fsdp.module"
@@ -129,7 +130,7 @@ end, function(m) return not class.isa(m, nn.Module) or #units_of(m, true) > 0 en
 function M.summon_full_params(m, given, fn, ...)
   if type(given) == "function" then return M.summon_full_params(m, nil, given, fn, ...) end
   local units, o, show = open(m, given, fn)
-  return close(units, #units, o, show, pcall(fn, ...))
+  return close(units, #units, o, show, pcall(context.block, "summon_full_params", fn, ...))
 end
 
 return M

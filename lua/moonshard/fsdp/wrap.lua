@@ -9,7 +9,7 @@ local log = require "moonshard.log"
 local nn = require "moonshard.nn"
 local opts = require "moonshard.opts"
 
-local raise = errors.raise
+local raise, modes = errors.raise, require("moonshard.context").now
 
 local M = {}                            -- the public table
 
@@ -139,10 +139,8 @@ end
 
 -- ---- annotation ----------------------------------------------------------------------------------
 
-local around                            -- options of the enable_wrap under way
-
 local function leave(ok, ...)
-  around = nil
+  modes.wrap = nil
   if not ok then error((...), 0) end
   return ...
 end
@@ -153,8 +151,8 @@ end
 function M.enable_wrap(given, fn, ...)
   if fn == nil and type(given) == "function" then given, fn = {}, given end
   callable("enable_wrap", fn)
-  if around then raise "You are already within an autowrap context and we currently do not supported nested autowrap." end
-  around = copy_of(table_of("enable_wrap", given))
+  if modes.wrap then raise "You are already within an autowrap context and we currently do not supported nested autowrap." end
+  modes.wrap = copy_of(table_of("enable_wrap", given))
   return leave(pcall(fn, ...))
 end
 
@@ -164,8 +162,8 @@ end
 ---@return Module
 function M.wrap(m, given)
   if not class.isa(m, nn.Module) then raise("wrap: argument 1 is %s, expected a module", errors.kind(m)) end
-  if not around then return m end
-  local options = copy_of(around, table_of("wrap", given))
+  if not modes.wrap then return m end
+  local options = copy_of(modes.wrap, table_of("wrap", given))
   local wrapper = options.wrapper_cls or require "moonshard.fsdp.classic".FSDP
   options.wrapper_cls = nil
   return wrapper(m, options)

@@ -10,6 +10,7 @@ local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.nn.ddp_buckets"
 local calls = require "moonshard.dist_calls"
 local checks = require "moonshard.nn.ddp_checks"
+local context = require "moonshard.context"
 local create = require "moonshard.tensor_create"
 local delays = require "moonshard.nn.ddp_delayed"
 local dist = require "moonshard.dist"
@@ -580,7 +581,7 @@ function DDP:no_sync(fn, ...)
   local st = rawget(self, "_ddp")
   local before = st.sync
   st.sync = false
-  return leave(st, before, pcall(fn, ...))
+  return leave(st, before, pcall(context.block, "no_sync", fn, ...))
 end
 
 ---fn(state, bucket) reduces each bucket in DDP's place (moonshard.nn.ddp_hooks says what it gets and gives).

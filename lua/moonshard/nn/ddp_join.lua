@@ -3,6 +3,7 @@
 --- Inside it every forward that will be followed by a backward first tells the others that its rank is still there. A rank that is
 --- through answers and takes part in what the others send: buffers, buckets of zeros in the same order, the map of used parameters.
 --- When nobody is left, all get the model of the last one to end.
+local context = require "moonshard.context"
 local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.nn.ddp_buckets"
 local create = require "moonshard.tensor_create"
@@ -145,7 +146,7 @@ function M.run(st, options, model, fn)
     if st.world > 1 and not told then engine.lib.ms_dist_publish_error(tostring((...)), st.since) end
     error((...), 0)
   end
-  return leave(pcall(fn))
+  return leave(pcall(context.block, "join", fn))
 end
 
 return M
