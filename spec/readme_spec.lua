@@ -1,5 +1,6 @@
 --- The README's program runs and prints what the README says; the files and commands it names exist.
 local lfs = require "lfs"
+local ms = require "moonshard"
 local process = require "spec.support.process"
 
 local readme = process.read(process.root .. "/README.md")
@@ -31,6 +32,24 @@ describe("the README", function()
       end
     end
     assert.is_true(n > 10)
+  end)
+
+  it("has one table of all MOONSHARD_ variables that anything here reads", function()
+    local listed, read = {}, {}
+    for name in readme:gmatch "\n| `(MOONSHARD_[%u_]+)` |" do
+      assert.is_nil(listed[name], name)
+      listed[name] = true
+    end
+    local p = io.popen(("cd '%s' && grep -rIhE 'getenv|environ|\\$\\{?MOONSHARD_|export |^ *MOONSHARD_' runtime kernels lua scripts spec"):format(process.root))
+    for line in p:lines() do
+      for before, name in line:gmatch "(.?)(MOONSHARD_[%u_]+)" do
+        if before ~= "-" and name ~= "MOONSHARD_H" then read[name] = true end
+      end
+    end
+    p:close()
+    assert.is_true(read.MOONSHARD_THREADS and read.MOONSHARD_TIMEOUT and read.MOONSHARD_LIB and read.MOONSHARD_ISA)
+    for name in ms.sorted_pairs(read) do assert.is_true(listed[name], name .. " is not in the table") end
+    for name in ms.sorted_pairs(listed) do assert.is_true(read[name], "nothing reads " .. name) end
   end)
 
   it("names every option of the training script that the script has", function()
