@@ -378,20 +378,6 @@ void ms__unit_shard(unit *u)
 
 // ---- lazy initialisation ----------------------------------------------------------------------
 
-// What is reduced together has one dtype.
-static ms_status check_uniform(const unit *u)
-{
-    const unit_param *first = NULL;
-    for (int j = 0; j < u->n; j++) {
-        const unit_param *p = &u->params[j];
-        if (!p->param->requires_grad) continue;
-        if (!first) first = p;
-        else if (p->dtype != first->dtype)
-            return ms__fail(MS_ESTATE, "FSDP expects uniform original parameter dtype but got {%s, %s}", ms__dtype_name(first->dtype), ms__dtype_name(p->dtype));
-    }
-    return MS_OK;
-}
-
 // An instance of fsdp.FSDP below another one that has run may get a new root, around what is wrapped again.
 static bool may_change_root(const unit *u)
 {
@@ -417,7 +403,7 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
             st = (ms_status)ms_error_code();
         } else if (u->context && !may_change_root(u)) {
             st = ms__fail(MS_ESTATE, "FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", u->name);
-        } else if ((st = check_uniform(u)) != MS_OK || (st = ms__unit_check_home(u)) != MS_OK) {
+        } else if ((st = ms__unit_check_home(u)) != MS_OK) {
             break;
         } else if ((u->device & 0xff) == MS_META) {
             for (int j = 0; j < u->n; j++) {

@@ -40,7 +40,8 @@ static ms_status land_all(ms_run *run, reduction *r, ms_tensor *out)
     for (int k = 0; k < r->n; k++) {
         unit_param *p = r->present[k];
         ms_tensor *part = ms__tensor_on(out->storage, out->dtype, p->local->ndim, p->local->shape, r->at[k]);
-        ms_status st = ms__unit_land_part(p, part);
+        ms_status st = ms__unit_bring(r->owner->home, p->dtype, &part);
+        if (st == MS_OK) st = ms__unit_land_part(p, part);
         ms__release(part);
         MS_TRY(st);
     }
@@ -112,7 +113,11 @@ ms_status ms__unit_bring(int device, int dtype, ms_tensor **t)
 // The reduced block of r goes to its parameters. Takes r's parts.
 static ms_status land_reduced(ms_run *run, reduction *r)
 {
-    ms_status st = r->partial ? keep_partial(r) : r->n ? ms__unit_bring(r->owner->home, r->present[0]->dtype, &r->out) : MS_OK;
+    // Cast at once where all parameters have one dtype, else one by one.
+    int dtype = r->n ? r->present[0]->dtype : r->out->dtype;
+    for (int k = 1; k < r->n; k++)
+        if (r->present[k]->dtype != dtype) dtype = r->out->dtype;
+    ms_status st = r->partial ? keep_partial(r) : ms__unit_bring(r->owner->home, dtype, &r->out);
     if (st == MS_OK && !r->partial) st = land_all(run, r, r->out);
     ms__release(r->out);
     r->out = NULL;
@@ -170,13 +175,24 @@ ms_status ms__unit_land(ms_run *run, context *c)
     return st;
 }
 
-static ms_status uniform_dtype(int n, unit_param **present)
+// What gradients of several dtypes are reduced in together: the widest; of two half types neither holds the other.
+static int promoted(int n, unit_param **present)
+{
+    int dtype = present[0]->pending->dtype;
+    for (int k = 1; k < n; k++) {
+        int other = present[k]->pending->dtype;
+        if (other == dtype) continue;
+        int wide = ms__dtype_size(other), here = ms__dtype_size(dtype);
+        dtype = wide > here ? other : wide < here ? dtype : MS_F32;
+    }
+    return dtype;
+}
+
+static bool uniform(int n, unit_param **present)
 {
     for (int k = 1; k < n; k++)
-        if (present[k]->pending->dtype != present[0]->pending->dtype || present[k]->dtype != present[0]->dtype)
-            return ms__fail(MS_ESTATE, "FSDP reduce-scatter expects uniform gradient dtype but got {%s, %s}",
-                            ms__dtype_name(present[0]->pending->dtype), ms__dtype_name(present[k]->pending->dtype));
-    return MS_OK;
+        if (present[k]->pending->dtype != present[0]->pending->dtype) return false;
+    return true;
 }
 
 // Parameters without a gradient are left out of the block: where ranks leave out different ones it would mix their gradients, and
@@ -269,18 +285,17 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     }
     for (int j = 0; j < u->n; j++)
         if (u->params[j].pending) r.present[r.n++] = &u->params[j];
-    ms_status st = r.n ? uniform_dtype(r.n, r.present) : MS_OK;
-    if (st == MS_OK) st = ms__unit_land(run, c);
+    ms_status st = ms__unit_land(run, c);
     if (st != MS_OK || r.n == 0) {
         free(r.present);
         free(r.at);
         return st;
     }
-    int dtype = u->reduce_dtype >= 0 ? u->reduce_dtype : r.present[0]->pending->dtype;
+    int dtype = u->reduce_dtype >= 0 ? u->reduce_dtype : promoted(r.n, r.present);
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
     // Where they are, if they are of the dtype that travels (small ones travel at once instead).
     ms_part parts[MS_PARTS] = { { 0 } };
-    bool apart = u->layout->parts && r.n <= MS_PARTS && u->device == MS_CPU && dtype == r.present[0]->pending->dtype
+    bool apart = u->layout->parts && r.n <= MS_PARTS && u->device == MS_CPU && dtype == r.present[0]->pending->dtype && uniform(r.n, r.present)
                  && all * ms__dtype_size(dtype) > 4096;
     if (apart) st = u->layout->parts(u, r.n, r.present, parts);
     else st = ms__tensor_new(&r.in, dtype, u->device, 1, &all, "fsdp: gradients to reduce");

@@ -110,16 +110,6 @@ describe("fully_shard", function()
     assert.equal("FSDP does not support deepcopy. Please use state dict for serialization.", failure(ms.deepcopy, nn.Sequential(m)))
   end)
 
-  it("wants one dtype for what it trains", function()
-    local m = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2):double())
-    fsdp.fully_shard(m)
-    assert.equal("FSDP expects uniform original parameter dtype but got {float32, float64}", failure(m, ms.ones(1, 2)))
-    local frozen = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2):double())
-    frozen[2]:requires_grad_(false)
-    fsdp.fully_shard(frozen)
-    assert.matches("one dtype", failure(frozen, ms.ones(1, 2)))           -- the layers themselves do not fit
-  end)
-
   it("wants the root's forward first", function()
     local m = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     fsdp.fully_shard(m[1])
