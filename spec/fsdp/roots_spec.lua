@@ -95,3 +95,40 @@ for _, world in ipairs { 1, 2, 3 } do
     end)
   end)
 end
+
+for _, world in ipairs { 1, 2, 3 } do
+  ranks.describe(world, ("a part of a sharded model by itself on %d ranks"):format(world), function(rank)
+    for _, front in ipairs { "FSDP", "fully_shard" } do
+      it("runs forward and backward once the root has: " .. front, function()
+        local ms, nn, fsdp, _, quietly = load()
+        local function net()
+          ms.manual_seed(2)
+          return nn.Sequential(nn.Linear(5, 3), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5)), nn.Linear(5, 5))
+        end
+        local plain, model = net(), net()
+        quietly(function()
+          if front == "FSDP" then
+            model[2][1] = fsdp.FSDP(model[2][1])
+            model[2] = fsdp.FSDP(model[2])
+            model = fsdp.FSDP(model)
+          else
+            fsdp.fully_shard(model[2][1])
+            fsdp.fully_shard(model[2])
+            fsdp.fully_shard(model)
+          end
+        end)
+        local function both(part, size)
+          for r = 0, world - 1 do (part(plain)(ms.ones(2, size) * (r + 1)):pow(2):mean() / world):backward() end
+          part(model)(ms.ones(2, size) * (rank + 1)):pow(2):mean():backward()
+          fsdp.check_sharded_parity(plain, model)
+          for _, m in ipairs { plain, model } do m:zero_grad() end
+        end
+        local function whole(m) return m end
+        both(whole, 5)
+        both(function(m) return m[2] end, 3)
+        both(function(m) return m[2][1] end, 3)
+        both(whole, 5)
+      end)
+    end
+  end)
+end
