@@ -146,6 +146,49 @@ for world = 1, 4 do
       end
     end)
 
+    it("gives inputs gradients in the dtype they have", function()
+      local ms, nn, fsdp, _, quietly = load()
+      local fronts = {
+        function(m, low) return fsdp.FSDP(m, { mixed_precision = fsdp.MixedPrecision { param_dtype = low } }) end,
+        function(m, low) return fsdp.fully_shard(m, { mp_policy = fsdp.MixedPrecisionPolicy { param_dtype = low } }) end,
+      }
+      for _, front in ipairs(fronts) do
+        for _, low in ipairs { "float16", "bfloat16" } do
+          local model = quietly(front, nn.Linear(5, 5), low)
+          for _, dtype in ipairs { "float32", low } do
+            local x = ms.ones(1, 5, { dtype = dtype, requires_grad = true })
+            local y = model(x)
+            assert.equal(low, y.dtype)
+            y:float():sum():backward()
+            assert.equal(dtype, x.grad.dtype)
+          end
+        end
+      end
+    end)
+
+    it("refuses inputs of another dtype than a unit computes in, where nothing casts them", function()
+      local ms, nn, fsdp, _, quietly = load()
+      local Two = nn.Module:extend "Two"
+      function Two:init() self.c1, self.c2 = nn.Linear(4, 4), nn.Linear(4, 4) end
+      function Two:forward(x) return self.c2(self.c1(x)) end
+      local function run(first, second)
+        local m = Two()
+        if first then m.c1 = fsdp.FSDP(m.c1, { mixed_precision = fsdp.MixedPrecision(first) }) end
+        if second then m.c2 = fsdp.FSDP(m.c2, { mixed_precision = fsdp.MixedPrecision(second) }) end
+        return pcall(fsdp.FSDP(m), ms.ones(1, 4))
+      end
+      for _, case in ipairs {
+        { { param_dtype = "float16", cast_forward_inputs = false }, nil },                     -- float32 to the first
+        { nil, { param_dtype = "float16", cast_forward_inputs = false } },                     -- and to the second one
+        { { param_dtype = "float16", cast_forward_inputs = true }, { param_dtype = "float32", cast_forward_inputs = false } },
+      } do
+        local ok, text = quietly(run, unpack(case, 1, 2))
+        assert.is_false(ok)
+        assert.truthy(tostring(text):find("linear: all arguments need one dtype", 1, true), text)
+      end
+      assert.is_true((quietly(run, { param_dtype = "float16", cast_forward_inputs = true }, { param_dtype = "float32", cast_forward_inputs = true })))
+    end)
+
     it("does not cast integers", function()
       local ms, nn, fsdp, _, quietly = load()
       local model = quietly(fsdp.FSDP, nn.Embedding(7, 4), { mixed_precision = fsdp.MixedPrecision { param_dtype = "bfloat16" } })

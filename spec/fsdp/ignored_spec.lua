@@ -1,93 +1,136 @@
---- Ignored modules where ranks have different ones, or where they are not below the module that is wrapped.
+--- What FSDP instances leave alone: ignored modules beside low precision, on meta, on other devices, below a root that is wrapped or
+--- not, and different ones on different ranks.
+local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
--- Two layers, a stack that ranks may have of different lengths, and a layer listed after it.
-local function net(stack)
+local function net()
   local ms, nn = load()
-  ms.manual_seed(0)
-  local Net = nn.Module:extend "Net"
-  function Net:init()
-    self.first = nn.Linear(3, 5)
-    self.stack = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4))
-    self.last = nn.Linear(4, 2)
-    for k = 1, stack do
-      self.stack:append(nn.Linear(4, 4, { bias = false }))
-      ms.no_grad(function() self.stack[2 + k].weight:fill_(0.1 * k) end)
-    end
-  end
-  function Net:forward(x) return self.last(self.stack(self.first(x):tanh())) end
-  return Net()
+  ms.manual_seed(3)
+  return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(5, 4))
 end
 
-local function input(step, r)
-  local ms = load()
-  ms.manual_seed(10 * step + r)
-  return ms.rand(4, 3)
-end
-
--- Every rank's model in one process: what is managed is one for all of them, what is ignored each rank's own, with its own gradients.
-local function references(world, lengths)
-  local models, params = {}, {}
-  for r = 0, world - 1 do
-    local m = net(lengths(r))
-    models[r] = m
-    if r > 0 then m.first, m.last, m.stack[1], m.stack[2] = models[0].first, models[0].last, models[0].stack[1], models[0].stack[2] end
-  end
-  local seen = {}
-  for r = 0, world - 1 do
-    for _, p in ipairs(models[r]:parameters()) do
-      if not seen[p] then
-        seen[p] = true
-        params[#params + 1] = p
-      end
-    end
-  end
-  return models, params
-end
-
-for world = 1, 4 do
-  ranks.describe(world, ("ignored modules on %d ranks"):format(world), function()
-    for _, case in ipairs {
-      { "another number on each rank, told to the root too", function(r) return r + 1 end, true },
-      { "another number on each rank, told to the inner instance only", function(r) return r + 1 end, false },
-      { "given to instances that they are not below", function() return 2 end, "everywhere" },
-    } do
-      for _, pieces in ipairs { false, true } do
-        it(("train as whole models do: %s, use_orig_params = %s"):format(case[1], tostring(pieces)), function(rank)
-          local ms, _, fsdp, dist, quietly = load()
-          local level = dist.debug_level()
-          finally(function() dist.set_debug_level(level) end)
-          dist.set_debug_level "detail"                         -- the order of units is compared by their numbers and names
-          local models, params = references(world, case[2])
-          local model, ignored = net(case[2](rank)), {}
-          for k = 3, #model.stack do ignored[k - 2] = model.stack[k] end
-          local function options(with) return { use_orig_params = pieces, ignored_modules = with and ignored or nil } end
-          quietly(function()
-            model.stack = fsdp.FSDP(model.stack, options(true))
-            model.last = fsdp.FSDP(model.last, options(case[3] == "everywhere"))
-            model = fsdp.FSDP(model, options(case[3]))
-          end)
-          local optim, its_optim = ms.optim.SGD(params, { lr = 0.1 }), ms.optim.SGD(model:parameters(), { lr = 0.1 })
-          for step = 1, 3 do
-            for r = 0, world - 1 do (models[r](input(step, r)):pow(2):sum() / world):backward() end
-            for r = 0, world - 1 do
-              for k = 3, #models[r].stack do models[r].stack[k].weight.grad:mul_(world) end
-            end
-            optim:step()
-            optim:zero_grad()
-            model(input(step, rank)):pow(2):sum():backward()
-            its_optim:step()
-            its_optim:zero_grad()
-          end
-          local want = models[rank]:state_dict()
-          for name, t in ms.sorted_pairs(model:state_dict()) do ms.testing.assert_close(t, want[name]) end
-          for k, m in ipairs(ignored) do
-            assert.is_nil(rawget(m.weight, "_unit"))
-            assert.equal(m.weight, model.stack[2 + k].weight)
-          end
-        end)
-      end
+-- Gradients of what nothing reduces are this rank's alone: the mean over the ranks by hand.
+local function reduce_by_hand(m)
+  local ms, _, _, dist = load()
+  ms.no_grad(function()
+    for _, p in ipairs(m:parameters()) do
+      p.grad:div_(dist.world_size())
+      dist.all_reduce(p.grad)
     end
   end)
 end
+
+for _, world in ipairs { 1, 2, 3 } do
+  ranks.describe(world, ("ignored modules on %d ranks"):format(world), function(rank)
+    for _, where in ipairs { "the root", "what is around them is no instance" } do
+      it("train beside sharded ones, ignored by " .. where, function()
+        local ms, _, fsdp, _, quietly = load()
+        for _, pieces in ipairs { false, true } do
+          local plain, inner = net(), net()
+          local free = inner[2]
+          local options = { ignored_modules = { free }, use_orig_params = pieces }
+          local model
+          if where == "the root" then
+            model = quietly(function()
+              inner[3] = fsdp.FSDP(inner[3], { use_orig_params = pieces })
+              return fsdp.FSDP(inner, options)
+            end)
+          else
+            model = inner
+            quietly(function() for _, k in ipairs { 1, 3 } do inner[k] = fsdp.FSDP(inner[k], options) end end)
+          end
+          local optims = {}
+          for k, m in ipairs { plain, model } do optims[k] = ms.optim.SGD(m:parameters(), { lr = 0.1 }) end
+          for _ = 1, 2 do
+            for r = 0, world - 1 do (plain(ms.ones(2, 3) * (r + 1)):pow(2):mean() / world):backward() end
+            model(ms.ones(2, 3) * (rank + 1)):pow(2):mean():backward()
+            reduce_by_hand(free)
+            for _, optim in ipairs(optims) do
+              optim:step()
+              optim:zero_grad()
+            end
+          end
+          local got = fsdp.state_dict(model)
+          for name, t in pairs(fsdp.state_dict(plain)) do ms.testing.assert_close(got[name], t) end
+        end
+      end)
+    end
+
+    it("may be other ones on every rank, if each has parameters to shard alike", function()
+      local ms, nn, fsdp, dist, quietly = load()
+      -- A rank has as many ignored layers as its number says; what is sharded is the same everywhere.
+      local extra = nn.ModuleList {}
+      for _ = 1, rank + 1 do extra:append(nn.Linear(5, 5)) end
+      local Net = nn.Module:extend "Net"
+      function Net:init() self.body, self.extra = net(), extra end
+      function Net:forward(x)
+        local y = self.body[1](x)
+        for _, layer in ipairs(self.extra) do y = layer(y):tanh() end
+        return self.body[3](self.body[2](y))
+      end
+      local ignored = {}
+      for k, layer in ipairs(extra) do ignored[k] = layer end
+      local model = quietly(fsdp.FSDP, Net(), { ignored_modules = ignored })
+      local optim = ms.optim.SGD(model:parameters(), { lr = 0.1 })
+      for _ = 1, 2 do
+        model(ms.ones(2, 3)):sum():backward()
+        optim:step()
+        optim:zero_grad()
+      end
+      local n = {}
+      for _, p in ipairs(model.params) do n[#n + 1] = p:numel() end
+      for _, other in ipairs(dist.all_gather_object(n)) do assert.same(n, other) end
+    end)
+
+    it("stay on meta where they are", function()
+      local ms, _, fsdp, _, quietly = load()
+      for _, how in ipairs { "to_empty and reset_parameters", "param_init_fn" } do
+        local inner = ms.with_device("meta", net)
+        local initialised = {}
+        local model = quietly(fsdp.FSDP, inner, { ignored_modules = { inner[2] }, param_init_fn = how == "param_init_fn" and function(m)
+          initialised[m] = true
+          m:to_empty { device = "cpu" }
+          m:reset_parameters()
+        end or nil })
+        assert.equal("meta", inner[2].weight.device)
+        assert.equal("cpu", model.params[1].device)
+        assert.is_nil(initialised[inner[2]])
+      end
+    end)
+
+    it("compute in their own dtype beside units of low precision; inputs of another one are an error", function()
+      local ms, nn, fsdp, _, quietly = load()
+      local policy = fsdp.MixedPrecision { param_dtype = "bfloat16" }
+      local inner = net()
+      local model = quietly(fsdp.FSDP, inner, { ignored_modules = { inner[2] }, mixed_precision = policy })
+      assert.matches("linear: all arguments need one dtype, got bfloat16 %[2, 5%] cpu and, as argument 2, float32 %[5, 5%] cpu",
+        message(model, ms.ones(2, 3)))
+      local Cast = nn.Module:extend "Cast"
+      function Cast:init(m) self.m = m end
+      function Cast:forward(x) return self.m(x:float()):to "bfloat16" end
+      inner = net()
+      local free = inner[2]
+      inner[2] = Cast(free)
+      model = quietly(fsdp.FSDP, inner, { ignored_modules = { inner[2] }, mixed_precision = policy })
+      model(ms.ones(2, 3)):float():sum():backward()
+      assert.equal("float32", free.weight.dtype)
+      assert.equal("float32", free.weight.grad.dtype)
+    end)
+  end)
+end
+
+ranks.describe(2, "ignored modules with device_id #cuda", function()
+  it("stay where they are, with their buffers", function()
+    local ms, _, fsdp, _, quietly = load()
+    if not ms.cuda.is_available() then return end
+    local inner = net()
+    inner[2]:register_buffer("scale", ms.ones(3))
+    inner[3]:register_buffer("scale", ms.ones(3))
+    local model = quietly(fsdp.FSDP, inner, { device_id = 0, ignored_modules = { inner[2] } })
+    assert.equal("cuda:0", model.params[1].device)
+    assert.equal("cuda:0", inner[3].scale.device)
+    assert.equal("cpu", inner[2].weight.device)
+    assert.equal("cpu", inner[2].scale.device)
+  end)
+end)
