@@ -1,0 +1,73 @@
+--- Things that stand where a checkpoint is to be saved and are the user's: for checkpoint_folder_spec and scripts/bench/durability.
+local lfs = require "lfs"
+local process = require "spec.support.process"
+
+local M = {}
+
+local function shell(command, ...) assert(os.execute(command:format(...)) == 0) end
+
+--- Everything below a folder, as one text: names, kinds, what links lead to, contents.
+function M.everything(folder)
+  local f = io.popen(("cd '%s' && find . -printf '%%p %%y %%l %%m %%T@\\n' | sort && find . -type f | sort | xargs -r md5sum"):format(folder))
+  local text = f:read "*a"
+  f:close()
+  return text
+end
+
+--- What a save refuses to replace: a name, what makes it at a path (with `save(path, value)`), and what is said of it.
+M.list = {
+  { "a file", function(at) process.write(at, "mine") end, "is no folder" },
+  { "a pipe", function(at) shell("mkfifo '%s'", at) end, "is no folder" },
+  { "a link to nothing", function(at) lfs.link("nothing", at, true) end, "is a link to what cannot be reached" },
+  { "a link to itself", function(at) lfs.link("checkpoint", at, true) end, "is a link to what cannot be reached: Too many levels" },
+  { "a link to a file", function(at)
+    process.write(at .. ".mine", "mine")
+    lfs.link("checkpoint.mine", at, true)
+  end, "checkpoint.mine' is no folder" },
+  { "a link to a folder of something else", function(at)
+    lfs.mkdir(at .. ".mine")
+    process.write(at .. ".mine/thesis.txt", "mine")
+    lfs.link("checkpoint.mine", at, true)
+  end, "checkpoint.mine' is there and is no checkpoint: it holds 'thesis.txt'" },
+  { "a folder of something else", function(at)
+    lfs.mkdir(at)
+    process.write(at .. "/thesis.txt", "mine")
+  end, "is there and is no checkpoint: it holds 'thesis.txt'" },
+  { "a folder with another program's index.json", function(at)
+    lfs.mkdir(at)
+    process.write(at .. "/index.json", '{"format": "theirs", "files": []}')
+    process.write(at .. "/page.html", "mine")
+  end, "is there and is no checkpoint: it holds 'index.json'" },
+  { "a folder with an index.json that is no JSON", function(at)
+    lfs.mkdir(at)
+    process.write(at .. "/index.json", "mine")
+  end, "is there and is no checkpoint" },
+  { "a folder with a pipe as index.json", function(at)
+    lfs.mkdir(at)
+    shell("mkfifo '%s/index.json'", at)
+  end, "is there and is no checkpoint" },
+  { "a checkpoint whose index is a link", function(at, save)
+    save(at, 1)
+    os.rename(at .. "/index.json", at .. ".index")
+    lfs.link("../checkpoint.index", at .. "/index.json", true)
+  end, "is there and is no checkpoint" },
+  { "a checkpoint with a file more", function(at, save)
+    save(at, 1)
+    process.write(at .. "/notes.txt", "mine")
+  end, "holds 'notes.txt', which its index does not list" },
+  { "a checkpoint with a rank's file more", function(at, save)
+    save(at, 1)
+    process.write(at .. "/rank-00001.safetensors", "mine")
+  end, "holds 'rank%-00001.safetensors', which its index does not list" },
+  { "a checkpoint with a folder more", function(at, save)
+    save(at, 1)
+    lfs.mkdir(at .. "/logs")
+  end, "holds 'logs', which its index does not list" },
+  { "a checkpoint whose file is a link", function(at, save)
+    save(at, 1)
+    os.rename(at .. "/rank-00000.safetensors", at .. ".data")
+    lfs.link("../checkpoint.data", at .. "/rank-00000.safetensors", true)
+  end, "holds 'rank%-00000.safetensors'" },
+}
+
+return M
