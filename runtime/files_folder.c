@@ -70,6 +70,31 @@ ms_status ms_folder_sync(const char *path)
     return st;
 }
 
+ms_status ms_folder_list(const char *path, const char *who, char **out, double *n)
+{
+    size_t length = 0;
+    char *text = NULL;
+    DIR *d = opendir(path);
+    FILE *f = d ? open_memstream(&text, &length) : NULL;
+    ms_status st = !d ? ms__io_failed(who, "open folder", path) : !f ? ms__no_memory(BUFSIZ, who, "the files in '%s'", path) : MS_OK;
+    while (!st) {
+        errno = 0;                          // readdir's way to tell an error from the end
+        struct dirent *e = readdir(d);
+        if (!e && errno) st = ms__io_failed(who, "read folder", path);
+        if (!e) break;
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) fprintf(f, "%s/", e->d_name);
+    }
+    if (f && fclose(f) && !st) st = ms__no_memory(length, who, "the files in '%s'", path);
+    if (d) closedir(d);
+    if (st) {
+        free(text);
+        return st;
+    }
+    *out = text;
+    *n = (double)length;
+    return MS_OK;
+}
+
 // ---- whose a temporary folder is ----------------------------------------------------------------
 
 enum { OWNER = 256, FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC };

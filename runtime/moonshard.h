@@ -568,6 +568,7 @@ MS_API ms_status   ms_folder_make(ms_folder *f);
 MS_API ms_status   ms_folder_commit(ms_folder *f, int later, int *inside);
 MS_API void        ms_folder_free(ms_folder *f);
 MS_API ms_status   ms_folder_sync(const char *path);
+MS_API ms_status   ms_folder_list(const char *path, const char *who, char **out, double *n);   // each name and a '/'; out: ms_file_free's
 
 // Token files: ranges of memory-mapped files, one after the other, as one sequence of token ids.
 typedef struct ms_tokens ms_tokens;

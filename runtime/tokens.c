@@ -4,11 +4,10 @@
 // The pages belong to the kernel's cache, so a corpus larger than memory works and the ranks of a node share it.
 // A file that somebody shortens while it is mapped ends the process (SIGBUS), as for every user of mmap.
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "files.h"
 #include "tensor.h"
 
 typedef struct {
@@ -48,13 +47,13 @@ ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double 
         return ms__fail(MS_EINVAL, "tokens: '%s': tokens of %d bytes; 1, 2 or 4 are supported", path, token_bytes);
     if (!(offset >= 0 && count >= 0 && offset < 0x1p53 && count < 0x1p50)) return ms__fail(MS_EINVAL, "tokens: '%s': %.0f tokens from byte %.0f", path, count, offset);
     if (count == 0) return MS_OK;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return ms__fail(MS_EIO, "tokens: cannot open '%s': %s", path, strerror(errno));
-    struct stat info;
+    int fd;
+    uint64_t size;
+    MS_TRY(ms__file_open(&fd, &size, path, "tokens"));
     size_t end = (size_t)offset + (size_t)count * (size_t)token_bytes;
-    if (fstat(fd, &info) || !S_ISREG(info.st_mode) || (size_t)info.st_size < end) {
+    if (size < end) {
         close(fd);
-        return ms__fail(MS_EIO, "tokens: '%s' has fewer than %zu bytes, or is no regular file", path, end);
+        return ms__fail(MS_EIO, "tokens: '%s' has %llu bytes, fewer than %zu", path, (unsigned long long)size, end);
     }
     if (t->n == t->capacity) {
         int more = t->capacity ? 2 * t->capacity : 16;

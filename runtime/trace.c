@@ -5,11 +5,13 @@
 // the whole script, one of a part): each gets the ranges that began in it. Recording off costs a load and a branch.
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "pool.h"
 #include "trace.h"
 #include "utf8.h"
@@ -229,7 +231,11 @@ const char *ms_range_lane(int k) { return k >= 0 && k < MS_COUNT(lanes) ? lanes[
 
 ms_status ms_trace_save(const ms_trace *t, const char *path, int rank)
 {
-    FILE *f = fopen(path, "w");
+    // A pipe that nothing reads is an error, not a wait.
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
+    if (fd >= 0) fcntl(fd, F_SETFL, O_WRONLY);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
+    if (!f && fd >= 0) close(fd);
     if (!f) return ms__fail(MS_EIO, "profiler: cannot write '%s': %s", path, strerror(errno));
     fprintf(f, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
                "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}", rank, rank);

@@ -56,6 +56,7 @@ local checkpoints = require "moonshard.run_checkpoint"
 local count_model = require "moonshard.count_model"
 local progress = require "moonshard.progress"
 local run_folder = require "moonshard.run_folder"
+local state = require "moonshard.state"
 local text = require "moonshard.text"
 
 local started = ms.time()
@@ -110,11 +111,8 @@ elseif save_path and lfs.attributes(save_path, "mode") == "directory" then
 elseif save_path and lfs.attributes(save_path:match "^(.*/)[^/]*$" or ".", "mode") ~= "directory" then
   stop("--save %s: there is no folder for it", save_path)
 elseif save_path and cli.launched() == 0 then           -- now, not when everything is trained
-  local probe = save_path .. ".probe"
-  local file, err = io.open(probe, "w")
-  if not file then stop("--save: cannot write there: %s", err) end
-  file:close()
-  os.remove(probe)
+  local writable, err = pcall(function() state.saver(save_path, {}):abort() end)
+  if not writable then stop("--save: cannot write there: %s", (tostring(err):gsub("^.-save: ", ""))) end
 end
 
 -- ---- the job: ranks, text, run folder --------------------------------------------------------------

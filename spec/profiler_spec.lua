@@ -403,6 +403,13 @@ describe("MOONSHARD_PROFILE", function()
     local job = ranks.run(0, script:format "print 'trained'", { env = { MOONSHARD_PROFILE = process.temp_folder() .. "/none/t.json" } })
     assert.are_not.equal(0, job.code)
     assert.matches("MOONSHARD_PROFILE: cannot write .*/none/t.json: No such file or directory", job.stderr)
+    local pipe = process.temp_folder() .. "/pipe"
+    assert.are.equal(0, os.execute(("mkfifo '%s'"):format(pipe)))
+    job = ranks.run(0, script:format "print 'trained'", { env = { MOONSHARD_PROFILE = pipe } })
+    assert.matches("MOONSHARD_PROFILE: cannot write .*/pipe: it is a named pipe", job.stderr)
+    local ok, err = pcall(function() require("moonshard").profiler.profile(function() end):export_chrome_trace(pipe) end)
+    assert.is_false(ok)
+    assert.matches("profiler: cannot write '.*/pipe': No such device or address", err)
     assert.is_nil(job.stdout:find("trained", 1, true))
   end)
 

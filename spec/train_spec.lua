@@ -242,7 +242,7 @@ describe("scripts/train.lua", function()
     { { "--out", "" }, "%-%-out: the path is empty" },
     { { "--save", "" }, "%-%-save: the path is empty" },
     { { "--save", "/tmp" }, "%-%-save /tmp: is a folder" },
-    { { "--save", "/proc/none" }, "%-%-save: cannot write there: /proc/none" },
+    { { "--save", "/proc/none" }, "%-%-save: cannot write there: cannot create '/proc/none" },
     { { "--device", "meta" }, "tensors on meta have no values to train with" },
     { { "--batch", 1000000000000 }, "%-%-batch 1000000000000 is more than the %d+ training tokens" },
     { { "--data", "/nowhere/at/all" }, "there is no file or folder '/nowhere/at/all'" },
@@ -259,6 +259,17 @@ describe("scripts/train.lua", function()
       assert.matches("^train: [^\n]*" .. case[2] .. "[^\n]*\n$", job.stderr)
     end)
   end
+
+  it("tries --save's folder without touching what is in it", function()
+    process.write(folder .. "/tried.safetensors.probe", "mine")
+    local job = train(0, "tried", { "--steps", 1, "--save", folder .. "/tried.safetensors" })
+    assert.are.equal(0, job.code, job.stderr)
+    assert.are.equal("mine", process.read(folder .. "/tried.safetensors.probe"))
+    assert.are.equal(0, os.execute(("mkfifo '%s/tried.pipe'"):format(folder)))
+    job = train(0, "tried-pipe", { "--steps", 1, "--save", folder .. "/tried.pipe" })
+    assert.matches("tried.pipe' is there and is no regular file", job.stderr)
+    os.remove(folder .. "/tried.pipe")
+  end)
 
   it("refuses to write over another run, and to change a checkpoint's shape", function()
     local job = train(0, "alone", { "--steps", 1 })

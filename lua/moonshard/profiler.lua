@@ -298,7 +298,9 @@ end
 --- Internal, MOONSHARD_PROFILE: records until the process ends.
 function M._whole_script(path)
   local rank, own = of_rank(path)
-  local file, why = io.open(own, "w")                   -- better told now than after a day of training
+  local pipe = require("lfs").attributes(own, "mode") == "named pipe"       -- opening it would wait for a reader
+  if pipe then error(("MOONSHARD_PROFILE: cannot write %s: it is a named pipe"):format(own), 0) end
+  local file, why = io.open(own, "a")                   -- better now than after a day of training
   if not file then error("MOONSHARD_PROFILE: cannot write " .. why, 0) end
   file:close()
   local p = M.start()

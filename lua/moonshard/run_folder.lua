@@ -91,8 +91,9 @@ local function make(path)
   return true
 end
 
+-- "x": what is there is not replaced, and a pipe is not waited for.
 local function write(path, text)
-  local f, err = io.open(path, "w")
+  local f, err = io.open(path, "wx")
   if not f then return nil, err end
   f:write(text)
   f:close()
@@ -125,8 +126,11 @@ end
 function M.new(path, name, config)
   local note
   if path then
-    if lfs.attributes(path .. "/metrics.jsonl", "mode") then
-      return nil, ("'%s' holds a run already; name another folder with --out, or none"):format(path)
+    for _, file in ipairs { "metrics.jsonl", "config.json", "samples.txt" } do
+      if lfs.symlinkattributes(path .. "/" .. file, "mode") then
+        local what = file == "metrics.jsonl" and "a run" or file
+        return nil, ("'%s' holds %s already; name another folder with --out, or none"):format(path, what)
+      end
     end
     local ok, err = make(path)
     if not ok then return nil, ("cannot make the folder '%s': %s"):format(path, err) end
@@ -141,7 +145,7 @@ function M.new(path, name, config)
   local self = setmetatable({ path = path, note = note }, Folder)
   local ok, err = write(path .. "/config.json", M.json(config, nil, { digits = 17, separator = ",\n " }) .. "\n")
   if not ok then return nil, err end
-  self.metrics, err = io.open(path .. "/metrics.jsonl", "w")
+  self.metrics, err = io.open(path .. "/metrics.jsonl", "wx")
   if not self.metrics then return nil, err end
   self.metrics:setvbuf "line"
   return self

@@ -58,6 +58,16 @@ function M.new(work)
     return code, process.read(out), process.read(out .. ".err")
   end
 
+  --- The same without strace; killed after so many seconds, if it has not ended by then.
+  function self.plain(kind, path, value, seconds)
+    local child = process.start({ "luajit", process.root .. "/spec/support/save_once.lua", kind, path, tostring(value) },
+      { stdout = work .. "/out", stderr = work .. "/out.err", env = { LD_PRELOAD = false } })
+    local code = child:wait(seconds or 60)
+    if code then return code end
+    process.kill(child.pid, 9)
+    return child:wait(10)
+  end
+
   local function is_folder(kind) return kind == "folder" or kind == "inside" end
 
   --- The value that the checkpoint at path has; an error when it is not whole.
@@ -88,7 +98,7 @@ function M.new(work)
     local list = {}
     for name in lfs.dir(work) do
       local there = work .. "/" .. name
-      if there ~= path and there:sub(1, #path) == path and not there:find "%.other$" then list[#list + 1] = name end
+      if there ~= path and there:sub(1, #path) == path and not there:find("%.other", #path) then list[#list + 1] = name end
     end
     if is_folder(kind) then
       local listed = require("moonshard.fsdp.checkpoint_index").read(path, true)

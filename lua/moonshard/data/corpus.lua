@@ -49,7 +49,8 @@ end
 local function regular_files(path)
   local mode = lfs.attributes(path, "mode")
   if not mode then return nil, ("there is no file or folder '%s'"):format(path) end
-  if mode ~= "directory" then return { { name = path:match "[^/]*$", path = path } } end   -- a link that was named is meant
+  if mode ~= "directory" and mode ~= "file" then return nil, ("'%s' is a %s, expected a file or folder"):format(path, mode) end
+  if mode == "file" then return { { name = path:match "[^/]*$", path = path } } end   -- a link that was named is meant
   local names, files = {}, {}
   for name in lfs.dir(path) do
     if lfs.symlinkattributes(path .. "/" .. name, "mode") == "file" then names[#names + 1] = name end

@@ -192,7 +192,7 @@ local function replace_inside(made, path, index, old)
   pcall(function()                                        -- the checkpoint is written: nothing here is a reason to say it is not
     local keep = { [checkpoint_index.NAME] = true }
     for _, file in ipairs(index.files) do keep[file.name] = true end
-    for _, name in ipairs(checkpoint_index.entries_in(path)) do
+    for _, name in ipairs(checkpoint_index.entries_in(path) or {}) do
       if not keep[name] and (old[name] or checkpoint_index.is_beside(name)) then os.remove(path .. "/" .. name) end
     end
     check(lib.ms_folder_sync(path))

@@ -215,15 +215,17 @@ local ENOENT = 2
 -- What is behind the last colon: lfs repeats the path before it.
 function M.reason(text) return text:match ": ([^:]+)$" or text end
 
-local function entries_in(path)
+--- Names in a folder, sorted; nil and why.
+---@param path string
+---@return string[]? names, string? why
+function M.entries_in(path)
+  if lib.ms_folder_list(path, "save", out, n) ~= 0 then return nil, errors.last() end
   local names = {}
-  for name in require("lfs").dir(path) do
-    if name ~= "." and name ~= ".." then names[#names + 1] = name end
-  end
+  for name in ffi.string(out[0], n[0]):gmatch "[^/]+" do names[#names + 1] = name end
+  lib.ms_file_free(out[0])
   table.sort(names)
   return names
 end
-M.entries_in = entries_in
 
 -- The files that an index lists, by name; nil when it is none of ours, and why when it cannot be read. Damage elsewhere in it does not
 -- matter here.
@@ -252,8 +254,9 @@ function M.replaceable(path)
   if not mode and code == ENOENT then return {}, 0 end
   if not mode then return nil, ("save: cannot look at '%s': %s"):format(path, M.reason(why)) end
   if mode ~= "directory" then return nil, ("save: '%s' is no folder"):format(path) end
-  local ok, there = pcall(entries_in, path)
-  if not ok then return nil, ("save: cannot read the folder '%s': %s"):format(path, M.reason(there)) end
+  local there
+  there, why = M.entries_in(path)
+  if not there then return nil, why end
   local foreign, begun = nil, true
   for _, name in ipairs(there) do begun = begun and M.is_beside(name) end
   if begun then return {}, 0 end
