@@ -19,13 +19,15 @@ struct ms_loader {
     uint64_t     size;
     ms_st_header h;
     char        *path;
-    char         sum[17];               // the header's own; empty where the file has none
+    char         sum[17];               // the header's own; empty where it is not verified
     int          fd;
     uint64_t     data_at;
     bool         verify;
     char        *block;                 // of a tensor of which a part was read: the block that was read last
     uint64_t     blocked;               // its number; UINT64_MAX: none
 };
+
+static bool verifies(const ms_loader *l) { return l->verify && l->h.sums; }
 
 static ms_status read_header(ms_loader *l, const char *path)
 {
@@ -42,7 +44,7 @@ static ms_status read_header(ms_loader *l, const char *path)
     if (!text) return ms__no_memory(length + 1, "load", "a header of %llu bytes", (unsigned long long)length);
     ms_status st = ms__file_read(l->fd, path, text, length, 8, "load");
     if (!st) st = ms__st_parse(&l->h, "load", path, text, length, size - 8 - length, l->verify);
-    if (!st && l->h.sums) memcpy(l->sum, ms__st_sum(text), 16);
+    if (!st && verifies(l)) memcpy(l->sum, ms__st_sum(text), 16);
     free(text);
     l->data_at = 8 + length;
     l->size = size;
@@ -88,8 +90,6 @@ void ms_loader_close(ms_loader *l)
 }
 
 // ---- sums ---------------------------------------------------------------------------------------
-
-static bool verifies(const ms_loader *l) { return l->verify && l->h.sums; }
 
 static ms_status check_block(const ms_loader *l, const ms_st_entry *e, uint64_t block, const ms_hash *h)
 {

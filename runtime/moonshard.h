@@ -531,7 +531,7 @@ MS_API void      ms_saver_sum(const ms_saver *s, char *out);   // after commit: 
 // savers write into the header is an error, here and in what is read; files without sums are read as they are.
 typedef struct ms_loader ms_loader;
 MS_API ms_loader  *ms_loader_open(const char *path, int verify);
-MS_API const char *ms_loader_sum(const ms_loader *l);       // ms_saver_sum's digits; empty where the file has no sums
+MS_API const char *ms_loader_sum(const ms_loader *l);       // ms_saver_sum's digits; empty without verify, or sums
 MS_API void        ms_loader_close(ms_loader *l);
 MS_API int         ms_loader_count(const ms_loader *l);
 MS_API const char *ms_loader_name(const ms_loader *l, int k);

@@ -120,6 +120,16 @@ describe("safetensors files", function()
     local got, metadata = ms.load(path "theirs")
     assert.are.same({ 3, 4 }, got.x:tolist())
     assert.are.same({ a = "b" }, metadata)
+    local mark = ("\t\r"):rep(4)
+    for _, case in ipairs {
+      { '{"__metadata__":{"moonshard.sums":" "}' .. mark .. "}", 0 }, { '{"__metadata__":{"moonshard.sums":""}' .. mark .. "}", 0 },
+      { '{"__metadata__":{"moonshard.sums":"xxh64 1048576 0"},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}' .. mark .. "}", 1 },
+      { '{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}' .. mark .. "}", 1 },
+    } do
+      write("short", file(case[1], case[2]))
+      assert.error_matches(function() ms.load(path "short") end, "is damaged: its header is not the one that was written")
+      assert.are.same({}, select(2, ms.load(path "short", { verify = false })))
+    end
     assert.error_matches(function() ms.save(path "ours", {}, { metadata = { ["moonshard.sums"] = "x" } }) end, "the file's own sums have this name")
   end)
 
