@@ -216,6 +216,12 @@ for world = 1, 4 do
         { 3, "argument 3 is a number (3), expected {state, param_groups}" },
         { {}, "argument 3 is a table, expected {state, param_groups}" },
         { ms.ones(1), "argument 3 is a Tensor, expected {state, param_groups}" },
+        { ms.nn.Linear(2, 2), "argument 3 is a Linear, expected {state, param_groups}" },
+        { changed(function(s) s.param_groups = ms.ones(2) end), "param_groups is a Tensor, expected a list of groups" },
+        { changed(function(s) s.param_groups[1] = ms.ones(2) end), "group 1 is a Tensor, expected a group {params = {names}}" },
+        { changed(function(s) s.param_groups[1].params = ms.ones(2) end), "group 1 is a table, expected a group {params = {names}}" },
+        { changed(function(s) s.param_groups[1].betas = ms.ones(2) end), "betas is a Tensor, expected a pair of numbers" },
+        { changed(function(s) s.state[W] = ms.ones(2) end), "state of 'first.weight' is a Tensor, expected a table" },
         { { state = 1 }, "argument 3 is a table, expected {state, param_groups}" },
         { changed(function(s) s.param_groups = 7 end), "param_groups is a number (7), expected a list of groups" },
         { changed(function(s) s.param_groups[1] = "x" end), "group 1 is a string ('x'), expected a group {params = {names}}" },
@@ -227,10 +233,10 @@ for world = 1, 4 do
         { changed(function(s) s.state[W] = 3 end), "state of 'first.weight' is a number (3), expected a table" },
         { changed(function(s) s.state[W][1] = 3 end), "state of 'first.weight' has the key 1, expected names of fields" },
         { changed(function(s) s.state[W].exp_avg = ms.ones(2, 2) end), "'exp_avg' of 'first.weight' has shape [2, 2], the parameter [7, 5]" },
-        { changed(function(s) s.state[W].exp_avg = "x" end), "exp_avg of parameter 1 is a string ('x'), expected a tensor", true },
-        { changed(function(s) s.state[W].exp_avg = nil end), "has no exp_avg in the state; is it of another optimizer?", true },
-        { changed(function(s) s.state[W].step = -1 end), "step of parameter 1 is a number (-1), expected a number from 0", true },
-        { changed(function(s) s.param_groups[1].lr = "fast" end), "lr is a string ('fast'), expected a number", true },
+        { changed(function(s) s.state[W].exp_avg = "x" end), "exp_avg of parameter 1 is a string ('x'), expected a tensor" },
+        { changed(function(s) s.state[W].exp_avg = nil end), "has no exp_avg in the state; is it of another optimizer?" },
+        { changed(function(s) s.state[W].step = -1 end), "step of parameter 1 is a number (-1), expected a number from 0" },
+        { changed(function(s) s.param_groups[1].lr = "fast" end), "lr is a string ('fast'), expected a number" },
       }
     end
 
@@ -240,6 +246,11 @@ for world = 1, 4 do
       kinds.train(model, optim, 1, 1)
       local osd, before = fsdp.optim_state_dict(model, optim), kinds.contents(model, optim)
       osd.param_groups[1].lr = 9
+      local flat, flat_optim = kinds.make(kinds.KINDS[2], 1)
+      local mixed = { state = fsdp.optim_state_dict(model, optim).state }
+      mixed.state["first.weight"].exp_avg = 3
+      local said = message(fsdp.load_optim_state_dict, flat, flat_optim, mixed)
+      assert.truthy(said:find("'exp_avg' of 'first.bias' is a Tensor, that of another parameter in the same flat parameter is a number (3)", 1, true), said)
       for k, case in ipairs(bad_states(osd)) do
         local culprit = k % world
         local text = message(fsdp.load_optim_state_dict, model, optim, rank == culprit and case[1] or osd)
@@ -263,6 +274,23 @@ for world = 1, 4 do
         assert.truthy(text:find("parameter 1 of group 1 does not belong to the module", 1, true), text)
         text = message(call, model, rank == 0 and 3 or optim)
         assert.truthy(text:find("argument 2 is a number (3), expected an optimizer", 1, true), text)
+      end
+      -- Another first argument, or an option, on one rank.
+      for _, case in ipairs {
+        { function(m) return fsdp.state_dict(m) end, "state_dict: argument 1 is a number (3), expected a module" },
+        { function(m) return fsdp.load_state_dict(m, {}) end, "load_state_dict: argument 1 is a number (3), expected a module" },
+        { function(m) return fsdp.optim_state_dict(m, optim) end, "optim_state_dict: argument 1 is a number (3), expected a module" },
+        { function(m) return fsdp.load_optim_state_dict(m, optim, osd) end, "load_optim_state_dict: argument 1 is a number (3), expected a module" },
+        { function(_, o) return fsdp.state_dict(model, o) end, "state_dict: unknown option 'x'" },
+        { function(_, o) return fsdp.load_state_dict(model, {}, o) end, "load_state_dict: unknown option 'x'" },
+        { function(_, o) return fsdp.optim_state_dict(model, optim, o) end, "optim_state_dict: unknown option 'x'" },
+        { function(_, o) return fsdp.load_optim_state_dict(model, optim, osd, o) end, "load_optim_state_dict: unknown option 'x'" },
+      } do
+        local text = message(case[1], rank == world - 1 and 3 or model, rank == world - 1 and { x = 1 } or {})
+        assert.truthy(text:find(case[2], 1, true), text)
+        local one = ms.ones(1)
+        dist.all_reduce(one)
+        assert.equal(world, one:item())
       end
       if world > 1 then
         local text = message(fsdp.optim_state_dict, model, optim, { type = rank == 0 and "full" or "local" })

@@ -97,8 +97,8 @@ ranks.describe(2, "mixed precision", function()
     for _, dtype in ipairs { "bfloat16", "uint8", "int64", "float64" } do
       for _, reshard in ipairs { true, false } do
         ms.manual_seed(1)
-        local whole, model = nn.Sequential(Scaled(dtype), nn.Linear(5, 2)), nil
-        model = ms.deepcopy(whole)
+        local whole = nn.Sequential(Scaled(dtype), nn.Linear(5, 2))
+        local model = ms.deepcopy(whole)
         fsdp.fully_shard(model[1], { reshard_after_forward = reshard })
         fsdp.fully_shard(model)
         local a, b = ms.optim.Adam(whole:parameters(), { lr = 0.1 }), ms.optim.Adam(model:parameters(), { lr = 0.1 })

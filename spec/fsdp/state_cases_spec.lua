@@ -195,7 +195,8 @@ for world = 1, 4 do
       assert.same({ 3, 4, 1 }, { again.state["tail.1.weight"].step, again.state["tail.2.bias"].step, again.state["first.1.weight"].step })
       osd.state["first.1.weight"].step = ms.tensor(5)
       local text = message(fsdp.load_optim_state_dict, other, its_optim, osd)
-      assert.truthy(text:find("All unflattened parameters comprising a single flat parameter must have scalar state with the same value and dtype", 1, true), text)
+      assert.truthy(text:find("All unflattened parameters comprising a single flat parameter must have scalar state with the same value and dtype",
+        1, true), text)
     end)
   end)
 end

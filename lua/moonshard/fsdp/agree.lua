@@ -1,15 +1,39 @@
 --- One outcome for all ranks of a model: what one of them refuses, all refuse, before anything is gathered or changed.
+local calls = require "moonshard.dist_calls"
+local class = require "moonshard.class"
 local errors = require "moonshard.errors"
-local lib = require "moonshard.ffi".lib
 local object = require "moonshard.dist_object"
 local module = require "moonshard.fsdp.module"
+local nn = require "moonshard.nn"
+local opts = require "moonshard.opts"
+local sharded = require "moonshard.fsdp.sharded"
+local sorted_pairs = require "moonshard.util".sorted_pairs
+local tensor = require "moonshard.tensor"
 
 local M = {}
 
+-- Units below m. Where there are none, those of the sharded tensors in x, a state dict: to load them whole is collective, too.
+local function units_in(m, x)
+  local units = module.units_below(m)
+  local function look(v)
+    if type(v) ~= "table" then return end
+    if tensor.is_tensor(v) then
+      if sharded.is_sharded(v) then units[#units + 1] = sharded.unit_of(v) end
+    elseif getmetatable(v) == nil then
+      for _, entry in sorted_pairs(v) do look(entry) end
+    end
+  end
+  if #units == 0 and type(x) == "table" and not tensor.is_tensor(x) then
+    look(type(x.state) == "table" and not tensor.is_tensor(x.state) and x.state or x)
+  end
+  return units
+end
+
 --- Groups that connect the ranks of a model's units: the world where a unit spans it. None where nothing is sharded or replicated.
 ---@param m Module
+---@param x? any  the state dict that is loaded
 ---@return Group[]
-function M.groups_of(m)
+function M.groups_of(m, x)
   local dist = require "moonshard.dist"
   local list, seen = {}, {}
   local function add(group)
@@ -18,7 +42,7 @@ function M.groups_of(m)
       list[#list + 1] = group
     end
   end
-  for _, unit in ipairs(module.units_below(m)) do
+  for _, unit in ipairs(units_in(m, x)) do
     if unit.classic then
       add(unit.placed.replicate)
       add(unit.placed.group)
@@ -33,6 +57,27 @@ function M.groups_of(m)
   return list
 end
 
+local ALONE = 1                          -- the id of the group of this rank alone
+
+local check_module = calls.one(function(who, m)
+  if not class.isa(m, nn.Module) then errors.raise("%s: argument 1 is %s, expected a module", who, errors.kind(m)) end
+end)
+
+--- What begins a call of all ranks of a model: the groups of its ranks, and its options, checked. What is refused here fails the peers'
+--- first collective, so the call fails on every rank.
+---@param who string
+---@param m Module
+---@param given table?
+---@param spec table<string, any>
+---@param x? any  the state dict that is loaded
+---@return Group[] groups, table options
+function M.begin(who, m, given, spec, x)
+  check_module(who, m)
+  local groups = M.groups_of(m, x)
+  local check = calls.one(function() return opts(who, given, spec) end, function() return groups[1] and groups[1].id or ALONE end)
+  return groups, check()
+end
+
 --- Every rank's value by its rank in the world, from all ranks that the groups connect.
 ---@return table<integer, any>
 function M.gather(groups, value)
@@ -40,6 +85,7 @@ function M.gather(groups, value)
   local known = { [dist.rank()] = value }
   for _, group in ipairs(groups) do
     for _, some in ipairs(dist.all_gather_object(known, { group = group })) do
+      if type(some) ~= "table" then errors.raise "the ranks make different calls: on some of them a state dict is saved or loaded" end
       for rank, v in pairs(some) do known[rank] = v end             -- order does not matter: a union
     end
   end
@@ -103,12 +149,7 @@ function M.same(told, what)
 end
 
 --- fn(…), which communicates or changes what ranks share: where it fails on one rank, peers that wait for this one raise that too.
-function M.together(groups, fn, ...)
-  local since = lib.ms_dist_errors()
-  local ok, result = pcall(fn, ...)
-  if ok then return result end
-  if #groups > 0 then lib.ms_dist_publish_error(tostring(result), since) end
-  error(result, 0)
-end
+--- At most five arguments.
+function M.together(groups, fn, ...) return calls.several(fn, function() return #groups > 0 end)(...) end
 
 return M

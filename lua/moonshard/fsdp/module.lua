@@ -51,9 +51,6 @@ local function units_below(m)
 end
 M.units_below = units_below
 
---- Of a call about m that gathers: does it concern other ranks? Not where nothing below m is sharded.
-function M.has_peers(m) return not class.isa(m, Module) or #units_below(m) > 0 end
-
 -- Names as the root sees them: of units (for records, reports, errors) and of parameters.
 local function name_all(root)
   local names = {}
@@ -341,8 +338,9 @@ M.refuse_meta = refuse_meta
 function FSDPModule:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
   reshard_all(self)
-  if type(sd) == "table" and not is_tensor(sd) then sd = self:_renamed(sd, Module._count_from(o.count_from)) end
-  if o.assign and type(sd) == "table" and not is_tensor(sd) then
+  if type(sd) ~= "table" or getmetatable(sd) ~= nil then errors.raise("load_state_dict: a table of tensors expected, got %s", errors.kind(sd)) end
+  sd = self:_renamed(sd, Module._count_from(o.count_from))
+  if o.assign then
     assign.make_room(self, assign.devices(sd), o.strict)
     refuse_meta(self, not o.strict and sd or nil)
   else

@@ -3,11 +3,9 @@
 --- Ranks may give their optimizers the parameters in different orders, and leave out those of which they have no elements. So what
 --- communicates goes by the model's order, and first every rank learns what the others have.
 local agree = require "moonshard.fsdp.agree"
-local class = require "moonshard.class"
 local create = require "moonshard.tensor_create"
 local errors = require "moonshard.errors"
 local flat = require "moonshard.fsdp.flat"
-local nn = require "moonshard.nn"
 local no_grad = require "moonshard.autograd".no_grad
 local opts = require "moonshard.opts"
 local sharded = require "moonshard.fsdp.sharded"
@@ -17,9 +15,8 @@ local sorted_pairs = require "moonshard.util".sorted_pairs
 
 local M = {}
 
-local function check_module(who, m)
-  if not class.isa(m, nn.Module) then errors.raise("%s: argument 1 is %s, expected a module", who, errors.kind(m)) end
-end
+-- A tensor or a module is a table, too.
+local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 
 local function check_optimizer(who, optim)
   if type(optim) ~= "table" or type(optim.param_groups) ~= "table" then errors.raise("%s: argument 2 is %s, expected an optimizer", who, errors.kind(optim)) end
@@ -170,14 +167,12 @@ end
 ---@param optim table
 ---@param given? {type: string, rank0_only: boolean, offload_to_cpu: boolean}
 function M.optim_state_dict(m, optim, given)
-  check_module("optim_state_dict", m)
-  local groups = agree.groups_of(m)
+  local groups, o = agree.begin("optim_state_dict", m, given, { type = opts.one_of(state.TYPES, "full"), rank0_only = false, offload_to_cpu = false })
   local names, by_name, name_of = listing(m)
   local entries, listed, group = {}, {}, {}
-  local o, plain
+  local plain
   local _, told = agree.agree(groups, function()
     check_optimizer("optim_state_dict", optim)
-    o = opts("optim_state_dict", given, { type = opts.one_of(state.TYPES, "full"), rank0_only = false, offload_to_cpu = false })
     plain = optim:state_dict()
     for g in ipairs(optim.param_groups) do listed[g] = {} end
     each_parameter("optim_state_dict", optim, name_of, function(position, _, members, g)
@@ -232,10 +227,10 @@ local WHO = "load_optim_state_dict"
 -- Groups by the names of their parameters; nil where the state dict has no groups: then the optimizer keeps its options.
 local function groups_by_name(sd)
   if sd.param_groups == nil then return nil end
-  if type(sd.param_groups) ~= "table" then errors.raise("%s: param_groups is %s, expected a list of groups", WHO, errors.kind(sd.param_groups)) end
+  if not is_plain(sd.param_groups) then errors.raise("%s: param_groups is %s, expected a list of groups", WHO, errors.kind(sd.param_groups)) end
   local by_name = {}
   for g, group in ipairs(sd.param_groups) do
-    if type(group) ~= "table" or type(group.params) ~= "table" then
+    if not is_plain(group) or not is_plain(group.params) then
       errors.raise("%s: group %d is %s, expected a group {params = {names}}", WHO, g, errors.kind(group))
     end
     for k, name in ipairs(group.params) do
@@ -252,7 +247,7 @@ end
 -- p is the model's parameter of that name, or nil.
 local function check_entry(name, entry, p, whole_only)
   if type(name) ~= "string" then errors.raise("%s: state has the key %s, expected names of parameters", WHO, errors.show(name)) end
-  if type(entry) ~= "table" or tensor.is_tensor(entry) then errors.raise("%s: state of '%s' is %s, expected a table", WHO, name, errors.kind(entry)) end
+  if not is_plain(entry) then errors.raise("%s: state of '%s' is %s, expected a table", WHO, name, errors.kind(entry)) end
   for key, v in pairs(entry) do                   -- order matters in an error's text only
     if type(key) ~= "string" then errors.raise("%s: state of '%s' has the key %s, expected names of fields", WHO, name, errors.show(key)) end
     if tensor.is_tensor(v) and v.ndim > 0 then
@@ -272,7 +267,7 @@ local function check_entry(name, entry, p, whole_only)
 end
 
 local function check_state(sd, by_name, whole_only)
-  if type(sd) ~= "table" or tensor.is_tensor(sd) or type(sd.state) ~= "table" then
+  if not is_plain(sd) or not is_plain(sd.state) then
     errors.raise("%s: argument 3 is %s, expected {state, param_groups}", WHO, errors.kind(sd))
   end
   for name, entry in pairs(sd.state) do check_entry(name, entry, by_name[name], whole_only) end
@@ -328,27 +323,33 @@ local function parts_of(groups, names, by_name, sd, told)
   return parts
 end
 
+local function same_scalar(key, before, v)
+  local a, b = tensor.is_tensor(v) and v:item() or v, tensor.is_tensor(before) and before:item() or before
+  if before ~= nil and a ~= b then
+    errors.raise("All unflattened parameters comprising a single flat parameter must have scalar state with the same value and dtype: "
+      .. "'%s' is %s and %s", key, tostring(b), tostring(a))
+  end
+end
+
 -- The state of an optimizer's parameter, put together from that of its members; nil when none has any.
 local function assemble(p, members, parts)
   local entry
   for _, member in ipairs(members) do
     for key, v in sorted_pairs(parts[member.name] or {}) do
       entry = entry or {}
-      if tensor.is_tensor(v) and v.ndim > 0 then
-        if not rawget(p, "_flat") then
-          entry[key] = v
-        else
-          entry[key] = entry[key] or create.zeros_like(p, { dtype = v.dtype })
-          member.part(entry[key]):copy_(v)
-        end
-      else
-        local before = entry[key]
-        local a, b = tensor.is_tensor(v) and v:item() or v, tensor.is_tensor(before) and before:item() or before
-        if before ~= nil and a ~= b then
-          errors.raise("All unflattened parameters comprising a single flat parameter must have scalar state with the same value and dtype: "
-            .. "'%s' is %s and %s", key, tostring(b), tostring(a))
-        end
+      local cut, before = tensor.is_tensor(v) and v.ndim > 0, entry[key]
+      if before ~= nil and cut ~= (tensor.is_tensor(before) and before.ndim > 0) then
+        errors.raise("%s: '%s' of '%s' is %s, that of another parameter in the same flat parameter is %s", WHO, key, member.name, errors.kind(v),
+          errors.kind(before))
+      end
+      if not cut then
+        same_scalar(key, before, v)
         entry[key] = v
+      elseif not rawget(p, "_flat") then
+        entry[key] = v
+      else
+        entry[key] = before or create.zeros_like(p, { dtype = v.dtype })
+        member.part(entry[key]):copy_(v)
       end
     end
   end
@@ -418,9 +419,7 @@ end
 ---@param sd table
 ---@param given? {broadcast_from_rank0: boolean}
 function M.load_optim_state_dict(m, optim, sd, given)
-  check_module(WHO, m)
-  local o = opts(WHO, given, { broadcast_from_rank0 = false })
-  local groups = agree.groups_of(m)
+  local groups, o = agree.begin(WHO, m, given, { broadcast_from_rank0 = false }, sd)
   if o.broadcast_from_rank0 and #groups == 0 then groups = { (require "moonshard.dist").default_group() } end
   load(groups, m, optim, sd, o.broadcast_from_rank0)
 end

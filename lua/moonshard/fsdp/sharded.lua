@@ -358,6 +358,9 @@ local function plan_of(p)
   return unit.plan .. " at " .. at
 end
 
+--- The unit of the parameter that t is laid out like.
+function M.unit_of(t) return rawget(parameter_of(t), "_unit") end
+
 -- The ranks that p is cut over.
 local function group_of(p)
   local unit = rawget(p, "_unit")

@@ -1,8 +1,6 @@
 --- State dicts of sharded models. Collective: every rank of the model calls these alike.
 local agree = require "moonshard.fsdp.agree"
 local assign = require "moonshard.fsdp.assign"
-local calls = require "moonshard.dist_calls"
-local class = require "moonshard.class"
 local errors = require "moonshard.errors"
 local flat = require "moonshard.fsdp.flat"
 local log = require "moonshard.log"
@@ -19,12 +17,6 @@ local M = {}
 
 M.TYPES = { "full", "sharded", "local" }
 
-local function check_module(who, m)
-  if not class.isa(m, nn.Module) then errors.raise("%s: argument 1 is %s, expected a module", who, errors.kind(m)) end
-end
-
--- ---- models --------------------------------------------------------------------------------------
-
 --- The type in which t is given where `kind` was asked for: no_shard has nothing but whole tensors.
 function M.kind_of(t, kind)
   local unit = rawget(t, "_unit")
@@ -40,42 +32,43 @@ end
 ---@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}
 ---@return table<string, Tensor>
 function M.state_dict(m, given)
-  check_module("state_dict", m)
-  local o = opts("state_dict", given, { type = opts.one_of(M.TYPES, "full"), offload_to_cpu = false, rank0_only = false })
-  local mine = not o.rank0_only or agree.is_first(agree.groups_of(m))
-  module.reshard_all(m)
-  writeback.write_back_all(module.units_below(m))
-  local names, values = m:_state()
-  local sd, gathered = {}, {}
-  for i, name in ipairs(names) do
-    local t = values[i]
-    local kind = M.kind_of(t, o.type)
-    local out
-    if not sharded.is_sharded(t) then
-      local dtype = rawget(t, "_original_dtype")        -- a buffer that is cast for computing
-      out = dtype and dtype ~= t.dtype and t:detach():to(dtype) or t:detach()
-    elseif kind == "sharded" then
-      out = rawget(t, "_pieces") and sharded.around(t, t:to_local():detach()) or t:detach()
-    elseif kind == "local" then
-      out = t:to_local():detach()
-    else
-      out = gathered[t]
-      if not out then
-        out = t:full_tensor()
-        gathered[t] = out
+  local groups, o = agree.begin("state_dict", m, given, { type = opts.one_of(M.TYPES, "full"), offload_to_cpu = false, rank0_only = false })
+  local mine = not o.rank0_only or agree.is_first(groups)
+  return agree.together(groups, function()
+    module.reshard_all(m)
+    writeback.write_back_all(module.units_below(m))
+    local names, values = m:_state()
+    local sd, gathered = {}, {}
+    for i, name in ipairs(names) do
+      local t = values[i]
+      local kind = M.kind_of(t, o.type)
+      local out
+      if not sharded.is_sharded(t) then
+        local dtype = rawget(t, "_original_dtype")        -- a buffer that is cast for computing
+        out = dtype and dtype ~= t.dtype and t:detach():to(dtype) or t:detach()
+      elseif kind == "sharded" then
+        out = rawget(t, "_pieces") and sharded.around(t, t:to_local():detach()) or t:detach()
+      elseif kind == "local" then
+        out = t:to_local():detach()
+      else
+        out = gathered[t]
+        if not out then
+          out = t:full_tensor()
+          gathered[t] = out
+        end
+        if not mine then out:release() end
       end
-      if not mine then out:release() end
+      if mine and not (kind == "local" and flat.is_concealed(t)) then
+        sd[name] = o.offload_to_cpu and not sharded.is_sharded(out) and out:to "cpu" or out
+      end
     end
-    if mine and not (kind == "local" and flat.is_concealed(t)) then
-      sd[name] = o.offload_to_cpu and not sharded.is_sharded(out) and out:to "cpu" or out
+    if o.type == "local" and mine then
+      for name, p, unit in flat.parameters_below(m) do
+        if not sharded.is_replicated(unit) then sd[name] = p:detach() end
+      end
     end
-  end
-  if o.type == "local" and mine then
-    for name, p, unit in flat.parameters_below(m) do
-      if not sharded.is_replicated(unit) then sd[name] = p:detach() end
-    end
-  end
-  return sd
+    return sd
+  end)
 end
 
 -- t, whatever its type, as a sharded tensor like p; nil when it fits in no way.
@@ -170,10 +163,7 @@ end
 ---@param given? {strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1}
 ---@return string[] missing, string[] unexpected
 function M.load_state_dict(m, sd, given)
-  check_module("load_state_dict", m)
-  local o = opts("load_state_dict", given, { strict = true, broadcast_from_rank0 = false, assign = false, count_from = 1 })
-  nn.Module._count_from(o.count_from)
-  local groups = agree.groups_of(m)
+  local groups, o = agree.begin("load_state_dict", m, given, { strict = true, broadcast_from_rank0 = false, assign = false, count_from = 1 }, sd)
   if o.broadcast_from_rank0 and #groups == 0 then groups = { (require "moonshard.dist").default_group() } end
   local reads = not o.broadcast_from_rank0 or agree.is_first(groups)
   local missing, unexpected, flats
@@ -185,8 +175,9 @@ function M.load_state_dict(m, sd, given)
   local there, told = agree.agree(groups, function()
     module.reshard_all(m)
     writeback.write_back_all(module.units_below(m))
+    nn.Module._count_from(o.count_from)
     if not reads then return end
-    if type(sd) ~= "table" or tensor.is_tensor(sd) then errors.raise("load_state_dict: argument 2 is %s, expected a table of tensors", errors.kind(sd)) end
+    if type(sd) ~= "table" or getmetatable(sd) ~= nil then errors.raise("load_state_dict: argument 2 is %s, expected a table of tensors", errors.kind(sd)) end
     sd = m:_renamed(sd, o.count_from)
     if o.broadcast_from_rank0 then
       local there = describe(sd)
@@ -226,10 +217,6 @@ function M.load_state_dict(m, sd, given)
     end
   end)
   return missing, unexpected
-end
-
-for _, name in ipairs { "state_dict", "load_state_dict", "optim_state_dict", "load_optim_state_dict" } do
-  M[name] = calls.several(M[name], module.has_peers)
 end
 
 return M

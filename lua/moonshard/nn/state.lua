@@ -321,7 +321,7 @@ end
 ---@return string[] missing, string[] unexpected
 function Module:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
-  if type(sd) ~= "table" or is_tensor(sd) then raise("load_state_dict: a table of tensors expected, got %s", show(sd)) end
+  if type(sd) ~= "table" or getmetatable(sd) ~= nil then raise("load_state_dict: a table of tensors expected, got %s", show(sd)) end
   sd = self:_renamed(sd, Module._count_from(o.count_from))
   local missing, unexpected = self:_check_state(sd, o)
   local names, values, owners = self:_state()

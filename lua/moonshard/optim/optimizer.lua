@@ -21,6 +21,9 @@ local rawget, ipairs = rawget, ipairs
 ---@field param_groups table[]  each { params = Tensor[], lr = number, … }
 local Optimizer = class.new "Optimizer"
 
+-- A tensor or a module is a table, too.
+local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
+
 -- What the engine reads, per group: ids of the leaves, three state ids each, steps taken. State of leaves that
 -- stay is taken over from before. A parameter of a tensor class counts by its inner tensors: of parameter k the
 -- leaves begin after first[k].
@@ -110,7 +113,7 @@ local function add_group(self, given, where)
     if group[name] == nil then group[name] = value end
   end
   local params = is_tensor(given.params) and { given.params } or given.params
-  if type(params) ~= "table" then raise("%s: params of %s is %s, expected a list of leaves", self:class_name(), where, show(params)) end
+  if not is_plain(params) then raise("%s: params of %s is %s, expected a list of leaves", self:class_name(), where, show(params)) end
   group.params = {}
   local seen = setmetatable({}, { __index = self._seen })      -- a group that is refused leaves no trace
   for k, p in ipairs(params) do
@@ -140,7 +143,7 @@ local function construct(self, params, given, spec)
     add_group(self, { params = params }, "group 1")
   else
     for k, group in ipairs(params) do
-      if type(group) ~= "table" or is_tensor(group) then
+      if not is_plain(group) then
         raise("%s: element %d is %s, expected a group {params = {…}}", who, k, show(group))
       end
       add_group(self, group, "group " .. k)
@@ -151,7 +154,7 @@ end
 ---Adds a group: { params = {…}, lr = … }.
 ---@param group table
 function Optimizer:add_param_group(group)
-  if type(group) ~= "table" or is_tensor(group) then
+  if not is_plain(group) then
     raise("%s: add_param_group: argument 1 is %s, expected a group {params = {…}}", self:class_name(), show(group))
   end
   add_group(self, group, "group " .. #self.param_groups + 1)
@@ -309,7 +312,7 @@ function Optimizer:state_dict()
     take_state(c)
     local out = { params = {} }
     for name, value in pairs(group) do
-      if name ~= "params" then out[name] = type(value) == "table" and { unpack(value) } or value end
+      if name ~= "params" then out[name] = is_plain(value) and { unpack(value) } or value end
     end
     for k = 1, c.count do
       position = position + 1
@@ -351,7 +354,7 @@ end
 ---@return fun() take
 function Optimizer:_prepare_load(sd)
   local who = self:class_name()
-  if type(sd) ~= "table" or type(sd.param_groups) ~= "table" or type(sd.state) ~= "table" then
+  if not is_plain(sd) or not is_plain(sd.param_groups) or not is_plain(sd.state) then
     raise("%s: load_state_dict: a table with state and param_groups expected, got %s", who, show(sd))
   end
   if #sd.param_groups ~= #self.param_groups then
@@ -360,7 +363,7 @@ function Optimizer:_prepare_load(sd)
   local names, work = state_names(self), {}
   for index, group in ipairs(self.param_groups) do
     local given = sd.param_groups[index]
-    if type(given) ~= "table" or type(given.params) ~= "table" then
+    if not is_plain(given) or not is_plain(given.params) then
       raise("%s: load_state_dict: group %d is %s, expected a group {params = {…}}", who, index, show(given))
     end
     if #given.params ~= #group.params then
@@ -372,7 +375,7 @@ function Optimizer:_prepare_load(sd)
     end }), true)
     for k, p in ipairs(group.params) do
       local entry = sd.state[given.params[k]]
-      if entry ~= nil and type(entry) ~= "table" then
+      if entry ~= nil and not is_plain(entry) then
         raise("%s: load_state_dict: state of parameter %d is %s, expected a table", who, k, show(entry))
       end
       if entry ~= nil then
@@ -400,7 +403,7 @@ function Optimizer:_prepare_load(sd)
     for index, group in ipairs(self.param_groups) do
       local given = sd.param_groups[index]
       for name, value in pairs(given) do
-        if name ~= "params" then group[name] = type(value) == "table" and { unpack(value) } or value end
+        if name ~= "params" then group[name] = is_plain(value) and { unpack(value) } or value end
       end
       self._compiled[index] = compile(self, group)
     end
@@ -499,7 +502,7 @@ local function adam(name, weight_decay)
     number(self, group, "eps", 0, nil, later)
     number(self, group, "weight_decay", 0, nil, later)
     flag(self, group, "amsgrad")
-    if type(group.betas) ~= "table" then raise("%s: betas is %s, expected a pair of numbers", name, show(group.betas)) end
+    if not is_plain(group.betas) then raise("%s: betas is %s, expected a pair of numbers", name, show(group.betas)) end
     for k = 1, 2 do
       local beta = group.betas[k]
       if type(beta) ~= "number" or not (beta >= 0 and beta < 1) then
