@@ -213,6 +213,9 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
         ms__no_memory((size_t)blocks * sizeof *partial, "clip_grad_norm_", "%lld partial sums", (long long)blocks);
         goto out;
     }
+    // All memory is there before the gradients change, and before the peers count on this rank.
+    if (out_dtype < 0) out_dtype = MS_F32;
+    if (ms__names_reserve(1, "clip_grad_norm_") || ms__tensor_new(&total_t, out_dtype, MS_CPU, 0, NULL, "clip_grad_norm_")) goto out;
     for (int k = 0; k < n_parts; k++) parts[k].partial = partial;
     part_list list = { parts, n_parts, 1 };
     if (n_parts > 0) over_blocks(&list, blocks, measure);
@@ -239,12 +242,12 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
         over_blocks(&list, blocks, scale);
         if (scale_there(&list)) goto out;
     }
-    if (out_dtype < 0) out_dtype = MS_F32;
-    if (ms__tensor_new(&total_t, out_dtype, MS_CPU, 0, NULL, "clip_grad_norm_")) goto out;
     if (out_dtype == MS_F64) *(double *)ms__data(total_t) = total;
     else *(float *)ms__data(total_t) = (float)total;
     result = ms__name(total_t);
+    total_t = NULL;
 out:
+    ms__release(total_t);
     free(partial);
     free(parts);
     free(owner);

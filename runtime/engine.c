@@ -147,3 +147,6 @@ void ms__rng_next(uint64_t *seed, uint64_t *offset)
     *seed = rng_seed;
     *offset = rng_offset++;
 }
+
+uint64_t ms__rng_offset(void) { return rng_offset; }
+void ms__rng_rewind(uint64_t offset) { rng_offset = offset; }

@@ -395,12 +395,21 @@ ms_node *ms__node_new(ms_node_kind kind, int n_in, ms_tensor *const *in, int n_o
     return node_new("autograd", kind, n_in, in, n_out, n_i, n_f);
 }
 
-ms_status ms__record(ms_call *c)
+ms_node *ms__record_new(const ms_call *c)
+{
+    return node_new(c->op->name, MS_NODE_OP, c->n_in, c->in, c->n_out, c->n_i, c->n_f);
+}
+
+void ms__record_drop(ms_node *n)
+{
+    n->refs = 1;
+    ms__node_release(n);
+}
+
+void ms__record(ms_node *n, ms_call *c)
 {
     const ms_op *op = c->op;
     int n_in = c->n_in, n_out = c->n_out;
-    ms_node *n = node_new(op->name, MS_NODE_OP, n_in, c->in, n_out, c->n_i, c->n_f);
-    if (MS_UNLIKELY(!n)) return MS_ENOMEM;
     n->op = op;
     uint64_t save = op->save_in;
     bool inplace = op->flags & MS_OP_INPLACE;
@@ -431,11 +440,7 @@ ms_status ms__record(ms_call *c)
     for (int k = 0; k < c->n_f; k++) n->f[k] = c->f[k];
     n->saved_rng[0] = c->saved_rng[0];
     n->saved_rng[1] = c->saved_rng[1];
-    if (MS_UNLIKELY(n->refs == 0)) {            // no floating-point output
-        n->refs = 1;
-        ms__node_release(n);
-    }
-    return MS_OK;
+    if (MS_UNLIKELY(n->refs == 0)) ms__record_drop(n);          // no floating-point output
 }
 
 void ms__node_free_saved(ms_node *n)

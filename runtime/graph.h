@@ -76,8 +76,11 @@ struct ms_node {
     double      *f;
 };
 
-// Records c (whose outputs exist); some input requires grad. Sets the outputs' node.
-ms_status ms__record(ms_call *c);
+// Recording c, whose outputs exist and of which some input requires grad, in two steps. Before its kernel runs: its node, or NULL with
+// the error set. Afterwards, which cannot fail: saves what backward reads and sets the outputs' node.
+ms_node  *ms__record_new(const ms_call *c);
+void      ms__record(ms_node *n, ms_call *c);
+void      ms__record_drop(ms_node *n);          // instead, when the kernel failed
 // Before an in-place operator that is going to be recorded runs: keeps what its backward reads of the old values.
 ms_status ms__record_before(const ms_call *c);
 ms_leaf  *ms__leaf_of(ms_tensor *t);                    // made on demand; borrowed

@@ -165,6 +165,22 @@ static void count_unscoped(const ms_tensor *t)
 
 void ms_set_gc_limit(double bytes) { gc_limit = bytes; }
 
+static ms_status no_names(const char *what)
+{
+    if (n_slots < 1u << SLOT_BITS) return ms__no_memory(CHUNK * sizeof(slot), what, "names of %d tensors", CHUNK);
+    return ms__fail(MS_ENOMEM, "more than %d tensors have names at once: close scopes or release some", 1 << SLOT_BITS);
+}
+
+ms_status ms__names_reserve(int n, const char *what)
+{
+    uint32_t c = (n_slots + (uint32_t)n - 1) >> CHUNK_BITS;
+    if (MS_LIKELY(c < CHUNKS && chunks[c])) return MS_OK;
+    uint32_t i = free_head;
+    for (; n > 0 && i; n--) i = slot_at(i)->next;
+    if (n == 0 || (c < CHUNKS && (chunks[c] = calloc(CHUNK, sizeof(slot))))) return MS_OK;
+    return no_names(what);
+}
+
 static ms_id name_in(ms_tensor *t, uint32_t where, const ms_op *made_by)
 {
     if (t->slot) {
@@ -177,8 +193,7 @@ static ms_id name_in(ms_tensor *t, uint32_t where, const ms_op *made_by)
     slot *s = slot_take(&i);
     if (!s) {
         ms__release(t);
-        if (n_slots < 1u << SLOT_BITS) ms__no_memory(CHUNK * sizeof(slot), made_by ? made_by->name : "tensor", "names of %d tensors", CHUNK);
-        else ms__fail(MS_ENOMEM, "more than %d tensors have names at once: close scopes or release some", 1 << SLOT_BITS);
+        no_names(made_by ? made_by->name : "tensor");
         return 0;
     }
     s->tensor = t;

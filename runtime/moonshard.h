@@ -91,7 +91,9 @@ MS_API ms_status ms_memory_stats(int device, ms_memory *out);   // bytes, exact:
 MS_API void      ms_reset_peak_memory(int device);
 MS_API void      ms_empty_cache(void);
 MS_API void      ms_set_memory_limit(double bytes);   // MS_ENOMEM beyond it; 0 = none
-MS_API void      ms_fail_allocation(double nth);        // for specs: fails the nth allocation from now; -n: and all after it; 0: none
+// For specs: fails the nth allocation from now; -n: and all after it; 0: none. Returns how many were still to come before the one
+// that was asked for last: 0 when it has failed.
+MS_API double    ms_fail_allocation(double nth);
 MS_API void      ms_set_gc_limit(double bytes);       // soft limit on unscoped bytes between collections
 
 #ifndef MS_TYPES_ONLY   // the CPU kernels need no more: a function added below leaves what they compile as it was (ccache)

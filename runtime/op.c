@@ -2,7 +2,9 @@
 //
 // A call is checked (inputs alive, on one device, resident; then the row's own check, which makes
 // the outputs), run on its device, and recorded on the tape when some input asks for gradients.
-// On failure the outputs are released and the error names the operator.
+// On failure the outputs are released and the error names the operator. A call that fails for lack of memory has no
+// effect: scripts repeat it after a collection (tensor.lua), so the tape's node and the outputs' names are there
+// before the kernel runs, and random numbers that were drawn are given back.
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
@@ -255,6 +257,8 @@ static ms_status dispatch(ms_call *c, bool record)
     const ms_op *op = c->op;
     MS_RANGE(MS_RANGE_OP, op->name, ms__trace_shapes() ? shapes_of(c) : NULL);
     const ms_tensor *first = NULL;
+    ms_node *node = NULL;
+    uint64_t drawn = op->flags & MS_OP_RANDOM ? ms__rng_offset() : 0;
     bool grad = false;
     int stale = -1;
     ms_status st;
@@ -287,6 +291,11 @@ static ms_status dispatch(ms_call *c, bool record)
 
     st = op->check(c);
     if (MS_UNLIKELY(st != MS_OK)) goto failed;
+    // All that recording allocates, before the kernel changes anything: the call is repeated when memory was short.
+    if (grad && op->backward && !(node = ms__record_new(c))) {
+        st = MS_ENOMEM;
+        goto failed;
+    }
 
     int device = (c->n_out ? ms__device(c->out[0]) : first ? ms__device(first) : MS_CPU) & 0xff;
     if (device != MS_META) {
@@ -298,9 +307,8 @@ static ms_status dispatch(ms_call *c, bool record)
         }
         if (MS_UNLIKELY(st != MS_OK)) goto failed;
     }
-    if (grad && op->backward) {
-        st = ms__record(c);
-        if (MS_UNLIKELY(st != MS_OK)) goto failed;
+    if (node) {
+        ms__record(node, c);
         if (op->flags & MS_OP_INPLACE) c->in[0]->version->tape++;
     } else if (op->flags & MS_OP_VIEW && !record) {
         for (int k = 0; k < c->n_out; k++) if (c->out[k]) c->out[k]->tape = MS_OFF_TAPE;
@@ -311,6 +319,8 @@ static ms_status dispatch(ms_call *c, bool record)
     return MS_OK;
 
 failed:
+    if (node) ms__record_drop(node);
+    if (op->flags & MS_OP_RANDOM) ms__rng_rewind(drawn);
     for (int k = 0; k < c->n_out; k++) ms__release(c->out[k]);
     for (int k = 0; k < c->n_in; k++)
         if (c->owned >> k & 1) ms__release(c->in[k]);
@@ -383,9 +393,16 @@ ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, 
 
 static ms_status bad_op(int op) { return ms__fail(MS_EINVAL, "operator %d does not exist", op); }
 
+// What cannot fail any more once an operator has had its effect: names for n outputs, headers of views.
+static ms_status reserve(const ms_op *op, int n)
+{
+    MS_TRY(ms__names_reserve(n, op->name));
+    return ms__tensor_reserve(0, op->name);
+}
+
 static ms_id finish1(ms_call *c)
 {
-    if (MS_UNLIKELY(ms__dispatch(c) != MS_OK)) return 0;
+    if (MS_UNLIKELY(reserve(c->op, 1) != MS_OK || ms__dispatch(c) != MS_OK)) return 0;
     for (int k = 1; k < c->n_out; k++) ms__release(c->out[k]);
     return ms__name_made(c->out[0], c->op);
 }
@@ -413,6 +430,7 @@ ms_status ms_call_op(int op, ms_args *a)
     while (c.n_in > c.op->n_in_min && !c.in[c.n_in - 1]) c.n_in--;
     memcpy(c.i, a->i, (size_t)c.n_i * sizeof *c.i);
     memcpy(c.f, a->f, (size_t)c.n_f * sizeof *c.f);
+    MS_TRY(reserve(c.op, MS_MAX_OUT));
     MS_TRY(ms__dispatch(&c));
     a->n_out = c.n_out;
     for (int k = 0; k < c.n_out; k++) a->out[k] = ms__name_made(c.out[k], c.op);

@@ -111,6 +111,8 @@ void ms__parallel_tasks(int64_t n, ms_range_fn fn, void *arg);
 // ---- random numbers: Philox 4x32-10 (Salmon et al. 2011), keyed by seed, counted by (offset, element) ----
 // Reserves one offset for an operator call: the element's place is the rest of the counter.
 void ms__rng_next(uint64_t *seed, uint64_t *offset);
+uint64_t ms__rng_offset(void);                  // the next one
+void ms__rng_rewind(uint64_t offset);           // a call that failed gives back what it drew
 
 #ifdef __cplusplus
 }

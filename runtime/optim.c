@@ -157,14 +157,14 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
     if (n <= 0) return MS_OK;
     MS_RANGE(MS_RANGE_OPTIMIZER, names[o->kind - MS_SGD], NULL);
     ms_status st = MS_OK;
-    int n_jobs = 0, n_made = 0, n_copies = 0;
+    int n_jobs = 0, n_stepped = 0, n_made = 0, n_copies = 0;
     int64_t blocks = 0;
     job        *jobs   = malloc((size_t)n * sizeof *jobs);
-    int        *which  = malloc((size_t)n * sizeof *which);
+    int        *stepped = malloc((size_t)n * sizeof *stepped);
     ms_id      *made   = malloc((size_t)n * 3 * sizeof *made);
     ms_tensor **copies = malloc((size_t)n * 2 * sizeof *copies);        // contiguous gradients
-    if (!jobs || !which || !made || !copies) {
-        st = ms__no_memory((size_t)n * (sizeof *jobs + sizeof *which + 3 * sizeof *made + 2 * sizeof *copies), "optimizer", "the list of %d parameters", n);
+    if (!jobs || !stepped || !made || !copies) {
+        st = ms__no_memory((size_t)n * (sizeof *jobs + sizeof *stepped + 3 * sizeof *made + 2 * sizeof *copies), "optimizer", "the list of %d parameters", n);
         goto out;
     }
     for (int k = 0; k < n; k++) {
@@ -209,11 +209,10 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
         j->device = ms__device(p);
         if (o->kind != MS_SGD) corrections(o, steps[k] + 1, &j->adam);
         blocks += (p->numel + BLOCK - 1) / BLOCK;
-        which[n_jobs] = k;
+        stepped[n_stepped++] = k;                   // an empty shard, too: it has no work, but its peers' parts change
         if (p->numel > 0) n_jobs++;
-        else steps[k]++, ms__unit_stepped(ms__tensor(leaves[k]));       // an empty shard has no work, but its peers' parts have changed
     }
-    // Everything fits: from here on only a device can fail.
+    // Nothing has changed so far: a step that fails for lack of memory can be repeated. From here on only a device can fail.
     for (int k = 0; st == MS_OK && k < n_jobs;) {       // a list for every run of leaves on one device
         int end = k;
         int64_t first = jobs[k].block, count = 0, size = 0;
@@ -229,9 +228,9 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
         k = end;
     }
     if (st != MS_OK) goto out;
-    for (int k = 0; k < n_jobs; k++) {
-        steps[which[k]]++;
-        ms__unit_stepped(ms__tensor(leaves[which[k]]));
+    for (int k = 0; k < n_stepped; k++) {
+        steps[stepped[k]]++;
+        ms__unit_stepped(ms__tensor(leaves[stepped[k]]));
     }
     n_made = 0;
 out:
@@ -242,7 +241,7 @@ out:
             for (int s = 0; s < 3; s++)
                 if (state[3 * k + s] && !ms_is_alive(state[3 * k + s])) state[3 * k + s] = 0;
     free(jobs);
-    free(which);
+    free(stepped);
     free(made);
     free(copies);
     return st;

@@ -525,8 +525,10 @@ void ms_empty_cache(void)
 
 void ms_set_memory_limit(double bytes) { pool.limit = bytes > 0 && bytes < 1e18 ? (size_t)bytes : SIZE_MAX; }
 
-void ms_fail_allocation(double nth)
+double ms_fail_allocation(double nth)
 {
+    double left = (double)pool.fail_in;
     pool.fail_on = nth < 0;
     pool.fail_in = (uint64_t)(nth < 0 ? -nth : nth);
+    return left;
 }

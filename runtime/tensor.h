@@ -98,6 +98,7 @@ ms_tensor *ms__tensor(ms_id id);
 ms_id      ms__name(ms_tensor *t);
 ms_id      ms__name_made(ms_tensor *t, const struct ms_op *made_by);     // the same; an error after its release names the operator
 ms_id      ms__name_unscoped(ms_tensor *t);     // owned by something: a grad, a parameter
+ms_status  ms__names_reserve(int n, const char *what);      // the next n names can be given: n <= MS_MAX_OUT
 
 // Owners beside the script (a leaf's grad, the optimizer's state): while owned, a name has no scope; given up, it
 // goes to the innermost scope, to Lua's collector if that looks after it, or away.

@@ -1,5 +1,5 @@
-// fail_malloc.c -- for specs, preloaded: makes malloc, calloc and realloc fail where libmoonshard.so calls them, from the
-// n-th call on. Everybody else (Lua, MPI, libgomp, the C library) is served: what they do without memory is not ours.
+// fail_malloc.c -- for specs, preloaded: makes malloc, calloc and realloc fail where libmoonshard.so or its MPI plugin calls
+// them: the n-th call and all after it, or that one alone. All other callers (Lua, MPI, libgomp, the C library) are served.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <link.h>
@@ -9,37 +9,54 @@
 
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
 
-static uintptr_t first, last;           // of the library's code
+enum { LIBRARIES = 2 };
+static struct { uintptr_t first, last; } code[LIBRARIES];
+static int n_code;
 static atomic_long left;                // calls until the first failure; 0: off
+static atomic_int  once;                // only that one fails
 
 static int find(struct dl_phdr_info *info, size_t size, void *arg)
 {
     (void)size;
     (void)arg;
-    if (!info->dlpi_name || !strstr(info->dlpi_name, "/libmoonshard.so")) return 0;
-    for (int k = 0; k < info->dlpi_phnum; k++) {
+    const char *name = info->dlpi_name;
+    if (!name || !(strstr(name, "/libmoonshard.so") || strstr(name, "/libmoonshard_mpi.so"))) return 0;
+    for (int k = 0; k < info->dlpi_phnum && n_code < LIBRARIES; k++) {
         const ElfW(Phdr) *p = &info->dlpi_phdr[k];
         if (p->p_type != PT_LOAD || !(p->p_flags & PF_X)) continue;
-        first = info->dlpi_addr + p->p_vaddr;
-        last = first + p->p_memsz;
+        code[n_code].first = info->dlpi_addr + p->p_vaddr;
+        code[n_code].last = code[n_code].first + p->p_memsz;
+        n_code++;
     }
-    return 1;
+    return 0;
 }
 
-// How many calls were left when it is armed anew.
+// The n-th call from now fails; -n: and all after it; 0: none. Returns how many calls were still to come before the one that was
+// asked for last: 0 when it has failed (of a row, 1).
 __attribute__((visibility("default"))) long fail_malloc(long nth)
 {
-    if (!first) dl_iterate_phdr(find, NULL);
-    return atomic_exchange(&left, nth);
+    long before = atomic_exchange(&left, 0);
+    n_code = 0;
+    dl_iterate_phdr(find, NULL);        // anew: the plugin is loaded later than the engine
+    atomic_store(&once, nth > 0);
+    atomic_store(&left, nth < 0 ? -nth : nth);
+    return before;
 }
 
 static int fails(void *caller)
 {
+    if (atomic_load(&left) == 0) return 0;
     uintptr_t at = (uintptr_t)caller;
-    if (at < first || at >= last || atomic_load(&left) == 0) return 0;
+    int ours = 0;
+    for (int k = 0; k < n_code; k++) ours |= at >= code[k].first && at < code[k].last;
+    if (!ours) return 0;
     long now = atomic_fetch_sub(&left, 1);
     if (now > 1) return 0;
-    atomic_store(&left, 1);             // and all after it
+    if (now <= 0 && atomic_load(&once)) {       // another thread's, after the one that failed
+        atomic_store(&left, 0);
+        return 0;
+    }
+    atomic_store(&left, atomic_load(&once) ? 0 : 1);
     errno = ENOMEM;
     return 1;
 }

@@ -1,0 +1,165 @@
+--- Scenarios for allocations that fail, and what must hold: the undisturbed run's bits, or a clean error, after which the same
+--- process goes on and gives those bits. Used by spec/no_memory_spec.lua and scripts/starve.
+---
+--- A scenario is run(ms, rank, folder, world) -> list of tensors, numbers and texts: its result, bit by bit.
+local starved = {}
+
+local scenarios = {}
+starved.scenarios = scenarios
+
+-- Operators that draw random numbers or change tensors in place on the tape, and one step over two groups.
+function scenarios.operators(ms)
+  local F, init = ms.nn.F, ms.nn.init
+  ms.manual_seed(5)
+  local w, v = ms.randn(6, 8), ms.randn(8)
+  w.requires_grad, v.requires_grad = true, true
+  local optimizer = ms.optim.SGD({ { params = { w } }, { params = { v }, lr = 0.1 } }, { lr = 0.01, momentum = 0.9 })
+  local out = {}
+  for step = 1, 2 do
+    local loss = ms.scope(function()
+      local x = F.dropout(w * 1, 0.4)
+      x:add_(v)
+      x:mul_(F.dropout(v, 0.2))
+      x:clamp_(-2, 2)
+      local q = F.dropout(x, 0.5):reshape(1, 6, 8)
+      local y = F.scaled_dot_product_attention(q, q * 2, q + 1, { dropout_p = 0.3 }):reshape(6, 8)
+      local a, b = unpack(y:split(4, 2))
+      a = a:clone()
+      a:add_(b)
+      a:scatter_add_(1, ms.tensor({ { 0, 1, 2, 0 } }, { dtype = "int64" }), ms.rand(1, 4))
+      local noise = ms.empty(4, 6)
+      init.normal_(noise:t())                                         -- by way of a buffer: not contiguous
+      local l = ((a + noise:t()) * ms.rand(6, 4)):pow(2):sum()
+      l:backward()
+      ms.nn.utils.clip_grad_norm_({ w, v }, 0.5)
+      optimizer:step()
+      optimizer:zero_grad()
+      return l
+    end)
+    out[step] = loss:item()
+  end
+  out[3], out[4] = w, v
+  for _, p in ipairs { w, v } do
+    local state = optimizer:state_of(p)
+    out[#out + 1], out[#out + 2] = state.step, state.momentum_buffer
+  end
+  return out
+end
+
+-- A sharded training with dropout and attention, saved in the middle and loaded into a second model.
+function scenarios.training(ms, rank, folder)
+  local nn, fsdp = ms.nn, ms.fsdp
+  local function make()
+    ms.manual_seed(3)
+    local model = nn.Sequential(nn.Embedding(11, 8), nn.Dropout(0.3), nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 11))
+    fsdp.fully_shard(model[3])
+    fsdp.fully_shard(model)
+    return model, ms.optim.AdamW(model:parameters(), { lr = 0.01 })
+  end
+  local out = {}
+  local function train(model, optimizer, steps)
+    for _ = 1, steps do
+      ms.scope(function()
+        local ids = ms.randint(0, 11, { 7 })
+        local loss = nn.F.cross_entropy(model(ids), ids)
+        loss:backward()
+        nn.utils.clip_grad_norm_(model:parameters(), 1)
+        optimizer:step()
+        optimizer:zero_grad()
+        out[#out + 1] = loss:item()
+      end)
+    end
+  end
+  local model, optimizer = make()
+  ms.manual_seed(100 + rank)
+  train(model, optimizer, 2)
+  fsdp.save(folder .. "/checkpoint", model, optimizer)
+  local other, its_optimizer = make()
+  fsdp.load(folder .. "/checkpoint", other, its_optimizer)
+  ms.manual_seed(200 + rank)
+  train(other, its_optimizer, 1)
+  for _, p in ipairs(other:parameters()) do
+    out[#out + 1] = p:to_local()
+    out[#out + 1] = its_optimizer:state_of(p).step
+  end
+  return out
+end
+
+-- Every collective, small and large enough for several rounds through the windows, in the world and in pairs.
+function scenarios.collectives(ms, rank, _, world)
+  local dist, out = ms.dist, {}
+  for _, n in ipairs { 6, 3000 } do
+    local mine = ms.arange(n * world):float() * (rank + 1)
+    local sum, part, all = mine:clone(), ms.empty(n), ms.empty(n * world)
+    dist.all_reduce(sum)
+    dist.reduce_scatter(part, mine)
+    dist.all_gather(all, part)
+    dist.broadcast(part, { src = world - 1 })
+    local half = mine:to "bfloat16"
+    dist.all_reduce(half, { op = "avg" })
+    for _, t in ipairs { sum, part, all, half } do out[#out + 1] = t end
+    if rank == 0 then dist.send(all, world - 1) end
+    if rank == world - 1 then
+      local got = ms.empty(n * world)
+      dist.recv(got, 0)
+      out[#out + 1] = got
+    end
+    dist.barrier()
+  end
+  return out
+end
+
+--- Builds fail_malloc.c into the folder: what LD_PRELOAD names.
+---@param folder string
+function starved.shim(folder)
+  local process = require "spec.support.process"
+  local shim = folder .. "/fail_malloc.so"
+  if os.execute(("cc -O1 -shared -fPIC -o %s %s/spec/support/fail_malloc.c"):format(shim, process.root)) ~= 0 then
+    error("cannot build " .. shim, 2)
+  end
+  return shim
+end
+
+--- Runs a job of starve_job.lua: how many outcomes of each kind, and the lines of what is wrong.
+---@param n integer  ranks; 0: one process
+---@param args any[]  scenario, "malloc" or "pool", mode, and the mode's two numbers
+---@param opts? table  env, mpirun, timeout of ranks.run; pool's failures need no shim
+---@return table<string, integer> counts, string[] wrong, table job
+function starved.job(n, args, opts)
+  local process, ranks = require "spec.support.process", require "spec.support.ranks"
+  opts = opts or {}
+  local folder = process.temp_folder()
+  local env = { OMP_NUM_THREADS = "1", MOONSHARD_TIMEOUT = "20", LD_PRELOAD = opts.shim or starved.shim(folder) }
+  for k, v in pairs(opts.env or {}) do env[k] = v end
+  local root = process.root
+  env.LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;@/?.lua;;"):gsub("@", root)
+  local mpirun = { "-x", "LD_PRELOAD", unpack(opts.mpirun or {}) }
+  local job = ranks.run(n, root .. "/spec/support/starve_job.lua", { env = env, mpirun = mpirun, timeout = opts.timeout,
+    args = { args[1], args[2], folder, args[3], args[4], args[5] } })
+  process.remove_folder(folder)
+  local counts, wrong = { same = 0, error = 0 }, {}
+  for line in job.stdout:gmatch "[^\n]+" do
+    local outcome = line:match "^%d+\t%d+\t([^\t]*)\t"
+    if outcome then counts[outcome] = (counts[outcome] or 0) + 1 end
+    if outcome ~= "same" and outcome ~= "error" then wrong[#wrong + 1] = line end
+  end
+  if job.code ~= 0 or job.timed_out then wrong[#wrong + 1] = ("the job ended with status %s: %s"):format(job.code, job.stderr) end
+  return counts, wrong, job
+end
+
+--- The bits of a result, as a text.
+function starved.bits(list)
+  local words = {}
+  for k, x in ipairs(list) do
+    if type(x) == "table" then
+      local numbers = x:detach():reshape(-1):double():tolist()
+      for i, v in ipairs(numbers) do numbers[i] = ("%.17g"):format(v) end
+      words[k] = table.concat(numbers, " ")
+    else
+      words[k] = type(x) == "number" and ("%.17g"):format(x) or tostring(x)
+    end
+  end
+  return table.concat(words, "\n")
+end
+
+return starved
