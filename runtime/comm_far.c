@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include "comm_internal.h"
 
-enum { KIND_READY, KIND_CHAIN, KIND_RESULT, KIND_WINDOW, TAG_ERROR = 1 };
+enum { KIND_READY, KIND_CHAIN, KIND_RESULT, KIND_WINDOW, TAG_ERROR = 1, OUTBOX = 32, MESSAGE = 16 << 20 };
 
 typedef struct {
     double   group;
@@ -27,10 +27,12 @@ typedef struct ms_far {
     int       *leaders, n_leaders;      // world ranks of the other nodes' leaders
 } ms_far;
 
+// Messages that a failed collective leaves unreceived must not be taken for later ones: an epoch's tags come back after 4096 errors.
+// Within an epoch no more than RING collectives of a group are under way.
 static int tag_of(const ms_coll *c, int kind)
 {
     uint32_t id = (uint32_t)(int64_t)(c->g->id < 0 ? -c->g->id * 7 + 128 : c->g->id);
-    return (int)((id & 0xff) << 22 | (uint32_t)(c->epoch & 15) << 18 | (uint32_t)(c->word & 0x3fff) << 4 | (uint32_t)kind << 1);
+    return (int)((id & 0xff) << 22 | (uint32_t)(c->epoch & 0xfff) << 10 | (uint32_t)(c->word & 0x7f) << 3 | (uint32_t)kind << 1);
 }
 
 static int leader_on(const ms_group *g, int node)
@@ -76,7 +78,7 @@ static int test(void **r)
 // What a collective that failed leaves with MPI: it may still be written or read, so it stays, and is listed to be accounted for.
 typedef struct kept { struct kept *next; void *memory; } kept;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;        // collectives run on several streams
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER, error_lock = PTHREAD_MUTEX_INITIALIZER;     // collectives run on several streams
 static kept   *left_with_mpi;
 static ms_far *lingering;
 
@@ -88,6 +90,19 @@ static void keep(void *memory)
     *k = (kept){ left_with_mpi, memory };
     left_with_mpi = k;
     pthread_mutex_unlock(&lock);
+}
+
+// This rank alone cannot go on: its peers are told, or they would wait for it until the limit.
+static ms_status lost(ms_coll *c, const char *what)
+{
+    ms__coll_fail(c, what);
+    return ms__comm_lost(c);
+}
+
+static ms_status no_memory(ms_coll *c, size_t bytes, const char *what)
+{
+    ms__no_memory(bytes, ms__coll_names[c->op], "%s", what);
+    return ms__comm_lost(c);
 }
 
 // ---- ready slots ----------------------------------------------------------------------------------
@@ -103,11 +118,11 @@ static void far_free(ms_far *f)
     free(f);
 }
 
-static ms_far *far_new(ms_coll *c)
+static ms_status far_new(ms_coll *c)
 {
     ms_group *g = c->g;
     ms_far *f = calloc(1, sizeof *f);
-    if (!f) return NULL;
+    if (!f) return no_memory(c, sizeof *f, "messages to other nodes");
     f->leaders = malloc((size_t)ms__world.nodes * sizeof *f->leaders);
     for (int node = 0; node < ms__world.nodes && f->leaders; node++) {
         int r = node == ms__world.node ? -1 : leader_on(g, node);
@@ -122,14 +137,12 @@ static ms_far *far_new(ms_coll *c)
     f->sent = calloc((size_t)g->n, sizeof *f->sent);
     if (!f->leaders || !f->in || !f->out || !f->in_req || !f->out_req || !f->sent) {
         far_free(f);
-        return NULL;
+        return no_memory(c, ((size_t)g->n + 2) * sizeof *f->in, "messages to other nodes");
     }
+    c->far = f;                                 // what has been posted is ended with it
     for (int i = 0; i < f->n_in; i++)
-        if (!(f->in_req[i] = irecv(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY)))) {
-            keep(f);
-            return NULL;
-        }
-    return f;
+        if (!(f->in_req[i] = irecv(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY)))) return lost(c, "MPI refused a message");
+    return MS_OK;
 }
 
 ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first)
@@ -137,7 +150,7 @@ ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first)
     (void)w;
     (void)first;
     ms_group *g = c->g;
-    if (!c->far && !(c->far = far_new(c))) return ms__coll_fail(c, "no memory, or MPI refused a message");
+    if (!c->far) MS_TRY(far_new(c));
     ms_far *f = c->far;
     for (int k = 0, i = 0; k < g->n; k++) {
         if (!is_here(g, k)) continue;
@@ -153,7 +166,7 @@ ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first)
             memcpy(m->payload, s->payload, s->bytes);
             for (int l = 0; l < f->n_leaders; l++)
                 if (!(f->out_req[f->n_out++] = isend(m, sizeof *m, f->leaders[l], tag_of(c, KIND_READY))))
-                    return ms__coll_fail(c, "MPI refused to send");
+                    return lost(c, "MPI refused to send");
             f->sent[k] = true;
         }
         i++;
@@ -161,15 +174,15 @@ ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first)
     for (int i = 0; i < f->n_in; i++) {
         if (!f->in_req[i]) continue;
         int rc = test(&f->in_req[i]);
-        if (rc < 0) return ms__coll_fail(c, "MPI failed to receive from another node");
+        if (rc < 0) return lost(c, "MPI failed to receive from another node");
         if (rc == 0) continue;
         far_ready *m = &f->in[i];
         if (m->word < c->word || m->group != g->id) {   // of a call that ended here without its peers
             f->in_req[i] = irecv(m, sizeof *m, sender(g, i), tag_of(c, KIND_READY));
-            if (!f->in_req[i]) return ms__coll_fail(c, "MPI refused a message");
+            if (!f->in_req[i]) return lost(c, "MPI refused a message");
             continue;
         }
-        if (m->word != c->word || m->member >= (uint32_t)g->n) return ms__coll_fail(c, "another node is at a different collective");
+        if (m->word != c->word || m->member >= (uint32_t)g->n) return lost(c, "another node is at a different collective");
         ms_slot *s = slot_of(g, (int)m->member, c->seq);
         s->hash = m->hash;
         s->print = m->print;
@@ -221,20 +234,34 @@ void ms__far_end(ms_coll *c)
 
 static ms_status finish(ms_waiter *w, void **req)
 {
-    if (!*req) return ms__coll_fail(w->c, "MPI refused a message");
+    if (!*req) return lost(w->c, "MPI refused a message");
     for (;;) {
         int rc = test(req);
-        if (rc == 1) return MS_OK;
-        if (rc < 0) return ms__coll_fail(w->c, "MPI failed between nodes");
+        if (rc == 1) {
+            ms__wait_moved(w);
+            return MS_OK;
+        }
+        if (rc < 0) return lost(w->c, "MPI failed between nodes");
         MS_TRY(ms__wait_poll(w));
     }
+}
+
+// Of a collective that failed. A reception must not take a later message.
+static void leave(void *req, bool receives)
+{
+    if (req && receives) {
+        ms__mpi_lock();
+        ms__world.mpi->cancel(req);
+        ms__mpi_unlock();
+    }
+    keep(req);
 }
 
 static ms_status send_all(ms_waiter *w, const void *p, size_t n, int to, int tag)
 {
     void *r = isend(p, n, to, tag);
     ms_status status = finish(w, &r);
-    keep(r);
+    if (status != MS_OK) leave(r, false);
     return status;
 }
 
@@ -242,7 +269,7 @@ static ms_status recv_all(ms_waiter *w, void *p, size_t n, int from, int tag)
 {
     void *r = irecv(p, n, from, tag);
     ms_status status = finish(w, &r);
-    keep(r);
+    if (status != MS_OK) leave(r, true);
     return status;
 }
 
@@ -274,39 +301,145 @@ static ms_status chain(ms_coll *c, ms_waiter *w, char *const *windows, char *acc
     return MS_OK;
 }
 
+// Memory for what comes from other nodes, of each stream, whose collectives come one after the other.
+enum { ROOM = 2 * WINDOW };
+static char *rooms[MS_STREAMS];
+
+static char *room_of(const ms_coll *c) { return rooms[c->stream] ? rooms[c->stream] : (rooms[c->stream] = malloc(ROOM)); }
+
+// After a failure MPI may still write there.
+static void room_back(const ms_coll *c, char *room, ms_status status)
+{
+    if (status == MS_OK) return;
+    rooms[c->stream] = NULL;
+    keep(room);
+}
+
 ms_status ms__far_reduce(ms_coll *c, ms_waiter *w, char *const *windows, char *result, size_t n)
 {
-    char *acc = malloc(n * 8);
-    if (!acc) return ms__no_memory(n * 8, ms__coll_names[c->op], "a partial result");
+    char *acc = room_of(c);
+    if (!acc) return no_memory(c, ROOM, "partial results");
     ms_status status = chain(c, w, windows, acc, result, n);
-    if (status == MS_OK) free(acc);
-    else keep(acc);
+    room_back(c, acc, status);
     return status;
+}
+
+// Messages in flight: as many as have room, the oldest is waited for first.
+enum { FLIGHT = 32 };
+typedef struct { void *req[FLIGHT]; bool receives[FLIGHT]; int first, n; } flight;
+
+static void drop(flight *f)
+{
+    for (; f->n > 0; f->n--, f->first = (f->first + 1) % FLIGHT) leave(f->req[f->first], f->receives[f->first]);
+}
+
+static ms_status land(ms_waiter *w, flight *f)
+{
+    int k = f->first;
+    f->first = (f->first + 1) % FLIGHT;
+    f->n--;
+    ms_status status = finish(w, &f->req[k]);
+    if (status == MS_OK) return MS_OK;
+    leave(f->req[k], f->receives[k]);
+    drop(f);
+    return status;
+}
+
+static ms_status launch(ms_waiter *w, flight *f, void *req, bool receives)
+{
+    int k = (f->first + f->n++) % FLIGHT;
+    f->req[k] = req;
+    f->receives[k] = receives;
+    return f->n == FLIGHT ? land(w, f) : MS_OK;
+}
+
+static ms_status land_all(ms_waiter *w, flight *f)
+{
+    while (f->n > 0) MS_TRY(land(w, f));
+    return MS_OK;
 }
 
 ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *mirror, size_t stride, size_t bytes)
 {
     ms_group *g = c->g;
-    void **req = calloc((size_t)g->n * (size_t)ms__world.nodes, sizeof *req);
-    if (!req) return ms__no_memory((size_t)g->n * (size_t)ms__world.nodes * sizeof *req, ms__coll_names[c->op], "requests");
-    int n = 0;
-    ms_status status = MS_OK;
+    flight f = { 0 };
+    int tag = tag_of(c, KIND_WINDOW);
     for (int k = 0; k < g->n; k++) {
-        if (!ms__coll_gives(c, k)) continue;
         int node = ms__world.node_of[g->ranks[k]];
+        if (!ms__coll_gives(c, k)) continue;
         if (node != ms__world.node) {
-            if (!(req[n++] = irecv(mirror + (size_t)k * stride, bytes, leader_on(g, node), tag_of(c, KIND_WINDOW)))) status = MS_ECOMM;
+            MS_TRY(launch(w, &f, irecv(mirror + (size_t)k * stride, bytes, leader_on(g, node), tag), true));
             continue;
         }
         for (int other = 0; other < ms__world.nodes; other++) {
             int to = other == ms__world.node ? -1 : leader_on(g, other);
-            if (to >= 0 && !(req[n++] = isend(windows[k], bytes, to, tag_of(c, KIND_WINDOW)))) status = MS_ECOMM;
+            if (to >= 0) MS_TRY(launch(w, &f, isend(windows[k], bytes, to, tag), false));
         }
     }
-    if (status != MS_OK) ms__coll_fail(c, "MPI refused a message");
-    for (int i = 0; i < n && status == MS_OK; i++) status = finish(w, &req[i]);
-    if (status == MS_OK) free(req);
-    else keep(req);
+    return land_all(w, &f);
+}
+
+// Bytes from `at` on, no more than a part.
+static size_t left(size_t bytes, size_t at, size_t part) { return at >= bytes ? 0 : bytes - at < part ? bytes - at : part; }
+
+// ---- one member on every node: tensors are sent and received where they are ------------------------
+
+ms_status ms__far_exchange(ms_coll *c, ms_waiter *w, const char *in, size_t bytes, char *out, size_t stride, const size_t *their_bytes)
+{
+    ms_group *g = c->g;
+    flight f = { 0 };
+    int tag = tag_of(c, KIND_WINDOW);
+    size_t most = bytes;
+    for (int k = 0; k < g->n; k++) if (their_bytes[k] > most) most = their_bytes[k];
+    for (size_t at = 0; at < most; at += MESSAGE)
+        for (int j = 1; j < g->n; j++) {        // from the next to the last, to the last to the next: all links are busy at once
+            int to = (g->me + j) % g->n, from = (g->me + g->n - j) % g->n;
+            size_t theirs = left(their_bytes[from], at, MESSAGE), ours = left(bytes, at, MESSAGE);
+            if (theirs) MS_TRY(launch(w, &f, irecv(out + (size_t)from * stride + at, theirs, g->ranks[from], tag), true));
+            if (ours) MS_TRY(launch(w, &f, isend(in + at, ours, g->ranks[to], tag), false));
+        }
+    return land_all(w, &f);
+}
+
+ms_status ms__far_pair(ms_coll *c, ms_waiter *w, ms_far_source *source, const size_t *bytes, char *mine, char *theirs)
+{
+    enum { PARTS = 4, PART = ROOM / PARTS };
+    int me = c->g->me, other = 1 - me, tag = tag_of(c, KIND_CHAIN), rank = c->g->ranks[other];
+    size_t here = bytes[me], there = bytes[other], most = here > there ? here : there;
+    char *room = room_of(c);
+    if (!room) return no_memory(c, ROOM, "partial results");
+    void *sent[PARTS] = { NULL }, *got[PARTS] = { NULL };
+    flight results = { 0 };
+    ms_status status = MS_OK;
+    for (size_t at = 0, begun = 0; at < most && status == MS_OK; at += PART) {
+        for (; begun < most && begun < at + PARTS * PART && status == MS_OK; begun += PART) {
+            size_t k = begun / PART % PARTS;
+            if (begun < here && !(got[k] = irecv(room + k * PART, left(here, begun, PART), rank, tag))) status = lost(c, "MPI refused a message");
+            if (status == MS_OK && begun < there) {
+                size_t n = left(there, begun, PART);
+                if (!(sent[k] = isend(source(c, other, begun, n, k), n, rank, tag))) status = lost(c, "MPI refused a message");
+            }
+        }
+        size_t k = at / PART % PARTS, n = left(here, at, PART), m = left(there, at, PART);
+        if (status == MS_OK && n) status = finish(w, &got[k]);
+        if (status == MS_OK && n) {
+            const char *src[2] = { room + k * PART, room + k * PART };
+            src[me] = source(c, me, at, n, PARTS);
+            char *dst = mine + at;
+            ms__reduce(c->dtype, c->red, c->scale, 2, 2, src, 1, &dst, n / (size_t)ms__dtype_size(c->dtype));
+        }
+        if (status == MS_OK && m) status = finish(w, &sent[k]);         // before the result takes its place
+        if (status != MS_OK || !theirs) continue;
+        if (n) status = launch(w, &results, isend(mine + at, n, rank, tag_of(c, KIND_RESULT)), false);
+        if (status == MS_OK && m) status = launch(w, &results, irecv(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
+    }
+    if (status == MS_OK) status = land_all(w, &results);
+    else drop(&results);
+    for (int k = 0; k < PARTS && status != MS_OK; k++) {
+        leave(got[k], true);
+        leave(sent[k], false);
+    }
+    room_back(c, room, status);
     return status;
 }
 
@@ -320,33 +453,53 @@ static int first_on(int node)
     return -1;
 }
 
+// The texts of the latest errors are sent from here: what tells of a lack of memory needs none. A message of this size has left
+// when isend returns, as a rule; where an older one has not, it takes memory of its own, which stays with MPI.
+static struct { far_error message; void *req; } outbox[OUTBOX];
+
+static void send_error(int node, uint64_t number, const char *text, bool backward)
+{
+    far_error *m = NULL;
+    void *own = NULL, **req = &own;
+    for (int k = 0; k < OUTBOX && !m; k++)
+        if (test(&outbox[k].req) != 0) {
+            m = &outbox[k].message;
+            req = &outbox[k].req;
+        }
+    if (!m && !(m = calloc(1, sizeof *m))) return;
+    m->number = number;
+    m->backward = backward;
+    snprintf(m->text, sizeof m->text, "%s", text);
+    *req = isend(m, sizeof *m, first_on(node), TAG_ERROR);
+    if (req != &own) return;
+    keep(own);
+    keep(m);
+}
+
 void ms__far_error(uint64_t number, const char *text, bool backward)
 {
-    for (int node = 0; node < ms__world.nodes; node++) {
-        far_error *m = node == ms__world.node ? NULL : calloc(1, sizeof *m);
-        if (!m) continue;
-        m->number = number;
-        m->backward = backward;
-        snprintf(m->text, sizeof m->text, "%s", text);
-        keep(isend(m, sizeof *m, first_on(node), TAG_ERROR));   // until the job ends: errors are few
-        keep(m);
-    }
+    pthread_mutex_lock(&error_lock);
+    for (int node = 0; node < ms__world.nodes; node++)
+        if (node != ms__world.node) send_error(node, number, text, backward);
+    pthread_mutex_unlock(&error_lock);
 }
 
 void ms__far_poll(void)
 {
-    if (first_on(ms__world.node) != ms__world.rank) return;
+    static far_error m;
     int from;
     size_t n;
+    // One thread at a time: two that saw the same message would both wait for it.
+    if (first_on(ms__world.node) != ms__world.rank || pthread_mutex_trylock(&error_lock) != 0) return;
     ms__mpi_lock();
     int there = ms__world.mpi->probe(TAG_ERROR, &from, &n);
     ms__mpi_unlock();
-    if (!there || n != sizeof(far_error)) return;
-    far_error *m = malloc(sizeof *m);
-    void *r = m ? irecv(m, sizeof *m, from, TAG_ERROR) : NULL;
+    void *r = there && n == sizeof m ? irecv(&m, sizeof m, from, TAG_ERROR) : NULL;
+    bool got = r != NULL;
     while (r && test(&r) == 0) sched_yield();
-    if (!m) return;
-    if (m->backward) ms__comm_backward_failed(m->number);
-    ms__comm_publish_as(m->number, m->text);
-    free(m);
+    if (got) {
+        if (m.backward) ms__comm_backward_failed(m.number);
+        ms__comm_publish_as(m.number, m.text);
+    }
+    pthread_mutex_unlock(&error_lock);
 }

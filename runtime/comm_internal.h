@@ -108,7 +108,7 @@ struct ms_group {
     double   id;
     int      n, me;                     // me: -1 when this rank is no member
     int     *ranks;                     // world ranks, in the group's order
-    bool     far;                       // has members on several nodes
+    bool     far, single;               // has members on several nodes; one on each
     int      leader;                    // member: the first one on this node
     ms_slot *slots;
     ms_head *heads;
@@ -194,6 +194,7 @@ ms_status ms__node_layout(void);                        // who is here is known
 size_t    ms__ctl_size(void);
 ms_status ms__node_start(void);                         // peers' pids are known: watch them
 ms_status ms__wait_poll(ms_waiter *w);                  // yields, sleeps, looks for peers' errors, deaths, deadlocks, the limit
+void      ms__wait_moved(ms_waiter *w);                 // what was waited for is there: the next wait begins anew
 void      ms__wait_end(ms_waiter *w);
 
 // ---- comm_error.c: errors that a script survives ----
@@ -203,6 +204,8 @@ const char *ms__comm_error_after(uint64_t epoch);       // its text, until this 
 // Engine thread: a failed collective of that epoch was reported, as text (NULL: as published); not again.
 void      ms__comm_reported(uint64_t epoch, const char *text);
 void      ms__comm_backward_failed(uint64_t epoch);     // a rank gave one up by the error of that epoch
+// Any thread: this rank alone cannot go on with c, for the reason that ms_error() gives. Its peers fail like it, without a wait.
+ms_status ms__comm_lost(ms_coll *c);
 bool      ms__comm_publish_as(uint64_t number, const char *text);       // as it is; false when somebody else was first
 
 // ---- comm.c: issuing ----
@@ -246,6 +249,13 @@ ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device);
 ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first);      // leader: one turn of exchanging ready slots
 ms_status ms__far_reduce(ms_coll *c, ms_waiter *w, char *const *windows, char *result, size_t n);
 ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *mirror, size_t stride, size_t bytes);
+// Of a group with one member on every node: everybody's `in` goes to all others: member k's their_bytes[k] bytes to out + k * stride.
+ms_status ms__far_exchange(ms_coll *c, ms_waiter *w, const char *in, size_t bytes, char *out, size_t stride, const size_t *their_bytes);
+// A reduction of two members, of which bytes[k] are made by member k, here to `mine`: each sends what the other lacks, both add in the
+// order of ranks. The peer's part comes to `theirs`; NULL: it stays there. source: bytes [at, at + n) of what this rank has for a
+// member's part; where they are not in one place, brought together in the room numbered k, 0 to 4.
+typedef const char *ms_far_source(ms_coll *c, int member, size_t at, size_t n, size_t k);
+ms_status ms__far_pair(ms_coll *c, ms_waiter *w, ms_far_source *source, const size_t *bytes, char *mine, char *theirs);
 void      ms__far_end(ms_coll *c);
 void      ms__far_error(uint64_t number, const char *text, bool backward);
 void      ms__far_poll(void);

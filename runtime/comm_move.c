@@ -24,6 +24,7 @@ static ms_status wait_round(ms_waiter *w, uint64_t round)
         ms_slot *s = slot_of(g, k, c->seq);
         while (atomic_load_explicit(&s->round, memory_order_acquire) < round) MS_TRY(ms__wait_poll(w));
     }
+    ms__wait_moved(w);
     return MS_OK;
 }
 
@@ -308,8 +309,58 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
     return wait_round(w, ++*round);
 }
 
+// ---- one member on every node: no windows ------------------------------------------------------------
+
+// Where member k's part of a reduction of two begins, and its bytes.
+static size_t half_at(const ms_coll *c, int k, size_t *bytes)
+{
+    size_t esize = (size_t)ms__dtype_size(c->dtype), half = (c->count + 1) / 2;
+    if (c->op == OP_REDUCE) *bytes = k == c->root ? c->count * esize : 0;
+    else if (c->op == OP_REDUCE_SCATTER) *bytes = c->count * esize;
+    else *bytes = (k == 0 ? half : c->count - half) * esize;
+    return c->op == OP_REDUCE ? 0 : (size_t)k * (c->op == OP_REDUCE_SCATTER ? c->count : half) * esize;
+}
+
+// Parts are brought together in the windows; room 4 is for this rank's own.
+static const char *half_of(ms_coll *c, int member, size_t at, size_t n, size_t k)
+{
+    size_t bytes;
+    if (!c->n_parts) return c->in + half_at(c, member, &bytes) + at;
+    static char own[MS_STREAMS][WINDOW / 2];
+    char *to = k < 4 ? ms__window(ms__world.rank, c->stream) + k * (WINDOW / 2) : own[c->stream];
+    take_parts(c, member, at, to, n);
+    return to;
+}
+
+// False: not one of the collectives that go without windows.
+static bool single(ms_waiter *w, ms_status *status)
+{
+    ms_coll *c = w->c;
+    ms_group *g = c->g;
+    if (!g->far || !g->single) return false;
+    if (ms__coll_reduces(c->op) && g->n == 2) {
+        size_t bytes[2], mine = half_at(c, g->me, &bytes[g->me]), theirs = half_at(c, 1 - g->me, &bytes[1 - g->me]);
+        bool all = c->op == OP_ALL_REDUCE;
+        *status = ms__far_pair(c, w, half_of, bytes, all ? c->out + mine : c->out, all ? c->out + theirs : NULL);
+        return true;
+    }
+    if (c->op != OP_ALL_GATHER) return false;
+    for (int i = 0; i < c->n_pieces; i++) if (c->pieces[i].line) return false;
+    size_t bytes[1024];
+    *status = MS_OK;
+    for (int i = 0; i < c->n_pieces && *status == MS_OK; i++) {
+        const ms_piece *p = &c->pieces[i];
+        for (int k = 0; k < g->n; k++) bytes[k] = piece_bytes(p, k);
+        put_piece(c->out, p, g->me, 0, c->in + p->in_offset, bytes[g->me]);
+        *status = ms__far_exchange(c, w, c->in + p->in_offset, bytes[g->me], c->out + p->out_offset, p->out_stride, bytes);
+    }
+    return true;
+}
+
 ms_status ms__move_staged(ms_waiter *w)
 {
+    ms_status done;
+    if (single(w, &done)) return done;
     ms_coll *c = w->c;
     ms_group *g = c->g;
     int blocks = input_blocks(c);

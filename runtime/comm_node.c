@@ -52,11 +52,13 @@ char *ms__window(int rank, ms_stream_kind stream)
 static void group_nodes(ms_group *g)
 {
     g->far = false;
+    g->single = true;
     g->leader = -1;
     for (int k = 0; k < g->n; k++) {
         int node = ms__world.node_of[g->ranks[k]];
         if (node != ms__world.node) g->far = true;
         else if (g->leader < 0) g->leader = k;
+        for (int j = 0; j < k && g->single; j++) g->single = ms__world.node_of[g->ranks[j]] != node;
     }
     if (g->leader < 0) g->far = true;
 }
@@ -407,6 +409,13 @@ static ms_status look_around(ms_waiter *w)
     return w->committed ? MS_OK : look_for_deadlock(w);
 }
 
+// Without it the later slices of a long collective would be polled for as seldom as one that hangs.
+void ms__wait_moved(ms_waiter *w)
+{
+    w->begun = 0;
+    w->polls = 0;
+}
+
 ms_status ms__wait_poll(ms_waiter *w)
 {
     ms_coll *c = w->c;
@@ -416,7 +425,8 @@ ms_status ms__wait_poll(ms_waiter *w)
     if (w->now - w->last > 500000000) w->begun += w->now - w->last;
     w->last = w->now;
     int64_t for_ns = w->now - w->begun;
-    if (for_ns < 50 * 1000 || w->polls++ < 4) {
+    // Messages between nodes move only while both sides poll, and a nap costs more than a slice takes.
+    if (for_ns < (w->committed && c->g->far ? 2000 : 50) * 1000 || w->polls++ < 4) {
         sched_yield();
         return MS_OK;
     }

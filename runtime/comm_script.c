@@ -145,6 +145,7 @@ static ms_status prepare(const ms_dist_call *d, ms_group *g, const char *name, o
     if (op == OP_ALL_GATHER) {
         size_t block = ms__nbytes(o->in);
         if (!(c->pieces = malloc(sizeof *c->pieces))) {
+            c->in_storage = c->out_storage = NULL;      // borrowed until it is issued
             ms__coll_drop(c);
             *made = NULL;
             return ms__no_memory(sizeof(ms_piece), "all_gather", "a piece");

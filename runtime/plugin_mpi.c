@@ -50,39 +50,56 @@ static int all_gather(const void *in, void *out, int bytes)
     return MPI_Allgather(in, bytes, MPI_BYTE, out, bytes, MPI_BYTE, world) == MPI_SUCCESS ? 0 : -1;
 }
 
-static void *request(MPI_Request r, int rc)
+// Handles of requests, recycled (every call is made under one lock). A handle is there before its message starts: nothing may be
+// under way that has none.
+typedef union handle { MPI_Request request; union handle *next; } handle;
+static handle first_handles[256], *spare;
+static int    n_given;
+
+static handle *handle_new(void)
 {
-    MPI_Request *p = rc == MPI_SUCCESS ? malloc(sizeof *p) : NULL;
-    if (p) *p = r;
-    return p;
+    handle *h = spare;
+    if (h) spare = h->next;
+    else if (n_given < (int)(sizeof first_handles / sizeof *first_handles)) h = &first_handles[n_given++];
+    else h = malloc(sizeof *h);
+    return h;
+}
+
+static void handle_free(handle *h)
+{
+    h->next = spare;
+    spare = h;
 }
 
 static void *isend(const void *p, size_t bytes, int to, int tag)
 {
-    MPI_Request r;
-    int rc = MPI_Isend(p, (int)bytes, MPI_BYTE, to, tag, world, &r);
-    return request(r, rc);
+    handle *h = handle_new();
+    if (!h || MPI_Isend(p, (int)bytes, MPI_BYTE, to, tag, world, &h->request) == MPI_SUCCESS) return h;
+    handle_free(h);
+    return NULL;
 }
 
 static void *irecv(void *p, size_t bytes, int from, int tag)
 {
-    MPI_Request r;
-    int rc = MPI_Irecv(p, (int)bytes, MPI_BYTE, from, tag, world, &r);
-    return request(r, rc);
+    handle *h = handle_new();
+    if (!h || MPI_Irecv(p, (int)bytes, MPI_BYTE, from, tag, world, &h->request) == MPI_SUCCESS) return h;
+    handle_free(h);
+    return NULL;
 }
 
 static int test(void **req)
 {
     int done = 0;
-    if (!*req) return 1;
-    if (MPI_Test(*req, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return -1;
+    handle *h = *req;
+    if (!h) return 1;
+    if (MPI_Test(&h->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return -1;
     if (!done) return 0;
-    free(*req);
+    handle_free(h);
     *req = NULL;
     return 1;
 }
 
-static void cancel(void *req) { MPI_Cancel(req); }
+static void cancel(void *req) { MPI_Cancel(&((handle *)req)->request); }
 
 static int probe(int tag, int *from, size_t *bytes)
 {
