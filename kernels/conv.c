@@ -16,7 +16,8 @@ static ms_status conv_check(ms_call *c)
     if (w->ndim != 4) return ms__call_fail(c, "the weight must be [out, in / groups, height, width], got %s", ms__tensor_text(w));
     if (c->i[0] < 1 || c->i[1] < 1) return ms__call_fail(c, "the stride must be positive, got (%lld, %lld)", (long long)c->i[0], (long long)c->i[1]);
     for (int k = 2; k < 6; k++)
-        if (c->i[k] < 0) return ms__call_fail(c, "the padding must not be negative, got %lld", (long long)c->i[k]);
+        if (c->i[k] < 0 || c->i[k] > INT32_MAX)         // twice it is added to sizes
+            return ms__call_fail(c, "the padding must be from 0 to %d, got %lld", INT32_MAX, (long long)c->i[k]);
     if (c->i[6] < 1 || c->i[7] < 1) return ms__call_fail(c, "the dilation must be positive, got (%lld, %lld)", (long long)c->i[6], (long long)c->i[7]);
     int64_t groups = c->i[8];
     if (groups < 1) return ms__call_fail(c, "groups must be positive, got %lld", (long long)groups);

@@ -190,7 +190,7 @@ static ms_status check_expand(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int lead = c->n_i - x->ndim;
-    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS], numel = 1;
     if (lead < 0 || c->n_i > MS_MAX_DIMS)
         return ms__call_fail(c, "shape %s has too %s dimensions for %s", ms__shape_text(c->n_i, c->i), lead < 0 ? "few" : "many", ms__tensor_text(x));
     for (int d = 0; d < c->n_i; d++) {
@@ -201,6 +201,9 @@ static ms_status check_expand(ms_call *c)
         if (shape[d] < 0 || (have != 1 && shape[d] != have))
             return ms__call_fail(c, "%s does not expand to %s: dimension %d is %lld", ms__tensor_text(x), ms__shape_text(c->n_i, c->i), d + 1, (long long)have);
         stride[d] = d < lead || (have == 1 && shape[d] != 1) ? 0 : x->stride[d - lead];
+        // No memory bounds the elements of a view, but their number and their bytes must have one.
+        if (__builtin_mul_overflow(numel, shape[d], &numel) || numel > (INT64_MAX >> 4))
+            return ms__call_fail(c, "shape %s has more elements than can be counted", ms__shape_text(c->n_i, c->i));
     }
     return ms__call_view(c, 0, ms__tensor_view(x, c->n_i, shape, stride, x->offset));
 }

@@ -64,6 +64,42 @@ describe("numbers that do not fit", function()
   end)
 end)
 
+describe("sizes and counts beyond what there can be", function()
+  local F = nn.F
+  local one = ms.ones(1)
+  local function layer() return nn.TransformerEncoderLayer(4, 2, { dim_feedforward = 4 }) end
+  -- 274177 * 67280421310721 is 2^64 + 1: the elements, counted in 64 bits, are one.
+  local A, B = 274177, 67280421310721
+  local cases = {
+    ["a view of 2^64 + 1 elements"] = { function() return one:view(A, B) end, "is not valid" },
+    ["an expanded one"] = { function() return one:expand(A, B) end, "expand: shape [274177, 67280421310721] has more elements than can be counted" },
+    ["repetitions of it"] = { function() return one:tile(A, B) end, "more elements than memory can hold" },
+    ["repetitions of one dimension"] = { function() return ms.ones(2 ^ 12):tile(2 ^ 52) end, "repetitions of dimension 1" },
+    ["an expanded one of one size"] = { function() return one:expand(2 ^ 64) end, "expected a whole number up to 2^53" },
+    ["a new tensor"] = { function() return ms.zeros(2 ^ 64) end, "expected a whole number up to 2^53" },
+    ["a Linear"] = { function() return nn.Linear(1, 2 ^ 63) end, "expected a whole number up to 2^53" },
+    ["an Embedding"] = { function() return nn.Embedding(A, B) end, "more elements than memory can hold" },
+    ["a padding"] = { function() return F.conv2d(ms.ones(1, 1, 2, 2), ms.ones(1, 1, 1, 1), nil, { padding = 2 ^ 62 }) end, "the padding must be from 0 to" },
+    ["layers of an encoder"] = { function() return nn.TransformerEncoder(layer(), 1e18) end,
+      "TransformerEncoder: the number of layers is a number (1e+18), expected at most 65536" },
+    ["layers of a Transformer"] = { function() return nn.Transformer { d_model = 4, nhead = 2, num_encoder_layers = 2 ^ 53 } end, "expected at most 65536" },
+    ["layers of a GPT"] = { function() return require("moonshard.models.gpt") { layers = 1e18 } end, "expected at most 65536" },
+    ["heads"] = { function() return nn.MultiheadAttention(4, 1e18) end, "embed_dim must be divisible by num_heads" },
+    ["a source"] = { function() return dist.broadcast(one, { src = 2 ^ 32 }) end, "rank 4294967296 is no whole number" },
+    ["a rank of a group"] = { function() return dist.new_group { 2 ^ 32 } end, "entry 1 is 4294967296, expected a rank" },
+    ["a mesh"] = { function() return dist.init_device_mesh("cpu", { 2 ^ 40, 2 ^ 40 }) end, "the world has 1" },
+  }
+  for what, case in ms.sorted_pairs(cases) do
+    it("are refused: " .. what, function() fails(case[2], function() local x = case[1]() return x end) end)
+  end
+
+  it("but a view of very many elements is one", function()
+    local t = one:expand(2 ^ 40)
+    assert.are.equal(2 ^ 40, t:numel())
+    assert.are.equal(1, t[2 ^ 40]:item())
+  end)
+end)
+
 describe("tables that are no lists of numbers", function()
   it("are refused, not cut short", function()
     fails("has a hole", function() local t = ms.tensor { 1, nil, nil, 4 } return t end)

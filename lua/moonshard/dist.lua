@@ -103,6 +103,9 @@ function dist.group_ranks(group)
   return list
 end
 
+-- In the range of the engine's integers.
+local function is_whole(rank) return rank % 1 == 0 and rank > -2 ^ 31 and rank < 2 ^ 31 end
+
 --- A group of some ranks, in ascending order. Called by every rank of the world, with the same list.
 ---@param ranks integer[]
 ---@return Group
@@ -113,7 +116,7 @@ function dist.new_group(ranks, more)
   local n = #ranks
   local list = ffi.new("int32_t[?]", math.max(n, 1))
   for k = 1, n do
-    if type(ranks[k]) ~= "number" or ranks[k] % 1 ~= 0 then
+    if type(ranks[k]) ~= "number" or not is_whole(ranks[k]) then
       errors.raise("dist.new_group: entry %d is %s, expected a rank", k, errors.show(ranks[k]))
     end
     list[k - 1] = ranks[k]
@@ -221,7 +224,7 @@ local function run(name, op, spec, given, out, input, root, list, n_list)
   local o = given == nil and nothing or opts(name, given, spec)
   local id = id_of_group(o.group, name)
   root = root or o.src or o.dst
-  if root ~= nil and root % 1 ~= 0 then errors.raise("%s: rank %s is no whole number", name, tostring(root)) end
+  if root ~= nil and not is_whole(root) then errors.raise("%s: rank %s is no whole number", name, tostring(root)) end
   local site = call_site()
   call.op, call.reduction, call.root, call.async = op, reductions[o.op or "sum"], root or 0, o.async and 1 or 0
   call.group, call.out, call["in"] = id, out or 0, input or 0
@@ -389,7 +392,7 @@ end
 function dist.broadcast_object(value, given)
   need_root("broadcast_object", given, "src")
   local o = opts("broadcast_object", given, { group = opts.any, src = opts.number })
-  if o.src % 1 ~= 0 then errors.raise("broadcast_object: rank %s is no whole number", tostring(o.src)) end
+  if not is_whole(o.src) then errors.raise("broadcast_object: rank %s is no whole number", tostring(o.src)) end
   local id = id_of_group(o.group, "broadcast_object")
   local bytes = dist.rank() == o.src and object.encode(value, "broadcast_object") or ""
   if lib.ms_dist_broadcast_bytes(id, o.src, bytes, #bytes, user_line(2), chars, length) ~= 0 then fail() end

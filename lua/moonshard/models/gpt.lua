@@ -105,6 +105,7 @@ function GPT:init(given)
     position = opts.one_of({ "learned", "alibi" }, "learned"), init_std = 0.02, dtype = opts.string, device = opts.any,
   })
   if o.dim % o.heads ~= 0 then errors.raise("GPT: dim %d is not a multiple of %d heads", o.dim, o.heads) end
+  if o.layers > 2 ^ 16 then errors.raise("GPT: option 'layers' is %g, expected at most 65536", o.layers) end
   local kind = { dtype = o.dtype, device = o.device }
   self.config = o
   self.token = nn.Embedding(o.vocab, o.dim, kind)

@@ -133,6 +133,8 @@ end
 
 -- ---- stacks -------------------------------------------------------------------------------------
 
+-- Each is a copy: beyond this the constructor would run for hours before memory ends it.
+local MOST_LAYERS = 2 ^ 16
 local stack_options = { norm = opts.any }
 
 local function construct_stack(self, layer, n, given)
@@ -140,6 +142,7 @@ local function construct_stack(self, layer, n, given)
   local o = opts(who, given, stack_options)
   if not is_module(layer) then raise("%s: the layer is %s, expected a Module", who, show(layer)) end
   if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then raise("%s: the number of layers is %s, expected a whole number", who, show(n)) end
+  if n > MOST_LAYERS then raise("%s: the number of layers is %s, expected at most %d", who, show(n), MOST_LAYERS) end
   if o.norm and not is_module(o.norm) then raise("%s: option 'norm' is %s, expected a Module", who, show(o.norm)) end
   self.layers = containers.ModuleList {}
   for _ = 1, n do self.layers:append(util.deepcopy(layer)) end
