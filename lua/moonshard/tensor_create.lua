@@ -19,7 +19,7 @@ local OPTIONS = { dtype = opts.string, device = opts.string, requires_grad = opt
 local function whole_size(v, who)
   if type(v) ~= "number" or v % 1 ~= 0 then errors.raise("%s: size is %s, expected a whole number", who, errors.show(v)) end
   if v < 0 then errors.raise("%s: size %d is negative", who, v) end
-  if v > 2 ^ 53 then errors.raise("%s: size is %s, expected a whole number up to 2^53", who, errors.show(v)) end
+  if v >= 2 ^ 63 then errors.raise("%s: size is %s, expected a whole number below 2^63", who, errors.show(v)) end
   return v
 end
 

@@ -15,8 +15,8 @@ local M = {}
 
 local function whole(v, who, what)
   if type(v) ~= "number" or v % 1 ~= 0 then errors.raise("%s: %s is %s, expected a whole number", who, what, errors.show(v)) end
-  -- Doubles are not exact beyond, and at 2^63 they leave the engine's integers.
-  if v > 2 ^ 53 or v < -2 ^ 53 then errors.raise("%s: %s is %s, expected a whole number up to 2^53", who, what, errors.show(v)) end
+  -- The engine's integers end there: 2^64 would be another number.
+  if v >= 2 ^ 63 or v < -2 ^ 63 then errors.raise("%s: %s is %s, expected a whole number below 2^63", who, what, errors.show(v)) end
   return v
 end
 
