@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "activity.h"
 #include "device.h"
 #include "graph.h"
 
@@ -21,6 +22,7 @@ static ms_status check_shape(const char *who, int ndim, const int64_t *shape)
 
 ms_id ms_empty(int dtype, int device, int ndim, const int64_t *shape)
 {
+    MS_BUSY;
     ms_tensor *t = NULL;
     if (check_dtype("empty", dtype) || check_shape("empty", ndim, shape)) return 0;
     if (ms__tensor_new(&t, dtype, device, ndim, shape, "empty")) return 0;
@@ -56,6 +58,7 @@ static double load(const void *data, int dtype, int64_t k)
 
 ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *values)
 {
+    MS_BUSY;
     ms_tensor *t;
     if (check_dtype("tensor", dtype) || check_shape("tensor", ndim, shape)) return 0;
     if (ms__tensor_new(&t, dtype, MS_CPU, ndim, shape, "tensor")) return 0;
@@ -175,6 +178,7 @@ void *ms_data_ptr(ms_id id)
 
 ms_status ms_read(ms_id id, double *out, double capacity)
 {
+    MS_BUSY;
     ms_tensor *t = ms__tensor(id), *c;
     if (!t) return (ms_status)ms_error_code();
     MS_TRY(readable(t, "tolist"));
@@ -188,6 +192,7 @@ ms_status ms_read(ms_id id, double *out, double capacity)
 
 ms_status ms_item(ms_id id, double *out)
 {
+    MS_BUSY;
     ms_tensor *t = ms__tensor(id);
     if (!t) return (ms_status)ms_error_code();
     if (t->numel != 1) return ms__fail(MS_EINVAL, "item: the tensor has %lld elements, shape %s; exactly 1 expected", (long long)t->numel, ms__shape_text(t->ndim, t->shape));

@@ -1,6 +1,8 @@
 // base.c -- status and text, clock, interrupt, interned strings.
 #define _GNU_SOURCE
+#include "activity.h"
 #include "base.h"
+#include "env.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -16,6 +18,9 @@ static __thread char text[TEXT_SIZE];
 static __thread ms_status text_code;
 
 ms_state ms__state = { .grad_mode = 1 };
+
+static ms_activity private_activity;            // until the launcher is known
+ms_activity *ms__activity = &private_activity;
 
 ms_state *ms_get_state(void) { return &ms__state; }
 const char *ms_error(void) { return text; }
@@ -168,6 +173,19 @@ const char *ms__shape_text(int ndim, const int64_t *shape)
     s[n++] = ']';
     s[n] = 0;
     return s;
+}
+
+// ---- environment --------------------------------------------------------------------------------
+
+ms_status ms__env_number(const char *name, const char *expected, double *value)
+{
+    const char *s = getenv(name);
+    if (!s || !*s) return MS_OK;
+    char *end;
+    double v = strtod(s, &end);
+    if (*end || !(v > 0)) return ms__fail(MS_EINVAL, "%s is '%s', expected %s", name, s, expected);
+    *value = v;
+    return MS_OK;
 }
 
 // ---- launchers --------------------------------------------------------------------------------

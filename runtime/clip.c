@@ -5,6 +5,7 @@
 // bits don't depend on the number of threads.
 #include <math.h>
 
+#include "activity.h"
 #include "device.h"
 #include "trace.h"
 #include "unit.h"
@@ -156,6 +157,7 @@ static ms_status over_ranks(ms_group *group, double *value, bool maximum)
 
 ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
 {
+    MS_BUSY;
     MS_RANGE(MS_RANGE_OPTIMIZER, "clip_grad_norm_", NULL);
     if (!(p > 0)) {
         ms__fail(MS_EINVAL, "clip_grad_norm_: norm_type %g is not positive", p);

@@ -91,9 +91,9 @@ int ms__group_size(const ms_group *g) { return g->n; }
 
 ms_status ms_dist_init(const char *backend, double timeout)
 {
-    if (timeout < 0) return ms__fail(MS_EINVAL, "dist.init: timeout %g is negative", timeout);
+    if (!(timeout >= 0)) return ms__fail(MS_EINVAL, "dist.init: timeout is %g, expected seconds above 0", timeout);
     bool was = ms__world.up;
-    MS_TRY(ms__comm_start(backend));
+    MS_TRY(ms__comm_start(backend, timeout));
     if (timeout > 0) ms__world.timeout = timeout;
     return was ? MS_OK : make_groups();
 }

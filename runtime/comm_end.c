@@ -1,19 +1,17 @@
 // comm_end.c -- how a job ends: politely, or because a rank cannot go on.
 //
-// A script that reaches its end leaves politely (MPI_Finalize), once every rank here is at its end. An uncaught Lua
-// error makes luajit exit with a code other than 0, which an on_exit handler sees; a collective that cannot end
-// (an absence, a death) raises its error, and ends the job half a second later even if the script survived it; a
-// killed rank says nothing. Each rank has a thread asleep on its peers' process descriptors, so every one of these
-// is seen at once, by busy ranks too.
+// A script that reaches its end leaves politely (MPI_Finalize), once every rank here is at its end; of one that is stopped, or sits in Lua
+// without an engine call, that is expected within the limit of collectives. An uncaught Lua error makes luajit exit with a code
+// other than 0, which an on_exit handler sees; a collective that cannot end (an absence, a death) raises its error, and ends the
+// job half a second later even if the script survives it; a killed rank says nothing. Each rank has a thread asleep on its peers'
+// process descriptors, so every one of these is seen at once, by busy ranks too.
 //
-// The first one that fails exits; the launcher then ends the others and reports the first one's code. mpirun does that
-// with CONT, TERM and KILL and sleeps a second after each of the first two; SIGCHLD ends such a sleep, so the others
-// stay and send it that signal until the TERM is there. Others that exited by themselves, meanwhile, would leave
-// nobody to do so: 2 s instead of some hundredths. srun may end nobody: under it everybody exits.
+// The first rank that fails exits; the launcher then ends the others and reports the first one's code. mpirun sleeps on the way
+// (ms__nudge_launcher), so the others stay and wake it until its TERM comes. If they exited by themselves, none would be left to do
+// so: 2 s instead of some hundredths. srun may end no rank: under it every rank exits.
 #define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -22,9 +20,9 @@
 #include "trace.h"
 
 static int        *pidfd;               // by world rank; -1: not here
+static const ms_activity **page;        // by world rank, once looked at
 static bool        stopped;
 static pid_t       started_as;
-static bool        by_mpirun;
 static atomic_bool doomed;              // a report by this rank is due
 static atomic_bool said;                // this rank is on its way out, its text printed
 static char        doom_text[2 * TEXT];
@@ -60,7 +58,7 @@ static bool first_to_fail(int rank)
     return !ms__world.board || atomic_compare_exchange_strong(&ms__world.board->ending, &nobody, rank + 1);
 }
 
-// What is to be told has been told.
+// The reason has been reported.
 static void say_ended(void)
 {
     fflush(NULL);
@@ -72,8 +70,23 @@ static void say_ended(void)
 _Noreturn void ms__end_stay(int code)
 {
     say_ended();
-    for (int64_t since = ms__now_ns(); by_mpirun && ms__now_ns() - since < STAY;) nap(2 * MS);
+    for (int64_t since = ms__now_ns(); ms__launcher_pid > 0 && ms__now_ns() - since < STAY; nap(5 * MS)) ms__nudge_launcher();
     _exit(code);
+}
+
+// The first rank to fail. The others wake the launcher, if there are any.
+_Noreturn static void end_first(int code)
+{
+    for (int r = 0; ms__world.board && r < ms__world.size; r++)
+        if (r != ms__world.rank && is_here(r) && state_of(r) == RANK_RUNNING && !ms__rank_dead(r)) _exit(code);
+    ms__exit_last(code);
+}
+
+// Of a rank that died the first one that sees it says so.
+static void name_dead(int rank)
+{
+    if (!atomic_exchange(&ms__world.board->said, true))
+        fprintf(stderr, "rank %d: rank %d (process %d) died\n", ms__world.rank, rank, ms__world.board->rank[rank].pid);
 }
 
 // ---- peers are watched ----------------------------------------------------------------------------
@@ -121,46 +134,28 @@ static void *watch_thread(void *arg)
     if (dead < 0) return NULL;
     first_to_fail(dead);
     int64_t since = ms__now_ns();
-    // Whoever raised has told why. Of one that died without a word those tell who wait for it in a collective, or will in
+    // A rank that raised has said why. Of one that died without a word those tell more that wait for it in a collective, or will in
     // a moment: a machine with more work than cores gives them their turn late.
-    if (state_of(dead) == RANK_RUNNING)
-        while (!atomic_load(&ms__world.board->said) && ms__now_ns() - since < 800 * MS && (ms__now_ns() - since < 250 * MS || report_due())) nap(2 * MS);
-    while (by_mpirun && ms__now_ns() - since < STAY) {
-        pid_t up = getppid();
-        // To its main thread, which is the one that sleeps.
-        if (up > 1) syscall(SYS_tgkill, up, up, SIGCHLD);
-        nap(5 * MS);
+    if (state_of(dead) == RANK_RUNNING) {
+        while (!atomic_load(&ms__world.board->said) && ms__now_ns() - since < 800 * MS && (ms__now_ns() - since < 100 * MS || report_due())) nap(2 * MS);
+        name_dead(dead);
     }
-    _exit(1);
-}
-
-static void start_watch(void)
-{
-    sigset_t all, before;
-    pthread_t t;
-    pthread_attr_t small;
-    pthread_attr_init(&small);
-    pthread_attr_setstacksize(&small, 128 << 10);
-    pthread_attr_setdetachstate(&small, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);        // signals belong to the engine thread
-    pthread_create(&t, &small, watch_thread, NULL);     // without it a job ends all the same, later
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&small);
+    ms__end_stay(1);
 }
 
 ms_status ms__end_start(void)
 {
     int n = ms__world.size, here = 0;
-    if (!(pidfd = malloc((size_t)n * sizeof *pidfd))) return ms__no_memory((size_t)n * sizeof *pidfd, "dist.init", "processes of %d ranks", n);
+    pidfd = malloc((size_t)n * sizeof *pidfd);
+    page = calloc((size_t)n, sizeof *page);
+    if (!pidfd || !page) return ms__no_memory((size_t)n * (sizeof *pidfd + sizeof *page), "dist.init", "processes of %d ranks", n);
     for (int r = 0; r < n; r++) {
         pidfd[r] = -1;
         if (r == ms__world.rank || !is_here(r)) continue;
         pidfd[r] = (int)syscall(SYS_pidfd_open, ms__world.board->rank[r].pid, 0);
         here += pidfd[r] >= 0;
     }
-    by_mpirun = getenv("OMPI_COMM_WORLD_SIZE") != NULL;
-    if (here > 0) start_watch();
+    if (here > 0) ms__thread_start(watch_thread);
     return MS_OK;
 }
 
@@ -175,12 +170,13 @@ static void *doom_thread(void *arg)
     ms__board_state(RANK_RAISED);
     if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
     say_ended();
-    _exit(1);
+    end_first(1);
 }
 
 // The error is raised like any other; but if the script survives it, or is busy elsewhere, the job still ends.
-ms_status ms__doom(ms_status code)
+ms_status ms__doom(ms_status code, int culprit)
 {
+    if (culprit >= 0) first_to_fail(culprit);
     bool no = false;
     if (!atomic_compare_exchange_strong(&doomed, &no, true)) return code;
     atomic_store(&ms__world.board->doomed, true);
@@ -192,20 +188,96 @@ ms_status ms__doom(ms_status code)
 
 // ---- a script's end -------------------------------------------------------------------------------
 
+static const ms_activity *page_of(int rank)
+{
+    if (!page[rank]) page[rank] = ms__peer_activity(ms__world.board->rank[rank].pid);
+    return page[rank];
+}
+
+// At the end of the script: a rank that has not worked for the limit, since it is stopped or only loops, ends the job; one that works is
+// waited for. Returns whether that was said.
+static bool look_at_late(ms_progress *seen, int64_t since, int64_t now, bool say)
+{
+    char culprits[TEXT] = "", working[TEXT] = "";
+    double waited = (double)(now - since) * 1e-9;
+    for (int r = 0; r < ms__world.size; r++) {
+        if (r == ms__world.rank || !is_here(r) || state_of(r) != RANK_RUNNING) continue;
+        ms_board_rank *b = &ms__world.board->rank[r];
+        ms_peer_state look = ms__peer_look(b->pid, page_of(r), &seen[r]);
+        bool late = (double)(now - (seen[r].at > since ? seen[r].at : since)) * 1e-9 > ms__world.timeout && look != PEER_BUSY;
+        char *text = late ? culprits : working;
+        size_t at = strlen(text);
+        snprintf(text + at, TEXT - at, "%srank %d (process %d) %s", at ? "; " : "", r, b->pid,
+                 !late ? "computes, reads or writes" : look == PEER_STOPPED ? "is stopped" : "has not come to its own and makes no engine call");
+    }
+    if (!culprits[0]) {
+        if (say && working[0]) fprintf(stderr, "rank %d: at the end of the script, waiting for %.0f s: %s\n", ms__world.rank, waited, working);
+        return say;
+    }
+    ms__board_state(RANK_RAISED);
+    if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
+    fprintf(stderr, "rank %d: at the end of the script %.1f s have passed and %s\n", ms__world.rank, waited, culprits);
+    say_ended();
+    end_first(1);
+}
+
 // Before MPI_Finalize, which blocks: until every rank here is at its end as well. False: one ended with an error.
 static bool all_left(void)
 {
-    for (int64_t since = ms__now_ns();;) {
-        bool all = true;
+    ms_progress *seen = calloc((size_t)ms__world.size, sizeof *seen);
+    int64_t since = ms__now_ns(), said_at = since, before = since, looked = since;
+    for (;;) {
+        int left = 1, here = 1;
+        bool lowest = true;
         for (int r = 0; r < ms__world.size; r++) {
             if (r == ms__world.rank || !is_here(r)) continue;
             int state = state_of(r);
-            if (state == RANK_RAISED || (state == RANK_RUNNING && ms__rank_dead(r))) return false;
-            all = all && state == RANK_LEFT;
+            if (state == RANK_RUNNING && ms__rank_dead(r)) {
+                name_dead(r);
+                first_to_fail(r);
+                return false;
+            }
+            if (state == RANK_RAISED) return false;
+            here++;
+            left += state == RANK_LEFT;
+            lowest = lowest && !(state == RANK_LEFT && r < ms__world.rank);
         }
-        if (all) return true;
+        if (left == here) break;
         nap(ms__now_ns() - since < 10 * MS ? 20000 : 2 * MS);
+        int64_t now = ms__now_ns();
+        if (now - before > 500 * MS) since += now - before, said_at += now - before;    // the whole job was stopped, as a rule
+        before = now;
+        // The ranks that wait share the work of looking.
+        if (!seen || now - looked < 50 * MS * left) continue;
+        looked = now;
+        if (look_at_late(seen, since, now, lowest && (double)(now - said_at) * 1e-9 > ms__world.timeout)) said_at = now;
     }
+    free(seen);
+    return true;
+}
+
+// MPI_Finalize blocks until every rank is in it. One that is stopped there does not come.
+static void *finalize_thread(void *unused)
+{
+    (void)unused;
+    for (int64_t before = ms__now_ns(), waited = 0;;) {
+        nap(100 * MS);
+        int64_t now = ms__now_ns();
+        if (now - before < 500 * MS) waited += now - before;
+        before = now;
+        if ((double)waited * 1e-9 <= ms__world.timeout) continue;
+        waited = 0;
+        for (int r = 0; r < ms__world.size; r++) {
+            ms_progress unread = { 0 };
+            if (r == ms__world.rank || !is_here(r) || ms__peer_look(ms__world.board->rank[r].pid, NULL, &unread) != PEER_STOPPED) continue;
+            ms__board_state(RANK_RAISED);
+            if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
+            fprintf(stderr, "rank %d: MPI_Finalize: %.1f s have passed and rank %d (process %d) is stopped\n", ms__world.rank, ms__world.timeout, r,
+                    ms__world.board->rank[r].pid);
+            end_first(1);
+        }
+    }
+    return NULL;
 }
 
 void ms__comm_stop(void)
@@ -216,6 +288,7 @@ void ms__comm_stop(void)
     ms__board_state(RANK_LEFT);
     if (w->board && !all_left()) ms__end_stay(1);
     if (w->mpi) {
+        if (w->board) ms__thread_start(finalize_thread);
         ms__mpi_lock();
         w->mpi->finalize();
         ms__mpi_unlock();
@@ -233,12 +306,14 @@ static void at_exit(int code, void *arg)
         ms__comm_stop();
         return;
     }
+    if (code == 1 && !ms__has_said_error() && ms__world.board && !atomic_load(&ms__world.board->said))
+        fprintf(stderr, "rank %d: the script ended with status 1\n", ms__world.rank);       // error(nil), for one, has no text
     // Without MPI_Finalize: the launcher ends the others. A stream worker may be inside MPI: no lock.
     say_ended();
     ms__board_state(RANK_RAISED);
     ms__trace_save_now();
     if (!first_to_fail(ms__world.rank)) ms__end_stay(code);
-    _exit(code);
+    end_first(code);
 }
 
 void ms__end_catch(void)

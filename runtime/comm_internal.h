@@ -9,8 +9,11 @@
 #define MS_COMM_INTERNAL_H
 
 #include <stdatomic.h>
+#include <sys/types.h>
 #include "comm.h"
+#include "activity.h"
 #include "comm_mpi.h"
+#include "env.h"
 
 enum {
     RING = 16,
@@ -161,12 +164,38 @@ typedef struct {
 } ms_world;
 extern ms_world ms__world;
 
-ms_status ms__comm_start(const char *backend);
+ms_status ms__comm_start(const char *backend, double timeout);  // timeout 0: as the environment says
 void      ms__mpi_lock(void);
 void      ms__mpi_unlock(void);
 const char *ms__comm_launcher(void);                    // "mpirun" …, NULL: started alone
 
 void      ms__comm_clean(void);                         // comm_clean.c: what killed jobs left under /dev/shm
+
+// ---- comm_peer.c: what is to be seen of a peer's process on this node ----
+typedef struct { uint64_t calls, bytes, run; int64_t at; } ms_progress;     // run: ns on a processor; at: when it was last seen to work
+typedef enum { PEER_BUSY, PEER_IDLE, PEER_STOPPED } ms_peer_state;
+extern pid_t ms__launcher_pid;                          // mpirun or its daemon, when that is the parent; 0
+void      ms__activity_share(void);
+const ms_activity *ms__peer_activity(int pid);          // NULL: the engine is not loaded there
+// Busy: inside an engine call, runs a program, or has begun a call, read or written since *before, which is brought up to date.
+ms_peer_state ms__peer_look(int pid, const ms_activity *page, ms_progress *before);
+size_t    ms__peer_file(int pid, const char *name, char *text, size_t n);       // under /proc/PID; "" when it cannot be read
+int       ms__launched_peers(int parent, int *pids, int room);  // its children
+bool      ms__launcher_ends_job(void);
+void      ms__nudge_launcher(void);                     // it ends the job: cuts its sleeps short
+
+_Noreturn void ms__exit_last(int code);                 // of the last rank here: a child does that once it has gone
+
+// ---- comm_join.c: the start of a job ----
+void      ms__join_begin(double limit);                 // the script has come to dist.init
+void      ms__join_end(bool through);
+bool      ms__error_said(uint64_t hash);                // another rank here has said this error; else this one is to
+void      ms__thread_start(void *(*fn)(void *));        // detached, without signals
+
+// ---- comm_say.c: errors of scripts, with the rank ----
+void      ms__say_errors(void);                         // from now on
+bool      ms__has_said_error(void);
+int       ms__rank_launched(void);                      // of the world, as the launcher says: known before the ranks have met
 
 // ---- comm_end.c: the end of a job ----
 void      ms__comm_stop(void);                          // polite end: MPI_Finalize
@@ -174,7 +203,8 @@ bool      ms__comm_stopped(void);
 void      ms__end_catch(void);                          // exits are seen from now on
 ms_status ms__end_start(void);                          // peers' pids are on the board: watch them
 _Noreturn void ms__end_stay(int code);                  // a peer failed: nothing to add
-ms_status ms__doom(ms_status code);                     // this collective cannot end: an error, and the job's end
+// This collective cannot end: an error, and the job's end. culprit: the rank that died, -1: this one reports and is the first to fail.
+ms_status ms__doom(ms_status code, int culprit);
 void      ms__board_state(int state);
 bool      ms__rank_dead(int rank);
 

@@ -293,7 +293,7 @@ static ms_status report_absence(ms_waiter *w)
     }
     if (at > 2 && (size_t)at < sizeof text) text[at - 2] = 0;
     ms__coll_fail(w->c, text);
-    return ms__doom(MS_ECOMM);
+    return ms__doom(MS_ECOMM, -1);
 }
 
 // Waits among ranks as a graph: node = executor of a rank, an edge to each executor that must move before it can.
@@ -397,12 +397,12 @@ static ms_status look_around(ms_waiter *w)
         if (state == RANK_LEFT && is_missing(w, k)) {
             snprintf(text, sizeof text, "rank %d has left: its script is at an end", rank);
             ms__coll_fail(c, text);
-            return ms__doom(MS_ECOMM);
+            return ms__doom(MS_ECOMM, -1);
         }
         if (state == RANK_RUNNING && ms__rank_dead(rank)) {
             snprintf(text, sizeof text, "rank %d (process %d) died", rank, ms__world.board->rank[rank].pid);
             ms__coll_fail(c, text);
-            return ms__doom(MS_ECOMM);
+            return ms__doom(MS_ECOMM, rank);
         }
     }
     if ((double)(w->now - w->begun) * 1e-9 > ms__world.timeout) return report_absence(w);

@@ -244,22 +244,9 @@ static ms_status map_peers(hello *mine, hello *all)
 
 // ---- start ----------------------------------------------------------------------------------------
 
-ms_status ms__comm_start(const char *backend)
+static ms_status join(const char *launcher)
 {
     ms_world *w = &ms__world;
-    if (w->up) return MS_OK;
-    const char *launcher = ms__comm_launcher();
-    bool mpi = backend && strcmp(backend, "mpi") == 0, self = backend && strcmp(backend, "self") == 0;
-    if (backend && !mpi && !self && strcmp(backend, "auto") != 0)
-        return ms__fail(backend && strcmp(backend, "nccl") == 0 ? MS_EUNSUPPORTED : MS_EINVAL,
-                        strcmp(backend, "nccl") == 0 ? "dist.init: backend 'nccl' is not in this build" :
-                        "dist.init: backend '%s' is none of 'auto', 'mpi', 'nccl', 'self'", backend);
-    const char *timeout = getenv("MOONSHARD_TIMEOUT");
-    if (timeout && atof(timeout) > 0) w->timeout = atof(timeout);
-    if (self || (!launcher && !mpi)) {
-        w->up = true;
-        return MS_OK;
-    }
     bool srun = launcher && strcmp(launcher, "srun") == 0;
     // MPI_Init would end the process, with a page of text that is not about this.
     const char *way = getenv("SLURM_MPI_TYPE");
@@ -274,21 +261,41 @@ ms_status ms__comm_start(const char *backend)
     w->size = w->mpi->size();
     ms__end_catch();
     if (w->size > 1024) return ms__fail(MS_EUNSUPPORTED, "dist.init: %d ranks, at most 1024", w->size);
-    if (w->size > 1) {
-        hello mine = { 0 }, *all = calloc((size_t)w->size, sizeof *all);
-        if (!all) return ms__no_memory((size_t)w->size * sizeof *all, "dist.init", "%d ranks", w->size);
-        ms_status status = find_nodes(&mine, all);
-        if (status == MS_OK) status = ms__node_layout();
-        if (status == MS_OK) status = control_memory(&mine, all);
-        if (status == MS_OK) {
-            w->board = (ms_board *)w->ctl;
-            status = map_peers(&mine, all);
-        }
-        free(all);
+    if (w->size == 1) return MS_OK;
+    hello mine = { 0 }, *all = calloc((size_t)w->size, sizeof *all);
+    if (!all) return ms__no_memory((size_t)w->size * sizeof *all, "dist.init", "%d ranks", w->size);
+    ms_status status = find_nodes(&mine, all);
+    if (status == MS_OK) status = ms__node_layout();
+    if (status == MS_OK) status = control_memory(&mine, all);
+    if (status == MS_OK) {
+        w->board = (ms_board *)w->ctl;
+        status = map_peers(&mine, all);
+    }
+    free(all);
+    MS_TRY(status);
+    MS_TRY(ms__node_start());
+    if (w->local_rank == 0) ms__comm_clean();
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);        // short sleeps while waiting are meant to be short
+    return MS_OK;
+}
+
+ms_status ms__comm_start(const char *backend, double timeout)
+{
+    ms_world *w = &ms__world;
+    if (w->up) return MS_OK;
+    const char *launcher = ms__comm_launcher();
+    bool mpi = backend && strcmp(backend, "mpi") == 0, self = backend && strcmp(backend, "self") == 0;
+    if (backend && !mpi && !self && strcmp(backend, "auto") != 0)
+        return ms__fail(backend && strcmp(backend, "nccl") == 0 ? MS_EUNSUPPORTED : MS_EINVAL,
+                        strcmp(backend, "nccl") == 0 ? "dist.init: backend 'nccl' is not in this build" :
+                        "dist.init: backend '%s' is none of 'auto', 'mpi', 'nccl', 'self'", backend);
+    MS_TRY(ms__env_number("MOONSHARD_TIMEOUT", "seconds above 0", &w->timeout));
+    if (timeout > 0) w->timeout = timeout;
+    if (!self && (launcher || mpi)) {
+        ms__join_begin(w->timeout);
+        ms_status status = join(launcher);
+        ms__join_end(status == MS_OK);
         MS_TRY(status);
-        MS_TRY(ms__node_start());
-        if (w->local_rank == 0) ms__comm_clean();
-        prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);        // short sleeps while waiting are meant to be short
     }
     w->up = true;
     return MS_OK;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "activity.h"
 #include "device.h"
 
 extern const struct ms_cuda_engine ms__cuda_engine;
@@ -130,6 +131,7 @@ const char *ms_cuda_name(int index)
 
 ms_status ms_cuda_synchronize(int index)
 {
+    MS_BUSY;
     MS_TRY(ms__cuda_need(MS_CUDA | index << 8, "cuda.synchronize"));
     return table->sync(index, -1);
 }

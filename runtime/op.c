@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "activity.h"
 #include "graph.h"
 #include "trace.h"
 
@@ -255,6 +256,7 @@ static const char *shapes_of(const ms_call *c)
 static ms_status dispatch(ms_call *c, bool record)
 {
     const ms_op *op = c->op;
+    MS_BUSY;
     MS_RANGE(MS_RANGE_OP, op->name, ms__trace_shapes() ? shapes_of(c) : NULL);
     const ms_tensor *first = NULL;
     ms_node *node = NULL;

@@ -9,6 +9,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "activity.h"
 #include "device.h"
 #include "trace.h"
 #include "unit.h"
@@ -155,6 +156,7 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
     static const char *const names[] = { "SGD.step", "Adam.step", "AdamW.step" };
     MS_TRY(check_options(o));
     if (n <= 0) return MS_OK;
+    MS_BUSY;
     MS_RANGE(MS_RANGE_OPTIMIZER, names[o->kind - MS_SGD], NULL);
     ms_status st = MS_OK;
     int n_jobs = 0, n_stepped = 0, n_made = 0, n_copies = 0;

@@ -3,6 +3,7 @@
 // A run is an agenda: a stack of small tasks (push, step, pop) and, for a backward, the nodes to go
 // through (backward.c). Runs form a stack: only the innermost one can go on. While an event is out the engine is
 // in its ordinary state, with a scope and modes of its own, which are taken back on resumption.
+#include "activity.h"
 #include "run.h"
 #include "watched.h"
 
@@ -285,6 +286,7 @@ static ms_run_state step_task(ms_run *r, ms_event *ev)
 
 ms_run_state ms_run_next(ms_run *r, ms_event *ev)
 {
+    MS_BUSY;
     if (MS_UNLIKELY(r != top)) {
         ms__fail(MS_ESTATE, "run: only the innermost run can go on; another one was started inside its event and is still open");
         return MS_RUN_FAILED;

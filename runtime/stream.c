@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <time.h>
+#include "activity.h"
 #include "stream.h"
 #include "trace.h"
 #include "watched.h"
@@ -233,6 +234,7 @@ void ms__stream_reap(void)
 // Waits until *counter drops to 0 (drain) or e is done, whichever is given.
 static ms_status wait_for(ms_pending *e)
 {
+    MS_BUSY;
     // Yield first: the worker may need this core to finish. Sleep once it is clear that it takes longer.
     int64_t since = 0;
     for (int spins = 0;; spins++) {

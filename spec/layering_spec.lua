@@ -5,7 +5,7 @@ local process = require "spec.support.process"
 --- One row a layer, left to right. Names are patterns on the path without its ending.
 local engine = {
   { "runtime/moonshard", "cuda_shim" },
-  { "runtime/base", "runtime/isa", "runtime/utf8", "runtime/watched" },
+  { "runtime/base", "runtime/activity", "runtime/env", "runtime/isa", "runtime/utf8", "runtime/watched" },
   { "runtime/dtype", "runtime/shape", "runtime/philox" },
   { "runtime/device", "runtime/pool", "runtime/stream", "runtime/trace" },
   { "runtime/storage", "runtime/tensor", "runtime/view", "runtime/ids" },

@@ -51,7 +51,7 @@ end
 ---@param given? {backend: string, timeout: number}  timeout: seconds to wait for a missing rank (60)
 function dist.init(given)
   local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"), timeout = opts.number })
-  if o.timeout and o.timeout <= 0 then errors.raise("dist.init: timeout is %s, expected seconds > 0", tostring(o.timeout)) end
+  if o.timeout and not (o.timeout > 0) then errors.raise("dist.init: timeout is %s, expected seconds > 0", tostring(o.timeout)) end
   if lib.ms_dist_init(o.backend, o.timeout or 0) ~= 0 then fail() end
 end
 

@@ -1,6 +1,7 @@
 --- Whole jobs: how they start, how they end when a rank fails, and the other paths of the same collectives.
 local ffi = require "ffi"
 local ranks = require "spec.support.ranks"
+local inject = require "spec.support.inject"
 local process = require "spec.support.process"
 local patience, within = process.patience, process.within
 
@@ -296,6 +297,92 @@ describe("a job #mpi", function()
     -- Here it is not missing; but outside of mpirun MPI makes a world of one of it.
     assert.are.equal(0, job.code, job.stderr)
     assert.matches("true", job.stdout)
+  end)
+end)
+
+-- scripts/bench/jobs does 200 of them, at random moments.
+describe("a disturbed job #mpi", function()
+  local limit = 0.5
+  for _, how in ipairs(inject.kinds) do
+    for _, where in ipairs(inject.places) do
+      local place = ({ start = "at the start", collective = "in a collective", compute = "in compute", after = "after the last collective" })[where]
+      it(("names a rank that is %s %s, and ends"):format(how, place), function() within(0.3, function()
+        local r = inject.run { world = 2, victim = 1, how = how, where = where, limit = limit, delay = where == "start" and 0.03 or 0.01 }
+        assert.is_false(r.timed_out)
+        assert.are_not.equal(0, r.code)
+        assert.are.same({}, r.left)
+        return r.named and math.max(r.named - (how == "killed" and 0 or limit), r.gone - 0.7) or math.huge, r.stderr
+      end) end)
+    end
+  end
+
+  it("waits at the end of the script for a rank that computes, reads or writes, and says so", function()
+    for _, work in ipairs {
+      "local a = ms.ones(100, 100) while ms.time() - begun < 1.3 do a:matmul(a) end",
+      "local a = ms.ones(4600, 4600) a:matmul(a)",                        -- one call, longer than the limit
+      "local f = io.open('/dev/null', 'w') f:setvbuf 'no' while ms.time() - begun < 1.3 do f:write 'x' end",
+      "local f = io.open '/dev/zero' f:setvbuf 'no' while ms.time() - begun < 1.3 do f:read(1) end",
+      "os.execute 'sleep 1.3'",
+    } do
+      local job = ranks.run(2, marks .. [[
+        dist.barrier()
+        local begun = ms.time()
+        if dist.rank() == 1 then ]] .. work .. " end", { env = { MOONSHARD_TIMEOUT = "1" } })
+      assert.are.equal(0, job.code, work .. ": " .. job.stderr)
+      assert.matches("rank 0: at the end of the script, waiting for 1 s: rank 1 %(process %d+%) computes, reads or writes\n", job.stderr)
+    end
+  end)
+
+  it("waits at the start for a rank that computes", function()
+    local job = ranks.run(2, [[
+      local ms = require "moonshard"
+      local begun, a = ms.time(), ms.ones(100, 100)
+      while os.getenv "PMIX_RANK" == "1" and ms.time() - begun < 0.7 do a:matmul(a) end
+      ms.dist.barrier()
+    ]], { env = { MOONSHARD_TIMEOUT = "0.2" } })
+    assert.are.equal(0, job.code, job.stderr)
+    assert.matches("rank 0: dist.init: waiting for 0 s: rank 1 %(process %d+%) has not joined yet, but computes, reads or writes\n", job.stderr)
+  end)
+
+  it("lets independent scripts end when they like", function()
+    local job = ranks.run(2, [[
+      local ms = require "moonshard"
+      if os.getenv "PMIX_RANK" == "1" then return end
+      local begun = ms.time()
+      while ms.time() - begun < 0.3 do end
+      io.write "done"
+    ]])
+    assert.are.equal(0, job.code, job.stderr)
+    assert.are.equal("done", job.stdout)
+    assert.are.equal("", job.stderr)
+  end)
+
+  it("names a rank that ended before the others came to dist.init", function() within(1.5, function()
+    local job = ranks.run(2, [[
+      local ms = require "moonshard"
+      if os.getenv "PMIX_RANK" == "1" then
+        io.write(("@end %.6f\n"):format(ms.time()))
+        return
+      end
+      local begun = ms.time()
+      while ms.time() - begun < 0.3 do end
+      ms.dist.init()
+    ]])
+    assert.are.equal(1, job.code, job.stderr)
+    assert.matches("rank 0: dist.init: rank 1 %(process %d+%) ended before it joined the job", job.stderr)
+    return since(job, "end")
+  end) end)
+
+  it("takes no number of seconds that is none", function()
+    for _, value in ipairs { "abc", "-1", "nan", "0", "1x", " " } do
+      local job = ranks.run(0, [[ require "moonshard".dist.init() ]], { env = { MOONSHARD_TIMEOUT = value } })
+      assert.are.equal(1, job.code, value)
+      assert.matches(("script%%.lua:1: MOONSHARD_TIMEOUT is '%s', expected seconds above 0"):format(value:gsub("%p", "%%%0")), job.stderr)
+    end
+    for _, timeout in ipairs { "0/0", "-1", "0" } do
+      local job = ranks.run(0, ("require 'moonshard'.dist.init { timeout = %s }"):format(timeout))
+      assert.matches("dist.init: timeout is .-, expected seconds > 0", job.stderr)
+    end
   end)
 end)
 

@@ -88,6 +88,12 @@ function process.exists(pid)
   return C.spec_kill(pid, 0) == 0
 end
 
+--- Whether it runs, or is stopped: a zombie only waits for its parent to look.
+function process.runs(pid)
+  local state = process.read(("/proc/%d/stat"):format(pid)):match ".*%) (%a)"
+  return state ~= nil and state ~= "Z" and state ~= "X"
+end
+
 function process.kill(pid, signal)
   return C.spec_kill(pid, signal) == 0
 end

@@ -1,0 +1,145 @@
+// comm_peer.c -- what can be seen of a peer's process on this node without its help: /proc, and the page on which it says what its
+// script's thread does. It works for peers that are stopped, that loop in Lua, or that have not joined the job yet.
+#define _GNU_SOURCE
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include "comm_internal.h"
+
+static const char page_name[] = "moonshard-activity";
+
+pid_t ms__launcher_pid;
+
+void ms__activity_share(void)
+{
+    int fd = memfd_create(page_name, MFD_CLOEXEC);
+    if (fd < 0) return;
+    void *p = ftruncate(fd, 4096) == 0 ? mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (p == MAP_FAILED) close(fd);
+    else ms__activity = p;              // fd stays open: peers find the page among this process's descriptors
+}
+
+const ms_activity *ms__peer_activity(int pid)
+{
+    char path[300], to[64], want[64];
+    snprintf(want, sizeof want, "/memfd:%s (deleted)", page_name);
+    snprintf(path, sizeof path, "/proc/%d/fd", pid);
+    DIR *d = opendir(path);
+    const ms_activity *page = NULL;
+    for (struct dirent *e; d && !page && (e = readdir(d));) {
+        snprintf(path, sizeof path, "/proc/%d/fd/%.20s", pid, e->d_name);
+        ssize_t n = readlink(path, to, sizeof to - 1);
+        if (n <= 0 || (to[n] = 0, strcmp(to, want) != 0)) continue;
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        void *p = fd >= 0 ? mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
+        if (fd >= 0) close(fd);
+        if (p == MAP_FAILED) break;
+        page = p;
+    }
+    if (d) closedir(d);
+    return page;
+}
+
+size_t ms__peer_file(int pid, const char *name, char *text, size_t n)
+{
+    char path[100];
+    snprintf(path, sizeof path, "/proc/%d/%s", pid, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    size_t at = 0;
+    for (ssize_t got; fd >= 0 && at < n - 1 && (got = read(fd, text + at, n - 1 - at)) > 0;) at += (size_t)got;
+    if (fd >= 0) close(fd);
+    text[at] = 0;
+    return at;
+}
+
+// Bytes that it has read and written; 0 when the kernel does not count them.
+static uint64_t transferred(int pid)
+{
+    char text[512];
+    uint64_t sum = 0;
+    ms__peer_file(pid, "io", text, sizeof text);
+    for (const char *name[] = { "rchar: ", "wchar: ", "\nread_bytes: " }, **p = name; p < name + 3; p++) {
+        const char *at = strstr(text, *p);
+        if (at) sum += strtoull(at + strlen(*p), NULL, 10);
+    }
+    return sum;
+}
+
+ms_peer_state ms__peer_look(int pid, const ms_activity *page, ms_progress *before)
+{
+    char text[512];
+    ms__peer_file(pid, "stat", text, sizeof text);
+    const char *state = strrchr(text, ')');     // the name before it may hold anything
+    char how = state && state[1] ? state[2] : 0;
+    if (how == 'T' || how == 't') return PEER_STOPPED;
+    ms__peer_file(pid, "schedstat", text, sizeof text);
+    uint64_t run = strtoull(text, NULL, 10);
+    ms_progress now = { page ? __atomic_load_n(&page->calls, __ATOMIC_RELAXED) : 0, transferred(pid), run, ms__now_ns() };
+    char children[32];
+    snprintf(children, sizeof children, "task/%d/children", pid);
+    bool busy = now.calls != before->calls || now.bytes != before->bytes || (page && __atomic_load_n(&page->inside, __ATOMIC_RELAXED) > 0)
+                || ms__peer_file(pid, children, text, sizeof text) > 0;       // a program that it runs
+    if (busy) *before = now;
+    // On a busy machine it may have had no processor; a disk may keep it waiting.
+    bool held_up = how == 'D' || (how == 'R' && run - before->run < 20 * 1000000);
+    return busy || held_up ? PEER_BUSY : PEER_IDLE;
+}
+
+int ms__launched_peers(int parent, int *pids, int room)
+{
+    int n = 0;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task", parent);
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        if (!isdigit((unsigned char)e->d_name[0])) continue;
+        char name[64], list[1 << 14];
+        snprintf(name, sizeof name, "task/%.20s/children", e->d_name);
+        ms__peer_file(parent, name, list, sizeof list);
+        for (char *at = list, *end; n < room; at = end) {
+            long pid = strtol(at, &end, 10);
+            if (end == at) break;
+            pids[n++] = (int)pid;
+        }
+    }
+    if (d) closedir(d);
+    return n;
+}
+
+// mpirun ends ranks with CONT, TERM and KILL and sleeps a second after each of the first two. SIGCHLD ends such a sleep; its handler
+// looks for ended children and finds none. It goes to the main thread, which is the one that sleeps. TERM is ignored, for a rank that
+// it ended could not cut the second sleep short: that of its death may go to another thread.
+void ms__nudge_launcher(void)
+{
+    if (ms__launcher_pid <= 1 || getppid() != ms__launcher_pid) return;
+    signal(SIGTERM, SIG_IGN);
+    syscall(SYS_tgkill, ms__launcher_pid, ms__launcher_pid, SIGCHLD);
+}
+
+// mpirun sleeps only while it ends a job.
+bool ms__launcher_ends_job(void)
+{
+    char text[64];
+    ms__peer_file(ms__launcher_pid, "wchan", text, sizeof text);
+    return strstr(text, "nanosleep") != NULL;
+}
+
+_Noreturn void ms__exit_last(int code)
+{
+    if (ms__launcher_pid > 1 && getppid() == ms__launcher_pid && fork() == 0) {
+        signal(SIGTERM, SIG_IGN);
+        for (int fd = 0; fd < 3; fd++) close(fd);       // mpirun reads to the end of what the rank wrote
+        for (int k = 0; k < 300 && kill(ms__launcher_pid, 0) == 0; k++) {
+            syscall(SYS_tgkill, ms__launcher_pid, ms__launcher_pid, SIGCHLD);
+            nanosleep(&(struct timespec){ 0, 5000000 }, NULL);
+        }
+        _exit(0);
+    }
+    _exit(code);
+}
