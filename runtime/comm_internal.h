@@ -184,6 +184,7 @@ int       ms__launched_peers(int parent, int *pids, int room);  // its children
 bool      ms__launcher_ends_job(void);
 void      ms__nudge_launcher(void);                     // it ends the job: cuts its sleeps short
 
+void      ms__launcher_to_loopback(void);
 _Noreturn void ms__exit_last(int code);                 // of the last rank here: a child does that once it has gone
 
 // ---- comm_join.c: the start of a job ----

@@ -104,11 +104,13 @@ static void peer_ended(join_peer *p)
     int64_t since = ms__now_ns(), told = 0;
     for (int64_t now = since; now - since < 1500ll * MS && (!told || now - told < 300ll * MS || ms__launcher_ends_job()); now = ms__now_ns()) {
         if (atomic_load(&over)) return;
-        if (atomic_load(&joined_at) && !told && now - since > 20ll * MS) {
+        bool waits = atomic_load(&joined_at), ends = ms__launcher_ends_job();
+        if (!told && (waits || ends) && now - since > (waits ? 20ll : 50ll) * MS) {
             told = now;
-            if (speaks()) fprintf(stderr, "rank %d: dist.init: %s\n", my_rank, text);
+            bool explained = p->page && __atomic_load_n(&p->page->error, __ATOMIC_RELAXED);
+            if (!explained && (waits ? speaks() : lowest_seen())) fprintf(stderr, "rank %d: dist.init: %s\n", my_rank, text);
         }
-        if (ms__launcher_ends_job()) ms__nudge_launcher();
+        if (told && ends) ms__nudge_launcher();
         nap(5 * MS);
     }
     if (told) ms__exit_last(1);
@@ -250,6 +252,8 @@ __attribute__((constructor)) static void launched(void)
     parent = getppid();
     if (rank_of(parent) >= 0) return;   // behind a shell: who its siblings are is not known
     if (getenv("OMPI_COMM_WORLD_SIZE")) ms__launcher_pid = parent;
+    const char *world = getenv("OMPI_COMM_WORLD_SIZE");
+    if (my_rank == 0 && world && atoi(world) == n_expected + 1) ms__launcher_to_loopback();
     if (n_expected == 0) return;
     ms__say_errors();
     ms__activity_share();

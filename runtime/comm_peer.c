@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -142,4 +143,28 @@ _Noreturn void ms__exit_last(int code)
         _exit(0);
     }
     _exit(code);
+}
+
+// mpirun listens on every address of the host, for daemons on other hosts. Where all ranks are on this one there are none, and the sockets
+// are bound to the loopback device. Another process's descriptors need ptrace's rights: without them nothing changes.
+void ms__launcher_to_loopback(void)
+{
+    char path[300], to[64];
+    int launcher = (int)syscall(SYS_pidfd_open, ms__launcher_pid, 0);
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)ms__launcher_pid);
+    DIR *d = launcher >= 0 ? opendir(path) : NULL;
+    for (struct dirent *e; d && (e = readdir(d));) {
+        snprintf(path, sizeof path, "/proc/%d/fd/%.20s", (int)ms__launcher_pid, e->d_name);
+        ssize_t n = readlink(path, to, sizeof to);
+        if (n < 8 || memcmp(to, "socket:[", 8) != 0) continue;
+        int fd = (int)syscall(SYS_pidfd_getfd, launcher, atoi(e->d_name), 0), listens = 0, family = 0;
+        if (fd < 0) continue;
+        socklen_t size = sizeof listens;
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens
+            && getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && (family == AF_INET || family == AF_INET6))
+            (void)setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 2);
+        close(fd);
+    }
+    if (d) closedir(d);
+    if (launcher >= 0) close(launcher);
 }

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +36,8 @@ __attribute__((visibility("default"))) int bind(int fd, const struct sockaddr *a
 // What mpirun starts gets the LD_PRELOAD that scripts/train was started with.
 __attribute__((constructor)) static void loaded(void)
 {
+    const char *name = program_invocation_short_name;
+    if (strcmp(name, "mpirun") != 0 && strcmp(name, "mpiexec") != 0 && strcmp(name, "orterun") != 0) return;
     const char *before = getenv("MOONSHARD_LD_PRELOAD");
     if (before && *before) setenv("LD_PRELOAD", before, 1);
     else unsetenv("LD_PRELOAD");
