@@ -1,10 +1,12 @@
 // engine.c -- process-wide settings: threads, modes, the random generator's place.
 #define _GNU_SOURCE
+#include <math.h>
 #include <omp.h>
 #include <sched.h>
 #include <stdio.h>
 #include <unistd.h>
 
+#include "env.h"
 #include "op.h"
 #include "watched.h"
 
@@ -21,9 +23,9 @@ static int env_int(const char *name)
 // (mpirun binds to cores only when it is asked to or when there are few ranks).
 static int default_threads(void)
 {
-    int n = env_int("MOONSHARD_THREADS");
-    if (n > 0) return n;
-    n = env_int("OMP_NUM_THREADS");
+    double given = 0;
+    if (ms__env_number("MOONSHARD_THREADS", "a whole number above 0", &given) == MS_OK && given > 0) return given < 1024 ? (int)given : 1024;
+    int n = env_int("OMP_NUM_THREADS");
     if (n > 0) return n;
     cpu_set_t set;
     int cpus = 1, online = (int)sysconf(_SC_NPROCESSORS_ONLN);
@@ -33,9 +35,44 @@ static int default_threads(void)
     return cpus > 0 ? cpus : 1;
 }
 
+// A value that means nothing is refused by name: whoever set it wanted something.
+static ms_status check_environment(void)
+{
+    static const struct { const char *name, *choices[4]; } chosen[] = {
+        { "MOONSHARD_DEBUG", { "off", "info", "detail" } }, { "MOONSHARD_LOG", { "fsdp" } }, { "MOONSHARD_ISA", { "v1", "v2", "v3", "v4" } },
+        { "MOONSHARD_PROGRESS", { "bar", "lines" } }, { "MOONSHARD_COMM_MAP", { "refuse", "refuse-all" } }, { "MOONSHARD_CUBLAS", { "on", "off" } },
+        { "MOONSHARD_CUDA_GUARD", { "0", "1" } },
+    };
+    for (int k = 0; k < MS_COUNT(chosen); k++) {
+        const char *value = getenv(chosen[k].name);
+        char expected[64] = "";
+        bool known = !value || !*value;
+        for (int c = 0; c < 4 && chosen[k].choices[c]; c++) {
+            known |= value && strcmp(value, chosen[k].choices[c]) == 0;
+            snprintf(expected + strlen(expected), sizeof expected - strlen(expected), "%s%s", c ? ", " : "", chosen[k].choices[c]);
+        }
+        if (!known) return ms__fail(MS_EINVAL, "%s is '%s', expected %s%s", chosen[k].name, value, strchr(expected, ',') ? "one of " : "", expected);
+    }
+    static const struct { const char *name, *expected; double most; bool whole; } numbers[] = {
+        { "MOONSHARD_THREADS", "a whole number above 0", 1e9, true }, { "MOONSHARD_TIMEOUT", "seconds above 0", INFINITY, false },
+        { "MOONSHARD_CUDA_DEVICES", "a whole number from 1 to 8", 8, true }, { "MOONSHARD_CUDA_MEMORY", "bytes above 0", 1e18, true },
+    };
+    for (int k = 0; k < MS_COUNT(numbers); k++) {
+        double value = 1;
+        MS_TRY(ms__env_number(numbers[k].name, numbers[k].expected, &value));
+        if (value > numbers[k].most || (numbers[k].whole && value != floor(value)))
+            return ms__fail(MS_EINVAL, "%s is '%s', expected %s", numbers[k].name, getenv(numbers[k].name), numbers[k].expected);
+    }
+    const char *nodes = getenv("MOONSHARD_COMM_NODES");
+    if (nodes && nodes[strspn(nodes, "0123456789,")])
+        return ms__fail(MS_EINVAL, "MOONSHARD_COMM_NODES is '%s', expected a number of nodes, or each rank's node separated by commas", nodes);
+    return MS_OK;
+}
+
 ms_status ms_init(void)
 {
     if (ready) return MS_OK;
+    MS_TRY(check_environment());
     ready = true;
     ms_set_num_threads(default_threads());
     return MS_OK;

@@ -38,8 +38,8 @@ __attribute__((constructor)) static void loaded(void)
 {
     const char *name = program_invocation_short_name;
     if (strcmp(name, "mpirun") != 0 && strcmp(name, "mpiexec") != 0 && strcmp(name, "orterun") != 0) return;
-    const char *before = getenv("MOONSHARD_LD_PRELOAD");
+    const char *before = getenv("LD_PRELOAD_OF_RANKS");
     if (before && *before) setenv("LD_PRELOAD", before, 1);
     else unsetenv("LD_PRELOAD");
-    unsetenv("MOONSHARD_LD_PRELOAD");
+    unsetenv("LD_PRELOAD_OF_RANKS");
 }
