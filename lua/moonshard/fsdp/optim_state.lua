@@ -68,6 +68,12 @@ end
 
 -- ---- saving --------------------------------------------------------------------------------------
 
+local function signature(fields)
+  local parts = {}
+  for key, field in sorted_pairs(fields) do parts[#parts + 1] = field.dtype and key .. " " .. field.dtype or key end
+  return table.concat(parts, ", ")
+end
+
 -- For the other ranks: the fields of each parameter's state (a dtype where it is gathered, the value of a scalar), and the names of
 -- the parameters of which this rank has no elements. group: the group of each of the optimizer's parameters.
 local function describe(names, by_name, entries, kind, group)
@@ -88,10 +94,22 @@ local function describe(names, by_name, entries, kind, group)
   return told
 end
 
-local function signature(fields)
-  local parts = {}
-  for key, field in sorted_pairs(fields) do parts[#parts + 1] = field.dtype and key .. " " .. field.dtype or key end
-  return table.concat(parts, ", ")
+-- All of it in one string: where ranks have the same there is nothing more to say.
+local function summary(names, own)
+  local parts = { own.type }
+  for _, name in ipairs(names) do
+    parts[#parts + 1] = ("%s %s %s"):format(name, own.group[name] or "-", own.fields[name] and signature(own.fields[name]) or "-")
+  end
+  return table.concat(parts, "\n")
+end
+
+-- What ranks tell of their states, by rank; of this rank alone where all have the same.
+local function compare(groups, own, summaries)
+  local me = (require "moonshard.dist").rank()
+  for _, text in pairs(summaries) do                    -- order does not matter: is any another one?
+    if text ~= summaries[me] then return agree.gather(groups, own) end
+  end
+  return { [me] = own }
 end
 
 -- The fields of each name that some rank has a state of. An error where a rank lacks a state, or has another one.
@@ -171,7 +189,7 @@ function M.optim_state_dict(m, optim, given)
   local names, by_name, name_of = listing(m)
   local entries, listed, group = {}, {}, {}
   local plain
-  local _, told = agree.agree(groups, function()
+  local own, summaries = agree.agree(groups, function()
     check_optimizer("optim_state_dict", optim)
     plain = optim:state_dict()
     for g in ipairs(optim.param_groups) do listed[g] = {} end
@@ -187,11 +205,13 @@ function M.optim_state_dict(m, optim, given)
         end
       end
     end)
-    return nil, describe(names, by_name, entries, o.type, group)
+    local own = describe(names, by_name, entries, o.type, group)
+    return own, summary(names, own)
   end)
+  local told = compare(groups, own, summaries)
   local mine = not o.rank0_only or agree.is_first(groups)
   local fields, out = common_fields(names, by_name, told), { state = {}, param_groups = {} }
-  complete(listed, names, group, told[(require "moonshard.dist").rank()].empty, told)
+  complete(listed, names, group, own.empty, told)
   agree.together(groups, function()
     for _, name in ipairs(names) do
       local entry, p, whole = entries[name], by_name[name], nil
