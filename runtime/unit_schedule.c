@@ -427,11 +427,11 @@ ms_status ms__units_final(ms_run *run)
         if (!c->in_backward) continue;
         ms__unit_log(NULL, "root_post_backward");
         UNIT_RANGE(NULL, "root_post_backward");
-        // Units whose inputs needed no gradient, the root usually among them.
+        // Units whose inputs needed no gradient, the root usually among them, and those to which only earlier backwards came, without sync.
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
             bool waiting = u->n_active > 0 || u->partly;
-            for (int j = 0; j < u->n; j++) waiting |= u->params[j].fresh != NULL;
+            for (int j = 0; j < u->n; j++) waiting |= u->params[j].fresh || (u->sync && u->params[j].pending);
             u->n_active = 0;
             u->behind = ms__order_passes_left(u) - 1;
             if (waiting) MS_TRY(post_backward(run, u));
