@@ -169,6 +169,7 @@ void      ms__mpi_lock(void);
 void      ms__mpi_unlock(void);
 const char *ms__comm_launcher(void);                    // "mpirun" …, NULL: started alone
 
+#define CONTROL_NAME "moonshard-control-"               // of its file, where there is one; then the process and six letters
 void      ms__comm_clean(void);                         // comm_clean.c: what killed jobs left under /dev/shm
 
 // ---- comm_peer.c: what is to be seen of a peer's process on this node ----

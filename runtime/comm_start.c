@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 #include "comm_internal.h"
@@ -159,10 +160,14 @@ static ms_status control_memory(hello *mine, hello *all)
             if (fd >= 0) close(fd);
             if (way == 0) fd = memfd_create("moonshard-control", MFD_CLOEXEC);
             else {
-                snprintf(mine->path, sizeof mine->path, "%s/moonshard-%d-XXXXXX", folders[way], (int)getpid());
+                snprintf(mine->path, sizeof mine->path, "%s/" CONTROL_NAME "%d-XXXXXX", folders[way], (int)getpid());
                 fd = mkostemp(mine->path, O_CLOEXEC);
             }
-            if (fd < 0 || ftruncate(fd, (off_t)w->ctl_bytes) != 0 || !(w->ctl = map_file(fd, w->ctl_bytes))) {
+            // Writing to a page for which there is no room would end the process.
+            struct statvfs fs;
+            bool room = way == 0 || fd < 0 || fstatvfs(fd, &fs) != 0 || (double)fs.f_bavail * (double)fs.f_frsize >= (double)w->ctl_bytes;
+            if (!room) errno = ENOSPC;
+            if (!room || fd < 0 || ftruncate(fd, (off_t)w->ctl_bytes) != 0 || !(w->ctl = map_file(fd, w->ctl_bytes))) {
                 snprintf(mine->why, sizeof mine->why, "%s", strerror(errno));
                 mine->ok = 0;
             } else {

@@ -2,10 +2,34 @@
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/statvfs.h>
 #include "comm_mpi.h"
 
 static MPI_Comm world = MPI_COMM_NULL;
 static int my_rank, n_ranks;
+
+// Whether each rank of this node finds room there for Open MPI's segment of 4 MiB.
+static int has_room(const char *folder)
+{
+    const char *here = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    struct statvfs fs;
+    if (statvfs(folder, &fs) != 0) return 0;
+    return (double)fs.f_bavail * (double)fs.f_frsize >= 5e6 * (here ? atoi(here) : 1);
+}
+
+// Open MPI's segments are in /dev/shm, which containers often keep small; any other folder does, for little goes through them.
+static int place_segments(char *text, size_t n)
+{
+    const char *set = getenv("OMPI_MCA_btl_vader_backing_directory"), *temporary = getenv("TMPDIR");
+    if (set || has_room("/dev/shm")) return 0;
+    const char *folder = temporary && *temporary ? temporary : "/tmp";
+    if (!has_room(folder)) {
+        snprintf(text, n, "neither /dev/shm nor %s has room for MPI's shared memory, 5 MB for each rank of this node", folder);
+        return -1;
+    }
+    setenv("OMPI_MCA_btl_vader_backing_directory", folder, 1);
+    return 0;
+}
 
 // Open MPI's defaults are for clusters of many nodes. Whoever sets one of these by hand keeps his value.
 static void defaults(int one_node)
@@ -27,6 +51,7 @@ static int init(int one_node, char *text, size_t n)
     MPI_Initialized(&done);
     if (!done) {
         defaults(one_node);
+        if (place_segments(text, n) != 0) return -1;
         if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED) {
             snprintf(text, n, "MPI_Init_thread failed or does not provide MPI_THREAD_SERIALIZED");
             return -1;

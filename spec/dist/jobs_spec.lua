@@ -243,34 +243,91 @@ describe("a job #mpi", function()
       local pids = 0
       for pid in job.stdout:gmatch "pid (%d+)" do                         -- other jobs of this machine have their own files there
         pids = pids + 1
-        for name in lfs.dir "/dev/shm" do assert.is_nil(name:find(("moonshard-%d-"):format(pid), 1, true), how .. ": " .. name) end
+        for name in lfs.dir "/dev/shm" do assert.is_nil(name:find(("moonshard-control-%d-"):format(pid), 1, true), how .. ": " .. name) end
       end
       assert.are.equal(2, pids)
     end
   end)
 
-  it("clears away what killed jobs of Open MPI left there, and nothing that is in use", function()
-    local path = ("/dev/shm/vader_segment.moonshard-spec.%d.1.0"):format(process.pid())
-    finally(function() os.remove(path) end)
-    local function exists()
+  it("clears away what killed jobs left in shared memory, and nothing that is in use or not theirs", function()
+    local unistd = require "posix.unistd"
+    local host = process.read("/proc/sys/kernel/hostname"):match "^[^.\n]+"
+    local segment = ("vader_segment.%s.%d.5bec%d.0"):format(host, unistd.geteuid(), process.pid())
+    local function exists(path)
       local f = io.open(path)
       if f then f:close() end
       return f ~= nil
     end
+    local function touch(path)
+      process.write(path, "")
+      finally(function() os.remove(path) end)
+    end
     local script = [[ require "moonshard".dist.barrier() ]]
-    os.execute("touch " .. path)
-    ranks.run(2, script)
-    assert.is_true(exists())                            -- young: its job may just be starting
-    -- Mapped before it is old: another job on this machine may clear as well, at any moment.
-    local fd = ffi.C.open(path, 0)
-    local mapping = ffi.C.mmap(nil, 4096, 0, 1, fd, 0)
-    ffi.C.close(fd)
-    os.execute("touch -d '1 hour ago' " .. path)
-    ranks.run(2, script)
-    assert.is_true(exists())
-    ffi.C.munmap(mapping, 4096)
-    ranks.run(2, script)
-    assert.is_false(exists())
+    for _, path in ipairs { "/dev/shm/" .. segment, "/tmp/" .. segment, ("/tmp/moonshard-control-%d-abcDE1"):format(process.pid()) } do
+      -- Open, then mapped only; another job on this machine may clear as well, at any moment.
+      local open = ffi.C.open(path, 0x42, ffi.new("int", 0x180))
+      finally(function() os.remove(path) end)
+      ranks.run(2, script)
+      assert.is_true(exists(path), path)
+      local mapping = ffi.C.mmap(nil, 4096, 0, 1, open, 0)
+      ffi.C.close(open)
+      ranks.run(2, script)
+      assert.is_true(exists(path), path)
+      ffi.C.munmap(mapping, 4096)
+      ranks.run(2, script)
+      assert.is_false(exists(path), path)
+    end
+    for _, path in ipairs { "/tmp/moonshard-control-notes", ("/tmp/moonshard-control-%d-abcDE1.txt"):format(process.pid()),
+                            ("/dev/shm/vader_segment.other.%d.5bec%d.0"):format(unistd.geteuid(), process.pid()) } do
+      touch(path)
+      ranks.run(2, script)
+      assert.is_true(exists(path), path)
+    end
+  end)
+
+  it("leaves nothing after mpirun was killed, once the next job has started", function()
+    local lfs = require "lfs"
+    local folder = process.temp_folder()
+    finally(function() process.remove_folder(folder) end)
+    process.write(folder .. "/script.lua", ("package.path = %q "):format(("@/lua/?.lua;@/lua/?/init.lua;@/?.lua;"):gsub("@", process.root)) .. [[
+      require "moonshard".dist.barrier()
+      print("job " .. os.getenv "PMIX_NAMESPACE" .. " pid " .. require "spec.support.process".pid())
+      io.flush()
+      while true do end
+    ]])
+    local out = folder .. "/out"
+    local child = process.start({ "mpirun", "-n", "2", "luajit", folder .. "/script.lua" }, { stdout = out, stderr = out .. ".err",
+      env = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" } })
+    local deadline = process.now() + 60 * patience
+    while select(2, process.read(out):gsub("job %d+ pid %d+\n", "")) < 2 and process.now() < deadline do process.sleep(0.01) end
+    process.kill(child.pid, process.SIGKILL)
+    child:wait(10)
+    local job = tonumber(process.read(out):match "job (%d+)")
+    for pid in process.read(out):gmatch "pid (%d+)" do
+      while process.runs(tonumber(pid)) and process.now() < deadline do process.sleep(0.01) end
+      assert.is_false(process.runs(tonumber(pid)), "rank " .. pid .. " outlives mpirun")
+    end
+    ranks.run(2, [[ require "moonshard".dist.barrier() ]])
+    for name in lfs.dir "/dev/shm" do assert.is_nil(name:find(("%%.%x%%.%%d+$"):format(job)), name) end
+  end)
+
+  it("runs where /dev/shm is tiny", function()
+    if os.execute "unshare -m true 2>/dev/null" ~= 0 then return pending "this user may not make mount namespaces" end
+    for _, map in ipairs { false, "refuse-all" } do
+      local job = ranks.run(2, [[
+        local ms = require "moonshard"
+        local t = ms.ones(300000)
+        ms.dist.all_reduce(t)
+        io.write(t[7]:item())
+      ]], { env = { MOONSHARD_COMM_MAP = map }, through = { "unshare", "-m", "sh", "-c", "mount -t tmpfs -o size=64k none /dev/shm && exec \"$@\"", "sh" } })
+      assert.are.equal(0, job.code, job.stderr)
+      assert.are.equal("22", job.stdout)
+      assert.is_nil(job.stderr:find "vader")
+    end
+    local job = ranks.run(2, [[ require "moonshard".dist.barrier() ]], { env = { TMPDIR = "/dev/shm" },
+      through = { "unshare", "-m", "sh", "-c", "mount -t tmpfs -o size=64k none /dev/shm && exec \"$@\"", "sh" } })
+    assert.are.equal(1, job.code)
+    assert.matches("neither /dev/shm nor /dev/shm has room for MPI's shared memory, 5 MB for each rank of this node", job.stderr)
   end)
 
   it("is a world of one without a launcher", function()

@@ -88,7 +88,7 @@ local function segments(pids, job)
   local lfs, found = require "lfs", {}
   for name in lfs.dir "/dev/shm" do
     local mine = job and name:find(("%%.%x%%.%%d+$"):format(job))
-    for _, pid in pairs(pids) do mine = mine or name:find(("moonshard-%d-"):format(pid), 1, true) end
+    for _, pid in pairs(pids) do mine = mine or name:find(("moonshard-control-%d-"):format(pid), 1, true) end
     if mine then found[#found + 1] = "/dev/shm/" .. name end
   end
   return found

@@ -329,7 +329,8 @@ end
 
 --- Runs a whole script: under mpirun with n ranks, or as one plain process when n is 0 or nil.
 --- script: a file of the source tree ("scripts/train.lua"), text, or a function without upvalues.
---- opts: args (array), env (changes), timeout (300 s), stdin (text), mpirun (further arguments), command (instead of luajit).
+--- opts: args (array), env (changes), timeout (300 s), stdin (text), mpirun (further arguments), command (instead of luajit),
+--- through (words before the whole command).
 --- A file runs as users run it; text and functions find `require "moonshard"` through LUA_PATH.
 --- `ended` is on the clock of process.now and ms.time.
 ---@return { code: integer, stdout: string, stderr: string, seconds: number, ended: number, timed_out: boolean }
@@ -350,6 +351,7 @@ function ranks.run(n, script, opts)
   local command = { opts.command or "luajit", file }
   for _, a in ipairs(opts.args or {}) do command[#command + 1] = tostring(a) end
   if n and n > 0 then command, env = launch(n, command, { env = env, mpirun = opts.mpirun }) end
+  for i, word in ipairs(opts.through or {}) do table.insert(command, i, word) end
   local child = process.start(command, {
     stdin = opts.stdin and folder .. "/stdin", stdout = folder .. "/stdout", stderr = folder .. "/stderr", env = env })
   local result = { timed_out = not child:wait(opts.timeout or 300) }
