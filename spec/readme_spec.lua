@@ -40,7 +40,8 @@ describe("the README", function()
       assert.is_nil(listed[name], name)
       listed[name] = true
     end
-    local p = io.popen(("cd '%s' && grep -rIhE 'getenv|ms__env|environ|\\$\\{?MOONSHARD_|export |^ *MOONSHARD_' runtime kernels lua scripts spec"):format(process.root))
+    local reads = "getenv|ms__env|environ|\\$\\{?MOONSHARD_|export |^ *MOONSHARD_"
+    local p = io.popen(("cd '%s' && grep -rIhE '%s' runtime kernels lua scripts spec"):format(process.root, reads))
     for line in p:lines() do
       for before, name in line:gmatch "(.?)(MOONSHARD_[%u_]+)" do
         if before ~= "-" and name ~= "MOONSHARD_H" then read[name] = true end

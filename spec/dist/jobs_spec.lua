@@ -430,6 +430,40 @@ describe("a disturbed job #mpi", function()
     return since(job, "end")
   end) end)
 
+  it("prints an error once, with its rank", function()
+    for what, rule in pairs {
+      nothing = { "error(nil)", "the script ended with status 1" },
+      table = { "error {}", "%(error object is not a string%)" },
+      text = { "error 'boom'", "[^\n]*script%.lua:3: boom\nstack traceback:\n" },
+      memory = { [[
+        local ffi = require "ffi"
+        ffi.cdef "int setrlimit(int, const uint64_t *);"
+        ffi.C.setrlimit(9, ffi.new("uint64_t[2]", 0, 0))                  -- no more address space
+        local t = {}
+        while true do t[#t + 1] = ("x"):rep(1e6) .. #t end]], "not enough memory" },
+      interrupt = { [[
+        local ffi = require "ffi"
+        ffi.cdef "int kill(int, int); int getpid(void);"
+        ffi.C.kill(ffi.C.getpid(), 2)
+        for _ = 1, 1e3 do os.time() end]], "[^\n]*interrupted!\nstack traceback:\n" },
+    } do
+      local job = ranks.run(3, ([[
+        local dist = require "moonshard".dist
+        dist.barrier() if dist.rank() == 1 then
+        %s end
+        dist.barrier()
+      ]]):format(rule[1]))
+      assert.are.equal(1, job.code, what)
+      local ours = job.stderr:gsub("%-%-%-.*", "")                        -- mpirun's page comes last, or in frames
+      assert.matches("^rank 1: " .. rule[2], ours == "" and job.stderr:match "\n(rank 1: .*)" or ours, what .. ": " .. job.stderr)
+      assert.are.equal(1, select(2, ("\n" .. job.stderr):gsub("\nrank %d: ", "")), what .. ": " .. job.stderr)
+    end
+    -- Of every rank the same: the first one's.
+    local job = ranks.run(3, "require 'moonshard'.dist.barrier() error 'boom'")
+    assert.are.equal(1, select(2, job.stderr:gsub("rank %d: [^\n]*script%.lua:1: boom\n", "")), job.stderr)
+    assert.are.equal(1, select(2, job.stderr:gsub("boom", "")), job.stderr)
+  end)
+
   it("refuses settings that mean nothing, by name", function()
     for name, rule in pairs {
       MOONSHARD_TIMEOUT = { "seconds above 0", "abc", "-1", "nan", "0", "1x", " " },
