@@ -4,6 +4,7 @@
 // workers of the gather, reduce and copy streams, which poll independently, so that none holds up another. Only the
 // engine thread touches references: they are taken here and dropped when the record is retired.
 #include <stdio.h>
+#include <time.h>
 #include "comm_internal.h"
 #include "trace.h"
 #include "watched.h"
@@ -42,6 +43,12 @@ static ms_group *group_new(double id, int n, const int *ranks)
     return g;
 }
 
+static void group_drop(ms_group *g)
+{
+    free(g->ranks);
+    free(g);
+}
+
 static ms_status make_groups(void)
 {
     if (world_group) {
@@ -69,7 +76,17 @@ ms_group *ms__group_world(void)
 }
 
 static int       n_others;          // by new_group
-static ms_group **other_groups;
+static ms_group **other_groups;     // by ascending id
+
+static int place_of(double id)
+{
+    int from = 0, to = n_others;
+    while (from < to) {
+        int k = from + (to - from) / 2;
+        if (other_groups[k]->id < id) from = k + 1; else to = k;
+    }
+    return from;
+}
 
 ms_group *ms__group_by_id(double id)
 {
@@ -78,10 +95,16 @@ ms_group *ms__group_by_id(double id)
         ms__group_world();
         return self_group;
     }
-    int k = (int)id - 2;
-    if (k >= 0 && k < n_others && (double)(k + 2) == id) return other_groups[k];
-    ms__fail(MS_EINVAL, "dist: there is no group %g", id);
+    int k = place_of(id);
+    if (k < n_others && other_groups[k]->id == id) return other_groups[k];
+    ms__fail(MS_EINVAL, id > 1 && id < next_group ? "dist: this group was freed by dist.free_group" : "dist: there is no group %g", id);
     return NULL;
+}
+
+ms_group *ms__group_hold(ms_group *g)
+{
+    if (g) g->held = true;
+    return g;
 }
 
 int ms__group_rank(const ms_group *g) { return g->me; }
@@ -352,6 +375,10 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
     ms_storage *marked = NULL;
     if (work) *work = NULL;
     ms__stream_reap();
+    if (g->freed) {
+        status = ms__fail(MS_EINVAL, "%s: its group was freed by dist.free_group", ms__coll_names[c->op]);
+        goto drop;
+    }
     if (g->me < 0) {
         status = ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", ms__coll_names[c->op], ms__world.rank);
         goto drop;
@@ -493,15 +520,60 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
         size_t at = strlen(text);
         snprintf(text + at, sizeof text - at, k ? ", %d" : " %d", sorted[k]);
     }
-    // Called by every rank with the same list, or all of them get an error.
-    if (status == MS_OK) status = ms__barrier(world, hash, site, text);
     ms_group *g = status == MS_OK ? group_new(next_group, n, sorted) : NULL;
     free(sorted);
     if (!g) {
         if (status == MS_OK) ms__no_memory(sizeof *g + (size_t)n * sizeof(int), "dist.new_group", "a group of %d ranks", n);
         return -1;
     }
-    if (ms__group_place(g) != MS_OK) return -1;
+    if (ms__group_place(g) != MS_OK) {
+        group_drop(g);
+        return -1;
+    }
+    // Called by every rank with the same list, or all of them get an error. From here on nothing fails on one rank alone: where groups
+    // lie must stay equal.
+    if (ms__barrier(world, hash ^ g->place, site, text) != MS_OK) {
+        ms__group_unplace(g, false);
+        group_drop(g);
+        return -1;
+    }
     other_groups[n_others++] = g;
     return next_group++;
+}
+
+// What the workers still have to do in g: afterwards none of them touches it.
+static ms_status finish_group(ms_group *g)
+{
+    ms_status status = MS_OK;
+    for (int k = 0; k < RING && g->me >= 0 && status == MS_OK; k++) {
+        struct timespec nap = { 0, 100 * 1000 };
+        while (status == MS_OK && atomic_load(&g->finished[k]) < g->issued[k]) {
+            atomic_store(ms__engine_waits, g->heads[g->me].executor[k]);        // seen by those that look for deadlocks
+            nanosleep(&nap, NULL);
+            status = ms__check_interrupt();
+        }
+    }
+    atomic_store(ms__engine_waits, -1);
+    return status;
+}
+
+ms_status ms_dist_free_group(double id, const char *site)
+{
+    if (id == 0 || id == 1)
+        return ms__fail(MS_EINVAL, "dist.free_group: the group of %s is not one of dist.new_group", id == 0 ? "all ranks" : "this rank alone");
+    ms_group *g = ms__group_by_id(id);
+    if (!g) return MS_EINVAL;
+    char text[UNIT_NAME] = "free_group";
+    for (int k = 0; k < g->n; k++) {
+        size_t at = strlen(text);
+        snprintf(text + at, sizeof text - at, k ? ", %d" : " %d", g->ranks[k]);
+    }
+    if (g->n > 1) MS_TRY(finish_group(g));
+    MS_TRY(ms__barrier(ms__group_world(), (uint64_t)id ^ g->place << 20, site, text));
+    int k = place_of(id);
+    memmove(&other_groups[k], &other_groups[k + 1], (size_t)(--n_others - k) * sizeof *other_groups);
+    ms__group_unplace(g, true);
+    g->freed = true;
+    if (!g->held) group_drop(g);
+    return MS_OK;
 }

@@ -16,6 +16,7 @@ int       ms__group_rank(const ms_group *g);        // -1: not a member
 int       ms__group_size(const ms_group *g);
 ms_group *ms__group_world(void);                    // a world of one before dist.init
 ms_group *ms__group_by_id(double id);               // NULL with the error set
+ms_group *ms__group_hold(ms_group *g);              // its address stays valid for ever; NULL allowed. Collectives fail once it was freed
 
 typedef enum { MS_SUM, MS_AVG, MS_MAX, MS_MIN, MS_PROD } ms_reduction;
 

@@ -116,6 +116,9 @@ struct ms_group {
     ms_slot *slots;
     ms_head *heads;
     ms_blame *blame;
+    size_t   place, bytes;              // of its slots in the control memory
+    bool     freed;
+    bool     held;                      // a unit keeps its address: after dist.free_group, too
     uint64_t seq, epoch;                // engine thread only
     uint64_t issued[RING];              // word that this rank issued last on a ring entry; engine thread only
     _Atomic uint64_t finished[RING];    // and the one that its executor is through with: the next may begin
@@ -214,6 +217,7 @@ bool      ms__rank_dead(int rank);
 char     *ms__window(int world_rank, ms_stream_kind stream);                    // WINDOW of input, WINDOW of results
 uint64_t  ms__ctl_offset(const void *p);
 ms_status ms__group_place(ms_group *g);                 // slots in the control memory
+void      ms__group_unplace(ms_group *g, bool used);    // they can be another group's; used: zeroed first
 ms_group *ms__pair(int from, int to);                   // the two-member group behind send and recv
 ms_group *ms__pair_by_id(double id);
 bool      ms__comm_locate(ms_storage *s, const void *p, uint32_t *arena, uint64_t *at);

@@ -19,7 +19,11 @@
 
 static ms_group *groups;            // every group, members or not
 static _Atomic(ms_group *) *pairs;  // send and recv, by from * size + to
-static size_t    groups_used;
+static size_t    groups_used;       // from the beginning of their part of the control memory
+typedef struct { size_t at, bytes; } hole;
+static hole     *holes;             // below groups_used, by place, none beside another
+static size_t    n_holes, n_groups, hole_room;
+static pthread_mutex_t groups_lock = PTHREAD_MUTEX_INITIALIZER;     // reports of other threads walk the list
 static int      *local_of;          // by world rank
 
 // What n members share: their slots, then their heads, then what a mismatch is told as.
@@ -63,20 +67,70 @@ static void group_nodes(ms_group *g)
     if (g->leader < 0) g->far = true;
 }
 
+// Groups are made and freed by every rank in the same order, so every rank finds a group at the same place.
 ms_status ms__group_place(ms_group *g)
 {
     size_t bytes = page_up(group_bytes(g->n));
+    if (n_groups + 3 > hole_room) {                     // as many as freeing every group can leave: to free one must not fail
+        size_t room = 2 * n_groups + 8;
+        hole *grown = realloc(holes, room * sizeof *grown);
+        if (!grown) return ms__no_memory(room * sizeof *grown, "dist.new_group", "places of %zu groups", room);
+        holes = grown;
+        hole_room = room;
+    }
     if (ms__world.up && ms__world.size > 1) {
-        if (groups_at() + groups_used + bytes > ms__world.ctl_bytes)
-            return ms__fail(MS_ENOMEM, "dist.new_group: the control memory holds no more groups (%zu bytes used)", groups_used);
-        // Made by every rank in the same order, so every rank finds it at the same place.
-        group_at(g, ms__world.ctl + groups_at() + groups_used);
-        groups_used += bytes;
+        size_t k = 0;
+        while (k < n_holes && holes[k].bytes < bytes) k++;
+        if (k < n_holes) {
+            g->place = holes[k].at;
+            holes[k].at += bytes;
+            if ((holes[k].bytes -= bytes) == 0) memmove(&holes[k], &holes[k + 1], (--n_holes - k) * sizeof *holes);
+        } else {
+            if (groups_at() + groups_used + bytes > ms__world.ctl_bytes)
+                return ms__fail(MS_ENOMEM, "dist.new_group: the control memory holds no more groups (%zu bytes used); dist.free_group returns one's", groups_used);
+            g->place = groups_used;
+            groups_used += bytes;
+        }
+        g->bytes = bytes;
+        group_at(g, ms__world.ctl + groups_at() + g->place);
         group_nodes(g);
     }
+    n_groups++;
+    pthread_mutex_lock(&groups_lock);
     g->next = groups;
     groups = g;
+    pthread_mutex_unlock(&groups_lock);
     return MS_OK;
+}
+
+void ms__group_unplace(ms_group *g, bool used)
+{
+    pthread_mutex_lock(&groups_lock);
+    for (ms_group **at = &groups; *at; at = &(*at)->next)
+        if (*at == g) {
+            *at = g->next;
+            break;
+        }
+    pthread_mutex_unlock(&groups_lock);
+    n_groups--;
+    if (g->bytes == 0) return;
+    // Numbers of collectives begin anew in a new group. One rank of the node does it, before it can come to the next dist.new_group.
+    if (used && ms__world.local_rank == 0) memset(g->slots, 0, g->bytes);
+    size_t k = 0;
+    while (k < n_holes && holes[k].at < g->place) k++;
+    memmove(&holes[k + 1], &holes[k], (n_holes++ - k) * sizeof *holes);
+    holes[k] = (hole){ g->place, g->bytes };
+    if (k + 1 < n_holes && holes[k].at + holes[k].bytes == holes[k + 1].at) {
+        holes[k].bytes += holes[k + 1].bytes;
+        memmove(&holes[k + 1], &holes[k + 2], (--n_holes - k - 1) * sizeof *holes);
+    }
+    if (k > 0 && holes[k - 1].at + holes[k - 1].bytes == holes[k].at) {
+        holes[k - 1].bytes += holes[k].bytes;
+        memmove(&holes[k], &holes[k + 1], (--n_holes - k) * sizeof *holes);
+    }
+    if (n_holes && holes[n_holes - 1].at + holes[n_holes - 1].bytes == groups_used) groups_used = holes[--n_holes].at;
+    g->bytes = 0;
+    g->slots = NULL;
 }
 
 ms_group *ms__pair_by_id(double id) { return ms__pair((int)(-id - 1) / ms__world.size, (int)(-id - 1) % ms__world.size); }
@@ -285,12 +339,14 @@ static ms_status report_absence(ms_waiter *w)
 {
     char text[TEXT], where[600];
     int at = snprintf(text, sizeof text, "%.1f s have passed and ", (double)(w->now - w->begun) * 1e-9);
+    pthread_mutex_lock(&groups_lock);
     for (int k = 0; k < w->c->g->n; k++) {
         if (!is_missing(w, k) || at < 0 || (size_t)at >= sizeof text) continue;
         whereabouts(w->c->g->ranks[k], where, sizeof where);
         at += snprintf(text + at, sizeof text - (size_t)at, "rank %d %s (it is %s); ", w->c->g->ranks[k],
                        w->committed ? "has not finished its part" : "has not arrived", where);
     }
+    pthread_mutex_unlock(&groups_lock);
     if (at > 2 && (size_t)at < sizeof text) text[at - 2] = 0;
     ms__coll_fail(w->c, text);
     return ms__doom(MS_ECOMM, -1);
@@ -343,7 +399,7 @@ static int walk(int node, int depth, visit *path, char *seen, int *begin)
     return found;
 }
 
-static ms_status look_for_deadlock(ms_waiter *w)
+static ms_status look_for_circle(ms_waiter *w)
 {
     int nodes = ms__world.size * MS_STREAMS, begin = 0, n = 0;
     visit *path = malloc(((size_t)nodes + 1) * sizeof *path);
@@ -379,6 +435,14 @@ static ms_status look_for_deadlock(ms_waiter *w)
     free(path);
     free(seen);
     free(next);
+    return status;
+}
+
+static ms_status look_for_deadlock(ms_waiter *w)
+{
+    pthread_mutex_lock(&groups_lock);
+    ms_status status = look_for_circle(w);
+    pthread_mutex_unlock(&groups_lock);
     return status;
 }
 

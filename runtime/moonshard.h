@@ -458,6 +458,7 @@ MS_API int         ms_dist_is_initialized(void);
 MS_API void        ms_dist_finalize(void);                 // also automatic when the process ends with code 0
 MS_API const char *ms_dist_backend(void);                  // "self" or "mpi"
 MS_API const char *ms_dist_launcher(void);                 // "mpirun", "srun", "PMIx", or "" when started alone
+MS_API ms_status   ms_dist_free_group(double group, const char *site);          // collective over the world
 MS_API double      ms_dist_new_group(int n, const int32_t *ranks, const char *site);   // collective over the world; < 0: failed
 MS_API int         ms_dist_rank(double group);             // -1: not a member, -2: no such group (ms_error)
 MS_API int         ms_dist_size(double group);

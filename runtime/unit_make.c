@@ -239,7 +239,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     u->backward_prefetch_at = o->backward_prefetch;
     u->offload = o->offload != 0;
     u->keep_low = o->keep_low_precision_grads != 0;
-    u->group = g;
+    u->group = ms__group_hold(g);
     u->rank = ms__group_rank(g);
     u->world = ms__group_size(g);
     u->param_dtype = u->param_dtype_given = o->param_dtype;
@@ -249,8 +249,8 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     u->reshard_after_forward = o->reshard_after_forward;
     u->prefetches = u->limited = true;
     u->reshard_after_backward = u->sync = u->unshard_in_backward = u->all_reduce = true;
-    if (o->replicates && !(u->replicate = ms__group_by_id(o->replicate_group))) goto failed;
-    if (o->reshards_to && !(u->post_group = ms__group_by_id(o->reshard_group))) goto failed;
+    if (o->replicates && !(u->replicate = ms__group_hold(ms__group_by_id(o->replicate_group)))) goto failed;
+    if (o->reshards_to && !(u->post_group = ms__group_hold(ms__group_by_id(o->reshard_group)))) goto failed;
     if (u->replicate && ms__group_size(u->replicate) == 1) u->replicate = NULL;
     if (u->views != MS_VIEWS_SHARDED) ms_comm_division(u->world * (u->replicate ? ms__group_size(u->replicate) : 1), &u->before, &u->after);
     u->params = calloc((size_t)n + 1, sizeof *u->params);

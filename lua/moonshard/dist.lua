@@ -32,6 +32,7 @@ end
 
 function Group.__tostring(g)
   local n, members = lib.ms_dist_size(g.id), {}
+  if n < 0 then return "Group(freed)" end
   for k = 0, n - 1 do members[k + 1] = lib.ms_dist_member(g.id, k) end
   return ("Group(ranks %s)"):format(table.concat(members, ", "))
 end
@@ -99,7 +100,7 @@ end
 ---@return integer[]
 function dist.group_ranks(group)
   local id, list = id_of_group(group, "dist.group_ranks"), {}
-  for k = 0, lib.ms_dist_size(id) - 1 do list[k + 1] = lib.ms_dist_member(id, k) end
+  for k = 0, dist.world_size(group) - 1 do list[k + 1] = lib.ms_dist_member(id, k) end
   return list
 end
 
@@ -124,6 +125,17 @@ function dist.new_group(ranks, more)
   local id = lib.ms_dist_new_group(n, list, user_line(2))
   if id < 0 then fail() end
   return group_of(id)
+end
+
+--- Ends a group of dist.new_group: waits for what this rank has under way in it, and returns its memory. Called by every rank of the
+--- world, in the same order as other calls of the world. Afterwards a call with the group, or of a model over it, is an error.
+---@param group Group
+function dist.free_group(group, more)
+  if more ~= nil then opts.none("dist.free_group", more) end
+  if group == nil then errors.raise "dist.free_group: a group of dist.new_group expected, got nil; dist.finalize leaves the job" end
+  local id = id_of_group(group, "dist.free_group")
+  if lib.ms_dist_free_group(id, user_line(2)) ~= 0 then fail() end
+  groups[id] = nil
 end
 
 -- ---- works --------------------------------------------------------------------------------------
@@ -415,7 +427,7 @@ dist.send = calls.one(dist.send, function(_, dst) return pair(dist.rank(), dst) 
 dist.recv = calls.one(dist.recv, function(_, src) return pair(src, dist.rank()) end)
 
 local function of_world() return 0 end
-dist.new_group = calls.one(dist.new_group, of_world)
+dist.new_group, dist.free_group = calls.one(dist.new_group, of_world), calls.one(dist.free_group, of_world)
 
 -- ---- what happened, and how it is checked -----------------------------------------------------------
 

@@ -35,6 +35,91 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     end
   end)
 
+  it("are freed: thousands more than there is room for, of all sizes, right in between", function()
+    local function resident()
+      collectgarbage()
+      collectgarbage()
+      return tonumber(require("spec.support.process").read "/proc/self/statm":match "^%d+ (%d+)") * 4096
+    end
+    local live, before = {}, nil
+    for k = 1, 3000 do
+      local list = {}
+      for r = 0, world - 1 do
+        if (k + r) % 3 ~= 0 or r == k % world then list[#list + 1] = r end
+      end
+      live[#live + 1] = dist.new_group(list)
+      if #live > 5 then dist.free_group(table.remove(live, k % 5 + 1)) end
+      if k % 100 == 0 then
+        for _, g in ipairs(live) do
+          if dist.rank(g) then
+            local t = ms.full({ 300 }, rank + 1)
+            dist.all_reduce(t, { group = g })
+            local sum = 0
+            for _, r in ipairs(dist.group_ranks(g)) do sum = sum + r + 1 end
+            assert.are.equal(sum, t[300]:item())
+          end
+        end
+      end
+      if k == 500 then before = resident() end
+    end
+    for _, g in ipairs(live) do dist.free_group(g) end
+    local grown = resident() - before
+    assert.is_true(grown < 2 ^ 20, ("%d bytes more"):format(grown))
+  end)
+
+  it("that are freed are an error where they are used, and wait for what is under way", function()
+    local list = {}
+    for r = 0, world - 1 do list[r + 1] = r end
+    for n = 1, 20 do
+      local g = dist.new_group(list)
+      local works, t = {}, {}
+      for k = 1, n do
+        t[k] = ms.full({ 5000 }, rank + k)
+        works[k] = dist.all_reduce(t[k], { group = g, async = true })
+      end
+      local m = n == 20 and ms.fsdp.fully_shard(ms.nn.Linear(4, 4), { mesh = dist.mesh_from_group(g) })
+      dist.free_group(g)
+      for k = 1, n do
+        assert.is_true(works[k]:done())
+        assert.are.equal(world * (world - 1) / 2 + k * world, t[k][5000]:item())
+      end
+      for _, use in ipairs { function() dist.all_reduce(t[1], { group = g }) end, function() dist.rank(g) end,
+        function() dist.world_size(g) end, function() dist.group_ranks(g) end, function() dist.barrier(g) end,
+        function() dist.all_gather_object(1, { group = g }) end, function() dist.free_group(g) end,
+        function()
+          if not m then dist.barrier(g) end
+          dist.barrier()                                -- a model's failure ends what the others are doing
+          m(ms.ones(1, 4))
+        end } do
+        local ok, why = pcall(use)
+        assert.is_false(ok)
+        assert.matches("was freed by dist.free_group", why)
+      end
+      assert.are.equal("Group(freed)", tostring(g))
+    end
+    for _, bad in ipairs { dist.default_group(), dist.self_group(), 3, false } do
+      local ok, why = pcall(dist.free_group, bad or nil)
+      assert.is_false(ok)
+      assert.matches("dist.free_group: ", why)
+    end
+    dist.barrier()
+  end)
+
+  it("are freed by all or by none", function()
+    local a, b = dist.new_group { 0, 1 }, dist.new_group { 0, 1 }
+    local _, why = pcall(dist.free_group, rank == 0 and a or b)
+    assert.matches("the ranks ask for different things", why)
+    _, why = pcall(dist.free_group, rank == 1 and "a" or a)
+    assert.matches(rank == 1 and "the group is a string" or "rank 1 failed: .*the group is a string", why)
+    dist.free_group(a)
+    if rank < 2 then
+      local t = ms.ones(1)
+      dist.all_reduce(t, { group = b })
+      assert.are.equal(2, t:item())
+    end
+    dist.free_group(b)
+  end)
+
   it("compare with ==, the world and self among them", function()
     local g = dist.new_group { 0, 1, 2, 3 }
     assert.is_true(g == g and g ~= dist.default_group() and dist.self_group() ~= dist.default_group())
