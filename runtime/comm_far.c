@@ -476,11 +476,22 @@ static void send_error(int node, uint64_t number, const char *text, bool backwar
     keep(m);
 }
 
+// MPI sends while it is called only, and a rank that leads no group calls it for nothing else.
+static bool sent_errors(void)
+{
+    bool all = true;
+    for (int k = 0; k < OUTBOX; k++)
+        if (outbox[k].req && test(&outbox[k].req) == 0) all = false;
+    return all;
+}
+
 void ms__far_error(uint64_t number, const char *text, bool backward)
 {
     pthread_mutex_lock(&error_lock);
     for (int node = 0; node < ms__world.nodes; node++)
         if (node != ms__world.node) send_error(node, number, text, backward);
+    // The script may not wait in a collective for long: the connection is made now, if the peer answers soon.
+    for (int64_t until = ms__now_ns() + 20 * 1000 * 1000; !sent_errors() && ms__now_ns() < until;) sched_yield();
     pthread_mutex_unlock(&error_lock);
 }
 
@@ -490,10 +501,14 @@ void ms__far_poll(void)
     int from;
     size_t n;
     // One thread at a time: two that saw the same message would both wait for it.
-    if (first_on(ms__world.node) != ms__world.rank || pthread_mutex_trylock(&error_lock) != 0) return;
-    ms__mpi_lock();
-    int there = ms__world.mpi->probe(TAG_ERROR, &from, &n);
-    ms__mpi_unlock();
+    if (pthread_mutex_trylock(&error_lock) != 0) return;
+    sent_errors();
+    int there = 0;
+    if (first_on(ms__world.node) == ms__world.rank) {
+        ms__mpi_lock();
+        there = ms__world.mpi->probe(TAG_ERROR, &from, &n);
+        ms__mpi_unlock();
+    }
     void *r = there && n == sizeof m ? irecv(&m, sizeof m, from, TAG_ERROR) : NULL;
     bool got = r != NULL;
     while (r && test(&r) == 0) sched_yield();
