@@ -140,7 +140,7 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
         ms__print_text(&p, what, sizeof what);
         if ((size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ": %s", what);
         if (shapes && p.shaped && (size_t)at < size - 1) at += shape_text(&p, text + at, size - (size_t)at);
-        if (models && (size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ", of the model made as number %u of its class", (unsigned)p.model);
+        if (models && (size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ", of the model made as number %u of its class", (unsigned)(p.model & 0xffff));
     }
     if (models && (size_t)at < size - 1)
         at += snprintf(text + at, size - (size_t)at, "; all ranks of a group must wrap the same models, in the same order");

@@ -204,11 +204,17 @@ ms_status ms__unit_replan(unit *u)
 }
 
 // A number for the next unit of this name over this group. It counts calls, whatever comes of them: every rank makes the same ones.
+// A rank on which a model's making fails does not come to its later units, so each epoch of errors has its own count.
 static uint32_t next_serial(const char *name, double group)
 {
     static struct { const char *name; double group; uint32_t n; } *counts;
     static int n, cap;
+    static uint64_t epoch;
     name = ms__intern(name);
+    if (epoch != ms__comm_epoch()) {
+        epoch = ms__comm_epoch();
+        for (int k = 0; k < n; k++) counts[k].n = (uint32_t)(epoch & 0xffff) << 16;
+    }
     for (int k = 0; k < n; k++)
         if (counts[k].name == name && counts[k].group == group) return ++counts[k].n;
     if (n == cap) {
@@ -219,7 +225,7 @@ static uint32_t next_serial(const char *name, double group)
     }
     counts[n].name = name;
     counts[n].group = group;
-    return counts[n++].n = 1;
+    return counts[n++].n = (uint32_t)(epoch & 0xffff) << 16 | 1;
 }
 
 double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_options *o)

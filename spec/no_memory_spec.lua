@@ -14,4 +14,18 @@ describe("one failed allocation", function()
       assert.is_true(counts.same >= least and counts.error >= least, ("%d same, %d errors"):format(counts.same, counts.error))
     end)
   end
+
+  -- Ranks: the peers hear of it, on other nodes too, none waits for the limit, and all go on.
+  for _, case in ipairs {
+    { "collectives", "malloc", 0 }, { "collectives", "malloc", 1 }, { "training", "pool", 1 },
+  } do
+    local scenario, kind, culprit = unpack(case)
+    it(("of %s, among %s over two nodes, on rank %d, is an error on both ranks or nothing"):format(kind, scenario, culprit), function()
+      if os.getenv "LD_PRELOAD" then return pending "another allocator is preloaded" end
+      local stride = kind == "pool" and 9 or 3
+      local counts, wrong = starved.job(2, { scenario, kind, "loop", culprit, stride }, { env = { MOONSHARD_COMM_NODES = "2" } })
+      assert.same({}, wrong)
+      assert.is_true(counts.error >= 20, ("%d same, %d errors"):format(counts.same, counts.error))
+    end)
+  end
 end)

@@ -123,28 +123,32 @@ end
 --- Runs a job of starve_job.lua: how many outcomes of each kind, and the lines of what is wrong.
 ---@param n integer  ranks; 0: one process
 ---@param args any[]  scenario, "malloc" or "pool", mode, and the mode's two numbers
----@param opts? table  env, mpirun, timeout of ranks.run; pool's failures need no shim
----@return table<string, integer> counts, string[] wrong, table job
+---@param opts? table  env, timeout; nodes: a pair of spec/support/nodes.lua with n ranks on each
+---@return table<string, integer> counts, string[] wrong
 function starved.job(n, args, opts)
   local process, ranks = require "spec.support.process", require "spec.support.ranks"
   opts = opts or {}
-  local folder = process.temp_folder()
-  local env = { OMP_NUM_THREADS = "1", MOONSHARD_TIMEOUT = "20", LD_PRELOAD = opts.shim or starved.shim(folder) }
+  local folder, root = process.temp_folder(), process.root
+  local shim = starved.shim(folder)
+  local env = { OMP_NUM_THREADS = "1", MOONSHARD_TIMEOUT = "20",
+    LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;@/?.lua;;"):gsub("@", root) }
   for k, v in pairs(opts.env or {}) do env[k] = v end
-  local root = process.root
-  env.LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;@/?.lua;;"):gsub("@", root)
-  local mpirun = { "-x", "LD_PRELOAD", unpack(opts.mpirun or {}) }
-  local job = ranks.run(n, root .. "/spec/support/starve_job.lua", { env = env, mpirun = mpirun, timeout = opts.timeout,
-    args = { args[1], args[2], folder, args[3], args[4], args[5] } })
+  if n == 0 or opts.nodes then env.LD_PRELOAD = shim end
+  local script = root .. "/spec/support/starve_job.lua"
+  local given = { env = env, timeout = opts.timeout, args = { args[1], args[2], folder, args[3], args[4], args[5] },
+    mpirun = { "-x", "LD_PRELOAD=" .. shim } }             -- for the ranks, not for mpirun
+  local job = opts.nodes and opts.nodes:run(n, script, given) or ranks.run(n, script, given)
   process.remove_folder(folder)
   local counts, wrong = { same = 0, error = 0 }, {}
   for line in job.stdout:gmatch "[^\n]+" do
     local outcome = line:match "^%d+\t%d+\t([^\t]*)\t"
-    if outcome then counts[outcome] = (counts[outcome] or 0) + 1 end
-    if outcome ~= "same" and outcome ~= "error" then wrong[#wrong + 1] = line end
+    if outcome then
+      counts[outcome] = (counts[outcome] or 0) + 1
+      if outcome ~= "same" and outcome ~= "error" then wrong[#wrong + 1] = line end
+    end
   end
   if job.code ~= 0 or job.timed_out then wrong[#wrong + 1] = ("the job ended with status %s: %s"):format(job.code, job.stderr) end
-  return counts, wrong, job
+  return counts, wrong
 end
 
 --- The bits of a result, as a text.
