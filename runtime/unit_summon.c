@@ -1,4 +1,4 @@
-// unit_summon.c -- whole parameters of an fsdp.FSDP unit for the script, and what it wrote into them back (behaviour.md 3.2).
+// unit_summon.c -- what scripts do with whole parameters: changes that they make in place are kept, and fsdp.FSDP shows wholes for reading and writing.
 #include <stdio.h>
 
 #include "device.h"
