@@ -135,6 +135,11 @@ for _, world in ipairs { 1, 2, 4 } do
         assert.equal("cpu", here.state[name].exp_avg.device)
         assert.is_true(here.state[name].exp_avg:equal(entry.exp_avg:to "cpu"))
       end
+      local whole, offloaded = fsdp.state_dict(model), fsdp.state_dict(model, { offload_to_cpu = true })
+      for name, t in pairs(whole) do
+        assert.same({ "cuda:0", "cpu" }, { t.device, offloaded[name].device })
+        assert.is_true(offloaded[name]:equal(t:to "cpu"), name)
+      end
       for _, offload in ipairs { false, true } do
         local given = { rank0_only = true, offload_to_cpu = offload }
         local sd, osd = fsdp.state_dict(model, given), fsdp.optim_state_dict(model, optimizer, given)
@@ -142,7 +147,6 @@ for _, world in ipairs { 1, 2, 4 } do
         local other, second = make(2)
         fsdp.load_state_dict(other, sd, { broadcast_from_rank0 = true })
         fsdp.load_optim_state_dict(other, second, osd, { broadcast_from_rank0 = true })
-        local whole = fsdp.state_dict(model)
         for name, t in pairs(fsdp.state_dict(other)) do assert.is_true(t:equal(whole[name]), name) end
         for name, entry in pairs(fsdp.optim_state_dict(other, second).state) do
           assert.equal("cuda:0", entry.exp_avg_sq.device)
