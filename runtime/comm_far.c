@@ -302,7 +302,7 @@ static ms_status chain(ms_coll *c, ms_waiter *w, char *const *windows, char *acc
 }
 
 // Memory for what comes from other nodes, of each stream, whose collectives come one after the other.
-enum { ROOM = 2 * WINDOW };
+enum { ROOM = 4 * WINDOW };
 static char *rooms[MS_STREAMS];
 
 static char *room_of(const ms_coll *c) { return rooms[c->stream] ? rooms[c->stream] : (rooms[c->stream] = malloc(ROOM)); }
@@ -403,7 +403,8 @@ ms_status ms__far_exchange(ms_coll *c, ms_waiter *w, const char *in, size_t byte
 
 ms_status ms__far_pair(ms_coll *c, ms_waiter *w, ms_far_source *source, const size_t *bytes, char *mine, char *theirs)
 {
-    enum { PARTS = 4, PART = ROOM / PARTS };
+    enum { PARTS = 4 };
+    const size_t part = c->n_parts ? WINDOW / 2 : ROOM / PARTS;
     int me = c->g->me, other = 1 - me, tag = tag_of(c, KIND_CHAIN), rank = c->g->ranks[other];
     size_t here = bytes[me], there = bytes[other], most = here > there ? here : there;
     char *room = room_of(c);
@@ -411,27 +412,26 @@ ms_status ms__far_pair(ms_coll *c, ms_waiter *w, ms_far_source *source, const si
     void *sent[PARTS] = { NULL }, *got[PARTS] = { NULL };
     flight results = { 0 };
     ms_status status = MS_OK;
-    for (size_t at = 0, begun = 0; at < most && status == MS_OK; at += PART) {
-        for (; begun < most && begun < at + PARTS * PART && status == MS_OK; begun += PART) {
-            size_t k = begun / PART % PARTS;
-            if (begun < here && !(got[k] = irecv(room + k * PART, left(here, begun, PART), rank, tag))) status = lost(c, "MPI refused a message");
+    for (size_t at = 0, begun = 0; at < most && status == MS_OK; at += part) {
+        for (; begun < most && begun < at + PARTS * part && status == MS_OK; begun += part) {
+            size_t k = begun / part % PARTS;
+            if (begun < here && !(got[k] = irecv(room + k * part, left(here, begun, part), rank, tag))) status = lost(c, "MPI refused a message");
             if (status == MS_OK && begun < there) {
-                size_t n = left(there, begun, PART);
+                size_t n = left(there, begun, part);
                 if (!(sent[k] = isend(source(c, other, begun, n, k), n, rank, tag))) status = lost(c, "MPI refused a message");
             }
         }
-        size_t k = at / PART % PARTS, n = left(here, at, PART), m = left(there, at, PART);
+        size_t k = at / part % PARTS, n = left(here, at, part), m = left(there, at, part);
         if (status == MS_OK && n) status = finish(w, &got[k]);
         if (status == MS_OK && n) {
-            const char *src[2] = { room + k * PART, room + k * PART };
+            const char *src[2] = { room + k * part, room + k * part };
             src[me] = source(c, me, at, n, PARTS);
             char *dst = mine + at;
             ms__reduce(c->dtype, c->red, c->scale, 2, 2, src, 1, &dst, n / (size_t)ms__dtype_size(c->dtype));
+            if (theirs) status = launch(w, &results, isend(dst, n, rank, tag_of(c, KIND_RESULT)), false);
         }
         if (status == MS_OK && m) status = finish(w, &sent[k]);         // before the result takes its place
-        if (status != MS_OK || !theirs) continue;
-        if (n) status = launch(w, &results, isend(mine + at, n, rank, tag_of(c, KIND_RESULT)), false);
-        if (status == MS_OK && m) status = launch(w, &results, irecv(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
+        if (status == MS_OK && m && theirs) status = launch(w, &results, irecv(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
     }
     if (status == MS_OK) status = land_all(w, &results);
     else drop(&results);
