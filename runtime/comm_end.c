@@ -74,14 +74,6 @@ _Noreturn void ms__end_stay(int code)
     _exit(code);
 }
 
-// The first rank to fail. The others wake the launcher, if there are any.
-_Noreturn static void end_first(int code)
-{
-    for (int r = 0; ms__world.board && r < ms__world.size; r++)
-        if (r != ms__world.rank && is_here(r) && state_of(r) == RANK_RUNNING && !ms__rank_dead(r)) _exit(code);
-    ms__exit_last(code);
-}
-
 // Of a rank that died the first one that sees it says so.
 static void name_dead(int rank)
 {
@@ -170,7 +162,7 @@ static void *doom_thread(void *arg)
     ms__board_state(RANK_RAISED);
     if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
     say_ended();
-    end_first(1);
+    ms__exit_last(1);
 }
 
 // The error is raised like any other; but if the script survives it, or is busy elsewhere, the job still ends.
@@ -218,7 +210,7 @@ static bool look_at_late(ms_progress *seen, int64_t since, int64_t now, bool say
     if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
     fprintf(stderr, "rank %d: at the end of the script %.1f s have passed and %s\n", ms__world.rank, waited, culprits);
     say_ended();
-    end_first(1);
+    ms__exit_last(1);
 }
 
 // Before MPI_Finalize, which blocks: until every rank here is at its end as well. False: one ended with an error.
@@ -274,7 +266,7 @@ static void *finalize_thread(void *unused)
             if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
             fprintf(stderr, "rank %d: MPI_Finalize: %.1f s have passed and rank %d (process %d) is stopped\n", ms__world.rank, ms__world.timeout, r,
                     ms__world.board->rank[r].pid);
-            end_first(1);
+            ms__exit_last(1);
         }
     }
     return NULL;
@@ -313,7 +305,7 @@ static void at_exit(int code, void *arg)
     ms__board_state(RANK_RAISED);
     ms__trace_save_now();
     if (!first_to_fail(ms__world.rank)) ms__end_stay(code);
-    end_first(code);
+    ms__exit_last(code);
 }
 
 void ms__end_catch(void)

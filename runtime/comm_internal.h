@@ -189,7 +189,7 @@ bool      ms__launcher_ends_job(void);
 void      ms__nudge_launcher(void);                     // it ends the job: cuts its sleeps short
 
 void      ms__launcher_to_loopback(void);
-_Noreturn void ms__exit_last(int code);                 // of the last rank here: a child does that once it has gone
+_Noreturn void ms__exit_last(int code);                 // of the first rank to fail: a child nudges once it has gone, for its peers may be stopped
 
 // ---- comm_join.c: the start of a job ----
 void      ms__join_begin(double limit);                 // the script has come to dist.init
