@@ -274,8 +274,10 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
 {
     context *c = u->context;
     if (u->views != MS_VIEWS_SHARDED) return ms__flat_reduce(run, u);
-    // Over a mesh each of the two steps takes its own mean; a factor of the script's divides at the first.
-    double scale = 1 / (u->divide > 0 ? u->divide : u->world);
+    // Over a mesh each of the two steps takes its own mean; a factor of the script's divides at the first. The mean is the sum divided once,
+    // as in DDP: the same bits for any number of ranks.
+    ms_reduction red = u->divide > 0 ? MS_SUM : MS_AVG;
+    double scale = u->divide > 0 ? 1 / u->divide : 1;
     if (u->world == 1 && !u->replicate && u->all_reduce_hook == 0) return land_alone(run, u, scale);
     reduction r = { .owner = u, .present = calloc((size_t)u->n + 1, sizeof *r.present), .at = calloc((size_t)u->n + 1, sizeof *r.at) };
     if (!r.present || !r.at) {
@@ -306,8 +308,8 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
     ms__unit_model(u);
     mark_present(u, &r);
-    if (st == MS_OK && apart) st = ms__reduce_scatter_parts(u->group, r.out, r.n, parts, MS_SUM, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
-    else if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, MS_SUM, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
+    if (st == MS_OK && apart) st = ms__reduce_scatter_parts(u->group, r.out, r.n, parts, red, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
+    else if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, red, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
     for (int k = 0; k < r.n && apart; k++) ms__release(parts[k].t);
     r.partial = u->replicate && !u->all_reduce;
     if (st == MS_OK && u->replicate && u->all_reduce) {
@@ -317,7 +319,7 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
         ms__unit_model(u);
         mark_present(u, &r);
         if (st == MS_OK)
-            st = ms__all_reduce(u->replicate, r.out, MS_SUM, u->divide > 0 ? 1 : 1.0 / ms__group_size(u->replicate), MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
+            st = ms__all_reduce(u->replicate, r.out, red, 1, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
     }
     if (st != MS_OK) {
         ms__unit_drop_reduction(&r);

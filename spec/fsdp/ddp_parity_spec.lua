@@ -114,3 +114,34 @@ for world = 2, 3 do
     end
   end)
 end
+
+for _, world in ipairs { 3, 5 } do
+  ranks.describe(world, ("sharded training beside DDP over %d ranks #mpi"):format(world), function(rank)
+    local fronts = {
+      fully_shard = function(m, fsdp) return fsdp.fully_shard(m) end,
+      FSDP = function(m, fsdp) return fsdp.FSDP(m) end,
+    }
+    for front, wrap in require("moonshard.util").sorted_pairs(fronts) do
+      for _, dtype in ipairs { "float32", "float64" } do
+        it(("%s in %s has the same bits, though the mean over ranks rounds"):format(front, dtype), function()
+          local ms, nn, _, fsdp = load()
+          local weights = {}
+          for k = 1, 2 do
+            ms.manual_seed(1)
+            local m = nn.Sequential(nn.Linear(37, 53, { dtype = dtype }), nn.Tanh(), nn.Linear(53, 29, { dtype = dtype }))
+            local wrapped = k == 1 and nn.DDP(m) or wrap(m, fsdp)
+            local optimizer = ms.optim.AdamW(wrapped:parameters(), { lr = 0.01 })
+            for step = 1, 4 do
+              ms.manual_seed(100 * step + rank)
+              wrapped(ms.randn(8, 37, { dtype = dtype })):pow(2):mean():backward()
+              optimizer:step()
+              optimizer:zero_grad()
+            end
+            weights[k] = k == 1 and m:state_dict() or fsdp.state_dict(wrapped)
+          end
+          for name, t in ms.sorted_pairs(weights[1]) do assert.is_true(t:equal(weights[2][name]), name) end
+        end)
+      end
+    end
+  end)
+end

@@ -130,8 +130,10 @@ function Bucket:launch(group, world, hook, state)
     if is_tensor(value) and value ~= self.whole then value:keep() end       -- read when backward is over
     self.work = value
   else
-    self.whole:div_(world)
-    self.work = dist.all_reduce(self.whole, { group = group, async = true })
+    -- The sum divided once, as fully_shard's. A join may count other ranks than the group has.
+    local mean = world == dist.world_size(group)
+    if not mean then self.whole:div_(world) end
+    self.work = dist.all_reduce(self.whole, { group = group, async = true, op = mean and "avg" or "sum" })
   end
 end
 

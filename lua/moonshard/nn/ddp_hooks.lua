@@ -18,12 +18,11 @@ local function result_of(value)
 end
 M.result_of = result_of
 
---- The mean over ranks, divided before it is summed.
+--- The mean over ranks, as without a hook.
 ---@param group Group?
 ---@param bucket table
 function M.allreduce_hook(group, bucket)
-  local flat = flat_of("allreduce_hook", bucket):div_(dist.world_size(group))
-  return dist.all_reduce(flat, { group = group, async = true })
+  return dist.all_reduce(flat_of("allreduce_hook", bucket), { group = group, async = true, op = "avg" })
 end
 
 local function compress(who, dtype)
