@@ -180,21 +180,22 @@ struct fiber {
     char  *stack = nullptr;
     bool   finished = false;
     int    waits = 0;               // 0: runs, 1: at the block's barrier, 2: at its warp's
+    int    shuffles = 0;            // how many it has done
     void  *fake = nullptr;
 };
 struct block_state {
     fiber    *fibers = nullptr;
     int       n = 0;
-    uint64_t  lanes[MAX_THREADS];
+    uint64_t  lanes[2][MAX_THREADS];
     const std::function<void()> *body = nullptr;
     void     *back = nullptr, *back_fake = nullptr;
     const void *back_bottom = nullptr;
     size_t    back_size = 0;
 };
 inline thread_local place one_thread;       // of a kernel without barriers
-inline thread_local place *now = &one_thread;
-inline thread_local fiber *self = nullptr;
-inline thread_local block_state *block = nullptr;
+inline constinit thread_local place *now = nullptr;
+inline constinit thread_local fiber *self = nullptr;
+inline constinit thread_local block_state *block = nullptr;
 
 #if defined(__x86_64__)
 // Saves the callee's registers on the stack it leaves, and goes on where the other one stopped.
@@ -247,9 +248,11 @@ inline void prepare(fiber &f)
         if (f.stack == MAP_FAILED) { fputs("cuda_shim: no memory for a fiber's stack\n", stderr); abort(); }
     }
     f.finished = false;
-    f.waits = 0;
+    f.waits = f.shuffles = 0;
 #if defined(__x86_64__)
-    void **top = (void **)(f.stack + STACK);
+    // Stacks that end at the same place of a page share cache lines: a block's threads would evict each other at every switch.
+    size_t k = (size_t)(&f - block->fibers);
+    void **top = (void **)(f.stack + STACK - k % 128 * 704);
     *--top = nullptr;                       // aligned as after a call
     *--top = (void *)fiber_main;
     for (int k = 0; k < 6; k++) *--top = nullptr;
@@ -288,6 +291,7 @@ MS_FIBER inline void run_block(block_state &b)
         for (int k = 0; k < b.n; k++) {
             fiber &f = b.fibers[k];
             if (f.finished || f.waits) continue;
+            if (k + 2 < b.n) __builtin_prefetch(b.fibers[k + 2].sp);
             resume(f);
             moved = true;
             if (f.finished) left--;
@@ -318,12 +322,16 @@ MS_FIBER inline void run_block(block_state &b)
     }
 }
 
+inline void need_fiber()
+{
+    if (self) return;
+    fputs("cuda_shim: a barrier or shuffle in a kernel that was started with launch, not launch_blocks\n", stderr);
+    abort();
+}
+
 MS_FIBER inline void meet(int which)
 {
-    if (!self) {
-        fputs("cuda_shim: a barrier or shuffle in a kernel that was started with launch, not launch_blocks\n", stderr);
-        abort();
-    }
+    need_fiber();
     self->waits = which;
     to_scheduler(false);
 }
@@ -362,15 +370,16 @@ cudaError_t launch(stream_state *s, bool barriers, void (*kernel)(P...), unsigne
     return cudaSuccess;
 }
 
+// Shuffles alternate between two sets of lanes. A lane that writes a set again has met all its readers at the shuffle in between.
 template <class T> T shuffle(T v, int from)
 {
     static_assert(sizeof(T) <= 8, "a shuffle moves 8 bytes at most");
-    int me = (int)now->thread.x;
-    memcpy(&block->lanes[me], &v, sizeof v);
+    need_fiber();
+    uint64_t *lanes = block->lanes[self->shuffles++ & 1];
+    memcpy(&lanes[now->thread.x], &v, sizeof v);
     meet(2);
     T other;
-    memcpy(&other, &block->lanes[from], sizeof other);
-    meet(2);
+    memcpy(&other, &lanes[from], sizeof other);
     return other;
 }
 
