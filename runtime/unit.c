@@ -201,6 +201,9 @@ ms_status ms__unit_check_home(const unit *u)
     const char *where = strrchr(ms__tensor_text(u->params[0].local), ' ') + 1;
     char device[32], names[1024] = "";
     snprintf(device, sizeof device, "%s", where);
+    if (u->views != MS_VIEWS_SHARDED)
+        return ms__fail(MS_ESTATE, "An FSDP-managed module with parameter CPU offloading enabled has parameters on %s. Make sure to not move the module "
+                                   "from CPU when offloading parameters.", device);
     for (int j = 0; j < u->n; j++) {
         const char *name = u->params[j].param->name;
         size_t len = strlen(names);

@@ -92,8 +92,8 @@ static ms_status make_full(unit *u, ms_storage **out)
 }
 
 // Where a unit computes and where its shards are, once its module is on `device`. What is offloaded leaves for the CPU when the
-// unit is made. Of fsdp.FSDP it stays there, and a script that moves the module moves what computes. By the rules of fully_shard
-// the shards are where the script moves them (anywhere else the forward is refused), and the unit computes where it did.
+// unit is made, and the unit computes for good where its module was. The shards go where a script moves the module; a gather from
+// anywhere but the CPU is refused.
 static void settle(unit *u, int device, bool made)
 {
     u->device = u->home = device;
@@ -102,9 +102,9 @@ static void settle(unit *u, int device, bool made)
         if (made && u->computes >= 0) u->device = u->home = u->computes;
         return;
     }
-    if (u->computes < 0 || (u->views != MS_VIEWS_SHARDED && !made)) u->computes = device;
+    if (u->computes < 0) u->computes = device;
     u->device = u->computes;
-    if (made || u->views != MS_VIEWS_SHARDED) u->home = MS_CPU;
+    if (made) u->home = MS_CPU;
 }
 
 // Views and storages for the unit's present devices; the shard's bytes are zero.
@@ -401,7 +401,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
 {
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
-    if (device < 0) device = u->views == MS_VIEWS_SHARDED ? u->home : u->device;
+    if (device < 0) device = u->home;
     if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases", u->name);
     if (keep_values && (u->device & 0xff) == MS_META && (device & 0xff) != MS_META)
         return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);

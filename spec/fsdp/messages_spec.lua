@@ -80,12 +80,15 @@ ranks.describe(2, "messages of FSDP", function()
     assert.equal(1, #warnings)
     assert.truthy(warnings[1]:find("which does not have an explicit index", 1, true))
     local offloaded = quietly(fsdp.FSDP, nn.Linear(2, 2), { cpu_offload = true, device_id = "cuda:0" }):to "cuda:0"
-    -- Where the reference refuses at the first forward nothing is wrong: what is offloaded stays on the CPU.
-    assert.truthy(offloaded.params[1].device:find "^cpu")
+    assert.equal("cuda:0", offloaded.params[1].device)
+    raises("An FSDP-managed module with parameter CPU offloading enabled has parameters on cuda:0. Make sure to not move the module from CPU when "
+      .. "offloading parameters.", offloaded, ms.ones(1, 2, { device = "cuda:0" }))
+    offloaded:to "cpu"
     local out = offloaded(ms.ones(1, 2, { device = "cuda:0" }))
     assert.equal("cuda:0", out.device)
     out:sum():backward()
-    assert.truthy(offloaded.params[1].grad.device:find "^cpu")
+    assert.equal("cpu", offloaded.params[1].device)
+    assert.equal("cpu", offloaded.params[1].grad.device)
   end)
 end)
 
