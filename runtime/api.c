@@ -269,6 +269,12 @@ int ms_same_storage(ms_id a, ms_id b)
     return s && t && s->storage == t->storage;
 }
 
+int ms_storage_is_shared(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    return t && t->storage->refs > 1;
+}
+
 ms_id ms_param_new(ms_id id, int requires_grad)
 {
     ms_tensor *t = ms__tensor(id);

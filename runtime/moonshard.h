@@ -143,6 +143,7 @@ MS_API ms_id     ms_storage_copy(ms_id t);
 MS_API ms_id     ms_view_alike(ms_id t, ms_id copy);
 MS_API ms_status ms_set_data(ms_id t, ms_id src);  // re-points t (a leaf) at src's storage, shape, dtype
 MS_API int       ms_same_storage(ms_id a, ms_id b);
+MS_API int       ms_storage_is_shared(ms_id t);    // does anything but t hold its memory?
 MS_API ms_id     ms_param_new(ms_id t, int requires_grad);         // a new leaf sharing t's storage, unscoped
 MS_API ms_status ms_set_name(ms_id t, const char *name);           // shown in errors ("blocks.0.weight")
 MS_API ms_status ms_bump_version(ms_id t);

@@ -296,6 +296,8 @@ ms_status ms_unit_extension_whole(double handle, int e, int n_whole, const ms_id
         ms_tensor *t = ms__tensor(whole[k]);
         if (!t) return (ms_status)ms_error_code();
         MS_TRY(check_whole(u, x, &u->params[x->which[k]], t));
+        // Memory that only the whole has is the unit's to free, whether the hook names it or not.
+        if (t->storage->refs == 1) MS_TRY(free_with(u, x, t));
     }
     for (int k = 0; k < n_free; k++) {
         ms_tensor *t = ms__tensor(freed[k]);

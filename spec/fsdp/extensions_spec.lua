@@ -230,17 +230,38 @@ ranks.describe(2, "all-gather extensions", function()
     assert.equal("uint8", ledger[1].dtype)
   end)
 
-  it("say when a tensor that they return will not be freed", function()
+  it("say when a tensor that they return will not be freed: others hold its memory", function()
     local ms = load()
-    local model = ms.fsdp.fully_shard(ms.nn.Linear(4, 4))
-    local part = model.weight:to_local()
-    function part:fsdp_pre_all_gather() return { self:bfloat16() }, nil end
-    function part.fsdp_post_all_gather(_, outputs, _, dtype, out)
-      if out then out:copy_(outputs[1]) else return outputs[1]:to(dtype), { outputs[1] } end
+    local kept = {}
+    for _, case in ipairs {
+      { 0, function(whole) return whole end }, { 0, function(whole) return whole, {} end }, { 0, function(whole) return whole, { whole } end },
+      { 1, function(whole)
+        kept[#kept + 1] = whole:detach()
+        return whole
+      end },
+      { 0, function(whole)
+        kept[#kept + 1] = whole:detach()
+        return whole, { whole }
+      end },
+    } do
+      local model = ms.fsdp.fully_shard(ms.nn.Linear(4, 4))
+      local part = model.weight:to_local()
+      function part:fsdp_pre_all_gather() return { self:bfloat16() }, nil end
+      function part.fsdp_post_all_gather(_, outputs, _, dtype, out)
+        if out then out:copy_(outputs[1]) else return case[2](outputs[1]:to(dtype)) end
+      end
+      local whole
+      local warnings = ms.catch_warnings(function()
+        for _ = 1, 2 do model(ms.ones(1, 4)):sum():backward() end
+        model:unshard()
+        whole = model.weight:detach()
+        model:reshard()
+      end)
+      assert.same(case[1] == 1 and { "fsdp_post_all_gather of 'weight' returned a tensor that is not among the tensors to free: "
+        .. "its memory stays when the unit reshards" } or {}, warnings)
+      assert.equal(case[1] == 1, (pcall(whole.sum, whole)))
     end
-    local warnings = ms.catch_warnings(function() model(ms.ones(1, 4)) end)
-    assert.same({ "fsdp_post_all_gather of 'weight' returned a tensor that is not among the tensors to free: "
-      .. "its memory stays when the unit reshards" }, warnings)
+    assert.equal(2, #kept)
   end)
 
   it("need both hooks, found on the instance or its class", function()

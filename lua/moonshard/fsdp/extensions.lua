@@ -123,8 +123,9 @@ local function first_gather(unit, e, x, outputs)
   local ids = ffi.new("ms_id[?]", #inners)
   for k, t in ipairs(inners) do
     ids[k - 1] = t.id
-    -- Memory that nobody frees would stay for every unit of the model: that is worth a word.
-    local goes = false
+    -- What the hook made for the whole alone goes with it. What other tensors hold too stays unless the hook says so, for every unit
+    -- of the model: that is worth a warning.
+    local goes = lib.ms_storage_is_shared(t.id) == 0
     for _, list in ipairs { freed, outputs } do
       for _, other in ipairs(list) do
         for _, inner in ipairs(inner_tensors(other)) do goes = goes or lib.ms_same_storage(t.id, inner.id) ~= 0 end
