@@ -1,10 +1,10 @@
---- The reference suite test_fsdp_exec_order at 2, 3 and 4 ranks, and what goes beyond it: an order that ends early, counts of
---- collectives, and the same without debug level "detail".
+--- The reference suite test_fsdp_exec_order at 2, 3 and 4 ranks, on the CPU and on a GPU (the emulated one where there is no other),
+--- and what goes beyond it: an order that ends early, counts of collectives, and the same without debug level "detail".
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
 -- layer1 and layer2 have 36 elements each, so that their collectives would pair up silently.
-local function wrap(strategy)
+local function wrap(strategy, device)
   local ms, nn, fsdp = load()
   local Model = nn.Module:extend "Model"
   function Model:init()
@@ -20,7 +20,7 @@ local function wrap(strategy)
     if self.skip then return z end
     return self.relu(self.use_alt_path and self.layer2(z) or self.layer1(z))
   end
-  function Model.get_input() return ms.randn(8, 5) end
+  function Model.get_input(_, where) return ms.randn(8, 5):to(where) end
   function Model.get_loss(_, _, output) return output:sum() end
   function Model.run_backward(_, loss) loss:backward() end
   function Model:flip_path()
@@ -34,113 +34,117 @@ local function wrap(strategy)
   local model = Model()
   model.layer1 = fsdp.FSDP(model.layer1, { sharding_strategy = strategy })
   model.layer2 = fsdp.FSDP(model.layer2, { sharding_strategy = strategy })
-  return fsdp.FSDP(model, { sharding_strategy = strategy }):to "cpu"
+  return fsdp.FSDP(model, { sharding_strategy = strategy }):to(device)
 end
 
-local function iteration(model)
-  local input = model.module:get_input()
+local function iteration(model, device)
+  local input = model.module:get_input(device)
   local output = model(input)
-  model.module:run_backward(model.module:get_loss(input, output))
+  model.module:run_backward(model.module:get_loss(input, output):to(device))
 end
 
 local function starts_with(text, prefix) return text:sub(1, #prefix) == prefix end
 
 local function bare(text) return (text:gsub("^[^\n]-:%d+: ", "")) end
 
-for world = 2, 4 do
-  ranks.describe(world, ("test_fsdp_exec_order on %d ranks"):format(world), function()
-    for _, strategy in ipairs { "full_shard", "shard_grad_op" } do
-      it("test_invalid_first_iter_order, " .. strategy, function(rank)
-        local _, _, _, dist = load()
-        dist.set_debug_level "detail"
-        local model = wrap(strategy)
-        if rank ~= 0 then model:flip_path() end
-        local ok, message = pcall(function() model(model.module:get_input()) end)
-        assert.is_false(ok)
-        assert.equal("Forward order differs across ranks: rank 0 is all-gathering parameters for [['layer1.weight']] while rank 1 is "
-          .. "all-gathering parameters for [['layer2.1.weight', 'layer2.3.weight']]", bare(message))
-      end)
+for _, device in ipairs { "cpu", "cuda:0" } do
+  for world = 2, 4 do
+    ranks.describe(world, ("test_fsdp_exec_order on %d ranks, %s"):format(world, device), function()
+      for _, strategy in ipairs { "full_shard", "shard_grad_op" } do
+        it("test_invalid_first_iter_order, " .. strategy, function(rank)
+          local _, _, _, dist = load()
+          dist.set_debug_level "detail"
+          local model = wrap(strategy, device)
+          if rank ~= 0 then model:flip_path() end
+          local ok, message = pcall(function() model(model.module:get_input(device)) end)
+          assert.is_false(ok)
+          assert.equal("Forward order differs across ranks: rank 0 is all-gathering parameters for [['layer1.weight']] while rank 1 is "
+            .. "all-gathering parameters for [['layer2.1.weight', 'layer2.3.weight']]", bare(message))
+        end)
 
-      for _, iterations in ipairs { 1, 3 } do
-        it(("test_invalid_later_iter_order, %s, iters_before_path_change = %d"):format(strategy, iterations), function(rank)
+        for _, iterations in ipairs { 1, 3 } do
+          it(("test_invalid_later_iter_order, %s, iters_before_path_change = %d"):format(strategy, iterations), function(rank)
+            local ms, _, _, dist = load()
+            dist.set_debug_level "detail"
+            local model = wrap(strategy, device)
+            for _ = 1, iterations do iteration(model, device) end
+            if rank ~= 0 then model:flip_path() end
+            local input = model.module:get_input(device)
+            local output
+            local warnings = ms.catch_warnings(function() output = model(input) end)
+            if rank ~= 0 then
+              assert.equal(1, #warnings)
+              assert.equal(("Forward order differs from that of the first iteration on rank %d. Collectives are unchecked and may give incorrect "
+                .. "results or hang.\nExpected to all-gather for [['layer1.weight']] but trying to all-gather parameters for "
+                .. "[['layer2.1.weight', 'layer2.3.weight']]"):format(rank), warnings[1])
+            else
+              assert.equal(0, #warnings)
+            end
+            local more = ms.catch_warnings(function()
+              model.module:run_backward(model.module:get_loss(input, output):to(device))
+              iteration(model, device)
+            end)
+            assert.same({}, more)
+          end)
+        end
+
+        it("test_train_eval, " .. strategy, function()
           local ms, _, _, dist = load()
           dist.set_debug_level "detail"
-          local model = wrap(strategy)
-          for _ = 1, iterations do iteration(model) end
-          if rank ~= 0 then model:flip_path() end
-          local input = model.module:get_input()
-          local output
-          local warnings = ms.catch_warnings(function() output = model(input) end)
-          if rank ~= 0 then
-            assert.equal(1, #warnings)
-            assert.equal(("Forward order differs from that of the first iteration on rank %d. Collectives are unchecked and may give incorrect "
-              .. "results or hang.\nExpected to all-gather for [['layer1.weight']] but trying to all-gather parameters for "
-              .. "[['layer2.1.weight', 'layer2.3.weight']]"):format(rank), warnings[1])
-          else
-            assert.equal(0, #warnings)
-          end
-          local more = ms.catch_warnings(function()
-            model.module:run_backward(model.module:get_loss(input, output))
-            iteration(model)
+          local model = wrap(strategy, device)
+          local warnings = ms.catch_warnings(function()
+            for _ = 1, 2 do
+              model:train()
+              for _ = 1, 3 do iteration(model, device) end
+              model:eval()
+              for _ = 1, 3 do
+                local input = model.module:get_input(device)
+                model.module:get_loss(input, model(input)):to(device)
+              end
+            end
           end)
-          assert.same({}, more)
+          for _, text in ipairs(warnings) do
+            assert.is_false(starts_with(text, "Forward order differs"), "Warning was incorrectly issued: " .. text)
+          end
+          assert.equal(0, #warnings)
+        end)
+
+        it("a sequence that ends early is a warning where it does, once, " .. strategy, function(rank)
+          local ms, _, _, dist = load()
+          dist.set_debug_level "detail"
+          local model = wrap(strategy, device)
+          iteration(model, device)
+          model.module.skip = true                    -- on all ranks alike: nothing else would notice
+          local warnings = ms.catch_warnings(function()
+            for _ = 1, 2 do iteration(model, device) end
+          end)
+          assert.same({ ("Forward order differs from that of the first iteration on rank %d. Collectives are unchecked and may give incorrect "
+            .. "results or hang.\nExpected to all-gather for 2 units but the forward ended after 1"):format(rank) }, warnings)
+        end)
+
+        it("counts two more all-gathers a unit in the first iteration, and none later, " .. strategy, function()
+          local _, _, _, dist = load()
+          dist.set_debug_level "detail"
+          local model = wrap(strategy, device)
+          local function gathers(fn, ...)
+            local n = 0
+            for _, c in ipairs((dist.record(fn, ...))) do
+              if c.op == "all_gather" then n = n + 1 end
+            end
+            return n
+          end
+          local whole = strategy == "full_shard" and 3 or 2         -- the units, and in backward the one that was resharded
+          assert.equal(3 * 2, gathers(function() model(model.module:get_input(device)) end))
+          -- No backward yet: the first iteration still, and what stayed whole for one is gathered already.
+          assert.equal((strategy == "full_shard" and 2 or 0) + 2 * 2, gathers(iteration, model, device))
+          for _ = 1, 3 do assert.equal(whole, gathers(iteration, model, device)) end
         end)
       end
+    end)
+  end
+end
 
-      it("test_train_eval, " .. strategy, function()
-        local ms, _, _, dist = load()
-        dist.set_debug_level "detail"
-        local model = wrap(strategy)
-        local warnings = ms.catch_warnings(function()
-          for _ = 1, 2 do
-            model:train()
-            for _ = 1, 3 do iteration(model) end
-            model:eval()
-            for _ = 1, 3 do
-              local input = model.module:get_input()
-              model.module:get_loss(input, model(input))
-            end
-          end
-        end)
-        for _, text in ipairs(warnings) do
-          assert.is_false(starts_with(text, "Forward order differs"), "Warning was incorrectly issued: " .. text)
-        end
-        assert.equal(0, #warnings)
-      end)
-
-      it("a sequence that ends early is a warning where it does, once, " .. strategy, function(rank)
-        local ms, _, _, dist = load()
-        dist.set_debug_level "detail"
-        local model = wrap(strategy)
-        iteration(model)
-        model.module.skip = true                    -- on all ranks alike: nothing else would notice
-        local warnings = ms.catch_warnings(function()
-          for _ = 1, 2 do iteration(model) end
-        end)
-        assert.same({ ("Forward order differs from that of the first iteration on rank %d. Collectives are unchecked and may give incorrect "
-          .. "results or hang.\nExpected to all-gather for 2 units but the forward ended after 1"):format(rank) }, warnings)
-      end)
-
-      it("counts two more all-gathers a unit in the first iteration, and none later, " .. strategy, function()
-        local _, _, _, dist = load()
-        dist.set_debug_level "detail"
-        local model = wrap(strategy)
-        local function gathers(fn, ...)
-          local n = 0
-          for _, c in ipairs((dist.record(fn, ...))) do
-            if c.op == "all_gather" then n = n + 1 end
-          end
-          return n
-        end
-        local whole = strategy == "full_shard" and 3 or 2         -- the units, and in backward the one that was resharded
-        assert.equal(3 * 2, gathers(function() model(model.module:get_input()) end))
-        -- No backward yet: the first iteration still, and what stayed whole for one is gathered already.
-        assert.equal((strategy == "full_shard" and 2 or 0) + 2 * 2, gathers(iteration, model))
-        for _ = 1, 3 do assert.equal(whole, gathers(iteration, model)) end
-      end)
-    end
-  end)
-
+for world = 2, 4 do
   -- A gang each: after such an error nothing more is asked of the ranks.
   for _, strategy in ipairs { "full_shard", "shard_grad_op" } do
     for _, shorter in ipairs { false, true } do
@@ -149,12 +153,12 @@ for world = 2, 4 do
         it("is an error on every rank before data moves", function(rank)
           local _, _, _, dist = load()
           assert.equal("off", dist.debug_level())
-          local model = wrap(strategy)
-          iteration(model)
+          local model = wrap(strategy, "cpu")
+          iteration(model, "cpu")
           if rank ~= 0 then
             if shorter then model.module.skip = true else model:flip_path() end
           end
-          local ok, message = pcall(iteration, model)
+          local ok, message = pcall(iteration, model, "cpu")
           assert.is_false(ok)
           assert.truthy(message:find("layer1", 1, true), message)        -- where rank 0 was
         end)
