@@ -39,8 +39,8 @@ MS_FN REAL R(ms_fwd_mul)(REAL a, REAL b) { return a * b; }
 MS_FN REAL R(ms_fwd_neg)(REAL x) { return -x; }
 MS_FN REAL R(ms_fwd_abs)(REAL x) { return R(ms_abs)(x); }
 MS_FN REAL R(ms_fwd_pow)(REAL a, REAL b) { return R(ms_pow)(a, b); }
-MS_FN REAL R(ms_fwd_maximum)(REAL a, REAL b) { return (a != a) | (a > b) ? a : b; }
-MS_FN REAL R(ms_fwd_minimum)(REAL a, REAL b) { return (a != a) | (a < b) ? a : b; }
+MS_FN REAL R(ms_fwd_maximum)(REAL a, REAL b) { return ((a != a) | (a > b)) ? a : b; }
+MS_FN REAL R(ms_fwd_minimum)(REAL a, REAL b) { return ((a != a) | (a < b)) ? a : b; }
 #endif
 
 MS_FN REAL R(ms_fwd_add_scaled)(REAL a, REAL b, REAL s) { return R(ms_fwd_add)(a, R(ms_fwd_mul)(s, b)); }
@@ -106,7 +106,7 @@ MS_FN REAL R(ms_bwd_gelu_tanh)(REAL g, REAL x)
 }
 // d/dx x^p, where 0^0 = 1 has slope 0
 MS_FN REAL R(ms_bwd_pow_scalar)(REAL g, REAL x, REAL p) { return p == 0 ? 0 : g * p * R(ms_pow)(x, p - 1); }
-MS_FN REAL R(ms_bwd_pow_exponent)(REAL g, REAL a, REAL b) { return (a == 0) & (b >= 0) ? 0 : g * R(ms_pow)(a, b) * R(ms_log)(a); }
+MS_FN REAL R(ms_bwd_pow_exponent)(REAL g, REAL a, REAL b) { return ((a == 0) & (b >= 0)) ? 0 : g * R(ms_pow)(a, b) * R(ms_log)(a); }
 MS_FN REAL R(ms_bwd_rdiv_scalar)(REAL g, REAL x, REAL s) { return -g * s / (x * x); }
 MS_FN REAL R(ms_bwd_rpow_scalar)(REAL g, REAL y, REAL s) { return g * y * R(ms_log)(s); }
 MS_FN REAL R(ms_bwd_div_other)(REAL g, REAL a, REAL b) { return -g * a / (b * b); }
@@ -122,5 +122,5 @@ MS_FN REAL R(ms_bwd_norm_p)(REAL g, REAL x, REAL n, REAL p)
 // A tie shares its gradient.
 MS_FN REAL R(ms_bwd_maximum)(REAL g, REAL a, REAL b) { return a > b ? g : a == b ? (REAL)0.5 * g : 0; }
 MS_FN REAL R(ms_bwd_minimum)(REAL g, REAL a, REAL b) { return a < b ? g : a == b ? (REAL)0.5 * g : 0; }
-MS_FN REAL R(ms_bwd_clamp)(REAL g, REAL x, REAL low, REAL high) { return (x >= low) & (x <= high) ? g : 0; }
+MS_FN REAL R(ms_bwd_clamp)(REAL g, REAL x, REAL low, REAL high) { return ((x >= low) & (x <= high)) ? g : 0; }
 #endif

@@ -18,11 +18,13 @@ extern "C" {
 #define MS_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define MS_COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
 
-// CPU dispatch at run time. Put it before a kernel whose loops should vectorise; OpenMP bodies are
-// cloned too. Off where the toolchain cannot (sanitizer builds keep it; valgrind copes).
+// CPU dispatch at run time. Put it before a kernel whose loops should vectorise. Off where the toolchain cannot (sanitizer
+// builds keep it; valgrind copes): clang 14 and 16 know no such levels.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(MS_NO_CLONES)
+#define MS_CLONES 1
 #define MS_KERNEL __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
+#define MS_CLONES 0
 #define MS_KERNEL
 #endif
 

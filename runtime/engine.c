@@ -1,14 +1,12 @@
 // engine.c -- process-wide settings: threads, modes, the random generator's place.
 #define _GNU_SOURCE
 #include <math.h>
-#include <omp.h>
 #include <sched.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "env.h"
 #include "op.h"
-#include "watched.h"
 
 static int threads = 1;
 static bool ready;
@@ -80,11 +78,14 @@ ms_status ms_init(void)
 
 int ms_num_threads(void) { return threads; }
 
-// At most 1024: libgomp falls over a team of 100,000, which an environment may ask for.
+// oneDNN's threads are OpenMP's, whose library comes with it.
+extern void omp_set_num_threads(int n) __attribute__((weak));
+
+// At most 1024, whatever an environment asks for: libgomp falls over a team of 100,000.
 void ms_set_num_threads(int n)
 {
     threads = n < 1 ? 1 : n > 1024 ? 1024 : n;
-    omp_set_num_threads(threads);
+    if (omp_set_num_threads) omp_set_num_threads(threads);
 }
 
 int ms_set_grad_mode(int on)
@@ -106,55 +107,6 @@ int ms_set_default_dtype(int dtype)
     int before = ms__state.default_dtype;
     if (dtype >= 0 && ms__is_float(dtype)) ms__state.default_dtype = dtype;
     return before;
-}
-
-// ---- parallel loops ---------------------------------------------------------------------------
-
-// A region costs 6-10 us to open: less work than this many elements does not pay for it.
-enum { PARALLEL_FROM = 32768 };
-
-static char region_begins, region_ends;              // addresses for MS_GIVES and MS_TAKES
-
-MS_OPENS_REGION void ms__parallel(int64_t n, int64_t block, ms_range_fn fn, void *arg)
-{
-    if (n <= 0) return;
-    int64_t blocks = (n + block - 1) / block;
-    if (threads == 1 || blocks == 1 || n < PARALLEL_FROM) {
-        for (int64_t b = 0; b < blocks; b++) {
-            int64_t last = (b + 1) * block;
-            fn(arg, b * block, last < n ? last : n, b);
-        }
-        return;
-    }
-    MS_GIVES(&region_begins);
-#pragma omp parallel num_threads(threads)
-    {
-        MS_TAKES(&region_begins);
-#pragma omp for schedule(static) nowait
-        for (int64_t b = 0; b < blocks; b++) {
-            int64_t last = (b + 1) * block;
-            fn(arg, b * block, last < n ? last : n, b);
-        }
-        MS_GIVES(&region_ends);
-    }
-    MS_TAKES(&region_ends);
-}
-
-MS_OPENS_REGION void ms__parallel_tasks(int64_t n, ms_range_fn fn, void *arg)
-{
-    if (threads == 1 || n <= 1) {
-        for (int64_t k = 0; k < n; k++) fn(arg, k, k + 1, k);
-        return;
-    }
-    MS_GIVES(&region_begins);
-#pragma omp parallel num_threads(threads)
-    {
-        MS_TAKES(&region_begins);
-#pragma omp for schedule(dynamic, 1) nowait
-        for (int64_t k = 0; k < n; k++) fn(arg, k, k + 1, k);
-        MS_GIVES(&region_ends);
-    }
-    MS_TAKES(&region_ends);
 }
 
 // ---- random numbers ---------------------------------------------------------------------------

@@ -6,7 +6,7 @@
 // Nothing of libc may be called yet: the environment is read with raw system calls.
 #include "base.h"
 
-#if defined(__x86_64__) && !defined(MS_NO_CLONES)
+#if MS_CLONES
 
 #include <fcntl.h>
 #include <sys/syscall.h>

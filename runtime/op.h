@@ -107,6 +107,7 @@ typedef void (*ms_range_fn)(void *arg, int64_t first, int64_t last, int64_t bloc
 void ms__parallel(int64_t n, int64_t block, ms_range_fn fn, void *arg);
 // The same over n tasks that are worth a thread each: fn(arg, k, k + 1, k).
 void ms__parallel_tasks(int64_t n, ms_range_fn fn, void *arg);
+int  ms__thread_num(void);      // inside fn: which of ms_num_threads() it is, from 0
 
 // ---- random numbers: Philox 4x32-10 (Salmon et al. 2011), keyed by seed, counted by (offset, element) ----
 // Reserves one offset for an operator call: the element's place is the rest of the counter.

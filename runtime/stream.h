@@ -22,7 +22,7 @@ typedef struct ms_pending ms_pending;
 
 // A launch is self-contained: function, argument block by value (<= 192 bytes), and what to do on the
 // engine thread when it has run (drop references). fn runs on the stream's thread, never opens an
-// OpenMP region, and polls ms__stream_cancelled() in loops that may wait.
+// parallel loop, and polls ms__stream_cancelled() in loops that may wait.
 typedef ms_status (*ms_record_fn)(void *arg);
 typedef void      (*ms_retire_fn)(void *arg, ms_status result);
 

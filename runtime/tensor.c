@@ -28,7 +28,7 @@ static bool fill_reserve(void)
 static ms_counter *version_new(void)
 {
     ms_counter *v = spare_version;
-    if (MS_LIKELY(v != NULL)) memcpy(&spare_version, v, sizeof spare_version);
+    if (MS_LIKELY(v != NULL)) memcpy(&spare_version, v, sizeof(void *));
     else if (!(v = malloc(sizeof(ms_counter) > sizeof(void *) ? sizeof(ms_counter) : sizeof(void *)))) return NULL;
     v->refs = 1;
     v->count = v->tape = 0;
@@ -42,7 +42,7 @@ static void version_release(ms_counter *v)
         free(v);
         return;
     }
-    memcpy(v, &spare_version, sizeof spare_version);
+    memcpy(v, &spare_version, sizeof(void *));
     spare_version = v;
 }
 
@@ -170,7 +170,7 @@ ms_status ms__tensor_reserve(int n, const char *what)
         ms_tensor *t = malloc(sizeof *t);
         ms_counter *v = malloc(sizeof(ms_counter) + sizeof(void *));
         if (t) { t->node = (ms_node *)spare; spare = t; }
-        if (v) { memcpy(v, &spare_version, sizeof spare_version); spare_version = v; }
+        if (v) { memcpy(v, &spare_version, sizeof(void *)); spare_version = v; }
         if (!t || !v) return ms__no_memory((size_t)(n > RESERVE ? n : RESERVE) * (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *)), what, "headers of %d tensors", n);
     }
     return MS_OK;

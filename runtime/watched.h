@@ -17,19 +17,6 @@
 #define MS_OWNED(p, n)   ((void)(p), (void)(n))
 #endif
 
-// ThreadSanitizer does not know libgomp: where a parallel region begins and ends its threads hand over to each other. The
-// function that opens the region is not looked at (what it passes to its threads travels by libgomp), what it calls is.
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#define MS_OPENS_REGION __attribute__((no_sanitize("thread")))
-#define MS_GIVES(p) __tsan_release(p)
-#define MS_TAKES(p) __tsan_acquire(p)
-#else
-#define MS_OPENS_REGION
-#define MS_GIVES(p) ((void)(p))
-#define MS_TAKES(p) ((void)(p))
-#endif
-
 // What valgrind is to keep account of, it must walk through: a reservation of twice the machine's memory takes it minutes.
 #if defined(MS_MEMCHECK)
 #define MS_ARENA ((size_t)1 << 30)

@@ -9,7 +9,7 @@ local engine = {
   { "runtime/dtype", "runtime/shape", "runtime/philox" },
   { "runtime/device", "runtime/pool", "runtime/stream", "runtime/trace" },
   { "runtime/storage", "runtime/tensor", "runtime/view", "runtime/ids" },
-  { "runtime/op", "runtime/op_.*", "runtime/engine", "runtime/random", "kernels/.*" },
+  { "runtime/op", "runtime/op_.*", "runtime/engine", "runtime/parallel", "runtime/random", "kernels/.*" },
   { "runtime/graph.*", "runtime/run.*", "runtime/backward", "runtime/leaf", "runtime/custom", "runtime/api" },
   { "runtime/comm.*", "runtime/plugin.*", "runtime/dist.*", "runtime/shm.*" },
   { "runtime/unit.*" },

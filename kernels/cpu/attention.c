@@ -5,7 +5,6 @@
 // (or float64) rows and columns, the gradients of keys and values add up in the order of the queries.
 // So memory is linear in T, and bits don't depend on threads. A query that may look at no key at all
 // gets zeros.
-#include <omp.h>
 #include "../gemm.h"
 #include "../grad.h"
 #include "layers.h"
@@ -63,7 +62,7 @@ static part part_of(const ms_tensor *t, const ms_tensor *like)
 static void forward_head(void *arg, int64_t head, int64_t end, int64_t unused)
 {
     const attend *w = arg;
-    char *room = w->room + w->room_bytes * (size_t)omp_get_thread_num();
+    char *room = w->room + w->room_bytes * (size_t)ms__thread_num();
     (void)end, (void)unused;
     if (w->q.dtype == MS_F64) attend_head_f64(w, head, (double *)room);
     else attend_head_f32(w, head, (float *)room);
@@ -72,7 +71,7 @@ static void forward_head(void *arg, int64_t head, int64_t end, int64_t unused)
 static void backward_head(void *arg, int64_t head, int64_t end, int64_t unused)
 {
     const attend *w = arg;
-    char *room = w->room + w->room_bytes * (size_t)omp_get_thread_num();
+    char *room = w->room + w->room_bytes * (size_t)ms__thread_num();
     (void)end, (void)unused;
     if (w->q.dtype == MS_F64) attend_head_backward_f64(w, head, (double *)room);
     else attend_head_backward_f32(w, head, (float *)room);

@@ -10,7 +10,6 @@
 // Every element of C is summed in the same order whatever the number of threads, rows and columns at a time.
 //
 // Built with -ffp-contract=fast (CMakeLists.txt): here, and only here, a*b + c may become an fma.
-#include <omp.h>
 #include <unistd.h>
 #include "gemm.h"
 
@@ -76,27 +75,23 @@ typedef struct gemm_ahead {
     struct gemm_ahead *then;    // when all are
 } gemm_ahead;
 
-#define EACH_LANE(f, s) { f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7), \
-                          f(s, 8), f(s, 9), f(s, 10), f(s, 11), f(s, 12), f(s, 13), f(s, 14), f(s, 15) }
+#define EACH_LANE(f, s) f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7), \
+                        f(s, 8), f(s, 9), f(s, 10), f(s, 11), f(s, 12), f(s, 13), f(s, 14), f(s, 15)
 #define REAL float
-#define INDEX int32_t
 #define R(x) x##_f32
 #define LANES 16
 #include "gemm_body.h"
 #undef REAL
-#undef INDEX
 #undef R
 #undef LANES
 #undef EACH_LANE
 
-#define EACH_LANE(f, s) { f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7) }
+#define EACH_LANE(f, s) f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7)
 #define REAL double
-#define INDEX int64_t
 #define R(x) x##_f64
 #define LANES 8
 #include "gemm_body.h"
 #undef REAL
-#undef INDEX
 #undef R
 #undef LANES
 #undef EACH_LANE
@@ -320,7 +315,7 @@ static void pack_rows_task(void *arg, int64_t task, int64_t end, int64_t unused)
 static void row_half(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64_t n, gemm_ahead *ahead)
 {
     float *s = w->sums;
-    if (w->first && w->last) s += omp_get_thread_num() * w->high * w->sums_rs;
+    if (w->first && w->last) s += ms__thread_num() * w->high * w->sums_rs;
     else s += i * w->sums_rs + w->j0 + j - w->first_col;
     sweep_f32((n + 15) / 16 * 16, rows, w->kc, (const float *)w->a + i * w->kc, (const float *)w->b + j * w->kc, s, w->sums_rs, NULL, !w->first, ahead);
     if (w->last) finish(w, s, w->i0 + i, w->j0 + j, rows, n);

@@ -288,7 +288,6 @@ static MS_KERNEL void R(dots)(int64_t n, int64_t k, const REAL *a, const REAL *b
 #define HIGH(step, l) ((l) & (step) ? (l) + LANES : (l) + (step))
 static inline __attribute__((always_inline)) void R(transpose)(REAL *out, int64_t out_rs, const void *in, int64_t in_cs)
 {
-    typedef INDEX index __attribute__((vector_size(64)));
     R(vec) x[LANES];
 #pragma GCC unroll 16
     for (int l = 0; l < LANES; l++) x[l] = *(const R(loose) *)((const char *)in + l * in_cs);
@@ -296,8 +295,8 @@ static inline __attribute__((always_inline)) void R(transpose)(REAL *out, int64_
     _Pragma("GCC unroll 16") for (int l = 0; l < LANES; l++) {                                  \
         if (l & (step)) continue;                                                               \
         R(vec) y = x[l], z = x[l + (step)];                                                     \
-        x[l] = __builtin_shuffle(y, z, (index) EACH_LANE(LOW, step));                           \
-        x[l + (step)] = __builtin_shuffle(y, z, (index) EACH_LANE(HIGH, step));                 \
+        x[l] = __builtin_shufflevector(y, z, EACH_LANE(LOW, step));                           \
+        x[l + (step)] = __builtin_shufflevector(y, z, EACH_LANE(HIGH, step));                 \
     }
     if (LANES == 16) { STAGE(8 % LANES) }
     STAGE(4) STAGE(2) STAGE(1)
@@ -308,7 +307,6 @@ static inline __attribute__((always_inline)) void R(transpose)(REAL *out, int64_
 // 8 rows of LANES numbers, so many bytes apart, become LANES rows of 8, one after the other.
 static inline __attribute__((always_inline)) void R(transpose_8)(REAL *out, const void *in, int64_t in_rs)
 {
-    typedef INDEX index __attribute__((vector_size(64)));
     R(vec) x[8];
 #pragma GCC unroll 8
     for (int l = 0; l < 8; l++) x[l] = *(const R(loose) *)((const char *)in + l * in_rs);
@@ -316,8 +314,8 @@ static inline __attribute__((always_inline)) void R(transpose_8)(REAL *out, cons
     _Pragma("GCC unroll 8") for (int l = 0; l < 8; l++) {                                       \
         if (l & (step)) continue;                                                               \
         R(vec) y = x[l], z = x[l + (step)];                                                     \
-        x[l] = __builtin_shuffle(y, z, (index) EACH_LANE(LOW, step));                           \
-        x[l + (step)] = __builtin_shuffle(y, z, (index) EACH_LANE(HIGH, step));                 \
+        x[l] = __builtin_shufflevector(y, z, EACH_LANE(LOW, step));                           \
+        x[l + (step)] = __builtin_shufflevector(y, z, EACH_LANE(HIGH, step));                 \
     }
     STAGE(4) STAGE(2) STAGE(1)
 #undef STAGE
@@ -325,8 +323,8 @@ static inline __attribute__((always_inline)) void R(transpose_8)(REAL *out, cons
     for (int l = 0; l < 8; l++) {
         if (LANES == 8) *(R(vec) *)(out + l * 8) = x[l];
         else if (l % 2 == 0) {          // row l in the lower half of x[l], row l + 8 in the upper
-            *(R(vec) *)(out + l * 8) = __builtin_shuffle(x[l], x[l + 1], (index) EACH_LANE(LOW, 8 % LANES));
-            *(R(vec) *)(out + (l + 8) * 8) = __builtin_shuffle(x[l], x[l + 1], (index) EACH_LANE(HIGH, 8 % LANES));
+            *(R(vec) *)(out + l * 8) = __builtin_shufflevector(x[l], x[l + 1], EACH_LANE(LOW, 8 % LANES));
+            *(R(vec) *)(out + (l + 8) * 8) = __builtin_shufflevector(x[l], x[l + 1], EACH_LANE(HIGH, 8 % LANES));
         }
     }
 }

@@ -1,7 +1,6 @@
 // loss.c -- cross_entropy fused with its softmax: forward reads the logits once and keeps one number a
 // row (its logsumexp); backward writes the gradient in one pass. Sums over rows run in float64 over fixed
 // blocks, so that bits don't depend on threads.
-#include <omp.h>
 #include "../grad.h"
 #include "layers.h"
 #include "rows.h"
@@ -45,7 +44,7 @@ static void store_one(ms_tensor *t, double v)
 static void forward_rows(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const cross *q = arg;
-    char *room = q->room + q->room_bytes * (size_t)omp_get_thread_num();
+    char *room = q->room + q->room_bytes * (size_t)ms__thread_num();
     (void)block;
     if (q->dtype == MS_F64) cross_rows_f64(q, first / q->n, last / q->n, (double *)room);
     else cross_rows_f32(q, first / q->n, last / q->n, (float *)room);
@@ -54,7 +53,7 @@ static void forward_rows(void *arg, int64_t first, int64_t last, int64_t block)
 static void backward_rows(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const cross *q = arg;
-    char *room = q->room + q->room_bytes * (size_t)omp_get_thread_num();
+    char *room = q->room + q->room_bytes * (size_t)ms__thread_num();
     (void)block;
     if (q->dtype == MS_F64) cross_rows_backward_f64(q, first / q->n, last / q->n, (double *)room);
     else cross_rows_backward_f32(q, first / q->n, last / q->n, (float *)room);

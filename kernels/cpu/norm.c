@@ -1,7 +1,6 @@
 // norm.c -- softmax, log_softmax, layer_norm, rms_norm on the CPU: rows in the first cache, passed over
 // a few times there and once in memory. Backwards compute means and deviations again from x: cheaper than
 // keeping them, since x is read anyway.
-#include <omp.h>
 #include "rows.h"
 #include "../grad.h"
 #include "layers.h"
@@ -49,7 +48,7 @@ enum { SMALL_ROOM = 16 << 10 };
 static void soft_forward(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const soft *w = arg;
-    char *room = w->room + w->room_bytes * (size_t)omp_get_thread_num();
+    char *room = w->room + w->room_bytes * (size_t)ms__thread_num();
     (void)block;
     if (w->dtype == MS_F64) softmax_f64(w, first / w->r.n, last / w->r.n, (double *)room);
     else softmax_f32(w, first / w->r.n, last / w->r.n, (float *)room);
@@ -58,7 +57,7 @@ static void soft_forward(void *arg, int64_t first, int64_t last, int64_t block)
 static void soft_backward(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const soft *w = arg;
-    char *room = w->room + w->room_bytes * (size_t)omp_get_thread_num();
+    char *room = w->room + w->room_bytes * (size_t)ms__thread_num();
     (void)block;
     if (w->dtype == MS_F64) softmax_backward_f64(w, first / w->r.n, last / w->r.n, (double *)room);
     else softmax_backward_f32(w, first / w->r.n, last / w->r.n, (float *)room);
@@ -98,7 +97,7 @@ ms_status ms__cpu_log_softmax_backward(ms_call *c) { return run_soft(c, true, tr
 static void norm_forward(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const norm *p = arg;
-    char *room = p->room + p->room_bytes * (size_t)omp_get_thread_num();
+    char *room = p->room + p->room_bytes * (size_t)ms__thread_num();
     (void)block;
     if (p->dtype == MS_F64) norm_f64(p, first / p->n, last / p->n, (double *)room);
     else norm_f32(p, first / p->n, last / p->n, (float *)room);
@@ -107,7 +106,7 @@ static void norm_forward(void *arg, int64_t first, int64_t last, int64_t block)
 static void norm_back(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const norm *p = arg;
-    char *room = p->room + p->room_bytes * (size_t)omp_get_thread_num(), *sums = p->sums ? p->sums + p->sums_bytes * (size_t)block : NULL;
+    char *room = p->room + p->room_bytes * (size_t)ms__thread_num(), *sums = p->sums ? p->sums + p->sums_bytes * (size_t)block : NULL;
     if (p->dtype == MS_F64) norm_backward_f64(p, first / p->n, last / p->n, (double *)room, (double *)sums);
     else norm_backward_f32(p, first / p->n, last / p->n, (float *)room, (float *)sums);
 }

@@ -319,7 +319,7 @@ ms_status ms__fold(const ms_fold_plan *p, ms_fold_kind kind, const double *param
         const W *w = wide;                                                                                  \
         for (int64_t k = 0; k < n; k++) {                                                                   \
             bool here = (x[k] == (T)w[k]) | ((x[k] != x[k]) & (w[k] != w[k]));                              \
-            index[k] = (index[k] < 0) & here ? row : index[k];                                              \
+            index[k] = ((index[k] < 0) & here) ? row : index[k];                                             \
         }                                                                                                   \
     }
 FIND(f32, float, double)
@@ -333,7 +333,7 @@ static int64_t first_i64(int64_t n, const void *from, const void *wide)
 static MS_KERNEL void mark_i64(int64_t n, int64_t *index, int64_t row, const void *from, const void *wide)
 {
     const int64_t *x = from, *w = wide;
-    for (int64_t k = 0; k < n; k++) index[k] = (index[k] < 0) & (x[k] == w[k]) ? row : index[k];
+    for (int64_t k = 0; k < n; k++) index[k] = ((index[k] < 0) & (x[k] == w[k])) ? row : index[k];
 }
 
 typedef struct { const ms_fold_plan *p; const char *wide; int64_t *index, group; } find_job;

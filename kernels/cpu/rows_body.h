@@ -76,10 +76,10 @@ MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
         LARGER(s2, s3);
         LARGER(s, s2);
         for (; j + 16 <= n; j += 16) LARGER(s, LANES_AT(x + j));
-        for (int64_t step = 8; step; step /= 2) {            // the tree of ms__fold
-            V t = __builtin_shuffle(s, (R(ms_ints)) { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 } + (INT)step);
-            LARGER(s, t);
-        }
+        LARGER(s, __builtin_shufflevector(s, s, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));    // the tree of ms__fold
+        LARGER(s, __builtin_shufflevector(s, s, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3));
+        LARGER(s, __builtin_shufflevector(s, s, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1));
+        LARGER(s, __builtin_shufflevector(s, s, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0));
 #undef LARGER
         m = s[0] > m ? s[0] : m;
     }

@@ -47,7 +47,7 @@ template <class T> __global__ void attend_kernel(scores q, const T *s, void *p, 
     T most = -(T)INFINITY, sum = 0;
     for (int64_t j = threadIdx.x; j < q.h.tk; j += BLOCK) {
         T v = masked<T>(q, head, i, j, s[at + j]);
-        most = (v > most) | (v != v) ? v : most;
+        most = ((v > most) | (v != v)) ? v : most;
     }
     most = block_max(most, shared);
     bool none = most == -(T)INFINITY;

@@ -236,7 +236,7 @@ template <class T> static __device__ inline T block_max(T v, T *shared)
     for (int step = BLOCK / 2; step > 0; step /= 2) {
         if ((int)threadIdx.x < step) {
             T a = shared[threadIdx.x], b = shared[threadIdx.x + step];
-            shared[threadIdx.x] = (b > a) | (b != b) ? b : a;           // NaN wins
+            shared[threadIdx.x] = ((b > a) | (b != b)) ? b : a;           // NaN wins
         }
         __syncthreads();
     }

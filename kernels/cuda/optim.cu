@@ -88,7 +88,7 @@ __global__ void norm_kernel(int64_t n, int dtype, const void *g, double p, doubl
         double v = load<double>(dtype, g, k), a = v < 0 ? -v : v;
         if (p == 2) sum += v * v;
         else if (p == 1) sum += a;
-        else if (p - p != 0) sum = (a > sum) | (a != a) ? a : sum;
+        else if (p - p != 0) sum = ((a > sum) | (a != a)) ? a : sum;
         else sum += ms_pow_f64(a, p);
     }
     sum = p - p != 0 ? block_max(sum, shared) : block_sum(sum, shared);
@@ -97,7 +97,7 @@ __global__ void norm_kernel(int64_t n, int dtype, const void *g, double p, doubl
 __global__ void norm_join_kernel(int64_t count, double p, const double *parts, double *out)
 {
     double sum = 0;
-    for (int64_t k = 0; k < count; k++) sum = p - p != 0 ? ((parts[k] > sum) | (parts[k] != parts[k]) ? parts[k] : sum) : sum + parts[k];
+    for (int64_t k = 0; k < count; k++) sum = p - p != 0 ? (((parts[k] > sum) | (parts[k] != parts[k])) ? parts[k] : sum) : sum + parts[k];
     *out = sum;
 }
 ms_status ms__cuda_norm(int index, int dtype, const void *g, int64_t n, double p, double *out)

@@ -85,8 +85,8 @@ template <> struct fold<double> {
     {
         switch (kind) {
         case PROD:         return a * b;
-        case LARGEST: case ABS_LARGEST:   return (b > a) | (b != b) ? b : a;       // NaN wins
-        case SMALLEST: case ABS_SMALLEST: return (b < a) | (b != b) ? b : a;
+        case LARGEST: case ABS_LARGEST:   return ((b > a) | (b != b)) ? b : a;       // NaN wins
+        case SMALLEST: case ABS_SMALLEST: return ((b < a) | (b != b)) ? b : a;
         default:           return a + b;
         }
     }

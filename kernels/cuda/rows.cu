@@ -24,7 +24,7 @@ template <class T> __global__ void softmax_kernel(line r, int dtype, const void 
     T most = -(T)INFINITY, sum = 0;
     for (int64_t j = threadIdx.x; j < r.n; j += BLOCK) {
         T v = load<T>(dtype, x, at + j * r.stride);
-        most = (v > most) | (v != v) ? v : most;
+        most = ((v > most) | (v != v)) ? v : most;
     }
     most = block_max(most, shared);
     if (most == -(T)INFINITY) most = 0;                 // a row that is masked altogether: 0 / 0, as in PyTorch
@@ -246,7 +246,7 @@ template <class T> __global__ void cross_kernel(cross q, T *lse_out, T *losses)
     T most = -(T)INFINITY, sum = 0, all = 0, weights = 0, smooth = (T)q.smooth;
     for (int64_t j = threadIdx.x; j < q.n; j += BLOCK) {
         T v = load<T>(q.x_type, q.x, at + j);
-        most = (v > most) | (v != v) ? v : most;
+        most = ((v > most) | (v != v)) ? v : most;
     }
     most = block_max(most, shared);
     if (most == -(T)INFINITY) most = 0;

@@ -40,8 +40,8 @@ end
 
 if not pcall(ffi.typeof, "ms_id") then ffi.cdef(read_cdef()) end
 
--- Threads that wait for the next operator by spinning take the cores from whoever else runs there: with two threads a
--- rank beside other busy processes a training step took 7 times as long. libgomp reads this when it is loaded.
+-- Threads of oneDNN's libgomp that wait for the next call by spinning take the cores from everything else that runs there: with
+-- two threads a rank beside other busy processes a training step took 7 times as long. libgomp reads this when it is loaded.
 ffi.cdef "int setenv(const char *, const char *, int);"
 if not os.getenv "OMP_WAIT_POLICY" then ffi.C.setenv("GOMP_SPINCOUNT", "1000", 0) end
 

@@ -26,8 +26,7 @@ tool_start() {
             ;;
         tsan)
             gcc -O1 -shared -fPIC -o "$build/jumps.so" "$here/jumps.c" || fail 1 "jumps.c"
-            # Only what our library does is looked at: LuaJIT, Open MPI, oneDNN and libgomp are not built for it
-            # (runtime/watched.h tells it of parallel regions).
+            # Only what our library does is looked at: LuaJIT, Open MPI, oneDNN and libgomp are not built for it.
             export TSAN_OPTIONS="exitcode=66:log_path=$reports/tsan:ignore_noninstrumented_modules=1:history_size=4"
             export MOONSHARD_SPEC_PATIENCE=${MOONSHARD_SPEC_PATIENCE:-10}
             watch=(env "LD_PRELOAD=$PWD/$build/jumps.so:$(library libtsan.so)")
