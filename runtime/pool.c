@@ -6,7 +6,7 @@
 // for the same sizes in every step.
 //
 // An arena is anonymous memory, or one memfd that a peer on the node maps once and in which it then finds
-// every block by offset (design, decision 7). Invariant: every block is live, free (its pages are still there)
+// every block by offset. Invariant: every block is live, free (its pages are still there)
 // or hollow (its pages were given back; the addresses wait to be used again).
 #define _GNU_SOURCE
 #include <errno.h>

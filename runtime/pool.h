@@ -1,6 +1,6 @@
 // pool.h -- caching allocator: one pool per device. Freed blocks wait by size class and are handed
 // out again without asking the system. CPU segments are memfds once dist is up, so that peers on the
-// node map them and read any tensor in place (design, decision 7).
+// node map them and read any tensor in place.
 //
 // The ledger counts the bytes that were asked for, exactly: `allocated` is the sum over live blocks.
 #ifndef MS_POOL_H

@@ -1,6 +1,6 @@
 // tensor.h -- storages, tensors, ids and scopes.
 //
-// Three things are separate (design, decision 8): a *storage* is bytes, resident or vacated; a
+// Three things are separate: a *storage* is bytes, resident or vacated; a
 // *tensor* is a view of one (offset, shape, strides, dtype, shared version counter); a *parameter*
 // is a leaf tensor object that lives as long as its owner and may be re-pointed at other views.
 //

@@ -78,7 +78,7 @@ void ms__unit_note(const unit *u, int event, bool prefetched)
     events[n_events++] = (ms_unit_event){ .event = event, .prefetched = prefetched, .unit = u->name };
 }
 
-// MOONSHARD_LOG=fsdp: a line on stderr for every phase of every unit, by PyTorch's names (behaviour.md 3.13).
+// MOONSHARD_LOG=fsdp: a line on stderr for every phase of every unit, by PyTorch's names (docs/semantics.md#logging).
 void ms__unit_log(const unit *u, const char *phase)
 {
     static int on = -1;

@@ -5,7 +5,7 @@
 // every rank, resident for ever) and the *full* one (all parameters whole, vacated while sharded).
 // A parameter object lives for ever; it is a view of the full storage and refuses operators while
 // that is vacated. Its *local* tensor is a view of the shard: the optimizer's leaf, whose grad is where
-// reduced gradients land. (behaviour.md 4.A; layouts: unit_layout.c)
+// reduced gradients land. (docs/semantics.md#lifecycle; layouts: unit_layout.c)
 #ifndef MS_UNIT_H
 #define MS_UNIT_H
 
@@ -200,7 +200,7 @@ const char *ms__unit_reduced_name(const unit *u);       // of its reductions
 void      ms__unit_note(const unit *u, int event, bool prefetched);
 void      ms__unit_log(const unit *u, const char *phase);       // NULL: of the root
 const char *ms__unit_range_name(const unit *u, const char *phase);
-// A range of the profiler by PyTorch's name (behaviour.md 3.13): "FSDP::all_gather (layers.1)".
+// A range of the profiler by PyTorch's name (docs/semantics.md#logging): "FSDP::all_gather (layers.1)".
 // NULL: of the root; units without parameters have none.
 #define UNIT_RANGE(u, phase) UNIT_RANGE_IF(true, u, phase)
 #define UNIT_RANGE_IF(when, u, phase) MS_RANGE_IF((when) && (!(u) || ((const unit *)(u))->n), MS_RANGE_FSDP, ms__unit_range_name((u), (phase)), NULL)

@@ -1,5 +1,5 @@
 // unit_extend.c -- all-gather extensions: parameters of which the script says what travels and what the whole is made of
-// (behaviour.md 1.2), and gathers as runs, which such units need.
+// (docs/semantics.md#extensions), and gathers as runs, which such units need.
 //
 // An extension's inputs are copied behind the unit's other parameters into what is gathered, and its outputs lie behind
 // their wholes in the full storage: one collective carries all. The whole that the script makes of the outputs at the first

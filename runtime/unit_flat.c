@@ -1,4 +1,4 @@
-// unit_flat.c -- what units of fsdp.FSDP do beside those of fully_shard (behaviour.md 1.1, 3.2.1, 4.B): their gradients are
+// unit_flat.c -- what units of fsdp.FSDP do beside those of fully_shard (docs/semantics.md#comm-hooks, #summon, #classic): their gradients are
 // one flat gradient, divided before and after it is summed (by the unit, or by a communication hook), and it lands on the flat
 // parameter or on the pieces of the parameters.
 #include <stdio.h>

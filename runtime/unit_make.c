@@ -46,7 +46,7 @@ static void unit_delete(unit *u)
     free(u);
 }
 
-// What a flat parameter can be made of (behaviour.md 3.1).
+// What a flat parameter can be made of.
 static ms_status check_flat(const char *name, const ms_tensor *t, const ms_tensor *first, bool one)
 {
     const char *p = t->name ? t->name : "?";

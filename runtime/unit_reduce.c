@@ -1,4 +1,4 @@
-// unit_reduce.c -- a unit's gradients are reduced over the ranks, where backward left them or packed, and land on its shard (behaviour.md 4.A.10 - 4.A.11).
+// unit_reduce.c -- a unit's gradients are reduced over the ranks, where backward left them or packed, and land on its shard (docs/semantics.md#reduction).
 // The schedule (unit_schedule.c) says when.
 #include <stdio.h>
 

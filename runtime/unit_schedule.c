@@ -1,4 +1,4 @@
-// unit_schedule.c -- when units gather, reshard and reduce (behaviour.md 4.A.7 - 4.A.12).
+// unit_schedule.c -- when units gather, reshard and reduce (docs/semantics.md#lifecycle, #accumulation).
 //
 // Forward: a unit's gather starts, and is waited for, when its module is entered; then the gather of
 // the unit that followed it in the latest forward is started early, so it runs under this one's

@@ -370,37 +370,3 @@ describe("the contract's options", function()
     end)
   end
 end)
-
--- The contract itself, where it lies beside the checkout: each word that it quotes is looked for above, or is one of these, which name
--- arguments, values and examples.
-local said = words [[
-  behaviour md opts fn pairs model level file line torch n d tostring float32 rows child number nested d1 d2 first last low high _like float64 float16
-  int32 uint8 bool N meta i Class math huge cond u inputs register_ outputs break released Name like unpack nnz table_of_tensors Net Big net dict sd
-  args out grad_in grad_out heads tgt src_mask tgt_mask memory_mask max_norm state hook bucket flat backend auto mpi nccl ranks avg input r info detail
-  MOONSHARD_DEBUG dp_replicate dp_shard replicate shard shard_grad_op hybrid_shard hybrid_shard_zero2 offload_params pre post none comm_hook sharded
-  exp_avg exp_avg_sq max_exp_avg_sq momentum_buffer dir output int FSDPLinear fsdp_pre_all_gather outer_shape outer_stride fsdp_post_all_gather
-  reference post_backward opt inv_scale found_inf new_scale closure factor
-]]
-
-describe("the contract's text", function()
-  local process = require "spec.support.process"
-  local file = io.open(process.root .. "/../shared/api.md")
-  if not file then return end
-  local contract = file:read "*a"
-  file:close()
-
-  it("quotes no name that is not looked for", function()
-    local here = process.read(process.root .. "/spec/api_spec.lua")
-    local known, missing = {}, {}
-    for _, word in ipairs(said) do known[word] = true end
-    for quoted in contract:gsub("```.-```", ""):gmatch "`([^`\n]+)`" do
-      for word in quoted:gmatch "[%a_][%w_]*" do
-        if not known[word] then
-          known[word] = true
-          if not here:find("%f[%w_]" .. word .. "%f[^%w_]") then missing[#missing + 1] = word end
-        end
-      end
-    end
-    assert.are.equal("", table.concat(missing, " "))
-  end)
-end)

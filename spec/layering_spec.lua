@@ -1,4 +1,4 @@
---- The house's order (design, 'Layering'): a file includes or requires only what stands left of it, or beside it.
+--- The house's order: a file includes or requires only what stands left of it, or beside it.
 local lfs = require "lfs"
 local process = require "spec.support.process"
 

@@ -1,4 +1,4 @@
---- The zoo of behaviour.md 2.2 (spec/support/models): interface, sizes, determinism.
+--- The models of spec/support/models: interface, sizes, determinism.
 local ms = require "moonshard"
 local ranks = require "spec.support.ranks"
 

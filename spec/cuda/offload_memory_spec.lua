@@ -1,4 +1,4 @@
---- The rows of the composable suite's memory test about CPU offload (behaviour.md 3.15): what a device holds while shards, gradients and
+--- The rows of the composable suite's memory test about CPU offload (docs/semantics.md#memory): what a device holds while shards, gradients and
 --- optimizer are on the CPU. On the emulated GPU where there is no other, with the suite's Transformer made smaller; upper bounds with
 --- buffer 0 on the engine's ledger of that device.
 local ranks = require "spec.support.ranks"

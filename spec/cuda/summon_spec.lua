@@ -1,5 +1,5 @@
 --- summon_full_params of instances that compute on a GPU (the emulated one where there is no other): where the whole parameters are, and
---- what becomes of what is written to them (behaviour.md 3.2.1).
+--- what becomes of what is written to them (docs/semantics.md#summon).
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 

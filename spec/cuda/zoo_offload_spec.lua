@@ -1,4 +1,4 @@
---- The zoo of behaviour.md 2.2 with its shards on the CPU and its compute on a GPU (the emulated one where there is no other): FSDP
+--- The models of spec/support/models with its shards on the CPU and its compute on a GPU (the emulated one where there is no other): FSDP
 --- trains as DDP and one process do on that device, however the module gets there.
 local ranks = require "spec.support.ranks"
 

@@ -1,4 +1,4 @@
---- Frozen parameters, unused outputs, pipelines' switches, optimizers that step inside backward (behaviour.md 3.4, 3.14).
+--- Frozen parameters, unused outputs, pipelines' switches, optimizers that step inside backward (docs/semantics.md#ignored, #lifecycle).
 local ranks = require "spec.support.ranks"
 
 local function load() return require "moonshard" end

@@ -1,4 +1,4 @@
---- load_state_dict with `assign` into sharded models on meta: the state dict brings the memory (behaviour.md 3.8).
+--- load_state_dict with `assign` into sharded models on meta: the state dict brings the memory (docs/semantics.md#state-dicts).
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 

@@ -1,4 +1,4 @@
---- Parameters that change between a forward and its backward: an error, never a gradient of the new values (behaviour.md 3.7).
+--- Parameters that change between a forward and its backward: an error, never a gradient of the new values (docs/semantics.md#pieces).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load

@@ -1,5 +1,5 @@
 --- Gradients of backwards inside no_sync, of fsdp.FSDP: in the parameters' grad, whole and this rank's alone, until a backward outside
---- reduces them (behaviour.md 3.7, 4.B.6).
+--- reduces them (docs/semantics.md#pieces).
 local numel = require "spec.support.numel"
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"

@@ -1,5 +1,5 @@
 --- Which parameters FSDP instances have: `params` under both views, instances around instances, parameters that take no part in a
---- forward, and ones that a script puts in the place of sharded ones (behaviour.md 3.2, 3.7, 4.B).
+--- forward, and ones that a script puts in the place of sharded ones (docs/semantics.md#summon, #pieces, #classic).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load

@@ -1,4 +1,4 @@
---- Mixed precision of FSDP instances: what dtype everything has at which moment (behaviour.md 3.6).
+--- Mixed precision of FSDP instances: what dtype everything has at which moment (docs/semantics.md#mixed-precision).
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 

@@ -1,4 +1,4 @@
---- What FSDP instances communicate and when: counts, prefetching, no_sync, hybrid strategies; clipping (behaviour.md 3.3, 3.10, 3.11).
+--- What FSDP instances communicate and when: counts, prefetching, no_sync, hybrid strategies; clipping (docs/semantics.md#clipping, #prefetch, #strategies).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load

@@ -1,4 +1,4 @@
---- State dicts of FSDP models and of their optimizers: full, sharded, local; loaded by any number of ranks (behaviour.md 3.8).
+--- State dicts of FSDP models and of their optimizers: full, sharded, local; loaded by any number of ranks (docs/semantics.md#state-dicts).
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 

@@ -1,4 +1,4 @@
---- Communication hooks of the script's own and built-in ones: what they are given, what becomes of what they do (behaviour.md 1.1).
+--- Communication hooks of the script's own and built-in ones: what they are given, what becomes of what they do (docs/semantics.md#comm-hooks).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 

@@ -1,4 +1,4 @@
---- All-gather extensions (behaviour.md 1.2): what the hooks are given and must give, when they run, what they save.
+--- All-gather extensions (docs/semantics.md#extensions): what the hooks are given and must give, when they run, what they save.
 --- Plain tensors with patched hooks; the reference suite (spec/reference) has tensor classes.
 local ranks = require "spec.support.ranks"
 

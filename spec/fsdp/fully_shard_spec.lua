@@ -1,4 +1,4 @@
---- fully_shard's arguments, classes, messages (behaviour.md 3.13) and sharded tensors, on one rank.
+--- fully_shard's arguments, classes, messages (docs/semantics.md#fully-shard) and sharded tensors, on one rank.
 local ms = require "moonshard"
 local nn, fsdp = ms.nn, ms.fsdp
 

@@ -1,4 +1,4 @@
---- MOONSHARD_LOG=fsdp: the phases of units on stderr, by the names that PyTorch's log gives them (behaviour.md 3.13).
+--- MOONSHARD_LOG=fsdp: the phases of units on stderr, by the names that PyTorch's log gives them (docs/semantics.md#logging).
 local ranks = require "spec.support.ranks"
 
 local script = [[

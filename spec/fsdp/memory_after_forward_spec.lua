@@ -1,4 +1,4 @@
---- The memory test of the classic suite with its own model (behaviour.md 3.15), at the points that hold activations: FSDP around
+--- The memory test of the classic suite with its own model (docs/semantics.md#memory), at the points that hold activations: FSDP around
 --- convolutions and around each batch norm, on 2 ranks, SGD with momentum; current allocation in whole MiB and one more.
 ---
 --- The suite read its numbers after forward, 340 MiB and with a checkpoint 51, off a run at 2 x 3 x 224 x 224. They are this rank's

@@ -1,4 +1,4 @@
---- The memory test of the composable suite with its own model and numbers (behaviour.md 3.15): 2 ranks, float32,
+--- The memory test of the composable suite with its own model and numbers (docs/semantics.md#memory): 2 ranks, float32,
 --- Transformer(vocab 32, 3 layers, dim 768, 12 heads, untied), Adam; upper bounds with buffer 0 on the engine's ledger,
 --- the ledger against the kernel's account of the same pages, and resident memory over world sizes.
 local ranks = require "spec.support.ranks"

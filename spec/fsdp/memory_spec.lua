@@ -1,4 +1,4 @@
---- Memory of sharded training on 2 ranks: the bounds of behaviour.md 3.15 without their buffer (the engine's ledger
+--- Memory of sharded training on 2 ranks: the bounds of docs/semantics.md#memory without their buffer (the engine's ledger
 --- counts every byte, and one sequence of a wide model has next to no activations), at most two gathered units,
 --- and nothing left over.
 local ranks = require "spec.support.ranks"

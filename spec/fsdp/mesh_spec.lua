@@ -1,5 +1,5 @@
 --- Placements and meshes of fully_shard: another dimension than the first, fewer ranks after forward, replicas
---- (behaviour.md 3.11, 3.13, 4.A.10): the numbers are those of one process, and the ledger counts what moved.
+--- (docs/semantics.md#strategies, #fully-shard, #reduction): the numbers are those of one process, and the ledger counts what moved.
 local ranks = require "spec.support.ranks"
 local parity = require "spec.support.sharded_parity"
 

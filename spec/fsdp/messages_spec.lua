@@ -1,6 +1,6 @@
---- What FSDP says of wrong use: the messages of behaviour.md 1 and 3.1-3.5 that no other spec provokes.
+--- What FSDP says of wrong use: the messages of PyTorch's FSDP that no other spec provokes.
 ---
---- Those that cannot occur: hooks of other arities (api.md passes all arguments), gradients of another shape or device (`grad` takes
+--- Those that cannot occur: hooks of other arities (hooks always get all arguments), gradients of another shape or device (`grad` takes
 --- none), accelerators that are missing and modules left on the CPU (it is a compute device), parameters of an offloading module
 --- moved to a GPU (shards stay where they are: below), empty lists of parameters, gradients of several devices in a scaler.
 local raises = require "spec.support.raises"

@@ -1,4 +1,4 @@
---- The optimizer-state suite's grid over NestedModel (behaviour.md 3.8): what one model and its optimizer saved is, loaded into a model
+--- The optimizer-state suite's grid over NestedModel (docs/semantics.md#state-dicts): what one model and its optimizer saved is, loaded into a model
 --- wrapped in another way, by half the ranks, with another order in the optimizer, what that model's own optimizer would have.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load

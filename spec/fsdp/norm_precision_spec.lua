@@ -1,4 +1,4 @@
---- Normalisation in mixed precision (behaviour.md 3.6): what works, what is refused, and batch norms that train in units of their own.
+--- Normalisation in mixed precision (docs/semantics.md#mixed-precision): what works, what is refused, and batch norms that train in units of their own.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load

@@ -1,4 +1,4 @@
---- Overlap (behaviour.md 3.16): under slow layers run all gathers but the first of a forward and the first of a backward, and
+--- Overlap (docs/semantics.md#overlap): under slow layers run all gathers but the first of a forward and the first of a backward, and
 --- all reductions but the last. Of 3 x 3 collectives that a step would wait for one after the other, those show.
 local ranks = require "spec.support.ranks"
 

@@ -1,4 +1,4 @@
---- FSDP = DDP = one process (issue 4, item 9): every model of behaviour.md 2.2, every strategy, dtype, with and without offload
+--- FSDP = DDP = one process: every model of spec/support/models, every strategy, dtype, with and without offload
 --- and original parameters, on 2, 3 and 4 ranks; the hybrid strategies on 4, as 2 replicas of 2 shards. Nothing of the grid
 --- is left out but what can't be: one flat parameter has one requires_grad.
 local ranks = require "spec.support.ranks"

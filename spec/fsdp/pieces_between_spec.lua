@@ -1,4 +1,4 @@
---- What scripts see between a forward and its backward with use_orig_params (behaviour.md 3.7): the pieces where the strategy
+--- What scripts see between a forward and its backward with use_orig_params (docs/semantics.md#pieces): the pieces where the strategy
 --- reshards after forward, the root's too, though it stays in memory; whole parameters where it doesn't. And what stayed in memory
 --- is not used when the script has changed the parameters since.
 local ranks = require "spec.support.ranks"
@@ -226,7 +226,7 @@ for world = 1, 4 do
   end)
 end
 
--- behaviour.md 3.7's own numbers.
+-- The layout that PyTorch's suite asserts.
 ranks.describe(2, "pieces of two ranks", function()
   for _, when in ipairs { "before", "after forward", "after backward" } do
     it("have the reference's layout, " .. when, function(rank)

@@ -1,4 +1,4 @@
---- set_post_optim_event (behaviour.md 3.13, 3.16): the gather with which the next forward begins starts behind the optimizer's step
+--- set_post_optim_event (docs/semantics.md#overlap): the gather with which the next forward begins starts behind the optimizer's step
 --- and runs under what comes before that forward.
 local ranks = require "spec.support.ranks"
 

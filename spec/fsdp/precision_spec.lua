@@ -1,4 +1,4 @@
---- MixedPrecisionPolicy (behaviour.md 4.A.4, 4.A.10), meta initialisation and state dicts of sharded models.
+--- MixedPrecisionPolicy (docs/semantics.md#mixed-precision, #reduction), meta initialisation and state dicts of sharded models.
 local ranks = require "spec.support.ranks"
 
 -- Units 1, 3 and the root, which takes root_options if there are any.

@@ -1,5 +1,5 @@
 --- Activation checkpoints around and inside units: backward gathers and reduces in the order that it has without them, a unit
---- ahead (behaviour.md 3.14), and the gradients are those of one process.
+--- ahead (docs/semantics.md#lifecycle), and the gradients are those of one process.
 local ranks = require "spec.support.ranks"
 
 -- How a model runs its layers.

@@ -1,5 +1,5 @@
 --- When units gather, reshard and reduce: counts and bytes through dist.record, order through fsdp.record
---- (behaviour.md 3.14), the accumulation switches (4.A.12), prefetch lists, groups of modules.
+--- (docs/semantics.md#lifecycle), the accumulation switches (docs/semantics.md#accumulation), prefetch lists, groups of modules.
 local ranks = require "spec.support.ranks"
 
 -- A chain of blocks whose input requires grad, as an embedding's output does; whole: not sharded.

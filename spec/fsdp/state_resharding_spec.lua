@@ -1,5 +1,5 @@
 --- State goes from any way to shard a model to any other, and to another number of ranks, to the bit: sharded and full state dicts of
---- models and optimizers, fsdp.save and fsdp.load, hybrid ones too (behaviour.md 3.8).
+--- models and optimizers, fsdp.save and fsdp.load, hybrid ones too (docs/semantics.md#state-dicts).
 local ranks = require "spec.support.ranks"
 local process = require "spec.support.process"
 local kinds = require "spec.support.state_kinds"

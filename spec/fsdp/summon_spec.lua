@@ -1,4 +1,4 @@
---- summon_full_params with all its options, apply, and what forward shows (behaviour.md 3.2, 3.2.1).
+--- summon_full_params with all its options, apply, and what forward shows (docs/semantics.md#summon).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 

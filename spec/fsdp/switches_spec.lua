@@ -1,5 +1,5 @@
 --- FSDP's environment variables, parameters that change between forward and backward, and optimizers on gradients that are
---- kept in low precision (behaviour.md 3.1, 3.6, 3.7).
+--- kept in low precision (docs/semantics.md#switches).
 local ranks = require "spec.support.ranks"
 
 local function load()

@@ -1,4 +1,4 @@
---- Wrapping policies, annotation, ignored modules and states (behaviour.md 3.4, 3.5).
+--- Wrapping policies, annotation, ignored modules and states (docs/semantics.md#ignored, #wrapping).
 local ms = require "moonshard"
 local nn, fsdp = ms.nn, ms.fsdp
 local wrap = fsdp.wrap

@@ -1,4 +1,4 @@
---- DDP's delay_all_reduce_named_params and param_to_hook_all_reduce (behaviour.md 5.1): the same gradients, some of them reduced
+--- DDP's delay_all_reduce_named_params and param_to_hook_all_reduce (docs/semantics.md#ddp-construction): the same gradients, some of them reduced
 --- together when a certain gradient has arrived.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"

@@ -1,4 +1,4 @@
---- Communication hooks of nn.DDP beyond the mean (behaviour.md 5.5): PowerSGD of whole buckets, quantised gradients, post-local SGD
+--- Communication hooks of nn.DDP beyond the mean (docs/semantics.md#ddp-hooks): PowerSGD of whole buckets, quantised gradients, post-local SGD
 --- with its averagers, an optimizer's step behind the hook.
 local gradients = require "spec.support.ddp_gradients"
 local message = require "spec.support.message"

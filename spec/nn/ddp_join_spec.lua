@@ -1,4 +1,4 @@
---- DDP's join (behaviour.md 5.6): ranks with unequally many inputs train as one process does on all of them, whatever else they send;
+--- DDP's join (docs/semantics.md#ddp-join): ranks with unequally many inputs train as one process does on all of them, whatever else they send;
 --- and the options of DDP's construction that came late (5.1).
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"

@@ -1,5 +1,5 @@
 --- PowerSGD as a communication hook of nn.DDP: exact where a gradient has the rank that is sent, small on the wire, and what it
---- leaves out comes later (behaviour.md 5.5).
+--- leaves out comes later (docs/semantics.md#ddp-hooks).
 local gradients = require "spec.support.ddp_gradients"
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"

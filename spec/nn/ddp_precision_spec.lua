@@ -1,4 +1,4 @@
---- DDP's mixed precision (behaviour.md 5.1): what dtype everything has at which moment, and that its numbers are those of FSDP
+--- DDP's mixed precision (docs/semantics.md#ddp-construction): what dtype everything has at which moment, and that its numbers are those of FSDP
 --- without sharding, and of one process that computes in half.
 local gradients = require "spec.support.ddp_gradients"
 local load = require("spec.support.wrapped").load

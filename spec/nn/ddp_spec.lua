@@ -1,4 +1,4 @@
---- nn.DDP (behaviour.md 5): gradients are those of one process on all ranks' inputs; what is sent, when, and what goes wrong.
+--- nn.DDP (docs/semantics.md#ddp): gradients are those of one process on all ranks' inputs; what is sent, when, and what goes wrong.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 

@@ -1,4 +1,4 @@
---- nn.DDP with static_graph: the first iteration shows what is used and how often; the others don't look again (behaviour.md 5.3).
+--- nn.DDP with static_graph: the first iteration shows what is used and how often; the others don't look again (docs/semantics.md#ddp-unused).
 local ranks = require "spec.support.ranks"
 
 local function load()

@@ -1,4 +1,4 @@
---- DDP's hooks that step a ZeroRedundancyOptimizer under the reductions (behaviour.md 5.5): the numbers of a plain optimizer's step after
+--- DDP's hooks that step a ZeroRedundancyOptimizer under the reductions (docs/semantics.md#ddp-hooks): the numbers of a plain optimizer's step after
 --- backward, bit for bit.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"

@@ -1,4 +1,4 @@
---- Overlap (behaviour.md 3.16), for specs: what a forward or a backward of slow layers takes beyond the layers themselves when
+--- Overlap (docs/semantics.md#overlap), for specs: what a forward or a backward of slow layers takes beyond the layers themselves when
 --- every collective is delayed. Layers are clocked while they sleep, and the bound is counted in delays of the same run. A rank that
 --- is held up makes a run longer, or a nap, which then hides more: runs are repeated, with longer delays, until one is undisturbed.
 local assert = require "luassert"

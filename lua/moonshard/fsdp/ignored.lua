@@ -1,4 +1,4 @@
---- What an FSDP instance leaves alone: its options `ignored_modules` and `ignored_states` (behaviour.md 3.4).
+--- What an FSDP instance leaves alone: its options `ignored_modules` and `ignored_states` (docs/semantics.md#ignored).
 local class = require "moonshard.class"
 local errors = require "moonshard.errors"
 local log = require "moonshard.log"

@@ -1,5 +1,5 @@
 --- What becomes of a module's parameters and buffers before FSDP shards them: from meta to a device, to the compute device,
---- equal on all ranks (behaviour.md 3.1, 3.9).
+--- equal on all ranks (docs/semantics.md#sync-module-states).
 local create = require "moonshard.tensor_create"
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"

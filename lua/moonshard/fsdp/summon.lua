@@ -1,5 +1,5 @@
 --- summon_full_params: the whole parameters of FSDP instances, in the stored dtype, for a script to read and write
---- (behaviour.md 3.2.1). Collective.
+--- (docs/semantics.md#summon). Collective.
 local calls = require "moonshard.dist_calls"
 local class = require "moonshard.class"
 local context = require "moonshard.context"

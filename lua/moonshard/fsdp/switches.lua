@@ -1,4 +1,4 @@
---- Environment variables that change what FSDP instances do (behaviour.md 3.1), read when an instance is made; "1" is on.
+--- Environment variables that change what FSDP instances do (docs/semantics.md#switches), read when an instance is made; "1" is on.
 ---
 ---   FSDP_USE_FULL_PREC_IN_EVAL    parameters, gradients and buffers are not cast while the module is in eval mode
 ---   FSDP_SKIP_WRITEBACK_CHECK     parameters that a script replaced are not looked for

@@ -1,4 +1,4 @@
---- Which submodules of a module become FSDP instances of their own (behaviour.md 3.5).
+--- Which submodules of a module become FSDP instances of their own (docs/semantics.md#wrapping).
 ---
 --- Two kinds of policy: a function `fn(module, recurse, remaining)` is asked on the way down whether to go on below a
 --- module and on the way up whether to wrap it (remaining: elements of its parameters that nothing below has taken); a

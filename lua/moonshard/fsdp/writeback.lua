@@ -1,4 +1,4 @@
---- What a script puts in the place of a parameter of an FSDP instance with use_orig_params (behaviour.md 3.7): it goes into
+--- What a script puts in the place of a parameter of an FSDP instance with use_orig_params (docs/semantics.md#writeback): it goes into
 --- the shard at the next forward, state dict or summon_full_params. Between a forward that leaves the parameters whole and its backward it is an error: the
 --- backward would go on with the old values.
 local autograd = require "moonshard.autograd"

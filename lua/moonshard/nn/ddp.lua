@@ -1,4 +1,4 @@
---- nn.DDP: every rank has the whole model; gradients are averaged over ranks while backward runs (behaviour.md 5).
+--- nn.DDP: every rank has the whole model; gradients are averaged over ranks while backward runs (docs/semantics.md#ddp).
 ---
 --- A parameter's gradient goes into its bucket's flat buffer when it has landed; a bucket that is complete, and all before
 --- it, is reduced on the communication queue, so that every rank issues the same collectives in one order. When the

@@ -1,4 +1,4 @@
---- Buckets of nn.DDP: which parameters share a flat buffer, and what happens to it (behaviour.md 5.2).
+--- Buckets of nn.DDP: which parameters share a flat buffer, and what happens to it (docs/semantics.md#ddp-buckets).
 local create = require "moonshard.tensor_create"
 local dist = require "moonshard.dist"
 local dtypes = require "moonshard.dtypes"

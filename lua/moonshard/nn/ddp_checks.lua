@@ -1,4 +1,4 @@
---- What DDP asks of a module before it wraps it: one type of device, the same parameters on all ranks (behaviour.md 5.1).
+--- What DDP asks of a module before it wraps it: one type of device, the same parameters on all ranks (docs/semantics.md#ddp-construction).
 local dist = require "moonshard.dist"
 local raise = require "moonshard.errors".raise
 

@@ -1,5 +1,5 @@
 --- DDP's delay_all_reduce_named_params: parameters that stay out of the buckets. Their gradients are reduced together, from one flat
---- buffer, when that of param_to_hook_all_reduce has arrived (behaviour.md 5.1).
+--- buffer, when that of param_to_hook_all_reduce has arrived (docs/semantics.md#ddp-construction).
 local buckets = require "moonshard.nn.ddp_buckets"
 local errors = require "moonshard.errors"
 local is_tensor = require "moonshard.tensor".is_tensor

@@ -1,4 +1,4 @@
---- DDP's join: training where ranks have unequally many inputs (behaviour.md 5.6).
+--- DDP's join: training where ranks have unequally many inputs (docs/semantics.md#ddp-join).
 ---
 --- Inside it every forward that will be followed by a backward first tells the others that its rank is still there. A rank that is
 --- through answers and takes part in what the others send: buffers, buckets of zeros in the same order, the map of used parameters.

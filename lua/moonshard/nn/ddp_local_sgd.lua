@@ -1,4 +1,4 @@
---- Post-local SGD for nn.DDP (Lin et al. 2020; behaviour.md 5.5): gradients are averaged over all ranks at first, then over a subgroup
+--- Post-local SGD for nn.DDP (Lin et al. 2020; docs/semantics.md#ddp-hooks): gradients are averaged over all ranks at first, then over a subgroup
 --- or not at all, and parameters over all ranks every few steps.
 ---
 ---   local hooks = nn.ddp_hooks

@@ -1,4 +1,4 @@
---- PowerSGD for nn.DDP (Vogels, Karimireddy & Jaggi 2019; behaviour.md 5.5): a gradient matrix M travels as two thin ones.
+--- PowerSGD for nn.DDP (Vogels, Karimireddy & Jaggi 2019; docs/semantics.md#ddp-hooks): a gradient matrix M travels as two thin ones.
 ---
 ---   local state = nn.ddp_hooks.PowerSGDState(group, { matrix_approximation_rank = 2, start_powerSGD_iter = 100 })
 ---   ddp:register_comm_hook(state, nn.ddp_hooks.powerSGD_hook)

@@ -1,4 +1,4 @@
---- Gradients of nn.DDP as uint8 (behaviour.md 5.5): each rank quantises its own (x about scale * (q - zero)), all gather all of them, and each
+--- Gradients of nn.DDP as uint8 (docs/semantics.md#ddp-hooks): each rank quantises its own (x about scale * (q - zero)), all gather all of them, and each
 --- adds up what they stand for. A quarter of float32's bytes a rank, but sent to every rank: it saves where ranks are few.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor_create"

@@ -1,5 +1,5 @@
 --- DDP's hooks that step a ZeroRedundancyOptimizer before backward returns: each rank steps its own parameters of one bucket after the
---- other and sends them out under what comes next (behaviour.md 5.5).
+--- other and sends them out under what comes next (docs/semantics.md#ddp-hooks).
 ---
 --- PyTorch's leave out the steps of the first iterations, until buckets are what they stay. Here a parameter's rank does not depend
 --- on its bucket, so all iterations step, and the numbers are those of step() after backward.

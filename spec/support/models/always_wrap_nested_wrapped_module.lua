@@ -1,4 +1,4 @@
---- behaviour.md 2.2, AlwaysWrapNestedWrappedModule: NestedWrappedModule of which every submodule is a unit.
+--- AlwaysWrapNestedWrappedModule: NestedWrappedModule of which every submodule is a unit.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nested = require "spec.support.models.nested_wrapped_module"

@@ -1,4 +1,4 @@
---- What the models of behaviour.md 2.2 share (2.1). A class of them has
+--- What these models share; they are those of PyTorch's FSDP suites. A class of them has
 ---   model:get_input(device) -> array of tensors: the same at every call, another one on every rank
 ---   model:get_loss(input, output), model:run_backward(loss)
 --- and its file's `init(group, fsdp_init_mode, device_init_mode, given)` builds one: "no_fsdp" or "recursive"; "before" (moved to

@@ -1,4 +1,4 @@
---- behaviour.md 2.2, DoubleLinear: two outputs, or a second Linear that is never used.
+--- DoubleLinear: two outputs, or a second Linear that is never used.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn = ms.nn

@@ -1,4 +1,4 @@
---- behaviour.md 2.2, DummyDDP: a wrapper that passes everything through, in DDP's place.
+--- DummyDDP: a wrapper that passes everything through, in DDP's place.
 local ms = require "moonshard"
 
 local DummyDDP = ms.nn.Module:extend("DummyDDP")

@@ -1,4 +1,4 @@
---- behaviour.md 3.8, TestDummyModel of the suites about sharded state: four Linears in a row, of which three stand in Sequentials.
+--- TestDummyModel of the suites about sharded state: four Linears in a row, of which three stand in Sequentials.
 --- Every submodule is a unit.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"

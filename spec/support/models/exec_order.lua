@@ -1,4 +1,4 @@
---- behaviour.md 1.3, the model of the execution order suite: layer2 is frozen and unused.
+--- The model of the execution order suite: layer2 is frozen and unused.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, optim = ms.nn, ms.optim

@@ -1,4 +1,4 @@
---- behaviour.md 2.2, LinearWithSleep: a product that sleeps in forward, and twice as long in backward; ReLU. For specs
+--- LinearWithSleep: a product that sleeps in forward, and twice as long in backward; ReLU. For specs
 --- about what runs under a slow layer.
 local ffi = require "ffi"
 local ms = require "moonshard"

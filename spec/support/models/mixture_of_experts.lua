@@ -1,4 +1,4 @@
---- behaviour.md 2.2, MixtureOfExperts: a shared Linear, and an expert that differs on every rank: a unit over the group of
+--- MixtureOfExperts: a shared Linear, and an expert that differs on every rank: a unit over the group of
 --- this rank alone. Unwrapped it is the reference: it reduces all gradients but the expert's itself.
 local ffi = require "ffi"
 local ms = require "moonshard"

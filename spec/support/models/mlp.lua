@@ -1,4 +1,4 @@
---- behaviour.md 2.2, MLP.
+--- MLP.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn = ms.nn

@@ -1,4 +1,4 @@
---- behaviour.md 2.2, MLPStack (multipliers 3, 4, 3: uneven shards).
+--- MLPStack (multipliers 3, 4, 3: uneven shards).
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
 local common = require "spec.support.models.common"

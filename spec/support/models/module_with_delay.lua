@@ -1,4 +1,4 @@
---- behaviour.md 2.2, ModuleWithDelay around another model of the zoo: sleeps after its loss, and before each of its
+--- ModuleWithDelay around another model of the zoo: sleeps after its loss, and before each of its
 --- reductions (the engine's own delay of collectives). NestedWrappedModuleWithDelay is its usual use.
 local ffi = require "ffi"
 local ms = require "moonshard"

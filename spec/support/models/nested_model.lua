@@ -1,4 +1,4 @@
---- behaviour.md 3.8, the optimizer-state suite's NestedModel: products and biases that are modules of their own, wrapped in two ways.
+--- NestedModel of the optimizer-state suite: products and biases that are modules of their own, wrapped in two ways.
 --- `wrap` (also init's "recursive") makes units of parts of blocks and of whole ones, `wrap_alt` of others.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"

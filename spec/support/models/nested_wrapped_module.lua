@@ -1,4 +1,4 @@
---- behaviour.md 2.2, NestedWrappedModule: of its Linears the 2nd, the 2nd and 3rd together, and the 4th are units.
+--- NestedWrappedModule: of its Linears the 2nd, the 2nd and 3rd together, and the 4th are units.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, optim = ms.nn, ms.optim

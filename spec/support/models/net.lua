@@ -1,4 +1,4 @@
---- behaviour.md 1.1, Net.
+--- Net.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, optim = ms.nn, ms.optim

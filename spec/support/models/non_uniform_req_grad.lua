@@ -1,4 +1,4 @@
---- behaviour.md 2.2, NonUniformReqGradNWM: all frozen but the last Linear, whose elements all fall to one rank.
+--- NonUniformReqGradNWM: all frozen but the last Linear, whose elements all fall to one rank.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nested = require "spec.support.models.nested_wrapped_module"

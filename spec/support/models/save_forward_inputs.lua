@@ -1,4 +1,4 @@
---- behaviour.md 2.2, SaveForwardInputsModel: two Linears that note what they are given, and in which dtype.
+--- SaveForwardInputsModel: two Linears that note what they are given, and in which dtype.
 local ms = require "moonshard"
 local nn = ms.nn
 

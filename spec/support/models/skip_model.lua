@@ -1,4 +1,4 @@
---- behaviour.md 2.2, SkipModule and SkipModel: nested Linears without bias, wrapped by `wrap`; linear_skip is taken out of the
+--- SkipModule and SkipModel: nested Linears without bias, wrapped by `wrap`; linear_skip is taken out of the
 --- tree while the outer one is wrapped, so that it stays unmanaged.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"

@@ -1,4 +1,4 @@
---- behaviour.md 2.2, Transformer(ModelArgs), the composable suite's: pre-norm, causal, embedding and head tied.
+--- Transformer(ModelArgs), the composable suite's: pre-norm, causal, embedding and head tied.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, F = ms.nn, ms.nn.F

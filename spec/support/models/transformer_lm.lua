@@ -1,4 +1,4 @@
---- The golden runs' language model: behaviour.md 2.2's Transformer without dropout, over 11 tokens.
+--- The golden runs' language model: the composable suite's Transformer without dropout, over 11 tokens.
 local ms = require "moonshard"
 local optim, F = ms.optim, ms.nn.F
 local Transformer = require "spec.support.models.transformer".Transformer

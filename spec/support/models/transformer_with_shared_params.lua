@@ -1,4 +1,4 @@
---- behaviour.md 2.2, TransformerWithSharedParams: an embedding tied to the output projection around nn.Transformer,
+--- TransformerWithSharedParams: an embedding tied to the output projection around nn.Transformer,
 --- a batch norm over the target's 2 positions, buffers of both kinds. Every encoder and decoder layer is a unit.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"

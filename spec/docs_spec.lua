@@ -1,0 +1,82 @@
+--- The documents: every citation of docs/ has its anchor, and no file cites or opens what is not in the repository.
+local lfs = require "lfs"
+local process = require "spec.support.process"
+
+local function files_under(folder, list)
+  local names = {}
+  for name in lfs.dir(process.root .. "/" .. folder) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local path = folder .. "/" .. name
+    local mode = lfs.attributes(process.root .. "/" .. path, "mode")
+    if mode == "directory" and name:sub(1, 1) ~= "." then
+      files_under(path, list)
+    elseif mode == "file" then
+      list[#list + 1] = path
+    end
+  end
+  return list
+end
+
+local sources = { "README.md", "CMakeLists.txt" }
+for _, folder in ipairs { "runtime", "kernels", "lua", "scripts", "spec", "docs" } do files_under(folder, sources) end
+
+-- Anchors of a document: written ones, and those that Markdown makes of headings.
+local function anchors_of(path)
+  local anchors = {}
+  for line in (process.read(process.root .. "/" .. path) .. "\n"):gmatch "(.-)\n" do
+    for id in line:gmatch '<a id="([^"]+)">' do anchors[id] = true end
+    local heading = line:match "^#+ (.+)$"
+    if heading then anchors[heading:lower():gsub("[^%w _-]", ""):gsub(" ", "-")] = true end
+  end
+  return anchors
+end
+
+describe("documents", function()
+  it("have every anchor that is cited", function()
+    local dead, seen, known = {}, 0, {}
+    local function look(file, path, anchor)
+      seen = seen + 1
+      if not lfs.attributes(process.root .. "/" .. path, "mode") then
+        dead[#dead + 1] = ("%s cites %s, which does not exist"):format(file, path)
+        return
+      end
+      known[path] = known[path] or anchors_of(path)
+      if anchor and not known[path][anchor] then dead[#dead + 1] = ("%s cites %s#%s"):format(file, path, anchor) end
+    end
+    for _, file in ipairs(sources) do
+      if not file:find("golden/data", 1, true) then
+        local text = process.read(process.root .. "/" .. file)
+        for path, rest in text:gmatch "(docs/[%w_/-]+%.md)(#?[^\n)\"]*)" do
+          local any
+          for anchor in rest:match("^[#%w, -]*"):gmatch "#([%w-]+)" do
+            any = true
+            look(file, path, anchor)
+          end
+          if not any then look(file, path) end
+        end
+        local folder = file:match "^(docs/.*)/[^/]*$" or file:match "^docs/" and "docs"
+        for path, anchor in text:gmatch "%]%(([%w_/.-]*)#?([%w-]*)%)" do
+          if folder and not path:find "^%a+:" then
+            local target = path == "" and file or (folder .. "/" .. path):gsub("[^/]+/%.%./", "")
+            look(file, target, anchor ~= "" and anchor or nil)
+          end
+        end
+      end
+    end
+    assert.is_true(seen > 20)
+    assert.are.equal("", table.concat(dead, "\n"))
+  end)
+
+  it("are all in the repository: nothing cites or opens a file beside it", function()
+    local outside = {}
+    local names = { "behaviour" .. ".md", "design" .. ".md", "style" .. ".md", "field" .. ".md", "api" .. "%.md", "%.%./" .. "shared" }
+    for _, file in ipairs(sources) do
+      local text = process.read(process.root .. "/" .. file)
+      for _, name in ipairs(names) do
+        if text:find(name) then outside[#outside + 1] = ("%s: %s"):format(file, name) end
+      end
+    end
+    assert.are.equal("", table.concat(outside, "\n"))
+  end)
+end)
