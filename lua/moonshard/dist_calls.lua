@@ -27,6 +27,14 @@ local function group_in(x)
   return x.group or x.process_group
 end
 
+-- What a wrapped function stands for: its annotations are the ones to read.
+M.original = setmetatable({}, { __mode = "k" })
+
+local function standing_for(wrapper, fn)
+  M.original[wrapper] = fn
+  return wrapper
+end
+
 -- ---- one collective ------------------------------------------------------------------------------
 
 -- The id of the group that a call was meant for; the world's when it is not known.
@@ -48,10 +56,10 @@ end
 ---@return function
 function M.one(fn, find)
   find = find or intended
-  return function(a, b, c)
+  return standing_for(function(a, b, c)
     ensure()
     return finish_one(lib.ms_dist_errors(), lib.ms_dist_mismatches(), find, a, b, c, pcall(fn, a, b, c))
-  end
+  end, fn)
 end
 
 -- ---- several -------------------------------------------------------------------------------------
@@ -76,10 +84,10 @@ end
 ---@return function
 function M.several(fn, concerns)
   concerns = concerns or has_peers
-  return function(a, b, c, d, e)
+  return standing_for(function(a, b, c, d, e)
     ensure()
     return finish(lib.ms_dist_errors(), lib.ms_dist_mismatches(), concerns, a, b, c, d, pcall(fn, a, b, c, d, e))
-  end
+  end, fn)
 end
 
 return M

@@ -3,6 +3,7 @@
 --- prompt; names, fields and file names complete where readline is there; `? name` explains.
 local ffi = require "ffi"
 local engine = require "moonshard.ffi"
+local calls = require "moonshard.dist_calls"
 local class = require "moonshard.class"
 local errors = require "moonshard.errors"
 local scope = require "moonshard.scope"
@@ -281,6 +282,7 @@ local function page(lines, at)
 end
 
 local function documentation(fn)
+  fn = calls.original[fn] or fn
   local info = debug.getinfo(fn, "S")
   if info.what ~= "Lua" or info.source:sub(1, 1) ~= "@" then return nil end
   return page(lines_of(info.source:sub(2)), info.linedefined)

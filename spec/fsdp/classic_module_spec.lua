@@ -1,4 +1,5 @@
---- FSDP instances as modules: names, listings, what is read through them, parameters as pieces, how they are made (docs/semantics.md#classic, #pieces, #initialisation).
+--- FSDP instances as modules: names, listings, what is read through them, parameters as pieces, how they are made
+--- (docs/semantics.md#classic, #pieces, #initialisation).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load

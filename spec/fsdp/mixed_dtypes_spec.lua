@@ -46,7 +46,7 @@ local function expected(world, reduce, step, skip)
   end
   return ms.no_grad(function()
     local out = {}
-    for name, sum in pairs(sums) do out[name] = (sum * (1 / world)):to(reduce) end
+    for name, sum in pairs(sums) do out[name] = (sum / world):to(reduce) end
     return out
   end)
 end

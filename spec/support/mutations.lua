@@ -18,7 +18,7 @@ return {
     new = [[.total = outer * (size_t)(p->chunk * u->world) * row }]] },
   { name = "mean", what = "gradients are summed over ranks, not averaged",
     specs = "spec/fsdp/parity_spec.lua spec/golden/sharded_spec.lua",
-    file = "runtime/unit_reduce.c", old = [[double scale = 1 / (u->divide > 0 ? u->divide : u->world);]], new = [[double scale = 1;]] },
+    file = "runtime/unit_reduce.c", old = [[ms_reduction red = u->divide > 0 ? MS_SUM : MS_AVG;]], new = [[ms_reduction red = MS_SUM;]] },
   { name = "wait-reduction", what = "a gradient lands before its reduction is through", specs = "spec/fsdp/events_spec.lua",
     file = "runtime/unit_reduce.c", old = [[all = ms__work_wait(r->work);]], new = [[all = MS_OK;]] },
   { name = "wait-peers", what = "a collective is complete while peers still read its input",

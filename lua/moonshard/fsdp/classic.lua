@@ -417,7 +417,7 @@ function FSDP:clip_grad_norm_(max_norm, given)
     local g = p.grad
     if g then seen[g.dtype] = true end
   end
-  local norm = nn.utils.clip_grad_norm_(params, max_norm, given)
+  local norm = nn.utils._clip_grad_norm(params, max_norm, given)
   local dtype = promoted(seen)
   if not dtype then
     log.warn_once(("Called FSDP.clip_grad_norm_() on rank %d with no gradients -- returning the total norm in the default dtype float32")
@@ -427,7 +427,10 @@ function FSDP:clip_grad_norm_(max_norm, given)
   return norm.dtype == dtype and norm or norm:to(dtype)
 end
 
-FSDP.init, FSDP.clip_grad_norm_ = calls.several(FSDP.init), calls.several(FSDP.clip_grad_norm_)
+FSDP.init = calls.several(FSDP.init)
+FSDP.clip_grad_norm_ = calls.one(FSDP.clip_grad_norm_, function(self)
+  return M.is_fsdp(self) and nn.utils._first_group(self:parameters()) or 1
+end)
 
 --- FSDP instances at and below m, parents before children; with root_only those that no other one contains.
 ---@param m Module

@@ -58,12 +58,17 @@ function M.clip_grad_norm_(params, max_norm, given)
   return tensor.wrap(id)
 end
 
--- Where nothing is sharded the norm is this rank's own, and so is an error.
-M.clip_grad_norm_ = calls.several(M.clip_grad_norm_, function(params)
+-- The group over which a norm of these parameters is summed first; where nothing is sharded, this rank alone.
+local function first_group(params)
   for _, p in ipairs(type(params) ~= "table" and {} or is_tensor(params) and { params } or params) do
-    if is_tensor(p) and (rawget(p, "_unit") or rawget(p, "_flat")) then return true end
+    local unit = is_tensor(p) and (rawget(p, "_unit") or rawget(p, "_flat"))
+    if unit then return (unit.placed and unit.placed.group or unit.group).id end
   end
-  return false
-end)
+  return 1
+end
+
+-- A refused call takes the number of its first sum, so that it fails the peers' sum and nothing that they still do before it.
+M._clip_grad_norm, M._first_group = M.clip_grad_norm_, first_group
+M.clip_grad_norm_ = calls.one(M.clip_grad_norm_, first_group)
 
 return M
