@@ -41,8 +41,8 @@ static void strike(const char *path)
         }
 }
 
-// Strikes what this process uses: its descriptors first, for a file is mapped before it is closed. One that does not let its own user look
-// (it changed its rights, as daemons do) is no rank: ranks read each other's memory by the same way.
+// Strikes what this process uses: its descriptors first, for a file is mapped before it is closed. A process whose /proc this user
+// cannot read is skipped: it cannot be a rank, since ranks read each other's memory the same way.
 static void strike_used_by(const char *pid)
 {
     char path[300], to[NAME + 100], line[600];
@@ -65,7 +65,7 @@ static void strike_used_by(const char *pid)
     if (f) fclose(f);
 }
 
-void ms__comm_clean(void)
+void ms__comm_clean(bool leaving)
 {
     const char *temporary = getenv("TMPDIR");
     n_names = 0;
@@ -76,7 +76,7 @@ void ms__comm_clean(void)
     DIR *d = opendir("/proc");
     if (!d) return;
     for (struct dirent *e; n_names > 0 && (e = readdir(d));)
-        if (isdigit((unsigned char)e->d_name[0])) strike_used_by(e->d_name);
+        if (isdigit((unsigned char)e->d_name[0]) && !(leaving && atoi(e->d_name) == (int)getpid())) strike_used_by(e->d_name);
     closedir(d);
     for (int k = 0; k < n_names; k++) unlink(names[k]);
 }

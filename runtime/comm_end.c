@@ -74,7 +74,7 @@ _Noreturn void ms__end_stay(int code)
     _exit(code);
 }
 
-// Of a rank that died the first one that sees it says so.
+// The first rank that sees a death reports it.
 static void name_dead(int rank)
 {
     if (!atomic_exchange(&ms__world.board->said, true))
@@ -126,8 +126,8 @@ static void *watch_thread(void *arg)
     if (dead < 0) return NULL;
     first_to_fail(dead);
     int64_t since = ms__now_ns();
-    // A rank that raised has said why. Of one that died without a word those tell more that wait for it in a collective, or will in
-    // a moment: a machine with more work than cores gives them their turn late.
+    // A rank that raised has said why. A killed rank leaves no message. Peers that wait for it in a
+    // collective know more, so their report is awaited; on a busy machine they get their turn late.
     if (state_of(dead) == RANK_RUNNING) {
         while (!atomic_load(&ms__world.board->said) && ms__now_ns() - since < 800 * MS && (ms__now_ns() - since < 100 * MS || report_due())) nap(2 * MS);
         name_dead(dead);

@@ -67,7 +67,7 @@ static uint64_t mix(uint64_t h, const void *p, size_t n)
     return h;
 }
 
-// The line is told, never compared: `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is an ordinary script.
+// The line is shown in messages and never compared: `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is an ordinary script.
 uint64_t ms__print_hash(const ms_print *p, bool with_step)
 {
     uint64_t h = 14695981039346656037ull;
@@ -92,7 +92,7 @@ static int refused_by(const ms_coll *c)
     return -1;
 }
 
-// Who asks for what, equal requests from one line told once.
+// Lists the requests; equal ones from one line once.
 static void tell_requests(const ms_coll *c, char *text, size_t size)
 {
     ms_group *g = c->g;
@@ -256,7 +256,7 @@ static ms_status agree(ms_waiter *w)
                 first = false;
             }
             if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->word) continue;
-            // Nobody may ever mirror the slot that is waited for: a rank whose call was refused has gone on.
+            // A rank whose call was refused has gone on, so this slot may never be copied to this node.
             if (refused_by(c) >= 0) return mismatch(w);
             last = k;
             MS_TRY(ms__wait_poll(w));

@@ -43,7 +43,7 @@ static int leader_on(const ms_group *g, int node)
 
 static int is_here(const ms_group *g, int k) { return ms__world.node_of[g->ranks[k]] == ms__world.node; }
 
-// Who sends the slot of the i-th member that is not here.
+// World rank that sends the slot of the i-th member on other nodes.
 static int sender(const ms_group *g, int i)
 {
     int k = 0;
@@ -92,7 +92,7 @@ static void keep(void *memory)
     pthread_mutex_unlock(&lock);
 }
 
-// This rank alone cannot go on: its peers are told, or they would wait for it until the limit.
+// This rank alone cannot go on. The error is published; otherwise peers would wait until the limit.
 static ms_status lost(ms_coll *c, const char *what)
 {
     ms__coll_fail(c, what);
@@ -453,7 +453,7 @@ static int first_on(int node)
     return -1;
 }
 
-// The texts of the latest errors are sent from here: what tells of a lack of memory needs none. A message of this size has left
+// The latest errors are sent from static memory, so that out-of-memory errors can be sent. A message of this size has left
 // when isend returns, as a rule; where an older one has not, it takes memory of its own, which stays with MPI.
 static struct { far_error message; void *req; } outbox[OUTBOX];
 
@@ -476,7 +476,7 @@ static void send_error(int node, uint64_t number, const char *text, bool backwar
     keep(m);
 }
 
-// MPI sends while it is called only, and a rank that leads no group calls it for nothing else.
+// MPI makes progress only inside its calls; a rank that leads no group may make no other.
 static bool sent_errors(void)
 {
     bool all = true;

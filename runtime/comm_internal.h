@@ -173,7 +173,7 @@ void      ms__mpi_unlock(void);
 const char *ms__comm_launcher(void);                    // "mpirun" …, NULL: started alone
 
 #define CONTROL_NAME "moonshard-control-"               // of its file, where there is one; then the process and six letters
-void      ms__comm_clean(void);                         // comm_clean.c: what killed jobs left under /dev/shm
+void      ms__comm_clean(bool leaving);                 // comm_clean.c: what killed jobs left under /dev/shm; leaving: this process's files, too
 
 // ---- comm_peer.c: what is to be seen of a peer's process on this node ----
 typedef struct { uint64_t calls, bytes, run; int64_t at; } ms_progress;     // run: ns on a processor; at: when it was last seen to work
@@ -285,7 +285,7 @@ ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device);
 ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first);      // leader: one turn of exchanging ready slots
 ms_status ms__far_reduce(ms_coll *c, ms_waiter *w, char *const *windows, char *result, size_t n);
 ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *mirror, size_t stride, size_t bytes);
-// Of a group with one member on every node: everybody's `in` goes to all others: member k's their_bytes[k] bytes to out + k * stride.
+// Of a group with one member on every node: each member's `in` is sent to all others: member k's their_bytes[k] bytes to out + k * stride.
 ms_status ms__far_exchange(ms_coll *c, ms_waiter *w, const char *in, size_t bytes, char *out, size_t stride, const size_t *their_bytes);
 // A reduction of two members, of which bytes[k] are made by member k, here to `mine`: each sends what the other lacks, both add in the
 // order of ranks. The peer's part comes to `theirs`; NULL: it stays there. source: bytes [at, at + n) of what this rank has for a

@@ -69,7 +69,7 @@ static int joined(join_peer *p)
     return p->page ? __atomic_load_n(&p->page->joined, __ATOMIC_ACQUIRE) : 0;
 }
 
-// Of the ranks that wait here the lowest one speaks.
+// The lowest of the ranks that wait here reports.
 static bool speaks(void)
 {
     for (int k = 0; k < n_peers; k++) {
@@ -96,7 +96,7 @@ static void peer_ended(join_peer *p)
 {
     if (p->pidfd >= 0) close(p->pidfd);
     p->pidfd = -1;
-    if (joined(p) == 2) return;         // comm_end.c's business
+    if (joined(p) == 2) return;         // handled in comm_end.c
     char text[200] = "";
     add(text, sizeof text, "%srank %d (process %d) %s", p->rank, p->pid, joined(p) ? "died while the job started" : "ended before it joined the job");
     // A script that never comes to dist.init may well end. Where one waits for it there, the job ends: mpirun sees to it when the peer

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -38,7 +39,10 @@ const ms_activity *ms__peer_activity(int pid)
         ssize_t n = readlink(path, to, sizeof to - 1);
         if (n <= 0 || (to[n] = 0, strcmp(to, want) != 0)) continue;
         int fd = open(path, O_RDONLY | O_CLOEXEC);
-        void *p = fd >= 0 ? mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
+        // The owner makes it and gives it its size in two steps; to read a page beyond the size would end this process.
+        struct stat st;
+        bool sized = fd >= 0 && fstat(fd, &st) == 0 && st.st_size >= 4096;
+        void *p = sized ? mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
         if (fd >= 0) close(fd);
         if (p == MAP_FAILED) break;
         page = p;
@@ -131,15 +135,35 @@ bool ms__launcher_ends_job(void)
     return strstr(text, "nanosleep") != NULL;
 }
 
+// A rank that dies while it connects can leave mpirun waiting for ever for a lock of PMIx's own thread, which has ended
+// (PMIx 4.2: pmix_rte_finalize). All its processes are dead then, and it reaps none.
+static bool launcher_hangs(void)
+{
+    char text[512];
+    int pids[256], n = ms__launched_peers(ms__launcher_pid, pids, 256);
+    ms__peer_file(ms__launcher_pid, "wchan", text, sizeof text);
+    bool hangs = n > 0 && strstr(text, "futex");
+    for (int k = 0; k < n && hangs; k++) {
+        ms__peer_file(pids[k], "stat", text, sizeof text);
+        const char *state = strrchr(text, ')');
+        hangs = state && state[1] && state[2] == 'Z';
+    }
+    return hangs;
+}
+
 _Noreturn void ms__exit_last(int code)
 {
     if (ms__launcher_pid > 1 && getppid() == ms__launcher_pid && fork() == 0) {
         signal(SIGTERM, SIG_IGN);
+        setpgid(0, 0);                                  // mpirun's KILL goes to the rank's process group
         for (int fd = 0; fd < 3; fd++) close(fd);       // mpirun reads to the end of what the rank wrote
-        for (int k = 0; k < 300 && kill(ms__launcher_pid, 0) == 0; k++) {
-            syscall(SYS_tgkill, ms__launcher_pid, ms__launcher_pid, SIGCHLD);
+        for (int k = 0, hung = 0; k < 300 && kill(ms__launcher_pid, 0) == 0; k++) {
+            hung = launcher_hangs() ? hung + 1 : 0;
+            if (hung == 60) kill(ms__launcher_pid, SIGKILL);
+            else if (!hung) syscall(SYS_tgkill, ms__launcher_pid, ms__launcher_pid, SIGCHLD);
             nanosleep(&(struct timespec){ 0, 5000000 }, NULL);
         }
+        ms__comm_clean(true);
         _exit(0);
     }
     _exit(code);

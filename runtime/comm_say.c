@@ -23,7 +23,7 @@ static uint64_t hash_of(const char *text, size_t n)
     return h ? h : 1;
 }
 
-// It begins on another rank of this node, which is about to end by it too, or has.
+// Another rank of this node is ending, or has ended, with the same error.
 static bool is_peers(const char *text, size_t n)
 {
     ms_world *w = &ms__world;

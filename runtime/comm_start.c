@@ -279,7 +279,7 @@ static ms_status join(const char *launcher)
     free(all);
     MS_TRY(status);
     MS_TRY(ms__node_start());
-    if (w->local_rank == 0) ms__comm_clean();
+    if (w->local_rank == 0) ms__comm_clean(false);
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);        // short sleeps while waiting are meant to be short
     return MS_OK;
 }

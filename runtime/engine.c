@@ -33,7 +33,7 @@ static int default_threads(void)
     return cpus > 0 ? cpus : 1;
 }
 
-// A value that means nothing is refused by name: whoever set it wanted something.
+// An invalid value is an error that names the variable, not ignored.
 static ms_status check_environment(void)
 {
     static const struct { const char *name, *choices[4]; } chosen[] = {

@@ -144,13 +144,11 @@ static void owner_text(char *out)
 }
 
 // Whether the process that made a temporary folder is known to have ended: it was one of this boot and namespace, and is not there.
-// Without an owner's text the folder was left between two calls: then it is empty, which removing it tests.
 static bool abandoned(int folder)
 {
     char text[OWNER], host[160], boot[64], namespace[64], start[32], now[32];
     long pid;
     beginning(folder, "owner", text, sizeof text);
-    if (!*text) return true;
     here(host, sizeof host);
     if (sscanf(text, "moonshard %63s %63s %ld %31s", boot, namespace, &pid, start) != 4) return false;
     snprintf(text, sizeof text, "%s %s", boot, namespace);
@@ -198,6 +196,19 @@ static void remove_temporary(int parent, int folder, const char *name)
     unlinkat(parent, name, AT_REMOVEDIR);
 }
 
+// A folder whose maker ended before it wrote the owner's text holds nothing of a save yet. Whatever else is in it belongs to the user,
+// so only what is empty is removed.
+static void remove_empty(int parent, int folder, const char *name)
+{
+    char text[OWNER];
+    struct stat st;
+    beginning(folder, "owner", text, sizeof text);
+    if (*text) return;
+    unlinkat(folder, "checkpoint", AT_REMOVEDIR);
+    if (fstatat(folder, "owner", &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) && st.st_size == 0) unlinkat(folder, "owner", 0);
+    unlinkat(parent, name, AT_REMOVEDIR);
+}
+
 static void sweep(const ms_place *place)
 {
     int fd = openat(place->folder, ".", FOLDER);
@@ -206,8 +217,13 @@ static void sweep(const ms_place *place)
     for (struct dirent *e; d && (e = readdir(d));) {
         if (!ms__is_temporary(e->d_name, place->name)) continue;
         int folder = openat(fd, e->d_name, FOLDER);
-        if (folder >= 0 && abandoned(folder)) remove_temporary(fd, folder, e->d_name);
-        else if (folder >= 0) close(folder);
+        if (folder < 0) continue;
+        if (abandoned(folder)) {
+            remove_temporary(fd, folder, e->d_name);
+        } else {
+            remove_empty(fd, folder, e->d_name);
+            close(folder);
+        }
     }
     if (d) closedir(d);
 }
@@ -304,7 +320,7 @@ static ms_status exchange(ms_folder *f, int *inside)
     else if (old.st_dev != f->there.st_dev || old.st_ino != f->there.st_ino)
         st = ms__fail(MS_EIO, "save: '%s' was replaced by another process while this one saved there", f->place.path);
     else st = ms__place_sync(&f->place);
-    // It is not known which of them a crash would leave: the old one has the name again, and the error is about the new one.
+    // The fsync failed: the old folder gets its name back, and the save reports the error.
     if (st && rename_to(f, RENAME_EXCHANGE)) {
         close(f->fd);                       // the old one stays where it is
         f->fd = -1;

@@ -39,7 +39,7 @@ describe("a save that is disturbed", function()
         seen[value] = (seen[value] or 0) + 1
         if code ~= 0 then killed = killed + 1 end
         if code == 0 then assert.are.equal(NEW, value) end
-        -- And what was left lying about is in nobody's way; of a folder it goes.
+        -- Leftovers do not disturb the next save; those of a folder are removed by it.
         save_once.save(kind, path, NEW)()
         assert.are.equal(NEW, saves.value_of(kind, path))
         if kind ~= "file" then assert.are.same({}, saves.leftovers(kind, path), what) end

@@ -12,7 +12,7 @@ local M = {}
 local Group = { __name = "Group" }
 M.Group = Group
 
---- Joins the job: an error before that would reach nobody.
+--- Joins the job first; an error before that cannot be published.
 function M.ensure()
   if lib.ms_dist_is_initialized() == 0 and lib.ms_dist_init(nil, 0) ~= 0 then errors.fail() end
 end

@@ -258,15 +258,17 @@ describe("a job #mpi", function()
       if f then f:close() end
       return f ~= nil
     end
+    local made = {}                                       -- a test has one `finally`
+    finally(function() for _, path in ipairs(made) do os.remove(path) end end)
     local function touch(path)
       process.write(path, "")
-      finally(function() os.remove(path) end)
+      made[#made + 1] = path
     end
     local script = [[ require "moonshard".dist.barrier() ]]
     for _, path in ipairs { "/dev/shm/" .. segment, "/tmp/" .. segment, ("/tmp/moonshard-control-%d-abcDE1"):format(process.pid()) } do
       -- Open, then mapped only; another job on this machine may clear as well, at any moment.
       local open = ffi.C.open(path, 0x42, ffi.new("int", 0x180))
-      finally(function() os.remove(path) end)
+      made[#made + 1] = path
       ranks.run(2, script)
       assert.is_true(exists(path), path)
       local mapping = ffi.C.mmap(nil, 4096, 0, 1, open, 0)

@@ -108,18 +108,23 @@ describe("the folder of a sharded checkpoint", function()
     local another_start = owner:gsub("%d+\n$", "1\n")
     local names = {
       elsewhere = theirs, reused = made:gsub("%x%x$", "01"), with_more = made:gsub("%x%x$", "02"), unlike = made:gsub("%x%x$", "xy"),
-      empty = made:gsub("%x%x$", "03"), unknown = made:gsub("%x%x$", "04"),
+      empty = made:gsub("%x%x$", "03"), unknown = made:gsub("%x%x$", "04"), bare = made:gsub("%x%x$", "05"), link = made:gsub("%x%x$", "06"),
     }
     temporary(names.elsewhere, another_boot)
     temporary(names.reused, another_start)
     temporary(names.with_more, another_start, "mine.txt")
     temporary(names.unlike, another_start)
     temporary(names.unknown, "mine")
+    temporary(names.bare, "")
+    process.write(names.bare .. "/checkpoint/rank-00000.safetensors", "x")
+    lfs.link(names.bare, names.link, true)
     lfs.mkdir(names.empty)
     local function there(name) return lfs.attributes(name, "mode") == "directory" end
     save(path, 2)
     assert.is_true(there(made) and there(names.elsewhere) and there(names.with_more) and there(names.unlike) and there(names.unknown))
     assert.equal("x", process.read(names.with_more .. "/checkpoint/mine.txt"))
+    assert.equal("x", process.read(names.bare .. "/checkpoint/rank-00000.safetensors"))
+    assert.equal("link", lfs.symlinkattributes(names.link, "mode"))
     assert.is_false(there(names.reused) or there(names.empty))
     process.kill(child.pid, 9)
     child:wait(10)

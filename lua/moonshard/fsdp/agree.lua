@@ -134,7 +134,7 @@ function M.agree(groups, fn, ...)
   return result, all
 end
 
---- Raises, on every rank, where what the ranks told is not the same: what, and who differs.
+--- Raises on every rank if the ranks' values differ, naming two of them.
 ---@param told table<integer, string>
 function M.same(told, what)
   local ranks = {}

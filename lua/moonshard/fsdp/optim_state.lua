@@ -417,7 +417,7 @@ local function load(groups, m, optim, sd, broadcasts)
     return nil, table.concat(gathered, ", ")
   end)
   if broadcasts then
-    for _, what in pairs(all) do told = what end               -- order does not matter: one rank has told something
+    for _, what in pairs(all) do told = what end               -- order does not matter: only one rank's entry is set
   else
     agree.same(all, WHO .. ": ranks give other states as tensors that are sharded in another way")
   end
@@ -444,7 +444,7 @@ function M.load_optim_state_dict(m, optim, sd, given)
   load(groups, m, optim, sd, o.broadcast_from_rank0)
 end
 
---- The same where the tensors are this rank's parts, without a word to other ranks: for a caller who agrees with them himself.
+--- The same where the tensors are this rank's parts, without communication; the caller makes the ranks agree.
 function M.load_parts(m, optim, sd) load({}, m, optim, sd, false) end
 
 return M

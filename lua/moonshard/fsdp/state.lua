@@ -193,7 +193,7 @@ function M.load_state_dict(m, sd, given)
     return nil, table.concat(gathered, ", ")
   end)
   if o.broadcast_from_rank0 then
-    for _, what in pairs(told) do there = what end         -- order does not matter: one rank has told something
+    for _, what in pairs(told) do there = what end         -- order does not matter: only one rank's entry is set
     local device_of = {}
     for name in pairs(there) do device_of[name] = "cpu" end           -- order does not matter: looked up by name
     check(there, check_described, device_of)

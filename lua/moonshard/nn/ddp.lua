@@ -357,7 +357,7 @@ function DDP:init(m, given)
     if sub:isa(Embedding) and sub.sparse then late[sub.weight] = true end
   end
   local delayed = delays.resolve(m, o.delay_all_reduce_named_params, o.param_to_hook_all_reduce, late)
-  -- What is sharded is its units' business.
+  -- Sharded parameters are reduced by their units.
   for _, sub in ipairs(m:modules()) do
     for _, name in ipairs(sub._params) do
       local p = sub._slots[name]
