@@ -189,6 +189,7 @@ bool      ms__launcher_ends_job(void);
 void      ms__nudge_launcher(void);                     // it ends the job: cuts its sleeps short
 
 void      ms__launcher_to_loopback(void);
+void      ms__leave_child(void);                        // that nudges mpirun until it has gone, whatever becomes of this rank
 _Noreturn void ms__exit_last(int code);                 // of the first rank to fail: a child nudges once it has gone, for its peers may be stopped
 
 // ---- comm_join.c: the start of a job ----

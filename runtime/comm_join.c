@@ -107,6 +107,7 @@ static void peer_ended(join_peer *p)
         bool waits = atomic_load(&joined_at), ends = ms__launcher_ends_job();
         if (!told && (waits || ends) && now - since > (waits ? 20ll : 50ll) * MS) {
             told = now;
+            ms__leave_child();          // mpirun may kill this rank before it comes to its own end
             bool explained = p->page && __atomic_load_n(&p->page->error, __ATOMIC_RELAXED);
             if (!explained && (waits ? speaks() : lowest_seen())) fprintf(stderr, "rank %d: dist.init: %s\n", my_rank, text);
         }

@@ -151,9 +151,10 @@ static bool launcher_hangs(void)
     return hangs;
 }
 
-_Noreturn void ms__exit_last(int code)
+void ms__leave_child(void)
 {
-    if (ms__launcher_pid > 1 && getppid() == ms__launcher_pid && fork() == 0) {
+    static atomic_bool left;
+    if (ms__launcher_pid > 1 && getppid() == ms__launcher_pid && !atomic_exchange(&left, true) && fork() == 0) {
         signal(SIGTERM, SIG_IGN);
         setpgid(0, 0);                                  // mpirun's KILL goes to the rank's process group
         for (int fd = 0; fd < 3; fd++) close(fd);       // mpirun reads to the end of what the rank wrote
@@ -166,6 +167,11 @@ _Noreturn void ms__exit_last(int code)
         ms__comm_clean(true);
         _exit(0);
     }
+}
+
+_Noreturn void ms__exit_last(int code)
+{
+    ms__leave_child();
     _exit(code);
 }
 
