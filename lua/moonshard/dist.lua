@@ -168,7 +168,7 @@ local reduction_names = { "sum", "avg", "max", "min", "prod" }
 local op_names = { [0] = "barrier", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all" }
 
 -- The script's line that called dist.x; run, dist.x, pcall and dist_calls' function are in between. Looking it up costs microseconds,
--- so lines of the script's own functions are kept; functions of the library stand for whoever called them.
+-- so lines of the script's own functions are kept; a function of the library stands for its caller.
 local lines_of = setmetatable({}, { __mode = "k" })
 local getinfo = debug.getinfo
 local library = getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"

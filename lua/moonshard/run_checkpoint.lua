@@ -92,7 +92,7 @@ function M.save(path, model, optimizer, config, step)
       if saver then saver:commit() end
     end)
   end)
-  dist.barrier()                                        -- whoever reads it next finds it whole
+  dist.barrier()                                        -- a rank that reads it next finds it whole
 end
 
 --- Whether all weights are finite, on all ranks; collective.

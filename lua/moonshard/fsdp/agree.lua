@@ -110,40 +110,40 @@ function M.from_first(groups, value, send)
   return value
 end
 
---- fn(…) on every rank: its result, and every rank's `told`, its second result (a Lua value), by rank. Where it fails on some ranks,
+--- fn(…) on every rank: its result, and every rank's `reported`, its second result (a Lua value), by rank. Where it fails on some ranks,
 --- all of them raise: their own error, or the first one in rank order.
 ---@param fn fun(...): any, any
----@return any result, table<integer, any> told
+---@return any result, table<integer, any> reported
 function M.agree(groups, fn, ...)
   if #groups == 0 then
-    local result, told = fn(...)
-    return result, { [(require "moonshard.dist").rank()] = told }
+    local result, reported = fn(...)
+    return result, { [(require "moonshard.dist").rank()] = reported }
   end
-  local ok, result, told = pcall(function(...)
-    local result, told = fn(...)
-    return result, object.encode(told, "fsdp")         -- what cannot be sent fails here, not in the gather
+  local ok, result, reported = pcall(function(...)
+    local result, reported = fn(...)
+    return result, object.encode(reported, "fsdp")         -- what cannot be sent fails here, not in the gather
   end, ...)
-  local all, ranks = M.gather(groups, { failed = not ok and tostring(result) or nil, told = told }), {}
+  local all, ranks = M.gather(groups, { failed = not ok and tostring(result) or nil, reported = reported }), {}
   if not ok then error(result, 0) end
   for rank in pairs(all) do ranks[#ranks + 1] = rank end
   table.sort(ranks)
   for _, rank in ipairs(ranks) do
     if all[rank].failed then errors.raise("%s (on rank %d)", all[rank].failed:gsub("^[^\n]-:%d+: ", ""), rank) end
-    all[rank] = object.decode(all[rank].told)
+    all[rank] = object.decode(all[rank].reported)
   end
   return result, all
 end
 
 --- Raises on every rank if the ranks' values differ, naming two of them.
----@param told table<integer, string>
-function M.same(told, what)
+---@param reported table<integer, string>
+function M.same(reported, what)
   local ranks = {}
-  for rank in pairs(told) do ranks[#ranks + 1] = rank end
+  for rank in pairs(reported) do ranks[#ranks + 1] = rank end
   table.sort(ranks)
   for _, rank in ipairs(ranks) do
-    local first = told[ranks[1]]
-    if told[rank] ~= first then
-      errors.raise("%s: rank %d %s; rank %d %s", what, ranks[1], first == "" and "none" or first, rank, told[rank] == "" and "none" or told[rank])
+    local first = reported[ranks[1]]
+    if reported[rank] ~= first then
+      errors.raise("%s: rank %d %s; rank %d %s", what, ranks[1], first == "" and "none" or first, rank, reported[rank] == "" and "none" or reported[rank])
     end
   end
 end

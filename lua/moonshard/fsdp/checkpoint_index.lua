@@ -227,7 +227,7 @@ function M.entries_in(path)
   return names
 end
 
--- The files that an index lists, by name; nil when it is none of ours, and why when it cannot be read. Damage elsewhere in it does not
+-- The files that an index lists, by name; nil when it is not a checkpoint of Moonshard, and the reason when it cannot be read. Damage elsewhere in it does not
 -- matter here.
 local function listed_in(path)
   local text, why = read(path, "save")

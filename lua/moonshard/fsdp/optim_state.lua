@@ -77,7 +77,7 @@ end
 -- For the other ranks: the fields of each parameter's state (a dtype where it is gathered, the value of a scalar), and the names of
 -- the parameters of which this rank has no elements. group: the group of each of the optimizer's parameters.
 local function describe(names, by_name, entries, kind, group)
-  local told = { type = kind, fields = {}, empty = {}, group = group }
+  local reported = { type = kind, fields = {}, empty = {}, group = group }
   for _, name in ipairs(names) do
     local p, entry = by_name[name], entries[name]
     if entry then
@@ -87,11 +87,11 @@ local function describe(names, by_name, entries, kind, group)
         elseif not tensor.is_tensor(v) then fields[key] = { value = v }
         else fields[key] = { value = v.ndim == 0 and v:item() or nil } end
       end
-      told.fields[name] = fields
+      reported.fields[name] = fields
     end
-    if sharded.is_sharded(p) and p:to_local():numel() == 0 then told.empty[name] = true end
+    if sharded.is_sharded(p) and p:to_local():numel() == 0 then reported.empty[name] = true end
   end
-  return told
+  return reported
 end
 
 -- All of it in one string: where ranks have the same there is nothing more to say.
@@ -113,26 +113,26 @@ local function compare(groups, own, summaries)
 end
 
 -- The fields of each name that some rank has a state of. An error where a rank lacks a state, or has another one.
-local function common_fields(names, by_name, told)
+local function common_fields(names, by_name, reported)
   local ranks, types = {}, {}
-  for rank, t in pairs(told) do ranks[#ranks + 1], types[rank] = rank, t.type end
+  for rank, t in pairs(reported) do ranks[#ranks + 1], types[rank] = rank, t.type end
   table.sort(ranks)
   agree.same(types, "optim_state_dict: ranks ask for different types")
   local fields, missing, lacks = {}, {}, {}
-  local first = told[ranks[1]]
+  local first = reported[ranks[1]]
   for _, name in ipairs(names) do
     local has
     for _, rank in ipairs(ranks) do
-      local mine = told[rank].fields[name]
+      local mine = reported[rank].fields[name]
       if mine and not has then has = rank end
-      if mine and sharded.is_sharded(by_name[name]) and signature(mine) ~= signature(told[has].fields[name]) then
+      if mine and sharded.is_sharded(by_name[name]) and signature(mine) ~= signature(reported[has].fields[name]) then
         errors.raise("optim_state_dict: ranks have different states of '%s': %s on rank %d; %s on rank %d", name,
-          signature(told[has].fields[name]), has, signature(mine), rank)
+          signature(reported[has].fields[name]), has, signature(mine), rank)
       end
     end
-    fields[name] = has and told[has].fields[name]
+    fields[name] = has and reported[has].fields[name]
     for _, rank in ipairs(ranks) do
-      if has and not told[rank].fields[name] and not told[rank].empty[name] then
+      if has and not reported[rank].fields[name] and not reported[rank].empty[name] then
         if first.fields[name] then
           missing[rank] = missing[rank] or {}
           table.insert(missing[rank], name)
@@ -157,10 +157,10 @@ local function common_fields(names, by_name, told)
 end
 
 -- Every rank's groups list the parameters, too, that a rank has left out because it has no elements of them.
-local function complete(listed, names, group, empty, told)
+local function complete(listed, names, group, empty, reported)
   for _, name in ipairs(names) do
     if empty[name] and not group[name] then
-      for _, other in pairs(told) do group[name] = group[name] or other.group[name] end      -- order does not matter: ranks group alike
+      for _, other in pairs(reported) do group[name] = group[name] or other.group[name] end      -- order does not matter: ranks group alike
       local list = listed[group[name]]
       if list then list[#list + 1] = name end
     end
@@ -208,10 +208,10 @@ function M.optim_state_dict(m, optim, given)
     local own = describe(names, by_name, entries, o.type, group)
     return own, summary(names, own)
   end)
-  local told = compare(groups, own, summaries)
+  local reported = compare(groups, own, summaries)
   local mine = not o.rank0_only or agree.is_first(groups)
-  local fields, out = common_fields(names, by_name, told), { state = {}, param_groups = {} }
-  complete(listed, names, group, own.empty, told)
+  local fields, out = common_fields(names, by_name, reported), { state = {}, param_groups = {} }
+  complete(listed, names, group, own.empty, reported)
   agree.together(groups, function()
     for _, name in ipairs(names) do
       local entry, p, whole = entries[name], by_name[name], nil
@@ -295,7 +295,7 @@ end
 
 -- For ranks that have it not: shapes and dtypes of rank 0's tensors, all else as it is.
 local function state_to_send(sd)
-  local told = { param_groups = sd.param_groups, state = {} }
+  local reported = { param_groups = sd.param_groups, state = {} }
   for name, entry in pairs(sd.state) do           -- order does not matter: a map
     local fields = {}
     for key, v in pairs(entry) do
@@ -303,9 +303,9 @@ local function state_to_send(sd)
       elseif v.ndim == 0 then fields[key] = { value = v:to "cpu" }
       else fields[key] = { dtype = v.dtype, shape = { unpack(v.shape) } } end
     end
-    told.state[name] = fields
+    reported.state[name] = fields
   end
-  return told
+  return reported
 end
 
 -- This rank's part for p of a state tensor v of whatever type.
@@ -317,14 +317,14 @@ local function part_for(p, v)
   return v
 end
 
--- This rank's parts by name and field. sd: the state dict, or (told) what rank 0 told of its own.
-local function parts_of(groups, names, by_name, sd, told)
+-- This rank's parts by name and field. sd: the state dict; reported: what rank 0 sent of its own, or nil.
+local function parts_of(groups, names, by_name, sd, reported)
   local parts = {}
   for _, name in ipairs(names) do
-    local entry, own = told and told.state[name] or not told and sd.state[name], {}
+    local entry, own = reported and reported.state[name] or not reported and sd.state[name], {}
     for key, v in sorted_pairs(entry or {}) do
-      local sent = told and v.dtype
-      if told and not sent then
+      local sent = reported and v.dtype
+      if reported and not sent then
         own[key] = v.value
       elseif sent then
         local mine = sd and sd.state[name][key]
@@ -400,7 +400,7 @@ local function load(groups, m, optim, sd, broadcasts)
   local names, by_name, name_of = listing(m)
   local reads = not broadcasts or agree.is_first(groups)
   if not reads then sd = nil end
-  local told
+  local reported
   local _, all = agree.agree(groups, function()
     check_optimizer(WHO, optim)
     each_parameter(WHO, optim, name_of, function() end)
@@ -417,14 +417,14 @@ local function load(groups, m, optim, sd, broadcasts)
     return nil, table.concat(gathered, ", ")
   end)
   if broadcasts then
-    for _, what in pairs(all) do told = what end               -- order does not matter: only one rank's entry is set
+    for _, what in pairs(all) do reported = what end               -- order does not matter: only one rank's entry is set
   else
     agree.same(all, WHO .. ": ranks give other states as tensors that are sharded in another way")
   end
   no_grad(function()
-    local parts = agree.together(groups, parts_of, groups, names, by_name, sd, told)
+    local parts = agree.together(groups, parts_of, groups, names, by_name, sd, reported)
     local take = agree.agree(groups, function()
-      local plain = positional(optim, name_of, groups_by_name(told or sd), parts)
+      local plain = positional(optim, name_of, groups_by_name(reported or sd), parts)
       if optim._prepare_load then return optim:_prepare_load(plain) end
       return function() optim:load_state_dict(plain) end
     end)

@@ -172,7 +172,7 @@ function M.load_state_dict(m, sd, given)
     module.refuse_meta(m, o.assign and not o.strict and device_of or nil)
     missing, unexpected = m:_check_state(there, o, fits)
   end
-  local there, told = agree.agree(groups, function()
+  local there, reported = agree.agree(groups, function()
     module.reshard_all(m)
     writeback.write_back_all(module.units_below(m))
     nn.Module._count_from(o.count_from)
@@ -193,12 +193,12 @@ function M.load_state_dict(m, sd, given)
     return nil, table.concat(gathered, ", ")
   end)
   if o.broadcast_from_rank0 then
-    for _, what in pairs(told) do there = what end         -- order does not matter: only one rank's entry is set
+    for _, what in pairs(reported) do there = what end         -- order does not matter: only one rank's entry is set
     local device_of = {}
     for name in pairs(there) do device_of[name] = "cpu" end           -- order does not matter: looked up by name
     check(there, check_described, device_of)
   else
-    agree.same(told, "load_state_dict: ranks give other parameters as tensors that are sharded in another way")
+    agree.same(reported, "load_state_dict: ranks give other parameters as tensors that are sharded in another way")
   end
   agree.together(groups, no_grad, function()
     for _, entry in ipairs(flats or {}) do entry[1]:copy_(entry[2]) end

@@ -102,7 +102,7 @@ local function passed(given, x, y, ...)
   return y, ...
 end
 
--- given: the caller's value, which is not released; false once there were several, of which any may be the caller's.
+-- given: the caller's value, which is not released; false once several were seen, since each of them may belong to the caller.
 local function forward_from(self, i, given, x, ...)
   if i > #self then return x, ... end
   if given == false or select("#", ...) > 0 then return forward_from(self, i + 1, false, self[i](x, ...)) end
