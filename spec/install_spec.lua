@@ -163,6 +163,25 @@ describe("a built source tree that cannot be written", function()
     assert.matches("\nrun: runs/001%-", out)
   end)
 
+  it("is not built again because CI made it with warnings as errors", function()
+    local stub = folder .. "/bin"
+    lfs.mkdir(stub)
+    -- Configures and builds nothing, and says that it was called.
+    for _, name in ipairs { "cmake", "ninja" } do process.write(stub .. "/" .. name, ("#!/bin/sh\necho %s \"$@\" >>%s/called\n"):format(name, stub)) end
+    local at = folder .. "/ours"
+    os.execute(("chmod 755 %s/* && mkdir -p %s/build %s/spec/support && cp -a %s/CMakeLists.txt %s/runtime %s/scripts %s"):format(stub, at, at, tree, tree, tree, at))
+    os.execute(("chmod -R u+w %s && cd %s && ln -s runtime kernels && touch build/build.ninja && echo MS_WERROR:BOOL=ON >build/CMakeCache.txt && touch build/setup.all"):format(at, at))
+    local function called()
+      os.remove(stub .. "/called")
+      assert.are.equal(0, os.execute(("cd %s && PATH=%s:$PATH scripts/setup --no-install --engine >/dev/null"):format(at, stub)))
+      return process.read(stub .. "/called")
+    end
+    assert.are.equal("ninja -C build moonshard moonshard_mpi moonshard_loopback cdef\n", called())
+    -- Newer sources are built, and warnings are no errors then.
+    os.execute(("touch -d 'next hour' %s/CMakeLists.txt"):format(at))
+    assert.matches("^cmake [^\n]*MS_WERROR=OFF", called())
+  end)
+
   it("says what is missing where it was not built", function()
     os.execute(("chmod u+w %s/build && mv %s/build/libmoonshard.so %s/build/kept && chmod a-w %s/build"):format(tree, tree, tree, tree))
     finally(function() os.execute(("chmod u+w %s/build && mv %s/build/kept %s/build/libmoonshard.so"):format(tree, tree, tree)) end)
