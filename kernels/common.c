@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // common.c -- what checks and backwards share: result types, gradients brought to an input's shape,
 // filling and copying from C.
 #include "cpu/cpu.h"
@@ -21,7 +22,10 @@ ms_tensor *ms__view_as(const ms_tensor *t, int ndim, const int64_t *shape)
     int64_t stride[MS_MAX_DIMS];
     if (t->numel == 0 || ms__is_contiguous(t)) {
         int64_t n = 1;
-        for (int d = ndim - 1; d >= 0; d--) { stride[d] = n; n *= shape[d] > 0 ? shape[d] : 1; }
+        for (int d = ndim - 1; d >= 0; d--) {
+            stride[d] = n;
+            n *= shape[d] > 0 ? shape[d] : 1;
+        }
         return ms__tensor_view(t, ndim, shape, stride, t->offset);
     }
     // Walk both shapes from the end: a run of new dimensions must cover a run of old ones that is contiguous in itself.
@@ -31,13 +35,16 @@ ms_tensor *ms__view_as(const ms_tensor *t, int ndim, const int64_t *shape)
         old *= t->shape[k];
         if (k > 0 && (t->shape[k - 1] == 1 || t->stride[k - 1] == old * base)) continue;
         while (d >= 0 && (new < old || shape[d] == 1)) {
-            stride[d] = new * base;
+            stride[d] = new *base;
             new *= shape[d--];
         }
         if (new != old) return NULL;
-        if (k > 0) { base = t->stride[k - 1]; old = new = 1; }
+        if (k > 0) {
+            base = t->stride[k - 1];
+            old = new = 1;
+        }
     }
-    for (; d >= 0; d--) stride[d] = new * base;
+    for (; d >= 0; d--) stride[d] = new *base;
     return ms__tensor_view(t, ndim, shape, stride, t->offset);
 }
 
@@ -61,7 +68,7 @@ ms_status ms__sum_to(ms_tensor **out, ms_tensor *t, int ndim, const int64_t *sha
         return MS_OK;
     }
     int lead = t->ndim - ndim, n = 1;
-    int64_t args[MS_MAX_DIMS + 1] = { 1 };                              // keepdim
+    int64_t args[MS_MAX_DIMS + 1] = { 1 };  // keepdim
     for (int d = 0; d < t->ndim; d++)
         if (d < lead || (shape[d - lead] == 1 && t->shape[d] != 1)) args[n++] = d;
     ms_tensor *sum, *from = t;
@@ -78,7 +85,7 @@ ms_status ms__grad_to(ms_tensor **out, ms_tensor *g, const ms_meta *input)
     ms_status st = ms__sum_to(&sum, g, input->ndim, input->shape);
     ms__release(g);
     MS_TRY(st);
-    if (ms__device(sum) != input->device) {          // what was copied between devices goes back
+    if (ms__device(sum) != input->device) {  // what was copied between devices goes back
         ms_tensor *there = NULL;
         st = ms__tensor_new(&there, sum->dtype, input->device, sum->ndim, sum->shape, "to");
         if (st == MS_OK) st = ms__copy(there, sum);
@@ -93,7 +100,7 @@ ms_status ms__grad_to(ms_tensor **out, ms_tensor *g, const ms_meta *input)
         *out = sum;
         return MS_OK;
     }
-    st = ms__run_op(&ms__op_cast, 1, &sum, 1, (int64_t[]){ input->dtype }, 0, NULL, 1, out);
+    st = ms__run_op(&ms__op_cast, 1, &sum, 1, (int64_t[]) { input->dtype }, 0, NULL, 1, out);
     ms__release(sum);
     return st;
 }
@@ -128,8 +135,11 @@ ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src)
         return MS_OK;
     }
     if (to == from) return ms__cuda()->copy_tensor(dst, src);
-    if (from == MS_META) return ms__fail(MS_EINVAL, "copy: %s has no values to copy into %s", ms__tensor_text(src), ms__tensor_text(dst));
-    // Between devices bytes move, dense and of the destination's dtype; strides and broadcasting are done on either side.
+    if (from == MS_META)
+        return ms__fail(MS_EINVAL, "copy: %s has no values to copy into %s", ms__tensor_text(src),
+                        ms__tensor_text(dst));
+    // Between devices bytes move, dense and of the destination's dtype; strides and broadcasting are done on either
+    // side.
     ms_tensor *whole, *there = NULL;
     MS_TRY(dense(&whole, src, dst->dtype));
     ms_status st = MS_OK;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // conv.h -- sizes of one convolution, from its tensors and integers (conv.c).
 #ifndef MS_CONV_H
 #define MS_CONV_H
@@ -12,7 +13,8 @@ typedef struct ms_conv {
 
 static inline ms_conv ms__conv_of(const ms_tensor *x, const ms_tensor *w, const int64_t *i)
 {
-    ms_conv v = { x->shape[0], x->shape[1], x->shape[2], x->shape[3], w->shape[0], w->shape[2], w->shape[3], i[0], i[1], i[2], i[3], i[6], i[7], i[8], 0, 0 };
+    ms_conv v = { x->shape[0], x->shape[1], x->shape[2], x->shape[3], w->shape[0], w->shape[2], w->shape[3], i[0],
+                  i[1],        i[2],        i[3],        i[6],        i[7],        i[8],        0,           0 };
     v.oh = (v.h + i[2] + i[4] - v.dh * (v.kh - 1) - 1) / v.sh + 1;
     v.ow = (v.w + i[3] + i[5] - v.dw * (v.kw - 1) - 1) / v.sw + 1;
     return v;
@@ -21,7 +23,8 @@ static inline ms_conv ms__conv_of(const ms_tensor *x, const ms_tensor *w, const 
 // Every kernel element meets one element of the image, in order: there is nothing to unfold.
 static inline bool ms__conv_pointwise(const ms_conv *v)
 {
-    return v->kh == 1 && v->kw == 1 && v->sh == 1 && v->sw == 1 && v->oh == v->h && v->ow == v->w && v->top == 0 && v->left == 0;
+    return v->kh == 1 && v->kw == 1 && v->sh == 1 && v->sw == 1 && v->oh == v->h && v->ow == v->w && v->top == 0 &&
+           v->left == 0;
 }
 
 #endif

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // formulas.h -- every elementwise formula, once. Included once per element type, by C and by nvcc:
 // the includer defines REAL and R(name), and MS_INTEGER for int64_t. R(ms_exp) and its kind come from
 // math32.h (ours for float, libm's for double).
@@ -29,7 +30,8 @@ MS_FN REAL R(ms_fwd_pow)(REAL a, REAL b)
 {
     if (b < 0) return a == 1 ? 1 : a == -1 ? (b & 1 ? -1 : 1) : 0;
     uint64_t r = 1, f = (uint64_t)a;
-    for (; b; b >>= 1, f *= f) if (b & 1) r *= f;
+    for (; b; b >>= 1, f *= f)
+        if (b & 1) r *= f;
     return (REAL)r;
 }
 #else
@@ -100,18 +102,24 @@ MS_FN REAL R(ms_bwd_gelu_tanh)(REAL g, REAL x)
 {
     REAL x2 = x * x;
     REAL u = (REAL)MS_SQRT_2_OVER_PI * (x + (REAL)0.044715 * x2 * x);
-    REAL s = 1 / (1 + R(ms_exp)(-2 * u));                               // (1 + tanh u) / 2
+    REAL s = 1 / (1 + R(ms_exp)(-2 * u));  // (1 + tanh u) / 2
     REAL du = (REAL)(2 * MS_SQRT_2_OVER_PI) * (1 + (REAL)(3 * 0.044715) * x2);
     return g * (s + x * s * (1 - s) * du);
 }
 // d/dx x^p, where 0^0 = 1 has slope 0
 MS_FN REAL R(ms_bwd_pow_scalar)(REAL g, REAL x, REAL p) { return p == 0 ? 0 : g * p * R(ms_pow)(x, p - 1); }
-MS_FN REAL R(ms_bwd_pow_exponent)(REAL g, REAL a, REAL b) { return ((a == 0) & (b >= 0)) ? 0 : g * R(ms_pow)(a, b) * R(ms_log)(a); }
+MS_FN REAL R(ms_bwd_pow_exponent)(REAL g, REAL a, REAL b)
+{
+    return ((a == 0) & (b >= 0)) ? 0 : g * R(ms_pow)(a, b) * R(ms_log)(a);
+}
 MS_FN REAL R(ms_bwd_rdiv_scalar)(REAL g, REAL x, REAL s) { return -g * s / (x * x); }
 MS_FN REAL R(ms_bwd_rpow_scalar)(REAL g, REAL y, REAL s) { return g * y * R(ms_log)(s); }
 MS_FN REAL R(ms_bwd_div_other)(REAL g, REAL a, REAL b) { return -g * a / (b * b); }
 // infinity among others has all the weight; minus infinity none, also where there is nothing else
-MS_FN REAL R(ms_bwd_logsumexp)(REAL g, REAL x, REAL y) { return x == y ? (y < 0 && y - y != 0 ? 0 : g) : g * R(ms_exp)(x - y); }
+MS_FN REAL R(ms_bwd_logsumexp)(REAL g, REAL x, REAL y)
+{
+    return x == y ? (y < 0 && y - y != 0 ? 0 : g) : g * R(ms_exp)(x - y);
+}
 // p-norms, p finite and not 0: n is the norm, whose gradient at 0 is 0. p = 1 and 2 need no power.
 MS_FN REAL R(ms_bwd_norm_1)(REAL g, REAL x) { return g * R(ms_fwd_sign)(x); }
 MS_FN REAL R(ms_bwd_norm_2)(REAL g, REAL x, REAL n) { return n == 0 ? 0 : g * (x / n); }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // grad.h -- gradients that are one operator: its row computes those that are needed, in the order of
 // the forward's inputs, so that backwards run on every device that has the row's kernel.
 #ifndef MS_GRAD_H

@@ -1,5 +1,6 @@
-// layout.h -- memory in the order of another tensor's strides: what a script transposed on the way in, it transposes back on the way
-// out, and the copies that contiguous results would cost never happen.
+// SPDX-License-Identifier: MIT
+// layout.h -- memory in the order of another tensor's strides: what a script transposed on the way in, it transposes
+// back on the way out, and the copies that contiguous results would cost never happen.
 #ifndef MS_LAYOUT_H
 #define MS_LAYOUT_H
 

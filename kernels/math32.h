@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // math32.h -- float exp, log, tanh, erf, sine and cosine without branches or tables, so that the loops
 // that call them vectorise (libm's don't: tanh-GELU 0.35 ns an element against 9.9).
 //
@@ -9,8 +10,18 @@
 
 #include "dtype.h"
 
-MS_FN int32_t ms__float_int(float f) { int32_t i; memcpy(&i, &f, 4); return i; }
-MS_FN float   ms__int_float(int32_t i) { float f; memcpy(&f, &i, 4); return f; }
+MS_FN int32_t ms__float_int(float f)
+{
+    int32_t i;
+    memcpy(&i, &f, 4);
+    return i;
+}
+MS_FN float ms__int_float(int32_t i)
+{
+    float f;
+    memcpy(&f, &i, 4);
+    return f;
+}
 
 #define MS_FMA(a, b, c) __builtin_fmaf(a, b, c)
 
@@ -23,7 +34,7 @@ MS_FN float ms_exp_f32(float x)
 {
     x = x < -104.0f ? -104.0f : x;
     x = x > 89.0f ? 89.0f : x;
-    float shifted = MS_FMA(x, 1.44269504088896341f, 12582912.0f);       // 1.5 * 2^23: rounds to an integer
+    float shifted = MS_FMA(x, 1.44269504088896341f, 12582912.0f);  // 1.5 * 2^23: rounds to an integer
     int32_t n = (int32_t)(ms__float_bits(shifted) - 0x4b400000u);
     float k = shifted - 12582912.0f;
     float r = MS_FMA(k, 2.12194440e-4f, MS_FMA(k, -0.693359375f, x));
@@ -34,7 +45,7 @@ MS_FN float ms_exp_f32(float x)
     p = MS_FMA(p, r, 1.6666665459e-1f);
     p = MS_FMA(p, r, 5.0000001201e-1f);
     p = MS_FMA(p, r * r, r) + 1.0f;
-    n = n < -160 ? -160 : n > 160 ? 160 : n;                            // NaN's n is anything
+    n = n < -160 ? -160 : n > 160 ? 160 : n;  // NaN's n is anything
     int32_t half = n >> 1;
     return p * ms_pow2i_f32(half) * ms_pow2i_f32(n - half);
 }
@@ -43,10 +54,10 @@ MS_FN float ms_exp_f32(float x)
 MS_FN float ms_log_f32(float x)
 {
     int tiny = x < 1.17549435e-38f;
-    float y = tiny ? x * 8388608.0f : x;                                // subnormals: 2^23
+    float y = tiny ? x * 8388608.0f : x;  // subnormals: 2^23
     int32_t bits = ms__float_int(y);
     int32_t e = ((bits >> 23) & 0xff) - 126 - (tiny ? 23 : 0);
-    float m = ms__int_float((bits & 0x007fffff) | 0x3f000000);          // [1/2, 1)
+    float m = ms__int_float((bits & 0x007fffff) | 0x3f000000);  // [1/2, 1)
     int low = m < 0.707106781186547524f;
     e -= low;
     m = (low ? m + m : m) - 1.0f;
@@ -67,7 +78,7 @@ MS_FN float ms_log_f32(float x)
     float r = MS_FMA(fe, 0.693359375f, m + p);
     r = x == 0.0f ? ms__bits_float(0xff800000u) : r;
     r = x < 0.0f ? ms__bits_float(0x7fc00000u) : r;
-    return x < ms__bits_float(0x7f800000u) ? r : x;                     // inf and NaN are their own logarithms
+    return x < ms__bits_float(0x7f800000u) ? r : x;  // inf and NaN are their own logarithms
 }
 
 MS_FN float ms_abs_f32(float x) { return ms__bits_float(ms__float_bits(x) & 0x7fffffffu); }
@@ -129,11 +140,11 @@ MS_FN void ms__sincos_quarter_f32(float r, int32_t q, float *sine, float *cosine
 // The reduction is in double: exact for the arguments that mean anything (|x| < 2^24 or so).
 MS_FN void ms_sincos_f32(float x, float *sine, float *cosine)
 {
-    double d = (double)x, t = d * 0.63661977236758134308;               // 2 / pi
-    double shifted = t + 6755399441055744.0;                            // 1.5 * 2^52
+    double d = (double)x, t = d * 0.63661977236758134308;  // 2 / pi
+    double shifted = t + 6755399441055744.0;               // 1.5 * 2^52
     double k = shifted - 6755399441055744.0;
     double r = d - k * 1.57079632673412561417e+00 - k * 6.07710050650619224932e-11;
-    r = r > 0.8 ? 0.8 : r < -0.8 ? -0.8 : r;                            // huge x: any angle will do
+    r = r > 0.8 ? 0.8 : r < -0.8 ? -0.8 : r;  // huge x: any angle will do
     int64_t bits;
     memcpy(&bits, &shifted, 8);
     ms__sincos_quarter_f32((float)r, (int32_t)bits, sine, cosine);
@@ -145,8 +156,18 @@ MS_FN void ms_sincos_turn_f32(float u, float *sine, float *cosine)
     float r = (t - (shifted - 12582912.0f)) * 1.57079632679489662f;
     ms__sincos_quarter_f32(r, ms__float_int(shifted), sine, cosine);
 }
-MS_FN float ms_sin_f32(float x) { float s, c; ms_sincos_f32(x, &s, &c); return s; }
-MS_FN float ms_cos_f32(float x) { float s, c; ms_sincos_f32(x, &s, &c); return c; }
+MS_FN float ms_sin_f32(float x)
+{
+    float s, c;
+    ms_sincos_f32(x, &s, &c);
+    return s;
+}
+MS_FN float ms_cos_f32(float x)
+{
+    float s, c;
+    ms_sincos_f32(x, &s, &c);
+    return c;
+}
 MS_FN float ms_sqrt_f32(float x) { return __builtin_sqrtf(x); }
 MS_FN float ms_pow_f32(float x, float y) { return __builtin_powf(x, y); }
 

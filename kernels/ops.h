@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // ops.h -- rows that other families, the graph or the shard engine call from C, and what checks and
 // backwards share.
 #ifndef MS_OPS_H

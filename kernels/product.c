@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // product.c -- matmul and linear: shapes, batches and gradients around ms__gemm.
 //
 // Transposed and otherwise strided inputs are passed on with their strides; only a batch whose rows do
@@ -9,10 +10,12 @@ static ms_status check_types(ms_call *c)
 {
     for (int k = 0; k < c->n_in; k++)
         if (c->in[k] && c->in[k]->dtype != c->in[0]->dtype)
-            return ms__call_fail(c, "all arguments need one dtype, got %s and, as argument %d, %s", ms__tensor_text(c->in[0]), k + 1, ms__tensor_text(c->in[k]));
+            return ms__call_fail(c, "all arguments need one dtype, got %s and, as argument %d, %s",
+                                 ms__tensor_text(c->in[0]), k + 1, ms__tensor_text(c->in[k]));
     int dtype = c->in[0]->dtype;
     if (dtype == MS_BOOL || (c->n_in > 2 && c->in[2] && !ms__is_float(dtype)))
-        return ms__call_fail(c, "there is no product of %s%s; cast first", ms__dtype_name(dtype), dtype == MS_BOOL ? "" : " with a bias");
+        return ms__call_fail(c, "there is no product of %s%s; cast first", ms__dtype_name(dtype),
+                             dtype == MS_BOOL ? "" : " with a bias");
     return MS_OK;
 }
 
@@ -58,10 +61,11 @@ static ms_status linear_check(ms_call *c)
     MS_TRY(check_types(c));
     if (w->ndim != 2) return ms__call_fail(c, "the weight must be [out, in], got %s", ms__tensor_text(w));
     if (x->ndim < 1 || x->shape[x->ndim - 1] != w->shape[1])
-        return ms__call_fail(c, "the input's last dimension must be the weight's %lld columns: input %s, weight %s", (long long)w->shape[1],
-                             ms__shape_text(x->ndim, x->shape), ms__shape_text(2, w->shape));
+        return ms__call_fail(c, "the input's last dimension must be the weight's %lld columns: input %s, weight %s",
+                             (long long)w->shape[1], ms__shape_text(x->ndim, x->shape), ms__shape_text(2, w->shape));
     if (bias && (bias->ndim != 1 || bias->shape[0] != w->shape[0]))
-        return ms__call_fail(c, "the bias must be [%lld], got %s", (long long)w->shape[0], ms__shape_text(bias->ndim, bias->shape));
+        return ms__call_fail(c, "the bias must be [%lld], got %s", (long long)w->shape[0],
+                             ms__shape_text(bias->ndim, bias->shape));
     int64_t shape[MS_MAX_DIMS];
     memcpy(shape, x->shape, sizeof shape);
     shape[x->ndim - 1] = w->shape[0];
@@ -76,8 +80,20 @@ static ms_status linear_cpu(ms_call *c)
     ms_status st = bias ? ms__contiguous(&b, bias) : MS_OK;
     if (st == MS_OK) {
         ms_gemm g = {
-            .dtype = x->dtype, .m = rows, .n = w->shape[0], .k = w->shape[1], .a = ms__data(x), .b = ms__data(w), .bias = b ? ms__data(b) : NULL,
-            .c = ms__data(y), .a_rs = rs, .a_cs = x->stride[x->ndim - 1], .b_rs = w->stride[1], .b_cs = w->stride[0], .c_rs = w->shape[0], .what = "linear",
+            .dtype = x->dtype,
+            .m = rows,
+            .n = w->shape[0],
+            .k = w->shape[1],
+            .a = ms__data(x),
+            .b = ms__data(w),
+            .bias = b ? ms__data(b) : NULL,
+            .c = ms__data(y),
+            .a_rs = rs,
+            .a_cs = x->stride[x->ndim - 1],
+            .b_rs = w->stride[1],
+            .b_cs = w->stride[0],
+            .c_rs = w->shape[0],
+            .what = "linear",
         };
         st = ms__gemm(&g);
     }
@@ -100,11 +116,12 @@ static ms_status linear_backward_check(ms_call *c)
 
 static ms_status linear_backward_cpu(ms_call *c)
 {
-    ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
+    ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),
+              *db = ms__grad_out(c, 2);
     int64_t rows, g_rs, x_rs, outs = w->shape[0], ins = w->shape[1];
     ms_status st = as_rows(&g, c->in[0], &rows, &g_rs);
     if (st == MS_OK && dw) st = as_rows(&x, c->in[1], &rows, &x_rs);
-    if (st == MS_OK && db && g->stride[g->ndim - 1] != 1 && outs > 1) {     // sums run along adjacent columns
+    if (st == MS_OK && db && g->stride[g->ndim - 1] != 1 && outs > 1) {  // sums run along adjacent columns
         ms_tensor *whole;
         if ((st = ms__contiguous(&whole, g)) == MS_OK) {
             ms__release(g);
@@ -114,15 +131,37 @@ static ms_status linear_backward_cpu(ms_call *c)
     }
     if (st == MS_OK && dx) {
         ms_gemm p = {
-            .dtype = g->dtype, .m = rows, .n = ins, .k = outs, .a = ms__data(g), .b = ms__data(w), .c = ms__data(dx), .a_rs = g_rs,
-            .a_cs = g->stride[g->ndim - 1], .b_rs = w->stride[0], .b_cs = w->stride[1], .c_rs = ins, .what = "linear_backward",
+            .dtype = g->dtype,
+            .m = rows,
+            .n = ins,
+            .k = outs,
+            .a = ms__data(g),
+            .b = ms__data(w),
+            .c = ms__data(dx),
+            .a_rs = g_rs,
+            .a_cs = g->stride[g->ndim - 1],
+            .b_rs = w->stride[0],
+            .b_cs = w->stride[1],
+            .c_rs = ins,
+            .what = "linear_backward",
         };
         st = ms__gemm(&p);
     }
     if (st == MS_OK && dw) {
         ms_gemm p = {
-            .dtype = g->dtype, .m = outs, .n = ins, .k = rows, .a = ms__data(g), .b = ms__data(x), .c = ms__data(dw), .a_rs = g->stride[g->ndim - 1],
-            .a_cs = g_rs, .b_rs = x_rs, .b_cs = x->stride[x->ndim - 1], .c_rs = ins, .what = "linear_backward",
+            .dtype = g->dtype,
+            .m = outs,
+            .n = ins,
+            .k = rows,
+            .a = ms__data(g),
+            .b = ms__data(x),
+            .c = ms__data(dw),
+            .a_rs = g->stride[g->ndim - 1],
+            .a_cs = g_rs,
+            .b_rs = x_rs,
+            .b_cs = x->stride[x->ndim - 1],
+            .c_rs = ins,
+            .what = "linear_backward",
         };
         st = ms__gemm(&p);
     }
@@ -133,17 +172,29 @@ static ms_status linear_backward_cpu(ms_call *c)
 }
 
 const ms_op ms__op_linear_backward = {
-    .name = "linear_backward", .n_in_min = 3, .n_in_max = 3, .check = linear_backward_check, .run = { [MS_CPU] = linear_backward_cpu },
+    .name = "linear_backward",
+    .n_in_min = 3,
+    .n_in_max = 3,
+    .check = linear_backward_check,
+    .run = { [MS_CPU] = linear_backward_cpu },
 };
 
 static ms_status linear_backward(ms_backward_call *b)
 {
-    return ms__grad_op(b, &ms__op_linear_backward, 3, (ms_tensor *[]){ b->gout[0], b->in[0], b->in[1] }, false);
+    return ms__grad_op(b, &ms__op_linear_backward, 3, (ms_tensor *[]) { b->gout[0], b->in[0], b->in[1] }, false);
 }
 
 const ms_op ms__op_linear = {
-    .name = "linear", .n_in_min = 2, .n_in_max = 3, .flags = MS_OP_LOW, .save_in = 3, .check = linear_check, .run = { [MS_CPU] = linear_cpu }, .backward = linear_backward,
-    .samples = "[3,4] [5,4] [5]; [2,3,4] [5,4] [5]; [2,3,4] [5,4]; [4] [2,4] [2]; [20,19] [33,19] [33]; [1,7] [3,7]; [0,4] [5,4] [5]; [3,0] [2,0] [2]; [70,33] [65,33] [65]",
+    .name = "linear",
+    .n_in_min = 2,
+    .n_in_max = 3,
+    .flags = MS_OP_LOW,
+    .save_in = 3,
+    .check = linear_check,
+    .run = { [MS_CPU] = linear_cpu },
+    .backward = linear_backward,
+    .samples = "[3,4] [5,4] [5]; [2,3,4] [5,4] [5]; [2,3,4] [5,4]; [4] [2,4] [2]; [20,19] [33,19] [33]; [1,7] [3,7]; "
+               "[0,4] [5,4] [5]; [3,0] [2,0] [2]; [70,33] [65,33] [65]",
 };
 
 // ---- matmul ---------------------------------------------------------------------------------------
@@ -167,17 +218,21 @@ static ms_status matmul_check(ms_call *c)
     int na, nb, nd, n = 0;
     int64_t sa[MS_MAX_DIMS], sb[MS_MAX_DIMS], unused[MS_MAX_DIMS], out[MS_MAX_DIMS];
     MS_TRY(check_types(c));
-    if (a->ndim == 0 || b->ndim == 0) return ms__call_fail(c, "arguments need at least one dimension, got %s and %s", ms__tensor_text(a), ms__tensor_text(b));
+    if (a->ndim == 0 || b->ndim == 0)
+        return ms__call_fail(c, "arguments need at least one dimension, got %s and %s", ms__tensor_text(a),
+                             ms__tensor_text(b));
     widen(a, true, &na, sa, unused);
     widen(b, false, &nb, sb, unused);
     if (sa[na - 1] != sb[nb - 2])
-        return ms__call_fail(c, "inner dimensions differ: %s has %lld columns, %s has %lld rows", ms__shape_text(a->ndim, a->shape), (long long)sa[na - 1],
+        return ms__call_fail(c, "inner dimensions differ: %s has %lld columns, %s has %lld rows",
+                             ms__shape_text(a->ndim, a->shape), (long long)sa[na - 1],
                              ms__shape_text(b->ndim, b->shape), (long long)sb[nb - 2]);
     nd = na > nb ? na : nb;
     for (int d = 0; d < nd - 2; d++) {
         int64_t x = d - nd + na >= 0 ? sa[d - nd + na] : 1, y = d - nd + nb >= 0 ? sb[d - nd + nb] : 1;
         if (x != y && x != 1 && y != 1)
-            return ms__call_fail(c, "batch dimensions of %s and %s do not broadcast", ms__shape_text(a->ndim, a->shape), ms__shape_text(b->ndim, b->shape));
+            return ms__call_fail(c, "batch dimensions of %s and %s do not broadcast", ms__shape_text(a->ndim, a->shape),
+                                 ms__shape_text(b->ndim, b->shape));
         out[n++] = x == 1 ? y : x;
     }
     if (a->ndim > 1) out[n++] = sa[na - 2];
@@ -195,11 +250,22 @@ static ms_status matmul_cpu(ms_call *c)
     widen(b, false, &nb, sb, tb);
     int nd = (na > nb ? na : nb) - 2, oa = nd - (na - 2), ob = nd - (nb - 2);
     ms_gemm g = {
-        .dtype = a->dtype, .m = sa[na - 2], .n = sb[nb - 1], .k = sa[na - 1], .a = ms__data(a), .b = ms__data(b), .c = ms__data(y),
-        .a_rs = ta[na - 2], .a_cs = ta[na - 1], .b_rs = tb[nb - 2], .b_cs = tb[nb - 1], .c_rs = sb[nb - 1], .what = "matmul",
+        .dtype = a->dtype,
+        .m = sa[na - 2],
+        .n = sb[nb - 1],
+        .k = sa[na - 1],
+        .a = ms__data(a),
+        .b = ms__data(b),
+        .c = ms__data(y),
+        .a_rs = ta[na - 2],
+        .a_cs = ta[na - 1],
+        .b_rs = tb[nb - 2],
+        .b_cs = tb[nb - 1],
+        .c_rs = sb[nb - 1],
+        .what = "matmul",
     };
     if (y->numel == 0) return MS_OK;
-    if (nb == 2 && na > 2) {                        // one matrix on the right: the batch is more rows
+    if (nb == 2 && na > 2) {  // one matrix on the right: the batch is more rows
         ms_tensor *rows;
         MS_TRY(as_rows(&rows, a, &g.m, &g.a_rs));
         g.a = ms__data(rows);
@@ -290,12 +356,14 @@ static ms_status matmul_backward(ms_backward_call *c)
     }
     if (c->need[1]) {
         ms_tensor *ra = NULL, *rg = NULL;
-        if (nb == 2 && na > 2) {                    // one matrix for the whole batch: one product over all rows
+        if (nb == 2 && na > 2) {  // one matrix for the whole batch: one product over all rows
             int64_t rows, rs;
             if ((st = as_rows(&ra, wa, &rows, &rs)) != MS_OK) goto out;
-            t = ms__tensor_view(ra, 2, (int64_t[]){ sa[na - 1], rows }, (int64_t[]){ ra->stride[na - 1], rs }, ra->offset);
+            t = ms__tensor_view(ra, 2, (int64_t[]) { sa[na - 1], rows }, (int64_t[]) { ra->stride[na - 1], rs },
+                                ra->offset);
             if ((st = as_rows(&rg, wg, &rows, &rs)) == MS_OK) {
-                ms_tensor *v = ms__tensor_view(rg, 2, (int64_t[]){ rows, sg[ng - 1] }, (int64_t[]){ rs, rg->stride[ng - 1] }, rg->offset);
+                ms_tensor *v = ms__tensor_view(rg, 2, (int64_t[]) { rows, sg[ng - 1] },
+                                               (int64_t[]) { rs, rg->stride[ng - 1] }, rg->offset);
                 st = ms__op2(&r, &op_matmul, t, v);
                 ms__release(v);
             }
@@ -318,8 +386,16 @@ out:
 }
 
 static const ms_op op_matmul = {
-    .name = "matmul", .n_in_min = 2, .n_in_max = 2, .flags = MS_OP_LOW, .save_in = 3, .check = matmul_check, .run = { [MS_CPU] = matmul_cpu }, .backward = matmul_backward,
-    .samples = "[3,4] [4,5]; [4] [4]; [3,4] [4]; [4] [4,5]; [2,3,4] [4,5]; [2,3,4] [2,4,5]; [2,1,3,4] [3,4,2]; [3,4] [2,4,5]; [2,3,4] [4]; [4] [2,4,3]; [0,4] [4,5]; [3,0] [0,2]; "
+    .name = "matmul",
+    .n_in_min = 2,
+    .n_in_max = 2,
+    .flags = MS_OP_LOW,
+    .save_in = 3,
+    .check = matmul_check,
+    .run = { [MS_CPU] = matmul_cpu },
+    .backward = matmul_backward,
+    .samples = "[3,4] [4,5]; [4] [4]; [3,4] [4]; [4] [4,5]; [2,3,4] [4,5]; [2,3,4] [2,4,5]; [2,1,3,4] [3,4,2]; [3,4] "
+               "[2,4,5]; [2,3,4] [4]; [4] [2,4,3]; [0,4] [4,5]; [3,0] [0,2]; "
                "[20,40] [40,50]; [2,0,4] [2,4,3]",
 };
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // reduce.c -- rows of the reductions. Integers after the tensor: keepdim, then the dimensions; none: all.
 #include "cpu/cpu.h"
 #include "ops.h"
@@ -31,7 +32,7 @@ static ms_status reduce_out(ms_call *c, int first_dim, int dtype)
         MS_TRY(ms__call_dim(c, c->i[first_dim + k], x->ndim, &d));
         if (mask >> d & 1) return ms__call_fail(c, "dimension %d is named twice", d + 1);
         mask |= 1u << d;
-        if (x->ndim == 0) c->n_i = first_dim;                           // its one imaginary dimension
+        if (x->ndim == 0) c->n_i = first_dim;  // its one imaginary dimension
     }
     mask = ms__reduced_dims(x, c->n_i - first_dim, c->i + first_dim);
     int64_t shape[MS_MAX_DIMS];
@@ -41,10 +42,15 @@ static ms_status reduce_out(ms_call *c, int first_dim, int dtype)
 
 static ms_status need_real(const ms_call *c)
 {
-    return ms__is_float(c->in[0]->dtype) ? MS_OK : ms__call_fail(c, "needs a real tensor, got %s; cast it first", ms__tensor_text(c->in[0]));
+    return ms__is_float(c->in[0]->dtype)
+               ? MS_OK
+               : ms__call_fail(c, "needs a real tensor, got %s; cast it first", ms__tensor_text(c->in[0]));
 }
 
-static ms_status check_sum(ms_call *c) { return reduce_out(c, 1, ms__is_float(c->in[0]->dtype) ? c->in[0]->dtype : MS_I64); }
+static ms_status check_sum(ms_call *c)
+{
+    return reduce_out(c, 1, ms__is_float(c->in[0]->dtype) ? c->in[0]->dtype : MS_I64);
+}
 static ms_status check_mean(ms_call *c)
 {
     MS_TRY(need_real(c));
@@ -70,13 +76,14 @@ static unsigned mask_of(const ms_backward_call *b, int first_dim)
 }
 static ms_status sum_backward(ms_backward_call *b)
 {
-    b->gin[0] = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));      // one number for many elements: a view says so
+    b->gin[0] = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));  // one number for many elements: a view says so
     return MS_OK;
 }
 static double length_of(const ms_meta *m, unsigned mask)
 {
     double n = 1;
-    for (int d = 0; d < m->ndim; d++) if (mask >> d & 1) n *= (double)m->shape[d];
+    for (int d = 0; d < m->ndim; d++)
+        if (mask >> d & 1) n *= (double)m->shape[d];
     return n;
 }
 static ms_status mean_backward(ms_backward_call *b)
@@ -89,17 +96,21 @@ static ms_status mean_backward(ms_backward_call *b)
     return MS_OK;
 }
 
-#define INTERNAL(NAME, N, CHECK) \
-    static const ms_op NAME##_row = { .name = #NAME, .n_in_min = N, .n_in_max = N, .check = CHECK, .run = { [MS_CPU] = ms__cpu_##NAME } };
+#define INTERNAL(NAME, N, CHECK)                                                                          \
+    static const ms_op NAME##_row = {                                                                     \
+        .name = #NAME, .n_in_min = N, .n_in_max = N, .check = CHECK, .run = { [MS_CPU] = ms__cpu_##NAME } \
+    };
 static ms_status check_like_second(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
+// clang-format off
 INTERNAL(prod_backward, 2, check_like_second)
 INTERNAL(norm_backward, 3, check_like_second)
 INTERNAL(logsumexp_backward, 3, check_like_second)
+// clang-format on
 
 static ms_status prod_grad(ms_backward_call *b)
 {
     ms_tensor *g = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));
-    ms_status st = ms__run_op(&prod_backward_row, 2, (ms_tensor *[]){ g, b->in[0] }, b->n_i, b->i, 0, NULL, 1, b->gin);
+    ms_status st = ms__run_op(&prod_backward_row, 2, (ms_tensor *[]) { g, b->in[0] }, b->n_i, b->i, 0, NULL, 1, b->gin);
     ms__release(g);
     return st;
 }
@@ -112,17 +123,20 @@ static ms_status deviation_backward(ms_backward_call *b, bool root)
     double divisor = length_of(m, mask) - (double)(b->n_i > 1 ? b->i[1] : 1);
     int64_t dims[MS_MAX_DIMS + 1] = { 1 };
     int n = 1;
-    for (int d = 0; d < m->ndim; d++) if (mask >> d & 1) dims[n++] = d;
+    for (int d = 0; d < m->ndim; d++)
+        if (mask >> d & 1) dims[n++] = d;
     ms_tensor *mean = NULL, *away = NULL, *scale = NULL, *scale2 = NULL, *flat = NULL, *wide = NULL;
     ms_status st = ms__run_op(&ms__op_mean, 1, b->in, n, dims, 0, NULL, 1, &mean);
     if (!st) st = ms__op2(&away, &ms__op_sub, b->in[0], mean);
     if (!st) st = ms__op1f(&scale, &ms__op_mul_scalar, b->gout[0], (root ? 1 : 2) / divisor);
-    if (!st && root) {                                  // elements that are all alike: no slope, as PyTorch has it
+    if (!st && root) {  // elements that are all alike: no slope, as PyTorch has it
         st = ms__op2(&scale2, &ms__op_div, scale, b->out[0]);
         ms__release(scale);
         scale = NULL;
         if (!st) st = ms__op1f(&flat, ms__op_by_name("eq_scalar"), b->out[0], 0);
-        if (!st) st = ms__run_op(ms__op_by_name("masked_fill"), 2, (ms_tensor *[]){ scale2, flat }, 0, NULL, 1, (double[]){ 0 }, 1, &scale);
+        if (!st)
+            st = ms__run_op(ms__op_by_name("masked_fill"), 2, (ms_tensor *[]) { scale2, flat }, 0, NULL, 1,
+                            (double[]) { 0 }, 1, &scale);
         ms__release(flat);
         ms__release(scale2);
     }
@@ -146,9 +160,10 @@ static ms_status ties_backward(ms_backward_call *b, ms_tensor *of, unsigned mask
     ms_tensor *best = spread(b->out[0], m, mask), *g = NULL, *same = NULL, *ones = NULL, *count = NULL, *part = NULL;
     int64_t dims[MS_MAX_DIMS + 1] = { b->gout[0]->ndim == m->ndim };
     int n = 1;
-    for (int d = 0; d < m->ndim; d++) if (mask >> d & 1) dims[n++] = d;
+    for (int d = 0; d < m->ndim; d++)
+        if (mask >> d & 1) dims[n++] = d;
     ms_status st = ms__op2(&same, ms__op_by_name("eq"), of, best);
-    if (!st) st = ms__run_op(&ms__op_cast, 1, &same, 1, (int64_t[]){ m->dtype }, 0, NULL, 1, &ones);
+    if (!st) st = ms__run_op(&ms__op_cast, 1, &same, 1, (int64_t[]) { m->dtype }, 0, NULL, 1, &ones);
     if (!st) st = ms__run_op(&ms__op_sum, 1, &ones, n, dims, 0, NULL, 1, &count);
     if (!st) st = ms__op2(&part, &ms__op_div, b->gout[0], count);
     if (!st) {
@@ -163,7 +178,10 @@ static ms_status ties_backward(ms_backward_call *b, ms_tensor *of, unsigned mask
     ms__release(best);
     return st;
 }
-static ms_status extreme_all_grad(ms_backward_call *b) { return ties_backward(b, b->in[0], mask_of(b, b->n_i), &b->gin[0]); }
+static ms_status extreme_all_grad(ms_backward_call *b)
+{
+    return ties_backward(b, b->in[0], mask_of(b, b->n_i), &b->gin[0]);
+}
 
 static ms_status norm_grad(ms_backward_call *b)
 {
@@ -183,7 +201,7 @@ static ms_status norm_grad(ms_backward_call *b)
         return st;
     }
     ms_tensor *g = spread(b->gout[0], m, mask), *norm = spread(b->out[0], m, mask);
-    ms_status st = ms__run_op(&norm_backward_row, 3, (ms_tensor *[]){ g, b->in[0], norm }, 0, NULL, 1, &p, 1, b->gin);
+    ms_status st = ms__run_op(&norm_backward_row, 3, (ms_tensor *[]) { g, b->in[0], norm }, 0, NULL, 1, &p, 1, b->gin);
     ms__release(norm);
     ms__release(g);
     return st;
@@ -225,7 +243,8 @@ static ms_status check_norm(ms_call *c)
     MS_TRY(check_real_dims(c));
     const ms_tensor *x = c->in[0];
     if (__builtin_isinf(c->f[0]) && x->numel == 0 && c->out[0]->numel > 0)
-        return ms__call_fail(c, "%s has no elements to take the largest of along the given dimensions", ms__tensor_text(x));
+        return ms__call_fail(c, "%s has no elements to take the largest of along the given dimensions",
+                             ms__tensor_text(x));
     return MS_OK;
 }
 static ms_status not_empty(const ms_call *c, int64_t n)
@@ -304,7 +323,9 @@ static ms_status extreme_grad(ms_backward_call *b)
     MS_TRY(ms__zeros(&zeros, m->dtype, m->device, m->ndim, m->shape));
     ms_status st = ms__reshape(&index, b->out[1], m->ndim, shape);
     if (!st) st = ms__reshape(&g, b->gout[0], m->ndim, shape);
-    if (!st) st = ms__run_op(ms__op_by_name("scatter_"), 3, (ms_tensor *[]){ zeros, index, g }, 1, (int64_t[]){ d }, 0, NULL, 1, b->gin);
+    if (!st)
+        st = ms__run_op(ms__op_by_name("scatter_"), 3, (ms_tensor *[]) { zeros, index, g }, 1, (int64_t[]) { d }, 0,
+                        NULL, 1, b->gin);
     ms__release(g);
     ms__release(index);
     ms__release(zeros);
@@ -314,11 +335,19 @@ static ms_status extreme_grad(ms_backward_call *b)
 #define D MS_OP_DIFFERENTIABLE
 #define W (MS_OP_DIFFERENTIABLE | MS_OP_WIDE)
 #define DIMS "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2;[2,3,4] i=0,-1"
-#define ROW(NAME, CHECK, BACKWARD, IN, OUT, FLAGS, SAMPLES)                                                             \
-    const ms_op ms__op_##NAME = {                                                                                       \
-        .name = #NAME, .n_in_min = 1, .n_in_max = 1, .flags = FLAGS, .save_in = IN, .save_out = OUT, .check = CHECK,    \
-        .run = { [MS_CPU] = ms__cpu_##NAME }, .backward = BACKWARD, .samples = SAMPLES };
+#define ROW(NAME, CHECK, BACKWARD, IN, OUT, FLAGS, SAMPLES)             \
+    const ms_op ms__op_##NAME = { .name = #NAME,                        \
+                                  .n_in_min = 1,                        \
+                                  .n_in_max = 1,                        \
+                                  .flags = FLAGS,                       \
+                                  .save_in = IN,                        \
+                                  .save_out = OUT,                      \
+                                  .check = CHECK,                       \
+                                  .run = { [MS_CPU] = ms__cpu_##NAME }, \
+                                  .backward = BACKWARD,                 \
+                                  .samples = SAMPLES };
 //  name       check              backward          saves  flags samples
+// clang-format off
 ROW(sum,       check_sum,         sum_backward,     0, 0,  W,    DIMS)
 ROW(mean,      check_mean,        mean_backward,    0, 0,  D,    DIMS)
 ROW(prod,      check_sum,         prod_grad,        1, 0,  W,    DIMS)
@@ -335,13 +364,16 @@ ROW(argmax,    check_argument,    NULL,             0, 0,  0,    "[3,4];[3,4] i=
 ROW(argmin,    check_argument,    NULL,             0, 0,  0,    "[3,4];[3,4] i=0;[2,3,4] i=-1,1")
 ROW(logsumexp, check_logsumexp,   logsumexp_grad,   1, 1,  W,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
 ROW(cumsum,    check_cumsum,      cumsum_grad,      0, 0,  W,    "[3,4] i=0;[2,3,4] i=-1;[2,3,4] i=1")
+// clang-format on
 
 // Each element is in all later sums: the running sum of the gradient from the other end.
 static ms_status cumsum_grad(ms_backward_call *b)
 {
-    return ms__run_op(&ms__op_cumsum, 1, b->gout, 2, (int64_t[]){ b->i[0], 1 }, 0, NULL, 1, b->gin);
+    return ms__run_op(&ms__op_cumsum, 1, b->gout, 2, (int64_t[]) { b->i[0], 1 }, 0, NULL, 1, b->gin);
 }
 
 const ms_op *const ms__ops_reduce[] = {
-    &ms__op_sum, &ms__op_mean, &ms__op_prod, &ms__op_all, &ms__op_any, &ms__op_var, &ms__op_std, &ms__op_norm, &ms__op_max_all, &ms__op_min_all,
-    &ms__op_max, &ms__op_min, &ms__op_argmax, &ms__op_argmin, &ms__op_logsumexp, &ms__op_cumsum, NULL };
+    &ms__op_sum,    &ms__op_mean,   &ms__op_prod,      &ms__op_all,     &ms__op_any, &ms__op_var,
+    &ms__op_std,    &ms__op_norm,   &ms__op_max_all,   &ms__op_min_all, &ms__op_max, &ms__op_min,
+    &ms__op_argmax, &ms__op_argmin, &ms__op_logsumexp, &ms__op_cumsum,  NULL
+};

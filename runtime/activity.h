@@ -1,16 +1,17 @@
-// activity.h -- what the script's thread is doing. Peers read it (comm_peer.c): at the start and the end of a job they wait for a rank
-// that computes, and give up on one that only loops.
+// SPDX-License-Identifier: MIT
+// activity.h -- what the script's thread is doing. Peers read it (comm_peer.c): at the start and the end of a job they
+// wait for a rank that computes, and give up on one that only loops.
 #ifndef MS_ACTIVITY_H
 #define MS_ACTIVITY_H
 
 #include <stdint.h>
 
 typedef struct {
-    uint64_t calls;                         // long engine calls begun
-    int32_t  inside;                        // of them
-    int32_t  joined;                        // 1: in dist.init, 2: through it
-    uint64_t error;                         // hash of the error by which its script ends; 0: none
-    int64_t  error_at;                      // when it said so
+    uint64_t calls;    // long engine calls begun
+    int32_t inside;    // of them
+    int32_t joined;    // 1: in dist.init, 2: through it
+    uint64_t error;    // hash of the error by which its script ends; 0: none
+    int64_t error_at;  // when it said so
 } ms_activity;
 extern ms_activity *ms__activity;
 

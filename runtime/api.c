@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // api.c -- tensors across the public boundary: making them from numbers, reading them back, naming,
 // re-pointing, describing.
 #include <math.h>
@@ -9,14 +10,18 @@
 
 static ms_status check_dtype(const char *who, int dtype)
 {
-    return dtype >= 0 && dtype < MS_DTYPES ? MS_OK : ms__fail(MS_EINVAL, "%s: dtype %d is none of the %d known", who, dtype, MS_DTYPES);
+    return dtype >= 0 && dtype < MS_DTYPES
+               ? MS_OK
+               : ms__fail(MS_EINVAL, "%s: dtype %d is none of the %d known", who, dtype, MS_DTYPES);
 }
 
 static ms_status check_shape(const char *who, int ndim, const int64_t *shape)
 {
-    if (ndim < 0 || ndim > MS_MAX_DIMS) return ms__fail(MS_EINVAL, "%s: %d dimensions; at most %d are supported", who, ndim, MS_MAX_DIMS);
+    if (ndim < 0 || ndim > MS_MAX_DIMS)
+        return ms__fail(MS_EINVAL, "%s: %d dimensions; at most %d are supported", who, ndim, MS_MAX_DIMS);
     for (int d = 0; d < ndim; d++)
-        if (shape[d] < 0) return ms__fail(MS_EINVAL, "%s: shape %s has a negative size", who, ms__shape_text(ndim, shape));
+        if (shape[d] < 0)
+            return ms__fail(MS_EINVAL, "%s: shape %s has a negative size", who, ms__shape_text(ndim, shape));
     return MS_OK;
 }
 
@@ -32,13 +37,13 @@ ms_id ms_empty(int dtype, int device, int ndim, const int64_t *shape)
 static void store(void *data, int dtype, int64_t k, double v)
 {
     switch (dtype) {
-    case MS_F32:  ((float *)data)[k] = (float)v; break;
-    case MS_F64:  ((double *)data)[k] = v; break;
-    case MS_F16:  ((ms_f16 *)data)[k] = ms_float_to_f16((float)v); break;
+    case MS_F32: ((float *)data)[k] = (float)v; break;
+    case MS_F64: ((double *)data)[k] = v; break;
+    case MS_F16: ((ms_f16 *)data)[k] = ms_float_to_f16((float)v); break;
     case MS_BF16: ((ms_bf16 *)data)[k] = ms_float_to_bf16((float)v); break;
-    case MS_I64:  ((int64_t *)data)[k] = (int64_t)v; break;
-    case MS_I32:  ((int32_t *)data)[k] = (int32_t)(int64_t)v; break;
-    case MS_U8:   ((uint8_t *)data)[k] = (uint8_t)(int64_t)v; break;
+    case MS_I64: ((int64_t *)data)[k] = (int64_t)v; break;
+    case MS_I32: ((int32_t *)data)[k] = (int32_t)(int64_t)v; break;
+    case MS_U8: ((uint8_t *)data)[k] = (uint8_t)(int64_t)v; break;
     case MS_BOOL: ((uint8_t *)data)[k] = v != 0; break;
     }
 }
@@ -46,13 +51,13 @@ static void store(void *data, int dtype, int64_t k, double v)
 static double load(const void *data, int dtype, int64_t k)
 {
     switch (dtype) {
-    case MS_F32:  return ((const float *)data)[k];
-    case MS_F64:  return ((const double *)data)[k];
-    case MS_F16:  return ms_f16_to_float(((const ms_f16 *)data)[k]);
+    case MS_F32: return ((const float *)data)[k];
+    case MS_F64: return ((const double *)data)[k];
+    case MS_F16: return ms_f16_to_float(((const ms_f16 *)data)[k]);
     case MS_BF16: return ms_bf16_to_float(((const ms_bf16 *)data)[k]);
-    case MS_I64:  return (double)((const int64_t *)data)[k];
-    case MS_I32:  return ((const int32_t *)data)[k];
-    default:      return ((const uint8_t *)data)[k];
+    case MS_I64: return (double)((const int64_t *)data)[k];
+    case MS_I32: return ((const int32_t *)data)[k];
+    default: return ((const uint8_t *)data)[k];
     }
 }
 
@@ -65,12 +70,14 @@ ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *valu
     for (int64_t k = 0; k < t->numel; k++) {
         double v = values[k];
         if (!ms__is_float(dtype) && dtype != MS_BOOL && (v != floor(v) || isinf(v))) {
-            ms__fail(MS_EINVAL, "tensor: %.17g at position %lld is no whole number, dtype is %s", v, (long long)k + 1, ms__dtype_name(dtype));
+            ms__fail(MS_EINVAL, "tensor: %.17g at position %lld is no whole number, dtype is %s", v, (long long)k + 1,
+                     ms__dtype_name(dtype));
             ms__release(t);
             return 0;
         }
         if (!ms__holds(dtype, v)) {
-            ms__fail(MS_EINVAL, "tensor: %.17g at position %lld is beyond what %s holds", v, (long long)k + 1, ms__dtype_name(dtype));
+            ms__fail(MS_EINVAL, "tensor: %.17g at position %lld is beyond what %s holds", v, (long long)k + 1,
+                     ms__dtype_name(dtype));
             ms__release(t);
             return 0;
         }
@@ -117,7 +124,9 @@ ms_id ms_cuda_open(int index, const uint8_t *handle, double offset, int dtype, i
     void *base;
     ms_storage *s;
     int64_t n = 1;
-    if (check_dtype("cuda_open", dtype) || check_shape("cuda_open", ndim, shape) || ms__cuda_need(MS_CUDA | index << 8, "cuda_open")) return 0;
+    if (check_dtype("cuda_open", dtype) || check_shape("cuda_open", ndim, shape) ||
+        ms__cuda_need(MS_CUDA | index << 8, "cuda_open"))
+        return 0;
     for (int d = 0; d < ndim; d++) n *= shape[d];
     if (ms__cuda()->open(index, handle, &base) || ms__storage_new(&s, MS_CUDA | index << 8, 0, "cuda_open")) return 0;
     s->data = (char *)base + (size_t)offset;
@@ -154,7 +163,8 @@ ms_status ms_tensor_info(ms_id id, ms_info *out)
 static ms_status readable(ms_tensor *t, const char *who)
 {
     if (t->sharded)
-        return ms__fail(MS_ESTATE, "%s: parameter '%s' is sharded; use to_local() or full_tensor()", who, t->name ? t->name : "?");
+        return ms__fail(MS_ESTATE, "%s: parameter '%s' is sharded; use to_local() or full_tensor()", who,
+                        t->name ? t->name : "?");
     if ((ms__device(t) & 0xff) == MS_META) return ms__fail(MS_EINVAL, "%s: a tensor on device meta has no values", who);
     return ms__storage_sync(t->storage, false);
 }
@@ -182,7 +192,8 @@ ms_status ms_read(ms_id id, double *out, double capacity)
     ms_tensor *t = ms__tensor(id), *c;
     if (!t) return (ms_status)ms_error_code();
     MS_TRY(readable(t, "tolist"));
-    if ((double)t->numel > capacity) return ms__fail(MS_EINVAL, "read: %lld elements do not fit %.0f", (long long)t->numel, capacity);
+    if ((double)t->numel > capacity)
+        return ms__fail(MS_EINVAL, "read: %lld elements do not fit %.0f", (long long)t->numel, capacity);
     MS_TRY(on_cpu(&c, t));
     const void *data = ms__data(c);
     for (int64_t k = 0; k < c->numel; k++) out[k] = load(data, c->dtype, k);
@@ -195,7 +206,9 @@ ms_status ms_item(ms_id id, double *out)
     MS_BUSY;
     ms_tensor *t = ms__tensor(id);
     if (!t) return (ms_status)ms_error_code();
-    if (t->numel != 1) return ms__fail(MS_EINVAL, "item: the tensor has %lld elements, shape %s; exactly 1 expected", (long long)t->numel, ms__shape_text(t->ndim, t->shape));
+    if (t->numel != 1)
+        return ms__fail(MS_EINVAL, "item: the tensor has %lld elements, shape %s; exactly 1 expected",
+                        (long long)t->numel, ms__shape_text(t->ndim, t->shape));
     MS_TRY(readable(t, "item"));
     if (ms__is_cuda(ms__device(t))) {
         double bytes;
@@ -212,7 +225,8 @@ ms_id ms_detach(ms_id id)
     ms_tensor *t = ms__tensor(id);
     if (!t) return 0;
     if (t->sharded) {
-        ms__fail(MS_ESTATE, "detach: parameter '%s' is sharded; use to_local() or full_tensor()", t->name ? t->name : "?");
+        ms__fail(MS_ESTATE, "detach: parameter '%s' is sharded; use to_local() or full_tensor()",
+                 t->name ? t->name : "?");
         return 0;
     }
     ms_tensor *same = ms__tensor_alias(t);
@@ -256,8 +270,10 @@ ms_status ms_set_data(ms_id id, ms_id src)
 {
     ms_tensor *t = ms__tensor(id), *s = ms__tensor(src);
     if (!t || !s) return (ms_status)ms_error_code();
-    if (t->node) return ms__fail(MS_EINVAL, "set_data: the tensor is the result of an operator; only leaves can be re-pointed");
-    if (t->sharded || t->unit_param) return ms__fail(MS_ESTATE, "set_data: parameter '%s' belongs to a sharded unit", t->name ? t->name : "?");
+    if (t->node)
+        return ms__fail(MS_EINVAL, "set_data: the tensor is the result of an operator; only leaves can be re-pointed");
+    if (t->sharded || t->unit_param)
+        return ms__fail(MS_ESTATE, "set_data: parameter '%s' belongs to a sharded unit", t->name ? t->name : "?");
     ms__tensor_point(t, s);
     t->version->count++;
     return MS_OK;
@@ -280,7 +296,9 @@ ms_id ms_param_new(ms_id id, int requires_grad)
     ms_tensor *t = ms__tensor(id);
     if (!t) return 0;
     if (requires_grad && !ms__is_float(t->dtype)) {
-        ms__fail(MS_EINVAL, "Parameter: dtype %s cannot require gradients; floating point expected (or requires_grad = false)", ms__dtype_name(t->dtype));
+        ms__fail(MS_EINVAL,
+                 "Parameter: dtype %s cannot require gradients; floating point expected (or requires_grad = false)",
+                 ms__dtype_name(t->dtype));
         return 0;
     }
     ms_tensor *p = ms__tensor_alias(t);

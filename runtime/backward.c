@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // backward.c -- a run through the graph.
 //
 // The nodes reachable from the roots are put in ascending order of their sequence numbers and taken from the
@@ -37,7 +38,7 @@ static ms_status set_aside_leaf(ms_run *r, ms_leaf *l)
 {
     ms_aside *a = malloc(sizeof *a);
     if (!a) return ms__run_no_memory(sizeof *a);
-    *a = (ms_aside){ .leaf = l, .run = l->run, .pending = l->pending, .total = l->total, .next = r->asides };
+    *a = (ms_aside) { .leaf = l, .run = l->run, .pending = l->pending, .total = l->total, .next = r->asides };
     l->total = NULL;
     l->pending = 0;
     r->asides = a;
@@ -46,8 +47,12 @@ static ms_status set_aside_leaf(ms_run *r, ms_leaf *l)
 
 static ms_status used_up(const ms_node *n)
 {
-    return ms__fail(MS_ESTATE, "backward: this part of the graph was used by an earlier backward, which freed what %s had saved; give the first one { retain_graph = true } to go through it again",
-                    n->op ? n->op->name : n->kind == MS_NODE_CHECKPOINT ? "a checkpoint" : "a Function");
+    return ms__fail(MS_ESTATE,
+                    "backward: this part of the graph was used by an earlier backward, which freed what %s had saved; "
+                    "give the first one { retain_graph = true } to go through it again",
+                    n->op                           ? n->op->name
+                    : n->kind == MS_NODE_CHECKPOINT ? "a checkpoint"
+                                                    : "a Function");
 }
 
 static ms_status add_node(ms_run *r, ms_node *n)
@@ -58,7 +63,7 @@ static ms_status add_node(ms_run *r, ms_node *n)
     n->run = r;
     n->counted = false;
     for (const ms_hook *h = n->hooks; MS_UNLIKELY(h != NULL); h = h->next) r->units |= h->kind == MS_HOOK_UNIT;
-    r->agenda[r->n_agenda++] = (ms_entry){ n->seq, n };
+    r->agenda[r->n_agenda++] = (ms_entry) { n->seq, n };
     return MS_OK;
 }
 
@@ -94,7 +99,8 @@ static bool edge_needed(const ms_run *r, ms_edge e)
 static ms_status touch_leaf(ms_run *r, ms_leaf *l)
 {
     if (l->run != r) {
-        if (MS_UNLIKELY(!ms__grow((void **)&r->leaves, &r->cap_leaves, r->n_leaves, sizeof *r->leaves))) return MS_ENOMEM;
+        if (MS_UNLIKELY(!ms__grow((void **)&r->leaves, &r->cap_leaves, r->n_leaves, sizeof *r->leaves)))
+            return MS_ENOMEM;
         if (MS_UNLIKELY(l->run != NULL)) MS_TRY(set_aside_leaf(r, l));
         l->run = r;
         l->pending = 0;
@@ -141,7 +147,8 @@ static ms_status collect(ms_run *r, int first)
     return MS_OK;
 }
 
-// Ascending: an input's node is decided before its consumers. The last n_new of the agenda's uncounted nodes are counted.
+// Ascending: an input's node is decided before its consumers. The last n_new of the agenda's uncounted nodes are
+// counted.
 static ms_status count_leaves(ms_run *r, int n_new)
 {
     int first = r->n_agenda;
@@ -161,7 +168,7 @@ static ms_status count_leaves(ms_run *r, int n_new)
         }
         const ms_region *g = n->kind == MS_NODE_CHECKPOINT ? n->unit : NULL;
         for (int k = 0; g && k < g->n; k++) {
-            ms_edge e = edge_end((ms_edge){ .leaf = g->leaves[k] });
+            ms_edge e = edge_end((ms_edge) { .leaf = g->leaves[k] });
             if (e.leaf && edge_needed(r, e)) MS_TRY(touch_leaf(r, e.leaf));
         }
     }
@@ -221,13 +228,19 @@ static ms_status check_saved(const ms_node *n)
     for (int k = 0; k < n->n_in; k++)
         if (n->in[k]) {
             if (MS_UNLIKELY(n->in[k]->version->count != n->in_version[k]))
-                return ms__fail(MS_ESTATE, "backward: input %d of %s, %s%s, was changed in place after it was saved for backward: it is at version %u, saved at version %u",
-                                k + 1, n->op->name, ms__tensor_text(n->in[k]), saved_name(n->in[k], name, sizeof name), n->in[k]->version->count, n->in_version[k]);
+                return ms__fail(MS_ESTATE,
+                                "backward: input %d of %s, %s%s, was changed in place after it was saved for backward: "
+                                "it is at version %u, saved at version %u",
+                                k + 1, n->op->name, ms__tensor_text(n->in[k]), saved_name(n->in[k], name, sizeof name),
+                                n->in[k]->version->count, n->in_version[k]);
         }
     for (int k = 0; k < n->n_out; k++)
         if (MS_UNLIKELY(n->out[k] && n->out[k]->version->count != n->out_version[k]))
-            return ms__fail(MS_ESTATE, "backward: output %d of %s, %s, was changed in place after it was saved for backward: it is at version %u, saved at version %u",
-                            k + 1, n->op->name, ms__tensor_text(n->out[k]), n->out[k]->version->count, n->out_version[k]);
+            return ms__fail(MS_ESTATE,
+                            "backward: output %d of %s, %s, was changed in place after it was saved for backward: it "
+                            "is at version %u, saved at version %u",
+                            k + 1, n->op->name, ms__tensor_text(n->out[k]), n->out[k]->version->count,
+                            n->out_version[k]);
     return MS_OK;
 }
 
@@ -235,8 +248,11 @@ ms_tensor *ms__gradient_so_far(const ms_backward_call *b, int k)
 {
     ms_edge e = edge_end(b->edges[k]);
     const ms_meta *m = &b->in_meta[k];
-    ms_tensor *t = e.node && e.node->run == b->run && e.node->needed ? e.node->gout[e.index] : e.leaf && e.leaf->run == b->run ? e.leaf->total : NULL;
-    bool fits = t && t->dtype == m->dtype && ms__device(t) == m->device && t->ndim == m->ndim && !memcmp(t->shape, m->shape, (size_t)m->ndim * sizeof *m->shape);
+    ms_tensor *t = e.node && e.node->run == b->run && e.node->needed ? e.node->gout[e.index]
+                   : e.leaf && e.leaf->run == b->run                 ? e.leaf->total
+                                                                     : NULL;
+    bool fits = t && t->dtype == m->dtype && ms__device(t) == m->device && t->ndim == m->ndim &&
+                !memcmp(t->shape, m->shape, (size_t)m->ndim * sizeof *m->shape);
     return fits && ms__exclusive(t) && !t->slot && !t->storage->readers ? t : NULL;
 }
 
@@ -251,9 +267,23 @@ static ms_status op_backward(ms_run *r, ms_node *n)
     if (!some) return MS_OK;
     MS_RANGE(MS_RANGE_BACKWARD, ms__trace_text("backward of %s", n->op->name), NULL);
     ms_backward_call b = {
-        .op = n->op, .n_in = n->n_in, .n_out = n->n_out, .n_i = n->n_i, .n_f = n->n_f, .in = n->in, .out = n->out,
-        .in_meta = n->in_meta, .out_meta = n->out_meta, .i = n->i, .f = n->f, .saved_rng = n->saved_rng,
-        .gout = n->gout, .gin = r->gin, .need = need, .run = r, .edges = n->edges,
+        .op = n->op,
+        .n_in = n->n_in,
+        .n_out = n->n_out,
+        .n_i = n->n_i,
+        .n_f = n->n_f,
+        .in = n->in,
+        .out = n->out,
+        .in_meta = n->in_meta,
+        .out_meta = n->out_meta,
+        .i = n->i,
+        .f = n->f,
+        .saved_rng = n->saved_rng,
+        .gout = n->gout,
+        .gin = r->gin,
+        .need = need,
+        .run = r,
+        .edges = n->edges,
     };
     ms_status st = n->op->backward(&b);
     return st == MS_OK ? st : ms__fail_prefix("backward of ");
@@ -275,14 +305,20 @@ static ms_status enter_region(ms_run *r, ms_node *n)
     ms_tensor *const *a;
     int na = ms__run_answers(r, &a);
     if (na != n->n_out)
-        return ms__fail(MS_EINVAL, "checkpoint: the region gave %d tensors when it was recomputed, %d before; it must do the same both times", na, n->n_out);
+        return ms__fail(
+            MS_EINVAL,
+            "checkpoint: the region gave %d tensors when it was recomputed, %d before; it must do the same both times",
+            na, n->n_out);
     for (int k = 0; k < na; k++) {
         ms_tensor *o = a[k];
         if (!n->gout[k]) continue;
         if (o && !o->node && o->requires_grad && !ms__leaf_of(o)) return MS_ENOMEM;
-        if (!o || o->ndim != n->out_meta[k].ndim || memcmp(o->shape, n->out_meta[k].shape, (size_t)o->ndim * sizeof *o->shape))
-            return ms__fail(MS_EINVAL, "checkpoint: output %d is %s when recomputed, shape %s before; the region must do the same both times", k + 1,
-                            o ? ms__tensor_text(o) : "nothing", ms__shape_text(n->out_meta[k].ndim, n->out_meta[k].shape));
+        if (!o || o->ndim != n->out_meta[k].ndim ||
+            memcmp(o->shape, n->out_meta[k].shape, (size_t)o->ndim * sizeof *o->shape))
+            return ms__fail(
+                MS_EINVAL,
+                "checkpoint: output %d is %s when recomputed, shape %s before; the region must do the same both times",
+                k + 1, o ? ms__tensor_text(o) : "nothing", ms__shape_text(n->out_meta[k].ndim, n->out_meta[k].shape));
         if (o->node && o->node->run != r) {
             MS_TRY(hold(r, o->node));
             MS_TRY(add_node(r, o->node));
@@ -292,25 +328,27 @@ static ms_status enter_region(ms_run *r, ms_node *n)
     MS_TRY(count_leaves(r, r->n_agenda - first));
     for (int k = 0; k < na; k++) {
         if (!n->gout[k] || !a[k]->requires_grad) continue;
-        ms_edge e = edge_end((ms_edge){ a[k]->node, a[k]->node ? NULL : a[k]->leaf, a[k]->out_index });
-        bool own_leaf = e.leaf && !a[k]->leaf->forward;     // an output that is a leaf of its own, such as a parameter
+        ms_edge e = edge_end((ms_edge) { a[k]->node, a[k]->node ? NULL : a[k]->leaf, a[k]->out_index });
+        bool own_leaf = e.leaf && !a[k]->leaf->forward;  // an output that is a leaf of its own, such as a parameter
         if (own_leaf) MS_TRY(touch_leaf(r, e.leaf));
         MS_TRY(deliver(r, e, ms__retain(n->gout[k]), own_leaf));
     }
     return MS_OK;
 }
 
-// The region has run again and its own contributions are counted, or no gradient reached it: what was held for it is let go.
+// The region has run again and its own contributions are counted, or no gradient reached it: what was held for it is
+// let go.
 static ms_status settle_region(ms_run *r, const ms_region *g)
 {
     for (int k = 0; g && k < g->n; k++) {
-        ms_edge e = edge_end((ms_edge){ .leaf = g->leaves[k] });
+        ms_edge e = edge_end((ms_edge) { .leaf = g->leaves[k] });
         if (e.leaf && edge_needed(r, e)) MS_TRY(deliver(r, e, NULL, true));
     }
     return MS_OK;
 }
 
-static ms_run_state node_event(ms_run *r, ms_event *ev, ms_event_kind kind, double key, int n, ms_tensor *const *in, int n_first)
+static ms_run_state node_event(ms_run *r, ms_event *ev, ms_event_kind kind, double key, int n, ms_tensor *const *in,
+                               int n_first)
 {
     r->phase = PHASE_ANSWER;
     return ms__run_event(r, ev, kind, key, 0, n, in, n_first);
@@ -343,7 +381,7 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
     if (na > n->n_in) return ms__fail(MS_EINVAL, "%s: backward gave %d gradients for %d inputs", who, na, n->n_in);
     for (int k = 0; k < n->n_in; k++) {
         ms_tensor *g = k < na ? ms__retain(a[k]) : NULL;
-        if (!all && !g) continue;               // nil keeps what was there
+        if (!all && !g) continue;  // nil keeps what was there
         if (g && (!n->in_meta[k].present || !(n->edges[k].node || n->edges[k].leaf))) {
             ms__release(g);
             g = NULL;
@@ -382,7 +420,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
             r->hook = h;
             if (h->kind == MS_HOOK_UNIT) {
                 if (ms__unit_pre_backward(r, h->unit, h->use)) return MS_RUN_FAILED;
-                return MS_RUN_DONE;             // what it pushed comes first
+                return MS_RUN_DONE;  // what it pushed comes first
             }
             r->hook_output = h->index;
             return ms__run_event(r, ev, MS_EV_TENSOR_HOOK, h->key, 0, 1, &n->gout[h->index], 0);
@@ -400,7 +438,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
         for (int k = 0; k < n->n_in; k++) r->gin[k] = NULL;
         r->phase = PHASE_DELIVER;
         if (MS_LIKELY(any && n->needed)) {
-            if (MS_UNLIKELY(n->freed && n->keeps)) {            // by a nested run, just now
+            if (MS_UNLIKELY(n->freed && n->keeps)) {  // by a nested run, just now
                 used_up(n);
                 return MS_RUN_FAILED;
             }
@@ -408,10 +446,8 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
             case MS_NODE_OP:
                 if (op_backward(r, n)) return MS_RUN_FAILED;
                 break;
-            case MS_NODE_FUNCTION:
-                return node_event(r, ev, MS_EV_FUNCTION, n->key, n->n_out, n->gout, 0);
-            case MS_NODE_CHECKPOINT:
-                return node_event(r, ev, MS_EV_RECOMPUTE, n->key, 0, NULL, 0);
+            case MS_NODE_FUNCTION: return node_event(r, ev, MS_EV_FUNCTION, n->key, n->n_out, n->gout, 0);
+            case MS_NODE_CHECKPOINT: return node_event(r, ev, MS_EV_RECOMPUTE, n->key, 0, NULL, 0);
             case MS_NODE_MODULE_OUT:
                 for (int k = 0; k < n->n_in; k++) r->gin[k] = ms__retain(n->gout[k]);
                 module_out(n);
@@ -445,7 +481,8 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
             if (!n->needed) ms__release(g);
         }
         if (MS_UNLIKELY(n->kind == MS_NODE_CHECKPOINT) && n->needed && settle_region(r, n->unit)) return MS_RUN_FAILED;
-        if (MS_UNLIKELY(n->kind == MS_NODE_UNIT) && n->needed && ms__unit_post_backward(r, n->unit, n->use)) return MS_RUN_FAILED;
+        if (MS_UNLIKELY(n->kind == MS_NODE_UNIT) && n->needed && ms__unit_post_backward(r, n->unit, n->use))
+            return MS_RUN_FAILED;
         if (!r->retain) ms__node_free_saved(n);
         r->cur = NULL;
         return MS_RUN_DONE;
@@ -465,15 +502,16 @@ static ms_status seed(ms_tensor **out, ms_tensor *root, ms_tensor *given, const 
         return st;
     }
     if (root->numel != 1)
-        return ms__fail(MS_EINVAL, "%s: root %d has shape %s; a gradient can be left out for one element only", who, k + 1, ms__shape_text(root->ndim, root->shape));
+        return ms__fail(MS_EINVAL, "%s: root %d has shape %s; a gradient can be left out for one element only", who,
+                        k + 1, ms__shape_text(root->ndim, root->shape));
     MS_TRY(ms__tensor_like(out, root, who));
     if ((ms__device(root) & 0xff) == MS_CPU) {
         void *p = ms__data(*out);
         switch (root->dtype) {
-        case MS_F32:  *(float *)p = 1; break;
-        case MS_F64:  *(double *)p = 1; break;
-        case MS_F16:  *(ms_f16 *)p = ms_float_to_f16(1); break;
-        default:      *(ms_bf16 *)p = ms_float_to_bf16(1); break;
+        case MS_F32: *(float *)p = 1; break;
+        case MS_F64: *(double *)p = 1; break;
+        case MS_F16: *(ms_f16 *)p = ms_float_to_f16(1); break;
+        default: *(ms_bf16 *)p = ms_float_to_bf16(1); break;
         }
         return MS_OK;
     }
@@ -485,7 +523,8 @@ static ms_status seed(ms_tensor **out, ms_tensor *root, ms_tensor *given, const 
     return st;
 }
 
-static ms_run *start(const char *who, int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs, int retain_graph, int allow_unused)
+static ms_run *start(const char *who, int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs,
+                     int retain_graph, int allow_unused)
 {
     ms_tensor *root[MS_MAX_OUT], *given[MS_MAX_OUT];
     if (n < 1 || n > MS_MAX_OUT) {
@@ -497,8 +536,10 @@ static ms_run *start(const char *who, int n, const ms_id *roots, const ms_id *gr
         if (!(root[k] = ms__tensor(roots[k]))) return NULL;
         if (grads && grads[k] != 0 && !(given[k] = ms__tensor(grads[k]))) return NULL;
         if (!root[k]->requires_grad) {
-            ms__fail(MS_EINVAL, "%s: root %d, %s, does not require grad and was made by no operator on one that does%s", who, k + 1, ms__tensor_text(root[k]),
-                     ms__state.grad_mode ? "" : " (nothing is recorded here: inside no_grad, or a hook; see enable_grad)");
+            ms__fail(MS_EINVAL, "%s: root %d, %s, does not require grad and was made by no operator on one that does%s",
+                     who, k + 1, ms__tensor_text(root[k]),
+                     ms__state.grad_mode ? ""
+                                         : " (nothing is recorded here: inside no_grad, or a hook; see enable_grad)");
             return NULL;
         }
     }
@@ -554,7 +595,8 @@ ms_run *ms_backward(int n, const ms_id *roots, const ms_id *grads, int retain_gr
     return start("backward", n, roots, grads, 0, NULL, retain_graph, 0);
 }
 
-ms_run *ms_grad(int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs, int retain_graph, int allow_unused)
+ms_run *ms_grad(int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs, int retain_graph,
+                int allow_unused)
 {
     if (m < 1) {
         ms__fail(MS_EINVAL, "grad: no inputs given");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // base.c -- status and text, clock, interrupt, interned strings.
 #define _GNU_SOURCE
 #include "activity.h"
@@ -19,19 +20,23 @@ static __thread ms_status text_code;
 
 ms_state ms__state = { .grad_mode = 1 };
 
-static ms_activity private_activity;            // until the launcher is known
+static ms_activity private_activity;  // until the launcher is known
 ms_activity *ms__activity = &private_activity;
 
 ms_state *ms_get_state(void) { return &ms__state; }
 const char *ms_error(void) { return text; }
 int ms_error_code(void) { return text_code; }
 int ms_version(void) { return MS_VERSION; }
-void ms__clear_error(void) { text[0] = 0; text_code = MS_OK; }
+void ms__clear_error(void)
+{
+    text[0] = 0;
+    text_code = MS_OK;
+}
 
 ms_status ms__fail(ms_status code, const char *fmt, ...)
 {
     va_list ap;
-    char fresh[TEXT_SIZE];      // an argument may be the old text itself
+    char fresh[TEXT_SIZE];  // an argument may be the old text itself
     va_start(ap, fmt);
     vsnprintf(fresh, sizeof fresh, fmt, ap);
     va_end(ap);
@@ -117,8 +122,8 @@ void ms_catch_sigint(int on)
 
 // ---- checkpoint signals -------------------------------------------------------------------------
 
-static atomic_int       checkpoint_signals;     // 1: SIGUSR1 has come, 2: SIGUSR2
-static _Atomic int64_t  checkpoint_signal_at;   // the latest one
+static atomic_int checkpoint_signals;         // 1: SIGUSR1 has come, 2: SIGUSR2
+static _Atomic int64_t checkpoint_signal_at;  // the latest one
 
 static void on_checkpoint_signal(int sig)
 {
@@ -143,12 +148,15 @@ int ms_checkpoint_signal(double *at)
 
 // ---- interned strings -------------------------------------------------------------------------
 
-typedef struct string { struct string *next; char text[]; } string;
+typedef struct string {
+    struct string *next;
+    char text[];
+} string;
 static string *buckets[1024];
 
 const char *ms__intern(const char *s)
 {
-    uint32_t h = 2166136261u;                       // FNV-1a
+    uint32_t h = 2166136261u;  // FNV-1a
     for (const char *p = s; *p; p++) h = (h ^ (uint8_t)*p) * 16777619u;
     string **b = &buckets[h % MS_COUNT(buckets)];
     for (string *e = *b; e; e = e->next)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // clip.c -- the norm of all gradients over all ranks, and clipping by it.
 //
 // A sharded parameter's gradient counts with its local part, and the parts of a group are summed over
@@ -12,30 +13,45 @@
 
 enum { BLOCK = 1 << 14, GROUPS = 16 };
 
-typedef struct { const void *g; int dtype, device; int64_t numel, block; double p, *partial; } part;
-typedef struct { part *parts; int n; double factor; } part_list;
+typedef struct {
+    const void *g;
+    int dtype, device;
+    int64_t numel, block;
+    double p, *partial;
+} part;
+typedef struct {
+    part *parts;
+    int n;
+    double factor;
+} part_list;
 
 // Sum of |g|^p of one block, or its maximum; 16 lanes whatever the instruction set.
-#define NORM_BODY(LOAD)                                                                            \
-    double lane[16] = { 0 };                                                                       \
-    int64_t k = 0;                                                                                 \
-    if (p == 2) {                                                                                  \
-        for (; k + 16 <= n; k += 16)                                                               \
-            for (int l = 0; l < 16; l++) { double x = (double)LOAD(g[k + l]); lane[l] += x * x; }  \
-        for (; k < n; k++) { double x = (double)LOAD(g[k]); lane[k % 16] += x * x; }               \
-    } else if (p == 1) {                                                                           \
-        for (; k < n; k++) lane[k % 16] += fabs((double)LOAD(g[k]));                               \
-    } else if (isinf(p)) {                                                                         \
-        for (; k < n; k++) {                                                                       \
-            double x = fabs((double)LOAD(g[k]));                                                   \
-            lane[0] = x > lane[0] || x != x ? x : lane[0];                                         \
-        }                                                                                          \
-        return lane[0];                                                                            \
-    } else {                                                                                       \
-        for (; k < n; k++) lane[k % 16] += pow(fabs((double)LOAD(g[k])), p);                       \
-    }                                                                                              \
-    double sum = 0;                                                                                \
-    for (int l = 0; l < 16; l++) sum += lane[l];                                                   \
+#define NORM_BODY(LOAD)                                                      \
+    double lane[16] = { 0 };                                                 \
+    int64_t k = 0;                                                           \
+    if (p == 2) {                                                            \
+        for (; k + 16 <= n; k += 16)                                         \
+            for (int l = 0; l < 16; l++) {                                   \
+                double x = (double)LOAD(g[k + l]);                           \
+                lane[l] += x * x;                                            \
+            }                                                                \
+        for (; k < n; k++) {                                                 \
+            double x = (double)LOAD(g[k]);                                   \
+            lane[k % 16] += x * x;                                           \
+        }                                                                    \
+    } else if (p == 1) {                                                     \
+        for (; k < n; k++) lane[k % 16] += fabs((double)LOAD(g[k]));         \
+    } else if (isinf(p)) {                                                   \
+        for (; k < n; k++) {                                                 \
+            double x = fabs((double)LOAD(g[k]));                             \
+            lane[0] = x > lane[0] || x != x ? x : lane[0];                   \
+        }                                                                    \
+        return lane[0];                                                      \
+    } else {                                                                 \
+        for (; k < n; k++) lane[k % 16] += pow(fabs((double)LOAD(g[k])), p); \
+    }                                                                        \
+    double sum = 0;                                                          \
+    for (int l = 0; l < 16; l++) sum += lane[l];                             \
     return sum;
 
 #define SAME(x) (x)
@@ -44,8 +60,14 @@ static MS_KERNEL double norm_f64(const double *g, int64_t n, double p) { NORM_BO
 static MS_KERNEL double norm_f16(const ms_f16 *g, int64_t n, double p) { NORM_BODY(ms_f16_to_float) }
 static MS_KERNEL double norm_bf16(const ms_bf16 *g, int64_t n, double p) { NORM_BODY(ms_bf16_to_float) }
 
-static MS_KERNEL void scale_f32(float *g, int64_t n, float f) { for (int64_t k = 0; k < n; k++) g[k] *= f; }
-static MS_KERNEL void scale_f64(double *g, int64_t n, double f) { for (int64_t k = 0; k < n; k++) g[k] *= f; }
+static MS_KERNEL void scale_f32(float *g, int64_t n, float f)
+{
+    for (int64_t k = 0; k < n; k++) g[k] *= f;
+}
+static MS_KERNEL void scale_f64(double *g, int64_t n, double f)
+{
+    for (int64_t k = 0; k < n; k++) g[k] *= f;
+}
 static MS_KERNEL void scale_f16(ms_f16 *g, int64_t n, float f)
 {
     for (int64_t k = 0; k < n; k++) g[k] = ms_float_to_f16(ms_f16_to_float(g[k]) * f);
@@ -117,7 +139,8 @@ static ms_status measure_there(part_list *list)
             if (st == MS_OK) {
                 for (int i = k; st == MS_OK && i < end; i++) {
                     const part *t = &list->parts[i];
-                    st = ms__cuda()->norm(ms__index(device), t->dtype, t->g, t->numel, t->p, (double *)there->data + (i - k));
+                    st = ms__cuda()->norm(ms__index(device), t->dtype, t->g, t->numel, t->p,
+                                          (double *)there->data + (i - k));
                 }
                 if (st == MS_OK) st = ms__move(MS_CPU, here, device, there->data, (size_t)(end - k) * sizeof *here);
                 ms__free(there);
@@ -134,7 +157,8 @@ static ms_status scale_there(const part_list *list)
 {
     for (int k = 0; k < list->n; k++) {
         const part *t = &list->parts[k];
-        if (ms__is_cuda(t->device)) MS_TRY(ms__cuda()->scale(ms__index(t->device), t->dtype, (void *)t->g, t->numel, list->factor));
+        if (ms__is_cuda(t->device))
+            MS_TRY(ms__cuda()->scale(ms__index(t->device), t->dtype, (void *)t->g, t->numel, list->factor));
     }
     return MS_OK;
 }
@@ -168,10 +192,10 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     ms_tensor *total_t = NULL;
     int n_parts = 0, n_groups = 0, out_dtype = -1;
     int64_t blocks = 0;
-    double *partial = NULL, sums[GROUPS + 1] = { 0 };       // [0]: held whole; then one per group
+    double *partial = NULL, sums[GROUPS + 1] = { 0 };  // [0]: held whole; then one per group
     ms_group *groups[GROUPS];
     part *parts = malloc((size_t)(n > 0 ? n : 1) * sizeof *parts);
-    int  *owner = malloc((size_t)(n > 0 ? n : 1) * sizeof *owner);
+    int *owner = malloc((size_t)(n > 0 ? n : 1) * sizeof *owner);
     if (!parts || !owner) {
         ms__no_memory((size_t)n * (sizeof *parts + sizeof *owner), "clip_grad_norm_", "the list of %d parameters", n);
         goto out;
@@ -181,7 +205,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
         if (!t) goto out;
         unit_param *managed = t->unit_param;
         int at = 0;
-        if (managed) {                              // counted in even where this rank has no gradient: its peers may
+        if (managed) {  // counted in even where this rank has no gradient: its peers may
             ms_group *group = managed->owner->group;
             for (at = 0; at < n_groups && groups[at] != group;) at++;
             if (at == GROUPS) {
@@ -191,7 +215,9 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
             if (at == n_groups) groups[n_groups++] = group;
             at++;
             if (ms__unit_unreduced(t)) {
-                ms__fail(MS_ESTATE, "clip_grad_norm_: the gradient of parameter %d, '%s', has not been reduced: it comes from a backward inside no_sync; run one outside first",
+                ms__fail(MS_ESTATE,
+                         "clip_grad_norm_: the gradient of parameter %d, '%s', has not been reduced: it comes from a "
+                         "backward inside no_sync; run one outside first",
                          k + 1, t->name ? t->name : "?");
                 goto out;
             }
@@ -206,7 +232,9 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
         }
         if (ms__storage_sync(g->storage, true)) goto out;
         owner[n_parts] = at;
-        parts[n_parts++] = (part){ .g = ms__data(g), .dtype = g->dtype, .device = ms__device(g), .numel = g->numel, .block = blocks, .p = p };
+        parts[n_parts++] = (part) {
+            .g = ms__data(g), .dtype = g->dtype, .device = ms__device(g), .numel = g->numel, .block = blocks, .p = p
+        };
         blocks += (g->numel + BLOCK - 1) / BLOCK;
         g->version->count++;
     }
@@ -217,7 +245,9 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     }
     // All memory is there before the gradients change, and before the peers count on this rank.
     if (out_dtype < 0) out_dtype = MS_F32;
-    if (ms__names_reserve(1, "clip_grad_norm_") || ms__tensor_new(&total_t, out_dtype, MS_CPU, 0, NULL, "clip_grad_norm_")) goto out;
+    if (ms__names_reserve(1, "clip_grad_norm_") ||
+        ms__tensor_new(&total_t, out_dtype, MS_CPU, 0, NULL, "clip_grad_norm_"))
+        goto out;
     for (int k = 0; k < n_parts; k++) parts[k].partial = partial;
     part_list list = { parts, n_parts, 1 };
     if (n_parts > 0) over_blocks(&list, blocks, measure);
@@ -239,7 +269,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     }
     if (!maximum) total = p == 2 ? sqrt(total) : p == 1 ? total : pow(total, 1 / p);
     double coefficient = max_norm / (total + 1e-6);
-    if (!isinf(max_norm) && !(coefficient >= 1) && n_parts > 0) {       // NaN scales too, as everywhere
+    if (!isinf(max_norm) && !(coefficient >= 1) && n_parts > 0) {  // NaN scales too, as everywhere
         list.factor = coefficient;
         over_blocks(&list, blocks, scale);
         if (scale_there(&list)) goto out;

@@ -1,4 +1,6 @@
-// comm.c -- groups, issuing collectives, works, the ledger. Who issues them: the engine (comm_engine.c) and scripts (comm_script.c).
+// SPDX-License-Identifier: MIT
+// comm.c -- groups, issuing collectives, works, the ledger. Who issues them: the engine (comm_engine.c) and scripts
+// (comm_script.c).
 //
 // A collective gets its number when it is issued. Synchronous ones run on the calling thread; the others on the
 // workers of the gather, reduce and copy streams, which poll independently, so that none holds up another. Only the
@@ -10,15 +12,15 @@
 #include "watched.h"
 
 struct ms_work {
-    int         refs;
+    int refs;
     ms_pending *event;
 };
 
 static ms_group *world_group, *self_group;
-static double    next_group = 2;
-static double    delays[OPS];
-static double    mismatches;        // that this rank's script has met in synchronous collectives
-static int       debug_level = -1;
+static double next_group = 2;
+static double delays[OPS];
+static double mismatches;  // that this rank's script has met in synchronous collectives
+static int debug_level = -1;
 static const char *engine_site;
 
 // ---- groups ---------------------------------------------------------------------------------------
@@ -55,7 +57,9 @@ static ms_status make_groups(void)
         // It was made for this process alone, and may be held by a unit: the same object becomes the real world.
         if (world_group->n == ms__world.size) return MS_OK;
         ms_group *g = group_new(0, ms__world.size, NULL);
-        if (!g) return ms__no_memory(sizeof(ms_group) + (size_t)ms__world.size * sizeof(int), "dist.init", "a group of %d ranks", ms__world.size);
+        if (!g)
+            return ms__no_memory(sizeof(ms_group) + (size_t)ms__world.size * sizeof(int), "dist.init",
+                                 "a group of %d ranks", ms__world.size);
         *world_group = *g;
         free(g);
         self_group->ranks[0] = ms__world.rank;
@@ -64,7 +68,9 @@ static ms_status make_groups(void)
     int me = ms__world.rank;
     if (!self_group) self_group = group_new(1, 1, &me);
     ms_group *world = self_group ? group_new(0, ms__world.size, NULL) : NULL;
-    if (!world) return ms__no_memory(sizeof(ms_group) + (size_t)ms__world.size * sizeof(int), "dist.init", "a group of %d ranks", ms__world.size);
+    if (!world)
+        return ms__no_memory(sizeof(ms_group) + (size_t)ms__world.size * sizeof(int), "dist.init",
+                             "a group of %d ranks", ms__world.size);
     world_group = world;
     return ms__group_place(world_group);
 }
@@ -75,15 +81,16 @@ ms_group *ms__group_world(void)
     return world_group;
 }
 
-static int       n_others;          // by new_group
-static ms_group **other_groups;     // by ascending id
+static int n_others;             // by new_group
+static ms_group **other_groups;  // by ascending id
 
 static int place_of(double id)
 {
     int from = 0, to = n_others;
     while (from < to) {
         int k = from + (to - from) / 2;
-        if (other_groups[k]->id < id) from = k + 1; else to = k;
+        if (other_groups[k]->id < id) from = k + 1;
+        else to = k;
     }
     return from;
 }
@@ -97,7 +104,9 @@ ms_group *ms__group_by_id(double id)
     }
     int k = place_of(id);
     if (k < n_others && other_groups[k]->id == id) return other_groups[k];
-    ms__fail(MS_EINVAL, id > 1 && id < next_group ? "dist: this group was freed by dist.free_group" : "dist: there is no group %g", id);
+    ms__fail(MS_EINVAL,
+             id > 1 && id < next_group ? "dist: this group was freed by dist.free_group" : "dist: there is no group %g",
+             id);
     return NULL;
 }
 
@@ -128,7 +137,11 @@ void ms_dist_finalize(void)
     ms__comm_stop();
 }
 const char *ms_dist_backend(void) { return ms__world.mpi ? "mpi" : "self"; }
-const char *ms_dist_launcher(void) { const char *s = ms__comm_launcher(); return s ? s : ""; }
+const char *ms_dist_launcher(void)
+{
+    const char *s = ms__comm_launcher();
+    return s ? s : "";
+}
 int ms_dist_local_rank(void) { return ms__world.local_rank; }
 int ms_dist_local_size(void) { return ms__world.local_size; }
 int ms_dist_nodes(void) { return ms__world.nodes; }
@@ -151,7 +164,10 @@ int ms_dist_member(double group, int k)
     return g && k >= 0 && k < g->n ? g->ranks[k] : -1;
 }
 
-void ms_dist_set_timeout(double seconds) { if (seconds > 0) ms__world.timeout = seconds; }
+void ms_dist_set_timeout(double seconds)
+{
+    if (seconds > 0) ms__world.timeout = seconds;
+}
 void ms_dist_set_step(double step)
 {
     ms__world.step = (int64_t)step;
@@ -160,7 +176,8 @@ void ms_dist_set_step(double step)
 
 void ms_dist_set_delay(int op, double seconds)
 {
-    for (int k = 0; k < OPS; k++) if (op < 0 || op == k) delays[k] = seconds;
+    for (int k = 0; k < OPS; k++)
+        if (op < 0 || op == k) delays[k] = seconds;
 }
 void ms_dist_set_debug_level(int level) { debug_level = level; }
 int ms_dist_debug_level(void)
@@ -207,9 +224,13 @@ static ms_status enter(const ms_coll *c, double in_numel, double out_numel)
         ledger = grown;
         cap_ledger = cap;
     }
-    ledger[n_ledger++] = (ms_ledger_entry){ .op = c->op, .dtype = c->dtype, .input_numel = in_numel, .output_numel = out_numel,
-                                            .bytes = larger * ms__dtype_size(c->dtype), .group = c->g->id,
-                                            .unit = c->unit };
+    ledger[n_ledger++] = (ms_ledger_entry) { .op = c->op,
+                                             .dtype = c->dtype,
+                                             .input_numel = in_numel,
+                                             .output_numel = out_numel,
+                                             .bytes = larger * ms__dtype_size(c->dtype),
+                                             .group = c->g->id,
+                                             .unit = c->unit };
     return MS_OK;
 }
 
@@ -226,7 +247,10 @@ ms_status ms_dist_record_get(int k, ms_ledger_entry *out)
     *out = ledger[k];
     return MS_OK;
 }
-void ms_dist_record_end(void) { if (recording > 0) recording--; }
+void ms_dist_record_end(void)
+{
+    if (recording > 0) recording--;
+}
 
 // ---- works ----------------------------------------------------------------------------------------
 
@@ -286,7 +310,7 @@ ms_coll *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const ch
         if (n >= SITE) site += n - SITE + 1;
         memcpy(c->print.site, site, strlen(site) + 1);
     }
-    c->unit = unit ? ms__intern(unit) : NULL;      // a root's name is "": not the same as none
+    c->unit = unit ? ms__intern(unit) : NULL;  // a root's name is "": not the same as none
     if (unit) snprintf(c->print.unit, UNIT_NAME, "%s", unit);
     c->print.told = unit_told;
     c->print.model = unit ? unit_model : 0;
@@ -348,9 +372,9 @@ static ms_status sync_input(ms_coll *c)
 // The stream's earlier and later users of a storage.
 static ms_status order_storage(ms_stream *s, ms_storage *st, bool write)
 {
-    if (st->vacated) return ms__storage_sync(st, write);        // an error that says what is sharded
+    if (st->vacated) return ms__storage_sync(st, write);  // an error that says what is sharded
     MS_TRY(ms__stream_wait(s, st->event));
-    return ms__stream_wait(s, st->readers);     // a reader too: its successor stands for both
+    return ms__stream_wait(s, st->readers);  // a reader too: its successor stands for both
 }
 
 static void mark_storage(ms_storage *st, ms_pending *e, bool write)
@@ -380,7 +404,8 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
         goto drop;
     }
     if (g->me < 0) {
-        status = ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", ms__coll_names[c->op], ms__world.rank);
+        status =
+            ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", ms__coll_names[c->op], ms__world.rank);
         goto drop;
     }
     if (g->n == 1) {
@@ -388,7 +413,8 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
         if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
         if (status == MS_OK) status = enter(c, in_numel, out_numel);
         if (status == MS_OK && ms__coll_on_device(c))
-            status = ms__coll_alone_there(c, c->in_storage ? c->in_storage->device : MS_CPU, c->out_storage ? c->out_storage->device : MS_CPU);
+            status = ms__coll_alone_there(c, c->in_storage ? c->in_storage->device : MS_CPU,
+                                          c->out_storage ? c->out_storage->device : MS_CPU);
         else if (status == MS_OK) status = ms__coll_alone(c);
         goto drop;
     }
@@ -409,7 +435,8 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
     } else {
         ms_stream *s = ms__stream(MS_CPU, c->stream);
         if (c->in_storage) status = order_storage(s, c->in_storage, false);
-        for (int i = 0; i < c->n_parts && status == MS_OK; i++) status = order_storage(s, c->parts[i].t->storage, false);
+        for (int i = 0; i < c->n_parts && status == MS_OK; i++)
+            status = order_storage(s, c->parts[i].t->storage, false);
         if (status == MS_OK && c->out_storage) status = order_storage(s, c->out_storage, true);
     }
     if (status != MS_OK) goto drop;
@@ -469,15 +496,15 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
     if (marked) mark_storage(marked, event, true);
     ms_work *w = work ? malloc(sizeof *w) : NULL;
     if (w) {
-        *w = (ms_work){ .refs = 1, .event = event };
+        *w = (ms_work) { .refs = 1, .event = event };
         *work = w;
     } else {
-        if (work) status = ms__event_wait(event);       // no memory for a work: then it is done on return
+        if (work) status = ms__event_wait(event);  // no memory for a work: then it is done on return
         ms__event_release(event);
     }
     return status;
 drop:
-    c->in_storage = c->out_storage = NULL;              // never retained
+    c->in_storage = c->out_storage = NULL;  // never retained
     ms__coll_drop(c);
     return status;
 }
@@ -486,7 +513,8 @@ drop:
 
 int ms__group_member(const ms_group *g, int rank)
 {
-    for (int k = 0; k < g->n; k++) if (g->ranks[k] == rank) return k;
+    for (int k = 0; k < g->n; k++)
+        if (g->ranks[k] == rank) return k;
     return -1;
 }
 
@@ -505,7 +533,8 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     if (grown) other_groups = grown;
     if (!sorted || !grown) {
         free(sorted);
-        ms__no_memory((size_t)n * sizeof *sorted + ((size_t)n_others + 1) * sizeof *grown, "dist.new_group", "%d ranks", n);
+        ms__no_memory((size_t)n * sizeof *sorted + ((size_t)n_others + 1) * sizeof *grown, "dist.new_group", "%d ranks",
+                      n);
         return -1;
     }
     for (int k = 0; k < n; k++) sorted[k] = ranks[k];
@@ -514,8 +543,10 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     uint64_t hash = 14695981039346656037ull;
     ms_status status = MS_OK;
     for (int k = 0; k < n && status == MS_OK; k++) {
-        if (sorted[k] < 0 || sorted[k] >= world->n) status = ms__fail(MS_EINVAL, "dist.new_group: rank %d is not in the world of %d", sorted[k], world->n);
-        else if (k && sorted[k] == sorted[k - 1]) status = ms__fail(MS_EINVAL, "dist.new_group: rank %d is listed twice", sorted[k]);
+        if (sorted[k] < 0 || sorted[k] >= world->n)
+            status = ms__fail(MS_EINVAL, "dist.new_group: rank %d is not in the world of %d", sorted[k], world->n);
+        else if (k && sorted[k] == sorted[k - 1])
+            status = ms__fail(MS_EINVAL, "dist.new_group: rank %d is listed twice", sorted[k]);
         hash = (hash ^ (uint64_t)sorted[k]) * 1099511628211ull;
         size_t at = strlen(text);
         snprintf(text + at, sizeof text - at, k ? ", %d" : " %d", sorted[k]);
@@ -523,15 +554,16 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     ms_group *g = status == MS_OK ? group_new(next_group, n, sorted) : NULL;
     free(sorted);
     if (!g) {
-        if (status == MS_OK) ms__no_memory(sizeof *g + (size_t)n * sizeof(int), "dist.new_group", "a group of %d ranks", n);
+        if (status == MS_OK)
+            ms__no_memory(sizeof *g + (size_t)n * sizeof(int), "dist.new_group", "a group of %d ranks", n);
         return -1;
     }
     if (ms__group_place(g) != MS_OK) {
         group_drop(g);
         return -1;
     }
-    // Called by every rank with the same list, or all of them get an error. From here on nothing fails on one rank alone: where groups
-    // lie must stay equal.
+    // Called by every rank with the same list, or all of them get an error. From here on nothing fails on one rank
+    // alone: where groups lie must stay equal.
     if (ms__barrier(world, hash ^ g->place, site, text) != MS_OK) {
         ms__group_unplace(g, false);
         group_drop(g);
@@ -548,7 +580,7 @@ static ms_status finish_group(ms_group *g)
     for (int k = 0; k < RING && g->me >= 0 && status == MS_OK; k++) {
         struct timespec nap = { 0, 100 * 1000 };
         while (status == MS_OK && atomic_load(&g->finished[k]) < g->issued[k]) {
-            atomic_store(ms__engine_waits, g->heads[g->me].executor[k]);        // seen by those that look for deadlocks
+            atomic_store(ms__engine_waits, g->heads[g->me].executor[k]);  // seen by those that look for deadlocks
             nanosleep(&nap, NULL);
             status = ms__check_interrupt();
         }
@@ -560,7 +592,8 @@ static ms_status finish_group(ms_group *g)
 ms_status ms_dist_free_group(double id, const char *site)
 {
     if (id == 0 || id == 1)
-        return ms__fail(MS_EINVAL, "dist.free_group: the group of %s is not one of dist.new_group", id == 0 ? "all ranks" : "this rank alone");
+        return ms__fail(MS_EINVAL, "dist.free_group: the group of %s is not one of dist.new_group",
+                        id == 0 ? "all ranks" : "this rank alone");
     ms_group *g = ms__group_by_id(id);
     if (!g) return MS_EINVAL;
     char text[UNIT_NAME] = "free_group";

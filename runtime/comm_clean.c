@@ -1,6 +1,8 @@
-// comm_clean.c -- what killed jobs left behind: Open MPI's segments, 4 MiB a rank, and files of our own control memory (whose
-// names are gone as soon as all ranks have them open). A file is stale when it is this user's and was made on this host, and no
-// process has it open or mapped: the rank that makes one has it open until it has it mapped, and keeps the mapping for life.
+// SPDX-License-Identifier: MIT
+// comm_clean.c -- what killed jobs left behind: Open MPI's segments, 4 MiB a rank, and files of our own control memory
+// (whose names are gone as soon as all ranks have them open). A file is stale when it is this user's and was made on
+// this host, and no process has it open or mapped: the rank that makes one has it open until it has it mapped, and
+// keeps the mapping for life.
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -11,7 +13,7 @@
 
 enum { MAX_STALE = 256, NAME = 200 };
 
-static char names[MAX_STALE][NAME];     // whole paths
+static char names[MAX_STALE][NAME];  // whole paths
 static int n_names;
 
 static void list(const char *folder)
@@ -25,8 +27,12 @@ static void list(const char *folder)
         struct stat st;
         bool segment = strncmp(e->d_name, mine, (size_t)n) == 0;
         int pid, control = 0;
-        if (!segment && (sscanf(e->d_name, CONTROL_NAME "%d-%*6[A-Za-z0-9]%n", &pid, &control) != 1 || control == 0 || e->d_name[control])) continue;
-        if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode) || st.st_uid != getuid()) continue;
+        if (!segment && (sscanf(e->d_name, CONTROL_NAME "%d-%*6[A-Za-z0-9]%n", &pid, &control) != 1 || control == 0 ||
+                         e->d_name[control]))
+            continue;
+        if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode) ||
+            st.st_uid != getuid())
+            continue;
         if (snprintf(names[n_names], NAME, "%s/%s", folder, e->d_name) < NAME) n_names++;
     }
     if (d) closedir(d);
@@ -41,8 +47,8 @@ static void strike(const char *path)
         }
 }
 
-// Strikes what this process uses: its descriptors first, for a file is mapped before it is closed. A process whose /proc this user
-// cannot read is skipped: it cannot be a rank, since ranks read each other's memory the same way.
+// Strikes what this process uses: its descriptors first, for a file is mapped before it is closed. A process whose
+// /proc this user cannot read is skipped: it cannot be a rank, since ranks read each other's memory the same way.
 static void strike_used_by(const char *pid)
 {
     char path[300], to[NAME + 100], line[600];
@@ -76,7 +82,8 @@ void ms__comm_clean(bool leaving)
     DIR *d = opendir("/proc");
     if (!d) return;
     for (struct dirent *e; n_names > 0 && (e = readdir(d));)
-        if (isdigit((unsigned char)e->d_name[0]) && !(leaving && atoi(e->d_name) == (int)getpid())) strike_used_by(e->d_name);
+        if (isdigit((unsigned char)e->d_name[0]) && !(leaving && atoi(e->d_name) == (int)getpid()))
+            strike_used_by(e->d_name);
     closedir(d);
     for (int k = 0; k < n_names; k++) unlink(names[k]);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // comm_device.c -- collectives on a GPU's tensors: their bytes go through memory of the CPU, where peers
 // read them as ever. In a group of one they stay on the device.
 //
@@ -8,19 +9,22 @@
 #include "device.h"
 
 struct ms_stage {
-    int         device;
-    char       *dst;                // on the device
-    size_t      bytes;
-    bool        runs;               // only the pieces' bytes go back
-    ms_storage *out;                // the device's, retained; NULL: nothing comes back
-    ms_storage *host_in, *host_out; // retained
-    char       *host;
+    int device;
+    char *dst;  // on the device
+    size_t bytes;
+    bool runs;                       // only the pieces' bytes go back
+    ms_storage *out;                 // the device's, retained; NULL: nothing comes back
+    ms_storage *host_in, *host_out;  // retained
+    char *host;
 };
 
 static bool there(const ms_storage *s) { return s && ms__is_cuda(s->device); }
 bool ms__coll_on_device(const ms_coll *c) { return there(c->in_storage) || there(c->out_storage); }
 
-static ms_status host_storage(ms_storage **out, size_t bytes, const ms_coll *c) { return ms__storage_new(out, MS_CPU, bytes, ms__coll_names[c->op]); }
+static ms_status host_storage(ms_storage **out, size_t bytes, const ms_coll *c)
+{
+    return ms__storage_new(out, MS_CPU, bytes, ms__coll_names[c->op]);
+}
 
 // Swaps c's storages (borrowed from the caller) for memory of the CPU. *kept: what the caller marks with the event.
 ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
@@ -31,7 +35,7 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
     c->stage = s;
     char *in = c->in, *out = c->out;
     size_t in_bytes = c->in_bytes, out_bytes = c->out_bytes;
-    if (c->n_pieces) {              // places are given from the beginning of the storages
+    if (c->n_pieces) {  // places are given from the beginning of the storages
         if (c->in_storage) in_bytes = c->in_storage->bytes - (size_t)(in - (char *)c->in_storage->data);
         if (c->out_storage) out_bytes = c->out_storage->bytes - (size_t)(out - (char *)c->out_storage->data);
         s->runs = true;
@@ -58,7 +62,7 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
             if ((st = host_storage(&s->host_out, out_bytes, c)) != MS_OK) return st;
             // Lines between a piece's rows stay as they are: they make the journey too.
             if (c->n_pieces && !s->runs) st = ms__move(MS_CPU, s->host_out->data, s->device, out, out_bytes);
-            else st = ms__cuda_sync(s->device, MS_STREAM_COMPUTE);      // what is queued may still use the bytes
+            else st = ms__cuda_sync(s->device, MS_STREAM_COMPUTE);  // what is queued may still use the bytes
             if (st != MS_OK) return st;
             if (in == out && !c->in_storage) c->in = s->host_out->data;
             c->out = s->host_out->data;
@@ -124,20 +128,25 @@ ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device)
     size_t esize = (size_t)ms__dtype_size(c->dtype);
     if (c->op == OP_BARRIER) return MS_OK;
     if (c->n_pieces) {
-        uint64_t in_shift = c->inline_ ? c->pieces[0].in_offset : 0, out_shift = c->inline_ ? c->pieces[0].out_offset : 0;
+        uint64_t in_shift = c->inline_ ? c->pieces[0].in_offset : 0,
+                 out_shift = c->inline_ ? c->pieces[0].out_offset : 0;
         for (int p = 0; p < c->n_pieces; p++) {
             const ms_piece *q = &c->pieces[p];
             uint64_t at;
             size_t n = piece_run(q, 0, &at), line = q->line ? (size_t)q->line : n;
             for (size_t done = 0, row = 0; done < n; done += line, row++)
-                MS_TRY(ms__move(out_device, c->out + (at - out_shift) + row * q->out_line, in_device, c->in + (q->in_offset - in_shift) + done, line < n - done ? line : n - done));
+                MS_TRY(ms__move(out_device, c->out + (at - out_shift) + row * q->out_line, in_device,
+                                c->in + (q->in_offset - in_shift) + done, line < n - done ? line : n - done));
         }
         return MS_OK;
     }
-    size_t bytes = c->op == OP_REDUCE_SCATTER || c->op == OP_ALL_GATHER || c->op == OP_ALL_REDUCE ? c->count * esize : c->in_bytes < c->out_bytes ? c->in_bytes : c->out_bytes;
+    size_t bytes = c->op == OP_REDUCE_SCATTER || c->op == OP_ALL_GATHER || c->op == OP_ALL_REDUCE ? c->count * esize
+                   : c->in_bytes < c->out_bytes                                                   ? c->in_bytes
+                                                                                                  : c->out_bytes;
     if (c->in != c->out && c->in && c->out) MS_TRY(ms__move(out_device, c->out, in_device, c->in, bytes));
     if (c->scale != 1 && ms__coll_reduces(c->op)) {
-        if (!ms__is_float(c->dtype)) return ms__fail(MS_EUNSUPPORTED, "%s: integers cannot be scaled", ms__coll_names[c->op]);
+        if (!ms__is_float(c->dtype))
+            return ms__fail(MS_EUNSUPPORTED, "%s: integers cannot be scaled", ms__coll_names[c->op]);
         return ms__cuda()->scale(ms__index(out_device), c->dtype, c->out, (int64_t)c->count, c->scale);
     }
     return MS_OK;

@@ -1,14 +1,16 @@
+// SPDX-License-Identifier: MIT
 // comm_end.c -- how a job ends: politely, or because a rank cannot go on.
 //
-// A script that reaches its end leaves politely (MPI_Finalize), once every rank here is at its end; of one that is stopped, or sits in Lua
-// without an engine call, that is expected within the limit of collectives. An uncaught Lua error makes luajit exit with a code
-// other than 0, which an on_exit handler sees; a collective that cannot end (an absence, a death) raises its error, and ends the
-// job half a second later even if the script survives it; a killed rank says nothing. Each rank has a thread asleep on its peers'
-// process descriptors, so every one of these is seen at once, by busy ranks too.
+// A script that reaches its end leaves politely (MPI_Finalize), once every rank here is at its end; of one that is
+// stopped, or sits in Lua without an engine call, that is expected within the limit of collectives. An uncaught Lua
+// error makes luajit exit with a code other than 0, which an on_exit handler sees; a collective that cannot end (an
+// absence, a death) raises its error, and ends the job half a second later even if the script survives it; a killed
+// rank says nothing. Each rank has a thread asleep on its peers' process descriptors, so every one of these is seen at
+// once, by busy ranks too.
 //
-// The first rank that fails exits; the launcher then ends the others and reports the first one's code. mpirun sleeps on the way
-// (ms__nudge_launcher), so the others stay and wake it until its TERM comes. If they exited by themselves, none would be left to do
-// so: 2 s instead of some hundredths. srun may end no rank: under it every rank exits.
+// The first rank that fails exits; the launcher then ends the others and reports the first one's code. mpirun sleeps on
+// the way (ms__nudge_launcher), so the others stay and wake it until its TERM comes. If they exited by themselves, none
+// would be left to do so: 2 s instead of some hundredths. srun may end no rank: under it every rank exits.
 #define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
@@ -19,16 +21,16 @@
 #include "comm_internal.h"
 #include "trace.h"
 
-static int        *pidfd;               // by world rank; -1: not here
-static const ms_activity **page;        // by world rank, once looked at
-static bool        stopped;
-static pid_t       started_as;
-static atomic_bool doomed;              // a report by this rank is due
-static atomic_bool said;                // this rank is on its way out, its text printed
-static char        doom_text[2 * TEXT];
+static int *pidfd;                // by world rank; -1: not here
+static const ms_activity **page;  // by world rank, once looked at
+static bool stopped;
+static pid_t started_as;
+static atomic_bool doomed;  // a report by this rank is due
+static atomic_bool said;    // this rank is on its way out, its text printed
+static char doom_text[2 * TEXT];
 
 enum { MS = 1000000 };
-static const int64_t STAY = 1500ll * MS;        // for the launcher's TERM; a launcher that does nothing is none
+static const int64_t STAY = 1500ll * MS;  // for the launcher's TERM; a launcher that does nothing is none
 
 static void nap(long ns)
 {
@@ -70,7 +72,8 @@ static void say_ended(void)
 _Noreturn void ms__end_stay(int code)
 {
     say_ended();
-    for (int64_t since = ms__now_ns(); ms__launcher_pid > 0 && ms__now_ns() - since < STAY; nap(5 * MS)) ms__nudge_launcher();
+    for (int64_t since = ms__now_ns(); ms__launcher_pid > 0 && ms__now_ns() - since < STAY; nap(5 * MS))
+        ms__nudge_launcher();
     _exit(code);
 }
 
@@ -101,7 +104,7 @@ static int first_death(void)
     int *rank = malloc((size_t)ms__world.size * sizeof *rank);
     for (int r = 0; p && rank && r < ms__world.size; r++)
         if (pidfd[r] >= 0) {
-            p[n] = (struct pollfd){ .fd = pidfd[r], .events = POLLIN };
+            p[n] = (struct pollfd) { .fd = pidfd[r], .events = POLLIN };
             rank[n++] = r;
         }
     int dead = -1;
@@ -129,7 +132,9 @@ static void *watch_thread(void *arg)
     // A rank that raised has said why. A killed rank leaves no message. Peers that wait for it in a
     // collective know more, so their report is awaited; on a busy machine they get their turn late.
     if (state_of(dead) == RANK_RUNNING) {
-        while (!atomic_load(&ms__world.board->said) && ms__now_ns() - since < 800 * MS && (ms__now_ns() - since < 100 * MS || report_due())) nap(2 * MS);
+        while (!atomic_load(&ms__world.board->said) && ms__now_ns() - since < 800 * MS &&
+               (ms__now_ns() - since < 100 * MS || report_due()))
+            nap(2 * MS);
         name_dead(dead);
     }
     ms__end_stay(1);
@@ -140,7 +145,8 @@ ms_status ms__end_start(void)
     int n = ms__world.size, here = 0;
     pidfd = malloc((size_t)n * sizeof *pidfd);
     page = calloc((size_t)n, sizeof *page);
-    if (!pidfd || !page) return ms__no_memory((size_t)n * (sizeof *pidfd + sizeof *page), "dist.init", "processes of %d ranks", n);
+    if (!pidfd || !page)
+        return ms__no_memory((size_t)n * (sizeof *pidfd + sizeof *page), "dist.init", "processes of %d ranks", n);
     for (int r = 0; r < n; r++) {
         pidfd[r] = -1;
         if (r == ms__world.rank || !is_here(r)) continue;
@@ -156,8 +162,8 @@ ms_status ms__end_start(void)
 static void *doom_thread(void *arg)
 {
     (void)arg;
-    nap(500 * MS);                      // time for the error to be raised and its traceback to be printed
-    if (atomic_load(&said)) return NULL;        // the script is on its way out
+    nap(500 * MS);                        // time for the error to be raised and its traceback to be printed
+    if (atomic_load(&said)) return NULL;  // the script is on its way out
     fprintf(stderr, "rank %d: %s\nrank %d: ending the job\n", ms__world.rank, doom_text, ms__world.rank);
     ms__board_state(RANK_RAISED);
     if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
@@ -186,8 +192,8 @@ static const ms_activity *page_of(int rank)
     return page[rank];
 }
 
-// At the end of the script: a rank that has not worked for the limit, since it is stopped or only loops, ends the job; one that works is
-// waited for. Returns whether that was said.
+// At the end of the script: a rank that has not worked for the limit, since it is stopped or only loops, ends the job;
+// one that works is waited for. Returns whether that was said.
 static bool look_at_late(ms_progress *seen, int64_t since, int64_t now, bool say)
 {
     char culprits[TEXT] = "", working[TEXT] = "";
@@ -196,14 +202,19 @@ static bool look_at_late(ms_progress *seen, int64_t since, int64_t now, bool say
         if (r == ms__world.rank || !is_here(r) || state_of(r) != RANK_RUNNING) continue;
         ms_board_rank *b = &ms__world.board->rank[r];
         ms_peer_state look = ms__peer_look(b->pid, page_of(r), &seen[r]);
-        bool late = (double)(now - (seen[r].at > since ? seen[r].at : since)) * 1e-9 > ms__world.timeout && look != PEER_BUSY;
+        bool late =
+            (double)(now - (seen[r].at > since ? seen[r].at : since)) * 1e-9 > ms__world.timeout && look != PEER_BUSY;
         char *text = late ? culprits : working;
         size_t at = strlen(text);
         snprintf(text + at, TEXT - at, "%srank %d (process %d) %s", at ? "; " : "", r, b->pid,
-                 !late ? "computes, reads or writes" : look == PEER_STOPPED ? "is stopped" : "has not come to its own and makes no engine call");
+                 !late                  ? "computes, reads or writes"
+                 : look == PEER_STOPPED ? "is stopped"
+                                        : "has not come to its own and makes no engine call");
     }
     if (!culprits[0]) {
-        if (say && working[0]) fprintf(stderr, "rank %d: at the end of the script, waiting for %.0f s: %s\n", ms__world.rank, waited, working);
+        if (say && working[0])
+            fprintf(stderr, "rank %d: at the end of the script, waiting for %.0f s: %s\n", ms__world.rank, waited,
+                    working);
         return say;
     }
     ms__board_state(RANK_RAISED);
@@ -237,7 +248,8 @@ static bool all_left(void)
         if (left == here) break;
         nap(ms__now_ns() - since < 10 * MS ? 20000 : 2 * MS);
         int64_t now = ms__now_ns();
-        if (now - before > 500 * MS) since += now - before, said_at += now - before;    // the whole job was stopped, as a rule
+        if (now - before > 500 * MS)
+            since += now - before, said_at += now - before;  // the whole job was stopped, as a rule
         before = now;
         // The ranks that wait share the work of looking.
         if (!seen || now - looked < 50 * MS * left) continue;
@@ -261,11 +273,13 @@ static void *finalize_thread(void *unused)
         waited = 0;
         for (int r = 0; r < ms__world.size; r++) {
             ms_progress unread = { 0 };
-            if (r == ms__world.rank || !is_here(r) || ms__peer_look(ms__world.board->rank[r].pid, NULL, &unread) != PEER_STOPPED) continue;
+            if (r == ms__world.rank || !is_here(r) ||
+                ms__peer_look(ms__world.board->rank[r].pid, NULL, &unread) != PEER_STOPPED)
+                continue;
             ms__board_state(RANK_RAISED);
             if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
-            fprintf(stderr, "rank %d: MPI_Finalize: %.1f s have passed and rank %d (process %d) is stopped\n", ms__world.rank, ms__world.timeout, r,
-                    ms__world.board->rank[r].pid);
+            fprintf(stderr, "rank %d: MPI_Finalize: %.1f s have passed and rank %d (process %d) is stopped\n",
+                    ms__world.rank, ms__world.timeout, r, ms__world.board->rank[r].pid);
             ms__exit_last(1);
         }
     }
@@ -294,12 +308,13 @@ static void at_exit(int code, void *arg)
     (void)arg;
     if (stopped || getpid() != started_as) return;
     if (code == 0) {
-        ms__streams_drain();            // peers may be reading what nobody here waited for
+        ms__streams_drain();  // peers may be reading what nobody here waited for
         ms__comm_stop();
         return;
     }
     if (code == 1 && !ms__has_said_error() && ms__world.board && !atomic_load(&ms__world.board->said))
-        fprintf(stderr, "rank %d: the script ended with status 1\n", ms__world.rank);       // error(nil), for one, has no text
+        fprintf(stderr, "rank %d: the script ended with status 1\n",
+                ms__world.rank);  // error(nil), for one, has no text
     // Without MPI_Finalize: the launcher ends the others. A stream worker may be inside MPI: no lock.
     say_ended();
     ms__board_state(RANK_RAISED);

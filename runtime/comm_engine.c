@@ -1,4 +1,6 @@
-// comm_engine.c -- the collectives that the shard engine issues (comm.h): what each reads and writes, and what of it is compared.
+// SPDX-License-Identifier: MIT
+// comm_engine.c -- the collectives that the shard engine issues (comm.h): what each reads and writes, and what of it is
+// compared.
 #include "comm_internal.h"
 
 static uint64_t double_bits(double x)
@@ -40,7 +42,8 @@ ms_status ms__all_gather_pieces(ms_group *g, ms_storage *out, ms_storage *in, in
     c->out_storage = out;
     c->in = in->data;
     c->out = out->data;
-    if (n == 1 && !pieces[0].line && pieces[0].total == (uint64_t)g->n * pieces[0].bytes && pieces[0].out_stride == pieces[0].bytes && pieces[0].bytes <= PAYLOAD) {
+    if (n == 1 && !pieces[0].line && pieces[0].total == (uint64_t)g->n * pieces[0].bytes &&
+        pieces[0].out_stride == pieces[0].bytes && pieces[0].bytes <= PAYLOAD) {
         c->inline_ = true;
         c->in += pieces[0].in_offset;
         c->out += pieces[0].out_offset;
@@ -78,12 +81,13 @@ ms_status ms__reduce_scatter(ms_group *g, ms_tensor *out, ms_tensor *in, ms_redu
 {
     if (work) *work = NULL;
     if (in->numel != out->numel * g->n || in->dtype != out->dtype)
-        return ms__fail(MS_EINVAL, "reduce_scatter: out is %s, in is %s, for %d ranks", ms__tensor_text(out), ms__tensor_text(in), g->n);
+        return ms__fail(MS_EINVAL, "reduce_scatter: out is %s, in is %s, for %d ranks", ms__tensor_text(out),
+                        ms__tensor_text(in), g->n);
     return issue_reduction(g, OP_REDUCE_SCATTER, out, in, op, scale, stream, unit, work);
 }
 
-ms_status ms__reduce_scatter_parts(ms_group *g, ms_tensor *out, int n, const ms_part *parts, ms_reduction op, double scale,
-                                   ms_stream_kind stream, const char *unit, ms_work **work)
+ms_status ms__reduce_scatter_parts(ms_group *g, ms_tensor *out, int n, const ms_part *parts, ms_reduction op,
+                                   double scale, ms_stream_kind stream, const char *unit, ms_work **work)
 {
     if (work) *work = NULL;
     ms_coll *c = ms__coll_new(g, OP_REDUCE_SCATTER, out->dtype, NULL, unit);
@@ -114,7 +118,8 @@ ms_status ms__reduce_scatter_parts(ms_group *g, ms_tensor *out, int n, const ms_
     return ms__coll_issue(c, numel, (double)out->numel, work);
 }
 
-ms_status ms__all_reduce(ms_group *g, ms_tensor *t, ms_reduction op, double scale, ms_stream_kind stream, const char *unit, ms_work **work)
+ms_status ms__all_reduce(ms_group *g, ms_tensor *t, ms_reduction op, double scale, ms_stream_kind stream,
+                         const char *unit, ms_work **work)
 {
     if (work) *work = NULL;
     return issue_reduction(g, OP_ALL_REDUCE, t, t, op, scale, stream, unit, work);
@@ -130,7 +135,8 @@ ms_status ms__coll_rooted(ms_coll **out, ms_group *g, int op, int dtype, int roo
     return MS_OK;
 }
 
-ms_status ms__broadcast_on(ms_group *g, ms_tensor *t, int src, ms_stream_kind stream, const char *site, const char *unit, ms_work **work)
+ms_status ms__broadcast_on(ms_group *g, ms_tensor *t, int src, ms_stream_kind stream, const char *site,
+                           const char *unit, ms_work **work)
 {
     ms_coll *c = NULL;
     MS_TRY(ms__coll_rooted(&c, g, OP_BROADCAST, t->dtype, src, site, unit));
@@ -140,7 +146,8 @@ ms_status ms__broadcast_on(ms_group *g, ms_tensor *t, int src, ms_stream_kind st
     c->keep[0] = ms__retain(t);
     c->in = c->out = ms__data(t);
     // The root reads, the others write: what is not touched is not waited for.
-    if (c->root == g->me) c->in_storage = t->storage; else c->out_storage = t->storage;
+    if (c->root == g->me) c->in_storage = t->storage;
+    else c->out_storage = t->storage;
     c->inline_ = ms__nbytes(t) <= PAYLOAD;
     c->in_bytes = c->root == g->me ? ms__nbytes(t) : 0;
     return ms__coll_issue(c, (double)t->numel, (double)t->numel, work);

@@ -1,17 +1,18 @@
+// SPDX-License-Identifier: MIT
 // comm_error.c -- errors that a script survives: one rank's failure fails the same piece of work on all of them.
 //
-// A piece of work (a step, as a rule) that dies on one rank is dead on every rank: peers wait for it in collectives that
-// it will not join. So it publishes the error on the board, and whoever is in a collective, or comes to one, raises it.
-// Errors are numbered. A rank's epoch is how many it has met, its own among them, and each of them has cost it one
-// piece of work: the k-th failure here belongs to the k-th failure there. So a rank meets published errors one by one, and
-// one of its own that comes while there is one it has not met is that one: it adds nothing. Collectives are counted anew in
-// each epoch, so what ranks do in different epochs never meets.
+// A piece of work (a step, as a rule) that dies on one rank is dead on every rank: peers wait for it in collectives
+// that it will not join. So it publishes the error on the board, and whoever is in a collective, or comes to one,
+// raises it. Errors are numbered. A rank's epoch is how many it has met, its own among them, and each of them has cost
+// it one piece of work: the k-th failure here belongs to the k-th failure there. So a rank meets published errors one
+// by one, and one of its own that comes while there is one it has not met is that one: it adds nothing. Collectives are
+// counted anew in each epoch, so what ranks do in different epochs never meets.
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include "comm_internal.h"
 
-static char adopted[TEXT];          // what the latest error that this rank met is told as here; engine thread
+static char adopted[TEXT];  // what the latest error that this rank met is told as here; engine thread
 
 static uint64_t on_board(void) { return atomic_load_explicit(&ms__world.board->epoch, memory_order_acquire); }
 
@@ -20,7 +21,8 @@ bool ms__comm_publish_as(uint64_t number, const char *text)
     if (!ms__world.board) return false;
     ms_board *b = ms__world.board;
     _Atomic uint64_t *entry = &b->error[number % ERRORS];
-    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;     // a worker may bring another node's error while the engine thread has one
+    static pthread_mutex_t one =
+        PTHREAD_MUTEX_INITIALIZER;  // a worker may bring another node's error while the engine thread has one
     pthread_mutex_lock(&one);
     uint64_t was = atomic_load(entry), epoch = number - 1;
     bool first = was >> 16 < number;
@@ -100,7 +102,7 @@ uint64_t ms__comm_failed_backward(void)
 void ms__comm_reported(uint64_t epoch, const char *text)
 {
     if (!ms__world.board) return;
-    ms__world.step = -1;            // the loop is left by the error: ranks may be at different steps now
+    ms__world.step = -1;  // the loop is left by the error: ranks may be at different steps now
     // Of several collectives that one error ended, the first that is waited for meets it.
     if (epoch != ms__comm_epoch() || epoch == on_board()) return;
     // What ended it here may be no peer's telling: all members find by themselves that they ask for different things.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // comm_exec.c -- one collective on one rank, from its ready flag to its completion.
 //
 //  1 publish   fingerprint, places of input and output, small input as payload; then `ready`
@@ -13,8 +14,9 @@
 #include "comm_internal.h"
 #include "trace.h"
 
-const char *const ms__coll_names[OPS] = { "barrier", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
-                                          "scatter", "all_to_all", "send/recv", "refused" };
+const char *const ms__coll_names[OPS] = { "barrier",    "all_reduce", "all_gather", "reduce_scatter",
+                                          "broadcast",  "reduce",     "gather",     "scatter",
+                                          "all_to_all", "send/recv",  "refused" };
 static const char *const reductions[] = { "sum", "avg", "max", "min", "prod" };
 
 // ---- fingerprints ---------------------------------------------------------------------------------
@@ -24,7 +26,10 @@ bool ms__coll_reduces(int op) { return op == OP_ALL_REDUCE || op == OP_REDUCE_SC
 void ms__print_text(const ms_print *p, char *out, size_t n)
 {
     int at = snprintf(out, n, "%s", p->op < OPS ? ms__coll_names[p->op] : "?");
-    #define ADD(...) do { if (at >= 0 && (size_t)at < n) at += snprintf(out + at, n - (size_t)at, __VA_ARGS__); } while (0)
+#define ADD(...)                                                                              \
+    do {                                                                                      \
+        if (at >= 0 && (size_t)at < n) at += snprintf(out + at, n - (size_t)at, __VA_ARGS__); \
+    } while (0)
     if (p->op != OP_BARRIER) ADD(" of %llu %s", (unsigned long long)p->count, ms__dtype_name(p->dtype));
     if (ms__coll_reduces(p->op)) ADD(", %s", reductions[p->red]);
     if (p->op == OP_SEND_RECV) ADD(" from rank %d", p->root);
@@ -33,7 +38,7 @@ void ms__print_text(const ms_print *p, char *out, size_t n)
     if (p->part_of[0]) ADD(", %s", p->part_of);
     if (p->step >= 0) ADD(", step %lld", (long long)p->step);
     if (p->site[0]) ADD(", at %s", p->site);
-    #undef ADD
+#undef ADD
 }
 
 // Units are flat pieces whose shapes the engine chooses; only what scripts pass has a shape that must agree.
@@ -50,13 +55,15 @@ void ms__print_shape(ms_print *p, const ms_tensor *t)
 
 static bool same_shape(const ms_print *a, const ms_print *b)
 {
-    return a->shaped == b->shaped && (!a->shaped || memcmp(a->shape, b->shape, (size_t)(a->shaped - 1) * sizeof *a->shape) == 0);
+    return a->shaped == b->shaped &&
+           (!a->shaped || memcmp(a->shape, b->shape, (size_t)(a->shaped - 1) * sizeof *a->shape) == 0);
 }
 
 static int shape_text(const ms_print *p, char *out, size_t n)
 {
     int at = snprintf(out, n, ", shape [");
-    for (int d = 0; d < p->shaped - 1 && (size_t)at < n; d++) at += snprintf(out + at, n - (size_t)at, d ? ", %u" : "%u", (unsigned)p->shape[d]);
+    for (int d = 0; d < p->shaped - 1 && (size_t)at < n; d++)
+        at += snprintf(out + at, n - (size_t)at, d ? ", %u" : "%u", (unsigned)p->shape[d]);
     return (size_t)at < n ? at + snprintf(out + at, n - (size_t)at, "]") : at;
 }
 
@@ -67,7 +74,8 @@ static uint64_t mix(uint64_t h, const void *p, size_t n)
     return h;
 }
 
-// The line is shown in messages and never compared: `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is an ordinary script.
+// The line is shown in messages and never compared: `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is
+// an ordinary script.
 uint64_t ms__print_hash(const ms_print *p, bool with_step)
 {
     uint64_t h = 14695981039346656037ull;
@@ -108,7 +116,7 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
     at += snprintf(text + at, size - (size_t)at, ": the ranks ask for different things");
     bool told[1024] = { false }, models = false, parts = false, shapes = false;
     const ms_print *mine = &slot_of(g, g->me, c->seq)->print;
-    for (int k = 0; k < g->n && k < 1024; k++) {        // units of one name, of several models
+    for (int k = 0; k < g->n && k < 1024; k++) {  // units of one name, of several models
         const ms_slot *s = slot_of(g, k, c->seq);
         if (atomic_load(&s->ready) != c->word || strncmp(s->print.unit, mine->unit, UNIT_NAME) != 0) continue;
         shapes |= s->print.op == mine->op && !same_shape(&s->print, mine);
@@ -140,16 +148,20 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
         ms__print_text(&p, what, sizeof what);
         if ((size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ": %s", what);
         if (shapes && p.shaped && (size_t)at < size - 1) at += shape_text(&p, text + at, size - (size_t)at);
-        if (models && (size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ", of the model made as number %u of its class", (unsigned)(p.model & 0xffff));
+        if (models && (size_t)at < size - 1)
+            at += snprintf(text + at, size - (size_t)at, ", of the model made as number %u of its class",
+                           (unsigned)(p.model & 0xffff));
     }
     if (models && (size_t)at < size - 1)
-        at += snprintf(text + at, size - (size_t)at, "; all ranks of a group must wrap the same models, in the same order");
+        at += snprintf(text + at, size - (size_t)at,
+                       "; all ranks of a group must wrap the same models, in the same order");
     if (parts && (size_t)at < size - 1)
-        snprintf(text + at, size - (size_t)at, "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
+        snprintf(text + at, size - (size_t)at,
+                 "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
 }
 
-// The first rank that is through with waiting writes the text, the others take it: a rank too late for the text is missing
-// from everybody's.
+// The first rank that is through with waiting writes the text, the others take it: a rank too late for the text is
+// missing from everybody's.
 static ms_status mismatch(ms_waiter *w)
 {
     ms_coll *c = w->c;
@@ -193,7 +205,7 @@ static bool locate_parts(ms_coll *c, ms_slot *s)
     ms_part_place *places = (ms_part_place *)s->payload;
     for (int i = 0; i < c->n_parts; i++) {
         uint32_t arena = 0;
-        places[i] = (ms_part_place){ 0 };
+        places[i] = (ms_part_place) { 0 };
         if (c->parts[i].total == 0) continue;
         if (!ms__comm_locate(c->parts[i].t->storage, ms__data(c->parts[i].t), &arena, &places[i].at)) return false;
         places[i].arena = arena;
@@ -214,13 +226,15 @@ static ms_status publish(ms_coll *c)
     if (c->inline_) {
         s->flags = SLOT_INLINE;
         s->bytes = (uint32_t)c->in_bytes;
-        if (c->in_bytes) memcpy(s->payload, c->in, c->in_bytes);        // empty tensors have no address
+        if (c->in_bytes) memcpy(s->payload, c->in, c->in_bytes);  // empty tensors have no address
     } else {
         uint32_t ia = 0, oa = 0;
         uint64_t ip = 0, op = 0;
         bool pushes = c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == g->me);
-        bool direct = !g->far && (c->n_parts ? locate_parts(c, s) : c->in_bytes == 0 || ms__comm_locate(c->in_storage, c->in, &ia, &ip))
-                      && (!pushes || ms__comm_locate(c->out_storage, c->out, &oa, &op));
+        bool direct =
+            !g->far &&
+            (c->n_parts ? locate_parts(c, s) : c->in_bytes == 0 || ms__comm_locate(c->in_storage, c->in, &ia, &ip)) &&
+            (!pushes || ms__comm_locate(c->out_storage, c->out, &oa, &op));
         s->in_arena = ia;
         s->in_at = ip;
         s->out_arena = oa;
@@ -236,7 +250,8 @@ static ms_status gave_up(ms_coll *c, int rank)
 {
     atomic_store(&c->raised, true);
     if (ms__comm_error_since(c->epoch)) return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
-    if (rank >= 0) return ms__fail(MS_ECOMM, "%s: rank %d gave this collective up after an error", ms__coll_names[c->op], rank);
+    if (rank >= 0)
+        return ms__fail(MS_ECOMM, "%s: rank %d gave this collective up after an error", ms__coll_names[c->op], rank);
     return ms__fail(MS_ECOMM, "%s: a peer gave this collective up after an error", ms__coll_names[c->op]);
 }
 
@@ -245,7 +260,7 @@ static ms_status agree(ms_waiter *w)
     ms_coll *c = w->c;
     ms_group *g = c->g;
     bool leads = g->far && g->me == g->leader, first = true;
-    int last = -1;                  // whom it waited for last
+    int last = -1;  // whom it waited for last
     MS_RANGE(MS_RANGE_WAIT, "waiting for ranks", NULL);
     for (int k = 0; k < g->n; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
@@ -263,15 +278,14 @@ static ms_status agree(ms_waiter *w)
         }
         if (MS_UNLIKELY(ready != c->word)) {
             // It is further already: by a published error into a new count, or past an error here.
-            if (ready >> 32 != c->word >> 32) {
-                return gave_up(c, g->ranks[k]);
-            }
+            if (ready >> 32 != c->word >> 32) { return gave_up(c, g->ranks[k]); }
             return mismatch(w);
         }
         if (MS_UNLIKELY(s->hash != c->hash)) return mismatch(w);
     }
-    if (leads) MS_TRY(ms__far_ready(c, w, first));      // ours may still have to go out
-    if (MS_UNLIKELY(range_here.from != 0) && last >= 0) range_here.detail = ms__trace_text("rank %d came last", g->ranks[last]);
+    if (leads) MS_TRY(ms__far_ready(c, w, first));  // ours may still have to go out
+    if (MS_UNLIKELY(range_here.from != 0) && last >= 0)
+        range_here.detail = ms__trace_text("rank %d came last", g->ranks[last]);
     return MS_OK;
 }
 
@@ -320,7 +334,8 @@ static ms_status run(ms_waiter *w)
     if (g->committed[k])
         for (int m = 0; m < g->n; m++) {
             if (g->far && ms__world.node_of[g->ranks[m]] != ms__world.node) continue;
-            while (atomic_load_explicit(&slot_of(g, m, c->seq)->done, memory_order_acquire) < g->committed[k]) MS_TRY(ms__wait_poll(w));
+            while (atomic_load_explicit(&slot_of(g, m, c->seq)->done, memory_order_acquire) < g->committed[k])
+                MS_TRY(ms__wait_poll(w));
         }
 
     MS_TRY(publish(c));
@@ -328,8 +343,8 @@ static ms_status run(ms_waiter *w)
     if (c->op == OP_REFUSED) return g->far && g->me == g->leader ? ms__far_ready(c, w, true) : MS_OK;
     ms_status status = agree(w);
     if (status != MS_OK) {
-        // Unless everybody was there already and a peer went on: then it counts on us. An error that a peer published came
-        // after this collective, which ends well here too; it is met at the next one.
+        // Unless everybody was there already and a peer went on: then it counts on us. An error that a peer published
+        // came after this collective, which ends well here too; it is met at the next one.
         if (!decide(c, false)) return status;
         if (atomic_exchange(&c->raised, false)) status = MS_OK;
         else if (status != MS_EINTR) return status;
@@ -352,7 +367,8 @@ static ms_status run(ms_waiter *w)
 static const char *collective_text(const ms_coll *c)
 {
     const ms_print *p = &c->print;
-    return ms__trace_text("%llu %s%s%s", (unsigned long long)p->count, ms__dtype_name(p->dtype), p->unit[0] ? ", unit " : "", p->unit);
+    return ms__trace_text("%llu %s%s%s", (unsigned long long)p->count, ms__dtype_name(p->dtype),
+                          p->unit[0] ? ", unit " : "", p->unit);
 }
 
 ms_status ms__coll_run(ms_coll *c)
@@ -360,7 +376,8 @@ ms_status ms__coll_run(ms_coll *c)
     ms_waiter w;
     int k = (int)(c->seq % RING);
     MS_RANGE(MS_RANGE_COLLECTIVE, ms__coll_names[c->op], NULL);
-    // Made after the range has begun: a worker's text is then never of a recording before the range's, whose texts may be gone.
+    // Made after the range has begun: a worker's text is then never of a recording before the range's, whose texts may
+    // be gone.
     if (MS_UNLIKELY(range_here.from != 0)) range_here.detail = collective_text(c);
     ms__wait_begin(&w, c);
     ms_status status = run(&w);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // comm_far.c -- what a group's leaders do for the other nodes, over MPI: non-blocking calls, polled.
 //
 // Ready slots of the members here go to the other leaders, theirs are mirrored into the slots here. Reductions
@@ -11,33 +12,35 @@
 enum { KIND_READY, KIND_CHAIN, KIND_RESULT, KIND_WINDOW, TAG_ERROR = 1, OUTBOX = 32, MESSAGE = 16 << 20 };
 
 typedef struct {
-    double   group;
+    double group;
     uint64_t word, hash;
     uint32_t member, bytes;
     ms_print print;
-    char     payload[PAYLOAD];
+    char payload[PAYLOAD];
 } far_ready;
 
 typedef struct ms_far {
-    struct ms_far *next;                // among those that linger
-    int        n_in, n_out, n_here;
+    struct ms_far *next;  // among those that linger
+    int n_in, n_out, n_here;
     far_ready *in, *out;
-    void     **in_req, **out_req;
-    bool      *sent;                    // by member
-    int       *leaders, n_leaders;      // world ranks of the other nodes' leaders
+    void **in_req, **out_req;
+    bool *sent;               // by member
+    int *leaders, n_leaders;  // world ranks of the other nodes' leaders
 } ms_far;
 
-// Messages that a failed collective leaves unreceived must not be taken for later ones: an epoch's tags come back after 4096 errors.
-// Within an epoch no more than RING collectives of a group are under way.
+// Messages that a failed collective leaves unreceived must not be taken for later ones: an epoch's tags come back after
+// 4096 errors. Within an epoch no more than RING collectives of a group are under way.
 static int tag_of(const ms_coll *c, int kind)
 {
     uint32_t id = (uint32_t)(int64_t)(c->g->id < 0 ? -c->g->id * 7 + 128 : c->g->id);
-    return (int)((id & 0xff) << 22 | (uint32_t)(c->epoch & 0xfff) << 10 | (uint32_t)(c->word & 0x7f) << 3 | (uint32_t)kind << 1);
+    return (int)((id & 0xff) << 22 | (uint32_t)(c->epoch & 0xfff) << 10 | (uint32_t)(c->word & 0x7f) << 3 |
+                 (uint32_t)kind << 1);
 }
 
 static int leader_on(const ms_group *g, int node)
 {
-    for (int k = 0; k < g->n; k++) if (ms__world.node_of[g->ranks[k]] == node) return g->ranks[k];
+    for (int k = 0; k < g->n; k++)
+        if (ms__world.node_of[g->ranks[k]] == node) return g->ranks[k];
     return -1;
 }
 
@@ -75,11 +78,16 @@ static int test(void **r)
     return rc;
 }
 
-// What a collective that failed leaves with MPI: it may still be written or read, so it stays, and is listed to be accounted for.
-typedef struct kept { struct kept *next; void *memory; } kept;
+// What a collective that failed leaves with MPI: it may still be written or read, so it stays, and is listed to be
+// accounted for.
+typedef struct kept {
+    struct kept *next;
+    void *memory;
+} kept;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER, error_lock = PTHREAD_MUTEX_INITIALIZER;     // collectives run on several streams
-static kept   *left_with_mpi;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER,
+                       error_lock = PTHREAD_MUTEX_INITIALIZER;  // collectives run on several streams
+static kept *left_with_mpi;
 static ms_far *lingering;
 
 static void keep(void *memory)
@@ -87,7 +95,7 @@ static void keep(void *memory)
     kept *k = memory ? malloc(sizeof *k) : NULL;
     if (!k) return;
     pthread_mutex_lock(&lock);
-    *k = (kept){ left_with_mpi, memory };
+    *k = (kept) { left_with_mpi, memory };
     left_with_mpi = k;
     pthread_mutex_unlock(&lock);
 }
@@ -139,9 +147,10 @@ static ms_status far_new(ms_coll *c)
         far_free(f);
         return no_memory(c, ((size_t)g->n + 2) * sizeof *f->in, "messages to other nodes");
     }
-    c->far = f;                                 // what has been posted is ended with it
+    c->far = f;  // what has been posted is ended with it
     for (int i = 0; i < f->n_in; i++)
-        if (!(f->in_req[i] = irecv(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY)))) return lost(c, "MPI refused a message");
+        if (!(f->in_req[i] = irecv(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY))))
+            return lost(c, "MPI refused a message");
     return MS_OK;
 }
 
@@ -177,12 +186,13 @@ ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first)
         if (rc < 0) return lost(c, "MPI failed to receive from another node");
         if (rc == 0) continue;
         far_ready *m = &f->in[i];
-        if (m->word < c->word || m->group != g->id) {   // of a call that ended here without its peers
+        if (m->word < c->word || m->group != g->id) {  // of a call that ended here without its peers
             f->in_req[i] = irecv(m, sizeof *m, sender(g, i), tag_of(c, KIND_READY));
             if (!f->in_req[i]) return lost(c, "MPI refused a message");
             continue;
         }
-        if (m->word != c->word || m->member >= (uint32_t)g->n) return lost(c, "another node is at a different collective");
+        if (m->word != c->word || m->member >= (uint32_t)g->n)
+            return lost(c, "another node is at a different collective");
         ms_slot *s = slot_of(g, (int)m->member, c->seq);
         s->hash = m->hash;
         s->print = m->print;
@@ -202,8 +212,8 @@ static bool through(ms_far *f)
     return all;
 }
 
-// Messages of this size leave at once, so by now most have. Those that have not, and receptions that nobody serves any more,
-// keep their memory until MPI is through with them.
+// Messages of this size leave at once, so by now most have. Those that have not, and receptions that nobody serves any
+// more, keep their memory until MPI is through with them.
 void ms__far_end(ms_coll *c)
 {
     ms_far *f = c->far;
@@ -284,11 +294,13 @@ static ms_status chain(ms_coll *c, ms_waiter *w, char *const *windows, char *acc
         if (node == ms__world.node) {
             if (k == 0) ms__acc_load(acc, windows[0], c->dtype, n);
             else {
-                MS_TRY(recv_all(w, acc, bytes, leader_on(g, ms__world.node_of[g->ranks[k - 1]]), tag_of(c, KIND_CHAIN)));
+                MS_TRY(
+                    recv_all(w, acc, bytes, leader_on(g, ms__world.node_of[g->ranks[k - 1]]), tag_of(c, KIND_CHAIN)));
                 ms__acc_add(acc, windows[k], c->dtype, c->red, n);
             }
             for (int j = k + 1; j < end; j++) ms__acc_add(acc, windows[j], c->dtype, c->red, n);
-            if (end < g->n) MS_TRY(send_all(w, acc, bytes, leader_on(g, ms__world.node_of[g->ranks[end]]), tag_of(c, KIND_CHAIN)));
+            if (end < g->n)
+                MS_TRY(send_all(w, acc, bytes, leader_on(g, ms__world.node_of[g->ranks[end]]), tag_of(c, KIND_CHAIN)));
         }
         k = end;
     }
@@ -305,7 +317,10 @@ static ms_status chain(ms_coll *c, ms_waiter *w, char *const *windows, char *acc
 enum { ROOM = 4 * WINDOW };
 static char *rooms[MS_STREAMS];
 
-static char *room_of(const ms_coll *c) { return rooms[c->stream] ? rooms[c->stream] : (rooms[c->stream] = malloc(ROOM)); }
+static char *room_of(const ms_coll *c)
+{
+    return rooms[c->stream] ? rooms[c->stream] : (rooms[c->stream] = malloc(ROOM));
+}
 
 // After a failure MPI may still write there.
 static void room_back(const ms_coll *c, char *room, ms_status status)
@@ -326,7 +341,11 @@ ms_status ms__far_reduce(ms_coll *c, ms_waiter *w, char *const *windows, char *r
 
 // Messages in flight: as many as have room, the oldest is waited for first.
 enum { FLIGHT = 32 };
-typedef struct { void *req[FLIGHT]; bool receives[FLIGHT]; int first, n; } flight;
+typedef struct {
+    void *req[FLIGHT];
+    bool receives[FLIGHT];
+    int first, n;
+} flight;
 
 static void drop(flight *f)
 {
@@ -380,22 +399,29 @@ ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *m
 }
 
 // Bytes from `at` on, no more than a part.
-static size_t left(size_t bytes, size_t at, size_t part) { return at >= bytes ? 0 : bytes - at < part ? bytes - at : part; }
+static size_t left(size_t bytes, size_t at, size_t part)
+{
+    return at >= bytes ? 0 : bytes - at < part ? bytes - at : part;
+}
 
 // ---- one member on every node: tensors are sent and received where they are ------------------------
 
-ms_status ms__far_exchange(ms_coll *c, ms_waiter *w, const char *in, size_t bytes, char *out, size_t stride, const size_t *their_bytes)
+ms_status ms__far_exchange(ms_coll *c, ms_waiter *w, const char *in, size_t bytes, char *out, size_t stride,
+                           const size_t *their_bytes)
 {
     ms_group *g = c->g;
     flight f = { 0 };
     int tag = tag_of(c, KIND_WINDOW);
     size_t most = bytes;
-    for (int k = 0; k < g->n; k++) if (their_bytes[k] > most) most = their_bytes[k];
+    for (int k = 0; k < g->n; k++)
+        if (their_bytes[k] > most) most = their_bytes[k];
     for (size_t at = 0; at < most; at += MESSAGE)
-        for (int j = 1; j < g->n; j++) {        // from the next to the last, to the last to the next: all links are busy at once
+        for (int j = 1; j < g->n;
+             j++) {  // from the next to the last, to the last to the next: all links are busy at once
             int to = (g->me + j) % g->n, from = (g->me + g->n - j) % g->n;
             size_t theirs = left(their_bytes[from], at, MESSAGE), ours = left(bytes, at, MESSAGE);
-            if (theirs) MS_TRY(launch(w, &f, irecv(out + (size_t)from * stride + at, theirs, g->ranks[from], tag), true));
+            if (theirs)
+                MS_TRY(launch(w, &f, irecv(out + (size_t)from * stride + at, theirs, g->ranks[from], tag), true));
             if (ours) MS_TRY(launch(w, &f, isend(in + at, ours, g->ranks[to], tag), false));
         }
     return land_all(w, &f);
@@ -415,10 +441,12 @@ ms_status ms__far_pair(ms_coll *c, ms_waiter *w, ms_far_source *source, const si
     for (size_t at = 0, begun = 0; at < most && status == MS_OK; at += part) {
         for (; begun < most && begun < at + PARTS * part && status == MS_OK; begun += part) {
             size_t k = begun / part % PARTS;
-            if (begun < here && !(got[k] = irecv(room + k * part, left(here, begun, part), rank, tag))) status = lost(c, "MPI refused a message");
+            if (begun < here && !(got[k] = irecv(room + k * part, left(here, begun, part), rank, tag)))
+                status = lost(c, "MPI refused a message");
             if (status == MS_OK && begun < there) {
                 size_t n = left(there, begun, part);
-                if (!(sent[k] = isend(source(c, other, begun, n, k), n, rank, tag))) status = lost(c, "MPI refused a message");
+                if (!(sent[k] = isend(source(c, other, begun, n, k), n, rank, tag)))
+                    status = lost(c, "MPI refused a message");
             }
         }
         size_t k = at / part % PARTS, n = left(here, at, part), m = left(there, at, part);
@@ -430,8 +458,9 @@ ms_status ms__far_pair(ms_coll *c, ms_waiter *w, ms_far_source *source, const si
             ms__reduce(c->dtype, c->red, c->scale, 2, 2, src, 1, &dst, n / (size_t)ms__dtype_size(c->dtype));
             if (theirs) status = launch(w, &results, isend(dst, n, rank, tag_of(c, KIND_RESULT)), false);
         }
-        if (status == MS_OK && m) status = finish(w, &sent[k]);         // before the result takes its place
-        if (status == MS_OK && m && theirs) status = launch(w, &results, irecv(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
+        if (status == MS_OK && m) status = finish(w, &sent[k]);  // before the result takes its place
+        if (status == MS_OK && m && theirs)
+            status = launch(w, &results, irecv(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
     }
     if (status == MS_OK) status = land_all(w, &results);
     else drop(&results);
@@ -445,17 +474,24 @@ ms_status ms__far_pair(ms_coll *c, ms_waiter *w, ms_far_source *source, const si
 
 // ---- errors ---------------------------------------------------------------------------------------
 
-typedef struct { uint64_t number, backward; char text[TEXT]; } far_error;
+typedef struct {
+    uint64_t number, backward;
+    char text[TEXT];
+} far_error;
 
 static int first_on(int node)
 {
-    for (int r = 0; r < ms__world.size; r++) if (ms__world.node_of[r] == node) return r;
+    for (int r = 0; r < ms__world.size; r++)
+        if (ms__world.node_of[r] == node) return r;
     return -1;
 }
 
-// The latest errors are sent from static memory, so that out-of-memory errors can be sent. A message of this size has left
-// when isend returns, as a rule; where an older one has not, it takes memory of its own, which stays with MPI.
-static struct { far_error message; void *req; } outbox[OUTBOX];
+// The latest errors are sent from static memory, so that out-of-memory errors can be sent. A message of this size has
+// left when isend returns, as a rule; where an older one has not, it takes memory of its own, which stays with MPI.
+static struct {
+    far_error message;
+    void *req;
+} outbox[OUTBOX];
 
 static void send_error(int node, uint64_t number, const char *text, bool backward)
 {

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: MIT
 // comm_join.c -- a job's start: from the moment this library is loaded until the ranks share a board.
 //
-// MPI_Init blocks until every rank is in it, so a thread watches the ranks of this node meanwhile. One that dies before it has joined
-// ends the job at once; one that is stopped, or sits in Lua without an engine call, ends it at the limit of collectives. One
-// that computes, reads or writes is waited for, with a line every limit.
+// MPI_Init blocks until every rank is in it, so a thread watches the ranks of this node meanwhile. One that dies before
+// it has joined ends the job at once; one that is stopped, or sits in Lua without an engine call, ends it at the limit
+// of collectives. One that computes, reads or writes is waited for, with a line every limit.
 #define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
@@ -14,21 +15,21 @@
 #include "comm_internal.h"
 
 typedef struct {
-    int rank, pid, pidfd;               // pidfd -1: it has ended
-    const ms_activity *page;            // NULL: the engine is not loaded there, or not yet
+    int rank, pid, pidfd;     // pidfd -1: it has ended
+    const ms_activity *page;  // NULL: the engine is not loaded there, or not yet
     ms_progress seen;
 } join_peer;
 
 enum { MS = 1000000 };
 
 static join_peer *peers;
-static int  n_peers, n_expected;        // on this node, without this rank
-static int  my_rank;
-static pid_t parent;                     // of all ranks of this node
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;        // of the list of peers: an error may look at it too
-static atomic_bool over;                // dist.init is through, or has failed
-static _Atomic int64_t joined_at;       // 0: the script has not come to dist.init
-static double limit;                    // written before joined_at
+static int n_peers, n_expected;  // on this node, without this rank
+static int my_rank;
+static pid_t parent;                                      // of all ranks of this node
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // of the list of peers: an error may look at it too
+static atomic_bool over;                                  // dist.init is through, or has failed
+static _Atomic int64_t joined_at;                         // 0: the script has not come to dist.init
+static double limit;                                      // written before joined_at
 
 static void nap(long ns)
 {
@@ -56,7 +57,7 @@ static void find_peers(void)
         int rank = known ? -1 : rank_of(pids[k]);
         if (rank < 0) continue;
         int fd = (int)syscall(SYS_pidfd_open, pids[k], 0);
-        if (fd >= 0) peers[n_peers++] = (join_peer){ .rank = rank, .pid = pids[k], .pidfd = fd };
+        if (fd >= 0) peers[n_peers++] = (join_peer) { .rank = rank, .pid = pids[k], .pidfd = fd };
     }
     pthread_mutex_unlock(&lock);
 }
@@ -74,8 +75,9 @@ static bool speaks(void)
 {
     for (int k = 0; k < n_peers; k++) {
         ms_progress unused = { 0 };
-        if (peers[k].rank < my_rank && peers[k].pidfd >= 0 && joined(&peers[k]) == 1
-            && ms__peer_look(peers[k].pid, peers[k].page, &unused) != PEER_STOPPED) return false;
+        if (peers[k].rank < my_rank && peers[k].pidfd >= 0 && joined(&peers[k]) == 1 &&
+            ms__peer_look(peers[k].pid, peers[k].page, &unused) != PEER_STOPPED)
+            return false;
     }
     return true;
 }
@@ -88,7 +90,8 @@ static void add(char *text, size_t n, const char *fmt, int rank, int pid, const 
 
 static bool lowest_seen(void)
 {
-    for (int k = 0; k < n_peers; k++) if (peers[k].rank < my_rank && peers[k].pidfd >= 0) return false;
+    for (int k = 0; k < n_peers; k++)
+        if (peers[k].rank < my_rank && peers[k].pidfd >= 0) return false;
     return true;
 }
 
@@ -96,20 +99,24 @@ static void peer_ended(join_peer *p)
 {
     if (p->pidfd >= 0) close(p->pidfd);
     p->pidfd = -1;
-    if (joined(p) == 2) return;         // handled in comm_end.c
+    if (joined(p) == 2) return;  // handled in comm_end.c
     char text[200] = "";
-    add(text, sizeof text, "%srank %d (process %d) %s", p->rank, p->pid, joined(p) ? "died while the job started" : "ended before it joined the job");
-    // A script that never comes to dist.init may well end. Where one waits for it there, the job ends: mpirun sees to it when the peer
-    // was killed or failed.
+    add(text, sizeof text, "%srank %d (process %d) %s", p->rank, p->pid,
+        joined(p) ? "died while the job started" : "ended before it joined the job");
+    // A script that never comes to dist.init may well end. Where one waits for it there, the job ends: mpirun sees to
+    // it when the peer was killed or failed.
     int64_t since = ms__now_ns(), told = 0;
-    for (int64_t now = since; now - since < 1500ll * MS && (!told || now - told < 300ll * MS || ms__launcher_ends_job()); now = ms__now_ns()) {
+    for (int64_t now = since;
+         now - since < 1500ll * MS && (!told || now - told < 300ll * MS || ms__launcher_ends_job());
+         now = ms__now_ns()) {
         if (atomic_load(&over)) return;
         bool waits = atomic_load(&joined_at), ends = ms__launcher_ends_job();
         if (!told && (waits || ends) && now - since > (waits ? 20ll : 50ll) * MS) {
             told = now;
-            ms__leave_child();          // mpirun may kill this rank before it comes to its own end
+            ms__leave_child();  // mpirun may kill this rank before it comes to its own end
             bool explained = p->page && __atomic_load_n(&p->page->error, __ATOMIC_RELAXED);
-            if (!explained && (waits ? speaks() : lowest_seen())) fprintf(stderr, "rank %d: dist.init: %s\n", my_rank, text);
+            if (!explained && (waits ? speaks() : lowest_seen()))
+                fprintf(stderr, "rank %d: dist.init: %s\n", my_rank, text);
         }
         if (told && ends) ms__nudge_launcher();
         nap(5 * MS);
@@ -144,13 +151,18 @@ static bool look_at_peers(int64_t since, int64_t now, bool say)
         if (look != PEER_STOPPED && state) continue;
         bool late = (double)(now - (p->seen.at > since ? p->seen.at : since)) * 1e-9 > limit;
         if (late && look != PEER_BUSY)
-            add(culprits, sizeof culprits, "%srank %d (process %d) %s", p->rank, p->pid, look == PEER_STOPPED ? "is stopped" : "has not joined and makes no engine call");
-        else add(working, sizeof working, "%srank %d (process %d) %s", p->rank, p->pid, "has not joined yet, but computes, reads or writes");
+            add(culprits, sizeof culprits, "%srank %d (process %d) %s", p->rank, p->pid,
+                look == PEER_STOPPED ? "is stopped" : "has not joined and makes no engine call");
+        else
+            add(working, sizeof working, "%srank %d (process %d) %s", p->rank, p->pid,
+                "has not joined yet, but computes, reads or writes");
     }
     if (!culprits[0]) {
         if (say && speaks())
             fprintf(stderr, "rank %d: dist.init: waiting for %.0f s: %s\n", my_rank, waited,
-                    working[0] ? working : n_peers < n_expected ? "a rank of this node has not started" : "the ranks of this node have joined, MPI has not started yet");
+                    working[0]             ? working
+                    : n_peers < n_expected ? "a rank of this node has not started"
+                                           : "the ranks of this node have joined, MPI has not started yet");
         return say;
     }
     if (speaks()) {
@@ -158,7 +170,8 @@ static bool look_at_peers(int64_t since, int64_t now, bool say)
         // A rank without the engine could not end mpirun's sleep for the others: it goes first, and they stay.
         for (int k = 0; k < n_peers; k++) {
             ms_progress unused = { 0 };
-            if (!joined(&peers[k]) || ms__peer_look(peers[k].pid, NULL, &unused) == PEER_STOPPED) kill(peers[k].pid, SIGKILL);
+            if (!joined(&peers[k]) || ms__peer_look(peers[k].pid, NULL, &unused) == PEER_STOPPED)
+                kill(peers[k].pid, SIGKILL);
         }
     }
     ms__end_stay(1);
@@ -184,11 +197,12 @@ static void *join_thread(void *unused)
     bool unseen = false;
     while (fds && !atomic_load(&over)) {
         if (n_peers < n_expected) find_peers();
-        for (int k = 0; k < n_peers; k++) fds[k] = (struct pollfd){ .fd = peers[k].pidfd, .events = POLLIN };
+        for (int k = 0; k < n_peers; k++) fds[k] = (struct pollfd) { .fd = peers[k].pidfd, .events = POLLIN };
         int64_t now = ms__now_ns();
         int pause = now - began < 2000ll * MS || since ? 10 : 100;
         int ended = poll(fds, (nfds_t)n_peers, pause);
-        for (int k = 0; k < n_peers && ended > 0; k++) if (fds[k].revents) peer_ended(&peers[k]);
+        for (int k = 0; k < n_peers && ended > 0; k++)
+            if (fds[k].revents) peer_ended(&peers[k]);
         now = ms__now_ns();
         if (n_peers < n_expected && now - began > 30ll * MS && now - began < 3000ll * MS) {
             if (ms__launcher_ends_job()) {
@@ -236,8 +250,8 @@ void ms__thread_start(void *(*fn)(void *))
     pthread_attr_setstacksize(&small, 256 << 10);
     pthread_attr_setdetachstate(&small, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);        // signals belong to the engine thread
-    pthread_create(&t, &small, fn, NULL);               // without it a job ends all the same, later
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the engine thread
+    pthread_create(&t, &small, fn, NULL);         // without it a job ends all the same, later
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&small);
 }
@@ -251,7 +265,7 @@ __attribute__((constructor)) static void launched(void)
     if (!rank || n_expected < 0 || n_expected > 1023) return;
     my_rank = atoi(rank);
     parent = getppid();
-    if (rank_of(parent) >= 0) return;   // behind a shell: who its siblings are is not known
+    if (rank_of(parent) >= 0) return;  // behind a shell: who its siblings are is not known
     if (getenv("OMPI_COMM_WORLD_SIZE")) ms__launcher_pid = parent;
     const char *world = getenv("OMPI_COMM_WORLD_SIZE");
     if (my_rank == 0 && world && atoi(world) == n_expected + 1) ms__launcher_to_loopback();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // comm_move.c -- how the bytes of a collective move, when all have agreed on it (comm_exec.c).
 //
 //  inline      every input is in a payload of the control memory
@@ -44,9 +45,7 @@ ms_status ms__move_inline(ms_coll *c)
     size_t esize = (size_t)ms__dtype_size(c->dtype), block = c->count * esize;
     for (int k = 0; k < g->n; k++) src[k] = slot_of(g, k, c->seq)->payload;
     switch (c->op) {
-    case OP_ALL_REDUCE:
-        ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &c->out, c->count);
-        break;
+    case OP_ALL_REDUCE: ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &c->out, c->count); break;
     case OP_REDUCE:
         if (c->root == g->me) ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &c->out, c->count);
         break;
@@ -101,7 +100,7 @@ static void gather_pieces(ms_coll *c, int k, const char *from)
 // Bytes of member k's block that are in a part; zeros follow up to the part's bytes.
 static size_t part_bytes(const ms_part *p, int member)
 {
-    return piece_bytes(&(ms_piece){ .bytes = p->bytes, .total = p->total }, member);
+    return piece_bytes(&(ms_piece) { .bytes = p->bytes, .total = p->total }, member);
 }
 
 static ms_status scatter_parts(ms_coll *c)
@@ -135,7 +134,10 @@ static void take_parts(const ms_coll *c, int member, size_t at, char *to, size_t
             at -= p->bytes;
             continue;
         }
-        size_t m = p->bytes - at < n ? p->bytes - at : n, have = part_bytes(p, member), full = at >= have ? 0 : have - at < m ? have - at : m;
+        size_t m = p->bytes - at < n ? p->bytes - at : n, have = part_bytes(p, member),
+               full = at >= have      ? 0
+                      : have - at < m ? have - at
+                                      : m;
         put(to, (const char *)ms__data(p->t) + (uint64_t)member * p->stride + at, full);
         memset(to + full, 0, m - full);
         to += m;
@@ -188,9 +190,7 @@ ms_status ms__move_direct(ms_coll *c)
     case OP_GATHER:
         for (int k = 0; k < n && c->root == me; k++) ms__comm_copy(c->out + (size_t)k * block, in[k], block);
         break;
-    case OP_SCATTER:
-        ms__comm_copy(c->out, in[c->root] + (size_t)me * block, block);
-        break;
+    case OP_SCATTER: ms__comm_copy(c->out, in[c->root] + (size_t)me * block, block); break;
     case OP_ALL_TO_ALL:
         for (int j = 0; j < n; j++) {
             int k = (me + j) % n;
@@ -215,11 +215,15 @@ ms_status ms__coll_alone(ms_coll *c)
 // ---- staged: in rounds through the windows ----------------------------------------------------------
 
 // Blocks of the input that travel: one, or one per member.
-static int input_blocks(const ms_coll *c) { return c->op == OP_REDUCE_SCATTER || c->op == OP_ALL_TO_ALL || c->op == OP_SCATTER ? c->g->n : 1; }
+static int input_blocks(const ms_coll *c)
+{
+    return c->op == OP_REDUCE_SCATTER || c->op == OP_ALL_TO_ALL || c->op == OP_SCATTER ? c->g->n : 1;
+}
 
 bool ms__coll_gives(const ms_coll *c, int member)
 {
-    return (c->op != OP_BROADCAST && c->op != OP_SCATTER && c->op != OP_SEND_RECV) || member == (c->op == OP_SEND_RECV ? 0 : c->root);
+    return (c->op != OP_BROADCAST && c->op != OP_SCATTER && c->op != OP_SEND_RECV) ||
+           member == (c->op == OP_SEND_RECV ? 0 : c->root);
 }
 
 // One slice [at, at + n) bytes of every block, n <= WINDOW / blocks. piece: of an all-gather.
@@ -236,7 +240,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
         windows[k] = here ? ms__world.ctl + slot_of(g, k, c->seq)->out_at : NULL;
     }
     mine = windows[me];
-    char *result = windows[g->leader] + WINDOW;         // of the node's leader, or each member's own part
+    char *result = windows[g->leader] + WINDOW;  // of the node's leader, or each member's own part
 
     if (ms__coll_gives(c, me)) {
         if (piece) {
@@ -258,7 +262,8 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
         } else {
             // Each member adds up its part of the slice and leaves it in its own window.
             size_t per = (((count + (size_t)members - 1) / (size_t)members) + 63) & ~(size_t)63;
-            size_t first = per * (size_t)me < count ? per * (size_t)me : count, m = count - first < per ? count - first : per;
+            size_t first = per * (size_t)me < count ? per * (size_t)me : count,
+                   m = count - first < per ? count - first : per;
             const char *src[1024];
             for (int k = 0; k < members; k++) src[k] = windows[k] + first * esize;
             char *dst = mine + WINDOW + first * esize;
@@ -268,7 +273,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
         if (c->op != OP_REDUCE || c->root == me) {
             size_t skip = c->op == OP_REDUCE_SCATTER ? (size_t)me * stride : 0;
             size_t per = (((count + (size_t)members - 1) / (size_t)members) + 63) & ~(size_t)63;
-            for (size_t done = 0; done < n;) {          // over the members' parts
+            for (size_t done = 0; done < n;) {  // over the members' parts
                 size_t place = skip + done, m = n - done;
                 char *from = result + place;
                 if (!g->far) {
@@ -296,11 +301,17 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
                 put_piece(c->out, piece, k, at, from, m);
                 break;
             }
-            case OP_BROADCAST: if (k != me) put(c->out + at, from, n); break;
-            case OP_GATHER:    if (c->root == me) put(c->out + (size_t)k * block + at, from, n); break;
-            case OP_SCATTER:   put(c->out + at, from + (size_t)me * stride, n); break;
+            case OP_BROADCAST:
+                if (k != me) put(c->out + at, from, n);
+                break;
+            case OP_GATHER:
+                if (c->root == me) put(c->out + (size_t)k * block + at, from, n);
+                break;
+            case OP_SCATTER: put(c->out + at, from + (size_t)me * stride, n); break;
             case OP_ALL_TO_ALL: put(c->out + (size_t)k * block + at, from + (size_t)me * stride, n); break;
-            case OP_SEND_RECV: if (me == 1) put(c->out + at, from, n); break;
+            case OP_SEND_RECV:
+                if (me == 1) put(c->out + at, from, n);
+                break;
             default: break;
             }
         }
@@ -345,14 +356,16 @@ static bool single(ms_waiter *w, ms_status *status)
         return true;
     }
     if (c->op != OP_ALL_GATHER) return false;
-    for (int i = 0; i < c->n_pieces; i++) if (c->pieces[i].line) return false;
+    for (int i = 0; i < c->n_pieces; i++)
+        if (c->pieces[i].line) return false;
     size_t bytes[1024];
     *status = MS_OK;
     for (int i = 0; i < c->n_pieces && *status == MS_OK; i++) {
         const ms_piece *p = &c->pieces[i];
         for (int k = 0; k < g->n; k++) bytes[k] = piece_bytes(p, k);
         put_piece(c->out, p, g->me, 0, c->in + p->in_offset, bytes[g->me]);
-        *status = ms__far_exchange(c, w, c->in + p->in_offset, bytes[g->me], c->out + p->out_offset, p->out_stride, bytes);
+        *status =
+            ms__far_exchange(c, w, c->in + p->in_offset, bytes[g->me], c->out + p->out_offset, p->out_stride, bytes);
     }
     return true;
 }
@@ -369,7 +382,7 @@ ms_status ms__move_staged(ms_waiter *w)
     slot_of(g, g->me, c->seq)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
     MS_TRY(wait_round(w, ++round));
     size_t room = WINDOW / (size_t)blocks;
-    if (g->far && !ms__coll_reduces(c->op)) room /= (size_t)g->n;        // mirrors of all members share one result window
+    if (g->far && !ms__coll_reduces(c->op)) room /= (size_t)g->n;  // mirrors of all members share one result window
     room = (room & ~(size_t)63) >= 64 ? room & ~(size_t)63 : 64;
     for (int i = 0; i < (c->op == OP_ALL_GATHER ? c->n_pieces : 1); i++) {
         const ms_piece *p = c->op == OP_ALL_GATHER ? &c->pieces[i] : NULL;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // comm_node.c -- the node's control memory in use: where things lie, peers' arenas, the board, and waiting.
 //
 // Nothing here blocks: who waits polls flags, yields at once, sleeps from 50 us on, and now and then looks
@@ -19,12 +20,14 @@
 
 static ms_group *groups;            // every group, members or not
 static _Atomic(ms_group *) *pairs;  // send and recv, by from * size + to
-static size_t    groups_used;       // from the beginning of their part of the control memory
-typedef struct { size_t at, bytes; } hole;
-static hole     *holes;             // below groups_used, by place, none beside another
-static size_t    n_holes, n_groups, hole_room;
-static pthread_mutex_t groups_lock = PTHREAD_MUTEX_INITIALIZER;     // reports of other threads walk the list
-static int      *local_of;          // by world rank
+static size_t groups_used;          // from the beginning of their part of the control memory
+typedef struct {
+    size_t at, bytes;
+} hole;
+static hole *holes;  // below groups_used, by place, none beside another
+static size_t n_holes, n_groups, hole_room;
+static pthread_mutex_t groups_lock = PTHREAD_MUTEX_INITIALIZER;  // reports of other threads walk the list
+static int *local_of;                                            // by world rank
 
 // What n members share: their slots, then their heads, then what a mismatch is told as.
 static size_t group_bytes(int n) { return (size_t)n * (sizeof(ms_head) + RING * sizeof(ms_slot)) + sizeof(ms_blame); }
@@ -36,13 +39,15 @@ static void group_at(ms_group *g, char *p)
     g->blame = (ms_blame *)(g->heads + g->n);
 }
 
-
 // ---- layout of the control memory: board, windows, pairs, groups ---------------------------------
 
 static size_t page_up(size_t n) { return (n + 4095) & ~(size_t)4095; }
 static size_t windows_at(void) { return page_up(sizeof(ms_board) + (size_t)ms__world.size * sizeof(ms_board_rank)); }
 static size_t pairs_at(void) { return windows_at() + (size_t)ms__world.local_size * MS_STREAMS * 2 * WINDOW; }
-static size_t groups_at(void) { return pairs_at() + page_up((size_t)ms__world.size * (size_t)ms__world.size * group_bytes(2)); }
+static size_t groups_at(void)
+{
+    return pairs_at() + page_up((size_t)ms__world.size * (size_t)ms__world.size * group_bytes(2));
+}
 
 size_t ms__ctl_size(void) { return groups_at() + (size_t)ms__world.size * 1024 * RING * sizeof(ms_slot); }
 
@@ -71,7 +76,7 @@ static void group_nodes(ms_group *g)
 ms_status ms__group_place(ms_group *g)
 {
     size_t bytes = page_up(group_bytes(g->n));
-    if (n_groups + 3 > hole_room) {                     // as many as freeing every group can leave: to free one must not fail
+    if (n_groups + 3 > hole_room) {  // as many as freeing every group can leave: to free one must not fail
         size_t room = 2 * n_groups + 8;
         hole *grown = realloc(holes, room * sizeof *grown);
         if (!grown) return ms__no_memory(room * sizeof *grown, "dist.new_group", "places of %zu groups", room);
@@ -87,7 +92,10 @@ ms_status ms__group_place(ms_group *g)
             if ((holes[k].bytes -= bytes) == 0) memmove(&holes[k], &holes[k + 1], (--n_holes - k) * sizeof *holes);
         } else {
             if (groups_at() + groups_used + bytes > ms__world.ctl_bytes)
-                return ms__fail(MS_ENOMEM, "dist.new_group: the control memory holds no more groups (%zu bytes used); dist.free_group returns one's", groups_used);
+                return ms__fail(MS_ENOMEM,
+                                "dist.new_group: the control memory holds no more groups (%zu bytes used); "
+                                "dist.free_group returns one's",
+                                groups_used);
             g->place = groups_used;
             groups_used += bytes;
         }
@@ -114,12 +122,13 @@ void ms__group_unplace(ms_group *g, bool used)
     pthread_mutex_unlock(&groups_lock);
     n_groups--;
     if (g->bytes == 0) return;
-    // Numbers of collectives begin anew in a new group. One rank of the node does it, before it can come to the next dist.new_group.
+    // Numbers of collectives begin anew in a new group. One rank of the node does it, before it can come to the next
+    // dist.new_group.
     if (used && ms__world.local_rank == 0) memset(g->slots, 0, g->bytes);
     size_t k = 0;
     while (k < n_holes && holes[k].at < g->place) k++;
     memmove(&holes[k + 1], &holes[k], (n_holes++ - k) * sizeof *holes);
-    holes[k] = (hole){ g->place, g->bytes };
+    holes[k] = (hole) { g->place, g->bytes };
     if (k + 1 < n_holes && holes[k].at + holes[k].bytes == holes[k + 1].at) {
         holes[k].bytes += holes[k + 1].bytes;
         memmove(&holes[k + 1], &holes[k + 2], (--n_holes - k - 1) * sizeof *holes);
@@ -133,12 +142,16 @@ void ms__group_unplace(ms_group *g, bool used)
     g->slots = NULL;
 }
 
-ms_group *ms__pair_by_id(double id) { return ms__pair((int)(-id - 1) / ms__world.size, (int)(-id - 1) % ms__world.size); }
+ms_group *ms__pair_by_id(double id)
+{
+    return ms__pair((int)(-id - 1) / ms__world.size, (int)(-id - 1) % ms__world.size);
+}
 
 static ms_group *group_with(double id)
 {
     if (id < 0) return ms__pair_by_id(id);
-    for (ms_group *g = groups; g; g = g->next) if (g->id == id) return g;
+    for (ms_group *g = groups; g; g = g->next)
+        if (g->id == id) return g;
     return NULL;
 }
 
@@ -154,13 +167,18 @@ static ms_group *pair_new(int from, int to, size_t at)
     }
     ranks[0] = from;
     ranks[1] = to;
-    *g = (ms_group){ .id = -1.0 - (double)at, .n = 2, .ranks = ranks, .me = ms__world.rank == from ? 0 : ms__world.rank == to ? 1 : -1 };
+    *g = (ms_group) { .id = -1.0 - (double)at,
+                      .n = 2,
+                      .ranks = ranks,
+                      .me = ms__world.rank == from ? 0
+                            : ms__world.rank == to ? 1
+                                                   : -1 };
     group_at(g, ms__world.ctl + pairs_at() + at * group_bytes(2));
     group_nodes(g);
     return g;
 }
 
-static pthread_mutex_t pair_lock = PTHREAD_MUTEX_INITIALIZER;      // reports look at pairs from worker threads
+static pthread_mutex_t pair_lock = PTHREAD_MUTEX_INITIALIZER;  // reports look at pairs from worker threads
 
 ms_group *ms__pair(int from, int to)
 {
@@ -168,7 +186,8 @@ ms_group *ms__pair(int from, int to)
     ms_group *g = atomic_load_explicit(&pairs[at], memory_order_acquire);
     if (g) return g;
     pthread_mutex_lock(&pair_lock);
-    if (!(g = atomic_load(&pairs[at])) && (g = pair_new(from, to, at))) atomic_store_explicit(&pairs[at], g, memory_order_release);
+    if (!(g = atomic_load(&pairs[at])) && (g = pair_new(from, to, at)))
+        atomic_store_explicit(&pairs[at], g, memory_order_release);
     pthread_mutex_unlock(&pair_lock);
     return g;
 }
@@ -176,8 +195,10 @@ ms_group *ms__pair(int from, int to)
 // ---- peers' arenas --------------------------------------------------------------------------------
 
 static pthread_mutex_t map_lock = PTHREAD_MUTEX_INITIALIZER;
-typedef struct { _Atomic(char *) base[ARENAS]; } peer_maps;
-static peer_maps *maps;             // by world rank
+typedef struct {
+    _Atomic(char *) base[ARENAS];
+} peer_maps;
+static peer_maps *maps;  // by world rank
 
 // Arena number on the board (from 1) of the storage's memory; entered there at first use. False: stage it.
 bool ms__comm_locate(ms_storage *s, const void *p, uint32_t *arena, uint64_t *at)
@@ -215,12 +236,19 @@ static char *map_arena(int rank, int k)
     struct stat st;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", r->pid, r->arena[k].fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0) { ms__fail(MS_ECOMM, "dist: cannot open the memory of rank %d: %s", rank, strerror(errno)); return NULL; }
+    if (fd < 0) {
+        ms__fail(MS_ECOMM, "dist: cannot open the memory of rank %d: %s", rank, strerror(errno));
+        return NULL;
+    }
     // The inode tells a descriptor that means something else by now (or in another process namespace).
     void *p = NULL;
     if (fstat(fd, &st) == 0 && (uint64_t)st.st_ino == r->arena[k].inode) p = ms__map_aligned(fd, r->arena[k].bytes);
     close(fd);
-    if (!p) { ms__fail(MS_ECOMM, "dist: cannot map %llu bytes of rank %d: %s", (unsigned long long)r->arena[k].bytes, rank, strerror(errno)); return NULL; }
+    if (!p) {
+        ms__fail(MS_ECOMM, "dist: cannot map %llu bytes of rank %d: %s", (unsigned long long)r->arena[k].bytes, rank,
+                 strerror(errno));
+        return NULL;
+    }
     return p;
 }
 
@@ -231,7 +259,8 @@ char *ms__comm_resolve(int rank, uint32_t arena, uint64_t at)
     char *base = atomic_load_explicit(slot, memory_order_acquire);
     if (MS_UNLIKELY(!base)) {
         pthread_mutex_lock(&map_lock);
-        if (!(base = atomic_load(slot)) && (base = map_arena(rank, (int)arena - 1))) atomic_store_explicit(slot, base, memory_order_release);
+        if (!(base = atomic_load(slot)) && (base = map_arena(rank, (int)arena - 1)))
+            atomic_store_explicit(slot, base, memory_order_release);
         pthread_mutex_unlock(&map_lock);
         if (!base) return NULL;
     }
@@ -239,7 +268,10 @@ char *ms__comm_resolve(int rank, uint32_t arena, uint64_t at)
 }
 
 // Every local peer's first arena is on the board by now.
-bool ms__comm_can_map(int rank) { return ms__world.board->rank[rank].n_arenas > 0 && ms__comm_resolve(rank, 1, 0) != NULL; }
+bool ms__comm_can_map(int rank)
+{
+    return ms__world.board->rank[rank].n_arenas > 0 && ms__comm_resolve(rank, 1, 0) != NULL;
+}
 
 // ---- start and state ------------------------------------------------------------------------------
 
@@ -249,7 +281,9 @@ ms_status ms__node_layout(void)
     local_of = calloc((size_t)n, sizeof *local_of);
     maps = calloc((size_t)n, sizeof *maps);
     pairs = calloc((size_t)n * (size_t)n, sizeof *pairs);
-    if (!local_of || !maps || !pairs) return ms__no_memory((size_t)n * (sizeof *local_of + sizeof *maps + (size_t)n * sizeof *pairs), "dist.init", "%d ranks", n);
+    if (!local_of || !maps || !pairs)
+        return ms__no_memory((size_t)n * (sizeof *local_of + sizeof *maps + (size_t)n * sizeof *pairs), "dist.init",
+                             "%d ranks", n);
     for (int r = 0, l = 0; r < n; r++) local_of[r] = ms__world.node_of[r] == ms__world.node ? l++ : -1;
     return MS_OK;
 }
@@ -262,10 +296,7 @@ ms_status ms__node_start(void)
 
 // ---- waiting --------------------------------------------------------------------------------------
 
-void ms__wait_begin(ms_waiter *w, ms_coll *c)
-{
-    *w = (ms_waiter){ .c = c };
-}
+void ms__wait_begin(ms_waiter *w, ms_coll *c) { *w = (ms_waiter) { .c = c }; }
 
 // On the board, once it is clear that this takes longer.
 static void put_on_board(ms_waiter *w)
@@ -277,12 +308,13 @@ static void put_on_board(ms_waiter *w)
     b->since = w->begun;
     b->print = c->print;
     atomic_store(&b->version, (atomic_load(&b->version) | 1) + (atomic_load(&b->version) & 1 ? 2 : 0));
-    if (c->stream == MS_STREAM_COMPUTE) atomic_store(&ms__world.board->rank[ms__world.rank].engine_waits, MS_STREAM_COMPUTE);
+    if (c->stream == MS_STREAM_COMPUTE)
+        atomic_store(&ms__world.board->rank[ms__world.rank].engine_waits, MS_STREAM_COMPUTE);
 }
 
 void ms__wait_end(ms_waiter *w)
 {
-    if (!w->checked) return;        // never was on the board
+    if (!w->checked) return;  // never was on the board
     ms_board_rank *me = &ms__world.board->rank[ms__world.rank];
     ms_waiting *b = &me->wait[w->c->stream];
     if (w->c->stream == MS_STREAM_COMPUTE) atomic_store(&me->engine_waits, -1);
@@ -300,7 +332,10 @@ static bool is_missing(const ms_waiter *w, int member)
 // What rank is doing, for reports.
 static void whereabouts(int rank, char *out, size_t n)
 {
-    if (local_of[rank] < 0) { snprintf(out, n, "on another node"); return; }
+    if (local_of[rank] < 0) {
+        snprintf(out, n, "on another node");
+        return;
+    }
     ms_board_rank *r = &ms__world.board->rank[rank];
     char what[400];
     for (int k = 0; k < MS_STREAMS; k++) {
@@ -308,23 +343,32 @@ static void whereabouts(int rank, char *out, size_t n)
         ms_waiting b = r->wait[k];
         ms_group *g = group_with(b.group);
         ms__print_text(&b.print, what, sizeof what);
-        snprintf(out, n, "waiting for %.1f s in %s (#%u of %s)", (double)(ms__now_ns() - b.since) * 1e-9, what, (unsigned)b.word,
-                 !g || b.group < 0 ? "its pair" : b.group == 0 ? "the world" : "another group");
+        snprintf(out, n, "waiting for %.1f s in %s (#%u of %s)", (double)(ms__now_ns() - b.since) * 1e-9, what,
+                 (unsigned)b.word,
+                 !g || b.group < 0 ? "its pair"
+                 : b.group == 0    ? "the world"
+                                   : "another group");
         return;
     }
     if (r->last.word == 0) snprintf(out, n, "in no collective, and never was");
     else {
         ms__print_text(&r->last.print, what, sizeof what);
         snprintf(out, n, "in no collective; its last one was %s (#%u of %s)", what, (unsigned)r->last.word,
-                 r->last.group < 0 ? "a pair" : r->last.group == 0 ? "the world" : "another group");
+                 r->last.group < 0    ? "a pair"
+                 : r->last.group == 0 ? "the world"
+                                      : "another group");
     }
 }
 
 void ms__group_text(const ms_group *g, char *out, size_t n)
 {
-    if (g->id == 0) { snprintf(out, n, "the world"); return; }
+    if (g->id == 0) {
+        snprintf(out, n, "the world");
+        return;
+    }
     int at = snprintf(out, n, "ranks ");
-    for (int k = 0; k < g->n && at >= 0 && (size_t)at < n; k++) at += snprintf(out + at, n - (size_t)at, k ? ", %d" : "%d", g->ranks[k]);
+    for (int k = 0; k < g->n && at >= 0 && (size_t)at < n; k++)
+        at += snprintf(out + at, n - (size_t)at, k ? ", %d" : "%d", g->ranks[k]);
 }
 
 ms_status ms__coll_fail(const ms_coll *c, const char *what)
@@ -332,7 +376,8 @@ ms_status ms__coll_fail(const ms_coll *c, const char *what)
     char mine[400], group[200];
     ms__print_text(&c->print, mine, sizeof mine);
     ms__group_text(c->g, group, sizeof group);
-    return ms__fail(MS_ECOMM, "%s: collective #%u of %s (%s): %s", ms__coll_names[c->op], (unsigned)c->word, group, mine, what);
+    return ms__fail(MS_ECOMM, "%s: collective #%u of %s (%s): %s", ms__coll_names[c->op], (unsigned)c->word, group,
+                    mine, what);
 }
 
 static ms_status report_absence(ms_waiter *w)
@@ -354,7 +399,10 @@ static ms_status report_absence(ms_waiter *w)
 
 // Waits among ranks as a graph: node = executor of a rank, an edge to each executor that must move before it can.
 // Every node of a circle must have been waiting at one instant: the circle is walked twice, versions must agree.
-typedef struct { int node; uint64_t version; } visit;
+typedef struct {
+    int node;
+    uint64_t version;
+} visit;
 
 // Successors of node; returns how many. version is what the node's board entry had.
 static int successors(int node, uint64_t *version, int *out)
@@ -365,12 +413,13 @@ static int successors(int node, uint64_t *version, int *out)
     double id = b->group;
     uint64_t word = b->word;
     if (atomic_load(&b->version) != *version) return 0;
-    if (ms__comm_error_since(word >> 32)) return 0;     // ended by a published error, only not told yet
+    if (ms__comm_error_since(word >> 32)) return 0;  // ended by a published error, only not told yet
     ms_group *g = group_with(id);
     if (!g) return 0;
     int n = 0;
     uint64_t seq = (word & 0xffffffff) - 1;
-    // Not announced yet: it waits for its ring entry to be free, which its own earlier executors see to; they have their edges.
+    // Not announced yet: it waits for its ring entry to be free, which its own earlier executors see to; they have
+    // their edges.
     for (int k = 0; k < g->n; k++)
         if (g->ranks[k] == node / MS_STREAMS && atomic_load(&slot_of(g, k, seq)->ready) < word) return 0;
     for (int k = 0; k < g->n; k++) {
@@ -386,7 +435,11 @@ static int successors(int node, uint64_t *version, int *out)
 
 static int walk(int node, int depth, visit *path, char *seen, int *begin)
 {
-    for (int i = 0; i < depth; i++) if (path[i].node == node) { *begin = i; return depth; }
+    for (int i = 0; i < depth; i++)
+        if (path[i].node == node) {
+            *begin = i;
+            return depth;
+        }
     if (seen[node] || depth >= ms__world.size * MS_STREAMS) return 0;
     seen[node] = 1;
     int *next = malloc((size_t)ms__world.size * sizeof *next);
@@ -424,8 +477,8 @@ static ms_status look_for_circle(ms_waiter *w)
             ms_group *g = group_with(b->group);
             ms__group_text(g, group, sizeof group);
             ms__print_text(&b->print, what, sizeof what);
-            at += snprintf(text + at, sizeof text - (size_t)at, "%srank %d waits for rank %d in %s, #%u of %s", i > begin ? "; " : "", rank, to, what,
-                           (unsigned)b->word, group);
+            at += snprintf(text + at, sizeof text - (size_t)at, "%srank %d waits for rank %d in %s, #%u of %s",
+                           i > begin ? "; " : "", rank, to, what, (unsigned)b->word, group);
         }
         // A peer may have told of the circle meanwhile and gone on: what it waits for now is no part of it.
         if (!ms__comm_error_since(w->c->epoch)) ms__comm_publish_as(w->c->epoch + 1, text);
@@ -485,7 +538,8 @@ ms_status ms__wait_poll(ms_waiter *w)
     ms_coll *c = w->c;
     w->now = ms__now_ns();
     if (!w->begun) w->begun = w->last = w->now;
-    // Naps are short: whoever slept for long was stopped (Ctrl-Z, a debugger), its peers with it as a rule. That is no absence.
+    // Naps are short: whoever slept for long was stopped (Ctrl-Z, a debugger), its peers with it as a rule. That is no
+    // absence.
     if (w->now - w->last > 500000000) w->begun += w->now - w->last;
     w->last = w->now;
     int64_t for_ns = w->now - w->begun;

@@ -1,5 +1,7 @@
-// comm_peer.c -- what can be seen of a peer's process on this node without its help: /proc, and the page on which it says what its
-// script's thread does. It works for peers that are stopped, that loop in Lua, or that have not joined the job yet.
+// SPDX-License-Identifier: MIT
+// comm_peer.c -- what can be seen of a peer's process on this node without its help: /proc, and the page on which it
+// says what its script's thread does. It works for peers that are stopped, that loop in Lua, or that have not joined
+// the job yet.
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dirent.h>
@@ -24,7 +26,7 @@ void ms__activity_share(void)
     if (fd < 0) return;
     void *p = ftruncate(fd, 4096) == 0 ? mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     if (p == MAP_FAILED) close(fd);
-    else ms__activity = p;              // fd stays open: peers find the page among this process's descriptors
+    else ms__activity = p;  // fd stays open: peers find the page among this process's descriptors
 }
 
 const ms_activity *ms__peer_activity(int pid)
@@ -80,16 +82,18 @@ ms_peer_state ms__peer_look(int pid, const ms_activity *page, ms_progress *befor
 {
     char text[512];
     ms__peer_file(pid, "stat", text, sizeof text);
-    const char *state = strrchr(text, ')');     // the name before it may hold anything
+    const char *state = strrchr(text, ')');  // the name before it may hold anything
     char how = state && state[1] ? state[2] : 0;
     if (how == 'T' || how == 't') return PEER_STOPPED;
     ms__peer_file(pid, "schedstat", text, sizeof text);
     uint64_t run = strtoull(text, NULL, 10);
-    ms_progress now = { page ? __atomic_load_n(&page->calls, __ATOMIC_RELAXED) : 0, transferred(pid), run, ms__now_ns() };
+    ms_progress now = { page ? __atomic_load_n(&page->calls, __ATOMIC_RELAXED) : 0, transferred(pid), run,
+                        ms__now_ns() };
     char children[32];
     snprintf(children, sizeof children, "task/%d/children", pid);
-    bool busy = now.calls != before->calls || now.bytes != before->bytes || (page && __atomic_load_n(&page->inside, __ATOMIC_RELAXED) > 0)
-                || ms__peer_file(pid, children, text, sizeof text) > 0;       // a program that it runs
+    bool busy = now.calls != before->calls || now.bytes != before->bytes ||
+                (page && __atomic_load_n(&page->inside, __ATOMIC_RELAXED) > 0) ||
+                ms__peer_file(pid, children, text, sizeof text) > 0;  // a program that it runs
     if (busy) *before = now;
     // On a busy machine it may have had no processor; a disk may keep it waiting.
     bool held_up = how == 'D' || (how == 'R' && run - before->run < 20 * 1000000);
@@ -117,9 +121,10 @@ int ms__launched_peers(int parent, int *pids, int room)
     return n;
 }
 
-// mpirun ends ranks with CONT, TERM and KILL and sleeps a second after each of the first two. SIGCHLD ends such a sleep; its handler
-// looks for ended children and finds none. It goes to the main thread, which is the one that sleeps. TERM is ignored, for a rank that
-// it ended could not cut the second sleep short: that of its death may go to another thread.
+// mpirun ends ranks with CONT, TERM and KILL and sleeps a second after each of the first two. SIGCHLD ends such a
+// sleep; its handler looks for ended children and finds none. It goes to the main thread, which is the one that sleeps.
+// TERM is ignored, for a rank that it ended could not cut the second sleep short: that of its death may go to another
+// thread.
 void ms__nudge_launcher(void)
 {
     if (ms__launcher_pid <= 1 || getppid() != ms__launcher_pid) return;
@@ -156,13 +161,13 @@ void ms__leave_child(void)
     static atomic_bool left;
     if (ms__launcher_pid > 1 && getppid() == ms__launcher_pid && !atomic_exchange(&left, true) && fork() == 0) {
         signal(SIGTERM, SIG_IGN);
-        setpgid(0, 0);                                  // mpirun's KILL goes to the rank's process group
-        for (int fd = 0; fd < 3; fd++) close(fd);       // mpirun reads to the end of what the rank wrote
+        setpgid(0, 0);                             // mpirun's KILL goes to the rank's process group
+        for (int fd = 0; fd < 3; fd++) close(fd);  // mpirun reads to the end of what the rank wrote
         for (int k = 0, hung = 0; k < 300 && kill(ms__launcher_pid, 0) == 0; k++) {
             hung = launcher_hangs() ? hung + 1 : 0;
             if (hung == 60) kill(ms__launcher_pid, SIGKILL);
             else if (!hung) syscall(SYS_tgkill, ms__launcher_pid, ms__launcher_pid, SIGCHLD);
-            nanosleep(&(struct timespec){ 0, 5000000 }, NULL);
+            nanosleep(&(struct timespec) { 0, 5000000 }, NULL);
         }
         ms__comm_clean(true);
         _exit(0);
@@ -175,8 +180,9 @@ _Noreturn void ms__exit_last(int code)
     _exit(code);
 }
 
-// mpirun listens on every address of the host, for daemons on other hosts. Where all ranks are on this one there are none, and the sockets
-// are bound to the loopback device. Another process's descriptors need ptrace's rights: without them nothing changes.
+// mpirun listens on every address of the host, for daemons on other hosts. Where all ranks are on this one there are
+// none, and the sockets are bound to the loopback device. Another process's descriptors need ptrace's rights: without
+// them nothing changes.
 void ms__launcher_to_loopback(void)
 {
     char path[300], to[64];
@@ -190,8 +196,8 @@ void ms__launcher_to_loopback(void)
         int fd = (int)syscall(SYS_pidfd_getfd, launcher, atoi(e->d_name), 0), listens = 0, family = 0;
         if (fd < 0) continue;
         socklen_t size = sizeof listens;
-        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens
-            && getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && (family == AF_INET || family == AF_INET6))
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens &&
+            getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && (family == AF_INET || family == AF_INET6))
             (void)setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 2);
         close(fd);
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // comm_reduce.c -- the arithmetic of collectives, and their copies.
 //
 // Sources are taken in rank order: ((s0 op s1) op s2) ... Half types are added up in float32 and rounded once,
@@ -5,29 +6,46 @@
 // load, add and store of this file on the same values in the same order, so the bits don't depend on the path.
 #include "comm_internal.h"
 
-enum { TILE = 2048 };       // elements that are added up at a time: they stay in the first-level cache
+enum { TILE = 2048 };  // elements that are added up at a time: they stay in the first-level cache
 
 int ms__acc_size(int dtype) { return ms__is_half(dtype) ? 4 : ms__dtype_size(dtype); }
 
 // ---- typed loops --------------------------------------------------------------------------------
 // T: element, A: what is accumulated, IN and OUT: between them.
 
-#define LOAD_LOOP(N, T)                                                                                 \
-    MS_KERNEL static void load_##N(float *restrict a, const T *restrict s, size_t n)                    \
-    { for (size_t i = 0; i < n; i++) a[i] = ms_##N##_to_float(s[i]); }
-#define ADD_LOOPS(N, T, A, IN)                                                                          \
-    MS_KERNEL static void sum_##N(A *restrict a, const T *restrict s, size_t n)                         \
-    { for (size_t i = 0; i < n; i++) a[i] = (A)(a[i] + IN(s[i])); }                                     \
-    MS_KERNEL static void prod_##N(A *restrict a, const T *restrict s, size_t n)                        \
-    { for (size_t i = 0; i < n; i++) a[i] = (A)(a[i] * IN(s[i])); }
+#define LOAD_LOOP(N, T)                                                              \
+    MS_KERNEL static void load_##N(float *restrict a, const T *restrict s, size_t n) \
+    {                                                                                \
+        for (size_t i = 0; i < n; i++) a[i] = ms_##N##_to_float(s[i]);               \
+    }
+#define ADD_LOOPS(N, T, A, IN)                                                   \
+    MS_KERNEL static void sum_##N(A *restrict a, const T *restrict s, size_t n)  \
+    {                                                                            \
+        for (size_t i = 0; i < n; i++) a[i] = (A)(a[i] + IN(s[i]));              \
+    }                                                                            \
+    MS_KERNEL static void prod_##N(A *restrict a, const T *restrict s, size_t n) \
+    {                                                                            \
+        for (size_t i = 0; i < n; i++) a[i] = (A)(a[i] * IN(s[i]));              \
+    }
 // A NaN on any rank wins, as in the operators max and min.
-#define ORDER_LOOPS(N, T, A, IN)                                                                        \
-    MS_KERNEL static void max_##N(A *restrict a, const T *restrict s, size_t n)                         \
-    { for (size_t i = 0; i < n; i++) { A x = IN(s[i]); a[i] = (x > a[i] || x != x) ? x : a[i]; } }      \
-    MS_KERNEL static void min_##N(A *restrict a, const T *restrict s, size_t n)                         \
-    { for (size_t i = 0; i < n; i++) { A x = IN(s[i]); a[i] = (x < a[i] || x != x) ? x : a[i]; } }
+#define ORDER_LOOPS(N, T, A, IN)                                                \
+    MS_KERNEL static void max_##N(A *restrict a, const T *restrict s, size_t n) \
+    {                                                                           \
+        for (size_t i = 0; i < n; i++) {                                        \
+            A x = IN(s[i]);                                                     \
+            a[i] = (x > a[i] || x != x) ? x : a[i];                             \
+        }                                                                       \
+    }                                                                           \
+    MS_KERNEL static void min_##N(A *restrict a, const T *restrict s, size_t n) \
+    {                                                                           \
+        for (size_t i = 0; i < n; i++) {                                        \
+            A x = IN(s[i]);                                                     \
+            a[i] = (x < a[i] || x != x) ? x : a[i];                             \
+        }                                                                       \
+    }
 
 #define SAME(x) (x)
+// clang-format off
 LOAD_LOOP(f16, ms_f16)
 LOAD_LOOP(bf16, ms_bf16)
 ADD_LOOPS(f32, float, float, SAME)
@@ -44,20 +62,41 @@ ORDER_LOOPS(bf16, ms_bf16, float, ms_bf16_to_float)
 ORDER_LOOPS(i64, int64_t, int64_t, SAME)
 ORDER_LOOPS(i32, int32_t, int32_t, SAME)
 ORDER_LOOPS(u8, uint8_t, uint8_t, SAME)
+// clang-format on
 
 MS_KERNEL static void or_bool(uint8_t *restrict a, const uint8_t *restrict s, size_t n)
-{ for (size_t i = 0; i < n; i++) a[i] = (uint8_t)(a[i] | s[i]); }
+{
+    for (size_t i = 0; i < n; i++) a[i] = (uint8_t)(a[i] | s[i]);
+}
 MS_KERNEL static void and_bool(uint8_t *restrict a, const uint8_t *restrict s, size_t n)
-{ for (size_t i = 0; i < n; i++) a[i] = (uint8_t)(a[i] & s[i]); }
+{
+    for (size_t i = 0; i < n; i++) a[i] = (uint8_t)(a[i] & s[i]);
+}
 
-MS_KERNEL static void scale_f32(float *a, float x, size_t n) { for (size_t i = 0; i < n; i++) a[i] *= x; }
-MS_KERNEL static void scale_f64(double *a, double x, size_t n) { for (size_t i = 0; i < n; i++) a[i] *= x; }
-MS_KERNEL static void over_f32(float *a, float x, size_t n) { for (size_t i = 0; i < n; i++) a[i] /= x; }
-MS_KERNEL static void over_f64(double *a, double x, size_t n) { for (size_t i = 0; i < n; i++) a[i] /= x; }
+MS_KERNEL static void scale_f32(float *a, float x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) a[i] *= x;
+}
+MS_KERNEL static void scale_f64(double *a, double x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) a[i] *= x;
+}
+MS_KERNEL static void over_f32(float *a, float x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) a[i] /= x;
+}
+MS_KERNEL static void over_f64(double *a, double x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) a[i] /= x;
+}
 MS_KERNEL static void round_f16(ms_f16 *restrict d, const float *restrict a, size_t n)
-{ for (size_t i = 0; i < n; i++) d[i] = ms_float_to_f16(a[i]); }
+{
+    for (size_t i = 0; i < n; i++) d[i] = ms_float_to_f16(a[i]);
+}
 MS_KERNEL static void round_bf16(ms_bf16 *restrict d, const float *restrict a, size_t n)
-{ for (size_t i = 0; i < n; i++) d[i] = ms_float_to_bf16(a[i]); }
+{
+    for (size_t i = 0; i < n; i++) d[i] = ms_float_to_bf16(a[i]);
+}
 
 // Two ranks and sums, with the mean or a scale, are what training does most: one pass. d may be a or b.
 // What a peer wrote a moment ago lies in its core's cache, too far for the hardware's prefetcher alone: asking 2 KiB
@@ -65,61 +104,68 @@ MS_KERNEL static void round_bf16(ms_bf16 *restrict d, const float *restrict a, s
 // stores past the cache spare the memory that read, but a core has few of them under way (64 MiB: 14.5 against 11.8 ms,
 // reduced 10.9 against 8.6).
 enum { AHEAD = 2048, STEP = 64 };
-#define PAIR_LOOP(N, T, TO, FROM)                                                                       \
-    MS_KERNEL static void pair_##N(T *d, const T *a, const T *b, float m, size_t n)                     \
-    {                                                                                                   \
-        size_t i = 0;                                                                                   \
-        for (; i + STEP <= n; i += STEP) {                                                              \
-            for (size_t k = 0; k < STEP * sizeof(T); k += 64) {                                         \
-                __builtin_prefetch((const char *)(a + i) + AHEAD + k);                                  \
-                __builtin_prefetch((const char *)(b + i) + AHEAD + k);                                  \
-                if (d != a && d != b) __builtin_prefetch((const char *)(d + i) + AHEAD + k, 1);             \
-            }                                                                                           \
-            _Pragma("GCC ivdep")                                                                        \
-            for (size_t k = i; k < i + STEP; k++) d[k] = FROM((TO(a[k]) + TO(b[k])) * m);               \
-        }                                                                                               \
-        for (; i < n; i++) d[i] = FROM((TO(a[i]) + TO(b[i])) * m);                                      \
+#define PAIR_LOOP(N, T, TO, FROM)                                                                              \
+    MS_KERNEL static void pair_##N(T *d, const T *a, const T *b, float m, size_t n)                            \
+    {                                                                                                          \
+        size_t i = 0;                                                                                          \
+        for (; i + STEP <= n; i += STEP) {                                                                     \
+            for (size_t k = 0; k < STEP * sizeof(T); k += 64) {                                                \
+                __builtin_prefetch((const char *)(a + i) + AHEAD + k);                                         \
+                __builtin_prefetch((const char *)(b + i) + AHEAD + k);                                         \
+                if (d != a && d != b) __builtin_prefetch((const char *)(d + i) + AHEAD + k, 1);                \
+            }                                                                                                  \
+            _Pragma("GCC ivdep") for (size_t k = i; k < i + STEP; k++) d[k] = FROM((TO(a[k]) + TO(b[k])) * m); \
+        }                                                                                                      \
+        for (; i < n; i++) d[i] = FROM((TO(a[i]) + TO(b[i])) * m);                                             \
     }
+// clang-format off
 PAIR_LOOP(f32, float, SAME, SAME)
 PAIR_LOOP(bf16, ms_bf16, ms_bf16_to_float, ms_float_to_bf16)
 PAIR_LOOP(f16, ms_f16, ms_f16_to_float, ms_float_to_f16)
+// clang-format on
 
 static bool pair(int dtype, void *d, const void *a, const void *b, float m, size_t n)
 {
     switch (dtype) {
-    case MS_F32:  pair_f32(d, a, b, m, n); return true;
+    case MS_F32: pair_f32(d, a, b, m, n); return true;
     case MS_BF16: pair_bf16(d, a, b, m, n); return true;
-    case MS_F16:  pair_f16(d, a, b, m, n); return true;
-    default:      return false;
+    case MS_F16: pair_f16(d, a, b, m, n); return true;
+    default: return false;
     }
 }
 
-#define PICK(N) switch (red) {                          \
-    case MS_MAX:  max_##N(acc, src, n); break;          \
-    case MS_MIN:  min_##N(acc, src, n); break;          \
-    case MS_PROD: prod_##N(acc, src, n); break;         \
-    default:      sum_##N(acc, src, n); break; } break
+#define PICK(N)                                 \
+    switch (red) {                              \
+    case MS_MAX: max_##N(acc, src, n); break;   \
+    case MS_MIN: min_##N(acc, src, n); break;   \
+    case MS_PROD: prod_##N(acc, src, n); break; \
+    default: sum_##N(acc, src, n); break;       \
+    }                                           \
+    break
 
 void ms__acc_load(void *acc, const void *src, int dtype, size_t n)
 {
     switch (dtype) {
-    case MS_F16:  load_f16(acc, src, n); break;
+    case MS_F16: load_f16(acc, src, n); break;
     case MS_BF16: load_bf16(acc, src, n); break;
-    default:      memcpy(acc, src, n * (size_t)ms__dtype_size(dtype)); break;
+    default: memcpy(acc, src, n * (size_t)ms__dtype_size(dtype)); break;
     }
 }
 
 void ms__acc_add(void *acc, const void *src, int dtype, int red, size_t n)
 {
     switch (dtype) {
-    case MS_F32:  PICK(f32);
-    case MS_F64:  PICK(f64);
-    case MS_F16:  PICK(f16);
+    case MS_F32: PICK(f32);
+    case MS_F64: PICK(f64);
+    case MS_F16: PICK(f16);
     case MS_BF16: PICK(bf16);
-    case MS_I64:  PICK(i64);
-    case MS_I32:  PICK(i32);
-    case MS_U8:   PICK(u8);
-    default:      if (red == MS_MIN || red == MS_PROD) and_bool(acc, src, n); else or_bool(acc, src, n); break;
+    case MS_I64: PICK(i64);
+    case MS_I32: PICK(i32);
+    case MS_U8: PICK(u8);
+    default:
+        if (red == MS_MIN || red == MS_PROD) and_bool(acc, src, n);
+        else or_bool(acc, src, n);
+        break;
     }
 }
 
@@ -128,15 +174,19 @@ void ms__acc_store(void *dst, void *acc, int dtype, int red, double scale, int n
 {
     bool f64 = dtype == MS_F64;
     if (red == MS_AVG) {
-        if (f64) over_f64(acc, n_ranks, n); else if (ms__is_float(dtype)) over_f32(acc, (float)n_ranks, n);
+        if (f64) over_f64(acc, n_ranks, n);
+        else if (ms__is_float(dtype)) over_f32(acc, (float)n_ranks, n);
     }
     if (scale != 1) {
-        if (f64) scale_f64(acc, scale, n); else if (ms__is_float(dtype)) scale_f32(acc, (float)scale, n);
+        if (f64) scale_f64(acc, scale, n);
+        else if (ms__is_float(dtype)) scale_f32(acc, (float)scale, n);
     }
     switch (dtype) {
-    case MS_F16:  round_f16(dst, acc, n); break;
+    case MS_F16: round_f16(dst, acc, n); break;
     case MS_BF16: round_bf16(dst, acc, n); break;
-    default:      if (dst != acc) memcpy(dst, acc, n * (size_t)ms__dtype_size(dtype)); break;
+    default:
+        if (dst != acc) memcpy(dst, acc, n * (size_t)ms__dtype_size(dtype));
+        break;
     }
 }
 
@@ -162,12 +212,13 @@ MS_KERNEL static void copy_ahead(char *d, const char *s, size_t n)
 
 void ms__comm_copy(void *dst, const void *src, size_t n)
 {
-    if (n == 0) return;             // empty tensors have no address
+    if (n == 0) return;  // empty tensors have no address
     copy_ahead(dst, src, n);
 }
 
 // dst[0..n_dst) = reduction of src[0..n_src) over n elements. A dst may be one of the sources.
-void ms__reduce(int dtype, int red, double scale, int n_ranks, int n_src, const char *const *src, int n_dst, char *const *dst, size_t n)
+void ms__reduce(int dtype, int red, double scale, int n_ranks, int n_src, const char *const *src, int n_dst,
+                char *const *dst, size_t n)
 {
     _Alignas(64) char acc[TILE * 8], out[TILE * 8];
     size_t esize = (size_t)ms__dtype_size(dtype);
@@ -176,8 +227,8 @@ void ms__reduce(int dtype, int red, double scale, int n_ranks, int n_src, const 
         for (int s = 0; s < n_src; s++) in_place = in_place || dst[d] == src[s];
     // A mean over two is a product by one half, bit for bit; x * 1 is x.
     float m = red == MS_AVG ? 0.5f : (float)scale;
-    bool pairs = n_src == 2 && n_ranks == 2 && (red == MS_SUM || (red == MS_AVG && scale == 1))
-                 && (dtype == MS_F32 || ms__is_half(dtype));
+    bool pairs = n_src == 2 && n_ranks == 2 && (red == MS_SUM || (red == MS_AVG && scale == 1)) &&
+                 (dtype == MS_F32 || ms__is_half(dtype));
     for (size_t i = 0; i < n; i += TILE) {
         size_t k = n - i < TILE ? n - i : TILE, at = i * esize;
         // The first destination is written as the result is made, unless a later source is read from it still.

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: MIT
 // comm_say.c -- an uncaught error of a script: printed once, with its rank.
 //
-// luajit prints the message and its traceback to the C library's stderr, in the pieces "luajit", ":", " ", text, newline, and ends
-// with status 1. Under a launcher that stream puts the rank before the text, and leaves the text out when another rank of this
-// node has printed the same error, or when it is a peer's error that the peer prints itself.
+// luajit prints the message and its traceback to the C library's stderr, in the pieces "luajit", ":", " ", text,
+// newline, and ends with status 1. Under a launcher that stream puts the rank before the text, and leaves the text out
+// when another rank of this node has printed the same error, or when it is a peer's error that the peer prints itself.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -33,7 +34,7 @@ static bool is_peers(const char *text, size_t n)
         if (r == w->rank || w->node_of[r] != w->node || !memmem(text, n, prefix, strlen(prefix))) continue;
         for (int k = 0; k < 100; k++) {
             if (atomic_load(&w->board->rank[r].state) == RANK_RAISED || ms__rank_dead(r)) return true;
-            nanosleep(&(struct timespec){ 0, 2000000 }, NULL);
+            nanosleep(&(struct timespec) { 0, 2000000 }, NULL);
         }
     }
     return false;
@@ -89,7 +90,7 @@ static ssize_t write_stream(void *unused, const char *text, size_t n)
 void ms__say_errors(void)
 {
     if (strncmp(program_invocation_short_name, "luajit", 6) != 0) return;
-    FILE *f = fopencookie(NULL, "w", (cookie_io_functions_t){ .write = write_stream });
+    FILE *f = fopencookie(NULL, "w", (cookie_io_functions_t) { .write = write_stream });
     if (!f) return;
     setvbuf(f, NULL, _IONBF, 0);
     stderr = f;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // comm_start.c -- from a process that somebody started to ranks that share memory: launcher, MPI plugin, nodes,
 // control memory. The end of all that is in comm_end.c.
 #define _GNU_SOURCE
@@ -31,7 +32,9 @@ const char *ms__comm_launcher(void)
 {
     if (env_int("OMPI_COMM_WORLD_SIZE", 0) > 0) return "mpirun";
     // srun sets SLURM_PROCID for a step; salloc and sbatch alone don't.
-    if (getenv("SLURM_PROCID") && getenv("SLURM_STEP_ID") && env_int("SLURM_STEP_NUM_TASKS", env_int("SLURM_NTASKS", 1)) > 1) return "srun";
+    if (getenv("SLURM_PROCID") && getenv("SLURM_STEP_ID") &&
+        env_int("SLURM_STEP_NUM_TASKS", env_int("SLURM_NTASKS", 1)) > 1)
+        return "srun";
     if (getenv("PMIX_RANK")) return "PMIx";
     return NULL;
 }
@@ -44,13 +47,19 @@ static ms_status load_mpi(const char *why)
     Dl_info here;
     if (dladdr((void *)load_mpi, &here) && here.dli_fname) {
         const char *slash = strrchr(here.dli_fname, '/');
-        if (slash) snprintf(path, sizeof path, "%.*s/libmoonshard_mpi.so", (int)(slash - here.dli_fname), here.dli_fname);
+        if (slash)
+            snprintf(path, sizeof path, "%.*s/libmoonshard_mpi.so", (int)(slash - here.dli_fname), here.dli_fname);
     }
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!lib) return ms__fail(MS_EUNSUPPORTED, "dist.init: started by %s, but the MPI plugin cannot be loaded (%s); was it built? It needs mpicc", why, dlerror());
+    if (!lib)
+        return ms__fail(
+            MS_EUNSUPPORTED,
+            "dist.init: started by %s, but the MPI plugin cannot be loaded (%s); was it built? It needs mpicc", why,
+            dlerror());
     const ms_mpi_table *t = dlsym(lib, MS_MPI_SYMBOL);
     if (!t || t->version != MS_MPI_TABLE_VERSION)
-        return ms__fail(MS_EUNSUPPORTED, "dist.init: %s has no %s of version %d; build engine and plugin together", path, MS_MPI_SYMBOL, MS_MPI_TABLE_VERSION);
+        return ms__fail(MS_EUNSUPPORTED, "dist.init: %s has no %s of version %d; build engine and plugin together",
+                        path, MS_MPI_SYMBOL, MS_MPI_TABLE_VERSION);
     ms__world.mpi = t;
     return MS_OK;
 }
@@ -59,8 +68,8 @@ static ms_status load_mpi(const char *why)
 
 typedef struct {
     uint64_t node, nonce, inode;
-    int32_t  pid, fd, ok, pad;
-    char     path[128], why[128];
+    int32_t pid, fd, ok, pad;
+    char path[128], why[128];
 } hello;
 
 static uint64_t hash_text(uint64_t h, const char *s)
@@ -81,14 +90,20 @@ static uint64_t node_identity(int rank, int size)
     }
     h = hash_text(h, text);
     ssize_t n = readlink("/proc/self/ns/pid", text, sizeof text - 1);
-    if (n > 0) { text[n] = 0; h = hash_text(h, text); }
+    if (n > 0) {
+        text[n] = 0;
+        h = hash_text(h, text);
+    }
     // For specs: pretends that ranks sit on that many nodes ("2"), or where each of them sits ("0,1,0,1").
     const char *pretend = getenv("MOONSHARD_COMM_NODES");
     if (pretend && *pretend) {
         int node = 0;
         if (strchr(pretend, ',')) {
             const char *p = pretend;
-            for (int r = 0; r < rank && p; r++) { p = strchr(p, ','); if (p) p++; }
+            for (int r = 0; r < rank && p; r++) {
+                p = strchr(p, ',');
+                if (p) p++;
+            }
             node = p ? atoi(p) : 0;
         } else if (atoi(pretend) > 1) {
             node = rank * atoi(pretend) / size;
@@ -100,7 +115,8 @@ static uint64_t node_identity(int rank, int size)
 
 static ms_status exchange(hello *mine, hello *all)
 {
-    if (ms__world.mpi->all_gather(mine, all, sizeof *mine) != 0) return ms__fail(MS_ECOMM, "dist.init: MPI_Allgather failed");
+    if (ms__world.mpi->all_gather(mine, all, sizeof *mine) != 0)
+        return ms__fail(MS_ECOMM, "dist.init: MPI_Allgather failed");
     return MS_OK;
 }
 
@@ -109,7 +125,9 @@ static ms_status find_nodes(hello *mine, hello *all)
     ms_world *w = &ms__world;
     uint64_t *nodes = malloc((size_t)w->size * sizeof *nodes);
     w->node_of = malloc((size_t)w->size * sizeof *w->node_of);
-    if (!nodes || !w->node_of) return ms__no_memory((size_t)w->size * (sizeof *nodes + sizeof *w->node_of), "dist.init", "nodes of %d ranks", w->size);
+    if (!nodes || !w->node_of)
+        return ms__no_memory((size_t)w->size * (sizeof *nodes + sizeof *w->node_of), "dist.init", "nodes of %d ranks",
+                             w->size);
     mine->node = node_identity(w->rank, w->size);
     mine->pid = (int32_t)getpid();
     MS_TRY(exchange(mine, all));
@@ -154,7 +172,10 @@ static ms_status control_memory(hello *mine, hello *all)
     for (int way = 0; way < 3; way++) {
         mine->ok = 1;
         mine->why[0] = mine->path[0] = 0;
-        if (w->ctl) { munmap(w->ctl, w->ctl_bytes); w->ctl = NULL; }
+        if (w->ctl) {
+            munmap(w->ctl, w->ctl_bytes);
+            w->ctl = NULL;
+        }
         if (w->rank == first) {
             static const char *const folders[] = { NULL, "/dev/shm", "/tmp" };
             if (fd >= 0) close(fd);
@@ -165,7 +186,8 @@ static ms_status control_memory(hello *mine, hello *all)
             }
             // Writing to a page for which there is no room would end the process.
             struct statvfs fs;
-            bool room = way == 0 || fd < 0 || fstatvfs(fd, &fs) != 0 || (double)fs.f_bavail * (double)fs.f_frsize >= (double)w->ctl_bytes;
+            bool room = way == 0 || fd < 0 || fstatvfs(fd, &fs) != 0 ||
+                        (double)fs.f_bavail * (double)fs.f_frsize >= (double)w->ctl_bytes;
             if (!room) errno = ENOSPC;
             if (!room || fd < 0 || ftruncate(fd, (off_t)w->ctl_bytes) != 0 || !(w->ctl = map_file(fd, w->ctl_bytes))) {
                 snprintf(mine->why, sizeof mine->why, "%s", strerror(errno));
@@ -175,7 +197,8 @@ static ms_status control_memory(hello *mine, hello *all)
                 fstat(fd, &st);
                 mine->fd = fd;
                 mine->inode = (uint64_t)st.st_ino;
-                if (getrandom(&mine->nonce, sizeof mine->nonce, 0) != sizeof mine->nonce) mine->nonce = (uint64_t)ms__now_ns();
+                if (getrandom(&mine->nonce, sizeof mine->nonce, 0) != sizeof mine->nonce)
+                    mine->nonce = (uint64_t)ms__now_ns();
                 ((ms_board *)w->ctl)->nonce = mine->nonce;
             }
         }
@@ -188,9 +211,10 @@ static ms_status control_memory(hello *mine, hello *all)
             else snprintf(path, sizeof path, "/proc/%d/fd/%d", h->pid, h->fd);
             int peer = way == 0 && refuse ? -1 : open(path, O_RDWR | O_CLOEXEC);
             if (way == 0 && refuse) errno = EACCES;
-            if (peer < 0 || fstat(peer, &st) != 0 || (uint64_t)st.st_ino != h->inode || !(w->ctl = map_file(peer, w->ctl_bytes))
-                || ((ms_board *)w->ctl)->nonce != h->nonce) {
-                snprintf(mine->why, sizeof mine->why, "%.60s: %s", path, peer < 0 ? strerror(errno) : "not the file it should be");
+            if (peer < 0 || fstat(peer, &st) != 0 || (uint64_t)st.st_ino != h->inode ||
+                !(w->ctl = map_file(peer, w->ctl_bytes)) || ((ms_board *)w->ctl)->nonce != h->nonce) {
+                snprintf(mine->why, sizeof mine->why, "%.60s: %s", path,
+                         peer < 0 ? strerror(errno) : "not the file it should be");
                 mine->ok = 0;
             }
             if (peer >= 0) close(peer);
@@ -198,13 +222,15 @@ static ms_status control_memory(hello *mine, hello *all)
         MS_TRY(exchange(mine, all));
         if (w->rank == first && mine->path[0]) unlink(mine->path);
         int bad = -1;
-        for (int r = 0; r < w->size; r++) if (!all[r].ok && bad < 0) bad = r;
+        for (int r = 0; r < w->size; r++)
+            if (!all[r].ok && bad < 0) bad = r;
         if (bad < 0) {
             if (fd >= 0 && way > 0) close(fd);
             return MS_OK;
         }
         if (way == 2)
-            return ms__fail(MS_ECOMM, "dist.init: rank %d cannot share memory with the ranks on its node (%s)", bad, all[bad].why);
+            return ms__fail(MS_ECOMM, "dist.init: rank %d cannot share memory with the ranks on its node (%s)", bad,
+                            all[bad].why);
     }
     return MS_OK;
 }
@@ -241,7 +267,10 @@ static ms_status map_peers(hello *mine, hello *all)
         if (w->node_of[r] != w->node || all[r].ok) continue;
         w->mapped = false;
         if (w->local_rank == 0)
-            fprintf(stderr, "rank %d: dist: tensors are staged, since ranks cannot map each other's memory here (rank %d: %s)\n", w->rank, r, all[r].why);
+            fprintf(
+                stderr,
+                "rank %d: dist: tensors are staged, since ranks cannot map each other's memory here (rank %d: %s)\n",
+                w->rank, r, all[r].why);
         break;
     }
     return MS_OK;
@@ -256,12 +285,15 @@ static ms_status join(const char *launcher)
     // MPI_Init would end the process, with a page of text that is not about this.
     const char *way = getenv("SLURM_MPI_TYPE");
     if (srun && !getenv("PMIX_RANK") && !getenv("PMI_RANK"))
-        return ms__fail(MS_ECOMM, "dist.init: srun started this process without telling its ranks of each other (MPI type '%s'); use srun --mpi=pmix",
+        return ms__fail(MS_ECOMM,
+                        "dist.init: srun started this process without telling its ranks of each other (MPI type '%s'); "
+                        "use srun --mpi=pmix",
                         way ? way : "none");
     MS_TRY(load_mpi(launcher ? launcher : "nobody"));
     char text[512] = "";
     int size = srun ? env_int("SLURM_STEP_NUM_TASKS", env_int("SLURM_NTASKS", 0)) : env_int("OMPI_COMM_WORLD_SIZE", 0);
-    if (w->mpi->init(size > 0 && size == ms__ranks_here(), text, sizeof text) != 0) return ms__fail(MS_ECOMM, "dist.init: %s", text);
+    if (w->mpi->init(size > 0 && size == ms__ranks_here(), text, sizeof text) != 0)
+        return ms__fail(MS_ECOMM, "dist.init: %s", text);
     w->rank = w->mpi->rank();
     w->size = w->mpi->size();
     ms__end_catch();
@@ -280,7 +312,7 @@ static ms_status join(const char *launcher)
     MS_TRY(status);
     MS_TRY(ms__node_start());
     if (w->local_rank == 0) ms__comm_clean(false);
-    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);        // short sleeps while waiting are meant to be short
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // short sleeps while waiting are meant to be short
     return MS_OK;
 }
 
@@ -292,8 +324,10 @@ ms_status ms__comm_start(const char *backend, double timeout)
     bool mpi = backend && strcmp(backend, "mpi") == 0, self = backend && strcmp(backend, "self") == 0;
     if (backend && !mpi && !self && strcmp(backend, "auto") != 0)
         return ms__fail(backend && strcmp(backend, "nccl") == 0 ? MS_EUNSUPPORTED : MS_EINVAL,
-                        strcmp(backend, "nccl") == 0 ? "dist.init: backend 'nccl' is not in this build" :
-                        "dist.init: backend '%s' is none of 'auto', 'mpi', 'nccl', 'self'", backend);
+                        strcmp(backend, "nccl") == 0
+                            ? "dist.init: backend 'nccl' is not in this build"
+                            : "dist.init: backend '%s' is none of 'auto', 'mpi', 'nccl', 'self'",
+                        backend);
     MS_TRY(ms__env_number("MOONSHARD_TIMEOUT", "seconds above 0", &w->timeout));
     if (timeout > 0) w->timeout = timeout;
     if (!self && (launcher || mpi)) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // custom.c -- nodes that are no operator: identities around units and modules, functions whose
 // backward is the script's, checkpoints. Their backward is in run.c.
 #include "graph.h"
@@ -58,7 +59,8 @@ ms_status ms__unit_hook(ms_tensor *t, void *unit, int64_t use)
 
 static ms_status tensors_of(const char *who, int n, const ms_id *ids, ms_tensor **out)
 {
-    if (n < 0 || n > MS_MAX_IN) return ms__fail(MS_EINVAL, "%s: %d tensors; at most %d are supported", who, n, MS_MAX_IN);
+    if (n < 0 || n > MS_MAX_IN)
+        return ms__fail(MS_EINVAL, "%s: %d tensors; at most %d are supported", who, n, MS_MAX_IN);
     for (int k = 0; k < n; k++) {
         out[k] = NULL;
         if (ids[k] != 0 && !(out[k] = ms__tensor(ids[k]))) return (ms_status)ms_error_code();
@@ -82,7 +84,7 @@ double ms_module_hook_inputs(double key, int n, ms_id *ids)
 {
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_IN];
     if (tensors_of("module hook", n, ids, in)) return 0;
-    if (n_calls == CALLS) drop_calls(0);        // left behind by forwards that failed
+    if (n_calls == CALLS) drop_calls(0);  // left behind by forwards that failed
     ms_module_call *m = calloc(1, sizeof *m);
     if (!m) {
         ms__no_memory(sizeof *m, "module hook", "a call");
@@ -111,8 +113,9 @@ ms_status ms_module_hook_outputs(double token, int n, ms_id *ids)
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_IN];
     int at = n_calls - 1;
     while (at >= 0 && calls[at]->token != token) at--;
-    if (at < 0) return ms__fail(MS_ESTATE, "module hook: this call's inputs were never given, or its outputs were given twice");
-    drop_calls(at + 1);                         // inner calls whose forward failed
+    if (at < 0)
+        return ms__fail(MS_ESTATE, "module hook: this call's inputs were never given, or its outputs were given twice");
+    drop_calls(at + 1);  // inner calls whose forward failed
     ms_module_call *m = calls[at];
     ms_status st = tensors_of("module hook", n, ids, in);
     if (st == MS_OK && ms__any_grad(n, in)) {
@@ -134,7 +137,7 @@ ms_status ms_module_hook_outputs(double token, int n, ms_id *ids)
 // ---- regions of checkpoints --------------------------------------------------------------------
 
 ms_region *ms__region;
-static ms_region *ended;            // between the end of a region and its record
+static ms_region *ended;  // between the end of a region and its record
 static double next_region = 1;
 
 void ms__region_release(ms_region *g)
@@ -159,7 +162,7 @@ void ms__region_meet(int n, ms_tensor *const *in)
         if (g->n == g->cap) {
             int cap = g->cap ? 2 * g->cap : 16;
             void *p = realloc(g->leaves, (size_t)cap * sizeof *g->leaves);
-            if (!p) return;                     // hooks may run twice; gradients stay right
+            if (!p) return;  // hooks may run twice; gradients stay right
             g->leaves = p;
             g->cap = cap;
         }
@@ -186,7 +189,7 @@ void ms_checkpoint_end(double token)
     ms_region *g = ms__region;
     while (g && g->token != token) g = g->around;
     if (!g) return;
-    while (ms__region != g) {                   // left open inside it
+    while (ms__region != g) {  // left open inside it
         ms_region *inner = ms__region;
         ms__region = inner->around;
         ms__region_release(inner);
@@ -196,7 +199,8 @@ void ms_checkpoint_end(double token)
     ended = g;
 }
 
-static ms_status record_custom(ms_node_kind kind, const char *who, double key, int n_in, const ms_id *in_ids, int n_out, const ms_id *out_ids)
+static ms_status record_custom(ms_node_kind kind, const char *who, double key, int n_in, const ms_id *in_ids, int n_out,
+                               const ms_id *out_ids)
 {
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_OUT];
     MS_TRY(tensors_of(who, n_in, in_ids, in));
@@ -209,7 +213,10 @@ static ms_status record_custom(ms_node_kind kind, const char *who, double key, i
     for (int k = 0; k < n_out; k++) {
         any |= out[k] && ms__is_float(out[k]->dtype);
         if (out[k] && out[k]->requires_grad)
-            return ms__fail(MS_EINVAL, "%s: output %d is part of a graph already; it must be made inside forward (detach an input that is passed on)", who, k + 1);
+            return ms__fail(MS_EINVAL,
+                            "%s: output %d is part of a graph already; it must be made inside forward (detach an input "
+                            "that is passed on)",
+                            who, k + 1);
     }
     if (!any) {
         ms__dead_key(key);

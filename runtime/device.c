@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // device.c -- finding and loading the CUDA plugin, and moving bytes by it.
 //
 // MOONSHARD_CUDA says which: unset or "real", the GPU's; "emulated", the emulator that specs run the
@@ -14,7 +15,7 @@ extern const struct ms_cuda_engine ms__cuda_engine;
 void ms__register_kernel(const char *op, int device, ms_status (*run)(struct ms_call *));
 
 static const ms_cuda_table *table;
-static int  devices;
+static int devices;
 static bool tried;
 static char why[1024] = "no GPU was asked for yet";
 
@@ -47,7 +48,9 @@ static void load(void)
     const char *name = emulated ? "libmoonshard_cuda_emulated.so" : "libmoonshard_cuda.so";
     beside(path, sizeof path, name);
     if (access(path, R_OK) != 0) {
-        snprintf(why, sizeof why, "this build has no CUDA plugin (%s): it is built where %s is, unless scripts/setup was told --engine", name, emulated ? "g++" : "nvcc");
+        snprintf(why, sizeof why,
+                 "this build has no CUDA plugin (%s): it is built where %s is, unless scripts/setup was told --engine",
+                 name, emulated ? "g++" : "nvcc");
         return;
     }
     // The driver before the plugin: its absence is the ordinary case and deserves a plain answer.
@@ -62,7 +65,8 @@ static void load(void)
     }
     const ms_cuda_table *t = dlsym(lib, MS_CUDA_SYMBOL);
     if (!t || t->version != MS_CUDA_TABLE_VERSION) {
-        snprintf(why, sizeof why, "%s has no %s of version %d; build engine and plugin together", name, MS_CUDA_SYMBOL, MS_CUDA_TABLE_VERSION);
+        snprintf(why, sizeof why, "%s has no %s of version %d; build engine and plugin together", name, MS_CUDA_SYMBOL,
+                 MS_CUDA_TABLE_VERSION);
         return;
     }
     devices = t->start(&ms__cuda_engine, why, sizeof why);
@@ -78,9 +82,12 @@ ms_status ms__cuda_need(int device, const char *what)
 {
     load();
     int index = ms__index(device);
-    if (!table) return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not there: %s", what ? what : "allocation", index, why);
+    if (!table)
+        return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not there: %s", what ? what : "allocation", index,
+                        why);
     if (index >= devices)
-        return ms__fail(MS_EINVAL, "%s: device 'cuda:%d' is not there: there %s %d, from cuda:0", what ? what : "allocation", index, devices == 1 ? "is" : "are", devices);
+        return ms__fail(MS_EINVAL, "%s: device 'cuda:%d' is not there: there %s %d, from cuda:0",
+                        what ? what : "allocation", index, devices == 1 ? "is" : "are", devices);
     return MS_OK;
 }
 
@@ -93,7 +100,8 @@ ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
         memmove(dst, src, bytes);
         return MS_OK;
     }
-    if (ms__is_cuda(to) && ms__is_cuda(from) && to != from) return table->copy_peer(ms__index(to), dst, ms__index(from), src, bytes);
+    if (ms__is_cuda(to) && ms__is_cuda(from) && to != from)
+        return table->copy_peer(ms__index(to), dst, ms__index(from), src, bytes);
     int index = ms__index(ms__is_cuda(to) ? to : from);
     ms_direction way = !ms__is_cuda(from) ? MS_TO_DEVICE : !ms__is_cuda(to) ? MS_TO_HOST : MS_ON_DEVICE;
     MS_TRY(table->copy(index, 0, dst, src, bytes, way));

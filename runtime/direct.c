@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // direct.c -- see direct.h. The thread does one request at a time: chunk k of the file, to or from buffer k % 2.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -14,22 +15,22 @@ enum { CHUNK = 8 << 20, BLOCK = 4096 };
 // ---- the thread ---------------------------------------------------------------------------------
 
 struct ms_direct {
-    bool            writes, quit, started;
-    int             fd, direct;             // direct: -1 where there is none
-    const char     *path, *who;             // path: a copy
-    uint64_t        at, bytes;              // of the caller: what went through its hands; reader: size of the file
-    unsigned char  *buffer[2];
-    size_t          held;                   // writer: bytes in the buffer that is being filled
-    int             current;                // the caller's buffer
+    bool writes, quit, started;
+    int fd, direct;          // direct: -1 where there is none
+    const char *path, *who;  // path: a copy
+    uint64_t at, bytes;      // of the caller: what went through its hands; reader: size of the file
+    unsigned char *buffer[2];
+    size_t held;  // writer: bytes in the buffer that is being filled
+    int current;  // the caller's buffer
     // shared
-    pthread_t       thread;
+    pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t  change;
-    bool            busy;                   // a request is there or under way
-    int             which;                  // its buffer
-    uint64_t        from;
-    size_t          n, got;
-    int             error;
+    pthread_cond_t change;
+    bool busy;  // a request is there or under way
+    int which;  // its buffer
+    uint64_t from;
+    size_t n, got;
+    int error;
 };
 
 static ssize_t chunk_io(ms_direct *d, unsigned char *p, size_t n, uint64_t at)
@@ -37,13 +38,16 @@ static ssize_t chunk_io(ms_direct *d, unsigned char *p, size_t n, uint64_t at)
     size_t done = 0;
     while (done < n) {
         // Direct requests are aligned in every way: a part that is not goes by the page cache.
-        bool aligned = d->direct >= 0 && (at + done) % BLOCK == 0 && done % BLOCK == 0 && (d->writes ? (n - done) % BLOCK == 0 : true);
+        bool aligned = d->direct >= 0 && (at + done) % BLOCK == 0 && done % BLOCK == 0 &&
+                       (d->writes ? (n - done) % BLOCK == 0 : true);
         int fd = aligned ? d->direct : d->fd;
         size_t want = n - done;
-        if (!d->writes && aligned) want = (want + BLOCK - 1) & ~(size_t)(BLOCK - 1);      // the buffer has room; the file ends earlier
-        ssize_t k = d->writes ? pwrite(fd, p + done, want, (off_t)(at + done)) : pread(fd, p + done, want, (off_t)(at + done));
+        if (!d->writes && aligned)
+            want = (want + BLOCK - 1) & ~(size_t)(BLOCK - 1);  // the buffer has room; the file ends earlier
+        ssize_t k =
+            d->writes ? pwrite(fd, p + done, want, (off_t)(at + done)) : pread(fd, p + done, want, (off_t)(at + done));
         if (k < 0 && errno == EINTR) continue;
-        if (k < 0 && aligned && errno == EINVAL) {          // the file system says so only now
+        if (k < 0 && aligned && errno == EINVAL) {  // the file system says so only now
             close(d->direct);
             d->direct = -1;
             continue;
@@ -136,7 +140,7 @@ static ms_status start(ms_direct **out, int fd, const char *path, const char *wh
     d->direct = open(same, (writes ? O_WRONLY : O_RDONLY) | O_DIRECT | O_CLOEXEC);
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->change, NULL);
-    sigset_t all, before;                   // signals are the main thread's
+    sigset_t all, before;  // signals are the main thread's
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&d->thread, NULL, work, d);
@@ -154,7 +158,10 @@ static ms_status start(ms_direct **out, int fd, const char *path, const char *wh
 
 // ---- writing and reading ------------------------------------------------------------------------
 
-ms_status ms__direct_writer(ms_direct **out, int fd, const char *path, const char *who) { return start(out, fd, path, who, true); }
+ms_status ms__direct_writer(ms_direct **out, int fd, const char *path, const char *who)
+{
+    return start(out, fd, path, who, true);
+}
 
 ms_status ms__direct_write(ms_direct *d, const void *data, uint64_t n)
 {
@@ -167,7 +174,7 @@ ms_status ms__direct_write(ms_direct *d, const void *data, uint64_t n)
         n -= m;
         if (d->held < CHUNK) break;
         MS_TRY(ms__check_interrupt());
-        MS_TRY(answer(d, NULL));            // the other buffer is free again
+        MS_TRY(answer(d, NULL));  // the other buffer is free again
         ask(d, d->current, d->at, CHUNK);
         d->at += CHUNK;
         d->current = !d->current;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // engine.c -- process-wide settings: threads, modes, the random generator's place.
 #define _GNU_SOURCE
 #include <math.h>
@@ -22,7 +23,8 @@ static int env_int(const char *name)
 static int default_threads(void)
 {
     double given = 0;
-    if (ms__env_number("MOONSHARD_THREADS", "a whole number above 0", &given) == MS_OK && given > 0) return given < 1024 ? (int)given : 1024;
+    if (ms__env_number("MOONSHARD_THREADS", "a whole number above 0", &given) == MS_OK && given > 0)
+        return given < 1024 ? (int)given : 1024;
     int n = env_int("OMP_NUM_THREADS");
     if (n > 0) return n;
     cpu_set_t set;
@@ -36,9 +38,15 @@ static int default_threads(void)
 // An invalid value is an error that names the variable, not ignored.
 static ms_status check_environment(void)
 {
-    static const struct { const char *name, *choices[4]; } chosen[] = {
-        { "MOONSHARD_DEBUG", { "off", "info", "detail" } }, { "MOONSHARD_LOG", { "fsdp" } }, { "MOONSHARD_ISA", { "v1", "v2", "v3", "v4" } },
-        { "MOONSHARD_PROGRESS", { "bar", "lines" } }, { "MOONSHARD_COMM_MAP", { "refuse", "refuse-all" } }, { "MOONSHARD_CUBLAS", { "on", "off" } },
+    static const struct {
+        const char *name, *choices[4];
+    } chosen[] = {
+        { "MOONSHARD_DEBUG", { "off", "info", "detail" } },
+        { "MOONSHARD_LOG", { "fsdp" } },
+        { "MOONSHARD_ISA", { "v1", "v2", "v3", "v4" } },
+        { "MOONSHARD_PROGRESS", { "bar", "lines" } },
+        { "MOONSHARD_COMM_MAP", { "refuse", "refuse-all" } },
+        { "MOONSHARD_CUBLAS", { "on", "off" } },
         { "MOONSHARD_CUDA_GUARD", { "0", "1" } },
     };
     for (int k = 0; k < MS_COUNT(chosen); k++) {
@@ -47,23 +55,35 @@ static ms_status check_environment(void)
         bool known = !value || !*value;
         for (int c = 0; c < 4 && chosen[k].choices[c]; c++) {
             known |= value && strcmp(value, chosen[k].choices[c]) == 0;
-            snprintf(expected + strlen(expected), sizeof expected - strlen(expected), "%s%s", c ? ", " : "", chosen[k].choices[c]);
+            snprintf(expected + strlen(expected), sizeof expected - strlen(expected), "%s%s", c ? ", " : "",
+                     chosen[k].choices[c]);
         }
-        if (!known) return ms__fail(MS_EINVAL, "%s is '%s', expected %s%s", chosen[k].name, value, strchr(expected, ',') ? "one of " : "", expected);
+        if (!known)
+            return ms__fail(MS_EINVAL, "%s is '%s', expected %s%s", chosen[k].name, value,
+                            strchr(expected, ',') ? "one of " : "", expected);
     }
-    static const struct { const char *name, *expected; double most; bool whole; } numbers[] = {
-        { "MOONSHARD_THREADS", "a whole number above 0", 1e9, true }, { "MOONSHARD_TIMEOUT", "seconds above 0", INFINITY, false },
-        { "MOONSHARD_CUDA_DEVICES", "a whole number from 1 to 8", 8, true }, { "MOONSHARD_CUDA_MEMORY", "bytes above 0", 1e18, true },
+    static const struct {
+        const char *name, *expected;
+        double most;
+        bool whole;
+    } numbers[] = {
+        { "MOONSHARD_THREADS", "a whole number above 0", 1e9, true },
+        { "MOONSHARD_TIMEOUT", "seconds above 0", INFINITY, false },
+        { "MOONSHARD_CUDA_DEVICES", "a whole number from 1 to 8", 8, true },
+        { "MOONSHARD_CUDA_MEMORY", "bytes above 0", 1e18, true },
     };
     for (int k = 0; k < MS_COUNT(numbers); k++) {
         double value = 1;
         MS_TRY(ms__env_number(numbers[k].name, numbers[k].expected, &value));
         if (value > numbers[k].most || (numbers[k].whole && value != floor(value)))
-            return ms__fail(MS_EINVAL, "%s is '%s', expected %s", numbers[k].name, getenv(numbers[k].name), numbers[k].expected);
+            return ms__fail(MS_EINVAL, "%s is '%s', expected %s", numbers[k].name, getenv(numbers[k].name),
+                            numbers[k].expected);
     }
     const char *nodes = getenv("MOONSHARD_COMM_NODES");
     if (nodes && nodes[strspn(nodes, "0123456789,")])
-        return ms__fail(MS_EINVAL, "MOONSHARD_COMM_NODES is '%s', expected a number of nodes, or each rank's node separated by commas", nodes);
+        return ms__fail(
+            MS_EINVAL,
+            "MOONSHARD_COMM_NODES is '%s', expected a number of nodes, or each rank's node separated by commas", nodes);
     return MS_OK;
 }
 
@@ -111,7 +131,7 @@ int ms_set_default_dtype(int dtype)
 
 // ---- random numbers ---------------------------------------------------------------------------
 
-static uint64_t rng_seed = 20231, rng_offset;        // a fixed default: runs repeat unless a script seeds otherwise
+static uint64_t rng_seed = 20231, rng_offset;  // a fixed default: runs repeat unless a script seeds otherwise
 
 void ms_manual_seed(double seed)
 {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // files.c -- see files.h: places, whole reads and writes, XXH64.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -25,7 +26,8 @@ static ms_status resolve(char **out, char *path, const char *who)
     if (there && S_ISLNK(info.st_mode)) {
         *out = realpath(path, NULL);
         if (*out) return MS_OK;
-        return ms__fail(MS_EIO, "%s: '%s' is a link to what cannot be reached: %s; remove it, or name another path", who, path, strerror(errno));
+        return ms__fail(MS_EIO, "%s: '%s' is a link to what cannot be reached: %s; remove it, or name another path",
+                        who, path, strerror(errno));
     }
     char *slash = strrchr(path, '/');
     const char *name = slash ? slash + 1 : path;
@@ -55,7 +57,7 @@ ms_status ms__place(ms_place *out, const char *path, const char *who)
     ms_status st = resolve(&whole, copy, who);
     free(copy);
     if (st) return st;
-    char *slash = strrchr(whole, '/');                          // it is absolute
+    char *slash = strrchr(whole, '/');  // it is absolute
     if (!slash[1]) {
         free(whole);
         return ms__fail(MS_EIO, "%s: '%s' is the root folder", who, path);
@@ -66,7 +68,7 @@ ms_status ms__place(ms_place *out, const char *path, const char *who)
     if (folder < 0) st = ms__io_failed(who, "open folder", whole);
     slash[slash == whole] = kept;
     if (st) free(whole);
-    else *out = (ms_place){ folder, whole, slash + 1 };
+    else *out = (ms_place) { folder, whole, slash + 1 };
     return st;
 }
 
@@ -74,7 +76,7 @@ void ms__place_clear(ms_place *p)
 {
     if (p->folder >= 0) close(p->folder);
     free(p->path);
-    *p = (ms_place){ .folder = -1 };
+    *p = (ms_place) { .folder = -1 };
 }
 
 // Some file systems cannot sync folders (EINVAL): they have nothing to sync.
@@ -85,12 +87,13 @@ ms_status ms__folder_sync(int fd, const char *path)
 
 ms_status ms__place_sync(const ms_place *p) { return ms__folder_sync(p->folder, p->path); }
 
-enum { DIGITS = 16, NAME = 200 };                               // of a long name its beginning: file systems end at 255
+enum { DIGITS = 16, NAME = 200 };  // of a long name its beginning: file systems end at 255
 
 ms_status ms__temporary_name(const char *name, char *out)
 {
     uint64_t random;
-    if (getrandom(&random, sizeof random, 0) != sizeof random) return ms__io_failed("save", "make a temporary name for", name);
+    if (getrandom(&random, sizeof random, 0) != sizeof random)
+        return ms__io_failed("save", "make a temporary name for", name);
     snprintf(out, MS_TEMPORARY, "%.*s.tmp-%016llx", NAME, name, (unsigned long long)random);
     return MS_OK;
 }
@@ -138,7 +141,7 @@ ms_status ms__file_read(int fd, const char *path, void *data, uint64_t bytes, ui
 ms_status ms__file_open(int *out, uint64_t *size, const char *path, const char *who)
 {
     struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);      // without O_NONBLOCK a pipe is waited for
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);  // without O_NONBLOCK a pipe is waited for
     if (fd < 0) return ms__io_failed(who, "open", path);
     ms_status st = MS_OK;
     if (fstat(fd, &info)) st = ms__io_failed(who, "read", path);
@@ -154,17 +157,19 @@ ms_status ms__file_open(int *out, uint64_t *size, const char *path, const char *
 
 // ---- XXH64 --------------------------------------------------------------------------------------
 
-static const uint64_t P1 = 0x9E3779B185EBCA87ull, P2 = 0xC2B2AE3D27D4EB4Full, P3 = 0x165667B19E3779F9ull, P4 = 0x85EBCA77C2B2AE63ull,
-                      P5 = 0x27D4EB2F165667C5ull;
+static const uint64_t P1 = 0x9E3779B185EBCA87ull, P2 = 0xC2B2AE3D27D4EB4Full, P3 = 0x165667B19E3779F9ull,
+                      P4 = 0x85EBCA77C2B2AE63ull, P5 = 0x27D4EB2F165667C5ull;
 
 static uint64_t rotate(uint64_t x, int r) { return x << r | x >> (64 - r); }
-static uint64_t load64(const unsigned char *p) { uint64_t x; memcpy(&x, p, 8); return x; }
+static uint64_t load64(const unsigned char *p)
+{
+    uint64_t x;
+    memcpy(&x, p, 8);
+    return x;
+}
 static uint64_t round64(uint64_t lane, uint64_t x) { return rotate(lane + x * P2, 31) * P1; }
 
-void ms__hash_begin(ms_hash *h)
-{
-    *h = (ms_hash){ .lane = { P1 + P2, P2, 0, 0 - P1 } };
-}
+void ms__hash_begin(ms_hash *h) { *h = (ms_hash) { .lane = { P1 + P2, P2, 0, 0 - P1 } }; }
 
 static void stripes(ms_hash *h, const unsigned char *p, size_t n)
 {

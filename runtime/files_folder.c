@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: MIT
 // files_folder.c -- small files, and folders that are replaced as a whole.
 //
-// A finished folder gets its name by one rename: exchanged with the old one where there is one, so both exist at every moment. It is
-// made in a temporary folder beside the target:
+// A finished folder gets its name by one rename: exchanged with the old one where there is one, so both exist at every
+// moment. It is made in a temporary folder beside the target:
 //   NAME.tmp-<16 random digits>/owner        who makes it: boot, process namespace, process and its start time
 //   NAME.tmp-<16 random digits>/checkpoint/  what gets the name; afterwards, what had it
-// Every step goes through descriptors of folders that were opened once and without following links, and only files with the names
-// that saves give are deleted.
+// Every step goes through descriptors of folders that were opened once and without following links, and only files with
+// the names that saves give are deleted.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -37,7 +38,8 @@ ms_status ms_file_get(const char *path, const char *who, char **out, double *n)
     MS_TRY(ms__file_open(&fd, &size, path, who));
     char *data = NULL;
     ms_status st = MS_OK;
-    if (size > 1u << 30) st = ms__fail(MS_EIO, "%s: '%s' has %llu bytes; at most 1 GiB is read", who, path, (unsigned long long)size);
+    if (size > 1u << 30)
+        st = ms__fail(MS_EIO, "%s: '%s' has %llu bytes; at most 1 GiB is read", who, path, (unsigned long long)size);
     else if (!(data = malloc(size + 1))) st = ms__no_memory(size + 1, who, "'%s'", path);
     else st = ms__file_read(fd, path, data, size, 0, who);
     close(fd);
@@ -76,9 +78,11 @@ ms_status ms_folder_list(const char *path, const char *who, char **out, double *
     char *text = NULL;
     DIR *d = opendir(path);
     FILE *f = d ? open_memstream(&text, &length) : NULL;
-    ms_status st = !d ? ms__io_failed(who, "open folder", path) : !f ? ms__no_memory(BUFSIZ, who, "the files in '%s'", path) : MS_OK;
+    ms_status st = !d   ? ms__io_failed(who, "open folder", path)
+                   : !f ? ms__no_memory(BUFSIZ, who, "the files in '%s'", path)
+                        : MS_OK;
     while (!st) {
-        errno = 0;                          // readdir's way to tell an error from the end
+        errno = 0;  // readdir's way to tell an error from the end
         struct dirent *e = readdir(d);
         if (!e && errno) st = ms__io_failed(who, "read folder", path);
         if (!e) break;
@@ -122,14 +126,15 @@ static void here(char *out, size_t size)
     if (*boot && *namespace) snprintf(out, size, "%s %s", boot, namespace);
 }
 
-// When a process began, in clock ticks since the boot; empty when there is none, or only what its parent has not taken note of.
+// When a process began, in clock ticks since the boot; empty when there is none, or only what its parent has not taken
+// note of.
 static void start_of(long pid, char *out, size_t size)
 {
     char path[32], stat[1024], *at;
     snprintf(path, sizeof path, "/proc/%ld/stat", pid);
     beginning(AT_FDCWD, path, stat, sizeof stat);
     *out = 0;
-    at = strrchr(stat, ')');                // the program's name may have blanks in it
+    at = strrchr(stat, ')');  // the program's name may have blanks in it
     if (!at || !at[1] || strchr("ZX", at[2])) return;
     for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
     if (at) snprintf(out, size, "%.*s", (int)strcspn(at + 1, " \n"), at + 1);
@@ -140,10 +145,12 @@ static void owner_text(char *out)
     char host[160], start[32];
     here(host, sizeof host);
     start_of((long)getpid(), start, sizeof start);
-    snprintf(out, OWNER, "moonshard %s %ld %s\n", *host ? host : "unknown unknown", (long)getpid(), *start ? start : "unknown");
+    snprintf(out, OWNER, "moonshard %s %ld %s\n", *host ? host : "unknown unknown", (long)getpid(),
+             *start ? start : "unknown");
 }
 
-// Whether the process that made a temporary folder is known to have ended: it was one of this boot and namespace, and is not there.
+// Whether the process that made a temporary folder is known to have ended: it was one of this boot and namespace, and
+// is not there.
 static bool abandoned(int folder)
 {
     char text[OWNER], host[160], boot[64], namespace[64], start[32], now[32];
@@ -182,7 +189,8 @@ static bool is_ours(const char *name)
     return p && !*p;
 }
 
-// The temporary folder with the files in it; what is not a save's stays, and the folders around it. Closes the descriptor.
+// The temporary folder with the files in it; what is not a save's stays, and the folders around it. Closes the
+// descriptor.
 static void remove_temporary(int parent, int folder, const char *name)
 {
     int sub = openat(folder, "checkpoint", FOLDER);
@@ -196,8 +204,8 @@ static void remove_temporary(int parent, int folder, const char *name)
     unlinkat(parent, name, AT_REMOVEDIR);
 }
 
-// A folder whose maker ended before it wrote the owner's text holds nothing of a save yet. Whatever else is in it belongs to the user,
-// so only what is empty is removed.
+// A folder whose maker ended before it wrote the owner's text holds nothing of a save yet. Whatever else is in it
+// belongs to the user, so only what is empty is removed.
 static void remove_empty(int parent, int folder, const char *name)
 {
     char text[OWNER];
@@ -205,7 +213,8 @@ static void remove_empty(int parent, int folder, const char *name)
     beginning(folder, "owner", text, sizeof text);
     if (*text) return;
     unlinkat(folder, "checkpoint", AT_REMOVEDIR);
-    if (fstatat(folder, "owner", &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) && st.st_size == 0) unlinkat(folder, "owner", 0);
+    if (fstatat(folder, "owner", &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) && st.st_size == 0)
+        unlinkat(folder, "owner", 0);
     unlinkat(parent, name, AT_REMOVEDIR);
 }
 
@@ -231,12 +240,12 @@ static void sweep(const ms_place *place)
 // ---- a folder that is replaced ------------------------------------------------------------------
 
 struct ms_folder {
-    ms_place    place;
-    char        temporary[MS_TEMPORARY];    // name of the temporary folder
-    char       *made;                       // path of what is made in it
-    int         fd;                         // of the temporary folder; -1: none
-    struct stat there;                      // what has the name; st_mode 0: nothing
-    bool        later;                      // remove on the side
+    ms_place place;
+    char temporary[MS_TEMPORARY];  // name of the temporary folder
+    char *made;                    // path of what is made in it
+    int fd;                        // of the temporary folder; -1: none
+    struct stat there;             // what has the name; st_mode 0: nothing
+    bool later;                    // remove on the side
 };
 
 static void folder_free(ms_folder *f)
@@ -292,13 +301,17 @@ ms_status ms_folder_make(ms_folder *f)
     }
     owner_text(text);
     int fd = openat(f->fd, "owner", O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    ms_status st = fd < 0 ? ms__io_failed("save", "create the owner's file of", f->made) : ms__file_write(fd, f->made, text, strlen(text), 0);
+    ms_status st = fd < 0 ? ms__io_failed("save", "create the owner's file of", f->made)
+                          : ms__file_write(fd, f->made, text, strlen(text), 0);
     if (fd >= 0) close(fd);
     if (!st && mkdirat(f->fd, "checkpoint", 0777)) st = ms__io_failed("save", "create the folder", f->made);
     return st;
 }
 
-static int rename_to(ms_folder *f, unsigned flags) { return renameat2(f->fd, "checkpoint", f->place.folder, f->place.name, flags); }
+static int rename_to(ms_folder *f, unsigned flags)
+{
+    return renameat2(f->fd, "checkpoint", f->place.folder, f->place.name, flags);
+}
 
 static bool no_flags(void) { return errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP; }
 
@@ -310,10 +323,13 @@ static ms_status rename_failed(const ms_folder *f)
 static ms_status exchange(ms_folder *f, int *inside)
 {
     struct stat old;
-    if (!f->there.st_mode) return ms__fail(MS_EIO, "save: '%s' was made by another process while this one saved there", f->place.path);
+    if (!f->there.st_mode)
+        return ms__fail(MS_EIO, "save: '%s' was made by another process while this one saved there", f->place.path);
     if (rename_to(f, RENAME_EXCHANGE)) {
         *inside = no_flags();
-        return *inside ? MS_OK : ms__fail(MS_EIO, "save: cannot exchange '%s' and '%s': %s", f->made, f->place.path, strerror(errno));
+        return *inside ? MS_OK
+                       : ms__fail(MS_EIO, "save: cannot exchange '%s' and '%s': %s", f->made, f->place.path,
+                                  strerror(errno));
     }
     ms_status st = MS_OK;
     if (fstatat(f->fd, "checkpoint", &old, AT_SYMLINK_NOFOLLOW)) st = ms__io_failed("save", "look at", f->made);
@@ -322,7 +338,7 @@ static ms_status exchange(ms_folder *f, int *inside)
     else st = ms__place_sync(&f->place);
     // The fsync failed: the old folder gets its name back, and the save reports the error.
     if (st && rename_to(f, RENAME_EXCHANGE)) {
-        close(f->fd);                       // the old one stays where it is
+        close(f->fd);  // the old one stays where it is
         f->fd = -1;
     }
     return st;
@@ -340,9 +356,12 @@ ms_status ms_folder_commit(ms_folder *f, int later, int *inside)
     return *inside ? MS_OK : rename_failed(f);
 }
 
-// Freeing the blocks of a large file can take a disk longer than writing them did, so that is done on the side. One folder at a time;
-// the process ends after it.
-static struct { pthread_t thread; bool runs; } removal;
+// Freeing the blocks of a large file can take a disk longer than writing them did, so that is done on the side. One
+// folder at a time; the process ends after it.
+static struct {
+    pthread_t thread;
+    bool runs;
+} removal;
 
 static void *remove_on_the_side(void *f)
 {
@@ -360,7 +379,7 @@ void ms_folder_free(ms_folder *f)
 {
     if (!f) return;
     removal_ends();
-    sigset_t all, before;                   // signals are the main thread's
+    sigset_t all, before;  // signals are the main thread's
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     removal.runs = f->later && pthread_create(&removal.thread, NULL, remove_on_the_side, f) == 0;

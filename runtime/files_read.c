@@ -1,5 +1,6 @@
-// files_read.c -- tensors out of safetensors files: read only after the header passed every check, and where the file has sums, given
-// only when they are right.
+// SPDX-License-Identifier: MIT
+// files_read.c -- tensors out of safetensors files: read only after the header passed every check, and where the file
+// has sums, given only when they are right.
 #include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -11,20 +12,25 @@
 #include "safetensors.h"
 #include "tensor.h"
 
-typedef struct { int entry; uint64_t from, bytes, at; char *to; ms_tensor *keep; } want;       // bytes of the entry; at: in the file
+typedef struct {
+    int entry;
+    uint64_t from, bytes, at;
+    char *to;
+    ms_tensor *keep;
+} want;  // bytes of the entry; at: in the file
 
 struct ms_loader {
-    want        *wants;
-    int          n_wants, cap_wants;
-    uint64_t     size;
+    want *wants;
+    int n_wants, cap_wants;
+    uint64_t size;
     ms_st_header h;
-    char        *path;
-    char         sum[17];               // the header's own; empty where it is not verified
-    int          fd;
-    uint64_t     data_at;
-    bool         verify;
-    char        *block;                 // of a tensor of which a part was read: the block that was read last
-    uint64_t     blocked;               // its number; UINT64_MAX: none
+    char *path;
+    char sum[17];  // the header's own; empty where it is not verified
+    int fd;
+    uint64_t data_at;
+    bool verify;
+    char *block;       // of a tensor of which a part was read: the block that was read last
+    uint64_t blocked;  // its number; UINT64_MAX: none
 };
 
 static bool verifies(const ms_loader *l) { return l->verify && l->h.sums; }
@@ -34,12 +40,16 @@ static ms_status read_header(ms_loader *l, const char *path)
     uint64_t length = 0, size;
     MS_TRY(ms__file_open(&l->fd, &size, path, "load"));
     unsigned char prefix[8];
-    if (size < 8) return ms__fail(MS_EIO, "load: '%s' is no valid safetensors file: %llu bytes, at least 8 expected", path, (unsigned long long)size);
+    if (size < 8)
+        return ms__fail(MS_EIO, "load: '%s' is no valid safetensors file: %llu bytes, at least 8 expected", path,
+                        (unsigned long long)size);
     MS_TRY(ms__file_read(l->fd, path, prefix, 8, 0, "load"));
     for (int k = 0; k < 8; k++) length |= (uint64_t)prefix[k] << 8 * k;
     if (length > MS_ST_MAX_HEADER || length > size - 8)
-        return ms__fail(MS_EIO, "load: '%s' is no valid safetensors file: a header of %llu bytes in a file of %llu (at most %d are allowed)", path,
-                        (unsigned long long)length, (unsigned long long)size, MS_ST_MAX_HEADER);
+        return ms__fail(MS_EIO,
+                        "load: '%s' is no valid safetensors file: a header of %llu bytes in a file of %llu (at most %d "
+                        "are allowed)",
+                        path, (unsigned long long)length, (unsigned long long)size, MS_ST_MAX_HEADER);
     char *text = malloc(length + 1);
     if (!text) return ms__no_memory(length + 1, "load", "a header of %llu bytes", (unsigned long long)length);
     ms_status st = ms__file_read(l->fd, path, text, length, 8, "load");
@@ -96,8 +106,9 @@ static ms_status check_block(const ms_loader *l, const ms_st_entry *e, uint64_t 
     char digits[16];
     ms__hash_text(ms__hash_end(h), digits);
     if (!memcmp(digits, l->h.sums + 16 * (e->block + block), 16)) return MS_OK;
-    return ms__fail(MS_EIO, "load: '%s' is damaged: tensor '%s' is not what was written (the sum of its block %llu differs)", l->path, e->name,
-                    (unsigned long long)block + 1);
+    return ms__fail(MS_EIO,
+                    "load: '%s' is damaged: tensor '%s' is not what was written (the sum of its block %llu differs)",
+                    l->path, e->name, (unsigned long long)block + 1);
 }
 
 static ms_status read_block(ms_loader *l, const ms_st_entry *e, uint64_t block, uint64_t bytes, char *to)
@@ -121,7 +132,8 @@ static ms_status get(ms_loader *l, const ms_st_entry *e, uint64_t from, uint64_t
             MS_TRY(read_block(l, e, block, size, to));
             continue;
         }
-        if (!l->block && !(l->block = malloc(MS_ST_BLOCK))) return ms__no_memory(MS_ST_BLOCK, "load", "a block of tensor '%s'", e->name);
+        if (!l->block && !(l->block = malloc(MS_ST_BLOCK)))
+            return ms__no_memory(MS_ST_BLOCK, "load", "a block of tensor '%s'", e->name);
         if (l->blocked != e->block + block) {
             l->blocked = UINT64_MAX;
             MS_TRY(read_block(l, e, block, size, l->block));
@@ -138,13 +150,17 @@ ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id 
 {
     ms_tensor *t = ms__tensor(dst);
     if (!t) return (ms_status)ms_error_code();
-    if (k < 0 || k >= l->h.n) return ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
+    if (k < 0 || k >= l->h.n)
+        return ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
     const ms_st_entry *e = &l->h.entries[k];
     uint64_t esz = (uint64_t)ms__dtype_size(e->dtype), numel = (e->end - e->begin) / esz;
     if (!(first >= 0 && count >= 0 && first + count <= (double)numel))
-        return ms__fail(MS_EINVAL, "load: elements %.0f to %.0f of tensor '%s', which has shape %s", first, first + count, e->name, ms__shape_text(e->ndim, e->shape));
-    if (t->dtype != e->dtype || !ms__is_contiguous(t) || (ms__device(t) & 0xff) != MS_CPU || !(at >= 0 && at + count <= (double)t->numel))
-        return ms__fail(MS_EINVAL, "load: %.0f elements of tensor '%s', %s, do not fit at %.0f of %s", count, e->name, ms__dtype_name(e->dtype), at, ms__tensor_text(t));
+        return ms__fail(MS_EINVAL, "load: elements %.0f to %.0f of tensor '%s', which has shape %s", first,
+                        first + count, e->name, ms__shape_text(e->ndim, e->shape));
+    if (t->dtype != e->dtype || !ms__is_contiguous(t) || (ms__device(t) & 0xff) != MS_CPU ||
+        !(at >= 0 && at + count <= (double)t->numel))
+        return ms__fail(MS_EINVAL, "load: %.0f elements of tensor '%s', %s, do not fit at %.0f of %s", count, e->name,
+                        ms__dtype_name(e->dtype), at, ms__tensor_text(t));
     MS_TRY(ms__storage_sync(t->storage, true));
     if (count == 0) return MS_OK;
     if (l->n_wants == l->cap_wants) {
@@ -155,8 +171,12 @@ ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id 
         l->cap_wants = cap;
     }
     uint64_t from = (uint64_t)first * esz;
-    l->wants[l->n_wants++] = (want){ .entry = k, .from = from, .bytes = (uint64_t)count * esz, .at = l->data_at + e->begin + from,
-                                     .to = (char *)ms__data(t) + (uint64_t)at * esz, .keep = ms__retain(t) };
+    l->wants[l->n_wants++] = (want) { .entry = k,
+                                      .from = from,
+                                      .bytes = (uint64_t)count * esz,
+                                      .at = l->data_at + e->begin + from,
+                                      .to = (char *)ms__data(t) + (uint64_t)at * esz,
+                                      .keep = ms__retain(t) };
     return MS_OK;
 }
 
@@ -167,7 +187,11 @@ static int by_place(const void *a, const void *b)
 }
 
 // Follows the data from its beginning on, and compares the sum of each block that ends.
-typedef struct { const ms_st_entry **order; uint64_t at; ms_hash hash; } follower;     // at: in the first entry of order
+typedef struct {
+    const ms_st_entry **order;
+    uint64_t at;
+    ms_hash hash;
+} follower;  // at: in the first entry of order
 
 static int by_begin(const void *a, const void *b)
 {
@@ -214,7 +238,8 @@ static ms_status stream(ms_loader *l, follower *f)
         while (first < l->n_wants && l->wants[first].at + l->wants[first].bytes <= begin) first++;
         for (int k = first; k < l->n_wants && l->wants[k].at < begin + n; k++) {
             want *w = &l->wants[k];
-            uint64_t from = w->at > begin ? w->at : begin, to = w->at + w->bytes < begin + n ? w->at + w->bytes : begin + n;
+            uint64_t from = w->at > begin ? w->at : begin,
+                     to = w->at + w->bytes < begin + n ? w->at + w->bytes : begin + n;
             if (to > from) memcpy(w->to + (from - w->at), data + (from - begin), to - from);
         }
     }
@@ -231,7 +256,8 @@ static ms_status fetch_whole(ms_loader *l, char *hash)
     if (verifies(l)) {
         int n = 0;
         order = malloc((size_t)(l->h.n + 1) * sizeof *order);
-        if (!order) return ms__no_memory((size_t)(l->h.n + 1) * sizeof *order, "load", "the list of %d tensors", l->h.n);
+        if (!order)
+            return ms__no_memory((size_t)(l->h.n + 1) * sizeof *order, "load", "the list of %d tensors", l->h.n);
         for (int k = 0; k < l->h.n; k++)
             if (l->h.entries[k].end > l->h.entries[k].begin) order[n++] = &l->h.entries[k];
         qsort(order, (size_t)n, sizeof *order, by_begin);
@@ -258,11 +284,17 @@ ms_status ms_loader_fetch(ms_loader *l, char *whole)
 }
 
 const char *ms_loader_sum(const ms_loader *l) { return l->sum; }
-int         ms_loader_count(const ms_loader *l) { return l->h.n; }
+int ms_loader_count(const ms_loader *l) { return l->h.n; }
 const char *ms_loader_name(const ms_loader *l, int k) { return k >= 0 && k < l->h.n ? l->h.entries[k].name : NULL; }
-int         ms_loader_metadata_count(const ms_loader *l) { return l->h.n_meta; }
-const char *ms_loader_metadata_key(const ms_loader *l, int k) { return k >= 0 && k < l->h.n_meta ? l->h.meta[k].key : NULL; }
-const char *ms_loader_metadata_value(const ms_loader *l, int k) { return k >= 0 && k < l->h.n_meta ? l->h.meta[k].value : NULL; }
+int ms_loader_metadata_count(const ms_loader *l) { return l->h.n_meta; }
+const char *ms_loader_metadata_key(const ms_loader *l, int k)
+{
+    return k >= 0 && k < l->h.n_meta ? l->h.meta[k].key : NULL;
+}
+const char *ms_loader_metadata_value(const ms_loader *l, int k)
+{
+    return k >= 0 && k < l->h.n_meta ? l->h.meta[k].value : NULL;
+}
 
 int ms_loader_find(const ms_loader *l, const char *name)
 {
@@ -272,7 +304,8 @@ int ms_loader_find(const ms_loader *l, const char *name)
 
 ms_status ms_loader_info(const ms_loader *l, int k, ms_info *out)
 {
-    if (k < 0 || k >= l->h.n) return ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
+    if (k < 0 || k >= l->h.n)
+        return ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
     const ms_st_entry *e = &l->h.entries[k];
     memset(out, 0, sizeof *out);
     out->dtype = e->dtype;
@@ -299,7 +332,8 @@ ms_id ms_loader_read(ms_loader *l, int k, double first, double count)
     memcpy(shape, e->shape, sizeof shape);
     if (count < 0) count = (double)rows - first;
     if (!(first >= 0 && count >= 0 && first + count <= (double)rows)) {
-        ms__fail(MS_EINVAL, "load: rows %.0f to %.0f of tensor '%s', which has shape %s", first, first + count, e->name, ms__shape_text(e->ndim, e->shape));
+        ms__fail(MS_EINVAL, "load: rows %.0f to %.0f of tensor '%s', which has shape %s", first, first + count, e->name,
+                 ms__shape_text(e->ndim, e->shape));
         return 0;
     }
     uint64_t row_bytes = rows ? (e->end - e->begin) / (uint64_t)rows : 0;

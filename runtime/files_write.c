@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: MIT
 // files_write.c -- tensors into a safetensors file: a crash at any moment leaves the old file or the new one.
 //
-// Writing: a temporary file beside the target -> data -> header, with the sums -> fsync -> rename -> fsync of the folder. The
-// rename is the moment the file exists; without the two fsyncs a power loss could leave a name with no bytes behind it.
+// Writing: a temporary file beside the target -> data -> header, with the sums -> fsync -> rename -> fsync of the
+// folder. The rename is the moment the file exists; without the two fsyncs a power loss could leave a name with no
+// bytes behind it.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -18,16 +20,16 @@
 
 struct ms_saver {
     ms_st_header h;
-    bool        *written;                   // per entry, once the header is fixed
-    ms_place     target;
-    char         temporary[MS_TEMPORARY];   // its name in the target's folder
-    char        *path;                      // the same as a path, for messages
-    int          fd;                        // of the temporary file; -1 when it is gone
-    char        *text, *sums;               // the header, once it is fixed, and where the sums of blocks stand in it
-    size_t       length;
-    uint64_t     data_at;                   // where the data begins in the file
-    ms_direct   *direct;                    // a large file that was written in order so far
-    uint64_t     next;                      // where that goes on
+    bool *written;  // per entry, once the header is fixed
+    ms_place target;
+    char temporary[MS_TEMPORARY];  // its name in the target's folder
+    char *path;                    // the same as a path, for messages
+    int fd;                        // of the temporary file; -1 when it is gone
+    char *text, *sums;             // the header, once it is fixed, and where the sums of blocks stand in it
+    size_t length;
+    uint64_t data_at;   // where the data begins in the file
+    ms_direct *direct;  // a large file that was written in order so far
+    uint64_t next;      // where that goes on
 };
 
 enum { DIRECT_FROM = 4 << 20, PART = 64 << 10 };
@@ -90,18 +92,25 @@ void ms_saver_abort(ms_saver *s)
 ms_status ms_saver_metadata(ms_saver *s, const char *key, const char *value)
 {
     if (s->text) return ms__fail(MS_ESTATE, "save: metadata '%s' after the first tensor was written", key);
-    if (!strcmp(key, MS_ST_SUMS)) return ms__fail(MS_EINVAL, "save: metadata '%s': the file's own sums have this name", key);
+    if (!strcmp(key, MS_ST_SUMS))
+        return ms__fail(MS_EINVAL, "save: metadata '%s': the file's own sums have this name", key);
     return ms__st_add_meta(&s->h, "save", key, strlen(key), value, strlen(value));
 }
 
 ms_status ms_saver_declare(ms_saver *s, const char *name, int dtype, int ndim, const int64_t *shape)
 {
     if (s->text) return ms__fail(MS_ESTATE, "save: tensor '%s' declared after the first one was written", name);
-    if (dtype < 0 || dtype >= MS_DTYPES) return ms__fail(MS_EINVAL, "save: tensor '%s': dtype %d is none of the %d known", name, dtype, MS_DTYPES);
-    if (ndim < 0 || ndim > MS_MAX_DIMS) return ms__fail(MS_EINVAL, "save: tensor '%s' has %d dimensions; at most %d are supported", name, ndim, MS_MAX_DIMS);
-    if (!strcmp(name, "__metadata__")) return ms__fail(MS_EINVAL, "save: no tensor can be named '__metadata__': the format uses it");
+    if (dtype < 0 || dtype >= MS_DTYPES)
+        return ms__fail(MS_EINVAL, "save: tensor '%s': dtype %d is none of the %d known", name, dtype, MS_DTYPES);
+    if (ndim < 0 || ndim > MS_MAX_DIMS)
+        return ms__fail(MS_EINVAL, "save: tensor '%s' has %d dimensions; at most %d are supported", name, ndim,
+                        MS_MAX_DIMS);
+    if (!strcmp(name, "__metadata__"))
+        return ms__fail(MS_EINVAL, "save: no tensor can be named '__metadata__': the format uses it");
     for (int d = 0; d < ndim; d++)
-        if (shape[d] < 0) return ms__fail(MS_EINVAL, "save: tensor '%s': shape %s has a negative size", name, ms__shape_text(ndim, shape));
+        if (shape[d] < 0)
+            return ms__fail(MS_EINVAL, "save: tensor '%s': shape %s has a negative size", name,
+                            ms__shape_text(ndim, shape));
     return ms__st_add(&s->h, "save", name, strlen(name), dtype, ndim, shape);
 }
 
@@ -135,19 +144,22 @@ static ms_status put_header(ms_saver *s)
     return put(s, s->text, s->length, 8);
 }
 
-// Fixes the order and the offsets (wide elements first, so that each tensor is aligned to its element; then by name) and the header.
+// Fixes the order and the offsets (wide elements first, so that each tensor is aligned to its element; then by name)
+// and the header.
 static ms_status fix_header(ms_saver *s)
 {
     if (s->h.n) qsort(s->h.entries, (size_t)s->h.n, sizeof *s->h.entries, by_name);
     for (int k = 1; k < s->h.n; k++)
-        if (!strcmp(s->h.entries[k - 1].name, s->h.entries[k].name)) return ms__fail(MS_EINVAL, "save: tensor '%s' was declared twice", s->h.entries[k].name);
+        if (!strcmp(s->h.entries[k - 1].name, s->h.entries[k].name))
+            return ms__fail(MS_EINVAL, "save: tensor '%s' was declared twice", s->h.entries[k].name);
     uint64_t place = 0, block = 0, bytes;
     for (int size = 8; size; size /= 2) {
         for (int k = 0; k < s->h.n; k++) {
             ms_st_entry *e = &s->h.entries[k];
             if (ms__dtype_size(e->dtype) != size) continue;
             if (!ms__st_bytes(e, &bytes) || place + bytes > INT64_MAX)
-                return ms__fail(MS_EINVAL, "save: tensor '%s': its shape %s is too large", e->name, ms__shape_text(e->ndim, e->shape));
+                return ms__fail(MS_EINVAL, "save: tensor '%s': its shape %s is too large", e->name,
+                                ms__shape_text(e->ndim, e->shape));
             e->begin = place;
             e->end = place += bytes;
             e->block = block;
@@ -161,7 +173,7 @@ static ms_status fix_header(ms_saver *s)
     s->data_at = 8 + s->length;
     if (place < DIRECT_FROM) return MS_OK;
     MS_TRY(ms__direct_writer(&s->direct, s->fd, s->path, "save"));
-    return put_header(s);                   // it keeps the room: chunks go in order
+    return put_header(s);  // it keeps the room: chunks go in order
 }
 
 // The data of an entry, and its blocks' sums. Hashed and handed on in parts that stay in the cache between the two.
@@ -190,12 +202,15 @@ ms_status ms_saver_write(ms_saver *s, const char *name, ms_id id)
     if (!s->text) MS_TRY(fix_header(s));
     ms_st_entry *e = ms__st_find(&s->h, name);
     if (!e) return ms__fail(MS_EINVAL, "save: tensor '%s' was not declared", name);
-    if (t->sharded) return ms__fail(MS_ESTATE, "save: tensor '%s' is sharded over ranks; use full_tensor() or to_local()", name);
-    if ((ms__device(t) & 0xff) == MS_META) return ms__fail(MS_EINVAL, "save: tensor '%s' is on device meta and has no values", name);
+    if (t->sharded)
+        return ms__fail(MS_ESTATE, "save: tensor '%s' is sharded over ranks; use full_tensor() or to_local()", name);
+    if ((ms__device(t) & 0xff) == MS_META)
+        return ms__fail(MS_EINVAL, "save: tensor '%s' is on device meta and has no values", name);
     bool same = t->dtype == e->dtype && t->ndim == e->ndim;
     for (int d = 0; same && d < e->ndim; d++) same = t->shape[d] == e->shape[d];
     if (!same)
-        return ms__fail(MS_EINVAL, "save: tensor '%s' is %s, it was declared as %s %s", name, ms__tensor_text(t), ms__dtype_name(e->dtype), ms__shape_text(e->ndim, e->shape));
+        return ms__fail(MS_EINVAL, "save: tensor '%s' is %s, it was declared as %s %s", name, ms__tensor_text(t),
+                        ms__dtype_name(e->dtype), ms__shape_text(e->ndim, e->shape));
     MS_TRY(ms__storage_sync(t->storage, false));
     if (ms__is_cuda(ms__device(t))) {
         MS_TRY(ms__tensor_new(&c, t->dtype, MS_CPU, t->ndim, t->shape, "save"));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // graph.c -- the tape: nodes, leaves, hooks, and recording.
 //
 // A node is one block from a pool: the struct and its arrays. It holds its inputs' nodes (edges) and
@@ -7,15 +8,15 @@
 #include "graph.h"
 #include "watched.h"
 
-enum { CLASS = 256, CLASSES = 17 };             // pooled up to 4 KiB
+enum { CLASS = 256, CLASSES = 17 };  // pooled up to 4 KiB
 static ms_node *pool[CLASSES];
 static uint64_t next_seq = 1;
-static ms_leaf *spare_leaf;                     // linked through tensor
+static ms_leaf *spare_leaf;  // linked through tensor
 
 // ---- dead keys --------------------------------------------------------------------------------
 
 static double *dead;
-static int     n_dead, cap_dead;
+static int n_dead, cap_dead;
 
 void ms__dead_key(double key)
 {
@@ -23,7 +24,7 @@ void ms__dead_key(double key)
     if (n_dead == cap_dead) {
         int cap = cap_dead ? 2 * cap_dead : 64;
         double *d = realloc(dead, (size_t)cap * sizeof *d);
-        if (!d) return;                         // the script keeps a little more than it must
+        if (!d) return;  // the script keeps a little more than it must
         dead = d;
         cap_dead = cap;
     }
@@ -41,7 +42,10 @@ int ms_dead_keys(double *out, int capacity)
 
 // Handles: a slot of this table and its generation.
 enum { HOOK_BITS = 22 };
-static struct { ms_hook *hook; uint32_t generation, next; } *handles;
+static struct {
+    ms_hook *hook;
+    uint32_t generation, next;
+} * handles;
 static uint32_t n_handles = 1, cap_handles, free_handle;
 
 static double handle_new(ms_hook *h)
@@ -108,7 +112,8 @@ static double register_hook(ms_id id, double key, ms_hook_kind kind, const char 
         return 0;
     }
     if (kind == MS_HOOK_LEAF && t->node) {
-        ms__fail(MS_EINVAL, "%s: the tensor is the result of an operator; leaves only (register_hook takes any tensor)", who);
+        ms__fail(MS_EINVAL, "%s: the tensor is the result of an operator; leaves only (register_hook takes any tensor)",
+                 who);
         return 0;
     }
     ms_hook **list = t->node ? &t->node->hooks : NULL;
@@ -144,7 +149,7 @@ void ms_hook_remove(double handle)
     ms__dead_key(h->key);
     h->key = 0;
     h->kind = MS_HOOK_REMOVED;
-    if (ms__state.run_depth) return;            // a run may stand on it: it goes with its owner
+    if (ms__state.run_depth) return;  // a run may stand on it: it goes with its owner
     ms_hook **p = h->list;
     while (*p != h) p = &(*p)->next;
     *p = h->next;
@@ -162,7 +167,7 @@ ms_leaf *ms__leaf_of(ms_tensor *t)
         ms__no_memory(sizeof *l, "autograd", "a leaf of the graph");
         return NULL;
     }
-    *l = (ms_leaf){ .refs = 1, .tensor = t };
+    *l = (ms_leaf) { .refs = 1, .tensor = t };
     return t->leaf = l;
 }
 
@@ -204,10 +209,13 @@ ms_status ms_set_requires_grad(ms_id id, int on)
     if (!t) return (ms_status)ms_error_code();
     if (t->node) {
         if (on) return MS_OK;
-        return ms__fail(MS_EINVAL, "requires_grad: the tensor is the result of an operator; only leaves can be changed (use detach())");
+        return ms__fail(
+            MS_EINVAL,
+            "requires_grad: the tensor is the result of an operator; only leaves can be changed (use detach())");
     }
     if (on && !ms__is_float(t->dtype))
-        return ms__fail(MS_EINVAL, "requires_grad: dtype %s cannot require gradients; floating point expected", ms__dtype_name(t->dtype));
+        return ms__fail(MS_EINVAL, "requires_grad: dtype %s cannot require gradients; floating point expected",
+                        ms__dtype_name(t->dtype));
     t->requires_grad = on != 0;
     return MS_OK;
 }
@@ -235,12 +243,15 @@ ms_status ms_set_grad(ms_id id, ms_id grad)
     if (t->node) return ms__fail(MS_EINVAL, "grad: the tensor is the result of an operator; only leaves have a grad");
     if (g == t) return ms__fail(MS_EINVAL, "grad: a tensor cannot be its own gradient");
     const ms_tensor *before = t->leaf ? t->leaf->grad : NULL;
-    bool unreduced = before && before->unreduced && g->ndim == before->ndim && !memcmp(g->shape, before->shape, (size_t)g->ndim * sizeof *g->shape) &&
+    bool unreduced = before && before->unreduced && g->ndim == before->ndim &&
+                     !memcmp(g->shape, before->shape, (size_t)g->ndim * sizeof *g->shape) &&
                      g->dtype == before->dtype && ms__device(g) == ms__device(before);
-    if (unreduced) {                            // a whole gradient in the place of one (unit_flat.c)
+    if (unreduced) {  // a whole gradient in the place of one (unit_flat.c)
         g->unreduced = true;
-    } else if (g->dtype != t->dtype || g->ndim != t->ndim || memcmp(g->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) || ms__device(g) != ms__device(t))
-        return ms__fail(MS_EINVAL, "grad: %s given, the tensor is %s: shape, dtype and device must be equal", ms__tensor_text(g), ms__tensor_text(t));
+    } else if (g->dtype != t->dtype || g->ndim != t->ndim ||
+               memcmp(g->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) || ms__device(g) != ms__device(t))
+        return ms__fail(MS_EINVAL, "grad: %s given, the tensor is %s: shape, dtype and device must be equal",
+                        ms__tensor_text(g), ms__tensor_text(t));
     ms_leaf *l = ms__leaf_of(t);
     if (!l) return MS_ENOMEM;
     if (l->grad != g) ms__leaf_set_grad(l, ms__retain(g));
@@ -249,12 +260,14 @@ ms_status ms_set_grad(ms_id id, ms_id grad)
 
 // ---- nodes ------------------------------------------------------------------------------------
 
-#define UP(n, a) (((n) + (a) - 1) & ~(size_t)((a) - 1))
+#define UP(n, a) (((n) + (a)-1) & ~(size_t)((a)-1))
 
 static inline size_t node_bytes(int n_in, int n_out, int n_i, int n_f)
 {
-    return UP(sizeof(ms_node), 8) + (size_t)n_in * (sizeof(ms_edge) + sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) +
-           (size_t)n_out * (2 * sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) + (size_t)n_i * sizeof(int64_t) + (size_t)n_f * sizeof(double);
+    return UP(sizeof(ms_node), 8) +
+           (size_t)n_in * (sizeof(ms_edge) + sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) +
+           (size_t)n_out * (2 * sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) +
+           (size_t)n_i * sizeof(int64_t) + (size_t)n_f * sizeof(double);
 }
 
 static ms_node *node_alloc(int n_in, int n_out, int n_i, int n_f)
@@ -265,7 +278,9 @@ static ms_node *node_alloc(int n_in, int n_out, int n_i, int n_f)
     if (MS_LIKELY(c < CLASSES && (n = pool[c]) != NULL)) pool[c] = n->next;
     else if (!(n = malloc(c * CLASS))) return NULL;
     char *p = (char *)n + UP(sizeof(ms_node), 8);
-#define TAKE(field, count) n->field = (void *)p; p += (size_t)(count) * sizeof *n->field
+#define TAKE(field, count) \
+    n->field = (void *)p;  \
+    p += (size_t)(count) * sizeof *n->field
     TAKE(edges, n_in);
     TAKE(in, n_in);
     TAKE(out, n_out);
@@ -331,10 +346,11 @@ void ms__node_output(ms_node *n, int k, ms_tensor *t)
     t->out_index = (int16_t)k;
     t->requires_grad = true;
     n->refs++;
-    if (old) ms__node_release(old);             // written in place: the edge keeps it
+    if (old) ms__node_release(old);  // written in place: the edge keeps it
 }
 
-static ms_node *node_new(const char *who, ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out, int n_i, int n_f)
+static ms_node *node_new(const char *who, ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out, int n_i,
+                         int n_f)
 {
     ms_node *n = node_alloc(n_in, n_out, n_i, n_f);
     if (!n) {
@@ -376,7 +392,7 @@ ms_status ms__record_before(const ms_call *c)
     ms__release(before);
     before = NULL;
     if (!(c->op->save_in & 1) || !c->in[0]) return MS_OK;
-    bool wanted = c->n_in == 1;                 // other than the target's own gradient, only theirs read its old values
+    bool wanted = c->n_in == 1;  // other than the target's own gradient, only theirs read its old values
     for (int k = 1; k < c->n_in; k++) wanted |= c->in[k] && c->in[k]->requires_grad;
     if (!wanted) return MS_OK;
     ms_tensor *t;
@@ -440,7 +456,7 @@ void ms__record(ms_node *n, ms_call *c)
     for (int k = 0; k < c->n_f; k++) n->f[k] = c->f[k];
     n->saved_rng[0] = c->saved_rng[0];
     n->saved_rng[1] = c->saved_rng[1];
-    if (MS_UNLIKELY(n->refs == 0)) ms__record_drop(n);          // no floating-point output
+    if (MS_UNLIKELY(n->refs == 0)) ms__record_drop(n);  // no floating-point output
 }
 
 void ms__node_free_saved(ms_node *n)

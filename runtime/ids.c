@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // ids.c -- names of tensors (slot and generation) and the scopes that end them.
 //
 // A slot holds one reference to its tensor. Releasing a name drops that reference and bumps the
@@ -9,43 +10,50 @@
 #include "tensor.h"
 #include "op.h"
 
-enum { SLOT_BITS = 22, CHUNK_BITS = 12, CHUNK = 1 << CHUNK_BITS, CHUNKS = 1 << (SLOT_BITS - CHUNK_BITS), SCOPES = 1 << 16, CHAINS = 1 << 12,
-       GRAVES = 1 << 14 };
-#define GENERATIONS ((uint32_t)1 << 31)         // 31 + 22 bits fit a double's 53
+enum {
+    SLOT_BITS = 22,
+    CHUNK_BITS = 12,
+    CHUNK = 1 << CHUNK_BITS,
+    CHUNKS = 1 << (SLOT_BITS - CHUNK_BITS),
+    SCOPES = 1 << 16,
+    CHAINS = 1 << 12,
+    GRAVES = 1 << 14
+};
+#define GENERATIONS ((uint32_t)1 << 31)  // 31 + 22 bits fit a double's 53
 
 typedef struct slot {
     ms_tensor *tensor;
-    uint32_t   generation;
-    uint32_t   next, prev;      // in its scope's list, or the free list
-    uint32_t   scope;           // 0: unscoped
-    uint16_t   owners;          // grads, fields of the engine: who keeps it beside the script
-    bool       collected;       // a finalizer in Lua will release it
-    const ms_op *made_by;       // or NULL
+    uint32_t generation;
+    uint32_t next, prev;   // in its scope's list, or the free list
+    uint32_t scope;        // 0: unscoped
+    uint16_t owners;       // grads, fields of the engine: who keeps it beside the script
+    bool collected;        // a finalizer in Lua will release it
+    const ms_op *made_by;  // or NULL
 } slot;
 
 typedef struct grave {
-    ms_id       id;
-    const char *scope;          // interned; NULL: not by the end of a scope
+    ms_id id;
+    const char *scope;  // interned; NULL: not by the end of a scope
     const ms_op *made_by;
 } grave;
 
 typedef struct scope {
-    uint32_t    generation, parent, head;
-    int32_t     chain;
-    bool        open;
+    uint32_t generation, parent, head;
+    int32_t chain;
+    bool open;
     const char *name;
 } scope;
 
-static slot    *chunks[CHUNKS];
-static uint32_t n_slots = 1, free_head, free_tail;      // slot 0 is no slot
-static scope   *scopes;
+static slot *chunks[CHUNKS];
+static uint32_t n_slots = 1, free_head, free_tail;  // slot 0 is no slot
+static scope *scopes;
 static uint32_t n_scopes = 1, free_scope;
 static uint32_t chain_top[CHAINS];
-static uint8_t  chain_used[CHAINS];
-static int      chain;
-static double   gc_limit = 64 << 20, unscoped_since, unscoped_live, live_after;
-static bool     gc_asked;
-static grave   *graves;         // a ring of GRAVES; NULL: no memory, names are released untold
+static uint8_t chain_used[CHAINS];
+static int chain;
+static double gc_limit = 64 << 20, unscoped_since, unscoped_live, live_after;
+static bool gc_asked;
+static grave *graves;  // a ring of GRAVES; NULL: no memory, names are released untold
 static uint32_t n_graves;
 
 static inline slot *slot_at(uint32_t i) { return &chunks[i >> CHUNK_BITS][i & (CHUNK - 1)]; }
@@ -103,7 +111,7 @@ static void unlink_scope(slot *s)
 
 static inline void bury(uint32_t i, const slot *s, const char *with)
 {
-    if (MS_LIKELY(graves != NULL)) graves[n_graves++ & (GRAVES - 1)] = (grave){ id_of(i, s), with, s->made_by };
+    if (MS_LIKELY(graves != NULL)) graves[n_graves++ & (GRAVES - 1)] = (grave) { id_of(i, s), with, s->made_by };
 }
 
 static const grave *grave_of(ms_id id)
@@ -118,7 +126,9 @@ static const grave *grave_of(ms_id id)
 // Interned, mostly without a search: the same few strings come again and again.
 static const char *scope_text(const char *name)
 {
-    static struct { const char *given, *kept; } known[64];
+    static struct {
+        const char *given, *kept;
+    } known[64];
     size_t k = ((uintptr_t)name >> 3) % MS_COUNT(known);
     if (MS_LIKELY(known[k].given == name && strcmp(known[k].kept, name) == 0)) return known[k].kept;
     known[k].given = name;
@@ -151,7 +161,7 @@ static void count_unscoped(const ms_tensor *t)
     ms_memory all;
     ms__pool_stats(MS_CPU, &all);
     unscoped_live += (double)ms__nbytes(t);
-    if (gc_asked && !ms__state.gc_wanted) {         // the script has collected
+    if (gc_asked && !ms__state.gc_wanted) {  // the script has collected
         gc_asked = false;
         unscoped_since = 0;
         live_after = all.allocated;
@@ -186,7 +196,7 @@ static ms_id name_in(ms_tensor *t, uint32_t where, const ms_op *made_by)
     if (t->slot) {
         slot *s = slot_at(t->slot);
         ms_id id = id_of(t->slot, s);
-        ms__release(t);             // the slot holds its own
+        ms__release(t);  // the slot holds its own
         return id;
     }
     uint32_t i;
@@ -219,7 +229,9 @@ static void released(ms_id id)
     char op[64] = "", note[256] = "";
     const grave *g = grave_of(id);
     if (g && g->made_by) snprintf(op, sizeof op, "made by %s; ", ms__op_title(g->made_by));
-    if (g) snprintf(note, sizeof note, " (%s%s%s)", op, g->scope ? "its scope: " : "let go by release()", g->scope ? g->scope : "");
+    if (g)
+        snprintf(note, sizeof note, " (%s%s%s)", op, g->scope ? "its scope: " : "let go by release()",
+                 g->scope ? g->scope : "");
     ms__fail(MS_ERELEASED, "tensor was released with its scope; return it, or keep() it%s", note);
 }
 
@@ -229,7 +241,8 @@ ms_tensor *ms__tensor(ms_id id)
     slot *s = slot_of(id, &i);
     if (MS_LIKELY(s != NULL)) return s->tensor;
     if (id == 0) ms__fail(MS_EINVAL, "a tensor was expected, got none");
-    else if (id < 0) ms__fail(MS_EINVAL, "a tensor of a class of inner tensors cannot be used here; pass its inner_tensors()");
+    else if (id < 0)
+        ms__fail(MS_EINVAL, "a tensor of a class of inner tensors cannot be used here; pass its inner_tensors()");
     else released(id);
     return NULL;
 }
@@ -368,7 +381,7 @@ double ms_scope_open(const char *name)
     s->head = 0;
     s->chain = chain;
     s->open = true;
-    s->name = name;             // looked at only while it is open: the caller anchors it
+    s->name = name;  // looked at only while it is open: the caller anchors it
     ms__state.scope = (int32_t)i;
     chain_top[chain] = i;
     return (double)(((uint64_t)s->generation << 16) | i);

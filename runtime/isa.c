@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // isa.c -- MOONSHARD_ISA=v1|v3|v4 lowers the instruction set that target_clones kernels run with.
 //
 // The clones' resolvers run while the library is being relocated, before any constructor, and ask
@@ -11,7 +12,8 @@
 #include <fcntl.h>
 #include <sys/syscall.h>
 
-#define EARLY __attribute__((no_sanitize("address", "undefined", "thread"), optimize("no-tree-loop-distribute-patterns")))
+#define EARLY \
+    __attribute__((no_sanitize("address", "undefined", "thread"), optimize("no-tree-loop-distribute-patterns")))
 
 extern unsigned __cpu_features2[];
 int __real___cpu_indicator_init(void);

@@ -1,10 +1,12 @@
+// SPDX-License-Identifier: MIT
 // leaf.c -- gradients come together: sums of contributions, what a gradient must look like, and leaves,
 // whose totals pass their hooks and land in their grad.
 #include "run.h"
 
 bool ms__exclusive(const ms_tensor *t)
 {
-    return t->refs == 1 && t->storage->refs == 1 && !t->node && t->storage->bytes == ms__nbytes(t) && ms__is_contiguous(t);
+    return t->refs == 1 && t->storage->refs == 1 && !t->node && t->storage->bytes == ms__nbytes(t) &&
+           ms__is_contiguous(t);
 }
 
 ms_status ms__accumulate(ms_tensor **total, ms_tensor *g)
@@ -14,7 +16,7 @@ ms_status ms__accumulate(ms_tensor **total, ms_tensor *g)
         *total = g;
         return MS_OK;
     }
-    if (*total == g) {                          // an operator has added its gradient to ms__gradient_so_far
+    if (*total == g) {  // an operator has added its gradient to ms__gradient_so_far
         ms__release(g);
         return MS_OK;
     }
@@ -38,11 +40,16 @@ ms_status ms__fit_gradient(ms_tensor **g, const ms_meta *m, const char *who, int
     static const ms_op *cast;
     ms_tensor *t = *g, *c;
     if (t->ndim != m->ndim || memcmp(t->shape, m->shape, (size_t)m->ndim * sizeof *m->shape))
-        return ms__fail(MS_EINVAL, "%s: gradient %d has shape %s, expected %s", who, k + 1, ms__shape_text(t->ndim, t->shape), ms__shape_text(m->ndim, m->shape));
-    if (ms__device(t) != m->device) return ms__fail(MS_EINVAL, "%s: gradient %d is %s: another device than its tensor's", who, k + 1, ms__tensor_text(t));
+        return ms__fail(MS_EINVAL, "%s: gradient %d has shape %s, expected %s", who, k + 1,
+                        ms__shape_text(t->ndim, t->shape), ms__shape_text(m->ndim, m->shape));
+    if (ms__device(t) != m->device)
+        return ms__fail(MS_EINVAL, "%s: gradient %d is %s: another device than its tensor's", who, k + 1,
+                        ms__tensor_text(t));
     if (t->sharded) return ms__fail(MS_EINVAL, "%s: gradient %d is a sharded parameter", who, k + 1);
     if (t->dtype == m->dtype) return MS_OK;
-    if (!ms__is_float(t->dtype)) return ms__fail(MS_EINVAL, "%s: gradient %d is %s, expected %s", who, k + 1, ms__dtype_name(t->dtype), ms__dtype_name(m->dtype));
+    if (!ms__is_float(t->dtype))
+        return ms__fail(MS_EINVAL, "%s: gradient %d is %s, expected %s", who, k + 1, ms__dtype_name(t->dtype),
+                        ms__dtype_name(m->dtype));
     if (!cast) cast = ms__op_by_name("cast");
     int64_t to = m->dtype;
     MS_TRY(ms__run_op(cast, 1, &t, 1, &to, 0, NULL, 1, &c));
@@ -56,7 +63,7 @@ static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
 {
     ms_tensor *t = l->tensor;
     bool taken = false;
-    if (!t) {                                   // nobody can see it any more
+    if (!t) {  // nobody can see it any more
         ms__release(g);
         return MS_OK;
     }
@@ -81,7 +88,7 @@ static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
         ms__release(g);
         return st;
     }
-    if (!ms__exclusive(g) || g->slot) {             // it shares its bytes with another gradient: a grad is its leaf's own
+    if (!ms__exclusive(g) || g->slot) {  // it shares its bytes with another gradient: a grad is its leaf's own
         ms_tensor *c;
         ms_status st = ms__tensor_like(&c, t, "backward");
         if (st == MS_OK && (st = ms__copy(c, g)) != MS_OK) ms__release(c);

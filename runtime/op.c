@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // op.c -- dispatch: one path for every operator, from scripts and from C.
 //
 // A call is checked (inputs alive, on one device, resident; then the row's own check, which makes
@@ -17,8 +18,8 @@
 
 enum { MAX_OPS = 512, HASH = 2048 };
 static const ms_op *table[MAX_OPS];
-static int16_t      by_name[HASH];
-static int          n_ops;
+static int16_t by_name[HASH];
+static int n_ops;
 
 static uint32_t hash(const char *s)
 {
@@ -63,7 +64,10 @@ const char *ms_op_samples(int op) { return op_at(op) && table[op]->samples ? tab
 int ms_op_flags(int op) { return op_at(op) ? table[op]->flags | (table[op]->backward ? MS_OP_DIFFERENTIABLE : 0) : 0; }
 
 // CUDA's kernels, when that plugin is loaded: by name, for rows that are in no family's list too.
-static struct { const char *op; ms_status (*run)(ms_call *); } cuda_kernel[HASH];
+static struct {
+    const char *op;
+    ms_status (*run)(ms_call *);
+} cuda_kernel[HASH];
 
 static int cuda_slot(const char *name)
 {
@@ -87,7 +91,10 @@ static ms_status (*kernel_for(const ms_op *op, int device))(ms_call *)
     return run ? run : op->run[MS_CUDA];
 }
 
-int ms_op_has_kernel(int op, int device) { return op_at(op) && (device == MS_META || (table[op]->flags & MS_OP_VIEW) || kernel_for(table[op], device & 0xff)); }
+int ms_op_has_kernel(int op, int device)
+{
+    return op_at(op) && (device == MS_META || (table[op]->flags & MS_OP_VIEW) || kernel_for(table[op], device & 0xff));
+}
 
 // ---- for check --------------------------------------------------------------------------------
 
@@ -132,8 +139,9 @@ void ms__call_replace(ms_call *c, int k, ms_tensor *owned)
 const char *ms__op_title(const ms_op *op)
 {
     static __thread char title[64];
-    static const char *const others[][2] = { { "cast", "to" }, { "to_device", "to" }, { "rand_", "rand" }, { "randn_", "randn" },
-                                             { "randint_", "randint" }, { "arange_", "arange" }, { "eye_", "eye" } };
+    static const char *const others[][2] = { { "cast", "to" },      { "to_device", "to" },     { "rand_", "rand" },
+                                             { "randn_", "randn" }, { "randint_", "randint" }, { "arange_", "arange" },
+                                             { "eye_", "eye" } };
     for (size_t k = 0; k < sizeof others / sizeof *others; k++)
         if (strcmp(op->name, others[k][0]) == 0) return others[k][1];
     const char *name = op->name, *variant = strstr(name, "_scalar"), *rest = variant ? variant + 7 : "";
@@ -155,7 +163,7 @@ ms_status ms__call_fail(const ms_call *c, const char *fmt, ...)
 
 ms_status ms__call_dim(const ms_call *c, int64_t d, int ndim, int *out)
 {
-    int n = ndim ? ndim : 1;                    // a 0-dim tensor accepts its one imaginary dimension
+    int n = ndim ? ndim : 1;  // a 0-dim tensor accepts its one imaginary dimension
     if (d < -n || d >= n)
         return ms__call_fail(c, "dimension %lld is out of range for a tensor of %d dimension%s (expected %d to %d)",
                              (long long)(d >= 0 ? d + 1 : d), ndim, ndim == 1 ? "" : "s", -n, n);
@@ -170,7 +178,8 @@ ms_status ms__broadcast(const ms_call *c, const ms_tensor *a, const ms_tensor *b
         int64_t x = i >= 0 ? a->shape[i] : 1, y = j >= 0 ? b->shape[j] : 1;
         if (MS_UNLIKELY(x != y && x != 1 && y != 1))
             return ms__call_fail(c, "shapes %s and %s do not broadcast: dimension %d is %lld and %lld",
-                                 ms__shape_text(a->ndim, a->shape), ms__shape_text(b->ndim, b->shape), d + 1, (long long)x, (long long)y);
+                                 ms__shape_text(a->ndim, a->shape), ms__shape_text(b->ndim, b->shape), d + 1,
+                                 (long long)x, (long long)y);
         shape[d] = x == 1 ? y : x;
     }
     *ndim = n;
@@ -181,22 +190,26 @@ ms_status ms__broadcast(const ms_call *c, const ms_tensor *a, const ms_tensor *b
 
 static ms_status device_differs(const ms_call *c, int k, const ms_tensor *first)
 {
-    return ms__call_fail(c, "tensors are on different devices: %s and, as argument %d, %s", ms__tensor_text(first), k + 1, ms__tensor_text(c->in[k]));
+    return ms__call_fail(c, "tensors are on different devices: %s and, as argument %d, %s", ms__tensor_text(first),
+                         k + 1, ms__tensor_text(c->in[k]));
 }
 
 static ms_status dispatch(ms_call *c, bool record);
 
-// Beside tensors of a device a tensor of one number and no dimension may lie on the CPU: it is brought there, on the tape like any other
-// way there. Not as what is changed in place.
+// Beside tensors of a device a tensor of one number and no dimension may lie on the CPU: it is brought there, on the
+// tape like any other way there. Not as what is changed in place.
 static ms_status dispatch_mixed(ms_call *c, bool record, int k, const ms_tensor *first)
 {
     ms_tensor *brought[MS_MAX_IN], *was[MS_MAX_IN];
     const ms_tensor *there = NULL;
     int n = 0, from = c->op->flags & MS_OP_INPLACE ? 1 : 0;
-    for (int i = 0; i < c->n_in; i++) if (c->in[i] && ms__device(c->in[i]) != MS_CPU) there = c->in[i];
+    for (int i = 0; i < c->n_in; i++)
+        if (c->in[i] && ms__device(c->in[i]) != MS_CPU) there = c->in[i];
     bool fits = c->op->flags & MS_OP_EACH && (ms__device(there) & 0xff) != MS_META;
     for (int i = 0; i < c->n_in && fits; i++)
-        if (c->in[i]) fits = ms__device(c->in[i]) == ms__device(there) || (ms__device(c->in[i]) == MS_CPU && c->in[i]->ndim == 0 && i >= from);
+        if (c->in[i])
+            fits = ms__device(c->in[i]) == ms__device(there) ||
+                   (ms__device(c->in[i]) == MS_CPU && c->in[i]->ndim == 0 && i >= from);
     if (!fits) return device_differs(c, k, first);
     memcpy(was, c->in, (size_t)c->n_in * sizeof *was);
     ms_status st = MS_OK;
@@ -215,14 +228,18 @@ static ms_status dispatch_mixed(ms_call *c, bool record, int k, const ms_tensor 
 
 static ms_status sharded_input(const ms_call *c, const ms_tensor *t)
 {
-    ms__call_fail(c, "parameter '%s' is sharded; use to_local() for this rank's part or full_tensor() for the whole", t->name ? t->name : "?");
+    ms__call_fail(c, "parameter '%s' is sharded; use to_local() for this rank's part or full_tensor() for the whole",
+                  t->name ? t->name : "?");
     return ms__fail(MS_ESTATE, "%s", ms_error());
 }
 
-// The tape knows a view by what its base was when the view was made: after a recorded change of the base its gradient would be that of the old values.
+// The tape knows a view by what its base was when the view was made: after a recorded change of the base its gradient
+// would be that of the old values.
 static ms_status stale_view(const ms_call *c, int k)
 {
-    return ms__call_fail(c, "argument %d, %s, is a view made before its base was changed in place, and the change is recorded for gradients; make the view again",
+    return ms__call_fail(c,
+                         "argument %d, %s, is a view made before its base was changed in place, and the change is "
+                         "recorded for gradients; make the view again",
                          k + 1, ms__tensor_text(c->in[k]));
 }
 
@@ -231,7 +248,8 @@ static ms_status check_inplace(const ms_call *c)
 {
     const ms_tensor *t = c->in[0];
     if (t->requires_grad && !t->node)
-        return ms__call_fail(c, "a leaf that requires grad cannot be changed in place; do it under no_grad or on its detach()");
+        return ms__call_fail(
+            c, "a leaf that requires grad cannot be changed in place; do it under no_grad or on its detach()");
     if (t->is_view) {
         bool grad = t->requires_grad;
         for (int k = 1; k < c->n_in; k++) grad |= c->in[k] && c->in[k]->requires_grad;
@@ -248,7 +266,9 @@ static const char *shapes_of(const ms_call *c)
     char text[400];
     size_t at = 0;
     for (int k = 0; k < c->n_in && at < sizeof text - 64; k++)
-        if (c->in[k]) at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %s", at ? ", " : "", ms__shape_text(c->in[k]->ndim, c->in[k]->shape), ms__dtype_name(c->in[k]->dtype));
+        if (c->in[k])
+            at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %s", at ? ", " : "",
+                                   ms__shape_text(c->in[k]->ndim, c->in[k]->shape), ms__dtype_name(c->in[k]->dtype));
     text[sizeof text - 1] = 0;
     return at ? ms__trace_text("%s", text) : NULL;
 }
@@ -275,7 +295,8 @@ static ms_status dispatch(ms_call *c, bool record)
         if (!t) continue;
         if (MS_UNLIKELY(t->sharded)) return sharded_input(c, t);
         if (!first) first = t;
-        else if (MS_UNLIKELY(ms__device(t) != ms__device(first) && !(op->flags & MS_OP_ANY_DEVICE))) return dispatch_mixed(c, record, k, first);
+        else if (MS_UNLIKELY(ms__device(t) != ms__device(first) && !(op->flags & MS_OP_ANY_DEVICE)))
+            return dispatch_mixed(c, record, k, first);
         ms_storage *s = t->storage;
         if (MS_UNLIKELY(s->vacated || s->event)) MS_TRY(ms__storage_sync(s, false));
         grad |= t->requires_grad;
@@ -305,7 +326,9 @@ static ms_status dispatch(ms_call *c, bool record)
         if (MS_LIKELY(run != NULL)) {
             st = run(c);
         } else if (!(op->flags & MS_OP_VIEW)) {
-            st = ms__fail(MS_EUNSUPPORTED, "%s: there is no kernel of this operator for device '%s' yet: argument 1 is %s", op->name, device == MS_CUDA ? "cuda" : "cpu", first ? ms__tensor_text(first) : "absent");
+            st = ms__fail(MS_EUNSUPPORTED,
+                          "%s: there is no kernel of this operator for device '%s' yet: argument 1 is %s", op->name,
+                          device == MS_CUDA ? "cuda" : "cpu", first ? ms__tensor_text(first) : "absent");
         }
         if (MS_UNLIKELY(st != MS_OK)) goto failed;
     }
@@ -313,7 +336,8 @@ static ms_status dispatch(ms_call *c, bool record)
         ms__record(node, c);
         if (op->flags & MS_OP_INPLACE) c->in[0]->version->tape++;
     } else if (op->flags & MS_OP_VIEW && !record) {
-        for (int k = 0; k < c->n_out; k++) if (c->out[k]) c->out[k]->tape = MS_OFF_TAPE;
+        for (int k = 0; k < c->n_out; k++)
+            if (c->out[k]) c->out[k]->tape = MS_OFF_TAPE;
     }
     if (MS_UNLIKELY(c->owned))
         for (int k = 0; k < c->n_in; k++)
@@ -358,8 +382,8 @@ ms_status ms__dispatch(ms_call *c)
 
 // ---- from C -----------------------------------------------------------------------------------
 
-ms_status ms__run_op(const ms_op *op, int n_in, ms_tensor *const *in, int n_i, const int64_t *i, int n_f, const double *f,
-                     int n_out, ms_tensor **out)
+ms_status ms__run_op(const ms_op *op, int n_in, ms_tensor *const *in, int n_i, const int64_t *i, int n_f,
+                     const double *f, int n_out, ms_tensor **out)
 {
     ms_call c;
     c.op = op;
@@ -377,18 +401,24 @@ ms_status ms__run_op(const ms_op *op, int n_in, ms_tensor *const *in, int n_i, c
     return MS_OK;
 }
 
-ms_status ms__op1(ms_tensor **out, const ms_op *op, ms_tensor *a) { return ms__run_op(op, 1, &a, 0, NULL, 0, NULL, 1, out); }
+ms_status ms__op1(ms_tensor **out, const ms_op *op, ms_tensor *a)
+{
+    return ms__run_op(op, 1, &a, 0, NULL, 0, NULL, 1, out);
+}
 
-ms_status ms__op1f(ms_tensor **out, const ms_op *op, ms_tensor *a, double f) { return ms__run_op(op, 1, &a, 0, NULL, 1, &f, 1, out); }
+ms_status ms__op1f(ms_tensor **out, const ms_op *op, ms_tensor *a, double f)
+{
+    return ms__run_op(op, 1, &a, 0, NULL, 1, &f, 1, out);
+}
 
 ms_status ms__op2(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b)
 {
-    return ms__run_op(op, 2, (ms_tensor *[]){ a, b }, 0, NULL, 0, NULL, 1, out);
+    return ms__run_op(op, 2, (ms_tensor *[]) { a, b }, 0, NULL, 0, NULL, 1, out);
 }
 
 ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, ms_tensor *c)
 {
-    return ms__run_op(op, 3, (ms_tensor *[]){ a, b, c }, 0, NULL, 0, NULL, 1, out);
+    return ms__run_op(op, 3, (ms_tensor *[]) { a, b, c }, 0, NULL, 0, NULL, 1, out);
 }
 
 // ---- from scripts -----------------------------------------------------------------------------
@@ -420,14 +450,16 @@ ms_status ms_call_op(int op, ms_args *a)
     ms_call c;
     if (!(c.op = op_at(op))) return bad_op(op);
     if (a->n_in < 0 || a->n_in > MS_MAX_IN || a->n_i < 0 || a->n_i > MS_MAX_I || a->n_f < 0 || a->n_f > MS_MAX_F)
-        return ms__fail(MS_EINVAL, "%s: %d tensors, %d integers, %d numbers: more than a call holds", c.op->name, a->n_in, a->n_i, a->n_f);
+        return ms__fail(MS_EINVAL, "%s: %d tensors, %d integers, %d numbers: more than a call holds", c.op->name,
+                        a->n_in, a->n_i, a->n_f);
     c.n_in = a->n_in;
     c.n_i = a->n_i;
     c.n_f = a->n_f;
     for (int k = 0; k < c.n_in; k++) {
         c.in[k] = NULL;
         if (a->in[k] != 0 && !(c.in[k] = ms__tensor(a->in[k]))) return released_input(c.op, k);
-        if (a->in[k] == 0 && k < c.op->n_in_min) return ms__fail(MS_EINVAL, "%s: tensor %d is missing", c.op->name, k + 1);
+        if (a->in[k] == 0 && k < c.op->n_in_min)
+            return ms__fail(MS_EINVAL, "%s: tensor %d is missing", c.op->name, k + 1);
     }
     while (c.n_in > c.op->n_in_min && !c.in[c.n_in - 1]) c.n_in--;
     memcpy(c.i, a->i, (size_t)c.n_i * sizeof *c.i);

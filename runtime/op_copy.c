@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // op_copy.c -- copies between the CPU and a GPU that nobody waits for: on the copy stream, beside compute.
 // What offloading is made of: a unit's bytes come while the one before computes, and go while the next does.
 //
@@ -7,7 +8,14 @@
 #include "device.h"
 #include "op.h"
 
-typedef struct { int to, from; void *dst; const void *src; size_t bytes; void *ready; ms_storage *a, *b; } copy_record;
+typedef struct {
+    int to, from;
+    void *dst;
+    const void *src;
+    size_t bytes;
+    void *ready;
+    ms_storage *a, *b;
+} copy_record;
 
 static ms_status run_copy(void *arg)
 {
@@ -19,7 +27,10 @@ static ms_status run_copy(void *arg)
     }
     int index = ms__index(ms__is_cuda(r->to) ? r->to : r->from);
     if (r->ready) MS_TRY(t->stream_wait(index, MS_STREAM_COPY, r->ready));
-    MS_TRY(t->copy(index, MS_STREAM_COPY, r->dst, r->src, r->bytes, !ms__is_cuda(r->from) ? MS_TO_DEVICE : !ms__is_cuda(r->to) ? MS_TO_HOST : MS_ON_DEVICE));
+    MS_TRY(t->copy(index, MS_STREAM_COPY, r->dst, r->src, r->bytes,
+                   !ms__is_cuda(r->from) ? MS_TO_DEVICE
+                   : !ms__is_cuda(r->to) ? MS_TO_HOST
+                                         : MS_ON_DEVICE));
     return t->sync(index, MS_STREAM_COPY);
 }
 
@@ -43,11 +54,15 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
     int to = ms__device(dst), from = ms__device(src);
     if (event) *event = NULL;
     if (dst->dtype != src->dtype || dst->numel != src->numel || !ms__is_contiguous(dst) || !ms__is_contiguous(src))
-        return ms__fail(MS_EINVAL, "copy_async: %s and %s must be contiguous, of one dtype and size", ms__tensor_text(dst), ms__tensor_text(src));
-    if (to == MS_META || from == MS_META) return ms__fail(MS_EINVAL, "copy_async: %s or %s has no data", ms__tensor_text(dst), ms__tensor_text(src));
+        return ms__fail(MS_EINVAL, "copy_async: %s and %s must be contiguous, of one dtype and size",
+                        ms__tensor_text(dst), ms__tensor_text(src));
+    if (to == MS_META || from == MS_META)
+        return ms__fail(MS_EINVAL, "copy_async: %s or %s has no data", ms__tensor_text(dst), ms__tensor_text(src));
     if (ms__is_cuda(to) && ms__is_cuda(from) && to != from)
-        return ms__fail(MS_EUNSUPPORTED, "copy_async: %s and %s are on two GPUs; use copy_", ms__tensor_text(dst), ms__tensor_text(src));
-    if (dst->storage->vacated || src->storage->vacated) MS_TRY(ms__storage_sync(dst->storage->vacated ? dst->storage : src->storage, true));
+        return ms__fail(MS_EUNSUPPORTED, "copy_async: %s and %s are on two GPUs; use copy_", ms__tensor_text(dst),
+                        ms__tensor_text(src));
+    if (dst->storage->vacated || src->storage->vacated)
+        MS_TRY(ms__storage_sync(dst->storage->vacated ? dst->storage : src->storage, true));
     if (dst->numel == 0) return MS_OK;
     ms_stream *s = ms__stream(MS_CPU, MS_STREAM_COPY);
     MS_TRY(ms__stream_wait(s, src->storage->event));

@@ -1,6 +1,8 @@
+// SPDX-License-Identifier: MIT
 // op_families.c -- every operator family: the one list to extend when a family file is added.
 #include "op.h"
 
+// clang-format off
 #define FAMILIES(X) \
     X(elementwise) \
     X(copy) \
@@ -17,6 +19,7 @@
     X(index) \
     X(attention) \
     X(random)
+// clang-format on
 
 #define DECLARE(f) extern const ms_op *const ms__ops_##f[];
 FAMILIES(DECLARE)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // optim.c -- optimizers: one fused pass over all leaves that have a gradient.
 //
 // Every rank steps the leaves it holds: a sharded parameter stands for its local part. State lives in
@@ -17,7 +18,7 @@
 enum { BLOCK = 1 << 14 };
 
 typedef ms_adam_factors adam_factors;
-typedef ms_optim_job job;               // one leaf
+typedef ms_optim_job job;  // one leaf
 
 #define REAL float
 #define R(name) name##_real32
@@ -63,7 +64,10 @@ typedef ms_optim_job job;               // one leaf
 #define N(name) name##_bf16
 #include "optim_body.h"
 
-typedef struct { const job *jobs; int n; } job_list;
+typedef struct {
+    const job *jobs;
+    int n;
+} job_list;
 
 // Squares of small gradients fall below the smallest normal number, where arithmetic is a hundred times slower: they
 // count as zero here, and only here.
@@ -71,7 +75,7 @@ static unsigned flush_tiny(void)
 {
 #if defined(__x86_64__)
     unsigned before = _mm_getcsr();
-    _mm_setcsr(before | 0x8040);            // flush to zero, denormals are zero
+    _mm_setcsr(before | 0x8040);  // flush to zero, denormals are zero
     return before;
 #else
     return 0;
@@ -92,7 +96,7 @@ static void run_blocks(void *arg, int64_t first, int64_t last, int64_t block)
 {
     (void)block;
     const job_list *list = arg;
-    int low = 0, high = list->n - 1;                // the last job that begins at or before `first`
+    int low = 0, high = list->n - 1;  // the last job that begins at or before `first`
     while (low < high) {
         int mid = (low + high + 1) / 2;
         if (list->jobs[mid].block <= first) low = mid;
@@ -110,7 +114,8 @@ static void run_blocks(void *arg, int64_t first, int64_t last, int64_t block)
 
 static ms_status check_options(const ms_optim_options *o)
 {
-    if (o->kind < MS_SGD || o->kind > MS_ADAMW) return ms__fail(MS_EINVAL, "optimizer: kind %d is none of the known", o->kind);
+    if (o->kind < MS_SGD || o->kind > MS_ADAMW)
+        return ms__fail(MS_EINVAL, "optimizer: kind %d is none of the known", o->kind);
     return MS_OK;
 }
 
@@ -121,7 +126,8 @@ static int states_of(const ms_optim_options *o)
 }
 
 // Leaf k's state tensors: checked, or made when it has none. made[] collects what a failure takes back.
-static ms_status take_state(const ms_optim_options *o, const ms_tensor *p, ms_id *state, job *j, ms_id *made, int *n_made)
+static ms_status take_state(const ms_optim_options *o, const ms_tensor *p, ms_id *state, job *j, ms_id *made,
+                            int *n_made)
 {
     int dtype = ms__is_half(p->dtype) ? MS_F32 : p->dtype, n = states_of(o);
     for (int s = 0; s < n; s++) {
@@ -134,7 +140,8 @@ static ms_status take_state(const ms_optim_options *o, const ms_tensor *p, ms_id
         ms_tensor *t = ms__tensor(state[s]);
         if (!t) return (ms_status)ms_error_code();
         if (t->dtype != dtype || t->numel != p->numel || !ms__is_contiguous(t))
-            return ms__fail(MS_EINVAL, "optimizer: state %s does not fit the parameter %s", ms__tensor_text(t), ms__tensor_text(p));
+            return ms__fail(MS_EINVAL, "optimizer: state %s does not fit the parameter %s", ms__tensor_text(t),
+                            ms__tensor_text(p));
         MS_TRY(ms__storage_sync(t->storage, true));
         j->state[s] = ms__data(t);
         t->version->count++;
@@ -146,9 +153,15 @@ static void corrections(const ms_optim_options *o, double step, adam_factors *f)
 {
     double c1 = 1 - pow(o->beta1, step), c2 = 1 - pow(o->beta2, step);
     bool decoupled = o->kind == MS_ADAMW;
-    *f = (adam_factors){ .l2 = decoupled ? 0 : o->weight_decay, .decay = decoupled ? 1 - o->lr * o->weight_decay : 1,
-                         .beta1 = o->beta1, .beta2 = o->beta2, .one_minus_beta1 = 1 - o->beta1, .one_minus_beta2 = 1 - o->beta2,
-                         .step_size = o->lr / c1, .rsqrt_c2 = 1 / sqrt(c2), .eps = o->eps };
+    *f = (adam_factors) { .l2 = decoupled ? 0 : o->weight_decay,
+                          .decay = decoupled ? 1 - o->lr * o->weight_decay : 1,
+                          .beta1 = o->beta1,
+                          .beta2 = o->beta2,
+                          .one_minus_beta1 = 1 - o->beta1,
+                          .one_minus_beta2 = 1 - o->beta2,
+                          .step_size = o->lr / c1,
+                          .rsqrt_c2 = 1 / sqrt(c2),
+                          .eps = o->eps };
 }
 
 ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, ms_id *state, double *steps)
@@ -161,24 +174,30 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
     ms_status st = MS_OK;
     int n_jobs = 0, n_stepped = 0, n_made = 0, n_copies = 0;
     int64_t blocks = 0;
-    job        *jobs   = malloc((size_t)n * sizeof *jobs);
-    int        *stepped = malloc((size_t)n * sizeof *stepped);
-    ms_id      *made   = malloc((size_t)n * 3 * sizeof *made);
-    ms_tensor **copies = malloc((size_t)n * 2 * sizeof *copies);        // contiguous gradients
+    job *jobs = malloc((size_t)n * sizeof *jobs);
+    int *stepped = malloc((size_t)n * sizeof *stepped);
+    ms_id *made = malloc((size_t)n * 3 * sizeof *made);
+    ms_tensor **copies = malloc((size_t)n * 2 * sizeof *copies);  // contiguous gradients
     if (!jobs || !stepped || !made || !copies) {
-        st = ms__no_memory((size_t)n * (sizeof *jobs + sizeof *stepped + 3 * sizeof *made + 2 * sizeof *copies), "optimizer", "the list of %d parameters", n);
+        st = ms__no_memory((size_t)n * (sizeof *jobs + sizeof *stepped + 3 * sizeof *made + 2 * sizeof *copies),
+                           "optimizer", "the list of %d parameters", n);
         goto out;
     }
     for (int k = 0; k < n; k++) {
         ms_tensor *p = ms__tensor(leaves[k]);
-        if (!p) { st = (ms_status)ms_error_code(); goto out; }
+        if (!p) {
+            st = (ms_status)ms_error_code();
+            goto out;
+        }
         bool unreduced = ms__unit_unreduced(p);
         p = ms__unit_local(p);
         ms_tensor *g = p->leaf ? p->leaf->grad : NULL;
         if (!g) continue;
         if (ms__device(p) == MS_META) continue;
         if (unreduced) {
-            st = ms__fail(MS_ESTATE, "step: the gradient of parameter %d, '%s', has not been reduced: it comes from a backward inside no_sync; run one outside first",
+            st = ms__fail(MS_ESTATE,
+                          "step: the gradient of parameter %d, '%s', has not been reduced: it comes from a backward "
+                          "inside no_sync; run one outside first",
                           k + 1, p->name ? p->name : "?");
             goto out;
         }
@@ -188,13 +207,16 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
         }
         bool cast = g->dtype != p->dtype && ms__is_float(g->dtype) && ms__is_float(p->dtype);
         if ((g->dtype != p->dtype && !cast) || g->numel != p->numel || ms__device(g) != ms__device(p)) {
-            st = ms__fail(MS_EINVAL, "optimizer: gradient %s does not fit parameter %d, %s", ms__tensor_text(g), k + 1, ms__tensor_text(p));
+            st = ms__fail(MS_EINVAL, "optimizer: gradient %s does not fit parameter %d, %s", ms__tensor_text(g), k + 1,
+                          ms__tensor_text(p));
             goto out;
         }
         job *j = &jobs[n_jobs];
         memset(j, 0, sizeof *j);
-        if (cast) {                                 // kept in low precision: promoted, as arithmetic between the two would
-            if ((st = ms__tensor_new(&copies[n_copies], p->dtype, ms__device(g), g->ndim, g->shape, "optimizer: gradient"))) goto out;
+        if (cast) {  // kept in low precision: promoted, as arithmetic between the two would
+            if ((st = ms__tensor_new(&copies[n_copies], p->dtype, ms__device(g), g->ndim, g->shape,
+                                     "optimizer: gradient")))
+                goto out;
             st = ms__copy(copies[n_copies], g);
         } else if ((st = ms__contiguous(&copies[n_copies], g))) goto out;
         g = copies[n_copies++];
@@ -211,11 +233,12 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
         j->device = ms__device(p);
         if (o->kind != MS_SGD) corrections(o, steps[k] + 1, &j->adam);
         blocks += (p->numel + BLOCK - 1) / BLOCK;
-        stepped[n_stepped++] = k;                   // an empty shard, too: it has no work, but its peers' parts change
+        stepped[n_stepped++] = k;  // an empty shard, too: it has no work, but its peers' parts change
         if (p->numel > 0) n_jobs++;
     }
-    // Nothing has changed so far: a step that fails for lack of memory can be repeated. From here on only a device can fail.
-    for (int k = 0; st == MS_OK && k < n_jobs;) {       // a list for every run of leaves on one device
+    // Nothing has changed so far: a step that fails for lack of memory can be repeated. From here on only a device can
+    // fail.
+    for (int k = 0; st == MS_OK && k < n_jobs;) {  // a list for every run of leaves on one device
         int end = k;
         int64_t first = jobs[k].block, count = 0, size = 0;
         for (; end < n_jobs && jobs[end].device == jobs[k].device; end++) {
@@ -224,7 +247,8 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
             size += jobs[end].numel;
         }
         job_list list = { jobs + k, end - k };
-        if (ms__is_cuda(jobs[k].device)) st = ms__cuda()->optim(ms__index(jobs[k].device), list.n, list.jobs, count, BLOCK);
+        if (ms__is_cuda(jobs[k].device))
+            st = ms__cuda()->optim(ms__index(jobs[k].device), list.n, list.jobs, count, BLOCK);
         else if (size <= 2 * BLOCK) run_blocks(&list, 0, count, 0);
         else ms__parallel_tasks(count, run_blocks, &list);
         k = end;

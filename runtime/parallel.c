@@ -1,11 +1,13 @@
+// SPDX-License-Identifier: MIT
 // parallel.c -- loops over this rank's threads.
 //
-// The caller works itself; helpers take blocks that have not begun. Only blocks in progress are waited for: a helper that
-// the kernel does not schedule, on a machine that others use too, costs nothing. (With OpenMP, whose barriers wait for every
-// thread of a team, two threads took 8 times as long as one there.) The helpers spin for a moment, then sleep in a futex.
+// The caller works itself; helpers take blocks that have not begun. Only blocks in progress are waited for: a helper
+// that the kernel does not schedule, on a machine that others use too, costs nothing. (With OpenMP, whose barriers wait
+// for every thread of a team, two threads took 8 times as long as one there.) The helpers spin for a moment, then sleep
+// in a futex.
 //
-// A job is open while `open` is set. Its fields are written before that, and not again before `inside` is back at 0, so a
-// helper that has counted itself in and sees `open` may read them.
+// A job is open while `open` is set. Its fields are written before that, and not again before `inside` is back at 0, so
+// a helper that has counted itself in and sees `open` may read them.
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <pthread.h>
@@ -17,28 +19,33 @@
 #include "op.h"
 
 enum {
-    PARALLEL_FROM = 32768,      // waking a helper costs microseconds: less work than this many elements does not pay for it
-    SPINS = 1000,               // about 40 us, longer than a script needs from one operator to the next
+    PARALLEL_FROM = 32768,  // waking a helper costs microseconds: less work than this many elements does not pay for it
+    SPINS = 1000,           // about 40 us, longer than a script needs from one operator to the next
     MAX_THREADS = 1024,
     LINE = 64,
 };
 
 // Blocks of one thread, [next, last). Threads that have finished theirs take from the others'.
-typedef struct { int64_t next; int64_t last; char rest[LINE - 16]; } part;
+typedef struct {
+    int64_t next;
+    int64_t last;
+    char rest[LINE - 16];
+} part;
 
 static struct {
     ms_range_fn fn;
-    void       *arg;
-    int64_t     n, block;
-    int         threads, parts;
-    part        part[MAX_THREADS];
+    void *arg;
+    int64_t n, block;
+    int threads, parts;
+    part part[MAX_THREADS];
 } job;
 
-static pthread_mutex_t owner = PTHREAD_MUTEX_INITIALIZER;   // whose loop the helpers work on; other threads' loops run alone
-static int helpers;                                         // started; under `owner`
+static pthread_mutex_t owner =
+    PTHREAD_MUTEX_INITIALIZER;  // whose loop the helpers work on; other threads' loops run alone
+static int helpers;             // started; under `owner`
 static int sleepers;
 static _Alignas(LINE) int inside;
-static _Alignas(LINE) uint32_t generation;                  // of jobs: what helpers wait for
+static _Alignas(LINE) uint32_t generation;  // of jobs: what helpers wait for
 static int open_;
 static _Thread_local int thread_number;
 
@@ -77,7 +84,8 @@ static void *helper(void *number)
                 continue;
             }
             __atomic_add_fetch(&sleepers, 1, __ATOMIC_SEQ_CST);
-            syscall(SYS_futex, &generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);   // returns at once when it has changed
+            syscall(SYS_futex, &generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL,
+                    0);  // returns at once when it has changed
             __atomic_sub_fetch(&sleepers, 1, __ATOMIC_SEQ_CST);
         }
         seen = now;
@@ -91,7 +99,8 @@ static void *helper(void *number)
 // A child has the thread that forked it, and no other.
 static void after_fork(void) { helpers = inside = sleepers = 0; }
 
-// Starts the helpers that are missing, as far as the system lets us: fewer only make it slower. Signals go to other threads.
+// Starts the helpers that are missing, as far as the system lets us: fewer only make it slower. Signals go to other
+// threads.
 static void start_helpers(int wanted)
 {
     sigset_t all, before;
@@ -124,7 +133,8 @@ static bool shared(int64_t n, int64_t block, int64_t blocks, int threads, bool o
     }
     __atomic_store_n(&open_, 1, __ATOMIC_SEQ_CST);
     __atomic_add_fetch(&generation, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&sleepers, __ATOMIC_SEQ_CST)) syscall(SYS_futex, &generation, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
+    if (__atomic_load_n(&sleepers, __ATOMIC_SEQ_CST))
+        syscall(SYS_futex, &generation, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
     work();
     __atomic_store_n(&open_, 0, __ATOMIC_SEQ_CST);
     for (int spins = 0; __atomic_load_n(&inside, __ATOMIC_SEQ_CST); spins++)

@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: MIT
 // plugin_loopback.c -- preloaded into mpirun by scripts/train: on one host nothing listens beyond loopback.
 //
-// mpirun listens on every address of the host for daemons on other hosts, whatever its settings say. A socket that it binds to
-// every address is bound to loopback's instead. The ranks do without this library.
+// mpirun listens on every address of the host for daemons on other hosts, whatever its settings say. A socket that it
+// binds to every address is bound to loopback's instead. The ranks do without this library.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>

@@ -1,4 +1,6 @@
-// plugin_mpi.c -- MPI behind the table of comm_mpi.h. It moves bytes and ends jobs; the collectives are the engine's own.
+// SPDX-License-Identifier: MIT
+// plugin_mpi.c -- MPI behind the table of comm_mpi.h. It moves bytes and ends jobs; the collectives are the engine's
+// own.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +19,16 @@ static int has_room(const char *folder)
     return (double)fs.f_bavail * (double)fs.f_frsize >= 5e6 * (here ? atoi(here) : 1);
 }
 
-// Open MPI's segments are in /dev/shm, which containers often keep small; any other folder does, for little goes through them.
+// Open MPI's segments are in /dev/shm, which containers often keep small; any other folder does, for little goes
+// through them.
 static int place_segments(char *text, size_t n)
 {
     const char *set = getenv("OMPI_MCA_btl_vader_backing_directory"), *temporary = getenv("TMPDIR");
     if (set || has_room("/dev/shm")) return 0;
     const char *folder = temporary && *temporary ? temporary : "/tmp";
     if (!has_room(folder)) {
-        snprintf(text, n, "neither /dev/shm nor %s has room for MPI's shared memory, 5 MB for each rank of this node", folder);
+        snprintf(text, n, "neither /dev/shm nor %s has room for MPI's shared memory, 5 MB for each rank of this node",
+                 folder);
         return -1;
     }
     setenv("OMPI_MCA_btl_vader_backing_directory", folder, 1);
@@ -35,7 +39,7 @@ static int place_segments(char *text, size_t n)
 static void defaults(int one_node)
 {
     setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
-    setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);     // CMA is refused in most containers, loudly
+    setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);  // CMA is refused in most containers, loudly
     if (!one_node) return;
     setenv("OMPI_MCA_pml", "ob1", 0);
     setenv("OMPI_MCA_btl", "self,vader", 0);
@@ -52,7 +56,8 @@ static int init(int one_node, char *text, size_t n)
     if (!done) {
         defaults(one_node);
         if (place_segments(text, n) != 0) return -1;
-        if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED) {
+        if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS ||
+            provided < MPI_THREAD_SERIALIZED) {
             snprintf(text, n, "MPI_Init_thread failed or does not provide MPI_THREAD_SERIALIZED");
             return -1;
         }
@@ -75,11 +80,14 @@ static int all_gather(const void *in, void *out, int bytes)
     return MPI_Allgather(in, bytes, MPI_BYTE, out, bytes, MPI_BYTE, world) == MPI_SUCCESS ? 0 : -1;
 }
 
-// Handles of requests, recycled (every call is made under one lock). A handle is there before its message starts: nothing may be
-// under way that has none.
-typedef union handle { MPI_Request request; union handle *next; } handle;
+// Handles of requests, recycled (every call is made under one lock). A handle is there before its message starts:
+// nothing may be under way that has none.
+typedef union handle {
+    MPI_Request request;
+    union handle *next;
+} handle;
 static handle first_handles[256], *spare;
-static int    n_given;
+static int n_given;
 
 static handle *handle_new(void)
 {
@@ -169,7 +177,17 @@ static int own(int op, void *out, const void *in, size_t count)
 
 __attribute__((visibility("default"))) const ms_mpi_table ms_mpi_table_v1 = {
     .version = MS_MPI_TABLE_VERSION,
-    .init = init, .rank = rank, .size = size, .all_gather = all_gather,
-    .isend = isend, .irecv = irecv, .test = test, .cancel = cancel, .probe = probe,
-    .abort = mpi_abort, .finalize = finalize, .library = library, .own = own,
+    .init = init,
+    .rank = rank,
+    .size = size,
+    .all_gather = all_gather,
+    .isend = isend,
+    .irecv = irecv,
+    .test = test,
+    .cancel = cancel,
+    .probe = probe,
+    .abort = mpi_abort,
+    .finalize = finalize,
+    .library = library,
+    .own = own,
 };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // pool.c -- caching allocators, one over the memory of each device.
 //
 // CPU memory comes from arenas: one huge reservation of addresses each, of which only touched pages cost
@@ -21,37 +22,37 @@
 #include "watched.h"
 
 #ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25        // Linux 6.1; older headers lack it
+#define MADV_COLLAPSE 25  // Linux 6.1; older headers lack it
 #endif
 
 enum {
-    UNIT = 64,                  // alignment and smallest block
-    CLASSES = 8 + 8 * 32,       // up to 2^41 bytes
-    LARGE = 256 << 10,          // from here on a block has pages of its own
-    CHUNK = 1 << 20,            // smaller ones are cut from these
+    UNIT = 64,             // alignment and smallest block
+    CLASSES = 8 + 8 * 32,  // up to 2^41 bytes
+    LARGE = 256 << 10,     // from here on a block has pages of its own
+    CHUNK = 1 << 20,       // smaller ones are cut from these
     HUGE_PAGE = 2 << 20,
 };
 
 struct ms_segment {
-    ms_block   *free[CLASSES], *hollow[CLASSES];
-    char       *base;
-    size_t      bytes, used;
-    char       *chunk;          // what is left of the latest chunk
-    size_t      chunk_left;
-    int         fd;             // -1: anonymous
-    uint64_t    id;
+    ms_block *free[CLASSES], *hollow[CLASSES];
+    char *base;
+    size_t bytes, used;
+    char *chunk;  // what is left of the latest chunk
+    size_t chunk_left;
+    int fd;  // -1: anonymous
+    uint64_t id;
     ms_segment *older;
 };
 
 static struct {
-    ms_segment *top;            // where blocks come from; its `older` ones of the same kind are asked too
-    ms_block   *headers;        // unused block records
-    size_t      allocated, peak, reserved, peak_reserved;
-    size_t      limit;          // on allocated; SIZE_MAX = none
-    size_t      memory;         // of the machine or of our control group
-    uint64_t    fail_in;        // the nth allocation from now fails; 0 = off
-    bool        fail_on;        // ... and all after it
-    bool        shared;
+    ms_segment *top;    // where blocks come from; its `older` ones of the same kind are asked too
+    ms_block *headers;  // unused block records
+    size_t allocated, peak, reserved, peak_reserved;
+    size_t limit;      // on allocated; SIZE_MAX = none
+    size_t memory;     // of the machine or of our control group
+    uint64_t fail_in;  // the nth allocation from now fails; 0 = off
+    bool fail_on;      // ... and all after it
+    bool shared;
 } pool = { .limit = SIZE_MAX };
 
 // tensor.c counts its objects; a program without tensors has none.
@@ -61,9 +62,12 @@ extern int64_t ms__live_tensors(void) __attribute__((weak));
 static inline int class_of(size_t bytes, size_t *size)
 {
     size_t n = (bytes + UNIT - 1) / UNIT;
-    if (n <= 8) { *size = n * UNIT; return (int)n - 1; }
+    if (n <= 8) {
+        *size = n * UNIT;
+        return (int)n - 1;
+    }
     int shift = 60 - __builtin_clzll(n - 1);
-    size_t m = (n - 1) >> shift;                    // 8..15
+    size_t m = (n - 1) >> shift;  // 8..15
     *size = ((m + 1) << shift) * UNIT;
     return 8 * shift + (int)m;
 }
@@ -98,8 +102,9 @@ void *ms__map_aligned(int fd, size_t bytes)
     return at;
 }
 
-// Huge pages under a block without content: one address look-up then serves 512 small pages. Shared memory gets them only
-// by being collapsed (Linux 6.1), which asks for one small page in each, and takes less than half the time of touching all.
+// Huge pages under a block without content: one address look-up then serves 512 small pages. Shared memory gets them
+// only by being collapsed (Linux 6.1), which asks for one small page in each, and takes less than half the time of
+// touching all.
 static void huge_pages(ms_segment *s, char *p, size_t size)
 {
     static bool refused;
@@ -109,9 +114,9 @@ static void huge_pages(ms_segment *s, char *p, size_t size)
         madvise(p, whole, MADV_HUGEPAGE);
         return;
     }
-    if (refused || whole > pool.memory / 8) return;     // what may never be touched is not to cost so much
+    if (refused || whole > pool.memory / 8) return;  // what may never be touched is not to cost so much
     for (size_t i = 0; i < whole; i += HUGE_PAGE) {
-        MS_OWNED(p + i, 1);                             // a hollow block is nobody's
+        MS_OWNED(p + i, 1);  // a hollow block is nobody's
         p[i] = 0;
         MS_NOBODYS(p + i, 1);
     }
@@ -155,7 +160,10 @@ static ms_block *header_new(void)
     if (!pool.headers) {
         ms_block *slab = calloc(SLAB, sizeof *slab);
         if (!slab) return NULL;
-        for (int i = 0; i < SLAB; i++) { slab[i].next = pool.headers; pool.headers = &slab[i]; }
+        for (int i = 0; i < SLAB; i++) {
+            slab[i].next = pool.headers;
+            pool.headers = &slab[i];
+        }
     }
     ms_block *b = pool.headers;
     pool.headers = b->next;
@@ -203,7 +211,9 @@ static void empty_cache(void)
             if (!s->free[c] || s->free[c]->size < LARGE) continue;
             while ((b = pop(&s->free[c]))) {
                 size_t whole = (b->size + 4095) & ~(size_t)4095;
-                if (s->fd >= 0) fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (char *)b->data - s->base, (off_t)whole);
+                if (s->fd >= 0)
+                    fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (char *)b->data - s->base,
+                              (off_t)whole);
                 else madvise(b->data, whole, MADV_DONTNEED);
                 pool.reserved -= b->size;
                 b->next = s->hollow[c];
@@ -279,20 +289,20 @@ enum { CUDA_CHUNK = 2 << 20, CUDA_LARGE = 1 << 20, CUDA_UNIT = 256 };
 
 static struct {
     ms_block *free[CLASSES];
-    char     *chunk;
-    size_t    chunk_left, allocated, peak, reserved, peak_reserved;
+    char *chunk;
+    size_t chunk_left, allocated, peak, reserved, peak_reserved;
 } gpu[MS_CUDA_DEVICES];
 
 // Where every chunk begins: what other processes map is the driver's allocation.
 static char **chunks;
-static int    n_chunks, cap_chunks;
+static int n_chunks, cap_chunks;
 
 static void chunk_new(char *p)
 {
     if (n_chunks == cap_chunks) {
         int cap = cap_chunks ? 2 * cap_chunks : 64;
         char **more = realloc(chunks, (size_t)cap * sizeof *more);
-        if (!more) return;                  // then its tensors cannot be shared
+        if (!more) return;  // then its tensors cannot be shared
         chunks = more;
         cap_chunks = cap;
     }
@@ -339,12 +349,13 @@ static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char
     ms_block *b;
     MS_TRY(ms__cuda_need(device, what));
     const ms_cuda_table *t = ms__cuda();
-    if (bytes > pool.limit || gpu[index].allocated > pool.limit - bytes) return no_device_memory(index, bytes, what, "ms_set_memory_limit");
+    if (bytes > pool.limit || gpu[index].allocated > pool.limit - bytes)
+        return no_device_memory(index, bytes, what, "ms_set_memory_limit");
     if (bytes > (size_t)1 << 40) return no_device_memory(index, bytes, what, "more than a device has");
     c = class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
     if (!(b = pop(&gpu[index].free[c]))) {
         if (!(b = header_new())) return no_device_memory(index, bytes, what, "malloc");
-        bool small = size < CUDA_LARGE && !t->emulated;         // the emulator's blocks lie apart: overruns show
+        bool small = size < CUDA_LARGE && !t->emulated;  // the emulator's blocks lie apart: overruns show
         size_t fresh = small ? CUDA_CHUNK : size;
         void *p = NULL;
         if (!small || gpu[index].chunk_left < size) {
@@ -360,7 +371,7 @@ static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char
             }
             gpu[index].reserved += fresh;
             if (gpu[index].reserved > gpu[index].peak_reserved) gpu[index].peak_reserved = gpu[index].reserved;
-            if (small) {                                        // what was left of the chunk before stays unused
+            if (small) {  // what was left of the chunk before stays unused
                 gpu[index].chunk = p;
                 chunk_new(p);
                 gpu[index].chunk_left = CUDA_CHUNK;
@@ -372,7 +383,7 @@ static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char
             gpu[index].chunk += whole < gpu[index].chunk_left ? whole : gpu[index].chunk_left;
             gpu[index].chunk_left -= whole < gpu[index].chunk_left ? whole : gpu[index].chunk_left;
         }
-        *b = (ms_block){ .data = p, .size = size };
+        *b = (ms_block) { .data = p, .size = size };
     }
     b->bytes = bytes;
     b->device = device;
@@ -410,11 +421,12 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
             MS_TRY(ms__cuda_need(device, what));
         }
         if (!(b = header_new())) return no_memory(bytes, what, "malloc");
-        *b = (ms_block){ .bytes = type == MS_META ? 0 : bytes, .device = device };      // meta: no bytes anywhere
+        *b = (ms_block) { .bytes = type == MS_META ? 0 : bytes, .device = device };  // meta: no bytes anywhere
         *out = b;
         return MS_OK;
     }
-    if (MS_UNLIKELY(bytes > pool.limit || pool.allocated > pool.limit - bytes)) return no_memory(bytes, what, "ms_set_memory_limit");
+    if (MS_UNLIKELY(bytes > pool.limit || pool.allocated > pool.limit - bytes))
+        return no_memory(bytes, what, "ms_set_memory_limit");
     if (MS_UNLIKELY(bytes > (size_t)1 << 40)) return no_memory(bytes, what, "more than this machine has");
     size_t size;
     int c = class_of(bytes, &size);
@@ -464,7 +476,7 @@ void ms__pool_share(void)
 {
     if (pool.shared) return;
     ms_segment *s = arena_new(true, CHUNK);
-    if (!s) return;             // no memfd here: tensors stay anonymous, peers get them staged
+    if (!s) return;  // no memfd here: tensors stay anonymous, peers get them staged
     // What is cached cannot be shared; give it back. Live blocks retire into their own arena's lists.
     empty_cache();
     s->older = pool.top;
@@ -520,7 +532,8 @@ void ms_empty_cache(void)
 {
     empty_cache();
     if (ms__cuda())
-        for (int k = 0; k < MS_CUDA_DEVICES; k++) if (gpu[k].reserved) cuda_empty_cache(k);
+        for (int k = 0; k < MS_CUDA_DEVICES; k++)
+            if (gpu[k].reserved) cuda_empty_cache(k);
 }
 
 void ms_set_memory_limit(double bytes) { pool.limit = bytes > 0 && bytes < 1e18 ? (size_t)bytes : SIZE_MAX; }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // run.c -- runs: engine work that is pulled, so that the script can answer in the middle of it.
 //
 // A run is an agenda: a stack of small tasks (push, step, pop) and, for a backward, the nodes to go
@@ -7,25 +8,53 @@
 #include "run.h"
 #include "watched.h"
 
-static ms_run     *top, *spare_run;
+static ms_run *top, *spare_run;
 static ms_stacked *spare_task;
 
 // ---- weak until unit.c is linked ----------------------------------------------------------------
 
 #define WEAK __attribute__((weak))
-WEAK ms_status ms__unit_pre_backward(ms_run *r, void *u, int64_t use) { (void)r; (void)u; (void)use; return MS_OK; }
-WEAK ms_status ms__unit_post_backward(ms_run *r, void *u, int64_t use) { (void)r; (void)u; (void)use; return MS_OK; }
+WEAK ms_status ms__unit_pre_backward(ms_run *r, void *u, int64_t use)
+{
+    (void)r;
+    (void)u;
+    (void)use;
+    return MS_OK;
+}
+WEAK ms_status ms__unit_post_backward(ms_run *r, void *u, int64_t use)
+{
+    (void)r;
+    (void)u;
+    (void)use;
+    return MS_OK;
+}
 WEAK ms_status ms__unit_accumulate(ms_run *r, ms_tensor *p, ms_tensor *g, bool *taken)
 {
-    (void)r; (void)p; (void)g;
+    (void)r;
+    (void)p;
+    (void)g;
     *taken = false;
     return MS_OK;
 }
-WEAK ms_status ms__unit_gradient_fits(const ms_tensor *p, const ms_tensor *g) { (void)p; (void)g; return MS_OK; }
-WEAK ms_status ms__units_final(ms_run *r) { (void)r; return MS_OK; }
-WEAK uint64_t  ms__units_epoch(void) { return 0; }
-WEAK void      ms__units_failed(const char *text, uint64_t since, bool backward) { (void)text; (void)since; (void)backward; }
-WEAK void      ms__units_abort(ms_run *r) { (void)r; }
+WEAK ms_status ms__unit_gradient_fits(const ms_tensor *p, const ms_tensor *g)
+{
+    (void)p;
+    (void)g;
+    return MS_OK;
+}
+WEAK ms_status ms__units_final(ms_run *r)
+{
+    (void)r;
+    return MS_OK;
+}
+WEAK uint64_t ms__units_epoch(void) { return 0; }
+WEAK void ms__units_failed(const char *text, uint64_t since, bool backward)
+{
+    (void)text;
+    (void)since;
+    (void)backward;
+}
+WEAK void ms__units_abort(ms_run *r) { (void)r; }
 
 // ---- small things -----------------------------------------------------------------------------
 
@@ -117,10 +146,13 @@ static void drop_answers(ms_run *r)
     r->n_answers = 0;
 }
 
-ms_run_state ms__run_event(ms_run *r, ms_event *ev, ms_event_kind kind, double key, double unit, int n, ms_tensor *const *in, int n_first)
+ms_run_state ms__run_event(ms_run *r, ms_event *ev, ms_event_kind kind, double key, double unit, int n,
+                           ms_tensor *const *in, int n_first)
 {
-    static const char *const names[] = { "run", "tensor hook", "backward of a Function", "module backward hook", "leaf hook", "checkpoint",
-                                         "pre-all-gather", "post-all-gather", "reduction hook", "all-reduce hook" };
+    static const char *const names[] = {
+        "run",        "tensor hook",    "backward of a Function", "module backward hook", "leaf hook",
+        "checkpoint", "pre-all-gather", "post-all-gather",        "reduction hook",       "all-reduce hook"
+    };
     drop_answers(r);
     r->event_kind = kind;
     r->grad_mode = ms__state.grad_mode;
@@ -154,8 +186,9 @@ static void leave_event(ms_run *r)
 
 ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n)
 {
-    if (r != top || !r->event_out) 
-        return ms__fail(MS_ESTATE, "backward: this event is over: another backward began during it, in another coroutine, and was not finished, or was aborted with it");
+    if (r != top || !r->event_out)
+        return ms__fail(MS_ESTATE, "backward: this event is over: another backward began during it, in another "
+                                   "coroutine, and was not finished, or was aborted with it");
     if (n < 0 || n > MS_MAX_IN) return ms__fail(MS_EINVAL, "run: %d answers; at most %d are supported", n, MS_MAX_IN);
     drop_answers(r);
     for (int k = 0; k < n; k++) {
@@ -185,7 +218,8 @@ ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached)
         if (detached[k] == 0) continue;
         ms_tensor *t = ms__tensor(detached[k]);
         if (!t) return (ms_status)ms_error_code();
-        if (t->node || !t->requires_grad) return ms__fail(MS_EINVAL, "checkpoint: input %d must be a leaf that requires grad", k + 1);
+        if (t->node || !t->requires_grad)
+            return ms__fail(MS_EINVAL, "checkpoint: input %d must be a leaf that requires grad", k + 1);
         ms_leaf *l = ms__leaf_of(t);
         if (!l) return MS_ENOMEM;
         if (!ms__grow((void **)&r->forwards, &r->cap_forwards, r->n_forwards, sizeof *r->forwards)) return MS_ENOMEM;
@@ -288,7 +322,8 @@ ms_run_state ms_run_next(ms_run *r, ms_event *ev)
 {
     MS_BUSY;
     if (MS_UNLIKELY(r != top)) {
-        ms__fail(MS_ESTATE, "run: only the innermost run can go on; another one was started inside its event and is still open");
+        ms__fail(MS_ESTATE,
+                 "run: only the innermost run can go on; another one was started inside its event and is still open");
         return MS_RUN_FAILED;
     }
     if (r->event_out) leave_event(r);
@@ -311,7 +346,10 @@ ms_run_state ms_run_next(ms_run *r, ms_event *ev)
         } else {
             for (int k = 0; r->grad && k < r->n_captures; k++)
                 if (!r->captures[k].value && !r->unused_ok) {
-                    ms__fail(MS_EINVAL, "grad: input %d was not used in computing the outputs; allow_unused = true gives nil for it", k + 1);
+                    ms__fail(
+                        MS_EINVAL,
+                        "grad: input %d was not used in computing the outputs; allow_unused = true gives nil for it",
+                        k + 1);
                     return MS_RUN_FAILED;
                 }
             ms__run_finish(r);
@@ -368,7 +406,7 @@ static void abort_from(ms_run *r, const char *why)
     ms_status code = (ms_status)ms_error_code();
     char text[4096];
     snprintf(text, sizeof text, "%s", ms_error());
-    bool units = false, backward = false;       // a backward, and the outermost one
+    bool units = false, backward = false;  // a backward, and the outermost one
     for (ms_run *k = top; k; k = k == r ? NULL : k->below) {
         units |= k->units;
         backward |= k->backward;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // safetensors.c -- a strict parser and a writer of safetensors headers.
 //
 // The text comes from a file, so nothing in it is believed: JSON of exactly the shape the format has, strict
@@ -10,9 +11,12 @@
 #include "safetensors.h"
 #include "utf8.h"
 
-static const struct { const char *name; int dtype; } names[] = {
+static const struct {
+    const char *name;
+    int dtype;
+} names[] = {
     { "F32", MS_F32 }, { "F64", MS_F64 }, { "F16", MS_F16 }, { "BF16", MS_BF16 },
-    { "I64", MS_I64 }, { "I32", MS_I32 }, { "U8", MS_U8 }, { "BOOL", MS_BOOL },
+    { "I64", MS_I64 }, { "I32", MS_I32 }, { "U8", MS_U8 },   { "BOOL", MS_BOOL },
 };
 
 static const char *st_name(int dtype)
@@ -60,31 +64,36 @@ static bool grow(void **list, int *capacity, int n, size_t size)
     return true;
 }
 
-ms_status ms__st_add(ms_st_header *h, const char *who, const char *name, size_t name_length, int dtype, int ndim, const int64_t *shape)
+ms_status ms__st_add(ms_st_header *h, const char *who, const char *name, size_t name_length, int dtype, int ndim,
+                     const int64_t *shape)
 {
     if (h->n >= MS_ST_MAX_ENTRIES) return ms__fail(MS_EIO, "%s: more than %d tensors", who, MS_ST_MAX_ENTRIES);
-    if (name_length > MS_ST_MAX_NAME) return ms__fail(MS_EIO, "%s: a tensor's name has %zu bytes, at most %d are allowed", who, name_length, MS_ST_MAX_NAME);
+    if (name_length > MS_ST_MAX_NAME)
+        return ms__fail(MS_EIO, "%s: a tensor's name has %zu bytes, at most %d are allowed", who, name_length,
+                        MS_ST_MAX_NAME);
     char *copy = copy_text(name, name_length);
     if (!copy || !grow((void **)&h->entries, &h->capacity, h->n, sizeof *h->entries)) {
         free(copy);
         return ms__no_memory(name_length + 1 + sizeof *h->entries, who, "tensor %d of a file", h->n + 1);
     }
     ms_st_entry *e = &h->entries[h->n++];
-    *e = (ms_st_entry){ .name = copy, .dtype = dtype, .ndim = ndim };
+    *e = (ms_st_entry) { .name = copy, .dtype = dtype, .ndim = ndim };
     for (int d = 0; d < ndim; d++) e->shape[d] = shape[d];
     return MS_OK;
 }
 
-ms_status ms__st_add_meta(ms_st_header *h, const char *who, const char *key, size_t key_length, const char *value, size_t value_length)
+ms_status ms__st_add_meta(ms_st_header *h, const char *who, const char *key, size_t key_length, const char *value,
+                          size_t value_length)
 {
-    if (h->n_meta >= MS_ST_MAX_ENTRIES) return ms__fail(MS_EIO, "%s: more than %d metadata entries", who, MS_ST_MAX_ENTRIES);
+    if (h->n_meta >= MS_ST_MAX_ENTRIES)
+        return ms__fail(MS_EIO, "%s: more than %d metadata entries", who, MS_ST_MAX_ENTRIES);
     char *k = copy_text(key, key_length), *v = copy_text(value, value_length);
     if (!k || !v || !grow((void **)&h->meta, &h->meta_capacity, h->n_meta, sizeof *h->meta)) {
         free(k);
         free(v);
         return ms__no_memory(key_length + value_length + 2 + sizeof *h->meta, who, "metadata '%s'", key);
     }
-    h->meta[h->n_meta++] = (ms_st_meta){ k, v };
+    h->meta[h->n_meta++] = (ms_st_meta) { k, v };
     return MS_OK;
 }
 
@@ -128,13 +137,14 @@ ms_st_entry *ms__st_find(const ms_st_header *h, const char *name)
 
 typedef struct {
     const char *who, *path, *text, *at, *end;
-    char       *buffer;                     // of the string read last: as long as the text, so it always fits
-    size_t      buffered;
+    char *buffer;  // of the string read last: as long as the text, so it always fits
+    size_t buffered;
 } parser;
 
 static ms_status bad(const parser *p, const char *what)
 {
-    return ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: header, byte %zu: %s", p->who, p->path, (size_t)(p->at - p->text), what);
+    return ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: header, byte %zu: %s", p->who, p->path,
+                    (size_t)(p->at - p->text), what);
 }
 
 // Strict: no overlong forms, no surrogates, nothing above U+10FFFF (Unicode 15, table 3-7).
@@ -167,7 +177,10 @@ static ms_status hex4(parser *p, uint32_t *out)
     for (int k = 0; k < 4; k++, p->at++) {
         if (p->at >= p->end) return bad(p, "a string ends inside an escape");
         char c = *p->at;
-        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
         if (digit < 0) return bad(p, "\\u needs four hexadecimal digits");
         v = v << 4 | (uint32_t)digit;
     }
@@ -227,7 +240,8 @@ static ms_status string(parser *p)
         MS_TRY(hex4(p, &u));
         if (u >= 0xdc00 && u <= 0xdfff) return bad(p, "a lone surrogate in a string");
         if (u >= 0xd800 && u <= 0xdbff) {
-            if (p->end - p->at < 2 || p->at[0] != '\\' || p->at[1] != 'u') return bad(p, "a lone surrogate in a string");
+            if (p->end - p->at < 2 || p->at[0] != '\\' || p->at[1] != 'u')
+                return bad(p, "a lone surrogate in a string");
             p->at += 2;
             MS_TRY(hex4(p, &low));
             if (low < 0xdc00 || low > 0xdfff) return bad(p, "a lone surrogate in a string");
@@ -247,14 +261,16 @@ static ms_status whole_number(parser *p, uint64_t *out)
     const char *first = p->at;
     uint64_t v = 0;
     while (p->at < p->end && *p->at >= '0' && *p->at <= '9') {
-        if (__builtin_mul_overflow(v, 10u, &v) || __builtin_add_overflow(v, (uint64_t)(*p->at - '0'), &v) || v > INT64_MAX)
+        if (__builtin_mul_overflow(v, 10u, &v) || __builtin_add_overflow(v, (uint64_t)(*p->at - '0'), &v) ||
+            v > INT64_MAX)
             return bad(p, "a number is too large");
         p->at++;
     }
     if (p->at == first) return bad_byte(p, "expected a whole number that is not negative");
     if (*first == '0' && p->at - first > 1) return bad(p, "a number begins with 0");
     if (p->at < p->end && *p->at == '.') return bad(p, "expected a whole number, this one has a fraction");
-    if (p->at < p->end && (*p->at == 'e' || *p->at == 'E')) return bad(p, "expected a whole number, this one has an exponent");
+    if (p->at < p->end && (*p->at == 'e' || *p->at == 'E'))
+        return bad(p, "expected a whole number, this one has an exponent");
     *out = v;
     return MS_OK;
 }
@@ -298,7 +314,10 @@ static ms_status entry(parser *p, ms_st_entry *e)
     if (!accept(p, '{')) return bad(p, "a tensor's entry is no object");
     do {
         MS_TRY(string(p));
-        int field = !strcmp(p->buffer, "dtype") ? DTYPE : !strcmp(p->buffer, "shape") ? SHAPE : !strcmp(p->buffer, "data_offsets") ? OFFSETS : 0;
+        int field = !strcmp(p->buffer, "dtype")          ? DTYPE
+                    : !strcmp(p->buffer, "shape")        ? SHAPE
+                    : !strcmp(p->buffer, "data_offsets") ? OFFSETS
+                                                         : 0;
         if (!field) return bad(p, "a tensor's entry has a field that is none of dtype, shape, data_offsets");
         if (seen & field) return bad(p, "a field stands twice in a tensor's entry");
         seen |= field;
@@ -340,7 +359,8 @@ static ms_status object(parser *p, ms_st_header *h)
             }
             if (p->buffered > MS_ST_MAX_NAME) {
                 char text[80];
-                snprintf(text, sizeof text, "a tensor's name has %zu bytes, at most %d are allowed", p->buffered, MS_ST_MAX_NAME);
+                snprintf(text, sizeof text, "a tensor's name has %zu bytes, at most %d are allowed", p->buffered,
+                         MS_ST_MAX_NAME);
                 return bad(p, text);
             }
             MS_TRY(ms__st_add(h, p->who, p->buffer, p->buffered, MS_F32, 0, NULL));
@@ -360,10 +380,12 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
     qsort(h->meta, (size_t)h->n_meta, sizeof *h->meta, by_key);
     for (int k = 1; k < h->n; k++)
         if (!strcmp(h->entries[k - 1].name, h->entries[k].name))
-            return ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: tensor '%s' stands twice", p->who, p->path, h->entries[k].name);
+            return ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: tensor '%s' stands twice", p->who, p->path,
+                            h->entries[k].name);
     for (int k = 1; k < h->n_meta; k++)
         if (!strcmp(h->meta[k - 1].key, h->meta[k].key))
-            return ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: metadata '%s' stands twice", p->who, p->path, h->meta[k].key);
+            return ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: metadata '%s' stands twice", p->who,
+                            p->path, h->meta[k].key);
     ms_st_entry **order = malloc((size_t)(h->n ? h->n : 1) * sizeof *order);
     if (!order) return ms__no_memory((size_t)(h->n ? h->n : 1) * sizeof *order, p->who, "the list of %d tensors", h->n);
     for (int k = 0; k < h->n; k++) order[k] = &h->entries[k];
@@ -373,30 +395,39 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
     for (int k = 0; k < h->n && !st; k++) {
         ms_st_entry *e = order[k];
         if (!ms__st_bytes(e, &bytes))
-            st = ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: tensor '%s': its shape %s is too large", p->who, p->path, e->name, ms__shape_text(e->ndim, e->shape));
+            st = ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: tensor '%s': its shape %s is too large",
+                          p->who, p->path, e->name, ms__shape_text(e->ndim, e->shape));
         else if (e->begin > e->end || e->end > data_bytes)
-            st = ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: tensor '%s': bytes %llu to %llu do not lie in its %llu bytes of data", p->who, p->path,
-                          e->name, (unsigned long long)e->begin, (unsigned long long)e->end, (unsigned long long)data_bytes);
+            st = ms__fail(MS_EIO,
+                          "%s: '%s' is no valid safetensors file: tensor '%s': bytes %llu to %llu do not lie in its "
+                          "%llu bytes of data",
+                          p->who, p->path, e->name, (unsigned long long)e->begin, (unsigned long long)e->end,
+                          (unsigned long long)data_bytes);
         else if (e->end - e->begin != bytes)
-            st = ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: tensor '%s': %llu bytes for %s %s, which has %llu", p->who, p->path,
-                          e->name, (unsigned long long)(e->end - e->begin), ms__dtype_name(e->dtype), ms__shape_text(e->ndim, e->shape), (unsigned long long)bytes);
+            st = ms__fail(MS_EIO,
+                          "%s: '%s' is no valid safetensors file: tensor '%s': %llu bytes for %s %s, which has %llu",
+                          p->who, p->path, e->name, (unsigned long long)(e->end - e->begin), ms__dtype_name(e->dtype),
+                          ms__shape_text(e->ndim, e->shape), (unsigned long long)bytes);
         else if (e->begin != place)
-            st = ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: tensor '%s' begins at byte %llu, the tensor before it ends at %llu", p->who, p->path,
-                          e->name, (unsigned long long)e->begin, (unsigned long long)place);
+            st = ms__fail(MS_EIO,
+                          "%s: '%s' is no valid safetensors file: tensor '%s' begins at byte %llu, the tensor before "
+                          "it ends at %llu",
+                          p->who, p->path, e->name, (unsigned long long)e->begin, (unsigned long long)place);
         place = e->end;
         e->block = block;
         block += ms__st_blocks(e);
     }
     free(order);
     if (!st && place != data_bytes)
-        st = ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: the tensors end at byte %llu of %llu", p->who, p->path, (unsigned long long)place, (unsigned long long)data_bytes);
+        st = ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: the tensors end at byte %llu of %llu", p->who,
+                      p->path, (unsigned long long)place, (unsigned long long)data_bytes);
     return st;
 }
 
 // ---- sums ---------------------------------------------------------------------------------------
 
-static const char PREFIX[] = "{\"__metadata__\":{\"" MS_ST_SUMS "\":\"xxh64 1048576 ";      // MS_ST_BLOCK in digits
-static const char MARK[] = "\t\r\t\r\t\r\t\r";         // no other program's blanks look like it
+static const char PREFIX[] = "{\"__metadata__\":{\"" MS_ST_SUMS "\":\"xxh64 1048576 ";  // MS_ST_BLOCK in digits
+static const char MARK[] = "\t\r\t\r\t\r\t\r";  // no other program's blanks look like it
 enum { DIGITS = 16, IN_PREFIX = sizeof PREFIX - 1, IN_MARK = sizeof MARK - 1 };
 
 void ms__st_prefix(size_t length, unsigned char *out)
@@ -437,7 +468,8 @@ static ms_status check_sum(const parser *p, size_t length)
     bool there = length >= IN_PREFIX + DIGITS && !memcmp(p->text, PREFIX, IN_PREFIX);
     if (there) header_sum(p->text, length, digits);
     if (there && !memcmp(p->text + IN_PREFIX, digits, DIGITS)) return MS_OK;
-    return ms__fail(MS_EIO, "%s: '%s' is damaged: its header is not the one that was written (its sum differs)", p->who, p->path);
+    return ms__fail(MS_EIO, "%s: '%s' is damaged: its header is not the one that was written (its sum differs)", p->who,
+                    p->path);
 }
 
 // Takes the sums out of the metadata.
@@ -459,13 +491,16 @@ static ms_status take_sums(const parser *p, ms_st_header *h, bool marked, bool v
         free(h->meta[k].key);
         h->n_meta--;
         memmove(&h->meta[k], &h->meta[k + 1], (size_t)(h->n_meta - k) * sizeof *h->meta);
-        if (marked && !fits && verify) return ms__fail(MS_EIO, "%s: '%s' is damaged: its sums are not those of its %d tensors", p->who, p->path, h->n);
+        if (marked && !fits && verify)
+            return ms__fail(MS_EIO, "%s: '%s' is damaged: its sums are not those of its %d tensors", p->who, p->path,
+                            h->n);
         break;
     }
     return MS_OK;
 }
 
-ms_status ms__st_parse(ms_st_header *out, const char *who, const char *path, const char *text, size_t length, uint64_t data_bytes, bool verify)
+ms_status ms__st_parse(ms_st_header *out, const char *who, const char *path, const char *text, size_t length,
+                       uint64_t data_bytes, bool verify)
 {
     parser p = { .who = who, .path = path, .text = text, .at = text, .end = text + length };
     bool marked = has_sums(text, length);
@@ -540,8 +575,12 @@ ms_status ms__st_format(const ms_st_header *h, const char *who, char **text, siz
         *text = NULL;
         return ms__no_memory(*length + 1, who, "the header of %d tensors", h->n);
     }
-    if (*length > MS_ST_MAX_HEADER || ms__utf8_error((const unsigned char *)*text, (const unsigned char *)*text + *length)) {
-        ms_status st = ms__fail(MS_EINVAL, *length > MS_ST_MAX_HEADER ? "%s: the header has more than 100 MB" : "%s: a name or a metadata text is no valid UTF-8", who);
+    if (*length > MS_ST_MAX_HEADER ||
+        ms__utf8_error((const unsigned char *)*text, (const unsigned char *)*text + *length)) {
+        ms_status st = ms__fail(MS_EINVAL,
+                                *length > MS_ST_MAX_HEADER ? "%s: the header has more than 100 MB"
+                                                           : "%s: a name or a metadata text is no valid UTF-8",
+                                who);
         free(*text);
         *text = NULL;
         return st;

@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: MIT
 // storage.c -- storages: reference-counted bytes of one device, resident or vacated, with the events
 // of the last records that write and read them on a queue.
 #include "tensor.h"
 #include "watched.h"
 
-static ms_storage *spare;       // released structs, linked through data
+static ms_storage *spare;  // released structs, linked through data
 
 static void recycle(ms_storage *s)
 {
@@ -23,7 +24,7 @@ ms_status ms__storage_new(ms_storage **out, int device, size_t bytes, const char
     } else if (!(s = malloc(sizeof *s))) {
         return ms__no_memory(sizeof *s, what, "a storage of %zu bytes", bytes);
     }
-    *s = (ms_storage){ .refs = 1, .device = device, .bytes = bytes };
+    *s = (ms_storage) { .refs = 1, .device = device, .bytes = bytes };
     if ((device & 0xff) != MS_META) {
         ms_status st = ms__alloc(&s->block, device, bytes, what);
         if (MS_UNLIKELY(st != MS_OK)) {
@@ -82,7 +83,9 @@ ms_status ms__storage_refill(ms_storage *s, const char *what)
 ms_status ms__storage_sync(ms_storage *s, bool write)
 {
     if (MS_UNLIKELY(s->vacated))
-        return ms__fail(MS_ESTATE, "%s is sharded now: its values are here only inside its module's forward and backward; use to_local() or full_tensor()",
+        return ms__fail(MS_ESTATE,
+                        "%s is sharded now: its values are here only inside its module's forward and backward; use "
+                        "to_local() or full_tensor()",
                         s->owner ? s->owner : "this tensor's storage");
     if (MS_UNLIKELY(s->event != NULL)) {
         ms_status st = ms__event_wait(s->event);

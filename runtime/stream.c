@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // stream.c -- streams and events of the CPU.
 //
 // The compute stream runs a record at once on the calling thread. The gather, reduce and copy streams are
@@ -21,44 +22,46 @@
 enum { ARG_BYTES = 192, TEXT_BYTES = 1024 };
 
 struct ms_pending {
-    int          refs;              // engine thread only
-    atomic_int   done;
+    int refs;  // engine thread only
+    atomic_int done;
     ms_stream_kind kind;
-    ms_status    status;            // written before done
-    char        *text;              // of a failure; malloced by the worker
-    uint64_t     epoch;             // of comm.h, when it was launched; of a failure handed on, that record's
+    ms_status status;  // written before done
+    char *text;        // of a failure; malloced by the worker
+    uint64_t epoch;    // of comm.h, when it was launched; of a failure handed on, that record's
 };
 
 typedef struct ms_record {
-    ms_record_fn  fn;
-    ms_retire_fn  retire;
-    ms_pending   *event;
-    ms_pending  **waits;            // run after these
-    int           n_waits;
+    ms_record_fn fn;
+    ms_retire_fn retire;
+    ms_pending *event;
+    ms_pending **waits;  // run after these
+    int n_waits;
     struct ms_record *next;
     _Alignas(16) char arg[ARG_BYTES];
 } ms_record;
 
 struct ms_stream {
     ms_stream_kind kind;
-    bool         started;
-    pthread_t    thread;
-    ms_record   *first, *last;      // queue, under lock
-    ms_pending **waits;             // for the next record
-    int          n_waits, cap_waits;
+    bool started;
+    pthread_t thread;
+    ms_record *first, *last;  // queue, under lock
+    ms_pending **waits;       // for the next record
+    int n_waits, cap_waits;
 };
 
-static ms_stream streams[MS_STREAMS] = { { .kind = MS_STREAM_COMPUTE }, { .kind = MS_STREAM_GATHER },
-                                         { .kind = MS_STREAM_REDUCE }, { .kind = MS_STREAM_COPY } };
+static ms_stream streams[MS_STREAMS] = { { .kind = MS_STREAM_COMPUTE },
+                                         { .kind = MS_STREAM_GATHER },
+                                         { .kind = MS_STREAM_REDUCE },
+                                         { .kind = MS_STREAM_COPY } };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t  work_there = PTHREAD_COND_INITIALIZER, work_done = PTHREAD_COND_INITIALIZER;
-static ms_record  *finished, *finished_last;    // under lock, oldest first
-static atomic_int  n_finished, n_queued;        // waiting for the engine thread; queued or running
+static pthread_cond_t work_there = PTHREAD_COND_INITIALIZER, work_done = PTHREAD_COND_INITIALIZER;
+static ms_record *finished, *finished_last;  // under lock, oldest first
+static atomic_int n_finished, n_queued;      // waiting for the engine thread; queued or running
 static atomic_bool cancelled;
-static ms_record  *spare;                       // records to use again; engine thread only
+static ms_record *spare;  // records to use again; engine thread only
 
 static atomic_int nobody_looks;
-atomic_int *ms__engine_waits = &nobody_looks;   // comm points it at its board: peers tell a blocked rank from a busy one
+atomic_int *ms__engine_waits = &nobody_looks;  // comm points it at its board: peers tell a blocked rank from a busy one
 extern void ms__comm_reported(uint64_t epoch, const char *text) __attribute__((weak));
 extern uint64_t ms__comm_epoch(void) __attribute__((weak));
 
@@ -66,7 +69,7 @@ bool ms__stream_cancelled(void) { return atomic_load_explicit(&cancelled, memory
 
 ms_stream *ms__stream(int device, ms_stream_kind kind)
 {
-    (void)device;                               // meta tensors have no work; CUDA brings its own table
+    (void)device;  // meta tensors have no work; CUDA brings its own table
     return &streams[kind];
 }
 
@@ -116,7 +119,8 @@ static void *worker(void *arg)
         s->first = r->next;
         if (!s->first) s->last = NULL;
         r->next = NULL;
-        if (finished_last) finished_last->next = r; else finished = r;
+        if (finished_last) finished_last->next = r;
+        else finished = r;
         finished_last = r;
         atomic_fetch_add_explicit(&n_finished, 1, memory_order_release);
         atomic_fetch_sub_explicit(&n_queued, 1, memory_order_release);
@@ -169,9 +173,11 @@ static void recycle(ms_record *r)
     spare = r;
 }
 
-ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const void *arg, size_t bytes, ms_pending **event)
+ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const void *arg, size_t bytes,
+                     ms_pending **event)
 {
-    if (bytes > ARG_BYTES) return ms__fail(MS_EINVAL, "ms__launch: an argument block of %zu bytes, at most %d", bytes, ARG_BYTES);
+    if (bytes > ARG_BYTES)
+        return ms__fail(MS_EINVAL, "ms__launch: an argument block of %zu bytes, at most %d", bytes, ARG_BYTES);
     if (s->kind == MS_STREAM_COMPUTE) {
         _Alignas(16) char block[ARG_BYTES];
         memcpy(block, arg, bytes);
@@ -182,7 +188,8 @@ ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const v
     }
     if (!s->started) MS_TRY(start(s));
     ms_record *r = spare;
-    if (r) spare = r->next; else r = malloc(sizeof *r);
+    if (r) spare = r->next;
+    else r = malloc(sizeof *r);
     ms_pending *e = calloc(1, sizeof *e);
     if (!r || !e) {
         if (r) recycle(r);
@@ -204,7 +211,8 @@ ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const v
     if (event) *event = ms__event_retain(e);
     atomic_fetch_add_explicit(&n_queued, 1, memory_order_relaxed);
     pthread_mutex_lock(&lock);
-    if (s->last) s->last->next = r; else s->first = r;
+    if (s->last) s->last->next = r;
+    else s->first = r;
     s->last = r;
     pthread_cond_broadcast(&work_there);
     pthread_mutex_unlock(&lock);
@@ -242,12 +250,21 @@ static ms_status wait_for(ms_pending *e)
         MS_TRY(ms__check_interrupt());
         int64_t now = ms__now_ns();
         if (!since) since = now;
-        if (now - since < 50 * 1000) { sched_yield(); continue; }
-        if (now - since < 2000 * 1000) { sleep_us(20); continue; }
+        if (now - since < 50 * 1000) {
+            sched_yield();
+            continue;
+        }
+        if (now - since < 2000 * 1000) {
+            sleep_us(20);
+            continue;
+        }
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 5 * 1000 * 1000;       // then look at the interrupt flag again
-        if (until.tv_nsec >= 1000000000L) { until.tv_nsec -= 1000000000L; until.tv_sec++; }
+        until.tv_nsec += 5 * 1000 * 1000;  // then look at the interrupt flag again
+        if (until.tv_nsec >= 1000000000L) {
+            until.tv_nsec -= 1000000000L;
+            until.tv_sec++;
+        }
         pthread_mutex_lock(&lock);
         if (!(e ? ms__event_done(e) : atomic_load(&n_queued) == 0)) pthread_cond_timedwait(&work_done, &lock, &until);
         pthread_mutex_unlock(&lock);
@@ -257,8 +274,9 @@ static ms_status wait_for(ms_pending *e)
 ms_status ms__event_wait(ms_pending *e)
 {
     if (!e) return MS_OK;
-    e->refs++;                                  // reaping may drop what holds it
-    static const char *const names[] = { "", "waiting for the gather queue", "waiting for the reduce queue", "waiting for the copy queue" };
+    e->refs++;  // reaping may drop what holds it
+    static const char *const names[] = { "", "waiting for the gather queue", "waiting for the reduce queue",
+                                         "waiting for the copy queue" };
     MS_RANGE(MS_RANGE_WAIT, names[e->kind], NULL);
     if (!ms__event_done(e)) atomic_store_explicit(ms__engine_waits, (int)e->kind, memory_order_release);
     ms_status status = wait_for(e);

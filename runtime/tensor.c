@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // tensor.c -- tensor objects: views of storages. Structs are recycled; creating and releasing one on
 // the hot path costs two pops and two pushes.
 #include <stdio.h>
@@ -7,21 +8,24 @@
 #include "graph.h"
 #include "watched.h"
 
-static ms_tensor  *spare;           // linked through node
-static ms_counter *spare_version;   // linked through the first word
-static int64_t     live;
+static ms_tensor *spare;           // linked through node
+static ms_counter *spare_version;  // linked through the first word
+static int64_t live;
 
-// Views are made where nothing may fail any more (a unit re-points its parameters, a run lets go of its graph). They are
-// served from here when malloc refuses, and ms__tensor_new, which may fail, does so as long as this is not full again.
+// Views are made where nothing may fail any more (a unit re-points its parameters, a run lets go of its graph). They
+// are served from here when malloc refuses, and ms__tensor_new, which may fail, does so as long as this is not full
+// again.
 enum { RESERVE = 128 };
-static ms_tensor  *reserve[RESERVE];
+static ms_tensor *reserve[RESERVE];
 static ms_counter *reserve_version[RESERVE];
-static int         n_reserve, n_reserve_version;
+static int n_reserve, n_reserve_version;
 
 static bool fill_reserve(void)
 {
     while (n_reserve < RESERVE && (reserve[n_reserve] = malloc(sizeof **reserve))) n_reserve++;
-    while (n_reserve_version < RESERVE && (reserve_version[n_reserve_version] = malloc(sizeof(ms_counter) + sizeof(void *)))) n_reserve_version++;
+    while (n_reserve_version < RESERVE &&
+           (reserve_version[n_reserve_version] = malloc(sizeof(ms_counter) + sizeof(void *))))
+        n_reserve_version++;
     return n_reserve == RESERVE && n_reserve_version == RESERVE;
 }
 
@@ -97,18 +101,22 @@ static void set_contiguous(ms_tensor *t, int ndim, const int64_t *shape)
 
 static ms_status no_header(int64_t n, int dtype, const char *what)
 {
-    return ms__no_memory(sizeof(ms_tensor) + sizeof(ms_counter), what, "the header of a tensor of %lld %s", (long long)n, ms__dtype_name(dtype));
+    return ms__no_memory(sizeof(ms_tensor) + sizeof(ms_counter), what, "the header of a tensor of %lld %s",
+                         (long long)n, ms__dtype_name(dtype));
 }
 
 ms_status ms__tensor_new(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape, const char *what)
 {
     int64_t n = 1;
     for (int d = 0; d < ndim; d++) {
-        if (MS_UNLIKELY(shape[d] < 0)) return ms__fail(MS_EINVAL, "%s: shape %s has a negative size", what, ms__shape_text(ndim, shape));
+        if (MS_UNLIKELY(shape[d] < 0))
+            return ms__fail(MS_EINVAL, "%s: shape %s has a negative size", what, ms__shape_text(ndim, shape));
         if (MS_UNLIKELY(__builtin_mul_overflow(n, shape[d], &n) || n > (INT64_MAX >> 4)))
-            return ms__fail(MS_ENOMEM, "%s: shape %s has more elements than memory can hold", what, ms__shape_text(ndim, shape));
+            return ms__fail(MS_ENOMEM, "%s: shape %s has more elements than memory can hold", what,
+                            ms__shape_text(ndim, shape));
     }
-    if (MS_UNLIKELY(n_reserve < RESERVE || n_reserve_version < RESERVE) && !fill_reserve()) return no_header(n, dtype, what);
+    if (MS_UNLIKELY(n_reserve < RESERVE || n_reserve_version < RESERVE) && !fill_reserve())
+        return no_header(n, dtype, what);
     ms_tensor *t = tensor_raw();
     ms_counter *v = version_new();
     if (MS_UNLIKELY(!t || !v)) {
@@ -165,13 +173,25 @@ static ms_counter *version_must(void)
 ms_status ms__tensor_reserve(int n, const char *what)
 {
     // On the lists of spares, whose order is nobody's business.
-    if (!fill_reserve()) return ms__no_memory((size_t)(n > RESERVE ? n : RESERVE) * (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *)), what, "headers of %d tensors", n);
+    if (!fill_reserve())
+        return ms__no_memory((size_t)(n > RESERVE ? n : RESERVE) *
+                                 (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *)),
+                             what, "headers of %d tensors", n);
     for (int k = RESERVE; k < n; k++) {
         ms_tensor *t = malloc(sizeof *t);
         ms_counter *v = malloc(sizeof(ms_counter) + sizeof(void *));
-        if (t) { t->node = (ms_node *)spare; spare = t; }
-        if (v) { memcpy(v, &spare_version, sizeof(void *)); spare_version = v; }
-        if (!t || !v) return ms__no_memory((size_t)(n > RESERVE ? n : RESERVE) * (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *)), what, "headers of %d tensors", n);
+        if (t) {
+            t->node = (ms_node *)spare;
+            spare = t;
+        }
+        if (v) {
+            memcpy(v, &spare_version, sizeof(void *));
+            spare_version = v;
+        }
+        if (!t || !v)
+            return ms__no_memory((size_t)(n > RESERVE ? n : RESERVE) *
+                                     (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *)),
+                                 what, "headers of %d tensors", n);
     }
     return MS_OK;
 }

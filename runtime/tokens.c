@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // tokens.c -- token files as one long sequence: memory-mapped ranges of files, one after the other, and
 // batches cut from it. A text file is a sequence of 1-byte tokens; llm.c's shards have 2 or 4 bytes each.
 //
@@ -11,16 +12,16 @@
 #include "tensor.h"
 
 typedef struct {
-    void   *map;
-    size_t  map_bytes;
-    const void *data;           // the first token
-    int     token_bytes;
-    int64_t first, count;       // place in the whole sequence
+    void *map;
+    size_t map_bytes;
+    const void *data;  // the first token
+    int token_bytes;
+    int64_t first, count;  // place in the whole sequence
 } range;
 
 struct ms_tokens {
-    range  *ranges;
-    int     n, capacity;
+    range *ranges;
+    int n, capacity;
     int64_t count;
 };
 
@@ -45,7 +46,8 @@ ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double 
 {
     if (token_bytes != 1 && token_bytes != 2 && token_bytes != 4)
         return ms__fail(MS_EINVAL, "tokens: '%s': tokens of %d bytes; 1, 2 or 4 are supported", path, token_bytes);
-    if (!(offset >= 0 && count >= 0 && offset < 0x1p53 && count < 0x1p50)) return ms__fail(MS_EINVAL, "tokens: '%s': %.0f tokens from byte %.0f", path, count, offset);
+    if (!(offset >= 0 && count >= 0 && offset < 0x1p53 && count < 0x1p50))
+        return ms__fail(MS_EINVAL, "tokens: '%s': %.0f tokens from byte %.0f", path, count, offset);
     if (count == 0) return MS_OK;
     int fd;
     uint64_t size;
@@ -67,8 +69,9 @@ ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double 
     }
     void *map = mmap(NULL, end, PROT_READ, MAP_PRIVATE, fd, 0);
     close(fd);
-    if (map == MAP_FAILED) return ms__fail(MS_EIO, "tokens: cannot map %zu bytes of '%s': %s", end, path, strerror(errno));
-    t->ranges[t->n++] = (range){ map, end, (const char *)map + (size_t)offset, token_bytes, t->count, (int64_t)count };
+    if (map == MAP_FAILED)
+        return ms__fail(MS_EIO, "tokens: cannot map %zu bytes of '%s': %s", end, path, strerror(errno));
+    t->ranges[t->n++] = (range) { map, end, (const char *)map + (size_t)offset, token_bytes, t->count, (int64_t)count };
     t->count += (int64_t)count;
     return MS_OK;
 }
@@ -88,8 +91,8 @@ static int find(const ms_tokens *t, int64_t place)
 static int64_t token(const range *r, int64_t k)
 {
     switch (r->token_bytes) {
-    case 1:  return ((const uint8_t *)r->data)[k];
-    case 2: {                                           // ranges may begin at odd bytes
+    case 1: return ((const uint8_t *)r->data)[k];
+    case 2: {  // ranges may begin at odd bytes
         uint16_t v;
         memcpy(&v, (const char *)r->data + 2 * k, 2);
         return v;
@@ -118,7 +121,8 @@ static void copy(const ms_tokens *t, int64_t first, int64_t count, int64_t *out)
 ms_status ms_tokens_read(const ms_tokens *t, double first, double count, uint8_t *out)
 {
     if (!(first >= 0 && count >= 0 && first + count <= (double)t->count))
-        return ms__fail(MS_EINVAL, "tokens: %.0f tokens from place %.0f; the sequence has %lld", count, first, (long long)t->count);
+        return ms__fail(MS_EINVAL, "tokens: %.0f tokens from place %.0f; the sequence has %lld", count, first,
+                        (long long)t->count);
     int64_t done = 0, n = (int64_t)count;
     for (int k = n ? find(t, (int64_t)first) : t->n; k < t->n && done < n; k++) {
         const range *r = &t->ranges[k];
@@ -167,12 +171,14 @@ double ms_shuffle(double a, double b, double c, double j, double n)
 double ms_hash_share(double a, double b, double c) { return (double)hash(a, b, c) * 0x1p-64; }
 double ms_hash_below(double a, double b, double c, double n) { return n >= 1 ? (double)(hash(a, b, c) % whole(n)) : 0; }
 
-ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip, const double *scored, int length, double ignore, ms_id *out)
+ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip, const double *scored,
+                          int length, double ignore, ms_id *out)
 {
     if (n < 0 || length < 1) return ms__fail(MS_EINVAL, "tokens: a batch of %d sequences of %d tokens", n, length);
     for (int k = 0; k < n; k++)
         if (!(starts[k] >= 0 && starts[k] < (double)t->count))
-            return ms__fail(MS_EINVAL, "tokens: sequence %d begins at place %.0f; the token file has %lld", k, starts[k], (long long)t->count);
+            return ms__fail(MS_EINVAL, "tokens: sequence %d begins at place %.0f; the token file has %lld", k,
+                            starts[k], (long long)t->count);
     const int64_t shape[2] = { n, length };
     ms_tensor *x, *y;
     MS_TRY(ms__tensor_new(&x, MS_I64, MS_CPU, 2, shape, "tokens"));
@@ -184,11 +190,13 @@ ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const
         return st ? st : ms__no_memory(((size_t)length + 1) * sizeof *row, "tokens", "%d tokens", length);
     }
     for (int k = 0; k < n; k++) {
-        int64_t *xs = (int64_t *)x->storage->data + (int64_t)k * length, *ys = (int64_t *)y->storage->data + (int64_t)k * length;
+        int64_t *xs = (int64_t *)x->storage->data + (int64_t)k * length,
+                *ys = (int64_t *)y->storage->data + (int64_t)k * length;
         copy(t, (int64_t)starts[k], length + 1, row);
         memcpy(xs, row, (size_t)length * sizeof *row);
         for (int64_t j = 0; j < length; j++) {
-            bool counts = (!skip || j >= (int64_t)skip[k]) && (!scored || j < (int64_t)(skip ? skip[k] : 0) + (int64_t)scored[k]);
+            bool counts =
+                (!skip || j >= (int64_t)skip[k]) && (!scored || j < (int64_t)(skip ? skip[k] : 0) + (int64_t)scored[k]);
             ys[j] = counts ? row[j + 1] : (int64_t)ignore;
         }
     }

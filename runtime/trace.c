@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: MIT
 // trace.c -- the profiler's recorder.
 //
-// A range is written down when it ends, so on one thread the ranges inside it stand before it. Ranges of all threads go into
-// one list, whose room a script gives: what does not fit is counted and not kept. Several recordings may go on at once (one of
-// the whole script, one of a part): each gets the ranges that began in it. Recording off costs a load and a branch.
+// A range is written down when it ends, so on one thread the ranges inside it stand before it. Ranges of all threads go
+// into one list, whose room a script gives: what does not fit is counted and not kept. Several recordings may go on at
+// once (one of the whole script, one of a part): each gets the ranges that began in it. Recording off costs a load and
+// a branch.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -17,19 +19,19 @@
 #include "utf8.h"
 
 typedef struct recording {
-    ms_trace trace;                 // first: what scripts see
-    int64_t  room, n, dropped;
-    int64_t  begun;
-    int      what;
-    bool     going;
+    ms_trace trace;  // first: what scripts see
+    int64_t room, n, dropped;
+    int64_t begun;
+    int what;
+    bool going;
     struct recording *next;
 } recording;
 
 int32_t ms__trace_on;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static recording *going;            // under lock
-static int wanted;                  // by some of them; engine thread
+static recording *going;  // under lock
+static int wanted;        // by some of them; engine thread
 static __thread int lane;
 
 void ms__trace_lane(int k) { lane = k; }
@@ -38,16 +40,20 @@ int ms_trace_wanted(void) { return wanted; }
 
 // ---- texts ------------------------------------------------------------------------------------
 
-// Of all recordings, each text once; they go with the last recording that is freed. What was open then is in no later one.
-typedef struct text { struct text *next; char s[]; } text;
+// Of all recordings, each text once; they go with the last recording that is freed. What was open then is in no later
+// one.
+typedef struct text {
+    struct text *next;
+    char s[];
+} text;
 static text *texts[4096];
-static int   n_recordings;
+static int n_recordings;
 
 // Under lock.
 static const char *keep(const char *s)
 {
     if (!s || !*s) return "";
-    uint32_t h = 2166136261u;       // FNV-1a
+    uint32_t h = 2166136261u;  // FNV-1a
     for (const char *p = s; *p; p++) h = (h ^ (uint8_t)*p) * 16777619u;
     text **b = &texts[h % (uint32_t)MS_COUNT(texts)];
     for (text *t = *b; t; t = t->next)
@@ -98,7 +104,8 @@ void ms__range_open(ms_open_range *r, ms_range_kind kind, const char *name, cons
     r->from = ms__now_ns();
 }
 
-static void put(int64_t from, int64_t to, double before, ms_range_kind kind, const char *name, bool copy, const char *detail)
+static void put(int64_t from, int64_t to, double before, ms_range_kind kind, const char *name, bool copy,
+                const char *detail)
 {
     pthread_mutex_lock(&lock);
     for (recording *r = going; r; r = r->next) {
@@ -109,8 +116,14 @@ static void put(int64_t from, int64_t to, double before, ms_range_kind kind, con
         }
         double after = allocated();
         bool told = kind != MS_RANGE_OP || r->what & MS_TRACE_SHAPES;
-        r->trace.ranges[r->n++] = (ms_range){ .name = copy ? keep(name) : name, .detail = told ? keep(detail) : "", .start = (double)from * 1e-9,
-            .duration = (double)(to - from) * 1e-9, .allocated = after, .memory = after - before, .kind = kind, .lane = lane };
+        r->trace.ranges[r->n++] = (ms_range) { .name = copy ? keep(name) : name,
+                                               .detail = told ? keep(detail) : "",
+                                               .start = (double)from * 1e-9,
+                                               .duration = (double)(to - from) * 1e-9,
+                                               .allocated = after,
+                                               .memory = after - before,
+                                               .kind = kind,
+                                               .lane = lane };
     }
     pthread_mutex_unlock(&lock);
 }
@@ -122,7 +135,8 @@ void ms__trace_step(int64_t step)
     static ms_open_range open;
     ms__range_end(&open);
     open.from = 0;
-    if (step >= 0 && ms__tracing()) ms__range_open(&open, MS_RANGE_STEP, ms__trace_text("step %lld", (long long)step), NULL);
+    if (step >= 0 && ms__tracing())
+        ms__range_open(&open, MS_RANGE_STEP, ms__trace_text("step %lld", (long long)step), NULL);
 }
 
 double ms_range_open(double *before)
@@ -201,7 +215,8 @@ void ms_trace_free(ms_trace *t)
     free(t);
 }
 
-// ---- Chrome's trace format (the document "Trace Event Format"), which chrome://tracing and ui.perfetto.dev show -------------
+// ---- Chrome's trace format (the document "Trace Event Format"), which chrome://tracing and ui.perfetto.dev show
+// -------------
 
 // Names are bytes of any kind, the file is UTF-8: bytes that are none become U+FFFD.
 static void put_string(FILE *f, const char *s)
@@ -223,10 +238,14 @@ static void put_string(FILE *f, const char *s)
     fputc('"', f);
 }
 
-static const char *const categories[] = { "operator", "backward", "module", "collective", "wait", "fsdp", "optimizer", "step", "user" };
+static const char *const categories[] = { "operator", "backward",  "module", "collective", "wait",
+                                          "fsdp",     "optimizer", "step",   "user" };
 static const char *const lanes[] = { "script", "gather queue", "reduce queue", "copy queue" };
 
-const char *ms_range_category(int kind) { return kind >= 0 && kind < (int)MS_COUNT(categories) ? categories[kind] : "?"; }
+const char *ms_range_category(int kind)
+{
+    return kind >= 0 && kind < (int)MS_COUNT(categories) ? categories[kind] : "?";
+}
 const char *ms_range_lane(int k) { return k >= 0 && k < MS_COUNT(lanes) ? lanes[k] : "?"; }
 
 ms_status ms_trace_save(const ms_trace *t, const char *path, int rank)
@@ -237,15 +256,18 @@ ms_status ms_trace_save(const ms_trace *t, const char *path, int rank)
     FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
     if (!f && fd >= 0) close(fd);
     if (!f) return ms__fail(MS_EIO, "profiler: cannot write '%s': %s", path, strerror(errno));
-    fprintf(f, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
-               "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}", rank, rank);
+    fprintf(f,
+            "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
+            "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}",
+            rank, rank);
     for (int k = 0; k < MS_COUNT(lanes); k++)
-        fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}", rank, k, lanes[k]);
+        fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}", rank,
+                k, lanes[k]);
     for (int64_t k = 0; k < (int64_t)t->n; k++) {
         const ms_range *r = &t->ranges[k];
         // Microseconds of the machine's monotonic clock: ranks of a node fit together.
-        fprintf(f, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":", rank, (int)r->lane,
-                r->start * 1e6, r->duration * 1e6, ms_range_category(r->kind));
+        fprintf(f, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":", rank,
+                (int)r->lane, r->start * 1e6, r->duration * 1e6, ms_range_category(r->kind));
         put_string(f, r->name);
         if (*r->detail) {
             fputs(",\"args\":{\"detail\":", f);
@@ -254,8 +276,10 @@ ms_status ms_trace_save(const ms_trace *t, const char *path, int rank)
         }
         fputc('}', f);
         if (r->memory != 0)
-            fprintf(f, ",\n{\"ph\":\"C\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"name\":\"allocated\",\"args\":{\"bytes\":%.0f}}", rank,
-                    (r->start + r->duration) * 1e6, r->allocated);
+            fprintf(
+                f,
+                ",\n{\"ph\":\"C\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"name\":\"allocated\",\"args\":{\"bytes\":%.0f}}",
+                rank, (r->start + r->duration) * 1e6, r->allocated);
     }
     fputs("\n]}\n", f);
     bool bad = ferror(f) != 0;
@@ -264,8 +288,8 @@ ms_status ms_trace_save(const ms_trace *t, const char *path, int rank)
 }
 
 static ms_trace *at_exit;
-static char      exit_path[4096];
-static int       exit_rank;
+static char exit_path[4096];
+static int exit_rank;
 
 void ms__trace_save_now(void)
 {
@@ -274,7 +298,8 @@ void ms__trace_save_now(void)
     if (!t) return;
     ms_trace_stop(t);
     if (ms_trace_save(t, exit_path, exit_rank) != MS_OK) fprintf(stderr, "%s\n", ms_error());
-    else if (t->dropped > 0) fprintf(stderr, "profile: %s, %.0f ranges; %.0f more had no room\n", exit_path, t->n, t->dropped);
+    else if (t->dropped > 0)
+        fprintf(stderr, "profile: %s, %.0f ranges; %.0f more had no room\n", exit_path, t->n, t->dropped);
     else fprintf(stderr, "profile: %s, %.0f ranges\n", exit_path, t->n);
     ms_trace_free(t);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // unit.c -- units: handles, gather and reshard, lazy initialisation, the public functions on them. How they are made
 // is unit_make.c; the schedule (who calls these when) is unit_schedule.c.
 #include <stdio.h>
@@ -8,7 +9,7 @@
 
 // ---- handles ----------------------------------------------------------------------------------
 
-static unit   **units;
+static unit **units;
 static uint32_t *generations;
 static uint32_t n_units = 1, cap_units;
 static context *contexts;
@@ -34,7 +35,8 @@ ms_status ms__unit_handle_new(unit *u)
         uint32_t *g = realloc(generations, cap * sizeof *generations);
         if (grown) units = grown;
         if (g) generations = g;
-        if (!grown || !g || cap > 0xfffff) return ms__no_memory(cap * (sizeof *units + sizeof *generations), "fsdp", "unit '%s'", u->name);
+        if (!grown || !g || cap > 0xfffff)
+            return ms__no_memory(cap * (sizeof *units + sizeof *generations), "fsdp", "unit '%s'", u->name);
         memset(units + cap_units, 0, (cap - cap_units) * sizeof *units);
         memset(generations + cap_units, 0, (cap - cap_units) * sizeof *generations);
         cap_units = cap;
@@ -75,7 +77,7 @@ void ms__unit_note(const unit *u, int event, bool prefetched)
         events = e;
         cap_events = cap;
     }
-    events[n_events++] = (ms_unit_event){ .event = event, .prefetched = prefetched, .unit = u->name };
+    events[n_events++] = (ms_unit_event) { .event = event, .prefetched = prefetched, .unit = u->name };
 }
 
 // MOONSHARD_LOG=fsdp: a line on stderr for every phase of every unit, by PyTorch's names (docs/semantics.md#logging).
@@ -110,16 +112,18 @@ static void vacate_full(unit *u)
     ms__storage_vacate(u->full);
 }
 
-// This rank's parts in the gathered dtype: in a storage laid out like the shard, or (world of one) like the whole. What is
-// on its way to another device is waited for by whoever needs it.
+// This rank's parts in the gathered dtype: in a storage laid out like the shard, or (world of one) like the whole. What
+// is on its way to another device is waited for by whoever needs it.
 static ms_status cast_shard(unit *u, ms_storage *to)
 {
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         if (p->local->numel == 0 || p->extended) continue;
         size_t at = to == u->full ? p->full_at : p->low_at;
-        ms_tensor *dst = ms__tensor_on(to, p->low, p->local->ndim, p->local->shape, (int64_t)(at / (size_t)ms__dtype_size(p->low)));
-        ms_status st = p->low == p->dtype && to->device != u->home ? ms__copy_async(dst, p->local, NULL) : ms__copy(dst, p->local);
+        ms_tensor *dst =
+            ms__tensor_on(to, p->low, p->local->ndim, p->local->shape, (int64_t)(at / (size_t)ms__dtype_size(p->low)));
+        ms_status st =
+            p->low == p->dtype && to->device != u->home ? ms__copy_async(dst, p->local, NULL) : ms__copy(dst, p->local);
         ms__release(dst);
         MS_TRY(st);
     }
@@ -202,15 +206,21 @@ ms_status ms__unit_check_home(const unit *u)
     char device[32], names[1024] = "";
     snprintf(device, sizeof device, "%s", where);
     if (u->views != MS_VIEWS_SHARDED)
-        return ms__fail(MS_ESTATE, "An FSDP-managed module with parameter CPU offloading enabled has parameters on %s. Make sure to not move the module "
-                                   "from CPU when offloading parameters.", device);
+        return ms__fail(MS_ESTATE,
+                        "An FSDP-managed module with parameter CPU offloading enabled has parameters on %s. Make sure "
+                        "to not move the module "
+                        "from CPU when offloading parameters.",
+                        device);
     for (int j = 0; j < u->n; j++) {
         const char *name = u->params[j].param->name;
         size_t len = strlen(names);
         snprintf(names + len, sizeof names - len, "%s('%s', '%s')", len ? ", " : "", name ? name : "?", device);
     }
-    return ms__fail(MS_ESTATE, "FSDP parameters should be materialized on CPU when enabling CPU offloading. For example, load a CPU state dict or call "
-                               "module:to_empty(\"cpu\"). Found following parameters on non-CPU device: [%s]", names);
+    return ms__fail(MS_ESTATE,
+                    "FSDP parameters should be materialized on CPU when enabling CPU offloading. For example, load a "
+                    "CPU state dict or call "
+                    "module:to_empty(\"cpu\"). Found following parameters on non-CPU device: [%s]",
+                    names);
 }
 
 void ms__unit_model(const unit *u) { ms__comm_model(u->context ? u->context->model : 0); }
@@ -224,15 +234,19 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         return ms__fail(MS_ESTATE, "%s", text);
     }
     MS_TRY(ms__unit_check_home(u));
-    // The script promised that these parameters stay as they are, and changed them after all (every rank sees that alike).
+    // The script promised that these parameters stay as they are, and changed them after all (every rank sees that
+    // alike).
     if (MS_UNLIKELY(u->ahead && (u->gather || u->fetched) && u->ahead != ms__unit_versions(u) + 1)) ms__unit_shard(u);
     u->ahead = 0;
-    bool nothing = u->in_place || (u->device & 0xff) == MS_META;    // to be fetched
+    bool nothing = u->in_place || (u->device & 0xff) == MS_META;  // to be fetched
     nothing |= u->world == 1 && early && u->home == u->device;
     if (u->gathered || u->gather || u->fetched || u->n == 0 || (nothing && early)) return MS_OK;
     if (u->n_extensions && !nothing) {
         if (!ms__extensions_given(u))
-            return ms__fail(MS_ESTATE, "fsdp: unit '%s' has all-gather extensions: it is gathered from its module's forward, unshard() or backward only", u->name);
+            return ms__fail(MS_ESTATE,
+                            "fsdp: unit '%s' has all-gather extensions: it is gathered from its module's forward, "
+                            "unshard() or backward only",
+                            u->name);
         MS_TRY(ms__extensions_place(u));
     }
     ms__unit_note(u, MS_UNIT_EV_UNSHARD, prefetched);
@@ -248,7 +262,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         u->fetched = true;
         return MS_OK;
     }
-    if (st == MS_OK && u->world == 1 && u->n_extensions == 0) {     // nothing to fetch: the cast is the gather
+    if (st == MS_OK && u->world == 1 && u->n_extensions == 0) {  // nothing to fetch: the cast is the gather
         st = cast_shard(u, u->full);
         if (st != MS_OK) vacate_full(u);
         else u->fetched = true;
@@ -263,18 +277,20 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     if (st == MS_OK && post) {
         ms_piece slice = { .out_stride = u->post_bytes, .bytes = u->post_bytes, .total = u->full_bytes };
         ms__unit_model(u);
-        st = ms__all_gather_pieces(u->post_group, u->full, u->post, 1, &slice, gathered_dtype(u), stream, u->name, &u->gather);
+        st = ms__all_gather_pieces(u->post_group, u->full, u->post, 1, &slice, gathered_dtype(u), stream, u->name,
+                                   &u->gather);
     } else if (st == MS_OK) {
         ms__comm_unit_told(u->checked);
         ms__unit_model(u);
-        st = ms__all_gather_pieces(u->group, u->full, from, u->n_pieces, u->pieces, gathered_dtype(u), stream, u->name, &u->gather);
+        st = ms__all_gather_pieces(u->group, u->full, from, u->n_pieces, u->pieces, gathered_dtype(u), stream, u->name,
+                                   &u->gather);
     }
     if (u->low) {
-        ms__storage_release(u->low);        // the collective holds its own reference
+        ms__storage_release(u->low);  // the collective holds its own reference
         u->low = NULL;
     }
     if (st != MS_OK) vacate_full(u);
-    else u->fetched = !u->gather;           // a group of one is through already
+    else u->fetched = !u->gather;  // a group of one is through already
     return st;
 }
 
@@ -340,13 +356,15 @@ ms_status ms__unit_shard_to_post(unit *u)
         ms__unit_shard(u);
         return MS_OK;
     }
-    size_t begin = (size_t)ms__group_rank(u->post_group) * u->post_bytes, n = begin < u->full_bytes ? u->full_bytes - begin : 0;
+    size_t begin = (size_t)ms__group_rank(u->post_group) * u->post_bytes,
+           n = begin < u->full_bytes ? u->full_bytes - begin : 0;
     if (n > u->post_bytes) n = u->post_bytes;
     ms_storage *post;
     MS_TRY(ms__storage_new(&post, u->device, u->post_bytes, "fsdp: slice of the gathered parameters"));
     if (n > 0) {
         int64_t count = (int64_t)n;
-        ms_tensor *from = ms__tensor_on(u->full, MS_U8, 1, &count, (int64_t)begin), *to = ms__tensor_on(post, MS_U8, 1, &count, 0);
+        ms_tensor *from = ms__tensor_on(u->full, MS_U8, 1, &count, (int64_t)begin),
+                  *to = ms__tensor_on(post, MS_U8, 1, &count, 0);
         ms_status st = ms__copy(to, from);
         ms__release(from);
         ms__release(to);
@@ -363,7 +381,7 @@ ms_status ms__unit_shard_to_post(unit *u)
 
 void ms__unit_shard(unit *u)
 {
-    if (u->gather) {                        // nobody will use it: wait, because peers read and write these bytes
+    if (u->gather) {  // nobody will use it: wait, because peers read and write these bytes
         (void)wait_gather(u);
         if (!u->gathered && !u->in_place) vacate_full(u);
     }
@@ -396,7 +414,8 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
     if (c) c->units = calloc((size_t)n + 1, sizeof *c->units);
     if (!c || !c->units) {
         free(c);
-        return ms__no_memory(sizeof *c + ((size_t)n + 1) * sizeof *c->units, "fsdp", "lazy initialisation of %d units", n);
+        return ms__no_memory(sizeof *c + ((size_t)n + 1) * sizeof *c->units, "fsdp", "lazy initialisation of %d units",
+                             n);
     }
     ms_status st = MS_OK;
     char names[1024] = "";
@@ -405,19 +424,27 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
         if (!u) {
             st = (ms_status)ms_error_code();
         } else if (u->context && !may_change_root(u)) {
-            st = ms__fail(MS_ESTATE, "FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", u->name);
+            st = ms__fail(MS_ESTATE,
+                          "FSDP state has already been lazily initialized for %s\nFSDP requires running forward "
+                          "through the root module first",
+                          u->name);
         } else if ((st = ms__unit_check_home(u)) != MS_OK) {
             break;
         } else if ((u->device & 0xff) == MS_META) {
             for (int j = 0; j < u->n; j++) {
                 size_t len = strlen(names);
-                snprintf(names + len, sizeof names - len, "%s'%s'", len ? ", " : "", u->params[j].param->name ? u->params[j].param->name : "?");
+                snprintf(names + len, sizeof names - len, "%s'%s'", len ? ", " : "",
+                         u->params[j].param->name ? u->params[j].param->name : "?");
             }
         }
     }
     if (st == MS_OK && names[0])
-        st = ms__fail(MS_ESTATE, "FSDP parameters should be materialized from meta device before training, but the following were still on meta device: [%s]\n"
-                                 "For example, call module.to_empty(device) to materialize to device and call module.reset_parameters() on each module to initialize values.", names);
+        st = ms__fail(MS_ESTATE,
+                      "FSDP parameters should be materialized from meta device before training, but the following were "
+                      "still on meta device: [%s]\n"
+                      "For example, call module.to_empty(device) to materialize to device and call "
+                      "module.reset_parameters() on each module to initialize values.",
+                      names);
     if (st != MS_OK) {
         free(c->units);
         free(c);
@@ -456,7 +483,7 @@ void ms__context_leave(unit *u)
     c->n_last = c->n_order = c->n_entered = 0;
     if (c->opened == u) c->opened = NULL;
     if (c->root == u) c->root = NULL;
-    for (int k = 0; k < c->n; k++) {    // nobody prefetches it any more
+    for (int k = 0; k < c->n; k++) {  // nobody prefetches it any more
         unit *v = c->units[k];
         for (int j = v->n_forward_prefetch; j-- > 0;)
             if (v->forward_prefetch[j] == u) v->forward_prefetch[j] = v->forward_prefetch[--v->n_forward_prefetch];
@@ -526,14 +553,20 @@ ms_status ms_unit_reshard(double handle)
 {
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
-    if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "reshard: unit '%s' is between its forward and its backward phases; wait for them to end", u->name);
+    if (!ms__unit_idle(u))
+        return ms__fail(MS_ESTATE,
+                        "reshard: unit '%s' is between its forward and its backward phases; wait for them to end",
+                        u->name);
     ms__unit_shard(u);
     return MS_OK;
 }
 
 static ms_status set_full_precision(unit *u, bool on)
 {
-    if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "fsdp: unit '%s' is between its forward and its backward phases; its precision cannot change", u->name);
+    if (!ms__unit_idle(u))
+        return ms__fail(MS_ESTATE,
+                        "fsdp: unit '%s' is between its forward and its backward phases; its precision cannot change",
+                        u->name);
     ms__unit_shard(u);
     u->param_dtype = on ? -1 : u->param_dtype_given;
     u->reduce_dtype = on ? -1 : u->reduce_dtype_given;
@@ -566,7 +599,9 @@ ms_status ms_unit_set(double handle, int what, double value)
     case MS_UNIT_FAKE_REDUCE: u->fake_reduce = value != 0; break;
     case MS_UNIT_FULL_PRECISION: return set_full_precision(u, value != 0);
     case MS_UNIT_CAST_FORWARD_INPUTS: u->cast_forward_inputs = value != 0; break;
-    case MS_UNIT_IS_LAST_BACKWARD: if (u->context) u->context->is_last_backward = value != 0; break;
+    case MS_UNIT_IS_LAST_BACKWARD:
+        if (u->context) u->context->is_last_backward = value != 0;
+        break;
     case MS_UNIT_DIVIDE_FACTOR:
         if (!(value > 0)) return ms__fail(MS_EINVAL, "set_gradient_divide_factor: %g is not greater than 0", value);
         u->divide = value;

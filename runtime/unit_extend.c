@@ -1,10 +1,11 @@
-// unit_extend.c -- all-gather extensions: parameters of which the script says what travels and what the whole is made of
-// (docs/semantics.md#extensions), and gathers as runs, which such units need.
+// SPDX-License-Identifier: MIT
+// unit_extend.c -- all-gather extensions: parameters of which the script says what travels and what the whole is made
+// of (docs/semantics.md#extensions), and gathers as runs, which such units need.
 //
 // An extension's inputs are copied behind the unit's other parameters into what is gathered, and its outputs lie behind
-// their wholes in the full storage: one collective carries all. The whole that the script makes of the outputs at the first
-// gather is what the parameter is pointed at from then on; at every later one the script fills it again. Storages that
-// the script gave up are vacated and refilled with the full storage.
+// their wholes in the full storage: one collective carries all. The whole that the script makes of the outputs at the
+// first gather is what the parameter is pointed at from then on; at every later one the script fills it again. Storages
+// that the script gave up are vacated and refilled with the full storage.
 #include <stdio.h>
 
 #include "unit.h"
@@ -13,20 +14,20 @@
 enum { MAX_PARTS = 16, ALIGN = 64 };
 
 typedef struct {
-    int       dtype, ndim;
-    int64_t   shape[MS_MAX_DIMS];       // of this rank's input, padding included
-    bool      like_rows;                // laid out like the parameter's rows: padding does not travel
+    int dtype, ndim;
+    int64_t shape[MS_MAX_DIMS];  // of this rank's input, padding included
+    bool like_rows;              // laid out like the parameter's rows: padding does not travel
     ms_tensor *in, *out;
-    size_t    low_at;
+    size_t low_at;
 } part;
 
 typedef struct extension {
-    int         n, *which;              // parameters
-    int         n_parts, n_given;
-    bool        made;                   // its whole exists
-    part        parts[MAX_PARTS];
+    int n, *which;  // parameters
+    int n_parts, n_given;
+    bool made;  // its whole exists
+    part parts[MAX_PARTS];
     ms_storage **freed;
-    int         n_freed;
+    int n_freed;
 } extension;
 
 static size_t align_up(size_t n) { return (n + ALIGN - 1) & ~(size_t)(ALIGN - 1); }
@@ -68,10 +69,17 @@ void ms__extensions_drop(unit *u)
 static ms_status check_extended(const unit *u, const unit_param *p)
 {
     const char *name = p->param->name ? p->param->name : "?";
-    if (u->layout != &ms__layouts[MS_LAYOUT_ROWS]) return ms__fail(MS_EINVAL, "fsdp: parameter '%s': all-gather extensions are for fully_shard", name);
-    if (p->dim > 0) return ms__fail(MS_EUNSUPPORTED, "fsdp: parameter '%s' is sharded along dimension %d; all-gather extensions need the first one", name, p->dim + 1);
+    if (u->layout != &ms__layouts[MS_LAYOUT_ROWS])
+        return ms__fail(MS_EINVAL, "fsdp: parameter '%s': all-gather extensions are for fully_shard", name);
+    if (p->dim > 0)
+        return ms__fail(MS_EUNSUPPORTED,
+                        "fsdp: parameter '%s' is sharded along dimension %d; all-gather extensions need the first one",
+                        name, p->dim + 1);
     if (u->post_group)
-        return ms__fail(MS_EUNSUPPORTED, "fsdp: parameter '%s' has all-gather extensions; with them reshard_after_forward must be true or false, not a number", name);
+        return ms__fail(MS_EUNSUPPORTED,
+                        "fsdp: parameter '%s' has all-gather extensions; with them reshard_after_forward must be true "
+                        "or false, not a number",
+                        name);
     return MS_OK;
 }
 
@@ -83,7 +91,8 @@ ms_status ms_unit_extend(double handle, int n, const int32_t *count, const int32
     int at = 0;
     for (int e = 0; e < n; e++)
         for (int k = 0; k < count[e]; k++, at++) {
-            if (which[at] < 0 || which[at] >= u->n) return ms__fail(MS_EINVAL, "fsdp: unit '%s' has no parameter %d", u->name, which[at] + 1);
+            if (which[at] < 0 || which[at] >= u->n)
+                return ms__fail(MS_EINVAL, "fsdp: unit '%s' has no parameter %d", u->name, which[at] + 1);
             MS_TRY(check_extended(u, &u->params[which[at]]));
         }
     ms__unit_shard(u);
@@ -124,14 +133,19 @@ static ms_status check_input(const unit *u, const extension *x, int k, const ms_
     here[0] = p->here;
     padded[0] = p->chunk;
     if (t->sharded || (ms__device(t) & 0xff) == MS_META)
-        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d is %s%s; expected a plain tensor with values", name_of(u, x), k + 1,
-                        t->sharded ? "sharded, " : "", ms__tensor_text(t));
+        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d is %s%s; expected a plain tensor with values",
+                        name_of(u, x), k + 1, t->sharded ? "sharded, " : "", ms__tensor_text(t));
     *like_rows = same_shape(t, p->param->ndim, here) || same_shape(t, p->param->ndim, padded);
     if (!*like_rows && p->rows % u->world != 0)
-        return ms__fail(MS_EINVAL, "When a parameter is unevenly sharded by FSDP (orig size=%s, FSDP world size=%d), fsdp_pre_all_gather must return all-gather inputs "
-                                   "with the padded sharded size %s but got %s",
-                        ms__shape_text(p->param->ndim, p->param->shape), u->world, ms__shape_text(p->param->ndim, padded), ms__shape_text(t->ndim, t->shape));
-    if (!*like_rows && t->ndim == 0) return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d has no dimension to gather along", name_of(u, x), k + 1);
+        return ms__fail(MS_EINVAL,
+                        "When a parameter is unevenly sharded by FSDP (orig size=%s, FSDP world size=%d), "
+                        "fsdp_pre_all_gather must return all-gather inputs "
+                        "with the padded sharded size %s but got %s",
+                        ms__shape_text(p->param->ndim, p->param->shape), u->world,
+                        ms__shape_text(p->param->ndim, padded), ms__shape_text(t->ndim, t->shape));
+    if (!*like_rows && t->ndim == 0)
+        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d has no dimension to gather along",
+                        name_of(u, x), k + 1);
     return MS_OK;
 }
 
@@ -140,8 +154,12 @@ ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
     unit *u;
     extension *x = find(handle, e, &u);
     if (!x) return (ms_status)ms_error_code();
-    if (n < 1 || n > MAX_PARTS) return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' gave %d tensors, expected 1 to %d", name_of(u, x), n, MAX_PARTS);
-    if (x->n_parts && n != x->n_parts) return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' gave %d tensors, %d at its first gather", name_of(u, x), n, x->n_parts);
+    if (n < 1 || n > MAX_PARTS)
+        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' gave %d tensors, expected 1 to %d", name_of(u, x), n,
+                        MAX_PARTS);
+    if (x->n_parts && n != x->n_parts)
+        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' gave %d tensors, %d at its first gather", name_of(u, x),
+                        n, x->n_parts);
     bool first = x->n_parts == 0;
     const unit_param *p = &u->params[x->which[0]];
     for (int k = 0; k < n; k++) {
@@ -153,9 +171,11 @@ ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
         int64_t shape[MS_MAX_DIMS] = { 0 };
         memcpy(shape, t->shape, sizeof shape);
         if (like_rows) shape[0] = p->chunk;
-        if (!first && (t->dtype != q->dtype || !same_shape(t, q->ndim, t->shape) || memcmp(shape, q->shape, (size_t)q->ndim * sizeof *shape)))
-            return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d is %s, at its first gather it was %s %s", name_of(u, x), k + 1, ms__tensor_text(t),
-                            ms__dtype_name(q->dtype), ms__shape_text(q->ndim, q->shape));
+        if (!first && (t->dtype != q->dtype || !same_shape(t, q->ndim, t->shape) ||
+                       memcmp(shape, q->shape, (size_t)q->ndim * sizeof *shape)))
+            return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d is %s, at its first gather it was %s %s",
+                            name_of(u, x), k + 1, ms__tensor_text(t), ms__dtype_name(q->dtype),
+                            ms__shape_text(q->ndim, q->shape));
         q->dtype = t->dtype;
         q->ndim = t->ndim;
         q->like_rows = like_rows;
@@ -193,7 +213,9 @@ ms_status ms__extensions_place(unit *u)
     int total = u->n_pieces;
     for (int e = 0; e < u->n_extensions; e++) total += u->extensions[e].n_parts;
     ms_piece *pieces = realloc(u->pieces, ((size_t)total + (size_t)u->n + 1) * sizeof *pieces);
-    if (!pieces) return ms__no_memory(((size_t)total + (size_t)u->n + 1) * sizeof *pieces, "fsdp", "pieces of unit '%s'", u->name);
+    if (!pieces)
+        return ms__no_memory(((size_t)total + (size_t)u->n + 1) * sizeof *pieces, "fsdp", "pieces of unit '%s'",
+                             u->name);
     u->pieces = pieces;
     for (int e = 0; e < u->n_extensions; e++) {
         extension *x = &u->extensions[e];
@@ -208,13 +230,15 @@ ms_status ms__extensions_place(unit *u)
             if (q->like_rows) all = (size_t)(p->rows * p->row_numel) * esz;
             q->low_at = align_up(u->low_bytes);
             size_t at = align_up(u->full_bytes);
-            u->pieces[u->n_pieces++] = (ms_piece){ .in_offset = q->low_at, .out_offset = at, .out_stride = bytes, .bytes = bytes, .total = all };
+            u->pieces[u->n_pieces++] = (ms_piece) {
+                .in_offset = q->low_at, .out_offset = at, .out_stride = bytes, .bytes = bytes, .total = all
+            };
             u->low_bytes = q->low_at + bytes;
             u->full_bytes = at + all;
             q->out = ms__tensor_on(u->full, q->dtype, q->ndim, shape, (int64_t)(at / esz));
         }
     }
-    u->full->bytes = u->full_bytes;         // vacated: its bytes come with this gather
+    u->full->bytes = u->full_bytes;  // vacated: its bytes come with this gather
     return MS_OK;
 }
 
@@ -226,7 +250,8 @@ ms_status ms__extensions_pack(unit *u)
         for (int k = 0; k < x->n_parts; k++) {
             part *q = &x->parts[k];
             if (st == MS_OK && q->in->numel > 0) {
-                ms_tensor *dst = ms__tensor_on(u->low, q->dtype, q->in->ndim, q->in->shape, (int64_t)(q->low_at / (size_t)ms__dtype_size(q->dtype)));
+                ms_tensor *dst = ms__tensor_on(u->low, q->dtype, q->in->ndim, q->in->shape,
+                                               (int64_t)(q->low_at / (size_t)ms__dtype_size(q->dtype)));
                 st = ms__copy(dst, q->in);
                 ms__release(dst);
             }
@@ -240,7 +265,8 @@ ms_status ms__extensions_pack(unit *u)
 ms_status ms__extensions_refill(unit *u)
 {
     for (int e = 0; e < u->n_extensions; e++)
-        for (int k = 0; k < u->extensions[e].n_freed; k++) MS_TRY(ms__storage_refill(u->extensions[e].freed[k], "fsdp: whole made by an all-gather extension"));
+        for (int k = 0; k < u->extensions[e].n_freed; k++)
+            MS_TRY(ms__storage_refill(u->extensions[e].freed[k], "fsdp: whole made by an all-gather extension"));
     return MS_OK;
 }
 
@@ -265,17 +291,21 @@ int ms_unit_extension_outputs(double handle, int e, ms_id *out, int capacity)
 static ms_status check_whole(const unit *u, const extension *x, const unit_param *p, const ms_tensor *t)
 {
     bool fits = t->ndim == p->param->ndim && ms__is_contiguous(t) && !t->sharded && ms__device(t) == u->device;
-    for (int d = 0; fits && d < t->ndim; d++) fits = d == 0 ? t->shape[0] >= p->param->shape[0] : t->shape[d] == p->param->shape[d];
+    for (int d = 0; fits && d < t->ndim; d++)
+        fits = d == 0 ? t->shape[0] >= p->param->shape[0] : t->shape[d] == p->param->shape[d];
     if (fits) return MS_OK;
-    return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s' returned %s, expected a contiguous tensor of shape %s (more rows are padding)", name_of(u, x),
-                    ms__tensor_text(t), ms__shape_text(p->param->ndim, p->param->shape));
+    return ms__fail(
+        MS_EINVAL,
+        "fsdp_post_all_gather of '%s' returned %s, expected a contiguous tensor of shape %s (more rows are padding)",
+        name_of(u, x), ms__tensor_text(t), ms__shape_text(p->param->ndim, p->param->shape));
 }
 
 static ms_status free_with(unit *u, extension *x, ms_tensor *t)
 {
     ms_storage *s = t->storage;
-    if (s == u->full) return MS_OK;         // goes anyway
-    if (s == u->shard) return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s': a tensor to free is the shard itself", name_of(u, x));
+    if (s == u->full) return MS_OK;  // goes anyway
+    if (s == u->shard)
+        return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s': a tensor to free is the shard itself", name_of(u, x));
     for (int k = 0; k < x->n_freed; k++)
         if (x->freed[k] == s) return MS_OK;
     ms_storage **grown = realloc(x->freed, ((size_t)x->n_freed + 1) * sizeof *grown);
@@ -291,7 +321,9 @@ ms_status ms_unit_extension_whole(double handle, int e, int n_whole, const ms_id
     unit *u;
     extension *x = find(handle, e, &u);
     if (!x) return (ms_status)ms_error_code();
-    if (n_whole != x->n) return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s' returned %d inner tensors, the parameter has %d", name_of(u, x), n_whole, x->n);
+    if (n_whole != x->n)
+        return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s' returned %d inner tensors, the parameter has %d",
+                        name_of(u, x), n_whole, x->n);
     for (int k = 0; k < n_whole; k++) {
         ms_tensor *t = ms__tensor(whole[k]);
         if (!t) return (ms_status)ms_error_code();
@@ -318,7 +350,9 @@ static ms_status all_made(const unit *u)
 {
     for (int e = 0; e < u->n_extensions; e++)
         if (!u->extensions[e].made)
-            return ms__fail(MS_ESTATE, "fsdp_post_all_gather of '%s' returned nothing at the first gather; expected the whole tensor and a list of tensors to free",
+            return ms__fail(MS_ESTATE,
+                            "fsdp_post_all_gather of '%s' returned nothing at the first gather; expected the whole "
+                            "tensor and a list of tensors to free",
                             name_of(u, &u->extensions[e]));
     return MS_OK;
 }
@@ -337,12 +371,13 @@ static ms_run_state gather_step(ms_task *t, ms_run *run, ms_event *ev)
 {
     unit *u = ms__unit((double)(uint64_t)(uintptr_t)t->ptr);
     bool early = t->n & 1, prefetched = t->n & 2;
-    if (!u) {                               // its module died meanwhile
+    if (!u) {  // its module died meanwhile
         ms__clear_error();
         return MS_RUN_DONE;
     }
     if (u->gathered || (early && (u->gather || u->fetched || u->world == 1))) return MS_RUN_DONE;
-    if (u->n_extensions == 0 || (u->device & 0xff) == MS_META) return gather_on(u, early, prefetched) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
+    if (u->n_extensions == 0 || (u->device & 0xff) == MS_META)
+        return gather_on(u, early, prefetched) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
     switch (t->phase) {
     case ASK:
         if (!u->gather && !u->fetched) {
@@ -367,7 +402,9 @@ static ms_run_state gather_step(ms_task *t, ms_run *run, ms_event *ev)
 
 ms_status ms__unit_push_gather(ms_run *run, unit *u, bool early, bool prefetched)
 {
-    ms_task t = { .step = gather_step, .ptr = (void *)(uintptr_t)(uint64_t)u->handle, .n = (early ? 1 : 0) | (prefetched ? 2 : 0) };
+    ms_task t = { .step = gather_step,
+                  .ptr = (void *)(uintptr_t)(uint64_t)u->handle,
+                  .n = (early ? 1 : 0) | (prefetched ? 2 : 0) };
     return ms__run_push(run, &t);
 }
 

@@ -1,6 +1,7 @@
-// unit_flat.c -- what units of fsdp.FSDP do beside those of fully_shard (docs/semantics.md#comm-hooks, #summon, #classic): their gradients are
-// one flat gradient, divided before and after it is summed (by the unit, or by a communication hook), and it lands on the flat
-// parameter or on the pieces of the parameters.
+// SPDX-License-Identifier: MIT
+// unit_flat.c -- what units of fsdp.FSDP do beside those of fully_shard (docs/semantics.md#comm-hooks, #summon,
+// #classic): their gradients are one flat gradient, divided before and after it is summed (by the unit, or by a
+// communication hook), and it lands on the flat parameter or on the pieces of the parameters.
 #include <stdio.h>
 
 #include "device.h"
@@ -27,9 +28,10 @@ static ms_status divide(ms_tensor *t, double by)
     return MS_OK;
 }
 
-// Starts the sum of in over `scatter` (its block goes to out; NULL: out is in) and then of out over `all` (may be NULL).
-static ms_status start_sum(ms_group *scatter, ms_group *all, ms_tensor *out, ms_tensor *in, double before, ms_stream_kind stream,
-                           const unit *u, ms_work **scattered, ms_work **work)
+// Starts the sum of in over `scatter` (its block goes to out; NULL: out is in) and then of out over `all` (may be
+// NULL).
+static ms_status start_sum(ms_group *scatter, ms_group *all, ms_tensor *out, ms_tensor *in, double before,
+                           ms_stream_kind stream, const unit *u, ms_work **scattered, ms_work **work)
 {
     const char *name = u ? ms__unit_reduced_name(u) : NULL;
     bool told = u && u->checked;
@@ -46,9 +48,11 @@ static ms_status start_sum(ms_group *scatter, ms_group *all, ms_tensor *out, ms_
 
 static ms_status group_fits(const ms_group *g, int n, const char *what)
 {
-    if (ms__group_rank(g) < 0) return ms__fail(MS_EINVAL, "communication hook: this rank is no member of the state's process group");
+    if (ms__group_rank(g) < 0)
+        return ms__fail(MS_EINVAL, "communication hook: this rank is no member of the state's process group");
     if (ms__group_size(g) != n)
-        return ms__fail(MS_EINVAL, "communication hook: the state's process group has %d ranks, %s %d", ms__group_size(g), what, n);
+        return ms__fail(MS_EINVAL, "communication hook: the state's process group has %d ranks, %s %d",
+                        ms__group_size(g), what, n);
     return MS_OK;
 }
 
@@ -58,21 +62,26 @@ ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad_id, ms_id out_id)
     ms_group *g = ms__group_by_id(h->group);
     if (!grad || !g || (out_id != 0 && !(out = ms__tensor(out_id)))) return (ms_status)ms_error_code();
     if (out && (grad->numel != out->numel * ms__group_size(g) || grad->dtype != out->dtype))
-        return ms__fail(MS_EINVAL, "communication hook: grad is %s, output %s, for %d ranks", ms__tensor_text(grad), ms__tensor_text(out), ms__group_size(g));
-    if (!ms__is_contiguous(grad) || (out && !ms__is_contiguous(out))) return ms__fail(MS_EINVAL, "communication hook: grad and output must be contiguous");
+        return ms__fail(MS_EINVAL, "communication hook: grad is %s, output %s, for %d ranks", ms__tensor_text(grad),
+                        ms__tensor_text(out), ms__group_size(g));
+    if (!ms__is_contiguous(grad) || (out && !ms__is_contiguous(out)))
+        return ms__fail(MS_EINVAL, "communication hook: grad and output must be contiguous");
     bool low = h->kind == MS_COMM_LOW && h->low != grad->dtype;
     ms_status st = MS_OK;
     if (low) {
         MS_TRY(ms__tensor_new(&in, h->low, ms__device(grad), grad->ndim, grad->shape, "communication hook"));
         st = ms__copy(in, grad);
-        if (st == MS_OK && out) st = ms__tensor_new(&sum, h->low, ms__device(out), out->ndim, out->shape, "communication hook");
+        if (st == MS_OK && out)
+            st = ms__tensor_new(&sum, h->low, ms__device(out), out->ndim, out->shape, "communication hook");
     } else {
         in = ms__retain(grad);
         sum = ms__retain(out);
     }
     ms_tensor *result = out ? sum : in;
     ms_work *scattered = NULL, *work = NULL;
-    if (st == MS_OK) st = start_sum(out ? g : NULL, out ? NULL : g, result, in, h->before, MS_STREAM_COMPUTE, NULL, &scattered, &work);
+    if (st == MS_OK)
+        st = start_sum(out ? g : NULL, out ? NULL : g, result, in, h->before, MS_STREAM_COMPUTE, NULL, &scattered,
+                       &work);
     if (st == MS_OK) st = ms__work_wait(scattered);
     if (st == MS_OK) st = ms__work_wait(work);
     ms__work_release(scattered);
@@ -93,7 +102,11 @@ ms_status ms_unit_set_comm_hook(double handle, const ms_comm_hook *h)
         ms_group *g = ms__group_by_id(h->group);
         if (!g) return (ms_status)ms_error_code();
         bool sharded = u->world > 1;
-        MS_TRY(group_fits(g, sharded ? u->world : u->replicate ? ms__group_size(u->replicate) : 1, sharded ? "the shards" : "the replicas"));
+        MS_TRY(group_fits(g,
+                          sharded        ? u->world
+                          : u->replicate ? ms__group_size(u->replicate)
+                                         : 1,
+                          sharded ? "the shards" : "the replicas"));
     }
     u->hook = *h;
     return MS_OK;
@@ -107,7 +120,7 @@ static void reduction_free(reduction *r)
     ms__release(r->out);
     free(r->present);
     free(r->at);
-    *r = (reduction){ 0 };
+    *r = (reduction) { 0 };
 }
 
 // The place of p's piece in a tensor laid out like the shard.
@@ -164,7 +177,7 @@ static ms_status land_flat(ms_run *run, reduction *r)
     MS_TRY(ms__unit_bring(u->home, r->dtype, &r->out));
     MS_TRY(each_part(u, r->out, r->replaces ? replace_landed : ms__unit_land_part));
     if (u->views == MS_VIEWS_FLAT) return ms__leaf_hooks(run, u->flat.local);
-    for (int j = u->n - 1; j >= 0; j--)     // the agenda is a stack: the first parameter's hooks run first
+    for (int j = u->n - 1; j >= 0; j--)  // the agenda is a stack: the first parameter's hooks run first
         if (u->params[j].param->requires_grad) MS_TRY(ms__leaf_hooks(run, u->params[j].param));
     return MS_OK;
 }
@@ -172,7 +185,7 @@ static ms_status land_flat(ms_run *run, reduction *r)
 ms_status ms__flat_land(ms_run *run, context *c)
 {
     reduction r = c->reducing;
-    c->reducing = (reduction){ 0 };
+    c->reducing = (reduction) { 0 };
     ms_status st = ms__work_wait(r.scattered), all = ms__work_wait(r.work);
     ms__work_release(r.scattered);
     ms__work_release(r.work);
@@ -191,10 +204,13 @@ static ms_run_state hook_step(ms_task *t, ms_run *run, ms_event *ev)
     if (t->phase++ == 0) {
         ms_tensor *io[2] = { r->in, r->out };
         r->before = r->out->version->count;
-        return ms__run_event(run, ev, MS_EV_REDUCE, r->owner->hook.key, r->owner->handle, r->out != r->in ? 2 : 1, io, 0);
+        return ms__run_event(run, ev, MS_EV_REDUCE, r->owner->hook.key, r->owner->handle, r->out != r->in ? 2 : 1, io,
+                             0);
     }
     if (r->out != r->in && r->out->version->count == r->before) {
-        ms__fail(MS_ESTATE, "communication hook: nothing was written to output; it is to be filled with this rank's part of the reduced gradient of unit '%s'",
+        ms__fail(MS_ESTATE,
+                 "communication hook: nothing was written to output; it is to be filled with this rank's part of the "
+                 "reduced gradient of unit '%s'",
                  r->owner->name);
         return MS_RUN_FAILED;
     }
@@ -222,10 +238,13 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
 {
     context *c = u->context;
     const ms_comm_hook *h = &u->hook;
-    reduction r = { .owner = u, .present = calloc((size_t)u->n + 1, sizeof *r.present), .at = calloc((size_t)u->n + 1, sizeof *r.at) };
+    reduction r = { .owner = u,
+                    .present = calloc((size_t)u->n + 1, sizeof *r.present),
+                    .at = calloc((size_t)u->n + 1, sizeof *r.at) };
     if (!r.present || !r.at) {
         reduction_free(&r);
-        return ms__no_memory(((size_t)u->n + 1) * (sizeof *r.present + sizeof *r.at), "fsdp", "reducing unit '%s'", u->name);
+        return ms__no_memory(((size_t)u->n + 1) * (sizeof *r.present + sizeof *r.at), "fsdp", "reducing unit '%s'",
+                             u->name);
     }
     for (int j = 0; j < u->n; j++)
         if (u->params[j].pending) r.present[r.n++] = &u->params[j];
@@ -235,7 +254,9 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
         return st;
     }
     // A low-precision hook casts for itself, from what the gradients are.
-    int own = r.present[0]->pending->dtype, dtype = h->kind == MS_COMM_LOW ? h->low : u->reduce_dtype >= 0 ? u->reduce_dtype : own;
+    int own = r.present[0]->pending->dtype, dtype = h->kind == MS_COMM_LOW ? h->low
+                                                    : u->reduce_dtype >= 0 ? u->reduce_dtype
+                                                                           : own;
     r.dtype = h->kind == MS_COMM_LOW ? h->lands : u->keep_low ? dtype : u->params[0].dtype;
     bool script = h->kind == MS_COMM_SCRIPT, summed = h->kind == MS_COMM_SUM || h->kind == MS_COMM_LOW;
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
@@ -243,7 +264,8 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
     if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
     // Offloaded, the result is wanted on the CPU, unless the script reduces it.
-    if (st == MS_OK && u->world > 1) st = ms__tensor_new(&r.out, dtype, script ? u->device : u->home, 1, &wide, "fsdp: reduced gradients");
+    if (st == MS_OK && u->world > 1)
+        st = ms__tensor_new(&r.out, dtype, script ? u->device : u->home, 1, &wide, "fsdp: reduced gradients");
     else if (st == MS_OK) r.out = ms__retain(r.in);
     if (st == MS_OK && script) {
         // What is not sharded is reduced in place, with what it had before.
@@ -254,9 +276,10 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
         return st;
     }
     ms_group *group = summed ? ms__group_by_id(h->group) : NULL;
-    ms_group *scatter = u->world > 1 ? (group ? group : u->group) : NULL, *replicas = u->world == 1 && u->replicate && group ? group : u->replicate;
+    ms_group *scatter = u->world > 1 ? (group ? group : u->group) : NULL,
+             *replicas = u->world == 1 && u->replicate && group ? group : u->replicate;
     r.after = summed ? h->after : u->after;
-    if (st == MS_OK && u->fake_reduce) {        // this rank's own part of its own gradient
+    if (st == MS_OK && u->fake_reduce) {  // this rank's own part of its own gradient
         r.after = 0;
         if (r.out != r.in) {
             ms_tensor *own = ms__tensor_on(r.in->storage, r.in->dtype, 1, &wide, u->rank * wide);
@@ -264,7 +287,8 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
             ms__release(own);
         }
     } else if (st == MS_OK)
-        st = start_sum(scatter, replicas, r.out, r.in, summed ? h->before : u->before, MS_STREAM_REDUCE, u, &r.scattered, &r.work);
+        st = start_sum(scatter, replicas, r.out, r.in, summed ? h->before : u->before, MS_STREAM_REDUCE, u,
+                       &r.scattered, &r.work);
     c->reducing = r;
     if (st != MS_OK) ms__unit_drop_reduction(&c->reducing);
     return st;
@@ -272,9 +296,9 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
 
 // ---- gradients that are not reduced -----------------------------------------------------------
 //
-// After a backward inside no_sync they are where reduced ones land, so that the script sees, scales and clears them: whole, in the
-// dtype they were computed in, views of one flat tensor. What had landed before waits in `saved` for the backward that reduces; in
-// a world of one, where both have the same shape, it takes them in.
+// After a backward inside no_sync they are where reduced ones land, so that the script sees, scales and clears them:
+// whole, in the dtype they were computed in, views of one flat tensor. What had landed before waits in `saved` for the
+// backward that reduces; in a world of one, where both have the same shape, it takes them in.
 
 // Whose grad has p's part of the flat gradient.
 static unit_param *slot_of(unit *u, unit_param *p) { return u->views == MS_VIEWS_FLAT ? &u->flat : p; }
@@ -323,13 +347,14 @@ static ms_status look_at(unit *u)
     return MS_OK;
 }
 
-// A place for whole gradients in the grad of every parameter that has none yet. filled: which of them are new, and hold no numbers.
+// A place for whole gradients in the grad of every parameter that has none yet. filled: which of them are new, and hold
+// no numbers.
 static ms_status make_places(unit *u, int dtype, bool *filled)
 {
     const unit_param *last = &u->params[u->n - 1];
     int64_t n = (int64_t)(last->full_at / (size_t)ms__dtype_size(last->low)) + last->numel;
     ms_tensor *flat = NULL;
-    for (int j = 0; j < u->n; j++)          // nothing but the memory itself may be missing below
+    for (int j = 0; j < u->n; j++)  // nothing but the memory itself may be missing below
         if (!ms__leaf_of(slot_of(u, &u->params[j])->local)) return (ms_status)ms_error_code();
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j], *q = slot_of(u, p);
@@ -340,7 +365,9 @@ static ms_status make_places(unit *u, int dtype, bool *filled)
             l->grad->unreduced = true;
             continue;
         }
-        if (!flat) MS_TRY(ms__tensor_new(&flat, dtype, u->world == 1 ? u->home : u->device, 1, &n, "fsdp: accumulated gradients"));
+        if (!flat)
+            MS_TRY(ms__tensor_new(&flat, dtype, u->world == 1 ? u->home : u->device, 1, &n,
+                                  "fsdp: accumulated gradients"));
         if (l->grad) q->saved = ms__retain(l->grad);
         int64_t at = q == p ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) : 0;
         ms_tensor *g = q == p ? ms__tensor_on(flat->storage, dtype, p->ndim, p->shape, at) : ms__retain(flat);
@@ -365,7 +392,7 @@ ms_status ms__flat_keep(unit *u)
     for (int j = 0; st == MS_OK && j < u->n; j++) {
         unit_param *p = &u->params[j];
         p->run = NULL;
-        if (!waits(slot_of(u, p))) {        // it asks for none any more
+        if (!waits(slot_of(u, p))) {  // it asks for none any more
             ms__drop(&p->fresh);
             continue;
         }
@@ -402,7 +429,7 @@ ms_status ms__flat_take(unit *u)
     for (int j = 0; j < u->n; j++) {
         unit_param *q = slot_of(u, &u->params[j]);
         if (!waits(q)) continue;
-        grad_of(q)->unreduced = false;      // the script may hold it still
+        grad_of(q)->unreduced = false;  // the script may hold it still
         ms__leaf_set_grad(q->local->leaf, q->saved);
         q->saved = NULL;
     }
@@ -427,10 +454,12 @@ void ms__flat_drop_kept(unit *u)
 
 static int64_t place_in_flat(const unit_param *p, const ms_tensor *g)
 {
-    return g->unreduced ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) : (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype));
+    return g->unreduced ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low))
+                        : (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype));
 }
 
-// The pieces' gradients as one: what they are views of, which is made where the script has put others in their places. NULL: none.
+// The pieces' gradients as one: what they are views of, which is made where the script has put others in their places.
+// NULL: none.
 static ms_status grad_of_pieces(unit *u, ms_tensor **out)
 {
     const ms_tensor *first = NULL;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // unit_layout.c -- who owns which bytes of a unit: `rows` cuts every parameter along dimension 0
 // (fully_shard), `flat` is one padded flat parameter (FSDP). The schedule in unit.c never asks which.
 //
@@ -7,7 +8,7 @@
 // dimension is cut alike, evenly; then a rank's part goes to its place in lines.
 #include "unit.h"
 
-enum { ALIGN = 64 };        // every parameter starts on a cache line, in the shard and in the whole
+enum { ALIGN = 64 };  // every parameter starts on a cache line, in the shard and in the whole
 
 static size_t align_up(size_t n) { return (n + ALIGN - 1) & ~(size_t)(ALIGN - 1); }
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -61,8 +62,11 @@ static ms_status rows_plan(unit *u)
             continue;
         }
         ms_piece *piece = &u->pieces[u->n_pieces++];
-        *piece = (ms_piece){ .in_offset = u->casts ? low : shard, .out_offset = full, .out_stride = (size_t)p->chunk * row,
-                             .bytes = outer * (size_t)p->chunk * row, .total = outer * (size_t)p->rows * row };
+        *piece = (ms_piece) { .in_offset = u->casts ? low : shard,
+                              .out_offset = full,
+                              .out_stride = (size_t)p->chunk * row,
+                              .bytes = outer * (size_t)p->chunk * row,
+                              .total = outer * (size_t)p->rows * row };
         if (p->dim > 0) {
             piece->line = (size_t)p->chunk * row;
             piece->out_line = (size_t)p->rows * row;
@@ -145,12 +149,16 @@ static ms_status rows_parts(unit *u, int n, unit_param **present, ms_part *parts
 
 // Pieces that scripts see begin at multiples of 16 bytes in the flat parameter, by the dtype it was made with: moved to
 // another one, every element stays on its rank.
-static int64_t flat_place(const unit *u, int64_t at) { return (at + u->piece_elements - 1) / u->piece_elements * u->piece_elements; }
+static int64_t flat_place(const unit *u, int64_t at)
+{
+    return (at + u->piece_elements - 1) / u->piece_elements * u->piece_elements;
+}
 
 static ms_status flat_plan(unit *u)
 {
     int64_t total = 0;
-    if (!u->piece_elements) u->piece_elements = u->views == MS_VIEWS_PIECES && u->n ? 16 / (int64_t)size_of(u->params[0].dtype) : 1;
+    if (!u->piece_elements)
+        u->piece_elements = u->views == MS_VIEWS_PIECES && u->n ? 16 / (int64_t)size_of(u->params[0].dtype) : 1;
     for (int j = 0; j < u->n; j++) {
         if (u->params[j].dtype != u->params[0].dtype)
             return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s",
@@ -174,7 +182,10 @@ static ms_status flat_plan(unit *u)
         at += n;
     }
     u->n_pieces = u->n ? 1 : 0;
-    if (u->n) u->pieces[0] = (ms_piece){ .out_stride = (size_t)each * low, .bytes = (size_t)each * low, .total = (size_t)(each * u->world) * low };
+    if (u->n)
+        u->pieces[0] = (ms_piece) { .out_stride = (size_t)each * low,
+                                    .bytes = (size_t)each * low,
+                                    .total = (size_t)(each * u->world) * low };
     u->shard_bytes = (size_t)each * wide;
     u->low_bytes = (size_t)each * low;
     u->full_bytes = (size_t)(each * u->world) * low;
@@ -216,6 +227,15 @@ static ms_status flat_pack(unit *u, int n, unit_param **present, ms_tensor *in)
 }
 
 const layout ms__layouts[] = {
-    [MS_LAYOUT_ROWS] = { .name = "rows", .plan = rows_plan, .pack = rows_pack, .parts = rows_parts, .columns = rows_columns, .local_shape = rows_local_shape },
-    [MS_LAYOUT_FLAT] = { .name = "flat", .plan = flat_plan, .pack = flat_pack, .columns = flat_columns, .local_shape = flat_local_shape },
+    [MS_LAYOUT_ROWS] = { .name = "rows",
+                         .plan = rows_plan,
+                         .pack = rows_pack,
+                         .parts = rows_parts,
+                         .columns = rows_columns,
+                         .local_shape = rows_local_shape },
+    [MS_LAYOUT_FLAT] = { .name = "flat",
+                         .plan = flat_plan,
+                         .pack = flat_pack,
+                         .columns = flat_columns,
+                         .local_shape = flat_local_shape },
 };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // unit_make.c -- units are made of parameters, moved to other devices and dtypes, and end: what owns which memory.
 #include <stdio.h>
 
@@ -54,7 +55,8 @@ static ms_status check_flat(const char *name, const ms_tensor *t, const ms_tenso
     if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
     if (!ms__is_float(t->dtype)) return ms__fail(MS_EINVAL, "Cannot flatten integer dtype tensors");
     if (t->dtype != first->dtype)
-        return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s", ms__dtype_name(first->dtype), ms__dtype_name(t->dtype));
+        return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s",
+                        ms__dtype_name(first->dtype), ms__dtype_name(t->dtype));
     if (one && t->requires_grad != first->requires_grad)
         return ms__fail(MS_EINVAL, "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
     if (ms__device(t) != ms__device(first)) {
@@ -69,13 +71,19 @@ static ms_status check_flat(const char *name, const ms_tensor *t, const ms_tenso
 static ms_status check_param(const char *name, const ms_tensor *t, const ms_tensor *first)
 {
     const char *p = t->name ? t->name : "?";
-    if (t->unit_param) return ms__fail(MS_ESTATE, "fsdp: parameter '%s' is already managed by unit '%s'", p, ((unit_param *)t->unit_param)->owner->name);
+    if (t->unit_param)
+        return ms__fail(MS_ESTATE, "fsdp: parameter '%s' is already managed by unit '%s'", p,
+                        ((unit_param *)t->unit_param)->owner->name);
     if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
     if (t->ndim == 0)
-        return ms__fail(MS_EINVAL, "fully_shard doesn't support scalar parameters. Change %s to a 1D tensor with numel equal to 1.", p);
-    if (!ms__is_contiguous(t)) return ms__fail(MS_EINVAL, "FSDP does not support non-contiguous parameters yet: %s %s", p, ms__tensor_text(t));
+        return ms__fail(
+            MS_EINVAL, "fully_shard doesn't support scalar parameters. Change %s to a 1D tensor with numel equal to 1.",
+            p);
+    if (!ms__is_contiguous(t))
+        return ms__fail(MS_EINVAL, "FSDP does not support non-contiguous parameters yet: %s %s", p, ms__tensor_text(t));
     if (ms__device(t) != ms__device(first))
-        return ms__fail(MS_EINVAL, "fsdp: the parameters of unit '%s' are on different devices: %s and '%s' %s", name, ms__tensor_text(first), p, ms__tensor_text(t));
+        return ms__fail(MS_EINVAL, "fsdp: the parameters of unit '%s' are on different devices: %s and '%s' %s", name,
+                        ms__tensor_text(first), p, ms__tensor_text(t));
     return MS_OK;
 }
 
@@ -91,9 +99,9 @@ static ms_status make_full(unit *u, ms_storage **out)
     return MS_OK;
 }
 
-// Where a unit computes and where its shards are, once its module is on `device`. What is offloaded leaves for the CPU when the
-// unit is made, and the unit computes for good where its module was. The shards go where a script moves the module; a gather from
-// anywhere but the CPU is refused.
+// Where a unit computes and where its shards are, once its module is on `device`. What is offloaded leaves for the CPU
+// when the unit is made, and the unit computes for good where its module was. The shards go where a script moves the
+// module; a gather from anywhere but the CPU is refused.
 static void settle(unit *u, int device, bool made)
 {
     u->device = u->home = device;
@@ -111,7 +119,7 @@ static void settle(unit *u, int device, bool made)
 static ms_status make_storages(unit *u)
 {
     MS_TRY(u->layout->plan(u));
-    u->casts |= u->n_extensions > 0;        // inputs are copied into what is gathered
+    u->casts |= u->n_extensions > 0;  // inputs are copied into what is gathered
     u->in_place = u->world == 1 && !u->casts && u->home == u->device;
     if (u->post_group) {
         size_t ranks = (size_t)ms__group_size(u->post_group);
@@ -146,7 +154,7 @@ static ms_status make_storages(unit *u)
         f->row_numel = 1;
         f->ndim = 1;
         f->shape[0] = f->numel;
-        if (f->local) {                     // an object for life: re-pointed
+        if (f->local) {  // an object for life: re-pointed
             ms__tensor_point(f->local, t);
             ms__release(t);
         } else {
@@ -166,8 +174,9 @@ static void make_views(unit *u, unit_param *p)
 {
     int64_t shape[MS_MAX_DIMS];
     int ndim = u->layout->local_shape(p, shape);
-    ms_tensor *local = ms__tensor_on(u->shard, p->dtype, ndim, shape, (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype)));
-    if (p->local) {                         // an object for life: re-pointed
+    ms_tensor *local =
+        ms__tensor_on(u->shard, p->dtype, ndim, shape, (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype)));
+    if (p->local) {  // an object for life: re-pointed
         ms__tensor_point(p->local, local);
         ms__release(local);
     } else {
@@ -181,7 +190,8 @@ static void make_views(unit *u, unit_param *p)
     ms__release(p->whole);
     ms__release(p->resting);
     p->whole = ms__tensor_on(u->full, p->low, p->ndim, p->shape, at);
-    p->resting = u->views == MS_VIEWS_PIECES ? ms__tensor_alias(p->local) : ms__tensor_on(u->full, p->dtype, p->ndim, p->shape, 0);
+    p->resting = u->views == MS_VIEWS_PIECES ? ms__tensor_alias(p->local)
+                                             : ms__tensor_on(u->full, p->dtype, p->ndim, p->shape, 0);
 }
 
 ms_status ms__unit_replan(unit *u)
@@ -203,11 +213,16 @@ ms_status ms__unit_replan(unit *u)
     return MS_OK;
 }
 
-// A number for the next unit of this name over this group. It counts calls, whatever comes of them: every rank makes the same ones.
-// A rank on which a model's making fails does not come to its later units, so each epoch of errors has its own count.
+// A number for the next unit of this name over this group. It counts calls, whatever comes of them: every rank makes
+// the same ones. A rank on which a model's making fails does not come to its later units, so each epoch of errors has
+// its own count.
 static uint32_t next_serial(const char *name, double group)
 {
-    static struct { const char *name; double group; uint32_t n; } *counts;
+    static struct {
+        const char *name;
+        double group;
+        uint32_t n;
+    } * counts;
     static int n, cap;
     static uint64_t epoch;
     name = ms__intern(name);
@@ -258,11 +273,13 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     if (o->replicates && !(u->replicate = ms__group_hold(ms__group_by_id(o->replicate_group)))) goto failed;
     if (o->reshards_to && !(u->post_group = ms__group_hold(ms__group_by_id(o->reshard_group)))) goto failed;
     if (u->replicate && ms__group_size(u->replicate) == 1) u->replicate = NULL;
-    if (u->views != MS_VIEWS_SHARDED) ms_comm_division(u->world * (u->replicate ? ms__group_size(u->replicate) : 1), &u->before, &u->after);
+    if (u->views != MS_VIEWS_SHARDED)
+        ms_comm_division(u->world * (u->replicate ? ms__group_size(u->replicate) : 1), &u->before, &u->after);
     u->params = calloc((size_t)n + 1, sizeof *u->params);
     u->pieces = calloc((size_t)n + 1, sizeof *u->pieces);
     if (!u->params || !u->pieces) {
-        ms__no_memory(((size_t)n + 1) * (sizeof *u->params + sizeof *u->pieces), "fsdp", "unit '%s' of %d parameters", name, n);
+        ms__no_memory(((size_t)n + 1) * (sizeof *u->params + sizeof *u->pieces), "fsdp", "unit '%s' of %d parameters",
+                      name, n);
         goto failed;
     }
     if (u->rank < 0) {
@@ -272,7 +289,9 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     for (int j = 0; j < n; j++) {
         ms_tensor *t = ms__tensor(params[j]);
         const ms_tensor *first = j ? u->params[0].param : t;
-        if (!t || (o->views == MS_VIEWS_SHARDED ? check_param(name, t, first) : check_flat(name, t, first, o->views == MS_VIEWS_FLAT)) != MS_OK) goto failed;
+        if (!t || (o->views == MS_VIEWS_SHARDED ? check_param(name, t, first)
+                                                : check_flat(name, t, first, o->views == MS_VIEWS_FLAT)) != MS_OK)
+            goto failed;
         unit_param *p = &u->params[j];
         p->owner = u;
         p->param = ms__retain(t);
@@ -301,7 +320,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
             if (st != MS_OK) goto failed_late;
         }
     }
-    for (int j = 0; j < n; j++) {           // nothing fails from here on
+    for (int j = 0; j < n; j++) {  // nothing fails from here on
         unit_param *p = &u->params[j];
         ms__tensor_point(p->param, p->resting);
         p->param->sharded = u->views != MS_VIEWS_PIECES;
@@ -331,12 +350,20 @@ void ms_unit_free(double handle)
 static ms_status check_replacement(const unit *u, const unit_param *p, const ms_tensor *t)
 {
     const char *name = p->param->name ? p->param->name : "?";
-    if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "fsdp: parameter '%s' was replaced between the forward and the backward of unit '%s'", name, u->name);
-    if (t->unit_param) return ms__fail(MS_ESTATE, "fsdp: parameter '%s' was replaced by one that unit '%s' manages", name, ((unit_param *)t->unit_param)->owner->name);
-    bool same = t->ndim == p->ndim && t->dtype == p->dtype && !memcmp(t->shape, p->shape, (size_t)t->ndim * sizeof *t->shape);
+    if (!ms__unit_idle(u))
+        return ms__fail(MS_ESTATE,
+                        "fsdp: parameter '%s' was replaced between the forward and the backward of unit '%s'", name,
+                        u->name);
+    if (t->unit_param)
+        return ms__fail(MS_ESTATE, "fsdp: parameter '%s' was replaced by one that unit '%s' manages", name,
+                        ((unit_param *)t->unit_param)->owner->name);
+    bool same =
+        t->ndim == p->ndim && t->dtype == p->dtype && !memcmp(t->shape, p->shape, (size_t)t->ndim * sizeof *t->shape);
     if (same && !t->node && !t->sharded && (ms__device(t) & 0xff) != MS_META) return MS_OK;
-    return ms__fail(MS_EINVAL, "fsdp: parameter '%s' was replaced by %s, expected a whole leaf %s %s with values, as it was sharded", name, ms__tensor_text(t),
-                    ms__dtype_name(p->dtype), ms__shape_text(p->ndim, p->shape));
+    return ms__fail(
+        MS_EINVAL,
+        "fsdp: parameter '%s' was replaced by %s, expected a whole leaf %s %s with values, as it was sharded", name,
+        ms__tensor_text(t), ms__dtype_name(p->dtype), ms__shape_text(p->ndim, p->shape));
 }
 
 ms_status ms_unit_replace(double handle, int j, ms_id id)
@@ -402,11 +429,12 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
     if (device < 0) device = u->home;
-    if (!ms__unit_idle(u)) return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases", u->name);
+    if (!ms__unit_idle(u))
+        return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases", u->name);
     if (keep_values && (u->device & 0xff) == MS_META && (device & 0xff) != MS_META)
         return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
     ms__unit_shard(u);
-    ms__extensions_drop(u);                 // the script looks for them again
+    ms__extensions_drop(u);  // the script looks for them again
     ms_storage *shard = u->shard, *full = u->full;
     ms_tensor **old = calloc((size_t)u->n + 1, sizeof *old);
     if (!old) return ms__no_memory(((size_t)u->n + 1) * sizeof *old, "to", "unit '%s'", u->name);
@@ -421,7 +449,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
     for (int j = 0; j < u->n; j++) u->casts |= u->params[j].low != u->params[j].dtype;
     settle(u, device, false);
     ms_status st = make_storages(u);
-    if (st != MS_OK) {                      // back to what it was
+    if (st != MS_OK) {  // back to what it was
         u->device = device_before;
         u->home = home_before;
         u->computes = computes_before;

@@ -1,4 +1,6 @@
-// unit_order.c -- the order in which units run: who uses a unit, what ran before and after it, and what is gathered early for that.
+// SPDX-License-Identifier: MIT
+// unit_order.c -- the order in which units run: who uses a unit, what ran before and after it, and what is gathered
+// early for that.
 #include <stdio.h>
 
 #include "unit.h"
@@ -61,14 +63,15 @@ void ms__order_entered(context *c, unit *u)
     if (c->n_entered == c->cap_entered) {
         int cap = c->cap_entered ? 2 * c->cap_entered : 64;
         unit **p = realloc(c->entered, (size_t)cap * sizeof *p);
-        if (!p) return;                     // no prefetch then
+        if (!p) return;  // no prefetch then
         c->entered = p;
         c->cap_entered = cap;
     }
     c->entered[c->n_entered++] = u;
 }
 
-// What the latest forward entered, `ahead` units after the place where this one is now, if both have gone the same way so far.
+// What the latest forward entered, `ahead` units after the place where this one is now, if both have gone the same way
+// so far.
 static unit *forward_successor(const context *c, int ahead)
 {
     int at = c->n_entered - 1;
@@ -133,8 +136,9 @@ int ms_unit_prefetches(double handle, double *out, int capacity)
     return n;
 }
 
-// Where the script's compute runs on the calling thread, an event behind the optimizer is past when it is recorded: what may
-// begin behind it begins here. The gather itself waits for writes to the shard that are still under way on a device.
+// Where the script's compute runs on the calling thread, an event behind the optimizer is past when it is recorded:
+// what may begin behind it begins here. The gather itself waits for writes to the shard that are still under way on a
+// device.
 ms_status ms_unit_gather_first(double handle)
 {
     unit *u = ms__unit(handle);
@@ -175,8 +179,9 @@ bool ms__order_extended(const context *c)
     return false;
 }
 
-// A checkpoint's region runs again, and u in it: backward has come to u's place in the order, which goes on from there. The place is
-// that of the last use without a graph; a region of several units, entered from its first, takes the next one along.
+// A checkpoint's region runs again, and u in it: backward has come to u's place in the order, which goes on from there.
+// The place is that of the last use without a graph; a region of several units, entered from its first, takes the next
+// one along.
 ms_status ms__order_take_place(unit *u, int64_t use)
 {
     context *c = u->context;

@@ -1,5 +1,6 @@
-// unit_reduce.c -- a unit's gradients are reduced over the ranks, where backward left them or packed, and land on its shard (docs/semantics.md#reduction).
-// The schedule (unit_schedule.c) says when.
+// SPDX-License-Identifier: MIT
+// unit_reduce.c -- a unit's gradients are reduced over the ranks, where backward left them or packed, and land on its
+// shard (docs/semantics.md#reduction). The schedule (unit_schedule.c) says when.
 #include <stdio.h>
 
 #include "device.h"
@@ -17,7 +18,7 @@ void ms__unit_drop_reduction(reduction *r)
     ms__release(r->out);
     free(r->present);
     free(r->at);
-    *r = (reduction){ 0 };
+    *r = (reduction) { 0 };
 }
 
 // A reduced gradient joins what the local tensor has. part is a view of the unit's reduced block.
@@ -45,7 +46,7 @@ static ms_status land_all(ms_run *run, reduction *r, ms_tensor *out)
         ms__release(part);
         MS_TRY(st);
     }
-    for (int k = r->n - 1; k >= 0; k--)     // the agenda is a stack: the first parameter's hooks run first
+    for (int k = r->n - 1; k >= 0; k--)  // the agenda is a stack: the first parameter's hooks run first
         MS_TRY(ms__leaf_hooks(run, r->present[k]->param));
     return MS_OK;
 }
@@ -80,7 +81,9 @@ static ms_status keep_partial(reduction *r)
 {
     unit *u = r->owner;
     if (u->partial && !same_present(u, r))
-        return ms__fail(MS_ESTATE, "fsdp: unit '%s': %d parameters had gradients in one backward without all-reduce, %d in another; they must be the same ones",
+        return ms__fail(MS_ESTATE,
+                        "fsdp: unit '%s': %d parameters had gradients in one backward without all-reduce, %d in "
+                        "another; they must be the same ones",
                         u->name, u->n_partial, r->n);
     if (u->partial) return add_to(u->partial, r->out);
     u->partial = ms__retain(r->out);
@@ -93,7 +96,7 @@ static ms_status keep_partial(reduction *r)
 // t in another dtype, on another device: itself, or a copy that whoever needs it waits for. Takes t, unless it fails.
 ms_status ms__unit_bring(int device, int dtype, ms_tensor **t)
 {
-    for (int step = 0; step < 2; step++) {      // cast where the numbers are, then moved
+    for (int step = 0; step < 2; step++) {  // cast where the numbers are, then moved
         ms_tensor *from = *t, *to;
         int where = step == 0 ? ms__device(from) : device;
         if (from->dtype == dtype && ms__device(from) == where) continue;
@@ -129,7 +132,7 @@ static void reduction_free(reduction *r)
     ms__release(r->out);
     free(r->present);
     free(r->at);
-    *r = (reduction){ 0 };
+    *r = (reduction) { 0 };
 }
 
 // A unit whose script wants to see the reduced block first.
@@ -156,7 +159,7 @@ ms_status ms__unit_land(ms_run *run, context *c)
     if (!c->reducing.owner) return MS_OK;
     if (c->reducing.owner->views != MS_VIEWS_SHARDED) return ms__flat_land(run, c);
     reduction r = c->reducing;
-    c->reducing = (reduction){ 0 };
+    c->reducing = (reduction) { 0 };
     if (r.owner->all_reduce_hook != 0 && !r.partial) {
         reduction *kept = malloc(sizeof *kept);
         ms_task task = { .step = hooked_step, .drop = hooked_drop, .ptr = kept };
@@ -195,13 +198,14 @@ static bool uniform(int n, unit_param **present)
     return true;
 }
 
-// Parameters without a gradient are left out of the block: where ranks leave out different ones it would mix their gradients, and
-// where the sizes are equal nobody would notice.
+// Parameters without a gradient are left out of the block: where ranks leave out different ones it would mix their
+// gradients, and where the sizes are equal nobody would notice.
 static void mark_present(const unit *u, const reduction *r)
 {
     char words[256];
     uint64_t mark = 14695981039346656037ull;
-    int missing = u->n - r->n, told = 0, at = snprintf(words, sizeof words, missing <= r->n ? "no gradient of" : "gradients of");
+    int missing = u->n - r->n, told = 0,
+        at = snprintf(words, sizeof words, missing <= r->n ? "no gradient of" : "gradients of");
     if (missing == 0) return;
     for (int j = 0, k = 0; j < u->n; j++) {
         bool there = k < r->n && r->present[k] == &u->params[j];
@@ -226,7 +230,8 @@ static ms_status land_alone(ms_run *run, unit *u, double scale)
         ms_tensor *g = p->pending;
         if (!g) continue;
         p->pending = NULL;
-        bool own = g->refs == 1 && g->storage->refs == 1 && !g->slot && g->dtype == p->dtype && ms__device(g) == u->home && ms__is_contiguous(g);
+        bool own = g->refs == 1 && g->storage->refs == 1 && !g->slot && g->dtype == p->dtype &&
+                   ms__device(g) == u->home && ms__is_contiguous(g);
         ms_tensor *mine = g;
         ms_status st = MS_OK;
         if (!own && ms__device(g) != u->home) {
@@ -258,7 +263,9 @@ static ms_status land_alone(ms_run *run, unit *u, double scale)
 static ms_status add_partial(unit *u, reduction *r)
 {
     if (!same_present(u, r))
-        return ms__fail(MS_ESTATE, "fsdp: unit '%s': %d parameters had gradients in a backward without all-reduce, %d in this one; they must be the same ones",
+        return ms__fail(MS_ESTATE,
+                        "fsdp: unit '%s': %d parameters had gradients in a backward without all-reduce, %d in this "
+                        "one; they must be the same ones",
                         u->name, u->n_partial, r->n);
     MS_TRY(ms__work_wait(r->work));
     MS_TRY(add_to(r->out, u->partial));
@@ -274,16 +281,19 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
 {
     context *c = u->context;
     if (u->views != MS_VIEWS_SHARDED) return ms__flat_reduce(run, u);
-    // Over a mesh each of the two steps takes its own mean; a factor of the script's divides at the first. The mean is the sum divided once,
-    // as in DDP: the same bits for any number of ranks.
+    // Over a mesh each of the two steps takes its own mean; a factor of the script's divides at the first. The mean is
+    // the sum divided once, as in DDP: the same bits for any number of ranks.
     ms_reduction red = u->divide > 0 ? MS_SUM : MS_AVG;
     double scale = u->divide > 0 ? 1 / u->divide : 1;
     if (u->world == 1 && !u->replicate && u->all_reduce_hook == 0) return land_alone(run, u, scale);
-    reduction r = { .owner = u, .present = calloc((size_t)u->n + 1, sizeof *r.present), .at = calloc((size_t)u->n + 1, sizeof *r.at) };
+    reduction r = { .owner = u,
+                    .present = calloc((size_t)u->n + 1, sizeof *r.present),
+                    .at = calloc((size_t)u->n + 1, sizeof *r.at) };
     if (!r.present || !r.at) {
         free(r.present);
         free(r.at);
-        return ms__no_memory(((size_t)u->n + 1) * (sizeof *r.present + sizeof *r.at), "fsdp", "reducing unit '%s'", u->name);
+        return ms__no_memory(((size_t)u->n + 1) * (sizeof *r.present + sizeof *r.at), "fsdp", "reducing unit '%s'",
+                             u->name);
     }
     for (int j = 0; j < u->n; j++)
         if (u->params[j].pending) r.present[r.n++] = &u->params[j];
@@ -297,8 +307,8 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
     // Where they are, if they are of the dtype that travels (small ones travel at once instead).
     ms_part parts[MS_PARTS] = { { 0 } };
-    bool apart = u->layout->parts && r.n <= MS_PARTS && u->device == MS_CPU && dtype == r.present[0]->pending->dtype && uniform(r.n, r.present)
-                 && all * ms__dtype_size(dtype) > 4096;
+    bool apart = u->layout->parts && r.n <= MS_PARTS && u->device == MS_CPU && dtype == r.present[0]->pending->dtype &&
+                 uniform(r.n, r.present) && all * ms__dtype_size(dtype) > 4096;
     if (apart) st = u->layout->parts(u, r.n, r.present, parts);
     else st = ms__tensor_new(&r.in, dtype, u->device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK && !apart) st = u->layout->pack(u, r.n, r.present, r.in);
@@ -308,8 +318,11 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
     ms__unit_model(u);
     mark_present(u, &r);
-    if (st == MS_OK && apart) st = ms__reduce_scatter_parts(u->group, r.out, r.n, parts, red, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
-    else if (st == MS_OK) st = ms__reduce_scatter(u->group, r.out, r.in, red, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
+    if (st == MS_OK && apart)
+        st = ms__reduce_scatter_parts(u->group, r.out, r.n, parts, red, scale, MS_STREAM_REDUCE,
+                                      ms__unit_reduced_name(u), &r.work);
+    else if (st == MS_OK)
+        st = ms__reduce_scatter(u->group, r.out, r.in, red, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
     for (int k = 0; k < r.n && apart; k++) ms__release(parts[k].t);
     r.partial = u->replicate && !u->all_reduce;
     if (st == MS_OK && u->replicate && u->all_reduce) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // unit_schedule.c -- when units gather, reshard and reduce (docs/semantics.md#lifecycle, #accumulation).
 //
 // Forward: a unit's gather starts, and is waited for, when its module is entered; then the gather of
@@ -35,7 +36,10 @@ static uint64_t version_bits(uint64_t use) { return use & ((1u << VERSION_BITS) 
 
 static ms_status inputs_of(int n, const ms_id *io, ms_tensor **t)
 {
-    if (n > MS_MAX_IN) return ms__fail(MS_EINVAL, "fsdp: a module with %d tensors among its inputs or outputs; at most %d are supported", n, MS_MAX_IN);
+    if (n > MS_MAX_IN)
+        return ms__fail(MS_EINVAL,
+                        "fsdp: a module with %d tensors among its inputs or outputs; at most %d are supported", n,
+                        MS_MAX_IN);
     for (int k = 0; k < n; k++)
         if (!(t[k] = ms__tensor(io[k]))) return (ms_status)ms_error_code();
     return MS_OK;
@@ -68,7 +72,8 @@ static ms_status inputs_to_device(const unit *u, int n, ms_id *io)
     for (int k = 0; k < n; k++) {
         ms_tensor *t = ms__tensor(io[k]);
         if (!t) return (ms_status)ms_error_code();
-        if (ms__device(t) != u->device && (ms__device(t) & 0xff) != MS_META) MS_TRY(convert_input(to_device, t, u->device, &io[k]));
+        if (ms__device(t) != u->device && (ms__device(t) & 0xff) != MS_META)
+            MS_TRY(convert_input(to_device, t, u->device, &io[k]));
     }
     return MS_OK;
 }
@@ -97,9 +102,10 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
 
     ms__run_meets_unit();
     ms__unit_after_errors(u);
-    // What stayed whole after a forward without a backward is stale when the script has changed the parameters since (every rank
-    // sees that alike).
-    if (MS_UNLIKELY(u->gathered && !u->in_place && ms__unit_idle(u) && u->gathered_from != ms__unit_versions(u))) ms__unit_shard(u);
+    // What stayed whole after a forward without a backward is stale when the script has changed the parameters since
+    // (every rank sees that alike).
+    if (MS_UNLIKELY(u->gathered && !u->in_place && ms__unit_idle(u) && u->gathered_from != ms__unit_versions(u)))
+        ms__unit_shard(u);
     // A checkpoint is being recomputed inside this unit's own backward: its parameters are whole already.
     bool recomputing = ms__run_recomputing();
     u->skipped = u->skipped << 1 | (recomputing && u->n_active > 0);
@@ -115,13 +121,15 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
         st = inputs_to_device(u, n, io);
     }
     if (u->n) ms__unit_log(u, "pre_forward");
-    if (st == MS_OK && u->cast_forward_inputs && u->param_dtype >= 0) st = cast_floats(n, io, u->param_dtype, "cast_forward_inputs");
+    if (st == MS_OK && u->cast_forward_inputs && u->param_dtype >= 0)
+        st = cast_floats(n, io, u->param_dtype, "cast_forward_inputs");
     if (st == MS_OK) st = ms__unit_start_gather(u, false, false);
     if (st == MS_OK) st = ms__unit_finish_gather(u);
     int64_t use = (int64_t)((uint64_t)next_use++ << VERSION_BITS | version_bits(ms__unit_versions(u)));
     if (u->open && !u->open_pass) u->open_pass = use;
     if (st == MS_OK && recomputing) {
-        if (ms__state.grad_mode) st = ms__order_take_place(u, use);       // not where a checkpoint inside it runs for the first time
+        if (ms__state.grad_mode)
+            st = ms__order_take_place(u, use);  // not where a checkpoint inside it runs for the first time
     } else if (st == MS_OK && (!u->open || u->open_pass == use)) {
         ms__order_entered(c, u);
         st = ms__prefetch_forward(u);
@@ -163,7 +171,8 @@ static void conceal(unit *u)
 static ms_status reshard_after_forward(unit *u, bool graph)
 {
     if (!ms__unit_idle(u)) return MS_OK;
-    // The root stays whole for its backward. When none will come (validation), it would go stale at the next optimizer step.
+    // The root stays whole for its backward. When none will come (validation), it would go stale at the next optimizer
+    // step.
     bool leave = u->reshard_after_forward == 1 || ((u->by_rule || u->views != MS_VIEWS_SHARDED) && !graph);
     // A number: kept in slices by few ranks, where a backward will want it.
     bool few = u->reshard_after_forward > 1 && u->post_group;
@@ -171,7 +180,8 @@ static ms_status reshard_after_forward(unit *u, bool graph)
     if (few || leave) {
         ms__unit_shard(u);
     } else if (u->by_rule && u->views == MS_VIEWS_PIECES && u->world > 1) {
-        // Where the others of its strategy show their pieces, so does the root. What the graph saved are views of the whole.
+        // Where the others of its strategy show their pieces, so does the root. What the graph saved are views of the
+        // whole.
         conceal(u);
     }
     return MS_OK;
@@ -204,16 +214,20 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
     if (u->n && !skipped) ms__unit_log(u, "post_forward");
     UNIT_RANGE_IF(!skipped, u, "post_forward");
     ms_status st = inputs_of(n, io, out);
-    bool grad = false, regional = ms__region && !ms__state.grad_mode;       // regional: a graph comes when the checkpoint's region runs again
+    bool grad = false,
+         regional =
+             ms__region && !ms__state.grad_mode;  // regional: a graph comes when the checkpoint's region runs again
     if (st == MS_OK && !skipped && u->n > 0) {
         for (int k = 0; k < n; k++) {
             if (!out[k]->requires_grad || !ms__state.grad_mode) continue;
             grad = true;
             if (st == MS_OK) st = ms__unit_hook(out[k], token_of(u), use);
         }
-        if (st == MS_OK && (grad || regional) && !recomputing) st = ms__order_push(c, u, use, u->open ? u->open_pass : use, regional);
+        if (st == MS_OK && (grad || regional) && !recomputing)
+            st = ms__order_push(c, u, use, u->open ? u->open_pass : use, regional);
     }
-    if (st == MS_OK && !skipped && u->output_dtype >= 0) st = cast_floats(n, io, u->output_dtype, "cast_forward_outputs");
+    if (st == MS_OK && !skipped && u->output_dtype >= 0)
+        st = cast_floats(n, io, u->output_dtype, "cast_forward_outputs");
     if (st != MS_OK) {
         ms_unit_forward_failed(handle);
         return st;
@@ -274,18 +288,23 @@ static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
     if (!ms__run_recomputing()) {
         if (u->n_backward_prefetch == 0 && at > 0 && c->order[at - 1].unit->unshard_in_backward)
             MS_TRY(ms__unit_push_gather(run, c->order[at - 1].unit, true, true));
-        for (int k = u->n_backward_prefetch; k-- > 0;) MS_TRY(ms__unit_push_gather(run, u->backward_prefetch[k], true, true));
+        for (int k = u->n_backward_prefetch; k-- > 0;)
+            MS_TRY(ms__unit_push_gather(run, u->backward_prefetch[k], true, true));
     }
     return u->unshard_in_backward ? ms__unit_push_gather(run, u, false, false) : MS_OK;
 }
 
-// A backward gathers the parameters again: they must be what its forward computed with. Wholes of fully_shard that stayed are that.
+// A backward gathers the parameters again: they must be what its forward computed with. Wholes of fully_shard that
+// stayed are that.
 static ms_status check_unchanged(const unit *u, int64_t use)
 {
-    if (MS_LIKELY(version_bits((uint64_t)use) == version_bits(ms__unit_versions(u))) || !u->unshard_in_backward) return MS_OK;
-    if (u->views != MS_VIEWS_SHARDED) return ms__fail(MS_ESTATE, "FSDP does not support changing the parameters between forward and backward");
+    if (MS_LIKELY(version_bits((uint64_t)use) == version_bits(ms__unit_versions(u))) || !u->unshard_in_backward)
+        return MS_OK;
+    if (u->views != MS_VIEWS_SHARDED)
+        return ms__fail(MS_ESTATE, "FSDP does not support changing the parameters between forward and backward");
     if (u->gathered && !u->in_place && version_bits(u->gathered_from) == version_bits((uint64_t)use)) return MS_OK;
-    return ms__fail(MS_ESTATE, "fsdp: the parameters of unit '%s' were changed between its forward and its backward", u->name);
+    return ms__fail(MS_ESTATE, "fsdp: the parameters of unit '%s' were changed between its forward and its backward",
+                    u->name);
 }
 
 ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
@@ -311,9 +330,11 @@ ms_status ms__unit_gradient_fits(const ms_tensor *param, const ms_tensor *grad)
 {
     const unit_param *p = param->unit_param;
     if (MS_LIKELY(grad->ndim == p->ndim && grad->numel == p->numel) || p == &p->owner->flat) return MS_OK;
-    return ms__fail(MS_ESTATE, "fsdp: the gradient of parameter '%s' has shape %s: the script computed with this rank's piece of it, outside of the "
-                    "forward of unit '%s'; compute with parameters inside of the forward", param->name ? param->name : "?",
-                    ms__shape_text(grad->ndim, grad->shape), p->owner->name);
+    return ms__fail(MS_ESTATE,
+                    "fsdp: the gradient of parameter '%s' has shape %s: the script computed with this rank's piece of "
+                    "it, outside of the "
+                    "forward of unit '%s'; compute with parameters inside of the forward",
+                    param->name ? param->name : "?", ms__shape_text(grad->ndim, grad->shape), p->owner->name);
 }
 
 ms_status ms__unit_accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool *taken)
@@ -321,8 +342,10 @@ ms_status ms__unit_accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bo
     unit_param *p = param->unit_param;
     unit *u = p->owner;
     *taken = false;
-    if (p == &u->flat) return MS_OK;        // the script computed with the flat parameter itself
-    if (!u->context) return ms__fail(MS_ESTATE, "fsdp: a gradient for parameter '%s' before unit '%s' ran forward", param->name ? param->name : "?", u->name);
+    if (p == &u->flat) return MS_OK;  // the script computed with the flat parameter itself
+    if (!u->context)
+        return ms__fail(MS_ESTATE, "fsdp: a gradient for parameter '%s' before unit '%s' ran forward",
+                        param->name ? param->name : "?", u->name);
     u->context->in_backward = true;
     size_t bytes = ms__nbytes(grad);
     *taken = true;
@@ -336,8 +359,8 @@ ms_status ms__unit_accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bo
 
 // ---- after a backward ------------------------------------------------------------------------
 
-// The running backward's gradients join what earlier ones left. They wait in the reduce dtype when they are not reduced now.
-// (fsdp.FSDP's: unit_flat.c.)
+// The running backward's gradients join what earlier ones left. They wait in the reduce dtype when they are not reduced
+// now. (fsdp.FSDP's: unit_flat.c.)
 static ms_status fold(unit *u)
 {
     for (int j = 0; j < u->n; j++) {
@@ -349,7 +372,7 @@ static ms_status fold(unit *u)
         int dtype = u->reduce_dtype >= 0 && !u->sync ? u->reduce_dtype : g->dtype;
         ms_status st = MS_OK;
         if (p->pending) {
-            MS_TRY(ms__accumulate(&p->pending, g));     // takes g; never writes into a buffer that another gradient shares
+            MS_TRY(ms__accumulate(&p->pending, g));  // takes g; never writes into a buffer that another gradient shares
             continue;
         } else if (dtype != g->dtype) {
             ms_tensor *wide;
@@ -391,14 +414,16 @@ static ms_status post_backward(ms_run *run, unit *u)
     return ms__unit_reduce(run, u);
 }
 
-// A rank whose script left out a backward (an error between forward and backward that it caught) goes on with the next forward; where
-// nothing has to be gathered for that, its next reduction would pair with the others' of the step before, and all would be one
-// step apart for good. So a reduction says how many passes are left behind: the ranks compare names.
+// A rank whose script left out a backward (an error between forward and backward that it caught) goes on with the next
+// forward; where nothing has to be gathered for that, its next reduction would pair with the others' of the step
+// before, and all would be one step apart for good. So a reduction says how many passes are left behind: the ranks
+// compare names.
 const char *ms__unit_reduced_name(const unit *u)
 {
     if (MS_LIKELY(u->behind <= 0)) return u->name;
     char text[512];
-    snprintf(text, sizeof text, "%s, of which %d more forward%s no backward yet", *u->name ? u->name : "the root", u->behind, u->behind > 1 ? "s have" : " has");
+    snprintf(text, sizeof text, "%s, of which %d more forward%s no backward yet", *u->name ? u->name : "the root",
+             u->behind, u->behind > 1 ? "s have" : " has");
     return ms__intern(text);
 }
 
@@ -418,7 +443,8 @@ ms_status ms__unit_post_backward(ms_run *run, void *token, int64_t use)
     // A flat gradient is reduced once, when it is complete: it waits for the module's other uses.
     if (u->views != MS_VIEWS_SHARDED && u->behind > 0) return MS_OK;
     MS_TRY(post_backward(run, u));
-    return u->backward_prefetch_at == MS_PREFETCH_POST && !ms__run_recomputing() ? ms__prefetch_backward(u, use) : MS_OK;
+    return u->backward_prefetch_at == MS_PREFETCH_POST && !ms__run_recomputing() ? ms__prefetch_backward(u, use)
+                                                                                 : MS_OK;
 }
 
 ms_status ms__units_final(ms_run *run)
@@ -427,7 +453,8 @@ ms_status ms__units_final(ms_run *run)
         if (!c->in_backward) continue;
         ms__unit_log(NULL, "root_post_backward");
         UNIT_RANGE(NULL, "root_post_backward");
-        // Units whose inputs needed no gradient, the root usually among them, and those to which only earlier backwards came, without sync.
+        // Units whose inputs needed no gradient, the root usually among them, and those to which only earlier backwards
+        // came, without sync.
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
             bool waiting = u->n_active > 0 || u->partly;
@@ -440,7 +467,7 @@ ms_status ms__units_final(ms_run *run)
         MS_TRY(ms__unit_land(run, c));
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
-            if ((u->gather || u->fetched) && ms__unit_idle(u)) ms__unit_shard(u);       // mistargeted prefetch
+            if ((u->gather || u->fetched) && ms__unit_idle(u)) ms__unit_shard(u);  // mistargeted prefetch
             // Of fsdp.FSDP also what this backward did not come to.
             if (u->views != MS_VIEWS_SHARDED && u->gathered && ms__unit_idle(u)) reshard_after_backward(u);
         }
@@ -452,7 +479,10 @@ ms_status ms__units_final(ms_run *run)
 }
 
 uint64_t ms__units_epoch(void) { return ms__comm_epoch(); }
-void ms__units_failed(const char *text, uint64_t since, bool backward) { ms__comm_publish_error(text, since, backward); }
+void ms__units_failed(const char *text, uint64_t since, bool backward)
+{
+    ms__comm_publish_error(text, since, backward);
+}
 
 void ms__units_abort(ms_run *run)
 {
@@ -461,7 +491,7 @@ void ms__units_abort(ms_run *run)
     for (context *c = ms__contexts(); c; c = c->next) {
         if (gave_up) ms__unit_drop_pending(c);
         if (!c->in_backward) {
-            if (outermost && ms__run_has_units(run)) c->n_order = 0;    // it ended before it came to them
+            if (outermost && ms__run_has_units(run)) c->n_order = 0;  // it ended before it came to them
             continue;
         }
         if (outermost) ms__unit_drop_reduction(&c->reducing);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // unit_script.c -- what scripts need of units beside the schedule: parameters' parts and wholes, names, stand-ins
 // for sharded gradients and copies, and the owner that a script's collector releases.
 #include <stdio.h>
@@ -24,7 +25,8 @@ ms_tensor *ms__unit_local(ms_tensor *t)
     return p->local;
 }
 
-// Wholes that no backward needs are stale now. They go at once: a script that reads or changes them then meets a sharded parameter.
+// Wholes that no backward needs are stale now. They go at once: a script that reads or changes them then meets a
+// sharded parameter.
 void ms__unit_stepped(ms_tensor *t)
 {
     unit_param *p = t->unit_param;
@@ -80,8 +82,17 @@ ms_status ms_unit_shard_info(ms_id id, ms_shard_info *out)
 {
     unit_param *p = managed(id);
     if (!p) return (ms_status)ms_error_code();
-    *out = (ms_shard_info){ .unit = p->owner->handle, .layout = (int)(p->owner->layout - ms__layouts), .world = p->owner->world,
-                            .rank = p->owner->rank, .dtype = p->dtype, .dim = p->dim, .first = p->first, .here = p->here, .rows = p->rows, .row_numel = p->row_numel, .outer = p->outer };
+    *out = (ms_shard_info) { .unit = p->owner->handle,
+                             .layout = (int)(p->owner->layout - ms__layouts),
+                             .world = p->owner->world,
+                             .rank = p->owner->rank,
+                             .dtype = p->dtype,
+                             .dim = p->dim,
+                             .first = p->first,
+                             .here = p->here,
+                             .rows = p->rows,
+                             .row_numel = p->row_numel,
+                             .outer = p->outer };
     return MS_OK;
 }
 
@@ -93,7 +104,8 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
     size_t esz = (size_t)ms__dtype_size(part->dtype);
     // rows: every rank has `chunk` rows, padded. flat: the ranks' pieces of p differ in size and place, so each sends
     // its piece in a block as long as p, at the place where it belongs.
-    // The whole of what is offloaded: beside the parts it is made of, or (flat) on the device, where a state dict has it.
+    // The whole of what is offloaded: beside the parts it is made of, or (flat) on the device, where a state dict has
+    // it.
     bool rows = u->layout == &ms__layouts[MS_LAYOUT_ROWS];
     int where = rows ? u->home : u->device;
     int64_t block = rows ? p->outer * p->chunk * p->row_numel : p->rows;
@@ -113,23 +125,32 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
         ms__release(dst);
         if (rows && st == MS_OK) {
             size_t line = (size_t)(p->chunk * p->row_numel) * esz;
-            ms_piece piece = { .out_stride = line, .bytes = (size_t)block * esz, .total = (size_t)out->numel * esz,
-                               .line = p->dim > 0 ? line : 0, .out_line = (size_t)(p->rows * p->row_numel) * esz };
-            st = ms__all_gather_pieces(u->group, out->storage, packed->storage, 1, &piece, part->dtype, MS_STREAM_COMPUTE, u->name, NULL);
+            ms_piece piece = { .out_stride = line,
+                               .bytes = (size_t)block * esz,
+                               .total = (size_t)out->numel * esz,
+                               .line = p->dim > 0 ? line : 0,
+                               .out_line = (size_t)(p->rows * p->row_numel) * esz };
+            st = ms__all_gather_pieces(u->group, out->storage, packed->storage, 1, &piece, part->dtype,
+                                       MS_STREAM_COMPUTE, u->name, NULL);
         } else if (st == MS_OK) {
             ms_tensor *all;
             int64_t n = block * u->world;
             st = ms__tensor_new(&all, part->dtype, u->home, 1, &n, "full_tensor");
             if (st == MS_OK) {
-                ms_piece piece = { .out_stride = (size_t)block * esz, .bytes = (size_t)block * esz, .total = (size_t)n * esz };
-                st = ms__all_gather_pieces(u->group, all->storage, packed->storage, 1, &piece, part->dtype, MS_STREAM_COMPUTE, u->name, NULL);
+                ms_piece piece = { .out_stride = (size_t)block * esz,
+                                   .bytes = (size_t)block * esz,
+                                   .total = (size_t)n * esz };
+                st = ms__all_gather_pieces(u->group, all->storage, packed->storage, 1, &piece, part->dtype,
+                                           MS_STREAM_COMPUTE, u->name, NULL);
                 int64_t each = (int64_t)(u->shard_bytes / (size_t)ms__dtype_size(p->dtype));
                 int64_t begin = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low));
                 for (int r = 0; st == MS_OK && r < u->world; r++) {
                     int64_t from = r * each > begin ? r * each - begin : 0, to = (r + 1) * each - begin;
                     if (to > block) to = block;
                     if (to > from)
-                        st = ms__move(where, (char *)ms__data(out) + (size_t)from * esz, u->home, (char *)ms__data(all) + (size_t)(r * block + from) * esz, (size_t)(to - from) * esz);
+                        st = ms__move(where, (char *)ms__data(out) + (size_t)from * esz, u->home,
+                                      (char *)ms__data(all) + (size_t)(r * block + from) * esz,
+                                      (size_t)(to - from) * esz);
                 }
                 ms__release(all);
             }
@@ -157,7 +178,7 @@ ms_id ms_unit_full_grad(ms_id id)
     ms_tensor *g = p->local->leaf ? p->local->leaf->grad : NULL, *copy;
     if (!g) return 0;
     if (!g->unreduced) return ms__unit_gather_whole(p, g);
-    if (ms__tensor_like(&copy, g, "summon_full_params") != MS_OK) return 0;       // whole, and of this rank alone
+    if (ms__tensor_like(&copy, g, "summon_full_params") != MS_OK) return 0;  // whole, and of this rank alone
     if (ms__copy(copy, g) == MS_OK) return ms__name(copy);
     ms__release(copy);
     return 0;
@@ -169,9 +190,15 @@ ms_status ms_unit_check_reduced(ms_id id)
     if (!t) return (ms_status)ms_error_code();
     const unit_param *p = t->unit_param;
     const unit *u = p ? p->owner : NULL;
-    if (!p || (!ms__unit_unreduced(t) && !p->pending && !u->partial && !(u->context && u->context->reducing.owner == u))) return MS_OK;
-    return ms__fail(MS_ESTATE, "unscale_: gradients of parameter '%s' wait to be reduced, and would stay scaled: they come from a backward inside no_sync, "
-                    "without gradient sync or all-reduce, or that was not the last one; run one that reduces them first", t->name ? t->name : "?");
+    if (!p ||
+        (!ms__unit_unreduced(t) && !p->pending && !u->partial && !(u->context && u->context->reducing.owner == u)))
+        return MS_OK;
+    return ms__fail(
+        MS_ESTATE,
+        "unscale_: gradients of parameter '%s' wait to be reduced, and would stay scaled: they come from a backward "
+        "inside no_sync, "
+        "without gradient sync or all-reduce, or that was not the last one; run one that reduces them first",
+        t->name ? t->name : "?");
 }
 
 // ---- names, stand-ins, owners -----------------------------------------------------------------
@@ -199,7 +226,7 @@ ms_id ms_unit_stand_in(ms_id id, int dtype)
         return 0;
     }
     ms_tensor *s = ms__tensor_on(p->owner->full, dtype, p->ndim, p->shape, 0);
-    s->sharded = true;                      // its views would read other bytes: every operator refuses it
+    s->sharded = true;  // its views would read other bytes: every operator refuses it
     s->name = t->name;
     return ms__name(s);
 }
@@ -214,7 +241,8 @@ ms_id ms_unit_gather_like(ms_id id, ms_id part_id)
         return 0;
     }
     if (part->numel != p->local->numel) {
-        ms__fail(MS_EINVAL, "full_tensor: %s is not laid out like this rank's part of '%s', %s", ms__tensor_text(part), t->name ? t->name : "?", ms__tensor_text(p->local));
+        ms__fail(MS_EINVAL, "full_tensor: %s is not laid out like this rank's part of '%s', %s", ms__tensor_text(part),
+                 t->name ? t->name : "?", ms__tensor_text(p->local));
         return 0;
     }
     if (ms__storage_sync(part->storage, false) != MS_OK) return 0;

@@ -1,4 +1,6 @@
-// unit_summon.c -- what scripts do with whole parameters: changes that they make in place are kept, and fsdp.FSDP shows wholes for reading and writing.
+// SPDX-License-Identifier: MIT
+// unit_summon.c -- what scripts do with whole parameters: changes that they make in place are kept, and fsdp.FSDP shows
+// wholes for reading and writing.
 #include <stdio.h>
 
 #include "device.h"
@@ -15,12 +17,14 @@ int ms_unit_is_idle(double handle)
 
 ms_tensor *ms__unit_part(const unit_param *p, ms_tensor *whole)
 {
-    int64_t one = 1;                        // elements of the flat layout are contiguous
+    int64_t one = 1;  // elements of the flat layout are contiguous
     bool line = p->owner->layout == &ms__layouts[MS_LAYOUT_FLAT] && p->local->ndim == 1;
-    return ms__tensor_view(whole, p->local->ndim, p->local->shape, line ? &one : whole->stride, whole->offset + p->first * p->row_numel);
+    return ms__tensor_view(whole, p->local->ndim, p->local->shape, line ? &one : whole->stride,
+                           whole->offset + p->first * p->row_numel);
 }
 
-// The elements of `now` that differ from p's part, where both have been rounded to the gathered dtype: the others keep their digits.
+// The elements of `now` that differ from p's part, where both have been rounded to the gathered dtype: the others keep
+// their digits.
 static ms_status merge(unit_param *p, ms_tensor *part)
 {
     int ndim = p->local->ndim, home = p->owner->home;
@@ -47,11 +51,17 @@ static ms_status keep(unit_param *p)
 {
     const char *name = p->param->name ? p->param->name : "?";
     if (p->owner->shard_seen != ms__unit_shard_versions(p->owner))
-        return ms__fail(MS_ESTATE, "fsdp: parameter '%s' was changed in place while it was whole, and so was the shard that the whole was gathered from: "
-                        "one of the changes would be lost; change one of the two, and call reshard() before the other", name);
+        return ms__fail(MS_ESTATE,
+                        "fsdp: parameter '%s' was changed in place while it was whole, and so was the shard that the "
+                        "whole was gathered from: "
+                        "one of the changes would be lost; change one of the two, and call reshard() before the other",
+                        name);
     if (p->extended)
-        return ms__fail(MS_ESTATE, "fsdp: parameter '%s' was changed in place while it was whole: an all-gather extension made the whole, so the change "
-                        "cannot be kept; change its to_local()", name);
+        return ms__fail(MS_ESTATE,
+                        "fsdp: parameter '%s' was changed in place while it was whole: an all-gather extension made "
+                        "the whole, so the change "
+                        "cannot be kept; change its to_local()",
+                        name);
     if (p->here == 0) return MS_OK;
     ms_tensor *part = ms__unit_part(p, p->whole);
     ms_status st = p->low == p->dtype ? ms__copy(p->local, part) : merge(p, part);
@@ -59,8 +69,8 @@ static ms_status keep(unit_param *p)
     return st;
 }
 
-// The whole is what the script sees, so the shard follows it before anything reads the shard or lets the whole go. The engine's own
-// copies count as no change: a backward goes on with what its forward has computed with.
+// The whole is what the script sees, so the shard follows it before anything reads the shard or lets the whole go. The
+// engine's own copies count as no change: a backward goes on with what its forward has computed with.
 void ms__unit_keep(unit *u)
 {
     if (!u->gathered || u->in_place || u->concealed || u->summoning) return;
@@ -109,20 +119,26 @@ ms_status ms_unit_summon(double handle, int show)
 {
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
-    if (!ms_unit_is_idle(handle)) return ms__fail(MS_ESTATE, "Cannot manually unshard parameters during forward/backward");
-    if ((u->device & 0xff) == MS_META) return ms__fail(MS_ESTATE, "summon_full_params: the parameters of unit '%s' are on meta", u->name);
+    if (!ms_unit_is_idle(handle))
+        return ms__fail(MS_ESTATE, "Cannot manually unshard parameters during forward/backward");
+    if ((u->device & 0xff) == MS_META)
+        return ms__fail(MS_ESTATE, "summon_full_params: the parameters of unit '%s' are on meta", u->name);
     ms__unit_keep(u);
     for (int j = 0; j < u->n; j++) u->params[j].seen = u->params[j].param->version->count;
     u->was_whole = u->gathered && !u->casts;
     u->was_concealed = u->was_whole && u->concealed;
     if (u->casts && u->n) {
-        ms__unit_shard(u);                  // the copy in low precision would not show what is written
-        ms_piece piece = { .out_stride = u->shard_bytes, .bytes = u->shard_bytes, .total = u->shard_bytes * (size_t)u->world };
+        ms__unit_shard(u);  // the copy in low precision would not show what is written
+        ms_piece piece = { .out_stride = u->shard_bytes,
+                           .bytes = u->shard_bytes,
+                           .total = u->shard_bytes * (size_t)u->world };
         MS_TRY(ms__storage_new(&u->summoned, u->device, piece.total, "summon_full_params"));
         ms_status st = ms__storage_sync(u->shard, false);
-        if (st == MS_OK && u->world == 1) st = ms__move(u->summoned->device, u->summoned->data, u->shard->device, u->shard->data, u->shard_bytes);
+        if (st == MS_OK && u->world == 1)
+            st = ms__move(u->summoned->device, u->summoned->data, u->shard->device, u->shard->data, u->shard_bytes);
         else if (st == MS_OK)
-            st = ms__all_gather_pieces(u->group, u->summoned, u->shard, 1, &piece, u->params[0].dtype, MS_STREAM_COMPUTE, u->name, NULL);
+            st = ms__all_gather_pieces(u->group, u->summoned, u->shard, 1, &piece, u->params[0].dtype,
+                                       MS_STREAM_COMPUTE, u->name, NULL);
         if (st != MS_OK) {
             ms__storage_release(u->summoned);
             u->summoned = NULL;
@@ -173,7 +189,7 @@ ms_status ms_unit_unsummon(double handle, int writeback)
     ms_status st = writeback && (u->summoned || !u->in_place) ? write_back(u) : MS_OK;
     u->summoning = false;
     bool discards = !writeback && !u->in_place;
-    for (int j = 0; j < u->n; j++) {        // what is discarded was no change
+    for (int j = 0; j < u->n; j++) {  // what is discarded was no change
         unit_param *p = &u->params[j];
         if (discards) p->param->version->count = p->seen;
         p->seen = p->param->version->count;
@@ -183,10 +199,10 @@ ms_status ms_unit_unsummon(double handle, int writeback)
         ms__unit_show(u, false);
         ms__storage_release(u->summoned);
         u->summoned = NULL;
-    } else if (!u->was_whole || discards) {         // on all ranks, though the script may have written on one
+    } else if (!u->was_whole || discards) {  // on all ranks, though the script may have written on one
         ms__unit_shard(u);
     } else {
-        ms__unit_show(u, !u->was_concealed);        // in view again where they were not shown
+        ms__unit_show(u, !u->was_concealed);  // in view again where they were not shown
         u->concealed = u->was_concealed;
     }
     return st;

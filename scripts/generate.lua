@@ -1,4 +1,5 @@
 #!/usr/bin/env luajit
+-- SPDX-License-Identifier: MIT
 --- Lets a trained model write: luajit scripts/generate.lua --from RUN --prompt TEXT
 local here = arg[0]:match "^(.*)/[^/]*$" or "."
 package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, package.path)
@@ -7,13 +8,16 @@ local cli = require "moonshard.cli"
 
 local given = cli.parse("generate", "Lets a model that scripts/train trained write.", {
   { "from", "path", nil, "folder of a run, or a checkpoint" },
-  { "prompt", "text", nil, "what the text begins with (a newline); for a model of token files, ids with blanks between" },
+  { "prompt", "text", nil,
+  "what the text begins with (a newline); for a model of token files, ids with blanks between" },
   { "length", "count", 500, "tokens to write" },
   { "temperature", "number", 0.8, "0: always the likeliest token" },
   { "seed", "whole", 1, "of the draws" },
 }, arg)
 if not given.from then cli.stop("generate", "--from is missing: a run's folder or a checkpoint") end
-if given.temperature and given.temperature < 0 then cli.stop("generate", "--temperature %g is below 0", given.temperature) end
+if given.temperature and given.temperature < 0 then
+  cli.stop("generate", "--temperature %g is below 0", given.temperature)
+end
 
 local GPT = require "moonshard.models.gpt"
 local checkpoints = require "moonshard.run_checkpoint"
@@ -25,7 +29,8 @@ if not file then cli.stop("generate", "--from: %s", err) end
 local ok, checkpoint = pcall(checkpoints.open, file)
 if not ok then cli.stop("generate", "--from: %s", checkpoint) end
 local c = checkpoint.config
-local model = GPT { vocab = c.vocab, context = c.context, layers = c.layers, heads = c.heads, dim = c.dim, position = c.position, tie = false }
+local model = GPT { vocab = c.vocab, context = c.context, layers = c.layers, heads = c.heads, dim = c.dim,
+  position = c.position, tie = false }
 checkpoint:load_model(model)
 checkpoint:close()
 if not checkpoints.finite(model) then cli.stop("generate", "--from: the weights of '%s' are not finite", file) end
@@ -39,7 +44,8 @@ else
   for word in (given.prompt or ""):gmatch "%S+" do
     local id = tonumber(word)
     if not id or id % 1 ~= 0 or id < 0 or id >= c.vocab then
-      cli.stop("generate", "--prompt: '%s' is no token id from 0 to %d, and this model was trained on token files", word, c.vocab - 1)
+      cli.stop("generate", "--prompt: '%s' is no token id from 0 to %d, and this model was trained on token files",
+        word, c.vocab - 1)
     end
     prompt[#prompt + 1] = id
   end

@@ -1,8 +1,10 @@
 #!/usr/bin/env luajit
+-- SPDX-License-Identifier: MIT
 --- Trains a byte-level GPT, its parameters, gradients and optimizer state sharded over the ranks:
 ---   luajit scripts/train.lua                  alone
 ---   mpirun -n 2 luajit scripts/train.lua      over two ranks; scripts/train does this and sets up first
---- Same seed and ranks, same losses, to the bit; other numbers of ranks train on the same sequences from the same weights.
+--- Same seed and ranks, same losses, to the bit; other numbers of ranks train on the same sequences from the same
+--- weights.
 local here = arg[0]:match "^(.*)/[^/]*$" or "."
 package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, package.path)
 
@@ -20,7 +22,8 @@ local OPTIONS = {
   { "layers", "count", 4, "blocks" },
   { "heads", "count", 4, "attention heads" },
   { "dim", "count", 128, "size of the residual stream" },
-  { "position", cli.one_of("alibi", "learned"), "alibi", "how the model tells places: by distance, or by a table it learns" },
+  { "position", cli.one_of("alibi", "learned"), "alibi",
+  "how the model tells places: by distance, or by a table it learns" },
   { "dropout", "share", 0, "share of activations that training drops" },
   { "lr", "positive", 3e-3, "highest learning rate" },
   { "warmup", "whole", 50, "steps of linear warm-up, before the cosine" },
@@ -35,15 +38,18 @@ local OPTIONS = {
   { "out", "path", nil, "folder of the run (a new one in runs/)" },
   { "save", "path", nil, "a number K: a checkpoint every K steps; a path: the last checkpoint goes there" },
   { "resume", "path", nil, "go on from a checkpoint, or from the latest one of a run's folder" },
-  { "from", "path", nil, "fine-tune the weights of a checkpoint, or of the latest one of a run's folder: a run of its own on other --data" },
-  { "nan", cli.one_of("stop", "continue"), "stop", "after three losses in a row that are not finite: end with status 1, or continue" },
+  { "from", "path", nil,
+  "fine-tune the weights of a checkpoint, or of the latest one of a run's folder: a run of its own on other --data" },
+  { "nan", cli.one_of("stop", "continue"), "stop",
+  "after three losses in a row that are not finite: end with status 1, or continue" },
   { "stop", "count", nil, "end after this step, as if interrupted, with a checkpoint" },
   { "eval-every", "whole", nil, "steps between validations; 0: only at the end (a quarter of --steps)" },
   { "sample", "whole", 500, "tokens the model writes at the end, a fifth of them at each validation" },
   { "temperature", "positive", 0.8, "of the samples" },
 }
 -- What a checkpoint keeps and a resumed run takes over unless told otherwise; of these, the model's shape is fixed.
-local KEPT = { "steps", "batch", "accumulate", "context", "layers", "heads", "dim", "position", "dropout", "lr", "warmup", "min-lr", "weight-decay",
+local KEPT = { "steps", "batch", "accumulate", "context", "layers", "heads", "dim", "position", "dropout", "lr",
+  "warmup", "min-lr", "weight-decay",
   "beta2", "clip", "seed", "dtype", "data", "vocab", "train-tokens", "data-fingerprint" }
 local SHAPE = { "context", "layers", "heads", "dim", "position" }
 
@@ -91,7 +97,8 @@ local function resolve(resumed, tuned)
   config["eval-every"] = given["eval-every"] or math.max(1, math.floor(config.steps / 4))
   if config.dim % config.heads ~= 0 then stop("--dim %d is no multiple of --heads %d", config.dim, config.heads) end
   if resumed and resumed.step >= config.steps then
-    stop("'%s' is after step %d of %d: nothing is left to do (--from trains its weights in a new run)", resumed.path, resumed.step, config.steps)
+    stop("'%s' is after step %d of %d: nothing is left to do (--from trains its weights in a new run)", resumed.path,
+      resumed.step, config.steps)
   end
   return config
 end
@@ -105,7 +112,9 @@ if ms.default_device() == "meta" then stop "--device: tensors on meta have no va
 local save_every, save_path = tonumber(config.save), config.save
 if save_every then
   save_path = nil
-  if save_every < 1 or save_every % 1 ~= 0 then stop("--save %s is neither a number of steps nor a path", config.save) end
+  if save_every < 1 or save_every % 1 ~= 0 then
+    stop("--save %s is neither a number of steps nor a path", config.save)
+  end
 elseif save_path and lfs.attributes(save_path, "mode") == "directory" then
   stop("--save %s: is a folder", save_path)
 elseif save_path and lfs.attributes(save_path:match "^(.*/)[^/]*$" or ".", "mode") ~= "directory" then
@@ -120,7 +129,8 @@ end
 dist.init()
 local rank, world = dist.rank(), dist.world_size()
 if config.batch < world * config.accumulate then
-  stop("--batch %d gives %d ranks with --accumulate %d less than a sequence each", config.batch, world, config.accumulate)
+  stop("--batch %d gives %d ranks with --accumulate %d less than a sequence each", config.batch, world,
+    config.accumulate)
 end
 local found, corpus = pcall(data.corpus, config.data)
 if not found then stop("--data: %s", (tostring(corpus):gsub("^corpus: ", ""))) end
@@ -130,7 +140,8 @@ end
 if config.batch > corpus.train_count then
   stop("--batch %d is more than the %d training tokens", config.batch, corpus.train_count)
 end
-config.vocab, config["train-tokens"], config["data-fingerprint"] = corpus.vocab, corpus.train_count, corpus:fingerprint()
+config.vocab, config["train-tokens"], config["data-fingerprint"] = corpus.vocab, corpus.train_count,
+  corpus:fingerprint()
 if tuned and tuned.config.vocab ~= corpus.vocab then
   stop("--data: a vocabulary of %d, '%s' was trained with %d", corpus.vocab, tuned.path, tuned.config.vocab)
 end
@@ -139,14 +150,18 @@ if resumed then                         -- the same steps on other data would be
   local other = had.vocab ~= corpus.vocab or had["train-tokens"] ~= corpus.train_count
     or had["data-fingerprint"] and had["data-fingerprint"] ~= config["data-fingerprint"]
   local function told(list, tokens)
-    return ("'%s' (%d training tokens)"):format(table.concat(type(list) == "table" and list or { tostring(list) }, "', '"), tokens)
+    return ("'%s' (%d training tokens)"):format(table.concat(type(list) == "table" and list or { tostring(list) },
+      "', '"), tokens)
   end
   if other then
-    stop("--resume: '%s' was trained on %s, and the data now is %s%s; --from trains its weights on other data", resumed.path,
-      told(had.data, had["train-tokens"]), told(config.data, corpus.train_count), given.data and "" or ", which has changed since")
+    stop("--resume: '%s' was trained on %s, and the data now is %s%s; --from trains its weights on other data",
+      resumed.path,
+      told(had.data, had["train-tokens"]), told(config.data, corpus.train_count), given.data and ""
+        or ", which has changed since")
   end
 end
-local batches = data.batches(corpus, { context = config.context, batch = config.batch, seed = config.seed, rank = rank, world = world })
+local batches = data.batches(corpus, { context = config.context, batch = config.batch, seed = config.seed, rank = rank,
+  world = world })
 
 -- ---- model, sharding, optimizer --------------------------------------------------------------------
 
@@ -159,7 +174,8 @@ local numbers = 0
 for _, p in ipairs(model:parameters()) do numbers = numbers + p:numel() end
 
 -- Each block is a unit: gathered before its forward and backward, and scattered again behind them.
-local precision = config.dtype ~= "float32" and fsdp.MixedPrecisionPolicy { param_dtype = config.dtype, reduce_dtype = "float32" } or nil
+local precision = config.dtype ~= "float32" and fsdp.MixedPrecisionPolicy { param_dtype = config.dtype,
+  reduce_dtype = "float32" } or nil
 for _, block in ipairs(model.blocks) do fsdp.fully_shard(block, { mp_policy = precision }) end
 fsdp.fully_shard(model, { mp_policy = precision })
 
@@ -181,12 +197,14 @@ elseif tuned then
   tuned:load_model(model)
   tuned:close()
 end
-local schedule = optim.lr_scheduler.cosine(optimizer, { steps = math.max(config.steps, config.warmup), warmup = config.warmup, min_factor = config["min-lr"] })
+local schedule = optim.lr_scheduler.cosine(optimizer, { steps = math.max(config.steps, config.warmup),
+  warmup = config.warmup, min_factor = config["min-lr"] })
 schedule:load_state_dict { step = first, base_lrs = { config.lr, config.lr } }
 
 -- ---- the run's folder and what is printed ------------------------------------------------------------
 
-local config_out = { ranks = world, threads = ms.num_threads(), parameters = numbers, ["validation-tokens"] = corpus.validation_count }
+local config_out = { ranks = world, threads = ms.num_threads(), parameters = numbers,
+  ["validation-tokens"] = corpus.validation_count }
 for name, value in pairs(config) do config_out[name] = value end      -- order does not matter: written sorted
 local folder = run_folder.none()
 if rank == 0 then
@@ -200,10 +218,12 @@ local function say(format, ...) bar:say(format:format(...)) end
 local unit = corpus.kind == "text" and "byte" or "token"
 
 local function s(n) return n == 1 and "" or "s" end
-say("GPT of %.2f M parameters: %d layer%s of %d, %d head%s, context %d; %d rank%s, %s", numbers / 1e6, config.layers, s(config.layers), config.dim,
+say("GPT of %.2f M parameters: %d layer%s of %d, %d head%s, context %d; %d rank%s, %s", numbers / 1e6, config.layers,
+  s(config.layers), config.dim,
   config.heads, s(config.heads), config.context, world, s(world), config.dtype)
 say("text: %d file%s, %d %ss to train on, %d to validate; a step has %d sequence%s of %d", #corpus.documents,
-  s(#corpus.documents), corpus.train_count, unit, corpus.validation_count, config.batch, s(config.batch), config.context)
+  s(#corpus.documents), corpus.train_count, unit, corpus.validation_count, config.batch, s(config.batch),
+    config.context)
 if folder.note then say("%s: the run goes to your home folder", folder.note) end
 if rank == 0 then say("run: %s%s", folder.path, resumed and (", from step %d of %s"):format(first, resumed.path)
   or tuned and (", with the weights of %s"):format(tuned.path) or "") end
@@ -304,7 +324,8 @@ end
 
 local function after_first_step() return trained_from and ms.time() - trained_from or 0 end
 
-fsdp.catch_checkpoint_signals()         -- SIGUSR1: a checkpoint, and go on; SIGUSR2: a checkpoint, and end with status 75
+-- SIGUSR1: a checkpoint, and go on; SIGUSR2: a checkpoint, and end with status 75
+fsdp.catch_checkpoint_signals()
 cli.run("train", function()
   for step in ms.steps(last, { from = first + 1 }) do
     step_now = step
@@ -325,7 +346,8 @@ cli.run("train", function()
       end_unfinished(1, "the loss was not finite in steps %d to %d: ended without a checkpoint; the metrics are in %s (--nan continue goes on)",
         step - NAN_STEPS + 1, step, folder.path)
     end
-    if bar:wants(step, now) then bar:step(step, now, ("loss %.4f  lr %.2e  norm %.2f  %.1f K tokens/s  %.0f s left"):format(loss, lr, norm, rate / 1e3,
+    if bar:wants(step, now) then bar:step(step, now, (
+      "loss %.4f  lr %.2e  norm %.2f  %.1f K tokens/s  %.0f s left"):format(loss, lr, norm, rate / 1e3,
       (now - trained_from) / (step - first) * (last - step))) end
     local final = step == last
     if corpus.validation_count > 0 and (final or config["eval-every"] > 0 and step % config["eval-every"] == 0) then
@@ -334,14 +356,17 @@ cli.run("train", function()
       if not final then
         say("step %d: validation %.4f nats/%s after %.1f s", step, value, unit, after_first_step())
         local n = math.floor(config.sample / 5)
-        if n > 0 and is_finite(value) then say("  writes: %s", (text.printable(write_sample(step, n)):gsub("%s+", " "))) end
+        if n > 0 and is_finite(value) then
+          say("  writes: %s", (text.printable(write_sample(step, n)):gsub("%s+", " ")))
+        end
       end
     end
     local wanted = fsdp.checkpoint_wanted()
     if wanted and not final then
       local where = save_if_finite(step)
       if where then say("step %d: checkpoint: %s", step, where) end
-      if wanted == "stop" then end_unfinished(where and 75 or 1) end      -- 75, sysexits' "try again later": --resume goes on from here
+      -- 75, sysexits' "try again later": --resume goes on from here
+      if wanted == "stop" then end_unfinished(where and 75 or 1) end
     elseif save_every and step % save_every == 0 and not final then
       save_if_finite(step)
     end
@@ -356,7 +381,8 @@ cli.run("train", function()
       counted and (" (an order-5 count model of the same split: %.4f)"):format(counted) or "", trained)
   end
   if not checkpoints.finite(model) then
-    end_unfinished(config.nan == "stop" and 1 or 0, "the weights are not finite after step %d: no checkpoint and no samples; the metrics are in %s",
+    end_unfinished(config.nan == "stop" and 1 or 0,
+      "the weights are not finite after step %d: no checkpoint and no samples; the metrics are in %s",
       last, folder.path)
   end
   local where = save(last, save_path)
@@ -371,5 +397,6 @@ cli.run("train", function()
   end
   say("checkpoint: %s; %.1f s in all", where, ms.time() - started)
 end, function()
-  return ("in step %d of %d%s"):format(step_now, config.steps, folder.path and "; its metrics are in " .. folder.path or "")
+  return ("in step %d of %d%s"):format(step_now, config.steps, folder.path and "; its metrics are in " .. folder.path
+    or "")
 end)

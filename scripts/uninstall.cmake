@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # What the target `uninstall` runs: removes what the last `cmake --install` of the folder BUILD installed, file by file, and the
 # folders that it had made, as far as they are empty. DESTDIR counts as it does for `cmake --install`.
 set(manifest ${BUILD}/install_manifest.txt)

@@ -1,5 +1,6 @@
---- Every name of the API contract, section by section, as data: a name that is missing fails, and so does a name that is
---- there although the list `soon` still excuses it. Beside names, the options that a function accepts, by asking it.
+-- SPDX-License-Identifier: MIT
+--- Every name of the API contract, section by section, as data: a name that is missing fails, and so does a name that
+--- is there although the list `soon` still excuses it. Beside names, the options that a function accepts, by asking it.
 local ms = require "moonshard"
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 
@@ -40,54 +41,73 @@ end
 local sections = {
   { "entry", "", [[nn dist fsdp optim amp data testing warn log catch_warnings sorted_pairs]] },
   { "making tensors", "", [[
-    tensor empty zeros ones rand randn full arange randint eye empty_like zeros_like ones_like rand_like randn_like full_like
+    tensor empty zeros ones rand randn full arange randint eye empty_like zeros_like ones_like rand_like randn_like
+    full_like
     from_pointer deepcopy cat stack where sparse_coo is_tensor Tensor ]] },
   { "dtypes and devices", "", [[
     default_dtype set_default_dtype default_device set_default_device with_device
     cuda.is_available cuda.why_unavailable cuda.device_count cuda.current_device cuda.set_device cuda.synchronize]] },
   { "tensor methods", "Tensor:", [[
-    size numel stride is_contiguous data_ptr item tolist clone detach contiguous to float double half bfloat16 long zero_ fill_ copy_
-    view reshape flatten transpose t permute narrow select split chunk expand squeeze unsqueeze tile index_select gather scatter_
-    masked_fill tril triu isa add sub mul div pow add_ sub_ mul_ div_ pow_ matmul relu gelu silu tanh sigmoid exp log sqrt rsqrt abs clamp
-    sum mean prod all any std var max min norm softmax log_softmax logsumexp cumsum argmax eq ne lt le gt ge isfinite isnan allclose equal
+    size numel stride is_contiguous data_ptr item tolist clone detach contiguous to float double half bfloat16 long
+    zero_ fill_ copy_
+    view reshape flatten transpose t permute narrow select split chunk expand squeeze unsqueeze tile index_select
+    gather scatter_
+    masked_fill tril triu isa add sub mul div pow add_ sub_ mul_ div_ pow_ matmul relu gelu silu tanh sigmoid exp log
+    sqrt rsqrt abs clamp
+    sum mean prod all any std var max min norm softmax log_softmax logsumexp cumsum argmax eq ne lt le gt ge isfinite
+    isnan allclose equal
     backward requires_grad_ register_hook register_post_accumulate_grad_hook keep release is_released extend]] },
   { "operators", "Tensor.", [[__add __sub __mul __div __pow __unm __lt __le __tostring]] },
   { "autograd", "", [[
     grad no_grad enable_grad is_grad_enabled Function checkpoint testing.assert_close testing.gradcheck scope steps]] },
   { "random numbers, files, memory", "", [[manual_seed save load memory_stats reset_peak_memory_stats]] },
   { "modules", "nn.Module:", [[
-    extend parameters named_parameters named_modules named_children named_buffers modules children buffers train eval zero_grad to
-    to_empty apply requires_grad_ state_dict load_state_dict register_buffer register_parameter register_forward_pre_hook
+    extend parameters named_parameters named_modules named_children named_buffers modules children buffers train eval
+    zero_grad to
+    to_empty apply requires_grad_ state_dict load_state_dict register_buffer register_parameter
+    register_forward_pre_hook
     register_forward_hook register_full_backward_hook get_submodule get_parameter class_name isa]] },
   { "layers", "nn.", [[
-    Module Parameter Sequential ModuleList ModuleDict Linear Embedding LayerNorm RMSNorm BatchNorm1d BatchNorm2d Conv2d Dropout Identity
-    ReLU GELU SiLU Tanh Sigmoid MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer Transformer CrossEntropyLoss MSELoss
+    Module Parameter Sequential ModuleList ModuleDict Linear Embedding LayerNorm RMSNorm BatchNorm1d BatchNorm2d Conv2d
+    Dropout Identity
+    ReLU GELU SiLU Tanh Sigmoid MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer Transformer
+    CrossEntropyLoss MSELoss
     DDP DDP:no_sync DDP:register_comm_hook utils.clip_grad_norm_
-    Sequential:append Sequential:insert ModuleList:append ModuleList:insert Linear:reset_parameters Embedding:reset_parameters
+    Sequential:append Sequential:insert ModuleList:append ModuleList:insert Linear:reset_parameters
+    Embedding:reset_parameters
     LayerNorm:reset_parameters]] },
   { "functions", "nn.F.", [[
-    linear relu gelu silu tanh sigmoid softmax log_softmax dropout embedding layer_norm rms_norm batch_norm conv2d cross_entropy mse_loss
+    linear relu gelu silu tanh sigmoid softmax log_softmax dropout embedding layer_norm rms_norm batch_norm conv2d
+    cross_entropy mse_loss
     scaled_dot_product_attention]] },
   { "initialisation", "nn.init.", [[
     normal_ uniform_ trunc_normal_ xavier_uniform_ kaiming_uniform_ zeros_ ones_ constant_]] },
   { "dist", "dist.", [[
-    init rank world_size local_rank default_group is_initialized barrier finalize new_group self_group all_reduce all_gather reduce_scatter
-    broadcast reduce gather scatter all_to_all send recv all_gather_object broadcast_object set_debug_level debug_level record
+    init rank world_size local_rank default_group is_initialized barrier finalize new_group self_group all_reduce
+    all_gather reduce_scatter
+    broadcast reduce gather scatter all_to_all send recv all_gather_object broadcast_object set_debug_level debug_level
+    record
     init_device_mesh mesh_from_group]] },
   { "fsdp", "fsdp.", [[
-    FSDP FSDP:check_is_root FSDP:register_comm_hook FSDP:no_sync FSDP:clip_grad_norm_ CPUOffload MixedPrecision fsdp_modules
+    FSDP FSDP:check_is_root FSDP:register_comm_hook FSDP:no_sync FSDP:clip_grad_norm_ CPUOffload MixedPrecision
+    fsdp_modules
     summon_full_params state_dict load_state_dict optim_state_dict load_optim_state_dict save load
-    wrap.module_wrap_policy wrap.size_based_auto_wrap_policy wrap.transformer_auto_wrap_policy wrap.lambda_auto_wrap_policy
+    wrap.module_wrap_policy wrap.size_based_auto_wrap_policy wrap.transformer_auto_wrap_policy
+    wrap.lambda_auto_wrap_policy
     wrap.custom_policy wrap.always_wrap_policy wrap.or_policy wrap.enable_wrap wrap.wrap
     comm_hooks.allreduce_hook comm_hooks.reduce_scatter_hook comm_hooks.fp16_compress_hook comm_hooks.bf16_compress_hook
     comm_hooks.DefaultState comm_hooks.LowPrecisionState
-    fully_shard FSDPModule MixedPrecisionPolicy CPUOffloadPolicy Shard Replicate register_fsdp_forward_method check_sharded_parity record]] },
+    fully_shard FSDPModule MixedPrecisionPolicy CPUOffloadPolicy Shard Replicate register_fsdp_forward_method
+    check_sharded_parity record]] },
   { "modules of fully_shard", "fsdp.FSDPModule:", [[
     unshard reshard set_requires_gradient_sync set_is_last_backward set_reshard_after_forward set_reshard_after_backward
-    set_requires_all_reduce set_modules_to_forward_prefetch set_modules_to_backward_prefetch set_gradient_divide_factor set_all_reduce_hook]] },
+    set_requires_all_reduce set_modules_to_forward_prefetch set_modules_to_backward_prefetch
+    set_gradient_divide_factor set_all_reduce_hook]] },
   { "amp", "amp.", [[
-    GradScaler ShardedGradScaler autocast GradScaler:scale GradScaler:unscale_ GradScaler:unscale_grads_ GradScaler:step GradScaler:update
-    GradScaler:get_scale GradScaler:get_growth_factor GradScaler:get_backoff_factor GradScaler:get_growth_interval GradScaler:is_enabled
+    GradScaler ShardedGradScaler autocast GradScaler:scale GradScaler:unscale_ GradScaler:unscale_grads_
+    GradScaler:step GradScaler:update
+    GradScaler:get_scale GradScaler:get_growth_factor GradScaler:get_backoff_factor GradScaler:get_growth_interval
+    GradScaler:is_enabled
     GradScaler:state_dict GradScaler:load_state_dict]] },
   { "optim", "optim.", [[
     SGD Adam AdamW Adam:step Adam:zero_grad Adam:state_dict Adam:load_state_dict
@@ -139,7 +159,8 @@ describe("the contract's names", function()
   end)
 
   it("are closed: an unknown one is an error with the nearest", function()
-    for _, row in ipairs { { ms, "tensr", "tensor" }, { nn, "Linaer", "Linear" }, { nn.F, "sofmax", "softmax" }, { nn.init, "zeors_", "zeros_" },
+    for _, row in ipairs { { ms, "tensr", "tensor" }, { nn, "Linaer", "Linear" }, { nn.F, "sofmax", "softmax" },
+      { nn.init, "zeors_", "zeros_" },
       { dist, "all_redcue", "all_reduce" }, { fsdp, "fuly_shard", "fully_shard" }, { optim, "Adma", "Adam" },
       { ms.data, "batchs", "batches" } } do
       local ok, message = pcall(function() return row[1][row[2]] end)
@@ -165,7 +186,9 @@ describe("the contract's fields", function()
     e(ms.tensor({ 1, 1 }, { dtype = "int64" })):sum():backward()
     local g = e.weight.grad
     assert.is_true(g.is_sparse)
-    for _, name in ipairs(words "indices values coalesce to_dense clone to half float") do assert.is_function(g[name], name) end
+    for _, name in ipairs(words "indices values coalesce to_dense clone to half float") do
+      assert.is_function(g[name], name)
+    end
     assert.are.same({ 2, 2 }, (g:coalesce() / 1):half():values()[1]:tolist())
   end)
 
@@ -200,13 +223,17 @@ describe("the contract's fields", function()
 
   it("are there: statistics of memory, collectives recorded, phases of units recorded", function()
     local stats = ms.memory_stats()
-    for _, name in ipairs(words "allocated peak_allocated reserved peak_reserved live_tensors") do assert.is_number(stats[name], name) end
+    for _, name in ipairs(words "allocated peak_allocated reserved peak_reserved live_tensors") do
+      assert.is_number(stats[name], name)
+    end
     local list, result = dist.record(function()
       dist.all_reduce(ms.ones(3))
       return 7
     end)
     assert.are.equal(7, result)
-    for _, name in ipairs(words "op dtype input_numel output_numel bytes group") do assert.is_not_nil(list[1][name], name) end
+    for _, name in ipairs(words "op dtype input_numel output_numel bytes group") do
+      assert.is_not_nil(list[1][name], name)
+    end
     local m = fsdp.fully_shard(nn.Linear(2, 2))
     local events = fsdp.record(function() m(ms.ones(1, 2)):sum():backward() end)
     for _, name in ipairs(words "event unit prefetched") do assert.is_not_nil(events[1][name], name) end
@@ -247,7 +274,8 @@ describe("the contract's fields", function()
 
   it("are there: instances of FSDP", function()
     local warnings, m = ms.catch_warnings(fsdp.FSDP, nn.Linear(4, 4))
-    assert.are.same({ "FSDP is switching to use `NO_SHARD` instead of full_shard since the world size is 1." }, warnings)
+    assert.are.same({ "FSDP is switching to use `NO_SHARD` instead of full_shard since the world size is 1." },
+      warnings)
     for _, name in ipairs(words "module params check_is_root register_comm_hook no_sync clip_grad_norm_ weight") do
       assert.is_not_nil(m[name], name)
     end
@@ -334,18 +362,25 @@ local takes = {
   end,
     "recurse writeback rank0_only offload_to_cpu with_grads" },
   { "fsdp_modules", function(o) fsdp.fsdp_modules(nn.ReLU(), o) end, "root_only" },
-  { "state_dict", function(o) fsdp.state_dict(fsdp.fully_shard(nn.Linear(2, 2)), o) end, "type offload_to_cpu rank0_only" },
-  { "load_state_dict", function(o) fsdp.load_state_dict(fsdp.fully_shard(nn.Linear(2, 2)), {}, o) end, "strict broadcast_from_rank0 assign count_from" },
+  { "state_dict", function(o) fsdp.state_dict(fsdp.fully_shard(nn.Linear(2, 2)), o) end,
+  "type offload_to_cpu rank0_only" },
+  { "load_state_dict", function(o) fsdp.load_state_dict(fsdp.fully_shard(nn.Linear(2, 2)), {}, o) end,
+  "strict broadcast_from_rank0 assign count_from" },
   { "unshard", function(o) fsdp.fully_shard(nn.Linear(2, 2)):unshard(o) end, "async" },
-  { "set_requires_gradient_sync", function(o) fsdp.fully_shard(nn.Linear(2, 2)):set_requires_gradient_sync(true, o) end, "recurse" },
+  { "set_requires_gradient_sync", function(o) fsdp.fully_shard(nn.Linear(2, 2)):set_requires_gradient_sync(true, o) end,
+  "recurse" },
   { "size_based_auto_wrap_policy", function(o) fsdp.wrap.size_based_auto_wrap_policy(o) end, "min_num_params" },
   { "LowPrecisionState", function(o) fsdp.comm_hooks.LowPrecisionState(dist.default_group(), o) end, "parameter_type" },
-  { "DDP", function(o) nn.DDP(nn.Linear(2, 2), o) end, "process_group bucket_cap_mb find_unused_parameters gradient_as_bucket_view" },
-  { "Transformer", function(o) nn.Transformer(o) end, "d_model nhead num_encoder_layers num_decoder_layers dim_feedforward dropout activation "
+  { "DDP", function(o) nn.DDP(nn.Linear(2, 2), o) end,
+  "process_group bucket_cap_mb find_unused_parameters gradient_as_bucket_view" },
+  { "Transformer", function(o) nn.Transformer(o) end,
+    "d_model nhead num_encoder_layers num_decoder_layers dim_feedforward dropout activation "
     .. "layer_norm_eps batch_first norm_first bias" },
-  { "MixedPrecisionPolicy", function(o) fsdp.MixedPrecisionPolicy(o) end, "param_dtype reduce_dtype output_dtype cast_forward_inputs" },
+  { "MixedPrecisionPolicy", function(o) fsdp.MixedPrecisionPolicy(o) end,
+  "param_dtype reduce_dtype output_dtype cast_forward_inputs" },
   { "CPUOffloadPolicy", function(o) fsdp.CPUOffloadPolicy(o) end, "pin_memory" },
-  { "GradScaler", function(o) ms.amp.GradScaler(o) end, "init_scale growth_factor backoff_factor growth_interval enabled" },
+  { "GradScaler", function(o) ms.amp.GradScaler(o) end,
+  "init_scale growth_factor backoff_factor growth_interval enabled" },
   { "ShardedGradScaler", function(o) ms.amp.ShardedGradScaler(o) end,
     "init_scale growth_factor backoff_factor growth_interval enabled process_group" },
   { "SGD", function(o) optim.SGD({ t }, o) end, "lr momentum dampening nesterov weight_decay" },

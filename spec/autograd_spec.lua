@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Backward and its events: hooks, functions, checkpoints; the modes; what errors leave behind.
 local ms = require "moonshard"
 local close = ms.testing.assert_close
@@ -269,7 +270,8 @@ describe("ms.Function", function()
     assert.is_nil(b.grad)
   end)
 
-  it("is given zeros for a result that nothing came back to, in its place, unless its forward says otherwise", function()
+  it("is given zeros for a result that nothing came back to, in its place, unless its forward says otherwise",
+    function()
     for _, zeros in ipairs { true, false } do
       local f = ms.Function {
         forward = function(ctx, x)
@@ -340,7 +342,8 @@ describe("ms.Function", function()
     assert.is_true(rawequal(e, caught))
     local g = ms.Function { forward = function(_, a) return a * 2 end, backward = function() return 3 end }
     assert.matches("backward returned a number", failure(function() g(w):sum():backward() end))
-    assert.matches("unknown option 'backwards'; did you mean 'backward'", failure(ms.Function, { forward = print, backwards = print }))
+    assert.matches("unknown option 'backwards'; did you mean 'backward'",
+      failure(ms.Function, { forward = print, backwards = print }))
   end)
 
   it("may hand an input through", function()
@@ -455,7 +458,8 @@ describe("ms.checkpoint", function()
         return ran == 1 and a * w or second(a)
       end
     end
-    local function gone(second) return failure(function() ms.checkpoint(changing(second), ms.ones(1)):sum():backward() end) end
+    local function gone(second) return failure(function() ms.checkpoint(changing(second),
+      ms.ones(1)):sum():backward() end) end
     for name, second in pairs {
       detached = function(a) return (a * w):detach() end,
       constant = function(a) return a + 1 end,
@@ -464,8 +468,10 @@ describe("ms.checkpoint", function()
       assert.matches("checkpoint: no result of the region has a graph when it runs again, so gradients end there; it must do the same both times",
         gone(second), name)
     end
-    assert.matches("checkpoint: result 1 is float32 %[2%] when the region runs again, it was float32 %[1%]", gone(function(a) return ms.cat { a, a } * w end))
-    assert.matches("checkpoint: result 1 is float64 %[1%] when the region runs again", gone(function(a) return (a * w):double() end))
+    assert.matches("checkpoint: result 1 is float32 %[2%] when the region runs again, it was float32 %[1%]",
+      gone(function(a) return ms.cat { a, a } * w end))
+    assert.matches("checkpoint: result 1 is float64 %[1%] when the region runs again",
+      gone(function(a) return (a * w):double() end))
     assert.is_nil(w.grad)
     -- Of several results one that is a constant both times is no such case.
     local y, aux = ms.checkpoint(function(a) return a * w, ms.ones(1) end, ms.ones(1))
@@ -498,8 +504,10 @@ describe("gradcheck", function()
       forward = function(ctx, x) ctx:save(x) return x * x end,
       backward = function(ctx, g) return g * ctx:saved() * -2 end,
     }
-    assert.matches("backward gives", failure(ms.testing.gradcheck, function(x) return wrong(x) end, { leaf({ 1, 2 }, "float64") }))
-    assert.is_true(ms.testing.gradcheck(function(x, y) return x * y, x / y end, { leaf({ 1, 2 }, "float64"), leaf({ 3, 4 }, "float64") }))
+    assert.matches("backward gives", failure(ms.testing.gradcheck, function(x) return wrong(x) end,
+      { leaf({ 1, 2 }, "float64") }))
+    assert.is_true(ms.testing.gradcheck(function(x, y) return x * y, x / y end,
+      { leaf({ 1, 2 }, "float64"), leaf({ 3, 4 }, "float64") }))
     assert.matches("expected float64", failure(ms.testing.gradcheck, function(x) return x end, { leaf { 1 } }))
   end)
 end)
@@ -532,7 +540,8 @@ describe("assert_close", function()
   end)
 
   it("refuses tolerances that are none", function()
-    assert.matches("option 'rtol' is a number %(%-1%), expected a number from 0", failure(close, ms.ones(1), ms.ones(1), { rtol = -1 }))
+    assert.matches("option 'rtol' is a number %(%-1%), expected a number from 0",
+      failure(close, ms.ones(1), ms.ones(1), { rtol = -1 }))
     assert.matches("option 'atol' is a number %(%-?nan%)", failure(close, 1, 1, { atol = 0 / 0 }))
     local a = ms.ones(1)
     assert.matches("allclose: option 'atol' is a number %(%-1%)", failure(a.allclose, a, a, { atol = -1 }))

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Corpora and batches: which text trains and which validates, and which sequences make a step.
 local lfs = require "lfs"
 local ms = require "moonshard"
@@ -281,6 +282,7 @@ describe("the count model", function()
     -- Training "aab": order 0: a 2, b 1 of 3, 2 kinds; after "b" nothing is known, so "a" has (2 + 2/256) / 5.
     assert.is_near(-math.log((2 + 2 / 256) / 5), count_model.loss({ { text = "aaba", train = 3 } }, 1), 1e-12)
     -- After "a": a 1, b 1, 2 kinds: P(a | a) = (1 + 2 * P(a)) / 4.
-    assert.is_near(-math.log((1 + 2 * (3 + 2 / 256) / 6) / 4), count_model.loss({ { text = "aabaa", train = 4 } }, 1), 1e-12)
+    assert.is_near(-math.log((1 + 2 * (3 + 2 / 256) / 6) / 4), count_model.loss({ { text = "aabaa", train = 4 } }, 1),
+      1e-12)
   end)
 end)

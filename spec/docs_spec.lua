@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The documents: every citation of docs/ has its anchor, and no file cites or opens what is not in the repository.
 local lfs = require "lfs"
 local process = require "spec.support.process"
@@ -70,7 +71,8 @@ describe("documents", function()
 
   it("are all in the repository: nothing cites or opens a file beside it", function()
     local outside = {}
-    local names = { "behaviour" .. ".md", "design" .. ".md", "style" .. ".md", "field" .. ".md", "coverage" .. ".md", "api" .. "%.md", "%.%./" .. "shared" }
+    local names = { "behaviour" .. ".md", "design" .. ".md", "style" .. ".md", "field" .. ".md", "coverage" .. ".md",
+      "api" .. "%.md", "%.%./" .. "shared" }
     for _, file in ipairs(sources) do
       local text = process.read(process.root .. "/" .. file)
       for _, name in ipairs(names) do

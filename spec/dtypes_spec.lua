@@ -1,9 +1,11 @@
+-- SPDX-License-Identifier: MIT
 --- Dtypes: what two of them make together, which operations take which, and what does not fit in place. The tables are
 --- PyTorch's, written down as data.
 local ms = require "moonshard"
 
 local names = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" }
-local short = { f4 = "float32", f8 = "float64", f2 = "float16", b2 = "bfloat16", i8 = "int64", i4 = "int32", u1 = "uint8", b1 = "bool" }
+local short = { f4 = "float32", f8 = "float64", f2 = "float16", b2 = "bfloat16", i8 = "int64", i4 = "int32",
+  u1 = "uint8", b1 = "bool" }
 
 -- torch.promote_types, rows and columns in the order of `names`.
 local promotion = [[
@@ -80,14 +82,16 @@ describe("two tensors", function()
         assert.are.equal(a == "bool" and true or 2, x[1]:item())
         assert.are.equal(a, x:mul_(ones(b)).dtype)
       else
-        local message = ("result type %s can't be cast to the %s tensor that is changed in place: %s [2] cpu"):format(want, a, a)
+        local message = ("result type %s can't be cast to the %s tensor that is changed in place: %s [2] cpu"):format(
+          want, a, a)
         assert.are.equal("add_: " .. message, failure(x.add_, x, ones(b)))
         assert.are.equal("mul_: " .. message, failure(x.mul_, x, ones(b)))
       end
       if is_float(a) then
         assert.are.equal(a, x:div_(ones(b)).dtype)
       else
-        assert.matches("^div_: result type float%d+ can't be cast", (failure(x.div_, x, ones(is_float(b) and "float32" or b))))
+        assert.matches("^div_: result type float%d+ can't be cast",
+          (failure(x.div_, x, ones(is_float(b) and "float32" or b))))
       end
       assert.are.equal(a, x:copy_(ones(b)).dtype)
     end)
@@ -122,7 +126,8 @@ describe("a number beside a tensor", function()
         -- The number is rounded to the dtype before it is compared.
         assert.is_true(ms.full({ 1 }, 0.1, { dtype = dtype }):eq(0.1):item())
       else
-        for _, fn in ipairs { function() return t + 0.5 end, function() return 0.5 * t end, function() return t - 1.5 end,
+        for _, fn in ipairs { function() return t + 0.5 end, function() return 0.5 * t end,
+          function() return t - 1.5 end,
           function() return t ^ 0.5 end } do
           assert.matches("0?%.?5? ?is not a whole number, but the tensor is " .. dtype, failure(fn))
         end
@@ -184,7 +189,8 @@ local unary = {
   mean = { same, none, none }, std = { same, none, none }, var = { same, none, none }, norm = { same, none, none },
   softmax = { same, none, none }, log_softmax = { same, none, none }, logsumexp = { same, none, none },
   all = { bool, bool, bool }, any = { bool, bool, bool },
-  max = { same, same, same }, min = { same, same, same }, argmax = { whole, whole, whole }, argmin = { whole, whole, whole },
+  max = { same, same, same }, min = { same, same, same }, argmax = { whole, whole, whole },
+  argmin = { whole, whole, whole },
   clone = { same, same, same }, tril = { same, same, same }, triu = { same, same, same }, t = { same, same, same },
   contiguous = { same, same, same }, flatten = { same, same, same },
 }
@@ -207,12 +213,16 @@ describe("operations of one tensor", function()
   end
 
   local others = {
-    { "products", "matmul", function(t) return t:matmul(t) end, none }, { "products with vectors", "matmul", function(t) return t:matmul(t[1]) end, none },
+    { "products", "matmul", function(t) return t:matmul(t) end, none },
+    { "products with vectors", "matmul", function(t) return t:matmul(t[1]) end, none },
     { "batched products", "matmul", function(t) return ms.stack({ t, t }):matmul(t) end, none },
     { "gather", "gather", function(t) return t:gather(1, ms.zeros(1, 2, { dtype = "int64" })) end },
-    { "scatter_", "scatter_", function(t) return t:scatter_(1, ms.zeros(1, 2, { dtype = "int64" }), t:narrow(1, 1, 1):clone()) end },
-    { "scatter_ of a number", "scatter_", function(t) return t:scatter_(1, ms.zeros(1, 2, { dtype = "int64" }), 1) end },
-    { "index_select by int32", "index_select", function(t) return t:index_select(1, ms.zeros(3, { dtype = "int32" })) end },
+    { "scatter_", "scatter_", function(t) return t:scatter_(1, ms.zeros(1, 2, { dtype = "int64" }),
+    t:narrow(1, 1, 1):clone()) end },
+    { "scatter_ of a number", "scatter_", function(t) return t:scatter_(1, ms.zeros(1, 2, { dtype = "int64" }),
+    1) end },
+    { "index_select by int32", "index_select", function(t) return t:index_select(1,
+    ms.zeros(3, { dtype = "int32" })) end },
     { "tile", "tile", function(t) return t:tile(2, 2) end },
     { "expand", "expand", function(t) return t:unsqueeze(1):expand(3, 2, 2):contiguous() end },
     { "eye", "eye", function(t) return ms.eye(2, { dtype = t.dtype }) end },
@@ -254,11 +264,13 @@ end)
 describe("gradients of mixed dtypes", function()
   local floats = { "float32", "float64", "float16", "bfloat16" }
   local binary = {
-    { "+", function(x, y) return x + y end }, { "-", function(x, y) return x - y end }, { "*", function(x, y) return x * y end },
+    { "+", function(x, y) return x + y end }, { "-", function(x, y) return x - y end },
+    { "*", function(x, y) return x * y end },
     { "/", function(x, y) return x / y end }, { "^", function(x, y) return x ^ y end },
     { "maximum", function(x, y) return x:maximum(y) end }, { "minimum", function(x, y) return x:minimum(y) end },
     { "where", function(x, y) return ms.where(ms.tensor { true, false, true }, x, y) end },
-    { "cat", function(x, y) return ms.cat { x, y } * 2 end }, { "stack", function(x, y) return ms.stack { x, y, x } end },
+    { "cat", function(x, y) return ms.cat { x, y } * 2 end },
+    { "stack", function(x, y) return ms.stack { x, y, x } end },
     { "add with alpha", function(x, y) return x:add(y, { alpha = 2 }) end },
     { "add_", function(x, y) return (x * 1):add_(y) end }, { "mul_", function(x, y) return (x * 1):mul_(y) end },
     { "div_", function(x, y) return (x * 1):div_(y) end }, { "copy_", function(x, y) return (x * 1):copy_(y) end },

@@ -1,5 +1,6 @@
---- A save that is killed, or that meets a failing call, at every one of its system calls: the checkpoint of before is there, or the
---- new one is, and each is whole; an error says what could not be done, to which file and why.
+-- SPDX-License-Identifier: MIT
+--- A save that is killed, or that meets a failing call, at every one of its system calls: the checkpoint of before is
+--- there, or the new one is, and each is whole; an error says what could not be done, to which file and why.
 ---
 --- Here the small saves are killed at every call that changes something, and fail at these and some of the others;
 --- scripts/bench/durability tries all, and the large file, saves of two ranks and other errors.
@@ -18,11 +19,15 @@ describe("a save that is disturbed", function()
   end)
   teardown(function() process.remove_folder(work) end)
 
-  -- Calls that change something, and with `more` reading folders and every `more`-th of the others; of a folder that is replaced inside only those that differ.
+  -- Calls that change something, and with `more` reading folders and every `more`-th of the others; of a folder that is
+  -- replaced inside only those that differ.
   local function points_of(kind, path, more)
     local list, some = saves.calls_of(kind, path, 1), {}
     for k, point in ipairs(list) do
-      if k >= (list.renames or 1) and (disturbed.changes(point) or more and (k % more == 0 or point.call == "getdents64")) then some[#some + 1] = point end
+      if k >= (list.renames or 1) and (disturbed.changes(point) or more
+        and (k % more == 0 or point.call == "getdents64")) then
+        some[#some + 1] = point
+      end
     end
     return some
   end
@@ -74,15 +79,18 @@ describe("a save that is disturbed", function()
     end)
   end
 
-  -- A loss of power keeps what was synced, and of the rest anything. Follows the calls of a trace: `dirty` has the files written and
-  -- the folders whose entries changed since their last fsync. Returns how often something of `path` became visible under its name.
+  -- A loss of power keeps what was synced, and of the rest anything. Follows the calls of a trace: `dirty` has the
+  -- files written and the folders whose entries changed since their last fsync. Returns how often something of `path`
+  -- became visible under its name.
   local function follow(trace, path, kind)
     local dirty, waiting, seen, inside = {}, {}, 0, false
     local function parent(p) return p:match "^(.*)/[^/]*$" end
     local around = kind == "inside" and path or parent(path)
     local function clean_below(p, line)
       for name in pairs(dirty) do
-        if name == p or name:sub(1, #p + 1) == p .. "/" then error(("%s is not on the disk yet at: %s"):format(name, line), 0) end
+        if name == p or name:sub(1, #p + 1) == p .. "/" then
+          error(("%s is not on the disk yet at: %s"):format(name, line), 0)
+        end
       end
     end
     -- What the texts of a call name, each from the folder whose descriptor stands before it.
@@ -120,7 +128,8 @@ describe("a save that is disturbed", function()
       inside = inside or line:find("/moonshard-save-begins", 1, true) ~= nil
       local pid, call, rest = line:match "^(%d+) +([%w_]+)%((.*)$"
       if inside and call and (rest:find(path, 1, true) or rest:find("<" .. parent(path) .. ">", 1, true)) then
-        if line:find "<unfinished" and call:find "sync" then waiting[pid] = { call, rest, line }     -- done when it is over
+        -- done when it is over
+        if line:find "<unfinished" and call:find "sync" then waiting[pid] = { call, rest, line }
         elseif not line:find "= %-1" and not line:find "O_RDONLY" then did(call, rest, line) end
       elseif line:find "sync resumed.*= 0" then
         local sync = waiting[line:match "^%d+"]
@@ -136,16 +145,21 @@ describe("a save that is disturbed", function()
 
   for _, case in ipairs { { "file", 1 }, { "folder", 1 }, { "inside", 1 }, { "large", 1 }, { "folder", 2 } } do
     local kind, world = case[1], case[2]
-    it(("is on the disk before its name means it, and before the old one goes: %s over %d rank%s"):format(kind, world, world > 1 and "s" or ""), function()
+    it(("is on the disk before its name means it, and before the old one goes: %s over %d rank%s"):format(kind, world,
+      world > 1 and "s" or ""), function()
       if not disturbed.works() then return pending "strace cannot trace here" end
       local path, trace = ("%s/power-%s%d"):format(work, kind, world), work .. "/trace"
       save_once.save(kind, path, OLD)()
       local argv = { "strace", "-f", "-y", "-qq", "-o", trace, "-e", "trace=" .. table.concat(disturbed.CALLS, ",") }
-      if kind == "inside" then for _, w in ipairs { "-e", "inject=renameat2:error=EINVAL" } do argv[#argv + 1] = w end end
+      if kind == "inside" then for _, w in ipairs { "-e", "inject=renameat2:error=EINVAL" } do
+        argv[#argv + 1] = w end end
       if world > 1 then for _, w in ipairs { "mpirun", "-n", "2" } do argv[#argv + 1] = w end end
-      for _, w in ipairs { "luajit", process.root .. "/spec/support/save_once.lua", kind, path, tostring(NEW) } do argv[#argv + 1] = w end
+      for _, w in ipairs { "luajit", process.root .. "/spec/support/save_once.lua", kind, path, tostring(NEW) } do
+        argv[#argv + 1] = w
+      end
       local child = process.start(argv, { stdout = work .. "/out", stderr = work .. "/out.err",
-        env = { LD_PRELOAD = false, OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" } })
+        env = { LD_PRELOAD = false, OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
+          OMPI_MCA_rmaps_base_oversubscribe = "1" } })
       assert.are.equal(0, child:wait(60) or child:stop(), process.read(work .. "/out.err"))
       assert.are.equal(1, follow(trace, path, kind))
       assert.are.equal(NEW, saves.value_of(kind, path))

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Messages: at the user's line, with what was passed and what was meant.
 local ms = require "moonshard"
 local errors = require "moonshard.errors"
@@ -34,7 +35,8 @@ describe("an error", function()
 
   it("of the block goes through with-blocks unchanged", function()
     local e = {}
-    for _, block in ipairs { ms.no_grad, ms.enable_grad, ms.scope, ms.catch_warnings, function(fn) return ms.with_device("cpu", fn) end } do
+    for _, block in ipairs { ms.no_grad, ms.enable_grad, ms.scope, ms.catch_warnings,
+      function(fn) return ms.with_device("cpu", fn) end } do
       local ok, caught = pcall(block, function() error(e) end)
       assert.is_false(ok)
       assert.is_true(rawequal(e, caught))
@@ -45,8 +47,10 @@ end)
 
 describe("an unknown name", function()
   it("is answered with the nearest one", function()
-    assert.matches("unknown name in moonshard: 'tensr'; did you mean 'tensor'%?", message(function() return ms.tensr end))
-    assert.matches("unknown name in testing: 'assert_clos'; did you mean 'assert_close'", message(function() return ms.testing.assert_clos end))
+    assert.matches("unknown name in moonshard: 'tensr'; did you mean 'tensor'%?",
+      message(function() return ms.tensr end))
+    assert.matches("unknown name in testing: 'assert_clos'; did you mean 'assert_close'",
+      message(function() return ms.testing.assert_clos end))
     assert.matches("unknown name in cuda: 'is_avail'", message(function() return ms.cuda.is_avail end))
     assert.are.equal("relu", errors.nearest("rleu", { "gelu", "relu", "tanh" }))
     assert.are.equal("learning_rate", errors.nearest("learning_rat", { "momentum", "learning_rate" }))
@@ -55,7 +59,8 @@ describe("an unknown name", function()
 end)
 
 describe("options", function()
-  local spec = { lr = 1e-3, betas = { 0.9, 0.999 }, name = opts.string, params = opts.required, mode = opts.one_of({ "sum", "mean" }, "mean") }
+  local spec = { lr = 1e-3, betas = { 0.9, 0.999 }, name = opts.string, params = opts.required,
+    mode = opts.one_of({ "sum", "mean" }, "mean") }
   it("have defaults", function()
     local o = opts("test", { params = 1 }, spec)
     assert.are.equal(1e-3, o.lr)
@@ -66,10 +71,12 @@ describe("options", function()
   it("are checked", function()
     local function given(t) return message(opts.check, "test", t, spec) end
     assert.are.equal("test: unknown option 'learning_rate'; did you mean 'lr'? (accepted: betas, lr, mode, name, params)", given { learning_rate = 1 })
-    assert.are.equal("test: unknown option 'beta'; did you mean 'betas'? (accepted: betas, lr, mode, name, params)", given { beta = 1 })
+    assert.are.equal("test: unknown option 'beta'; did you mean 'betas'? (accepted: betas, lr, mode, name, params)",
+      given { beta = 1 })
     assert.are.equal("test: option 'lr' is a string ('x'), expected a number", given { lr = "x", params = 1 })
     assert.are.equal("test: option 'params' is missing", given {})
-    assert.are.equal("test: option 'mode' is 'men', expected one of 'sum', 'mean'; did you mean 'mean'?", given { mode = "men", params = 1 })
+    assert.are.equal("test: option 'mode' is 'men', expected one of 'sum', 'mean'; did you mean 'mean'?",
+      given { mode = "men", params = 1 })
     assert.are.equal("test: options are a number (3), expected a table", message(opts.check, "test", 3, spec))
   end)
   it("are told from other arguments", function()
@@ -110,7 +117,8 @@ describe("a misspelt method of a tensor", function()
     local here = debug.getinfo(1, "l").currentline
     local ok, text = pcall(function() return t:sofmax(1) end)
     assert.is_false(ok)
-    assert.are.equal(("spec/errors_spec.lua:%d: unknown method 'sofmax' of a tensor; did you mean 'softmax'?"):format(here + 1), text)
+    assert.are.equal(("spec/errors_spec.lua:%d: unknown method 'sofmax' of a tensor; did you mean 'softmax'?"):format(
+      here + 1), text)
     ok, text = pcall(function() t:exp():reshap { 2 } end)
     assert.is_false(ok)
     assert.matches("'reshap' of a tensor; did you mean 'reshape'?", text, 1, true)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The numbered examples run as they stand and print what their comments promise; none is longer than 60 lines.
 local lfs = require "lfs"
 local process = require "spec.support.process"
@@ -8,22 +9,28 @@ local folder = process.root .. "/scripts/examples"
 -- Lines that an example's output must have, in this order.
 local EXPECTED = {
   ["01_tensor_and_grad.lua"] = {
-    "Tensor float32 [2, 3] cpu", "sums of the rows:\t6 15", "a row, doubled:\t8 10 12", "its shape turned around:\t[3, 2]",
-    "y:\t14", "dy/dx = 2x:\t2 4 6", "d(x^3)/dx = 3x^2:\t3 12 27", "norm of a million ones:\t1000", "bytes kept of 8 million:\t4",
+    "Tensor float32 [2, 3] cpu", "sums of the rows:\t6 15", "a row, doubled:\t8 10 12",
+    "its shape turned around:\t[3, 2]",
+    "y:\t14", "dy/dx = 2x:\t2 4 6", "d(x^3)/dx = 3x^2:\t3 12 27", "norm of a million ones:\t1000",
+    "bytes kept of 8 million:\t4",
   },
-  ["02_mlp.lua"] = { "Sequential", "Linear(2 -> 32, bias)", "step 100  loss ", "step 300  loss ", "more than 490 of 512 points right" },
+  ["02_mlp.lua"] = { "Sequential", "Linear(2 -> 32, bias)", "step 100  loss ", "step 300  loss ",
+    "more than 490 of 512 points right" },
   ["03_custom_layer.lua"] = {
-    "Gated", "scale\t[4]", "value.weight\t[4, 4]", "gate.bias\t[4]", "output:\t[2, 4]", "rounded:\t0 2 3", "gradient:\t1 10 100",
+    "Gated", "scale\t[4]", "value.weight\t[4, 4]", "gate.bias\t[4]", "output:\t[2, 4]", "rounded:\t0 2 3",
+    "gradient:\t1 10 100",
   },
   ["04_hook.lua"] = {
     "gradient of the hidden layer:\t[2, 4]", "zeroed on its way to the input:\ttrue", "landed:\t[1, 4]",
   },
   ["05_fully_shard.lua"] = {
-    "the whole parameter:\t[64, 64]", "rows on this rank:\t64 / ranks", "step 100  loss ", "step 200  loss ", "gathered again:\t[64, 64]",
+    "the whole parameter:\t[64, 64]", "rows on this rank:\t64 / ranks", "step 100  loss ", "step 200  loss ",
+    "gathered again:\t[64, 64]",
   },
   ["08_int8_gather.lua"] = { "step 20  loss ", "step 40  loss ", "apart by ", "gathered a forward: " },
   ["09_ddp.lua"] = {
-    "rank 0's weights on all:\ttrue", "step 50  loss ", "step 150  loss ", "weights equal to the bit:\ttrue", "buckets that the hook saw:\t1",
+    "rank 0's weights on all:\ttrue", "step 50  loss ", "step 150  loss ", "weights equal to the bit:\ttrue",
+    "buckets that the hook saw:\t1",
     "gradient of the bias:\t1 1",
   },
   ["10_classic_fsdp.lua"] = {
@@ -66,7 +73,8 @@ describe("examples", function()
         os.remove(out .. ".err")
       end)
       -- From another folder: an example finds the library by its own place.
-      local child = process.start({ "sh", "-c", 'cd / && exec luajit "$0"', folder .. "/" .. name }, { stdout = out, stderr = out .. ".err" })
+      local child = process.start({ "sh", "-c", 'cd / && exec luajit "$0"', folder .. "/" .. name },
+        { stdout = out, stderr = out .. ".err" })
       assert.are.equal(0, child:wait(180) or child:stop(), process.read(out .. ".err"))
       assert.are.equal("", process.read(out .. ".err"))
       check(process.read(out), EXPECTED[name] or error("no expected output for " .. name))
@@ -75,7 +83,8 @@ describe("examples", function()
 
   -- Under a tool 40 steps: the later ones touch memory as the first did, and take minutes.
   local steps = process.tool and 40 or 200
-  it(("08_int8_gather.lua trains within 2 %% of bfloat16 over %d steps and two ranks, with half of the bytes"):format(steps), function()
+  it(("08_int8_gather.lua trains within 2 %% of bfloat16 over %d steps and two ranks, with half of the bytes"):format(
+    steps), function()
     local job = ranks.run(2, folder .. "/08_int8_gather.lua", { args = { steps }, timeout = 280 })
     assert.are.equal(0, job.code, job.stderr)
     local n = 0
@@ -87,7 +96,8 @@ describe("examples", function()
     local apart, of = job.stdout:match "apart by ([%d.]+) %% at most, over all (%d+) steps"
     assert.are.equal(steps, tonumber(of), job.stdout)
     assert.is_true(tonumber(apart) <= 2, job.stdout)
-    local first, last = job.stdout:match "step 20  loss ([%d.]+)", job.stdout:match(("step %d  loss ([%%d.]+)"):format(steps))
+    local first, last = job.stdout:match "step 20  loss ([%d.]+)",
+      job.stdout:match(("step %d  loss ([%%d.]+)"):format(steps))
     assert.is_true(tonumber(last) < tonumber(first) * (steps == 200 and 0.7 or 1), job.stdout)       -- it learns
     local half, int8 = job.stdout:match "gathered a forward: (%d+) bytes with bfloat16, (%d+) with int8"
     assert.is_true(int8 / half < 0.52, job.stdout)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Tensors in files: what is written is what is read; a file is whole or absent; nothing of a bad file is believed.
 local ffi = require "ffi"
 local lfs = require "lfs"
@@ -122,19 +123,24 @@ describe("safetensors files", function()
     assert.are.same({ a = "b" }, metadata)
     local mark = ("\t\r"):rep(4)
     for _, case in ipairs {
-      { '{"__metadata__":{"moonshard.sums":" "}' .. mark .. "}", 0 }, { '{"__metadata__":{"moonshard.sums":""}' .. mark .. "}", 0 },
-      { '{"__metadata__":{"moonshard.sums":"xxh64 1048576 0"},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}' .. mark .. "}", 1 },
+      { '{"__metadata__":{"moonshard.sums":" "}' .. mark .. "}", 0 }, { '{"__metadata__":{"moonshard.sums":""}' .. mark
+      .. "}", 0 },
+      { '{"__metadata__":{"moonshard.sums":"xxh64 1048576 0"},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+      .. mark .. "}", 1 },
       { '{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}' .. mark .. "}", 1 },
     } do
       write("short", file(case[1], case[2]))
-      assert.error_matches(function() ms.load(path "short") end, "is damaged: its header is not the one that was written")
+      assert.error_matches(function() ms.load(path "short") end,
+        "is damaged: its header is not the one that was written")
       assert.are.same({}, select(2, ms.load(path "short", { verify = false })))
     end
-    assert.error_matches(function() ms.save(path "ours", {}, { metadata = { ["moonshard.sums"] = "x" } }) end, "the file's own sums have this name")
+    assert.error_matches(function() ms.save(path "ours", {}, { metadata = { ["moonshard.sums"] = "x" } }) end,
+      "the file's own sums have this name")
   end)
 
   it("align the data and put wide elements first", function()
-    ms.save(path "mixed", { a = ms.tensor({ 1, 2, 3 }, { dtype = "uint8" }), b = ms.tensor({ 1 }, { dtype = "float64" }) })
+    ms.save(path "mixed", { a = ms.tensor({ 1, 2, 3 }, { dtype = "uint8" }),
+      b = ms.tensor({ 1 }, { dtype = "float64" }) })
     local text = read "mixed"
     assert.are.equal(0, (8 + text:byte(1) + 256 * text:byte(2)) % 8)
     assert.matches('"a":{"dtype":"U8","shape":%[3%],"data_offsets":%[8,11%]}', text)
@@ -172,7 +178,8 @@ describe("safetensors files", function()
     assert.are.same({ "sub", "target" }, names_in(folder))
     assert.are.same({ "link" }, names_in(path "sub"))
     os.remove(path "target")
-    assert.error_matches(function() ms.save(path "sub/link", { x = ms.tensor { 3 } }) end, "is a link to what cannot be reached: No such file")
+    assert.error_matches(function() ms.save(path "sub/link", { x = ms.tensor { 3 } }) end,
+      "is a link to what cannot be reached: No such file")
     os.remove(path "sub/link")
     lfs.rmdir(path "sub")
   end)
@@ -196,8 +203,10 @@ describe("safetensors files", function()
     for _, case in ipairs {
       { function() ms.save(path "short\0er", { x = ms.tensor { 2 } }) end, "save: the path .- has a zero byte in it" },
       { function() ms.load(path "short\0er") end, "load: the path .- has a zero byte in it" },
-      { function() ms.save(path "short", {}, { metadata = { a = "b\0c" } }) end, "save: metadata \"a\" has a zero byte in it" },
-      { function() ms.fsdp.save(path "short\0er", ms.nn.Linear(1, 1)) end, "save: the folder .- has a zero byte in its name" },
+      { function() ms.save(path "short", {}, { metadata = { a = "b\0c" } }) end,
+      "save: metadata \"a\" has a zero byte in it" },
+      { function() ms.fsdp.save(path "short\0er", ms.nn.Linear(1, 1)) end,
+      "save: the folder .- has a zero byte in its name" },
     } do
       local ok, err = pcall(case[1])
       assert.is_false(ok)
@@ -250,33 +259,44 @@ describe("safetensors files", function()
     { "a zero byte in a name", file '{"\\u0000":{}}', "zero byte" },
     { "a control character", file '{"\n":{}}', "control character" },
     { "a tensor twice", file("{" .. one .. "," .. one .. "}", 4), "tensor 'x' stands twice" },
-    { "a field twice", file('{"x":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}', 4), "a field stands twice" },
+    { "a field twice", file('{"x":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}', 4),
+    "a field stands twice" },
     { "metadata twice", file '{"__metadata__":{"a":"1","a":"2"}}', "metadata 'a' stands twice" },
     { "metadata that is no string", file '{"__metadata__":{"a":1}}', "expected a string" },
-    { "deeper nesting", file('{"x":{"dtype":"F32","shape":[[1]],"data_offsets":[0,4]}}', 4), "expected a whole number" },
-    { "an unknown field", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"y":1}}', 4), "a field that is none of" },
+    { "deeper nesting", file('{"x":{"dtype":"F32","shape":[[1]],"data_offsets":[0,4]}}', 4),
+    "expected a whole number" },
+    { "an unknown field", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"y":1}}', 4),
+    "a field that is none of" },
     { "a missing field", file('{"x":{"dtype":"F32","shape":[1]}}', 4), "lacks" },
     { "an unknown dtype", file('{"x":{"dtype":"F8","shape":[4],"data_offsets":[0,4]}}', 4), "a dtype that is none of" },
     { "a fraction", file('{"x":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}}', 4), "fraction" },
     { "a negative number", file('{"x":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', 4), "not negative" },
-    { "a number with a leading 0", file('{"x":{"dtype":"F32","shape":[01],"data_offsets":[0,4]}}', 4), "begins with 0" },
-    { "a number beyond 2^63", file('{"x":{"dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,4]}}', 4), "too large" },
-    { "nine dimensions", file('{"x":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}}', 1), "more than 8 dimensions" },
-    { "a shape that overflows", file('{"x":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}}', 4), "too large" },
-    { "an overflow behind a 0", file('{"x":{"dtype":"F32","shape":[0,4611686018427387904,4],"data_offsets":[0,0]}}'), "too large" },
-    { "offsets in the wrong order", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}', 4), "do not lie in" },
+    { "a number with a leading 0", file('{"x":{"dtype":"F32","shape":[01],"data_offsets":[0,4]}}', 4),
+    "begins with 0" },
+    { "a number beyond 2^63", file('{"x":{"dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,4]}}', 4),
+    "too large" },
+    { "nine dimensions", file('{"x":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}}', 1),
+    "more than 8 dimensions" },
+    { "a shape that overflows", file('{"x":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}}', 4),
+    "too large" },
+    { "an overflow behind a 0", file('{"x":{"dtype":"F32","shape":[0,4611686018427387904,4],"data_offsets":[0,0]}}'),
+    "too large" },
+    { "offsets in the wrong order", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}', 4),
+    "do not lie in" },
     { "offsets beyond the data", file("{" .. one .. "}", 3), "do not lie in its 3 bytes" },
     { "a size that is not the shape's", file('{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', 4),
       "4 bytes for float32 %[2%], which has 8" },
     { "a gap", file('{"x":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}', 2), "begins at byte 1" },
-    { "an overlap", file('{"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"y":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}', 3),
+    { "an overlap", file(
+    '{"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"y":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}', 3),
       "begins at byte 1" },
     { "a tail", file("{" .. one .. "}", 5), "end at byte 4 of 5" },
     { "no closing brace", file("{" .. one, 4), "expected ',' or '}'" },
     { "a list as header", file "[]", "expected '{' first" },
     { "a dtype that is no string", file('{"x":{"dtype":4,"shape":[1],"data_offsets":[0,4]}}', 4), "expected a string" },
     { "a shape that is no list", file('{"x":{"dtype":"F32","shape":1,"data_offsets":[0,4]}}', 4), "shape is no array" },
-    { "three offsets", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}}', 4), "data_offsets needs two numbers" },
+    { "three offsets", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}}', 4),
+    "data_offsets needs two numbers" },
     { "one offset", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[0]}}', 4), "data_offsets needs two numbers" },
     { "an exponent", file('{"x":{"dtype":"F32","shape":[1e0],"data_offsets":[0,4]}}', 4), "exponent" },
     { "a tensor that is a list", file('{"x":["F32",[1],[0,4]]}', 4), "entry is no object" },
@@ -311,7 +331,8 @@ describe("safetensors files", function()
       for k = 1, 2 do                                     -- a bit, and another byte
         seed = (seed * 1103515245 + 12345) % 2 ^ 31
         local random = math.floor(seed / 65536)
-        local byte = k == 1 and bit.bxor(good:byte(at), bit.lshift(1, random % 8)) or (good:byte(at) + 1 + random % 255) % 256
+        local byte = k == 1 and bit.bxor(good:byte(at), bit.lshift(1, random % 8))
+          or (good:byte(at) + 1 + random % 255) % 256
         write("changed", good:sub(1, at - 1) .. string.char(byte) .. good:sub(at + 1))
         assert.is_false((pcall(ms.load, path "changed")), ("byte %d as %d"):format(at, byte))
       end
@@ -325,7 +346,9 @@ describe("safetensors files", function()
     ms.save(path "blocks", { a = ms.arange(rows, { dtype = "float32" }), b = ms.ones(3) })
     local text = read "blocks"
     local first = #text - 12 - 4 * rows
-    local function damaged(at) write("damaged", text:sub(1, at - 1) .. string.char((text:byte(at) + 128) % 256) .. text:sub(at + 1)) end
+    local function damaged(at)
+      write("damaged", text:sub(1, at - 1) .. string.char((text:byte(at) + 128) % 256) .. text:sub(at + 1))
+    end
     damaged(first + 2 ^ 20 + 5)                           -- in the second block of a
     local damage = "is damaged: tensor 'a' is not what was written %(the sum of its block 2 differs%)"
     assert.error_matches(function() ms.load(path "damaged") end, damage)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The harness itself: what busted runs with, and that a run that proves nothing fails.
 local ffi = require "ffi"
 local process = require "spec.support.process"
@@ -113,7 +114,8 @@ describe("ranks.describe", function()
     assert.matches("ranks 1, 2 of 3: passed", said["fails alone"])
     assert.matches("all 3 ranks: [^\n]*:10: Expected objects to be equal", said["fails everywhere"])
     assert.matches("not every rank finished within [%d.]+ s\nrank 1 of 3: was still inside the test", said["hangs"])
-    assert.matches("rank 1 of 3: [^\n]*:12: absent\n.*ranks 0, 2 of 3: was still inside", said["fails while the others wait for it"])
+    assert.matches("rank 1 of 3: [^\n]*:12: absent\n.*ranks 0, 2 of 3: was still inside",
+      said["fails while the others wait for it"])
     assert.matches("\n3 passed, 6 failed\n$", out)
     assert.are.equal(1, rc)
   end)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- What a hostile reader tried: each of these gave a wrong number, a hang or a message from our own insides once.
 local ms = require "moonshard"
 local nn, dist, fsdp, ranks = ms.nn, ms.dist, ms.fsdp, require "spec.support.ranks"
@@ -45,13 +46,16 @@ end)
 
 describe("numbers that do not fit", function()
   it("are errors where a tensor is made or filled", function()
-    fails("2000000000000 at position 1 is beyond what int32 holds", function() local t = ms.tensor({ 2e12 }, { dtype = "int32" }) return t end)
-    fails("-1 at position 2 is beyond what uint8 holds", function() local t = ms.tensor({ 255, -1 }, { dtype = "uint8" }) return t end)
+    fails("2000000000000 at position 1 is beyond what int32 holds",
+      function() local t = ms.tensor({ 2e12 }, { dtype = "int32" }) return t end)
+    fails("-1 at position 2 is beyond what uint8 holds",
+      function() local t = ms.tensor({ 255, -1 }, { dtype = "uint8" }) return t end)
     fails("is beyond what int32", function() ms.arange(3, { dtype = "int32" }):fill_(2 ^ 31) return end)
     fails("is beyond what uint8", function() local t = ms.arange(0, 300, { dtype = "uint8" }) return t end)
     fails("is beyond what uint8", function() local t = ms.randint(0, 300, { 2 }, { dtype = "uint8" }) return t end)
     fails("is beyond what int32", function() local t = ms.arange(3, { dtype = "int32" }) + 2 ^ 40 return t end)
-    fails("is beyond what uint8", function() local t = ms.ones(2, { dtype = "uint8" }):masked_fill(ms.tensor { true, false }, 256) return t end)
+    fails("is beyond what uint8", function() local t = ms.ones(2, { dtype = "uint8" }):masked_fill(ms.tensor { true,
+      false }, 256) return t end)
     assert.same({ 254, 255 }, (ms.tensor({ 255, 0 }, { dtype = "uint8" }) + -1):tolist())
     assert.same({ 0, 255 }, ms.tensor({ 0, 255 }, { dtype = "uint8" }):tolist())
     assert.same({ -2 ^ 31, 2 ^ 31 - 1 }, ms.tensor({ -2 ^ 31, 2 ^ 31 - 1 }, { dtype = "int32" }):tolist())
@@ -72,21 +76,29 @@ describe("sizes and counts beyond what there can be", function()
   local A, B = 274177, 67280421310721
   local cases = {
     ["a view of 2^64 + 1 elements"] = { function() return one:view(A, B) end, "is not valid" },
-    ["an expanded one"] = { function() return one:expand(A, B) end, "expand: shape [274177, 67280421310721] has more elements than can be counted" },
+    ["an expanded one"] = { function() return one:expand(A, B) end,
+      "expand: shape [274177, 67280421310721] has more elements than can be counted" },
     ["repetitions of it"] = { function() return one:tile(A, B) end, "more elements than memory can hold" },
-    ["repetitions of one dimension"] = { function() return ms.ones(2 ^ 12):tile(2 ^ 52) end, "repetitions of dimension 1" },
-    ["an expanded one of one size"] = { function() return one:expand(2 ^ 64) end, "expected a whole number below 2^63" },
+    ["repetitions of one dimension"] = { function() return ms.ones(2 ^ 12):tile(2 ^ 52) end,
+      "repetitions of dimension 1" },
+    ["an expanded one of one size"] = { function() return one:expand(2 ^ 64) end,
+      "expected a whole number below 2^63" },
     ["a new tensor"] = { function() return ms.zeros(2 ^ 64) end, "expected a whole number below 2^63" },
     ["a Linear"] = { function() return nn.Linear(1, 2 ^ 63) end, "expected a whole number below 2^63" },
     ["an Embedding"] = { function() return nn.Embedding(A, B) end, "more elements than memory can hold" },
-    ["a padding"] = { function() return F.conv2d(ms.ones(1, 1, 2, 2), ms.ones(1, 1, 1, 1), nil, { padding = 2 ^ 62 }) end, "the padding must be from 0 to" },
+    ["a padding"] = { function() return F.conv2d(ms.ones(1, 1, 2, 2), ms.ones(1, 1, 1, 1), nil,
+      { padding = 2 ^ 62 }) end, "the padding must be from 0 to" },
     ["layers of an encoder"] = { function() return nn.TransformerEncoder(layer(), 1e18) end,
       "TransformerEncoder: the number of layers is a number (1e+18), expected at most 65536" },
-    ["layers of a Transformer"] = { function() return nn.Transformer { d_model = 4, nhead = 2, num_encoder_layers = 2 ^ 53 } end, "expected at most 65536" },
-    ["layers of a GPT"] = { function() return require("moonshard.models.gpt") { layers = 1e18 } end, "expected at most 65536" },
+    ["layers of a Transformer"] = { function() return nn.Transformer { d_model = 4, nhead = 2,
+      num_encoder_layers = 2 ^ 53 } end, "expected at most 65536" },
+    ["layers of a GPT"] = { function() return require("moonshard.models.gpt") { layers = 1e18 } end,
+      "expected at most 65536" },
     ["heads"] = { function() return nn.MultiheadAttention(4, 1e18) end, "embed_dim must be divisible by num_heads" },
-    ["a source"] = { function() return dist.broadcast(one, { src = 2 ^ 32 }) end, "rank 4294967296 is no whole number" },
-    ["a rank of a group"] = { function() return dist.new_group { 2 ^ 32 } end, "entry 1 is 4294967296, expected a rank" },
+    ["a source"] = { function() return dist.broadcast(one, { src = 2 ^ 32 }) end,
+      "rank 4294967296 is no whole number" },
+    ["a rank of a group"] = { function() return dist.new_group { 2 ^ 32 } end,
+      "entry 1 is 4294967296, expected a rank" },
     ["a mesh"] = { function() return dist.init_device_mesh("cpu", { 2 ^ 40, 2 ^ 40 }) end, "the world has 1" },
   }
   for what, case in ms.sorted_pairs(cases) do
@@ -114,7 +126,8 @@ describe("what a script hands to autograd and scopes", function()
     local x = ms.ones(2, { requires_grad = true })
     local two = ms.Function { forward = function(_, a) return a * 2 end, backward = function(_, g) return g, g end }
     fails("backward returned 2 gradients, forward took 1 arguments", function() two(x):sum():backward() return end)
-    local padded = ms.Function { forward = function(_, a) return a * 2 end, backward = function(_, g) return g, nil end }
+    local padded = ms.Function { forward = function(_, a) return a * 2 end,
+      backward = function(_, g) return g, nil end }
     padded(x):sum():backward()
     local runs = 0
     local y = ms.checkpoint(function(a)
@@ -123,7 +136,8 @@ describe("what a script hands to autograd and scopes", function()
       return a * 2
     end, x)
     fails("returned 2 values when it ran again, 1 before", function() y:sum():backward() return end)
-    local saves = ms.Function { forward = function(ctx, a) ctx:save(a, 3) return a * 2 end, backward = function(_, g) return g end }
+    local saves = ms.Function { forward = function(ctx, a) ctx:save(a, 3) return a * 2 end,
+      backward = function(_, g) return g end }
     fails("ctx:save: argument 2 is a number (3)", function() local z = saves(x) return z end)
   end)
 
@@ -136,12 +150,14 @@ end)
 
 describe("names and arguments of dist and fsdp", function()
   it("are checked before anything is sent", function()
-    fails("broadcast_object: option 'src' is a string ('0')", function() dist.broadcast_object(1, { src = "0" }) return end)
+    fails("broadcast_object: option 'src' is a string ('0')",
+      function() dist.broadcast_object(1, { src = "0" }) return end)
     fails("broadcast_object: rank 0.5", function() dist.broadcast_object(1, { src = 0.5 }) return end)
     fails("dist.record: argument is a number (3)", function() dist.record(3) return end)
     local mesh = dist.init_device_mesh("cpu", { 1 }, { names = { "dp_shard" } })
     fails("did you mean 'dp_shard'", function() local m = mesh.dp_shart return m end)
-    fails("ignored_params[1] is a number (3)", function() fsdp.fully_shard(nn.Linear(2, 2), { ignored_params = { 3 } }) return end)
+    fails("ignored_params[1] is a number (3)", function() fsdp.fully_shard(nn.Linear(2, 2),
+      { ignored_params = { 3 } }) return end)
   end)
 end)
 
@@ -162,9 +178,11 @@ end)
 
 describe("a tensor on device meta as the source of a copy", function()
   it("is an error, not a read of memory that is not there", function()
-    fails("float32 [4] meta has no values to copy into float32 [4] cpu", function() ms.zeros(4):copy_(ms.zeros(4, { device = "meta" })) end)
+    fails("float32 [4] meta has no values to copy into float32 [4] cpu",
+      function() ms.zeros(4):copy_(ms.zeros(4, { device = "meta" })) end)
     fails("has no values to copy into", function() ms.zeros(4):fill_(ms.zeros(1, { device = "meta" })) end)
-    fails("has no values to copy into", function() nn.Linear(2, 3):load_state_dict(nn.Linear(2, 3):to("meta"):state_dict()) end)
+    fails("has no values to copy into", function() nn.Linear(2,
+      3):load_state_dict(nn.Linear(2, 3):to("meta"):state_dict()) end)
     ms.zeros(0):copy_(ms.zeros(0, { device = "meta" }))    -- nothing to read
     assert.are.equal("meta", ms.zeros(4, { device = "meta" }):copy_(ms.ones(4)).device)
   end)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- `cmake --install`: library, plugins, header, pkg-config file and Lua modules where a plain luajit, a C compiler and
 --- mpirun find them, with nothing of the source tree in sight.
 local lfs = require "lfs"
@@ -10,12 +11,14 @@ local sanitized = process.read(build .. "/CMakeCache.txt"):find "\nMS_SANITIZE:S
 
 describe("cmake --install", function()
   local folder, prefix
-  local env                                                         -- what a user sets for a prefix other than /usr/local
+  -- what a user sets for a prefix other than /usr/local
+  local env
 
   -- Runs a shell line in an empty folder; its output, or an error with all it said.
   local function sh(line, code)
     local out = folder .. "/out"
-    local child = process.start({ "sh", "-c", "cd " .. folder .. "/empty && " .. line }, { stdout = out, stderr = out .. ".err", env = env })
+    local child = process.start({ "sh", "-c", "cd " .. folder .. "/empty && " .. line },
+      { stdout = out, stderr = out .. ".err", env = env })
     assert.are.equal(code or 0, child:wait(120) or child:stop(), process.read(out) .. process.read(out .. ".err"))
     return process.read(out)
   end
@@ -72,7 +75,8 @@ describe("cmake --install", function()
     local script = process.read(build .. "/cmake_install.cmake"):gsub("/libmoonshard_cuda%.so", "/not-built%0")
     process.write(folder .. "/install.cmake", script)
     sh(("cmake -D CMAKE_INSTALL_PREFIX=%s/engine -P %s/install.cmake"):format(folder, folder))
-    assert.matches("libmoonshard.so\n.*moonshard.pc\n$", sh(("cd %s/engine && find lib -name libmoonshard.so && find lib -name moonshard.pc"):format(folder)))
+    assert.matches("libmoonshard.so\n.*moonshard.pc\n$",
+      sh(("cd %s/engine && find lib -name libmoonshard.so && find lib -name moonshard.pc"):format(folder)))
   end)
 
   it("is undone by the target uninstall: its files and the folders it made, nothing else", function()
@@ -81,7 +85,8 @@ describe("cmake --install", function()
     lfs.mkdir(there .. "/include")                      -- not made by the installation, and empty behind it
     local install = ("cmake --install %s --prefix %s"):format(build, there)
     local uninstall = ("cmake -D BUILD=%s -P %s/scripts/uninstall.cmake"):format(build, root)
-    assert.matches(uninstall:gsub("%p", "%%%0") .. "\n", sh(("cd %s && ninja -t commands uninstall"):format(build)):gsub("/usr/bin/", ""))
+    assert.matches(uninstall:gsub("%p", "%%%0") .. "\n",
+      sh(("cd %s && ninja -t commands uninstall"):format(build)):gsub("/usr/bin/", ""))
     sh(install)
     sh(install)                                         -- a second time: folders are there already
     assert.matches("removed %d%d+ files", sh(uninstall .. " 2>&1"))
@@ -94,7 +99,8 @@ describe("cmake --install", function()
     process.write(there .. "/include/mine.h", "\n")
     sh(("rm %s/init.lua"):format(lua))                  -- gone already
     sh(uninstall)
-    assert.are.equal(("%s/include/mine.h\n%s/mine.lua\n"):format(there, lua), sh(("find %s -type f | sort"):format(there)))
+    assert.are.equal(("%s/include/mine.h\n%s/mine.lua\n"):format(there, lua),
+      sh(("find %s -type f | sort"):format(there)))
   end)
 
   it("finds its MPI plugin under mpirun", function()
@@ -113,9 +119,12 @@ describe("cmake --install", function()
     local _, lines = process.read(source):gsub("\n", "")
     assert.is_true(lines <= 60)
     local flags = sanitized and "-fsanitize=address,undefined" or ""
-    sh(("gcc -Wall -Wextra -Werror -std=c11 %s %s $(pkg-config --cflags --libs moonshard) -o embed"):format(flags, source))
+    sh(("gcc -Wall -Wextra -Werror -std=c11 %s %s $(pkg-config --cflags --libs moonshard) -o embed"):format(flags,
+      source))
     local losses = {}
-    for loss in sh("env -u LD_PRELOAD ./embed"):gmatch "step %d+  loss ([%d.]+)\n" do losses[#losses + 1] = tonumber(loss) end
+    for loss in sh("env -u LD_PRELOAD ./embed"):gmatch "step %d+  loss ([%d.]+)\n" do
+      losses[#losses + 1] = tonumber(loss)
+    end
     assert.are.equal(3, #losses)
     assert.is_true(losses[3] < losses[1] and losses[3] < 0.1)
   end)
@@ -132,7 +141,8 @@ describe("a built source tree that cannot be written", function()
     process.write(home .. "/text/a", ("the moon shard turns slowly over a quiet sea "):rep(100))
     local copy = ("cd %s && cp -a CMakeLists.txt lua moonshard.lua runtime scripts %s && cp -a %s/libmoonshard*.so* %s/moonshard_cdef.h %s/build"):format(
       root, tree, build, build, tree)
-    assert.are.equal(0, os.execute(copy .. (" && touch %s/build/setup.engine && chmod -R a+rX,a-w %s"):format(tree, tree)))
+    assert.are.equal(0, os.execute(copy .. (" && touch %s/build/setup.engine && chmod -R a+rX,a-w %s"):format(tree,
+      tree)))
   end)
   teardown(function()
     os.execute("chmod -R u+w " .. tree)
@@ -147,15 +157,18 @@ describe("a built source tree that cannot be written", function()
       os.execute(("chmod 755 %s && chown -R 65534:65534 %s"):format(folder, home))
       words = { "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", unpack(words) }
     end
-    local child = process.start(words, { stdout = out, stderr = out .. ".err", env = { HOME = home, MOONSHARD_LIB = false } })
+    local child = process.start(words, { stdout = out, stderr = out .. ".err",
+      env = { HOME = home, MOONSHARD_LIB = false } })
     return child:wait(100) or child:stop(), process.read(out), process.read(out .. ".err")
   end
-  local options = " --steps 2 --dim 16 --heads 2 --layers 1 --context 16 --batch 4 --sample 20 --warmup 1 --data " .. "%s/text"
+  local options = " --steps 2 --dim 16 --heads 2 --layers 1 --context 16 --batch 4 --sample 20 --warmup 1 --data "
+    .. "%s/text"
 
   it("trains, and says that the run goes to the home folder", function()
     local code, out, err = run(("cd %s && scripts/train" .. options):format(tree, home))
     assert.are.equal(0, code, out .. err)
-    assert.matches("cannot make the folder 'runs': [^\n]*: the run goes to your home folder\nrun: " .. home:gsub("%p", "%%%0") .. "/moonshard%-runs/001%-", out)
+    assert.matches("cannot make the folder 'runs': [^\n]*: the run goes to your home folder\nrun: "
+      .. home:gsub("%p", "%%%0") .. "/moonshard%-runs/001%-", out)
     assert.matches("checkpoint: " .. home:gsub("%p", "%%%0") .. "/moonshard%-runs/001%-[^\n]*%.safetensors", out)
     assert.are.equal("", err)
     code, out = run(("cd %s && luajit %s/scripts/train.lua" .. options):format(home, tree, home))
@@ -167,13 +180,16 @@ describe("a built source tree that cannot be written", function()
     local stub = folder .. "/bin"
     lfs.mkdir(stub)
     -- Configures and builds nothing, and says that it was called.
-    for _, name in ipairs { "cmake", "ninja" } do process.write(stub .. "/" .. name, ("#!/bin/sh\necho %s \"$@\" >>%s/called\n"):format(name, stub)) end
+    for _, name in ipairs { "cmake", "ninja" } do
+      process.write(stub .. "/" .. name, ("#!/bin/sh\necho %s \"$@\" >>%s/called\n"):format(name, stub))
+    end
     local at = folder .. "/ours"
     os.execute(("chmod 755 %s/* && mkdir -p %s/build %s/spec/support && cp -a %s/CMakeLists.txt %s/runtime %s/scripts %s"):format(stub, at, at, tree, tree, tree, at))
     os.execute(("chmod -R u+w %s && cd %s && ln -s runtime kernels && touch build/build.ninja && echo MS_WERROR:BOOL=ON >build/CMakeCache.txt && touch build/setup.all"):format(at, at))
     local function called()
       os.remove(stub .. "/called")
-      assert.are.equal(0, os.execute(("cd %s && PATH=%s:$PATH scripts/setup --no-install --engine >/dev/null"):format(at, stub)))
+      assert.are.equal(0, os.execute(("cd %s && PATH=%s:$PATH scripts/setup --no-install --engine >/dev/null"):format(
+        at, stub)))
       return process.read(stub .. "/called")
     end
     assert.are.equal("ninja -C build moonshard moonshard_mpi moonshard_loopback cdef\n", called())
@@ -183,8 +199,10 @@ describe("a built source tree that cannot be written", function()
   end)
 
   it("says what is missing where it was not built", function()
-    os.execute(("chmod u+w %s/build && mv %s/build/libmoonshard.so %s/build/kept && chmod a-w %s/build"):format(tree, tree, tree, tree))
-    finally(function() os.execute(("chmod u+w %s/build && mv %s/build/kept %s/build/libmoonshard.so"):format(tree, tree, tree)) end)
+    os.execute(("chmod u+w %s/build && mv %s/build/libmoonshard.so %s/build/kept && chmod a-w %s/build"):format(tree,
+      tree, tree, tree))
+    finally(function() os.execute(("chmod u+w %s/build && mv %s/build/kept %s/build/libmoonshard.so"):format(tree, tree,
+      tree)) end)
     local code, _, err = run(("cd %s && scripts/train --steps 1"):format(home .. "/../tree"))
     assert.are.equal(1, code)
     assert.matches("^setup: build/ holds no engine and [^\n]* cannot be written: build in a copy of this tree that is yours\n$", err)

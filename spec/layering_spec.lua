@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The house's order: a file includes or requires only what stands left of it, or beside it.
 local lfs = require "lfs"
 local process = require "spec.support.process"
@@ -17,7 +18,8 @@ local engine = {
     "runtime/safetensors.*", "runtime/clip.*" },
 }
 local front = {
-  { "ffi", "errors", "opts", "class", "dtypes", "types", "enum.*", "nearest", "hints", "misspelt", "warn", "context", "log", "strict" },
+  { "ffi", "errors", "opts", "class", "dtypes", "types", "enum.*", "nearest", "hints", "misspelt", "warn", "context",
+  "log", "strict" },
   { "scope.*", "tensor.*", "autograd.*", "creation.*", "random", "testing", "function.*", "checkpoint",
     "sparse", "print.*", "util", "profiler" },
   { "dist.*" },
@@ -28,7 +30,8 @@ local front = {
   { "repl.*", "models/.*", "train.*", "cli.*", "run.*", "count.*", "corpus.*", "generate.*", "text.*", "progress.*" },
 }
 
---- Calls against the order that are there on purpose, each with its reason. A row that no file needs any more fails too.
+--- Calls against the order that are there on purpose, each with its reason. A row that no file needs any more fails
+--- too.
 local upward = {
   ["runtime/tensor -> runtime/op"] = "a contiguous copy is the copy operator",
   ["runtime/tensor -> runtime/graph"] = "a tensor that dies drops its node and its leaf",
@@ -79,12 +82,14 @@ local function uses()
         while path:find "[^/]+/%.%./" do path = path:gsub("[^/]+/%.%./", "", 1) end
         if not found and lfs.attributes(process.root .. "/" .. path) then found = path end
       end
-      list[#list + 1] = { layers = engine, file = file, user = file:match "^(.*)%.", used = (found or included):match "^(.*)%." }
+      list[#list + 1] = { layers = engine, file = file, user = file:match "^(.*)%.",
+        used = (found or included):match "^(.*)%." }
     end
   end
   for _, file in ipairs(files_under("lua/moonshard", "%.lua$")) do
     local user = file:match "^lua/moonshard/(.*)%.lua$":gsub("/init$", "")
-    for name in process.read(process.root .. "/" .. file):gsub("%-%-[^\n]*", ""):gmatch 'require%s*%(?%s*["\']moonshard([%w_.]*)["\']' do
+    for name in process.read(process.root .. "/" .. file):gsub("%-%-[^\n]*",
+      ""):gmatch 'require%s*%(?%s*["\']moonshard([%w_.]*)["\']' do
       local used = name == "" and "init" or name:sub(2):gsub("%.", "/")
       list[#list + 1] = { layers = front, file = file, user = user, used = used }
     end
@@ -115,7 +120,9 @@ describe("layering", function()
       local pair = use.user .. " -> " .. use.used
       if from and to and to > from then
         needed[pair] = true
-        if not upward[pair] then wrong[#wrong + 1] = ("%s uses %s, which stands right of it"):format(use.file, use.used) end
+        if not upward[pair] then
+          wrong[#wrong + 1] = ("%s uses %s, which stands right of it"):format(use.file, use.used)
+        end
       elseif not to then
         wrong[#wrong + 1] = ("%s uses %s, which has no place"):format(use.file, use.used)
       end

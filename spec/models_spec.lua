@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The models of spec/support/models: interface, sizes, determinism.
 local ms = require "moonshard"
 local ranks = require "spec.support.ranks"
@@ -10,8 +11,10 @@ local function count(m)
   return n
 end
 
-local zoo = { "nested_wrapped_module", "always_wrap_nested_wrapped_module", "non_uniform_req_grad", "module_with_delay", "mixture_of_experts",
-  "transformer_with_shared_params", "mlp", "mlp_stack", "double_linear", "skip_model", "net", "exec_order", "transformer",
+local zoo = { "nested_wrapped_module", "always_wrap_nested_wrapped_module", "non_uniform_req_grad", "module_with_delay",
+  "mixture_of_experts",
+  "transformer_with_shared_params", "mlp", "mlp_stack", "double_linear", "skip_model", "net", "exec_order",
+  "transformer",
   "nested_model", "dummy_model", "linear_mixed_precision" }
 
 describe("the model zoo", function()
@@ -19,7 +22,8 @@ describe("the model zoo", function()
     assert.are.equal(496, count(model("nested_wrapped_module").init(nil, "no_fsdp", "before")))
     assert.are.equal(496, count(model("non_uniform_req_grad").init(nil, "no_fsdp", "before")))
     local lm = model "transformer"
-    local meta = lm.Transformer { n_layers = 3, vocab_size = 32, dim = 768, n_heads = 12, weight_tying = false, device = "meta" }
+    local meta = lm.Transformer { n_layers = 3, vocab_size = 32, dim = 768, n_heads = 12, weight_tying = false,
+      device = "meta" }
     assert.are.equal(21317376, count(meta))
     for _, block in ipairs(meta.layers) do assert.are.equal(7084800, count(block)) end
     assert.are.equal(62976, count(meta) - 3 * count(meta.layers[1]))
@@ -71,7 +75,8 @@ describe("the model zoo", function()
     assert.is_false(m.training)
     assert.are.equal("int64", m.long_buffer.dtype)
     assert.are.equal("BatchNorm1d", m.bn:class_name())
-    assert.are.equal("Identity", model("transformer_with_shared_params").init(nil, "no_fsdp", "before", { add_bn = false }).bn:class_name())
+    assert.are.equal("Identity", model("transformer_with_shared_params").init(nil, "no_fsdp", "before",
+      { add_bn = false }).bn:class_name())
     assert.are.equal(m.transformer, m:get_ignored_modules()[1])
   end)
 
@@ -128,7 +133,8 @@ ranks.describe(2, "the model zoo over ranks", function()
     -- The reference reduces every gradient but the expert's.
     local input = m:get_input "cpu"
     m:run_backward(m:get_loss(input, m(unpack(input))))
-    local mine = ms.dist.all_gather_object { m.module[2].weight.grad:tolist()[1][1], m.module[3].weight.grad:sum():item() }
+    local mine = ms.dist.all_gather_object { m.module[2].weight.grad:tolist()[1][1],
+      m.module[3].weight.grad:sum():item() }
     assert.are.equal(mine[1][1], mine[2][1])
     assert.are_not.equal(mine[1][2], mine[2][2])
     assert.are.equal(2, world)
@@ -148,8 +154,10 @@ ranks.describe(2, "the model zoo over ranks", function()
 
   -- Instances of FSDP in each model, the model itself among them where its init wraps it.
   local units = {
-    nested_wrapped_module = 3, always_wrap_nested_wrapped_module = 8, non_uniform_req_grad = 3, module_with_delay = 3, mixture_of_experts = 2,
-    transformer_with_shared_params = 5, mlp = 1, mlp_stack = 3, double_linear = 2, skip_model = 3, net = 2, exec_order = 2, transformer = 2,
+    nested_wrapped_module = 3, always_wrap_nested_wrapped_module = 8, non_uniform_req_grad = 3, module_with_delay = 3,
+    mixture_of_experts = 2,
+    transformer_with_shared_params = 5, mlp = 1, mlp_stack = 3, double_linear = 2, skip_model = 3, net = 2,
+    exec_order = 2, transformer = 2,
     nested_model = 6, dummy_model = 7, linear_mixed_precision = 2,
   }
   for _, name in ipairs(zoo) do

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Every operator of the table, by its own samples: a new row gets all of this by itself.
 local F = require "moonshard.ffi"
 local samples = require "spec.support.samples"
@@ -17,14 +18,17 @@ local step = { cast = 0.125 }
 -- Training in half precision stands on these.
 local half_needed = {}
 for name in ([[add sub mul div neg exp sqrt rsqrt relu gelu silu tanh sigmoid add_ sub_ mul_ div_ mul_scalar add_scalar
-    mul_scalar_ copy_ clone contiguous fill_ zero_ sum mean matmul linear softmax log_softmax attention layer_norm rms_norm
-    embedding cross_entropy mse_loss dropout batch_norm conv2d where masked_fill cat stack transpose permute view reshape narrow select expand
+    mul_scalar_ copy_ clone contiguous fill_ zero_ sum mean matmul linear softmax log_softmax attention layer_norm
+    rms_norm
+    embedding cross_entropy mse_loss dropout batch_norm conv2d where masked_fill cat stack transpose permute view
+    reshape narrow select expand
     index_select norm isfinite]]):gmatch "%S+" do half_needed[name] = true end
 
 -- One formula an element, out of +, -, *, /, sqrt, fma: the same bits on every device.
 local one_formula = {}
 for name in ([[neg abs relu sign reciprocal sqrt rsqrt add sub mul div maximum minimum add_ sub_ mul_ div_ add_scalar mul_scalar rsub_scalar div_scalar
-    rdiv_scalar add_scalar_ mul_scalar_ div_scalar_ eq ne lt le gt ge where masked_fill clamp copy_ cast clone contiguous fill_ zero_ arange_ eye_
+    rdiv_scalar add_scalar_ mul_scalar_ div_scalar_ eq ne lt le gt ge where masked_fill clamp copy_ cast clone
+    contiguous fill_ zero_ arange_ eye_
     cat stack tile tril triu rand_ randint_ dropout index_select gather scatter_ embedding]]):gmatch "%S+" do one_formula[name] = true end
 
 local scope
@@ -140,7 +144,9 @@ for _, op in ipairs(operators) do
       local result = evaluate(op, sample, { values = values, need = need })
       if op.differentiable and need and not result.recorded then
         local float_out = false
-        for _, about in ipairs(result.info) do float_out = float_out or about.dtype == E.MS_F64 or about.dtype == E.MS_F32 end
+        for _, about in ipairs(result.info) do
+          float_out = float_out or about.dtype == E.MS_F64 or about.dtype == E.MS_F32
+        end
         if float_out then say(sample, "differentiable, but no output requires grad") end
       end
       local sum = 0
@@ -185,10 +191,16 @@ for _, op in ipairs(operators) do
         for _, k in ipairs(floats) do
           local alone = evaluate(op, sample, { values = values, need = { [k] = true } })
           for _, other in ipairs(floats) do
-            if other ~= k and alone.grad[other] then say(sample, "input %d got a gradient it did not ask for", other - 1) end
+            if other ~= k and alone.grad[other] then
+              say(sample, "input %d got a gradient it did not ask for", other - 1)
+            end
           end
-          if (alone.grad[k] == nil) ~= (all.grad[k] == nil) then say(sample, "input %d: gradient there only sometimes", k - 1) end
-          if all.grad[k] then compare(sample, "gradient of input " .. k - 1, alone.grad[k], all.grad[k], 1e-12, 1e-13) end
+          if (alone.grad[k] == nil) ~= (all.grad[k] == nil) then
+            say(sample, "input %d: gradient there only sometimes", k - 1)
+          end
+          if all.grad[k] then
+            compare(sample, "gradient of input " .. k - 1, alone.grad[k], all.grad[k], 1e-12, 1e-13)
+          end
         end
       end))
 
@@ -196,7 +208,9 @@ for _, op in ipairs(operators) do
         local _, need = differentiated(op, sample)
         local ones = evaluate(op, sample, { values = values, need = need, gout = "ones" })
         local expanded = evaluate(op, sample, { values = values, need = need, gout = "expanded" })
-        for k, g in pairs(ones.grad) do compare(sample, "gradient of input " .. k - 1, expanded.grad[k], g, 1e-12, 1e-13) end
+        for k, g in pairs(ones.grad) do
+          compare(sample, "gradient of input " .. k - 1, expanded.grad[k], g, 1e-12, 1e-13)
+        end
       end))
 
       it("gives gradients of the input's shape and dtype", each_sample(op, function(sample, values)
@@ -337,7 +351,9 @@ for _, op in ipairs(operators) do
           end
         end
       end
-      if tried > 0 and taken == 0 and not refuses_empty[op.name] then error("refuses every empty sample: " .. why, 0) end
+      if tried > 0 and taken == 0 and not refuses_empty[op.name] then
+        error("refuses every empty sample: " .. why, 0)
+      end
       assert.is_false(taken > 0 and refuses_empty[op.name] ~= nil)
     end)
 
@@ -356,10 +372,12 @@ for _, op in ipairs(operators) do
 
     if lib.ms_op_has_kernel(op.op, E.MS_CUDA) ~= 0 and lib.ms_cuda_count() > 0 then
       -- Sums run in another order there; what is one formula an element gives the same bits.
-      for _, case in ipairs { { E.MS_F64, "float64", 1e-12, 1e-12 }, { E.MS_F32, "float32", 2e-5, 1e-5 }, { E.MS_BF16, "bfloat16", 2 ^ -7, 2 ^ -8 } } do
+      for _, case in ipairs { { E.MS_F64, "float64", 1e-12, 1e-12 }, { E.MS_F32, "float32", 2e-5, 1e-5 },
+        { E.MS_BF16, "bfloat16", 2 ^ -7, 2 ^ -8 } } do
         local dtype, name, rtol, atol = case[1], case[2], case[3], case[4]
         for _, strided in ipairs { false, true } do
-          it(("gives on cuda what it gives on the cpu, in %s%s"):format(name, strided and ", with strides" or ""), each_sample(op, function(sample, values)
+          it(("gives on cuda what it gives on the cpu, in %s%s"):format(name, strided and ", with strides" or ""),
+            each_sample(op, function(sample, values)
             if dtype ~= E.MS_F64 and not any_float(sample) then return end
             local _, need = differentiated(op, sample)
             local opts = { values = values, need = need, dtype = dtype, strided = strided or nil }
@@ -385,7 +403,8 @@ for _, op in ipairs(operators) do
               assert.are.equal(here.grad_info[k].dtype, there.grad_info[k].dtype)
               local largest = 0
               for _, x in ipairs(list) do largest = math.max(largest, math.abs(x)) end
-              compare(sample, "gradient of input " .. k - 1, there.grad[k], list, 2 * rtol, 2 * atol * math.max(largest, 1))
+              compare(sample, "gradient of input " .. k - 1, there.grad[k], list, 2 * rtol,
+                2 * atol * math.max(largest, 1))
             end
           end))
         end
@@ -427,7 +446,8 @@ for _, op in ipairs(operators) do
             if not result.grad[k] then say(sample, "no %s gradient of input %d", name, k - 1) end
             local largest = 0
             for _, x in ipairs(list) do largest = math.max(largest, math.abs(x)) end
-            compare(sample, "gradient of input " .. k - 1, result.grad[k], list, 3 * unit, 2 * unit * math.max(largest, 0.1))
+            compare(sample, "gradient of input " .. k - 1, result.grad[k], list, 3 * unit,
+              2 * unit * math.max(largest, 0.1))
           end
         end))
       end

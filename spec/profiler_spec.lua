@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- ms.profiler: ranges of time, what is inside what, sums, files.
 local ms = require "moonshard"
 local cjson = require "cjson"
@@ -69,7 +70,8 @@ describe("the profiler", function()
     assert.is_true(within > 0)
   end)
 
-  it("calls modules by their paths from the one that is called, and says nothing of them where that is not wanted", function()
+  it("calls modules by their paths from the one that is called, and says nothing of them where that is not wanted",
+    function()
     local Net = nn.Module:extend "Net"
     function Net:init() self.body = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1))) end
     function Net:forward(x) return self.body(x) end
@@ -77,10 +79,12 @@ describe("the profiler", function()
     local seen = 0
     net.body[1]:register_forward_hook(function() seen = seen + 1 end)
     local p = profiler.profile(function() net(ms.ones(1, 2)) end)
-    assert.are.same({ "Net", "body (Sequential)", "body.1 (Linear)", "body.2 (Sequential)", "body.2.1 (ReLU)", "body.2.2 (Linear)" }, names(p, "module"))
+    assert.are.same({ "Net", "body (Sequential)", "body.1 (Linear)", "body.2 (Sequential)", "body.2.1 (ReLU)",
+      "body.2.2 (Linear)" }, names(p, "module"))
     assert.is_true(inside(find(p, "body.2.2 (Linear)"), find(p, "body.2 (Sequential)")))
     assert.are.equal(1, seen)
-    assert.are.same({ "Sequential", "1 (ReLU)", "2 (Linear)" }, names(profiler.profile(function() net.body[2](ms.ones(1, 3)) end), "module"))
+    assert.are.same({ "Sequential", "1 (ReLU)", "2 (Linear)" },
+      names(profiler.profile(function() net.body[2](ms.ones(1, 3)) end), "module"))
     assert.are.same({}, names(profiler.profile({ with_modules = false }, function() net(ms.ones(1, 2)) end), "module"))
   end)
 
@@ -99,7 +103,8 @@ describe("the profiler", function()
   end)
 
   it("keeps the shapes of inputs where they are asked for, and sums by them", function()
-    local function run() for _ = 1, 2 do ms.ones(2, 3):matmul(ms.ones(3, 4)):add(ms.ones(4)) end ms.ones(5, 3):matmul(ms.ones(3, 4)) end
+    local function run() for _ = 1, 2 do ms.ones(2, 3):matmul(ms.ones(3, 4)):add(ms.ones(4)) end ms.ones(5,
+      3):matmul(ms.ones(3, 4)) end
     local p = profiler.profile({ record_shapes = true }, run)
     assert.are.equal("[2, 3] float32, [3, 4] float32", find(p, "matmul").detail)
     assert.are.equal("[2, 4] float32, [4] float32", find(p, "add").detail)
@@ -144,14 +149,16 @@ describe("the profiler", function()
     local function adds_up(p)
       local averages, own = p:key_averages(), 0
       for _, r in ipairs(averages) do
-        assert.is_true(r.self_cpu_time_total >= -1e-3 and r.self_cpu_time_total <= r.cpu_time_total + 1e-3, tostring(averages))
+        assert.is_true(r.self_cpu_time_total >= -1e-3 and r.self_cpu_time_total <= r.cpu_time_total + 1e-3,
+          tostring(averages))
         own = own + r.self_cpu_time_total
       end
       assert.is_true(math.abs(own - averages.covered) < 1e-3 * own, tostring(averages))
       assert.is_true(averages.covered <= averages.recorded, tostring(averages))
     end
     local function range(name)
-      return coroutine.wrap(function() profiler.record_function(name, function() busy(1e-3) coroutine.yield() busy(1e-3) end) end)
+      return coroutine.wrap(function() profiler.record_function(name,
+        function() busy(1e-3) coroutine.yield() busy(1e-3) end) end)
     end
     adds_up(profiler.profile(function()
       profiler.record_function("around", function()
@@ -183,7 +190,8 @@ describe("the profiler", function()
 
   it("records in several profiles at once, each what began in it and what it asked for", function()
     local net, inner = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))), nil
-    net[2]:register_forward_pre_hook(function() inner = inner or profiler.start { with_modules = false, record_shapes = true } end)
+    net[2]:register_forward_pre_hook(function() inner = inner or profiler.start { with_modules = false,
+      record_shapes = true } end)
     local outer = profiler.profile(function()
       net(ms.ones(1, 2))
       inner:stop()
@@ -233,10 +241,12 @@ describe("the profiler", function()
   end)
 
   it("has ranges of the script's own, with results and errors passed on", function()
-    assert.are.same({ 3, "x" }, { profiler.record_function("off", function(...) return select("#", ...), (...) end, "x", nil, 2) })
+    assert.are.same({ 3, "x" }, { profiler.record_function("off", function(...) return select("#", ...), (...) end, "x",
+      nil, 2) })
     local ok, why
     local p = profiler.profile(function()
-      profiler.record_function("outer", function() profiler.record_function("inner", function() ms.ones(2):exp() end) end)
+      profiler.record_function("outer", function() profiler.record_function("inner",
+        function() ms.ones(2):exp() end) end)
       ok, why = pcall(profiler.record_function, "bad", function() error("on purpose", 0) end)
     end)
     assert.are.same({ false, "on purpose" }, { ok, why })
@@ -274,7 +284,8 @@ describe("the profiler", function()
     local Waits = nn.Module:extend "Waits"
     function Waits.forward() coroutine.yield() end
     profiler.profile(function() coroutine.resume(coroutine.create(function() Waits()() end)) end)
-    assert.are.same({ "Sequential", "1 (Linear)" }, names(profiler.profile(function() net(ms.ones(1, 2)) end), "module"))
+    assert.are.same({ "Sequential", "1 (Linear)" }, names(profiler.profile(function() net(ms.ones(1, 2)) end),
+      "module"))
   end)
 
   it("keeps as many ranges as it has room for, and says how many had none", function()
@@ -341,18 +352,23 @@ describe("the profiler", function()
     p:stop()
     says("cannot write '.*missing/trace.json': No such file or directory", function() p:export_chrome_trace(path) end)
     says("export_chrome_trace: argument 1 is a number %(3%), expected a path", function() p:export_chrome_trace(3) end)
-    says("profiler.start: limit is 0.5, expected a whole number of ranges from 1", function() profiler.start { limit = 0.5 } end)
+    says("profiler.start: limit is 0.5, expected a whole number of ranges from 1",
+      function() profiler.start { limit = 0.5 } end)
     says("unknown option 'shapes'", function() profiler.start { shapes = true } end)
-    says("table: option 'sort_by' is 'time', expected one of", function() p:key_averages():table { sort_by = "time" } end)
+    says("table: option 'sort_by' is 'time', expected one of",
+      function() p:key_averages():table { sort_by = "time" } end)
     says("export_chrome_trace: the path .* has a zero byte in it", function() p:export_chrome_trace(path .. "\0x") end)
-    says("table: row_limit is 0.5, expected a whole number of rows, or %-1 for all", function() p:key_averages():table { row_limit = 0.5 } end)
-    says("table: max_name_column_width is 3, expected a number from 4", function() p:key_averages():table { max_name_column_width = 3 } end)
+    says("table: row_limit is 0.5, expected a whole number of rows, or %-1 for all",
+      function() p:key_averages():table { row_limit = 0.5 } end)
+    says("table: max_name_column_width is 3, expected a number from 4",
+      function() p:key_averages():table { max_name_column_width = 3 } end)
     says("table: self is nil, expected the averages of a profile", function() p:key_averages().table() end)
     says("profiler_spec.lua:%d+: stop: self is nil, expected a profile", function() p.stop() end)
     says("record_function: argument 1 is a function, expected a name", function() profiler.record_function(print) end)
     says("record_function: argument 2 is nil, expected a function", function() profiler.record_function "x" end)
     says("profiler.profile: the last argument is nil, expected a function", function() profiler.profile() end)
-    says("profiler.profile: the last argument is nil, expected a function", function() profiler.profile { limit = 3 } end)
+    says("profiler.profile: the last argument is nil, expected a function",
+      function() profiler.profile { limit = 3 } end)
     says("events: self is nil, expected a profile", function() p.events() end)
     says("on purpose", function() profiler.profile(function() error("on purpose", 0) end) end)
     profiler.profile(function() end)                    -- the one that failed has ended
@@ -403,14 +419,16 @@ describe("MOONSHARD_PROFILE", function()
   end)
 
   it("tells at once that its file cannot be written", function()
-    local job = ranks.run(0, script:format "print 'trained'", { env = { MOONSHARD_PROFILE = process.temp_folder() .. "/none/t.json" } })
+    local job = ranks.run(0, script:format "print 'trained'",
+      { env = { MOONSHARD_PROFILE = process.temp_folder() .. "/none/t.json" } })
     assert.are_not.equal(0, job.code)
     assert.matches("MOONSHARD_PROFILE: cannot write .*/none/t.json: No such file or directory", job.stderr)
     local pipe = process.temp_folder() .. "/pipe"
     assert.are.equal(0, os.execute(("mkfifo '%s'"):format(pipe)))
     job = ranks.run(0, script:format "print 'trained'", { env = { MOONSHARD_PROFILE = pipe } })
     assert.matches("MOONSHARD_PROFILE: cannot write .*/pipe: it is a named pipe", job.stderr)
-    local ok, err = pcall(function() require("moonshard").profiler.profile(function() end):export_chrome_trace(pipe) end)
+    local ok, err = pcall(function() require("moonshard").profiler.profile(function() end):export_chrome_trace(
+      pipe) end)
     assert.is_false(ok)
     assert.matches("profiler: cannot write '.*/pipe': No such device or address", err)
     assert.is_nil(job.stdout:find("trained", 1, true))
@@ -418,7 +436,8 @@ describe("MOONSHARD_PROFILE", function()
 
   it("leaves a script that profiles by itself alone", function()
     local folder = process.temp_folder()
-    local own = ("ms.profiler.profile(function() model(ms.ones(1, 64)) end):export_chrome_trace %q"):format(folder .. "/own.json")
+    local own = ("ms.profiler.profile(function() model(ms.ones(1, 64)) end):export_chrome_trace %q"):format(folder
+      .. "/own.json")
     local job = ranks.run(0, script:format(own), { env = { MOONSHARD_PROFILE = folder .. "/t.json" } })
     assert.are.equal(0, job.code, job.stderr)
     local function gathers(file) return select(2, process.read(folder .. file):gsub('"FSDP::all_gather"', "")) end
@@ -446,7 +465,8 @@ ranks.describe(2, "the profiler over ranks", function()
       local again = unit == "" and 1 or 2               -- the root stays whole for its backward
       assert.are.equal(again, seen["FSDP::all_gather" .. unit], unit)
       assert.are.equal(again, seen["FSDP::all_gather_copy_out" .. unit], unit)
-      for _, phase in ipairs { "pre_forward", "post_forward", "pre_backward", "post_backward_accumulate", "post_backward_reshard", "post_backward_reduce" } do
+      for _, phase in ipairs { "pre_forward", "post_forward", "pre_backward", "post_backward_accumulate",
+        "post_backward_reshard", "post_backward_reduce" } do
         assert.are.equal(1, seen["FSDP::" .. phase .. unit], phase .. unit)
       end
     end

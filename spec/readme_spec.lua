@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The README's program runs and prints what the README says; the files and commands it names exist.
 local lfs = require "lfs"
 local ms = require "moonshard"
@@ -71,14 +72,16 @@ describe("the README", function()
   it("tells scripts/train's options without installing or building", function()
     local folder = process.temp_folder()
     finally(function() process.remove_folder(folder) end)
-    assert.are.equal(0, os.execute(("cd '%s' && mkdir -p '%s/scripts' '%s/none' && cp scripts/train scripts/train.lua '%s/scripts' && cp -r lua '%s'")
+    assert.are.equal(0, os.execute(
+      ("cd '%s' && mkdir -p '%s/scripts' '%s/none' && cp scripts/train scripts/train.lua '%s/scripts' && cp -r lua '%s'")
       :format(process.root, folder, folder, folder, folder)))
     process.write(folder .. "/scripts/setup", "#!/bin/sh\necho set up\nexit 7\n")
     process.write(folder .. "/none/luajit", "#!/bin/sh\nexit 127\n")
     assert.are.equal(0, os.execute(("chmod +x '%s/scripts/setup' '%s/none/luajit'"):format(folder, folder)))
     for _, path in ipairs { "", folder .. "/none:" } do
       for _, word in ipairs { "--help", "-h" } do
-        local p = io.popen(("PATH='%s'\"$PATH\" MOONSHARD_LIB=/nowhere '%s/scripts/train' --steps 3 %s 2>&1"):format(path, folder, word))
+        local p = io.popen(("PATH='%s'\"$PATH\" MOONSHARD_LIB=/nowhere '%s/scripts/train' --steps 3 %s 2>&1"):format(
+          path, folder, word))
         local help = p:read "*a"
         p:close()
         assert.is_nil(help:find("set up", 1, true))

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The prompt, behind a terminal of its own.
 local process = require "spec.support.process"
 local Pty = require "spec.support.pty"
@@ -5,7 +6,8 @@ local Pty = require "spec.support.pty"
 local ways = {
   ["scripts/repl without readline"] = { "env", "TERM=dumb", "luajit", process.root .. "/scripts/repl" },
   ["scripts/repl"] = { "luajit", process.root .. "/scripts/repl" },
-  ["luajit -i"] = { "luajit", "-i", "-e", "package.path = '" .. process.root .. "/?.lua;' .. package.path; require 'moonshard'" },
+  ["luajit -i"] = { "luajit", "-i", "-e", "package.path = '" .. process.root
+    .. "/?.lua;' .. package.path; require 'moonshard'" },
 }
 
 local own_folder = process.temp_folder()
@@ -19,7 +21,8 @@ end
 
 local function open(command, history)
   local p = Pty.start(command, {
-    MOONSHARD_HISTORY = history or "", TERM = "xterm", COLUMNS = "300", LINES = "6", MOONSHARD_THREADS = "1", INPUTRC = inputrc })
+    MOONSHARD_HISTORY = history or "", TERM = "xterm", COLUMNS = "300", LINES = "6", MOONSHARD_THREADS = "1",
+      INPUTRC = inputrc })
   assert(p:expect("Ctrl-D to leave."))
   assert(p:expect "> ")
   return p
@@ -41,8 +44,8 @@ local function ask(p, line, seconds)
   error("no prompt after " .. line .. ": " .. p.text)
 end
 
--- Where Ctrl-C was pressed more than once the later ones may still come, each with a prompt, and take what is typed with them:
--- until a line of ours is answered, and nothing follows.
+-- Where Ctrl-C was pressed more than once the later ones may still come, each with a prompt, and take what is typed
+-- with them: until a line of ours is answered, and nothing follows.
 local function again(p)
   for k = 1, 20 do
     p:type(("print('call ' .. %d)\n"):format(k))
@@ -169,7 +172,8 @@ for name, command in require("moonshard").sorted_pairs(ways) do
     end)
 
     it("survives errors without a text and names that it uses itself", function()
-      assert.are.equal("an error that has no text (table)", ask(p, "error(setmetatable({}, { __tostring = function() error 'no' end }))"))
+      assert.are.equal("an error that has no text (table)",
+        ask(p, "error(setmetatable({}, { __tostring = function() error 'no' end }))"))
       ask(p, "tostring, pcall, io, debug = nil")
       assert.are.equal("4", ask(p, "2 + 2"))
     end)
@@ -276,9 +280,11 @@ end)
 describe("the prompt under mpirun", function()
   it("refuses at once on every rank", function()
     local out = own_folder .. "/out"
-    local env = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" }
+    local env = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
+      OMPI_MCA_rmaps_base_oversubscribe = "1" }
     for _, way in ipairs { "scripts/repl", "luajit -i" } do
-      local child = process.start({ "mpirun", "-n", "2", unpack(ways[way]) }, { stdout = out, stderr = out .. ".err", env = env })
+      local child = process.start({ "mpirun", "-n", "2", unpack(ways[way]) },
+        { stdout = out, stderr = out .. ".err", env = env })
       assert.are.equal(2, child:wait(20) or child:stop())
       local text = process.read(out .. ".err")
       assert.matches("repl: the prompt is for one process, and this is a job of 2 ranks: start it without mpirun", text)

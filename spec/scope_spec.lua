@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Lifetimes: what a scope releases, what survives it, and what says so.
 -- luacheck: ignore 512 (loops that break on purpose)
 local ms = require "moonshard"
@@ -109,11 +110,14 @@ describe("use after release", function()
     local line = debug.getinfo(1, "l").currentline - 1
     local message = failure(function() return a + 1 end)
     assert.matches(
-      "^tensor was released with its scope; return it, or keep%(%) it %(made at [^\n]*scope_spec%.lua:" .. line .. "; its scope: ms%.scope%)$",
+      "^tensor was released with its scope; return it, or keep%(%) it %(made at [^\n]*scope_spec%.lua:" .. line
+      .. "; its scope: ms%.scope%)$",
       message)
     for _, use in ipairs {
-      function() return a.shape end, function() return a:item() end, function() return ms.ones(2) * a end, function() return a:tolist() end,
-      function() return a:keep() end, function() return a.grad end, function() return a[1] end, function() return a:view(2) end,
+      function() return a.shape end, function() return a:item() end, function() return ms.ones(2) * a end,
+        function() return a:tolist() end,
+      function() return a:keep() end, function() return a.grad end, function() return a[1] end,
+        function() return a:view(2) end,
       function() return a:backward() end, function() return ms.cat { ms.ones(1), a } end,
     } do
       assert.matches("^tensor was released with its scope", failure(use))
@@ -121,7 +125,8 @@ describe("use after release", function()
     assert.are.equal("Tensor (released)", tostring(a))
   end)
 
-  it("always names the operator that made the tensor and the scope that it went with, however long ago it began", function()
+  it("always names the operator that made the tensor and the scope that it went with, however long ago it began",
+    function()
     local Twice = ms.nn.Module:extend "Twice"
     function Twice:forward(x)
       self.inner.t = x * 2
@@ -322,8 +327,10 @@ describe("coroutines", function()
     enable_grad = { function(fn) ms.enable_grad(fn) end, ms.is_grad_enabled, ms.no_grad },
     autocast = { function(fn) ms.amp.autocast("bfloat16", fn) end, half },
     with_device = { function(fn) ms.with_device("meta", fn) end, function() return ms.ones(1).device == "meta" end },
-    catch_warnings = { function(fn) ms.catch_warnings(fn) end, function() return require("moonshard.context").now.warnings ~= nil end },
-    enable_wrap = { function(fn) ms.fsdp.wrap.enable_wrap({}, fn) end, function() return require("moonshard.context").now.wrap ~= nil end },
+    catch_warnings = { function(fn) ms.catch_warnings(fn) end,
+    function() return require("moonshard.context").now.warnings ~= nil end },
+    enable_wrap = { function(fn) ms.fsdp.wrap.enable_wrap({}, fn) end,
+    function() return require("moonshard.context").now.wrap ~= nil end },
   }
   for name, block in ms.sorted_pairs(blocks) do
     it("keep " .. name .. " open across a yield, and nobody else is inside", function()
@@ -379,7 +386,8 @@ describe("coroutines", function()
       local co = coroutine.create(function() block(function() coroutine.yield() end) end)
       local ok, why = coroutine.resume(co)
       assert.is_false(ok)
-      assert.matches("^spec/scope_spec.lua:%d+: coroutine.yield inside .*" .. name:match "[%w ._]+$" .. ": its function must run to its end", why)
+      assert.matches("^spec/scope_spec.lua:%d+: coroutine.yield inside .*" .. name:match "[%w ._]+$"
+        .. ": its function must run to its end", why)
       assert.are.equal("dead", coroutine.status(co))
       local n = 0
       block(function()

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Sparse tensors, and sparse gradients of embeddings.
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
@@ -9,7 +10,9 @@ local function failure(fn, ...)
 end
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
 
-local function example(given) return ms.sparse_coo(ids { { 0, 1, 1 }, { 2, 0, 2 } }, ms.tensor { 16, 32, 64 }, { 2, 3 }, given) end
+local function example(given)
+  return ms.sparse_coo(ids { { 0, 1, 1 }, { 2, 0, 2 } }, ms.tensor { 16, 32, 64 }, { 2, 3 }, given)
+end
 
 describe("a sparse tensor", function()
   it("is its positions and values in a whole", function()
@@ -52,7 +55,8 @@ describe("a sparse tensor", function()
   end)
 
   it("overflows in float16 when equal positions are summed", function()
-    local s = ms.sparse_coo(ids { { 1, 1, 0 }, { 0, 0, 2 } }, ms.tensor({ 2 ^ 15, 2 ^ 15, 1 }, { dtype = "float16" }), { 2, 3 })
+    local s = ms.sparse_coo(ids { { 1, 1, 0 }, { 0, 0, 2 } }, ms.tensor({ 2 ^ 15, 2 ^ 15, 1 }, { dtype = "float16" }),
+      { 2, 3 })
     assert.is_true(s:values():isfinite():all():item())
     assert.are.same({ 1, math.huge }, s:coalesce():values():tolist())
     assert.are.equal(65536, s:float():coalesce():values()[2]:item())
@@ -84,23 +88,34 @@ describe("a sparse tensor", function()
 
   it("refuses the others", function()
     local s = example()
-    for _, fn in ipairs { function() return s + 1 end, function() return s * s end, function() return s * ms.ones(2, 3) end,
-      function() return s:exp() end, function() return s:item() end, function() return s:view(3, 2) end, function() return s[1] end,
-      function() return s:matmul(ms.ones(3, 1)) end, function() return ms.cat { s, s } end, function() return s:fill_(1) end } do
+    for _, fn in ipairs { function() return s + 1 end, function() return s * s end,
+      function() return s * ms.ones(2, 3) end,
+      function() return s:exp() end, function() return s:item() end, function() return s:view(3, 2) end,
+        function() return s[1] end,
+      function() return s:matmul(ms.ones(3, 1)) end, function() return ms.cat { s, s } end,
+        function() return s:fill_(1) end } do
       assert.matches("to_dense%(%)", failure(fn))
     end
   end)
 
   it("is checked when it is made", function()
-    assert.matches("index 3 at position 2 is outside dimension 2 of size 3", failure(ms.sparse_coo, ids { { 0, 1 }, { 2, 3 } }, ms.ones(2), { 2, 3 }))
-    assert.matches("index %-1 at position 1 is outside dimension 1", failure(ms.sparse_coo, ids { { -1 } }, ms.ones(1), { 2 }))
-    assert.matches("3 positions, but values of shape %[2%]", failure(ms.sparse_coo, ids { { 0, 1, 1 } }, ms.ones(2), { 2 }))
+    assert.matches("index 3 at position 2 is outside dimension 2 of size 3",
+      failure(ms.sparse_coo, ids { { 0, 1 }, { 2, 3 } }, ms.ones(2), { 2, 3 }))
+    assert.matches("index %-1 at position 1 is outside dimension 1", failure(ms.sparse_coo, ids { { -1 } }, ms.ones(1),
+      { 2 }))
+    assert.matches("3 positions, but values of shape %[2%]", failure(ms.sparse_coo, ids { { 0, 1, 1 } }, ms.ones(2),
+      { 2 }))
     assert.matches("float32 %[1, 1%], expected int64", failure(ms.sparse_coo, ms.zeros(1, 1), ms.ones(1), { 2 }))
-    assert.matches("shape %[2, 3%] has 2 dimensions, the indices 1", failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1), { 2, 3 }))
-    assert.matches("size 2 of shape %[2, 3%] is 3, of the values 4", failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1, 4), { 2, 3 }))
-    assert.matches("at most 8 dimensions", failure(ms.sparse_coo, ms.zeros(9, 1, { dtype = "int64" }), ms.ones(1), { 1, 1, 1, 1, 1, 1, 1, 1, 1 }))
-    assert.matches("more places than can be numbered", failure(ms.sparse_coo, ms.zeros(2, 1, { dtype = "int64" }), ms.ones(1), { 2 ^ 50, 2 ^ 50 }))
-    assert.matches("unknown option 'dtpye'", failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1), { 2 }, { dtpye = "float32" }))
+    assert.matches("shape %[2, 3%] has 2 dimensions, the indices 1", failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1),
+      { 2, 3 }))
+    assert.matches("size 2 of shape %[2, 3%] is 3, of the values 4",
+      failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1, 4), { 2, 3 }))
+    assert.matches("at most 8 dimensions", failure(ms.sparse_coo, ms.zeros(9, 1, { dtype = "int64" }), ms.ones(1),
+      { 1, 1, 1, 1, 1, 1, 1, 1, 1 }))
+    assert.matches("more places than can be numbered", failure(ms.sparse_coo, ms.zeros(2, 1, { dtype = "int64" }),
+      ms.ones(1), { 2 ^ 50, 2 ^ 50 }))
+    assert.matches("unknown option 'dtpye'", failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1), { 2 },
+      { dtpye = "float32" }))
   end)
 
   it("prints what it holds", function()
@@ -131,7 +146,8 @@ describe("a sparse gradient", function()
     p.grad = example()
     p.grad = nil
     assert.is_nil(p.grad)
-    assert.matches("value is float32 %[2, 3%] cpu, expected float32 %[3%] cpu", failure(function() ms.zeros(3).grad = example() end))
+    assert.matches("value is float32 %[2, 3%] cpu, expected float32 %[3%] cpu",
+      failure(function() ms.zeros(3).grad = example() end))
     local s = example { requires_grad = true }
     s.grad = s:clone()
     assert.is_true(s.grad.is_sparse)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Tensor classes: an instance runs every operation on each of its inner tensors.
 local ms = require "moonshard"
 local nn, optim, dist = ms.nn, ms.optim, ms.dist
@@ -48,8 +49,10 @@ describe("an instance of a tensor class", function()
   end)
 
   local functions = {
-    ["t + 1"] = function(t) return t + 1 end, ["2 - t"] = function(t) return 2 - t end, ["-t"] = function(t) return -t end,
-    ["t * t"] = function(t) return t * t end, ["t / 2"] = function(t) return t / 2 end, ["t ^ 2"] = function(t) return t ^ 2 end,
+    ["t + 1"] = function(t) return t + 1 end, ["2 - t"] = function(t) return 2 - t end,
+      ["-t"] = function(t) return -t end,
+    ["t * t"] = function(t) return t * t end, ["t / 2"] = function(t) return t / 2 end,
+      ["t ^ 2"] = function(t) return t ^ 2 end,
     ["add with alpha"] = function(t) return t:add(t, { alpha = 3 }) end, ["exp"] = function(t) return t:exp() end,
     ["relu"] = function(t) return t:relu() end, ["gelu tanh"] = function(t) return t:gelu { approximate = "tanh" } end,
     ["clamp"] = function(t) return t:clamp(0, 1) end, ["view"] = function(t) return t:view(4, 3) end,
@@ -60,10 +63,12 @@ describe("an instance of a tensor class", function()
     ["expand"] = function(t) return t:unsqueeze(1):expand(2, 3, 4) end, ["tile"] = function(t) return t:tile(2, 1) end,
     ["split"] = function(t) return unpack(t:split(2, 2)) end, ["chunk"] = function(t) return unpack(t:chunk(2)) end,
     ["sum"] = function(t) return t:sum() end, ["mean along"] = function(t) return t:mean(1, { keepdim = true }) end,
-    ["max"] = function(t) return t:max(1) end, ["max of all"] = function(t) return t:max() end, ["norm"] = function(t) return t:norm() end,
+    ["max"] = function(t) return t:max(1) end, ["max of all"] = function(t) return t:max() end,
+      ["norm"] = function(t) return t:norm() end,
     ["std"] = function(t) return t:std(2) end, ["softmax"] = function(t) return t:softmax(2) end,
     ["cumsum"] = function(t) return t:cumsum(1) end, ["gt"] = function(t) return t:gt(0) end,
-    ["matmul"] = function(t) return t:matmul(t:t()) end, ["plain matmul"] = function(t) return ms.ones(2, 3):matmul(t) end,
+    ["matmul"] = function(t) return t:matmul(t:t()) end,
+      ["plain matmul"] = function(t) return ms.ones(2, 3):matmul(t) end,
     ["plain + t"] = function(t) return ms.ones(3, 4) + t end, ["cat"] = function(t) return ms.cat({ t, t }, 2) end,
     ["cat with plain"] = function(t) return ms.cat({ ms.ones(1, 4), t, t, t, ms.zeros(2, 4) }) end,
     ["stack"] = function(t) return ms.stack { t, t } end, ["where"] = function(t) return ms.where(t:gt(0), t, 0) end,
@@ -72,7 +77,8 @@ describe("an instance of a tensor class", function()
     ["to"] = function(t) return t:to "float64" end, ["half"] = function(t) return t:half() end,
     ["zeros_like"] = function(t) return ms.zeros_like(t) end, ["full_like"] = function(t) return ms.full_like(t, 3) end,
     ["index_select"] = function(t) return t:index_select(1, ms.tensor({ 0, 2 }, { dtype = "int64" })) end,
-    ["linear"] = function(t) return nn.F.linear(ms.ones(2, 4), t) end, ["layer_norm"] = function(t) return nn.F.layer_norm(t, 4) end,
+    ["linear"] = function(t) return nn.F.linear(ms.ones(2, 4), t) end,
+      ["layer_norm"] = function(t) return nn.F.layer_norm(t, 4) end,
     ["mse_loss"] = function(t) return nn.F.mse_loss(t, ms.zeros(3, 4)) end,
     ["embedding"] = function(t) return nn.F.embedding(ms.tensor({ 2, 0 }, { dtype = "int64" }), t) end,
     ["deepcopy"] = function(t) return ms.deepcopy(t) end,
@@ -83,8 +89,10 @@ describe("an instance of a tensor class", function()
     ["a scope"] = function(t) return ms.scope(function() return t * 2 + 1 end) end,
     -- in place
     ["add_"] = function(t) return t:clone():add_(1) end, ["mul_ by itself"] = function(t) return t:clone():mul_(t) end,
-    ["zero_"] = function(t) return t:clone():zero_() end, ["copy_ a plain one"] = function(t) return t:clone():copy_(ms.ones(4)) end,
-    ["copy_"] = function(t) return ms.zeros_like(t):copy_(t) end, ["masked_fill_"] = function(t) return t:clone():masked_fill_(t:gt(0), 0) end,
+    ["zero_"] = function(t) return t:clone():zero_() end,
+      ["copy_ a plain one"] = function(t) return t:clone():copy_(ms.ones(4)) end,
+    ["copy_"] = function(t) return ms.zeros_like(t):copy_(t) end,
+      ["masked_fill_"] = function(t) return t:clone():masked_fill_(t:gt(0), 0) end,
     ["relu_"] = function(t) return t:clone():relu_() end, ["fill_"] = function(t) return t:clone():fill_(2) end,
     ["constant_"] = function(t) return nn.init.constant_(t:clone(), 5) end,
     ["t[i] = v"] = function(t) t = t:clone(); t[1] = 4; return t end,
@@ -123,7 +131,8 @@ describe("an instance of a tensor class", function()
     function Three:inner_tensors() return { unpack(self.list) } end
     local a, b = pair()
     local t = TwoTensor(a, b)
-    assert.are.equal("add: TwoTensor has 2 inner tensors, Three has 3", failure(function() return t + Three(a, a, a) end))
+    assert.are.equal("add: TwoTensor has 2 inner tensors, Three has 3",
+      failure(function() return t + Three(a, a, a) end))
     assert.are.equal("add_: a plain tensor cannot be changed in place by a TwoTensor", failure(a.add_, a, t))
     assert.matches("^add: shapes %[3, 4%] and %[5%]", failure(function() return t + ms.ones(5) end))
     assert.matches("pass its inner tensors", failure(ms.checkpoint, function(x) return x end, t))
@@ -255,7 +264,8 @@ describe("gradients of tensor classes", function()
     assert.is_nil(t.a.grad)
     t.grad = TwoTensor(ms.ones(2), ms.zeros(2))
     assert.are.same({ 1, 1 }, t.a.grad:tolist())
-    assert.matches("of a TwoTensor it is an instance of 2 inner tensors, got a Tensor", failure(function() t.grad = ms.ones(2) end))
+    assert.matches("of a TwoTensor it is an instance of 2 inner tensors, got a Tensor",
+      failure(function() t.grad = ms.ones(2) end))
   end)
 
   it("pass plain parts that both share, once", function()
@@ -362,7 +372,8 @@ describe("parameters of tensor classes", function()
         for i = 1, 3, 2 do
           ms.testing.assert_close(two[i].weight.grad.b, plain[i].weight.grad)
         end
-        local norm, norms = nn.utils.clip_grad_norm_(plain:parameters(), math.huge), nn.utils.clip_grad_norm_(two:parameters(), math.huge)
+        local norm, norms = nn.utils.clip_grad_norm_(plain:parameters(), math.huge),
+          nn.utils.clip_grad_norm_(two:parameters(), math.huge)
         ms.testing.assert_close(norms, norm * math.sqrt(2))
         for _, optimizer in ipairs(optimizers) do
           assert.is_true(optimizer:step())

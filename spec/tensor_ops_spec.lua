@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- What operations give; their gradients are in ops_spec, which goes through the operator table.
 local ms = require "moonshard"
 
@@ -79,7 +80,8 @@ describe("elementwise operations", function()
         local list = out:tolist()
         if row[1]:sub(-1) == "_" then assert.is_true(rawequal(out, t)) end
         for k, v in ipairs(row[3]) do
-          if type(v) == "number" then assert.is_true(math.abs(list[k] - v) < 1e-5 * math.max(1, math.abs(v))) else assert.are.equal(v, list[k]) end
+          if type(v) == "number" then assert.is_true(math.abs(list[k] - v) < 1e-5 * math.max(1,
+            math.abs(v))) else assert.are.equal(v, list[k]) end
         end
       end
     end)
@@ -107,7 +109,8 @@ describe("elementwise operations", function()
     assert.matches("add: .* a string %('x'%)", failure(function() return T { 1 } + "x" end))
     assert.matches("expected a tensor", failure(function() return T { 1 } * {} end))
     failure(function() return ints { 1 } + 0.5 end)
-    assert.matches("unknown option 'alhpa'; did you mean 'alpha'", failure(function() return T { 1 }:add(1, { alhpa = 2 }) end))
+    assert.matches("unknown option 'alhpa'; did you mean 'alpha'",
+      failure(function() return T { 1 }:add(1, { alhpa = 2 }) end))
     assert.matches("neither a minimum nor a maximum", failure(function() return T { 1 }:clamp() end))
   end)
 end)
@@ -126,7 +129,8 @@ end)
 describe("casts", function()
   it("give the dtype asked for, and the tensor itself when it has it", function()
     local t = T { 1.5, -2.5, 0 }
-    for name, dtype in pairs { double = "float64", half = "float16", bfloat16 = "bfloat16", long = "int64", float = "float32" } do
+    for name, dtype in pairs { double = "float64", half = "float16", bfloat16 = "bfloat16", long = "int64",
+      float = "float32" } do
       assert.are.equal(dtype, t[name](t).dtype)
     end
     assert.are.same({ 1, -2, 0 }, t:long():tolist())
@@ -155,9 +159,11 @@ end)
 describe("reductions", function()
   local t = T { { 1, 2, 3 }, { 4, 5, 6 } }
   local rows = {
-    { "sum", { 21 }, { 6, 15 }, { 5, 7, 9 } }, { "mean", { 3.5 }, { 2, 5 }, { 2.5, 3.5, 4.5 } }, { "prod", { 720 }, { 6, 120 }, { 4, 10, 18 } },
+    { "sum", { 21 }, { 6, 15 }, { 5, 7, 9 } }, { "mean", { 3.5 }, { 2, 5 }, { 2.5, 3.5, 4.5 } },
+    { "prod", { 720 }, { 6, 120 }, { 4, 10, 18 } },
     { "max", { 6 }, { 3, 6 }, { 4, 5, 6 } }, { "min", { 1 }, { 1, 4 }, { 1, 2, 3 } },
-    { "var", { 3.5 }, { 1, 1 }, { 4.5, 4.5, 4.5 } }, { "std", { 3.5 ^ 0.5 }, { 1, 1 }, { 4.5 ^ 0.5, 4.5 ^ 0.5, 4.5 ^ 0.5 } },
+    { "var", { 3.5 }, { 1, 1 }, { 4.5, 4.5, 4.5 } }, { "std", { 3.5 ^ 0.5 }, { 1, 1 },
+    { 4.5 ^ 0.5, 4.5 ^ 0.5, 4.5 ^ 0.5 } },
   }
   for _, row in ipairs(rows) do
     it("give the " .. row[1] .. " of all, and along a dimension", function()

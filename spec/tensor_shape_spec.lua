@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Views, cutting, joining, indexing.
 local ms = require "moonshard"
 
@@ -56,7 +57,8 @@ describe("views", function()
     assert.matches("3 elements from position 2 do not fit size 3", failure(t.narrow, t, 2, 2, 3))
     assert.matches("dimension is 0", failure(t.transpose, t, 0, 1))
     assert.matches("at most 2 expected", failure(t.t, t))
-    assert.matches("not a whole number", failure(t.view, t, 2.5, -1):gsub("expected a whole number", "not a whole number"))
+    assert.matches("not a whole number", failure(t.view, t, 2.5, -1):gsub("expected a whole number",
+      "not a whole number"))
   end)
 end)
 
@@ -109,7 +111,8 @@ local function view_of(wanted, order, skip, dtype)
   return skip and t:narrow(skip, 2, wanted[skip]) or t
 end
 
-local orders = { { 1, 2, 3, 4 }, { 1, 3, 2, 4 }, { 3, 1, 2, 4 }, { 4, 3, 2, 1 }, { 2, 1, 4, 3 }, { 1, 2, 4, 3 }, { 3, 4, 1, 2 } }
+local orders = { { 1, 2, 3, 4 }, { 1, 3, 2, 4 }, { 3, 1, 2, 4 }, { 4, 3, 2, 1 }, { 2, 1, 4, 3 }, { 1, 2, 4, 3 },
+  { 3, 4, 1, 2 } }
 
 describe("memory in any order", function()
   for _, dtype in ipairs { "float32", "float64", "bfloat16", "uint8" } do
@@ -119,7 +122,8 @@ describe("memory in any order", function()
         for _, from in ipairs(orders) do
           for _, to in ipairs(orders) do
             for skip = 0, 4 do
-              local a, b = view_of(wanted, from, skip > 0 and skip or nil, dtype), view_of(wanted, to, skip > 0 and 5 - skip or nil, dtype)
+              local a, b = view_of(wanted, from, skip > 0 and skip or nil, dtype),
+                view_of(wanted, to, skip > 0 and 5 - skip or nil, dtype)
               a:copy_(values)
               b:copy_(a)
               assert.is_true(b:equal(values))

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Tensors: making them, their fields, reading them, putting them in tables of other things.
 local ms = require "moonshard"
 
@@ -160,11 +161,13 @@ describe("tostring", function()
     assert.are.equal("Tensor float32 [] cpu, requires_grad\n0.5000", tostring(ms.tensor(0.5, { requires_grad = true })))
     assert.are.equal("Tensor float32 [0, 3] cpu", tostring(ms.zeros(0, 3)))
     assert.are.equal("Tensor float32 [4] meta", tostring(ms.zeros(4, { device = "meta" })))
-    assert.are.equal("Tensor float32 [3] cpu\n[nan, inf, -inf]", (tostring(ms.tensor { 0 / 0, math.huge, -math.huge }):gsub("  +", " ")
+    assert.are.equal("Tensor float32 [3] cpu\n[nan, inf, -inf]",
+      (tostring(ms.tensor { 0 / 0, math.huge, -math.huge }):gsub("  +", " ")
       :gsub("%[ ", "[")))
   end)
 
-  for _, shape in ipairs { { 1000 }, { 1000, 1000 }, { 3, 40, 50 }, { 2, 3, 4, 5 }, { 20, 2, 2, 2, 2 }, { 1, 1, 1 }, { 30, 1 } } do
+  for _, shape in ipairs { { 1000 }, { 1000, 1000 }, { 3, 40, 50 }, { 2, 3, 4, 5 }, { 20, 2, 2, 2, 2 }, { 1, 1, 1 },
+    { 30, 1 } } do
     it("takes at most 20 lines for " .. table.concat(shape, " x "), function()
       local t = ms.rand(shape)
       collectgarbage "stop"                     -- what other specs left would be collected in between
@@ -202,7 +205,8 @@ describe("deepcopy", function()
   it("keeps memory that views share shared, its strides and dtypes, and copies it once", function()
     local x = ms.arange(0, 12):to "float64":reshape(3, 4)
     local before = ms.memory_stats("cpu").live_tensors
-    local copy = ms.deepcopy { row = x:select(1, 2), turned = x:t(), x = x, wide = x:narrow(1, 1, 1):expand(5, 4), other = ms.ones(2) }
+    local copy = ms.deepcopy { row = x:select(1, 2), turned = x:t(), x = x, wide = x:narrow(1, 1, 1):expand(5, 4),
+      other = ms.ones(2) }
     assert.are.same(x:tolist(), copy.x:tolist())
     assert.are.same({ 1, 4 }, copy.turned:stride())
     assert.are.same({ 0, 1 }, copy.wide:stride())

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Samples and their words, run folders and their numbers, progress: what the training script prints and writes.
 local cjson = require "cjson"
 local lfs = require "lfs"
@@ -69,14 +70,17 @@ end)
 
 describe("a run's folder", function()
   it("writes numbers with 9 digits, or all of them, and what JSON has no word for as null", function()
-    local o = { a = 1 / 3, b = 12, c = 0 / 0, d = math.huge, e = 'q"\n\\', f = true, g = { "x", "y" }, h = 2 ^ 52, i = {} }
+    local o = { a = 1 / 3, b = 12, c = 0 / 0, d = math.huge, e = 'q"\n\\', f = true, g = { "x", "y" }, h = 2 ^ 52,
+      i = {} }
     local line = run_folder.json(o)
-    assert.are.equal('{"a": 0.333333333, "b": 12, "c": null, "d": null, "e": "q\\"\\n\\\\", "f": true, "g": ["x", "y"], '
+    assert.are.equal(
+      '{"a": 0.333333333, "b": 12, "c": null, "d": null, "e": "q\\"\\n\\\\", "f": true, "g": ["x", "y"], '
       .. '"h": 4503599627370496, "i": []}', line)
     assert.are.equal('q"\n\\', cjson.decode(line).e)
     assert.are.equal(1 / 3, cjson.decode(run_folder.json(o, { "a" }, { digits = 17 })).a)
     assert.are.equal('{"b": 12, "a": 0.333333333}', run_folder.json(o, { "b", "z", "a" }))
-    assert.are.equal('{"lr": 0.003}', run_folder.json({ lr = 0.003 }, nil, { digits = 17 }))      -- as short as reads back
+    -- as short as reads back
+    assert.are.equal('{"lr": 0.003}', run_folder.json({ lr = 0.003 }, nil, { digits = 17 }))
   end)
 
   it("is a new one each time, and never one that holds a run", function()

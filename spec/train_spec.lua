@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The main job, as users start it: options, run folder, losses that repeat and agree over worlds, resuming.
 local cjson = require "cjson"
 local lfs = require "lfs"
@@ -8,7 +9,8 @@ local ranks = require "spec.support.ranks"
 local root = process.root
 local folder
 
-local TINY = { "--dim", 16, "--heads", 2, "--layers", 2, "--context", 16, "--batch", 4, "--sample", 0, "--eval-every", 0, "--warmup", 3 }
+local TINY = { "--dim", 16, "--heads", 2, "--layers", 2, "--context", 16, "--batch", 4, "--sample", 0, "--eval-every",
+  0, "--warmup", 3 }
 
 --- Runs train.lua over n ranks (0: plain luajit) with the tiny shape and more options.
 local function train(n, name, options, opts)
@@ -45,7 +47,9 @@ local function losses(name)
   return list
 end
 
-local function checkpoint(name, step) return process.read(("%s/%s/step-%06d.safetensors"):format(folder, name, step)) end
+local function checkpoint(name, step)
+  return process.read(("%s/%s/step-%06d.safetensors"):format(folder, name, step))
+end
 
 local function ok(job)
   assert.are.equal(0, job.code, job.stderr)
@@ -221,7 +225,8 @@ describe("scripts/train.lua", function()
     local _, validations = metrics "tokens"
     assert.is_near(math.log(50257), validations[1].val_loss, 0.5)
     local function generate(prompt)
-      return ranks.run(0, root .. "/scripts/generate.lua", { args = { "--from", folder .. "/tokens", "--length", 3, "--prompt", prompt } })
+      return ranks.run(0, root .. "/scripts/generate.lua",
+        { args = { "--from", folder .. "/tokens", "--length", 3, "--prompt", prompt } })
     end
     assert.matches("^5 17 %d+ %d+ %d+\n$", ok(generate "5 17").stdout)
     for _, prompt in ipairs { "the moon", "5 50257", "-1", "1.5" } do
@@ -300,7 +305,8 @@ describe("scripts/train.lua", function()
   for _, n in ipairs { 0, 2 } do
     it(("names the first step whose loss is not finite, and ends at the third without a checkpoint, over %d ranks"):format(math.max(n, 1)), function()
       local name = "lost" .. n
-      local job = train(n, name, { "--steps", 9, "--lr", 1e30, "--warmup", 0, "--sample", 10, "--eval-every", 1, "--save", 1 })
+      local job = train(n, name, { "--steps", 9, "--lr", 1e30, "--warmup", 0, "--sample", 10, "--eval-every", 1,
+        "--save", 1 })
       assert.are.equal(1, job.code, job.stdout)
       local _, said = job.stdout:gsub("the loss is not finite", "")
       assert.are.equal(1, said)
@@ -322,7 +328,8 @@ describe("scripts/train.lua", function()
   end
 
   it("goes on with losses that are not finite where it is asked to, to an end without a checkpoint", function()
-    local job = ok(train(0, "lost-on", { "--steps", 9, "--lr", 1e30, "--warmup", 0, "--sample", 10, "--nan", "continue" }))
+    local job = ok(train(0, "lost-on", { "--steps", 9, "--lr", 1e30, "--warmup", 0, "--sample", 10, "--nan",
+      "continue" }))
     assert.are.equal(9, #metrics "lost-on")
     assert.matches("train: the weights are not finite after step 9: no checkpoint and no samples", job.stderr)
     job = train(0, "lost-late", { "--steps", 2, "--lr", 1e30, "--warmup", 0 })
@@ -335,7 +342,8 @@ describe("scripts/train.lua", function()
 
   it("does not write with weights that are not finite", function()
     local path = folder .. "/alone/step-000020.safetensors"
-    local model = require("moonshard.models.gpt") { vocab = 256, context = 16, layers = 2, heads = 2, dim = 16, position = "alibi", tie = false }
+    local model = require("moonshard.models.gpt") { vocab = 256, context = 16, layers = 2, heads = 2, dim = 16,
+      position = "alibi", tie = false }
     local checkpoints = require "moonshard.run_checkpoint"
     local opened = checkpoints.open(path)
     opened:load_model(model)
@@ -358,17 +366,22 @@ describe("scripts/train.lua", function()
       process.write(folder .. "/same-size/a", (sentences(400):gsub("moon", "noom")))
       process.write(folder .. "/same-size/b", sentences(100):upper())
       lfs.mkdir(folder .. "/moved")
-      for _, name in ipairs { "a", "b" } do process.write(folder .. "/moved/" .. name, process.read(folder .. "/text/" .. name)) end
+      for _, name in ipairs { "a", "b" } do
+        process.write(folder .. "/moved/" .. name, process.read(folder .. "/text/" .. name))
+      end
     end)
 
     for _, n in ipairs { 0, 2 } do
-      it(("fine-tunes the weights of a run with --from: its shape, a new optimizer and schedule, over %d ranks"):format(math.max(n, 1)), function()
+      it(("fine-tunes the weights of a run with --from: its shape, a new optimizer and schedule, over %d ranks"):format(
+        math.max(n, 1)), function()
         local name = "tuned" .. n
         local job = ok(ranks.run(n, root .. "/scripts/train.lua", { args = {
           "--from", folder .. "/alone", "--data", folder .. "/other", "--out", folder .. "/" .. name,
           "--steps", 6, "--batch", 4, "--sample", 0, "--warmup", 2, "--lr", 1e-60, "--weight-decay", 0 } }))
-        assert.matches("run: [^\n]*, with the weights of " .. (folder .. "/alone/step-000020.safetensors"):gsub("%p", "%%%0"), job.stdout)
-        local before, after = ms.load(folder .. "/alone/step-000020.safetensors"), ms.load(folder .. "/" .. name .. "/step-000006.safetensors")
+        assert.matches("run: [^\n]*, with the weights of " .. (folder .. "/alone/step-000020.safetensors"):gsub("%p",
+          "%%%0"), job.stdout)
+        local before, after = ms.load(folder .. "/alone/step-000020.safetensors"),
+          ms.load(folder .. "/" .. name .. "/step-000006.safetensors")
         local moments = 0
         for key, t in ms.sorted_pairs(before) do        -- steps of 1e-60 change nothing: the weights are the run's
           if key:find "^model%." then
@@ -401,11 +414,14 @@ describe("scripts/train.lua", function()
       for _, other in ipairs { "other", "same-size" } do
         local job = train(0, "refused", { "--resume", folder .. "/half-way", "--data", folder .. "/" .. other })
         assert.are.equal(2, job.code)
-        local path, had, now = job.stderr:match("^train: %-%-resume: '([^']*)' was trained on '([^']*)' %(%d+ training tokens%), "
+        local path, had, now =
+          job.stderr:match("^train: %-%-resume: '([^']*)' was trained on '([^']*)' %(%d+ training tokens%), "
           .. "and the data now is '([^']*)' %(%d+ training tokens%); %-%-from trains its weights on other data\n$")
-        assert.are.same({ folder .. "/half-way/step-000005.safetensors", folder .. "/text", folder .. "/" .. other }, { path, had, now })
+        assert.are.same({ folder .. "/half-way/step-000005.safetensors", folder .. "/text", folder .. "/" .. other },
+          { path, had, now })
       end
-      ok(train(0, "half-moved", { "--resume", folder .. "/half-way", "--data", folder .. "/moved" }))     -- the same data elsewhere
+      -- the same data elsewhere
+      ok(train(0, "half-moved", { "--resume", folder .. "/half-way", "--data", folder .. "/moved" }))
       assert.are.same({ unpack(losses "alone", 6) }, losses "half-moved")
 
       ok(train(0, "whole", { "--steps", 3, "--stop", 2, "--data", folder .. "/other" }))
@@ -429,7 +445,8 @@ describe("scripts/train.lua", function()
   it("ends on Ctrl-C with one line and status 130, within 1 s", function() process.within(1, function()
     if lfs.attributes(folder .. "/interrupted") then process.remove_folder(folder .. "/interrupted") end
     local out = folder .. "/interrupted.out"
-    local words = { "luajit", root .. "/scripts/train.lua", "--data", folder .. "/text", "--out", folder .. "/interrupted", "--steps", "100000" }
+    local words = { "luajit", root .. "/scripts/train.lua", "--data", folder .. "/text", "--out", folder
+      .. "/interrupted", "--steps", "100000" }
     for _, a in ipairs(TINY) do words[#words + 1] = tostring(a) end
     local child = process.start(words, { stdout = out, stderr = out .. ".err" })
     local deadline = process.now() + 60 * process.patience
@@ -438,16 +455,19 @@ describe("scripts/train.lua", function()
     process.kill(child.pid, process.SIGINT)
     local before = process.now()
     assert.are.equal(130, child:wait(30) or child:stop())
-    assert.matches("^\ntrain: interrupted in step %d+ of 100000; its metrics are in .*/interrupted\n$", process.read(out .. ".err"))
+    assert.matches("^\ntrain: interrupted in step %d+ of 100000; its metrics are in .*/interrupted\n$",
+      process.read(out .. ".err"))
     return process.now() - before
   end) end)
 
   for _, n in ipairs { 0, 2 } do
-    it(("writes a checkpoint on SIGUSR1 and goes on, on SIGUSR2 and ends with status 75, over %d ranks"):format(math.max(n, 1)), function()
+    it(("writes a checkpoint on SIGUSR1 and goes on, on SIGUSR2 and ends with status 75, over %d ranks"):format(
+      math.max(n, 1)), function()
       local name = "signalled" .. n
       local out = folder .. "/" .. name .. ".out"
       local words = n > 0 and { "mpirun", "-n", tostring(n) } or {}
-      for _, a in ipairs { "luajit", root .. "/scripts/train.lua", "--data", folder .. "/text", "--out", folder .. "/" .. name, "--steps", "100000" } do
+      for _, a in ipairs { "luajit", root .. "/scripts/train.lua", "--data", folder .. "/text", "--out", folder .. "/"
+        .. name, "--steps", "100000" } do
         words[#words + 1] = a
       end
       for _, a in ipairs(TINY) do words[#words + 1] = tostring(a) end
@@ -455,7 +475,9 @@ describe("scripts/train.lua", function()
         OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" } })
       local function await(pattern)
         local deadline = process.now() + 100 * process.patience
-        while not process.read(out):find(pattern) and process.now() < deadline and not child:poll() do process.sleep(0.01) end
+        while not process.read(out):find(pattern) and process.now() < deadline and not child:poll() do
+          process.sleep(0.01)
+        end
         local found = process.read(out):match(pattern)
         assert.is_truthy(found, process.read(out) .. process.read(out .. ".err"))
         return found
@@ -470,13 +492,15 @@ describe("scripts/train.lua", function()
       for step in process.read(out):gmatch "step (%d+): checkpoint: " do last = step end
       assert.is_true(tonumber(last) > tonumber(first))
       for _, step in ipairs { first, last } do assert.is_true(#checkpoint(name, tonumber(step)) > 1000) end
-      local job = ok(train(n, name .. "-on", { "--resume", folder .. "/" .. name, "--steps", tonumber(last) + 2, "--warmup", 3 }))
+      local job = ok(train(n, name .. "-on", { "--resume", folder .. "/" .. name, "--steps", tonumber(last) + 2,
+        "--warmup", 3 }))
       assert.matches(("from step %s of "):format(last), job.stdout)
     end)
   end
 
   -- What grows then is LuaJIT's own heap, with a table a tensor: the number of tensors counts, not their size.
-  local shapes = { tiny = TINY, ["the default's layers"] = { "--batch", 1, "--context", 32, "--sample", 0, "--eval-every", 0 } }
+  local shapes = { tiny = TINY, ["the default's layers"] = { "--batch", 1, "--context", 32, "--sample", 0,
+    "--eval-every", 0 } }
   for shape, given in ms.sorted_pairs(shapes) do it("keeps its memory flat without the collector: " .. shape, function()
     local script = ([[
       collectgarbage "stop"
@@ -497,13 +521,16 @@ describe("scripts/train.lua", function()
     ]]):format(root, "@", root)
     local words = {}
     for _, a in ipairs(given) do words[#words + 1] = ("%q"):format(tostring(a)) end
-    for _, a in ipairs { "--steps", "300", "--data", folder .. "/text", "--out", folder .. "/flat-" .. #given } do words[#words + 1] = ("%q"):format(a) end
+    for _, a in ipairs { "--steps", "300", "--data", folder .. "/text", "--out", folder .. "/flat-" .. #given } do
+      words[#words + 1] = ("%q"):format(a)
+    end
     local job = ok(ranks.run(0, (script:gsub("@", function() return table.concat(words, ", ") end)), { timeout = 300 }))
     local steps = metrics("flat-" .. #given)
     assert.are.equal(300, #steps)
     assert.are.equal(steps[10].allocated, steps[300].allocated)
     local before, after = job.stdout:match "resident (%d+).*resident (%d+)"
-    assert.is_true(process.tool ~= nil or math.abs(after - before) <= 4096, ("%s KiB at step 10, %s at step 300"):format(before, after))
+    assert.is_true(process.tool ~= nil or math.abs(after - before) <= 4096,
+      ("%s KiB at step 10, %s at step 300"):format(before, after))
   end) end
 end)
 
@@ -515,7 +542,8 @@ describe("scripts/generate.lua", function()
     process.write(folder .. "/text/a", sentences(400))
     ok(train(0, "run", { "--steps", 5 }))
     local function generate(...)
-      return ranks.run(0, root .. "/scripts/generate.lua", { args = { "--from", folder .. "/run", "--length", 30, ... } })
+      return ranks.run(0, root .. "/scripts/generate.lua",
+        { args = { "--from", folder .. "/run", "--length", 30, ... } })
     end
     local a, b = ok(generate("--prompt", "the moon")), ok(generate("--prompt", "the moon"))
     assert.are.equal(a.stdout, b.stdout)

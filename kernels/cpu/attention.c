@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // attention.c -- softmax(q k^T) v without the T x T matrix (Dao et al. 2022): 32 queries meet 512 keys at
 // a time, forward keeps one number a row (the logsumexp), backward computes the scores again.
 //
@@ -13,23 +14,24 @@
 
 enum { ROWS = 32, CHUNK = 512 };
 
-// A tensor [batch..., t, d] seen as heads: strides of the batch dimensions (0 where it is broadcast), of rows and columns.
+// A tensor [batch..., t, d] seen as heads: strides of the batch dimensions (0 where it is broadcast), of rows and
+// columns.
 typedef struct part {
-    int      dtype, n;
-    void    *data;
-    int64_t  rs, cs, shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    int dtype, n;
+    void *data;
+    int64_t rs, cs, shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
 } part;
 
 typedef struct attend {
-    part        q, k, v, mask, o, g, dq, dk, dv;
-    void       *lse, *dmask;
+    part q, k, v, mask, o, g, dq, dk, dv;
+    void *lse, *dmask;
     const void *g_lse;
-    int64_t     heads, tq, tk, d, wide, keys;       // wide, keys: d and tk up to multiples of 16
-    bool        causal;
-    double      p, scale;
-    uint64_t    seed, offset;
-    char       *room;
-    size_t      room_bytes;                         // a thread
+    int64_t heads, tq, tk, d, wide, keys;  // wide, keys: d and tk up to multiples of 16
+    bool causal;
+    double p, scale;
+    uint64_t seed, offset;
+    char *room;
+    size_t room_bytes;  // a thread
 } attend;
 
 static int64_t head_start(const part *x, int64_t head)
@@ -45,8 +47,12 @@ static int64_t head_start(const part *x, int64_t head)
 // like: the batch dimensions of the whole call.
 static part part_of(const ms_tensor *t, const ms_tensor *like)
 {
-    part x = { .dtype = t->dtype, .n = like->ndim - 2, .data = ms__data(t), .rs = t->stride[t->ndim - 2], .cs = t->stride[t->ndim - 1] };
-    if (t->shape[t->ndim - 2] == 1) x.rs = 0;       // masks broadcast along queries or keys
+    part x = { .dtype = t->dtype,
+               .n = like->ndim - 2,
+               .data = ms__data(t),
+               .rs = t->stride[t->ndim - 2],
+               .cs = t->stride[t->ndim - 1] };
+    if (t->shape[t->ndim - 2] == 1) x.rs = 0;  // masks broadcast along queries or keys
     if (t->shape[t->ndim - 1] == 1) x.cs = 0;
     for (int d = 0; d < x.n; d++) {
         int from = d + t->ndim - like->ndim;
@@ -95,7 +101,8 @@ static void sizes(attend *w, const ms_call *c, const ms_tensor *q, const ms_tens
 static void run_heads(const attend *w, ms_range_fn fn)
 {
     // Tiny heads are not worth a parallel region.
-    if (w->heads * w->tq * w->tk * w->d < 1 << 16) for (int64_t h = 0; h < w->heads; h++) fn((void *)w, h, h + 1, h);
+    if (w->heads * w->tq * w->tk * w->d < 1 << 16)
+        for (int64_t h = 0; h < w->heads; h++) fn((void *)w, h, h + 1, h);
     else ms__parallel_tasks(w->heads, fn, (void *)w);
 }
 
@@ -109,11 +116,12 @@ static ms_status sum_mask(const attend *w, const part *m, int64_t numel)
     for (int64_t h = 0, k = 0; h < w->heads; h++)
         for (int64_t i = 0; i < w->tq; i++)
             for (int64_t j = 0; j < w->tk; j++, k++)
-                s[head_start(m, h) + i * m->rs + j * m->cs] += w->q.dtype == MS_F64 ? ((double *)w->dmask)[k] : ((float *)w->dmask)[k];
+                s[head_start(m, h) + i * m->rs + j * m->cs] +=
+                    w->q.dtype == MS_F64 ? ((double *)w->dmask)[k] : ((float *)w->dmask)[k];
     for (int64_t k = 0; k < numel; k++) {
         if (m->dtype == MS_F64) ((double *)m->data)[k] = s[k];
         else if (m->dtype == MS_F32) ((float *)m->data)[k] = (float)s[k];
-        else ms__row_out(m->dtype, m->data, k, 1, 1, &(float){ (float)s[k] });
+        else ms__row_out(m->dtype, m->data, k, 1, 1, &(float) { (float)s[k] });
     }
     ms__free(sums);
     return MS_OK;
@@ -132,7 +140,8 @@ ms_status ms__cpu_attention(ms_call *c)
     w.o = part_of(o, q);
     if (mask) w.mask = part_of(mask, q);
     w.lse = ms__data(c->out[1]);
-    w.room_bytes = (size_t)(w.d * w.keys + w.tk * w.wide + 2 * ROWS * w.wide + ROWS * CHUNK + CHUNK) * (w.q.dtype == MS_F64 ? 8 : 4);
+    w.room_bytes = (size_t)(w.d * w.keys + w.tk * w.wide + 2 * ROWS * w.wide + ROWS * CHUNK + CHUNK) *
+                   (w.q.dtype == MS_F64 ? 8 : 4);
     w.room_bytes = (w.room_bytes + 63) / 64 * 64;
     MS_TRY(ms__alloc(&room, MS_CPU, w.room_bytes * (size_t)ms_num_threads(), "attention"));
     w.room = room->data;
@@ -170,7 +179,7 @@ ms_status ms__cpu_attention_backward(ms_call *c)
         MS_TRY(ms__contiguous(&g_lse, c->in[7]));
         w.g_lse = ms__data(g_lse);
     }
-    if (dmask) {                                    // its own size is quadratic in T already
+    if (dmask) {  // its own size is quadratic in T already
         st = ms__alloc(&scores, MS_CPU, (size_t)(w.heads * w.tq * w.tk) * size, "attention_backward");
         if (st == MS_OK) w.dmask = scores->data;
     }
@@ -180,7 +189,7 @@ ms_status ms__cpu_attention_backward(ms_call *c)
     if (st == MS_OK) {
         w.room = room->data;
         run_heads(&w, backward_head);
-        if (dmask) {                                // summed over what the mask was broadcast along
+        if (dmask) {  // summed over what the mask was broadcast along
             part m = part_of(dmask, q);
             st = sum_mask(&w, &m, dmask->numel);
         }

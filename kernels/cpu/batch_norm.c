@@ -1,5 +1,6 @@
-// batch_norm.c -- batch_norm on the CPU. Statistics and weights are held in double; elements are worked on in float32 or
-// float64 (half types are converted on the way in and out).
+// SPDX-License-Identifier: MIT
+// batch_norm.c -- batch_norm on the CPU. Statistics and weights are held in double; elements are worked on in float32
+// or float64 (half types are converted on the way in and out).
 //
 // Sizes: N batch, C channels, S the rest. With S > 1 a task is a channel, passed over a few times in the second cache;
 // with S = 1 it is a block of rows, whose size is a matter of the shape only, and blocks are joined in order.
@@ -10,22 +11,23 @@
 #include "layers.h"
 
 typedef struct bn {
-    int         dtype;              // REAL's
-    bool        training;
-    int64_t     n, c, s, rows;      // sizes; rows of a block
-    double      eps;
+    int dtype;  // REAL's
+    bool training;
+    int64_t n, c, s, rows;  // sizes; rows of a block
+    double eps;
     const void *x, *g;
-    void       *y;                  // or dx; NULL when nobody wants it
-    void       *coefficients;       // REAL, by channel, for rows
-    double     *parts;              // 2 C by block
-    double     *w, *b, *mean, *var, *gmean, *gvar;          // by channel; w, b, gmean, gvar may be NULL
-    double     *dw, *db, *dmean, *dvar;
+    void *y;                                    // or dx; NULL when nobody wants it
+    void *coefficients;                         // REAL, by channel, for rows
+    double *parts;                              // 2 C by block
+    double *w, *b, *mean, *var, *gmean, *gvar;  // by channel; w, b, gmean, gvar may be NULL
+    double *dw, *db, *dmean, *dvar;
 } bn;
 
 // A channel's gradients from its sums of g and of g (x - mean), and the factors of its dx.
 static void finish_channel(const bn *p, int64_t c, double sg, double sgx, double *k)
 {
-    ms_bn_channel q = ms_bn_finish(p->var[c], p->eps, p->w ? p->w[c] : 1, (double)(p->n * p->s), p->training, p->gmean ? p->gmean[c] : 0, p->gvar ? p->gvar[c] : 0, sg, sgx);
+    ms_bn_channel q = ms_bn_finish(p->var[c], p->eps, p->w ? p->w[c] : 1, (double)(p->n * p->s), p->training,
+                                   p->gmean ? p->gmean[c] : 0, p->gvar ? p->gvar[c] : 0, sg, sgx);
     p->dw[c] = q.dw, p->db[c] = q.db, p->dmean[c] = q.dmean, p->dvar[c] = q.dvar;
     k[0] = q.of_g, k[1] = q.of_x, k[2] = q.alone;
 }
@@ -169,7 +171,7 @@ static ms_status room_for(ms_block **room, bn *p, int by_channel_arrays, const c
 static ms_status as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
 {
     if (t->dtype == dtype) return ms__contiguous(out, t);
-    return ms__run_op(&ms__op_cast, 1, &t, 1, (int64_t[]){ dtype }, 0, NULL, 1, out);
+    return ms__run_op(&ms__op_cast, 1, &t, 1, (int64_t[]) { dtype }, 0, NULL, 1, out);
 }
 
 // One number a channel, as doubles in `room`; NULL for an absent tensor.
@@ -219,7 +221,7 @@ ms_status ms__cpu_batch_norm(ms_call *c)
     ms_tensor *x = NULL, *y = NULL;
     ms_block *room = NULL;
     sizes(&p, c->in[0]);
-    if (c->out[0]->numel == 0) {                            // a batch of nothing: statistics of 0
+    if (c->out[0]->numel == 0) {  // a batch of nothing: statistics of 0
         for (int k = 1; k < c->n_out; k++) MS_TRY(ms__zero(c->out[k]));
         return MS_OK;
     }

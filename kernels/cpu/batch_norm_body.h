@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: MIT
 // batch_norm_body.h -- batch_norm and its gradient, included once per accumulation type by batch_norm.c: a channel at a
-// time where its numbers lie in runs [N, C, S], a block of rows at a time where they don't [N, C]. Sums of a run are made
-// in REAL, runs and rows are added in double, in order.
+// time where its numbers lie in runs [N, C, S], a block of rows at a time where they don't [N, C]. Sums of a run are
+// made in REAL, runs and rows are added in double, in order.
 
 // ---- a channel, in runs ---------------------------------------------------------------------------
 
@@ -27,7 +28,8 @@ static MS_KERNEL void R(channel)(const bn *p, int64_t c)
         for (int64_t n = 0; n < N; n++) spread += R(ms__row_spread)(x + n * step, (REAL)p->mean[c], S);
         p->var[c] = spread / count;
     }
-    REAL mean = (REAL)p->mean[c], scale = (REAL)ms_bn_scale(p->var[c], p->eps, p->w ? p->w[c] : 1), shift = (REAL)(p->b ? p->b[c] : 0);
+    REAL mean = (REAL)p->mean[c], scale = (REAL)ms_bn_scale(p->var[c], p->eps, p->w ? p->w[c] : 1),
+         shift = (REAL)(p->b ? p->b[c] : 0);
     for (int64_t n = 0; n < N; n++)
         for (int64_t j = 0; j < S; j++) y[n * step + j] = (x[n * step + j] - mean) * scale + shift;
 }
@@ -46,8 +48,10 @@ static MS_KERNEL void R(channel_backward)(const bn *p, int64_t c)
     REAL kg = (REAL)k[0], a = (REAL)k[1], d = (REAL)k[2];
     for (int64_t n = 0; dx && n < N; n++) {
         const REAL *xn = x + n * step, *gn = g + n * step;
-        if (g) for (int64_t j = 0; j < S; j++) dx[n * step + j] = kg * gn[j] + a * (xn[j] - mean) + d;
-        else for (int64_t j = 0; j < S; j++) dx[n * step + j] = a * (xn[j] - mean) + d;
+        if (g)
+            for (int64_t j = 0; j < S; j++) dx[n * step + j] = kg * gn[j] + a * (xn[j] - mean) + d;
+        else
+            for (int64_t j = 0; j < S; j++) dx[n * step + j] = a * (xn[j] - mean) + d;
     }
 }
 
@@ -55,7 +59,8 @@ static MS_KERNEL void R(channel_backward)(const bn *p, int64_t c)
 
 // This block's mean of every channel, and its sum of squared distances from that: add_stats joins the blocks.
 // Four rows at a time: the sums by channel are read and written less often.
-static MS_KERNEL void R(rows_stats)(const bn *p, int64_t first, int64_t last, double *restrict mean, double *restrict spread)
+static MS_KERNEL void R(rows_stats)(const bn *p, int64_t first, int64_t last, double *restrict mean,
+                                    double *restrict spread)
 {
     int64_t C = p->c, n = first;
     const REAL *x = (const REAL *)p->x + first * C;
@@ -113,7 +118,10 @@ static MS_KERNEL void R(rows_backward)(const bn *p, int64_t first, int64_t last)
     REAL *dx = p->y;
     int64_t C = p->c;
     for (int64_t n = first; n < last; n++) {
-        if (g) for (int64_t c = 0; c < C; c++) dx[n * C + c] = kg[c] * g[n * C + c] + a[c] * (x[n * C + c] - mean[c]) + d[c];
-        else for (int64_t c = 0; c < C; c++) dx[n * C + c] = a[c] * (x[n * C + c] - mean[c]) + d[c];
+        if (g)
+            for (int64_t c = 0; c < C; c++)
+                dx[n * C + c] = kg[c] * g[n * C + c] + a[c] * (x[n * C + c] - mean[c]) + d[c];
+        else
+            for (int64_t c = 0; c < C; c++) dx[n * C + c] = a[c] * (x[n * C + c] - mean[c]) + d[c];
     }
 }

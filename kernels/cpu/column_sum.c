@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // column_sum.c -- sums of a matrix's columns: the gradient of a bias.
 #include "gemm.h"
 #include "rows.h"
@@ -5,7 +6,12 @@
 // Blocks of 64 rows, each summed row by row into its own partial row, then the partial rows in order.
 enum { SUM_ROWS = 64, SUM_COLS = 512 };
 
-typedef struct colsum { int dtype; void *out; const void *x; int64_t m, n, rs; } colsum;
+typedef struct colsum {
+    int dtype;
+    void *out;
+    const void *x;
+    int64_t m, n, rs;
+} colsum;
 
 static MS_KERNEL void add_rows_f32(float *s, const float *x, int64_t rows, int64_t n, int64_t rs)
 {
@@ -39,7 +45,9 @@ static void colsum_task(void *arg, int64_t block, int64_t end, int64_t unused)
         float s[SUM_COLS] = { 0 }, t[SUM_COLS];
         int64_t rows = w->m - i < SUM_ROWS ? w->m - i : SUM_ROWS;
         if (w->dtype == MS_F32) add_rows_f32(s, (const float *)w->x + i * w->rs + j0, rows, n, w->rs);
-        else for (int64_t r = 0; r < rows; r++) add_rows_f32(s, ms__row_in(w->dtype, w->x, (i + r) * w->rs + j0, 1, n, t), 1, n, 0);
+        else
+            for (int64_t r = 0; r < rows; r++)
+                add_rows_f32(s, ms__row_in(w->dtype, w->x, (i + r) * w->rs + j0, 1, n, t), 1, n, 0);
         for (int64_t j = 0; j < n; j++) total[j] += s[j];
     }
     if (w->dtype == MS_F32) memcpy((float *)w->out + j0, total, (size_t)n * sizeof(float));
@@ -50,6 +58,7 @@ void ms__column_sum(int dtype, void *out, const void *x, int64_t m, int64_t n, i
 {
     colsum w = { dtype, out, x, m, n, rs };
     int64_t blocks = (n + SUM_COLS - 1) / SUM_COLS;
-    if (m * n < 1 << 15) for (int64_t b = 0; b < blocks; b++) colsum_task(&w, b, b + 1, b);
+    if (m * n < 1 << 15)
+        for (int64_t b = 0; b < blocks; b++) colsum_task(&w, b, b + 1, b);
     else ms__parallel_tasks(blocks, colsum_task, &w);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // conv.c -- conv2d on the CPU: an image becomes a matrix of what each kernel element meets, and one
 // product a group does the rest, in every dtype and with the product's own guarantees (order of sums, threads).
 // A 1 x 1 kernel meets the image itself, so that nothing is copied. oneDNN's convolutions know no
@@ -13,14 +14,14 @@
 #include "layers.h"
 
 typedef struct job {
-    ms_conv     v;
-    size_t      size;           // of an element
-    int         dtype;
-    const char *x;              // the image's channels of this group
-    char       *cols;           // K x L
+    ms_conv v;
+    size_t size;  // of an element
+    int dtype;
+    const char *x;  // the image's channels of this group
+    char *cols;     // K x L
     const void *from;
-    void       *to;
-    int64_t     count;
+    void *to;
+    int64_t count;
 } job;
 
 // ---- image to columns and back --------------------------------------------------------------------
@@ -40,7 +41,8 @@ static void unfold_row(const job *j, int64_t r)
         }
         const char *row = image + (size_t)(h * v->w) * j->size;
         // Output columns [first, last) meet the image; column o meets o * sw + shift.
-        int64_t first = shift < 0 ? (-shift + v->sw - 1) / v->sw : 0, last = v->w > shift ? (v->w - shift + v->sw - 1) / v->sw : 0;
+        int64_t first = shift < 0 ? (-shift + v->sw - 1) / v->sw : 0,
+                last = v->w > shift ? (v->w - shift + v->sw - 1) / v->sw : 0;
         if (last > v->ow) last = v->ow;
         if (first > last) first = last;
         memset(to, 0, (size_t)first * j->size);
@@ -49,9 +51,12 @@ static void unfold_row(const job *j, int64_t r)
         const char *at = row + (size_t)(first * v->sw + shift) * j->size;
         int64_t n = last - first, s = v->sw;
         if (s == 1) memcpy(to + (size_t)first * j->size, at, (size_t)n * j->size);
-        else if (j->size == 8) for (int64_t k = 0; k < n; k++) ((uint64_t *)to)[first + k] = ((const uint64_t *)at)[k * s];
-        else if (j->size == 4) for (int64_t k = 0; k < n; k++) ((uint32_t *)to)[first + k] = ((const uint32_t *)at)[k * s];
-        else for (int64_t k = 0; k < n; k++) ((uint16_t *)to)[first + k] = ((const uint16_t *)at)[k * s];
+        else if (j->size == 8)
+            for (int64_t k = 0; k < n; k++) ((uint64_t *)to)[first + k] = ((const uint64_t *)at)[k * s];
+        else if (j->size == 4)
+            for (int64_t k = 0; k < n; k++) ((uint32_t *)to)[first + k] = ((const uint32_t *)at)[k * s];
+        else
+            for (int64_t k = 0; k < n; k++) ((uint16_t *)to)[first + k] = ((const uint16_t *)at)[k * s];
     }
 }
 
@@ -64,23 +69,24 @@ static void unfold(void *arg, int64_t first, int64_t last, int64_t block)
 }
 
 // A channel's gradient: what its kernel elements' rows give back, in their order.
-#define FOLD(REAL, name)                                                                                                        \
-    static void name(const job *j, int64_t c)                                                                                   \
-    {                                                                                                                           \
-        const ms_conv *v = &j->v;                                                                                               \
-        REAL *image = (REAL *)j->to + c * v->h * v->w;                                                                          \
-        for (int64_t k = 0; k < v->h * v->w; k++) image[k] = 0;                                                                 \
-        for (int64_t e = 0; e < v->kh * v->kw; e++) {                                                                           \
-            const REAL *from = (const REAL *)j->cols + (c * v->kh * v->kw + e) * v->oh * v->ow;                                 \
-            int64_t kh = e / v->kw, shift = e % v->kw * v->dw - v->left;                                                        \
-            int64_t first = shift < 0 ? (-shift + v->sw - 1) / v->sw : 0, last = v->w > shift ? (v->w - shift + v->sw - 1) / v->sw : 0; \
-            if (last > v->ow) last = v->ow;                                                                                     \
-            for (int64_t oh = 0; oh < v->oh; oh++) {                                                                            \
-                int64_t h = oh * v->sh - v->top + kh * v->dh;                                                                   \
-                if (h < 0 || h >= v->h) continue;                                                                               \
-                for (int64_t o = first; o < last; o++) image[h * v->w + o * v->sw + shift] += from[oh * v->ow + o];             \
-            }                                                                                                                   \
-        }                                                                                                                       \
+#define FOLD(REAL, name)                                                                                            \
+    static void name(const job *j, int64_t c)                                                                       \
+    {                                                                                                               \
+        const ms_conv *v = &j->v;                                                                                   \
+        REAL *image = (REAL *)j->to + c * v->h * v->w;                                                              \
+        for (int64_t k = 0; k < v->h * v->w; k++) image[k] = 0;                                                     \
+        for (int64_t e = 0; e < v->kh * v->kw; e++) {                                                               \
+            const REAL *from = (const REAL *)j->cols + (c * v->kh * v->kw + e) * v->oh * v->ow;                     \
+            int64_t kh = e / v->kw, shift = e % v->kw * v->dw - v->left;                                            \
+            int64_t first = shift < 0 ? (-shift + v->sw - 1) / v->sw : 0,                                           \
+                    last = v->w > shift ? (v->w - shift + v->sw - 1) / v->sw : 0;                                   \
+            if (last > v->ow) last = v->ow;                                                                         \
+            for (int64_t oh = 0; oh < v->oh; oh++) {                                                                \
+                int64_t h = oh * v->sh - v->top + kh * v->dh;                                                       \
+                if (h < 0 || h >= v->h) continue;                                                                   \
+                for (int64_t o = first; o < last; o++) image[h * v->w + o * v->sw + shift] += from[oh * v->ow + o]; \
+            }                                                                                                       \
+        }                                                                                                           \
     }
 FOLD(float, fold_f32)
 FOLD(double, fold_f64)
@@ -100,8 +106,10 @@ static void add_to(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const job *j = arg;
     (void)block;
-    if (j->dtype == MS_F64) for (int64_t k = first; k < last; k++) ((double *)j->to)[k] += ((const double *)j->from)[k];
-    else for (int64_t k = first; k < last; k++) ((float *)j->to)[k] += ((const float *)j->from)[k];
+    if (j->dtype == MS_F64)
+        for (int64_t k = first; k < last; k++) ((double *)j->to)[k] += ((const double *)j->from)[k];
+    else
+        for (int64_t k = first; k < last; k++) ((float *)j->to)[k] += ((const float *)j->from)[k];
 }
 
 // The columns of image n, group g: in room, or the image itself.
@@ -123,7 +131,8 @@ static void widen(const job *j, char *wide, char *ones, const ms_tensor *w, cons
 {
     static const float one = 1;
     for (int64_t o = 0; o < j->v.out; o++) {
-        memcpy(wide + (size_t)(o * (K + 1)) * j->size, (const char *)ms__data(w) + (size_t)(o * K) * j->size, (size_t)K * j->size);
+        memcpy(wide + (size_t)(o * (K + 1)) * j->size, (const char *)ms__data(w) + (size_t)(o * K) * j->size,
+               (size_t)K * j->size);
         memcpy(wide + (size_t)(o * (K + 1) + K) * j->size, (const char *)ms__data(b) + (size_t)o * j->size, j->size);
     }
     for (int64_t k = 0; k < L; k++) {
@@ -152,7 +161,16 @@ ms_status ms__cpu_conv2d(ms_call *c)
     for (int64_t k = 0; k < v->n * v->groups && st == MS_OK; k++) {
         int64_t n = k / v->groups, g = k % v->groups;
         ms_gemm p = {
-            .dtype = j.dtype, .m = M, .n = L, .k = K + bias, .a_rs = K + bias, .a_cs = 1, .b_rs = L, .b_cs = 1, .c_rs = L, .what = "conv2d",
+            .dtype = j.dtype,
+            .m = M,
+            .n = L,
+            .k = K + bias,
+            .a_rs = K + bias,
+            .a_cs = 1,
+            .b_rs = L,
+            .b_cs = 1,
+            .c_rs = L,
+            .what = "conv2d",
             .a = (const char *)(bias ? wide->data : ms__data(w)) + (size_t)(g * M * (K + bias)) * j.size,
             .b = columns(&j, ms__data(x), room ? room->data : NULL, n, g),
             .c = (char *)ms__data(y) + (size_t)((n * v->out + g * M) * L) * j.size,
@@ -172,7 +190,7 @@ ms_status ms__cpu_conv2d(ms_call *c)
 static ms_status as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
 {
     if (t->dtype == dtype) return ms__contiguous(out, t);
-    return ms__run_op(&ms__op_cast, 1, &t, 1, (int64_t[]){ dtype }, 0, NULL, 1, out);
+    return ms__run_op(&ms__op_cast, 1, &t, 1, (int64_t[]) { dtype }, 0, NULL, 1, out);
 }
 
 // Where a gradient is computed: the output itself, or a float32 tensor beside it.
@@ -202,8 +220,10 @@ static void bias_gradient(const ms_conv *v, ms_tensor *db, const ms_tensor *g)
         double sum = 0;
         for (int64_t n = 0; n < v->n; n++) {
             int64_t at = (n * v->out + o) * L;
-            if (g->dtype == MS_F64) for (int64_t k = 0; k < L; k++) sum += ((const double *)ms__data(g))[at + k];
-            else for (int64_t k = 0; k < L; k++) sum += ((const float *)ms__data(g))[at + k];
+            if (g->dtype == MS_F64)
+                for (int64_t k = 0; k < L; k++) sum += ((const double *)ms__data(g))[at + k];
+            else
+                for (int64_t k = 0; k < L; k++) sum += ((const float *)ms__data(g))[at + k];
         }
         if (db->dtype == MS_F64) ((double *)ms__data(db))[o] = sum;
         else ((float *)ms__data(db))[o] = (float)sum;
@@ -237,8 +257,19 @@ ms_status ms__cpu_conv2d_backward(ms_call *c)
         if (dw) {
             char *sum = (char *)ms__data(dw) + (size_t)(group * M * K) * j.size;
             ms_gemm p = {
-                .dtype = dtype, .m = M, .n = K, .k = L, .a = gradient, .a_rs = L, .a_cs = 1, .b = columns(&j, ms__data(x), copy ? room->data : NULL, n, group),
-                .b_rs = 1, .b_cs = L, .c = n ? part->data : sum, .c_rs = K, .what = "conv2d_backward",
+                .dtype = dtype,
+                .m = M,
+                .n = K,
+                .k = L,
+                .a = gradient,
+                .a_rs = L,
+                .a_cs = 1,
+                .b = columns(&j, ms__data(x), copy ? room->data : NULL, n, group),
+                .b_rs = 1,
+                .b_cs = L,
+                .c = n ? part->data : sum,
+                .c_rs = K,
+                .what = "conv2d_backward",
             };
             st = ms__gemm(&p);
             if (st != MS_OK) break;
@@ -251,8 +282,19 @@ ms_status ms__cpu_conv2d_backward(ms_call *c)
         if (dx) {
             char *image = (char *)ms__data(dx) + (size_t)((n * v->in + group * C) * v->h * v->w) * j.size;
             ms_gemm p = {
-                .dtype = dtype, .m = K, .n = L, .k = M, .a = (const char *)ms__data(w) + (size_t)(group * M * K) * j.size, .a_rs = 1, .a_cs = K, .b = gradient,
-                .b_rs = L, .b_cs = 1, .c = copy ? room->data : image, .c_rs = L, .what = "conv2d_backward",
+                .dtype = dtype,
+                .m = K,
+                .n = L,
+                .k = M,
+                .a = (const char *)ms__data(w) + (size_t)(group * M * K) * j.size,
+                .a_rs = 1,
+                .a_cs = K,
+                .b = gradient,
+                .b_rs = L,
+                .b_cs = 1,
+                .c = copy ? room->data : image,
+                .c_rs = L,
+                .what = "conv2d_backward",
             };
             st = ms__gemm(&p);
             if (st != MS_OK || !copy) continue;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // copy.c -- copying, casting and filling on the CPU. Contiguous runs are memmoves or straight
 // conversions; a transposed source is read in square blocks, so that both sides use whole cache lines.
 #include "cpu.h"
@@ -5,14 +6,30 @@
 
 // ---- same element size, no conversion: bytes ----
 
-typedef struct { int ndim; int64_t shape[MS_MAX_DIMS], to[MS_MAX_DIMS], from[MS_MAX_DIMS]; char *dst; const char *src; int size; } bytes_job;
+typedef struct {
+    int ndim;
+    int64_t shape[MS_MAX_DIMS], to[MS_MAX_DIMS], from[MS_MAX_DIMS];
+    char *dst;
+    const char *src;
+    int size;
+} bytes_job;
 
-#define MOVE_ROW(T) { T *d = (T *)dst; const T *s = (const T *)src;                                         \
-    if (td == 1 && sd == 0) { T v = *s; for (int64_t k = 0; k < n; k++) d[k] = v; }                         \
-    else for (int64_t k = 0; k < n; k++) d[k * td] = s[k * sd]; }
+#define MOVE_ROW(T)                                                \
+    {                                                              \
+        T *d = (T *)dst;                                           \
+        const T *s = (const T *)src;                               \
+        if (td == 1 && sd == 0) {                                  \
+            T v = *s;                                              \
+            for (int64_t k = 0; k < n; k++) d[k] = v;              \
+        } else                                                     \
+            for (int64_t k = 0; k < n; k++) d[k * td] = s[k * sd]; \
+    }
 static MS_KERNEL void move_row(int64_t n, int size, char *dst, int64_t td, const char *src, int64_t sd)
 {
-    if (td == size && sd == size) { memmove(dst, src, (size_t)n * (size_t)size); return; }
+    if (td == size && sd == size) {
+        memmove(dst, src, (size_t)n * (size_t)size);
+        return;
+    }
     td /= size;
     sd /= size;
     switch (size) {
@@ -25,23 +42,30 @@ static MS_KERNEL void move_row(int64_t n, int size, char *dst, int64_t td, const
 
 // rows x cols block of dst (contiguous along cols) from src (contiguous along rows). Tiles go down the rows first:
 // a column of the source gives several lines in a row, and its page is visited once.
-#define TURN(T, B) {                                                                                        \
-    for (int64_t c0 = 0; c0 < cols; c0 += B) for (int64_t r0 = 0; r0 < rows; r0 += B) {                     \
-        int64_t r1 = r0 + B < rows ? r0 + B : rows, c1 = c0 + B < cols ? c0 + B : cols;                     \
-        if (r1 - r0 == B && c1 - c0 == B) {                                                                 \
-            T tile[B][B];                                                                                   \
-            for (int c = 0; c < B; c++) {                                                                   \
-                const char *column = src + (c0 + c) * sc + r0 * (int64_t)sizeof(T);                         \
-                __builtin_prefetch(column + B * sc);                                                        \
-                memcpy(tile[c], column, sizeof tile[c]);                                                    \
-            }                                                                                               \
-            for (int r = 0; r < B; r++) {                                                                   \
-                T line[B];                                                                                  \
-                for (int c = 0; c < B; c++) line[c] = tile[c][r];                                           \
-                memcpy(dst + (r0 + r) * dr + c0 * (int64_t)sizeof(T), line, sizeof line);                   \
-            }                                                                                               \
-        } else for (int64_t r = r0; r < r1; r++) for (int64_t c = c0; c < c1; c++)                          \
-            memcpy(dst + r * dr + c * (int64_t)sizeof(T), src + c * sc + r * (int64_t)sizeof(T), sizeof(T)); } }
+#define TURN(T, B)                                                                                               \
+    {                                                                                                            \
+        for (int64_t c0 = 0; c0 < cols; c0 += B)                                                                 \
+            for (int64_t r0 = 0; r0 < rows; r0 += B) {                                                           \
+                int64_t r1 = r0 + B < rows ? r0 + B : rows, c1 = c0 + B < cols ? c0 + B : cols;                  \
+                if (r1 - r0 == B && c1 - c0 == B) {                                                              \
+                    T tile[B][B];                                                                                \
+                    for (int c = 0; c < B; c++) {                                                                \
+                        const char *column = src + (c0 + c) * sc + r0 * (int64_t)sizeof(T);                      \
+                        __builtin_prefetch(column + B * sc);                                                     \
+                        memcpy(tile[c], column, sizeof tile[c]);                                                 \
+                    }                                                                                            \
+                    for (int r = 0; r < B; r++) {                                                                \
+                        T line[B];                                                                               \
+                        for (int c = 0; c < B; c++) line[c] = tile[c][r];                                        \
+                        memcpy(dst + (r0 + r) * dr + c0 * (int64_t)sizeof(T), line, sizeof line);                \
+                    }                                                                                            \
+                } else                                                                                           \
+                    for (int64_t r = r0; r < r1; r++)                                                            \
+                        for (int64_t c = c0; c < c1; c++)                                                        \
+                            memcpy(dst + r * dr + c * (int64_t)sizeof(T), src + c * sc + r * (int64_t)sizeof(T), \
+                                   sizeof(T));                                                                   \
+            }                                                                                                    \
+    }
 static MS_KERNEL void turn(int size, int64_t rows, int64_t cols, char *dst, int64_t dr, const char *src, int64_t sc)
 {
     switch (size) {
@@ -80,7 +104,10 @@ static void bytes_range(void *arg, int64_t first, int64_t last, int64_t block)
     }
 }
 
-typedef struct { const bytes_job *job; int64_t strips, strip; } turn_job;
+typedef struct {
+    const bytes_job *job;
+    int64_t strips, strip;
+} turn_job;
 static void turn_range(void *arg, int64_t first, int64_t last, int64_t block)
 {
     (void)block;
@@ -109,7 +136,8 @@ static void copy_range(void *arg, int64_t first, int64_t last, int64_t block)
     memmove(j->dst + first, j->src + first, (size_t)(last - first));
 }
 
-// Dimensions in the order of the destination's strides: those that lie together in both are then neighbours, and become one.
+// Dimensions in the order of the destination's strides: those that lie together in both are then neighbours, and become
+// one.
 static void by_stride(bytes_job *j)
 {
     for (int d = 1; d < j->ndim; d++)
@@ -140,7 +168,10 @@ static void copy_bytes(bytes_job *j)
         j->from[nd++] = j->from[d];
     }
     if (numel == 0) return;
-    if (nd == 0) { memmove(j->dst, j->src, (size_t)j->size); return; }
+    if (nd == 0) {
+        memmove(j->dst, j->src, (size_t)j->size);
+        return;
+    }
     j->ndim = nd;
     int inner = nd - 1;
     if (nd == 1 && j->to[0] == j->size && j->from[0] == j->size) {
@@ -154,11 +185,18 @@ static void copy_bytes(bytes_job *j)
     // A dimension along which the source is contiguous while the destination is along the last: turn blocks.
     if (nd > 1 && j->to[inner] == j->size && j->from[inner] != j->size) {
         int other = -1;
-        for (int d = 0; d < inner; d++) if (j->from[d] == j->size) other = d;
+        for (int d = 0; d < inner; d++)
+            if (j->from[d] == j->size) other = d;
         if (other >= 0 && j->shape[other] >= 8 && j->shape[inner] >= 8) {
             int64_t s = j->shape[other], t = j->to[other], f = j->from[other];
-            for (int d = other; d < inner - 1; d++) { j->shape[d] = j->shape[d + 1]; j->to[d] = j->to[d + 1]; j->from[d] = j->from[d + 1]; }
-            j->shape[inner - 1] = s; j->to[inner - 1] = t; j->from[inner - 1] = f;
+            for (int d = other; d < inner - 1; d++) {
+                j->shape[d] = j->shape[d + 1];
+                j->to[d] = j->to[d + 1];
+                j->from[d] = j->from[d + 1];
+            }
+            j->shape[inner - 1] = s;
+            j->to[inner - 1] = t;
+            j->from[inner - 1] = f;
             turn_job job = { .job = j, .strip = 128 };
             job.strips = (s + job.strip - 1) / job.strip;
             int64_t units = numel / (s * j->shape[inner]) * job.strips;
@@ -170,10 +208,15 @@ static void copy_bytes(bytes_job *j)
     // A short last dimension makes many rows: walk the longest instead.
     if (nd > 1 && j->shape[inner] < 8) {
         int best = inner;
-        for (int d = 0; d < inner; d++) if (j->shape[d] > 4 * j->shape[best]) best = d;
+        for (int d = 0; d < inner; d++)
+            if (j->shape[d] > 4 * j->shape[best]) best = d;
         int64_t s = j->shape[best], t = j->to[best], f = j->from[best];
-        j->shape[best] = j->shape[inner]; j->to[best] = j->to[inner]; j->from[best] = j->from[inner];
-        j->shape[inner] = s; j->to[inner] = t; j->from[inner] = f;
+        j->shape[best] = j->shape[inner];
+        j->to[best] = j->to[inner];
+        j->from[best] = j->from[inner];
+        j->shape[inner] = s;
+        j->to[inner] = t;
+        j->from[inner] = f;
     }
     int64_t rows = numel / j->shape[inner];
     ms__parallel(rows * j->shape[inner], (1 + 16384 / j->shape[inner]) * j->shape[inner], bytes_range, j);
@@ -194,14 +237,15 @@ void ms__cpu_copy_tensor(ms_tensor *dst, const ms_tensor *src)
         for (int d = 0; d < dst->ndim; d++) {
             j.shape[d] = dst->shape[d];
             j.to[d] = dst->stride[d] * size;
-            j.from[d] = d < lead || (src->shape[d - lead] == 1 && dst->shape[d] != 1) ? 0 : src->stride[d - lead] * size;
+            j.from[d] =
+                d < lead || (src->shape[d - lead] == 1 && dst->shape[d] != 1) ? 0 : src->stride[d - lead] * size;
         }
         copy_bytes(&j);
         return;
     }
     // Through the computing type of the destination; truth is decided in the source's.
     uint8_t cls = (uint8_t)ms__class_of(dst->dtype == MS_BOOL ? src->dtype : dst->dtype);
-    ms__loop(2, (ms_tensor *[]){ dst, (ms_tensor *)src }, (uint8_t[]){ cls, cls }, NULL, NULL);
+    ms__loop(2, (ms_tensor *[]) { dst, (ms_tensor *)src }, (uint8_t[]) { cls, cls }, NULL, NULL);
 }
 
 // First and last element of a view, in elements of its storage.
@@ -216,7 +260,8 @@ ms_status ms__cpu_apart(ms_tensor **use, const ms_tensor *o, ms_tensor *x)
     *use = ms__retain(x);
     if (MS_LIKELY(x->storage != o->storage) || x->numel == 0 || o->numel == 0) return MS_OK;
     if (x->offset == o->offset && x->ndim == o->ndim && memcmp(x->shape, o->shape, (size_t)x->ndim * 8) == 0 &&
-        memcmp(x->stride, o->stride, (size_t)x->ndim * 8) == 0) return MS_OK;
+        memcmp(x->stride, o->stride, (size_t)x->ndim * 8) == 0)
+        return MS_OK;
     span(o, &a, &b);
     span(x, &c, &d);
     int64_t m = ms__dtype_size(o->dtype), n = ms__dtype_size(x->dtype);
@@ -242,31 +287,33 @@ ms_status ms__cpu_copy(ms_call *c)
 
 // ---- fills ----
 
-#define FILL(S, T)                                                                                          \
-    static MS_KERNEL void fill_##S(int64_t n, void *const *x, const double *p)                              \
-    {                                                                                                       \
-        T *o = x[0], v = (T)p[0];                                                                           \
-        for (int64_t k = 0; k < n; k++) o[k] = v;                                                           \
+#define FILL(S, T)                                                             \
+    static MS_KERNEL void fill_##S(int64_t n, void *const *x, const double *p) \
+    {                                                                          \
+        T *o = x[0], v = (T)p[0];                                              \
+        for (int64_t k = 0; k < n; k++) o[k] = v;                              \
     }
+// clang-format off
 FILL(f32, float)
 FILL(f64, double)
 FILL(i64, int64_t)
 FILL(u8, uint8_t)
+// clang-format on
 
 void ms__cpu_fill_tensor(ms_tensor *t, double value)
 {
     static const ms_loop_fn fns[MS_CLASSES] = { fill_f32, fill_f64, fill_i64, fill_u8 };
     if (t->numel == 0) return;
-    if (value == 0 && !__builtin_signbit(value) && ms__nbytes(t) < 131072 && ms__is_contiguous(t)) { memset(ms__data(t), 0, ms__nbytes(t)); return; }
+    if (value == 0 && !__builtin_signbit(value) && ms__nbytes(t) < 131072 && ms__is_contiguous(t)) {
+        memset(ms__data(t), 0, ms__nbytes(t));
+        return;
+    }
     double v = t->dtype == MS_BOOL ? value != 0 : value;
     uint8_t cls = (uint8_t)ms__class_of(t->dtype);
     ms__loop(1, &t, &cls, fns[cls], &v);
 }
 
-ms_status ms__cpu_fill(ms_call *c)
-{
-    return ms__fill_data(c->out[0], c->n_f ? c->f[0] : 0);
-}
+ms_status ms__cpu_fill(ms_call *c) { return ms__fill_data(c->out[0], c->n_f ? c->f[0] : 0); }
 
 // Element k of a 1-d tensor is first + k * step.
 ms_status ms__cpu_arange(ms_call *c)
@@ -284,7 +331,8 @@ ms_status ms__cpu_arange(ms_call *c)
             whole[j] = (int64_t)first + (k + j) * (int64_t)step;
         }
         // Integers count in integers: exact beyond 2^53.
-        if (real || step != (double)(int64_t)step) ms__store(MS_C_F64, t->dtype, n, at + k * t->stride[0] * size, t->stride[0] * size, value);
+        if (real || step != (double)(int64_t)step)
+            ms__store(MS_C_F64, t->dtype, n, at + k * t->stride[0] * size, t->stride[0] * size, value);
         else ms__store(MS_C_I64, t->dtype, n, at + k * t->stride[0] * size, t->stride[0] * size, whole);
     }
     return MS_OK;

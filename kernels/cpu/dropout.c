@@ -1,9 +1,16 @@
+// SPDX-License-Identifier: MIT
 // dropout.c -- y = x / (1 - p) where the element's word says so, 0 elsewhere; its gradient is the same
 // with the same words.
 #include "layers.h"
 #include "masks.h"
 
-typedef struct drop { int dtype; double p; uint64_t seed, offset; const void *x; void *y; } drop;
+typedef struct drop {
+    int dtype;
+    double p;
+    uint64_t seed, offset;
+    const void *x;
+    void *y;
+} drop;
 
 enum { BLOCK = 16384 };
 
@@ -21,15 +28,23 @@ static MS_KERNEL void part(void *arg, int64_t first, int64_t last, int64_t block
         ms__mask_words(words, (n + 3) / 4, d->seed, d->offset, (uint64_t)at / 4);
         if (all) memset(words, 0, sizeof words);
         switch (d->dtype) {
-        case MS_F32: for (int64_t k = 0; k < n; k++) ((float *)d->y)[at + k] = words[k] >= low ? ((const float *)d->x)[at + k] * narrow : 0; break;
-        case MS_F64: for (int64_t k = 0; k < n; k++) ((double *)d->y)[at + k] = words[k] >= low ? ((const double *)d->x)[at + k] * scale : 0; break;
+        case MS_F32:
+            for (int64_t k = 0; k < n; k++)
+                ((float *)d->y)[at + k] = words[k] >= low ? ((const float *)d->x)[at + k] * narrow : 0;
+            break;
+        case MS_F64:
+            for (int64_t k = 0; k < n; k++)
+                ((double *)d->y)[at + k] = words[k] >= low ? ((const double *)d->x)[at + k] * scale : 0;
+            break;
         case MS_BF16:
             for (int64_t k = 0; k < n; k++)
-                ((ms_bf16 *)d->y)[at + k] = ms_float_to_bf16(words[k] >= low ? ms_bf16_to_float(((const ms_bf16 *)d->x)[at + k]) * narrow : 0);
+                ((ms_bf16 *)d->y)[at + k] =
+                    ms_float_to_bf16(words[k] >= low ? ms_bf16_to_float(((const ms_bf16 *)d->x)[at + k]) * narrow : 0);
             break;
         default:
             for (int64_t k = 0; k < n; k++)
-                ((ms_f16 *)d->y)[at + k] = ms_float_to_f16(words[k] >= low ? ms_f16_to_float(((const ms_f16 *)d->x)[at + k]) * narrow : 0);
+                ((ms_f16 *)d->y)[at + k] =
+                    ms_float_to_f16(words[k] >= low ? ms_f16_to_float(((const ms_f16 *)d->x)[at + k]) * narrow : 0);
         }
     }
 }

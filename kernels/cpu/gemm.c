@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // gemm.c -- products by our own loops: all of float32, float64 and float16, and bfloat16 where the CPU
 // has no instructions for it.
 //
@@ -14,13 +15,14 @@
 #include "gemm.h"
 
 enum {
-    SMALL = 16 << 10,           // multiply-adds up to which packing costs more than it saves
-    KC = 1024,                  // depth of panels in floats (half as many doubles). Sums are cut here, so it is one number for all CPUs
-    FEW = 400,                  // columns up to which rows of A are read where they are: they pass by too few times to pay for packing
-    ROWS = 2048,                // rows of A packed at a time, at most
-    ROWS_HALF = 1024, COLUMNS_HALF = 2304,      // half types: of those deeper than KC so many float32 sums are kept
-    RUN = 128,                  // bytes of a column of A packed together where columns are the runs of memory: what is fetched as one
-    SHARE = 256,                // lines of B's next columns that are fetched beside a panel of A
+    SMALL = 16 << 10,  // multiply-adds up to which packing costs more than it saves
+    KC = 1024,  // depth of panels in floats (half as many doubles). Sums are cut here, so it is one number for all CPUs
+    FEW = 400,  // columns up to which rows of A are read where they are: they pass by too few times to pay for packing
+    ROWS = 2048,  // rows of A packed at a time, at most
+    ROWS_HALF = 1024,
+    COLUMNS_HALF = 2304,  // half types: of those deeper than KC so many float32 sums are kept
+    RUN = 128,    // bytes of a column of A packed together where columns are the runs of memory: what is fetched as one
+    SHARE = 256,  // lines of B's next columns that are fetched beside a panel of A
 };
 
 // Without AVX-512 our vectors are taken apart.
@@ -40,7 +42,8 @@ static int64_t cache_bytes(int level)
     static int64_t known[2];
     int64_t *size = &known[level - 2];
     if (MS_LIKELY(*size)) return *size;
-    int64_t bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE), least = level == 2 ? 256 << 10 : 8 << 20;
+    int64_t bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE),
+            least = level == 2 ? 256 << 10 : 8 << 20;
     return *size = bytes < least ? least : bytes;
 }
 
@@ -49,34 +52,36 @@ static int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 // A large product under way.
 typedef struct gemm_work {
     const ms_gemm *g;
-    int64_t size;               // bytes of an accumulating number: 4 or 8
-    int64_t wide, high;         // columns of a panel of B, rows of one of A
-    int64_t i0, mb;             // the rows at hand,
-    int64_t first_col, last_col;        // the columns whose sums are kept,
-    int64_t j0, nc, p0, kc;     // the columns of B that are packed and the depth,
-    int64_t then_j, then_nc, then_p, then_kc;   // and those after them; then_nc = 0: none, or several threads share the work
-    int64_t mc, cols;           // rows and columns of a task
-    int64_t across;             // tasks beside each other
-    int64_t pack;               // columns of a task of packing
-    bool    half, first, last, pack_a;
-    bool    fused;              // the first rows pack B
-    char   *b, *a;              // packed panels, one after the other
-    float  *sums;               // half types: float32 sums, mb rows; of one that is one block deep, a panel's rows for each thread
+    int64_t size;                 // bytes of an accumulating number: 4 or 8
+    int64_t wide, high;           // columns of a panel of B, rows of one of A
+    int64_t i0, mb;               // the rows at hand,
+    int64_t first_col, last_col;  // the columns whose sums are kept,
+    int64_t j0, nc, p0, kc;       // the columns of B that are packed and the depth,
+    int64_t then_j, then_nc, then_p,
+        then_kc;       // and those after them; then_nc = 0: none, or several threads share the work
+    int64_t mc, cols;  // rows and columns of a task
+    int64_t across;    // tasks beside each other
+    int64_t pack;      // columns of a task of packing
+    bool half, first, last, pack_a;
+    bool fused;   // the first rows pack B
+    char *b, *a;  // packed panels, one after the other
+    float *sums;  // half types: float32 sums, mb rows; of one that is one block deep, a panel's rows for each thread
     int64_t sums_rs;
 } gemm_work;
 
-// Lines that are packed next, fetched into the second cache while these rows are at work: groups of lines so many bytes apart, and
-// from the end of one group to the next; and those that they will be packed into.
+// Lines that are packed next, fetched into the second cache while these rows are at work: groups of lines so many bytes
+// apart, and from the end of one group to the next; and those that they will be packed into.
 typedef struct gemm_ahead {
     const char *at;
-    char   *to;                 // NULL: in the cache already
+    char *to;  // NULL: in the cache already
     int64_t apart, jump, groups;
-    int     lines, pairs;       // of a group, an even number; of them fetched
-    struct gemm_ahead *then;    // when all are
+    int lines, pairs;         // of a group, an even number; of them fetched
+    struct gemm_ahead *then;  // when all are
 } gemm_ahead;
 
-#define EACH_LANE(f, s) f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7), \
-                        f(s, 8), f(s, 9), f(s, 10), f(s, 11), f(s, 12), f(s, 13), f(s, 14), f(s, 15)
+#define EACH_LANE(f, s)                                                                                           \
+    f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7), f(s, 8), f(s, 9), f(s, 10), f(s, 11), \
+        f(s, 12), f(s, 13), f(s, 14), f(s, 15)
 #define REAL float
 #define R(x) x##_f32
 #define LANES 16
@@ -180,11 +185,13 @@ static MS_KERNEL void pack_panels_bf16(float *out, const ms_bf16 *b, int64_t rs,
 static MS_KERNEL void pack_runs(float *out, const float *t, int64_t columns, int64_t panel)
 {
     for (int64_t i = 0; i < RUN / 16; i++)
-        for (int64_t q = 0; q < columns; q++) memcpy(out + i * panel + q * 8, t + q * RUN / 2 + i * 8, 8 * sizeof(float));
+        for (int64_t q = 0; q < columns; q++)
+            memcpy(out + i * panel + q * 8, t + q * RUN / 2 + i * 8, 8 * sizeof(float));
 }
 
 // Like pack_f32: squares of 16 x 16 pass through a tile.
-static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int64_t at, int64_t rs, int64_t cs, int64_t k, int64_t n)
+static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int64_t at, int64_t rs, int64_t cs,
+                      int64_t k, int64_t n)
 {
     int64_t wide = (n + 15) / 16 * 16;
     if (cs == 1) {
@@ -196,14 +203,16 @@ static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int6
     }
     for (int64_t j = 0; j < wide; j += 16) {
         int64_t w = n - j < 16 ? n - j : 16, p = 0;
-        if (dtype == MS_BF16 && rs == 1 && w == 16) p = pack_columns_bf16(out + j, out_rs, (const ms_bf16 *)b + at + j * cs, cs, k);
+        if (dtype == MS_BF16 && rs == 1 && w == 16)
+            p = pack_columns_bf16(out + j, out_rs, (const ms_bf16 *)b + at + j * cs, cs, k);
         for (; p < k; p += 16) {
             float t[16 * 16] = { 0 };
             int64_t h = k - p < 16 ? k - p : 16;
             for (int64_t l = 0; l < w; l++) {
                 int64_t from = at + p * rs + (j + l) * cs;
                 if (rs == 1) load_run(dtype, t + l * 16, b, from, h);
-                else for (int64_t q = 0; q < h; q++) t[l * 16 + q] = load_one(dtype, b, from + q * rs);
+                else
+                    for (int64_t q = 0; q < h; q++) t[l * 16 + q] = load_one(dtype, b, from + q * rs);
             }
             pack_f32(out + p * out_rs + j, out_rs, t, 1, 16, h, 16);
         }
@@ -211,31 +220,36 @@ static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int6
 }
 
 // Rows of A into panels, converted on the way.
-static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int64_t rs, int64_t cs, int64_t m, int64_t k, int64_t high)
+static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int64_t rs, int64_t cs, int64_t m,
+                           int64_t k, int64_t high)
 {
     enum { LONG = RUN / 2, ROUND = 8 * KC / LONG };
     float t[8 * KC] __attribute__((aligned(64)));
     int64_t whole = m / high * high;
-    if (rs == 1) {                      // columns, LONG numbers of each, through a tile
+    if (rs == 1) {  // columns, LONG numbers of each, through a tile
         if (whole < m) memset(out + whole * k, 0, (size_t)(high * k) * sizeof(float));
         for (int64_t p = 0; p < k; p += ROUND) {
             int64_t columns = k - p < ROUND ? k - p : ROUND;
             for (int64_t q = 0; q < columns; q++) load_run(dtype, t + q * LONG, a, at + (p + q) * cs, m);
             if (high == 8 && m == LONG) pack_runs(out + p * 8, t, columns, 8 * k);
-            else for (int64_t i = 0; i < m; i += high)
-                for (int64_t q = 0; q < columns; q++)
-                    memcpy(out + i * k + (p + q) * high, t + q * LONG + i, (size_t)(m - i < high ? m - i : high) * sizeof(float));
+            else
+                for (int64_t i = 0; i < m; i += high)
+                    for (int64_t q = 0; q < columns; q++)
+                        memcpy(out + i * k + (p + q) * high, t + q * LONG + i,
+                               (size_t)(m - i < high ? m - i : high) * sizeof(float));
         }
         return;
     }
     for (int64_t i = 0; i < m; i += high) {
         int64_t rows = m - i < high ? m - i : high, p = 0;
-        if (dtype == MS_BF16 && cs == 1 && rows == 8 && high == 8) p = pack_rows_bf16(out + i * k, (const ms_bf16 *)a + at + i * rs, rs, k);
+        if (dtype == MS_BF16 && cs == 1 && rows == 8 && high == 8)
+            p = pack_rows_bf16(out + i * k, (const ms_bf16 *)a + at + i * rs, rs, k);
         if (p == k) continue;
         for (int64_t r = 0; r < rows; r++) {
             int64_t from = at + (i + r) * rs + p * cs, rest = k - p;
             if (cs == 1) load_run(dtype, t + r * rest, a, from, rest);
-            else for (int64_t q = 0; q < rest; q++) t[r * rest + q] = load_one(dtype, a, from + q * cs);
+            else
+                for (int64_t q = 0; q < rest; q++) t[r * rest + q] = load_one(dtype, a, from + q * cs);
         }
         pack_rows_f32(out + i * k + p * high, t, k - p, 1, rows, k - p, high, k);
     }
@@ -244,7 +258,10 @@ static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int
 // ---- large products -------------------------------------------------------------------------------
 
 // n cut into equal parts of at most `most`, each a multiple of `unit`.
-static int64_t even(int64_t n, int64_t most, int64_t unit) { return ceil_div(ceil_div(n, ceil_div(n, most)), unit) * unit; }
+static int64_t even(int64_t n, int64_t most, int64_t unit)
+{
+    return ceil_div(ceil_div(n, ceil_div(n, most)), unit) * unit;
+}
 
 static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
 {
@@ -295,7 +312,8 @@ static void pack_part(const gemm_work *w, int64_t i, int64_t m, int64_t p, int64
     int64_t at = (w->i0 + i) * g->a_rs + (w->p0 + p) * g->a_cs, k = stop - p;
     char *out = w->a + (i * w->kc + p * w->high) * w->size;
     if (w->half) pack_rows_half(g->dtype, (float *)out, g->a, at, g->a_rs, g->a_cs, m, k, w->high);
-    else if (w->size == 4) pack_rows_f32((float *)out, (const float *)g->a + at, g->a_rs, g->a_cs, m, k, w->high, w->kc);
+    else if (w->size == 4)
+        pack_rows_f32((float *)out, (const float *)g->a + at, g->a_rs, g->a_cs, m, k, w->high, w->kc);
     else pack_rows_f64((double *)out, (const double *)g->a + at, g->a_rs, g->a_cs, m, k, w->high, w->kc);
 }
 
@@ -317,18 +335,21 @@ static void row_half(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int
     float *s = w->sums;
     if (w->first && w->last) s += ms__thread_num() * w->high * w->sums_rs;
     else s += i * w->sums_rs + w->j0 + j - w->first_col;
-    sweep_f32((n + 15) / 16 * 16, rows, w->kc, (const float *)w->a + i * w->kc, (const float *)w->b + j * w->kc, s, w->sums_rs, NULL, !w->first, ahead);
+    sweep_f32((n + 15) / 16 * 16, rows, w->kc, (const float *)w->a + i * w->kc, (const float *)w->b + j * w->kc, s,
+              w->sums_rs, NULL, !w->first, ahead);
     if (w->last) finish(w, s, w->i0 + i, w->j0 + j, rows, n);
 }
 
-// What is packed after rows [i, i + high) of [top, bottom), `step` of which are packed together: this panel's share of it.
+// What is packed after rows [i, i + high) of [top, bottom), `step` of which are packed together: this panel's share of
+// it.
 static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t bottom, int64_t step)
 {
     const ms_gemm *g = w->g;
-    int64_t size = w->half ? 2 : w->size, next = top + ((i - top) / step + 1) * step, at = (w->i0 + next) * g->a_rs + w->p0 * g->a_cs;
+    int64_t size = w->half ? 2 : w->size, next = top + ((i - top) / step + 1) * step,
+            at = (w->i0 + next) * g->a_rs + w->p0 * g->a_cs;
     gemm_ahead f = { 0 };
     if (next + step > bottom) return f;
-    if (g->a_rs == 1) {                 // columns, each `step` rows high
+    if (g->a_rs == 1) {  // columns, each `step` rows high
         int64_t part = (i - top) % step / w->high, parts = step / w->high, from = w->kc * part / parts;
         f.lines = (int)(step * size / 128) * 2;
         f.apart = 64;
@@ -336,7 +357,7 @@ static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t
         f.groups = w->kc * (part + 1) / parts - from;
         at += from * g->a_cs;
         next += part * w->high;
-    } else {                            // a line of each row
+    } else {  // a line of each row
         f.lines = (int)w->high;
         f.apart = g->a_rs * size;
         f.jump = 64 - w->high * f.apart;
@@ -347,12 +368,13 @@ static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t
     return f;
 }
 
-// The share of B's next columns that is fetched beside the panel of A that `left` more follow: the last ones fetch it, for what
-// comes too early is pushed out again.
+// The share of B's next columns that is fetched beside the panel of A that `left` more follow: the last ones fetch it,
+// for what comes too early is pushed out again.
 static gemm_ahead columns_ahead(const gemm_work *w, int64_t left)
 {
     const ms_gemm *g = w->g;
-    int64_t size = w->half ? 2 : w->size, shares = ceil_div(w->then_nc * w->then_kc * size / 64, SHARE), share = shares - 1 - left;
+    int64_t size = w->half ? 2 : w->size, shares = ceil_div(w->then_nc * w->then_kc * size / 64, SHARE),
+            share = shares - 1 - left;
     bool rows = g->b_cs == 1;
     gemm_ahead f = { 0 };
     if (share < 0 || (!rows && g->b_rs != 1)) return f;
@@ -369,17 +391,21 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
 {
     const gemm_work *w = arg;
     const ms_gemm *g = w->g;
-    int64_t top = task / w->across * w->mc, bottom = w->mb - top < w->mc ? w->mb : top + w->mc, j = task % w->across * w->cols;
+    int64_t top = task / w->across * w->mc, bottom = w->mb - top < w->mc ? w->mb : top + w->mc,
+            j = task % w->across * w->cols;
     int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, step = g->a_rs == 1 ? run_rows(w) : w->high;
     bool fresh = w->pack_a && w->across == 1 && w->j0 == w->first_col;
-    bool along = g->a_rs == 1 && !w->half;      // a run's columns are packed beside the panels before it, while they are in the second cache
+    bool along =
+        g->a_rs == 1 &&
+        !w->half;  // a run's columns are packed beside the panels before it, while they are in the second cache
     (void)end, (void)unused;
 
     for (int64_t i = top; i < bottom; i += w->high) {
         int64_t rows = bottom - i < w->high ? bottom - i : w->high;
         gemm_ahead ahead = { 0 };
         if (fresh) {
-            if ((i - top) % step == 0 && !(along && i > top && i + step <= bottom)) pack_rows(w, i, bottom - i < step ? bottom - i : step);
+            if ((i - top) % step == 0 && !(along && i > top && i + step <= bottom))
+                pack_rows(w, i, bottom - i < step ? bottom - i : step);
             ahead = rows_ahead(w, top, i, bottom, step);
         }
         gemm_ahead columns = { 0 };
@@ -391,7 +417,8 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
         else if (w->size == 4) row_f32(w, i, rows, j, n, &ahead);
         else row_f64(w, i, rows, j, n, &ahead);
         int64_t part = (i - top) % step / w->high, parts = step / w->high, next = i + (parts - part) * w->high;
-        if (fresh && along && next + step <= bottom) pack_part(w, next, step, w->kc * part / parts, w->kc * (part + 1) / parts);
+        if (fresh && along && next + step <= bottom)
+            pack_part(w, next, step, w->kc * part / parts, w->kc * (part + 1) / parts);
     }
 }
 
@@ -400,15 +427,19 @@ static void column_block(gemm_work *w, int64_t threads)
 {
     int64_t panels = ceil_div(w->nc, w->wide);
     w->pack = ceil_div(panels, threads) * w->wide;
-    if (threads == 1 && w->pack > 8 * w->wide) w->pack = 8 * w->wide;      // a row of B passes through so many panels at once
+    if (threads == 1 && w->pack > 8 * w->wide)
+        w->pack = 8 * w->wide;  // a row of B passes through so many panels at once
     w->across = ceil_div(w->nc, w->cols);
-    w->fused = w->g->b_cs == 1 && w->nc % (64 / w->size) == 0 && w->pack_a && !w->half && !narrow() && w->mc >= w->mb && w->mb >= w->high;
+    w->fused = w->g->b_cs == 1 && w->nc % (64 / w->size) == 0 && w->pack_a && !w->half && !narrow() && w->mc >= w->mb &&
+               w->mb >= w->high;
     if (!w->fused) ms__parallel_tasks(ceil_div(w->nc, w->pack), pack_task, w);
-    if (w->pack_a && w->across > 1 && w->j0 == w->first_col) ms__parallel_tasks(ceil_div(w->mb, run_rows(w)), pack_rows_task, w);
+    if (w->pack_a && w->across > 1 && w->j0 == w->first_col)
+        ms__parallel_tasks(ceil_div(w->mb, run_rows(w)), pack_rows_task, w);
     ms__parallel_tasks(ceil_div(w->mb, w->mc) * w->across, row_task, w);
 }
 
-// The block of B after the one at hand, for the same rows of A: further columns, or the next depth from the first column on.
+// The block of B after the one at hand, for the same rows of A: further columns, or the next depth from the first
+// column on.
 static void what_follows(gemm_work *w, int64_t nc, int64_t kc)
 {
     bool beside = w->j0 + w->nc < w->last_col;
@@ -419,14 +450,18 @@ static void what_follows(gemm_work *w, int64_t nc, int64_t kc)
 }
 
 // How large a product is cut: depth of panels, rows and columns at hand at a time.
-typedef struct gemm_cut { int64_t kc, mb, jb, nc; } gemm_cut;
+typedef struct gemm_cut {
+    int64_t kc, mb, jb, nc;
+} gemm_cut;
 
 // Half of the second cache for B's panels, through which a panel of A passes. Several threads: about two tasks each,
 // cut first along rows, 128 of which pay for having B's panels brought, then along columns.
 static gemm_cut cut(gemm_work *w, int64_t threads)
 {
     const ms_gemm *g = w->g;
-    gemm_cut c = { .kc = even(g->k, KC * 4 / w->size, 16), .mb = even(g->m, w->half ? ROWS_HALF : ROWS, w->high), .jb = g->n };
+    gemm_cut c = { .kc = even(g->k, KC * 4 / w->size, 16),
+                   .mb = even(g->m, w->half ? ROWS_HALF : ROWS, w->high),
+                   .jb = g->n };
     if (w->half && c.kc < g->k && g->n > COLUMNS_HALF) c.jb = even(g->n, COLUMNS_HALF, w->wide);
 
     int64_t fit = cache_bytes(2) / 2 / (c.kc * w->size) / w->wide * w->wide, down = 1, across = 1;
@@ -476,9 +511,10 @@ static ms_status large(const ms_gemm *g)
 
     bool deep = c.kc < g->k;
     int64_t depth = deep ? c.kc : g->k;
-    size_t a_bytes = w.pack_a ? (size_t)(c.mb * depth * w.size) : 0, b_bytes = (size_t)(c.nc * depth * w.size), s_bytes = 0;
+    size_t a_bytes = w.pack_a ? (size_t)(c.mb * depth * w.size) : 0, b_bytes = (size_t)(c.nc * depth * w.size),
+           s_bytes = 0;
     if (w.half) {
-        w.sums_rs = (deep ? c.jb : w.cols) + 16;        // not a power of two
+        w.sums_rs = (deep ? c.jb : w.cols) + 16;  // not a power of two
         s_bytes = (size_t)((deep ? c.mb : w.high * threads) * w.sums_rs) * 4;
     }
     ms_block *scratch;
@@ -519,9 +555,10 @@ ms_status ms__gemm_own(const ms_gemm *g)
     return large(g);
 }
 
-// oneDNN does bfloat16 where the CPU has instructions for it (tiles, or dot products of pairs): elsewhere it takes ten times as long as
-// our own loops. These do float32 as fast as oneDNN at 512 and faster at 1024 and 2048 (scripts/bench/results), and give the same bits
-// with any number of threads, which oneDNN does not promise below AVX-512.
+// oneDNN does bfloat16 where the CPU has instructions for it (tiles, or dot products of pairs): elsewhere it takes ten
+// times as long as our own loops. These do float32 as fast as oneDNN at 512 and faster at 1024 and 2048
+// (scripts/bench/results), and give the same bits with any number of threads, which oneDNN does not promise below
+// AVX-512.
 static bool has_bf16(void)
 {
     static int known = -1;
@@ -538,6 +575,7 @@ static bool has_bf16(void)
 ms_status ms__gemm(const ms_gemm *g)
 {
     if (!ms__is_float(g->dtype)) return ms__gemm_integer(g);
-    if (g->dtype == MS_BF16 && has_bf16() && (double)g->m * (double)g->n * (double)g->k > SMALL && ms__onednn_takes(g)) return ms__gemm_onednn(g);
+    if (g->dtype == MS_BF16 && has_bf16() && (double)g->m * (double)g->n * (double)g->k > SMALL && ms__onednn_takes(g))
+        return ms__gemm_onednn(g);
     return ms__gemm_own(g);
 }

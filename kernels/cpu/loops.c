@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: MIT
 // loops.c -- see loops.h: conversions, then the walk over strided operands.
 #include "loops.h"
 
 // ---- conversions: every dtype to and from every computing type ----
 
-#define ID(x)   (x)
+#define ID(x) (x)
 #define TRUTH(x) ((x) != 0)
-#define NOT0_F16(x)  (((x).bits & 0x7fffu) != 0)
+#define NOT0_F16(x) (((x).bits & 0x7fffu) != 0)
 // Out of int64's range a conversion is undefined in C: NaN and both infinities become the lowest, as x86 does.
 #define TO_I64(x) ((x) >= -0x1p63 && (x) < 0x1p63 ? (int64_t)(x) : INT64_MIN)
 #define F16_I64(x) TO_I64(ms_f16_to_float(x))
@@ -13,30 +14,30 @@
 #define D_F16(x) ms_float_to_f16((float)(x))
 #define D_BF16(x) ms_float_to_bf16((float)(x))
 
-#define LOAD(name, src_t, dst_t, conv)                                                                  \
-    static MS_KERNEL void load_##name(int64_t n, void *dst, const char *src, int64_t stride)            \
-    {                                                                                                   \
-        dst_t *restrict d = dst;                                                                        \
-        if (stride == (int64_t)sizeof(src_t)) {                                                         \
-            const src_t *restrict s = (const src_t *)src;                                               \
-            for (int64_t k = 0; k < n; k++) d[k] = (dst_t)conv(s[k]);                                   \
-        } else if (stride == 0) {                                                                       \
-            dst_t v = (dst_t)conv(*(const src_t *)src);                                                 \
-            for (int64_t k = 0; k < n; k++) d[k] = v;                                                   \
-        } else {                                                                                        \
-            for (int64_t k = 0; k < n; k++) d[k] = (dst_t)conv(*(const src_t *)(src + k * stride));     \
-        }                                                                                               \
+#define LOAD(name, src_t, dst_t, conv)                                                              \
+    static MS_KERNEL void load_##name(int64_t n, void *dst, const char *src, int64_t stride)        \
+    {                                                                                               \
+        dst_t *restrict d = dst;                                                                    \
+        if (stride == (int64_t)sizeof(src_t)) {                                                     \
+            const src_t *restrict s = (const src_t *)src;                                           \
+            for (int64_t k = 0; k < n; k++) d[k] = (dst_t)conv(s[k]);                               \
+        } else if (stride == 0) {                                                                   \
+            dst_t v = (dst_t)conv(*(const src_t *)src);                                             \
+            for (int64_t k = 0; k < n; k++) d[k] = v;                                               \
+        } else {                                                                                    \
+            for (int64_t k = 0; k < n; k++) d[k] = (dst_t)conv(*(const src_t *)(src + k * stride)); \
+        }                                                                                           \
     }
-#define STORE(name, dst_t, src_t, conv)                                                                 \
-    static MS_KERNEL void store_##name(int64_t n, char *dst, int64_t stride, const void *src)           \
-    {                                                                                                   \
-        const src_t *restrict s = src;                                                                  \
-        if (stride == (int64_t)sizeof(dst_t)) {                                                         \
-            dst_t *restrict d = (dst_t *)dst;                                                           \
-            for (int64_t k = 0; k < n; k++) d[k] = conv(s[k]);                                          \
-        } else {                                                                                        \
-            for (int64_t k = 0; k < n; k++) *(dst_t *)(dst + k * stride) = conv(s[k]);                  \
-        }                                                                                               \
+#define STORE(name, dst_t, src_t, conv)                                                       \
+    static MS_KERNEL void store_##name(int64_t n, char *dst, int64_t stride, const void *src) \
+    {                                                                                         \
+        const src_t *restrict s = src;                                                        \
+        if (stride == (int64_t)sizeof(dst_t)) {                                               \
+            dst_t *restrict d = (dst_t *)dst;                                                 \
+            for (int64_t k = 0; k < n; k++) d[k] = conv(s[k]);                                \
+        } else {                                                                              \
+            for (int64_t k = 0; k < n; k++) *(dst_t *)(dst + k * stride) = conv(s[k]);        \
+        }                                                                                     \
     }
 #define F32_I32(x) ((int32_t)TO_I64(x))
 #define F32_U8(x) ((uint8_t)TO_I64(x))
@@ -45,6 +46,7 @@
 #define F32(x) ((float)(x))
 #define F64(x) ((double)(x))
 
+// clang-format off
 LOAD(f32_f32, float, float, ID)      LOAD(f32_f64, float, double, ID)     LOAD(f32_i64, float, int64_t, TO_I64)    LOAD(f32_b, float, uint8_t, TRUTH)
 LOAD(f64_f32, double, float, ID)     LOAD(f64_f64, double, double, ID)    LOAD(f64_i64, double, int64_t, TO_I64)   LOAD(f64_b, double, uint8_t, TRUTH)
 LOAD(f16_f32, ms_f16, float, ms_f16_to_float)    LOAD(f16_f64, ms_f16, double, ms_f16_to_float)
@@ -65,20 +67,21 @@ STORE(i64_f32, int64_t, float, TO_I64)   STORE(i64_f64, int64_t, double, TO_I64)
 STORE(i32_f32, int32_t, float, F32_I32)  STORE(i32_f64, int32_t, double, F32_I32) STORE(i32_i64, int32_t, int64_t, I32) STORE(i32_b, int32_t, uint8_t, ID)
 STORE(u8_f32, uint8_t, float, F32_U8)    STORE(u8_f64, uint8_t, double, F32_U8)   STORE(u8_i64, uint8_t, int64_t, U8)   STORE(u8_b, uint8_t, uint8_t, ID)
 STORE(b_f32, uint8_t, float, TRUTH)      STORE(b_f64, uint8_t, double, TRUTH)     STORE(b_i64, uint8_t, int64_t, TRUTH)
+    // clang-format on
 
-typedef void (*load_fn)(int64_t, void *, const char *, int64_t);
+    typedef void (*load_fn)(int64_t, void *, const char *, int64_t);
 typedef void (*store_fn)(int64_t, char *, int64_t, const void *);
 
 void ms__load(int cls, int dtype, int64_t n, void *dst, const char *src, int64_t stride)
 {
     static const load_fn table[MS_DTYPES][MS_CLASSES] = {
-        [MS_F32]  = { load_f32_f32, load_f32_f64, load_f32_i64, load_f32_b },
-        [MS_F64]  = { load_f64_f32, load_f64_f64, load_f64_i64, load_f64_b },
-        [MS_F16]  = { load_f16_f32, load_f16_f64, load_f16_i64, load_f16_b },
+        [MS_F32] = { load_f32_f32, load_f32_f64, load_f32_i64, load_f32_b },
+        [MS_F64] = { load_f64_f32, load_f64_f64, load_f64_i64, load_f64_b },
+        [MS_F16] = { load_f16_f32, load_f16_f64, load_f16_i64, load_f16_b },
         [MS_BF16] = { load_bf16_f32, load_bf16_f64, load_bf16_i64, load_bf16_b },
-        [MS_I64]  = { load_i64_f32, load_i64_f64, load_i64_i64, load_i64_b },
-        [MS_I32]  = { load_i32_f32, load_i32_f64, load_i32_i64, load_i32_b },
-        [MS_U8]   = { load_u8_f32, load_u8_f64, load_u8_i64, load_u8_b },
+        [MS_I64] = { load_i64_f32, load_i64_f64, load_i64_i64, load_i64_b },
+        [MS_I32] = { load_i32_f32, load_i32_f64, load_i32_i64, load_i32_b },
+        [MS_U8] = { load_u8_f32, load_u8_f64, load_u8_i64, load_u8_b },
         [MS_BOOL] = { load_u8_f32, load_u8_f64, load_u8_i64, load_u8_b },
     };
     table[dtype][cls](n, dst, src, stride);
@@ -87,13 +90,13 @@ void ms__load(int cls, int dtype, int64_t n, void *dst, const char *src, int64_t
 void ms__store(int cls, int dtype, int64_t n, char *dst, int64_t stride, const void *src)
 {
     static const store_fn table[MS_DTYPES][MS_CLASSES] = {
-        [MS_F32]  = { store_f32_f32, store_f32_f64, store_f32_i64, store_f32_b },
-        [MS_F64]  = { store_f64_f32, store_f64_f64, store_f64_i64, store_f64_b },
-        [MS_F16]  = { store_f16_f32, store_f16_f64, store_f16_i64, store_f16_b },
+        [MS_F32] = { store_f32_f32, store_f32_f64, store_f32_i64, store_f32_b },
+        [MS_F64] = { store_f64_f32, store_f64_f64, store_f64_i64, store_f64_b },
+        [MS_F16] = { store_f16_f32, store_f16_f64, store_f16_i64, store_f16_b },
         [MS_BF16] = { store_bf16_f32, store_bf16_f64, store_bf16_i64, store_bf16_b },
-        [MS_I64]  = { store_i64_f32, store_i64_f64, store_i64_i64, store_i64_b },
-        [MS_I32]  = { store_i32_f32, store_i32_f64, store_i32_i64, store_i32_b },
-        [MS_U8]   = { store_u8_f32, store_u8_f64, store_u8_i64, store_u8_b },
+        [MS_I64] = { store_i64_f32, store_i64_f64, store_i64_i64, store_i64_b },
+        [MS_I32] = { store_i32_f32, store_i32_f64, store_i32_i64, store_i32_b },
+        [MS_U8] = { store_u8_f32, store_u8_f64, store_u8_i64, store_u8_b },
         [MS_BOOL] = { store_b_f32, store_b_f64, store_b_i64, store_u8_b },
     };
     table[dtype][cls](n, dst, stride, src);
@@ -106,8 +109,14 @@ static void convert_row(const ms_loop *l, int64_t n, char *const *at)
 {
     int cls = l->cls[0];
     const int64_t *stride = l->inner;
-    if (l->direct[0]) { ms__load(cls, l->dtype[1], n, at[0], at[1], stride[1]); return; }
-    if (l->direct[1]) { ms__store(cls, l->dtype[0], n, at[0], stride[0], at[1]); return; }
+    if (l->direct[0]) {
+        ms__load(cls, l->dtype[1], n, at[0], at[1], stride[1]);
+        return;
+    }
+    if (l->direct[1]) {
+        ms__store(cls, l->dtype[0], n, at[0], stride[0], at[1]);
+        return;
+    }
     double buffer[MS_CHUNK];
     for (int64_t first = 0; first < n; first += MS_CHUNK) {
         int64_t m = n - first < MS_CHUNK ? n - first : MS_CHUNK;
@@ -124,7 +133,10 @@ static void run_row(const ms_loop *l, int64_t n, char *const *at)
     for (int64_t first = 0; first < n; first += MS_CHUNK) {
         int64_t m = n - first < MS_CHUNK ? n - first : MS_CHUNK;
         for (int k = 0; k < l->n; k++) {
-            if (l->direct[k]) { x[k] = at[k] + first * l->inner[k]; continue; }
+            if (l->direct[k]) {
+                x[k] = at[k] + first * l->inner[k];
+                continue;
+            }
             x[k] = buffer[k];
             // A repeated element fills its buffer once.
             if (k > 0 && (l->inner[k] != 0 || first == 0))
@@ -154,7 +166,10 @@ static void run_range(void *arg, int64_t first, int64_t last, int64_t block)
         return;
     }
     int64_t index[MS_MAX_DIMS], rest = first;
-    for (int d = inner; d >= 0; d--) { index[d] = rest % l->shape[d]; rest /= l->shape[d]; }
+    for (int d = inner; d >= 0; d--) {
+        index[d] = rest % l->shape[d];
+        rest /= l->shape[d];
+    }
     for (int k = 0; k < l->n; k++) {
         at[k] = l->data[k];
         for (int d = 0; d <= inner; d++) at[k] += index[d] * l->stride[k][d];
@@ -194,11 +209,16 @@ static int64_t collapse(ms_loop *l)
     l->ndim = nd;
     if (nd > 1 && l->shape[nd - 1] < 16) {
         int best = nd - 1;
-        for (int d = 0; d < nd - 1; d++) if (l->shape[d] > 4 * l->shape[best]) best = d;
+        for (int d = 0; d < nd - 1; d++)
+            if (l->shape[d] > 4 * l->shape[best]) best = d;
         if (best != nd - 1) {
-            int64_t s = l->shape[best]; l->shape[best] = l->shape[nd - 1]; l->shape[nd - 1] = s;
+            int64_t s = l->shape[best];
+            l->shape[best] = l->shape[nd - 1];
+            l->shape[nd - 1] = s;
             for (int k = 0; k < l->n; k++) {
-                s = l->stride[k][best]; l->stride[k][best] = l->stride[k][nd - 1]; l->stride[k][nd - 1] = s;
+                s = l->stride[k][best];
+                l->stride[k][best] = l->stride[k][nd - 1];
+                l->stride[k][nd - 1] = s;
             }
         }
     }
@@ -212,7 +232,8 @@ void ms__loop_run(ms_loop *l)
     l->all = l->fn != NULL;
     for (int k = 0; k < l->n; k++) {
         l->inner[k] = l->ndim ? l->stride[k][l->ndim - 1] : 0;
-        l->direct[k] = l->dtype[k] == ms__class_dtype(l->cls[k]) && (l->inner[k] == ms__class_size(l->cls[k]) || numel == 1);
+        l->direct[k] =
+            l->dtype[k] == ms__class_dtype(l->cls[k]) && (l->inner[k] == ms__class_size(l->cls[k]) || numel == 1);
         l->all = l->all && l->direct[k];
     }
     if (numel < 32768) run_range(l, 0, numel, 0);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // loops.h -- the CPU's elementwise engine.
 //
 // An inner loop sees contiguous runs of one of four computing types; the engine walks strided and
@@ -17,22 +18,25 @@ enum { MS_CHUNK = 512, MS_LOOP_MAX = 4 };
 typedef void (*ms_loop_fn)(int64_t n, void *const *x, const double *p);
 
 typedef struct ms_loop {
-    int         n;                                  // operands
-    int         ndim;
-    int64_t     shape[MS_MAX_DIMS];
-    char       *data[MS_LOOP_MAX];
-    int64_t     stride[MS_LOOP_MAX][MS_MAX_DIMS];   // bytes
-    uint8_t     dtype[MS_LOOP_MAX], cls[MS_LOOP_MAX];
-    ms_loop_fn  fn;
+    int n;  // operands
+    int ndim;
+    int64_t shape[MS_MAX_DIMS];
+    char *data[MS_LOOP_MAX];
+    int64_t stride[MS_LOOP_MAX][MS_MAX_DIMS];  // bytes
+    uint8_t dtype[MS_LOOP_MAX], cls[MS_LOOP_MAX];
+    ms_loop_fn fn;
     const double *p;
-    int64_t     inner[MS_LOOP_MAX];                 // of a prepared loop: strides along the last dimension,
-    bool        direct[MS_LOOP_MAX], all;           // which operands go to fn in place
+    int64_t inner[MS_LOOP_MAX];     // of a prepared loop: strides along the last dimension,
+    bool direct[MS_LOOP_MAX], all;  // which operands go to fn in place
 } ms_loop;
 
 // The type an operator on this dtype computes in.
 static inline int ms__class_of(int dtype)
 {
-    return dtype == MS_F64 ? MS_C_F64 : dtype == MS_BOOL ? MS_C_BOOL : dtype == MS_I64 || dtype == MS_I32 || dtype == MS_U8 ? MS_C_I64 : MS_C_F32;
+    return dtype == MS_F64                                        ? MS_C_F64
+           : dtype == MS_BOOL                                     ? MS_C_BOOL
+           : dtype == MS_I64 || dtype == MS_I32 || dtype == MS_U8 ? MS_C_I64
+                                                                  : MS_C_F32;
 }
 static inline int ms__class_dtype(int cls)
 {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // loss.c -- cross_entropy fused with its softmax: forward reads the logits once and keeps one number a
 // row (its logsumexp); backward writes the gradient in one pass. Sums over rows run in float64 over fixed
 // blocks, so that bits don't depend on threads.
@@ -9,18 +10,23 @@ enum { NONE, MEAN, SUM };
 enum { PIECE = 512, BLOCK = 16384 };
 
 typedef struct cross {
-    int         dtype;
-    bool        g_rows;             // one gradient a row
-    int64_t     n, ignore;
-    double      smooth, scale;
+    int dtype;
+    bool g_rows;  // one gradient a row
+    int64_t n, ignore;
+    double smooth, scale;
     const void *x, *w, *g, *g_lse;
     const int64_t *ids;
-    void       *lse, *losses, *out;
-    char       *room;
-    size_t      room_bytes;         // a thread
+    void *lse, *losses, *out;
+    char *room;
+    size_t room_bytes;  // a thread
 } cross;
 
-typedef struct mse { int dtype; double scale, *sums; const void *a, *b, *g; void *out, *da, *db; } mse;
+typedef struct mse {
+    int dtype;
+    double scale, *sums;
+    const void *a, *b, *g;
+    void *out, *da, *db;
+} mse;
 
 static double one(int dtype, const void *p, int64_t k)
 {
@@ -36,7 +42,7 @@ static void store_one(ms_tensor *t, double v)
 {
     if (t->dtype == MS_F64) *(double *)ms__data(t) = v;
     else if (t->dtype == MS_F32) *(float *)ms__data(t) = (float)v;
-    else ms__row_out(t->dtype, ms__data(t), 0, 1, 1, &(float){ (float)v });
+    else ms__row_out(t->dtype, ms__data(t), 0, 1, 1, &(float) { (float)v });
 }
 
 // ---- cross_entropy --------------------------------------------------------------------------------
@@ -60,7 +66,10 @@ static void backward_rows(void *arg, int64_t first, int64_t last, int64_t block)
 }
 
 // What both directions share: contiguous inputs, checked ids, scratch.
-typedef struct held { ms_tensor *x, *w, *ids; ms_block *wide, *room; } held;
+typedef struct held {
+    ms_tensor *x, *w, *ids;
+    ms_block *wide, *room;
+} held;
 
 static void let_go(held *h)
 {
@@ -79,7 +88,8 @@ static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor 
     q->n = x->shape[x->ndim - 1];
     q->ignore = c->n_i > 1 ? c->i[1] : -100;
     q->smooth = c->n_f > 0 ? c->f[0] : 0;
-    if (rows && q->n == 0) return ms__call_fail(c, "there are no classes to choose from: logits %s", ms__shape_text(x->ndim, x->shape));
+    if (rows && q->n == 0)
+        return ms__call_fail(c, "there are no classes to choose from: logits %s", ms__shape_text(x->ndim, x->shape));
     MS_TRY(ms__contiguous(&h->x, x));
     MS_TRY(ms__contiguous(&h->ids, ids));
     if (w) MS_TRY(ms__contiguous(&h->w, w));
@@ -91,8 +101,8 @@ static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor 
     }
     for (int64_t r = 0; r < rows; r++)
         if (MS_UNLIKELY((q->ids[r] < 0 || q->ids[r] >= q->n) && q->ids[r] != q->ignore))
-            return ms__call_fail(c, "id %lld (row %lld) is not in 0 .. %lld and not ignore_index %lld", (long long)q->ids[r], (long long)r + 1,
-                                 (long long)q->n - 1, (long long)q->ignore);
+            return ms__call_fail(c, "id %lld (row %lld) is not in 0 .. %lld and not ignore_index %lld",
+                                 (long long)q->ids[r], (long long)r + 1, (long long)q->n - 1, (long long)q->ignore);
     q->x = ms__data(h->x);
     q->w = h->w ? ms__data(h->w) : NULL;
     q->room_bytes = (size_t)(3 * q->n) * size;
@@ -126,7 +136,8 @@ ms_status ms__cpu_cross_entropy(ms_call *c)
             else ms__row_out(q.dtype, ms__data(c->out[0]), 0, 1, rows, q.losses);
         } else {
             double sum = 0;
-            for (int64_t r = 0; r < rows; r++) sum += q.dtype == MS_F64 ? ((double *)q.losses)[r] : ((float *)q.losses)[r];
+            for (int64_t r = 0; r < rows; r++)
+                sum += q.dtype == MS_F64 ? ((double *)q.losses)[r] : ((float *)q.losses)[r];
             store_one(c->out[0], c->i[0] == MEAN ? sum / total_weight(&q, rows) : sum);
         }
     }
@@ -186,7 +197,8 @@ ms_status ms__cpu_mse_loss(ms_call *c)
     mse q = { .dtype = out->dtype };
     ms_status st = ms__contiguous(&a, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&b, c->in[1]);
-    if (st == MS_OK && blocks > MS_COUNT(small)) st = ms__alloc(&room, MS_CPU, (size_t)blocks * sizeof(double), "mse_loss");
+    if (st == MS_OK && blocks > MS_COUNT(small))
+        st = ms__alloc(&room, MS_CPU, (size_t)blocks * sizeof(double), "mse_loss");
     if (st == MS_OK) {
         q.a = ms__data(a);
         q.b = ms__data(b);

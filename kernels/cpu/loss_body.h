@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // loss_body.h -- cross_entropy's rows and mse_loss's blocks, included once per accumulation type by loss.c.
 
 // loss = (1 - s) w[t] (lse - x[t]) + s / n sum over c of w[c] (lse - x[c]); s is the label smoothing.
@@ -41,10 +42,14 @@ static MS_KERNEL void R(cross_rows_backward)(const cross *q, int64_t first, int6
             const REAL *x = ROW_IN(q->dtype, q->x, r * n, 1, n, room + 2 * n);
             bool counts = t != q->ignore;
             REAL scale = counts ? (REAL)(q->g_rows ? q->scale * ONE(q->dtype, q->g, r) : q->scale) : 0;
-            REAL own = (1 - smooth) * (w && counts ? w[t] : 1), all = scale * (own + part * weights), lse = ((const REAL *)q->lse)[r];
+            REAL own = (1 - smooth) * (w && counts ? w[t] : 1), all = scale * (own + part * weights),
+                 lse = ((const REAL *)q->lse)[r];
             if (q->g_lse) all += ((const REAL *)q->g_lse)[r];
-            if (smooth == 0) for (int64_t j = 0; j < n; j++) dx[j] = all * R(ms__soft_exp)(x[j] - lse);
-            else for (int64_t j = 0; j < n; j++) dx[j] = all * R(ms__soft_exp)(x[j] - lse) - scale * part * (w ? w[j] : 1);
+            if (smooth == 0)
+                for (int64_t j = 0; j < n; j++) dx[j] = all * R(ms__soft_exp)(x[j] - lse);
+            else
+                for (int64_t j = 0; j < n; j++)
+                    dx[j] = all * R(ms__soft_exp)(x[j] - lse) - scale * part * (w ? w[j] : 1);
             if (counts) dx[t] -= scale * own;
         }
         ROW_OUT(q->dtype, q->out, r * n, 1, n, dx);
@@ -77,8 +82,10 @@ static MS_KERNEL void R(squares_backward)(const mse *q, int64_t first, int64_t l
             void *out = sign ? q->db : q->da;
             if (!out) continue;
             REAL *o = ROW_AT(q->dtype, out, at, 1, ro), s = sign ? -scale : scale;
-            if (g) for (int64_t j = 0; j < n; j++) o[j] = s * g[j] * (a[j] - b[j]);
-            else for (int64_t j = 0; j < n; j++) o[j] = s * (a[j] - b[j]);
+            if (g)
+                for (int64_t j = 0; j < n; j++) o[j] = s * g[j] * (a[j] - b[j]);
+            else
+                for (int64_t j = 0; j < n; j++) o[j] = s * (a[j] - b[j]);
             ROW_OUT(q->dtype, out, at, 1, n, o);
         }
     }

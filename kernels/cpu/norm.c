@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // norm.c -- softmax, log_softmax, layer_norm, rms_norm on the CPU: rows in the first cache, passed over
 // a few times there and once in memory. Backwards compute means and deviations again from x: cheaper than
 // keeping them, since x is read anyway.
@@ -6,31 +7,32 @@
 #include "layers.h"
 
 typedef struct soft {
-    int         dtype;
-    bool        log;
+    int dtype;
+    bool log;
     const void *x, *g;
-    void       *out;
-    ms_rows     r;
-    char       *room;
-    size_t      room_bytes;     // a thread
+    void *out;
+    ms_rows r;
+    char *room;
+    size_t room_bytes;  // a thread
 } soft;
 
 typedef struct norm {
-    int         dtype;
-    bool        rms;
-    int64_t     n;
-    double      eps;
+    int dtype;
+    bool rms;
+    int64_t n;
+    double eps;
     const void *x, *w, *b, *g;
-    void       *out;
-    char       *room, *sums;
-    size_t      room_bytes, sums_bytes;     // a thread; a block
+    void *out;
+    char *room, *sums;
+    size_t room_bytes, sums_bytes;  // a thread; a block
 } norm;
 
 #define BODY "norm_body.h"
 #include "both_types.h"
 
 // Scratch: `each` bytes a thread, and `shared` after them. Small ones come from the caller's array.
-static ms_status room_for(ms_block **b, char **room, void *small, size_t small_bytes, size_t each, size_t shared, const char *what)
+static ms_status room_for(ms_block **b, char **room, void *small, size_t small_bytes, size_t each, size_t shared,
+                          const char *what)
 {
     size_t bytes = each * (size_t)ms_num_threads() + shared;
     *b = NULL;
@@ -106,7 +108,8 @@ static void norm_forward(void *arg, int64_t first, int64_t last, int64_t block)
 static void norm_back(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const norm *p = arg;
-    char *room = p->room + p->room_bytes * (size_t)ms__thread_num(), *sums = p->sums ? p->sums + p->sums_bytes * (size_t)block : NULL;
+    char *room = p->room + p->room_bytes * (size_t)ms__thread_num(),
+         *sums = p->sums ? p->sums + p->sums_bytes * (size_t)block : NULL;
     if (p->dtype == MS_F64) norm_backward_f64(p, first / p->n, last / p->n, (double *)room, (double *)sums);
     else norm_backward_f32(p, first / p->n, last / p->n, (float *)room, (float *)sums);
 }
@@ -168,7 +171,8 @@ static void add_parts(const norm *p, int64_t blocks, int64_t at, ms_tensor *out)
 static ms_status run_norm_backward(ms_call *c, bool rms)
 {
     char small[SMALL_ROOM] __attribute__((aligned(64)));
-    ms_tensor *g = NULL, *x = NULL, *w = NULL, *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
+    ms_tensor *g = NULL, *x = NULL, *w = NULL, *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),
+              *db = ms__grad_out(c, 2);
     ms_block *block = NULL;
     norm p = { .dtype = c->in[0]->dtype, .rms = rms, .eps = c->f[0] };
     size_t size = p.dtype == MS_F64 ? 8 : 4;
@@ -187,7 +191,8 @@ static ms_status run_norm_backward(ms_call *c, bool rms)
         goto out;
     }
     bool sums = dw || db;
-    st = room_for(&block, &p.room, small, sizeof small, p.room_bytes, sums ? (size_t)blocks * p.sums_bytes : 0, c->op->name);
+    st = room_for(&block, &p.room, small, sizeof small, p.room_bytes, sums ? (size_t)blocks * p.sums_bytes : 0,
+                  c->op->name);
     if (st != MS_OK) goto out;
     if (sums) p.sums = p.room + p.room_bytes * (size_t)ms_num_threads();
     p.x = ms__data(x);

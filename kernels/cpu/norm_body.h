@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // norm_body.h -- softmax, log_softmax, layer_norm, rms_norm and their gradients over blocks of rows,
 // included once per accumulation type by norm.c.
 
@@ -8,7 +9,7 @@ static MS_KERNEL void R(softmax)(const soft *w, int64_t first, int64_t last, REA
         int64_t at = ms__row_start(&w->r, row);
         const REAL *x = ROW_IN(w->dtype, w->x, at, stride, n, room);
         REAL *y = ROW_AT(w->dtype, w->out, at, stride, room), m = R(ms__row_max)(x, n);
-        if (m == -(REAL)INFINITY) m = 0;                    // a row that is masked altogether: 0 / 0, as in PyTorch
+        if (m == -(REAL)INFINITY) m = 0;  // a row that is masked altogether: 0 / 0, as in PyTorch
         if (w->log) {
             REAL *e = room + n;
             REAL shift = m + LOG(R(ms__row_exp)(e, x, m, n));
@@ -27,7 +28,8 @@ static MS_KERNEL void R(softmax_backward)(const soft *w, int64_t first, int64_t 
     int64_t n = w->r.n, stride = w->r.stride;
     for (int64_t row = first; row < last; row++) {
         int64_t at = ms__row_start(&w->r, row);
-        const REAL *y = ROW_IN(w->dtype, w->x, at, stride, n, room), *g = ROW_IN(w->dtype, w->g, at, stride, n, room + n);
+        const REAL *y = ROW_IN(w->dtype, w->x, at, stride, n, room),
+                   *g = ROW_IN(w->dtype, w->g, at, stride, n, room + n);
         REAL *dx = ROW_AT(w->dtype, w->out, at, stride, room + 2 * n);
         if (w->log) {
             REAL s = R(ms__row_sum)(g, n);
@@ -44,15 +46,19 @@ static MS_KERNEL void R(softmax_backward)(const soft *w, int64_t first, int64_t 
 static MS_KERNEL void R(norm)(const norm *p, int64_t first, int64_t last, REAL *room)
 {
     int64_t n = p->n;
-    const REAL *w = p->w ? ROW_IN(p->dtype, p->w, 0, 1, n, room + n) : NULL, *b = p->b ? ROW_IN(p->dtype, p->b, 0, 1, n, room + 2 * n) : NULL;
+    const REAL *w = p->w ? ROW_IN(p->dtype, p->w, 0, 1, n, room + n) : NULL,
+               *b = p->b ? ROW_IN(p->dtype, p->b, 0, 1, n, room + 2 * n) : NULL;
     for (int64_t row = first; row < last; row++) {
         const REAL *x = ROW_IN(p->dtype, p->x, row * n, 1, n, room);
         REAL *y = ROW_AT(p->dtype, p->out, row * n, 1, room);
         REAL mean = p->rms ? 0 : R(ms__row_sum)(x, n) / (REAL)n;
         REAL rstd = 1 / SQRT(R(ms__row_spread)(x, mean, n) / (REAL)n + (REAL)p->eps);
-        if (w && b) for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd * w[j] + b[j];
-        else if (w) for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd * w[j];
-        else for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd + (b ? b[j] : 0);
+        if (w && b)
+            for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd * w[j] + b[j];
+        else if (w)
+            for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd * w[j];
+        else
+            for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd + (b ? b[j] : 0);
         ROW_OUT(p->dtype, p->out, row * n, 1, n, y);
     }
 }
@@ -66,7 +72,8 @@ static MS_KERNEL void R(norm_backward)(const norm *p, int64_t first, int64_t las
     REAL *h = room + 3 * n, *q = room + 4 * n;
     if (sums) memset(sums, 0, 2 * (size_t)n * sizeof *sums);
     for (int64_t row = first; row < last; row++) {
-        const REAL *x = ROW_IN(p->dtype, p->x, row * n, 1, n, room + n), *g = ROW_IN(p->dtype, p->g, row * n, 1, n, room + 2 * n);
+        const REAL *x = ROW_IN(p->dtype, p->x, row * n, 1, n, room + n),
+                   *g = ROW_IN(p->dtype, p->g, row * n, 1, n, room + 2 * n);
         REAL mean = p->rms ? 0 : R(ms__row_sum)(x, n) / (REAL)n;
         REAL rstd = 1 / SQRT(R(ms__row_spread)(x, mean, n) / (REAL)n + (REAL)p->eps);
         for (int64_t j = 0; j < n; j++) h[j] = (x[j] - mean) * rstd;
@@ -76,8 +83,10 @@ static MS_KERNEL void R(norm_backward)(const norm *p, int64_t first, int64_t las
                 sums[n + j] += g[j];
             }
         if (!p->out) continue;
-        if (w) for (int64_t j = 0; j < n; j++) q[j] = g[j] * w[j];
-        else for (int64_t j = 0; j < n; j++) q[j] = g[j];
+        if (w)
+            for (int64_t j = 0; j < n; j++) q[j] = g[j] * w[j];
+        else
+            for (int64_t j = 0; j < n; j++) q[j] = g[j];
         REAL mq = p->rms ? 0 : R(ms__row_sum)(q, n) / (REAL)n, mh = R(ms__row_dot)(q, h, n) / (REAL)n;
         REAL *dx = ROW_AT(p->dtype, p->out, row * n, 1, q);
         for (int64_t j = 0; j < n; j++) dx[j] = rstd * (q[j] - mq - h[j] * mh);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // onednn.c -- the only file that knows oneDNN: products by its matmul primitive (C API v2, 2.6).
 //
 // Making a primitive costs 0.2-1 ms, running one well under a microsecond, so they wait in a bounded
@@ -14,25 +15,27 @@ typedef struct key {
 } key;
 
 typedef struct entry {
-    key              key;
-    uint64_t         last_use;
+    key key;
+    uint64_t last_use;
     dnnl_primitive_t primitive;
-    dnnl_memory_t    a, b, c, bias, scratch;
-    size_t           scratch_bytes;
+    dnnl_memory_t a, b, c, bias, scratch;
+    size_t scratch_bytes;
 } entry;
 
 static dnnl_engine_t engine;
 static dnnl_stream_t stream;
-static entry         table[ENTRIES];
-static uint64_t      uses;
-static int           state;                 // 0 = not tried, 1 = ready, -1 = unusable
+static entry table[ENTRIES];
+static uint64_t uses;
+static int state;  // 0 = not tried, 1 = ready, -1 = unusable
 
 static ms_status failed(const ms_gemm *g, dnnl_status_t st, const char *doing)
 {
-    if (st == dnnl_out_of_memory) return ms__no_memory((size_t)(g->m * g->n + g->m * g->k + g->k * g->n) * (size_t)ms__dtype_size(g->dtype), g->what,
-                                                        "at most, for a product %lld x %lld x %lld; oneDNN, %s", (long long)g->m, (long long)g->n, (long long)g->k, doing);
-    return ms__fail(MS_EUNSUPPORTED, "%s: oneDNN status %d while %s, product %lld x %lld x %lld of %s", g->what, (int)st, doing,
-                    (long long)g->m, (long long)g->n, (long long)g->k, ms__dtype_name(g->dtype));
+    if (st == dnnl_out_of_memory)
+        return ms__no_memory((size_t)(g->m * g->n + g->m * g->k + g->k * g->n) * (size_t)ms__dtype_size(g->dtype),
+                             g->what, "at most, for a product %lld x %lld x %lld; oneDNN, %s", (long long)g->m,
+                             (long long)g->n, (long long)g->k, doing);
+    return ms__fail(MS_EUNSUPPORTED, "%s: oneDNN status %d while %s, product %lld x %lld x %lld of %s", g->what,
+                    (int)st, doing, (long long)g->m, (long long)g->n, (long long)g->k, ms__dtype_name(g->dtype));
 }
 
 // MOONSHARD_ISA lowers oneDNN's instruction set with ours.
@@ -42,7 +45,8 @@ static bool ready(void)
     const char *isa = ms_cpu_isa();
     if (strcmp(isa, "v3") == 0) dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
     else if (strcmp(isa, "v1") == 0) dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
-    bool ok = dnnl_engine_create(&engine, dnnl_cpu, 0) == dnnl_success && dnnl_stream_create(&stream, engine, dnnl_stream_default_flags) == dnnl_success;
+    bool ok = dnnl_engine_create(&engine, dnnl_cpu, 0) == dnnl_success &&
+              dnnl_stream_create(&stream, engine, dnnl_stream_default_flags) == dnnl_success;
     state = ok ? 1 : -1;
     return ok;
 }
@@ -69,10 +73,11 @@ static void drop(entry *e)
     memset(e, 0, sizeof *e);
 }
 
-static dnnl_status_t memory(dnnl_memory_t *out, dnnl_memory_desc_t *desc, int64_t rows, int64_t cols, int64_t rs, int64_t cs, dnnl_data_type_t type)
+static dnnl_status_t memory(dnnl_memory_t *out, dnnl_memory_desc_t *desc, int64_t rows, int64_t cols, int64_t rs,
+                            int64_t cs, dnnl_data_type_t type)
 {
     dnnl_dims_t shape = { rows, cols }, strides = { rs, cs };
-    if (rows == 1 && rs < cols) strides[0] = cols * cs;     // the stride of a single row or column means nothing
+    if (rows == 1 && rs < cols) strides[0] = cols * cs;  // the stride of a single row or column means nothing
     if (cols == 1 && cs < rows) strides[1] = rs == 1 ? rows : 1;
     dnnl_status_t st = dnnl_memory_desc_init_by_strides(desc, 2, shape, type, strides);
     return st ? st : dnnl_memory_create(out, desc, engine, DNNL_MEMORY_NONE);
@@ -114,7 +119,8 @@ out:
 
 static ms_status find(entry **out, const ms_gemm *g)
 {
-    key k = { g->m, g->n, g->k, g->a_rs, g->a_cs, g->b_rs, g->b_cs, g->c_rs, g->dtype, g->bias != NULL, ms_num_threads(), 1 };
+    key k = { g->m,    g->n,    g->k,     g->a_rs,         g->a_cs,          g->b_rs,
+              g->b_cs, g->c_rs, g->dtype, g->bias != NULL, ms_num_threads(), 1 };
     const uint64_t *word = (const uint64_t *)&k;
     uint64_t h = 0;
     for (size_t i = 0; i < sizeof k / 8; i++) h = (h ^ word[i]) * 0x9e3779b97f4a7c15u, h ^= h >> 29;
@@ -141,9 +147,16 @@ ms_status ms__gemm_onednn(const ms_gemm *g)
     MS_TRY(find(&e, g));
     e->last_use = ++uses;
     if (e->scratch_bytes) MS_TRY(ms__alloc(&scratch, MS_CPU, e->scratch_bytes, g->what));
-    struct { dnnl_memory_t memory; const void *data; int arg; } all[] = {
-        { e->a, g->a, DNNL_ARG_SRC }, { e->b, g->b, DNNL_ARG_WEIGHTS }, { e->c, g->c, DNNL_ARG_DST },
-        { e->bias, g->bias, DNNL_ARG_BIAS }, { e->scratch, scratch ? scratch->data : NULL, DNNL_ARG_SCRATCHPAD },
+    struct {
+        dnnl_memory_t memory;
+        const void *data;
+        int arg;
+    } all[] = {
+        { e->a, g->a, DNNL_ARG_SRC },
+        { e->b, g->b, DNNL_ARG_WEIGHTS },
+        { e->c, g->c, DNNL_ARG_DST },
+        { e->bias, g->bias, DNNL_ARG_BIAS },
+        { e->scratch, scratch ? scratch->data : NULL, DNNL_ARG_SCRATCHPAD },
     };
     dnnl_status_t st = dnnl_success;
     for (int i = 0; i < MS_COUNT(all); i++) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // random.c -- random fills on the CPU. Two elements share one Philox block of four words: the element
 // at an even place has words 0 and 1, the next one words 2 and 3; normal numbers are made from a block
 // in pairs (Box and Muller). A shard that starts at an odd place begins in the middle of a block.
@@ -7,20 +8,23 @@
 
 enum { PAIRS = 256, BLOCK = 16384 };
 
-typedef struct { uint32_t w[4][PAIRS]; } words;
+typedef struct {
+    uint32_t w[4][PAIRS];
+} words;
 
 static MS_KERNEL void draw(words *o, int64_t n, uint64_t seed, uint64_t offset, uint64_t first)
 {
 #pragma omp simd
-    for (int64_t k = 0; k < n; k++) ms_philox(seed, offset, first + (uint64_t)k, &o->w[0][k], &o->w[1][k], &o->w[2][k], &o->w[3][k]);
+    for (int64_t k = 0; k < n; k++)
+        ms_philox(seed, offset, first + (uint64_t)k, &o->w[0][k], &o->w[1][k], &o->w[2][k], &o->w[3][k]);
 }
 
 typedef struct {
-    uint64_t seed, offset, place;       // place of element 0
-    double   f[4], limit;               // the operator's numbers; largest value below the upper bound
-    int      dtype;
-    char    *data;
-    void   (*fill)(const void *job, int64_t pairs, const words *w, void *out);
+    uint64_t seed, offset, place;  // place of element 0
+    double f[4], limit;            // the operator's numbers; largest value below the upper bound
+    int dtype;
+    char *data;
+    void (*fill)(const void *job, int64_t pairs, const words *w, void *out);
 } random_job;
 
 // Each fill makes 2 * pairs numbers of its class.
@@ -39,7 +43,8 @@ static void uniform_f64(const void *job, int64_t n, const words *w, void *out)
     const random_job *j = job;
     double *o = out, low = j->f[0], width = j->f[1] - j->f[0];
     for (int64_t k = 0; k < n; k++)
-        for (int h = 0; h < 2; h++) o[2 * k + h] = ms_draw_uniform_f64(w->w[2 * h][k], w->w[2 * h + 1][k], low, width, j->limit);
+        for (int h = 0; h < 2; h++)
+            o[2 * k + h] = ms_draw_uniform_f64(w->w[2 * h][k], w->w[2 * h + 1][k], low, width, j->limit);
 }
 static MS_KERNEL void normal_f32(const void *job, int64_t n, const words *w, void *out)
 {
@@ -52,7 +57,8 @@ static void normal_f64(const void *job, int64_t n, const words *w, void *out)
 {
     const random_job *j = job;
     double *o = out;
-    for (int64_t k = 0; k < n; k++) ms_draw_normal_f64(w->w[0][k], w->w[1][k], w->w[2][k], w->w[3][k], j->f[0], j->f[1], &o[2 * k], &o[2 * k + 1]);
+    for (int64_t k = 0; k < n; k++)
+        ms_draw_normal_f64(w->w[0][k], w->w[1][k], w->w[2][k], w->w[3][k], j->f[0], j->f[1], &o[2 * k], &o[2 * k + 1]);
 }
 static void integers(const void *job, int64_t n, const words *w, void *out)
 {
@@ -67,7 +73,8 @@ static void integers(const void *job, int64_t n, const words *w, void *out)
 static void truncated(const random_job *j, int64_t n, const words *w, void *out, bool wide)
 {
     double mean = j->f[0], std = j->f[1], a = j->f[2], b = j->f[3];
-    double low = ms_erf_f64((a - mean) / std * 0.70710678118654752440), high = ms_erf_f64((b - mean) / std * 0.70710678118654752440);
+    double low = ms_erf_f64((a - mean) / std * 0.70710678118654752440),
+           high = ms_erf_f64((b - mean) / std * 0.70710678118654752440);
     for (int64_t k = 0; k < n; k++)
         for (int h = 0; h < 2; h++) {
             double v = ms_draw_truncated(w->w[2 * h][k], w->w[2 * h + 1][k], mean, std, a, b, low, high, wide);
@@ -116,10 +123,13 @@ double ms__largest_below(int dtype, double x)
     return x;
 }
 
-static ms_status fill(ms_call *c, int n_f, void (*f32)(const void *, int64_t, const words *, void *), void (*f64)(const void *, int64_t, const words *, void *))
+static ms_status fill(ms_call *c, int n_f, void (*f32)(const void *, int64_t, const words *, void *),
+                      void (*f64)(const void *, int64_t, const words *, void *))
 {
     ms_tensor *t = c->out[0], *whole;
-    random_job j = { .seed = c->saved_rng[0], .offset = c->saved_rng[1], .place = c->n_i ? (uint64_t)c->i[0] : 0, .dtype = t->dtype };
+    random_job j = {
+        .seed = c->saved_rng[0], .offset = c->saved_rng[1], .place = c->n_i ? (uint64_t)c->i[0] : 0, .dtype = t->dtype
+    };
     for (int k = 0; k < n_f; k++) j.f[k] = c->f[k];
     j.fill = t->dtype == MS_F64 ? f64 : f32;
     if (f32 == uniform_f32) j.limit = j.f[1] > j.f[0] ? ms__largest_below(t->dtype, j.f[1]) : j.f[1];

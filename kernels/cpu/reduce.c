@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // reduce.c -- folds over dimensions on the CPU.
 //
 // Every fold is cut by its shape alone, never by threads: runs of BLOCK elements are folded in 64
@@ -15,74 +16,95 @@ enum { BLOCK = 4096, LANES = 64, TILE = 512, ROWS = 64, SEGMENTS = 64 };
 // ---- inner folds ----
 
 // step: lane = step(lane, x); join: two lanes. W is the wide type.
-#define FOLD(name, S, T, W, START, STEP, JOIN)                                                              \
-    static MS_KERNEL W row_##name##_##S(int64_t n, const void *from, double parameter)                      \
-    {                                                                                                       \
-        const T *x = from;                                                                                  \
-        T lane[LANES], m = (T)parameter;                                                                    \
-        (void)m;                                                                                            \
-        for (int k = 0; k < LANES; k++) lane[k] = START;                                                    \
-        int64_t i = 0;                                                                                      \
-        for (; i + LANES <= n; i += LANES)                                                                  \
-            for (int k = 0; k < LANES; k++) { T a = lane[k], v = x[i + k]; lane[k] = STEP; }                \
-        int rest = (int)(n - i);                                                                            \
-        for (int k = 0; k < rest; k++) { T a = lane[k], v = x[i + k]; lane[k] = STEP; }                     \
-        for (int width = LANES / 2; width; width /= 2)                                                      \
-            for (int k = 0; k < width; k++) { T a = lane[k], b = lane[k + width]; lane[k] = JOIN; }         \
-        return (W)lane[0];                                                                                  \
-    }                                                                                                       \
-    static MS_KERNEL void column_##name##_##S(int64_t n, void *to, const void *from, const double *parameter)   \
-    {                                                                                                       \
-        T *acc = to;                                                                                        \
-        const T *x = from;                                                                                  \
-        for (int64_t k = 0; k < n; k++) {                                                                   \
-            T a = acc[k], v = x[k], m = parameter ? (T)parameter[k] : 0;                                    \
-            (void)m;                                                                                        \
-            acc[k] = STEP;                                                                                  \
-        }                                                                                                   \
-    }                                                                                                       \
-    static void join_##name##_##S(int64_t n, void *to, const void *from)                                    \
-    {                                                                                                       \
-        W *acc = to;                                                                                        \
-        const T *x = from;                                                                                  \
-        for (int64_t k = 0; k < n; k++) { W a = acc[k], b = (W)x[k]; acc[k] = JOIN; }                       \
-    }                                                                                                       \
-    static void combine_##name##_##S(int64_t n, void *to, const void *from)                                 \
-    {                                                                                                       \
-        W *acc = to;                                                                                        \
-        const W *x = from;                                                                                  \
-        for (int64_t k = 0; k < n; k++) { W a = acc[k], b = x[k]; acc[k] = JOIN; }                          \
-    }                                                                                                       \
-    static void start_##name##_##S(int64_t n, void *narrow, void *wide)                                     \
-    {                                                                                                       \
-        T *t = narrow;                                                                                      \
-        W *w = wide;                                                                                        \
-        for (int64_t k = 0; k < n; k++) {                                                                   \
-            if (t) t[k] = START;                                                                            \
-            if (w) w[k] = (W)(START);                                                                       \
-        }                                                                                                   \
-    }                                                                                                       \
-    static void put_##name##_##S(void *to, int64_t n, const void *x, double parameter)                      \
-    {                                                                                                       \
-        W a = *(W *)to, b = row_##name##_##S(n, x, parameter);                                              \
-        *(W *)to = JOIN;                                                                                    \
+#define FOLD(name, S, T, W, START, STEP, JOIN)                                                                \
+    static MS_KERNEL W row_##name##_##S(int64_t n, const void *from, double parameter)                        \
+    {                                                                                                         \
+        const T *x = from;                                                                                    \
+        T lane[LANES], m = (T)parameter;                                                                      \
+        (void)m;                                                                                              \
+        for (int k = 0; k < LANES; k++) lane[k] = START;                                                      \
+        int64_t i = 0;                                                                                        \
+        for (; i + LANES <= n; i += LANES)                                                                    \
+            for (int k = 0; k < LANES; k++) {                                                                 \
+                T a = lane[k], v = x[i + k];                                                                  \
+                lane[k] = STEP;                                                                               \
+            }                                                                                                 \
+        int rest = (int)(n - i);                                                                              \
+        for (int k = 0; k < rest; k++) {                                                                      \
+            T a = lane[k], v = x[i + k];                                                                      \
+            lane[k] = STEP;                                                                                   \
+        }                                                                                                     \
+        for (int width = LANES / 2; width; width /= 2)                                                        \
+            for (int k = 0; k < width; k++) {                                                                 \
+                T a = lane[k], b = lane[k + width];                                                           \
+                lane[k] = JOIN;                                                                               \
+            }                                                                                                 \
+        return (W)lane[0];                                                                                    \
+    }                                                                                                         \
+    static MS_KERNEL void column_##name##_##S(int64_t n, void *to, const void *from, const double *parameter) \
+    {                                                                                                         \
+        T *acc = to;                                                                                          \
+        const T *x = from;                                                                                    \
+        for (int64_t k = 0; k < n; k++) {                                                                     \
+            T a = acc[k], v = x[k], m = parameter ? (T)parameter[k] : 0;                                      \
+            (void)m;                                                                                          \
+            acc[k] = STEP;                                                                                    \
+        }                                                                                                     \
+    }                                                                                                         \
+    static void join_##name##_##S(int64_t n, void *to, const void *from)                                      \
+    {                                                                                                         \
+        W *acc = to;                                                                                          \
+        const T *x = from;                                                                                    \
+        for (int64_t k = 0; k < n; k++) {                                                                     \
+            W a = acc[k], b = (W)x[k];                                                                        \
+            acc[k] = JOIN;                                                                                    \
+        }                                                                                                     \
+    }                                                                                                         \
+    static void combine_##name##_##S(int64_t n, void *to, const void *from)                                   \
+    {                                                                                                         \
+        W *acc = to;                                                                                          \
+        const W *x = from;                                                                                    \
+        for (int64_t k = 0; k < n; k++) {                                                                     \
+            W a = acc[k], b = x[k];                                                                           \
+            acc[k] = JOIN;                                                                                    \
+        }                                                                                                     \
+    }                                                                                                         \
+    static void start_##name##_##S(int64_t n, void *narrow, void *wide)                                       \
+    {                                                                                                         \
+        T *t = narrow;                                                                                        \
+        W *w = wide;                                                                                          \
+        for (int64_t k = 0; k < n; k++) {                                                                     \
+            if (t) t[k] = START;                                                                              \
+            if (w) w[k] = (W)(START);                                                                         \
+        }                                                                                                     \
+    }                                                                                                         \
+    static void put_##name##_##S(void *to, int64_t n, const void *x, double parameter)                        \
+    {                                                                                                         \
+        W a = *(W *)to, b = row_##name##_##S(n, x, parameter);                                                \
+        *(W *)to = JOIN;                                                                                      \
     }
 typedef struct {
-    void (*put)(void *wide, int64_t n, const void *x, double parameter);       // wide ⊕= the fold of n elements
+    void (*put)(void *wide, int64_t n, const void *x, double parameter);  // wide ⊕= the fold of n elements
     void (*column)(int64_t n, void *narrow, const void *x, const double *parameter);
     void (*join)(int64_t n, void *wide, const void *narrow);
     void (*combine)(int64_t n, void *wide, const void *other_wide);
     void (*start)(int64_t n, void *narrow, void *wide);
 } fold_fns;
-#define FNS(name, S) { put_##name##_##S, column_##name##_##S, join_##name##_##S, combine_##name##_##S, start_##name##_##S }
+#define FNS(name, S)                                                                                       \
+    {                                                                                                      \
+        put_##name##_##S, column_##name##_##S, join_##name##_##S, combine_##name##_##S, start_##name##_##S \
+    }
+// clang-format off
 #define REAL_FOLD(name, F32START, F64START, STEP, JOIN)                                                     \
     FOLD(name, f32, float, double, F32START, STEP, JOIN)                                                    \
     FOLD(name, f64, double, double, F64START, STEP, JOIN)
+// clang-format on
 
 #define INF __builtin_inf()
 #define INFF __builtin_inff()
-#define LARGER(x, y)  ((x) > (y) || (x) != (x) ? (x) : (y))             // NaN wins
+#define LARGER(x, y) ((x) > (y) || (x) != (x) ? (x) : (y))  // NaN wins
 #define SMALLER(x, y) ((x) < (y) || (x) != (x) ? (x) : (y))
+// clang-format off
 REAL_FOLD(sum, 0, 0, a + v, a + b)
 FOLD(sum, i64, int64_t, int64_t, 0, (int64_t)((uint64_t)a + (uint64_t)v), (int64_t)((uint64_t)a + (uint64_t)b))
 REAL_FOLD(prod, 1, 1, a * v, a * b)
@@ -102,13 +124,28 @@ FOLD(power_sum, f32, float, double, 0, a + ms_pow_f32(v < 0 ? -v : v, m), a + b)
 FOLD(power_sum, f64, double, double, 0, a + ms_pow_f64(v < 0 ? -v : v, m), a + b)
 FOLD(exp_sum, f32, float, double, 0, a + ms_exp_f32(v - m), a + b)
 FOLD(exp_sum, f64, double, double, 0, a + ms_exp_f64(v - m), a + b)
+// clang-format on
 
-#define REALS(name) { FNS(name, f32), FNS(name, f64) }
-#define ALL(name)   { FNS(name, f32), FNS(name, f64), FNS(name, i64) }
+#define REALS(name)                    \
+    {                                  \
+        FNS(name, f32), FNS(name, f64) \
+    }
+#define ALL(name)                                      \
+    {                                                  \
+        FNS(name, f32), FNS(name, f64), FNS(name, i64) \
+    }
 static const fold_fns fns[MS_FOLDS][MS_CLASSES] = {
-    [MS_FOLD_SUM] = ALL(sum), [MS_FOLD_PROD] = ALL(prod), [MS_FOLD_MAX] = ALL(max), [MS_FOLD_MIN] = ALL(min), [MS_FOLD_COUNT] = ALL(count),
-    [MS_FOLD_ABS_SUM] = REALS(abs_sum), [MS_FOLD_SQUARE_SUM] = REALS(square_sum), [MS_FOLD_ABS_MAX] = REALS(abs_max),
-    [MS_FOLD_ABS_MIN] = REALS(abs_min), [MS_FOLD_POWER_SUM] = REALS(power_sum), [MS_FOLD_DEVIATION] = REALS(deviation),
+    [MS_FOLD_SUM] = ALL(sum),
+    [MS_FOLD_PROD] = ALL(prod),
+    [MS_FOLD_MAX] = ALL(max),
+    [MS_FOLD_MIN] = ALL(min),
+    [MS_FOLD_COUNT] = ALL(count),
+    [MS_FOLD_ABS_SUM] = REALS(abs_sum),
+    [MS_FOLD_SQUARE_SUM] = REALS(square_sum),
+    [MS_FOLD_ABS_MAX] = REALS(abs_max),
+    [MS_FOLD_ABS_MIN] = REALS(abs_min),
+    [MS_FOLD_POWER_SUM] = REALS(power_sum),
+    [MS_FOLD_DEVIATION] = REALS(deviation),
     [MS_FOLD_EXP_SUM] = REALS(exp_sum),
 };
 
@@ -119,7 +156,11 @@ static int collapse(int n, int64_t *shape, int64_t *stride)
     int m = 0;
     for (int d = 0; d < n; d++) {
         if (shape[d] == 1) continue;
-        if (m > 0 && stride[m - 1] == stride[d] * shape[d]) { shape[m - 1] *= shape[d]; stride[m - 1] = stride[d]; continue; }
+        if (m > 0 && stride[m - 1] == stride[d] * shape[d]) {
+            shape[m - 1] *= shape[d];
+            stride[m - 1] = stride[d];
+            continue;
+        }
         shape[m] = shape[d];
         stride[m++] = stride[d];
     }
@@ -182,10 +223,18 @@ static int64_t offset_of(int64_t index, int n, const int64_t *shape, const int64
 
 // ---- the walks ----
 
-typedef struct { const ms_fold_plan *p; const fold_fns *f; const double *parameter; int step; char *wide; int64_t group; } fold_job;
+typedef struct {
+    const ms_fold_plan *p;
+    const fold_fns *f;
+    const double *parameter;
+    int step;
+    char *wide;
+    int64_t group;
+} fold_job;
 
 // Elements [from, to) of one fold.
-static void fold_row(const ms_fold_plan *p, const fold_fns *f, const char *base, int64_t from, int64_t to, void *wide, double parameter)
+static void fold_row(const ms_fold_plan *p, const fold_fns *f, const char *base, int64_t from, int64_t to, void *wide,
+                     double parameter)
 {
     int inner = p->nr - 1, size = ms__class_size(p->cls);
     int64_t run = inner >= 0 ? p->rshape[inner] : 1, stride = inner >= 0 ? p->rstride[inner] : 0;
@@ -219,20 +268,24 @@ static void fold_row(const ms_fold_plan *p, const fold_fns *f, const char *base,
 
 static void rows_range(void *arg, int64_t first, int64_t last, int64_t task)
 {
-    (void)first; (void)last;
+    (void)first;
+    (void)last;
     const fold_job *j = arg;
     const ms_fold_plan *p = j->p;
-    int64_t m0 = task / p->segments * j->group, m1 = m0 + j->group < p->outputs ? m0 + j->group : p->outputs, s = task % p->segments;
+    int64_t m0 = task / p->segments * j->group, m1 = m0 + j->group < p->outputs ? m0 + j->group : p->outputs,
+            s = task % p->segments;
     int64_t from = s * p->segment, to = from + p->segment < p->length ? from + p->segment : p->length;
     char *wide = j->wide + s * p->outputs * 8;
     j->f->start(m1 - m0, NULL, wide + m0 * 8);
     for (int64_t m = m0; m < m1; m++)
-        fold_row(p, j->f, p->data + offset_of(m, p->nk, p->kshape, p->kstride), from, to, wide + m * 8, j->parameter ? j->parameter[m * j->step] : 0);
+        fold_row(p, j->f, p->data + offset_of(m, p->nk, p->kshape, p->kstride), from, to, wide + m * 8,
+                 j->parameter ? j->parameter[m * j->step] : 0);
 }
 
 static void columns_range(void *arg, int64_t first, int64_t last, int64_t task)
 {
-    (void)first; (void)last;
+    (void)first;
+    (void)last;
     const fold_job *j = arg;
     const ms_fold_plan *p = j->p;
     int64_t cols = p->kshape[p->nk - 1], tiles = (cols + TILE - 1) / TILE;
@@ -253,7 +306,11 @@ static void columns_range(void *arg, int64_t first, int64_t last, int64_t task)
     j->f->start(n, narrow, wide);
     int64_t index[MS_MAX_DIMS], rest = from;
     const char *x = base;
-    for (int d = p->nr - 1; d >= 0; d--) { index[d] = rest % p->rshape[d]; rest /= p->rshape[d]; x += index[d] * p->rstride[d]; }
+    for (int d = p->nr - 1; d >= 0; d--) {
+        index[d] = rest % p->rshape[d];
+        rest /= p->rshape[d];
+        x += index[d] * p->rstride[d];
+    }
     for (int64_t r = from; r < to; r++) {
         if (direct) j->f->column(n, narrow, x, parameter);
         else {
@@ -284,7 +341,9 @@ ms_status ms__fold(const ms_fold_plan *p, ms_fold_kind kind, const double *param
     char *parts = wide;
     if (p->segments > 1) {
         parts = malloc((size_t)(p->segments * p->outputs) * 8);
-        if (!parts) return ms__no_memory((size_t)(p->segments * p->outputs) * 8, p->what, "%lld partial results", (long long)(p->segments * p->outputs));
+        if (!parts)
+            return ms__no_memory((size_t)(p->segments * p->outputs) * 8, p->what, "%lld partial results",
+                                 (long long)(p->segments * p->outputs));
     }
     fold_job j = { p, f, parameter, step, parts, 1 };
     if (p->columns) {
@@ -306,28 +365,30 @@ ms_status ms__fold(const ms_fold_plan *p, ms_fold_kind kind, const double *param
 
 // ---- the first element equal to the fold ----
 
-#define FIND(S, T, W)                                                                                       \
-    static int64_t first_##S(int64_t n, const void *from, const void *wide)                                 \
-    {                                                                                                       \
-        const T *x = from, w = (T)*(const W *)wide;                                                         \
-        for (int64_t k = 0; k < n; k++) if ((x[k] == w) | ((x[k] != x[k]) & (w != w))) return k;            \
-        return -1;                                                                                          \
-    }                                                                                                       \
-    static MS_KERNEL void mark_##S(int64_t n, int64_t *index, int64_t row, const void *from, const void *wide)  \
-    {                                                                                                       \
-        const T *x = from;                                                                                  \
-        const W *w = wide;                                                                                  \
-        for (int64_t k = 0; k < n; k++) {                                                                   \
-            bool here = (x[k] == (T)w[k]) | ((x[k] != x[k]) & (w[k] != w[k]));                              \
-            index[k] = ((index[k] < 0) & here) ? row : index[k];                                             \
-        }                                                                                                   \
+#define FIND(S, T, W)                                                                                          \
+    static int64_t first_##S(int64_t n, const void *from, const void *wide)                                    \
+    {                                                                                                          \
+        const T *x = from, w = (T) * (const W *)wide;                                                          \
+        for (int64_t k = 0; k < n; k++)                                                                        \
+            if ((x[k] == w) | ((x[k] != x[k]) & (w != w))) return k;                                           \
+        return -1;                                                                                             \
+    }                                                                                                          \
+    static MS_KERNEL void mark_##S(int64_t n, int64_t *index, int64_t row, const void *from, const void *wide) \
+    {                                                                                                          \
+        const T *x = from;                                                                                     \
+        const W *w = wide;                                                                                     \
+        for (int64_t k = 0; k < n; k++) {                                                                      \
+            bool here = (x[k] == (T)w[k]) | ((x[k] != x[k]) & (w[k] != w[k]));                                 \
+            index[k] = ((index[k] < 0) & here) ? row : index[k];                                               \
+        }                                                                                                      \
     }
 FIND(f32, float, double)
 FIND(f64, double, double)
 static int64_t first_i64(int64_t n, const void *from, const void *wide)
 {
     const int64_t *x = from, w = *(const int64_t *)wide;
-    for (int64_t k = 0; k < n; k++) if (x[k] == w) return k;
+    for (int64_t k = 0; k < n; k++)
+        if (x[k] == w) return k;
     return -1;
 }
 static MS_KERNEL void mark_i64(int64_t n, int64_t *index, int64_t row, const void *from, const void *wide)
@@ -336,11 +397,16 @@ static MS_KERNEL void mark_i64(int64_t n, int64_t *index, int64_t row, const voi
     for (int64_t k = 0; k < n; k++) index[k] = ((index[k] < 0) & (x[k] == w[k])) ? row : index[k];
 }
 
-typedef struct { const ms_fold_plan *p; const char *wide; int64_t *index, group; } find_job;
+typedef struct {
+    const ms_fold_plan *p;
+    const char *wide;
+    int64_t *index, group;
+} find_job;
 
 static void find_rows(void *arg, int64_t begin, int64_t end, int64_t task)
 {
-    (void)begin; (void)end;
+    (void)begin;
+    (void)end;
     static int64_t (*const first[])(int64_t, const void *, const void *) = { first_f32, first_f64, first_i64 };
     const find_job *j = arg;
     const ms_fold_plan *p = j->p;
@@ -352,9 +418,10 @@ static void find_rows(void *arg, int64_t begin, int64_t end, int64_t task)
     for (int64_t m = task * j->group; m < m1; m++) {
         const char *base = p->data + offset_of(m, p->nk, p->kshape, p->kstride);
         int64_t found = -1;
-        for (int64_t at = 0; at < p->length && found < 0; ) {
+        for (int64_t at = 0; at < p->length && found < 0;) {
             int64_t in_run = at % run, n = run - in_run < TILE ? run - in_run : TILE;
-            const char *x = base + in_run * stride + (inner > 0 ? offset_of(at / run, inner, p->rshape, p->rstride) : 0);
+            const char *x =
+                base + in_run * stride + (inner > 0 ? offset_of(at / run, inner, p->rshape, p->rstride) : 0);
             if (!direct) ms__load(p->cls, p->dtype, n, buffer, x, stride);
             found = first[p->cls](n, direct ? (const void *)x : buffer, j->wide + m * 8);
             if (found >= 0) found += at;
@@ -366,8 +433,10 @@ static void find_rows(void *arg, int64_t begin, int64_t end, int64_t task)
 
 static void find_columns(void *arg, int64_t begin, int64_t end, int64_t task)
 {
-    (void)begin; (void)end;
-    static void (*const mark[])(int64_t, int64_t *, int64_t, const void *, const void *) = { mark_f32, mark_f64, mark_i64 };
+    (void)begin;
+    (void)end;
+    static void (*const mark[])(int64_t, int64_t *, int64_t, const void *, const void *) = { mark_f32, mark_f64,
+                                                                                             mark_i64 };
     const find_job *j = arg;
     const ms_fold_plan *p = j->p;
     int64_t cols = p->kshape[p->nk - 1], tiles = (cols + TILE - 1) / TILE, o = task / tiles, c0 = task % tiles * TILE;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // reductions.c -- CPU kernels of the reducing operators: one or two folds (reduce.c), then a formula
 // on the few numbers that are left.
 #include <math.h>
@@ -9,18 +10,25 @@
 enum { FEW = 256 };
 
 // The results of a fold: on the stack when they are few.
-typedef struct { void *at; double few[FEW]; } results;
+typedef struct {
+    void *at;
+    double few[FEW];
+} results;
 static ms_status results_new(results *r, const ms_fold_plan *p)
 {
     int64_t n = p->outputs;
     r->at = n <= FEW ? r->few : malloc((size_t)n * 8);
     return r->at ? MS_OK : ms__no_memory((size_t)n * 8, p->what, "%lld results", (long long)n);
 }
-static void results_free(results *r) { if (r->at != r->few) free(r->at); }
+static void results_free(results *r)
+{
+    if (r->at != r->few) free(r->at);
+}
 
 static void put(const ms_fold_plan *p, ms_tensor *out, const void *wide)
 {
-    ms__store(p->cls == MS_C_I64 ? MS_C_I64 : MS_C_F64, out->dtype, out->numel, ms__data(out), ms__dtype_size(out->dtype), wide);
+    ms__store(p->cls == MS_C_I64 ? MS_C_I64 : MS_C_F64, out->dtype, out->numel, ms__data(out),
+              ms__dtype_size(out->dtype), wide);
 }
 static void plan(ms_fold_plan *p, const ms_call *c, int first_dim)
 {
@@ -67,14 +75,17 @@ static ms_status variance(ms_call *c, bool root)
     plan(&p, c, 2);
     MS_TRY(results_new(&mean, &p));
     ms_status st = results_new(&sum, &p);
-    if (st != MS_OK) { results_free(&mean); return st; }
+    if (st != MS_OK) {
+        results_free(&mean);
+        return st;
+    }
     st = ms__fold(&p, MS_FOLD_SUM, NULL, 0, mean.at);
     double *m = mean.at, *s = sum.at, n = (double)p.length, divisor = n - (double)(c->n_i > 1 ? c->i[1] : 1);
     for (int64_t k = 0; st == MS_OK && k < p.outputs; k++) m[k] /= n;
     if (st == MS_OK) st = ms__fold(&p, MS_FOLD_DEVIATION, m, 1, s);
     if (st == MS_OK) {
         for (int64_t k = 0; k < p.outputs; k++) {
-            s[k] = s[k] / (divisor > 0 ? divisor : 0);                  // 0 / 0 = NaN, as PyTorch has it
+            s[k] = s[k] / (divisor > 0 ? divisor : 0);  // 0 / 0 = NaN, as PyTorch has it
             if (root) s[k] = sqrt(s[k]);
         }
         put(&p, c->out[0], s);
@@ -90,8 +101,12 @@ ms_status ms__cpu_std(ms_call *c) { return variance(c, true); }
 ms_status ms__cpu_norm(ms_call *c)
 {
     double e = c->f[0];
-    ms_fold_kind kind = e == 2 ? MS_FOLD_SQUARE_SUM : e == 1 ? MS_FOLD_ABS_SUM : e == 0 ? MS_FOLD_COUNT :
-                        e == (double)INFINITY ? MS_FOLD_ABS_MAX : e == -(double)INFINITY ? MS_FOLD_ABS_MIN : MS_FOLD_POWER_SUM;
+    ms_fold_kind kind = e == 2                   ? MS_FOLD_SQUARE_SUM
+                        : e == 1                 ? MS_FOLD_ABS_SUM
+                        : e == 0                 ? MS_FOLD_COUNT
+                        : e == (double)INFINITY  ? MS_FOLD_ABS_MAX
+                        : e == -(double)INFINITY ? MS_FOLD_ABS_MIN
+                                                 : MS_FOLD_POWER_SUM;
     ms_fold_plan p;
     results r;
     plan(&p, c, 1);
@@ -99,7 +114,8 @@ ms_status ms__cpu_norm(ms_call *c)
     ms_status st = ms__fold(&p, kind, kind == MS_FOLD_POWER_SUM ? &e : NULL, 0, r.at);
     if (st == MS_OK) {
         double *w = r.at;
-        for (int64_t k = 0; k < p.outputs; k++) w[k] = kind == MS_FOLD_SQUARE_SUM ? sqrt(w[k]) : kind == MS_FOLD_POWER_SUM ? pow(w[k], 1 / e) : w[k];
+        for (int64_t k = 0; k < p.outputs; k++)
+            w[k] = kind == MS_FOLD_SQUARE_SUM ? sqrt(w[k]) : kind == MS_FOLD_POWER_SUM ? pow(w[k], 1 / e) : w[k];
         put(&p, c->out[0], w);
     }
     results_free(&r);
@@ -114,10 +130,14 @@ ms_status ms__cpu_logsumexp(ms_call *c)
     ms__fold_plan(&p, c->op->name, c->in[0], ms__reduced_dims(c->in[0], c->in[0]->ndim ? 1 : 0, c->i));
     MS_TRY(results_new(&most, &p));
     ms_status st = results_new(&sum, &p);
-    if (st != MS_OK) { results_free(&most); return st; }
+    if (st != MS_OK) {
+        results_free(&most);
+        return st;
+    }
     st = ms__fold(&p, MS_FOLD_MAX, NULL, 0, most.at);
     double *m = most.at, *s = sum.at;
-    for (int64_t k = 0; st == MS_OK && k < p.outputs; k++) if (isinf(m[k])) m[k] = 0;
+    for (int64_t k = 0; st == MS_OK && k < p.outputs; k++)
+        if (isinf(m[k])) m[k] = 0;
     if (st == MS_OK) st = ms__fold(&p, MS_FOLD_EXP_SUM, m, 1, s);
     if (st == MS_OK) {
         for (int64_t k = 0; k < p.outputs; k++) s[k] = m[k] + log(s[k]);
@@ -158,9 +178,17 @@ ms_status ms__cpu_prod_backward(ms_call *c)
     unsigned dims = ms__reduced_dims(x, c->n_i - 1, c->i + 1);
     int size = ms__dtype_size(x->dtype), order[MS_MAX_DIMS], n = 0, nk;
     int64_t outputs = 1, length = 1;
-    for (int d = 0; d < x->ndim; d++) if (!(dims >> d & 1)) { order[n++] = d; outputs *= x->shape[d]; }
+    for (int d = 0; d < x->ndim; d++)
+        if (!(dims >> d & 1)) {
+            order[n++] = d;
+            outputs *= x->shape[d];
+        }
     nk = n;
-    for (int d = 0; d < x->ndim; d++) if (dims >> d & 1) { order[n++] = d; length *= x->shape[d]; }
+    for (int d = 0; d < x->ndim; d++)
+        if (dims >> d & 1) {
+            order[n++] = d;
+            length *= x->shape[d];
+        }
     for (int64_t m = 0; m < outputs; m++) {
         double others = 1;
         int zeros = 0;
@@ -206,11 +234,18 @@ static void scan_i64(int64_t n, int64_t *total, int64_t *x)
     for (int64_t k = 0; k < n; k++) x[k] = (int64_t)(t += (uint64_t)x[k]);
     *total = (int64_t)t;
 }
-typedef struct { const ms_tensor *x; ms_tensor *o; int d; bool back; int64_t group; } scan_job;
+typedef struct {
+    const ms_tensor *x;
+    ms_tensor *o;
+    int d;
+    bool back;
+    int64_t group;
+} scan_job;
 
 static void scan_range(void *arg, int64_t begin, int64_t end, int64_t task)
 {
-    (void)begin; (void)end;
+    (void)begin;
+    (void)end;
     const scan_job *j = arg;
     const ms_tensor *x = j->x;
     int64_t length = x->shape[j->d], lines = x->numel / length;
@@ -227,8 +262,16 @@ static void scan_range(void *arg, int64_t begin, int64_t end, int64_t task)
             rest /= x->shape[d];
         }
         int64_t sa = x->stride[j->d], sb = j->o->stride[j->d];
-        if (j->back) { a += (length - 1) * sa; b += (length - 1) * sb; sa = -sa; sb = -sb; }
-        union { double d[512]; int64_t i[512]; } buffer;
+        if (j->back) {
+            a += (length - 1) * sa;
+            b += (length - 1) * sb;
+            sa = -sa;
+            sb = -sb;
+        }
+        union {
+            double d[512];
+            int64_t i[512];
+        } buffer;
         double total = 0;
         int64_t count = 0;
         for (int64_t k = 0; k < length; k += 512) {
@@ -244,7 +287,10 @@ ms_status ms__cpu_cumsum(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     if (x->numel == 0) return MS_OK;
-    if (x->ndim == 0) { ms__cpu_copy_tensor(c->out[0], x); return MS_OK; }
+    if (x->ndim == 0) {
+        ms__cpu_copy_tensor(c->out[0], x);
+        return MS_OK;
+    }
     int d = (int)(c->i[0] < 0 ? c->i[0] + x->ndim : c->i[0]);
     scan_job j = { x, c->out[0], d, c->n_i > 1 && c->i[1], 1 };
     int64_t length = x->shape[d], lines = x->numel / length;

@@ -1,27 +1,35 @@
+// SPDX-License-Identifier: MIT
 // rows_body.h -- rows.h's loops, included once per accumulation type: REAL, INT of the same size, R(name), EXP.
 
 typedef REAL R(ms_lanes) __attribute__((vector_size(16 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
-typedef INT  R(ms_ints) __attribute__((vector_size(16 * sizeof(REAL))));
+typedef INT R(ms_ints) __attribute__((vector_size(16 * sizeof(REAL))));
 #define V R(ms_lanes)
 
-#define LANES_AT(x) (*(const V *)(x))     // not a function: those that return vectors have an ABI per instruction set
+#define LANES_AT(x) (*(const V *)(x))  // not a function: those that return vectors have an ABI per instruction set
 
 MS_INLINE REAL R(ms__fold)(const V *p)
 {
     V s = *p;
     typedef REAL half __attribute__((vector_size(8 * sizeof(REAL))));
     typedef REAL quarter __attribute__((vector_size(4 * sizeof(REAL))));
-    half a = __builtin_shufflevector(s, s, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(s, s, 8, 9, 10, 11, 12, 13, 14, 15);
+    half a = __builtin_shufflevector(s, s, 0, 1, 2, 3, 4, 5, 6, 7) +
+             __builtin_shufflevector(s, s, 8, 9, 10, 11, 12, 13, 14, 15);
     quarter b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-// Sums of four vectors at a time, which wait for each other four times less; then the rest vector by vector. TERM(j) is a vector.
-#define SUM_OF(TERM)                                                                                    \
-    V s = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 };                                                    \
-    int64_t j = 0;                                                                                      \
-    for (; j + 64 <= n; j += 64) { s += TERM(j); s1 += TERM(j + 16); s2 += TERM(j + 32); s3 += TERM(j + 48); } \
-    s = (s + s1) + (s2 + s3);                                                                           \
+// Sums of four vectors at a time, which wait for each other four times less; then the rest vector by vector. TERM(j) is
+// a vector.
+#define SUM_OF(TERM)                                 \
+    V s = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 }; \
+    int64_t j = 0;                                   \
+    for (; j + 64 <= n; j += 64) {                   \
+        s += TERM(j);                                \
+        s1 += TERM(j + 16);                          \
+        s2 += TERM(j + 32);                          \
+        s3 += TERM(j + 48);                          \
+    }                                                \
+    s = (s + s1) + (s2 + s3);                        \
     for (; j + 16 <= n; j += 16) s += TERM(j);
 
 MS_INLINE REAL R(ms__row_sum)(const REAL *x, int64_t n)
@@ -59,11 +67,11 @@ MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
     REAL m = -(REAL)INFINITY;
     int64_t j = 0;
     if (n >= 16) {
-#define LARGER(s, a)                                                                                     \
-    do {                                                                                                 \
-        V other_ = (a);                                                                                  \
-        R(ms_ints) more_ = other_ > s;                                                                   \
-        s = (V)((more_ & (R(ms_ints))other_) | (~more_ & (R(ms_ints))s));                                \
+#define LARGER(s, a)                                                      \
+    do {                                                                  \
+        V other_ = (a);                                                   \
+        R(ms_ints) more_ = other_ > s;                                    \
+        s = (V)((more_ & (R(ms_ints))other_) | (~more_ & (R(ms_ints))s)); \
     } while (0)
         V s = LANES_AT(x), s1 = s, s2 = s, s3 = s;
         for (j = 16; j + 64 <= n; j += 64) {
@@ -76,7 +84,8 @@ MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
         LARGER(s2, s3);
         LARGER(s, s2);
         for (; j + 16 <= n; j += 16) LARGER(s, LANES_AT(x + j));
-        LARGER(s, __builtin_shufflevector(s, s, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));    // the tree of ms__fold
+        LARGER(s, __builtin_shufflevector(s, s, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6,
+                                          7));  // the tree of ms__fold
         LARGER(s, __builtin_shufflevector(s, s, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3));
         LARGER(s, __builtin_shufflevector(s, s, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1));
         LARGER(s, __builtin_shufflevector(s, s, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0));
@@ -96,8 +105,8 @@ MS_INLINE REAL R(ms__soft_exp)(REAL d)
     return d < lowest ? 0 : e;
 }
 
-// y = exp(x - m); x may be y. Returns the sum, added up as by ms__row_sum. What lies behind x, the next row as a rule, is
-// fetched meanwhile: finding its largest element would wait for memory.
+// y = exp(x - m); x may be y. Returns the sum, added up as by ms__row_sum. What lies behind x, the next row as a rule,
+// is fetched meanwhile: finding its largest element would wait for memory.
 MS_INLINE REAL R(ms__row_exp)(REAL *y, const REAL *x, REAL m, int64_t n)
 {
     V s = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 };

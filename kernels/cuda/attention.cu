@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // attention.cu -- scaled dot-product attention from products and one pass over each row of scores. The
 // matrix of scores of all heads is there while a call runs (float32 or float64; the probabilities in the
 // inputs' type), and nothing of it afterwards: forward keeps the logsumexp, backward computes the scores
@@ -5,14 +6,23 @@
 #include "philox.h"
 #include "product.h"
 
-struct heads { int n; int64_t count, tq, tk, d, shape[MS_MAX_DIMS]; bool causal; double p, scale; };
+struct heads {
+    int n;
+    int64_t count, tq, tk, d, shape[MS_MAX_DIMS];
+    bool causal;
+    double p, scale;
+};
 
-struct mask_of { int dtype; const void *data; int64_t rs, cs, stride[MS_MAX_DIMS]; };
+struct mask_of {
+    int dtype;
+    const void *data;
+    int64_t rs, cs, stride[MS_MAX_DIMS];
+};
 
 struct scores {
-    heads    h;
-    mask_of  mask;                  // data NULL: none
-    int      s_type, p_type;
+    heads h;
+    mask_of mask;  // data NULL: none
+    int s_type, p_type;
     uint64_t seed, offset;
 };
 
@@ -33,7 +43,8 @@ template <class T> __device__ inline T masked(const scores &q, int64_t head, int
 template <class T> __device__ inline T kept(const scores &q, int64_t head, int64_t i, int64_t j)
 {
     if (q.h.p <= 0) return 1;
-    uint64_t at = ((uint64_t)head * (uint64_t)q.h.tq + (uint64_t)i) * (uint64_t)q.h.tk + (uint64_t)j, limit = (uint64_t)(q.h.p * 4294967296.0);
+    uint64_t at = ((uint64_t)head * (uint64_t)q.h.tq + (uint64_t)i) * (uint64_t)q.h.tk + (uint64_t)j,
+             limit = (uint64_t)(q.h.p * 4294967296.0);
     uint32_t w[4];
     ms_philox(q.seed, q.offset, at / 4, &w[0], &w[1], &w[2], &w[3]);
     return w[at & 3] >= limit ? (T)(1 / (1 - q.h.p)) : 0;
@@ -51,7 +62,8 @@ template <class T> __global__ void attend_kernel(scores q, const T *s, void *p, 
     }
     most = block_max(most, shared);
     bool none = most == -(T)INFINITY;
-    for (int64_t j = threadIdx.x; j < q.h.tk; j += BLOCK) sum += none ? (T)0 : exp_of(masked<T>(q, head, i, j, s[at + j]) - most);
+    for (int64_t j = threadIdx.x; j < q.h.tk; j += BLOCK)
+        sum += none ? (T)0 : exp_of(masked<T>(q, head, i, j, s[at + j]) - most);
     sum = block_sum(sum, shared);
     T scale = sum > 0 || sum != sum ? 1 / sum : 0;
     for (int64_t j = threadIdx.x; j < q.h.tk; j += BLOCK) {
@@ -63,7 +75,9 @@ template <class T> __global__ void attend_kernel(scores q, const T *s, void *p, 
 
 // P = exp(S - lse); ds = P (keep dP - delta), into p-typed memory, and P keep beside it.
 // delta = g . o less the logsumexp's own gradient.
-template <class T> __global__ void attend_backward_kernel(scores q, const T *s, const T *dp, const T *lse, const T *delta, void *kept_p, void *ds, T *wide_ds)
+template <class T>
+__global__ void attend_backward_kernel(scores q, const T *s, const T *dp, const T *lse, const T *delta, void *kept_p,
+                                       void *ds, T *wide_ds)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= q.h.count * q.h.tq * q.h.tk) return;
@@ -76,7 +90,11 @@ template <class T> __global__ void attend_backward_kernel(scores q, const T *s, 
     if (wide_ds) wide_ds[i] = d;
 }
 
-struct row_part { int dtype; const void *data; int64_t rs, cs, stride[MS_MAX_DIMS]; };
+struct row_part {
+    int dtype;
+    const void *data;
+    int64_t rs, cs, stride[MS_MAX_DIMS];
+};
 template <class T> __global__ void delta_kernel(heads h, row_part g, row_part o, const T *g_lse, T *delta)
 {
     int64_t row = GLOBAL_INDEX;
@@ -88,11 +106,13 @@ template <class T> __global__ void delta_kernel(heads h, row_part g, row_part o,
         rest /= h.shape[d];
     }
     T sum = 0;
-    for (int64_t j = 0; j < h.d; j++) sum += load<T>(g.dtype, g.data, a + j * g.cs) * load<T>(o.dtype, o.data, b + j * o.cs);
+    for (int64_t j = 0; j < h.d; j++)
+        sum += load<T>(g.dtype, g.data, a + j * g.cs) * load<T>(o.dtype, o.data, b + j * o.cs);
     delta[row] = g_lse ? sum - g_lse[row] : sum;
 }
 // The scores' gradients added up over what the mask was broadcast along: a thread an element of the mask.
-template <class T> __global__ void mask_grad_kernel(heads h, mask_of m, int64_t numel, const int64_t dim, const T *ds, void *out)
+template <class T>
+__global__ void mask_grad_kernel(heads h, mask_of m, int64_t numel, const int64_t dim, const T *ds, void *out)
 {
     int64_t e = GLOBAL_INDEX;
     (void)dim;
@@ -110,7 +130,8 @@ template <class T> __global__ void mask_grad_kernel(heads h, mask_of m, int64_t 
             int64_t j0 = e - base - (m.rs ? i * m.rs : 0);
             if (m.cs ? j0 < 0 || j0 >= h.tk : j0 != 0) continue;
             for (int64_t r = m.rs ? i : 0; r < (m.rs ? i + 1 : h.tq); r++)
-                for (int64_t j = m.cs ? j0 : 0; j < (m.cs ? j0 + 1 : h.tk); j++) sum += (double)ds[(head * h.tq + r) * h.tk + j];
+                for (int64_t j = m.cs ? j0 : 0; j < (m.cs ? j0 + 1 : h.tk); j++)
+                    sum += (double)ds[(head * h.tq + r) * h.tk + j];
         }
     }
     store<double>(m.dtype, out, e, sum);
@@ -148,7 +169,11 @@ template <class P> static P part_of(const ms_tensor *t, const heads &h)
 }
 
 // One operand of the products: a tensor of heads, or the contiguous [heads, rows, columns] scores.
-struct side { int type; void *data; int64_t rs, cs, bs[MS_MAX_DIMS]; };
+struct side {
+    int type;
+    void *data;
+    int64_t rs, cs, bs[MS_MAX_DIMS];
+};
 static side of_tensor(const ms_tensor *t, const heads &h)
 {
     side s = {};
@@ -178,7 +203,8 @@ static side turned(side s)
     s.cs = r;
     return s;
 }
-static ms_status multiply(const char *what, int index, const heads &h, int64_t m, int64_t n, int64_t k, const side &a, const side &b, const side &c, double alpha)
+static ms_status multiply(const char *what, int index, const heads &h, int64_t m, int64_t n, int64_t k, const side &a,
+                          const side &b, const side &c, double alpha)
 {
     product p = {};
     p.what = what;
@@ -189,7 +215,8 @@ static ms_status multiply(const char *what, int index, const heads &h, int64_t m
     p.c = c.data, p.c_rs = c.rs, p.c_cs = c.cs;
     p.alpha = alpha;
     p.nb = h.n;
-    for (int d = 0; d < h.n; d++) p.batch[d] = h.shape[d], p.a_bs[d] = a.bs[d], p.b_bs[d] = b.bs[d], p.c_bs[d] = c.bs[d];
+    for (int d = 0; d < h.n; d++)
+        p.batch[d] = h.shape[d], p.a_bs[d] = a.bs[d], p.b_bs[d] = b.bs[d], p.c_bs[d] = c.bs[d];
     return ms__cuda_product(index, &p);
 }
 
@@ -213,23 +240,33 @@ template <class T> static ms_status forward(ms_call *c)
     ms_block *s_room = NULL, *p_room = NULL;
     ms_status st = ms__alloc(&s_room, ms__device(q), (size_t)n * sizeof(T), what);
     bool in_place = w.p_type == w.s_type;
-    if (st == MS_OK && !in_place) st = ms__alloc(&p_room, ms__device(q), (size_t)n * (size_t)ms__dtype_size(w.p_type), what);
+    if (st == MS_OK && !in_place)
+        st = ms__alloc(&p_room, ms__device(q), (size_t)n * (size_t)ms__dtype_size(w.p_type), what);
     if (st == MS_OK) {
         void *s = s_room->data, *p = in_place ? s : p_room->data;
-        st = multiply(what, index, w.h, w.h.tq, w.h.tk, w.h.d, of_tensor(q, w.h), turned(of_tensor(k, w.h)), of_scores(w.s_type, s, w.h), w.h.scale);
-        if (st == MS_OK) st = launch_blocks(what, index, attend_kernel<T>, rows, BLOCK, w, (const T *)s, p, (T *)ms__data(c->out[1]));
-        if (st == MS_OK) st = multiply(what, index, w.h, w.h.tq, w.h.d, w.h.tk, of_scores(w.p_type, p, w.h), of_tensor(v, w.h), of_tensor(o, w.h), 1);
+        st = multiply(what, index, w.h, w.h.tq, w.h.tk, w.h.d, of_tensor(q, w.h), turned(of_tensor(k, w.h)),
+                      of_scores(w.s_type, s, w.h), w.h.scale);
+        if (st == MS_OK)
+            st =
+                launch_blocks(what, index, attend_kernel<T>, rows, BLOCK, w, (const T *)s, p, (T *)ms__data(c->out[1]));
+        if (st == MS_OK)
+            st = multiply(what, index, w.h, w.h.tq, w.h.d, w.h.tk, of_scores(w.p_type, p, w.h), of_tensor(v, w.h),
+                          of_tensor(o, w.h), 1);
     }
     if (p_room) ms__free(p_room);
     if (s_room) ms__free(s_room);
     return st;
 }
-static ms_status run_attention(ms_call *c) { return c->in[0]->dtype == MS_F64 ? forward<double>(c) : forward<float>(c); }
+static ms_status run_attention(ms_call *c)
+{
+    return c->in[0]->dtype == MS_F64 ? forward<double>(c) : forward<float>(c);
+}
 
 // (gradient, q, k, v, mask?, out, lse, gradient of lse?)
 template <class T> static ms_status backward(ms_call *c)
 {
-    ms_tensor *g = c->in[0], *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *o = c->in[5], *lse = c->in[6], *g_lse = NULL;
+    ms_tensor *g = c->in[0], *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *o = c->in[5],
+              *lse = c->in[6], *g_lse = NULL;
     ms_tensor *dq = grad_out(c, 0), *dk = grad_out(c, 1), *dv = grad_out(c, 2), *dmask = grad_out(c, 3);
     const char *what = c->op->name;
     int index = index_of(q), device = ms__device(q);
@@ -256,25 +293,44 @@ template <class T> static ms_status backward(ms_call *c)
     if (st == MS_OK) {
         void *s = s_room->data, *dp = dp_room->data, *p = p_room->data, *ds = ds_room->data;
         T *delta = (T *)delta_room->data, *wide = wide_room ? (T *)wide_room->data : NULL;
-        st = launch(what, index, delta_kernel<T>, up(rows, BLOCK), BLOCK, w.h, part_of<row_part>(g, w.h), part_of<row_part>(o, w.h),
-                    (const T *)(g_lse ? ms__data(g_lse) : NULL), delta);
-        if (st == MS_OK) st = multiply(what, index, w.h, w.h.tq, w.h.tk, w.h.d, of_tensor(q, w.h), turned(of_tensor(k, w.h)), of_scores(w.s_type, s, w.h), w.h.scale);
-        if (st == MS_OK) st = multiply(what, index, w.h, w.h.tq, w.h.tk, w.h.d, of_tensor(g, w.h), turned(of_tensor(v, w.h)), of_scores(w.s_type, dp, w.h), 1);
-        if (st == MS_OK) st = launch(what, index, attend_backward_kernel<T>, up(n, BLOCK), BLOCK, w, (const T *)s, (const T *)dp, (const T *)ms__data(lse), (const T *)delta, p, ds, wide);
-        if (st == MS_OK && dv) st = multiply(what, index, w.h, w.h.tk, w.h.d, w.h.tq, turned(of_scores(w.p_type, p, w.h)), of_tensor(g, w.h), of_tensor(dv, w.h), 1);
-        if (st == MS_OK && dq) st = multiply(what, index, w.h, w.h.tq, w.h.d, w.h.tk, of_scores(w.p_type, ds, w.h), of_tensor(k, w.h), of_tensor(dq, w.h), w.h.scale);
-        if (st == MS_OK && dk) st = multiply(what, index, w.h, w.h.tk, w.h.d, w.h.tq, turned(of_scores(w.p_type, ds, w.h)), of_tensor(q, w.h), of_tensor(dk, w.h), w.h.scale);
+        st = launch(what, index, delta_kernel<T>, up(rows, BLOCK), BLOCK, w.h, part_of<row_part>(g, w.h),
+                    part_of<row_part>(o, w.h), (const T *)(g_lse ? ms__data(g_lse) : NULL), delta);
+        if (st == MS_OK)
+            st = multiply(what, index, w.h, w.h.tq, w.h.tk, w.h.d, of_tensor(q, w.h), turned(of_tensor(k, w.h)),
+                          of_scores(w.s_type, s, w.h), w.h.scale);
+        if (st == MS_OK)
+            st = multiply(what, index, w.h, w.h.tq, w.h.tk, w.h.d, of_tensor(g, w.h), turned(of_tensor(v, w.h)),
+                          of_scores(w.s_type, dp, w.h), 1);
+        if (st == MS_OK)
+            st = launch(what, index, attend_backward_kernel<T>, up(n, BLOCK), BLOCK, w, (const T *)s, (const T *)dp,
+                        (const T *)ms__data(lse), (const T *)delta, p, ds, wide);
+        if (st == MS_OK && dv)
+            st = multiply(what, index, w.h, w.h.tk, w.h.d, w.h.tq, turned(of_scores(w.p_type, p, w.h)),
+                          of_tensor(g, w.h), of_tensor(dv, w.h), 1);
+        if (st == MS_OK && dq)
+            st = multiply(what, index, w.h, w.h.tq, w.h.d, w.h.tk, of_scores(w.p_type, ds, w.h), of_tensor(k, w.h),
+                          of_tensor(dq, w.h), w.h.scale);
+        if (st == MS_OK && dk)
+            st = multiply(what, index, w.h, w.h.tk, w.h.d, w.h.tq, turned(of_scores(w.p_type, ds, w.h)),
+                          of_tensor(q, w.h), of_tensor(dk, w.h), w.h.scale);
         if (st == MS_OK && dmask) {
             mask_of m = part_of<mask_of>(dmask, w.h);
-            st = launch(what, index, mask_grad_kernel<T>, up(dmask->numel, BLOCK), BLOCK, w.h, m, dmask->numel, (int64_t)0, (const T *)wide, ms__data(dmask));
+            st = launch(what, index, mask_grad_kernel<T>, up(dmask->numel, BLOCK), BLOCK, w.h, m, dmask->numel,
+                        (int64_t)0, (const T *)wide, ms__data(dmask));
         }
     }
     if (g_lse) ms__release(g_lse);
     ms_block *all[] = { s_room, dp_room, p_room, ds_room, delta_room, wide_room };
-    for (ms_block *b : all) if (b) ms__free(b);
+    for (ms_block *b : all)
+        if (b) ms__free(b);
     return st;
 }
-static ms_status run_attention_backward(ms_call *c) { return c->in[1]->dtype == MS_F64 ? backward<double>(c) : backward<float>(c); }
+static ms_status run_attention_backward(ms_call *c)
+{
+    return c->in[1]->dtype == MS_F64 ? backward<double>(c) : backward<float>(c);
+}
 
 extern const ms_cuda_kernel ms__cuda_attention[];
-const ms_cuda_kernel ms__cuda_attention[] = { { "attention", run_attention }, { "attention_backward", run_attention_backward }, { NULL, NULL } };
+const ms_cuda_kernel ms__cuda_attention[] = { { "attention", run_attention },
+                                              { "attention_backward", run_attention_backward },
+                                              { NULL, NULL } };

@@ -1,10 +1,16 @@
-// batch_norm.cu -- batch_norm and its gradient: a block of threads a channel for the sums, made in double in a fixed tree; then a
-// thread an element, in float32 or float64.
+// SPDX-License-Identifier: MIT
+// batch_norm.cu -- batch_norm and its gradient: a block of threads a channel for the sums, made in double in a fixed
+// tree; then a thread an element, in float32 or float64.
 #include "batch_norm.h"
 #include "cuda.h"
 
 // x is [n, c, s]: the channel is the second dimension, s all that follow.
-struct bn_sizes { int64_t n, c, s; int dtype, stats; bool training; double eps; };
+struct bn_sizes {
+    int64_t n, c, s;
+    int dtype, stats;
+    bool training;
+    double eps;
+};
 static bn_sizes bn_sizes_of(const ms_tensor *x, bool training, double eps)
 {
     bn_sizes z = { x->shape[0], x->shape[1], 1, x->dtype, x->dtype == MS_F64 ? MS_F64 : MS_F32, training, eps };
@@ -12,11 +18,20 @@ static bn_sizes bn_sizes_of(const ms_tensor *x, bool training, double eps)
     return z;
 }
 // Number j of channel c.
-static __device__ inline int64_t place_of(const bn_sizes &z, int64_t c, int64_t j) { return (j / z.s * z.c + c) * z.s + j % z.s; }
+static __device__ inline int64_t place_of(const bn_sizes &z, int64_t c, int64_t j)
+{
+    return (j / z.s * z.c + c) * z.s + j % z.s;
+}
 
 // One number a channel, of any dtype; NULL: absent.
-struct by_channel { int dtype; const void *data; };
-static __device__ inline double at_channel(const by_channel &t, int64_t c, double absent) { return t.data ? load<double>(t.dtype, t.data, c) : absent; }
+struct by_channel {
+    int dtype;
+    const void *data;
+};
+static __device__ inline double at_channel(const by_channel &t, int64_t c, double absent)
+{
+    return t.data ? load<double>(t.dtype, t.data, c) : absent;
+}
 
 // Mean and (biased) variance of every channel.
 __global__ void bn_stats_kernel(bn_sizes z, const void *x, void *mean, void *var)
@@ -43,18 +58,22 @@ __global__ void bn_scale_kernel(bn_sizes z, by_channel var, by_channel w, double
     if (c < z.c) scale[c] = ms_bn_scale(at_channel(var, c, 1), z.eps, at_channel(w, c, 1));
 }
 
-template <class T> __global__ void bn_kernel(bn_sizes z, int64_t count, const void *x, by_channel mean, const double *scale, by_channel b, void *y)
+template <class T>
+__global__ void bn_kernel(bn_sizes z, int64_t count, const void *x, by_channel mean, const double *scale, by_channel b,
+                          void *y)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= count) return;
     int64_t c = i / z.s % z.c;
-    store<T>(z.dtype, y, i, (load<T>(z.dtype, x, i) - (T)at_channel(mean, c, 0)) * (T)scale[c] + (T)at_channel(b, c, 0));
+    store<T>(z.dtype, y, i,
+             (load<T>(z.dtype, x, i) - (T)at_channel(mean, c, 0)) * (T)scale[c] + (T)at_channel(b, c, 0));
 }
 
 // Gradients of weight, bias and running statistics (NULL: not asked for), and the three factors of dx of every channel.
 template <class T>
-__global__ void bn_sums_kernel(bn_sizes z, const void *g, const void *x, by_channel w, by_channel mean, by_channel var, by_channel gmean, by_channel gvar,
-                               void *dw, void *db, void *dmean, void *dvar, double *factors)
+__global__ void bn_sums_kernel(bn_sizes z, const void *g, const void *x, by_channel w, by_channel mean, by_channel var,
+                               by_channel gmean, by_channel gvar, void *dw, void *db, void *dmean, void *dvar,
+                               double *factors)
 {
     __shared__ double shared[BLOCK];
     int64_t c = blockIdx.x, count = z.n * z.s;
@@ -69,7 +88,8 @@ __global__ void bn_sums_kernel(bn_sizes z, const void *g, const void *x, by_chan
     sg = block_sum(sg, shared);
     sgx = block_sum(sgx, shared);
     if (threadIdx.x != 0) return;
-    ms_bn_channel q = ms_bn_finish(at_channel(var, c, 1), z.eps, at_channel(w, c, 1), (double)count, z.training, at_channel(gmean, c, 0), at_channel(gvar, c, 0), sg, sgx);
+    ms_bn_channel q = ms_bn_finish(at_channel(var, c, 1), z.eps, at_channel(w, c, 1), (double)count, z.training,
+                                   at_channel(gmean, c, 0), at_channel(gvar, c, 0), sg, sgx);
     if (dw) store<double>(z.stats, dw, c, q.dw);
     if (db) store<double>(z.stats, db, c, q.db);
     if (dmean) store<double>(z.stats, dmean, c, q.dmean);
@@ -79,7 +99,9 @@ __global__ void bn_sums_kernel(bn_sizes z, const void *g, const void *x, by_chan
     factors[2 * z.c + c] = q.alone;
 }
 
-template <class T> __global__ void bn_backward_kernel(bn_sizes z, int64_t count, const void *g, const void *x, by_channel mean, const double *factors, void *dx)
+template <class T>
+__global__ void bn_backward_kernel(bn_sizes z, int64_t count, const void *g, const void *x, by_channel mean,
+                                   const double *factors, void *dx)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= count) return;
@@ -91,10 +113,13 @@ template <class T> __global__ void bn_backward_kernel(bn_sizes z, int64_t count,
 
 // The inputs of a call, each contiguous (NULL: absent).
 enum { INPUTS = 7 };
-struct bn_inputs { ms_tensor *in[INPUTS]; };
+struct bn_inputs {
+    ms_tensor *in[INPUTS];
+};
 static void let_go(bn_inputs *h)
 {
-    for (int k = 0; k < INPUTS; k++) if (h->in[k]) ms__release(h->in[k]);
+    for (int k = 0; k < INPUTS; k++)
+        if (h->in[k]) ms__release(h->in[k]);
 }
 static ms_status hold(bn_inputs *h, const ms_call *c)
 {
@@ -105,7 +130,7 @@ static ms_status hold(bn_inputs *h, const ms_call *c)
 }
 static by_channel channels(const ms_tensor *t) { return { t ? (int)t->dtype : MS_F32, t ? ms__data(t) : NULL }; }
 
-static ms_status nothing(ms_call *c)                // a batch of nothing: statistics and gradients of 0
+static ms_status nothing(ms_call *c)  // a batch of nothing: statistics and gradients of 0
 {
     for (int k = 0; k < c->n_out; k++) MS_TRY(ms__cuda_fill_tensor(c->out[k], 0));
     return MS_OK;
@@ -122,14 +147,19 @@ static ms_status run_batch_norm(ms_call *c)
     ms_block *room = NULL;
     ms_status st = hold(&h, c);
     if (st == MS_OK) st = ms__alloc(&room, ms__device(y), (size_t)z.c * sizeof(double), what);
-    if (st == MS_OK && z.training) st = launch_blocks(what, index, bn_stats_kernel, z.c, BLOCK, z, ms__data(h.in[0]), ms__data(c->out[1]), ms__data(c->out[2]));
+    if (st == MS_OK && z.training)
+        st = launch_blocks(what, index, bn_stats_kernel, z.c, BLOCK, z, ms__data(h.in[0]), ms__data(c->out[1]),
+                           ms__data(c->out[2]));
     if (st == MS_OK) {
         by_channel mean = channels(z.training ? c->out[1] : h.in[3]), var = channels(z.training ? c->out[2] : h.in[4]);
         double *scale = (double *)room->data;
         st = launch(what, index, bn_scale_kernel, up(z.c, BLOCK), BLOCK, z, var, channels(h.in[1]), scale);
         if (st == MS_OK)
-            st = BY_REAL(z.dtype, launch(what, index, bn_kernel<float>, up(y->numel, BLOCK), BLOCK, z, y->numel, ms__data(h.in[0]), mean, scale, channels(h.in[2]), ms__data(y)),
-                         launch(what, index, bn_kernel<double>, up(y->numel, BLOCK), BLOCK, z, y->numel, ms__data(h.in[0]), mean, scale, channels(h.in[2]), ms__data(y)));
+            st = BY_REAL(z.dtype,
+                         launch(what, index, bn_kernel<float>, up(y->numel, BLOCK), BLOCK, z, y->numel,
+                                ms__data(h.in[0]), mean, scale, channels(h.in[2]), ms__data(y)),
+                         launch(what, index, bn_kernel<double>, up(y->numel, BLOCK), BLOCK, z, y->numel,
+                                ms__data(h.in[0]), mean, scale, channels(h.in[2]), ms__data(y)));
     }
     if (room) ms__free(room);
     let_go(&h);
@@ -143,12 +173,16 @@ template <class T> static ms_status backward(ms_call *c, const bn_sizes &z, cons
     by_channel mean = channels(h.in[3]);
     ms_tensor *dx = grad_out(c, 0);
     int index = index_of(h.in[1]);
-    MS_TRY(launch_blocks(what, index, bn_sums_kernel<T>, z.c, BLOCK, z, g, x, channels(h.in[2]), mean, channels(h.in[4]), channels(h.in[5]), channels(h.in[6]),
-                         data_of(grad_out(c, 1)), data_of(grad_out(c, 2)), data_of(grad_out(c, 3)), data_of(grad_out(c, 4)), factors));
-    return dx ? launch(what, index, bn_backward_kernel<T>, up(dx->numel, BLOCK), BLOCK, z, dx->numel, g, x, mean, (const double *)factors, ms__data(dx)) : MS_OK;
+    MS_TRY(launch_blocks(what, index, bn_sums_kernel<T>, z.c, BLOCK, z, g, x, channels(h.in[2]), mean,
+                         channels(h.in[4]), channels(h.in[5]), channels(h.in[6]), data_of(grad_out(c, 1)),
+                         data_of(grad_out(c, 2)), data_of(grad_out(c, 3)), data_of(grad_out(c, 4)), factors));
+    return dx ? launch(what, index, bn_backward_kernel<T>, up(dx->numel, BLOCK), BLOCK, z, dx->numel, g, x, mean,
+                       (const double *)factors, ms__data(dx))
+              : MS_OK;
 }
 
-// (gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?; training, mask; eps) -> dx, dw, db, dmean, dvar as the mask asks
+// (gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?; training, mask; eps) -> dx, dw, db, dmean,
+// dvar as the mask asks
 static ms_status run_batch_norm_backward(ms_call *c)
 {
     if (c->in[1]->numel == 0) return nothing(c);
@@ -157,11 +191,15 @@ static ms_status run_batch_norm_backward(ms_call *c)
     ms_block *room = NULL;
     ms_status st = hold(&h, c);
     if (st == MS_OK) st = ms__alloc(&room, ms__device(c->in[1]), (size_t)(3 * z.c) * sizeof(double), c->op->name);
-    if (st == MS_OK) st = z.dtype == MS_F64 ? backward<double>(c, z, h, (double *)room->data) : backward<float>(c, z, h, (double *)room->data);
+    if (st == MS_OK)
+        st = z.dtype == MS_F64 ? backward<double>(c, z, h, (double *)room->data)
+                               : backward<float>(c, z, h, (double *)room->data);
     if (room) ms__free(room);
     let_go(&h);
     return st;
 }
 
 extern const ms_cuda_kernel ms__cuda_batch_norm[];
-const ms_cuda_kernel ms__cuda_batch_norm[] = { { "batch_norm", run_batch_norm }, { "batch_norm_backward", run_batch_norm_backward }, { NULL, NULL } };
+const ms_cuda_kernel ms__cuda_batch_norm[] = { { "batch_norm", run_batch_norm },
+                                               { "batch_norm_backward", run_batch_norm_backward },
+                                               { NULL, NULL } };

@@ -1,12 +1,15 @@
-// conv.cu -- conv2d as on the CPU (cpu/conv.c): images become matrices of what each kernel element meets, as many images at a time as
-// ROOM holds, and one batched product a group does the rest. A 1 x 1 kernel meets the images themselves. A bias is one more column
-// of the weight over a row of ones, so that half types round once. Gradients accumulate in float32 or float64, images in order.
+// SPDX-License-Identifier: MIT
+// conv.cu -- conv2d as on the CPU (cpu/conv.c): images become matrices of what each kernel element meets, as many
+// images at a time as ROOM holds, and one batched product a group does the rest. A 1 x 1 kernel meets the images
+// themselves. A bias is one more column of the weight over a row of ones, so that half types round once. Gradients
+// accumulate in float32 or float64, images in order.
 //
 // Sizes: K = channels of a group x kernel elements, L = output positions, M = outputs of a group.
 #include "conv.h"
 #include "product.h"
 
-// Bytes of matrices at a time, unless one image takes more. On the emulator so few that small images take several rounds.
+// Bytes of matrices at a time, unless one image takes more. On the emulator so few that small images take several
+// rounds.
 #ifdef MS_EMULATED
 enum { ROOM = 4 << 10 };
 #else
@@ -14,7 +17,9 @@ enum { ROOM = 64 << 20 };
 #endif
 
 // Images [first, first + ...) of group g: rows K (and one of ones) by L columns each; `count` elements of all.
-template <class T> __global__ void unfold_kernel(ms_conv v, int64_t g, int64_t first, int64_t rows, int64_t count, int dtype, const void *x, void *cols)
+template <class T>
+__global__ void unfold_kernel(ms_conv v, int64_t g, int64_t first, int64_t rows, int64_t count, int dtype,
+                              const void *x, void *cols)
 {
     int64_t i = GLOBAL_INDEX, L = v.oh * v.ow, C = v.in / v.groups, kernel = v.kh * v.kw;
     if (i >= count) return;
@@ -29,7 +34,8 @@ template <class T> __global__ void unfold_kernel(ms_conv v, int64_t g, int64_t f
 }
 
 // The gradient of every element of these images: what the kernel elements that met it give back, in their order.
-template <class T> __global__ void fold_kernel(ms_conv v, int64_t g, int64_t first, int64_t count, const T *cols, int dtype, void *dx)
+template <class T>
+__global__ void fold_kernel(ms_conv v, int64_t g, int64_t first, int64_t count, const T *cols, int dtype, void *dx)
 {
     int64_t i = GLOBAL_INDEX, L = v.oh * v.ow, C = v.in / v.groups, K = C * v.kh * v.kw;
     if (i >= count) return;
@@ -44,7 +50,8 @@ template <class T> __global__ void fold_kernel(ms_conv v, int64_t g, int64_t fir
 }
 
 // The weight with the bias as one more column.
-template <class T> __global__ void widen_kernel(int64_t K, int64_t count, int dtype, const void *w, const void *b, void *wide)
+template <class T>
+__global__ void widen_kernel(int64_t K, int64_t count, int dtype, const void *w, const void *b, void *wide)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= count) return;
@@ -53,7 +60,9 @@ template <class T> __global__ void widen_kernel(int64_t K, int64_t count, int dt
 }
 
 // Adds the images' parts to sums, in order; what is final goes to dw.
-template <class T> __global__ void add_parts_kernel(int64_t n, int64_t images, const T *parts, T *sums, bool begin, bool end, int dtype, void *dw, int64_t at)
+template <class T>
+__global__ void add_parts_kernel(int64_t n, int64_t images, const T *parts, T *sums, bool begin, bool end, int dtype,
+                                 void *dw, int64_t at)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= n) return;
@@ -69,7 +78,8 @@ __global__ void bias_kernel(ms_conv v, int dtype, const void *g, void *db)
     __shared__ double shared[BLOCK];
     int64_t o = blockIdx.x, L = v.oh * v.ow;
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < v.n * L; i += BLOCK) sum += load<double>(dtype, g, (i / L * v.out + o) * L + i % L);
+    for (int64_t i = threadIdx.x; i < v.n * L; i += BLOCK)
+        sum += load<double>(dtype, g, (i / L * v.out + o) * L + i % L);
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) store<double>(dtype, db, o, sum);
 }
@@ -77,14 +87,16 @@ __global__ void bias_kernel(ms_conv v, int dtype, const void *g, void *db)
 // A convolution under way: contiguous operands, and images at a time.
 struct conv_job {
     const char *what;
-    int         index, device, dtype;
-    ms_conv     v;
-    int64_t     C, M, K, L, at_once;
-    bool        pointwise;
+    int index, device, dtype;
+    ms_conv v;
+    int64_t C, M, K, L, at_once;
+    bool pointwise;
 };
 static conv_job job_of(const ms_call *c, const ms_tensor *x, const ms_tensor *w)
 {
-    conv_job j = { c->op->name, index_of(x), ms__device(x), (int)x->dtype, ms__conv_of(x, w, c->i), 0, 0, 0, 0, 0, false };
+    conv_job j = {
+        c->op->name, index_of(x), ms__device(x), (int)x->dtype, ms__conv_of(x, w, c->i), 0, 0, 0, 0, 0, false
+    };
     j.C = j.v.in / j.v.groups, j.M = j.v.out / j.v.groups, j.K = j.C * j.v.kh * j.v.kw, j.L = j.v.oh * j.v.ow;
     j.pointwise = ms__conv_pointwise(&j.v);
     return j;
@@ -96,11 +108,14 @@ static void take_images(conv_job *j, int64_t bytes_an_image)
     if (j->at_once > j->v.n) j->at_once = j->v.n;
 }
 
-static ms_status unfold(const conv_job *j, int64_t g, int64_t first, int64_t images, int64_t rows, const void *x, void *cols)
+static ms_status unfold(const conv_job *j, int64_t g, int64_t first, int64_t images, int64_t rows, const void *x,
+                        void *cols)
 {
     int64_t count = images * rows * j->L;
-    return j->dtype == MS_F64 ? launch(j->what, j->index, unfold_kernel<double>, up(count, BLOCK), BLOCK, j->v, g, first, rows, count, j->dtype, x, cols)
-                              : launch(j->what, j->index, unfold_kernel<float>, up(count, BLOCK), BLOCK, j->v, g, first, rows, count, j->dtype, x, cols);
+    return j->dtype == MS_F64 ? launch(j->what, j->index, unfold_kernel<double>, up(count, BLOCK), BLOCK, j->v, g,
+                                       first, rows, count, j->dtype, x, cols)
+                              : launch(j->what, j->index, unfold_kernel<float>, up(count, BLOCK), BLOCK, j->v, g, first,
+                                       rows, count, j->dtype, x, cols);
 }
 
 // A product for each of these images.
@@ -116,7 +131,10 @@ static product of_images(const conv_job *j, int64_t images, int64_t m, int64_t n
     p.batch[0] = images;
     return p;
 }
-static const void *element(const conv_job *j, const void *data, int64_t at) { return (const char *)data + at * ms__dtype_size(j->dtype); }
+static const void *element(const conv_job *j, const void *data, int64_t at)
+{
+    return (const char *)data + at * ms__dtype_size(j->dtype);
+}
 
 // ---- forward ----
 
@@ -149,14 +167,18 @@ static ms_status run_conv2d(ms_call *c)
     if (st == MS_OK) st = ms__contiguous(&w, c->in[1]);
     if (st == MS_OK && bias) st = ms__contiguous(&b, c->in[2]);
     take_images(&j, rows * j.L * size);
-    if (st == MS_OK && (bias || !j.pointwise)) st = ms__alloc(&cols, j.device, (size_t)(j.at_once * rows * j.L * size), j.what);
+    if (st == MS_OK && (bias || !j.pointwise))
+        st = ms__alloc(&cols, j.device, (size_t)(j.at_once * rows * j.L * size), j.what);
     if (st == MS_OK && bias) st = ms__alloc(&wide, j.device, (size_t)(j.v.out * rows * size), j.what);
     if (st == MS_OK && bias) {
         int64_t count = j.v.out * rows;
-        st = j.dtype == MS_F64 ? launch(j.what, j.index, widen_kernel<double>, up(count, BLOCK), BLOCK, j.K, count, j.dtype, ms__data(w), ms__data(b), wide->data)
-                               : launch(j.what, j.index, widen_kernel<float>, up(count, BLOCK), BLOCK, j.K, count, j.dtype, ms__data(w), ms__data(b), wide->data);
+        st = j.dtype == MS_F64 ? launch(j.what, j.index, widen_kernel<double>, up(count, BLOCK), BLOCK, j.K, count,
+                                        j.dtype, ms__data(w), ms__data(b), wide->data)
+                               : launch(j.what, j.index, widen_kernel<float>, up(count, BLOCK), BLOCK, j.K, count,
+                                        j.dtype, ms__data(w), ms__data(b), wide->data);
     }
-    if (st == MS_OK) st = forward(&j, ms__data(x), wide ? wide->data : ms__data(w), rows, cols ? cols->data : NULL, ms__data(y));
+    if (st == MS_OK)
+        st = forward(&j, ms__data(x), wide ? wide->data : ms__data(w), rows, cols ? cols->data : NULL, ms__data(y));
     if (wide) ms__free(wide);
     if (cols) ms__free(cols);
     if (b) ms__release(b);
@@ -168,7 +190,9 @@ static ms_status run_conv2d(ms_call *c)
 // ---- backward ----
 
 // dw = gradient columns^T, summed over images.
-template <class T> static ms_status weight_gradient(const conv_job *j, const void *gradient, const void *x, void *cols, T *parts, T *sums, ms_tensor *dw)
+template <class T>
+static ms_status weight_gradient(const conv_job *j, const void *gradient, const void *x, void *cols, T *parts, T *sums,
+                                 ms_tensor *dw)
 {
     const ms_conv &v = j->v;
     int64_t n = j->M * j->K;
@@ -178,19 +202,21 @@ template <class T> static ms_status weight_gradient(const conv_job *j, const voi
             product p = of_images(j, images, j->M, j->K, j->L);
             if (!j->pointwise) MS_TRY(unfold(j, g, first, images, j->K, x, cols));
             p.c_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
-            p.a = element(j, gradient, (first * v.out + g * j->M) * j->L), p.a_rs = j->L, p.a_cs = 1, p.a_bs[0] = v.out * j->L;
+            p.a = element(j, gradient, (first * v.out + g * j->M) * j->L), p.a_rs = j->L, p.a_cs = 1,
+            p.a_bs[0] = v.out * j->L;
             p.b = j->pointwise ? element(j, x, (first * v.in + g * j->C) * j->L) : cols, p.b_rs = 1, p.b_cs = j->L;
             p.b_bs[0] = (j->pointwise ? v.in : j->K) * j->L;
             p.c = parts, p.c_bs[0] = n;
             MS_TRY(ms__cuda_product(j->index, &p));
-            MS_TRY(launch(j->what, j->index, add_parts_kernel<T>, up(n, BLOCK), BLOCK, n, images, (const T *)parts, sums, first == 0, first + images == v.n,
-                          (int)dw->dtype, ms__data(dw), g * n));
+            MS_TRY(launch(j->what, j->index, add_parts_kernel<T>, up(n, BLOCK), BLOCK, n, images, (const T *)parts,
+                          sums, first == 0, first + images == v.n, (int)dw->dtype, ms__data(dw), g * n));
         }
     return MS_OK;
 }
 
 // dx = weight^T gradient, folded.
-template <class T> static ms_status input_gradient(const conv_job *j, const void *gradient, const void *w, T *cols, ms_tensor *dx)
+template <class T>
+static ms_status input_gradient(const conv_job *j, const void *gradient, const void *w, T *cols, ms_tensor *dx)
 {
     const ms_conv &v = j->v;
     for (int64_t g = 0; g < v.groups; g++)
@@ -198,7 +224,8 @@ template <class T> static ms_status input_gradient(const conv_job *j, const void
             int64_t images = v.n - first < j->at_once ? v.n - first : j->at_once, count = images * j->C * v.h * v.w;
             product p = of_images(j, images, j->K, j->L, j->M);
             p.a = element(j, w, g * j->M * j->K), p.a_rs = 1, p.a_cs = j->K;
-            p.b = element(j, gradient, (first * v.out + g * j->M) * j->L), p.b_rs = j->L, p.b_cs = 1, p.b_bs[0] = v.out * j->L;
+            p.b = element(j, gradient, (first * v.out + g * j->M) * j->L), p.b_rs = j->L, p.b_cs = 1,
+            p.b_bs[0] = v.out * j->L;
             if (j->pointwise) {
                 p.c = (void *)element(j, ms__data(dx), (first * v.in + g * j->C) * j->L), p.c_bs[0] = v.in * j->L;
                 MS_TRY(ms__cuda_product(j->index, &p));
@@ -207,12 +234,15 @@ template <class T> static ms_status input_gradient(const conv_job *j, const void
             p.c_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
             p.c = cols, p.c_bs[0] = j->K * j->L;
             MS_TRY(ms__cuda_product(j->index, &p));
-            MS_TRY(launch(j->what, j->index, fold_kernel<T>, up(count, BLOCK), BLOCK, v, g, first, count, (const T *)cols, j->dtype, ms__data(dx)));
+            MS_TRY(launch(j->what, j->index, fold_kernel<T>, up(count, BLOCK), BLOCK, v, g, first, count,
+                          (const T *)cols, j->dtype, ms__data(dx)));
         }
     return MS_OK;
 }
 
-template <class T> static ms_status backward(conv_job *j, ms_tensor *g, ms_tensor *x, ms_tensor *w, ms_tensor *dx, ms_tensor *dw, ms_tensor *db)
+template <class T>
+static ms_status backward(conv_job *j, ms_tensor *g, ms_tensor *x, ms_tensor *w, ms_tensor *dx, ms_tensor *dw,
+                          ms_tensor *db)
 {
     const ms_conv &v = j->v;
     int64_t n = j->M * j->K;
@@ -222,9 +252,12 @@ template <class T> static ms_status backward(conv_job *j, ms_tensor *g, ms_tenso
     if (dx && j->M == 0) MS_TRY(ms__cuda_fill_tensor(dx, 0));
     if (n == 0 || v.n == 0) return MS_OK;
     take_images(j, (int64_t)sizeof(T) * (j->K * j->L > n ? j->K * j->L : n));
-    ms_status st = j->pointwise ? MS_OK : ms__alloc(&cols, j->device, (size_t)(j->at_once * j->K * j->L) * sizeof(T), j->what);
+    ms_status st =
+        j->pointwise ? MS_OK : ms__alloc(&cols, j->device, (size_t)(j->at_once * j->K * j->L) * sizeof(T), j->what);
     if (st == MS_OK && dw) st = ms__alloc(&parts, j->device, (size_t)((j->at_once + 1) * n) * sizeof(T), j->what);
-    if (st == MS_OK && dw) st = weight_gradient<T>(j, ms__data(g), ms__data(x), cols ? cols->data : NULL, (T *)parts->data, (T *)parts->data + j->at_once * n, dw);
+    if (st == MS_OK && dw)
+        st = weight_gradient<T>(j, ms__data(g), ms__data(x), cols ? cols->data : NULL, (T *)parts->data,
+                                (T *)parts->data + j->at_once * n, dw);
     if (st == MS_OK && dx) st = input_gradient<T>(j, ms__data(g), ms__data(w), cols ? (T *)cols->data : NULL, dx);
     if (parts) ms__free(parts);
     if (cols) ms__free(cols);
@@ -249,4 +282,6 @@ static ms_status run_conv2d_backward(ms_call *c)
 }
 
 extern const ms_cuda_kernel ms__cuda_conv[];
-const ms_cuda_kernel ms__cuda_conv[] = { { "conv2d", run_conv2d }, { "conv2d_backward", run_conv2d_backward }, { NULL, NULL } };
+const ms_cuda_kernel ms__cuda_conv[] = { { "conv2d", run_conv2d },
+                                         { "conv2d_backward", run_conv2d_backward },
+                                         { NULL, NULL } };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // copy.cu -- values made by position: arange_, tril, triu. (Copies, casts and fills of tensors are in
 // elementwise.cu, called by the engine.)
 #include "cuda.h"
@@ -16,8 +17,9 @@ static ms_status run_arange(ms_call *c)
 {
     ms_tensor *t = c->out[0];
     bool real = t->dtype <= MS_BF16;
-    return launch(c->op->name, index_of(t), arange_kernel, up(t->numel, THREADS), THREADS, t->numel, (int)t->dtype, (char *)ms__data(t),
-                  t->stride[0] * ms__dtype_size(t->dtype), c->f[0], c->f[1], !real && c->f[1] == (double)(int64_t)c->f[1]);
+    return launch(c->op->name, index_of(t), arange_kernel, up(t->numel, THREADS), THREADS, t->numel, (int)t->dtype,
+                  (char *)ms__data(t), t->stride[0] * ms__dtype_size(t->dtype), c->f[0], c->f[1],
+                  !real && c->f[1] == (double)(int64_t)c->f[1]);
 }
 
 // Zeroes what lies above (lower) or below the diagonal k of contiguous matrices.
@@ -31,15 +33,18 @@ __global__ void triangle_kernel(int64_t n, int64_t rows, int64_t cols, int64_t k
 }
 static ms_status triangle(ms_call *c, bool lower)
 {
-    ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src);
+    ms_status ms__cuda_copy_tensor(ms_tensor * dst, const ms_tensor *src);
     ms_tensor *o = c->out[0];
     if (o->numel == 0) return MS_OK;
     MS_TRY(ms__cuda_copy_tensor(o, c->in[0]));
-    return launch(c->op->name, index_of(o), triangle_kernel, up(o->numel, THREADS), THREADS, o->numel, o->shape[o->ndim - 2], o->shape[o->ndim - 1],
-                  c->n_i ? c->i[0] : (int64_t)0, lower, (int)o->dtype, ms__data(o));
+    return launch(c->op->name, index_of(o), triangle_kernel, up(o->numel, THREADS), THREADS, o->numel,
+                  o->shape[o->ndim - 2], o->shape[o->ndim - 1], c->n_i ? c->i[0] : (int64_t)0, lower, (int)o->dtype,
+                  ms__data(o));
 }
 static ms_status run_tril(ms_call *c) { return triangle(c, true); }
 static ms_status run_triu(ms_call *c) { return triangle(c, false); }
 
 extern const ms_cuda_kernel ms__cuda_copy[];
-const ms_cuda_kernel ms__cuda_copy[] = { { "arange_", run_arange }, { "tril", run_tril }, { "triu", run_triu }, { NULL, NULL } };
+const ms_cuda_kernel ms__cuda_copy[] = {
+    { "arange_", run_arange }, { "tril", run_tril }, { "triu", run_triu }, { NULL, NULL }
+};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // cuda.h -- what every CUDA kernel file stands on: launches and calls that are checked, loads and
 // stores of every dtype, the engine's functions.
 //
@@ -22,39 +23,43 @@
 #include "op_cuda.h"
 #include "math32.h"
 
-extern const ms_cuda_engine *ms__engine;    // set when the plugin starts
-#define ms__fail          ms__engine->fail
-#define ms__call_fail     ms__engine->call_fail
-#define ms__tensor_text   ms__engine->tensor_text
-#define ms__shape_text    ms__engine->shape_text
-#define ms__dtype_name    ms__engine->dtype_name
-#define ms__promote       ms__engine->promote
-#define ms__result_dtype  ms__engine->result_dtype
-#define ms__broadcast     ms__engine->broadcast
-#define ms__tensor_new    ms__engine->tensor_new
-#define ms__tensor_like   ms__engine->tensor_like
-#define ms__tensor_view   ms__engine->tensor_view
+extern const ms_cuda_engine *ms__engine;  // set when the plugin starts
+#define ms__fail ms__engine->fail
+#define ms__call_fail ms__engine->call_fail
+#define ms__tensor_text ms__engine->tensor_text
+#define ms__shape_text ms__engine->shape_text
+#define ms__dtype_name ms__engine->dtype_name
+#define ms__promote ms__engine->promote
+#define ms__result_dtype ms__engine->result_dtype
+#define ms__broadcast ms__engine->broadcast
+#define ms__tensor_new ms__engine->tensor_new
+#define ms__tensor_like ms__engine->tensor_like
+#define ms__tensor_view ms__engine->tensor_view
 #define ms__is_contiguous ms__engine->is_contiguous
-#define ms__contiguous    ms__engine->contiguous
-#define ms__retain        ms__engine->retain
-#define ms__release       ms__engine->release
-#define ms__alloc         ms__engine->alloc
-#define ms__free          ms__engine->free
-#define ms__apart         ms__engine->apart
+#define ms__contiguous ms__engine->contiguous
+#define ms__retain ms__engine->retain
+#define ms__release ms__engine->release
+#define ms__alloc ms__engine->alloc
+#define ms__free ms__engine->free
+#define ms__apart ms__engine->apart
 #define ms__largest_below ms__engine->largest_below
-#define ms__reduced_dims  ms__engine->reduced_dims
+#define ms__reduced_dims ms__engine->reduced_dims
 
 // ---- checked calls ----
 
-ms_status    ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 cudaStream_t ms__cuda_stream(int index, int kind);
-ms_status    ms__cuda_use(int index);       // makes it the current device
+ms_status ms__cuda_use(int index);  // makes it the current device
 
 // Fails naming the call, the device and what it was for.
-#define CUDA_TRY(index, expr, ...) \
-    do { cudaError_t e__ = (expr); if (e__ != cudaSuccess) return ms__cuda_failed(e__, #expr, index, __VA_ARGS__); } while (0)
+#define CUDA_TRY(index, expr, ...)                                                      \
+    do {                                                                                \
+        cudaError_t e__ = (expr);                                                       \
+        if (e__ != cudaSuccess) return ms__cuda_failed(e__, #expr, index, __VA_ARGS__); \
+    } while (0)
 
-static inline int  index_of(const ms_tensor *t) { return ms__index(ms__device(t)); }
+static inline int index_of(const ms_tensor *t) { return ms__index(ms__device(t)); }
 
 ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
 
@@ -69,20 +74,30 @@ static inline ms_tensor *grad_out(const ms_call *c, int k)
 // ---- launches: `what` names the operator. Grids of no blocks are no launch. ----
 
 template <bool BARRIERS, class... P>
-static ms_status launch_any(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, std::tuple<P...> &args)
+static ms_status launch_any(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads,
+                            std::tuple<P...> &args)
 {
     if (blocks <= 0) return MS_OK;
-    if (blocks > 0x7fffffff) return ms__fail(MS_EUNSUPPORTED, "%s: %lld blocks are more than a launch on cuda:%d takes", what, (long long)blocks, index);
+    if (blocks > 0x7fffffff)
+        return ms__fail(MS_EUNSUPPORTED, "%s: %lld blocks are more than a launch on cuda:%d takes", what,
+                        (long long)blocks, index);
     MS_TRY(ms__cuda_use(index));
     cudaStream_t stream = ms__cuda_stream(index, MS_STREAM_COMPUTE);
 #ifdef MS_EMULATED
     cudaError_t e = ms_shim::launch(stream, BARRIERS, kernel, (unsigned)blocks, (unsigned)threads, args);
 #else
     void *p[sizeof...(P)];
-    std::apply([&](auto &...x) { int i = 0; ((p[i++] = (void *)&x), ...); }, args);
-    cudaError_t e = cudaLaunchKernel((const void *)kernel, dim3((unsigned)blocks), dim3((unsigned)threads), p, 0, stream);
+    std::apply(
+        [&](auto &...x) {
+            int i = 0;
+            ((p[i++] = (void *)&x), ...);
+        },
+        args);
+    cudaError_t e =
+        cudaLaunchKernel((const void *)kernel, dim3((unsigned)blocks), dim3((unsigned)threads), p, 0, stream);
 #endif
-    if (e != cudaSuccess) return ms__cuda_failed(e, what, index, "launching %lld blocks of %d threads", (long long)blocks, threads);
+    if (e != cudaSuccess)
+        return ms__cuda_failed(e, what, index, "launching %lld blocks of %d threads", (long long)blocks, threads);
     return MS_OK;
 }
 
@@ -106,8 +121,11 @@ static inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 // What a kernel found wrong with its data (an id out of range): kept on the device until the host waits next.
 enum { MS_COMPLAINT_EMBEDDING = 1, MS_COMPLAINT_CLASS, MS_COMPLAINT_POSITION };
-typedef struct { int what, taken; long long value, limit; } ms_complaint;
-ms_complaint *ms__complaints(int index);    // in memory that device and host share
+typedef struct {
+    int what, taken;
+    long long value, limit;
+} ms_complaint;
+ms_complaint *ms__complaints(int index);  // in memory that device and host share
 static __device__ inline void complain(ms_complaint *c, int what, int64_t value, int64_t limit)
 {
     if (atomicCAS(&c->taken, 0, 1) != 0) return;
@@ -119,32 +137,35 @@ static __device__ inline void complain(ms_complaint *c, int what, int64_t value,
 // ---- values of every dtype, as float, double or int64 ----
 
 template <class T> struct value;
-static __device__ inline int64_t whole(double x) { return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN; }   // as the CPU's conversion
+static __device__ inline int64_t whole(double x)
+{
+    return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN;
+}  // as the CPU's conversion
 
 template <> struct value<float> {
     static __device__ inline float load(int dtype, const void *p)
     {
         switch (dtype) {
-        case MS_F32:  return *(const float *)p;
-        case MS_F64:  return (float)*(const double *)p;
-        case MS_F16:  return ms_f16_to_float(*(const ms_f16 *)p);
+        case MS_F32: return *(const float *)p;
+        case MS_F64: return (float)*(const double *)p;
+        case MS_F16: return ms_f16_to_float(*(const ms_f16 *)p);
         case MS_BF16: return ms_bf16_to_float(*(const ms_bf16 *)p);
-        case MS_I64:  return (float)*(const int64_t *)p;
-        case MS_I32:  return (float)*(const int32_t *)p;
-        default:      return (float)*(const uint8_t *)p;
+        case MS_I64: return (float)*(const int64_t *)p;
+        case MS_I32: return (float)*(const int32_t *)p;
+        default: return (float)*(const uint8_t *)p;
         }
     }
     static __device__ inline void store(int dtype, void *p, float v)
     {
         switch (dtype) {
-        case MS_F32:  *(float *)p = v; break;
-        case MS_F64:  *(double *)p = (double)v; break;
-        case MS_F16:  *(ms_f16 *)p = ms_float_to_f16(v); break;
+        case MS_F32: *(float *)p = v; break;
+        case MS_F64: *(double *)p = (double)v; break;
+        case MS_F16: *(ms_f16 *)p = ms_float_to_f16(v); break;
         case MS_BF16: *(ms_bf16 *)p = ms_float_to_bf16(v); break;
-        case MS_I64:  *(int64_t *)p = whole(v); break;
-        case MS_I32:  *(int32_t *)p = (int32_t)whole(v); break;
-        case MS_U8:   *(uint8_t *)p = (uint8_t)whole(v); break;
-        default:      *(uint8_t *)p = v != 0; break;
+        case MS_I64: *(int64_t *)p = whole(v); break;
+        case MS_I32: *(int32_t *)p = (int32_t)whole(v); break;
+        case MS_U8: *(uint8_t *)p = (uint8_t)whole(v); break;
+        default: *(uint8_t *)p = v != 0; break;
         }
     }
 };
@@ -152,26 +173,26 @@ template <> struct value<double> {
     static __device__ inline double load(int dtype, const void *p)
     {
         switch (dtype) {
-        case MS_F32:  return *(const float *)p;
-        case MS_F64:  return *(const double *)p;
-        case MS_F16:  return ms_f16_to_float(*(const ms_f16 *)p);
+        case MS_F32: return *(const float *)p;
+        case MS_F64: return *(const double *)p;
+        case MS_F16: return ms_f16_to_float(*(const ms_f16 *)p);
         case MS_BF16: return ms_bf16_to_float(*(const ms_bf16 *)p);
-        case MS_I64:  return (double)*(const int64_t *)p;
-        case MS_I32:  return (double)*(const int32_t *)p;
-        default:      return (double)*(const uint8_t *)p;
+        case MS_I64: return (double)*(const int64_t *)p;
+        case MS_I32: return (double)*(const int32_t *)p;
+        default: return (double)*(const uint8_t *)p;
         }
     }
     static __device__ inline void store(int dtype, void *p, double v)
     {
         switch (dtype) {
-        case MS_F32:  *(float *)p = (float)v; break;
-        case MS_F64:  *(double *)p = v; break;
-        case MS_F16:  *(ms_f16 *)p = ms_float_to_f16((float)v); break;
+        case MS_F32: *(float *)p = (float)v; break;
+        case MS_F64: *(double *)p = v; break;
+        case MS_F16: *(ms_f16 *)p = ms_float_to_f16((float)v); break;
         case MS_BF16: *(ms_bf16 *)p = ms_float_to_bf16((float)v); break;
-        case MS_I64:  *(int64_t *)p = whole(v); break;
-        case MS_I32:  *(int32_t *)p = (int32_t)whole(v); break;
-        case MS_U8:   *(uint8_t *)p = (uint8_t)whole(v); break;
-        default:      *(uint8_t *)p = v != 0; break;
+        case MS_I64: *(int64_t *)p = whole(v); break;
+        case MS_I32: *(int32_t *)p = (int32_t)whole(v); break;
+        case MS_U8: *(uint8_t *)p = (uint8_t)whole(v); break;
+        default: *(uint8_t *)p = v != 0; break;
         }
     }
 };
@@ -179,26 +200,26 @@ template <> struct value<int64_t> {
     static __device__ inline int64_t load(int dtype, const void *p)
     {
         switch (dtype) {
-        case MS_F32:  return whole(*(const float *)p);
-        case MS_F64:  return whole(*(const double *)p);
-        case MS_F16:  return whole(ms_f16_to_float(*(const ms_f16 *)p));
+        case MS_F32: return whole(*(const float *)p);
+        case MS_F64: return whole(*(const double *)p);
+        case MS_F16: return whole(ms_f16_to_float(*(const ms_f16 *)p));
         case MS_BF16: return whole(ms_bf16_to_float(*(const ms_bf16 *)p));
-        case MS_I64:  return *(const int64_t *)p;
-        case MS_I32:  return *(const int32_t *)p;
-        default:      return *(const uint8_t *)p;
+        case MS_I64: return *(const int64_t *)p;
+        case MS_I32: return *(const int32_t *)p;
+        default: return *(const uint8_t *)p;
         }
     }
     static __device__ inline void store(int dtype, void *p, int64_t v)
     {
         switch (dtype) {
-        case MS_F32:  *(float *)p = (float)v; break;
-        case MS_F64:  *(double *)p = (double)v; break;
-        case MS_F16:  *(ms_f16 *)p = ms_float_to_f16((float)v); break;
+        case MS_F32: *(float *)p = (float)v; break;
+        case MS_F64: *(double *)p = (double)v; break;
+        case MS_F16: *(ms_f16 *)p = ms_float_to_f16((float)v); break;
         case MS_BF16: *(ms_bf16 *)p = ms_float_to_bf16((float)v); break;
-        case MS_I64:  *(int64_t *)p = v; break;
-        case MS_I32:  *(int32_t *)p = (int32_t)v; break;
-        case MS_U8:   *(uint8_t *)p = (uint8_t)v; break;
-        default:      *(uint8_t *)p = v != 0; break;
+        case MS_I64: *(int64_t *)p = v; break;
+        case MS_I32: *(int32_t *)p = (int32_t)v; break;
+        case MS_U8: *(uint8_t *)p = (uint8_t)v; break;
+        default: *(uint8_t *)p = v != 0; break;
         }
     }
 };
@@ -215,7 +236,7 @@ template <class T> static __device__ inline void store(int dtype, void *p, int64
 
 // ---- inside a block: sums and maxima over its threads in a fixed tree; every thread gets the result ----
 
-enum { BLOCK = 256 };       // threads of a kernel that uses these
+enum { BLOCK = 256 };  // threads of a kernel that uses these
 
 template <class T> static __device__ inline T block_sum(T v, T *shared /* BLOCK */)
 {
@@ -236,7 +257,7 @@ template <class T> static __device__ inline T block_max(T v, T *shared)
     for (int step = BLOCK / 2; step > 0; step /= 2) {
         if ((int)threadIdx.x < step) {
             T a = shared[threadIdx.x], b = shared[threadIdx.x + step];
-            shared[threadIdx.x] = ((b > a) | (b != b)) ? b : a;           // NaN wins
+            shared[threadIdx.x] = ((b > a) | (b != b)) ? b : a;  // NaN wins
         }
         __syncthreads();
     }
@@ -246,11 +267,11 @@ template <class T> static __device__ inline T block_max(T v, T *shared)
 }
 
 // exp and log by accumulation type.
-static __device__ inline float  exp_of(float x)  { return ms_exp_f32(x); }
+static __device__ inline float exp_of(float x) { return ms_exp_f32(x); }
 static __device__ inline double exp_of(double x) { return ms_exp_f64(x); }
-static __device__ inline float  log_of(float x)  { return ms_log_f32(x); }
+static __device__ inline float log_of(float x) { return ms_log_f32(x); }
 static __device__ inline double log_of(double x) { return ms_log_f64(x); }
-static __device__ inline float  sqrt_of(float x) { return ms_sqrt_f32(x); }
+static __device__ inline float sqrt_of(float x) { return ms_sqrt_f32(x); }
 static __device__ inline double sqrt_of(double x) { return ms_sqrt_f64(x); }
 
 // Runs F<float> or F<double>: half types and float32 compute in float.
@@ -261,15 +282,15 @@ static __device__ inline double sqrt_of(double x) { return ms_sqrt_f64(x); }
 // Operands of one elementwise loop, broadcast to one shape; strides in bytes. Dimensions are joined where all allow it.
 enum { MAX_OPERANDS = 4 };
 struct strided {
-    int     n, ndim;
+    int n, ndim;
     int64_t numel, shape[MS_MAX_DIMS];
-    char   *data[MAX_OPERANDS];
+    char *data[MAX_OPERANDS];
     int64_t stride[MAX_OPERANDS][MS_MAX_DIMS];
     uint8_t dtype[MAX_OPERANDS], size[MAX_OPERANDS];
-    bool    dense;                      // every operand lies contiguous, is one element, or repeats along the first dimensions
-    int64_t repeat[MAX_OPERANDS];       // dense: element i is at i (0), or i % repeat
+    bool dense;  // every operand lies contiguous, is one element, or repeats along the first dimensions
+    int64_t repeat[MAX_OPERANDS];  // dense: element i is at i (0), or i % repeat
 };
-strided ms__strided(int n, const ms_tensor *const *x);      // x[0] has the shape
+strided ms__strided(int n, const ms_tensor *const *x);  // x[0] has the shape
 
 static __device__ inline void place(const strided &l, int64_t i, int64_t at[MAX_OPERANDS])
 {

@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: MIT
 // elementwise.cu -- the formulas of formulas.h on the GPU. One kernel a computing type and layout, with
 // the formula chosen by a number that is the same for all threads: few instantiations, so that the
 // plugin builds in seconds. Those that training uses most are chosen at compile time as well.
 #include "cuda.h"
 #ifdef __CUDACC__
-#pragma nv_diag_suppress 177        // formulas that this type does not use
+#pragma nv_diag_suppress 177  // formulas that this type does not use
 #endif
 
 #define REAL float
@@ -26,6 +27,7 @@
 
 // ---- which formula: a, b, c are the inputs, s and t the operator's numbers ----
 
+// clang-format off
 #define ALL_FORMULAS(X, S)                                                                              \
     X(neg, ms_fwd_neg_##S(a)) X(abs, ms_fwd_abs_##S(a)) X(relu, ms_fwd_relu_##S(a)) X(sign, ms_fwd_sign_##S(a))     \
     X(square, ms_fwd_square_##S(a)) X(cube, ms_fwd_cube_##S(a)) X(copy, a)                              \
@@ -57,31 +59,39 @@
     X(bwd_maximum, ms_bwd_maximum_##S(a, b, c)) X(bwd_minimum, ms_bwd_minimum_##S(a, b, c)) X(bwd_clamp, ms_bwd_clamp_##S(a, b, s, t)) \
     X(bwd_logsumexp, ms_bwd_logsumexp_##S(a, b, c)) X(bwd_norm_1, ms_bwd_norm_1_##S(a, b))              \
     X(bwd_norm_2, ms_bwd_norm_2_##S(a, b, c)) X(bwd_norm_p, ms_bwd_norm_p_##S(a, b, c, s))
+// clang-format on
 
 #define CODE(name, expr) F_##name,
 enum { ALL_FORMULAS(CODE, _) REAL_FORMULAS(CODE, _) F_COUNT };
 
-#define CASE(name, expr) case F_##name: return (T)(expr);
+#define CASE(name, expr) \
+    case F_##name: return (T)(expr);
 template <class T> struct formula;
 template <> struct formula<float> {
     typedef float T;
     static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
     {
-        switch (code) { ALL_FORMULAS(CASE, f32) REAL_FORMULAS(CASE, f32) default: return a; }
+        switch (code) {
+            ALL_FORMULAS(CASE, f32) REAL_FORMULAS(CASE, f32) default : return a;
+        }
     }
 };
 template <> struct formula<double> {
     typedef double T;
     static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
     {
-        switch (code) { ALL_FORMULAS(CASE, f64) REAL_FORMULAS(CASE, f64) default: return a; }
+        switch (code) {
+            ALL_FORMULAS(CASE, f64) REAL_FORMULAS(CASE, f64) default : return a;
+        }
     }
 };
 template <> struct formula<int64_t> {
     typedef int64_t T;
     static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
     {
-        switch (code) { ALL_FORMULAS(CASE, i64) default: return a; }
+        switch (code) {
+            ALL_FORMULAS(CASE, i64) default : return a;
+        }
     }
 };
 
@@ -102,7 +112,10 @@ template <class T> static __device__ __forceinline__ void load_lanes(const strid
     const char *p = l.data[k] + i * l.size[k];
     if (n == LANES && sizeof(T) == 4 && l.dtype[k] == MS_F32) {
         float4 f = *(const float4 *)p;
-        v[0] = (T)f.x; v[1] = (T)f.y; v[2] = (T)f.z; v[3] = (T)f.w;
+        v[0] = (T)f.x;
+        v[1] = (T)f.y;
+        v[2] = (T)f.z;
+        v[3] = (T)f.w;
         return;
     }
     if (n == LANES && sizeof(T) == 4 && ms__is_half(l.dtype[k])) {
@@ -126,7 +139,8 @@ template <class T> static __device__ __forceinline__ void store_lanes(const stri
     }
     if (n == LANES && sizeof(T) == 4 && ms__is_half(l.dtype[0])) {
         uint16_t bits[4];
-        for (int j = 0; j < LANES; j++) bits[j] = l.dtype[0] == MS_F16 ? ms_float_to_f16((float)v[j]).bits : ms_float_to_bf16((float)v[j]).bits;
+        for (int j = 0; j < LANES; j++)
+            bits[j] = l.dtype[0] == MS_F16 ? ms_float_to_f16((float)v[j]).bits : ms_float_to_bf16((float)v[j]).bits;
         *(ushort4 *)p = make_ushort4(bits[0], bits[1], bits[2], bits[3]);
         return;
     }
@@ -152,7 +166,8 @@ template <class T> __global__ void strided_kernel(strided l, int code, T s, T t)
     int64_t i = GLOBAL_INDEX, at[MAX_OPERANDS];
     if (i >= l.numel) return;
     place(l, i, at);
-    T a = l.n > 1 ? value<T>::load(l.dtype[1], l.data[1] + at[1]) : 0, b = l.n > 2 ? value<T>::load(l.dtype[2], l.data[2] + at[2]) : 0;
+    T a = l.n > 1 ? value<T>::load(l.dtype[1], l.data[1] + at[1]) : 0,
+      b = l.n > 2 ? value<T>::load(l.dtype[2], l.data[2] + at[2]) : 0;
     T c = l.n > 3 ? value<T>::load(l.dtype[3], l.data[3] + at[3]) : 0;
     value<T>::store(l.dtype[0], l.data[0] + at[0], formula<T>::apply(code, a, b, c, s, t));
 }
@@ -173,7 +188,8 @@ strided ms__strided(int n, const ms_tensor *const *x)
         l.dtype[k] = t->dtype;
         l.size[k] = (uint8_t)ms__dtype_size(t->dtype);
         for (int d = 0; d < o->ndim; d++)
-            stride[k][d] = d < lead || (t->shape[d - lead] == 1 && o->shape[d] != 1) ? 0 : t->stride[d - lead] * l.size[k];
+            stride[k][d] =
+                d < lead || (t->shape[d - lead] == 1 && o->shape[d] != 1) ? 0 : t->stride[d - lead] * l.size[k];
     }
     for (int d = 0; d < o->ndim; d++) shape[d] = o->shape[d];
     // Dimensions of size 1 go; neighbours that every operand walks as one are joined.
@@ -204,17 +220,21 @@ strided ms__strided(int n, const ms_tensor *const *x)
 
 // A number as an element: integers saturate (clamp's bounds may be infinite).
 template <class T> static T number(double v) { return (T)v; }
-template <> int64_t number<int64_t>(double v) { return v >= 0x1p63 ? INT64_MAX : v > -0x1p63 ? (int64_t)v : v == v ? INT64_MIN : 0; }
+template <> int64_t number<int64_t>(double v)
+{
+    return v >= 0x1p63 ? INT64_MAX : v > -0x1p63 ? (int64_t)v : v == v ? INT64_MIN : 0;
+}
 
-template <class T> static ms_status run_typed(const char *what, int index, const strided &l, int code, double s, double t)
+template <class T>
+static ms_status run_typed(const char *what, int index, const strided &l, int code, double s, double t)
 {
     T u = number<T>(s), v = number<T>(t);
     int64_t wide = up(up(l.numel, LANES), THREADS);
     if (!l.dense) return launch(what, index, strided_kernel<T>, up(l.numel, THREADS), THREADS, l, code, u, v);
-    if (sizeof(T) == 4)
-        switch (code) {
-#define HOT(name) case F_##name: return launch(what, index, dense_kernel<T, F_##name>, wide, THREADS, l, code, u, v);
-        HOT(add) HOT(mul) HOT(mul_scalar) HOT(add_scaled) HOT(copy) HOT(gelu_tanh) HOT(bwd_gelu_tanh)
+    if (sizeof(T) == 4) switch (code) {
+#define HOT(name) \
+    case F_##name: return launch(what, index, dense_kernel<T, F_##name>, wide, THREADS, l, code, u, v);
+            HOT(add) HOT(mul) HOT(mul_scalar) HOT(add_scaled) HOT(copy) HOT(gelu_tanh) HOT(bwd_gelu_tanh)
 #undef HOT
         }
     return launch(what, index, dense_kernel<T, -1>, wide, THREADS, l, code, u, v);
@@ -228,7 +248,7 @@ static ms_status run_loop(const char *what, int n, const ms_tensor *const *x, in
     switch (cls) {
     case MS_F32: return run_typed<float>(what, index, l, code, s, t);
     case MS_F64: return run_typed<double>(what, index, l, code, s, t);
-    default:     return run_typed<int64_t>(what, index, l, code, s, t);
+    default: return run_typed<int64_t>(what, index, l, code, s, t);
     }
 }
 
@@ -255,8 +275,11 @@ static ms_status run(ms_call *c, int n, int code, double s, double t)
 }
 static double f_of(const ms_call *c, int k) { return c->n_f > k ? c->f[k] : 0; }
 
-#define KERNEL(name, n)   static ms_status run_##name(ms_call *c) { return run(c, n, F_##name, f_of(c, 0), f_of(c, 1)); }
-#define BACKWARD(name, n) static ms_status run_##name##_backward(ms_call *c) { return run(c, n, F_bwd_##name, f_of(c, 0), f_of(c, 1)); }
+#define KERNEL(name, n) \
+    static ms_status run_##name(ms_call *c) { return run(c, n, F_##name, f_of(c, 0), f_of(c, 1)); }
+#define BACKWARD(name, n) \
+    static ms_status run_##name##_backward(ms_call *c) { return run(c, n, F_bwd_##name, f_of(c, 0), f_of(c, 1)); }
+// clang-format off
 KERNEL(neg, 1) KERNEL(abs, 1) KERNEL(relu, 1) KERNEL(sign, 1) KERNEL(exp, 1) KERNEL(log, 1) KERNEL(sqrt, 1) KERNEL(rsqrt, 1)
 KERNEL(sin, 1) KERNEL(cos, 1) KERNEL(tanh, 1) KERNEL(sigmoid, 1) KERNEL(silu, 1) KERNEL(reciprocal, 1)
 KERNEL(mul, 2) KERNEL(div, 2) KERNEL(pow, 2) KERNEL(maximum, 2) KERNEL(minimum, 2)
@@ -264,8 +287,9 @@ KERNEL(add_scalar, 1) KERNEL(mul_scalar, 1) KERNEL(div_scalar, 1) KERNEL(rsub_sc
 BACKWARD(relu, 2) BACKWARD(abs, 2) BACKWARD(sqrt, 2) BACKWARD(rsqrt, 2) BACKWARD(sin, 2) BACKWARD(cos, 2) BACKWARD(tanh, 2)
 BACKWARD(sigmoid, 2) BACKWARD(silu, 2) BACKWARD(reciprocal, 2) BACKWARD(pow_scalar, 2) BACKWARD(rdiv_scalar, 2) BACKWARD(rpow_scalar, 2)
 BACKWARD(pow_base, 3) BACKWARD(pow_exponent, 3) BACKWARD(div_other, 3) BACKWARD(maximum, 3) BACKWARD(minimum, 3) BACKWARD(clamp, 2) BACKWARD(logsumexp, 3)
+    // clang-format on
 
-static ms_status run_norm_backward(ms_call *c)
+    static ms_status run_norm_backward(ms_call *c)
 {
     if (c->f[0] == 1) return run(c, 2, F_bwd_norm_1, 0, 0);
     return run(c, 3, c->f[0] == 2 ? F_bwd_norm_2 : F_bwd_norm_p, c->f[0], 0);
@@ -273,7 +297,10 @@ static ms_status run_norm_backward(ms_call *c)
 static bool tanh_form(const ms_call *c) { return c->n_i > 0 && c->i[0]; }
 static ms_status run_gelu(ms_call *c) { return run(c, 1, tanh_form(c) ? F_gelu_tanh : F_gelu, 0, 0); }
 static ms_status run_gelu_backward(ms_call *c) { return run(c, 2, tanh_form(c) ? F_bwd_gelu_tanh : F_bwd_gelu, 0, 0); }
-static ms_status run_add(ms_call *c) { return run(c, 2, c->n_f == 0 || c->f[0] == 1 ? F_add : F_add_scaled, f_of(c, 0), 0); }
+static ms_status run_add(ms_call *c)
+{
+    return run(c, 2, c->n_f == 0 || c->f[0] == 1 ? F_add : F_add_scaled, f_of(c, 0), 0);
+}
 static ms_status run_sub(ms_call *c)
 {
     if (c->n_f == 0 || c->f[0] == 1) return run(c, 2, F_sub, 0, 0);
@@ -283,7 +310,13 @@ static ms_status run_pow_scalar(ms_call *c)
 {
     double p = c->f[0];
     bool real = c->out[0]->dtype <= MS_BF16;
-    int code = p == 1 ? F_copy : p == 2 ? F_square : p == 3 ? F_cube : real && p == 0.5 ? F_sqrt : real && p == -0.5 ? F_rsqrt : real && p == -1 ? F_reciprocal : F_pow_scalar;
+    int code = p == 1              ? F_copy
+               : p == 2            ? F_square
+               : p == 3            ? F_cube
+               : real && p == 0.5  ? F_sqrt
+               : real && p == -0.5 ? F_rsqrt
+               : real && p == -1   ? F_reciprocal
+                                   : F_pow_scalar;
     return run(c, 1, code, p, 0);
 }
 
@@ -303,12 +336,14 @@ static ms_status compare_scalar(ms_call *c, int code)
     if (cls == MS_I64 && !(f >= -0x1p63 && f < 0x1p63 && (double)(int64_t)f == f)) cls = MS_F64;
     return run_loop(c->op->name, 2, x, cls, code, f, 0);
 }
-#define COMPARE(name)                                                                       \
-    static ms_status run_##name(ms_call *c) { return compare(c, F_##name); }                \
+#define COMPARE(name)                                                        \
+    static ms_status run_##name(ms_call *c) { return compare(c, F_##name); } \
     static ms_status run_##name##_scalar(ms_call *c) { return compare_scalar(c, F_##name##_scalar); }
+// clang-format off
 COMPARE(eq) COMPARE(ne) COMPARE(lt) COMPARE(le) COMPARE(gt) COMPARE(ge)
+    // clang-format on
 
-static ms_status test(ms_call *c, int code)
+    static ms_status test(ms_call *c, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0] };
     int dtype = c->in[0]->dtype;
@@ -326,7 +361,11 @@ static ms_status logic(ms_call *c, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
     int a = class_of(c->in[0]->dtype), b = class_of(c->in[1]->dtype);
-    return run_loop(c->op->name, 3, x, a == MS_F64 || b == MS_F64 ? MS_F64 : a == MS_F32 || b == MS_F32 ? MS_F32 : MS_I64, code, 0, 0);
+    return run_loop(c->op->name, 3, x,
+                    a == MS_F64 || b == MS_F64   ? MS_F64
+                    : a == MS_F32 || b == MS_F32 ? MS_F32
+                                                 : MS_I64,
+                    code, 0, 0);
 }
 static ms_status run_logical_and(ms_call *c) { return logic(c, F_logical_and); }
 static ms_status run_logical_or(ms_call *c) { return logic(c, F_logical_or); }
@@ -354,9 +393,12 @@ __global__ void all_kernel(strided l, int code, bool exact_integers, double s, d
     if (i >= l.numel) return;
     place(l, i, at);
     bool yes;
-    if (exact_integers) yes = value<int64_t>::load(l.dtype[1], l.data[1] + at[1]) == value<int64_t>::load(l.dtype[2], l.data[2] + at[2]);
+    if (exact_integers)
+        yes =
+            value<int64_t>::load(l.dtype[1], l.data[1] + at[1]) == value<int64_t>::load(l.dtype[2], l.data[2] + at[2]);
     else {
-        double a = value<double>::load(l.dtype[1], l.data[1] + at[1]), b = value<double>::load(l.dtype[2], l.data[2] + at[2]);
+        double a = value<double>::load(l.dtype[1], l.data[1] + at[1]),
+               b = value<double>::load(l.dtype[2], l.data[2] + at[2]);
         yes = formula<double>::apply(code, a, b, 0, s, t) != 0;
     }
     if (!yes) atomicAnd(same, 0);
@@ -378,7 +420,8 @@ static ms_status all_true(ms_call *c, int code, bool same, const ms_tensor *over
     if (st == MS_OK && same && over->numel) {
         strided l = ms__strided(3, x);
         bool whole = code == F_eq && a->dtype > MS_BF16 && b->dtype > MS_BF16;
-        st = launch(c->op->name, index, all_kernel, up(over->numel, THREADS), THREADS, l, code, whole, f_of(c, 0), f_of(c, 1), (int *)word->data);
+        st = launch(c->op->name, index, all_kernel, up(over->numel, THREADS), THREADS, l, code, whole, f_of(c, 0),
+                    f_of(c, 1), (int *)word->data);
     }
     if (st == MS_OK) st = launch(c->op->name, index, truth_kernel, 1, 1, out, (int *)word->data, -1);
     ms__free(word);
@@ -387,7 +430,8 @@ static ms_status all_true(ms_call *c, int code, bool same, const ms_tensor *over
 static ms_status run_equal(ms_call *c)
 {
     const ms_tensor *a = c->in[0], *b = c->in[1];
-    return all_true(c, F_eq, a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0, a);
+    return all_true(c, F_eq, a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0,
+                    a);
 }
 // f2: is NaN close to NaN?
 static ms_status run_allclose(ms_call *c)
@@ -415,9 +459,9 @@ __global__ void move_kernel(strided l)
     const char *from = l.data[1] + at[1];
     char *to = l.data[0] + at[0];
     switch (l.size[0]) {
-    case 1:  *(uint8_t *)to = *(const uint8_t *)from; break;
-    case 2:  *(uint16_t *)to = *(const uint16_t *)from; break;
-    case 4:  *(uint32_t *)to = *(const uint32_t *)from; break;
+    case 1: *(uint8_t *)to = *(const uint8_t *)from; break;
+    case 2: *(uint16_t *)to = *(const uint16_t *)from; break;
+    case 4: *(uint32_t *)to = *(const uint32_t *)from; break;
     default: *(uint64_t *)to = *(const uint64_t *)from; break;
     }
 }
@@ -438,7 +482,7 @@ __global__ void turn_kernel(strided l, int64_t tiles_r, int64_t tiles_c)
         to += k * l.stride[0][d];
     }
     int64_t rows = l.shape[nd - 2], cols = l.shape[nd - 1];
-    for (int j = ty; j < TILE; j += 8) {                    // the source runs along the rows
+    for (int j = ty; j < TILE; j += 8) {  // the source runs along the rows
         int64_t r = tr * TILE + tx, q = tc * TILE + j;
         if (r < rows && q < cols) {
             const char *p = from + r * l.stride[1][nd - 2] + q * l.stride[1][nd - 1];
@@ -469,20 +513,26 @@ ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src)
     if (l.ndim <= 1 && (l.ndim == 0 || (l.stride[0][0] == l.size[0] && l.stride[1][0] == l.size[0]))) {
         MS_TRY(ms__cuda_use(index));
         size_t bytes = (size_t)l.numel * l.size[0];
-        CUDA_TRY(index, cudaMemcpyAsync(l.data[0], l.data[1], bytes, cudaMemcpyDeviceToDevice, ms__cuda_stream(index, MS_STREAM_COMPUTE)), "%zu bytes on the device", bytes);
+        CUDA_TRY(index,
+                 cudaMemcpyAsync(l.data[0], l.data[1], bytes, cudaMemcpyDeviceToDevice,
+                                 ms__cuda_stream(index, MS_STREAM_COMPUTE)),
+                 "%zu bytes on the device", bytes);
         return MS_OK;
     }
     int n = l.ndim;
-    if (n >= 2 && (l.size[0] == 2 || l.size[0] == 4) && l.stride[0][n - 1] == l.size[0] && l.stride[1][n - 1] != l.size[0] && l.shape[n - 1] >= 16) {
+    if (n >= 2 && (l.size[0] == 2 || l.size[0] == 4) && l.stride[0][n - 1] == l.size[0] &&
+        l.stride[1][n - 1] != l.size[0] && l.shape[n - 1] >= 16) {
         int other = -1;
-        for (int d = 0; d < n - 1; d++) if (l.stride[1][d] == l.size[0] && l.shape[d] >= 16) other = d;
+        for (int d = 0; d < n - 1; d++)
+            if (l.stride[1][d] == l.size[0] && l.shape[d] >= 16) other = d;
         if (other >= 0) {
-            for (int d = other; d < n - 2; d++) {           // the source's inner dimension becomes the last but one
+            for (int d = other; d < n - 2; d++) {  // the source's inner dimension becomes the last but one
                 int64_t shape = l.shape[d], a = l.stride[0][d], b = l.stride[1][d];
                 l.shape[d] = l.shape[d + 1], l.stride[0][d] = l.stride[0][d + 1], l.stride[1][d] = l.stride[1][d + 1];
                 l.shape[d + 1] = shape, l.stride[0][d + 1] = a, l.stride[1][d + 1] = b;
             }
-            int64_t tr = up(l.shape[n - 2], TILE), tc = up(l.shape[n - 1], TILE), batch = l.numel / (l.shape[n - 1] * l.shape[n - 2]);
+            int64_t tr = up(l.shape[n - 2], TILE), tc = up(l.shape[n - 1], TILE),
+                    batch = l.numel / (l.shape[n - 1] * l.shape[n - 2]);
             return launch_blocks("copy", index, turn_kernel, tr * tc * batch, 256, l, tr, tc);
         }
     }
@@ -502,7 +552,8 @@ ms_status ms__cuda_fill_tensor(ms_tensor *t, double v)
     int index = index_of(t);
     if (v == 0 && !std::signbit(v) && ms__is_contiguous(t)) {
         MS_TRY(ms__cuda_use(index));
-        CUDA_TRY(index, cudaMemsetAsync(ms__data(t), 0, ms__nbytes(t), ms__cuda_stream(index, MS_STREAM_COMPUTE)), "%zu bytes", ms__nbytes(t));
+        CUDA_TRY(index, cudaMemsetAsync(ms__data(t), 0, ms__nbytes(t), ms__cuda_stream(index, MS_STREAM_COMPUTE)),
+                 "%zu bytes", ms__nbytes(t));
         return MS_OK;
     }
     const ms_tensor *x[] = { t };
@@ -512,7 +563,7 @@ ms_status ms__cuda_fill_tensor(ms_tensor *t, double v)
     switch (class_of(t->dtype)) {
     case MS_F32: return launch("fill", index, fill_kernel<float>, blocks, THREADS, l, (float)v);
     case MS_F64: return launch("fill", index, fill_kernel<double>, blocks, THREADS, l, v);
-    default:     return launch("fill", index, fill_kernel<int64_t>, blocks, THREADS, l, (int64_t)v);
+    default: return launch("fill", index, fill_kernel<int64_t>, blocks, THREADS, l, (int64_t)v);
     }
 }
 
@@ -520,16 +571,26 @@ ms_status ms__cuda_fill_tensor(ms_tensor *t, double v)
 #define GRAD(name) { #name "_backward", run_##name##_backward },
 extern const ms_cuda_kernel ms__cuda_elementwise[];
 const ms_cuda_kernel ms__cuda_elementwise[] = {
-    ROW(neg) ROW(abs) ROW(relu) ROW(sign) ROW(exp) ROW(log) ROW(sqrt) ROW(rsqrt) ROW(sin) ROW(cos) ROW(tanh) ROW(sigmoid) ROW(silu) ROW(reciprocal) ROW(gelu)
-    ROW(add) ROW(sub) ROW(mul) ROW(div) ROW(pow) ROW(maximum) ROW(minimum)
-    { "add_", run_add }, { "sub_", run_sub }, { "mul_", run_mul }, { "div_", run_div },
-    ROW(add_scalar) ROW(mul_scalar) ROW(div_scalar) ROW(rsub_scalar) ROW(rdiv_scalar) ROW(pow_scalar) ROW(rpow_scalar)
-    { "add_scalar_", run_add_scalar }, { "mul_scalar_", run_mul_scalar }, { "div_scalar_", run_div_scalar }, { "pow_scalar_", run_pow_scalar },
-    { "relu_", run_relu }, { "tanh_", run_tanh }, { "sigmoid_", run_sigmoid },
-    ROW(eq) ROW(ne) ROW(lt) ROW(le) ROW(gt) ROW(ge) ROW(eq_scalar) ROW(ne_scalar) ROW(lt_scalar) ROW(le_scalar) ROW(gt_scalar) ROW(ge_scalar)
-    ROW(isfinite) ROW(isnan) ROW(logical_not) ROW(logical_and) ROW(logical_or) ROW(equal) ROW(allclose)
-    ROW(where) ROW(masked_fill) { "masked_fill_", run_masked_fill }, ROW(clamp) { "clamp_", run_clamp },
-    GRAD(relu) GRAD(abs) GRAD(sqrt) GRAD(rsqrt) GRAD(sin) GRAD(cos) GRAD(tanh) GRAD(sigmoid) GRAD(silu) GRAD(reciprocal) GRAD(gelu)
-    GRAD(pow_scalar) GRAD(rdiv_scalar) GRAD(rpow_scalar) GRAD(pow_base) GRAD(pow_exponent) GRAD(div_other) GRAD(maximum) GRAD(minimum) GRAD(clamp)
-    GRAD(where) GRAD(logsumexp) GRAD(norm)
-    { NULL, NULL } };
+    ROW(neg) ROW(abs) ROW(relu) ROW(sign) ROW(exp) ROW(log) ROW(sqrt) ROW(rsqrt) ROW(sin) ROW(cos) ROW(tanh)
+        ROW(sigmoid) ROW(silu) ROW(reciprocal) ROW(gelu) ROW(add) ROW(sub) ROW(mul) ROW(div) ROW(pow) ROW(maximum)
+            ROW(minimum) { "add_", run_add },
+    { "sub_", run_sub },
+    { "mul_", run_mul },
+    { "div_", run_div },
+    ROW(add_scalar) ROW(mul_scalar) ROW(div_scalar) ROW(rsub_scalar) ROW(rdiv_scalar) ROW(pow_scalar)
+        ROW(rpow_scalar) { "add_scalar_", run_add_scalar },
+    { "mul_scalar_", run_mul_scalar },
+    { "div_scalar_", run_div_scalar },
+    { "pow_scalar_", run_pow_scalar },
+    { "relu_", run_relu },
+    { "tanh_", run_tanh },
+    { "sigmoid_", run_sigmoid },
+    ROW(eq) ROW(ne) ROW(lt) ROW(le) ROW(gt) ROW(ge) ROW(eq_scalar) ROW(ne_scalar) ROW(lt_scalar) ROW(le_scalar)
+        ROW(gt_scalar) ROW(ge_scalar) ROW(isfinite) ROW(isnan) ROW(logical_not) ROW(logical_and) ROW(logical_or)
+            ROW(equal) ROW(allclose) ROW(where) ROW(masked_fill) { "masked_fill_", run_masked_fill },
+    ROW(clamp) { "clamp_", run_clamp },
+    GRAD(relu) GRAD(abs) GRAD(sqrt) GRAD(rsqrt) GRAD(sin) GRAD(cos) GRAD(tanh) GRAD(sigmoid) GRAD(silu) GRAD(reciprocal)
+        GRAD(gelu) GRAD(pow_scalar) GRAD(rdiv_scalar) GRAD(rpow_scalar) GRAD(pow_base) GRAD(pow_exponent)
+            GRAD(div_other) GRAD(maximum) GRAD(minimum) GRAD(clamp) GRAD(where) GRAD(logsumexp)
+                GRAD(norm) { NULL, NULL }
+};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // embedding.cu -- reading and writing by position: embedding, index_select, index_add_, gather,
 // scatter_, scatter_add_. Sums run in the order of the positions, without atomics, so that they repeat
 // bitwise. A position out of range cannot stop the call: the kernel complains, and the next wait raises it.
@@ -6,7 +7,8 @@
 enum { THREADS = 256 };
 
 // A checked position, or -1.
-static __device__ inline int64_t position(int dtype, const void *ids, int64_t k, int64_t limit, int what, ms_complaint *c)
+static __device__ inline int64_t position(int dtype, const void *ids, int64_t k, int64_t limit, int what,
+                                          ms_complaint *c)
 {
     int64_t at = load<int64_t>(dtype, ids, k);
     if (at >= 0 && at < limit) return at;
@@ -17,16 +19,17 @@ static __device__ inline int64_t position(int dtype, const void *ids, int64_t k,
 static __device__ inline void move_bytes(int size, void *to, int64_t i, const void *from, int64_t j)
 {
     switch (size) {
-    case 1:  ((uint8_t *)to)[i] = ((const uint8_t *)from)[j]; break;
-    case 2:  ((uint16_t *)to)[i] = ((const uint16_t *)from)[j]; break;
-    case 4:  ((uint32_t *)to)[i] = ((const uint32_t *)from)[j]; break;
+    case 1: ((uint8_t *)to)[i] = ((const uint8_t *)from)[j]; break;
+    case 2: ((uint16_t *)to)[i] = ((const uint16_t *)from)[j]; break;
+    case 4: ((uint32_t *)to)[i] = ((const uint32_t *)from)[j]; break;
     default: ((uint64_t *)to)[i] = ((const uint64_t *)from)[j]; break;
     }
 }
 
 // ---- embedding ----
 
-__global__ void embedding_kernel(int64_t n, int64_t width, int64_t rows, int dtype, const void *w, int id_type, const void *ids, void *out, ms_complaint *c)
+__global__ void embedding_kernel(int64_t n, int64_t width, int64_t rows, int dtype, const void *w, int id_type,
+                                 const void *ids, void *out, ms_complaint *c)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= n * width) return;
@@ -42,8 +45,9 @@ static ms_status run_embedding(ms_call *c)
     if (st == MS_OK) st = ms__contiguous(&ids, c->in[1]);
     if (st == MS_OK) st = ms__cuda_use(index);
     if (st == MS_OK)
-        st = launch(c->op->name, index, embedding_kernel, up(o->numel, THREADS), THREADS, ids->numel, w->shape[1], w->shape[0], (int)w->dtype, (const void *)ms__data(w),
-                    (int)ids->dtype, (const void *)ms__data(ids), ms__data(o), ms__complaints(index));
+        st = launch(c->op->name, index, embedding_kernel, up(o->numel, THREADS), THREADS, ids->numel, w->shape[1],
+                    w->shape[0], (int)w->dtype, (const void *)ms__data(w), (int)ids->dtype, (const void *)ms__data(ids),
+                    ms__data(o), ms__complaints(index));
     if (ids) ms__release(ids);
     if (w) ms__release(w);
     return st;
@@ -61,8 +65,10 @@ __global__ void chain_kernel(int64_t n, int id_type, const void *ids, int64_t *n
     first[k] = j < 0;
 }
 // The chain of each id's positions is added up where it begins, a thread a column.
-template <class T> __global__ void embedding_backward_kernel(int64_t n, int64_t width, int64_t rows, int64_t padding, int dtype, const void *g, int id_type, const void *ids,
-                                                             const int64_t *next, const uint8_t *first, void *out, bool more, ms_complaint *c)
+template <class T>
+__global__ void embedding_backward_kernel(int64_t n, int64_t width, int64_t rows, int64_t padding, int dtype,
+                                          const void *g, int id_type, const void *ids, const int64_t *next,
+                                          const uint8_t *first, void *out, bool more, ms_complaint *c)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= n * width) return;
@@ -72,8 +78,10 @@ template <class T> __global__ void embedding_backward_kernel(int64_t n, int64_t 
     if (row < 0 || row == padding) return;
     T sum = 0;
     for (; k < n; k = next[k]) sum += load<T>(dtype, g, k * width + j);
-    if (more) {                         // the sum is rounded before it is added, as it is when it stands alone
-        T rounded = dtype == MS_F16 ? (T)ms_f16_to_float(ms_float_to_f16((float)sum)) : dtype == MS_BF16 ? (T)ms_bf16_to_float(ms_float_to_bf16((float)sum)) : sum;
+    if (more) {  // the sum is rounded before it is added, as it is when it stands alone
+        T rounded = dtype == MS_F16    ? (T)ms_f16_to_float(ms_float_to_f16((float)sum))
+                    : dtype == MS_BF16 ? (T)ms_bf16_to_float(ms_float_to_bf16((float)sum))
+                                       : sum;
         sum = load<T>(dtype, out, row * width + j) + rounded;
     }
     store<T>(dtype, out, row * width + j, sum);
@@ -87,18 +95,22 @@ static ms_status run_embedding_backward(ms_call *c)
     const char *what = c->op->name;
     ms_status st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&ids, c->in[1]);
-    bool more = c->n_in == 3;           // added to the gradient that the table has already
+    bool more = c->n_in == 3;  // added to the gradient that the table has already
     if (st == MS_OK && !more) st = ms__cuda_fill_tensor(o, 0);
     if (st == MS_OK && n && o->numel) {
         st = ms__alloc(&room, ms__device(o), (size_t)n * 9, what);
         int64_t *next = room ? (int64_t *)room->data : NULL;
         uint8_t *first = (uint8_t *)(next + n);
-        if (st == MS_OK) st = launch(what, index, chain_kernel, up(n, THREADS), THREADS, n, (int)ids->dtype, (const void *)ms__data(ids), next, first);
         if (st == MS_OK)
-            st = dtype == MS_F64 ? launch(what, index, embedding_backward_kernel<double>, up(n * width, THREADS), THREADS, n, width, o->shape[0], c->i[0], dtype, ms__data(g),
-                                          (int)ids->dtype, ms__data(ids), next, first, ms__data(o), more, ms__complaints(index))
-                                 : launch(what, index, embedding_backward_kernel<float>, up(n * width, THREADS), THREADS, n, width, o->shape[0], c->i[0], dtype, ms__data(g),
-                                          (int)ids->dtype, ms__data(ids), next, first, ms__data(o), more, ms__complaints(index));
+            st = launch(what, index, chain_kernel, up(n, THREADS), THREADS, n, (int)ids->dtype,
+                        (const void *)ms__data(ids), next, first);
+        if (st == MS_OK)
+            st = dtype == MS_F64 ? launch(what, index, embedding_backward_kernel<double>, up(n * width, THREADS),
+                                          THREADS, n, width, o->shape[0], c->i[0], dtype, ms__data(g), (int)ids->dtype,
+                                          ms__data(ids), next, first, ms__data(o), more, ms__complaints(index))
+                                 : launch(what, index, embedding_backward_kernel<float>, up(n * width, THREADS),
+                                          THREADS, n, width, o->shape[0], c->i[0], dtype, ms__data(g), (int)ids->dtype,
+                                          ms__data(ids), next, first, ms__data(o), more, ms__complaints(index));
         if (room) ms__free(room);
     }
     if (ids) ms__release(ids);
@@ -109,16 +121,16 @@ static ms_status run_embedding_backward(ms_call *c)
 // ---- along one dimension: a thread a line, so that what meets at one place is added in order ----
 
 struct job {
-    int     ndim;                       // of the lines: every dimension but d
-    int64_t lines, length, limit;       // positions along a line; size of the indexed dimension
-    int64_t shape[MS_MAX_DIMS], x[MS_MAX_DIMS], y[MS_MAX_DIMS], p[MS_MAX_DIMS];     // strides in elements
-    int64_t xd, yd, pd;                 // along d
-    int     dtype, id_type;
+    int ndim;                      // of the lines: every dimension but d
+    int64_t lines, length, limit;  // positions along a line; size of the indexed dimension
+    int64_t shape[MS_MAX_DIMS], x[MS_MAX_DIMS], y[MS_MAX_DIMS], p[MS_MAX_DIMS];  // strides in elements
+    int64_t xd, yd, pd;                                                          // along d
+    int dtype, id_type;
     const void *from, *ids;
-    void   *to;
+    void *to;
     ms_complaint *complaint;
 };
-enum { TAKE, PUT, ADD };                // y[l, k] = x[l, p]; y[l, p] = x[l, k]; y[l, p] += x[l, k]
+enum { TAKE, PUT, ADD };  // y[l, k] = x[l, p]; y[l, p] = x[l, k]; y[l, p] += x[l, k]
 
 // How: TAKE goes by elements, the others by lines.
 template <class T> __global__ void index_kernel(job q, int how)
@@ -145,7 +157,8 @@ template <class T> __global__ void index_kernel(job q, int how)
     }
 }
 // over: the tensor whose shape the lines have; wide: an index of one dimension for all lines.
-static ms_status run_index(ms_call *c, int how, const ms_tensor *x, ms_tensor *y, const ms_tensor *ids, const ms_tensor *over, int d, int64_t length, int64_t limit, bool wide)
+static ms_status run_index(ms_call *c, int how, const ms_tensor *x, ms_tensor *y, const ms_tensor *ids,
+                           const ms_tensor *over, int d, int64_t length, int64_t limit, bool wide)
 {
     job q = {};
     int index = index_of(y);
@@ -171,7 +184,10 @@ static ms_status run_index(ms_call *c, int how, const ms_tensor *x, ms_tensor *y
     if (y->dtype <= MS_BF16) return launch(c->op->name, index, index_kernel<float>, up(n, THREADS), THREADS, q, how);
     return launch(c->op->name, index, index_kernel<int64_t>, up(n, THREADS), THREADS, q, how);
 }
-static int dim_of(const ms_call *c, const ms_tensor *t) { return t->ndim == 0 ? 0 : (int)(c->i[0] < 0 ? c->i[0] + t->ndim : c->i[0]); }
+static int dim_of(const ms_call *c, const ms_tensor *t)
+{
+    return t->ndim == 0 ? 0 : (int)(c->i[0] < 0 ? c->i[0] + t->ndim : c->i[0]);
+}
 static int64_t size_of(const ms_tensor *t, int d) { return t->ndim ? t->shape[d] : 1; }
 
 static ms_status run_index_select(ms_call *c)
@@ -187,17 +203,19 @@ static ms_status run_index_add_(ms_call *c)
 static ms_status run_gather(ms_call *c)
 {
     int d = dim_of(c, c->in[0]);
-    return run_index(c, TAKE, c->in[0], c->out[0], c->in[1], c->in[1], d, size_of(c->in[1], d), size_of(c->in[0], d), false);
+    return run_index(c, TAKE, c->in[0], c->out[0], c->in[1], c->in[1], d, size_of(c->in[1], d), size_of(c->in[0], d),
+                     false);
 }
 static ms_status scatter(ms_call *c, int how)
 {
     int d = dim_of(c, c->in[0]);
-    return run_index(c, how, c->in[2], c->out[0], c->in[1], c->in[1], d, size_of(c->in[1], d), size_of(c->in[0], d), false);
+    return run_index(c, how, c->in[2], c->out[0], c->in[1], c->in[1], d, size_of(c->in[1], d), size_of(c->in[0], d),
+                     false);
 }
 static ms_status run_scatter_(ms_call *c) { return scatter(c, PUT); }
 static ms_status run_scatter_add_(ms_call *c) { return scatter(c, ADD); }
 
 extern const ms_cuda_kernel ms__cuda_embedding[];
 #define ROW(name) { #name, run_##name },
-const ms_cuda_kernel ms__cuda_embedding[] = {
-    ROW(embedding) ROW(embedding_backward) ROW(index_select) ROW(index_add_) ROW(gather) ROW(scatter_) ROW(scatter_add_) { NULL, NULL } };
+const ms_cuda_kernel ms__cuda_embedding[] = { ROW(embedding) ROW(embedding_backward) ROW(index_select) ROW(index_add_)
+                                                  ROW(gather) ROW(scatter_) ROW(scatter_add_) { NULL, NULL } };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // optim.cu -- the fused optimizer step and the norm of gradients: one launch for all leaves of a device,
 // with the formulas of optim_formulas.h.
 #include "cuda.h"
@@ -29,7 +30,8 @@ template <> struct step<double> {
     template <class... A> static __device__ inline double adam(A... a) { return ms_adam_f64(a...); }
 };
 
-template <class T> static __device__ inline void run_part(const ms_optim_options &o, const ms_optim_job &j, int64_t first, int64_t last)
+template <class T>
+static __device__ inline void run_part(const ms_optim_options &o, const ms_optim_job &j, int64_t first, int64_t last)
 {
     const ms_adam_factors &f = j.adam;
     T *a = (T *)j.state[0], *v = (T *)j.state[1], *w = (T *)j.state[2];
@@ -37,18 +39,20 @@ template <class T> static __device__ inline void run_part(const ms_optim_options
         T x = load<T>(j.dtype, j.p, k), g = load<T>(j.dtype, j.g, k);
         if (o.kind == MS_SGD && !a) x = step<T>::sgd(x, g, (T)o.lr, (T)o.weight_decay);
         else if (o.kind == MS_SGD)
-            x = step<T>::momentum(x, g, &a[k], (T)o.lr, (T)o.weight_decay, j.first ? (T)0 : (T)o.momentum, j.first ? (T)1 : (T)(1 - o.dampening),
-                                  o.nesterov ? (T)1 : (T)0, o.nesterov ? (T)o.momentum : (T)1);
+            x = step<T>::momentum(x, g, &a[k], (T)o.lr, (T)o.weight_decay, j.first ? (T)0 : (T)o.momentum,
+                                  j.first ? (T)1 : (T)(1 - o.dampening), o.nesterov ? (T)1 : (T)0,
+                                  o.nesterov ? (T)o.momentum : (T)1);
         else
-            x = step<T>::adam(x, g, &a[k], &v[k], o.amsgrad ? &w[k] : (T *)NULL, (T)f.l2, (T)f.decay, (T)f.beta1, (T)f.beta2, (T)f.one_minus_beta1,
-                              (T)f.one_minus_beta2, (T)f.step_size, (T)f.rsqrt_c2, (T)f.eps);
+            x = step<T>::adam(x, g, &a[k], &v[k], o.amsgrad ? &w[k] : (T *)NULL, (T)f.l2, (T)f.decay, (T)f.beta1,
+                              (T)f.beta2, (T)f.one_minus_beta1, (T)f.one_minus_beta2, (T)f.step_size, (T)f.rsqrt_c2,
+                              (T)f.eps);
         store<T>(j.dtype, j.p, k, x);
     }
 }
 
 __global__ void optim_kernel(ms_optim_options o, int n, const ms_optim_job *jobs, int64_t block)
 {
-    int low = 0, high = n - 1;                          // the last leaf that begins at or before this block
+    int low = 0, high = n - 1;  // the last leaf that begins at or before this block
     while (low < high) {
         int mid = (low + high + 1) / 2;
         if (jobs[mid].block <= (int64_t)blockIdx.x) low = mid;
@@ -68,10 +72,13 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
     MS_TRY(ms__alloc(&there, MS_CUDA | index << 8, bytes, "optimizer"));
     ms_status st = ms__cuda_use(index);
     if (st == MS_OK) {
-        cudaError_t e = cudaMemcpyAsync(there->data, jobs, bytes, cudaMemcpyHostToDevice, ms__cuda_stream(index, MS_STREAM_COMPUTE));
+        cudaError_t e = cudaMemcpyAsync(there->data, jobs, bytes, cudaMemcpyHostToDevice,
+                                        ms__cuda_stream(index, MS_STREAM_COMPUTE));
         if (e != cudaSuccess) st = ms__cuda_failed(e, "cudaMemcpyAsync", index, "the list of %d leaves", n);
     }
-    if (st == MS_OK) st = launch("optimizer", index, optim_kernel, blocks, BLOCK, *jobs[0].o, n, (const ms_optim_job *)there->data, block);
+    if (st == MS_OK)
+        st = launch("optimizer", index, optim_kernel, blocks, BLOCK, *jobs[0].o, n, (const ms_optim_job *)there->data,
+                    block);
     ms__free(there);
     return st;
 }
@@ -97,7 +104,8 @@ __global__ void norm_kernel(int64_t n, int dtype, const void *g, double p, doubl
 __global__ void norm_join_kernel(int64_t count, double p, const double *parts, double *out)
 {
     double sum = 0;
-    for (int64_t k = 0; k < count; k++) sum = p - p != 0 ? (((parts[k] > sum) | (parts[k] != parts[k])) ? parts[k] : sum) : sum + parts[k];
+    for (int64_t k = 0; k < count; k++)
+        sum = p - p != 0 ? (((parts[k] > sum) | (parts[k] != parts[k])) ? parts[k] : sum) : sum + parts[k];
     *out = sum;
 }
 ms_status ms__cuda_norm(int index, int dtype, const void *g, int64_t n, double p, double *out)
@@ -105,8 +113,10 @@ ms_status ms__cuda_norm(int index, int dtype, const void *g, int64_t n, double p
     ms_block *room;
     int64_t parts = up(n, PIECE);
     MS_TRY(ms__alloc(&room, MS_CUDA | index << 8, (size_t)(parts + 1) * sizeof(double), "clip_grad_norm_"));
-    ms_status st = launch_blocks("clip_grad_norm_", index, norm_kernel, parts, BLOCK, n, dtype, g, p, (double *)room->data);
-    if (st == MS_OK) st = launch("clip_grad_norm_", index, norm_join_kernel, 1, 1, parts, p, (const double *)room->data, out);
+    ms_status st =
+        launch_blocks("clip_grad_norm_", index, norm_kernel, parts, BLOCK, n, dtype, g, p, (double *)room->data);
+    if (st == MS_OK)
+        st = launch("clip_grad_norm_", index, norm_join_kernel, 1, 1, parts, p, (const double *)room->data, out);
     ms__free(room);
     return st;
 }
@@ -118,6 +128,7 @@ template <class T> __global__ void scale_kernel(int64_t n, int dtype, void *g, T
 }
 ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f)
 {
-    if (dtype == MS_F64) return launch("clip_grad_norm_", index, scale_kernel<double>, up(n, BLOCK), BLOCK, n, dtype, g, f);
+    if (dtype == MS_F64)
+        return launch("clip_grad_norm_", index, scale_kernel<double>, up(n, BLOCK), BLOCK, n, dtype, g, f);
     return launch("clip_grad_norm_", index, scale_kernel<float>, up(n, BLOCK), BLOCK, n, dtype, g, (float)f);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // product.cu -- matmul and linear: cuBLASLt where it is there and the strides suit it, else our own tiles.
 //
 // cuBLASLt is loaded at the first product that wants it (it takes up to 440 ms); MOONSHARD_CUBLAS=off
@@ -16,12 +17,15 @@
 enum { TILE_M = 64, TILE_N = 64, DEEP = 16 };
 
 // Integers wrap around.
-static __device__ inline int64_t mad(int64_t a, int64_t b, int64_t c) { return (int64_t)((uint64_t)a * (uint64_t)b + (uint64_t)c); }
+static __device__ inline int64_t mad(int64_t a, int64_t b, int64_t c)
+{
+    return (int64_t)((uint64_t)a * (uint64_t)b + (uint64_t)c);
+}
 #ifdef MS_EMULATED
-static inline float  mad(float a, float b, float c) { return a * b + c; }
+static inline float mad(float a, float b, float c) { return a * b + c; }
 static inline double mad(double a, double b, double c) { return a * b + c; }
 #else
-static __device__ inline float  mad(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+static __device__ inline float mad(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 static __device__ inline double mad(double a, double b, double c) { return __fma_rn(a, b, c); }
 #endif
 
@@ -40,13 +44,15 @@ template <class T> __global__ void product_kernel(product p, int64_t tiles_m, in
     int t = threadIdx.x, tm = t / 16, tn = t % 16;
     T sum[4][4] = {};
     for (int64_t k0 = 0; k0 < p.k; k0 += DEEP) {
-        for (int e = t; e < DEEP * TILE_M; e += BLOCK) {        // neighbouring threads along the contiguous side
+        for (int e = t; e < DEEP * TILE_M; e += BLOCK) {  // neighbouring threads along the contiguous side
             int i = p.a_cs == 1 ? e / DEEP : e % TILE_M, j = p.a_cs == 1 ? e % DEEP : e / TILE_M;
-            ta[j][i] = m0 + i < p.m && k0 + j < p.k ? load<T>(p.a_type, p.a, at_a + (m0 + i) * p.a_rs + (k0 + j) * p.a_cs) : 0;
+            ta[j][i] =
+                m0 + i < p.m && k0 + j < p.k ? load<T>(p.a_type, p.a, at_a + (m0 + i) * p.a_rs + (k0 + j) * p.a_cs) : 0;
         }
         for (int e = t; e < DEEP * TILE_N; e += BLOCK) {
             int i = p.b_cs == 1 ? e % TILE_N : e / DEEP, j = p.b_cs == 1 ? e / TILE_N : e % DEEP;
-            tb[j][i] = n0 + i < p.n && k0 + j < p.k ? load<T>(p.b_type, p.b, at_b + (k0 + j) * p.b_rs + (n0 + i) * p.b_cs) : 0;
+            tb[j][i] =
+                n0 + i < p.n && k0 + j < p.k ? load<T>(p.b_type, p.b, at_b + (k0 + j) * p.b_rs + (n0 + i) * p.b_cs) : 0;
         }
         __syncthreads();
         int deep = p.k - k0 < DEEP ? (int)(p.k - k0) : DEEP;
@@ -54,7 +60,8 @@ template <class T> __global__ void product_kernel(product p, int64_t tiles_m, in
             T a[4], b[4];
             for (int i = 0; i < 4; i++) a[i] = ta[j][tm * 4 + i];
             for (int i = 0; i < 4; i++) b[i] = tb[j][tn + 16 * i];
-            for (int x = 0; x < 4; x++) for (int y = 0; y < 4; y++) sum[x][y] = mad(a[x], b[y], sum[x][y]);
+            for (int x = 0; x < 4; x++)
+                for (int y = 0; y < 4; y++) sum[x][y] = mad(a[x], b[y], sum[x][y]);
         }
         __syncthreads();
     }
@@ -72,22 +79,32 @@ static ms_status own_product(int index, const product *p)
 {
     int64_t tm = up(p->m, TILE_M), tn = up(p->n, TILE_N), batch = 1;
     for (int d = 0; d < p->nb; d++) batch *= p->batch[d];
-    if (p->a_type == MS_F64 || p->b_type == MS_F64) return launch_blocks(p->what, index, product_kernel<double>, tm * tn * batch, BLOCK, *p, tm, tn);
-    if (p->a_type > MS_BF16) return launch_blocks(p->what, index, product_kernel<int64_t>, tm * tn * batch, BLOCK, *p, tm, tn);
+    if (p->a_type == MS_F64 || p->b_type == MS_F64)
+        return launch_blocks(p->what, index, product_kernel<double>, tm * tn * batch, BLOCK, *p, tm, tn);
+    if (p->a_type > MS_BF16)
+        return launch_blocks(p->what, index, product_kernel<int64_t>, tm * tn * batch, BLOCK, *p, tm, tn);
     return launch_blocks(p->what, index, product_kernel<float>, tm * tn * batch, BLOCK, *p, tm, tn);
 }
 
 // ---- cuBLASLt ----
 
 #ifdef MS_CUBLAS
-#define FUNCTIONS(X) X(Create) X(MatmulDescCreate) X(MatmulDescDestroy) X(MatmulDescSetAttribute) X(MatrixLayoutCreate) X(MatrixLayoutDestroy) \
-    X(MatrixLayoutSetAttribute) X(MatmulPreferenceCreate) X(MatmulPreferenceDestroy) X(MatmulPreferenceSetAttribute) X(MatmulAlgoGetHeuristic) X(Matmul)
+// clang-format off
+#define FUNCTIONS(X) \
+    X(Create) X(MatmulDescCreate) X(MatmulDescDestroy) X(MatmulDescSetAttribute) \
+    X(MatrixLayoutCreate) X(MatrixLayoutDestroy) X(MatrixLayoutSetAttribute) \
+    X(MatmulPreferenceCreate) X(MatmulPreferenceDestroy) X(MatmulPreferenceSetAttribute) \
+    X(MatmulAlgoGetHeuristic) X(Matmul)
+// clang-format on
 static struct {
     bool tried, there;
 #define POINTER(name) decltype(&cublasLt##name) name;
     FUNCTIONS(POINTER)
 } lt;
-static struct { cublasLtHandle_t handle; ms_block *workspace; } per_device[MS_CUDA_DEVICES];
+static struct {
+    cublasLtHandle_t handle;
+    ms_block *workspace;
+} per_device[MS_CUDA_DEVICES];
 enum { WORKSPACE = 32 << 20, CACHE = 1024 };
 
 static bool lt_load(void)
@@ -103,7 +120,8 @@ static bool lt_load(void)
         fprintf(stderr, "moonshard: %s cannot be loaded, products on cuda run our own kernel: %s\n", name, dlerror());
         return false;
     }
-#define FIND(name) if (!(lt.name = (decltype(&cublasLt##name))dlsym(lib, "cublasLt" #name))) return false;
+#define FIND(name) \
+    if (!(lt.name = (decltype(&cublasLt##name))dlsym(lib, "cublasLt" #name))) return false;
     FUNCTIONS(FIND)
     return lt.there = true;
 }
@@ -115,10 +133,15 @@ static cudaDataType_t type_of(int dtype)
 
 // Row-major C is column-major C^T = B^T A^T: so "x" is B seen by columns (n x k), "y" is A (k x m).
 struct shape_key {
-    int     x_type, y_type, c_type, x_turned, y_turned, bias, index, align;
+    int x_type, y_type, c_type, x_turned, y_turned, bias, index, align;
     int64_t m, n, k, x_ld, y_ld, c_ld, batch, x_bs, y_bs, c_bs;
 };
-static struct { bool used; shape_key key; cublasLtMatmulAlgo_t algo; bool none; } cache[CACHE];
+static struct {
+    bool used;
+    shape_key key;
+    cublasLtMatmulAlgo_t algo;
+    bool none;
+} cache[CACHE];
 
 // Which way a matrix of rows x columns (strides rs, cs) lies: 0 with adjacent columns' elements (cs 1), 1 with adjacent
 // rows', -1 neither. The other stride is the leading dimension.
@@ -136,17 +159,25 @@ static int lies(int64_t rows, int64_t cols, int64_t rs, int64_t cs, int64_t *ld)
 }
 static int alignment(const void *p) { return (int)((uintptr_t)p & 15 ? (uintptr_t)p & 15 & -((uintptr_t)p & 15) : 16); }
 
-#define LT_TRY(expr) do { cublasStatus_t s__ = (expr); if (s__ != CUBLAS_STATUS_SUCCESS) { \
-    st = ms__fail(MS_ESTATE, "%s: cuda:%d: %s failed with cuBLAS status %d (m %lld, n %lld, k %lld)", p->what, index, #expr, (int)s__, \
-                  (long long)p->m, (long long)p->n, (long long)p->k); goto out; } } while (0)
+#define LT_TRY(expr)                                                                                                   \
+    do {                                                                                                               \
+        cublasStatus_t s__ = (expr);                                                                                   \
+        if (s__ != CUBLAS_STATUS_SUCCESS) {                                                                            \
+            st = ms__fail(MS_ESTATE, "%s: cuda:%d: %s failed with cuBLAS status %d (m %lld, n %lld, k %lld)", p->what, \
+                          index, #expr, (int)s__, (long long)p->m, (long long)p->n, (long long)p->k);                  \
+            goto out;                                                                                                  \
+        }                                                                                                              \
+    } while (0)
 
 // *done: it ran. Otherwise the strides, or cuBLASLt, did not suit.
-static ms_status lt_product(int index, const product *p, int64_t batch, int64_t a_bs, int64_t b_bs, int64_t c_bs, bool *done)
+static ms_status lt_product(int index, const product *p, int64_t batch, int64_t a_bs, int64_t b_bs, int64_t c_bs,
+                            bool *done)
 {
     shape_key key;
     memset(&key, 0, sizeof key);
     *done = false;
-    int x = lies(p->k, p->n, p->b_rs, p->b_cs, &key.x_ld), y = lies(p->m, p->k, p->a_rs, p->a_cs, &key.y_ld), c = lies(p->m, p->n, p->c_rs, p->c_cs, &key.c_ld);
+    int x = lies(p->k, p->n, p->b_rs, p->b_cs, &key.x_ld), y = lies(p->m, p->k, p->a_rs, p->a_cs, &key.y_ld),
+        c = lies(p->m, p->n, p->c_rs, p->c_cs, &key.c_ld);
     if (x < 0 || y < 0 || c != 0 || p->a_type != p->b_type || p->a_type > MS_BF16 || !lt_load()) return MS_OK;
     MS_TRY(ms__cuda_use(index));
     key.x_type = p->b_type, key.y_type = p->a_type, key.c_type = p->c_type;
@@ -167,7 +198,9 @@ static ms_status lt_product(int index, const product *p, int64_t batch, int64_t 
     for (size_t i = 0; i < sizeof key; i++) hash = (hash ^ ((const uint8_t *)&key)[i]) * 1099511628211ull;
     int slot = (int)(hash % CACHE);
     if (!per_device[index].handle) LT_TRY(lt.Create(&per_device[index].handle));
-    if (!per_device[index].workspace && (st = ms__alloc(&per_device[index].workspace, MS_CUDA | index << 8, WORKSPACE, "cuBLASLt's workspace"))) goto out;
+    if (!per_device[index].workspace &&
+        (st = ms__alloc(&per_device[index].workspace, MS_CUDA | index << 8, WORKSPACE, "cuBLASLt's workspace")))
+        goto out;
     LT_TRY(lt.MatmulDescCreate(&desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, wide ? CUDA_R_64F : CUDA_R_32F));
     LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, x ? &turned : &plain, sizeof turned));
     LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, y ? &turned : &plain, sizeof turned));
@@ -176,15 +209,18 @@ static ms_status lt_product(int index, const product *p, int64_t batch, int64_t 
         LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
         LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias));
     }
-    LT_TRY(lt.MatrixLayoutCreate(&lx, type_of(p->b_type), (uint64_t)(x ? p->k : p->n), (uint64_t)(x ? p->n : p->k), key.x_ld));
-    LT_TRY(lt.MatrixLayoutCreate(&ly, type_of(p->a_type), (uint64_t)(y ? p->m : p->k), (uint64_t)(y ? p->k : p->m), key.y_ld));
+    LT_TRY(lt.MatrixLayoutCreate(&lx, type_of(p->b_type), (uint64_t)(x ? p->k : p->n), (uint64_t)(x ? p->n : p->k),
+                                 key.x_ld));
+    LT_TRY(lt.MatrixLayoutCreate(&ly, type_of(p->a_type), (uint64_t)(y ? p->m : p->k), (uint64_t)(y ? p->k : p->m),
+                                 key.y_ld));
     LT_TRY(lt.MatrixLayoutCreate(&lc, type_of(p->c_type), (uint64_t)p->n, (uint64_t)p->m, key.c_ld));
     if (batch > 1) {
         cublasLtMatrixLayout_t all[] = { lx, ly, lc };
         int64_t strides[] = { b_bs, a_bs, c_bs };
         for (int i = 0; i < 3; i++) {
             LT_TRY(lt.MatrixLayoutSetAttribute(all[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
-            LT_TRY(lt.MatrixLayoutSetAttribute(all[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[i], sizeof strides[i]));
+            LT_TRY(lt.MatrixLayoutSetAttribute(all[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[i],
+                                               sizeof strides[i]));
         }
     }
     if (!cache[slot].used || memcmp(&cache[slot].key, &key, sizeof key) != 0) {
@@ -194,19 +230,25 @@ static ms_status lt_product(int index, const product *p, int64_t batch, int64_t 
         int found = 0;
         LT_TRY(lt.MatmulPreferenceCreate(&pref));
         LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
-        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0], sizeof align[0]));
-        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1], sizeof align[1]));
-        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2], sizeof align[2]));
-        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2], sizeof align[2]));
-        cublasStatus_t s = lt.MatmulAlgoGetHeuristic(per_device[index].handle, desc, lx, ly, lc, lc, pref, 1, &best, &found);
+        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0],
+                                               sizeof align[0]));
+        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1],
+                                               sizeof align[1]));
+        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2],
+                                               sizeof align[2]));
+        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2],
+                                               sizeof align[2]));
+        cublasStatus_t s =
+            lt.MatmulAlgoGetHeuristic(per_device[index].handle, desc, lx, ly, lc, lc, pref, 1, &best, &found);
         cache[slot].used = true;
         cache[slot].key = key;
         cache[slot].none = s != CUBLAS_STATUS_SUCCESS || found == 0;
         if (!cache[slot].none) cache[slot].algo = best.algo;
     }
     if (!cache[slot].none) {
-        LT_TRY(lt.Matmul(per_device[index].handle, desc, wide ? (void *)&alpha64 : &alpha32, p->b, lx, p->a, ly, wide ? (void *)&beta64 : &beta32, p->c, lc, p->c, lc,
-                         &cache[slot].algo, per_device[index].workspace->data, WORKSPACE, ms__cuda_stream(index, MS_STREAM_COMPUTE)));
+        LT_TRY(lt.Matmul(per_device[index].handle, desc, wide ? (void *)&alpha64 : &alpha32, p->b, lx, p->a, ly,
+                         wide ? (void *)&beta64 : &beta32, p->c, lc, p->c, lc, &cache[slot].algo,
+                         per_device[index].workspace->data, WORKSPACE, ms__cuda_stream(index, MS_STREAM_COMPUTE)));
         *done = true;
     }
 out:
@@ -225,7 +267,8 @@ static ms_status try_cublas(int index, const product *p, bool *done)
     int nb = 0;
     for (int d = 0; d < p->nb; d++) {
         if (p->batch[d] == 1) continue;
-        if (nb && q.a_bs[nb - 1] == p->a_bs[d] * p->batch[d] && q.b_bs[nb - 1] == p->b_bs[d] * p->batch[d] && q.c_bs[nb - 1] == p->c_bs[d] * p->batch[d]) {
+        if (nb && q.a_bs[nb - 1] == p->a_bs[d] * p->batch[d] && q.b_bs[nb - 1] == p->b_bs[d] * p->batch[d] &&
+            q.c_bs[nb - 1] == p->c_bs[d] * p->batch[d]) {
             q.batch[nb - 1] *= p->batch[d];
             q.a_bs[nb - 1] = p->a_bs[d], q.b_bs[nb - 1] = p->b_bs[d], q.c_bs[nb - 1] = p->c_bs[d];
             continue;
@@ -236,7 +279,7 @@ static ms_status try_cublas(int index, const product *p, bool *done)
     }
     int64_t inner = nb ? q.batch[nb - 1] : 1, outer = 1;
     for (int d = 0; d < nb - 1; d++) outer *= q.batch[d];
-    if (outer > 64) return MS_OK;                   // one launch of our own instead of many small ones
+    if (outer > 64) return MS_OK;  // one launch of our own instead of many small ones
     for (int64_t k = 0; k < outer; k++) {
         int64_t rest = k, a = 0, b = 0, c = 0;
         for (int d = nb - 2; d >= 0; d--) {
@@ -248,8 +291,9 @@ static ms_status try_cublas(int index, const product *p, bool *done)
         one.a = (const char *)p->a + a * ms__dtype_size(p->a_type);
         one.b = (const char *)p->b + b * ms__dtype_size(p->b_type);
         one.c = (char *)p->c + c * ms__dtype_size(p->c_type);
-        MS_TRY(lt_product(index, &one, inner, nb ? q.a_bs[nb - 1] : 0, nb ? q.b_bs[nb - 1] : 0, nb ? q.c_bs[nb - 1] : 0, done));
-        if (!*done) return MS_OK;                   // what ran before is written again
+        MS_TRY(lt_product(index, &one, inner, nb ? q.a_bs[nb - 1] : 0, nb ? q.b_bs[nb - 1] : 0, nb ? q.c_bs[nb - 1] : 0,
+                          done));
+        if (!*done) return MS_OK;  // what ran before is written again
     }
     return MS_OK;
 }
@@ -330,7 +374,8 @@ static ms_status run_linear(ms_call *c)
 // (gradient, x, w; mask) -> the needed ones of dx = g w, dw = g^T x, db = sum of g's rows.
 static ms_status run_linear_backward(ms_call *c)
 {
-    ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = grad_out(c, 0), *dw = grad_out(c, 1), *db = grad_out(c, 2), *whole;
+    ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = grad_out(c, 0), *dw = grad_out(c, 1), *db = grad_out(c, 2),
+              *whole;
     int64_t rows, g_rs, x_rs, outs = w->shape[0], ins = w->shape[1];
     int index = index_of(w);
     ms_status st = as_rows(&g, c->in[0], &rows, &g_rs);
@@ -354,7 +399,9 @@ static ms_status run_linear_backward(ms_call *c)
         p.c = ms__data(dw);
         st = ms__cuda_product(index, &p);
     }
-    if (st == MS_OK && db) st = ms__cuda_column_sum("linear_backward", ms__device(g), g->dtype, ms__data(g), g->numel ? rows : 0, outs, g_rs, ms__data(db));
+    if (st == MS_OK && db)
+        st = ms__cuda_column_sum("linear_backward", ms__device(g), g->dtype, ms__data(g), g->numel ? rows : 0, outs,
+                                 g_rs, ms__data(db));
     if (x) ms__release(x);
     if (g) ms__release(g);
     return st;
@@ -385,7 +432,7 @@ static ms_status run_matmul(ms_call *c)
     p.a = ms__data(a), p.a_rs = ta[na - 2], p.a_cs = ta[na - 1];
     p.b = ms__data(b), p.b_rs = tb[nb - 2], p.b_cs = tb[nb - 1];
     p.c = ms__data(y);
-    if (nb == 2 && na > 2) {                        // one matrix on the right: the batch is more rows
+    if (nb == 2 && na > 2) {  // one matrix on the right: the batch is more rows
         MS_TRY(as_rows(&held, a, &p.m, &p.a_rs));
         p.a = ms__data(held);
         p.a_cs = held->stride[na - 1];
@@ -408,4 +455,6 @@ static ms_status run_matmul(ms_call *c)
 }
 
 extern const ms_cuda_kernel ms__cuda_product_rows[];
-const ms_cuda_kernel ms__cuda_product_rows[] = { { "linear", run_linear }, { "linear_backward", run_linear_backward }, { "matmul", run_matmul }, { NULL, NULL } };
+const ms_cuda_kernel ms__cuda_product_rows[] = {
+    { "linear", run_linear }, { "linear_backward", run_linear_backward }, { "matmul", run_matmul }, { NULL, NULL }
+};

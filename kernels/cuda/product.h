@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // product.h -- C = alpha A B (+ bias), batched, any strides; products, attention and their gradients are
 // made of it.
 #ifndef MS_CUDA_PRODUCT_H
@@ -7,18 +8,19 @@
 
 struct product {
     const char *what;
-    int         a_type, b_type, c_type;
-    int64_t     m, n, k;
-    const void *a, *b, *bias;               // bias[n], of c's type; may be NULL
-    void       *c;
-    int64_t     a_rs, a_cs, b_rs, b_cs, c_rs, c_cs;     // strides in elements: of a row, of a column
-    double      alpha;
-    int         nb;                         // batch dimensions: sizes, and strides in elements
-    int64_t     batch[MS_MAX_DIMS], a_bs[MS_MAX_DIMS], b_bs[MS_MAX_DIMS], c_bs[MS_MAX_DIMS];
+    int a_type, b_type, c_type;
+    int64_t m, n, k;
+    const void *a, *b, *bias;  // bias[n], of c's type; may be NULL
+    void *c;
+    int64_t a_rs, a_cs, b_rs, b_cs, c_rs, c_cs;  // strides in elements: of a row, of a column
+    double alpha;
+    int nb;  // batch dimensions: sizes, and strides in elements
+    int64_t batch[MS_MAX_DIMS], a_bs[MS_MAX_DIMS], b_bs[MS_MAX_DIMS], c_bs[MS_MAX_DIMS];
 };
 ms_status ms__cuda_product(int index, const product *p);
 
 // out[n] = sums of the columns of a matrix with row stride rs.
-ms_status ms__cuda_column_sum(const char *what, int device, int dtype, const void *data, int64_t rows, int64_t n, int64_t rs, void *out);
+ms_status ms__cuda_column_sum(const char *what, int device, int dtype, const void *data, int64_t rows, int64_t n,
+                              int64_t rs, void *out);
 
 #endif

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // random.cu -- random fills and dropout: the CPU's words and formulas (draws.h), a thread a Philox block.
 #include "cuda.h"
 #include "draws.h"
@@ -6,11 +7,11 @@ enum { THREADS = 256 };
 enum { UNIFORM, NORMAL, INTEGERS, TRUNCATED };
 
 struct draw {
-    uint64_t seed, offset, place;       // place of element 0 in the whole
-    double   f[4], limit, low, high;
-    int      dtype, kind;
-    int64_t  n;
-    void    *out;
+    uint64_t seed, offset, place;  // place of element 0 in the whole
+    double f[4], limit, low, high;
+    int dtype, kind;
+    int64_t n;
+    void *out;
 };
 
 // Elements of even and odd place share a block of four words.
@@ -24,7 +25,8 @@ __global__ void draw_kernel(draw d)
         int64_t low = (int64_t)d.f[0];
         uint64_t width = (uint64_t)(int64_t)d.f[1] - (uint64_t)low;
         for (int h = 0; h < 2; h++)
-            if (k + h >= 0 && k + h < d.n) store<int64_t>(d.dtype, d.out, k + h, ms_draw_integer(w[2 * h], w[2 * h + 1], low, width));
+            if (k + h >= 0 && k + h < d.n)
+                store<int64_t>(d.dtype, d.out, k + h, ms_draw_integer(w[2 * h], w[2 * h + 1], low, width));
         return;
     }
     if (d.dtype == MS_F64) {
@@ -33,7 +35,8 @@ __global__ void draw_kernel(draw d)
         else
             for (int h = 0; h < 2; h++)
                 v[h] = d.kind == UNIFORM ? ms_draw_uniform_f64(w[2 * h], w[2 * h + 1], d.f[0], d.f[1] - d.f[0], d.limit)
-                                         : ms_draw_truncated(w[2 * h], w[2 * h + 1], d.f[0], d.f[1], d.f[2], d.f[3], d.low, d.high, 1);
+                                         : ms_draw_truncated(w[2 * h], w[2 * h + 1], d.f[0], d.f[1], d.f[2], d.f[3],
+                                                             d.low, d.high, 1);
         for (int h = 0; h < 2; h++)
             if (k + h >= 0 && k + h < d.n) store<double>(d.dtype, d.out, k + h, v[h]);
         return;
@@ -42,8 +45,10 @@ __global__ void draw_kernel(draw d)
     if (d.kind == NORMAL) ms_draw_normal_f32(w[0], w[2], (float)d.f[0], (float)d.f[1], &v[0], &v[1]);
     else
         for (int h = 0; h < 2; h++)
-            v[h] = d.kind == UNIFORM ? ms_draw_uniform_f32(w[2 * h], (float)d.f[0], (float)(d.f[1] - d.f[0]), (float)d.limit)
-                                     : (float)ms_draw_truncated(w[2 * h], w[2 * h + 1], d.f[0], d.f[1], d.f[2], d.f[3], d.low, d.high, 0);
+            v[h] = d.kind == UNIFORM
+                       ? ms_draw_uniform_f32(w[2 * h], (float)d.f[0], (float)(d.f[1] - d.f[0]), (float)d.limit)
+                       : (float)ms_draw_truncated(w[2 * h], w[2 * h + 1], d.f[0], d.f[1], d.f[2], d.f[3], d.low, d.high,
+                                                  0);
     for (int h = 0; h < 2; h++)
         if (k + h >= 0 && k + h < d.n) store<float>(d.dtype, d.out, k + h, v[h]);
 }
@@ -82,7 +87,8 @@ static ms_status run_trunc_normal(ms_call *c) { return fill(c, TRUNCATED, 4); }
 
 // ---- dropout: four elements a block of words, kept where the word is not below the limit ----
 
-__global__ void dropout_kernel(int64_t n, int dtype, const void *x, void *y, uint64_t seed, uint64_t offset, uint64_t limit, double scale)
+__global__ void dropout_kernel(int64_t n, int dtype, const void *x, void *y, uint64_t seed, uint64_t offset,
+                               uint64_t limit, double scale)
 {
     int64_t b = GLOBAL_INDEX;
     if (4 * b >= n) return;
@@ -100,13 +106,18 @@ static ms_status run_dropout(ms_call *c)
     ms_tensor *x, *y = c->out[0];
     double p = c->f[0];
     MS_TRY(ms__contiguous(&x, c->in[0]));
-    ms_status st = launch(c->op->name, index_of(y), dropout_kernel, up(up(y->numel, 4), THREADS), THREADS, y->numel, (int)y->dtype, (const void *)ms__data(x), ms__data(y),
-                          c->saved_rng[0], c->saved_rng[1], (uint64_t)(p * 4294967296.0), p < 1 ? 1 / (1 - p) : 0.0);
+    ms_status st = launch(c->op->name, index_of(y), dropout_kernel, up(up(y->numel, 4), THREADS), THREADS, y->numel,
+                          (int)y->dtype, (const void *)ms__data(x), ms__data(y), c->saved_rng[0], c->saved_rng[1],
+                          (uint64_t)(p * 4294967296.0), p < 1 ? 1 / (1 - p) : 0.0);
     ms__release(x);
     return st;
 }
 
 extern const ms_cuda_kernel ms__cuda_random[];
-const ms_cuda_kernel ms__cuda_random[] = {
-    { "rand_", run_rand }, { "randn_", run_randn }, { "randint_", run_randint }, { "trunc_normal_", run_trunc_normal },
-    { "dropout", run_dropout }, { "dropout_backward", run_dropout }, { NULL, NULL } };
+const ms_cuda_kernel ms__cuda_random[] = { { "rand_", run_rand },
+                                           { "randn_", run_randn },
+                                           { "randint_", run_randint },
+                                           { "trunc_normal_", run_trunc_normal },
+                                           { "dropout", run_dropout },
+                                           { "dropout_backward", run_dropout },
+                                           { NULL, NULL } };

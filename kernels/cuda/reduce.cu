@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // reduce.cu -- folds: sums, products, extremes, norms along any dimensions.
 //
 // A tensor is seen as outputs x length. Real numbers are folded in double, integers in int64. The length
@@ -6,15 +7,29 @@
 // order: so bits depend on nothing but shapes.
 #include "product.h"
 
-enum { SUM, PROD, LARGEST, SMALLEST, COUNT, ABS_SUM, SQUARE_SUM, ABS_LARGEST, ABS_SMALLEST, POWER_SUM, DEVIATION, EXP_SUM };
+enum {
+    SUM,
+    PROD,
+    LARGEST,
+    SMALLEST,
+    COUNT,
+    ABS_SUM,
+    SQUARE_SUM,
+    ABS_LARGEST,
+    ABS_SMALLEST,
+    POWER_SUM,
+    DEVIATION,
+    EXP_SUM
+};
 enum { SEGMENT = 16384, MOST_SEGMENTS = 512 };
 
 struct fold_plan {
     const char *data;
-    int     dtype, nk, nr;
-    int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS], rstride[MS_MAX_DIMS];   // kept, reduced; bytes
+    int dtype, nk, nr;
+    int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS],
+        rstride[MS_MAX_DIMS];  // kept, reduced; bytes
     int64_t outputs, length, segments, segment;
-    bool    columns;
+    bool columns;
 };
 
 static int collapse(int n, int64_t *shape, int64_t *stride)
@@ -53,8 +68,9 @@ static fold_plan make_plan(const ms_tensor *x, unsigned dims)
     }
     p.nk = collapse(p.nk, p.kshape, p.kstride);
     p.nr = collapse(p.nr, p.rshape, p.rstride);
-    p.columns = p.nk > 0 && (p.nr == 0 || (p.kstride[p.nk - 1] < p.rstride[p.nr - 1] && p.kshape[p.nk - 1] >= 16) || p.length < 32);
-    int64_t part = p.columns ? 256 : SEGMENT;           // a column is one thread's
+    p.columns = p.nk > 0 &&
+                (p.nr == 0 || (p.kstride[p.nk - 1] < p.rstride[p.nr - 1] && p.kshape[p.nk - 1] >= 16) || p.length < 32);
+    int64_t part = p.columns ? 256 : SEGMENT;  // a column is one thread's
     p.segments = up(p.length, part);
     if (p.segments > MOST_SEGMENTS) p.segments = MOST_SEGMENTS;
     if (p.segments < 1) p.segments = 1;
@@ -75,7 +91,7 @@ static __device__ inline int64_t offset_of(int64_t i, int n, const int64_t *shap
     return at;
 }
 
-template <class W> struct fold;         // W: double or int64_t
+template <class W> struct fold;  // W: double or int64_t
 template <> struct fold<double> {
     static __device__ inline double begin(int kind)
     {
@@ -84,34 +100,41 @@ template <> struct fold<double> {
     static __device__ inline double join(int kind, double a, double b)
     {
         switch (kind) {
-        case PROD:         return a * b;
-        case LARGEST: case ABS_LARGEST:   return ((b > a) | (b != b)) ? b : a;       // NaN wins
-        case SMALLEST: case ABS_SMALLEST: return ((b < a) | (b != b)) ? b : a;
-        default:           return a + b;
+        case PROD: return a * b;
+        case LARGEST:
+        case ABS_LARGEST: return ((b > a) | (b != b)) ? b : a;  // NaN wins
+        case SMALLEST:
+        case ABS_SMALLEST: return ((b < a) | (b != b)) ? b : a;
+        default: return a + b;
         }
     }
     static __device__ inline double term(int kind, double v, double m, bool narrow)
     {
         switch (kind) {
-        case COUNT:      return v != 0;
-        case ABS_SUM: case ABS_LARGEST: case ABS_SMALLEST: return fabs(v);
+        case COUNT: return v != 0;
+        case ABS_SUM:
+        case ABS_LARGEST:
+        case ABS_SMALLEST: return fabs(v);
         case SQUARE_SUM: return v * v;
-        case POWER_SUM:  return narrow ? (double)ms_pow_f32((float)fabs(v), (float)m) : ms_pow_f64(fabs(v), m);
-        case DEVIATION:  return (v - m) * (v - m);
-        case EXP_SUM:    return narrow ? (double)ms_exp_f32((float)v - (float)m) : ms_exp_f64(v - m);
-        default:         return v;
+        case POWER_SUM: return narrow ? (double)ms_pow_f32((float)fabs(v), (float)m) : ms_pow_f64(fabs(v), m);
+        case DEVIATION: return (v - m) * (v - m);
+        case EXP_SUM: return narrow ? (double)ms_exp_f32((float)v - (float)m) : ms_exp_f64(v - m);
+        default: return v;
         }
     }
 };
 template <> struct fold<int64_t> {
-    static __device__ inline int64_t begin(int kind) { return kind == PROD ? 1 : kind == LARGEST ? INT64_MIN : kind == SMALLEST ? INT64_MAX : 0; }
+    static __device__ inline int64_t begin(int kind)
+    {
+        return kind == PROD ? 1 : kind == LARGEST ? INT64_MIN : kind == SMALLEST ? INT64_MAX : 0;
+    }
     static __device__ inline int64_t join(int kind, int64_t a, int64_t b)
     {
         switch (kind) {
-        case PROD:     return (int64_t)((uint64_t)a * (uint64_t)b);
-        case LARGEST:  return b > a ? b : a;
+        case PROD: return (int64_t)((uint64_t)a * (uint64_t)b);
+        case LARGEST: return b > a ? b : a;
         case SMALLEST: return b < a ? b : a;
-        default:       return (int64_t)((uint64_t)a + (uint64_t)b);
+        default: return (int64_t)((uint64_t)a + (uint64_t)b);
         }
     }
     static __device__ inline int64_t term(int kind, int64_t v, double, bool) { return kind == COUNT ? v != 0 : v; }
@@ -127,11 +150,14 @@ template <class W> __global__ void rows_kernel(fold_plan p, int kind, const doub
     double extra = parameter ? parameter[m * step] : 0;
     W a = fold<W>::begin(kind);
     for (int64_t k = from + threadIdx.x; k < to; k += BLOCK)
-        a = fold<W>::join(kind, a, fold<W>::term(kind, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)), extra, p.dtype != MS_F64));
+        a = fold<W>::join(kind, a,
+                          fold<W>::term(kind, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)),
+                                        extra, p.dtype != MS_F64));
     shared[threadIdx.x] = a;
     __syncthreads();
     for (int h = BLOCK / 2; h > 0; h /= 2) {
-        if ((int)threadIdx.x < h) shared[threadIdx.x] = fold<W>::join(kind, shared[threadIdx.x], shared[threadIdx.x + h]);
+        if ((int)threadIdx.x < h)
+            shared[threadIdx.x] = fold<W>::join(kind, shared[threadIdx.x], shared[threadIdx.x + h]);
         __syncthreads();
     }
     if (threadIdx.x == 0) parts[s * p.outputs + m] = shared[0];
@@ -147,7 +173,9 @@ template <class W> __global__ void columns_kernel(fold_plan p, int kind, const d
     double extra = parameter ? parameter[m * step] : 0;
     W a = fold<W>::begin(kind);
     for (int64_t k = from; k < to; k++)
-        a = fold<W>::join(kind, a, fold<W>::term(kind, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)), extra, p.dtype != MS_F64));
+        a = fold<W>::join(kind, a,
+                          fold<W>::term(kind, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)),
+                                        extra, p.dtype != MS_F64));
     parts[s * p.outputs + m] = a;
 }
 
@@ -166,7 +194,9 @@ template <class W> __global__ void begin_kernel(int64_t outputs, int kind, W *ou
 }
 
 // out: one W an output, on the device.
-template <class W> static ms_status run_fold(const char *what, int device, const fold_plan &p, int kind, const double *parameter, int step, W *out)
+template <class W>
+static ms_status run_fold(const char *what, int device, const fold_plan &p, int kind, const double *parameter, int step,
+                          W *out)
 {
     int index = ms__index(device);
     if (p.outputs == 0) return MS_OK;
@@ -177,9 +207,13 @@ template <class W> static ms_status run_fold(const char *what, int device, const
         MS_TRY(ms__alloc(&room, device, (size_t)(p.segments * p.outputs) * sizeof(W), what));
         parts = (W *)room->data;
     }
-    ms_status st = p.columns ? launch(what, index, columns_kernel<W>, up(p.outputs * p.segments, BLOCK), BLOCK, p, kind, parameter, step, parts)
-                             : launch_blocks(what, index, rows_kernel<W>, p.outputs * p.segments, BLOCK, p, kind, parameter, step, parts);
-    if (st == MS_OK && p.segments > 1) st = launch(what, index, join_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, p.segments, kind, (const W *)parts, out);
+    ms_status st = p.columns ? launch(what, index, columns_kernel<W>, up(p.outputs * p.segments, BLOCK), BLOCK, p, kind,
+                                      parameter, step, parts)
+                             : launch_blocks(what, index, rows_kernel<W>, p.outputs * p.segments, BLOCK, p, kind,
+                                             parameter, step, parts);
+    if (st == MS_OK && p.segments > 1)
+        st = launch(what, index, join_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, p.segments, kind,
+                    (const W *)parts, out);
     if (room) ms__free(room);
     return st;
 }
@@ -187,27 +221,32 @@ template <class W> static ms_status run_fold(const char *what, int device, const
 // ---- the few numbers that are left ----
 
 enum { AS_IS, MEAN, ALL, ANY, ROOT, INVERSE_POWER, VARIANCE, STD, FINITE_OR_0, PLUS_LOG };
-template <class W> __global__ void finish_kernel(int64_t n, int how, double number, const W *wide, const double *more, int dtype, void *out)
+template <class W>
+__global__ void finish_kernel(int64_t n, int how, double number, const W *wide, const double *more, int dtype,
+                              void *out)
 {
     int64_t k = GLOBAL_INDEX;
     if (k >= n) return;
     W v = wide[k];
     switch (how) {
-    case MEAN:          v = (W)((double)v / number); break;
-    case ALL:           v = (double)v == number; break;
-    case ANY:           v = v != 0; break;
-    case ROOT:          v = (W)ms_sqrt_f64((double)v); break;
+    case MEAN: v = (W)((double)v / number); break;
+    case ALL: v = (double)v == number; break;
+    case ANY: v = v != 0; break;
+    case ROOT: v = (W)ms_sqrt_f64((double)v); break;
     case INVERSE_POWER: v = (W)ms_pow_f64((double)v, 1 / number); break;
-    case VARIANCE:      v = (W)((double)v / number); break;
-    case STD:           v = (W)ms_sqrt_f64((double)v / number); break;
-    case FINITE_OR_0:   v = (double)v - (double)v == 0 ? v : (W)0; break;
-    case PLUS_LOG:      v = (W)(more[k] + ms_log_f64((double)v)); break;
+    case VARIANCE: v = (W)((double)v / number); break;
+    case STD: v = (W)ms_sqrt_f64((double)v / number); break;
+    case FINITE_OR_0: v = (double)v - (double)v == 0 ? v : (W)0; break;
+    case PLUS_LOG: v = (W)(more[k] + ms_log_f64((double)v)); break;
     }
     store<W>(dtype, out, k, v);
 }
-template <class W> static ms_status finish(ms_call *c, int64_t n, int how, double number, const W *wide, const double *more, int dtype, void *out)
+template <class W>
+static ms_status finish(ms_call *c, int64_t n, int how, double number, const W *wide, const double *more, int dtype,
+                        void *out)
 {
-    return launch(c->op->name, index_of(c->in[0]), finish_kernel<W>, up(n, BLOCK), BLOCK, n, how, number, wide, more, dtype, out);
+    return launch(c->op->name, index_of(c->in[0]), finish_kernel<W>, up(n, BLOCK), BLOCK, n, how, number, wide, more,
+                  dtype, out);
 }
 static ms_status room_for(ms_call *c, ms_block **b, int64_t outputs, int each)
 {
@@ -233,7 +272,8 @@ static ms_status simple(ms_call *c, int first_dim, int kind, int how, double num
         if (st == MS_OK) st = finish<double>(c, p.outputs, how, number, (double *)b->data, NULL, o->dtype, ms__data(o));
     } else {
         st = run_fold<int64_t>(c->op->name, ms__device(o), p, kind, NULL, 0, (int64_t *)b->data);
-        if (st == MS_OK) st = finish<int64_t>(c, p.outputs, how, number, (int64_t *)b->data, NULL, o->dtype, ms__data(o));
+        if (st == MS_OK)
+            st = finish<int64_t>(c, p.outputs, how, number, (int64_t *)b->data, NULL, o->dtype, ms__data(o));
     }
     ms__free(b);
     return st;
@@ -252,7 +292,12 @@ __global__ void put_kernel(double *at, double v) { *at = v; }
 static ms_status run_norm(ms_call *c)
 {
     double e = c->f[0];
-    int kind = e == 2 ? SQUARE_SUM : e == 1 ? ABS_SUM : e == 0 ? COUNT : e == INFINITY ? ABS_LARGEST : e == -INFINITY ? ABS_SMALLEST : POWER_SUM;
+    int kind = e == 2           ? SQUARE_SUM
+               : e == 1         ? ABS_SUM
+               : e == 0         ? COUNT
+               : e == INFINITY  ? ABS_LARGEST
+               : e == -INFINITY ? ABS_SMALLEST
+                                : POWER_SUM;
     fold_plan p = plan_of(c, 1);
     ms_tensor *o = c->out[0];
     ms_block *b;
@@ -260,8 +305,14 @@ static ms_status run_norm(ms_call *c)
     MS_TRY(room_for(c, &b, p.outputs + 1, 1));
     double *wide = (double *)b->data, *power = wide + p.outputs;
     ms_status st = launch(c->op->name, index_of(o), put_kernel, 1, 1, power, e);
-    if (st == MS_OK) st = run_fold<double>(c->op->name, ms__device(o), p, kind, kind == POWER_SUM ? power : NULL, 0, wide);
-    if (st == MS_OK) st = finish<double>(c, p.outputs, kind == SQUARE_SUM ? ROOT : kind == POWER_SUM ? INVERSE_POWER : AS_IS, e, wide, NULL, o->dtype, ms__data(o));
+    if (st == MS_OK)
+        st = run_fold<double>(c->op->name, ms__device(o), p, kind, kind == POWER_SUM ? power : NULL, 0, wide);
+    if (st == MS_OK)
+        st = finish<double>(c, p.outputs,
+                            kind == SQUARE_SUM  ? ROOT
+                            : kind == POWER_SUM ? INVERSE_POWER
+                                                : AS_IS,
+                            e, wide, NULL, o->dtype, ms__data(o));
     ms__free(b);
     return st;
 }
@@ -279,7 +330,8 @@ static ms_status variance(ms_call *c, int how)
     ms_status st = run_fold<double>(c->op->name, ms__device(o), p, SUM, NULL, 0, mean);
     if (st == MS_OK) st = finish<double>(c, p.outputs, MEAN, n, mean, NULL, MS_F64, mean);
     if (st == MS_OK) st = run_fold<double>(c->op->name, ms__device(o), p, DEVIATION, mean, 1, sum);
-    if (st == MS_OK) st = finish<double>(c, p.outputs, how, divisor > 0 ? divisor : 0, sum, NULL, o->dtype, ms__data(o));
+    if (st == MS_OK)
+        st = finish<double>(c, p.outputs, how, divisor > 0 ? divisor : 0, sum, NULL, o->dtype, ms__data(o));
     ms__free(b);
     return st;
 }
@@ -316,16 +368,22 @@ template <class W> __global__ void find_kernel(fold_plan p, const W *wide, int64
     int64_t found = 0;
     for (int64_t k = 0; k < p.length; k++) {
         W v = value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride));
-        if ((v == w) | ((v != v) & (w != w))) { found = k; break; }
+        if ((v == w) | ((v != v) & (w != w))) {
+            found = k;
+            break;
+        }
     }
     index[m] = found;
 }
-template <class W> static ms_status extreme_typed(ms_call *c, const fold_plan &p, int kind, ms_tensor *values, ms_tensor *positions, void *room)
+template <class W>
+static ms_status extreme_typed(ms_call *c, const fold_plan &p, int kind, ms_tensor *values, ms_tensor *positions,
+                               void *room)
 {
     W *wide = (W *)room;
     MS_TRY(run_fold<W>(c->op->name, ms__device(c->in[0]), p, kind, NULL, 0, wide));
     if (values) MS_TRY(finish<W>(c, p.outputs, AS_IS, 0, wide, NULL, values->dtype, ms__data(values)));
-    return launch(c->op->name, index_of(c->in[0]), find_kernel<W>, up(p.outputs, BLOCK), BLOCK, p, (const W *)wide, (int64_t *)ms__data(positions));
+    return launch(c->op->name, index_of(c->in[0]), find_kernel<W>, up(p.outputs, BLOCK), BLOCK, p, (const W *)wide,
+                  (int64_t *)ms__data(positions));
 }
 static ms_status extreme(ms_call *c, int kind, ms_tensor *values, ms_tensor *positions)
 {
@@ -333,7 +391,8 @@ static ms_status extreme(ms_call *c, int kind, ms_tensor *values, ms_tensor *pos
     ms_block *b;
     if (p.outputs == 0) return MS_OK;
     MS_TRY(room_for(c, &b, p.outputs, 1));
-    ms_status st = real_of(c->in[0]) ? extreme_typed<double>(c, p, kind, values, positions, b->data) : extreme_typed<int64_t>(c, p, kind, values, positions, b->data);
+    ms_status st = real_of(c->in[0]) ? extreme_typed<double>(c, p, kind, values, positions, b->data)
+                                     : extreme_typed<int64_t>(c, p, kind, values, positions, b->data);
     ms__free(b);
     return st;
 }
@@ -344,7 +403,10 @@ static ms_status run_argmin(ms_call *c) { return extreme(c, SMALLEST, NULL, c->o
 
 // ---- lines along one dimension, a thread each ----
 
-struct lines { int ndim, d; int64_t count, length, shape[MS_MAX_DIMS], a[MS_MAX_DIMS], b[MS_MAX_DIMS]; };   // strides in bytes, dimension d left out
+struct lines {
+    int ndim, d;
+    int64_t count, length, shape[MS_MAX_DIMS], a[MS_MAX_DIMS], b[MS_MAX_DIMS];
+};  // strides in bytes, dimension d left out
 static lines lines_of(const ms_tensor *x, const ms_tensor *o, int d)
 {
     lines l = {};
@@ -358,7 +420,9 @@ static lines lines_of(const ms_tensor *x, const ms_tensor *o, int d)
     }
     return l;
 }
-template <class W> __global__ void scan_kernel(lines l, int from_dtype, const char *x, int64_t xs, int to_dtype, char *o, int64_t os, bool back)
+template <class W>
+__global__ void scan_kernel(lines l, int from_dtype, const char *x, int64_t xs, int to_dtype, char *o, int64_t os,
+                            bool back)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= l.count) return;
@@ -377,15 +441,22 @@ static ms_status run_cumsum(ms_call *c)
     ms_tensor *o = c->out[0];
     int d = x->ndim ? (int)(c->i[0] < 0 ? c->i[0] + x->ndim : c->i[0]) : 0;
     lines l = lines_of(x, o, d);
-    int64_t xs = x->ndim ? x->stride[d] * ms__dtype_size(x->dtype) : 0, os = x->ndim ? o->stride[d] * ms__dtype_size(o->dtype) : 0;
+    int64_t xs = x->ndim ? x->stride[d] * ms__dtype_size(x->dtype) : 0,
+            os = x->ndim ? o->stride[d] * ms__dtype_size(o->dtype) : 0;
     bool back = c->n_i > 1 && c->i[1];
-    if (real_of(x)) return launch(c->op->name, index_of(x), scan_kernel<double>, up(l.count, BLOCK), BLOCK, l, (int)x->dtype, (const char *)ms__data(x), xs, (int)o->dtype, (char *)ms__data(o), os, back);
-    return launch(c->op->name, index_of(x), scan_kernel<int64_t>, up(l.count, BLOCK), BLOCK, l, (int)x->dtype, (const char *)ms__data(x), xs, (int)o->dtype, (char *)ms__data(o), os, back);
+    if (real_of(x))
+        return launch(c->op->name, index_of(x), scan_kernel<double>, up(l.count, BLOCK), BLOCK, l, (int)x->dtype,
+                      (const char *)ms__data(x), xs, (int)o->dtype, (char *)ms__data(o), os, back);
+    return launch(c->op->name, index_of(x), scan_kernel<int64_t>, up(l.count, BLOCK), BLOCK, l, (int)x->dtype,
+                  (const char *)ms__data(x), xs, (int)o->dtype, (char *)ms__data(o), os, back);
 }
 
 // in: g (spread over x's shape), x. The product of the others: product / x, unless there are zeros: one zero's
 // gradient is the product of all others, two zeros leave nothing.
-struct prod_job { int nk, nr; int64_t outputs, length, shape[MS_MAX_DIMS], x[MS_MAX_DIMS], g[MS_MAX_DIMS], o[MS_MAX_DIMS]; };   // kept first
+struct prod_job {
+    int nk, nr;
+    int64_t outputs, length, shape[MS_MAX_DIMS], x[MS_MAX_DIMS], g[MS_MAX_DIMS], o[MS_MAX_DIMS];
+};  // kept first
 __global__ void prod_backward_kernel(prod_job p, int dtype, const char *x, const char *g, char *o)
 {
     int64_t m = GLOBAL_INDEX;
@@ -425,11 +496,12 @@ static ms_status run_prod_backward(ms_call *c)
             if (reduced) p.nr++, p.length *= x->shape[d];
             else p.nk++, p.outputs *= x->shape[d];
         }
-    return launch(c->op->name, index_of(x), prod_backward_kernel, up(p.length ? p.outputs : 0, BLOCK), BLOCK, p, (int)x->dtype, (const char *)ms__data(x),
-                  (const char *)ms__data(g), (char *)ms__data(o));
+    return launch(c->op->name, index_of(x), prod_backward_kernel, up(p.length ? p.outputs : 0, BLOCK), BLOCK, p,
+                  (int)x->dtype, (const char *)ms__data(x), (const char *)ms__data(g), (char *)ms__data(o));
 }
 
-ms_status ms__cuda_column_sum(const char *what, int device, int dtype, const void *data, int64_t rows, int64_t n, int64_t rs, void *out)
+ms_status ms__cuda_column_sum(const char *what, int device, int dtype, const void *data, int64_t rows, int64_t n,
+                              int64_t rs, void *out)
 {
     fold_plan p = {};
     ms_block *b;
@@ -450,13 +522,14 @@ ms_status ms__cuda_column_sum(const char *what, int device, int dtype, const voi
     MS_TRY(ms__alloc(&b, device, (size_t)n * sizeof(double), what));
     ms_status st = run_fold<double>(what, device, p, SUM, NULL, 0, (double *)b->data);
     if (st == MS_OK)
-        st = launch(what, ms__index(device), finish_kernel<double>, up(n, BLOCK), BLOCK, n, (int)AS_IS, 0.0, (const double *)b->data, (const double *)NULL, dtype, out);
+        st = launch(what, ms__index(device), finish_kernel<double>, up(n, BLOCK), BLOCK, n, (int)AS_IS, 0.0,
+                    (const double *)b->data, (const double *)NULL, dtype, out);
     ms__free(b);
     return st;
 }
 
 extern const ms_cuda_kernel ms__cuda_reduce[];
 #define ROW(name) { #name, run_##name },
-const ms_cuda_kernel ms__cuda_reduce[] = {
-    ROW(sum) ROW(mean) ROW(prod) ROW(all) ROW(any) ROW(var) ROW(std) ROW(norm) ROW(max_all) ROW(min_all) ROW(max) ROW(min) ROW(argmax) ROW(argmin)
-    ROW(logsumexp) ROW(cumsum) ROW(prod_backward) { NULL, NULL } };
+const ms_cuda_kernel ms__cuda_reduce[] = { ROW(sum) ROW(mean) ROW(prod) ROW(all) ROW(any) ROW(var) ROW(std) ROW(norm)
+                                               ROW(max_all) ROW(min_all) ROW(max) ROW(min) ROW(argmax) ROW(argmin)
+                                                   ROW(logsumexp) ROW(cumsum) ROW(prod_backward) { NULL, NULL } };

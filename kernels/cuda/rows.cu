@@ -1,10 +1,13 @@
+// SPDX-License-Identifier: MIT
 // rows.cu -- softmax, log_softmax, layer_norm, rms_norm, cross_entropy, mse_loss and their gradients: one
 // block of threads a row, sums in float32 (float64 for doubles) in a fixed tree.
 #include "cuda.h"
 
 // ---- softmax along any dimension: element j of row r lies at start(r) + j * stride ----
 
-struct line { int64_t rows, n, stride; };
+struct line {
+    int64_t rows, n, stride;
+};
 static line line_of(const ms_tensor *t, int d)
 {
     line r = { 0, t->ndim ? t->shape[d] : 1, 1 };
@@ -27,7 +30,7 @@ template <class T> __global__ void softmax_kernel(line r, int dtype, const void 
         most = ((v > most) | (v != v)) ? v : most;
     }
     most = block_max(most, shared);
-    if (most == -(T)INFINITY) most = 0;                 // a row that is masked altogether: 0 / 0, as in PyTorch
+    if (most == -(T)INFINITY) most = 0;  // a row that is masked altogether: 0 / 0, as in PyTorch
     for (int64_t j = threadIdx.x; j < r.n; j += BLOCK) sum += exp_of(load<T>(dtype, x, at + j * r.stride) - most);
     sum = block_sum(sum, shared);
     T shift = most + log_of(sum), scale = 1 / sum;
@@ -37,7 +40,8 @@ template <class T> __global__ void softmax_kernel(line r, int dtype, const void 
     }
 }
 // softmax: dx = y (g - sum g y); log_softmax: dx = g - exp(y) sum g
-template <class T> __global__ void softmax_backward_kernel(line r, int dtype, const void *g, const void *y, void *dx, bool log)
+template <class T>
+__global__ void softmax_backward_kernel(line r, int dtype, const void *g, const void *y, void *dx, bool log)
 {
     __shared__ T shared[BLOCK];
     int64_t at = start_of(r, blockIdx.x);
@@ -61,11 +65,15 @@ static ms_status softmax(ms_call *c, bool log, bool backward)
     ms_status st = ms__contiguous(&x, c->in[backward ? 1 : 0]);
     if (st == MS_OK && backward) st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK && !backward)
-        st = dtype == MS_F64 ? launch_blocks(c->op->name, index, softmax_kernel<double>, r.rows, BLOCK, r, dtype, ms__data(x), ms__data(o), log)
-                             : launch_blocks(c->op->name, index, softmax_kernel<float>, r.rows, BLOCK, r, dtype, ms__data(x), ms__data(o), log);
+        st = dtype == MS_F64 ? launch_blocks(c->op->name, index, softmax_kernel<double>, r.rows, BLOCK, r, dtype,
+                                             ms__data(x), ms__data(o), log)
+                             : launch_blocks(c->op->name, index, softmax_kernel<float>, r.rows, BLOCK, r, dtype,
+                                             ms__data(x), ms__data(o), log);
     else if (st == MS_OK)
-        st = dtype == MS_F64 ? launch_blocks(c->op->name, index, softmax_backward_kernel<double>, r.rows, BLOCK, r, dtype, ms__data(g), ms__data(x), ms__data(o), log)
-                             : launch_blocks(c->op->name, index, softmax_backward_kernel<float>, r.rows, BLOCK, r, dtype, ms__data(g), ms__data(x), ms__data(o), log);
+        st = dtype == MS_F64 ? launch_blocks(c->op->name, index, softmax_backward_kernel<double>, r.rows, BLOCK, r,
+                                             dtype, ms__data(g), ms__data(x), ms__data(o), log)
+                             : launch_blocks(c->op->name, index, softmax_backward_kernel<float>, r.rows, BLOCK, r,
+                                             dtype, ms__data(g), ms__data(x), ms__data(o), log);
     if (g) ms__release(g);
     if (x) ms__release(x);
     return st;
@@ -77,7 +85,9 @@ static ms_status run_log_softmax_backward(ms_call *c) { return softmax(c, true, 
 
 // ---- layer_norm, rms_norm: h = (x - mean) rstd, y = h w + b ----
 
-template <class T> __device__ inline void measure(int64_t n, int dtype, const void *x, int64_t at, T eps, bool rms, T *shared, T *mean, T *rstd)
+template <class T>
+__device__ inline void measure(int64_t n, int dtype, const void *x, int64_t at, T eps, bool rms, T *shared, T *mean,
+                               T *rstd)
 {
     T sum = 0, spread = 0;
     if (!rms) {
@@ -92,7 +102,9 @@ template <class T> __device__ inline void measure(int64_t n, int dtype, const vo
     spread = block_sum(spread, shared);
     *rstd = 1 / sqrt_of(spread / (T)n + eps);
 }
-template <class T> __global__ void norm_kernel(int64_t n, int dtype, const void *x, const void *w, const void *b, void *y, double eps, bool rms)
+template <class T>
+__global__ void norm_kernel(int64_t n, int dtype, const void *x, const void *w, const void *b, void *y, double eps,
+                            bool rms)
 {
     __shared__ T shared[BLOCK];
     int64_t at = (int64_t)blockIdx.x * n;
@@ -106,7 +118,9 @@ template <class T> __global__ void norm_kernel(int64_t n, int dtype, const void 
     }
 }
 // dx = rstd (q - mean(q) - h mean(q h)), q = g w; stats keeps mean and rstd of every row.
-template <class T> __global__ void norm_backward_kernel(int64_t n, int dtype, const void *g, const void *x, const void *w, void *dx, double eps, bool rms, T *stats)
+template <class T>
+__global__ void norm_backward_kernel(int64_t n, int dtype, const void *g, const void *x, const void *w, void *dx,
+                                     double eps, bool rms, T *stats)
 {
     __shared__ T shared[BLOCK];
     int64_t at = (int64_t)blockIdx.x * n;
@@ -131,7 +145,9 @@ template <class T> __global__ void norm_backward_kernel(int64_t n, int dtype, co
 }
 // Column sums of g h and g over ROWS rows each; then the parts in order.
 enum { ROWS = 64 };
-template <class T> __global__ void norm_parts_kernel(int64_t rows, int64_t n, int dtype, const void *g, const void *x, const T *stats, T *parts)
+template <class T>
+__global__ void norm_parts_kernel(int64_t rows, int64_t n, int dtype, const void *g, const void *x, const T *stats,
+                                  T *parts)
 {
     int64_t i = GLOBAL_INDEX, j = i % n, part = i / n, first = part * ROWS;
     if (first >= rows) return;
@@ -145,7 +161,8 @@ template <class T> __global__ void norm_parts_kernel(int64_t rows, int64_t n, in
     parts[2 * part * n + j] = dw;
     parts[(2 * part + 1) * n + j] = db;
 }
-template <class T> __global__ void norm_join_kernel(int64_t count, int64_t n, int dtype, const T *parts, void *dw, void *db)
+template <class T>
+__global__ void norm_join_kernel(int64_t count, int64_t n, int dtype, const T *parts, void *dw, void *db)
 {
     int64_t j = GLOBAL_INDEX;
     if (j >= n) return;
@@ -170,18 +187,23 @@ static ms_status norm(ms_call *c, bool rms)
     int64_t n = row_length(c->in[0], rms ? 1 : (int)c->i[0]);
     int dtype = o->dtype, index = index_of(o);
     ms_status st = MS_OK;
-    for (int k = 0; k < c->n_in && st == MS_OK; k++) if (c->in[k]) st = ms__contiguous(&in[k], c->in[k]);
+    for (int k = 0; k < c->n_in && st == MS_OK; k++)
+        if (c->in[k]) st = ms__contiguous(&in[k], c->in[k]);
     int64_t rows = n ? o->numel / n : 0;
     if (st == MS_OK)
-        st = dtype == MS_F64 ? launch_blocks(c->op->name, index, norm_kernel<double>, rows, BLOCK, n, dtype, data_of(in[0]), data_of(in[1]), data_of(in[2]), ms__data(o), c->f[0], rms)
-                             : launch_blocks(c->op->name, index, norm_kernel<float>, rows, BLOCK, n, dtype, data_of(in[0]), data_of(in[1]), data_of(in[2]), ms__data(o), c->f[0], rms);
-    for (int k = 0; k < 3; k++) if (in[k]) ms__release(in[k]);
+        st = dtype == MS_F64 ? launch_blocks(c->op->name, index, norm_kernel<double>, rows, BLOCK, n, dtype,
+                                             data_of(in[0]), data_of(in[1]), data_of(in[2]), ms__data(o), c->f[0], rms)
+                             : launch_blocks(c->op->name, index, norm_kernel<float>, rows, BLOCK, n, dtype,
+                                             data_of(in[0]), data_of(in[1]), data_of(in[2]), ms__data(o), c->f[0], rms);
+    for (int k = 0; k < 3; k++)
+        if (in[k]) ms__release(in[k]);
     return st;
 }
 static ms_status run_layer_norm(ms_call *c) { return norm(c, false); }
 static ms_status run_rms_norm(ms_call *c) { return norm(c, true); }
 
-template <class T> static ms_status norm_backward_typed(ms_call *c, bool rms, int64_t n, ms_tensor *g, ms_tensor *x, ms_tensor *w)
+template <class T>
+static ms_status norm_backward_typed(ms_call *c, bool rms, int64_t n, ms_tensor *g, ms_tensor *x, ms_tensor *w)
 {
     ms_tensor *dx = grad_out(c, 0), *dw = grad_out(c, 1), *db = grad_out(c, 2);
     int64_t rows = n ? x->numel / n : 0, parts = up(rows, ROWS);
@@ -194,9 +216,14 @@ template <class T> static ms_status norm_backward_typed(ms_call *c, bool rms, in
     }
     if (sums) MS_TRY(ms__alloc(&room, ms__device(x), (size_t)(2 * rows + 2 * parts * n) * sizeof(T), c->op->name));
     T *stats = room ? (T *)room->data : NULL, *at = stats + 2 * rows;
-    ms_status st = launch_blocks(c->op->name, index, norm_backward_kernel<T>, rows, BLOCK, n, dtype, ms__data(g), ms__data(x), data_of(w), data_of(dx), c->f[0], rms, stats);
-    if (st == MS_OK && sums) st = launch(c->op->name, index, norm_parts_kernel<T>, up(parts * n, BLOCK), BLOCK, rows, n, dtype, ms__data(g), ms__data(x), (const T *)stats, at);
-    if (st == MS_OK && sums) st = launch(c->op->name, index, norm_join_kernel<T>, up(n, BLOCK), BLOCK, parts, n, dtype, (const T *)at, data_of(dw), data_of(db));
+    ms_status st = launch_blocks(c->op->name, index, norm_backward_kernel<T>, rows, BLOCK, n, dtype, ms__data(g),
+                                 ms__data(x), data_of(w), data_of(dx), c->f[0], rms, stats);
+    if (st == MS_OK && sums)
+        st = launch(c->op->name, index, norm_parts_kernel<T>, up(parts * n, BLOCK), BLOCK, rows, n, dtype, ms__data(g),
+                    ms__data(x), (const T *)stats, at);
+    if (st == MS_OK && sums)
+        st = launch(c->op->name, index, norm_join_kernel<T>, up(n, BLOCK), BLOCK, parts, n, dtype, (const T *)at,
+                    data_of(dw), data_of(db));
     if (room) ms__free(room);
     return st;
 }
@@ -208,7 +235,9 @@ static ms_status norm_backward(ms_call *c, bool rms)
     ms_status st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&x, c->in[1]);
     if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&w, c->in[2]);
-    if (st == MS_OK) st = x->dtype == MS_F64 ? norm_backward_typed<double>(c, rms, n, g, x, w) : norm_backward_typed<float>(c, rms, n, g, x, w);
+    if (st == MS_OK)
+        st = x->dtype == MS_F64 ? norm_backward_typed<double>(c, rms, n, g, x, w)
+                                : norm_backward_typed<float>(c, rms, n, g, x, w);
     if (w) ms__release(w);
     if (x) ms__release(x);
     if (g) ms__release(g);
@@ -222,8 +251,8 @@ static ms_status run_rms_norm_backward(ms_call *c) { return norm_backward(c, tru
 enum { NONE, MEAN, ALL };
 struct cross {
     int64_t rows, n, ignore;
-    int     x_type, id_type;
-    double  smooth;
+    int x_type, id_type;
+    double smooth;
     const void *x, *ids, *w;
     ms_complaint *complaint;
 };
@@ -284,15 +313,20 @@ template <class T> __global__ void cross_total_kernel(cross q, const T *losses, 
         totals[1] = weight;
     }
 }
-template <class T> __global__ void cross_finish_kernel(int reduction, int64_t rows, const T *losses, const double *totals, int dtype, void *out)
+template <class T>
+__global__ void cross_finish_kernel(int reduction, int64_t rows, const T *losses, const double *totals, int dtype,
+                                    void *out)
 {
     int64_t k = GLOBAL_INDEX;
     if (reduction != NONE) {
         if (k == 0) store<double>(dtype, out, 0, reduction == MEAN ? totals[0] / totals[1] : totals[0]);
     } else if (k < rows) store<T>(dtype, out, k, losses[k]);
 }
-// dx[c] = scale (exp(x[c] - lse) ((1 - s) w[t] + s / n sum w) - s / n w[c] - (1 - s) w[t] [c = t]) + g_lse exp(x[c] - lse)
-template <class T> __global__ void cross_backward_kernel(cross q, int reduction, const void *g, const T *lse, const T *g_lse, const double *totals, void *dx)
+// dx[c] = scale (exp(x[c] - lse) ((1 - s) w[t] + s / n sum w) - s / n w[c] - (1 - s) w[t] [c = t]) + g_lse exp(x[c] -
+// lse)
+template <class T>
+__global__ void cross_backward_kernel(cross q, int reduction, const void *g, const T *lse, const T *g_lse,
+                                      const double *totals, void *dx)
 {
     __shared__ T shared[BLOCK];
     int64_t row = blockIdx.x, at = row * q.n, t = target_of(q, row);
@@ -303,8 +337,11 @@ template <class T> __global__ void cross_backward_kernel(cross q, int reduction,
         weights = block_sum(weights, shared);
     }
     T scale = 0, shift = lse[row];
-    if (t >= 0) scale = reduction == NONE ? load<T>(q.x_type, g, row) : (T)(load<double>(q.x_type, g, 0) / (reduction == MEAN ? totals[1] : 1));
-    T own = (1 - smooth) * (q.w && t >= 0 ? load<T>(q.x_type, q.w, t) : 1), all = scale * (own + part * weights) + (g_lse ? g_lse[row] : 0);
+    if (t >= 0)
+        scale = reduction == NONE ? load<T>(q.x_type, g, row)
+                                  : (T)(load<double>(q.x_type, g, 0) / (reduction == MEAN ? totals[1] : 1));
+    T own = (1 - smooth) * (q.w && t >= 0 ? load<T>(q.x_type, q.w, t) : 1),
+      all = scale * (own + part * weights) + (g_lse ? g_lse[row] : 0);
     for (int64_t j = threadIdx.x; j < q.n; j += BLOCK) {
         T v = all == 0 ? 0 : all * exp_of(load<T>(q.x_type, q.x, at + j) - shift);
         if (smooth != 0) v -= scale * part * (q.w ? load<T>(q.x_type, q.w, j) : 1);
@@ -313,7 +350,9 @@ template <class T> __global__ void cross_backward_kernel(cross q, int reduction,
     }
 }
 
-struct cross_held { ms_tensor *x, *ids, *w; };
+struct cross_held {
+    ms_tensor *x, *ids, *w;
+};
 static ms_status cross_prepare(ms_call *c, cross *q, cross_held *h, ms_tensor *x, ms_tensor *ids, ms_tensor *w)
 {
     memset(q, 0, sizeof *q);
@@ -323,7 +362,8 @@ static ms_status cross_prepare(ms_call *c, cross *q, cross_held *h, ms_tensor *x
     q->smooth = c->n_f > 0 ? c->f[0] : 0;
     q->x_type = x->dtype;
     q->id_type = ids->dtype;
-    if (q->rows && q->n == 0) return ms__call_fail(c, "there are no classes to choose from: logits %s", ms__shape_text(x->ndim, x->shape));
+    if (q->rows && q->n == 0)
+        return ms__call_fail(c, "there are no classes to choose from: logits %s", ms__shape_text(x->ndim, x->shape));
     MS_TRY(ms__contiguous(&h->x, x));
     MS_TRY(ms__contiguous(&h->ids, ids));
     if (w) MS_TRY(ms__contiguous(&h->w, w));
@@ -347,8 +387,10 @@ template <class T> static ms_status cross_forward(ms_call *c, const cross &q, in
     T *losses = (T *)(totals + 2);
     ms_tensor *o = c->out[0];
     MS_TRY(launch_blocks(what, index, cross_kernel<T>, q.rows, BLOCK, q, (T *)ms__data(c->out[1]), losses));
-    if (c->i[0] != NONE) MS_TRY(launch_blocks(what, index, cross_total_kernel<T>, 1, BLOCK, q, (const T *)losses, totals));
-    return launch(what, index, cross_finish_kernel<T>, c->i[0] == NONE ? up(q.rows, BLOCK) : 1, BLOCK, (int)c->i[0], q.rows, (const T *)losses, (const double *)totals, (int)o->dtype, ms__data(o));
+    if (c->i[0] != NONE)
+        MS_TRY(launch_blocks(what, index, cross_total_kernel<T>, 1, BLOCK, q, (const T *)losses, totals));
+    return launch(what, index, cross_finish_kernel<T>, c->i[0] == NONE ? up(q.rows, BLOCK) : 1, BLOCK, (int)c->i[0],
+                  q.rows, (const T *)losses, (const double *)totals, (int)o->dtype, ms__data(o));
 }
 static ms_status run_cross_entropy(ms_call *c)
 {
@@ -358,7 +400,9 @@ static ms_status run_cross_entropy(ms_call *c)
     int device = ms__device(c->in[0]);
     ms_status st = cross_prepare(c, &q, &h, c->in[0], c->in[1], c->n_in > 2 ? c->in[2] : NULL);
     if (st == MS_OK) st = ms__alloc(&room, device, (size_t)(q.rows + 2) * sizeof(double), c->op->name);
-    if (st == MS_OK) st = q.x_type == MS_F64 ? cross_forward<double>(c, q, ms__index(device), room) : cross_forward<float>(c, q, ms__index(device), room);
+    if (st == MS_OK)
+        st = q.x_type == MS_F64 ? cross_forward<double>(c, q, ms__index(device), room)
+                                : cross_forward<float>(c, q, ms__index(device), room);
     if (room) ms__free(room);
     cross_let_go(&h);
     return st;
@@ -377,11 +421,14 @@ static ms_status run_cross_entropy_backward(ms_call *c)
     if (st == MS_OK) st = ms__alloc(&room, device, 2 * sizeof(double), c->op->name);
     double *totals = room ? (double *)room->data : NULL;
     void *dx = ms__data(c->out[0]);
-    if (st == MS_OK && q.rows && reduction == MEAN) st = launch_blocks(c->op->name, index, cross_total_kernel<float>, 1, BLOCK, q, (const float *)NULL, totals);
+    if (st == MS_OK && q.rows && reduction == MEAN)
+        st = launch_blocks(c->op->name, index, cross_total_kernel<float>, 1, BLOCK, q, (const float *)NULL, totals);
     if (st == MS_OK)
-        st = q.x_type == MS_F64 ? launch_blocks(c->op->name, index, cross_backward_kernel<double>, q.rows, BLOCK, q, reduction, (const void *)ms__data(g), (const double *)ms__data(lse),
+        st = q.x_type == MS_F64 ? launch_blocks(c->op->name, index, cross_backward_kernel<double>, q.rows, BLOCK, q,
+                                                reduction, (const void *)ms__data(g), (const double *)ms__data(lse),
                                                 (const double *)data_of(g_lse), (const double *)totals, dx)
-                                : launch_blocks(c->op->name, index, cross_backward_kernel<float>, q.rows, BLOCK, q, reduction, (const void *)ms__data(g), (const float *)ms__data(lse),
+                                : launch_blocks(c->op->name, index, cross_backward_kernel<float>, q.rows, BLOCK, q,
+                                                reduction, (const void *)ms__data(g), (const float *)ms__data(lse),
                                                 (const float *)data_of(g_lse), (const double *)totals, dx);
     if (room) ms__free(room);
     if (g_lse) ms__release(g_lse);
@@ -420,7 +467,9 @@ __global__ void mse_join_kernel(int64_t parts, const double *part, double diviso
     store<double>(dtype, out, 0, sum / divisor);
 }
 // da = 2 scale g (a - b), db = -da
-template <class T> __global__ void mse_backward_kernel(int64_t n, int dtype, bool each, double divisor, const void *g, const void *a, const void *b, void *da, void *db)
+template <class T>
+__global__ void mse_backward_kernel(int64_t n, int dtype, bool each, double divisor, const void *g, const void *a,
+                                    const void *b, void *da, void *db)
 {
     int64_t k = GLOBAL_INDEX;
     if (k >= n) return;
@@ -439,15 +488,21 @@ static ms_status run_mse_loss(ms_call *c)
     ms_status st = ms__contiguous(&a, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&b, c->in[1]);
     if (st == MS_OK && c->i[0] == NONE)
-        st = dtype == MS_F64 ? launch(what, index, mse_kernel<double>, up(n, BLOCK), BLOCK, n, dtype, ms__data(a), ms__data(b), ms__data(o))
-                             : launch(what, index, mse_kernel<float>, up(n, BLOCK), BLOCK, n, dtype, ms__data(a), ms__data(b), ms__data(o));
+        st = dtype == MS_F64 ? launch(what, index, mse_kernel<double>, up(n, BLOCK), BLOCK, n, dtype, ms__data(a),
+                                      ms__data(b), ms__data(o))
+                             : launch(what, index, mse_kernel<float>, up(n, BLOCK), BLOCK, n, dtype, ms__data(a),
+                                      ms__data(b), ms__data(o));
     else if (st == MS_OK) {
         st = ms__alloc(&room, ms__device(o), (size_t)(parts + 1) * sizeof(double), what);
         double *sums = room ? (double *)room->data : NULL;
         if (st == MS_OK)
-            st = dtype == MS_F64 ? launch_blocks(what, index, mse_parts_kernel<double>, parts, BLOCK, n, dtype, ms__data(a), ms__data(b), sums)
-                                 : launch_blocks(what, index, mse_parts_kernel<float>, parts, BLOCK, n, dtype, ms__data(a), ms__data(b), sums);
-        if (st == MS_OK) st = launch(what, index, mse_join_kernel, 1, 1, parts, (const double *)sums, c->i[0] == MEAN ? (double)n : 1.0, dtype, ms__data(o));
+            st = dtype == MS_F64 ? launch_blocks(what, index, mse_parts_kernel<double>, parts, BLOCK, n, dtype,
+                                                 ms__data(a), ms__data(b), sums)
+                                 : launch_blocks(what, index, mse_parts_kernel<float>, parts, BLOCK, n, dtype,
+                                                 ms__data(a), ms__data(b), sums);
+        if (st == MS_OK)
+            st = launch(what, index, mse_join_kernel, 1, 1, parts, (const double *)sums,
+                        c->i[0] == MEAN ? (double)n : 1.0, dtype, ms__data(o));
         if (room) ms__free(room);
     }
     if (b) ms__release(b);
@@ -465,8 +520,10 @@ static ms_status run_mse_loss_backward(ms_call *c)
     if (st == MS_OK) st = ms__contiguous(&a, c->in[1]);
     if (st == MS_OK) st = ms__contiguous(&b, c->in[2]);
     if (st == MS_OK)
-        st = dtype == MS_F64 ? launch(c->op->name, index, mse_backward_kernel<double>, up(n, BLOCK), BLOCK, n, dtype, each, divisor, ms__data(g), ms__data(a), ms__data(b), data_of(da), data_of(db))
-                             : launch(c->op->name, index, mse_backward_kernel<float>, up(n, BLOCK), BLOCK, n, dtype, each, divisor, ms__data(g), ms__data(a), ms__data(b), data_of(da), data_of(db));
+        st = dtype == MS_F64 ? launch(c->op->name, index, mse_backward_kernel<double>, up(n, BLOCK), BLOCK, n, dtype,
+                                      each, divisor, ms__data(g), ms__data(a), ms__data(b), data_of(da), data_of(db))
+                             : launch(c->op->name, index, mse_backward_kernel<float>, up(n, BLOCK), BLOCK, n, dtype,
+                                      each, divisor, ms__data(g), ms__data(a), ms__data(b), data_of(da), data_of(db));
     if (b) ms__release(b);
     if (a) ms__release(a);
     if (g) ms__release(g);
@@ -475,6 +532,7 @@ static ms_status run_mse_loss_backward(ms_call *c)
 
 extern const ms_cuda_kernel ms__cuda_rows[];
 #define ROW(name) { #name, run_##name },
-const ms_cuda_kernel ms__cuda_rows[] = {
-    ROW(softmax) ROW(softmax_backward) ROW(log_softmax) ROW(log_softmax_backward) ROW(layer_norm) ROW(layer_norm_backward) ROW(rms_norm) ROW(rms_norm_backward)
-    ROW(cross_entropy) ROW(cross_entropy_backward) ROW(mse_loss) ROW(mse_loss_backward) { NULL, NULL } };
+const ms_cuda_kernel ms__cuda_rows[] = { ROW(softmax) ROW(softmax_backward) ROW(log_softmax) ROW(log_softmax_backward)
+                                             ROW(layer_norm) ROW(layer_norm_backward) ROW(rms_norm)
+                                                 ROW(rms_norm_backward) ROW(cross_entropy) ROW(cross_entropy_backward)
+                                                     ROW(mse_loss) ROW(mse_loss_backward) { NULL, NULL } };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // runtime.cu -- the plugin's table: devices, memory, streams, events, copies. Every call of the CUDA
 // runtime is checked; the text names call, device and sizes.
 #include <cstdarg>
@@ -8,13 +9,13 @@
 const ms_cuda_engine *ms__engine;
 
 typedef struct {
-    bool          ready;
-    cudaStream_t  stream[MS_STREAMS];
+    bool ready;
+    cudaStream_t stream[MS_STREAMS];
     ms_complaint *complaint;        // pinned, mapped
     ms_complaint *complaint_there;  // its address on the device
 } gpu;
 static gpu gpus[MS_CUDA_DEVICES];
-static thread_local int current = -1;       // device of this thread: the engine's, or one that finishes a collective
+static thread_local int current = -1;  // device of this thread: the engine's, or one that finishes a collective
 
 ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...)
 {
@@ -23,8 +24,9 @@ ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char
     va_start(ap, fmt);
     vsnprintf(what, sizeof what, fmt, ap);
     va_end(ap);
-    cudaGetLastError();             // an error that is not sticky is taken back
-    return ms__fail(e == cudaErrorMemoryAllocation ? MS_ENOMEM : MS_ESTATE, "cuda:%d: %s, %s: %s (CUDA error %d)", index, call, what, cudaGetErrorString(e), (int)e);
+    cudaGetLastError();  // an error that is not sticky is taken back
+    return ms__fail(e == cudaErrorMemoryAllocation ? MS_ENOMEM : MS_ESTATE, "cuda:%d: %s, %s: %s (CUDA error %d)",
+                    index, call, what, cudaGetErrorString(e), (int)e);
 }
 
 // Streams that don't wait for the legacy default stream, and the word that kernels complain in.
@@ -32,10 +34,12 @@ static ms_status prepare(int index)
 {
     gpu *g = &gpus[index];
     for (int k = 0; k < MS_STREAMS; k++)
-        if (!g->stream[k]) CUDA_TRY(index, cudaStreamCreateWithFlags(&g->stream[k], cudaStreamNonBlocking), "stream %d", k);
+        if (!g->stream[k])
+            CUDA_TRY(index, cudaStreamCreateWithFlags(&g->stream[k], cudaStreamNonBlocking), "stream %d", k);
     if (!g->complaint) {
         void *p, *there;
-        CUDA_TRY(index, cudaHostAlloc(&p, sizeof(ms_complaint), cudaHostAllocMapped), "%zu bytes", sizeof(ms_complaint));
+        CUDA_TRY(index, cudaHostAlloc(&p, sizeof(ms_complaint), cudaHostAllocMapped), "%zu bytes",
+                 sizeof(ms_complaint));
         memset(p, 0, sizeof(ms_complaint));
         CUDA_TRY(index, cudaHostGetDevicePointer(&there, p, 0), "%zu bytes", sizeof(ms_complaint));
         g->complaint_there = (ms_complaint *)there;
@@ -53,7 +57,7 @@ ms_status ms__cuda_use(int index)
     return gpus[index].ready ? MS_OK : prepare(index);
 }
 
-cudaStream_t  ms__cuda_stream(int index, int kind) { return gpus[index].stream[kind]; }
+cudaStream_t ms__cuda_stream(int index, int kind) { return gpus[index].stream[kind]; }
 ms_complaint *ms__complaints(int index) { return gpus[index].complaint_there; }
 
 static int start(const ms_cuda_engine *engine, char *text, size_t n)
@@ -66,9 +70,11 @@ static int start(const ms_cuda_engine *engine, char *text, size_t n)
         cudaRuntimeGetVersion(&runtime);
         cudaGetLastError();
         if (driver && runtime && driver / 1000 < runtime / 1000)
-            snprintf(text, n, "the NVIDIA driver is too old: it supports CUDA %d.%d, the plugin was built with %d.%d", driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+            snprintf(text, n, "the NVIDIA driver is too old: it supports CUDA %d.%d, the plugin was built with %d.%d",
+                     driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
         else
-            snprintf(text, n, "there is no CUDA device: %s", e != cudaSuccess ? cudaGetErrorString(e) : "the driver lists none");
+            snprintf(text, n, "there is no CUDA device: %s",
+                     e != cudaSuccess ? cudaGetErrorString(e) : "the driver lists none");
         return -1;
     }
     return count;
@@ -78,7 +84,8 @@ static ms_status describe(int index, char *text, size_t n)
 {
     cudaDeviceProp p;
     CUDA_TRY(index, cudaGetDeviceProperties(&p, index), "asking its name");
-    snprintf(text, n, "%s (%d processors, %.0f GiB)", p.name, p.multiProcessorCount, (double)p.totalGlobalMem / (1 << 30));
+    snprintf(text, n, "%s (%d processors, %.0f GiB)", p.name, p.multiProcessorCount,
+             (double)p.totalGlobalMem / (1 << 30));
     return MS_OK;
 }
 
@@ -131,7 +138,8 @@ static ms_status copy(int index, int stream, void *dst, const void *src, size_t 
     static const cudaMemcpyKind kinds[] = { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
     static const char *const names[] = { "to the device", "to the host", "on the device" };
     MS_TRY(ms__cuda_use(index));
-    CUDA_TRY(index, cudaMemcpyAsync(dst, src, bytes, kinds[way], gpus[index].stream[stream]), "%zu bytes %s", bytes, names[way]);
+    CUDA_TRY(index, cudaMemcpyAsync(dst, src, bytes, kinds[way], gpus[index].stream[stream]), "%zu bytes %s", bytes,
+             names[way]);
     return MS_OK;
 }
 
@@ -152,14 +160,17 @@ static ms_status complained(int index)
     int what = c->what;
     long long value = c->value, limit = c->limit;
     memset(c, 0, sizeof *c);
-    return ms__fail(MS_EINVAL, "%s %lld is not in 0 .. %lld; a kernel on cuda:%d found it after the call that passed it", who[what], value, limit - 1, index);
+    return ms__fail(MS_EINVAL,
+                    "%s %lld is not in 0 .. %lld; a kernel on cuda:%d found it after the call that passed it",
+                    who[what], value, limit - 1, index);
 }
 
 static ms_status sync(int index, int stream)
 {
     MS_TRY(ms__cuda_use(index));
     for (int k = 0; k < MS_STREAMS; k++)
-        if (stream < 0 || k == stream) CUDA_TRY(index, cudaStreamSynchronize(gpus[index].stream[k]), "waiting for stream %d", k);
+        if (stream < 0 || k == stream)
+            CUDA_TRY(index, cudaStreamSynchronize(gpus[index].stream[k]), "waiting for stream %d", k);
     return stream < 0 || stream == MS_STREAM_COMPUTE ? complained(index) : MS_OK;
 }
 
@@ -203,7 +214,8 @@ static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t 
     ms_status st = stream_wait(from, MS_STREAM_COMPUTE, free);
     drop(free);
     MS_TRY(st);
-    CUDA_TRY(from, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, gpus[from].stream[MS_STREAM_COMPUTE]), "%zu bytes to cuda:%d", bytes, to);
+    CUDA_TRY(from, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, gpus[from].stream[MS_STREAM_COMPUTE]),
+             "%zu bytes to cuda:%d", bytes, to);
     MS_TRY(record(from, MS_STREAM_COMPUTE, &there));
     st = stream_wait(to, MS_STREAM_COMPUTE, there);
     drop(there);
@@ -240,7 +252,8 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
 ms_status ms__cuda_norm(int index, int dtype, const void *g, int64_t n, double p, double *out);
 ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f);
 
-#define FAMILIES(X) X(elementwise) X(copy) X(random) X(reduce) X(product_rows) X(rows) X(embedding) X(attention) X(batch_norm) X(conv)
+#define FAMILIES(X) \
+    X(elementwise) X(copy) X(random) X(reduce) X(product_rows) X(rows) X(embedding) X(attention) X(batch_norm) X(conv)
 #define DECLARE(f) extern const ms_cuda_kernel ms__cuda_##f[];
 FAMILIES(DECLARE)
 #define ENTRY(f) ms__cuda_##f,

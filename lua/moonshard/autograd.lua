@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Autograd: backward pulls a run from the engine and answers its events. Functions with a backward of their own and
 --- checkpoints are in autograd_function.lua.
 local engine = require "moonshard.ffi"
@@ -8,7 +9,8 @@ local create = require "moonshard.tensor_create"
 local log = require "moonshard.log"
 
 local lib, ffi, state = engine.lib, engine.ffi, engine.state
-local Tensor, methods, is_tensor, id_of, wrap = tensor.Tensor, tensor.methods, tensor.is_tensor, tensor.id_of, tensor.wrap
+local Tensor, methods, is_tensor, id_of, wrap = tensor.Tensor, tensor.methods, tensor.is_tensor, tensor.id_of,
+  tensor.wrap
 local type, pcall, error, setmetatable = type, pcall, error, setmetatable
 
 --- `around`: what a checkpoint's region runs in when backward runs it again, as now in forward; around(fn, …) -> fn(…).
@@ -209,7 +211,9 @@ end
 -- A tensor or a list of them, as ids.
 local function id_list(x, who, what)
   if is_tensor(x) then x = { x } end
-  if type(x) ~= "table" then errors.raise("%s: %s is %s, expected a tensor or a list of them", who, what, errors.kind(x)) end
+  if type(x) ~= "table" then
+    errors.raise("%s: %s is %s, expected a tensor or a list of them", who, what, errors.kind(x))
+  end
   for k = 1, #x do id_of(x[k], who, what) end
   local list = tensor.flat(x)                           -- instances of tensor classes by their inner tensors
   local ids = ffi.new("ms_id[?]", math.max(#list, 1))
@@ -252,8 +256,11 @@ end
 ---@param given? {grad_outputs: Tensor[], retain_graph: boolean, allow_unused: boolean}
 ---@return Tensor[]
 function M.grad(outputs, inputs, given)
-  local o = opts("grad", given, { grad_outputs = opts.any, retain_graph = false, allow_unused = false, create_graph = false })
-  if o.create_graph then errors.raise("grad: create_graph: gradients of gradients are not supported; they carry no graph") end
+  local o = opts("grad", given, { grad_outputs = opts.any, retain_graph = false, allow_unused = false,
+    create_graph = false })
+  if o.create_graph then
+    errors.raise("grad: create_graph: gradients of gradients are not supported; they carry no graph")
+  end
   local roots, n, list, given_roots = id_list(outputs, "grad", "output")
   local wanted, m, _, given_inputs = id_list(inputs, "grad", "input")
   local grads = grad_ids(is_tensor(o.grad_outputs) and { o.grad_outputs } or o.grad_outputs, given_roots, n, "grad")
@@ -318,7 +325,9 @@ function M.set_grad_enabled(on) return lib.ms_set_grad_mode(on and 1 or 0) ~= 0 
 ---@param on? boolean
 ---@return Tensor self
 function methods.requires_grad_(t, on)
-  if on ~= nil and type(on) ~= "boolean" then errors.raise("requires_grad_: true or false expected, got %s", errors.kind(on)) end
+  if on ~= nil and type(on) ~= "boolean" then
+    errors.raise("requires_grad_: true or false expected, got %s", errors.kind(on))
+  end
   if lib.ms_set_requires_grad(id_of(t, "requires_grad_"), on == false and 0 or 1) ~= 0 then errors.fail(t) end
   return t
 end
@@ -366,7 +375,9 @@ handlers[ffi.C.MS_EV_TENSOR_HOOK] = function(entry, event)
   local grad = setmetatable({ id = event["in"][0] }, Tensor)
   local result = entry.fn(grad)
   if result == nil then return nil, 0 end
-  if not is_tensor(result) then errors.raise("register_hook: the hook returned %s, expected a gradient or nothing", errors.kind(result)) end
+  if not is_tensor(result) then
+    errors.raise("register_hook: the hook returned %s, expected a gradient or nothing", errors.kind(result))
+  end
   return { result }, 1
 end
 

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- What a script puts on the tape by itself: functions with a backward of their own, and regions whose forward runs
 --- again at backward (checkpoints). Backward meets both as events (autograd.lua).
 local engine = require "moonshard.ffi"
@@ -41,7 +42,9 @@ end
 --- In forward: with false, backward gets nil instead of zeros for a result that nothing came back to.
 ---@param on boolean
 function Context:set_materialize_grads(on)
-  if type(on) ~= "boolean" then errors.raise("set_materialize_grads: argument is %s, expected a boolean", errors.kind(on)) end
+  if type(on) ~= "boolean" then
+    errors.raise("set_materialize_grads: argument is %s, expected a boolean", errors.kind(on))
+  end
   self._no_zeros = not on
 end
 
@@ -50,7 +53,8 @@ function Context:saved()
   if not saved then return end
   for k = 1, saved.n do
     if saved[k] and tensor.info_of(saved[k]).version ~= self._versions[k] then
-      errors.raise("saved tensor %d (%s) was changed in place after it was saved for backward", k, tostring(saved[k].shape))
+      errors.raise("saved tensor %d (%s) was changed in place after it was saved for backward", k,
+        tostring(saved[k].shape))
     end
   end
   return unpack(saved, 1, saved.n)
@@ -71,7 +75,9 @@ local function pack(...) return { n = select("#", ...), ... } end
 -- The outputs of forward become outputs of a node over the inputs.
 local function record(def, ctx, args, outs)
   local n_in = args.n
-  if n_in > 64 or outs.n > 64 then errors.raise("Function: %d arguments and %d results; at most 64 each", n_in, outs.n) end
+  if n_in > 64 or outs.n > 64 then
+    errors.raise("Function: %d arguments and %d results; at most 64 each", n_in, outs.n)
+  end
   for k = 1, n_in do in_ids[k - 1] = is_tensor(args[k]) and args[k].id or 0 end
   local m, looks_of = 0, { n = outs.n }         -- [k]: what zeros for result k look like
   for k = 1, outs.n do
@@ -158,7 +164,9 @@ handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
   end
   local results = pack(entry.def.backward(entry.ctx, unpack(grads, 1, outs.n)))
   for k = entry.n_in + 1, results.n do
-    if results[k] ~= nil then errors.raise("Function: backward returned %d gradients, forward took %d arguments", results.n, entry.n_in) end
+    if results[k] ~= nil then
+      errors.raise("Function: backward returned %d gradients, forward took %d arguments", results.n, entry.n_in)
+    end
   end
   for k = 1, entry.n_in do
     local g = results[k]
@@ -170,10 +178,11 @@ handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
   return results, entry.n_in
 end
 
---- A function with a backward of its own: `ms.Function{forward = fn(ctx, …), backward = fn(ctx, grad…)}`, called `f(…)`.
---- backward is given a gradient for each result of forward (zeros where none came, nil where the result is no tensor)
---- and returns a gradient, or nil, for each argument of forward. `ctx:save(…)` in forward keeps tensors for
---- `ctx:saved()` in backward; `ctx.needs_grad[i]` says whether argument i wants a gradient; other fields of ctx are yours.
+--- A function with a backward of its own: `ms.Function{forward = fn(ctx, …), backward = fn(ctx, grad…)}`, called
+--- `f(…)`. backward is given a gradient for each result of forward (zeros where none came, nil where the result is no
+--- tensor) and returns a gradient, or nil, for each argument of forward. `ctx:save(…)` in forward keeps tensors for
+--- `ctx:saved()` in backward; `ctx.needs_grad[i]` says whether argument i wants a gradient; other fields of ctx are
+--- yours.
 ---@param def {forward: function, backward: function}
 function M.Function(def)
   local o = opts("Function", def, { forward = opts.fn, backward = opts.fn })
@@ -198,7 +207,8 @@ function M.checkpoint(fn, ...)
   for k = 1, select("#", ...) do
     local x = select(k, ...)
     if is_tensor(x) and x.id < 0 then
-      errors.raise("checkpoint: argument %d is %s; pass its inner tensors and put them together inside", k, errors.kind(x))
+      errors.raise("checkpoint: argument %d is %s; pass its inner tensors and put them together inside", k,
+        errors.kind(x))
     end
   end
   if type(fn) ~= "function" and not (type(fn) == "table" and getmetatable(fn) and getmetatable(fn).__call) then
@@ -207,11 +217,14 @@ function M.checkpoint(fn, ...)
   if state.grad_mode == 0 then return fn(...) end
   local args = pack(...)
   lib.ms_rng_get(rng, rng + 1)
-  local entry = { fn = fn, args = args, seed = rng[0], offset = rng[1], autocast = state.autocast, around = autograd.around }
+  local entry = { fn = fn, args = args, seed = rng[0], offset = rng[1], autocast = state.autocast,
+    around = autograd.around }
   local mode, region = lib.ms_set_grad_mode(0), lib.ms_checkpoint_begin()
   local outs = pack(leave_region(region, mode, pcall(scope.run, "checkpoint", fn, ...)))
   local n_in, m, any = args.n, 0, false
-  if n_in > 63 or outs.n > 64 then errors.raise("checkpoint: %d arguments and %d results; at most 64 each", n_in, outs.n) end
+  if n_in > 63 or outs.n > 64 then
+    errors.raise("checkpoint: %d arguments and %d results; at most 64 each", n_in, outs.n)
+  end
   -- Arguments live until the region has run again.
   local kept = {}
   for k = 1, n_in do
@@ -298,7 +311,8 @@ handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
       errors.raise("checkpoint: result %d is %s when the region runs again, it was a tensor", k, errors.kind(outs[k]))
     end
     if looks(outs[k]) ~= entry.looks[m] then
-      errors.raise("checkpoint: result %d is %s when the region runs again, it was %s; it must do the same both times", k, looks(outs[k]), entry.looks[m])
+      errors.raise("checkpoint: result %d is %s when the region runs again, it was %s; it must do the same both times",
+        k, looks(outs[k]), entry.looks[m])
     end
     list[m] = outs[k]
     any = any or tensor.info_of(outs[k]).requires_grad ~= 0

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Classes: `local Net = class("Net", Base)`, `Base:extend("Net")`, `Net(…)`, `obj:isa(Net)`, `obj:class_name()`.
 --- A class is the metatable of its instances. Metamethods are inherited by copying (Lua reads them
 --- raw), methods by the chain. `__construct(Class, …)` replaces the way an instance is made; `__refused[name]`
@@ -22,7 +23,8 @@ function class_meta.__newindex(class, key, value)
   local refused = rawget(class, "__refused")
   if refused and refused[key] then refused[key](class) end
   local methods = rawget(class, "methods")
-  if methods and type(key) == "string" and key:sub(1, 2) ~= "__" then methods[key] = value else rawset(class, key, value) end
+  if methods and type(key) == "string" and key:sub(1, 2) ~= "__" then methods[key] = value else rawset(class, key,
+    value) end
 end
 
 function class_meta.__call(class, ...)

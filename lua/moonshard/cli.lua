@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Command lines of the house's scripts: options from one table, errors said once (by rank 0) with the nearest
 --- name, Ctrl-C that ends a script with one line.
 local argparse = require "argparse"
@@ -37,8 +38,10 @@ M.kinds = {
   number = function(text) return number(text, function() return true end, "a number") end,
   positive = function(text) return number(text, function(n) return n > 0 and n < math.huge end, "a number above 0") end,
   share = function(text) return number(text, function(n) return n >= 0 and n <= 1 end, "a number from 0 to 1") end,
-  whole = function(text) return number(text, function(n) return n >= 0 and n % 1 == 0 and n < 2 ^ 53 end, "a whole number from 0") end,
-  count = function(text) return number(text, function(n) return n >= 1 and n % 1 == 0 and n < 2 ^ 53 end, "a whole number from 1") end,
+  whole = function(text) return number(text, function(n) return n >= 0 and n % 1 == 0 and n < 2 ^ 53 end,
+  "a whole number from 0") end,
+  count = function(text) return number(text, function(n) return n >= 1 and n % 1 == 0 and n < 2 ^ 53 end,
+  "a whole number from 1") end,
   list = function(text) return text end,
 }
 

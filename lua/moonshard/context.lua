@@ -1,6 +1,8 @@
---- What blocks (functions that run another one with something changed) set for the code inside them. Where that is a mode of the code,
---- each coroutine has its own: it begins with those of the code that first resumes it, and a block open across a yield changes them for
---- this coroutine only. Where it is a change of shared objects (no_sync, summon_full_params), the function must not yield.
+-- SPDX-License-Identifier: MIT
+--- What blocks (functions that run another one with something changed) set for the code inside them. Where that is a
+--- mode of the code, each coroutine has its own: it begins with those of the code that first resumes it, and a block
+--- open across a yield changes them for this coroutine only. Where it is a change of shared objects (no_sync,
+--- summon_full_params), the function must not yield.
 local pcall, error = pcall, error
 
 ---@class Context
@@ -38,7 +40,8 @@ end
 --- Raises where the coroutine that runs must not yield.
 function M.check_yield()
   if context.block then
-    require("moonshard.errors").raise("coroutine.yield inside %s: its function must run to its end, since its changes apply to the whole process "
+    require("moonshard.errors").raise(
+      "coroutine.yield inside %s: its function must run to its end, since its changes apply to the whole process "
       .. "until it returns; yield before or after it", context.block)
   end
 end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- An order-n count model of bytes: what a table of counts, without any learning, predicts. Training
 --- prints its loss on the same split beside the network's, so that a number of nats means something.
 ---

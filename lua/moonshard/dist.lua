@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Process groups and collectives. One script under `luajit`, `mpirun` and `srun`: alone, the world has one rank
 --- and collectives are copies. Ranks are 0-based and the world's; reductions run in rank order.
 local engine = require "moonshard.ffi"
@@ -44,15 +45,20 @@ function dist.is_group(x) return getmetatable(x) == Group end
 local function id_of_group(group, who)
   ensure()
   if group == nil then return 0 end
-  if getmetatable(group) ~= Group then errors.raise("%s: the group is %s, expected one of dist.new_group", who, errors.kind(group)) end
+  if getmetatable(group) ~= Group then
+    errors.raise("%s: the group is %s, expected one of dist.new_group", who, errors.kind(group))
+  end
   return group.id
 end
 
 --- Joins the job; idempotent, and done by the first use of dist. Under mpirun, srun or PMIx the world is the job.
 ---@param given? {backend: string, timeout: number}  timeout: seconds to wait for a missing rank (60)
 function dist.init(given)
-  local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"), timeout = opts.number })
-  if o.timeout and not (o.timeout > 0) then errors.raise("dist.init: timeout is %s, expected seconds > 0", tostring(o.timeout)) end
+  local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"),
+    timeout = opts.number })
+  if o.timeout and not (o.timeout > 0) then
+    errors.raise("dist.init: timeout is %s, expected seconds > 0", tostring(o.timeout))
+  end
   if lib.ms_dist_init(o.backend, o.timeout or 0) ~= 0 then fail() end
 end
 
@@ -113,7 +119,9 @@ local function is_whole(rank) return rank % 1 == 0 and rank > -2 ^ 31 and rank <
 function dist.new_group(ranks, more)
   if more ~= nil then opts.none("dist.new_group", more) end
   ensure()
-  if type(ranks) ~= "table" then errors.raise("dist.new_group: expected a list of ranks, got %s", errors.kind(ranks)) end
+  if type(ranks) ~= "table" then
+    errors.raise("dist.new_group: expected a list of ranks, got %s", errors.kind(ranks))
+  end
   local n = #ranks
   local list = ffi.new("int32_t[?]", math.max(n, 1))
   for k = 1, n do
@@ -127,12 +135,15 @@ function dist.new_group(ranks, more)
   return group_of(id)
 end
 
---- Ends a group of dist.new_group: waits for what this rank has under way in it, and returns its memory. Called by every rank of the
---- world, in the same order as other calls of the world. Afterwards a call with the group, or of a model over it, is an error.
+--- Ends a group of dist.new_group: waits for what this rank has under way in it, and returns its memory. Called by
+--- every rank of the world, in the same order as other calls of the world. Afterwards a call with the group, or of a
+--- model over it, is an error.
 ---@param group Group
 function dist.free_group(group, more)
   if more ~= nil then opts.none("dist.free_group", more) end
-  if group == nil then errors.raise "dist.free_group: a group of dist.new_group expected, got nil; dist.finalize leaves the job" end
+  if group == nil then
+    errors.raise "dist.free_group: a group of dist.new_group expected, got nil; dist.finalize leaves the job"
+  end
   local id = id_of_group(group, "dist.free_group")
   if lib.ms_dist_free_group(id, user_line(2)) ~= 0 then fail() end
   groups[id] = nil
@@ -163,12 +174,14 @@ function Work.__tostring(w) return ("Work(%s, %s)"):format(w.op, w:done() and "d
 -- ---- collectives ----------------------------------------------------------------------------------
 
 local C = ffi.C
-local reductions = { sum = C.MS_DIST_SUM, avg = C.MS_DIST_AVG, max = C.MS_DIST_MAX, min = C.MS_DIST_MIN, prod = C.MS_DIST_PROD }
+local reductions = { sum = C.MS_DIST_SUM, avg = C.MS_DIST_AVG, max = C.MS_DIST_MAX, min = C.MS_DIST_MIN,
+  prod = C.MS_DIST_PROD }
 local reduction_names = { "sum", "avg", "max", "min", "prod" }
-local op_names = { [0] = "barrier", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all" }
+local op_names = { [0] = "barrier", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
+  "scatter", "all_to_all" }
 
--- The script's line that called dist.x; run, dist.x, pcall and dist_calls' function are in between. Looking it up costs microseconds,
--- so lines of the script's own functions are kept; a function of the library stands for its caller.
+-- The script's line that called dist.x; run, dist.x, pcall and dist_calls' function are in between. Looking it up costs
+-- microseconds, so lines of the script's own functions are kept; a function of the library stands for its caller.
 local lines_of = setmetatable({}, { __mode = "k" })
 local getinfo = debug.getinfo
 local library = getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"
@@ -218,7 +231,8 @@ local function by_inner(who, fn, a, b)
   local parts, others = is_tensor(a) and tensor.inner(a), b ~= nil and is_tensor(b) and tensor.inner(b)
   if not parts and not others then return false end
   if not parts or b ~= nil and (not others or #others ~= #parts) then
-    errors.raise("%s: %s and %s do not go together: as many inner tensors expected in both", who, errors.kind(a), errors.kind(b))
+    errors.raise("%s: %s and %s do not go together: as many inner tensors expected in both", who, errors.kind(a),
+      errors.kind(b))
   end
   local works = setmetatable({}, Works)
   for k = 1, #parts do works[k] = fn(parts[k], others and others[k]) end
@@ -228,7 +242,8 @@ end
 local plain = { group = opts.any, async = opts.boolean }
 local with_op = { group = opts.any, async = opts.boolean, op = opts.one_of(reduction_names, "sum") }
 local with_root = { group = opts.any, async = opts.boolean, src = opts.number, dst = opts.number }
-local with_both = { group = opts.any, async = opts.boolean, dst = opts.number, op = opts.one_of(reduction_names, "sum") }
+local with_both = { group = opts.any, async = opts.boolean, dst = opts.number,
+  op = opts.one_of(reduction_names, "sum") }
 local nothing = {}
 
 -- One collective. root: the world's rank that it starts from or ends at.
@@ -283,7 +298,9 @@ local function need_root(name, given, key)
   if given ~= nil and not opts.is(given) then
     errors.raise("%s: options are %s, expected a table: { %s = RANK }", name, errors.kind(given), key)
   end
-  if given == nil or given[key] == nil then errors.raise("%s: option '%s' is missing: a rank of the world", name, key) end
+  if given == nil or given[key] == nil then
+    errors.raise("%s: option '%s' is missing: a rank of the world", name, key)
+  end
 end
 
 --- t becomes rank src's t.
@@ -335,7 +352,9 @@ function dist.scatter(out, list, given)
   need_root("scatter", given, "src")
   local id, ids, n = tensor_id("scatter", "out", out), nil, 0
   if dist.rank() == given.src then
-    if type(list) ~= "table" then errors.raise("scatter: rank %d is the source and needs a list of tensors", given.src) end
+    if type(list) ~= "table" then
+      errors.raise("scatter: rank %d is the source and needs a list of tensors", given.src)
+    end
     n = #list
     ids = ffi.new("double[?]", math.max(n, 1))
     for k = 1, n do ids[k - 1] = tensor_id("scatter", ("element %d of the list"):format(k), list[k]) end
@@ -412,7 +431,8 @@ function dist.broadcast_object(value, given)
   return object.decode(ffi.string(chars[0], length[0]))
 end
 
-for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier",
+for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter",
+  "all_to_all", "barrier",
   "all_gather_object", "broadcast_object" } do
   dist[name] = calls.one(dist[name])
 end
@@ -487,7 +507,8 @@ function dist.backend()
   return ffi.string(lib.ms_dist_backend())
 end
 
-dist.init_device_mesh, dist.mesh_from_group, dist.is_mesh = calls.one(mesh.init_device_mesh, of_world), mesh.mesh_from_group, mesh.is_mesh
+dist.init_device_mesh, dist.mesh_from_group, dist.is_mesh = calls.one(mesh.init_device_mesh, of_world),
+  mesh.mesh_from_group, mesh.is_mesh
 
 setmetatable(dist, {
   __name = "moonshard.dist",

@@ -1,5 +1,7 @@
---- Calls that several ranks make together. Where one of them fails on a rank, its peers wait for what it will not do, and a script
---- that survives the error would pair its next collectives one off. So such an error fails the peers' calls, too.
+-- SPDX-License-Identifier: MIT
+--- Calls that several ranks make together. Where one of them fails on a rank, its peers wait for what it will not do,
+--- and a script that survives the error would pair its next collectives one off. So such an error fails the peers'
+--- calls, too.
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 
@@ -46,7 +48,9 @@ end
 local function finish_one(since, mismatches, find, a, b, c, ok, ...)
   if ok then return ... end
   -- Members find out by themselves that they ask for different things.
-  if lib.ms_dist_mismatches() == mismatches then lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since) end
+  if lib.ms_dist_mismatches() == mismatches then
+    lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since)
+  end
   error((...), 0)
 end
 
@@ -73,12 +77,14 @@ end
 
 local function finish(since, mismatches, concerns, a, b, c, d, ok, ...)
   if ok then return ... end
-  if lib.ms_dist_mismatches() == mismatches and concerns(a, b, c, d) then lib.ms_dist_publish_error(tostring((...)), since) end
+  if lib.ms_dist_mismatches() == mismatches and concerns(a, b, c, d) then
+    lib.ms_dist_publish_error(tostring((...)), since)
+  end
   error((...), 0)
 end
 
---- fn as a call that issues any number of collectives, in any groups: its errors are published to the world. At most five arguments.
---- concerns(a, b, c, d): whether peers make the call, too, where its groups do not say it.
+--- fn as a call that issues any number of collectives, in any groups: its errors are published to the world. At most
+--- five arguments. concerns(a, b, c, d): whether peers make the call, too, where its groups do not say it.
 ---@param fn function
 ---@param concerns? fun(...): boolean
 ---@return function

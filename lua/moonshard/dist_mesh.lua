@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Device meshes: ranks in a grid, with a group for every line of it that this rank lies on.
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
@@ -20,9 +21,13 @@ local function position(self, d, who)
     end
     errors.raise("%s: %s", who, errors.unknown("mesh dimension", d, self.names))
   end
-  if type(d) ~= "number" then errors.raise("%s: the mesh has %d dimensions; say which one (a position or a name)", who, self.ndim) end
+  if type(d) ~= "number" then
+    errors.raise("%s: the mesh has %d dimensions; say which one (a position or a name)", who, self.ndim)
+  end
   local k = d < 0 and self.ndim + 1 + d or d
-  if k < 1 or k > self.ndim or k % 1 ~= 0 then errors.raise("%s: dimension %s of a mesh with %d", who, tostring(d), self.ndim) end
+  if k < 1 or k > self.ndim or k % 1 ~= 0 then
+    errors.raise("%s: dimension %s of a mesh with %d", who, tostring(d), self.ndim)
+  end
   return k
 end
 
@@ -112,11 +117,15 @@ function M.init_device_mesh(device, shape, given)
   end
   local total = 1
   for k, size in ipairs(shape) do
-    if type(size) ~= "number" or size < 1 or size % 1 ~= 0 then errors.raise("init_device_mesh: size %d is %s", k, tostring(size)) end
+    if type(size) ~= "number" or size < 1 or size % 1 ~= 0 then
+      errors.raise("init_device_mesh: size %d is %s", k, tostring(size))
+    end
     total = total * size
   end
   local world, me = dist.world_size(), dist.rank()
-  if total ~= world then errors.raise("init_device_mesh: [%s] is %d ranks, the world has %d", table.concat(shape, ", "), total, world) end
+  if total ~= world then
+    errors.raise("init_device_mesh: [%s] is %d ranks, the world has %d", table.concat(shape, ", "), total, world)
+  end
   local names = check_names("init_device_mesh", o.names, #shape)
   local groups = {}
   local stride = total
@@ -153,10 +162,15 @@ function M.mesh_from_group(groups, given)
     errors.raise("mesh_from_group: expected a group or a list of groups, got %s", errors.kind(groups))
   end
   for k, group in ipairs(groups) do
-    if not dist.is_group(group) then errors.raise("mesh_from_group: entry %d is %s, expected a group", k, errors.kind(group)) end
-    if not dist.rank(group) then errors.raise("mesh_from_group: rank %d is not a member of entry %d", dist.rank(), k) end
+    if not dist.is_group(group) then
+      errors.raise("mesh_from_group: entry %d is %s, expected a group", k, errors.kind(group))
+    end
+    if not dist.rank(group) then
+      errors.raise("mesh_from_group: rank %d is not a member of entry %d", dist.rank(), k)
+    end
   end
-  return M.new((o.device or dtypes.default_device()):match "^%a+", groups, check_names("mesh_from_group", o.names, #groups))
+  return M.new((o.device or dtypes.default_device()):match "^%a+", groups,
+    check_names("mesh_from_group", o.names, #groups))
 end
 
 return M

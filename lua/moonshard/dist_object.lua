@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Lua values as bytes, for all_gather_object and broadcast_object: nil, booleans, numbers, strings, tensors on
 --- the CPU, and tables of them (shared and circular ones stay so). Functions and userdata have no meaning
 --- in another process: an error that says where in the value they are.

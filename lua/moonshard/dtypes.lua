@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Names of dtypes and devices, and the defaults.
 local context = require "moonshard.context"
 local engine = require "moonshard.ffi"
@@ -22,7 +23,9 @@ function M.name(number) return names[number] end
 function M.number(name, who)
   local number = numbers[name]
   if number then return number end
-  if type(name) ~= "string" then errors.raise("%s: dtype is %s, expected a string such as 'float32'", who or "dtype", errors.kind(name)) end
+  if type(name) ~= "string" then
+    errors.raise("%s: dtype is %s, expected a string such as 'float32'", who or "dtype", errors.kind(name))
+  end
   errors.raise("%s: %s", who or "dtype", errors.unknown("dtype", name, M.names))
 end
 
@@ -44,16 +47,24 @@ end
 --- Number of a device name; "cuda" is the current one.
 function M.device(name, who)
   if name == "cpu" then return C.MS_CPU end
-  if type(name) ~= "string" then errors.raise("%s: device is %s, expected a string such as 'cpu'", who or "device", errors.kind(name)) end
+  if type(name) ~= "string" then
+    errors.raise("%s: device is %s, expected a string such as 'cpu'", who or "device", errors.kind(name))
+  end
   local kind, index = name:match "^(%a+):(%d+)$"
   kind = kind or name
-  if not types[kind] then errors.raise("%s: %s", who or "device", errors.unknown("device", name, { "cpu", "cuda", "meta" })) end
+  if not types[kind] then
+    errors.raise("%s: %s", who or "device", errors.unknown("device", name, { "cpu", "cuda", "meta" }))
+  end
   if kind ~= "cuda" then
-    if index and tonumber(index) ~= 0 then errors.raise("%s: device '%s' does not exist; there is one %s", who or "device", name, kind) end
+    if index and tonumber(index) ~= 0 then
+      errors.raise("%s: device '%s' does not exist; there is one %s", who or "device", name, kind)
+    end
     return types[kind]
   end
   index = tonumber(index) or cuda_current
-  if index > 4095 then errors.raise("%s: device '%s' does not exist: %s is no index of a GPU", who or "device", name, tostring(index)) end
+  if index > 4095 then
+    errors.raise("%s: device '%s' does not exist: %s is no index of a GPU", who or "device", name, tostring(index))
+  end
   return bit.bor(C.MS_CUDA, bit.lshift(index, 8))
 end
 
@@ -93,7 +104,8 @@ function M.present_device(name, who)
   if bit.band(number, 255) == C.MS_CUDA and bit.rshift(number, 8) >= lib.ms_cuda_count() then
     local n = lib.ms_cuda_count()
     errors.raise("%s: device '%s' is not there: %s", who, M.device_name(number),
-      n == 0 and engine.ffi.string(lib.ms_cuda_why()) or ("there %s %d, from cuda:0"):format(n == 1 and "is" or "are", n))
+      n == 0 and engine.ffi.string(lib.ms_cuda_why()) or ("there %s %d, from cuda:0"):format(n == 1 and "is" or "are",
+        n))
   end
   return number
 end

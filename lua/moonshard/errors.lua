@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Raising at the user's line: the first stack frame outside lua/moonshard. Where Lua knows no line
 --- (`pcall(f, x)` straight into the library) the message goes bare.
 local engine = require "moonshard.ffi"
@@ -10,8 +11,8 @@ local M = {}
 local prefix = debug.getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"
 local getinfo = debug.getinfo
 
--- What stands behind a function: "C", "library", or the file of a script's. Kept, because asking is garbage of 300 bytes
--- a frame, and lines of tensors are looked up in training loops.
+-- What stands behind a function: "C", "library", or the file of a script's. Kept, because asking is garbage of 300
+-- bytes a frame, and lines of tensors are looked up in training loops.
 local places = setmetatable({}, { __mode = "k" })
 
 local function place_of(fn)
@@ -105,7 +106,9 @@ local function distance(a, b, limit)
     for j = 1, m do
       local cost = a:byte(i) == b:byte(j) and 0 or 1
       local d = math.min(last[j] + 1, row[j - 1] + 1, last[j - 1] + cost)
-      if i > 1 and j > 1 and a:byte(i) == b:byte(j - 1) and a:byte(i - 1) == b:byte(j) then d = math.min(d, before[j - 2] + 1) end
+      if i > 1 and j > 1 and a:byte(i) == b:byte(j - 1) and a:byte(i - 1) == b:byte(j) then
+        d = math.min(d, before[j - 2] + 1)
+      end
       row[j] = d
       if d < least then least = d end
     end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The engine, loaded: libmoonshard.so and its cdef, which is generated from runtime/moonshard.h by
 --- the build. Found relative to this file: build/ of the source tree, or where installed.lua says
 --- (`cmake --install` wrote it); MOONSHARD_LIB names another library, whose cdef lies beside it.
@@ -31,7 +32,8 @@ local function read_cdef()
   local name = folder .. "moonshard_cdef.h"
   local file = io.open(name, "r")
   if not file then
-    stop(("no %s: build the engine first (scripts/setup, or: cmake -S . -B build -G Ninja && ninja -C build)"):format(name))
+    stop(("no %s: build the engine first (scripts/setup, or: cmake -S . -B build -G Ninja && ninja -C build)"):format(
+      name))
   end
   local text = file:read "*a"
   file:close()
@@ -40,8 +42,9 @@ end
 
 if not pcall(ffi.typeof, "ms_id") then ffi.cdef(read_cdef()) end
 
--- Threads of oneDNN's libgomp that wait for the next call by spinning take the cores from everything else that runs there: with
--- two threads a rank beside other busy processes a training step took 7 times as long. libgomp reads this when it is loaded.
+-- Threads of oneDNN's libgomp that wait for the next call by spinning take the cores from everything else that runs
+-- there: with two threads a rank beside other busy processes a training step took 7 times as long. libgomp reads this
+-- when it is loaded.
 ffi.cdef "int setenv(const char *, const char *, int);"
 if not os.getenv "OMP_WAIT_POLICY" then ffi.C.setenv("GOMP_SPINCOUNT", "1000", 0) end
 

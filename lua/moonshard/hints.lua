@@ -1,10 +1,12 @@
+-- SPDX-License-Identifier: MIT
 --- What an error adds about a name that is not there: the place where that name lives (x:relu(), nn.Linear), the
 --- name that stands for it here (learning_rate: lr), or how to write what is missing.
 local M = {}
 
 -- Options and names that other libraries use, and ours.
 local synonyms = {
-  learning_rate = "lr", wd = "weight_decay", decay = "weight_decay", l2 = "weight_decay", epsilon = "eps", beta = "betas", beta1 = "betas",
+  learning_rate = "lr", wd = "weight_decay", decay = "weight_decay", l2 = "weight_decay", epsilon = "eps",
+  beta = "betas", beta1 = "betas",
   beta2 = "betas", functional = "F", utils = "utils", axis = "dim", keepdims = "keepdim", use_bias = "bias",
 }
 
@@ -28,8 +30,10 @@ for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "
 end
 instead.max_pool2d, instead.avg_pool2d = instead.MaxPool2d, instead.AvgPool2d
 
--- Where a name may live, as scripts write it. (`ms` is reached when an error needs it: this file stands below all of them.)
-local places = { "ms", "ms.nn", "ms.nn.F", "ms.nn.init", "ms.nn.utils", "ms.optim", "ms.optim.lr_scheduler", "ms.dist", "ms.fsdp", "ms.amp" }
+-- Where a name may live, as scripts write it. (`ms` is reached when an error needs it: this file stands below all of
+-- them.)
+local places = { "ms", "ms.nn", "ms.nn.F", "ms.nn.init", "ms.nn.utils", "ms.optim", "ms.optim.lr_scheduler", "ms.dist",
+  "ms.fsdp", "ms.amp" }
 
 --- The name among names that other libraries call `name`, or nil.
 ---@param name any

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Moonshard: `local ms = require "moonshard"`. Sub-modules are loaded when first named; an unknown
 --- name is an error with the nearest one.
 -- A training program is long: room for its traces.

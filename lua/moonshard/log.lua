@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Warnings and log lines: to stderr, with the rank in front when there are several.
 local context = require "moonshard.context"
 
@@ -16,7 +17,8 @@ function M.rank()
     end)
   end
   if not ok or not rank then
-    rank, world = os.getenv "OMPI_COMM_WORLD_RANK" or os.getenv "SLURM_PROCID", os.getenv "OMPI_COMM_WORLD_SIZE" or os.getenv "SLURM_NTASKS"
+    rank, world = os.getenv "OMPI_COMM_WORLD_RANK" or os.getenv "SLURM_PROCID", os.getenv "OMPI_COMM_WORLD_SIZE"
+      or os.getenv "SLURM_NTASKS"
   end
   return tonumber(rank) or 0, tonumber(rank) and tonumber(world) or 1
 end

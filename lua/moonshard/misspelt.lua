@@ -1,16 +1,19 @@
+-- SPDX-License-Identifier: MIT
 --- Misspelt methods of tensors. A field that a tensor has not reads as nil, for fields may be a script's own
 --- (`if t.mark then`); but where the script calls it, `t:sofmax(1)`, "attempt to call a nil value" says less than the
---- nearest name does. Whether a read is the beginning of a call is in the code of the function that reads: there, `t:name` is
---- the instruction that copies t to where arguments go, and then the one that looks the name up.
+--- nearest name does. Whether a read is the beginning of a call is in the code of the function that reads: there,
+--- `t:name` is the instruction that copies t to where arguments go, and then the one that looks the name up.
 local errors = require "moonshard.errors"
 
 local M = {}
 
 local has_util, util = pcall(require, "jit.util")
-local op_copy, op_look                                  -- numbers of the two instructions, from a function that has them
+-- numbers of the two instructions, from a function that has them
+local op_copy, op_look
 
 local function parts(instruction)
-  return bit.band(instruction, 0xff), bit.band(bit.rshift(instruction, 8), 0xff), bit.band(bit.rshift(instruction, 16), 0xff)
+  return bit.band(instruction, 0xff), bit.band(bit.rshift(instruction, 8), 0xff),
+    bit.band(bit.rshift(instruction, 16), 0xff)
 end
 
 if has_util then
@@ -23,7 +26,8 @@ if has_util then
   end
 end
 
--- Does fn call the method on this line? A line that reads the name as a field too may be asking first whether it is there.
+-- Does fn call the method on this line? A line that reads the name as a field too may be asking first whether it is
+-- there.
 local function calls(fn, line, name)
   local called = false
   for pc = 1, util.funcinfo(fn).bytecodes - 1 do
@@ -39,8 +43,8 @@ end
 
 local nearest = {}                                      -- by class and name: false, or the name that it is near to
 
---- Looks at a field that is not there, read by the function `level` frames up: an error when that is a call, and a method
---- has a name like it.
+--- Looks at a field that is not there, read by the function `level` frames up: an error when that is a call, and a
+--- method has a name like it.
 ---@param cls table
 ---@param name string
 ---@param methods table

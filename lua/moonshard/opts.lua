@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Options: one table of string keys, checked in one place.
 ---   local o = opts("adamw", given, { params = opts.required, lr = 1e-3, weight_decay = 0.01, amsgrad = opts.boolean })
 --- A default's type is the type expected; the markers stand for options without a default.
@@ -9,7 +10,8 @@ local function marker(kind) return setmetatable({ kind = kind }, { __name = "opt
 
 M.required = marker "required"      -- any value, but one must be there
 M.any = marker "any"                -- nil unless given
-M.number, M.string, M.boolean, M.table, M.fn = marker "number", marker "string", marker "boolean", marker "table", marker "function"
+M.number, M.string, M.boolean, M.table, M.fn = marker "number", marker "string", marker "boolean", marker "table",
+  marker "function"
 
 local markers = {}
 for _, m in ipairs { M.required, M.any, M.number, M.string, M.boolean, M.table, M.fn } do markers[m] = true end
@@ -39,13 +41,16 @@ local function check_value(who, name, value, expected)
   local kind = type(value)
   if markers[expected] then
     if expected == M.required or expected == M.any then return end
-    if kind ~= expected.kind then errors.raise("%s: option '%s' is %s, expected a %s", who, name, errors.kind(value), expected.kind) end
+    if kind ~= expected.kind then
+      errors.raise("%s: option '%s' is %s, expected a %s", who, name, errors.kind(value), expected.kind)
+    end
   elseif choices[expected] then
     for _, choice in ipairs(expected.names) do
       if value == choice then return end
     end
     local near = kind == "string" and errors.nearest(value, expected.names)
-    errors.raise("%s: option '%s' is %s, expected one of '%s'%s", who, name, errors.show(value), table.concat(expected.names, "', '"),
+    errors.raise("%s: option '%s' is %s, expected one of '%s'%s", who, name, errors.show(value),
+      table.concat(expected.names, "', '"),
       near and ("; did you mean '%s'?"):format(near) or "")
   elseif kind ~= type(expected) then
     errors.raise("%s: option '%s' is %s, expected a %s", who, name, errors.kind(value), type(expected))
@@ -68,7 +73,8 @@ function M.check(who, given, spec)
       if expected == nil then
         local names = sorted_names(spec)
         local near = type(name) == "string" and errors.nearest(name, names)
-        errors.raise("%s: unknown option %s%s (accepted: %s)", who, errors.show(name), near and ("; did you mean '%s'?"):format(near) or "",
+        errors.raise("%s: unknown option %s%s (accepted: %s)", who, errors.show(name), near
+          and ("; did you mean '%s'?"):format(near) or "",
           #names > 0 and table.concat(names, ", ") or "none")
       end
       check_value(who, name, value, expected)

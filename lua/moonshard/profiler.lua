@@ -1,12 +1,14 @@
---- profiler: what a script's time goes to. A profile is a list of ranges: operators, their backward, modules, collectives,
---- waiting, units (PyTorch's names: "FSDP::all_gather (layers.1)"), optimizer steps, steps of ms.steps, and the script's own.
+-- SPDX-License-Identifier: MIT
+--- profiler: what a script's time goes to. A profile is a list of ranges: operators, their backward, modules,
+--- collectives, waiting, units (PyTorch's names: "FSDP::all_gather (layers.1)"), optimizer steps, steps of ms.steps,
+--- and the script's own.
 ---
 ---   local p = ms.profiler.profile(function() train(10) end)
 ---   print(p)                                       -- a table by name
 ---   p:export_chrome_trace("trace.json")            -- for ui.perfetto.dev
 ---
---- Times are the CPU's: an operator on device cuda is as long as its launch, and waiting for the device is where the script waits.
---- MOONSHARD_PROFILE=FILE records a whole script and writes FILE at its end.
+--- Times are the CPU's: an operator on device cuda is as long as its launch, and waiting for the device is where the
+--- script waits. MOONSHARD_PROFILE=FILE records a whole script and writes FILE at its end.
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local log = require "moonshard.log"
@@ -27,7 +29,8 @@ local function close(from, allocated, kind, name, ok, ...)
   return ...
 end
 
-local function callable(fn) return type(fn) == "function" or type(fn) == "table" and (getmetatable(fn) or {}).__call ~= nil end
+local function callable(fn) return type(fn) == "function" or type(fn) == "table"
+  and (getmetatable(fn) or {}).__call ~= nil end
 
 --- Runs fn inside a range of that name; its results. Not recording, it only calls fn.
 ---@param name string
@@ -73,7 +76,8 @@ end
 local Averages = { __name = "ProfileAverages" }
 Averages.__index = Averages
 
-local sortable = { "self_cpu_time_total", "cpu_time_total", "cpu_time", "count", "cpu_memory_usage", "self_cpu_memory_usage", "key" }
+local sortable = { "self_cpu_time_total", "cpu_time_total", "cpu_time", "count", "cpu_memory_usage",
+  "self_cpu_memory_usage", "key" }
 
 local function time_text(us)
   if us >= 1e6 then return ("%.3f s"):format(us / 1e6) end
@@ -93,12 +97,17 @@ end
 ---@param given? { sort_by: string, row_limit: integer, max_name_column_width: integer }
 ---@return string
 function Averages:table(given)
-  if getmetatable(self) ~= Averages then raise("table: self is %s, expected the averages of a profile (call it with a colon)", show(self)) end
-  local o = opts("table", given, { sort_by = opts.one_of(sortable, "self_cpu_time_total"), row_limit = 100, max_name_column_width = 60 })
+  if getmetatable(self) ~= Averages then
+    raise("table: self is %s, expected the averages of a profile (call it with a colon)", show(self))
+  end
+  local o = opts("table", given, { sort_by = opts.one_of(sortable, "self_cpu_time_total"), row_limit = 100,
+    max_name_column_width = 60 })
   if not (o.row_limit >= -1 and (o.row_limit % 1 == 0 or o.row_limit == math.huge)) then
     raise("table: row_limit is %s, expected a whole number of rows, or -1 for all", errors.show(o.row_limit))
   end
-  if not (o.max_name_column_width >= 4) then raise("table: max_name_column_width is %s, expected a number from 4", errors.show(o.max_name_column_width)) end
+  if not (o.max_name_column_width >= 4) then
+    raise("table: max_name_column_width is %s, expected a number from 4", errors.show(o.max_name_column_width))
+  end
   if o.row_limit == -1 then o.row_limit = math.huge end
   local rows, with_detail, queues = {}, false, false
   for k, row in ipairs(self) do
@@ -116,12 +125,15 @@ function Averages:table(given)
     text = text:gsub("%c", "?")
     return #text > o.max_name_column_width and text:sub(1, o.max_name_column_width - 3) .. "..." or text
   end
-  local lines = { { "name", "self", "self %", "total", "total %", "mean", "calls", "self memory", queues and "thread" or nil } }
+  local lines = { { "name", "self", "self %", "total", "total %", "mean", "calls", "self memory", queues and "thread"
+    or nil } }
   if with_detail then table.insert(lines[1], "shapes") end
   for k = 1, math.min(#rows, o.row_limit) do
     local r = rows[k]
-    local line = { short(r.key), time_text(r.self_cpu_time_total), ("%.1f %%"):format(100 * r.self_cpu_time_total / self.recorded),
-      time_text(r.cpu_time_total), ("%.1f %%"):format(100 * r.cpu_time_total / self.recorded), time_text(r.cpu_time), tostring(r.count),
+    local line = { short(r.key), time_text(r.self_cpu_time_total),
+      ("%.1f %%"):format(100 * r.self_cpu_time_total / self.recorded),
+      time_text(r.cpu_time_total), ("%.1f %%"):format(100 * r.cpu_time_total / self.recorded), time_text(r.cpu_time),
+        tostring(r.count),
       bytes_text(r.self_cpu_memory_usage) }
     if queues then line[#line + 1] = r.thread end
     if with_detail then line[#line + 1] = r.detail end
@@ -141,7 +153,8 @@ function Averages:table(given)
     out[k] = table.concat(cells, "  "):gsub("%s+$", "")
   end
   if #rows > o.row_limit then out[#out + 1] = ("... and %d rows more"):format(#rows - o.row_limit) end
-  out[#out + 1] = ("recorded %s; in ranges of the script's thread %s"):format(time_text(self.recorded), time_text(self.covered))
+  out[#out + 1] = ("recorded %s; in ranges of the script's thread %s"):format(time_text(self.recorded),
+    time_text(self.covered))
   if self.dropped > 0 then
     out[#out + 1] = ("%d ranges had no room (limit = %d)"):format(self.dropped, self.limit)
   end
@@ -156,8 +169,9 @@ Averages.__tostring = function(self) return self:table() end
 local Profile = { __name = "Profile" }
 Profile.__index = Profile
 
--- Of a range and its thread: on each thread those inside another stand before it. Ranges may also overlap (coroutines, a step
--- that was left by break): what two have in common then belongs to the one that ended first, so nothing is counted twice.
+-- Of a range and its thread: on each thread those inside another stand before it. Ranges may also overlap (coroutines,
+-- a step that was left by break): what two have in common then belongs to the one that ended first, so nothing is
+-- counted twice.
 local function walk(trace, visit)
   local stacks = {}
   for k = 0, trace.n - 1 do
@@ -183,7 +197,9 @@ local function walk(trace, visit)
 end
 
 local function trace_of(self, who)
-  if type(self) ~= "table" or getmetatable(self) ~= Profile then raise("%s: self is %s, expected a profile (call it with a colon)", who, show(self)) end
+  if type(self) ~= "table" or getmetatable(self) ~= Profile then
+    raise("%s: self is %s, expected a profile (call it with a colon)", who, show(self))
+  end
   if self._records then raise("%s: the profile still records; stop it first", who) end
   return self._trace
 end
@@ -191,7 +207,9 @@ end
 --- Ends the recording. Doing it twice is harmless.
 ---@return Profile
 function Profile:stop()
-  if type(self) ~= "table" or getmetatable(self) ~= Profile then raise("stop: self is %s, expected a profile (call it with a colon)", show(self)) end
+  if type(self) ~= "table" or getmetatable(self) ~= Profile then
+    raise("stop: self is %s, expected a profile (call it with a colon)", show(self))
+  end
   if not self._records then return self end
   lib.ms_trace_stop(self._trace)
   self._records = false
@@ -205,8 +223,10 @@ function Profile:events()
   local trace, out = trace_of(self, "events"), {}
   for k = 0, trace.n - 1 do
     local r = trace.ranges[k]
-    out[k + 1] = { name = ffi.string(r.name), category = ffi.string(lib.ms_range_category(r.kind)), thread = ffi.string(lib.ms_range_lane(r.lane)),
-      detail = ffi.string(r.detail), start = r.start, duration = r.duration, allocated = r.allocated, memory = r.memory }
+    out[k + 1] = { name = ffi.string(r.name), category = ffi.string(lib.ms_range_category(r.kind)),
+      thread = ffi.string(lib.ms_range_lane(r.lane)),
+      detail = ffi.string(r.detail), start = r.start, duration = r.duration, allocated = r.allocated,
+        memory = r.memory }
   end
   return out
 end
@@ -225,13 +245,16 @@ function Profile:key_averages(given)
     local key = name .. "\0" .. r.lane .. "\0" .. kind .. "\0" .. detail
     local row = by_key[key]
     if not row then
-      row = { key = name, thread = ffi.string(lib.ms_range_lane(r.lane)), category = ffi.string(lib.ms_range_category(kind)), detail = detail, count = 0,
+      row = { key = name, thread = ffi.string(lib.ms_range_lane(r.lane)),
+      category = ffi.string(lib.ms_range_category(kind)), detail = detail, count = 0,
         cpu_time_total = 0, self_cpu_time_total = 0, cpu_memory_usage = 0, self_cpu_memory_usage = 0, place = #rows }
       by_key[key], rows[#rows + 1] = row, row
     end
     row.count = row.count + 1
-    row.cpu_time_total, row.self_cpu_time_total = row.cpu_time_total + 1e6 * r.duration, row.self_cpu_time_total + 1e6 * own
-    row.cpu_memory_usage, row.self_cpu_memory_usage = row.cpu_memory_usage + r.memory, row.self_cpu_memory_usage + memory
+    row.cpu_time_total, row.self_cpu_time_total = row.cpu_time_total + 1e6 * r.duration,
+      row.self_cpu_time_total + 1e6 * own
+    row.cpu_memory_usage, row.self_cpu_memory_usage = row.cpu_memory_usage + r.memory,
+      row.self_cpu_memory_usage + memory
   end)
   for _, row in ipairs(rows) do row.cpu_time = row.cpu_time_total / row.count end
   rows.recorded, rows.dropped, rows.limit = 1e6 * (trace.ended - trace.begun), tonumber(trace.dropped), self.limit
@@ -246,8 +269,8 @@ local function of_rank(path)
   return rank, ("%s.rank%d%s"):format(stem or path, rank, ending or "")
 end
 
---- Writes Chrome's trace format, which chrome://tracing and ui.perfetto.dev show. With several ranks each writes a file of its own:
---- trace.json is trace.rank0.json and so on. Returns the path.
+--- Writes Chrome's trace format, which chrome://tracing and ui.perfetto.dev show. With several ranks each writes a file
+--- of its own: trace.json is trace.rank0.json and so on. Returns the path.
 ---@param path string
 ---@return string
 function Profile:export_chrome_trace(path)
@@ -264,15 +287,18 @@ function Profile:__tostring()
   return self:key_averages():table { row_limit = 30 }
 end
 
---- Begins to record; other profiles may record at the same time. limit: ranges that are kept, 56 bytes each. with_modules: calls of modules
---- are ranges. record_shapes: those of operators' inputs are kept.
+--- Begins to record; other profiles may record at the same time. limit: ranges that are kept, 56 bytes each.
+--- with_modules: calls of modules are ranges. record_shapes: those of operators' inputs are kept.
 ---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
 ---@return Profile
 function M.start(given)
   if given == M then raise("profiler.start: call it with a dot") end
   local o = opts("profiler.start", given, { limit = 1000000, with_modules = true, record_shapes = false })
-  if not (o.limit >= 1 and o.limit % 1 == 0) then raise("profiler.start: limit is %s, expected a whole number of ranges from 1", errors.show(o.limit)) end
-  local trace = lib.ms_trace_start(o.limit, (o.record_shapes and ffi.C.MS_TRACE_SHAPES or 0) + (o.with_modules and ffi.C.MS_TRACE_MODULES or 0))
+  if not (o.limit >= 1 and o.limit % 1 == 0) then
+    raise("profiler.start: limit is %s, expected a whole number of ranges from 1", errors.show(o.limit))
+  end
+  local trace = lib.ms_trace_start(o.limit, (o.record_shapes and ffi.C.MS_TRACE_SHAPES or 0) + (o.with_modules
+    and ffi.C.MS_TRACE_MODULES or 0))
   if trace == nil then errors.fail() end
   watch_modules()
   -- A profile that nobody can stop any more ends when it is collected.

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Progress of a long loop: one line that is drawn again and again on a terminal, plain lines elsewhere; never an
 --- escape code in a file.
 ---

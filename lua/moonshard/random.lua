@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The generator: counter-based, the same numbers on every device, thread count and world size.
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
@@ -9,8 +10,12 @@ local M = {}
 ---@param n integer
 function M.manual_seed(n, more)
   if more ~= nil then opts.none("manual_seed", more) end
-  if type(n) ~= "number" or n % 1 ~= 0 then errors.raise("manual_seed: argument is %s, expected a whole number", errors.kind(n)) end
-  if n < -2 ^ 53 or n > 2 ^ 53 then errors.raise("manual_seed: %g is beyond the whole numbers from -2^53 to 2^53", n) end
+  if type(n) ~= "number" or n % 1 ~= 0 then
+    errors.raise("manual_seed: argument is %s, expected a whole number", errors.kind(n))
+  end
+  if n < -2 ^ 53 or n > 2 ^ 53 then
+    errors.raise("manual_seed: %g is beyond the whole numbers from -2^53 to 2^53", n)
+  end
   engine.lib.ms_manual_seed(n)
 end
 

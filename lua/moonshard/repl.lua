@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The prompt: `scripts/repl`, or `luajit -i -e 'require "moonshard"'`.
 --- Expressions print themselves; an error keeps the session and its tensors; Ctrl-C returns to the
 --- prompt; names, fields and file names complete where readline is there; `? name` explains.
@@ -13,8 +14,10 @@ local tensor = require "moonshard.tensor"
 local lib, state = engine.lib, engine.state
 -- What a session may overwrite: nothing that is typed takes the prompt away.
 local io, debug, jit, table, math, package, os = io, debug, jit, table, math, package, os
-local tostring, type, pairs, ipairs, next, select, pcall, xpcall, error, tonumber = tostring, type, pairs, ipairs, next, select, pcall, xpcall, error, tonumber
-local getmetatable, setmetatable, rawget, rawset, loadstring, require = getmetatable, setmetatable, rawget, rawset, loadstring, require
+local tostring, type, pairs, ipairs, next, select, pcall, xpcall, error, tonumber = tostring, type, pairs, ipairs, next,
+  select, pcall, xpcall, error, tonumber
+local getmetatable, setmetatable, rawget, rawset, loadstring, require = getmetatable, setmetatable, rawget, rawset,
+  loadstring, require
 local M = {}
 
 -- ---- showing values -------------------------------------------------------------------------------
@@ -53,9 +56,11 @@ end
 
 -- ---- running lines --------------------------------------------------------------------------------
 
--- "incomplete" is Lua's own complaint about an end that came too early; but an assignment that never came is an expression
--- behind a statement, not the beginning of more.
-local function incomplete(message) return message and message:find "near '?<eof>'?" ~= nil and not message:find "'=' expected" end
+-- "incomplete" is Lua's own complaint about an end that came too early; but an assignment that never came is an
+-- expression behind a statement, not the beginning of more.
+local function incomplete(message)
+  return message and message:find "near '?<eof>'?" ~= nil and not message:find "'=' expected"
+end
 
 -- As an argument, not after a bare return: a tail call would hide the line from messages. The newline ends a comment.
 local function compile_expression(before, text)
@@ -95,13 +100,15 @@ local function report(message)
   local lines = {}
   for line in trace:gmatch "[^\n]+" do
     if line:find "^%s+prompt:" then break end
-    if line:find ":%d+:" and not line:find("lua/moonshard/", 1, true) then lines[#lines + 1] = line:gsub("^%s+", "  in ") end
+    if line:find ":%d+:" and not line:find("lua/moonshard/", 1, true) then
+      lines[#lines + 1] = line:gsub("^%s+", "  in ")
+    end
   end
   return { text = text_of(message), trace = lines }
 end
 
--- A terminal throws away, behind the signal of Ctrl-C, what was printed and is not shown yet: an answer that comes before the
--- kernel has got to that, the prompt with it. So the answer waits.
+-- A terminal throws away, behind the signal of Ctrl-C, what was printed and is not shown yet: an answer that comes
+-- before the kernel has got to that, the prompt with it. So the answer waits.
 ffi.cdef [[
 int moonshard_wait(void *, unsigned long, int) __asm__("poll");
 int moonshard_is_terminal(int) __asm__("isatty");
@@ -173,7 +180,8 @@ local function tidy()
 end
 
 --- Runs one complete input and prints what it gives. Returns false on error.
---- A Ctrl-C that came since the input was read (it was noted in the history, compiled) is of this input: nothing of it runs.
+--- A Ctrl-C that came since the input was read (it was noted in the history, compiled) is of this input: nothing of it
+--- runs.
 function M.execute(chunk)
   heard = state.sigints                                 -- first: one that comes behind the look below is the hook's
   thrown = false
@@ -254,7 +262,9 @@ function M.complete(text)
     end
   end
   for name in pairs(into) do
-    if name:sub(1, #part) == part and (part ~= "" or name:sub(1, 2) ~= "__") then out[#out + 1] = (path or "") .. name end
+    if name:sub(1, #part) == part and (part ~= "" or name:sub(1, 2) ~= "__") then
+      out[#out + 1] = (path or "") .. name
+    end
   end
   table.sort(out)
   return out
@@ -299,7 +309,9 @@ local function class_page(cls)
         seen[source] = true
         local lines = lines_of(source:sub(2))
         for at, line in ipairs(lines) do
-          if line:find("= .*[\"']" .. name .. "[\"']") and at > 1 and lines[at - 1]:match "^%-%-%-" then return (page(lines, at)) end
+          if line:find("= .*[\"']" .. name .. "[\"']") and at > 1 and lines[at - 1]:match "^%-%-%-" then
+            return (page(lines, at))
+          end
         end
       end
     end
@@ -367,8 +379,8 @@ end
 
 -- ---- the loop -------------------------------------------------------------------------------------
 
--- Waits for a line typed at a terminal (whose lines come whole, so none is in Lua's buffer). A signal that comes just before
--- a read begins does not end it; so the flag is looked at ten times a second.
+-- Waits for a line typed at a terminal (whose lines come whole, so none is in Lua's buffer). A signal that comes just
+-- before a read begins does not end it; so the flag is looked at ten times a second.
 M.input = ffi.new("struct { int fd; short events, revents; }", 0, 1)
 local function wait_for_line()
   if ffi.C.moonshard_is_terminal(0) == 0 then return end
@@ -425,7 +437,8 @@ function M.run(given)
   local reader = require "moonshard.repl_readline"
   local read = reader and reader(M) or plain_reader
   if not (given and given.quiet) then
-    io.stdout:write(("Moonshard on %s (%s): the library is ms. ? for help, Ctrl-D to leave.\n"):format(_VERSION and jit.version or "Lua", jit.arch))
+    io.stdout:write(("Moonshard on %s (%s): the library is ms. ? for help, Ctrl-D to leave.\n"):format(_VERSION
+      and jit.version or "Lua", jit.arch))
   end
   lib.ms_catch_sigint(1)
   if rawget(_G, "ms") == nil then rawset(_G, "ms", package.loaded.moonshard) end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The prompt's lines through GNU readline: editing, history, completion. nil where the library is missing
 --- or the input is no terminal. Loaded by repl.lua, which declares how to wait.
 local bit = require "bit"
@@ -111,8 +112,8 @@ local function attach(repl)
     while true do
       local ready = ffi.C.moonshard_wait(repl.input, 1, 100)
       if engine.state.interrupted ~= 0 then
-        -- Inside the question whether to show all completions, and their pager, a newline is no answer: n ends both, and the
-        -- next key is the newline.
+        -- Inside the question whether to show all completions, and their pager, a newline is no answer: n ends both,
+        -- and the next key is the newline.
         if bit.band(tonumber(library.rl_readline_state), COMPLETING) ~= 0 then return ("n"):byte() end
         repl.settle()
         library.rl_replace_line("", 0)
@@ -172,8 +173,8 @@ local function read(prompt, before)
 end
 jit.off(read)
 
---- A function that reads one line with editing, or nil where that is impossible. Its arguments: the prompt, and the lines
---- of the same statement that were read before.
+--- A function that reads one line with editing, or nil where that is impossible. Its arguments: the prompt, and the
+--- lines of the same statement that were read before.
 return function(repl)
   if not load() then return nil end
   attach(repl)

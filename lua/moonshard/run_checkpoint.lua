@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Checkpoints of a training run: one safetensors file with the weights (`model.NAME`), the optimizer's state
 --- (`optim.NAME.exp_avg` ...) and, as metadata, everything else that the next step depends on. Whole tensors, so
 --- any world size reads it; written by rank 0 one tensor at a time, so no rank ever holds all of them.
@@ -137,7 +138,8 @@ end
 local function read_into(reader, name, target, shape, sharded)
   local found = reader:info(name)
   if table.concat(found, ",") ~= table.concat(shape, ",") then
-    error(("checkpoint '%s': '%s' has shape [%s], the model's is [%s]"):format(reader.path, name, table.concat(found, ", "),
+    error(("checkpoint '%s': '%s' has shape [%s], the model's is [%s]"):format(reader.path, name,
+      table.concat(found, ", "),
       table.concat(shape, ", ")), 0)
   end
   if not sharded then
@@ -153,7 +155,8 @@ end
 function Checkpoint:load_model(model)
   ms.no_grad(function()
     for name, p in model:named_parameters() do
-      ms.scope(function() read_into(self.reader, "model." .. name, local_part(p):detach(), p.shape, p.placements ~= nil) end)
+      ms.scope(function() read_into(self.reader, "model." .. name, local_part(p):detach(), p.shape,
+        p.placements ~= nil) end)
     end
   end)
 end

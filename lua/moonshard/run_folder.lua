@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The folder of one training run: `config.json` (every option as it was used), `metrics.jsonl` (one object a
 --- line), `samples.txt`, `step-N.safetensors`. Written by rank 0; the others hold a folder that does nothing.
 local lfs = require "lfs"

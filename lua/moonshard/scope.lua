@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Scopes: what is made inside ends with them. `ms.scope(fn)`, `ms.steps(n)`, one module call
 --- (`scope.run`), and nothing else. The engine keeps the chains of open scopes, one per coroutine.
 local context = require "moonshard.context"
@@ -146,7 +147,8 @@ local function next_step(loop, step)
   return step + 1
 end
 
--- A step of the form with a function is a range of the profiler like the other form's: of loops inside each other the outermost's.
+-- A step of the form with a function is a range of the profiler like the other form's: of loops inside each other the
+-- outermost's.
 local stepping, allocated = false, ffi.new "double[1]"
 
 local function left_step(from, before, step, ok, ...)
@@ -173,10 +175,13 @@ end
 function M.steps(n, given, fn)
   if type(given) == "function" then given, fn = nil, given end
   if type(n) ~= "number" then errors.raise("steps: argument 1 is %s, expected a number of steps", errors.kind(n)) end
-  if n ~= n or n % 1 ~= 0 and n ~= math.huge then errors.raise("steps: argument 1 is %s, expected a whole number of steps", errors.show(n)) end
+  if n ~= n or n % 1 ~= 0 and n ~= math.huge then
+    errors.raise("steps: argument 1 is %s, expected a whole number of steps", errors.show(n))
+  end
   local o = require "moonshard.opts"("steps", given, { from = 1 })
   if o.from % 1 ~= 0 then errors.raise("steps: option 'from' is %s, expected a whole number", errors.show(o.from)) end
-  if fn ~= nil and type(fn) ~= "function" then errors.raise("steps: the last argument is %s, expected a function", errors.kind(fn)) end
+  if fn ~= nil and type(fn) ~= "function" then errors.raise("steps: the last argument is %s, expected a function",
+    errors.kind(fn)) end
   tensor.record_first()
   local list = loops[current_chain]
   if #list > 0 then close_left(list) end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Sparse tensors in coordinate form: `ms.sparse_coo(indices, values, shape)`. The element at column k of `indices`
 --- (int64 [D, N], from 0) is values[k]; a position that comes twice stands for the sum (`coalesce` makes it so). values
 --- may have dimensions of their own behind the first: the D sparse ones come first in the shape.
@@ -61,10 +62,13 @@ function M.sparse_coo(indices, values, shape, given)
   if type(values) == "table" and not is_tensor(values) then values = create.tensor(values) end
   tensor.id_of(indices, who, "indices")
   tensor.id_of(values, who, "values")
-  if type(shape) ~= "table" or is_tensor(shape) then errors.raise("%s: shape is %s, expected a table of sizes", who, errors.kind(shape)) end
+  if type(shape) ~= "table" or is_tensor(shape) then
+    errors.raise("%s: shape is %s, expected a table of sizes", who, errors.kind(shape))
+  end
   local o = opts(who, given, { dtype = opts.string, device = opts.string, requires_grad = false })
   if indices.ndim ~= 2 or indices.dtype ~= "int64" then
-    errors.raise("%s: indices are %s %s, expected int64 [dimensions, values]", who, indices.dtype, tostring(indices.shape))
+    errors.raise("%s: indices are %s %s, expected int64 [dimensions, values]", who, indices.dtype,
+      tostring(indices.shape))
   end
   local d, n = indices:size(1), indices:size(2)
   if values.ndim < 1 or values:size(1) ~= n then
@@ -72,15 +76,19 @@ function M.sparse_coo(indices, values, shape, given)
   end
   local whole = setmetatable({ unpack(shape) }, tensor.Shape)
   if #whole ~= d + values.ndim - 1 or d < 1 then
-    errors.raise("%s: shape %s has %d dimensions, the indices %d and the values %d behind their first", who, tostring(whole), #whole, d, values.ndim - 1)
+    errors.raise("%s: shape %s has %d dimensions, the indices %d and the values %d behind their first", who,
+      tostring(whole), #whole, d, values.ndim - 1)
   end
-  if #whole > engine.MAX_DIMS then errors.raise("%s: %d sizes; at most %d dimensions are supported", who, #whole, engine.MAX_DIMS) end
+  if #whole > engine.MAX_DIMS then
+    errors.raise("%s: %d sizes; at most %d dimensions are supported", who, #whole, engine.MAX_DIMS)
+  end
   for k = 1, #whole do
     if type(whole[k]) ~= "number" or whole[k] < 0 or whole[k] % 1 ~= 0 or whole[k] > 2 ^ 53 then
       errors.raise("%s: size %d is %s, expected a whole number", who, k, errors.show(whole[k]))
     end
     if k > d and whole[k] ~= values:size(k - d + 1) then
-      errors.raise("%s: size %d of shape %s is %d, of the values %d", who, k, tostring(whole), whole[k], values:size(k - d + 1))
+      errors.raise("%s: size %d of shape %s is %d, of the values %d", who, k, tostring(whole), whole[k],
+        values:size(k - d + 1))
     end
   end
   local t = autograd.no_grad(function()
@@ -108,7 +116,10 @@ function methods.size(t, d)
   if d == nil then return getters.shape(t) end
   local n = #t._shape
   local at = type(d) == "number" and d % 1 == 0 and (d > 0 and d or d < 0 and d + n + 1) or 0
-  if at < 1 or at > n then errors.raise("size: dimension %s is out of range; the tensor has %d (%s)", errors.show(d), n, tostring(getters.shape(t))) end
+  if at < 1 or at > n then
+    errors.raise("size: dimension %s is out of range; the tensor has %d (%s)", errors.show(d), n,
+      tostring(getters.shape(t)))
+  end
   return t._shape[at]
 end
 function methods.numel(t)
@@ -227,10 +238,14 @@ function Sparse.dispatch(op, a, b)
     local factor = b
     if factor == nil then return with_values(a, op(a._values)) end              -- a number
     if is_sparse(a) and not is_sparse(factor) and factor.ndim == 0 then return with_values(a, op(a._values, factor)) end
-    if name == "mul" and is_sparse(factor) and not is_sparse(a) and a.ndim == 0 then return with_values(factor, op(a, factor._values)) end
+    if name == "mul" and is_sparse(factor) and not is_sparse(a) and a.ndim == 0 then
+      return with_values(factor, op(a, factor._values))
+    end
     return refuse(name, "a sparse tensor goes with numbers and 0-dim tensors")
   elseif name == "mul_" or name == "div_" then
-    if not is_sparse(a) or b ~= nil and (is_sparse(b) or b.ndim ~= 0) then refuse(name, "a sparse tensor goes with numbers and 0-dim tensors") end
+    if not is_sparse(a) or b ~= nil and (is_sparse(b) or b.ndim ~= 0) then
+      refuse(name, "a sparse tensor goes with numbers and 0-dim tensors")
+    end
     op(a._values, b)
     return a
   elseif name == "zero_" then
@@ -273,7 +288,8 @@ end
 function tensor.set_sparse_grad(t, g)
   if t.is_leaf == false then errors.raise("grad: only leaves have a grad") end
   if g.shape ~= t.shape or g.dtype ~= t.dtype or g.device ~= t.device then
-    errors.raise("grad: value is %s %s %s, expected %s %s %s", g.dtype, tostring(g.shape), g.device, t.dtype, tostring(t.shape), t.device)
+    errors.raise("grad: value is %s %s %s, expected %s %s %s", g.dtype, tostring(g.shape), g.device, t.dtype,
+      tostring(t.shape), t.device)
   end
   if rawget(t, "_sparse") == g then return end
   if t.id >= 0 then t.grad = nil end
@@ -287,7 +303,9 @@ rawset(Sparse, "__newindex", function(t, key, value)
     if value == nil then return end
     if is_sparse(value) then return tensor.set_sparse_grad(t, value) end
     tensor.id_of(value, "grad", "value")
-    if value.shape ~= t.shape then errors.raise("grad: value has shape %s, the tensor %s", tostring(value.shape), tostring(t.shape)) end
+    if value.shape ~= t.shape then
+      errors.raise("grad: value has shape %s, the tensor %s", tostring(value.shape), tostring(t.shape))
+    end
     rawset(t, "_dense", value:keep())
     return
   elseif key == "requires_grad" then
@@ -374,7 +392,8 @@ end
 
 rawset(Sparse, "__tostring", function(t)
   if t:is_released() then return "Tensor (released)" end
-  local head = ("Tensor %s %s %s, sparse, %d values%s%s"):format(t.dtype, tostring(t.shape), t.device, t._values:size(1),
+  local head = ("Tensor %s %s %s, sparse, %d values%s%s"):format(t.dtype, tostring(t.shape), t.device,
+    t._values:size(1),
     t._coalesced and "" or ", not coalesced", t.requires_grad and ", requires_grad" or "")
   local function rows(part) return tostring(part):match "\n(.*)$" end
   local indices, values = rows(t._indices), rows(t._values:detach())

@@ -1,6 +1,8 @@
+-- SPDX-License-Identifier: MIT
 --- Tensors in files: `ms.save(path, tensors, {metadata})`, `ms.load(path, {device, names})`. The format is
 --- safetensors, which other programs read too. A file appears whole and on disk, or not at all; when reading,
---- nothing of it is believed before its header passed every check, and what differs from the sums in it is an error (runtime/files_read.c).
+--- nothing of it is believed before its header passed every check, and what differs from the sums in it is an error
+--- (runtime/files_read.c).
 local engine = require "moonshard.ffi"
 local dtypes = require "moonshard.dtypes"
 local errors = require "moonshard.errors"
@@ -25,8 +27,8 @@ local function declare(saver, name, dtype, shape)
   if lib.ms_saver_declare(saver, name, dtype, #shape, sizes) ~= 0 then errors.fail() end
 end
 
---- Sorts a list of what has a `name` and a dtype into a file's own order, in which it is written in one go: wide elements first, then by
---- name.
+--- Sorts a list of what has a `name` and a dtype into a file's own order, in which it is written in one go: wide
+--- elements first, then by name.
 ---@param list table[]
 ---@param dtype_of fun(e: table): string
 function M.sort(list, dtype_of)
@@ -57,7 +59,9 @@ function M.saver(path, entries, metadata)
     if type(key) ~= "string" or type(value) ~= "string" then
       errors.raise("save: metadata %s is %s; keys and values are strings", errors.show(key), errors.kind(value))
     end
-    if key:find("%z") or value:find("%z") then errors.raise("save: metadata %s has a zero byte in it", ("%q"):format(key)) end
+    if key:find("%z") or value:find("%z") then
+      errors.raise("save: metadata %s has a zero byte in it", ("%q"):format(key))
+    end
     if lib.ms_saver_metadata(self._saver, key, value) ~= 0 then errors.fail() end
   end
   for _, e in ipairs(entries) do declare(self._saver, e.name, dtypes.number(e.dtype, "save"), e.shape) end
@@ -96,7 +100,8 @@ end
 function M.save(path, tensors, given)
   if type(path) ~= "string" then
     errors.raise("save: path is %s, expected a string%s", errors.kind(path),
-      type(path) == "table" and (path.state_dict and "; write ms.save(path, model:state_dict())" or "; write ms.save(path, tensors)") or "")
+      type(path) == "table" and (path.state_dict and "; write ms.save(path, model:state_dict())"
+        or "; write ms.save(path, tensors)") or "")
   end
   if type(tensors) ~= "table" or getmetatable(tensors) ~= nil then
     errors.raise("save: tensors are %s, expected a table of name -> tensor%s", errors.kind(tensors),
@@ -105,9 +110,13 @@ function M.save(path, tensors, given)
   local o = opts("save", given, { metadata = opts.table })
   local entries = {}
   for name, t in util.sorted_pairs(tensors) do
-    if type(name) ~= "string" then errors.raise("save: the name %s is %s, expected a string", tostring(name), errors.kind(name)) end
+    if type(name) ~= "string" then
+      errors.raise("save: the name %s is %s, expected a string", tostring(name), errors.kind(name))
+    end
     if not tensor.is_tensor(t) then errors.raise("save: '%s' is %s, expected a tensor", name, errors.kind(t)) end
-    if t.id < 0 then errors.raise("save: '%s' is %s; save its inner tensors under names of their own", name, errors.kind(t)) end
+    if t.id < 0 then
+      errors.raise("save: '%s' is %s; save its inner tensors under names of their own", name, errors.kind(t))
+    end
     entries[#entries + 1] = { name = name, dtype = t.dtype, shape = t.shape }
   end
   M.sort(entries, function(e) return e.dtype end)
@@ -154,9 +163,11 @@ function M.reader(path, given)
     end
     errors.raise_text(text)
   end
-  local self = setmetatable({ path = path, _loader = ffi.gc(loader, lib.ms_loader_close), metadata = {}, names = {} }, Reader)
+  local self = setmetatable({ path = path, _loader = ffi.gc(loader, lib.ms_loader_close), metadata = {}, names = {} },
+    Reader)
   for k = 0, lib.ms_loader_metadata_count(loader) - 1 do
-    self.metadata[ffi.string(lib.ms_loader_metadata_key(loader, k))] = ffi.string(lib.ms_loader_metadata_value(loader, k))
+    self.metadata[ffi.string(lib.ms_loader_metadata_key(loader, k))] = ffi.string(lib.ms_loader_metadata_value(loader,
+      k))
   end
   for k = 0, lib.ms_loader_count(loader) - 1 do self.names[k + 1] = ffi.string(lib.ms_loader_name(loader, k)) end
   return self
@@ -183,11 +194,13 @@ function Reader:read(name, first, count)
   return tensor.wrap(id)
 end
 
---- Wants `count` elements of a name from element `first` (from 0) on in `target` (contiguous, same dtype), from its element `at` on:
---- they are there after fetch.
+--- Wants `count` elements of a name from element `first` (from 0) on in `target` (contiguous, same dtype), from its
+--- element `at` on: they are there after fetch.
 ---@param target Tensor
 function Reader:want(name, first, count, target, at)
-  if lib.ms_loader_want(self._loader, position(self, name), first, count, target.id, at) ~= 0 then errors.fail(target) end
+  if lib.ms_loader_want(self._loader, position(self, name), first, count, target.id, at) ~= 0 then
+    errors.fail(target)
+  end
 end
 
 --- The 16 digits that commit gave; nil where the file has no sums.

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Tensors: the class, its fields, lifetimes. Operations are in tensor_ops, tensor_shape,
 --- tensor_reduce; making them in tensor_create; printing in tensor_print.
 ---
@@ -36,10 +37,10 @@ end
 -- ---- where tensors were made -------------------------------------------------------------------
 
 -- The line that made a tensor is worth having in "released with its scope" (the engine always knows the operator and
--- the scope), but finding it costs microseconds and kilobytes of garbage, and ends traces. So lines are recorded while a
--- budget lasts: the first 512 tensors, 256 more after each such error, and 16 where a script opens a scope or begins a
--- loop, up to another 512; MOONSHARD_DEBUG=info or detail lifts the limit. `ticks` counts tensors down to the next look:
--- 0 all the while lines are recorded.
+-- the scope), but finding it costs microseconds and kilobytes of garbage, and ends traces. So lines are recorded while
+-- a budget lasts: the first 512 tensors, 256 more after each such error, and 16 where a script opens a scope or begins
+-- a loop, up to another 512; MOONSHARD_DEBUG=info or detail lifts the limit. `ticks` counts tensors down to the next
+-- look: 0 all the while lines are recorded.
 local ticks = 0
 local sites_left, loops_left = 512, 512
 local sites_always = false
@@ -227,7 +228,8 @@ end
 --- are named for errors only.
 function M.call(op, a, b, c)
   local args = engine.args
-  if lib.ms_call_op(op, args) ~= 0 and not M.call_inner(op, a, b, c) and not (collected() and lib.ms_call_op(op, args) == 0) then
+  if lib.ms_call_op(op, args) ~= 0 and not M.call_inner(op, a, b, c)
+    and not (collected() and lib.ms_call_op(op, args) == 0) then
     fail(a, b, c)
   end
 end
@@ -323,11 +325,12 @@ end
 
 -- What PyTorch would take as an index: masks, lists of positions. Fields of a script's own have names.
 local function bad_key(key)
-  errors.raise("a tensor is indexed by one whole number, got %s: see narrow, index_select, masked_fill, where", errors.kind(key))
+  errors.raise("a tensor is indexed by one whole number, got %s: see narrow, index_select, masked_fill, where",
+    errors.kind(key))
 end
 
--- Every class has its own lookup: methods first, then fields (its own before the plain ones), then t[i]; anything else is the
--- user's own.
+-- Every class has its own lookup: methods first, then fields (its own before the plain ones), then t[i]; anything else
+-- is the user's own.
 local function install(cls, own_methods, own_getters, own_setters)
   rawset(cls, "__index", function(t, key)
     local method = own_methods[key]
@@ -397,7 +400,8 @@ local function dimension(t, d, who)
   local at, n = position(d, who), info.ndim
   if at < 0 then at = at + n end
   if at < 0 or at >= n then
-    errors.raise("%s: dimension %d is out of range; the tensor has %d (%s)", who, d, n, tostring(sizes_of(n, info.shape)))
+    errors.raise("%s: dimension %d is out of range; the tensor has %d (%s)", who, d, n,
+      tostring(sizes_of(n, info.shape)))
   end
   return at
 end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Tensor classes: `ms.Tensor:extend("Name")`. An instance holds other tensors, its inner ones, and every operation
 --- runs on the 1st, 2nd … inner tensors of its arguments and is put together again.
 ---
@@ -17,7 +18,8 @@ require "moonshard.tensor_print"
 
 local lib, args, a_in, a_out, a_i, a_f = engine.lib, engine.args, engine.a_in, engine.a_out, engine.a_i, engine.a_f
 local Tensor, is_tensor, wrap = tensor.Tensor, tensor.is_tensor, tensor.wrap
-local getmetatable, setmetatable, rawget, rawset, type, ipairs = getmetatable, setmetatable, rawget, rawset, type, ipairs
+local getmetatable, setmetatable, rawget, rawset, type, ipairs = getmetatable, setmetatable, rawget, rawset, type,
+  ipairs
 
 local M = {}
 
@@ -53,7 +55,9 @@ local function class_name(t) return getmetatable(t).__name end
 local function inner(t)
   if t.id >= 0 then return nil end
   local fn = t.inner_tensors
-  if fn == nil then errors.raise("%s: a tensor class defines inner_tensors(), which returns a list of tensors", class_name(t)) end
+  if fn == nil then
+    errors.raise("%s: a tensor class defines inner_tensors(), which returns a list of tensors", class_name(t))
+  end
   local list = fn(t)
   if type(list) ~= "table" or is_tensor(list) or #list == 0 then
     errors.raise("%s: inner_tensors() returned %s, expected a list of tensors", class_name(t), errors.kind(list))
@@ -77,7 +81,9 @@ local function rebuild(list, like)
   local make = cls.from_inner
   local out
   if make then out = make(list, like) else out = cls(unpack(list)) end
-  if not is_tensor(out) then errors.raise("%s: from_inner returned %s, expected an instance", class_name(like), errors.kind(out)) end
+  if not is_tensor(out) then
+    errors.raise("%s: from_inner returned %s, expected an instance", class_name(like), errors.kind(out))
+  end
   return out
 end
 tensor.rebuild = rebuild
@@ -158,7 +164,8 @@ local function run_inner(op, list)
       if first == nil then
         first, count = list[k], #p
       elseif #p ~= count then
-        errors.raise("%s: %s has %d inner tensors, %s has %d", op.name, class_name(first), count, class_name(list[k]), #p)
+        errors.raise("%s: %s has %d inner tensors, %s has %d", op.name, class_name(first), count, class_name(list[k]),
+          #p)
       end
     end
   end
@@ -204,7 +211,8 @@ local function dispatch(op, list)
       local out = { own(op, unpack(list, 1, op.n_in)) }
       for j = 1, #out do
         if not is_tensor(out[j]) then
-          errors.raise("%s: dispatch of %s returned %s, expected a tensor", class_name(list[k]), op.name, errors.kind(out[j]))
+          errors.raise("%s: dispatch of %s returned %s, expected a tensor", class_name(list[k]), op.name,
+            errors.kind(out[j]))
         end
       end
       return out, #out
@@ -243,11 +251,13 @@ function tensor.call_inner(number, a, b, c)
       list[k] = tensor.take(id)
       found = true
     elseif id > 0 then
-      list[k] = a and a.id == id and a or b and b.id == id and b or c and c.id == id and c or setmetatable({ id = id }, Tensor)
+      list[k] = a and a.id == id and a or b and b.id == id and b or c and c.id == id and c
+        or setmetatable({ id = id }, Tensor)
     end
   end
   if not found then return false end
-  local op = setmetatable({ number = number, name = name_of(number), n_in = n_in, n_i = args.n_i, n_f = args.n_f, i = {}, f = {} }, Operation)
+  local op = setmetatable({ number = number, name = name_of(number), n_in = n_in, n_i = args.n_i, n_f = args.n_f,
+    i = {}, f = {} }, Operation)
   for k = 1, op.n_i do op.i[k] = a_i[k - 1] end
   for k = 1, op.n_f do op.f[k] = a_f[k - 1] end
   local out, n = dispatch(op, list)
@@ -283,7 +293,9 @@ end
 ---@param name string
 ---@return table class
 local function extend(base, name)
-  if type(name) ~= "string" or name == "" then errors.raise("extend: a class name expected, got %s", errors.kind(name)) end
+  if type(name) ~= "string" or name == "" then
+    errors.raise("extend: a class name expected, got %s", errors.kind(name))
+  end
   if base ~= Tensor and not base.__isa[Instance] then
     errors.raise("extend: %s is no class of tensors with inner tensors; extend ms.Tensor", base.__name)
   end
@@ -412,7 +424,8 @@ end
 
 --- fn(p) runs once, when the gradients of all inner tensors have been added.
 function methods.register_post_accumulate_grad_hook(t, fn)
-  if type(fn) ~= "function" then errors.raise("register_post_accumulate_grad_hook: hook is %s, expected a function", errors.kind(fn)) end
+  if type(fn) ~= "function" then errors.raise("register_post_accumulate_grad_hook: hook is %s, expected a function",
+    errors.kind(fn)) end
   local handles, landed = setmetatable({}, Handles), 0
   local list = inner(t)
   local self = setmetatable({ t }, { __mode = "v" })

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Making tensors: from numbers, by shape, like others.
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
@@ -17,7 +18,9 @@ local shape = ffi.new("int64_t[?]", engine.MAX_DIMS)
 local OPTIONS = { dtype = opts.string, device = opts.string, requires_grad = opts.boolean }
 
 local function whole_size(v, who)
-  if type(v) ~= "number" or v % 1 ~= 0 then errors.raise("%s: size is %s, expected a whole number", who, errors.show(v)) end
+  if type(v) ~= "number" or v % 1 ~= 0 then
+    errors.raise("%s: size is %s, expected a whole number", who, errors.show(v))
+  end
   if v < 0 then errors.raise("%s: size %d is negative", who, v) end
   if v >= 2 ^ 63 then errors.raise("%s: size is %s, expected a whole number below 2^63", who, errors.show(v)) end
   return v
@@ -26,17 +29,23 @@ end
 -- A shape given as a table, or as numbers: into `shape`. Returns the number of dimensions.
 local function take_shape(who, n, first, ...)
   if type(first) == "table" then
-    if is_tensor(first) then errors.raise("%s: size is %s, expected a whole number or a table of them", who, errors.show(first)) end
+    if is_tensor(first) then
+      errors.raise("%s: size is %s, expected a whole number or a table of them", who, errors.show(first))
+    end
     if n > 1 then errors.raise("%s: sizes are numbers or one table, got a table and %s", who, errors.kind((...))) end
     if first.dtype ~= nil or first.device ~= nil or first.requires_grad ~= nil then
       errors.raise("%s: options stand among the sizes; they are a table of their own, behind them", who)
     end
     n = #first
-    if n > engine.MAX_DIMS then errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS) end
+    if n > engine.MAX_DIMS then
+      errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS)
+    end
     for d = 1, n do shape[d - 1] = whole_size(first[d], who) end
     return n
   end
-  if n > engine.MAX_DIMS then errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS) end
+  if n > engine.MAX_DIMS then
+    errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS)
+  end
   if n > 0 then shape[0] = whole_size(first, who) end
   for d = 2, n do shape[d - 1] = whole_size((select(d - 1, ...)), who) end
   return n
@@ -97,7 +106,8 @@ local function make(who, fill, n, given, ...)
   return require_grad(t, grad)
 end
 
-for name, fill in pairs { empty = fill_none, zeros = fill_zero, ones = fill_one, rand = fill_rand, randn = fill_randn } do
+for name, fill in pairs { empty = fill_none, zeros = fill_zero, ones = fill_one, rand = fill_rand,
+  randn = fill_randn } do
   M[name] = function(...)
     local n, given = opts.split(...)
     if given == nil and n == select("#", ...) then return make(name, fill, n, nil, ...) end
@@ -138,7 +148,9 @@ local function value_dtype(v) return type(v) == "boolean" and ffi.C.MS_BOOL or d
 ---@param given? {dtype: string, device: string, requires_grad: boolean}
 ---@return Tensor
 function M.full(sizes, value, given)
-  if type(value) ~= "number" and type(value) ~= "boolean" then errors.raise("full: value is %s, expected a number", errors.kind(value)) end
+  if type(value) ~= "number" and type(value) ~= "boolean" then
+    errors.raise("full: value is %s, expected a number", errors.kind(value))
+  end
   local dtype, device, grad = resolve("full", given, value_dtype(value))
   local id = empty("full", dtype, device, take_shape("full", 1, sizes))
   local t = wrap(id)
@@ -168,7 +180,9 @@ function M.arange(...)
   if step == 0 then errors.raise("arange: step is 0") end
   if (last - first) * step < 0 then errors.raise("arange: from %g, steps of %g never come to %g", first, step, last) end
   local count = math.max(0, math.ceil((last - first) / step))
-  if count ~= count or count >= 2^53 then errors.raise("arange: %g to %g in steps of %g has no end", first, last, step) end
+  if count ~= count or count >= 2^53 then
+    errors.raise("arange: %g to %g in steps of %g has no end", first, last, step)
+  end
   local whole = first % 1 == 0 and last % 1 == 0 and step % 1 == 0
   local dtype, device, grad = resolve("arange", given, whole and ffi.C.MS_I64 or nil)
   shape[0] = count
@@ -215,9 +229,13 @@ end
 local function measure(value)
   local sizes = {}
   while type(value) == "table" do
-    if is_tensor(value) then errors.raise "tensor: an element is a tensor, expected a number or a boolean; ms.stack and ms.cat put tensors together" end
+    if is_tensor(value) then
+      errors.raise "tensor: an element is a tensor, expected a number or a boolean; ms.stack and ms.cat put tensors together"
+    end
     sizes[#sizes + 1] = #value
-    if #sizes > engine.MAX_DIMS then errors.raise("tensor: the table is nested deeper than %d dimensions", engine.MAX_DIMS) end
+    if #sizes > engine.MAX_DIMS then
+      errors.raise("tensor: the table is nested deeper than %d dimensions", engine.MAX_DIMS)
+    end
     value = value[1]
   end
   return sizes, value
@@ -266,9 +284,13 @@ function M.tensor(value, given)
     local n = 0
     for k in next, v do
       n = n + 1
-      if type(k) ~= "number" or k < 1 or k % 1 ~= 0 then errors.raise("tensor: the table has a key %s, expected a list", errors.show(k)) end
+      if type(k) ~= "number" or k < 1 or k % 1 ~= 0 then
+        errors.raise("tensor: the table has a key %s, expected a list", errors.show(k))
+      end
     end
-    if n ~= sizes[d] then errors.raise("tensor: the list has a hole: %d elements, of which %d come before the first nil", n, sizes[d]) end
+    if n ~= sizes[d] then
+      errors.raise("tensor: the list has a hole: %d elements, of which %d come before the first nil", n, sizes[d])
+    end
     for k = 1, n do take(v[k], d + 1) end
   end
   if first == nil and count > 0 then

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Arithmetic, functions and comparisons, element by element; products.
 --- The hot path of `a + b`: type checks, one engine call, one table.
 local engine = require "moonshard.ffi"
@@ -69,7 +70,9 @@ end
 function Tensor.__concat(a, b)
   a, b = joined(a), joined(b)
   for _, x in ipairs { a, b } do
-    if type(x) ~= "string" and type(x) ~= "number" then errors.raise("concat: operand is %s, expected a string, a number or a tensor", errors.kind(x)) end
+    if type(x) ~= "string" and type(x) ~= "number" then
+      errors.raise("concat: operand is %s, expected a string, a number or a tensor", errors.kind(x))
+    end
   end
   return a .. b
 end
@@ -174,7 +177,8 @@ local function unary(name)
     return wrap(call1(number, t, name))
   end
 end
-for _, name in ipairs { "neg", "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "relu", "silu", "tanh", "sigmoid", "sign", "reciprocal",
+for _, name in ipairs { "neg", "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "relu", "silu", "tanh", "sigmoid",
+  "sign", "reciprocal",
   "isfinite", "isnan", "logical_not" } do
   unary(name)
 end
@@ -183,7 +187,8 @@ local GELU = op "gelu"
 --- GELU; {approximate = "tanh"} is the form of GPT-2.
 ---@param given? {approximate: "none"|"tanh"}
 function methods.gelu(t, given)
-  local approximate = given ~= nil and opts("gelu", given, { approximate = opts.one_of({ "none", "tanh" }, "none") }).approximate
+  local approximate = given ~= nil and opts("gelu", given,
+    { approximate = opts.one_of({ "none", "tanh" }, "none") }).approximate
   if approximate ~= "tanh" then return wrap(call1(GELU, t, "gelu")) end
   args.n_in, args.n_i, args.n_f = 1, 1, 0
   a_in[0], a_i[0] = id_of(t, "gelu"), 1
@@ -269,7 +274,8 @@ methods.mm, methods.bmm = methods.matmul, methods.matmul
 local function like_number(x, other, who)
   if type(x) ~= "number" and type(x) ~= "boolean" then bad_operand(who, x) end
   if other and type(x) == "number" and x % 1 ~= 0 and tensor.info_of(other).dtype > 3 then
-    errors.raise("%s: %s is not a whole number, but the tensor is %s %s", who, tostring(x), other.dtype, tostring(other.shape))
+    errors.raise("%s: %s is not a whole number, but the tensor is %s %s", who, tostring(x), other.dtype,
+      tostring(other.shape))
   end
   return tensor.scalar(x, other and other.dtype, other and other.device)
 end
@@ -391,7 +397,8 @@ function methods.to(t, what, and_dtype)
     take(what)
     if and_dtype ~= nil then
       if type(and_dtype) ~= "string" or (dtypes.numbers[and_dtype] ~= nil) == (dtype ~= nil) then
-        errors.raise("to: arguments are %s and %s, expected a device and a dtype", errors.show(what), errors.show(and_dtype))
+        errors.raise("to: arguments are %s and %s, expected a device and a dtype", errors.show(what),
+          errors.show(and_dtype))
       end
       take(and_dtype)
     end
@@ -410,7 +417,8 @@ function methods.to(t, what, and_dtype)
 end
 
 local casts = {
-  float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16", long = "int64", int = "int32", bool = "bool",
+  float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16", long = "int64", int = "int32",
+  bool = "bool",
 }
 for name, dtype in pairs(casts) do
   local number = dtypes.numbers[dtype]

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- tostring(t): one line of what it is, then its values, at most 20 lines.
 local engine = require "moonshard.ffi"
 local class = require "moonshard.class"
@@ -36,8 +37,8 @@ local function lines_of(lists, n)
   return lines
 end
 
--- Positions shown of every dimension but the last, in at most `budget` lines: all, else ever fewer from each end, and at
--- last only the beginning of outer dimensions.
+-- Positions shown of every dimension but the last, in at most `budget` lines: all, else ever fewer from each end, and
+-- at last only the beginning of outer dimensions.
 local function rows_shown(shape, n, budget)
   for _, edge in ipairs { math.huge, EDGE, 2, 1 } do
     local lists = {}

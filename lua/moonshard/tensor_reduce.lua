@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Reductions: over a position, a list of them, or all.
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
@@ -18,7 +19,9 @@ local function positions(d, at, who)
     a_i[at] = position(d, who)
     return at + 1
   end
-  if type(d) ~= "table" then errors.raise("%s: dimension is %s, expected a position or a list of them", who, errors.kind(d)) end
+  if type(d) ~= "table" then
+    errors.raise("%s: dimension is %s, expected a position or a list of them", who, errors.kind(d))
+  end
   if #d > engine.MAX_DIMS then errors.raise("%s: %d dimensions; at most %d are supported", who, #d, engine.MAX_DIMS) end
   for k = 1, #d do a_i[at + k - 1] = position(d[k], who) end
   return at + #d

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Shapes: views, cutting, joining, indexing.
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
@@ -14,9 +15,13 @@ local new_table = require "table.new"
 local M = {}
 
 local function whole(v, who, what)
-  if type(v) ~= "number" or v % 1 ~= 0 then errors.raise("%s: %s is %s, expected a whole number", who, what, errors.show(v)) end
+  if type(v) ~= "number" or v % 1 ~= 0 then
+    errors.raise("%s: %s is %s, expected a whole number", who, what, errors.show(v))
+  end
   -- The engine's integers end there: 2^64 would be another number.
-  if v >= 2 ^ 63 or v < -2 ^ 63 then errors.raise("%s: %s is %s, expected a whole number below 2^63", who, what, errors.show(v)) end
+  if v >= 2 ^ 63 or v < -2 ^ 63 then
+    errors.raise("%s: %s is %s, expected a whole number below 2^63", who, what, errors.show(v))
+  end
   return v
 end
 
@@ -26,14 +31,18 @@ local function sizes(who, at, first, ...)
   if type(first) == "table" and not is_tensor(first) then
     local n = #first
     if n == 0 then opts.none(who, first) end
-    if n > engine.MAX_DIMS then errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS) end
+    if n > engine.MAX_DIMS then
+      errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS)
+    end
     for k = 1, n do a_i[at + k - 1] = whole(first[k], who, "size " .. k) end
     return n
   end
   if first == nil then return 0 end
   a_i[at] = whole(first, who, "size 1")
   local n = select("#", ...)
-  if n + 1 > engine.MAX_DIMS then errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n + 1, engine.MAX_DIMS) end
+  if n + 1 > engine.MAX_DIMS then
+    errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n + 1, engine.MAX_DIMS)
+  end
   for k = 1, n do a_i[at + k] = whole((select(k, ...)), who, "size") end
   return n + 1
 end
@@ -106,7 +115,8 @@ function methods.t(t, more)
   id_of(t, "t")
   local n = info_of(t).ndim
   if n > 2 then
-    errors.raise("t: the tensor has %d dimensions, shape %s; at most 2 expected (transpose takes positions)", n, tostring(t.shape))
+    errors.raise("t: the tensor has %d dimensions, shape %s; at most 2 expected (transpose takes positions)", n,
+      tostring(t.shape))
   end
   if n < 2 then return t end
   return methods.transpose(t, 1, 2)
@@ -123,7 +133,9 @@ end
 local function index(i, size, who, last)
   whole(i, who, "position")
   local at = i > 0 and i - 1 or i + size
-  if i == 0 or at < 0 or at >= size + (last or 0) then errors.raise("%s: position %d is out of range for size %d", who, i, size) end
+  if i == 0 or at < 0 or at >= size + (last or 0) then
+    errors.raise("%s: position %d is out of range for size %d", who, i, size)
+  end
   return at
 end
 
@@ -203,7 +215,8 @@ function methods.split(t, size, d, more)
       sum = sum + size[k]
     end
     if sum ~= total then
-      errors.raise("split: sizes %s add up to %d, dimension %d has %d", tostring(setmetatable({ unpack(size) }, tensor.Shape)), sum, d or 1, total)
+      errors.raise("split: sizes %s add up to %d, dimension %d has %d",
+        tostring(setmetatable({ unpack(size) }, tensor.Shape)), sum, d or 1, total)
     end
   else
     if whole(size, "split", "size") <= 0 then errors.raise("split: size %d is not positive", size) end
@@ -234,7 +247,9 @@ end
 function methods.chunk(t, n, d, more)
   if more ~= nil then opts.none("chunk", more) end
   id_of(t, "chunk")
-  if whole(n, "chunk", "number of pieces") <= 0 then errors.raise("chunk: number of pieces is %d, expected at least 1", n) end
+  if whole(n, "chunk", "number of pieces") <= 0 then
+    errors.raise("chunk: number of pieces is %d, expected at least 1", n)
+  end
   local total = tonumber(engine.info.shape[dimension(t, d or 1, "chunk")])
   return methods.split(t, math.max(1, math.ceil(total / n)), d)
 end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- For specs: closeness by dtype, gradients against finite differences.
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
@@ -39,7 +40,8 @@ local function compare(a, b, rtol, atol, equal_nan)
     local u, v = x[k], y[k]
     local d = math.abs(u - v)
     if u == v or (equal_nan and u ~= u and v ~= v) then d = 0 end
-    local close = d == 0 or d < math.huge and d <= atol + rtol * math.abs(v)        -- false for nan; infinity is close to itself only
+    -- false for nan; infinity is close to itself only
+    local close = d == 0 or d < math.huge and d <= atol + rtol * math.abs(v)
     if not close then
       wrong = wrong + 1
       if d ~= d then d = math.huge end
@@ -55,9 +57,12 @@ end
 ---@param b any
 ---@param given? {rtol: number, atol: number, check_dtype: boolean, equal_nan: boolean}
 function M.assert_close(a, b, given)
-  local o = opts("assert_close", given, { rtol = opts.number, atol = opts.number, check_dtype = true, equal_nan = false })
+  local o = opts("assert_close", given, { rtol = opts.number, atol = opts.number, check_dtype = true,
+    equal_nan = false })
   for _, name in ipairs { "rtol", "atol" } do
-    if o[name] and not (o[name] >= 0) then errors.raise("assert_close: option '%s' is %s, expected a number from 0", name, errors.kind(o[name])) end
+    if o[name] and not (o[name] >= 0) then
+      errors.raise("assert_close: option '%s' is %s, expected a number from 0", name, errors.kind(o[name]))
+    end
   end
   local function check(x, y, path)
     if x == nil and y == nil then return end
@@ -82,7 +87,8 @@ function M.assert_close(a, b, given)
       local d = math.abs(x - y)
       local close = x == y or d < math.huge and d <= atol + rtol * math.abs(y)
       if not close then
-        errors.raise("assert_close%s: %s against %s, difference %g (rtol %g, atol %g)", path, value(x), value(y), math.abs(x - y),
+        errors.raise("assert_close%s: %s against %s, difference %g (rtol %g, atol %g)", path, value(x), value(y),
+          math.abs(x - y),
           rtol, atol)
       end
       return
@@ -99,7 +105,9 @@ function M.assert_close(a, b, given)
         if not tx then x = create.full(y.shape, x, { dtype = y.dtype }) end
         if not ty then y = create.full(x.shape, y, { dtype = x.dtype }) end
         local sx, sy = x.shape, y.shape
-        if sx ~= sy then errors.raise("assert_close%s: shapes differ: %s against %s", path, tostring(sx), tostring(sy)) end
+        if sx ~= sy then
+          errors.raise("assert_close%s: shapes differ: %s against %s", path, tostring(sx), tostring(sy))
+        end
         if o.check_dtype and x.dtype ~= y.dtype then
           errors.raise("assert_close%s: dtypes differ: %s against %s", path, x.dtype, y.dtype)
         end
@@ -138,7 +146,9 @@ function M.gradcheck(fn, inputs, given)
     errors.raise("gradcheck: argument 1 is %s, expected a function", errors.kind(fn))
   end
   if tensor.is_tensor(inputs) then inputs = { inputs } end
-  if type(inputs) ~= "table" then errors.raise("gradcheck: argument 2 is %s, expected a list of tensors", errors.kind(inputs)) end
+  if type(inputs) ~= "table" then
+    errors.raise("gradcheck: argument 2 is %s, expected a list of tensors", errors.kind(inputs))
+  end
   for k, t in ipairs(inputs) do
     if tensor.is_tensor(t) and t.requires_grad and t.dtype ~= "float64" then
       errors.raise("gradcheck: input %d is %s, expected float64", k, t.dtype)
@@ -190,7 +200,8 @@ function M.gradcheck(fn, inputs, given)
           local mine = analytic and analytic[j] or 0
           local close = math.abs(mine - numeric) <= o.atol + o.rtol * math.abs(numeric)
           if not close then
-            errors.raise("gradcheck: input %d %s at %s: backward gives %.9g, differences give %.9g", k, tostring(shape), place(j, shape),
+            errors.raise("gradcheck: input %d %s at %s: backward gives %.9g, differences give %.9g", k, tostring(shape),
+              place(j, shape),
               mine, numeric)
           end
         end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Text from a language model, and how much of it is words that the corpus has.
 local ms = require "moonshard"
 local lib = require("moonshard.ffi").lib

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 ---@meta
 -- luacheck: ignore (declarations for editors)
 --- Annotations of what is made in loops, for editors, and what `? name` shows of it. Never loaded.

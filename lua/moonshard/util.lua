@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Small things of the front end: ordered pairs, deep copies, devices, memory.
 local context = require "moonshard.context"
 local engine = require "moonshard.ffi"
@@ -37,7 +38,8 @@ end
 
 local internal = { id = true, _owner = true, _site = true, _grad = true, _sparse = true }
 
--- A copy of t's values; of a storage that others see as well the whole is copied, once, and what shared it shares the copy.
+-- A copy of t's values; of a storage that others see as well the whole is copied, once, and what shared it shares the
+-- copy.
 local function copy_data(t, memo)
   local key = lib.ms_storage_key(t.id)
   if key == 0 then return t:detach():clone() end
@@ -63,7 +65,9 @@ local function copy_tensor(t, memo, copy)
   end
   local info = tensor.info_of(t)
   local requires_grad, is_leaf, is_param = info.requires_grad ~= 0, info.is_leaf ~= 0, info.is_param ~= 0
-  if not is_leaf then errors.raise("deepcopy: the tensor is the result of an operation; only leaves can be copied (detach it first)") end
+  if not is_leaf then
+    errors.raise("deepcopy: the tensor is the result of an operation; only leaves can be copied (detach it first)")
+  end
   local data = copy_data(t, memo)
   local out
   if is_param then
@@ -86,8 +90,9 @@ local function copy_tensor(t, memo, copy)
   return out
 end
 
---- A copy of tensors, modules, tables of them: what is shared inside stays shared, memory of views too, a parameter stays a leaf.
---- Functions and classes are not copied. A class whose objects copy themselves defines `__deepcopy(obj, memo, copy)`.
+--- A copy of tensors, modules, tables of them: what is shared inside stays shared, memory of views too, a parameter
+--- stays a leaf. Functions and classes are not copied. A class whose objects copy themselves defines `__deepcopy(obj,
+--- memo, copy)`.
 ---@generic T
 ---@param x T
 ---@return T
@@ -176,13 +181,19 @@ local text = engine.ffi.string
 local function checked_device(i, who)
   if type(i) == "string" then
     local number = dtypes.device(i, who)
-    if bit.band(number, 255) ~= engine.ffi.C.MS_CUDA then errors.raise("%s: device is '%s', expected a CUDA device", who, i) end
+    if bit.band(number, 255) ~= engine.ffi.C.MS_CUDA then
+      errors.raise("%s: device is '%s', expected a CUDA device", who, i)
+    end
     i = bit.rshift(number, 8)
   end
-  if type(i) ~= "number" or i % 1 ~= 0 then errors.raise("%s: device is %s, expected a whole number or a string such as 'cuda:0'", who, errors.kind(i)) end
+  if type(i) ~= "number" or i % 1 ~= 0 then
+    errors.raise("%s: device is %s, expected a whole number or a string such as 'cuda:0'", who, errors.kind(i))
+  end
   local n = lib.ms_cuda_count()
   if n == 0 then errors.raise("%s: there is no CUDA device: %s", who, text(lib.ms_cuda_why())) end
-  if i < 0 or i >= n then errors.raise("%s: device %d does not exist; there %s %d, from 0", who, i, n == 1 and "is" or "are", n) end
+  if i < 0 or i >= n then
+    errors.raise("%s: device %d does not exist; there %s %d, from 0", who, i, n == 1 and "is" or "are", n)
+  end
   return i
 end
 
@@ -210,7 +221,8 @@ M.cuda = errors.closed({
   end,
   --- Waits for everything queued on a device (the current one), and raises what its kernels complained about.
   ---@param i? integer|string
-  synchronize = function(i) errors.check(lib.ms_cuda_synchronize(checked_device(i or dtypes.cuda_device(), "cuda.synchronize"))) end,
+  synchronize = function(i) errors.check(lib.ms_cuda_synchronize(checked_device(i or dtypes.cuda_device(),
+  "cuda.synchronize"))) end,
 }, "cuda")
 
 return M

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- 1. Tensors and gradients.   luajit scripts/examples/01_tensor_and_grad.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)

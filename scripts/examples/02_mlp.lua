@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- 2. A network that learns a circle.   luajit scripts/examples/02_mlp.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)

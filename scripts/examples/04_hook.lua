@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- 4. Hooks: looking at a model while it works, and stepping in.   luajit scripts/examples/04_hook.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)

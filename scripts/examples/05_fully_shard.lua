@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- 5. Parameters, gradients and optimizer state sharded over ranks.
 ---   mpirun -n 2 luajit scripts/examples/05_fully_shard.lua       (alone it runs too, as a world of one)
 local here = arg[0]:match "^(.*)/" or "."

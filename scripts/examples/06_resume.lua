@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- 6. Saving and going on, to the bit.   luajit scripts/examples/06_resume.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
@@ -40,7 +41,8 @@ local saved, metadata = ms.load(path)
 resumed:load_state_dict(saved, { strict = false })
 local state = resumed_optimizer:state_dict()
 for k in ipairs(resumed:parameters()) do
-  state.state[k] = { step = tonumber(metadata.step), exp_avg = saved[k .. ".exp_avg"], exp_avg_sq = saved[k .. ".exp_avg_sq"] }
+  state.state[k] = { step = tonumber(metadata.step), exp_avg = saved[k .. ".exp_avg"],
+    exp_avg_sq = saved[k .. ".exp_avg_sq"] }
 end
 resumed_optimizer:load_state_dict(state)
 train(resumed, resumed_optimizer, tonumber(metadata.step) + 1, 20)

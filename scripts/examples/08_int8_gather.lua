@@ -1,4 +1,6 @@
---- 8. Weights that travel as int8 with block scales: half of bfloat16's bytes; losses within 2 % at every step (lr 3e-4, warm-up,
+-- SPDX-License-Identifier: MIT
+--- 8. Weights that travel as int8 with block scales: half of bfloat16's bytes; losses within 2 % at every step (lr
+---    3e-4, warm-up,
 --- clipping). Rows must divide by the ranks.   mpirun -n 2 luajit scripts/examples/08_int8_gather.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
@@ -17,7 +19,8 @@ end
 
 -- The whole of what came from all ranks; later it is written into the tensor of the first time.
 local function post(_, outputs, _, dtype, out)
-  local whole = ((outputs[1]:float() - 128):reshape(-1, BLOCK) * outputs[2]:float():unsqueeze(2)):reshape(outputs[1].shape):to(dtype)
+  local whole = ((outputs[1]:float() - 128):reshape(-1,
+    BLOCK) * outputs[2]:float():unsqueeze(2)):reshape(outputs[1].shape):to(dtype)
   if not out then return whole, { whole } end
   out:copy_(whole)
 end
@@ -44,7 +47,9 @@ local function train(int8)
     optimizer:step()
     optimizer:zero_grad()
     schedule:step()
-    for _, value in ipairs(dist.all_gather_object(loss:item())) do losses[step] = (losses[step] or 0) + value / dist.world_size() end
+    for _, value in ipairs(dist.all_gather_object(loss:item())) do
+      losses[step] = (losses[step] or 0) + value / dist.world_size()
+    end
   end
   return losses, bytes / STEPS
 end

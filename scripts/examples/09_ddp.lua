@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- 9. The whole model on every rank: PyTorch's DistributedDataParallel.
 ---   mpirun -n 2 luajit scripts/examples/09_ddp.lua               (alone it runs too, as a world of one)
 local here = arg[0]:match "^(.*)/" or "."

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- 10. PyTorch's classic FSDP: flat parameters, a wrapping policy, float16 with a gradient scaler, state dicts.
 ---   mpirun -n 2 luajit scripts/examples/10_classic_fsdp.lua      (alone it runs too, as a world of one)
 local here = arg[0]:match "^(.*)/" or "."
@@ -27,7 +28,8 @@ ms.manual_seed(1 + dist.rank())                         -- from here on each ran
 say("units:", #fsdp.fsdp_modules(model))
 
 local optimizer = optim.AdamW(model:parameters(), { lr = 0.005 })       -- after wrapping
-local scaler = amp.ShardedGradScaler { init_scale = 2 ^ 40, backoff_factor = 2 ^ -8 }        -- too much: the first steps are skipped
+-- too much: the first steps are skipped
+local scaler = amp.ShardedGradScaler { init_scale = 2 ^ 40, backoff_factor = 2 ^ -8 }
 local skipped = 0
 for step in ms.steps(120) do
   local x = ms.randn(64, 8)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- amp.autocast: which operations run in which dtype.
 local ms = require "moonshard"
 local nn, amp = ms.nn, ms.amp
@@ -19,14 +20,16 @@ local rows = {
   { "linear", "bfloat16", function(x) return nn.F.linear(x(2, 4), f32(3, 4), f32(3)) end },
   { "matmul", "bfloat16", function(x) return x(2, 4):matmul(f32(4, 3)) end },
   { "batched matmul", "bfloat16", function(x) return x(2, 2, 4):matmul(f32(4, 3)) end },
-  { "attention", "bfloat16", function(x) return nn.F.scaled_dot_product_attention(x(2, 5, 4), f32(2, 5, 4), f32(2, 5, 4), { attn_mask = f32(5, 5) }) end },
+  { "attention", "bfloat16", function(x) return nn.F.scaled_dot_product_attention(x(2, 5, 4), f32(2, 5, 4),
+  f32(2, 5, 4), { attn_mask = f32(5, 5) }) end },
   { "conv2d", "bfloat16", function(x) return nn.F.conv2d(x(1, 2, 5, 5), f32(3, 2, 3, 3), f32(3)) end },
   { "softmax", "float32", function(x) return x(2, 4):softmax(2) end },
   { "log_softmax", "float32", function(x) return nn.F.log_softmax(x(2, 4), 2) end },
   { "logsumexp", "float32", function(x) return x(2, 4):logsumexp(2) end },
   { "layer_norm", "float32", function(x) return nn.F.layer_norm(x(2, 4), 4, f32(4), f32(4)) end },
   { "rms_norm", "float32", function(x) return nn.F.rms_norm(x(2, 4), f32(4)) end },
-  { "batch_norm", "float32", function(x) return nn.F.batch_norm(x(3, 4), zeros(4), zeros(4), f32(4), f32(4), { training = true }) end },
+  { "batch_norm", "float32", function(x) return nn.F.batch_norm(x(3, 4), zeros(4), zeros(4), f32(4), f32(4),
+  { training = true }) end },
   { "cross_entropy", "float32", function(x) return nn.F.cross_entropy(x(2, 4), classes()) end },
   { "mse_loss", "float32", function(x) return nn.F.mse_loss(x(2, 4), f32(2, 4)) end },
   { "norm", "float32", function(x) return x(2, 4):norm() end },
@@ -95,7 +98,8 @@ describe("autocast", function()
     for name, p in block:named_parameters() do
       assert.are.equal("float32", p.grad.dtype)
       local error = (p.grad - reference:get_parameter(name).grad):norm():item()
-      assert.is_true(error > 0 and error < 0.03 * (reference:get_parameter(name).grad:norm():item() + 0.1), name .. " " .. error)
+      assert.is_true(error > 0 and error < 0.03 * (reference:get_parameter(name).grad:norm():item() + 0.1), name .. " "
+        .. error)
     end
   end)
 
@@ -150,7 +154,8 @@ describe("autocast", function()
   end)
 
   it("takes half dtypes only", function()
-    assert.matches("dtype is 'float32', expected 'bfloat16', 'float16' or nil", failure(amp.autocast, "float32", function() end))
+    assert.matches("dtype is 'float32', expected 'bfloat16', 'float16' or nil",
+      failure(amp.autocast, "float32", function() end))
     assert.matches("argument 2 is nil, expected a function", failure(amp.autocast, "float16"))
   end)
 end)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Gradient scalers: scaling, unscaling dense and sparse gradients, skipped steps, growth and backoff, over ranks.
 local ms = require "moonshard"
 local ranks = require "spec.support.ranks"
@@ -34,7 +35,8 @@ for _, name in ipairs { "GradScaler", "ShardedGradScaler" } do
       local seen = {}
       for t in scaler:scale(function() at = at + 1; return list[at] end) do seen[#seen + 1] = t:item() end
       assert.are.same({ 2, 4 }, seen)
-      assert.are.equal("outputs must be a Tensor or an iterable of Tensors", failure(scaler.scale, scaler, { one(1), 5 }))
+      assert.are.equal("outputs must be a Tensor or an iterable of Tensors",
+        failure(scaler.scale, scaler, { one(1), 5 }))
       assert.are.equal("outputs must be a Tensor or an iterable of Tensors", failure(scaler.scale, scaler, nn.ReLU()))
     end)
 
@@ -61,14 +63,16 @@ for _, name in ipairs { "GradScaler", "ShardedGradScaler" } do
       assert.are.equal("No inf checks were recorded prior to update.", failure(scaler.update, scaler))
       scaler:unscale_(o)
       assert.are.same({ 2, 4 }, p.grad:tolist())
-      assert.are.equal("unscale_() has already been called on this optimizer since the last update().", failure(scaler.unscale_, scaler, o))
+      assert.are.equal("unscale_() has already been called on this optimizer since the last update().",
+        failure(scaler.unscale_, scaler, o))
       assert.is_true(scaler:step(o))
       assert.are.same({ -2, -4 }, p:tolist())
       assert.are.equal("step() has already been called since the last update().", failure(scaler.step, scaler, o))
       assert.are.equal("unscale_() is being called after step().", failure(scaler.unscale_, scaler, o))
       scaler:update()
       scaler:unscale_(o)
-      assert.are.equal("Closure use is not currently supported if GradScaler is enabled.", failure(scaler.step, scaler, o, function() end))
+      assert.are.equal("Closure use is not currently supported if GradScaler is enabled.",
+        failure(scaler.step, scaler, o, function() end))
     end)
 
     it("leaves a step out where a gradient is not finite, and lowers the scale", function()
@@ -107,7 +111,8 @@ for _, name in ipairs { "GradScaler", "ShardedGradScaler" } do
       scaler:update(6)
       assert.are.equal(6, scaler:get_scale())
       assert.matches("^new_scale should be a float", failure(scaler.update, scaler, ms.ones(2)))
-      assert.matches("^new_scale should be a float", failure(scaler.update, scaler, ms.ones(1, { requires_grad = true })))
+      assert.matches("^new_scale should be a float", failure(scaler.update, scaler,
+        ms.ones(1, { requires_grad = true })))
     end)
 
     it("does not grow beyond float32", function()
@@ -126,7 +131,8 @@ for _, name in ipairs { "GradScaler", "ShardedGradScaler" } do
       scaler:step(o)
       scaler:update()
       local sd = scaler:state_dict()
-      assert.are.same({ scale = 8, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2, growth_tracker = 1 }, sd)
+      assert.are.same({ scale = 8, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2, growth_tracker = 1 },
+        sd)
       local again = Scaler()
       again:load_state_dict(sd)
       assert.are.equal(8, again:get_scale())
@@ -156,8 +162,10 @@ for _, name in ipairs { "GradScaler", "ShardedGradScaler" } do
       assert.are.equal("The backoff factor must be < 1.0.", failure(Scaler, { backoff_factor = 1 }))
       assert.matches("unknown option 'init_scal'; did you mean 'init_scale'", failure(Scaler, { init_scal = 1 }))
       local scaler, _, o = Scaler(), with_grad(ms.zeros(1))
-      assert.are.equal("inv_scale must be a 1-element tensor.", failure(scaler.unscale_grads_, scaler, o, ms.ones(2), one(0)))
-      assert.are.equal("found_inf must be a 1-element tensor.", failure(scaler.unscale_grads_, scaler, o, one(1), ms.ones(2)))
+      assert.are.equal("inv_scale must be a 1-element tensor.", failure(scaler.unscale_grads_, scaler, o, ms.ones(2),
+        one(0)))
+      assert.are.equal("found_inf must be a 1-element tensor.", failure(scaler.unscale_grads_, scaler, o, one(1),
+        ms.ones(2)))
     end)
 
     it("unscales sparse gradients", function()
@@ -220,7 +228,8 @@ describe("a loop with a scaler", function()
   it("keeps native memory flat, skipped steps included", function()
     ms.manual_seed(1)
     local m = nn.Linear(8, 8)
-    local o, scaler = optim.SGD(m:parameters(), { lr = 0.1 }), amp.ShardedGradScaler { init_scale = 4, growth_interval = 5 }
+    local o, scaler = optim.SGD(m:parameters(), { lr = 0.1 }),
+      amp.ShardedGradScaler { init_scale = 4, growth_interval = 5 }
     local x = ms.randn(4, 8)
     require "spec.support.flat_memory"(function(step)
       scaler:scale(m(x):sum()):backward()
@@ -396,7 +405,8 @@ for _, world in ipairs { 2, 3 } do
         end
       end,
       ["fully_shard, all-reduce"] = function(m)
-        ms.fsdp.fully_shard(m, { mesh = ms.dist.init_device_mesh("cpu", { world, 1 }, { names = { "replicate", "shard" } }) })
+        ms.fsdp.fully_shard(m, { mesh = ms.dist.init_device_mesh("cpu", { world, 1 },
+          { names = { "replicate", "shard" } }) })
         return m, function(fn)
           m:set_requires_all_reduce(false)
           fn()
@@ -414,21 +424,26 @@ for _, world in ipairs { 2, 3 } do
     }
     for way, make in ms.sorted_pairs(WAYS) do
       for _, kind in ipairs { "ShardedGradScaler", "GradScaler" } do
-        it(("of class %s takes no gradients of which some wait to be reduced, and all of them later: %s"):format(kind, way), function(rank)
+        it(("of class %s takes no gradients of which some wait to be reduced, and all of them later: %s"):format(kind,
+          way), function(rank)
           ms.manual_seed(3)
           local reference = nn.Linear(5, 4)
           local model, unreduced = make(ms.deepcopy(reference))
-          local optimizers = { optim.SGD(reference:parameters(), { lr = 0.1 }), optim.SGD(model:parameters(), { lr = 0.1 }) }
+          local optimizers = { optim.SGD(reference:parameters(), { lr = 0.1 }),
+            optim.SGD(model:parameters(), { lr = 0.1 }) }
           local scalers = { amp.GradScaler { init_scale = 8 }, amp[kind] { init_scale = 8 } }
           local function backward(k)
-            for r = 0, world - 1 do (scalers[1]:scale(reference(ms.ones(2, 5) * (r + k)):pow(2):sum()) / world):backward() end
+            for r = 0, world - 1 do
+              (scalers[1]:scale(reference(ms.ones(2, 5) * (r + k)):pow(2):sum()) / world):backward()
+            end
             scalers[2]:scale(model(ms.ones(2, 5) * (rank + k)):pow(2):sum()):backward()
           end
           for step = 1, 2 do
             backward(1)                                     -- lands first
             unreduced(function() backward(2) end)
             for _, name in ipairs { "unscale_", "step" } do
-              assert.truthy(failure(scalers[2][name], scalers[2], optimizers[2]):find("^unscale_: gradients of parameter '[%w_]+' wait to be reduced, "
+              assert.truthy(failure(scalers[2][name], scalers[2],
+                optimizers[2]):find("^unscale_: gradients of parameter '[%w_]+' wait to be reduced, "
                 .. "and would stay scaled: they come from a backward inside no_sync, without gradient sync or all%-reduce, or that was not the last one; "
                 .. "run one that reduces them first$"), step)
             end

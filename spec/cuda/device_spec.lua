@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Device "cuda": on the emulated GPU where there is no other (MOONSHARD_CUDA, set by spec/support/helper.lua).
 local ms = require "moonshard"
 local process = require "spec.support.process"
@@ -41,7 +42,8 @@ describe("ms.cuda", function()
     assert.are.equal("false\t0\tMOONSHARD_CUDA is 'yes', expected real, emulated or off\n", odd.stdout)
     -- A machine without a GPU names what is missing; one with a GPU says nothing.
     local real = script(why, { MOONSHARD_CUDA = "real" })
-    assert.is_truthy(real.stdout:find "^true\t%d+\tnil\n$" or real.stdout:find "no NVIDIA driver is installed" or real.stdout:find "no CUDA device"
+    assert.is_truthy(real.stdout:find "^true\t%d+\tnil\n$" or real.stdout:find "no NVIDIA driver is installed"
+      or real.stdout:find "no CUDA device"
       or real.stdout:find "this build has no CUDA plugin" or real.stdout:find "driver is too old", real.stdout)
   end)
 
@@ -169,10 +171,12 @@ describe("tensors on cuda", function()
   end
 
   for _, kernel in ipairs { 1, 3 } do
-    on_gpu(("convolve more images than fit the room for their matrices as if they all did, kernel %d x %d"):format(kernel, kernel), function()
+    on_gpu(("convolve more images than fit the room for their matrices as if they all did, kernel %d x %d"):format(
+      kernel, kernel), function()
       ms.manual_seed(4)
       local f64 = { dtype = "float64" }
-      local x, w, b, g = ms.randn(7, 4, 5, 6, f64), ms.randn(6, 2, kernel, kernel, f64), ms.randn(6, f64), ms.randn(7, 6, 5, 6, f64)
+      local x, w, b, g = ms.randn(7, 4, 5, 6, f64), ms.randn(6, 2, kernel, kernel, f64), ms.randn(6, f64),
+        ms.randn(7, 6, 5, 6, f64)
       local o = { padding = kernel == 3 and 1 or 0, groups = 2 }
       local found = {}
       for _, device in ipairs { "cpu", "cuda" } do
@@ -182,7 +186,9 @@ describe("tensors on cuda", function()
         y:backward(g:to(device))
         found[device] = { y:detach(), leaves[1].grad, leaves[2].grad, leaves[3].grad }
       end
-      for k, t in ipairs(found.cuda) do ms.testing.assert_close(t:to("cpu"), found.cpu[k], { rtol = 1e-12, atol = 1e-12 }) end
+      for k, t in ipairs(found.cuda) do
+        ms.testing.assert_close(t:to("cpu"), found.cpu[k], { rtol = 1e-12, atol = 1e-12 })
+      end
     end)
   end
 
@@ -214,12 +220,14 @@ describe("tensors on cuda", function()
     local w = ms.zeros(5, 2, { device = "cuda" })
     local ids = ms.tensor({ 0, 7 }, { dtype = "int64", device = "cuda" })
     local y = nn.F.embedding(ids, w)
-    assert.matches("embedding: id 7 is not in 0 .. 4; a kernel on cuda:0 found it", message(function() return y:tolist() end))
+    assert.matches("embedding: id 7 is not in 0 .. 4; a kernel on cuda:0 found it",
+      message(function() return y:tolist() end))
     assert.are.same({ { 0, 0 }, { 0, 0 } }, y:tolist())               -- told once
     local logits = ms.zeros(2, 3, { device = "cuda" })
     local loss = nn.F.cross_entropy(logits, ms.tensor({ 1, 3 }, { dtype = "int64", device = "cuda" }))
     assert.matches("cross_entropy: id 3 is not in 0 .. 2", message(function() return loss:item() end))
-    local picked = ms.zeros(3, { device = "cuda" }):index_select(1, ms.tensor({ -1 }, { dtype = "int64", device = "cuda" }))
+    local picked = ms.zeros(3, { device = "cuda" }):index_select(1,
+      ms.tensor({ -1 }, { dtype = "int64", device = "cuda" }))
     assert.matches("index: position %-1 is not in 0 .. 2", message(function() ms.cuda.synchronize() return picked end))
   end)
 
@@ -233,7 +241,8 @@ describe("tensors on cuda", function()
     end
     local host = ms.ones(1000)
     local z = host:to "cuda"
-    host:fill_(5)                                                      -- after the copy was queued: it has the old values
+    -- after the copy was queued: it has the old values
+    host:fill_(5)
     assert.are.equal(200 + 200 * 201 / 2, x[1]:item())
     assert.are.equal(1000, z:sum():item())
   end)
@@ -354,7 +363,8 @@ describe("models on cuda", function()
       for k, g in ipairs(ga) do
         local scale = math.max(g[2]:float():abs():max():item(), 1e-3)
         local off = (g[2]:float() - gb[k][2]:float()):abs():max():item()
-        assert.is_true(off <= (coarse and 0.05 or 1e-5) * scale + (coarse and 1e-3 or 1e-6), ("%s %s: off by %g of %g"):format(dtype, g[1], off, scale))
+        assert.is_true(off <= (coarse and 0.05 or 1e-5) * scale + (coarse and 1e-3 or 1e-6),
+          ("%s %s: off by %g of %g"):format(dtype, g[1], off, scale))
       end
     end
   end)

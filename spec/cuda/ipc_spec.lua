@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Memory of a GPU that another process maps (CUDA IPC): what ranks that share a GPU can read each other's tensors by.
 local ms = require "moonshard"
 local F = require "moonshard.ffi"
@@ -29,7 +30,8 @@ describe("memory of a GPU", function()
       local full = F.ffi.new "uint8_t[64]"
       print(F.lib.ms_cuda_open(0, full, 0, F.ffi.C.MS_F32, 1, shape) == 0)
     ]])
-    local argv = { "sh", "-c", 'cd "$0" && exec luajit "$@"', process.root, folder .. "/peer.lua", table.concat(hex), ("%d"):format(offset[0]) }
+    local argv = { "sh", "-c", 'cd "$0" && exec luajit "$@"', process.root, folder .. "/peer.lua", table.concat(hex),
+      ("%d"):format(offset[0]) }
     local child = process.start(argv,
       { stdout = folder .. "/out", stderr = folder .. "/err" })
     local code = child:wait(60)

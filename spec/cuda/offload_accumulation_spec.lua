@@ -1,5 +1,6 @@
---- Gradients gathered over several backwards, with and without no_sync between, where FSDP keeps its shards on the CPU: those of one
---- batch of all of them.
+-- SPDX-License-Identifier: MIT
+--- Gradients gathered over several backwards, with and without no_sync between, where FSDP keeps its shards on the CPU:
+--- those of one batch of all of them.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -25,7 +26,8 @@ for _, world in ipairs { 1, 2, 3 } do
         local ms, _, fsdp, _, quietly = load()
         if not ms.cuda.is_available() then return end
         for n, plan in ipairs(PLANS) do
-          local options = { sharding_strategy = strategy, cpu_offload = true, device_id = "cuda:0", use_orig_params = n % 2 == 0,
+          local options = { sharding_strategy = strategy, cpu_offload = true, device_id = "cuda:0",
+            use_orig_params = n % 2 == 0,
             backward_prefetch = ({ "pre", "post", "none", "pre" })[n] }
           local whole, model = net(), net()
           quietly(function()

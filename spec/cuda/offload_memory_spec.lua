@@ -1,6 +1,7 @@
---- The rows of the composable suite's memory test about CPU offload (docs/semantics.md#memory): what a device holds while shards, gradients and
---- optimizer are on the CPU. On the emulated GPU where there is no other, with the suite's Transformer made smaller; upper bounds with
---- buffer 0 on the engine's ledger of that device.
+-- SPDX-License-Identifier: MIT
+--- The rows of the composable suite's memory test about CPU offload (docs/semantics.md#memory): what a device holds
+--- while shards, gradients and optimizer are on the CPU. On the emulated GPU where there is no other, with the suite's
+--- Transformer made smaller; upper bounds with buffer 0 on the engine's ledger of that device.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 
@@ -16,16 +17,19 @@ ranks.describe(2, "memory of a device beside offloaded parameters #cuda", functi
       for _, p in ipairs(m:parameters()) do n = n + p:numel() end
       return n
     end
-    ms.scope(function() ms.nn.Linear(8, 8, { device = "cuda:0" })(ms.ones(2, 8, { device = "cuda:0" })):sum():backward() end)
+    ms.scope(function() ms.nn.Linear(8, 8, { device = "cuda:0" })(ms.ones(2, 8,
+      { device = "cuda:0" })):sum():backward() end)
     collected()
     local base = ms.memory_stats("cuda:0").allocated
     local function current() return (ms.memory_stats("cuda:0").allocated - base) / MB end
     local function peak() return (ms.memory_stats("cuda:0").peak_allocated - base) / MB end
-    local model = TransformerLM { vocab = 32, layers = 3, dim = 96, heads = 4, max_seq = 16, tie = false, device = "cpu" }
+    local model = TransformerLM { vocab = 32, layers = 3, dim = 96, heads = 4, max_seq = 16, tie = false,
+      device = "cpu" }
     local B, U = numel(model.layers[1]), numel(model)
     local N = U - 3 * B
     local function within(bound, value, point)
-      assert.is_true(value <= 4 * bound / MB, ("%s, %s: %.3f MB, the bound is %.3f MB"):format(what, point, value, 4 * bound / MB))
+      assert.is_true(value <= 4 * bound / MB, ("%s, %s: %.3f MB, the bound is %.3f MB"):format(what, point, value,
+        4 * bound / MB))
     end
     ms.reset_peak_memory_stats "cuda:0"
     model = shard(model)

@@ -1,5 +1,6 @@
---- fully_shard with a CPUOffloadPolicy: shards, gradients and optimizer on the CPU while another device computes. On the
---- emulated GPU where there is no other. The same numbers as without it.
+-- SPDX-License-Identifier: MIT
+--- fully_shard with a CPUOffloadPolicy: shards, gradients and optimizer on the CPU while another device computes. On
+--- the emulated GPU where there is no other. The same numbers as without it.
 local ranks = require "spec.support.ranks"
 
 local function load()
@@ -55,10 +56,12 @@ for world = 1, 4 do
     local settings = { { reshard_after_forward = true }, { reshard_after_forward = false }, {} }
     if world == 4 then settings[#settings + 1] = { reshard_after_forward = 2 } end
     for _, more in ipairs(settings) do
-      it("trains as unsharded training does, reshard_after_forward = " .. tostring(more.reshard_after_forward), function(rank)
+      it("trains as unsharded training does, reshard_after_forward = " .. tostring(more.reshard_after_forward),
+        function(rank)
         local ms, _, fsdp = load()
         local reference, model = build(), shard(build():to "cuda", offloaded(more))
-        local a, b = ms.optim.Adam(reference:parameters(), { lr = 0.01 }), ms.optim.Adam(model:parameters(), { lr = 0.01 })
+        local a, b = ms.optim.Adam(reference:parameters(), { lr = 0.01 }),
+          ms.optim.Adam(model:parameters(), { lr = 0.01 })
         for step = 1, 3 do
           for r = 0, world - 1 do (reference(input(r, step)):pow(2):sum() / world):backward() end
           local out = model(input(rank, step))                          -- brought to the device by the outermost unit
@@ -83,7 +86,8 @@ for world = 1, 4 do
     it("gives the gradients that it gives without offload, to the bit", function(rank)
       local _, _, fsdp = load()
       for _, policy in ipairs {
-        {}, { param_dtype = "bfloat16" }, { param_dtype = "bfloat16", reduce_dtype = "float32" }, { reduce_dtype = "bfloat16" },
+        {}, { param_dtype = "bfloat16" }, { param_dtype = "bfloat16", reduce_dtype = "float32" },
+        { reduce_dtype = "bfloat16" },
         { param_dtype = "float16", reduce_dtype = "float32" },
       } do
         local mp_policy = fsdp.MixedPrecisionPolicy(policy)

@@ -1,11 +1,14 @@
---- cpu_offload: shards, gradients and optimizer on the CPU while another device computes. On the emulated GPU where there is no other.
+-- SPDX-License-Identifier: MIT
+--- cpu_offload: shards, gradients and optimizer on the CPU while another device computes. On the emulated GPU where
+--- there is no other.
 local ranks = require "spec.support.ranks"
 
 for world = 1, 4 do
   ranks.describe(world, ("CPU offload on %d ranks"):format(world), function()
     for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
       for _, pieces in ipairs { false, true } do
-        it(("FSDP computes on cuda and keeps its shards on the CPU: %s, use_orig_params = %s"):format(strategy, tostring(pieces)), function(rank)
+        it(("FSDP computes on cuda and keeps its shards on the CPU: %s, use_orig_params = %s"):format(strategy,
+          tostring(pieces)), function(rank)
           local ms = require "moonshard"
           local quietly = require "spec.support.wrapped".quietly
           local nn, fsdp = ms.nn, ms.fsdp
@@ -14,12 +17,14 @@ for world = 1, 4 do
             return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
           end
           local reference, model = build(), build()
-          local options = { sharding_strategy = strategy, use_orig_params = pieces, cpu_offload = true, device_id = "cuda:0" }
+          local options = { sharding_strategy = strategy, use_orig_params = pieces, cpu_offload = true,
+            device_id = "cuda:0" }
           model = quietly(function()
             model[3] = fsdp.FSDP(model[3], options)
             return fsdp.FSDP(model, options)
           end)
-          local a, b = ms.optim.Adam(reference:parameters(), { lr = 0.01 }), ms.optim.Adam(model:parameters(), { lr = 0.01 })
+          local a, b = ms.optim.Adam(reference:parameters(), { lr = 0.01 }),
+            ms.optim.Adam(model:parameters(), { lr = 0.01 })
           local function input(r, step)
             ms.manual_seed(100 + r + step * 10)
             return ms.rand(4, 8)
@@ -52,7 +57,8 @@ for world = 1, 4 do
     end
 
     for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
-      it("gives what FSDP gives without offload, to the bit: precision, no_sync, hooks, clipping, summoning; " .. strategy, function(rank)
+      it("gives what FSDP gives without offload, to the bit: precision, no_sync, hooks, clipping, summoning; "
+        .. strategy, function(rank)
         local ms = require "moonshard"
         local quietly = require "spec.support.wrapped".quietly
         local nn, fsdp, dist = ms.nn, ms.fsdp, ms.dist
@@ -75,16 +81,19 @@ for world = 1, 4 do
           if output then dist.reduce_scatter(output, grad) else dist.all_reduce(grad) end
         end
         for _, case in ipairs {
-          {}, { precision = { param_dtype = "bfloat16" } }, { precision = { param_dtype = "bfloat16", reduce_dtype = "float32" } },
+          {}, { precision = { param_dtype = "bfloat16" } },
+          { precision = { param_dtype = "bfloat16", reduce_dtype = "float32" } },
           { precision = { param_dtype = "float16", keep_low_precision_grads = true } }, { hook = hook },
           { hook = fsdp.comm_hooks.bf16_compress_hook, state = fsdp.comm_hooks.LowPrecisionState() },
         } do
           local function make(offload)
             ms.manual_seed(0)
-            local options = { sharding_strategy = strategy, use_orig_params = case.hook == nil, cpu_offload = offload, device_id = "cuda:0",
+            local options = { sharding_strategy = strategy, use_orig_params = case.hook == nil, cpu_offload = offload,
+              device_id = "cuda:0",
               mixed_precision = case.precision and fsdp.MixedPrecision(case.precision) or nil }
             local model = quietly(function()
-              return fsdp.FSDP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), fsdp.FSDP(nn.Linear(16, 8), options)), options)
+              return fsdp.FSDP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), fsdp.FSDP(nn.Linear(16, 8), options)),
+                options)
             end)
             if case.hook then model:register_comm_hook(case.state, case.hook) end
             return model
@@ -108,7 +117,9 @@ for world = 1, 4 do
           end)
           for _, p in ipairs(model:parameters()) do
             assert.truthy(p.device:find "^cpu")
-            if case.precision == nil and case.hook == nil then assert.is_true(p:numel() == 0 or p:eq(0.25):all():item()) end
+            if case.precision == nil and case.hook == nil then
+              assert.is_true(p:numel() == 0 or p:eq(0.25):all():item())
+            end
           end
         end
         assert.same({ ["cuda:0"] = true }, seen)

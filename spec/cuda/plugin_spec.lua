@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The plugin that nvcc makes: for which processors, what it exports and what it needs.
 local process = require "spec.support.process"
 
@@ -28,7 +29,8 @@ describe("the CUDA plugin", function()
     local sources = 0
     for flags in text:gmatch "build [^\n]*moonshard_cuda%.dir/[^\n]*%.cu%.o: [^\n]*\n(.-)\n\n" do
       sources = sources + 1
-      for _, code in ipairs { "arch=compute_80,code=[sm_80]", "arch=compute_90a,code=[sm_90a]", "arch=compute_90,code=[compute_90]" } do
+      for _, code in ipairs { "arch=compute_80,code=[sm_80]", "arch=compute_90a,code=[sm_90a]",
+        "arch=compute_90,code=[compute_90]" } do
         assert.is_truthy(flags:find(code, 1, true), code .. " is not in " .. flags)
       end
     end
@@ -37,7 +39,9 @@ describe("the CUDA plugin", function()
 
   it_built("exports its versioned table, and needs neither the toolkit's libraries nor the driver to load", function()
     local exported = {}
-    for name in output(("nm -D --defined-only '%s'"):format(plugin)):gmatch "%x+ %u ([^\n]+)" do exported[#exported + 1] = name end
+    for name in output(("nm -D --defined-only '%s'"):format(plugin)):gmatch "%x+ %u ([^\n]+)" do
+      exported[#exported + 1] = name
+    end
     assert.are.same({ "ms_cuda_table_v1" }, exported)
     local needed = output(("objdump -p '%s'"):format(plugin))
     assert.is_truthy(needed:find "NEEDED +libc%.so")

@@ -1,5 +1,6 @@
---- Collectives and fully_shard with tensors on a GPU: ranks share the emulated one (or a real one), their bytes go through
---- memory of the CPU. The same numbers as on the CPU, and the same as unsharded.
+-- SPDX-License-Identifier: MIT
+--- Collectives and fully_shard with tensors on a GPU: ranks share the emulated one (or a real one), their bytes go
+--- through memory of the CPU. The same numbers as on the CPU, and the same as unsharded.
 local ranks = require "spec.support.ranks"
 
 local function load()
@@ -75,7 +76,8 @@ for _, world in ipairs { 1, 2, 4 } do
       if not ms.cuda.is_available() then return end
       local function train(device, options, sharded)
         ms.manual_seed(4)
-        local model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 7), nn.Tanh(), nn.Linear(7, 3)):to(device)
+        local model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 7), nn.Tanh(),
+          nn.Linear(7, 3)):to(device)
         if sharded then
           for _, k in ipairs { 1, 3 } do fsdp.fully_shard(model[k], options) end
           fsdp.fully_shard(model, options)
@@ -95,7 +97,9 @@ for _, world in ipairs { 1, 2, 4 } do
           end)
         end
         local list = {}
-        for name, p in model:named_parameters() do list[#list + 1] = { name, (sharded and p:full_tensor() or p:detach()):to("cpu"):clone() } end
+        for name, p in model:named_parameters() do
+          list[#list + 1] = { name, (sharded and p:full_tensor() or p:detach()):to("cpu"):clone() }
+        end
         return losses, list
       end
       local norms, whole = train("cpu", nil, false)
@@ -129,7 +133,8 @@ for _, world in ipairs { 1, 2, 4 } do
       local model, optimizer = make(1)
       model(ms.ones(2, 6, { device = "cuda" })):sum():backward()
       optimizer:step()
-      local there, here = fsdp.optim_state_dict(model, optimizer), fsdp.optim_state_dict(model, optimizer, { offload_to_cpu = true })
+      local there, here = fsdp.optim_state_dict(model, optimizer),
+        fsdp.optim_state_dict(model, optimizer, { offload_to_cpu = true })
       for name, entry in pairs(there.state) do
         assert.equal("cuda:0", entry.exp_avg.device)
         assert.equal("cpu", here.state[name].exp_avg.device)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Order over streams: copies beside compute, and who waits for whom.
 local ms = require "moonshard"
 local F = require "moonshard.ffi"
@@ -62,7 +63,8 @@ for _, device in ipairs { "cpu", "cuda" } do
 
     it_there("refuse what they cannot do in one piece", function()
       local x = ms.zeros(4, 6, { device = device })
-      for _, src in ipairs { ms.zeros(5), ms.zeros(4, 6, { dtype = "float64" }), ms.zeros(6, 4):t(), ms.zeros(4, 6, { device = "meta" }) } do
+      for _, src in ipairs { ms.zeros(5), ms.zeros(4, 6, { dtype = "float64" }), ms.zeros(6, 4):t(),
+        ms.zeros(4, 6, { device = "meta" }) } do
         assert.are_not.equal(0, tonumber(lib.ms_copy_async(tensor.id_of(x), tensor.id_of(src))))
         assert.matches("^copy_async: ", ffi.string(lib.ms_error()))
       end

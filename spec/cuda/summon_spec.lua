@@ -1,5 +1,6 @@
---- summon_full_params of instances that compute on a GPU (the emulated one where there is no other): where the whole parameters are, and
---- what becomes of what is written to them (docs/semantics.md#summon).
+-- SPDX-License-Identifier: MIT
+--- summon_full_params of instances that compute on a GPU (the emulated one where there is no other): where the whole
+--- parameters are, and what becomes of what is written to them (docs/semantics.md#summon).
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -46,7 +47,8 @@ for _, world in ipairs { 2, 3 } do
               tostring(low), tostring(offload)), function(rank)
               local ms, _, fsdp = load()
               local plain = build()
-              local model = make { sharding_strategy = strategy, use_orig_params = pieces, cpu_offload = offload, device_id = "cuda:0",
+              local model = make { sharding_strategy = strategy, use_orig_params = pieces, cpu_offload = offload,
+                device_id = "cuda:0",
                 mixed_precision = low and fsdp.MixedPrecision { param_dtype = low } or nil }
               local before, grads = listed(model), step(model, rank)
 

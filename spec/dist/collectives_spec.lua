@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Every collective on 1 to 4 ranks, in place, staged, and over several pretended nodes: odd and empty sizes, every
 --- dtype, both ways of waiting, against sums in Lua.
 local ranks = require "spec.support.ranks"
@@ -20,7 +21,8 @@ end
 
 local function combine(op, dtype, a, b)
   local v
-  if op == "sum" then v = a + b elseif op == "prod" then v = a * b elseif op == "max" then v = math.max(a, b) else v = math.min(a, b) end
+  if op == "sum" then v = a + b elseif op == "prod" then v = a * b elseif op == "max" then
+    v = math.max(a, b) else v = math.min(a, b) end
   if dtype == "bool" then return v > 0 and 1 or 0 end
   return dtype == "uint8" and v % 256 or v
 end
@@ -49,7 +51,8 @@ for _, case in ipairs {
   { 4, " of two nodes", MOONSHARD_COMM_NODES = "2" },
   { 4, " of three nodes, out of order", MOONSHARD_COMM_NODES = "2,0,1,0" },
 } do
-  local world, env = case[1], { MOONSHARD_COMM_MAP = case.MOONSHARD_COMM_MAP, MOONSHARD_COMM_NODES = case.MOONSHARD_COMM_NODES }
+  local world, env = case[1], { MOONSHARD_COMM_MAP = case.MOONSHARD_COMM_MAP,
+    MOONSHARD_COMM_NODES = case.MOONSHARD_COMM_NODES }
   ranks.describe(world, ("collectives on %d ranks%s"):format(world, case[2] or ""), { env = env }, function(rank)
     local ms, dist
     if rank then
@@ -116,7 +119,8 @@ for _, case in ipairs {
       it("reduce_scatter gives rank r block r, by " .. op, function()
         each(function(n, dtype, o, finish)
           local out = ms.empty(n, { dtype = dtype })
-          finish(dist.reduce_scatter(out, tensor(values(rank, 0, n * world, dtype), dtype), { op = op, async = o.async }))
+          finish(dist.reduce_scatter(out, tensor(values(rank, 0, n * world, dtype), dtype),
+            { op = op, async = o.async }))
           check(out, reduced(op, world, rank * n, n, dtype))
         end)
       end)
@@ -244,7 +248,8 @@ for _, case in ipairs {
         assert.is_false(ok)
         assert.matches(pattern, why)
       end
-      refuses("all_gather: sizes don't fit: out is float32 %[7%] cpu, in is float32 %[4%] cpu, for " .. world .. " ranks", dist.all_gather,
+      refuses("all_gather: sizes don't fit: out is float32 %[7%] cpu, in is float32 %[4%] cpu, for " .. world
+        .. " ranks", dist.all_gather,
         ms.ones(7), x)
       refuses("reduce_scatter: out is float64", dist.reduce_scatter, ms.ones(1, { dtype = "float64" }), ms.ones(world))
       refuses("broadcast: option 'src' is missing", dist.broadcast, x)
@@ -265,7 +270,8 @@ for _, case in ipairs {
 
     it("carries Lua values of any shape", function()
       local shared = { 1, 2 }
-      local v = { rank = rank, list = { true, false, "text\0with zero", math.huge }, a = shared, b = shared, t = ms.tensor { rank, 1 } }
+      local v = { rank = rank, list = { true, false, "text\0with zero", math.huge }, a = shared, b = shared,
+        t = ms.tensor { rank, 1 } }
       v.self = v
       local all = dist.all_gather_object(v)
       assert.are.equal(world, #all)

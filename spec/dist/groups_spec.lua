@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Groups, asynchronous works, meshes, the ledger.
 local ranks = require "spec.support.ranks"
 local patience = require("spec.support.process").patience
@@ -185,7 +186,8 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
       for r = 0, 3 do assert.are.equal(r, out[r * 1000 + 1000]:item()) end
     end
     lib.ms_dist_set_delay(-1, 0)
-    assert.is_true(pending > 0)                                 -- or nothing was shown; a rank that is held up may find it done
+    -- or nothing was shown; a rank that is held up may find it done
+    assert.is_true(pending > 0)
   end)
 
   it("let an operator wait for what it reads, and a writer for what is still read", function()
@@ -214,7 +216,8 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
         local function complete(w) if w then w:wait() end end
         local o = { async = async or nil }
         local n = 5000
-        local mine, all, block, whole = ms.full({ n }, rank + 1), ms.empty(4 * n), ms.empty(n), ms.full({ 4 * n }, rank + 1)
+        local mine, all, block, whole = ms.full({ n }, rank + 1), ms.empty(4 * n), ms.empty(n),
+          ms.full({ 4 * n }, rank + 1)
         complete(dist.all_gather(all, mine, o))
         mine:zero_()
         complete(dist.reduce_scatter(block, whole, o))
@@ -255,7 +258,8 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
   end)
 
   it("overlap: a delayed collective and work beside it take as long as the longer one", function()
-    local least = math.huge                                     -- in delays: 1 is the best there is, 2 is one after the other
+    -- in delays: 1 is the best there is, 2 is one after the other
+    local least = math.huge
     for run = 0, 5 do                                           -- a busy machine's hiccups count less in longer runs
       local delay = 0.05 * patience * 2 ^ math.floor(run / 2)
       lib.ms_dist_set_delay(1, delay)
@@ -277,7 +281,8 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     local g = dist.new_group { 0, 1, 2, 3 }
     local list, a, b = dist.record(function()
       dist.all_gather(ms.empty(40), ms.ones(10), { group = g })
-      dist.reduce_scatter(ms.empty(2, { dtype = "bfloat16" }), ms.ones(8, { dtype = "bfloat16" }), { async = true }):wait()
+      dist.reduce_scatter(ms.empty(2, { dtype = "bfloat16" }), ms.ones(8, { dtype = "bfloat16" }),
+        { async = true }):wait()
       dist.barrier()
       local inner = dist.record(function() dist.all_reduce(ms.ones(3)) end)
       assert.are.equal(1, #inner)
@@ -287,10 +292,12 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     assert.is_nil(a)
     assert.are.equal("b", b)
     local function entry(op, dtype, i, o, bytes, group)
-      return { op = op, dtype = dtype, input_numel = i, output_numel = o, bytes = bytes, group = group or dist.default_group() }
+      return { op = op, dtype = dtype, input_numel = i, output_numel = o, bytes = bytes, group = group
+        or dist.default_group() }
     end
     assert.are.same({
-      entry("all_gather", "float32", 10, 40, 160, g), entry("reduce_scatter", "bfloat16", 8, 2, 16), entry("barrier", "uint8", 0, 0, 0),
+      entry("all_gather", "float32", 10, 40, 160, g), entry("reduce_scatter", "bfloat16", 8, 2, 16),
+        entry("barrier", "uint8", 0, 0, 0),
       entry("all_reduce", "float32", 3, 3, 12), entry("broadcast", "float32", 5, 5, 20),
     }, list)
     assert.is_true(list[1].group == g)

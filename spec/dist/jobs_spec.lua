@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Whole jobs: how they start, how they end when a rank fails, and the other paths of the same collectives.
 local ffi = require "ffi"
 local ranks = require "spec.support.ranks"
@@ -18,8 +19,8 @@ void *mmap(void *, size_t, int, int, int, long);
 int munmap(void *, size_t);
 ]]
 
--- mark(what) in a script says when something happened; since(job, what) is how long the job went on from there: the start
--- of mpirun and of its ranks is no part of it.
+-- mark(what) in a script says when something happened; since(job, what) is how long the job went on from there: the
+-- start of mpirun and of its ranks is no part of it.
 local marks = [[
   local ms = require "moonshard"
   local dist = ms.dist
@@ -107,7 +108,8 @@ describe("a job #mpi", function()
 
   it("names a killed rank and is gone within 1 s", function()
     for _, peers in ipairs { "dist.all_reduce(t)", "while true do end", "pcall(dist.all_reduce, t) while true do end",
-                             "if dist.rank() == 0 then dist.all_reduce(t) end while true do end" } do within(1, function()
+                             "if dist.rank() == 0 then dist.all_reduce(t) end while true do end" } do
+                               within(1, function()
       local job = ranks.run(3, marks .. [[
         local ffi = require "ffi"
         ffi.cdef "int kill(int, int); int getpid(void);"
@@ -121,7 +123,8 @@ describe("a job #mpi", function()
       assert.is_false(job.timed_out)
       assert.are_not.equal(0, job.code)
       -- The job does not wait for a rank that would tell, nor for mpirun, when the machine stalls them.
-      local told = job.stderr:find "all_reduce: collective #2 of the world .-: rank 1 %(process %d+%) died" or not peers:find "all_reduce"
+      local told = job.stderr:find "all_reduce: collective #2 of the world .-: rank 1 %(process %d+%) died"
+        or not peers:find "all_reduce"
       local named = job.code == 128 + 9 and job.stderr:find "process rank 1 .- signal 9"        -- mpirun's own line
       return told and named and since(job, "kill") or math.huge, ("status %d, %s"):format(job.code, job.stderr)
     end) end
@@ -135,8 +138,10 @@ describe("a job #mpi", function()
       if dist.rank() == 1 then while true do end end
       if dist.rank() == 0 then mark "wait" end
     ]]
-    for _, wait in ipairs { "dist.all_reduce(t)", "dist.barrier()", "local w = dist.all_reduce(t, {async = true}) w:wait()",
-                            "pcall(dist.all_reduce, t) while true do end", "dist.all_reduce(t, {async = true}) while true do end" } do within(3, function()
+    for _, wait in ipairs { "dist.all_reduce(t)", "dist.barrier()",
+      "local w = dist.all_reduce(t, {async = true}) w:wait()",
+                            "pcall(dist.all_reduce, t) while true do end",
+                              "dist.all_reduce(t, {async = true}) while true do end" } do within(3, function()
       local job = ranks.run(3, script .. wait, { env = { MOONSHARD_TIMEOUT = "1" } })
       assert.are.equal(1, job.code)
       assert.matches("collective #4 of the world", job.stderr)
@@ -241,9 +246,12 @@ describe("a job #mpi", function()
       ended = ranks.run(2, script, { env = { MOONSHARD_COMM_MAP = "refuse-all" } }),
     } do
       local pids = 0
-      for pid in job.stdout:gmatch "pid (%d+)" do                         -- other jobs of this machine have their own files there
+      -- other jobs of this machine have their own files there
+      for pid in job.stdout:gmatch "pid (%d+)" do
         pids = pids + 1
-        for name in lfs.dir "/dev/shm" do assert.is_nil(name:find(("moonshard-control-%d-"):format(pid), 1, true), how .. ": " .. name) end
+        for name in lfs.dir "/dev/shm" do
+          assert.is_nil(name:find(("moonshard-control-%d-"):format(pid), 1, true), how .. ": " .. name)
+        end
       end
       assert.are.equal(2, pids)
     end
@@ -265,7 +273,8 @@ describe("a job #mpi", function()
       made[#made + 1] = path
     end
     local script = [[ require "moonshard".dist.barrier() ]]
-    for _, path in ipairs { "/dev/shm/" .. segment, "/tmp/" .. segment, ("/tmp/moonshard-control-%d-abcDE1"):format(process.pid()) } do
+    for _, path in ipairs { "/dev/shm/" .. segment, "/tmp/" .. segment,
+      ("/tmp/moonshard-control-%d-abcDE1"):format(process.pid()) } do
       -- Open, then mapped only; another job on this machine may clear as well, at any moment.
       local open = ffi.C.open(path, 0x42, ffi.new("int", 0x180))
       made[#made + 1] = path
@@ -279,7 +288,8 @@ describe("a job #mpi", function()
       ranks.run(2, script)
       assert.is_false(exists(path), path)
     end
-    for _, path in ipairs { "/tmp/moonshard-control-notes", ("/tmp/moonshard-control-%d-abcDE1.txt"):format(process.pid()),
+    for _, path in ipairs { "/tmp/moonshard-control-notes",
+      ("/tmp/moonshard-control-%d-abcDE1.txt"):format(process.pid()),
                             ("/dev/shm/vader_segment.other.%d.5bec%d.0"):format(unistd.geteuid(), process.pid()) } do
       touch(path)
       ranks.run(2, script)
@@ -298,10 +308,14 @@ describe("a job #mpi", function()
       while true do end
     ]])
     local out = folder .. "/out"
-    local child = process.start({ "mpirun", "-n", "2", "luajit", folder .. "/script.lua" }, { stdout = out, stderr = out .. ".err",
-      env = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" } })
+    local child = process.start({ "mpirun", "-n", "2", "luajit", folder .. "/script.lua" },
+      { stdout = out, stderr = out .. ".err",
+      env = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
+        OMPI_MCA_rmaps_base_oversubscribe = "1" } })
     local deadline = process.now() + 60 * patience
-    while select(2, process.read(out):gsub("job %d+ pid %d+\n", "")) < 2 and process.now() < deadline do process.sleep(0.01) end
+    while select(2, process.read(out):gsub("job %d+ pid %d+\n", "")) < 2 and process.now() < deadline do
+      process.sleep(0.01)
+    end
     process.kill(child.pid, process.SIGKILL)
     child:wait(10)
     local job = tonumber(process.read(out):match "job (%d+)")
@@ -329,7 +343,8 @@ describe("a job #mpi", function()
     local job = ranks.run(2, [[ require "moonshard".dist.barrier() ]], { env = { TMPDIR = "/dev/shm" },
       through = { "unshare", "-m", "sh", "-c", "mount -t tmpfs -o size=64k none /dev/shm && exec \"$@\"", "sh" } })
     assert.are.equal(1, job.code)
-    assert.matches("neither /dev/shm nor /dev/shm has room for MPI's shared memory, 5 MB for each rank of this node", job.stderr)
+    assert.matches("neither /dev/shm nor /dev/shm has room for MPI's shared memory, 5 MB for each rank of this node",
+      job.stderr)
   end)
 
   it("is a world of one without a launcher", function()
@@ -364,9 +379,11 @@ describe("a disturbed job #mpi", function()
   local limit = 0.5
   for _, how in ipairs(inject.kinds) do
     for _, where in ipairs(inject.places) do
-      local place = ({ start = "at the start", collective = "in a collective", compute = "in compute", after = "after the last collective" })[where]
+      local place = ({ start = "at the start", collective = "in a collective", compute = "in compute",
+        after = "after the last collective" })[where]
       it(("names a rank that is %s %s, and ends"):format(how, place), function() within(0.3, function()
-        local r = inject.run { world = 2, victim = 1, how = how, where = where, limit = limit, delay = where == "start" and 0.03 or 0.01 }
+        local r = inject.run { world = 2, victim = 1, how = how, where = where, limit = limit, delay = where == "start"
+          and 0.03 or 0.01 }
         assert.is_false(r.timed_out)
         assert.are_not.equal(0, r.code)
         assert.are.same({}, r.left)
@@ -384,7 +401,7 @@ describe("a disturbed job #mpi", function()
       "os.execute 'sleep 1.3'",
     } do
       local job = ranks.run(2, marks .. [[
-        dist.init { timeout = 60 }                                        -- a start on a busy machine may take longer than 1 s
+        dist.init { timeout = 60 }  -- a start on a busy machine may take longer than 1 s
         dist.barrier()
         require "moonshard.ffi".lib.ms_dist_set_timeout(1)
         local begun = ms.time()
@@ -461,7 +478,8 @@ describe("a disturbed job #mpi", function()
       ]]):format(rule[1]))
       assert.are.equal(1, job.code, what)
       local ours = job.stderr:gsub("%-%-%-.*", "")                        -- mpirun's page comes last, or in frames
-      assert.matches("^rank 1: " .. rule[2], ours == "" and job.stderr:match "\n(rank 1: .*)" or ours, what .. ": " .. job.stderr)
+      assert.matches("^rank 1: " .. rule[2], ours == "" and job.stderr:match "\n(rank 1: .*)" or ours, what .. ": "
+        .. job.stderr)
       assert.are.equal(1, select(2, ("\n" .. job.stderr):gsub("\nrank %d: ", "")), what .. ": " .. job.stderr)
     end
     -- Of every rank the same: the first one's.
@@ -484,7 +502,8 @@ describe("a disturbed job #mpi", function()
       for k = 2, #rule do
         local job = ranks.run(0, [[ require "moonshard".dist.init() ]], { env = { [name] = rule[k] } })
         assert.are.equal(1, job.code, name)
-        assert.is_truthy(job.stderr:find(("moonshard: %s is '%s', expected %s\n"):format(name, rule[k], rule[1]), 1, true), job.stderr)
+        assert.is_truthy(job.stderr:find(("moonshard: %s is '%s', expected %s\n"):format(name, rule[k], rule[1]), 1,
+          true), job.stderr)
       end
     end
     for _, value in ipairs { "inf", "1e3", "" } do
@@ -516,7 +535,8 @@ describe("on one host #mpi", function()
     local addresses = listening(pid)
     assert.is_true(#addresses > 0, what)
     for _, address in ipairs(addresses) do
-      assert.is_truthy(address:find "^127%.0%.0%.1[:%%]" or address:find "^%[::1%]:" or address:find "%%lo:", what .. " listens on " .. address)
+      assert.is_truthy(address:find "^127%.0%.0%.1[:%%]" or address:find "^%[::1%]:" or address:find "%%lo:", what
+        .. " listens on " .. address)
     end
   end
 
@@ -534,17 +554,22 @@ describe("on one host #mpi", function()
     process.write(folder .. "/wait.sh", "echo step 1/; sleep 60\n")
     local shim = { "mpirun", "-n", "2", "sh", folder .. "/wait.sh" }
     -- And without it, from the ranks.
-    process.write(folder .. "/wait.lua", ("package.path = %q require 'moonshard'.dist.barrier() print 'step 1/' io.flush() os.execute 'sleep 60'"):format(
+    process.write(folder .. "/wait.lua",
+      ("package.path = %q require 'moonshard'.dist.barrier() print 'step 1/' io.flush() os.execute 'sleep 60'"):format(
       ("@/lua/?.lua;@/lua/?/init.lua;@/?.lua;"):gsub("@", process.root)))
     local plain = { "mpirun", "-n", "2", "luajit", folder .. "/wait.lua" }
-    local as_root = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" }
+    local as_root = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
+      OMPI_MCA_rmaps_base_oversubscribe = "1" }
     for k, words in ipairs { train, shim, plain } do
-      if k == 2 then as_root.LD_PRELOAD = process.root .. "/build/libmoonshard_loopback.so" else as_root.LD_PRELOAD = nil end
+      if k == 2 then as_root.LD_PRELOAD = process.root
+        .. "/build/libmoonshard_loopback.so" else as_root.LD_PRELOAD = nil end
       if k > 1 or not process.tool then
         local out = ("%s/%d"):format(folder, k)
         local child = process.start(words, { stdout = out, stderr = out .. ".err", env = as_root })
         local deadline = process.now() + 60 * patience
-        while not process.read(out):find "step +1/" and process.now() < deadline and not child:poll() do process.sleep(0.02) end
+        while not process.read(out):find "step +1/" and process.now() < deadline and not child:poll() do
+          process.sleep(0.02)
+        end
         local said = process.read(out) .. process.read(out .. ".err")
         local ok, why = pcall(only_loopback, child.pid, table.concat(words, " ", 1, 4))
         child:stop()
@@ -605,7 +630,8 @@ describe("the same bits #mpi", function()
         assert.are.equal(want[world], job.stdout)
         if path[2].MOONSHARD_COMM_MAP then
           -- Said once.
-          assert.are.equal(1, select(2, job.stderr:gsub("tensors are staged, since ranks cannot map each other's memory here", "")))
+          assert.are.equal(1, select(2, job.stderr:gsub(
+            "tensors are staged, since ranks cannot map each other's memory here", "")))
         else
           assert.are.equal("", job.stderr)
         end
@@ -648,7 +674,8 @@ describe("over pretended nodes #mpi", function()
     assert.matches("through\n", job.stdout, job.stderr)
     assert.matches("rank 2 has not arrived", job.stderr)
     -- Within a second, by a text that names all: but for ranks that came late.
-    local _, all = job.stdout:gsub("ranks 0, 1, 2: all_reduce of 1000 float32, sum, [^\n]- rank 3: all_reduce of 1000 float32, max", "")
+    local _, all = job.stdout:gsub(
+      "ranks 0, 1, 2: all_reduce of 1000 float32, sum, [^\n]- rank 3: all_reduce of 1000 float32, max", "")
     local latest, told = 0, 0
     for seconds in job.stdout:gmatch "@told after (%S+):" do latest, told = math.max(latest, seconds), told + 1 end
     assert.are.equal(4 + 3, told)

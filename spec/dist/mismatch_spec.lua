@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Collectives that don't match: an error on every rank within 100 ms, naming who asked for what, before a byte has
 --- moved; afterwards the ranks go on together. Each class of mismatch against each collective.
 local ranks = require "spec.support.ranks"
@@ -36,7 +37,8 @@ for world = 2, 4 do
     local function request(rows, dtype, columns)
       local o = { dtype = dtype or "float32" }
       local function shape(blocks) return { rows * blocks, columns } end
-      local v = { t = ms.full(shape(1), rank + 1, o), many = ms.full(shape(world), rank + 1, o), many2 = ms.zeros(shape(world), o), list = {},
+      local v = { t = ms.full(shape(1), rank + 1, o), many = ms.full(shape(world), rank + 1, o),
+        many2 = ms.zeros(shape(world), o), list = {},
         op = "sum", root = 0 }
       for r = 1, world do v.list[r] = ms.full(shape(1), 7, o) end
       return v
@@ -45,8 +47,8 @@ for world = 2, 4 do
     local function first(t) return t:reshape(-1)[1]:item() end
 
     -- Runs fn, which must fail everywhere at once with `pattern`; then everybody is in step again.
-    -- At once is 100 ms on an idle machine; this one runs other things beside the specs and holds up anybody at any moment:
-    -- within a second, or once more, up to five times.
+    -- At once is 100 ms on an idle machine; this one runs other things beside the specs and holds up anybody at any
+    -- moment: within a second, or once more, up to five times.
     local function fails(fn, pattern, v)
       local least = math.huge
       for _ = 1, 5 do
@@ -80,9 +82,11 @@ for world = 2, 4 do
       ["its group"] = { spoil = function(v) v.group = 3 end, of = set(unpack(names)) },
       ["an option"] = { spoil = function(v) v.async = "yes" end, of = set "all_reduce" },
       ["a tensor"] = { spoil = function(v) v.t, v.many, v.list = "x", nil, "x" end,
-        of = set("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all") },
+        of = set("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter",
+        "all_to_all") },
       ["its root"] = { spoil = function(v) v.root = world end, of = set("broadcast", "reduce", "gather", "scatter") },
-      ["sizes"] = { spoil = function(v) v.many = ms.zeros(world + 1) end, of = set("all_gather", "reduce_scatter", "all_to_all") },
+      ["sizes"] = { spoil = function(v) v.many = ms.zeros(world + 1) end, of = set("all_gather", "reduce_scatter",
+        "all_to_all") },
       ["a dtype"] = { spoil = function(v) v.t, v.many, v.op = v.t:to "int32", v.many:to "int32", "avg" end,
         of = set("all_reduce", "reduce_scatter", "reduce") },
       ["the device"] = { spoil = function(v) v.t, v.many = v.t:to "meta", v.many:to "meta" end,
@@ -99,10 +103,14 @@ for world = 2, 4 do
         local seconds = ms.time() - begun
         if ok then error("no error", 2) end
         local text, from_peer = why:gsub("^.-rank %d failed: ", "")
-        if (from_peer == 0) ~= (rank == who) then error(("expected a failure of rank %d, got: %s"):format(who, why), 2) end
+        if (from_peer == 0) ~= (rank == who) then
+          error(("expected a failure of rank %d, got: %s"):format(who, why), 2)
+        end
         local t = ms.full({ 4 }, 10 * (rank + 1))
         dist.all_reduce(t)
-        if t[1]:item() ~= 5 * world * (world + 1) then error(("the sum of different calls: %g"):format(t[1]:item()), 2) end
+        if t[1]:item() ~= 5 * world * (world + 1) then
+          error(("the sum of different calls: %g"):format(t[1]:item()), 2)
+        end
         local all = dist.all_gather_object { text = text, seconds = seconds }
         local slowest = 0
         for r = 1, world do
@@ -136,7 +144,8 @@ for world = 2, 4 do
           it(size .. name .. " with another count", function()
             local v = request(odd and n + world or n)
             local why = fails(function() run(v) end, "the ranks ask for different things", v)
-            assert.matches(("ranks? 0[, %%d]*: %s of %d float32"):format(name, name == "all_to_all" and n * world or n), why)
+            assert.matches(("ranks? 0[, %%d]*: %s of %d float32"):format(name, name == "all_to_all" and n * world or n),
+              why)
           end)
 
           it(size .. name .. " with another shape of the same count", function()
@@ -147,9 +156,11 @@ for world = 2, 4 do
               if name == "reduce_scatter" or name == "all_to_all" then a = a * world end        -- the input's
               return (", shape %%[%d, %d%%]"):format(a, b)
             end
-            assert.matches(("ranks? 0[, %%d]*: %s .*%s.*; rank %d: %s .*%s"):format(name, shape(rows, n / rows), world - 1, name, shape(n / rows, rows)), why)
+            assert.matches(("ranks? 0[, %%d]*: %s .*%s.*; rank %d: %s .*%s"):format(name, shape(rows, n / rows),
+              world - 1, name, shape(n / rows, rows)), why)
             v = request(odd and n or n / rows, nil, not odd and rows or nil)                    -- flat
-            fails(function() run(v) end, ("shape %%[%d%%]"):format((name == "reduce_scatter" or name == "all_to_all") and n * world or n), v)
+            fails(function() run(v) end, ("shape %%[%d%%]"):format((name == "reduce_scatter" or name == "all_to_all")
+              and n * world or n), v)
           end)
 
           it(size .. name .. " with another dtype", function()
@@ -188,12 +199,14 @@ for world = 2, 4 do
             end
           end, "the ranks ask for different things", v)
           assert.matches(("ranks? [%%d, ]+: broadcast of %d float32, root 0, at spec/dist/mismatch_spec%%.lua:%d"):format(n, line + 2), why)
-          assert.matches(("rank %d: all_reduce of %d float32, sum, at spec/dist/mismatch_spec%%.lua:%d"):format(world - 1, n * world, line), why)
+          assert.matches(("rank %d: all_reduce of %d float32, sum, at spec/dist/mismatch_spec%%.lua:%d"):format(
+            world - 1, n * world, line), why)
         end)
 
         for what, refusal in sorted_pairs(refusals) do
           if refusal.of[name] then
-            it(("%s%s refused by one rank for %s fails on the others, and the next one is right"):format(size, name, what), function()
+            it(("%s%s refused by one rank for %s fails on the others, and the next one is right"):format(size, name,
+              what), function()
               local v = request(n)
               if odd then refusal.spoil(v) end
               refused(function() run(v) end)
@@ -243,9 +256,11 @@ for world = 2, 4 do
     -- What is no plain collective of tensors: a wrong call on one rank, a right one on the others.
     local others = {
       all_gather_object = { function() dist.all_gather_object(print) end, function() dist.all_gather_object(1) end },
-      broadcast_object = { function() dist.broadcast_object(1, { src = world }) end, function() dist.broadcast_object(1, { src = 0 }) end },
+      broadcast_object = { function() dist.broadcast_object(1, { src = world }) end,
+      function() dist.broadcast_object(1, { src = 0 }) end },
       new_group = { function() dist.new_group { 0, 0 } end, function() dist.new_group { 0, 1 } end },
-      init_device_mesh = { function() dist.init_device_mesh("cpu", { world, 2 }) end, function() dist.init_device_mesh("cpu", { world, 1 }) end },
+      init_device_mesh = { function() dist.init_device_mesh("cpu", { world, 2 }) end,
+      function() dist.init_device_mesh("cpu", { world, 1 }) end },
     }
     for name, calls in sorted_pairs(others) do
       it(name .. " refused by one rank fails on the others, and the next one is right", function()
@@ -307,7 +322,8 @@ for world = 2, 4 do
       assert.are.equal(world, t[1]:item())
     end)
 
-    it("a call refused in one group leaves the groups that its rank is not in alone, and a wrong call of no member all", function()
+    it("a call refused in one group leaves the groups that its rank is not in alone, and a wrong call of no member all",
+      function()
       if world < 3 then return end
       local inner, outer = dist.new_group { 0, 1 }, dist.new_group { 1, 2 }
       for _ = 1, 5 do
@@ -358,7 +374,8 @@ for world = 2, 4 do
     end)
 
     it("an asynchronous collective reports it where it is waited for", function()
-      fails(function() dist.all_reduce(ms.ones(odd and N + 1 or N), { async = true }):wait() end, "the ranks ask for different things")
+      fails(function() dist.all_reduce(ms.ones(odd and N + 1 or N), { async = true }):wait() end,
+        "the ranks ask for different things")
       fails(function()
         local t = ms.ones(odd and N + 1 or N)
         dist.all_reduce(t, { async = true })

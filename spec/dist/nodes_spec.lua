@@ -1,5 +1,7 @@
---- Two nodes that share nothing but a network: two network namespaces of this machine (spec/support/nodes.lua). What ranks of
---- pretended nodes do through MPI's shared memory goes over TCP here, and each node has its own control memory, host and pids.
+-- SPDX-License-Identifier: MIT
+--- Two nodes that share nothing but a network: two network namespaces of this machine (spec/support/nodes.lua). What
+--- ranks of pretended nodes do through MPI's shared memory goes over TCP here, and each node has its own control
+--- memory, host and pids.
 local nodes = require "spec.support.nodes"
 local missing = nodes.missing()
 
@@ -14,7 +16,9 @@ describe("two nodes that share a network only", function()
     assert.are.equal(0, job.code, job.stderr .. job.stdout)
     local found = {}
     for rank, words in job.stdout:gmatch "(%d+):([^\n]*)\n" do found[tonumber(rank)] = words end
-    for rank = 0, 2 * n - 1 do assert.is_truthy(found[rank], ("rank %d said nothing: %s"):format(rank, job.stdout .. job.stderr)) end
+    for rank = 0, 2 * n - 1 do
+      assert.is_truthy(found[rank], ("rank %d said nothing: %s"):format(rank, job.stdout .. job.stderr))
+    end
     return found, job
   end
   local function on_nodes(name, body)
@@ -26,7 +30,8 @@ describe("two nodes that share a network only", function()
 
   for n = 1, 2 do
     on_nodes(("give the bits of one node, %d rank%s on each"):format(n, n > 1 and "s" or ""), function()
-      -- Large enough for several slices and messages; in place and not; parts that do not divide; every dtype that is rounded.
+      -- Large enough for several slices and messages; in place and not; parts that do not divide; every dtype that is
+      -- rounded.
       local script = [[
         local ms = require "moonshard"
         local dist = ms.dist
@@ -42,7 +47,8 @@ describe("two nodes that share a network only", function()
             for _, op in ipairs { "sum", dtype == "bfloat16" and "avg" or "max" } do
               ms.manual_seed(n + rank)
               local whole = (ms.randn(n * world) * 100):to(dtype)
-              local part, all, copy = ms.empty(n, { dtype = dtype }), ms.empty(n * world, { dtype = dtype }), whole:clone()
+              local part, all, copy = ms.empty(n, { dtype = dtype }), ms.empty(n * world, { dtype = dtype }),
+                whole:clone()
               dist.all_reduce(copy, { op = op })
               sum(copy)
               dist.reduce_scatter(part, whole, { op = op })
@@ -94,7 +100,8 @@ describe("two nodes that share a network only", function()
       ]]):format(culprit), { env = { MOONSHARD_TIMEOUT = "30" } })
       for rank = 0, 3 do
         assert.matches("^false true 18 ", found[rank])
-        assert.matches(rank == culprit and "a hook fails" or ("rank %d failed: .*a hook fails"):format(culprit), found[rank])
+        assert.matches(rank == culprit and "a hook fails" or ("rank %d failed: .*a hook fails"):format(culprit),
+          found[rank])
       end
     end
   end)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Under Slurm: what its variables alone mean, and, where slurmctld, slurmd, munged and root are at hand, real jobs
 --- by srun on a cluster of one node that the spec starts for itself.
 local ranks = require "spec.support.ranks"
@@ -10,17 +11,20 @@ describe("Slurm's variables", function()
   ]]
 
   it("of a batch script or an allocation, without srun, mean one process", function()
-    local job = ranks.run(0, who, { env = { SLURM_JOB_ID = "7", SLURM_NTASKS = "4", SLURM_PROCID = "0", SLURM_NODEID = "0" } })
+    local job = ranks.run(0, who, { env = { SLURM_JOB_ID = "7", SLURM_NTASKS = "4", SLURM_PROCID = "0",
+      SLURM_NODEID = "0" } })
     assert.are.equal("0\t1\tself\n", job.stdout, job.stderr)
   end)
 
   it("of a step of one task mean one process", function()
-    local job = ranks.run(0, who, { env = { SLURM_STEP_ID = "0", SLURM_STEP_NUM_TASKS = "1", SLURM_NTASKS = "4", SLURM_PROCID = "0" } })
+    local job = ranks.run(0, who, { env = { SLURM_STEP_ID = "0", SLURM_STEP_NUM_TASKS = "1", SLURM_NTASKS = "4",
+      SLURM_PROCID = "0" } })
     assert.are.equal("0\t1\tself\n", job.stdout, job.stderr)
   end)
 
   it("of a step whose tasks cannot find each other are an error that names the option", function()
-    local job = ranks.run(0, who, { env = { SLURM_STEP_ID = "0", SLURM_STEP_NUM_TASKS = "2", SLURM_PROCID = "1", SLURM_MPI_TYPE = "none" } })
+    local job = ranks.run(0, who, { env = { SLURM_STEP_ID = "0", SLURM_STEP_NUM_TASKS = "2", SLURM_PROCID = "1",
+      SLURM_MPI_TYPE = "none" } })
     assert.are.equal(1, job.code)
     assert.matches("script%.lua:2: dist%.init: srun started this process without telling its ranks of each other %(MPI type 'none'%); "
       .. "use srun %-%-mpi=pmix", job.stderr)
@@ -47,7 +51,9 @@ local function shell(command) return os.execute("(" .. command .. ") >/dev/null 
 local function missing()
   if not shell "test \"$(id -u)\" = 0" then return "not root" end
   for _, program in ipairs { "srun", "slurmctld", "slurmd", "munged", "hostname" } do
-    if not shell("command -v " .. program .. " || command -v /usr/sbin/" .. program) then return program .. " is not installed" end
+    if not shell("command -v " .. program .. " || command -v /usr/sbin/" .. program) then
+      return program .. " is not installed"
+    end
   end
 end
 
@@ -92,17 +98,22 @@ describe("srun #mpi", function()
     if why then return end
     folder = process.temp_folder()
     local port = 20000 + process.pid() % 20000
-    local function path(text) return (text:gsub("@host", (read "hostname")):gsub("@cpus", (read "nproc --all")):gsub("@port1", port)
+    local function path(text) return (text:gsub("@host", (read "hostname")):gsub("@cpus",
+      (read "nproc --all")):gsub("@port1", port)
       :gsub("@port2", port + 1):gsub("@", folder)) end
     process.write(folder .. "/slurm.conf", path(conf))
     local begin = path [[
       export PATH=$PATH:/usr/sbin
       mkdir -p @/spool @/state && chmod 755 @ &&
       head -c 1024 /dev/urandom > @/key && chmod 400 @/key &&
-      munged --force --socket=@/munge.socket --key-file=@/key --pid-file=@/munge.pid --log-file=@/munge.log --seed-file=@/seed &&
+      munged --force --socket=@/munge.socket --key-file=@/key --pid-file=@/munge.pid --log-file=@/munge.log \
+        --seed-file=@/seed &&
       slurmctld -f @/slurm.conf && slurmd -f @/slurm.conf &&
       for i in $(seq 100); do SLURM_CONF=@/slurm.conf sinfo -h -o %T | grep -q idle && exit 0; sleep 0.1; done; exit 1]]
-    if not shell(begin) then why = "Slurm does not start here: " .. (process.read(folder .. "/d.log") .. process.read(folder .. "/ctld.log")):sub(-300) end
+    if not shell(begin) then
+      why = "Slurm does not start here: " .. (process.read(folder .. "/d.log")
+        .. process.read(folder .. "/ctld.log")):sub(-300)
+    end
   end)
 
   teardown(function()
@@ -130,11 +141,13 @@ describe("srun #mpi", function()
     local preload = os.getenv "LD_PRELOAD"
     for _, a in ipairs { "env", "LD_PRELOAD=" .. (preload or ""), "luajit", file } do args[#args + 1] = a end
     local begun = process.now()
-    local child = process.start({ "srun", unpack(args) }, { stdout = folder .. "/out", stderr = folder .. "/err", env = {
+    local child = process.start({ "srun", unpack(args) }, { stdout = folder .. "/out", stderr = folder .. "/err",
+      env = {
       SLURM_CONF = folder .. "/slurm.conf", OMPI_COMM_WORLD_SIZE = false, LD_PRELOAD = false,
       LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;@/?.lua;;"):gsub("@", process.root) } })
     if not child:wait(180) then child:stop(2) end
-    return { code = child.code, stdout = process.read(folder .. "/out"), stderr = process.read(folder .. "/err"), ended = begun + child.seconds }
+    return { code = child.code, stdout = process.read(folder .. "/out"), stderr = process.read(folder .. "/err"),
+      ended = begun + child.seconds }
   end
 
   it("starts the same script, and shares memory among its ranks", function()
@@ -144,7 +157,8 @@ describe("srun #mpi", function()
       local dist = ms.dist
       local t = ms.ones(100000) * (dist.rank() + 1)
       dist.all_reduce(t)
-      local all = dist.all_gather_object { dist.rank(), dist.world_size(), dist.local_rank(), dist.backend(), t[1]:item() }
+      local all = dist.all_gather_object { dist.rank(), dist.world_size(), dist.local_rank(), dist.backend(),
+        t[1]:item() }
       if dist.rank() == 0 then for _, x in ipairs(all) do print(unpack(x)) end end
     ]]
     assert.are.equal(0, job.code, job.stderr)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 -- Errors that scripts survive: the k-th failure of one rank is the k-th failure of all, however far apart they are.
 local ranks = require "spec.support.ranks"
 
@@ -29,7 +30,8 @@ for world = 2, 4 do
       return ms.randn(2, 3, K)
     end
 
-    -- Tries of a step, `failures` in a row of which fail on rank `bad`; then a good one, beside one process that never fails.
+    -- Tries of a step, `failures` in a row of which fail on rank `bad`; then a good one, beside one process that never
+    -- fails.
     local function train(wrap, bad, failures)
       ms.manual_seed(1)
       local weak = Weak()
@@ -62,10 +64,12 @@ for world = 2, 4 do
 
     for name, wrap in ms.sorted_pairs(fronts) do
       for _, failures in ipairs { 1, 3 } do
-        it(("%s: %d failed tries of one rank are %d on the others, and the good steps meet"):format(name, failures, failures), function()
+        it(("%s: %d failed tries of one rank are %d on the others, and the good steps meet"):format(name, failures,
+          failures), function()
           for bad = 0, world - 1, world - 1 do
             for _, why in ipairs(train(wrap, bad, failures)) do
-              assert.matches(rank == bad and "^this rank's forward failed" or ("rank %d failed: this rank's forward failed"):format(bad), why)
+              assert.matches(rank == bad and "^this rank's forward failed"
+                or ("rank %d failed: this rank's forward failed"):format(bad), why)
             end
           end
         end)
@@ -94,27 +98,33 @@ for world = 2, 4 do
     local function zero(o) return optim.ZeroRedundancyOptimizer(alone():parameters(), o) end
     local sgd = { optimizer_class = optim.SGD, lr = 0.1 }
     local wrong = {
-      ["fsdp.state_dict"] = { function() fsdp.state_dict(model(), { type = "ful" }) end, function() fsdp.state_dict((model())) end },
+      ["fsdp.state_dict"] = { function() fsdp.state_dict(model(), { type = "ful" }) end,
+        function() fsdp.state_dict((model())) end },
       ["FSDP:state_dict"] = { function() model():state_dict { full = true } end, function() model():state_dict() end },
       ["fsdp.load_state_dict"] = {
         function() fsdp.load_state_dict(model(), 3) end,
         function() fsdp.load_state_dict(model(), {}, { broadcast_from_rank0 = true, strict = false }) end,
       },
-      ["fsdp.optim_state_dict"] = { function() fsdp.optim_state_dict(model(), {}) end, function() fsdp.optim_state_dict(model()) end },
+      ["fsdp.optim_state_dict"] = { function() fsdp.optim_state_dict(model(), {}) end,
+        function() fsdp.optim_state_dict(model()) end },
       ["fsdp.summon_full_params"] = {
         function() fsdp.summon_full_params(model(), { writebak = true }, print) end,
         function() fsdp.summon_full_params(model(), function() end) end,
       },
       ["fsdp.save"] = { function() fsdp.save(3, model()) end, function() fsdp.save(folder .. "/saved", model()) end },
       ["fsdp.load"] = { function() fsdp.load(nil, model()) end, function() fsdp.load(folder .. "/saved", model()) end },
-      ["FSDP:clip_grad_norm_"] = { function() model():clip_grad_norm_(-1) end, function() model():clip_grad_norm_(1) end },
+      ["FSDP:clip_grad_norm_"] = { function() model():clip_grad_norm_(-1) end,
+        function() model():clip_grad_norm_(1) end },
       ["nn.utils.clip_grad_norm_"] = {
-        function() nn.utils.clip_grad_norm_(model():parameters(), "x") end, function() nn.utils.clip_grad_norm_(model():parameters(), 1) end,
+        function() nn.utils.clip_grad_norm_(model():parameters(), "x") end,
+          function() nn.utils.clip_grad_norm_(model():parameters(), 1) end,
       },
-      unshard = { function() fsdp.fully_shard(alone()):unshard { asinc = true } end, function() fsdp.fully_shard(alone()):unshard() end },
+      unshard = { function() fsdp.fully_shard(alone()):unshard { asinc = true } end,
+      function() fsdp.fully_shard(alone()):unshard() end },
       ["nn.DDP"] = { function() nn.DDP(alone(), { bucket_cap_mb = 0 }) end, function() nn.DDP(alone()) end },
       ["fsdp.FSDP"] = {
-        function() fsdp.FSDP(alone(), { sync_module_states = 1 }) end, function() fsdp.FSDP(alone(), { sync_module_states = true }) end,
+        function() fsdp.FSDP(alone(), { sync_module_states = 1 }) end,
+          function() fsdp.FSDP(alone(), { sync_module_states = true }) end,
       },
       ["optim.ZeroRedundancyOptimizer"] = { function() zero { optimizer_class = 3 } end, function() zero(sgd) end },
       ["consolidate_state_dict"] = {
@@ -126,7 +136,8 @@ for world = 2, 4 do
         model()
         for _, bad in ipairs { 0, world - 1 } do
           local ok, why = pcall(calls[rank == bad and 1 or 2])
-          -- What only ends without the culprit may be through here before the error is there: then the next collective has it.
+          -- What only ends without the culprit may be through here before the error is there: then the next collective
+          -- has it.
           if ok then ok, why = pcall(dist.barrier) end
           assert.is_false(ok)
           local from = tonumber(why:match "rank (%d) failed: " or why:match "%(on rank (%d)%)$")
@@ -183,7 +194,9 @@ for world = 2, 4 do
           local ok, why = pcall(dist.barrier)
           assert.is_false(ok)
           -- Of so many only the latest texts are kept.
-          if not why:find "its text is gone" then assert.matches(("rank 0 failed: number %d$"):format(k), (why:gsub("\n.*", ""))) end
+          if not why:find "its text is gone" then
+            assert.matches(("rank 0 failed: number %d$"):format(k), (why:gsub("\n.*", "")))
+          end
         end
       end
       local t = ms.ones(5)

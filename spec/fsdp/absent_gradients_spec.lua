@@ -1,5 +1,6 @@
---- fully_shard leaves parameters without a gradient out of a reduction. Ranks that leave out different ones are told so: where the
---- sizes are equal, one parameter's gradient would be added to another's in silence.
+-- SPDX-License-Identifier: MIT
+--- fully_shard leaves parameters without a gradient out of a reduction. Ranks that leave out different ones are told
+--- so: where the sizes are equal, one parameter's gradient would be added to another's in silence.
 local ranks = require "spec.support.ranks"
 
 for world = 2, 4 do
@@ -46,12 +47,14 @@ for world = 2, 4 do
     for _, d in ipairs { 3, 48 } do         -- packed and sent at once; read where they are
       it(("of other parameters of the same sizes on one rank: an error on all, %d wide"):format(d), function()
         local model = fsdp.fully_shard(make(d, 3))
-        local ok, message = pcall(function() model(input(d, rank), rank == 1 and { 1, 2 } or { 1, 3 }):sum():backward() end)
+        local ok, message = pcall(function() model(input(d, rank), rank == 1 and { 1, 2 }
+          or { 1, 3 }):sum():backward() end)
         assert.is_false(ok)
         assert.matches("the ranks ask for different things", message)
         assert.matches("rank 1: reduce_scatter of %d+ float64, avg, no gradient of 'way3.weight'", message)
         assert.matches("0[, 23]*: reduce_scatter of %d+ float64, avg, no gradient of 'way2.weight'", message)
-        assert.matches("in one backward all ranks must use the same parameters of a unit that fully_shard made$", message)
+        assert.matches("in one backward all ranks must use the same parameters of a unit that fully_shard made$",
+          message)
         goes_on(model, d, 3)
       end)
 
@@ -76,7 +79,8 @@ for world = 2, 4 do
     it("again and again: each error costs every rank one backward, and no good one", function()
       local model = fsdp.fully_shard(make(3, 3))
       for _ = 1, 4 do
-        assert.is_false(pcall(function() model(input(3, rank), rank == 0 and { 1 } or { 1, 2, 3 }):sum():backward() end))
+        assert.is_false(pcall(function() model(input(3, rank), rank == 0 and { 1 }
+          or { 1, 2, 3 }):sum():backward() end))
         goes_on(model, 3, 3)
       end
     end)

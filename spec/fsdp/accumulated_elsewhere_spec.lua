@@ -1,4 +1,6 @@
---- Gradients that a backward without sync left with a unit to which the backward that reduces does not come: they are reduced at its end.
+-- SPDX-License-Identifier: MIT
+--- Gradients that a backward without sync left with a unit to which the backward that reduces does not come: they are
+--- reduced at its end.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -12,7 +14,8 @@ local function net()
 end
 
 for _, world in ipairs { 1, 2, 3, 4 } do
-  ranks.describe(world, ("gradients accumulated by a unit that the last backward leaves out, on %d ranks"):format(world), function(rank)
+  ranks.describe(world, ("gradients accumulated by a unit that the last backward leaves out, on %d ranks"):format(
+    world), function(rank)
     for _, reduce in ipairs { false, "float64" } do
       it("are reduced with the others', reduce_dtype = " .. tostring(reduce), function()
         local ms, _, fsdp, dist = load()

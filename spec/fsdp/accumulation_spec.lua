@@ -1,4 +1,6 @@
---- Frozen parameters, unused outputs, pipelines' switches, optimizers that step inside backward (docs/semantics.md#ignored, #lifecycle).
+-- SPDX-License-Identifier: MIT
+--- Frozen parameters, unused outputs, pipelines' switches, optimizers that step inside backward
+--- (docs/semantics.md#ignored, #lifecycle).
 local ranks = require "spec.support.ranks"
 
 local function load() return require "moonshard" end
@@ -100,7 +102,8 @@ for _, world in ipairs { 2, 3, 4 } do
   -- As in PyTorch: they are no parameter's grad.
   for _, by in ipairs { "module", "optimizer" } do
     for _, to_none in ipairs { true, false } do
-      ranks.describe(world, ("zero_grad of the %s over %d ranks, set_to_none = %s"):format(by, world, tostring(to_none)), function(rank)
+      ranks.describe(world, ("zero_grad of the %s over %d ranks, set_to_none = %s"):format(by, world,
+        tostring(to_none)), function(rank)
         it("clears what was reduced, and not what waits for a backward that reduces it", function()
           local ms = load()
           local want, model = chain(3), chain(3, {})
@@ -186,7 +189,8 @@ for _, world in ipairs { 2, 3, 4 } do
           scattered, gathered = scattered + n, gathered + count(ledger, "all_gather")
         end
         for k = 1, 4 do
-          gathered = gathered + count(ms.dist.record(function() losses[k] = model(input(rank) * k):sum() end), "all_gather")
+          gathered = gathered + count(ms.dist.record(function() losses[k] = model(input(rank) * k):sum() end),
+            "all_gather")
           if k > 1 then backward(k - 1) end
         end
         backward(4)

@@ -1,4 +1,6 @@
---- load_state_dict with `assign` into sharded models on meta: the state dict brings the memory (docs/semantics.md#state-dicts).
+-- SPDX-License-Identifier: MIT
+--- load_state_dict with `assign` into sharded models on meta: the state dict brings the memory
+--- (docs/semantics.md#state-dicts).
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -78,7 +80,8 @@ for world = 1, 3 do
       sd["3.bias"] = nil
       local ok, message = pcall(fsdp.load_state_dict, model, sd, { assign = true, strict = false })
       assert.is_false(ok)
-      assert.truthy(message:find("load_state_dict: with assign, a unit on meta takes all of its parameters at once: the state has '3.weight', but not "
+      assert.truthy(message:find(
+        "load_state_dict: with assign, a unit on meta takes all of its parameters at once: the state has '3.weight', but not "
         .. "'3.bias' of the same unit; add it, or call to_empty(device) first", 1, true), message)
       for _, options in ipairs { { assign = true }, {} } do
         ok, message = pcall(fsdp.load_state_dict, model, sd, options)

@@ -1,5 +1,6 @@
---- fully_shard and fsdp.FSDP in one model: fully_shard takes FSDP instances in as units that are made already; FSDP takes nothing in
---- that fully_shard has sharded, and says so.
+-- SPDX-License-Identifier: MIT
+--- fully_shard and fsdp.FSDP in one model: fully_shard takes FSDP instances in as units that are made already; FSDP
+--- takes nothing in that fully_shard has sharded, and says so.
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -19,15 +20,18 @@ for world = 1, 3 do
       local _, nn, fsdp, _, quietly = load()
       local model = net()
       fsdp.fully_shard(model[2][1])
-      for _, options in ipairs { {}, { auto_wrap_policy = fsdp.wrap.module_wrap_policy { nn.Linear } }, { ignored_modules = { model[3] } } } do
+      for _, options in ipairs { {}, { auto_wrap_policy = fsdp.wrap.module_wrap_policy { nn.Linear } },
+        { ignored_modules = { model[3] } } } do
         local ok, message = pcall(quietly, fsdp.FSDP, model, options)
         assert.is_false(ok)
-        assert.truthy(message:find("FSDP: submodule '2.1', FSDPLinear, is sharded by fully_shard already. " .. ADVICE, 1, true), message)
+        assert.truthy(message:find("FSDP: submodule '2.1', FSDPLinear, is sharded by fully_shard already. " .. ADVICE,
+          1, true), message)
         assert.equal("Linear", model[1]:class_name())
       end
       local ok, message = pcall(quietly, fsdp.FSDP, model[2][1])
       assert.is_false(ok)
-      assert.truthy(message:find("FSDP: the module, FSDPLinear, is sharded by fully_shard already. " .. ADVICE, 1, true), message)
+      assert.truthy(message:find("FSDP: the module, FSDPLinear, is sharded by fully_shard already. " .. ADVICE, 1,
+        true), message)
       -- Parameters that two modules share are another matter.
       local tied = net()
       tied[2][1].weight = tied[1].weight
@@ -50,12 +54,14 @@ for world = 1, 3 do
     end)
 
     for _, pieces in ipairs { false, true } do
-      it(("train where fully_shard is outside, use_orig_params = %s, with gradients that wait and clipped ones"):format(tostring(pieces)), function(rank)
+      it(("train where fully_shard is outside, use_orig_params = %s, with gradients that wait and clipped ones"):format(
+        tostring(pieces)), function(rank)
         local ms, nn, fsdp, _, quietly = load()
         local plain, model = net(), net()
         model[2] = quietly(fsdp.FSDP, model[2], { use_orig_params = pieces })
         fsdp.fully_shard(model)
-        local a, b = ms.optim.AdamW(plain:parameters(), { lr = 0.01 }), ms.optim.AdamW(model:parameters(), { lr = 0.01 })
+        local a, b = ms.optim.AdamW(plain:parameters(), { lr = 0.01 }),
+          ms.optim.AdamW(model:parameters(), { lr = 0.01 })
         for step = 1, 3 do
           for micro = 1, 2 do
             model:set_requires_gradient_sync(micro == 2)
@@ -63,7 +69,8 @@ for world = 1, 3 do
             model(ms.ones(2, 5) * (rank + step + micro)):pow(2):sum():backward()
           end
           fsdp.check_sharded_parity(plain, model)
-          ms.testing.assert_close(nn.utils.clip_grad_norm_(model:parameters(), 1), nn.utils.clip_grad_norm_(plain:parameters(), 1))
+          ms.testing.assert_close(nn.utils.clip_grad_norm_(model:parameters(), 1),
+            nn.utils.clip_grad_norm_(plain:parameters(), 1))
           a:step()
           b:step()
           fsdp.check_sharded_parity(plain, model)

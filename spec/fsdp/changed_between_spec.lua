@@ -1,4 +1,6 @@
---- Parameters that change between a forward and its backward: an error, never a gradient of the new values (docs/semantics.md#pieces).
+-- SPDX-License-Identifier: MIT
+--- Parameters that change between a forward and its backward: an error, never a gradient of the new values
+--- (docs/semantics.md#pieces).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -17,14 +19,18 @@ end
 
 -- What changes the first layer, or all of them, while a loss waits for its backward.
 local CHANGES = {
-  { "load_state_dict", function(model) require("moonshard").fsdp.load_state_dict(model, doubled(require("moonshard").fsdp.state_dict(model))) end },
+  { "load_state_dict", function(model) require("moonshard").fsdp.load_state_dict(model,
+  doubled(require("moonshard").fsdp.state_dict(model))) end },
   { "an optimizer's step", function(model, optim)
-    for _, p in ipairs(model:parameters()) do p.grad = load().zeros_like(p.to_local and p.placements and p:to_local() or p) end
+    for _, p in ipairs(model:parameters()) do
+      p.grad = load().zeros_like(p.to_local and p.placements and p:to_local() or p)
+    end
     optim:step()
   end },
   { "to_local():mul_", function(model)
     local ms = load()
-    ms.no_grad(function() for _, p in ipairs(model:parameters()) do (p.placements and p:to_local() or p):mul_(2) end end)
+    ms.no_grad(function() for _, p in ipairs(model:parameters()) do (p.placements and p:to_local()
+      or p):mul_(2) end end)
   end },
 }
 
@@ -80,7 +86,8 @@ for _, world in ipairs { 1, 2, 3 } do
         change[2](model, optim)
         local ok, message = pcall(loss.backward, loss)
         assert.is_false(ok)
-        assert.truthy(message:find("were changed between its forward and its backward", 1, true) or message:find("changed in place", 1, true), message)
+        assert.truthy(message:find("were changed between its forward and its backward", 1, true)
+          or message:find("changed in place", 1, true), message)
       end)
     end
   end)

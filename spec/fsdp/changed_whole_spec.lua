@@ -1,5 +1,6 @@
---- In-place changes of parameters that are whole: what a forward left whole, unshard() gathered, or a hook sees inside of a forward.
---- They go into the shards, or are an error; they are never lost.
+-- SPDX-License-Identifier: MIT
+--- In-place changes of parameters that are whole: what a forward left whole, unshard() gathered, or a hook sees inside
+--- of a forward. They go into the shards, or are an error; they are never lost.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -93,7 +94,8 @@ for _, world in ipairs { 1, 2, 3 } do
 
     it("are kept where columns are cut, and where few ranks keep the whole", function()
       local ms, _, fsdp = load()
-      for _, options in ipairs { { shard_placement_fn = function(_, p) return fsdp.Shard(p.ndim) end }, { reshard_after_forward = world } } do
+      for _, options in ipairs { { shard_placement_fn = function(_, p) return fsdp.Shard(p.ndim) end },
+        { reshard_after_forward = world } } do
         if not options.shard_placement_fn or world < 3 then            -- 5 columns
           ms.catch_warnings(function()
             local model = ms.nn.Linear(4, 3):double()
@@ -116,7 +118,8 @@ for _, world in ipairs { 1, 2, 3 } do
 
     for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
       for _, pieces in ipairs { false, true } do
-        it(("are kept by FSDP where a hook inside of the forward changes them: %s, use_orig_params = %s"):format(strategy, tostring(pieces)), function()
+        it(("are kept by FSDP where a hook inside of the forward changes them: %s, use_orig_params = %s"):format(
+          strategy, tostring(pieces)), function()
           local ms, _, fsdp, _, quietly = load()
           local inner, plain = net(), net()
           local model = quietly(function()
@@ -162,7 +165,8 @@ for _, world in ipairs { 1, 2, 3 } do
         model[2].weight:mul_(2)
         part:mul_(3)
       end)
-      assert.matches("^fsdp: parameter '2.weight' was changed in place while it was whole, and so was the shard", message(model, input()))
+      assert.matches("^fsdp: parameter '2.weight' was changed in place while it was whole, and so was the shard",
+        message(model, input()))
       model(input()):sum():backward()
       -- An optimizer's step lets stale wholes go: nothing can be written into them.
       probe(model, input())

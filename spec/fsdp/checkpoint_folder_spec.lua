@@ -1,5 +1,6 @@
---- What fsdp.save replaces, and what it never touches: links stay, folders that are no checkpoint and files that are not its own are refused
---- by name; temporary folders of processes that have ended go, those of others stay.
+-- SPDX-License-Identifier: MIT
+--- What fsdp.save replaces, and what it never touches: links stay, folders that are no checkpoint and files that are
+--- not its own are refused by name; temporary folders of processes that have ended go, those of others stay.
 local foreign = require "spec.support.foreign_folders"
 local lfs = require "lfs"
 local process = require "spec.support.process"
@@ -107,8 +108,10 @@ describe("the folder of a sharded checkpoint", function()
     local another_boot = owner:gsub("^moonshard %x+", "moonshard 00000000")
     local another_start = owner:gsub("%d+\n$", "1\n")
     local names = {
-      elsewhere = theirs, reused = made:gsub("%x%x$", "01"), with_more = made:gsub("%x%x$", "02"), unlike = made:gsub("%x%x$", "xy"),
-      empty = made:gsub("%x%x$", "03"), unknown = made:gsub("%x%x$", "04"), bare = made:gsub("%x%x$", "05"), link = made:gsub("%x%x$", "06"),
+      elsewhere = theirs, reused = made:gsub("%x%x$", "01"), with_more = made:gsub("%x%x$", "02"),
+      unlike = made:gsub("%x%x$", "xy"),
+      empty = made:gsub("%x%x$", "03"), unknown = made:gsub("%x%x$", "04"), bare = made:gsub("%x%x$", "05"),
+      link = made:gsub("%x%x$", "06"),
     }
     temporary(names.elsewhere, another_boot)
     temporary(names.reused, another_start)
@@ -121,7 +124,8 @@ describe("the folder of a sharded checkpoint", function()
     lfs.mkdir(names.empty)
     local function there(name) return lfs.attributes(name, "mode") == "directory" end
     save(path, 2)
-    assert.is_true(there(made) and there(names.elsewhere) and there(names.with_more) and there(names.unlike) and there(names.unknown))
+    assert.is_true(there(made) and there(names.elsewhere) and there(names.with_more) and there(names.unlike)
+      and there(names.unknown))
     assert.equal("x", process.read(names.with_more .. "/checkpoint/mine.txt"))
     assert.equal("x", process.read(names.bare .. "/checkpoint/rank-00000.safetensors"))
     assert.equal("link", lfs.symlinkattributes(names.link, "mode"))
@@ -162,7 +166,9 @@ describe("the folder of a sharded checkpoint", function()
     assert.is_true(ok, message)
     assert.equal(2, value_at(path))
     local found
-    for name in lfs.dir(work) do found = found or name:find "%.tmp%-" and work .. "/" .. name .. "/checkpoint/notes.txt" end
+    for name in lfs.dir(work) do
+      found = found or name:find "%.tmp%-" and work .. "/" .. name .. "/checkpoint/notes.txt"
+    end
     assert.equal("mine", process.read(found))
   end)
 
@@ -212,7 +218,8 @@ describe("the folder of a sharded checkpoint", function()
   it("keeps tables as they are, or refuses them", function()
     local model = model_of(1)
     for _, case in ipairs {
-      { { list = { 1, 2, x = 3 } }, "a list of 2 elements with 1 other keys" }, { { map = { [10] = 1 } }, "a table with the key 10" },
+      { { list = { 1, 2, x = 3 } }, "a list of 2 elements with 1 other keys" },
+      { { map = { [10] = 1 } }, "a table with the key 10" },
       { { map = { [true] = 1 } }, "a table with the key true" },
     } do
       assert.matches(case[2], failure(ms.fsdp.save, path, model, { extra = case[1] }))

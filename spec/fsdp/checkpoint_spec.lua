@@ -1,4 +1,6 @@
---- fsdp.save and fsdp.load: what is read is what was written, on any number of ranks; bad checkpoints are refused, each with its reason.
+-- SPDX-License-Identifier: MIT
+--- fsdp.save and fsdp.load: what is read is what was written, on any number of ranks; bad checkpoints are refused, each
+--- with its reason.
 local ranks = require "spec.support.ranks"
 local process = require "spec.support.process"
 
@@ -17,12 +19,14 @@ local columns = function(_, p) return #p.shape == 2 and p.shape[2] % 3 == 0 and 
 
 local KINDS = {
   { "rows", function() return {} end },
-  { "columns", function() return load().dist.world_size() == 3 and { shard_placement_fn = columns } or { reshard_after_forward = false } end },
+  { "columns", function() return load().dist.world_size() == 3 and { shard_placement_fn = columns }
+  or { reshard_after_forward = false } end },
   { "no sharding", function() return nil end },
 }
 -- fsdp.FSDP: flat parameters, cut anywhere.
 local CLASSIC = {
-  { "flat parameters", { } }, { "original parameters", { use_orig_params = true } }, { "no_shard", { sharding_strategy = "no_shard" } },
+  { "flat parameters", { } }, { "original parameters", { use_orig_params = true } },
+  { "no_shard", { sharding_strategy = "no_shard" } },
 }
 
 local function make_classic(options)
@@ -107,7 +111,9 @@ for _, world in ipairs { 1, 2, 3, 4 } do
         end
         local function train_with(scaler, model, optim, from, to)
           local told = {}
-          for n = from, to do told[#told + 1] = { step(scaler, model, optim, n == 4 and math.huge or 1) or false, scaler:get_scale() } end
+          for n = from, to do
+            told[#told + 1] = { step(scaler, model, optim, n == 4 and math.huge or 1) or false, scaler:get_scale() }
+          end
           return told
         end
         local options = { init_scale = 64, growth_interval = 2, backoff_factor = 0.25 }
@@ -161,7 +167,8 @@ for _, world in ipairs { 1, 2, 3, 4 } do
       assert.matches("has 'c.bias', which the model has not$", failure(ms.fsdp.load, path, other))
       other = make()
       other.c = ms.nn.Linear(12, 2)
-      assert.matches("'c.weight' has shape %[1, 12%] in '.*', %[2, 12%] in the model", failure(ms.fsdp.load, path, other))
+      assert.matches("'c.weight' has shape %[1, 12%] in '.*', %[2, 12%] in the model",
+        failure(ms.fsdp.load, path, other))
       local again, optim = make {}
       assert.matches("it has no optimizer's state", failure(ms.fsdp.load, path, again, optim))
     end)
@@ -239,7 +246,8 @@ describe("a sharded checkpoint", function()
       local texts = {}
       for k, what in ipairs { "save", "load" } do
         local out = ("%s/%d-%d-%s"):format(work, pair[1], pair[2], what)
-        local r = ranks.run(pair[k], JOB, { env = { CHECKPOINT_DOES = what, CHECKPOINT_PATH = work .. "/of" .. pair[1], CHECKPOINT_OUT = out } })
+        local r = ranks.run(pair[k], JOB, { env = { CHECKPOINT_DOES = what, CHECKPOINT_PATH = work .. "/of" .. pair[1],
+          CHECKPOINT_OUT = out } })
         assert.equal(0, r.code, r.stderr)
         texts[k] = process.read(out)
       end
@@ -280,48 +288,68 @@ describe("a sharded checkpoint", function()
 
   local FILE = "rank-00000.safetensors"
   local cases = {
-    { "an index that is no JSON", function(path) process.write(path .. "/index.json", "{") end, "is no valid checkpoint: index.json is no JSON" },
-    { "an index of another format", index(function(t) t.format = "x" end), "its format is 'x', expected 'moonshard checkpoint 2'" },
+    { "an index that is no JSON", function(path) process.write(path .. "/index.json", "{") end,
+    "is no valid checkpoint: index.json is no JSON" },
+    { "an index of another format", index(function(t) t.format = "x" end),
+    "its format is 'x', expected 'moonshard checkpoint 2'" },
     { "no list of files", index(function(t) t.files = nil end), "index.json lacks files or tensors" },
     { "another number of files", index(function(t) t.world = 2 end), "1 files, 2 ranks" },
     { "a file outside", index(function(t) t.files[1].name = "../x" end), "file 1 is named '../x'" },
     { "a file without size", index(function(t) t.files[1].bytes = -1 end), "has %-1 bytes" },
     { "a hash that is none", index(function(t) t.files[1].hash = "zz" end), "has the hash 'zz'" },
-    { "a tensor without shape", index(function(t) t.tensors["model.a.weight"].shape = nil end), "tensor 'model.a.weight' lacks its shape" },
+    { "a tensor without shape", index(function(t) t.tensors["model.a.weight"].shape = nil end),
+    "tensor 'model.a.weight' lacks its shape" },
     { "a fraction in a shape", index(function(t) t.tensors["model.a.weight"].shape[1] = 1.5 end), "size 1 is 1.5" },
     { "no pieces", index(function(t) t.tensors["model.a.weight"].pieces = {} end), "'model.a.weight' has no pieces" },
-    { "a piece of 3 numbers", index(function(t) t.tensors["model.a.weight"].pieces[1][4] = nil end), "is no list of 4 numbers" },
+    { "a piece of 3 numbers", index(function(t) t.tensors["model.a.weight"].pieces[1][4] = nil end),
+    "is no list of 4 numbers" },
     { "a piece in no file", index(function(t) t.tensors["model.a.weight"].pieces[1][1] = 9 end), "is in file 9 of 1" },
-    { "a piece cut along no dimension", index(function(t) t.tensors["model.a.weight"].pieces[1][2] = 3 end), "is cut along dimension 3" },
-    { "a gap", index(function(t) t.tensors["model.a.weight"].pieces[1][3] = 1 end), "begins at 1, the one before ends at 0" },
+    { "a piece cut along no dimension", index(function(t) t.tensors["model.a.weight"].pieces[1][2] = 3 end),
+    "is cut along dimension 3" },
+    { "a gap", index(function(t) t.tensors["model.a.weight"].pieces[1][3] = 1 end),
+    "begins at 1, the one before ends at 0" },
     { "too few rows", index(function(t) t.tensors["model.a.weight"].pieces[1][4] = 5 end), "end at 5 of 9" },
-    { "a tensor that no file has", index(function(t) t.tensors["optim.b.weight.more"] = t.tensors["model.b.weight"] end),
+    { "a tensor that no file has",
+    index(function(t) t.tensors["optim.b.weight.more"] = t.tensors["model.b.weight"] end),
       "lacks tensor 'optim.b.weight.more'" },
-    { "another dtype", index(function(t) t.tensors["model.b.weight"].dtype = "float64" end), "is float32 %[12, 9%], the index says float64" },
+    { "another dtype", index(function(t) t.tensors["model.b.weight"].dtype = "float64" end),
+    "is float32 %[12, 9%], the index says float64" },
     { "a missing tensor", index(function(t) t.tensors["model.b.weight"] = nil end), "lacks 'b.weight'" },
-    { "an index whose sum is missing", index_text(function(text) return "{" .. text:match '^[^,]*,\n(.*)$' end), "index.json is damaged" },
-    { "an index whose sum has another name", index_text(function(text) return (text:gsub('"sum"', '"sun"')) end), "index.json is damaged" },
-    { "an index with a sum that says it is of the version before", index_text(function(text) return (text:gsub("checkpoint 2", "checkpoint 1")) end),
+    { "an index whose sum is missing", index_text(function(text) return "{" .. text:match '^[^,]*,\n(.*)$' end),
+    "index.json is damaged" },
+    { "an index whose sum has another name", index_text(function(text) return (text:gsub('"sum"', '"sun"')) end),
+    "index.json is damaged" },
+    { "an index with a sum that says it is of the version before",
+    index_text(function(text) return (text:gsub("checkpoint 2", "checkpoint 1")) end),
       "index.json is damaged" },
-    { "another learning rate", index_text(function(text) return (text:gsub('"lr":0.3', '"lr":0.4')) end), "index.json is damaged" },
+    { "another learning rate", index_text(function(text) return (text:gsub('"lr":0.3', '"lr":0.4')) end),
+    "index.json is damaged" },
     { "aliases that are a number", index(function(t) t.aliases = 3 end), "aliases are a number" },
     { "an optimizer that is a text", index(function(t) t.optimizer = "x" end), "its optimizer is a string" },
     { "a state that is a number", index(function(t) t.optimizer.state = 1 end), "the optimizer's state is a number" },
-    { "a state's step that is a list", index(function(t) t.optimizer.state["a.weight"].step = {} end), "'step' of 'a.weight' is a table" },
+    { "a state's step that is a list", index(function(t) t.optimizer.state["a.weight"].step = {} end),
+    "'step' of 'a.weight' is a table" },
     { "no param_groups", index(function(t) t.optimizer.param_groups = nil end), "param_groups is nil" },
-    { "param_groups of numbers", index(function(t) t.optimizer.param_groups = { 1, 2 } end), "group 1 of param_groups has no list of params" },
-    { "a group without params", index(function(t) t.optimizer.param_groups[1].params = nil end), "group 1 of param_groups has no list of params" },
-    { "a parameter that is a number", index(function(t) t.optimizer.param_groups[1].params[2] = 5 end), "parameter 2 of group 1 is a number" },
-    { "an option that is an object", index(function(t) t.optimizer.param_groups[1].lr = { x = 1 } end), "option 'lr' of group 1 is a table" },
-    { "an option of another kind", index(function(t) t.optimizer.param_groups[1].lr = "x" end), ": AdamW: lr is a string" },
+    { "param_groups of numbers", index(function(t) t.optimizer.param_groups = { 1, 2 } end),
+    "group 1 of param_groups has no list of params" },
+    { "a group without params", index(function(t) t.optimizer.param_groups[1].params = nil end),
+    "group 1 of param_groups has no list of params" },
+    { "a parameter that is a number", index(function(t) t.optimizer.param_groups[1].params[2] = 5 end),
+    "parameter 2 of group 1 is a number" },
+    { "an option that is an object", index(function(t) t.optimizer.param_groups[1].lr = { x = 1 } end),
+    "option 'lr' of group 1 is a table" },
+    { "an option of another kind", index(function(t) t.optimizer.param_groups[1].lr = "x" end),
+    ": AdamW: lr is a string" },
     { "a file of another save", function(path)
       local other, its = make {}
       train(other, its, 1, 3)
       ms.fsdp.save(work .. "/other", other, its)
       process.write(path .. "/" .. FILE, process.read(work .. "/other/" .. FILE))
     end, "file 'rank%-00000.safetensors' is not the one that was saved: its sum is %x+, the index says %x+" },
-    { "a missing file", function(path) os.remove(path .. "/" .. FILE) end, "file '" .. FILE:gsub("%p", "%%%0") .. "' is missing" },
-    { "a cut file", function(path) process.write(path .. "/" .. FILE, process.read(path .. "/" .. FILE):sub(1, -2)) end, "bytes, the index says" },
+    { "a missing file", function(path) os.remove(path .. "/" .. FILE) end, "file '" .. FILE:gsub("%p", "%%%0")
+    .. "' is missing" },
+    { "a cut file", function(path) process.write(path .. "/" .. FILE, process.read(path .. "/" .. FILE):sub(1, -2)) end,
+    "bytes, the index says" },
   }
   for _, case in ipairs(cases) do
     it("is refused with " .. case[1] .. ", and nothing changes", function()
@@ -343,7 +371,8 @@ describe("a sharded checkpoint", function()
     local message = broken(function(path)
       local text = process.read(path .. "/" .. FILE)
       local at = #text - 5
-      process.write(path .. "/" .. FILE, text:sub(1, at - 1) .. string.char((text:byte(at) + 64) % 256) .. text:sub(at + 1))
+      process.write(path .. "/" .. FILE, text:sub(1, at - 1) .. string.char((text:byte(at) + 64) % 256)
+        .. text:sub(at + 1))
     end)
     assert.matches("^/rank%-00000.safetensors' is damaged: tensor '[%w_.]+' is not what was written", message)
     local model = make {}
@@ -381,7 +410,8 @@ describe("a sharded checkpoint", function()
     -- Two tensors, the second one written first: the file does not grow in order.
     local function file_of(bytes)
       local path = work .. "/sum"
-      local both = { { name = "x", dtype = "uint8", shape = { bytes } }, { name = "y", dtype = "uint8", shape = { 3 } } }
+      local both = { { name = "x", dtype = "uint8", shape = { bytes } },
+        { name = "y", dtype = "uint8", shape = { 3 } } }
       local saver = require("moonshard.state").saver(path, both)
       saver:write("y", ms.ones(3, { dtype = "uint8" }))
       saver:write("x", ms.zeros(bytes, { dtype = "uint8" }))
@@ -389,7 +419,8 @@ describe("a sharded checkpoint", function()
     end
     local ffi = require "ffi"
     local function xxh64(text)             -- from the specification, byte by byte
-      local P1, P2, P3, P4, P5 = 0x9E3779B185EBCA87ULL, 0xC2B2AE3D27D4EB4FULL, 0x165667B19E3779F9ULL, 0x85EBCA77C2B2AE63ULL, 0x27D4EB2F165667C5ULL
+      local P1, P2, P3, P4, P5 = 0x9E3779B185EBCA87ULL, 0xC2B2AE3D27D4EB4FULL, 0x165667B19E3779F9ULL,
+        0x85EBCA77C2B2AE63ULL, 0x27D4EB2F165667C5ULL
       local function rotl(x, r) return bit.bor(bit.lshift(x, r), bit.rshift(x, 64 - r)) end
       local function round(acc, x) return rotl(acc + x * P2, 31) * P1 end
       local data, n, at = ffi.cast("const uint8_t *", text), #text, 0
@@ -422,7 +453,9 @@ describe("a sharded checkpoint", function()
       assert.equal(own, sum)
       assert.equal(xxh64(before .. ("0"):rep(16) .. " " .. blocks .. after), own)
       local expected = {}
-      for at = 1, bytes, 2 ^ 20 do expected[#expected + 1] = xxh64(text:sub(8 + length + at, 8 + length + math.min(at + 2 ^ 20 - 1, bytes))) end
+      for at = 1, bytes, 2 ^ 20 do
+        expected[#expected + 1] = xxh64(text:sub(8 + length + at, 8 + length + math.min(at + 2 ^ 20 - 1, bytes)))
+      end
       expected[#expected + 1] = xxh64 "\1\1\1"
       assert.equal(table.concat(expected), blocks)
     end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- FSDP instances as modules: names, listings, what is read through them, parameters as pieces, how they are made
 --- (docs/semantics.md#classic, #pieces, #initialisation).
 local raises = require "spec.support.raises"
@@ -158,7 +159,8 @@ for world = 1, 4 do
       fsdp.summon_full_params(model, function() assert.is_true(weight:eq(3):all():item()) end)
       model.module.weight = nn.Parameter(ms.zeros(11))
       local expected = tostring(weight:to_local().shape)
-      raises(("Cannot writeback when the parameter shape changes\nExpects %s but got [11]"):format(expected), model, ms.ones(1, 4))
+      raises(("Cannot writeback when the parameter shape changes\nExpects %s but got [11]"):format(expected), model,
+        ms.ones(1, 4))
     end)
 
     it("writes it back before a forward that gathers ahead, a state dict and summon_full_params", function()
@@ -310,7 +312,8 @@ for world = 1, 4 do
         local warnings = ms.catch_warnings(fsdp.FSDP, nn.Linear(2, 2), { sharding_strategy = strategy })
         local clamp = ("FSDP is switching to use `NO_SHARD` instead of %s since the world size is 1."):format(strategy)
         local old = "The `NO_SHARD` sharding strategy is deprecated. If having issues, please use `DistributedDataParallel` instead."
-        local want = world == 1 and strategy ~= "no_shard" and { clamp } or world > 1 and strategy == "no_shard" and { old } or {}
+        local want = world == 1 and strategy ~= "no_shard" and { clamp } or world > 1 and strategy == "no_shard"
+          and { old } or {}
         assert.same(want, warnings)
       end
     end)
@@ -335,7 +338,8 @@ for world = 1, 4 do
       for _, c in ipairs(sent) do
         if c.op == "broadcast" then broadcasts = broadcasts + 1 end
       end
-      assert.equal(3, broadcasts)                       -- float32 and int64 of the inner one; what is left of the outer one
+      -- float32 and int64 of the inner one; what is left of the outer one
+      assert.equal(3, broadcasts)
       local sd, want = model:state_dict(), plain:state_dict()
       for name, t in pairs(want) do assert.is_true(t:equal(sd[name]), name) end
     end)
@@ -356,7 +360,9 @@ for world = 1, 4 do
         end)
       end
       function Const:forward(x) return x * self.value end
-      local function make() return nn.Sequential(Const { device = "meta" }, nn.Sequential(Const { device = "meta" })) end
+      local function make()
+        return nn.Sequential(Const { device = "meta" }, nn.Sequential(Const { device = "meta" }))
+      end
       local function check(model, value)
         fsdp.summon_full_params(model, function()
           for _, p in ipairs(model:parameters()) do assert.is_true(p:eq(value):all():item()) end
@@ -390,7 +396,8 @@ for world = 1, 4 do
       raises("Must flatten tensors with uniform dtype but got float32 and float64", quietly, fsdp.FSDP, mixed)
       local frozen = nn.Linear(2, 2)
       frozen.bias.requires_grad = false
-      raises("Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`", quietly, fsdp.FSDP, frozen)
+      raises("Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`", quietly, fsdp.FSDP,
+        frozen)
       local integers = nn.Module:extend "Integers"()
       integers.p = nn.Parameter(ms.zeros(3, { dtype = "int64" }), { requires_grad = false })
       raises("Cannot flatten integer dtype tensors", quietly, fsdp.FSDP, integers)
@@ -398,8 +405,10 @@ for world = 1, 4 do
       local ok, text = pcall(quietly, fsdp.FSDP, nn.Linear(2, 2), { sharding_strategie = "no_shard" })
       assert.is_false(ok)
       assert.truthy(text:find("did you mean 'sharding_strategy'?", 1, true))
-      raises("Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them.", quietly, fsdp.FSDP,
-        nn.Linear(2, 2), { process_group = dist.default_group(), device_mesh = dist.init_device_mesh("cpu", { world }) })
+      raises("Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them.",
+        quietly, fsdp.FSDP,
+        nn.Linear(2, 2), { process_group = dist.default_group(), device_mesh = dist.init_device_mesh("cpu",
+          { world }) })
       local odd = quietly(function()
         return fsdp.FSDP(nn.Sequential(fsdp.FSDP(nn.Linear(2, 2), { use_orig_params = true }), nn.Linear(2, 2)))
       end)

@@ -1,5 +1,6 @@
---- Gradients of backwards inside no_sync, of fsdp.FSDP: in the parameters' grad, whole and this rank's alone, until a backward outside
---- reduces them (docs/semantics.md#pieces).
+-- SPDX-License-Identifier: MIT
+--- Gradients of backwards inside no_sync, of fsdp.FSDP: in the parameters' grad, whole and this rank's alone, until a
+--- backward outside reduces them (docs/semantics.md#pieces).
 local numel = require "spec.support.numel"
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
@@ -168,7 +169,8 @@ local function specs(world, strategy, pieces, options_of)
       for _, fn in ipairs { function() optim:step() end, function() model:clip_grad_norm_(0.1) end } do
         local ok, message = pcall(fn)
         assert.is_false(ok)
-        assert.truthy(message:find("has not been reduced: it comes from a backward inside no_sync; run one outside first", 1, true), message)
+        assert.truthy(message:find(
+          "has not been reduced: it comes from a backward inside no_sync; run one outside first", 1, true), message)
       end
       assert.is_true(model:state_dict()["a.weight"]:equal(before))
       return
@@ -239,12 +241,14 @@ for _, world in ipairs { 1, 2, 3 } do
       end
 
       for _, short in ipairs { "fp16", "bf16" } do
-        it(("are compressed by %s_compress_hook as by reduce_dtype, bit for bit: %s"):format(short, strategy), function(rank)
+        it(("are compressed by %s_compress_hook as by reduce_dtype, bit for bit: %s"):format(short, strategy),
+          function(rank)
           local _, _, fsdp = load()
           local low = short == "fp16" and "float16" or "bfloat16"
           for _, pieces in ipairs { false, true } do
             local a = model_of { sharding_strategy = strategy, use_orig_params = pieces }
-            local b = model_of { sharding_strategy = strategy, use_orig_params = pieces, mixed_precision = fsdp.MixedPrecision { reduce_dtype = low } }
+            local b = model_of { sharding_strategy = strategy, use_orig_params = pieces,
+              mixed_precision = fsdp.MixedPrecision { reduce_dtype = low } }
             a:register_comm_hook(fsdp.comm_hooks.LowPrecisionState(), fsdp.comm_hooks[short .. "_compress_hook"])
             for round = 1, 2 do
               for _, model in ipairs { a, b } do

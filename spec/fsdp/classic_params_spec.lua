@@ -1,5 +1,7 @@
---- Which parameters FSDP instances have: `params` under both views, instances around instances, parameters that take no part in a
---- forward, and ones that a script puts in the place of sharded ones (docs/semantics.md#summon, #pieces, #classic).
+-- SPDX-License-Identifier: MIT
+--- Which parameters FSDP instances have: `params` under both views, instances around instances, parameters that take no
+--- part in a forward, and ones that a script puts in the place of sharded ones (docs/semantics.md#summon, #pieces,
+--- #classic).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -22,7 +24,8 @@ for _, world in ipairs { 1, 2, 3 } do
     for _, strategy in ipairs(STRATEGIES) do
       it("params is one flat parameter, with original ones too, and shares their storage: " .. strategy, function(rank)
         local ms = load()
-        local flat, pieces = wrap(net(), { sharding_strategy = strategy }), wrap(net(), { sharding_strategy = strategy, use_orig_params = true })
+        local flat, pieces = wrap(net(), { sharding_strategy = strategy }),
+          wrap(net(), { sharding_strategy = strategy, use_orig_params = true })
         local function backward(model) model(ms.ones(2, 5) * (rank + 1)):pow(2):sum():backward() end
         for _, model in ipairs { flat, pieces } do
           assert.equal(1, #model.params)
@@ -81,7 +84,8 @@ for _, world in ipairs { 1, 2, 3 } do
         end
       end)
 
-      it("what takes no part in a unit's forward gets zeros, a unit that takes none gets no gradient: " .. strategy, function(rank)
+      it("what takes no part in a unit's forward gets zeros, a unit that takes none gets no gradient: " .. strategy,
+        function(rank)
         local ms, nn, fsdp = load()
         local Part = nn.Module:extend "Part"
         function Part:init() self.x, self.y, self.z = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5) end
@@ -117,7 +121,8 @@ for _, world in ipairs { 1, 2, 3 } do
       end)
     end
 
-    it("one that a script replaced after fully_shard is taken before the first forward, and is an error later", function(rank)
+    it("one that a script replaced after fully_shard is taken before the first forward, and is an error later",
+      function(rank)
       local ms, nn, fsdp = load()
       local model, want = net(), net()
       fsdp.fully_shard(model[1])

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Mixed precision of FSDP instances: what dtype everything has at which moment (docs/semantics.md#mixed-precision).
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -48,7 +49,8 @@ for world = 1, 4 do
               ms.manual_seed(rank)
               local loss = model(ms.rand(3, 6, { dtype = full })):sum()
               for _, probe in ipairs { inner, outer } do
-                assert.same({ input = low or full, weight = low or full, buffer = config[2].buffer_dtype or "float64", integers = "int64" }, probe.saw)
+                assert.same({ input = low or full, weight = low or full, buffer = config[2].buffer_dtype or "float64",
+                  integers = "int64" }, probe.saw)
               end
               local reduced = dist.record(function() loss:backward() end)
               for _, c in ipairs(reduced) do
@@ -79,9 +81,11 @@ for world = 1, 4 do
       end
 
       for _, pieces in ipairs { false, true } do
-        it(("keeps low-precision gradients when asked, %s, use_orig_params = %s"):format(strategy, tostring(pieces)), function(rank)
+        it(("keeps low-precision gradients when asked, %s, use_orig_params = %s"):format(strategy, tostring(pieces)),
+          function(rank)
           local ms, nn, fsdp, _, quietly = load()
-          local model = quietly(fsdp.FSDP, nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 2)), { sharding_strategy = strategy, use_orig_params = pieces,
+          local model = quietly(fsdp.FSDP, nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 2)),
+            { sharding_strategy = strategy, use_orig_params = pieces,
             mixed_precision = fsdp.MixedPrecision { param_dtype = "float16", keep_low_precision_grads = true } })
           for _ = 1, 3 do
             model(ms.rand(2, 5) + rank):sum():backward()
@@ -117,7 +121,8 @@ for world = 1, 4 do
       assert.equal("float16", root)
       local ok = run({ param_dtype = "float16" }, { param_dtype = "float16" })
       assert.is_false(ok)                       -- float32 by float16: the script has to cast, as it asked for
-      local _, _, uncast = run({ param_dtype = "float16", cast_root_forward_inputs = false }, { param_dtype = "float16", cast_forward_inputs = true })
+      local _, _, uncast = run({ param_dtype = "float16", cast_root_forward_inputs = false },
+        { param_dtype = "float16", cast_forward_inputs = true })
       assert.equal("float32", uncast)
     end)
 
@@ -150,7 +155,8 @@ for world = 1, 4 do
       local ms, nn, fsdp, _, quietly = load()
       local fronts = {
         function(m, low) return fsdp.FSDP(m, { mixed_precision = fsdp.MixedPrecision { param_dtype = low } }) end,
-        function(m, low) return fsdp.fully_shard(m, { mp_policy = fsdp.MixedPrecisionPolicy { param_dtype = low } }) end,
+        function(m, low) return fsdp.fully_shard(m, { mp_policy = fsdp.MixedPrecisionPolicy {
+          param_dtype = low } }) end,
       }
       for _, front in ipairs(fronts) do
         for _, low in ipairs { "float16", "bfloat16" } do
@@ -180,18 +186,21 @@ for world = 1, 4 do
       for _, case in ipairs {
         { { param_dtype = "float16", cast_forward_inputs = false }, nil },                     -- float32 to the first
         { nil, { param_dtype = "float16", cast_forward_inputs = false } },                     -- and to the second one
-        { { param_dtype = "float16", cast_forward_inputs = true }, { param_dtype = "float32", cast_forward_inputs = false } },
+        { { param_dtype = "float16", cast_forward_inputs = true },
+        { param_dtype = "float32", cast_forward_inputs = false } },
       } do
         local ok, text = quietly(run, unpack(case, 1, 2))
         assert.is_false(ok)
         assert.truthy(tostring(text):find("linear: all arguments need one dtype", 1, true), text)
       end
-      assert.is_true((quietly(run, { param_dtype = "float16", cast_forward_inputs = true }, { param_dtype = "float32", cast_forward_inputs = true })))
+      assert.is_true((quietly(run, { param_dtype = "float16", cast_forward_inputs = true },
+        { param_dtype = "float32", cast_forward_inputs = true })))
     end)
 
     it("does not cast integers", function()
       local ms, nn, fsdp, _, quietly = load()
-      local model = quietly(fsdp.FSDP, nn.Embedding(7, 4), { mixed_precision = fsdp.MixedPrecision { param_dtype = "bfloat16" } })
+      local model = quietly(fsdp.FSDP, nn.Embedding(7, 4),
+        { mixed_precision = fsdp.MixedPrecision { param_dtype = "bfloat16" } })
       local out = model(ms.tensor({ 1, 5 }, { dtype = "int64" }))
       assert.equal("bfloat16", out.dtype)
     end)

@@ -1,4 +1,6 @@
---- What FSDP instances communicate and when: counts, prefetching, no_sync, hybrid strategies; clipping (docs/semantics.md#clipping, #prefetch, #strategies).
+-- SPDX-License-Identifier: MIT
+--- What FSDP instances communicate and when: counts, prefetching, no_sync, hybrid strategies; clipping
+--- (docs/semantics.md#clipping, #prefetch, #strategies).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -82,12 +84,14 @@ for world = 2, 4 do
           if e.event == "unshard" then told[#told + 1] = e.unit .. (e.prefetched and "+" or "") end
           if e.event == "post_backward" then told[#told + 1] = "post " .. e.unit end
         end
-        local want = { pre = "4 3+ post 4 2+ post 3 post 2 post ", post = "4 post 4 3+ post 3 2+ post 2 post ", none = "4 post 4 3 post 3 2 post 2 post " }
+        local want = { pre = "4 3+ post 4 2+ post 3 post 2 post ", post = "4 post 4 3+ post 3 2+ post 2 post ",
+          none = "4 post 4 3 post 3 2 post 2 post " }
         assert.equal(want[mode], table.concat(told, " "))
       end)
     end
 
-    it("prefetches in backward through an encoder and a decoder of six layers each, in the reference's order", function(rank)
+    it("prefetches in backward through an encoder and a decoder of six layers each, in the reference's order",
+      function(rank)
       local ms, nn, fsdp, _, quietly = load()
       local list = {}
       for _, stack in ipairs { "decoder", "encoder" } do
@@ -95,9 +99,11 @@ for world = 2, 4 do
       end
       for _, case in ipairs { { "pre", 12 }, { "post", 11 }, { "none", 0 } } do
         ms.manual_seed(0)
-        local model = quietly(fsdp.FSDP, nn.Transformer { d_model = 8, nhead = 2, num_encoder_layers = 6, num_decoder_layers = 6, dim_feedforward = 8,
+        local model = quietly(fsdp.FSDP, nn.Transformer { d_model = 8, nhead = 2, num_encoder_layers = 6,
+          num_decoder_layers = 6, dim_feedforward = 8,
           dropout = 0 }, { backward_prefetch = case[1],
-          auto_wrap_policy = fsdp.wrap.transformer_auto_wrap_policy { nn.TransformerEncoderLayer, nn.TransformerDecoderLayer } })
+          auto_wrap_policy = fsdp.wrap.transformer_auto_wrap_policy { nn.TransformerEncoderLayer,
+            nn.TransformerDecoderLayer } })
         for _ = 1, 2 do
           local loss = model(ms.randn(3, 2, 8) + rank, ms.randn(4, 2, 8)):sum()
           local told, prefetched = {}, 0
@@ -132,7 +138,8 @@ for world = 2, 4 do
     local function most_at_once(events)
       local now, most = 0, 0
       for _, e in ipairs(events) do
-        if e.unit ~= "" and e.event == "unshard" then now = now + 1 elseif e.unit ~= "" and e.event == "reshard" then now = now - 1 end
+        if e.unit ~= "" and e.event == "unshard" then now = now + 1 elseif e.unit ~= "" and e.event == "reshard" then
+          now = now - 1 end
         most = math.max(most, now)
       end
       assert.equal(0, now)
@@ -149,10 +156,12 @@ for world = 2, 4 do
       { prefetch = true, limit = false, forward = "root 2 3 4 forward forward forward", backward = all, most = 3 },
       { limit = false, forward = "root 2 3 4 forward forward forward", backward = all, most = 3 },
     } do
-      it(("gathers ahead with forward_prefetch = %s, limit_all_gathers = %s"):format(tostring(case.prefetch), tostring(case.limit)), function(rank)
+      it(("gathers ahead with forward_prefetch = %s, limit_all_gathers = %s"):format(tostring(case.prefetch),
+        tostring(case.limit)), function(rank)
         local ms, _, fsdp = load()
         for _, pieces in ipairs { false, true } do
-          local model = model_of { forward_prefetch = case.prefetch, limit_all_gathers = case.limit, use_orig_params = pieces }
+          local model = model_of { forward_prefetch = case.prefetch, limit_all_gathers = case.limit,
+            use_orig_params = pieces }
           local reference = plain_model()
           -- The first forward has no order to go by.
           assert.equal(at_entry, ledger(model, function() ms.no_grad(function() model(input(rank)) end) end))
@@ -177,7 +186,8 @@ for world = 2, 4 do
       for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
         for _, pieces in ipairs { false, true } do
           for _, prefetch in ipairs(strategy == "full_shard" and { "pre", "post", "none" } or { "pre" }) do
-            local model = model_of { sharding_strategy = strategy, use_orig_params = pieces, backward_prefetch = prefetch }
+            local model = model_of { sharding_strategy = strategy, use_orig_params = pieces,
+              backward_prefetch = prefetch }
             local reference = plain_model()
             local step = 0
             local function run(n)
@@ -213,7 +223,8 @@ for world = 2, 4 do
         for _, pieces in ipairs { false, true } do
           for _, max_norm in ipairs { 1, 2.5 } do
             for _, norm_type in ipairs { 1, 2, math.huge } do
-              local model, reference = model_of { sharding_strategy = strategy, use_orig_params = pieces }, plain_model()
+              local model, reference = model_of { sharding_strategy = strategy, use_orig_params = pieces },
+                plain_model()
               for r = 0, world - 1 do (reference(input(r)):pow(2):sum() * 100 / world):backward() end
               ;(model(input(rank)):pow(2):sum() * 100):backward()
               local want = nn.utils.clip_grad_norm_(reference:parameters(), max_norm, { norm_type = norm_type })
@@ -253,13 +264,15 @@ for world = 2, 4 do
       local ms, _, fsdp = load()
       local model = model_of {}
       assert.is_true(model:check_is_root())
-      raises("`clip_grad_norm_()` should only be called on the root FSDP instance", model.module[2].clip_grad_norm_, model.module[2], 1)
+      raises("`clip_grad_norm_()` should only be called on the root FSDP instance", model.module[2].clip_grad_norm_,
+        model.module[2], 1)
       local warnings, norm = ms.catch_warnings(function() return model:clip_grad_norm_(1) end)
       assert.equal(("Called FSDP.clip_grad_norm_() on rank %d with no gradients -- returning the total norm in the default dtype float32"):format(rank),
         warnings[1])
       assert.equal("float32", norm.dtype)
       assert.equal(0, norm:item())
-      local low = model_of { mixed_precision = fsdp.MixedPrecision { param_dtype = "float16", keep_low_precision_grads = true } }
+      local low = model_of { mixed_precision = fsdp.MixedPrecision { param_dtype = "float16",
+        keep_low_precision_grads = true } }
       low(input(rank)):sum():backward()
       assert.equal("float16", low:clip_grad_norm_(1).dtype)
     end)
@@ -300,9 +313,11 @@ ranks.describe(4, "hybrid strategies", function()
         local ms, _, fsdp, dist = load()
         local options = { sharding_strategy = strategy }
         if how == "groups" then options.process_group = pair(dist)
-        else options.device_mesh = dist.init_device_mesh("cpu", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } }) end
+        else options.device_mesh = dist.init_device_mesh("cpu", { 2, 2 },
+          { names = { "dp_replicate", "dp_shard" } }) end
         local model, reference = model_of(options), plain_model()
-        local optim, reference_optim = ms.optim.Adam(model:parameters(), { lr = 0.01 }), ms.optim.Adam(reference:parameters(), { lr = 0.01 })
+        local optim, reference_optim = ms.optim.Adam(model:parameters(), { lr = 0.01 }),
+          ms.optim.Adam(reference:parameters(), { lr = 0.01 })
         for step = 1, 5 do
           for r = 0, 3 do (reference(input(r, step)):pow(2):sum() / 4):backward() end
           local loss
@@ -326,7 +341,8 @@ ranks.describe(4, "hybrid strategies", function()
 
   it("clip by the norm over all shards, once for all replicas, mixed with other strategies too", function(rank)
     local ms, nn, fsdp, dist, quietly = load()
-    local hybrid = { sharding_strategy = "hybrid_shard", device_mesh = dist.init_device_mesh("cpu", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } }) }
+    local hybrid = { sharding_strategy = "hybrid_shard", device_mesh = dist.init_device_mesh("cpu", { 2, 2 },
+      { names = { "dp_replicate", "dp_shard" } }) }
     for _, norm_type in ipairs { 1, 2, math.huge } do
       for _, inner in ipairs { hybrid, { sharding_strategy = "full_shard" }, { sharding_strategy = "no_shard" } } do
         local plain, reference = plain_model(), plain_model()
@@ -349,7 +365,9 @@ ranks.describe(4, "hybrid strategies", function()
     local hybrid = { sharding_strategy = "hybrid_shard", process_group = groups }
     local model = quietly(function()
       local layers = {}
-      for k = 1, 3 do layers[k] = fsdp.FSDP(nn.Linear(4, 4), k == 2 and { sharding_strategy = "full_shard" } or hybrid) end
+      for k = 1, 3 do
+        layers[k] = fsdp.FSDP(nn.Linear(4, 4), k == 2 and { sharding_strategy = "full_shard" } or hybrid)
+      end
       return fsdp.FSDP(nn.Sequential(unpack(layers)), hybrid)         -- the root has nothing of its own
     end)
     for _ = 1, 2 do
@@ -369,7 +387,8 @@ ranks.describe(4, "hybrid strategies", function()
 
   it("have messages for what is wrong", function()
     local _, nn, fsdp, dist = load()
-    raises("Manual wrapping with hybrid_shard requires explicit specification of process group or device_mesh.", fsdp.FSDP, nn.Linear(2, 2),
+    raises("Manual wrapping with hybrid_shard requires explicit specification of process group or device_mesh.",
+      fsdp.FSDP, nn.Linear(2, 2),
       { sharding_strategy = "hybrid_shard" })
     raises("Expected process_group to be passed in as either None or Tuple[dist.ProcessGroup, dist.ProcessGroup] but got Group", fsdp.FSDP,
       nn.Linear(2, 2), { sharding_strategy = "hybrid_shard", process_group = dist.default_group() })
@@ -378,6 +397,7 @@ ranks.describe(4, "hybrid strategies", function()
     local a, b = pair(dist), pair(dist)
     local inner = fsdp.FSDP(nn.Linear(4, 4), { sharding_strategy = "hybrid_shard", process_group = b })
     local model = fsdp.FSDP(nn.Sequential(inner), { sharding_strategy = "hybrid_shard", process_group = a })
-    raises("Some instances use a hybrid sharding strategy, but intra-node process groups do not match", model, require "moonshard".ones(1, 4))
+    raises("Some instances use a hybrid sharding strategy, but intra-node process groups do not match", model,
+      require "moonshard".ones(1, 4))
   end)
 end)

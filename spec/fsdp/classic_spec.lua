@@ -1,4 +1,6 @@
---- fsdp.FSDP trains as one process does, under every strategy, with one flat parameter a unit and with the original ones.
+-- SPDX-License-Identifier: MIT
+--- fsdp.FSDP trains as one process does, under every strategy, with one flat parameter a unit and with the original
+--- ones.
 local ranks = require "spec.support.ranks"
 
 local MODELS = { "net", "nested_wrapped_module", "non_uniform_req_grad", "mlp_stack", "exec_order", "transformer_lm" }
@@ -18,7 +20,8 @@ for world = 1, 4 do
           -- One flat parameter has one requires_grad.
           if pieces or name ~= "non_uniform_req_grad" then
             it(("trains %s, %s, use_orig_params = %s"):format(name, strategy, tostring(pieces)), function(rank)
-              compare(require("spec.support.models." .. name), rank, world, { sharding_strategy = strategy, use_orig_params = pieces }, 3)
+              compare(require("spec.support.models." .. name), rank, world,
+                { sharding_strategy = strategy, use_orig_params = pieces }, 3)
             end)
           end
         end
@@ -28,12 +31,15 @@ for world = 1, 4 do
             local ms = require "moonshard"
             local Twice = ms.nn.Module:extend "Twice"
             function Twice:init(kind)
-              self.once, self.again, self.never = ms.nn.Linear(5, 5, kind), ms.nn.Linear(5, 5, kind), ms.nn.Linear(5, 5, kind)
+              self.once, self.again, self.never = ms.nn.Linear(5, 5, kind), ms.nn.Linear(5, 5, kind),
+                ms.nn.Linear(5, 5, kind)
               self.tied = ms.nn.Linear(5, 5, kind)
               self.tail = ms.nn.Linear(5, 5, kind)
               self.tail.weight = self.tied.weight
             end
-            function Twice:forward(x) return self.tail(self.tied(self.again(self.once(self.again(x):tanh()):tanh()))) end
+            function Twice:forward(x)
+              return self.tail(self.tied(self.again(self.once(self.again(x):tanh()):tanh())))
+            end
             compare({
               make = function(kind) return Twice(kind) end,
               units = function(m) return { m.once, m.again, m.never } end,

@@ -1,4 +1,6 @@
---- State dicts of FSDP models and of their optimizers: full, sharded, local; loaded by any number of ranks (docs/semantics.md#state-dicts).
+-- SPDX-License-Identifier: MIT
+--- State dicts of FSDP models and of their optimizers: full, sharded, local; loaded by any number of ranks
+--- (docs/semantics.md#state-dicts).
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -118,7 +120,8 @@ for world = 1, 4 do
           assert.equal(keys(want.state), keys(sd.state))
           for name, entry in pairs(want.state) do
             for key, v in pairs(entry) do
-              if ms.is_tensor(v) then ms.testing.assert_close(sd.state[name][key], v) else assert.equal(v, sd.state[name][key]) end
+              if ms.is_tensor(v) then ms.testing.assert_close(sd.state[name][key], v) else assert.equal(v,
+                sd.state[name][key]) end
             end
           end
           assert.equal(0.01, sd.param_groups[1].lr)
@@ -166,11 +169,13 @@ for world = 1, 4 do
 
     it("of type sharded have the mesh and its placements; of no_shard they are full", function()
       local ms, nn, fsdp, dist, quietly = load()
-      local meshes = { { {}, 1 }, { { device_mesh = dist.init_device_mesh("cpu", { world }, { names = { "dp" } }) }, 1 } }
+      local meshes = { { {}, 1 }, { { device_mesh = dist.init_device_mesh("cpu", { world }, { names = { "dp" } }) },
+        1 } }
       if world == 4 then
         local grid = dist.init_device_mesh("cpu", { 2, 2 }, { names = { "replicate", "shard" } })
         meshes[3] = { { sharding_strategy = "hybrid_shard", device_mesh = grid }, 2 }
-        meshes[4] = { { sharding_strategy = "hybrid_shard_zero2", process_group = { grid:get_group(2), grid:get_group(1) } }, 2 }
+        meshes[4] = { { sharding_strategy = "hybrid_shard_zero2",
+          process_group = { grid:get_group(2), grid:get_group(1) } }, 2 }
       end
       for _, case in ipairs(meshes) do
         local options, ndim = case[1], case[2]
@@ -185,7 +190,8 @@ for world = 1, 4 do
             assert.equal(world, t.device_mesh:size())
             assert.equal(t.device_mesh, options.device_mesh or t.device_mesh)
             assert.equal(t.device_mesh, t:clone().device_mesh)
-            assert.equal(ndim == 2 and "Replicate() Shard(1)" or "Shard(1) nil", tostring(t.placements[1]) .. " " .. tostring(t.placements[2]))
+            assert.equal(ndim == 2 and "Replicate() Shard(1)" or "Shard(1) nil", tostring(t.placements[1]) .. " "
+              .. tostring(t.placements[2]))
           end
         end
       end
@@ -212,14 +218,16 @@ for world = 1, 4 do
     it("that one rank refuses are refused by all, and nothing changes", function(rank)
       local ms, nn, fsdp, dist, quietly = load()
       for _, pieces in ipairs { false, true, "rows" } do
-        local model = pieces == "rows" and fsdp.fully_shard(nn.Linear(4, 6)) or quietly(fsdp.FSDP, nn.Linear(4, 6), { use_orig_params = pieces })
+        local model = pieces == "rows" and fsdp.fully_shard(nn.Linear(4, 6))
+          or quietly(fsdp.FSDP, nn.Linear(4, 6), { use_orig_params = pieces })
         local before, good = fsdp.state_dict(model), { weight = ms.ones(6, 4), bias = ms.ones(6) }
         local cut = fsdp.state_dict(fsdp.fully_shard(nn.Linear(4, 6)), { type = "sharded" })
         for k, case in ipairs {
           { 3, "argument 2 is a number (3), expected a table of tensors" },
           { { weight = good.weight }, 'Missing key(s) in state_dict: "bias"' },
           { { weight = good.weight, bias = good.bias, [7] = good.bias }, 'Unexpected key(s) in state_dict: "7"' },
-          { { weight = good.bias, bias = good.bias }, "size mismatch for weight: copying a param with shape [6] from checkpoint" },
+          { { weight = good.bias, bias = good.bias },
+          "size mismatch for weight: copying a param with shape [6] from checkpoint" },
           { { weight = good.weight, bias = 3 }, "'bias'" },
           { { weight = good.weight, bias = cut.bias }, "", true },
         } do
@@ -241,7 +249,9 @@ for world = 1, 4 do
           local mixed = rank == 0 and cut or good
           local other = pieces == "rows" and quietly(fsdp.FSDP, nn.Linear(4, 6)) or model
           local _, text = pcall(fsdp.load_state_dict, other, mixed)
-          assert.truthy(text:find("ranks give other parameters as tensors that are sharded in another way: rank 0 bias, weight; rank 1 none", 1, true)
+          assert.truthy(text:find(
+            "ranks give other parameters as tensors that are sharded in another way: rank 0 bias, weight; rank 1 none",
+            1, true)
             or text:find("rank 0 weight, bias; rank 1 none", 1, true), text)
         end
         equal_states(before, fsdp.state_dict(model))
@@ -262,7 +272,8 @@ for world = 1, 4 do
       osd.state["block.1.bias"].step = 7
       ok, message = pcall(fsdp.load_optim_state_dict, model, optim, osd)
       assert.is_false(ok)
-      assert.truthy(message:find("All unflattened parameters comprising a single flat parameter must have scalar state with the same value and dtype", 1, true))
+      assert.truthy(message:find(
+        "All unflattened parameters comprising a single flat parameter must have scalar state with the same value and dtype", 1, true))
     end)
   end)
 end

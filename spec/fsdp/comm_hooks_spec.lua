@@ -1,4 +1,6 @@
---- Communication hooks of the script's own and built-in ones: what they are given, what becomes of what they do (docs/semantics.md#comm-hooks).
+-- SPDX-License-Identifier: MIT
+--- Communication hooks of the script's own and built-in ones: what they are given, what becomes of what they do
+--- (docs/semantics.md#comm-hooks).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
@@ -39,7 +41,8 @@ for world = 1, 4 do
         local _, _, fsdp, dist = load()
         local hooks = fsdp.comm_hooks
         local state = hooks.DefaultState()
-        local default, in_engine, by_hand, own = model_of { sharding_strategy = strategy }, model_of { sharding_strategy = strategy },
+        local default, in_engine, by_hand, own = model_of { sharding_strategy = strategy },
+          model_of { sharding_strategy = strategy },
           model_of { sharding_strategy = strategy }, model_of { sharding_strategy = strategy }
         local built_in = sharded and hooks.reduce_scatter_hook or hooks.allreduce_hook
         in_engine:register_comm_hook(state, built_in)
@@ -64,7 +67,8 @@ for world = 1, 4 do
         it(("%s_compress_hook by hand is the registered one, bit for bit: %s"):format(short, strategy), function(rank)
           local _, _, fsdp = load()
           local hook, state = fsdp.comm_hooks[short .. "_compress_hook"], fsdp.comm_hooks.LowPrecisionState()
-          local a, b, c = model_of { sharding_strategy = strategy }, model_of { sharding_strategy = strategy }, model_of { sharding_strategy = strategy }
+          local a, b, c = model_of { sharding_strategy = strategy }, model_of { sharding_strategy = strategy },
+            model_of { sharding_strategy = strategy }
           a:register_comm_hook(state, hook)
           b:register_comm_hook(state, function(...) hook(...) end)
           for _, model in ipairs { a, b, c } do backward(model, rank) end
@@ -88,7 +92,8 @@ for world = 1, 4 do
             function(grad, output) output:copy_(grad:narrow(1, rank * output:numel() + 1, output:numel())) end,
             function(_, output) output:narrow(1, 1, 1):zero_() end,
             function(grad, output) fsdp.comm_hooks.reduce_scatter_hook(state, grad, output) end,
-            function(grad, output) fsdp.comm_hooks.bf16_compress_hook(fsdp.comm_hooks.LowPrecisionState(), grad, output) end,
+            function(grad, output) fsdp.comm_hooks.bf16_compress_hook(fsdp.comm_hooks.LowPrecisionState(), grad,
+              output) end,
             function(grad, output) dist.reduce_scatter(output, grad, { async = true }):wait() end,
           } do
             fill = how
@@ -136,10 +141,13 @@ for world = 1, 4 do
         end
       end)
 
-      it("see gradients in the reduce dtype, and what they fill in lands in the parameters': " .. strategy, function(rank)
+      it("see gradients in the reduce dtype, and what they fill in lands in the parameters': " .. strategy,
+        function(rank)
         local _, _, fsdp = load()
-        for _, case in ipairs { { "float16", nil, "float16" }, { "float16", "float32", "float32" }, { nil, "bfloat16", "bfloat16" } } do
-          local model = model_of { sharding_strategy = strategy, mixed_precision = fsdp.MixedPrecision { param_dtype = case[1], reduce_dtype = case[2] } }
+        for _, case in ipairs { { "float16", nil, "float16" }, { "float16", "float32", "float32" },
+          { nil, "bfloat16", "bfloat16" } } do
+          local model = model_of { sharding_strategy = strategy,
+            mixed_precision = fsdp.MixedPrecision { param_dtype = case[1], reduce_dtype = case[2] } }
           local calls = 0
           model:register_comm_hook(nil, function(_, grad, output)
             calls = calls + 1
@@ -199,7 +207,8 @@ for world = 1, 4 do
       local state = fsdp.comm_hooks.DefaultState()
       local strategy = world > 1 and "full_shard" or "no_shard"
       local model, other = model_of { sharding_strategy = strategy }, model_of { sharding_strategy = strategy }
-      model:register_comm_hook(state, world > 1 and fsdp.comm_hooks.reduce_scatter_hook or fsdp.comm_hooks.allreduce_hook)
+      model:register_comm_hook(state, world > 1 and fsdp.comm_hooks.reduce_scatter_hook
+        or fsdp.comm_hooks.allreduce_hook)
       state.gradient_postdivide_factor = state.gradient_postdivide_factor * 4
       backward(model, rank)
       backward(other, rank)
@@ -226,7 +235,8 @@ describe("states of communication hooks", function()
   it("divide by a power of two near the root before the sum, and by the rest after it", function()
     local engine = require "moonshard.ffi"
     local f = engine.ffi.new "double[2]"
-    for n, want in pairs { [1] = { 1, 1 }, [2] = { 2, 1 }, [3] = { 2, 1.5 }, [4] = { 2, 2 }, [6] = { 4, 1.5 }, [8] = { 4, 2 }, [16] = { 4, 4 } } do
+    for n, want in pairs { [1] = { 1, 1 }, [2] = { 2, 1 }, [3] = { 2, 1.5 }, [4] = { 2, 2 }, [6] = { 4, 1.5 },
+      [8] = { 4, 2 }, [16] = { 4, 4 } } do
       engine.lib.ms_comm_division(n, f, f + 1)
       assert.same(want, { f[0], f[1] }, n)
     end

@@ -1,8 +1,10 @@
---- FSDP, moved to another dtype after it was wrapped, trains the models of the zoo as DDP does: losses every step, whole
---- parameters at the end. Every rank has its own input.
+-- SPDX-License-Identifier: MIT
+--- FSDP, moved to another dtype after it was wrapped, trains the models of the zoo as DDP does: losses every step,
+--- whole parameters at the end. Every rank has its own input.
 local ranks = require "spec.support.ranks"
 
-local MODELS = { "nested_wrapped_module", "always_wrap_nested_wrapped_module", "non_uniform_req_grad", "mixture_of_experts",
+local MODELS = { "nested_wrapped_module", "always_wrap_nested_wrapped_module", "non_uniform_req_grad",
+  "mixture_of_experts",
   "transformer_with_shared_params" }
 local STRATEGIES = { "full_shard", "shard_grad_op", "no_shard" }
 local STEPS = 2
@@ -70,7 +72,8 @@ local function compare(name, strategy, orig, o)
     local expected = train(ddp, { input_dtype = o.dtype, loss_dtype = o.reference_loss })
     local got = train(model, { input_dtype = o.dtype, loss_dtype = o.loss, save = o.save })
     for step = 1, STEPS do
-      assert.near(expected[step], got[step], (o.loss_tolerance or 1e-5) * math.max(1, math.abs(expected[step])), "loss of step " .. step)
+      assert.near(expected[step], got[step], (o.loss_tolerance or 1e-5) * math.max(1, math.abs(expected[step])),
+        "loss of step " .. step)
     end
     fsdp.summon_full_params(model, function()
       local names, k = {}, 0
@@ -99,12 +102,14 @@ for world = 2, 3 do
           if orig or name ~= "non_uniform_req_grad" then
             local title = ("%s, %s%s"):format(name, strategy, orig and ", original parameters" or "")
             it("float64: " .. title, function()
-              compare(name, strategy, orig, { dtype = "float64", loss_tolerance = 1e-12, tolerance = { rtol = 1e-10, atol = 1e-12 },
+              compare(name, strategy, orig, { dtype = "float64", loss_tolerance = 1e-12,
+                tolerance = { rtol = 1e-10, atol = 1e-12 },
                 save = orig and name ~= "mixture_of_experts" })
             end)
             for _, half in ipairs { { "bfloat16", 5e-2 }, { "float16", 1e-2 } } do
               it(half[1] .. ": " .. title, function()
-                compare(name, strategy, orig, { dtype = half[1], loss = half[1], reference_loss = half[1], loss_tolerance = half[2],
+                compare(name, strategy, orig, { dtype = half[1], loss = half[1], reference_loss = half[1],
+                  loss_tolerance = half[2],
                   tolerance = { rtol = half[2], atol = half[2] } })
               end)
             end
@@ -128,7 +133,8 @@ for _, world in ipairs { 3, 5 } do
           local weights = {}
           for k = 1, 2 do
             ms.manual_seed(1)
-            local m = nn.Sequential(nn.Linear(37, 53, { dtype = dtype }), nn.Tanh(), nn.Linear(53, 29, { dtype = dtype }))
+            local m = nn.Sequential(nn.Linear(37, 53, { dtype = dtype }), nn.Tanh(),
+              nn.Linear(53, 29, { dtype = dtype }))
             local wrapped = k == 1 and nn.DDP(m) or wrap(m, fsdp)
             local optimizer = ms.optim.AdamW(wrapped:parameters(), { lr = 0.01 })
             for step = 1, 4 do

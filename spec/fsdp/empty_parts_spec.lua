@@ -1,5 +1,6 @@
---- Ranks that have nothing of a unit's parameters see its steps like those that have some: whether what stayed whole after a
---- forward without a backward must be gathered again is decided alike everywhere.
+-- SPDX-License-Identifier: MIT
+--- Ranks that have nothing of a unit's parameters see its steps like those that have some: whether what stayed whole
+--- after a forward without a backward must be gathered again is decided alike everywhere.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -37,7 +38,8 @@ for world = 2, 4 do
         it(("a forward whose backward never comes, and then %s's step: %s"):format(class, kind), function()
           local ms, _, fsdp = load()
           local plain, model = make(), wrapped(kind)
-          local a, b = ms.optim[class](plain:parameters(), { lr = 0.1 }), ms.optim[class](model:parameters(), { lr = 0.1 })
+          local a, b = ms.optim[class](plain:parameters(), { lr = 0.1 }),
+            ms.optim[class](model:parameters(), { lr = 0.1 })
           for step = 1, 3 do
             local function input(r)
               ms.manual_seed(10 * step + r)
@@ -53,7 +55,9 @@ for world = 2, 4 do
             b:zero_grad()
           end
           local whole = fsdp.state_dict(model)
-          for name, p in plain:named_parameters() do assert.is_true((whole[name] - p):abs():max():item() < 1e-12, name) end
+          for name, p in plain:named_parameters() do
+            assert.is_true((whole[name] - p):abs():max():item() < 1e-12, name)
+          end
         end)
       end
     end

@@ -1,5 +1,6 @@
---- Evaluation between steps of training: forwards without a backward, in eval mode, with and without gradients, prefetching on or off.
---- The same outputs every time, and training goes on as if there had been none.
+-- SPDX-License-Identifier: MIT
+--- Evaluation between steps of training: forwards without a backward, in eval mode, with and without gradients,
+--- prefetching on or off. The same outputs every time, and training goes on as if there had been none.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -11,11 +12,13 @@ end
 
 local function wrap(kind, prefetch)
   local _, _, fsdp, _, quietly = load()
-  local options = { sharding_strategy = kind, backward_prefetch = prefetch and "pre" or "none", forward_prefetch = prefetch }
+  local options = { sharding_strategy = kind, backward_prefetch = prefetch and "pre" or "none",
+    forward_prefetch = prefetch }
   return quietly(function()
     local m = net()
     for _, k in ipairs { 1, 3, 4 } do
-      if kind == "fully_shard" then fsdp.fully_shard(m[k], { reshard_after_forward = prefetch }) else m[k] = fsdp.FSDP(m[k], options) end
+      if kind == "fully_shard" then fsdp.fully_shard(m[k],
+        { reshard_after_forward = prefetch }) else m[k] = fsdp.FSDP(m[k], options) end
     end
     return kind == "fully_shard" and fsdp.fully_shard(m) or fsdp.FSDP(m, options)
   end)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Sharded backwards with the script in the middle: an error at every event in turn, on all ranks or on one, and
 --- hooks that run operators, collectives and a sharded forward and backward of their own.
 local ranks = require "spec.support.ranks"
@@ -32,7 +33,9 @@ local function make(event)
   end
   ms.manual_seed(11)
   local model = Net()
-  for _, m in ipairs { model.first, model.middle, model.last } do fsdp.fully_shard(m, { reshard_after_forward = true }) end
+  for _, m in ipairs { model.first, model.middle, model.last } do
+    fsdp.fully_shard(m, { reshard_after_forward = true })
+  end
   fsdp.fully_shard(model)
   model.last:register_full_backward_hook(function() event "module hook" end)
   for _, p in ipairs(model:parameters()) do p:register_post_accumulate_grad_hook(function() event "leaf hook" end) end
@@ -135,7 +138,9 @@ ranks.describe(2, "an error in a backward", function()
     local clean
     event.together, clean = meeting(rank, world)
     finally(function() clean() end)
-    for _, kind in ipairs { "tensor hook", "function", "checkpoint", "module hook", "leaf hook" } do assert.is_true(event.kinds[kind], kind) end
+    for _, kind in ipairs { "tensor hook", "function", "checkpoint", "module hook", "leaf hook" } do
+      assert.is_true(event.kinds[kind], kind)
+    end
     local before = live(ms)
     for at = 1, total do
       event.at, event.what = at, setmetatable({}, { __tostring = function() return "thrown at " .. at end })
@@ -191,7 +196,8 @@ ranks.describe(2, "an error in a backward", function()
     step(model, ms, event, rank)
     local total, want = event.n, take_gradients(model)
     local before = live(ms).allocated
-    for at = 1, total - 5, 2 do                   -- the last leaf hooks run behind the last collective: nobody waits there
+    -- the last leaf hooks run behind the last collective: nobody waits there
+    for at = 1, total - 5, 2 do
       event.at, event.what = rank == 1 and at or nil, "rank 1 stumbles"
       local ok, message = step(model, ms, event, rank)
       assert.is_false(ok)

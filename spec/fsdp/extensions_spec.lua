@@ -1,5 +1,6 @@
---- All-gather extensions (docs/semantics.md#extensions): what the hooks are given and must give, when they run, what they save.
---- Plain tensors with patched hooks; the reference suite (spec/reference) has tensor classes.
+-- SPDX-License-Identifier: MIT
+--- All-gather extensions (docs/semantics.md#extensions): what the hooks are given and must give, when they run, what
+--- they save. Plain tensors with patched hooks; the reference suite (spec/reference) has tensor classes.
 local ranks = require "spec.support.ranks"
 
 local function load() return require "moonshard" end
@@ -16,7 +17,8 @@ local function patch(p, dtype, log)
   local part = p:to_local()
   function part.fsdp_pre_all_gather(self, mesh, outer_shape, outer_stride, module, policy)
     log.pre = (log.pre or 0) + 1
-    log.mesh, log.shape, log.stride, log.module, log.policy, log.self = mesh, outer_shape, outer_stride, module, policy, self
+    log.mesh, log.shape, log.stride, log.module, log.policy, log.self = mesh, outer_shape, outer_stride, module, policy,
+      self
     return { self:to(dtype) }, "meta"
   end
   function part.fsdp_post_all_gather(self, outputs, metadata, param_dtype, out)
@@ -51,9 +53,11 @@ end
 for world = 1, 4 do
   ranks.describe(world, ("all-gather extensions over %d ranks"):format(world), function()
     for _, reshard in ipairs { true, false } do
-      it(("of an identity train as no extension does, reshard_after_forward = %s"):format(tostring(reshard)), function(rank)
+      it(("of an identity train as no extension does, reshard_after_forward = %s"):format(tostring(reshard)),
+        function(rank)
         local ms = load()
-        local want, model = shard(chain(), { reshard_after_forward = reshard }), shard(chain(), { reshard_after_forward = reshard })
+        local want, model = shard(chain(), { reshard_after_forward = reshard }),
+          shard(chain(), { reshard_after_forward = reshard })
         local logs = {}
         for name, p in model:named_parameters() do
           if name:find "weight" then
@@ -61,7 +65,8 @@ for world = 1, 4 do
             patch(p, "float32", logs[name])
           end
         end
-        local optims = { ms.optim.AdamW(want:parameters(), { lr = 0.1 }), ms.optim.AdamW(model:parameters(), { lr = 0.1 }) }
+        local optims = { ms.optim.AdamW(want:parameters(), { lr = 0.1 }),
+          ms.optim.AdamW(model:parameters(), { lr = 0.1 }) }
         for step = 1, 4 do
           ms.scope(function()
             local x = ms.ones(2, 6, { requires_grad = true }) * (rank + step)
@@ -130,7 +135,8 @@ for world = 1, 4 do
 
     it("alias what was gathered when nothing is cast, and hold no memory beside it", function()
       local ms = load()
-      local model = ms.fsdp.fully_shard(ms.nn.Linear(64, 64 * world, { bias = false }), { reshard_after_forward = true })
+      local model = ms.fsdp.fully_shard(ms.nn.Linear(64, 64 * world, { bias = false }),
+        { reshard_after_forward = true })
       local part = model.weight:to_local()
       local pointers = {}
       function part:fsdp_pre_all_gather() return { self }, nil end
@@ -213,7 +219,8 @@ ranks.describe(2, "all-gather extensions", function()
     local model = ms.fsdp.fully_shard(ms.nn.Linear(4, 8))
     local part = model.weight:to_local()
     function part:fsdp_pre_all_gather()
-      return { self:detach():reshape(-1), ms.ones(1, 2, { dtype = "int64" }) * 7, ms.full({ 1 }, ms.dist.rank(), { dtype = "uint8" }) }, nil
+      return { self:detach():reshape(-1), ms.ones(1, 2, { dtype = "int64" }) * 7,
+        ms.full({ 1 }, ms.dist.rank(), { dtype = "uint8" }) }, nil
     end
     function part.fsdp_post_all_gather(_, outputs, _, _, out)
       assert.same({ 32 }, { unpack(outputs[1].shape) })
@@ -234,7 +241,8 @@ ranks.describe(2, "all-gather extensions", function()
     local ms = load()
     local kept = {}
     for _, case in ipairs {
-      { 0, function(whole) return whole end }, { 0, function(whole) return whole, {} end }, { 0, function(whole) return whole, { whole } end },
+      { 0, function(whole) return whole end }, { 0, function(whole) return whole, {} end },
+      { 0, function(whole) return whole, { whole } end },
       { 1, function(whole)
         kept[#kept + 1] = whole:detach()
         return whole
@@ -257,7 +265,8 @@ ranks.describe(2, "all-gather extensions", function()
         whole = model.weight:detach()
         model:reshard()
       end)
-      assert.same(case[1] == 1 and { "fsdp_post_all_gather of 'weight' returned a tensor that is not among the tensors to free: "
+      assert.same(case[1] == 1
+        and { "fsdp_post_all_gather of 'weight' returned a tensor that is not among the tensors to free: "
         .. "its memory stays when the unit reshards" } or {}, warnings)
       assert.equal(case[1] == 1, (pcall(whole.sum, whole)))
     end
@@ -308,9 +317,11 @@ ranks.describe(1, "all-gather extensions", function()
     assert.matches("^fsdp_pre_all_gather of 'weight' returned a number", try(function() return 3 end))
     assert.matches("input 1 is a number %(3%), expected a tensor", try(function() return { 3 } end))
     assert.matches("returned float32 %[2, 2%] cpu, expected a contiguous tensor of shape %[3, 4%]", try(same, narrow))
-    assert.matches("a tensor to free is the shard itself", try(same, function(self, outputs) return outputs[1], { self } end))
+    assert.matches("a tensor to free is the shard itself",
+      try(same, function(self, outputs) return outputs[1], { self } end))
     assert.matches("input 1 has no dimension to gather along", try(function() return { ms.tensor(1) } end))
-    assert.matches("sharded along dimension 2", try(same, nil, { shard_placement_fn = function() return ms.fsdp.Shard(2) end }))
+    assert.matches("sharded along dimension 2", try(same, nil,
+      { shard_placement_fn = function() return ms.fsdp.Shard(2) end }))
     local n = 0
     local model = ms.fsdp.fully_shard(ms.nn.Linear(4, 3, { bias = false }))
     local part = model.weight:to_local()
@@ -375,7 +386,8 @@ for _, world in ipairs { 2, 3, 4 } do
       local model = make(function(self) return { self:detach():reshape(-1) }, nil end, post)
       local message = failure(model, ms.ones(1, 3))
       assert.matches(("When a parameter is unevenly sharded by FSDP (orig size=[%d, 3], FSDP world size=%d), fsdp_pre_all_gather must return "
-        .. "all-gather inputs with the padded sharded size [%d, 3] but got ["):format(rows, world, chunk), message, 1, true)
+        .. "all-gather inputs with the padded sharded size [%d, 3] but got ["):format(rows, world, chunk), message, 1,
+        true)
     end)
   end)
 end

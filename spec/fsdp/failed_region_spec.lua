@@ -1,5 +1,6 @@
---- A failure in work that a backward runs anew (a checkpoint's region around whole units, a forward in a hook) is told to the other
---- ranks, though the backward's own graph has no unit in it.
+-- SPDX-License-Identifier: MIT
+--- A failure in work that a backward runs anew (a checkpoint's region around whole units, a forward in a hook) is told
+--- to the other ranks, though the backward's own graph has no unit in it.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 

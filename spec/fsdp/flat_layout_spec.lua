@@ -1,5 +1,6 @@
---- What of each parameter lies on which rank: one behind another in the flat parameter, or, where scripts see the pieces, each from a
---- multiple of 16 bytes on.
+-- SPDX-License-Identifier: MIT
+--- What of each parameter lies on which rank: one behind another in the flat parameter, or, where scripts see the
+--- pieces, each from a multiple of 16 bytes on.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -26,7 +27,8 @@ end
 
 for world = 1, 4 do
   ranks.describe(world, ("a flat parameter on %d ranks"):format(world), function(rank)
-    -- Elements from..to (from 0) of a whole parameter that this rank has, were the flat parameter of `total` cut evenly.
+    -- Elements from..to (from 0) of a whole parameter that this rank has, were the flat parameter of `total` cut
+    -- evenly.
     local function share(place, total)
       local each = math.ceil(total / world)
       return math.max(rank * each, place[1]) - place[1], math.min((rank + 1) * each, place[2]) - place[1]
@@ -57,7 +59,9 @@ for world = 1, 4 do
           local from, upto = share(place, total)
           local piece = model[k].weight:detach():reshape(-1)
           assert.equal(math.max(upto - from, 0), piece:numel())
-          if upto > from then assert.is_true(piece:equal(whole[k].weight:detach():reshape(-1):narrow(1, from + 1, upto - from))) end
+          if upto > from then
+            assert.is_true(piece:equal(whole[k].weight:detach():reshape(-1):narrow(1, from + 1, upto - from)))
+          end
         end
       end
     end)

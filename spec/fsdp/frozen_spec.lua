@@ -1,5 +1,7 @@
---- Training with a frozen trunk under FSDP: frozen by requires_grad or by dropping its gradients, before or after wrapping, the trunk
---- one unit or units inside one another; the same parameters as under DDP. Frozen units in between, and ones that run several times.
+-- SPDX-License-Identifier: MIT
+--- Training with a frozen trunk under FSDP: frozen by requires_grad or by dropping its gradients, before or after
+--- wrapping, the trunk one unit or units inside one another; the same parameters as under DDP. Frozen units in between,
+--- and ones that run several times.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -33,7 +35,8 @@ for world = 2, 4 do
     for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
       for _, pieces in ipairs { false, true } do
         for _, how in ipairs { "requires_grad before wrapping", "requires_grad after wrapping", "dropped gradients" } do
-          it(("trains its head as DDP does, by %s: %s, use_orig_params = %s"):format(how, strategy, tostring(pieces)), function(rank)
+          it(("trains its head as DDP does, by %s: %s, use_orig_params = %s"):format(how, strategy, tostring(pieces)),
+            function(rank)
             local ms, nn, fsdp = load()
             for _, nested in ipairs { false, true } do
               local reference, model = plain_model(), plain_model()
@@ -43,7 +46,9 @@ for world = 2, 4 do
               model = wrap(model, { sharding_strategy = strategy, use_orig_params = pieces }, nested)
               if how:find "after" then freeze(model.module.trunk) end
               local optims = {}
-              for k, m in ipairs { reference, model } do optims[k] = ms.optim.SGD(m:parameters(), { lr = 0.1, momentum = 0.9 }) end
+              for k, m in ipairs { reference, model } do
+                optims[k] = ms.optim.SGD(m:parameters(), { lr = 0.1, momentum = 0.9 })
+              end
               local before = {}
               for name, t in pairs(fsdp.state_dict(model)) do before[name] = t:clone() end
               for step = 1, 3 do
@@ -62,7 +67,9 @@ for world = 2, 4 do
                 end
               end
               fsdp.check_sharded_parity(reference.module, model)
-              for name, t in pairs(fsdp.state_dict(model)) do assert.equal(name:find "^trunk" ~= nil, t:equal(before[name]), name) end
+              for name, t in pairs(fsdp.state_dict(model)) do
+                assert.equal(name:find "^trunk" ~= nil, t:equal(before[name]), name)
+              end
             end
           end)
         end
@@ -94,7 +101,8 @@ for world = 2, 3 do
   ranks.describe(world, ("frozen units on %d ranks"):format(world), function(rank)
     for _, kind in ipairs { "FSDP", "fully_shard" } do
       for _, pieces in ipairs(kind == "FSDP" and { false, true } or { false }) do
-        it(("reshard as soon as backward is through them, and reduce nothing: %s, use_orig_params = %s"):format(kind, tostring(pieces)), function()
+        it(("reshard as soon as backward is through them, and reduce nothing: %s, use_orig_params = %s"):format(kind,
+          tostring(pieces)), function()
           local ms, _, fsdp, dist = load()
           local model = striped(kind, { use_orig_params = pieces })
           local loss = model(ms.ones(2, 5)):sum()
@@ -118,7 +126,9 @@ for world = 2, 3 do
         freeze(net.trunk)
         local model = wrap(net, { use_orig_params = pieces }, true)
         local loss = model(ms.ones(2, 5)):sum()
-        for _, e in ipairs((fsdp.record(function() loss:backward() end))) do assert.is_nil(e.unit:find "^trunk", e.event .. " " .. e.unit) end
+        for _, e in ipairs((fsdp.record(function() loss:backward() end))) do
+          assert.is_nil(e.unit:find "^trunk", e.event .. " " .. e.unit)
+        end
       end
     end)
 
@@ -146,7 +156,8 @@ for world = 2, 3 do
           local model = quietly(function()
             local options = { sharding_strategy = kind, use_orig_params = pieces }
             for _, name in ipairs { "first", "frozen", "last" } do
-              if kind == "fully_shard" then fsdp.fully_shard(net[name]) else net[name] = fsdp.FSDP(net[name], options) end
+              if kind == "fully_shard" then fsdp.fully_shard(net[name]) else net[name] = fsdp.FSDP(net[name],
+                options) end
             end
             return kind == "fully_shard" and fsdp.fully_shard(net) or fsdp.FSDP(net, options)
           end)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- fully_shard's arguments, classes, messages (docs/semantics.md#fully-shard) and sharded tensors, on one rank.
 local ms = require "moonshard"
 local nn, fsdp = ms.nn, ms.fsdp
@@ -49,18 +50,22 @@ describe("fully_shard", function()
   end)
 
   it("refuses containers without forward, a second call, and what is no module", function()
-    assert.equal("fully_shard does not support containers that do not implement forward: " .. tostring(nn.ModuleList { nn.Linear(2, 2) }),
+    assert.equal("fully_shard does not support containers that do not implement forward: "
+      .. tostring(nn.ModuleList { nn.Linear(2, 2) }),
       failure(fsdp.fully_shard, nn.ModuleList { nn.Linear(2, 2) }))
     local m = fsdp.fully_shard(nn.Linear(2, 2))
-    assert.equal("Each distinct composable distributed API can only be applied to a module once.", failure(fsdp.fully_shard, m))
+    assert.equal("Each distinct composable distributed API can only be applied to a module once.",
+      failure(fsdp.fully_shard, m))
     assert.matches("expected a module or a list of modules", failure(fsdp.fully_shard, 3))
-    assert.matches("unknown option 'reshard'.*reshard_after_forward", failure(fsdp.fully_shard, nn.Linear(2, 2), { reshard = true }))
+    assert.matches("unknown option 'reshard'.*reshard_after_forward", failure(fsdp.fully_shard, nn.Linear(2, 2),
+      { reshard = true }))
   end)
 
   it("refuses scalar and non-contiguous parameters", function()
     local m = nn.Linear(2, 2)
     m.scale = nn.Parameter(ms.tensor(1))
-    assert.equal("fully_shard doesn't support scalar parameters. Change scale to a 1D tensor with numel equal to 1.", failure(fsdp.fully_shard, m))
+    assert.equal("fully_shard doesn't support scalar parameters. Change scale to a 1D tensor with numel equal to 1.",
+      failure(fsdp.fully_shard, m))
     local n = nn.Linear(2, 2)
     n.turned = nn.Parameter(ms.ones(2, 3):t())
     assert.matches("^FSDP does not support non%-contiguous parameters yet: ", failure(fsdp.fully_shard, n))
@@ -78,12 +83,15 @@ describe("fully_shard", function()
   end)
 
   it("checks meshes, placements and prefetch lists", function()
-    assert.equal("fully_shard expects a 1D or 2D DeviceMesh but got 3", failure(fsdp.fully_shard, nn.Linear(2, 2), { mesh = 3 }))
+    assert.equal("fully_shard expects a 1D or 2D DeviceMesh but got 3", failure(fsdp.fully_shard, nn.Linear(2, 2),
+      { mesh = 3 }))
     assert.matches("^Shard dim 3 is invalid for 2D tensor: %[2, 2%]",
-      failure(fsdp.fully_shard, nn.Linear(2, 2, { bias = false }), { shard_placement_fn = function() return fsdp.Shard(3) end }))
+      failure(fsdp.fully_shard, nn.Linear(2, 2, { bias = false }),
+        { shard_placement_fn = function() return fsdp.Shard(3) end }))
     fsdp.fully_shard(nn.Linear(2, 2), { shard_placement_fn = function(_, p) return fsdp.Shard(-p.ndim) end })
     local m = fsdp.fully_shard(nn.Linear(2, 2))
-    assert.matches("^Expects FSDPModule but got Linear: Linear%(2 %-> 2", failure(m.set_modules_to_forward_prefetch, m, { nn.Linear(2, 2) }))
+    assert.matches("^Expects FSDPModule but got Linear: Linear%(2 %-> 2", failure(m.set_modules_to_forward_prefetch, m,
+      { nn.Linear(2, 2) }))
   end)
 
   it("keeps ignored parameters and those of nested units out", function()
@@ -107,7 +115,8 @@ describe("fully_shard", function()
   it("does not copy deeply", function()
     local m = fsdp.fully_shard(nn.Linear(2, 2))
     assert.equal("FSDP does not support deepcopy. Please use state dict for serialization.", failure(ms.deepcopy, m))
-    assert.equal("FSDP does not support deepcopy. Please use state dict for serialization.", failure(ms.deepcopy, nn.Sequential(m)))
+    assert.equal("FSDP does not support deepcopy. Please use state dict for serialization.",
+      failure(ms.deepcopy, nn.Sequential(m)))
   end)
 
   it("wants the root's forward first", function()
@@ -123,14 +132,16 @@ describe("fully_shard", function()
     local m = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, { bias = false }))
     fsdp.fully_shard { m[1], m[2] }
     for _ = 1, 2 do
-      assert.equal("FSDP requires a single root module but got (FSDPLinear(2 -> 2, bias), FSDPLinear(2 -> 2))", failure(m, ms.ones(1, 2)))
+      assert.equal("FSDP requires a single root module but got (FSDPLinear(2 -> 2, bias), FSDPLinear(2 -> 2))",
+        failure(m, ms.ones(1, 2)))
     end
     fsdp.fully_shard(m)
     m(ms.ones(1, 2)):sum():backward()
   end)
 
   it("says what is on meta still, and what to call", function()
-    local m = ms.with_device("meta", function() return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, { bias = false })) end)
+    local m = ms.with_device("meta", function() return nn.Sequential(nn.Linear(2, 2),
+      nn.Linear(2, 2, { bias = false })) end)
     fsdp.fully_shard(m[1])
     fsdp.fully_shard(m)
     m[2]:to_empty "cpu"
@@ -163,7 +174,8 @@ describe("a sharded parameter", function()
   end)
 
   it("refuses operators by name and says the way out", function()
-    for _, fn in ipairs { function() return m.weight + 1 end, function() return m.weight:sum() end, function() return ms.ones(2, 3) * m.weight end,
+    for _, fn in ipairs { function() return m.weight + 1 end, function() return m.weight:sum() end,
+      function() return ms.ones(2, 3) * m.weight end,
       function() return m.weight:tolist() end, function() return m.weight:t() end } do
       local message = failure(fn)
       assert.matches("weight' is sharded", message)

@@ -1,5 +1,7 @@
---- fully_shard reduces gradients where backward left them, without packing: uneven rows, empty parts, transposed and later
---- dimensions, on any number of ranks, with and without peers' memory in reach, and whatever the script does with them meanwhile.
+-- SPDX-License-Identifier: MIT
+--- fully_shard reduces gradients where backward left them, without packing: uneven rows, empty parts, transposed and
+--- later dimensions, on any number of ranks, with and without peers' memory in reach, and whatever the script does with
+--- them meanwhile.
 local ranks = require "spec.support.ranks"
 
 for _, case in ipairs {
@@ -7,7 +9,8 @@ for _, case in ipairs {
   { 3, ", staged", MOONSHARD_COMM_MAP = "refuse" },
   { 4, " of two nodes", MOONSHARD_COMM_NODES = "2" },
 } do
-  local world, env = case[1], { MOONSHARD_COMM_MAP = case.MOONSHARD_COMM_MAP, MOONSHARD_COMM_NODES = case.MOONSHARD_COMM_NODES }
+  local world, env = case[1], { MOONSHARD_COMM_MAP = case.MOONSHARD_COMM_MAP,
+    MOONSHARD_COMM_NODES = case.MOONSHARD_COMM_NODES }
   ranks.describe(world, ("gradients in place on %d ranks%s"):format(world, case[2] or ""), { env = env }, function(rank)
     local ms, nn, fsdp
     if rank then
@@ -15,7 +18,8 @@ for _, case in ipairs {
       nn, fsdp = ms.nn, ms.fsdp
     end
 
-    -- Rows that no world divides, a table of one row, a weight that is used transposed (its gradient is no run of memory).
+    -- Rows that no world divides, a table of one row, a weight that is used transposed (its gradient is no run of
+    -- memory).
     local function make()
       ms.manual_seed(3)
       local Model = nn.Module:extend "Odd"

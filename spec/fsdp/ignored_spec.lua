@@ -1,5 +1,6 @@
---- What FSDP instances leave alone: ignored modules beside low precision, on meta, on other devices, below a root that is wrapped or
---- not, and different ones on different ranks.
+-- SPDX-License-Identifier: MIT
+--- What FSDP instances leave alone: ignored modules beside low precision, on meta, on other devices, below a root that
+--- is wrapped or not, and different ones on different ranks.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -88,7 +89,8 @@ for _, world in ipairs { 1, 2, 3 } do
       for _, how in ipairs { "to_empty and reset_parameters", "param_init_fn" } do
         local inner = ms.with_device("meta", net)
         local initialised = {}
-        local model = quietly(fsdp.FSDP, inner, { ignored_modules = { inner[2] }, param_init_fn = how == "param_init_fn" and function(m)
+        local model = quietly(fsdp.FSDP, inner, { ignored_modules = { inner[2] },
+          param_init_fn = how == "param_init_fn" and function(m)
           initialised[m] = true
           m:to_empty { device = "cpu" }
           m:reset_parameters()

@@ -1,5 +1,6 @@
---- A rank whose script catches an error of its own between forward and backward leaves a backward out. Its next step must not pair
---- with the others' step before it: every rank is told, and they go on together.
+-- SPDX-License-Identifier: MIT
+--- A rank whose script catches an error of its own between forward and backward leaves a backward out. Its next step
+--- must not pair with the others' step before it: every rank is told, and they go on together.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -73,7 +74,8 @@ for _, world in ipairs { 2, 3 } do
         assert.truthy(told and told:find("the ranks ask for different things", 1, true), told)
         -- From there on they do the same things again, with the same weights.
         local w = model:parameters()[1]
-        w = w.placements and w:full_tensor() or fsdp.summon_full_params(model, function() return model[1].weight:detach():clone() end)
+        w = w.placements and w:full_tensor() or fsdp.summon_full_params(model,
+          function() return model[1].weight:detach():clone() end)
         for _, other in ipairs(ms.dist.all_gather_object(w:sum():item())) do assert.equal(w:sum():item(), other) end
       end)
     end

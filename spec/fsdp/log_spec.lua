@@ -1,4 +1,6 @@
---- MOONSHARD_LOG=fsdp: the phases of units on stderr, by the names that PyTorch's log gives them (docs/semantics.md#logging).
+-- SPDX-License-Identifier: MIT
+--- MOONSHARD_LOG=fsdp: the phases of units on stderr, by the names that PyTorch's log gives them
+--- (docs/semantics.md#logging).
 local ranks = require "spec.support.ranks"
 
 local script = [[
@@ -9,8 +11,10 @@ local script = [[
   fsdp.fully_shard(model)
   for step in ms.steps(2) do model(ms.ones(1, 4)):sum():backward() end
 ]]
-local step = { "FSDP::root_pre_forward", "FSDP::pre_forward", "FSDP::pre_forward (1)", "FSDP::post_forward (1)", "FSDP::post_forward",
-  "FSDP::pre_backward", "FSDP::pre_backward (1)", "FSDP::root_post_backward", "FSDP::post_backward (1)", "FSDP::post_backward" }
+local step = { "FSDP::root_pre_forward", "FSDP::pre_forward", "FSDP::pre_forward (1)", "FSDP::post_forward (1)",
+  "FSDP::post_forward",
+  "FSDP::pre_backward", "FSDP::pre_backward (1)", "FSDP::root_post_backward", "FSDP::post_backward (1)",
+    "FSDP::post_backward" }
 
 -- Lines of one step, whichever of the units without gradients for their inputs comes first at the end.
 local function phases(text, prefix)

@@ -1,9 +1,12 @@
---- The memory test of the classic suite with its own model (docs/semantics.md#memory), at the points that hold activations: FSDP around
---- convolutions and around each batch norm, on 2 ranks, SGD with momentum; current allocation in whole MiB and one more.
+-- SPDX-License-Identifier: MIT
+--- The memory test of the classic suite with its own model (docs/semantics.md#memory), at the points that hold
+--- activations: FSDP around convolutions and around each batch norm, on 2 ranks, SGD with momentum; current allocation
+--- in whole MiB and one more.
 ---
---- The suite read its numbers after forward, 340 MiB and with a checkpoint 51, off a run at 2 x 3 x 224 x 224. They are this rank's
---- shards, one MiB more, and two images of each convolution's channels, which convolutions and batch norms keep of their inputs and
---- ReLUs in place of their outputs; of the three blocks none where they are a checkpoint. Here the images are smaller.
+--- The suite read its numbers after forward, 340 MiB and with a checkpoint 51, off a run at 2 x 3 x 224 x 224. They are
+--- this rank's shards, one MiB more, and two images of each convolution's channels, which convolutions and batch norms
+--- keep of their inputs and ReLUs in place of their outputs; of the three blocks none where they are a checkpoint. Here
+--- the images are smaller.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 
@@ -50,7 +53,8 @@ ranks.describe(2, "memory after forward", function()
   for _, checkpointed in ipairs { false, true } do
     it(("is shards and activations, checkpoint = %s"):format(tostring(checkpointed)), function()
       local ms = require "moonshard"
-      ms.scope(function() ms.nn.Conv2d(3, 8, 3)(ms.ones(1, 3, 8, 8)):sum():backward() end)          -- what operators make and keep once
+      -- what operators make and keep once
+      ms.scope(function() ms.nn.Conv2d(3, 8, 3)(ms.ones(1, 3, 8, 8)):sum():backward() end)
       collected()
       local base = ms.memory_stats().allocated
       local model, elements = build(checkpointed)
@@ -69,7 +73,8 @@ ranks.describe(2, "memory after forward", function()
         local moments = iteration > 0 and s or 0
         local function within(bound, what)
           local now = (ms.memory_stats().allocated - base) / MIB
-          assert.is_true(now <= bound, ("%s of iteration %d: %.2f MiB, at most %.2f expected"):format(what, iteration, now, bound))
+          assert.is_true(now <= bound, ("%s of iteration %d: %.2f MiB, at most %.2f expected"):format(what, iteration,
+            now, bound))
         end
         within(s + moments + 1, "start")
         ms.scope(function()

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The memory test of the composable suite with its own model and numbers (docs/semantics.md#memory): 2 ranks, float32,
 --- Transformer(vocab 32, 3 layers, dim 768, 12 heads, untied), Adam; upper bounds with buffer 0 on the engine's ledger,
 --- the ledger against the kernel's account of the same pages, and resident memory over world sizes.
@@ -11,7 +12,8 @@ local MB = 1e6
 local function build(device)
   local ms = require "moonshard"
   local TransformerLM = require("spec.support.models.transformer_lm").TransformerLM
-  local model = TransformerLM { vocab = 32, layers = 3, dim = 768, heads = 12, max_seq = 16, tie = false, device = device }
+  local model = TransformerLM { vocab = 32, layers = 3, dim = 768, heads = 12, max_seq = 16, tie = false,
+    device = device }
   return model, ms
 end
 
@@ -21,7 +23,8 @@ local function shard(model, options)
   return fsdp.fully_shard(model, options)
 end
 
--- Ways to shard the model, which is on meta: how, and whether it reshards after forward. They return the model with values.
+-- Ways to shard the model, which is on meta: how, and whether it reshards after forward. They return the model with
+-- values.
 local function of_fully_shard(reshard)
   return function(model)
     shard(model, { reshard_after_forward = reshard })
@@ -61,8 +64,8 @@ local function resident()
   return rss, pss
 end
 
--- Resident bytes of the file that an address is a mapping of (the kernel cuts the allocator's arena into several mappings):
--- what this rank allocated, and nothing of peers' arenas or of the rest of the process.
+-- Resident bytes of the file that an address is a mapping of (the kernel cuts the allocator's arena into several
+-- mappings): what this rank allocated, and nothing of peers' arenas or of the rest of the process.
 local function mapped(address)
   local ours, file, by_file = nil, nil, {}
   for line in io.lines "/proc/self/smaps" do
@@ -89,7 +92,8 @@ ranks.describe(2, "memory of the reference model", function()
       local function current() return (ms.memory_stats().allocated - base) / MB end
       local function peak() return (ms.memory_stats().peak_allocated - base) / MB end
       local function within(bound, value, what)
-        assert.is_true(value <= 4 * bound / MB, ("%s: %.3f MB, the bound is %.3f MB"):format(what, value, 4 * bound / MB))
+        assert.is_true(value <= 4 * bound / MB, ("%s: %.3f MB, the bound is %.3f MB"):format(what, value,
+          4 * bound / MB))
       end
 
       local model = build "meta"
@@ -123,7 +127,8 @@ ranks.describe(2, "memory of the reference model", function()
     end)
   end
 
-  it("has no gradients beyond a unit's with an optimizer in backward: its peak stays within 4 B + N + S + B / 2", function()
+  it("has no gradients beyond a unit's with an optimizer in backward: its peak stays within 4 B + N + S + B / 2",
+    function()
     local ms = require "moonshard"
     ms.scope(function() ms.nn.Linear(8, 8)(ms.ones(2, 8)):sum():backward() end)
     collected()
@@ -152,9 +157,11 @@ ranks.describe(2, "memory of the reference model", function()
     assert.equal(3 * #model:parameters(), steps)
   end)
 
-  -- 3.15's other test: convolutions and batch norms, all in units of their own; current allocation, whole MiB and one more.
+  -- 3.15's other test: convolutions and batch norms, all in units of their own; current allocation, whole MiB and one
+  -- more.
   for _, pieces in ipairs { false, true } do
-    it(("of FSDP's reference model is whole shards at every point of a step, use_orig_params = %s"):format(tostring(pieces)), function()
+    it(("of FSDP's reference model is whole shards at every point of a step, use_orig_params = %s"):format(
+      tostring(pieces)), function()
       local ms = require "moonshard"
       local nn, fsdp = ms.nn, ms.fsdp
       local HIDDEN, MIB = 130, 2 ^ 20                 -- 4.1 MiB, of which a rank has 2 and little more
@@ -164,10 +171,12 @@ ranks.describe(2, "memory of the reference model", function()
       end
       function Block:forward(x) return nn.F.relu(self.norm(self.conv(x))) end
       local function shard_block(b)
-        b.conv, b.norm = fsdp.FSDP(b.conv, { use_orig_params = pieces }), fsdp.FSDP(b.norm, { use_orig_params = pieces })
+        b.conv, b.norm = fsdp.FSDP(b.conv, { use_orig_params = pieces }),
+          fsdp.FSDP(b.norm, { use_orig_params = pieces })
         return fsdp.FSDP(b, { use_orig_params = pieces })
       end
-      ms.scope(function() Block(3, 8)(ms.ones(1, 3, 8, 8)):sum():backward() end)      -- what operators make and keep once
+      -- what operators make and keep once
+      ms.scope(function() Block(3, 8)(ms.ones(1, 3, 8, 8)):sum():backward() end)
       collected()
       local base = ms.memory_stats().allocated
       local function current() return (ms.memory_stats().allocated - base) / MIB end
@@ -184,7 +193,8 @@ ranks.describe(2, "memory of the reference model", function()
       for iteration = 0, 3 do
         local moments = iteration > 0 and s or 0
         local function within(bound, what)
-          assert.is_true(current() <= bound, ("%s of iteration %d: %.2f MiB, at most %d expected"):format(what, iteration, current(), bound))
+          assert.is_true(current() <= bound, ("%s of iteration %d: %.2f MiB, at most %d expected"):format(what,
+            iteration, current(), bound))
         end
         within(s + moments + 1, "start")
         ms.scope(function()
@@ -217,7 +227,8 @@ ranks.describe(2, "memory of the reference model", function()
   end)
 end)
 
--- Resident memory after three steps, this rank's share of it, in bytes; the model on meta first, so that nothing whole is ever made.
+-- Resident memory after three steps, this rank's share of it, in bytes; the model on meta first, so that nothing whole
+-- is ever made.
 local function trained_bytes()
   local model, ms = build "meta"
   shard(model)
@@ -247,7 +258,8 @@ for _, world in ipairs { 1, 2, 4 } do
       if require("spec.support.process").tool then return pending "the tool's own memory is resident as well" end
       local bytes, state = trained_bytes(), 3 * 4 * U / world
       -- Beside the state: oneDNN's and the compiler's code, traces, stacks, touched only now.
-      assert.is_true(bytes <= 1.05 * state + 24 * MB, ("%.1f MB resident, %.1f MB are this rank's shards and moments"):format(bytes / MB, state / MB))
+      assert.is_true(bytes <= 1.05 * state + 24 * MB, (
+        "%.1f MB resident, %.1f MB are this rank's shards and moments"):format(bytes / MB, state / MB))
     end)
   end)
 end

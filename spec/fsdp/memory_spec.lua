@@ -1,5 +1,6 @@
---- Memory of sharded training on 2 ranks: the bounds of docs/semantics.md#memory without their buffer (the engine's ledger
---- counts every byte, and one sequence of a wide model has next to no activations), at most two gathered units,
+-- SPDX-License-Identifier: MIT
+--- Memory of sharded training on 2 ranks: the bounds of docs/semantics.md#memory without their buffer (the engine's
+--- ledger counts every byte, and one sequence of a wide model has next to no activations), at most two gathered units,
 --- and nothing left over.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
@@ -80,11 +81,13 @@ ranks.describe(2, "memory", function()
           local loss = model(x):sum()
           local forward = peak()
           local bound = reshard and held + 3 * B + N or held + U + B
-          assert.is_true(forward <= bound + slack, ("forward of step %d: %d elements, the bound is %d"):format(step, forward, bound))
+          assert.is_true(forward <= bound + slack, ("forward of step %d: %d elements, the bound is %d"):format(step,
+            forward, bound))
           loss:backward()
           local backward = peak()
           bound = reshard and held + S + 4 * B + N or held + U + 1.5 * B
-          assert.is_true(backward <= bound + slack, ("backward of step %d: %d elements, the bound is %d"):format(step, backward, bound))
+          assert.is_true(backward <= bound + slack, ("backward of step %d: %d elements, the bound is %d"):format(step,
+            backward, bound))
         end)
         optim:step()
         assert.is_true(current() <= 4 * S + slack)
@@ -104,7 +107,8 @@ ranks.describe(2, "memory", function()
     ms.reset_peak_memory_stats()
     ms.no_grad(function() ms.scope(function() model(ms.ones(1, DIM)) end) end)
     local most = elements(ms.memory_stats().peak_allocated - base)
-    assert.is_true(most <= 2 * B + N + slack / 4, ("%d elements beyond the shards; a block has %d, the root %d"):format(most, B, N))
+    assert.is_true(most <= 2 * B + N + slack / 4, ("%d elements beyond the shards; a block has %d, the root %d"):format(
+      most, B, N))
   end)
 
   it("is all given back when the model dies", function()

@@ -1,5 +1,7 @@
+-- SPDX-License-Identifier: MIT
 --- Placements and meshes of fully_shard: another dimension than the first, fewer ranks after forward, replicas
---- (docs/semantics.md#strategies, #fully-shard, #reduction): the numbers are those of one process, and the ledger counts what moved.
+--- (docs/semantics.md#strategies, #fully-shard, #reduction): the numbers are those of one process, and the ledger
+--- counts what moved.
 local ranks = require "spec.support.ranks"
 local parity = require "spec.support.sharded_parity"
 
@@ -47,8 +49,10 @@ local DEF = {
 for world = 1, 4 do
   ranks.describe(world, ("shard_placement_fn over %d ranks"):format(world), function()
     for _, reshard in ipairs { true, false } do
-      it(("cuts along later dimensions and trains as one process does, reshard_after_forward = %s"):format(tostring(reshard)), function(rank)
-        local model = parity.compare(DEF, rank, world, { shard_placement_fn = largest(world), reshard_after_forward = reshard }, 3)
+      it(("cuts along later dimensions and trains as one process does, reshard_after_forward = %s"):format(
+        tostring(reshard)), function(rank)
+        local model = parity.compare(DEF, rank, world,
+          { shard_placement_fn = largest(world), reshard_after_forward = reshard }, 3)
         assert.equal("Shard(2)", tostring(model.inner.weight.placements[1]))
         assert.equal("Shard(2)", tostring(model.cube.placements[1]))
         assert.equal(24 / world, model.inner.weight:to_local():size(2))
@@ -63,7 +67,8 @@ for world = 1, 4 do
         ms.manual_seed(3)
         return ms.fsdp.fully_shard(ms.nn.Linear(24, 12), options)
       end
-      local rows, columns = make { mp_policy = policy }, make { mp_policy = policy, shard_placement_fn = largest(world) }
+      local rows, columns = make { mp_policy = policy },
+        make { mp_policy = policy, shard_placement_fn = largest(world) }
       local x = ms.randn(4, 24)
       local a, b = rows(x), columns(x)
       assert.is_true(a:equal(b))
@@ -105,7 +110,8 @@ ranks.describe(4, "shard_placement_fn", function()
     local function failure(shape, d)
       local m = ms.nn.Linear(3, 3)
       m.p = ms.nn.Parameter(ms.ones(unpack(shape)))
-      local ok, message = pcall(ms.fsdp.fully_shard, m, { shard_placement_fn = function(name) return name == "p" and ms.fsdp.Shard(d) or nil end })
+      local ok, message = pcall(ms.fsdp.fully_shard, m,
+        { shard_placement_fn = function(name) return name == "p" and ms.fsdp.Shard(d) or nil end })
       assert.is_false(ok)
       assert.equal("Linear", m:class_name())
       return (message:gsub("^[^\n]-:%d+: ", ""))
@@ -177,7 +183,8 @@ ranks.describe(4, "reshard_after_forward = 2", function()
     optim:step()
     local after = ms.no_grad(function() return model(x):sum():item() end)
     assert.is_true(after < before)
-    local want = ms.no_grad(function() return (x:matmul(model.weight:full_tensor():t()) + model.bias:full_tensor()):sum():item() end)
+    local want = ms.no_grad(function() return (x:matmul(
+      model.weight:full_tensor():t()) + model.bias:full_tensor()):sum():item() end)
     assert.near(want, after, 1e-5)
     assert.is_truthy(left)
   end)
@@ -204,7 +211,8 @@ ranks.describe(4, "a 2-d mesh", function()
       local m = mesh(shape)
       for _, reshard in ipairs { true, false } do
         for _, name in ipairs { "mlp_stack", "transformer_lm" } do
-          parity.compare(require("spec.support.models." .. name), rank, world, { mesh = m, reshard_after_forward = reshard }, 3)
+          parity.compare(require("spec.support.models." .. name), rank, world,
+            { mesh = m, reshard_after_forward = reshard }, 3)
         end
       end
       parity.compare(DEF, rank, world, { mesh = m, shard_placement_fn = largest(shape[2]) }, 2)
@@ -217,7 +225,8 @@ ranks.describe(4, "a 2-d mesh", function()
     local model = ms.nn.Sequential(ms.nn.Linear(4, 6), ms.nn.Linear(6, 6), ms.nn.Linear(6, 2))
     for _, layer in ipairs(model) do ms.fsdp.fully_shard(layer, { mesh = m }) end
     ms.fsdp.fully_shard(model, { mesh = m })
-    assert.equal("Replicate() Shard(1)", tostring(model[1].weight.placements[1]) .. " " .. tostring(model[1].weight.placements[2]))
+    assert.equal("Replicate() Shard(1)", tostring(model[1].weight.placements[1]) .. " "
+      .. tostring(model[1].weight.placements[2]))
     assert.is_true(rawequal(m, model[1].weight.device_mesh))
     local all = ms.dist.record(function() model(ms.ones(2, 4)):sum():backward() end)
     assert.equal(3, count(all, "reduce_scatter", m:get_group "dp_shard"))
@@ -232,7 +241,8 @@ ranks.describe(4, "a 2-d mesh", function()
     ms.manual_seed(1)
     local function make(options)
       ms.manual_seed(1)
-      local model = ms.nn.Sequential(ms.nn.Linear(4, 6, { dtype = "float64" }), ms.nn.Tanh(), ms.nn.Linear(6, 3, { dtype = "float64" }))
+      local model = ms.nn.Sequential(ms.nn.Linear(4, 6, { dtype = "float64" }), ms.nn.Tanh(),
+        ms.nn.Linear(6, 3, { dtype = "float64" }))
       ms.fsdp.fully_shard(model[1], options)
       return ms.fsdp.fully_shard(model, options)
     end
@@ -263,8 +273,10 @@ ranks.describe(4, "a 2-d mesh", function()
       assert.is_false(ok)
       return (message:gsub("^[^\n]-:%d+: ", ""))
     end
-    assert.equal("Please init the 2D mesh for HSDP with mesh_dim_names specified", failure(ms.dist.init_device_mesh("cpu", { 2, 2 })))
-    assert.matches("^fully_shard expects a 1D or 2D DeviceMesh but got DeviceMesh", failure(ms.dist.init_device_mesh("cpu", { 2, 2, 1 })))
+    assert.equal("Please init the 2D mesh for HSDP with mesh_dim_names specified",
+      failure(ms.dist.init_device_mesh("cpu", { 2, 2 })))
+    assert.matches("^fully_shard expects a 1D or 2D DeviceMesh but got DeviceMesh",
+      failure(ms.dist.init_device_mesh("cpu", { 2, 2, 1 })))
     ms.manual_seed(1)
     local model = ms.fsdp.fully_shard(ms.nn.Linear(4, 4), { mesh = mesh() })
     model(ms.ones(1, 4)):sum():backward()
@@ -279,7 +291,8 @@ ranks.describe(4, "a 2-d mesh", function()
       rows[k] = dist.new_group { 2 * k, 2 * k + 1 }
       columns[k] = dist.new_group { k, k + 2 }
     end
-    local m = dist.mesh_from_group({ columns[rank % 2], rows[math.floor(rank / 2)] }, { names = { "replicate", "shard" } })
+    local m = dist.mesh_from_group({ columns[rank % 2], rows[math.floor(rank / 2)] },
+      { names = { "replicate", "shard" } })
     assert.equal(4, world)
     local model = ms.fsdp.fully_shard(ms.nn.Linear(4, 4), { mesh = m })
     assert.equal(2, model.weight:to_local():size(1))
@@ -323,7 +336,8 @@ for _, world in ipairs { 1, 2, 4 } do
       want(ms.ones(2, 4)):sum():backward()
       model(ms.ones(2, 4)):sum():backward()
       ms.testing.assert_close(model[1].weight.grad:full_tensor(), want[1].weight.grad:full_tensor())
-      assert.error_matches(function() model[1]:set_all_reduce_hook(3) end, "set_all_reduce_hook: hook is a number %(3%), expected a function")
+      assert.error_matches(function() model[1]:set_all_reduce_hook(3) end,
+        "set_all_reduce_hook: hook is a number %(3%), expected a function")
     end)
   end)
 end

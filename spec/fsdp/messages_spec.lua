@@ -1,15 +1,18 @@
+-- SPDX-License-Identifier: MIT
 --- What FSDP says of wrong use: the messages of PyTorch's FSDP that no other spec provokes.
 ---
---- Those that cannot occur: hooks of other arities (hooks always get all arguments), gradients of another shape or device (`grad` takes
---- none), accelerators that are missing and modules left on the CPU (it is a compute device), parameters of an offloading module
---- moved to a GPU (shards stay where they are: below), empty lists of parameters, gradients of several devices in a scaler.
+--- Those that cannot occur: hooks of other arities (hooks always get all arguments), gradients of another shape or
+--- device (`grad` takes none), accelerators that are missing and modules left on the CPU (it is a compute device),
+--- parameters of an offloading module moved to a GPU (shards stay where they are: below), empty lists of parameters,
+--- gradients of several devices in a scaler.
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
 local function inner_and_root(inner_options, options)
   local _, nn, fsdp, _, quietly = load()
-  return quietly(function() return fsdp.FSDP(nn.Sequential(fsdp.FSDP(nn.Linear(2, 2), inner_options), nn.Linear(2, 2)), options) end)
+  return quietly(function() return fsdp.FSDP(nn.Sequential(fsdp.FSDP(nn.Linear(2, 2), inner_options), nn.Linear(2, 2)),
+    options) end)
 end
 
 ranks.describe(2, "messages of FSDP", function()
@@ -45,7 +48,8 @@ ranks.describe(2, "messages of FSDP", function()
   it("of apply while parameters are whole", function()
     local ms, nn, fsdp, _, quietly = load()
     local model = inner_and_root({}, {})
-    raises("expected to be in states ['idle'] but current state is 'summon_full_params'", fsdp.summon_full_params, model, function()
+    raises("expected to be in states ['idle'] but current state is 'summon_full_params'", fsdp.summon_full_params,
+      model, function()
       model:apply(function() end)
     end)
     local layer, wrapped = nn.Linear(2, 2), nil
@@ -62,7 +66,8 @@ ranks.describe(2, "messages of FSDP", function()
     local loss = y:sum()
     raises("Cannot manually unshard parameters during forward/backward", loss.backward, loss)
     local pieces = inner_and_root({ use_orig_params = true }, { use_orig_params = true })
-    raises("with_grads=true, use_orig_params=true, offload_to_cpu=true is not supported yet", fsdp.summon_full_params, pieces,
+    raises("with_grads=true, use_orig_params=true, offload_to_cpu=true is not supported yet", fsdp.summon_full_params,
+      pieces,
       { with_grads = true, offload_to_cpu = true }, function() end)
   end)
 
@@ -70,11 +75,14 @@ ranks.describe(2, "messages of FSDP", function()
     local ms, nn, fsdp, dist, quietly = load()
     if ms.cuda.device_count() < 2 then return end
     local function pair(a, b) return nn.Sequential(nn.Linear(2, 2):to(a), nn.Linear(2, 2):to(b)) end
-    raises("To support a module with both CPU and GPU params, please pass in device_id argument.", quietly, fsdp.FSDP, pair("cpu", "cuda:0"))
+    raises("To support a module with both CPU and GPU params, please pass in device_id argument.", quietly, fsdp.FSDP,
+      pair("cpu", "cuda:0"))
     local moved = quietly(fsdp.FSDP, pair("cpu", "cuda:0"), { device_id = "cuda:0" })
     assert.equal("cuda:0", moved.params[1].device)
-    raises("FSDP only supports single device modules but got params on ['cuda:0', 'cuda:1']", quietly, fsdp.FSDP, pair("cuda:0", "cuda:1"))
-    raises(("Inconsistent compute device and `device_id` on rank %d: cuda:1 vs cuda:0"):format(dist.rank()), quietly, fsdp.FSDP,
+    raises("FSDP only supports single device modules but got params on ['cuda:0', 'cuda:1']", quietly, fsdp.FSDP,
+      pair("cuda:0", "cuda:1"))
+    raises(("Inconsistent compute device and `device_id` on rank %d: cuda:1 vs cuda:0"):format(dist.rank()), quietly,
+      fsdp.FSDP,
       nn.Linear(2, 2):to "cuda:1", { device_id = "cuda:0" })
     local warnings = ms.catch_warnings(fsdp.FSDP, nn.Linear(2, 2), { device_id = "cuda" })
     assert.equal(1, #warnings)

@@ -1,5 +1,6 @@
---- Parameters of several dtypes in one unit of fully_shard: their gradients are reduced together, in the reduce dtype or the widest of
---- theirs, and land in each parameter's own dtype.
+-- SPDX-License-Identifier: MIT
+--- Parameters of several dtypes in one unit of fully_shard: their gradients are reduced together, in the reduce dtype
+--- or the widest of theirs, and land in each parameter's own dtype.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -15,7 +16,8 @@ local function net()
   end
   function Net:forward(x, skip)
     for k, layer in ipairs(self.layers) do
-      if k ~= skip then x = layer(x:to(self.computes or DTYPES[k])):tanh() else x = ms.cat({ x, x }, 2):narrow(2, 1, 7) end
+      if k ~= skip then x = layer(x:to(self.computes or DTYPES[k])):tanh() else x = ms.cat({ x, x }, 2):narrow(2, 1,
+        7) end
     end
     return x:float()
   end
@@ -29,8 +31,8 @@ local function input(r, step)
   return ms.randn(2, 3)
 end
 
--- What every parameter's gradient must be: the ranks' gradients cast to `reduce`, their sum in rank order (half types in float32), the
--- mean, cast to the parameter's dtype.
+-- What every parameter's gradient must be: the ranks' gradients cast to `reduce`, their sum in rank order (half types
+-- in float32), the mean, cast to the parameter's dtype.
 local function expected(world, reduce, step, skip)
   local ms = load()
   local sums = {}

@@ -1,10 +1,12 @@
---- The optimizer-state suite's grid over NestedModel (docs/semantics.md#state-dicts): what one model and its optimizer saved is, loaded into a model
---- wrapped in another way, by half the ranks, with another order in the optimizer, what that model's own optimizer would have.
+-- SPDX-License-Identifier: MIT
+--- The optimizer-state suite's grid over NestedModel (docs/semantics.md#state-dicts): what one model and its optimizer
+--- saved is, loaded into a model wrapped in another way, by half the ranks, with another order in the optimizer, what
+--- that model's own optimizer would have.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
--- One model over a group, wrapped by `wrap` or `wrap_alt`, and its optimizer. o: alt, pieces, groups (two, the model's own bias in
--- neither), reversed (the optimizer's order), strategy.
+-- One model over a group, wrapped by `wrap` or `wrap_alt`, and its optimizer. o: alt, pieces, groups (two, the model's
+-- own bias in neither), reversed (the optimizer's order), strategy.
 local function make(group, o, seed)
   local ms, _, fsdp, _, quietly = load()
   local nested = require "spec.support.models.nested_model"
@@ -37,7 +39,9 @@ local function train(model, optimizer, group, steps)
       mean = loss:item()
     end)
     for _, p in ipairs(model:parameters()) do
-      if p.grad and not rawget(p, "_unit") and not rawget(p, "_flat") then dist.all_reduce(p.grad, { op = "avg", group = group }) end
+      if p.grad and not rawget(p, "_unit") and not rawget(p, "_flat") then
+        dist.all_reduce(p.grad, { op = "avg", group = group })
+      end
     end
     optimizer:step()
     optimizer:zero_grad()
@@ -53,7 +57,8 @@ local function compare(want, got)
     local a, b = want.state[name], got.state[name]
     assert.is_not_nil(b, name)
     for key, value in ms.sorted_pairs(a) do
-      if ms.is_tensor(value) then ms.testing.assert_close(b[key], value) else assert.equal(value, b[key], name .. " " .. key) end
+      if ms.is_tensor(value) then ms.testing.assert_close(b[key], value) else assert.equal(value, b[key], name .. " "
+        .. key) end
     end
   end
   for name in ms.sorted_pairs(got.state) do assert.is_not_nil(want.state[name], name) end

@@ -1,12 +1,13 @@
---- Out of memory at every allocation of three sharded training steps in turn, on one of 2 ranks: an error that names the
---- operator and the sizes, peers that hear of it, nothing lost, and training goes on as if it had not been.
+-- SPDX-License-Identifier: MIT
+--- Out of memory at every allocation of three sharded training steps in turn, on one of 2 ranks: an error that names
+--- the operator and the sizes, peers that hear of it, nothing lost, and training goes on as if it had not been.
 local ranks = require "spec.support.ranks"
 
 local make, train = unpack(require "spec.support.small_training")
 local collected = require "spec.support.collected"
 
--- What belongs to dead graphs and modules is dropped, and counted; once more, and compiled code dropped too, where it is not as
--- many tensors as it should be.
+-- What belongs to dead graphs and modules is dropped, and counted; once more, and compiled code dropped too, where it
+-- is not as many tensors as it should be.
 local function live(ms, tensors)
   require("moonshard.autograd").drop_dead()
   for _ = 1, 3 do collectgarbage() end

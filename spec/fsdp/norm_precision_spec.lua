@@ -1,4 +1,6 @@
---- Normalisation in mixed precision (docs/semantics.md#mixed-precision): what works, what is refused, and batch norms that train in units of their own.
+-- SPDX-License-Identifier: MIT
+--- Normalisation in mixed precision (docs/semantics.md#mixed-precision): what works, what is refused, and batch norms
+--- that train in units of their own.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -56,7 +58,8 @@ for world = 2, 3 do
         assert.is_true(ms.no_grad(function() return model[2].running_mean:ne(0):any():item() end))
       end)
 
-      it(("BatchNorm2d among layers in %s works in full precision, where its policy has an output_dtype only"):format(dtype), function()
+      it(("BatchNorm2d among layers in %s works in full precision, where its policy has an output_dtype only"):format(
+        dtype), function()
         local _, _, fsdp = load()
         local model = sharded(images(), fsdp.MixedPrecisionPolicy { output_dtype = dtype })
         local seen
@@ -71,15 +74,18 @@ for world = 2, 3 do
           local ms, nn, fsdp, _, quietly = load()
           local function build()
             ms.manual_seed(3)
-            return nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 3, 3), nn.BatchNorm2d(3))
+            return nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 3, 3),
+              nn.BatchNorm2d(3))
           end
           local plain, model = nn.DDP(build(), { broadcast_buffers = false }), build()
           local norms = { model[2], model[5] }
-          model = quietly(fsdp.FSDP, model, { sharding_strategy = strategy, auto_wrap_policy = fsdp.wrap.module_wrap_policy { nn.Conv2d },
+          model = quietly(fsdp.FSDP, model, { sharding_strategy = strategy,
+          auto_wrap_policy = fsdp.wrap.module_wrap_policy { nn.Conv2d },
             mixed_precision = fsdp.MixedPrecision { param_dtype = dtype, reduce_dtype = dtype, buffer_dtype = dtype } })
           assert.equal(5, #fsdp.fsdp_modules(model))                -- two convolutions, two norms, the root
           local seen = {}
-          for k, norm in ipairs(norms) do norm:register_forward_hook(function(m) seen[k] = m.weight.dtype .. " " .. m.running_mean.dtype end) end
+          for k, norm in ipairs(norms) do norm:register_forward_hook(function(m) seen[k] = m.weight.dtype .. " "
+            .. m.running_mean.dtype end) end
           local losses, target = {}, ms.ones(8, 3, 4, 4)
           for which, m in ipairs { plain, model } do
             local optim = ms.optim.SGD(m:parameters(), { lr = 0.05, momentum = 0.9 })

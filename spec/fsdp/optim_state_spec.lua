@@ -1,4 +1,6 @@
---- State dicts of optimizers where ranks differ: in the order of parameters, in what they have, in what they are given to load.
+-- SPDX-License-Identifier: MIT
+--- State dicts of optimizers where ranks differ: in the order of parameters, in what they have, in what they are given
+--- to load.
 local ranks = require "spec.support.ranks"
 local kinds = require "spec.support.state_kinds"
 local load = require("spec.support.wrapped").load
@@ -41,7 +43,8 @@ end
 for world = 1, 4 do
   ranks.describe(world, ("an optimizer's state on %d ranks"):format(world), function()
     for k, kind in ipairs(kinds.kinds(world)) do
-      it("is the whole model's, in whatever order ranks have their parameters, and goes elsewhere: " .. kind[1], function(rank)
+      it("is the whole model's, in whatever order ranks have their parameters, and goes elsewhere: " .. kind[1],
+        function(rank)
         local ms, _, fsdp = load()
         local want, whole = whole_state(2)
         local model, optim = kinds.make(kind, 1, own_order(rank))
@@ -52,7 +55,9 @@ for world = 1, 4 do
         local seen = { state = {} }
         for name, entry in ms.sorted_pairs(cut.state) do
           seen.state[name] = {}
-          for key, v in ms.sorted_pairs(entry) do seen.state[name][key] = ms.is_tensor(v) and v.placements and v:full_tensor() or v end
+          for key, v in ms.sorted_pairs(entry) do
+            seen.state[name][key] = ms.is_tensor(v) and v.placements and v:full_tensor() or v
+          end
         end
         assert_state(want, seen)
         -- Into another kind, and into this one by local parts, in another order.
@@ -192,7 +197,8 @@ for world = 1, 4 do
         model(ms.ones(2, 5)):sum():backward()
         optim:step()
         assert.equal("optim_state_dict: ranks have different states of 'weight': exp_avg float32, exp_avg_sq float32, step on rank 0; "
-          .. "exp_avg float32, exp_avg_sq float32, max_exp_avg_sq float32, step on rank 1", message(fsdp.optim_state_dict, model, optim))
+          .. "exp_avg float32, exp_avg_sq float32, max_exp_avg_sq float32, step on rank 1",
+          message(fsdp.optim_state_dict, model, optim))
       end)
     end
 
@@ -218,24 +224,35 @@ for world = 1, 4 do
         { ms.ones(1), "argument 3 is a Tensor, expected {state, param_groups}" },
         { ms.nn.Linear(2, 2), "argument 3 is a Linear, expected {state, param_groups}" },
         { changed(function(s) s.param_groups = ms.ones(2) end), "param_groups is a Tensor, expected a list of groups" },
-        { changed(function(s) s.param_groups[1] = ms.ones(2) end), "group 1 is a Tensor, expected a group {params = {names}}" },
-        { changed(function(s) s.param_groups[1].params = ms.ones(2) end), "group 1 is a table, expected a group {params = {names}}" },
-        { changed(function(s) s.param_groups[1].betas = ms.ones(2) end), "betas is a Tensor, expected a pair of numbers" },
+        { changed(function(s) s.param_groups[1] = ms.ones(2) end),
+        "group 1 is a Tensor, expected a group {params = {names}}" },
+        { changed(function(s) s.param_groups[1].params = ms.ones(2) end),
+        "group 1 is a table, expected a group {params = {names}}" },
+        { changed(function(s) s.param_groups[1].betas = ms.ones(2) end),
+        "betas is a Tensor, expected a pair of numbers" },
         { changed(function(s) s.state[W] = ms.ones(2) end), "state of 'first.weight' is a Tensor, expected a table" },
         { { state = 1 }, "argument 3 is a table, expected {state, param_groups}" },
         { changed(function(s) s.param_groups = 7 end), "param_groups is a number (7), expected a list of groups" },
-        { changed(function(s) s.param_groups[1] = "x" end), "group 1 is a string ('x'), expected a group {params = {names}}" },
-        { changed(function(s) s.param_groups[1].params = nil end), "group 1 is a table, expected a group {params = {names}}" },
-        { changed(function(s) s.param_groups[1].params = { 1, 2 } end), "parameter 1 of group 1 is a number (1), expected a name; an optimizer's own "
+        { changed(function(s) s.param_groups[1] = "x" end),
+        "group 1 is a string ('x'), expected a group {params = {names}}" },
+        { changed(function(s) s.param_groups[1].params = nil end),
+        "group 1 is a table, expected a group {params = {names}}" },
+        { changed(function(s) s.param_groups[1].params = { 1, 2 } end),
+          "parameter 1 of group 1 is a number (1), expected a name; an optimizer's own "
           .. "state_dict() goes by positions, fsdp.optim_state_dict by names" },
         { changed(function(s) s.param_groups[1].params = { W } end), "the state has no parameter 'first.bias'" },
         { changed(function(s) s.state[1] = {} end), "state has the key 1, expected names of parameters" },
         { changed(function(s) s.state[W] = 3 end), "state of 'first.weight' is a number (3), expected a table" },
-        { changed(function(s) s.state[W][1] = 3 end), "state of 'first.weight' has the key 1, expected names of fields" },
-        { changed(function(s) s.state[W].exp_avg = ms.ones(2, 2) end), "'exp_avg' of 'first.weight' has shape [2, 2], the parameter [7, 5]" },
-        { changed(function(s) s.state[W].exp_avg = "x" end), "exp_avg of parameter 1 is a string ('x'), expected a tensor" },
-        { changed(function(s) s.state[W].exp_avg = nil end), "has no exp_avg in the state; is it of another optimizer?" },
-        { changed(function(s) s.state[W].step = -1 end), "step of parameter 1 is a number (-1), expected a number from 0" },
+        { changed(function(s) s.state[W][1] = 3 end),
+        "state of 'first.weight' has the key 1, expected names of fields" },
+        { changed(function(s) s.state[W].exp_avg = ms.ones(2, 2) end),
+        "'exp_avg' of 'first.weight' has shape [2, 2], the parameter [7, 5]" },
+        { changed(function(s) s.state[W].exp_avg = "x" end),
+        "exp_avg of parameter 1 is a string ('x'), expected a tensor" },
+        { changed(function(s) s.state[W].exp_avg = nil end),
+        "has no exp_avg in the state; is it of another optimizer?" },
+        { changed(function(s) s.state[W].step = -1 end),
+        "step of parameter 1 is a number (-1), expected a number from 0" },
         { changed(function(s) s.param_groups[1].lr = "fast" end), "lr is a string ('fast'), expected a number" },
       }
     end
@@ -250,14 +267,17 @@ for world = 1, 4 do
       local mixed = { state = fsdp.optim_state_dict(model, optim).state }
       mixed.state["first.weight"].exp_avg = 3
       local said = message(fsdp.load_optim_state_dict, flat, flat_optim, mixed)
-      assert.truthy(said:find("'exp_avg' of 'first.bias' is a Tensor, that of another parameter in the same flat parameter is a number (3)", 1, true), said)
+      assert.truthy(said:find(
+        "'exp_avg' of 'first.bias' is a Tensor, that of another parameter in the same flat parameter is a number (3)",
+        1, true), said)
       for k, case in ipairs(bad_states(osd)) do
         local culprit = k % world
         local text = message(fsdp.load_optim_state_dict, model, optim, rank == culprit and case[1] or osd)
         assert.truthy(text:find(case[2], 1, true), text)
         if rank ~= culprit then assert.truthy(text:find((" (on rank %d)"):format(culprit), 1, true), text) end
         -- Rank 0's own, from rank 0.
-        text = message(fsdp.load_optim_state_dict, model, optim, rank == 0 and case[1] or osd, { broadcast_from_rank0 = true })
+        text = message(fsdp.load_optim_state_dict, model, optim, rank == 0 and case[1] or osd,
+          { broadcast_from_rank0 = true })
         assert.truthy(text:find(case[2], 1, true), text)
         local one = ms.ones(1)
         dist.all_reduce(one)
@@ -269,7 +289,8 @@ for world = 1, 4 do
         :find("with broadcast_from_rank0 tensors are whole and plain; '", 1, true))
       -- An optimizer of something else, on one rank.
       local foreign = ms.optim.AdamW { ms.nn.Parameter(ms.ones(2)) }
-      for _, call in ipairs { fsdp.optim_state_dict, function(m, o) return fsdp.load_optim_state_dict(m, o, osd) end } do
+      for _, call in ipairs { fsdp.optim_state_dict, function(m, o) return fsdp.load_optim_state_dict(m, o,
+        osd) end } do
         local text = message(call, model, rank == 0 and foreign or optim)
         assert.truthy(text:find("parameter 1 of group 1 does not belong to the module", 1, true), text)
         text = message(call, model, rank == 0 and 3 or optim)
@@ -278,13 +299,17 @@ for world = 1, 4 do
       -- Another first argument, or an option, on one rank.
       for _, case in ipairs {
         { function(m) return fsdp.state_dict(m) end, "state_dict: argument 1 is a number (3), expected a module" },
-        { function(m) return fsdp.load_state_dict(m, {}) end, "load_state_dict: argument 1 is a number (3), expected a module" },
-        { function(m) return fsdp.optim_state_dict(m, optim) end, "optim_state_dict: argument 1 is a number (3), expected a module" },
-        { function(m) return fsdp.load_optim_state_dict(m, optim, osd) end, "load_optim_state_dict: argument 1 is a number (3), expected a module" },
+        { function(m) return fsdp.load_state_dict(m, {}) end,
+        "load_state_dict: argument 1 is a number (3), expected a module" },
+        { function(m) return fsdp.optim_state_dict(m, optim) end,
+        "optim_state_dict: argument 1 is a number (3), expected a module" },
+        { function(m) return fsdp.load_optim_state_dict(m, optim, osd) end,
+        "load_optim_state_dict: argument 1 is a number (3), expected a module" },
         { function(_, o) return fsdp.state_dict(model, o) end, "state_dict: unknown option 'x'" },
         { function(_, o) return fsdp.load_state_dict(model, {}, o) end, "load_state_dict: unknown option 'x'" },
         { function(_, o) return fsdp.optim_state_dict(model, optim, o) end, "optim_state_dict: unknown option 'x'" },
-        { function(_, o) return fsdp.load_optim_state_dict(model, optim, osd, o) end, "load_optim_state_dict: unknown option 'x'" },
+        { function(_, o) return fsdp.load_optim_state_dict(model, optim, osd, o) end,
+        "load_optim_state_dict: unknown option 'x'" },
       } do
         local text = message(case[1], rank == world - 1 and 3 or model, rank == world - 1 and { x = 1 } or {})
         assert.truthy(text:find(case[2], 1, true), text)

@@ -1,5 +1,7 @@
---- Overlap (docs/semantics.md#overlap): under slow layers run all gathers but the first of a forward and the first of a backward, and
---- all reductions but the last. Of 3 x 3 collectives that a step would wait for one after the other, those show.
+-- SPDX-License-Identifier: MIT
+--- Overlap (docs/semantics.md#overlap): under slow layers run all gathers but the first of a forward and the first of a
+--- backward, and all reductions but the last. Of 3 x 3 collectives that a step would wait for one after the other,
+--- those show.
 local ranks = require "spec.support.ranks"
 
 ranks.describe(2, "overlap", function()
@@ -37,7 +39,9 @@ ranks.describe(2, "overlap", function()
     local options = { forward_prefetch = false, backward_prefetch = "none" }
     local units = {}
     for k, layer in ipairs(layers) do units[k] = ms.fsdp.FSDP(layer, options) end
-    local forward, backward = overlap.exposed(ms.fsdp.FSDP(ms.nn.Sequential(unpack(units)), options), layers, naps, { 3, 4 })
-    assert.is_true(forward > 2.5 and backward > 3.5, ("%.2f and %.2f delays of a collective show, 3 and 4 are expected"):format(forward, backward))
+    local forward, backward = overlap.exposed(ms.fsdp.FSDP(ms.nn.Sequential(unpack(units)), options), layers, naps,
+      { 3, 4 })
+    assert.is_true(forward > 2.5 and backward > 3.5, (
+      "%.2f and %.2f delays of a collective show, 3 and 4 are expected"):format(forward, backward))
   end)
 end)

@@ -1,26 +1,31 @@
+-- SPDX-License-Identifier: MIT
 --- FSDP = DDP = one process: every model of spec/support/models, every strategy, dtype, with and without offload
---- and original parameters, on 2, 3 and 4 ranks; the hybrid strategies on 4, as 2 replicas of 2 shards. Nothing of the grid
---- is left out but what can't be: one flat parameter has one requires_grad.
+--- and original parameters, on 2, 3 and 4 ranks; the hybrid strategies on 4, as 2 replicas of 2 shards. Nothing of the
+--- grid is left out but what can't be: one flat parameter has one requires_grad.
 local ranks = require "spec.support.ranks"
 
 local function zoo(name) return require("spec.support.models." .. name) end
 local function finds_unused(m) return require("moonshard").nn.DDP(m, { find_unused_parameters = true }) end
 
--- Of 2.2 not among them: DummyDDP is a reference's wrapper; LinearWithSleep and SaveForwardInputsModel are for clocks and casts.
+-- Of 2.2 not among them: DummyDDP is a reference's wrapper; LinearWithSleep and SaveForwardInputsModel are for clocks
+-- and casts.
 local MODELS = {
   { "nested_wrapped_module" },
   { "always_wrap_nested_wrapped_module" },
   { "non_uniform_req_grad", pieces_only = true },
   { "module_with_delay", given = { delay_after_loss_ms = 1, delay_before_reduction_ms = 1 } },
   -- Its expert is another one on every rank; unwrapped it reduces the rest itself.
-  { "mixture_of_experts", reference = function(m) return zoo "dummy_ddp".DummyDDP(m) end, save_model = false, one_process = function()
-    return zoo "mixture_of_experts".alone(require("moonshard").dist.default_group(), "no_fsdp", "before", { deterministic = true })
+  { "mixture_of_experts", reference = function(m) return zoo "dummy_ddp".DummyDDP(m) end, save_model = false,
+    one_process = function()
+    return zoo "mixture_of_experts".alone(require("moonshard").dist.default_group(), "no_fsdp", "before",
+      { deterministic = true })
   end },
   { "transformer_with_shared_params", kinks = true },
   { "mlp", kinks = true },
   { "mlp_stack", kinks = true },
   { "double_linear", kinks = true },
-  { "double_linear", title = "double_linear without its second", kinks = true, given = { use_second_linear = false }, reference = finds_unused },
+  { "double_linear", title = "double_linear without its second", kinks = true, given = { use_second_linear = false },
+  reference = finds_unused },
   { "skip_model", unmanaged = "linear_skip" },
   { "net", kinks = true },
   { "exec_order", kinks = true },
@@ -31,22 +36,28 @@ local MODELS = {
 }
 
 for world = 2, 4 do
-  local strategies = { "full_shard", "shard_grad_op", "no_shard", world == 4 and "hybrid_shard" or nil, world == 4 and "hybrid_shard_zero2" or nil }
+  local strategies = { "full_shard", "shard_grad_op", "no_shard", world == 4 and "hybrid_shard" or nil, world == 4
+    and "hybrid_shard_zero2" or nil }
   for _, model in ipairs(MODELS) do
     ranks.describe(world, ("%s on %d ranks"):format(model.title or model[1], world), function()
       local mesh
       setup(function()
-        if world == 4 then mesh = require("moonshard").dist.init_device_mesh("cpu", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } }) end
+        if world == 4 then
+          mesh = require("moonshard").dist.init_device_mesh("cpu", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } })
+        end
       end)
       for _, strategy in ipairs(strategies) do
         for _, dtype in ipairs { "float32", "float16", "bfloat16" } do
           for _, offload in ipairs { false, true } do
             for _, pieces in ipairs(model.pieces_only and { true } or { false, true }) do
-              it(("trains as DDP and one process do: %s, %s, offload = %s, use_orig_params = %s"):format(strategy, dtype, tostring(offload),
+              it(("trains as DDP and one process do: %s, %s, offload = %s, use_orig_params = %s"):format(strategy,
+                dtype, tostring(offload),
                 tostring(pieces)), function()
                 require("spec.support.parity").check(zoo(model[1]), {
-                  strategy = strategy, dtype = dtype, cpu_offload = offload, use_orig_params = pieces, device_mesh = strategy:find "^hybrid" and mesh,
-                  reference = model.reference, one_process = model.one_process or true, save_model = model.save_model, given = model.given,
+                  strategy = strategy, dtype = dtype, cpu_offload = offload, use_orig_params = pieces,
+                  device_mesh = strategy:find "^hybrid" and mesh,
+                  reference = model.reference, one_process = model.one_process or true, save_model = model.save_model,
+                  given = model.given,
                   loss_dtype = model.loss_dtype, unmanaged = model.unmanaged, kinks = model.kinks,
                 })
               end)

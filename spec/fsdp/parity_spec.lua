@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Sharded training is unsharded training: losses, parameters, gradients, on 1 to 4 ranks, in both layouts.
 local ranks = require "spec.support.ranks"
 
@@ -26,13 +27,15 @@ for world = 1, 4 do
 
     it("trains with one unit for everything", function(rank)
       local def = require "spec.support.models.mlp_stack"
-      compare({ make = def.make, loss = def.loss, optim = def.optim, units = function() return {} end }, rank, world, {}, 3)
+      compare({ make = def.make, loss = def.loss, optim = def.optim, units = function() return {} end }, rank, world,
+        {}, 3)
     end)
 
     it("trains with odd shapes, of which some ranks have no rows", function(rank)
       local ms = load()
       local def = {
-        make = function(kind) return ms.nn.Sequential(ms.nn.Linear(15, 5, kind), ms.nn.ReLU(), ms.nn.Linear(5, 1, kind)) end,
+        make = function(kind) return ms.nn.Sequential(ms.nn.Linear(15, 5, kind), ms.nn.ReLU(),
+        ms.nn.Linear(5, 1, kind)) end,
         units = function(m) return { m[1], m[3] } end,
         optim = function(params) return ms.optim.AdamW(params, { lr = 1e-2 }) end,
         loss = function(m, r, step, golden) return m(golden.x_of({ 3, 15 }, r, step)):sum() end,

@@ -1,6 +1,7 @@
---- What scripts see between a forward and its backward with use_orig_params (docs/semantics.md#pieces): the pieces where the strategy
---- reshards after forward, the root's too, though it stays in memory; whole parameters where it doesn't. And what stayed in memory
---- is not used when the script has changed the parameters since.
+-- SPDX-License-Identifier: MIT
+--- What scripts see between a forward and its backward with use_orig_params (docs/semantics.md#pieces): the pieces
+--- where the strategy reshards after forward, the root's too, though it stays in memory; whole parameters where it
+--- doesn't. And what stayed in memory is not used when the script has changed the parameters since.
 local ranks = require "spec.support.ranks"
 local raises = require "spec.support.raises"
 local load = require("spec.support.wrapped").load
@@ -39,7 +40,8 @@ end
 
 local WHOLE = "1.weight[7, 5] 1.bias[7] 3.weight[3, 7] 3.bias[3]"
 
--- A plain twin that has seen every rank's input; the model's gradients, and after a step of both its parameters, are its own.
+-- A plain twin that has seen every rank's input; the model's gradients, and after a step of both its parameters, are
+-- its own.
 local function trains_on(world, rank, model, losses_of)
   local ms, _, fsdp = load()
   local plain = net()
@@ -141,7 +143,8 @@ for world = 1, 4 do
       end)
     end)
 
-    it("train where several outputs go backward one by one, and an inner result that never was an output", function(rank)
+    it("train where several outputs go backward one by one, and an inner result that never was an output",
+      function(rank)
       local _, nn, fsdp, _, quietly = load()
       local kept
       local Both = nn.Module:extend "Both"
@@ -199,14 +202,16 @@ for world = 1, 4 do
       model(ms.ones(2, 5)):sum():backward()
     end)
 
-    for _, what in ipairs { "FSDP", "FSDP, use_orig_params", "FSDP, shard_grad_op", "fully_shard", "fully_shard, reshard_after_forward = false" } do
+    for _, what in ipairs { "FSDP", "FSDP, use_orig_params", "FSDP, shard_grad_op", "fully_shard",
+      "fully_shard, reshard_after_forward = false" } do
       it("changed after a forward without a backward are what the next forward computes with: " .. what, function()
         local ms, _, fsdp, _, quietly = load()
         local model, plain = net(), net()
         if what:find "fully" then
           fsdp.fully_shard(model, what:find "false" and { reshard_after_forward = false } or nil)
         else
-          model = quietly(fsdp.FSDP, model, { use_orig_params = what:find "orig" ~= nil, sharding_strategy = what:find "grad_op" and "shard_grad_op" or nil })
+          model = quietly(fsdp.FSDP, model, { use_orig_params = what:find "orig" ~= nil,
+            sharding_strategy = what:find "grad_op" and "shard_grad_op" or nil })
         end
         local x = ms.ones(2, 5)
         local old = model(x):pow(2):sum()

@@ -1,5 +1,6 @@
---- set_post_optim_event (docs/semantics.md#overlap): the gather with which the next forward begins starts behind the optimizer's step
---- and runs under what comes before that forward.
+-- SPDX-License-Identifier: MIT
+--- set_post_optim_event (docs/semantics.md#overlap): the gather with which the next forward begins starts behind the
+--- optimizer's step and runs under what comes before that forward.
 local ranks = require "spec.support.ranks"
 
 -- What wraps a module as a unit, by front end.
@@ -78,7 +79,8 @@ for world = 1, 3 do
           local events = ms.fsdp.record(function() model:set_post_optim_event() end)
           if #events > 0 then
             early = early + 1
-            assert.same({ { event = "unshard", unit = "", prefetched = true } }, events)      -- the root's, that the forward enters first
+            -- the root's, that the forward enters first
+            assert.same({ { event = "unshard", unit = "", prefetched = true } }, events)
           end
         end)
         assert.same(want, got)
@@ -91,7 +93,8 @@ for world = 1, 3 do
         local inner = model.last
         inner:set_post_optim_event()                            -- nobody knows yet what comes first
         local function gathers(fn) return #ms.fsdp.record(fn) end
-        local function forward() return ms.no_grad(function() return ms.scope(function() return model(ms.ones(2, 4) * rank):sum():item() end) end) end
+        local function forward() return ms.no_grad(function() return ms.scope(function() return model(ms.ones(2,
+          4) * rank):sum():item() end) end) end
         forward()
         assert.equal(1, gathers(function() inner:set_post_optim_event() end))
         assert.equal(0, gathers(function() model:set_post_optim_event() end))
@@ -138,7 +141,8 @@ for world = 1, 3 do
 
     it("takes no argument", function()
       local model = make(WRAPS[1][2])
-      require "spec.support.raises"("set_post_optim_event: argument is a number (1), expected nothing: the call itself says that the optimizer's step is over",
+      require "spec.support.raises"(
+        "set_post_optim_event: argument is a number (1), expected nothing: the call itself says that the optimizer's step is over",
         model.set_post_optim_event, model, 1)
     end)
   end)

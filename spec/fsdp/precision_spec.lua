@@ -1,4 +1,6 @@
---- MixedPrecisionPolicy (docs/semantics.md#mixed-precision, #reduction), meta initialisation and state dicts of sharded models.
+-- SPDX-License-Identifier: MIT
+--- MixedPrecisionPolicy (docs/semantics.md#mixed-precision, #reduction), meta initialisation and state dicts of sharded
+--- models.
 local ranks = require "spec.support.ranks"
 
 -- Units 1, 3 and the root, which takes root_options if there are any.
@@ -36,7 +38,8 @@ ranks.describe(2, "mixed precision", function()
     end
   end)
 
-  it("reduces in the reduce dtype: the float32 mean of bfloat16 gradients, rounded nowhere between", function(rank, world)
+  it("reduces in the reduce dtype: the float32 mean of bfloat16 gradients, rounded nowhere between",
+    function(rank, world)
     local reference, ms = make()
     local policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16", reduce_dtype = "float32" }
     local model = make { mp_policy = policy }
@@ -69,7 +72,8 @@ ranks.describe(2, "mixed precision", function()
     for _, dtype in ipairs { "bfloat16", "float32" } do
       model:to(dtype)
       local seen = {}
-      for _, c in ipairs(ms.dist.record(function() nn.F.mse_loss(model(ms.ones(2, 6) * (rank + 1)):float(), ms.zeros(2, 3)):backward() end)) do
+      for _, c in ipairs(ms.dist.record(function() nn.F.mse_loss(model(ms.ones(2, 6) * (rank + 1)):float(),
+        ms.zeros(2, 3)):backward() end)) do
         seen[c.op .. " " .. c.dtype] = (seen[c.op .. " " .. c.dtype] or 0) + 1
       end
       assert.equal(3, seen["reduce_scatter bfloat16"])
@@ -79,7 +83,8 @@ ranks.describe(2, "mixed precision", function()
       for r = 0, world - 1 do (nn.F.mse_loss(reference(ms.ones(2, 6) * (r + 1)), ms.zeros(2, 3)) / world):backward() end
       for name, p in model:named_parameters() do
         assert.equal(dtype, p.grad.dtype, name)
-        ms.testing.assert_close(p.grad:full_tensor():float(), reference:get_parameter(name).grad, { rtol = 0.1, atol = 0.05 })
+        ms.testing.assert_close(p.grad:full_tensor():float(), reference:get_parameter(name).grad,
+          { rtol = 0.1, atol = 0.05 })
       end
       model:zero_grad()
     end
@@ -128,7 +133,8 @@ ranks.describe(2, "mixed precision", function()
     end)
     layer(ms.ones(1, 4))
     assert.equal("float32", dtype)
-    local integers = ms.fsdp.fully_shard(ms.nn.Embedding(5, 4), { mp_policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16" } })
+    local integers = ms.fsdp.fully_shard(ms.nn.Embedding(5, 4),
+      { mp_policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16" } })
     assert.equal("bfloat16", integers(ms.tensor({ 1, 2 }, { dtype = "int64" })).dtype)
   end)
 
@@ -162,7 +168,8 @@ for world = 1, 4 do
       local nn, fsdp = ms.nn, ms.fsdp
       local function build(device)
         local kind = { device = device }
-        return nn.Sequential(nn.Embedding(7, 6, kind), nn.Linear(6, 5, kind), nn.LayerNorm(5, kind), nn.Linear(5, 3, kind))
+        return nn.Sequential(nn.Embedding(7, 6, kind), nn.Linear(6, 5, kind), nn.LayerNorm(5, kind),
+          nn.Linear(5, 3, kind))
       end
       local function reset(m)
         ms.manual_seed(42)
@@ -250,10 +257,12 @@ ranks.describe(3, "state dicts", function()
       assert.equal("Shard(1)", tostring(sd[name].placements[1]))
       assert.is_true(sd[name]:equal(p))
     end
-    assert.matches("copy_: %[9, 6%] is sharded", (select(2, pcall(model.load_state_dict, model, { ["1.weight"] = ms.ones(9, 6) }, { strict = false }))))
+    assert.matches("copy_: %[9, 6%] is sharded", (select(2,
+      pcall(model.load_state_dict, model, { ["1.weight"] = ms.ones(9, 6) }, { strict = false }))))
   end)
 
-  it("are taken over with assign too, which leaves parameters what they are; on meta there is nothing to load into", function()
+  it("are taken over with assign too, which leaves parameters what they are; on meta there is nothing to load into",
+    function()
     local model, ms, _, steps = trained()
     local sd, before = {}, model:parameters()
     for name, t in pairs(model:state_dict()) do sd[name] = t:clone() end

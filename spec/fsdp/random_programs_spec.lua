@@ -1,6 +1,8 @@
---- Random models and programs under sharding: layers in units at random (several to a unit under fully_shard), forwards that call them in
---- any order, any number of times, in nested checkpoints, without gradients or with unused results, parts by themselves, backwards
---- together, apart or in reverse, gradients accumulated or not. Gradients and parameters are the plain model's after every step.
+-- SPDX-License-Identifier: MIT
+--- Random models and programs under sharding: layers in units at random (several to a unit under fully_shard), forwards
+--- that call them in any order, any number of times, in nested checkpoints, without gradients or with unused results,
+--- parts by themselves, backwards together, apart or in reverse, gradients accumulated or not. Gradients and parameters
+--- are the plain model's after every step.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -62,7 +64,9 @@ end
 
 local function text_of(program)
   local out = {}
-  for k, step in ipairs(program) do out[k] = ("%s(%s)"):format(step[1], type(step[2]) == "table" and text_of(step[2]) or step[2]) end
+  for k, step in ipairs(program) do
+    out[k] = ("%s(%s)"):format(step[1], type(step[2]) == "table" and text_of(step[2]) or step[2])
+  end
   return table.concat(out, " ")
 end
 
@@ -86,13 +90,15 @@ function FRONTS.fully_shard(model, _, pick)
     if #modules > 0 then fsdp.fully_shard(#modules == 1 and modules[1] or modules, options) end
     told[#told + 1] = table.concat(group, "+")
   end
-  return fsdp.fully_shard(model, options), own, ("units %s, reshard_after_forward %s"):format(table.concat(told, " "), tostring(options.reshard_after_forward))
+  return fsdp.fully_shard(model, options), own, ("units %s, reshard_after_forward %s"):format(table.concat(told, " "),
+    tostring(options.reshard_after_forward))
 end
 
 function FRONTS.FSDP(model, uniform, pick)
   local _, _, fsdp, _, quietly = load()
   local options = {
-    sharding_strategy = ({ "full_shard", "shard_grad_op", "no_shard" })[pick(3)], backward_prefetch = ({ "pre", "post", "none" })[pick(3)],
+    sharding_strategy = ({ "full_shard", "shard_grad_op", "no_shard" })[pick(3)],
+    backward_prefetch = ({ "pre", "post", "none" })[pick(3)],
     use_orig_params = uniform() < 0.5,
   }
   local own = {}
@@ -105,7 +111,8 @@ function FRONTS.FSDP(model, uniform, pick)
     end
     return fsdp.FSDP(model, options)
   end)
-  return wrapped, own, ("instances %s, %s, %s, use_orig_params %s"):format(table.concat(own, " "), options.sharding_strategy, options.backward_prefetch,
+  return wrapped, own, ("instances %s, %s, %s, use_orig_params %s"):format(table.concat(own, " "),
+    options.sharding_strategy, options.backward_prefetch,
     tostring(options.use_orig_params))
 end
 
@@ -121,7 +128,9 @@ local function train(model, plan, rank, step, scale, sync)
     if plan.backward == "alone" then
       local cut = out:detach():requires_grad_(true)
       local wide = ms.cat({ cut, cut, cut }, 2):narrow(2, 1, 5)
-      for row = 1, 2 do (model[plan.alone](wide:narrow(1, row, 1)):pow(2):sum() * scale):backward { retain_graph = row == 1 } end
+      for row = 1, 2 do
+        (model[plan.alone](wide:narrow(1, row, 1)):pow(2):sum() * scale):backward { retain_graph = row == 1 }
+      end
       out:backward(cut.grad)
     else
       losses[k] = out:pow(2):sum() * scale
@@ -150,20 +159,24 @@ local function check(front, seed, rank, world)
   for step = 1, STEPS do
     local plan = {}
     for k = 1, pick(3) do plan[k] = random_program(uniform, pick, 2) end
-    plan.backward, plan.accumulates = ({ "together", "apart", "reverse", "alone" })[pick(4)], front == "fully_shard" and pick(4) == 1
+    plan.backward, plan.accumulates = ({ "together", "apart", "reverse", "alone" })[pick(4)], front == "fully_shard"
+      and pick(4) == 1
     plan.alone = own[pick(math.max(#own, 1))]
     if not plan.alone and plan.backward == "alone" then plan.backward = "apart" end
     local function nothing() end
     for r = 0, world - 1 do train(plain, plan, r, step, 1 / world, nothing) end
     local ok, text = pcall(function()
-      train(model, plan, rank, step, 1, front == "fully_shard" and function(on) model:set_requires_gradient_sync(on) end or nothing)
+      train(model, plan, rank, step, 1, front == "fully_shard"
+        and function(on) model:set_requires_gradient_sync(on) end or nothing)
       fsdp.check_sharded_parity(plain, model)
     end)
     if not ok then
       local programs = {}
       for k, program in ipairs(plan) do programs[k] = text_of(program) end
-      error(("%s\nseed %d, step %d: %s; backward %s%s%s; programs:\n%s"):format(tostring(text), seed, step, told, plan.backward,
-        plan.alone and ", alone " .. plan.alone or "", plan.accumulates and ", accumulated" or "", table.concat(programs, "\n")), 0)
+      error(("%s\nseed %d, step %d: %s; backward %s%s%s; programs:\n%s"):format(tostring(text), seed, step, told,
+        plan.backward,
+        plan.alone and ", alone " .. plan.alone or "", plan.accumulates and ", accumulated" or "",
+          table.concat(programs, "\n")), 0)
     end
     for _, optim in ipairs(optims) do
       optim:step()

@@ -1,5 +1,6 @@
---- Activation checkpoints around and inside units: backward gathers and reduces in the order that it has without them, a unit
---- ahead (docs/semantics.md#lifecycle), and the gradients are those of one process.
+-- SPDX-License-Identifier: MIT
+--- Activation checkpoints around and inside units: backward gathers and reduces in the order that it has without them,
+--- a unit ahead (docs/semantics.md#lifecycle), and the gradients are those of one process.
 local ranks = require "spec.support.ranks"
 
 -- How a model runs its layers.
@@ -36,7 +37,8 @@ local regions = {
     end
     return x
   end,
-  ["one twice in a region"] = function(ms, layers, x) return ms.checkpoint(function(y) return layers[1](layers[2](layers[1](y))) end, x) end,
+  ["one twice in a region"] = function(ms, layers, x) return
+    ms.checkpoint(function(y) return layers[1](layers[2](layers[1](y))) end, x) end,
 }
 
 local function make(kind, inside)
@@ -78,8 +80,10 @@ local function classic(options)
 end
 
 local fronts = {
-  { "fully_shard", rows {} }, { "fully_shard that keeps its parameters", rows { reshard_after_forward = false } }, { "FSDP", classic {} },
-  { "FSDP with original parameters", classic { use_orig_params = true } }, { "shard_grad_op", classic { sharding_strategy = "shard_grad_op" } },
+  { "fully_shard", rows {} }, { "fully_shard that keeps its parameters", rows { reshard_after_forward = false } },
+  { "FSDP", classic {} },
+  { "FSDP with original parameters", classic { use_orig_params = true } },
+  { "shard_grad_op", classic { sharding_strategy = "shard_grad_op" } },
   { "FSDP that gathers behind", classic { backward_prefetch = "post" } },
 }
 
@@ -89,7 +93,8 @@ local function backward(front, kind, inside, rank, world)
   local reference, model = make(kind, inside), front(make(kind, inside))
   local events
   for step = 1, 2 do
-    for r = 0, world - 1 do ms.scope(function() (reference(ms.ones(2, 4) * (r + step)):sum() / world):backward() end) end
+    for r = 0, world - 1 do ms.scope(function() (reference(ms.ones(2,
+      4) * (r + step)):sum() / world):backward() end) end
     ms.scope(function()
       local loss = model(ms.ones(2, 4) * (rank + step)):sum()
       events = ms.fsdp.record(function() loss:backward() end)
@@ -100,7 +105,9 @@ local function backward(front, kind, inside, rank, world)
   end
   local list = {}
   for _, e in ipairs(events) do
-    if e.event ~= "reshard" then list[#list + 1] = (e.event == "unshard" and "gather " or "reduce ") .. (e.unit == "" and "root" or e.unit) end
+    if e.event ~= "reshard" then
+      list[#list + 1] = (e.event == "unshard" and "gather " or "reduce ") .. (e.unit == "" and "root" or e.unit)
+    end
   end
   return list
 end

@@ -1,5 +1,6 @@
---- Hybrid sharding begins with one model: FSDP sends rank 0's to all ranks when asked; under fully_shard a script sends shards over the
---- replicas by hand.
+-- SPDX-License-Identifier: MIT
+--- Hybrid sharding begins with one model: FSDP sends rank 0's to all ranks when asked; under fully_shard a script sends
+--- shards over the replicas by hand.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -40,9 +41,11 @@ ranks.describe(4, "replicas of shards", function(rank, world)
 
     for _, strategy in ipairs { "hybrid_shard", "hybrid_shard_zero2" } do
       for _, pieces in ipairs { false, true } do
-        it(("take rank 0's parameters and buffers: %s, %s, use_orig_params = %s"):format(text, strategy, tostring(pieces)), function()
+        it(("take rank 0's parameters and buffers: %s, %s, use_orig_params = %s"):format(text, strategy,
+          tostring(pieces)), function()
           local ms, _, fsdp, _, quietly = load()
-          local model, options = net(rank), { sharding_strategy = strategy, device_mesh = mesh(), sync_module_states = true, use_orig_params = pieces }
+          local model, options = net(rank), { sharding_strategy = strategy, device_mesh = mesh(),
+            sync_module_states = true, use_orig_params = pieces }
           quietly(function()
             model[3] = fsdp.FSDP(model[3], options)
             model = fsdp.FSDP(model, options)

@@ -1,5 +1,6 @@
---- Several models of one class: their collectives never pair, in whatever order the ranks run them. And modules that are wrapped
---- again with the instances below them, which have run.
+-- SPDX-License-Identifier: MIT
+--- Several models of one class: their collectives never pair, in whatever order the ranks run them. And modules that
+--- are wrapped again with the instances below them, which have run.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -28,7 +29,8 @@ for _, world in ipairs { 2, 3 } do
         assert.is_false(ok)
         assert.truthy(message:find("the ranks ask for different things", 1, true), message)
         assert.truthy(message:find("of the model made as number", 1, true), message)
-        assert.truthy(message:find("all ranks of a group must wrap the same models, in the same order", 1, true), message)
+        assert.truthy(message:find("all ranks of a group must wrap the same models, in the same order", 1, true),
+          message)
         -- In one order they run.
         for _ = 1, 2 do
           for _, m in ipairs { a, b } do m(x):sum():backward() end
@@ -62,7 +64,8 @@ for _, world in ipairs { 1, 2, 3 } do
           local inner, plain = net(), net()
           for k = 1, 2 do inner[k] = quietly(fsdp.FSDP, inner[k], options) end
           local first = quietly(fsdp.FSDP, inner, options)
-          local optimizers = { ms.optim.SGD(plain:parameters(), { lr = 0.01 }), ms.optim.SGD(first:parameters(), { lr = 0.01 }) }
+          local optimizers = { ms.optim.SGD(plain:parameters(), { lr = 0.01 }),
+            ms.optim.SGD(first:parameters(), { lr = 0.01 }) }
           local function train(model)
             for _ = 1, 2 do
               for r = 0, world - 1 do (plain(ms.ones(2, 5) * (r + 1)):pow(2):mean() / world):backward() end

@@ -1,5 +1,7 @@
+-- SPDX-License-Identifier: MIT
 --- When units gather, reshard and reduce: counts and bytes through dist.record, order through fsdp.record
---- (docs/semantics.md#lifecycle), the accumulation switches (docs/semantics.md#accumulation), prefetch lists, groups of modules.
+--- (docs/semantics.md#lifecycle), the accumulation switches (docs/semantics.md#accumulation), prefetch lists, groups of
+--- modules.
 local ranks = require "spec.support.ranks"
 
 -- A chain of blocks whose input requires grad, as an embedding's output does; whole: not sharded.
@@ -36,14 +38,17 @@ end
 local function names(events, kind)
   local out = {}
   for _, e in ipairs(events) do
-    if not kind or e.event == kind then out[#out + 1] = (kind and "" or e.event .. " ") .. (e.unit == "" and "root" or e.unit) end
+    if not kind or e.event == kind then
+      out[#out + 1] = (kind and "" or e.event .. " ") .. (e.unit == "" and "root" or e.unit)
+    end
   end
   return out
 end
 
 ranks.describe(2, "collectives of a step", function()
   for _, reshard in ipairs { true, false } do
-    it(("are one gather and one reduction a unit and use, reshard_after_forward = %s"):format(tostring(reshard)), function()
+    it(("are one gather and one reduction a unit and use, reshard_after_forward = %s"):format(tostring(reshard)),
+      function()
       local model, ms = chain(3, { reshard_after_forward = reshard })
       local dist = ms.dist
       for _ = 1, 3 do
@@ -58,7 +63,8 @@ ranks.describe(2, "collectives of a step", function()
         -- Rows of 6 cut evenly over 2 ranks: every reduction moves exactly its unit's gradients.
         assert.equal(4 * (4 * 6 + 6 + 3 * (36 + 6) + 12), bytes)
         for _, e in ipairs(backward) do assert.equal("string", type(e.unit)) end
-        assert.equal(#forward + #backward, (count(forward, "all_gather") + count(backward, "all_gather") + count(backward, "reduce_scatter")))
+        assert.equal(#forward + #backward, (count(forward, "all_gather") + count(backward,
+          "all_gather") + count(backward, "reduce_scatter")))
         for _, p in ipairs(model:parameters()) do p.grad = nil end
       end
     end)
@@ -116,7 +122,8 @@ ranks.describe(2, "collectives of a step", function()
         model:set_reshard_after_backward(true)
         model:set_requires_gradient_sync(true)
       end
-      gathers = gathers + count(ms.dist.record(function() ms.scope(function() model(ms.ones(2, 4)):sum():backward() end) end), "all_gather")
+      gathers = gathers + count(ms.dist.record(function() ms.scope(function() model(ms.ones(2,
+        4)):sum():backward() end) end), "all_gather")
     end
     assert.equal(3, gathers)
     assert.has_error(function() return model.first.weight + 1 end)      -- sharded again
@@ -149,11 +156,13 @@ ranks.describe(2, "collectives of a step", function()
         end
       end)
       assert.matches("use set_gradient_divide_factor", warned[1])
-      assert.error_matches(function() model:set_force_sum_reduction_for_comms(1) end, "argument is a number %(1%), expected a boolean")
+      assert.error_matches(function() model:set_force_sum_reduction_for_comms(1) end,
+        "argument is a number %(1%), expected a boolean")
       local optims = {}
       for k, m in ipairs { reference, model } do optims[k] = ms.optim.AdamW(m:parameters(), { lr = 0.01 }) end
       for step = 1, 10 do
-        for r = 0, world - 1 do ms.scope(function() (reference(ms.ones(2, 4) * (r + step)):sum() / factor):backward() end) end
+        for r = 0, world - 1 do ms.scope(function() (reference(ms.ones(2,
+          4) * (r + step)):sum() / factor):backward() end) end
         ms.scope(function() model(ms.ones(2, 4) * (rank + step)):sum():backward() end)
         ms.fsdp.check_sharded_parity(reference, model)
         for _, o in ipairs(optims) do
@@ -180,9 +189,12 @@ ranks.describe(2, "the order of a step", function()
       local backward = ms.fsdp.record(function() loss:backward() end)
       local short = {}
       for _, e in ipairs(backward) do
-        if e.event ~= "reshard" then short[#short + 1] = (e.event == "unshard" and "unshard " or "post ") .. (e.unit == "" and "root" or e.unit) end
+        if e.event ~= "reshard" then
+          short[#short + 1] = (e.event == "unshard" and "unshard " or "post ") .. (e.unit == "" and "root" or e.unit)
+        end
       end
-      assert.same({ "unshard root", "unshard layers.3", "unshard layers.2", "post layers.3", "unshard layers.1", "post layers.2",
+      assert.same({ "unshard root", "unshard layers.3", "unshard layers.2", "post layers.3", "unshard layers.1",
+        "post layers.2",
         "post layers.1", "post root" }, short)
     end
   end)
@@ -220,7 +232,8 @@ ranks.describe(2, "the order of a step", function()
     for k = 2, 4 do l[k]:set_modules_to_backward_prefetch { l[k - 1], l[k - 2] } end
     local loss
     local forward = ms.fsdp.record(function() loss = model(ms.ones(2, 4)):sum() end)
-    assert.same({ "unshard root", "unshard layers.1", "unshard layers.2", "unshard layers.3", "reshard layers.1", "unshard layers.4" },
+    assert.same({ "unshard root", "unshard layers.1", "unshard layers.2", "unshard layers.3", "reshard layers.1",
+      "unshard layers.4" },
       { unpack(names(forward), 1, 6) })
     local backward = ms.fsdp.record(function() loss:backward() end)
     local all = names(backward)

@@ -1,9 +1,11 @@
---- Units of several modules (fully_shard of a list): one gather and one reduction for all modules that run together, whichever run,
---- in whatever order, as a part of the root's forward or by themselves.
+-- SPDX-License-Identifier: MIT
+--- Units of several modules (fully_shard of a list): one gather and one reduction for all modules that run together,
+--- whichever run, in whatever order, as a part of the root's forward or by themselves.
 local ranks = require "spec.support.ranks"
 local message = require "spec.support.message"
 
--- first, then a, b (one unit) and mid (its own) in the order that the caller names; "+a" runs a in a checkpoint of its own.
+-- first, then a, b (one unit) and mid (its own) in the order that the caller names; "+a" runs a in a checkpoint of its
+-- own.
 local function net(ms)
   local nn = ms.nn
   local Net = nn.Module:extend "Net"
@@ -48,8 +50,8 @@ local function events_of(events, kind, unit)
   return n
 end
 
--- What a step does to a model, sharded or not: passes of the root, backward together or one after the other; alone: b runs behind each
--- pass by itself, on parts of its output, each with its own backward.
+-- What a step does to a model, sharded or not: passes of the root, backward together or one after the other; alone: b
+-- runs behind each pass by itself, on parts of its output, each with its own backward.
 local function step(ms, model, rank, plan, scale)
   local sum
   for k, program in ipairs(plan) do
@@ -92,7 +94,8 @@ for _, world in ipairs { 1, 2, 3, 4 } do
         for _, name in ipairs(NAMES) do
           local model, ms = wrapped { reshard_after_forward = reshard }
           local plain = net(ms)
-          local optimizers = { ms.optim.SGD(model:parameters(), { lr = 0.1 }), ms.optim.SGD(plain:parameters(), { lr = 0.1 }) }
+          local optimizers = { ms.optim.SGD(model:parameters(), { lr = 0.1 }),
+            ms.optim.SGD(plain:parameters(), { lr = 0.1 }) }
           ms.catch_warnings(function()
             for _ = 1, 2 do
               for r = 0, world - 1 do step(ms, plain, r, PLANS[name], 1 / world) end
@@ -114,7 +117,8 @@ end
 ranks.describe(2, "a unit of several modules", function(rank)
   for name, case in pairs {
     ["side by side"] = { "mid a b", 0 }, ["each in its own checkpoint"] = { "mid +a +b", 0 },
-    ["another unit between them"] = { "a mid b", 0 }, ["each in a checkpoint, another between them"] = { "+b +mid +a", 0 },
+    ["another unit between them"] = { "a mid b", 0 }, ["each in a checkpoint, another between them"] = { "+b +mid +a",
+      0 },
   } do
     it("is gathered twice and reduced once a step: " .. name, function()
       local model, ms = wrapped()
@@ -157,7 +161,8 @@ ranks.describe(2, "a unit of several modules", function(rank)
     for _, e in ipairs(ms.fsdp.record(function() loss:backward() end)) do
       order[#order + 1] = e.event .. " " .. (e.unit == "" and "root" or e.unit)
     end
-    assert.same({ "unshard mid", "unshard a, b", "reshard mid", "post_backward mid", "unshard mid", "reshard a, b", "post_backward a, b",
+    assert.same({ "unshard mid", "unshard a, b", "reshard mid", "post_backward mid", "unshard mid", "reshard a, b",
+      "post_backward a, b",
       "reshard mid", "post_backward mid", "reshard root", "post_backward root" }, order)
   end)
 
@@ -178,7 +183,8 @@ ranks.describe(2, "a unit of several modules", function(rank)
       return skip and y or self.b(y:double())
     end
     local model = Net()
-    fsdp.fully_shard({ model.a, model.b }, { mp_policy = fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16", output_dtype = "float16" } })
+    fsdp.fully_shard({ model.a, model.b }, { mp_policy = fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16",
+      output_dtype = "float16" } })
     fsdp.fully_shard(model)
     assert.equal("float16", model(ms.ones(2, 5)).dtype)
     assert.same({ "bfloat16", "float16", "bfloat16" }, seen)
@@ -200,7 +206,8 @@ ranks.describe(2, "a unit of several modules", function(rank)
         for _, p in ipairs(model:parameters()) do p:to_local():mul_(2) end       -- as an optimizer does
         for _, p in ipairs(plain:parameters()) do p:mul_(2) end
       end)
-      ms.testing.assert_close(model(input(ms, rank, 1), "a mid b"):detach(), plain(input(ms, rank, 1), "a mid b"):detach())
+      ms.testing.assert_close(model(input(ms, rank, 1), "a mid b"):detach(),
+        plain(input(ms, rank, 1), "a mid b"):detach())
     end
   end)
 
@@ -228,7 +235,8 @@ ranks.describe(2, "a unit of several modules", function(rank)
         for r = 0, 1 do (plain(batch(r)):pow(2):sum() / 2):backward() end
         local seen = ms.dist.record(function() model(batch(rank)):pow(2):sum():backward() end)
         fsdp.check_sharded_parity(plain, model)
-        local trained = #list == 2 and 2 or 1               -- with all in the list the root has no parameters of its own
+        -- with all in the list the root has no parameters of its own
+        local trained = #list == 2 and 2 or 1
         assert.equal(trained, count(seen, "reduce_scatter"))
       end
     end

@@ -1,5 +1,6 @@
---- Several optimizers over the parameters of one flat unit: what one of them clears to nil is left out of its steps, what another
---- clears to zero moves on by its averages, as in the whole model.
+-- SPDX-License-Identifier: MIT
+--- Several optimizers over the parameters of one flat unit: what one of them clears to nil is left out of its steps,
+--- what another clears to zero moves on by its averages, as in the whole model.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -17,7 +18,8 @@ local function optimizers(model)
   return ms.optim.Adam(weights, { lr = 0.05 }), ms.optim.AdamW(biases, { lr = 0.02, weight_decay = 0.1 }), biases
 end
 
--- Step 3: the biases are frozen. Of both kinds one optimizer clears to nil (weights where `weights_to_nil`), the other to zeros.
+-- Step 3: the biases are frozen. Of both kinds one optimizer clears to nil (weights where `weights_to_nil`), the other
+-- to zeros.
 local function run(models, step, weights_to_nil, backward)
   local optim, other, biases = models.optim, models.other, models.biases
   if step == 3 then
@@ -36,7 +38,8 @@ for world = 1, 4 do
   ranks.describe(world, ("several optimizers over a flat unit on %d ranks"):format(world), function(rank)
     for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
       for _, weights_to_nil in ipairs { true, false } do
-        it(("train as over the whole model: %s, %s are cleared to nil"):format(strategy, weights_to_nil and "weights" or "biases"), function()
+        it(("train as over the whole model: %s, %s are cleared to nil"):format(strategy, weights_to_nil and "weights"
+          or "biases"), function()
           local ms, _, fsdp, _, quietly = load()
           local whole = net()
           local model = quietly(fsdp.FSDP, net(), { use_orig_params = true, sharding_strategy = strategy })
@@ -52,7 +55,9 @@ for world = 1, 4 do
               for r = 0, world - 1 do (whole(input(step, r)):pow(2):sum() / world):backward() end
             end)
             run(b, step, weights_to_nil, function() model(input(step, rank)):pow(2):sum():backward() end)
-            for name, t in ms.sorted_pairs(fsdp.state_dict(model)) do ms.testing.assert_close(t, whole:get_parameter(name):detach()) end
+            for name, t in ms.sorted_pairs(fsdp.state_dict(model)) do
+              ms.testing.assert_close(t, whole:get_parameter(name):detach())
+            end
           end
           -- Each has its own state, by the names of its parameters.
           local osd, want = fsdp.optim_state_dict(model, b.other), fsdp.optim_state_dict(whole, a.other)

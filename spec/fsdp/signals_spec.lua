@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- SIGUSR1 and SIGUSR2 as requests for checkpoints, which all ranks see alike.
 local ranks = require "spec.support.ranks"
 local process = require "spec.support.process"

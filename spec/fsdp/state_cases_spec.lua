@@ -1,4 +1,6 @@
---- State dicts of models of which only parts are sharded, with checkpoints of activations, through files, and cut by hand.
+-- SPDX-License-Identifier: MIT
+--- State dicts of models of which only parts are sharded, with checkpoints of activations, through files, and cut by
+--- hand.
 local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -10,7 +12,8 @@ local function net(seed)
   ms.manual_seed(seed)
   local Net = nn.Module:extend "Net"
   function Net:init()
-    self.first, self.second, self.tail = nn.Linear(5, 6), nn.Linear(6, 3), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    self.first, self.second, self.tail = nn.Linear(5, 6), nn.Linear(6, 3),
+      nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     self.tail:register_buffer("scale", ms.full({ 2 }, seed))
   end
   function Net:forward(x, checkpoints)
@@ -58,7 +61,8 @@ local function assert_optim(want, osd)
   assert.same(keys(want.state), keys(osd.state))
   for name, entry in ms.sorted_pairs(want.state) do
     for key, v in ms.sorted_pairs(entry) do
-      if ms.is_tensor(v) then ms.testing.assert_close(whole(osd.state[name][key]), v) else assert.equal(v, osd.state[name][key]) end
+      if ms.is_tensor(v) then ms.testing.assert_close(whole(osd.state[name][key]), v) else assert.equal(v,
+        osd.state[name][key]) end
     end
   end
 end
@@ -85,8 +89,11 @@ for world = 1, 4 do
       end },
     }
     if world == 4 then
-      local function mesh() return load().dist.init_device_mesh("cpu", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } }) end
-      ways[4] = { "FSDP, hybrid", function(m) return ways[1][2](m, { sharding_strategy = "hybrid_shard", device_mesh = mesh() }) end }
+      local function mesh()
+        return load().dist.init_device_mesh("cpu", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } })
+      end
+      ways[4] = { "FSDP, hybrid", function(m) return ways[1][2](m,
+        { sharding_strategy = "hybrid_shard", device_mesh = mesh() }) end }
       ways[5] = { "fully_shard over a 2-d mesh", function(m) return ways[3][2](m, { mesh = mesh() }) end }
     end
 
@@ -192,10 +199,12 @@ for world = 1, 4 do
       local other, its_optim = make()
       fsdp.load_optim_state_dict(other, its_optim, osd)
       local again = fsdp.optim_state_dict(other, its_optim)
-      assert.same({ 3, 4, 1 }, { again.state["tail.1.weight"].step, again.state["tail.2.bias"].step, again.state["first.1.weight"].step })
+      assert.same({ 3, 4, 1 }, { again.state["tail.1.weight"].step, again.state["tail.2.bias"].step,
+        again.state["first.1.weight"].step })
       osd.state["first.1.weight"].step = ms.tensor(5)
       local text = message(fsdp.load_optim_state_dict, other, its_optim, osd)
-      assert.truthy(text:find("All unflattened parameters comprising a single flat parameter must have scalar state with the same value and dtype",
+      assert.truthy(text:find(
+        "All unflattened parameters comprising a single flat parameter must have scalar state with the same value and dtype",
         1, true), text)
     end)
   end)

@@ -1,5 +1,6 @@
---- State goes from any way to shard a model to any other, and to another number of ranks, to the bit: sharded and full state dicts of
---- models and optimizers, fsdp.save and fsdp.load, hybrid ones too (docs/semantics.md#state-dicts).
+-- SPDX-License-Identifier: MIT
+--- State goes from any way to shard a model to any other, and to another number of ranks, to the bit: sharded and full
+--- state dicts of models and optimizers, fsdp.save and fsdp.load, hybrid ones too (docs/semantics.md#state-dicts).
 local ranks = require "spec.support.ranks"
 local process = require "spec.support.process"
 local kinds = require "spec.support.state_kinds"
@@ -14,7 +15,8 @@ for world = 1, 4 do
           kinds.train(model, optim, 1, 2)
           local want = kinds.contents(model, optim)
           assert.is_true(#want > 1000)
-          local sd, osd = ms.fsdp.state_dict(model, { type = kind }), ms.fsdp.optim_state_dict(model, optim, { type = kind })
+          local sd, osd = ms.fsdp.state_dict(model, { type = kind }),
+            ms.fsdp.optim_state_dict(model, optim, { type = kind })
           local last
           for j, to in ipairs(kinds.kinds(world)) do
             if (k + j) % 3 == 0 and kind == "full" then goto continue end
@@ -40,11 +42,13 @@ for world = 1, 4 do
       local a, b = ms.fsdp.FSDP(ms.nn.Linear(4, 3), { use_orig_params = true }), ms.fsdp.fully_shard(ms.nn.Linear(3, 4))
       local ok, message = pcall(ms.fsdp.load_state_dict, b, ms.fsdp.state_dict(a, { type = "sharded" }))
       assert.is_false(ok)
-      assert.truthy(message:find("size mismatch for weight: copying a param with shape [3, 4] from checkpoint, the shape in current model is [4, 3]",
+      assert.truthy(message:find(
+        "size mismatch for weight: copying a param with shape [3, 4] from checkpoint, the shape in current model is [4, 3]",
         1, true), message)
       ok, message = pcall(ms.fsdp.load_state_dict, a, { weight = ms.zeros(4, 3), bias = ms.zeros(3) })
       assert.is_false(ok)
-      assert.truthy(message:find("copying a param with shape [4, 3] from checkpoint, the shape in current model is [3, 4]", 1, true), message)
+      assert.truthy(message:find(
+        "copying a param with shape [4, 3] from checkpoint, the shape in current model is [3, 4]", 1, true), message)
     end)
   end)
 end
@@ -119,7 +123,8 @@ describe("state of every way to shard", function()
   local folder
 
   local function run(world, what, from)
-    local r = ranks.run(world, JOB, { env = { RESHARD_DOES = what, RESHARD_FOLDER = folder, RESHARD_FROM = tostring(from or 0) } })
+    local r = ranks.run(world, JOB, { env = { RESHARD_DOES = what, RESHARD_FOLDER = folder,
+      RESHARD_FROM = tostring(from or 0) } })
     assert.equal(0, r.code, r.stderr)
   end
 
@@ -132,7 +137,8 @@ describe("state of every way to shard", function()
   for from = 1, 4 do
     for to = 1, 4 do
       if from ~= to then
-        it(("of %d ranks is read by %d, in any other way, to the bit"):format(from, to), function() run(to, "load", from) end)
+        it(("of %d ranks is read by %d, in any other way, to the bit"):format(from, to),
+          function() run(to, "load", from) end)
       end
     end
   end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- summon_full_params with all its options, apply, and what forward shows (docs/semantics.md#summon).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
@@ -7,7 +8,9 @@ local function load()
   return ms, ms.nn, ms.fsdp, require("spec.support.wrapped").quietly
 end
 
-local function build(nn, dtype) return nn.Sequential(nn.Linear(5, 7, { dtype = dtype }), nn.Sequential(nn.Linear(7, 3, { dtype = dtype }))) end
+local function build(nn, dtype)
+  return nn.Sequential(nn.Linear(5, 7, { dtype = dtype }), nn.Sequential(nn.Linear(7, 3, { dtype = dtype })))
+end
 
 local function twins(options)
   local ms, nn, fsdp, quietly = load()
@@ -105,7 +108,8 @@ for world = 1, 4 do
       end
 
       for _, writeback in ipairs { true, false } do
-        it(("shows gradients, and %s what is written to them: %s"):format(writeback and "keeps" or "drops", strategy), function(rank)
+        it(("shows gradients, and %s what is written to them: %s"):format(writeback and "keeps" or "drops", strategy),
+          function(rank)
           local ms, _, fsdp = load()
           local plain, model = twins { sharding_strategy = strategy, use_orig_params = true }
           fsdp.summon_full_params(model, { with_grads = true }, function()
@@ -153,10 +157,13 @@ for world = 1, 4 do
                 local lists = {}
                 for k, m in ipairs { plain, model } do
                   lists[k] = {}
-                  for name, t in m[listing](m, { prefix = prefix, recurse = recurse }) do table.insert(lists[k], name .. tostring(t.shape)) end
+                  for name, t in m[listing](m, { prefix = prefix, recurse = recurse }) do
+                    table.insert(lists[k], name .. tostring(t.shape))
+                  end
                 end
                 assert.same(lists[1], lists[2])
-                assert.equal(recurse and (listing == "named_buffers" and 2 or 4) or (listing == "named_buffers" and 1 or 0), #lists[1])
+                assert.equal(recurse and (listing == "named_buffers" and 2 or 4)
+                  or (listing == "named_buffers" and 1 or 0), #lists[1])
               end
             end
           end
@@ -211,11 +218,14 @@ for world = 1, 4 do
     it("has a message for what is wrong", function()
       local _, nn, fsdp, quietly = load()
       local _, model = twins {}
-      raises("writeback=true and rank0_only=true is not supported yet", fsdp.summon_full_params, model, { rank0_only = true }, function() end)
-      raises("with_grads=true, use_orig_params=false, offload_to_cpu=false is not supported yet", fsdp.summon_full_params, model,
+      raises("writeback=true and rank0_only=true is not supported yet", fsdp.summon_full_params, model,
+        { rank0_only = true }, function() end)
+      raises("with_grads=true, use_orig_params=false, offload_to_cpu=false is not supported yet",
+        fsdp.summon_full_params, model,
         { with_grads = true }, function() end)
       local _, whole = twins { sharding_strategy = "no_shard" }
-      raises("offload_to_cpu=true and NO_SHARD is not supported yet", fsdp.summon_full_params, whole, { offload_to_cpu = true }, function() end)
+      raises("offload_to_cpu=true and NO_SHARD is not supported yet", fsdp.summon_full_params, whole,
+        { offload_to_cpu = true }, function() end)
       local Net, inside = nn.Module:extend "Net", nil
       function Net:init() self.layer = nn.Linear(2, 2) end
       function Net:forward(x)
@@ -225,7 +235,8 @@ for world = 1, 4 do
       inside = quietly(fsdp.FSDP, Net())
       raises("Cannot manually unshard parameters during forward/backward", inside, require "moonshard".ones(1, 2))
       local _, busy = twins {}
-      raises("expected to be in states ['idle'] but current state is 'summon_full_params'", fsdp.summon_full_params, busy, function()
+      raises("expected to be in states ['idle'] but current state is 'summon_full_params'", fsdp.summon_full_params,
+        busy, function()
         busy(require "moonshard".ones(1, 5))
       end)
       -- An error inside comes out unchanged, and everything is sharded again.

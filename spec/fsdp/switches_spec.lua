@@ -1,5 +1,6 @@
---- FSDP's environment variables, parameters that change between forward and backward, and optimizers on gradients that are
---- kept in low precision (docs/semantics.md#switches).
+-- SPDX-License-Identifier: MIT
+--- FSDP's environment variables, parameters that change between forward and backward, and optimizers on gradients that
+--- are kept in low precision (docs/semantics.md#switches).
 local ranks = require "spec.support.ranks"
 
 local function load()
@@ -59,7 +60,8 @@ for world = 2, 3 do
     end)
   end)
 
-  ranks.describe(world, ("FSDP_SKIP_WRITEBACK_CHECK on %d ranks"):format(world), { env = { FSDP_SKIP_WRITEBACK_CHECK = "1" } }, function()
+  ranks.describe(world, ("FSDP_SKIP_WRITEBACK_CHECK on %d ranks"):format(world),
+    { env = { FSDP_SKIP_WRITEBACK_CHECK = "1" } }, function()
     it("neither looks for replaced parameters nor refuses them, and says so once", function()
       local ms, nn, fsdp = load()
       local options = { sharding_strategy = "shard_grad_op", use_orig_params = true }
@@ -78,13 +80,15 @@ for world = 2, 3 do
     end)
   end)
 
-  ranks.describe(world, ("FSDP_USE_FULL_PREC_IN_EVAL on %d ranks"):format(world), { env = { FSDP_USE_FULL_PREC_IN_EVAL = "1" } }, function()
+  ranks.describe(world, ("FSDP_USE_FULL_PREC_IN_EVAL on %d ranks"):format(world),
+    { env = { FSDP_USE_FULL_PREC_IN_EVAL = "1" } }, function()
     for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
       it("casts nothing in eval mode, and everything again in training, " .. strategy, function(rank)
         local ms, _, fsdp, dist = load()
         for _, pieces in ipairs { false, true } do
           local options = { sharding_strategy = strategy, use_orig_params = pieces,
-            mixed_precision = fsdp.MixedPrecision { param_dtype = "bfloat16", reduce_dtype = "float16", buffer_dtype = "bfloat16" } }
+            mixed_precision = fsdp.MixedPrecision { param_dtype = "bfloat16", reduce_dtype = "float16",
+              buffer_dtype = "bfloat16" } }
           local model, plain = wrapped(options), wrapped { sharding_strategy = strategy, use_orig_params = pieces }
           local x = ms.rand(2, 5) + rank
           for _, training in ipairs { true, false, false, true, false } do
@@ -135,7 +139,8 @@ for world = 2, 3 do
 
   ranks.describe(world, ("gradients kept in low precision on %d ranks"):format(world), function()
     for _, pieces in ipairs { false, true } do
-      it("go into a step as what they are in the parameter's dtype, use_orig_params = " .. tostring(pieces), function(rank)
+      it("go into a step as what they are in the parameter's dtype, use_orig_params = " .. tostring(pieces),
+        function(rank)
         local ms, _, fsdp = load()
         for _, kind in ipairs { "SGD", "Adam", "AdamW" } do
           local function make(keep)

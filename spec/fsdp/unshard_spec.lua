@@ -1,5 +1,6 @@
---- Gathering by hand: unshard of fully_shard's modules and _unshard of FSDP instances, at once or with a handle, before the forward
---- that needs it: the same numbers, no further collective.
+-- SPDX-License-Identifier: MIT
+--- Gathering by hand: unshard of fully_shard's modules and _unshard of FSDP instances, at once or with a handle, before
+--- the forward that needs it: the same numbers, no further collective.
 local ranks = require "spec.support.ranks"
 local message = require "spec.support.message"
 local load = require("spec.support.wrapped").load
@@ -55,7 +56,8 @@ for world = 1, 4 do
           local plain, inner = net(), net()
           local model = quietly(KINDS[name], inner, fsdp)
           inner.how, inner.waits = how[1], how[2]
-          local optimizers = { ms.optim.SGD(plain:parameters(), { lr = 0.05 }), ms.optim.SGD(model:parameters(), { lr = 0.05 }) }
+          local optimizers = { ms.optim.SGD(plain:parameters(), { lr = 0.05 }),
+            ms.optim.SGD(model:parameters(), { lr = 0.05 }) }
           for _ = 1, 2 do
             for r = 0, world - 1 do (plain(ms.ones(2, 3) * (r + 1)):pow(2):mean() / world):backward() end
             local loss
@@ -77,7 +79,8 @@ for world = 1, 4 do
 
     it("shows whole parameters until the forward that uses them is over", function()
       local ms, nn, fsdp, _, quietly = load()
-      local model = quietly(function() return fsdp.FSDP(nn.Sequential(fsdp.FSDP(nn.Linear(3, 5), { use_orig_params = true })), { use_orig_params = true }) end)
+      local model = quietly(function() return fsdp.FSDP(nn.Sequential(fsdp.FSDP(nn.Linear(3, 5),
+        { use_orig_params = true })), { use_orig_params = true }) end)
       model(ms.ones(1, 3)):sum():backward()
       local layer = model[1]
       local resting = tostring(layer.weight.shape)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Wrapping policies, annotation, ignored modules and states (docs/semantics.md#ignored, #wrapping).
 local ms = require "moonshard"
 local nn, fsdp = ms.nn, ms.fsdp
@@ -36,14 +37,17 @@ describe("size_based_auto_wrap_policy", function()
     function Net:forward(x) return self.list[2](self.list[1](x)) end
     local m = FSDP(Net(), { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 40 } })
     assert.equal(" list.2", wrapped_names(m))
-    local listed = FSDP(Net(), { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 40, exclude_wrap_modules = {} } })
+    local listed = FSDP(Net(), { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 40,
+      exclude_wrap_modules = {} } })
     assert.equal(" list.2", wrapped_names(listed))        -- 30 elements are left in the list
-    local lower = FSDP(Net(), { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 31, exclude_wrap_modules = {} } })
+    local lower = FSDP(Net(), { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 31,
+      exclude_wrap_modules = {} } })
     assert.equal(" list.2", wrapped_names(lower))
   end)
 
   it("does not go into multi-head attention", function()
-    local m = FSDP(nn.Sequential(five(), nn.MultiheadAttention(4, 2)), { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 1 } })
+    local m = FSDP(nn.Sequential(five(), nn.MultiheadAttention(4, 2)),
+      { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 1 } })
     assert.equal(" 1", wrapped_names(m))
     local free = FSDP(nn.Sequential(five(), nn.MultiheadAttention(4, 2)),
       { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 1, force_leaf_modules = {} } })
@@ -52,14 +56,16 @@ describe("size_based_auto_wrap_policy", function()
 
   it("counts without ignored modules", function()
     local model = nested()
-    local m = FSDP(model, { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 40 }, ignored_modules = { model[3][1] } })
+    local m = FSDP(model, { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 40 },
+      ignored_modules = { model[3][1] } })
     assert.equal("", wrapped_names(m))
   end)
 end)
 
 describe("policies by class and by function", function()
   it("module_wrap_policy wraps instances of the classes, with the root's options", function()
-    local m = FSDP(nested(), { auto_wrap_policy = wrap.module_wrap_policy { nn.Sequential }, backward_prefetch = "post", forward_prefetch = true })
+    local m = FSDP(nested(), { auto_wrap_policy = wrap.module_wrap_policy { nn.Sequential }, backward_prefetch = "post",
+      forward_prefetch = true })
     assert.equal(" 3", wrapped_names(m))
     assert.equal("post", rawget(m.module[3], "_fsdp").options.backward_prefetch)
     assert.is_true(rawget(m.module[3], "_fsdp").options.forward_prefetch)
@@ -70,13 +76,15 @@ describe("policies by class and by function", function()
   end)
 
   it("transformer_auto_wrap_policy and lambda_auto_wrap_policy wrap where they say so", function()
-    assert.equal(" 1 2 3.1 3.2", wrapped_names(FSDP(nested(), { auto_wrap_policy = wrap.transformer_auto_wrap_policy { nn.Linear } })))
+    assert.equal(" 1 2 3.1 3.2", wrapped_names(FSDP(nested(),
+      { auto_wrap_policy = wrap.transformer_auto_wrap_policy { nn.Linear } })))
     local lambda = wrap.lambda_auto_wrap_policy(function(m) return m:isa(nn.Sequential) end)
     assert.equal(" 3", wrapped_names(FSDP(nested(), { auto_wrap_policy = lambda })))
   end)
 
   it("or_policy wraps what any of its policies wraps", function()
-    local policy = wrap.or_policy { wrap.module_wrap_policy { nn.Sequential }, wrap.lambda_auto_wrap_policy(function(m) return m:isa(nn.Linear) end) }
+    local policy = wrap.or_policy { wrap.module_wrap_policy { nn.Sequential },
+      wrap.lambda_auto_wrap_policy(function(m) return m:isa(nn.Linear) end) }
     assert.equal(" 1 2 3 3.1 3.2", wrapped_names(FSDP(nested(), { auto_wrap_policy = policy })))
   end)
 
@@ -93,12 +101,14 @@ describe("policies by class and by function", function()
   end)
 
   it("custom_policy refuses other answers", function()
-    raises("The lambda_fn passed to CustomPolicy should return False/True or a kwarg dict, but it returned 3", FSDP, nested(),
+    raises("The lambda_fn passed to CustomPolicy should return False/True or a kwarg dict, but it returned 3", FSDP,
+      nested(),
       { auto_wrap_policy = wrap.custom_policy(function() return 3 end) })
   end)
 
   it("wraps a shared module once", function()
-    for _, policy in ipairs { wrap.module_wrap_policy { nn.Linear }, wrap.transformer_auto_wrap_policy { nn.Linear } } do
+    for _, policy in ipairs { wrap.module_wrap_policy { nn.Linear },
+      wrap.transformer_auto_wrap_policy { nn.Linear } } do
       local shared = five()
       local m = FSDP(nn.Sequential(shared, nn.ReLU(), nn.Sequential(shared)), { auto_wrap_policy = policy })
       assert.equal(2, #fsdp.fsdp_modules(m))
@@ -110,16 +120,20 @@ describe("policies by class and by function", function()
   it("refuses what has FSDP already", function()
     local model = nested()
     model[2] = FSDP(model[2])
-    raises("FSDP auto wrapping requires modules to not already have FSDP applied but found 2 in\n" .. tostring(model), FSDP, model,
+    raises("FSDP auto wrapping requires modules to not already have FSDP applied but found 2 in\n" .. tostring(model),
+      FSDP, model,
       { auto_wrap_policy = wrap.always_wrap_policy })
   end)
 
   it("wraps batch norms by themselves in full precision", function()
     for _, policy in ipairs { wrap.module_wrap_policy { nn.Linear }, function() return false end } do
       local model = nn.Sequential(five(), nn.BatchNorm1d(5), nn.Sequential(nn.BatchNorm1d(5)))
-      local warnings, m = ms.catch_warnings(fsdp.FSDP, model, { auto_wrap_policy = policy, mixed_precision = fsdp.MixedPrecision { param_dtype = "float16" } })
+      local warnings, m = ms.catch_warnings(fsdp.FSDP, model,
+        { auto_wrap_policy = policy, mixed_precision = fsdp.MixedPrecision { param_dtype = "float16" } })
       local said
-      for _, text in ipairs(warnings) do said = said or text:find("batch norm submodules will be wrapped as separate", 1, true) end
+      for _, text in ipairs(warnings) do
+        said = said or text:find("batch norm submodules will be wrapped as separate", 1, true)
+      end
       assert.truthy(said)
       local names = wrapped_names(m)
       assert.truthy(names:find(" 2", 1, true) and names:find("3.1", 1, true), names)
@@ -144,10 +158,13 @@ describe("frozen parameters", function()
   end)
 
   it("beside trainable ones are a warning with the original ones", function()
-    local warnings = ms.catch_warnings(fsdp.FSDP, lora(), { use_orig_params = true, auto_wrap_policy = wrap.module_wrap_policy { nn.Sequential } })
+    local warnings = ms.catch_warnings(fsdp.FSDP, lora(),
+      { use_orig_params = true, auto_wrap_policy = wrap.module_wrap_policy { nn.Sequential } })
     local said
     for _, text in ipairs(warnings) do
-      said = said or text:find("FSDP does not recommend wrapping such modules since the gradient memory usage will be higher than expected", 1, true)
+      said = said or text:find(
+        "FSDP does not recommend wrapping such modules since the gradient memory usage will be higher than expected", 1,
+        true)
     end
     assert.truthy(said)
   end)
@@ -155,7 +172,8 @@ describe("frozen parameters", function()
   it("wrapped or ignored by themselves are fine", function()
     assert.equal(" 1 1.1 1.2 2", wrapped_names(FSDP(lora(), { auto_wrap_policy = wrap.always_wrap_policy })))
     local model = lora()
-    assert.equal(" 1", wrapped_names(FSDP(model, { auto_wrap_policy = wrap.module_wrap_policy { nn.Sequential }, ignored_states = model[1][1]:parameters() })))
+    assert.equal(" 1", wrapped_names(FSDP(model, { auto_wrap_policy = wrap.module_wrap_policy { nn.Sequential },
+      ignored_states = model[1][1]:parameters() })))
   end)
 end)
 
@@ -173,7 +191,8 @@ describe("enable_wrap", function()
   end)
 
   it("does not nest, and is left by an error", function()
-    raises("You are already within an autowrap context and we currently do not supported nested autowrap.", wrap.enable_wrap, {}, function()
+    raises("You are already within an autowrap context and we currently do not supported nested autowrap.",
+      wrap.enable_wrap, {}, function()
       wrap.enable_wrap({}, function() end)
     end)
     assert.has_error(function() wrap.enable_wrap({}, function() error("mine", 0) end) end, "mine")
@@ -192,7 +211,8 @@ describe("ignored modules and states", function()
   end
 
   it("are left out, as modules, as parameters, with and without a policy", function()
-    for _, policy in ipairs { false, wrap.module_wrap_policy { nn.Linear }, wrap.size_based_auto_wrap_policy { min_num_params = 1 } } do
+    for _, policy in ipairs { false, wrap.module_wrap_policy { nn.Linear },
+      wrap.size_based_auto_wrap_policy { min_num_params = 1 } } do
       for _, how in ipairs { "modules", "states as modules", "states as parameters" } do
         local model = nested()
         local options = { auto_wrap_policy = policy or nil }
@@ -221,17 +241,23 @@ describe("ignored modules and states", function()
 
   it("have messages for what is wrong", function()
     local model = nested()
-    raises("Cannot pass both ignored_modules and ignored_states at the same time. Please just pass ignored_states.", FSDP, model,
+    raises("Cannot pass both ignored_modules and ignored_states at the same time. Please just pass ignored_states.",
+      FSDP, model,
       { ignored_modules = { model[1] }, ignored_states = { model[1] } })
-    raises("ignored_states expects all nn.Parameter or all nn.Module list elements but got types [Linear, Parameter]", FSDP, model,
+    raises("ignored_states expects all nn.Parameter or all nn.Module list elements but got types [Linear, Parameter]",
+      FSDP, model,
       { ignored_states = { model[1], model[2].weight } })
-    raises("ignored_modules expects nn.Module list elements but got types [Parameter]", FSDP, model, { ignored_modules = { model[1].weight } })
+    raises("ignored_modules expects nn.Module list elements but got types [Parameter]", FSDP, model,
+      { ignored_modules = { model[1].weight } })
     raises("`ignored_modules` should be an iterable of `nn.Module`s but got 3", FSDP, model, { ignored_modules = 3 })
     local inner = FSDP(five())
-    raises("`ignored_modules` should not include FSDP modules", FSDP, nn.Sequential(inner), { ignored_modules = { inner } })
+    raises("`ignored_modules` should not include FSDP modules", FSDP, nn.Sequential(inner),
+      { ignored_modules = { inner } })
     local text
     for _, w in ipairs((ms.catch_warnings(fsdp.FSDP, model, { ignored_modules = { model } }))) do
-      if w:find("^Trying to ignore the top%-level module passed into the FSDP constructor itself will result in all parameters being ignored") then text = w end
+      if w:find("^Trying to ignore the top%-level module passed into the FSDP constructor itself will result in all parameters being ignored") then
+        text = w
+      end
     end
     assert.truthy(text)
   end)

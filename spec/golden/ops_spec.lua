@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Single operators, forward and backward, against PyTorch's numbers.
 local ms = require "moonshard"
 local golden = require "spec.support.golden"
@@ -65,7 +66,9 @@ describe("golden operators", function()
         assert.are.equal(table.concat(case.output_shape, ","), table.concat(out.shape, ","))
         golden.close_list("output", case.output, out, rtol, atol)
         out:backward(ms.tensor(case.grad_output, { dtype = dtype }):reshape(case.output_shape))
-        for i, list in ipairs(case.input_grads) do golden.close_list("gradient " .. i, list, inputs[i].grad, rtol, atol * 10) end
+        for i, list in ipairs(case.input_grads) do
+          golden.close_list("gradient " .. i, list, inputs[i].grad, rtol, atol * 10)
+        end
       end)
     end
   end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Ten steps of each optimizer, and clipping by four norms, against PyTorch's numbers.
 local ms = require "moonshard"
 local golden = require "spec.support.golden"
@@ -39,7 +40,8 @@ if golden.folder then
     for name, case in ms.sorted_pairs(reference.cases) do
       it("clips by the norm of order " .. name, function()
         golden.phase, golden.dtype = reference.phase, "float64"
-        local params = { nn.Parameter(ms.zeros(4, 3, { dtype = "float64" })), nn.Parameter(ms.zeros(5, { dtype = "float64" })) }
+        local params = { nn.Parameter(ms.zeros(4, 3, { dtype = "float64" })),
+          nn.Parameter(ms.zeros(5, { dtype = "float64" })) }
         for i, p in ipairs(params) do p.grad = golden.x_of(p.shape, i - 1) * 3 end
         local order = name == "inf" and math.huge or tonumber(name)
         local total = nn.utils.clip_grad_norm_(params, case.max_norm, { norm_type = order })

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The same runs with every model sharded by fully_shard over real ranks: each rank has its own input, the engine
 --- averages the gradients, and every rank must hold PyTorch's numbers.
 local ms = require "moonshard"
@@ -34,7 +35,8 @@ for world = 1, 4 do
     end
     for _, name in ipairs(golden.models) do
       it("of " .. name, function(rank, n) train(name, rank, n, nil) end)
-      it("of " .. name .. ", kept gathered between forward and backward", function(rank, n) train(name, rank, n, false) end)
+      it("of " .. name .. ", kept gathered between forward and backward",
+        function(rank, n) train(name, rank, n, false) end)
     end
   end)
 end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Six data-parallel steps of each reference model against PyTorch's numbers, ranks played in one process.
 local ms = require "moonshard"
 local golden = require "spec.support.golden"
@@ -13,11 +14,13 @@ local function play(name, world, dtype, loss_tol, param_rtol, param_atol)
       opt:zero_grad()
       for rank = 0, world - 1 do
         local loss = spec.loss(model, rank, step - 1, golden)
-        golden.close(("loss at step %d of rank %d"):format(step, rank), expected[rank + 1], loss:item(), loss_tol, loss_tol)
+        golden.close(("loss at step %d of rank %d"):format(step, rank), expected[rank + 1], loss:item(), loss_tol,
+          loss_tol)
         local part = loss / world
         part:backward()
       end
-      golden.close("gradient norm at step " .. step, run.grad_norm_by_step[step], golden.grad_norm(model:parameters()), loss_tol)
+      golden.close("gradient norm at step " .. step, run.grad_norm_by_step[step], golden.grad_norm(model:parameters()),
+        loss_tol)
       opt:step()
     end)
   end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Prints a checksum of the bits that each of many operators gives. Run by large_spec.lua under several settings.
 local root = arg[1]
 package.path = ("%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(root, root, root, package.path)
@@ -30,7 +31,9 @@ for _, dtype in ipairs { E.MS_F32, E.MS_BF16, E.MS_F16, E.MS_F64 } do
   print_bits("randn", x)
   for name in ("exp log sqrt rsqrt sin cos relu silu tanh sigmoid gelu neg abs reciprocal"):gmatch "%S+" do
     -- libm's double functions have their own dispatch.
-    if dtype ~= E.MS_F64 or name:find "sq" or name:find "re" then print_bits(name, one(name, { name == "log" and one("abs", { x }) or x })) end
+    if dtype ~= E.MS_F64 or name:find "sq" or name:find "re" then
+      print_bits(name, one(name, { name == "log" and one("abs", { x }) or x }))
+    end
   end
   for name in ("add sub mul div maximum minimum"):gmatch "%S+" do print_bits(name, one(name, { x, y })) end
   print_bits("transposed add", one("add", { one("transpose", { x }, { 0, 1 }), one("transpose", { y }, { 0, 1 }) }))

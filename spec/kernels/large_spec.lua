@@ -1,5 +1,6 @@
---- Sizes that the generic specs don't reach: tiles, segments, strips and threads of the CPU kernels, against plain loops
---- in double; and bits that depend neither on threads nor on the instruction set.
+-- SPDX-License-Identifier: MIT
+--- Sizes that the generic specs don't reach: tiles, segments, strips and threads of the CPU kernels, against plain
+--- loops in double; and bits that depend neither on threads nor on the instruction set.
 local F = require "moonshard.ffi"
 local samples = require "spec.support.samples"
 local process = require "spec.support.process"
@@ -7,7 +8,8 @@ local ffi, lib = F.ffi, F.lib
 local E = ffi.C
 local one = samples.one
 
-local DTYPES = { float32 = E.MS_F32, float64 = E.MS_F64, bfloat16 = E.MS_BF16, float16 = E.MS_F16, int64 = E.MS_I64, int32 = E.MS_I32, uint8 = E.MS_U8 }
+local DTYPES = { float32 = E.MS_F32, float64 = E.MS_F64, bfloat16 = E.MS_BF16, float16 = E.MS_F16, int64 = E.MS_I64,
+  int32 = E.MS_I32, uint8 = E.MS_U8 }
 
 local function empty(dtype, shape)
   return samples.must(lib.ms_empty(dtype, 0, #shape, ffi.new("int64_t[?]", #shape + 1, shape)), "ms_empty")
@@ -63,8 +65,10 @@ describe("large tensors:", function()
   for _, name in ipairs { "float32", "float64", "bfloat16", "int32", "uint8" } do
     local dtype = DTYPES[name]
     it(("a copy of a permuted %s tensor has its elements in their places"):format(name), function()
-      for _, case in ipairs { { { 300, 257 }, { 1, 0 } }, { { 33, 70, 41 }, { 2, 0, 1 } }, { { 33, 70, 41 }, { 0, 2, 1 } },
-                              { { 17, 3, 5, 331 }, { 3, 1, 0, 2 } }, { { 40000, 3 }, { 1, 0 } }, { { 5, 16000 }, { 1, 0 } } } do
+      for _, case in ipairs { { { 300, 257 }, { 1, 0 } }, { { 33, 70, 41 }, { 2, 0, 1 } },
+        { { 33, 70, 41 }, { 0, 2, 1 } },
+                              { { 17, 3, 5, 331 }, { 3, 1, 0, 2 } }, { { 40000, 3 }, { 1, 0 } },
+                                { { 5, 16000 }, { 1, 0 } } } do
         local x = whole(dtype, case[1])
         local values = read(x)
         local view = one("permute", { x }, case[2])
@@ -93,8 +97,10 @@ describe("large tensors:", function()
   end
 
   it("sums of strided, broadcast and mixed operands are those of the elements", function()
-    for _, pair in ipairs { { "float32", "float32" }, { "float32", "bfloat16" }, { "bfloat16", "bfloat16" }, { "int32", "int64" }, { "float64", "float32" } } do
-      for _, shapes in ipairs { { { 300, 257 }, { 257 } }, { { 300, 257 }, { 300, 1 } }, { { 40000, 3 }, { 40000, 1 } }, { { 7, 1, 600 }, { 23, 1 } } } do
+    for _, pair in ipairs { { "float32", "float32" }, { "float32", "bfloat16" }, { "bfloat16", "bfloat16" },
+      { "int32", "int64" }, { "float64", "float32" } } do
+      for _, shapes in ipairs { { { 300, 257 }, { 257 } }, { { 300, 257 }, { 300, 1 } }, { { 40000, 3 }, { 40000, 1 } },
+        { { 7, 1, 600 }, { 23, 1 } } } do
         local a, b = whole(DTYPES[pair[1]], shapes[1]), whole(DTYPES[pair[2]], shapes[2])
         local va, vb = read(a), read(b)
         local sum = one("add", { a, b })
@@ -158,7 +164,8 @@ describe("large tensors:", function()
               if name == "var" then i = { 0, 1, d - 1 } end
               if name == "norm" then f = { 2 } end
               local got = one(name, { view }, i, f)
-              same(got, expected, ("%s of %s over %d of %s"):format(name, dtype, d, table.concat(s, "x")), dtype == "bfloat16" and 0x1p-8 or 1e-6)
+              same(got, expected, ("%s of %s over %d of %s"):format(name, dtype, d, table.concat(s, "x")),
+                dtype == "bfloat16" and 0x1p-8 or 1e-6)
             end
           end
         end
@@ -233,7 +240,8 @@ describe("large tensors:", function()
   end)
 
   it("a part is filled with the random numbers of its place in the whole", function()
-    for _, case in ipairs { { "rand_", { -1, 3 } }, { "randn_", { 0, 1 } }, { "trunc_normal_", { 0, 1, -2, 2 } }, { "randint_", { 0, 1000 } } } do
+    for _, case in ipairs { { "rand_", { -1, 3 } }, { "randn_", { 0, 1 } }, { "trunc_normal_", { 0, 1, -2, 2 } },
+      { "randint_", { 0, 1000 } } } do
       lib.ms_rng_set(5, 9)
       local all = read(one(case[1], { empty(E.MS_F32, { 40003 }) }, nil, case[2]))
       for _, part in ipairs { { 0, 7 }, { 1, 40002 }, { 12345, 20000 }, { 40002, 1 } } do

@@ -1,5 +1,6 @@
---- Products, attention and fused losses at sizes that the generic specs don't reach: panels, blocks, oneDNN, several chunks
---- of keys; what they may allocate; masks that are drawn again.
+-- SPDX-License-Identifier: MIT
+--- Products, attention and fused losses at sizes that the generic specs don't reach: panels, blocks, oneDNN, several
+--- chunks of keys; what they may allocate; masks that are drawn again.
 local F = require "moonshard.ffi"
 local ms = require "moonshard"
 local nn = ms.nn
@@ -29,7 +30,8 @@ describe("products:", function()
   before_each(function() ms.manual_seed(5) end)
 
   -- { m, n, k }: edges of tiles and panels, several depths of panel, several blocks of rows and of columns.
-  local SIZES = { { 1, 100, 64 }, { 3, 50, 700 }, { 130, 100, 200 }, { 257, 1000, 193 }, { 64, 97, 401 }, { 5, 300, 2000 }, { 1025, 1030, 1024 } }
+  local SIZES = { { 1, 100, 64 }, { 3, 50, 700 }, { 130, 100, 200 }, { 257, 1000, 193 }, { 64, 97, 401 },
+    { 5, 300, 2000 }, { 1025, 1030, 1024 } }
 
   for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
     it(("matmul of %s is the sum of products, whichever sides are transposed"):format(dtype), function()
@@ -54,7 +56,8 @@ describe("products:", function()
                   end
                   local away = math.abs(got[i * n + j] - sum)
                   if not (away <= TOLERANCE[dtype] * math.max(math.abs(sum), size_of / 8)) then
-                    error(("%d x %d x %d, turn %d: element %d, %d is %.9g, expected %.9g"):format(m, n, k, turn, i, j, got[i * n + j], sum))
+                    error(("%d x %d x %d, turn %d: element %d, %d is %.9g, expected %.9g"):format(m, n, k, turn, i, j,
+                      got[i * n + j], sum))
                   end
                 end
               end)
@@ -82,7 +85,8 @@ describe("products:", function()
                 local y = a:matmul(b)
                 local bits = ffi.string(lib.ms_data_ptr(y.id), y:numel() * y:element_size())
                 first = first or bits
-                assert(bits == first, ("%s %d x %d x %d, turn %d: other bits with %d threads"):format(dtype, m, n, k, turn, t))
+                assert(bits == first, ("%s %d x %d x %d, turn %d: other bits with %d threads"):format(dtype, m, n, k,
+                  turn, t))
               end
             end
           end)
@@ -111,7 +115,8 @@ describe("products:", function()
       } do
         ms.scope(function()
           local bytes = peak(fn)
-          assert.is_true(bytes < copy / 2 + copy / 4, ("%s held %d bytes beyond its inputs; a copy has %d"):format(name, bytes, copy))
+          assert.is_true(bytes < copy / 2 + copy / 4, ("%s held %d bytes beyond its inputs; a copy has %d"):format(name,
+            bytes, copy))
         end)
       end
     end)
@@ -129,23 +134,29 @@ describe("attention:", function()
     return nn.F.softmax(s, #s.shape):matmul(v)
   end
 
-  for _, case in ipairs { { 600, 600, 32, true }, { 70, 1100, 48, false }, { 33, 520, 20, true }, { 129, 129, 64, true } } do
+  for _, case in ipairs { { 600, 600, 32, true }, { 70, 1100, 48, false }, { 33, 520, 20, true },
+    { 129, 129, 64, true } } do
     local T, S, D, causal = unpack(case)
-    it(("%d queries over %d keys%s: values and gradients of softmax(q k^T) v"):format(T, S, causal and ", causal" or ""), function()
+    it(("%d queries over %d keys%s: values and gradients of softmax(q k^T) v"):format(T, S, causal and ", causal"
+      or ""), function()
       ms.scope(function()
-        local q, k, v = ms.randn(2, T, D, { dtype = "float64" }), ms.randn(2, S, D, { dtype = "float64" }), ms.randn(2, S, D, { dtype = "float64" })
+        local q, k, v = ms.randn(2, T, D, { dtype = "float64" }), ms.randn(2, S, D, { dtype = "float64" }),
+          ms.randn(2, S, D, { dtype = "float64" })
         local weight = ms.randn(2, T, D, { dtype = "float64" })
         local grads = {}
         for turn = 1, 2 do
           local leaves = {}
           for i, t in ipairs { q, k, v } do leaves[i] = t:clone():requires_grad_(true) end
-          local out = turn == 1 and nn.F.scaled_dot_product_attention(leaves[1], leaves[2], leaves[3], { is_causal = causal }) or
+          local out = turn == 1 and nn.F.scaled_dot_product_attention(leaves[1], leaves[2], leaves[3],
+            { is_causal = causal }) or
             plain(leaves[1], leaves[2], leaves[3], causal)
           local loss = (out * weight):sum()
           loss:backward()
           grads[turn] = { out:detach(), leaves[1].grad, leaves[2].grad, leaves[3].grad }
         end
-        for i = 1, 4 do assert.is_true(grads[1][i]:allclose(grads[2][i], { rtol = 1e-10, atol = 1e-11 }), "number " .. i) end
+        for i = 1, 4 do
+          assert.is_true(grads[1][i]:allclose(grads[2][i], { rtol = 1e-10, atol = 1e-11 }), "number " .. i)
+        end
       end)
     end)
   end
@@ -182,7 +193,8 @@ describe("attention:", function()
       local q, k, v = ms.randn(2, 6, 5, o), ms.randn(2, 4, 5, o), ms.randn(2, 4, width, o)
       local want = nn.F.softmax(q:matmul(k:transpose(-1, -2)) / math.sqrt(5), -1):matmul(v)
       ms.testing.assert_close(nn.F.scaled_dot_product_attention(q, k, v), want, { rtol = 1e-12, atol = 1e-12 })
-      assert.is_true(ms.testing.gradcheck(function(a, b, c) return nn.F.scaled_dot_product_attention(a, b, c, { is_causal = true }) end, { q, k, v }))
+      assert.is_true(ms.testing.gradcheck(function(a, b, c) return nn.F.scaled_dot_product_attention(a, b, c,
+        { is_causal = true }) end, { q, k, v }))
     end)
   end
 
@@ -197,7 +209,8 @@ describe("attention:", function()
   it("takes a scale of 0: every key counts the same", function()
     for _, width in ipairs { 4, 7 } do
       local q, k, v = ms.randn(2, 3, 4), ms.randn(2, 5, 4), ms.randn(2, 5, width)
-      ms.testing.assert_close(nn.F.scaled_dot_product_attention(q, k, v, { scale = 0 }), v:mean(2, { keepdim = true }):expand(2, 3, width))
+      ms.testing.assert_close(nn.F.scaled_dot_product_attention(q, k, v, { scale = 0 }),
+        v:mean(2, { keepdim = true }):expand(2, 3, width))
     end
   end)
 

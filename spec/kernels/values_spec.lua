@@ -1,4 +1,6 @@
---- Values at the edges, as PyTorch has them: NaN, infinities, zero, empty, wrap-around, mixed types; and what is refused.
+-- SPDX-License-Identifier: MIT
+--- Values at the edges, as PyTorch has them: NaN, infinities, zero, empty, wrap-around, mixed types; and what is
+--- refused.
 local ms = require "moonshard"
 
 local nan, inf = 0 / 0, math.huge
@@ -47,9 +49,12 @@ describe("elementwise values:", function()
       function() return tensor({ nan, 1, 1 }):maximum(tensor({ 1, nan, 2 })) end },
     { "isfinite", "bool [false false false true true true]", function() return tensor(odd):isfinite() end },
     { "isnan", "bool [true false false false false false]", function() return tensor(odd):isnan() end },
-    { "NaN equals nothing", "bool [false true false]", function() return tensor({ nan, inf, 1 }):eq(tensor({ nan, inf, 2 })) end },
-    { "powers", "float32 [1 1 inf 0 nan 4]", function() return tensor({ 0, nan, 0, inf, -8, -2 }) ^ tensor({ 0, 0, -1, -2, 0.5, 2 }) end },
-    { "float16 overflows to infinity", "float16 [inf -inf 65504]", function() return tensor({ 60000, -60000, 32752 }, "float16") * 2 end },
+    { "NaN equals nothing", "bool [false true false]",
+    function() return tensor({ nan, inf, 1 }):eq(tensor({ nan, inf, 2 })) end },
+    { "powers", "float32 [1 1 inf 0 nan 4]", function() return tensor({ 0, nan, 0, inf, -8, -2 }) ^ tensor({ 0, 0, -1,
+    -2, 0.5, 2 }) end },
+    { "float16 overflows to infinity", "float16 [inf -inf 65504]",
+    function() return tensor({ 60000, -60000, 32752 }, "float16") * 2 end },
     { "float16 rounds to even and keeps subnormals", "float16 [2048 2052 5.96046e-08]",
       function() return tensor({ 2049, 2051, 6e-8 }):to "float16" end },
     { "bfloat16 rounds to even and keeps NaN", "bfloat16 [256 258 nan inf]",
@@ -90,27 +95,35 @@ end)
 
 describe("types of results:", function()
   check {
-    { "integers divided are real", "float32 [0.5 1.5]", function() return tensor({ 1, 3 }, "int64") / tensor({ 2, 2 }, "int64") end },
+    { "integers divided are real", "float32 [0.5 1.5]",
+    function() return tensor({ 1, 3 }, "int64") / tensor({ 2, 2 }, "int64") end },
     { "so are they by a number", "float32 [0.5 1.5]", function() return tensor({ 1, 3 }, "int32") / 2 end },
     { "functions of integers are real", "float32 [1 2.71828]", function() return tensor({ 0, 1 }, "int64"):exp() end },
-    { "uint8 wraps around", "uint8 [0 254]", function() return tensor({ 255, 0 }, "uint8") + tensor({ 1, 254 }, "uint8") end },
+    { "uint8 wraps around", "uint8 [0 254]", function() return tensor({ 255, 0 }, "uint8") + tensor({ 1, 254 },
+    "uint8") end },
     { "int64 is exact beyond 2^53", "int64 [1]", function()
       local big = tensor({ 2 ^ 53 }, "int64")
       return (big + 1) - big
     end },
-    { "integer powers", "int64 [8 -27 1 0]", function() return tensor({ 2, -3, 5, 2 }, "int64") ^ tensor({ 3, 3, 0, -1 }, "int64") end },
-    { "bools add up to a bool", "bool [true true false]", function() return tensor({ true, true, false }) + tensor({ true, false, false }) end },
+    { "integer powers", "int64 [8 -27 1 0]", function() return tensor({ 2, -3, 5, 2 },
+    "int64") ^ tensor({ 3, 3, 0, -1 }, "int64") end },
+    { "bools add up to a bool", "bool [true true false]",
+    function() return tensor({ true, true, false }) + tensor({ true, false, false }) end },
     { "a bool and a number are int64", "int64 [2 1]", function() return tensor({ true, false }) + 1 end },
     { "bool sums count", "int64 2", function() return tensor({ true, true, false }):sum() end },
     { "int32 and int64", "int64 [3]", function() return tensor({ 1 }, "int32") + tensor({ 2 }, "int64") end },
     { "uint8 and int32", "int32 [300]", function() return tensor({ 250 }, "uint8") + tensor({ 50 }, "int32") end },
     { "int64 and float16", "float16 [3]", function() return tensor({ 1 }, "int64") + tensor({ 2 }, "float16") end },
-    { "float16 and bfloat16", "float32 [3]", function() return tensor({ 1 }, "float16") + tensor({ 2 }, "bfloat16") end },
-    { "bfloat16 and float64", "float64 [3]", function() return tensor({ 1 }, "bfloat16") + tensor({ 2 }, "float64") end },
+    { "float16 and bfloat16", "float32 [3]", function() return tensor({ 1 }, "float16") + tensor({ 2 },
+    "bfloat16") end },
+    { "bfloat16 and float64", "float64 [3]", function() return tensor({ 1 }, "bfloat16") + tensor({ 2 },
+    "float64") end },
     { "a 0-dim float64 does not widen", "float32 [3]", function() return tensor({ 1 }) + tensor(2, "float64") end },
-    { "but a real one makes integers real", "float32 [1.5]", function() return tensor({ 1 }, "int64") + tensor(0.5) end },
+    { "but a real one makes integers real", "float32 [1.5]",
+    function() return tensor({ 1 }, "int64") + tensor(0.5) end },
     { "in place the dtype stays", "float16 [3]", function() return tensor({ 1 }, "float16"):add_(tensor({ 2 })) end },
-    { "a cast to bool asks for non-zero", "bool [true true true false]", function() return tensor({ 0.5, nan, -1, 0 }):to "bool" end },
+    { "a cast to bool asks for non-zero", "bool [true true true false]",
+    function() return tensor({ 0.5, nan, -1, 0 }):to "bool" end },
     { "a cast to integers cuts", "int64 [1 -1 0]", function() return tensor({ 1.9, -1.9, 0.5 }):to "int64" end },
   }
 end)
@@ -131,12 +144,14 @@ describe("reductions at the edges:", function()
     { "the largest of minus infinities", "float32 -inf", function() return tensor({ -inf, -inf }):max() end },
     { "one element varies by NaN", "float32 nan", function() return tensor({ 1 }):var() end },
     { "and not at all without correction", "float32 0", function() return tensor({ 1 }):var { correction = 0 } end },
-    { "std is two-pass: a large mean costs nothing", "float32 0.5", function() return tensor({ 1e6, 1e6 + 1 }):std { correction = 0 } end },
+    { "std is two-pass: a large mean costs nothing", "float32 0.5",
+    function() return tensor({ 1e6, 1e6 + 1 }):std { correction = 0 } end },
     { "logsumexp does not overflow", "float32 1000.69", function() return tensor({ 1000, 1000 }):logsumexp() end },
     { "nor at infinity", "float32 inf", function() return tensor({ inf, 1 }):logsumexp() end },
     { "nor below", "float32 -inf", function() return tensor({ -inf, -inf }):logsumexp() end },
     { "the 0-norm counts", "float32 2", function() return tensor({ 3, 0, -4 }):norm(0) end },
-    { "the norm of half types accumulates in float32", "float16 300", function() return ms.full({ 90000 }, 1, { dtype = "float16" }):norm() end },
+    { "the norm of half types accumulates in float32", "float16 300",
+    function() return ms.full({ 90000 }, 1, { dtype = "float16" }):norm() end },
     { "so does the sum", "bfloat16 4096", function() return ms.full({ 4096 }, 1, { dtype = "bfloat16" }):sum() end },
   }
 end)
@@ -151,13 +166,20 @@ describe("gradients at the edges:", function()
     { "relu at 0", "float32 [0 0 1]", function() return grad({ -1, 0, 1 }, function(x) return x:relu() end) end },
     { "norm at 0", "float32 [0 0]", function() return grad({ 0, 0 }, function(x) return x:norm() end) end },
     { "std of equals", "float32 [0 0]", function() return grad({ 3, 3 }, function(x) return x:std() end) end },
-    { "std of one is NaN, as its value is", "float32 nan", function() return grad({ 3 }, function(x) return x:std() end):sum() end },
-    { "logsumexp at infinity", "float32 [1 0]", function() return grad({ inf, 1 }, function(x) return x:logsumexp(1) end) end },
-    { "logsumexp of minus infinities", "float32 [0 0]", function() return grad({ -inf, -inf }, function(x) return x:logsumexp(1) end) end },
-    { "product with one zero", "float32 [0 6 0]", function() return grad({ 2, 0, 3 }, function(x) return x:prod() end) end },
-    { "product with two zeros", "float32 [0 0 0]", function() return grad({ 2, 0, 0 }, function(x) return x:prod() end) end },
-    { "equal largest share", "float32 [0 0.5 0.5]", function() return grad({ 1, 2, 2 }, function(x) return x:max() end) end },
-    { "clamp outside", "float32 [0 1 0]", function() return grad({ -2, 0, 2 }, function(x) return x:clamp(-1, 1) end) end },
+    { "std of one is NaN, as its value is", "float32 nan",
+    function() return grad({ 3 }, function(x) return x:std() end):sum() end },
+    { "logsumexp at infinity", "float32 [1 0]", function() return grad({ inf, 1 },
+    function(x) return x:logsumexp(1) end) end },
+    { "logsumexp of minus infinities", "float32 [0 0]",
+    function() return grad({ -inf, -inf }, function(x) return x:logsumexp(1) end) end },
+    { "product with one zero", "float32 [0 6 0]", function() return grad({ 2, 0, 3 },
+    function(x) return x:prod() end) end },
+    { "product with two zeros", "float32 [0 0 0]", function() return grad({ 2, 0, 0 },
+    function(x) return x:prod() end) end },
+    { "equal largest share", "float32 [0 0.5 0.5]", function() return grad({ 1, 2, 2 },
+    function(x) return x:max() end) end },
+    { "clamp outside", "float32 [0 1 0]", function() return grad({ -2, 0, 2 },
+    function(x) return x:clamp(-1, 1) end) end },
     { "x ^ 0", "float32 [0 0]", function() return grad({ 0, 2 }, function(x) return x ^ 0 end) end },
     { "where does not mix NaN in", "float32 [0 1]", function()
       return grad({ -1, 1 }, function(x) return ms.where(x:gt(0), x, ms.zeros(2)) end)

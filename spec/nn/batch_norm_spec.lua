@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 local ms = require "moonshard"
 local nn = ms.nn
 local F = nn.F
@@ -22,7 +23,8 @@ end
 describe("batch norm", function()
   before_each(function() ms.manual_seed(3) end)
 
-  for _, case in ipairs { { "BatchNorm1d", { 6, 3 } }, { "BatchNorm1d", { 4, 3, 5 } }, { "BatchNorm2d", { 2, 3, 4, 5 } } } do
+  for _, case in ipairs { { "BatchNorm1d", { 6, 3 } }, { "BatchNorm1d", { 4, 3, 5 } },
+    { "BatchNorm2d", { 2, 3, 4, 5 } } } do
     local name, shape = case[1], case[2]
     it(("of %s over %d dimensions normalises each channel by its batch while training"):format(name, #shape), function()
       local m = nn[name](3, f64)
@@ -32,7 +34,8 @@ describe("batch norm", function()
       end)
       local x = ms.randn(shape, f64) * 3 + 7
       local mean, var, n = stats(x)
-      local expected = (x - column(mean, #shape)) / (column(var, #shape) + 1e-5):sqrt() * column(m.weight, #shape) + column(m.bias, #shape)
+      local expected = (x - column(mean, #shape)) / (column(var, #shape) + 1e-5):sqrt() * column(m.weight,
+        #shape) + column(m.bias, #shape)
       close(m(x), expected, { rtol = 1e-10, atol = 1e-10 })
       -- Running statistics: 0.9 of the old, 0.1 of this batch's, the variance unbiased.
       close(m.running_mean, mean * 0.1, { rtol = 1e-12, atol = 1e-12 })
@@ -41,7 +44,8 @@ describe("batch norm", function()
       assert.are.equal("int64", m.num_batches_tracked.dtype)
       -- In eval the running ones normalise, and nothing is counted.
       m:eval()
-      local y = (x - column(m.running_mean, #shape)) / (column(m.running_var, #shape) + 1e-5):sqrt() * column(m.weight, #shape)
+      local y = (x - column(m.running_mean, #shape)) / (column(m.running_var, #shape) + 1e-5):sqrt() * column(m.weight,
+        #shape)
         + column(m.bias, #shape)
       close(m(x), y, { rtol = 1e-10, atol = 1e-10 })
       assert.are.equal(1, m.num_batches_tracked:item())
@@ -154,7 +158,8 @@ describe("batch norm", function()
   it("differentiates through the batch's own statistics", function()
     local w, b = ms.tensor({ 1.5, -0.5 }, f64):requires_grad_(true), ms.tensor({ 0.1, 0.2 }, f64):requires_grad_(true)
     local x = ms.randn(5, 2, f64):requires_grad_(true)
-    assert.is_true(ms.testing.gradcheck(function(a, c, d) return F.batch_norm(a, nil, nil, c, d, { training = true }) end, { x, w, b }))
+    assert.is_true(ms.testing.gradcheck(function(a, c, d) return F.batch_norm(a, nil, nil, c, d,
+      { training = true }) end, { x, w, b }))
   end)
 
   it("refuses what it cannot normalise", function()
@@ -162,7 +167,8 @@ describe("batch norm", function()
       message(nn.BatchNorm1d(3), ms.zeros(1, 3)))
     assert.are.equal("expected 2D or 3D input (got 4D input)", message(nn.BatchNorm1d(3), ms.zeros(1, 3, 2, 2)))
     assert.are.equal("expected 4D input (got 2D input)", message(nn.BatchNorm2d(3), ms.zeros(2, 3)))
-    assert.truthy(message(nn.BatchNorm1d(3), ms.zeros(4, 2)):find("the weight must be [2], one number a channel of the input [4, 2], got [3]", 1, true))
+    assert.truthy(message(nn.BatchNorm1d(3), ms.zeros(4,
+      2)):find("the weight must be [2], one number a channel of the input [4, 2], got [3]", 1, true))
     assert.truthy(message(nn.BatchNorm1d, 3, { momentum = "x" }):find("option 'momentum'", 1, true))
     assert.truthy(message(F.batch_norm, ms.zeros(2, 3)):find("needs a running mean and variance", 1, true))
   end)

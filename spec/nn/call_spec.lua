@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 local ms = require "moonshard"
 local nn = ms.nn
 
@@ -33,7 +34,8 @@ describe("a module call", function()
     assert.is_true(inner:is_released())
     assert.are.same({ 4, 4 }, y:tolist())
     assert.are.same({ 5, 5 }, t.deep[1]:tolist())
-    assert.truthy(message(function() return inner + 1 end):find("tensor was released with its scope; return it, or keep() it", 1, true))
+    assert.truthy(message(function() return inner + 1 end):find(
+      "tensor was released with its scope; return it, or keep() it", 1, true))
   end)
 
   it("gives its results to the scope around", function()

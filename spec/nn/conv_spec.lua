@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 local ms = require "moonshard"
 local nn = ms.nn
 local F = nn.F
@@ -50,7 +51,8 @@ describe("conv2d", function()
     { "padded", { padding = 1 }, { 1, 1 }, { 1, 1, 1, 1 }, { 1, 1 }, 1 },
     { "padded beyond the kernel", { padding = 4, stride = 3 }, { 3, 3 }, { 4, 4, 4, 4 }, { 1, 1 }, 1 },
     { "dilated", { dilation = 2 }, { 1, 1 }, { 0, 0, 0, 0 }, { 2, 2 }, 1 },
-    { "with a pair of everything", { stride = { 2, 1 }, padding = { 0, 2 }, dilation = { 1, 2 } }, { 2, 1 }, { 0, 2, 0, 2 }, { 1, 2 }, 1 },
+    { "with a pair of everything", { stride = { 2, 1 }, padding = { 0, 2 }, dilation = { 1, 2 } }, { 2, 1 },
+    { 0, 2, 0, 2 }, { 1, 2 }, 1 },
     { "in groups", { groups = 2 }, { 1, 1 }, { 0, 0, 0, 0 }, { 1, 1 }, 2 },
     { "by depth", { groups = 4, padding = 1, stride = 2 }, { 2, 2 }, { 1, 1, 1, 1 }, { 1, 1 }, 4 },
     { "to the same size", { padding = "same" }, { 1, 1 }, { 1, 0, 1, 1 }, { 1, 1 }, 1 },
@@ -64,7 +66,8 @@ describe("conv2d", function()
       for _, bias in ipairs { b, false } do
         local expected = by_hand(x, w, bias or nil, o)
         close(F.conv2d(x, w, bias or nil, given), expected, { rtol = 1e-10, atol = 1e-10 })
-        close(F.conv2d(x:float(), w:float(), bias and bias:float() or nil, given), expected:float(), { rtol = 1e-4, atol = 1e-4 })
+        close(F.conv2d(x:float(), w:float(), bias and bias:float() or nil, given), expected:float(),
+          { rtol = 1e-4, atol = 1e-4 })
       end
       close(F.conv2d(x[1], w, b, given), by_hand(x:narrow(1, 1, 1), w, b, o)[1], { rtol = 1e-10, atol = 1e-10 })
     end)
@@ -131,18 +134,24 @@ describe("Conv2d", function()
   end)
 
   it("says what does not fit", function()
-    assert.are.equal("in_channels must be divisible by groups, got in_channels=3 and groups=2 instead", message(nn.Conv2d, 3, 4, 3, { groups = 2 }))
-    assert.are.equal("out_channels must be divisible by groups, got out_channels=3 and groups=2 instead", message(nn.Conv2d, 4, 3, 3, { groups = 2 }))
+    assert.are.equal("in_channels must be divisible by groups, got in_channels=3 and groups=2 instead",
+      message(nn.Conv2d, 3, 4, 3, { groups = 2 }))
+    assert.are.equal("out_channels must be divisible by groups, got out_channels=3 and groups=2 instead",
+      message(nn.Conv2d, 4, 3, 3, { groups = 2 }))
     assert.are.equal("groups must be a positive integer, got 0", message(nn.Conv2d, 4, 3, 3, { groups = 0 }))
     assert.truthy(message(nn.Conv2d, 4, 3, "3"):find("expected a whole number or a pair", 1, true))
-    assert.truthy(message(nn.Conv2d, 4, 3, 3, { padding = "sane" }):find("Invalid padding string 'sane', should be one of 'valid', 'same'", 1, true))
+    assert.truthy(message(nn.Conv2d, 4, 3, 3, { padding = "sane" }):find(
+      "Invalid padding string 'sane', should be one of 'valid', 'same'", 1, true))
     assert.truthy(message(nn.Conv2d, 4, 3, 3, { padding = "same", stride = 2 })
       :find("padding='same' is not supported for strided convolutions", 1, true))
     local m = nn.Conv2d(3, 4, 3)
-    assert.truthy(message(m, ms.zeros(2, 5, 8, 8)):find("Given groups=1, weight of size [4, 3, 3, 3], expected input[2, 5, 8, 8] to have 3 channels, "
+    assert.truthy(message(m, ms.zeros(2, 5, 8, 8)):find(
+      "Given groups=1, weight of size [4, 3, 3, 3], expected input[2, 5, 8, 8] to have 3 channels, "
       .. "but got 5 channels instead", 1, true))
-    assert.truthy(message(m, ms.zeros(2, 3, 2, 8)):find("Calculated padded input size per channel: (2 x 8). Kernel size: (3 x 3). "
+    assert.truthy(message(m, ms.zeros(2, 3, 2, 8)):find(
+      "Calculated padded input size per channel: (2 x 8). Kernel size: (3 x 3). "
       .. "Kernel size can't be greater than actual input size", 1, true))
-    assert.are.equal("Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: [3, 8]", message(m, ms.zeros(3, 8)))
+    assert.are.equal("Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: [3, 8]",
+      message(m, ms.zeros(3, 8)))
   end)
 end)

@@ -1,4 +1,6 @@
---- State dicts of PyTorch, whose containers count their elements from 0 where ours count from 1: said, and loaded with count_from = 0.
+-- SPDX-License-Identifier: MIT
+--- State dicts of PyTorch, whose containers count their elements from 0 where ours count from 1: said, and loaded with
+--- count_from = 0.
 local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -19,7 +21,8 @@ local function build(seed)
   return Net()
 end
 
-local FROM_0 = { ["net.1"] = "net.0", ["net.3.1"] = "net.2.0", ["net.3.2"] = "net.2.1", ["by_key.1"] = "by_key.1", ["twice.1"] = "twice.0", head = "head" }
+local FROM_0 = { ["net.1"] = "net.0", ["net.3.1"] = "net.2.0", ["net.3.2"] = "net.2.1", ["by_key.1"] = "by_key.1",
+  ["twice.1"] = "twice.0", head = "head" }
 
 -- What PyTorch would have saved of that model.
 local function from_0(model)
@@ -83,7 +86,8 @@ describe("a state dict that counts from 0", function()
     assert.is_nil(text:find("count", 1, true))
     assert.same({}, (ms.catch_warnings(function() model:load_state_dict(sd, { strict = false }) end)))
     for _, n in ipairs { 2, -1, 0.5 } do
-      assert.equal(("load_state_dict: option 'count_from' is %s, expected 0 or 1"):format(n), message(model.load_state_dict, model, sd, { count_from = n }))
+      assert.equal(("load_state_dict: option 'count_from' is %s, expected 0 or 1"):format(n),
+        message(model.load_state_dict, model, sd, { count_from = n }))
     end
   end)
 end)

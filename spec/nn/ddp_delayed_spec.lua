@@ -1,5 +1,6 @@
---- DDP's delay_all_reduce_named_params and param_to_hook_all_reduce (docs/semantics.md#ddp-construction): the same gradients, some of them reduced
---- together when a certain gradient has arrived.
+-- SPDX-License-Identifier: MIT
+--- DDP's delay_all_reduce_named_params and param_to_hook_all_reduce (docs/semantics.md#ddp-construction): the same
+--- gradients, some of them reduced together when a certain gradient has arrived.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 
@@ -62,7 +63,8 @@ for world = 1, 4 do
         ms.catch_warnings(function()
           for step = 1, 4 do
             local x = input(rank, step)
-            if step == 3 then                             -- what a step adds up without reducing is reduced with the next
+            -- what a step adds up without reducing is reduced with the next
+            if step == 3 then
               plain:no_sync(function() plain(x):sum():backward() end)
               ddp:no_sync(function() ddp(x):sum():backward() end)
             end
@@ -84,7 +86,8 @@ for world = 1, 4 do
     it("sends them in one piece when the hooked gradient arrives, in the dtype to reduce in", function(rank)
       local _, nn, dist = load()
       local m = make()
-      local ddp = nn.DDP(m, { bucket_cap_mb = 1e-6, delay_all_reduce_named_params = LAST, param_to_hook_all_reduce = m[2].weight })
+      local ddp = nn.DDP(m, { bucket_cap_mb = 1e-6, delay_all_reduce_named_params = LAST,
+        param_to_hook_all_reduce = m[2].weight })
       local x = input(rank, 1)
       ddp(x):sum():backward()
       -- 5.weight 12, 4.bias 6, 2.bias 5, 2.weight 20; then 30 + 2 together; then 1.bias 4, 1.weight 12.
@@ -118,7 +121,8 @@ for world = 1, 4 do
       local ddp = nn.DDP(m, { delay_all_reduce_named_params = { "1.weight" }, param_to_hook_all_reduce = m[5].weight })
       -- On one rank its own; the others may hear of the first one's.
       assert.matches("DDP: the gradient of parameter '1.weight' arrived after that of param_to_hook_all_reduce ('5.weight'), and is not reduced; "
-        .. "hook a parameter whose gradient arrives last", message(function() ddp(input(rank, 1)):sum():backward() end), 1, true)
+        .. "hook a parameter whose gradient arrives last", message(function() ddp(input(rank, 1)):sum():backward() end),
+        1, true)
     end)
 
     it("tells of a hooked gradient that never came", function(rank)
@@ -137,7 +141,8 @@ for world = 1, 4 do
       local never = nn.DDP(skips, { delay_all_reduce_named_params = names, param_to_hook_all_reduce = skips.other })
       never(input(rank, 1)):sum():backward()
       assert.equal(("Expected to have finished reduction in the prior iteration before starting a new one. On rank %d no gradient arrived at "
-        .. "param_to_hook_all_reduce ('other'), so those of delay_all_reduce_named_params were not reduced."):format(rank),
+        .. "param_to_hook_all_reduce ('other'), so those of delay_all_reduce_named_params were not reduced."):format(
+        rank),
         message(never, input(rank, 2)))
     end)
   end)
@@ -147,21 +152,33 @@ describe("DDP's delayed gradients", function()
   it("come with a parameter to hook, and of known, trained parameters", function()
     local ms, nn = load()
     local m = make()
-    local function try(list, hook) return message(nn.DDP, m, { delay_all_reduce_named_params = list, param_to_hook_all_reduce = hook }) end
-    assert.matches("'delay_all_reduce_named_params' and 'param_to_hook_all_reduce' go together", try({ "1.weight" }), 1, true)
-    assert.matches("'delay_all_reduce_named_params' and 'param_to_hook_all_reduce' go together", try(nil, m[1].weight), 1, true)
-    assert.equal("DDP: delay_all_reduce_named_params[2]: unknown parameter '1.wieght'; did you mean '1.weight'?", try({ "1.bias", "1.wieght" }, m[1].weight))
-    assert.equal("DDP: delay_all_reduce_named_params[1] is a number (3), expected a name or a pair {name, parameter}", try({ 3 }, m[1].weight))
-    assert.equal("DDP: delay_all_reduce_named_params[1] is a Parameter, expected a name or a pair {name, parameter}", try({ m[1].bias }, m[1].weight))
-    assert.equal("DDP: delay_all_reduce_named_params[1]: '1.weight' is another parameter of the module", try({ { "1.weight", m[1].bias } }, m[1].weight))
-    assert.equal("DDP: delay_all_reduce_named_params[2]: '1.bias' is in the list twice", try({ "1.bias", "1.bias" }, m[1].weight))
-    assert.equal("DDP: option 'param_to_hook_all_reduce' is a Parameter, expected a parameter of the module", try({ "1.bias" }, nn.Parameter(ms.ones(1))))
+    local function try(list, hook)
+      return message(nn.DDP, m, { delay_all_reduce_named_params = list, param_to_hook_all_reduce = hook })
+    end
+    assert.matches("'delay_all_reduce_named_params' and 'param_to_hook_all_reduce' go together", try({ "1.weight" }), 1,
+      true)
+    assert.matches("'delay_all_reduce_named_params' and 'param_to_hook_all_reduce' go together", try(nil, m[1].weight),
+      1, true)
+    assert.equal("DDP: delay_all_reduce_named_params[2]: unknown parameter '1.wieght'; did you mean '1.weight'?",
+      try({ "1.bias", "1.wieght" }, m[1].weight))
+    assert.equal("DDP: delay_all_reduce_named_params[1] is a number (3), expected a name or a pair {name, parameter}",
+      try({ 3 }, m[1].weight))
+    assert.equal("DDP: delay_all_reduce_named_params[1] is a Parameter, expected a name or a pair {name, parameter}",
+      try({ m[1].bias }, m[1].weight))
+    assert.equal("DDP: delay_all_reduce_named_params[1]: '1.weight' is another parameter of the module",
+      try({ { "1.weight", m[1].bias } }, m[1].weight))
+    assert.equal("DDP: delay_all_reduce_named_params[2]: '1.bias' is in the list twice",
+      try({ "1.bias", "1.bias" }, m[1].weight))
+    assert.equal("DDP: option 'param_to_hook_all_reduce' is a Parameter, expected a parameter of the module",
+      try({ "1.bias" }, nn.Parameter(ms.ones(1))))
     m[2].bias.requires_grad = false
-    assert.equal("DDP: delay_all_reduce_named_params[1]: parameter '2.bias' is frozen; it gets no gradient", try({ "2.bias" }, m[1].weight))
+    assert.equal("DDP: delay_all_reduce_named_params[1]: parameter '2.bias' is frozen; it gets no gradient",
+      try({ "2.bias" }, m[1].weight))
     local sparse = nn.Sequential(nn.Embedding(3, 2, { sparse = true }), nn.Linear(2, 2))
     assert.matches("parameter '1.weight' is a sparse embedding's", message(nn.DDP, sparse,
       { delay_all_reduce_named_params = { "1.weight" }, param_to_hook_all_reduce = sparse[2].weight }), 1, true)
     local ddp = nn.DDP(m, { delay_all_reduce_named_params = { "1.bias" }, param_to_hook_all_reduce = m[1].weight })
-    assert.equal("join: parameters of delay_all_reduce_named_params are not joined; leave the option out", message(ddp.join, ddp, function() end))
+    assert.equal("join: parameters of delay_all_reduce_named_params are not joined; leave the option out",
+      message(ddp.join, ddp, function() end))
   end)
 end)

@@ -1,5 +1,6 @@
---- Communication hooks of nn.DDP beyond the mean (docs/semantics.md#ddp-hooks): PowerSGD of whole buckets, quantised gradients, post-local SGD
---- with its averagers, an optimizer's step behind the hook.
+-- SPDX-License-Identifier: MIT
+--- Communication hooks of nn.DDP beyond the mean (docs/semantics.md#ddp-hooks): PowerSGD of whole buckets, quantised
+--- gradients, post-local SGD with its averagers, an optimizer's step behind the hook.
 local gradients = require "spec.support.ddp_gradients"
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
@@ -13,7 +14,8 @@ end
 local function wrapped(hook, state, dtype)
   local ms, nn = load()
   ms.manual_seed(5)
-  local ddp = nn.DDP(nn.Sequential(nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 3)):to(dtype or "float64"), { bucket_cap_mb = 1e-4 })
+  local ddp = nn.DDP(nn.Sequential(nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 3)):to(dtype or "float64"),
+    { bucket_cap_mb = 1e-4 })
   if hook then ddp:register_comm_hook(state, hook) end
   return ddp
 end
@@ -72,7 +74,8 @@ for _, world in ipairs { 3, 4 } do
     it("batched PowerSGD gives the mean at full rank, and keeps for later what it leaves out", function(rank)
       local ms, _, dist, hooks = load()
       local plain = wrapped()
-      local full = wrapped(hooks.batched_powerSGD_hook, hooks.PowerSGDState(nil, { start_powerSGD_iter = 2, matrix_approximation_rank = 20 }))
+      local full = wrapped(hooks.batched_powerSGD_hook,
+        hooks.PowerSGDState(nil, { start_powerSGD_iter = 2, matrix_approximation_rank = 20 }))
       for step = 1, 4 do
         local a, b = gradients.of(full, batch(rank, step)), gradients.of(plain, batch(rank, step))
         assert.is_true(distance(a, b) < 1e-9)
@@ -95,7 +98,9 @@ for _, world in ipairs { 3, 4 } do
           end
           -- Of each bucket as a square of n x n, two columns: all that is sent.
           local columns = 0
-          for _, bucket in ipairs(rawget(coarse, "_ddp").buckets) do columns = columns + 2 * math.ceil(math.sqrt(bucket.flat:numel())) end
+          for _, bucket in ipairs(rawget(coarse, "_ddp").buckets) do
+            columns = columns + 2 * math.ceil(math.sqrt(bucket.flat:numel()))
+          end
           assert.equal(columns, sent)
           local rate, before, after = state:compression_stats()
           assert.same({ sent, 171 }, { after, before })
@@ -105,7 +110,8 @@ for _, world in ipairs { 3, 4 } do
       end
       for k in ipairs(sum) do sum[k]:div_(30) end
       assert.is_true(distance(sum, want) < 0.2 * distance(gradients.of(coarse, x), want) + 0.05)
-      assert.matches("batched_powerSGD_hook: the state is", message(function() gradients.of(wrapped(hooks.batched_powerSGD_hook), x) end))
+      assert.matches("batched_powerSGD_hook: the state is",
+        message(function() gradients.of(wrapped(hooks.batched_powerSGD_hook), x) end))
     end)
 
     for _, name in ipairs { "quantization_pertensor_hook", "quantization_perchannel_hook" } do
@@ -127,7 +133,8 @@ for _, world in ipairs { 3, 4 } do
             for k = 1, #a do
               local off = (a[k]:double() - b[k]:double()):abs():max():item()
               local rounding = dtype == "bfloat16" and 2 ^ -7 * ms_max:item() or 1e-6
-              assert.is_true(off <= ms_max:item() * 2 / 255 * 0.5 * 1.01 + rounding, ("%s: off by %g, the largest is %g"):format(dtype, off, ms_max:item()))
+              assert.is_true(off <= ms_max:item() * 2 / 255 * 0.5 * 1.01 + rounding,
+                ("%s: off by %g, the largest is %g"):format(dtype, off, ms_max:item()))
             end
             same_on_all_ranks(a)
             local bytes, numbers = 0, 0
@@ -167,11 +174,15 @@ for _, world in ipairs { 3, 4 } do
       end
       local mean = (world + 1) / 2
       local want = ms.arange(1, 101):float() / 100 * mean
-      local function off(flat, from, n) return (flat:narrow(1, from, n) - want:narrow(1, from, n)):abs():max():item() end
+      local function off(flat, from, n)
+        return (flat:narrow(1, from, n) - want:narrow(1, from, n)):abs():max():item()
+      end
       local fine = reduce(hooks.quantization_perchannel_hook, 10)
-      assert.is_true(off(fine, 11, 90) <= mean / 510 * 1.01 + 1e-6)      -- half a step of each rank's: 0 belongs to every range
+      -- half a step of each rank's: 0 belongs to every range
+      assert.is_true(off(fine, 11, 90) <= mean / 510 * 1.01 + 1e-6)
       assert.is_true(off(reduce(hooks.quantization_pertensor_hook), 11, 90) > 0.05)
-      assert.matches("expected a whole number from 1", message(hooks.quantization_perchannel_hook, nil, { flat = ms.ones(3) }, 0.5))
+      assert.matches("expected a whole number from 1", message(hooks.quantization_perchannel_hook, nil,
+        { flat = ms.ones(3) }, 0.5))
       assert.equal(world, dist.world_size())
     end)
 
@@ -184,7 +195,8 @@ for _, world in ipairs { 3, 4 } do
         if dist.rank(group) then pairs_of.mine, pairs_of.members = group, members end
       end
       for _, case in ipairs { "subgroup", "alone", "machine" } do
-        local state = hooks.PostLocalSGDState(nil, case == "subgroup" and pairs_of.mine or nil, { start_localSGD_iter = 2,
+        local state = hooks.PostLocalSGDState(nil, case == "subgroup" and pairs_of.mine or nil,
+          { start_localSGD_iter = 2,
           post_local_gradient_allreduce = case ~= "alone" })
         local ddp, plain = wrapped(hooks.post_localSGD_hook, state), wrapped()
         for step = 1, 4 do
@@ -195,7 +207,9 @@ for _, world in ipairs { 3, 4 } do
             plain:no_sync(function()
               local sums = {}
               for _, r in ipairs(members) do
-                for k, g in ipairs(gradients.of(plain, batch(r, step))) do sums[k] = sums[k] and sums[k] + g / #members or g / #members end
+                for k, g in ipairs(gradients.of(plain, batch(r, step))) do
+                  sums[k] = sums[k] and sums[k] + g / #members or g / #members
+                end
               end
               want = sums
             end)
@@ -205,7 +219,8 @@ for _, world in ipairs { 3, 4 } do
         assert.equal(2, state.iter)
       end
       assert.matches("'start_localSGD_iter'", message(hooks.PostLocalSGDState, nil, nil, { start_localSGD_iter = -1 }))
-      assert.matches("expected a PostLocalSGDState", message(function() gradients.of(wrapped(hooks.post_localSGD_hook), batch(rank, 1)) end))
+      assert.matches("expected a PostLocalSGDState", message(function() gradients.of(wrapped(hooks.post_localSGD_hook),
+        batch(rank, 1)) end))
     end)
 
     it("averagers give all ranks the mean, at their period from warmup_steps on; the optimizer around them asks every step", function(rank)
@@ -248,7 +263,8 @@ for _, world in ipairs { 3, 4 } do
       -- Its state has the averager's step.
       local sd = optimizer:state_dict()
       assert.equal(6, sd.step)
-      local other = hooks.PostLocalSGDOptimizer(ms.optim.SGD(nn.Linear(1, 1, { bias = false, dtype = "float64" }):parameters(), { lr = 1 }),
+      local other = hooks.PostLocalSGDOptimizer(ms.optim.SGD(nn.Linear(1, 1,
+        { bias = false, dtype = "float64" }):parameters(), { lr = 1 }),
         hooks.PeriodicModelAverager { period = 2 })
       other:load_state_dict(sd)
       assert.equal(6, other.averager.step)
@@ -260,7 +276,8 @@ for _, world in ipairs { 3, 4 } do
       check(expected(function(step) return step % 4 == 0 and world or world == 4 and step % 2 == 0 and 2 or 1 end),
         (steps(hooks.HierarchicalModelAverager { period_group_size = levels })))
       assert.equal(1, #(ms.catch_warnings(hooks.PeriodicModelAverager, { period = 1 })))
-      assert.matches("expected all " .. world, message(hooks.HierarchicalModelAverager, { period_group_size = { [2] = 7 * world } }))
+      assert.matches("expected all " .. world, message(hooks.HierarchicalModelAverager,
+        { period_group_size = { [2] = 7 * world } }))
       assert.matches("is empty", message(hooks.HierarchicalModelAverager, { period_group_size = {} }))
       assert.matches("'period'", message(hooks.PeriodicModelAverager, { period = 0 }))
       assert.matches("expected an optimizer", message(hooks.PostLocalSGDOptimizer, {}, {}))
@@ -268,12 +285,14 @@ for _, world in ipairs { 3, 4 } do
     end)
 
     for _, view in ipairs { false, true } do
-      it("an optimizer behind the hook does what its step after backward does, gradient_as_bucket_view = " .. tostring(view), function(rank)
+      it("an optimizer behind the hook does what its step after backward does, gradient_as_bucket_view = "
+        .. tostring(view), function(rank)
         local ms, nn, _, hooks = load()
         local function make(params) return ms.optim.SGD(params, { lr = 0.05, momentum = 0.9 }) end
         local function model()
           ms.manual_seed(5)
-          return nn.DDP(nn.Sequential(nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 3)):double(), { bucket_cap_mb = 1e-4, gradient_as_bucket_view = view })
+          return nn.DDP(nn.Sequential(nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 3)):double(),
+            { bucket_cap_mb = 1e-4, gradient_as_bucket_view = view })
         end
         for _, some in ipairs { false, true } do
           local plain, fused = model(), model()

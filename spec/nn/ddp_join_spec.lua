@@ -1,5 +1,6 @@
---- DDP's join (docs/semantics.md#ddp-join): ranks with unequally many inputs train as one process does on all of them, whatever else they send;
---- and the options of DDP's construction that came late (5.1).
+-- SPDX-License-Identifier: MIT
+--- DDP's join (docs/semantics.md#ddp-join): ranks with unequally many inputs train as one process does on all of them,
+--- whatever else they send; and the options of DDP's construction that came late (5.1).
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 
@@ -48,7 +49,9 @@ local function reference(world, divisor, uses_side, steps)
     local active = 0
     for r = 0, world - 1 do active = active + (steps(r, world) >= step and 1 or 0) end
     for r = 0, world - 1 do
-      if steps(r, world) >= step then (model(input(r, step), uses_side(r, step)):pow(2):sum() / divisor(active)):backward() end
+      if steps(r, world) >= step then
+        (model(input(r, step), uses_side(r, step)):pow(2):sum() / divisor(active)):backward()
+      end
     end
     optimizer:step()
     optimizer:zero_grad()
@@ -58,7 +61,9 @@ end
 
 local function equal_models(a, b)
   local ms = load()
-  for name, p in a:named_parameters() do ms.testing.assert_close(b:get_parameter(name):detach(), p:detach(), { rtol = 1e-10, atol = 1e-12 }) end
+  for name, p in a:named_parameters() do
+    ms.testing.assert_close(b:get_parameter(name):detach(), p:detach(), { rtol = 1e-10, atol = 1e-12 })
+  end
 end
 
 local function never() return false end
@@ -72,11 +77,13 @@ for world = 1, 3 do
       { "by those that are there", {}, { divide_by_initial_world_size = false }, side = always },
       { "in small buckets held by gradients", { bucket_cap_mb = 1e-4, gradient_as_bucket_view = true }, side = always },
       { "where parameters may be unused", { bucket_cap_mb = 1e-4, find_unused_parameters = true }, side = sometimes },
-      { "where what nobody used is not sent", { bucket_cap_mb = 1e-4, find_unused_parameters = true, skip_all_reduce_unused_params = true }, side = sometimes },
+      { "where what nobody used is not sent", { bucket_cap_mb = 1e-4, find_unused_parameters = true,
+      skip_all_reduce_unused_params = true }, side = sometimes },
       { "of a static graph", { bucket_cap_mb = 1e-4, static_graph = true }, side = never },
       { "with a hook", { bucket_cap_mb = 1e-4 }, side = always, hook = true },
       { "where one has no input at all", { bucket_cap_mb = 1e-4 }, side = always, none = true },
-      { "where one has no input at all, of a static graph", { bucket_cap_mb = 1e-4, static_graph = true }, side = always, none = true },
+      { "where one has no input at all, of a static graph", { bucket_cap_mb = 1e-4, static_graph = true },
+      side = always, none = true },
       { "without buffers' broadcast", { broadcast_buffers = false }, side = always },
     } do
       it("averages " .. case[1], function(rank)
@@ -216,10 +223,12 @@ ranks.describe(2, "options of DDP", function()
     ddp(input(rank, 1), true):sum():backward()
     local want = build()
     for r = 0, 1 do (want(input(r, 1), true):sum() / 2):backward() end
-    require("moonshard").testing.assert_close(ddp.module.a.weight.grad, want.a.weight.grad, { rtol = 1e-10, atol = 1e-12 })
+    require("moonshard").testing.assert_close(ddp.module.a.weight.grad, want.a.weight.grad,
+      { rtol = 1e-10, atol = 1e-12 })
     assert.equal("Cannot specify both process_group and device_mesh arguments.",
       message(nn.DDP, build(), { device_mesh = mesh, process_group = dist.default_group() }))
-    assert.matches("Only 1D device mesh is supported, but got", message(nn.DDP, build(), { device_mesh = dist.init_device_mesh("cpu", { 1, 2 }) }))
+    assert.matches("Only 1D device mesh is supported, but got",
+      message(nn.DDP, build(), { device_mesh = dist.init_device_mesh("cpu", { 1, 2 }) }))
     assert.matches("expected a device mesh", message(nn.DDP, build(), { device_mesh = 3 }))
   end)
 
@@ -234,7 +243,8 @@ ranks.describe(2, "options of DDP", function()
   it("leaves out buckets that no rank used with skip_all_reduce_unused_params", function(rank)
     local _, nn, dist = load()
     for _, skip in ipairs { false, true } do
-      local ddp = nn.DDP(build(), { bucket_cap_mb = 1e-6, find_unused_parameters = true, skip_all_reduce_unused_params = skip })
+      local ddp = nn.DDP(build(), { bucket_cap_mb = 1e-6, find_unused_parameters = true,
+        skip_all_reduce_unused_params = skip })
       local sent = {}
       for step, side in ipairs { false, rank == 1, true } do
         ddp:zero_grad()

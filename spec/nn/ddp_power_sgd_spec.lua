@@ -1,5 +1,6 @@
---- PowerSGD as a communication hook of nn.DDP: exact where a gradient has the rank that is sent, small on the wire, and what it
---- leaves out comes later (docs/semantics.md#ddp-hooks).
+-- SPDX-License-Identifier: MIT
+--- PowerSGD as a communication hook of nn.DDP: exact where a gradient has the rank that is sent, small on the wire, and
+--- what it leaves out comes later (docs/semantics.md#ddp-hooks).
 local gradients = require "spec.support.ddp_gradients"
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
@@ -9,7 +10,8 @@ local function load()
   return ms, ms.nn, ms.dist, ms.nn.ddp_hooks
 end
 
--- A model of matrices of 12 x 10 and 3 x 12 and their vectors, wrapped; options of the state, or nil for the plain mean.
+-- A model of matrices of 12 x 10 and 3 x 12 and their vectors, wrapped; options of the state, or nil for the plain
+-- mean.
 local function wrapped(options, group)
   local ms, nn, _, hooks = load()
   ms.manual_seed(5)
@@ -32,7 +34,8 @@ for world = 1, 4 do
         { start = 2, rank = 12, rows = 8 },                     -- the whole rank of every matrix
         { start = 0, rank = 3, rows = 3, same = true },         -- three rows on every rank give gradients of rank 3
       } do
-        local options = { matrix_approximation_rank = case.rank, min_compression_rate = 0.01, start_powerSGD_iter = case.start,
+        local options = { matrix_approximation_rank = case.rank, min_compression_rate = 0.01,
+          start_powerSGD_iter = case.start,
           use_error_feedback = case.start > 0, warm_start = case.start > 0 }
         local ddp, plain = wrapped(options), wrapped()
         for step = 1, 4 do
@@ -92,7 +95,8 @@ for world = 1, 4 do
       ms.testing.assert_close(sum + left, want * 6, { rtol = 1e-9, atol = 1e-9 })
     end)
 
-    it("trains: ranks stay equal, losses come close to those of the plain mean, other random numbers stay", function(rank)
+    it("trains: ranks stay equal, losses come close to those of the plain mean, other random numbers stay",
+      function(rank)
       local ms, _, dist = load()
       local finals = {}
       for k, options in ipairs { false, { start_powerSGD_iter = 2, matrix_approximation_rank = 2 } } do
@@ -126,7 +130,8 @@ for world = 1, 4 do
     it("goes around other hooks' buckets, over a group, and says what it cannot do", function(rank)
       local ms, nn, dist, hooks = load()
       local ddp = nn.DDP(nn.Linear(40, 30))
-      ddp:register_comm_hook(hooks.PowerSGDState(dist.default_group(), { start_powerSGD_iter = 2, matrix_approximation_rank = 30, min_compression_rate = 0.1 }),
+      ddp:register_comm_hook(hooks.PowerSGDState(dist.default_group(),
+        { start_powerSGD_iter = 2, matrix_approximation_rank = 30, min_compression_rate = 0.1 }),
         hooks.bf16_compress_wrapper(hooks.powerSGD_hook))
       local plain = nn.DDP(nn.Linear(40, 30))
       ms.no_grad(function()
@@ -143,7 +148,8 @@ for world = 1, 4 do
       end
       assert.equal("Expect `start_powerSGD_iter` > 1 if `use_error_feedback` or `warm_start` is enabled, because PowerSGD can only be applied "
         .. "after the first two iterations in DDP.", message(hooks.PowerSGDState, nil, { start_powerSGD_iter = 1 }))
-      assert.matches("'matrix_approximation_rank' is 0", message(hooks.PowerSGDState, nil, { matrix_approximation_rank = 0 }))
+      assert.matches("'matrix_approximation_rank' is 0",
+        message(hooks.PowerSGDState, nil, { matrix_approximation_rank = 0 }))
       assert.matches("expected a group", message(hooks.PowerSGDState, 7))
       local other = nn.DDP(nn.Linear(2, 2))
       other:register_comm_hook({}, hooks.powerSGD_hook)

@@ -1,5 +1,6 @@
---- DDP's mixed precision (docs/semantics.md#ddp-construction): what dtype everything has at which moment, and that its numbers are those of FSDP
---- without sharding, and of one process that computes in half.
+-- SPDX-License-Identifier: MIT
+--- DDP's mixed precision (docs/semantics.md#ddp-construction): what dtype everything has at which moment, and that its
+--- numbers are those of FSDP without sharding, and of one process that computes in half.
 local gradients = require "spec.support.ddp_gradients"
 local load = require("spec.support.wrapped").load
 local message = require "spec.support.message"
@@ -25,7 +26,8 @@ local function probe_class()
     self.saw = {}
   end
   function Probe:forward(x, more)
-    self.saw = { x.dtype, self.weight.dtype, self.shift.dtype, self.scale.dtype, self.steps.dtype, more and more.deep[1].dtype, more and more.ids.dtype }
+    self.saw = { x.dtype, self.weight.dtype, self.shift.dtype, self.scale.dtype, self.steps.dtype, more
+      and more.deep[1].dtype, more and more.ids.dtype }
     return (x:matmul(self.weight) * self.scale:to(x.dtype) + self.shift):tanh()
   end
   return Probe
@@ -78,7 +80,8 @@ for world = 1, 4 do
           ms.manual_seed(0)
           local probe, o = probe_class()(full), config[2]
           local seen = {}
-          local ddp = nn.DDP(nn.Sequential(nn.Linear(6, 6, { dtype = full }), probe), { mixed_precision = o, bucket_cap_mb = 1e-6 })
+          local ddp = nn.DDP(nn.Sequential(nn.Linear(6, 6, { dtype = full }), probe),
+            { mixed_precision = o, bucket_cap_mb = 1e-6 })
           probe.weight:register_hook(function(g) seen[#seen + 1] = g.dtype end)
           local optim = ms.optim.SGD(ddp:parameters(), { lr = 0.01 })
           for _ = 1, 3 do
@@ -127,9 +130,11 @@ for world = 1, 4 do
       it("has FSDP's numbers without sharding, reducing in " .. reduce, function(rank)
         local ms, nn, fsdp, _, quietly = load()
         local policy = fsdp.MixedPrecision { param_dtype = "bfloat16", reduce_dtype = reduce }
-        local sharded = quietly(fsdp.FSDP, tied "float32", { sharding_strategy = "no_shard", mixed_precision = policy, use_orig_params = true })
+        local sharded = quietly(fsdp.FSDP, tied "float32", { sharding_strategy = "no_shard", mixed_precision = policy,
+          use_orig_params = true })
         local ddp = nn.DDP(tied "float32", { mixed_precision = policy, bucket_cap_mb = 1e-4 })
-        local a, b = ms.optim.AdamW(sharded:parameters(), { lr = 0.01 }), ms.optim.AdamW(ddp:parameters(), { lr = 0.01 })
+        local a, b = ms.optim.AdamW(sharded:parameters(), { lr = 0.01 }),
+          ms.optim.AdamW(ddp:parameters(), { lr = 0.01 })
         for step = 1, 4 do
           ms.scope(function()
             local ids = ids_of(rank, step)
@@ -146,7 +151,8 @@ for world = 1, 4 do
             if exact then assert.equal(first:item(), second:item()) end
             for k = 1, #expected do
               if exact then
-                assert.is_true(expected[k]:reshape(-1):equal(got[k]:reshape(-1)), ("step %d, tensor %d"):format(step, k))
+                assert.is_true(expected[k]:reshape(-1):equal(got[k]:reshape(-1)),
+                  ("step %d, tensor %d"):format(step, k))
               elseif step == 1 and k % 2 == 0 then
                 ms.testing.assert_close(got[k]:reshape(-1), expected[k]:reshape(-1), { rtol = 2e-2, atol = 1e-3 })
               end
@@ -231,7 +237,8 @@ for world = 1, 4 do
     end)
 
     for _, case in ipairs {
-      { "gradients in buckets", { gradient_as_bucket_view = true } }, { "looking for unused parameters", { find_unused_parameters = true } },
+      { "gradients in buckets", { gradient_as_bucket_view = true } },
+      { "looking for unused parameters", { find_unused_parameters = true } },
       { "a static graph", { static_graph = true } }, { "a bucket a parameter", { bucket_cap_mb = 1e-6 } },
     } do
       for _, reduce in ipairs { "float32", "bfloat16" } do
@@ -254,10 +261,12 @@ for world = 1, 4 do
       end
     end
 
-    it("gives communication hooks buckets in the dtype to reduce in, and an optimizer behind them full gradients", function(rank)
+    it("gives communication hooks buckets in the dtype to reduce in, and an optimizer behind them full gradients",
+      function(rank)
       local ms, nn = load()
       local hooks, policy = nn.ddp_hooks, { param_dtype = "bfloat16", reduce_dtype = "float16" }
-      local plain, ddp = nn.DDP(tied "float32", { mixed_precision = policy }), nn.DDP(tied "float32", { mixed_precision = policy })
+      local plain, ddp = nn.DDP(tied "float32", { mixed_precision = policy }),
+        nn.DDP(tied "float32", { mixed_precision = policy })
       local seen = {}
       ddp:register_comm_hook(nil, hooks.hook_then_optimizer(function(state, bucket)
         seen[bucket.flat.dtype] = true
@@ -377,11 +386,13 @@ describe("mixed precision of DDP", function()
     local _, nn, fsdp = load()
     local function try(value) return message(nn.DDP, nn.Linear(2, 2), { mixed_precision = value }) end
     assert.equal("DDP: option 'mixed_precision' is a string ('bfloat16'), expected a fsdp.MixedPrecision or a table of its options", try "bfloat16")
-    assert.matches("MixedPrecision: option 'param_dtype' is 'int64', expected a floating dtype", try { param_dtype = "int64" }, 1, true)
+    assert.matches("MixedPrecision: option 'param_dtype' is 'int64', expected a floating dtype",
+      try { param_dtype = "int64" }, 1, true)
     assert.matches("unknown option 'param'", try { param = "bfloat16" }, 1, true)
     assert.equal("DDP: mixed_precision: option 'keep_low_precision_grads' is FSDP's; DDP takes param_dtype, reduce_dtype, buffer_dtype",
       try(fsdp.MixedPrecision { keep_low_precision_grads = true }))
-    assert.matches("option 'module_classes_to_ignore' is FSDP's", try { module_classes_to_ignore = { nn.Linear } }, 1, true)
+    assert.matches("option 'module_classes_to_ignore' is FSDP's", try { module_classes_to_ignore = { nn.Linear } }, 1,
+      true)
     assert.matches("expected a fsdp.MixedPrecision", try(fsdp.MixedPrecisionPolicy()), 1, true)
   end)
 end)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- DDP around modules of which some are sharded: DDP looks after the other parameters, the units after their own.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -31,7 +32,8 @@ local SHARDED = {
     fsdp.fully_shard(model, { ignored_params = rest })
   end,
   ["FSDP in the middle"] = function(model, fsdp, quietly) model.b = quietly(fsdp.FSDP, model.b) end,
-  ["FSDP with original parameters"] = function(model, fsdp, quietly) model.b = quietly(fsdp.FSDP, model.b, { use_orig_params = true }) end,
+  ["FSDP with original parameters"] = function(model, fsdp, quietly) model.b = quietly(fsdp.FSDP, model.b,
+    { use_orig_params = true }) end,
 }
 local NAMES = {}
 for name in pairs(SHARDED) do NAMES[#NAMES + 1] = name end
@@ -48,7 +50,8 @@ for world = 1, 4 do
           local plain, inner = net(), net()
           SHARDED[name](inner, fsdp, quietly)
           local _, model = ms.catch_warnings(nn.DDP, inner, options)
-          local optimizers = { ms.optim.SGD(plain:parameters(), { lr = 0.05 }), ms.optim.SGD(model:parameters(), { lr = 0.05 }) }
+          local optimizers = { ms.optim.SGD(plain:parameters(), { lr = 0.05 }),
+            ms.optim.SGD(model:parameters(), { lr = 0.05 }) }
           ms.catch_warnings(function()
             for step = 1, 3 do
               for r = 0, world - 1 do (plain(ms.ones(2, 3) * (r + step)):pow(2):mean() / world):backward() end
@@ -88,7 +91,8 @@ for world = 1, 4 do
         return m
       end)())
       joined:join(function()
-        for _ = 1, 2 do joined(ms.ones(2, 3)):sum():backward() end      -- unequal numbers of steps are no matter of sharded units
+        -- unequal numbers of steps are no matter of sharded units
+        for _ = 1, 2 do joined(ms.ones(2, 3)):sum():backward() end
       end)
     end)
   end)

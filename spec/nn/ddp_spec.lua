@@ -1,4 +1,6 @@
---- nn.DDP (docs/semantics.md#ddp): gradients are those of one process on all ranks' inputs; what is sent, when, and what goes wrong.
+-- SPDX-License-Identifier: MIT
+--- nn.DDP (docs/semantics.md#ddp): gradients are those of one process on all ranks' inputs; what is sent, when, and
+--- what goes wrong.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 
@@ -55,11 +57,13 @@ local function compare(def, rank, world, options, steps)
           -- A key's bias has a gradient of 0; what arrives is rounding, which Adam divides by itself.
           local d = p:size(1) / 3
           ms.testing.assert_close(q:narrow(1, d + 1, d), p:narrow(1, d + 1, d), { rtol = 0, atol = 5e-9 })
-          q, p = ms.cat({ q:narrow(1, 1, d), q:narrow(1, 2 * d + 1, d) }, 1), ms.cat({ p:narrow(1, 1, d), p:narrow(1, 2 * d + 1, d) }, 1)
+          q, p = ms.cat({ q:narrow(1, 1, d), q:narrow(1, 2 * d + 1, d) }, 1),
+            ms.cat({ p:narrow(1, 1, d), p:narrow(1, 2 * d + 1, d) }, 1)
         end
         ms.testing.assert_close(q, p, { rtol = 1e-11, atol = 1e-12 })
         q, p = ddp:get_parameter(name), reference:get_parameter(name)
-        if p.grad then ms.testing.assert_close(q.grad, p.grad, { rtol = 1e-11, atol = 1e-12 }) else assert.is_nil(q.grad) end
+        if p.grad then ms.testing.assert_close(q.grad, p.grad,
+          { rtol = 1e-11, atol = 1e-12 }) else assert.is_nil(q.grad) end
       end
     end)
   end
@@ -68,9 +72,11 @@ end
 
 for world = 1, 4 do
   ranks.describe(world, ("DDP over %d ranks #mpi"):format(world), function()
-    for _, name in ipairs { "mlp_stack", "nested_wrapped_module", "non_uniform_req_grad", "transformer_lm", "transformer_with_shared_params" } do
+    for _, name in ipairs { "mlp_stack", "nested_wrapped_module", "non_uniform_req_grad", "transformer_lm",
+      "transformer_with_shared_params" } do
       for _, case in ipairs {
-        { "one bucket", {} }, { "a bucket a parameter", { bucket_cap_mb = 1e-6 } }, { "small buckets", { bucket_cap_mb = 1e-3 } },
+        { "one bucket", {} }, { "a bucket a parameter", { bucket_cap_mb = 1e-6 } },
+        { "small buckets", { bucket_cap_mb = 1e-3 } },
         { "gradients in buckets", { bucket_cap_mb = 1e-3, gradient_as_bucket_view = true } },
         { "looking for unused parameters", { bucket_cap_mb = 1e-3, find_unused_parameters = true } },
       } do
@@ -254,7 +260,8 @@ for world = 1, 4 do
       local skip = nn.DDP(m, { find_unused_parameters = true })
       local out = skip(ms.ones(1, 3), rank == world - 1).out
       if out.requires_grad then out:backward() end
-      if world > 1 then assert.near((world - 1) / world, m.lin.weight.grad:tolist()[1][1], 1e-6) else assert.is_nil(m.lin.weight.grad) end
+      if world > 1 then assert.near((world - 1) / world, m.lin.weight.grad:tolist()[1][1],
+        1e-6) else assert.is_nil(m.lin.weight.grad) end
     end)
 
     it("holds gradients in its buckets on request", function()
@@ -325,7 +332,9 @@ for world = 1, 4 do
       end
       local expected = grads()
       local function check(hook, state, rtol, atol)
-        for k, p in ipairs((grads(hook, state))) do ms.testing.assert_close(p.grad, expected[k].grad, { rtol = rtol, atol = atol }) end
+        for k, p in ipairs((grads(hook, state))) do
+          ms.testing.assert_close(p.grad, expected[k].grad, { rtol = rtol, atol = atol })
+        end
       end
       check(hooks.allreduce_hook, nil, 0, 0)
       check(hooks.allreduce_hook, dist.default_group(), 0, 0)
@@ -426,7 +435,8 @@ ranks.describe(2, "DDP #mpi", function()
     local ms, nn, dist = load()
     local frozen = nn.Linear(2, 2):requires_grad_(false)
     assert.are.equal("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.", message(nn.DDP, frozen))
-    assert.are.equal("device_ids can only be nil or contain a single element.", message(nn.DDP, nn.Linear(2, 2), { device_ids = { 0, 1 } }))
+    assert.are.equal("device_ids can only be nil or contain a single element.",
+      message(nn.DDP, nn.Linear(2, 2), { device_ids = { 0, 1 } }))
     local mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, { device = "meta" }))
     assert.are.equal("DistributedDataParallel's input module must be on the same type of devices, but input module parameters locate in "
       .. "['cpu', 'meta'].", message(nn.DDP, mixed))
@@ -448,7 +458,8 @@ ranks.describe(2, "DDP #mpi", function()
     function Two:inner_tensors() return { self.a, self.b } end
     local two = nn.Linear(2, 2, { bias = false })
     two.weight = nn.Parameter(Two(ms.ones(2, 2), ms.ones(2, 2)))
-    assert.truthy(message(nn.DDP, two):find("^DDP: parameter 'weight' is a .*; gradients of tensor classes are not reduced"))
+    assert.truthy(message(nn.DDP,
+      two):find("^DDP: parameter 'weight' is a .*; gradients of tensor classes are not reduced"))
     dist.barrier()
   end)
 
@@ -458,7 +469,8 @@ ranks.describe(2, "DDP #mpi", function()
     local ddp = nn.DDP(m)
     ddp(ms.ones(1, 3)):sum():backward()
     local text = message(function() ddp(ms.ones(1, 3)) end)
-    assert.are.equal("Expected to have finished reduction in the prior iteration before starting a new one. ", text:sub(1, 86))
+    assert.are.equal("Expected to have finished reduction in the prior iteration before starting a new one. ",
+      text:sub(1, 86))
     assert.truthy(text:find(("Parameters which did not receive grad for rank %d: lin2.weight, lin2.bias. "):format(rank)
       .. ("Parameter indices which did not receive grad for rank %d: 3 4"):format(rank), 1, true))
     -- no_sync forwards and eval go on.
@@ -503,7 +515,8 @@ ranks.describe(2, "DDP #mpi", function()
       run()
     end)
     assert.are.equal(1, #warnings)
-    assert.truthy(warnings[1]:find("^find_unused_parameters=true was specified in DDP constructor, but did not find any unused parameters"))
+    assert.truthy(warnings[1]:find(
+      "^find_unused_parameters=true was specified in DDP constructor, but did not find any unused parameters"))
   end)
 
   it("takes one hook, before the first backward", function()

@@ -1,4 +1,6 @@
---- nn.DDP with static_graph: the first iteration shows what is used and how often; the others don't look again (docs/semantics.md#ddp-unused).
+-- SPDX-License-Identifier: MIT
+--- nn.DDP with static_graph: the first iteration shows what is used and how often; the others don't look again
+--- (docs/semantics.md#ddp-unused).
 local ranks = require "spec.support.ranks"
 
 local function load()
@@ -6,7 +8,8 @@ local function load()
   return ms, ms.nn, ms.dist
 end
 
--- first is called three times, once inside a checkpoint; left or right after it, as the field `way` says; spare never is.
+-- first is called three times, once inside a checkpoint; left or right after it, as the field `way` says; spare never
+-- is.
 local function make()
   local ms, nn = load()
   local Net = nn.Module:extend "Net"
@@ -45,7 +48,8 @@ local CHANGED = "Your training graph has changed in this iteration, e.g., one pa
 for world = 1, 4 do
   ranks.describe(world, ("DDP of a static graph on %d ranks"):format(world), function()
     for _, view in ipairs { false, true } do
-      it("averages gradients of parameters used several times, on some ranks, on none; gradient_as_bucket_view = " .. tostring(view), function(rank)
+      it("averages gradients of parameters used several times, on some ranks, on none; gradient_as_bucket_view = "
+        .. tostring(view), function(rank)
         local ms, nn, dist = load()
         local reference, model = make(), make()
         local function way(r) return r == 0 and "left" or "right" end
@@ -60,14 +64,16 @@ for world = 1, 4 do
           local told = dist.record(function() ddp(input(rank, step)):pow(2):sum():backward() end)
           local reductions, maps = 0, 0
           for _, c in ipairs(told) do
-            if c.op == "all_reduce" and c.dtype == "int32" then maps = maps + 1 elseif c.op == "all_reduce" then reductions = reductions + 1 end
+            if c.op == "all_reduce" and c.dtype == "int32" then maps = maps + 1 elseif c.op == "all_reduce" then
+              reductions = reductions + 1 end
           end
           -- One bucket, and who uses what, at first; then a bucket a parameter and no question.
           assert.equal(step == 1 and 1 or 8, reductions)
           assert.equal(step == 1 and 1 or 0, maps)
           for name, p in reference:named_parameters() do
             local g = ddp:get_parameter(name).grad
-            if name:find "^spare" or world == 1 and name:find "^right" then assert.is_nil(g, name) else ms.testing.assert_close(g, p.grad) end
+            if name:find "^spare" or world == 1 and name:find "^right" then
+              assert.is_nil(g, name) else ms.testing.assert_close(g, p.grad) end
           end
           a:step()
           b:step()
@@ -99,7 +105,8 @@ for world = 1, 4 do
       for step = 1, 2 do ddp(input(rank, step)):sum():backward() end
       model.way = "none"
       ddp(input(rank, 3)):sum():backward()
-      assert.equal(CHANGED:format("used", "unused") .. (" Parameter indices which did not receive grad for rank %d: 5 6"):format(rank),
+      assert.equal(CHANGED:format("used", "unused") .. (
+        " Parameter indices which did not receive grad for rank %d: 5 6"):format(rank),
         message(ddp, input(rank, 4)))
 
       model = make()
@@ -123,7 +130,8 @@ for world = 1, 4 do
           if part < 3 then ddp:no_sync(run) else run() end
         end
         for name, p in reference:named_parameters() do
-          if p.grad then ms.testing.assert_close(ddp:get_parameter(name).grad, p.grad) else assert.is_nil(ddp:get_parameter(name).grad) end
+          if p.grad then ms.testing.assert_close(ddp:get_parameter(name).grad,
+            p.grad) else assert.is_nil(ddp:get_parameter(name).grad) end
           p.grad = nil
         end
         ddp:zero_grad()

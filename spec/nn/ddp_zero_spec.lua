@@ -1,5 +1,6 @@
---- DDP's hooks that step a ZeroRedundancyOptimizer under the reductions (docs/semantics.md#ddp-hooks): the numbers of a plain optimizer's step after
---- backward, bit for bit.
+-- SPDX-License-Identifier: MIT
+--- DDP's hooks that step a ZeroRedundancyOptimizer under the reductions (docs/semantics.md#ddp-hooks): the numbers of a
+--- plain optimizer's step after backward, bit for bit.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 
@@ -55,12 +56,16 @@ for world = 1, 4 do
     for _, hook in ipairs(HOOKS) do
       for _, case in ipairs {
         { "one bucket", {} }, { "a bucket a parameter", { bucket_cap_mb = 1e-6 } },
-        { "gradients in buckets, parameters in blocks", { bucket_cap_mb = 2e-4, gradient_as_bucket_view = true }, { parameters_as_bucket_view = true } },
+        { "gradients in buckets, parameters in blocks", { bucket_cap_mb = 2e-4, gradient_as_bucket_view = true },
+        { parameters_as_bucket_view = true } },
         { "unused parameters", { bucket_cap_mb = 1e-6, find_unused_parameters = true }, nil, true },
-        { "unused parameters, not sent", { bucket_cap_mb = 1e-6, find_unused_parameters = true, skip_all_reduce_unused_params = true }, nil, true },
+        { "unused parameters, not sent", { bucket_cap_mb = 1e-6, find_unused_parameters = true,
+        skip_all_reduce_unused_params = true }, nil, true },
         { "a static graph", { bucket_cap_mb = 1e-6, static_graph = true } },
-        { "mixed precision", { bucket_cap_mb = 1e-6, mixed_precision = { param_dtype = "bfloat16", reduce_dtype = "float32" } } },
-        { "delayed gradients", { bucket_cap_mb = 1e-6, delay_all_reduce_named_params = { "extra.weight", "last.bias" } } },
+        { "mixed precision", { bucket_cap_mb = 1e-6, mixed_precision = { param_dtype = "bfloat16",
+        reduce_dtype = "float32" } } },
+        { "delayed gradients", { bucket_cap_mb = 1e-6, delay_all_reduce_named_params = { "extra.weight",
+        "last.bias" } } },
       } do
         it(("trains as AdamW does, %s: %s"):format(hook, case[1]), function(rank)
           local ms, nn, _, optim = load()
@@ -153,7 +158,8 @@ for world = 1, 4 do
         local _, nn = load()
         local ddp = nn.DDP(make())
         overlapped(hook, ddp)
-        assert.matches(hook .. ": ranks that are through take no steps, so there is no join", message(ddp.join, ddp, function()
+        assert.matches(hook .. ": ranks that are through take no steps, so there is no join",
+          message(ddp.join, ddp, function()
           ddp(input(rank, 1)):sum():backward()
         end), 1, true)
       end)
@@ -166,12 +172,15 @@ describe("hooks of DDP that step ZeRO", function()
     local _, nn, _, optim, hooks = load()
     local ddp = nn.DDP(make())
     local plain = optim.ZeroRedundancyOptimizer(ddp:parameters(), { optimizer_class = optim.SGD })
-    local zero = optim.ZeroRedundancyOptimizer(ddp:parameters(), { optimizer_class = optim.SGD, overlap_with_ddp = true })
+    local zero = optim.ZeroRedundancyOptimizer(ddp:parameters(),
+      { optimizer_class = optim.SGD, overlap_with_ddp = true })
     for _, name in ipairs(HOOKS) do
       local function try(...) return message(hooks[name], ...) end
       assert.equal(name .. ": argument 1 is nil, expected a communication hook", try(nil, ddp, zero))
-      assert.equal(name .. ": argument 2 is a Net, expected a module in nn.DDP", try(hooks.allreduce_hook, ddp.module, zero))
-      assert.equal(name .. ": argument 3 is a SGD, expected a ZeroRedundancyOptimizer", try(hooks.allreduce_hook, ddp, optim.SGD(ddp:parameters())))
+      assert.equal(name .. ": argument 2 is a Net, expected a module in nn.DDP",
+        try(hooks.allreduce_hook, ddp.module, zero))
+      assert.equal(name .. ": argument 3 is a SGD, expected a ZeroRedundancyOptimizer",
+        try(hooks.allreduce_hook, ddp, optim.SGD(ddp:parameters())))
       assert.equal("ZeroRedundancyOptimizer must be constructed with `overlap_with_ddp=true` to use this hook properly",
         try(hooks.allreduce_hook, ddp, plain))
     end

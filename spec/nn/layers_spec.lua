@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 local ms = require "moonshard"
 local nn = ms.nn
 local message = require "spec.support.message"
@@ -89,12 +90,16 @@ describe("layers", function()
     local norm = nn.LayerNorm(6)
     assert.is_true(norm(x):allclose(nn.F.layer_norm(x, 6, norm.weight, norm.bias)))
     assert.is_true(nn.LayerNorm(6, { elementwise_affine = false })(x):allclose(norm(x)))
-    assert.is_true(nn.RMSNorm(6)(x):allclose(x * (x * x):mean(-1, { keepdim = true }):add(2 ^ -23):rsqrt(), { rtol = 1e-4, atol = 1e-5 }))
+    assert.is_true(nn.RMSNorm(6)(x):allclose(x * (x * x):mean(-1, { keepdim = true }):add(2 ^ -23):rsqrt(),
+      { rtol = 1e-4, atol = 1e-5 }))
     local tiny = ms.full({ 6 }, 1e-7, { dtype = "float64" })
-    assert.is_true(math.abs(nn.RMSNorm(6, { dtype = "float64" })(tiny)[1]:item() - 1e-7 / math.sqrt(1e-14 + 2 ^ -52)) < 1e-9)
-    assert.is_true(math.abs(nn.RMSNorm(6, { eps = 1e-14, dtype = "float64" })(tiny)[1]:item() - 1 / math.sqrt(2)) < 1e-9)
+    assert.is_true(math.abs(nn.RMSNorm(6, { dtype = "float64" })(tiny)[1]:item() - 1e-7 / math.sqrt(
+      1e-14 + 2 ^ -52)) < 1e-9)
+    assert.is_true(math.abs(nn.RMSNorm(6, { eps = 1e-14,
+      dtype = "float64" })(tiny)[1]:item() - 1 / math.sqrt(2)) < 1e-9)
     assert.is_true(nn.GELU { approximate = "tanh" }(x):equal(nn.F.gelu(x, { approximate = "tanh" })))
-    for _, pair in ipairs { { "ReLU", "relu" }, { "SiLU", "silu" }, { "Tanh", "tanh" }, { "Sigmoid", "sigmoid" }, { "GELU", "gelu" } } do
+    for _, pair in ipairs { { "ReLU", "relu" }, { "SiLU", "silu" }, { "Tanh", "tanh" }, { "Sigmoid", "sigmoid" },
+      { "GELU", "gelu" } } do
       assert.is_true(nn[pair[1]]()(x):equal(nn.F[pair[2]](x)))
     end
     local ids = ms.tensor({ 1, 0, 2 }, { dtype = "int64" })
@@ -102,7 +107,8 @@ describe("layers", function()
     assert.is_true(e(ids):equal(nn.F.embedding(ids, e.weight)))
     assert.are.same({ 3, 5 }, { unpack(e(ids).shape) })
     local target = ms.tensor({ 1, 0, 2, 5 }, { dtype = "int64" })
-    assert.is_true(nn.CrossEntropyLoss { reduction = "sum" }(x, target):equal(nn.F.cross_entropy(x, target, { reduction = "sum" })))
+    assert.is_true(nn.CrossEntropyLoss { reduction = "sum" }(x, target):equal(nn.F.cross_entropy(x, target,
+      { reduction = "sum" })))
     assert.is_true(nn.MSELoss()(x, x + 1):allclose(ms.ones {}))
   end)
 
@@ -130,7 +136,8 @@ describe("layers", function()
       local table, weight = w:clone():requires_grad_(), w:clone():requires_grad_()
       gradient(table, weight)
       assert.is_true(tied.grad:equal(weight.grad + table.grad))
-      assert.are.same(weight.grad[3]:tolist(), tied.grad[3]:tolist())          -- the padding row gets the product's alone
+      -- the padding row gets the product's alone
+      assert.are.same(weight.grad[3]:tolist(), tied.grad[3]:tolist())
     end)
   end
 
@@ -146,7 +153,8 @@ describe("layers", function()
     end
     local table = 4096 * 64 * 4
     assert.is_true(peak(w) < 1.5 * table)
-    assert.is_true(peak(w) < 1.5 * table)                                      -- a gradient is there already: it is added
+    -- a gradient is there already: it is added
+    assert.is_true(peak(w) < 1.5 * table)
   end)
 
   it("drop while training only", function()
@@ -236,7 +244,8 @@ describe("the GPT", function()
     b:reset_parameters()
     local ids = some_ids(2, 6)
     assert.is_true(a(ids):equal(b(ids)))
-    local first, swapped = ms.tensor({ { 1, 2, 3 } }, { dtype = "int64" }), ms.tensor({ { 2, 1, 3 } }, { dtype = "int64" })
+    local first, swapped = ms.tensor({ { 1, 2, 3 } }, { dtype = "int64" }),
+      ms.tensor({ { 2, 1, 3 } }, { dtype = "int64" })
     assert.is_false(a(first):narrow(2, 3, 1):allclose(a(swapped):narrow(2, 3, 1)))
   end)
 

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Losses with all their options, against their formulas.
 local ms = require "moonshard"
 local nn = ms.nn
@@ -25,7 +26,8 @@ describe("cross_entropy", function()
     for _, ignore in ipairs { -100, 2 } do
       for _, smoothing in ipairs { 0, 0.1, 1 } do
         for _, weighted in ipairs { false, true } do
-          it(("is its formula: %s, ignores %d, smoothing %g%s"):format(reduction, ignore, smoothing, weighted and ", weighted" or ""), function()
+          it(("is its formula: %s, ignores %d, smoothing %g%s"):format(reduction, ignore, smoothing, weighted
+            and ", weighted" or ""), function()
             local x, y = ms.randn(5, 4, f64), { 2, 0, 3, 2, 1 }
             local w = weighted and ms.tensor({ 0.5, 2, 1.5, 0.25 }, f64) or nil
             local o = { reduction = reduction, ignore_index = ignore, label_smoothing = smoothing, weight = w }
@@ -36,10 +38,12 @@ describe("cross_entropy", function()
               sum, total = sum + list[k], total + own
             end
             local got = F.cross_entropy(x, ids(y), o)
-            local expected = reduction == "none" and ms.tensor(list, f64) or ms.tensor(reduction == "sum" and sum or sum / total, f64)
+            local expected = reduction == "none" and ms.tensor(list, f64)
+              or ms.tensor(reduction == "sum" and sum or sum / total, f64)
             ms.testing.assert_close(got, expected, { rtol = 1e-12, atol = 1e-12 })
             ms.testing.assert_close(nn.CrossEntropyLoss(o)(x, ids(y)), expected, { rtol = 1e-12, atol = 1e-12 })
-            assert.is_true(ms.testing.gradcheck(function(t) return F.cross_entropy(t, ids(y), o) end, { x:requires_grad_(true) }))
+            assert.is_true(ms.testing.gradcheck(function(t) return F.cross_entropy(t, ids(y), o) end,
+              { x:requires_grad_(true) }))
           end)
         end
       end
@@ -68,9 +72,11 @@ describe("cross_entropy", function()
     }
     for reduction, want in pairs(expected) do
       more.reduction = reduction
-      ms.testing.assert_close(F.cross_entropy(x, p, { reduction = reduction }), ms.tensor(want[1], f64), { rtol = 1e-12, atol = 1e-12 })
+      ms.testing.assert_close(F.cross_entropy(x, p, { reduction = reduction }), ms.tensor(want[1], f64),
+        { rtol = 1e-12, atol = 1e-12 })
       ms.testing.assert_close(nn.CrossEntropyLoss(more)(x, p), ms.tensor(want[2], f64), { rtol = 1e-12, atol = 1e-12 })
-      assert.is_true(ms.testing.gradcheck(function(t, q) return F.cross_entropy(t, q, more) end, { x:clone():requires_grad_(), p:clone():requires_grad_() }))
+      assert.is_true(ms.testing.gradcheck(function(t, q) return F.cross_entropy(t, q, more) end,
+        { x:clone():requires_grad_(), p:clone():requires_grad_() }))
     end
     assert.near(1.441311296657157, F.cross_entropy(x[1], p[1]):item(), 1e-12)
     assert.near(1.1287524183710222, F.cross_entropy(x:reshape(1, 3, 2), p:reshape(1, 3, 2)):item(), 1e-12)
@@ -87,7 +93,8 @@ describe("cross_entropy", function()
     local x = ms.randn(2, 3)
     assert.truthy(message(F.cross_entropy, x, ids { 0, 3 }):find("id 3 (row 2) is not in 0 .. 2", 1, true))
     assert.truthy(message(F.cross_entropy, x, ids { 0, 1, 2 }):find("cross_entropy", 1, true))
-    assert.truthy(message(F.cross_entropy, x, ids { 0, 1 }, { reduction = "men" }):find("did you mean 'mean'?", 1, true))
+    assert.truthy(message(F.cross_entropy, x, ids { 0, 1 }, { reduction = "men" }):find("did you mean 'mean'?", 1,
+      true))
     assert.truthy(message(F.cross_entropy, x, ids { 0, 1 }, { weight = ms.ones(2) }):find("weight", 1, true))
     assert.truthy(message(F.cross_entropy, x, ids { 0, 1 }, { label_smoothing = 1.5 }):find("label_smoothing", 1, true))
   end)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 local ms = require "moonshard"
 local nn = ms.nn
 
@@ -49,7 +50,8 @@ end)
 
 describe("registration", function()
   it("follows the order of definition, own parameters before children's", function()
-    assert.are.equal("gain norm.weight norm.bias ff.1.weight ff.1.bias ff.3.weight ff.3.bias", names(Block(2):named_parameters()))
+    assert.are.equal("gain norm.weight norm.bias ff.1.weight ff.1.bias ff.3.weight ff.3.bias",
+      names(Block(2):named_parameters()))
     assert.are.equal(" norm ff ff.1 ff.2 ff.3", names(Block(2):named_modules()))
     assert.are.equal("norm ff", names(Block(2):named_children()))
     assert.are.equal("calls", names(Block(2):named_buffers()))
@@ -75,7 +77,8 @@ describe("registration", function()
     local m = nn.Module:extend("M")()
     m.layer = nn.ReLU()
     m.p = param(1)
-    assert.are.equal("M: cannot assign a number (5) to module 'layer': a Module or nil expected", message(function() m.layer = 5 end))
+    assert.are.equal("M: cannot assign a number (5) to module 'layer': a Module or nil expected",
+      message(function() m.layer = 5 end))
     assert.are.equal("M: cannot assign a Tensor to parameter 'p': an nn.Parameter or nil expected",
       message(function() m.p = ms.zeros(1) end))
     assert.is_true(nn.Module.isa(m.layer, nn.ReLU))
@@ -86,7 +89,8 @@ describe("registration", function()
     for _, value in ipairs { nn.ReLU(), param(1), 5 } do
       assert.truthy(message(function() m.parameters = value end):find("'parameters' is a method of Module", 1, true))
     end
-    assert.truthy(message(function() m:register_buffer("train", ms.zeros(1)) end):find("'train' is a method of Module", 1, true))
+    assert.truthy(message(function() m:register_buffer("train", ms.zeros(1)) end):find("'train' is a method of Module",
+      1, true))
   end)
 
   it("sees a module assigned over a plain field", function()
@@ -125,8 +129,10 @@ describe("a module below itself", function()
       ["Sequential: cannot make the module its own child '3'"] = function() net:append(net) end,
       ["Sequential: cannot make the module its own child '1'"] = function() net:insert(1, net) end,
       ["Sequential: cannot make the module its own child '%-?3'"] = function() net[3] = net end,
-      ["Sequential: cannot make ModuleList its child 'list': that module contains this one"] = function() net.list = list end,
-      ["Sequential: cannot make ModuleDict its child '2': that module contains this one"] = function() net[2]:append(dict) end,
+      ["Sequential: cannot make ModuleList its child 'list': that module contains this one"] =
+        function() net.list = list end,
+      ["Sequential: cannot make ModuleDict its child '2': that module contains this one"] =
+        function() net[2]:append(dict) end,
     } do
       local ok, text_of = pcall(fn)
       assert.is_false(ok, text)
@@ -280,9 +286,12 @@ Block(
   end)
 
   it("starts with the class name, for every layer", function()
-    for _, m in ipairs { nn.Linear(1, 1), nn.Embedding(2, 3), nn.LayerNorm(2), nn.RMSNorm(2), nn.Dropout(0.1), nn.Identity(), nn.ReLU(),
-      nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Sigmoid(), nn.Sequential(), nn.ModuleList {}, nn.ModuleDict {}, nn.CrossEntropyLoss(),
-      nn.MSELoss(), nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.Conv2d(1, 1, 1), nn.MultiheadAttention(4, 2), nn.TransformerEncoderLayer(4, 2),
+    for _, m in ipairs { nn.Linear(1, 1), nn.Embedding(2, 3), nn.LayerNorm(2), nn.RMSNorm(2), nn.Dropout(0.1),
+      nn.Identity(), nn.ReLU(),
+      nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Sigmoid(), nn.Sequential(), nn.ModuleList {}, nn.ModuleDict {},
+        nn.CrossEntropyLoss(),
+      nn.MSELoss(), nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.Conv2d(1, 1, 1), nn.MultiheadAttention(4, 2),
+        nn.TransformerEncoderLayer(4, 2),
       nn.TransformerDecoderLayer(4, 2), nn.Transformer { d_model = 4, nhead = 2 } } do
       assert.are.equal(m:class_name() .. "(", tostring(m):sub(1, #m:class_name() + 1))
     end
@@ -293,7 +302,8 @@ describe("names", function()
   it("that do not exist are errors with the nearest one", function()
     assert.truthy(message(function() return nn.Linaer end):find("did you mean 'Linear'?", 1, true))
     assert.truthy(message(function() return nn.F.rleu end):find("did you mean 'relu'?", 1, true))
-    assert.truthy(message(function() return nn.Linear(1, 2, { bais = false }) end):find("did you mean 'bias'?", 1, true))
+    assert.truthy(message(function() return nn.Linear(1, 2, { bais = false }) end):find("did you mean 'bias'?", 1,
+      true))
   end)
 end)
 

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- What nn and optim do with sharded parameters: fills by place, moves by unit, norms over ranks, state of parts.
 local ms = require "moonshard"
 local ranks = require "spec.support.ranks"
@@ -38,7 +39,8 @@ for _, world in ipairs { 1, 2, 3, 4 } do
 
     it("fills shards by every initialisation", function()
       for _, case in ipairs {
-        { nn.init.normal_, 1, 2 }, { nn.init.uniform_, -3, 4 }, { nn.init.trunc_normal_, 0, 1, -1, 1 }, { nn.init.xavier_uniform_ },
+        { nn.init.normal_, 1, 2 }, { nn.init.uniform_, -3, 4 }, { nn.init.trunc_normal_, 0, 1, -1, 1 },
+        { nn.init.xavier_uniform_ },
         { nn.init.kaiming_uniform_, { a = 1 } }, { nn.init.constant_, 5 }, { nn.init.ones_ }, { nn.init.zeros_ },
       } do
         local whole, m = nn.Parameter(ms.empty(7, 3)), shard(make())

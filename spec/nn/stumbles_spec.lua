@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- What a first-time user writes and Lua would let pass: tables of modules that nobody lists, leaves in plain fields,
 --- numbers of tensors in strings.
 local ms = require "moonshard"

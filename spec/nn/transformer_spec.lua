@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 local ms = require "moonshard"
 local nn = ms.nn
 local close = ms.testing.assert_close
@@ -7,7 +8,8 @@ local names = require "spec.support.names"
 local f64 = { dtype = "float64" }
 local tight = { rtol = 1e-10, atol = 1e-10 }
 
--- Attention by its definition, one batch entry and one head at a time. q, k, v: projected [T, N, d]; mask(n, h) -> [T, S] to add.
+-- Attention by its definition, one batch entry and one head at a time. q, k, v: projected [T, N, d]; mask(n, h) -> [T,
+-- S] to add.
 local function by_hand(q, k, v, heads, mask)
   local N, D = q:size(2), q:size(3) / heads
   local outs, weights = {}, {}
@@ -28,7 +30,8 @@ end
 
 local function packed(m, q, k, v)
   local function part(x, i)
-    return nn.F.linear(x, m.in_proj_weight:narrow(1, (i - 1) * m.d + 1, m.d), m.in_proj_bias and m.in_proj_bias:narrow(1, (i - 1) * m.d + 1, m.d))
+    return nn.F.linear(x, m.in_proj_weight:narrow(1, (i - 1) * m.d + 1, m.d), m.in_proj_bias
+      and m.in_proj_bias:narrow(1, (i - 1) * m.d + 1, m.d))
   end
   return part(q, 1), part(k, 2), part(v, 3)
 end
@@ -110,7 +113,8 @@ describe("MultiheadAttention", function()
       -- By batch entry and head: [N * heads, T, S].
       local each = ms.randn(6, 5, 7, f64)
       o.attn_mask = each
-      close((m(q, k, v, o)), m.out_proj((by_hand(pq, pk, pv, 2, function(n, h) return each[(n - 1) * 2 + h] end))), tight)
+      close((m(q, k, v, o)), m.out_proj((by_hand(pq, pk, pv, 2, function(n, h) return each[(n - 1) * 2 + h] end))),
+        tight)
       -- Keys that are padding, beside a mask.
       local padding = ms.zeros(3, 7, { dtype = "bool" })
       padding[2]:narrow(1, 5, 3):fill_(true)
@@ -133,17 +137,20 @@ describe("MultiheadAttention", function()
 
   it("takes keys and values of other sizes", function()
     local m = make { kdim = 6, vdim = 10 }
-    assert.are.equal("q_proj_weight k_proj_weight v_proj_weight in_proj_bias out_proj.weight out_proj.bias", names(m:named_parameters()))
+    assert.are.equal("q_proj_weight k_proj_weight v_proj_weight in_proj_bias out_proj.weight out_proj.bias",
+      names(m:named_parameters()))
     local q, k, v = ms.randn(5, 3, 8, f64), ms.randn(7, 3, 6, f64), ms.randn(7, 3, 10, f64)
     local b = m.in_proj_bias
     local linear = nn.F.linear
-    close((m(q, k, v)), m.out_proj((by_hand(linear(q, m.q_proj_weight, b:narrow(1, 1, 8)), linear(k, m.k_proj_weight, b:narrow(1, 9, 8)),
+    close((m(q, k, v)), m.out_proj((by_hand(linear(q, m.q_proj_weight, b:narrow(1, 1, 8)),
+      linear(k, m.k_proj_weight, b:narrow(1, 9, 8)),
       linear(v, m.v_proj_weight, b:narrow(1, 17, 8)), 2))), tight)
   end)
 
   it("adds a learned key and value, or zeros, at the end", function()
     local m = make { add_bias_kv = true, add_zero_attn = true }
-    assert.are.equal("in_proj_weight in_proj_bias bias_k bias_v out_proj.weight out_proj.bias", names(m:named_parameters()))
+    assert.are.equal("in_proj_weight in_proj_bias bias_k bias_v out_proj.weight out_proj.bias",
+      names(m:named_parameters()))
     local q, k, v = inputs()
     local pq, pk, pv = packed(m, q, k, v)
     local zeros = ms.zeros(1, 3, 8, f64)
@@ -170,7 +177,8 @@ describe("MultiheadAttention", function()
     assert.is_true(most <= 1 / math.sqrt(32) and most > 0.95 / math.sqrt(32))
     assert.are.equal(0, m.in_proj_bias:detach():norm():item())
     assert.are.equal(0, m.out_proj.bias:detach():norm():item())
-    assert.are.equal("in_proj_weight out_proj.weight", names(nn.MultiheadAttention(8, 2, { bias = false }):named_parameters()))
+    assert.are.equal("in_proj_weight out_proj.weight",
+      names(nn.MultiheadAttention(8, 2, { bias = false }):named_parameters()))
   end)
 
   it("drops weights while training only", function()
@@ -200,15 +208,20 @@ describe("MultiheadAttention", function()
   end)
 
   it("says what does not fit", function()
-    assert.are.equal("embed_dim must be divisible by num_heads, got embed_dim=8 and num_heads=3 instead", message(nn.MultiheadAttention, 8, 3))
-    assert.are.equal("embed_dim and num_heads must be greater than 0, got embed_dim=8 and num_heads=0 instead", message(nn.MultiheadAttention, 8, 0))
+    assert.are.equal("embed_dim must be divisible by num_heads, got embed_dim=8 and num_heads=3 instead",
+      message(nn.MultiheadAttention, 8, 3))
+    assert.are.equal("embed_dim and num_heads must be greater than 0, got embed_dim=8 and num_heads=0 instead",
+      message(nn.MultiheadAttention, 8, 0))
     local m = nn.MultiheadAttention(8, 2)
     local x = ms.zeros(5, 3, 8)
     assert.are.equal("was expecting embedding dimension of 8, but got 4", message(m, ms.zeros(5, 3, 4), x, x))
     assert.are.equal("key shape [7, 3, 8] does not match value shape [5, 3, 8]", message(m, x, ms.zeros(7, 3, 8), x))
-    assert.are.equal("The shape of the 2D attn_mask is [4, 5], but should be [5, 5].", message(m, x, x, x, { attn_mask = ms.zeros(4, 5) }))
-    assert.are.equal("The shape of the 3D attn_mask is [3, 5, 5], but should be [6, 5, 5].", message(m, x, x, x, { attn_mask = ms.zeros(3, 5, 5) }))
-    assert.are.equal("expecting key_padding_mask shape of [3, 5], but got [5, 3]", message(m, x, x, x, { key_padding_mask = ms.zeros(5, 3) }))
+    assert.are.equal("The shape of the 2D attn_mask is [4, 5], but should be [5, 5].",
+      message(m, x, x, x, { attn_mask = ms.zeros(4, 5) }))
+    assert.are.equal("The shape of the 3D attn_mask is [3, 5, 5], but should be [6, 5, 5].",
+      message(m, x, x, x, { attn_mask = ms.zeros(3, 5, 5) }))
+    assert.are.equal("expecting key_padding_mask shape of [3, 5], but got [5, 3]",
+      message(m, x, x, x, { key_padding_mask = ms.zeros(5, 3) }))
     assert.are.equal("only bool and floating types of attn_mask are supported, got int64",
       message(m, x, x, x, { attn_mask = ms.zeros(5, 5, { dtype = "int64" }) }))
     assert.truthy(message(m, x, x, x, { attn_maks = x }):find("did you mean 'attn_mask'?", 1, true))
@@ -219,7 +232,8 @@ end)
 describe("Transformer", function()
   before_each(function() ms.manual_seed(12) end)
 
-  local small = { d_model = 8, nhead = 2, num_encoder_layers = 2, num_decoder_layers = 1, dim_feedforward = 12, dtype = "float64" }
+  local small = { d_model = 8, nhead = 2, num_encoder_layers = 2, num_decoder_layers = 1, dim_feedforward = 12,
+    dtype = "float64" }
   local function make(more)
     local o = {}
     for k, v in ms.sorted_pairs(small) do o[k] = v end
@@ -236,7 +250,8 @@ describe("Transformer", function()
       names(m.decoder.layers[1]:named_parameters()))
     assert.are.equal("encoder decoder", names(m:named_children()))
     assert.are.equal("layers norm", names(m.decoder:named_children()))
-    assert.are.equal("self_attn linear1 dropout linear2 norm1 norm2 dropout1 dropout2", names(m.encoder.layers[1]:named_children()))
+    assert.are.equal("self_attn linear1 dropout linear2 norm1 norm2 dropout1 dropout2",
+      names(m.encoder.layers[1]:named_children()))
     assert.truthy(m:get_parameter "encoder.layers.1.self_attn.in_proj_weight")
   end)
 
@@ -276,7 +291,8 @@ describe("Transformer", function()
 
   for _, norm_first in ipairs { false, true } do
     for _, activation in ipairs { "relu", "gelu" } do
-      it(("encodes and decodes by the definition: norm %s, %s"):format(norm_first and "first" or "last", activation), function()
+      it(("encodes and decodes by the definition: norm %s, %s"):format(norm_first and "first" or "last", activation),
+        function()
         local m = random_biases(make { norm_first = norm_first, activation = activation }):eval()
         local src, tgt = ms.randn(6, 3, 8, f64), ms.randn(4, 3, 8, f64)
         local causal = nn.Transformer.generate_square_subsequent_mask(4, f64)
@@ -357,9 +373,12 @@ describe("Transformer", function()
 
   it("says what does not fit", function()
     local m = make()
-    assert.are.equal("the batch number of src and tgt must be equal", message(m, ms.zeros(6, 3, 8, f64), ms.zeros(4, 2, 8, f64)))
-    assert.are.equal("the feature number of src and tgt must be equal to d_model", message(m, ms.zeros(6, 3, 7, f64), ms.zeros(4, 3, 8, f64)))
-    assert.truthy(message(nn.Transformer, { activation = "swish" }):find("activation should be relu/gelu, not 'swish'", 1, true))
+    assert.are.equal("the batch number of src and tgt must be equal",
+      message(m, ms.zeros(6, 3, 8, f64), ms.zeros(4, 2, 8, f64)))
+    assert.are.equal("the feature number of src and tgt must be equal to d_model",
+      message(m, ms.zeros(6, 3, 7, f64), ms.zeros(4, 3, 8, f64)))
+    assert.truthy(message(nn.Transformer, { activation = "swish" }):find("activation should be relu/gelu, not 'swish'",
+      1, true))
     assert.truthy(message(nn.Transformer, { d_modle = 8 }):find("did you mean 'd_model'?", 1, true))
     assert.truthy(message(nn.TransformerEncoder, 3, 2):find("the layer is a number", 1, true))
   end)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
 local lr_scheduler = optim.lr_scheduler
@@ -19,7 +20,8 @@ describe("lr_scheduler", function()
     assert.are.same({ 0.5, 1, 1.5, 2, 2, 2 }, rates(lr_scheduler.linear_warmup, 6, { steps = 4 }))
     assert.are.same({ 0, 1, 2, 2 }, rates(lr_scheduler.linear_warmup, 4, { steps = 2, start_factor = 0 }))
     assert.are.same({ 2, 1.707107, 1, 0.292893, 0, 0 }, rates(lr_scheduler.cosine, 6, { steps = 4 }))
-    assert.are.same({ 1, 2, 2, 1.1, 0.2, 0.2 }, rates(lr_scheduler.cosine, 6, { steps = 4, warmup = 2, min_factor = 0.1 }))
+    assert.are.same({ 1, 2, 2, 1.1, 0.2, 0.2 }, rates(lr_scheduler.cosine, 6,
+      { steps = 4, warmup = 2, min_factor = 0.1 }))
     assert.are.same({ 2, 1.5, 1, 0.5, 0, 0 }, rates(lr_scheduler.linear, 6, { steps = 4 }))
     assert.are.same({ 0, 0 }, rates(lr_scheduler.linear, 2, { steps = 0 }))
     assert.are.same({ 0, 0 }, rates(lr_scheduler.cosine, 2, { steps = 0 }))
@@ -29,7 +31,8 @@ describe("lr_scheduler", function()
 
   it("keeps the ratio of groups, and goes on from its state", function()
     local function new()
-      local opt = optim.SGD({ { params = { nn.Parameter(ms.zeros(1)) }, lr = 1 }, { params = { nn.Parameter(ms.zeros(1)) }, lr = 3 } })
+      local opt = optim.SGD({ { params = { nn.Parameter(ms.zeros(1)) }, lr = 1 },
+        { params = { nn.Parameter(ms.zeros(1)) }, lr = 3 } })
       return opt, lr_scheduler.linear(opt, { steps = 10 })
     end
     local opt, schedule = new()
@@ -48,7 +51,8 @@ describe("lr_scheduler", function()
     for _, case in ipairs {
       { "linear", { steps = -1 }, "option 'steps' is a number (-1), expected a whole number from 0" },
       { "linear_warmup", { steps = 2.5 }, "option 'steps'" }, { "linear_warmup", {}, "option 'steps' is missing" },
-      { "cosine", { steps = 4, warmup = -1 }, "option 'warmup'" }, { "cosine", { steps = 4, warmup = 5 }, "longer than all 4 steps" },
+      { "cosine", { steps = 4, warmup = -1 }, "option 'warmup'" },
+      { "cosine", { steps = 4, warmup = 5 }, "longer than all 4 steps" },
       { "constant", { steps = "3" }, "option 'steps'" },
     } do
       local ok, e = pcall(lr_scheduler[case[1]], opt, case[2])
@@ -64,9 +68,12 @@ describe("lr_scheduler", function()
     local schedule = lr_scheduler.linear(opt, { steps = 4 })
     schedule:step()
     for _, case in ipairs {
-      { {}, "a table with step and base_lrs expected" }, { { step = -5, base_lrs = { 1 } }, "step is a number (-5), expected a whole number from 0" },
-      { { step = 0 / 0, base_lrs = { 1 } }, "expected a whole number from 0" }, { { step = 2, base_lrs = {} }, "0 base_lrs, the optimizer has 1 groups" },
-      { { step = 2, base_lrs = { 1, 2 } }, "2 base_lrs, the optimizer has 1 groups" }, { { step = 2, base_lrs = { "a" } }, "base_lrs[1] is a string ('a')" },
+      { {}, "a table with step and base_lrs expected" },
+      { { step = -5, base_lrs = { 1 } }, "step is a number (-5), expected a whole number from 0" },
+      { { step = 0 / 0, base_lrs = { 1 } }, "expected a whole number from 0" },
+      { { step = 2, base_lrs = {} }, "0 base_lrs, the optimizer has 1 groups" },
+      { { step = 2, base_lrs = { 1, 2 } }, "2 base_lrs, the optimizer has 1 groups" },
+      { { step = 2, base_lrs = { "a" } }, "base_lrs[1] is a string ('a')" },
     } do
       ok, e = pcall(schedule.load_state_dict, schedule, case[1])
       assert.is_false(ok)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 local collected = require "spec.support.collected"
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
@@ -15,17 +16,20 @@ end
 describe("an optimizer", function()
   it("names options it does not know, values that cannot be, and what is no list", function()
     local p = leaf { 1 }
-    assert.truthy(message(optim.AdamW, { p }, { learning_rate = 1 }):find("AdamW: unknown option 'learning_rate'", 1, true))
+    assert.truthy(message(optim.AdamW, { p }, { learning_rate = 1 }):find("AdamW: unknown option 'learning_rate'", 1,
+      true))
     assert.truthy(message(optim.SGD, { { params = { p }, momentun = 1 } }):find("did you mean 'momentum'?", 1, true))
     assert.truthy(message(optim.SGD, { p }, { lr = -1 }):find("lr is a number (-1), expected a number from 0", 1, true))
     assert.truthy(message(optim.Adam, { p }, { betas = { 0.9, 1 } }):find("betas[2]", 1, true))
-    assert.truthy(message(optim.SGD, { p }, { nesterov = true }):find("Nesterov momentum requires a momentum and zero dampening", 1, true))
+    assert.truthy(message(optim.SGD, { p }, { nesterov = true }):find(
+      "Nesterov momentum requires a momentum and zero dampening", 1, true))
     assert.truthy(message(optim.SGD, p):find("expected a list of leaves or groups", 1, true))
     assert.truthy(message(optim.SGD, {}):find("the list of parameters is empty", 1, true))
     assert.truthy(message(optim.SGD, { p, p }):find("parameter 2 is in the list twice", 1, true))
     assert.truthy(message(optim.SGD, { p * 2 }):find("parameter 1 is the result of an operation", 1, true))
     local opt = optim.SGD({ p }, { lr = 1 })
-    assert.matches("SGD: add_param_group: argument 1 is nil, expected a group {params = {…}}", message(opt.add_param_group, opt), 1, true)
+    assert.matches("SGD: add_param_group: argument 1 is nil, expected a group {params = {…}}",
+      message(opt.add_param_group, opt), 1, true)
     assert.truthy(message(function() return optim.AdamX end):find("did you mean 'Adam", 1, true))
   end)
 
@@ -93,8 +97,10 @@ describe("an optimizer", function()
 
   it("checks every option of every group", function()
     for _, case in ipairs {
-      { "SGD", { dampening = "x" }, "dampening" }, { "SGD", { nesterov = true }, "Nesterov momentum requires a momentum and zero dampening" },
-      { "Adam", { amsgrad = 1 }, "amsgrad" }, { "AdamW", { betas = 0.9 }, "betas" }, { "AdamW", { betas = { 0.9, 1 } }, "betas[2] is a number (1)" },
+      { "SGD", { dampening = "x" }, "dampening" }, { "SGD", { nesterov = true },
+      "Nesterov momentum requires a momentum and zero dampening" },
+      { "Adam", { amsgrad = 1 }, "amsgrad" }, { "AdamW", { betas = 0.9 }, "betas" },
+      { "AdamW", { betas = { 0.9, 1 } }, "betas[2] is a number (1)" },
       { "Adam", { eps = -1 }, "eps" }, { "SGD", { lr = -1 }, "lr" },
     } do
       for _, in_group in ipairs { false, true } do
@@ -207,8 +213,10 @@ describe("an optimizer", function()
     local a, b = optim.Adam { p }, optim.Adam { q }
     set_grad(p, { 1, 1 })
     a:step()
-    assert.truthy(message(b.load_state_dict, b, a:state_dict()):find("exp_avg of parameter 1 has shape [2], the parameter [3] here", 1, true))
-    assert.truthy(message(optim.Adam { p, q }.load_state_dict, optim.Adam { leaf { 1 }, leaf { 2 } }, a:state_dict()):find("1 parameters", 1, true))
+    assert.truthy(message(b.load_state_dict, b, a:state_dict()):find(
+      "exp_avg of parameter 1 has shape [2], the parameter [3] here", 1, true))
+    assert.truthy(message(optim.Adam { p, q }.load_state_dict, optim.Adam { leaf { 1 }, leaf { 2 } },
+      a:state_dict()):find("1 parameters", 1, true))
     assert.is_nil(b:state_of(q))
   end)
 
@@ -218,19 +226,22 @@ describe("an optimizer", function()
     set_grad(p, { 1, 1 })
     sgd:step()
     local said = message(adam.load_state_dict, adam, sgd:state_dict())
-    assert.truthy(said:find("Adam: load_state_dict: parameter 1 has no exp_avg in the state; is it of another optimizer?", 1, true), said)
+    assert.truthy(said:find(
+      "Adam: load_state_dict: parameter 1 has no exp_avg in the state; is it of another optimizer?", 1, true), said)
     set_grad(p, { 1, 1 })
     local other = optim.AdamW { p }
     other:step()
     said = message(sgd.load_state_dict, sgd, other:state_dict())
-    assert.truthy(said:find("SGD: load_state_dict: parameter 1 has 'exp_avg' in the state, which SGD does not keep", 1, true), said)
+    assert.truthy(said:find("SGD: load_state_dict: parameter 1 has 'exp_avg' in the state, which SGD does not keep", 1,
+      true), said)
     for _, case in ipairs {
       { function(sd) sd.param_groups[1] = 5 end, "group 1 is a number (5), expected a group" },
       { function(sd) sd.param_groups[1].params = nil end, "group 1 is a table, expected a group" },
       { function(sd) sd.param_groups[1].betas = {} end, "betas[1] is nil, expected a number from 0 to below 1" },
       { function(sd) sd.param_groups[1].lr = "a" end, "lr is a string ('a'), expected a number" },
       { function(sd) sd.state[1] = 5 end, "state of parameter 1 is a number (5), expected a table" },
-      { function(sd) sd.state[1] = { step = -1 } end, "step of parameter 1 is a number (-1), expected a number from 0" },
+      { function(sd) sd.state[1] = { step = -1 } end,
+      "step of parameter 1 is a number (-1), expected a number from 0" },
     } do
       local sd = adam:state_dict()
       case[1](sd)
@@ -247,7 +258,8 @@ describe("an optimizer", function()
     set_grad(p, { 1, 1 })
     for _, case in ipairs {
       { "lr", 0 / 0, "nan), expected a number" }, { "eps", "a", "eps is a string ('a'), expected a number" },
-      { "betas", { 0.9, 2 }, "betas[2] is a number (2), expected a number from 0 to below 1" }, { "betas", {}, "betas[1] is nil" },
+      { "betas", { 0.9, 2 }, "betas[2] is a number (2), expected a number from 0 to below 1" },
+      { "betas", {}, "betas[1] is nil" },
     } do
       local before = group[case[1]]
       group[case[1]] = case[2]
@@ -293,7 +305,8 @@ describe("an optimizer", function()
   end)
 
   it("prints", function()
-    assert.are.equal("SGD(1 groups, 2 parameters, lr 0.5)", tostring(optim.SGD({ leaf { 1 }, leaf { 2 } }, { lr = 0.5 })))
+    assert.are.equal("SGD(1 groups, 2 parameters, lr 0.5)",
+      tostring(optim.SGD({ leaf { 1 }, leaf { 2 } }, { lr = 0.5 })))
   end)
 end)
 
@@ -311,7 +324,8 @@ describe("clip_grad_norm_", function()
 
   it("is 0 without gradients, and refuses an order that is none", function()
     assert.are.equal(0, nn.utils.clip_grad_norm_({ leaf { 1 } }, 1):item())
-    assert.truthy(message(nn.utils.clip_grad_norm_, { leaf { 1 } }, 1, { norm_type = 0 }):find("norm_type 0 is not positive", 1, true))
+    assert.truthy(message(nn.utils.clip_grad_norm_, { leaf { 1 } }, 1,
+      { norm_type = 0 }):find("norm_type 0 is not positive", 1, true))
   end)
 
   it("passes NaN on", function()

@@ -1,4 +1,6 @@
---- ZeroRedundancyOptimizer: the numbers of the optimizer inside, bit for bit, with the state of each parameter on one rank only.
+-- SPDX-License-Identifier: MIT
+--- ZeroRedundancyOptimizer: the numbers of the optimizer inside, bit for bit, with the state of each parameter on one
+--- rank only.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 
@@ -52,7 +54,8 @@ local function same_state(expected, got)
 end
 
 local KINDS = {
-  { "SGD", { lr = 0.1, momentum = 0.9, nesterov = true } }, { "Adam", { lr = 0.01, amsgrad = true, weight_decay = 0.1 } }, { "AdamW", { lr = 0.02 } },
+  { "SGD", { lr = 0.1, momentum = 0.9, nesterov = true } },
+  { "Adam", { lr = 0.01, amsgrad = true, weight_decay = 0.1 } }, { "AdamW", { lr = 0.02 } },
 }
 
 local function zero_of(model, kind, more)
@@ -81,10 +84,12 @@ for world = 1, 4 do
     for _, kind in ipairs(KINDS) do
       for _, view in ipairs { false, true } do
         for _, mixed in ipairs { false, true } do
-          it(("trains as %s does%s%s"):format(kind[1], view and ", parameters in blocks" or "", mixed and ", two dtypes" or ""), function(rank)
+          it(("trains as %s does%s%s"):format(kind[1], view and ", parameters in blocks" or "", mixed
+            and ", two dtypes" or ""), function(rank)
             local _, _, _, optim = load()
             local plain, m = make(mixed), make(mixed)
-            local a, b = optim[kind[1]](plain:parameters(), kind[2]), zero_of(m, kind, { parameters_as_bucket_view = view })
+            local a, b = optim[kind[1]](plain:parameters(), kind[2]),
+              zero_of(m, kind, { parameters_as_bucket_view = view })
             local before = m[1].weight
             train(plain, a, m, b, rank, 1, 4)
             assert.equal(before, m[1].weight)
@@ -93,7 +98,8 @@ for world = 1, 4 do
       end
     end
 
-    it("gives whole parameters to ranks, the largest first to who has least, and keeps state for the own ones only", function(rank)
+    it("gives whole parameters to ranks, the largest first to who has least, and keeps state for the own ones only",
+      function(rank)
       local m = make()
       local zero = zero_of(m, KINDS[3])
       -- 35, 15, 14, 7, 5, 2 elements.
@@ -117,7 +123,8 @@ for world = 1, 4 do
       local ms, _, _, optim = load()
       local function one() return ms.nn.Parameter(ms.full({ 3 }, 2.0)) end
       local p, q = one(), one()
-      local plain, zero = optim.Adam({ p }, { lr = 0.1 }), optim.ZeroRedundancyOptimizer({ q }, { optimizer_class = optim.Adam, lr = 0.1 })
+      local plain, zero = optim.Adam({ p }, { lr = 0.1 }),
+        optim.ZeroRedundancyOptimizer({ q }, { optimizer_class = optim.Adam, lr = 0.1 })
       for _ = 1, 3 do
         p.grad, q.grad = ms.ones(3), ms.ones(3)
         plain:step()
@@ -131,8 +138,11 @@ for world = 1, 4 do
     it("follows groups, their options, schedules and scalers", function(rank)
       local ms, _, _, optim = load()
       local plain, m = make(), make()
-      local function groups(model) return { { params = model[1]:parameters(), lr = 0.5 }, { params = model[3]:parameters(), weight_decay = 0.1 } } end
-      local a, b = optim.SGD(groups(plain), { lr = 0.1, momentum = 0.9 }), zero_of(groups(m), { "SGD", { lr = 0.1, momentum = 0.9 } })
+      local function groups(model)
+        return { { params = model[1]:parameters(), lr = 0.5 }, { params = model[3]:parameters(), weight_decay = 0.1 } }
+      end
+      local a, b = optim.SGD(groups(plain), { lr = 0.1, momentum = 0.9 }),
+        zero_of(groups(m), { "SGD", { lr = 0.1, momentum = 0.9 } })
       local function schedule(o) return optim.lr_scheduler.lambda(o, function(step) return 1 / (step + 1) end) end
       local c, d = schedule(a), schedule(b)
       train(plain, a, m, b, rank, 1, 2)
@@ -157,11 +167,13 @@ for world = 1, 4 do
     end)
 
     for _, view in ipairs { false, true } do
-      it("saves and loads state that is the plain optimizer's" .. (view and ", parameters in blocks" or ""), function(rank)
+      it("saves and loads state that is the plain optimizer's" .. (view and ", parameters in blocks" or ""),
+        function(rank)
         local _, _, _, optim = load()
         for _, kind in ipairs(KINDS) do
           local plain, m = make(), make()
-          local a, b = optim[kind[1]](plain:parameters(), kind[2]), zero_of(m, kind, { parameters_as_bucket_view = view })
+          local a, b = optim[kind[1]](plain:parameters(), kind[2]),
+            zero_of(m, kind, { parameters_as_bucket_view = view })
           train(plain, a, m, b, rank, 1, 2)
           for to = 0, world - 1 do
             b:consolidate_state_dict(to == 0 and { to = to } or to)
@@ -205,7 +217,8 @@ for world = 1, 4 do
     it("refuses parameters that differ over ranks", function(rank)
       if world == 1 then return end
       local ms, nn, _, optim = load()
-      local text = message(optim.ZeroRedundancyOptimizer, { nn.Parameter(ms.ones(rank == 1 and 3 or 2)) }, { optimizer_class = optim.SGD })
+      local text = message(optim.ZeroRedundancyOptimizer, { nn.Parameter(ms.ones(rank == 1 and 3 or 2)) },
+        { optimizer_class = optim.SGD })
       assert.equal("ZeroRedundancyOptimizer: ranks have different parameters: number 1 is 1: [3] float32 on rank 1 and 1: [2] float32 on rank 0", text)
     end)
 
@@ -254,7 +267,8 @@ ranks.describe(3, "ZeroRedundancyOptimizer of some ranks #mpi", function()
     end
     b:consolidate_state_dict(2)
     if rank == 2 then same_state(a:state_dict(), b:state_dict()) end
-    assert.equal("consolidate_state_dict: argument 1, a rank, is a number (1), expected one of 0, 2", message(b.consolidate_state_dict, b, 1))
+    assert.equal("consolidate_state_dict: argument 1, a rank, is a number (1), expected one of 0, 2",
+      message(b.consolidate_state_dict, b, 1))
   end)
 end)
 
@@ -267,21 +281,28 @@ describe("ZeroRedundancyOptimizer", function()
     assert.equal("ZeroRedundancyOptimizer: option 'optimizer_class' is nil, expected an optimizer's class, such as optim.AdamW", try(m:parameters()))
     assert.equal("ZeroRedundancyOptimizer: option 'optimizer_class' is class Linear, expected an optimizer's class, such as optim.AdamW",
       try(m:parameters(), { optimizer_class = nn.Linear }))
-    assert.matches("option 'optimizer_class' is a SGD", try(m:parameters(), { optimizer_class = optim.SGD(m:parameters()) }), 1, true)
+    assert.matches("option 'optimizer_class' is a SGD",
+      try(m:parameters(), { optimizer_class = optim.SGD(m:parameters()) }), 1, true)
     assert.equal("ZeroRedundancyOptimizer got an empty parameter list", try({}, SGD))
     assert.matches("SGD: argument 1 is a number (3), expected a list of leaves or groups", try(3, SGD), 1, true)
-    assert.matches("SGD: unknown option 'betas'", try(m:parameters(), { optimizer_class = optim.SGD, betas = { 0, 0 } }), 1, true)
-    assert.matches("option 'process_group' is a number (1), expected a group", try(m:parameters(), { optimizer_class = optim.SGD, process_group = 1 }), 1, true)
-    assert.matches("ZeroRedundancyOptimizer: options are a number (1), expected a table", try(m:parameters(), 1), 1, true)
+    assert.matches("SGD: unknown option 'betas'", try(m:parameters(),
+      { optimizer_class = optim.SGD, betas = { 0, 0 } }), 1, true)
+    assert.matches("option 'process_group' is a number (1), expected a group",
+      try(m:parameters(), { optimizer_class = optim.SGD, process_group = 1 }), 1, true)
+    assert.matches("ZeroRedundancyOptimizer: options are a number (1), expected a table", try(m:parameters(), 1), 1,
+      true)
     local sharded = nn.Linear(2, 2)
     ms.fsdp.fully_shard(sharded)
-    assert.equal("ZeroRedundancyOptimizer: parameter 1 of group 1 is sharded already, and its state with it", try(sharded:parameters(), SGD))
+    assert.equal("ZeroRedundancyOptimizer: parameter 1 of group 1 is sharded already, and its state with it",
+      try(sharded:parameters(), SGD))
     local zero = optim.ZeroRedundancyOptimizer(m:parameters(), SGD)
     assert.matches("is in the list twice", message(zero.add_param_group, zero, { params = { m[1].weight } }), 1, true)
-    assert.matches("is sharded already", message(zero.add_param_group, zero, { params = sharded:parameters() }), 1, true)
+    assert.matches("is sharded already", message(zero.add_param_group, zero, { params = sharded:parameters() }), 1,
+      true)
     assert.equal(1, #zero.param_groups)
     assert.matches("closure is a number (1), expected a function", message(zero.step, zero, 1), 1, true)
-    assert.matches("2 groups in the state, 1 in the optimizer", message(zero.load_state_dict, zero, { state = {}, param_groups = { {}, {} } }), 1, true)
+    assert.matches("2 groups in the state, 1 in the optimizer",
+      message(zero.load_state_dict, zero, { state = {}, param_groups = { {}, {} } }), 1, true)
     assert.matches("a table with state and param_groups expected", message(zero.load_state_dict, zero, 1), 1, true)
   end)
 end)

@@ -1,5 +1,6 @@
---- The reference suite test_fsdp_comm_hooks: each test with its whole grid, at 2, 3 and 4 ranks, on the CPU and on a GPU (the emulated
---- one where there is no other).
+-- SPDX-License-Identifier: MIT
+--- The reference suite test_fsdp_comm_hooks: each test with its whole grid, at 2, 3 and 4 ranks, on the CPU and on a
+--- GPU (the emulated one where there is no other).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
@@ -27,7 +28,8 @@ local function init_model(device, has_wrapping, strategy, mixed_precision)
   local _, _, fsdp, _, quietly = load()
   return quietly(function()
     local core = make_net(device, has_wrapping, strategy, mixed_precision)
-    return fsdp.FSDP(core, { sharding_strategy = strategy, mixed_precision = mixed_precision, device_id = device }):to(device)
+    return fsdp.FSDP(core, { sharding_strategy = strategy, mixed_precision = mixed_precision,
+      device_id = device }):to(device)
   end)
 end
 
@@ -77,12 +79,14 @@ for _, device in ipairs { "cpu", "cuda:0" } do
             loss:backward()
             local grad = model.params[1].grad
             assert.equal(device, grad.device)
-            assert.equal(expected, grad[1]:item(), ("Expected hook grad of %g but got %g"):format(expected, grad[1]:item()))
+            assert.equal(expected, grad[1]:item(), ("Expected hook grad of %g but got %g"):format(expected,
+              grad[1]:item()))
           end
         end)
 
         for _, has_wrapping in ipairs { true, false } do
-          it(("test_default_communication_hook_initialization, %s, has_wrapping = %s"):format(strategy, tostring(has_wrapping)), function()
+          it(("test_default_communication_hook_initialization, %s, has_wrapping = %s"):format(strategy,
+            tostring(has_wrapping)), function()
             local _, _, fsdp = load()
             local model = init_model(device, has_wrapping, strategy)
             local modules = fsdp.fsdp_modules(model)
@@ -101,7 +105,8 @@ for _, device in ipairs { "cpu", "cuda:0" } do
         it("test_registering_hook_non_root, " .. strategy, function()
           local model = init_model(device, true, strategy)
           local submodules = non_roots(model)
-          raises("register_comm_hook can only be called on a root instance.", submodules[2].register_comm_hook, submodules[2],
+          raises("register_comm_hook can only be called on a root instance.", submodules[2].register_comm_hook,
+            submodules[2],
             { noise = 1234 }, dummy_hook(strategy))
         end)
 
@@ -109,7 +114,8 @@ for _, device in ipairs { "cpu", "cuda:0" } do
           local model = init_model(device, true, strategy)
           local submodules = non_roots(model)
           submodules[2].comm_hook = dummy_hook(strategy)
-          raises("A communication hook is already registered", model.register_comm_hook, model, { noise = 1234 }, dummy_hook(strategy))
+          raises("A communication hook is already registered", model.register_comm_hook, model, { noise = 1234 },
+            dummy_hook(strategy))
           assert.is_nil(model.comm_hook)              -- everything is checked before anything is assigned
         end)
 
@@ -151,8 +157,10 @@ for _, device in ipairs { "cpu", "cuda:0" } do
         it("test_registering_hook_hybrid_strategy, " .. strategy, function()
           local _, nn, fsdp = load()
           local policy = fsdp.wrap.module_wrap_policy { nn.Linear }
-          local model = fsdp.FSDP(make_net(device, false):to(device), { auto_wrap_policy = policy, sharding_strategy = strategy })
-          raises("Communication hook is not supported for hybrid strategies: " .. strategy, model.register_comm_hook, model, { noise = 1234 },
+          local model = fsdp.FSDP(make_net(device, false):to(device),
+            { auto_wrap_policy = policy, sharding_strategy = strategy })
+          raises("Communication hook is not supported for hybrid strategies: " .. strategy, model.register_comm_hook,
+            model, { noise = 1234 },
             dummy_hook_for_sharded)
         end)
       end

@@ -1,5 +1,7 @@
---- The reference suite test_fsdp_exec_order at 2, 3 and 4 ranks, on the CPU and on a GPU (the emulated one where there is no other),
---- and what goes beyond it: an order that ends early, counts of collectives, and the same without debug level "detail".
+-- SPDX-License-Identifier: MIT
+--- The reference suite test_fsdp_exec_order at 2, 3 and 4 ranks, on the CPU and on a GPU (the emulated one where there
+--- is no other), and what goes beyond it: an order that ends early, counts of collectives, and the same without debug
+--- level "detail".
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -63,7 +65,8 @@ for _, device in ipairs { "cpu", "cuda:0" } do
         end)
 
         for _, iterations in ipairs { 1, 3 } do
-          it(("test_invalid_later_iter_order, %s, iters_before_path_change = %d"):format(strategy, iterations), function(rank)
+          it(("test_invalid_later_iter_order, %s, iters_before_path_change = %d"):format(strategy, iterations),
+            function(rank)
             local ms, _, _, dist = load()
             dist.set_debug_level "detail"
             local model = wrap(strategy, device)
@@ -119,7 +122,8 @@ for _, device in ipairs { "cpu", "cuda:0" } do
             for _ = 1, 2 do iteration(model, device) end
           end)
           assert.same({ ("Forward order differs from that of the first iteration on rank %d. Collectives are unchecked and may give incorrect "
-            .. "results or hang.\nExpected to all-gather for 2 units but the forward ended after 1"):format(rank) }, warnings)
+            .. "results or hang.\nExpected to all-gather for 2 units but the forward ended after 1"):format(rank) },
+            warnings)
         end)
 
         it("counts two more all-gathers a unit in the first iteration, and none later, " .. strategy, function()
@@ -133,7 +137,8 @@ for _, device in ipairs { "cpu", "cuda:0" } do
             end
             return n
           end
-          local whole = strategy == "full_shard" and 3 or 2         -- the units, and in backward the one that was resharded
+          -- the units, and in backward the one that was resharded
+          local whole = strategy == "full_shard" and 3 or 2
           assert.equal(3 * 2, gathers(function() model(model.module:get_input(device)) end))
           -- No backward yet: the first iteration still, and what stayed whole for one is gathered already.
           assert.equal((strategy == "full_shard" and 2 or 0) + 2 * 2, gathers(iteration, model, device))

@@ -1,5 +1,6 @@
---- The reference suite test_fully_shard_extensions: each test with its whole grid, at 2, 3 and 4 ranks, on the CPU and on a GPU (the
---- emulated one where there is no other).
+-- SPDX-License-Identifier: MIT
+--- The reference suite test_fully_shard_extensions: each test with its whole grid, at 2, 3 and 4 ranks, on the CPU and
+--- on a GPU (the emulated one where there is no other).
 local ranks = require "spec.support.ranks"
 
 local function load()
@@ -9,7 +10,8 @@ end
 
 local function strip(message) return (tostring(message):gsub("^[^\n]-:%d+: ", "")) end
 
--- A tensor class of two tensors that every operation runs on, and the suite's hooks, counted in log; without log it has none.
+-- A tensor class of two tensors that every operation runs on, and the suite's hooks, counted in log; without log it has
+-- none.
 local function two_tensor(log)
   local ms = load()
   local TwoTensor = ms.Tensor:extend "TwoTensor"
@@ -103,7 +105,9 @@ local function outer_size_stride(device)
   local model = nn.Sequential()
   for _ = 1, 3 do model:append(MLP(3, { bias = false, dim_multiplier = 3 })) end
   for _, mlp in ipairs(model) do
-    for _, name in ipairs { "in_proj", "out_proj" } do mlp[name].weight = nn.Parameter(HalfGathered(mlp[name].weight:detach())) end
+    for _, name in ipairs { "in_proj", "out_proj" } do
+      mlp[name].weight = nn.Parameter(HalfGathered(mlp[name].weight:detach()))
+    end
   end
   shard(model, device, { reshard_after_forward = false })
   local optim = ms.optim.AdamW(model:parameters(), { lr = 0.1 })
@@ -204,8 +208,8 @@ local function end_to_end(rank, device, reshard)
   end
 end
 
--- The suite's hooks on every weight's local tensor. inner(t): the plain tensors of a local tensor, which its hooks gather one by one;
--- outer(list): the whole made of them.
+-- The suite's hooks on every weight's local tensor. inner(t): the plain tensors of a local tensor, which its hooks
+-- gather one by one; outer(list): the whole made of them.
 local function monkey_patch(rank, device, build, inner, outer)
   local model = from_meta(device, build)
   local ran, weights = {}, 0
@@ -251,11 +255,13 @@ for _, device in ipairs { "cpu", "cuda:0" } do
   for world = 2, 4 do
     ranks.describe(world, ("fully_shard extensions over %d ranks, %s"):format(world, device), function()
       for _, reshard in ipairs { true, false } do
-        it(("test_all_gather_extensions_train_parity, reshard_after_forward = %s"):format(tostring(reshard)), function(rank)
+        it(("test_all_gather_extensions_train_parity, reshard_after_forward = %s"):format(tostring(reshard)),
+          function(rank)
           without_warnings(train_parity, rank, device, reshard)
         end)
 
-        it(("test_all_gather_extensions_end_to_end, reshard_after_forward = %s"):format(tostring(reshard)), function(rank)
+        it(("test_all_gather_extensions_end_to_end, reshard_after_forward = %s"):format(tostring(reshard)),
+          function(rank)
           without_warnings(end_to_end, rank, device, reshard)
         end)
       end

@@ -1,5 +1,7 @@
---- The reference suite test_fsdp_sharded_grad_scaler: each test with its whole grid; what has ranks at 2, 3 and 4 of them, on the
---- CPU and on a GPU (the emulated one where there is no other). TestShardGradScaler is of CPU tensors in the suite too.
+-- SPDX-License-Identifier: MIT
+--- The reference suite test_fsdp_sharded_grad_scaler: each test with its whole grid; what has ranks at 2, 3 and 4 of
+--- them, on the CPU and on a GPU (the emulated one where there is no other). TestShardGradScaler is of CPU tensors in
+--- the suite too.
 local ms = require "moonshard"
 local ranks = require "spec.support.ranks"
 
@@ -23,11 +25,13 @@ describe("TestShardGradScaler", function()
   end)
 
   it("test_scaling_unscaling_sparse", function()
-    local _ = ms.fsdp.FSDP                                          -- loaded: tensors that are not sharded are taken as they are
+    -- loaded: tensors that are not sharded are taken as they are
+    local _ = ms.fsdp.FSDP
     local scaler = scaler_of { init_scale = 2, enabled = true }
     local inv_scale, found_inf = ms.full({ 1 }, 0.5), ms.full({ 1 }, 0)
     local function sparse(rows, cols, values, dtype)
-      return ms.sparse_coo(ms.tensor({ rows, cols }, { dtype = "int64" }), ms.tensor(values, { dtype = dtype }), { 2, 3 })
+      return ms.sparse_coo(ms.tensor({ rows, cols }, { dtype = "int64" }), ms.tensor(values, { dtype = dtype }),
+        { 2, 3 })
     end
     local s = sparse({ 0, 1, 1 }, { 2, 0, 2 }, { 16, 32, 64 }, "float32")
     local s1 = s:clone()
@@ -41,8 +45,8 @@ describe("TestShardGradScaler", function()
     found_inf:zero_()
     assert.equal(1, scaler:unscale_grads_(optimizer, inv_scale, found_inf)[s1.device]:item())
 
-    -- Each value is finite in float16, their sum at the same place is not. The suite's optimizer still has the tensor from before, whose
-    -- gradient is infinite, and would find that: one of the new tensor as well.
+    -- Each value is finite in float16, their sum at the same place is not. The suite's optimizer still has the tensor
+    -- from before, whose gradient is infinite, and would find that: one of the new tensor as well.
     local half = sparse({ 1, 1, 1 }, { 0, 0, 2 }, { 2 ^ 15, 2 ^ 15, 1 }, "float16")
     half.grad = half:clone()
     found_inf:zero_()
@@ -78,7 +82,8 @@ end
 -- The default scale would overflow in the first steps of the model with use_orig_params.
 local function scales(pieces, mixed)
   local first = { init_scale = pieces and 2 ^ 11 or nil }
-  -- In float16 the gradients overflow at 2^16 and 2^15: no step is taken and no parameter moves. So once more where they are.
+  -- In float16 the gradients overflow at 2^16 and 2^15: no step is taken and no parameter moves. So once more where
+  -- they are.
   if mixed and not pieces then return { { first, steps = 0 }, { { init_scale = 2 ^ 8 } } } end
   return { { first } }
 end
@@ -91,14 +96,16 @@ local function parity(offload, strategy, mixed, pieces, device)
   for _, mode in ipairs(modes) do
     for _, scale in ipairs(scales(pieces, mixed)) do
       check(model, {
-        strategy = strategy or nil, dtype = mixed and "float16" or "float32", use_orig_params = pieces and true, cpu_offload = offload,
+        strategy = strategy or nil, dtype = mixed and "float16" or "float32", use_orig_params = pieces and true,
+        cpu_offload = offload,
         device_init_mode = mode, device = device, scaler = scale[1], steps = scale.steps,
       })
     end
   end
 end
 
--- The emulated GPU takes a third of a second for each of the 20 iterations: there the grid is spread over the worlds. A real one runs it all.
+-- The emulated GPU takes a third of a second for each of the 20 iterations: there the grid is spread over the worlds. A
+-- real one runs it all.
 local function is_run(world, device, pieces, offload)
   if device == "cpu" or os.getenv "MOONSHARD_CUDA" ~= "emulated" then return true end
   if world == 2 then return pieces ~= offload end
@@ -162,7 +169,8 @@ for _, device in ipairs { "cpu", "cuda:0" } do
         for _, strategy in ipairs { "shard_grad_op", false } do
           for _, mixed in ipairs { "mixed_precision", false } do
             for _, pieces in ipairs { "use_orig_params", false } do
-              it("test_fsdp_ddp_parity_with_grad_scaler_" .. named(offload and "offload_true" or "offload_false", strategy, mixed, pieces), function()
+              it("test_fsdp_ddp_parity_with_grad_scaler_" .. named(offload and "offload_true" or "offload_false",
+                strategy, mixed, pieces), function()
                 parity(offload, strategy, mixed, pieces, device)
               end)
             end
@@ -173,7 +181,8 @@ for _, device in ipairs { "cpu", "cuda:0" } do
       for _, pieces in ipairs { false, true } do
         for _, offload in ipairs { true, false } do
           if is_run(world, device, pieces, offload) then
-            it(("test_sharded_grad_scaler_found_inf, use_orig_params = %s, offload = %s"):format(tostring(pieces), tostring(offload)), function(rank)
+            it(("test_sharded_grad_scaler_found_inf, use_orig_params = %s, offload = %s"):format(tostring(pieces),
+              tostring(offload)), function(rank)
               found_inf(pieces, offload, device, rank)
             end)
           end

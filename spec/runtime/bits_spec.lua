@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The same bits whatever the number of threads, and, products by oneDNN apart, whatever the processor (design 5, 9).
 local ranks = require "spec.support.ranks"
 
@@ -15,7 +16,8 @@ local script = [[
     local flat = samples.one("contiguous", { id })
     local bytes = ffi.cast("const uint8_t *", lib.ms_data_ptr(flat))
     local h = 0
-    for k = 0, about.numel * lib.ms_dtype_size(about.dtype) - 1 do h = bit.tobit(bit.bxor(bit.rol(h, 5), bytes[k]) + 0x9e3779b) end
+    for k = 0, about.numel * lib.ms_dtype_size(about.dtype) - 1 do
+        h = bit.tobit(bit.bxor(bit.rol(h, 5), bytes[k]) + 0x9e3779b) end
     return h
   end
 
@@ -27,11 +29,13 @@ local script = [[
 
   local big, table_, row = { 150, 701 }, { 701, 150 }, { 701 }
   local cases = {
-    { "add", { big, row } }, { "mul", { big, big } }, { "div", { big, big } }, { "gelu", { big } }, { "gelu", { big }, { 1 } },
+    { "add", { big, row } }, { "mul", { big, big } }, { "div", { big, big } }, { "gelu", { big } },
+    { "gelu", { big }, { 1 } },
     { "silu", { big } }, { "tanh", { big } }, { "exp", { big } }, { "sigmoid", { big } }, { "log", { big }, positive = true },
     { "sqrt", { big }, positive = true }, { "sum", { big } }, { "sum", { big }, { 0, 0 } }, { "sum", { big }, { 0, 1 } }, { "mean", { big } },
     { "prod", { { 3, 701 } }, { 0, 1 } }, { "var", { big }, { 0, 1, 1 } }, { "var", { big }, { 0, 1 } }, { "norm", { big }, nil, { 2 } },
-    { "softmax", { big }, { 1 } }, { "softmax", { big }, { 0 } }, { "log_softmax", { big }, { 1 } }, { "logsumexp", { big }, { 1 } },
+    { "softmax", { big }, { 1 } }, { "softmax", { big }, { 0 } }, { "log_softmax", { big }, { 1 } },
+    { "logsumexp", { big }, { 1 } },
     { "layer_norm", { big, row, row }, { 1 }, { 1e-5 } }, { "rms_norm", { big, row }, nil, { 1e-5 } }, { "cumsum", { big }, { 1 } },
     { "mse_loss", { big, big }, { 1 } }, { "dropout", { big }, nil, { 0.3 } }, { "randn_", { big }, nil, { 0, 1 } },
     { "rand_", { big }, nil, { 0, 1 } }, { "matmul", { big, table_ }, product = true }, { "linear", { big, { 64, 701 }, { 64 } }, product = true },

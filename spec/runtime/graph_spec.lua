@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The tape and its runs: accumulation, second backwards, versions, hooks, nesting, aborts, checkpoints, freeing.
 local ms = require "moonshard"
 local engine = require "moonshard.ffi"

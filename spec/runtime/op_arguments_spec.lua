@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The table in moonshard.h of what operators take in i[] and f[]: every operator's samples fit it.
 local process = require "spec.support.process"
 local lib = require("moonshard.ffi").lib
@@ -15,7 +16,8 @@ end
 
 local function documented()
   local rows = {}
-  for names, arguments in process.read(process.root .. "/runtime/moonshard.h"):gmatch "\n//   ([%w_ ]-)  +([if]: [^\n]*)" do
+  for names, arguments in process.read(process.root
+    .. "/runtime/moonshard.h"):gmatch "\n//   ([%w_ ]-)  +([if]: [^\n]*)" do
     arguments = arguments:gsub("%b()", "")              -- remarks
     for name in names:gmatch "%S+" do
       assert(not rows[name], name)
@@ -38,13 +40,15 @@ describe("the table of operator arguments in moonshard.h", function()
         for kind, allowed in pairs(rows[name] or none) do           -- order does not matter: each is checked by itself
           local given = sample:match("%f[%w]" .. kind .. "=(%S+)")
           local n = given and select(2, given:gsub("[^,]+", "")) or 0
-          assert.is_true(n >= allowed.least and n <= allowed.most, ("%s takes %d %s[] in '%s'"):format(name, n, kind, sample))
+          assert.is_true(n >= allowed.least and n <= allowed.most, ("%s takes %d %s[] in '%s'"):format(name, n, kind,
+            sample))
           checked = checked + 1
         end
       end
     end
     assert.is_true(checked > 500)
-    for name in pairs(rows) do assert.is_true(seen[name], name) end         -- order does not matter: each is checked by itself
+    -- order does not matter: each is checked by itself
+    for name in pairs(rows) do assert.is_true(seen[name], name) end
   end)
 
   it("says what is needed: one fewer is an error, or another operator's row", function()

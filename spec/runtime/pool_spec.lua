@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The allocator: an exact ledger of what was asked for, reuse, limits, injected failures.
 local ms = require "moonshard"
 local lib = require "moonshard.ffi".lib

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Loops over the threads of a rank: the caller never waits for a thread that does not run.
 local ffi = require "ffi"
 local lfs = require "lfs"

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The board of a gang of ranks: a small file that the ranks and the busted process all map, in which each rank
 --- says where it is. Not a communicator: a spec about communication must not lean on what it tests, a test may
 --- leave MPI in any state, and a file also shows who is gone.

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- A small model with its optimizer, for specs of checkpoints; everything in them as plain numbers.
 local train_alike = require "spec.support.train_alike"
 

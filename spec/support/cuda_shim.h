@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // cuda_shim.h -- a GPU for specs: the CUDA runtime calls that kernels/cuda/ uses, on the CPU. Compiled
 // in place of cuda_runtime.h by g++ with -DMS_EMULATED into libmoonshard_cuda_emulated.so.
 //
@@ -48,27 +49,60 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 
-enum cudaError_t { cudaSuccess, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600, cudaErrorLaunchFailure = 719 };
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaIpcMemLazyEnablePeerAccess = 1, cudaHostAllocMapped = 2 };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) ushort4 { unsigned short x, y, z, w; };
+enum cudaError_t {
+    cudaSuccess,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorNotReady = 600,
+    cudaErrorLaunchFailure = 719
+};
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
+enum {
+    cudaStreamNonBlocking = 1,
+    cudaEventDisableTiming = 2,
+    cudaIpcMemLazyEnablePeerAccess = 1,
+    cudaHostAllocMapped = 2
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) ushort4 {
+    unsigned short x, y, z, w;
+};
 inline float4 make_float4(float x, float y, float z, float w) { return { x, y, z, w }; }
-inline ushort4 make_ushort4(unsigned short x, unsigned short y, unsigned short z, unsigned short w) { return { x, y, z, w }; }
-struct dim3 { unsigned x, y, z; };
-struct cudaDeviceProp { char name[256]; int major, minor, multiProcessorCount; size_t totalGlobalMem; };
-struct cudaIpcMemHandle_t { char reserved[64]; };
+inline ushort4 make_ushort4(unsigned short x, unsigned short y, unsigned short z, unsigned short w)
+{
+    return { x, y, z, w };
+}
+struct dim3 {
+    unsigned x, y, z;
+};
+struct cudaDeviceProp {
+    char name[256];
+    int major, minor, multiProcessorCount;
+    size_t totalGlobalMem;
+};
+struct cudaIpcMemHandle_t {
+    char reserved[64];
+};
 
-namespace ms_shim {
+namespace ms_shim
+{
 
 enum { MAX_THREADS = 1024, STACK = 256 << 10, GAP = 512 };
 
 // ---- memory ----
 
 struct arena {
-    char  *base = nullptr;
+    char *base = nullptr;
     size_t bytes = 0, used = 0;
-    int    fd = -1;
+    int fd = -1;
     std::map<char *, size_t> live;
     std::multimap<size_t, char *> free;
 };
@@ -79,14 +113,14 @@ inline int device_count()
     int n = s ? atoi(s) : 2;
     return n < 1 ? 1 : n > 8 ? 8 : n;
 }
-inline size_t arena_bytes()         // of each device: what a spec of running out of memory makes small
+inline size_t arena_bytes()  // of each device: what a spec of running out of memory makes small
 {
     const char *s = getenv("MOONSHARD_CUDA_MEMORY");
     return s ? (size_t)atoll(s) : (size_t)8 << 30;
 }
 inline arena arenas[8];
 inline std::mutex memory_lock;
-inline int key = -1;                // protection key, -1: none
+inline int key = -1;  // protection key, -1: none
 
 inline void may_touch(bool yes)
 {
@@ -122,7 +156,9 @@ inline arena *arena_of(const void *p)
 // ---- streams and events ----
 
 // The latest record; whoever waits keeps it, so that an event may be destroyed while a stream still names it.
-struct event_state { std::shared_ptr<std::atomic<int>> done = std::make_shared<std::atomic<int>>(1); };
+struct event_state {
+    std::shared_ptr<std::atomic<int>> done = std::make_shared<std::atomic<int>>(1);
+};
 struct stream_state {
     std::mutex lock;
     std::condition_variable work, idle;
@@ -130,7 +166,7 @@ struct stream_state {
     bool busy = false, started = false;
 };
 inline thread_local int current_device = 0;
-inline std::atomic<int> sticky{ 0 };        // as CUDA: after a failed kernel every call fails
+inline std::atomic<int> sticky { 0 };  // as CUDA: after a failed kernel every call fails
 
 inline void work(stream_state *s)
 {
@@ -173,26 +209,28 @@ inline void drain(stream_state *s)
 
 // ---- kernels ----
 
-struct place { dim3 thread, block, block_dim, grid_dim; };
+struct place {
+    dim3 thread, block, block_dim, grid_dim;
+};
 struct fiber {
-    place  at;
-    void  *sp = nullptr;            // where it stopped
-    char  *stack = nullptr;
-    bool   finished = false;
-    int    waits = 0;               // 0: runs, 1: at the block's barrier, 2: at its warp's
-    int    shuffles = 0;            // how many it has done
-    void  *fake = nullptr;
+    place at;
+    void *sp = nullptr;  // where it stopped
+    char *stack = nullptr;
+    bool finished = false;
+    int waits = 0;     // 0: runs, 1: at the block's barrier, 2: at its warp's
+    int shuffles = 0;  // how many it has done
+    void *fake = nullptr;
 };
 struct block_state {
-    fiber    *fibers = nullptr;
-    int       n = 0;
-    uint64_t  lanes[2][MAX_THREADS];
+    fiber *fibers = nullptr;
+    int n = 0;
+    uint64_t lanes[2][MAX_THREADS];
     const std::function<void()> *body = nullptr;
-    void     *back = nullptr, *back_fake = nullptr;
+    void *back = nullptr, *back_fake = nullptr;
     const void *back_bottom = nullptr;
-    size_t    back_size = 0;
+    size_t back_size = 0;
 };
-inline thread_local place one_thread;       // of a kernel without barriers
+inline thread_local place one_thread;  // of a kernel without barriers
 inline constinit thread_local place *now = nullptr;
 inline constinit thread_local fiber *self = nullptr;
 inline constinit thread_local block_state *block = nullptr;
@@ -244,16 +282,21 @@ MS_FIBER inline void fiber_main()
 inline void prepare(fiber &f)
 {
     if (!f.stack) {
-        f.stack = (char *)mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (f.stack == MAP_FAILED) { fputs("cuda_shim: no memory for a fiber's stack\n", stderr); abort(); }
+        f.stack =
+            (char *)mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (f.stack == MAP_FAILED) {
+            fputs("cuda_shim: no memory for a fiber's stack\n", stderr);
+            abort();
+        }
     }
     f.finished = false;
     f.waits = f.shuffles = 0;
 #if defined(__x86_64__)
-    // Stacks that end at the same place of a page share cache lines: a block's threads would evict each other at every switch.
+    // Stacks that end at the same place of a page share cache lines: a block's threads would evict each other at every
+    // switch.
     size_t k = (size_t)(&f - block->fibers);
     void **top = (void **)(f.stack + STACK - k % 128 * 704);
-    *--top = nullptr;                       // aligned as after a call
+    *--top = nullptr;  // aligned as after a call
     *--top = (void *)fiber_main;
     for (int k = 0; k < 6; k++) *--top = nullptr;
     f.sp = top;
@@ -337,7 +380,8 @@ MS_FIBER inline void meet(int which)
 }
 
 template <class... P>
-cudaError_t launch(stream_state *s, bool barriers, void (*kernel)(P...), unsigned blocks, unsigned threads, std::tuple<P...> args)
+cudaError_t launch(stream_state *s, bool barriers, void (*kernel)(P...), unsigned blocks, unsigned threads,
+                   std::tuple<P...> args)
 {
     if (threads == 0 || threads > MAX_THREADS) return cudaErrorInvalidValue;
     push(s, [=] {
@@ -361,7 +405,8 @@ cudaError_t launch(stream_state *s, bool barriers, void (*kernel)(P...), unsigne
         std::function<void()> body = [&] { std::apply(kernel, a); };
         state.body = &body;
         for (unsigned b = 0; b < blocks; b++) {
-            for (unsigned t = 0; t < threads; t++) fibers[t].at = { { t, 0, 0 }, { b, 0, 0 }, { threads, 1, 1 }, { blocks, 1, 1 } };
+            for (unsigned t = 0; t < threads; t++)
+                fibers[t].at = { { t, 0, 0 }, { b, 0, 0 }, { threads, 1, 1 }, { blocks, 1, 1 } };
             run_block(state);
         }
         self = nullptr;
@@ -370,7 +415,8 @@ cudaError_t launch(stream_state *s, bool barriers, void (*kernel)(P...), unsigne
     return cudaSuccess;
 }
 
-// Shuffles alternate between two sets of lanes. A lane that writes a set again has met all its readers at the shuffle in between.
+// Shuffles alternate between two sets of lanes. A lane that writes a set again has met all its readers at the shuffle
+// in between.
 template <class T> T shuffle(T v, int from)
 {
     static_assert(sizeof(T) <= 8, "a shuffle moves 8 bytes at most");
@@ -383,15 +429,15 @@ template <class T> T shuffle(T v, int from)
     return other;
 }
 
-} // namespace ms_shim
+}  // namespace ms_shim
 
 typedef ms_shim::stream_state *cudaStream_t;
 typedef ms_shim::event_state *cudaEvent_t;
 
 #define threadIdx (ms_shim::now->thread)
-#define blockIdx  (ms_shim::now->block)
-#define blockDim  (ms_shim::now->block_dim)
-#define gridDim   (ms_shim::now->grid_dim)
+#define blockIdx (ms_shim::now->block)
+#define blockDim (ms_shim::now->block_dim)
+#define gridDim (ms_shim::now->grid_dim)
 
 inline void __syncthreads() { ms_shim::meet(1); }
 inline void __syncwarp(unsigned = 0xffffffffu) { ms_shim::meet(2); }
@@ -424,11 +470,28 @@ inline const char *cudaGetErrorString(cudaError_t e)
     default: return "unspecified launch failure";
     }
 }
-inline const char *cudaGetErrorName(cudaError_t e) { return e == cudaSuccess ? "cudaSuccess" : e == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaError"; }
+inline const char *cudaGetErrorName(cudaError_t e)
+{
+    return e == cudaSuccess                 ? "cudaSuccess"
+           : e == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation"
+                                            : "cudaError";
+}
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline cudaError_t cudaGetDeviceCount(int *n) { *n = ms_shim::device_count(); return cudaSuccess; }
-inline cudaError_t cudaDriverGetVersion(int *v) { *v = 0; return cudaSuccess; }
-inline cudaError_t cudaRuntimeGetVersion(int *v) { *v = 0; return cudaSuccess; }
+inline cudaError_t cudaGetDeviceCount(int *n)
+{
+    *n = ms_shim::device_count();
+    return cudaSuccess;
+}
+inline cudaError_t cudaDriverGetVersion(int *v)
+{
+    *v = 0;
+    return cudaSuccess;
+}
+inline cudaError_t cudaRuntimeGetVersion(int *v)
+{
+    *v = 0;
+    return cudaSuccess;
+}
 inline cudaError_t cudaSetDevice(int d)
 {
     if (d < 0 || d >= ms_shim::device_count()) return cudaErrorInvalidValue;
@@ -437,7 +500,7 @@ inline cudaError_t cudaSetDevice(int d)
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
 {
-    *p = cudaDeviceProp{};
+    *p = cudaDeviceProp {};
     snprintf(p->name, sizeof p->name, "emulated GPU");
     p->multiProcessorCount = 1;
     p->totalGlobalMem = ms_shim::arena_bytes();
@@ -458,7 +521,7 @@ inline cudaError_t cudaMalloc(void **out, size_t bytes)
     } else {
         if (a.bytes - a.used < whole + 4096) return cudaErrorMemoryAllocation;
         p = a.base + a.used;
-        a.used += whole + 4096;             // a page between blocks
+        a.used += whole + 4096;  // a page between blocks
         ASAN_POISON_MEMORY_REGION(p + whole, 4096);
     }
     ASAN_POISON_MEMORY_REGION(p + bytes, whole - bytes);
@@ -482,20 +545,42 @@ inline cudaError_t cudaFree(void *p)
     a->live.erase(f);
     return cudaSuccess;
 }
-inline cudaError_t cudaMallocHost(void **p, size_t n) { return (*p = aligned_alloc(4096, (n + 4095) & ~(size_t)4095)) ? cudaSuccess : cudaErrorMemoryAllocation; }
-inline cudaError_t cudaFreeHost(void *p) { free(p); return cudaSuccess; }
+inline cudaError_t cudaMallocHost(void **p, size_t n)
+{
+    return (*p = aligned_alloc(4096, (n + 4095) & ~(size_t)4095)) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+inline cudaError_t cudaFreeHost(void *p)
+{
+    free(p);
+    return cudaSuccess;
+}
 inline cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) { return cudaMallocHost(p, n); }
-inline cudaError_t cudaHostGetDevicePointer(void **d, void *h, unsigned) { *d = h; return cudaSuccess; }
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) { *s = new ms_shim::stream_state; return cudaSuccess; }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t s) { ms_shim::drain(s); return cudaSuccess; }
+inline cudaError_t cudaHostGetDevicePointer(void **d, void *h, unsigned)
+{
+    *d = h;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
+{
+    *s = new ms_shim::stream_state;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t s)
+{
+    ms_shim::drain(s);
+    return cudaSuccess;
+}
 
 inline cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind kind, cudaStream_t s)
 {
-    if (kind == cudaMemcpyHostToDevice) {       // from memory that is not pinned: staged, as CUDA does
+    if (kind == cudaMemcpyHostToDevice) {  // from memory that is not pinned: staged, as CUDA does
         char *stage = (char *)malloc(n ? n : 1);
         if (!stage) return cudaErrorMemoryAllocation;
         memcpy(stage, src, n);
-        ms_shim::push(s, [=] { memcpy(dst, stage, n); free(stage); });
+        ms_shim::push(s, [=] {
+            memcpy(dst, stage, n);
+            free(stage);
+        });
         return cudaSuccess;
     }
     ms_shim::push(s, [=] { memmove(dst, src, n); });
@@ -506,7 +591,11 @@ inline cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s)
     ms_shim::push(s, [=] { memset(p, v, n); });
     return cudaSuccess;
 }
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) { *e = new ms_shim::event_state; return cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
+{
+    *e = new ms_shim::event_state;
+    return cudaSuccess;
+}
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     auto flag = std::make_shared<std::atomic<int>>(0);
@@ -523,16 +612,25 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t e)
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
     auto flag = e->done;
-    ms_shim::push(s, [=] { while (!*flag) usleep(20); });
+    ms_shim::push(s, [=] {
+        while (!*flag) usleep(20);
+    });
     return cudaSuccess;
 }
-inline cudaError_t cudaEventDestroy(cudaEvent_t e) { delete e; return cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t e)
+{
+    delete e;
+    return cudaSuccess;
+}
 
 inline cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p)
 {
     ms_shim::arena *a = ms_shim::arena_of(p);
     if (!a || !a->live.count((char *)p)) return cudaErrorInvalidValue;
-    struct { long pid, fd; size_t at, bytes; } where = { getpid(), a->fd, (size_t)((char *)p - a->base), a->live[(char *)p] };
+    struct {
+        long pid, fd;
+        size_t at, bytes;
+    } where = { getpid(), a->fd, (size_t)((char *)p - a->base), a->live[(char *)p] };
     static_assert(sizeof where <= sizeof *h, "");
     memset(h, 0, sizeof *h);
     memcpy(h, &where, sizeof where);
@@ -540,11 +638,14 @@ inline cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p)
 }
 inline cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t h, unsigned)
 {
-    struct { long pid, fd; size_t at, bytes; } where;
+    struct {
+        long pid, fd;
+        size_t at, bytes;
+    } where;
     memcpy(&where, &h, sizeof where);
     char path[64];
     snprintf(path, sizeof path, "/proc/%ld/fd/%ld", where.pid, where.fd);
-    if (where.pid == getpid()) return cudaErrorInvalidValue;        // as CUDA: not in the process that made it
+    if (where.pid == getpid()) return cudaErrorInvalidValue;  // as CUDA: not in the process that made it
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) return cudaErrorInvalidValue;
     void *p = mmap(nullptr, where.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)where.at);
@@ -557,4 +658,7 @@ inline cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t h, unsign
     *out = p;
     return cudaSuccess;
 }
-inline cudaError_t cudaIpcCloseMemHandle(void *) { return cudaSuccess; }      // the mapping stays: queued kernels may use it
+inline cudaError_t cudaIpcCloseMemHandle(void *)
+{
+    return cudaSuccess;
+}  // the mapping stays: queued kernels may use it

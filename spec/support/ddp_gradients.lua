@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- What specs of nn.DDP compare: gradients of a rank's own batch, in the order of the model's parameters.
 local M = {}
 

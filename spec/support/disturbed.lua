@@ -1,7 +1,9 @@
---- Saves that are killed, or meet a failing call, at one of their system calls: for durability_spec and scripts/bench/durability.
+-- SPDX-License-Identifier: MIT
+--- Saves that are killed, or meet a failing call, at one of their system calls: for durability_spec and
+--- scripts/bench/durability.
 ---
---- strace ends the process at the n-th call of a kind, or makes that call fail. Kinds of saves are save_once's; "inside" is a folder where
---- renameat2 knows no flags, as on NFS: every one of its calls fails with EINVAL.
+--- strace ends the process at the n-th call of a kind, or makes that call fail. Kinds of saves are save_once's;
+--- "inside" is a folder where renameat2 knows no flags, as on NFS: every one of its calls fails with EINVAL.
 local lfs = require "lfs"
 local ms = require "moonshard"
 local process = require "spec.support.process"
@@ -11,21 +13,27 @@ local M = { OLD = 1, NEW = 2 }
 local OLD, NEW = M.OLD, M.NEW
 
 -- Calls that can touch files. mmap and the like are memory's; futex and signals are the threads'.
-M.CALLS = { "openat", "open", "creat", "read", "pread64", "write", "pwrite64", "writev", "pwritev2", "close", "fsync", "fdatasync", "ftruncate",
-                "fallocate", "rename", "renameat", "renameat2", "link", "unlink", "unlinkat", "mkdir", "mkdirat", "rmdir", "newfstatat",
+M.CALLS = { "openat", "open", "creat", "read", "pread64", "write", "pwrite64", "writev", "pwritev2", "close", "fsync",
+  "fdatasync", "ftruncate",
+                "fallocate", "rename", "renameat", "renameat2", "link", "unlink", "unlinkat", "mkdir", "mkdirat",
+                "rmdir", "newfstatat",
                 "fstat", "stat", "lstat", "getdents64", "lseek", "statx", "readlink", "readlinkat" }
 
---- Whether this machine lets strace trace; it is looked for by running it. Not under a tool, whose leak check traces as well.
+--- Whether this machine lets strace trace; it is looked for by running it. Not under a tool, whose leak check traces as
+--- well.
 function M.works()
-  return not os.getenv "MOONSHARD_TOOL" and os.execute "strace -f -o /dev/null -e trace=openat true >/dev/null 2>&1" == 0
+  return not os.getenv "MOONSHARD_TOOL"
+    and os.execute "strace -f -o /dev/null -e trace=openat true >/dev/null 2>&1" == 0
 end
 
 local NO_FLAGS = "inject=renameat2:error=EINVAL"
 
---- Whether a call changes a file or a folder: a process that is killed at another one leaves what the next of these would find.
+--- Whether a call changes a file or a folder: a process that is killed at another one leaves what the next of these
+--- would find.
 function M.changes(point)
   local call = point.call
-  return call:find "write" or call:find "sync" or call:find "^rename" or call:find "^unlink" or call:find "^mkdir" or call == "rmdir"
+  return call:find "write" or call:find "sync" or call:find "^rename" or call:find "^unlink" or call:find "^mkdir"
+    or call == "rmdir"
     or call == "openat" and point.line:find "O_CREAT" ~= nil
 end
 
@@ -33,7 +41,8 @@ end
 function M.new(work)
   local self = { work = work }
 
-  --- The save of `value` under strace with these options: its status and what it printed. With two ranks, rank 1 is the one traced.
+  --- The save of `value` under strace with these options: its status and what it printed. With two ranks, rank 1 is the
+  --- one traced.
   function self.start(kind, path, value, options, world)
     local words = { "luajit", process.root .. "/spec/support/save_once.lua", kind, path, tostring(value) }
     local traced = { "strace", "-f", "-qq", unpack(options) }
@@ -46,7 +55,10 @@ function M.new(work)
     local argv = traced
     if world > 1 then
       argv = { "mpirun", "--mca", "odls_base_sigkill_timeout", "0", "-n", "1" }
-      for k, v in pairs { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" } do env[k] = v end
+      for k, v in pairs { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
+        OMPI_MCA_rmaps_base_oversubscribe = "1" } do
+        env[k] = v
+      end
       for _, w in ipairs(words) do argv[#argv + 1] = w end
       argv[#argv + 1] = ":"
       argv[#argv + 1] = "-n"
@@ -60,7 +72,8 @@ function M.new(work)
 
   --- The same without strace; killed after so many seconds, if it has not ended by then.
   function self.plain(kind, path, value, seconds)
-    local child = process.start({ "luajit", process.root .. "/spec/support/save_once.lua", kind, path, tostring(value) },
+    local child = process.start({ "luajit", process.root .. "/spec/support/save_once.lua", kind, path,
+      tostring(value) },
       { stdout = work .. "/out", stderr = work .. "/out.err", env = { LD_PRELOAD = false } })
     local code = child:wait(seconds or 60)
     if code then return code end
@@ -98,7 +111,9 @@ function M.new(work)
     local list = {}
     for name in lfs.dir(work) do
       local there = work .. "/" .. name
-      if there ~= path and there:sub(1, #path) == path and not there:find("%.other", #path) then list[#list + 1] = name end
+      if there ~= path and there:sub(1, #path) == path and not there:find("%.other", #path) then
+        list[#list + 1] = name
+      end
     end
     if is_folder(kind) then
       local listed = require("moonshard.fsdp.checkpoint_index").read(path, true)
@@ -120,11 +135,12 @@ function M.new(work)
     end
   end
 
-  --- { call, n, line }: every call between the two marks, as the n-th of its kind in its thread. `renames`: the first one after a rename
-  --- of folders was tried.
+  --- { call, n, line }: every call between the two marks, as the n-th of its kind in its thread. `renames`: the first
+  --- one after a rename of folders was tried.
   function self.calls_of(kind, path, world)
     local trace = work .. "/trace"
-    local code, out, err = self.start(kind, path, NEW, { "-o", trace, "-e", "trace=" .. table.concat(M.CALLS, ",") }, world)
+    local code, out, err = self.start(kind, path, NEW, { "-o", trace, "-e", "trace=" .. table.concat(M.CALLS, ",") },
+      world)
     assert(code == 0, out .. err)
     local counts, before, inside, list, main = {}, nil, false, {}, nil
     for line in io.lines(trace) do
@@ -148,8 +164,8 @@ function M.new(work)
     return list
   end
 
-  --- The checkpoint of before, then a disturbed save, then a look: the value that is found (nil and why when there is none that is whole),
-  --- the save's status and what it printed, and all of it as a text.
+  --- The checkpoint of before, then a disturbed save, then a look: the value that is found (nil and why when there is
+  --- none that is whole), the save's status and what it printed, and all of it as a text.
   function self.disturb(kind, path, point, injection, world)
     self.clean(path)
     save_once.save(kind, path, OLD)()

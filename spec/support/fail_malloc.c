@@ -1,5 +1,7 @@
-// fail_malloc.c -- for specs, preloaded: makes malloc, calloc and realloc fail where libmoonshard.so or its MPI plugin calls
-// them: the n-th call and all after it, or that one alone. All other callers (Lua, MPI, libgomp, the C library) are served.
+// SPDX-License-Identifier: MIT
+// fail_malloc.c -- for specs, preloaded: makes malloc, calloc and realloc fail where libmoonshard.so or its MPI plugin
+// calls them: the n-th call and all after it, or that one alone. All other callers (Lua, MPI, libgomp, the C library)
+// are served.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <link.h>
@@ -10,10 +12,12 @@
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
 
 enum { LIBRARIES = 2 };
-static struct { uintptr_t first, last; } code[LIBRARIES];
+static struct {
+    uintptr_t first, last;
+} code[LIBRARIES];
 static int n_code;
-static atomic_long left;                // calls until the first failure; 0: off
-static atomic_int  once;                // only that one fails
+static atomic_long left;  // calls until the first failure; 0: off
+static atomic_int once;   // only that one fails
 
 static int find(struct dl_phdr_info *info, size_t size, void *arg)
 {
@@ -31,13 +35,13 @@ static int find(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
-// The n-th call from now fails; -n: and all after it; 0: none. Returns how many calls were still to come before the one that was
-// asked for last: 0 when it has failed (of a row, 1).
+// The n-th call from now fails; -n: and all after it; 0: none. Returns how many calls were still to come before the one
+// that was asked for last: 0 when it has failed (of a row, 1).
 __attribute__((visibility("default"))) long fail_malloc(long nth)
 {
     long before = atomic_exchange(&left, 0);
     n_code = 0;
-    dl_iterate_phdr(find, NULL);        // anew: the plugin is loaded later than the engine
+    dl_iterate_phdr(find, NULL);  // anew: the plugin is loaded later than the engine
     atomic_store(&once, nth > 0);
     atomic_store(&left, nth < 0 ? -nth : nth);
     return before;
@@ -52,7 +56,7 @@ static int fails(void *caller)
     if (!ours) return 0;
     long now = atomic_fetch_sub(&left, 1);
     if (now > 1) return 0;
-    if (now <= 0 && atomic_load(&once)) {       // another thread's, after the one that failed
+    if (now <= 0 && atomic_load(&once)) {  // another thread's, after the one that failed
         atomic_store(&left, 0);
         return 0;
     }

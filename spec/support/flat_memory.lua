@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- flat_memory(fn): 60 steps of fn(step) without the collector leave as many bytes allocated as 20 of them did.
 local assert = require "luassert"
 

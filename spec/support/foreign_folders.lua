@@ -1,4 +1,6 @@
---- Things that stand where a checkpoint is to be saved and are the user's: for checkpoint_folder_spec and scripts/bench/durability.
+-- SPDX-License-Identifier: MIT
+--- Things that stand where a checkpoint is to be saved and are the user's: for checkpoint_folder_spec and
+--- scripts/bench/durability.
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
@@ -19,7 +21,8 @@ M.list = {
   { "a file", function(at) process.write(at, "mine") end, "is no folder" },
   { "a pipe", function(at) shell("mkfifo '%s'", at) end, "is no folder" },
   { "a link to nothing", function(at) lfs.link("nothing", at, true) end, "is a link to what cannot be reached" },
-  { "a link to itself", function(at) lfs.link("checkpoint", at, true) end, "is a link to what cannot be reached: Too many levels" },
+  { "a link to itself", function(at) lfs.link("checkpoint", at, true) end,
+  "is a link to what cannot be reached: Too many levels" },
   { "a link to a file", function(at)
     process.write(at .. ".mine", "mine")
     lfs.link("checkpoint.mine", at, true)

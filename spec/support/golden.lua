@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The reference numbers of spec/golden/data (make_golden.py there explains them): reading them, and the same
 --- weights, inputs and ids in Lua. MOONSHARD_GOLDEN names another folder of the same form.
 local cjson = require "cjson"
@@ -76,7 +77,8 @@ end
 function M.close(what, expected, got, rtol, atol)
   local off = math.abs(got - expected)
   if off ~= off or off > (atol or 0) + rtol * math.abs(expected) then
-    error(("%s: %.17g expected, got %.17g (off by %.3g, relative tolerance %g)"):format(what, expected, got, off, rtol), 2)
+    error(("%s: %.17g expected, got %.17g (off by %.3g, relative tolerance %g)"):format(what, expected, got, off, rtol),
+      2)
   end
 end
 
@@ -105,9 +107,11 @@ function M.close_digest(digest, t, rtol, atol)
   M.close(name .. " last", digest.last, list[#list], rtol, atol)
 end
 
---- Models of the golden runs by name: { make, loss(model, rank, step), optim(params), units(model) -> modules to wrap }.
+--- Models of the golden runs by name: { make, loss(model, rank, step), optim(params), units(model) -> modules to wrap
+--- }.
 M.models = {}
-for _, name in ipairs { "net", "nested_wrapped_module", "non_uniform_req_grad", "mlp_stack", "exec_order", "transformer_lm",
+for _, name in ipairs { "net", "nested_wrapped_module", "non_uniform_req_grad", "mlp_stack", "exec_order",
+  "transformer_lm",
   "transformer_with_shared_params" } do
   M.models[name] = require("spec.support.models." .. name)
   M.models[#M.models + 1] = name
@@ -145,7 +149,8 @@ function M.close_params(run, model, whole, rtol, atol)
     k = k + 1
     local digest = run.params[k]
     assert(digest, ("parameter %d, '%s', is not in the reference"):format(k, name))
-    assert(M.our_name(digest.name) == name, ("parameter %d: '%s' expected, got '%s'"):format(k, M.our_name(digest.name), name))
+    assert(M.our_name(digest.name) == name, ("parameter %d: '%s' expected, got '%s'"):format(k, M.our_name(digest.name),
+      name))
     assert(table.concat(digest.shape, ",") == table.concat(p.shape, ","), name .. ": shape " .. tostring(p.shape))
     assert(digest.requires_grad == p.requires_grad, name .. ": requires_grad")
     M.close_digest(digest, whole(p), rtol, atol)

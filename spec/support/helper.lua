@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- What every busted run does first (named in .busted).
 --- Makes `require "moonshard"` work from the source tree, takes back what busted does to LuaJIT's ffi,
 --- and makes a run without tests, or one that a spec ends by os.exit, a failed run.

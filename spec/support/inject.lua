@@ -1,11 +1,14 @@
---- One disturbed job: a rank is killed, stopped or loops at a chosen place, and this process watches what becomes of the job.
+-- SPDX-License-Identifier: MIT
+--- One disturbed job: a rank is killed, stopped or loops at a chosen place, and this process watches what becomes of
+--- the job.
 ---
 ---   local inject = require "spec.support.inject"
 ---   local r = inject.run { world = 2, victim = 1, how = "killed", where = "compute", limit = 1, delay = 0.02 }
 ---   r.code, r.named, r.gone, r.left      exit status; seconds; seconds; a list of what is left behind
 ---
---- The victim signals itself by a timer of the kernel, so the signal meets it at any instruction. `named` counts from the injection
---- or, where the limit counts, from when its peers wait (whichever is later) to the moment the job's stderr names the victim;
+--- The victim signals itself by a timer of the kernel, so the signal meets it at any instruction. `named` counts from
+--- the injection or, where the limit counts, from when its peers wait (whichever is later) to the moment the job's
+--- stderr names the victim;
 --- `gone` from there to mpirun's end.
 local process = require "spec.support.process"
 
@@ -100,10 +103,12 @@ end
 function inject.run(o)
   local folder = process.temp_folder()
   process.write(folder .. "/script.lua", script)
-  local env = { MOONSHARD_TIMEOUT = tostring(o.limit), OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
+  local env = { MOONSHARD_TIMEOUT = tostring(o.limit), OMPI_ALLOW_RUN_AS_ROOT = "1",
+    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
     OMPI_MCA_rmaps_base_oversubscribe = "1", OMPI_MCA_hwloc_base_binding_policy = "none",
     LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;;"):gsub("@", process.root) }
-  local argv = { "mpirun", "-n", tostring(o.world), "luajit", folder .. "/script.lua", o.where, o.how, tostring(o.victim),
+  local argv = { "mpirun", "-n", tostring(o.world), "luajit", folder .. "/script.lua", o.where, o.how,
+    tostring(o.victim),
     tostring(o.delay), folder }
   for i, word in ipairs(o.command or {}) do table.insert(argv, i, word) end
   local child = process.start(argv, { stdout = folder .. "/stdout", stderr = folder .. "/stderr", env = env })

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- message(fn, …): fn(…) fails; what it says, without file and line.
 local assert = require "luassert"
 

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- names(iterator): what named_parameters and its like list, in order, in one line.
 return function(iterator)
   local out = {}

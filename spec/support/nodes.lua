@@ -1,5 +1,7 @@
---- Jobs over two nodes of this machine that see each other by TCP only: two network namespaces joined by a veth pair, each with its
---- own host name and process namespace, and mpirun's agent enters the other one instead of ssh. Needs root, iproute2 and unshare.
+-- SPDX-License-Identifier: MIT
+--- Jobs over two nodes of this machine that see each other by TCP only: two network namespaces joined by a veth pair,
+--- each with its own host name and process namespace, and mpirun's agent enters the other one instead of ssh. Needs
+--- root, iproute2 and unshare.
 local process = require "spec.support.process"
 
 local nodes = {}
@@ -61,7 +63,8 @@ function Pair:command(n, argv, env)
     words[#words + 1] = name .. "=" .. value
   end
   for _, word in ipairs(argv) do words[#words + 1] = word end
-  return words, { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1",
+  return words, { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
+    OMPI_MCA_rmaps_base_oversubscribe = "1",
     OMPI_MCA_hwloc_base_binding_policy = "none" }
 end
 

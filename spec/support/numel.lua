@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- numel(shape): how many elements a tensor of these sizes has.
 return function(shape)
   local n = 1

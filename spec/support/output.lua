@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- busted's own output, then the house's closing line: `N passed, N failed`, alone on the last line.
 --- An error in a describe, a file that does not load, and a run without tests count as failed.
 --- On a terminal a dot a test; elsewhere (CI) a line a file, with its time.
@@ -15,7 +16,8 @@ return function(options)
   busted.subscribe({ "file", "end" }, function(file)
     if not terminal then
       local passed, failed = counts()
-      io.write(("%6d passed, %d failed  %7.2f s  %s\n"):format(passed - passed_before, failed - failed_before, file.duration, file.name))
+      io.write(("%6d passed, %d failed  %7.2f s  %s\n"):format(passed - passed_before, failed - failed_before,
+        file.duration, file.name))
       io.flush()
       passed_before, failed_before = passed, failed
     end

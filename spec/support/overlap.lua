@@ -1,9 +1,12 @@
---- Overlap (docs/semantics.md#overlap), for specs: what a forward or a backward of slow layers takes beyond the layers themselves when
---- every collective is delayed. Layers are clocked while they sleep, and the bound is counted in delays of the same run. A rank that
---- is held up makes a run longer, or a nap, which then hides more: runs are repeated, with longer delays, until one is undisturbed.
+-- SPDX-License-Identifier: MIT
+--- Overlap (docs/semantics.md#overlap), for specs: what a forward or a backward of slow layers takes beyond the layers
+--- themselves when every collective is delayed. Layers are clocked while they sleep, and the bound is counted in delays
+--- of the same run. A rank that is held up makes a run longer, or a nap, which then hides more: runs are repeated, with
+--- longer delays, until one is undisturbed.
 local assert = require "luassert"
 
-local M = { DELAY = 40, LAYER = 50, LAYERS = 3 }        -- milliseconds of the first run; a layer's backward is two of its forwards
+-- milliseconds of the first run; a layer's backward is two of its forwards
+local M = { DELAY = 40, LAYER = 50, LAYERS = 3 }
 
 --- The layers, and the list of their naps.
 function M.layers()
@@ -27,8 +30,9 @@ local function slept(naps)
 end
 
 --- Delays that show in a forward and in the backward after it: their time beyond the layers' own over the delay of a
---- collective, on the slowest rank. Of up to 10 runs, every other one twice as slow until it is 8 times as slow, those nearest to
---- want (in delays); no more once it is met within half a delay. before: what is done first, on the clock of the forward.
+--- collective, on the slowest rank. Of up to 10 runs, every other one twice as slow until it is 8 times as slow, those
+--- nearest to want (in delays); no more once it is met within half a delay. before: what is done first, on the clock of
+--- the forward.
 ---@return number forward, number backward
 function M.exposed(model, layers, naps, want, before)
   local ms = require "moonshard"
@@ -69,11 +73,13 @@ function M.exposed(model, layers, naps, want, before)
   return best[1], best[2]
 end
 
---- Asserts that so many delays show in forward and in backward, no more and no fewer: less than half a delay over or under.
+--- Asserts that so many delays show in forward and in backward, no more and no fewer: less than half a delay over or
+--- under.
 function M.check(model, layers, naps, forward, backward, before)
   local f, b = M.exposed(model, layers, naps, { forward, backward }, before)
   for _, case in ipairs { { "forward", forward, f }, { "backward", backward, b } } do
-    assert.is_true(math.abs(case[3] - case[2]) <= 0.5, ("%s: %.2f delays of a collective show, %d are expected"):format(case[1], case[3], case[2]))
+    assert.is_true(math.abs(case[3] - case[2]) <= 0.5,
+      ("%s: %.2f delays of a collective show, %d are expected"):format(case[1], case[3], case[2]))
   end
 end
 

@@ -1,5 +1,7 @@
---- The reference suites' harness: FSDP trains as DDP does, and both as one process. Scales are compared in every iteration, in
---- float32 scaled losses as well (the suites compare the last), and parameters in half precision too (the suites leave them out).
+-- SPDX-License-Identifier: MIT
+--- The reference suites' harness: FSDP trains as DDP does, and both as one process. Scales are compared in every
+--- iteration, in float32 scaled losses as well (the suites compare the last), and parameters in half precision too (the
+--- suites leave them out).
 local assert = require "luassert"
 
 local M = {}
@@ -29,7 +31,9 @@ local function on_cpu(model, when)
   for name, p in model:named_parameters() do
     checked = checked + 1
     assert.truthy(p.device:find "^cpu", ("%s: parameter '%s' is on %s"):format(when, name, p.device))
-    if p.grad then assert.truthy(p.grad.device:find "^cpu", ("%s: the gradient of '%s' is on %s"):format(when, name, p.grad.device)) end
+    if p.grad then
+      assert.truthy(p.grad.device:find "^cpu", ("%s: the gradient of '%s' is on %s"):format(when, name, p.grad.device))
+    end
   end
   assert.is_true(checked > 0)
 end
@@ -58,10 +62,11 @@ local function reload(model)
   model:load_state_dict(saved)
 end
 
---- SGD with momentum for some steps ("Adam is scale invariant and bad for tests"). o: num_iters, autocast (dtype or nil), half_input (dtype),
---- loss_dtype, module (inside of the model; its `module`), scaler (options of a ShardedGradScaler, or nil), save_model,
---- one_process (world size), device, offload (parameters are on the CPU; "after backward": in forward they are where they compute).
---- Returns this rank's losses, scaled losses and, behind each update, scales: an entry an iteration. steps: those that were taken.
+--- SGD with momentum for some steps ("Adam is scale invariant and bad for tests"). o: num_iters, autocast (dtype or
+--- nil), half_input (dtype), loss_dtype, module (inside of the model; its `module`), scaler (options of a
+--- ShardedGradScaler, or nil), save_model, one_process (world size), device, offload (parameters are on the CPU; "after
+--- backward": in forward they are where they compute). Returns this rank's losses, scaled losses and, behind each
+--- update, scales: an entry an iteration. steps: those that were taken.
 ---@return { losses: number[], scaled: number[], scales: number[], steps: integer }
 function M.train(model, o)
   local ms, _, _, amp = load()
@@ -116,14 +121,16 @@ function M.full_params(model)
   end)
 end
 
--- What sharded training is compared with: DDP and one process, trained once a gang for all strategies, as neither knows of them.
+-- What sharded training is compared with: DDP and one process, trained once a gang for all strategies, as neither knows
+-- of them.
 local references = {}
 
 local function reference_of(model, o, low, init)
   local ms, _, nn = load()
   local by = references[model] or {}
   references[model] = by
-  local key = ("%s %s %s %s %s"):format(tostring(low), tostring(o.scaler and (o.scaler.init_scale or "default")), tostring(o.num_iters),
+  local key = ("%s %s %s %s %s"):format(tostring(low), tostring(o.scaler and (o.scaler.init_scale or "default")),
+    tostring(o.num_iters),
     tostring(o.given), tostring(o.device))
   if by[key] then return by[key] end
   local ref = {}
@@ -132,21 +139,23 @@ local function reference_of(model, o, low, init)
   ref.model = wrapper(init("no_fsdp", "before"))
   ref.names, ref.first = M.full_params(ref.model)
   ref.history = M.train(ref.model, {
-    num_iters = o.num_iters, autocast = low, half_input = low, scaler = o.scaler, device = o.device, loss_dtype = "float32",
+    num_iters = o.num_iters, autocast = low, half_input = low, scaler = o.scaler, device = o.device,
+    loss_dtype = "float32",
   })
   ref.names, ref.params = M.full_params(ref.model)
   if o.one_process and not low then
     ref.alone = o.one_process ~= true and o.one_process(init) or init("no_fsdp", "before")
     ref.alone_history = M.train(ref.alone, {
-      num_iters = o.num_iters, one_process = ms.dist.world_size(), module = ref.alone, device = o.device, loss_dtype = "float32",
+      num_iters = o.num_iters, one_process = ms.dist.world_size(), module = ref.alone, device = o.device,
+      loss_dtype = "float32",
     })
   end
   return ref
 end
 
--- A half dtype rounds where FSDP computes and autocast does not: of the way that a parameter went, so much may differ (float16
--- has three bits more). Where a model has kinks, a ReLU whose input is as good as 0 may let through here and not there, which is
--- a large part of few inputs' gradients.
+-- A half dtype rounds where FSDP computes and autocast does not: of the way that a parameter went, so much may differ
+-- (float16 has three bits more). Where a model has kinks, a ReLU whose input is as good as 0 may let through here and
+-- not there, which is a large part of few inputs' gradients.
 local HALF, KINKS = { bfloat16 = 3.2e-2, float16 = 4e-3 }, 0.25
 
 local function check_half(ref, params, bound)
@@ -155,9 +164,11 @@ local function check_half(ref, params, bound)
     local d = (p - ref.params[k]):double():norm():item()
     local u = (ref.params[k] - ref.first[k]):double():norm():item()
     off, way = off + d ^ 2, way + u ^ 2
-    assert.is_true(d <= bound * u + 1e-6, ("'%s' is %.3g off its reference's, which went %.3g"):format(ref.names[k], d, u))
+    assert.is_true(d <= bound * u + 1e-6, ("'%s' is %.3g off its reference's, which went %.3g"):format(ref.names[k], d,
+      u))
   end
-  assert.is_true(math.sqrt(off) <= bound * math.sqrt(way), ("all are %.3g off their reference's, which went %.3g"):format(math.sqrt(off), math.sqrt(way)))
+  assert.is_true(math.sqrt(off) <= bound * math.sqrt(way),
+    ("all are %.3g off their reference's, which went %.3g"):format(math.sqrt(off), math.sqrt(way)))
 end
 
 -- The reference's parameters and gradients in a twin that is on the CPU, where offloaded shards are.
@@ -173,11 +184,11 @@ local function twin_on_cpu(reference, twin)
   return twin
 end
 
---- model: of spec/support/models. o: strategy, dtype ("float32", or a half one: mixed precision), use_orig_params, cpu_offload, device_init_mode,
---- num_iters, save_model, scaler, reference (function(model) -> wrapper), one_process (compare with one process too; a function
---- gives that), backward_prefetch,
---- device_mesh (hybrid strategies'), given (a table that goes to the model's init), loss_dtype (where it isn't the computing dtype),
---- unmanaged (name of a child that is in no unit), device (where it computes; the default one), kinks (see check_half).
+--- model: of spec/support/models. o: strategy, dtype ("float32", or a half one: mixed precision), use_orig_params,
+--- cpu_offload, device_init_mode, num_iters, save_model, scaler, reference (function(model) -> wrapper), one_process
+--- (compare with one process too; a function gives that), backward_prefetch, device_mesh (hybrid strategies'), given (a
+--- table that goes to the model's init), loss_dtype (where it isn't the computing dtype), unmanaged (name of a child
+--- that is in no unit), device (where it computes; the default one), kinks (see check_half).
 --- steps: how many optimizer steps the scaler lets through, where they are not all.
 function M.check(model, o)
   local ms, fsdp = load()
@@ -194,7 +205,8 @@ function M.check(model, o)
 
   local options = {
     sharding_strategy = o.strategy, use_orig_params = o.use_orig_params or nil, cpu_offload = o.cpu_offload,
-    backward_prefetch = o.backward_prefetch, device_mesh = o.device_mesh or nil, device_id = mode == "never" and o.device or nil,
+    backward_prefetch = o.backward_prefetch, device_mesh = o.device_mesh or nil, device_id = mode == "never"
+    and o.device or nil,
     mixed_precision = low and fsdp.MixedPrecision { param_dtype = low, reduce_dtype = low, buffer_dtype = low } or nil,
   }
   local sharded = quietly(function()
@@ -210,12 +222,14 @@ function M.check(model, o)
   local managed = not o.unmanaged         -- what no unit manages is where the model was moved
   local function train()
     return M.train(sharded, {
-      num_iters = o.num_iters, scaler = o.scaler, save_model = o.save_model ~= false, loss_dtype = loss_dtype, device = o.device,
+      num_iters = o.num_iters, scaler = o.scaler, save_model = o.save_model ~= false, loss_dtype = loss_dtype,
+      device = o.device,
       offload = o.cpu_offload and managed and (reshards or "after backward"),
     })
   end
   if o.cpu_offload and mode == "after" and not device:find "^cpu" then
-    require "spec.support.raises"(("An FSDP-managed module with parameter CPU offloading enabled has parameters on %s. Make sure to not move the "
+    require "spec.support.raises"(
+      ("An FSDP-managed module with parameter CPU offloading enabled has parameters on %s. Make sure to not move the "
       .. "module from CPU when offloading parameters."):format(device), train)
     return
   end
@@ -223,15 +237,16 @@ function M.check(model, o)
   local history = train()
   if o.cpu_offload and managed then on_cpu(sharded, "after training") end
 
-  local tolerance = low == "bfloat16" and { rtol = 1.6e-2, atol = 1e-5 } or low and { rtol = 1e-3, atol = 1e-5 } or { rtol = 1.3e-6, atol = 1e-5 }
+  local tolerance = low == "bfloat16" and { rtol = 1.6e-2, atol = 1e-5 } or low and { rtol = 1e-3, atol = 1e-5 }
+    or { rtol = 1.3e-6, atol = 1e-5 }
   local function near(what, wants, gots)
     for k, want in pairs(wants) do                -- order does not matter: each by itself
       assert.is_true(want == gots[k] or math.abs(want - gots[k]) <= tolerance.atol + tolerance.rtol * math.abs(want),
         ("%s of iteration %d: %.9g, the reference's %.9g"):format(what, k, gots[k], want))
     end
   end
-  -- In a half dtype the last one, as the suites: FSDP computes more in it than autocast does, and a scaled loss before the last may be
-  -- beyond it.
+  -- In a half dtype the last one, as the suites: FSDP computes more in it than autocast does, and a scaled loss before
+  -- the last may be beyond it.
   local n = #history.losses
   if low then near("scaled loss", { [n] = ref.history.scaled[n] }, history.scaled) end
   if not low then near("scaled loss", ref.history.scaled, history.scaled) end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Child processes for specs: started with their own output files, watched, ended.
 --- io.popen gives one pipe, no exit by signal and no time-out; this is posix_spawn and waitpid through the FFI.
 local ffi = require "ffi"
@@ -24,17 +25,20 @@ local C = ffi.C
 
 local process = {
   SIGINT = 2, SIGKILL = 9, SIGTERM = 15,
-  -- How much longer things may take than on a quiet machine without tools: every limit in seconds of the specs is multiplied by it.
-  -- scripts/test sets it for the tools that make everything slower.
+  -- How much longer things may take than on a quiet machine without tools: every limit in seconds of the specs is
+  -- multiplied by it. scripts/test sets it for the tools that make everything slower.
   patience = tonumber(os.getenv "MOONSHARD_SPEC_PATIENCE") or 1,
-  -- "sanitize", "tsan" or "valgrind" where scripts/test runs the specs under one: what it keeps of its own counts as resident memory.
+  -- "sanitize", "tsan" or "valgrind" where scripts/test runs the specs under one: what it keeps of its own counts as
+  -- resident memory.
   tool = os.getenv "MOONSHARD_TOOL",
 }
 
 --- Environment (added to `env`) for a process that a spec means to crash: to sanitizers that is no finding.
 function process.crash_env(env)
   env = env or {}
-  for _, name in ipairs { "ASAN_OPTIONS", "TSAN_OPTIONS" } do env[name] = (os.getenv(name) or "") .. ":handle_segv=0" end
+  for _, name in ipairs { "ASAN_OPTIONS", "TSAN_OPTIONS" } do
+    env[name] = (os.getenv(name) or "") .. ":handle_segv=0"
+  end
   return env
 end
 
@@ -59,9 +63,9 @@ function process.sleep(seconds)
   C.spec_nanosleep(pause, nil)
 end
 
---- A bound in seconds, on a machine that may stall anybody at any moment: fn does it once more, up to five times, until it was
---- done in time once. It returns what it took (math.huge and a text when it did not happen, for want of time), and asserts
---- itself what holds however long it takes.
+--- A bound in seconds, on a machine that may stall anybody at any moment: fn does it once more, up to five times, until
+--- it was done in time once. It returns what it took (math.huge and a text when it did not happen, for want of time),
+--- and asserts itself what holds however long it takes.
 ---@param limit number  seconds, times the patience
 ---@param fn fun(): number, string?
 function process.within(limit, fn)
@@ -71,7 +75,8 @@ function process.within(limit, fn)
     least, last = math.min(least, seconds), why
     if least < limit * process.patience then return end
   end
-  error(("took %.3f s at best, the limit is %g s%s"):format(least, limit * process.patience, last and ": " .. last or ""), 2)
+  error(("took %.3f s at best, the limit is %g s%s"):format(least, limit * process.patience, last and ": " .. last
+    or ""), 2)
 end
 
 function process.pid()
@@ -101,7 +106,9 @@ end
 function process.temp_folder()
   local name = (os.getenv "TMPDIR" or "/tmp") .. "/moonshard-spec-XXXXXX"
   local buffer = ffi.new("char[?]", #name + 1, name)
-  if C.spec_mkdtemp(buffer) == nil then error("mkdtemp " .. name .. ": " .. ffi.string(C.spec_strerror(ffi.errno()))) end
+  if C.spec_mkdtemp(buffer) == nil then
+    error("mkdtemp " .. name .. ": " .. ffi.string(C.spec_strerror(ffi.errno())))
+  end
   return ffi.string(buffer)
 end
 
@@ -110,7 +117,8 @@ function process.remove_folder(path)
   for name in lfs.dir(path) do
     if name ~= "." and name ~= ".." then
       local inside = path .. "/" .. name
-      if lfs.symlinkattributes(inside, "mode") == "directory" then process.remove_folder(inside) else os.remove(inside) end
+      if lfs.symlinkattributes(inside, "mode") == "directory" then
+        process.remove_folder(inside) else os.remove(inside) end
     end
   end
   lfs.rmdir(path)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- A program behind a terminal of its own: what it prints is read until a text comes, keys are written.
 local ffi = require "ffi"
 local process = require "spec.support.process"

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- raises(text, fn, …): fn(…) fails with exactly this message, behind file and line.
 local assert = require "luassert"
 local message = require "spec.support.message"

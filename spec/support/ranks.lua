@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Specs over several ranks, inside one ordinary busted process.
 ---
 ---   local ranks = require "spec.support.ranks"
@@ -7,9 +8,10 @@
 ---   end)
 ---
 --- The tests are ordinary `it`s. The first one starts one gang, `mpirun -n 4 luajit worker.lua`; every rank runs the
---- bodies in order and writes what came of each to its own file; the ranks agree after each test on a board (board.lua).
---- The busted process watches. Whoever fails, dies, leaves or hangs does so in a certain test, which gets the message;
---- the gang is ended at once and started again from the next test. Equal messages of several ranks are told once.
+--- bodies in order and writes what came of each to its own file; the ranks agree after each test on a board
+--- (board.lua). The busted process watches. Whoever fails, dies, leaves or hangs does so in a certain test, which gets
+--- the message; the gang is ended at once and started again from the next test. Equal messages of several ranks are
+--- told once.
 ---
 ---   ranks.run(2, "script.lua" or text or function, opts)         -- a whole job: code, stdout, stderr, seconds
 local process = require "spec.support.process"
@@ -54,13 +56,16 @@ local function start_gang(batch, first)
   self.board.parent = process.pid()
   local job = { "return {" }
   for _, name in ipairs { "spec", "describe" } do job[#job + 1] = ("%s = %q,"):format(name, batch[name]) end
-  job[#job + 1] = ("root = %q, folder = %q, world = %d, first = %d, tests = {"):format(process.root, self.folder, self.world, first)
+  job[#job + 1] = ("root = %q, folder = %q, world = %d, first = %d, tests = {"):format(process.root, self.folder,
+    self.world, first)
   for _, name in ipairs(batch.tests) do job[#job + 1] = ("%q,"):format(name) end
   job[#job + 1] = "}}"
   process.write(self.folder .. "/job.lua", table.concat(job, "\n"))
   -- Without it mpirun takes a second longer to end the ranks that are left.
-  local opts = { env = batch.opts.env, mpirun = { "--mca", "odls_base_sigkill_timeout", "0", unpack(batch.opts.mpirun or {}) } }
-  local argv, env = launch(self.world, { "luajit", process.root .. "/spec/support/worker.lua", self.folder .. "/job.lua" }, opts)
+  local opts = { env = batch.opts.env, mpirun = { "--mca", "odls_base_sigkill_timeout", "0",
+    unpack(batch.opts.mpirun or {}) } }
+  local argv, env = launch(self.world, { "luajit", process.root .. "/spec/support/worker.lua", self.folder
+    .. "/job.lua" }, opts)
   self.child = process.start(argv, { stdout = self.folder .. "/stdout", stderr = self.folder .. "/stderr", env = env })
   return self
 end
@@ -137,7 +142,8 @@ function Gang:verdict(k, reason)
     elseif self.board.rank[r].begun < k then
       text, weight = "had not begun the test", 2
     else
-      text, weight = ("was still inside the test after %.1f s"):format(process.now() - self.board.rank[r].since), reason and 1 or 2
+      text, weight = ("was still inside the test after %.1f s"):format(process.now() - self.board.rank[r].since),
+        reason and 1 or 2
     end
     bad = bad or weight < 3
     local same = text:gsub("0x%x+", "0x"):gsub("after [%d.]+ s$", "")      -- addresses and times differ between ranks
@@ -293,7 +299,8 @@ local function run_test(info)
     batch.gang = nil
   end
   if message or outcome ~= "passed" then
-    busted.fail(("%s:%d: %s"):format(element.trace.short_src, element.trace.currentline, message or reason or "failed"), 0)
+    busted.fail(("%s:%d: %s"):format(element.trace.short_src, element.trace.currentline, message or reason or "failed"),
+      0)
   end
   if pending then element.env.pending(pending) end
 end
@@ -329,9 +336,9 @@ end
 
 --- Runs a whole script: under mpirun with n ranks, or as one plain process when n is 0 or nil.
 --- script: a file of the source tree ("scripts/train.lua"), text, or a function without upvalues.
---- opts: args (array), env (changes), timeout (300 s), stdin (text), mpirun (further arguments), command (instead of luajit),
---- through (words before the whole command).
---- A file runs as users run it; text and functions find `require "moonshard"` through LUA_PATH.
+--- opts: args (array), env (changes), timeout (300 s), stdin (text), mpirun (further arguments), command (instead of
+--- luajit), through (words before the whole command). A file runs as users run it; text and functions find `require
+--- "moonshard"` through LUA_PATH.
 --- `ended` is on the clock of process.now and ms.time.
 ---@return { code: integer, stdout: string, stderr: string, seconds: number, ended: number, timed_out: boolean }
 function ranks.run(n, script, opts)

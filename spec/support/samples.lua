@@ -1,5 +1,6 @@
---- Calls of operators made from the samples in the operator table (grammar: runtime/op.h), through the C interface alone.
---- A sample becomes a description (shapes, kinds, numbers); a description and options become tensors and a call.
+-- SPDX-License-Identifier: MIT
+--- Calls of operators made from the samples in the operator table (grammar: runtime/op.h), through the C interface
+--- alone. A sample becomes a description (shapes, kinds, numbers); a description and options become tensors and a call.
 local F = require "moonshard.ffi"
 local ffi, lib = F.ffi, F.lib
 local E = ffi.C
@@ -11,7 +12,8 @@ local samples = {}
 local function numbers(text)
   local list = {}
   for word in text:gmatch "[^,]+" do
-    list[#list + 1] = word:match "^%-inf" and -math.huge or word:match "^%+?inf" and math.huge or assert(tonumber(word), word)
+    list[#list + 1] = word:match "^%-inf" and -math.huge or word:match "^%+?inf" and math.huge
+      or assert(tonumber(word), word)
   end
   return list
 end
@@ -52,7 +54,8 @@ function samples.operators()
     local function has(flag) return bit.band(flags, flag) ~= 0 end
     list[#list + 1] = {
       op = op, name = ffi.string(lib.ms_op_name(op)), samples = samples.of(op),
-      differentiable = has(E.MS_OP_DIFFERENTIABLE), inplace = has(E.MS_OP_INPLACE), view = has(E.MS_OP_VIEW), random = has(E.MS_OP_RANDOM),
+      differentiable = has(E.MS_OP_DIFFERENTIABLE), inplace = has(E.MS_OP_INPLACE), view = has(E.MS_OP_VIEW),
+      random = has(E.MS_OP_RANDOM),
     }
   end
   table.sort(list, function(a, b) return a.name < b.name end)
@@ -83,8 +86,8 @@ end
 local product = require "spec.support.numel"
 samples.product = product
 
---- Values of every input of a sample, the same at every call for the same sample. They stay clear of 0 and of the numbers
---- in f, and up to 64 floats all differ: kinks (relu, abs, max, clamp) would spoil finite differences.
+--- Values of every input of a sample, the same at every call for the same sample. They stay clear of 0 and of the
+--- numbers in f, and up to 64 floats all differ: kinks (relu, abs, max, clamp) would spoil finite differences.
 function samples.values(sample, salt)
   seed = 12345 + (salt or 0)
   for k = 1, #sample.text do seed = (seed * 31 + sample.text:byte(k)) % 2147483646 + 1 end
@@ -107,7 +110,8 @@ function samples.values(sample, salt)
       else
         local tries = 0
         repeat
-          x = short(input.kind == "+" and 0.2 + 2 * uniform() or input.kind == "u" and 1.8 * uniform() - 0.9 or normal())
+          x = short(input.kind == "+" and 0.2 + 2 * uniform() or input.kind == "u" and 1.8 * uniform() - 0.9
+            or normal())
           tries = tries + 1
         until clear(x) or tries > 1000
         taken[x] = true
@@ -162,7 +166,8 @@ end
 
 local on_device                                                   -- device that tensors are made on; nil: cpu
 function samples.tensor(dtype, shape, values)
-  local id = must(lib.ms_from_data(dtype, #shape, int64s(shape), ffi.new("double[?]", #values + 1, values)), "ms_from_data")
+  local id = must(lib.ms_from_data(dtype, #shape, int64s(shape), ffi.new("double[?]", #values + 1, values)),
+    "ms_from_data")
   if not on_device then return id end
   local there = samples.one("to_device", { id }, { on_device })
   lib.ms_release(id)
@@ -194,8 +199,8 @@ local function one(...)
 end
 samples.one = one
 
---- The same values behind other strides: dimensions reversed in memory, every second element. Returns the tensor and the
---- contiguous base it is a view of; position(k) of the returned map is where element k lies in the base.
+--- The same values behind other strides: dimensions reversed in memory, every second element. Returns the tensor and
+--- the contiguous base it is a view of; position(k) of the returned map is where element k lies in the base.
 function samples.strided(dtype, shape, values)
   local n = #shape
   local base_shape = {}
@@ -258,7 +263,8 @@ end
 ---   gout      "weights" (default): fixed numbers; "ones": ones; "expanded": ones of stride 0
 ---   device    of inputs without values (meta); shapes: other shapes of the inputs
 ---   on        device to run on
---- Returns { out = {values by output}, info = {…}, grad = {values by input} }, or nil, code, text when the call is refused.
+--- Returns { out = {values by output}, info = {…}, grad = {values by input} }, or nil, code, text when the call is
+--- refused.
 function samples.evaluate(op, sample, opts)
   if opts.on then
     on_device = opts.on

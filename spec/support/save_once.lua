@@ -1,8 +1,9 @@
---- luajit save_once.lua KIND PATH VALUE: saves once, with every element VALUE; for durability_spec, which ends it or makes a call fail.
---- KIND: `file` (ms.save), `folder` (fsdp.save with an optimizer), `large` (a file that is written past the page cache), `inside`
---- (a folder again, where strace lets renameat2 know no flags).
---- The save lies between the two opens of files that are not there. Prints what came of it; required, it gives `save(kind, path,
---- value)`, which makes such a save ready.
+-- SPDX-License-Identifier: MIT
+--- luajit save_once.lua KIND PATH VALUE: saves once, with every element VALUE; for durability_spec, which ends it or
+--- makes a call fail. KIND: `file` (ms.save), `folder` (fsdp.save with an optimizer), `large` (a file that is written
+--- past the page cache), `inside` (a folder again, where strace lets renameat2 know no flags). The save lies between
+--- the two opens of files that are not there. Prints what came of it; required, it gives `save(kind, path, value)`,
+--- which makes such a save ready.
 local root = arg and arg[0] and arg[0]:match "^(.*)spec/support/save_once%.lua$"
 if root then package.path = ("@lua/?.lua;@lua/?/init.lua;"):gsub("@", root) .. package.path end
 local ms = require "moonshard"
@@ -22,7 +23,8 @@ end
 
 if not root then return M end
 local kind, path, value = arg[1], arg[2], tonumber(arg[3])
--- What a first save loads is no part of it. A large one starts a thread, whose calls would be counted from 1 here already.
+-- What a first save loads is no part of it. A large one starts a thread, whose calls would be counted from 1 here
+-- already.
 M.save(kind == "large" and "file" or kind, path .. ".other", value)()
 local save = M.save(kind, path, value)
 io.open "/moonshard-save-begins"

@@ -1,4 +1,6 @@
---- Sharded beside unsharded training, for specs: the same model, the same batches, step by step. (parity.lua: FSDP, DDP, one process.)
+-- SPDX-License-Identifier: MIT
+--- Sharded beside unsharded training, for specs: the same model, the same batches, step by step. (parity.lua: FSDP,
+--- DDP, one process.)
 local assert = require "luassert"
 
 local M = {}

@@ -1,4 +1,6 @@
---- A small sharded training for specs: every kind of unit (the root, a plain one, one of low precision), clipping, AdamW.
+-- SPDX-License-Identifier: MIT
+--- A small sharded training for specs: every kind of unit (the root, a plain one, one of low precision), clipping,
+--- AdamW.
 local STEPS = 3
 
 local function make()
@@ -7,7 +9,8 @@ local function make()
   ms.manual_seed(3)
   local model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 11))
   fsdp.fully_shard(model[2])
-  fsdp.fully_shard(model[5], { mp_policy = fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16", output_dtype = "float32" } })
+  fsdp.fully_shard(model[5], { mp_policy = fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16",
+    output_dtype = "float32" } })
   fsdp.fully_shard(model)
   return model, ms.optim.AdamW(model:parameters(), { lr = 0.01 }), ms
 end

@@ -1,11 +1,15 @@
---- One job of a sweep of failing allocations (spec/support/starved.lua): prints a line "rank, n, outcome, message" for each n.
+-- SPDX-License-Identifier: MIT
+--- One job of a sweep of failing allocations (spec/support/starved.lua): prints a line "rank, n, outcome, message" for
+--- each n.
 ---
----   starve_job.lua SCENARIO malloc|pool FOLDER fork FIRST STRIDE     one process, a fork for each n: all lists are empty in each
----   starve_job.lua SCENARIO malloc|pool FOLDER loop CULPRIT STRIDE   ranks: n by n in one job, failing on one of them
----   starve_job.lua SCENARIO malloc|pool FOLDER once CULPRIT N        ranks: that one, in the job's first steps
+---   starve_job.lua SCENARIO malloc|pool FOLDER fork FIRST STRIDE     one process, a fork for each n: all lists are
+---   empty in each starve_job.lua SCENARIO malloc|pool FOLDER loop CULPRIT STRIDE   ranks: n by n in one job, failing
+---   on one of them starve_job.lua SCENARIO malloc|pool FOLDER once CULPRIT N        ranks: that one, in the job's
+---   first steps
 ---
---- malloc: the C library's, where the engine calls it (fail_malloc.c is preloaded). pool: tensors' memory. One allocation fails,
---- the next succeeds. Outcomes: same (the undisturbed bits), error (a clean one, and the bits afterwards), or what is wrong.
+--- malloc: the C library's, where the engine calls it (fail_malloc.c is preloaded). pool: tensors' memory. One
+--- allocation fails, the next succeeds. Outcomes: same (the undisturbed bits), error (a clean one, and the bits
+--- afterwards), or what is wrong.
 local ffi = require "ffi"
 local ms = require "moonshard"
 local starved = require "spec.support.starved"
@@ -116,7 +120,9 @@ while more do
   meet()
   if outcome == "error" then
     -- A peer may have gone on past the error outside of forward and backward: what it does next differs.
-    if not (clean(message) or rank ~= which and message:find "the ranks ask for different things") then outcome = "UNCLEAR ERROR" end
+    if not (clean(message) or rank ~= which and message:find "the ranks ask for different things") then
+      outcome = "UNCLEAR ERROR"
+    end
   end
   if seconds > 10 then outcome = "WAITED" end
   local failed = false

@@ -1,5 +1,6 @@
---- Scenarios for allocations that fail, and what must hold: the undisturbed run's bits, or a clean error, after which the same
---- process goes on and gives those bits. Used by spec/no_memory_spec.lua and scripts/starve.
+-- SPDX-License-Identifier: MIT
+--- Scenarios for allocations that fail, and what must hold: the undisturbed run's bits, or a clean error, after which
+--- the same process goes on and gives those bits. Used by spec/no_memory_spec.lua and scripts/starve.
 ---
 --- A scenario is run(ms, rank, folder, world) -> list of tensors, numbers and texts: its result, bit by bit.
 local starved = {}
@@ -51,7 +52,8 @@ function scenarios.training(ms, rank, folder)
   local nn, fsdp = ms.nn, ms.fsdp
   local function make()
     ms.manual_seed(3)
-    local model = nn.Sequential(nn.Embedding(11, 8), nn.Dropout(0.3), nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 11))
+    local model = nn.Sequential(nn.Embedding(11, 8), nn.Dropout(0.3), nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.2),
+      nn.Linear(16, 11))
     fsdp.fully_shard(model[3])
     fsdp.fully_shard(model)
     return model, ms.optim.AdamW(model:parameters(), { lr = 0.01 })
@@ -147,7 +149,9 @@ function starved.job(n, args, opts)
       if outcome ~= "same" and outcome ~= "error" then wrong[#wrong + 1] = line end
     end
   end
-  if job.code ~= 0 or job.timed_out then wrong[#wrong + 1] = ("the job ended with status %s: %s"):format(job.code, job.stderr) end
+  if job.code ~= 0 or job.timed_out then
+    wrong[#wrong + 1] = ("the job ended with status %s: %s"):format(job.code, job.stderr)
+  end
   return counts, wrong
 end
 

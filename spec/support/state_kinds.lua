@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- One small model, sharded in many ways, with its optimizer: for specs that carry state from one way to another.
 local train_alike = require "spec.support.train_alike"
 
@@ -55,15 +56,19 @@ M.KINDS = {
   { "FSDP, nested", classic({}, { "first", "block" }) },
   { "FSDP, one flat parameter", classic({}, {}) },
   { "FSDP, original parameters", classic({ use_orig_params = true }, { "block" }) },
-  { "FSDP, shard_grad_op, original parameters", classic({ sharding_strategy = "shard_grad_op", use_orig_params = true }, {}) },
+  { "FSDP, shard_grad_op, original parameters", classic({ sharding_strategy = "shard_grad_op", use_orig_params = true },
+  {}) },
   { "FSDP, no_shard", classic({ sharding_strategy = "no_shard" }, { "first" }) },
-  { "FSDP, no_shard, original parameters", classic({ sharding_strategy = "no_shard", use_orig_params = true }, { "block" }) },
+  { "FSDP, no_shard, original parameters", classic({ sharding_strategy = "no_shard", use_orig_params = true },
+  { "block" }) },
   { "fully_shard, nested", rows({}, { "first", "block" }) },
   { "fully_shard, columns", rows({ shard_placement_fn = columns }, {}) },
   { "not sharded", function(model) return model end },
-  { "FSDP, hybrid_shard", classic(function() return { sharding_strategy = "hybrid_shard", device_mesh = mesh() } end, { "block" }), 4 },
+  { "FSDP, hybrid_shard", classic(function() return { sharding_strategy = "hybrid_shard", device_mesh = mesh() } end,
+  { "block" }), 4 },
   { "FSDP, hybrid_shard_zero2, original parameters",
-    classic(function() return { sharding_strategy = "hybrid_shard_zero2", use_orig_params = true, device_mesh = mesh() } end, {}), 4 },
+    classic(function() return { sharding_strategy = "hybrid_shard_zero2", use_orig_params = true,
+      device_mesh = mesh() } end, {}), 4 },
   { "fully_shard, replicated and sharded", rows(function() return { mesh = mesh() } end, { "first" }), 4 },
 }
 

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- One rank of a gang: `luajit worker.lua JOB`, started by ranks.lua under mpirun.
 --- Loads the spec file once more, but runs only the tests of one ranks.describe, in the order of the job. After each
 --- test it writes a JSON line to its own file and waits on the board until every rank is through with that test.
@@ -80,7 +81,9 @@ end
 
 local function hook(list)
   return function(fn)
-    if context then table.insert(list == "setup" and target.setup or list == "teardown" and target.teardown or context[list], fn) end
+    if context then
+      table.insert(list == "setup" and target.setup or list == "teardown" and target.teardown or context[list], fn)
+    end
   end
 end
 
@@ -103,7 +106,8 @@ local finalizers
 env.finally = function(fn) table.insert(finalizers, fn) end
 
 env.assert = require "luassert"
-env.spy, env.stub, env.mock, env.match = require "luassert.spy", require "luassert.stub", require "luassert.mock", require "luassert.match"
+env.spy, env.stub, env.mock, env.match = require "luassert.spy", require "luassert.stub", require "luassert.mock",
+  require "luassert.match"
 env.assert:set_parameter("TableErrorHighlightColor", "none")
 
 package.loaded["spec.support.ranks"] = {
@@ -195,7 +199,8 @@ for k = job.first, #job.tests do
   if err then
     line = { test = k, ok = false, message = "loading the spec: " .. err }
   elseif not test then
-    line = { test = k, ok = false, message = "the rank did not find this test in the file: names must be the same on every rank" }
+    line = { test = k, ok = false,
+      message = "the rank did not find this test in the file: names must be the same on every rank" }
   else
     if k == job.first then
       for _, fn in ipairs(target.setup) do

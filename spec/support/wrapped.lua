@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The golden models wrapped in fsdp.FSDP, for specs: each module that a model's definition calls a unit, and the root.
 local M = {}
 

@@ -1,12 +1,14 @@
---- amp.autocast: the dtypes of operations inside its function. Two lists, on every device the same (PyTorch has one for CUDA and a
---- shorter one for the CPU; these are CUDA's, of the operations there are here):
+-- SPDX-License-Identifier: MIT
+--- amp.autocast: the dtypes of operations inside its function. Two lists, on every device the same (PyTorch has one for
+--- CUDA and a shorter one for the CPU; these are CUDA's, of the operations there are here):
 ---
 ---   half dtype  linear, matmul, conv2d, scaled_dot_product_attention
----   float32     sum, prod, cumsum, norm, logsumexp, softmax, log_softmax; exp, log, pow (also t ^ p and p ^ t), reciprocal (also
+---   float32     sum, prod, cumsum, norm, logsumexp, softmax, log_softmax; exp, log, pow (also t ^ p and p ^ t),
+---   reciprocal (also
 ---               p / t), rsqrt; layer_norm, rms_norm, batch_norm; cross_entropy, mse_loss
 ---
---- An operation of a list casts its floating inputs, float64 excepted. Everything else computes in the dtypes that it is given,
---- and so do changes in place (pow_). The engine's table of operators holds the lists: MS_OP_LOW, MS_OP_WIDE.
+--- An operation of a list casts its floating inputs, float64 excepted. Everything else computes in the dtypes that it
+--- is given, and so do changes in place (pow_). The engine's table of operators holds the lists: MS_OP_LOW, MS_OP_WIDE.
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
@@ -19,8 +21,8 @@ local function restore(mode, ok, ...)
   return ...
 end
 
---- Runs fn(…): products in this half dtype; sums, norms, losses, softmax, exp, log and pow in float32 (the lists are above).
---- nil turns an outer one off. Call backward outside.
+--- Runs fn(…): products in this half dtype; sums, norms, losses, softmax, exp, log and pow in float32 (the lists are
+--- above). nil turns an outer one off. Call backward outside.
 ---@param dtype "bfloat16"|"float16"|nil
 ---@param fn function
 ---@return any ...  what fn returns

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Gradient scalers: the loss is multiplied by a scale before backward, so that small float16 gradients survive; the
 --- gradients are divided by it before the optimizer steps, and a step with infinities or NaN in them is left out and
 --- the scale lowered. ShardedGradScaler agrees on that over the ranks of a group.
@@ -28,7 +29,8 @@ local function construct(self, given, spec)
   if o.enabled and o.growth_factor <= 1 then raise("The growth factor must be > 1.0.") end
   if o.enabled and o.backoff_factor >= 1 then raise("The backoff factor must be < 1.0.") end
   self._enabled, self._init_scale, self._growth_tracker = o.enabled, o.init_scale, 0
-  self._growth_factor, self._backoff_factor, self._growth_interval = o.growth_factor, o.backoff_factor, o.growth_interval
+  self._growth_factor, self._backoff_factor, self._growth_interval = o.growth_factor, o.backoff_factor,
+    o.growth_interval
   self._optimizers = setmetatable({}, { __mode = "k" })         -- what is known of each since the last update
   return o
 end
@@ -70,7 +72,9 @@ local function scaled(self, outputs)
       if value ~= nil then return scaled(self, value) end
     end
   end
-  if type(outputs) ~= "table" or getmetatable(outputs) ~= nil then raise("outputs must be a Tensor or an iterable of Tensors") end
+  if type(outputs) ~= "table" or getmetatable(outputs) ~= nil then
+    raise("outputs must be a Tensor or an iterable of Tensors")
+  end
   local list = {}
   for k, v in util.sorted_pairs(outputs) do list[k] = scaled(self, v) end
   return list
@@ -149,7 +153,8 @@ function GradScaler:unscale_grads_(optimizer, inv_scale, found_inf)
   end)
 end
 
--- Groups over which the parameters of an optimizer are sharded (or sharded and replicated), each once, in an order that ranks share.
+-- Groups over which the parameters of an optimizer are sharded (or sharded and replicated), each once, in an order that
+-- ranks share.
 local function sharding_groups(optimizer)
   local list, seen = {}, {}
   for _, group in ipairs(optimizer.param_groups) do
@@ -167,8 +172,8 @@ local function sharding_groups(optimizer)
   return list
 end
 
--- What one rank found in its part of a sharded gradient holds for all that have the other parts: they leave out the same steps.
--- A rank without gradients asks too.
+-- What one rank found in its part of a sharded gradient holds for all that have the other parts: they leave out the
+-- same steps. A rank without gradients asks too.
 function GradScaler:_agree(found, optimizer)
   local groups = sharding_groups(optimizer)
   if #groups == 0 then return end
@@ -189,7 +194,9 @@ function GradScaler:unscale_(optimizer)
   if not self._enabled then return end
   need_scale(self, "unscale_")
   local record = record_of(self, optimizer)
-  if record.stage == "unscaled" then raise("unscale_() has already been called on this optimizer since the last update().") end
+  if record.stage == "unscaled" then
+    raise("unscale_() has already been called on this optimizer since the last update().")
+  end
   if record.stage == "stepped" then raise("unscale_() is being called after step().") end
   local device = self.scale_tensor.device
   local inv_scale = create.full({}, 1 / self.scale_tensor:item(), { dtype = "float32", device = device })
@@ -234,7 +241,8 @@ function GradScaler:update(new_scale)
   need_scale(self, "update")
   if new_scale ~= nil then
     if is_tensor(new_scale) then
-      if new_scale:numel() ~= 1 or new_scale.requires_grad or new_scale.device:match "^%a+" ~= self.scale_tensor.device:match "^%a+" then
+      if new_scale:numel() ~= 1 or new_scale.requires_grad
+        or new_scale.device:match "^%a+" ~= self.scale_tensor.device:match "^%a+" then
         raise("new_scale should be a float or a 1-element FloatTensor on the scaler's device with requires_grad=false.")
       end
       no_grad(function() self.scale_tensor:copy_(new_scale:reshape {}) end)
@@ -296,12 +304,17 @@ end
 function GradScaler:load_state_dict(sd)
   if not self._enabled then return end
   if type(sd) ~= "table" then raise("load_state_dict: the state is %s, expected a table", errors.kind(sd)) end
-  if next(sd) == nil then raise("The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler.") end
+  if next(sd) == nil then
+    raise("The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler.")
+  end
   for _, name in ipairs { "scale", "growth_factor", "backoff_factor", "growth_interval", "growth_tracker" } do
-    if type(sd[name]) ~= "number" then raise("load_state_dict: %s is %s, expected a number", name, errors.kind(sd[name])) end
+    if type(sd[name]) ~= "number" then
+      raise("load_state_dict: %s is %s, expected a number", name, errors.kind(sd[name]))
+    end
   end
   self._init_scale, self._growth_tracker = sd.scale, sd.growth_tracker
-  self._growth_factor, self._backoff_factor, self._growth_interval = sd.growth_factor, sd.backoff_factor, sd.growth_interval
+  self._growth_factor, self._backoff_factor, self._growth_interval = sd.growth_factor, sd.backoff_factor,
+    sd.growth_interval
   if self.scale_tensor then set_scale(self, sd.scale) end
 end
 

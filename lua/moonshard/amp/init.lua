@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- amp: mixed precision for ordinary models: `autocast` chooses dtypes by operation, gradient scalers keep float16
 --- gradients from vanishing.
 local errors = require "moonshard.errors"

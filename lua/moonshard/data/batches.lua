@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Batches of a corpus for language models. Which sequences make step s follows from the seed and s alone: no
 --- state to save, any rank can work out its share, and every world size trains on the same sequences.
 ---
@@ -35,7 +36,8 @@ local function new(corpus, given)
   for _, name in ipairs { "context", "batch", "world", "rank", "seed" } do
     local v, least = o[name], name == "seed" and -2 ^ 53 or name == "rank" and 0 or 1
     if type(v) ~= "number" or not (v >= least and v <= 2 ^ 53) or v % 1 ~= 0 then
-      errors.raise("batches: option '%s' is %s, expected a whole number%s", name, errors.kind(v), name == "seed" and "" or " from " .. least)
+      errors.raise("batches: option '%s' is %s, expected a whole number%s", name, errors.kind(v), name == "seed" and ""
+        or " from " .. least)
     end
   end
   if o.rank >= o.world then errors.raise("batches: rank %d is none of %d ranks", o.rank, o.world) end
@@ -43,7 +45,9 @@ local function new(corpus, given)
   if spare < 1 then
     errors.raise("batches: %d training tokens are too few for a context of %d", corpus.train_count, o.context)
   end
-  if o.batch < o.world then errors.raise("batches: a batch of %d sequences cannot be shared by %d ranks", o.batch, o.world) end
+  if o.batch < o.world then
+    errors.raise("batches: a batch of %d sequences cannot be shared by %d ranks", o.batch, o.world)
+  end
   local self = setmetatable(o, Batches)
   self.corpus = corpus
   self.offsets = min(o.context, spare)

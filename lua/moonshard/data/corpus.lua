@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- A corpus: which files, which of their tokens train and which validate.
 ---
 --- Text: every regular file once, byte by byte. Links and files with equal contents are left out, because they
@@ -49,7 +50,9 @@ end
 local function regular_files(path)
   local mode = lfs.attributes(path, "mode")
   if not mode then return nil, ("there is no file or folder '%s'"):format(path) end
-  if mode ~= "directory" and mode ~= "file" then return nil, ("'%s' is a %s, expected a file or folder"):format(path, mode) end
+  if mode ~= "directory" and mode ~= "file" then
+    return nil, ("'%s' is a %s, expected a file or folder"):format(path, mode)
+  end
   if mode == "file" then return { { name = path:match "[^/]*$", path = path } } end   -- a link that was named is meant
   local names, files = {}, {}
   for name in lfs.dir(path) do
@@ -127,7 +130,10 @@ local function open(paths, given)
     errors.raise("corpus: option 'vocab' is %s, expected a whole number from 1", errors.kind(o.vocab))
   end
   local list = type(paths) == "table" and paths or { paths }
-  if list[1] == nil then errors.raise("corpus: argument 1 is %s, expected the path of a file or folder, or a list of them", errors.kind(paths)) end
+  if list[1] == nil then
+    errors.raise("corpus: argument 1 is %s, expected the path of a file or folder, or a list of them",
+      errors.kind(paths))
+  end
   local files = {}
   for k, path in ipairs(list) do
     if type(path) ~= "string" then errors.raise("corpus: path %d is %s, expected a string", k, errors.kind(path)) end
@@ -144,7 +150,8 @@ local function open(paths, given)
     if not d then return nil, vocab end
     local kind = d.bytes == 1 and "text" or "tokens"
     if self.kind and (self.kind ~= kind or self.vocab ~= vocab) then
-      return nil, ("'%s' is %s of %d tokens, the files before it are %s of %d"):format(d.path, kind, vocab, self.kind, self.vocab)
+      return nil, ("'%s' is %s of %d tokens, the files before it are %s of %d"):format(d.path, kind, vocab, self.kind,
+        self.vocab)
     end
     self.kind, self.vocab = kind, vocab
     if kind == "tokens" and d.name:find "val" then named_validation = true end
@@ -187,8 +194,8 @@ end
 
 local PIECE, PIECES = 65536, 256
 
---- A number that follows from the sizes and contents of the documents: another one is another corpus. Of 16 MiB everything
---- counts; of more, pieces at equal distances in each document.
+--- A number that follows from the sizes and contents of the documents: another one is another corpus. Of 16 MiB
+--- everything counts; of more, pieces at equal distances in each document.
 ---@return integer
 function Corpus:fingerprint()
   local h = 0

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- One outcome for all ranks of a model: what one of them refuses, all refuse, before anything is gathered or changed.
 local calls = require "moonshard.dist_calls"
 local class = require "moonshard.class"
@@ -12,7 +13,8 @@ local tensor = require "moonshard.tensor"
 
 local M = {}
 
--- Units below m. Where there are none, those of the sharded tensors in x, a state dict: to load them whole is collective, too.
+-- Units below m. Where there are none, those of the sharded tensors in x, a state dict: to load them whole is
+-- collective, too.
 local function units_in(m, x)
   local units = module.units_below(m)
   local function look(v)
@@ -29,7 +31,8 @@ local function units_in(m, x)
   return units
 end
 
---- Groups that connect the ranks of a model's units: the world where a unit spans it. None where nothing is sharded or replicated.
+--- Groups that connect the ranks of a model's units: the world where a unit spans it. None where nothing is sharded or
+--- replicated.
 ---@param m Module
 ---@param x? any  the state dict that is loaded
 ---@return Group[]
@@ -53,7 +56,9 @@ function M.groups_of(m, x)
   end
   if seen[dist.default_group()] then return { dist.default_group() } end
   -- Lines of a mesh that is the world.
-  if #list == 2 and dist.world_size(list[1]) * dist.world_size(list[2]) == dist.world_size() then return { dist.default_group() } end
+  if #list == 2 and dist.world_size(list[1]) * dist.world_size(list[2]) == dist.world_size() then
+    return { dist.default_group() }
+  end
   return list
 end
 
@@ -63,8 +68,8 @@ local check_module = calls.one(function(who, m)
   if not class.isa(m, nn.Module) then errors.raise("%s: argument 1 is %s, expected a module", who, errors.kind(m)) end
 end)
 
---- What begins a call of all ranks of a model: the groups of its ranks, and its options, checked. What is refused here fails the peers'
---- first collective, so the call fails on every rank.
+--- What begins a call of all ranks of a model: the groups of its ranks, and its options, checked. What is refused here
+--- fails the peers' first collective, so the call fails on every rank.
 ---@param who string
 ---@param m Module
 ---@param given table?
@@ -74,7 +79,8 @@ end)
 function M.begin(who, m, given, spec, x)
   check_module(who, m)
   local groups = M.groups_of(m, x)
-  local check = calls.one(function() return opts(who, given, spec) end, function() return groups[1] and groups[1].id or ALONE end)
+  local check = calls.one(function() return opts(who, given, spec) end, function() return groups[1] and groups[1].id
+    or ALONE end)
   return groups, check()
 end
 
@@ -85,7 +91,9 @@ function M.gather(groups, value)
   local known = { [dist.rank()] = value }
   for _, group in ipairs(groups) do
     for _, some in ipairs(dist.all_gather_object(known, { group = group })) do
-      if type(some) ~= "table" then errors.raise "the ranks make different calls: on some of them a state dict is saved or loaded" end
+      if type(some) ~= "table" then
+        errors.raise "the ranks make different calls: on some of them a state dict is saved or loaded"
+      end
       for rank, v in pairs(some) do known[rank] = v end             -- order does not matter: a union
     end
   end
@@ -110,8 +118,8 @@ function M.from_first(groups, value, send)
   return value
 end
 
---- fn(…) on every rank: its result, and every rank's `reported`, its second result (a Lua value), by rank. Where it fails on some ranks,
---- all of them raise: their own error, or the first one in rank order.
+--- fn(…) on every rank: its result, and every rank's `reported`, its second result (a Lua value), by rank. Where it
+--- fails on some ranks, all of them raise: their own error, or the first one in rank order.
 ---@param fn fun(...): any, any
 ---@return any result, table<integer, any> reported
 function M.agree(groups, fn, ...)
@@ -143,13 +151,14 @@ function M.same(reported, what)
   for _, rank in ipairs(ranks) do
     local first = reported[ranks[1]]
     if reported[rank] ~= first then
-      errors.raise("%s: rank %d %s; rank %d %s", what, ranks[1], first == "" and "none" or first, rank, reported[rank] == "" and "none" or reported[rank])
+      errors.raise("%s: rank %d %s; rank %d %s", what, ranks[1], first == "" and "none" or first, rank,
+        reported[rank] == "" and "none" or reported[rank])
     end
   end
 end
 
---- fn(…), which communicates or changes what ranks share: where it fails on one rank, peers that wait for this one raise that too.
---- At most five arguments.
+--- fn(…), which communicates or changes what ranks share: where it fails on one rank, peers that wait for this one
+--- raise that too. At most five arguments.
 function M.together(groups, fn, ...) return calls.several(fn, function() return #groups > 0 end)(...) end
 
 return M

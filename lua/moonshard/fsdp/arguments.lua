@@ -1,5 +1,6 @@
---- Tensors inside the arguments and results of a sharded module's forward: found in plain tables and in instances of tensor
---- classes, given to the engine as a list of ids, and put back where the engine gave another in one's place.
+-- SPDX-License-Identifier: MIT
+--- Tensors inside the arguments and results of a sharded module's forward: found in plain tables and in instances of
+--- tensor classes, given to the engine as a list of ids, and put back where the engine gave another in one's place.
 local engine = require "moonshard.ffi"
 local tensor = require "moonshard.tensor"
 

@@ -1,5 +1,7 @@
+-- SPDX-License-Identifier: MIT
 --- load_state_dict with `assign` where a sharded model is on meta: the state dict brings the memory. Parameters
---- of a unit are parts of one block, so a unit is given all of its parameters at once, or none: then it stays on meta, for a later load.
+--- of a unit are parts of one block, so a unit is given all of its parameters at once, or none: then it stays on meta,
+--- for a later load.
 local create = require "moonshard.tensor_create"
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
@@ -60,7 +62,8 @@ function M.make_room(m, device_of, strict)
     local unit = units[handle]
     if unit.has then
       errors.check(lib.ms_unit_to(handle, dtypes.device(device_of[unit.has], "load_state_dict"), -1, 0))
-      if unit.unit then unit.unit.looked, unit.unit.extensions = nil, nil end       -- all-gather extensions are looked for again
+      -- all-gather extensions are looked for again
+      if unit.unit then unit.unit.looked, unit.unit.extensions = nil, nil end
     end
   end
 end

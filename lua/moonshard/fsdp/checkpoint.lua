@@ -1,10 +1,12 @@
---- Sharded checkpoints: `fsdp.save(dir, m, optim, opts)`, `fsdp.load(dir, m, optim, opts)`. A folder with one safetensors
---- file a rank and `index.json`, which says of every tensor where its pieces are, and of every file its size and sum.
+-- SPDX-License-Identifier: MIT
+--- Sharded checkpoints: `fsdp.save(dir, m, optim, opts)`, `fsdp.load(dir, m, optim, opts)`. A folder with one
+--- safetensors file a rank and `index.json`, which says of every tensor where its pieces are, and of every file its
+--- size and sum.
 ---
---- Writing: a new folder -> every rank its file, on disk -> the index -> the folder -> its name -> the folder around it. So a crash at
---- any moment leaves the old checkpoint or the new one. Only a checkpoint or an empty folder is replaced; a link stays, and what it leads
---- to is replaced. Reading: any number of ranks, by index arithmetic: a rank reads the ranges of elements that it holds, and compares
---- their sums. Every file is read whole by one rank.
+--- Writing: a new folder -> every rank its file, on disk -> the index -> the folder -> its name -> the folder around
+--- it. So a crash at any moment leaves the old checkpoint or the new one. Only a checkpoint or an empty folder is
+--- replaced; a link stays, and what it leads to is replaced. Reading: any number of ranks, by index arithmetic: a rank
+--- reads the ranges of elements that it holds, and compares their sums. Every file is read whole by one rank.
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local class = require "moonshard.class"
@@ -33,13 +35,15 @@ local bad, reason, file_name = checkpoint_index.bad, checkpoint_index.reason, ch
 
 -- ---- what is where -------------------------------------------------------------------------------
 
--- Where this rank's part of t lies in the whole: `dim` (from 1; 0: a range of elements in row-major order), `first`, `here`, and
+-- Where this rank's part of t lies in the whole: `dim` (from 1; 0: a range of elements in row-major order), `first`,
+-- `here`, and
 -- `row`, the elements of a row where dim is 1.
 local function place_of(t)
   if not sharded.is_sharded(t) then return { dim = 0, first = 0, here = t:numel(), row = 1 } end
   local s = sharded.shard_info(t)
   local elements = s.layout == C.MS_LAYOUT_FLAT
-  return { dim = elements and 0 or s.dim + 1, first = tonumber(s.first), here = tonumber(s.here), row = elements and 1 or tonumber(s.row_numel) }
+  return { dim = elements and 0 or s.dim + 1, first = tonumber(s.first), here = tonumber(s.here), row = elements and 1
+    or tonumber(s.row_numel) }
 end
 
 -- The range of elements that a place is, or nil where it is none.
@@ -58,7 +62,8 @@ end
 
 local function whole_shape(t) return rawget(t, "_whole_shape") or t.shape end
 
--- Names, tensors and places of everything there is to save, in one order on every rank; each object once, under its first name.
+-- Names, tensors and places of everything there is to save, in one order on every rank; each object once, under its
+-- first name.
 local function entries_of(m, optim)
   local list, seen, aliases = {}, {}, {}
   local names, values = m:_state()
@@ -82,7 +87,8 @@ local function entries_of(m, optim)
       local p = by_name[name]
       for key, v in util.sorted_pairs(entry) do
         if tensor.is_tensor(v) and v.ndim > 0 then
-          list[#list + 1] = { name = ("optim.%s.%s"):format(name, key), whole = whole_shape(p), place = place_of(p), replica = replica(p),
+          list[#list + 1] = { name = ("optim.%s.%s"):format(name, key), whole = whole_shape(p), place = place_of(p),
+            replica = replica(p),
             like = p, part = v:detach(), shared = is_shared(p) }
         else
           numbers[name] = numbers[name] or {}
@@ -115,7 +121,8 @@ local function write_file(path, list)
   end
   local told = {}
   for k, e in ipairs(mine) do
-    told[k] = { name = e.name, dtype = e.part.dtype, shape = { unpack(e.whole) }, dim = e.place.dim, first = e.place.first, here = e.place.here }
+    told[k] = { name = e.name, dtype = e.part.dtype, shape = { unpack(e.whole) }, dim = e.place.dim,
+      first = e.place.first, here = e.place.here }
   end
   local bytes, why = require("lfs").attributes(path, "size")
   if not bytes then errors.raise("save: cannot look at '%s': %s", path, reason(why)) end
@@ -123,7 +130,8 @@ local function write_file(path, list)
 end
 
 local function index_of(told, aliases, numbers, groups, extra)
-  local index = { format = checkpoint_index.FORMAT, world = #told, files = {}, tensors = {}, aliases = aliases, extra = extra }
+  local index = { format = checkpoint_index.FORMAT, world = #told, files = {}, tensors = {}, aliases = aliases,
+    extra = extra }
   for r, t in ipairs(told) do
     index.files[r] = { name = t.file, bytes = t.bytes, hash = t.hash }
     for _, e in ipairs(t.tensors) do
@@ -163,9 +171,10 @@ local function rename(from, to)
   if not ok then errors.raise("save: cannot rename '%s' to '%s': %s", from, to, reason(why)) end
 end
 
--- Where the file system cannot exchange two folders (NFS, some of FUSE) the new files move in beside the old ones, under names of their
--- own, and the new index takes the place of the old one: that rename is the moment the new checkpoint exists. A crash may leave files that
--- the index does not use, but lists or knows by their names; the next save removes them.
+-- Where the file system cannot exchange two folders (NFS, some of FUSE) the new files move in beside the old ones,
+-- under names of their own, and the new index takes the place of the old one: that rename is the moment the new
+-- checkpoint exists. A crash may leave files that the index does not use, but lists or knows by their names; the next
+-- save removes them.
 local function replace_inside(made, path, index, old)
   local id, moved = made:match "%.tmp%-(%x+)/checkpoint$", {}
   local written = ("%s/%s.tmp-%s"):format(path, checkpoint_index.NAME, id)
@@ -189,7 +198,8 @@ local function replace_inside(made, path, index, old)
     error(err, 0)
   end
   check(lib.ms_folder_sync(path))
-  pcall(function()                                        -- the checkpoint is written: nothing here is a reason to say it is not
+  -- the checkpoint is written: nothing here is a reason to say it is not
+  pcall(function()
     local keep = { [checkpoint_index.NAME] = true }
     for _, file in ipairs(index.files) do keep[file.name] = true end
     for _, name in ipairs(checkpoint_index.entries_in(path) or {}) do
@@ -206,7 +216,8 @@ local function finish(folder, index)
   local text = checkpoint_index.text(index)
   check(lib.ms_file_put(made .. "/" .. checkpoint_index.NAME, text, #text))
   check(lib.ms_folder_sync(made))
-  check(lib.ms_folder_look(folder))                       -- what is there now may be another folder than at the beginning
+  -- what is there now may be another folder than at the beginning
+  check(lib.ms_folder_look(folder))
   local old, bytes = checkpoint_index.replaceable(path)
   if not old then errors.raise_text(bytes) end
   check(lib.ms_folder_commit(folder, bytes > LARGE and 1 or 0, inside))
@@ -228,7 +239,9 @@ local function agree(dist, ok, value)
 end
 
 local function check_arguments(who, dir, m, optim)
-  if type(dir) ~= "string" or dir == "" then errors.raise("%s: the folder is %s, expected a path", who, errors.kind(dir)) end
+  if type(dir) ~= "string" or dir == "" then
+    errors.raise("%s: the folder is %s, expected a path", who, errors.kind(dir))
+  end
   if dir:find("%z") then errors.raise("%s: the folder %s has a zero byte in its name", who, ("%q"):format(dir)) end
   if not class.isa(m, nn.Module) then errors.raise("%s: argument 2 is %s, expected a module", who, errors.kind(m)) end
   if optim ~= nil and (type(optim) ~= "table" or type(optim.param_groups) ~= "table") then
@@ -271,18 +284,20 @@ end
 
 local agreed
 local signalled = ffi.new "double[1]"
--- A signal to all ranks reaches them one after the other: where it had not come yet when the ranks agreed, it is owed until then.
+-- A signal to all ranks reaches them one after the other: where it had not come yet when the ranks agreed, it is owed
+-- until then.
 local owed_until, GRACE = 0, 2
 
---- From now on SIGUSR1 (a checkpoint, and go on) and SIGUSR2 (a checkpoint, and end with status 75) are noted for checkpoint_wanted.
---- mpirun and srun hand both to all ranks.
+--- From now on SIGUSR1 (a checkpoint, and go on) and SIGUSR2 (a checkpoint, and end with status 75) are noted for
+--- checkpoint_wanted. mpirun and srun hand both to all ranks.
 ---@param on? boolean  false: they end the process again
 function M.catch_checkpoint_signals(on)
   lib.ms_catch_checkpoint_signals(on == false and 0 or 1)
   owed_until = 0
 end
 
---- Whether some rank was sent a signal since the last call: "go_on", "stop", or nil; the same on every rank. Collective: once a step.
+--- Whether some rank was sent a signal since the last call: "go_on", "stop", or nil; the same on every rank.
+--- Collective: once a step.
 ---@return "go_on"|"stop"|nil
 function M.checkpoint_wanted()
   local dist = require "moonshard.dist"
@@ -317,7 +332,8 @@ local function check_file(dir, index, r, reader)
         for _, size in ipairs(shape) do count = count * size end
         local fits = piece[2] == 0 and count == piece[4] or table.concat(shape, ",") == table.concat(want, ",")
         if not fits or dtype ~= entry.dtype then
-          bad(dir, "tensor '%s' in file '%s' is %s [%s], the index says %s [%s]", name, index.files[r].name, dtype, table.concat(shape, ", "),
+          bad(dir, "tensor '%s' in file '%s' is %s [%s], the index says %s [%s]", name, index.files[r].name, dtype,
+            table.concat(shape, ", "),
             entry.dtype, table.concat(want, ", "))
         end
       end
@@ -327,8 +343,8 @@ end
 
 -- ---- loading -------------------------------------------------------------------------------------
 
--- What of an entry's pieces this rank wants in `target` (contiguous, of the entry's dtype), which is the range [first, first + n) of
--- elements of the whole: told to the readers.
+-- What of an entry's pieces this rank wants in `target` (contiguous, of the entry's dtype), which is the range [first,
+-- first + n) of elements of the whole: told to the readers.
 local function want_range(readers, name, entry, target, first, n)
   local row = 1
   for d = 2, #entry.shape do row = row * entry.shape[d] end
@@ -370,7 +386,8 @@ local function plan(readers, name, entry, e)
   end
 end
 
--- The optimizer's state tensors, uninitialised, where the index has some; and the numbers. Last: refuses those of another optimizer.
+-- The optimizer's state tensors, uninitialised, where the index has some; and the numbers. Last: refuses those of
+-- another optimizer.
 local function empty_state(dir, index, m, optim)
   local told = index.optimizer
   if not told then bad(dir, "it has no optimizer's state") end
@@ -390,7 +407,9 @@ local function empty_state(dir, index, m, optim)
     if rest then
       local found
       for _, name in ipairs(prefixes) do
-        if rest:sub(1, #name + 1) == name .. "." and not rest:sub(#name + 2):find(".", 1, true) then found = name break end
+        if rest:sub(1, #name + 1) == name .. "." and not rest:sub(#name + 2):find(".", 1, true) then
+          found = name break
+        end
       end
       if found then
         local p, key = by_name[found], rest:sub(#found + 2)
@@ -398,7 +417,8 @@ local function empty_state(dir, index, m, optim)
         local t = create.empty(part.shape, { dtype = entry.dtype, device = part.device })
         sd.state[found] = sd.state[found] or {}
         sd.state[found][key] = t
-        list[#list + 1] = { name = full, whole = whole_shape(p), place = place_of(p), like = p, part = t, shared = is_shared(p) }
+        list[#list + 1] = { name = full, whole = whole_shape(p), place = place_of(p), like = p, part = t,
+          shared = is_shared(p) }
       end
     end
   end
@@ -431,7 +451,9 @@ local function read_files(dir, index, list, verify, dist, fits)
       local path = dir .. "/" .. file.name
       local size = require("lfs").attributes(path, "size")
       if not size then bad(dir, "file '%s' is missing", file.name) end
-      if size ~= file.bytes then bad(dir, "file '%s' has %s bytes, the index says %d", file.name, tostring(size), file.bytes) end
+      if size ~= file.bytes then
+        bad(dir, "file '%s' has %s bytes, the index says %d", file.name, tostring(size), file.bytes)
+      end
       readers[r] = files.reader(path, { verify = verify })
       if verify and index.version > 1 and readers[r]:sum() ~= file.hash then
         bad(dir, "file '%s' is not the one that was saved: its sum is %s, the index says %s", file.name,
@@ -457,9 +479,10 @@ local function read_files(dir, index, list, verify, dist, fits)
   return after
 end
 
---- Reads what save wrote into a model, and an optimizer, on any number of ranks, sharded in whatever way. Collective. Gives back `extra`.
---- What does not fit is refused before anything changes; `strict = false` takes the tensors that both have. A file of which only the
---- hash is wrong is found when it has been read: it raises, and the model is to be loaded again.
+--- Reads what save wrote into a model, and an optimizer, on any number of ranks, sharded in whatever way. Collective.
+--- Gives back `extra`. What does not fit is refused before anything changes; `strict = false` takes the tensors that
+--- both have. A file of which only the hash is wrong is found when it has been read: it raises, and the model is to be
+--- loaded again.
 ---@param dir string
 ---@param m Module
 ---@param optim? table
@@ -485,7 +508,8 @@ function M.load(dir, m, optim, given)
           if not entry then
             missing[#missing + 1] = e.name:sub(#"model." + 1)
           elseif table.concat(entry.shape, ",") ~= table.concat(e.whole, ",") then
-            errors.raise("load: '%s' has shape [%s] in '%s', %s in the model", e.name:sub(#"model." + 1), table.concat(entry.shape, ", "), dir,
+            errors.raise("load: '%s' has shape [%s] in '%s', %s in the model", e.name:sub(#"model." + 1),
+              table.concat(entry.shape, ", "), dir,
               tostring(e.whole))
           else
             index.tensors[e.name] = entry
@@ -497,7 +521,9 @@ function M.load(dir, m, optim, given)
           if name:find "^model%." and not known[name] then unexpected[#unexpected + 1] = name:sub(#"model." + 1) end
         end
         if o.strict and #missing > 0 then errors.raise("load: '%s' lacks %s", dir, names_text(missing)) end
-        if o.strict and #unexpected > 0 then errors.raise("load: '%s' has %s, which the model has not", dir, names_text(unexpected)) end
+        if o.strict and #unexpected > 0 then
+          errors.raise("load: '%s' has %s, which the model has not", dir, names_text(unexpected))
+        end
         if optim then
           local more
           sd, more, fits = empty_state(dir, index, m, optim)
@@ -509,7 +535,9 @@ function M.load(dir, m, optim, given)
         return index.extra
       end)
       for r, other in ipairs(agree(dist, ok, ok and fingerprint or result)) do
-        if other ~= fingerprint then bad(dir, "it was replaced while it was loaded (rank %d has read another index than this one)", r - 1) end
+        if other ~= fingerprint then
+          bad(dir, "it was replaced while it was loaded (rank %d has read another index than this one)", r - 1)
+        end
       end
       extra = result
     end)

@@ -1,7 +1,9 @@
---- `index.json` of a sharded checkpoint: its text, what it must say to be believed, and whether a folder is a checkpoint.
+-- SPDX-License-Identifier: MIT
+--- `index.json` of a sharded checkpoint: its text, what it must say to be believed, and whether a folder is a
+--- checkpoint.
 ---
---- The text begins with `{"sum":"<16 digits>",`: XXH64 of the whole text with these digits as zeros. Format 1, of earlier versions, has no
---- sum; its files have a hash each instead of sums of their own.
+--- The text begins with `{"sum":"<16 digits>",`: XXH64 of the whole text with these digits as zeros. Format 1, of
+--- earlier versions, has no sum; its files have a hash each instead of sums of their own.
 local cjson = require "cjson"
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
@@ -20,21 +22,28 @@ M.NAME = "index.json"
 -- Numbers with all their digits; keys in order. A list is a table with an element 1, or an empty one.
 local function json(x)
   if type(x) == "number" then
-    if x ~= x or x == math.huge or x == -math.huge then errors.raise("save: %s cannot be kept in an index", tostring(x)) end
+    if x ~= x or x == math.huge or x == -math.huge then
+      errors.raise("save: %s cannot be kept in an index", tostring(x))
+    end
     return ("%.17g"):format(x)
   end
   if type(x) == "boolean" then return tostring(x) end
   if type(x) == "string" then return cjson.encode(x) end
-  if type(x) ~= "table" or getmetatable(x) ~= nil then errors.raise("save: %s cannot be kept in an index", errors.kind(x)) end
+  if type(x) ~= "table" or getmetatable(x) ~= nil then
+    errors.raise("save: %s cannot be kept in an index", errors.kind(x))
+  end
   local parts, count = {}, 0
   for key in pairs(x) do                                  -- order does not matter: counted
     count = count + 1
     if type(key) ~= "string" and not (type(key) == "number" and x[1] ~= nil) then
-      errors.raise("save: a table with the key %s cannot be kept in an index: keys are strings, or 1 to n", errors.show(key))
+      errors.raise("save: a table with the key %s cannot be kept in an index: keys are strings, or 1 to n",
+        errors.show(key))
     end
   end
   if x[1] ~= nil or count == 0 then
-    if #x ~= count then errors.raise("save: a list of %d elements with %d other keys cannot be kept in an index", #x, count - #x) end
+    if #x ~= count then
+      errors.raise("save: a list of %d elements with %d other keys cannot be kept in an index", #x, count - #x)
+    end
     for k, v in ipairs(x) do parts[k] = json(v) end
     return "[" .. table.concat(parts, ",") .. "]"
   end
@@ -85,7 +94,8 @@ end
 ---@param name string
 function M.is_beside(name)
   local id = ("%x"):rep(16)
-  return name:match("^rank%-%d%d%d%d%d%-" .. id .. "%.safetensors$") ~= nil or name:match("^index%.json%.tmp%-" .. id .. "$") ~= nil
+  return name:match("^rank%-%d%d%d%d%d%-" .. id .. "%.safetensors$") ~= nil or name:match("^index%.json%.tmp%-" .. id
+    .. "$") ~= nil
 end
 
 -- ---- reading -------------------------------------------------------------------------------------
@@ -117,14 +127,22 @@ local function check_pieces(dir, name, entry, world)
   if type(entry.pieces) ~= "table" or #entry.pieces == 0 then bad(dir, "tensor '%s' has no pieces", name) end
   local dim, at = nil, 0
   for k, piece in ipairs(entry.pieces) do
-    if type(piece) ~= "table" or #piece ~= 4 then bad(dir, "piece %d of tensor '%s' is no list of 4 numbers", k, name) end
+    if type(piece) ~= "table" or #piece ~= 4 then
+      bad(dir, "piece %d of tensor '%s' is no list of 4 numbers", k, name)
+    end
     for i = 1, 4 do
-      if not whole_number(piece[i], i == 1 and 1 or 0) then bad(dir, "piece %d of tensor '%s' has %s at %d", k, name, tostring(piece[i]), i) end
+      if not whole_number(piece[i], i == 1 and 1 or 0) then
+        bad(dir, "piece %d of tensor '%s' has %s at %d", k, name, tostring(piece[i]), i)
+      end
     end
     dim = dim or piece[2]
     if piece[1] > world then bad(dir, "piece %d of tensor '%s' is in file %d of %d", k, name, piece[1], world) end
-    if piece[2] ~= dim or dim > math.max(#entry.shape, 0) then bad(dir, "piece %d of tensor '%s' is cut along dimension %d", k, name, piece[2]) end
-    if piece[3] ~= at then bad(dir, "piece %d of tensor '%s' begins at %d, the one before ends at %d", k, name, piece[3], at) end
+    if piece[2] ~= dim or dim > math.max(#entry.shape, 0) then
+      bad(dir, "piece %d of tensor '%s' is cut along dimension %d", k, name, piece[2])
+    end
+    if piece[3] ~= at then
+      bad(dir, "piece %d of tensor '%s' begins at %d, the one before ends at %d", k, name, piece[3], at)
+    end
     at = at + piece[4]
   end
   local size = dim == 0 and total or entry.shape[dim]
@@ -148,25 +166,37 @@ local function check_optimizer(dir, optimizer)
       bad(dir, "the optimizer's state of %s is %s, expected an object", errors.show(name), errors.kind(numbers))
     end
     for key, v in util.sorted_pairs(numbers) do
-      if type(v) ~= "number" and type(v) ~= "boolean" then bad(dir, "%s of '%s' is %s, expected a number", errors.show(key), name, errors.kind(v)) end
+      if type(v) ~= "number" and type(v) ~= "boolean" then
+        bad(dir, "%s of '%s' is %s, expected a number", errors.show(key), name, errors.kind(v))
+      end
     end
   end
-  if type(groups) ~= "table" or #groups == 0 then bad(dir, "param_groups is %s, expected a list of groups", errors.kind(groups)) end
+  if type(groups) ~= "table" or #groups == 0 then
+    bad(dir, "param_groups is %s, expected a list of groups", errors.kind(groups))
+  end
   for g, group in ipairs(groups) do
-    if type(group) ~= "table" or type(group.params) ~= "table" then bad(dir, "group %d of param_groups has no list of params", g) end
+    if type(group) ~= "table" or type(group.params) ~= "table" then
+      bad(dir, "group %d of param_groups has no list of params", g)
+    end
     for key, value in util.sorted_pairs(group) do
       if type(key) ~= "string" then bad(dir, "group %d of param_groups is a list, expected an object", g) end
       if not is_option(value) then bad(dir, "option '%s' of group %d is %s", key, g, errors.kind(value)) end
     end
     for k, name in ipairs(group.params) do
-      if type(name) ~= "string" then bad(dir, "parameter %d of group %d is %s, expected a name", k, g, errors.kind(name)) end
+      if type(name) ~= "string" then
+        bad(dir, "parameter %d of group %d is %s, expected a name", k, g, errors.kind(name))
+      end
     end
   end
 end
 
 local function check_files(dir, index)
-  if type(index.files) ~= "table" or type(index.tensors) ~= "table" then bad(dir, "index.json lacks files or tensors") end
-  if not whole_number(index.world, 1) or index.world ~= #index.files then bad(dir, "%s files, %s ranks", #index.files, tostring(index.world)) end
+  if type(index.files) ~= "table" or type(index.tensors) ~= "table" then
+    bad(dir, "index.json lacks files or tensors")
+  end
+  if not whole_number(index.world, 1) or index.world ~= #index.files then
+    bad(dir, "%s files, %s ranks", #index.files, tostring(index.world))
+  end
   for k, file in ipairs(index.files) do
     if type(file) ~= "table" then bad(dir, "file %d is %s", k, errors.kind(file)) end
     if not is_file_name(file.name, k - 1) then bad(dir, "file %d is named %s", k, errors.show(file.name)) end
@@ -199,9 +229,13 @@ function M.read(dir, verify)
     end
     check_pieces(dir, name, entry, index.world)
   end
-  if index.aliases ~= nil and type(index.aliases) ~= "table" then bad(dir, "aliases are %s, expected an object", errors.kind(index.aliases)) end
+  if index.aliases ~= nil and type(index.aliases) ~= "table" then
+    bad(dir, "aliases are %s, expected an object", errors.kind(index.aliases))
+  end
   for name, first in util.sorted_pairs(index.aliases or {}) do
-    if type(first) ~= "string" then bad(dir, "the alias %s is %s, expected a name", errors.show(name), errors.kind(first)) end
+    if type(first) ~= "string" then
+      bad(dir, "the alias %s is %s, expected a name", errors.show(name), errors.kind(first))
+    end
   end
   if index.optimizer ~= nil then check_optimizer(dir, index.optimizer) end
   index.version, index.fingerprint = version, sum_of(text)
@@ -227,8 +261,8 @@ function M.entries_in(path)
   return names
 end
 
--- The files that an index lists, by name; nil when it is not a checkpoint of Moonshard, and the reason when it cannot be read. Damage elsewhere in it does not
--- matter here.
+-- The files that an index lists, by name; nil when it is not a checkpoint of Moonshard, and the reason when it cannot
+-- be read. Damage elsewhere in it does not matter here.
 local function listed_in(path)
   local text, why = read(path, "save")
   if not text then return nil, why end
@@ -244,8 +278,8 @@ local function listed_in(path)
   return names, bytes
 end
 
---- What stands at a path that a checkpoint is to have: nil and the reason when it must not be replaced. A checkpoint with nothing but its
---- own files, an empty folder, or nothing.
+--- What stands at a path that a checkpoint is to have: nil and the reason when it must not be replaced. A checkpoint
+--- with nothing but its own files, an empty folder, or nothing.
 ---@param path string
 ---@return table<string, boolean>? names, number|string bytes_or_reason
 function M.replaceable(path)
@@ -261,11 +295,14 @@ function M.replaceable(path)
   for _, name in ipairs(there) do begun = begun and M.is_beside(name) end
   if begun then return {}, 0 end
   mode, why, code = lfs.symlinkattributes(path .. "/" .. M.NAME, "mode")
-  if not mode and code ~= ENOENT then return nil, ("save: cannot look at '%s/%s': %s"):format(path, M.NAME, M.reason(why)) end
+  if not mode and code ~= ENOENT then
+    return nil, ("save: cannot look at '%s/%s': %s"):format(path, M.NAME, M.reason(why))
+  end
   local listed, bytes
   if mode == "file" then listed, bytes = listed_in(path) end
   if not listed then
-    return nil, bytes or ("save: the folder '%s' is there and is no checkpoint: it holds '%s'; move that away, or name another folder"):format(path, there[1])
+    return nil, bytes or (
+      "save: the folder '%s' is there and is no checkpoint: it holds '%s'; move that away, or name another folder"):format(path, there[1])
   end
   for _, name in ipairs(there) do
     mode, why = lfs.symlinkattributes(path .. "/" .. name, "mode")

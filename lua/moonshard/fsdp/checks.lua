@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Looking at sharded training: what the schedule did, and whether a sharded model is its reference.
 local class = require "moonshard.class"
 local context = require "moonshard.context"
@@ -12,7 +13,8 @@ local C = ffi.C
 
 local M = {}
 
-local EVENTS = { [C.MS_UNIT_EV_UNSHARD] = "unshard", [C.MS_UNIT_EV_RESHARD] = "reshard", [C.MS_UNIT_EV_POST_BACKWARD] = "post_backward" }
+local EVENTS = { [C.MS_UNIT_EV_UNSHARD] = "unshard", [C.MS_UNIT_EV_RESHARD] = "reshard",
+  [C.MS_UNIT_EV_POST_BACKWARD] = "post_backward" }
 local recording = 0
 
 local function finish(ok, ...)
@@ -73,21 +75,26 @@ end
 
 local function compare(name, what, reference, part)
   local ok, message = pcall(testing.assert_close, part, reference)
-  if not ok then errors.raise("check_sharded_parity: %s of '%s': %s", what, name, (tostring(message):gsub("^[^\n]-:%d+: ", ""))) end
+  if not ok then
+    errors.raise("check_sharded_parity: %s of '%s': %s", what, name, (tostring(message):gsub("^[^\n]-:%d+: ", "")))
+  end
 end
 
---- Raises on the first difference between a model and its sharded twin: names and their order, each shard, each gradient.
+--- Raises on the first difference between a model and its sharded twin: names and their order, each shard, each
+--- gradient.
 ---@param reference table
 ---@param other table
 function M.check_sharded_parity(reference, other)
   if not class.isa(reference, nn.Module) or not class.isa(other, nn.Module) then
-    errors.raise("check_sharded_parity: arguments are %s and %s, expected two modules", errors.kind(reference), errors.kind(other))
+    errors.raise("check_sharded_parity: arguments are %s and %s, expected two modules", errors.kind(reference),
+      errors.kind(other))
   end
   local names, params = originals(reference)
   local other_names, other_params = originals(other)
   for k, name in ipairs(other_names) do
     if names[k] ~= name then
-      errors.raise("check_sharded_parity: parameter %d is '%s' in the reference, '%s' in the sharded model", k, tostring(names[k]), name)
+      errors.raise("check_sharded_parity: parameter %d is '%s' in the reference, '%s' in the sharded model", k,
+        tostring(names[k]), name)
     end
     local p, whole = other_params[k], params[k]
     local shape, part, h = parts_of(p, name)
@@ -97,13 +104,18 @@ function M.check_sharded_parity(reference, other)
     compare(name, "the shard", sharded.part_of(p, whole:detach()), part)
     local g = whole.grad
     -- Of a flat parameter with a gradient the part of a parameter that was not used is zero.
-    if g == nil and h ~= nil and rawget(p, "_unit").classic and (h:numel() == 0 or h:eq(0):all():item()) then h = nil end
+    if g == nil and h ~= nil and rawget(p, "_unit").classic and (h:numel() == 0 or h:eq(0):all():item()) then
+      h = nil
+    end
     if (g == nil) ~= (h == nil) then
-      errors.raise("check_sharded_parity: '%s' has %s gradient, the reference has %s", name, h and "a" or "no", g and "one" or "none")
+      errors.raise("check_sharded_parity: '%s' has %s gradient, the reference has %s", name, h and "a" or "no", g
+        and "one" or "none")
     end
     if g then compare(name, "the gradient", sharded.part_of(p, g), h) end
   end
-  if #other_names < #names then errors.raise("check_sharded_parity: the sharded model has no parameter '%s'", names[#other_names + 1]) end
+  if #other_names < #names then
+    errors.raise("check_sharded_parity: the sharded model has no parameter '%s'", names[#other_names + 1])
+  end
 end
 
 return M

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- fsdp.FSDP: wraps a module; its parameters become one flat parameter that is sharded over the ranks by element.
 ---
 --- The instance is a module around the module. Names don't show it; what it has not itself (fields, methods,
@@ -48,14 +49,18 @@ function M.is_fsdp(x) return class.isa(x, FSDP) end
 
 -- ---- options -------------------------------------------------------------------------------------
 
--- forward_prefetch: an instance that is entered begins the gather of the one that the latest forward entered next, before its own
--- forward runs. Absent it does so too: where the script itself computes, nothing else would run beside a gather. false: every
--- instance is gathered when it is entered. limit_all_gathers: at most one instance is gathered early, so at most two besides the root
--- are whole at a time, in backward as well, and nobody has to block for it. false: all that the order has still to come, at once.
+-- forward_prefetch: an instance that is entered begins the gather of the one that the latest forward entered next,
+-- before its own forward runs. Absent it does so too: where the script itself computes, nothing else would run beside a
+-- gather. false: every instance is gathered when it is entered. limit_all_gathers: at most one instance is gathered
+-- early, so at most two besides the root are whole at a time, in backward as well, and nobody has to block for it.
+-- false: all that the order has still to come, at once.
 local OPTIONS = {
-  process_group = opts.any, sharding_strategy = opts.one_of(groups.STRATEGIES), cpu_offload = opts.any, auto_wrap_policy = opts.any,
-  backward_prefetch = opts.one_of({ "pre", "post", "none" }, "pre"), mixed_precision = opts.any, ignored_modules = opts.any,
-  ignored_states = opts.any, param_init_fn = opts.any, device_id = opts.any, sync_module_states = false, forward_prefetch = opts.boolean,
+  process_group = opts.any, sharding_strategy = opts.one_of(groups.STRATEGIES), cpu_offload = opts.any,
+  auto_wrap_policy = opts.any,
+  backward_prefetch = opts.one_of({ "pre", "post", "none" }, "pre"), mixed_precision = opts.any,
+  ignored_modules = opts.any,
+  ignored_states = opts.any, param_init_fn = opts.any, device_id = opts.any, sync_module_states = false,
+  forward_prefetch = opts.boolean,
   limit_all_gathers = true, use_orig_params = false, device_mesh = opts.any,
 }
 -- What an auto-wrapped instance gets of the one around it: sets of modules and parameters to leave alone.
@@ -69,8 +74,8 @@ local function number_of(dtype) return dtype and dtypes.number(dtype) or -1 end
 
 -- ---- what a unit manages -------------------------------------------------------------------------
 
--- Parameters of m and of what lies below it, each once, save in FSDP instances and what is ignored: values, names, and every
--- place where one is: { module, field, parameter, name }.
+-- Parameters of m and of what lies below it, each once, save in FSDP instances and what is ignored: values, names, and
+-- every place where one is: { module, field, parameter, name }.
 local function managed(m, ignored_modules, ignored_params)
   local params, names, places, seen, visited = {}, {}, {}, {}, {}
   local function visit(sub, prefix)
@@ -96,7 +101,8 @@ local function managed(m, ignored_modules, ignored_params)
   return params, names, places
 end
 
--- What fully_shard has sharded keeps its own rules (no_sync, precision and hooks of an instance around it would pass it by).
+-- What fully_shard has sharded keeps its own rules (no_sync, precision and hooks of an instance around it would pass it
+-- by).
 local function refuse_fully_sharded(m, ignored_modules)
   for name, sub in m:named_modules() do
     local unit = module.unit_of(sub)
@@ -146,7 +152,8 @@ local function check_alike(root)
       first = first or unit
       for _, name in ipairs { "use_orig_params", "limit_all_gathers" } do
         if unit.options[name] ~= first.options[name] then
-          raise("Expects one homogeneous value for %s but got both %s and %s", name, tostring(first.options[name]), tostring(unit.options[name]))
+          raise("Expects one homogeneous value for %s but got both %s and %s", name, tostring(first.options[name]),
+            tostring(unit.options[name]))
         end
       end
       if groups.HYBRID[unit.placed.strategy] then
@@ -208,7 +215,8 @@ function FSDP:init(m, given)
     log.warn_once("FSDP will not all-gather parameters for containers that do not implement forward: " .. tostring(m))
   end
   local ignored_modules, ignored_params
-  if inner then ignored_modules, ignored_params = o.ignored[1], o.ignored[2] else ignored_modules, ignored_params = ignored.resolve(m, o, M.is_fsdp) end
+  if inner then ignored_modules, ignored_params = o.ignored[1], o.ignored[2] else ignored_modules,
+    ignored_params = ignored.resolve(m, o, M.is_fsdp) end
   refuse_fully_sharded(m, ignored_modules)
   if o.auto_wrap_policy ~= nil then
     local options = {}
@@ -223,18 +231,21 @@ function FSDP:init(m, given)
   materialize.from_meta(inside, o.param_init_fn, device)
   materialize.move(inside, device, o.device_id)
   if o.sync_module_states then
-    materialize.sync(inside, placed.replicate and { placed.group, placed.replicate } or { placed.group }, ignored_params)
+    materialize.sync(inside, placed.replicate and { placed.group, placed.replicate } or { placed.group },
+      ignored_params)
   end
   local params, names, places = managed(m, ignored_modules, ignored_params)
   rawget(self, "_slots").module = m
   rawget(self, "_kind").module = "module"
   table.insert(rawget(self, "_children"), "module")
-  for i, child in ipairs(m) do rawset(self, i, child) end       -- of a list: who walks it by ipairs would find nothing, and skip all in silence
+  -- of a list: who walks it by ipairs would find nothing, and skip all in silence
+  for i, child in ipairs(m) do rawset(self, i, child) end
   rawget(self, "_slots").training = m.training
   local on = switches.read()
   local handle = engine_unit(self, o, placed, params, names, on)
   local unit = {
-    classic = true, switches = on, handle = handle, modules = setmetatable({ self }, { __mode = "v" }), placed = placed, options = o,
+    classic = true, switches = on, handle = handle, modules = setmetatable({ self }, { __mode = "v" }), placed = placed,
+    options = o,
     world = placed.world, mixed_precision = o.mixed_precision, on_lazy_init = on_lazy_init, originals = params,
     places = places, replaces = o.use_orig_params or nil, made_with = params[1] and params[1].dtype,
     ignored_modules = ignored_modules, ignored_params = ignored_params,
@@ -302,7 +313,8 @@ end)
 function FSDP:apply(fn)
   local unit = module.unit_of(self)
   if lib.ms_unit_is_idle(unit.handle) == 0 then
-    raise("expected to be in states ['idle'] but current state is '%s'", unit.summoned and "summon_full_params" or "forward_backward")
+    raise("expected to be in states ['idle'] but current state is '%s'", unit.summoned and "summon_full_params"
+      or "forward_backward")
   end
   summon.summon_full_params(self, { recurse = false }, Module.apply, self, fn)
   return self
@@ -332,8 +344,8 @@ function FSDP:load_state_dict(sd, given) return states.load_state_dict(self, sd,
 
 FSDP.set_post_optim_event = module.FSDPModule.set_post_optim_event
 
---- Gathers this instance's parameters (not those of instances below it) before its forward does. Collective. With async, a handle
---- to wait on; its forward waits too.
+--- Gathers this instance's parameters (not those of instances below it) before its forward does. Collective. With
+--- async, a handle to wait on; its forward waits too.
 ---@param given? {async: boolean}
 function FSDP:_unshard(given)
   local unit = module.unit_of(self)
@@ -347,15 +359,17 @@ local function units_of_root(self, message)
   return module.units_below(self)
 end
 
---- Reduces the gradients of this instance and of those below it by hook(state, grad, output): grad is the whole flat gradient,
---- padded, and output this rank's part of the result; without output (no_shard) grad is reduced in place.
+--- Reduces the gradients of this instance and of those below it by hook(state, grad, output): grad is the whole flat
+--- gradient, padded, and output this rank's part of the result; without output (no_shard) grad is reduced in place.
 ---@param state any
 ---@param hook fun(state: any, grad: Tensor, output: Tensor?)
 function FSDP:register_comm_hook(state, hook)
   local units = units_of_root(self, "register_comm_hook can only be called on a root instance.")
   for _, unit in ipairs(units) do
     if unit.classic then
-      if groups.HYBRID[unit.placed.strategy] then raise("Communication hook is not supported for hybrid strategies: %s", unit.placed.strategy) end
+      if groups.HYBRID[unit.placed.strategy] then
+        raise("Communication hook is not supported for hybrid strategies: %s", unit.placed.strategy)
+      end
       if unit.comm_hook ~= nil then raise "A communication hook is already registered" end
     end
   end
@@ -369,7 +383,9 @@ local function set_sync(unit, on)
   unit.sync = on
   errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_SYNC, on and 1 or 0))
   -- What stays whole after forward stays so until the backward that is reduced.
-  if not groups.RESHARDS[unit.placed.strategy] then errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_RESHARD_AFTER_BACKWARD, on and 1 or 0)) end
+  if not groups.RESHARDS[unit.placed.strategy] then
+    errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_RESHARD_AFTER_BACKWARD, on and 1 or 0))
+  end
 end
 
 local function restore_sync(units, before, ok, ...)
@@ -378,12 +394,13 @@ local function restore_sync(units, before, ok, ...)
   return ...
 end
 
---- Runs fn; gradients of backwards inside gather in the parameters' grad, whole and this rank's alone; the next backward outside reduces
---- them with its own. Until then they are not for an optimizer, unless nothing is sharded.
+--- Runs fn; gradients of backwards inside gather in the parameters' grad, whole and this rank's alone; the next
+--- backward outside reduces them with its own. Until then they are not for an optimizer, unless nothing is sharded.
 ---@param fn function
 function FSDP:no_sync(fn, ...)
   if type(fn) ~= "function" then raise("no_sync: argument is %s, expected a function", errors.kind(fn)) end
-  local units = units_of_root(self, "`no_sync()` on inner FSDP instances is not supported. Please call `no_sync()` on root FSDP module.")
+  local units = units_of_root(self,
+    "`no_sync()` on inner FSDP instances is not supported. Please call `no_sync()` on root FSDP module.")
   local classic, before = {}, {}
   for _, unit in ipairs(units) do
     if unit.classic then

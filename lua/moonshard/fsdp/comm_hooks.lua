@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Communication hooks: how an FSDP instance's gradients are reduced. Besides functions of the script's own, `fn(state,
 --- grad, output)`, there are these, which the engine runs itself when they are registered (runtime/unit_flat.c).
 local class = require "moonshard.class"
@@ -27,7 +28,9 @@ local DefaultState = class.new "DefaultState"
 ---@param group? Group  the default group without one
 function DefaultState:init(group)
   local dist = require "moonshard.dist"
-  if group ~= nil and not dist.is_group(group) then raise("%s: process_group is %s, expected a group", self:class_name(), errors.kind(group)) end
+  if group ~= nil and not dist.is_group(group) then
+    raise("%s: process_group is %s, expected a group", self:class_name(), errors.kind(group))
+  end
   self.process_group = group or dist.default_group()
   self.world_size = dist.world_size(self.process_group)
   lib.ms_comm_division(self.world_size, factors, factors + 1)
@@ -62,16 +65,20 @@ local built_in = {}
 local function fill(into, hook, state)
   local dist = require "moonshard.dist"
   if type(state) ~= "table" or (state.process_group ~= nil and not dist.is_group(state.process_group)) then
-    raise("%s: state is %s, expected a fsdp.comm_hooks.%s", hook.name, errors.kind(state), hook.low and "LowPrecisionState" or "DefaultState")
+    raise("%s: state is %s, expected a fsdp.comm_hooks.%s", hook.name, errors.kind(state), hook.low
+      and "LowPrecisionState" or "DefaultState")
   end
   for _, field in ipairs { "gradient_predivide_factor", "gradient_postdivide_factor" } do
-    if type(state[field]) ~= "number" then raise("%s: the state's %s is %s, expected a number", hook.name, field, errors.kind(state[field])) end
+    if type(state[field]) ~= "number" then
+      raise("%s: the state's %s is %s, expected a number", hook.name, field, errors.kind(state[field]))
+    end
   end
   into.kind, into.key = hook.kind, 0
   into.group = (state.process_group or dist.default_group()).id
   into.before, into.after = state.gradient_predivide_factor, state.gradient_postdivide_factor
   if hook.low then
-    into.low, into.lands = hook.low, dtypes.number(state.parameter_type or "float32", hook.name .. ": the state's parameter_type")
+    into.low, into.lands = hook.low, dtypes.number(state.parameter_type or "float32", hook.name
+      .. ": the state's parameter_type")
   end
   return into
 end
@@ -81,10 +88,15 @@ local by_hand = ffi.new "ms_comm_hook"
 local function define(name, kind, low, output)
   local entry = { name = name, kind = kind, low = low, output = output }
   M[name] = function(state, grad, out)
-    if not tensor.is_tensor(grad) and type(grad) == "table" and grad.flat then grad = grad.flat end     -- a bucket of nn.DDP
+    -- a bucket of nn.DDP
+    if not tensor.is_tensor(grad) and type(grad) == "table" and grad.flat then grad = grad.flat end
     fill(by_hand, entry, state)
-    if output == false and out ~= nil then raise("%s: there is an output; sharded gradients take reduce_scatter_hook", name) end
-    if output and out == nil then raise("%s: there is no output; gradients that are not sharded take allreduce_hook", name) end
+    if output == false and out ~= nil then
+      raise("%s: there is an output; sharded gradients take reduce_scatter_hook", name)
+    end
+    if output and out == nil then
+      raise("%s: there is no output; gradients that are not sharded take allreduce_hook", name)
+    end
     local out_id = out ~= nil and tensor.id_of(out, name, "output") or 0
     if lib.ms_comm_hook_run(by_hand, tensor.id_of(grad, name, "grad"), out_id) ~= 0 then errors.fail(grad, out) end
   end
@@ -121,7 +133,8 @@ local function apply(unit)
     if known and (known.output == nil or known.output == sharded) then
       local state = unit.comm_hook_state
       fill(hook_struct, known, state)
-      unit.hook_built_in = { group = state.process_group, before = state.gradient_predivide_factor, after = state.gradient_postdivide_factor,
+      unit.hook_built_in = { group = state.process_group, before = state.gradient_predivide_factor,
+        after = state.gradient_postdivide_factor,
         lands = state.parameter_type }
     else
       unit.hook_key = require "moonshard.autograd".new_key(unit)
@@ -134,7 +147,8 @@ end
 --- A built-in hook's state is the script's, and may have changed since the engine was told.
 local function refresh(unit)
   local state, told = unit.comm_hook_state, unit.hook_built_in
-  if told.group ~= state.process_group or told.before ~= state.gradient_predivide_factor or told.after ~= state.gradient_postdivide_factor
+  if told.group ~= state.process_group or told.before ~= state.gradient_predivide_factor
+    or told.after ~= state.gradient_postdivide_factor
       or told.lands ~= state.parameter_type then
     apply(unit)
   end
@@ -142,7 +156,9 @@ end
 
 --- Sets hook and state of one unit; what was there stays when they are wrong.
 local function set(unit, hook, state)
-  if hook ~= nil and not is_callable(hook) then raise("The communication hook must be callable but got %s", errors.show(hook)) end
+  if hook ~= nil and not is_callable(hook) then
+    raise("The communication hook must be callable but got %s", errors.show(hook))
+  end
   local before, before_state = unit.comm_hook, unit.comm_hook_state
   unit.comm_hook, unit.comm_hook_state = hook, state
   local ok, message = pcall(apply, unit)

@@ -1,10 +1,11 @@
+-- SPDX-License-Identifier: MIT
 --- Execution-order checks of FSDP at debug level "detail": do all ranks run their units in the same order, and in the
 --- order of the first iteration?
 ---
---- In the first iteration (until the first backward ends) every unit's entry is compared over the ranks; a difference is an
---- error on all of them. Later ones are compared on each rank with its own first one, without a collective: what differs is
---- a warning there, at once, or at the iteration's end where the sequence stopped early. Without "detail" the collectives'
---- fingerprints, which name the unit, make any difference an error.
+--- In the first iteration (until the first backward ends) every unit's entry is compared over the ranks; a difference
+--- is an error on all of them. Later ones are compared on each rank with its own first one, without a collective: what
+--- differs is a warning there, at once, or at the iteration's end where the sequence stopped early. Without "detail"
+--- the collectives' fingerprints, which name the unit, make any difference an error.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor_create"
 local engine = require "moonshard.ffi"
@@ -52,7 +53,8 @@ end
 function M.start(root, m)
   if not root.checks_order then return end
   local order = {
-    names = {}, number = {}, by_number = {}, first = {}, first_iteration = true, position = 0, status = "none", group = root.placed.given, root = root,
+    names = {}, number = {}, by_number = {}, first = {}, first_iteration = true, position = 0, status = "none",
+    group = root.placed.given, root = root,
     backwards = 0,
   }
   if type(order.group) == "table" and getmetatable(order.group) == nil then order.group = root.placed.group end
@@ -111,12 +113,14 @@ function M.check(unit, m)
   order.status = "warning"
   log.warn(("Forward order differs from that of the first iteration on rank %d. Collectives are unchecked and may give incorrect results or hang.\n%s%s")
     :format((require "moonshard.dist").rank(),
-      expected and ("Expected to all-gather for %s but trying to all-gather parameters for "):format(order.names[expected])
+      expected and ("Expected to all-gather for %s but trying to all-gather parameters for "):format(
+        order.names[expected])
         or "Expected to not all-gather any more parameters in the forward but trying to all-gather parameters for ",
       order.names[unit] or "a newly-added parameter since construction time"))
 end
 
--- Local, like the checks of later iterations: what is compared over ranks costs collectives in the first iteration only.
+-- Local, like the checks of later iterations: what is compared over ranks costs collectives in the first iteration
+-- only.
 local function close_iteration(order)
   if order.first_iteration then
     order.first_iteration = false
@@ -126,7 +130,8 @@ local function close_iteration(order)
   if order.status == "none" and order.position > 0 and order.position ~= #order.first then
     order.status = "warned"
     log.warn(("Forward order differs from that of the first iteration on rank %d. Collectives are unchecked and may give incorrect results or hang.\n"
-      .. "Expected to all-gather for %d units but the forward ended after %d"):format((require "moonshard.dist").rank(), #order.first, order.position))
+      .. "Expected to all-gather for %d units but the forward ended after %d"):format((require "moonshard.dist").rank(),
+      #order.first, order.position))
   end
   order.position = 0
 end

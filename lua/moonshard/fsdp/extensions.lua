@@ -1,9 +1,12 @@
---- All-gather extensions: a parameter whose local tensor, or its class, has `fsdp_pre_all_gather` and `fsdp_post_all_gather`
---- says itself what is gathered, and what the whole is made of. The engine asks in the middle of a run (runtime/unit_extend.c).
+-- SPDX-License-Identifier: MIT
+--- All-gather extensions: a parameter whose local tensor, or its class, has `fsdp_pre_all_gather` and
+--- `fsdp_post_all_gather` says itself what is gathered, and what the whole is made of. The engine asks in the middle of
+--- a run (runtime/unit_extend.c).
 ---
 ---   fsdp_pre_all_gather(self, mesh, outer_shape, outer_stride, module, mp_policy) -> list of plain tensors, metadata
 ---   fsdp_post_all_gather(self, outputs, metadata, param_dtype) -> tensor, tensors to free        at the first gather
----   fsdp_post_all_gather(self, outputs, metadata, param_dtype, out)                              later: fills out, returns nothing
+---   fsdp_post_all_gather(self, outputs, metadata, param_dtype, out)                              later: fills out,
+---   returns nothing
 local autograd = require "moonshard.autograd"
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
@@ -28,7 +31,8 @@ local function hook(t, name)
   local found = t[name]
   if found == nil then found = rawget(getmetatable(t), name) end
   if found ~= nil and type(found) ~= "function" then
-    errors.raise("%s of '%s' is %s, expected a function", name, tostring(tensor.name_of and tensor.name_of(t) or "a parameter"), errors.kind(found))
+    errors.raise("%s of '%s' is %s, expected a function", name, tostring(tensor.name_of and tensor.name_of(t)
+      or "a parameter"), errors.kind(found))
   end
   return found
 end
@@ -64,7 +68,10 @@ function M.look(unit)
     end
   end
   if #list == 0 and not unit.extensions then return end
-  if lib.ms_unit_extend(unit.handle, #list, ffi.new("int32_t[?]", #list + 1, counts), ffi.new("int32_t[?]", #which + 1, which)) ~= 0 then errors.fail() end
+  if lib.ms_unit_extend(unit.handle, #list, ffi.new("int32_t[?]", #list + 1, counts),
+    ffi.new("int32_t[?]", #which + 1, which)) ~= 0 then
+    errors.fail()
+  end
   unit.extensions = #list > 0 and list or nil
   units[unit.handle] = unit
   M.any = M.any or #list > 0
@@ -97,12 +104,18 @@ autograd.handlers[C.MS_EV_PRE_GATHER] = function(_, event)
     local part = x.part
     if unit.offload then
       local device = lib.ms_unit_device(unit.handle)
-      if dtypes.device(part.device) ~= device then part = autograd.no_grad(part.to, part:detach(), dtypes.device_name(device)) end
+      if dtypes.device(part.device) ~= device then
+        part = autograd.no_grad(part.to, part:detach(), dtypes.device_name(device))
+      end
     end
     local inputs, metadata = x.pre(part, unit.shard_mesh(), x.shape, x.strides, x.module, unit.policy)
-    if not is_list(inputs) or #inputs == 0 then errors.raise("%s returned %s, expected a list of tensors", who, errors.kind(inputs)) end
+    if not is_list(inputs) or #inputs == 0 then
+      errors.raise("%s returned %s, expected a list of tensors", who, errors.kind(inputs))
+    end
     for k, t in ipairs(inputs) do
-      if is_tensor(t) and t.id < 0 then errors.raise("%s: input %d is a %s, expected a plain tensor", who, k, t:class_name()) end
+      if is_tensor(t) and t.id < 0 then
+        errors.raise("%s: input %d is a %s, expected a plain tensor", who, k, t:class_name())
+      end
     end
     x.metadata = metadata
     local n = put(inputs, who, "input")
@@ -115,23 +128,28 @@ local function first_gather(unit, e, x, outputs)
   local who = ("fsdp_post_all_gather of '%s'"):format(x.name)
   local whole, freed = x.post(x.part, outputs, x.metadata, x.dtype)
   if not is_tensor(whole) then
-    errors.raise("%s returned %s at the first gather, expected the whole tensor and a list of tensors to free", who, errors.kind(whole))
+    errors.raise("%s returned %s at the first gather, expected the whole tensor and a list of tensors to free", who,
+      errors.kind(whole))
   end
   freed = freed or {}
-  if not is_list(freed) then errors.raise("%s: the tensors to free are %s, expected a list", who, errors.kind(freed)) end
+  if not is_list(freed) then
+    errors.raise("%s: the tensors to free are %s, expected a list", who, errors.kind(freed))
+  end
   local inners = inner_tensors(whole)
   local ids = ffi.new("ms_id[?]", #inners)
   for k, t in ipairs(inners) do
     ids[k - 1] = t.id
-    -- What the hook made for the whole alone goes with it. What other tensors hold too stays unless the hook says so, for every unit
-    -- of the model: that is worth a warning.
+    -- What the hook made for the whole alone goes with it. What other tensors hold too stays unless the hook says so,
+    -- for every unit of the model: that is worth a warning.
     local goes = lib.ms_storage_is_shared(t.id) == 0
     for _, list in ipairs { freed, outputs } do
       for _, other in ipairs(list) do
         for _, inner in ipairs(inner_tensors(other)) do goes = goes or lib.ms_same_storage(t.id, inner.id) ~= 0 end
       end
     end
-    if not goes then log.warn(who .. " returned a tensor that is not among the tensors to free: its memory stays when the unit reshards") end
+    if not goes then
+      log.warn(who .. " returned a tensor that is not among the tensors to free: its memory stays when the unit reshards")
+    end
   end
   local n = put(freed, who, "tensor to free")
   if lib.ms_unit_extension_whole(unit.handle, e - 1, #inners, ids, n, buffer) ~= 0 then errors.fail() end

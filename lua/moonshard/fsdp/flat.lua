@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The parameters of an FSDP unit as scripts see them: its one flat parameter, or (use_orig_params) the
 --- parameters themselves, which are this rank's 1-d pieces while their module does not run.
 local class = require "moonshard.class"
@@ -33,7 +34,8 @@ function M.flat_parameter(unit)
   return setmetatable({ id = id, _flat = unit, _hidden = flat_hidden }, Parameter)
 end
 
---- With use_orig_params there is none; what it would be is seen so: this rank's elements of all parameters, and their gradients.
+--- With use_orig_params there is none; what it would be is seen so: this rank's elements of all parameters, and their
+--- gradients.
 ---@return Parameter
 function M.pieces_as_one(unit)
   local id = lib.ms_unit_flat(unit.handle)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- fully_shard: shards the parameters of a module (or of several as one unit) over the ranks and gives
 --- the module the methods of FSDPModule. Call it bottom-up: parameters that a nested call has taken stay there.
 local autograd = require "moonshard.autograd"
@@ -26,7 +27,9 @@ local function module_list(target)
     raise("fully_shard: argument 1 is %s, expected a module or a list of modules", errors.kind(target))
   end
   for k, m in ipairs(target) do
-    if not class.isa(m, nn.Module) then raise("fully_shard: entry %d of the list is %s, expected a module", k, errors.kind(m)) end
+    if not class.isa(m, nn.Module) then
+      raise("fully_shard: entry %d of the list is %s, expected a module", k, errors.kind(m))
+    end
   end
   return target
 end
@@ -75,7 +78,8 @@ local function reshard_option(value, world)
   if value == nil then return -1 end
   if type(value) == "boolean" then return value and 1 or 0 end
   if type(value) ~= "number" or value % 1 ~= 0 then
-    raise("reshard_after_forward should be a bool or an int representing the group size to reshard to, not %s", errors.show(value))
+    raise("reshard_after_forward should be a bool or an int representing the group size to reshard to, not %s",
+      errors.show(value))
   end
   if value < 1 or world % value ~= 0 then
     raise("If passing reshard_after_forward as an int, it should be a factor of %d, not %d", world, value)
@@ -91,10 +95,14 @@ end
 local function placement(fn, name, p, world)
   local s = fn(name, p)
   if s == nil then return 0 end
-  if not policies.is_shard(s) then raise("fully_shard: shard_placement_fn gave %s for '%s', expected fsdp.Shard(d) or nil", errors.kind(s), name) end
+  if not policies.is_shard(s) then
+    raise("fully_shard: shard_placement_fn gave %s for '%s', expected fsdp.Shard(d) or nil", errors.kind(s), name)
+  end
   local dim, shape = s.dim, p.shape
   if dim < 0 then dim = dim + #shape + 1 end
-  if dim < 1 or dim > #shape then raise("Shard dim %d is invalid for %dD tensor: %s", s.dim, #shape, tostring(shape)) end
+  if dim < 1 or dim > #shape then
+    raise("Shard dim %d is invalid for %dD tensor: %s", s.dim, #shape, tostring(shape))
+  end
   if dim > 1 and shape[dim] % world ~= 0 then
     raise("FSDP does not support uneven sharding on dim %d: %s (world size: %d)", dim, tostring(shape), world)
   end
@@ -129,7 +137,8 @@ local function managed(modules, ignored)
   return params, names, owners, places
 end
 
--- Where the unit computes: on the GPUs of its mesh, else where its parameters are; nil while they are on meta, which to_empty ends.
+-- Where the unit computes: on the GPUs of its mesh, else where its parameters are; nil while they are on meta, which
+-- to_empty ends.
 local function compute_device(mesh, params)
   if mesh and mesh.device == "cuda" then return dtypes.canonical_device("cuda", "fully_shard") end
   local on = params[1] and params[1].device
@@ -158,15 +167,19 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 ---@return table target
 function M.fully_shard(target, given)
   local o = opts("fully_shard", given, {
-    mesh = opts.any, reshard_after_forward = opts.any, shard_placement_fn = opts.fn, mp_policy = opts.any, offload_policy = opts.any, ignored_params = opts.any,
+    mesh = opts.any, reshard_after_forward = opts.any, shard_placement_fn = opts.fn, mp_policy = opts.any,
+    offload_policy = opts.any, ignored_params = opts.any,
   })
   local modules = module_list(target)
   for _, m in ipairs(modules) do
-    if m.forward == nil then raise("fully_shard does not support containers that do not implement forward: %s", tostring(m)) end
+    if m.forward == nil then raise("fully_shard does not support containers that do not implement forward: %s",
+      tostring(m)) end
     if module.unit_of(m) then raise "Each distinct composable distributed API can only be applied to a module once." end
   end
   local policy = o.mp_policy or policies.MixedPrecisionPolicy()
-  if not policies.is_policy(policy) then raise("fully_shard: option 'mp_policy' is %s, expected a fsdp.MixedPrecisionPolicy", errors.kind(policy)) end
+  if not policies.is_policy(policy) then
+    raise("fully_shard: option 'mp_policy' is %s, expected a fsdp.MixedPrecisionPolicy", errors.kind(policy))
+  end
   if o.offload_policy ~= nil and not policies.is_offload(o.offload_policy) then
     raise("fully_shard: option 'offload_policy' is %s, expected a fsdp.CPUOffloadPolicy", errors.kind(o.offload_policy))
   end
@@ -179,7 +192,9 @@ function M.fully_shard(target, given)
     raise("fully_shard: option 'ignored_params' is %s, expected a list of parameters", errors.kind(given_ignored))
   end
   for k, p in ipairs(given_ignored) do
-    if not tensor.is_tensor(p) then raise("fully_shard: ignored_params[%d] is %s, expected a parameter", k, errors.kind(p)) end
+    if not tensor.is_tensor(p) then
+      raise("fully_shard: ignored_params[%d] is %s, expected a parameter", k, errors.kind(p))
+    end
     ignored[p] = true
   end
 
@@ -201,9 +216,11 @@ function M.fully_shard(target, given)
     end
   end
   local options = ffi.new("ms_unit_options", {
-    group = group.id, layout = M.layout == "flat" and C.MS_LAYOUT_FLAT or C.MS_LAYOUT_ROWS, reshard_after_forward = reshard,
+    group = group.id, layout = M.layout == "flat" and C.MS_LAYOUT_FLAT or C.MS_LAYOUT_ROWS,
+    reshard_after_forward = reshard,
     param_dtype = dtype_number(policy.param_dtype), reduce_dtype = dtype_number(policy.reduce_dtype),
-    output_dtype = dtype_number(policy.output_dtype), cast_forward_inputs = policy.cast_forward_inputs and 1 or 0, dims = dims,
+    output_dtype = dtype_number(policy.output_dtype), cast_forward_inputs = policy.cast_forward_inputs and 1 or 0,
+    dims = dims,
     offload = o.offload_policy and 1 or 0, device = device and dtypes.device(device, "fully_shard") or -1,
   })
   if replicas then options.replicates, options.replicate_group = 1, replicas.id end
@@ -215,9 +232,11 @@ function M.fully_shard(target, given)
 
   local mesh = o.mesh
   local unit = {
-    handle = handle, modules = setmetatable({}, { __mode = "v" }), policy = policy, world = world, group = group, replicates = replicas ~= nil,
+    handle = handle, modules = setmetatable({}, { __mode = "v" }), policy = policy, world = world, group = group,
+    replicates = replicas ~= nil,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
-    offload = o.offload_policy ~= nil, params = params, names = names, owners = setmetatable(owners, { __mode = "v" }), places = places,
+    offload = o.offload_policy ~= nil, params = params, names = names, owners = setmetatable(owners, { __mode = "v" }),
+    places = places,
     positions = positions,
     mesh = function()
       mesh = mesh or dist.mesh_from_group(group, { names = { "dp_shard" } })

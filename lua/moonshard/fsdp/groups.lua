@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Which ranks an FSDP instance shards over, and which hold the same shards: its strategy, groups and mesh.
 local errors = require "moonshard.errors"
 local log = require "moonshard.log"
@@ -53,7 +54,8 @@ local function hybrid_groups(dist, o, strategy)
     end
     return node_groups(dist)
   end
-  local pair = type(given) == "table" and getmetatable(given) == nil and #given == 2 and dist.is_group(given[1]) and dist.is_group(given[2])
+  local pair = type(given) == "table" and getmetatable(given) == nil and #given == 2 and dist.is_group(given[1])
+    and dist.is_group(given[2])
   if not pair then
     errors.raise("Expected process_group to be passed in as either None or Tuple[dist.ProcessGroup, dist.ProcessGroup] but got %s",
       errors.show(given))
@@ -71,9 +73,12 @@ function M.resolve(o, quiet)
   local dist = require "moonshard.dist"
   dist.init()
   if o.device_mesh ~= nil then
-    if o.process_group ~= nil then errors.raise("Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them.") end
+    if o.process_group ~= nil then
+      errors.raise("Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them.")
+    end
     if not mesh_type.is_mesh(o.device_mesh) then
-      errors.raise("FSDP: option 'device_mesh' is %s, expected a mesh of dist.init_device_mesh", errors.kind(o.device_mesh))
+      errors.raise("FSDP: option 'device_mesh' is %s, expected a mesh of dist.init_device_mesh",
+        errors.kind(o.device_mesh))
     end
   end
   local strategy = o.sharding_strategy or "full_shard"
@@ -84,11 +89,14 @@ function M.resolve(o, quiet)
       warn(("FSDP is switching to use `NO_SHARD` instead of %s since the world size is 1."):format(strategy))
       strategy = "no_shard"
     end
-    return { strategy = strategy, group = shard, replicate = dist.world_size(replicate) > 1 and replicate or nil, given = pair }
+    return { strategy = strategy, group = shard, replicate = dist.world_size(replicate) > 1 and replicate or nil,
+      given = pair }
   end
   local group = o.process_group
   if o.device_mesh then
-    if o.device_mesh.ndim ~= 1 then errors.raise("Expected device_mesh to have ndim=1 but got %d", o.device_mesh.ndim) end
+    if o.device_mesh.ndim ~= 1 then
+      errors.raise("Expected device_mesh to have ndim=1 but got %d", o.device_mesh.ndim)
+    end
     group = o.device_mesh:get_group(1)
   end
   if group ~= nil and not dist.is_group(group) then

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- What an FSDP instance leaves alone: its options `ignored_modules` and `ignored_states` (docs/semantics.md#ignored).
 local class = require "moonshard.class"
 local errors = require "moonshard.errors"
@@ -43,12 +44,14 @@ local function given_lists(o)
   if type(modules) ~= "table" or is_module(modules) or tensor.is_tensor(modules) then
     raise("`ignored_modules` should be an iterable of `nn.Module`s but got %s", errors.show(modules))
   end
-  if not all(modules, is_module) then raise("ignored_modules expects nn.Module list elements but got types %s", types_of(modules)) end
+  if not all(modules, is_module) then
+    raise("ignored_modules expects nn.Module list elements but got types %s", types_of(modules))
+  end
   return modules, {}
 end
 
---- Sets of modules and of parameters that root's instance leaves alone: those given, what is below them (save instances of
---- FSDP), and what instances below root leave alone.
+--- Sets of modules and of parameters that root's instance leaves alone: those given, what is below them (save instances
+--- of FSDP), and what instances below root leave alone.
 ---@param root Module
 ---@param o table       options of FSDP
 ---@param is_fsdp fun(m: any): boolean

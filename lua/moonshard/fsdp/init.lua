@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- fsdp: sharded data parallelism. `fsdp.fully_shard(module)` shards a module's parameters over the
 --- ranks, one unit per call; the schedule of gathers and reductions is the engine's (runtime/unit*.c).
 local errors = require "moonshard.errors"

@@ -1,5 +1,6 @@
---- What becomes of a module's parameters and buffers before FSDP shards them: from meta to a device, to the compute device,
---- equal on all ranks (docs/semantics.md#sync-module-states).
+-- SPDX-License-Identifier: MIT
+--- What becomes of a module's parameters and buffers before FSDP shards them: from meta to a device, to the compute
+--- device, equal on all ranks (docs/semantics.md#sync-module-states).
 local create = require "moonshard.tensor_create"
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
@@ -12,7 +13,8 @@ local lib, raise = engine.lib, errors.raise
 
 local M = {}
 
---- Modules below root whose tensors an instance around root looks after: not those of other instances, not ignored ones.
+--- Modules below root whose tensors an instance around root looks after: not those of other instances, not ignored
+--- ones.
 ---@return Module[]
 function M.modules(root, ignored, is_fsdp)
   local list, seen = {}, {}
@@ -41,7 +43,8 @@ M.own = own
 
 local function on_meta(t) return t.device:find "^meta" ~= nil end
 
--- t takes the place of `at`, a tensor made for this: its name goes, or the collector would keep the whole bytes after they are sharded.
+-- t takes the place of `at`, a tensor made for this: its name goes, or the collector would keep the whole bytes after
+-- they are sharded.
 local function point(t, at)
   if lib.ms_set_data(t.id, at.id) ~= 0 then errors.fail(t, at) end
   at:release()
@@ -53,7 +56,8 @@ local function check_devices(modules, device_id, ignored_params)
   for _, m in ipairs(modules) do
     for _, name in ipairs(m._params) do
       local p = m._slots[name]
-      if p ~= nil and not ignored_params[p] and not rawget(p, "_unit") and not rawget(p, "_flat") and not on_meta(p) and not seen[p.device] then
+      if p ~= nil and not ignored_params[p] and not rawget(p, "_unit") and not rawget(p, "_flat") and not on_meta(p)
+        and not seen[p.device] then
         seen[p.device] = true
         devices[#devices + 1] = "'" .. p.device .. "'"
         on_cpu = on_cpu or p.device:find "^cpu" ~= nil
@@ -61,7 +65,9 @@ local function check_devices(modules, device_id, ignored_params)
     end
   end
   if #devices == 2 and on_cpu then
-    if device_id == nil then raise "To support a module with both CPU and GPU params, please pass in device_id argument." end
+    if device_id == nil then
+      raise "To support a module with both CPU and GPU params, please pass in device_id argument."
+    end
   elseif #devices > 1 then
     table.sort(devices)
     raise("FSDP only supports single device modules but got params on [%s]", table.concat(devices, ", "))
@@ -77,11 +83,15 @@ function M.device(modules, device_id, ignored_params)
   check_devices(modules, device_id, ignored_params)
   if device_id ~= nil then
     if type(device_id) == "number" then
-      if device_id < 0 or device_id % 1 ~= 0 then raise("FSDP: option 'device_id' is %s, expected an index from 0 or a device", errors.show(device_id)) end
-      return dtypes.canonical_device(lib.ms_cuda_count() > 0 and ("cuda:%d"):format(device_id) or "cpu", "FSDP: device_id")
+      if device_id < 0 or device_id % 1 ~= 0 then
+        raise("FSDP: option 'device_id' is %s, expected an index from 0 or a device", errors.show(device_id))
+      end
+      return dtypes.canonical_device(lib.ms_cuda_count() > 0 and ("cuda:%d"):format(device_id) or "cpu",
+        "FSDP: device_id")
     end
     if device_id == "cuda" then
-      log.warn("FSDP got the argument `device_id` cuda on rank " .. (require "moonshard.dist").rank() .. ", which does not have an explicit index. "
+      log.warn("FSDP got the argument `device_id` cuda on rank " .. (require "moonshard.dist").rank()
+        .. ", which does not have an explicit index. "
         .. "FSDP will use the current device. If this is incorrect, please explicitly call `ms.cuda.set_device()` before FSDP initialization or "
         .. "pass in the explicit device index as the `device_id` argument.")
     end
@@ -97,7 +107,9 @@ end
 
 --- Gives what is on meta its storage and its values: by fn(module), or by to_empty and reset_parameters.
 function M.from_meta(modules, fn, device)
-  if fn ~= nil and type(fn) ~= "function" then raise("Expected %s to be callable but got %s", errors.show(fn), type(fn)) end
+  if fn ~= nil and type(fn) ~= "function" then
+    raise("Expected %s to be callable but got %s", errors.show(fn), type(fn))
+  end
   for _, m in ipairs(modules) do
     local tensors, any = own(m), false
     for _, t in ipairs(tensors) do any = any or on_meta(t) end
@@ -125,7 +137,8 @@ function M.move(modules, device, given)
     for _, t in ipairs(own(m)) do
       if t.device ~= device and not on_meta(t) then
         if not t.device:find "^cpu" then
-          raise("Inconsistent compute device and `device_id` on rank %d: %s vs %s", (require "moonshard.dist").rank(), t.device, device)
+          raise("Inconsistent compute device and `device_id` on rank %d: %s vs %s", (require "moonshard.dist").rank(),
+            t.device, device)
         end
         elsewhere = true
       end

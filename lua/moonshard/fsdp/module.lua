@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- FSDPModule: what fully_shard adds to a module. The class of a sharded module is generated from its
 --- own ("FSDPLinear" extends Linear) and calls forward between the unit's hooks.
 local arguments = require "moonshard.fsdp.arguments"
@@ -110,10 +111,12 @@ M.lazy_init = lazy_init
 
 local function pack(...) return { n = select("#", ...), ... } end
 
-local depth, incomplete = 0, {}         -- calls of sharded modules under way; groups that wait for more of their modules
+-- calls of sharded modules under way; groups that wait for more of their modules
+local depth, incomplete = 0, {}
 local since = 0                        -- errors told between ranks when the outermost of them began
 
--- Before the forward of one of several modules of a unit. true: it is part of a pass; a checkpoint's region that runs again is not.
+-- Before the forward of one of several modules of a unit. true: it is part of a pass; a checkpoint's region that runs
+-- again is not.
 local function begin(unit)
   local began = lib.ms_unit_begin_pass(unit.handle)
   if began == 1 then
@@ -191,7 +194,8 @@ local function between(self, unit, forward, ...)
   return after(self, unit, part, forward(self, unpack(args, 1, args.n)))
 end
 
--- Of units of several modules some did not run: their passes end with the outermost call. Nothing here communicates. An error's text, if any.
+-- Of units of several modules some did not run: their passes end with the outermost call. Nothing here communicates. An
+-- error's text, if any.
 local function end_passes(failed)
   local message
   for unit in pairs(incomplete) do         -- order does not matter
@@ -224,7 +228,9 @@ local function finish(unit, before, s, ok, ...)
     scope.abandon(s)
     -- Peers wait for this rank in the gathers that it will not join. (Inside a run, its end tells them.)
     -- An error that every rank finds by itself needs no telling: a slow one would raise the telling instead.
-    if depth == 0 and engine.state.run_depth == 0 and not M.symmetric then lib.ms_dist_publish_error(tostring((...)), since) end
+    if depth == 0 and engine.state.run_depth == 0 and not M.symmetric then
+      lib.ms_dist_publish_error(tostring((...)), since)
+    end
     if depth == 0 then M.symmetric = nil end
     error((...), 0)
   end
@@ -322,7 +328,8 @@ function FSDPModule:state_dict(...)
   return Module.state_dict(self, ...)
 end
 
--- What is loaded onto meta would be lost without a word. With assign, what is there still is what the state dict has not.
+-- What is loaded onto meta would be lost without a word. With assign, what is there still is what the state dict has
+-- not.
 local function refuse_meta(m, given)
   for name, p in m:named_parameters() do
     if (rawget(p, "_unit") or rawget(p, "_flat")) and p.device:find "^meta" and not (given and given[name] == nil) then
@@ -332,13 +339,16 @@ local function refuse_meta(m, given)
 end
 M.refuse_meta = refuse_meta
 
---- `assign` copies as well: parameters of a unit stay what they are, parts of one block of memory. On meta it makes that block.
+--- `assign` copies as well: parameters of a unit stay what they are, parts of one block of memory. On meta it makes
+--- that block.
 ---@param sd table<string, Tensor>
 ---@param given? {strict: boolean, assign: boolean, count_from: 0|1}
 function FSDPModule:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
   reshard_all(self)
-  if type(sd) ~= "table" or getmetatable(sd) ~= nil then errors.raise("load_state_dict: a table of tensors expected, got %s", errors.kind(sd)) end
+  if type(sd) ~= "table" or getmetatable(sd) ~= nil then
+    errors.raise("load_state_dict: a table of tensors expected, got %s", errors.kind(sd))
+  end
   sd = self:_renamed(sd, Module._count_from(o.count_from))
   if o.assign then
     assign.make_room(self, assign.devices(sd), o.strict)
@@ -362,8 +372,8 @@ local function set_all(self, who, what, value, given)
   end
 end
 
---- Whether gradients are reduced (and all-reduced). While not, they gather in the unit and `grad` stays as it was: neither zero_grad
---- nor an optimizer sees them, until a backward that reduces has put their sum into `grad`.
+--- Whether gradients are reduced (and all-reduced). While not, they gather in the unit and `grad` stays as it was:
+--- neither zero_grad nor an optimizer sees them, until a backward that reduces has put their sum into `grad`.
 ---@param on boolean
 ---@param given? {recurse: boolean}
 function FSDPModule:set_requires_gradient_sync(on, given)
@@ -371,8 +381,8 @@ function FSDPModule:set_requires_gradient_sync(on, given)
   set_all(self, "set_requires_gradient_sync", C.MS_UNIT_ALL_REDUCE, on, given)
 end
 
---- Over a 2-d mesh, whether reduced gradients are all-reduced over the replicas too. While not, they gather in the unit,
---- reduced over its shard group, and `grad` stays as it was. Over a 1-d mesh there is no all-reduce.
+--- Over a 2-d mesh, whether reduced gradients are all-reduced over the replicas too. While not, they gather in the
+--- unit, reduced over its shard group, and `grad` stays as it was. Over a 1-d mesh there is no all-reduce.
 ---@param on boolean
 ---@param given? {recurse: boolean}
 function FSDPModule:set_requires_all_reduce(on, given)
@@ -385,15 +395,19 @@ handlers[C.MS_EV_ALL_REDUCE] = function(entry, event)
   return nil, 0
 end
 
---- fn(t) is called with this module's reduced gradients, t one 1-d tensor of this rank's parts, after the reduce-scatter (and
---- the all-reduce over replicas, where there is one): it changes t in place, on every rank alike. nil takes the hook away.
+--- fn(t) is called with this module's reduced gradients, t one 1-d tensor of this rank's parts, after the
+--- reduce-scatter (and the all-reduce over replicas, where there is one): it changes t in place, on every rank alike.
+--- nil takes the hook away.
 ---@param fn fun(t: Tensor)?
 function FSDPModule:set_all_reduce_hook(fn)
-  if fn ~= nil and type(fn) ~= "function" then errors.raise("set_all_reduce_hook: hook is %s, expected a function", errors.kind(fn)) end
+  if fn ~= nil and type(fn) ~= "function" then errors.raise("set_all_reduce_hook: hook is %s, expected a function",
+    errors.kind(fn)) end
   local unit = unit_of(self)
   unit.all_reduce_key = unit.all_reduce_key or autograd.new_key(setmetatable({ unit = unit }, { __mode = "v" }))
   unit.all_reduce_hook = fn
-  if lib.ms_unit_set(unit.handle, C.MS_UNIT_ALL_REDUCE_HOOK, fn and unit.all_reduce_key or 0) ~= 0 then errors.fail() end
+  if lib.ms_unit_set(unit.handle, C.MS_UNIT_ALL_REDUCE_HOOK, fn and unit.all_reduce_key or 0) ~= 0 then
+    errors.fail()
+  end
 end
 
 ---@param on boolean
@@ -406,7 +420,8 @@ end
 ---@param on boolean
 ---@param given? {recurse: boolean}
 function FSDPModule:set_reshard_after_backward(on, given)
-  set_all(self, "set_reshard_after_backward", C.MS_UNIT_RESHARD_AFTER_BACKWARD, boolean("set_reshard_after_backward", on), given)
+  set_all(self, "set_reshard_after_backward", C.MS_UNIT_RESHARD_AFTER_BACKWARD,
+    boolean("set_reshard_after_backward", on), given)
 end
 
 --- False: the next backward is not the step's last one; what ends a step waits for it.
@@ -415,7 +430,8 @@ function FSDPModule:set_is_last_backward(on)
   local unit = unit_of(self)
   if lib.ms_unit_is_lazy(unit.handle) == 0 then
     unit.last = boolean("set_is_last_backward", on)
-  elseif lib.ms_unit_set(unit.handle, C.MS_UNIT_IS_LAST_BACKWARD, boolean("set_is_last_backward", on) and 1 or 0) ~= 0 then
+  elseif lib.ms_unit_set(unit.handle, C.MS_UNIT_IS_LAST_BACKWARD, boolean("set_is_last_backward", on) and 1
+    or 0) ~= 0 then
     errors.fail()
   end
 end
@@ -423,7 +439,9 @@ end
 --- Gradients are divided by x instead of by the number of ranks.
 ---@param x number
 function FSDPModule:set_gradient_divide_factor(x)
-  if type(x) ~= "number" then errors.raise("set_gradient_divide_factor: argument is %s, expected a number", errors.kind(x)) end
+  if type(x) ~= "number" then
+    errors.raise("set_gradient_divide_factor: argument is %s, expected a number", errors.kind(x))
+  end
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_DIVIDE_FACTOR, x) ~= 0 then errors.fail() end
 end
 
@@ -433,18 +451,24 @@ function FSDPModule:set_reduce_scatter_divide_factor(x)
   return self:set_gradient_divide_factor(x)
 end
 
---- Neither changes anything: gradients are always summed and then divided once, and collectives read any memory in place.
+--- Neither changes anything: gradients are always summed and then divided once, and collectives read any memory in
+--- place.
 for _, name in ipairs { "set_force_sum_reduction_for_comms", "set_allocate_memory_from_process_group_for_comm" } do
   FSDPModule[name] = function(_, on) boolean(name, on) end
 end
 
 --- False: the backward uses the parameters as they are and gathers nothing.
 function FSDPModule:set_unshard_in_backward(on)
-  if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward", on) and 1 or 0) ~= 0 then errors.fail() end
+  if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward", on) and 1
+    or 0) ~= 0 then
+    errors.fail()
+  end
 end
 
 local function set_prefetch(self, who, backward, list)
-  if type(list) ~= "table" or getmetatable(list) ~= nil then errors.raise("%s: argument is %s, expected a list of modules", who, errors.kind(list)) end
+  if type(list) ~= "table" or getmetatable(list) ~= nil then
+    errors.raise("%s: argument is %s, expected a list of modules", who, errors.kind(list))
+  end
   local handles = ffi.new("double[?]", math.max(#list, 1))
   for k, m in ipairs(list) do
     if not M.is_fsdp_module(m) then errors.raise("Expects FSDPModule but got %s: %s", errors.show(m), tostring(m)) end
@@ -453,9 +477,9 @@ local function set_prefetch(self, who, backward, list)
   if lib.ms_unit_set_prefetch(unit_of(self).handle, backward, #list, handles) ~= 0 then errors.fail() end
 end
 
---- Called behind the optimizer's step: until the next forward nothing changes the parameters any more, so the gather with which that
---- forward begins starts now and runs under whatever the script does before. For that one forward; every rank calls it.
---- (PyTorch's takes an event to wait for. Here the call is the event.)
+--- Called behind the optimizer's step: until the next forward nothing changes the parameters any more, so the gather
+--- with which that forward begins starts now and runs under whatever the script does before. For that one forward;
+--- every rank calls it. (PyTorch's takes an event to wait for. Here the call is the event.)
 function FSDPModule:set_post_optim_event(event)
   if event ~= nil then
     errors.raise("set_post_optim_event: argument is %s, expected nothing: the call itself says that the optimizer's step is over", errors.kind(event))
@@ -465,17 +489,23 @@ end
 
 --- Modules gathered early when this one's forward begins, instead of the engine's own choice.
 ---@param list table[]
-function FSDPModule:set_modules_to_forward_prefetch(list) set_prefetch(self, "set_modules_to_forward_prefetch", 0, list) end
+function FSDPModule:set_modules_to_forward_prefetch(list)
+  set_prefetch(self, "set_modules_to_forward_prefetch", 0, list)
+end
 
 --- Modules gathered early when this one's backward begins.
 ---@param list table[]
-function FSDPModule:set_modules_to_backward_prefetch(list) set_prefetch(self, "set_modules_to_backward_prefetch", 1, list) end
+function FSDPModule:set_modules_to_backward_prefetch(list)
+  set_prefetch(self, "set_modules_to_backward_prefetch", 1, list)
+end
 
 --- Makes another method gather and reshard as forward does.
 ---@param m table
 ---@param name string
 function M.register_fsdp_forward_method(m, name)
-  if not class.isa(m, Module) then errors.raise("register_fsdp_forward_method: argument 1 is %s, expected a module", errors.kind(m)) end
+  if not class.isa(m, Module) then
+    errors.raise("register_fsdp_forward_method: argument 1 is %s, expected a module", errors.kind(m))
+  end
   if not M.is_fsdp_module(m) then return end
   local method = m[name]
   if type(method) ~= "function" then errors.raise("%s does not have a method %s", m:class_name(), tostring(name)) end

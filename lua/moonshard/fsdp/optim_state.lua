@@ -1,7 +1,9 @@
---- State dicts of the optimizers of sharded models, by names of parameters. Collective: every rank of the model calls these alike.
+-- SPDX-License-Identifier: MIT
+--- State dicts of the optimizers of sharded models, by names of parameters. Collective: every rank of the model calls
+--- these alike.
 ---
---- Ranks may give their optimizers the parameters in different orders, and leave out those of which they have no elements. So what
---- communicates goes by the model's order, and first every rank learns what the others have.
+--- Ranks may give their optimizers the parameters in different orders, and leave out those of which they have no
+--- elements. So what communicates goes by the model's order, and first every rank learns what the others have.
 local agree = require "moonshard.fsdp.agree"
 local create = require "moonshard.tensor_create"
 local errors = require "moonshard.errors"
@@ -19,7 +21,9 @@ local M = {}
 local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 
 local function check_optimizer(who, optim)
-  if type(optim) ~= "table" or type(optim.param_groups) ~= "table" then errors.raise("%s: argument 2 is %s, expected an optimizer", who, errors.kind(optim)) end
+  if type(optim) ~= "table" or type(optim.param_groups) ~= "table" then
+    errors.raise("%s: argument 2 is %s, expected an optimizer", who, errors.kind(optim))
+  end
 end
 
 -- First names of the model's parameters in its order, and the parameters.
@@ -74,8 +78,9 @@ local function signature(fields)
   return table.concat(parts, ", ")
 end
 
--- For the other ranks: the fields of each parameter's state (a dtype where it is gathered, the value of a scalar), and the names of
--- the parameters of which this rank has no elements. group: the group of each of the optimizer's parameters.
+-- For the other ranks: the fields of each parameter's state (a dtype where it is gathered, the value of a scalar), and
+-- the names of the parameters of which this rank has no elements. group: the group of each of the optimizer's
+-- parameters.
 local function describe(names, by_name, entries, kind, group)
   local reported = { type = kind, fields = {}, empty = {}, group = group }
   for _, name in ipairs(names) do
@@ -98,7 +103,8 @@ end
 local function summary(names, own)
   local parts = { own.type }
   for _, name in ipairs(names) do
-    parts[#parts + 1] = ("%s %s %s"):format(name, own.group[name] or "-", own.fields[name] and signature(own.fields[name]) or "-")
+    parts[#parts + 1] = ("%s %s %s"):format(name, own.group[name] or "-", own.fields[name]
+      and signature(own.fields[name]) or "-")
   end
   return table.concat(parts, "\n")
 end
@@ -146,12 +152,15 @@ local function common_fields(names, by_name, reported)
     local text = "FSDP currently requires each rank to have at least the optimizer states needed by rank 0's optimizer but some ranks are missing some "
       .. "of those states"
     for _, rank in ipairs(ranks) do
-      if missing[rank] then text = ("%s\nRank %d is missing states for the parameters: %s"):format(text, rank, quoted(missing[rank])) end
+      if missing[rank] then
+        text = ("%s\nRank %d is missing states for the parameters: %s"):format(text, rank, quoted(missing[rank]))
+      end
     end
     errors.raise("%s", text)
   end
   if #lacks > 0 then
-    errors.raise("optim_state_dict: rank %d is missing states that other ranks have, for the parameters: %s", ranks[1], quoted(lacks))
+    errors.raise("optim_state_dict: rank %d is missing states that other ranks have, for the parameters: %s", ranks[1],
+      quoted(lacks))
   end
   return fields
 end
@@ -160,7 +169,8 @@ end
 local function complete(listed, names, group, empty, reported)
   for _, name in ipairs(names) do
     if empty[name] and not group[name] then
-      for _, other in pairs(reported) do group[name] = group[name] or other.group[name] end      -- order does not matter: ranks group alike
+      -- order does not matter: ranks group alike
+      for _, other in pairs(reported) do group[name] = group[name] or other.group[name] end
       local list = listed[group[name]]
       if list then list[#list + 1] = name end
     end
@@ -179,13 +189,15 @@ local function converted(p, part, dtype, o, mine)
   return mine and o.offload_to_cpu and whole:to "cpu" or whole
 end
 
---- `{state = {[name] = {step, exp_avg, …}}, param_groups = {{params = {names}, lr = …}}}`, whole tensors, sharded ones or this rank's parts.
---- With rank0_only the other ranks get an empty table. Of an FSDP instance with no_shard all types are full.
+--- `{state = {[name] = {step, exp_avg, …}}, param_groups = {{params = {names}, lr = …}}}`, whole tensors, sharded ones
+--- or this rank's parts. With rank0_only the other ranks get an empty table. Of an FSDP instance with no_shard all
+--- types are full.
 ---@param m table
 ---@param optim table
 ---@param given? {type: string, rank0_only: boolean, offload_to_cpu: boolean}
 function M.optim_state_dict(m, optim, given)
-  local groups, o = agree.begin("optim_state_dict", m, given, { type = opts.one_of(state.TYPES, "full"), rank0_only = false, offload_to_cpu = false })
+  local groups, o = agree.begin("optim_state_dict", m, given, { type = opts.one_of(state.TYPES, "full"),
+    rank0_only = false, offload_to_cpu = false })
   local names, by_name, name_of = listing(m)
   local entries, listed, group = {}, {}, {}
   local plain
@@ -200,7 +212,8 @@ function M.optim_state_dict(m, optim, given)
         local entry = plain.state[position]
         if entry then
           local own = {}
-          for key, v in pairs(entry) do own[key] = is_cut(member.p, v) and member.part(v) or v end      -- order does not matter: a copy
+          -- order does not matter: a copy
+          for key, v in pairs(entry) do own[key] = is_cut(member.p, v) and member.part(v) or v end
           entries[member.name] = own
         end
       end
@@ -244,10 +257,13 @@ end
 
 local WHO = "load_optim_state_dict"
 
--- Groups by the names of their parameters; nil where the state dict has no groups: then the optimizer keeps its options.
+-- Groups by the names of their parameters; nil where the state dict has no groups: then the optimizer keeps its
+-- options.
 local function groups_by_name(sd)
   if sd.param_groups == nil then return nil end
-  if not is_plain(sd.param_groups) then errors.raise("%s: param_groups is %s, expected a list of groups", WHO, errors.kind(sd.param_groups)) end
+  if not is_plain(sd.param_groups) then
+    errors.raise("%s: param_groups is %s, expected a list of groups", WHO, errors.kind(sd.param_groups))
+  end
   local by_name = {}
   for g, group in ipairs(sd.param_groups) do
     if not is_plain(group) or not is_plain(group.params) then
@@ -266,18 +282,27 @@ end
 
 -- p is the model's parameter of that name, or nil.
 local function check_entry(name, entry, p, whole_only)
-  if type(name) ~= "string" then errors.raise("%s: state has the key %s, expected names of parameters", WHO, errors.show(name)) end
-  if not is_plain(entry) then errors.raise("%s: state of '%s' is %s, expected a table", WHO, name, errors.kind(entry)) end
+  if type(name) ~= "string" then
+    errors.raise("%s: state has the key %s, expected names of parameters", WHO, errors.show(name))
+  end
+  if not is_plain(entry) then
+    errors.raise("%s: state of '%s' is %s, expected a table", WHO, name, errors.kind(entry))
+  end
   for key, v in pairs(entry) do                   -- order matters in an error's text only
-    if type(key) ~= "string" then errors.raise("%s: state of '%s' has the key %s, expected names of fields", WHO, name, errors.show(key)) end
+    if type(key) ~= "string" then
+      errors.raise("%s: state of '%s' has the key %s, expected names of fields", WHO, name, errors.show(key))
+    end
     if tensor.is_tensor(v) and v.ndim > 0 then
       local whole = p and tostring(rawget(p, "_whole_shape") or p.shape)
       if p and (v.id < 0) ~= (p.id < 0) then
         errors.raise("%s: '%s' of '%s' is %s, the parameter %s", WHO, key, name, errors.kind(v), errors.kind(p))
       end
       local fits = not p or tostring(v.shape) == whole
-        or not whole_only and sharded.is_sharded(p) and not sharded.is_sharded(v) and tostring(v.shape) == tostring(p:to_local().shape)
-      if not fits then errors.raise("%s: '%s' of '%s' has shape %s, the parameter %s", WHO, key, name, tostring(v.shape), whole) end
+        or not whole_only and sharded.is_sharded(p) and not sharded.is_sharded(v)
+        and tostring(v.shape) == tostring(p:to_local().shape)
+      if not fits then
+        errors.raise("%s: '%s' of '%s' has shape %s, the parameter %s", WHO, key, name, tostring(v.shape), whole)
+      end
       if whole_only and (sharded.is_sharded(v) or v.id < 0) then
         errors.raise("%s: with broadcast_from_rank0 tensors are whole and plain; '%s' of '%s' is %s", WHO, key, name,
           v.id < 0 and errors.kind(v) or "sharded")
@@ -313,7 +338,9 @@ local function part_for(p, v)
   if not sharded.is_sharded(p) then return sharded.is_sharded(v) and v:full_tensor() or v end
   local piece = p:to_local()
   if sharded.is_sharded(v) then return sharded.part_like(p, v):reshape(piece.shape) end
-  if tostring(v.shape) == tostring(rawget(p, "_whole_shape") or p.shape) then return sharded.part_of(p, v):reshape(piece.shape) end
+  if tostring(v.shape) == tostring(rawget(p, "_whole_shape") or p.shape) then
+    return sharded.part_of(p, v):reshape(piece.shape)
+  end
   return v
 end
 
@@ -359,7 +386,8 @@ local function assemble(p, members, parts)
       entry = entry or {}
       local cut, before = tensor.is_tensor(v) and v.ndim > 0, entry[key]
       if before ~= nil and cut ~= (tensor.is_tensor(before) and before.ndim > 0) then
-        errors.raise("%s: '%s' of '%s' is %s, that of another parameter in the same flat parameter is %s", WHO, key, member.name, errors.kind(v),
+        errors.raise("%s: '%s' of '%s' is %s, that of another parameter in the same flat parameter is %s", WHO, key,
+          member.name, errors.kind(v),
           errors.kind(before))
       end
       if not cut then
@@ -383,7 +411,9 @@ local function positional(optim, name_of, saved_groups, parts)
   each_parameter(WHO, optim, name_of, function(position, p, members, g)
     table.insert(plain.param_groups[g].params, position)
     for _, member in ipairs(members) do
-      if saved_groups and not saved_groups[member.name] then errors.raise("%s: the state has no parameter '%s'", WHO, member.name) end
+      if saved_groups and not saved_groups[member.name] then
+        errors.raise("%s: the state has no parameter '%s'", WHO, member.name)
+      end
       from[g] = from[g] or saved_groups and saved_groups[member.name]
     end
     plain.state[position] = assemble(p, members, parts)
@@ -417,7 +447,8 @@ local function load(groups, m, optim, sd, broadcasts)
     return nil, table.concat(gathered, ", ")
   end)
   if broadcasts then
-    for _, what in pairs(all) do reported = what end               -- order does not matter: only one rank's entry is set
+    -- order does not matter: only one rank's entry is set
+    for _, what in pairs(all) do reported = what end
   else
     agree.same(all, WHO .. ": ranks give other states as tensors that are sharded in another way")
   end
@@ -432,8 +463,9 @@ local function load(groups, m, optim, sd, broadcasts)
   end)
 end
 
---- Loads what optim_state_dict gave, of any type, on any number of ranks. With broadcast_from_rank0 only rank 0's is read (the others
---- give `{}`). Without param_groups the optimizer keeps its options. What one rank refuses all refuse, before anything changes.
+--- Loads what optim_state_dict gave, of any type, on any number of ranks. With broadcast_from_rank0 only rank 0's is
+--- read (the others give `{}`). Without param_groups the optimizer keeps its options. What one rank refuses all refuse,
+--- before anything changes.
 ---@param m table
 ---@param optim table
 ---@param sd table

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Small values of the sharding interface: policies and placements. They compare and print by what they say.
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
@@ -19,7 +20,9 @@ Policy.__index = Policy
 function M.MixedPrecisionPolicy(given)
   local o = opts("MixedPrecisionPolicy", given,
     { param_dtype = opts.string, reduce_dtype = opts.string, output_dtype = opts.string, cast_forward_inputs = true })
-  for _, name in ipairs { "param_dtype", "reduce_dtype", "output_dtype" } do precision.floating(o[name], name, "MixedPrecisionPolicy") end
+  for _, name in ipairs { "param_dtype", "reduce_dtype", "output_dtype" } do
+    precision.floating(o[name], name, "MixedPrecisionPolicy")
+  end
   return setmetatable(o, Policy)
 end
 
@@ -33,8 +36,8 @@ function M.is_policy(x) return getmetatable(x) == Policy end
 local ClassicOffload = { __name = "CPUOffload" }
 ClassicOffload.__index = ClassicOffload
 
---- Where an FSDP instance keeps its shards, gradients and with them the optimizer's state: on the CPU with offload_params. Where the
---- CPU is the compute device they are there already.
+--- Where an FSDP instance keeps its shards, gradients and with them the optimizer's state: on the CPU with
+--- offload_params. Where the CPU is the compute device they are there already.
 ---@param given? {offload_params: boolean}
 function M.CPUOffload(given)
   return setmetatable(opts("CPUOffload", given, { offload_params = false }), ClassicOffload)
@@ -47,9 +50,10 @@ function M.is_classic_offload(x) return getmetatable(x) == ClassicOffload end
 local Offload = { __name = "CPUOffloadPolicy" }
 Offload.__index = Offload
 
---- Keeps a unit's shards, gradients and with them the optimizer's state on the CPU; it is gathered into the memory of the device
---- that computes. Where that is the CPU they are there already. pin_memory is taken for scripts that
---- give it and changes nothing, with a GPU or without: shards lie in memory that ranks share, and the driver stages what it copies.
+--- Keeps a unit's shards, gradients and with them the optimizer's state on the CPU; it is gathered into the memory of
+--- the device that computes. Where that is the CPU they are there already. pin_memory is taken for scripts that give it
+--- and changes nothing, with a GPU or without: shards lie in memory that ranks share, and the driver stages what it
+--- copies.
 ---@param given? {pin_memory: boolean}
 function M.CPUOffloadPolicy(given)
   return setmetatable(opts("CPUOffloadPolicy", given, { pin_memory = true }), Offload)

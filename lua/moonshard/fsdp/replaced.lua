@@ -1,5 +1,6 @@
---- Parameters that a script has put in the place of sharded ones after fully_shard: before the first forward they are taken
---- into their units; later they are an error.
+-- SPDX-License-Identifier: MIT
+--- Parameters that a script has put in the place of sharded ones after fully_shard: before the first forward they are
+--- taken into their units; later they are an error.
 local engine = require "moonshard.ffi"
 local errors = require "moonshard.errors"
 local sharded = require "moonshard.fsdp.sharded"
@@ -15,8 +16,8 @@ local function present(place)
   return m and rawget(m, "_slots")[place[2]]
 end
 
---- What is in the place of a parameter and not of its unit is neither sharded nor reduced. places: { module, field, parameter, name },
---- modules weak.
+--- What is in the place of a parameter and not of its unit is neither sharded nor reduced. places: { module, field,
+--- parameter, name }, modules weak.
 function M.check(unit)
   local places = unit.places
   for k = 1, #places do
@@ -24,7 +25,8 @@ function M.check(unit)
     local now = present(place)
     if now ~= place[3] and now ~= nil then
       errors.raise("parameter '%s' was replaced after its module was sharded: what is there now, %s, is neither sharded nor reduced; "
-        .. "change the parameter in place, or replace it before %s", (unit.path == "" and "" or unit.path .. ".") .. place[4], errors.kind(now),
+        .. "change the parameter in place, or replace it before %s", (unit.path == "" and "" or unit.path .. ".")
+        .. place[4], errors.kind(now),
         unit.classic and "its module is wrapped" or "the first forward")
     end
   end
@@ -53,7 +55,8 @@ local function leave_meta(unit, by, kept)
   return true
 end
 
---- At the first forward: units take in what has replaced their parameters. What is no whole parameter stays, for the check.
+--- At the first forward: units take in what has replaced their parameters. What is no whole parameter stays, for the
+--- check.
 function M.take_in(unit)
   local by, kept = replacements(unit)
   if next(by) == nil then return end

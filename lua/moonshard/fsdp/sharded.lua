@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Sharded tensors as scripts see them: parameters of a unit, their gradients, and what clone, detach
 --- and to make of either.
 ---
@@ -33,7 +34,8 @@ local methods = Sharded.methods
 -- Classes for parameters, by the class that they had.
 local parameter_classes = setmetatable({}, { __mode = "k" })
 
---- Is x sharded? A parameter is while its module does not run. An instance of a tensor class is if its inner tensors are.
+--- Is x sharded? A parameter is while its module does not run. An instance of a tensor class is if its inner tensors
+--- are.
 ---@return boolean
 function M.is_sharded(x)
   if type(x) ~= "table" then return false end
@@ -83,7 +85,8 @@ end
 ---@return Tensor
 function methods.full_tensor(t)
   local id
-  if rawget(t, "_of") then id = lib.ms_unit_gather_like(t._of.id, t._local.id) else id = lib.ms_unit_full_tensor(t.id) end
+  if rawget(t, "_of") then id = lib.ms_unit_gather_like(t._of.id,
+    t._local.id) else id = lib.ms_unit_full_tensor(t.id) end
   if id == 0 then errors.fail(t) end
   return tensor.wrap(id)
 end
@@ -195,9 +198,11 @@ for _, name in ipairs { "add_", "sub_", "mul_", "div_" } do in_place(name, numbe
 local function alike(t, u)
   if not M.is_sharded(u) then return false end
   local a = shard_info(t)
-  local layout, world, dim, first, here, rows, row_numel, outer = a.layout, a.world, a.dim, a.first, a.here, a.rows, a.row_numel, a.outer
+  local layout, world, dim, first, here, rows, row_numel, outer = a.layout, a.world, a.dim, a.first, a.here, a.rows,
+    a.row_numel, a.outer
   local b = shard_info(u)
-  return b.layout == layout and b.world == world and b.dim == dim and b.first == first and b.here == here and b.rows == rows
+  return b.layout == layout and b.world == world and b.dim == dim and b.first == first and b.here == here
+    and b.rows == rows
     and b.row_numel == row_numel and b.outer == outer
 end
 
@@ -205,7 +210,8 @@ local function with_alike(name, gives_self)
   methods[name] = function(t, u, ...)
     if is_whole(t) then
       if M.is_sharded(u) and not is_whole(u) then
-        errors.raise("%s: the other tensor is sharded and this parameter is whole now; use to_local() or full_tensor()", name)
+        errors.raise("%s: the other tensor is sharded and this parameter is whole now; use to_local() or full_tensor()",
+          name)
       end
       return base[name](t, u, ...)
     end
@@ -234,7 +240,8 @@ function methods.to(t, ...)
   return around(parameter_of(t), methods.to_local(t):detach():to(...))
 end
 
-for name, dtype in pairs { float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16", long = "int64" } do
+for name, dtype in pairs { float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16",
+  long = "int64" } do
   -- Order does not matter: each is a method of its own.
   methods[name] = function(t) return methods.to(t, dtype) end
 end
@@ -248,7 +255,8 @@ local function described(t)
   local s = shard_info(t)
   local first, here, rows = tonumber(s.first), tonumber(s.here), tonumber(s.rows)
   local what = s.dim == 0 and "rows" or ("places of dimension %d,"):format(s.dim + 1)
-  local at = here > 0 and (", %s %d-%d of %d"):format(what, first + 1, first + here, rows) or (", no rows of %d"):format(rows)
+  local at = here > 0 and (", %s %d-%d of %d"):format(what, first + 1, first + here, rows)
+    or (", no rows of %d"):format(rows)
   local whole = tensor.info_of(t)
   local head = ("%s %s %s %s%s%s"):format(getmetatable(t).__name, dtypes.name(whole.dtype), tostring(t.shape),
     methods.to_local(t).device, whole.requires_grad ~= 0 and ", requires_grad" or "", at)
@@ -367,14 +375,16 @@ local function group_of(p)
   return unit.placed and unit.placed.group or unit.group
 end
 
---- Is t, a sharded tensor, cut as p is on every rank, so that a rank's part of it is its part for p? Every rank comes to the same answer.
+--- Is t, a sharded tensor, cut as p is on every rank, so that a rank's part of it is its part for p? Every rank comes
+--- to the same answer.
 ---@return boolean
 function M.is_part_of(p, t)
   local of = parameter_of(t)
   return of == p or group_of(of) == group_of(p) and plan_of(of) == plan_of(p)
 end
 
---- This rank's part of t, a sharded tensor, for p: t's own where p is cut alike, else the whole is gathered first. Then it is collective.
+--- This rank's part of t, a sharded tensor, for p: t's own where p is cut alike, else the whole is gathered first. Then
+--- it is collective.
 ---@return Tensor  laid out like p:to_local()
 function M.part_like(p, t)
   if M.is_part_of(p, t) then return t:to_local() end

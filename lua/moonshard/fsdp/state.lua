@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- State dicts of sharded models. Collective: every rank of the model calls these alike.
 local agree = require "moonshard.fsdp.agree"
 local assign = require "moonshard.fsdp.assign"
@@ -32,7 +33,8 @@ end
 ---@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}
 ---@return table<string, Tensor>
 function M.state_dict(m, given)
-  local groups, o = agree.begin("state_dict", m, given, { type = opts.one_of(M.TYPES, "full"), offload_to_cpu = false, rank0_only = false })
+  local groups, o = agree.begin("state_dict", m, given, { type = opts.one_of(M.TYPES, "full"), offload_to_cpu = false,
+    rank0_only = false })
   local mine = not o.rank0_only or agree.is_first(groups)
   return agree.together(groups, function()
     module.reshard_all(m)
@@ -97,11 +99,17 @@ end
 
 -- What is wrong with t for a model's value: t may be whole, sharded, or this rank's part.
 local function check_fit(name, value, t)
-  if not tensor.is_tensor(t) then return ("While copying '%s': a tensor expected, got %s."):format(name, errors.kind(t)) end
-  if (t.id < 0) ~= (value.id < 0) then return ("While copying '%s': %s expected, got %s."):format(name, errors.kind(value), errors.kind(t)) end
+  if not tensor.is_tensor(t) then
+    return ("While copying '%s': a tensor expected, got %s."):format(name, errors.kind(t))
+  end
+  if (t.id < 0) ~= (value.id < 0) then
+    return ("While copying '%s': %s expected, got %s."):format(name, errors.kind(value), errors.kind(t))
+  end
   local whole, shape = tostring(rawget(value, "_whole_shape") or value.shape), tostring(t.shape)
   if shape == whole then return nil end
-  if sharded.is_sharded(value) and not sharded.is_sharded(t) and shape == tostring(value:to_local().shape) then return nil end
+  if sharded.is_sharded(value) and not sharded.is_sharded(t) and shape == tostring(value:to_local().shape) then
+    return nil
+  end
   return ("size mismatch for %s: copying a param with shape %s from checkpoint, the shape in current model is %s."):format(name, shape, whole)
 end
 
@@ -109,7 +117,9 @@ end
 local function describe(sd)
   local there = {}
   for name, t in pairs(sd) do              -- order does not matter: looked up by name
-    if not tensor.is_tensor(t) then errors.raise("load_state_dict: '%s' is %s, expected a tensor", tostring(name), errors.kind(t)) end
+    if not tensor.is_tensor(t) then
+      errors.raise("load_state_dict: '%s' is %s, expected a tensor", tostring(name), errors.kind(t))
+    end
     if sharded.is_sharded(t) or t.id < 0 then
       errors.raise("load_state_dict: with broadcast_from_rank0 tensors are whole and plain; '%s' is %s", tostring(name),
         t.id < 0 and errors.kind(t) or "sharded")
@@ -136,8 +146,8 @@ function M.from_first(groups, t, there)
   end)
 end
 
--- Flat parameters in a state dict of type "local" stand for what they are made of: a list of { parameter, value }, and the state dict
--- in which what they stand for has its present value.
+-- Flat parameters in a state dict of type "local" stand for what they are made of: a list of { parameter, value }, and
+-- the state dict in which what they stand for has its present value.
 local function take_flat(m, sd)
   local list, taken, rest = {}, {}, {}
   for name, t in pairs(sd) do rest[name] = t end         -- order does not matter: a copy
@@ -155,15 +165,17 @@ local function take_flat(m, sd)
   return list, rest
 end
 
---- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's is read (the others give `{}`). With assign, what is on meta
---- gets memory where the state dict's tensors are (the CPU's when they come from rank 0); the rest is copied, as without. A state dict of
---- PyTorch counts the elements of containers from 0: count_from = 0. What one rank refuses all refuse, before anything changes.
+--- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's is read (the others give `{}`). With assign,
+--- what is on meta gets memory where the state dict's tensors are (the CPU's when they come from rank 0); the rest is
+--- copied, as without. A state dict of PyTorch counts the elements of containers from 0: count_from = 0. What one rank
+--- refuses all refuse, before anything changes.
 ---@param m table
 ---@param sd table<string, Tensor>
 ---@param given? {strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1}
 ---@return string[] missing, string[] unexpected
 function M.load_state_dict(m, sd, given)
-  local groups, o = agree.begin("load_state_dict", m, given, { strict = true, broadcast_from_rank0 = false, assign = false, count_from = 1 }, sd)
+  local groups, o = agree.begin("load_state_dict", m, given, { strict = true, broadcast_from_rank0 = false,
+    assign = false, count_from = 1 }, sd)
   if o.broadcast_from_rank0 and #groups == 0 then groups = { (require "moonshard.dist").default_group() } end
   local reads = not o.broadcast_from_rank0 or agree.is_first(groups)
   local missing, unexpected, flats
@@ -177,7 +189,9 @@ function M.load_state_dict(m, sd, given)
     writeback.write_back_all(module.units_below(m))
     nn.Module._count_from(o.count_from)
     if not reads then return end
-    if type(sd) ~= "table" or getmetatable(sd) ~= nil then errors.raise("load_state_dict: argument 2 is %s, expected a table of tensors", errors.kind(sd)) end
+    if type(sd) ~= "table" or getmetatable(sd) ~= nil then
+      errors.raise("load_state_dict: argument 2 is %s, expected a table of tensors", errors.kind(sd))
+    end
     sd = m:_renamed(sd, o.count_from)
     if o.broadcast_from_rank0 then
       local there = describe(sd)

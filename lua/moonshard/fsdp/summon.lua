@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- summon_full_params: the whole parameters of FSDP instances, in the stored dtype, for a script to read and write
 --- (docs/semantics.md#summon). Collective.
 local calls = require "moonshard.dist_calls"
@@ -34,7 +35,8 @@ local function check(units, o)
   for _, unit in ipairs(units) do
     if o.offload_to_cpu and unit.placed.strategy == "no_shard" then unsupported "offload_to_cpu=true and NO_SHARD" end
     if o.with_grads and (o.offload_to_cpu or not unit.options.use_orig_params) then
-      unsupported(("with_grads=true, use_orig_params=%s, offload_to_cpu=%s"):format(tostring(unit.options.use_orig_params), tostring(o.offload_to_cpu)))
+      unsupported(("with_grads=true, use_orig_params=%s, offload_to_cpu=%s"):format(
+        tostring(unit.options.use_orig_params), tostring(o.offload_to_cpu)))
     end
   end
   for _, unit in ipairs(units) do
@@ -90,7 +92,9 @@ local function close(units, done, o, show, ok, ...)
   end
   for k = done, 1, -1 do
     units[k].summoned = nil
-    if lib.ms_unit_unsummon(units[k].handle, o.writeback and show and 1 or 0) ~= 0 then message = message or errors.last() end
+    if lib.ms_unit_unsummon(units[k].handle, o.writeback and show and 1 or 0) ~= 0 then
+      message = message or errors.last()
+    end
   end
   if not ok then error((...), 0) end
   if message then error(message, 0) end
@@ -99,8 +103,11 @@ end
 
 -- Gathers what fn is to see. What fn fails with concerns this rank alone, so this part is a call of its own.
 local open = calls.several(function(m, given, fn)
-  if not class.isa(m, nn.Module) then raise("summon_full_params: argument 1 is %s, expected a module", errors.kind(m)) end
-  if type(fn) ~= "function" then raise("summon_full_params: the last argument is %s, expected a function", errors.kind(fn)) end
+  if not class.isa(m, nn.Module) then
+    raise("summon_full_params: argument 1 is %s, expected a module", errors.kind(m))
+  end
+  if type(fn) ~= "function" then raise("summon_full_params: the last argument is %s, expected a function",
+    errors.kind(fn)) end
   local o = opts("summon_full_params", given,
     { recurse = true, writeback = true, rank0_only = false, offload_to_cpu = false, with_grads = false })
   local units = units_of(m, o.recurse)

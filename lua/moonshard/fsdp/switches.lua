@@ -1,4 +1,6 @@
---- Environment variables that change what FSDP instances do (docs/semantics.md#switches), read when an instance is made; "1" is on.
+-- SPDX-License-Identifier: MIT
+--- Environment variables that change what FSDP instances do (docs/semantics.md#switches), read when an instance is
+--- made; "1" is on.
 ---
 ---   FSDP_USE_FULL_PREC_IN_EVAL    parameters, gradients and buffers are not cast while the module is in eval mode
 ---   FSDP_SKIP_WRITEBACK_CHECK     parameters that a script replaced are not looked for
@@ -11,9 +13,11 @@ local M = {}
 
 local SWITCHES = {
   { "full_precision_in_eval", "FSDP_USE_FULL_PREC_IN_EVAL" },
-  { "skip_writeback_check", "FSDP_SKIP_WRITEBACK_CHECK", "Since FSDP_SKIP_WRITEBACK_CHECK=1, FSDP will not check for parameter or gradient writeback. "
+  { "skip_writeback_check", "FSDP_SKIP_WRITEBACK_CHECK",
+    "Since FSDP_SKIP_WRITEBACK_CHECK=1, FSDP will not check for parameter or gradient writeback. "
     .. "Changing parameter or gradient storages may lead to silent correctness errors." },
-  { "fake_all_gather", "FSDP_USE_FAKE_ALL_GATHER", "Since FSDP_USE_FAKE_ALL_GATHER=1, FSDP will not execute all-gather ops. "
+  { "fake_all_gather", "FSDP_USE_FAKE_ALL_GATHER",
+    "Since FSDP_USE_FAKE_ALL_GATHER=1, FSDP will not execute all-gather ops. "
     .. "Your training will be incorrect, but can reveal how much time spent on all-gather ops." },
   { "fake_reduce", "FSDP_USE_FAKE_REDUCE", "Since FSDP_USE_FAKE_REDUCE=1, FSDP will not execute reduce-scatter ops. "
     .. "Your training will be incorrect, but can reveal how much time spent on reduce-scatter ops." },

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Which submodules of a module become FSDP instances of their own (docs/semantics.md#wrapping).
 ---
 --- Two kinds of policy: a function `fn(module, recurse, remaining)` is asked on the way down whether to go on below a
@@ -17,7 +18,9 @@ local M = {}                            -- the public table
 
 local function class_list(who, classes)
   if class.is_class(classes) then classes = { classes } end
-  if type(classes) ~= "table" or #classes == 0 then raise("%s: argument is %s, expected a list of module classes", who, errors.kind(classes)) end
+  if type(classes) ~= "table" or #classes == 0 then
+    raise("%s: argument is %s, expected a list of module classes", who, errors.kind(classes))
+  end
   for k, cls in ipairs(classes) do
     if not class.is_class(cls) then raise("%s: entry %d is %s, expected a module class", who, k, errors.kind(cls)) end
   end
@@ -77,7 +80,8 @@ function M.module_wrap_policy(classes)
   local list = class_list("module_wrap_policy", classes)
   local names = {}
   for k, cls in ipairs(list) do names[k] = rawget(cls, "__name") end
-  return setmetatable({ name = ("module_wrap_policy{%s}"):format(table.concat(names, ", ")), decide = function(m) return is_any(m, list) end }, Policy)
+  return setmetatable({ name = ("module_wrap_policy{%s}"):format(table.concat(names, ", ")),
+    decide = function(m) return is_any(m, list) end }, Policy)
 end
 
 --- fn(module) -> false: not wrapped; true: wrapped as the root; a table: with these options instead of the root's.
@@ -88,7 +92,8 @@ function M.custom_policy(fn)
     local decision = fn(m)
     if type(decision) == "boolean" then return decision end
     if type(decision) ~= "table" or getmetatable(decision) ~= nil then
-      raise("The lambda_fn passed to CustomPolicy should return False/True or a kwarg dict, but it returned %s", errors.show(decision))
+      raise("The lambda_fn passed to CustomPolicy should return False/True or a kwarg dict, but it returned %s",
+        errors.show(decision))
     end
     return next(decision) ~= nil and decision
   end }, Policy)
@@ -111,8 +116,8 @@ function M.transformer_auto_wrap_policy(classes)
   return function(m, recurse) return recurse or is_any(m, list) end
 end
 
---- Wraps what has at least min_num_params elements that nothing below has taken. Modules of force_leaf_modules are not gone into
---- (MultiheadAttention), those of exclude_wrap_modules not wrapped (ModuleList, ModuleDict).
+--- Wraps what has at least min_num_params elements that nothing below has taken. Modules of force_leaf_modules are not
+--- gone into (MultiheadAttention), those of exclude_wrap_modules not wrapped (ModuleList, ModuleDict).
 ---@param given? {min_num_params: number, force_leaf_modules: table[], exclude_wrap_modules: table[]}
 function M.size_based_auto_wrap_policy(given)
   local o = opts("size_based_auto_wrap_policy", given,
@@ -128,7 +133,9 @@ end
 --- Wraps what any of the policies wraps.
 ---@param policies table
 function M.or_policy(policies)
-  if type(policies) ~= "table" or #policies == 0 then raise("or_policy: argument is %s, expected a list of policies", errors.kind(policies)) end
+  if type(policies) ~= "table" or #policies == 0 then
+    raise("or_policy: argument is %s, expected a list of policies", errors.kind(policies))
+  end
   return function(m, recurse, remaining)
     for _, policy in ipairs(policies) do
       if policy(m, recurse, remaining) then return true end
@@ -245,8 +252,10 @@ local function validate_frozen(root, targets, ignored_params, use_orig_params)
         if #a > 0 and #b > 0 then
           local text = ("%s has both parameters with requires_grad=True and False. %s\nThe following parameters have requires_grad=True:\n%s\n"
             .. "The following parameters have requires_grad=False:\n%s"):format(below,
-            use_orig_params and ("FSDP does not recommend wrapping such modules since the gradient memory usage will be higher than expected "
-              .. "(%d numel instead of %d numel before sharding via reduce-scatter)."):format(a.numel + b.numel, a.numel)
+            use_orig_params and (
+              "FSDP does not recommend wrapping such modules since the gradient memory usage will be higher than expected "
+              .. "(%d numel instead of %d numel before sharding via reduce-scatter)."):format(a.numel + b.numel,
+              a.numel)
               or "FSDP does not support wrapping such modules.", quoted(a), quoted(b))
           if not use_orig_params then raise("%s", text) end
           log.warn(text)
@@ -274,7 +283,8 @@ local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
   end
   for name, m in root:named_modules() do
     if rawget(m, "_fsdp") then
-      raise("FSDP auto wrapping requires modules to not already have FSDP applied but found %s in\n%s", name, tostring(root))
+      raise("FSDP auto wrapping requires modules to not already have FSDP applied but found %s in\n%s", name,
+        tostring(root))
     end
   end
   local exempt = exempt_classes(o)
@@ -282,8 +292,8 @@ local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
   for _, m in ipairs(root:modules()) do
     if m ~= root and full_precision(m) then
       log.warn "Both mixed precision and an `auto_wrap_policy` were specified for FSDP, where the wrapped module has batch norm submodules. \z
-        The batch norm submodules will be wrapped as separate FSDP instances with mixed precision disabled since some batch norm kernels do not \z
-        support low precision."
+        The batch norm submodules will be wrapped as separate FSDP instances with mixed precision disabled since \z
+        some batch norm kernels do not support low precision."
       break
     end
   end

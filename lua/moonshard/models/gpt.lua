@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- GPT: decoder-only transformer, pre-norm, causal. Each block is a module of its own, so that
 --- fully_shard can make each a unit: `for _, block in ipairs(gpt.blocks) do fsdp.fully_shard(block) end`.
 --- `gpt(ids)` gives logits [B, T, vocab]; `gpt(ids, targets)` the mean cross-entropy.
@@ -47,7 +48,8 @@ function Block:init(o)
   self.attn_norm = nn.LayerNorm(o.dim, kind)
   self.attn = Attention(o)
   self.mlp_norm = nn.LayerNorm(o.dim, kind)
-  self.mlp = nn.Sequential(nn.Linear(o.dim, o.mlp * o.dim, kind), nn.GELU { approximate = "tanh" }, nn.Linear(o.mlp * o.dim, o.dim, kind))
+  self.mlp = nn.Sequential(nn.Linear(o.dim, o.mlp * o.dim, kind), nn.GELU { approximate = "tanh" },
+    nn.Linear(o.mlp * o.dim, o.dim, kind))
   if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
 end
 
@@ -89,8 +91,8 @@ end
 ---@overload fun(opts?: GPTOptions): GPT
 local GPT = nn.Module:extend("GPT")
 
--- What attention adds to its scores (Press, Smith and Lewis 2021): -2^(-8 h / H) (t - s), for head h = 1 .. H. A model that
--- is told distances learns to copy several times sooner than one that must work them out of a table of positions.
+-- What attention adds to its scores (Press, Smith and Lewis 2021): -2^(-8 h / H) (t - s), for head h = 1 .. H. A model
+-- that is told distances learns to copy several times sooner than one that must work them out of a table of positions.
 local function distances(o, device)
   local t = create.arange(0, o.context, { dtype = "float32", device = device })
   local slopes = {}
@@ -110,7 +112,8 @@ function GPT:init(given)
   self.config = o
   self.token = nn.Embedding(o.vocab, o.dim, kind)
   local distance
-  if o.position == "alibi" then distance = distances(o, o.device) else self.position = nn.Embedding(o.context, o.dim, kind) end
+  if o.position == "alibi" then distance = distances(o, o.device) else self.position = nn.Embedding(o.context, o.dim,
+    kind) end
   if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
   self.blocks = nn.ModuleList {}
   for _ = 1, o.layers do self.blocks:append(Block(setmetatable({ distance = distance }, { __index = o }))) end
@@ -123,7 +126,8 @@ end
 ---Draws all parameters anew (GPT-2's way: normal 0.02, less for what adds to the residual stream).
 function GPT:reset_parameters()
   local o = self.config
-  if o.position == "alibi" and o.layers > 0 then         -- one buffer that all blocks share; a module from meta has it empty
+  -- one buffer that all blocks share; a module from meta has it empty
+  if o.position == "alibi" and o.layers > 0 then
     local shared = self.blocks[1].attn.distance
     if shared.device ~= "meta" then shared:copy_(distances(o, shared.device)) end
   end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Activations as modules: the functions of nn.F.
 local opts = require "moonshard.opts"
 local ops = require "moonshard.nn.ops"

@@ -1,7 +1,8 @@
+-- SPDX-License-Identifier: MIT
 --- MultiheadAttention.
 ---
---- Masks are PyTorch's of this layer: a bool mask is true where attention is NOT allowed (F.scaled_dot_product_attention
---- has it the other way round), a floating one is added to the scores.
+--- Masks are PyTorch's of this layer: a bool mask is true where attention is NOT allowed
+--- (F.scaled_dot_product_attention has it the other way round), a floating one is added to the scores.
 local create = require "moonshard.tensor_create"
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
@@ -20,8 +21,8 @@ local rawequal, type = rawequal, type
 
 local function sizes_text(...) return "[" .. table.concat({ ... }, ", ") .. "]" end
 
----Attention of `heads` heads over d channels, [T, N, d] (or [N, T, d] with batch_first, or [T, d]). Calling it gives the
----output and the weights (nil without need_weights), averaged over heads unless average_attn_weights is false.
+---Attention of `heads` heads over d channels, [T, N, d] (or [N, T, d] with batch_first, or [T, d]). Calling it gives
+---the output and the weights (nil without need_weights), averaged over heads unless average_attn_weights is false.
 ---Options: dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, dtype, device.
 ---@class MultiheadAttention: Module
 ---@field in_proj_weight Parameter?  [3 d, d]: query, key, value; without kdim and vdim
@@ -37,18 +38,22 @@ local MultiheadAttention = Module:extend("MultiheadAttention")
 
 function MultiheadAttention:init(d, heads, given)
   local o = opts("MultiheadAttention", given, {
-    dropout = 0, bias = true, add_bias_kv = false, add_zero_attn = false, kdim = opts.number, vdim = opts.number, batch_first = false,
+    dropout = 0, bias = true, add_bias_kv = false, add_zero_attn = false, kdim = opts.number, vdim = opts.number,
+    batch_first = false,
     dtype = opts.string, device = opts.any,
   })
   for k, n in ipairs { d or false, heads or false } do
     if type(n) ~= "number" or n % 1 ~= 0 then
-      raise("MultiheadAttention: argument %d, %s, is %s, expected a whole number", k, k == 1 and "embed_dim" or "num_heads", show(n or nil))
+      raise("MultiheadAttention: argument %d, %s, is %s, expected a whole number", k, k == 1 and "embed_dim"
+        or "num_heads", show(n or nil))
     end
   end
   if d <= 0 or heads <= 0 then
     raise("embed_dim and num_heads must be greater than 0, got embed_dim=%d and num_heads=%d instead", d, heads)
   end
-  if d % heads ~= 0 then raise("embed_dim must be divisible by num_heads, got embed_dim=%d and num_heads=%d instead", d, heads) end
+  if d % heads ~= 0 then
+    raise("embed_dim must be divisible by num_heads, got embed_dim=%d and num_heads=%d instead", d, heads)
+  end
   local kind = { dtype = o.dtype, device = o.device }
   self.d, self.heads, self.head_dim, self.dropout, self.batch_first = d, heads, d / heads, o.dropout, o.batch_first
   self.kdim, self.vdim, self.add_zero_attn = o.kdim or d, o.vdim or d, o.add_zero_attn
@@ -145,7 +150,8 @@ local function merge(self, o, like, B, T, S, extra)
       raise("attn_mask's dimension %d is not supported", mask.ndim)
     end
   elseif o.is_causal then
-    mask = additive(create.ones({ T, S }, { dtype = "bool", device = like.device }):triu(1), "attn_mask", like):reshape(1, 1, T, S)
+    mask = additive(create.ones({ T, S }, { dtype = "bool", device = like.device }):triu(1), "attn_mask",
+      like):reshape(1, 1, T, S)
   end
   if pad then
     pad = additive(pad, "key_padding_mask", like)
@@ -165,7 +171,8 @@ local function merge(self, o, like, B, T, S, extra)
 end
 
 local forward_options = {
-  key_padding_mask = opts.any, need_weights = true, attn_mask = opts.any, average_attn_weights = true, is_causal = false,
+  key_padding_mask = opts.any, need_weights = true, attn_mask = opts.any, average_attn_weights = true,
+  is_causal = false,
 }
 
 ---@param query Tensor
@@ -189,7 +196,9 @@ function MultiheadAttention:forward(query, key, value, given)
     raise("For %s `query`, expected `key` and `value` to be %d-D but found %d-D and %d-D tensors respectively",
       single and "unbatched (2-D)" or "batched (3-D)", query.ndim, key.ndim, value.ndim)
   end
-  if query:size(-1) ~= self.d then raise("was expecting embedding dimension of %d, but got %d", self.d, query:size(-1)) end
+  if query:size(-1) ~= self.d then
+    raise("was expecting embedding dimension of %d, but got %d", self.d, query:size(-1))
+  end
   local first = self.batch_first and not single
   if key:size(1) ~= value:size(1) or not single and key:size(2) ~= value:size(2) then
     raise("key shape %s does not match value shape %s", tostring(key.shape), tostring(value.shape))
@@ -241,7 +250,8 @@ function MultiheadAttention:forward(query, key, value, given)
 end
 
 function MultiheadAttention:extra_repr()
-  return ("%d, heads %d%s%s"):format(self.d, self.heads, self.dropout > 0 and (", dropout %g"):format(self.dropout) or "",
+  return ("%d, heads %d%s%s"):format(self.d, self.heads, self.dropout > 0 and (", dropout %g"):format(self.dropout)
+    or "",
     self.batch_first and ", batch first" or "")
 end
 

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- BatchNorm1d and BatchNorm2d.
 local create = require "moonshard.tensor_create"
 local errors = require "moonshard.errors"
@@ -17,19 +18,24 @@ local spec = {
 local function construct(self, d, given)
   local name = self:class_name()
   local o = opts(name, given, spec)
-  if type(d) ~= "number" or d < 0 or d % 1 ~= 0 then raise("%s: the number of channels is a whole number, got %s", name, show(d)) end
+  if type(d) ~= "number" or d < 0 or d % 1 ~= 0 then
+    raise("%s: the number of channels is a whole number, got %s", name, show(d))
+  end
   if o.momentum == nil then o.momentum = 0.1 end
   if o.momentum ~= false and type(o.momentum) ~= "number" then
-    raise("%s: option 'momentum' is %s, expected a number, or false for the average over all batches", name, show(o.momentum))
+    raise("%s: option 'momentum' is %s, expected a number, or false for the average over all batches", name,
+      show(o.momentum))
   end
   local kind = { dtype = o.dtype, device = o.device }
-  self.d, self.eps, self.momentum, self.affine, self.track_running_stats = d, o.eps, o.momentum, o.affine, o.track_running_stats
+  self.d, self.eps, self.momentum, self.affine, self.track_running_stats = d, o.eps, o.momentum, o.affine,
+    o.track_running_stats
   self:register_parameter("weight", o.affine and empty({ d }, kind) or nil)
   self:register_parameter("bias", o.affine and empty({ d }, kind) or nil)
   local tracked = o.track_running_stats
   self:register_buffer("running_mean", tracked and create.zeros({ d }, kind) or nil)
   self:register_buffer("running_var", tracked and create.ones({ d }, kind) or nil)
-  self:register_buffer("num_batches_tracked", tracked and create.zeros({}, { dtype = "int64", device = o.device }) or nil)
+  self:register_buffer("num_batches_tracked", tracked and create.zeros({}, { dtype = "int64", device = o.device })
+    or nil)
   self:reset_parameters()
 end
 

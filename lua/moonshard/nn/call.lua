@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Module: calls and hooks.
 ---
 --- A call is a scope: what was made inside is released at its end, except what it returns. Calls
@@ -77,7 +78,8 @@ local function call(self, ...)
   return finish(self, open(self._scope), pcall(forward_of(self) or no_forward, self, ...))
 end
 
--- Under the profiler a call is a range: "blocks.1.attn (Attention)", by the path from the outermost module that is called.
+-- Under the profiler a call is a range: "blocks.1.attn (Attention)", by the path from the outermost module that is
+-- called.
 local outermost
 local paths_from = setmetatable({}, { __mode = "k" })       -- outermost -> module -> path
 
@@ -89,7 +91,8 @@ local function range_name(self)
     paths_from[outermost] = paths
   end
   if paths[self] == nil then                                -- the first time, or a module was added
-    paths[self] = false                                     -- unless found: one that forward calls and nobody registered
+    -- unless found: one that forward calls and nobody registered
+    paths[self] = false
     for path, m in outermost:named_modules() do paths[m] = path end
   end
   return paths[self] and ("%s (%s)"):format(paths[self], self:class_name()) or self:class_name()
@@ -143,7 +146,9 @@ local function fill_ids(self, values)
   end
   for k = 1, values.n do
     local id = is_tensor(values[k]) and values[k].id or 0
-    if id < 0 then raise("%s: a full backward hook sees plain tensors only; value %d is %s", self:class_name(), k, show(values[k])) end
+    if id < 0 then
+      raise("%s: a full backward hook sees plain tensors only; value %d is %s", self:class_name(), k, show(values[k]))
+    end
     ids[k - 1] = id
   end
 end

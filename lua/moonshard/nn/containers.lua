@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Sequential, ModuleList, ModuleDict. The first two keep their children as their own array
 --- elements, so `#list`, `ipairs(list)` and `list[i]` are Lua's own; what stands in the array is
 --- therefore checked when it is listed or called, not when `list[i] = x` replaces an element.
@@ -9,7 +10,8 @@ local ops = require "moonshard.nn.ops"
 
 local raise, show = errors.raise, errors.kind
 local Module, is_module, check_cycle = base.Module, base.is_module, base.check_cycle
-local rawget, rawset, rawequal, type, select, ipairs, tostring = rawget, rawset, rawequal, type, select, ipairs, tostring
+local rawget, rawset, rawequal, type, select, ipairs, tostring = rawget, rawset, rawequal, type, select, ipairs,
+  tostring
 local release_made_here, is_tensor = ops.drop, tensor.is_tensor
 
 local function check_element(self, i, m)
@@ -49,7 +51,9 @@ end
 
 -- Position 1..#self of i, which may count from the end.
 local function position(self, what, i, last)
-  if type(i) ~= "number" or i % 1 ~= 0 then raise("%s: %s: a position expected, got %s", self:class_name(), what, show(i)) end
+  if type(i) ~= "number" or i % 1 ~= 0 then
+    raise("%s: %s: a position expected, got %s", self:class_name(), what, show(i))
+  end
   local at = i < 0 and #self + 1 + i or i
   if at < 1 or at > last then
     raise("%s: %s: position %d is outside of %d elements", self:class_name(), what, i, #self)
@@ -68,7 +72,9 @@ local function assign(self, key, value)
   if type(key) ~= "number" then return Module._assign(self, key, value) end
   local at = position(self, "assignment", key, #self + 1)
   if value == nil then
-    if at ~= #self then raise("%s: only the last element can be taken away by nil, not %d of %d", self:class_name(), at, #self) end
+    if at ~= #self then
+      raise("%s: only the last element can be taken away by nil, not %d of %d", self:class_name(), at, #self)
+    end
   else
     check_cycle(self, at, check_element(self, at, value))
   end
@@ -98,11 +104,14 @@ end
 
 -- What a child returned. Its input x is released when a single output takes its place: of several results one may be x.
 local function passed(given, x, y, ...)
-  if select("#", ...) == 0 and not rawequal(x, given) and not rawequal(x, y) and is_tensor(y) then release_made_here(x) end
+  if select("#", ...) == 0 and not rawequal(x, given) and not rawequal(x, y) and is_tensor(y) then
+    release_made_here(x)
+  end
   return y, ...
 end
 
--- given: the caller's value, which is not released; false once several were seen, since each of them may belong to the caller.
+-- given: the caller's value, which is not released; false once several were seen, since each of them may belong to the
+-- caller.
 local function forward_from(self, i, given, x, ...)
   if i > #self then return x, ... end
   if given == false or select("#", ...) > 0 then return forward_from(self, i + 1, false, self[i](x, ...)) end
@@ -136,7 +145,9 @@ local ModuleDict = Module:extend("ModuleDict")
 
 function ModuleDict:init(entries)
   if entries == nil then return end
-  if type(entries) ~= "table" or is_module(entries) then raise("ModuleDict: a table expected, got %s", show(entries)) end
+  if type(entries) ~= "table" or is_module(entries) then
+    raise("ModuleDict: a table expected, got %s", show(entries))
+  end
   local function add(name, m)
     if type(name) ~= "string" then raise("ModuleDict: a name expected, got %s", show(name)) end
     if not is_module(m) then raise("ModuleDict: '%s' is %s: a Module expected", name, show(m)) end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Conv2d.
 local affine = require "moonshard.nn.affine"
 local raise = require "moonshard.errors".raise
@@ -7,7 +8,8 @@ local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
 ---Images [N, in, H, W] (or [in, H, W]) to [N, out, H', W']. weight [out, in / groups, KH, KW], bias [out].
----Options: stride, padding (numbers, pairs, "same", "valid"), dilation, groups, bias, padding_mode ("zeros"), dtype, device.
+---Options: stride, padding (numbers, pairs, "same", "valid"), dilation, groups, bias, padding_mode ("zeros"), dtype,
+---device.
 ---@class Conv2d: Module
 ---@field weight Parameter
 ---@field bias Parameter?
@@ -16,14 +18,19 @@ local Conv2d = Module:extend("Conv2d")
 
 function Conv2d:init(size_in, size_out, kernel, given)
   local o = opts("Conv2d", given, {
-    stride = opts.any, padding = opts.any, dilation = opts.any, groups = 1, bias = true, padding_mode = opts.one_of({ "zeros" }, "zeros"),
+    stride = opts.any, padding = opts.any, dilation = opts.any, groups = 1, bias = true,
+    padding_mode = opts.one_of({ "zeros" }, "zeros"),
     dtype = opts.string, device = opts.any,
   })
   affine.check_sizes("Conv2d", size_in, size_out)
   o.stride, o.padding, o.dilation = o.stride or 1, o.padding or 0, o.dilation or 1
   if o.groups < 1 or o.groups % 1 ~= 0 then raise("groups must be a positive integer, got %s", o.groups) end
-  if size_in % o.groups ~= 0 then raise("in_channels must be divisible by groups, got in_channels=%d and groups=%d instead", size_in, o.groups) end
-  if size_out % o.groups ~= 0 then raise("out_channels must be divisible by groups, got out_channels=%d and groups=%d instead", size_out, o.groups) end
+  if size_in % o.groups ~= 0 then
+    raise("in_channels must be divisible by groups, got in_channels=%d and groups=%d instead", size_in, o.groups)
+  end
+  if size_out % o.groups ~= 0 then
+    raise("out_channels must be divisible by groups, got out_channels=%d and groups=%d instead", size_out, o.groups)
+  end
   local kind = { dtype = o.dtype, device = o.device }
   local k = functional.pair("Conv2d", "kernel", kernel)
   self.size_in, self.size_out, self.kernel, self.padding = size_in, size_out, { k[1], k[2] }, o.padding
@@ -34,7 +41,9 @@ function Conv2d:init(size_in, size_out, kernel, given)
 end
 
 ---Draws weight and bias anew, uniform in +-1/sqrt(inputs of an output).
-function Conv2d:reset_parameters() affine.reset(self, self.size_in / self.how.groups * self.kernel[1] * self.kernel[2]) end
+function Conv2d:reset_parameters()
+  affine.reset(self, self.size_in / self.how.groups * self.kernel[1] * self.kernel[2])
+end
 
 local conv2d = functional.conv2d
 function Conv2d:forward(x)

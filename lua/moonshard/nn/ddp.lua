@@ -1,11 +1,14 @@
---- nn.DDP: every rank has the whole model; gradients are averaged over ranks while backward runs (docs/semantics.md#ddp).
+-- SPDX-License-Identifier: MIT
+--- nn.DDP: every rank has the whole model; gradients are averaged over ranks while backward runs
+--- (docs/semantics.md#ddp).
 ---
---- A parameter's gradient goes into its bucket's flat buffer when it has landed; a bucket that is complete, and all before
---- it, is reduced on the communication queue, so that every rank issues the same collectives in one order. When the
---- outermost backward is over, the results go back. The forward decides whether this happens: no_sync's don't prepare it.
+--- A parameter's gradient goes into its bucket's flat buffer when it has landed; a bucket that is complete, and all
+--- before it, is reduced on the communication queue, so that every rank issues the same collectives in one order. When
+--- the outermost backward is over, the results go back. The forward decides whether this happens: no_sync's don't
+--- prepare it.
 ---
---- Which parameters were not used is known when backward is over, not from a walk over the graph: so outputs that the loss
---- does not see, and checkpointed regions, need no care.
+--- Which parameters were not used is known when backward is over, not from a walk over the graph: so outputs that the
+--- loss does not see, and checkpointed regions, need no care.
 local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.nn.ddp_buckets"
 local calls = require "moonshard.dist_calls"
@@ -33,21 +36,24 @@ local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type,
 ---@field module Module  what is wrapped
 ---@overload fun(module: Module, opts?: table): DDP
 ---  process_group, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, broadcast_buffers,
----  static_graph (every iteration uses the same parameters equally often), device_mesh (of one dimension, in the place of a group),
----  init_sync (false: the script knows that all ranks have equal models), skip_all_reduce_unused_params (with find_unused_parameters: what
----  no rank used is not sent, which has the others wait for the map of what was used),
----  mixed_precision (a fsdp.MixedPrecision, or a table of param_dtype, reduce_dtype, buffer_dtype: forward and backward run on copies
----  of the parameters in param_dtype, gradients are reduced in reduce_dtype; parameters and their gradients keep their own dtype),
----  delay_all_reduce_named_params (names, or pairs of name and parameter) and param_to_hook_all_reduce (a parameter): these stay out of
----  the buckets; their gradients are reduced together when the parameter's has arrived
+---  static_graph (every iteration uses the same parameters equally often), device_mesh (of one dimension, in the place
+---  of a group), init_sync (false: the script knows that all ranks have equal models), skip_all_reduce_unused_params
+---  (with find_unused_parameters: what no rank used is not sent, which has the others wait for the map of what was
+---  used), mixed_precision (a fsdp.MixedPrecision, or a table of param_dtype, reduce_dtype, buffer_dtype: forward and
+---  backward run on copies of the parameters in param_dtype, gradients are reduced in reduce_dtype; parameters and
+---  their gradients keep their own dtype), delay_all_reduce_named_params (names, or pairs of name and parameter) and
+---  param_to_hook_all_reduce (a parameter): these stay out of the buckets; their gradients are reduced together when
+---  the parameter's has arrived
 local DDP = base.Module:extend("DDP")
 wrapping.read_through(DDP)
 
 -- ---- construction --------------------------------------------------------------------------------
 
 local OPTIONS = {
-  process_group = opts.any, bucket_cap_mb = 25, find_unused_parameters = false, gradient_as_bucket_view = false, broadcast_buffers = true,
-  static_graph = false, device_ids = opts.table, device_mesh = opts.any, init_sync = true, skip_all_reduce_unused_params = false,
+  process_group = opts.any, bucket_cap_mb = 25, find_unused_parameters = false, gradient_as_bucket_view = false,
+  broadcast_buffers = true,
+  static_graph = false, device_ids = opts.table, device_mesh = opts.any, init_sync = true,
+  skip_all_reduce_unused_params = false,
   mixed_precision = opts.any, delay_all_reduce_named_params = opts.table, param_to_hook_all_reduce = opts.any,
 }
 
@@ -109,7 +115,8 @@ local function put_back(st, b, used)
   end
 end
 
--- Which parameters some rank has used since gradients were reduced last: starts the all-reduce; the result is read later.
+-- Which parameters some rank has used since gradients were reduced last: starts the all-reduce; the result is read
+-- later.
 local function start_used_map(st)
   local list = {}
   for k, p in ipairs(st.params) do list[k] = st.used[p] and 1 or 0 end
@@ -138,8 +145,8 @@ local function tell(st, message)
   if st.world > 1 then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
 end
 
--- A backward failed: what is under way comes to its end, and the next forward starts afresh, with buffers that no failed
--- collective wrote.
+-- A backward failed: what is under way comes to its end, and the next forward starts afresh, with buffers that no
+-- failed collective wrote.
 local function fail(st, message)
   if st.armed then tell(st, message) end
   local lists, launched = {}, false
@@ -160,9 +167,11 @@ local function fail(st, message)
   end
 end
 
--- static_graph: the first iteration counts how often each parameter's gradient arrives, and everything is reduced when it is
--- over. After it a parameter is ready when it has arrived so often again, and what no output used is ready from the start.
-local GRAPH_CHANGED = "Your training graph has changed in this iteration, e.g., one parameter is %s in first iteration, but then got %s in the "
+-- static_graph: the first iteration counts how often each parameter's gradient arrives, and everything is reduced when
+-- it is over. After it a parameter is ready when it has arrived so often again, and what no output used is ready from
+-- the start.
+local GRAPH_CHANGED =
+  "Your training graph has changed in this iteration, e.g., one parameter is %s in first iteration, but then got %s in the "
   .. "second iteration. this is not compatible with static_graph set to true."
 
 local function mark_static_unused(st)
@@ -179,7 +188,9 @@ local function static_arrived(st, k, p)
     st.counts[k] = (st.counts[k] or 0) + 1
     return
   end
-  if not st.expected[k] then raise(GRAPH_CHANGED .. " Parameter %d ('%s') is used now.", "unused", "used", k, st.names[k]) end
+  if not st.expected[k] then
+    raise(GRAPH_CHANGED .. " Parameter %d ('%s') is used now.", "unused", "used", k, st.names[k])
+  end
   mark_static_unused(st)
   st.left[k] = st.left[k] - 1
   if st.left[k] < 0 then raise(MARKED_TWICE, k, st.names[k]) end
@@ -229,7 +240,8 @@ local function finish_now(st)
     launch_ready(st)
     if unused == 0 and st.synced_backwards == 0 then log.warn(UNUSED_NONE) end
   end
-  if st.next <= #st.buckets or st.delayed and not st.delayed.launched then return end    -- the rest may come with another backward
+  -- the rest may come with another backward
+  if st.next <= #st.buckets or st.delayed and not st.delayed.launched then return end
   if st.find_unused and not st.skip_unused or first_static then
     start_used_map(st)
     used = used_anywhere(st)
@@ -369,7 +381,9 @@ function DDP:init(m, given)
   for name, p in m:named_parameters() do
     if as_they_are[p] then ignored[name], sharded = true, sharded or name end
     if not ignored[name] then
-      if p.id < 0 then raise("DDP: parameter '%s' is a %s; gradients of tensor classes are not reduced", name, p:class_name()) end
+      if p.id < 0 then
+        raise("DDP: parameter '%s' is a %s; gradients of tensor classes are not reduced", name, p:class_name())
+      end
       all[#all + 1] = p
       if p.requires_grad and not (delayed and delayed.has[p]) then params[#params + 1], names[#names + 1] = p, name end
     else
@@ -386,8 +400,10 @@ function DDP:init(m, given)
   self.module = m
   rawget(self, "_slots").training = m.training
   local st = {
-    group = group, world = world, params = params, names = names, ignored = ignored, cap = o.bucket_cap_mb * buckets.MIB,
-    find_unused = finds, static = o.static_graph and #params > 0, counts = {}, skip_unused = o.skip_all_reduce_unused_params and finds,
+    group = group, world = world, params = params, names = names, ignored = ignored,
+    cap = o.bucket_cap_mb * buckets.MIB,
+    find_unused = finds, static = o.static_graph and #params > 0, counts = {},
+    skip_unused = o.skip_all_reduce_unused_params and finds,
     delayed = delayed, as_view = o.gradient_as_bucket_view, broadcast_buffers = o.broadcast_buffers,
     sync = true, armed = false, started = false, synced_backwards = 0, used = {}, marked = {}, arrival = {},
   }
@@ -429,10 +445,12 @@ local function check_prior(st)
   local rank = dist.rank(st.group)
   if st.delayed and #indices == 0 then
     raise("Expected to have finished reduction in the prior iteration before starting a new one. On rank %d no gradient arrived at "
-      .. "param_to_hook_all_reduce ('%s'), so those of delay_all_reduce_named_params were not reduced.", rank, st.delayed.hook_name)
+      .. "param_to_hook_all_reduce ('%s'), so those of delay_all_reduce_named_params were not reduced.", rank,
+      st.delayed.hook_name)
   end
   if st.static then
-    raise(GRAPH_CHANGED .. " Parameter indices which did not receive grad for rank %d: %s", "used", "unused", rank, table.concat(indices, " "))
+    raise(GRAPH_CHANGED .. " Parameter indices which did not receive grad for rank %d: %s", "used", "unused", rank,
+      table.concat(indices, " "))
   end
   raise("Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has "
     .. "parameters that were not used in producing loss. You can enable unused parameter detection by passing the option "
@@ -441,9 +459,12 @@ local function check_prior(st)
     table.concat(names, ", "), rank, table.concat(indices, " "))
 end
 
-local function rebuild_due(st) return not st.rebuilt and not st.find_unused and st.synced_backwards > 0 and #st.params > 0 end
+local function rebuild_due(st)
+  return not st.rebuilt and not st.find_unused and st.synced_backwards > 0 and #st.params > 0
+end
 
--- Once, before the second iteration: buckets in the order in which gradients arrived on rank `source`, the group's first.
+-- Once, before the second iteration: buckets in the order in which gradients arrived on rank `source`, the group's
+-- first.
 local function rebuild(st, source)
   if not rebuild_due(st) then return end
   st.rebuilt = true
@@ -533,17 +554,21 @@ function DDP:forward(...)
 end
 
 local join_options = calls.several(function(st, given, fn)
-  local o = opts("join", given, { divide_by_initial_world_size = true, enable = true, throw_on_early_termination = false })
+  local o = opts("join", given, { divide_by_initial_world_size = true, enable = true,
+    throw_on_early_termination = false })
   if type(fn) ~= "function" then raise("join: argument is %s, expected a function", errors.kind(fn)) end
-  if o.enable and st.delayed then raise("join: parameters of delay_all_reduce_named_params are not joined; leave the option out") end
+  if o.enable and st.delayed then
+    raise("join: parameters of delay_all_reduce_named_params are not joined; leave the option out")
+  end
   return o
 end)
 
----Runs fn, in which ranks may have unequally many iterations of forward and backward: one that is through takes part in the others'
----collectives until all are, and all end with the model of the last. What the script sends itself inside fn it has to match itself;
----a forward whose gradients are not followed by a backward stands in no_grad.
----divide_by_initial_world_size: gradients are divided by the number of all ranks (as if those that are through had zeros), or
----(false) of those still there. throw_on_early_termination: an error on every rank as soon as one is through and another is not.
+---Runs fn, in which ranks may have unequally many iterations of forward and backward: one that is through takes part in
+---the others' collectives until all are, and all end with the model of the last. What the script sends itself inside fn
+---it has to match itself; a forward whose gradients are not followed by a backward stands in no_grad.
+---divide_by_initial_world_size: gradients are divided by the number of all ranks (as if those that are through had
+---zeros), or (false) of those still there. throw_on_early_termination: an error on every rank as soon as one is through
+---and another is not.
 ---@param given? {divide_by_initial_world_size: boolean, enable: boolean, throw_on_early_termination: boolean}
 ---@param fn function
 function DDP:join(given, fn)

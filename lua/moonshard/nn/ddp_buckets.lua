@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Buckets of nn.DDP: which parameters share a flat buffer, and what happens to it (docs/semantics.md#ddp-buckets).
 local create = require "moonshard.tensor_create"
 local dist = require "moonshard.dist"
@@ -13,8 +14,9 @@ local M = {}
 local MIB = 1024 * 1024
 local function size_of(dtype) return engine.lib.ms_dtype_size(dtypes.number(dtype)) end
 
---- Parameters cut into lists, in the given order: one dtype and device a list, each list closed once it has its limit of
---- bytes. limits: of a kind's first list, and of the others. dtype_of(p): what the list's flat buffer is of (p's own).
+--- Parameters cut into lists, in the given order: one dtype and device a list, each list closed once it has its limit
+--- of bytes. limits: of a kind's first list, and of the others. dtype_of(p): what the list's flat buffer is of (p's
+--- own).
 ---@param params Parameter[]
 ---@param limits number[]
 ---@param dtype_of? fun(p: Parameter): string
@@ -54,7 +56,9 @@ local Bucket = {}
 Bucket.__index = Bucket
 Bucket.__name = "Bucket"
 
-function Bucket.__tostring(b) return ("Bucket(%d, %d parameters, %d elements)"):format(b.index, #b.parameters, b.whole:numel()) end
+function Bucket.__tostring(b)
+  return ("Bucket(%d, %d parameters, %d elements)"):format(b.index, #b.parameters, b.whole:numel())
+end
 
 local function bucket_of(params, index, last, dtype)
   local n = 0
@@ -67,7 +71,8 @@ local function bucket_of(params, index, last, dtype)
     at = at + p:numel()
   end
   return setmetatable({
-    whole = flat, flat = flat, parameters = params, gradients = views, offsets = offsets, index = index, last = last, pending = #params, launched = false,
+    whole = flat, flat = flat, parameters = params, gradients = views, offsets = offsets, index = index, last = last,
+    pending = #params, launched = false,
   }, Bucket)
 end
 
@@ -77,7 +82,9 @@ end
 ---@return Bucket[]
 function M.build(lists, dtype_of)
   local out = {}
-  for k, list in ipairs(lists) do out[k] = bucket_of(list, k, k == #lists, dtype_of and dtype_of(list[1]) or list[1].dtype) end
+  for k, list in ipairs(lists) do
+    out[k] = bucket_of(list, k, k == #lists, dtype_of and dtype_of(list[1]) or list[1].dtype)
+  end
   return out
 end
 
@@ -148,7 +155,8 @@ function Bucket:finish(hook)
   local out = hooks.result_of(value)
   if out == nil then out = self.flat end
   if not is_tensor(out) or out:numel() ~= self.whole:numel() then
-    errors.raise("DDP: the communication hook gave %s for bucket %d, expected a tensor of %d elements", errors.kind(out), self.index,
+    errors.raise("DDP: the communication hook gave %s for bucket %d, expected a tensor of %d elements",
+      errors.kind(out), self.index,
       self.whole:numel())
   end
   if out ~= self.whole then
@@ -158,8 +166,8 @@ function Bucket:finish(hook)
   self.flat = self.whole
 end
 
---- Broadcasts tensors from the group's first rank, or another one of it, gathered into pieces of at most `limit` bytes of one
---- dtype (250 MiB).
+--- Broadcasts tensors from the group's first rank, or another one of it, gathered into pieces of at most `limit` bytes
+--- of one dtype (250 MiB).
 ---@param tensors Tensor[]
 ---@param group Group?
 ---@param limit? number
@@ -174,7 +182,8 @@ function M.broadcast(tensors, group, limit, src)
   for _, list in ipairs(M.assign(some, { limit or 250 * MIB })) do
     local parts = {}
     for k, t in ipairs(list) do parts[k] = t:detach():reshape(-1) end
-    local flat = #parts == 1 and parts[1]:is_contiguous() and list[1]:is_contiguous() and parts[1] or shape.cat(parts, 1)
+    local flat = #parts == 1 and parts[1]:is_contiguous() and list[1]:is_contiguous() and parts[1]
+      or shape.cat(parts, 1)
     dist.broadcast(flat, { src = src, group = group })
     if receives and flat ~= parts[1] then
       local at = 1

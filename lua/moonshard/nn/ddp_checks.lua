@@ -1,4 +1,6 @@
---- What DDP asks of a module before it wraps it: one type of device, the same parameters on all ranks (docs/semantics.md#ddp-construction).
+-- SPDX-License-Identifier: MIT
+--- What DDP asks of a module before it wraps it: one type of device, the same parameters on all ranks
+--- (docs/semantics.md#ddp-construction).
 local dist = require "moonshard.dist"
 local raise = require "moonshard.errors".raise
 
@@ -25,7 +27,9 @@ function M.devices(params)
     raise("DistributedDataParallel's input module must be on the same type of devices, but input module parameters locate in %s.",
       names_text(kinds))
   end
-  if seen.meta then raise("DDP: the module is on the meta device; give its parameters values first (to_empty, reset_parameters)") end
+  if seen.meta then
+    raise("DDP: the module is on the meta device; give its parameters values first (to_empty, reset_parameters)")
+  end
 end
 
 --- Every rank's parameters against those of the group's first.
@@ -42,7 +46,8 @@ function M.same_model(params, group)
         local sizes, dtype = text:match "^(.*) (%S+)$"
         local what = "sizes " .. sizes
         if all[1][k]:sub(1, #sizes + 1) == sizes .. " " then what = "dtype " .. dtype end
-        raise("[%d]: params[%d] in this process with %s appears not to match %s of the same param in process 0.", r - 1, k, what,
+        raise("[%d]: params[%d] in this process with %s appears not to match %s of the same param in process 0.", r - 1,
+          k, what,
           what:match "^%a+")
       end
     end

@@ -1,5 +1,6 @@
---- DDP's delay_all_reduce_named_params: parameters that stay out of the buckets. Their gradients are reduced together, from one flat
---- buffer, when that of param_to_hook_all_reduce has arrived (docs/semantics.md#ddp-construction).
+-- SPDX-License-Identifier: MIT
+--- DDP's delay_all_reduce_named_params: parameters that stay out of the buckets. Their gradients are reduced together,
+--- from one flat buffer, when that of param_to_hook_all_reduce has arrived (docs/semantics.md#ddp-construction).
 local buckets = require "moonshard.nn.ddp_buckets"
 local errors = require "moonshard.errors"
 local is_tensor = require "moonshard.tensor".is_tensor
@@ -22,11 +23,14 @@ Delayed.__index = Delayed
 
 local function trainable(p, name, option, sparse)
   if not p.requires_grad then raise("DDP: %s: parameter '%s' is frozen; it gets no gradient", option, name) end
-  if sparse[p] then raise("DDP: %s: parameter '%s' is a sparse embedding's; its gradient is there only when backward is over", option, name) end
+  if sparse[p] then
+    raise("DDP: %s: parameter '%s' is a sparse embedding's; its gradient is there only when backward is over", option,
+      name)
+  end
 end
 
---- The two options, checked; nil where nothing is delayed. list: names, or pairs { name, parameter }. sparse: parameters whose gradients
---- don't arrive one by one.
+--- The two options, checked; nil where nothing is delayed. list: names, or pairs { name, parameter }. sparse:
+--- parameters whose gradients don't arrive one by one.
 ---@param m Module
 ---@param list (string|table)[]?
 ---@param hook Parameter?
@@ -47,7 +51,9 @@ function M.resolve(m, list, hook, sparse)
     local option = ("delay_all_reduce_named_params[%d]"):format(k)
     local name, p = entry, nil
     if type(entry) == "table" and not is_tensor(entry) then name, p = entry[1], entry[2] end
-    if type(name) ~= "string" then raise("DDP: %s is %s, expected a name or a pair {name, parameter}", option, show(entry)) end
+    if type(name) ~= "string" then
+      raise("DDP: %s is %s, expected a name or a pair {name, parameter}", option, show(entry))
+    end
     if not known[name] then raise("DDP: %s: %s", option, errors.unknown("parameter", name, names)) end
     if p ~= nil and p ~= known[name] then raise("DDP: %s: '%s' is another parameter of the module", option, name) end
     p = known[name]

@@ -1,8 +1,9 @@
+-- SPDX-License-Identifier: MIT
 --- Communication hooks for nn.DDP: fn(state, bucket). state is the group to reduce over, nil for all ranks.
 ---
---- A hook sees one bucket after the other: `flat` (the gradients, 1-d), `parameters`, `gradients` (views of flat), `index`
---- (from 1), `last`. It returns nothing (it changed flat), a tensor of flat's size, or what has a wait() that gives one
---- of them, such as an asynchronous collective: then backward goes on meanwhile. DDP divides nothing itself.
+--- A hook sees one bucket after the other: `flat` (the gradients, 1-d), `parameters`, `gradients` (views of flat),
+--- `index` (from 1), `last`. It returns nothing (it changed flat), a tensor of flat's size, or what has a wait() that
+--- gives one of them, such as an asynchronous collective: then backward goes on meanwhile. DDP divides nothing itself.
 local dist = require "moonshard.dist"
 local errors = require "moonshard.errors"
 local flat_of = require "moonshard.nn.ddp_flat"
@@ -68,17 +69,19 @@ M.bf16_compress_wrapper = wrapper "bfloat16"
 --- Sends nothing: the upper bound of what a hook could save.
 function M.noop_hook() end
 
---- hook, and when a bucket's result is there the optimizer's step for its parameters, before backward returns. make(params) gives an
---- optimizer for a list of one parameter: each has its own, which stays its own when buckets are built again. A step of the script's
---- own would be a second one. params: which ones are stepped (all).
+--- hook, and when a bucket's result is there the optimizer's step for its parameters, before backward returns.
+--- make(params) gives an optimizer for a list of one parameter: each has its own, which stays its own when buckets are
+--- built again. A step of the script's own would be a second one. params: which ones are stepped (all).
 ---@param hook fun(state: any, bucket: table): any
 ---@param make fun(params: Parameter[]): Optimizer
 ---@param params? Parameter[]
 ---@return fun(state: any, bucket: table): any
 function M.hook_then_optimizer(hook, make, params)
-  if type(hook) ~= "function" then raise("hook_then_optimizer: argument 1 is %s, expected a function", errors.kind(hook)) end
+  if type(hook) ~= "function" then raise("hook_then_optimizer: argument 1 is %s, expected a function",
+    errors.kind(hook)) end
   if type(make) ~= "function" then
-    raise("hook_then_optimizer: argument 2 is %s, expected a function that makes an optimizer for a list of parameters", errors.kind(make))
+    raise("hook_then_optimizer: argument 2 is %s, expected a function that makes an optimizer for a list of parameters",
+      errors.kind(make))
   end
   local steps = nil
   for _, p in ipairs(params or {}) do
@@ -104,7 +107,8 @@ end
 
 -- These have files of their own.
 for _, file in ipairs { "ddp_power_sgd", "ddp_local_sgd", "ddp_quantization", "ddp_zero" } do
-  for name, value in pairs(require("moonshard.nn." .. file)) do M[name] = value end         -- order does not matter: a copy
+  -- order does not matter: a copy
+  for name, value in pairs(require("moonshard.nn." .. file)) do M[name] = value end
 end
 
 return M

@@ -1,8 +1,9 @@
+-- SPDX-License-Identifier: MIT
 --- DDP's join: training where ranks have unequally many inputs (docs/semantics.md#ddp-join).
 ---
---- Inside it every forward that will be followed by a backward first tells the others that its rank is still there. A rank that is
---- through answers and takes part in what the others send: buffers, buckets of zeros in the same order, the map of used parameters.
---- When nobody is left, all get the model of the last one to end.
+--- Inside it every forward that will be followed by a backward first tells the others that its rank is still there. A
+--- rank that is through answers and takes part in what the others send: buffers, buckets of zeros in the same order,
+--- the map of used parameters. When nobody is left, all get the model of the last one to end.
 local context = require "moonshard.context"
 local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.nn.ddp_buckets"
@@ -22,12 +23,14 @@ local SKEWED = 1000
 
 local function bit(x) return x and 1 or 0 end
 
---- What the next iteration sends, told by the ranks that do it and heard by all. Collective over the ranks of the wrapper.
+--- What the next iteration sends, told by the ranks that do it and heard by all. Collective over the ranks of the
+--- wrapper.
 local function agree(st, active, synced)
   local all
   no_grad(function()
     local mine = create.tensor({
-      bit(active), bit(active and synced), bit(active and synced and st.rebuild_due()), bit(active and synced and st.broadcast_buffers),
+      bit(active), bit(active and synced), bit(active and synced and st.rebuild_due()),
+        bit(active and synced and st.broadcast_buffers),
       bit(active and synced and (st.find_unused or (st.static and not st.expected))),
     }, { dtype = "int32", device = "cpu" })
     local out = create.empty(FIELDS * st.world, { dtype = "int32", device = "cpu" })
@@ -40,10 +43,12 @@ local function agree(st, active, synced)
   for r = 0, st.world - 1 do
     if all[FIELDS * r + 1] == 1 then
       info.active = info.active + 1
-      info.last = ranks[r + 1]                          -- the highest: of several that end together the model that stays
+      -- the highest: of several that end together the model that stays
+      info.last = ranks[r + 1]
       if not info.source then
         info.source = ranks[r + 1]                      -- the lowest: it sends for all
-        info.synced, info.rebuilds, info.buffers, info.map = all[FIELDS * r + 2] == 1, all[FIELDS * r + 3] == 1, all[FIELDS * r + 4] == 1,
+        info.synced, info.rebuilds, info.buffers, info.map = all[FIELDS * r + 2] == 1, all[FIELDS * r + 3] == 1,
+          all[FIELDS * r + 4] == 1,
           all[FIELDS * r + 5] == 1
       end
     end
@@ -91,7 +96,8 @@ local function shadow_all(st)
     count = count + 1
     if count == SKEWED then
       log.warn(("Detected uneven input skew of greater than %d. This means that rank %d has at least %d fewer inputs than other currently-active "
-        .. "ranks. This level of skew could lead to performance degradation during training."):format(SKEWED, dist.rank(st.group), SKEWED))
+        .. "ranks. This level of skew could lead to performance degradation during training."):format(SKEWED,
+        dist.rank(st.group), SKEWED))
     end
   end
 end

@@ -1,5 +1,6 @@
---- Post-local SGD for nn.DDP (Lin et al. 2020; docs/semantics.md#ddp-hooks): gradients are averaged over all ranks at first, then over a subgroup
---- or not at all, and parameters over all ranks every few steps.
+-- SPDX-License-Identifier: MIT
+--- Post-local SGD for nn.DDP (Lin et al. 2020; docs/semantics.md#ddp-hooks): gradients are averaged over all ranks at
+--- first, then over a subgroup or not at all, and parameters over all ranks every few steps.
 ---
 ---   local hooks = nn.ddp_hooks
 ---   ddp:register_comm_hook(hooks.PostLocalSGDState(nil, nil, { start_localSGD_iter = 100 }), hooks.post_localSGD_hook)
@@ -17,7 +18,9 @@ local raise = errors.raise
 local M = {}
 
 local function check_group(who, what, group)
-  if group ~= nil and not dist.is_group(group) then raise("%s: %s is %s, expected a group", who, what, errors.kind(group)) end
+  if group ~= nil and not dist.is_group(group) then
+    raise("%s: %s is %s, expected a group", who, what, errors.kind(group))
+  end
 end
 
 local function whole_number(who, what, value, least)
@@ -51,16 +54,17 @@ local function of_this_machine()
   return mine
 end
 
---- What the hook goes by. group: the ranks whose gradients are averaged before iteration start_localSGD_iter (nil: all); subgroup:
---- after it (nil: those of this machine; then every rank of the world makes its state here). With post_local_gradient_allreduce = false
---- gradients stay as they are from then on.
+--- What the hook goes by. group: the ranks whose gradients are averaged before iteration start_localSGD_iter (nil:
+--- all); subgroup: after it (nil: those of this machine; then every rank of the world makes its state here). With
+--- post_local_gradient_allreduce = false gradients stay as they are from then on.
 ---@param group Group?
 ---@param subgroup Group?
 ---@param given {start_localSGD_iter: integer, post_local_gradient_allreduce: boolean}
 ---@return PostLocalSGDState
 function M.PostLocalSGDState(group, subgroup, given)
   if opts.is(group) then group, given = nil, group elseif opts.is(subgroup) then subgroup, given = nil, subgroup end
-  local o = opts("PostLocalSGDState", given, { start_localSGD_iter = opts.required, post_local_gradient_allreduce = true })
+  local o = opts("PostLocalSGDState", given, { start_localSGD_iter = opts.required,
+    post_local_gradient_allreduce = true })
   check_group("PostLocalSGDState", "argument 1", group)
   check_group("PostLocalSGDState", "argument 2", subgroup)
   whole_number("PostLocalSGDState", "start_localSGD_iter", o.start_localSGD_iter, 0)
@@ -73,7 +77,9 @@ end
 ---@param state PostLocalSGDState
 ---@param bucket table
 function M.post_localSGD_hook(state, bucket)
-  if getmetatable(state) ~= State then raise("post_localSGD_hook: the state is %s, expected a PostLocalSGDState", errors.kind(state)) end
+  if getmetatable(state) ~= State then
+    raise("post_localSGD_hook: the state is %s, expected a PostLocalSGDState", errors.kind(state))
+  end
   local group = state.group
   if state.iter >= state.start_localSGD_iter then
     if not state.post_local_gradient_allreduce then return end
@@ -115,7 +121,9 @@ local function average(params, group)
 end
 
 local function check_params(who, params)
-  if type(params) ~= "table" or getmetatable(params) ~= nil then raise("%s: argument 1 is %s, expected a list of parameters", who, errors.kind(params)) end
+  if type(params) ~= "table" or getmetatable(params) ~= nil then
+    raise("%s: argument 1 is %s, expected a list of parameters", who, errors.kind(params))
+  end
 end
 
 ---@class ModelAverager
@@ -124,7 +132,9 @@ end
 local Periodic = { __name = "PeriodicModelAverager" }
 Periodic.__index = Periodic
 
-function Periodic.__tostring(a) return ("PeriodicModelAverager(every %d steps from step %d)"):format(a.period, a.warmup_steps) end
+function Periodic.__tostring(a)
+  return ("PeriodicModelAverager(every %d steps from step %d)"):format(a.period, a.warmup_steps)
+end
 
 local function check_warmup(who, o)
   whole_number(who, "warmup_steps", o.warmup_steps, 0)
@@ -150,7 +160,9 @@ end
 ---@param params Parameter[]
 function Periodic:average_parameters(params)
   check_params("average_parameters", params)
-  if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0 then average(params, self.process_group) end
+  if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0 then
+    average(params, self.process_group)
+  end
   self.step = self.step + 1
 end
 
@@ -163,8 +175,9 @@ function Hierarchical.__tostring(a)
   return ("HierarchicalModelAverager(%s, from step %d)"):format(table.concat(parts, ", "), a.warmup_steps)
 end
 
---- Averages over larger groups at longer periods: period_group_size is { [period] = number of consecutive ranks }, the longest period's all
---- of them. Of the periods that end at a step the longest counts. Every rank of the world makes it.
+--- Averages over larger groups at longer periods: period_group_size is { [period] = number of consecutive ranks }, the
+--- longest period's all of them. Of the periods that end at a step the longest counts. Every rank of the world makes
+--- it.
 ---@param given {period_group_size: table<integer, integer>, warmup_steps: integer}
 ---@return ModelAverager
 function M.HierarchicalModelAverager(given)
@@ -172,8 +185,11 @@ function M.HierarchicalModelAverager(given)
   local o = opts(who, given, { period_group_size = opts.table, warmup_steps = 0 })
   check_warmup(who, o)
   local world, levels = dist.world_size(), {}
-  for period, size in pairs(o.period_group_size or {}) do levels[#levels + 1] = { period = period, size = size } end     -- sorted next
-  if #levels == 0 then raise("%s: option 'period_group_size' is empty, expected { [period] = number of ranks }", who) end
+  -- sorted next
+  for period, size in pairs(o.period_group_size or {}) do levels[#levels + 1] = { period = period, size = size } end
+  if #levels == 0 then
+    raise("%s: option 'period_group_size' is empty, expected { [period] = number of ranks }", who)
+  end
   for _, level in ipairs(levels) do
     whole_number(who, "period_group_size", level.period, 1)
     whole_number(who, "period_group_size", level.size, 1)
@@ -182,12 +198,14 @@ function M.HierarchicalModelAverager(given)
   for k, level in ipairs(levels) do
     local below = levels[k - 1] and levels[k - 1] or { period = 1, size = 1 }
     if level.size < below.size or level.size % below.size ~= 0 or level.period % below.period ~= 0 then
-      raise("%s: %d ranks every %d steps do not contain %d ranks every %d steps: both numbers must be multiples", who, level.size, level.period,
+      raise("%s: %d ranks every %d steps do not contain %d ranks every %d steps: both numbers must be multiples", who,
+        level.size, level.period,
         below.size, below.period)
     end
   end
   if levels[#levels].size ~= world then
-    raise("%s: the longest period, %d, has %d ranks, expected all %d", who, levels[#levels].period, levels[#levels].size, world)
+    raise("%s: the longest period, %d, has %d ranks, expected all %d", who, levels[#levels].period,
+      levels[#levels].size, world)
   end
   for _, level in ipairs(levels) do
     if world % level.size ~= 0 then raise("%s: %d ranks cannot be cut into groups of %d", who, world, level.size) end
@@ -232,7 +250,9 @@ function Optimizer.__index(self, name)
   return function(_, ...) return value(self.optim, ...) end
 end
 
-function Optimizer.__tostring(self) return ("PostLocalSGDOptimizer(%s, %s)"):format(tostring(self.optim), tostring(self.averager)) end
+function Optimizer.__tostring(self)
+  return ("PostLocalSGDOptimizer(%s, %s)"):format(tostring(self.optim), tostring(self.averager))
+end
 
 --- An optimizer whose steps are followed by the averager's.
 ---@param optim Optimizer
@@ -269,7 +289,9 @@ function Optimizer:load_state_dict(sd)
   for key, value in pairs(sd) do inner[key] = value end         -- order does not matter: a copy
   inner.step = nil
   self.optim:load_state_dict(inner)
-  if sd.step == nil then log.warn "Loaded state dict does not contain a step counter for an averager. Setting step counter to 0." end
+  if sd.step == nil then
+    log.warn "Loaded state dict does not contain a step counter for an averager. Setting step counter to 0."
+  end
   self.averager.step = sd.step or 0
 end
 

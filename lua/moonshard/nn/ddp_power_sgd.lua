@@ -1,11 +1,14 @@
---- PowerSGD for nn.DDP (Vogels, Karimireddy & Jaggi 2019; docs/semantics.md#ddp-hooks): a gradient matrix M travels as two thin ones.
+-- SPDX-License-Identifier: MIT
+--- PowerSGD for nn.DDP (Vogels, Karimireddy & Jaggi 2019; docs/semantics.md#ddp-hooks): a gradient matrix M travels as
+--- two thin ones.
 ---
 ---   local state = nn.ddp_hooks.PowerSGDState(group, { matrix_approximation_rank = 2, start_powerSGD_iter = 100 })
 ---   ddp:register_comm_hook(state, nn.ddp_hooks.powerSGD_hook)
 ---
---- With Q of the last iteration (or a random one, equal on all ranks): P = M Q is summed over ranks and made orthonormal, Q = Mᵀ P is
---- averaged, and the gradient is P Qᵀ. What that misses of a rank's own gradient is added to its next one. Vectors, and matrices
---- that would not shrink by min_compression_rate, are averaged as they are, together.
+--- With Q of the last iteration (or a random one, equal on all ranks): P = M Q is summed over ranks and made
+--- orthonormal, Q = Mᵀ P is averaged, and the gradient is P Qᵀ. What that misses of a rank's own gradient is added to
+--- its next one. Vectors, and matrices that would not shrink by min_compression_rate, are averaged as they are,
+--- together.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor_create"
 local dist = require "moonshard.dist"
@@ -34,12 +37,16 @@ State.__index = State
 ---@return PowerSGDState
 function M.PowerSGDState(group, given)
   local o = opts("PowerSGDState", given, {
-    matrix_approximation_rank = 1, start_powerSGD_iter = 1000, min_compression_rate = 2, use_error_feedback = true, warm_start = true,
+    matrix_approximation_rank = 1, start_powerSGD_iter = 1000, min_compression_rate = 2, use_error_feedback = true,
+    warm_start = true,
     orthogonalization_epsilon = 0, random_seed = 0,
   })
-  if group ~= nil and not dist.is_group(group) then errors.raise("PowerSGDState: argument 1 is %s, expected a group", errors.kind(group)) end
+  if group ~= nil and not dist.is_group(group) then
+    errors.raise("PowerSGDState: argument 1 is %s, expected a group", errors.kind(group))
+  end
   if o.matrix_approximation_rank < 1 or o.matrix_approximation_rank % 1 ~= 0 then
-    errors.raise("PowerSGDState: option 'matrix_approximation_rank' is %g, expected a whole number from 1", o.matrix_approximation_rank)
+    errors.raise("PowerSGDState: option 'matrix_approximation_rank' is %g, expected a whole number from 1",
+      o.matrix_approximation_rank)
   end
   if (o.use_error_feedback or o.warm_start) and o.start_powerSGD_iter <= 1 then
     errors.raise("Expect `start_powerSGD_iter` > 1 if `use_error_feedback` or `warm_start` is enabled, because PowerSGD can only be applied "
@@ -49,7 +56,9 @@ function M.PowerSGDState(group, given)
   return setmetatable(o, State)
 end
 
-function State.__tostring(s) return ("PowerSGDState(rank %d, from iteration %d)"):format(s.matrix_approximation_rank, s.start_powerSGD_iter) end
+function State.__tostring(s)
+  return ("PowerSGDState(rank %d, from iteration %d)"):format(s.matrix_approximation_rank, s.start_powerSGD_iter)
+end
 
 --- How much smaller what was sent is than the gradients were, and both, in elements.
 ---@return number rate, number before, number after
@@ -58,7 +67,8 @@ function State:compression_stats() return self.after > 0 and self.before / self.
 -- What is left of a column must be more than rounding, or it counts as zero: it lay in the span of those before it.
 local ROUNDING = { float32 = 1e-5, float64 = 1e-13 }
 
--- Columns of q made orthonormal, one after the other, or zero (Gram-Schmidt, twice against each column; half types in float32).
+-- Columns of q made orthonormal, one after the other, or zero (Gram-Schmidt, twice against each column; half types in
+-- float32).
 local function orthogonalize(q, epsilon)
   local dtype = ROUNDING[q.dtype] and q.dtype or "float32"
   local work = q.dtype == dtype and q:clone() or q:to(dtype)
@@ -174,7 +184,9 @@ end
 local function finish(state, run)
   local plan, flat, memory = run.plan, run.flat, run.memory
   local ps, qs = matrices(run.p, plan.p), matrices(run.q, plan.q)
-  local function matrix(k) return flat:narrow(1, plan.at[k], plan.m[k][1] * plan.m[k][2]):view(plan.m[k][1], plan.m[k][2]) end
+  local function matrix(k)
+    return flat:narrow(1, plan.at[k], plan.m[k][1] * plan.m[k][2]):view(plan.m[k][1], plan.m[k][2])
+  end
   if run.rest then
     run.rest_work:wait()
     run.rest:div_(run.world)
@@ -212,7 +224,9 @@ end
 
 local function hook_of(name, batched)
   return function(state, bucket)
-    if getmetatable(state) ~= State then errors.raise("%s: the state is %s, expected a PowerSGDState", name, errors.kind(state)) end
+    if getmetatable(state) ~= State then
+      errors.raise("%s: the state is %s, expected a PowerSGDState", name, errors.kind(state))
+    end
     local compresses = state.iter >= state.start_powerSGD_iter
     if bucket.last then state.iter = state.iter + 1 end
     if not compresses then

@@ -1,8 +1,10 @@
+-- SPDX-License-Identifier: MIT
 --- DDP's mixed precision: while the wrapped module runs, its fields are low-precision copies of its parameters.
 ---
---- A copy is a cast on the tape, made when forward first reads the parameter: so gradients arrive at the parameter itself, in its
---- own dtype, where hooks see them, no_sync adds them up, and buckets (which are of the dtype to reduce in) take them. Outside
---- forward nobody meets a copy. A checkpointed region that runs again in backward gets copies of its own.
+--- A copy is a cast on the tape, made when forward first reads the parameter: so gradients arrive at the parameter
+--- itself, in its own dtype, where hooks see them, no_sync adds them up, and buckets (which are of the dtype to reduce
+--- in) take them. Outside forward nobody meets a copy. A checkpointed region that runs again in backward gets copies of
+--- its own.
 local autograd = require "moonshard.autograd"
 local dtypes = require "moonshard.dtypes"
 local engine = require "moonshard.ffi"
@@ -27,10 +29,14 @@ function M.check(given)
   if given == nil then return nil end
   local policy = opts.is(given) and precision.MixedPrecision(given) or given
   if not precision.is_precision(policy) then
-    errors.raise("DDP: option 'mixed_precision' is %s, expected a fsdp.MixedPrecision or a table of its options", errors.kind(given))
+    errors.raise("DDP: option 'mixed_precision' is %s, expected a fsdp.MixedPrecision or a table of its options",
+      errors.kind(given))
   end
   for _, name in ipairs { "keep_low_precision_grads", "module_classes_to_ignore" } do
-    if policy[name] then errors.raise("DDP: mixed_precision: option '%s' is FSDP's; DDP takes param_dtype, reduce_dtype, buffer_dtype", name) end
+    if policy[name] then
+      errors.raise("DDP: mixed_precision: option '%s' is FSDP's; DDP takes param_dtype, reduce_dtype, buffer_dtype",
+        name)
+    end
   end
   return policy
 end
@@ -131,8 +137,8 @@ local function lower(self)
   return copies, hidden
 end
 
--- Parameters are in their fields again, but where the script has put something else. Copies go with the scope that is open: a
--- forward may have returned one.
+-- Parameters are in their fields again, but where the script has put something else. Copies go with the scope that is
+-- open: a forward may have returned one.
 local function raise_again(copies, hidden)
   for _, entry in ipairs(hidden) do
     local slots, own = entry[1], entry[2]
@@ -170,7 +176,9 @@ end
 --- The wrapped module's forward, on inputs cast as the policy wants.
 function Low:forward(m, ...)
   local policy = self.policy
-  if not policy.param_dtype or not (policy.cast_root_forward_inputs or policy.cast_forward_inputs) then return self:run(m, ...) end
+  if not policy.param_dtype or not (policy.cast_root_forward_inputs or policy.cast_forward_inputs) then
+    return self:run(m, ...)
+  end
   local args, seen = { n = select("#", ...), ... }, {}
   for k = 1, args.n do args[k] = cast(args[k], policy.param_dtype, seen) end
   return self:run(m, unpack(args, 1, args.n))

@@ -1,5 +1,7 @@
---- Gradients of nn.DDP as uint8 (docs/semantics.md#ddp-hooks): each rank quantises its own (x about scale * (q - zero)), all gather all of them, and each
---- adds up what they stand for. A quarter of float32's bytes a rank, but sent to every rank: it saves where ranks are few.
+-- SPDX-License-Identifier: MIT
+--- Gradients of nn.DDP as uint8 (docs/semantics.md#ddp-hooks): each rank quantises its own (x about scale * (q -
+--- zero)), all gather all of them, and each adds up what they stand for. A quarter of float32's bytes a rank, but sent
+--- to every rank: it saves where ranks are few.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor_create"
 local dist = require "moonshard.dist"
@@ -10,7 +12,8 @@ local M = {}
 
 local EPS = 1.1920929e-07               -- no scale is smaller: float32's distance from 1 to the next number
 
--- rows [R, n] -> uint8 [R, n], and [R, 2] with each row's scale and the number that stands for 0, which the range always contains.
+-- rows [R, n] -> uint8 [R, n], and [R, 2] with each row's scale and the number that stands for 0, which the range
+-- always contains.
 local function quantize(rows)
   local low, high = rows:min(2), rows:max(2)
   low, high = low:clamp(nil, 0), high:clamp(0, nil)
@@ -39,7 +42,8 @@ local function begin(group, flat, row)
     params = create.empty(world * n, 2, { dtype = params.dtype, device = flat.device }):keep(),
   }
   run.works = {
-    dist.all_gather(run.params, run.my_params, { group = group, async = true }), dist.all_gather(run.all, run.mine, { group = group, async = true }),
+    dist.all_gather(run.params, run.my_params, { group = group, async = true }),
+      dist.all_gather(run.all, run.mine, { group = group, async = true }),
   }
   return run
 end
@@ -49,7 +53,8 @@ local function finish(run, flat)
   local sum
   for r = 0, run.world - 1 do
     local params = run.params:narrow(1, r * run.n + 1, run.n)
-    local part = (run.all:narrow(1, r * run.n + 1, run.n):to(params.dtype) - params:narrow(2, 2, 1)) * params:narrow(2, 1, 1)
+    local part = (run.all:narrow(1, r * run.n + 1, run.n):to(params.dtype) - params:narrow(2, 2, 1)) * params:narrow(2,
+      1, 1)
     if sum then sum:add_(part) else sum = part end
   end
   flat:copy_((sum / run.world):view(-1):narrow(1, 1, run.numel))
@@ -68,14 +73,16 @@ end
 
 --- The mean over ranks of the bucket's gradients as uint8 with one scale. state: the group, nil for all ranks.
 ---@type fun(group: Group?, bucket: table): any
-M.quantization_pertensor_hook = hook_of("quantization_pertensor_hook", function(flat) return math.max(flat:numel(), 1) end)
+M.quantization_pertensor_hook = hook_of("quantization_pertensor_hook",
+  function(flat) return math.max(flat:numel(), 1) end)
 
 --- The same with a scale for every bucket_size elements (512).
 ---@type fun(group: Group?, bucket: table, bucket_size: integer?): any
 M.quantization_perchannel_hook = hook_of("quantization_perchannel_hook", function(_, bucket_size)
   local size = bucket_size or 512
   if type(size) ~= "number" or size < 1 or size % 1 ~= 0 then
-    errors.raise("quantization_perchannel_hook: argument 3 is %s, expected a whole number from 1", errors.kind(bucket_size))
+    errors.raise("quantization_perchannel_hook: argument 3 is %s, expected a whole number from 1",
+      errors.kind(bucket_size))
   end
   return size
 end)

@@ -1,8 +1,9 @@
---- DDP's hooks that step a ZeroRedundancyOptimizer before backward returns: each rank steps its own parameters of one bucket after the
---- other and sends them out under what comes next (docs/semantics.md#ddp-hooks).
+-- SPDX-License-Identifier: MIT
+--- DDP's hooks that step a ZeroRedundancyOptimizer before backward returns: each rank steps its own parameters of one
+--- bucket after the other and sends them out under what comes next (docs/semantics.md#ddp-hooks).
 ---
---- PyTorch's leave out the steps of the first iterations, until buckets are what they stay. Here a parameter's rank does not depend
---- on its bucket, so all iterations step, and the numbers are those of step() after backward.
+--- PyTorch's leave out the steps of the first iterations, until buckets are what they stay. Here a parameter's rank
+--- does not depend on its bucket, so all iterations step, and the numbers are those of step() after backward.
 local errors = require "moonshard.errors"
 local dist = require "moonshard.dist"
 
@@ -19,13 +20,17 @@ local function make(who, interleaved)
     if type(zero) ~= "table" or not zero._step_overlapped then
       raise("%s: argument 3 is %s, expected a ZeroRedundancyOptimizer", who, show(zero))
     end
-    if not zero._overlaps then raise "ZeroRedundancyOptimizer must be constructed with `overlap_with_ddp=true` to use this hook properly" end
+    if not zero._overlaps then
+      raise "ZeroRedundancyOptimizer must be constructed with `overlap_with_ddp=true` to use this hook properly"
+    end
     local ranks, others = dist.group_ranks(st.group), zero._ranks
     if table.concat(ranks, " ") ~= table.concat(others, " ") then
-      raise("%s: the optimizer is spread over ranks %s, and DDP's gradients are reduced over ranks %s", who, table.concat(others, ", "),
+      raise("%s: the optimizer is spread over ranks %s, and DDP's gradients are reduced over ranks %s", who,
+        table.concat(others, ", "),
         table.concat(ranks, ", "))
     end
-    -- What DDP calls when gradients are in their places: `after` a bucket's, `finish` when all are. `drop`: backward failed.
+    -- What DDP calls when gradients are in their places: `after` a bucket's, `finish` when all are. `drop`: backward
+    -- failed.
     local overlapped = {
       after = interleaved and function(bucket) zero:_step_overlapped(bucket.parameters) end or nil,
       finish = function(buckets)
@@ -42,8 +47,8 @@ local function make(who, interleaved)
   end
 end
 
---- hook, and when all gradients are reduced the steps of zero, an optim.ZeroRedundancyOptimizer with overlap_with_ddp: the parameters of
---- one bucket are sent while those of the next are stepped. The script calls no step() of its own.
+--- hook, and when all gradients are reduced the steps of zero, an optim.ZeroRedundancyOptimizer with overlap_with_ddp:
+--- the parameters of one bucket are sent while those of the next are stepped. The script calls no step() of its own.
 ---@type fun(hook: (fun(state: any, bucket: Bucket): any), ddp: DDP, zero: ZeroRedundancyOptimizer): fun(state: any, bucket: Bucket): any
 M.hook_with_zero_step = make("hook_with_zero_step", false)
 

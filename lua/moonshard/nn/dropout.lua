@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Dropout.
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"

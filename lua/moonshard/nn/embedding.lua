@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Embedding: rows of a table by id.
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
@@ -10,18 +11,21 @@ local empty = require "moonshard.nn.parameter".empty
 
 local raise, show = errors.raise, errors.kind
 
----weight [n, d]; ids are counted from 0. The row of padding_idx starts as zeros and gets no gradient. With {sparse = true}
----the weight's gradient is a sparse tensor of the rows that were looked up (dense where a sharded unit has the weight).
+---weight [n, d]; ids are counted from 0. The row of padding_idx starts as zeros and gets no gradient. With {sparse =
+---true} the weight's gradient is a sparse tensor of the rows that were looked up (dense where a sharded unit has the
+---weight).
 ---@class Embedding: Module
 ---@field weight Parameter
 ---@overload fun(n: integer, d: integer, opts?: { padding_idx: integer, sparse: boolean, dtype: string, device: string }): Embedding
 local Embedding = Module:extend("Embedding")
 
 function Embedding:init(n, d, given)
-  local o = opts("Embedding", given, { padding_idx = opts.number, sparse = false, dtype = opts.string, device = opts.any })
+  local o = opts("Embedding", given, { padding_idx = opts.number, sparse = false, dtype = opts.string,
+    device = opts.any })
   if type(n) ~= "number" or type(d) ~= "number" then
     local k = type(n) ~= "number" and 1 or 2
-    raise("Embedding: argument %d, %s, is %s, expected a whole number", k, k == 1 and "the number of rows" or "their size", show(k == 1 and n or d))
+    raise("Embedding: argument %d, %s, is %s, expected a whole number", k, k == 1 and "the number of rows"
+      or "their size", show(k == 1 and n or d))
   end
   local pad = o.padding_idx
   if pad then

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- nn.F: layers as functions.
 local create = require "moonshard.tensor_create"
 local dtypes = require "moonshard.dtypes"
@@ -124,7 +125,9 @@ function F.layer_norm(x, shape, w, b, given)
   if opts.is(b) then b, given = nil, b end
   local o = opts("layer_norm", given, { eps = 1e-5 })
   local sizes = type(shape) == "number" and { shape } or shape
-  if type(sizes) ~= "table" or type(rawget(sizes, 1)) ~= "number" then raise("layer_norm: sizes expected, got %s", show(shape)) end
+  if type(sizes) ~= "table" or type(rawget(sizes, 1)) ~= "number" then
+    raise("layer_norm: sizes expected, got %s", show(shape))
+  end
   check_sizes("layer_norm", x, sizes)
   return ops.layer_norm(x, #sizes, w, b, o.eps)
 end
@@ -151,7 +154,9 @@ local HALF = { float16 = true, bfloat16 = true }
 local function batch_norm(x, mean, var, w, b, training, factor, eps)
   if not is_tensor(x) then raise("batch_norm: argument 1 is %s, expected a tensor", show(x)) end
   if not training then return (ops.batch_norm(x, w, b, mean, var, false, eps)) end
-  if x.ndim < 2 then raise("batch_norm: the input needs at least 2 dimensions, batch and channels, got %s", tostring(x.shape)) end
+  if x.ndim < 2 then
+    raise("batch_norm: the input needs at least 2 dimensions, batch and channels, got %s", tostring(x.shape))
+  end
   local n = x:numel() / math.max(x:size(2), 1)
   if n <= 1 and x:size(2) > 0 then
     raise("Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
@@ -207,7 +212,9 @@ end
 local function conv_options(who, o, kernel)
   local c = { stride = pair(who, "stride", o.stride), dilation = pair(who, "dilation", o.dilation), groups = o.groups }
   if o.padding == "same" then
-    if c.stride[1] ~= 1 or c.stride[2] ~= 1 then raise("%s: padding='same' is not supported for strided convolutions", who) end
+    if c.stride[1] ~= 1 or c.stride[2] ~= 1 then
+      raise("%s: padding='same' is not supported for strided convolutions", who)
+    end
     local h, w = c.dilation[1] * (kernel[1] - 1), c.dilation[2] * (kernel[2] - 1)
     c.padding = { math.floor(h / 2), math.floor(w / 2), math.ceil(h / 2), math.ceil(w / 2) }
   elseif o.padding == "valid" then
@@ -256,7 +263,8 @@ local ce_options = { reduction = reduction, ignore_index = -100, label_smoothing
 local function soft_cross_entropy(logits, target, weight, how, ignore_index, label_smoothing)
   if ignore_index ~= -100 then raise("cross_entropy: ignore_index is not supported for a target of probabilities") end
   if logits.shape ~= target.shape then
-    raise("cross_entropy: a target of probabilities has the logits' shape %s, got %s", tostring(logits.shape), tostring(target.shape))
+    raise("cross_entropy: a target of probabilities has the logits' shape %s, got %s", tostring(logits.shape),
+      tostring(target.shape))
   end
   if not (label_smoothing >= 0 and label_smoothing <= 1) then
     raise("cross_entropy: label_smoothing must be from 0 to 1, got %g", label_smoothing)
@@ -302,8 +310,8 @@ local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoot
   return how == "none" and loss:reshape(shape) or loss
 end
 
----Softmax and negative log likelihood in one. ids are classes counted from 0; or, floating point and of the logits' shape, the
----probability of every class (and ignore_index is not taken).
+---Softmax and negative log likelihood in one. ids are classes counted from 0; or, floating point and of the logits'
+---shape, the probability of every class (and ignore_index is not taken).
 ---@param logits Tensor  [N, C], [C] or [N, C, …]
 ---@param ids Tensor     [N], [] or [N, …]
 ---@param given? { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }
@@ -333,7 +341,9 @@ end
 local function is_uneven(q, k, v)
   if not (is_tensor(q) and is_tensor(k) and is_tensor(v)) then return false end
   local n = q.ndim
-  if n < 2 or k.ndim ~= n or v.ndim ~= n or q:size(-1) == 0 or v:size(-1) == q:size(-1) or k:size(-1) ~= q:size(-1) then return false end
+  if n < 2 or k.ndim ~= n or v.ndim ~= n or q:size(-1) == 0 or v:size(-1) == q:size(-1) or k:size(-1) ~= q:size(-1) then
+    return false
+  end
   for d = 1, n - 1 do
     if k:size(d) ~= v:size(d) or d < n - 1 and q:size(d) ~= k:size(d) then return false end
   end
@@ -350,8 +360,8 @@ local function uneven_attention(q, k, v, o)
   return ops.attention(widen(q, width - d), widen(k, width - d), v, o.attn_mask, o.is_causal, o.dropout_p, scale)
 end
 
----softmax(q k^T scale + mask) v: q [..., T, D], k [..., S, D], v [..., S, E] -> [..., T, E]. A bool mask is true where attention is
----allowed.
+---softmax(q k^T scale + mask) v: q [..., T, D], k [..., S, D], v [..., S, E] -> [..., T, E]. A bool mask is true where
+---attention is allowed.
 ---@param q Tensor
 ---@param k Tensor
 ---@param v Tensor

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- nn: modules, layers, functions (nn.F), initialisation (nn.init), utilities (nn.utils).
 local errors = require "moonshard.errors"
 
@@ -11,7 +12,8 @@ local nn = {
   ddp_hooks = require "moonshard.nn.ddp_hooks",
 }
 
-for _, file in ipairs { "containers", "linear", "conv", "embedding", "norm", "batch_norm", "dropout", "activation", "loss", "attention",
+for _, file in ipairs { "containers", "linear", "conv", "embedding", "norm", "batch_norm", "dropout", "activation",
+  "loss", "attention",
   "transformer", "ddp" } do
   for name, layer in pairs(require("moonshard.nn." .. file)) do nn[name] = layer end
 end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- nn.init: fills in place, without a graph, and returns the tensor. Random fills draw from the
 --- counter-based generator by the place of an element, so a shard gets the numbers of its place in the whole.
 local dtypes = require "moonshard.dtypes"
@@ -14,8 +15,8 @@ local rand_, randn_, trunc_, fill_ = engine.op "rand_", engine.op "randn_", engi
 ---@class moonshard.nn.init
 local M = {}
 
--- The tensor to write and the place of its first element in the whole. fsdp sets shard_of(t) for sharded ones; of one that is
--- cut along a later dimension it also gives how many runs it has in the whole, and how far apart they begin.
+-- The tensor to write and the place of its first element in the whole. fsdp sets shard_of(t) for sharded ones; of one
+-- that is cut along a later dimension it also gives how many runs it has in the whole, and how far apart they begin.
 local places = { shard_of = nil }
 local function target(t, who)
   if not is_tensor(t) then raise("%s: argument 1 is %s, expected a tensor", who, show(t)) end
@@ -28,7 +29,8 @@ end
 
 local fill_at
 function fill_at(op, x, place, n_f, a, b, c, d)
-  if x.id < 0 then                                              -- of a tensor class: each inner tensor draws its own numbers
+  -- of a tensor class: each inner tensor draws its own numbers
+  if x.id < 0 then
     for _, part in ipairs(tensor.inner(x)) do fill_at(op, part, place, n_f, a, b, c, d) end
     return
   end
@@ -46,7 +48,9 @@ local seed, offset = ffi.new "double[1]", ffi.new "double[1]"
 
 local function fill(op, who, t, n_f, a, b, c, d)
   local x, place, runs, apart = target(t, who)
-  if op ~= fill_ and not dtypes.is_float(tensor.info_of(x).dtype) then raise("%s: fills floating point tensors, got %s %s", who, t.dtype, tostring(t.shape)) end
+  if op ~= fill_ and not dtypes.is_float(tensor.info_of(x).dtype) then
+    raise("%s: fills floating point tensors, got %s %s", who, t.dtype, tostring(t.shape))
+  end
   if not runs or op == fill_ or x:numel() == 0 then
     fill_at(op, x, place, n_f, a, b, c, d)
     return t
@@ -161,7 +165,8 @@ function M.xavier_normal_(t, given)
   return M.normal_(t, 0, opts("xavier_normal_", given, { gain = 1 }).gain * math.sqrt(2 / (fan_in + fan_out)))
 end
 
-local kaiming = { a = 0, mode = opts.one_of({ "fan_in", "fan_out" }, "fan_in"), nonlinearity = opts.one_of(nonlinearities, "leaky_relu") }
+local kaiming = { a = 0, mode = opts.one_of({ "fan_in", "fan_out" }, "fan_in"),
+  nonlinearity = opts.one_of(nonlinearities, "leaky_relu") }
 
 -- Standard deviation, or nil when the tensor has no elements.
 local function kaiming_std(who, t, given)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Linear and Identity.
 local affine = require "moonshard.nn.affine"
 local opts = require "moonshard.opts"

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Losses as modules: the functions of nn.F with their options kept.
 local opts = require "moonshard.opts"
 local functional = require "moonshard.nn.functional"

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- LayerNorm and RMSNorm.
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
@@ -33,7 +34,8 @@ end
 local LayerNorm = Module:extend("LayerNorm")
 
 function LayerNorm:init(d, given)
-  local o = opts("LayerNorm", given, { eps = 1e-5, elementwise_affine = true, bias = true, dtype = opts.string, device = opts.any })
+  local o = opts("LayerNorm", given, { eps = 1e-5, elementwise_affine = true, bias = true, dtype = opts.string,
+    device = opts.any })
   local sizes = sizes_of("LayerNorm", d)
   local kind = { dtype = o.dtype, device = o.device }
   self.sizes, self.dims, self.eps = sizes, #sizes, o.eps
@@ -58,7 +60,8 @@ function LayerNorm:forward(x)
 end
 
 function LayerNorm:extra_repr()
-  return ("%s, eps %g%s%s"):format(size_text(self.sizes), self.eps, self.weight and ", weight" or "", self.bias and ", bias" or "")
+  return ("%s, eps %g%s%s"):format(size_text(self.sizes), self.eps, self.weight and ", weight" or "", self.bias
+    and ", bias" or "")
 end
 
 ---x / sqrt(mean(x^2) + eps) * weight over the last sizes. Without eps: the step from 1 to the next number of x's dtype.
@@ -68,7 +71,8 @@ end
 local RMSNorm = Module:extend("RMSNorm")
 
 function RMSNorm:init(d, given)
-  local o = opts("RMSNorm", given, { eps = opts.number, elementwise_affine = true, dtype = opts.string, device = opts.any })
+  local o = opts("RMSNorm", given, { eps = opts.number, elementwise_affine = true, dtype = opts.string,
+    device = opts.any })
   local sizes = sizes_of("RMSNorm", d)
   self.sizes, self.eps = sizes, o.eps
   if o.elementwise_affine then self.weight = empty(sizes, { dtype = o.dtype, device = o.device }) end
@@ -88,7 +92,8 @@ function RMSNorm:forward(x)
 end
 
 function RMSNorm:extra_repr()
-  return ("%s%s%s"):format(size_text(self.sizes), self.eps and (", eps %g"):format(self.eps) or "", self.weight and ", weight" or "")
+  return ("%s%s%s"):format(size_text(self.sizes), self.eps and (", eps %g"):format(self.eps) or "", self.weight
+    and ", weight" or "")
 end
 
 return { LayerNorm = LayerNorm, RMSNorm = RMSNorm }

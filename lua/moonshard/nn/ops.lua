@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The operators that layers and nn.F call: positional forms, arguments checked by the engine.
 --- Dimensions are already the engine's here (0-based or negative).
 local engine = require "moonshard.ffi"
@@ -13,7 +14,8 @@ local M = {}
 
 local op_linear, op_relu, op_gelu, op_silu = op "linear", op "relu", op "gelu", op "silu"
 local op_tanh, op_sigmoid, op_dropout, op_embedding = op "tanh", op "sigmoid", op "dropout", op "embedding"
-local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", op "rms_norm", op "softmax", op "log_softmax"
+local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", op "rms_norm", op "softmax",
+  op "log_softmax"
 local op_batch_norm, op_conv2d = op "batch_norm", op "conv2d"
 local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_loss", op "attention"
 local op_view, op_reshape, op_transpose, op_split = op "view", op "reshape", op "transpose", op "split"
@@ -133,16 +135,16 @@ function M.attention(q, k, v, mask, causal, dropout_p, scale)
   return wrap(a_out[0])
 end
 
--- For what is in between a Lua object is garbage and nothing else: an operator's result goes into the next one by its id. `of` is
--- what an error names. Only inside scopes, which end what an error leaves.
+-- For what is in between a Lua object is garbage and nothing else: an operator's result goes into the next one by its
+-- id. `of` is what an error names. Only inside scopes, which end what an error leaves.
 local function by_id(number, id, of, n_i)
   a_in[0], args.n_in, args.n_i, args.n_f = id, 1, n_i, 0
   call_args(number, of)
   return a_out[0]
 end
 
---- [B, T, 3 C] with heads of queries, of keys and of values one after another, as three of [B, n, T, D]. A split gives one gradient
---- for all three, where three selects would add up three of zeros.
+--- [B, T, 3 C] with heads of queries, of keys and of values one after another, as three of [B, n, T, D]. A split gives
+--- one gradient for all three, where three selects would add up three of zeros.
 function M.split_heads(qkv, B, T, n, D)
   local id = id_of(qkv, "view")
   if id < 0 or state.scope == 0 then

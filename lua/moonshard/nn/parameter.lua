@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- nn.Parameter: a tensor that modules register when it is assigned to a field.
 local create = require "moonshard.tensor_create"
 local engine = require "moonshard.ffi"

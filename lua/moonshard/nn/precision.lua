@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Mixed precision of a wrapper, FSDP or nn.DDP, in one value: what it computes in, reduces in, and keeps buffers in.
 local dtypes = require "moonshard.dtypes"
 local errors = require "moonshard.errors"
@@ -36,7 +37,9 @@ function M.MixedPrecision(given)
     param_dtype = opts.string, reduce_dtype = opts.string, buffer_dtype = opts.string, keep_low_precision_grads = false,
     cast_forward_inputs = false, cast_root_forward_inputs = true, module_classes_to_ignore = opts.table,
   })
-  for _, name in ipairs { "param_dtype", "reduce_dtype", "buffer_dtype" } do M.floating(o[name], name, "MixedPrecision") end
+  for _, name in ipairs { "param_dtype", "reduce_dtype", "buffer_dtype" } do
+    M.floating(o[name], name, "MixedPrecision")
+  end
   return setmetatable(o, Precision)
 end
 

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The Module class: registration by assignment, listings, printing. Calls are in call.lua, modes and
 --- state in state.lua, and module.lua puts the three together.
 ---
@@ -78,7 +79,8 @@ local function warn_unregistered(self)
             for _, p in ipairs(self:parameters()) do registered[p] = true end
           end
           if not registered[element] then
-            what = is_module(element) and "a plain table of modules, which parameters() does not see; use nn.ModuleList, nn.ModuleDict or nn.Sequential"
+            what = is_module(element)
+              and "a plain table of modules, which parameters() does not see; use nn.ModuleList, nn.ModuleDict or nn.Sequential"
               or "a plain table of parameters, which parameters() does not list; register them one by one as fields"
             break
           end
@@ -173,7 +175,8 @@ local function check_name(self, name, what)
 end
 
 -- A tensor made in a scope and put into a field is the module's: it leaves its scope, and when its last field lets
--- go of it, it goes with the scope that is open then. `_held` counts fields; tensors that no scope owned are left alone.
+-- go of it, it goes with the scope that is open then. `_held` counts fields; tensors that no scope owned are left
+-- alone.
 local own
 function own(t)
   if not is_tensor(t) or is_parameter(t) then return end
@@ -220,16 +223,21 @@ local function below(m, wanted, seen)
 end
 
 local function check_cycle(self, name, value)
-  if rawequal(self, value) then raise("%s: cannot make the module its own child '%s'", self:class_name(), tostring(name)) end
+  if rawequal(self, value) then
+    raise("%s: cannot make the module its own child '%s'", self:class_name(), tostring(name))
+  end
   if below(value, self, {}) then
-    raise("%s: cannot make %s its child '%s': that module contains this one", self:class_name(), value:class_name(), tostring(name))
+    raise("%s: cannot make %s its child '%s': that module contains this one", self:class_name(), value:class_name(),
+      tostring(name))
   end
 end
 
 -- module[name] = value. Classes that keep children elsewhere (containers) replace it.
 function Module._assign(self, name, value)
   if type(name) == "number" and not is_module(value) then
-    if is_parameter(value) then raise("%s: parameters are named, not numbered; got [%s]", self:class_name(), tostring(name)) end
+    if is_parameter(value) then
+      raise("%s: parameters are named, not numbered; got [%s]", self:class_name(), tostring(name))
+    end
     rawset(self, name, value)
     return
   end
@@ -291,11 +299,14 @@ end
 ---@param p Parameter?
 function Module:register_parameter(name, p)
   if p ~= nil and not is_parameter(p) then
-    raise("register_parameter: cannot assign %s to parameter '%s': an nn.Parameter or nil expected", show(p), tostring(name))
+    raise("register_parameter: cannot assign %s to parameter '%s': an nn.Parameter or nil expected", show(p),
+      tostring(name))
   end
   if self._kind[name] ~= "parameter" then
     check_name(self, name, "parameter")
-    if self._slots[name] ~= nil then raise("register_parameter: %s has a field '%s' already", self:class_name(), name) end
+    if self._slots[name] ~= nil then
+      raise("register_parameter: %s has a field '%s' already", self:class_name(), name)
+    end
   end
   local old = self._slots[name]
   enlist(self, name, "parameter", p)
@@ -328,8 +339,8 @@ local function join(prefix, name)
 end
 
 -- Appends the module and its descendants, each once (or under every name when seen is nil). `path`: those around it;
--- a list's element is replaced without our knowing, so a module may have come below itself after all. Names don't show what
--- only wraps another module (a class with `_wraps`): its `module` has its own name.
+-- a list's element is replaced without our knowing, so a module may have come below itself after all. Names don't show
+-- what only wraps another module (a class with `_wraps`): its `module` has its own name.
 local function walk(self, prefix, seen, names, modules, path)
   if path[self] then raise("%s: the module contains itself, as '%s'", self:class_name(), prefix) end
   if seen then
@@ -359,7 +370,8 @@ local function unwrapped(m)
   return m
 end
 
--- Parameters or buffers below self: names, values, each value once. A value with `_hidden` says itself whether it is listed now.
+-- Parameters or buffers below self: names, values, each value once. A value with `_hidden` says itself whether it is
+-- listed now.
 local function collect(self, list, prefix, recurse)
   local names, values, modules = {}, {}, {}
   if recurse then
@@ -538,6 +550,7 @@ function Module.__deepcopy(self, memo, copy)
 end
 
 return {
-  Module = Module, is_module = is_module, is_parameter = is_parameter, walk = walk, join = join, own = own, check_cycle = check_cycle,
+  Module = Module, is_module = is_module, is_parameter = is_parameter, walk = walk, join = join, own = own,
+  check_cycle = check_cycle,
   forward_of = forward_of,
 }

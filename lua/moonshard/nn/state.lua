@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Module: modes (training, requires_grad), moves (device, dtype) and state dicts.
 local create = require "moonshard.tensor_create"
 local dtypes = require "moonshard.dtypes"
@@ -135,7 +136,8 @@ function Module:to(...)
     if dtype and dtypes.is_float(dtypes.number(x.dtype)) then x = x:to(dtype) end
     return x
   end, function(unit)
-    return lib.ms_unit_to(unit, device and dtypes.device(device, "to") or -1, dtype and dtypes.number(dtype, "to") or -1, 1)
+    return lib.ms_unit_to(unit, device and dtypes.device(device, "to") or -1, dtype and dtypes.number(dtype, "to")
+      or -1, 1)
   end)
 end
 
@@ -187,7 +189,8 @@ function Module._state(self)
     for _, list in ipairs { "_params", "_buffers" } do
       for _, name in ipairs(m[list]) do
         local value = m._slots[name]
-        if value ~= nil and (list == "_params" and not rawget(value, "_flat") or list == "_buffers" and is_persistent(m, name)) then
+        if value ~= nil and (list == "_params" and not rawget(value, "_flat") or list == "_buffers"
+          and is_persistent(m, name)) then
           out[#out + 1], values[#values + 1] = join(names[i], name), value
           owners[#owners + 1] = { m, name }
         end
@@ -232,7 +235,8 @@ local function names_from_0(self)
   return from_0
 end
 
--- The state dict by this model's names. What is not the model's is counted on as well, so that it takes no name that is.
+-- The state dict by this model's names. What is not the model's is counted on as well, so that it takes no name that
+-- is.
 function Module._renamed(self, sd, count_from)
   if count_from == 1 then return sd end
   local out, taken = {}, {}
@@ -242,7 +246,8 @@ function Module._renamed(self, sd, count_from)
   end
   for key, t in pairs(sd) do                           -- order does not matter: a map
     if not taken[key] then
-      out[type(key) == "string" and key:gsub("%f[^%z.]%d+%f[%z.]", function(n) return ("%d"):format(n + 1) end) or key] = t
+      out[type(key) == "string" and key:gsub("%f[^%z.]%d+%f[%z.]", function(n) return ("%d"):format(n + 1) end)
+        or key] = t
     end
   end
   return out
@@ -280,7 +285,8 @@ local function check_fit(name, value, t)
   end
 end
 
---- Compares a state dict with the model: an error where names or shapes don't fit. count_from is what the caller's was: said where it is wrong.
+--- Compares a state dict with the model: an error where names or shapes don't fit. count_from is what the caller's was:
+--- said where it is wrong.
 ---@param fits? fun(name: string, value: Tensor, t: any): string?  what is wrong with t for value, or nil
 ---@return string[] missing, string[] unexpected
 function Module._check_state(self, sd, o, fits)
@@ -314,14 +320,17 @@ function Module._count_from(n)
   return n
 end
 
----Copies a state dict in (assign: takes its tensors themselves). Everything is checked before anything is changed. A state dict of
----PyTorch counts the elements of containers from 0 ("net.0.weight" is "net.1.weight" here): it is loaded with count_from = 0.
+---Copies a state dict in (assign: takes its tensors themselves). Everything is checked before anything is changed. A
+---state dict of PyTorch counts the elements of containers from 0 ("net.0.weight" is "net.1.weight" here): it is loaded
+---with count_from = 0.
 ---@param sd table<string, Tensor>
 ---@param given? { strict: boolean, assign: boolean, count_from: 0|1 }
 ---@return string[] missing, string[] unexpected
 function Module:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
-  if type(sd) ~= "table" or getmetatable(sd) ~= nil then raise("load_state_dict: a table of tensors expected, got %s", show(sd)) end
+  if type(sd) ~= "table" or getmetatable(sd) ~= nil then
+    raise("load_state_dict: a table of tensors expected, got %s", show(sd))
+  end
   sd = self:_renamed(sd, Module._count_from(o.count_from))
   local missing, unexpected = self:_check_state(sd, o)
   local names, values, owners = self:_state()

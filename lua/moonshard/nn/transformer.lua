@@ -1,5 +1,7 @@
---- Transformer (Vaswani et al. 2017): encoder and decoder layers, their stacks, and both together, with PyTorch's names,
---- initialisation and order of parameters. Masks are MultiheadAttention's: a bool is true where attention is not allowed.
+-- SPDX-License-Identifier: MIT
+--- Transformer (Vaswani et al. 2017): encoder and decoder layers, their stacks, and both together, with PyTorch's
+--- names, initialisation and order of parameters. Masks are MultiheadAttention's: a bool is true where attention is not
+--- allowed.
 local create = require "moonshard.tensor_create"
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
@@ -18,7 +20,8 @@ local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
 local Module, is_module = base.Module, base.is_module
 
 local layer_options = {
-  dim_feedforward = 2048, dropout = 0.1, activation = opts.any, layer_norm_eps = 1e-5, batch_first = false, norm_first = false, bias = true,
+  dim_feedforward = 2048, dropout = 0.1, activation = opts.any, layer_norm_eps = 1e-5, batch_first = false,
+  norm_first = false, bias = true,
   dtype = opts.string, device = opts.any,
 }
 
@@ -34,7 +37,9 @@ end
 
 local function check_sizes(who, d, heads)
   if type(d) ~= "number" or d % 1 ~= 0 then raise("%s: d_model is %s, expected a whole number", who, show(d)) end
-  if type(heads) ~= "number" or heads % 1 ~= 0 then raise("%s: nhead is %s, expected a whole number", who, show(heads)) end
+  if type(heads) ~= "number" or heads % 1 ~= 0 then
+    raise("%s: nhead is %s, expected a whole number", who, show(heads))
+  end
 end
 
 -- Attention, feed-forward, norms and dropouts in the order of PyTorch's constructors.
@@ -60,7 +65,8 @@ end
 
 -- Attention of x to y, without its weights.
 local function attend(attention, dropout, x, y, mask, padding, causal)
-  return dropout((attention(x, y, y, { attn_mask = mask, key_padding_mask = padding, is_causal = causal, need_weights = false })))
+  return dropout((attention(x, y, y, { attn_mask = mask, key_padding_mask = padding, is_causal = causal,
+    need_weights = false })))
 end
 
 local function feed_forward(self, dropout, x)
@@ -119,7 +125,8 @@ function TransformerDecoderLayer:forward(tgt, memory, given)
     return attend(self.self_attn, self.dropout1, y, y, o.tgt_mask, o.tgt_key_padding_mask, o.tgt_is_causal)
   end
   local function to_memory(y)
-    return attend(self.multihead_attn, self.dropout2, y, memory, o.memory_mask, o.memory_key_padding_mask, o.memory_is_causal)
+    return attend(self.multihead_attn, self.dropout2, y, memory, o.memory_mask, o.memory_key_padding_mask,
+      o.memory_is_causal)
   end
   if self.norm_first then
     x = x + to_self(self.norm1(x))
@@ -141,7 +148,9 @@ local function construct_stack(self, layer, n, given)
   local who = self:class_name()
   local o = opts(who, given, stack_options)
   if not is_module(layer) then raise("%s: the layer is %s, expected a Module", who, show(layer)) end
-  if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then raise("%s: the number of layers is %s, expected a whole number", who, show(n)) end
+  if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then
+    raise("%s: the number of layers is %s, expected a whole number", who, show(n))
+  end
   if n > MOST_LAYERS then raise("%s: the number of layers is %s, expected at most %d", who, show(n), MOST_LAYERS) end
   if o.norm and not is_module(o.norm) then raise("%s: option 'norm' is %s, expected a Module", who, show(o.norm)) end
   self.layers = containers.ModuleList {}
@@ -193,7 +202,8 @@ end
 -- ---- both ---------------------------------------------------------------------------------------
 
 local transformer_options = {
-  d_model = 512, nhead = 8, num_encoder_layers = 6, num_decoder_layers = 6, custom_encoder = opts.any, custom_decoder = opts.any,
+  d_model = 512, nhead = 8, num_encoder_layers = 6, num_decoder_layers = 6, custom_encoder = opts.any,
+  custom_decoder = opts.any,
 }
 for name, default in pairs(layer_options) do transformer_options[name] = default end
 
@@ -227,7 +237,8 @@ function Transformer:reset_parameters()
 end
 
 local transformer_call = {
-  src_mask = opts.any, tgt_mask = opts.any, memory_mask = opts.any, src_key_padding_mask = opts.any, tgt_key_padding_mask = opts.any,
+  src_mask = opts.any, tgt_mask = opts.any, memory_mask = opts.any, src_key_padding_mask = opts.any,
+  tgt_key_padding_mask = opts.any,
   memory_key_padding_mask = opts.any, src_is_causal = false, tgt_is_causal = false, memory_is_causal = false,
 }
 
@@ -238,7 +249,8 @@ local transformer_call = {
 function Transformer:forward(src, tgt, given)
   local o = opts("Transformer", given, transformer_call)
   if not is_tensor(src) or not is_tensor(tgt) then
-    raise("Transformer: %s is %s, expected a tensor", is_tensor(src) and "tgt" or "src", show(not is_tensor(src) and src or tgt))
+    raise("Transformer: %s is %s, expected a tensor", is_tensor(src) and "tgt" or "src",
+      show(not is_tensor(src) and src or tgt))
   end
   local batch = self.batch_first and 1 or 2
   if src.ndim == 3 and tgt.ndim == 3 and src:size(batch) ~= tgt:size(batch) then
@@ -247,10 +259,12 @@ function Transformer:forward(src, tgt, given)
   if src:size(-1) ~= self.d_model or tgt:size(-1) ~= self.d_model then
     raise("the feature number of src and tgt must be equal to d_model")
   end
-  local memory = self.encoder(src, { mask = o.src_mask, src_key_padding_mask = o.src_key_padding_mask, is_causal = o.src_is_causal })
+  local memory = self.encoder(src, { mask = o.src_mask, src_key_padding_mask = o.src_key_padding_mask,
+    is_causal = o.src_is_causal })
   return self.decoder(tgt, memory, {
     tgt_mask = o.tgt_mask, memory_mask = o.memory_mask, tgt_key_padding_mask = o.tgt_key_padding_mask,
-    memory_key_padding_mask = o.memory_key_padding_mask, tgt_is_causal = o.tgt_is_causal, memory_is_causal = o.memory_is_causal,
+    memory_key_padding_mask = o.memory_key_padding_mask, tgt_is_causal = o.tgt_is_causal,
+    memory_is_causal = o.memory_is_causal,
   })
 end
 

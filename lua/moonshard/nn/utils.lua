@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- nn.utils: clipping by the norm of all gradients.
 local calls = require "moonshard.dist_calls"
 local create = require "moonshard.tensor_create"
@@ -23,8 +24,12 @@ local norm_options = { norm_type = 2 }
 function M.clip_grad_norm_(params, max_norm, given)
   local order = given and opts("clip_grad_norm_", given, norm_options).norm_type or 2
   if is_tensor(params) then params = { params } end
-  if type(params) ~= "table" then errors.raise("clip_grad_norm_: argument 1 is %s, expected a list of tensors", errors.kind(params)) end
-  if type(max_norm) ~= "number" then errors.raise("clip_grad_norm_: max_norm is %s, expected a number", errors.kind(max_norm)) end
+  if type(params) ~= "table" then
+    errors.raise("clip_grad_norm_: argument 1 is %s, expected a list of tensors", errors.kind(params))
+  end
+  if type(max_norm) ~= "number" then
+    errors.raise("clip_grad_norm_: max_norm is %s, expected a number", errors.kind(max_norm))
+  end
   if not (max_norm >= 0) then errors.raise("clip_grad_norm_: max_norm is %g, expected a number from 0", max_norm) end
   for k = 1, #params do
     if not is_tensor(params[k]) then
@@ -36,7 +41,8 @@ function M.clip_grad_norm_(params, max_norm, given)
   local stand_ins
   for k = 1, #params do
     local p = params[k]
-    local g = rawget(p, "_sparse")                      -- where a leaf keeps one; to ask for grad would make objects of all
+    -- where a leaf keeps one; to ask for grad would make objects of all
+    local g = rawget(p, "_sparse")
     if g then
       g = g:coalesce()
       p.grad = g
@@ -67,7 +73,8 @@ local function first_group(params)
   return 1
 end
 
--- A refused call takes the number of its first sum, so that it fails the peers' sum and nothing that they still do before it.
+-- A refused call takes the number of its first sum, so that it fails the peers' sum and nothing that they still do
+-- before it.
 M._clip_grad_norm, M._first_group = M.clip_grad_norm_, first_group
 M.clip_grad_norm_ = calls.one(M.clip_grad_norm_, first_group)
 

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Modules that only wrap another one: names don't show them, and what they have not themselves (fields, methods,
 --- positions) is read from the wrapped module. A method found there runs with the wrapped module as `self`.
 local rawget, rawset, type = rawget, rawset, type
@@ -22,8 +23,8 @@ local function bind(self, inner, name, fn)
   return entry.call
 end
 
---- Makes cls, a class of modules with a child `module`, read through to it. own(self, name): fields of the wrapper itself;
---- with true behind it a nil counts too, and is not looked for in the wrapped module.
+--- Makes cls, a class of modules with a child `module`, read through to it. own(self, name): fields of the wrapper
+--- itself; with true behind it a nil counts too, and is not looked for in the wrapped module.
 ---@param cls table
 ---@param own? fun(self: Module, name: string): any, boolean?
 function M.read_through(cls, own)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- optim: SGD, Adam, AdamW over the engine's fused step, their state spread over ranks, and learning rate schedules.
 local errors = require "moonshard.errors"
 
@@ -6,7 +7,8 @@ local optim = {
   lr_scheduler = require "moonshard.optim.lr_scheduler",
 }
 for _, file in ipairs { "optimizer", "zero" } do
-  for name, class in pairs(require("moonshard.optim." .. file)) do optim[name] = class end       -- order does not matter: a copy
+  -- order does not matter: a copy
+  for name, class in pairs(require("moonshard.optim." .. file)) do optim[name] = class end
 end
 
 errors.closed(optim.lr_scheduler, "optim.lr_scheduler")

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Learning rate schedules: factors on each group's first learning rate, by the number of steps taken.
 local errors = require "moonshard.errors"
 local opts = require "moonshard.opts"
@@ -18,7 +19,8 @@ local function apply(self)
     if not self.base_lrs[k] then self.base_lrs[k] = group.lr end      -- a group added later
     local factor = self.factor(self.count)
     if type(factor) ~= "number" or factor ~= factor then
-      raise("lr_scheduler.%s: the factor of step %d is %s, expected a number", self.kind, self.count, errors.kind(factor))
+      raise("lr_scheduler.%s: the factor of step %d is %s, expected a number", self.kind, self.count,
+        errors.kind(factor))
     end
     group.lr = self.base_lrs[k] * factor
     self.last_lr[k] = group.lr
@@ -45,9 +47,13 @@ function Scheduler:load_state_dict(sd)
     raise("lr_scheduler: load_state_dict: step is %s, expected a whole number from 0", errors.kind(sd.step))
   end
   local groups = self.optimizer.param_groups
-  if #sd.base_lrs ~= #groups then raise("lr_scheduler: load_state_dict: %d base_lrs, the optimizer has %d groups", #sd.base_lrs, #groups) end
+  if #sd.base_lrs ~= #groups then
+    raise("lr_scheduler: load_state_dict: %d base_lrs, the optimizer has %d groups", #sd.base_lrs, #groups)
+  end
   for k, lr in ipairs(sd.base_lrs) do
-    if type(lr) ~= "number" or lr ~= lr then raise("lr_scheduler: load_state_dict: base_lrs[%d] is %s, expected a number", k, errors.kind(lr)) end
+    if type(lr) ~= "number" or lr ~= lr then
+      raise("lr_scheduler: load_state_dict: base_lrs[%d] is %s, expected a number", k, errors.kind(lr))
+    end
   end
   self.count, self.base_lrs = sd.step, { unpack(sd.base_lrs) }
   apply(self)
@@ -61,7 +67,8 @@ local function new(kind, optimizer, factor)
   if type(optimizer) ~= "table" or type(optimizer.param_groups) ~= "table" then
     raise("lr_scheduler.%s: argument 1 is %s, expected an optimizer", kind, errors.kind(optimizer))
   end
-  local self = setmetatable({ kind = kind, optimizer = optimizer, factor = factor, count = 0, base_lrs = {} }, Scheduler)
+  local self = setmetatable({ kind = kind, optimizer = optimizer, factor = factor, count = 0, base_lrs = {} },
+    Scheduler)
   for k, group in ipairs(optimizer.param_groups) do self.base_lrs[k] = group.lr end
   apply(self)
   return self
@@ -104,7 +111,9 @@ end
 ---@return LRScheduler
 function M.cosine(optimizer, given)
   local o = options("cosine", given, { steps = opts.required, warmup = 0, min_factor = 0, start_factor = opts.number })
-  if o.warmup > o.steps then raise("lr_scheduler.cosine: warmup of %d steps is longer than all %d steps", o.warmup, o.steps) end
+  if o.warmup > o.steps then
+    raise("lr_scheduler.cosine: warmup of %d steps is longer than all %d steps", o.warmup, o.steps)
+  end
   return new("cosine", optimizer, function(t)
     if t < o.warmup then return warm(t, o.warmup, o.start_factor) end
     local span = o.steps - o.warmup
@@ -140,7 +149,8 @@ end
 ---@param fn fun(step: integer): number
 ---@return LRScheduler
 function M.lambda(optimizer, fn)
-  if type(fn) ~= "function" then raise("lr_scheduler.lambda: argument 2 is %s, expected a function", errors.kind(fn)) end
+  if type(fn) ~= "function" then raise("lr_scheduler.lambda: argument 2 is %s, expected a function",
+    errors.kind(fn)) end
   return new("lambda", optimizer, fn)
 end
 

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- SGD, Adam, AdamW. An optimizer keeps its groups (`param_groups`: arrays of leaves with their
 --- options, which scripts may change between steps) and hands each to the engine as one list; the
 --- formulas are in runtime/optim_body.h. State is made at a leaf's first step; a sharded parameter
@@ -93,7 +94,9 @@ end
 local function check_leaf(self, p, seen, where)
   local who = self:class_name()
   if not is_tensor(p) then raise("%s: %s is %s, expected a tensor", who, where, show(p)) end
-  if tensor.info_of(p).is_leaf == 0 then raise("%s: %s is the result of an operation; only leaves can be optimized", who, where) end
+  if tensor.info_of(p).is_leaf == 0 then
+    raise("%s: %s is the result of an operation; only leaves can be optimized", who, where)
+  end
   if seen[p] then raise("%s: %s is in the list twice", who, where) end
   seen[p] = true
 end
@@ -113,7 +116,9 @@ local function add_group(self, given, where)
     if group[name] == nil then group[name] = value end
   end
   local params = is_tensor(given.params) and { given.params } or given.params
-  if not is_plain(params) then raise("%s: params of %s is %s, expected a list of leaves", self:class_name(), where, show(params)) end
+  if not is_plain(params) then
+    raise("%s: params of %s is %s, expected a list of leaves", self:class_name(), where, show(params))
+  end
   group.params = {}
   local seen = setmetatable({}, { __index = self._seen })      -- a group that is refused leaves no trace
   for k, p in ipairs(params) do
@@ -136,7 +141,9 @@ local function construct(self, params, given, spec)
   if params[1] == nil then
     raise("%s: the list of parameters is empty: a module lists what its fields hold (layers, nn.Parameter), not what plain tables hold", who)
   end
-  if type(given) == "number" then raise("%s: options are %s, expected a table; write { lr = %s }", who, show(given), given) end
+  if type(given) == "number" then
+    raise("%s: options are %s, expected a table; write { lr = %s }", who, show(given), given)
+  end
   self._defaults = opts(who, given, spec)
   self._compiled, self._seen, self.param_groups = {}, {}, {}
   if is_tensor(params[1]) then
@@ -180,7 +187,9 @@ local function step_sparse(self, group, p)
   if self._kind ~= ffi.C.MS_SGD or group.momentum ~= 0 or group.weight_decay ~= 0 then
     raise("%s: sparse parameters take SGD without momentum and weight decay only", self:class_name())
   end
-  if not g.is_sparse then raise("%s: a sparse parameter has a dense gradient; make it sparse, or the parameter dense", self:class_name()) end
+  if not g.is_sparse then
+    raise("%s: a sparse parameter has a dense gradient; make it sparse, or the parameter dense", self:class_name())
+  end
   no_grad(function() p:add_(g, { alpha = -group.lr }) end)
 end
 
@@ -215,7 +224,8 @@ end
 function Optimizer:step(closure)
   local result = true
   if closure ~= nil then
-    if type(closure) ~= "function" then raise("%s: step: closure is %s, expected a function", self:class_name(), show(closure)) end
+    if type(closure) ~= "function" then raise("%s: step: closure is %s, expected a function", self:class_name(),
+      show(closure)) end
     result = enable_grad(closure)
   end
   local groups = self.param_groups
@@ -329,7 +339,8 @@ local function part_of(p)
   return rawget(p, "_unit") and p:to_local() or p
 end
 
---- Refuses a parameter's state that another kind of optimizer made: averages would begin at 0 in the middle, or be lost.
+--- Refuses a parameter's state that another kind of optimizer made: averages would begin at 0 in the middle, or be
+--- lost.
 ---@param verb string
 ---@param whose string
 ---@param entry table<string, any>
@@ -344,7 +355,8 @@ function Optimizer:_check_entry(verb, whose, entry)
   for _, name in ipairs(names) do known[name] = true end
   for name, t in sorted_pairs(entry) do
     if is_tensor(t) and name ~= "step" and not known[name] then
-      raise("%s: %s: %s has %s in the state, which %s does not keep; is it of another optimizer?", self:class_name(), verb, whose,
+      raise("%s: %s: %s has %s in the state, which %s does not keep; is it of another optimizer?", self:class_name(),
+        verb, whose,
         errors.show(name), self:class_name())
     end
   end
@@ -367,7 +379,8 @@ function Optimizer:_prepare_load(sd)
       raise("%s: load_state_dict: group %d is %s, expected a group {params = {…}}", who, index, show(given))
     end
     if #given.params ~= #group.params then
-      raise("%s: load_state_dict: group %d has %d parameters in the state, %d in the optimizer", who, index, #given.params, #group.params)
+      raise("%s: load_state_dict: group %d has %d parameters in the state, %d in the optimizer", who, index,
+        #given.params, #group.params)
     end
     self:_check(setmetatable({}, { __index = function(_, name)
       if given[name] ~= nil then return given[name] end
@@ -387,7 +400,9 @@ function Optimizer:_prepare_load(sd)
         for s, name in ipairs(names) do
           local t = entry[name]
           if t ~= nil then
-            if not is_tensor(t) then raise("%s: load_state_dict: %s of parameter %d is %s, expected a tensor", who, name, k, show(t)) end
+            if not is_tensor(t) then
+              raise("%s: load_state_dict: %s of parameter %d is %s, expected a tensor", who, name, k, show(t))
+            end
             if tostring(t.shape) ~= tostring(part.shape) then
               raise("%s: load_state_dict: %s of parameter %d has shape %s, the parameter %s here",
                 who, name, k, tostring(t.shape), tostring(part.shape))
@@ -447,7 +462,8 @@ end
 function Optimizer:__tostring()
   local n = 0
   for _, group in ipairs(self.param_groups) do n = n + #group.params end
-  return ("%s(%d groups, %d parameters, lr %s)"):format(self:class_name(), #self.param_groups, n, tostring(self.param_groups[1].lr))
+  return ("%s(%d groups, %d parameters, lr %s)"):format(self:class_name(), #self.param_groups, n,
+    tostring(self.param_groups[1].lr))
 end
 
 -- ---- the three ----------------------------------------------------------------------------------
@@ -457,13 +473,16 @@ local function number(self, group, name, low, high, later)
   if later then low = -math.huge end
   local v = group[name]
   if type(v) ~= "number" or v ~= v or v < low or high and v >= high then
-    raise("%s: %s is %s, expected a number%s%s", self:class_name(), name, show(v), low > -math.huge and (" from %g"):format(low) or "",
+    raise("%s: %s is %s, expected a number%s%s", self:class_name(), name, show(v), low > -math.huge
+      and (" from %g"):format(low) or "",
       high and (" to below %g"):format(high) or "")
   end
 end
 
 local function flag(self, group, name)
-  if type(group[name]) ~= "boolean" then raise("%s: %s is %s, expected true or false", self:class_name(), name, show(group[name])) end
+  if type(group[name]) ~= "boolean" then
+    raise("%s: %s is %s, expected true or false", self:class_name(), name, show(group[name]))
+  end
 end
 
 ---@class SGD: Optimizer
@@ -495,7 +514,8 @@ local function adam(name, weight_decay)
   local cls = Optimizer:extend(name)
   cls._state_names, cls._state_needed = { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" }, 2
   function cls:init(params, given)
-    construct(self, params, given, { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = weight_decay, amsgrad = false })
+    construct(self, params, given, { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = weight_decay,
+      amsgrad = false })
   end
   function cls:_check(group, later)
     number(self, group, "lr", 0, nil, later)

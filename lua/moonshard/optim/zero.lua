@@ -1,7 +1,9 @@
---- ZeroRedundancyOptimizer: another optimizer whose state is spread over ranks that have the same parameters and gradients, as under
---- nn.DDP. Each rank steps the parameters that are its own, and sends them to the others.
+-- SPDX-License-Identifier: MIT
+--- ZeroRedundancyOptimizer: another optimizer whose state is spread over ranks that have the same parameters and
+--- gradients, as under nn.DDP. Each rank steps the parameters that are its own, and sends them to the others.
 ---
---- Inside is an ordinary optimizer over all parameters. It makes state when it first steps a parameter, and here it steps the own ones
+--- Inside is an ordinary optimizer over all parameters. It makes state when it first steps a parameter, and here it
+--- steps the own ones
 --- only: so groups, options and positions in state dicts are the plain optimizer's.
 local buckets = require "moonshard.nn.ddp_buckets"
 local calls = require "moonshard.dist_calls"
@@ -25,11 +27,13 @@ local NAME = "ZeroRedundancyOptimizer"
 ---@class ZeroRedundancyOptimizer: Optimizer
 ---@field optim Optimizer  the optimizer inside; its state is that of this rank's parameters
 ---@overload fun(params: table, opts: table): ZeroRedundancyOptimizer
----  optimizer_class (optim.AdamW or another), process_group, parameters_as_bucket_view (a rank's parameters lie in one block of memory, and
----  are sent from there), overlap_with_ddp (a hook of nn.ddp_hooks steps, in the place of step()); all other options are that optimizer's
+---  optimizer_class (optim.AdamW or another), process_group, parameters_as_bucket_view (a rank's parameters lie in one
+---  block of memory, and are sent from there), overlap_with_ddp (a hook of nn.ddp_hooks steps, in the place of step());
+---  all other options are that optimizer's
 local Zero = Optimizer:extend(NAME)
 
-local OPTIONS = { optimizer_class = opts.any, process_group = opts.any, parameters_as_bucket_view = false, overlap_with_ddp = false }
+local OPTIONS = { optimizer_class = opts.any, process_group = opts.any, parameters_as_bucket_view = false,
+  overlap_with_ddp = false }
 
 -- ---- who has what --------------------------------------------------------------------------------
 
@@ -45,7 +49,9 @@ local function check_params(self)
     local function refuse(why) raise("%s: parameter %d of group %d %s", NAME, k, index, why) end
     if p.is_sparse then refuse "is sparse; only dense ones are taken" end
     if p.id < 0 then refuse(("is a %s; tensor classes are not taken"):format(p:class_name())) end
-    if tensor.info_of(p).sharded ~= 0 or rawget(p, "_unit") or rawget(p, "_flat") then refuse "is sharded already, and its state with it" end
+    if tensor.info_of(p).sharded ~= 0 or rawget(p, "_unit") or rawget(p, "_flat") then
+      refuse "is sharded already, and its state with it"
+    end
     texts[#texts + 1] = ("%d: %s %s"):format(index, tostring(p.shape), p.dtype)
   end)
   if self._world == 1 then return end
@@ -53,7 +59,8 @@ local function check_params(self)
   for r = 2, self._world do
     for k = 1, math.max(#all[1], #all[r]) do
       if all[r][k] ~= all[1][k] then
-        raise("%s: ranks have different parameters: number %d is %s on rank %d and %s on rank 0", NAME, k, all[r][k] or "absent", r - 1,
+        raise("%s: ranks have different parameters: number %d is %s on rank %d and %s on rank 0", NAME, k, all[r][k]
+          or "absent", r - 1,
           all[1][k] or "absent")
       end
     end
@@ -128,12 +135,15 @@ function Zero:init(params, given)
   local o = opts(NAME, mine, OPTIONS)
   local cls = o.optimizer_class
   if not class.is_class(cls) or not cls.__isa[Optimizer] or cls == Zero or cls == Optimizer then
-    raise("%s: option 'optimizer_class' is %s, expected an optimizer's class, such as optim.AdamW", NAME, class.is_class(cls) and tostring(cls) or show(cls))
+    raise("%s: option 'optimizer_class' is %s, expected an optimizer's class, such as optim.AdamW", NAME,
+      class.is_class(cls) and tostring(cls) or show(cls))
   end
   if o.process_group ~= nil and not dist.is_group(o.process_group) then
     raise("%s: option 'process_group' is %s, expected a group", NAME, show(o.process_group))
   end
-  if type(params) == "table" and getmetatable(params) == nil and params[1] == nil then raise("%s got an empty parameter list", NAME) end
+  if type(params) == "table" and getmetatable(params) == nil and params[1] == nil then
+    raise("%s got an empty parameter list", NAME)
+  end
   local rank = dist.rank(o.process_group)
   if not rank then raise("%s: this rank is no member of %s", NAME, tostring(o.process_group)) end
   self._group, self._rank, self._world = o.process_group, rank + 1, dist.world_size(o.process_group)
@@ -181,7 +191,8 @@ function Zero:step(closure)
     log.warn_once "`step()` should not be included in the training loop when `overlap_with_ddp=true`"
     return nil
   end
-  if closure ~= nil and type(closure) ~= "function" then raise("%s: step: closure is %s, expected a function", NAME, show(closure)) end
+  if closure ~= nil and type(closure) ~= "function" then raise("%s: step: closure is %s, expected a function", NAME,
+    show(closure)) end
   local result = true
   self._consolidated = nil
   if closure then
@@ -193,8 +204,8 @@ function Zero:step(closure)
   return result
 end
 
---- For the hooks that overlap steps with DDP: steps those of the list that are this rank's and starts to send all of them. Those
---- that were sent since the last _end_overlapped are left out.
+--- For the hooks that overlap steps with DDP: steps those of the list that are this rank's and starts to send all of
+--- them. Those that were sent since the last _end_overlapped are left out.
 function Zero:_step_overlapped(list)
   local sent, works, own, any = self._sent or {}, self._works or {}, {}, false
   self._sent, self._works, self._consolidated = sent, works, nil
@@ -208,7 +219,10 @@ function Zero:_step_overlapped(list)
   if any then self.optim:_step_part(own) end
   if self._world == 1 then return end
   for _, p in ipairs(some) do
-    if p:numel() > 0 then works[#works + 1] = dist.broadcast(p:detach(), { src = self._ranks[self._owner[p]], group = self._group, async = true }) end
+    if p:numel() > 0 then
+      works[#works + 1] = dist.broadcast(p:detach(), { src = self._ranks[self._owner[p]], group = self._group,
+        async = true })
+    end
   end
 end
 
@@ -247,7 +261,10 @@ function Zero:consolidate_state_dict(to)
   to = to or 0
   local member = false
   for _, rank in ipairs(self._ranks) do member = member or rank == to end
-  if not member then raise("consolidate_state_dict: argument 1, a rank, is %s, expected one of %s", show(to), table.concat(self._ranks, ", ")) end
+  if not member then
+    raise("consolidate_state_dict: argument 1, a rank, is %s, expected one of %s", show(to),
+      table.concat(self._ranks, ", "))
+  end
   self._consolidated = nil
   local here, names = dist.rank() == to, self.optim._state_names
   local sd, position = self.optim:state_dict(), position_of(self)
@@ -293,7 +310,8 @@ function Zero:state_dict()
   return self._consolidated
 end
 
---- Takes the state of all parameters, a plain optimizer's or a consolidated one of any number of ranks: each rank keeps its part.
+--- Takes the state of all parameters, a plain optimizer's or a consolidated one of any number of ranks: each rank keeps
+--- its part.
 ---@return fun() take
 function Zero:_prepare_load(sd)
   local part = sd
@@ -317,7 +335,9 @@ end
 function Zero:state_of(p) return self.optim:state_of(p) end
 
 local function has_peers(self) return (self._world or 2) > 1 end
-for _, name in ipairs { "add_param_group", "step", "consolidate_state_dict" } do Zero[name] = calls.several(Zero[name], has_peers) end
+for _, name in ipairs { "add_param_group", "step", "consolidate_state_dict" } do
+  Zero[name] = calls.several(Zero[name], has_peers)
+end
 Zero.init = calls.several(Zero.init)
 
 function Zero:__tostring()

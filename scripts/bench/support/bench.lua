@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- What benchmarks share: the machine's roofs measured first, alternation, best and median, bars, one output format.
 ---
 ---   #!/usr/bin/env luajit
@@ -45,7 +46,8 @@ function M.statistics(list)
   local sorted = { unpack(list) }
   table.sort(sorted)
   local n = #sorted
-  return { best = sorted[1], max = sorted[n], median = n % 2 == 1 and sorted[(n + 1) / 2] or (sorted[n / 2] + sorted[n / 2 + 1]) / 2, runs = n }
+  return { best = sorted[1], max = sorted[n], median = n % 2 == 1 and sorted[(n + 1) / 2]
+    or (sorted[n / 2] + sorted[n / 2 + 1]) / 2, runs = n }
 end
 
 local function seconds_text(s)
@@ -72,8 +74,8 @@ function M.copy_rate(bytes, opts)
   return 2 * bytes / s.best, 2 * bytes / s.median
 end
 
---- The options of a benchmark: quick, check, runs, and those of `more` (names with what they are when not given). --help
---- prints what the script says of itself, and exits.
+--- The options of a benchmark: quick, check, runs, and those of `more` (names with what they are when not given).
+--- --help prints what the script says of itself, and exits.
 ---@param argv table  the script's own
 ---@param more? table<string, string>
 ---@return table
@@ -90,7 +92,7 @@ function M.options(argv, more)
     if name == "quick" or name == "check" then out[name] = true
     elseif name == "help" then
       for line in io.lines(argv[0]) do
-        if line:find "^%-%-" then print((line:gsub("^%-+ ?", ""))) elseif not line:find "^#!" then break end
+        if line:find "^%-%-" and not line:find "SPDX" then print((line:gsub("^%-+ ?", ""))) elseif not line:find "^%-%-" and not line:find "^#!" then break end
       end
       print("\nOptions: " .. known)
       os.exit(0)
@@ -106,8 +108,8 @@ function M.options(argv, more)
   return out
 end
 
---- For a benchmark over ranks, first thing: as a rank it returns; started alone it runs itself under mpirun, a job for each entry,
---- and exits.
+--- For a benchmark over ranks, first thing: as a rank it returns; started alone it runs itself under mpirun, a job for
+--- each entry, and exits.
 ---@param jobs (integer|string)[]  numbers of ranks, with options of their own behind them
 ---@param argv table  the script's own
 ---@param more? table<string, string>  as for M.options
@@ -119,14 +121,16 @@ function M.over_ranks(jobs, argv, more)
   for _, job in ipairs(jobs) do
     local n, own = tostring(job):match "^(%d+)(.*)$"
     -- What only mpirun can take: root, and more ranks than cores.
-    local status = os.execute(("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
+    local status = os.execute(
+      ("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
       .. "mpirun -n %s luajit '%s'%s%s"):format(n, argv[0], table.concat(words), own))
     if status ~= 0 then code = 1 end
   end
   os.exit(code)
 end
 
---- Seconds that the disk takes for a file of so many bytes past the page cache, written and synced or read; nil where it has no O_DIRECT.
+--- Seconds that the disk takes for a file of so many bytes past the page cache, written and synced or read; nil where
+--- it has no O_DIRECT.
 ---@param path string
 ---@param bytes number
 ---@param write boolean
@@ -142,7 +146,8 @@ end
 function M.start(name, argv, opts)
   opts = opts or {}
   local given = M.options(argv, opts.options)
-  local self = setmetatable({ name = name, silent = opts.silent, bars = 0, met = 0, given = given, quick = given.quick, check = given.check,
+  local self = setmetatable({ name = name, silent = opts.silent, bars = 0, met = 0, given = given, quick = given.quick,
+    check = given.check,
     runs = given.runs }, Bench)
   local time = self.quick and 0.02 or 0.3
   self.fma_float32 = probe.probe_fma_float32(time)
@@ -219,7 +224,8 @@ end
 
 --- States a number that was measured otherwise, in the same format.
 function Bench:report(name, best, median, unit)
-  self:print(("case: %-44s best %12s  median %12s"):format(name, unit and ("%.4g %s"):format(best, unit) or seconds_text(best),
+  self:print(("case: %-44s best %12s  median %12s"):format(name, unit and ("%.4g %s"):format(best, unit)
+    or seconds_text(best),
     unit and ("%.4g %s"):format(median, unit) or seconds_text(median)))
 end
 
@@ -228,7 +234,8 @@ function Bench:bar(name, value, relation, limit, unit)
   local met = relation == ">=" and value >= limit or relation == "<=" and value <= limit
   self.bars = self.bars + 1
   if met then self.met = self.met + 1 end
-  self:print(("bar: %-45s %10.4g %s %g%s  %s"):format(name, value, relation, limit, unit and " " .. unit or "", met and "met" or "MISSED"))
+  self:print(("bar: %-45s %10.4g %s %g%s  %s"):format(name, value, relation, limit, unit and " " .. unit or "", met
+    and "met" or "MISSED"))
   return met
 end
 

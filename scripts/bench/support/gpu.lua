@@ -1,5 +1,7 @@
---- Rates of device cuda: copies, kernels against the bytes they must move, products, launches, a GPT-2's step. Called by
---- scripts/gpu_check; `--quick` shrinks every size. Times are the host's around many calls and one wait, best of several.
+-- SPDX-License-Identifier: MIT
+--- Rates of device cuda: copies, kernels against the bytes they must move, products, launches, a GPT-2's step. Called
+--- by scripts/gpu_check; `--quick` shrinks every size. Times are the host's around many calls and one wait, best of
+--- several.
 local root = arg[0]:match "^(.*)scripts/bench/" or "./"
 package.path = ("@lua/?.lua;@lua/?/init.lua;"):gsub("@", root) .. package.path
 local ms = require "moonshard"
@@ -54,7 +56,8 @@ local gain = ms.ones(wide.shape[2], { device = device })
 bytes("layer norm of rows", 8 * n, function() return F.layer_norm(wide, { wide.shape[2] }, gain, gain) end)
 local half = wide:bfloat16()
 local half_gain = gain:bfloat16()
-bytes("layer norm of rows, bfloat16", 4 * n, function() return F.layer_norm(half, { wide.shape[2] }, half_gain, half_gain) end)
+bytes("layer norm of rows, bfloat16", 4 * n, function() return F.layer_norm(half, { wide.shape[2] }, half_gain,
+  half_gain) end)
 x, y, host, wide, half = nil, nil, nil, nil, nil         -- luacheck: ignore
 collectgarbage()
 collectgarbage()
@@ -66,7 +69,8 @@ for _, case in ipairs(quick and { { "float32", 64 }, { "bfloat16", 64 } } or
     { { "float32", 4096 }, { "bfloat16", 1024 }, { "bfloat16", 4096 }, { "bfloat16", 8192 } }) do
   local dtype, size = unpack(case)
   ms.scope(function()
-    local a, b = ms.randn(size, size, { device = device, dtype = dtype }), ms.randn(size, size, { device = device, dtype = dtype })
+    local a, b = ms.randn(size, size, { device = device, dtype = dtype }),
+      ms.randn(size, size, { device = device, dtype = dtype })
     local s = time(quick and 1 or 10, function() return a:matmul(b) end)
     line(("matmul %d %s"):format(size, dtype), s, 2 * size ^ 3 / s / 1e12, "TFLOP/s")
     local t = time(quick and 1 or 10, function() return F.linear(a, b) end)
@@ -92,7 +96,8 @@ end)
 -- A step of GPT-2 124M (or a tiny one): forward, backward, clipping, AdamW.
 local GPT = require "moonshard.models.gpt"
 for _, dtype in ipairs { "float32", "bfloat16" } do
-  local shape = quick and { vocab = 64, context = 16, layers = 1, heads = 2, dim = 16 } or { vocab = 50304, context = 1024, layers = 12, heads = 12, dim = 768 }
+  local shape = quick and { vocab = 64, context = 16, layers = 1, heads = 2, dim = 16 }
+    or { vocab = 50304, context = 1024, layers = 12, heads = 12, dim = 768 }
   local batch = quick and 2 or 8
   shape.device, shape.dtype = device, dtype
   local model = GPT(shape)
@@ -106,6 +111,7 @@ for _, dtype in ipairs { "float32", "bfloat16" } do
     optimizer:step()
     optimizer:zero_grad()
   end)
-  line(("GPT step, %d x %d tokens, %s"):format(batch, shape.context, dtype), s, batch * shape.context / s / 1e3, "K tokens/s")
+  line(("GPT step, %d x %d tokens, %s"):format(batch, shape.context, dtype), s, batch * shape.context / s / 1e3,
+    "K tokens/s")
   print(("  peak memory %.1f MiB"):format(ms.memory_stats(device).peak_allocated / 2 ^ 20))
 end

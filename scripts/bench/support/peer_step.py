@@ -1,5 +1,7 @@
+# SPDX-License-Identifier: MIT
 """scripts/bench/step's model in PyTorch, as well as it does on CPUs: GPT-2's shape, tied head, fused attention, foreach AdamW;
-several ranks as DistributedDataParallel over gloo (its FSDP has no reduce-scatter there). bfloat16 is autocast: parameters,
+several ranks as DistributedDataParallel over gloo (its FSDP has no reduce-scatter there). bfloat16 is autocast:
+parameters,
 gradients and optimizer state stay float32, as in our run. Prints `step SECONDS` for each step, on the slowest rank, and with --adamw 1 `adamw SECONDS`."""
 import argparse
 import os
@@ -24,7 +26,8 @@ class Block(nn.Module):
 
     def forward(self, x):
         b, t, c = x.shape
-        q, k, v = (p.view(b, t, self.heads, c // self.heads).transpose(1, 2) for p in self.qkv(self.norm1(x)).split(c, dim=2))
+        q, k, v = (p.view(b, t, self.heads, c // self.heads).transpose(1, 2)
+             for p in self.qkv(self.norm1(x)).split(c, dim=2))
         x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, c))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // probe.c -- what this machine can do: the roofs that benchmarks are held against.
 //
 // Rates are the best of short slices, because the machine is shared: what it can do, not what it did.
@@ -27,7 +28,7 @@ static double now(void)
 // A sink the compiler cannot see through.
 static volatile float sink;
 
-enum { ROUNDS = 20000, CHAINS = 16 };   // 16 independent chains: two ports of latency 4 need 8
+enum { ROUNDS = 20000, CHAINS = 16 };  // 16 independent chains: two ports of latency 4 need 8
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) static double slice_v4(void)
@@ -62,16 +63,31 @@ __attribute__((target("avx512f,avx512bf16"))) static double slice_bf16(void)
 // Tiles: 16 x 16 sums of 32 products each an instruction, where the system lets us have their registers.
 __attribute__((target("amx-tile,amx-bf16"))) static double slice_amx(void)
 {
-    struct { uint8_t palette, start, zero[14]; uint16_t columns[16]; uint8_t rows[16]; } config = { .palette = 1 };
+    struct {
+        uint8_t palette, start, zero[14];
+        uint16_t columns[16];
+        uint8_t rows[16];
+    } config = { .palette = 1 };
     static uint16_t numbers[16 * 32];
     for (int k = 0; k < 16 * 32; k++) numbers[k] = 0x3c00;
-    for (int k = 0; k < 8; k++) { config.columns[k] = 64; config.rows[k] = 16; }
+    for (int k = 0; k < 8; k++) {
+        config.columns[k] = 64;
+        config.rows[k] = 16;
+    }
     _tile_loadconfig(&config);
-    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-    _tile_loadd(4, numbers, 64); _tile_loadd(5, numbers, 64); _tile_loadd(6, numbers, 64); _tile_loadd(7, numbers, 64);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, numbers, 64);
+    _tile_loadd(5, numbers, 64);
+    _tile_loadd(6, numbers, 64);
+    _tile_loadd(7, numbers, 64);
     for (int r = 0; r < ROUNDS / 4; r++) {
-        _tile_dpbf16ps(0, 4, 6); _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
     }
     float out[16 * 16];
     _tile_stored(0, out, 64);
@@ -118,7 +134,7 @@ static double slice_any(void)
 static double best_rate(double (*slice)(void), double seconds)
 {
     double best = 0, end = now() + seconds;
-    slice();                            // wide registers wake up slowly
+    slice();  // wide registers wake up slowly
     do {
         double t = now(), flops = slice();
         t = now() - t;
@@ -159,7 +175,8 @@ EXPORT double probe_amx_bfloat16(double seconds)
     return 0;
 }
 
-// Seconds of one copy of `bytes` (read and written once each). The caller repeats, synchronises ranks, takes best and median.
+// Seconds of one copy of `bytes` (read and written once each). The caller repeats, synchronises ranks, takes best and
+// median.
 EXPORT double probe_copy(void *to, const void *from, double bytes)
 {
     double t = now();
@@ -173,7 +190,9 @@ EXPORT void *probe_memory(double bytes)
     size_t n = ((size_t)bytes + 4095) & ~(size_t)4095;
     uint64_t *p = aligned_alloc(4096, n ? n : 4096), x = 88172645463325252u;
     for (size_t k = 0; p && k < n / 8; k++) {
-        x ^= x << 13; x ^= x >> 7; x ^= x << 17;
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
         p[k] = x;
     }
     return p;
@@ -182,7 +201,8 @@ EXPORT void *probe_memory(double bytes)
 EXPORT void probe_free(void *p) { free(p); }
 EXPORT double probe_now(void) { return now(); }
 
-// Seconds that a file of `bytes` takes past the page cache, written (and synced) or read in order, a chunk at a time; < 0: it cannot be.
+// Seconds that a file of `bytes` takes past the page cache, written (and synced) or read in order, a chunk at a time; <
+// 0: it cannot be.
 EXPORT double probe_direct(const char *path, double bytes, double chunk, int write)
 {
     size_t n = (size_t)chunk, total = (size_t)bytes / 4096 * 4096, done = 0;

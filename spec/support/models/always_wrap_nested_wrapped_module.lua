@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- AlwaysWrapNestedWrappedModule: NestedWrappedModule of which every submodule is a unit.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"

@@ -1,9 +1,10 @@
+-- SPDX-License-Identifier: MIT
 --- What these models share; they are those of PyTorch's FSDP suites. A class of them has
 ---   model:get_input(device) -> array of tensors: the same at every call, another one on every rank
 ---   model:get_loss(input, output), model:run_backward(loss)
---- and its file's `init(group, fsdp_init_mode, device_init_mode, given)` builds one: "no_fsdp" or "recursive"; "before" (moved to
---- the device, then wrapped), "after" (the caller moves it) or "never"; given: fsdp (options of fsdp.FSDP), deterministic
---- (seeded with 0), device (the default device) and what the model takes beside.
+--- and its file's `init(group, fsdp_init_mode, device_init_mode, given)` builds one: "no_fsdp" or "recursive"; "before"
+--- (moved to the device, then wrapped), "after" (the caller moves it) or "never"; given: fsdp (options of fsdp.FSDP),
+--- deterministic (seeded with 0), device (the default device) and what the model takes beside.
 local ms = require "moonshard"
 local wrapped = require "spec.support.wrapped"
 local dist = ms.dist
@@ -11,7 +12,9 @@ local dist = ms.dist
 local M = {}
 
 function M.check_mode(mode)
-  if mode ~= "no_fsdp" and mode ~= "recursive" then error(("Unsupported FSDP init mode: %s"):format(tostring(mode)), 2) end
+  if mode ~= "no_fsdp" and mode ~= "recursive" then
+    error(("Unsupported FSDP init mode: %s"):format(tostring(mode)), 2)
+  end
   return mode == "recursive"
 end
 
@@ -69,7 +72,8 @@ function M.options(group, fsdp_init_mode, device_init_mode, given)
   return o
 end
 
---- The init of a model that wraps nothing itself: build(o) makes it, units(model) are the modules to wrap, innermost first.
+--- The init of a model that wraps nothing itself: build(o) makes it, units(model) are the modules to wrap, innermost
+--- first.
 function M.init_of(build, units)
   return function(...)
     local o = M.options(...)

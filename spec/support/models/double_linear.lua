@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- DoubleLinear: two outputs, or a second Linear that is never used.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"

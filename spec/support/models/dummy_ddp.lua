@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- DummyDDP: a wrapper that passes everything through, in DDP's place.
 local ms = require "moonshard"
 

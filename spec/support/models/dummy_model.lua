@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- TestDummyModel of the suites about sharded state: four Linears in a row, of which three stand in Sequentials.
 --- Every submodule is a unit.
 local ms = require "moonshard"

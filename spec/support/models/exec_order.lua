@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The model of the execution order suite: layer2 is frozen and unused.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"

@@ -1,5 +1,7 @@
+-- SPDX-License-Identifier: MIT
 --- LinearMixedPrecision: a product without bias beside a float64 buffer that, in mixed precision, looks at
---- everything's dtype from inside its forward. Two of them in a row are the suite's nested model: the first a unit, and the root.
+--- everything's dtype from inside its forward. Two of them in a row are the suite's nested model: the first a unit, and
+--- the root.
 local assert = require "luassert"
 local ms = require "moonshard"
 local common = require "spec.support.models.common"

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- LinearWithSleep: a product that sleeps in forward, and twice as long in backward; ReLU. For specs
 --- about what runs under a slow layer.
 local ffi = require "ffi"

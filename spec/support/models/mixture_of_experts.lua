@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- MixtureOfExperts: a shared Linear, and an expert that differs on every rank: a unit over the group of
 --- this rank alone. Unwrapped it is the reference: it reduces all gradients but the expert's itself.
 local ffi = require "ffi"
@@ -30,7 +31,8 @@ function MixtureOfExperts:init(o)
   local first, last = common.place(nn.Linear(d_input, d_shared), o), common.place(nn.Linear(d_shared, d_input), o)
   self.module = nn.Sequential(first, shared, expert, last)
   if self.delay_before_free_ms > 0 then             -- the expert is freed when its forward is over
-    self.module[3]:register_forward_hook(function() ffi.C.usleep(self.delay_before_free_ms * 1000) end, { prepend = true })
+    self.module[3]:register_forward_hook(function() ffi.C.usleep(self.delay_before_free_ms * 1000) end,
+      { prepend = true })
   end
 end
 
@@ -47,8 +49,8 @@ function MixtureOfExperts:run_backward(loss)
   end)
 end
 
--- One process in the place of all ranks: every rank's expert is here, and `rank` says whose turn it is. A rank's loss is
--- divided by their number, which is what the mean of the shared gradients wants; the expert's own are no mean.
+-- One process in the place of all ranks: every rank's expert is here, and `rank` says whose turn it is. A rank's loss
+-- is divided by their number, which is what the mean of the shared gradients wants; the expert's own are no mean.
 local Alone = MixtureOfExperts:extend("MixtureOfExpertsAlone")
 
 function Alone:init(o)

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- MLP.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- MLPStack (multipliers 3, 4, 3: uneven shards).
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
@@ -10,7 +11,8 @@ local MLPStack = nn.Sequential:extend("MLPStack")
 function MLPStack:init(dim, given)
   local o = given or {}
   local function mlp(multiplier)
-    return MLP(dim, { dim_multiplier = multiplier, bias = o.bias, with_buffer = o.with_buffer, dtype = o.dtype, device = o.device })
+    return MLP(dim, { dim_multiplier = multiplier, bias = o.bias, with_buffer = o.with_buffer, dtype = o.dtype,
+      device = o.device })
   end
   nn.Sequential.init(self, mlp(3), mlp(4), mlp(3))
   if o.with_seq_parallel then self:append(nn.LayerNorm(dim, { bias = false, dtype = o.dtype, device = o.device })) end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- ModuleWithDelay around another model of the zoo: sleeps after its loss, and before each of its
 --- reductions (the engine's own delay of collectives). NestedWrappedModuleWithDelay is its usual use.
 local ffi = require "ffi"

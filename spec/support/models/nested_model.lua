@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- NestedModel of the optimizer-state suite: products and biases that are modules of their own, wrapped in two ways.
 --- `wrap` (also init's "recursive") makes units of parts of blocks and of whole ones, `wrap_alt` of others.
 local ms = require "moonshard"

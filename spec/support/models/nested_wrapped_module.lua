@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- NestedWrappedModule: of its Linears the 2nd, the 2nd and 3rd together, and the 4th are units.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
@@ -9,7 +10,8 @@ function NestedWrappedModule:init(o)
   common.begin(self, o)
   local wrap = common.wrapper(o)
   local function linear(i, j) return common.place(nn.Linear(i, j), o) end
-  self.module = nn.Sequential(linear(8, 4), wrap(nn.Sequential(wrap(linear(4, 16)), linear(16, 16))), wrap(linear(16, 4)), linear(4, 8))
+  self.module = nn.Sequential(linear(8, 4), wrap(nn.Sequential(wrap(linear(4, 16)), linear(16, 16))),
+    wrap(linear(16, 4)), linear(4, 8))
 end
 
 function NestedWrappedModule:forward(x) return self.module(x) end

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- Net.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- NonUniformReqGradNWM: all frozen but the last Linear, whose elements all fall to one rank.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- SaveForwardInputsModel: two Linears that note what they are given, and in which dtype.
 local ms = require "moonshard"
 local nn = ms.nn

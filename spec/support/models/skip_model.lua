@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- SkipModule and SkipModel: nested Linears without bias, wrapped by `wrap`; linear_skip is taken out of the
 --- tree while the outer one is wrapped, so that it stays unmanaged.
 local ms = require "moonshard"

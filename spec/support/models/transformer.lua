@@ -1,10 +1,12 @@
+-- SPDX-License-Identifier: MIT
 --- Transformer(ModelArgs), the composable suite's: pre-norm, causal, embedding and head tied.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, F = ms.nn, ms.nn.F
 
 local defaults = {
-  n_layers = 2, vocab_size = 8, max_seq_len = 16, dim = 16, n_heads = 4, dropout_p = 0.1, use_attn_mask = true, weight_tying = true,
+  n_layers = 2, vocab_size = 8, max_seq_len = 16, dim = 16, n_heads = 4, dropout_p = 0.1, use_attn_mask = true,
+  weight_tying = true,
   checkpoint_activations = false,
 }
 
@@ -13,7 +15,9 @@ local function ModelArgs(given)
   local o = {}
   for key, value in ms.sorted_pairs(defaults) do o[key] = value end
   for key, value in ms.sorted_pairs(given or {}) do
-    if defaults[key] == nil and key ~= "dtype" and key ~= "device" then error("ModelArgs: no argument '" .. tostring(key) .. "'", 2) end
+    if defaults[key] == nil and key ~= "dtype" and key ~= "device" then
+      error("ModelArgs: no argument '" .. tostring(key) .. "'", 2)
+    end
     o[key] = value
   end
   return o
@@ -44,7 +48,8 @@ function Block:init(args)
   self.attention_norm = nn.LayerNorm(args.dim, kind)
   self.attention = Attention(args)
   self.ffn_norm = nn.LayerNorm(args.dim, kind)
-  self.feed_forward = nn.Sequential(nn.Linear(args.dim, 4 * args.dim, kind), nn.GELU(), nn.Linear(4 * args.dim, args.dim, kind),
+  self.feed_forward = nn.Sequential(nn.Linear(args.dim, 4 * args.dim, kind), nn.GELU(),
+    nn.Linear(4 * args.dim, args.dim, kind),
     nn.Dropout(args.dropout_p))
 end
 
@@ -89,7 +94,8 @@ end
 -- The next token's; the reference's tests have losses of their own.
 function Transformer.get_loss(_, input, logits)
   local T, vocab = logits:size(2), logits:size(3)
-  return F.cross_entropy(logits:narrow(2, 1, T - 1):reshape(-1, vocab), input[1]:narrow(2, 2, T - 1):reshape(-1), { reduction = "sum" })
+  return F.cross_entropy(logits:narrow(2, 1, T - 1):reshape(-1, vocab), input[1]:narrow(2, 2, T - 1):reshape(-1),
+    { reduction = "sum" })
 end
 
 function Transformer.run_backward(_, loss) loss:backward() end

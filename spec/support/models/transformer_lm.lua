@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- The golden runs' language model: the composable suite's Transformer without dropout, over 11 tokens.
 local ms = require "moonshard"
 local optim, F = ms.optim, ms.nn.F
@@ -7,7 +8,8 @@ local Transformer = require "spec.support.models.transformer".Transformer
 local function TransformerLM(given)
   local o = given or {}
   return Transformer {
-    n_layers = o.layers, n_heads = o.heads, vocab_size = o.vocab or 11, max_seq_len = o.max_seq, dim = o.dim, dropout_p = 0,
+    n_layers = o.layers, n_heads = o.heads, vocab_size = o.vocab or 11, max_seq_len = o.max_seq, dim = o.dim,
+    dropout_p = 0,
     weight_tying = o.tie ~= false, dtype = o.dtype, device = o.device,
   }
 end

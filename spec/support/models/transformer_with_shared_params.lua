@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 --- TransformerWithSharedParams: an embedding tied to the output projection around nn.Transformer,
 --- a batch norm over the target's 2 positions, buffers of both kinds. Every encoder and decoder layer is a unit.
 local ms = require "moonshard"
@@ -13,7 +14,8 @@ function TransformerWithSharedParams:init(o)
   local vocab, d = 23, 16
   self.embed_tokens = nn.Embedding(vocab, d, kind)
   self.transformer = nn.Transformer {
-    d_model = d, num_encoder_layers = 2, num_decoder_layers = 2, dim_feedforward = 8, dropout = o.dropout or 0.1, dtype = o.dtype,
+    d_model = d, num_encoder_layers = 2, num_decoder_layers = 2, dim_feedforward = 8, dropout = o.dropout or 0.1,
+    dtype = o.dtype,
   }
   self.output_proj = nn.Linear(d, vocab, kind)
   self.output_proj.weight = self.embed_tokens.weight

@@ -1,5 +1,6 @@
-// planted.c -- faults for scripts/test to show that its tools find faults: built with the flags of the tool at hand, called
-// one at a time by planted.lua, in a process that ends with a report or has found nothing.
+// SPDX-License-Identifier: MIT
+// planted.c -- faults for scripts/test to show that its tools find faults: built with the flags of the tool at hand,
+// called one at a time by planted.lua, in a process that ends with a report or has found nothing.
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

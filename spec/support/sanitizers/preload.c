@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: MIT
 // preload.c -- goes before the runtime of AddressSanitizer in the runs of scripts/test --sanitize.
 //
-// Libraries stay loaded to the end: a leak is looked for when a process ends, and one whose code has been unloaded by then
-// has no name that a suppression could match. And only luajit answers for leaks: a compiler or a shell that a spec starts
-// leaves its memory to the system.
+// Libraries stay loaded to the end: a leak is looked for when a process ends, and one whose code has been unloaded by
+// then has no name that a suppression could match. And only luajit answers for leaks: a compiler or a shell that a spec
+// starts leaves its memory to the system.
 //
-// UndefinedBehaviorSanitizer writes to stderr whatever log_path says when it is a library beside the other one: its reports
-// are noted here as well.
+// UndefinedBehaviorSanitizer writes to stderr whatever log_path says when it is a library beside the other one: its
+// reports are noted here as well.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +14,8 @@
 
 extern void __lsan_disable(void) __attribute__((weak));
 
-extern void __ubsan_get_current_report_data(const char **kind, const char **text, const char **file, unsigned *line, unsigned *column,
-                                            char **address) __attribute__((weak));
+extern void __ubsan_get_current_report_data(const char **kind, const char **text, const char **file, unsigned *line,
+                                            unsigned *column, char **address) __attribute__((weak));
 
 int dlclose(void *library);
 void __ubsan_on_report(void);

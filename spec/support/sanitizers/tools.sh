@@ -1,5 +1,8 @@
-# The tools of scripts/test --sanitize, --tsan and --valgrind: how specs run under them, what they must find first, and what
-# they reported in the end. Read by scripts/test, which sets $tool and $build; sets $watch, what goes before busted's command.
+# SPDX-License-Identifier: MIT
+# The tools of scripts/test --sanitize, --tsan and --valgrind: how specs run under them, what they must find first, and
+# what
+# they reported in the end. Read by scripts/test, which sets $tool and $build; sets $watch, what goes before busted's
+# command.
 #
 # Reports go to files of their own, $reports/*: every process that the specs start, however deep, is answered for, also
 # where a spec expects it to fail.
@@ -17,11 +20,13 @@ tool_start() {
     case "$tool" in
         sanitize)
             gcc -O1 -shared -fPIC -o "$build/preload.so" "$here/preload.c" || fail 1 "preload.c"
-            # The unwinder that goes by frame pointers: the other one waits for itself where LuaJIT has told libgcc of its machine code.
+            # The unwinder that goes by frame pointers: the other one waits for itself where LuaJIT has told libgcc of
+            # its machine code.
             export ASAN_OPTIONS="exitcode=99:log_path=$reports/asan"
             export LSAN_OPTIONS="suppressions=$here/leaks.supp:print_suppressions=0:use_poisoned=1"
             export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:log_path=$reports/asan" MOONSHARD_REPORTS=$reports
-            export MOONSHARD_SPEC_PATIENCE=${MOONSHARD_SPEC_PATIENCE:-6}
+            export \
+                MOONSHARD_SPEC_PATIENCE=${MOONSHARD_SPEC_PATIENCE:-6}
             watch=(env "LD_PRELOAD=$(library libasan.so):$PWD/$build/preload.so:$(library libubsan.so)")
             ;;
         tsan)
@@ -33,9 +38,11 @@ tool_start() {
             ;;
         valgrind)
             # Valgrind 3.19 knows no AVX-512; its threads take turns.
-            export MOONSHARD_ISA=v3 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 MOONSHARD_SPEC_PATIENCE=${MOONSHARD_SPEC_PATIENCE:-40}
+            export MOONSHARD_ISA=v3 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1
+            export MOONSHARD_SPEC_PATIENCE=${MOONSHARD_SPEC_PATIENCE:-40}
             watch=(valgrind --quiet "--log-file=$reports/valgrind.%p" "--suppressions=$here/valgrind.supp" --error-exitcode=97
-                   --num-callers=24 --fair-sched=try --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite)
+                   --num-callers=24 --fair-sched=try --leak-check=full --show-leak-kinds=definite
+                   --errors-for-leak-kinds=definite)
             # In this very process: busted would start luajit itself.
             busted=(luajit "$(command -v busted)" --ignore-lua)
             ;;
@@ -46,7 +53,8 @@ tool_start() {
 planted() {
     local fault=$1 expected=$2 ranks=${3:-} out=$build/planted.log run=("${watch[@]}" luajit)
     if [ -n "$ranks" ]; then
-        run=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 mpirun -n "$ranks" "${watch[@]}" luajit)
+        run=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 \
+            mpirun -n "$ranks" "${watch[@]}" luajit)
     fi
     rm -f "$reports"/*
     timeout 600 "${run[@]}" "$here/planted.lua" "$PWD" "$PWD/$build/libplanted.so" "$fault" $ranks >"$out" 2>&1
@@ -87,7 +95,8 @@ tool_check() {
         *) flags=-g ;;
     esac
     # shellcheck disable=SC2086
-    gcc -g -O0 $flags -fvisibility=hidden -shared -fPIC -o "$build/libplanted.so" "$here/planted.c" -lpthread || fail 1 "planted.c"
+    gcc -g -O0 $flags -fvisibility=hidden -shared -fPIC -o "$build/libplanted.so" "$here/planted.c" -lpthread \
+        || fail 1 "planted.c"
     echo "test: what was planted for $tool"
     planted none ""
     case "$tool" in
@@ -131,8 +140,10 @@ tool_specs() {
     local f
     case "$tool" in
         tsan)
-            specs=(spec/runtime spec/cuda spec/files_spec.lua spec/data_spec.lua spec/dist/collectives_spec.lua spec/dist/groups_spec.lua
-                   spec/fsdp/parity_spec.lua spec/fsdp/events_spec.lua spec/fsdp/schedule_spec.lua spec/fsdp/overlap_spec.lua
+            specs=(spec/runtime spec/cuda spec/files_spec.lua spec/data_spec.lua spec/dist/collectives_spec.lua
+                    spec/dist/groups_spec.lua
+                   spec/fsdp/parity_spec.lua spec/fsdp/events_spec.lua spec/fsdp/schedule_spec.lua
+                    spec/fsdp/overlap_spec.lua
                    spec/fsdp/accumulation_spec.lua spec/fsdp/checkpoint_spec.lua spec/fsdp/comm_hooks_spec.lua
                    spec/fsdp/classic_schedule_spec.lua)
             ;;
