@@ -4,7 +4,7 @@
 local here = arg[0]:match "^(.*)/[^/]*$" or "."
 package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, package.path)
 
-local cli = require "moonshard.cli"
+local cli = require "moonshard.run.cli"
 
 local given = cli.parse("generate", "Lets a model that scripts/train trained write.", {
   { "from", "path", nil, "folder of a run, or a checkpoint" },
@@ -20,9 +20,9 @@ if given.temperature and given.temperature < 0 then
 end
 
 local GPT = require "moonshard.models.gpt"
-local checkpoints = require "moonshard.run_checkpoint"
-local run_folder = require "moonshard.run_folder"
-local text = require "moonshard.text"
+local checkpoints = require "moonshard.run.checkpoint"
+local run_folder = require "moonshard.run.folder"
+local text = require "moonshard.run.text"
 
 local file, err = run_folder.find_checkpoint(given.from)
 if not file then cli.stop("generate", "--from: %s", err) end

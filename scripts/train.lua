@@ -8,7 +8,7 @@
 local here = arg[0]:match "^(.*)/[^/]*$" or "."
 package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, package.path)
 
-local cli = require "moonshard.cli"
+local cli = require "moonshard.run.cli"
 local lfs = require "lfs"
 
 -- ---- options ---------------------------------------------------------------------------------------
@@ -58,12 +58,12 @@ local given = cli.parse("train", "Trains a byte-level GPT, sharded over the rank
 local ms = require "moonshard"
 local nn, dist, fsdp, optim, data = ms.nn, ms.dist, ms.fsdp, ms.optim, ms.data
 local GPT = require "moonshard.models.gpt"
-local checkpoints = require "moonshard.run_checkpoint"
-local count_model = require "moonshard.count_model"
-local progress = require "moonshard.progress"
-local run_folder = require "moonshard.run_folder"
-local state = require "moonshard.state"
-local text = require "moonshard.text"
+local checkpoints = require "moonshard.run.checkpoint"
+local count_model = require "moonshard.run.count_model"
+local progress = require "moonshard.run.progress"
+local run_folder = require "moonshard.run.folder"
+local state = require "moonshard.io.files"
+local text = require "moonshard.run.text"
 
 local started = ms.time()
 local stop = function(...) cli.stop("train", ...) end

@@ -190,7 +190,7 @@ end)
 
 describe("an operator called from C without one of its tensors", function()
   it("is an error: what a failed call gave is 0", function()
-    local engine = require "moonshard.ffi"
+    local engine = require "moonshard.core.ffi"
     for _, name in ipairs { "sum", "add", "linear", "cat", "copy_" } do
       local args = engine.ffi.new "ms_args"
       args.n_in = name == "sum" and 1 or 2

@@ -57,7 +57,7 @@ describe("cmake --install", function()
   end)
 
   it("gives luajit the installed engine, not the source tree's", function()
-    local out = sh [[luajit -e 'print(require("moonshard.ffi").path) print(require("moonshard").ones(2, 2):sum():item())']]
+    local out = sh [[luajit -e 'print(require("moonshard.core.ffi").path) print(require("moonshard").ones(2, 2):sum():item())']]
     assert.matches("^" .. prefix:gsub("%p", "%%%0") .. "/share/", out)
     assert.matches("\n4\n$", out)
   end)

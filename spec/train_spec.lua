@@ -344,7 +344,7 @@ describe("scripts/train.lua", function()
     local path = folder .. "/alone/step-000020.safetensors"
     local model = require("moonshard.models.gpt") { vocab = 256, context = 16, layers = 2, heads = 2, dim = 16,
       position = "alibi", tie = false }
-    local checkpoints = require "moonshard.run_checkpoint"
+    local checkpoints = require "moonshard.run.checkpoint"
     local opened = checkpoints.open(path)
     opened:load_model(model)
     assert.is_true(checkpoints.finite(model))
@@ -506,7 +506,7 @@ describe("scripts/train.lua", function()
       collectgarbage "stop"
       arg = { [0] = "%s/scripts/train.lua", %s }
       package.path = "%s/lua/?.lua;" .. package.path
-      local folder = require "moonshard.run_folder"
+      local folder = require "moonshard.run.folder"
       local json = folder.json
       folder.json = function(object, ...)                 -- written once a step
         if object.loss and (object.step == 10 or object.step == 300) then

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// cpu.h -- the CPU kernels: what the rows in kernels/ name.
+// cpu/cpu.h -- the CPU kernels: what the rows in kernels/ name.
 #ifndef MS_CPU_KERNELS_H
 #define MS_CPU_KERNELS_H
 
-#include "op.h"
+#include "ops/op.h"
 
 // elementwise.c
 // clang-format off

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// attention.cu -- scaled dot-product attention from products and one pass over each row of scores. The
+// cuda/attention.cu -- scaled dot-product attention from products and one pass over each row of scores. The
 // matrix of scores of all heads is there while a call runs (float32 or float64; the probabilities in the
 // inputs' type), and nothing of it afterwards: forward keeps the logsumexp, backward computes the scores
 // again. Masks, causality and dropout are those of the CPU: the same words drop the same places.
-#include "philox.h"
-#include "product.h"
+#include "ops/philox.h"
+#include "cuda/product.h"
 
 struct heads {
     int n;

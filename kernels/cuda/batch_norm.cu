@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// batch_norm.cu -- batch_norm and its gradient: a block of threads a channel for the sums, made in double in a fixed
-// tree; then a thread an element, in float32 or float64.
-#include "batch_norm.h"
-#include "cuda.h"
+// cuda/batch_norm.cu -- batch_norm and its gradient: a block of threads a channel for the sums, made in double in a
+// fixed tree; then a thread an element, in float32 or float64.
+#include "formulas/batch_norm.h"
+#include "cuda/cuda.h"
 
 // x is [n, c, s]: the channel is the second dimension, s all that follow.
 struct bn_sizes {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// conv.cu -- conv2d as on the CPU (cpu/conv.c): images become matrices of what each kernel element meets, as many
+// cuda/conv.cu -- conv2d as on the CPU (cpu/conv.c): images become matrices of what each kernel element meets, as many
 // images at a time as ROOM holds, and one batched product a group does the rest. A 1 x 1 kernel meets the images
 // themselves. A bias is one more column of the weight over a row of ones, so that half types round once. Gradients
 // accumulate in float32 or float64, images in order.
 //
 // Sizes: K = channels of a group x kernel elements, L = output positions, M = outputs of a group.
-#include "conv.h"
-#include "product.h"
+#include "rows/conv.h"
+#include "cuda/product.h"
 
 // Bytes of matrices at a time, unless one image takes more. On the emulator so few that small images take several
 // rounds.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// copy.cu -- values made by position: arange_, tril, triu. (Copies, casts and fills of tensors are in
+// cuda/copy.cu -- values made by position: arange_, tril, triu. (Copies, casts and fills of tensors are in
 // elementwise.cu, called by the engine.)
-#include "cuda.h"
+#include "cuda/cuda.h"
 
 enum { THREADS = 256 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda.h -- what every CUDA kernel file stands on: launches and calls that are checked, loads and
+// cuda/cuda.h -- what every CUDA kernel file stands on: launches and calls that are checked, loads and
 // stores of every dtype, the engine's functions.
 //
 // The same sources compile twice: by nvcc for the GPU, and by g++ against spec/support/cuda_shim.h
@@ -20,8 +20,8 @@
 #include <cmath>
 #include <tuple>
 
-#include "op_cuda.h"
-#include "math32.h"
+#include "ops/cuda.h"
+#include "formulas/math32.h"
 
 extern const ms_cuda_engine *ms__engine;  // set when the plugin starts
 #define ms__fail ms__engine->fail

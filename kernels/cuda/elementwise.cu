@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: MIT
-// elementwise.cu -- the formulas of formulas.h on the GPU. One kernel a computing type and layout, with
+// cuda/elementwise.cu -- the formulas of formulas.h on the GPU. One kernel a computing type and layout, with
 // the formula chosen by a number that is the same for all threads: few instantiations, so that the
 // plugin builds in seconds. Those that training uses most are chosen at compile time as well.
-#include "cuda.h"
+#include "cuda/cuda.h"
 #ifdef __CUDACC__
 #pragma nv_diag_suppress 177  // formulas that this type does not use
 #endif
 
 #define REAL float
 #define R(name) name##_f32
-#include "formulas.h"
+#include "formulas/elementwise.h"
 #undef REAL
 #undef R
 #define REAL double
 #define R(name) name##_f64
-#include "formulas.h"
+#include "formulas/elementwise.h"
 #undef REAL
 #undef R
 #define MS_INTEGER
 #define REAL int64_t
 #define R(name) name##_i64
-#include "formulas.h"
+#include "formulas/elementwise.h"
 #undef REAL
 #undef R
 #undef MS_INTEGER

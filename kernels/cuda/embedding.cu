@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// embedding.cu -- reading and writing by position: embedding, index_select, index_add_, gather,
+// cuda/embedding.cu -- reading and writing by position: embedding, index_select, index_add_, gather,
 // scatter_, scatter_add_. Sums run in the order of the positions, without atomics, so that they repeat
 // bitwise. A position out of range cannot stop the call: the kernel complains, and the next wait raises it.
-#include "cuda.h"
+#include "cuda/cuda.h"
 
 enum { THREADS = 256 };
 

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// optim.cu -- the fused optimizer step and the norm of gradients: one launch for all leaves of a device,
+// cuda/optim.cu -- the fused optimizer step and the norm of gradients: one launch for all leaves of a device,
 // with the formulas of optim_formulas.h.
-#include "cuda.h"
+#include "cuda/cuda.h"
 
 #define REAL float
 #define R(name) name##_f32
 #define R_SQRT ms_sqrt_f32
-#include "optim_formulas.h"
+#include "formulas/optim.h"
 #undef REAL
 #undef R
 #undef R_SQRT
 #define REAL double
 #define R(name) name##_f64
 #define R_SQRT ms_sqrt_f64
-#include "optim_formulas.h"
+#include "formulas/optim.h"
 #undef REAL
 #undef R
 #undef R_SQRT

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// product.cu -- matmul and linear: cuBLASLt where it is there and the strides suit it, else our own tiles.
+// cuda/product.cu -- matmul and linear: cuBLASLt where it is there and the strides suit it, else our own tiles.
 //
 // cuBLASLt is loaded at the first product that wants it (it takes up to 440 ms); MOONSHARD_CUBLAS=off
 // keeps to our own kernel, which the emulator always runs. float32 is computed in float32 (no TF32), half
 // types accumulate in float32 and round once.
-#include "product.h"
+#include "cuda/product.h"
 #if !defined(MS_EMULATED) && __has_include(<cublasLt.h>)
 #define MS_CUBLAS 1
 #include <cublasLt.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// product.h -- C = alpha A B (+ bias), batched, any strides; products, attention and their gradients are
+// cuda/product.h -- C = alpha A B (+ bias), batched, any strides; products, attention and their gradients are
 // made of it.
 #ifndef MS_CUDA_PRODUCT_H
 #define MS_CUDA_PRODUCT_H
 
-#include "cuda.h"
+#include "cuda/cuda.h"
 
 struct product {
     const char *what;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// random.cu -- random fills and dropout: the CPU's words and formulas (draws.h), a thread a Philox block.
-#include "cuda.h"
-#include "draws.h"
+// cuda/random.cu -- random fills and dropout: the CPU's words and formulas (draws.h), a thread a Philox block.
+#include "cuda/cuda.h"
+#include "formulas/draws.h"
 
 enum { THREADS = 256 };
 enum { UNIFORM, NORMAL, INTEGERS, TRUNCATED };

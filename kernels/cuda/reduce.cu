@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// reduce.cu -- folds: sums, products, extremes, norms along any dimensions.
+// cuda/reduce.cu -- folds: sums, products, extremes, norms along any dimensions.
 //
 // A tensor is seen as outputs x length. Real numbers are folded in double, integers in int64. The length
 // is cut into segments by the shape alone, each segment is folded by one block in a fixed tree (or by one
 // thread per column where neighbours in memory are outputs), and the segments' results are joined in
 // order: so bits depend on nothing but shapes.
-#include "product.h"
+#include "cuda/product.h"
 
 enum {
     SUM,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// rows.cu -- softmax, log_softmax, layer_norm, rms_norm, cross_entropy, mse_loss and their gradients: one
+// cuda/rows.cu -- softmax, log_softmax, layer_norm, rms_norm, cross_entropy, mse_loss and their gradients: one
 // block of threads a row, sums in float32 (float64 for doubles) in a fixed tree.
-#include "cuda.h"
+#include "cuda/cuda.h"
 
 // ---- softmax along any dimension: element j of row r lies at start(r) + j * stride ----
 

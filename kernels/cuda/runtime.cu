@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// runtime.cu -- the plugin's table: devices, memory, streams, events, copies. Every call of the CUDA
+// cuda/runtime.cu -- the plugin's table: devices, memory, streams, events, copies. Every call of the CUDA
 // runtime is checked; the text names call, device and sizes.
 #include <cstdarg>
 #include <cstdio>
 
-#include "cuda.h"
+#include "cuda/cuda.h"
 
 const ms_cuda_engine *ms__engine;
 

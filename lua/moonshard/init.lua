@@ -4,7 +4,7 @@
 -- A training program is long: room for its traces.
 jit.opt.start("maxtrace=8000", "maxrecord=16000", "maxsnap=2000", "maxmcode=32768", "sizemcode=256")
 
-local errors = require "moonshard.errors"
+local errors = require "moonshard.core.errors"
 local tensor = require "moonshard.tensor"
 
 ---@class moonshard
@@ -19,25 +19,26 @@ end
 
 ms.Tensor = tensor.Tensor
 ms.is_tensor = tensor.is_tensor
-merge(require "moonshard.tensor_ops", "where")
-merge(require "moonshard.tensor_shape", "cat", "stack")
-require "moonshard.tensor_reduce"
-require "moonshard.tensor_class"
-for name, fn in pairs(require "moonshard.tensor_create") do ms[name] = fn end
-require "moonshard.tensor_print"
-merge(require "moonshard.dtypes", "default_dtype", "set_default_dtype", "default_device", "set_default_device")
-merge(require "moonshard.scope", "scope", "steps")
+merge(require "moonshard.tensor.ops", "where")
+merge(require "moonshard.tensor.shape", "cat", "stack")
+require "moonshard.tensor.reduce"
+require "moonshard.tensor.class"
+for name, fn in pairs(require "moonshard.tensor.create") do ms[name] = fn end
+require "moonshard.tensor.print"
+merge(require "moonshard.core.dtypes", "default_dtype", "set_default_dtype", "default_device", "set_default_device")
+merge(require "moonshard.tensor.scope", "scope", "steps")
 merge(require "moonshard.autograd", "grad", "no_grad", "enable_grad", "is_grad_enabled", "set_grad_enabled")
-merge(require "moonshard.autograd_function", "Function", "checkpoint")
-merge(require "moonshard.sparse", "sparse_coo")
-merge(require "moonshard.random", "manual_seed", "get_rng_state", "set_rng_state")
-merge(require "moonshard.log", "warn", "log", "catch_warnings")
-for name, fn in pairs(require "moonshard.util") do ms[name] = fn end
+merge(require "moonshard.autograd.function", "Function", "checkpoint")
+merge(require "moonshard.tensor.sparse", "sparse_coo")
+merge(require "moonshard.tensor.random", "manual_seed", "get_rng_state", "set_rng_state")
+merge(require "moonshard.core.log", "warn", "log", "catch_warnings")
+for name, fn in pairs(require "moonshard.tensor.util") do ms[name] = fn end
 
 -- Where further names come from: whole modules, and functions of modules.
 local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "testing" }
-local elsewhere = { save = "state", load = "state" }
-for _, name in ipairs(modules) do elsewhere[name] = name end
+local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", testing = "tools.testing" }
+local elsewhere = { save = "io.files", load = "io.files" }
+for _, name in ipairs(modules) do elsewhere[name] = moved[name] or name end
 
 setmetatable(ms, {
   __name = "moonshard",
@@ -51,8 +52,8 @@ setmetatable(ms, {
         errors.raise("'%s' is not in this version of moonshard", name)
       end
       local module = require(path)
-      local value = module
-      if from ~= name then value = module[name] elseif getmetatable(module) == nil then errors.closed(module, name) end
+      local value = from == "io.files" and module[name] or module
+      if value == module and getmetatable(module) == nil then errors.closed(module, name) end
       rawset(ms, name, value)
       return value
     end
@@ -72,7 +73,7 @@ if profile and profile ~= "" then ms.profiler._whole_script(profile) end
 -- Under `luajit -i` the prompt is ours.
 for at = -1, -16, -1 do
   if arg and arg[at] == "-i" then
-    local path = "moonshard.repl"
+    local path = "moonshard.tools.repl"
     require(path).take_over()
   end
 end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Memory of a GPU that another process maps (CUDA IPC): what ranks that share a GPU can read each other's tensors by.
 local ms = require "moonshard"
-local F = require "moonshard.ffi"
+local F = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"
 local process = require "spec.support.process"
 local ffi, lib = F.ffi, F.lib
@@ -17,7 +17,7 @@ describe("memory of a GPU", function()
     for k = 0, 63 do hex[#hex + 1] = ("%02x"):format(handle[k]) end
     process.write(folder .. "/peer.lua", [[
       local ms = require "moonshard"
-      local F = require "moonshard.ffi"
+      local F = require "moonshard.core.ffi"
       local handle = F.ffi.new "uint8_t[64]"
       for k = 0, 63 do handle[k] = tonumber(arg[1]:sub(2 * k + 1, 2 * k + 2), 16) end
       local shape = F.ffi.new("int64_t[1]", 5000)

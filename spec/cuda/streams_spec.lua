@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Order over streams: copies beside compute, and who waits for whom.
 local ms = require "moonshard"
-local F = require "moonshard.ffi"
+local F = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"
 local ffi, lib = F.ffi, F.lib
 

@@ -8,7 +8,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
   if rank then
     ms = require "moonshard"
     dist = ms.dist
-    lib = require "moonshard.ffi".lib
+    lib = require "moonshard.core.ffi".lib
   end
 
   it("number their members in ascending order; others are no members", function()

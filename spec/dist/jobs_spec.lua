@@ -403,7 +403,7 @@ describe("a disturbed job #mpi", function()
       local job = ranks.run(2, marks .. [[
         dist.init { timeout = 60 }  -- a start on a busy machine may take longer than 1 s
         dist.barrier()
-        require "moonshard.ffi".lib.ms_dist_set_timeout(1)
+        require "moonshard.core.ffi".lib.ms_dist_set_timeout(1)
         local begun = ms.time()
         if dist.rank() == 1 then ]] .. work .. " end")
       assert.are.equal(0, job.code, work .. ": " .. job.stderr)
@@ -417,7 +417,7 @@ describe("a disturbed job #mpi", function()
       local begun, a = ms.time(), ms.ones(100, 100)
       while os.getenv "PMIX_RANK" == "1" and ms.time() - begun < 0.7 do a:matmul(a) end
       ms.dist.init()
-      require "moonshard.ffi".lib.ms_dist_set_timeout(60)
+      require "moonshard.core.ffi".lib.ms_dist_set_timeout(60)
       ms.dist.barrier()
     ]], { env = { MOONSHARD_TIMEOUT = "0.2" } })
     assert.are.equal(0, job.code, job.stderr)
@@ -643,7 +643,7 @@ end)
 describe("over pretended nodes #mpi", function()
   it("a mismatch, a published error and an absence reach every rank", function() within(4, function()
     local job = ranks.run(4, marks .. [[
-      local lib = require "moonshard.ffi".lib
+      local lib = require "moonshard.core.ffi".lib
       local rank = dist.rank()
       local function try(fn, pattern)
         local begun = ms.time()

@@ -2,7 +2,7 @@
 --- Collectives that don't match: an error on every rank within 100 ms, naming who asked for what, before a byte has
 --- moved; afterwards the ranks go on together. Each class of mismatch against each collective.
 local ranks = require "spec.support.ranks"
-local sorted_pairs = require("moonshard.util").sorted_pairs
+local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
 local patience = require("spec.support.process").patience
 
 local N = 600                                          -- more than travels with the ready flag; SMALL does not
@@ -397,7 +397,7 @@ for world = 2, 4 do
     end)
 
     it("an error published by one rank reaches those that wait", function()
-      local lib = require "moonshard.ffi".lib
+      local lib = require "moonshard.core.ffi".lib
       local least = math.huge
       for _ = 1, 5 do
         local begun = ms.time()

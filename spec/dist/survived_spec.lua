@@ -152,7 +152,7 @@ for world = 2, 4 do
     it("nothing is left of them", function() process.remove_folder(folder) end)
 
     it("wrong calls that concern no other rank are not published", function()
-      local before = require("moonshard.ffi").lib.ms_dist_errors()
+      local before = require("moonshard.core.ffi").lib.ms_dist_errors()
       local mine = dist.self_group()
       if rank == 0 then
         for _, fn in ipairs {
@@ -174,11 +174,11 @@ for world = 2, 4 do
       local t = ms.full({ 2 }, rank + 1)
       dist.all_reduce(t)
       assert.are.equal(world * (world + 1) / 2, t[1]:item())
-      assert.are.equal(before, require("moonshard.ffi").lib.ms_dist_errors())
+      assert.are.equal(before, require("moonshard.core.ffi").lib.ms_dist_errors())
     end)
 
     it("thousands of failures, ahead of the others or while they meet them, are as many failures", function()
-      local lib = require "moonshard.ffi".lib
+      local lib = require "moonshard.core.ffi".lib
       dist.barrier()
       if rank == 0 then
         -- In bursts: the others have met the last one when the next burst takes the place of the texts that they read.
@@ -222,10 +222,10 @@ for world = 2, 4 do
       end
       assert.is_false((pcall(try)))
       hooked, weak.armed = false, nil
-      local before = require "moonshard.ffi".lib.ms_dist_errors()
+      local before = require "moonshard.core.ffi".lib.ms_dist_errors()
       try()
       dist.barrier()
-      assert.are.equal(before, require "moonshard.ffi".lib.ms_dist_errors())
+      assert.are.equal(before, require "moonshard.core.ffi".lib.ms_dist_errors())
     end)
   end)
 end

@@ -2,7 +2,7 @@
 --- Prints a checksum of the bits that each of many operators gives. Run by large_spec.lua under several settings.
 local root = arg[1]
 package.path = ("%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(root, root, root, package.path)
-local F = require "moonshard.ffi"
+local F = require "moonshard.core.ffi"
 local samples = require "spec.support.samples"
 local ffi, lib = F.ffi, F.lib
 local E = ffi.C

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Sizes that the generic specs don't reach: tiles, segments, strips and threads of the CPU kernels, against plain
 --- loops in double; and bits that depend neither on threads nor on the instruction set.
-local F = require "moonshard.ffi"
+local F = require "moonshard.core.ffi"
 local samples = require "spec.support.samples"
 local process = require "spec.support.process"
 local ffi, lib = F.ffi, F.lib

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Products, attention and fused losses at sizes that the generic specs don't reach: panels, blocks, oneDNN, several
 --- chunks of keys; what they may allocate; masks that are drawn again.
-local F = require "moonshard.ffi"
+local F = require "moonshard.core.ffi"
 local ms = require "moonshard"
 local nn = ms.nn
 local ffi, lib = F.ffi, F.lib

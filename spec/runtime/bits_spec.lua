@@ -7,7 +7,7 @@ local ranks = require "spec.support.ranks"
 local script = [[
   local ms = require "moonshard"
   local samples = require "spec.support.samples"
-  local F = require "moonshard.ffi"
+  local F = require "moonshard.core.ffi"
   local ffi, lib = F.ffi, F.lib
 
   local function hash(id)

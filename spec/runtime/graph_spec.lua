@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The tape and its runs: accumulation, second backwards, versions, hooks, nesting, aborts, checkpoints, freeing.
 local ms = require "moonshard"
-local engine = require "moonshard.ffi"
+local engine = require "moonshard.core.ffi"
 local lib = engine.lib
 
 local function leaf(list) return ms.tensor(list, { requires_grad = true }) end

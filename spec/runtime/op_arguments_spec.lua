@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The table in moonshard.h of what operators take in i[] and f[]: every operator's samples fit it.
 local process = require "spec.support.process"
-local lib = require("moonshard.ffi").lib
+local lib = require("moonshard.core.ffi").lib
 local ffi = require "ffi"
 
 -- Entries of "dim, keepdim?, dim...": how many there must be, and may be.

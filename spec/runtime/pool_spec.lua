@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The allocator: an exact ledger of what was asked for, reuse, limits, injected failures.
 local ms = require "moonshard"
-local lib = require "moonshard.ffi".lib
+local lib = require "moonshard.core.ffi".lib
 local collected = require "spec.support.collected"
 
 describe("the allocator", function()

@@ -116,7 +116,7 @@ function M.new(work)
       end
     end
     if is_folder(kind) then
-      local listed = require("moonshard.fsdp.checkpoint_index").read(path, true)
+      local listed = require("moonshard.io.checkpoint_index").read(path, true)
       local own = { ["index.json"] = true, ["."] = true, [".."] = true }
       for _, file in ipairs(listed.files) do own[file.name] = true end
       for name in lfs.dir(path) do

@@ -58,7 +58,7 @@ local script = [[
   dist.init(where ~= "start" and { timeout = 60 } or nil)
   local t, a = ms.ones(20000), ms.ones(100, 100)
   dist.barrier()
-  require("moonshard.ffi").lib.ms_dist_set_timeout(tonumber(os.getenv "MOONSHARD_TIMEOUT"))
+  require("moonshard.core.ffi").lib.ms_dist_set_timeout(tonumber(os.getenv "MOONSHARD_TIMEOUT"))
   if where == "start" then
     while how ~= "looping" do dist.all_reduce(t) end
   elseif where == "collective" then

@@ -36,7 +36,7 @@ end
 ---@return number forward, number backward
 function M.exposed(model, layers, naps, want, before)
   local ms = require "moonshard"
-  local dist, lib = ms.dist, require("moonshard.ffi").lib
+  local dist, lib = ms.dist, require("moonshard.core.ffi").lib
   local x = ms.rand(2, 4, { requires_grad = true })
   for _ = 1, 2 do ms.scope(function() model(x):sum():backward() end) end        -- the order is known from here on
   local best = { math.huge, math.huge }

@@ -41,7 +41,7 @@ end
 -- Every instance is through with its forwards and backwards, and what it had gathered is gone.
 local function idle(model)
   local ms, fsdp = load()
-  local lib, unit_of = require("moonshard.ffi").lib, require("moonshard.fsdp.module").unit_of
+  local lib, unit_of = require("moonshard.core.ffi").lib, require("moonshard.parallel.fsdp.module").unit_of
   for _, m in ipairs(fsdp.fsdp_modules(model)) do
     local unit = unit_of(m)
     assert.equal(1, lib.ms_unit_is_idle(unit.handle), m:class_name())

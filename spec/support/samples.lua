@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Calls of operators made from the samples in the operator table (grammar: runtime/op.h), through the C interface
+--- Calls of operators made from the samples in the operator table (grammar: runtime/ops/op.h), through the C interface
 --- alone. A sample becomes a description (shapes, kinds, numbers); a description and options become tensors and a call.
-local F = require "moonshard.ffi"
+local F = require "moonshard.core.ffi"
 local ffi, lib = F.ffi, F.lib
 local E = ffi.C
 

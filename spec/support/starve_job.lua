@@ -20,7 +20,7 @@ int  starve_fork(void) __asm__("fork");
 int  starve_wait(int, int *, int) __asm__("waitpid");
 void starve_exit(int) __asm__("_exit");
 ]]
-local lib = require "moonshard.ffi".lib
+local lib = require "moonshard.core.ffi".lib
 local name, kind, folder, mode, which, number = arg[1], arg[2], arg[3], arg[4], tonumber(arg[5]), tonumber(arg[6])
 local rank, world = ms.dist.rank(), ms.dist.world_size()
 local run = starved.scenarios[name]

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Scenarios for allocations that fail, and what must hold: the undisturbed run's bits, or a clean error, after which
---- the same process goes on and gives those bits. Used by spec/no_memory_spec.lua and scripts/starve.
+--- the same process goes on and gives those bits. Used by spec/kernels/no_memory_spec.lua and scripts/starve.
 ---
 --- A scenario is run(ms, rank, folder, world) -> list of tensors, numbers and texts: its result, bit by bit.
 local starved = {}

@@ -15,7 +15,7 @@ end
 
 --- An FSDP twin of def's model: its units and the root wrapped with the same options.
 function M.fsdp(def, model, options)
-  local fsdp = require "moonshard.fsdp"
+  local fsdp = require "moonshard.parallel.fsdp"
   M.replace(model, def.units(model), function(m) return fsdp.FSDP(m, options) end)
   return fsdp.FSDP(model, options)
 end

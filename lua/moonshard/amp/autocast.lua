@@ -9,9 +9,9 @@
 ---
 --- An operation of a list casts its floating inputs, float64 excepted. Everything else computes in the dtypes that it
 --- is given, and so do changes in place (pow_). The engine's table of operators holds the lists: MS_OP_LOW, MS_OP_WIDE.
-local dtypes = require "moonshard.dtypes"
-local engine = require "moonshard.ffi"
-local errors = require "moonshard.errors"
+local dtypes = require "moonshard.core.dtypes"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
 
 local lib = engine.lib
 

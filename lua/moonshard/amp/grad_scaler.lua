@@ -3,14 +3,14 @@
 --- gradients are divided by it before the optimizer steps, and a step with infinities or NaN in them is left out and
 --- the scale lowered. ShardedGradScaler agrees on that over the ranks of a group.
 local autograd = require "moonshard.autograd"
-local class = require "moonshard.class"
-local create = require "moonshard.tensor_create"
+local class = require "moonshard.core.class"
+local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
-local lib = require "moonshard.ffi".lib
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local lib = require "moonshard.core.ffi".lib
 local tensor = require "moonshard.tensor"
-local util = require "moonshard.util"
+local util = require "moonshard.tensor.util"
 
 local is_tensor, raise, no_grad = tensor.is_tensor, errors.raise, autograd.no_grad
 

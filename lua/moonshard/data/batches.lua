@@ -4,10 +4,10 @@
 ---
 --- An epoch cuts the training tokens into windows of `context` tokens, from an offset of its own, and visits each
 --- once in an order of its own: position j of epoch e is window ms_shuffle(seed, e, 1, j, windows).
-local engine = require "moonshard.ffi"
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
-local dtypes = require "moonshard.dtypes"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local dtypes = require "moonshard.core.dtypes"
 local tensor = require "moonshard.tensor"
 
 local ffi, lib = engine.ffi, engine.lib

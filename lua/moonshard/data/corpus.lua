@@ -5,9 +5,9 @@
 --- would carry validation text into training. The last tenth of each file validates.
 --- llm.c's shards (`.bin`): 256 int32 of header, then 2- or 4-byte token ids. Shards with "val" in their name
 --- validate whole, the others train whole; without such names the last tenth of each shard validates.
-local engine = require "moonshard.ffi"
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local lfs = require "lfs"
 
 local ffi, lib = engine.ffi, engine.lib

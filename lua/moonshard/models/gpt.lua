@@ -3,10 +3,10 @@
 --- fully_shard can make each a unit: `for _, block in ipairs(gpt.blocks) do fsdp.fully_shard(block) end`.
 --- `gpt(ids)` gives logits [B, T, vocab]; `gpt(ids, targets)` the mean cross-entropy.
 -- Sizes: B batch, T time, C channels (dim), H heads, D = C / H.
-local create = require "moonshard.tensor_create"
-local errors = require "moonshard.errors"
+local create = require "moonshard.tensor.create"
+local errors = require "moonshard.core.errors"
 local nn = require "moonshard.nn"
-local opts = require "moonshard.opts"
+local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
 
 local drop = ops.drop

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Activations as modules: the functions of nn.F.
-local opts = require "moonshard.opts"
+local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
 local Module = require "moonshard.nn.module".Module
 

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- What Linear and Conv2d share: their sizes, and how weight and bias are drawn.
-local errors = require "moonshard.errors"
+local errors = require "moonshard.core.errors"
 local init = require "moonshard.nn.initial".init
 
 local M = {}

@@ -3,11 +3,11 @@
 ---
 --- Masks are PyTorch's of this layer: a bool mask is true where attention is NOT allowed
 --- (F.scaled_dot_product_attention has it the other way round), a floating one is added to the scores.
-local create = require "moonshard.tensor_create"
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local create = require "moonshard.tensor.create"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
-local shape = require "moonshard.tensor_shape"
+local shape = require "moonshard.tensor.shape"
 local tensor = require "moonshard.tensor"
 local functional = require "moonshard.nn.functional"
 local init = require "moonshard.nn.initial".init

@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- BatchNorm1d and BatchNorm2d.
-local create = require "moonshard.tensor_create"
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local create = require "moonshard.tensor.create"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local functional = require "moonshard.nn.functional"
 local initial = require "moonshard.nn.initial"
 local Module = require "moonshard.nn.module".Module

@@ -5,11 +5,11 @@
 --- without hooks pack no arguments and make no closures. Internal protocol: `_pre`, `_post`, `_back`
 --- are lists of hooks (or false), `_hooked` says that one of them is there.
 local autograd = require "moonshard.autograd"
-local engine = require "moonshard.ffi"
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
-local profiler = require "moonshard.profiler"
-local scope = require "moonshard.scope"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local profiler = require "moonshard.tools.profiler"
+local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 local base = require "moonshard.nn.register"
 

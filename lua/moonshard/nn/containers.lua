@@ -2,8 +2,8 @@
 --- Sequential, ModuleList, ModuleDict. The first two keep their children as their own array
 --- elements, so `#list`, `ipairs(list)` and `list[i]` are Lua's own; what stands in the array is
 --- therefore checked when it is listed or called, not when `list[i] = x` replaces an element.
-local class = require "moonshard.class"
-local errors = require "moonshard.errors"
+local class = require "moonshard.core.class"
+local errors = require "moonshard.core.errors"
 local tensor = require "moonshard.tensor"
 local base = require "moonshard.nn.module"
 local ops = require "moonshard.nn.ops"

@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- Conv2d.
 local affine = require "moonshard.nn.affine"
-local raise = require "moonshard.errors".raise
-local opts = require "moonshard.opts"
+local raise = require "moonshard.core.errors".raise
+local opts = require "moonshard.core.opts"
 local functional = require "moonshard.nn.functional"
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Dropout.
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
 local Module = require "moonshard.nn.module".Module
 

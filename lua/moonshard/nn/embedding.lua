@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- Embedding: rows of a table by id.
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
 local initial = require "moonshard.nn.initial"
-local sparse = require "moonshard.sparse"
+local sparse = require "moonshard.tensor.sparse"
 local init = initial.init
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty

@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: MIT
 --- nn.F: layers as functions.
-local create = require "moonshard.tensor_create"
-local dtypes = require "moonshard.dtypes"
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local create = require "moonshard.tensor.create"
+local dtypes = require "moonshard.core.dtypes"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
-local shapes = require "moonshard.tensor_shape"
+local shapes = require "moonshard.tensor.shape"
 local tensor = require "moonshard.tensor"
 
 local autograd = require "moonshard.autograd"

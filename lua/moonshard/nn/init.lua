@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- nn: modules, layers, functions (nn.F), initialisation (nn.init), utilities (nn.utils).
-local errors = require "moonshard.errors"
+local errors = require "moonshard.core.errors"
 
 ---@class moonshard.nn
 local nn = {
@@ -9,13 +9,12 @@ local nn = {
   F = require "moonshard.nn.functional".F,
   init = require "moonshard.nn.initial".init,
   utils = require "moonshard.nn.utils",
-  ddp_hooks = require "moonshard.nn.ddp_hooks",
+  ddp_hooks = require "moonshard.parallel.ddp.hooks",
 }
 
-for _, file in ipairs { "containers", "linear", "conv", "embedding", "norm", "batch_norm", "dropout", "activation",
-  "loss", "attention",
-  "transformer", "ddp" } do
-  for name, layer in pairs(require("moonshard.nn." .. file)) do nn[name] = layer end
+for _, file in ipairs { "nn.containers", "nn.linear", "nn.conv", "nn.embedding", "nn.norm", "nn.batch_norm",
+  "nn.dropout", "nn.activation", "nn.loss", "nn.attention", "nn.transformer", "parallel.ddp" } do
+  for name, layer in pairs(require("moonshard." .. file)) do nn[name] = layer end
 end
 
 -- An unknown name is an error that knows the nearest one.

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- nn.init: fills in place, without a graph, and returns the tensor. Random fills draw from the
 --- counter-based generator by the place of an element, so a shard gets the numbers of its place in the whole.
-local dtypes = require "moonshard.dtypes"
-local engine = require "moonshard.ffi"
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local dtypes = require "moonshard.core.dtypes"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 
 local ffi, lib, args, a_in, a_i, a_f = engine.ffi, engine.lib, engine.args, engine.a_in, engine.a_i, engine.a_f

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Linear and Identity.
 local affine = require "moonshard.nn.affine"
-local opts = require "moonshard.opts"
+local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty

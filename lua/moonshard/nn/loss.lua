@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Losses as modules: the functions of nn.F with their options kept.
-local opts = require "moonshard.opts"
+local opts = require "moonshard.core.opts"
 local functional = require "moonshard.nn.functional"
 local ops = require "moonshard.nn.ops"
 local Module = require "moonshard.nn.module".Module

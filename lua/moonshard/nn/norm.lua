@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- LayerNorm and RMSNorm.
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
 local check_sizes = require "moonshard.nn.functional".check_sizes
 local init = require "moonshard.nn.initial".init

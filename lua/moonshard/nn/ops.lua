@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The operators that layers and nn.F call: positional forms, arguments checked by the engine.
 --- Dimensions are already the engine's here (0-based or negative).
-local engine = require "moonshard.ffi"
+local engine = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"
 
 local args, a_in, a_out, a_i, a_f = engine.args, engine.a_in, engine.a_out, engine.a_i, engine.a_f

@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: MIT
 --- nn.Parameter: a tensor that modules register when it is assigned to a field.
-local create = require "moonshard.tensor_create"
-local engine = require "moonshard.ffi"
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local create = require "moonshard.tensor.create"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
-local tensor_class = require "moonshard.tensor_class"
+local tensor_class = require "moonshard.tensor.class"
 
 ---@class Parameter: Tensor
 ---@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter

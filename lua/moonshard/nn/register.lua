@@ -6,11 +6,11 @@
 --- names are registered (`_kind`) and in which order (`_params`, `_buffers`, `_children`). The
 --- instance itself stays empty but for these, so every assignment is seen. Containers keep their
 --- children as array elements of the instance instead (containers.lua).
-local class = require "moonshard.class"
-local engine = require "moonshard.ffi"
-local errors = require "moonshard.errors"
-local log = require "moonshard.log"
-local opts = require "moonshard.opts"
+local class = require "moonshard.core.class"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local log = require "moonshard.core.log"
+local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 
 local lib, state, raise = engine.lib, engine.state, errors.raise

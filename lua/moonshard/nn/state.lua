@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: MIT
 --- Module: modes (training, requires_grad), moves (device, dtype) and state dicts.
-local create = require "moonshard.tensor_create"
-local dtypes = require "moonshard.dtypes"
-local engine = require "moonshard.ffi"
-local errors = require "moonshard.errors"
-local log = require "moonshard.log"
-local opts = require "moonshard.opts"
+local create = require "moonshard.tensor.create"
+local dtypes = require "moonshard.core.dtypes"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local log = require "moonshard.core.log"
+local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local base = require "moonshard.nn.register"
 local no_grad = require "moonshard.autograd".no_grad

@@ -2,11 +2,11 @@
 --- Transformer (Vaswani et al. 2017): encoder and decoder layers, their stacks, and both together, with PyTorch's
 --- names, initialisation and order of parameters. Masks are MultiheadAttention's: a bool is true where attention is not
 --- allowed.
-local create = require "moonshard.tensor_create"
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local create = require "moonshard.tensor.create"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
-local util = require "moonshard.util"
+local util = require "moonshard.tensor.util"
 local ops = require "moonshard.nn.ops"
 local base = require "moonshard.nn.module"
 local containers = require "moonshard.nn.containers"

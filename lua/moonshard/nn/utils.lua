@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- nn.utils: clipping by the norm of all gradients.
-local calls = require "moonshard.dist_calls"
-local create = require "moonshard.tensor_create"
-local engine = require "moonshard.ffi"
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local calls = require "moonshard.dist.calls"
+local create = require "moonshard.tensor.create"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 
 local lib, ffi = engine.lib, engine.ffi

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- optim: SGD, Adam, AdamW over the engine's fused step, their state spread over ranks, and learning rate schedules.
-local errors = require "moonshard.errors"
+local errors = require "moonshard.core.errors"
 
 ---@class moonshard.optim
 local optim = {

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Learning rate schedules: factors on each group's first learning rate, by the number of steps taken.
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 
 local raise = errors.raise
 

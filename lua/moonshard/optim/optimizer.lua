@@ -1,19 +1,19 @@
 -- SPDX-License-Identifier: MIT
 --- SGD, Adam, AdamW. An optimizer keeps its groups (`param_groups`: arrays of leaves with their
 --- options, which scripts may change between steps) and hands each to the engine as one list; the
---- formulas are in runtime/optim_body.h. State is made at a leaf's first step; a sharded parameter
+--- formulas are in runtime/train/optim_body.h. State is made at a leaf's first step; a sharded parameter
 --- has state for this rank's part only.
-local class = require "moonshard.class"
-local engine = require "moonshard.ffi"
-local errors = require "moonshard.errors"
-local opts = require "moonshard.opts"
+local class = require "moonshard.core.class"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 
 local lib, ffi = engine.lib, engine.ffi
 local autograd = require "moonshard.autograd"
 local no_grad, enable_grad = autograd.no_grad, autograd.enable_grad
-local sorted_pairs = require "moonshard.util".sorted_pairs
-local with_dense_grads = require "moonshard.sparse".with_dense_grads
+local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
+local with_dense_grads = require "moonshard.tensor.sparse".with_dense_grads
 local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
 local Tensor = tensor.Tensor
 local rawget, ipairs = rawget, ipairs

@@ -5,15 +5,15 @@
 --- Inside is an ordinary optimizer over all parameters. It makes state when it first steps a parameter, and here it
 --- steps the own ones
 --- only: so groups, options and positions in state dicts are the plain optimizer's.
-local buckets = require "moonshard.nn.ddp_buckets"
-local calls = require "moonshard.dist_calls"
-local class = require "moonshard.class"
-local create = require "moonshard.tensor_create"
+local buckets = require "moonshard.parallel.ddp.buckets"
+local calls = require "moonshard.dist.calls"
+local class = require "moonshard.core.class"
+local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
-local engine = require "moonshard.ffi"
-local errors = require "moonshard.errors"
-local log = require "moonshard.log"
-local opts = require "moonshard.opts"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local log = require "moonshard.core.log"
+local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local autograd = require "moonshard.autograd"
 local Optimizer = require "moonshard.optim.optimizer".Optimizer

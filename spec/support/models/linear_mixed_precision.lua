@@ -5,8 +5,8 @@
 local assert = require "luassert"
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
-local engine = require "moonshard.ffi"
-local module = require "moonshard.fsdp.module"
+local engine = require "moonshard.core.ffi"
+local module = require "moonshard.parallel.fsdp.module"
 local wrapped = require "spec.support.wrapped"
 local nn = ms.nn
 

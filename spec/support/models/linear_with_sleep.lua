@@ -3,7 +3,7 @@
 --- about what runs under a slow layer.
 local ffi = require "ffi"
 local ms = require "moonshard"
-local engine = require "moonshard.ffi"
+local engine = require "moonshard.core.ffi"
 local nn = ms.nn
 
 ffi.cdef "int usleep(unsigned);"

@@ -3,7 +3,7 @@
 --- reductions (the engine's own delay of collectives). NestedWrappedModuleWithDelay is its usual use.
 local ffi = require "ffi"
 local ms = require "moonshard"
-local engine = require "moonshard.ffi"
+local engine = require "moonshard.core.ffi"
 local nested = require "spec.support.models.nested_wrapped_module"
 
 ffi.cdef "int usleep(unsigned);"

@@ -6,7 +6,7 @@ local root, library, fault = arg[1], arg[2], arg[3]
 package.path = ("@/lua/?.lua;@/lua/?/init.lua;"):gsub("@", root) .. package.path
 local ffi = require "ffi"
 local ms = require "moonshard"
-local lib = require("moonshard.ffi").lib
+local lib = require("moonshard.core.ffi").lib
 
 ffi.cdef [[
 int leak(int); int overflow(int); int use_after_free(int); int undefined(int); int uninitialised(int); int race(int);

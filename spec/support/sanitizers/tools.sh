@@ -140,19 +140,19 @@ tool_specs() {
     local f
     case "$tool" in
         tsan)
-            specs=(spec/runtime spec/cuda spec/files_spec.lua spec/data_spec.lua spec/dist/collectives_spec.lua
-                    spec/dist/groups_spec.lua
-                   spec/fsdp/parity_spec.lua spec/fsdp/events_spec.lua spec/fsdp/schedule_spec.lua
-                    spec/fsdp/overlap_spec.lua
-                   spec/fsdp/accumulation_spec.lua spec/fsdp/checkpoint_spec.lua spec/fsdp/comm_hooks_spec.lua
-                   spec/fsdp/classic_schedule_spec.lua)
+            specs=(spec/runtime spec/cuda spec/io/files_spec.lua spec/data/data_spec.lua spec/dist/collectives_spec.lua
+                   spec/dist/groups_spec.lua spec/parallel/fsdp/fully_shard/parity_spec.lua
+                   spec/parallel/fsdp/both/events_spec.lua spec/parallel/fsdp/both/schedule_spec.lua
+                   spec/parallel/fsdp/both/overlap_spec.lua spec/parallel/fsdp/fully_shard/accumulation_spec.lua
+                   spec/io/checkpoint_spec.lua spec/parallel/fsdp/classic/comm_hooks_spec.lua
+                   spec/parallel/fsdp/classic/schedule_spec.lua)
             ;;
         valgrind)
             # Not kernels/product: a billion multiplications at a time, minutes each; --sanitize runs it.
             specs=()
             while IFS= read -r f; do specs+=("$f"); done < <(
                 grep -rLE 'spec\.support\.(ranks|process|pty)|io\.popen|os\.execute' spec --include='*_spec.lua' |
-                    grep -vE '^spec/(cuda|layering|api|text|kernels/product)' | sort)
+                    grep -vE '^spec/(cuda|layering|api|run/text|kernels/product)' | sort)
             ;;
     esac
 }

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+// cpu/elementwise/dropout.c -- y = x / (1 - p) where the element's word says so, 0 elsewhere; its gradient is the same
+// with the same words.
+#include "cpu/rows/layers.h"
+#include "cpu/elementwise/masks.h"
+
+typedef struct drop {
+    int dtype;
+    double p;
+    uint64_t seed, offset;
+    const void *x;
+    void *y;
+} drop;
+
+enum { BLOCK = 16384 };
+
+static MS_KERNEL void part(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const drop *d = arg;
+    uint64_t limit = ms__mask_limit(d->p);
+    double scale = d->p < 1 ? 1 / (1 - d->p) : 0;
+    float narrow = (float)scale;
+    uint32_t words[4 * MS_MASK_BLOCKS], low = limit > UINT32_MAX ? UINT32_MAX : (uint32_t)limit;
+    bool all = limit > UINT32_MAX;
+    (void)block;
+    for (int64_t at = first; at < last; at += 4 * MS_MASK_BLOCKS) {
+        int64_t n = last - at < 4 * MS_MASK_BLOCKS ? last - at : 4 * MS_MASK_BLOCKS;
+        ms__mask_words(words, (n + 3) / 4, d->seed, d->offset, (uint64_t)at / 4);
+        if (all) memset(words, 0, sizeof words);
+        switch (d->dtype) {
+        case MS_F32:
+            for (int64_t k = 0; k < n; k++)
+                ((float *)d->y)[at + k] = words[k] >= low ? ((const float *)d->x)[at + k] * narrow : 0;
+            break;
+        case MS_F64:
+            for (int64_t k = 0; k < n; k++)
+                ((double *)d->y)[at + k] = words[k] >= low ? ((const double *)d->x)[at + k] * scale : 0;
+            break;
+        case MS_BF16:
+            for (int64_t k = 0; k < n; k++)
+                ((ms_bf16 *)d->y)[at + k] =
+                    ms_float_to_bf16(words[k] >= low ? ms_bf16_to_float(((const ms_bf16 *)d->x)[at + k]) * narrow : 0);
+            break;
+        default:
+            for (int64_t k = 0; k < n; k++)
+                ((ms_f16 *)d->y)[at + k] =
+                    ms_float_to_f16(words[k] >= low ? ms_f16_to_float(((const ms_f16 *)d->x)[at + k]) * narrow : 0);
+        }
+    }
+}
+
+// The seed and the offset are the integers before the last: forward leaves them in saved_rng, backward passes them.
+ms_status ms__cpu_dropout(ms_call *c)
+{
+    ms_tensor *x, *y = c->out[0];
+    drop d = { y->dtype, c->f[0], c->saved_rng[0], c->saved_rng[1], NULL, ms__data(y) };
+    MS_TRY(ms__contiguous(&x, c->in[0]));
+    d.x = ms__data(x);
+    ms__parallel(y->numel, BLOCK, part, &d);
+    ms__release(x);
+    return MS_OK;
+}

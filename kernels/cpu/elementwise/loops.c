@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: MIT
+// cpu/elementwise/loops.c -- see loops.h: conversions, then the walk over strided operands.
+#include "cpu/elementwise/loops.h"
+
+// ---- conversions: every dtype to and from every computing type ----
+
+#define ID(x) (x)
+#define TRUTH(x) ((x) != 0)
+#define NOT0_F16(x) (((x).bits & 0x7fffu) != 0)
+// Out of int64's range a conversion is undefined in C: NaN and both infinities become the lowest, as x86 does.
+#define TO_I64(x) ((x) >= -0x1p63 && (x) < 0x1p63 ? (int64_t)(x) : INT64_MIN)
+#define F16_I64(x) TO_I64(ms_f16_to_float(x))
+#define BF16_I64(x) TO_I64(ms_bf16_to_float(x))
+#define D_F16(x) ms_float_to_f16((float)(x))
+#define D_BF16(x) ms_float_to_bf16((float)(x))
+
+#define LOAD(name, src_t, dst_t, conv)                                                              \
+    static MS_KERNEL void load_##name(int64_t n, void *dst, const char *src, int64_t stride)        \
+    {                                                                                               \
+        dst_t *restrict d = dst;                                                                    \
+        if (stride == (int64_t)sizeof(src_t)) {                                                     \
+            const src_t *restrict s = (const src_t *)src;                                           \
+            for (int64_t k = 0; k < n; k++) d[k] = (dst_t)conv(s[k]);                               \
+        } else if (stride == 0) {                                                                   \
+            dst_t v = (dst_t)conv(*(const src_t *)src);                                             \
+            for (int64_t k = 0; k < n; k++) d[k] = v;                                               \
+        } else {                                                                                    \
+            for (int64_t k = 0; k < n; k++) d[k] = (dst_t)conv(*(const src_t *)(src + k * stride)); \
+        }                                                                                           \
+    }
+#define STORE(name, dst_t, src_t, conv)                                                       \
+    static MS_KERNEL void store_##name(int64_t n, char *dst, int64_t stride, const void *src) \
+    {                                                                                         \
+        const src_t *restrict s = src;                                                        \
+        if (stride == (int64_t)sizeof(dst_t)) {                                               \
+            dst_t *restrict d = (dst_t *)dst;                                                 \
+            for (int64_t k = 0; k < n; k++) d[k] = conv(s[k]);                                \
+        } else {                                                                              \
+            for (int64_t k = 0; k < n; k++) *(dst_t *)(dst + k * stride) = conv(s[k]);        \
+        }                                                                                     \
+    }
+#define F32_I32(x) ((int32_t)TO_I64(x))
+#define F32_U8(x) ((uint8_t)TO_I64(x))
+#define I32(x) ((int32_t)(x))
+#define U8(x) ((uint8_t)(x))
+#define F32(x) ((float)(x))
+#define F64(x) ((double)(x))
+
+// clang-format off
+LOAD(f32_f32, float, float, ID)      LOAD(f32_f64, float, double, ID)     LOAD(f32_i64, float, int64_t, TO_I64)    LOAD(f32_b, float, uint8_t, TRUTH)
+LOAD(f64_f32, double, float, ID)     LOAD(f64_f64, double, double, ID)    LOAD(f64_i64, double, int64_t, TO_I64)   LOAD(f64_b, double, uint8_t, TRUTH)
+LOAD(f16_f32, ms_f16, float, ms_f16_to_float)    LOAD(f16_f64, ms_f16, double, ms_f16_to_float)
+LOAD(f16_i64, ms_f16, int64_t, F16_I64)          LOAD(f16_b, ms_f16, uint8_t, NOT0_F16)
+LOAD(bf16_f32, ms_bf16, float, ms_bf16_to_float) LOAD(bf16_f64, ms_bf16, double, ms_bf16_to_float)
+LOAD(bf16_i64, ms_bf16, int64_t, BF16_I64)       LOAD(bf16_b, ms_bf16, uint8_t, NOT0_F16)
+LOAD(i64_f32, int64_t, float, ID)    LOAD(i64_f64, int64_t, double, ID)   LOAD(i64_i64, int64_t, int64_t, ID)      LOAD(i64_b, int64_t, uint8_t, TRUTH)
+LOAD(i32_f32, int32_t, float, ID)    LOAD(i32_f64, int32_t, double, ID)   LOAD(i32_i64, int32_t, int64_t, ID)      LOAD(i32_b, int32_t, uint8_t, TRUTH)
+LOAD(u8_f32, uint8_t, float, ID)     LOAD(u8_f64, uint8_t, double, ID)    LOAD(u8_i64, uint8_t, int64_t, ID)       LOAD(u8_b, uint8_t, uint8_t, TRUTH)
+
+STORE(f32_f32, float, float, ID)     STORE(f32_f64, float, double, F32)   STORE(f32_i64, float, int64_t, F32)      STORE(f32_b, float, uint8_t, F32)
+STORE(f64_f32, double, float, F64)   STORE(f64_f64, double, double, ID)   STORE(f64_i64, double, int64_t, F64)     STORE(f64_b, double, uint8_t, F64)
+STORE(f16_f32, ms_f16, float, ms_float_to_f16)    STORE(f16_f64, ms_f16, double, D_F16)
+STORE(f16_i64, ms_f16, int64_t, D_F16)            STORE(f16_b, ms_f16, uint8_t, D_F16)
+STORE(bf16_f32, ms_bf16, float, ms_float_to_bf16) STORE(bf16_f64, ms_bf16, double, D_BF16)
+STORE(bf16_i64, ms_bf16, int64_t, D_BF16)         STORE(bf16_b, ms_bf16, uint8_t, D_BF16)
+STORE(i64_f32, int64_t, float, TO_I64)   STORE(i64_f64, int64_t, double, TO_I64)  STORE(i64_i64, int64_t, int64_t, ID)  STORE(i64_b, int64_t, uint8_t, ID)
+STORE(i32_f32, int32_t, float, F32_I32)  STORE(i32_f64, int32_t, double, F32_I32) STORE(i32_i64, int32_t, int64_t, I32) STORE(i32_b, int32_t, uint8_t, ID)
+STORE(u8_f32, uint8_t, float, F32_U8)    STORE(u8_f64, uint8_t, double, F32_U8)   STORE(u8_i64, uint8_t, int64_t, U8)   STORE(u8_b, uint8_t, uint8_t, ID)
+STORE(b_f32, uint8_t, float, TRUTH)      STORE(b_f64, uint8_t, double, TRUTH)     STORE(b_i64, uint8_t, int64_t, TRUTH)
+    // clang-format on
+
+    typedef void (*load_fn)(int64_t, void *, const char *, int64_t);
+typedef void (*store_fn)(int64_t, char *, int64_t, const void *);
+
+void ms__load(int cls, int dtype, int64_t n, void *dst, const char *src, int64_t stride)
+{
+    static const load_fn table[MS_DTYPES][MS_CLASSES] = {
+        [MS_F32] = { load_f32_f32, load_f32_f64, load_f32_i64, load_f32_b },
+        [MS_F64] = { load_f64_f32, load_f64_f64, load_f64_i64, load_f64_b },
+        [MS_F16] = { load_f16_f32, load_f16_f64, load_f16_i64, load_f16_b },
+        [MS_BF16] = { load_bf16_f32, load_bf16_f64, load_bf16_i64, load_bf16_b },
+        [MS_I64] = { load_i64_f32, load_i64_f64, load_i64_i64, load_i64_b },
+        [MS_I32] = { load_i32_f32, load_i32_f64, load_i32_i64, load_i32_b },
+        [MS_U8] = { load_u8_f32, load_u8_f64, load_u8_i64, load_u8_b },
+        [MS_BOOL] = { load_u8_f32, load_u8_f64, load_u8_i64, load_u8_b },
+    };
+    table[dtype][cls](n, dst, src, stride);
+}
+
+void ms__store(int cls, int dtype, int64_t n, char *dst, int64_t stride, const void *src)
+{
+    static const store_fn table[MS_DTYPES][MS_CLASSES] = {
+        [MS_F32] = { store_f32_f32, store_f32_f64, store_f32_i64, store_f32_b },
+        [MS_F64] = { store_f64_f32, store_f64_f64, store_f64_i64, store_f64_b },
+        [MS_F16] = { store_f16_f32, store_f16_f64, store_f16_i64, store_f16_b },
+        [MS_BF16] = { store_bf16_f32, store_bf16_f64, store_bf16_i64, store_bf16_b },
+        [MS_I64] = { store_i64_f32, store_i64_f64, store_i64_i64, store_i64_b },
+        [MS_I32] = { store_i32_f32, store_i32_f64, store_i32_i64, store_i32_b },
+        [MS_U8] = { store_u8_f32, store_u8_f64, store_u8_i64, store_u8_b },
+        [MS_BOOL] = { store_b_f32, store_b_f64, store_b_i64, store_u8_b },
+    };
+    table[dtype][cls](n, dst, stride, src);
+}
+
+// ---- the walk ----
+
+// A cast: one conversion when either side has the computing type.
+static void convert_row(const ms_loop *l, int64_t n, char *const *at)
+{
+    int cls = l->cls[0];
+    const int64_t *stride = l->inner;
+    if (l->direct[0]) {
+        ms__load(cls, l->dtype[1], n, at[0], at[1], stride[1]);
+        return;
+    }
+    if (l->direct[1]) {
+        ms__store(cls, l->dtype[0], n, at[0], stride[0], at[1]);
+        return;
+    }
+    double buffer[MS_CHUNK];
+    for (int64_t first = 0; first < n; first += MS_CHUNK) {
+        int64_t m = n - first < MS_CHUNK ? n - first : MS_CHUNK;
+        if (stride[1] != 0 || first == 0) ms__load(cls, l->dtype[1], m, buffer, at[1] + first * stride[1], stride[1]);
+        ms__store(cls, l->dtype[0], m, at[0] + first * stride[0], stride[0], buffer);
+    }
+}
+
+// One run along the innermost dimension.
+static void run_row(const ms_loop *l, int64_t n, char *const *at)
+{
+    void *x[MS_LOOP_MAX] = { 0 };
+    double buffer[MS_LOOP_MAX][MS_CHUNK];
+    for (int64_t first = 0; first < n; first += MS_CHUNK) {
+        int64_t m = n - first < MS_CHUNK ? n - first : MS_CHUNK;
+        for (int k = 0; k < l->n; k++) {
+            if (l->direct[k]) {
+                x[k] = at[k] + first * l->inner[k];
+                continue;
+            }
+            x[k] = buffer[k];
+            // A repeated element fills its buffer once.
+            if (k > 0 && (l->inner[k] != 0 || first == 0))
+                ms__load(l->cls[k], l->dtype[k], m, buffer[k], at[k] + first * l->inner[k], l->inner[k]);
+        }
+        l->fn(m, x, l->p);
+        if (!l->direct[0]) ms__store(l->cls[0], l->dtype[0], m, at[0] + first * l->inner[0], l->inner[0], buffer[0]);
+    }
+}
+
+static inline void run(const ms_loop *l, int64_t n, char *const *at)
+{
+    if (MS_LIKELY(l->all)) l->fn(n, (void *const *)at, l->p);
+    else if (l->fn) run_row(l, n, at);
+    else convert_row(l, n, at);
+}
+
+static void run_range(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    (void)block;
+    const ms_loop *l = arg;
+    int inner = l->ndim - 1;
+    char *at[MS_LOOP_MAX] = { 0 };
+    if (l->ndim <= 1) {
+        for (int k = 0; k < l->n; k++) at[k] = l->data[k] + first * l->inner[k];
+        run(l, last - first, at);
+        return;
+    }
+    int64_t index[MS_MAX_DIMS], rest = first;
+    for (int d = inner; d >= 0; d--) {
+        index[d] = rest % l->shape[d];
+        rest /= l->shape[d];
+    }
+    for (int k = 0; k < l->n; k++) {
+        at[k] = l->data[k];
+        for (int d = 0; d <= inner; d++) at[k] += index[d] * l->stride[k][d];
+    }
+    while (first < last) {
+        int64_t m = l->shape[inner] - index[inner];
+        if (m > last - first) m = last - first;
+        run(l, m, at);
+        first += m;
+        for (int k = 0; k < l->n; k++) at[k] -= index[inner] * l->stride[k][inner];
+        index[inner] = 0;
+        for (int d = inner - 1; d >= 0; d--) {
+            for (int k = 0; k < l->n; k++) at[k] += l->stride[k][d];
+            if (++index[d] < l->shape[d]) break;
+            for (int k = 0; k < l->n; k++) at[k] -= l->shape[d] * l->stride[k][d];
+            index[d] = 0;
+        }
+    }
+}
+
+// Drops dimensions of size 1 and joins neighbours that every operand walks as one; then, where the last
+// dimension is short, swaps it with a much longer one, because a row costs tens of nanoseconds.
+static int64_t collapse(ms_loop *l)
+{
+    int nd = 0;
+    int64_t numel = 1;
+    for (int d = 0; d < l->ndim; d++) {
+        int64_t size = l->shape[d];
+        numel *= size;
+        if (size == 1) continue;
+        bool join = nd > 0;
+        for (int k = 0; join && k < l->n; k++) join = l->stride[k][nd - 1] == l->stride[k][d] * size;
+        int at = join ? nd - 1 : nd++;
+        l->shape[at] = join ? l->shape[at] * size : size;
+        for (int k = 0; k < l->n; k++) l->stride[k][at] = l->stride[k][d];
+    }
+    l->ndim = nd;
+    if (nd > 1 && l->shape[nd - 1] < 16) {
+        int best = nd - 1;
+        for (int d = 0; d < nd - 1; d++)
+            if (l->shape[d] > 4 * l->shape[best]) best = d;
+        if (best != nd - 1) {
+            int64_t s = l->shape[best];
+            l->shape[best] = l->shape[nd - 1];
+            l->shape[nd - 1] = s;
+            for (int k = 0; k < l->n; k++) {
+                s = l->stride[k][best];
+                l->stride[k][best] = l->stride[k][nd - 1];
+                l->stride[k][nd - 1] = s;
+            }
+        }
+    }
+    return numel;
+}
+
+void ms__loop_run(ms_loop *l)
+{
+    int64_t numel = collapse(l);
+    if (numel == 0) return;
+    l->all = l->fn != NULL;
+    for (int k = 0; k < l->n; k++) {
+        l->inner[k] = l->ndim ? l->stride[k][l->ndim - 1] : 0;
+        l->direct[k] =
+            l->dtype[k] == ms__class_dtype(l->cls[k]) && (l->inner[k] == ms__class_size(l->cls[k]) || numel == 1);
+        l->all = l->all && l->direct[k];
+    }
+    if (numel < 32768) run_range(l, 0, numel, 0);
+    else ms__parallel(numel, 16384, run_range, l);
+}
+
+// ms__is_contiguous, in line, for tensors with elements.
+static inline bool dense(const ms_tensor *t)
+{
+    int64_t n = 1;
+    for (int d = t->ndim - 1; d >= 0; d--) {
+        if (t->shape[d] != 1 && t->stride[d] != n) return false;
+        n *= t->shape[d];
+    }
+    return true;
+}
+
+void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, const double *p)
+{
+    const ms_tensor *o = x[0];
+    if (o->numel == 0) return;
+    // The common cases first: contiguous, computing types, and shapes that are equal or (a bias) the last dimensions.
+    if (o->numel < 32768 && fn && dense(o)) {
+        char *at[MS_LOOP_MAX] = { 0 };
+        int64_t row = o->numel, step[MS_LOOP_MAX] = { 0 };
+        int k = 0;
+        for (; k < n; k++) {
+            const ms_tensor *t = x[k];
+            if (t->dtype != ms__class_dtype(cls[k]) || t->ndim > o->ndim || (k > 0 && !dense(t))) break;
+            bool suffix = true;
+            for (int d = t->ndim - 1, e = o->ndim - 1; d >= 0; d--, e--) suffix = suffix & (t->shape[d] == o->shape[e]);
+            if (!suffix) break;
+            if (t->numel == o->numel) step[k] = ms__class_size(cls[k]);
+            else if (t->numel >= 8 && (row == o->numel || row == t->numel)) row = t->numel;
+            else break;
+            at[k] = ms__data(t);
+        }
+        if (k == n) {
+            fn(row, (void *const *)at, p);
+            for (int64_t first = row; first < o->numel; first += row) {
+                for (k = 0; k < n; k++) at[k] += row * step[k];
+                fn(row, (void *const *)at, p);
+            }
+            return;
+        }
+    }
+    ms_loop l;
+    l.n = n;
+    l.ndim = o->ndim;
+    l.fn = fn;
+    l.p = p;
+    memcpy(l.shape, o->shape, (size_t)o->ndim * 8);
+    for (int k = 0; k < n; k++) {
+        const ms_tensor *t = x[k];
+        int size = ms__dtype_size(t->dtype), lead = o->ndim - t->ndim;
+        l.data[k] = ms__data(t);
+        l.dtype[k] = t->dtype;
+        l.cls[k] = cls[k];
+        for (int d = 0; d < o->ndim; d++)
+            l.stride[k][d] = d < lead || (t->shape[d - lead] == 1 && o->shape[d] != 1) ? 0 : t->stride[d - lead] * size;
+    }
+    ms__loop_run(&l);
+}

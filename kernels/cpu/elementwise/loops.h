@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+// cpu/elementwise/loops.h -- the CPU's elementwise engine.
+//
+// An inner loop sees contiguous runs of one of four computing types; the engine walks strided and
+// broadcast operands and converts element types in chunks that stay in the first-level cache. So one
+// loop per operator and computing type serves every dtype, layout and mixture, half types are loaded
+// to float and rounded on store, and nothing is ever copied whole. Operands that already have the
+// computing type and lie contiguous are handed to the loop in place.
+#ifndef MS_LOOPS_H
+#define MS_LOOPS_H
+
+#include "ops/op.h"
+
+typedef enum { MS_C_F32, MS_C_F64, MS_C_I64, MS_C_BOOL, MS_CLASSES } ms_class;  // float, double, int64_t, uint8_t 0/1
+enum { MS_CHUNK = 512, MS_LOOP_MAX = 4 };
+
+// x[k] is operand k; x[0] the output. It may be an input too.
+typedef void (*ms_loop_fn)(int64_t n, void *const *x, const double *p);
+
+typedef struct ms_loop {
+    int n;  // operands
+    int ndim;
+    int64_t shape[MS_MAX_DIMS];
+    char *data[MS_LOOP_MAX];
+    int64_t stride[MS_LOOP_MAX][MS_MAX_DIMS];  // bytes
+    uint8_t dtype[MS_LOOP_MAX], cls[MS_LOOP_MAX];
+    ms_loop_fn fn;
+    const double *p;
+    int64_t inner[MS_LOOP_MAX];     // of a prepared loop: strides along the last dimension,
+    bool direct[MS_LOOP_MAX], all;  // which operands go to fn in place
+} ms_loop;
+
+// The type an operator on this dtype computes in.
+static inline int ms__class_of(int dtype)
+{
+    return dtype == MS_F64                                        ? MS_C_F64
+           : dtype == MS_BOOL                                     ? MS_C_BOOL
+           : dtype == MS_I64 || dtype == MS_I32 || dtype == MS_U8 ? MS_C_I64
+                                                                  : MS_C_F32;
+}
+static inline int ms__class_dtype(int cls)
+{
+    static const uint8_t d[] = { MS_F32, MS_F64, MS_I64, MS_BOOL };
+    return d[cls];
+}
+static inline int ms__class_size(int cls) { return cls == MS_C_F32 ? 4 : cls == MS_C_BOOL ? 1 : 8; }
+
+// Runs fn over x[0] = f(x[1], …), all broadcast to x[0]'s shape. cls[k]: the type fn wants for operand k.
+// fn NULL converts x[1] to x[0] through cls[0] (== cls[1]).
+void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, const double *p);
+// The same over a prepared description (dimensions are collapsed here).
+void ms__loop_run(ms_loop *l);
+
+// n elements of dtype at src, stride bytes apart (0 repeats), as cls, contiguous; and back.
+void ms__load(int cls, int dtype, int64_t n, void *dst, const char *src, int64_t stride);
+void ms__store(int cls, int dtype, int64_t n, char *dst, int64_t stride, const void *src);
+
+#endif

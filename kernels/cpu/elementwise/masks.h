@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// cpu/elementwise/masks.h -- dropout's bits: element k of a call has word k % 4 of Philox block k / 4 and stays when
+// that word is >= p * 2^32. Nothing is stored: backward draws the same words again.
+#ifndef MS_MASKS_H
+#define MS_MASKS_H
+
+#include "ops/op.h"
+#include "ops/philox.h"
+
+enum { MS_MASK_BLOCKS = 64 };  // 256 elements at a time
+
+// Words of blocks first .. first + n, n <= MS_MASK_BLOCKS, in the order of the elements.
+static inline __attribute__((always_inline)) void ms__mask_words(uint32_t *out, int64_t n, uint64_t seed,
+                                                                 uint64_t offset, uint64_t first)
+{
+    for (int64_t k = 0; k < n; k++)
+        ms_philox(seed, offset, first + (uint64_t)k, &out[4 * k], &out[4 * k + 1], &out[4 * k + 2], &out[4 * k + 3]);
+}
+
+// Words below it are dropped; p = 1 drops all (limit 2^32).
+static inline uint64_t ms__mask_limit(double p) { return (uint64_t)(p * 4294967296.0); }
+
+#endif

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT
+// cpu/index/embedding.c -- gathers rows; backward adds each id's gradients in the order of the ids (a stable
+// counting sort), so that threads share no row and half types round once. Where the table has a gradient
+// already, the rows' sums are added to it: the same bits as a table of zeros, filled and then added.
+#include "cpu/rows/layers.h"
+#include "cpu/rows/rows.h"
+
+typedef struct table {
+    const void *from;
+    void *to;
+    const int64_t *ids;  // as int64
+    const int64_t *start, *order;
+    int64_t n, rows, width, padding;
+    int dtype;
+    bool more;  // to what is there
+} table;
+
+// ids as a checked int64 array (in a block of its own unless they are one already).
+static ms_status read_ids(ms_call *c, ms_tensor *t, int64_t rows, ms_tensor **held, ms_block **block,
+                          const int64_t **out)
+{
+    MS_TRY(ms__contiguous(held, t));
+    const int64_t *ids = ms__data(*held);
+    if (t->dtype == MS_I32) {
+        MS_TRY(ms__alloc(block, MS_CPU, (size_t)t->numel * sizeof(int64_t), c->op->name));
+        int64_t *wide = (*block)->data;
+        for (int64_t k = 0; k < t->numel; k++) wide[k] = ((const int32_t *)ms__data(*held))[k];
+        ids = wide;
+    }
+    for (int64_t k = 0; k < t->numel; k++)
+        if (MS_UNLIKELY(ids[k] < 0 || ids[k] >= rows))
+            return ms__call_fail(c, "id %lld (element %lld) is not in 0 .. %lld, the rows of the weight",
+                                 (long long)ids[k], (long long)k + 1, (long long)rows - 1);
+    *out = ids;
+    return MS_OK;
+}
+
+static void gather(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const table *t = arg;
+    size_t row = (size_t)t->width * (size_t)ms__dtype_size(t->dtype);
+    (void)block;
+    for (int64_t k = first / t->width; k < last / t->width; k++)
+        memcpy((char *)t->to + (size_t)k * row, (const char *)t->from + (size_t)t->ids[k] * row, row);
+}
+
+ms_status ms__cpu_embedding(ms_call *c)
+{
+    ms_tensor *w = NULL, *held = NULL;
+    ms_block *block = NULL;
+    table t = { .dtype = c->in[0]->dtype, .width = c->in[0]->shape[1] };
+    ms_status st = ms__contiguous(&w, c->in[0]);
+    if (st == MS_OK) st = read_ids(c, c->in[1], w->shape[0], &held, &block, &t.ids);
+    if (st == MS_OK && c->out[0]->numel) {
+        t.from = ms__data(w);
+        t.to = ms__data(c->out[0]);
+        ms__parallel(c->out[0]->numel, ms__rows_per_block(t.width) * t.width, gather, &t);
+    }
+    if (block) ms__free(block);
+    ms__release(held);
+    ms__release(w);
+    return st;
+}
+
+static MS_KERNEL void add_row_f32(float *s, const float *x, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++) s[j] += x[j];
+}
+static MS_KERNEL void add_row_f64(double *s, const double *x, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++) s[j] += x[j];
+}
+
+enum { PART = 1024 };  // numbers of a row at a time
+
+// The sum of one id's gradients, columns [j, j + n), becomes or is added to its row.
+static void scatter_f64(const table *t, int64_t row, int64_t from, int64_t to, int64_t j, int64_t n)
+{
+    double *out = (double *)t->to + row * t->width + j, s[PART] = { 0 };
+    for (int64_t k = from; k < to; k++) add_row_f64(s, (const double *)t->from + t->order[k] * t->width + j, n);
+    if (t->more) add_row_f64(out, s, n);
+    else memcpy(out, s, (size_t)n * sizeof *s);
+}
+
+static void scatter_f32(const table *t, int64_t row, int64_t from, int64_t to, int64_t j, int64_t n)
+{
+    float s[PART] = { 0 }, x[PART];
+    int64_t at = row * t->width + j;
+    for (int64_t k = from; k < to; k++)
+        add_row_f32(s, ms__row_in(t->dtype, t->from, t->order[k] * t->width + j, 1, n, x), n);
+    if (t->more) {
+        ms_bf16 half[PART];  // either half type: the sum is rounded before it is added, as it is when it stands alone
+        if (ms__is_half(t->dtype)) {
+            ms__row_out(t->dtype, half, 0, 1, n, s);
+            ms__row_in(t->dtype, half, 0, 1, n, s);
+        }
+        add_row_f32(s, ms__row_in(t->dtype, t->to, at, 1, n, x), n);
+    }
+    if (t->dtype == MS_F32) memcpy((float *)t->to + at, s, (size_t)n * sizeof *s);
+    else ms__row_out(t->dtype, t->to, at, 1, n, s);
+}
+
+static void scatter(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const table *t = arg;
+    int64_t width = t->width;
+    (void)block;
+    for (int64_t row = first / width; row < last / width; row++) {
+        int64_t from = t->start[row], to = row == t->padding ? from : t->start[row + 1];
+        if (from == to) {
+            size_t bytes = (size_t)(width * ms__dtype_size(t->dtype));
+            if (!t->more) memset((char *)t->to + (size_t)row * bytes, 0, bytes);
+            continue;
+        }
+        for (int64_t j = 0; j < width; j += PART) {
+            int64_t n = width - j < PART ? width - j : PART;
+            if (t->dtype == MS_F64) scatter_f64(t, row, from, to, j, n);
+            else scatter_f32(t, row, from, to, j, n);
+        }
+    }
+}
+
+ms_status ms__cpu_embedding_backward(ms_call *c)
+{
+    ms_tensor *g = NULL, *held = NULL, *ids = c->in[1], *out = c->out[0];
+    ms_block *block = NULL, *sorted = NULL;
+    table t = {
+        .dtype = out->dtype, .width = out->shape[1], .rows = out->shape[0], .padding = c->i[0], .more = c->n_in == 3
+    };
+    ms_status st = ms__contiguous(&g, c->in[0]);
+    if (st == MS_OK) st = read_ids(c, ids, t.rows, &held, &block, &t.ids);
+    if (st == MS_OK) st = ms__alloc(&sorted, MS_CPU, (size_t)(t.rows + 2 + ids->numel) * sizeof(int64_t), c->op->name);
+    if (st == MS_OK && out->numel) {
+        int64_t *start = sorted->data, *order = start + t.rows + 2;  // start[row + 1] counts on: the usual shift by one
+        memset(start, 0, (size_t)(t.rows + 2) * sizeof *start);
+        for (int64_t k = 0; k < ids->numel; k++) start[t.ids[k] + 2]++;
+        for (int64_t r = 1; r < t.rows; r++) start[r + 1] += start[r];
+        for (int64_t k = 0; k < ids->numel; k++) order[start[t.ids[k] + 1]++] = k;
+        t.start = start;
+        t.order = order;
+        t.from = ms__data(g);
+        t.to = ms__data(out);
+        ms__parallel(out->numel, ms__rows_per_block(t.width) * t.width, scatter, &t);
+    }
+    if (sorted) ms__free(sorted);
+    if (block) ms__free(block);
+    ms__release(held);
+    ms__release(g);
+    return st;
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: MIT
+// cpu/index/index.c -- CPU kernels that read or write by position. Every position is checked before anything is
+// written. Lines (all dimensions but the indexed one fixed) are independent, so they are what threads
+// share; along a line the order is that of the index, so sums repeat bitwise.
+#include "cpu/cpu.h"
+#include "cpu/elementwise/loops.h"
+
+static int64_t index_at(const ms_tensor *t, int64_t offset)
+{
+    const void *p = t->storage->data;
+    return t->dtype == MS_I64 ? ((const int64_t *)p)[offset] : ((const int32_t *)p)[offset];
+}
+
+// Walks a shape in row-major order with up to three stride lists.
+typedef struct {
+    int ndim;
+    int64_t shape[MS_MAX_DIMS], index[MS_MAX_DIMS], stride[3][MS_MAX_DIMS], at[3];
+} walk;
+static void walk_start(walk *w, const ms_tensor *shape, int skip, int n, const ms_tensor *const *t, int64_t first)
+{
+    w->ndim = 0;
+    for (int k = 0; k < n; k++) w->at[k] = t[k]->offset;
+    for (int d = 0; d < shape->ndim; d++) {
+        if (d == skip) continue;
+        w->shape[w->ndim] = shape->shape[d];
+        for (int k = 0; k < n; k++) w->stride[k][w->ndim] = t[k]->stride[d];
+        w->ndim++;
+    }
+    for (int d = w->ndim - 1; d >= 0; d--) {
+        w->index[d] = first % w->shape[d];
+        first /= w->shape[d];
+        for (int k = 0; k < n; k++) w->at[k] += w->index[d] * w->stride[k][d];
+    }
+}
+static void walk_next(walk *w, int n)
+{
+    for (int d = w->ndim - 1; d >= 0; d--) {
+        for (int k = 0; k < n; k++) w->at[k] += w->stride[k][d];
+        if (++w->index[d] < w->shape[d]) return;
+        for (int k = 0; k < n; k++) w->at[k] -= w->shape[d] * w->stride[k][d];
+        w->index[d] = 0;
+    }
+}
+
+static ms_status positions_inside(const ms_call *c, const ms_tensor *index, int64_t limit, int d)
+{
+    if (index->numel == 0) return MS_OK;
+    walk w;
+    walk_start(&w, index, -1, 1, (const ms_tensor *[]) { index }, 0);
+    for (int64_t k = 0; k < index->numel; k++) {
+        int64_t at = index_at(index, w.at[0]);
+        if (limit == 0)
+            return ms__call_fail(c, "position %lld is not inside dimension %d of %s, which has none", (long long)at,
+                                 d + 1, ms__tensor_text(c->in[0]));
+        if (at < 0 || at >= limit)
+            return ms__call_fail(c, "position %lld is not inside dimension %d of %s (expected 0 to %lld)",
+                                 (long long)at, d + 1, ms__tensor_text(c->in[0]), (long long)limit - 1);
+        walk_next(&w, 1);
+    }
+    return MS_OK;
+}
+
+// ---- index_select, index_add_ ----
+
+typedef struct {
+    int64_t count, inner, from, to;  // positions; elements of one slice; sizes of the indexed dimension
+    const ms_tensor *index;
+    const char *src;
+    char *dst;
+    int dtype, size;
+} slices;
+
+static void select_range(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    (void)block;
+    const slices *s = arg;
+    size_t bytes = (size_t)(s->inner * s->size);
+    int64_t stride = s->index->ndim ? s->index->stride[0] : 0;
+    for (int64_t k = first / s->inner; k < last / s->inner; k++) {
+        int64_t outer = k / s->count, j = k % s->count, at = index_at(s->index, s->index->offset + j * stride);
+        memcpy(s->dst + (size_t)k * bytes, s->src + (size_t)(outer * s->from + at) * bytes, bytes);
+    }
+}
+static slices slices_of(const ms_tensor *whole, const ms_tensor *index, int d)
+{
+    slices s = {
+        .count = index->numel, .inner = 1, .index = index, .dtype = whole->dtype, .size = ms__dtype_size(whole->dtype)
+    };
+    for (int k = d + 1; k < whole->ndim; k++) s.inner *= whole->shape[k];
+    return s;
+}
+ms_status ms__cpu_index_select(ms_call *c)
+{
+    ms_tensor *o = c->out[0], *x = c->in[0], *whole;
+    int d = (int)(c->i[0] < 0 ? c->i[0] + x->ndim : c->i[0]);
+    MS_TRY(positions_inside(c, c->in[1], x->shape[d], d));
+    if (o->numel == 0) return MS_OK;
+    MS_TRY(ms__contiguous(&whole, x));
+    slices s = slices_of(x, c->in[1], d);
+    s.from = x->shape[d];
+    s.src = ms__data(whole);
+    s.dst = ms__data(o);
+    ms__parallel(o->numel, (1 + 16384 / s.inner) * s.inner, select_range, &s);
+    ms__release(whole);
+    return MS_OK;
+}
+
+enum { STRIP = 512 };
+// One strip of a slice, all positions in order: nobody else writes these elements.
+static void add_range(void *arg, int64_t first, int64_t last, int64_t task)
+{
+    (void)first;
+    (void)last;
+    const slices *s = arg;
+    int64_t strips = (s->inner + STRIP - 1) / STRIP, outer = task / strips, c0 = task % strips * STRIP;
+    int64_t n = s->inner - c0 < STRIP ? s->inner - c0 : STRIP, stride = s->index->ndim ? s->index->stride[0] : 0;
+    int cls = s->dtype == MS_BOOL ? MS_C_I64 : ms__class_of(s->dtype);
+    union {
+        float f[STRIP];
+        double d[STRIP];
+        int64_t i[STRIP];
+    } a, b;
+    for (int64_t j = 0; j < s->count; j++) {
+        int64_t at = index_at(s->index, s->index->offset + j * stride);
+        char *to = s->dst + ((outer * s->to + at) * s->inner + c0) * s->size;
+        ms__load(cls, s->dtype, n, &a, to, s->size);
+        ms__load(cls, s->dtype, n, &b, s->src + ((outer * s->count + j) * s->inner + c0) * s->size, s->size);
+        for (int64_t k = 0; k < n; k++) {
+            if (cls == MS_C_F32) a.f[k] += b.f[k];
+            else if (cls == MS_C_F64) a.d[k] += b.d[k];
+            else a.i[k] = (int64_t)((uint64_t)a.i[k] + (uint64_t)b.i[k]);
+        }
+        ms__store(cls, s->dtype, n, to, s->size, &a);
+    }
+}
+// in: dst (contiguous), index, src; dst[…, index[j], …] += src[…, j, …]
+ms_status ms__cpu_index_add(ms_call *c)
+{
+    ms_tensor *o = c->out[0], *src;
+    int d = (int)(c->i[0] < 0 ? c->i[0] + o->ndim : c->i[0]);
+    MS_TRY(positions_inside(c, c->in[1], o->shape[d], d));
+    if (c->in[2]->numel == 0) return MS_OK;
+    MS_TRY(ms__contiguous(&src, c->in[2]));
+    slices s = slices_of(o, c->in[1], d);
+    s.to = o->shape[d];
+    s.src = ms__data(src);
+    s.dst = ms__data(o);
+    int64_t strips = (s.inner + STRIP - 1) / STRIP, weight = s.count * (s.inner < STRIP ? s.inner : STRIP),
+            outer = o->numel / (s.to * s.inner);
+    ms__parallel(outer * strips * weight, weight, add_range, &s);
+    ms__release(src);
+    return MS_OK;
+}
+
+// ---- gather, scatter_, scatter_add_ ----
+
+typedef enum { GATHER, SCATTER, ADD } line_kind;
+typedef struct {
+    line_kind kind;
+    const ms_tensor *index, *a;  // gather: a is read at positions; scatter: a is the source
+    ms_tensor *o;
+    int d;
+    int64_t length, lines, group;
+} lines_job;
+
+static inline void move(int size, char *to, const char *from)
+{
+    switch (size) {
+    case 1: *to = *from; break;
+    case 2: memcpy(to, from, 2); break;
+    case 4: memcpy(to, from, 4); break;
+    default: memcpy(to, from, 8); break;
+    }
+}
+static void add_one(int dtype, char *to, const char *from)
+{
+    int cls = dtype == MS_BOOL ? MS_C_I64 : ms__class_of(dtype);
+    union {
+        float f;
+        double d;
+        int64_t i;
+    } a, b;
+    ms__load(cls, dtype, 1, &a, to, 8);
+    ms__load(cls, dtype, 1, &b, from, 8);
+    if (cls == MS_C_F32) a.f += b.f;
+    else if (cls == MS_C_F64) a.d += b.d;
+    else a.i = (int64_t)((uint64_t)a.i + (uint64_t)b.i);
+    ms__store(cls, dtype, 1, to, 8, &a);
+}
+static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
+{
+    (void)first;
+    (void)last;
+    const lines_job *j = arg;
+    int64_t begin = task * j->group, end = begin + j->group < j->lines ? begin + j->group : j->lines;
+    int size = ms__dtype_size(j->o->dtype);
+    const char *from = j->a->storage->data;
+    char *to = j->o->storage->data;
+    walk w;
+    walk_start(&w, j->index, j->d, 3, (const ms_tensor *[]) { j->index, j->a, j->o }, begin);
+    int64_t si = j->index->ndim ? j->index->stride[j->d] : 0, sa = j->a->ndim ? j->a->stride[j->d] : 0,
+            so = j->o->ndim ? j->o->stride[j->d] : 0;
+    for (int64_t line = begin; line < end; line++) {
+        for (int64_t k = 0; k < j->length; k++) {
+            int64_t at = index_at(j->index, w.at[0] + k * si);
+            if (j->kind == GATHER) move(size, to + (w.at[2] + k * so) * size, from + (w.at[1] + at * sa) * size);
+            else if (j->kind == SCATTER) move(size, to + (w.at[2] + at * so) * size, from + (w.at[1] + k * sa) * size);
+            else add_one(j->o->dtype, to + (w.at[2] + at * so) * size, from + (w.at[1] + k * sa) * size);
+        }
+        walk_next(&w, 3);
+    }
+}
+static ms_status lines(ms_call *c, line_kind kind, const ms_tensor *a, int64_t limit)
+{
+    const ms_tensor *index = c->in[1];
+    int d = index->ndim ? (int)(c->i[0] < 0 ? c->i[0] + index->ndim : c->i[0]) : 0;
+    MS_TRY(positions_inside(c, index, limit, d));
+    if (index->numel == 0) return MS_OK;
+    lines_job j = { .kind = kind,
+                    .index = index,
+                    .a = a,
+                    .o = c->out[0],
+                    .d = d,
+                    .length = index->ndim ? index->shape[d] : 1,
+                    .group = 1 };
+    j.lines = index->numel / j.length;
+    if (j.length < 4096) j.group = (4096 + j.length - 1) / j.length;
+    int64_t weight = j.group * j.length;
+    ms__parallel((j.lines + j.group - 1) / j.group * weight, weight, lines_range, &j);
+    return MS_OK;
+}
+static int64_t limit_of(const ms_tensor *t, const ms_call *c)
+{
+    return t->ndim ? t->shape[c->i[0] < 0 ? c->i[0] + t->ndim : c->i[0]] : 1;
+}
+ms_status ms__cpu_gather(ms_call *c) { return lines(c, GATHER, c->in[0], limit_of(c->in[0], c)); }
+ms_status ms__cpu_scatter(ms_call *c) { return lines(c, SCATTER, c->in[2], limit_of(c->out[0], c)); }
+ms_status ms__cpu_scatter_add(ms_call *c) { return lines(c, ADD, c->in[2], limit_of(c->out[0], c)); }

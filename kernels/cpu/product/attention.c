@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT
+// cpu/product/attention.c -- softmax(q k^T) v without the T x T matrix (Dao et al. 2022): 32 queries meet 512 keys at
+// a time, forward keeps one number a row (the logsumexp), backward computes the scores again.
+//
+// A head is one thread's work from beginning to end: its keys and values are laid out once as float32
+// (or float64) rows and columns, the gradients of keys and values add up in the order of the queries.
+// So memory is linear in T, and bits don't depend on threads. A query that may look at no key at all
+// gets zeros.
+#include "cpu/product/gemm.h"
+#include "rows/grad.h"
+#include "cpu/rows/layers.h"
+#include "cpu/elementwise/masks.h"
+#include "cpu/rows/rows.h"
+
+enum { ROWS = 32, CHUNK = 512 };
+
+// A tensor [batch..., t, d] seen as heads: strides of the batch dimensions (0 where it is broadcast), of rows and
+// columns.
+typedef struct part {
+    int dtype, n;
+    void *data;
+    int64_t rs, cs, shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+} part;
+
+typedef struct attend {
+    part q, k, v, mask, o, g, dq, dk, dv;
+    void *lse, *dmask;
+    const void *g_lse;
+    int64_t heads, tq, tk, d, wide, keys;  // wide, keys: d and tk up to multiples of 16
+    bool causal;
+    double p, scale;
+    uint64_t seed, offset;
+    char *room;
+    size_t room_bytes;  // a thread
+} attend;
+
+static int64_t head_start(const part *x, int64_t head)
+{
+    int64_t at = 0;
+    for (int d = x->n - 1; d >= 0; d--) {
+        at += head % x->shape[d] * x->stride[d];
+        head /= x->shape[d];
+    }
+    return at;
+}
+
+// like: the batch dimensions of the whole call.
+static part part_of(const ms_tensor *t, const ms_tensor *like)
+{
+    part x = { .dtype = t->dtype,
+               .n = like->ndim - 2,
+               .data = ms__data(t),
+               .rs = t->stride[t->ndim - 2],
+               .cs = t->stride[t->ndim - 1] };
+    if (t->shape[t->ndim - 2] == 1) x.rs = 0;  // masks broadcast along queries or keys
+    if (t->shape[t->ndim - 1] == 1) x.cs = 0;
+    for (int d = 0; d < x.n; d++) {
+        int from = d + t->ndim - like->ndim;
+        x.shape[d] = like->shape[d];
+        x.stride[d] = from >= 0 && t->shape[from] > 1 ? t->stride[from] : 0;
+    }
+    return x;
+}
+
+#define BODY "cpu/product/attention_body.h"
+#include "cpu/both_types.h"
+
+static void forward_head(void *arg, int64_t head, int64_t end, int64_t unused)
+{
+    const attend *w = arg;
+    char *room = w->room + w->room_bytes * (size_t)ms__thread_num();
+    (void)end, (void)unused;
+    if (w->q.dtype == MS_F64) attend_head_f64(w, head, (double *)room);
+    else attend_head_f32(w, head, (float *)room);
+}
+
+static void backward_head(void *arg, int64_t head, int64_t end, int64_t unused)
+{
+    const attend *w = arg;
+    char *room = w->room + w->room_bytes * (size_t)ms__thread_num();
+    (void)end, (void)unused;
+    if (w->q.dtype == MS_F64) attend_head_backward_f64(w, head, (double *)room);
+    else attend_head_backward_f32(w, head, (float *)room);
+}
+
+static void sizes(attend *w, const ms_call *c, const ms_tensor *q, const ms_tensor *k)
+{
+    int n = q->ndim;
+    w->tq = q->shape[n - 2];
+    w->tk = k->shape[n - 2];
+    w->d = q->shape[n - 1];
+    w->wide = (w->d + 15) / 16 * 16;
+    w->keys = (w->tk + 15) / 16 * 16;
+    w->heads = 1;
+    for (int d = 0; d < n - 2; d++) w->heads *= q->shape[d];
+    w->causal = c->n_i > 0 && c->i[0];
+    w->p = c->n_f > 0 ? c->f[0] : 0;
+    w->scale = c->n_f > 1 && c->f[1] != 0 ? c->f[1] : 1 / sqrt((double)(w->d ? w->d : 1));
+}
+
+static void run_heads(const attend *w, ms_range_fn fn)
+{
+    // Tiny heads are not worth a parallel region.
+    if (w->heads * w->tq * w->tk * w->d < 1 << 16)
+        for (int64_t h = 0; h < w->heads; h++) fn((void *)w, h, h + 1, h);
+    else ms__parallel_tasks(w->heads, fn, (void *)w);
+}
+
+// The scores' gradients, added up over what the mask was broadcast along; m is the mask's gradient.
+static ms_status sum_mask(const attend *w, const part *m, int64_t numel)
+{
+    ms_block *sums;
+    MS_TRY(ms__alloc(&sums, MS_CPU, (size_t)numel * sizeof(double), "attention_backward"));
+    double *s = sums->data;
+    memset(s, 0, (size_t)numel * sizeof *s);
+    for (int64_t h = 0, k = 0; h < w->heads; h++)
+        for (int64_t i = 0; i < w->tq; i++)
+            for (int64_t j = 0; j < w->tk; j++, k++)
+                s[head_start(m, h) + i * m->rs + j * m->cs] +=
+                    w->q.dtype == MS_F64 ? ((double *)w->dmask)[k] : ((float *)w->dmask)[k];
+    for (int64_t k = 0; k < numel; k++) {
+        if (m->dtype == MS_F64) ((double *)m->data)[k] = s[k];
+        else if (m->dtype == MS_F32) ((float *)m->data)[k] = (float)s[k];
+        else ms__row_out(m->dtype, m->data, k, 1, 1, &(float) { (float)s[k] });
+    }
+    ms__free(sums);
+    return MS_OK;
+}
+
+ms_status ms__cpu_attention(ms_call *c)
+{
+    ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL, *o = c->out[0];
+    ms_block *room;
+    attend w = { .seed = c->saved_rng[0], .offset = c->saved_rng[1] };
+    sizes(&w, c, q, k);
+    if (w.heads * w.tq == 0) return MS_OK;
+    w.q = part_of(q, q);
+    w.k = part_of(k, q);
+    w.v = part_of(v, q);
+    w.o = part_of(o, q);
+    if (mask) w.mask = part_of(mask, q);
+    w.lse = ms__data(c->out[1]);
+    w.room_bytes = (size_t)(w.d * w.keys + w.tk * w.wide + 2 * ROWS * w.wide + ROWS * CHUNK + CHUNK) *
+                   (w.q.dtype == MS_F64 ? 8 : 4);
+    w.room_bytes = (w.room_bytes + 63) / 64 * 64;
+    MS_TRY(ms__alloc(&room, MS_CPU, w.room_bytes * (size_t)ms_num_threads(), "attention"));
+    w.room = room->data;
+    run_heads(&w, forward_head);
+    ms__free(room);
+    return MS_OK;
+}
+
+// (gradient, q, k, v, mask?, out, lse, gradient of lse?)
+ms_status ms__cpu_attention_backward(ms_call *c)
+{
+    ms_tensor *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *g_lse = NULL;
+    ms_tensor *dq = ms__grad_out(c, 0), *dk = ms__grad_out(c, 1), *dv = ms__grad_out(c, 2), *dmask = ms__grad_out(c, 3);
+    ms_block *room = NULL, *scores = NULL;
+    attend w = { .seed = (uint64_t)c->i[c->n_i - 3], .offset = (uint64_t)c->i[c->n_i - 2] };
+    ms_status st = MS_OK;
+    sizes(&w, c, q, k);
+    if (w.heads * w.tq == 0 || w.tk == 0) {
+        for (int i = 0; i < c->n_out; i++)
+            if (c->out[i]->numel) memset(c->out[i]->storage->data, 0, ms__nbytes(c->out[i]));
+        return MS_OK;
+    }
+    w.g = part_of(c->in[0], q);
+    w.q = part_of(q, q);
+    w.k = part_of(k, q);
+    w.v = part_of(v, q);
+    w.o = part_of(c->in[5], q);
+    if (mask) w.mask = part_of(mask, q);
+    w.lse = ms__data(c->in[6]);
+    if (dq) w.dq = part_of(dq, q);
+    if (dk) w.dk = part_of(dk, q);
+    if (dv) w.dv = part_of(dv, q);
+    size_t size = w.q.dtype == MS_F64 ? 8 : 4;
+    if (c->n_in > 7 && c->in[7]) {
+        MS_TRY(ms__contiguous(&g_lse, c->in[7]));
+        w.g_lse = ms__data(g_lse);
+    }
+    if (dmask) {  // its own size is quadratic in T already
+        st = ms__alloc(&scores, MS_CPU, (size_t)(w.heads * w.tq * w.tk) * size, "attention_backward");
+        if (st == MS_OK) w.dmask = scores->data;
+    }
+    w.room_bytes = (size_t)(2 * w.d * w.keys + 3 * w.tk * w.wide + 3 * ROWS * w.wide + 2 * ROWS * CHUNK + CHUNK) * size;
+    w.room_bytes = (w.room_bytes + 63) / 64 * 64;
+    if (st == MS_OK) st = ms__alloc(&room, MS_CPU, w.room_bytes * (size_t)ms_num_threads(), "attention_backward");
+    if (st == MS_OK) {
+        w.room = room->data;
+        run_heads(&w, backward_head);
+        if (dmask) {  // summed over what the mask was broadcast along
+            part m = part_of(dmask, q);
+            st = sum_mask(&w, &m, dmask->numel);
+        }
+    }
+    if (room) ms__free(room);
+    if (scores) ms__free(scores);
+    ms__release(g_lse);
+    return st;
+}

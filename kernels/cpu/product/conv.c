@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: MIT
+// cpu/product/conv.c -- conv2d on the CPU: an image becomes a matrix of what each kernel element meets, and one
+// product a group does the rest, in every dtype and with the product's own guarantees (order of sums, threads).
+// A 1 x 1 kernel meets the image itself, so that nothing is copied. oneDNN's convolutions know no
+// float64 and their sums' order is theirs; convolutions are no bottleneck of the models here.
+//
+// Sizes: K = channels of a group x kernel elements, L = output positions, M = outputs of a group. A bias
+// is one more column of the weight over a row of ones, so that half types round once. Gradients of half
+// types are computed in float32.
+#include "rows/conv.h"
+#include "cpu/product/gemm.h"
+#include "rows/grad.h"
+#include "rows/ops.h"
+#include "cpu/rows/layers.h"
+
+typedef struct job {
+    ms_conv v;
+    size_t size;  // of an element
+    int dtype;
+    const char *x;  // the image's channels of this group
+    char *cols;     // K x L
+    const void *from;
+    void *to;
+    int64_t count;
+} job;
+
+// ---- image to columns and back --------------------------------------------------------------------
+
+// Row r of the matrix: what element (r % (kh kw)) of the kernels meets in channel r / (kh kw).
+static void unfold_row(const job *j, int64_t r)
+{
+    const ms_conv *v = &j->v;
+    int64_t c = r / (v->kh * v->kw), kh = r / v->kw % v->kh, kw = r % v->kw, shift = kw * v->dw - v->left;
+    const char *image = j->x + (size_t)(c * v->h * v->w) * j->size;
+    char *to = j->cols + (size_t)(r * v->oh * v->ow) * j->size;
+    for (int64_t oh = 0; oh < v->oh; oh++, to += (size_t)v->ow * j->size) {
+        int64_t h = oh * v->sh - v->top + kh * v->dh;
+        if (h < 0 || h >= v->h) {
+            memset(to, 0, (size_t)v->ow * j->size);
+            continue;
+        }
+        const char *row = image + (size_t)(h * v->w) * j->size;
+        // Output columns [first, last) meet the image; column o meets o * sw + shift.
+        int64_t first = shift < 0 ? (-shift + v->sw - 1) / v->sw : 0,
+                last = v->w > shift ? (v->w - shift + v->sw - 1) / v->sw : 0;
+        if (last > v->ow) last = v->ow;
+        if (first > last) first = last;
+        memset(to, 0, (size_t)first * j->size);
+        memset(to + (size_t)last * j->size, 0, (size_t)(v->ow - last) * j->size);
+        if (first == last) continue;
+        const char *at = row + (size_t)(first * v->sw + shift) * j->size;
+        int64_t n = last - first, s = v->sw;
+        if (s == 1) memcpy(to + (size_t)first * j->size, at, (size_t)n * j->size);
+        else if (j->size == 8)
+            for (int64_t k = 0; k < n; k++) ((uint64_t *)to)[first + k] = ((const uint64_t *)at)[k * s];
+        else if (j->size == 4)
+            for (int64_t k = 0; k < n; k++) ((uint32_t *)to)[first + k] = ((const uint32_t *)at)[k * s];
+        else
+            for (int64_t k = 0; k < n; k++) ((uint16_t *)to)[first + k] = ((const uint16_t *)at)[k * s];
+    }
+}
+
+static void unfold(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const job *j = arg;
+    int64_t L = j->v.oh * j->v.ow;
+    (void)block;
+    for (int64_t r = first / L; r < last / L; r++) unfold_row(j, r);
+}
+
+// A channel's gradient: what its kernel elements' rows give back, in their order.
+#define FOLD(REAL, name)                                                                                            \
+    static void name(const job *j, int64_t c)                                                                       \
+    {                                                                                                               \
+        const ms_conv *v = &j->v;                                                                                   \
+        REAL *image = (REAL *)j->to + c * v->h * v->w;                                                              \
+        for (int64_t k = 0; k < v->h * v->w; k++) image[k] = 0;                                                     \
+        for (int64_t e = 0; e < v->kh * v->kw; e++) {                                                               \
+            const REAL *from = (const REAL *)j->cols + (c * v->kh * v->kw + e) * v->oh * v->ow;                     \
+            int64_t kh = e / v->kw, shift = e % v->kw * v->dw - v->left;                                            \
+            int64_t first = shift < 0 ? (-shift + v->sw - 1) / v->sw : 0,                                           \
+                    last = v->w > shift ? (v->w - shift + v->sw - 1) / v->sw : 0;                                   \
+            if (last > v->ow) last = v->ow;                                                                         \
+            for (int64_t oh = 0; oh < v->oh; oh++) {                                                                \
+                int64_t h = oh * v->sh - v->top + kh * v->dh;                                                       \
+                if (h < 0 || h >= v->h) continue;                                                                   \
+                for (int64_t o = first; o < last; o++) image[h * v->w + o * v->sw + shift] += from[oh * v->ow + o]; \
+            }                                                                                                       \
+        }                                                                                                           \
+    }
+FOLD(float, fold_f32)
+FOLD(double, fold_f64)
+
+static void fold(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const job *j = arg;
+    int64_t each = j->v.h * j->v.w;
+    (void)block;
+    for (int64_t c = first / each; c < last / each; c++) {
+        if (j->dtype == MS_F64) fold_f64(j, c);
+        else fold_f32(j, c);
+    }
+}
+
+static void add_to(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const job *j = arg;
+    (void)block;
+    if (j->dtype == MS_F64)
+        for (int64_t k = first; k < last; k++) ((double *)j->to)[k] += ((const double *)j->from)[k];
+    else
+        for (int64_t k = first; k < last; k++) ((float *)j->to)[k] += ((const float *)j->from)[k];
+}
+
+// The columns of image n, group g: in room, or the image itself.
+static const void *columns(job *j, const void *x, void *room, int64_t n, int64_t g)
+{
+    const ms_conv *v = &j->v;
+    int64_t C = v->in / v->groups, L = v->oh * v->ow, K = C * v->kh * v->kw;
+    j->x = (const char *)x + (size_t)((n * v->in + g * C) * v->h * v->w) * j->size;
+    if (!room) return j->x;
+    j->cols = room;
+    ms__parallel(K * L, (K * L < 8192 ? K : (8192 + L - 1) / L) * L, unfold, j);
+    return room;
+}
+
+// ---- forward --------------------------------------------------------------------------------------
+
+// The weight with the bias as one more column: O x (K + 1), and the row of ones that the column meets.
+static void widen(const job *j, char *wide, char *ones, const ms_tensor *w, const ms_tensor *b, int64_t K, int64_t L)
+{
+    static const float one = 1;
+    for (int64_t o = 0; o < j->v.out; o++) {
+        memcpy(wide + (size_t)(o * (K + 1)) * j->size, (const char *)ms__data(w) + (size_t)(o * K) * j->size,
+               (size_t)K * j->size);
+        memcpy(wide + (size_t)(o * (K + 1) + K) * j->size, (const char *)ms__data(b) + (size_t)o * j->size, j->size);
+    }
+    for (int64_t k = 0; k < L; k++) {
+        if (j->size == 8) ((double *)ones)[k] = 1;
+        else if (j->size == 4) ((float *)ones)[k] = one;
+        else if (j->dtype == MS_BF16) ((ms_bf16 *)ones)[k] = ms_float_to_bf16(one);
+        else ((ms_f16 *)ones)[k] = ms_float_to_f16(one);
+    }
+}
+
+ms_status ms__cpu_conv2d(ms_call *c)
+{
+    ms_tensor *x = NULL, *w = NULL, *b = NULL, *y = c->out[0];
+    ms_block *room = NULL, *wide = NULL;
+    job j = { .v = ms__conv_of(c->in[0], c->in[1], c->i), .size = (size_t)ms__dtype_size(y->dtype), .dtype = y->dtype };
+    const ms_conv *v = &j.v;
+    int64_t C = v->in / v->groups, M = v->out / v->groups, K = C * v->kh * v->kw, L = v->oh * v->ow;
+    bool bias = c->n_in > 2 && c->in[2], copy = bias || !ms__conv_pointwise(v);
+    if (y->numel == 0) return MS_OK;
+    ms_status st = ms__contiguous(&x, c->in[0]);
+    if (st == MS_OK) st = ms__contiguous(&w, c->in[1]);
+    if (st == MS_OK && bias) st = ms__contiguous(&b, c->in[2]);
+    if (st == MS_OK && copy) st = ms__alloc(&room, MS_CPU, (size_t)((K + bias) * L) * j.size, "conv2d");
+    if (st == MS_OK && bias) st = ms__alloc(&wide, MS_CPU, (size_t)(v->out * (K + 1)) * j.size, "conv2d");
+    if (st == MS_OK && bias) widen(&j, wide->data, (char *)room->data + (size_t)(K * L) * j.size, w, b, K, L);
+    for (int64_t k = 0; k < v->n * v->groups && st == MS_OK; k++) {
+        int64_t n = k / v->groups, g = k % v->groups;
+        ms_gemm p = {
+            .dtype = j.dtype,
+            .m = M,
+            .n = L,
+            .k = K + bias,
+            .a_rs = K + bias,
+            .a_cs = 1,
+            .b_rs = L,
+            .b_cs = 1,
+            .c_rs = L,
+            .what = "conv2d",
+            .a = (const char *)(bias ? wide->data : ms__data(w)) + (size_t)(g * M * (K + bias)) * j.size,
+            .b = columns(&j, ms__data(x), room ? room->data : NULL, n, g),
+            .c = (char *)ms__data(y) + (size_t)((n * v->out + g * M) * L) * j.size,
+        };
+        st = ms__gemm(&p);
+    }
+    if (wide) ms__free(wide);
+    if (room) ms__free(room);
+    ms__release(b);
+    ms__release(w);
+    ms__release(x);
+    return st;
+}
+
+// ---- backward -------------------------------------------------------------------------------------
+
+static ms_status as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
+{
+    if (t->dtype == dtype) return ms__contiguous(out, t);
+    return ms__run_op(&ms__op_cast, 1, &t, 1, (int64_t[]) { dtype }, 0, NULL, 1, out);
+}
+
+// Where a gradient is computed: the output itself, or a float32 tensor beside it.
+static ms_status work_on(ms_tensor **work, ms_tensor *out, int dtype)
+{
+    *work = NULL;
+    if (!out) return MS_OK;
+    if (out->dtype == dtype) {
+        *work = ms__retain(out);
+        return MS_OK;
+    }
+    return ms__tensor_new(work, dtype, ms__device(out), out->ndim, out->shape, "conv2d_backward");
+}
+
+static ms_status put_back(ms_tensor *out, ms_tensor *work, ms_status st)
+{
+    if (st == MS_OK && work && work != out) st = ms__copy(out, work);
+    ms__release(work);
+    return st;
+}
+
+// Sums of a channel over images and positions, in double.
+static void bias_gradient(const ms_conv *v, ms_tensor *db, const ms_tensor *g)
+{
+    int64_t L = v->oh * v->ow;
+    for (int64_t o = 0; o < v->out; o++) {
+        double sum = 0;
+        for (int64_t n = 0; n < v->n; n++) {
+            int64_t at = (n * v->out + o) * L;
+            if (g->dtype == MS_F64)
+                for (int64_t k = 0; k < L; k++) sum += ((const double *)ms__data(g))[at + k];
+            else
+                for (int64_t k = 0; k < L; k++) sum += ((const float *)ms__data(g))[at + k];
+        }
+        if (db->dtype == MS_F64) ((double *)ms__data(db))[o] = sum;
+        else ((float *)ms__data(db))[o] = (float)sum;
+    }
+}
+
+// (gradient, x, w; …, mask) -> dx = folded W^T g, dw = g columns^T summed over images, db
+ms_status ms__cpu_conv2d_backward(ms_call *c)
+{
+    ms_tensor *g = NULL, *x = NULL, *w = NULL, *dx = NULL, *dw = NULL, *db = NULL;
+    ms_block *room = NULL, *part = NULL;
+    int dtype = c->in[0]->dtype == MS_F64 ? MS_F64 : MS_F32;
+    job j = { .v = ms__conv_of(c->in[1], c->in[2], c->i), .size = (size_t)ms__dtype_size(dtype), .dtype = dtype };
+    const ms_conv *v = &j.v;
+    int64_t C = v->in / v->groups, M = v->out / v->groups, K = C * v->kh * v->kw, L = v->oh * v->ow;
+    bool copy = !ms__conv_pointwise(v);
+    ms_status st = as_dtype(&g, c->in[0], dtype);
+    if (st == MS_OK) st = as_dtype(&x, c->in[1], dtype);
+    if (st == MS_OK) st = as_dtype(&w, c->in[2], dtype);
+    if (st == MS_OK) st = work_on(&dx, ms__grad_out(c, 0), dtype);
+    if (st == MS_OK) st = work_on(&dw, ms__grad_out(c, 1), dtype);
+    if (st == MS_OK) st = work_on(&db, ms__grad_out(c, 2), dtype);
+    if (st == MS_OK && dw && v->n == 0) st = ms__zero(dw);
+    if (st == MS_OK && dx && M == 0) st = ms__zero(dx);
+    if (st == MS_OK && K * L > 0) st = ms__alloc(&room, MS_CPU, (size_t)(K * L) * j.size, "conv2d_backward");
+    if (st == MS_OK && dw && v->n > 1) st = ms__alloc(&part, MS_CPU, (size_t)(M * K) * j.size + 1, "conv2d_backward");
+    if (st == MS_OK && db) bias_gradient(v, db, g);
+    for (int64_t k = 0; k < v->n * v->groups && st == MS_OK && K * L > 0 && M > 0; k++) {
+        int64_t n = k / v->groups, group = k % v->groups;
+        const char *gradient = (const char *)ms__data(g) + (size_t)((n * v->out + group * M) * L) * j.size;
+        if (dw) {
+            char *sum = (char *)ms__data(dw) + (size_t)(group * M * K) * j.size;
+            ms_gemm p = {
+                .dtype = dtype,
+                .m = M,
+                .n = K,
+                .k = L,
+                .a = gradient,
+                .a_rs = L,
+                .a_cs = 1,
+                .b = columns(&j, ms__data(x), copy ? room->data : NULL, n, group),
+                .b_rs = 1,
+                .b_cs = L,
+                .c = n ? part->data : sum,
+                .c_rs = K,
+                .what = "conv2d_backward",
+            };
+            st = ms__gemm(&p);
+            if (st != MS_OK) break;
+            if (n) {
+                j.from = part->data;
+                j.to = sum;
+                ms__parallel(M * K, 32768, add_to, &j);
+            }
+        }
+        if (dx) {
+            char *image = (char *)ms__data(dx) + (size_t)((n * v->in + group * C) * v->h * v->w) * j.size;
+            ms_gemm p = {
+                .dtype = dtype,
+                .m = K,
+                .n = L,
+                .k = M,
+                .a = (const char *)ms__data(w) + (size_t)(group * M * K) * j.size,
+                .a_rs = 1,
+                .a_cs = K,
+                .b = gradient,
+                .b_rs = L,
+                .b_cs = 1,
+                .c = copy ? room->data : image,
+                .c_rs = L,
+                .what = "conv2d_backward",
+            };
+            st = ms__gemm(&p);
+            if (st != MS_OK || !copy) continue;
+            j.cols = room->data;
+            j.to = image;
+            ms__parallel(C * v->h * v->w, v->h * v->w, fold, &j);
+        }
+    }
+    st = put_back(ms__grad_out(c, 2), db, st);
+    st = put_back(ms__grad_out(c, 1), dw, st);
+    st = put_back(ms__grad_out(c, 0), dx, st);
+    if (part) ms__free(part);
+    if (room) ms__free(room);
+    ms__release(w);
+    ms__release(x);
+    ms__release(g);
+    return st;
+}

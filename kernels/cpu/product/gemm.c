@@ -1,0 +1,581 @@
+// SPDX-License-Identifier: MIT
+// cpu/product/gemm.c -- products by our own loops: all of float32, float64 and float16, and bfloat16 where the CPU
+// has no instructions for it.
+//
+// Small: no packing; A is broadcast from where it is, B read from where it is when its columns are
+// adjacent. Large (Goto, van de Geijn 2008): B is cut into panels of KC x 3 vectors, as many at a time as the
+// half of the second cache holds; A into panels of KC x 8 rows, each of which stays close while all of B's pass
+// by. (The other order, B's panel for all of A, brings both out of the second cache: 13 % slower.) Strides that are
+// powers of two, on which caches and address tables run into themselves, are met only while packing. Half types are
+// converted while packing and accumulate in float32, rounded once at the end.
+// Every element of C is summed in the same order whatever the number of threads, rows and columns at a time.
+//
+// Built with -ffp-contract=fast (CMakeLists.txt): here, and only here, a*b + c may become an fma.
+#include <unistd.h>
+#include "cpu/product/gemm.h"
+
+enum {
+    SMALL = 16 << 10,  // multiply-adds up to which packing costs more than it saves
+    KC = 1024,  // depth of panels in floats (half as many doubles). Sums are cut here, so it is one number for all CPUs
+    FEW = 400,  // columns up to which rows of A are read where they are: they pass by too few times to pay for packing
+    ROWS = 2048,  // rows of A packed at a time, at most
+    ROWS_HALF = 1024,
+    COLUMNS_HALF = 2304,  // half types: of those deeper than KC so many float32 sums are kept
+    RUN = 128,    // bytes of a column of A packed together where columns are the runs of memory: what is fetched as one
+    SHARE = 256,  // lines of B's next columns that are fetched beside a panel of A
+};
+
+// Without AVX-512 our vectors are taken apart.
+static bool narrow(void)
+{
+    static int known = -1;
+    if (MS_UNLIKELY(known < 0)) known = strcmp(ms_cpu_isa(), "v4") != 0;
+    return known;
+}
+
+// Rows of a packed panel of A: what the tiles take.
+static int64_t panel_rows(void) { return narrow() ? 6 : 8; }
+
+// Bytes of the second (2) or third cache, between bounds.
+static int64_t cache_bytes(int level)
+{
+    static int64_t known[2];
+    int64_t *size = &known[level - 2];
+    if (MS_LIKELY(*size)) return *size;
+    int64_t bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE),
+            least = level == 2 ? 256 << 10 : 8 << 20;
+    return *size = bytes < least ? least : bytes;
+}
+
+static int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// A large product under way.
+typedef struct gemm_work {
+    const ms_gemm *g;
+    int64_t size;                 // bytes of an accumulating number: 4 or 8
+    int64_t wide, high;           // columns of a panel of B, rows of one of A
+    int64_t i0, mb;               // the rows at hand,
+    int64_t first_col, last_col;  // the columns whose sums are kept,
+    int64_t j0, nc, p0, kc;       // the columns of B that are packed and the depth,
+    int64_t then_j, then_nc, then_p,
+        then_kc;       // and those after them; then_nc = 0: none, or several threads share the work
+    int64_t mc, cols;  // rows and columns of a task
+    int64_t across;    // tasks beside each other
+    int64_t pack;      // columns of a task of packing
+    bool half, first, last, pack_a;
+    bool fused;   // the first rows pack B
+    char *b, *a;  // packed panels, one after the other
+    float *sums;  // half types: float32 sums, mb rows; of one that is one block deep, a panel's rows for each thread
+    int64_t sums_rs;
+} gemm_work;
+
+// Lines that are packed next, fetched into the second cache while these rows are at work: groups of lines so many bytes
+// apart, and from the end of one group to the next; and those that they will be packed into.
+typedef struct gemm_ahead {
+    const char *at;
+    char *to;  // NULL: in the cache already
+    int64_t apart, jump, groups;
+    int lines, pairs;         // of a group, an even number; of them fetched
+    struct gemm_ahead *then;  // when all are
+} gemm_ahead;
+
+#define EACH_LANE(f, s)                                                                                           \
+    f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7), f(s, 8), f(s, 9), f(s, 10), f(s, 11), \
+        f(s, 12), f(s, 13), f(s, 14), f(s, 15)
+#define REAL float
+#define R(x) x##_f32
+#define LANES 16
+#include "cpu/product/gemm_body.h"
+#undef REAL
+#undef R
+#undef LANES
+#undef EACH_LANE
+
+#define EACH_LANE(f, s) f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7)
+#define REAL double
+#define R(x) x##_f64
+#define LANES 8
+#include "cpu/product/gemm_body.h"
+#undef REAL
+#undef R
+#undef LANES
+#undef EACH_LANE
+
+// ---- half types: panels in float32 ----------------------------------------------------------------
+
+// Runs of memory to floats and back.
+static MS_KERNEL void load_f16(float *out, const ms_f16 *in, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) out[i] = ms_f16_to_float(in[i]);
+}
+
+static MS_KERNEL void load_bf16(float *out, const ms_bf16 *in, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) out[i] = ms_bf16_to_float(in[i]);
+}
+
+static MS_KERNEL void store_f16(ms_f16 *out, const float *in, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) out[i] = ms_float_to_f16(in[i]);
+}
+
+static MS_KERNEL void store_bf16(ms_bf16 *out, const float *in, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) out[i] = ms_float_to_bf16(in[i]);
+}
+
+static void load_run(int dtype, float *out, const void *in, int64_t at, int64_t n)
+{
+    if (dtype == MS_F16) load_f16(out, (const ms_f16 *)in + at, n);
+    else load_bf16(out, (const ms_bf16 *)in + at, n);
+}
+
+static float load_one(int dtype, const void *in, int64_t at)
+{
+    return dtype == MS_F16 ? ms_f16_to_float(((const ms_f16 *)in)[at]) : ms_bf16_to_float(((const ms_bf16 *)in)[at]);
+}
+
+// bfloat16 is the upper half of a float32: a pair of numbers moves as one float, and is then parted.
+typedef uint32_t pair __attribute__((may_alias));
+
+static inline __attribute__((always_inline)) void part(float *out, int64_t out_rs, const pair *t, int rows, int n)
+{
+    for (int l = 0; l < rows; l++) {
+        pair *even = (pair *)out + 2 * l * out_rs, *odd = even + out_rs;
+        for (int j = 0; j < n; j++) {
+            even[j] = t[l * n + j] << 16;
+            odd[j] = t[l * n + j] & 0xffff0000;
+        }
+    }
+}
+
+// 16 columns of adjacent numbers; how many of each are done.
+static MS_KERNEL int64_t pack_columns_bf16(float *out, int64_t out_rs, const ms_bf16 *b, int64_t cs, int64_t k)
+{
+    pair t[16 * 16] __attribute__((aligned(64)));
+    for (int64_t p = 0; p < k / 32 * 32; p += 32) {
+        transpose_f32((float *)t, 16, b + p, cs * 2);
+        part(out + p * out_rs, out_rs, t, 16, 16);
+    }
+    return k / 32 * 32;
+}
+
+// 8 rows likewise.
+static MS_KERNEL int64_t pack_rows_bf16(float *out, const ms_bf16 *a, int64_t rs, int64_t k)
+{
+    pair t[16 * 8] __attribute__((aligned(64)));
+    for (int64_t p = 0; p < k / 32 * 32; p += 32) {
+        transpose_8_f32((float *)t, a + p, rs * 2);
+        part(out + p * 8, 8, t, 16, 8);
+    }
+    return k / 32 * 32;
+}
+
+// Panels of rows, all of a row's before the next row's: they share lines.
+static MS_KERNEL void pack_panels_bf16(float *out, const ms_bf16 *b, int64_t rs, int64_t k, int64_t panels)
+{
+    for (int64_t p = 0; p < k; p++, b += rs, out += 48)
+        for (int64_t j = 0; j < panels; j++) {
+            __builtin_prefetch(b + 8 * rs + j * 48);
+            for (int q = 0; q < 48; q++) out[j * 48 * k + q] = ms_bf16_to_float(b[j * 48 + q]);
+        }
+}
+
+// Columns of A, a run of each, to panels of 8 rows.
+static MS_KERNEL void pack_runs(float *out, const float *t, int64_t columns, int64_t panel)
+{
+    for (int64_t i = 0; i < RUN / 16; i++)
+        for (int64_t q = 0; q < columns; q++)
+            memcpy(out + i * panel + q * 8, t + q * RUN / 2 + i * 8, 8 * sizeof(float));
+}
+
+// Like pack_f32: squares of 16 x 16 pass through a tile.
+static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int64_t at, int64_t rs, int64_t cs,
+                      int64_t k, int64_t n)
+{
+    int64_t wide = (n + 15) / 16 * 16;
+    if (cs == 1) {
+        for (int64_t p = 0; p < k; p++) {
+            load_run(dtype, out + p * out_rs, b, at + p * rs, n);
+            for (int64_t j = n; j < wide; j++) out[p * out_rs + j] = 0;
+        }
+        return;
+    }
+    for (int64_t j = 0; j < wide; j += 16) {
+        int64_t w = n - j < 16 ? n - j : 16, p = 0;
+        if (dtype == MS_BF16 && rs == 1 && w == 16)
+            p = pack_columns_bf16(out + j, out_rs, (const ms_bf16 *)b + at + j * cs, cs, k);
+        for (; p < k; p += 16) {
+            float t[16 * 16] = { 0 };
+            int64_t h = k - p < 16 ? k - p : 16;
+            for (int64_t l = 0; l < w; l++) {
+                int64_t from = at + p * rs + (j + l) * cs;
+                if (rs == 1) load_run(dtype, t + l * 16, b, from, h);
+                else
+                    for (int64_t q = 0; q < h; q++) t[l * 16 + q] = load_one(dtype, b, from + q * rs);
+            }
+            pack_f32(out + p * out_rs + j, out_rs, t, 1, 16, h, 16);
+        }
+    }
+}
+
+// Rows of A into panels, converted on the way.
+static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int64_t rs, int64_t cs, int64_t m,
+                           int64_t k, int64_t high)
+{
+    enum { LONG = RUN / 2, ROUND = 8 * KC / LONG };
+    float t[8 * KC] __attribute__((aligned(64)));
+    int64_t whole = m / high * high;
+    if (rs == 1) {  // columns, LONG numbers of each, through a tile
+        if (whole < m) memset(out + whole * k, 0, (size_t)(high * k) * sizeof(float));
+        for (int64_t p = 0; p < k; p += ROUND) {
+            int64_t columns = k - p < ROUND ? k - p : ROUND;
+            for (int64_t q = 0; q < columns; q++) load_run(dtype, t + q * LONG, a, at + (p + q) * cs, m);
+            if (high == 8 && m == LONG) pack_runs(out + p * 8, t, columns, 8 * k);
+            else
+                for (int64_t i = 0; i < m; i += high)
+                    for (int64_t q = 0; q < columns; q++)
+                        memcpy(out + i * k + (p + q) * high, t + q * LONG + i,
+                               (size_t)(m - i < high ? m - i : high) * sizeof(float));
+        }
+        return;
+    }
+    for (int64_t i = 0; i < m; i += high) {
+        int64_t rows = m - i < high ? m - i : high, p = 0;
+        if (dtype == MS_BF16 && cs == 1 && rows == 8 && high == 8)
+            p = pack_rows_bf16(out + i * k, (const ms_bf16 *)a + at + i * rs, rs, k);
+        if (p == k) continue;
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t from = at + (i + r) * rs + p * cs, rest = k - p;
+            if (cs == 1) load_run(dtype, t + r * rest, a, from, rest);
+            else
+                for (int64_t q = 0; q < rest; q++) t[r * rest + q] = load_one(dtype, a, from + q * cs);
+        }
+        pack_rows_f32(out + i * k + p * high, t, k - p, 1, rows, k - p, high, k);
+    }
+}
+
+// ---- large products -------------------------------------------------------------------------------
+
+// n cut into equal parts of at most `most`, each a multiple of `unit`.
+static int64_t even(int64_t n, int64_t most, int64_t unit)
+{
+    return ceil_div(ceil_div(n, ceil_div(n, most)), unit) * unit;
+}
+
+static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
+{
+    const gemm_work *w = arg;
+    const ms_gemm *g = w->g;
+    (void)end, (void)block;
+    int64_t j = task * w->pack, stop = j + w->pack < w->nc ? j + w->pack : w->nc;
+    if (g->b_cs == 1 && g->dtype != MS_F16) {
+        int64_t panels = (stop - j) / w->wide, at = w->p0 * g->b_rs + w->j0 + j;
+        char *out = w->b + j * w->kc * w->size;
+        if (w->half) pack_panels_bf16((float *)out, (const ms_bf16 *)g->b + at, g->b_rs, w->kc, panels);
+        else if (w->size == 4) pack_panels_f32((float *)out, (const float *)g->b + at, g->b_rs, w->kc, panels);
+        else pack_panels_f64((double *)out, (const double *)g->b + at, g->b_rs, w->kc, panels);
+        j += panels * w->wide;
+    }
+    for (; j < stop; j += w->wide) {
+        int64_t n = stop - j < w->wide ? stop - j : w->wide, at = w->p0 * g->b_rs + (w->j0 + j) * g->b_cs;
+        char *out = w->b + j * w->kc * w->size;
+        if (w->half) pack_half(g->dtype, (float *)out, w->wide, g->b, at, g->b_rs, g->b_cs, w->kc, n);
+        else if (w->size == 4) pack_f32((float *)out, w->wide, (const float *)g->b + at, g->b_rs, g->b_cs, w->kc, n);
+        else pack_f64((double *)out, w->wide, (const double *)g->b + at, g->b_rs, g->b_cs, w->kc, n);
+    }
+}
+
+// The finished sums of `rows` rows and n columns plus the bias, rounded.
+static void finish(const gemm_work *w, float *s, int64_t row, int64_t col, int64_t rows, int64_t n)
+{
+    const ms_gemm *g = w->g;
+    float bias[256];
+    for (int64_t j = 0; j < n; j += 256) {
+        int64_t m = n - j < 256 ? n - j : 256;
+        if (g->bias) load_run(g->dtype, bias, g->bias, col + j, m);
+        for (int64_t r = 0; r < rows; r++) {
+            float *from = s + r * w->sums_rs + j;
+            int64_t at = (row + r) * g->c_rs + col + j;
+            if (g->bias)
+                for (int64_t q = 0; q < m; q++) from[q] += bias[q];
+            if (g->dtype == MS_F16) store_f16((ms_f16 *)g->c + at, from, m);
+            else store_bf16((ms_bf16 *)g->c + at, from, m);
+        }
+    }
+}
+
+// Rows [i, i + m) of the rows at hand, i a multiple of the panels' height, from depth p to stop.
+static void pack_part(const gemm_work *w, int64_t i, int64_t m, int64_t p, int64_t stop)
+{
+    const ms_gemm *g = w->g;
+    int64_t at = (w->i0 + i) * g->a_rs + (w->p0 + p) * g->a_cs, k = stop - p;
+    char *out = w->a + (i * w->kc + p * w->high) * w->size;
+    if (w->half) pack_rows_half(g->dtype, (float *)out, g->a, at, g->a_rs, g->a_cs, m, k, w->high);
+    else if (w->size == 4)
+        pack_rows_f32((float *)out, (const float *)g->a + at, g->a_rs, g->a_cs, m, k, w->high, w->kc);
+    else pack_rows_f64((double *)out, (const double *)g->a + at, g->a_rs, g->a_cs, m, k, w->high, w->kc);
+}
+
+static void pack_rows(const gemm_work *w, int64_t i, int64_t m) { pack_part(w, i, m, 0, w->kc); }
+
+// Rows that are packed together where A's columns are the runs of memory: whole panels.
+static int64_t run_rows(const gemm_work *w) { return RUN / (w->half ? 2 : w->size) / 8 * w->high; }
+
+static void pack_rows_task(void *arg, int64_t task, int64_t end, int64_t unused)
+{
+    const gemm_work *w = arg;
+    int64_t step = run_rows(w), i = task * step;
+    (void)end, (void)unused;
+    pack_rows(w, i, w->mb - i < step ? w->mb - i : step);
+}
+
+static void row_half(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64_t n, gemm_ahead *ahead)
+{
+    float *s = w->sums;
+    if (w->first && w->last) s += ms__thread_num() * w->high * w->sums_rs;
+    else s += i * w->sums_rs + w->j0 + j - w->first_col;
+    sweep_f32((n + 15) / 16 * 16, rows, w->kc, (const float *)w->a + i * w->kc, (const float *)w->b + j * w->kc, s,
+              w->sums_rs, NULL, !w->first, ahead);
+    if (w->last) finish(w, s, w->i0 + i, w->j0 + j, rows, n);
+}
+
+// What is packed after rows [i, i + high) of [top, bottom), `step` of which are packed together: this panel's share of
+// it.
+static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t bottom, int64_t step)
+{
+    const ms_gemm *g = w->g;
+    int64_t size = w->half ? 2 : w->size, next = top + ((i - top) / step + 1) * step,
+            at = (w->i0 + next) * g->a_rs + w->p0 * g->a_cs;
+    gemm_ahead f = { 0 };
+    if (next + step > bottom) return f;
+    if (g->a_rs == 1) {  // columns, each `step` rows high
+        int64_t part = (i - top) % step / w->high, parts = step / w->high, from = w->kc * part / parts;
+        f.lines = (int)(step * size / 128) * 2;
+        f.apart = 64;
+        f.jump = g->a_cs * size - f.lines * 64;
+        f.groups = w->kc * (part + 1) / parts - from;
+        at += from * g->a_cs;
+        next += part * w->high;
+    } else {  // a line of each row
+        f.lines = (int)w->high;
+        f.apart = g->a_rs * size;
+        f.jump = 64 - w->high * f.apart;
+        f.groups = g->a_cs == 1 ? w->kc * size / 64 : 0;
+    }
+    f.at = (const char *)g->a + at * size;
+    f.to = w->a + next * w->kc * w->size;
+    return f;
+}
+
+// The share of B's next columns that is fetched beside the panel of A that `left` more follow: the last ones fetch it,
+// for what comes too early is pushed out again.
+static gemm_ahead columns_ahead(const gemm_work *w, int64_t left)
+{
+    const ms_gemm *g = w->g;
+    int64_t size = w->half ? 2 : w->size, shares = ceil_div(w->then_nc * w->then_kc * size / 64, SHARE),
+            share = shares - 1 - left;
+    bool rows = g->b_cs == 1;
+    gemm_ahead f = { 0 };
+    if (share < 0 || (!rows && g->b_rs != 1)) return f;
+    int64_t runs = rows ? w->then_kc : w->then_nc, stride = rows ? g->b_rs : g->b_cs, from = runs * share / shares;
+    f.at = (const char *)g->b + (w->then_p * g->b_rs + w->then_j * g->b_cs + from * stride) * size;
+    f.lines = (int)((rows ? w->then_nc : w->then_kc) * size / 128) * 2;
+    f.apart = 64;
+    f.jump = stride * size - f.lines * 64;
+    f.groups = f.lines ? runs * (share + 1) / shares - from : 0;
+    return f;
+}
+
+static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
+{
+    const gemm_work *w = arg;
+    const ms_gemm *g = w->g;
+    int64_t top = task / w->across * w->mc, bottom = w->mb - top < w->mc ? w->mb : top + w->mc,
+            j = task % w->across * w->cols;
+    int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, step = g->a_rs == 1 ? run_rows(w) : w->high;
+    bool fresh = w->pack_a && w->across == 1 && w->j0 == w->first_col;
+    bool along =
+        g->a_rs == 1 &&
+        !w->half;  // a run's columns are packed beside the panels before it, while they are in the second cache
+    (void)end, (void)unused;
+
+    for (int64_t i = top; i < bottom; i += w->high) {
+        int64_t rows = bottom - i < w->high ? bottom - i : w->high;
+        gemm_ahead ahead = { 0 };
+        if (fresh) {
+            if ((i - top) % step == 0 && !(along && i > top && i + step <= bottom))
+                pack_rows(w, i, bottom - i < step ? bottom - i : step);
+            ahead = rows_ahead(w, top, i, bottom, step);
+        }
+        gemm_ahead columns = { 0 };
+        if (w->then_nc) {
+            columns = columns_ahead(w, (bottom - 1 - i) / w->high);
+            ahead.then = &columns;
+        }
+        if (w->half) row_half(w, i, rows, j, n, &ahead);
+        else if (w->size == 4) row_f32(w, i, rows, j, n, &ahead);
+        else row_f64(w, i, rows, j, n, &ahead);
+        int64_t part = (i - top) % step / w->high, parts = step / w->high, next = i + (parts - part) * w->high;
+        if (fresh && along && next + step <= bottom)
+            pack_part(w, next, step, w->kc * part / parts, w->kc * (part + 1) / parts);
+    }
+}
+
+// The columns of B that are packed at hand, against the rows at hand.
+static void column_block(gemm_work *w, int64_t threads)
+{
+    int64_t panels = ceil_div(w->nc, w->wide);
+    w->pack = ceil_div(panels, threads) * w->wide;
+    if (threads == 1 && w->pack > 8 * w->wide)
+        w->pack = 8 * w->wide;  // a row of B passes through so many panels at once
+    w->across = ceil_div(w->nc, w->cols);
+    w->fused = w->g->b_cs == 1 && w->nc % (64 / w->size) == 0 && w->pack_a && !w->half && !narrow() && w->mc >= w->mb &&
+               w->mb >= w->high;
+    if (!w->fused) ms__parallel_tasks(ceil_div(w->nc, w->pack), pack_task, w);
+    if (w->pack_a && w->across > 1 && w->j0 == w->first_col)
+        ms__parallel_tasks(ceil_div(w->mb, run_rows(w)), pack_rows_task, w);
+    ms__parallel_tasks(ceil_div(w->mb, w->mc) * w->across, row_task, w);
+}
+
+// The block of B after the one at hand, for the same rows of A: further columns, or the next depth from the first
+// column on.
+static void what_follows(gemm_work *w, int64_t nc, int64_t kc)
+{
+    bool beside = w->j0 + w->nc < w->last_col;
+    w->then_j = beside ? w->j0 + w->nc : w->first_col;
+    w->then_p = beside ? w->p0 : w->p0 + w->kc;
+    w->then_kc = w->g->k - w->then_p < kc ? w->g->k - w->then_p : kc;
+    w->then_nc = w->then_kc == 0 ? 0 : w->last_col - w->then_j < nc ? w->last_col - w->then_j : nc;
+}
+
+// How large a product is cut: depth of panels, rows and columns at hand at a time.
+typedef struct gemm_cut {
+    int64_t kc, mb, jb, nc;
+} gemm_cut;
+
+// Half of the second cache for B's panels, through which a panel of A passes. Several threads: about two tasks each,
+// cut first along rows, 128 of which pay for having B's panels brought, then along columns.
+static gemm_cut cut(gemm_work *w, int64_t threads)
+{
+    const ms_gemm *g = w->g;
+    gemm_cut c = { .kc = even(g->k, KC * 4 / w->size, 16),
+                   .mb = even(g->m, w->half ? ROWS_HALF : ROWS, w->high),
+                   .jb = g->n };
+    if (w->half && c.kc < g->k && g->n > COLUMNS_HALF) c.jb = even(g->n, COLUMNS_HALF, w->wide);
+
+    int64_t fit = cache_bytes(2) / 2 / (c.kc * w->size) / w->wide * w->wide, down = 1, across = 1;
+    w->cols = even(c.jb, fit < 2 * w->wide ? 2 * w->wide : fit, w->wide);
+    if (threads > 1) {
+        int64_t most = ceil_div(c.jb, w->cols);
+        down = c.mb / 128 < 1 ? 1 : c.mb / 128 < 2 * threads ? c.mb / 128 : 2 * threads;
+        across = ceil_div(2 * threads, down) < most ? ceil_div(2 * threads, down) : most;
+        if (down * across < 2 * threads && c.mb > down * 4 * w->high) {
+            down = ceil_div(2 * threads, across);
+            if (down > c.mb / (4 * w->high)) down = c.mb / (4 * w->high);
+        }
+        if (down * across < threads && w->cols > 2 * w->wide) {
+            w->cols = even(c.jb, ceil_div(w->cols, ceil_div(threads, down * across)), w->wide);
+            most = ceil_div(c.jb, w->cols);
+            across = ceil_div(2 * threads, down) < most ? ceil_div(2 * threads, down) : most;
+        }
+    }
+    w->mc = even(c.mb, ceil_div(c.mb, down), w->high);
+    c.nc = w->cols * across;
+    return c;
+}
+
+// The rows and the columns at hand, through all of the depth.
+static void all_depths(gemm_work *w, const gemm_cut *c, int64_t threads)
+{
+    const ms_gemm *g = w->g;
+    for (w->p0 = 0; w->p0 < g->k; w->p0 += w->kc) {
+        w->kc = g->k - w->p0 < c->kc ? g->k - w->p0 : c->kc;
+        w->first = w->p0 == 0;
+        w->last = w->p0 + w->kc == g->k;
+        for (w->j0 = w->first_col; w->j0 < w->last_col; w->j0 += c->nc) {
+            w->nc = w->last_col - w->j0 < c->nc ? w->last_col - w->j0 : c->nc;
+            if (threads == 1) what_follows(w, c->nc, c->kc);
+            column_block(w, threads);
+        }
+    }
+}
+
+static ms_status large(const ms_gemm *g)
+{
+    gemm_work w = { .g = g, .half = ms__is_half(g->dtype), .size = g->dtype == MS_F64 ? 8 : 4, .high = panel_rows() };
+    int64_t threads = ms_num_threads();
+    w.wide = 3 * 64 / w.size;
+    w.pack_a = w.half || g->a_cs != 1 || g->n > FEW;
+    const gemm_cut c = cut(&w, threads);
+
+    bool deep = c.kc < g->k;
+    int64_t depth = deep ? c.kc : g->k;
+    size_t a_bytes = w.pack_a ? (size_t)(c.mb * depth * w.size) : 0, b_bytes = (size_t)(c.nc * depth * w.size),
+           s_bytes = 0;
+    if (w.half) {
+        w.sums_rs = (deep ? c.jb : w.cols) + 16;  // not a power of two
+        s_bytes = (size_t)((deep ? c.mb : w.high * threads) * w.sums_rs) * 4;
+    }
+    ms_block *scratch;
+    MS_TRY(ms__alloc(&scratch, MS_CPU, a_bytes + b_bytes + s_bytes, g->what));
+    w.b = scratch->data;
+    w.a = w.b + b_bytes;
+    w.sums = s_bytes ? (float *)(w.a + a_bytes) : NULL;
+    for (w.i0 = 0; w.i0 < g->m; w.i0 += c.mb) {
+        w.mb = g->m - w.i0 < c.mb ? g->m - w.i0 : c.mb;
+        for (w.first_col = 0; w.first_col < g->n; w.first_col += c.jb) {
+            w.last_col = g->n - w.first_col < c.jb ? g->n : w.first_col + c.jb;
+            all_depths(&w, &c, threads);
+        }
+    }
+    ms__free(scratch);
+    return MS_OK;
+}
+
+// ---- choice ---------------------------------------------------------------------------------------
+
+// k = 0: the empty sum.
+static void only_bias(const ms_gemm *g)
+{
+    size_t size = (size_t)ms__dtype_size(g->dtype);
+    for (int64_t i = 0; i < g->m; i++) {
+        char *row = (char *)g->c + (size_t)(i * g->c_rs) * size;
+        if (g->bias) memcpy(row, g->bias, (size_t)g->n * size);
+        else memset(row, 0, (size_t)g->n * size);
+    }
+}
+
+ms_status ms__gemm_own(const ms_gemm *g)
+{
+    if (g->m == 0 || g->n == 0) return MS_OK;
+    if (g->k == 0) return only_bias(g), MS_OK;
+    if (g->dtype == MS_F32 && small_f32(g)) return MS_OK;
+    if (g->dtype == MS_F64 && small_f64(g)) return MS_OK;
+    return large(g);
+}
+
+// oneDNN does bfloat16 where the CPU has instructions for it (tiles, or dot products of pairs): elsewhere it takes ten
+// times as long as our own loops. These do float32 as fast as oneDNN at 512 and faster at 1024 and 2048
+// (scripts/bench/results), and give the same bits with any number of threads, which oneDNN does not promise below
+// AVX-512.
+static bool has_bf16(void)
+{
+    static int known = -1;
+    if (MS_UNLIKELY(known < 0)) {
+        known = 0;
+#if defined(__x86_64__)
+        __builtin_cpu_init();
+        known = __builtin_cpu_supports("avx512bf16") && !narrow();
+#endif
+    }
+    return known;
+}
+
+ms_status ms__gemm(const ms_gemm *g)
+{
+    if (!ms__is_float(g->dtype)) return ms__gemm_integer(g);
+    if (g->dtype == MS_BF16 && has_bf16() && (double)g->m * (double)g->n * (double)g->k > SMALL && ms__onednn_takes(g))
+        return ms__gemm_onednn(g);
+    return ms__gemm_own(g);
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// cpu/product/gemm.h -- the one product everything is made of: C[m,n] = A[m,k] B[k,n] (+ bias[n]), any strides for
+// A and B. product.c and attention.c call ms__gemm; it picks our own loops (cpu/gemm.c) or
+// oneDNN (cpu/onednn.c).
+//
+// Numbers: float32 and float64 accumulate in themselves, half types in float32 and round once. Which
+// path is taken, and every order of summation, depends on shapes, strides and the CPU, never on the
+// number of threads.
+#ifndef MS_GEMM_H
+#define MS_GEMM_H
+
+#include "ops/op.h"
+
+typedef struct ms_gemm {
+    int dtype;  // of a, b, bias and c
+    int64_t m, n, k;
+    const void *a, *b, *bias;  // bias may be NULL
+    void *c;
+    int64_t a_rs, a_cs;  // strides in elements: of a row, of a column
+    int64_t b_rs, b_cs;
+    int64_t c_rs;      // columns of c are adjacent
+    const char *what;  // operator, for errors
+} ms_gemm;
+
+ms_status ms__gemm(const ms_gemm *g);
+
+// The paths. own: every dtype. onednn: float32, bfloat16.
+ms_status ms__gemm_own(const ms_gemm *g);
+ms_status ms__gemm_onednn(const ms_gemm *g);
+bool ms__onednn_takes(const ms_gemm *g);
+ms_status ms__gemm_integer(const ms_gemm *g);  // int64, int32, uint8: exact, wrapping around; no bias
+
+// For kernels made of small products (attention): C[m,n] (+)= A B with n a multiple of 16, B's and C's columns adjacent
+// and readable up to n. pack: out[p * out_rs + j] = b[p * rs + j * cs], columns up to a multiple of 16 become 0.
+void ms__block_f32(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_rs, int64_t a_cs, const float *b,
+                   int64_t b_rs, float *c, int64_t c_rs, bool add);
+void ms__block_f64(int64_t m, int64_t n, int64_t k, const double *a, int64_t a_rs, int64_t a_cs, const double *b,
+                   int64_t b_rs, double *c, int64_t c_rs, bool add);
+void ms__pack_f32(float *out, int64_t out_rs, const float *b, int64_t rs, int64_t cs, int64_t k, int64_t n);
+void ms__pack_f64(double *out, int64_t out_rs, const double *b, int64_t rs, int64_t cs, int64_t k, int64_t n);
+
+// out[n] = sum over m of x[m,n] (row stride rs, columns adjacent): gradients of biases and of affine
+// weights. Half types accumulate in float32. Fixed blocks of rows, so threads don't show.
+void ms__column_sum(int dtype, void *out, const void *x, int64_t m, int64_t n, int64_t rs);
+
+#endif

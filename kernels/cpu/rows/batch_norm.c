@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: MIT
+// cpu/rows/batch_norm.c -- batch_norm on the CPU. Statistics and weights are held in double; elements are worked on in
+// float32 or float64 (half types are converted on the way in and out).
+//
+// Sizes: N batch, C channels, S the rest. With S > 1 a task is a channel, passed over a few times in the second cache;
+// with S = 1 it is a block of rows, whose size is a matter of the shape only, and blocks are joined in order.
+#include "cpu/rows/rows.h"
+#include "formulas/batch_norm.h"
+#include "rows/grad.h"
+#include "rows/ops.h"
+#include "cpu/rows/layers.h"
+
+typedef struct bn {
+    int dtype;  // REAL's
+    bool training;
+    int64_t n, c, s, rows;  // sizes; rows of a block
+    double eps;
+    const void *x, *g;
+    void *y;                                    // or dx; NULL when nobody wants it
+    void *coefficients;                         // REAL, by channel, for rows
+    double *parts;                              // 2 C by block
+    double *w, *b, *mean, *var, *gmean, *gvar;  // by channel; w, b, gmean, gvar may be NULL
+    double *dw, *db, *dmean, *dvar;
+} bn;
+
+// A channel's gradients from its sums of g and of g (x - mean), and the factors of its dx.
+static void finish_channel(const bn *p, int64_t c, double sg, double sgx, double *k)
+{
+    ms_bn_channel q = ms_bn_finish(p->var[c], p->eps, p->w ? p->w[c] : 1, (double)(p->n * p->s), p->training,
+                                   p->gmean ? p->gmean[c] : 0, p->gvar ? p->gvar[c] : 0, sg, sgx);
+    p->dw[c] = q.dw, p->db[c] = q.db, p->dmean[c] = q.dmean, p->dvar[c] = q.dvar;
+    k[0] = q.of_g, k[1] = q.of_x, k[2] = q.alone;
+}
+
+#define REAL float
+#define R(x) x##_f32
+#include "cpu/rows/batch_norm_body.h"
+#undef REAL
+#undef R
+#define REAL double
+#define R(x) x##_f64
+#include "cpu/rows/batch_norm_body.h"
+
+#define BOTH(p, name, ...) ((p)->dtype == MS_F64 ? name##_f64(__VA_ARGS__) : name##_f32(__VA_ARGS__))
+
+static void by_channel(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const bn *p = arg;
+    int64_t each = p->n * p->s;
+    (void)block;
+    for (int64_t c = first / each; c < last / each; c++) BOTH(p, channel, p, c);
+}
+
+static void by_channel_backward(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const bn *p = arg;
+    int64_t each = p->n * p->s;
+    (void)block;
+    for (int64_t c = first / each; c < last / each; c++) BOTH(p, channel_backward, p, c);
+}
+
+static void stats_part(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const bn *p = arg;
+    double *part = p->parts + 2 * p->c * block;
+    BOTH(p, rows_stats, p, first / p->c, last / p->c, part, part + p->c);
+}
+
+static void rows_part(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const bn *p = arg;
+    (void)block;
+    BOTH(p, rows, p, first / p->c, last / p->c);
+}
+
+static void sums_part(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const bn *p = arg;
+    double *part = p->parts + 2 * p->c * block;
+    BOTH(p, rows_sums, p, first / p->c, last / p->c, part, part + p->c);
+}
+
+static void rows_backward_part(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const bn *p = arg;
+    (void)block;
+    BOTH(p, rows_backward, p, first / p->c, last / p->c);
+}
+
+static int64_t blocks_of(const bn *p) { return (p->n + p->rows - 1) / p->rows; }
+
+// Means and spreads of blocks of rows as those of all (Chan, Golub, LeVeque 1979).
+static void add_stats(const bn *p)
+{
+    double count = 0;
+    memset(p->mean, 0, (size_t)p->c * sizeof *p->mean);
+    memset(p->var, 0, (size_t)p->c * sizeof *p->var);
+    for (int64_t k = 0; k < blocks_of(p); k++) {
+        const double *part = p->parts + 2 * p->c * k;
+        double n = (double)(p->n - k * p->rows < p->rows ? p->n - k * p->rows : p->rows), share = n / (count + n);
+        for (int64_t c = 0; c < p->c; c++) {
+            double d = part[c] - p->mean[c];
+            p->var[c] += part[p->c + c] + d * d * count * share;
+            p->mean[c] += d * share;
+        }
+        count += n;
+    }
+    for (int64_t c = 0; c < p->c; c++) p->var[c] /= count;
+}
+
+static void set_coefficient(const bn *p, int k, int64_t c, double v)
+{
+    if (p->dtype == MS_F64) ((double *)p->coefficients)[k * p->c + c] = v;
+    else ((float *)p->coefficients)[k * p->c + c] = (float)v;
+}
+
+static void by_rows(bn *p)
+{
+    int64_t all = p->n * p->c, block = p->rows * p->c;
+    if (p->training) {
+        ms__parallel(all, block, stats_part, p);
+        add_stats(p);
+    }
+    for (int64_t c = 0; c < p->c; c++) {
+        set_coefficient(p, 0, c, p->mean[c]);
+        set_coefficient(p, 1, c, ms_bn_scale(p->var[c], p->eps, p->w ? p->w[c] : 1));
+        set_coefficient(p, 2, c, p->b ? p->b[c] : 0);
+    }
+    ms__parallel(all, block, rows_part, p);
+}
+
+static void by_rows_backward(bn *p)
+{
+    int64_t all = p->n * p->c, block = p->rows * p->c;
+    for (int64_t c = 0; c < p->c; c++) set_coefficient(p, 0, c, p->mean[c]);
+    if (p->g) ms__parallel(all, block, sums_part, p);
+    double *sums = p->parts;
+    if (!p->g) memset(sums, 0, (size_t)(2 * p->c) * sizeof *sums);
+    for (int64_t j = 1; p->g && j < blocks_of(p); j++)
+        for (int64_t c = 0; c < 2 * p->c; c++) sums[c] += p->parts[2 * p->c * j + c];
+    for (int64_t c = 0; c < p->c; c++) {
+        double k[3];
+        finish_channel(p, c, sums[c], sums[p->c + c], k);
+        for (int i = 0; i < 3; i++) set_coefficient(p, i + 1, c, k[i]);
+    }
+    if (p->y) ms__parallel(all, block, rows_backward_part, p);
+}
+
+static void sizes(bn *p, const ms_tensor *x)
+{
+    p->n = x->shape[0];
+    p->c = x->shape[1];
+    p->s = 1;
+    for (int d = 2; d < x->ndim; d++) p->s *= x->shape[d];
+    p->rows = p->c && 32768 / p->c > 64 ? 32768 / p->c : 64;
+    p->dtype = x->dtype == MS_F64 ? MS_F64 : MS_F32;
+}
+
+// Room for the doubles by channel, the coefficients and the parts.
+static ms_status room_for(ms_block **room, bn *p, int by_channel_arrays, const char *what)
+{
+    int64_t parts = p->s == 1 ? 2 * p->c * blocks_of(p) : 0;
+    MS_TRY(ms__alloc(room, MS_CPU, (size_t)((by_channel_arrays + 4) * p->c + parts) * sizeof(double), what));
+    double *at = (*room)->data;
+    p->coefficients = at + by_channel_arrays * p->c;
+    p->parts = at + (by_channel_arrays + 4) * p->c;
+    return MS_OK;
+}
+
+// t as contiguous numbers of that dtype: itself (retained) or a copy.
+static ms_status as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
+{
+    if (t->dtype == dtype) return ms__contiguous(out, t);
+    return ms__run_op(&ms__op_cast, 1, &t, 1, (int64_t[]) { dtype }, 0, NULL, 1, out);
+}
+
+// One number a channel, as doubles in `room`; NULL for an absent tensor.
+static ms_status channels(double **out, double *room, ms_tensor *t)
+{
+    *out = NULL;
+    if (!t) return MS_OK;
+    ms_tensor *wide;
+    MS_TRY(as_dtype(&wide, t, MS_F64));
+    memcpy(room, ms__data(wide), ms__nbytes(wide));
+    ms__release(wide);
+    *out = room;
+    return MS_OK;
+}
+
+static void put_channels(ms_tensor *out, const double *from)
+{
+    if (!out) return;
+    for (int64_t c = 0; c < out->numel; c++) {
+        if (out->dtype == MS_F64) ((double *)ms__data(out))[c] = from[c];
+        else ((float *)ms__data(out))[c] = (float)from[c];
+    }
+}
+
+// Where to write elements of `out`: itself, or a tensor of the working dtype that put_back copies and releases.
+static ms_status work_on(ms_tensor **work, ms_tensor *out, int dtype)
+{
+    *work = NULL;
+    if (!out) return MS_OK;
+    if (out->dtype == dtype) {
+        *work = ms__retain(out);
+        return MS_OK;
+    }
+    return ms__tensor_new(work, dtype, ms__device(out), out->ndim, out->shape, "batch_norm");
+}
+
+static ms_status put_back(ms_tensor *out, ms_tensor *work, ms_status st)
+{
+    if (st == MS_OK && work && work != out) st = ms__copy(out, work);
+    ms__release(work);
+    return st;
+}
+
+ms_status ms__cpu_batch_norm(ms_call *c)
+{
+    bn p = { .training = c->i[0] != 0, .eps = c->f[0] };
+    ms_tensor *x = NULL, *y = NULL;
+    ms_block *room = NULL;
+    sizes(&p, c->in[0]);
+    if (c->out[0]->numel == 0) {  // a batch of nothing: statistics of 0
+        for (int k = 1; k < c->n_out; k++) MS_TRY(ms__zero(c->out[k]));
+        return MS_OK;
+    }
+    MS_TRY(room_for(&room, &p, 4, c->op->name));
+    double *at = room->data;
+    ms_status st = as_dtype(&x, c->in[0], p.dtype);
+    if (st == MS_OK) st = work_on(&y, c->out[0], p.dtype);
+    if (st == MS_OK) st = channels(&p.w, at, c->n_in > 1 ? c->in[1] : NULL);
+    if (st == MS_OK) st = channels(&p.b, at + p.c, c->n_in > 2 ? c->in[2] : NULL);
+    if (st == MS_OK && !p.training) st = channels(&p.mean, at + 2 * p.c, c->in[3]);
+    if (st == MS_OK && !p.training) st = channels(&p.var, at + 3 * p.c, c->in[4]);
+    if (st == MS_OK) {
+        if (p.training) p.mean = at + 2 * p.c, p.var = at + 3 * p.c;
+        p.x = ms__data(x);
+        p.y = ms__data(y);
+        if (p.s == 1) by_rows(&p);
+        else ms__parallel(x->numel, p.n * p.s, by_channel, &p);
+        if (p.training) {
+            put_channels(c->out[1], p.mean);
+            put_channels(c->out[2], p.var);
+        }
+    }
+    st = put_back(c->out[0], y, st);
+    ms__release(x);
+    ms__free(room);
+    return st;
+}
+
+// (gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?) -> dx, dw, db, dmean, dvar as the mask asks
+ms_status ms__cpu_batch_norm_backward(ms_call *c)
+{
+    bn p = { .training = c->i[0] != 0, .eps = c->f[0] };
+    ms_tensor *g = NULL, *x = NULL, *y = NULL, *dx = ms__grad_out(c, 0);
+    ms_block *room = NULL;
+    sizes(&p, c->in[1]);
+    if (c->in[1]->numel == 0) {
+        for (int k = 0; k < c->n_out; k++) MS_TRY(ms__zero(c->out[k]));
+        return MS_OK;
+    }
+    MS_TRY(room_for(&room, &p, 9, c->op->name));
+    double *at = room->data;
+    ms_status st = as_dtype(&x, c->in[1], p.dtype);
+    if (st == MS_OK && c->in[0]) st = as_dtype(&g, c->in[0], p.dtype);
+    if (st == MS_OK) st = work_on(&y, dx, p.dtype);
+    if (st == MS_OK) st = channels(&p.w, at, c->in[2]);
+    if (st == MS_OK) st = channels(&p.mean, at + p.c, c->in[3]);
+    if (st == MS_OK) st = channels(&p.var, at + 2 * p.c, c->in[4]);
+    if (st == MS_OK) st = channels(&p.gmean, at + 3 * p.c, c->in[5]);
+    if (st == MS_OK) st = channels(&p.gvar, at + 4 * p.c, c->in[6]);
+    if (st == MS_OK) {
+        p.x = ms__data(x);
+        p.g = g ? ms__data(g) : NULL;
+        p.y = y ? ms__data(y) : NULL;
+        p.dw = at + 5 * p.c, p.db = at + 6 * p.c, p.dmean = at + 7 * p.c, p.dvar = at + 8 * p.c;
+        if (p.s == 1) by_rows_backward(&p);
+        else ms__parallel(x->numel, p.n * p.s, by_channel_backward, &p);
+        put_channels(ms__grad_out(c, 1), p.dw);
+        put_channels(ms__grad_out(c, 2), p.db);
+        put_channels(ms__grad_out(c, 3), p.dmean);
+        put_channels(ms__grad_out(c, 4), p.dvar);
+    }
+    st = put_back(dx, y, st);
+    ms__release(g);
+    ms__release(x);
+    ms__free(room);
+    return st;
+}

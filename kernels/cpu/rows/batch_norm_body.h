@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+// cpu/rows/batch_norm_body.h -- batch_norm and its gradient, included once per accumulation type by batch_norm.c: a
+// channel at a time where its numbers lie in runs [N, C, S], a block of rows at a time where they don't [N, C]. Sums of
+// a run are made in REAL, runs and rows are added in double, in order.
+
+// ---- a channel, in runs ---------------------------------------------------------------------------
+
+// sum of g (x - m)
+MS_INLINE REAL R(row_dot_from)(const REAL *g, const REAL *x, REAL m, int64_t n)
+{
+    R(ms_lanes) s = { 0 };
+    int64_t j = 0;
+    for (; j + 16 <= n; j += 16) s += *(const R(ms_lanes) *)(g + j) * (*(const R(ms_lanes) *)(x + j) - m);
+    for (int64_t l = 0; j + l < n; l++) s[l] += g[j + l] * (x[j + l] - m);
+    return R(ms__fold)(&s);
+}
+
+static MS_KERNEL void R(channel)(const bn *p, int64_t c)
+{
+    const REAL *x = (const REAL *)p->x + c * p->s;
+    REAL *y = (REAL *)p->y + c * p->s;
+    int64_t N = p->n, S = p->s, step = p->c * S;
+    double count = (double)(N * S);
+    if (p->training) {
+        double total = 0, spread = 0;
+        for (int64_t n = 0; n < N; n++) total += R(ms__row_sum)(x + n * step, S);
+        p->mean[c] = total / count;
+        for (int64_t n = 0; n < N; n++) spread += R(ms__row_spread)(x + n * step, (REAL)p->mean[c], S);
+        p->var[c] = spread / count;
+    }
+    REAL mean = (REAL)p->mean[c], scale = (REAL)ms_bn_scale(p->var[c], p->eps, p->w ? p->w[c] : 1),
+         shift = (REAL)(p->b ? p->b[c] : 0);
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t j = 0; j < S; j++) y[n * step + j] = (x[n * step + j] - mean) * scale + shift;
+}
+
+static MS_KERNEL void R(channel_backward)(const bn *p, int64_t c)
+{
+    const REAL *x = (const REAL *)p->x + c * p->s, *g = p->g ? (const REAL *)p->g + c * p->s : NULL;
+    REAL *dx = p->y ? (REAL *)p->y + c * p->s : NULL, mean = (REAL)p->mean[c];
+    int64_t N = p->n, S = p->s, step = p->c * S;
+    double sums[2] = { 0 }, k[3];
+    for (int64_t n = 0; g && n < N; n++) {
+        sums[0] += R(ms__row_sum)(g + n * step, S);
+        sums[1] += R(row_dot_from)(g + n * step, x + n * step, mean, S);
+    }
+    finish_channel(p, c, sums[0], sums[1], k);
+    REAL kg = (REAL)k[0], a = (REAL)k[1], d = (REAL)k[2];
+    for (int64_t n = 0; dx && n < N; n++) {
+        const REAL *xn = x + n * step, *gn = g + n * step;
+        if (g)
+            for (int64_t j = 0; j < S; j++) dx[n * step + j] = kg * gn[j] + a * (xn[j] - mean) + d;
+        else
+            for (int64_t j = 0; j < S; j++) dx[n * step + j] = a * (xn[j] - mean) + d;
+    }
+}
+
+// ---- rows -----------------------------------------------------------------------------------------
+
+// This block's mean of every channel, and its sum of squared distances from that: add_stats joins the blocks.
+// Four rows at a time: the sums by channel are read and written less often.
+static MS_KERNEL void R(rows_stats)(const bn *p, int64_t first, int64_t last, double *restrict mean,
+                                    double *restrict spread)
+{
+    int64_t C = p->c, n = first;
+    const REAL *x = (const REAL *)p->x + first * C;
+    memset(mean, 0, (size_t)C * sizeof *mean);
+    memset(spread, 0, (size_t)C * sizeof *spread);
+    for (; n + 4 <= last; n += 4, x += 4 * C)
+        for (int64_t c = 0; c < C; c++) mean[c] += ((double)x[c] + x[C + c]) + ((double)x[2 * C + c] + x[3 * C + c]);
+    for (; n < last; n++, x += C)
+        for (int64_t c = 0; c < C; c++) mean[c] += x[c];
+    for (int64_t c = 0; c < C; c++) mean[c] /= (double)(last - first);
+    x = (const REAL *)p->x + first * C;
+    for (n = first; n + 4 <= last; n += 4, x += 4 * C)
+        for (int64_t c = 0; c < C; c++) {
+            double m = mean[c], d0 = x[c] - m, d1 = x[C + c] - m, d2 = x[2 * C + c] - m, d3 = x[3 * C + c] - m;
+            spread[c] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3);
+        }
+    for (; n < last; n++, x += C)
+        for (int64_t c = 0; c < C; c++) spread[c] += (x[c] - mean[c]) * (x[c] - mean[c]);
+}
+
+// Per channel: mean, scale, shift.
+static MS_KERNEL void R(rows)(const bn *p, int64_t first, int64_t last)
+{
+    const REAL *x = p->x, *mean = p->coefficients, *scale = mean + p->c, *shift = scale + p->c;
+    REAL *y = p->y;
+    int64_t C = p->c;
+    for (int64_t n = first; n < last; n++)
+        for (int64_t c = 0; c < C; c++) y[n * C + c] = (x[n * C + c] - mean[c]) * scale[c] + shift[c];
+}
+
+// This block's sums of g and of g (x - mean).
+static MS_KERNEL void R(rows_sums)(const bn *p, int64_t first, int64_t last, double *restrict sg, double *restrict sgx)
+{
+    int64_t C = p->c, n = first;
+    const REAL *x = (const REAL *)p->x + first * C, *g = (const REAL *)p->g + first * C, *mean = p->coefficients;
+    memset(sg, 0, (size_t)C * sizeof *sg);
+    memset(sgx, 0, (size_t)C * sizeof *sgx);
+    for (; n + 2 <= last; n += 2, x += 2 * C, g += 2 * C)
+        for (int64_t c = 0; c < C; c++) {
+            double a = g[c], b = g[C + c];
+            sg[c] += a + b;
+            sgx[c] += a * (x[c] - mean[c]) + b * (x[C + c] - mean[c]);
+        }
+    for (; n < last; n++, x += C, g += C)
+        for (int64_t c = 0; c < C; c++) {
+            sg[c] += g[c];
+            sgx[c] += (double)g[c] * (x[c] - mean[c]);
+        }
+}
+
+// Per channel: mean, and the three factors of ms_bn_finish.
+static MS_KERNEL void R(rows_backward)(const bn *p, int64_t first, int64_t last)
+{
+    const REAL *x = p->x, *g = p->g, *mean = p->coefficients, *kg = mean + p->c, *a = kg + p->c, *d = a + p->c;
+    REAL *dx = p->y;
+    int64_t C = p->c;
+    for (int64_t n = first; n < last; n++) {
+        if (g)
+            for (int64_t c = 0; c < C; c++)
+                dx[n * C + c] = kg[c] * g[n * C + c] + a[c] * (x[n * C + c] - mean[c]) + d[c];
+        else
+            for (int64_t c = 0; c < C; c++) dx[n * C + c] = a[c] * (x[n * C + c] - mean[c]) + d[c];
+    }
+}

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: MIT
+// cpu/rows/layers.h -- CPU kernels of the layers (norm, loss, embedding, dropout, attention): what the rows in
+// kernels/ name.
+#ifndef MS_LAYERS_H
+#define MS_LAYERS_H
+
+#include "ops/op.h"
+
+// clang-format off
+#define MS_CPU_LAYERS(X)                                                                                     \
+    X(softmax) X(softmax_backward) X(log_softmax) X(log_softmax_backward)                                    \
+    X(layer_norm) X(layer_norm_backward) X(rms_norm) X(rms_norm_backward)                                    \
+    X(cross_entropy) X(cross_entropy_backward) X(mse_loss) X(mse_loss_backward)                              \
+    X(embedding) X(embedding_backward) X(dropout) X(attention) X(attention_backward)                         \
+    X(batch_norm) X(batch_norm_backward) X(conv2d) X(conv2d_backward)
+// clang-format on
+
+#define MS_DECLARE_LAYER(name) ms_status ms__cpu_##name(ms_call *c);
+MS_CPU_LAYERS(MS_DECLARE_LAYER)
+
+#endif

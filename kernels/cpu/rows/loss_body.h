@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+// cpu/rows/loss_body.h -- cross_entropy's rows and mse_loss's blocks, included once per accumulation type by loss.c.
+
+// loss = (1 - s) w[t] (lse - x[t]) + s / n sum over c of w[c] (lse - x[c]); s is the label smoothing.
+static MS_KERNEL void R(cross_rows)(const cross *q, int64_t first, int64_t last, REAL *room)
+{
+    int64_t n = q->n;
+    const REAL *w = q->w ? ROW_IN(q->dtype, q->w, 0, 1, n, room) : NULL;
+    REAL smooth = (REAL)q->smooth, weights = w ? R(ms__row_sum)(w, n) : (REAL)n;
+    for (int64_t r = first; r < last; r++) {
+        const REAL *x = ROW_IN(q->dtype, q->x, r * n, 1, n, room + n);
+        REAL *e = room + 2 * n, m = R(ms__row_max)(x, n);
+        if (m == -(REAL)INFINITY) m = 0;
+        REAL lse = m + LOG(R(ms__row_exp)(e, x, m, n));
+        ((REAL *)q->lse)[r] = lse;
+        int64_t t = q->ids[r];
+        if (t == q->ignore) {
+            ((REAL *)q->losses)[r] = 0;
+            continue;
+        }
+        REAL loss = (1 - smooth) * (w ? w[t] : 1) * (lse - x[t]);
+        if (smooth != 0) {
+            REAL s = w ? R(ms__row_dot)(w, x, n) : R(ms__row_sum)(x, n);
+            loss += smooth / (REAL)n * (weights * lse - s);
+        }
+        ((REAL *)q->losses)[r] = loss;
+    }
+}
+
+// dx[c] = scale (exp(x[c] - lse) ((1 - s) w[t] + s / n sum w) - s / n w[c] - (1 - s) w[t] [c = t])
+// and, where the logsumexp itself was used, its gradient times exp(x[c] - lse).
+static MS_KERNEL void R(cross_rows_backward)(const cross *q, int64_t first, int64_t last, REAL *room)
+{
+    int64_t n = q->n;
+    const REAL *w = q->w ? ROW_IN(q->dtype, q->w, 0, 1, n, room) : NULL;
+    REAL smooth = (REAL)q->smooth, part = smooth / (REAL)n, weights = w ? R(ms__row_sum)(w, n) : (REAL)n;
+    for (int64_t r = first; r < last; r++) {
+        int64_t t = q->ids[r];
+        REAL *dx = ROW_AT(q->dtype, q->out, r * n, 1, room + n);
+        if (t == q->ignore && !q->g_lse) memset(dx, 0, (size_t)n * sizeof *dx);
+        else {
+            const REAL *x = ROW_IN(q->dtype, q->x, r * n, 1, n, room + 2 * n);
+            bool counts = t != q->ignore;
+            REAL scale = counts ? (REAL)(q->g_rows ? q->scale * ONE(q->dtype, q->g, r) : q->scale) : 0;
+            REAL own = (1 - smooth) * (w && counts ? w[t] : 1), all = scale * (own + part * weights),
+                 lse = ((const REAL *)q->lse)[r];
+            if (q->g_lse) all += ((const REAL *)q->g_lse)[r];
+            if (smooth == 0)
+                for (int64_t j = 0; j < n; j++) dx[j] = all * R(ms__soft_exp)(x[j] - lse);
+            else
+                for (int64_t j = 0; j < n; j++)
+                    dx[j] = all * R(ms__soft_exp)(x[j] - lse) - scale * part * (w ? w[j] : 1);
+            if (counts) dx[t] -= scale * own;
+        }
+        ROW_OUT(q->dtype, q->out, r * n, 1, n, dx);
+    }
+}
+
+// (a - b)^2: into out, or summed up.
+static MS_KERNEL void R(squares)(const mse *q, int64_t first, int64_t last, double *sum)
+{
+    REAL ra[PIECE], rb[PIECE], ro[PIECE];
+    for (int64_t at = first; at < last; at += PIECE) {
+        int64_t n = last - at < PIECE ? last - at : PIECE;
+        const REAL *a = ROW_IN(q->dtype, q->a, at, 1, n, ra), *b = ROW_IN(q->dtype, q->b, at, 1, n, rb);
+        REAL *o = sum ? ro : ROW_AT(q->dtype, q->out, at, 1, ro);
+        for (int64_t j = 0; j < n; j++) o[j] = (a[j] - b[j]) * (a[j] - b[j]);
+        if (sum) *sum += R(ms__row_sum)(o, n);
+        else ROW_OUT(q->dtype, q->out, at, 1, n, o);
+    }
+}
+
+// da = 2 scale g (a - b), db = -da
+static MS_KERNEL void R(squares_backward)(const mse *q, int64_t first, int64_t last)
+{
+    REAL ra[PIECE], rb[PIECE], rg[PIECE], ro[PIECE], scale = (REAL)(2 * q->scale);
+    for (int64_t at = first; at < last; at += PIECE) {
+        int64_t n = last - at < PIECE ? last - at : PIECE;
+        const REAL *a = ROW_IN(q->dtype, q->a, at, 1, n, ra), *b = ROW_IN(q->dtype, q->b, at, 1, n, rb);
+        const REAL *g = q->g ? ROW_IN(q->dtype, q->g, at, 1, n, rg) : NULL;
+        for (int sign = 0; sign < 2; sign++) {
+            void *out = sign ? q->db : q->da;
+            if (!out) continue;
+            REAL *o = ROW_AT(q->dtype, out, at, 1, ro), s = sign ? -scale : scale;
+            if (g)
+                for (int64_t j = 0; j < n; j++) o[j] = s * g[j] * (a[j] - b[j]);
+            else
+                for (int64_t j = 0; j < n; j++) o[j] = s * (a[j] - b[j]);
+            ROW_OUT(q->dtype, out, at, 1, n, o);
+        }
+    }
+}

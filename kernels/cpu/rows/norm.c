@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT
+// cpu/rows/norm.c -- softmax, log_softmax, layer_norm, rms_norm on the CPU: rows in the first cache, passed over
+// a few times there and once in memory. Backwards compute means and deviations again from x: cheaper than
+// keeping them, since x is read anyway.
+#include "cpu/rows/rows.h"
+#include "rows/grad.h"
+#include "cpu/rows/layers.h"
+
+typedef struct soft {
+    int dtype;
+    bool log;
+    const void *x, *g;
+    void *out;
+    ms_rows r;
+    char *room;
+    size_t room_bytes;  // a thread
+} soft;
+
+typedef struct norm {
+    int dtype;
+    bool rms;
+    int64_t n;
+    double eps;
+    const void *x, *w, *b, *g;
+    void *out;
+    char *room, *sums;
+    size_t room_bytes, sums_bytes;  // a thread; a block
+} norm;
+
+#define BODY "cpu/rows/norm_body.h"
+#include "cpu/both_types.h"
+
+// Scratch: `each` bytes a thread, and `shared` after them. Small ones come from the caller's array.
+static ms_status room_for(ms_block **b, char **room, void *small, size_t small_bytes, size_t each, size_t shared,
+                          const char *what)
+{
+    size_t bytes = each * (size_t)ms_num_threads() + shared;
+    *b = NULL;
+    *room = small;
+    if (bytes <= small_bytes) return MS_OK;
+    MS_TRY(ms__alloc(b, MS_CPU, bytes, what));
+    *room = (*b)->data;
+    return MS_OK;
+}
+
+enum { SMALL_ROOM = 16 << 10 };
+
+// ---- softmax --------------------------------------------------------------------------------------
+
+static void soft_forward(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const soft *w = arg;
+    char *room = w->room + w->room_bytes * (size_t)ms__thread_num();
+    (void)block;
+    if (w->dtype == MS_F64) softmax_f64(w, first / w->r.n, last / w->r.n, (double *)room);
+    else softmax_f32(w, first / w->r.n, last / w->r.n, (float *)room);
+}
+
+static void soft_backward(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const soft *w = arg;
+    char *room = w->room + w->room_bytes * (size_t)ms__thread_num();
+    (void)block;
+    if (w->dtype == MS_F64) softmax_backward_f64(w, first / w->r.n, last / w->r.n, (double *)room);
+    else softmax_backward_f32(w, first / w->r.n, last / w->r.n, (float *)room);
+}
+
+static ms_status run_soft(ms_call *c, bool log, bool backward)
+{
+    char small[SMALL_ROOM] __attribute__((aligned(64)));
+    ms_tensor *x = NULL, *g = NULL, *out = c->out[0];
+    ms_block *block = NULL;
+    soft w = { .dtype = out->dtype, .log = log };
+    int d = (int)(c->i[0] < 0 ? c->i[0] + (out->ndim ? out->ndim : 1) : c->i[0]);
+    ms_status st = ms__contiguous(&x, c->in[backward ? 1 : 0]);
+    if (st == MS_OK && backward) st = ms__contiguous(&g, c->in[0]);
+    w.r = ms__rows_along(out, d);
+    w.room_bytes = (size_t)(3 * w.r.n) * (w.dtype == MS_F64 ? 8 : 4);
+    if (st == MS_OK) st = room_for(&block, &w.room, small, sizeof small, w.room_bytes, 0, c->op->name);
+    if (st == MS_OK && w.r.rows) {
+        w.x = ms__data(x);
+        w.g = g ? ms__data(g) : NULL;
+        w.out = ms__data(out);
+        ms__parallel(w.r.rows * w.r.n, ms__rows_per_block(w.r.n) * w.r.n, backward ? soft_backward : soft_forward, &w);
+    }
+    if (block) ms__free(block);
+    ms__release(g);
+    ms__release(x);
+    return st;
+}
+
+ms_status ms__cpu_softmax(ms_call *c) { return run_soft(c, false, false); }
+ms_status ms__cpu_log_softmax(ms_call *c) { return run_soft(c, true, false); }
+ms_status ms__cpu_softmax_backward(ms_call *c) { return run_soft(c, false, true); }
+ms_status ms__cpu_log_softmax_backward(ms_call *c) { return run_soft(c, true, true); }
+
+// ---- layer_norm, rms_norm -------------------------------------------------------------------------
+
+static void norm_forward(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const norm *p = arg;
+    char *room = p->room + p->room_bytes * (size_t)ms__thread_num();
+    (void)block;
+    if (p->dtype == MS_F64) norm_f64(p, first / p->n, last / p->n, (double *)room);
+    else norm_f32(p, first / p->n, last / p->n, (float *)room);
+}
+
+static void norm_back(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const norm *p = arg;
+    char *room = p->room + p->room_bytes * (size_t)ms__thread_num(),
+         *sums = p->sums ? p->sums + p->sums_bytes * (size_t)block : NULL;
+    if (p->dtype == MS_F64) norm_backward_f64(p, first / p->n, last / p->n, (double *)room, (double *)sums);
+    else norm_backward_f32(p, first / p->n, last / p->n, (float *)room, (float *)sums);
+}
+
+// n = elements of a row, from the forward's weight or its number of trailing dimensions.
+static int64_t row_length(const ms_tensor *x, int dims)
+{
+    int64_t n = 1;
+    for (int d = x->ndim - dims; d < x->ndim; d++) n *= x->shape[d];
+    return n;
+}
+
+static ms_status run_norm(ms_call *c, bool rms)
+{
+    char small[SMALL_ROOM] __attribute__((aligned(64)));
+    ms_tensor *in[3] = { NULL }, *out = c->out[0];
+    ms_block *block = NULL;
+    norm p = { .dtype = out->dtype, .rms = rms, .eps = c->f[0] };
+    ms_status st = MS_OK;
+    p.n = row_length(c->in[0], rms ? 1 : (int)c->i[0]);
+    for (int k = 0; k < c->n_in && st == MS_OK; k++)
+        if (c->in[k]) st = ms__contiguous(&in[k], c->in[k]);
+    p.room_bytes = (size_t)(3 * p.n) * (p.dtype == MS_F64 ? 8 : 4);
+    if (st == MS_OK) st = room_for(&block, &p.room, small, sizeof small, p.room_bytes, 0, c->op->name);
+    if (st == MS_OK && out->numel) {
+        p.x = ms__data(in[0]);
+        p.w = in[1] ? ms__data(in[1]) : NULL;
+        p.b = in[2] ? ms__data(in[2]) : NULL;
+        p.out = ms__data(out);
+        ms__parallel(out->numel, ms__rows_per_block(p.n) * p.n, norm_forward, &p);
+    }
+    if (block) ms__free(block);
+    for (int k = 0; k < 3; k++) ms__release(in[k]);
+    return st;
+}
+
+ms_status ms__cpu_layer_norm(ms_call *c) { return run_norm(c, false); }
+ms_status ms__cpu_rms_norm(ms_call *c) { return run_norm(c, true); }
+
+// The blocks' parts, added in order, in the dtype of the weight.
+static void add_parts(const norm *p, int64_t blocks, int64_t at, ms_tensor *out)
+{
+    if (!out) return;
+    double *wide = (double *)p->sums;
+    float *narrow = (float *)p->sums;
+    if (p->dtype == MS_F64) {
+        for (int64_t b = 1; b < blocks; b++)
+            for (int64_t j = 0; j < p->n; j++) wide[at + j] += wide[2 * b * p->n + at + j];
+        memcpy(ms__data(out), wide + at, (size_t)p->n * sizeof *wide);
+        return;
+    }
+    for (int64_t b = 1; b < blocks; b++)
+        for (int64_t j = 0; j < p->n; j++) narrow[at + j] += narrow[2 * b * p->n + at + j];
+    if (p->dtype == MS_F32) memcpy(ms__data(out), narrow + at, (size_t)p->n * sizeof *narrow);
+    else ms__row_out(p->dtype, ms__data(out), 0, 1, p->n, narrow + at);
+}
+
+// (gradient, x, w?) -> dx, dw, db as the mask asks
+static ms_status run_norm_backward(ms_call *c, bool rms)
+{
+    char small[SMALL_ROOM] __attribute__((aligned(64)));
+    ms_tensor *g = NULL, *x = NULL, *w = NULL, *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),
+              *db = ms__grad_out(c, 2);
+    ms_block *block = NULL;
+    norm p = { .dtype = c->in[0]->dtype, .rms = rms, .eps = c->f[0] };
+    size_t size = p.dtype == MS_F64 ? 8 : 4;
+    ms_status st = ms__contiguous(&g, c->in[0]);
+    p.n = row_length(c->in[1], rms ? 1 : (int)c->i[0]);
+    if (st == MS_OK) st = ms__contiguous(&x, c->in[1]);
+    if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&w, c->in[2]);
+    if (st != MS_OK) goto out;
+
+    int64_t step = ms__rows_per_block(p.n) * p.n, blocks = step ? (x->numel + step - 1) / step : 0;
+    p.room_bytes = (size_t)(5 * p.n) * size;
+    p.sums_bytes = (size_t)(2 * p.n) * size;
+    if (!x->numel) {
+        if (dw) memset(ms__data(dw), 0, ms__nbytes(dw));
+        if (db) memset(ms__data(db), 0, ms__nbytes(db));
+        goto out;
+    }
+    bool sums = dw || db;
+    st = room_for(&block, &p.room, small, sizeof small, p.room_bytes, sums ? (size_t)blocks * p.sums_bytes : 0,
+                  c->op->name);
+    if (st != MS_OK) goto out;
+    if (sums) p.sums = p.room + p.room_bytes * (size_t)ms_num_threads();
+    p.x = ms__data(x);
+    p.g = ms__data(g);
+    p.w = w ? ms__data(w) : NULL;
+    p.out = dx ? ms__data(dx) : NULL;
+    ms__parallel(x->numel, step, norm_back, &p);
+    add_parts(&p, blocks, 0, dw);
+    add_parts(&p, blocks, p.n, db);
+out:
+    if (block) ms__free(block);
+    ms__release(w);
+    ms__release(x);
+    ms__release(g);
+    return st;
+}
+
+ms_status ms__cpu_layer_norm_backward(ms_call *c) { return run_norm_backward(c, false); }
+ms_status ms__cpu_rms_norm_backward(ms_call *c) { return run_norm_backward(c, true); }

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+// cpu/rows/norm_body.h -- softmax, log_softmax, layer_norm, rms_norm and their gradients over blocks of rows,
+// included once per accumulation type by norm.c.
+
+static MS_KERNEL void R(softmax)(const soft *w, int64_t first, int64_t last, REAL *room)
+{
+    int64_t n = w->r.n, stride = w->r.stride;
+    for (int64_t row = first; row < last; row++) {
+        int64_t at = ms__row_start(&w->r, row);
+        const REAL *x = ROW_IN(w->dtype, w->x, at, stride, n, room);
+        REAL *y = ROW_AT(w->dtype, w->out, at, stride, room), m = R(ms__row_max)(x, n);
+        if (m == -(REAL)INFINITY) m = 0;  // a row that is masked altogether: 0 / 0, as in PyTorch
+        if (w->log) {
+            REAL *e = room + n;
+            REAL shift = m + LOG(R(ms__row_exp)(e, x, m, n));
+            for (int64_t j = 0; j < n; j++) y[j] = x[j] - shift;
+        } else {
+            REAL scale = 1 / R(ms__row_exp)(y, x, m, n);
+            for (int64_t j = 0; j < n; j++) y[j] *= scale;
+        }
+        ROW_OUT(w->dtype, w->out, at, stride, n, y);
+    }
+}
+
+// softmax: dx = y (g - sum g y); log_softmax: dx = g - exp(y) sum g
+static MS_KERNEL void R(softmax_backward)(const soft *w, int64_t first, int64_t last, REAL *room)
+{
+    int64_t n = w->r.n, stride = w->r.stride;
+    for (int64_t row = first; row < last; row++) {
+        int64_t at = ms__row_start(&w->r, row);
+        const REAL *y = ROW_IN(w->dtype, w->x, at, stride, n, room),
+                   *g = ROW_IN(w->dtype, w->g, at, stride, n, room + n);
+        REAL *dx = ROW_AT(w->dtype, w->out, at, stride, room + 2 * n);
+        if (w->log) {
+            REAL s = R(ms__row_sum)(g, n);
+            for (int64_t j = 0; j < n; j++) dx[j] = g[j] - EXP(y[j]) * s;
+        } else {
+            REAL s = R(ms__row_dot)(g, y, n);
+            for (int64_t j = 0; j < n; j++) dx[j] = y[j] * (g[j] - s);
+        }
+        ROW_OUT(w->dtype, w->out, at, stride, n, dx);
+    }
+}
+
+// y = (x - mean) * rstd * weight + bias; rms_norm: mean = 0, no bias.
+static MS_KERNEL void R(norm)(const norm *p, int64_t first, int64_t last, REAL *room)
+{
+    int64_t n = p->n;
+    const REAL *w = p->w ? ROW_IN(p->dtype, p->w, 0, 1, n, room + n) : NULL,
+               *b = p->b ? ROW_IN(p->dtype, p->b, 0, 1, n, room + 2 * n) : NULL;
+    for (int64_t row = first; row < last; row++) {
+        const REAL *x = ROW_IN(p->dtype, p->x, row * n, 1, n, room);
+        REAL *y = ROW_AT(p->dtype, p->out, row * n, 1, room);
+        REAL mean = p->rms ? 0 : R(ms__row_sum)(x, n) / (REAL)n;
+        REAL rstd = 1 / SQRT(R(ms__row_spread)(x, mean, n) / (REAL)n + (REAL)p->eps);
+        if (w && b)
+            for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd * w[j] + b[j];
+        else if (w)
+            for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd * w[j];
+        else
+            for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd + (b ? b[j] : 0);
+        ROW_OUT(p->dtype, p->out, row * n, 1, n, y);
+    }
+}
+
+// With h = (x - mean) * rstd and q = g * w:  dx = rstd (q - mean(q) - h mean(q h)), without mean(q) for rms_norm;
+// dw = sum g h, db = sum g over rows: this block's part goes to sums[0 .. n), sums[n .. 2 n).
+static MS_KERNEL void R(norm_backward)(const norm *p, int64_t first, int64_t last, REAL *room, REAL *sums)
+{
+    int64_t n = p->n;
+    const REAL *w = p->w ? ROW_IN(p->dtype, p->w, 0, 1, n, room) : NULL;
+    REAL *h = room + 3 * n, *q = room + 4 * n;
+    if (sums) memset(sums, 0, 2 * (size_t)n * sizeof *sums);
+    for (int64_t row = first; row < last; row++) {
+        const REAL *x = ROW_IN(p->dtype, p->x, row * n, 1, n, room + n),
+                   *g = ROW_IN(p->dtype, p->g, row * n, 1, n, room + 2 * n);
+        REAL mean = p->rms ? 0 : R(ms__row_sum)(x, n) / (REAL)n;
+        REAL rstd = 1 / SQRT(R(ms__row_spread)(x, mean, n) / (REAL)n + (REAL)p->eps);
+        for (int64_t j = 0; j < n; j++) h[j] = (x[j] - mean) * rstd;
+        if (sums)
+            for (int64_t j = 0; j < n; j++) {
+                sums[j] += g[j] * h[j];
+                sums[n + j] += g[j];
+            }
+        if (!p->out) continue;
+        if (w)
+            for (int64_t j = 0; j < n; j++) q[j] = g[j] * w[j];
+        else
+            for (int64_t j = 0; j < n; j++) q[j] = g[j];
+        REAL mq = p->rms ? 0 : R(ms__row_sum)(q, n) / (REAL)n, mh = R(ms__row_dot)(q, h, n) / (REAL)n;
+        REAL *dx = ROW_AT(p->dtype, p->out, row * n, 1, q);
+        for (int64_t j = 0; j < n; j++) dx[j] = rstd * (q[j] - mq - h[j] * mh);
+        ROW_OUT(p->dtype, p->out, row * n, 1, n, dx);
+    }
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+// formulas/draws.h -- random numbers from Philox's words: one formula each, for the CPU's loops and the GPU's
+// kernels. Only + - * / sqrt fma and our own log and sincos for float32, so that the bits are the same
+// on every device; float64 goes through libm and may differ in the last place.
+#ifndef MS_DRAWS_H
+#define MS_DRAWS_H
+
+#include "formulas/math32.h"
+#include "ops/philox.h"
+
+MS_FN float ms_draw_uniform_f32(uint32_t w, float low, float width, float limit)
+{
+    float v = low + width * ms_uniform_f32(w);
+    return v > limit ? limit : v;
+}
+MS_FN double ms_draw_uniform_f64(uint32_t high, uint32_t low_word, double low, double width, double limit)
+{
+    double v = low + width * ms_uniform_f64(high, low_word);
+    return v > limit ? limit : v;
+}
+// Box and Muller: two at a time.
+MS_FN void ms_draw_normal_f32(uint32_t w0, uint32_t w2, float mean, float std, float *a, float *b)
+{
+    float u = (float)(int32_t)(w0 >> 1) * 0x1p-31f + 0x1p-32f, s, c;  // (0, 1]
+    float r = ms_sqrt_f32(-2.0f * ms_log_f32(u));
+    ms_sincos_turn_f32(ms_uniform_f32(w2), &s, &c);
+    *a = mean + std * (r * c);
+    *b = mean + std * (r * s);
+}
+MS_FN void ms_draw_normal_f64(uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3, double mean, double std, double *a,
+                              double *b)
+{
+    double u = (double)(((uint64_t)w0 << 32 | w1) >> 11) * 0x1p-53 + 0x1p-54;
+    double r = ms_sqrt_f64(-2.0 * ms_log_f64(u)), t = 6.28318530717958647693 * ms_uniform_f64(w2, w3);
+    *a = mean + std * (r * ms_cos_f64(t));
+    *b = mean + std * (r * ms_sin_f64(t));
+}
+MS_FN int64_t ms_draw_integer(uint32_t high, uint32_t low_word, int64_t low, uint64_t width)
+{
+    uint64_t u = (uint64_t)high << 32 | low_word;
+    return low + (int64_t)((unsigned __int128)u * width >> 64);
+}
+
+// M. Giles, "Approximating the erfinv function", single precision.
+MS_FN float ms_erfinv_f32(float x)
+{
+    float w = -ms_log_f32((1.0f - x) * (1.0f + x)), a = w - 2.5f, b = ms_sqrt_f32(w) - 3.0f;
+    float p = 2.81022636e-08f, q = -0.000200214257f;
+    p = 3.43273939e-07f + p * a;
+    q = 0.000100950558f + q * b;
+    p = -3.5233877e-06f + p * a;
+    q = 0.00134934322f + q * b;
+    p = -4.39150654e-06f + p * a;
+    q = -0.00367342844f + q * b;
+    p = 0.00021858087f + p * a;
+    q = 0.00573950773f + q * b;
+    p = -0.00125372503f + p * a;
+    q = -0.0076224613f + q * b;
+    p = -0.00417768164f + p * a;
+    q = 0.00943887047f + q * b;
+    p = 0.246640727f + p * a;
+    q = 1.00167406f + q * b;
+    p = 1.50140941f + p * a;
+    q = 2.83297682f + q * b;
+    return (w < 5.0f ? p : q) * x;
+}
+// Normal, cut to [a, b]: the inverse of the cumulative distribution over the part of it between low and high, which are
+// erf of the bounds. wide: two Newton steps from the single precision guess.
+MS_FN double ms_draw_truncated(uint32_t high_word, uint32_t low_word, double mean, double std, double a, double b,
+                               double low, double high, int wide)
+{
+    double u = ms_uniform_f64(high_word, low_word), x = low + (high - low) * u;
+    x = x < -0.9999999 ? -0.9999999 : x > 0.9999999 ? 0.9999999 : x;
+    double y = ms_erfinv_f32((float)x);
+    if (wide)
+        for (int step = 0; step < 2; step++) y -= (ms_erf_f64(y) - x) / (1.12837916709551257390 * ms_exp_f64(-y * y));
+    double v = mean + std * 1.41421356237309504880 * y;
+    return v < a ? a : v > b ? b : v;
+}
+
+#endif

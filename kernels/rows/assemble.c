@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: MIT
+// rows/assemble.c -- rows that put tensors together or repeat and cut them: cat, stack, tile, tril, triu.
+// All of it is copying between views, so the kernels are here.
+#include "cpu/cpu.h"
+#include "rows/ops.h"
+
+static ms_tensor *part_of(const ms_tensor *t, int d, int64_t first, int64_t len)
+{
+    int64_t shape[MS_MAX_DIMS];
+    memcpy(shape, t->shape, sizeof shape);
+    shape[d] = len;
+    return ms__tensor_view(t, t->ndim, shape, t->stride, t->offset + first * t->stride[d]);
+}
+static ms_tensor *slice_of(const ms_tensor *t, int d, int64_t at)
+{
+    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    for (int k = 0, n = 0; k < t->ndim; k++)
+        if (k != d) {
+            shape[n] = t->shape[k];
+            stride[n++] = t->stride[k];
+        }
+    return ms__tensor_view(t, t->ndim - 1, shape, stride, t->offset + at * t->stride[d]);
+}
+static int dim_of(int64_t d, int ndim) { return (int)(d < 0 ? d + ndim : d); }
+
+static ms_status all_there(const ms_call *c)
+{
+    for (int k = 0; k < c->n_in; k++)
+        if (!c->in[k]) return ms__call_fail(c, "tensor %d is missing", k + 1);
+    if (c->n_i < 1) return ms__call_fail(c, "a dimension is missing");
+    return MS_OK;
+}
+
+// ---- cat: a 1-d tensor without elements fits anywhere, as in PyTorch ----
+
+static bool nothing(int ndim, const int64_t *shape) { return ndim == 1 && shape[0] == 0; }
+
+static ms_status check_cat(ms_call *c)
+{
+    MS_TRY(all_there(c));
+    const ms_tensor *first = NULL;
+    int d = 0, dtype = c->in[0]->dtype;
+    int64_t shape[MS_MAX_DIMS], total = 0;
+    for (int k = 0; k < c->n_in; k++) {
+        const ms_tensor *t = c->in[k];
+        if (k) dtype = ms__promote(dtype, t->dtype);
+        if (nothing(t->ndim, t->shape)) continue;
+        if (t->ndim == 0) return ms__call_fail(c, "tensor %d is 0-dim; use stack", k + 1);
+        if (!first) {
+            first = t;
+            MS_TRY(ms__call_dim(c, c->i[0], t->ndim, &d));
+        }
+        bool fits = t->ndim == first->ndim;
+        for (int j = 0; fits && j < t->ndim; j++) fits = j == d || t->shape[j] == first->shape[j];
+        if (!fits)
+            return ms__call_fail(c, "tensor %d is %s and the first %s: all sizes but dimension %d must agree", k + 1,
+                                 ms__shape_text(t->ndim, t->shape), ms__shape_text(first->ndim, first->shape), d + 1);
+        total += t->shape[d];
+    }
+    if (!first) return ms__call_out(c, 0, dtype, ms__device(c->in[0]), 1, &total);
+    memcpy(shape, first->shape, sizeof shape);
+    shape[d] = total;
+    return ms__call_out(c, 0, dtype, ms__device(first), first->ndim, shape);
+}
+static ms_status run_cat(ms_call *c)
+{
+    ms_tensor *o = c->out[0];
+    int d = dim_of(c->i[0], o->ndim);
+    int64_t at = 0;
+    for (int k = 0; k < c->n_in; k++) {
+        const ms_tensor *t = c->in[k];
+        if (nothing(t->ndim, t->shape)) continue;
+        ms_tensor *part = part_of(o, d, at, t->shape[d]);
+        ms_status st = ms__copy_data(part, t);
+        ms__release(part);
+        MS_TRY(st);
+        at += t->shape[d];
+    }
+    return MS_OK;
+}
+static ms_status cat_grad(ms_backward_call *b)
+{
+    ms_tensor *g = b->gout[0];
+    int d = dim_of(b->i[0], g->ndim);
+    int64_t at = 0;
+    for (int k = 0; k < b->n_in; k++) {
+        const ms_meta *m = &b->in_meta[k];
+        bool none = nothing(m->ndim, m->shape);
+        int64_t len = none ? 0 : m->shape[d];
+        if (b->need[k]) {
+            if (none) MS_TRY(ms__zeros(&b->gin[k], m->dtype, m->device, m->ndim, m->shape));
+            else MS_TRY(ms__grad_to(&b->gin[k], part_of(g, d, at, len), m));
+        }
+        at += len;
+    }
+    return MS_OK;
+}
+
+// ---- stack ----
+
+static ms_status check_stack(ms_call *c)
+{
+    MS_TRY(all_there(c));
+    const ms_tensor *x = c->in[0];
+    int d, dtype = x->dtype;
+    if (x->ndim == MS_MAX_DIMS) return ms__call_fail(c, "%s has the most dimensions possible", ms__tensor_text(x));
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim + 1, &d));
+    for (int k = 1; k < c->n_in; k++) {
+        if (!ms__same_shape(x, c->in[k]))
+            return ms__call_fail(c, "tensor %d is %s and the first %s: they must have one shape", k + 1,
+                                 ms__shape_text(c->in[k]->ndim, c->in[k]->shape), ms__shape_text(x->ndim, x->shape));
+        dtype = ms__promote(dtype, c->in[k]->dtype);
+    }
+    int64_t shape[MS_MAX_DIMS];
+    for (int k = 0, n = 0; k <= x->ndim; k++) shape[k] = k == d ? c->n_in : x->shape[n++];
+    return ms__call_out(c, 0, dtype, ms__device(x), x->ndim + 1, shape);
+}
+static ms_status run_stack(ms_call *c)
+{
+    ms_tensor *o = c->out[0];
+    for (int k = 0; k < c->n_in; k++) {
+        ms_tensor *slice = slice_of(o, dim_of(c->i[0], o->ndim), k);
+        ms_status st = ms__copy_data(slice, c->in[k]);
+        ms__release(slice);
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+static ms_status stack_grad(ms_backward_call *b)
+{
+    ms_tensor *g = b->gout[0];
+    for (int k = 0; k < b->n_in; k++)
+        if (b->need[k]) MS_TRY(ms__grad_to(&b->gin[k], slice_of(g, dim_of(b->i[0], g->ndim), k), &b->in_meta[k]));
+    return MS_OK;
+}
+
+// ---- tile: i = repetitions, aligned at the last dimension ----
+
+static ms_status check_tile(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int ndim = c->n_i > x->ndim ? c->n_i : x->ndim;
+    if (ndim > MS_MAX_DIMS) return ms__call_fail(c, "%d dimensions: at most %d are possible", ndim, MS_MAX_DIMS);
+    int64_t shape[MS_MAX_DIMS];
+    for (int d = 0; d < ndim; d++) {
+        int k = d - (ndim - c->n_i), j = d - (ndim - x->ndim);
+        int64_t times = k >= 0 ? c->i[k] : 1;
+        if (times < 0) return ms__call_fail(c, "%lld repetitions: must not be negative", (long long)times);
+        if (__builtin_mul_overflow(times, j >= 0 ? x->shape[j] : 1, &shape[d]))
+            return ms__call_fail(c, "%lld repetitions of dimension %d of %s are too many", (long long)times, d + 1,
+                                 ms__tensor_text(x));
+    }
+    return ms__call_out(c, 0, x->dtype, ms__device(x), ndim, shape);
+}
+// The first copy lies in the corner; then, from the last dimension on, the filled block is repeated along each.
+static ms_status run_tile(ms_call *c)
+{
+    ms_tensor *o = c->out[0];
+    const ms_tensor *x = c->in[0];
+    if (o->numel == 0) return MS_OK;
+    int lead = o->ndim - x->ndim;
+    int64_t shape[MS_MAX_DIMS];
+    for (int d = 0; d < o->ndim; d++) shape[d] = d < lead ? 1 : x->shape[d - lead];
+    ms_tensor *block = ms__tensor_view(o, o->ndim, shape, o->stride, o->offset);
+    ms_status st = ms__copy_data(block, x);
+    for (int d = o->ndim - 1; d >= 0; d--) {
+        for (int64_t at = shape[d]; at < o->shape[d]; at += shape[d]) {
+            ms_tensor *next = ms__tensor_view(o, o->ndim, shape, o->stride, o->offset + at * o->stride[d]);
+            if (st == MS_OK) st = ms__copy_data(next, block);
+            ms__release(next);
+        }
+        shape[d] = o->shape[d];
+        ms__release(block);
+        block = ms__tensor_view(o, o->ndim, shape, o->stride, o->offset);
+    }
+    ms__release(block);
+    return st;
+}
+// One dimension after the other: [before, times, size, after] summed over times.
+static ms_status tile_grad(ms_backward_call *b)
+{
+    const ms_meta *m = &b->in_meta[0], *om = &b->out_meta[0];
+    ms_tensor *g = ms__retain(b->gout[0]);
+    int64_t before = 1, after = g->numel;
+    for (int d = 0; d < om->ndim; d++) {
+        int j = d - (om->ndim - m->ndim);
+        int64_t size = j >= 0 ? m->shape[j] : 1, times = size ? om->shape[d] / size : 1;
+        after = om->shape[d] ? after / om->shape[d] : 0;
+        if (times != 1) {
+            if (size == 0 || times == 0) {
+                ms__release(g);
+                return ms__zeros(&b->gin[0], m->dtype, m->device, m->ndim, m->shape);
+            }
+            ms_tensor *four, *sum;
+            ms_status st = ms__reshape(&four, g, 4, (int64_t[]) { before, times, size, after });
+            ms__release(g);
+            MS_TRY(st);
+            st = ms__run_op(&ms__op_sum, 1, &four, 2, (int64_t[]) { 0, 1 }, 0, NULL, 1, &sum);
+            ms__release(four);
+            MS_TRY(st);
+            g = sum;
+        }
+        before *= size;
+    }
+    ms_status st = ms__reshape(&b->gin[0], g, m->ndim, m->shape);
+    ms__release(g);
+    return st;
+}
+
+// ---- triangles: i0 = k, the last (tril) or first (triu) diagonal that stays ----
+
+static ms_status check_triangle(ms_call *c)
+{
+    if (c->in[0]->ndim < 2) return ms__call_fail(c, "needs 2 dimensions or more, got %s", ms__tensor_text(c->in[0]));
+    return ms__call_out_like(c, 0, c->in[0]);
+}
+static ms_status triangle(ms_call *c, bool lower)
+{
+    ms_tensor *o = c->out[0];
+    ms__cpu_copy_tensor(o, c->in[0]);
+    if (o->numel == 0) return MS_OK;
+    int64_t rows = o->shape[o->ndim - 2], cols = o->shape[o->ndim - 1], k = c->n_i ? c->i[0] : 0,
+            lines = o->numel / cols;
+    size_t size = (size_t)ms__dtype_size(o->dtype);
+    char *row = ms__data(o);
+    for (int64_t n = 0; n < lines; n++, row += (size_t)cols * size) {
+        int64_t edge = n % rows + k + (lower ? 1 : 0);  // first column above, or first that stays
+        edge = edge < 0 ? 0 : edge > cols ? cols : edge;
+        if (lower) memset(row + (size_t)edge * size, 0, (size_t)(cols - edge) * size);
+        else memset(row, 0, (size_t)edge * size);
+    }
+    return MS_OK;
+}
+static ms_status run_tril(ms_call *c) { return triangle(c, true); }
+static ms_status run_triu(ms_call *c) { return triangle(c, false); }
+static ms_status triangle_grad(ms_backward_call *b)
+{
+    return ms__run_op(b->op, 1, b->gout, b->n_i, b->i, 0, NULL, 1, b->gin);
+}
+
+#define BOTH_cat run_cat  // made of copies
+#define BOTH_stack run_stack
+#define BOTH_tile run_tile
+#define BOTH_tril NULL
+#define BOTH_triu NULL
+#define ROW(NAME, MAX, CHECK, BACKWARD, SAMPLES)                                             \
+    const ms_op ms__op_##NAME = { .name = #NAME,                                             \
+                                  .n_in_min = 1,                                             \
+                                  .n_in_max = MAX,                                           \
+                                  .flags = MS_OP_DIFFERENTIABLE,                             \
+                                  .check = CHECK,                                            \
+                                  .run = { [MS_CPU] = run_##NAME, [MS_CUDA] = BOTH_##NAME }, \
+                                  .backward = BACKWARD,                                      \
+                                  .samples = SAMPLES };
+// clang-format off
+ROW(cat,   MS_MAX_IN, check_cat,      cat_grad,      "[2,3] [4,3] i=0;[2,3] [2,1] [2,2] i=-1;[2,3,4] [2,0,4] [2,1,4] i=1;[5] i=0")
+ROW(stack, MS_MAX_IN, check_stack,    stack_grad,    "[2,3] [2,3] i=0;[2,3] [2,3] [2,3] i=-1;[] [] i=0")
+ROW(tile,  1,         check_tile,     tile_grad,     "[2,3] i=2,3;[2,3] i=2;[3] i=2,2;[2,3] i=3,1,2")
+ROW(tril,  1,         check_triangle, triangle_grad, "[4,4];[3,5] i=1;[2,4,3] i=-1")
+ROW(triu,  1,         check_triangle, triangle_grad, "[4,4];[3,5] i=1;[2,4,3] i=-1")
+// clang-format on
+
+const ms_op *const ms__ops_assemble[] = { &ms__op_cat, &ms__op_stack, &ms__op_tile, &ms__op_tril, &ms__op_triu, NULL };

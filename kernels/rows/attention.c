@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+// rows/attention.c -- rows of scaled dot-product attention over [..., t, d] tensors of any strides.
+#include "cpu/rows/layers.h"
+#include "rows/grad.h"
+#include "rows/layout.h"
+
+// A new tensor of t's shape, but the last dimension, laid out as t is.
+static ms_status out_laid_out_like(ms_call *c, int k, const ms_tensor *t, int64_t last)
+{
+    int order[MS_MAX_DIMS], n = t->ndim;
+    int64_t shape[MS_MAX_DIMS] = { 0 }, sizes[MS_MAX_DIMS] = { 0 };
+    memcpy(shape, t->shape, (size_t)n * sizeof *shape);
+    shape[n - 1] = last;
+    ms__order_of_strides(t, order);
+    ms__in_order(n, order, shape, sizes);
+    MS_TRY(ms__call_out(c, k, t->dtype, ms__device(t), n, sizes));
+    ms__lay_out(c->out[k], order, shape);
+    return MS_OK;
+}
+
+static ms_status attention_check(ms_call *c)
+{
+    const ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL;
+    int n = q->ndim;
+    if (!ms__is_float(q->dtype) || k->dtype != q->dtype || v->dtype != q->dtype)
+        return ms__call_fail(c, "query, key and value need one floating-point dtype, got %s, %s, %s",
+                             ms__tensor_text(q), ms__tensor_text(k), ms__tensor_text(v));
+    if (n < 2 || k->ndim != n || v->ndim != n || memcmp(k->shape, v->shape, (size_t)n * sizeof *k->shape) != 0 ||
+        k->shape[n - 1] != q->shape[n - 1] || memcmp(q->shape, k->shape, (size_t)(n - 2) * sizeof *q->shape) != 0)
+        return ms__call_fail(c, "query [..., t, d] and key, value [..., s, d] do not fit: %s, %s, %s",
+                             ms__shape_text(n, q->shape), ms__shape_text(k->ndim, k->shape),
+                             ms__shape_text(v->ndim, v->shape));
+    if (q->shape[n - 1] == 0)
+        return ms__call_fail(c, "the last dimension is the head's size and cannot be 0: query %s",
+                             ms__shape_text(n, q->shape));
+    if (mask) {
+        bool fits = mask->ndim >= 2 && mask->ndim <= n;
+        for (int d = 1; fits && d <= mask->ndim; d++) {
+            int64_t have = mask->shape[mask->ndim - d], want = d == 1 ? k->shape[n - 2] : q->shape[n - d];
+            fits = have == want || have == 1;
+        }
+        if (!fits)
+            return ms__call_fail(c, "a mask must broadcast to [..., %lld, %lld], got %s", (long long)q->shape[n - 2],
+                                 (long long)k->shape[n - 2], ms__shape_text(mask->ndim, mask->shape));
+        if (mask->dtype != MS_BOOL && !ms__is_float(mask->dtype))
+            return ms__call_fail(c, "a mask must be bool or floating point, got %s", ms__tensor_text(mask));
+    }
+    if (c->n_f > 0 && !(c->f[0] >= 0 && c->f[0] <= 1))
+        return ms__call_fail(c, "dropout_p must be from 0 to 1, got %g", c->f[0]);
+    c->saved_rng[0] = c->saved_rng[1] = 0;
+    if (c->n_f > 0 && c->f[0] > 0) ms__rng_next(&c->saved_rng[0], &c->saved_rng[1]);
+    MS_TRY(out_laid_out_like(c, 0, q, q->shape[n - 1]));
+    return ms__call_out(c, 1, q->dtype == MS_F64 ? MS_F64 : MS_F32, ms__device(q), n - 1, q->shape);
+}
+
+// (gradient, q, k, v, mask?, out, lse, gradient of lse?; …, seed, offset, mask of needs) -> dq, dk, dv, dmask
+static ms_status attention_backward_check(ms_call *c)
+{
+    int64_t mask = c->i[c->n_i - 1];
+    int k = 0;
+    for (int in = 0; in < 3; in++)
+        if (mask >> in & 1) {
+            MS_TRY(out_laid_out_like(c, k, c->in[in + 1], c->in[in + 1]->shape[c->in[in + 1]->ndim - 1]));
+            k++;
+        }
+    return mask & 8 ? ms__call_out_like(c, k, c->in[4]) : MS_OK;
+}
+
+static const ms_op op_attention_backward = {
+    .name = "attention_backward",
+    .n_in_min = 7,
+    .n_in_max = 8,
+    .check = attention_backward_check,
+    .run = { [MS_CPU] = ms__cpu_attention_backward },
+};
+
+static ms_status attention_backward(ms_backward_call *b)
+{
+    const ms_meta *m = &b->out_meta[0];
+    ms_tensor *in[] = { b->gout[0], b->in[0],  b->in[1],  b->in[2], b->n_in > 3 ? b->in[3] : NULL,
+                        b->out[0],  b->out[1], b->gout[1] },
+              *none = NULL;
+    if (!in[0]) {  // only the logsumexp was used
+        MS_TRY(ms__zeros(&none, m->dtype, m->device, m->ndim, m->shape));
+        in[0] = b->gout[0] = none;
+    }
+    ms_status st = ms__grad_op(b, &op_attention_backward, 8, in, true);
+    if (none) b->gout[0] = NULL;
+    ms__release(none);
+    return st;
+}
+
+// out[1] is the logsumexp of every row of scores, in float32 or float64.
+static const ms_op op_attention = {
+    .name = "attention",
+    .n_in_min = 3,
+    .n_in_max = 4,
+    .flags = MS_OP_RANDOM | MS_OP_LOW,
+    .save_in = 15,
+    .save_out = 3,
+    .check = attention_check,
+    .run = { [MS_CPU] = ms__cpu_attention },
+    .backward = attention_backward,
+    .samples = "[2,3,5,4] [2,3,5,4] [2,3,5,4] i=0 f=0,0; [2,3,5,4] [2,3,5,4] [2,3,5,4] i=1 f=0,0; [5,4] [7,4] [7,4] "
+               "i=0 f=0,0.7; [5,4] [3,4] [3,4] i=1 f=0,0; "
+               "[2,5,4] [2,7,4] [2,7,4] [5,7]b i=0 f=0,0; [2,5,4] [2,7,4] [2,7,4] [2,5,7] i=0 f=0,0; [2,2,5,4] "
+               "[2,2,7,4] [2,2,7,4] [2,1,1,7] i=0 f=0,0; "
+               "[2,40,20] [2,40,20] [2,40,20] i=1 f=0.2,0; [0,5,4] [0,5,4] [0,5,4] i=1 f=0,0; [2,0,4] [2,0,4] [2,0,4] "
+               "i=1 f=0,0; [1,70,16] [1,530,16] [1,530,16] i=0 f=0,0; "
+               "[1,20,33] [1,20,33] [1,20,33] i=1 f=0,0",
+};
+
+const ms_op *const ms__ops_attention[] = { &op_attention, &op_attention_backward, NULL };

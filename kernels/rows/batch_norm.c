@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+// rows/batch_norm.c -- row of batch_norm: normalisation over all dimensions but the second.
+//
+// Training uses the statistics of this batch and returns them (biased variance), so that whoever keeps
+// running ones updates them from outside: the operator itself changes nothing. Half types keep their
+// statistics, and may have their weights, in float32.
+#include "cpu/rows/layers.h"
+#include "rows/grad.h"
+#include "rows/ops.h"
+
+static int stats_dtype(int dtype) { return dtype == MS_F64 ? MS_F64 : MS_F32; }
+
+// (x [N, C, ...], weight?, bias?, running mean?, running var?; training; eps) -> y, and in training mean and var
+static ms_status batch_norm_check(ms_call *c)
+{
+    static const char *const what[] = { "input", "weight", "bias", "running mean", "running variance" };
+    const ms_tensor *x = c->in[0];
+    if (c->n_i < 1 || c->n_f < 1) return ms__call_fail(c, "needs a mode and eps");
+    if (!ms__is_float(x->dtype)) return ms__call_fail(c, "needs a floating-point dtype, got %s", ms__tensor_text(x));
+    if (x->ndim < 2)
+        return ms__call_fail(c, "the input needs at least 2 dimensions, batch and channels, got %s",
+                             ms__tensor_text(x));
+    bool training = c->i[0] != 0;
+    for (int k = 1; k < c->n_in; k++) {
+        const ms_tensor *t = c->in[k];
+        if (!t) continue;
+        if (t->ndim != 1 || t->shape[0] != x->shape[1])
+            return ms__call_fail(c, "the %s must be [%lld], one number a channel of the input %s, got %s", what[k],
+                                 (long long)x->shape[1], ms__shape_text(x->ndim, x->shape),
+                                 ms__shape_text(t->ndim, t->shape));
+        if (t->dtype != x->dtype && t->dtype != stats_dtype(x->dtype))
+            return ms__call_fail(c, "the %s must be %s%s like the input, got %s", what[k], ms__dtype_name(x->dtype),
+                                 x->dtype == stats_dtype(x->dtype) ? "" : " or float32", ms__dtype_name(t->dtype));
+    }
+    if (!training && (c->n_in < 5 || !c->in[3] || !c->in[4]))
+        return ms__call_fail(c, "needs a running mean and variance when not training");
+    MS_TRY(ms__call_out_like(c, 0, x));
+    for (int k = 1; training && k <= 2; k++)
+        MS_TRY(ms__call_out(c, k, stats_dtype(x->dtype), ms__device(x), 1, &x->shape[1]));
+    return MS_OK;
+}
+
+// (gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?; training, mask; eps) -> dx, dw, db, and
+// outside of training the gradients of the running statistics
+static ms_status batch_norm_backward_check(ms_call *c)
+{
+    const ms_tensor *x = c->in[1];
+    int64_t mask = c->i[c->n_i - 1];
+    int k = 0;
+    if (mask & 1) MS_TRY(ms__call_out_like(c, k++, x));
+    for (int in = 1; in < 5; in++)
+        if (mask >> in & 1) MS_TRY(ms__call_out(c, k++, stats_dtype(x->dtype), ms__device(x), 1, &x->shape[1]));
+    return MS_OK;
+}
+
+static const ms_op op_batch_norm_backward = {
+    .name = "batch_norm_backward",
+    .n_in_min = 7,
+    .n_in_max = 7,
+    .check = batch_norm_backward_check,
+    .run = { [MS_CPU] = ms__cpu_batch_norm_backward },
+};
+
+static ms_status batch_norm_backward(ms_backward_call *b)
+{
+    bool training = b->i[0] != 0;
+    ms_tensor *in[] = {
+        b->gout[0],
+        b->in[0],
+        b->n_in > 1 ? b->in[1] : NULL,
+        training ? b->out[1] : b->in[3],
+        training ? b->out[2] : b->in[4],
+        training ? b->gout[1] : NULL,
+        training ? b->gout[2] : NULL,
+    };
+    ms_tensor *out[5] = { NULL };
+    int64_t mask = 0, i[2] = { training, 0 };
+    int n_out = 0, o = 0;
+    for (int k = 0; k < b->n_in; k++)
+        if (b->need[k] && (k < 3 || !training)) mask |= (int64_t)1 << k, n_out++;
+    if (!n_out || (!in[0] && !in[5] && !in[6])) return MS_OK;
+    i[1] = mask;
+    MS_TRY(ms__run_op(&op_batch_norm_backward, 7, in, 2, i, b->n_f, b->f, n_out, out));
+    for (int k = 0; k < b->n_in; k++)
+        if (mask >> k & 1) b->gin[k] = out[o++];
+    for (int k = 1; k < b->n_in; k++)  // of half weights: their gradients were made in float32
+        if (b->gin[k] && b->gin[k]->dtype != b->in_meta[k].dtype) {
+            ms_tensor *wide = b->gin[k];
+            b->gin[k] = NULL;
+            MS_TRY(ms__grad_to(&b->gin[k], wide, &b->in_meta[k]));
+        }
+    return MS_OK;
+}
+
+static const ms_op op_batch_norm = {
+    .name = "batch_norm",
+    .n_in_min = 1,
+    .n_in_max = 5,
+    .flags = MS_OP_WIDE,
+    .save_in = 1 | 2 | 8 | 16,
+    .save_out = 2 | 4,
+    .check = batch_norm_check,
+    .run = { [MS_CPU] = ms__cpu_batch_norm },
+    .backward = batch_norm_backward,
+    .samples = "[5,3] [3] [3] i=1 f=1e-5; [5,3] i=1 f=1e-5; [4,3,2] [3] i=1 f=1e-3; [2,3,4,5] [3] [3] i=1 f=1e-5; "
+               "[3,70] [70] [70] i=1 f=1e-5; [7,3] [3] [3] i=1 f=1e-5; [2,2,5,7] - [2] i=1 f=1e-5; "
+               "[5,3] [3] [3] [3] [3]+ i=0 f=1e-5; [2,3,4,5] [3] [3] [3] [3]+ i=0 f=1e-3; [4,3,2] - - [3] [3]+ i=0 "
+               "f=1e-5; [0,3] [3] [3] [3] [3]+ i=0 f=1e-5",
+};
+
+const ms_op *const ms__ops_batch_norm[] = { &op_batch_norm, &op_batch_norm_backward, NULL };

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+// rows/conv.h -- sizes of one convolution, from its tensors and integers (conv.c).
+#ifndef MS_CONV_H
+#define MS_CONV_H
+
+#include "ops/op.h"
+
+typedef struct ms_conv {
+    int64_t n, in, h, w, out, kh, kw;           // images, channels, rows, columns; kernels
+    int64_t sh, sw, top, left, dh, dw, groups;  // strides, padding, dilation
+    int64_t oh, ow;                             // rows and columns of the output
+} ms_conv;
+
+static inline ms_conv ms__conv_of(const ms_tensor *x, const ms_tensor *w, const int64_t *i)
+{
+    ms_conv v = { x->shape[0], x->shape[1], x->shape[2], x->shape[3], w->shape[0], w->shape[2], w->shape[3], i[0],
+                  i[1],        i[2],        i[3],        i[6],        i[7],        i[8],        0,           0 };
+    v.oh = (v.h + i[2] + i[4] - v.dh * (v.kh - 1) - 1) / v.sh + 1;
+    v.ow = (v.w + i[3] + i[5] - v.dw * (v.kw - 1) - 1) / v.sw + 1;
+    return v;
+}
+
+// Every kernel element meets one element of the image, in order: there is nothing to unfold.
+static inline bool ms__conv_pointwise(const ms_conv *v)
+{
+    return v->kh == 1 && v->kw == 1 && v->sh == 1 && v->sw == 1 && v->oh == v->h && v->ow == v->w && v->top == 0 &&
+           v->left == 0;
+}
+
+#endif

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+// rows/index.c -- rows that read or write by position: index_select, gather, scatter_, scatter_add_.
+// Positions are int64 or int32 tensors, counted from 0, never negative.
+#include "cpu/cpu.h"
+#include "rows/ops.h"
+
+static ms_status positions(const ms_call *c)
+{
+    if (c->n_i < 1) return ms__call_fail(c, "a dimension is missing");
+    if (c->in[1]->dtype != MS_I64 && c->in[1]->dtype != MS_I32)
+        return ms__call_fail(c, "positions must be int64 or int32, got %s", ms__tensor_text(c->in[1]));
+    return MS_OK;
+}
+static ms_status writable(const ms_call *c)
+{
+    const ms_tensor *t = c->in[0];
+    for (int d = 0; d < t->ndim; d++)
+        if (t->stride[d] == 0 && t->shape[d] > 1)
+            return ms__call_fail(c, "%s is an expanded view; clone() it before writing in place", ms__tensor_text(t));
+    return MS_OK;
+}
+
+static ms_status check_index_select(ms_call *c)
+{
+    const ms_tensor *x = c->in[0], *index = c->in[1];
+    int d;
+    MS_TRY(positions(c));
+    if (index->ndim > 1) return ms__call_fail(c, "positions must be 1-d, got %s", ms__tensor_text(index));
+    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no positions");
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    int64_t shape[MS_MAX_DIMS];
+    memcpy(shape, x->shape, sizeof shape);
+    shape[d] = index->numel;
+    return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim, shape);
+}
+static ms_status check_index_add_(ms_call *c)
+{
+    const ms_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
+    int d;
+    MS_TRY(positions(c));
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    bool fits = src->ndim == x->ndim && src->dtype == x->dtype && src->shape[d] == index->numel && ms__is_contiguous(x);
+    for (int k = 0; fits && k < x->ndim; k++) fits = k == d || src->shape[k] == x->shape[k];
+    if (!fits)
+        return ms__call_fail(c, "%s at %s positions does not fit into %s (contiguous, same dtype)",
+                             ms__tensor_text(src), ms__shape_text(index->ndim, index->shape), ms__tensor_text(x));
+    ms__call_inplace(c, 0, 0);
+    return MS_OK;
+}
+
+// Every size of index but that along d must be within t's.
+static ms_status within(const ms_call *c, const ms_tensor *t, const char *what, int d)
+{
+    const ms_tensor *index = c->in[1];
+    bool fits = t->ndim == index->ndim;
+    for (int k = 0; fits && k < t->ndim; k++) fits = k == d || index->shape[k] <= t->shape[k];
+    return fits ? MS_OK
+                : ms__call_fail(c, "positions of shape %s reach beyond %s %s",
+                                ms__shape_text(index->ndim, index->shape), what, ms__tensor_text(t));
+}
+static ms_status check_gather(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int d;
+    MS_TRY(positions(c));
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    MS_TRY(within(c, x, "the tensor", d));
+    return ms__call_out(c, 0, x->dtype, ms__device(x), c->in[1]->ndim, c->in[1]->shape);
+}
+static ms_status check_scatter_(ms_call *c)
+{
+    const ms_tensor *x = c->in[0], *src = c->in[2];
+    int d;
+    MS_TRY(positions(c));
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    MS_TRY(within(c, x, "the tensor", d));
+    MS_TRY(within(c, src, "the source", -1));
+    if (src->dtype != x->dtype)
+        return ms__call_fail(c, "the source is %s, the tensor %s", ms__dtype_name(src->dtype), ms__tensor_text(x));
+    MS_TRY(writable(c));
+    ms__call_inplace(c, 0, 0);
+    return MS_OK;
+}
+static ms_status check_scatter_add_(ms_call *c) { return check_scatter_(c); }
+
+#define ROW(NAME, N, KERNEL, BACKWARD, FLAGS, SAMPLES)                    \
+    const ms_op ms__op_##NAME = { .name = #NAME,                          \
+                                  .n_in_min = N,                          \
+                                  .n_in_max = N,                          \
+                                  .flags = MS_OP_DIFFERENTIABLE | FLAGS,  \
+                                  .save_in = 2,                           \
+                                  .check = check_##NAME,                  \
+                                  .run = { [MS_CPU] = ms__cpu_##KERNEL }, \
+                                  .backward = BACKWARD,                   \
+                                  .samples = SAMPLES };
+static const ms_op index_add_row = { .name = "index_add_",
+                                     .n_in_min = 3,
+                                     .n_in_max = 3,
+                                     .flags = MS_OP_INPLACE,
+                                     .check = check_index_add_,
+                                     .run = { [MS_CPU] = ms__cpu_index_add } };
+extern const ms_op ms__op_gather, ms__op_scatter_, ms__op_scatter_add_;
+
+// zeros of the input's shape, with g put or added at the positions
+static ms_status into_zeros(ms_backward_call *b, const ms_op *row)
+{
+    const ms_meta *m = &b->in_meta[0];
+    ms_tensor *zeros;
+    MS_TRY(ms__zeros(&zeros, m->dtype, m->device, m->ndim, m->shape));
+    ms_status st = ms__run_op(row, 3, (ms_tensor *[]) { zeros, b->in[1], b->gout[0] }, 1, b->i, 0, NULL, 1, b->gin);
+    ms__release(zeros);
+    return st;
+}
+static ms_status index_select_grad(ms_backward_call *b) { return into_zeros(b, &index_add_row); }
+static ms_status gather_grad(ms_backward_call *b) { return into_zeros(b, &ms__op_scatter_add_); }
+
+// What went to the positions comes from there; positions cover only the first part of a larger source.
+static ms_status source_grad(ms_backward_call *b)
+{
+    const ms_meta *m = &b->in_meta[2];
+    ms_tensor *g;
+    MS_TRY(ms__run_op(&ms__op_gather, 2, (ms_tensor *[]) { b->gout[0], b->in[1] }, 1, b->i, 0, NULL, 1, &g));
+    if (memcmp(g->shape, m->shape, (size_t)m->ndim * sizeof *m->shape) == 0) {
+        b->gin[2] = g;
+        return MS_OK;
+    }
+    ms_tensor *whole = NULL, *part;
+    ms_status st = ms__zeros(&whole, m->dtype, m->device, m->ndim, m->shape);
+    if (!st) {
+        part = ms__tensor_view(whole, g->ndim, g->shape, whole->stride, 0);
+        st = ms__copy(part, g);
+        ms__release(part);
+    }
+    ms__release(g);
+    if (st) ms__release(whole);
+    else b->gin[2] = whole;
+    return st;
+}
+static ms_status scatter_grad(ms_backward_call *b)
+{
+    if (b->need[2]) MS_TRY(source_grad(b));
+    if (!b->need[0]) return MS_OK;
+    ms_tensor *g, *zero = NULL;  // what was overwritten had no influence
+    const ms_tensor *index = b->in[1];
+    MS_TRY(ms__op1(&g, &ms__op_clone, b->gout[0]));
+    ms_status st = ms__zeros(&zero, g->dtype, ms__device(g), index->ndim, index->shape);
+    if (!st)
+        st = ms__run_op(&ms__op_scatter_, 3, (ms_tensor *[]) { g, b->in[1], zero }, 1, b->i, 0, NULL, 1, &b->gin[0]);
+    ms__release(zero);
+    ms__release(g);
+    return st;
+}
+static ms_status scatter_add_grad(ms_backward_call *b)
+{
+    if (b->need[0]) b->gin[0] = ms__retain(b->gout[0]);
+    return b->need[2] ? source_grad(b) : MS_OK;
+}
+
+// clang-format off
+ROW(index_select, 2, index_select, index_select_grad, 0,             "[5,4] [3]i5 i=0;[2,3,4] [5]i4 i=-1;[2,3,4] [2]i3 i=1")
+ROW(gather,       2, gather,       gather_grad,       0,             "[5,4] [3,4]i5 i=0;[2,3,4] [2,3,6]i4 i=-1;[5] [3]i5 i=0")
+ROW(scatter_,     3, scatter,      scatter_grad,      MS_OP_INPLACE, "[6] [1]i6 [1] i=0;[5,4] [1,4]i5 [1,4] i=0;[5,4] [1,3]i5 [2,4] i=0")
+ROW(scatter_add_, 3, scatter_add,  scatter_add_grad,  MS_OP_INPLACE, "[5,4] [3,4]i5 [3,4] i=0;[2,3,4] [2,3,2]i4 [2,3,3] i=-1")
+// clang-format on
+
+const ms_op *const ms__ops_index[] = { &ms__op_index_select, &ms__op_gather, &ms__op_scatter_, &ms__op_scatter_add_,
+                                       NULL };

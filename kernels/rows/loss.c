@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+// rows/loss.c -- rows of cross_entropy and mse_loss.
+#include "cpu/rows/layers.h"
+#include "rows/grad.h"
+
+enum { NONE, MEAN, SUM };
+
+static ms_status check_reduction(ms_call *c)
+{
+    if (c->n_i < 1 || c->i[0] < NONE || c->i[0] > SUM)
+        return ms__call_fail(c, "the reduction must be 0 (none), 1 (mean) or 2 (sum)");
+    return MS_OK;
+}
+
+// ---- cross_entropy --------------------------------------------------------------------------------
+
+// out[1] holds log(sum(exp(logits))) per row, in float32 or float64: backward then needs one pass.
+static ms_status cross_entropy_check(ms_call *c)
+{
+    const ms_tensor *x = c->in[0], *ids = c->in[1], *w = c->n_in > 2 ? c->in[2] : NULL;
+    MS_TRY(check_reduction(c));
+    if (!ms__is_float(x->dtype)) return ms__call_fail(c, "logits must be floating point, got %s", ms__tensor_text(x));
+    if (x->ndim < 1 || x->ndim > 2)
+        return ms__call_fail(c, "logits must be [classes] or [n, classes], got %s", ms__tensor_text(x));
+    if (ids->dtype != MS_I64 && ids->dtype != MS_I32)
+        return ms__call_fail(c, "ids must be int64 or int32, got %s", ms__tensor_text(ids));
+    if (ids->ndim != x->ndim - 1 || (ids->ndim && ids->shape[0] != x->shape[0]))
+        return ms__call_fail(c, "ids must be %s for logits %s, got %s", ms__shape_text(x->ndim - 1, x->shape),
+                             ms__shape_text(x->ndim, x->shape), ms__shape_text(ids->ndim, ids->shape));
+    if (w && (w->ndim != 1 || w->shape[0] != x->shape[x->ndim - 1] || w->dtype != x->dtype))
+        return ms__call_fail(c, "the weight must be %s [%lld], got %s", ms__dtype_name(x->dtype),
+                             (long long)x->shape[x->ndim - 1], ms__tensor_text(w));
+    if (c->n_f > 0 && !(c->f[0] >= 0 && c->f[0] <= 1))
+        return ms__call_fail(c, "label_smoothing must be from 0 to 1, got %g", c->f[0]);
+    MS_TRY(ms__call_out(c, 0, x->dtype, ms__device(x), c->i[0] == NONE ? ids->ndim : 0, ids->shape));
+    return ms__call_out(c, 1, x->dtype == MS_F64 ? MS_F64 : MS_F32, ms__device(x), ids->ndim, ids->shape);
+}
+
+// (gradient, logits, ids, weight?, logsumexp, its gradient?; reduction, ignore_index, mask; label_smoothing)
+static ms_status cross_entropy_backward_check(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
+
+static const ms_op op_cross_entropy_backward = {
+    .name = "cross_entropy_backward",
+    .n_in_min = 5,
+    .n_in_max = 6,
+    .check = cross_entropy_backward_check,
+    .run = { [MS_CPU] = ms__cpu_cross_entropy_backward },
+};
+
+static ms_status cross_entropy_backward(ms_backward_call *b)
+{
+    const ms_meta *m = &b->out_meta[0];
+    ms_tensor *in[] = { b->gout[0], b->in[0], b->in[1], b->n_in > 2 ? b->in[2] : NULL, b->out[1], b->gout[1] },
+              *none = NULL;
+    if (b->n_in > 2 && b->need[2]) return ms__fail(MS_EUNSUPPORTED, "cross_entropy: the class weight has no gradient");
+    if (!in[0]) {  // only the second output was used
+        MS_TRY(ms__zeros(&none, m->dtype, m->device, m->ndim, m->shape));
+        in[0] = b->gout[0] = none;
+    }
+    ms_status st = ms__grad_op(b, &op_cross_entropy_backward, 6, in, false);
+    if (none) b->gout[0] = NULL;
+    ms__release(none);
+    return st;
+}
+
+static const ms_op op_cross_entropy = {
+    .name = "cross_entropy",
+    .n_in_min = 2,
+    .n_in_max = 3,
+    .flags = MS_OP_WIDE,
+    .save_in = 7,
+    .save_out = 2,
+    .check = cross_entropy_check,
+    .run = { [MS_CPU] = ms__cpu_cross_entropy },
+    .backward = cross_entropy_backward,
+    .samples = "[4,5] [4]i5 i=1,-100; [4,5] [4]i5 i=0,-100; [4,5] [4]i5 i=2,-100; [6,5] [6]i5 i=1,2; [4,5] [4]i5 "
+               "i=1,-100 f=0.1; [5] []i5 i=1,-100; [40,300] [40]i300 i=1,-100; "
+               "[6,5] [6]i5 i=1,2 f=0.3; [0,5] [0]i5 i=2,-100; [3,17] [3]i17 i=0,4 f=0.2",
+};
+
+// ---- mse_loss -------------------------------------------------------------------------------------
+
+static ms_status mse_loss_check(ms_call *c)
+{
+    const ms_tensor *a = c->in[0], *b = c->in[1];
+    MS_TRY(check_reduction(c));
+    if (!ms__is_float(a->dtype) || a->dtype != b->dtype)
+        return ms__call_fail(c, "both arguments need one floating-point dtype, got %s and %s", ms__tensor_text(a),
+                             ms__tensor_text(b));
+    if (a->ndim != b->ndim || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
+        return ms__call_fail(c, "both arguments need one shape, got %s and %s", ms__shape_text(a->ndim, a->shape),
+                             ms__shape_text(b->ndim, b->shape));
+    return ms__call_out(c, 0, a->dtype, ms__device(a), c->i[0] == NONE ? a->ndim : 0, a->shape);
+}
+
+// (gradient, a, b; reduction, mask) -> da, db
+static ms_status mse_loss_backward_check(ms_call *c)
+{
+    int64_t mask = c->i[c->n_i - 1];
+    int k = 0;
+    for (int in = 0; in < 2; in++)
+        if (mask >> in & 1) MS_TRY(ms__call_out_like(c, k++, c->in[1]));
+    return MS_OK;
+}
+
+static const ms_op op_mse_loss_backward = {
+    .name = "mse_loss_backward",
+    .n_in_min = 3,
+    .n_in_max = 3,
+    .check = mse_loss_backward_check,
+    .run = { [MS_CPU] = ms__cpu_mse_loss_backward },
+};
+
+static ms_status mse_loss_backward(ms_backward_call *b)
+{
+    return ms__grad_op(b, &op_mse_loss_backward, 3, (ms_tensor *[]) { b->gout[0], b->in[0], b->in[1] }, false);
+}
+
+static const ms_op op_mse_loss = {
+    .name = "mse_loss",
+    .n_in_min = 2,
+    .n_in_max = 2,
+    .flags = MS_OP_WIDE,
+    .save_in = 3,
+    .check = mse_loss_check,
+    .run = { [MS_CPU] = ms__cpu_mse_loss },
+    .backward = mse_loss_backward,
+    .samples = "[3,4] [3,4] i=1; [3,4] [3,4] i=0; [3,4] [3,4] i=2; [] [] i=1; [0,3] [0,3] i=2; [70,33] [70,33] i=1",
+};
+
+const ms_op *const ms__ops_loss[] = { &op_cross_entropy, &op_cross_entropy_backward, &op_mse_loss,
+                                      &op_mse_loss_backward, NULL };

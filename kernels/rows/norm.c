@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT
+// rows/norm.c -- rows of softmax, log_softmax, layer_norm and rms_norm.
+#include "cpu/rows/layers.h"
+#include "rows/grad.h"
+
+static ms_status floats_only(ms_call *c)
+{
+    for (int k = 0; k < c->n_in; k++) {
+        if (!c->in[k]) continue;
+        if (!ms__is_float(c->in[k]->dtype))
+            return ms__call_fail(c, "needs a floating-point dtype, got %s", ms__tensor_text(c->in[k]));
+        if (c->in[k]->dtype != c->in[0]->dtype)
+            return ms__call_fail(c, "all arguments need one dtype, got %s and, as argument %d, %s",
+                                 ms__tensor_text(c->in[0]), k + 1, ms__tensor_text(c->in[k]));
+    }
+    return MS_OK;
+}
+
+// ---- softmax --------------------------------------------------------------------------------------
+
+static ms_status softmax_check(ms_call *c)
+{
+    int d;
+    MS_TRY(floats_only(c));
+    if (c->n_i < 1) return ms__call_fail(c, "needs a dimension");
+    MS_TRY(ms__call_dim(c, c->i[0], c->in[0]->ndim, &d));
+    return ms__call_out_like(c, 0, c->in[0]);
+}
+
+// (gradient, output; dimension, mask)
+static ms_status softmax_backward_check(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
+
+static const ms_op op_softmax_backward = {
+    .name = "softmax_backward",
+    .n_in_min = 2,
+    .n_in_max = 2,
+    .check = softmax_backward_check,
+    .run = { [MS_CPU] = ms__cpu_softmax_backward },
+};
+static const ms_op op_log_softmax_backward = {
+    .name = "log_softmax_backward",
+    .n_in_min = 2,
+    .n_in_max = 2,
+    .check = softmax_backward_check,
+    .run = { [MS_CPU] = ms__cpu_log_softmax_backward },
+};
+
+static ms_status softmax_backward(ms_backward_call *b)
+{
+    return ms__grad_op(b, &op_softmax_backward, 2, (ms_tensor *[]) { b->gout[0], b->out[0] }, false);
+}
+static ms_status log_softmax_backward(ms_backward_call *b)
+{
+    return ms__grad_op(b, &op_log_softmax_backward, 2, (ms_tensor *[]) { b->gout[0], b->out[0] }, false);
+}
+
+#define SOFTMAX_SAMPLES \
+    "[3,4] i=1; [3,4] i=0; [2,3,4] i=1; [2,3,4] i=-1; [5] i=0; [] i=0; [3,0] i=1; [0,3] i=1; [2,70] i=1; [3,300] i=1"
+
+static const ms_op op_softmax = {
+    .name = "softmax",
+    .n_in_min = 1,
+    .n_in_max = 1,
+    .flags = MS_OP_WIDE,
+    .save_out = 1,
+    .check = softmax_check,
+    .run = { [MS_CPU] = ms__cpu_softmax },
+    .backward = softmax_backward,
+    .samples = SOFTMAX_SAMPLES,
+};
+static const ms_op op_log_softmax = {
+    .name = "log_softmax",
+    .n_in_min = 1,
+    .n_in_max = 1,
+    .flags = MS_OP_WIDE,
+    .save_out = 1,
+    .check = softmax_check,
+    .run = { [MS_CPU] = ms__cpu_log_softmax },
+    .backward = log_softmax_backward,
+    .samples = SOFTMAX_SAMPLES,
+};
+
+// ---- layer_norm, rms_norm -------------------------------------------------------------------------
+
+// The affine weights have the shape of x's normalised dimensions.
+static ms_status norm_check(ms_call *c, int dims)
+{
+    const ms_tensor *x = c->in[0];
+    MS_TRY(floats_only(c));
+    if (c->n_f < 1) return ms__call_fail(c, "needs eps");
+    if (dims < 1 || dims > x->ndim)
+        return ms__call_fail(c, "cannot normalise %d trailing dimensions of %s", dims, ms__tensor_text(x));
+    for (int k = 1; k < c->n_in; k++) {
+        const ms_tensor *w = c->in[k];
+        if (w && (w->ndim != dims || memcmp(w->shape, x->shape + x->ndim - dims, (size_t)dims * sizeof *w->shape) != 0))
+            return ms__call_fail(c, "the %s must be %s, the normalised dimensions of the input, got %s",
+                                 k == 1 ? "weight" : "bias", ms__shape_text(dims, x->shape + x->ndim - dims),
+                                 ms__shape_text(w->ndim, w->shape));
+    }
+    return ms__call_out_like(c, 0, x);
+}
+
+static ms_status layer_norm_check(ms_call *c)
+{
+    if (c->n_i < 1) return ms__call_fail(c, "needs the number of normalised dimensions");
+    return norm_check(c, (int)c->i[0]);
+}
+static ms_status rms_norm_check(ms_call *c) { return norm_check(c, 1); }
+
+// (gradient, x, w?; …, mask): the bias has the normalised dimensions' shape too
+static ms_status norm_backward_check(ms_call *c, int dims)
+{
+    const ms_tensor *x = c->in[1];
+    int64_t mask = c->i[c->n_i - 1];
+    int k = 0;
+    if (mask & 1) MS_TRY(ms__call_out_like(c, k++, x));
+    for (int in = 1; in <= 2; in++)
+        if (mask >> in & 1) MS_TRY(ms__call_out(c, k++, x->dtype, ms__device(x), dims, x->shape + x->ndim - dims));
+    return MS_OK;
+}
+static ms_status layer_norm_backward_check(ms_call *c) { return norm_backward_check(c, (int)c->i[0]); }
+static ms_status rms_norm_backward_check(ms_call *c) { return norm_backward_check(c, 1); }
+
+static const ms_op op_layer_norm_backward = {
+    .name = "layer_norm_backward",
+    .n_in_min = 2,
+    .n_in_max = 3,
+    .check = layer_norm_backward_check,
+    .run = { [MS_CPU] = ms__cpu_layer_norm_backward },
+};
+static const ms_op op_rms_norm_backward = {
+    .name = "rms_norm_backward",
+    .n_in_min = 2,
+    .n_in_max = 3,
+    .check = rms_norm_backward_check,
+    .run = { [MS_CPU] = ms__cpu_rms_norm_backward },
+};
+
+static ms_status layer_norm_backward(ms_backward_call *b)
+{
+    return ms__grad_op(b, &op_layer_norm_backward, 3,
+                       (ms_tensor *[]) { b->gout[0], b->in[0], b->n_in > 1 ? b->in[1] : NULL }, false);
+}
+static ms_status rms_norm_backward(ms_backward_call *b)
+{
+    return ms__grad_op(b, &op_rms_norm_backward, 3,
+                       (ms_tensor *[]) { b->gout[0], b->in[0], b->n_in > 1 ? b->in[1] : NULL }, false);
+}
+
+static const ms_op op_layer_norm = {
+    .name = "layer_norm",
+    .n_in_min = 1,
+    .n_in_max = 3,
+    .flags = MS_OP_WIDE,
+    .save_in = 3,
+    .check = layer_norm_check,
+    .run = { [MS_CPU] = ms__cpu_layer_norm },
+    .backward = layer_norm_backward,
+    .samples = "[3,8] [8] [8] i=1 f=1e-5; [3,8] i=1 f=1e-5; [3,8] [8] i=1 f=1e-5; [2,3,4] [3,4] [3,4] i=2 f=1e-3; "
+               "[2,3,20] [20] [20] i=1 f=1e-5; [0,4] [4] [4] i=1 f=1e-5; "
+               "[70,130] [130] [130] i=1 f=1e-5",
+};
+static const ms_op op_rms_norm = {
+    .name = "rms_norm",
+    .n_in_min = 1,
+    .n_in_max = 2,
+    .flags = MS_OP_WIDE,
+    .save_in = 3,
+    .check = rms_norm_check,
+    .run = { [MS_CPU] = ms__cpu_rms_norm },
+    .backward = rms_norm_backward,
+    .samples = "[3,8] [8] f=1e-5; [3,8] f=1e-5; [2,3,20] [20] f=1e-5; [0,4] [4] f=1e-5; [70,130] [130] f=1e-5",
+};
+
+const ms_op *const ms__ops_norm[] = {
+    &op_softmax,    &op_softmax_backward,    &op_log_softmax, &op_log_softmax_backward,
+    &op_layer_norm, &op_layer_norm_backward, &op_rms_norm,    &op_rms_norm_backward,
+    NULL,
+};

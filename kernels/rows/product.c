@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: MIT
+// rows/product.c -- matmul and linear: shapes, batches and gradients around ms__gemm.
+//
+// Transposed and otherwise strided inputs are passed on with their strides; only a batch whose rows do
+// not collapse to one stride costs a copy, and only where one large product replaces many.
+#include "cpu/product/gemm.h"
+#include "rows/grad.h"
+
+static ms_status check_types(ms_call *c)
+{
+    for (int k = 0; k < c->n_in; k++)
+        if (c->in[k] && c->in[k]->dtype != c->in[0]->dtype)
+            return ms__call_fail(c, "all arguments need one dtype, got %s and, as argument %d, %s",
+                                 ms__tensor_text(c->in[0]), k + 1, ms__tensor_text(c->in[k]));
+    int dtype = c->in[0]->dtype;
+    if (dtype == MS_BOOL || (c->n_in > 2 && c->in[2] && !ms__is_float(dtype)))
+        return ms__call_fail(c, "there is no product of %s%s; cast first", ms__dtype_name(dtype),
+                             dtype == MS_BOOL ? "" : " with a bias");
+    return MS_OK;
+}
+
+// ---- matrices of a tensor -------------------------------------------------------------------------
+
+// t's dimensions before the last as one: rows of a matrix with one stride. false when they don't collapse.
+static bool collapse(const ms_tensor *t, int last, int64_t *rows, int64_t *stride)
+{
+    *rows = 1;
+    *stride = 0;
+    for (int d = last; d >= 0; d--) {
+        if (t->shape[d] == 1) continue;
+        if (*rows == 1) *stride = t->stride[d];
+        else if (t->stride[d] != *stride * *rows) return false;
+        *rows *= t->shape[d];
+    }
+    if (*rows == 1) *stride = t->shape[t->ndim - 1];
+    return true;
+}
+
+// t as a matrix of rows x its last dimension: itself (retained) or a contiguous copy.
+static ms_status as_rows(ms_tensor **out, ms_tensor *t, int64_t *rows, int64_t *rs)
+{
+    if (t->ndim == 1) *rows = 1, *rs = t->shape[0];
+    else if (t->numel == 0) {
+        *rows = 1;
+        for (int d = 0; d < t->ndim - 1; d++) *rows *= t->shape[d];
+        *rs = t->shape[t->ndim - 1];
+    } else if (!collapse(t, t->ndim - 2, rows, rs)) {
+        MS_TRY(ms__contiguous(out, t));
+        collapse(*out, t->ndim - 2, rows, rs);
+        return MS_OK;
+    }
+    *out = ms__retain(t);
+    return MS_OK;
+}
+
+// ---- linear ---------------------------------------------------------------------------------------
+
+static ms_status linear_check(ms_call *c)
+{
+    const ms_tensor *x = c->in[0], *w = c->in[1], *bias = c->n_in > 2 ? c->in[2] : NULL;
+    MS_TRY(check_types(c));
+    if (w->ndim != 2) return ms__call_fail(c, "the weight must be [out, in], got %s", ms__tensor_text(w));
+    if (x->ndim < 1 || x->shape[x->ndim - 1] != w->shape[1])
+        return ms__call_fail(c, "the input's last dimension must be the weight's %lld columns: input %s, weight %s",
+                             (long long)w->shape[1], ms__shape_text(x->ndim, x->shape), ms__shape_text(2, w->shape));
+    if (bias && (bias->ndim != 1 || bias->shape[0] != w->shape[0]))
+        return ms__call_fail(c, "the bias must be [%lld], got %s", (long long)w->shape[0],
+                             ms__shape_text(bias->ndim, bias->shape));
+    int64_t shape[MS_MAX_DIMS];
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->ndim - 1] = w->shape[0];
+    return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim, shape);
+}
+
+static ms_status linear_cpu(ms_call *c)
+{
+    ms_tensor *x, *w = c->in[1], *bias = c->n_in > 2 ? c->in[2] : NULL, *b = NULL, *y = c->out[0];
+    int64_t rows, rs;
+    MS_TRY(as_rows(&x, c->in[0], &rows, &rs));
+    ms_status st = bias ? ms__contiguous(&b, bias) : MS_OK;
+    if (st == MS_OK) {
+        ms_gemm g = {
+            .dtype = x->dtype,
+            .m = rows,
+            .n = w->shape[0],
+            .k = w->shape[1],
+            .a = ms__data(x),
+            .b = ms__data(w),
+            .bias = b ? ms__data(b) : NULL,
+            .c = ms__data(y),
+            .a_rs = rs,
+            .a_cs = x->stride[x->ndim - 1],
+            .b_rs = w->stride[1],
+            .b_cs = w->stride[0],
+            .c_rs = w->shape[0],
+            .what = "linear",
+        };
+        st = ms__gemm(&g);
+    }
+    ms__release(b);
+    ms__release(x);
+    return st;
+}
+
+// (gradient, x, w; mask) -> the needed ones of dx = g w, dw = g^T x, db = sum of g's rows.
+static ms_status linear_backward_check(ms_call *c)
+{
+    const ms_tensor *g = c->in[0], *x = c->in[1], *w = c->in[2];
+    int64_t mask = c->i[c->n_i - 1];
+    int k = 0;
+    if (mask & 1) MS_TRY(ms__call_out_like(c, k++, x));
+    if (mask & 2) MS_TRY(ms__call_out_like(c, k++, w));
+    if (mask & 4) MS_TRY(ms__call_out(c, k++, g->dtype, ms__device(g), 1, &g->shape[g->ndim - 1]));
+    return MS_OK;
+}
+
+static ms_status linear_backward_cpu(ms_call *c)
+{
+    ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),
+              *db = ms__grad_out(c, 2);
+    int64_t rows, g_rs, x_rs, outs = w->shape[0], ins = w->shape[1];
+    ms_status st = as_rows(&g, c->in[0], &rows, &g_rs);
+    if (st == MS_OK && dw) st = as_rows(&x, c->in[1], &rows, &x_rs);
+    if (st == MS_OK && db && g->stride[g->ndim - 1] != 1 && outs > 1) {  // sums run along adjacent columns
+        ms_tensor *whole;
+        if ((st = ms__contiguous(&whole, g)) == MS_OK) {
+            ms__release(g);
+            g = whole;
+            g_rs = outs;
+        }
+    }
+    if (st == MS_OK && dx) {
+        ms_gemm p = {
+            .dtype = g->dtype,
+            .m = rows,
+            .n = ins,
+            .k = outs,
+            .a = ms__data(g),
+            .b = ms__data(w),
+            .c = ms__data(dx),
+            .a_rs = g_rs,
+            .a_cs = g->stride[g->ndim - 1],
+            .b_rs = w->stride[0],
+            .b_cs = w->stride[1],
+            .c_rs = ins,
+            .what = "linear_backward",
+        };
+        st = ms__gemm(&p);
+    }
+    if (st == MS_OK && dw) {
+        ms_gemm p = {
+            .dtype = g->dtype,
+            .m = outs,
+            .n = ins,
+            .k = rows,
+            .a = ms__data(g),
+            .b = ms__data(x),
+            .c = ms__data(dw),
+            .a_rs = g->stride[g->ndim - 1],
+            .a_cs = g_rs,
+            .b_rs = x_rs,
+            .b_cs = x->stride[x->ndim - 1],
+            .c_rs = ins,
+            .what = "linear_backward",
+        };
+        st = ms__gemm(&p);
+    }
+    if (st == MS_OK && db) ms__column_sum(g->dtype, ms__data(db), ms__data(g), rows, outs, g_rs);
+    ms__release(x);
+    ms__release(g);
+    return st;
+}
+
+const ms_op ms__op_linear_backward = {
+    .name = "linear_backward",
+    .n_in_min = 3,
+    .n_in_max = 3,
+    .check = linear_backward_check,
+    .run = { [MS_CPU] = linear_backward_cpu },
+};
+
+static ms_status linear_backward(ms_backward_call *b)
+{
+    return ms__grad_op(b, &ms__op_linear_backward, 3, (ms_tensor *[]) { b->gout[0], b->in[0], b->in[1] }, false);
+}
+
+const ms_op ms__op_linear = {
+    .name = "linear",
+    .n_in_min = 2,
+    .n_in_max = 3,
+    .flags = MS_OP_LOW,
+    .save_in = 3,
+    .check = linear_check,
+    .run = { [MS_CPU] = linear_cpu },
+    .backward = linear_backward,
+    .samples = "[3,4] [5,4] [5]; [2,3,4] [5,4] [5]; [2,3,4] [5,4]; [4] [2,4] [2]; [20,19] [33,19] [33]; [1,7] [3,7]; "
+               "[0,4] [5,4] [5]; [3,0] [2,0] [2]; [70,33] [65,33] [65]",
+};
+
+// ---- matmul ---------------------------------------------------------------------------------------
+
+// A 1-d input is a row on the left, a column on the right. ndim >= 2 views of both.
+static void widen(ms_tensor *t, bool left, int *ndim, int64_t *shape, int64_t *stride)
+{
+    *ndim = t->ndim;
+    memcpy(shape, t->shape, sizeof t->shape);
+    memcpy(stride, t->stride, sizeof t->stride);
+    if (t->ndim != 1) return;
+    *ndim = 2;
+    int64_t n = shape[0], s = stride[0];
+    shape[0] = left ? 1 : n, shape[1] = left ? n : 1;
+    stride[0] = left ? n * s : s, stride[1] = left ? s : 1;
+}
+
+static ms_status matmul_check(ms_call *c)
+{
+    ms_tensor *a = c->in[0], *b = c->in[1];
+    int na, nb, nd, n = 0;
+    int64_t sa[MS_MAX_DIMS], sb[MS_MAX_DIMS], unused[MS_MAX_DIMS], out[MS_MAX_DIMS];
+    MS_TRY(check_types(c));
+    if (a->ndim == 0 || b->ndim == 0)
+        return ms__call_fail(c, "arguments need at least one dimension, got %s and %s", ms__tensor_text(a),
+                             ms__tensor_text(b));
+    widen(a, true, &na, sa, unused);
+    widen(b, false, &nb, sb, unused);
+    if (sa[na - 1] != sb[nb - 2])
+        return ms__call_fail(c, "inner dimensions differ: %s has %lld columns, %s has %lld rows",
+                             ms__shape_text(a->ndim, a->shape), (long long)sa[na - 1],
+                             ms__shape_text(b->ndim, b->shape), (long long)sb[nb - 2]);
+    nd = na > nb ? na : nb;
+    for (int d = 0; d < nd - 2; d++) {
+        int64_t x = d - nd + na >= 0 ? sa[d - nd + na] : 1, y = d - nd + nb >= 0 ? sb[d - nd + nb] : 1;
+        if (x != y && x != 1 && y != 1)
+            return ms__call_fail(c, "batch dimensions of %s and %s do not broadcast", ms__shape_text(a->ndim, a->shape),
+                                 ms__shape_text(b->ndim, b->shape));
+        out[n++] = x == 1 ? y : x;
+    }
+    if (a->ndim > 1) out[n++] = sa[na - 2];
+    if (b->ndim > 1) out[n++] = sb[nb - 1];
+    return ms__call_out(c, 0, a->dtype, ms__device(a), n, out);
+}
+
+static ms_status matmul_cpu(ms_call *c)
+{
+    ms_tensor *a = c->in[0], *b = c->in[1], *y = c->out[0];
+    int na, nb;
+    int64_t sa[MS_MAX_DIMS], sb[MS_MAX_DIMS], ta[MS_MAX_DIMS], tb[MS_MAX_DIMS], at[MS_MAX_DIMS] = { 0 };
+    size_t size = (size_t)ms__dtype_size(a->dtype);
+    widen(a, true, &na, sa, ta);
+    widen(b, false, &nb, sb, tb);
+    int nd = (na > nb ? na : nb) - 2, oa = nd - (na - 2), ob = nd - (nb - 2);
+    ms_gemm g = {
+        .dtype = a->dtype,
+        .m = sa[na - 2],
+        .n = sb[nb - 1],
+        .k = sa[na - 1],
+        .a = ms__data(a),
+        .b = ms__data(b),
+        .c = ms__data(y),
+        .a_rs = ta[na - 2],
+        .a_cs = ta[na - 1],
+        .b_rs = tb[nb - 2],
+        .b_cs = tb[nb - 1],
+        .c_rs = sb[nb - 1],
+        .what = "matmul",
+    };
+    if (y->numel == 0) return MS_OK;
+    if (nb == 2 && na > 2) {  // one matrix on the right: the batch is more rows
+        ms_tensor *rows;
+        MS_TRY(as_rows(&rows, a, &g.m, &g.a_rs));
+        g.a = ms__data(rows);
+        g.a_cs = rows->stride[na - 1];
+        ms_status st = ms__gemm(&g);
+        ms__release(rows);
+        return st;
+    }
+    int64_t batch = 1, step = g.m * g.n;
+    const char *pa = g.a, *pb = g.b;
+    for (int d = 0; d < nd; d++) {
+        int64_t x = d >= oa ? sa[d - oa] : 1, z = d >= ob ? sb[d - ob] : 1;
+        batch *= x == 1 ? z : x;
+    }
+    for (int64_t k = 0; k < batch; k++) {
+        int64_t fa = 0, fb = 0;
+        for (int d = 0; d < nd; d++) {
+            if (d >= oa && sa[d - oa] > 1) fa += at[d] * ta[d - oa];
+            if (d >= ob && sb[d - ob] > 1) fb += at[d] * tb[d - ob];
+        }
+        g.a = pa + fa * (int64_t)size;
+        g.b = pb + fb * (int64_t)size;
+        MS_TRY(ms__gemm(&g));
+        g.c = (char *)g.c + (size_t)step * size;
+        for (int d = nd - 1; d >= 0; d--) {
+            int64_t x = d >= oa ? sa[d - oa] : 1, z = d >= ob ? sb[d - ob] : 1;
+            if (++at[d] < (x == 1 ? z : x)) break;
+            at[d] = 0;
+        }
+    }
+    return MS_OK;
+}
+
+static const ms_op op_matmul;
+
+// The last two dimensions exchanged.
+static ms_tensor *transposed(const ms_tensor *t)
+{
+    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    int n = t->ndim;
+    memcpy(shape, t->shape, sizeof shape);
+    memcpy(stride, t->stride, sizeof stride);
+    shape[n - 1] = t->shape[n - 2], shape[n - 2] = t->shape[n - 1];
+    stride[n - 1] = t->stride[n - 2], stride[n - 2] = t->stride[n - 1];
+    return ms__tensor_view(t, n, shape, stride, t->offset);
+}
+
+// (a b), summed over the batch dimensions that the input `like` was broadcast along, in like's shape.
+static ms_status product_like(ms_tensor **out, ms_tensor *a, ms_tensor *b, int like_ndim, const int64_t *like)
+{
+    ms_tensor *p = NULL, *s = NULL;
+    ms_status st = ms__op2(&p, &op_matmul, a, b);
+    if (st == MS_OK) st = ms__sum_to(&s, p, like_ndim, like);
+    ms__release(p);
+    *out = s;
+    return st;
+}
+
+static ms_status matmul_backward(ms_backward_call *c)
+{
+    ms_tensor *a = c->in[0], *b = c->in[1], *g = c->gout[0], *wa, *wb, *wg = NULL, *t = NULL, *r = NULL;
+    int na, nb, ng;
+    int64_t sa[MS_MAX_DIMS], sb[MS_MAX_DIMS], sg[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    ms_status st = MS_OK;
+    if (!g) return MS_OK;
+    widen(a, true, &na, sa, stride);
+    wa = ms__tensor_view(a, na, sa, stride, a->offset);
+    widen(b, false, &nb, sb, stride);
+    wb = ms__tensor_view(b, nb, sb, stride, b->offset);
+
+    // The gradient with the dimensions that 1-d inputs took away.
+    ng = 0;
+    for (int d = 0; d < g->ndim; d++) sg[ng] = g->shape[d], stride[ng++] = g->stride[d];
+    if (b->ndim == 1) sg[ng] = 1, stride[ng++] = 1;
+    if (a->ndim == 1) {
+        sg[ng] = sg[ng - 1], stride[ng] = stride[ng - 1];
+        sg[ng - 1] = 1, stride[ng - 1] = 1, ng++;
+    }
+    wg = ms__tensor_view(g, ng, sg, stride, g->offset);
+
+    if (c->need[0]) {
+        t = transposed(wb);
+        if ((st = product_like(&r, wg, t, na, sa)) != MS_OK) goto out;
+        c->gin[0] = a->ndim == 1 ? ms__tensor_view(r, 1, a->shape, &r->stride[1], r->offset) : ms__retain(r);
+        ms__release(r);
+        ms__release(t);
+        r = t = NULL;
+    }
+    if (c->need[1]) {
+        ms_tensor *ra = NULL, *rg = NULL;
+        if (nb == 2 && na > 2) {  // one matrix for the whole batch: one product over all rows
+            int64_t rows, rs;
+            if ((st = as_rows(&ra, wa, &rows, &rs)) != MS_OK) goto out;
+            t = ms__tensor_view(ra, 2, (int64_t[]) { sa[na - 1], rows }, (int64_t[]) { ra->stride[na - 1], rs },
+                                ra->offset);
+            if ((st = as_rows(&rg, wg, &rows, &rs)) == MS_OK) {
+                ms_tensor *v = ms__tensor_view(rg, 2, (int64_t[]) { rows, sg[ng - 1] },
+                                               (int64_t[]) { rs, rg->stride[ng - 1] }, rg->offset);
+                st = ms__op2(&r, &op_matmul, t, v);
+                ms__release(v);
+            }
+            ms__release(ra);
+            ms__release(rg);
+        } else {
+            t = transposed(wa);
+            st = product_like(&r, t, wg, nb, sb);
+        }
+        if (st != MS_OK) goto out;
+        c->gin[1] = b->ndim == 1 ? ms__tensor_view(r, 1, b->shape, r->stride, r->offset) : ms__retain(r);
+    }
+out:
+    ms__release(r);
+    ms__release(t);
+    ms__release(wg);
+    ms__release(wb);
+    ms__release(wa);
+    return st;
+}
+
+static const ms_op op_matmul = {
+    .name = "matmul",
+    .n_in_min = 2,
+    .n_in_max = 2,
+    .flags = MS_OP_LOW,
+    .save_in = 3,
+    .check = matmul_check,
+    .run = { [MS_CPU] = matmul_cpu },
+    .backward = matmul_backward,
+    .samples = "[3,4] [4,5]; [4] [4]; [3,4] [4]; [4] [4,5]; [2,3,4] [4,5]; [2,3,4] [2,4,5]; [2,1,3,4] [3,4,2]; [3,4] "
+               "[2,4,5]; [2,3,4] [4]; [4] [2,4,3]; [0,4] [4,5]; [3,0] [0,2]; "
+               "[20,40] [40,50]; [2,0,4] [2,4,3]",
+};
+
+const ms_op *const ms__ops_product[] = { &op_matmul, &ms__op_linear, &ms__op_linear_backward, NULL };

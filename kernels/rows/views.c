@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: MIT
+// rows/views.c -- rows of the view operators: another shape, stride and offset over the same storage.
+// Nothing runs; reshape copies where no view exists.
+#include "cpu/cpu.h"
+#include "rows/layout.h"
+#include "rows/ops.h"
+
+// The shape in i[], with at most one -1 worked out from the number of elements.
+static ms_status wanted_shape(const ms_call *c, int *ndim, int64_t *shape)
+{
+    const ms_tensor *x = c->in[0];
+    int unknown = -1;
+    int64_t n = 1;
+    if (c->n_i > MS_MAX_DIMS) return ms__call_fail(c, "%d dimensions: at most %d are possible", c->n_i, MS_MAX_DIMS);
+    for (int d = 0; d < c->n_i; d++) {
+        shape[d] = c->i[d];
+        if (shape[d] == -1 && unknown < 0) unknown = d;
+        else if (shape[d] < 0 || __builtin_mul_overflow(n, shape[d], &n))
+            return ms__call_fail(c, "shape %s is not valid for %s: sizes must be >= 0, one may be -1",
+                                 ms__shape_text(c->n_i, c->i), ms__tensor_text(x));
+    }
+    if (unknown >= 0) {
+        if (n == 0 || x->numel % n != 0)
+            return ms__call_fail(c, "shape %s does not divide the %lld elements of %s", ms__shape_text(c->n_i, c->i),
+                                 (long long)x->numel, ms__tensor_text(x));
+        shape[unknown] = x->numel / n;
+    } else if (n != x->numel) {
+        return ms__call_fail(c, "shape %s has %lld elements, but %s has %lld", ms__shape_text(c->n_i, c->i),
+                             (long long)n, ms__tensor_text(x), (long long)x->numel);
+    }
+    *ndim = c->n_i;
+    return MS_OK;
+}
+
+static ms_status check_view(ms_call *c)
+{
+    int64_t shape[MS_MAX_DIMS];
+    int ndim;
+    MS_TRY(wanted_shape(c, &ndim, shape));
+    ms_tensor *v = ms__view_as(c->in[0], ndim, shape);
+    if (!v)
+        return ms__call_fail(c, "%s with strides %s cannot be seen as %s without a copy; use reshape",
+                             ms__tensor_text(c->in[0]), ms__shape_text(c->in[0]->ndim, c->in[0]->stride),
+                             ms__shape_text(ndim, shape));
+    return ms__call_view(c, 0, v);
+}
+static ms_status check_reshape(ms_call *c)
+{
+    int64_t shape[MS_MAX_DIMS];
+    int ndim;
+    MS_TRY(wanted_shape(c, &ndim, shape));
+    ms_tensor *v = ms__view_as(c->in[0], ndim, shape);
+    if (v) return ms__call_view(c, 0, v);
+    return ms__call_out(c, 0, c->in[0]->dtype, ms__device(c->in[0]), ndim, shape);
+}
+// The output has the input's elements in row-major order, but another shape.
+static ms_status run_reshape(ms_call *c)
+{
+    ms_tensor *o = c->out[0], *x = c->in[0];
+    if (o->storage == x->storage) return MS_OK;
+    ms_tensor *v = ms__view_as(o, x->ndim, x->shape);
+    ms_status st = ms__copy_data(v, x);
+    ms__release(v);
+    return st;
+}
+static ms_status reshape_backward(ms_backward_call *b)
+{
+    return ms__reshape(&b->gin[0], b->gout[0], b->in_meta[0].ndim, b->in_meta[0].shape);
+}
+
+static ms_status missing(const ms_call *c, int n)
+{
+    return c->n_i < n ? ms__call_fail(c, "takes %d number%s, got %d", n, n == 1 ? "" : "s", c->n_i) : MS_OK;
+}
+
+static ms_status check_transpose(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int a, b;
+    MS_TRY(missing(c, 2));
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &a));
+    MS_TRY(ms__call_dim(c, c->i[1], x->ndim, &b));
+    ms_tensor *v = ms__tensor_view(x, x->ndim, x->shape, x->stride, x->offset);
+    if (x->ndim) {
+        v->shape[a] = x->shape[b];
+        v->stride[a] = x->stride[b];
+        v->shape[b] = x->shape[a];
+        v->stride[b] = x->stride[a];
+    }
+    return ms__call_view(c, 0, v);
+}
+static ms_status transpose_backward(ms_backward_call *b)
+{
+    static const ms_op *row;
+    if (!row) row = ms__op_by_name("transpose");
+    return ms__run_op(row, 1, b->gout, 2, b->i, 0, NULL, 1, b->gin);
+}
+
+static ms_status check_permute(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    unsigned seen = 0;
+    if (c->n_i != x->ndim) return ms__call_fail(c, "%d dimensions given for %s", c->n_i, ms__tensor_text(x));
+    for (int k = 0; k < x->ndim; k++) {
+        int d;
+        MS_TRY(ms__call_dim(c, c->i[k], x->ndim, &d));
+        if (seen >> d & 1) return ms__call_fail(c, "dimension %d is named twice", d + 1);
+        seen |= 1u << d;
+        shape[k] = x->shape[d];
+        stride[k] = x->stride[d];
+    }
+    return ms__call_view(c, 0, ms__tensor_view(x, x->ndim, shape, stride, x->offset));
+}
+static ms_status permute_backward(ms_backward_call *b)
+{
+    int64_t back[MS_MAX_DIMS];
+    int n = b->n_i;
+    for (int k = 0; k < n; k++) back[b->i[k] < 0 ? b->i[k] + n : b->i[k]] = k;
+    ms_tensor *g = b->gout[0];
+    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    for (int k = 0; k < n; k++) {
+        shape[k] = g->shape[back[k]];
+        stride[k] = g->stride[back[k]];
+    }
+    b->gin[0] = ms__tensor_view(g, n, shape, stride, g->offset);
+    return MS_OK;
+}
+
+static ms_status check_narrow(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int d;
+    MS_TRY(missing(c, 3));
+    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be cut");
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    int64_t first = c->i[1] < 0 ? c->i[1] + x->shape[d] : c->i[1], len = c->i[2];
+    if (len < 0 || first < 0 || first > x->shape[d] || len > x->shape[d] - first)
+        return ms__call_fail(c, "%lld elements from %lld (counted from 0) are not inside dimension %d of %s",
+                             (long long)len, (long long)c->i[1], d + 1, ms__tensor_text(x));
+    ms_tensor *v = ms__tensor_view(x, x->ndim, x->shape, x->stride, x->offset + first * x->stride[d]);
+    v->shape[d] = len;
+    v->numel = 1;
+    for (int k = 0; k < v->ndim; k++) v->numel *= v->shape[k];
+    return ms__call_view(c, 0, v);
+}
+// Zeros with g in the part [first, first + len) of dimension d.
+static ms_status put_back(ms_backward_call *b, int d, int64_t first, ms_tensor *g, const int64_t *part_shape)
+{
+    const ms_meta *m = &b->in_meta[0];
+    ms_tensor *whole;
+    MS_TRY(ms__zeros(&whole, m->dtype, m->device, m->ndim, m->shape));
+    ms_tensor *part = ms__tensor_view(whole, m->ndim, part_shape, whole->stride, first * whole->stride[d]);
+    ms_status st = ms__copy(part, g);
+    ms__release(part);
+    if (st != MS_OK) {
+        ms__release(whole);
+        return st;
+    }
+    b->gin[0] = whole;
+    return MS_OK;
+}
+static int dim_of(int64_t d, int ndim) { return (int)(d < 0 ? d + ndim : d); }
+static ms_status narrow_backward(ms_backward_call *b)
+{
+    const ms_meta *m = &b->in_meta[0];
+    int d = dim_of(b->i[0], m->ndim);
+    int64_t first = b->i[1] < 0 ? b->i[1] + m->shape[d] : b->i[1];
+    return put_back(b, d, first, b->gout[0], b->gout[0]->shape);
+}
+
+static ms_status check_select(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int d;
+    MS_TRY(missing(c, 2));
+    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no positions");
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    int64_t at = c->i[1] < 0 ? c->i[1] + x->shape[d] : c->i[1];
+    if (at < 0 || at >= x->shape[d])
+        return ms__call_fail(c, "position %lld (counted from 0) is not inside dimension %d of %s", (long long)c->i[1],
+                             d + 1, ms__tensor_text(x));
+    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    for (int k = 0, n = 0; k < x->ndim; k++)
+        if (k != d) {
+            shape[n] = x->shape[k];
+            stride[n++] = x->stride[k];
+        }
+    return ms__call_view(c, 0, ms__tensor_view(x, x->ndim - 1, shape, stride, x->offset + at * x->stride[d]));
+}
+static ms_status select_backward(ms_backward_call *b)
+{
+    const ms_meta *m = &b->in_meta[0];
+    int d = dim_of(b->i[0], m->ndim);
+    int64_t at = b->i[1] < 0 ? b->i[1] + m->shape[d] : b->i[1], shape[MS_MAX_DIMS];
+    memcpy(shape, m->shape, sizeof shape);
+    shape[d] = 1;
+    ms_tensor *g;
+    MS_TRY(ms__reshape(&g, b->gout[0], m->ndim, shape));
+    ms_status st = put_back(b, d, at, g, shape);
+    ms__release(g);
+    return st;
+}
+
+static ms_status check_expand(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int lead = c->n_i - x->ndim;
+    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS], numel = 1;
+    if (lead < 0 || c->n_i > MS_MAX_DIMS)
+        return ms__call_fail(c, "shape %s has too %s dimensions for %s", ms__shape_text(c->n_i, c->i),
+                             lead < 0 ? "few" : "many", ms__tensor_text(x));
+    for (int d = 0; d < c->n_i; d++) {
+        int64_t have = d < lead ? 1 : x->shape[d - lead];
+        shape[d] = c->i[d] == -1 && d >= lead ? have : c->i[d];
+        if (shape[d] < 0 && d < lead)
+            return ms__call_fail(c, "%s does not expand to %s: dimension %d is new and needs a size",
+                                 ms__tensor_text(x), ms__shape_text(c->n_i, c->i), d + 1);
+        if (shape[d] < 0 || (have != 1 && shape[d] != have))
+            return ms__call_fail(c, "%s does not expand to %s: dimension %d is %lld", ms__tensor_text(x),
+                                 ms__shape_text(c->n_i, c->i), d + 1, (long long)have);
+        stride[d] = d < lead || (have == 1 && shape[d] != 1) ? 0 : x->stride[d - lead];
+        // No memory bounds the elements of a view, but their number and their bytes must have one.
+        if (__builtin_mul_overflow(numel, shape[d], &numel) || numel > (INT64_MAX >> 4))
+            return ms__call_fail(c, "shape %s has more elements than can be counted", ms__shape_text(c->n_i, c->i));
+    }
+    return ms__call_view(c, 0, ms__tensor_view(x, c->n_i, shape, stride, x->offset));
+}
+static ms_status expand_backward(ms_backward_call *b)
+{
+    return ms__grad_to(&b->gin[0], ms__retain(b->gout[0]), &b->in_meta[0]);
+}
+
+static ms_status check_squeeze(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    unsigned drop = 0;
+    for (int k = 0; k < c->n_i; k++) {
+        int d;
+        MS_TRY(ms__call_dim(c, c->i[k], x->ndim, &d));
+        drop |= 1u << d;
+    }
+    if (c->n_i == 0) drop = ~0u;
+    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    int n = 0;
+    for (int d = 0; d < x->ndim; d++)
+        if (!(drop >> d & 1) || x->shape[d] != 1) {
+            shape[n] = x->shape[d];
+            stride[n++] = x->stride[d];
+        }
+    return ms__call_view(c, 0, ms__tensor_view(x, n, shape, stride, x->offset));
+}
+static ms_status check_unsqueeze(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int d;
+    MS_TRY(missing(c, 1));
+    if (x->ndim == MS_MAX_DIMS) return ms__call_fail(c, "%s has the most dimensions possible", ms__tensor_text(x));
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim + 1, &d));
+    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    for (int k = 0, n = 0; k <= x->ndim; k++) {
+        if (k == d) {
+            shape[k] = 1;
+            stride[k] = d < x->ndim ? x->shape[d] * x->stride[d] : 1;
+        } else {
+            shape[k] = x->shape[n];
+            stride[k] = x->stride[n++];
+        }
+    }
+    return ms__call_view(c, 0, ms__tensor_view(x, x->ndim + 1, shape, stride, x->offset));
+}
+
+static ms_status check_split(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int d;
+    MS_TRY(missing(c, 2));
+    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be cut");
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    // i = d, size: equal pieces, the last one smaller; i = d, size1, size2 …: these
+    int64_t total = x->shape[d], n = c->n_i - 1, sum = 0;
+    if (n == 1) {
+        if (c->i[1] <= 0) return ms__call_fail(c, "pieces of size %lld: must be positive", (long long)c->i[1]);
+        n = total == 0 ? 1 : (total + c->i[1] - 1) / c->i[1];
+    } else {
+        for (int k = 0; k < n; k++) {
+            if (c->i[k + 1] < 0)
+                return ms__call_fail(c, "size %lld of piece %d is negative", (long long)c->i[k + 1], k + 1);
+            sum += c->i[k + 1];
+        }
+        if (sum != total)
+            return ms__call_fail(c, "sizes %s add up to %lld, but dimension %d of %s has %lld",
+                                 ms__shape_text((int)n, c->i + 1), (long long)sum, d + 1, ms__tensor_text(x),
+                                 (long long)total);
+    }
+    if (n > MS_MAX_OUT)
+        return ms__call_fail(c, "%lld pieces of %s: at most %d are possible", (long long)n, ms__tensor_text(x),
+                             MS_MAX_OUT);
+    for (int64_t k = 0, first = 0; k < n; k++) {
+        int64_t len = c->n_i == 2 ? (total - first < c->i[1] ? total - first : c->i[1]) : c->i[k + 1];
+        ms_tensor *v = ms__tensor_view(x, x->ndim, x->shape, x->stride, x->offset + first * x->stride[d]);
+        v->shape[d] = len;
+        v->numel = 1;
+        for (int j = 0; j < v->ndim; j++) v->numel *= v->shape[j];
+        MS_TRY(ms__call_view(c, (int)k, v));
+        first += len;
+    }
+    return MS_OK;
+}
+static ms_status split_backward(ms_backward_call *b)
+{
+    const ms_meta *m = &b->in_meta[0];
+    int d = dim_of(b->i[0], m->ndim);
+    ms_tensor *whole, *like = NULL;
+    int order[MS_MAX_DIMS];
+    int64_t sizes[MS_MAX_DIMS];
+    for (int k = 0; k < b->n_out && !like; k++) like = b->gout[k];
+    for (int e = 0; e < m->ndim; e++) order[e] = e;
+    if (like)
+        ms__order_of_strides(like, order);  // heads of attention: their gradients lie as what was transposed before
+    if (like && !ms__is_dense(like, order))
+        for (int e = 0; e < m->ndim; e++) order[e] = e;
+    ms__in_order(m->ndim, order, m->shape, sizes);
+    MS_TRY(ms__tensor_new(&whole, m->dtype, m->device, m->ndim, sizes, "split"));
+    ms__lay_out(whole, order, m->shape);
+    for (int64_t k = 0, first = 0; k < b->n_out; k++) {
+        ms_tensor *part =
+            ms__tensor_view(whole, m->ndim, b->out_meta[k].shape, whole->stride, first * whole->stride[d]);
+        ms_status st = b->gout[k] ? ms__copy(part, b->gout[k]) : ms__zero(part);
+        ms__release(part);
+        if (st != MS_OK) {
+            ms__release(whole);
+            return st;
+        }
+        first += b->out_meta[k].shape[d];
+    }
+    b->gin[0] = whole;
+    return MS_OK;
+}
+
+#define VIEW(NAME, BACKWARD, SAMPLES)                                             \
+    static const ms_op NAME##_row = { .name = #NAME,                              \
+                                      .n_in_min = 1,                              \
+                                      .n_in_max = 1,                              \
+                                      .flags = MS_OP_DIFFERENTIABLE | MS_OP_VIEW, \
+                                      .check = check_##NAME,                      \
+                                      .backward = BACKWARD,                       \
+                                      .samples = SAMPLES };
+// clang-format off
+VIEW(view,      reshape_backward,   "[3,4] i=2,6;[3,4] i=-1;[2,3,4] i=6,-1;[1,1]")
+VIEW(transpose, transpose_backward, "[3,4] i=0,1;[2,3,4] i=-1,0")
+VIEW(permute,   permute_backward,   "[2,3,4] i=2,0,1;[2,3,4] i=-1,1,0")
+VIEW(narrow,    narrow_backward,    "[5,4] i=0,1,3;[3,4] i=-1,2,2;[3,4] i=1,0,0")
+VIEW(select,    select_backward,    "[5,4] i=0,3;[2,3,4] i=1,-1")
+VIEW(expand,    expand_backward,    "[3,1] i=3,4;[4] i=2,3,-1;[1,3] i=2,5,3")
+VIEW(squeeze,   reshape_backward,   "[1,3,1];[1,3,1] i=0;[1,3,1] i=-1;[1,3] i=1")
+VIEW(unsqueeze, reshape_backward,   "[3,4] i=0;[3,4] i=1;[3,4] i=-1")
+VIEW(split,     split_backward,     "[5,4] i=0,2;[5,4] i=1,1,3,0;[2,6] i=-1,3")
+// clang-format on
+static const ms_op reshape_row = { .name = "reshape",
+                                   .n_in_min = 1,
+                                   .n_in_max = 1,
+                                   .flags = MS_OP_DIFFERENTIABLE | MS_OP_VIEW,
+                                   .check = check_reshape,
+                                   .run = { [MS_CPU] = run_reshape, [MS_CUDA] = run_reshape },
+                                   .backward = reshape_backward,
+                                   .samples = "[3,4] i=2,6;[2,3,4] i=-1,4" };
+
+const ms_op *const ms__ops_views[] = { &view_row,   &reshape_row, &transpose_row, &permute_row,   &narrow_row,
+                                       &select_row, &expand_row,  &squeeze_row,   &unsqueeze_row, &split_row,
+                                       NULL };

@@ -1,0 +1,327 @@
+-- SPDX-License-Identifier: MIT
+--- What a script puts on the tape by itself: functions with a backward of their own, and regions whose forward runs
+--- again at backward (checkpoints). Backward meets both as events (autograd.lua).
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+local scope = require "moonshard.tensor.scope"
+local create = require "moonshard.tensor.create"
+local autograd = require "moonshard.autograd"
+
+local lib, ffi, state = engine.lib, engine.ffi, engine.state
+local is_tensor = tensor.is_tensor
+local select, pcall, error, setmetatable, type, unpack = select, pcall, error, setmetatable, type, unpack
+local handlers, event_tensors, new_key, drop_key, restore =
+  autograd.handlers, autograd.event_tensors, autograd.new_key, autograd.drop_key, autograd.restore
+
+local M = {}
+
+-- ---- custom functions --------------------------------------------------------------------------------
+
+---@class FunctionContext
+---@field needs_grad boolean[]
+local Context = { __name = "FunctionContext" }
+Context.__index = Context
+
+--- Keeps tensors for backward; ctx:saved() gives them back.
+function Context:save(...)
+  local saved, versions = { n = select("#", ...) }, {}
+  for k = 1, saved.n do
+    local t = select(k, ...)
+    if t ~= nil then
+      tensor.id_of(t, "ctx:save", ("argument %d"):format(k))
+      local same = t:detach():keep()                    -- never the output itself: it would hold its own node
+      saved[k] = same
+      versions[k] = tensor.info_of(same).version
+    end
+  end
+  self._saved, self._versions = saved, versions
+end
+
+--- In forward: with false, backward gets nil instead of zeros for a result that nothing came back to.
+---@param on boolean
+function Context:set_materialize_grads(on)
+  if type(on) ~= "boolean" then
+    errors.raise("set_materialize_grads: argument is %s, expected a boolean", errors.kind(on))
+  end
+  self._no_zeros = not on
+end
+
+function Context:saved()
+  local saved = self._saved
+  if not saved then return end
+  for k = 1, saved.n do
+    if saved[k] and tensor.info_of(saved[k]).version ~= self._versions[k] then
+      errors.raise("saved tensor %d (%s) was changed in place after it was saved for backward", k,
+        tostring(saved[k].shape))
+    end
+  end
+  return unpack(saved, 1, saved.n)
+end
+
+local function drop_context(entry)
+  local saved = entry.ctx._saved
+  if not saved then return end
+  for k = 1, saved.n do
+    if saved[k] then saved[k]:release() end
+  end
+end
+
+local in_ids, out_ids = ffi.new("ms_id[?]", 64), ffi.new("ms_id[?]", 64)
+
+local function pack(...) return { n = select("#", ...), ... } end
+
+-- The outputs of forward become outputs of a node over the inputs.
+local function record(def, ctx, args, outs)
+  local n_in = args.n
+  if n_in > 64 or outs.n > 64 then
+    errors.raise("Function: %d arguments and %d results; at most 64 each", n_in, outs.n)
+  end
+  for k = 1, n_in do in_ids[k - 1] = is_tensor(args[k]) and args[k].id or 0 end
+  local m, looks_of = 0, { n = outs.n }         -- [k]: what zeros for result k look like
+  for k = 1, outs.n do
+    local t = outs[k]
+    if is_tensor(t) then
+      looks_of[k] = { t.shape, { dtype = t.dtype, device = t.device } }
+      for j = 1, n_in do
+        if rawequal(t, args[j]) then
+          t = t:detach()                                -- an input handed through is an output of its own
+          outs[k] = t
+        end
+      end
+      out_ids[m] = t.id
+      m = m + 1
+    end
+  end
+  local key = new_key { def = def, ctx = ctx, n_in = n_in, outs = looks_of, drop = drop_context }
+  if lib.ms_function_record(key, n_in, in_ids, m, out_ids) ~= 0 then
+    drop_key(key)
+    errors.fail()
+  end
+end
+
+-- With instances of tensor classes: once for each of their inner tensors, results put together again.
+local apply
+local function apply_inner(def, like, args)
+  local outs, count = {}, #tensor.inner(like)
+  for k = 1, count do
+    local each = {}
+    for j = 1, args.n do
+      local parts = is_tensor(args[j]) and tensor.inner(args[j])
+      if parts and #parts ~= count then
+        errors.raise("Function: arguments of %d and %d inner tensors", count, #parts)
+      end
+      if parts then each[j] = parts[k] else each[j] = args[j] end
+    end
+    outs[k] = pack(apply(def, unpack(each, 1, args.n)))
+  end
+  local results = { n = outs[1].n }
+  for j = 1, results.n do
+    results[j] = outs[1][j]
+    if is_tensor(results[j]) then
+      local mine = {}
+      for k = 1, count do mine[k] = outs[k][j] end
+      results[j] = tensor.rebuild(mine, like)
+    end
+  end
+  return unpack(results, 1, results.n)
+end
+
+function apply(def, ...)
+  local args = { n = select("#", ...), ... }
+  for k = 1, args.n do
+    if is_tensor(args[k]) and args[k].id < 0 then return apply_inner(def, args[k], args) end
+  end
+  local ctx = setmetatable({ needs_grad = {} }, Context)
+  local any = false
+  for k = 1, args.n do
+    local t = args[k]
+    local needs = state.grad_mode ~= 0 and is_tensor(t) and tensor.info_of(t).requires_grad ~= 0
+    ctx.needs_grad[k] = needs
+    any = any or needs
+  end
+  local mode = lib.ms_set_grad_mode(0)
+  local outs = pack(restore(mode, pcall(def.forward, ctx, ...)))
+  if any then
+    record(def, ctx, args, outs)
+  elseif ctx._saved then
+    drop_context { ctx = ctx }
+  end
+  return unpack(outs, 1, outs.n)
+end
+
+handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
+  if not entry then error("moonshard: a function's context is gone", 0) end
+  local came, outs = event_tensors(event), entry.outs
+  local grads, m = {}, 0
+  for k = 1, outs.n do                          -- by position: what is no tensor has nil
+    if outs[k] then
+      m = m + 1
+      grads[k] = came[m]
+      if not came[m] and not entry.ctx._no_zeros then grads[k] = create.zeros(outs[k][1], outs[k][2]) end
+    end
+  end
+  local results = pack(entry.def.backward(entry.ctx, unpack(grads, 1, outs.n)))
+  for k = entry.n_in + 1, results.n do
+    if results[k] ~= nil then
+      errors.raise("Function: backward returned %d gradients, forward took %d arguments", results.n, entry.n_in)
+    end
+  end
+  for k = 1, entry.n_in do
+    local g = results[k]
+    if g ~= nil and not is_tensor(g) then
+      errors.raise("Function: backward returned %s for argument %d, expected a gradient or nil", errors.kind(g), k)
+    end
+    if not entry.ctx.needs_grad[k] then results[k] = nil end
+  end
+  return results, entry.n_in
+end
+
+--- A function with a backward of its own: `ms.Function{forward = fn(ctx, …), backward = fn(ctx, grad…)}`, called
+--- `f(…)`. backward is given a gradient for each result of forward (zeros where none came, nil where the result is no
+--- tensor) and returns a gradient, or nil, for each argument of forward. `ctx:save(…)` in forward keeps tensors for
+--- `ctx:saved()` in backward; `ctx.needs_grad[i]` says whether argument i wants a gradient; other fields of ctx are
+--- yours.
+---@param def {forward: function, backward: function}
+function M.Function(def)
+  local o = opts("Function", def, { forward = opts.fn, backward = opts.fn })
+  if not o.forward or not o.backward then errors.raise "Function: needs forward and backward" end
+  return function(...) return apply(o, ...) end
+end
+
+-- ---- checkpoints ---------------------------------------------------------------------------------------
+
+local function looks(t) return t.dtype .. " " .. tostring(t.shape) end
+
+local rng = ffi.new "double[2]"
+
+local function leave_region(region, mode, ...)
+  lib.ms_checkpoint_end(region)
+  return restore(mode, ...)
+end
+
+--- Runs fn(…) without keeping what its backward needs; backward runs it again.
+---@param fn function
+function M.checkpoint(fn, ...)
+  for k = 1, select("#", ...) do
+    local x = select(k, ...)
+    if is_tensor(x) and x.id < 0 then
+      errors.raise("checkpoint: argument %d is %s; pass its inner tensors and put them together inside", k,
+        errors.kind(x))
+    end
+  end
+  if type(fn) ~= "function" and not (type(fn) == "table" and getmetatable(fn) and getmetatable(fn).__call) then
+    errors.raise("checkpoint: argument 1 is %s, expected a function or a module", errors.kind(fn))
+  end
+  if state.grad_mode == 0 then return fn(...) end
+  local args = pack(...)
+  lib.ms_rng_get(rng, rng + 1)
+  local entry = { fn = fn, args = args, seed = rng[0], offset = rng[1], autocast = state.autocast,
+    around = autograd.around }
+  local mode, region = lib.ms_set_grad_mode(0), lib.ms_checkpoint_begin()
+  local outs = pack(leave_region(region, mode, pcall(scope.run, "checkpoint", fn, ...)))
+  local n_in, m, any = args.n, 0, false
+  if n_in > 63 or outs.n > 64 then
+    errors.raise("checkpoint: %d arguments and %d results; at most 64 each", n_in, outs.n)
+  end
+  -- Arguments live until the region has run again.
+  local kept = {}
+  for k = 1, n_in do
+    local t = args[k]
+    in_ids[k - 1] = 0
+    if is_tensor(t) then
+      in_ids[k - 1] = t.id
+      local same = t:detach():keep()
+      kept[#kept + 1] = same
+      args[k] = { same = same, requires_grad = tensor.info_of(t).requires_grad ~= 0 }
+      any = any or args[k].requires_grad
+    else
+      args[k] = { value = t }
+    end
+  end
+  entry.drop = function()
+    for _, t in ipairs(kept) do t:release() end
+  end
+  -- Parameters used inside count as well: where no argument requires grad, a leaf of our own does.
+  if not any then
+    local leaf = create.zeros(1, { requires_grad = true })
+    in_ids[n_in] = leaf.id
+    args[n_in + 1] = {}
+    args.n = n_in + 1
+  end
+  entry.outs, entry.looks, entry.n_outs = {}, {}, outs.n
+  for k = 1, outs.n do
+    local t = outs[k]
+    if is_tensor(t) then
+      for j = 1, n_in do
+        if in_ids[j - 1] == t.id then
+          t = t:detach()
+          outs[k] = t
+        end
+      end
+      out_ids[m] = t.id
+      m = m + 1
+      entry.outs[m], entry.looks[m] = k, looks(t)
+    end
+  end
+  local key = new_key(entry)
+  if lib.ms_checkpoint_record(key, args.n, in_ids, m, out_ids) ~= 0 then
+    drop_key(key)
+    entry.drop()
+    errors.fail()
+  end
+  return unpack(outs, 1, outs.n)
+end
+
+handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
+  if not entry then error("moonshard: a checkpoint's function is gone", 0) end
+  local args, detached = { n = entry.args.n }, ffi.new("ms_id[?]", math.max(entry.args.n, 1))
+  for k = 1, args.n do
+    local a = entry.args[k]
+    if a.same then
+      args[k] = a.same:detach()
+      if a.requires_grad then
+        args[k]:requires_grad_()
+        detached[k - 1] = args[k].id
+      end
+    else
+      args[k] = a.value
+    end
+  end
+  if lib.ms_checkpoint_inputs(run, args.n, detached) ~= 0 then errors.fail() end
+  lib.ms_rng_get(rng, rng + 1)
+  local seed, offset = rng[0], rng[1]
+  lib.ms_rng_set(entry.seed, entry.offset)
+  local mode, autocast = lib.ms_set_grad_mode(1), lib.ms_set_autocast(entry.autocast)
+  local ok, outs = pcall(function()
+    if entry.around then return pack(entry.around(entry.fn, unpack(args, 1, args.n))) end
+    return pack(entry.fn(unpack(args, 1, args.n)))
+  end)
+  lib.ms_set_grad_mode(mode)
+  lib.ms_set_autocast(autocast)
+  lib.ms_rng_set(seed, offset)
+  if not ok then error(outs, 0) end
+  if outs.n ~= entry.n_outs then
+    errors.raise("checkpoint: the region returned %d values when it ran again, %d before; it must do the same both times", outs.n, entry.n_outs)
+  end
+  local list, any = {}, false
+  for m, k in ipairs(entry.outs) do
+    if not is_tensor(outs[k]) then
+      errors.raise("checkpoint: result %d is %s when the region runs again, it was a tensor", k, errors.kind(outs[k]))
+    end
+    if looks(outs[k]) ~= entry.looks[m] then
+      errors.raise("checkpoint: result %d is %s when the region runs again, it was %s; it must do the same both times",
+        k, looks(outs[k]), entry.looks[m])
+    end
+    list[m] = outs[k]
+    any = any or tensor.info_of(outs[k]).requires_grad ~= 0
+  end
+  -- Only where some gradient arrived does it run again: it would get no further, and say nothing.
+  if not any then
+    errors.raise "checkpoint: no result of the region has a graph when it runs again, so gradients end there; it must do the same both times"
+  end
+  return list, #entry.outs
+end
+
+return M

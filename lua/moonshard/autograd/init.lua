@@ -1,0 +1,395 @@
+-- SPDX-License-Identifier: MIT
+--- Autograd: backward pulls a run from the engine and answers its events. Functions with a backward of their own and
+--- checkpoints are in autograd/function.lua.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+local create = require "moonshard.tensor.create"
+local log = require "moonshard.core.log"
+
+local lib, ffi, state = engine.lib, engine.ffi, engine.state
+local Tensor, methods, is_tensor, id_of, wrap = tensor.Tensor, tensor.methods, tensor.is_tensor, tensor.id_of,
+  tensor.wrap
+local type, pcall, error, setmetatable = type, pcall, error, setmetatable
+
+--- `around`: what a checkpoint's region runs in when backward runs it again, as now in forward; around(fn, …) -> fn(…).
+---@type { around: fun(fn: function, ...): any }
+local M = {}
+
+local DONE, EVENT = ffi.C.MS_RUN_DONE, ffi.C.MS_RUN_EVENT
+
+-- ---- keys -----------------------------------------------------------------------------------------
+
+-- What events name: hooks, functions, checkpoints, by the number they were registered with. The engine
+-- tells which numbers have lost their owners.
+local by_key, next_key = {}, 0
+local dead = ffi.new "double[64]"
+
+local function drop_dead()
+  while true do
+    local n = lib.ms_dead_keys(dead, 64)
+    for k = 0, n - 1 do
+      local entry = by_key[dead[k]]
+      by_key[dead[k]] = nil
+      if entry and entry.drop then entry:drop() end
+    end
+    if n < 64 then return end
+  end
+end
+
+local since = 0
+--- Keeps what belongs to a key until the engine says that its owner died.
+---@param entry table
+---@return number key
+function M.new_key(entry)
+  since = since + 1
+  if since >= 256 then
+    since = 0
+    drop_dead()
+  end
+  next_key = next_key + 1
+  by_key[next_key] = entry
+  return next_key
+end
+
+function M.drop_key(key) by_key[key] = nil end
+
+-- ---- runs -----------------------------------------------------------------------------------------
+
+-- What an event does: handlers[kind](entry, event, run) -> list of tensors (or nil) for each answer, count.
+local handlers = {}
+M.handlers = handlers
+
+local answer_ids = ffi.new("ms_id[?]", 256)
+
+-- The tensors of an event, as the script sees them.
+local function event_tensors(event)
+  local list = { n = event.n }
+  for k = 1, event.n do
+    local id = event["in"][k - 1]
+    if id ~= 0 then list[k] = setmetatable({ id = id }, Tensor) end
+  end
+  return list
+end
+M.event_tensors = event_tensors
+
+local function abort(run, message)
+  lib.ms_run_fail(run, tostring(message))
+  error(message, 0)
+end
+
+local function handle(run, event)
+  local handler = handlers[event.kind]
+  if not handler then error(("moonshard: no handler for event %d"):format(event.kind), 0) end
+  local answers, n = handler(by_key[event.key], event, run)
+  n = n or 0
+  local ids = answer_ids
+  if n > 256 then ids = ffi.new("ms_id[?]", n) end
+  for k = 1, n do
+    local t = answers[k]
+    if t == nil then ids[k - 1] = 0 else ids[k - 1] = id_of(t, "backward", "result " .. k) end
+  end
+  if lib.ms_run_answer(run, ids, n) ~= 0 then errors.fail() end
+end
+
+local function pull_events(run, event)
+  while true do
+    local ok, message = pcall(handle, run, event)
+    if not ok then abort(run, message) end
+    local s = lib.ms_run_next(run, event)
+    if s == DONE then return end
+    if s ~= EVENT then
+      local text = errors.last()
+      lib.ms_run_abort(run)
+      errors.raise_text(text)
+    end
+  end
+end
+
+-- Events nest: a hook may run a backward. Each depth has an event of its own, and the coroutine that pulls.
+local events, pullers, depth = {}, {}, 0
+local running, status = coroutine.running, coroutine.status
+
+--- Aborts runs that nobody will go on with: their coroutine died, or (at the prompt: all) an error left them.
+---@param all? boolean
+function M.abort_left(all)
+  for d = 1, depth do
+    local puller = pullers[d]
+    local co = puller.co[1]
+    if all or (puller.in_coroutine and (co == nil or status(co) == "dead")) then
+      lib.ms_run_abort(puller.run)
+      depth = d - 1
+      log.warn("a backward was left in the middle of an event; it was aborted")
+      return
+    end
+  end
+end
+
+-- What waits for the end of the outermost backward: { done, failed, stays }.
+local ending
+
+--- Calls done() when the outermost backward that runs now is over, failed(message) if it fails; with `stays` at the end
+--- of every later one too.
+---@param done fun()
+---@param failed? fun(message: any)
+---@param stays? boolean
+function M.at_end(done, failed, stays)
+  ending = ending or {}
+  ending[#ending + 1] = { done, failed, stays = stays }
+end
+
+-- Takes the list for this end; what stays is in the next one already.
+local function take_ending()
+  local list = ending
+  ending = nil
+  for k = 1, #list do
+    if list[k].stays then
+      ending = ending or {}
+      ending[#ending + 1] = list[k]
+    end
+  end
+  return list
+end
+
+local function end_all(which, message)
+  if depth > 0 or not ending then return end
+  local list = take_ending()
+  for k = 1, #list do
+    if list[k][which] then list[k][which](message) end
+  end
+end
+
+--- Pulls a run to its end. NULL is the engine's failure.
+local function pull(run, ...)
+  if run == nil then errors.fail(...) end
+  local event = events[depth + 1]
+  if not event then
+    event = ffi.new "ms_event"
+    events[depth + 1] = event
+    pullers[depth + 1] = { co = setmetatable({}, { __mode = "v" }) }
+  end
+  local s = lib.ms_run_next(run, event)
+  if s == EVENT then
+    local mine = depth + 1
+    local puller, co = pullers[mine], running()
+    puller.run, puller.in_coroutine, puller.co[1] = run, co ~= nil, co
+    depth = mine
+    local ok, message = pcall(pull_events, run, event)
+    depth = mine - 1
+    if not ok then
+      end_all(2, message)
+      error(message, 0)
+    end
+  elseif s ~= DONE then
+    local text = errors.last()
+    lib.ms_run_abort(run)
+    end_all(2, text)
+    errors.raise_text(text)
+  end
+end
+M.pull = pull
+
+local root1, grad1 = ffi.new "ms_id[1]", ffi.new "ms_id[1]"
+
+--- Gradients of t by the leaves it was computed from, added to their grad.
+---@param grad? Tensor  the gradient of t; 1 for a single element
+---@param given? {retain_graph: boolean}
+function methods.backward(t, grad, given)
+  if given == nil and grad ~= nil and opts.is(grad) then grad, given = nil, grad end
+  local retain = given ~= nil and opts("backward", given, { retain_graph = false }).retain_graph
+  root1[0] = id_of(t, "backward")
+  grad1[0] = grad ~= nil and id_of(grad, "backward", "gradient") or 0
+  if depth > 0 then M.abort_left() end
+  local run = lib.ms_backward(1, root1, grad1, retain and 1 or 0)
+  pull(run, t, grad)
+  lib.ms_run_free(run)
+  drop_dead()
+  if ending then end_all(1) end
+end
+
+-- A tensor or a list of them, as ids.
+local function id_list(x, who, what)
+  if is_tensor(x) then x = { x } end
+  if type(x) ~= "table" then
+    errors.raise("%s: %s is %s, expected a tensor or a list of them", who, what, errors.kind(x))
+  end
+  for k = 1, #x do id_of(x[k], who, what) end
+  local list = tensor.flat(x)                           -- instances of tensor classes by their inner tensors
+  local ids = ffi.new("ms_id[?]", math.max(#list, 1))
+  for k = 1, #list do ids[k - 1] = list[k].id end
+  return ids, #list, list, x
+end
+
+-- Gradients beside roots: one for each, or none; of an instance an instance.
+local function grad_ids(grads, roots, n, who)
+  local ids, at = ffi.new("ms_id[?]", math.max(n, 1)), 0
+  for k = 1, #roots do
+    local g = grads and grads[k]
+    if g ~= nil then id_of(g, who, "gradient " .. k) end
+    local parts, own = tensor.flat { roots[k] }, g and tensor.flat { g }
+    for j = 1, #parts do
+      if own then ids[at] = (own[j] or own[1]).id end
+      at = at + 1
+    end
+  end
+  return ids
+end
+
+--- Gradients of several roots at once.
+---@param roots Tensor[]
+---@param grads? Tensor[]
+function M.backward(roots, grads, given)
+  local o = opts("backward", given, { retain_graph = false })
+  local ids, n, list, given_roots = id_list(roots, "backward", "root")
+  local gids = grad_ids(grads, given_roots, n, "backward")
+  local run = lib.ms_backward(n, ids, gids, o.retain_graph and 1 or 0)
+  pull(run, unpack(list))
+  lib.ms_run_free(run)
+  drop_dead()
+  if ending then end_all(1) end
+end
+
+--- Gradients of outputs by inputs, as an array; the leaves' own grads stay as they are.
+---@param outputs Tensor|Tensor[]
+---@param inputs Tensor|Tensor[]
+---@param given? {grad_outputs: Tensor[], retain_graph: boolean, allow_unused: boolean}
+---@return Tensor[]
+function M.grad(outputs, inputs, given)
+  local o = opts("grad", given, { grad_outputs = opts.any, retain_graph = false, allow_unused = false,
+    create_graph = false })
+  if o.create_graph then
+    errors.raise("grad: create_graph: gradients of gradients are not supported; they carry no graph")
+  end
+  local roots, n, list, given_roots = id_list(outputs, "grad", "output")
+  local wanted, m, _, given_inputs = id_list(inputs, "grad", "input")
+  local grads = grad_ids(is_tensor(o.grad_outputs) and { o.grad_outputs } or o.grad_outputs, given_roots, n, "grad")
+  local run = lib.ms_grad(n, roots, grads, m, wanted, o.retain_graph and 1 or 0, o.allow_unused and 1 or 0)
+  pull(run, unpack(list))
+  if depth == 0 and ending then take_ending() end       -- no gradient has landed
+  local found, out, at = {}, {}, 0
+  for k = 1, m do
+    local id = lib.ms_run_result(run, k - 1)
+    found[k] = id ~= 0 and wrap(id) or nil
+  end
+  for k = 1, #given_inputs do
+    local parts = tensor.inner(given_inputs[k])
+    if not parts then
+      at = at + 1
+      out[k] = found[at]
+    else
+      local leaves, any, mine = tensor.flat(parts), false, {}
+      for j = 1, #leaves do
+        mine[j] = found[at + j] or false
+        any = any or mine[j]
+      end
+      at = at + #leaves
+      for j = 1, #leaves do mine[j] = mine[j] or create.zeros_like(leaves[j]) end
+      if any then out[k] = tensor.rebuild(mine, given_inputs[k]) end
+    end
+  end
+  lib.ms_run_free(run)
+  drop_dead()
+  return out
+end
+
+-- ---- modes ------------------------------------------------------------------------------------------
+
+local function restore(mode, ok, ...)
+  lib.ms_set_grad_mode(mode)
+  if not ok then error((...), 0) end
+  return ...
+end
+
+--- Runs fn without recording a graph.
+---@param fn function
+function M.no_grad(fn, ...)
+  if type(fn) ~= "function" then errors.raise("no_grad: argument is %s, expected a function", errors.kind(fn)) end
+  return restore(lib.ms_set_grad_mode(0), pcall(fn, ...))
+end
+
+--- Runs fn recording a graph, also inside no_grad.
+---@param fn function
+function M.enable_grad(fn, ...)
+  if type(fn) ~= "function" then errors.raise("enable_grad: argument is %s, expected a function", errors.kind(fn)) end
+  return restore(lib.ms_set_grad_mode(1), pcall(fn, ...))
+end
+
+---@return boolean
+function M.is_grad_enabled() return state.grad_mode ~= 0 end
+
+--- Sets the mode for what follows; returns the one before.
+---@param on boolean
+function M.set_grad_enabled(on) return lib.ms_set_grad_mode(on and 1 or 0) ~= 0 end
+
+---@param on? boolean
+---@return Tensor self
+function methods.requires_grad_(t, on)
+  if on ~= nil and type(on) ~= "boolean" then
+    errors.raise("requires_grad_: true or false expected, got %s", errors.kind(on))
+  end
+  if lib.ms_set_requires_grad(id_of(t, "requires_grad_"), on == false and 0 or 1) ~= 0 then errors.fail(t) end
+  return t
+end
+
+-- ---- hooks ------------------------------------------------------------------------------------------
+
+local Handle = { __name = "Handle" }
+Handle.__index = Handle
+function Handle:remove()
+  if self.handle then
+    lib.ms_hook_remove(self.handle)
+    self.handle = nil
+    by_key[self.key] = nil
+  end
+end
+M.Handle = Handle
+
+local function hook(register, who, t, fn)
+  id_of(t, who)
+  if type(fn) ~= "function" then errors.raise("%s: hook is %s, expected a function", who, errors.kind(fn)) end
+  local key = M.new_key { fn = fn, tensor = setmetatable({ t }, { __mode = "v" }) }
+  local handle_number = register(t.id, key)
+  if handle_number == 0 then
+    by_key[key] = nil
+    errors.fail(t)
+  end
+  return setmetatable({ handle = handle_number, key = key }, Handle)
+end
+
+--- fn(grad) runs when the gradient of t is known; what it returns replaces it.
+---@param fn fun(grad: Tensor): Tensor?
+function methods.register_hook(t, fn, more)
+  if more ~= nil then opts.none("register_hook", more) end
+  return hook(lib.ms_register_hook, "register_hook", t, fn)
+end
+
+--- fn(p) runs when the gradient of this leaf has been added to its grad.
+---@param fn fun(p: Tensor)
+function methods.register_post_accumulate_grad_hook(t, fn)
+  return hook(lib.ms_register_leaf_hook, "register_post_accumulate_grad_hook", t, fn)
+end
+
+handlers[ffi.C.MS_EV_TENSOR_HOOK] = function(entry, event)
+  if not entry then return nil, 0 end
+  local grad = setmetatable({ id = event["in"][0] }, Tensor)
+  local result = entry.fn(grad)
+  if result == nil then return nil, 0 end
+  if not is_tensor(result) then
+    errors.raise("register_hook: the hook returned %s, expected a gradient or nothing", errors.kind(result))
+  end
+  return { result }, 1
+end
+
+handlers[ffi.C.MS_EV_LEAF_HOOK] = function(entry, event)
+  if not entry then return nil, 0 end
+  local id = event["in"][0]
+  local t = entry.tensor[1]
+  if not t or t.id ~= id then t = setmetatable({ id = id }, Tensor) end
+  entry.fn(t)
+  return nil, 0
+end
+
+M.restore = restore
+M.drop_dead = drop_dead
+return M

@@ -1,0 +1,119 @@
+-- SPDX-License-Identifier: MIT
+--- Names of dtypes and devices, and the defaults.
+local context = require "moonshard.core.context"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local lib, C = engine.lib, engine.ffi.C
+
+local M = {}
+
+local names, numbers = {}, {}
+for number = 0, C.MS_DTYPES - 1 do
+  local name = engine.ffi.string(lib.ms_dtype_name(number))
+  names[number] = name
+  numbers[name] = number
+end
+M.names = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" }
+M.numbers = numbers
+
+--- Name of a dtype number.
+function M.name(number) return names[number] end
+
+--- Number of a dtype name; anything else is an error.
+function M.number(name, who)
+  local number = numbers[name]
+  if number then return number end
+  if type(name) ~= "string" then
+    errors.raise("%s: dtype is %s, expected a string such as 'float32'", who or "dtype", errors.kind(name))
+  end
+  errors.raise("%s: %s", who or "dtype", errors.unknown("dtype", name, M.names))
+end
+
+function M.is_float(number) return number <= C.MS_BF16 end
+
+-- ---- devices: type | index << 8 -----------------------------------------------------------------
+
+local types = { cpu = C.MS_CPU, cuda = C.MS_CUDA, meta = C.MS_META }
+local cuda_current = 0
+
+--- "cpu", "cuda:1": what t.device reads.
+function M.device_name(device)
+  local kind = bit.band(device, 255)
+  if kind == C.MS_CPU then return "cpu" end
+  if kind == C.MS_META then return "meta" end
+  return "cuda:" .. bit.rshift(device, 8)
+end
+
+--- Number of a device name; "cuda" is the current one.
+function M.device(name, who)
+  if name == "cpu" then return C.MS_CPU end
+  if type(name) ~= "string" then
+    errors.raise("%s: device is %s, expected a string such as 'cpu'", who or "device", errors.kind(name))
+  end
+  local kind, index = name:match "^(%a+):(%d+)$"
+  kind = kind or name
+  if not types[kind] then
+    errors.raise("%s: %s", who or "device", errors.unknown("device", name, { "cpu", "cuda", "meta" }))
+  end
+  if kind ~= "cuda" then
+    if index and tonumber(index) ~= 0 then
+      errors.raise("%s: device '%s' does not exist; there is one %s", who or "device", name, kind)
+    end
+    return types[kind]
+  end
+  index = tonumber(index) or cuda_current
+  if index > 4095 then
+    errors.raise("%s: device '%s' does not exist: %s is no index of a GPU", who or "device", name, tostring(index))
+  end
+  return bit.bor(C.MS_CUDA, bit.lshift(index, 8))
+end
+
+--- A device as t.device would read it.
+function M.canonical_device(name, who) return M.device_name(M.device(name, who)) end
+
+function M.set_cuda_device(i) cuda_current = i end
+function M.cuda_device() return cuda_current end
+
+-- ---- defaults ------------------------------------------------------------------------------------
+
+local now = context.now
+local default = { dtype = C.MS_F32, device = C.MS_CPU }
+M.default = default
+lib.ms_set_default_dtype(default.dtype)         -- the engine outlives a reload of this module
+
+---@return string
+function M.default_dtype() return names[default.dtype] end
+
+--- The dtype of numbers without one: a floating point type.
+function M.set_default_dtype(name)
+  local number = M.number(name, "set_default_dtype")
+  if not M.is_float(number) then errors.raise("set_default_dtype: dtype '%s' is not floating point", name) end
+  default.dtype = number
+  lib.ms_set_default_dtype(number)
+end
+
+---@return string
+function M.default_device() return M.device_name(M.device_now()) end
+
+--- The number of the device that tensors are made on where none is given.
+function M.device_now() return now.device or default.device end
+
+--- The number of a device that is there; a GPU's plugin is loaded to find out.
+function M.present_device(name, who)
+  local number = M.device(name, who)
+  if bit.band(number, 255) == C.MS_CUDA and bit.rshift(number, 8) >= lib.ms_cuda_count() then
+    local n = lib.ms_cuda_count()
+    errors.raise("%s: device '%s' is not there: %s", who, M.device_name(number),
+      n == 0 and engine.ffi.string(lib.ms_cuda_why()) or ("there %s %d, from cuda:0"):format(n == 1 and "is" or "are",
+        n))
+  end
+  return number
+end
+
+--- Inside with_device until its end.
+function M.set_default_device(name)
+  local number = M.present_device(name, "set_default_device")
+  if now.device then now.device = number else default.device = number end
+end
+
+return M

@@ -1,0 +1,188 @@
+-- SPDX-License-Identifier: MIT
+--- Raising at the user's line: the first stack frame outside lua/moonshard. Where Lua knows no line
+--- (`pcall(f, x)` straight into the library) the message goes bare.
+local engine = require "moonshard.core.ffi"
+local lib, string_of = engine.lib, engine.ffi.string
+
+local hints = require "moonshard.core.hints"
+
+local M = {}
+
+local prefix = debug.getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"
+local getinfo = debug.getinfo
+
+-- What stands behind a function: "C", "library", or the file of a script's. Kept, because asking is garbage of 300
+-- bytes a frame, and lines of tensors are looked up in training loops.
+local places = setmetatable({}, { __mode = "k" })
+
+local function place_of(fn)
+  local place = places[fn]
+  if not place then
+    local info = getinfo(fn, "S")
+    place = info.what == "C" and "C" or info.source:sub(1, #prefix) == prefix and "library" or info.short_src
+    places[fn] = place
+  end
+  return place
+end
+
+--- Where the script is: "file:line", or nil when no line is known.
+---@param level? integer  frames to skip at least
+---@return string?
+function M.user_line(level)
+  local n, through_c = (level or 1) + 1, false
+  while true do
+    local info = getinfo(n, "f")
+    if not info then return nil end
+    local place = info.func and place_of(info.func)     -- a tail call has left none
+    if place == "C" then
+      through_c = true
+    elseif place == "library" then
+      through_c = false
+    else
+      local line = place and not through_c and getinfo(n, "l").currentline or -1
+      return line >= 0 and place .. ":" .. line or nil
+    end
+    n = n + 1
+  end
+end
+
+--- Raises text at the user's line.
+---@param text string
+function M.raise_text(text)
+  local at = M.user_line(2)
+  error(at and at .. ": " .. text or text, 0)
+end
+
+--- Raises a formatted message at the user's line.
+---@param format string
+function M.raise(format, ...)
+  M.raise_text(select("#", ...) > 0 and format:format(...) or format)
+end
+
+--- Text of the engine's last failure.
+function M.last()
+  return string_of(lib.ms_error())
+end
+
+--- Raises the engine's last failure at the user's line. Of a released tensor among the arguments it
+--- names the line that made it.
+function M.fail(...)
+  local text = string_of(lib.ms_error())
+  if lib.ms_error_code() == 3 then                    -- MS_ERELEASED
+    for k = 1, select("#", ...) do
+      local t = select(k, ...)
+      local id = type(t) == "table" and rawget(t, "id")
+      if id and lib.ms_is_alive(id) == 0 then
+        local site = rawget(t, "_site")
+        if site then
+          local base, note = text:match "^(.-keep%(%) it) ?%(?(.-)%)?$"
+          local joint = (note == "" or note:find "^made by") and "" or "; "
+          text = ("%s (made at %s%s%s)"):format(base, site, joint, (note:gsub("^made", "")))
+        end
+        break
+      end
+    end
+    if M.on_release_error then M.on_release_error() end
+  end
+  M.raise_text(text)
+end
+
+--- Raises the engine's last failure unless status is MS_OK.
+function M.check(status, ...)
+  if status ~= 0 then M.fail(...) end
+end
+
+-- ---- nearest names ---------------------------------------------------------------------------
+
+-- Damerau-Levenshtein distance, given up beyond limit.
+local function distance(a, b, limit)
+  local n, m = #a, #b
+  if math.abs(n - m) > limit then return limit + 1 end
+  local before, last = {}, {}
+  for j = 0, m do last[j] = j end
+  for i = 1, n do
+    local row = { [0] = i }
+    local least = i
+    for j = 1, m do
+      local cost = a:byte(i) == b:byte(j) and 0 or 1
+      local d = math.min(last[j] + 1, row[j - 1] + 1, last[j - 1] + cost)
+      if i > 1 and j > 1 and a:byte(i) == b:byte(j - 1) and a:byte(i - 1) == b:byte(j) then
+        d = math.min(d, before[j - 2] + 1)
+      end
+      row[j] = d
+      if d < least then least = d end
+    end
+    if least > limit then return limit + 1 end
+    before, last = last, row
+  end
+  return last[m]
+end
+
+--- The name among names that is nearest to name, or nil when none is near.
+---@param name string
+---@param names string[]
+---@return string?
+function M.nearest(name, names)
+  local synonym = hints.synonym(name, names)
+  if synonym then return synonym end
+  local best, best_d
+  local lower = tostring(name):lower()
+  local limit = math.max(1, math.floor(#lower / 3) + 1)
+  for _, other in ipairs(names) do
+    local o = other:lower()
+    local d = distance(lower, o, limit)
+    if d > limit and #lower >= 3 and (o:find(lower, 1, true) or lower:find(o, 1, true) and #o >= 3) then d = limit end
+    if d <= limit then
+      d = d + distance(tostring(name), other, limit + 1) / 100          -- of equals, the one in the same case
+      if not best_d or d < best_d then best, best_d = other, d end
+    end
+  end
+  return best
+end
+
+--- "unknown <what> 'x'; did you mean 'y'?": for names looked up in a table.
+function M.unknown(what, name, names)
+  local near = M.nearest(name, names)
+  return ("unknown %s '%s'%s"):format(what, tostring(name), near and ("; did you mean '%s'?"):format(near) or "")
+end
+
+--- The same for a public table of functions and classes: says first where else the name lives.
+function M.unknown_in(what, name, names)
+  local elsewhere = type(name) == "string" and not hints.synonym(name, names) and hints.elsewhere(name)
+  if not elsewhere then return M.unknown("name in " .. what .. ":", name, names) end
+  return ("unknown name in %s: '%s'; %s"):format(what, name, elsewhere)
+end
+
+--- Makes a table of names a closed one: reading a name that it lacks is an error that says what is near.
+---@param module table
+---@param what string
+---@return table module
+function M.closed(module, what)
+  return setmetatable(module, { __index = function(_, name)
+    if type(name) ~= "string" or name:sub(1, 1) == "_" then return nil end      -- what tools look for in any table
+    local names = {}
+    for known in pairs(module) do names[#names + 1] = tostring(known) end
+    table.sort(names)
+    M.raise_text(M.unknown_in(what, name, names))
+  end })
+end
+
+--- A value as messages show it: 'text', 3, Tensor, Linear, function.
+function M.show(v)
+  local kind = type(v)
+  if kind == "string" then return "'" .. v .. "'" end
+  if kind == "number" or kind == "boolean" or kind == "nil" then return tostring(v) end
+  local mt = kind == "table" and getmetatable(v)
+  local name = mt and rawget(mt, "__name")
+  return name or kind
+end
+
+--- What a value is, in words: "a string ('x')", "a Linear".
+function M.kind(v)
+  local kind = type(v)
+  if kind == "nil" then return "nil" end
+  if kind == "string" or kind == "number" or kind == "boolean" then return ("a %s (%s)"):format(kind, M.show(v)) end
+  return "a " .. M.show(v)
+end
+
+return M

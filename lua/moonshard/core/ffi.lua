@@ -1,0 +1,80 @@
+-- SPDX-License-Identifier: MIT
+--- The engine, loaded: libmoonshard.so and its cdef, which is generated from runtime/moonshard.h by
+--- the build. Found relative to this file: build/ of the source tree, or where installed.lua says
+--- (`cmake --install` wrote it); MOONSHARD_LIB names another library, whose cdef lies beside it.
+local ffi = require "ffi"
+
+-- Spec runners load modules again for every file; types and the engine exist once in a process.
+local registry = debug.getregistry()
+if registry["moonshard.core.ffi"] then return registry["moonshard.core.ffi"] end
+
+local function stop(text)
+  error("moonshard: " .. text, 0)
+end
+
+local function beside(path)
+  return path:match "^(.*/)" or "./"
+end
+
+-- The library's path, and the folder of its cdef.
+local function find()
+  local env = os.getenv "MOONSHARD_LIB"
+  if env and env ~= "" then return env, beside(env) end
+  local here = debug.getinfo(1, "S").source:match "^@(.*/)" or "./"
+  local installed = loadfile(here .. "../installed.lua")
+  if installed then return here .. "../" .. installed(), here .. "../" end
+  return here .. "../../../build/libmoonshard.so", here .. "../../../build/"
+end
+
+local path, folder = find()
+
+local function read_cdef()
+  local name = folder .. "moonshard_cdef.h"
+  local file = io.open(name, "r")
+  if not file then
+    stop(("no %s: build the engine first (scripts/setup, or: cmake -S . -B build -G Ninja && ninja -C build)"):format(
+      name))
+  end
+  local text = file:read "*a"
+  file:close()
+  return text
+end
+
+if not pcall(ffi.typeof, "ms_id") then ffi.cdef(read_cdef()) end
+
+-- Threads of oneDNN's libgomp that wait for the next call by spinning take the cores from everything else that runs
+-- there: with two threads a rank beside other busy processes a training step took 7 times as long. libgomp reads this
+-- when it is loaded.
+ffi.cdef "int setenv(const char *, const char *, int);"
+if not os.getenv "OMP_WAIT_POLICY" then ffi.C.setenv("GOMP_SPINCOUNT", "1000", 0) end
+
+local loaded, lib = pcall(ffi.load, path)
+if not loaded then stop(("cannot load the engine: %s"):format(tostring(lib))) end
+if lib.ms_version() ~= ffi.C.MS_VERSION then
+  stop(("%s has interface version %d, its cdef has %d: build again"):format(path, lib.ms_version(), ffi.C.MS_VERSION))
+end
+if lib.ms_init() ~= 0 then stop(ffi.string(lib.ms_error())) end
+
+local args = ffi.new "ms_args"
+
+---@class moonshard.ffi
+---@field lib table      the engine's functions (runtime/moonshard.h)
+---@field state table    ms_state: read without a call
+---@field args table     one ms_args for whoever calls an operator: filled and read at once, never kept
+local M = {
+  ffi = ffi, lib = lib, path = path, folder = folder,
+  state = lib.ms_get_state(),
+  args = args, a_in = args["in"], a_out = args.out, a_i = args.i, a_f = args.f,
+  info = ffi.new "ms_info",
+  MAX_DIMS = ffi.C.MS_MAX_DIMS, MAX_IN = ffi.C.MS_MAX_IN,
+}
+
+--- Number of an operator by name.
+---@param name string
+---@return integer  -1 when this build has none (calling it is the engine's error)
+function M.op(name)
+  return lib.ms_op_find(name)
+end
+
+registry["moonshard.core.ffi"] = M
+return M

@@ -1,0 +1,87 @@
+-- SPDX-License-Identifier: MIT
+--- Warnings and log lines: to stderr, with the rank in front when there are several.
+local context = require "moonshard.core.context"
+
+local M = {}
+
+--- Rank and number of ranks, as the launcher tells them where the ranks have not met; 0, 1 without a launcher.
+---@return integer
+---@return integer
+function M.rank()
+  local dist = package.loaded["moonshard.dist"]
+  local ok, rank, world
+  if dist then
+    ok, rank, world = pcall(function()
+      if dist.is_initialized() then return dist.rank(), dist.world_size() end
+      return nil, nil
+    end)
+  end
+  if not ok or not rank then
+    rank, world = os.getenv "OMPI_COMM_WORLD_RANK" or os.getenv "SLURM_PROCID", os.getenv "OMPI_COMM_WORLD_SIZE"
+      or os.getenv "SLURM_NTASKS"
+  end
+  return tonumber(rank) or 0, tonumber(rank) and tonumber(world) or 1
+end
+
+local function rank_prefix()
+  local rank, world = M.rank()
+  return world > 1 and ("[rank %d] "):format(rank) or ""
+end
+
+local now = context.now
+
+--- A warning: to stderr, or into the list of the ms.catch_warnings around.
+---@param message string
+function M.warn(message)
+  if type(message) ~= "string" then
+    local errors = require "moonshard.core.errors"
+    errors.raise("warn: message is %s, expected a string", errors.kind(message))
+  end
+  if now.warnings then
+    now.warnings[#now.warnings + 1] = message
+    return
+  end
+  io.stderr:write(rank_prefix() .. "warning: " .. message .. "\n")       -- in one piece: ranks share a terminal
+end
+
+local told = {}
+
+--- A warning that is told once in a process, but to every ms.catch_warnings.
+---@param message string
+function M.warn_once(message)
+  if not now.warnings then
+    if told[message] then return end
+    told[message] = true
+  end
+  M.warn(message)
+end
+
+--- A line of information to stderr.
+function M.log(format, ...)
+  if type(format) ~= "string" and select("#", ...) > 0 then
+    local errors = require "moonshard.core.errors"
+    errors.raise("log: format is %s, expected a string", errors.kind(format))
+  end
+  io.stderr:write(rank_prefix() .. (select("#", ...) > 0 and format:format(...) or tostring(format)) .. "\n")
+end
+
+local function finish(before, list, ok, ...)
+  now.warnings = before
+  if not ok then error((...), 0) end
+  return list, ...
+end
+
+--- Runs fn; returns the list of the warnings raised inside, then fn's results.
+---@param fn function
+---@return string[]
+function M.catch_warnings(fn, ...)
+  if type(fn) ~= "function" and not (type(fn) == "table" and (getmetatable(fn) or {}).__call) then
+    local errors = require "moonshard.core.errors"
+    errors.raise("catch_warnings: argument 1 is %s, expected a function", errors.kind(fn))
+  end
+  local before, list = now.warnings, {}
+  now.warnings = list
+  return finish(before, list, pcall(fn, ...))
+end
+
+return M

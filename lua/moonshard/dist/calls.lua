@@ -1,0 +1,99 @@
+-- SPDX-License-Identifier: MIT
+--- Calls that several ranks make together. Where one of them fails on a rank, its peers wait for what it will not do,
+--- and a script that survives the error would pair its next collectives one off. So such an error fails the peers'
+--- calls, too.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+
+local lib = engine.lib
+local getmetatable, type, pcall, error, tostring = getmetatable, type, pcall, error, tostring
+
+local M = {}
+
+---@class Group
+local Group = { __name = "Group" }
+M.Group = Group
+
+--- Joins the job first; an error before that cannot be published.
+function M.ensure()
+  if lib.ms_dist_is_initialized() == 0 and lib.ms_dist_init(nil, 0) ~= 0 then errors.fail() end
+end
+local ensure = M.ensure
+
+-- The group among the arguments of a call, or in its options.
+local function group_in(x)
+  if type(x) ~= "table" then return nil end
+  local mt = getmetatable(x)
+  if mt == Group then return x end
+  if mt ~= nil then return nil end
+  return x.group or x.process_group
+end
+
+-- What a wrapped function stands for: its annotations are the ones to read.
+M.original = setmetatable({}, { __mode = "k" })
+
+local function standing_for(wrapper, fn)
+  M.original[wrapper] = fn
+  return wrapper
+end
+
+-- ---- one collective ------------------------------------------------------------------------------
+
+-- The id of the group that a call was meant for; the world's when it is not known.
+local function intended(a, b, c)
+  local g = group_in(c) or group_in(b) or group_in(a)
+  return getmetatable(g) == Group and g.id or 0
+end
+
+local function finish_one(since, mismatches, find, a, b, c, ok, ...)
+  if ok then return ... end
+  -- Members find out by themselves that they ask for different things.
+  if lib.ms_dist_mismatches() == mismatches then
+    lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since)
+  end
+  error((...), 0)
+end
+
+--- fn as one collective: of the group among its arguments, at most three, or of the one whose id find(a, b, c) is.
+---@param fn function
+---@param find? fun(...): number
+---@return function
+function M.one(fn, find)
+  find = find or intended
+  return standing_for(function(a, b, c)
+    ensure()
+    return finish_one(lib.ms_dist_errors(), lib.ms_dist_mismatches(), find, a, b, c, pcall(fn, a, b, c))
+  end, fn)
+end
+
+-- ---- several -------------------------------------------------------------------------------------
+
+-- Do other ranks make a call with these arguments, too?
+local function has_peers(a, b, c, d)
+  local g = group_in(a) or group_in(b) or group_in(c) or group_in(d)
+  if getmetatable(g) ~= Group then return true end
+  return lib.ms_dist_rank(g.id) >= 0 and lib.ms_dist_size(g.id) > 1
+end
+
+local function finish(since, mismatches, concerns, a, b, c, d, ok, ...)
+  if ok then return ... end
+  if lib.ms_dist_mismatches() == mismatches and concerns(a, b, c, d) then
+    lib.ms_dist_publish_error(tostring((...)), since)
+  end
+  error((...), 0)
+end
+
+--- fn as a call that issues any number of collectives, in any groups: its errors are published to the world. At most
+--- five arguments. concerns(a, b, c, d): whether peers make the call, too, where its groups do not say it.
+---@param fn function
+---@param concerns? fun(...): boolean
+---@return function
+function M.several(fn, concerns)
+  concerns = concerns or has_peers
+  return standing_for(function(a, b, c, d, e)
+    ensure()
+    return finish(lib.ms_dist_errors(), lib.ms_dist_mismatches(), concerns, a, b, c, d, pcall(fn, a, b, c, d, e))
+  end, fn)
+end
+
+return M

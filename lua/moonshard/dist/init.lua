@@ -1,0 +1,524 @@
+-- SPDX-License-Identifier: MIT
+--- Process groups and collectives. One script under `luajit`, `mpirun` and `srun`: alone, the world has one rank
+--- and collectives are copies. Ranks are 0-based and the world's; reductions run in rank order.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+local dtypes = require "moonshard.core.dtypes"
+local calls = require "moonshard.dist.calls"
+local context = require "moonshard.core.context"
+local mesh = require "moonshard.dist.mesh"
+local object = require "moonshard.dist.object"
+
+local lib, ffi = engine.lib, engine.ffi
+local fail, user_line, is_tensor = errors.fail, errors.user_line, tensor.is_tensor
+local Group, ensure = calls.Group, calls.ensure
+
+local dist = {}
+mesh.dist = dist
+
+-- ---- groups -------------------------------------------------------------------------------------
+
+local groups = {}                                       -- by id: equal groups are the same object
+
+local function group_of(id)
+  local g = groups[id]
+  if not g then
+    g = setmetatable({ id = id }, Group)
+    groups[id] = g
+  end
+  return g
+end
+
+function Group.__tostring(g)
+  local n, members = lib.ms_dist_size(g.id), {}
+  if n < 0 then return "Group(freed)" end
+  for k = 0, n - 1 do members[k + 1] = lib.ms_dist_member(g.id, k) end
+  return ("Group(ranks %s)"):format(table.concat(members, ", "))
+end
+
+--- Is x a process group?
+---@return boolean
+function dist.is_group(x) return getmetatable(x) == Group end
+
+local function id_of_group(group, who)
+  ensure()
+  if group == nil then return 0 end
+  if getmetatable(group) ~= Group then
+    errors.raise("%s: the group is %s, expected one of dist.new_group", who, errors.kind(group))
+  end
+  return group.id
+end
+
+--- Joins the job; idempotent, and done by the first use of dist. Under mpirun, srun or PMIx the world is the job.
+---@param given? {backend: string, timeout: number}  timeout: seconds to wait for a missing rank (60)
+function dist.init(given)
+  local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"),
+    timeout = opts.number })
+  if o.timeout and not (o.timeout > 0) then
+    errors.raise("dist.init: timeout is %s, expected seconds > 0", tostring(o.timeout))
+  end
+  if lib.ms_dist_init(o.backend, o.timeout or 0) ~= 0 then fail() end
+end
+
+--- Leaves the job; automatic at the end of a script. No collective afterwards.
+function dist.finalize() lib.ms_dist_finalize() end
+
+---@return boolean
+function dist.is_initialized() return lib.ms_dist_is_initialized() ~= 0 end
+
+--- This rank's number in the group (the world without one), nil when it is no member.
+---@return integer?
+function dist.rank(group)
+  local r = lib.ms_dist_rank(id_of_group(group, "dist.rank"))
+  if r == -2 then fail() end
+  return r >= 0 and r or nil
+end
+
+---@return integer
+function dist.world_size(group)
+  local n = lib.ms_dist_size(id_of_group(group, "dist.world_size"))
+  if n < 0 then fail() end
+  return n
+end
+
+--- This rank's number among those on its node.
+---@return integer
+function dist.local_rank()
+  ensure()
+  return lib.ms_dist_local_rank()
+end
+
+--- The group of all ranks.
+function dist.default_group()
+  ensure()
+  return group_of(0)
+end
+
+--- The group of this rank alone.
+function dist.self_group()
+  ensure()
+  return group_of(1)
+end
+
+--- The world ranks of a group, in its order.
+---@return integer[]
+function dist.group_ranks(group)
+  local id, list = id_of_group(group, "dist.group_ranks"), {}
+  for k = 0, dist.world_size(group) - 1 do list[k + 1] = lib.ms_dist_member(id, k) end
+  return list
+end
+
+-- In the range of the engine's integers.
+local function is_whole(rank) return rank % 1 == 0 and rank > -2 ^ 31 and rank < 2 ^ 31 end
+
+--- A group of some ranks, in ascending order. Called by every rank of the world, with the same list.
+---@param ranks integer[]
+---@return Group
+function dist.new_group(ranks, more)
+  if more ~= nil then opts.none("dist.new_group", more) end
+  ensure()
+  if type(ranks) ~= "table" then
+    errors.raise("dist.new_group: expected a list of ranks, got %s", errors.kind(ranks))
+  end
+  local n = #ranks
+  local list = ffi.new("int32_t[?]", math.max(n, 1))
+  for k = 1, n do
+    if type(ranks[k]) ~= "number" or not is_whole(ranks[k]) then
+      errors.raise("dist.new_group: entry %d is %s, expected a rank", k, errors.show(ranks[k]))
+    end
+    list[k - 1] = ranks[k]
+  end
+  local id = lib.ms_dist_new_group(n, list, user_line(2))
+  if id < 0 then fail() end
+  return group_of(id)
+end
+
+--- Ends a group of dist.new_group: waits for what this rank has under way in it, and returns its memory. Called by
+--- every rank of the world, in the same order as other calls of the world. Afterwards a call with the group, or of a
+--- model over it, is an error.
+---@param group Group
+function dist.free_group(group, more)
+  if more ~= nil then opts.none("dist.free_group", more) end
+  if group == nil then
+    errors.raise "dist.free_group: a group of dist.new_group expected, got nil; dist.finalize leaves the job"
+  end
+  local id = id_of_group(group, "dist.free_group")
+  if lib.ms_dist_free_group(id, user_line(2)) ~= 0 then fail() end
+  groups[id] = nil
+end
+
+-- ---- works --------------------------------------------------------------------------------------
+
+---@class Work
+local Work = {}
+Work.__index = Work
+Work.__name = "Work"
+
+--- Waits until the collective is complete here; raises what it failed with.
+function Work:wait()
+  local w = self.work
+  if w ~= nil and lib.ms_work_wait(w) ~= 0 then fail() end
+end
+
+--- Is it complete? Never waits.
+---@return boolean
+function Work:done()
+  local w = self.work
+  return w == nil or lib.ms_work_done(w) ~= 0
+end
+
+function Work.__tostring(w) return ("Work(%s, %s)"):format(w.op, w:done() and "done" or "under way") end
+
+-- ---- collectives ----------------------------------------------------------------------------------
+
+local C = ffi.C
+local reductions = { sum = C.MS_DIST_SUM, avg = C.MS_DIST_AVG, max = C.MS_DIST_MAX, min = C.MS_DIST_MIN,
+  prod = C.MS_DIST_PROD }
+local reduction_names = { "sum", "avg", "max", "min", "prod" }
+local op_names = { [0] = "barrier", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
+  "scatter", "all_to_all" }
+
+-- The script's line that called dist.x; run, dist.x, pcall and dist_calls' function are in between. Looking it up costs
+-- microseconds, so lines of the script's own functions are kept; a function of the library stands for its caller.
+local lines_of = setmetatable({}, { __mode = "k" })
+local getinfo = debug.getinfo
+local library = getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"
+
+local function call_site()
+  local info = getinfo(6, "fl")
+  local fn = info and info.func
+  if not fn then return user_line(4) end
+  local lines = lines_of[fn]
+  if lines == nil then
+    local source = getinfo(fn, "S")
+    lines = source.what ~= "C" and source.source:sub(1, #library) ~= library and {}
+    lines_of[fn] = lines
+  end
+  if not lines then return user_line(4) end
+  local text = lines[info.currentline]
+  if not text then
+    text = user_line(4)
+    lines[info.currentline] = text
+  end
+  return text
+end
+
+local call = ffi.new "ms_dist_call"
+local work_out = ffi.new "ms_work *[1]"
+
+local function tensor_id(who, what, t)
+  if not is_tensor(t) then errors.raise("%s: %s is %s, expected a tensor", who, what, errors.kind(t)) end
+  return t.id
+end
+
+-- Works of one collective over the inner tensors of an instance of a tensor class.
+local Works = {}
+Works.__index = Works
+function Works:wait()
+  for k = 1, #self do self[k]:wait() end
+end
+function Works:done()
+  for k = 1, #self do
+    if not self[k]:done() then return false end
+  end
+  return true
+end
+
+-- Runs fn(parts of a, parts of b) for each inner tensor when a is an instance; false when it is a plain tensor.
+local function by_inner(who, fn, a, b)
+  local parts, others = is_tensor(a) and tensor.inner(a), b ~= nil and is_tensor(b) and tensor.inner(b)
+  if not parts and not others then return false end
+  if not parts or b ~= nil and (not others or #others ~= #parts) then
+    errors.raise("%s: %s and %s do not go together: as many inner tensors expected in both", who, errors.kind(a),
+      errors.kind(b))
+  end
+  local works = setmetatable({}, Works)
+  for k = 1, #parts do works[k] = fn(parts[k], others and others[k]) end
+  return true, works[1] and works or nil
+end
+
+local plain = { group = opts.any, async = opts.boolean }
+local with_op = { group = opts.any, async = opts.boolean, op = opts.one_of(reduction_names, "sum") }
+local with_root = { group = opts.any, async = opts.boolean, src = opts.number, dst = opts.number }
+local with_both = { group = opts.any, async = opts.boolean, dst = opts.number,
+  op = opts.one_of(reduction_names, "sum") }
+local nothing = {}
+
+-- One collective. root: the world's rank that it starts from or ends at.
+local function run(name, op, spec, given, out, input, root, list, n_list)
+  local o = given == nil and nothing or opts(name, given, spec)
+  local id = id_of_group(o.group, name)
+  root = root or o.src or o.dst
+  if root ~= nil and not is_whole(root) then errors.raise("%s: rank %s is no whole number", name, tostring(root)) end
+  local site = call_site()
+  call.op, call.reduction, call.root, call.async = op, reductions[o.op or "sum"], root or 0, o.async and 1 or 0
+  call.group, call.out, call["in"] = id, out or 0, input or 0
+  call.n_list, call.list = n_list or 0, list
+  call.site = site
+  local status = lib.ms_dist_run(call, work_out)
+  call.site = nil
+  call.list = nil
+  if status ~= 0 then fail() end
+  if not o.async then return nil end
+  local w = work_out[0]
+  return setmetatable({ op = name, work = w ~= nil and ffi.gc(w, lib.ms_work_free) or nil }, Work)
+end
+
+--- Reduces t over ranks, in place, in rank order.
+---@param t Tensor
+---@param given? {op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean}
+---@return Work?
+function dist.all_reduce(t, given)
+  local many, works = by_inner("all_reduce", function(part) return dist.all_reduce(part, given) end, t)
+  if many then return works end
+  return (run("all_reduce", C.MS_DIST_ALL_REDUCE, with_op, given, tensor_id("all_reduce", "the tensor", t)))
+end
+
+--- out = every rank's input, one after the other in rank order. input may be this rank's block of out.
+---@return Work?
+function dist.all_gather(out, input, given)
+  local many, works = by_inner("all_gather", function(o, i) return dist.all_gather(o, i, given) end, out, input)
+  if many then return works end
+  return (run("all_gather", C.MS_DIST_ALL_GATHER, plain, given, tensor_id("all_gather", "out", out),
+    tensor_id("all_gather", "the input", input)))
+end
+
+--- out = this rank's block (cut along dimension 1) of the reduction of input over ranks.
+---@return Work?
+function dist.reduce_scatter(out, input, given)
+  local many, works = by_inner("reduce_scatter", function(o, i) return dist.reduce_scatter(o, i, given) end, out, input)
+  if many then return works end
+  return (run("reduce_scatter", C.MS_DIST_REDUCE_SCATTER, with_op, given, tensor_id("reduce_scatter", "out", out),
+    tensor_id("reduce_scatter", "the input", input)))
+end
+
+local function need_root(name, given, key)
+  if given ~= nil and not opts.is(given) then
+    errors.raise("%s: options are %s, expected a table: { %s = RANK }", name, errors.kind(given), key)
+  end
+  if given == nil or given[key] == nil then
+    errors.raise("%s: option '%s' is missing: a rank of the world", name, key)
+  end
+end
+
+--- t becomes rank src's t.
+---@param given {src: integer, group: Group, async: boolean}
+---@return Work?
+function dist.broadcast(t, given)
+  need_root("broadcast", given, "src")
+  local many, works = by_inner("broadcast", function(part) return dist.broadcast(part, given) end, t)
+  if many then return works end
+  return (run("broadcast", C.MS_DIST_BROADCAST, with_root, given, tensor_id("broadcast", "the tensor", t)))
+end
+
+--- Rank dst's t becomes the reduction over ranks; the others' stay as they are.
+---@return Work?
+function dist.reduce(t, given)
+  need_root("reduce", given, "dst")
+  local many, works = by_inner("reduce", function(part) return dist.reduce(part, given) end, t)
+  if many then return works end
+  return (run("reduce", C.MS_DIST_REDUCE, with_both, given, tensor_id("reduce", "the tensor", t)))
+end
+
+--- Rank dst gets every rank's t: an array in rank order (its first result); the others get nil.
+---@return Tensor[]?, Work?
+function dist.gather(t, given)
+  need_root("gather", given, "dst")
+  local id = tensor_id("gather", "the tensor", t)
+  local list, out
+  if dist.rank() == given.dst then
+    local n = dist.world_size(given.group)
+    local shape = { n }
+    for d, size in ipairs(t.shape) do shape[d + 1] = size end
+    local sizes = ffi.new "int64_t[8]"
+    if #shape > 8 then errors.raise("gather: a tensor of at most 7 dimensions; this one has %d", #shape - 1) end
+    for d, size in ipairs(shape) do sizes[d - 1] = size end
+    out = tensor.wrap(lib.ms_empty(dtypes.number(t.dtype), 0, #shape, sizes))
+    list = {}
+    for k = 1, n do list[k] = out[k] end
+  end
+  local w = run("gather", C.MS_DIST_GATHER, with_root, given, out and out.id, id)
+  return list, w
+end
+
+--- out = this rank's entry of the list that rank src passes; the others pass none.
+---@param out Tensor
+---@param list Tensor[]?
+---@return Work?
+function dist.scatter(out, list, given)
+  if given == nil and opts.is(list) then list, given = nil, list end
+  need_root("scatter", given, "src")
+  local id, ids, n = tensor_id("scatter", "out", out), nil, 0
+  if dist.rank() == given.src then
+    if type(list) ~= "table" then
+      errors.raise("scatter: rank %d is the source and needs a list of tensors", given.src)
+    end
+    n = #list
+    ids = ffi.new("double[?]", math.max(n, 1))
+    for k = 1, n do ids[k - 1] = tensor_id("scatter", ("element %d of the list"):format(k), list[k]) end
+  end
+  return (run("scatter", C.MS_DIST_SCATTER, with_root, given, id, nil, nil, ids, n))
+end
+
+--- Block r of input goes to rank r; block r of out comes from it.
+---@return Work?
+function dist.all_to_all(out, input, given)
+  local many, works = by_inner("all_to_all", function(o, i) return dist.all_to_all(o, i, given) end, out, input)
+  if many then return works end
+  return (run("all_to_all", C.MS_DIST_ALL_TO_ALL, plain, given, tensor_id("all_to_all", "out", out),
+    tensor_id("all_to_all", "the input", input)))
+end
+
+local function peer(name, rank)
+  if type(rank) ~= "number" then errors.raise("%s: the rank is %s, expected a number", name, errors.kind(rank)) end
+  return rank
+end
+
+--- Sends t to a rank that calls recv; complete when it has been read.
+---@return Work?
+function dist.send(t, dst, given)
+  local many, works = by_inner("send", function(part) return dist.send(part, dst, given) end, t)
+  if many then return works end
+  return (run("send", C.MS_DIST_SEND, plain, given, nil, tensor_id("send", "the tensor", t), peer("send", dst)))
+end
+
+--- Receives into t what that rank sends.
+---@return Work?
+function dist.recv(t, src, given)
+  local many, works = by_inner("recv", function(part) return dist.recv(part, src, given) end, t)
+  if many then return works end
+  return (run("recv", C.MS_DIST_RECV, plain, given, tensor_id("recv", "the tensor", t), nil, peer("recv", src)))
+end
+
+--- Waits for every rank of the group.
+---@param group? Group
+function dist.barrier(group)
+  run("barrier", C.MS_DIST_BARRIER, plain, group ~= nil and { group = group } or nil)
+end
+
+-- ---- Lua values -----------------------------------------------------------------------------------
+
+local chars, lengths, length = ffi.new "const char *[1]", ffi.new "const double *[1]", ffi.new "double[1]"
+
+--- Every rank's value: an array, rank r's at [r + 1].
+---@return any[]
+function dist.all_gather_object(value, given)
+  local o = opts("all_gather_object", given, { group = opts.any })
+  local id = id_of_group(o.group, "all_gather_object")
+  local bytes = object.encode(value, "all_gather_object")
+  if lib.ms_dist_gather_bytes(id, bytes, #bytes, user_line(2), chars, lengths) ~= 0 then fail() end
+  local out, at = {}, 0
+  for k = 1, lib.ms_dist_size(id) do
+    local n = lengths[0][k - 1]
+    out[k] = ffi.string(chars[0] + at, n)
+    at = at + n
+  end
+  for k = 1, #out do out[k] = object.decode(out[k]) end
+  return out
+end
+
+--- Rank src's value, on every rank.
+function dist.broadcast_object(value, given)
+  need_root("broadcast_object", given, "src")
+  local o = opts("broadcast_object", given, { group = opts.any, src = opts.number })
+  if not is_whole(o.src) then errors.raise("broadcast_object: rank %s is no whole number", tostring(o.src)) end
+  local id = id_of_group(o.group, "broadcast_object")
+  local bytes = dist.rank() == o.src and object.encode(value, "broadcast_object") or ""
+  if lib.ms_dist_broadcast_bytes(id, o.src, bytes, #bytes, user_line(2), chars, length) ~= 0 then fail() end
+  if dist.rank() == o.src then return value end
+  return object.decode(ffi.string(chars[0], length[0]))
+end
+
+for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter",
+  "all_to_all", "barrier",
+  "all_gather_object", "broadcast_object" } do
+  dist[name] = calls.one(dist[name])
+end
+
+-- The pair behind a send or a receive; the world when there is none.
+local function pair(from, to)
+  local n = dist.world_size()
+  local function is_rank(r) return type(r) == "number" and r >= 0 and r < n and r % 1 == 0 end
+  return is_rank(from) and is_rank(to) and from ~= to and -1 - from * n - to or 0
+end
+dist.send = calls.one(dist.send, function(_, dst) return pair(dist.rank(), dst) end)
+dist.recv = calls.one(dist.recv, function(_, src) return pair(src, dist.rank()) end)
+
+local function of_world() return 0 end
+dist.new_group, dist.free_group = calls.one(dist.new_group, of_world), calls.one(dist.free_group, of_world)
+
+-- ---- what happened, and how it is checked -----------------------------------------------------------
+
+local entry = ffi.new "ms_ledger_entry"
+
+local function ledger(first)
+  local list = {}
+  for k = first, lib.ms_dist_record_count() - 1 do
+    if lib.ms_dist_record_get(k, entry) ~= 0 then fail() end
+    list[#list + 1] = {
+      op = op_names[entry.op] or (entry.output_numel > 0 and "recv" or "send"), dtype = dtypes.name(entry.dtype),
+      input_numel = entry.input_numel, output_numel = entry.output_numel, bytes = entry.bytes,
+      group = groups[entry.group] or (entry.group >= 0 and group_of(entry.group) or nil),
+      unit = entry.unit ~= nil and ffi.string(entry.unit) or nil,
+    }
+  end
+  return list
+end
+
+local function finish_record(first, ok, ...)
+  local list = ledger(first)
+  lib.ms_dist_record_end()
+  if not ok then error((...), 0) end
+  return list, ...
+end
+
+--- The collectives that this rank issues inside fn, in order, then fn's results. An entry:
+--- {op, dtype, input_numel, output_numel, bytes, group, unit}; bytes are those of the larger of input and output.
+---@param fn function
+---@return table[]
+function dist.record(fn, ...)
+  if type(fn) ~= "function" then errors.raise("dist.record: argument is %s, expected a function", errors.kind(fn)) end
+  ensure()
+  return finish_record(lib.ms_dist_record_begin(), pcall(context.block, "dist.record", fn, ...))
+end
+
+local levels = { "off", "info", "detail" }
+
+--- "info" logs every collective to stderr. MOONSHARD_DEBUG sets the first value.
+---@param level "off"|"info"|"detail"
+function dist.set_debug_level(level)
+  for k, name in ipairs(levels) do
+    if name == level then
+      tensor.record_sites(level ~= "off")
+      return lib.ms_dist_set_debug_level(k - 1)
+    end
+  end
+  errors.raise("set_debug_level: %s is none of 'off', 'info', 'detail'", errors.show(level))
+end
+
+---@return "off"|"info"|"detail"
+function dist.debug_level() return levels[lib.ms_dist_debug_level() + 1] end
+
+--- "self", or "mpi" when mpirun, srun or PMIx started this process.
+function dist.backend()
+  ensure()
+  return ffi.string(lib.ms_dist_backend())
+end
+
+dist.init_device_mesh, dist.mesh_from_group, dist.is_mesh = calls.one(mesh.init_device_mesh, of_world),
+  mesh.mesh_from_group, mesh.is_mesh
+
+setmetatable(dist, {
+  __name = "moonshard.dist",
+  __index = function(_, name)
+    local names = {}
+    for known in pairs(dist) do names[#names + 1] = known end
+    table.sort(names)
+    errors.raise("%s", errors.unknown_in("moonshard.dist", name, names))
+  end,
+})
+
+package.loaded["moonshard.dist"] = dist
+return dist

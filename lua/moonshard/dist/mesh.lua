@@ -1,0 +1,176 @@
+-- SPDX-License-Identifier: MIT
+--- Device meshes: ranks in a grid, with a group for every line of it that this rank lies on.
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local dtypes = require "moonshard.core.dtypes"
+
+local M = {}
+
+---@class DeviceMesh
+---@field ndim integer
+---@field names string[]
+---@field device string
+local methods = {}
+local Mesh = { __name = "DeviceMesh" }
+
+local function position(self, d, who)
+  if d == nil and self.ndim == 1 then return 1 end
+  if type(d) == "string" then
+    for k, name in ipairs(self.names) do
+      if name == d then return k end
+    end
+    errors.raise("%s: %s", who, errors.unknown("mesh dimension", d, self.names))
+  end
+  if type(d) ~= "number" then
+    errors.raise("%s: the mesh has %d dimensions; say which one (a position or a name)", who, self.ndim)
+  end
+  local k = d < 0 and self.ndim + 1 + d or d
+  if k < 1 or k > self.ndim or k % 1 ~= 0 then
+    errors.raise("%s: dimension %s of a mesh with %d", who, tostring(d), self.ndim)
+  end
+  return k
+end
+
+--- Ranks along dimension d; of the whole mesh without d.
+---@return integer
+function methods:size(d)
+  if d == nil then
+    local n = 1
+    for _, size in ipairs(self.shape) do n = n * size end
+    return n
+  end
+  return self.shape[position(self, d, "mesh:size")]
+end
+
+--- This rank's place along dimension d (from 0, as ranks are).
+---@return integer
+function methods:rank(d)
+  return M.dist.rank(self.groups[position(self, d, "mesh:rank")])
+end
+
+--- The group of the line through this rank along dimension d.
+---@return Group
+function methods:get_group(d)
+  return self.groups[position(self, d, "mesh:get_group")]
+end
+
+function Mesh.__index(self, key)
+  local method = methods[key]
+  if method then return method end
+  if type(key) ~= "string" then return nil end
+  for k, name in ipairs(rawget(self, "names") or {}) do
+    if name == key then
+      if self.ndim == 1 then return self end
+      local parts = rawget(self, "_parts") or {}
+      rawset(self, "_parts", parts)
+      if not parts[key] then
+        parts[key] = M.new(self.device, { self.groups[k] }, { name })
+        rawset(parts[key], "of_world", rawget(self, "of_world"))
+      end
+      return parts[key]
+    end
+  end
+  if key:sub(1, 1) == "_" then return nil end
+  errors.raise("%s", errors.unknown("dimension of the mesh", key, rawget(self, "names") or {}))
+end
+
+function Mesh.__tostring(self)
+  local sizes = {}
+  for k, size in ipairs(self.shape) do
+    sizes[k] = self.names[k] and ("%s = %d"):format(self.names[k], size) or tostring(size)
+  end
+  return ("DeviceMesh(%s, [%s])"):format(self.device, table.concat(sizes, ", "))
+end
+
+--- A mesh over groups, one a dimension.
+function M.new(device, groups, names)
+  local shape = {}
+  for k, group in ipairs(groups) do shape[k] = M.dist.world_size(group) end
+  return setmetatable({ ndim = #groups, names = names or {}, device = device, groups = groups, shape = shape }, Mesh)
+end
+
+--- Is x a mesh?
+function M.is_mesh(x) return getmetatable(x) == Mesh end
+
+local function check_names(who, names, n)
+  if names == nil then return {} end
+  if #names ~= n then errors.raise("%s: %d names for %d dimensions", who, #names, n) end
+  for k, name in ipairs(names) do
+    if type(name) ~= "string" then errors.raise("%s: names[%d] is %s, expected a string", who, k, errors.kind(name)) end
+    for j = 1, k - 1 do
+      if names[j] == name then errors.raise("%s: the name '%s' is there twice", who, name) end
+    end
+  end
+  return names
+end
+
+--- dist.init_device_mesh(device, shape, {names}): the world as a grid, last dimension fastest. Called by every rank.
+---@param device string
+---@param shape integer[]
+---@return DeviceMesh
+function M.init_device_mesh(device, shape, given)
+  local dist = M.dist
+  local o = opts("init_device_mesh", given, { names = opts.table })
+  local kind = dtypes.device_name(dtypes.device(device, "init_device_mesh")):match "^%a+"
+  if type(shape) ~= "table" or #shape == 0 then
+    errors.raise("init_device_mesh: the shape is %s, expected a list of sizes", errors.kind(shape))
+  end
+  local total = 1
+  for k, size in ipairs(shape) do
+    if type(size) ~= "number" or size < 1 or size % 1 ~= 0 then
+      errors.raise("init_device_mesh: size %d is %s", k, tostring(size))
+    end
+    total = total * size
+  end
+  local world, me = dist.world_size(), dist.rank()
+  if total ~= world then
+    errors.raise("init_device_mesh: [%s] is %d ranks, the world has %d", table.concat(shape, ", "), total, world)
+  end
+  local names = check_names("init_device_mesh", o.names, #shape)
+  local groups = {}
+  local stride = total
+  for d, size in ipairs(shape) do
+    local outer = stride
+    stride = stride / size
+    if size == world then
+      groups[d] = dist.default_group()
+    else
+      -- Every line along d, in the same order on every rank.
+      for first = 0, total - 1 do
+        if math.floor(first % outer / stride) == 0 then
+          local line = {}
+          for k = 0, size - 1 do line[k + 1] = first + k * stride end
+          local group = dist.new_group(line)
+          if dist.rank(group) then groups[d] = group end
+        end
+      end
+    end
+  end
+  assert(me and #groups == #shape)
+  local mesh = M.new(kind, groups, names)
+  rawset(mesh, "of_world", true)                -- every rank is in it
+  return mesh
+end
+
+--- dist.mesh_from_group(group or {replicate, shard}, {names}): a mesh over groups that exist; called by members only.
+---@return DeviceMesh
+function M.mesh_from_group(groups, given)
+  local dist = M.dist
+  local o = opts("mesh_from_group", given, { names = opts.table, device = opts.string })
+  if dist.is_group(groups) then groups = { groups } end
+  if type(groups) ~= "table" or #groups == 0 then
+    errors.raise("mesh_from_group: expected a group or a list of groups, got %s", errors.kind(groups))
+  end
+  for k, group in ipairs(groups) do
+    if not dist.is_group(group) then
+      errors.raise("mesh_from_group: entry %d is %s, expected a group", k, errors.kind(group))
+    end
+    if not dist.rank(group) then
+      errors.raise("mesh_from_group: rank %d is not a member of entry %d", dist.rank(), k)
+    end
+  end
+  return M.new((o.device or dtypes.default_device()):match "^%a+", groups,
+    check_names("mesh_from_group", o.names, #groups))
+end
+
+return M

@@ -1,0 +1,3 @@
+-- SPDX-License-Identifier: MIT
+--- ms.fsdp by the name that scripts require.
+return require "moonshard.parallel.fsdp"

@@ -1,0 +1,259 @@
+-- SPDX-License-Identifier: MIT
+--- Tensors in files: `ms.save(path, tensors, {metadata})`, `ms.load(path, {device, names})`. The format is
+--- safetensors, which other programs read too. A file appears whole and on disk, or not at all; when reading,
+--- nothing of it is believed before its header passed every check, and what differs from the sums in it is an error
+--- (runtime/io/read.c).
+local engine = require "moonshard.core.ffi"
+local dtypes = require "moonshard.core.dtypes"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+local util = require "moonshard.tensor.util"
+
+local ffi, lib = engine.ffi, engine.lib
+
+local M = {}
+
+-- ---- writing -------------------------------------------------------------------------------------
+
+---@class Saver
+---@field _saver ffi.cdata*
+local Saver = {}
+Saver.__index = Saver
+
+local function declare(saver, name, dtype, shape)
+  local sizes = ffi.new("int64_t[?]", math.max(#shape, 1))
+  for d = 1, #shape do sizes[d - 1] = shape[d] end
+  if lib.ms_saver_declare(saver, name, dtype, #shape, sizes) ~= 0 then errors.fail() end
+end
+
+--- Sorts a list of what has a `name` and a dtype into a file's own order, in which it is written in one go: wide
+--- elements first, then by name.
+---@param list table[]
+---@param dtype_of fun(e: table): string
+function M.sort(list, dtype_of)
+  local width = {}
+  for _, e in ipairs(list) do width[e] = lib.ms_dtype_size(dtypes.number(dtype_of(e), "save")) end
+  table.sort(list, function(a, b)
+    if width[a] ~= width[b] then return width[a] > width[b] end
+    return a.name < b.name
+  end)
+end
+
+--- A file to be written tensor by tensor, so that no more than one of them need be whole in memory: entries
+--- first, then `write` for each, then `commit`; `abort` (harmless after commit) where something fails.
+---@param path string
+---@param entries {name: string, dtype: string, shape: integer[]}[]
+---@param metadata? table<string, string>
+---@return Saver
+function M.saver(path, entries, metadata)
+  if path == "" then errors.raise "save: the path is empty" end
+  if path:find("%z") then errors.raise("save: the path %s has a zero byte in it", ("%q"):format(path)) end
+  for _, e in ipairs(entries) do
+    if e.name:find("%z") then errors.raise("save: the name %s has a zero byte in it", ("%q"):format(e.name)) end
+  end
+  local saver = lib.ms_saver_new(path)
+  if saver == nil then errors.fail() end
+  local self = setmetatable({ _saver = ffi.gc(saver, lib.ms_saver_abort) }, Saver)
+  for key, value in util.sorted_pairs(metadata or {}) do
+    if type(key) ~= "string" or type(value) ~= "string" then
+      errors.raise("save: metadata %s is %s; keys and values are strings", errors.show(key), errors.kind(value))
+    end
+    if key:find("%z") or value:find("%z") then
+      errors.raise("save: metadata %s has a zero byte in it", ("%q"):format(key))
+    end
+    if lib.ms_saver_metadata(self._saver, key, value) ~= 0 then errors.fail() end
+  end
+  for _, e in ipairs(entries) do declare(self._saver, e.name, dtypes.number(e.dtype, "save"), e.shape) end
+  return self
+end
+
+---@param name string
+---@param t Tensor
+function Saver:write(name, t)
+  if lib.ms_saver_write(self._saver, name, t.id) ~= 0 then errors.fail(t) end
+end
+
+--- Gives back 16 hexadecimal digits that stand for the whole file.
+---@return string
+function Saver:commit()
+  local digits = ffi.new "char[17]"
+  if lib.ms_saver_commit(self._saver) ~= 0 then
+    local text = errors.last()
+    self:abort()
+    errors.raise_text(text)
+  end
+  lib.ms_saver_sum(self._saver, digits)
+  self:abort()
+  return ffi.string(digits)
+end
+
+function Saver:abort()
+  if self._saver then lib.ms_saver_abort(ffi.gc(self._saver, nil)) end
+  self._saver = nil
+end
+
+--- Writes a table of name -> tensor as a safetensors file, on the calling rank.
+---@param path string
+---@param tensors table<string, Tensor>
+---@param given? {metadata: table<string, string>}
+function M.save(path, tensors, given)
+  if type(path) ~= "string" then
+    errors.raise("save: path is %s, expected a string%s", errors.kind(path),
+      type(path) == "table" and (path.state_dict and "; write ms.save(path, model:state_dict())"
+        or "; write ms.save(path, tensors)") or "")
+  end
+  if type(tensors) ~= "table" or getmetatable(tensors) ~= nil then
+    errors.raise("save: tensors are %s, expected a table of name -> tensor%s", errors.kind(tensors),
+      type(tensors) == "table" and tensors.state_dict and "; write ms.save(path, model:state_dict())" or "")
+  end
+  local o = opts("save", given, { metadata = opts.table })
+  local entries = {}
+  for name, t in util.sorted_pairs(tensors) do
+    if type(name) ~= "string" then
+      errors.raise("save: the name %s is %s, expected a string", tostring(name), errors.kind(name))
+    end
+    if not tensor.is_tensor(t) then errors.raise("save: '%s' is %s, expected a tensor", name, errors.kind(t)) end
+    if t.id < 0 then
+      errors.raise("save: '%s' is %s; save its inner tensors under names of their own", name, errors.kind(t))
+    end
+    entries[#entries + 1] = { name = name, dtype = t.dtype, shape = t.shape }
+  end
+  M.sort(entries, function(e) return e.dtype end)
+  local saver = M.saver(path, entries, o.metadata)
+  local ok, err = pcall(function()
+    for _, e in ipairs(entries) do saver:write(e.name, tensors[e.name]) end
+    saver:commit()
+  end)
+  if not ok then
+    saver:abort()
+    error(err, 0)
+  end
+end
+
+-- ---- reading -------------------------------------------------------------------------------------
+
+---@class Reader
+---@field metadata table<string, string>
+---@field names string[]        in byte order
+local Reader = {}
+Reader.__index = Reader
+
+-- torch.save writes a zip archive, and wrote a bare pickle before version 1.6.
+local function is_pickled(path)
+  local file = io.open(path, "rb")
+  local head = file and file:read(4) or ""
+  if file then file:close() end
+  return head == "PK\3\4" or head:sub(1, 2) == "\128\2"
+end
+
+--- An open safetensors file, its header checked: `read` gives single tensors, or rows of them.
+---@param path string
+---@param given? {verify: boolean}  verify: compare the sums, where the file has some (true)
+---@return Reader
+function M.reader(path, given)
+  if type(path) ~= "string" then errors.raise("load: path is %s, expected a string", errors.kind(path)) end
+  if path:find("%z") then errors.raise("load: the path %s has a zero byte in it", ("%q"):format(path)) end
+  local loader = lib.ms_loader_open(path, given and given.verify == false and 0 or 1)
+  if loader == nil then
+    local text = errors.last()
+    if text:find("is no valid safetensors file", 1, true) and is_pickled(path) then
+      errors.raise([[load: '%s' is a file of torch.save; write it as safetensors: python3 -c "import torch, safetensors.torch as s; ]]
+        .. [[s.save_file(torch.load('%s', weights_only=True), 'out.safetensors')"]], path, path)
+    end
+    errors.raise_text(text)
+  end
+  local self = setmetatable({ path = path, _loader = ffi.gc(loader, lib.ms_loader_close), metadata = {}, names = {} },
+    Reader)
+  for k = 0, lib.ms_loader_metadata_count(loader) - 1 do
+    self.metadata[ffi.string(lib.ms_loader_metadata_key(loader, k))] = ffi.string(lib.ms_loader_metadata_value(loader,
+      k))
+  end
+  for k = 0, lib.ms_loader_count(loader) - 1 do self.names[k + 1] = ffi.string(lib.ms_loader_name(loader, k)) end
+  return self
+end
+
+local function position(self, name)
+  local k = lib.ms_loader_find(self._loader, name)
+  if k < 0 then errors.raise("load: '%s': %s", self.path, errors.unknown("tensor", name, self.names)) end
+  return k
+end
+
+---@param name string
+---@return boolean
+function Reader:has(name) return lib.ms_loader_find(self._loader, name) >= 0 end
+
+--- The tensor of a name, or `count` rows of its first dimension from row `first` (from 1).
+---@param name string
+---@param first? integer
+---@param count? integer
+---@return Tensor
+function Reader:read(name, first, count)
+  local id = lib.ms_loader_read(self._loader, position(self, name), (first or 1) - 1, count or -1)
+  if id == 0 then errors.fail() end
+  return tensor.wrap(id)
+end
+
+--- Wants `count` elements of a name from element `first` (from 0) on in `target` (contiguous, same dtype), from its
+--- element `at` on: they are there after fetch.
+---@param target Tensor
+function Reader:want(name, first, count, target, at)
+  if lib.ms_loader_want(self._loader, position(self, name), first, count, target.id, at) ~= 0 then
+    errors.fail(target)
+  end
+end
+
+--- The 16 digits that commit gave; nil where the file has no sums.
+---@return string?
+function Reader:sum()
+  local sum = ffi.string(lib.ms_loader_sum(self._loader))
+  return sum ~= "" and sum or nil
+end
+
+--- Reads all that was wanted. With whole, all of the file goes by once; of one without sums the XXH64 is given back.
+---@param whole? boolean
+---@return string?
+function Reader:fetch(whole)
+  local digits = whole and ffi.new "char[17]" or nil
+  if lib.ms_loader_fetch(self._loader, digits) ~= 0 then errors.fail() end
+  return digits and ffi.string(digits) or nil
+end
+
+--- Shape and dtype of a name.
+---@param name string
+---@return integer[] shape
+---@return string dtype
+function Reader:info(name)
+  local info = ffi.new "ms_info"
+  if lib.ms_loader_info(self._loader, position(self, name), info) ~= 0 then errors.fail() end
+  local shape = {}
+  for d = 1, info.ndim do shape[d] = tonumber(info.shape[d - 1]) end
+  return shape, ffi.string(lib.ms_dtype_name(info.dtype))
+end
+
+function Reader:close()
+  if self._loader then lib.ms_loader_close(ffi.gc(self._loader, nil)) end
+  self._loader = nil
+end
+
+--- Reads a safetensors file: a table of name -> tensor, and its metadata.
+---@param path string
+---@param given? {device: string, names: string[], verify: boolean}  names: only these; verify: compare the sums (true)
+---@return table<string, Tensor> tensors
+---@return table<string, string> metadata
+function M.load(path, given)
+  local o = opts("load", given, { device = opts.string, names = opts.table, verify = true })
+  local reader = M.reader(path, o)
+  local tensors = {}
+  local ok, err = pcall(function()
+    for _, name in ipairs(o.names or reader.names) do
+      local t = reader:read(name)
+      tensors[name] = o.device and t:to(o.device) or t
+    end
+  end)
+  reader:close()
+  if not ok then error(err, 0) end
+  return tensors, reader.metadata
+end
+
+return M

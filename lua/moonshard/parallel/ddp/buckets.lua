@@ -1,0 +1,200 @@
+-- SPDX-License-Identifier: MIT
+--- Buckets of nn.DDP: which parameters share a flat buffer, and what happens to it (docs/semantics.md#ddp-buckets).
+local create = require "moonshard.tensor.create"
+local dist = require "moonshard.dist"
+local dtypes = require "moonshard.core.dtypes"
+local errors = require "moonshard.core.errors"
+local shape = require "moonshard.tensor.shape"
+local engine = require "moonshard.core.ffi"
+local hooks = require "moonshard.parallel.ddp.hooks"
+local is_tensor = require "moonshard.tensor".is_tensor
+
+local M = {}
+
+local MIB = 1024 * 1024
+local function size_of(dtype) return engine.lib.ms_dtype_size(dtypes.number(dtype)) end
+
+--- Parameters cut into lists, in the given order: one dtype and device a list, each list closed once it has its limit
+--- of bytes. limits: of a kind's first list, and of the others. dtype_of(p): what the list's flat buffer is of (p's
+--- own).
+---@param params Parameter[]
+---@param limits number[]
+---@param dtype_of? fun(p: Parameter): string
+---@return Parameter[][]
+function M.assign(params, limits, dtype_of)
+  local closed, open = {}, {}
+  local kinds, at = {}, {}
+  for _, p in ipairs(params) do
+    local dtype = dtype_of and dtype_of(p) or p.dtype
+    local kind = dtype .. p.device
+    if not open[kind] then
+      if not at[kind] then
+        at[kind] = 1
+        kinds[#kinds + 1] = kind
+      end
+      open[kind] = { bytes = 0 }
+    end
+    local list = open[kind]
+    list[#list + 1] = p
+    list.bytes = list.bytes + p:numel() * size_of(dtype)
+    if list.bytes >= limits[math.min(at[kind], #limits)] then
+      closed[#closed + 1] = list
+      at[kind], open[kind] = at[kind] + 1, nil
+    end
+  end
+  for _, kind in ipairs(kinds) do closed[#closed + 1] = open[kind] end
+  return closed
+end
+
+---@class Bucket
+---@field flat Tensor            the gradients one after the other, 1-d
+---@field parameters Parameter[]
+---@field gradients Tensor[]     views of flat, by parameter
+---@field index integer          from 1, in the order of reduction
+---@field last boolean
+local Bucket = {}
+Bucket.__index = Bucket
+Bucket.__name = "Bucket"
+
+function Bucket.__tostring(b)
+  return ("Bucket(%d, %d parameters, %d elements)"):format(b.index, #b.parameters, b.whole:numel())
+end
+
+local function bucket_of(params, index, last, dtype)
+  local n = 0
+  for _, p in ipairs(params) do n = n + p:numel() end
+  local flat = create.empty(n, { dtype = dtype, device = params[1].device }):keep()
+  local views, offsets, at = {}, {}, 1
+  for k, p in ipairs(params) do
+    offsets[k] = at
+    views[k] = flat:narrow(1, at, p:numel()):view(p.shape):keep()
+    at = at + p:numel()
+  end
+  return setmetatable({
+    whole = flat, flat = flat, parameters = params, gradients = views, offsets = offsets, index = index, last = last,
+    pending = #params, launched = false,
+  }, Bucket)
+end
+
+--- The buckets of these lists.
+---@param lists Parameter[][]
+---@param dtype_of? fun(p: Parameter): string
+---@return Bucket[]
+function M.build(lists, dtype_of)
+  local out = {}
+  for k, list in ipairs(lists) do
+    out[k] = bucket_of(list, k, k == #lists, dtype_of and dtype_of(list[1]) or list[1].dtype)
+  end
+  return out
+end
+
+function M.free(buckets)
+  for _, b in ipairs(buckets) do
+    for _, v in ipairs(b.gradients) do v:release() end
+    b.whole:release()
+  end
+end
+
+function Bucket:reset()
+  self.pending, self.launched, self.skipped, self.work, self.flat = #self.parameters, false, false, nil, self.whole
+end
+
+--- Brings p's gradient in (zeros where it has none).
+function Bucket:take(k, p)
+  local view, grad = self.gradients[k], p.grad
+  if not grad then
+    view:zero_()
+  elseif grad.is_sparse then
+    view:copy_(grad:to_dense())
+  elseif grad:data_ptr() ~= view:data_ptr() then
+    view:copy_(grad)
+  end
+end
+
+--- The result as p's gradient, in p's dtype; as_view: the bucket's own memory, where that is of the dtype.
+function Bucket:give(k, as_view)
+  local p, view = self.parameters[k], self.gradients[k]
+  local grad = p.grad
+  if grad and grad.is_sparse then grad = nil end          -- the mean of several ranks' rows is dense
+  if as_view and view.dtype == p.dtype then
+    if not grad or grad:data_ptr() ~= view:data_ptr() then
+      p.grad = self.whole:narrow(1, self.offsets[k], p:numel()):view(p.shape)
+    end
+  elseif grad then
+    grad:detach():copy_(view)
+  elseif view.dtype == p.dtype then
+    p.grad = view:clone()
+  else
+    p.grad = view:to(p.dtype)
+  end
+end
+
+--- Starts its reduction: the mean over the group, or whatever the hook does.
+function Bucket:launch(group, world, hook, state)
+  self.launched = true
+  if hook then
+    local value = hook(state, self)
+    if is_tensor(value) and value ~= self.whole then value:keep() end       -- read when backward is over
+    self.work = value
+  else
+    -- The sum divided once, as fully_shard's. A join may count other ranks than the group has.
+    local mean = world == dist.world_size(group)
+    if not mean then self.whole:div_(world) end
+    self.work = dist.all_reduce(self.whole, { group = group, async = true, op = mean and "avg" or "sum" })
+  end
+end
+
+--- Waits for it; flat has the result afterwards.
+function Bucket:finish(hook)
+  local value = self.work
+  self.work = nil
+  if not hook then
+    value:wait()
+    return
+  end
+  local out = hooks.result_of(value)
+  if out == nil then out = self.flat end
+  if not is_tensor(out) or out:numel() ~= self.whole:numel() then
+    errors.raise("DDP: the communication hook gave %s for bucket %d, expected a tensor of %d elements",
+      errors.kind(out), self.index,
+      self.whole:numel())
+  end
+  if out ~= self.whole then
+    self.whole:copy_(out:reshape(-1))
+    if out == value then out:release() end
+  end
+  self.flat = self.whole
+end
+
+--- Broadcasts tensors from the group's first rank, or another one of it, gathered into pieces of at most `limit` bytes
+--- of one dtype (250 MiB).
+---@param tensors Tensor[]
+---@param group Group?
+---@param limit? number
+---@param src? integer  a rank of the world
+function M.broadcast(tensors, group, limit, src)
+  src = src or dist.group_ranks(group)[1]
+  local receives = dist.rank() ~= src
+  local some = {}
+  for _, t in ipairs(tensors) do
+    if t:numel() > 0 then some[#some + 1] = t end
+  end
+  for _, list in ipairs(M.assign(some, { limit or 250 * MIB })) do
+    local parts = {}
+    for k, t in ipairs(list) do parts[k] = t:detach():reshape(-1) end
+    local flat = #parts == 1 and parts[1]:is_contiguous() and list[1]:is_contiguous() and parts[1]
+      or shape.cat(parts, 1)
+    dist.broadcast(flat, { src = src, group = group })
+    if receives and flat ~= parts[1] then
+      local at = 1
+      for k, t in ipairs(list) do
+        t:detach():copy_(flat:narrow(1, at, parts[k]:numel()):view(t.shape))
+        at = at + parts[k]:numel()
+      end
+    end
+  end
+end
+
+M.MIB = MIB
+
+return M

@@ -1,0 +1,116 @@
+-- SPDX-License-Identifier: MIT
+--- DDP's delay_all_reduce_named_params: parameters that stay out of the buckets. Their gradients are reduced together,
+--- from one flat buffer, when that of param_to_hook_all_reduce has arrived (docs/semantics.md#ddp-construction).
+local buckets = require "moonshard.parallel.ddp.buckets"
+local errors = require "moonshard.core.errors"
+local is_tensor = require "moonshard.tensor".is_tensor
+
+local raise, show = errors.raise, errors.kind
+local ipairs, type, setmetatable = ipairs, type, setmetatable
+
+local M = {}
+
+---@class Delayed
+---@field params Parameter[]
+---@field names string[]
+---@field has table<Parameter, boolean>
+---@field hook Parameter      whose gradient's arrival starts the reduction
+---@field hook_name string
+---@field waiting boolean     some gradient has arrived since the last one
+---@field launched boolean
+local Delayed = {}
+Delayed.__index = Delayed
+
+local function trainable(p, name, option, sparse)
+  if not p.requires_grad then raise("DDP: %s: parameter '%s' is frozen; it gets no gradient", option, name) end
+  if sparse[p] then
+    raise("DDP: %s: parameter '%s' is a sparse embedding's; its gradient is there only when backward is over", option,
+      name)
+  end
+end
+
+--- The two options, checked; nil where nothing is delayed. list: names, or pairs { name, parameter }. sparse:
+--- parameters whose gradients don't arrive one by one.
+---@param m Module
+---@param list (string|table)[]?
+---@param hook Parameter?
+---@return Delayed?
+function M.resolve(m, list, hook, sparse)
+  if (list == nil) ~= (hook == nil) then
+    raise("DDP: options 'delay_all_reduce_named_params' and 'param_to_hook_all_reduce' go together: the gradients of the list are reduced "
+      .. "when that parameter's has arrived")
+  end
+  if list == nil then return nil end
+  local known, names = {}, {}
+  for name, p in m:named_parameters() do
+    known[name], names[p] = p, name
+    names[#names + 1] = name
+  end
+  local self = setmetatable({ params = {}, names = {}, has = {}, waiting = false, launched = false }, Delayed)
+  for k, entry in ipairs(list) do
+    local option = ("delay_all_reduce_named_params[%d]"):format(k)
+    local name, p = entry, nil
+    if type(entry) == "table" and not is_tensor(entry) then name, p = entry[1], entry[2] end
+    if type(name) ~= "string" then
+      raise("DDP: %s is %s, expected a name or a pair {name, parameter}", option, show(entry))
+    end
+    if not known[name] then raise("DDP: %s: %s", option, errors.unknown("parameter", name, names)) end
+    if p ~= nil and p ~= known[name] then raise("DDP: %s: '%s' is another parameter of the module", option, name) end
+    p = known[name]
+    if self.has[p] then raise("DDP: %s: '%s' is in the list twice", option, name) end
+    trainable(p, name, option, sparse)
+    self.params[k], self.names[k], self.has[p] = p, name, true
+  end
+  if not is_tensor(hook) or not names[hook] then
+    raise("DDP: option 'param_to_hook_all_reduce' is %s, expected a parameter of the module", show(hook))
+  end
+  if #self.params == 0 then return nil end
+  self.hook, self.hook_name = hook, names[hook]
+  trainable(hook, self.hook_name, "param_to_hook_all_reduce", sparse)
+  return self
+end
+
+--- Makes the buffer: one for each dtype and device.
+function Delayed:prepare(dtype_of)
+  if self.buckets then buckets.free(self.buckets) end
+  self.dtype_of = dtype_of
+  self.buckets = buckets.build(buckets.assign(self.params, { math.huge }, dtype_of), dtype_of)
+end
+
+--- The gradient of a parameter that counts here has arrived.
+function Delayed:arrived(p, group, divisor)
+  if self.launched then
+    raise("DDP: the gradient of parameter '%s' arrived after that of param_to_hook_all_reduce ('%s'), and is not reduced; hook a parameter "
+      .. "whose gradient arrives last", self:name_of(p), self.hook_name)
+  end
+  self.waiting = true
+  if p ~= self.hook then return end
+  self.launched = true
+  for _, b in ipairs(self.buckets) do
+    for k, q in ipairs(b.parameters) do b:take(k, q) end
+    b:launch(group, divisor)
+  end
+end
+
+function Delayed:name_of(p)
+  for k, q in ipairs(self.params) do
+    if q == p then return self.names[k] end
+  end
+  return self.hook_name
+end
+
+--- Waits for the reduction; results go to the gradients.
+function Delayed:finish()
+  for _, b in ipairs(self.buckets) do
+    b:finish()
+    for k in ipairs(b.parameters) do b:give(k) end
+  end
+end
+
+--- As before the first gradient.
+function Delayed:forget()
+  for _, b in ipairs(self.buckets) do b:reset() end
+  self.waiting, self.launched = false, false
+end
+
+return M

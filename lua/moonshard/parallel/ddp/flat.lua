@@ -1,0 +1,16 @@
+-- SPDX-License-Identifier: MIT
+--- The gradients of a bucket that a script gave to a built-in communication hook of nn.DDP: one 1-d tensor.
+local errors = require "moonshard.core.errors"
+local is_tensor = require "moonshard.tensor".is_tensor
+
+---@param who string  the hook
+---@param bucket table
+---@return Tensor
+return function(who, bucket)
+  local flat = type(bucket) == "table" and rawget(bucket, "flat")
+  if not is_tensor(flat) then
+    errors.raise("%s: bucket is %s, expected a bucket of gradients; hooks are called as hook(state, bucket)", who,
+      errors.kind(bucket))
+  end
+  return flat
+end

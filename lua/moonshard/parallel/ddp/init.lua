@@ -1,0 +1,625 @@
+-- SPDX-License-Identifier: MIT
+--- nn.DDP: every rank has the whole model; gradients are averaged over ranks while backward runs
+--- (docs/semantics.md#ddp).
+---
+--- A parameter's gradient goes into its bucket's flat buffer when it has landed; a bucket that is complete, and all
+--- before it, is reduced on the communication queue, so that every rank issues the same collectives in one order. When
+--- the outermost backward is over, the results go back. The forward decides whether this happens: no_sync's don't
+--- prepare it.
+---
+--- Which parameters were not used is known when backward is over, not from a walk over the graph: so outputs that the
+--- loss does not see, and checkpointed regions, need no care.
+local autograd = require "moonshard.autograd"
+local buckets = require "moonshard.parallel.ddp.buckets"
+local calls = require "moonshard.dist.calls"
+local checks = require "moonshard.parallel.ddp.checks"
+local context = require "moonshard.core.context"
+local create = require "moonshard.tensor.create"
+local delays = require "moonshard.parallel.ddp.delayed"
+local dist = require "moonshard.dist"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local hooks = require "moonshard.parallel.ddp.hooks"
+local join = require "moonshard.parallel.ddp.join"
+local log = require "moonshard.core.log"
+local low_precision = require "moonshard.parallel.ddp.precision"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+local wrapping = require "moonshard.nn.wrapping"
+local base = require "moonshard.nn.module"
+local Embedding = require "moonshard.nn.embedding".Embedding
+
+local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_grad
+local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type, ipairs, pcall, error, select
+
+---@class DDP: Module
+---@field module Module  what is wrapped
+---@overload fun(module: Module, opts?: table): DDP
+---  process_group, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, broadcast_buffers,
+---  static_graph (every iteration uses the same parameters equally often), device_mesh (of one dimension, in the place
+---  of a group), init_sync (false: the script knows that all ranks have equal models), skip_all_reduce_unused_params
+---  (with find_unused_parameters: what no rank used is not sent, which has the others wait for the map of what was
+---  used), mixed_precision (a fsdp.MixedPrecision, or a table of param_dtype, reduce_dtype, buffer_dtype: forward and
+---  backward run on copies of the parameters in param_dtype, gradients are reduced in reduce_dtype; parameters and
+---  their gradients keep their own dtype), delay_all_reduce_named_params (names, or pairs of name and parameter) and
+---  param_to_hook_all_reduce (a parameter): these stay out of the buckets; their gradients are reduced together when
+---  the parameter's has arrived
+local DDP = base.Module:extend("DDP")
+wrapping.read_through(DDP)
+
+-- ---- construction --------------------------------------------------------------------------------
+
+local OPTIONS = {
+  process_group = opts.any, bucket_cap_mb = 25, find_unused_parameters = false, gradient_as_bucket_view = false,
+  broadcast_buffers = true,
+  static_graph = false, device_ids = opts.table, device_mesh = opts.any, init_sync = true,
+  skip_all_reduce_unused_params = false,
+  mixed_precision = opts.any, delay_all_reduce_named_params = opts.table, param_to_hook_all_reduce = opts.any,
+}
+
+-- Buffers that follow the first rank's, persistent or not.
+local function buffers_of(m, st)
+  local list = {}
+  for name, b in m:named_buffers() do
+    if not st.ignored[name] then list[#list + 1] = b end
+  end
+  return list
+end
+
+local function set_lists(st, lists)
+  if st.buckets then buckets.free(st.buckets) end
+  st.buckets = buckets.build(lists, st.reduce_dtype)
+  st.place = {}                                 -- parameter -> { bucket, position in it }
+  for _, b in ipairs(st.buckets) do
+    for k, p in ipairs(b.parameters) do st.place[p] = { b, k } end
+  end
+end
+
+local function set_buckets(st, order, limits) set_lists(st, buckets.assign(order, limits, st.reduce_dtype)) end
+
+-- ---- backward ------------------------------------------------------------------------------------
+
+local MARKED_TWICE = "Expected to mark a variable ready only once. This error is caused by one of the following reasons: "
+  .. "1) Use of a module parameter outside the `forward` function. Please make sure model parameters are not shared across multiple "
+  .. "concurrent forward-backward passes. 2) Reused parameters in multiple reentrant backward passes, or in several backwards of one forward. "
+  .. "Parameter %d ('%s') was ready already."
+
+local function launch_ready(st)
+  if st.skip_unused and not st.map_known then return end       -- what is to be sent is known at the end
+  local list = st.buckets
+  while st.next <= #list and list[st.next].pending == 0 do
+    local b = list[st.next]
+    st.next = st.next + 1
+    if not b.skipped then b:launch(st.group, st.join and st.join.divisor or st.world, st.hook, st.hook_state) end
+  end
+end
+
+local function mark_ready(st, p)
+  local b, k = st.place[p][1], st.place[p][2]
+  st.marked[p] = true
+  b:take(k, p)
+  b.pending = b.pending - 1
+  if b.pending == 0 then launch_ready(st) end
+end
+
+local function forget(st)
+  for _, b in ipairs(st.buckets) do b:reset() end
+  if st.delayed then st.delayed:forget() end
+  st.next, st.marked, st.waiting, st.armed, st.queued, st.left, st.map_known = 1, {}, false, false, false, nil, false
+end
+
+-- Results back into the gradients. A parameter that no rank used keeps what it has.
+local function put_back(st, b, used)
+  for k, p in ipairs(b.parameters) do
+    if not used or used[p] then b:give(k, st.as_view) end
+  end
+end
+
+-- Which parameters some rank has used since gradients were reduced last: starts the all-reduce; the result is read
+-- later.
+local function start_used_map(st)
+  local list = {}
+  for k, p in ipairs(st.params) do list[k] = st.used[p] and 1 or 0 end
+  st.used_map = create.tensor(list, { dtype = "int32", device = "cpu" }):keep()
+  st.used_work = dist.all_reduce(st.used_map, { group = st.group, async = true })
+end
+
+local function used_anywhere(st)
+  st.used_work:wait()
+  local out = {}
+  for k, count in ipairs(st.used_map:tolist()) do out[st.params[k]] = count > 0 end
+  st.used_map:release()
+  st.used_map, st.used_work = nil, nil
+  return out
+end
+
+local function some_used(b, used)
+  for _, p in ipairs(b.parameters) do
+    if used[p] then return true end
+  end
+  return false
+end
+
+-- Peers that wait in collectives of the iteration that failed here learn of it.
+local function tell(st, message)
+  if st.world > 1 then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
+end
+
+-- A backward failed: what is under way comes to its end, and the next forward starts afresh, with buffers that no
+-- failed collective wrote.
+local function fail(st, message)
+  if st.armed then tell(st, message) end
+  local lists, launched = {}, false
+  if st.overlapped then st.overlapped.drop() end
+  for k, b in ipairs(st.buckets) do
+    lists[k], launched = b.parameters, launched or b.launched
+    if b.launched and b.work then pcall(hooks.result_of, b.work) end
+  end
+  for _, b in ipairs(st.delayed and st.delayed.launched and st.delayed.buckets or {}) do
+    launched = true
+    if b.work then pcall(hooks.result_of, b.work) end
+  end
+  forget(st)
+  if st.synced_backwards == 0 then st.arrival, st.counts = {}, {} end      -- what came of this one is no order
+  if launched then
+    no_grad(set_lists, st, lists)
+    if st.delayed then no_grad(st.delayed.prepare, st.delayed, st.reduce_dtype) end
+  end
+end
+
+-- static_graph: the first iteration counts how often each parameter's gradient arrives, and everything is reduced when
+-- it is over. After it a parameter is ready when it has arrived so often again, and what no output used is ready from
+-- the start.
+local GRAPH_CHANGED =
+  "Your training graph has changed in this iteration, e.g., one parameter is %s in first iteration, but then got %s in the "
+  .. "second iteration. this is not compatible with static_graph set to true."
+
+local function mark_static_unused(st)
+  if st.left then return end
+  st.left = {}
+  for k, p in ipairs(st.params) do
+    st.left[k] = st.expected[k]
+    if not st.expected[k] and not st.is_late[p] then mark_ready(st, p) end
+  end
+end
+
+local function static_arrived(st, k, p)
+  if not st.expected then
+    st.counts[k] = (st.counts[k] or 0) + 1
+    return
+  end
+  if not st.expected[k] then
+    raise(GRAPH_CHANGED .. " Parameter %d ('%s') is used now.", "unused", "used", k, st.names[k])
+  end
+  mark_static_unused(st)
+  st.left[k] = st.left[k] - 1
+  if st.left[k] < 0 then raise(MARKED_TWICE, k, st.names[k]) end
+  if st.left[k] == 0 then mark_ready(st, p) end
+end
+
+local UNUSED_NONE = "find_unused_parameters=true was specified in DDP constructor, but did not find any unused parameters in the forward "
+  .. "pass. This flag costs an extra collective every iteration, and buckets that wait until its end. If your model indeed never has any unused "
+  .. "parameters in the forward pass, consider turning this flag off. Note that this warning may be a false positive if your model has "
+  .. "flow control causing later iterations to have unused parameters."
+
+local function finish_now(st)
+  st.queued = false
+  if not st.armed then return end
+  for _, k in ipairs(st.late) do
+    local p = st.params[k]
+    if not st.marked[p] and (p.grad or not st.find_unused) then
+      if st.synced_backwards == 0 then st.arrival[#st.arrival + 1] = k end
+      st.used[p] = true
+      mark_ready(st, p)
+    end
+  end
+  local first_static = st.static and not st.expected
+  if first_static then
+    for _, p in ipairs(st.params) do
+      if not st.marked[p] then mark_ready(st, p) end
+    end
+  elseif st.static then
+    mark_static_unused(st)
+  end
+  local used = st.static_used
+  if st.skip_unused then
+    start_used_map(st)
+    used = used_anywhere(st)
+    for _, b in ipairs(st.buckets) do b.skipped = not some_used(b, used) end
+    st.map_known = true
+  end
+  if st.find_unused then
+    local unused = 0
+    for k = #st.params, 1, -1 do
+      local p = st.params[k]
+      if not st.marked[p] then
+        unused = unused + 1
+        mark_ready(st, p)
+      end
+    end
+    launch_ready(st)
+    if unused == 0 and st.synced_backwards == 0 then log.warn(UNUSED_NONE) end
+  end
+  -- the rest may come with another backward
+  if st.next <= #st.buckets or st.delayed and not st.delayed.launched then return end
+  if st.find_unused and not st.skip_unused or first_static then
+    start_used_map(st)
+    used = used_anywhere(st)
+  end
+  if first_static then st.expected, st.static_used = st.counts, used end
+  no_grad(function()
+    for _, b in ipairs(st.buckets) do
+      if not b.skipped then
+        b:finish(st.hook)
+        put_back(st, b, used)
+        if st.overlapped and st.overlapped.after then st.overlapped.after(b) end
+      end
+    end
+    if st.delayed then st.delayed:finish() end
+    if st.overlapped then st.overlapped.finish(st.buckets) end
+  end)
+  st.passed_over = {}
+  for _, p in ipairs(st.params) do
+    if st.find_unused and not st.used[p] then st.passed_over[p] = true end
+  end
+  st.synced_backwards = st.synced_backwards + 1
+  st.used = {}
+  forget(st)
+end
+
+-- The outermost backward is over.
+local function finish(st)
+  local ok, message = pcall(finish_now, st)
+  if not ok then
+    fail(st, message)
+    error(message, 0)
+  end
+end
+
+local function finish_later(st)
+  st.started, st.waiting = true, true
+  if st.queued then return end
+  st.queued = true
+  autograd.at_end(function() finish(st) end, function(message) fail(st, message) end)
+end
+
+-- The gradient of the k-th parameter has landed.
+local function arrived(st, k)
+  local p = st.params[k]
+  st.used[p] = true
+  if not st.armed then
+    if st.passed_over and st.passed_over[p] then raise(MARKED_TWICE, k, st.names[k]) end
+    return
+  end
+  if st.marked[p] and not st.static then raise(MARKED_TWICE, k, st.names[k]) end
+  finish_later(st)
+  if st.synced_backwards == 0 and not st.counts[k] then st.arrival[#st.arrival + 1] = k end
+  if st.static then return static_arrived(st, k, p) end
+  mark_ready(st, p)
+end
+
+-- That of one which is reduced with others when its time has come.
+local function delayed_arrived(st, p)
+  if not st.armed then return end
+  finish_later(st)
+  st.delayed:arrived(p, st.group, st.world)
+end
+
+-- Whose a parameter is: of several wrappers around it the one that ran last. Parameters outlive wrappers: weakly.
+local owner = setmetatable({}, { __mode = "k" })
+
+local function take_over(st)
+  if owner[st.hooked[1]] == st.weak then return end
+  for _, p in ipairs(st.hooked) do owner[p] = st.weak end
+end
+
+local function hook_parameters(st)
+  local weak = setmetatable({ st }, { __mode = "v" })
+  st.weak, st.hooked = weak, { unpack(st.params) }
+  local function hook(k, p, fn, what)
+    p:register_post_accumulate_grad_hook(function()
+      local alive = weak[1]
+      if alive and owner[alive.hooked[k]] == weak then no_grad(fn, alive, what or alive.hooked[k]) end
+    end)
+  end
+  for k, p in ipairs(st.params) do hook(k, p, arrived, k) end
+  local delayed = st.delayed
+  for k = 1, delayed and #delayed.params or 0 do
+    local at = #st.hooked + 1
+    st.hooked[at] = delayed.params[k]
+    hook(at, st.hooked[at], delayed_arrived)
+  end
+  if delayed and not delayed.has[delayed.hook] then
+    st.hooked[#st.hooked + 1] = delayed.hook
+    hook(#st.hooked, delayed.hook, delayed_arrived)
+  end
+  take_over(st)
+end
+
+local function is_sharded(p) return rawget(p, "_unit") ~= nil or rawget(p, "_flat") ~= nil end
+
+--- Around modules of which some are sharded (fsdp.fully_shard, fsdp.FSDP) it looks after the other parameters.
+---@param m Module
+---@param given? table
+function DDP:init(m, given)
+  if not base.is_module(m) then raise("DDP: argument 1 is %s, expected a module", errors.kind(m)) end
+  local o = opts("DDP", given, OPTIONS)
+  if o.process_group ~= nil and not dist.is_group(o.process_group) then
+    raise("DDP: option 'process_group' is %s, expected a group", errors.kind(o.process_group))
+  end
+  if o.bucket_cap_mb <= 0 then raise("DDP: option 'bucket_cap_mb' is %g, expected a number > 0", o.bucket_cap_mb) end
+  if o.device_ids and #o.device_ids > 1 then raise("device_ids can only be nil or contain a single element.") end
+  local group = o.process_group
+  if o.device_mesh ~= nil then
+    if group ~= nil then raise "Cannot specify both process_group and device_mesh arguments." end
+    local is_mesh = type(o.device_mesh) == "table" and type(o.device_mesh.get_group) == "function"
+    if not is_mesh then raise("DDP: option 'device_mesh' is %s, expected a device mesh", errors.kind(o.device_mesh)) end
+    if o.device_mesh.ndim ~= 1 then raise("Only 1D device mesh is supported, but got %s.", tostring(o.device_mesh)) end
+    group = o.device_mesh:get_group(1)
+  end
+  local world = dist.world_size(group)
+  if not dist.rank(group) then raise("DDP: this rank is no member of %s", tostring(group)) end
+
+  local policy, as_they_are = low_precision.check(o.mixed_precision), {}
+  local ignored = {}
+  for _, name in ipairs(m._ddp_params_and_buffers_to_ignore or {}) do ignored[name] = true end
+  -- Sparse gradients don't pass the engine's leaves: they are there when backward is over.
+  local late = {}
+  for _, sub in ipairs(m:modules()) do
+    if sub:isa(Embedding) and sub.sparse then late[sub.weight] = true end
+  end
+  local delayed = delays.resolve(m, o.delay_all_reduce_named_params, o.param_to_hook_all_reduce, late)
+  -- Sharded parameters are reduced by their units.
+  for _, sub in ipairs(m:modules()) do
+    for _, name in ipairs(sub._params) do
+      local p = sub._slots[name]
+      if p ~= nil and is_sharded(p) then as_they_are[p] = true end
+    end
+  end
+  local params, names, all = {}, {}, {}
+  local sharded
+  for name, p in m:named_parameters() do
+    if as_they_are[p] then ignored[name], sharded = true, sharded or name end
+    if not ignored[name] then
+      if p.id < 0 then
+        raise("DDP: parameter '%s' is a %s; gradients of tensor classes are not reduced", name, p:class_name())
+      end
+      all[#all + 1] = p
+      if p.requires_grad and not (delayed and delayed.has[p]) then params[#params + 1], names[#names + 1] = p, name end
+    else
+      as_they_are[p] = true
+    end
+  end
+  if #params == 0 and not delayed then
+    if sharded then raise("DDP: parameter '%s' is sharded already", sharded) end
+    raise("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
+  end
+  checks.devices(all)
+  if o.init_sync then checks.same_model(params, group) end
+  local finds = o.find_unused_parameters and not o.static_graph and #params > 0
+  self.module = m
+  rawget(self, "_slots").training = m.training
+  local st = {
+    group = group, world = world, params = params, names = names, ignored = ignored,
+    cap = o.bucket_cap_mb * buckets.MIB,
+    find_unused = finds, static = o.static_graph and #params > 0, counts = {},
+    skip_unused = o.skip_all_reduce_unused_params and finds,
+    delayed = delayed, as_view = o.gradient_as_bucket_view, broadcast_buffers = o.broadcast_buffers,
+    sync = true, armed = false, started = false, synced_backwards = 0, used = {}, marked = {}, arrival = {},
+  }
+  rawset(self, "_ddp", st)
+  if policy then
+    st.low = low_precision.new(m, policy, as_they_are)
+    st.reduce_dtype = function(p) return st.low:reduce_dtype(p) end
+    if policy.buffer_dtype then low_precision.cast_buffers(buffers_of(m, st), policy.buffer_dtype) end
+  end
+  if o.init_sync then
+    no_grad(function()
+      for _, b in ipairs(buffers_of(m, st)) do all[#all + 1] = b end
+      buckets.broadcast(all, group)
+    end)
+  end
+  local order = {}
+  for k = #params, 1, -1 do order[#order + 1] = params[k] end
+  st.limits = { math.min(buckets.MIB, st.cap), st.cap }
+  -- The first iteration's buckets are built again in the order of arrival: one for all will do, unless they stay.
+  st.late, st.is_late = {}, late
+  for k, p in ipairs(params) do
+    if late[p] then st.late[#st.late + 1] = k end
+  end
+  set_buckets(st, order, st.find_unused and st.limits or { math.huge })
+  if delayed then delayed:prepare(st.reduce_dtype) end
+  hook_parameters(st)
+end
+
+DDP.init = calls.several(DDP.init)
+
+-- ---- forward -------------------------------------------------------------------------------------
+
+local function check_prior(st)
+  if not st.waiting then return end
+  local indices, names = {}, {}
+  for k, p in ipairs(st.params) do
+    if not st.marked[p] then indices[#indices + 1], names[#names + 1] = k, st.names[k] end
+  end
+  local rank = dist.rank(st.group)
+  if st.delayed and #indices == 0 then
+    raise("Expected to have finished reduction in the prior iteration before starting a new one. On rank %d no gradient arrived at "
+      .. "param_to_hook_all_reduce ('%s'), so those of delay_all_reduce_named_params were not reduced.", rank,
+      st.delayed.hook_name)
+  end
+  if st.static then
+    raise(GRAPH_CHANGED .. " Parameter indices which did not receive grad for rank %d: %s", "used", "unused", rank,
+      table.concat(indices, " "))
+  end
+  raise("Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has "
+    .. "parameters that were not used in producing loss. You can enable unused parameter detection by passing the option "
+    .. "`find_unused_parameters = true` to `nn.DDP`, and by making sure all `forward` function outputs participate in calculating loss. "
+    .. "Parameters which did not receive grad for rank %d: %s. Parameter indices which did not receive grad for rank %d: %s", rank,
+    table.concat(names, ", "), rank, table.concat(indices, " "))
+end
+
+local function rebuild_due(st)
+  return not st.rebuilt and not st.find_unused and st.synced_backwards > 0 and #st.params > 0
+end
+
+-- Once, before the second iteration: buckets in the order in which gradients arrived on rank `source`, the group's
+-- first.
+local function rebuild(st, source)
+  if not rebuild_due(st) then return end
+  st.rebuilt = true
+  if st.static then                             -- all of them, on every rank: what did not arrive comes last
+    for k = #st.params, 1, -1 do
+      if not st.counts[k] and not st.is_late[st.params[k]] then st.arrival[#st.arrival + 1] = k end
+    end
+  end
+  for k = #st.arrival + 1, #st.params do st.arrival[k] = 0 end         -- of one length on every rank
+  local order = create.tensor(st.arrival, { dtype = "int64", device = "cpu" })
+  dist.broadcast(order, { src = source or dist.group_ranks(st.group)[1], group = st.group })
+  local params = {}
+  for _, index in ipairs(order:tolist()) do params[#params + 1] = st.params[index] end
+  st.arrival = {}
+  set_buckets(st, params, st.limits)
+end
+
+-- Calls fn on the tensors that require grad in v, plain tables included; true if there was one.
+local function each_tensor(v, fn)
+  if is_tensor(v) then
+    if v.requires_grad then fn(v) end
+    return v.requires_grad
+  end
+  local found = false
+  if type(v) == "table" and getmetatable(v) == nil then
+    for _, x in pairs(v) do found = each_tensor(x, fn) or found end     -- order does not matter
+  end
+  return found
+end
+
+-- After a synced forward. Where no gradient reaches a parameter of this rank, its outputs say that backward ran.
+local function prepare(st, ...)
+  forget(st)
+  st.armed = true
+  if not st.find_unused and not st.static and #st.late == 0 then return end
+  local found = false
+  for k = 1, select("#", ...) do
+    found = each_tensor((select(k, ...)), function(t)
+      if t.is_leaf then return end
+      t:register_hook(function()
+        if st.armed and not st.queued then
+          st.queued, st.started = true, true
+          autograd.at_end(function() finish(st) end, function(message) fail(st, message) end)
+        end
+      end)
+    end) or found
+  end
+  if not found and (st.find_unused or st.static) then no_grad(finish, st) end
+end
+
+local function synced(st, ok, ...)
+  if not ok then
+    tell(st, (...))
+    error((...), 0)
+  end
+  prepare(st, ...)
+  return ...
+end
+
+local function run(st, module, ...)
+  if st.low then return st.low:forward(module, ...) end
+  return module(...)
+end
+
+-- What a synced forward sends before the module runs.
+local begin = calls.several(function(st, module)
+  check_prior(st)
+  local source = st.join and join.notify(st, true)
+  no_grad(function()
+    rebuild(st, source)
+    if st.broadcast_buffers then buckets.broadcast(buffers_of(module, st), st.group, nil, source) end
+  end)
+end, function(st) return st.world > 1 and not (st.join and st.join.told) end)
+
+function DDP:forward(...)
+  local st = rawget(self, "_ddp")
+  local module = self._slots.module
+  st.since = engine.lib.ms_dist_errors()
+  if not (st.sync and autograd.is_grad_enabled()) then
+    st.armed, st.passed_over = false, nil
+    if st.join and autograd.is_grad_enabled() then join.notify(st, false) end
+    return run(st, module, ...)
+  end
+  take_over(st)
+  begin(st, module)
+  return synced(st, pcall(run, st, module, ...))
+end
+
+local join_options = calls.several(function(st, given, fn)
+  local o = opts("join", given, { divide_by_initial_world_size = true, enable = true,
+    throw_on_early_termination = false })
+  if type(fn) ~= "function" then raise("join: argument is %s, expected a function", errors.kind(fn)) end
+  if o.enable and st.delayed then
+    raise("join: parameters of delay_all_reduce_named_params are not joined; leave the option out")
+  end
+  return o
+end)
+
+---Runs fn, in which ranks may have unequally many iterations of forward and backward: one that is through takes part in
+---the others' collectives until all are, and all end with the model of the last. What the script sends itself inside fn
+---it has to match itself; a forward whose gradients are not followed by a backward stands in no_grad.
+---divide_by_initial_world_size: gradients are divided by the number of all ranks (as if those that are through had
+---zeros), or (false) of those still there. throw_on_early_termination: an error on every rank as soon as one is through
+---and another is not.
+---@param given? {divide_by_initial_world_size: boolean, enable: boolean, throw_on_early_termination: boolean}
+---@param fn function
+function DDP:join(given, fn)
+  if type(given) == "function" and fn == nil then given, fn = nil, given end
+  local o = join_options(rawget(self, "_ddp"), given, fn)
+  if not o.enable then return fn() end
+  local st = rawget(self, "_ddp")
+  local module = self._slots.module
+  st.rebuild_due = function() return rebuild_due(st) end
+  st.rebuild = function(source) rebuild(st, source) end
+  st.sync_buffers = function(source) buckets.broadcast(buffers_of(module, st), st.group, nil, source) end
+  st.used_by_others = function()
+    st.used = {}
+    start_used_map(st)
+    return used_anywhere(st)
+  end
+  st.some_used = some_used
+  local model = buffers_of(module, st)
+  for name, p in module:named_parameters() do
+    if not st.ignored[name] then model[#model + 1] = p end
+  end
+  return join.run(st, o, model, fn)
+end
+
+local function leave(st, before, ok, ...)
+  st.sync = before
+  if not ok then error((...), 0) end
+  return ...
+end
+
+---Forwards inside fn, and their backwards, reduce nothing: gradients add up on each rank until the next synced one.
+---@param fn function
+function DDP:no_sync(fn, ...)
+  if type(fn) ~= "function" then raise("no_sync: argument 1 is %s, expected a function", errors.kind(fn)) end
+  local st = rawget(self, "_ddp")
+  local before = st.sync
+  st.sync = false
+  return leave(st, before, pcall(context.block, "no_sync", fn, ...))
+end
+
+---fn(state, bucket) reduces each bucket in DDP's place (moonshard.nn.ddp_hooks says what it gets and gives).
+---@param state any
+---@param hook fun(state: any, bucket: Bucket): any
+function DDP:register_comm_hook(state, hook)
+  local st = rawget(self, "_ddp")
+  if type(hook) ~= "function" then raise("Communication hook must be callable.") end
+  if st.hook then raise("register_comm_hook or register_builtin_comm_hook can only be called once.") end
+  if st.started then raise("Communication hook can only be registered before calling backward.") end
+  st.hook, st.hook_state = hook, state
+end
+
+rawset(DDP, "__deepcopy", function() raise("DDP does not support deepcopy; copy its module and wrap that") end)
+
+return { DDP = DDP }

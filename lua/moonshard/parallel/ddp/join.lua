@@ -1,0 +1,158 @@
+-- SPDX-License-Identifier: MIT
+--- DDP's join: training where ranks have unequally many inputs (docs/semantics.md#ddp-join).
+---
+--- Inside it every forward that will be followed by a backward first tells the others that its rank is still there. A
+--- rank that is through answers and takes part in what the others send: buffers, buckets of zeros in the same order,
+--- the map of used parameters. When nobody is left, all get the model of the last one to end.
+local context = require "moonshard.core.context"
+local autograd = require "moonshard.autograd"
+local buckets = require "moonshard.parallel.ddp.buckets"
+local create = require "moonshard.tensor.create"
+local dist = require "moonshard.dist"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local log = require "moonshard.core.log"
+
+local no_grad = autograd.no_grad
+local pcall, error, ipairs = pcall, error, ipairs
+
+local M = {}
+
+local FIELDS = 5                        -- active, synced, rebuilds, broadcasts buffers, sends a map of used parameters
+local SKEWED = 1000
+
+local function bit(x) return x and 1 or 0 end
+
+--- What the next iteration sends, told by the ranks that do it and heard by all. Collective over the ranks of the
+--- wrapper.
+local function agree(st, active, synced)
+  local all
+  no_grad(function()
+    local mine = create.tensor({
+      bit(active), bit(active and synced), bit(active and synced and st.rebuild_due()),
+        bit(active and synced and st.broadcast_buffers),
+      bit(active and synced and (st.find_unused or (st.static and not st.expected))),
+    }, { dtype = "int32", device = "cpu" })
+    local out = create.empty(FIELDS * st.world, { dtype = "int32", device = "cpu" })
+    dist.all_gather(out, mine, { group = st.group })
+    all = out:tolist()
+    mine:release()
+    out:release()
+  end)
+  local ranks, info = dist.group_ranks(st.group), { active = 0 }
+  for r = 0, st.world - 1 do
+    if all[FIELDS * r + 1] == 1 then
+      info.active = info.active + 1
+      -- the highest: of several that end together the model that stays
+      info.last = ranks[r + 1]
+      if not info.source then
+        info.source = ranks[r + 1]                      -- the lowest: it sends for all
+        info.synced, info.rebuilds, info.buffers, info.map = all[FIELDS * r + 2] == 1, all[FIELDS * r + 3] == 1,
+          all[FIELDS * r + 4] == 1,
+          all[FIELDS * r + 5] == 1
+      end
+    end
+  end
+  local join = st.join
+  if info.active > 0 then join.last = info.last end
+  join.divisor = join.divide_by_initial_world_size and st.world or math.max(info.active, 1)
+  if join.throw_on_early_termination and info.active > 0 and info.active < st.world then
+    join.told = true                                    -- every rank finds this by itself
+    errors.raise "Detected at least one rank that exhausted inputs. Throwing across all ranks."
+  end
+  return info
+end
+
+--- Before a forward of a rank that is still there: which rank sends buffers and the order of buckets.
+---@return integer? source
+function M.notify(st, synced) return agree(st, true, synced).source end
+
+-- One iteration of the others, without an input.
+local function shadow(st, info)
+  if info.rebuilds then st.rebuild(info.source) end
+  if info.buffers then st.sync_buffers(info.source) end
+  if not info.synced then return end
+  local used = info.map and st.skip_unused and st.used_by_others()
+  for _, b in ipairs(st.buckets) do
+    if not used or st.some_used(b, used) then
+      b.whole:zero_()
+      b:launch(st.group, st.join.divisor, st.hook, st.hook_state)
+    end
+  end
+  if info.map and not used then st.used_by_others() end
+  for _, b in ipairs(st.buckets) do
+    if b.launched then b:finish(st.hook) end
+    b:reset()
+  end
+  st.synced_backwards = st.synced_backwards + 1
+end
+
+local function shadow_all(st)
+  local count = 0
+  while true do
+    local info = agree(st, false)
+    if info.active == 0 then return end
+    no_grad(shadow, st, info)
+    count = count + 1
+    if count == SKEWED then
+      log.warn(("Detected uneven input skew of greater than %d. This means that rank %d has at least %d fewer inputs than other currently-active "
+        .. "ranks. This level of skew could lead to performance degradation during training."):format(SKEWED,
+        dist.rank(st.group), SKEWED))
+    end
+  end
+end
+
+-- All that training goes on from is made equal, whatever of it a rank has been through.
+local function settle(st, model)
+  local ranks = dist.group_ranks(st.group)
+  local last = st.join.last or ranks[#ranks]
+  no_grad(function()
+    if st.rebuild_due() then st.rebuild(last) end
+    buckets.broadcast(model, st.group, nil, last)
+  end)
+  if st.static and st.synced_backwards > 0 then
+    local known
+    if dist.rank() == last then
+      known = { expected = {}, used = {} }
+      for k, p in ipairs(st.params) do
+        known.expected[k], known.used[k] = st.expected[k] or 0, bit(not st.static_used or st.static_used[p])
+      end
+    end
+    known = dist.broadcast_object(known, { src = last, group = st.group })
+    if not st.expected then
+      st.expected, st.static_used = {}, {}
+      for k, p in ipairs(st.params) do
+        if known.expected[k] > 0 then st.expected[k] = known.expected[k] end
+        st.static_used[p] = known.used[k] == 1
+      end
+    end
+  end
+end
+
+--- Runs fn as the body of a join. st: the wrapper's state, model: what is equal on all ranks in the end.
+function M.run(st, options, model, fn)
+  if st.join then errors.raise "join: a join of this module is under way already" end
+  st.join, st.since = options, engine.lib.ms_dist_errors()
+  local function leave(ok, ...)
+    if ok then
+      local message
+      ok, message = pcall(function()
+        shadow_all(st)
+        settle(st, model)
+      end)
+      local told = st.join.told
+      st.join = nil
+      if ok then return ... end
+      if not told then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
+      error(message, 0)
+    end
+    local told = st.join.told
+    st.join = nil
+    -- The others wait for this rank's next iteration.
+    if st.world > 1 and not told then engine.lib.ms_dist_publish_error(tostring((...)), st.since) end
+    error((...), 0)
+  end
+  return leave(pcall(context.block, "join", fn))
+end
+
+return M

@@ -1,0 +1,298 @@
+-- SPDX-License-Identifier: MIT
+--- Post-local SGD for nn.DDP (Lin et al. 2020; docs/semantics.md#ddp-hooks): gradients are averaged over all ranks at
+--- first, then over a subgroup or not at all, and parameters over all ranks every few steps.
+---
+---   local hooks = nn.ddp_hooks
+---   ddp:register_comm_hook(hooks.PostLocalSGDState(nil, nil, { start_localSGD_iter = 100 }), hooks.post_localSGD_hook)
+---   local averager = hooks.PeriodicModelAverager { period = 4, warmup_steps = 100 }
+---   local optimizer = hooks.PostLocalSGDOptimizer(optim.SGD(ddp:parameters(), { lr = 0.1 }), averager)
+local autograd = require "moonshard.autograd"
+local dist = require "moonshard.dist"
+local errors = require "moonshard.core.errors"
+local log = require "moonshard.core.log"
+local opts = require "moonshard.core.opts"
+local shape = require "moonshard.tensor.shape"
+
+local raise = errors.raise
+
+local M = {}
+
+local function check_group(who, what, group)
+  if group ~= nil and not dist.is_group(group) then
+    raise("%s: %s is %s, expected a group", who, what, errors.kind(group))
+  end
+end
+
+local function whole_number(who, what, value, least)
+  if type(value) ~= "number" or value % 1 ~= 0 or value < least then
+    raise("%s: option '%s' is %s, expected a whole number from %d", who, what, errors.show(value), least)
+  end
+end
+
+-- ---- the hook ------------------------------------------------------------------------------------
+
+---@class PostLocalSGDState
+---@field iter integer  iterations that went through the hook
+local State = { __name = "PostLocalSGDState" }
+State.__index = State
+
+function State.__tostring(s) return ("PostLocalSGDState(from iteration %d)"):format(s.start_localSGD_iter) end
+
+-- The ranks of this machine. Called by every rank of the world.
+local function of_this_machine()
+  local hosts, members, mine = {}, {}, nil
+  for r, host in ipairs(dist.all_gather_object(dist.rank() - dist.local_rank())) do
+    if not members[host] then
+      hosts[#hosts + 1], members[host] = host, {}
+    end
+    table.insert(members[host], r - 1)
+  end
+  for _, host in ipairs(hosts) do
+    local group = #hosts == 1 and dist.default_group() or dist.new_group(members[host])
+    if dist.rank(group) then mine = group end
+  end
+  return mine
+end
+
+--- What the hook goes by. group: the ranks whose gradients are averaged before iteration start_localSGD_iter (nil:
+--- all); subgroup: after it (nil: those of this machine; then every rank of the world makes its state here). With
+--- post_local_gradient_allreduce = false gradients stay as they are from then on.
+---@param group Group?
+---@param subgroup Group?
+---@param given {start_localSGD_iter: integer, post_local_gradient_allreduce: boolean}
+---@return PostLocalSGDState
+function M.PostLocalSGDState(group, subgroup, given)
+  if opts.is(group) then group, given = nil, group elseif opts.is(subgroup) then subgroup, given = nil, subgroup end
+  local o = opts("PostLocalSGDState", given, { start_localSGD_iter = opts.required,
+    post_local_gradient_allreduce = true })
+  check_group("PostLocalSGDState", "argument 1", group)
+  check_group("PostLocalSGDState", "argument 2", subgroup)
+  whole_number("PostLocalSGDState", "start_localSGD_iter", o.start_localSGD_iter, 0)
+  o.group, o.subgroup, o.iter = group, subgroup, 0
+  if o.post_local_gradient_allreduce and not subgroup then o.subgroup = of_this_machine() end
+  return setmetatable(o, State)
+end
+
+--- The communication hook.
+---@param state PostLocalSGDState
+---@param bucket table
+function M.post_localSGD_hook(state, bucket)
+  if getmetatable(state) ~= State then
+    raise("post_localSGD_hook: the state is %s, expected a PostLocalSGDState", errors.kind(state))
+  end
+  local group = state.group
+  if state.iter >= state.start_localSGD_iter then
+    if not state.post_local_gradient_allreduce then return end
+    group = state.subgroup
+  end
+  if bucket.last and state.iter < state.start_localSGD_iter then state.iter = state.iter + 1 end
+  bucket.flat:div_(dist.world_size(group))
+  return dist.all_reduce(bucket.flat, { group = group, async = true })
+end
+
+-- ---- averagers -----------------------------------------------------------------------------------
+
+-- The mean over the group's ranks in the place of each parameter: one collective for all of a dtype and device.
+local function average(params, group)
+  local kinds, lists = {}, {}
+  for _, p in ipairs(params) do
+    local kind = p.dtype .. p.device
+    if not lists[kind] then
+      kinds[#kinds + 1], lists[kind] = kind, {}
+    end
+    if p:numel() > 0 then table.insert(lists[kind], p) end
+  end
+  autograd.no_grad(function()
+    for _, kind in ipairs(kinds) do
+      local parts = {}
+      for k, p in ipairs(lists[kind]) do parts[k] = p:detach():reshape(-1) end
+      if #parts > 0 then
+        local flat = shape.cat(parts, 1)
+        flat:div_(dist.world_size(group))
+        dist.all_reduce(flat, { group = group })
+        local at = 1
+        for _, p in ipairs(lists[kind]) do
+          p:copy_(flat:narrow(1, at, p:numel()):view(p.shape))
+          at = at + p:numel()
+        end
+      end
+    end
+  end)
+end
+
+local function check_params(who, params)
+  if type(params) ~= "table" or getmetatable(params) ~= nil then
+    raise("%s: argument 1 is %s, expected a list of parameters", who, errors.kind(params))
+  end
+end
+
+---@class ModelAverager
+---@field step integer  calls of average_parameters
+---@field average_parameters fun(self: ModelAverager, params: Parameter[])  collective over its group
+local Periodic = { __name = "PeriodicModelAverager" }
+Periodic.__index = Periodic
+
+function Periodic.__tostring(a)
+  return ("PeriodicModelAverager(every %d steps from step %d)"):format(a.period, a.warmup_steps)
+end
+
+local function check_warmup(who, o)
+  whole_number(who, "warmup_steps", o.warmup_steps, 0)
+end
+
+--- Averages parameters over the group every `period` steps, from step warmup_steps on.
+---@param given {period: integer, warmup_steps: integer, process_group: Group?}
+---@return ModelAverager
+function M.PeriodicModelAverager(given)
+  local o = opts("PeriodicModelAverager", given, { period = opts.required, warmup_steps = 0, process_group = opts.any })
+  check_warmup("PeriodicModelAverager", o)
+  whole_number("PeriodicModelAverager", "period", o.period, 1)
+  check_group("PeriodicModelAverager", "option 'process_group'", o.process_group)
+  if o.period == 1 then
+    log.warn("When period is 1, no need to use model averaging because the communication cost of all-reducing parameters will be no less than the "
+      .. "cost of all-reducing gradients by DistributedDataParallel in the backward pass. Therefore, only DistributedDataParallel should be used "
+      .. "for this case.")
+  end
+  o.step = 0
+  return setmetatable(o, Periodic)
+end
+
+---@param params Parameter[]
+function Periodic:average_parameters(params)
+  check_params("average_parameters", params)
+  if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0 then
+    average(params, self.process_group)
+  end
+  self.step = self.step + 1
+end
+
+local Hierarchical = { __name = "HierarchicalModelAverager" }
+Hierarchical.__index = Hierarchical
+
+function Hierarchical.__tostring(a)
+  local parts = {}
+  for k, level in ipairs(a.levels) do parts[k] = ("%d ranks every %d steps"):format(level.size, level.period) end
+  return ("HierarchicalModelAverager(%s, from step %d)"):format(table.concat(parts, ", "), a.warmup_steps)
+end
+
+--- Averages over larger groups at longer periods: period_group_size is { [period] = number of consecutive ranks }, the
+--- longest period's all of them. Of the periods that end at a step the longest counts. Every rank of the world makes
+--- it.
+---@param given {period_group_size: table<integer, integer>, warmup_steps: integer}
+---@return ModelAverager
+function M.HierarchicalModelAverager(given)
+  local who = "HierarchicalModelAverager"
+  local o = opts(who, given, { period_group_size = opts.table, warmup_steps = 0 })
+  check_warmup(who, o)
+  local world, levels = dist.world_size(), {}
+  -- sorted next
+  for period, size in pairs(o.period_group_size or {}) do levels[#levels + 1] = { period = period, size = size } end
+  if #levels == 0 then
+    raise("%s: option 'period_group_size' is empty, expected { [period] = number of ranks }", who)
+  end
+  for _, level in ipairs(levels) do
+    whole_number(who, "period_group_size", level.period, 1)
+    whole_number(who, "period_group_size", level.size, 1)
+  end
+  table.sort(levels, function(a, b) return a.period < b.period end)
+  for k, level in ipairs(levels) do
+    local below = levels[k - 1] and levels[k - 1] or { period = 1, size = 1 }
+    if level.size < below.size or level.size % below.size ~= 0 or level.period % below.period ~= 0 then
+      raise("%s: %d ranks every %d steps do not contain %d ranks every %d steps: both numbers must be multiples", who,
+        level.size, level.period,
+        below.size, below.period)
+    end
+  end
+  if levels[#levels].size ~= world then
+    raise("%s: the longest period, %d, has %d ranks, expected all %d", who, levels[#levels].period,
+      levels[#levels].size, world)
+  end
+  for _, level in ipairs(levels) do
+    if world % level.size ~= 0 then raise("%s: %d ranks cannot be cut into groups of %d", who, world, level.size) end
+    if level.size == world then
+      level.group = dist.default_group()
+    else
+      for first = 0, world - 1, level.size do
+        local members = {}
+        for k = 1, level.size do members[k] = first + k - 1 end
+        local group = dist.new_group(members)
+        if dist.rank(group) then level.group = group end
+      end
+    end
+  end
+  return setmetatable({ levels = levels, warmup_steps = o.warmup_steps, step = 0 }, Hierarchical)
+end
+
+---@param params Parameter[]
+function Hierarchical:average_parameters(params)
+  check_params("average_parameters", params)
+  if self.step >= self.warmup_steps then
+    for k = #self.levels, 1, -1 do
+      if (self.step - self.warmup_steps) % self.levels[k].period == 0 then
+        if self.levels[k].size > 1 then average(params, self.levels[k].group) end
+        break
+      end
+    end
+  end
+  self.step = self.step + 1
+end
+
+-- ---- the optimizer around both -------------------------------------------------------------------
+
+local Optimizer = { __name = "PostLocalSGDOptimizer" }
+
+-- What it does not do itself is the inner optimizer's.
+function Optimizer.__index(self, name)
+  local own = rawget(Optimizer, name)
+  if own ~= nil then return own end
+  local value = self.optim[name]
+  if type(value) ~= "function" then return value end
+  return function(_, ...) return value(self.optim, ...) end
+end
+
+function Optimizer.__tostring(self)
+  return ("PostLocalSGDOptimizer(%s, %s)"):format(tostring(self.optim), tostring(self.averager))
+end
+
+--- An optimizer whose steps are followed by the averager's.
+---@param optim Optimizer
+---@param averager ModelAverager
+function M.PostLocalSGDOptimizer(optim, averager)
+  if type(optim) ~= "table" or type(optim.step) ~= "function" or not optim.param_groups then
+    raise("PostLocalSGDOptimizer: argument 1 is %s, expected an optimizer", errors.kind(optim))
+  end
+  if type(averager) ~= "table" or type(averager.average_parameters) ~= "function" then
+    raise("PostLocalSGDOptimizer: argument 2 is %s, expected a model averager", errors.kind(averager))
+  end
+  return setmetatable({ optim = optim, averager = averager }, Optimizer)
+end
+
+function Optimizer:step(...)
+  local result = self.optim:step(...)
+  local params = {}
+  for _, group in ipairs(self.optim.param_groups) do
+    for _, p in ipairs(group.params) do params[#params + 1] = p end
+  end
+  self.averager:average_parameters(params)
+  return result
+end
+
+--- The inner optimizer's, and the averager's step.
+function Optimizer:state_dict()
+  local sd = self.optim:state_dict()
+  sd.step = self.averager.step
+  return sd
+end
+
+function Optimizer:load_state_dict(sd)
+  local inner = {}
+  for key, value in pairs(sd) do inner[key] = value end         -- order does not matter: a copy
+  inner.step = nil
+  self.optim:load_state_dict(inner)
+  if sd.step == nil then
+    log.warn "Loaded state dict does not contain a step counter for an averager. Setting step counter to 0."
+  end
+  self.averager.step = sd.step or 0
+end
+
+return M

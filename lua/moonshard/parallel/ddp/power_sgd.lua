@@ -1,0 +1,249 @@
+-- SPDX-License-Identifier: MIT
+--- PowerSGD for nn.DDP (Vogels, Karimireddy & Jaggi 2019; docs/semantics.md#ddp-hooks): a gradient matrix M travels as
+--- two thin ones.
+---
+---   local state = nn.ddp_hooks.PowerSGDState(group, { matrix_approximation_rank = 2, start_powerSGD_iter = 100 })
+---   ddp:register_comm_hook(state, nn.ddp_hooks.powerSGD_hook)
+---
+--- With Q of the last iteration (or a random one, equal on all ranks): P = M Q is summed over ranks and made
+--- orthonormal, Q = Mᵀ P is averaged, and the gradient is P Qᵀ. What that misses of a rank's own gradient is added to
+--- its next one. Vectors, and matrices that would not shrink by min_compression_rate, are averaged as they are,
+--- together.
+local autograd = require "moonshard.autograd"
+local create = require "moonshard.tensor.create"
+local dist = require "moonshard.dist"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local initial = require "moonshard.nn.initial".init
+local opts = require "moonshard.core.opts"
+local ops = require "moonshard.tensor.ops"
+local shape = require "moonshard.tensor.shape"
+
+local lib, ffi = engine.lib, engine.ffi
+
+local M = {}
+
+local TINY = 1e-30                      -- nothing is divided by zero
+
+---@class PowerSGDState
+---@field iter integer  iterations that went through the hook
+local State = { __name = "PowerSGDState" }
+State.__index = State
+
+--- What the hook remembers: of one model, on one rank.
+---@param group Group?  nil: all ranks
+---@param given? table  matrix_approximation_rank, start_powerSGD_iter, min_compression_rate, use_error_feedback, warm_start,
+---  orthogonalization_epsilon, random_seed
+---@return PowerSGDState
+function M.PowerSGDState(group, given)
+  local o = opts("PowerSGDState", given, {
+    matrix_approximation_rank = 1, start_powerSGD_iter = 1000, min_compression_rate = 2, use_error_feedback = true,
+    warm_start = true,
+    orthogonalization_epsilon = 0, random_seed = 0,
+  })
+  if group ~= nil and not dist.is_group(group) then
+    errors.raise("PowerSGDState: argument 1 is %s, expected a group", errors.kind(group))
+  end
+  if o.matrix_approximation_rank < 1 or o.matrix_approximation_rank % 1 ~= 0 then
+    errors.raise("PowerSGDState: option 'matrix_approximation_rank' is %g, expected a whole number from 1",
+      o.matrix_approximation_rank)
+  end
+  if (o.use_error_feedback or o.warm_start) and o.start_powerSGD_iter <= 1 then
+    errors.raise("Expect `start_powerSGD_iter` > 1 if `use_error_feedback` or `warm_start` is enabled, because PowerSGD can only be applied "
+      .. "after the first two iterations in DDP.")
+  end
+  o.group, o.iter, o.memory, o.draws, o.before, o.after = group, 0, {}, 0, 0, 0
+  return setmetatable(o, State)
+end
+
+function State.__tostring(s)
+  return ("PowerSGDState(rank %d, from iteration %d)"):format(s.matrix_approximation_rank, s.start_powerSGD_iter)
+end
+
+--- How much smaller what was sent is than the gradients were, and both, in elements.
+---@return number rate, number before, number after
+function State:compression_stats() return self.after > 0 and self.before / self.after or 0, self.before, self.after end
+
+-- What is left of a column must be more than rounding, or it counts as zero: it lay in the span of those before it.
+local ROUNDING = { float32 = 1e-5, float64 = 1e-13 }
+
+-- Columns of q made orthonormal, one after the other, or zero (Gram-Schmidt, twice against each column; half types in
+-- float32).
+local function orthogonalize(q, epsilon)
+  local dtype = ROUNDING[q.dtype] and q.dtype or "float32"
+  local work = q.dtype == dtype and q:clone() or q:to(dtype)
+  for k = 1, q:size(2) do
+    local column = work:narrow(2, k, 1)
+    local least = (column * column):sum():sqrt() * ROUNDING[dtype]
+    for _ = 1, k > 1 and 2 or 0 do
+      local done = work:narrow(2, 1, k - 1)
+      column:sub_(done:matmul(done:t():matmul(column)))
+    end
+    local norm = (column * column):sum():sqrt()
+    local scaled = column / (epsilon > 0 and norm + epsilon or norm:clamp(TINY))
+    column:copy_(ops.where(norm:gt(least), scaled, create.zeros_like(column)))
+  end
+  q:copy_(work)
+end
+
+local rng = ffi.new "double[2]"
+
+-- The same numbers on every rank, and the script's own generator stays where it was.
+local function draw(state, q)
+  lib.ms_rng_get(rng, rng + 1)
+  local seed, offset = rng[0], rng[1]
+  state.draws = state.draws + 1
+  lib.ms_manual_seed(state.random_seed * 1000003 + state.draws)
+  initial.normal_(q)
+  lib.ms_rng_set(seed, offset)
+end
+
+-- Views of flat, one matrix [n, m] after the other.
+local function matrices(flat, sizes)
+  local out, at = {}, 1
+  for k, s in ipairs(sizes) do
+    out[k] = flat:narrow(1, at, s[1] * s[2]):view(s[1], s[2])
+    at = at + s[1] * s[2]
+  end
+  return out
+end
+
+local function total(sizes)
+  local n = 0
+  for _, s in ipairs(sizes) do n = n + s[1] * s[2] end
+  return n
+end
+
+-- What this bucket's gradients become: matrices with the sizes of their factors, and the rest.
+local function split(state, bucket)
+  local plan = { m = {}, p = {}, q = {}, at = {}, rest = {} }
+  for k, p in ipairs(bucket.parameters) do
+    local numel = p:numel()
+    local n = p.ndim > 1 and p:size(1) or 0
+    local m = n > 0 and numel / n or 0
+    local rank = math.min(n, m, state.matrix_approximation_rank)
+    if rank > 0 and (n + m) * rank * state.min_compression_rate < n * m then
+      local at = #plan.m + 1
+      plan.m[at], plan.p[at], plan.q[at], plan.at[at] = { n, m }, { n, rank }, { m, rank }, bucket.offsets[k]
+    else
+      plan.rest[#plan.rest + 1] = { bucket.offsets[k], numel }
+    end
+  end
+  return plan
+end
+
+-- Batched: the whole bucket as one square matrix, whose last numbers are zeros.
+local function square(state, bucket)
+  local numel = bucket.flat:numel()
+  local n = math.ceil(math.sqrt(numel))
+  local flat = create.zeros(n * n, { dtype = bucket.flat.dtype, device = bucket.flat.device }):keep()
+  flat:narrow(1, 1, numel):copy_(bucket.flat)
+  local rank = math.min(n, state.matrix_approximation_rank)
+  return flat, { m = { { n, n } }, p = { { n, rank } }, q = { { n, rank } }, at = { 1 }, rest = {} }
+end
+
+-- The first half: everything up to what the sum of P has to wait for.
+local function begin(state, bucket, batched)
+  local flat, world = bucket.flat, dist.world_size(state.group)
+  local plan
+  if batched then flat, plan = square(state, bucket) else plan = split(state, bucket) end
+  local memory = state.memory[bucket.index]
+  if not memory or memory.numel ~= flat:numel() or memory.dtype ~= flat.dtype then
+    memory = { numel = flat:numel(), dtype = flat.dtype }
+    state.memory[bucket.index] = memory
+  end
+  local run = { plan = plan, memory = memory, flat = flat, world = world, whole = batched and bucket.flat }
+  if state.use_error_feedback then
+    if memory.error then flat:add_(memory.error) else memory.error = create.zeros_like(flat):keep() end
+    memory.error:copy_(flat)            -- what the result misses of it is taken off at the end
+  end
+  if #plan.rest > 0 then
+    local parts = {}
+    for k, r in ipairs(plan.rest) do parts[k] = flat:narrow(1, r[1], r[2]) end
+    run.rest = (#parts == 1 and parts[1]:clone() or shape.cat(parts, 1)):keep()
+    run.rest_work = dist.all_reduce(run.rest, { group = state.group, async = true })
+  end
+  local options = { dtype = flat.dtype, device = flat.device }
+  local known = state.warm_start and memory.q
+  run.p = create.empty(total(plan.p), options):keep()
+  run.q = known or create.empty(total(plan.q), options):keep()
+  if state.warm_start then memory.q = run.q end
+  local ps, qs = matrices(run.p, plan.p), matrices(run.q, plan.q)
+  if not known and run.q:numel() > 0 then draw(state, run.q) end
+  for k, q in ipairs(qs) do
+    orthogonalize(q, state.orthogonalization_epsilon)
+    local size = plan.m[k]
+    ps[k]:copy_(flat:narrow(1, plan.at[k], size[1] * size[2]):view(size[1], size[2]):matmul(q))
+  end
+  if #plan.m > 0 then run.p_work = dist.all_reduce(run.p, { group = state.group, async = true }) end
+  state.before = state.before + bucket.flat:numel()
+  state.after = state.after + (run.rest and run.rest:numel() or 0) + run.p:numel() + run.q:numel()
+  return run
+end
+
+local function finish(state, run)
+  local plan, flat, memory = run.plan, run.flat, run.memory
+  local ps, qs = matrices(run.p, plan.p), matrices(run.q, plan.q)
+  local function matrix(k)
+    return flat:narrow(1, plan.at[k], plan.m[k][1] * plan.m[k][2]):view(plan.m[k][1], plan.m[k][2])
+  end
+  if run.rest then
+    run.rest_work:wait()
+    run.rest:div_(run.world)
+  end
+  if run.p_work then
+    run.p_work:wait()
+    for k, p in ipairs(ps) do
+      orthogonalize(p, state.orthogonalization_epsilon)
+      -- Where P has a column of zeros, Q keeps its direction for gradients to come.
+      local alive = (p * p):sum(1, { keepdim = true }):gt(0)
+      qs[k]:copy_(ops.where(alive, matrix(k):t():matmul(p), qs[k]))
+    end
+    dist.all_reduce(run.q, { group = state.group })
+    run.q:div_(run.world)
+    for k, p in ipairs(ps) do matrix(k):copy_(p:matmul(qs[k]:t())) end
+  end
+  if state.use_error_feedback then
+    memory.error:sub_(flat)
+    -- What was sent whole misses nothing.
+    for _, r in ipairs(plan.rest) do memory.error:narrow(1, r[1], r[2]):zero_() end
+  end
+  local at = 1
+  for _, r in ipairs(plan.rest) do
+    flat:narrow(1, r[1], r[2]):copy_(run.rest:narrow(1, at, r[2]))
+    at = at + r[2]
+  end
+  if run.whole then
+    run.whole:copy_(flat:narrow(1, 1, run.whole:numel()))
+    flat:release()
+  end
+  if run.rest then run.rest:release() end
+  run.p:release()
+  if not state.warm_start then run.q:release() end
+end
+
+local function hook_of(name, batched)
+  return function(state, bucket)
+    if getmetatable(state) ~= State then
+      errors.raise("%s: the state is %s, expected a PowerSGDState", name, errors.kind(state))
+    end
+    local compresses = state.iter >= state.start_powerSGD_iter
+    if bucket.last then state.iter = state.iter + 1 end
+    if not compresses then
+      bucket.flat:div_(dist.world_size(state.group))
+      return dist.all_reduce(bucket.flat, { group = state.group, async = true })
+    end
+    local run = autograd.no_grad(begin, state, bucket, batched)
+    return { wait = function() autograd.no_grad(finish, state, run) end }
+  end
+end
+
+--- The communication hook: the mean over ranks until iteration start_powerSGD_iter, then its approximation by P Qᵀ.
+---@type fun(state: PowerSGDState, bucket: table): any
+M.powerSGD_hook = hook_of("powerSGD_hook", false)
+
+--- The same with the whole bucket as one square matrix: fewer and larger products, a coarser approximation.
+---@type fun(state: PowerSGDState, bucket: table): any
+M.batched_powerSGD_hook = hook_of("batched_powerSGD_hook", true)
+
+return M

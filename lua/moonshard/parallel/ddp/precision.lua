@@ -1,0 +1,187 @@
+-- SPDX-License-Identifier: MIT
+--- DDP's mixed precision: while the wrapped module runs, its fields are low-precision copies of its parameters.
+---
+--- A copy is a cast on the tape, made when forward first reads the parameter: so gradients arrive at the parameter
+--- itself, in its own dtype, where hooks see them, no_sync adds them up, and buckets (which are of the dtype to reduce
+--- in) take them. Outside forward nobody meets a copy. A checkpointed region that runs again in backward gets copies of
+--- its own.
+local autograd = require "moonshard.autograd"
+local dtypes = require "moonshard.core.dtypes"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local precision = require "moonshard.parallel.precision"
+local scope = require "moonshard.tensor.scope"
+local tensor = require "moonshard.tensor"
+
+local lib, state = engine.lib, engine.state
+local is_tensor = tensor.is_tensor
+local rawget, rawset, getmetatable, setmetatable = rawget, rawset, getmetatable, setmetatable
+local ipairs, pairs, pcall, error, select, unpack, type = ipairs, pairs, pcall, error, select, unpack, type
+
+local M = {}
+
+local function is_float(t) return dtypes.is_float(dtypes.number(t.dtype)) end
+
+--- The option's value, checked: a MixedPrecision, or a table of its fields.
+---@return MixedPrecision?
+function M.check(given)
+  if given == nil then return nil end
+  local policy = opts.is(given) and precision.MixedPrecision(given) or given
+  if not precision.is_precision(policy) then
+    errors.raise("DDP: option 'mixed_precision' is %s, expected a fsdp.MixedPrecision or a table of its options",
+      errors.kind(given))
+  end
+  for _, name in ipairs { "keep_low_precision_grads", "module_classes_to_ignore" } do
+    if policy[name] then
+      errors.raise("DDP: mixed_precision: option '%s' is FSDP's; DDP takes param_dtype, reduce_dtype, buffer_dtype",
+        name)
+    end
+  end
+  return policy
+end
+
+--- Casts floating buffers, for good.
+---@param buffers Tensor[]
+function M.cast_buffers(buffers, dtype)
+  autograd.no_grad(function()
+    for _, b in ipairs(buffers) do
+      if is_float(b) and b.dtype ~= dtype then
+        local low = b:to(dtype)
+        errors.check(lib.ms_set_data(b.id, low.id), b)
+        low:release()
+      end
+    end
+  end)
+end
+
+-- Floating tensors of v in dtype, those in plain tables too; tables without any are v's own.
+local function cast(v, dtype, seen)
+  if is_tensor(v) then return is_float(v) and v.dtype ~= dtype and v:to(dtype) or v end
+  if type(v) ~= "table" or getmetatable(v) ~= nil then return v end
+  if seen[v] then return seen[v] end
+  seen[v] = v
+  local changed
+  for key, x in pairs(v) do             -- order does not matter: casts are each its own
+    local y = cast(x, dtype, seen)
+    if y ~= x then
+      changed = changed or {}
+      changed[key] = y
+    end
+  end
+  if not changed then return v end
+  local out = {}
+  for key, x in pairs(v) do out[key] = x end
+  for key, y in pairs(changed) do out[key] = y end
+  seen[v] = out
+  return out
+end
+
+---@class LowPrecision
+---@field policy MixedPrecision
+---@field modules Module[]  those with parameters of their own
+---@field ignored table<Parameter, boolean>  parameters that stay as they are
+local Low = {}
+Low.__index = Low
+
+--- For a module: what its forward runs in. ignored: parameters that keep their dtype.
+---@param m Module
+---@param policy MixedPrecision
+---@param ignored table<Parameter, boolean>
+---@return LowPrecision
+function M.new(m, policy, ignored)
+  local modules = {}
+  for _, sub in ipairs(m:modules()) do
+    if #sub._params > 0 then modules[#modules + 1] = sub end
+  end
+  return setmetatable({ policy = policy, modules = modules, ignored = ignored, inside = false }, Low)
+end
+
+--- What gradients of a parameter are reduced in.
+function Low:reduce_dtype(p) return self.policy.reduce_dtype or self.policy.param_dtype or p.dtype end
+
+-- Fields that are parameters of another dtype become empty, and what reads one gets its copy.
+local function lower(self)
+  local dtype, copies, hidden = self.policy.param_dtype, {}, {}
+  local grad = autograd.is_grad_enabled()
+  local function copy_of(p)
+    if not copies[p] then
+      local before = autograd.set_grad_enabled(grad)     -- a first read inside no_grad is not the last
+      copies[p] = p:to(dtype):keep()                     -- beyond the call of the module that reads it
+      autograd.set_grad_enabled(before)
+    end
+    return copies[p]
+  end
+  for _, m in ipairs(self.modules) do
+    local slots, own = rawget(m, "_slots"), nil
+    if getmetatable(slots) == nil then
+      for _, name in ipairs(m._params) do
+        local p = rawget(slots, name)
+        if p ~= nil and not self.ignored[p] and p.dtype ~= dtype and is_float(p) then
+          own = own or {}
+          own[name], slots[name] = p, nil
+        end
+      end
+    end
+    if own then
+      hidden[#hidden + 1] = { slots, own }
+      setmetatable(slots, { __index = function(_, name)
+        local p = own[name]
+        if p == nil then return nil end
+        local low = copy_of(p)
+        rawset(slots, name, low)
+        return low
+      end })
+    end
+  end
+  return copies, hidden
+end
+
+-- Parameters are in their fields again, but where the script has put something else. Copies go with the scope that is
+-- open: a forward may have returned one.
+local function raise_again(copies, hidden)
+  for _, entry in ipairs(hidden) do
+    local slots, own = entry[1], entry[2]
+    setmetatable(slots, nil)
+    for name, p in pairs(own) do
+      local now = rawget(slots, name)
+      if now == nil or now == copies[p] then rawset(slots, name, p) end
+    end
+  end
+  for _, low in pairs(copies) do
+    if state.scope ~= 0 then lib.ms_adopt(low.id) else low:release() end
+  end
+end
+
+local function leave(self, around, copies, hidden, ok, ...)
+  self.inside, autograd.around = false, around
+  raise_again(copies, hidden)
+  if not ok then error((...), 0) end
+  return ...
+end
+
+--- fn(…) while the fields are copies.
+function Low:run(fn, ...)
+  if self.inside or not self.policy.param_dtype then return fn(...) end
+  local outer = autograd.around
+  local copies, hidden = lower(self)
+  self.inside = true
+  autograd.around = function(again, ...)
+    if outer then return outer(scope.run, "checkpoint", self.run, self, again, ...) end
+    return scope.run("checkpoint", self.run, self, again, ...)
+  end
+  return leave(self, outer, copies, hidden, pcall(fn, ...))
+end
+
+--- The wrapped module's forward, on inputs cast as the policy wants.
+function Low:forward(m, ...)
+  local policy = self.policy
+  if not policy.param_dtype or not (policy.cast_root_forward_inputs or policy.cast_forward_inputs) then
+    return self:run(m, ...)
+  end
+  local args, seen = { n = select("#", ...), ... }, {}
+  for k = 1, args.n do args[k] = cast(args[k], policy.param_dtype, seen) end
+  return self:run(m, unpack(args, 1, args.n))
+end
+
+return M

@@ -1,0 +1,90 @@
+-- SPDX-License-Identifier: MIT
+--- Gradients of nn.DDP as uint8 (docs/semantics.md#ddp-hooks): each rank quantises its own (x about scale * (q -
+--- zero)), all gather all of them, and each adds up what they stand for. A quarter of float32's bytes a rank, but sent
+--- to every rank: it saves where ranks are few.
+local autograd = require "moonshard.autograd"
+local create = require "moonshard.tensor.create"
+local dist = require "moonshard.dist"
+local errors = require "moonshard.core.errors"
+local flat_of = require "moonshard.parallel.ddp.flat"
+
+local M = {}
+
+local EPS = 1.1920929e-07               -- no scale is smaller: float32's distance from 1 to the next number
+
+-- rows [R, n] -> uint8 [R, n], and [R, 2] with each row's scale and the number that stands for 0, which the range
+-- always contains.
+local function quantize(rows)
+  local low, high = rows:min(2), rows:max(2)
+  low, high = low:clamp(nil, 0), high:clamp(0, nil)
+  local scale = ((high - low) / 255):clamp(EPS, nil)
+  local zero = (low / -scale + 0.5):clamp(0, 255):to("int64"):to(rows.dtype)
+  local q = (rows / scale:unsqueeze(2) + (zero + 0.5):unsqueeze(2)):clamp(0, 255):to "uint8"
+  local out = create.empty(rows:size(1), 2, { dtype = rows.dtype, device = rows.device })
+  out:narrow(2, 1, 1):copy_(scale:unsqueeze(2))
+  out:narrow(2, 2, 1):copy_(zero:unsqueeze(2))
+  return q, out
+end
+
+local function begin(group, flat, row)
+  local world, numel = dist.world_size(group), flat:numel()
+  local n = math.ceil(numel / row)
+  local work = flat.dtype == "float64" and flat or flat:to "float32"
+  if n * row ~= numel then
+    local padded = create.zeros(n * row, { dtype = work.dtype, device = work.device })
+    padded:narrow(1, 1, numel):copy_(work)
+    work = padded
+  end
+  local q, params = quantize(work:view(n, row))
+  local run = {
+    world = world, n = n, row = row, numel = numel, mine = q:keep(), my_params = params:keep(),
+    all = create.empty(world * n, row, { dtype = "uint8", device = flat.device }):keep(),
+    params = create.empty(world * n, 2, { dtype = params.dtype, device = flat.device }):keep(),
+  }
+  run.works = {
+    dist.all_gather(run.params, run.my_params, { group = group, async = true }),
+      dist.all_gather(run.all, run.mine, { group = group, async = true }),
+  }
+  return run
+end
+
+local function finish(run, flat)
+  for _, work in ipairs(run.works) do work:wait() end
+  local sum
+  for r = 0, run.world - 1 do
+    local params = run.params:narrow(1, r * run.n + 1, run.n)
+    local part = (run.all:narrow(1, r * run.n + 1, run.n):to(params.dtype) - params:narrow(2, 2, 1)) * params:narrow(2,
+      1, 1)
+    if sum then sum:add_(part) else sum = part end
+  end
+  flat:copy_((sum / run.world):view(-1):narrow(1, 1, run.numel))
+  for _, t in ipairs { run.mine, run.my_params, run.all, run.params } do t:release() end
+end
+
+local function hook_of(who, rows_of)
+  return function(group, bucket, ...)
+    local flat = flat_of(who, bucket)
+    local row = rows_of(flat, ...)
+    if flat:numel() == 0 then return end
+    local run = autograd.no_grad(begin, group, flat, row)
+    return { wait = function() autograd.no_grad(finish, run, flat) end }
+  end
+end
+
+--- The mean over ranks of the bucket's gradients as uint8 with one scale. state: the group, nil for all ranks.
+---@type fun(group: Group?, bucket: table): any
+M.quantization_pertensor_hook = hook_of("quantization_pertensor_hook",
+  function(flat) return math.max(flat:numel(), 1) end)
+
+--- The same with a scale for every bucket_size elements (512).
+---@type fun(group: Group?, bucket: table, bucket_size: integer?): any
+M.quantization_perchannel_hook = hook_of("quantization_perchannel_hook", function(_, bucket_size)
+  local size = bucket_size or 512
+  if type(size) ~= "number" or size < 1 or size % 1 ~= 0 then
+    errors.raise("quantization_perchannel_hook: argument 3 is %s, expected a whole number from 1",
+      errors.kind(bucket_size))
+  end
+  return size
+end)
+
+return M

@@ -1,0 +1,164 @@
+-- SPDX-License-Identifier: MIT
+--- One outcome for all ranks of a model: what one of them refuses, all refuse, before anything is gathered or changed.
+local calls = require "moonshard.dist.calls"
+local class = require "moonshard.core.class"
+local errors = require "moonshard.core.errors"
+local object = require "moonshard.dist.object"
+local module = require "moonshard.parallel.fsdp.module"
+local nn = require "moonshard.nn"
+local opts = require "moonshard.core.opts"
+local sharded = require "moonshard.parallel.fsdp.sharded"
+local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
+local tensor = require "moonshard.tensor"
+
+local M = {}
+
+-- Units below m. Where there are none, those of the sharded tensors in x, a state dict: to load them whole is
+-- collective, too.
+local function units_in(m, x)
+  local units = module.units_below(m)
+  local function look(v)
+    if type(v) ~= "table" then return end
+    if tensor.is_tensor(v) then
+      if sharded.is_sharded(v) then units[#units + 1] = sharded.unit_of(v) end
+    elseif getmetatable(v) == nil then
+      for _, entry in sorted_pairs(v) do look(entry) end
+    end
+  end
+  if #units == 0 and type(x) == "table" and not tensor.is_tensor(x) then
+    look(type(x.state) == "table" and not tensor.is_tensor(x.state) and x.state or x)
+  end
+  return units
+end
+
+--- Groups that connect the ranks of a model's units: the world where a unit spans it. None where nothing is sharded or
+--- replicated.
+---@param m Module
+---@param x? any  the state dict that is loaded
+---@return Group[]
+function M.groups_of(m, x)
+  local dist = require "moonshard.dist"
+  local list, seen = {}, {}
+  local function add(group)
+    if group and not seen[group] and dist.world_size(group) > 1 then
+      seen[group] = true
+      list[#list + 1] = group
+    end
+  end
+  for _, unit in ipairs(units_in(m, x)) do
+    if unit.classic then
+      add(unit.placed.replicate)
+      add(unit.placed.group)
+    else
+      if unit.replicates then add(unit.mesh():get_group(1)) end
+      add(unit.group)
+    end
+  end
+  if seen[dist.default_group()] then return { dist.default_group() } end
+  -- Lines of a mesh that is the world.
+  if #list == 2 and dist.world_size(list[1]) * dist.world_size(list[2]) == dist.world_size() then
+    return { dist.default_group() }
+  end
+  return list
+end
+
+local ALONE = 1                          -- the id of the group of this rank alone
+
+local check_module = calls.one(function(who, m)
+  if not class.isa(m, nn.Module) then errors.raise("%s: argument 1 is %s, expected a module", who, errors.kind(m)) end
+end)
+
+--- What begins a call of all ranks of a model: the groups of its ranks, and its options, checked. What is refused here
+--- fails the peers' first collective, so the call fails on every rank.
+---@param who string
+---@param m Module
+---@param given table?
+---@param spec table<string, any>
+---@param x? any  the state dict that is loaded
+---@return Group[] groups, table options
+function M.begin(who, m, given, spec, x)
+  check_module(who, m)
+  local groups = M.groups_of(m, x)
+  local check = calls.one(function() return opts(who, given, spec) end, function() return groups[1] and groups[1].id
+    or ALONE end)
+  return groups, check()
+end
+
+--- Every rank's value by its rank in the world, from all ranks that the groups connect.
+---@return table<integer, any>
+function M.gather(groups, value)
+  local dist = require "moonshard.dist"
+  local known = { [dist.rank()] = value }
+  for _, group in ipairs(groups) do
+    for _, some in ipairs(dist.all_gather_object(known, { group = group })) do
+      if type(some) ~= "table" then
+        errors.raise "the ranks make different calls: on some of them a state dict is saved or loaded"
+      end
+      for rank, v in pairs(some) do known[rank] = v end             -- order does not matter: a union
+    end
+  end
+  return known
+end
+
+--- Is this rank the first one of those that the groups connect (of the world without groups)?
+---@return boolean
+function M.is_first(groups)
+  local dist = require "moonshard.dist"
+  for _, group in ipairs(groups) do
+    if dist.rank(group) ~= 0 then return false end
+  end
+  return #groups > 0 or dist.rank() == 0
+end
+
+--- The first rank's value (tensor or Lua value), on every rank: group after group, from the first of each.
+---@param send fun(value: any, src: integer, group: Group): any
+function M.from_first(groups, value, send)
+  local dist = require "moonshard.dist"
+  for _, group in ipairs(groups) do value = send(value, dist.group_ranks(group)[1], group) end
+  return value
+end
+
+--- fn(…) on every rank: its result, and every rank's `reported`, its second result (a Lua value), by rank. Where it
+--- fails on some ranks, all of them raise: their own error, or the first one in rank order.
+---@param fn fun(...): any, any
+---@return any result, table<integer, any> reported
+function M.agree(groups, fn, ...)
+  if #groups == 0 then
+    local result, reported = fn(...)
+    return result, { [(require "moonshard.dist").rank()] = reported }
+  end
+  local ok, result, reported = pcall(function(...)
+    local result, reported = fn(...)
+    return result, object.encode(reported, "fsdp")         -- what cannot be sent fails here, not in the gather
+  end, ...)
+  local all, ranks = M.gather(groups, { failed = not ok and tostring(result) or nil, reported = reported }), {}
+  if not ok then error(result, 0) end
+  for rank in pairs(all) do ranks[#ranks + 1] = rank end
+  table.sort(ranks)
+  for _, rank in ipairs(ranks) do
+    if all[rank].failed then errors.raise("%s (on rank %d)", all[rank].failed:gsub("^[^\n]-:%d+: ", ""), rank) end
+    all[rank] = object.decode(all[rank].reported)
+  end
+  return result, all
+end
+
+--- Raises on every rank if the ranks' values differ, naming two of them.
+---@param reported table<integer, string>
+function M.same(reported, what)
+  local ranks = {}
+  for rank in pairs(reported) do ranks[#ranks + 1] = rank end
+  table.sort(ranks)
+  for _, rank in ipairs(ranks) do
+    local first = reported[ranks[1]]
+    if reported[rank] ~= first then
+      errors.raise("%s: rank %d %s; rank %d %s", what, ranks[1], first == "" and "none" or first, rank,
+        reported[rank] == "" and "none" or reported[rank])
+    end
+  end
+end
+
+--- fn(…), which communicates or changes what ranks share: where it fails on one rank, peers that wait for this one
+--- raise that too. At most five arguments.
+function M.together(groups, fn, ...) return calls.several(fn, function() return #groups > 0 end)(...) end
+
+return M

@@ -1,0 +1,131 @@
+-- SPDX-License-Identifier: MIT
+--- Tensors inside the arguments and results of a sharded module's forward: found in plain tables and in instances of
+--- tensor classes, given to the engine as a list of ids, and put back where the engine gave another in one's place.
+local engine = require "moonshard.core.ffi"
+local tensor = require "moonshard.tensor"
+
+local ffi = engine.ffi
+local is_tensor, wrap = tensor.is_tensor, tensor.wrap
+local getmetatable, type, next, ipairs = getmetatable, type, next, ipairs
+
+local M = {}
+
+-- Ids of the tensors of one call: filled, given to the engine, read back, with nothing in between.
+local ids, ids_cap = ffi.new("ms_id[?]", 64), 64
+
+local function put(n, id)
+  if n >= ids_cap then
+    local more = ffi.new("ms_id[?]", 2 * ids_cap)
+    ffi.copy(more, ids, ids_cap * ffi.sizeof "ms_id")
+    ids, ids_cap = more, 2 * ids_cap
+  end
+  ids[n] = id
+  return n + 1
+end
+
+local function by_text(a, b) return tostring(a) < tostring(b) end
+
+-- Keys of a plain table in an order that all ranks share: positions, then names.
+local function keys_of(value)
+  local keys, names = {}, nil
+  for k = 1, #value do keys[k] = k end
+  for k, v in next, value do
+    if type(v) == "table" and not (type(k) == "number" and k >= 1 and k <= #value) then
+      names = names or {}
+      names[#names + 1] = k
+    end
+  end
+  if names then
+    table.sort(names, by_text)
+    for _, k in ipairs(names) do keys[#keys + 1] = k end
+  end
+  return keys
+end
+
+-- A tensor, or the inner tensors of an instance of a tensor class.
+local put_tensor
+function put_tensor(n, t)
+  if t.id >= 0 then return put(n, t.id) end
+  for _, part in ipairs(tensor.inner(t)) do n = put_tensor(n, part) end
+  return n
+end
+
+-- What stands in t's place.
+local get_tensor
+function get_tensor(n, t)
+  if t.id >= 0 then
+    if ids[n] == t.id then return t, n + 1 end
+    return wrap(ids[n]), n + 1
+  end
+  local parts, changed = {}, false
+  for k, part in ipairs(tensor.inner(t)) do
+    parts[k], n = get_tensor(n, part)
+    changed = changed or parts[k] ~= part
+  end
+  return changed and tensor.rebuild(parts, t) or t, n
+end
+
+local collect
+function collect(value, n, seen)
+  if type(value) ~= "table" then return n end
+  if is_tensor(value) then return put_tensor(n, value) end
+  if getmetatable(value) ~= nil or seen[value] then return n end
+  seen[value] = true
+  for _, k in ipairs(keys_of(value)) do n = collect(value[k], n, seen) end
+  return n
+end
+
+-- The same walk with the ids that the engine gave back: value, or a copy of it where a tensor changed.
+local replace
+function replace(value, n, seen)
+  if type(value) ~= "table" then return value, n end
+  if is_tensor(value) then return get_tensor(n, value) end
+  if getmetatable(value) ~= nil or seen[value] then return value, n end
+  seen[value] = true
+  local copy
+  for _, k in ipairs(keys_of(value)) do
+    local before = value[k]
+    local after
+    after, n = replace(before, n, seen)
+    if after ~= before then
+      if not copy then
+        copy = {}
+        for other, v in next, value do copy[other] = v end
+      end
+      copy[k] = after
+    end
+  end
+  return copy or value, n
+end
+
+--- values: an array with its length as n. How many tensors are in it, and their ids, which hold until the next call.
+---@return number, ffi.cdata*
+function M.flatten(values)
+  local n, seen = 0, nil
+  for k = 1, values.n do
+    local v = values[k]
+    if is_tensor(v) then
+      n = put_tensor(n, v)
+    elseif type(v) == "table" then
+      seen = seen or {}
+      n = collect(v, n, seen)
+    end
+  end
+  return n, ids
+end
+
+--- Puts what stands among the ids now in the places that flatten found in values.
+function M.rebuild(values)
+  local n, seen = 0, nil
+  for k = 1, values.n do
+    local v = values[k]
+    if is_tensor(v) then
+      values[k], n = get_tensor(n, v)
+    elseif type(v) == "table" then
+      seen = seen or {}
+      values[k], n = replace(v, n, seen)
+    end
+  end
+end
+
+return M

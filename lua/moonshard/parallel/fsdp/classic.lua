@@ -1,0 +1,471 @@
+-- SPDX-License-Identifier: MIT
+--- fsdp.FSDP: wraps a module; its parameters become one flat parameter that is sharded over the ranks by element.
+---
+--- The instance is a module around the module. Names don't show it; what it has not itself (fields, methods,
+--- positions) is read from the wrapped module. The engine's side is a unit in the flat layout (runtime/shard/layout/flat.c).
+local autograd = require "moonshard.autograd"
+local calls = require "moonshard.dist.calls"
+local class = require "moonshard.core.class"
+local context = require "moonshard.core.context"
+local dtypes = require "moonshard.core.dtypes"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local flat = require "moonshard.parallel.fsdp.flat"
+local groups = require "moonshard.parallel.fsdp.groups"
+local log = require "moonshard.core.log"
+local materialize = require "moonshard.parallel.fsdp.materialize"
+local module = require "moonshard.parallel.fsdp.module"
+local ignored = require "moonshard.parallel.fsdp.ignored"
+local hooks = require "moonshard.parallel.fsdp.comm_hooks"
+local nn = require "moonshard.nn"
+local order = require "moonshard.parallel.fsdp.exec_order"
+local policies = require "moonshard.parallel.fsdp.policies"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+local states = require "moonshard.parallel.fsdp.state"
+local summon = require "moonshard.parallel.fsdp.summon"
+local switches = require "moonshard.parallel.fsdp.switches"
+local wrap = require "moonshard.parallel.fsdp.wrap"
+local writeback = require "moonshard.parallel.fsdp.writeback"
+local wrapping = require "moonshard.nn.wrapping"
+local Module = require "moonshard.nn.module".Module
+
+local lib, ffi, raise = engine.lib, engine.ffi, errors.raise
+local C = ffi.C
+local rawget, rawset, setmetatable, type, ipairs = rawget, rawset, setmetatable, type, ipairs
+
+---@class FSDP: Module
+---@field module Module          what is wrapped
+---@field params Parameter[]     this unit's flat parameters: one, or none
+---@field comm_hook function?
+---@field comm_hook_state any
+local FSDP = nn.Module:extend "FSDP"
+
+local M = { FSDP = FSDP }
+
+--- Is x an FSDP instance?
+---@return boolean
+function M.is_fsdp(x) return class.isa(x, FSDP) end
+
+-- ---- options -------------------------------------------------------------------------------------
+
+-- forward_prefetch: an instance that is entered begins the gather of the one that the latest forward entered next,
+-- before its own forward runs. Absent it does so too: where the script itself computes, nothing else would run beside a
+-- gather. false: every instance is gathered when it is entered. limit_all_gathers: at most one instance is gathered
+-- early, so at most two besides the root are whole at a time, in backward as well, and nobody has to block for it.
+-- false: all that the order has still to come, at once.
+local OPTIONS = {
+  process_group = opts.any, sharding_strategy = opts.one_of(groups.STRATEGIES), cpu_offload = opts.any,
+  auto_wrap_policy = opts.any,
+  backward_prefetch = opts.one_of({ "pre", "post", "none" }, "pre"), mixed_precision = opts.any,
+  ignored_modules = opts.any,
+  ignored_states = opts.any, param_init_fn = opts.any, device_id = opts.any, sync_module_states = false,
+  forward_prefetch = opts.boolean,
+  limit_all_gathers = true, use_orig_params = false, device_mesh = opts.any,
+}
+-- What an auto-wrapped instance gets of the one around it: sets of modules and parameters to leave alone.
+local INNER = { ignored = opts.table }
+for key, value in pairs(OPTIONS) do INNER[key] = value end
+M.OPTIONS = OPTIONS
+
+local PREFETCH = { pre = C.MS_PREFETCH_PRE, post = C.MS_PREFETCH_POST, none = C.MS_PREFETCH_NONE }
+
+local function number_of(dtype) return dtype and dtypes.number(dtype) or -1 end
+
+-- ---- what a unit manages -------------------------------------------------------------------------
+
+-- Parameters of m and of what lies below it, each once, save in FSDP instances and what is ignored: values, names, and
+-- every place where one is: { module, field, parameter, name }.
+local function managed(m, ignored_modules, ignored_params)
+  local params, names, places, seen, visited = {}, {}, {}, {}, {}
+  local function visit(sub, prefix)
+    if visited[sub] or ignored_modules[sub] then return end
+    visited[sub] = true
+    for _, name in ipairs(sub._params) do
+      local p = sub._slots[name]
+      if p ~= nil and not ignored_params[p] then places[#places + 1] = { sub, name, p, prefix .. name } end
+      if p ~= nil and not seen[p] and not ignored_params[p] then
+        seen[p] = true
+        if rawget(p, "_unit") then
+          raise("FSDP: parameter '%s' is shared with a module that is wrapped already; wrap a module that contains both", prefix .. name)
+        end
+        params[#params + 1], names[#names + 1] = p, prefix .. name
+      end
+    end
+    local child_names, children = sub:_child_list()
+    for k, child in ipairs(children) do
+      if not M.is_fsdp(child) then visit(child, sub._wraps and prefix or prefix .. child_names[k] .. ".") end
+    end
+  end
+  if not M.is_fsdp(m) then visit(m, "") end
+  return params, names, places
+end
+
+-- What fully_shard has sharded keeps its own rules (no_sync, precision and hooks of an instance around it would pass it
+-- by).
+local function refuse_fully_sharded(m, ignored_modules)
+  for name, sub in m:named_modules() do
+    local unit = module.unit_of(sub)
+    if unit and not unit.classic and not ignored_modules[sub] then
+      raise("FSDP: %s, %s, is sharded by fully_shard already. Use one of the two for the whole model: fully_shard on what is around it as well, or fsdp.FSDP "
+        .. "instead of fully_shard for it; or leave it to itself with ignored_modules",
+        name == "" and "the module" or ("submodule '%s'"):format(name), sub:class_name())
+    end
+  end
+end
+
+-- ---- construction --------------------------------------------------------------------------------
+
+local function engine_unit(self, o, placed, params, names, on)
+  local ids = ffi.new("ms_id[?]", math.max(#params, 1))
+  for k, p in ipairs(params) do
+    tensor.set_name(p, names[k])
+    rawset(p, "_whole_shape", p.shape)
+    ids[k - 1] = p.id
+  end
+  local precision = o.mixed_precision or {}
+  local options = groups.fill(ffi.new("ms_unit_options"), placed)
+  options.layout = C.MS_LAYOUT_FLAT
+  options.views = o.use_orig_params and C.MS_VIEWS_PIECES or C.MS_VIEWS_FLAT
+  options.backward_prefetch = PREFETCH[o.backward_prefetch]
+  options.keep_low_precision_grads = precision.keep_low_precision_grads and 1 or 0
+  options.reshard_after_forward = groups.RESHARDS[placed.strategy] and -1 or 0
+  options.param_dtype = number_of(precision.param_dtype)
+  options.reduce_dtype = number_of(precision.reduce_dtype or precision.param_dtype)
+  options.output_dtype = -1
+  options.device = #params > 0 and dtypes.device(params[1].device, "FSDP") or -1
+  options.offload = o.cpu_offload and o.cpu_offload.offload_params and 1 or 0
+  local handle = lib.ms_unit_new(self._slots.module:class_name(), #params, ids, options)
+  if handle == 0 then errors.fail() end
+  if o.forward_prefetch == false then errors.check(lib.ms_unit_set(handle, C.MS_UNIT_FORWARD_PREFETCH, 0)) end
+  if on.fake_all_gather then errors.check(lib.ms_unit_set(handle, C.MS_UNIT_FAKE_GATHER, 1)) end
+  if on.fake_reduce then errors.check(lib.ms_unit_set(handle, C.MS_UNIT_FAKE_REDUCE, 1)) end
+  if not o.limit_all_gathers then errors.check(lib.ms_unit_set(handle, C.MS_UNIT_LIMIT_GATHERS, 0)) end
+  return handle
+end
+
+-- Options that all instances below a root share, and groups of the hybrid ones.
+local function check_alike(root)
+  local first, hybrid
+  for _, unit in ipairs(module.units_below(root.modules[1])) do
+    if unit.classic then
+      first = first or unit
+      for _, name in ipairs { "use_orig_params", "limit_all_gathers" } do
+        if unit.options[name] ~= first.options[name] then
+          raise("Expects one homogeneous value for %s but got both %s and %s", name, tostring(first.options[name]),
+            tostring(unit.options[name]))
+        end
+      end
+      if groups.HYBRID[unit.placed.strategy] then
+        hybrid = hybrid or unit
+        for k, where in ipairs { "intra-node", "inter-node" } do
+          if unit.placed.given[k] ~= hybrid.placed.given[k] then
+            raise("Some instances use a hybrid sharding strategy, but %s process groups do not match", where)
+          end
+        end
+      end
+    end
+  end
+end
+
+-- FSDP_USE_FULL_PREC_IN_EVAL: the units of a root are in full precision while they are in eval mode.
+local function set_precision(root)
+  if lib.ms_unit_root(root.handle) ~= root.handle then return end
+  for _, unit in ipairs(module.units_below(root.modules[1])) do
+    local full = unit.classic and not unit.modules[1].training
+    if unit.mixed_precision and (unit.full_precision or false) ~= full then
+      errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_FULL_PRECISION, full and 1 or 0))
+      unit.full_precision = full
+      if unit.mixed_precision.buffer_dtype then
+        local inside = materialize.modules(rawget(unit.modules[1], "_slots").module, unit.ignored_modules, M.is_fsdp)
+        materialize.cast_buffers(inside, not full and unit.mixed_precision.buffer_dtype or nil)
+      end
+    end
+  end
+end
+
+local function on_lazy_init(unit, root)
+  if unit == root then order.start(unit, unit.modules[1]) end
+  if unit.mixed_precision and unit.mixed_precision.buffer_dtype then
+    local inside = materialize.modules(rawget(unit.modules[1], "_slots").module, unit.ignored_modules, M.is_fsdp)
+    materialize.cast_buffers(inside, unit.mixed_precision.buffer_dtype)
+  end
+  local precision = unit.mixed_precision
+  if precision and (unit == root and precision.cast_root_forward_inputs or precision.cast_forward_inputs) then
+    errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_CAST_FORWARD_INPUTS, 1))
+  end
+end
+
+--- Wraps a module.
+---@param m Module
+---@param given? table  process_group, sharding_strategy, auto_wrap_policy, mixed_precision, use_orig_params, forward_prefetch, …
+function FSDP:init(m, given)
+  if not class.isa(m, nn.Module) then raise("FSDP: argument 1 is %s, expected a module", errors.kind(m)) end
+  local inner = given ~= nil and opts.is(given) and given.ignored ~= nil
+  local o = opts("FSDP", given, inner and INNER or OPTIONS)
+  if o.mixed_precision ~= nil and not policies.is_precision(o.mixed_precision) then
+    raise("FSDP: option 'mixed_precision' is %s, expected a fsdp.MixedPrecision", errors.kind(o.mixed_precision))
+  end
+  if type(o.cpu_offload) == "boolean" then o.cpu_offload = policies.CPUOffload { offload_params = o.cpu_offload } end
+  if o.cpu_offload ~= nil and not policies.is_classic_offload(o.cpu_offload) then
+    raise("FSDP: option 'cpu_offload' is %s, expected true, false or a fsdp.CPUOffload", errors.kind(o.cpu_offload))
+  end
+  local placed = groups.resolve(o, inner)
+  if m.forward == nil then
+    log.warn_once("FSDP will not all-gather parameters for containers that do not implement forward: " .. tostring(m))
+  end
+  local ignored_modules, ignored_params
+  if inner then ignored_modules, ignored_params = o.ignored[1], o.ignored[2] else ignored_modules,
+    ignored_params = ignored.resolve(m, o, M.is_fsdp) end
+  refuse_fully_sharded(m, ignored_modules)
+  if o.auto_wrap_policy ~= nil then
+    local options = {}
+    for key, value in pairs(given) do options[key] = value end      -- order does not matter: a copy
+    options.auto_wrap_policy, options.ignored_modules, options.ignored_states = nil, nil, nil
+    options.process_group, options.device_mesh = o.device_mesh == nil and placed.given or nil, o.device_mesh
+    options.ignored = { ignored_modules, ignored_params }
+    wrap.auto_wrap(m, o, options, ignored_modules, ignored_params, function(sub, with) return FSDP(sub, with) end)
+  end
+  local inside = materialize.modules(m, ignored_modules, M.is_fsdp)
+  local device = materialize.device(inside, o.device_id, ignored_params)
+  materialize.from_meta(inside, o.param_init_fn, device)
+  materialize.move(inside, device, o.device_id)
+  if o.sync_module_states then
+    materialize.sync(inside, placed.replicate and { placed.group, placed.replicate } or { placed.group },
+      ignored_params)
+  end
+  local params, names, places = managed(m, ignored_modules, ignored_params)
+  rawget(self, "_slots").module = m
+  rawget(self, "_kind").module = "module"
+  table.insert(rawget(self, "_children"), "module")
+  -- of a list: who walks it by ipairs would find nothing, and skip all in silence
+  for i, child in ipairs(m) do rawset(self, i, child) end
+  rawget(self, "_slots").training = m.training
+  local on = switches.read()
+  local handle = engine_unit(self, o, placed, params, names, on)
+  local unit = {
+    classic = true, switches = on, handle = handle, modules = setmetatable({ self }, { __mode = "v" }), placed = placed,
+    options = o,
+    world = placed.world, mixed_precision = o.mixed_precision, on_lazy_init = on_lazy_init, originals = params,
+    places = places, replaces = o.use_orig_params or nil, made_with = params[1] and params[1].dtype,
+    ignored_modules = ignored_modules, ignored_params = ignored_params,
+    owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
+    checks_order = (require "moonshard.dist").debug_level() == "detail", sync = true,
+  }
+  rawset(self, "_fsdp", unit)
+  for _, p in ipairs(params) do (o.use_orig_params and flat.adopt_piece or flat.adopt)(p, unit) end
+  if #params > 0 and not o.use_orig_params then self:register_parameter("flat_param", flat.flat_parameter(unit)) end
+end
+
+-- ---- reading through -----------------------------------------------------------------------------
+
+local getters = {}
+
+function getters.comm_hook(self) return module.unit_of(self).comm_hook end
+function getters.comm_hook_state(self) return module.unit_of(self).comm_hook_state end
+function getters.params(self)
+  local unit = module.unit_of(self)
+  if unit.options.use_orig_params and #unit.originals > 0 then return { flat.pieces_as_one(unit) } end
+  return { rawget(self, "_slots").flat_param }
+end
+
+wrapping.read_through(FSDP, function(self, name)
+  local getter = getters[name]
+  if getter then return getter(self), true end
+end)
+
+function FSDP:forward(...) return self._slots.module(...) end
+
+function FSDP:_assign(name, value)
+  local unit = rawget(self, "_fsdp")
+  if unit and name == "comm_hook" then return hooks.set(unit, value, unit.comm_hook_state) end
+  if unit and name == "comm_hook_state" then return hooks.set(unit, unit.comm_hook, value) end
+  return Module._assign(self, name, value)
+end
+
+rawset(FSDP, "__call", function(self, ...)
+  local unit = module.unit_of(self)
+  if lib.ms_unit_is_lazy(unit.handle) == 0 then
+    check_alike(unit)
+    module.lazy_init(unit)
+  end
+  if unit.summoned then raise "expected to be in states ['idle'] but current state is 'summon_full_params'" end
+  local looks = unit.options.use_orig_params and not unit.switches.skip_writeback_check
+  local is_root = lib.ms_unit_root(unit.handle) == unit.handle
+  if is_root then
+    unit.below = unit.below or module.units_below(self)
+    writeback.write_back_all(unit.below)
+  elseif looks then
+    writeback.write_back(unit)
+  end
+  if unit.switches.full_precision_in_eval then set_precision(unit) end
+  if unit.hook_built_in then hooks.refresh(unit) end
+  if unit.order then order.check(unit, self) end
+  if looks and unit.placed.strategy ~= "no_shard" and autograd.is_grad_enabled() and is_root then
+    return writeback.watch(unit.below, module.call_between(self, unit, Module.__call, ...))
+  end
+  return module.call_between(self, unit, Module.__call, ...)
+end)
+
+--- Calls fn on every module, children first, with whole parameters; what fn makes of them stays. Collective.
+---@param fn fun(m: Module)
+---@return FSDP
+function FSDP:apply(fn)
+  local unit = module.unit_of(self)
+  if lib.ms_unit_is_idle(unit.handle) == 0 then
+    raise("expected to be in states ['idle'] but current state is '%s'", unit.summoned and "summon_full_params"
+      or "forward_backward")
+  end
+  summon.summon_full_params(self, { recurse = false }, Module.apply, self, fn)
+  return self
+end
+
+rawset(FSDP, "__deepcopy", function()
+  raise "FSDP does not support deepcopy. Please use state dict for serialization."
+end)
+
+-- ---- roots ---------------------------------------------------------------------------------------
+
+--- Is this the outermost instance? The first one that is asked, or runs, becomes a root.
+---@return boolean
+function FSDP:check_is_root()
+  local unit = module.unit_of(self)
+  if lib.ms_unit_is_lazy(unit.handle) == 0 then module.lazy_init(unit) end
+  return lib.ms_unit_root(unit.handle) == unit.handle
+end
+
+--- Whole tensors under original names (fsdp.state_dict has other types). Collective.
+---@param given? table  options of fsdp.state_dict
+function FSDP:state_dict(given) return states.state_dict(self, given) end
+
+---@param sd table<string, Tensor>
+---@param given? table  options of fsdp.load_state_dict
+function FSDP:load_state_dict(sd, given) return states.load_state_dict(self, sd, given) end
+
+FSDP.set_post_optim_event = module.FSDPModule.set_post_optim_event
+
+--- Gathers this instance's parameters (not those of instances below it) before its forward does. Collective. With
+--- async, a handle to wait on; its forward waits too.
+---@param given? {async: boolean}
+function FSDP:_unshard(given)
+  local unit = module.unit_of(self)
+  if unit.replaces and not unit.switches.skip_writeback_check then writeback.write_back(unit) end
+  return module.FSDPModule.unshard(self, given)
+end
+
+-- Every unit of the tree below an instance that must be a root.
+local function units_of_root(self, message)
+  if not self:check_is_root() then raise("%s", message) end
+  return module.units_below(self)
+end
+
+--- Reduces the gradients of this instance and of those below it by hook(state, grad, output): grad is the whole flat
+--- gradient, padded, and output this rank's part of the result; without output (no_shard) grad is reduced in place.
+---@param state any
+---@param hook fun(state: any, grad: Tensor, output: Tensor?)
+function FSDP:register_comm_hook(state, hook)
+  local units = units_of_root(self, "register_comm_hook can only be called on a root instance.")
+  for _, unit in ipairs(units) do
+    if unit.classic then
+      if groups.HYBRID[unit.placed.strategy] then
+        raise("Communication hook is not supported for hybrid strategies: %s", unit.placed.strategy)
+      end
+      if unit.comm_hook ~= nil then raise "A communication hook is already registered" end
+    end
+  end
+  if not hooks.is_callable(hook) then raise("The communication hook must be callable but got %s", errors.show(hook)) end
+  for _, unit in ipairs(units) do
+    if unit.classic then hooks.set(unit, hook, state) end
+  end
+end
+
+local function set_sync(unit, on)
+  unit.sync = on
+  errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_SYNC, on and 1 or 0))
+  -- What stays whole after forward stays so until the backward that is reduced.
+  if not groups.RESHARDS[unit.placed.strategy] then
+    errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_RESHARD_AFTER_BACKWARD, on and 1 or 0))
+  end
+end
+
+local function restore_sync(units, before, ok, ...)
+  for k, unit in ipairs(units) do set_sync(unit, before[k]) end
+  if not ok then error((...), 0) end
+  return ...
+end
+
+--- Runs fn; gradients of backwards inside gather in the parameters' grad, whole and this rank's alone; the next
+--- backward outside reduces them with its own. Until then they are not for an optimizer, unless nothing is sharded.
+---@param fn function
+function FSDP:no_sync(fn, ...)
+  if type(fn) ~= "function" then raise("no_sync: argument is %s, expected a function", errors.kind(fn)) end
+  local units = units_of_root(self,
+    "`no_sync()` on inner FSDP instances is not supported. Please call `no_sync()` on root FSDP module.")
+  local classic, before = {}, {}
+  for _, unit in ipairs(units) do
+    if unit.classic then
+      classic[#classic + 1], before[#before + 1] = unit, unit.sync
+      set_sync(unit, false)
+    end
+  end
+  return restore_sync(classic, before, pcall(context.block, "no_sync", fn, ...))
+end
+
+local HALF = { float16 = true, bfloat16 = true }
+
+-- What gradients of these dtypes together have.
+local function promoted(dtypes_seen)
+  local names = {}
+  for name in pairs(dtypes_seen) do names[#names + 1] = name end      -- order does not matter: at most one stays
+  if #names == 0 then return nil end
+  if dtypes_seen.float64 then return "float64" end
+  if #names == 1 and HALF[names[1]] then return names[1] end
+  return "float32"
+end
+
+--- Scales all gradients down so that their norm together, over all ranks, is at most max_norm.
+---@param max_norm number
+---@param given? {norm_type: number}
+---@return Tensor norm  before clipping
+function FSDP:clip_grad_norm_(max_norm, given)
+  units_of_root(self, "`clip_grad_norm_()` should only be called on the root FSDP instance")
+  local params, seen = self:parameters(), {}
+  for _, p in ipairs(params) do
+    local g = p.grad
+    if g then seen[g.dtype] = true end
+  end
+  local norm = nn.utils._clip_grad_norm(params, max_norm, given)
+  local dtype = promoted(seen)
+  if not dtype then
+    log.warn_once(("Called FSDP.clip_grad_norm_() on rank %d with no gradients -- returning the total norm in the default dtype float32")
+      :format((require "moonshard.dist").rank()))
+    dtype = "float32"
+  end
+  return norm.dtype == dtype and norm or norm:to(dtype)
+end
+
+FSDP.init = calls.several(FSDP.init)
+FSDP.clip_grad_norm_ = calls.one(FSDP.clip_grad_norm_, function(self)
+  return M.is_fsdp(self) and nn.utils._first_group(self:parameters()) or 1
+end)
+
+--- FSDP instances at and below m, parents before children; with root_only those that no other one contains.
+---@param m Module
+---@param given? {root_only: boolean}
+---@return FSDP[]
+function M.fsdp_modules(m, given)
+  if not class.isa(m, nn.Module) then raise("fsdp_modules: argument 1 is %s, expected a module", errors.kind(m)) end
+  local o = opts("fsdp_modules", given, { root_only = false })
+  local list, below = {}, {}
+  for _, sub in ipairs(m:modules()) do
+    if M.is_fsdp(sub) and not (o.root_only and below[sub]) then
+      list[#list + 1] = sub
+      if o.root_only then
+        for _, inner in ipairs(sub:modules()) do below[inner] = true end
+      end
+    end
+  end
+  return list
+end
+
+return M

@@ -1,0 +1,179 @@
+-- SPDX-License-Identifier: MIT
+--- Communication hooks: how an FSDP instance's gradients are reduced. Besides functions of the script's own, `fn(state,
+--- grad, output)`, there are these, which the engine runs itself when they are registered (runtime/shard/layout/flat.c).
+local class = require "moonshard.core.class"
+local dtypes = require "moonshard.core.dtypes"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+
+local lib, ffi, raise = engine.lib, engine.ffi, errors.raise
+local C = ffi.C
+
+local M = {}
+
+-- ---- states --------------------------------------------------------------------------------------
+
+local factors = ffi.new "double[2]"
+
+--- What the built-in hooks need to know.
+---@class DefaultState
+---@field process_group Group
+---@field world_size integer
+---@field gradient_predivide_factor number   gradients are divided by it before they are summed
+---@field gradient_postdivide_factor number  and by this one afterwards
+local DefaultState = class.new "DefaultState"
+
+---@param group? Group  the default group without one
+function DefaultState:init(group)
+  local dist = require "moonshard.dist"
+  if group ~= nil and not dist.is_group(group) then
+    raise("%s: process_group is %s, expected a group", self:class_name(), errors.kind(group))
+  end
+  self.process_group = group or dist.default_group()
+  self.world_size = dist.world_size(self.process_group)
+  lib.ms_comm_division(self.world_size, factors, factors + 1)
+  self.gradient_predivide_factor, self.gradient_postdivide_factor = factors[0], factors[1]
+end
+
+--- The same for hooks that send less than they are given.
+---@class LowPrecisionState: DefaultState
+---@field parameter_type string  the dtype in which gradients land
+local LowPrecisionState = class.new("LowPrecisionState", DefaultState)
+
+---@param group? Group
+---@param given? {parameter_type: string}
+function LowPrecisionState:init(group, given)
+  if given == nil and opts.is(group) then group, given = nil, group end
+  DefaultState.init(self, group)
+  local o = opts("LowPrecisionState", given, { parameter_type = "float32" })
+  if not dtypes.is_float(dtypes.number(o.parameter_type, "LowPrecisionState: parameter_type")) then
+    raise("LowPrecisionState: option 'parameter_type' is '%s', expected a floating dtype", o.parameter_type)
+  end
+  self.parameter_type = o.parameter_type
+end
+
+M.DefaultState, M.LowPrecisionState = DefaultState, LowPrecisionState
+
+-- ---- hooks ---------------------------------------------------------------------------------------
+
+-- By function: { name, kind, low, output = true (wants one), false (wants none) or nil }.
+local built_in = {}
+
+-- What the engine is to do for a built-in hook with this state.
+local function fill(into, hook, state)
+  local dist = require "moonshard.dist"
+  if type(state) ~= "table" or (state.process_group ~= nil and not dist.is_group(state.process_group)) then
+    raise("%s: state is %s, expected a fsdp.comm_hooks.%s", hook.name, errors.kind(state), hook.low
+      and "LowPrecisionState" or "DefaultState")
+  end
+  for _, field in ipairs { "gradient_predivide_factor", "gradient_postdivide_factor" } do
+    if type(state[field]) ~= "number" then
+      raise("%s: the state's %s is %s, expected a number", hook.name, field, errors.kind(state[field]))
+    end
+  end
+  into.kind, into.key = hook.kind, 0
+  into.group = (state.process_group or dist.default_group()).id
+  into.before, into.after = state.gradient_predivide_factor, state.gradient_postdivide_factor
+  if hook.low then
+    into.low, into.lands = hook.low, dtypes.number(state.parameter_type or "float32", hook.name
+      .. ": the state's parameter_type")
+  end
+  return into
+end
+
+local by_hand = ffi.new "ms_comm_hook"
+
+local function define(name, kind, low, output)
+  local entry = { name = name, kind = kind, low = low, output = output }
+  M[name] = function(state, grad, out)
+    -- a bucket of nn.DDP
+    if not tensor.is_tensor(grad) and type(grad) == "table" and grad.flat then grad = grad.flat end
+    fill(by_hand, entry, state)
+    if output == false and out ~= nil then
+      raise("%s: there is an output; sharded gradients take reduce_scatter_hook", name)
+    end
+    if output and out == nil then
+      raise("%s: there is no output; gradients that are not sharded take allreduce_hook", name)
+    end
+    local out_id = out ~= nil and tensor.id_of(out, name, "output") or 0
+    if lib.ms_comm_hook_run(by_hand, tensor.id_of(grad, name, "grad"), out_id) ~= 0 then errors.fail(grad, out) end
+  end
+  built_in[M[name]] = entry
+end
+
+define("allreduce_hook", C.MS_COMM_SUM, nil, false)
+define("reduce_scatter_hook", C.MS_COMM_SUM, nil, true)
+define("fp16_compress_hook", C.MS_COMM_LOW, C.MS_F16)
+define("bf16_compress_hook", C.MS_COMM_LOW, C.MS_BF16)
+
+-- ---- registration --------------------------------------------------------------------------------
+
+local function is_callable(x)
+  if type(x) == "function" then return true end
+  local mt = type(x) == "table" and getmetatable(x)
+  return mt and rawget(mt, "__call") ~= nil or false
+end
+
+local hook_struct = ffi.new "ms_comm_hook"
+
+--- Tells the engine what unit's hook and its state are now.
+local function apply(unit)
+  local hook = unit.comm_hook
+  if unit.hook_key then
+    require "moonshard.autograd".drop_key(unit.hook_key)
+    unit.hook_key = nil
+  end
+  ffi.fill(hook_struct, ffi.sizeof "ms_comm_hook")
+  unit.hook_built_in = false
+  if hook ~= nil then
+    local known = built_in[hook]
+    local sharded = unit.placed.strategy ~= "no_shard"
+    if known and (known.output == nil or known.output == sharded) then
+      local state = unit.comm_hook_state
+      fill(hook_struct, known, state)
+      unit.hook_built_in = { group = state.process_group, before = state.gradient_predivide_factor,
+        after = state.gradient_postdivide_factor,
+        lands = state.parameter_type }
+    else
+      unit.hook_key = require "moonshard.autograd".new_key(unit)
+      hook_struct.kind, hook_struct.key = C.MS_COMM_SCRIPT, unit.hook_key
+    end
+  end
+  if lib.ms_unit_set_comm_hook(unit.handle, hook_struct) ~= 0 then errors.fail() end
+end
+
+--- A built-in hook's state is the script's, and may have changed since the engine was told.
+local function refresh(unit)
+  local state, told = unit.comm_hook_state, unit.hook_built_in
+  if told.group ~= state.process_group or told.before ~= state.gradient_predivide_factor
+    or told.after ~= state.gradient_postdivide_factor
+      or told.lands ~= state.parameter_type then
+    apply(unit)
+  end
+end
+
+--- Sets hook and state of one unit; what was there stays when they are wrong.
+local function set(unit, hook, state)
+  if hook ~= nil and not is_callable(hook) then
+    raise("The communication hook must be callable but got %s", errors.show(hook))
+  end
+  local before, before_state = unit.comm_hook, unit.comm_hook_state
+  unit.comm_hook, unit.comm_hook_state = hook, state
+  local ok, message = pcall(apply, unit)
+  if not ok then
+    unit.comm_hook, unit.comm_hook_state = before, before_state
+    apply(unit)
+    error(message, 0)
+  end
+end
+
+local autograd = require "moonshard.autograd"
+autograd.handlers[C.MS_EV_REDUCE] = function(unit, event)
+  local t = autograd.event_tensors(event)
+  unit.comm_hook(unit.comm_hook_state, t[1], t[2])
+  return nil, 0
+end
+
+return { public = errors.closed(M, "fsdp.comm_hooks"), set = set, refresh = refresh, is_callable = is_callable }

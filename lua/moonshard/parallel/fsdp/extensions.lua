@@ -1,0 +1,195 @@
+-- SPDX-License-Identifier: MIT
+--- All-gather extensions: a parameter whose local tensor, or its class, has `fsdp_pre_all_gather` and
+--- `fsdp_post_all_gather` says itself what is gathered, and what the whole is made of. The engine asks in the middle of
+--- a run (runtime/shard/extend.c).
+---
+---   fsdp_pre_all_gather(self, mesh, outer_shape, outer_stride, module, mp_policy) -> list of plain tensors, metadata
+---   fsdp_post_all_gather(self, outputs, metadata, param_dtype) -> tensor, tensors to free        at the first gather
+---   fsdp_post_all_gather(self, outputs, metadata, param_dtype, out)                              later: fills out,
+---   returns nothing
+local autograd = require "moonshard.autograd"
+local dtypes = require "moonshard.core.dtypes"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local log = require "moonshard.core.log"
+local tensor = require "moonshard.tensor"
+
+local lib, ffi = engine.lib, engine.ffi
+local C = ffi.C
+local is_tensor = tensor.is_tensor
+
+local M = { any = false }               -- any: some unit has extensions
+
+local units = setmetatable({}, { __mode = "v" })        -- by handle
+
+-- The plain tensors that a tensor is made of.
+local function inner_tensors(t) return tensor.flat { t } end
+
+-- ---- who has them --------------------------------------------------------------------------------
+
+local function hook(t, name)
+  local found = t[name]
+  if found == nil then found = rawget(getmetatable(t), name) end
+  if found ~= nil and type(found) ~= "function" then
+    errors.raise("%s of '%s' is %s, expected a function", name, tostring(tensor.name_of and tensor.name_of(t)
+      or "a parameter"), errors.kind(found))
+  end
+  return found
+end
+
+local function contiguous_strides(shape)
+  local strides, step = {}, 1
+  for d = #shape, 1, -1 do
+    strides[d] = step
+    step = step * shape[d]
+  end
+  return strides
+end
+
+--- Looks for extensions on a unit's local tensors; at lazy initialisation, and again after they were replaced.
+function M.look(unit)
+  unit.looked = true
+  if not unit.positions then return end                 -- fsdp.FSDP has none
+  local list, counts, which = {}, {}, {}
+  for k, p in ipairs(unit.params) do
+    local part = p:to_local()
+    local pre, post = hook(part, "fsdp_pre_all_gather"), hook(part, "fsdp_post_all_gather")
+    if (pre == nil) ~= (post == nil) then
+      errors.raise("Both fsdp_pre_all_gather and fsdp_post_all_gather should be defined if using all-gather extensions: %s", tostring(part))
+    end
+    if pre then
+      local at = unit.positions[k]
+      list[#list + 1] = {
+        part = part, pre = pre, post = post, name = unit.names[k], module = unit.owners[k], n = #at,
+        shape = p.shape, strides = contiguous_strides(p.shape), dtype = unit.policy.param_dtype or p.dtype,
+      }
+      counts[#counts + 1] = #at
+      for _, position in ipairs(at) do which[#which + 1] = position end
+    end
+  end
+  if #list == 0 and not unit.extensions then return end
+  if lib.ms_unit_extend(unit.handle, #list, ffi.new("int32_t[?]", #list + 1, counts),
+    ffi.new("int32_t[?]", #which + 1, which)) ~= 0 then
+    errors.fail()
+  end
+  unit.extensions = #list > 0 and list or nil
+  units[unit.handle] = unit
+  M.any = M.any or #list > 0
+end
+
+-- ---- what the engine asks ------------------------------------------------------------------------
+
+local buffer = ffi.new "ms_id[64]"
+
+local function put(list, who, what)
+  local n = 0
+  for k, t in ipairs(list) do
+    if not is_tensor(t) then errors.raise("%s: %s %d is %s, expected a tensor", who, what, k, errors.kind(t)) end
+    for _, inner in ipairs(inner_tensors(t)) do
+      if n == 64 then errors.raise("%s: more than 64 tensors", who) end
+      buffer[n] = inner.id
+      n = n + 1
+    end
+  end
+  return n
+end
+
+local function is_list(x) return type(x) == "table" and not is_tensor(x) and getmetatable(x) == nil end
+
+autograd.handlers[C.MS_EV_PRE_GATHER] = function(_, event)
+  local unit = units[event.unit]
+  for e, x in ipairs(unit.extensions) do
+    local who = ("fsdp_pre_all_gather of '%s'"):format(x.name)
+    -- Offloaded, the hook has a copy on the device that the whole will be on.
+    local part = x.part
+    if unit.offload then
+      local device = lib.ms_unit_device(unit.handle)
+      if dtypes.device(part.device) ~= device then
+        part = autograd.no_grad(part.to, part:detach(), dtypes.device_name(device))
+      end
+    end
+    local inputs, metadata = x.pre(part, unit.shard_mesh(), x.shape, x.strides, x.module, unit.policy)
+    if not is_list(inputs) or #inputs == 0 then
+      errors.raise("%s returned %s, expected a list of tensors", who, errors.kind(inputs))
+    end
+    for k, t in ipairs(inputs) do
+      if is_tensor(t) and t.id < 0 then
+        errors.raise("%s: input %d is a %s, expected a plain tensor", who, k, t:class_name())
+      end
+    end
+    x.metadata = metadata
+    local n = put(inputs, who, "input")
+    if lib.ms_unit_extension_inputs(unit.handle, e - 1, n, buffer) ~= 0 then errors.fail() end
+  end
+  return nil, 0
+end
+
+local function first_gather(unit, e, x, outputs)
+  local who = ("fsdp_post_all_gather of '%s'"):format(x.name)
+  local whole, freed = x.post(x.part, outputs, x.metadata, x.dtype)
+  if not is_tensor(whole) then
+    errors.raise("%s returned %s at the first gather, expected the whole tensor and a list of tensors to free", who,
+      errors.kind(whole))
+  end
+  freed = freed or {}
+  if not is_list(freed) then
+    errors.raise("%s: the tensors to free are %s, expected a list", who, errors.kind(freed))
+  end
+  local inners = inner_tensors(whole)
+  local ids = ffi.new("ms_id[?]", #inners)
+  for k, t in ipairs(inners) do
+    ids[k - 1] = t.id
+    -- What the hook made for the whole alone goes with it. What other tensors hold too stays unless the hook says so,
+    -- for every unit of the model: that is worth a warning.
+    local goes = lib.ms_storage_is_shared(t.id) == 0
+    for _, list in ipairs { freed, outputs } do
+      for _, other in ipairs(list) do
+        for _, inner in ipairs(inner_tensors(other)) do goes = goes or lib.ms_same_storage(t.id, inner.id) ~= 0 end
+      end
+    end
+    if not goes then
+      log.warn(who .. " returned a tensor that is not among the tensors to free: its memory stays when the unit reshards")
+    end
+  end
+  local n = put(freed, who, "tensor to free")
+  if lib.ms_unit_extension_whole(unit.handle, e - 1, #inners, ids, n, buffer) ~= 0 then errors.fail() end
+  x.out = whole:keep()
+end
+
+autograd.handlers[C.MS_EV_POST_GATHER] = function(_, event)
+  local unit = units[event.unit]
+  for e, x in ipairs(unit.extensions) do
+    local n = lib.ms_unit_extension_outputs(unit.handle, e - 1, buffer, 64)
+    if n < 0 then errors.fail() end
+    local outputs = {}
+    for k = 1, n do outputs[k] = tensor.wrap(buffer[k - 1]) end
+    if x.out == nil then first_gather(unit, e, x, outputs)
+    else x.post(x.part, outputs, x.metadata, x.dtype, x.out) end
+    x.metadata = nil
+  end
+  return nil, 0
+end
+
+-- ---- gathering -----------------------------------------------------------------------------------
+
+local function run(handle, early, prefetched)
+  local r = lib.ms_unit_gather_run(handle, early and 1 or 0, prefetched and 1 or 0)
+  autograd.pull(r)
+  lib.ms_run_free(r)
+end
+
+--- Makes an extended unit's parameters whole; early: only begins to. Collective.
+function M.gather(unit, early) run(unit.handle, early, false) end
+
+local following = ffi.new "double[64]"
+
+--- Begins the gathers of the extended units that follow unit in the forward.
+function M.prefetch(unit)
+  local n = lib.ms_unit_prefetches(unit.handle, following, 64)
+  if n == 0 then return end
+  local list = {}                       -- a hook may come here again
+  for k = 1, n do list[k] = following[k - 1] end
+  for k = 1, n do run(list[k], true, true) end
+end
+
+return M

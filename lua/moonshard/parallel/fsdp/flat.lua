@@ -1,0 +1,150 @@
+-- SPDX-License-Identifier: MIT
+--- The parameters of an FSDP unit as scripts see them: its one flat parameter, or (use_orig_params) the
+--- parameters themselves, which are this rank's 1-d pieces while their module does not run.
+local class = require "moonshard.core.class"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local Parameter = require "moonshard.nn.parameter".Parameter
+local sharded = require "moonshard.parallel.fsdp.sharded"
+local tensor = require "moonshard.tensor"
+
+local lib = engine.lib
+local setters = tensor.setters
+local rawget, rawset, getmetatable, setmetatable = rawget, rawset, getmetatable, setmetatable
+
+local M = {}
+
+--- Are the unit's whole parameters in view: does its module run, or are they summoned?
+---@return boolean
+local function is_open(unit)
+  return (unit.inside or 0) > 0 or unit.summoned == true
+end
+M.is_open = is_open
+
+-- ---- one flat parameter --------------------------------------------------------------------------
+
+local function flat_hidden(p) return is_open(rawget(p, "_flat")) end
+local function original_hidden(p) return not is_open(rawget(p, "_unit")) end
+
+--- The unit's flat parameter: listed instead of the parameters it is made of, unless those are in view.
+---@return Parameter
+function M.flat_parameter(unit)
+  local id = lib.ms_unit_flat(unit.handle)
+  if id == 0 then errors.fail() end
+  return setmetatable({ id = id, _flat = unit, _hidden = flat_hidden }, Parameter)
+end
+
+--- With use_orig_params there is none; what it would be is seen so: this rank's elements of all parameters, and their
+--- gradients.
+---@return Parameter
+function M.pieces_as_one(unit)
+  local id = lib.ms_unit_flat(unit.handle)
+  if id == 0 then errors.fail() end
+  local p = setmetatable({ id = id }, Parameter)
+  if engine.state.scope == 0 then tensor.own(p) end
+  return p
+end
+
+--- Makes p, which the engine has just sharded, a part of unit's flat parameter.
+function M.adopt(p, unit)
+  sharded.adopt(p, unit)
+  rawset(p, "_hidden", original_hidden)
+end
+
+-- ---- pieces --------------------------------------------------------------------------------------
+
+local own_getters, own_setters = {}, {}
+
+-- Of a whole parameter: what summon_full_params showed, if it did.
+function own_getters.grad(p)
+  if rawget(p, "_unit").summoned then return rawget(p, "_whole_grad") end
+  return sharded.Sharded.methods.to_local(p).grad
+end
+
+function own_setters.grad(p, g)
+  if rawget(p, "_whole_grad") then
+    if g == nil then
+      rawset(p, "_whole_grad", nil)
+      rawset(p, "_grad_cleared", true)
+    elseif g ~= p._whole_grad then
+      p._whole_grad:copy_(g)
+    end
+    return
+  end
+  sharded.Sharded.methods.to_local(p).grad = g
+end
+
+function own_setters.requires_grad(p, on)
+  setters.requires_grad(p, on)
+  sharded.Sharded.methods.to_local(p).requires_grad = on
+end
+
+local classes = setmetatable({}, { __mode = "k" })
+
+local function class_for(cls)
+  local pieces = classes[cls]
+  if pieces then return pieces end
+  pieces = tensor.subclass(rawget(cls, "__name"), cls)
+  local methods = rawget(pieces, "methods")
+  methods.to_local, methods.full_tensor = sharded.Sharded.methods.to_local, sharded.Sharded.methods.full_tensor
+  function methods.requires_grad_(p, on)
+    own_setters.requires_grad(p, on ~= false)
+    return p
+  end
+  tensor.install(pieces, methods, own_getters, own_setters)
+  classes[cls] = pieces
+  return pieces
+end
+
+--- Makes p, which the engine has just sharded, show its piece while its module does not run.
+function M.adopt_piece(p, unit)
+  rawset(p, "_unit", unit)
+  rawset(p, "_pieces", true)
+  rawset(p, "_grad", nil)
+  setmetatable(p, class_for(getmetatable(p)))
+end
+
+-- ---- listings for state dicts --------------------------------------------------------------------
+
+--- Is p part of a flat parameter?
+function M.is_concealed(p) return rawget(p, "_hidden") == original_hidden end
+
+--- Iterator of name, flat parameter, unit of the FSDP instances at and below m.
+function M.parameters_below(m)
+  local names, values, k = {}, {}, 0
+  for name, sub in m:named_modules() do
+    local unit = rawget(sub, "_fsdp")
+    local p = unit and unit.classic and rawget(sub, "_slots").flat_param
+    if p then names[#names + 1], values[#values + 1] = (name == "" and "" or name .. ".") .. "flat_param", p end
+  end
+  return function()
+    k = k + 1
+    return names[k], values[k], values[k] and rawget(values[k], "_flat")
+  end
+end
+
+--- First names of the parameters below m as they were before anything was wrapped.
+function M.names_below(m)
+  local names, values = m:_state()
+  local name_of = {}
+  for k = #names, 1, -1 do name_of[values[k]] = names[k] end
+  return name_of
+end
+
+--- Where p lies in this rank's part of its flat parameter: first position, number of elements.
+function M.place_of(p)
+  local first = lib.ms_unit_flat_offset(p.id)
+  if first < 0 then errors.fail(p) end
+  return first + 1, sharded.Sharded.methods.to_local(p):numel()
+end
+
+--- Is p a parameter of an FSDP instance (or its flat parameter)?
+function M.unit_of(p)
+  local unit = tensor.is_tensor(p) and (rawget(p, "_unit") or rawget(p, "_flat"))
+  return unit and unit.classic and unit or nil
+end
+
+--- Is cls, or what it extends, a parameter's?
+function M.is_parameter(p) return class.isa(p, Parameter) end
+
+return M

@@ -1,0 +1,256 @@
+-- SPDX-License-Identifier: MIT
+--- fully_shard: shards the parameters of a module (or of several as one unit) over the ranks and gives
+--- the module the methods of FSDPModule. Call it bottom-up: parameters that a nested call has taken stay there.
+local autograd = require "moonshard.autograd"
+local class = require "moonshard.core.class"
+local dtypes = require "moonshard.core.dtypes"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local log = require "moonshard.core.log"
+local module = require "moonshard.parallel.fsdp.module"
+local nn = require "moonshard.nn"
+local opts = require "moonshard.core.opts"
+local policies = require "moonshard.parallel.fsdp.policies"
+local sharded = require "moonshard.parallel.fsdp.sharded"
+local tensor = require "moonshard.tensor"
+
+local lib, ffi, raise = engine.lib, engine.ffi, errors.raise
+local C = ffi.C
+
+local M = {}
+
+-- ---- arguments -----------------------------------------------------------------------------------
+
+local function module_list(target)
+  if class.isa(target, nn.Module) then return { target } end
+  if type(target) ~= "table" or getmetatable(target) ~= nil or target[1] == nil then
+    raise("fully_shard: argument 1 is %s, expected a module or a list of modules", errors.kind(target))
+  end
+  for k, m in ipairs(target) do
+    if not class.isa(m, nn.Module) then
+      raise("fully_shard: entry %d of the list is %s, expected a module", k, errors.kind(m))
+    end
+  end
+  return target
+end
+
+-- The shard group of a mesh, and with two dimensions the group of replicas; the whole world without a mesh.
+local function groups_of(mesh)
+  local dist = require "moonshard.dist"
+  dist.init()
+  if mesh == nil then return dist.default_group() end
+  local is_mesh = type(mesh) == "table" and type(mesh.get_group) == "function"
+  if not is_mesh then raise("fully_shard expects a 1D or 2D DeviceMesh but got %s", errors.show(mesh)) end
+  if mesh.ndim ~= 1 then
+    if mesh.ndim ~= 2 then raise("fully_shard expects a 1D or 2D DeviceMesh but got %s", tostring(mesh)) end
+    if not mesh.names[1] then raise "Please init the 2D mesh for HSDP with mesh_dim_names specified" end
+    return mesh:get_group(2), mesh:get_group(1)
+  end
+  return mesh:get_group(1)
+end
+
+-- Groups of `size` consecutive ranks of every shard group, made once; this rank's. Every rank of the world is here.
+local smaller = {}
+local function smaller_group(group, mesh, size)
+  local dist = require "moonshard.dist"
+  smaller[group.id] = smaller[group.id] or {}
+  local known = smaller[group.id]
+  if known[size] then return known[size] end
+  if group ~= dist.default_group() and not (mesh and rawget(mesh, "of_world")) then
+    raise("fully_shard: reshard_after_forward = %d needs new groups, which every rank of the world must join; give a mesh of dist.init_device_mesh", size)
+  end
+  local mine = {}
+  for k = 0, dist.world_size(group) - 1 do mine[k + 1] = lib.ms_dist_member(group.id, k) end
+  for r, members in ipairs(dist.all_gather_object(mine)) do
+    if members[1] == r - 1 then                 -- told by its first member
+      for first = 1, #members, size do
+        local few = {}
+        for k = 0, size - 1 do few[k + 1] = members[first + k] end
+        local made = dist.new_group(few)
+        if dist.rank(made) then known[size] = made end
+      end
+    end
+  end
+  return known[size]
+end
+
+local function reshard_option(value, world)
+  if value == nil then return -1 end
+  if type(value) == "boolean" then return value and 1 or 0 end
+  if type(value) ~= "number" or value % 1 ~= 0 then
+    raise("reshard_after_forward should be a bool or an int representing the group size to reshard to, not %s",
+      errors.show(value))
+  end
+  if value < 1 or world % value ~= 0 then
+    raise("If passing reshard_after_forward as an int, it should be a factor of %d, not %d", world, value)
+  end
+  if value == 1 then
+    log.warn_once "reshard_after_forward=1 (int) means resharding parameters to world size 1, instead of reshard_after_forward=true (bool)"
+    return world == 1 and 1 or 0
+  end
+  return value == world and 1 or value
+end
+
+-- The dimension (from 0) along which fn wants p cut.
+local function placement(fn, name, p, world)
+  local s = fn(name, p)
+  if s == nil then return 0 end
+  if not policies.is_shard(s) then
+    raise("fully_shard: shard_placement_fn gave %s for '%s', expected fsdp.Shard(d) or nil", errors.kind(s), name)
+  end
+  local dim, shape = s.dim, p.shape
+  if dim < 0 then dim = dim + #shape + 1 end
+  if dim < 1 or dim > #shape then
+    raise("Shard dim %d is invalid for %dD tensor: %s", s.dim, #shape, tostring(shape))
+  end
+  if dim > 1 and shape[dim] % world ~= 0 then
+    raise("FSDP does not support uneven sharding on dim %d: %s (world size: %d)", dim, tostring(shape), world)
+  end
+  return dim - 1
+end
+
+-- ---- what a unit manages -------------------------------------------------------------------------
+
+-- Parameters of the modules and of what lies below them, save in children that are sharded already: each once.
+local function managed(modules, ignored)
+  local params, names, owners, places, seen, visited = {}, {}, {}, {}, {}, {}
+  local function visit(m, prefix)
+    if visited[m] then return end
+    visited[m] = true
+    for name, p in m:named_parameters { recurse = false } do
+      local full = prefix .. name
+      if not ignored[p] then places[#places + 1] = setmetatable({ m, name, p, full }, { __mode = "v" }) end
+      if not seen[p] and not ignored[p] then
+        seen[p] = true
+        if rawget(p, "_unit") then
+          raise("Parameter '%s' is shared with a parameter already managed by another FSDP group. For shared/tied parameters, "
+            .. "use fully_shard([module_a, module_b]) to place them in the same FSDP group.", full)
+        end
+        params[#params + 1], names[#names + 1], owners[#owners + 1] = p, full, m
+      end
+    end
+    for name, child in m:named_children() do
+      if not module.unit_of(child) then visit(child, prefix .. name .. ".") end
+    end
+  end
+  for _, m in ipairs(modules) do visit(m, "") end
+  return params, names, owners, places
+end
+
+-- Where the unit computes: on the GPUs of its mesh, else where its parameters are; nil while they are on meta, which
+-- to_empty ends.
+local function compute_device(mesh, params)
+  if mesh and mesh.device == "cuda" then return dtypes.canonical_device("cuda", "fully_shard") end
+  local on = params[1] and params[1].device
+  return on and not on:find "^meta" and on or nil
+end
+
+-- Shards are made where they belong, but buffers are not sharded: they follow the parameters to a mesh's device.
+local function move_buffers(modules, device)
+  if not device then return end
+  autograd.no_grad(function()
+    for _, m in ipairs(modules) do
+      for _, b in ipairs(m:buffers()) do
+        if b.device:find "^cpu" and device:find "^cuda" then errors.check(lib.ms_set_data(b.id, b:to(device).id), b) end
+      end
+    end
+  end)
+end
+
+local function dtype_number(name) return name and dtypes.number(name) or -1 end
+
+-- ---- fully_shard ---------------------------------------------------------------------------------
+
+--- Shards a module's parameters over the ranks along their first dimension; every rank calls it alike.
+---@param target table         a module, or a list of modules that become one unit
+---@param given? table  mesh, reshard_after_forward (boolean or integer), shard_placement_fn, mp_policy, offload_policy, ignored_params
+---@return table target
+function M.fully_shard(target, given)
+  local o = opts("fully_shard", given, {
+    mesh = opts.any, reshard_after_forward = opts.any, shard_placement_fn = opts.fn, mp_policy = opts.any,
+    offload_policy = opts.any, ignored_params = opts.any,
+  })
+  local modules = module_list(target)
+  for _, m in ipairs(modules) do
+    if m.forward == nil then raise("fully_shard does not support containers that do not implement forward: %s",
+      tostring(m)) end
+    if module.unit_of(m) then raise "Each distinct composable distributed API can only be applied to a module once." end
+  end
+  local policy = o.mp_policy or policies.MixedPrecisionPolicy()
+  if not policies.is_policy(policy) then
+    raise("fully_shard: option 'mp_policy' is %s, expected a fsdp.MixedPrecisionPolicy", errors.kind(policy))
+  end
+  if o.offload_policy ~= nil and not policies.is_offload(o.offload_policy) then
+    raise("fully_shard: option 'offload_policy' is %s, expected a fsdp.CPUOffloadPolicy", errors.kind(o.offload_policy))
+  end
+  local group, replicas = groups_of(o.mesh)
+  local dist = require "moonshard.dist"
+  local world = dist.world_size(group)
+  local reshard = reshard_option(o.reshard_after_forward, world)
+  local ignored, given_ignored = {}, o.ignored_params or {}
+  if type(given_ignored) ~= "table" or getmetatable(given_ignored) ~= nil then
+    raise("fully_shard: option 'ignored_params' is %s, expected a list of parameters", errors.kind(given_ignored))
+  end
+  for k, p in ipairs(given_ignored) do
+    if not tensor.is_tensor(p) then
+      raise("fully_shard: ignored_params[%d] is %s, expected a parameter", k, errors.kind(p))
+    end
+    ignored[p] = true
+  end
+
+  local params, names, owners, places = managed(modules, ignored)
+  local device = compute_device(o.mesh, params)
+  move_buffers(modules, device)
+  -- A parameter of a tensor class is its inner tensors; each is a parameter to the engine.
+  local n = #tensor.flat(params)
+  local ids, dims = ffi.new("ms_id[?]", math.max(n, 1)), ffi.new("int32_t[?]", math.max(n, 1))
+  n = 0
+  local positions = {}
+  for k, p in ipairs(params) do
+    local dim = o.shard_placement_fn and p.ndim > 0 and placement(o.shard_placement_fn, names[k], p, world) or 0
+    tensor.set_name(p, names[k])
+    positions[k] = {}
+    for j, part in ipairs(tensor.flat { p }) do
+      positions[k][j], dims[n], ids[n] = n, dim, part.id
+      n = n + 1
+    end
+  end
+  local options = ffi.new("ms_unit_options", {
+    group = group.id, layout = M.layout == "flat" and C.MS_LAYOUT_FLAT or C.MS_LAYOUT_ROWS,
+    reshard_after_forward = reshard,
+    param_dtype = dtype_number(policy.param_dtype), reduce_dtype = dtype_number(policy.reduce_dtype),
+    output_dtype = dtype_number(policy.output_dtype), cast_forward_inputs = policy.cast_forward_inputs and 1 or 0,
+    dims = dims,
+    offload = o.offload_policy and 1 or 0, device = device and dtypes.device(device, "fully_shard") or -1,
+  })
+  if replicas then options.replicates, options.replicate_group = 1, replicas.id end
+  if reshard > 1 then options.reshards_to, options.reshard_group = 1, smaller_group(group, o.mesh, reshard).id end
+  local class_names = {}
+  for k, m in ipairs(modules) do class_names[k] = m:class_name() end
+  local handle = lib.ms_unit_new(table.concat(class_names, ", "), n, ids, options)
+  if handle == 0 then errors.fail() end
+
+  local mesh = o.mesh
+  local unit = {
+    handle = handle, modules = setmetatable({}, { __mode = "v" }), policy = policy, world = world, group = group,
+    replicates = replicas ~= nil,
+    owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
+    offload = o.offload_policy ~= nil, params = params, names = names, owners = setmetatable(owners, { __mode = "v" }),
+    places = places,
+    positions = positions,
+    mesh = function()
+      mesh = mesh or dist.mesh_from_group(group, { names = { "dp_shard" } })
+      return mesh
+    end,
+  }
+  function unit.shard_mesh() return replicas and unit.mesh()[unit.mesh().names[2]] or unit.mesh() end
+  for k, m in ipairs(modules) do
+    unit.modules[k] = m
+    rawset(m, "_fsdp", unit)
+    setmetatable(m, module.class_for(getmetatable(m)))
+  end
+  for _, p in ipairs(params) do sharded.adopt(p, unit) end
+  return target
+end
+
+return M

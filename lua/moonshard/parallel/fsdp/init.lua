@@ -1,0 +1,50 @@
+-- SPDX-License-Identifier: MIT
+--- fsdp: sharded data parallelism. `fsdp.fully_shard(module)` shards a module's parameters over the
+--- ranks, one unit per call; the schedule of gathers and reductions is the engine's (runtime/shard).
+local errors = require "moonshard.core.errors"
+
+local calls = require "moonshard.dist.calls"
+local classic = require "moonshard.parallel.fsdp.classic"
+local fully_shard = require "moonshard.parallel.fsdp.fully_shard"
+local module = require "moonshard.parallel.fsdp.module"
+local policies = require "moonshard.parallel.fsdp.policies"
+local optim_state = require "moonshard.parallel.fsdp.optim_state"
+local state = require "moonshard.parallel.fsdp.state"
+local checkpoint = require "moonshard.io.checkpoint"
+local checks = require "moonshard.parallel.fsdp.checks"
+
+---@class moonshard.fsdp
+local fsdp = {
+  FSDP = classic.FSDP,
+  fsdp_modules = classic.fsdp_modules,
+  summon_full_params = require "moonshard.parallel.fsdp.summon".summon_full_params,
+  wrap = require "moonshard.parallel.fsdp.wrap".public,
+  MixedPrecision = policies.MixedPrecision,
+  comm_hooks = require "moonshard.parallel.fsdp.comm_hooks".public,
+  fully_shard = calls.several(fully_shard.fully_shard),
+  register_fsdp_forward_method = module.register_fsdp_forward_method,
+  FSDPModule = module.FSDPModule,
+  MixedPrecisionPolicy = policies.MixedPrecisionPolicy,
+  CPUOffload = policies.CPUOffload,
+  CPUOffloadPolicy = policies.CPUOffloadPolicy,
+  Shard = policies.Shard,
+  Replicate = policies.Replicate,
+  state_dict = state.state_dict,
+  load_state_dict = state.load_state_dict,
+  optim_state_dict = optim_state.optim_state_dict,
+  load_optim_state_dict = optim_state.load_optim_state_dict,
+  save = calls.several(checkpoint.save),
+  load = calls.several(checkpoint.load),
+  catch_checkpoint_signals = checkpoint.catch_checkpoint_signals,
+  checkpoint_wanted = calls.several(checkpoint.checkpoint_wanted),
+  record = checks.record,
+  check_sharded_parity = checks.check_sharded_parity,
+}
+
+return setmetatable(fsdp, { __index = function(_, name)
+  if type(name) ~= "string" or name:sub(1, 1) == "_" then return nil end
+  local names = {}
+  for known in pairs(fsdp) do names[#names + 1] = known end
+  table.sort(names)
+  errors.raise("%s", errors.unknown_in("fsdp", name, names))
+end })

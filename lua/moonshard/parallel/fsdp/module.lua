@@ -1,0 +1,515 @@
+-- SPDX-License-Identifier: MIT
+--- FSDPModule: what fully_shard adds to a module. The class of a sharded module is generated from its
+--- own ("FSDPLinear" extends Linear) and calls forward between the unit's hooks.
+local arguments = require "moonshard.parallel.fsdp.arguments"
+local assign = require "moonshard.parallel.fsdp.assign"
+local autograd = require "moonshard.autograd"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local log = require "moonshard.core.log"
+local calls = require "moonshard.dist.calls"
+local class = require "moonshard.core.class"
+local context = require "moonshard.core.context"
+local extensions = require "moonshard.parallel.fsdp.extensions"
+local Module = require "moonshard.nn.module".Module
+local opts = require "moonshard.core.opts"
+local replaced = require "moonshard.parallel.fsdp.replaced"
+local scope = require "moonshard.tensor.scope"
+local tensor = require "moonshard.tensor"
+
+local lib, ffi = engine.lib, engine.ffi
+local C = ffi.C
+local handlers = autograd.handlers
+local is_tensor, wrap = tensor.is_tensor, tensor.wrap
+local rawget, rawset, getmetatable, setmetatable, type, next = rawget, rawset, getmetatable, setmetatable, type, next
+local pcall, error, select, unpack, ipairs = pcall, error, select, unpack, ipairs
+
+local M = {}
+
+--- One unit: `modules` (mostly one), its engine handle, settings kept until the engine knows its root.
+---@class FSDPUnit
+---@field handle number
+---@field modules table[]
+---@field last boolean?   set_is_last_backward before lazy initialisation
+
+--- The unit of a module, or nil.
+local function unit_of(m) return rawget(m, "_fsdp") end
+M.unit_of = unit_of
+
+-- ---- lazy initialisation -------------------------------------------------------------------------
+
+--- Units below m in module order, each once.
+local function units_below(m)
+  local list, seen = {}, {}
+  for _, sub in ipairs(m:modules()) do
+    local u = unit_of(sub)
+    if u and not seen[u] then
+      seen[u] = true
+      list[#list + 1] = u
+    end
+  end
+  return list
+end
+M.units_below = units_below
+
+-- Names as the root sees them: of units (for records, reports, errors) and of parameters.
+local function name_all(root)
+  local names = {}
+  for name, m in root:named_modules() do
+    local u = unit_of(m)
+    if u then
+      names[u] = names[u] or {}
+      table.insert(names[u], name)
+    end
+  end
+  for _, u in ipairs(units_below(root)) do
+    u.path = table.concat(names[u], ", ")
+    if lib.ms_unit_set_name(u.handle, u.path) ~= 0 then errors.fail() end
+  end
+  local listed, values = root:_state()
+  for k = #listed, 1, -1 do tensor.set_name(values[k], listed[k]) end      -- the first of several names stays
+end
+
+local function lazy_init(unit)
+  if #unit.modules > 1 then
+    local shown = {}
+    for k, m in ipairs(unit.modules) do shown[k] = tostring(m) end
+    errors.raise("FSDP requires a single root module but got (%s)", table.concat(shown, ", "))
+  end
+  local list = units_below(unit.modules[1])
+  local handles, fresh = ffi.new("double[?]", #list), true
+  for k, u in ipairs(list) do
+    handles[k - 1] = u.handle
+    fresh = fresh and lib.ms_unit_is_lazy(u.handle) == 0
+  end
+  if not fresh then
+    for name, m in unit.modules[1]:named_modules() do
+      local u = unit_of(m)
+      -- Of fsdp.FSDP only roots keep the units below them: a module may be wrapped again.
+      if u and lib.ms_unit_is_lazy(u.handle) ~= 0 and not (u.classic and lib.ms_unit_root(u.handle) ~= u.handle) then
+        errors.raise("FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", name)
+      end
+    end
+  end
+  for _, u in ipairs(list) do
+    if not u.classic then replaced.take_in(u) end
+  end
+  name_all(unit.modules[1])
+  if lib.ms_unit_lazy_init(unit.handle, #list, handles) ~= 0 then errors.fail() end
+  for _, u in ipairs(list) do
+    extensions.look(u)
+    if u.last ~= nil then
+      lib.ms_unit_set(u.handle, C.MS_UNIT_IS_LAST_BACKWARD, u.last and 1 or 0)
+      u.last = nil
+    end
+    if u.on_lazy_init then u.on_lazy_init(u, unit) end
+  end
+end
+M.lazy_init = lazy_init
+
+-- ---- calls ---------------------------------------------------------------------------------------
+
+local function pack(...) return { n = select("#", ...), ... } end
+
+-- calls of sharded modules under way; groups that wait for more of their modules
+local depth, incomplete = 0, {}
+local since = 0                        -- errors told between ranks when the outermost of them began
+
+-- Before the forward of one of several modules of a unit. true: it is part of a pass; a checkpoint's region that runs
+-- again is not.
+local function begin(unit)
+  local began = lib.ms_unit_begin_pass(unit.handle)
+  if began == 1 then
+    local waiting = {}
+    for _, other in ipairs(unit.modules) do waiting[other] = true end
+    unit.waiting = waiting
+    incomplete[unit] = true
+  end
+  return began >= 0
+end
+
+-- Behind it: the pass ends with the last of them.
+local function ran(unit, m)
+  local waiting = unit.waiting
+  if not waiting then return end
+  waiting[m] = nil
+  if next(waiting) then return end
+  unit.waiting, incomplete[unit] = nil, nil
+  if lib.ms_unit_end_pass(unit.handle, 0) ~= 0 then errors.fail() end
+end
+
+local one = ffi.new "ms_id[1]"
+
+local function pre_forward(unit, n, ids)
+  if lib.ms_unit_pre_forward(unit.handle, n, ids) ~= 0 then errors.fail() end
+  unit.inside = (unit.inside or 0) + 1
+end
+
+local function post_forward(unit, n, ids)
+  unit.inside = unit.inside - 1
+  if lib.ms_unit_post_forward(unit.handle, n, ids) ~= 0 then errors.fail() end
+end
+
+-- The tensor that stands in t's place now.
+local function taken(t)
+  return one[0] == t.id and t or wrap(one[0])
+end
+
+local function after(self, unit, part, ...)
+  local out = ...
+  if select("#", ...) == 1 and is_tensor(out) and out.id >= 0 then
+    one[0] = out.id
+    post_forward(unit, 1, one)
+    out = taken(out)
+    if part then ran(unit, self) end
+    return out
+  end
+  out = pack(...)
+  post_forward(unit, arguments.flatten(out))
+  arguments.rebuild(out)
+  if part then ran(unit, self) end
+  return unpack(out, 1, out.n)
+end
+
+-- forward between the unit's two phases. One tensor in and one out, as with most modules, makes no tables.
+local function between(self, unit, forward, ...)
+  if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
+  if unit.replaces == nil then replaced.check(unit) end
+  local part = #unit.modules > 1 and begin(unit)
+  local extended = extensions.any
+  if not unit.looked then extensions.look(unit) end
+  if unit.extensions then extensions.gather(unit) end
+  local x = ...
+  if select("#", ...) == 1 and is_tensor(x) and x.id >= 0 then
+    one[0] = x.id
+    pre_forward(unit, 1, one)
+    x = taken(x)
+    if extended then extensions.prefetch(unit) end
+    return after(self, unit, part, forward(self, x))
+  end
+  local args = pack(...)
+  pre_forward(unit, arguments.flatten(args))
+  arguments.rebuild(args)
+  if extended then extensions.prefetch(unit) end
+  return after(self, unit, part, forward(self, unpack(args, 1, args.n)))
+end
+
+-- Of units of several modules some did not run: their passes end with the outermost call. Nothing here communicates. An
+-- error's text, if any.
+local function end_passes(failed)
+  local message
+  for unit in pairs(incomplete) do         -- order does not matter
+    local names = {}
+    for _, m in ipairs(unit.modules) do
+      if unit.waiting[m] then names[#names + 1] = m:class_name() end
+    end
+    if not failed and not unit.warned and autograd.is_grad_enabled() then
+      unit.warned = true
+      log.warn(("%d of the %d modules passed to fully_shard did not run forward before backward, which is error-prone since FSDP "
+        .. "post-forward/pre-backward logic will not run for these modules. We recommend passing only modules that run forward together. "
+        .. "Modules that did not run forward: [%s]"):format(#names, #unit.modules, table.concat(names, ", ")))
+    end
+    unit.waiting = nil
+    if lib.ms_unit_end_pass(unit.handle, failed and 1 or 0) ~= 0 then message = message or errors.last() end
+  end
+  incomplete = {}
+  return message
+end
+
+local function finish(unit, before, s, ok, ...)
+  depth = depth - 1
+  if not ok then
+    -- This call's entry is undone; errors keep their text.
+    if (unit.inside or 0) > before then
+      unit.inside = before
+      lib.ms_unit_forward_failed(unit.handle)
+    end
+    if depth == 0 and next(incomplete) then end_passes(true) end
+    scope.abandon(s)
+    -- Peers wait for this rank in the gathers that it will not join. (Inside a run, its end tells them.)
+    -- An error that every rank finds by itself needs no telling: a slow one would raise the telling instead.
+    if depth == 0 and engine.state.run_depth == 0 and not M.symmetric then
+      lib.ms_dist_publish_error(tostring((...)), since)
+    end
+    if depth == 0 then M.symmetric = nil end
+    error((...), 0)
+  end
+  local message = depth == 0 and next(incomplete) and end_passes(false)
+  if message then
+    scope.abandon(s)
+    error(message, 0)
+  end
+  scope.close(s, ...)
+  return ...
+end
+
+local function call_between(self, unit, forward, ...)
+  if depth == 0 then since = lib.ms_dist_errors() end
+  depth = depth + 1
+  return finish(unit, unit.inside or 0, scope.open(rawget(self, "_scope")),
+    pcall(context.block, "the forward of a sharded module", between, self, unit, forward, ...))
+end
+M.call_between = call_between
+
+-- ---- the class -----------------------------------------------------------------------------------
+
+---@class FSDPModule
+local FSDPModule = class.new "FSDPModule"
+M.FSDPModule = FSDPModule
+
+local generated = setmetatable({}, { __mode = "k" })
+
+--- The class of a sharded module of class cls: "FSDP<name>", which is both cls and FSDPModule.
+function M.class_for(cls)
+  local fsdp_class = generated[cls]
+  if fsdp_class then return fsdp_class end
+  local base_call = cls.__call
+  fsdp_class = class.new("FSDP" .. rawget(cls, "__name"), cls)
+  fsdp_class.__isa[FSDPModule] = true
+  for name, method in pairs(FSDPModule) do    -- order does not matter: a copy
+    if type(method) == "function" and name:sub(1, 2) ~= "__" then rawset(fsdp_class, name, method) end
+  end
+  rawset(fsdp_class, "__call", function(self, ...)
+    return call_between(self, unit_of(self), base_call, ...)
+  end)
+  rawset(fsdp_class, "__deepcopy", function()
+    errors.raise "FSDP does not support deepcopy. Please use state dict for serialization."
+  end)
+  generated[cls] = fsdp_class
+  return fsdp_class
+end
+
+---@return boolean
+function M.is_fsdp_module(x) return class.isa(x, FSDPModule) end
+
+-- ---- methods -------------------------------------------------------------------------------------
+
+local Handle = { __name = "UnshardHandle" }
+Handle.__index = Handle
+
+--- Waits until the parameters are whole.
+function Handle:wait()
+  if self.unit then
+    if self.unit.extensions then extensions.gather(self.unit)
+    elseif lib.ms_unit_wait(self.unit.handle) ~= 0 then errors.fail() end
+    self.unit = nil
+  end
+end
+
+--- Gathers this module's parameters (not its descendants'). Collective. With async, a handle to wait on.
+---@param given? {async: boolean}
+function FSDPModule:unshard(given)
+  local o = opts("unshard", given, { async = false })
+  local unit = unit_of(self)
+  if not unit.looked then extensions.look(unit) end
+  if unit.extensions then extensions.gather(unit, o.async)
+  elseif lib.ms_unit_unshard(unit.handle, o.async and 1 or 0) ~= 0 then errors.fail() end
+  if o.async then return setmetatable({ unit = unit }, Handle) end
+end
+
+FSDPModule.unshard = calls.several(FSDPModule.unshard)
+
+--- Lets the gathered parameters go.
+function FSDPModule:reshard()
+  if lib.ms_unit_reshard(unit_of(self).handle) ~= 0 then errors.fail() end
+end
+
+-- What is loaded or saved are the shards: whole parameters go first.
+local function reshard_all(m)
+  for _, u in ipairs(units_below(m)) do
+    if lib.ms_unit_reshard(u.handle) ~= 0 then errors.fail() end
+  end
+end
+M.reshard_all = reshard_all
+
+--- Sharded tensors by name (fsdp.state_dict has other types).
+function FSDPModule:state_dict(...)
+  reshard_all(self)
+  return Module.state_dict(self, ...)
+end
+
+-- What is loaded onto meta would be lost without a word. With assign, what is there still is what the state dict has
+-- not.
+local function refuse_meta(m, given)
+  for name, p in m:named_parameters() do
+    if (rawget(p, "_unit") or rawget(p, "_flat")) and p.device:find "^meta" and not (given and given[name] == nil) then
+      errors.raise("load_state_dict: parameter '%s' is on meta: there is no memory to load it into; call to_empty(device) first", name)
+    end
+  end
+end
+M.refuse_meta = refuse_meta
+
+--- `assign` copies as well: parameters of a unit stay what they are, parts of one block of memory. On meta it makes
+--- that block.
+---@param sd table<string, Tensor>
+---@param given? {strict: boolean, assign: boolean, count_from: 0|1}
+function FSDPModule:load_state_dict(sd, given)
+  local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
+  reshard_all(self)
+  if type(sd) ~= "table" or getmetatable(sd) ~= nil then
+    errors.raise("load_state_dict: a table of tensors expected, got %s", errors.kind(sd))
+  end
+  sd = self:_renamed(sd, Module._count_from(o.count_from))
+  if o.assign then
+    assign.make_room(self, assign.devices(sd), o.strict)
+    refuse_meta(self, not o.strict and sd or nil)
+  else
+    refuse_meta(self)
+  end
+  return Module.load_state_dict(self, sd, { strict = o.strict })
+end
+
+local function boolean(who, x)
+  if type(x) ~= "boolean" then errors.raise("%s: argument is %s, expected a boolean", who, errors.kind(x)) end
+  return x
+end
+
+local function set_all(self, who, what, value, given)
+  local o = opts(who, given, { recurse = true })
+  local units = o.recurse and units_below(self) or { unit_of(self) }
+  for _, u in ipairs(units) do
+    if lib.ms_unit_set(u.handle, what, value and 1 or 0) ~= 0 then errors.fail() end
+  end
+end
+
+--- Whether gradients are reduced (and all-reduced). While not, they gather in the unit and `grad` stays as it was:
+--- neither zero_grad nor an optimizer sees them, until a backward that reduces has put their sum into `grad`.
+---@param on boolean
+---@param given? {recurse: boolean}
+function FSDPModule:set_requires_gradient_sync(on, given)
+  set_all(self, "set_requires_gradient_sync", C.MS_UNIT_SYNC, boolean("set_requires_gradient_sync", on), given)
+  set_all(self, "set_requires_gradient_sync", C.MS_UNIT_ALL_REDUCE, on, given)
+end
+
+--- Over a 2-d mesh, whether reduced gradients are all-reduced over the replicas too. While not, they gather in the
+--- unit, reduced over its shard group, and `grad` stays as it was. Over a 1-d mesh there is no all-reduce.
+---@param on boolean
+---@param given? {recurse: boolean}
+function FSDPModule:set_requires_all_reduce(on, given)
+  set_all(self, "set_requires_all_reduce", C.MS_UNIT_ALL_REDUCE, boolean("set_requires_all_reduce", on), given)
+end
+
+handlers[C.MS_EV_ALL_REDUCE] = function(entry, event)
+  local unit = entry and entry.unit
+  if unit and unit.all_reduce_hook then unit.all_reduce_hook(setmetatable({ id = event["in"][0] }, tensor.Tensor)) end
+  return nil, 0
+end
+
+--- fn(t) is called with this module's reduced gradients, t one 1-d tensor of this rank's parts, after the
+--- reduce-scatter (and the all-reduce over replicas, where there is one): it changes t in place, on every rank alike.
+--- nil takes the hook away.
+---@param fn fun(t: Tensor)?
+function FSDPModule:set_all_reduce_hook(fn)
+  if fn ~= nil and type(fn) ~= "function" then errors.raise("set_all_reduce_hook: hook is %s, expected a function",
+    errors.kind(fn)) end
+  local unit = unit_of(self)
+  unit.all_reduce_key = unit.all_reduce_key or autograd.new_key(setmetatable({ unit = unit }, { __mode = "v" }))
+  unit.all_reduce_hook = fn
+  if lib.ms_unit_set(unit.handle, C.MS_UNIT_ALL_REDUCE_HOOK, fn and unit.all_reduce_key or 0) ~= 0 then
+    errors.fail()
+  end
+end
+
+---@param on boolean
+---@param given? {recurse: boolean}
+function FSDPModule:set_reshard_after_forward(on, given)
+  if type(on) ~= "boolean" then errors.raise("reshard_after_forward should be a bool, got %s", type(on)) end
+  set_all(self, "set_reshard_after_forward", C.MS_UNIT_RESHARD_AFTER_FORWARD, on, given)
+end
+
+---@param on boolean
+---@param given? {recurse: boolean}
+function FSDPModule:set_reshard_after_backward(on, given)
+  set_all(self, "set_reshard_after_backward", C.MS_UNIT_RESHARD_AFTER_BACKWARD,
+    boolean("set_reshard_after_backward", on), given)
+end
+
+--- False: the next backward is not the step's last one; what ends a step waits for it.
+---@param on boolean
+function FSDPModule:set_is_last_backward(on)
+  local unit = unit_of(self)
+  if lib.ms_unit_is_lazy(unit.handle) == 0 then
+    unit.last = boolean("set_is_last_backward", on)
+  elseif lib.ms_unit_set(unit.handle, C.MS_UNIT_IS_LAST_BACKWARD, boolean("set_is_last_backward", on) and 1
+    or 0) ~= 0 then
+    errors.fail()
+  end
+end
+
+--- Gradients are divided by x instead of by the number of ranks.
+---@param x number
+function FSDPModule:set_gradient_divide_factor(x)
+  if type(x) ~= "number" then
+    errors.raise("set_gradient_divide_factor: argument is %s, expected a number", errors.kind(x))
+  end
+  if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_DIVIDE_FACTOR, x) ~= 0 then errors.fail() end
+end
+
+--- Its older name.
+function FSDPModule:set_reduce_scatter_divide_factor(x)
+  log.warn_once "set_reduce_scatter_divide_factor is deprecated; use set_gradient_divide_factor"
+  return self:set_gradient_divide_factor(x)
+end
+
+--- Neither changes anything: gradients are always summed and then divided once, and collectives read any memory in
+--- place.
+for _, name in ipairs { "set_force_sum_reduction_for_comms", "set_allocate_memory_from_process_group_for_comm" } do
+  FSDPModule[name] = function(_, on) boolean(name, on) end
+end
+
+--- False: the backward uses the parameters as they are and gathers nothing.
+function FSDPModule:set_unshard_in_backward(on)
+  if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward", on) and 1
+    or 0) ~= 0 then
+    errors.fail()
+  end
+end
+
+local function set_prefetch(self, who, backward, list)
+  if type(list) ~= "table" or getmetatable(list) ~= nil then
+    errors.raise("%s: argument is %s, expected a list of modules", who, errors.kind(list))
+  end
+  local handles = ffi.new("double[?]", math.max(#list, 1))
+  for k, m in ipairs(list) do
+    if not M.is_fsdp_module(m) then errors.raise("Expects FSDPModule but got %s: %s", errors.show(m), tostring(m)) end
+    handles[k - 1] = unit_of(m).handle
+  end
+  if lib.ms_unit_set_prefetch(unit_of(self).handle, backward, #list, handles) ~= 0 then errors.fail() end
+end
+
+--- Called behind the optimizer's step: until the next forward nothing changes the parameters any more, so the gather
+--- with which that forward begins starts now and runs under whatever the script does before. For that one forward;
+--- every rank calls it. (PyTorch's takes an event to wait for. Here the call is the event.)
+function FSDPModule:set_post_optim_event(event)
+  if event ~= nil then
+    errors.raise("set_post_optim_event: argument is %s, expected nothing: the call itself says that the optimizer's step is over", errors.kind(event))
+  end
+  if lib.ms_unit_gather_first(unit_of(self).handle) ~= 0 then errors.fail() end
+end
+
+--- Modules gathered early when this one's forward begins, instead of the engine's own choice.
+---@param list table[]
+function FSDPModule:set_modules_to_forward_prefetch(list)
+  set_prefetch(self, "set_modules_to_forward_prefetch", 0, list)
+end
+
+--- Modules gathered early when this one's backward begins.
+---@param list table[]
+function FSDPModule:set_modules_to_backward_prefetch(list)
+  set_prefetch(self, "set_modules_to_backward_prefetch", 1, list)
+end
+
+--- Makes another method gather and reshard as forward does.
+---@param m table
+---@param name string
+function M.register_fsdp_forward_method(m, name)
+  if not class.isa(m, Module) then
+    errors.raise("register_fsdp_forward_method: argument 1 is %s, expected a module", errors.kind(m))
+  end
+  if not M.is_fsdp_module(m) then return end
+  local method = m[name]
+  if type(method) ~= "function" then errors.raise("%s does not have a method %s", m:class_name(), tostring(name)) end
+  m[name] = function(self, ...) return call_between(self, unit_of(self), method, ...) end
+end
+
+return M

@@ -1,0 +1,482 @@
+-- SPDX-License-Identifier: MIT
+--- State dicts of the optimizers of sharded models, by names of parameters. Collective: every rank of the model calls
+--- these alike.
+---
+--- Ranks may give their optimizers the parameters in different orders, and leave out those of which they have no
+--- elements. So what communicates goes by the model's order, and first every rank learns what the others have.
+local agree = require "moonshard.parallel.fsdp.agree"
+local create = require "moonshard.tensor.create"
+local errors = require "moonshard.core.errors"
+local flat = require "moonshard.parallel.fsdp.flat"
+local no_grad = require "moonshard.autograd".no_grad
+local opts = require "moonshard.core.opts"
+local sharded = require "moonshard.parallel.fsdp.sharded"
+local state = require "moonshard.parallel.fsdp.state"
+local tensor = require "moonshard.tensor"
+local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
+
+local M = {}
+
+-- A tensor or a module is a table, too.
+local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
+
+local function check_optimizer(who, optim)
+  if type(optim) ~= "table" or type(optim.param_groups) ~= "table" then
+    errors.raise("%s: argument 2 is %s, expected an optimizer", who, errors.kind(optim))
+  end
+end
+
+-- First names of the model's parameters in its order, and the parameters.
+local function listing(m)
+  local all, values = m:_state()
+  local name_of, names, by_name = flat.names_below(m), {}, {}
+  for k, name in ipairs(all) do
+    if name_of[values[k]] == name then names[#names + 1], by_name[name] = name, values[k] end
+  end
+  return names, by_name, name_of
+end
+
+-- What an optimizer's parameter is, by original names: itself, or what its flat parameter is made of. Each with the
+-- part of a state tensor v of that parameter that is its own.
+local function members_of(p, name_of)
+  local unit = rawget(p, "_flat")
+  if not unit then return name_of[p] and { { name = name_of[p], p = p, part = function(v) return v end } } or {} end
+  local list = {}
+  for k, original in ipairs(unit.originals) do
+    local first, n = flat.place_of(original)
+    list[k] = { name = name_of[original], p = original, part = function(v) return v:narrow(1, first, n) end }
+  end
+  return list
+end
+
+-- fn(position, parameter, members, group, place in the group) for each of the optimizer's parameters.
+local function each_parameter(who, optim, name_of, fn)
+  local position = 0
+  for g, group in ipairs(optim.param_groups) do
+    for k, p in ipairs(group.params) do
+      position = position + 1
+      local members = members_of(p, name_of)
+      if #members == 0 then errors.raise("%s: parameter %d of group %d does not belong to the module", who, k, g) end
+      fn(position, p, members, g)
+    end
+  end
+end
+
+local function is_cut(p, v) return tensor.is_tensor(v) and v.ndim > 0 and sharded.is_sharded(p) end
+
+local function quoted(names)
+  local out = {}
+  for k, name in ipairs(names) do out[k] = "'" .. name .. "'" end
+  return "[" .. table.concat(out, ", ") .. "]"
+end
+
+-- ---- saving --------------------------------------------------------------------------------------
+
+local function signature(fields)
+  local parts = {}
+  for key, field in sorted_pairs(fields) do parts[#parts + 1] = field.dtype and key .. " " .. field.dtype or key end
+  return table.concat(parts, ", ")
+end
+
+-- For the other ranks: the fields of each parameter's state (a dtype where it is gathered, the value of a scalar), and
+-- the names of the parameters of which this rank has no elements. group: the group of each of the optimizer's
+-- parameters.
+local function describe(names, by_name, entries, kind, group)
+  local reported = { type = kind, fields = {}, empty = {}, group = group }
+  for _, name in ipairs(names) do
+    local p, entry = by_name[name], entries[name]
+    if entry then
+      local fields = {}
+      for key, v in pairs(entry) do                     -- order does not matter: a map
+        if is_cut(p, v) then fields[key] = { dtype = v.dtype }
+        elseif not tensor.is_tensor(v) then fields[key] = { value = v }
+        else fields[key] = { value = v.ndim == 0 and v:item() or nil } end
+      end
+      reported.fields[name] = fields
+    end
+    if sharded.is_sharded(p) and p:to_local():numel() == 0 then reported.empty[name] = true end
+  end
+  return reported
+end
+
+-- All of it in one string: where ranks have the same there is nothing more to say.
+local function summary(names, own)
+  local parts = { own.type }
+  for _, name in ipairs(names) do
+    parts[#parts + 1] = ("%s %s %s"):format(name, own.group[name] or "-", own.fields[name]
+      and signature(own.fields[name]) or "-")
+  end
+  return table.concat(parts, "\n")
+end
+
+-- What ranks tell of their states, by rank; of this rank alone where all have the same.
+local function compare(groups, own, summaries)
+  local me = (require "moonshard.dist").rank()
+  for _, text in pairs(summaries) do                    -- order does not matter: is any another one?
+    if text ~= summaries[me] then return agree.gather(groups, own) end
+  end
+  return { [me] = own }
+end
+
+-- The fields of each name that some rank has a state of. An error where a rank lacks a state, or has another one.
+local function common_fields(names, by_name, reported)
+  local ranks, types = {}, {}
+  for rank, t in pairs(reported) do ranks[#ranks + 1], types[rank] = rank, t.type end
+  table.sort(ranks)
+  agree.same(types, "optim_state_dict: ranks ask for different types")
+  local fields, missing, lacks = {}, {}, {}
+  local first = reported[ranks[1]]
+  for _, name in ipairs(names) do
+    local has
+    for _, rank in ipairs(ranks) do
+      local mine = reported[rank].fields[name]
+      if mine and not has then has = rank end
+      if mine and sharded.is_sharded(by_name[name]) and signature(mine) ~= signature(reported[has].fields[name]) then
+        errors.raise("optim_state_dict: ranks have different states of '%s': %s on rank %d; %s on rank %d", name,
+          signature(reported[has].fields[name]), has, signature(mine), rank)
+      end
+    end
+    fields[name] = has and reported[has].fields[name]
+    for _, rank in ipairs(ranks) do
+      if has and not reported[rank].fields[name] and not reported[rank].empty[name] then
+        if first.fields[name] then
+          missing[rank] = missing[rank] or {}
+          table.insert(missing[rank], name)
+        elseif rank == ranks[1] and sharded.is_sharded(by_name[name]) then
+          lacks[#lacks + 1] = name
+        end
+      end
+    end
+  end
+  if next(missing) then
+    local text = "FSDP currently requires each rank to have at least the optimizer states needed by rank 0's optimizer but some ranks are missing some "
+      .. "of those states"
+    for _, rank in ipairs(ranks) do
+      if missing[rank] then
+        text = ("%s\nRank %d is missing states for the parameters: %s"):format(text, rank, quoted(missing[rank]))
+      end
+    end
+    errors.raise("%s", text)
+  end
+  if #lacks > 0 then
+    errors.raise("optim_state_dict: rank %d is missing states that other ranks have, for the parameters: %s", ranks[1],
+      quoted(lacks))
+  end
+  return fields
+end
+
+-- Every rank's groups list the parameters, too, that a rank has left out because it has no elements of them.
+local function complete(listed, names, group, empty, reported)
+  for _, name in ipairs(names) do
+    if empty[name] and not group[name] then
+      -- order does not matter: ranks group alike
+      for _, other in pairs(reported) do group[name] = group[name] or other.group[name] end
+      local list = listed[group[name]]
+      if list then list[#list + 1] = name end
+    end
+  end
+end
+
+-- A state tensor of p in the type asked for; part is this rank's, nil where it has no elements and no state.
+local function converted(p, part, dtype, o, mine)
+  local kind = state.kind_of(p, o.type)
+  if kind == "local" then return part end
+  part = part or create.zeros_like(p:to_local(), { dtype = dtype })
+  local v = sharded.around(p, part)
+  if kind == "sharded" then return v end
+  local whole = v:full_tensor()
+  if not mine then whole:release() end
+  return mine and o.offload_to_cpu and whole:to "cpu" or whole
+end
+
+--- `{state = {[name] = {step, exp_avg, …}}, param_groups = {{params = {names}, lr = …}}}`, whole tensors, sharded ones
+--- or this rank's parts. With rank0_only the other ranks get an empty table. Of an FSDP instance with no_shard all
+--- types are full.
+---@param m table
+---@param optim table
+---@param given? {type: string, rank0_only: boolean, offload_to_cpu: boolean}
+function M.optim_state_dict(m, optim, given)
+  local groups, o = agree.begin("optim_state_dict", m, given, { type = opts.one_of(state.TYPES, "full"),
+    rank0_only = false, offload_to_cpu = false })
+  local names, by_name, name_of = listing(m)
+  local entries, listed, group = {}, {}, {}
+  local plain
+  local own, summaries = agree.agree(groups, function()
+    check_optimizer("optim_state_dict", optim)
+    plain = optim:state_dict()
+    for g in ipairs(optim.param_groups) do listed[g] = {} end
+    each_parameter("optim_state_dict", optim, name_of, function(position, _, members, g)
+      for _, member in ipairs(members) do
+        table.insert(listed[g], member.name)
+        group[member.name] = g
+        local entry = plain.state[position]
+        if entry then
+          local own = {}
+          -- order does not matter: a copy
+          for key, v in pairs(entry) do own[key] = is_cut(member.p, v) and member.part(v) or v end
+          entries[member.name] = own
+        end
+      end
+    end)
+    local own = describe(names, by_name, entries, o.type, group)
+    return own, summary(names, own)
+  end)
+  local reported = compare(groups, own, summaries)
+  local mine = not o.rank0_only or agree.is_first(groups)
+  local fields, out = common_fields(names, by_name, reported), { state = {}, param_groups = {} }
+  complete(listed, names, group, own.empty, reported)
+  agree.together(groups, function()
+    for _, name in ipairs(names) do
+      local entry, p, whole = entries[name], by_name[name], nil
+      if entry or fields[name] and sharded.is_sharded(p) then
+        whole = {}
+        for key, field in sorted_pairs(fields[name]) do
+          if field.dtype then
+            whole[key] = converted(p, entry and entry[key], field.dtype, o, mine)
+          elseif entry then
+            local v = entry[key]
+            whole[key] = o.offload_to_cpu and tensor.is_tensor(v) and v:to "cpu" or v
+          else
+            whole[key] = field.value
+          end
+        end
+      end
+      if entry or o.type ~= "local" then out.state[name] = mine and whole or nil end
+    end
+  end)
+  for g in ipairs(listed) do
+    local copy = {}
+    for key, value in pairs(plain.param_groups[g]) do copy[key] = value end   -- order does not matter: a copy
+    copy.params = listed[g]
+    out.param_groups[g] = copy
+  end
+  return mine and out or {}
+end
+
+-- ---- loading -------------------------------------------------------------------------------------
+
+local WHO = "load_optim_state_dict"
+
+-- Groups by the names of their parameters; nil where the state dict has no groups: then the optimizer keeps its
+-- options.
+local function groups_by_name(sd)
+  if sd.param_groups == nil then return nil end
+  if not is_plain(sd.param_groups) then
+    errors.raise("%s: param_groups is %s, expected a list of groups", WHO, errors.kind(sd.param_groups))
+  end
+  local by_name = {}
+  for g, group in ipairs(sd.param_groups) do
+    if not is_plain(group) or not is_plain(group.params) then
+      errors.raise("%s: group %d is %s, expected a group {params = {names}}", WHO, g, errors.kind(group))
+    end
+    for k, name in ipairs(group.params) do
+      if type(name) ~= "string" then
+        errors.raise("%s: parameter %d of group %d is %s, expected a name; an optimizer's own state_dict() goes by positions, fsdp.optim_state_dict by names",
+          WHO, k, g, errors.kind(name))
+      end
+      by_name[name] = group
+    end
+  end
+  return by_name
+end
+
+-- p is the model's parameter of that name, or nil.
+local function check_entry(name, entry, p, whole_only)
+  if type(name) ~= "string" then
+    errors.raise("%s: state has the key %s, expected names of parameters", WHO, errors.show(name))
+  end
+  if not is_plain(entry) then
+    errors.raise("%s: state of '%s' is %s, expected a table", WHO, name, errors.kind(entry))
+  end
+  for key, v in pairs(entry) do                   -- order matters in an error's text only
+    if type(key) ~= "string" then
+      errors.raise("%s: state of '%s' has the key %s, expected names of fields", WHO, name, errors.show(key))
+    end
+    if tensor.is_tensor(v) and v.ndim > 0 then
+      local whole = p and tostring(rawget(p, "_whole_shape") or p.shape)
+      if p and (v.id < 0) ~= (p.id < 0) then
+        errors.raise("%s: '%s' of '%s' is %s, the parameter %s", WHO, key, name, errors.kind(v), errors.kind(p))
+      end
+      local fits = not p or tostring(v.shape) == whole
+        or not whole_only and sharded.is_sharded(p) and not sharded.is_sharded(v)
+        and tostring(v.shape) == tostring(p:to_local().shape)
+      if not fits then
+        errors.raise("%s: '%s' of '%s' has shape %s, the parameter %s", WHO, key, name, tostring(v.shape), whole)
+      end
+      if whole_only and (sharded.is_sharded(v) or v.id < 0) then
+        errors.raise("%s: with broadcast_from_rank0 tensors are whole and plain; '%s' of '%s' is %s", WHO, key, name,
+          v.id < 0 and errors.kind(v) or "sharded")
+      end
+    end
+  end
+end
+
+local function check_state(sd, by_name, whole_only)
+  if not is_plain(sd) or not is_plain(sd.state) then
+    errors.raise("%s: argument 3 is %s, expected {state, param_groups}", WHO, errors.kind(sd))
+  end
+  for name, entry in pairs(sd.state) do check_entry(name, entry, by_name[name], whole_only) end
+end
+
+-- For ranks that have it not: shapes and dtypes of rank 0's tensors, all else as it is.
+local function state_to_send(sd)
+  local reported = { param_groups = sd.param_groups, state = {} }
+  for name, entry in pairs(sd.state) do           -- order does not matter: a map
+    local fields = {}
+    for key, v in pairs(entry) do
+      if not tensor.is_tensor(v) then fields[key] = { value = v }
+      elseif v.ndim == 0 then fields[key] = { value = v:to "cpu" }
+      else fields[key] = { dtype = v.dtype, shape = { unpack(v.shape) } } end
+    end
+    reported.state[name] = fields
+  end
+  return reported
+end
+
+-- This rank's part for p of a state tensor v of whatever type.
+local function part_for(p, v)
+  if not sharded.is_sharded(p) then return sharded.is_sharded(v) and v:full_tensor() or v end
+  local piece = p:to_local()
+  if sharded.is_sharded(v) then return sharded.part_like(p, v):reshape(piece.shape) end
+  if tostring(v.shape) == tostring(rawget(p, "_whole_shape") or p.shape) then
+    return sharded.part_of(p, v):reshape(piece.shape)
+  end
+  return v
+end
+
+-- This rank's parts by name and field. sd: the state dict; reported: what rank 0 sent of its own, or nil.
+local function parts_of(groups, names, by_name, sd, reported)
+  local parts = {}
+  for _, name in ipairs(names) do
+    local entry, own = reported and reported.state[name] or not reported and sd.state[name], {}
+    for key, v in sorted_pairs(entry or {}) do
+      local sent = reported and v.dtype
+      if reported and not sent then
+        own[key] = v.value
+      elseif sent then
+        local mine = sd and sd.state[name][key]
+        local whole = state.from_first(groups, mine, v)
+        own[key] = part_for(by_name[name], whole)
+        if not mine and not rawequal(own[key], whole) then
+          own[key] = own[key]:clone()
+          whole:release()
+        end
+      else
+        own[key] = tensor.is_tensor(v) and v.ndim > 0 and part_for(by_name[name], v) or v
+      end
+    end
+    parts[name] = entry and own
+  end
+  return parts
+end
+
+local function same_scalar(key, before, v)
+  local a, b = tensor.is_tensor(v) and v:item() or v, tensor.is_tensor(before) and before:item() or before
+  if before ~= nil and a ~= b then
+    errors.raise("All unflattened parameters comprising a single flat parameter must have scalar state with the same value and dtype: "
+      .. "'%s' is %s and %s", key, tostring(b), tostring(a))
+  end
+end
+
+-- The state of an optimizer's parameter, put together from that of its members; nil when none has any.
+local function assemble(p, members, parts)
+  local entry
+  for _, member in ipairs(members) do
+    for key, v in sorted_pairs(parts[member.name] or {}) do
+      entry = entry or {}
+      local cut, before = tensor.is_tensor(v) and v.ndim > 0, entry[key]
+      if before ~= nil and cut ~= (tensor.is_tensor(before) and before.ndim > 0) then
+        errors.raise("%s: '%s' of '%s' is %s, that of another parameter in the same flat parameter is %s", WHO, key,
+          member.name, errors.kind(v),
+          errors.kind(before))
+      end
+      if not cut then
+        same_scalar(key, before, v)
+        entry[key] = v
+      elseif not rawget(p, "_flat") then
+        entry[key] = v
+      else
+        entry[key] = before or create.zeros_like(p, { dtype = v.dtype })
+        member.part(entry[key]):copy_(v)
+      end
+    end
+  end
+  return entry
+end
+
+-- The optimizer's own state dict, by positions.
+local function positional(optim, name_of, saved_groups, parts)
+  local plain, from = { state = {}, param_groups = {} }, {}
+  for g in ipairs(optim.param_groups) do plain.param_groups[g] = { params = {} } end
+  each_parameter(WHO, optim, name_of, function(position, p, members, g)
+    table.insert(plain.param_groups[g].params, position)
+    for _, member in ipairs(members) do
+      if saved_groups and not saved_groups[member.name] then
+        errors.raise("%s: the state has no parameter '%s'", WHO, member.name)
+      end
+      from[g] = from[g] or saved_groups and saved_groups[member.name]
+    end
+    plain.state[position] = assemble(p, members, parts)
+  end)
+  for g, group in ipairs(plain.param_groups) do
+    for key, value in pairs(from[g] or {}) do                  -- order does not matter: a copy
+      if key ~= "params" then group[key] = value end
+    end
+  end
+  return plain
+end
+
+local function load(groups, m, optim, sd, broadcasts)
+  local names, by_name, name_of = listing(m)
+  local reads = not broadcasts or agree.is_first(groups)
+  if not reads then sd = nil end
+  local reported
+  local _, all = agree.agree(groups, function()
+    check_optimizer(WHO, optim)
+    each_parameter(WHO, optim, name_of, function() end)
+    if not reads then return end
+    check_state(sd, by_name, broadcasts)
+    groups_by_name(sd)
+    if broadcasts then return nil, state_to_send(sd) end
+    local gathered = {}
+    for _, name in ipairs(names) do
+      for key, v in sorted_pairs(sd.state[name] or {}) do
+        if state.is_gathered(by_name[name], v) then gathered[#gathered + 1] = ("'%s' of '%s'"):format(key, name) end
+      end
+    end
+    return nil, table.concat(gathered, ", ")
+  end)
+  if broadcasts then
+    -- order does not matter: only one rank's entry is set
+    for _, what in pairs(all) do reported = what end
+  else
+    agree.same(all, WHO .. ": ranks give other states as tensors that are sharded in another way")
+  end
+  no_grad(function()
+    local parts = agree.together(groups, parts_of, groups, names, by_name, sd, reported)
+    local take = agree.agree(groups, function()
+      local plain = positional(optim, name_of, groups_by_name(reported or sd), parts)
+      if optim._prepare_load then return optim:_prepare_load(plain) end
+      return function() optim:load_state_dict(plain) end
+    end)
+    agree.together(groups, take)
+  end)
+end
+
+--- Loads what optim_state_dict gave, of any type, on any number of ranks. With broadcast_from_rank0 only rank 0's is
+--- read (the others give `{}`). Without param_groups the optimizer keeps its options. What one rank refuses all refuse,
+--- before anything changes.
+---@param m table
+---@param optim table
+---@param sd table
+---@param given? {broadcast_from_rank0: boolean}
+function M.load_optim_state_dict(m, optim, sd, given)
+  local groups, o = agree.begin(WHO, m, given, { broadcast_from_rank0 = false }, sd)
+  if o.broadcast_from_rank0 and #groups == 0 then groups = { (require "moonshard.dist").default_group() } end
+  load(groups, m, optim, sd, o.broadcast_from_rank0)
+end
+
+--- The same where the tensors are this rank's parts, without communication; the caller makes the ranks agree.
+function M.load_parts(m, optim, sd) load({}, m, optim, sd, false) end
+
+return M

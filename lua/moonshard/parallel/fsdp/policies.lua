@@ -1,0 +1,93 @@
+-- SPDX-License-Identifier: MIT
+--- Small values of the sharding interface: policies and placements. They compare and print by what they say.
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local precision = require "moonshard.parallel.precision"
+
+local M = { MixedPrecision = precision.MixedPrecision, is_precision = precision.is_precision }
+
+---@class MixedPrecisionPolicy
+---@field param_dtype string?   what parameters are gathered and computed in
+---@field reduce_dtype string?  what gradients are reduced in
+---@field output_dtype string?  what floating outputs of the module are cast to
+---@field cast_forward_inputs boolean
+local Policy = { __name = "MixedPrecisionPolicy" }
+Policy.__index = Policy
+
+--- Dtypes of a unit's parameters, reductions and outputs; absent ones stay as they are.
+---@param given? {param_dtype: string, reduce_dtype: string, output_dtype: string, cast_forward_inputs: boolean}
+---@return MixedPrecisionPolicy
+function M.MixedPrecisionPolicy(given)
+  local o = opts("MixedPrecisionPolicy", given,
+    { param_dtype = opts.string, reduce_dtype = opts.string, output_dtype = opts.string, cast_forward_inputs = true })
+  for _, name in ipairs { "param_dtype", "reduce_dtype", "output_dtype" } do
+    precision.floating(o[name], name, "MixedPrecisionPolicy")
+  end
+  return setmetatable(o, Policy)
+end
+
+function Policy.__tostring(p)
+  return ("MixedPrecisionPolicy(param_dtype = %s, reduce_dtype = %s, output_dtype = %s, cast_forward_inputs = %s)"):format(
+    tostring(p.param_dtype), tostring(p.reduce_dtype), tostring(p.output_dtype), tostring(p.cast_forward_inputs))
+end
+
+function M.is_policy(x) return getmetatable(x) == Policy end
+
+local ClassicOffload = { __name = "CPUOffload" }
+ClassicOffload.__index = ClassicOffload
+
+--- Where an FSDP instance keeps its shards, gradients and with them the optimizer's state: on the CPU with
+--- offload_params. Where the CPU is the compute device they are there already.
+---@param given? {offload_params: boolean}
+function M.CPUOffload(given)
+  return setmetatable(opts("CPUOffload", given, { offload_params = false }), ClassicOffload)
+end
+
+function ClassicOffload.__tostring(p) return ("CPUOffload(offload_params = %s)"):format(tostring(p.offload_params)) end
+
+function M.is_classic_offload(x) return getmetatable(x) == ClassicOffload end
+
+local Offload = { __name = "CPUOffloadPolicy" }
+Offload.__index = Offload
+
+--- Keeps a unit's shards, gradients and with them the optimizer's state on the CPU; it is gathered into the memory of
+--- the device that computes. Where that is the CPU they are there already. pin_memory is taken for scripts that give it
+--- and changes nothing, with a GPU or without: shards lie in memory that ranks share, and the driver stages what it
+--- copies.
+---@param given? {pin_memory: boolean}
+function M.CPUOffloadPolicy(given)
+  return setmetatable(opts("CPUOffloadPolicy", given, { pin_memory = true }), Offload)
+end
+
+function Offload.__tostring(p) return ("CPUOffloadPolicy(pin_memory = %s)"):format(tostring(p.pin_memory)) end
+
+function M.is_offload(x) return getmetatable(x) == Offload end
+
+---@class Placement
+---@field dim integer?  of a Shard, from 1
+local Shard, Replicate = { __name = "Shard" }, { __name = "Replicate" }
+Shard.__index, Replicate.__index = Shard, Replicate
+
+--- Cut along a dimension (from 1; negative ones count from the end).
+---@param dim integer
+---@return Placement
+function M.Shard(dim)
+  if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 then
+    errors.raise("Shard: dimension is %s, expected a whole number from 1, or from -1 backwards", errors.show(dim))
+  end
+  return setmetatable({ dim = dim }, Shard)
+end
+
+function Shard.__tostring(s) return ("Shard(%d)"):format(s.dim) end
+function Shard.__eq(a, b) return a.dim == b.dim end
+
+--- A copy on every rank.
+---@return Placement
+function M.Replicate() return setmetatable({}, Replicate) end
+
+function Replicate.__tostring() return "Replicate()" end
+function Replicate.__eq() return true end
+
+function M.is_shard(x) return getmetatable(x) == Shard end
+
+return M

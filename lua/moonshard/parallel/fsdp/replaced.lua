@@ -1,0 +1,79 @@
+-- SPDX-License-Identifier: MIT
+--- Parameters that a script has put in the place of sharded ones after fully_shard: before the first forward they are
+--- taken into their units; later they are an error.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local sharded = require "moonshard.parallel.fsdp.sharded"
+local tensor = require "moonshard.tensor"
+
+local lib = engine.lib
+local rawget, rawset, getmetatable, ipairs, next = rawget, rawset, getmetatable, ipairs, next
+
+local M = {}
+
+local function present(place)
+  local m = place[1]
+  return m and rawget(m, "_slots")[place[2]]
+end
+
+--- What is in the place of a parameter and not of its unit is neither sharded nor reduced. places: { module, field,
+--- parameter, name }, modules weak.
+function M.check(unit)
+  local places = unit.places
+  for k = 1, #places do
+    local place = places[k]
+    local now = present(place)
+    if now ~= place[3] and now ~= nil then
+      errors.raise("parameter '%s' was replaced after its module was sharded: what is there now, %s, is neither sharded nor reduced; "
+        .. "change the parameter in place, or replace it before %s", (unit.path == "" and "" or unit.path .. ".")
+        .. place[4], errors.kind(now),
+        unit.classic and "its module is wrapped" or "the first forward")
+    end
+  end
+end
+
+-- By the unit's parameter, what stands in all of its places now, where that is another whole parameter.
+local function replacements(unit)
+  local by, kept = {}, {}
+  for _, place in ipairs(unit.places) do
+    local p, now = place[3], present(place)
+    local fits = now ~= p and p.id >= 0 and tensor.is_tensor(now) and now.id >= 0 and getmetatable(now).__param == true
+      and not sharded.is_sharded(now) and (by[p] == nil or by[p] == now)
+    if fits then by[p] = now else kept[p] = true end
+  end
+  return by, kept
+end
+
+-- Memory for a unit on meta: then every one of its parameters must have come.
+local function leave_meta(unit, by, kept)
+  local device
+  for _, p in ipairs(unit.params) do
+    device = device or by[p] and by[p].device
+    if not by[p] or kept[p] or by[p].device:find "^meta" then return false end
+  end
+  errors.check(lib.ms_unit_to(unit.handle, require("moonshard.core.dtypes").device(device, "fully_shard"), -1, 0))
+  return true
+end
+
+--- At the first forward: units take in what has replaced their parameters. What is no whole parameter stays, for the
+--- check.
+function M.take_in(unit)
+  local by, kept = replacements(unit)
+  if next(by) == nil then return end
+  local on_meta = unit.params[1].id >= 0 and unit.params[1]:to_local().device:find "^meta"
+  if on_meta and not leave_meta(unit, by, kept) then return end
+  for k, p in ipairs(unit.params) do
+    local now = not kept[p] and by[p]
+    if now then
+      if lib.ms_unit_replace(unit.handle, unit.positions[k][1], now.id) ~= 0 then errors.fail(now) end
+      rawset(p, "_unit", nil)
+      unit.params[k] = now
+      sharded.adopt(now, unit)
+      for _, place in ipairs(unit.places) do
+        if place[3] == p then place[3] = now end
+      end
+    end
+  end
+end
+
+return M

@@ -1,0 +1,236 @@
+-- SPDX-License-Identifier: MIT
+--- State dicts of sharded models. Collective: every rank of the model calls these alike.
+local agree = require "moonshard.parallel.fsdp.agree"
+local assign = require "moonshard.parallel.fsdp.assign"
+local errors = require "moonshard.core.errors"
+local flat = require "moonshard.parallel.fsdp.flat"
+local log = require "moonshard.core.log"
+local module = require "moonshard.parallel.fsdp.module"
+local nn = require "moonshard.nn"
+local no_grad = require "moonshard.autograd".no_grad
+local opts = require "moonshard.core.opts"
+local sharded = require "moonshard.parallel.fsdp.sharded"
+local create = require "moonshard.tensor.create"
+local tensor = require "moonshard.tensor"
+local writeback = require "moonshard.parallel.fsdp.writeback"
+
+local M = {}
+
+M.TYPES = { "full", "sharded", "local" }
+
+--- The type in which t is given where `kind` was asked for: no_shard has nothing but whole tensors.
+function M.kind_of(t, kind)
+  local unit = rawget(t, "_unit")
+  if kind == "full" or not unit or not sharded.is_replicated(unit) then return kind end
+  log.warn_once "When using ``NO_SHARD`` for ``ShardingStrategy``, full_state_dict will be returned."
+  return "full"
+end
+
+--- Every parameter and persistent buffer by name. "full": plain whole tensors (on every rank, or with rank0_only an
+--- empty table on the others); "sharded": sharded tensors; "local": this rank's rows. The last two share storage.
+--- Of an FSDP instance with no_shard all three are full.
+---@param m table
+---@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}
+---@return table<string, Tensor>
+function M.state_dict(m, given)
+  local groups, o = agree.begin("state_dict", m, given, { type = opts.one_of(M.TYPES, "full"), offload_to_cpu = false,
+    rank0_only = false })
+  local mine = not o.rank0_only or agree.is_first(groups)
+  return agree.together(groups, function()
+    module.reshard_all(m)
+    writeback.write_back_all(module.units_below(m))
+    local names, values = m:_state()
+    local sd, gathered = {}, {}
+    for i, name in ipairs(names) do
+      local t = values[i]
+      local kind = M.kind_of(t, o.type)
+      local out
+      if not sharded.is_sharded(t) then
+        local dtype = rawget(t, "_original_dtype")        -- a buffer that is cast for computing
+        out = dtype and dtype ~= t.dtype and t:detach():to(dtype) or t:detach()
+      elseif kind == "sharded" then
+        out = rawget(t, "_pieces") and sharded.around(t, t:to_local():detach()) or t:detach()
+      elseif kind == "local" then
+        out = t:to_local():detach()
+      else
+        out = gathered[t]
+        if not out then
+          out = t:full_tensor()
+          gathered[t] = out
+        end
+        if not mine then out:release() end
+      end
+      if mine and not (kind == "local" and flat.is_concealed(t)) then
+        sd[name] = o.offload_to_cpu and not sharded.is_sharded(out) and out:to "cpu" or out
+      end
+    end
+    if o.type == "local" and mine then
+      for name, p, unit in flat.parameters_below(m) do
+        if not sharded.is_replicated(unit) then sd[name] = p:detach() end
+      end
+    end
+    return sd
+  end)
+end
+
+-- t, whatever its type, as a sharded tensor like p; nil when it fits in no way.
+local function like(p, t)
+  local whole = rawget(p, "_whole_shape")
+  if sharded.is_sharded(t) then
+    if tostring(t.shape) ~= tostring(whole or p.shape) then return nil end
+    local part = sharded.part_like(p, t)
+    return rawget(p, "_pieces") and part:reshape(p:to_local().shape) or sharded.around(p, part)
+  end
+  local shape = tostring(t.shape)
+  if whole and rawget(p, "_pieces") then
+    local piece = p:to_local()
+    if shape == tostring(whole) then return sharded.part_of(p, t):reshape(piece.shape) end
+    return shape == tostring(piece.shape) and t or nil
+  end
+  if shape == tostring(p.shape) then return sharded.around(p, sharded.part_of(p, t)) end
+  if shape == tostring(p:to_local().shape) then return sharded.around(p, t) end
+end
+
+--- Must t be gathered before this rank can take its part of it?
+function M.is_gathered(p, t)
+  if not tensor.is_tensor(t) or not sharded.is_sharded(t) then return false end
+  return not sharded.is_sharded(p) or not sharded.is_part_of(p, t)
+end
+
+-- What is wrong with t for a model's value: t may be whole, sharded, or this rank's part.
+local function check_fit(name, value, t)
+  if not tensor.is_tensor(t) then
+    return ("While copying '%s': a tensor expected, got %s."):format(name, errors.kind(t))
+  end
+  if (t.id < 0) ~= (value.id < 0) then
+    return ("While copying '%s': %s expected, got %s."):format(name, errors.kind(value), errors.kind(t))
+  end
+  local whole, shape = tostring(rawget(value, "_whole_shape") or value.shape), tostring(t.shape)
+  if shape == whole then return nil end
+  if sharded.is_sharded(value) and not sharded.is_sharded(t) and shape == tostring(value:to_local().shape) then
+    return nil
+  end
+  return ("size mismatch for %s: copying a param with shape %s from checkpoint, the shape in current model is %s."):format(name, shape, whole)
+end
+
+-- What there is in rank 0's state dict, for ranks that have not got it: shapes and dtypes by name.
+local function describe(sd)
+  local there = {}
+  for name, t in pairs(sd) do              -- order does not matter: looked up by name
+    if not tensor.is_tensor(t) then
+      errors.raise("load_state_dict: '%s' is %s, expected a tensor", tostring(name), errors.kind(t))
+    end
+    if sharded.is_sharded(t) or t.id < 0 then
+      errors.raise("load_state_dict: with broadcast_from_rank0 tensors are whole and plain; '%s' is %s", tostring(name),
+        t.id < 0 and errors.kind(t) or "sharded")
+    end
+    there[name] = { dtype = t.dtype, shape = { unpack(t.shape) }, text = tostring(t.shape) }
+  end
+  return there
+end
+
+local function check_described(name, value, there)
+  local whole = tostring(rawget(value, "_whole_shape") or value.shape)
+  if there.text ~= whole then
+    return ("size mismatch for %s: copying a param with shape %s from checkpoint, the shape in current model is %s."):format(name, there.text, whole)
+  end
+end
+
+--- Rank 0's tensor t on every rank: a whole one on the CPU. there: its shape and dtype.
+function M.from_first(groups, t, there)
+  local dist = require "moonshard.dist"
+  t = t and t:to "cpu":contiguous() or create.empty(there.shape, { dtype = there.dtype, device = "cpu" })
+  return agree.from_first(groups, t, function(value, src, group)
+    dist.broadcast(value, { src = src, group = group })
+    return value
+  end)
+end
+
+-- Flat parameters in a state dict of type "local" stand for what they are made of: a list of { parameter, value }, and
+-- the state dict in which what they stand for has its present value.
+local function take_flat(m, sd)
+  local list, taken, rest = {}, {}, {}
+  for name, t in pairs(sd) do rest[name] = t end         -- order does not matter: a copy
+  for name, p, unit in flat.parameters_below(m) do
+    local t = sd[name]
+    if tensor.is_tensor(t) and tostring(t.shape) == tostring(p.shape) then
+      list[#list + 1], rest[name], taken[unit] = { p, t }, nil, true
+    end
+  end
+  local names, values = m:_state()
+  for i, name in ipairs(names) do
+    local unit = rawget(values[i], "_unit")
+    if unit and taken[unit] then rest[name] = values[i]:detach() end
+  end
+  return list, rest
+end
+
+--- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's is read (the others give `{}`). With assign,
+--- what is on meta gets memory where the state dict's tensors are (the CPU's when they come from rank 0); the rest is
+--- copied, as without. A state dict of PyTorch counts the elements of containers from 0: count_from = 0. What one rank
+--- refuses all refuse, before anything changes.
+---@param m table
+---@param sd table<string, Tensor>
+---@param given? {strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1}
+---@return string[] missing, string[] unexpected
+function M.load_state_dict(m, sd, given)
+  local groups, o = agree.begin("load_state_dict", m, given, { strict = true, broadcast_from_rank0 = false,
+    assign = false, count_from = 1 }, sd)
+  if o.broadcast_from_rank0 and #groups == 0 then groups = { (require "moonshard.dist").default_group() } end
+  local reads = not o.broadcast_from_rank0 or agree.is_first(groups)
+  local missing, unexpected, flats
+  local function check(there, fits, device_of)
+    if o.assign then assign.make_room(m, device_of, o.strict) end
+    module.refuse_meta(m, o.assign and not o.strict and device_of or nil)
+    missing, unexpected = m:_check_state(there, o, fits)
+  end
+  local there, reported = agree.agree(groups, function()
+    module.reshard_all(m)
+    writeback.write_back_all(module.units_below(m))
+    nn.Module._count_from(o.count_from)
+    if not reads then return end
+    if type(sd) ~= "table" or getmetatable(sd) ~= nil then
+      errors.raise("load_state_dict: argument 2 is %s, expected a table of tensors", errors.kind(sd))
+    end
+    sd = m:_renamed(sd, o.count_from)
+    if o.broadcast_from_rank0 then
+      local there = describe(sd)
+      return there, there
+    end
+    flats, sd = take_flat(m, sd)
+    check(sd, check_fit, assign.devices(sd))
+    local names, values = m:_state()
+    local gathered = {}
+    for i, name in ipairs(names) do
+      if M.is_gathered(values[i], sd[name]) then gathered[#gathered + 1] = name end
+    end
+    return nil, table.concat(gathered, ", ")
+  end)
+  if o.broadcast_from_rank0 then
+    for _, what in pairs(reported) do there = what end         -- order does not matter: only one rank's entry is set
+    local device_of = {}
+    for name in pairs(there) do device_of[name] = "cpu" end           -- order does not matter: looked up by name
+    check(there, check_described, device_of)
+  else
+    agree.same(reported, "load_state_dict: ranks give other parameters as tensors that are sharded in another way")
+  end
+  agree.together(groups, no_grad, function()
+    for _, entry in ipairs(flats or {}) do entry[1]:copy_(entry[2]) end
+    local names, values = m:_state()
+    for i, name in ipairs(names) do
+      local now, t, received = values[i], reads and sd[name] or nil, nil
+      if o.broadcast_from_rank0 then
+        received = there[name] and M.from_first(groups, t, there[name])
+        t = received
+      end
+      if t ~= nil then
+        if sharded.is_sharded(now) then t = like(now, t) or t elseif sharded.is_sharded(t) then t = t:full_tensor() end
+        now:copy_(t)
+        if received and not reads then received:release() end
+      end
+    end
+  end)
+  return missing, unexpected
+end
+
+return M

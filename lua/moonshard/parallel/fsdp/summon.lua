@@ -1,0 +1,143 @@
+-- SPDX-License-Identifier: MIT
+--- summon_full_params: the whole parameters of FSDP instances, in the stored dtype, for a script to read and write
+--- (docs/semantics.md#summon). Collective.
+local calls = require "moonshard.dist.calls"
+local class = require "moonshard.core.class"
+local context = require "moonshard.core.context"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local module = require "moonshard.parallel.fsdp.module"
+local nn = require "moonshard.nn"
+local no_grad = require "moonshard.autograd".no_grad
+local opts = require "moonshard.core.opts"
+local sharded = require "moonshard.parallel.fsdp.sharded"
+local tensor = require "moonshard.tensor"
+local replaced = require "moonshard.parallel.fsdp.writeback"
+
+local lib, raise = engine.lib, errors.raise
+local rawset, ipairs, pcall, error = rawset, ipairs, pcall, error
+
+local M = {}
+
+-- Units in module order: those below m, or m's own.
+local function units_of(m, recurse)
+  local list = {}
+  for _, unit in ipairs(recurse and module.units_below(m) or { module.unit_of(m) }) do
+    if unit.classic then list[#list + 1] = unit end
+  end
+  return list
+end
+
+-- Everything is checked before anything is gathered.
+local function check(units, o)
+  local function unsupported(...) raise("%s is not supported yet", (...)) end
+  if o.rank0_only and o.writeback then unsupported "writeback=true and rank0_only=true" end
+  for _, unit in ipairs(units) do
+    if o.offload_to_cpu and unit.placed.strategy == "no_shard" then unsupported "offload_to_cpu=true and NO_SHARD" end
+    if o.with_grads and (o.offload_to_cpu or not unit.options.use_orig_params) then
+      unsupported(("with_grads=true, use_orig_params=%s, offload_to_cpu=%s"):format(
+        tostring(unit.options.use_orig_params), tostring(o.offload_to_cpu)))
+    end
+  end
+  for _, unit in ipairs(units) do
+    if lib.ms_unit_is_idle(unit.handle) == 0 then raise "Cannot manually unshard parameters during forward/backward" end
+  end
+end
+
+-- Whole gradients for the time, by parameter; the pieces that there are were reduced.
+local function show_grads(units)
+  for _, unit in ipairs(units) do
+    for _, p in ipairs(unit.originals) do
+      local id = lib.ms_unit_full_grad(p.id)
+      if id ~= 0 then
+        lib.ms_keep(id)
+        rawset(p, "_whole_grad", setmetatable({ id = id }, tensor.Tensor))
+      elseif lib.ms_error_code() ~= 0 then
+        errors.fail(p)
+      end
+    end
+  end
+end
+
+-- What the script made of them goes back to the pieces.
+local function hide_grads(units, writeback)
+  for _, unit in ipairs(units) do
+    local back = writeback or unit.placed.strategy == "no_shard"
+    for _, p in ipairs(unit.originals) do
+      local whole = rawget(p, "_whole_grad")
+      rawset(p, "_whole_grad", nil)
+      local piece = p:to_local()
+      if whole then
+        local grad = back and piece.grad
+        if grad and grad:numel() == whole:numel() then      -- not reduced: whole itself
+          grad:copy_(whole:reshape(grad.shape))
+        elseif grad and piece:numel() > 0 then
+          local s = sharded.shard_info(p)
+          grad:copy_(whole:reshape(-1):narrow(1, tonumber(s.first) + 1, tonumber(s.here)):reshape(piece.shape))
+        end
+        lib.ms_release(whole.id)
+      elseif back and rawget(p, "_grad_cleared") then
+        piece.grad = nil
+      end
+      rawset(p, "_grad_cleared", nil)
+    end
+  end
+end
+
+local function close(units, done, o, show, ok, ...)
+  local message
+  if o.with_grads and show and done == #units then
+    local hidden, text = pcall(no_grad, hide_grads, units, o.writeback)
+    if not hidden then message = text end
+  end
+  for k = done, 1, -1 do
+    units[k].summoned = nil
+    if lib.ms_unit_unsummon(units[k].handle, o.writeback and show and 1 or 0) ~= 0 then
+      message = message or errors.last()
+    end
+  end
+  if not ok then error((...), 0) end
+  if message then error(message, 0) end
+  return ...
+end
+
+-- Gathers what fn is to see. What fn fails with concerns this rank alone, so this part is a call of its own.
+local open = calls.several(function(m, given, fn)
+  if not class.isa(m, nn.Module) then
+    raise("summon_full_params: argument 1 is %s, expected a module", errors.kind(m))
+  end
+  if type(fn) ~= "function" then raise("summon_full_params: the last argument is %s, expected a function",
+    errors.kind(fn)) end
+  local o = opts("summon_full_params", given,
+    { recurse = true, writeback = true, rank0_only = false, offload_to_cpu = false, with_grads = false })
+  local units = units_of(m, o.recurse)
+  check(units, o)
+  replaced.write_back_all(units)
+  local show = not o.rank0_only or (require "moonshard.dist").rank() == 0
+  local done = 0
+  for k, unit in ipairs(units) do
+    if lib.ms_unit_summon(unit.handle, show and (o.offload_to_cpu and 2 or 1) or 0) ~= 0 then
+      local text = errors.last()
+      return close(units, done, { writeback = false }, false, false, text)
+    end
+    done = k
+    unit.summoned = show or nil
+  end
+  if o.with_grads then
+    local ok, text = pcall(show_grads, units)
+    if not ok then return close(units, done - 1, { writeback = false }, show, false, text) end
+  end
+  return units, o, show
+end, function(m) return not class.isa(m, nn.Module) or #units_of(m, true) > 0 end)
+
+--- Runs fn while the parameters are whole, under their original names and shapes.
+---@param m Module
+---@param given? {recurse: boolean, writeback: boolean, rank0_only: boolean, offload_to_cpu: boolean, with_grads: boolean}
+---@param fn function
+function M.summon_full_params(m, given, fn, ...)
+  if type(given) == "function" then return M.summon_full_params(m, nil, given, fn, ...) end
+  local units, o, show = open(m, given, fn)
+  return close(units, #units, o, show, pcall(context.block, "summon_full_params", fn, ...))
+end
+
+return M

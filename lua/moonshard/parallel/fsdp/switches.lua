@@ -1,0 +1,43 @@
+-- SPDX-License-Identifier: MIT
+--- Environment variables that change what FSDP instances do (docs/semantics.md#switches), read when an instance is
+--- made; "1" is on.
+---
+---   FSDP_USE_FULL_PREC_IN_EVAL    parameters, gradients and buffers are not cast while the module is in eval mode
+---   FSDP_SKIP_WRITEBACK_CHECK     parameters that a script replaced are not looked for
+---   FSDP_USE_FAKE_ALL_GATHER      nothing is gathered, FSDP_USE_FAKE_REDUCE: nothing is reduced: what do they cost?
+---
+--- FSDP_USE_UNSAFE_SETATTR has nothing to do here: no attribute of a module is set when its parameters are gathered.
+local log = require "moonshard.core.log"
+
+local M = {}
+
+local SWITCHES = {
+  { "full_precision_in_eval", "FSDP_USE_FULL_PREC_IN_EVAL" },
+  { "skip_writeback_check", "FSDP_SKIP_WRITEBACK_CHECK",
+    "Since FSDP_SKIP_WRITEBACK_CHECK=1, FSDP will not check for parameter or gradient writeback. "
+    .. "Changing parameter or gradient storages may lead to silent correctness errors." },
+  { "fake_all_gather", "FSDP_USE_FAKE_ALL_GATHER",
+    "Since FSDP_USE_FAKE_ALL_GATHER=1, FSDP will not execute all-gather ops. "
+    .. "Your training will be incorrect, but can reveal how much time spent on all-gather ops." },
+  { "fake_reduce", "FSDP_USE_FAKE_REDUCE", "Since FSDP_USE_FAKE_REDUCE=1, FSDP will not execute reduce-scatter ops. "
+    .. "Your training will be incorrect, but can reveal how much time spent on reduce-scatter ops." },
+}
+
+local warned = {}
+
+--- What is on now, by name. Says once what makes numbers wrong.
+---@return table<string, boolean>
+function M.read()
+  local on = {}
+  for _, switch in ipairs(SWITCHES) do
+    local name, variable, warning = switch[1], switch[2], switch[3]
+    on[name] = os.getenv(variable) == "1"
+    if on[name] and warning and not warned[name] then
+      warned[name] = true
+      log.warn(warning)
+    end
+  end
+  return on
+end
+
+return M

@@ -1,0 +1,327 @@
+-- SPDX-License-Identifier: MIT
+--- Which submodules of a module become FSDP instances of their own (docs/semantics.md#wrapping).
+---
+--- Two kinds of policy: a function `fn(module, recurse, remaining)` is asked on the way down whether to go on below a
+--- module and on the way up whether to wrap it (remaining: elements of its parameters that nothing below has taken); a
+--- policy object (module_wrap_policy, custom_policy) says for all modules at once which are wrapped, and with what.
+local class = require "moonshard.core.class"
+local errors = require "moonshard.core.errors"
+local log = require "moonshard.core.log"
+local nn = require "moonshard.nn"
+local opts = require "moonshard.core.opts"
+
+local raise, modes = errors.raise, require("moonshard.core.context").now
+
+local M = {}                            -- the public table
+
+-- ---- policies ------------------------------------------------------------------------------------
+
+local function class_list(who, classes)
+  if class.is_class(classes) then classes = { classes } end
+  if type(classes) ~= "table" or #classes == 0 then
+    raise("%s: argument is %s, expected a list of module classes", who, errors.kind(classes))
+  end
+  for k, cls in ipairs(classes) do
+    if not class.is_class(cls) then raise("%s: entry %d is %s, expected a module class", who, k, errors.kind(cls)) end
+  end
+  return classes
+end
+
+local function is_any(m, classes)
+  for _, cls in ipairs(classes) do
+    if class.isa(m, cls) then return true end
+  end
+  return false
+end
+
+local function callable(who, fn)
+  if type(fn) ~= "function" then raise("%s: argument is %s, expected a function", who, errors.kind(fn)) end
+  return fn
+end
+
+-- An object: targets(root, ignored, options) -> module -> options. As a function policy it decides by the module alone.
+local Policy = { __name = "WrapPolicy" }
+Policy.__index = Policy
+
+function Policy.__tostring(p) return p.name end
+
+function Policy.__call(p, m, recurse)
+  return recurse or p.decide(m) ~= false
+end
+
+local function table_of(who, options)
+  if options ~= nil and (type(options) ~= "table" or getmetatable(options) ~= nil) then
+    raise("%s: options are %s, expected a table", who, errors.kind(options))
+  end
+  return options or {}
+end
+
+local function copy_of(options, override)
+  local out = {}
+  for key, value in pairs(options) do out[key] = value end      -- order does not matter: a copy
+  for key, value in pairs(override or {}) do out[key] = value end
+  return out
+end
+
+function Policy:targets(root, ignored, options)
+  local targets = {}
+  for _, m in ipairs(root:modules()) do
+    if not ignored[m] then
+      local decision = self.decide(m)
+      if decision then targets[m] = copy_of(options, decision ~= true and decision or nil) end
+    end
+  end
+  return targets
+end
+
+--- Wraps every instance of any of the classes.
+---@param classes table[]
+function M.module_wrap_policy(classes)
+  local list = class_list("module_wrap_policy", classes)
+  local names = {}
+  for k, cls in ipairs(list) do names[k] = rawget(cls, "__name") end
+  return setmetatable({ name = ("module_wrap_policy{%s}"):format(table.concat(names, ", ")),
+    decide = function(m) return is_any(m, list) end }, Policy)
+end
+
+--- fn(module) -> false: not wrapped; true: wrapped as the root; a table: with these options instead of the root's.
+---@param fn fun(m: Module): boolean|table
+function M.custom_policy(fn)
+  callable("custom_policy", fn)
+  return setmetatable({ name = "custom_policy", decide = function(m)
+    local decision = fn(m)
+    if type(decision) == "boolean" then return decision end
+    if type(decision) ~= "table" or getmetatable(decision) ~= nil then
+      raise("The lambda_fn passed to CustomPolicy should return False/True or a kwarg dict, but it returned %s",
+        errors.show(decision))
+    end
+    return next(decision) ~= nil and decision
+  end }, Policy)
+end
+
+--- Wraps every submodule.
+function M.always_wrap_policy() return true end
+
+--- Wraps where fn(module) is true.
+---@param fn fun(m: Module): boolean
+function M.lambda_auto_wrap_policy(fn)
+  callable("lambda_auto_wrap_policy", fn)
+  return function(m, recurse) return recurse or fn(m) and true or false end
+end
+
+--- Wraps every instance of any of the classes: a model's layers.
+---@param classes table[]
+function M.transformer_auto_wrap_policy(classes)
+  local list = class_list("transformer_auto_wrap_policy", classes)
+  return function(m, recurse) return recurse or is_any(m, list) end
+end
+
+--- Wraps what has at least min_num_params elements that nothing below has taken. Modules of force_leaf_modules are not
+--- gone into (MultiheadAttention), those of exclude_wrap_modules not wrapped (ModuleList, ModuleDict).
+---@param given? {min_num_params: number, force_leaf_modules: table[], exclude_wrap_modules: table[]}
+function M.size_based_auto_wrap_policy(given)
+  local o = opts("size_based_auto_wrap_policy", given,
+    { min_num_params = 1e8, force_leaf_modules = opts.table, exclude_wrap_modules = opts.table })
+  local leaves = o.force_leaf_modules or { nn.MultiheadAttention }
+  local excluded = o.exclude_wrap_modules or { nn.ModuleList, nn.ModuleDict }
+  return function(m, recurse, remaining)
+    if recurse then return remaining >= o.min_num_params and not is_any(m, leaves) end
+    return remaining >= o.min_num_params and not is_any(m, excluded)
+  end
+end
+
+--- Wraps what any of the policies wraps.
+---@param policies table
+function M.or_policy(policies)
+  if type(policies) ~= "table" or #policies == 0 then
+    raise("or_policy: argument is %s, expected a list of policies", errors.kind(policies))
+  end
+  return function(m, recurse, remaining)
+    for _, policy in ipairs(policies) do
+      if policy(m, recurse, remaining) then return true end
+    end
+    return false
+  end
+end
+
+-- ---- annotation ----------------------------------------------------------------------------------
+
+local function leave(ok, ...)
+  modes.wrap = nil
+  if not ok then error((...), 0) end
+  return ...
+end
+
+--- Runs fn; wrap(module) inside wraps with these options. `wrapper_cls`: FSDP unless said.
+---@param given table
+---@param fn function
+function M.enable_wrap(given, fn, ...)
+  if fn == nil and type(given) == "function" then given, fn = {}, given end
+  callable("enable_wrap", fn)
+  if modes.wrap then raise "You are already within an autowrap context and we currently do not supported nested autowrap." end
+  modes.wrap = copy_of(table_of("enable_wrap", given))
+  return leave(pcall(fn, ...))
+end
+
+--- The module, wrapped when an enable_wrap is under way; options given here win over its.
+---@param m Module
+---@param given? table
+---@return Module
+function M.wrap(m, given)
+  if not class.isa(m, nn.Module) then raise("wrap: argument 1 is %s, expected a module", errors.kind(m)) end
+  if not modes.wrap then return m end
+  local options = copy_of(modes.wrap, table_of("wrap", given))
+  local wrapper = options.wrapper_cls or require "moonshard.parallel.fsdp.classic".FSDP
+  options.wrapper_cls = nil
+  return wrapper(m, options)
+end
+
+-- ---- wrapping a tree -----------------------------------------------------------------------------
+
+local function numel_of(p)
+  local n = 1
+  for _, size in ipairs(p.shape) do n = n * size end
+  return n
+end
+
+local function put(parent, name, child)
+  local position = tonumber(name)
+  if position and rawget(parent, position) ~= nil then parent[position] = child else parent[name] = child end
+end
+
+-- By a function policy, innermost first. Returns what stands for m now, and how many elements are wrapped.
+local function recurse_into(m, c, only_children)
+  if c.done[m] then return c.done[m], 0 end
+  local total = 0
+  for _, p in ipairs(m:parameters()) do
+    if not c.ignored_params[p] then total = total + numel_of(p) end
+  end
+  if not c.policy(m, true, total) then return m, 0 end
+  local wrapped = 0
+  for name, child in m:named_children() do
+    if not c.ignored[child] then
+      local now, n = recurse_into(child, c, false)
+      if now ~= child then put(m, name, now) end
+      wrapped = wrapped + n
+    end
+  end
+  if only_children or not c.policy(m, false, total - wrapped) then return m, wrapped end
+  local now = c.wrap(m)
+  c.done[m] = now
+  return now, total
+end
+
+-- By a map of modules to options, innermost first; what is shared is wrapped once.
+local function post_order(m, targets, wrap, done, visited)
+  if visited[m] then return end
+  visited[m] = true
+  for name, child in m:named_children() do
+    post_order(child, targets, wrap, done, visited)
+    if targets[child] then
+      done[child] = done[child] or wrap(child, targets[child])
+      put(m, name, done[child])
+    end
+  end
+end
+
+local function quoted(names)
+  local out = {}
+  for k, name in ipairs(names) do out[k] = "'" .. name .. "'" end
+  return "[" .. table.concat(out, ", ") .. "]"
+end
+
+-- A flat parameter has one requires_grad; with the original parameters a mixture costs memory.
+local function validate_frozen(root, targets, ignored_params, use_orig_params)
+  local seen = {}
+  local function visit(m, prefix, trainable, frozen)
+    if seen[m] then return end
+    seen[m] = true
+    for _, name in ipairs(m._params) do
+      local p = m._slots[name]
+      if p ~= nil and not ignored_params[p] then
+        local list = p.requires_grad and trainable or frozen
+        list[#list + 1] = prefix .. name
+        list.numel = list.numel + numel_of(p)
+      end
+    end
+    for name, child in m:named_children() do
+      local below = prefix .. name
+      if targets[child] then
+        local a, b = { numel = 0 }, { numel = 0 }
+        visit(child, below .. ".", a, b)
+        if #a > 0 and #b > 0 then
+          local text = ("%s has both parameters with requires_grad=True and False. %s\nThe following parameters have requires_grad=True:\n%s\n"
+            .. "The following parameters have requires_grad=False:\n%s"):format(below,
+            use_orig_params and (
+              "FSDP does not recommend wrapping such modules since the gradient memory usage will be higher than expected "
+              .. "(%d numel instead of %d numel before sharding via reduce-scatter)."):format(a.numel + b.numel,
+              a.numel)
+              or "FSDP does not support wrapping such modules.", quoted(a), quoted(b))
+          if not use_orig_params then raise("%s", text) end
+          log.warn(text)
+        end
+      else
+        visit(child, below .. ".", trainable, frozen)
+      end
+    end
+  end
+  visit(root, "", { numel = 0 }, { numel = 0 })
+end
+
+-- The classes that mixed precision leaves alone, by the options of an instance.
+local function exempt_classes(o)
+  if not o.mixed_precision then return {} end
+  return o.mixed_precision.module_classes_to_ignore or { nn.BatchNorm1d, nn.BatchNorm2d }
+end
+
+-- Internal: wraps submodules of root as o.auto_wrap_policy says; instances are made by wrap(module, options).
+local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
+  local policy = o.auto_wrap_policy
+  local is_object = getmetatable(policy) == Policy
+  if not is_object and type(policy) ~= "function" then
+    raise("FSDP: option 'auto_wrap_policy' is %s, expected a policy of fsdp.wrap or a function", errors.kind(policy))
+  end
+  for name, m in root:named_modules() do
+    if rawget(m, "_fsdp") then
+      raise("FSDP auto wrapping requires modules to not already have FSDP applied but found %s in\n%s", name,
+        tostring(root))
+    end
+  end
+  local exempt = exempt_classes(o)
+  local function full_precision(m) return is_any(m, exempt) end
+  for _, m in ipairs(root:modules()) do
+    if m ~= root and full_precision(m) then
+      log.warn "Both mixed precision and an `auto_wrap_policy` were specified for FSDP, where the wrapped module has batch norm submodules. \z
+        The batch norm submodules will be wrapped as separate FSDP instances with mixed precision disabled since \z
+        some batch norm kernels do not support low precision."
+      break
+    end
+  end
+  local plain = copy_of(options)
+  plain.mixed_precision = nil
+  if is_object then
+    local targets = policy:targets(root, ignored, options)
+    for _, m in ipairs(root:modules()) do
+      if full_precision(m) and not ignored[m] then
+        targets[m] = copy_of(targets[m] or plain)
+        targets[m].mixed_precision = nil
+      end
+    end
+    targets[root] = nil
+    validate_frozen(root, targets, ignored_params, o.use_orig_params)
+    post_order(root, targets, wrap, {}, {})
+    return
+  end
+  local context = {
+    done = {}, ignored = ignored, ignored_params = ignored_params,
+    policy = #exempt == 0 and policy or function(m, recurse, remaining)
+      -- Asked down to the last module: the policy may not want to look there.
+      if recurse then return true end
+      return full_precision(m) or (policy(m, true, remaining) and policy(m, false, remaining))
+    end,
+    wrap = function(m) return wrap(m, full_precision(m) and plain or options) end,
+  }
+  recurse_into(root, context, true)
+end
+
+return { public = errors.closed(M, "fsdp.wrap"), auto_wrap = auto_wrap, numel_of = numel_of }

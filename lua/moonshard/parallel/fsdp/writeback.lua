@@ -1,0 +1,82 @@
+-- SPDX-License-Identifier: MIT
+--- What a script puts in the place of a parameter of an FSDP instance with use_orig_params
+--- (docs/semantics.md#writeback): it goes into the shard at the next forward, state dict or summon_full_params. Between
+--- a forward that leaves the parameters whole and its backward it is an error: the backward would go on with the old
+--- values.
+local autograd = require "moonshard.autograd"
+local class = require "moonshard.core.class"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local Parameter = require "moonshard.nn.parameter".Parameter
+local sharded = require "moonshard.parallel.fsdp.sharded"
+local tensor = require "moonshard.tensor"
+
+local lib, raise = engine.lib, errors.raise
+local rawget, ipairs, pairs, type, getmetatable, select = rawget, ipairs, pairs, type, getmetatable, select
+
+local M = {}
+
+local function sizes(p) return tostring(p.shape) end
+
+--- What a script put in the place of a parameter since the last forward goes into the shard; the parameter takes its
+--- place again.
+function M.write_back(unit)
+  for _, place in ipairs(unit.places) do
+    local m, name, p = place[1], place[2], place[3]
+    local now = rawget(m, "_slots")[name]
+    if now ~= p then
+      local piece = p:to_local()
+      local fits = class.isa(now, Parameter) and (sizes(now) == sizes(piece)
+        or sizes(now) == tostring(rawget(p, "_whole_shape")))
+      if not fits then
+        raise("Cannot writeback when the parameter shape changes\nExpects %s but got %s", sizes(piece),
+          tensor.is_tensor(now) and sizes(now) or errors.show(now))
+      end
+      autograd.no_grad(function()
+        if sizes(now) == sizes(piece) then piece:copy_(now) else piece:copy_(sharded.part_of(p,
+          now:detach()):reshape(piece.shape)) end
+      end)
+      m[name] = p
+      -- the old whole
+      if lib.ms_unit_is_gathered(unit.handle) ~= 0 then errors.check(lib.ms_unit_reshard(unit.handle)) end
+    end
+  end
+end
+
+--- The same for all of these units that have original parameters: before a root runs, as it gathers some of them ahead.
+function M.write_back_all(units)
+  for _, unit in ipairs(units) do
+    if unit.replaces and not unit.switches.skip_writeback_check then M.write_back(unit) end
+  end
+end
+
+local function check(units)
+  for _, unit in ipairs(units) do
+    if unit.classic and lib.ms_unit_is_gathered(unit.handle) ~= 0 then
+      for _, place in ipairs(unit.places) do
+        if rawget(place[1], "_slots")[place[2]] ~= place[3] then
+          raise "FSDP does not support changing the parameters between forward and backward"
+        end
+      end
+    end
+  end
+end
+
+local function each_output(v, fn)
+  if tensor.is_tensor(v) then
+    if v.requires_grad and not v.is_leaf then fn(v) end
+  elseif type(v) == "table" and getmetatable(v) == nil then
+    for _, x in pairs(v) do each_output(x, fn) end      -- order does not matter: each by itself
+  end
+end
+
+--- Passes a root's outputs through. When their backward begins, what stayed whole below the root must still be in its
+--- places.
+function M.watch(units, ...)
+  for k = 1, select("#", ...) do
+    each_output((select(k, ...)), function(t) t:register_hook(function() check(units) end) end)
+  end
+  return ...
+end
+
+return M

@@ -1,0 +1,204 @@
+-- SPDX-License-Identifier: MIT
+--- Checkpoints of a training run: one safetensors file with the weights (`model.NAME`), the optimizer's state
+--- (`optim.NAME.exp_avg` ...) and, as metadata, everything else that the next step depends on. Whole tensors, so
+--- any world size reads it; written by rank 0 one tensor at a time, so no rank ever holds all of them.
+local cjson = require "cjson"
+local ms = require "moonshard"
+local dist = require "moonshard.dist"
+local run_folder = require "moonshard.run.folder"
+local state = require "moonshard.io.files"
+
+local M = {}
+
+--- This rank's rows of a parameter: what optimizers work on.
+local function local_part(p)
+  return p.placements and p:to_local() or p
+end
+
+-- Rows go to ranks in blocks of ceil(rows / ranks), the last ones smaller or empty (fully_shard's rule).
+local function block_of(rows)
+  local size = math.ceil(rows / dist.world_size())
+  local first = math.min(rows, dist.rank() * size)
+  return size, first, math.min(rows, first + size) - first
+end
+
+--- The whole of a tensor of which each rank has its rows; collective. `shape` is the whole's.
+local function whole(part, shape, sharded)
+  if not sharded or dist.world_size() == 1 then return part end
+  local size, _, here = block_of(shape[1])
+  local padded, all = { unpack(shape) }, { unpack(shape) }
+  padded[1], all[1] = size, size * dist.world_size()
+  local mine = ms.zeros(padded, { dtype = part.dtype })
+  if here > 0 then mine:narrow(1, 1, here):copy_(part) end
+  local gathered = ms.empty(all, { dtype = part.dtype })
+  dist.all_gather(gathered, mine)
+  return gathered:narrow(1, 1, shape[1])
+end
+
+--- What a checkpoint holds, in one order on every rank: name, this rank's part, the whole's shape.
+local function contents(model, optimizer)
+  local list, steps, position = {}, {}, {}
+  for _, group in ipairs(optimizer.param_groups) do
+    for _, p in ipairs(group.params) do position[#position + 1] = p end
+  end
+  local sd = optimizer:state_dict()
+  local optimizer_state = {}
+  for k, p in ipairs(position) do optimizer_state[p] = sd.state[k] end
+  for name, p in model:named_parameters() do
+    local sharded = p.placements ~= nil
+    list[#list + 1] = { name = "model." .. name, part = local_part(p):detach(), shape = p.shape, sharded = sharded }
+    for key, value in ms.sorted_pairs(optimizer_state[p] or {}) do
+      if not ms.is_tensor(value) then
+        steps[key .. " of " .. name] = value
+      elseif value.ndim == 0 then
+        steps[key .. " of " .. name] = value:item()
+      else
+        list[#list + 1] = { name = ("optim.%s.%s"):format(name, key), part = value, shape = p.shape, sharded = sharded }
+      end
+    end
+  end
+  state.sort(list, function(e) return e.part.dtype end)
+  return list, steps
+end
+
+--- Writes a checkpoint; collective.
+---@param path string
+---@param model Module
+---@param optimizer table
+---@param config table  flat; what a run needs to go on
+---@param step integer  steps done
+function M.save(path, model, optimizer, config, step)
+  ms.no_grad(function()
+    ms.scope(function()
+      local list, numbers = contents(model, optimizer)
+      local random = ms.get_rng_state()
+      local saver
+      if dist.rank() == 0 then
+        local entries = {}
+        for k, e in ipairs(list) do entries[k] = { name = e.name, dtype = e.part.dtype, shape = e.shape } end
+        local exact = { digits = 17 }
+        saver = state.saver(path, entries, {
+          step = ("%d"):format(step),
+          config = run_folder.json(config, nil, exact),
+          optimizer = run_folder.json(numbers, nil, exact),
+          random = run_folder.json({ seed = random[1], offset = random[2] }, nil, exact),
+        })
+      end
+      for _, e in ipairs(list) do
+        ms.scope(function()
+          local t = whole(e.part, e.shape, e.sharded)
+          if saver then saver:write(e.name, t) end
+        end)
+      end
+      if saver then saver:commit() end
+    end)
+  end)
+  dist.barrier()                                        -- a rank that reads it next finds it whole
+end
+
+--- Whether all weights are finite, on all ranks; collective.
+---@param model Module
+---@return boolean
+function M.finite(model)
+  local bad = 0
+  ms.no_grad(function()
+    for _, p in model:named_parameters() do
+      ms.scope(function() bad = bad + local_part(p):detach():isfinite():logical_not():sum():item() end)
+    end
+    ms.scope(function()
+      local t = ms.tensor({ bad }, { dtype = "float64" })
+      dist.all_reduce(t)
+      bad = t:item()
+    end)
+  end)
+  return bad == 0
+end
+
+---@class Checkpoint
+---@field step integer
+---@field config table
+local Checkpoint = {}
+Checkpoint.__index = Checkpoint
+
+--- Opens a checkpoint and checks that it is one.
+---@param path string
+---@return Checkpoint
+function M.open(path)
+  local reader = state.reader(path)
+  local meta = reader.metadata
+  local self = setmetatable({ path = path, reader = reader, step = tonumber(meta.step) }, Checkpoint)
+  local ok, config = pcall(cjson.decode, meta.config or "")
+  if not self.step or not ok or type(config) ~= "table" then
+    error(("checkpoint '%s' has no step and configuration: it is no checkpoint of scripts/train"):format(path), 0)
+  end
+  self.config = config
+  return self
+end
+
+local function read_into(reader, name, target, shape, sharded)
+  local found = reader:info(name)
+  if table.concat(found, ",") ~= table.concat(shape, ",") then
+    error(("checkpoint '%s': '%s' has shape [%s], the model's is [%s]"):format(reader.path, name,
+      table.concat(found, ", "),
+      table.concat(shape, ", ")), 0)
+  end
+  if not sharded then
+    target:copy_(reader:read(name))
+    return
+  end
+  local _, first, here = block_of(shape[1])
+  if here > 0 then target:copy_(reader:read(name, first + 1, here)) end
+end
+
+--- Fills a model's parameters, sharded or whole.
+---@param model Module
+function Checkpoint:load_model(model)
+  ms.no_grad(function()
+    for name, p in model:named_parameters() do
+      ms.scope(function() read_into(self.reader, "model." .. name, local_part(p):detach(), p.shape,
+        p.placements ~= nil) end)
+    end
+  end)
+end
+
+--- Fills an optimizer's state, and the random generator's.
+---@param model Module
+---@param optimizer table
+function Checkpoint:load_training(model, optimizer)
+  local numbers = cjson.decode(self.reader.metadata.optimizer)
+  local random = cjson.decode(self.reader.metadata.random)
+  local names = {}
+  for name, p in model:named_parameters() do names[p] = name end
+  ms.no_grad(function()
+    ms.scope(function()
+      local sd = optimizer:state_dict()
+      local k = 0
+      for _, group in ipairs(optimizer.param_groups) do
+        for _, p in ipairs(group.params) do
+          k = k + 1
+          local name, part, s = names[p], local_part(p), {}
+          for key, value in pairs(numbers) do         -- order does not matter: every key is stored by itself
+            local field, of = key:match "^(.-) of (.*)$"
+            if of == name then s[field] = value end
+          end
+          local prefix = ("optim.%s."):format(name)
+          for _, entry in ipairs(self.reader.names) do
+            if entry:sub(1, #prefix) == prefix and not entry:sub(#prefix + 1):find(".", 1, true) then
+              local _, dtype = self.reader:info(entry)
+              local t = ms.zeros(part.shape, { dtype = dtype })
+              read_into(self.reader, entry, t, p.shape, p.placements ~= nil)
+              s[entry:sub(#prefix + 1)] = t
+            end
+          end
+          sd.state[k] = next(s) and s or nil
+        end
+      end
+      optimizer:load_state_dict(sd)
+    end)
+  end)
+  ms.set_rng_state { random.seed, random.offset }
+end
+
+function Checkpoint:close() self.reader:close() end
+
+return M

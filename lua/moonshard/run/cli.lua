@@ -1,0 +1,134 @@
+-- SPDX-License-Identifier: MIT
+--- Command lines of the house's scripts: options from one table, errors said once (by rank 0) with the nearest
+--- name, Ctrl-C that ends a script with one line.
+local argparse = require "argparse"
+
+local M = {}
+
+--- This process's place in the job, as the launcher tells it: known before the ranks have met.
+---@return integer rank
+---@return integer world
+function M.launched()
+  local rank = os.getenv "OMPI_COMM_WORLD_RANK" or os.getenv "PMI_RANK" or os.getenv "SLURM_PROCID"
+  local world = os.getenv "OMPI_COMM_WORLD_SIZE" or os.getenv "PMI_SIZE" or os.getenv "SLURM_NTASKS"
+  return tonumber(rank) or 0, tonumber(world) or 1
+end
+
+--- Ends the script on every rank; rank 0 says why.
+---@param script string
+---@param format string
+function M.stop(script, format, ...)
+  if M.launched() == 0 then io.stderr:write(script, ": ", format:format(...), "\n") end
+  os.exit(2, true)
+end
+
+local function number(text, accepts, expected)
+  local n = tonumber(text)
+  if n and n == n and accepts(n) then return n end
+  return nil, ("'%s' is not %s"):format(text, expected)
+end
+
+--- Kinds of options: text -> value, or nil and why not.
+M.kinds = {
+  text = function(text) return text end,
+  path = function(text)
+    if text ~= "" then return text end
+    return nil, "the path is empty"
+  end,
+  number = function(text) return number(text, function() return true end, "a number") end,
+  positive = function(text) return number(text, function(n) return n > 0 and n < math.huge end, "a number above 0") end,
+  share = function(text) return number(text, function(n) return n >= 0 and n <= 1 end, "a number from 0 to 1") end,
+  whole = function(text) return number(text, function(n) return n >= 0 and n % 1 == 0 and n < 2 ^ 53 end,
+  "a whole number from 0") end,
+  count = function(text) return number(text, function(n) return n >= 1 and n % 1 == 0 and n < 2 ^ 53 end,
+  "a whole number from 1") end,
+  list = function(text) return text end,
+}
+
+--- An enumeration.
+function M.one_of(...)
+  local names = { ... }
+  return function(text)
+    for _, name in ipairs(names) do
+      if name == text then return text end
+    end
+    return nil, ("'%s' is none of %s"):format(text, table.concat(names, ", "))
+  end
+end
+
+---@class CliOption
+---@field [1] string   name, without the dashes
+---@field [2] string|function  kind: a name of M.kinds, or one_of(...)
+---@field [3] any      default; nil for none
+---@field [4] string   what it is
+
+-- "--lr -1" as "--lr=-1": argparse would take a negative number for an option.
+local function with_negatives(words)
+  local out = {}
+  for k = 1, #words do
+    local before = out[#out]
+    if words[k]:find "^%-%.?%d" and before and before:find "^%-%-[^=]+$" then
+      out[#out] = before .. "=" .. words[k]
+    else
+      out[#out + 1] = words[k]
+    end
+  end
+  return out
+end
+
+--- Reads a command line. Options that were not given are absent from the result.
+---@param script string
+---@param about string
+---@param options CliOption[]
+---@param words string[]
+---@return table<string, any>
+function M.parse(script, about, options, words)
+  local parser = argparse(script, about):add_help(false)
+  function parser.error(_, message)
+    M.stop(script, "%s (%s --help lists the options)", message:gsub("\n", ". "):gsub("^%u", string.lower), script)
+  end
+  parser:flag("-h --help", "Show this help."):action(function()
+    if M.launched() == 0 then io.stdout:write(parser:get_help(), "\n") end
+    os.exit(0, true)
+  end)
+  for _, option in ipairs(options) do
+    local name, kind, default, about_it = option[1], option[2], option[3], option[4]
+    if default ~= nil then about_it = ("%s (%s)"):format(about_it, tostring(default)) end
+    local o = parser:option("--" .. name, about_it):target(name)
+    local convert = type(kind) == "function" and kind or M.kinds[kind]
+    o:convert(function(text)
+      local value, why = convert(text)
+      return value, why and ("--%s: %s"):format(name, why)
+    end)
+    if kind == "list" then o:args "+" end
+  end
+  local given = {}
+  for name, value in pairs(parser:parse(with_negatives(words))) do            -- order does not matter: copied by name
+    if name ~= "help" then given[name] = value end
+  end
+  return given
+end
+
+--- Runs fn; Ctrl-C ends it with a line instead of a traceback. Other errors end it with theirs and status 1, for which
+--- the launcher ends the job.
+---@param script string
+---@param fn function
+---@param where fun(): string   where the script was, for the line
+function M.run(script, fn, where)
+  local engine = require "moonshard.core.ffi"                -- here: help and refused options need no engine that is built
+  local lib, C = engine.lib, engine.ffi.C
+  lib.ms_catch_sigint(1)
+  local ok, err = xpcall(fn, function(e)
+    if lib.ms_error_code() == C.MS_EINTR and tostring(e):find "interrupted$" then return { interrupted = true } end
+    return debug.traceback(tostring(e), 2)
+  end)
+  if ok then return end
+  if type(err) == "table" and err.interrupted then
+    if M.launched() == 0 then io.stderr:write("\n", script, ": interrupted ", where(), "\n") end
+    os.exit(130, true)
+  end
+  io.stderr:write(script, ": ", tostring(err), "\n")
+  os.exit(1, true)
+end
+
+return M

@@ -1,0 +1,92 @@
+-- SPDX-License-Identifier: MIT
+--- Progress of a long loop: one line that is drawn again and again on a terminal, plain lines elsewhere; never an
+--- escape code in a file.
+---
+--- A rank's standard output is a pseudo terminal under mpirun even when mpirun writes to a file, so asking it
+--- would lie. MOONSHARD_PROGRESS says it (scripts/train sets it where mpirun's own output goes); without it a
+--- process that a launcher started prints lines.
+local cli = require "moonshard.run.cli"
+local ffi = require "ffi"
+
+ffi.cdef "int isatty(int);"
+
+local M = {}
+
+--- "bar" or "lines".
+function M.style()
+  local said = os.getenv "MOONSHARD_PROGRESS"
+  if said == "bar" or said == "lines" then return said end
+  local _, world = cli.launched()
+  if world > 1 or os.getenv "OMPI_COMM_WORLD_SIZE" or os.getenv "SLURM_PROCID" then return "lines" end
+  return ffi.C.isatty(1) == 1 and os.getenv "TERM" ~= "dumb" and "bar" or "lines"
+end
+
+---@class Progress
+local Progress = {}
+Progress.__index = Progress
+
+--- Progress over steps first + 1 .. total.
+---@param given {total: integer, first: integer?, silent: boolean?, style: string?, write: function?}  silent: prints nothing
+---@return Progress
+function M.new(given)
+  local self = setmetatable({ total = given.total, first = given.first or 0, silent = given.silent }, Progress)
+  self.style = given.style or M.style()
+  self.write = given.write or function(text)
+    io.stdout:write(text)
+    io.stdout:flush()
+  end
+  self.every = math.max(1, math.floor(given.total / 20))      -- lines: about 20 of them
+  self.drawn = false
+  self.last_draw = -math.huge
+  return self
+end
+
+local function bar(done, width)
+  local full = math.floor(done * width + 0.5)
+  return ("#"):rep(full) .. ("."):rep(width - full)
+end
+
+--- Is this step shown? Its text need not be made otherwise.
+---@param step integer
+---@param now number    seconds
+function Progress:wants(step, now)
+  if self.silent then return false end
+  local last = step == self.total
+  if self.style == "bar" then return now - self.last_draw >= 0.1 or last end
+  return step % self.every == 0 or step == self.first + 1 or last
+end
+
+--- A step is done.
+---@param step integer
+---@param now number    seconds
+---@param text string   what to show of it
+function Progress:step(step, now, text)
+  if not self:wants(step, now) then return end
+  if self.style == "bar" then
+    self.last_draw = now
+    local width = tonumber(os.getenv "COLUMNS") or 80
+    local line = ("[%s] %d/%d  %s"):format(bar(step / self.total, 20), step, self.total, text)
+    self.write("\r" .. line:sub(1, width - 1) .. "\27[K")
+    self.drawn = true
+  else
+    local digits = #tostring(self.total)
+    self.write(("step %" .. digits .. "d/%d  %s\n"):format(step, self.total, text))
+  end
+end
+
+--- Lines that stay.
+---@param text string
+function Progress:say(text)
+  if self.silent then return end
+  self.write((self.drawn and "\r\27[K" or "") .. text .. "\n")
+  self.drawn = false
+  self.last_draw = -math.huge
+end
+
+--- The end of the loop: what was drawn last stays.
+function Progress:finish()
+  if self.drawn and not self.silent then self.write "\n" end
+  self.drawn = false
+end
+
+return M

@@ -1,0 +1,96 @@
+-- SPDX-License-Identifier: MIT
+--- Text from a language model, and how much of it is words that the corpus has.
+local ms = require "moonshard"
+local lib = require("moonshard.core.ffi").lib
+
+local M = {}
+
+--- Draws `n` tokens after `prompt`, each from softmax(logits / temperature) by a number that follows from the seed
+--- and the place alone; the generator that training uses is left as it was. Collective where the model is sharded:
+--- every rank draws the same tokens. The model sees at most `context` tokens back.
+---@param model Module      ids [1, T] -> logits [1, T, vocab]
+---@param prompt integer[]  at least one token, 0-based ids
+---@param n integer
+--- temperature 0: always the likeliest token; each(id): every token as it is drawn.
+---@param given {context: integer, temperature: number, seed: integer, each?: fun(id: integer)}
+---@return integer[]  the new tokens
+function M.generate(model, prompt, n, given)
+  local ids, first = {}, #prompt
+  for k, id in ipairs(prompt) do ids[k] = id end
+  local training = model.training
+  model:eval()
+  ms.no_grad(function()
+    for k = 1, n do
+      local from = math.max(1, #ids - given.context + 1)
+      local used = #ids - from + 1
+      -- Padded behind, where a causal model does not look: a few lengths instead of hundreds.
+      local length = math.min(given.context, math.ceil(used / 32) * 32)
+      local row = {}
+      for j = 1, length do row[j] = ids[from + j - 1] or 0 end
+      ids[#ids + 1] = ms.scope(function()
+        local logits = model(ms.tensor({ row }, { dtype = "int64" })):select(1, 1):select(1, used):float()
+        if given.temperature == 0 then return logits:argmax():item() end
+        local below = (logits / given.temperature):softmax(-1):cumsum(-1)
+        local u = lib.ms_hash_share(given.seed, first + k, 3)
+        return math.min(below:le(u):sum():item(), below:numel() - 1)
+      end)
+      if given.each then given.each(ids[#ids]) end
+    end
+  end)
+  model:train(training)
+  local new = {}
+  for k = first + 1, #ids do new[#new + 1] = ids[k] end
+  return new
+end
+
+---@param text string
+---@return integer[]
+function M.bytes(text)
+  local ids = {}
+  for k = 1, #text do ids[k] = text:byte(k) end
+  return ids
+end
+
+--- Token ids as text: bytes, or numbers where they are no bytes.
+---@param ids integer[]
+---@param kind "text"|"tokens"
+function M.show(ids, kind)
+  if kind ~= "text" then return table.concat(ids, " ") end
+  local parts = {}
+  for k, id in ipairs(ids) do parts[k] = string.char(id) end
+  return table.concat(parts)
+end
+
+--- The same, fit for a terminal: control characters and bytes beyond ASCII as '?'.
+function M.printable(text)
+  return (text:gsub("[^\n\t\32-\126]", "?"))
+end
+
+--- The set of words of some texts: longest runs of letters.
+---@param texts {text: string}[]
+function M.words_of(texts)
+  local words = {}
+  for _, t in ipairs(texts) do
+    for word in t.text:gmatch "%a+" do words[word] = true end
+  end
+  return words
+end
+
+--- How many words of a sample are among `words`. The last one does not count where the sample ends inside it, nor
+--- the first where it may begin inside one.
+---@param sample string
+---@param words table<string, boolean>
+---@return integer known
+---@return integer total
+function M.known_words(sample, words)
+  local known, total = 0, 0
+  for from, word, to in sample:gmatch "()(%a+)()" do
+    if to <= #sample and from > 1 then
+      total = total + 1
+      if words[word] then known = known + 1 end
+    end
+  end
+  return known, total
+end
+
+return M

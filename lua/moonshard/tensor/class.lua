@@ -1,0 +1,447 @@
+-- SPDX-License-Identifier: MIT
+--- Tensor classes: `ms.Tensor:extend("Name")`. An instance holds other tensors, its inner ones, and every operation
+--- runs on the 1st, 2nd … inner tensors of its arguments and is put together again.
+---
+---   local TwoTensor = ms.Tensor:extend "TwoTensor"
+---   function TwoTensor:init(a, b) self.a, self.b = a, b end
+---   function TwoTensor:inner_tensors() return { self.a, self.b } end
+---
+--- An instance has no tensor in the engine: its id is negative, which every engine call refuses. That refusal is where
+--- operations notice it (tensor.lua's failure paths), so plain tensors pay nothing. What is no operator of the engine
+--- (grads, hooks, lifetimes) has methods of its own here. Shape, dtype and device are the first inner tensor's.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+require "moonshard.tensor.ops"                  -- metamethods are inherited by copying, so they are there first
+require "moonshard.tensor.print"
+
+local lib, args, a_in, a_out, a_i, a_f = engine.lib, engine.args, engine.a_in, engine.a_out, engine.a_i, engine.a_f
+local Tensor, is_tensor, wrap = tensor.Tensor, tensor.is_tensor, tensor.wrap
+local getmetatable, setmetatable, rawget, rawset, type, ipairs = getmetatable, setmetatable, rawget, rawset, type,
+  ipairs
+
+local M = {}
+
+-- Instances by their ids, and results on the way from an operation to the function that hands them to the script.
+local objects, pending, last_id = setmetatable({}, { __mode = "v" }), {}, 0
+
+local function new_id()
+  last_id = last_id - 1
+  return last_id
+end
+
+--- The object behind a negative id.
+function tensor.take(id)
+  local t = pending[id]
+  if t ~= nil then
+    pending[id] = nil
+    return t
+  end
+  return objects[id]
+end
+
+--- Is x an instance of a tensor class?
+---@return boolean
+local function is_instance(x)
+  return is_tensor(x) and x.id < 0
+end
+M.is_instance = is_instance
+
+local function class_name(t) return getmetatable(t).__name end
+
+--- The inner tensors of an instance; nil of a plain tensor.
+---@return Tensor[]?
+local function inner(t)
+  if t.id >= 0 then return nil end
+  local fn = t.inner_tensors
+  if fn == nil then
+    errors.raise("%s: a tensor class defines inner_tensors(), which returns a list of tensors", class_name(t))
+  end
+  local list = fn(t)
+  if type(list) ~= "table" or is_tensor(list) or #list == 0 then
+    errors.raise("%s: inner_tensors() returned %s, expected a list of tensors", class_name(t), errors.kind(list))
+  end
+  for k = 1, #list do
+    if not is_tensor(list[k]) then
+      errors.raise("%s: inner_tensors() returned %s at %d, expected a tensor", class_name(t), errors.kind(list[k]), k)
+    end
+  end
+  return list
+end
+tensor.inner = inner
+
+--- An instance like `like` around other inner tensors.
+---@param list Tensor[]
+---@param like Tensor
+---@return Tensor
+local function rebuild(list, like)
+  local cls = getmetatable(like)
+  cls = rawget(cls, "__plain_class") or cls
+  local make = cls.from_inner
+  local out
+  if make then out = make(list, like) else out = cls(unpack(list)) end
+  if not is_tensor(out) then
+    errors.raise("%s: from_inner returned %s, expected an instance", class_name(like), errors.kind(out))
+  end
+  return out
+end
+tensor.rebuild = rebuild
+
+-- fn of each inner tensor, as an instance.
+local function map(t, fn)
+  local list = inner(t)
+  local out = {}
+  for k = 1, #list do out[k] = fn(list[k], k) end
+  return rebuild(out, t)
+end
+M.map = map
+
+--- Every tensor of a list, instances by their inner ones.
+---@param list Tensor[]
+---@return Tensor[]
+local function flat(list)
+  local out
+  for k = 1, #list do
+    local t = list[k]
+    local parts = is_tensor(t) and inner(t)
+    if parts and not out then out = { unpack(list, 1, k - 1) } end
+    if parts then
+      for _, part in ipairs(flat(parts)) do out[#out + 1] = part end
+    elseif out then
+      out[#out + 1] = t
+    end
+  end
+  return out or list
+end
+tensor.flat = flat
+
+-- ---- operations ----------------------------------------------------------------------------------
+
+local names = {}
+-- The name scripts know an operator by: add_scalar_ is add_.
+local function name_of(number)
+  local name = names[number]
+  if not name then
+    name = engine.ffi.string(lib.ms_op_name(number)):gsub("_scalar", ""):gsub("_all$", "")
+    names[number] = name
+  end
+  return name
+end
+
+-- One call: its operator, tensors (`n`, holes where there is none) and numbers, which outlive engine.args.
+---@class TensorOperation
+---@field name string
+local Operation = { __name = "TensorOperation" }
+Operation.__index = Operation
+function Operation:__tostring() return "operation " .. self.name end
+
+-- Runs it on these tensors; its outputs.
+local function run(op, list)
+  args.n_in, args.n_i, args.n_f = op.n_in, op.n_i, op.n_f
+  for k = 1, op.n_in do a_in[k - 1] = list[k] ~= nil and list[k].id or 0 end
+  for k = 1, op.n_i do a_i[k - 1] = op.i[k] end
+  for k = 1, op.n_f do a_f[k - 1] = op.f[k] end
+  tensor.call(op.number, list[1], list[2], list[3])
+  local n, ids, out = args.n_out, {}, {}
+  for j = 1, n do ids[j] = a_out[j - 1] end
+  for j = 1, n do
+    for k = 1, op.n_in do
+      if list[k] ~= nil and list[k].id == ids[j] then out[j] = list[k] end
+    end
+    out[j] = out[j] or wrap(ids[j])
+  end
+  return out, n
+end
+
+-- On the 1st, 2nd … inner tensors of the instances among list; plain tensors stand beside each.
+local function run_inner(op, list)
+  local first, parts, count = nil, {}, nil
+  for k = 1, op.n_in do
+    local p = list[k] ~= nil and inner(list[k])
+    if p then
+      parts[k] = p
+      if first == nil then
+        first, count = list[k], #p
+      elseif #p ~= count then
+        errors.raise("%s: %s has %d inner tensors, %s has %d", op.name, class_name(first), count, class_name(list[k]),
+          #p)
+      end
+    end
+  end
+  if not first then return run(op, list) end
+  local in_place = bit.band(lib.ms_op_flags(op.number), engine.ffi.C.MS_OP_INPLACE) ~= 0
+  if in_place and not parts[1] then
+    errors.raise("%s: a plain tensor cannot be changed in place by a %s", op.name, class_name(first))
+  end
+  local results, n = {}, 0
+  for k = 1, count do
+    local each = {}
+    for j = 1, op.n_in do
+      if parts[j] then each[j] = parts[j][k] else each[j] = list[j] end
+    end
+    results[k], n = run(op, each)
+  end
+  if in_place then return { list[1] }, 1 end
+  local out = {}
+  for j = 1, n do
+    local mine = {}
+    for k = 1, count do mine[k] = results[k][j] end
+    -- An operator that had nothing to do gives its arguments back.
+    for i = 1, op.n_in do
+      local same = parts[i] ~= nil
+      for k = 1, count do same = same and rawequal(parts[i][k], mine[k]) end
+      if same then out[j] = list[i] end
+    end
+    out[j] = out[j] or rebuild(mine, first)
+  end
+  return out, n
+end
+
+-- op(…) inside a dispatch: on plain tensors, and on instances by their inner tensors.
+function Operation:__call(...)
+  local out, n = run_inner(self, { ... })
+  return unpack(out, 1, n)
+end
+
+local function dispatch(op, list)
+  for k = 1, op.n_in do
+    local own = list[k] ~= nil and list[k].id < 0 and getmetatable(list[k]).dispatch
+    if own then
+      local out = { own(op, unpack(list, 1, op.n_in)) }
+      for j = 1, #out do
+        if not is_tensor(out[j]) then
+          errors.raise("%s: dispatch of %s returned %s, expected a tensor", class_name(list[k]), op.name,
+            errors.kind(out[j]))
+        end
+      end
+      return out, #out
+    end
+  end
+  return run_inner(op, list)
+end
+
+-- Ids under which the results go back.
+local function hand_over(out, n, list, n_in)
+  for j = 1, n do
+    local t = out[j]
+    local id = t.id
+    if id >= 0 then
+      id = new_id()
+      pending[id] = t
+    else
+      local given = false
+      for k = 1, n_in do given = given or rawequal(list[k], t) end
+      if not given then pending[id] = t end
+    end
+    a_out[j - 1] = id
+  end
+  args.n_out = n
+end
+
+--- engine.args holds a call that the engine refused: runs it by inner tensors if an instance is among its arguments.
+--- a, b, c: the first of them, where the caller has them.
+---@return boolean
+function tensor.call_inner(number, a, b, c)
+  local list, found = {}, false
+  local n_in = args.n_in
+  for k = 1, n_in do
+    local id = a_in[k - 1]
+    if id < 0 then
+      list[k] = tensor.take(id)
+      found = true
+    elseif id > 0 then
+      list[k] = a and a.id == id and a or b and b.id == id and b or c and c.id == id and c
+        or setmetatable({ id = id }, Tensor)
+    end
+  end
+  if not found then return false end
+  local op = setmetatable({ number = number, name = name_of(number), n_in = n_in, n_i = args.n_i, n_f = args.n_f,
+    i = {}, f = {} }, Operation)
+  for k = 1, op.n_i do op.i[k] = a_i[k - 1] end
+  for k = 1, op.n_f do op.f[k] = a_f[k - 1] end
+  local out, n = dispatch(op, list)
+  hand_over(out, n, list, n_in)
+  return true
+end
+
+-- ---- the class -----------------------------------------------------------------------------------
+
+---@class InnerTensor: Tensor
+local Instance = tensor.subclass "Tensor"
+local methods = Instance.methods
+local own_getters, own_setters = {}, {}
+
+-- The fields below (and `more` of its own before them) before the plain ones.
+local function install(cls, own_methods, more)
+  tensor.install(cls, own_methods, more and setmetatable(more, { __index = own_getters }) or own_getters, own_setters)
+end
+
+local function construct(cls, ...)
+  local id = new_id()
+  local self = setmetatable({ id = id }, cls)
+  objects[id] = self
+  local init = cls.init
+  if not init then errors.raise("%s: a tensor class defines init(…), which sets its fields", cls.__name) end
+  init(self, ...)
+  inner(self)
+  return self
+end
+
+--- A tensor class: `init(…)` sets its fields, `inner_tensors()` lists the tensors it is made of.
+---@param base table
+---@param name string
+---@return table class
+local function extend(base, name)
+  if type(name) ~= "string" or name == "" then
+    errors.raise("extend: a class name expected, got %s", errors.kind(name))
+  end
+  if base ~= Tensor and not base.__isa[Instance] then
+    errors.raise("extend: %s is no class of tensors with inner tensors; extend ms.Tensor", base.__name)
+  end
+  local cls = tensor.subclass(name, base == Tensor and Instance or base)
+  rawset(cls, "__construct", construct)
+  install(cls, cls.methods)
+  return cls
+end
+rawset(Tensor, "extend", extend)
+rawset(Instance, "extend", extend)
+
+-- Parameters of a class: instances of it and of nn.Parameter.
+local parameter_classes = setmetatable({}, { __mode = "k" })
+
+--- The class that a parameter made of an instance has.
+function M.parameter_class(cls, Parameter)
+  cls = rawget(cls, "__plain_class") or cls
+  local made = parameter_classes[cls]
+  if not made then
+    made = tensor.subclass(cls.__name, cls)
+    for ancestor in pairs(Parameter.__isa) do made.__isa[ancestor] = true end   -- order does not matter: a set
+    rawset(made, "__param", true)
+    rawset(made, "__plain_class", cls)
+    install(made, made.methods)
+    parameter_classes[cls] = made
+  end
+  return made
+end
+
+-- ---- fields --------------------------------------------------------------------------------------
+
+--- An instance made of the inner grads; the same object while they are the same.
+function own_getters.grad(t)
+  local list = inner(t)
+  local grads, any = {}, false
+  for k = 1, #list do
+    grads[k] = list[k].grad or false
+    any = any or grads[k]
+  end
+  if not any then
+    rawset(t, "_grad", nil)
+    return nil
+  end
+  for k = 1, #list do
+    if not grads[k] then                                        -- backward did not reach this one
+      list[k].grad = require("moonshard.tensor.create").zeros_like(list[k])
+      grads[k] = list[k].grad
+    end
+  end
+  local seen = rawget(t, "_grad")
+  local same = seen ~= nil
+  if same then
+    for k, g in ipairs(inner(seen)) do same = same and rawequal(g, grads[k]) end
+  end
+  if not same then
+    seen = rebuild(grads, t)
+    rawset(t, "_grad", seen)
+  end
+  return seen
+end
+
+function own_setters.grad(t, g)
+  local list, parts = inner(t), nil
+  if g ~= nil then
+    if not is_tensor(g) then errors.raise("grad: value is %s, expected a tensor", errors.kind(g)) end
+    parts = inner(g)
+    if not parts or #parts ~= #list then
+      errors.raise("grad: of a %s it is an instance of %d inner tensors, got %s", class_name(t), #list, errors.kind(g))
+    end
+  end
+  for k = 1, #list do list[k].grad = parts and parts[k] or nil end
+  rawset(t, "_grad", g)
+end
+
+function own_getters.requires_grad(t) return inner(t)[1].requires_grad end
+function own_setters.requires_grad(t, on)
+  for _, part in ipairs(inner(t)) do part.requires_grad = on end
+end
+
+-- ---- methods that are no operators ---------------------------------------------------------------
+
+function methods.item(t) return inner(t)[1]:item() end
+function methods.tolist(t) return inner(t)[1]:tolist() end
+function methods.data_ptr(t) return inner(t)[1]:data_ptr() end
+function methods.detach(t) return map(t, function(part) return part:detach() end) end
+
+local function each(name)
+  methods[name] = function(t, ...)
+    for _, part in ipairs(inner(t)) do part[name](part, ...) end
+    return t
+  end
+end
+each "release"
+each "keep"
+each "requires_grad_"
+
+function methods.is_released(t) return inner(t)[1]:is_released() end
+
+--- Backward of every inner tensor, in one pass. grad: an instance, or one for all.
+function methods.backward(t, grad, given)
+  if given == nil and grad ~= nil and opts.is(grad) then grad, given = nil, grad end
+  local list, grads = inner(t), nil
+  if grad ~= nil then
+    if not is_tensor(grad) then errors.raise("backward: gradient is %s, expected a tensor", errors.kind(grad)) end
+    grads = inner(grad)
+    if not grads then
+      grads = {}
+      for k = 1, #list do grads[k] = grad end
+    end
+  end
+  return require("moonshard.autograd").backward(list, grads, given)
+end
+
+local Handles = { __name = "Handle" }
+Handles.__index = Handles
+function Handles:remove()
+  for _, handle in ipairs(self) do handle:remove() end
+end
+
+--- fn(grad) runs for each inner tensor with its gradient; what it returns replaces it.
+function methods.register_hook(t, fn)
+  local handles = setmetatable({}, Handles)
+  for k, part in ipairs(inner(t)) do handles[k] = part:register_hook(fn) end
+  return handles
+end
+
+--- fn(p) runs once, when the gradients of all inner tensors have been added.
+function methods.register_post_accumulate_grad_hook(t, fn)
+  if type(fn) ~= "function" then errors.raise("register_post_accumulate_grad_hook: hook is %s, expected a function",
+    errors.kind(fn)) end
+  local handles, landed = setmetatable({}, Handles), 0
+  local list = inner(t)
+  local self = setmetatable({ t }, { __mode = "v" })
+  for k, part in ipairs(list) do
+    handles[k] = part:register_post_accumulate_grad_hook(function()
+      landed = landed + 1
+      if landed < #list then return end
+      landed = 0
+      if self[1] then fn(self[1]) end
+    end)
+  end
+  return handles
+end
+
+--- Not a leaf unless its inner tensors are.
+function own_getters.is_leaf(t) return inner(t)[1].is_leaf end
+
+M.Instance, M.install, M.extend = Instance, install, extend
+return M

@@ -1,0 +1,337 @@
+-- SPDX-License-Identifier: MIT
+--- Making tensors: from numbers, by shape, like others.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local dtypes = require "moonshard.core.dtypes"
+local tensor = require "moonshard.tensor"
+
+local lib, ffi = engine.lib, engine.ffi
+local op, a_in, a_i, a_f, args = engine.op, engine.a_in, engine.a_i, engine.a_f, engine.args
+local wrap, is_tensor, wrap_same = tensor.wrap, tensor.is_tensor, tensor.wrap_same
+local default, device_now = dtypes.default, dtypes.device_now
+local type, select = type, select
+
+local M = {}
+
+local shape = ffi.new("int64_t[?]", engine.MAX_DIMS)
+local OPTIONS = { dtype = opts.string, device = opts.string, requires_grad = opts.boolean }
+
+local function whole_size(v, who)
+  if type(v) ~= "number" or v % 1 ~= 0 then
+    errors.raise("%s: size is %s, expected a whole number", who, errors.show(v))
+  end
+  if v < 0 then errors.raise("%s: size %d is negative", who, v) end
+  if v >= 2 ^ 63 then errors.raise("%s: size is %s, expected a whole number below 2^63", who, errors.show(v)) end
+  return v
+end
+
+-- A shape given as a table, or as numbers: into `shape`. Returns the number of dimensions.
+local function take_shape(who, n, first, ...)
+  if type(first) == "table" then
+    if is_tensor(first) then
+      errors.raise("%s: size is %s, expected a whole number or a table of them", who, errors.show(first))
+    end
+    if n > 1 then errors.raise("%s: sizes are numbers or one table, got a table and %s", who, errors.kind((...))) end
+    if first.dtype ~= nil or first.device ~= nil or first.requires_grad ~= nil then
+      errors.raise("%s: options stand among the sizes; they are a table of their own, behind them", who)
+    end
+    n = #first
+    if n > engine.MAX_DIMS then
+      errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS)
+    end
+    for d = 1, n do shape[d - 1] = whole_size(first[d], who) end
+    return n
+  end
+  if n > engine.MAX_DIMS then
+    errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS)
+  end
+  if n > 0 then shape[0] = whole_size(first, who) end
+  for d = 2, n do shape[d - 1] = whole_size((select(d - 1, ...)), who) end
+  return n
+end
+
+local function resolve(who, given, dtype)
+  if given == nil then return dtype or default.dtype, device_now(), false end
+  local o = opts(who, given, OPTIONS)
+  return o.dtype and dtypes.number(o.dtype, who) or dtype or default.dtype,
+    o.device and dtypes.device(o.device, who) or device_now(), o.requires_grad
+end
+
+-- ms_empty over `shape`, with a collection and a second try when memory is short.
+local function empty(who, dtype, device, n)
+  local id = lib.ms_empty(dtype, device, n, shape)
+  if id == 0 and tensor.collected() then id = lib.ms_empty(dtype, device, n, shape) end
+  if id == 0 then errors.raise_text((errors.last():gsub("^empty:", who .. ":"))) end
+  return id
+end
+
+-- Filling a new leaf is no history.
+local function in_place(number, id, n_i, n_f)
+  args.n_in, args.n_i, args.n_f = 1, n_i, n_f
+  a_in[0] = id
+  tensor.call(number)
+end
+
+local function require_grad(t, on)
+  if on and lib.ms_set_requires_grad(t.id, 1) ~= 0 then errors.fail(t) end
+  return t
+end
+
+local FILL_, ZERO_, RAND_, RANDN_, RANDINT_, ARANGE_, EYE_, TO_DEVICE =
+  op "fill_", op "zero_", op "rand_", op "randn_", op "randint_", op "arange_", op "eye_", op "to_device"
+
+-- What each maker does with the new elements.
+local function fill_none() end
+local function fill_zero(id) in_place(ZERO_, id, 0, 0) end
+local function fill_value(id, v)
+  a_f[0] = v
+  in_place(FILL_, id, 0, 1)
+end
+local function fill_one(id) fill_value(id, 1) end
+local function fill_rand(id)
+  a_f[0], a_f[1] = 0, 1
+  in_place(RAND_, id, 0, 2)
+end
+local function fill_randn(id)
+  a_f[0], a_f[1] = 0, 1
+  in_place(RANDN_, id, 0, 2)
+end
+
+local function make(who, fill, n, given, ...)
+  local dtype, device, grad = resolve(who, given)
+  local id = empty(who, dtype, device, take_shape(who, n, ...))
+  local t = wrap(id)
+  fill(id)
+  return require_grad(t, grad)
+end
+
+for name, fill in pairs { empty = fill_none, zeros = fill_zero, ones = fill_one, rand = fill_rand,
+  randn = fill_randn } do
+  M[name] = function(...)
+    local n, given = opts.split(...)
+    if given == nil and n == select("#", ...) then return make(name, fill, n, nil, ...) end
+    if n == 0 and select("#", ...) > 0 and (...) == nil then    -- a variable that is not there, not the shape []
+      errors.raise("%s: size is nil, expected a whole number", name)
+    end
+    local list = { ... }
+    return make(name, fill, n, given, unpack(list, 1, n))
+  end
+  M[name .. "_like"] = function(t, given)
+    if not is_tensor(t) then errors.raise("%s_like: argument is %s, expected a tensor", name, errors.kind(t)) end
+    if t.id < 0 then
+      local parts = {}
+      for k, part in ipairs(tensor.inner(t)) do parts[k] = M[name .. "_like"](part, given) end
+      return tensor.rebuild(parts, t)
+    end
+    local info = tensor.info_of(t)
+    local n, dtype, device, grad = info.ndim, info.dtype, info.device, false
+    for d = 0, n - 1 do shape[d] = info.shape[d] end
+    if given ~= nil then
+      local o = opts(name .. "_like", given, OPTIONS)
+      if o.dtype then dtype = dtypes.number(o.dtype, name .. "_like") end
+      if o.device then device = dtypes.device(o.device, name .. "_like") end
+      grad = o.requires_grad
+    end
+    local id = empty(name .. "_like", dtype, device, n)
+    local out = wrap(id)
+    fill(id)
+    return require_grad(out, grad)
+  end
+end
+
+local function value_dtype(v) return type(v) == "boolean" and ffi.C.MS_BOOL or default.dtype end
+
+--- A tensor of one value.
+---@param sizes integer[]
+---@param value number|boolean
+---@param given? {dtype: string, device: string, requires_grad: boolean}
+---@return Tensor
+function M.full(sizes, value, given)
+  if type(value) ~= "number" and type(value) ~= "boolean" then
+    errors.raise("full: value is %s, expected a number", errors.kind(value))
+  end
+  local dtype, device, grad = resolve("full", given, value_dtype(value))
+  local id = empty("full", dtype, device, take_shape("full", 1, sizes))
+  local t = wrap(id)
+  fill_value(id, value == true and 1 or value or 0)
+  return require_grad(t, grad)
+end
+
+function M.full_like(t, value, given)
+  if type(value) == "boolean" then value = value and 1 or 0 end
+  if type(value) ~= "number" then errors.raise("full_like: value is %s, expected a number", errors.kind(value)) end
+  local out = M.empty_like(t, given)
+  fill_value(out.id, value)
+  return out
+end
+
+--- first, first + step … below last; `ms.arange(last)`, `ms.arange(first, last, step, opts)`. Whole numbers give int64.
+---@return Tensor
+function M.arange(...)
+  local n, given = opts.split(...)
+  if n > 3 then errors.raise("arange: argument 4 is %s, expected options or nothing", errors.kind((select(4, ...)))) end
+  for k = 1, math.max(n, 1) do
+    local v = select(k, ...)
+    if type(v) ~= "number" then errors.raise("arange: argument %d is %s, expected a number", k, errors.kind(v)) end
+  end
+  local first, last, step = ...
+  if n < 2 then first, last, step = 0, first, 1 elseif n < 3 then step = 1 end
+  if step == 0 then errors.raise("arange: step is 0") end
+  if (last - first) * step < 0 then errors.raise("arange: from %g, steps of %g never come to %g", first, step, last) end
+  local count = math.max(0, math.ceil((last - first) / step))
+  if count ~= count or count >= 2^53 then
+    errors.raise("arange: %g to %g in steps of %g has no end", first, last, step)
+  end
+  local whole = first % 1 == 0 and last % 1 == 0 and step % 1 == 0
+  local dtype, device, grad = resolve("arange", given, whole and ffi.C.MS_I64 or nil)
+  shape[0] = count
+  local id = empty("arange", dtype, device, 1)
+  local t = wrap(id)
+  a_f[0], a_f[1] = first, step
+  in_place(ARANGE_, id, 0, 2)
+  return require_grad(t, grad)
+end
+
+--- Whole numbers low … high - 1, drawn evenly; int64. `ms.randint(high, shape, opts)` begins at 0.
+---@return Tensor
+function M.randint(low, high, sizes, given)
+  if type(high) == "table" then low, high, sizes, given = 0, low, high, sizes end
+  if type(low) ~= "number" or type(high) ~= "number" then
+    errors.raise("randint: limits are %s and %s, expected numbers", errors.kind(low), errors.kind(high))
+  end
+  if high <= low then errors.raise("randint: no whole number lies in [%g, %g)", low, high) end
+  local dtype, device, grad = resolve("randint", given, ffi.C.MS_I64)
+  local id = empty("randint", dtype, device, take_shape("randint", sizes == nil and 0 or 1, sizes))
+  local t = wrap(id)
+  a_f[0], a_f[1] = low, high
+  in_place(RANDINT_, id, 0, 2)
+  return require_grad(t, grad)
+end
+
+--- The n x n (or n x m) matrix of ones on the diagonal.
+---@return Tensor
+function M.eye(...)
+  local n, given = opts.split(...)
+  local rows, columns = ...
+  if n < 2 then columns = rows end
+  local dtype, device, grad = resolve("eye", given)
+  shape[0], shape[1] = whole_size(rows, "eye"), whole_size(columns, "eye")
+  local id = empty("eye", dtype, device, 2)
+  local t = wrap(id)
+  in_place(EYE_, id, 0, 0)
+  return require_grad(t, grad)
+end
+
+-- ---- from Lua numbers ----------------------------------------------------------------------------
+
+-- Shape of a nested table by its first elements.
+local function measure(value)
+  local sizes = {}
+  while type(value) == "table" do
+    if is_tensor(value) then
+      errors.raise "tensor: an element is a tensor, expected a number or a boolean; ms.stack and ms.cat put tensors together"
+    end
+    sizes[#sizes + 1] = #value
+    if #sizes > engine.MAX_DIMS then
+      errors.raise("tensor: the table is nested deeper than %d dimensions", engine.MAX_DIMS)
+    end
+    value = value[1]
+  end
+  return sizes, value
+end
+
+--- A tensor of the numbers or booleans of a nested table.
+---@param value number|boolean|table
+---@param given? {dtype: string, device: string, requires_grad: boolean}
+---@return Tensor
+function M.tensor(value, given)
+  if is_tensor(value) then
+    local o = opts("tensor", given, OPTIONS)
+    local copy = value:detach():clone()
+    if o.device then copy = copy:to(o.device) end
+    if o.dtype then copy = copy:to(o.dtype) end
+    return require_grad(copy, o.requires_grad)
+  end
+  local sizes, first = measure(value)
+  local count = 1
+  for d = 1, #sizes do
+    shape[d - 1] = sizes[d]
+    count = count * sizes[d]
+  end
+  local values, at = ffi.new("double[?]", math.max(count, 1)), 0
+  local saw_bool, saw_number = false, false
+  local function take(v, d)
+    if d > #sizes then
+      if type(v) == "boolean" then
+        saw_bool = true
+        v = v and 1 or 0
+      elseif type(v) == "number" then
+        saw_number = true
+      else
+        errors.raise("tensor: element %d is %s, expected a number or a boolean", at + 1, errors.kind(v))
+      end
+      values[at] = v
+      at = at + 1
+      return
+    end
+    if type(v) ~= "table" or is_tensor(v) then
+      errors.raise("tensor: an element is %s where a list of %d was expected", errors.kind(v), sizes[d])
+    end
+    if #v ~= sizes[d] then
+      errors.raise("tensor: rows differ in length: %d elements where the first has %d (dimension %d)", #v, sizes[d], d)
+    end
+    local n = 0
+    for k in next, v do
+      n = n + 1
+      if type(k) ~= "number" or k < 1 or k % 1 ~= 0 then
+        errors.raise("tensor: the table has a key %s, expected a list", errors.show(k))
+      end
+    end
+    if n ~= sizes[d] then
+      errors.raise("tensor: the list has a hole: %d elements, of which %d come before the first nil", n, sizes[d])
+    end
+    for k = 1, n do take(v[k], d + 1) end
+  end
+  if first == nil and count > 0 then
+    errors.raise("tensor: argument 1 is %s, expected a number, a boolean or a nested table of them", errors.kind(value))
+  end
+  take(value, 1)
+  local dtype, device, grad = resolve("tensor", given, saw_bool and not saw_number and ffi.C.MS_BOOL or nil)
+  local id = lib.ms_from_data(dtype, #sizes, shape, values)
+  if id == 0 and tensor.collected() then id = lib.ms_from_data(dtype, #sizes, shape, values) end
+  if id == 0 then errors.fail() end
+  local t = wrap(id)
+  if device ~= ffi.C.MS_CPU then
+    args.n_in, args.n_i, args.n_f = 1, 1, 0
+    a_in[0], a_i[0] = id, device
+    tensor.call(TO_DEVICE, t)
+    local moved = wrap_same(engine.a_out[0], t)
+    if moved ~= t then t:release() end
+    t = moved
+  end
+  return require_grad(t, grad)
+end
+
+--- A 0-dim tensor beside others: dtype and device by name.
+function tensor.scalar(value, dtype, device)
+  return M.tensor(value, { dtype = dtype, device = device })
+end
+
+--- A tensor over memory of somebody else's, who keeps it alive.
+---@param pointer ffi.cdata*
+---@param sizes integer[]
+---@param given? {dtype: string}
+---@return Tensor
+function M.from_pointer(pointer, sizes, given)
+  if type(pointer) ~= "cdata" and type(pointer) ~= "userdata" and pointer ~= nil then
+    errors.raise("from_pointer: argument 1 is %s, expected a pointer of the FFI", errors.kind(pointer))
+  end
+  local o = opts("from_pointer", given, { dtype = "float32" })
+  local n = take_shape("from_pointer", 1, sizes)
+  local id = lib.ms_from_pointer(ffi.cast("void *", pointer), dtypes.number(o.dtype, "from_pointer"), n, shape)
+  if id == 0 then errors.fail() end
+  return wrap(id)
+end
+
+return M

@@ -1,0 +1,538 @@
+-- SPDX-License-Identifier: MIT
+--- Tensors: the class, its fields, lifetimes. Operations are in tensor_ops, tensor_shape,
+--- tensor_reduce; making them in tensor_create; printing in tensor_print.
+---
+--- A tensor is `{ id = number }`: a name that the engine gave, checked by it at every use. Inside a
+--- scope nothing else is attached; an unscoped one carries an owner with a C finalizer.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local class = require "moonshard.core.class"
+local dtypes = require "moonshard.core.dtypes"
+local misspelt = require "moonshard.core.misspelt"
+local none = require("moonshard.core.opts").none
+
+local lib, state, ffi, info = engine.lib, engine.state, engine.ffi, engine.info
+local getmetatable, setmetatable, rawget, rawset, type, tonumber, ipairs =
+  getmetatable, setmetatable, rawget, rawset, type, tonumber, ipairs
+
+---@class Tensor                 fields and operators: types.lua
+local Tensor = class.new "Tensor"
+local methods = {}
+rawset(Tensor, "methods", methods)
+
+-- Metatables of everything that is a tensor.
+local classes = { [Tensor] = Tensor }
+
+local M = { Tensor = Tensor, methods = methods, classes = classes }
+
+local fail = errors.fail
+
+--- Is x a tensor?
+---@return boolean
+function M.is_tensor(x)
+  local mt = getmetatable(x)
+  return mt == Tensor or (mt ~= nil and classes[mt] ~= nil)
+end
+
+-- ---- where tensors were made -------------------------------------------------------------------
+
+-- The line that made a tensor is worth having in "released with its scope" (the engine always knows the operator and
+-- the scope), but finding it costs microseconds and kilobytes of garbage, and ends traces. So lines are recorded while
+-- a budget lasts: the first 512 tensors, 256 more after each such error, and 16 where a script opens a scope or begins
+-- a loop, up to another 512; MOONSHARD_DEBUG=info or detail lifts the limit. `ticks` counts tensors down to the next
+-- look: 0 all the while lines are recorded.
+local ticks = 0
+local sites_left, loops_left = 512, 512
+local sites_always = false
+local spent, started = 0, lib.ms_time()
+
+local function note(t)
+  if sites_left > 0 or sites_always then
+    local before = lib.ms_time()
+    sites_left = sites_left - 1
+    rawset(t, "_site", errors.user_line(3))
+    spent = spent + (lib.ms_time() - before)
+  end
+  if sites_left <= 0 and not sites_always then ticks = math.huge end
+end
+jit.off(note)
+
+function errors.on_release_error()
+  sites_left = math.max(sites_left, 256)
+  ticks = 0
+end
+
+--- A scope that a script opens, or a loop of steps that it begins: its first tensors' lines.
+function M.record_first()
+  if sites_left < 16 and loops_left > 0 and spent < 0.03 * (lib.ms_time() - started) then
+    loops_left = loops_left - (16 - sites_left)
+    sites_left = 16
+    ticks = 0
+  end
+end
+
+--- Record every tensor's line (MOONSHARD_DEBUG), or only within the budget.
+function M.record_sites(always)
+  sites_always = always
+  ticks = 0
+end
+do
+  local level = os.getenv "MOONSHARD_DEBUG"
+  if level == "info" or level == "detail" then M.record_sites(true) end
+end
+
+-- ---- owners and wrapping -----------------------------------------------------------------------
+
+local owner_t = ffi.typeof "ms_owner"
+local owner_release = lib.ms_owner_release
+local gc = ffi.gc
+
+--- Attaches a finalizer to a tensor that has become unscoped (once).
+local function own(t)
+  if t.id < 0 then
+    for _, part in ipairs(M.inner(t)) do M.own(part) end
+  elseif rawget(t, "_owner") == nil then
+    local owner = owner_t()
+    lib.ms_owner_init(owner, t.id)
+    rawset(t, "_owner", gc(owner, owner_release))
+  end
+  if state.gc_wanted ~= 0 then
+    collectgarbage()
+    state.gc_wanted = 0
+  end
+end
+M.own = own
+
+--- The tensor of an id that the engine has just made.
+---@param id number
+---@return Tensor
+local function wrap(id)
+  if id < 0 then return M.take(id) end                  -- of a tensor class (tensor/class.lua)
+  local t = setmetatable({ id = id }, Tensor)
+  if state.scope == 0 then own(t) end
+  ticks = ticks - 1
+  if ticks < 0 then
+    ticks = 0
+    note(t)
+  end
+  return t
+end
+M.wrap = wrap
+
+--- The same for operators that may give their input back.
+function M.wrap_same(id, t)
+  if id == t.id then return t end
+  return wrap(id)
+end
+
+--- A tensor of another class: nn.Parameter, and what extends it.
+function M.wrap_as(cls, id)
+  local t = setmetatable({ id = id }, cls)
+  if state.scope == 0 or cls.__unscoped then own(t) end
+  return t
+end
+
+local function not_a_tensor(x, who, what)
+  errors.raise("%s: %s is %s, expected a tensor", who or "tensor", what or "argument", errors.kind(x))
+end
+
+--- Id of a tensor argument; anything else is an error that names who and what.
+---@param x any
+---@param who? string
+---@param what? string
+---@return number
+local function id_of(x, who, what)
+  local mt = getmetatable(x)
+  if mt == Tensor or classes[mt] ~= nil then return x.id end
+  return not_a_tensor(x, who, what)
+end
+M.id_of = id_of
+
+-- ---- calling operators -------------------------------------------------------------------------
+
+-- Out of memory: dead unscoped tensors may hold it. Collect once, then try again.
+local function collected()
+  if lib.ms_error_code() ~= ffi.C.MS_ENOMEM then return false end
+  collectgarbage()
+  state.gc_wanted = 0
+  return true
+end
+M.collected = collected
+
+-- The call with an instance of a tensor class among its arguments: by inner tensors. nil when there is none.
+local function by_inner(op, n, f, a, b, c)
+  if not (a.id < 0 or b and b.id < 0 or c and c.id < 0) then return nil end
+  local args, a_in = engine.args, engine.a_in
+  args.n_in, args.n_i, args.n_f = n, 0, f and 1 or 0
+  a_in[0], a_in[1], a_in[2] = a.id, b and b.id or 0, c and c.id or 0
+  if f then engine.a_f[0] = f end
+  M.call_inner(op, a, b, c)
+  return engine.a_out[0]
+end
+
+local function again1(op, a)
+  local made = by_inner(op, 1, nil, a)
+  if made then return made end
+  local id = collected() and lib.ms_call1(op, a.id) or 0
+  return id ~= 0 and id or fail(a)
+end
+
+local function again1f(op, a, f)
+  local made = by_inner(op, 1, f, a)
+  if made then return made end
+  local id = collected() and lib.ms_call1f(op, a.id, f) or 0
+  return id ~= 0 and id or fail(a)
+end
+
+local function again2(op, a, b)
+  local made = by_inner(op, 2, nil, a, b)
+  if made then return made end
+  local id = collected() and lib.ms_call2(op, a.id, b.id) or 0
+  return id ~= 0 and id or fail(a, b)
+end
+
+--- Operator with one tensor.
+function M.call1(op, a, who)
+  local id = lib.ms_call1(op, id_of(a, who))
+  if id == 0 then id = again1(op, a) end
+  return id
+end
+
+--- One tensor and a number.
+function M.call1f(op, a, f, who)
+  local id = lib.ms_call1f(op, id_of(a, who), f)
+  if id == 0 then id = again1f(op, a, f) end
+  return id
+end
+
+--- Two tensors.
+function M.call2(op, a, b, who)
+  local id = lib.ms_call2(op, id_of(a, who), id_of(b, who))
+  if id == 0 then id = again2(op, a, b) end
+  return id
+end
+
+--- Three tensors, the last of which may be absent.
+function M.call3(op, a, b, c, who)
+  local ia, ib, ic = id_of(a, who), id_of(b, who), 0
+  if c ~= nil then ic = id_of(c, who) end
+  local id = lib.ms_call3(op, ia, ib, ic)
+  if id == 0 then
+    id = by_inner(op, c == nil and 2 or 3, nil, a, b, c) or collected() and lib.ms_call3(op, ia, ib, ic) or 0
+    if id == 0 then fail(a, b, c) end
+  end
+  return id
+end
+
+--- An operator whose arguments lie in engine.args. Outputs are in engine.a_out afterwards. The tensors
+--- are named for errors only.
+function M.call(op, a, b, c)
+  local args = engine.args
+  if lib.ms_call_op(op, args) ~= 0 and not M.call_inner(op, a, b, c)
+    and not (collected() and lib.ms_call_op(op, args) == 0) then
+    fail(a, b, c)
+  end
+end
+
+-- ---- fields ------------------------------------------------------------------------------------
+
+local Shape = { __name = "Shape" }
+function Shape.__tostring(s) return "[" .. table.concat(s, ", ") .. "]" end
+function Shape.__eq(a, b)
+  if #a ~= #b then return false end
+  for d = 1, #a do
+    if a[d] ~= b[d] then return false end
+  end
+  return true
+end
+function Shape.__concat(a, b) return tostring(a) .. tostring(b) end
+M.Shape = Shape
+
+--- What the engine knows of t: one struct, valid until the next call of this.
+local function info_of(t)
+  if lib.ms_tensor_info(t.id, info) ~= 0 then
+    if t.id < 0 then return M.info_of(M.inner(t)[1]) end
+    fail(t)
+  end
+  return info
+end
+M.info_of = info_of
+
+local function sizes_of(n, array)
+  local shape = setmetatable({}, Shape)
+  for d = 1, n do shape[d] = tonumber(array[d - 1]) end
+  return shape
+end
+
+local getters, setters = {}, {}
+M.getters, M.setters = getters, setters
+
+function getters.shape(t)
+  info_of(t)
+  return sizes_of(info.ndim, info.shape)
+end
+function getters.ndim(t) return info_of(t).ndim end
+function getters.dtype(t) return dtypes.name(info_of(t).dtype) end
+function getters.device(t) return dtypes.device_name(info_of(t).device) end
+function getters.requires_grad(t) return info_of(t).requires_grad ~= 0 end
+function getters.is_leaf(t) return info_of(t).is_leaf ~= 0 end
+function getters.is_sparse(t)
+  info_of(t)
+  return false
+end
+
+-- A gradient that is sparse stays beside the engine's: `_sparse` of its leaf (sparse.lua).
+local function drop_sparse(t)
+  local g = rawget(t, "_sparse")
+  if not g then return end
+  rawset(t, "_sparse", nil)
+  if state.scope ~= 0 then
+    for _, part in ipairs(M.inner(g)) do lib.ms_adopt(part.id) end
+  end
+end
+
+-- The grad is the leaf's own; the script's name for it stays the same object while it does.
+function getters.grad(t)
+  local id = lib.ms_get_grad(t.id)
+  if id == 0 then
+    local sparse = rawget(t, "_sparse")
+    if sparse then return sparse end
+    if lib.ms_is_alive(t.id) == 0 then info_of(t) end
+    return nil
+  end
+  local g = rawget(t, "_grad")
+  if g == nil or g.id ~= id then
+    g = setmetatable({ id = id }, Tensor)
+    rawset(t, "_grad", g)
+  end
+  if state.scope == 0 then own(g) end
+  return g
+end
+
+function setters.grad(t, g)
+  if g ~= nil and M.id_of(g, "grad", "value") < 0 and g.is_sparse then return M.set_sparse_grad(t, g) end
+  drop_sparse(t)
+  local old = rawget(t, "_grad")
+  if old and state.scope == 0 then own(old) end         -- somebody may hold it still
+  if lib.ms_set_grad(t.id, g == nil and 0 or id_of(g, "grad", "value")) ~= 0 then fail(t, g) end
+  rawset(t, "_grad", g)
+end
+
+function setters.requires_grad(t, on)
+  if type(on) ~= "boolean" then errors.raise("requires_grad: value is %s, expected a boolean", errors.kind(on)) end
+  if lib.ms_set_requires_grad(t.id, on and 1 or 0) ~= 0 then fail(t) end
+end
+
+-- What PyTorch would take as an index: masks, lists of positions. Fields of a script's own have names.
+local function bad_key(key)
+  errors.raise("a tensor is indexed by one whole number, got %s: see narrow, index_select, masked_fill, where",
+    errors.kind(key))
+end
+
+-- Every class has its own lookup: methods first, then fields (its own before the plain ones), then t[i]; anything else
+-- is the user's own.
+local function install(cls, own_methods, own_getters, own_setters)
+  rawset(cls, "__index", function(t, key)
+    local method = own_methods[key]
+    if method ~= nil then return method end
+    local getter = own_getters and own_getters[key] or getters[key]
+    if getter ~= nil then return getter(t) end
+    if type(key) == "number" then return own_methods.select(t, 1, key) end
+    if type(key) ~= "string" then return bad_key(key) end
+    if key:sub(1, 1) ~= "_" then misspelt.look(cls, key, own_methods, 2) end
+    return nil
+  end)
+  if own_setters then
+    rawset(cls, "__newindex", function(t, key, value)
+      local setter = own_setters[key]
+      if setter then return setter(t, value) end
+      return Tensor.__newindex(t, key, value)
+    end)
+  end
+end
+M.install = install
+install(Tensor, methods)
+
+function Tensor.__newindex(t, key, value)
+  local setter = setters[key]
+  if setter ~= nil then return setter(t, value) end
+  if type(key) == "number" then return M.set_item(t, key, value) end
+  if type(key) ~= "string" then bad_key(key) end
+  if getters[key] ~= nil then errors.raise("a tensor's '%s' cannot be assigned", key) end
+  if methods[key] ~= nil then errors.raise("'%s' is a method of tensors; choose another name for your field", key) end
+  rawset(t, key, value)
+end
+
+function Tensor.__lt() errors.raise("tensors are not ordered: use lt, le, gt, ge, which give a tensor, or item()") end
+Tensor.__le = Tensor.__lt
+
+--- A class of tensors beside the plain one: nn.Parameter. Its instances are made by M.wrap_as.
+function M.subclass(name, base)
+  base = base or Tensor
+  local cls = class.new(name, base)
+  local own_methods = setmetatable({}, { __index = base.methods })
+  rawset(cls, "methods", own_methods)
+  install(cls, own_methods)
+  classes[cls] = cls
+  return cls
+end
+
+function Tensor.__construct()
+  errors.raise("Tensor: use ms.tensor, ms.zeros … to make one")
+end
+
+-- ---- methods: what it is, what it holds, how long it lives --------------------------------------
+
+function methods.isa(t, cls) return class.isa(t, cls) end
+function methods.class_name(t) return class.name(t) end
+
+--- Position in Lua (1-based, negative from the end) to the engine's.
+local function position(d, who)
+  if type(d) ~= "number" or d % 1 ~= 0 or d == 0 then
+    errors.raise("%s: dimension is %s, expected a whole number from 1, or from -1 backwards", who, errors.show(d))
+  end
+  return d > 0 and d - 1 or d
+end
+M.position = position
+
+local function dimension(t, d, who)
+  info_of(t)
+  local at, n = position(d, who), info.ndim
+  if at < 0 then at = at + n end
+  if at < 0 or at >= n then
+    errors.raise("%s: dimension %d is out of range; the tensor has %d (%s)", who, d, n,
+      tostring(sizes_of(n, info.shape)))
+  end
+  return at
+end
+M.dimension = dimension
+
+--- Size along d, or all of them.
+---@param d? integer
+function methods.size(t, d)
+  id_of(t, "size")
+  if d == nil then return getters.shape(t) end
+  return tonumber(info.shape[dimension(t, d, "size")])
+end
+
+--- Distance between neighbours along d in elements, or all of them.
+function methods.stride(t, d)
+  id_of(t, "stride")
+  if d == nil then
+    info_of(t)
+    return sizes_of(info.ndim, info.stride)
+  end
+  return tonumber(info.stride[dimension(t, d, "stride")])
+end
+
+function methods.numel(t, more)
+  if more ~= nil then none("numel", more) end
+  id_of(t, "numel")
+  return tonumber(info_of(t).numel)
+end
+methods.nelement = methods.numel
+
+function methods.dim(t)
+  id_of(t, "dim")
+  return getters.ndim(t)
+end
+
+function methods.is_contiguous(t)
+  id_of(t, "is_contiguous")
+  return info_of(t).is_contiguous ~= 0
+end
+
+--- Bytes of one element.
+function methods.element_size(t)
+  id_of(t, "element_size")
+  return lib.ms_dtype_size(info_of(t).dtype)
+end
+
+--- Address of the first element, a number.
+function methods.data_ptr(t)
+  local p = lib.ms_data_ptr(id_of(t, "data_ptr"))
+  if p == nil and (lib.ms_is_alive(t.id) == 0 or info_of(t).numel > 0) then fail(t) end
+  return tonumber(ffi.cast("uintptr_t", p))
+end
+
+local double1 = ffi.new "double[1]"
+local BOOL = ffi.C.MS_BOOL
+
+--- The one element as a Lua number (a bool's is a boolean).
+function methods.item(t, more)
+  if more ~= nil then none("item", more) end
+  if lib.ms_item(id_of(t, "item"), double1) ~= 0 then fail(t) end
+  local v = double1[0]
+  if info_of(t).dtype == BOOL then return v ~= 0 end
+  return v
+end
+
+--- All elements as doubles: buffer, count. For tolist and printing.
+local function read(t)
+  while t.id < 0 do t = M.inner(t)[1] end
+  info_of(t)
+  local n = tonumber(info.numel)
+  local values = ffi.new("double[?]", math.max(n, 1))
+  if lib.ms_read(t.id, values, n) ~= 0 then fail(t) end
+  return values, n
+end
+M.read = read
+
+--- The elements as a nested table (a 0-dim tensor's is the number).
+function methods.tolist(t, more)
+  if more ~= nil then none("tolist", more) end
+  id_of(t, "tolist")
+  local values = read(t)
+  local shape, is_bool = getters.shape(t), info.dtype == BOOL
+  local at = 0
+  local function level(d)
+    if d > #shape then
+      at = at + 1
+      local v = values[at - 1]
+      if is_bool then return v ~= 0 end
+      return v
+    end
+    local list = {}
+    for k = 1, shape[d] do list[k] = level(d + 1) end
+    return list
+  end
+  return level(1)
+end
+
+--- Takes the script's name away. What the graph or a view needs stays.
+function methods.release(t)
+  lib.ms_release(id_of(t, "release"))
+end
+
+---@return boolean
+function methods.is_released(t)
+  return lib.ms_is_alive(id_of(t, "is_released")) == 0
+end
+
+--- Takes the tensor out of its scope: it lives until release() or the collector.
+---@return Tensor self
+function methods.keep(t)
+  if lib.ms_keep(id_of(t, "keep")) ~= 0 then fail(t) end
+  own(t)
+  return t
+end
+
+--- The same storage, outside the graph.
+---@return Tensor
+function methods.detach(t, more)
+  if more ~= nil then none("detach", more) end
+  local id = lib.ms_detach(id_of(t, "detach"))
+  if id == 0 then fail(t) end
+  return wrap(id)
+end
+
+--- Name shown in errors ("blocks.0.weight").
+function M.set_name(t, name)
+  if t.id < 0 then
+    for _, part in ipairs(M.inner(t)) do M.set_name(part, name) end
+    return
+  end
+  if lib.ms_set_name(t.id, name) ~= 0 then fail(t) end
+end
+
+return M

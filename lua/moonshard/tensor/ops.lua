@@ -1,0 +1,490 @@
+-- SPDX-License-Identifier: MIT
+--- Arithmetic, functions and comparisons, element by element; products.
+--- The hot path of `a + b`: type checks, one engine call, one table.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+local dtypes = require "moonshard.core.dtypes"
+
+local lib = engine.lib
+local op, a_in, a_i, a_f, args = engine.op, engine.a_in, engine.a_i, engine.a_f, engine.args
+local Tensor, methods = tensor.Tensor, tensor.methods
+local wrap, wrap_same, id_of, is_tensor = tensor.wrap, tensor.wrap_same, tensor.id_of, tensor.is_tensor
+local call1, call1f, call2, call3 = tensor.call1, tensor.call1f, tensor.call2, tensor.call3
+local none, type = opts.none, type
+
+local M = {}
+
+local function bad_operand(who, x)
+  errors.raise("%s: operand is %s, expected a tensor or a number", who, errors.kind(x))
+end
+
+-- ---- operators --------------------------------------------------------------------------------
+
+local ADD, SUB, MUL, DIV, POW = op "add", op "sub", op "mul", op "div", op "pow"
+local ADD_S, MUL_S, DIV_S, POW_S = op "add_scalar", op "mul_scalar", op "div_scalar", op "pow_scalar"
+local RSUB_S, RDIV_S, RPOW_S, NEG = op "rsub_scalar", op "rdiv_scalar", op "rpow_scalar", op "neg"
+
+function Tensor.__add(a, b)
+  if type(b) == "number" then return wrap(call1f(ADD_S, a, b, "add")) end
+  if type(a) == "number" then return wrap(call1f(ADD_S, b, a, "add")) end
+  return wrap(call2(ADD, a, b, "add"))
+end
+
+function Tensor.__sub(a, b)
+  if type(b) == "number" then return wrap(call1f(ADD_S, a, -b, "sub")) end
+  if type(a) == "number" then return wrap(call1f(RSUB_S, b, a, "sub")) end
+  return wrap(call2(SUB, a, b, "sub"))
+end
+
+function Tensor.__mul(a, b)
+  if type(b) == "number" then return wrap(call1f(MUL_S, a, b, "mul")) end
+  if type(a) == "number" then return wrap(call1f(MUL_S, b, a, "mul")) end
+  return wrap(call2(MUL, a, b, "mul"))
+end
+
+function Tensor.__div(a, b)
+  if type(b) == "number" then return wrap(call1f(DIV_S, a, b, "div")) end
+  if type(a) == "number" then return wrap(call1f(RDIV_S, b, a, "div")) end
+  return wrap(call2(DIV, a, b, "div"))
+end
+
+function Tensor.__pow(a, b)
+  if type(b) == "number" then return wrap(call1f(POW_S, a, b, "pow")) end
+  if type(a) == "number" then return wrap(call1f(RPOW_S, b, a, "pow")) end
+  return wrap(call2(POW, a, b, "pow"))
+end
+
+function Tensor.__mod()
+  errors.raise "mod: tensors have no %; for values that are not negative write t - (t / n):long() * n"
+end
+
+-- A string and a tensor of one element join as the string and its number.
+local function joined(x)
+  if not is_tensor(x) then return x end
+  if x:numel() ~= 1 then errors.raise("concat: %s has %d elements; write tostring(t)", tostring(x.shape), x:numel()) end
+  return tostring(x:item())
+end
+
+function Tensor.__concat(a, b)
+  a, b = joined(a), joined(b)
+  for _, x in ipairs { a, b } do
+    if type(x) ~= "string" and type(x) ~= "number" then
+      errors.raise("concat: operand is %s, expected a string, a number or a tensor", errors.kind(x))
+    end
+  end
+  return a .. b
+end
+
+function Tensor.__unm(a) return wrap(call1(NEG, a, "neg")) end
+
+-- add and sub take {alpha}: the second operand's factor.
+local function alpha_of(who, given)
+  return opts(who, given, { alpha = 1 }).alpha
+end
+
+local function scaled(number, who, a, b, alpha)
+  local ia, ib = id_of(a, who), id_of(b, who)
+  args.n_in, args.n_i, args.n_f = 2, 0, 1
+  a_in[0], a_in[1], a_f[0] = ia, ib, alpha
+  tensor.call(number, a, b)
+  return engine.a_out[0]
+end
+
+local ADD_, SUB_, ADD_S_ = op "add_", op "sub_", op "add_scalar_"
+
+---@param u Tensor|number
+---@param given? {alpha: number}
+---@return Tensor
+function methods.add(t, u, given)
+  if given == nil then return Tensor.__add(t, u) end
+  local alpha = alpha_of("add", given)
+  if type(u) == "number" then return wrap(call1f(ADD_S, t, u * alpha, "add")) end
+  return wrap(scaled(ADD, "add", t, u, alpha))
+end
+
+---@param u Tensor|number
+---@param given? {alpha: number}
+---@return Tensor
+function methods.sub(t, u, given)
+  if given == nil then return Tensor.__sub(t, u) end
+  local alpha = alpha_of("sub", given)
+  if type(u) == "number" then return wrap(call1f(ADD_S, t, -u * alpha, "sub")) end
+  return wrap(scaled(SUB, "sub", t, u, alpha))
+end
+
+function methods.add_(t, u, given)
+  local alpha = given == nil and 1 or alpha_of("add_", given)
+  if type(u) == "number" then
+    call1f(ADD_S_, t, u * alpha, "add_")
+  elseif alpha == 1 then
+    call2(ADD_, t, u, "add_")
+  else
+    scaled(ADD_, "add_", t, u, alpha)
+  end
+  return t
+end
+
+function methods.sub_(t, u, given)
+  local alpha = given == nil and 1 or alpha_of("sub_", given)
+  if type(u) == "number" then
+    call1f(ADD_S_, t, -u * alpha, "sub_")
+  elseif alpha == 1 then
+    call2(SUB_, t, u, "sub_")
+  else
+    scaled(SUB_, "sub_", t, u, alpha)
+  end
+  return t
+end
+
+for _, name in ipairs { "mul", "div", "pow" } do
+  local operator = Tensor["__" .. name]
+  methods[name] = function(t, u, more)
+    if more ~= nil then none(name, more) end
+    return operator(t, u)
+  end
+end
+
+-- In place with a tensor or a number.
+local function in_place(name)
+  local who, with_tensor, with_number = name .. "_", op(name .. "_"), op(name .. "_scalar_")
+  methods[who] = function(t, u, more)
+    if more ~= nil then none(who, more) end
+    if type(u) == "number" then call1f(with_number, t, u, who) else call2(with_tensor, t, u, who) end
+    return t
+  end
+end
+in_place "mul"
+in_place "div"
+
+local POW_S_ = op "pow_scalar_"
+function methods.pow_(t, u, more)
+  if more ~= nil then none("pow_", more) end
+  if type(u) == "number" then
+    call1f(POW_S_, t, u, "pow_")
+    return t
+  end
+  return methods.copy_(t, methods.pow(t, u))
+end
+
+-- ---- functions of one tensor ----------------------------------------------------------------------
+
+local function unary(name)
+  local number = op(name)
+  methods[name] = function(t, more)
+    if more ~= nil then none(name, more) end
+    return wrap(call1(number, t, name))
+  end
+end
+for _, name in ipairs { "neg", "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "relu", "silu", "tanh", "sigmoid",
+  "sign", "reciprocal",
+  "isfinite", "isnan", "logical_not" } do
+  unary(name)
+end
+
+local GELU = op "gelu"
+--- GELU; {approximate = "tanh"} is the form of GPT-2.
+---@param given? {approximate: "none"|"tanh"}
+function methods.gelu(t, given)
+  local approximate = given ~= nil and opts("gelu", given,
+    { approximate = opts.one_of({ "none", "tanh" }, "none") }).approximate
+  if approximate ~= "tanh" then return wrap(call1(GELU, t, "gelu")) end
+  args.n_in, args.n_i, args.n_f = 1, 1, 0
+  a_in[0], a_i[0] = id_of(t, "gelu"), 1
+  tensor.call(GELU, t)
+  return wrap(engine.a_out[0])
+end
+
+for _, name in ipairs { "relu_", "tanh_", "sigmoid_" } do
+  local number = op(name)
+  methods[name] = function(t)
+    call1(number, t, name)
+    return t
+  end
+end
+
+-- In-place forms that have no kernel of their own.
+for _, name in ipairs { "neg", "abs", "exp", "log", "sqrt", "rsqrt", "silu", "reciprocal" } do
+  local fn = methods[name]
+  methods[name .. "_"] = function(t) return methods.copy_(t, fn(t)) end
+end
+
+local CLAMP, CLAMP_ = op "clamp", op "clamp_"
+local function clamp(number, who, t, low, high)
+  if type(low) == "table" and not is_tensor(low) then
+    local o = opts(who, low, { min = opts.number, max = opts.number })
+    low, high = o.min, o.max
+  end
+  if (low ~= nil and type(low) ~= "number") or (high ~= nil and type(high) ~= "number") then
+    errors.raise("%s: bounds are %s and %s, expected numbers or nil", who, errors.kind(low), errors.kind(high))
+  end
+  if low == nil and high == nil then errors.raise("%s: neither a minimum nor a maximum was given", who) end
+  args.n_in, args.n_i, args.n_f = 1, 0, 2
+  a_in[0], a_f[0], a_f[1] = id_of(t, who), low or -math.huge, high or math.huge
+  tensor.call(number, t)
+  return engine.a_out[0]
+end
+
+--- Limits from below and above, each of which may be nil; also {min, max}.
+function methods.clamp(t, low, high, more)
+  if more ~= nil then none("clamp", more) end
+  return wrap(clamp(CLAMP, "clamp", t, low, high))
+end
+
+function methods.clamp_(t, low, high, more)
+  if more ~= nil then none("clamp_", more) end
+  clamp(CLAMP_, "clamp_", t, low, high)
+  return t
+end
+
+-- ---- functions of two ------------------------------------------------------------------------------
+
+for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge" } do
+  local with_tensor, with_number = op(name), op(name .. "_scalar")
+  methods[name] = function(t, u, more)
+    if more ~= nil then none(name, more) end
+    if type(u) == "number" then return wrap(call1f(with_number, t, u, name)) end
+    if type(u) == "boolean" then return wrap(call1f(with_number, t, u and 1 or 0, name)) end
+    return wrap(call2(with_tensor, t, u, name))
+  end
+end
+
+for _, name in ipairs { "maximum", "minimum", "logical_and", "logical_or" } do
+  local number = op(name)
+  methods[name] = function(t, u, more)
+    if more ~= nil then none(name, more) end
+    return wrap(call2(number, t, u, name))
+  end
+end
+
+local MATMUL = op "matmul"
+--- Product of matrices, over leading dimensions (broadcast); vectors as in PyTorch.
+---@param u Tensor
+---@return Tensor
+function methods.matmul(t, u, more)
+  if more ~= nil then none("matmul", more) end
+  return wrap(call2(MATMUL, t, u, "matmul"))
+end
+methods.mm, methods.bmm = methods.matmul, methods.matmul
+
+-- ---- choosing --------------------------------------------------------------------------------------
+
+-- A number beside a tensor, as a tensor of its dtype.
+local function like_number(x, other, who)
+  if type(x) ~= "number" and type(x) ~= "boolean" then bad_operand(who, x) end
+  if other and type(x) == "number" and x % 1 ~= 0 and tensor.info_of(other).dtype > 3 then
+    errors.raise("%s: %s is not a whole number, but the tensor is %s %s", who, tostring(x), other.dtype,
+      tostring(other.shape))
+  end
+  return tensor.scalar(x, other and other.dtype, other and other.device)
+end
+
+local WHERE = op "where"
+--- Elements of a where cond is true, else of b; one of them may be a number.
+---@param cond Tensor
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function M.where(cond, a, b, more)
+  if more ~= nil then none("where", more) end
+  if not is_tensor(a) then a = like_number(a, is_tensor(b) and b or nil, "where") end
+  if not is_tensor(b) then b = like_number(b, a, "where") end
+  return wrap(call3(WHERE, cond, a, b, "where"))
+end
+function methods.where(t, cond, u) return M.where(cond, t, u) end
+
+local function masked_fill(number, who, t, mask, value)
+  if is_tensor(value) then value = value:item() end
+  if type(value) == "boolean" then value = value and 1 or 0 end
+  if type(value) ~= "number" then errors.raise("%s: value is %s, expected a number", who, errors.kind(value)) end
+  args.n_in, args.n_i, args.n_f = 2, 0, 1
+  a_in[0], a_in[1], a_f[0] = id_of(t, who), id_of(mask, who, "mask"), value
+  tensor.call(number, t, mask)
+  return engine.a_out[0]
+end
+
+local MASKED_FILL, MASKED_FILL_ = op "masked_fill", op "masked_fill_"
+function methods.masked_fill(t, mask, value, more)
+  if more ~= nil then none("masked_fill", more) end
+  return wrap(masked_fill(MASKED_FILL, "masked_fill", t, mask, value))
+end
+function methods.masked_fill_(t, mask, value)
+  masked_fill(MASKED_FILL_, "masked_fill_", t, mask, value)
+  return t
+end
+
+-- ---- filling, copying, casting ----------------------------------------------------------------------
+
+local FILL_, ZERO_, COPY_ = op "fill_", op "zero_", op "copy_"
+
+---@param v number|boolean|Tensor
+---@return Tensor self
+function methods.fill_(t, v, more)
+  if more ~= nil then none("fill_", more) end
+  if type(v) == "boolean" then v = v and 1 or 0 end
+  if type(v) ~= "number" then
+    if not is_tensor(v) then bad_operand("fill_", v) end
+    return methods.copy_(t, v)
+  end
+  call1f(FILL_, t, v, "fill_")
+  return t
+end
+
+---@return Tensor self
+function methods.zero_(t, more)
+  if more ~= nil then none("zero_", more) end
+  call1(ZERO_, t, "zero_")
+  return t
+end
+
+--- Copies src into t: broadcast, cast.
+---@param src Tensor
+---@return Tensor self
+function methods.copy_(t, src, more)
+  if more ~= nil then none("copy_", more) end
+  call2(COPY_, t, src, "copy_")
+  return t
+end
+
+local CLONE, CONTIGUOUS = op "clone", op "contiguous"
+---@return Tensor
+function methods.clone(t, more)
+  if more ~= nil then none("clone", more) end
+  return wrap(call1(CLONE, t, "clone"))
+end
+---@return Tensor  t itself when it is contiguous already
+function methods.contiguous(t, more)
+  if more ~= nil then none("contiguous", more) end
+  id_of(t, "contiguous")
+  if tensor.info_of(t).is_contiguous ~= 0 then return t end
+  return wrap(call1(CONTIGUOUS, t, "contiguous"))
+end
+
+local CAST, TO_DEVICE = op "cast", op "to_device"
+
+local function with_int(number, who, t, i)
+  args.n_in, args.n_i, args.n_f = 1, 1, 0
+  a_in[0], a_i[0] = id_of(t, who), i
+  tensor.call(number, t)
+  return wrap_same(engine.a_out[0], t)
+end
+
+local function cast(t, dtype)
+  id_of(t, "to")
+  if tensor.info_of(t).dtype == dtype then return t end
+  return with_int(CAST, "to", t, dtype)
+end
+
+--- The tensor on another device, in another dtype, or as another tensor is; itself when nothing changes.
+---@param what string|Tensor|{device: string, dtype: string}
+---@param and_dtype? string
+---@return Tensor
+function methods.to(t, what, and_dtype)
+  local dtype, device
+  local function take(name)
+    if name == nil then return end
+    if type(name) == "string" and dtypes.numbers[name] then dtype = name else device = name end
+  end
+  if is_tensor(what) then
+    dtype, device = what.dtype, what.device
+  elseif type(what) == "table" then
+    local o = opts("to", what, { device = opts.string, dtype = opts.string })
+    dtype, device = o.dtype, o.device
+  elseif type(what) ~= "string" then
+    errors.raise("to: argument is %s, expected a dtype, a device or a tensor", errors.kind(what))
+  else
+    take(what)
+    if and_dtype ~= nil then
+      if type(and_dtype) ~= "string" or (dtypes.numbers[and_dtype] ~= nil) == (dtype ~= nil) then
+        errors.raise("to: arguments are %s and %s, expected a device and a dtype", errors.show(what),
+          errors.show(and_dtype))
+      end
+      take(and_dtype)
+    end
+  end
+  if device and dtype == nil and not device:match "^cpu" and not device:match "^cuda" and not device:match "^meta" then
+    local names = { "cpu", "cuda", "meta" }
+    for _, name in ipairs(dtypes.names) do names[#names + 1] = name end
+    errors.raise("to: %s", errors.unknown("dtype or device", device, names))
+  end
+  if device then
+    local number = dtypes.device(device, "to")
+    if tensor.info_of(t).device ~= number then t = with_int(TO_DEVICE, "to", t, number) end
+  end
+  if dtype then t = cast(t, dtypes.number(dtype, "to")) end
+  return t
+end
+
+local casts = {
+  float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16", long = "int64", int = "int32",
+  bool = "bool",
+}
+for name, dtype in pairs(casts) do
+  local number = dtypes.numbers[dtype]
+  methods[name] = function(t, more)
+    if more ~= nil then none(name, more) end
+    return cast(t, number)
+  end
+end
+
+function methods.cpu(t, more)
+  if more ~= nil then none("cpu", more) end
+  return methods.to(t, "cpu")
+end
+function methods.cuda(t, more)
+  if more ~= nil then none("cuda", more) end
+  return methods.to(t, "cuda")
+end
+--- The dtype's name; or, given one, the same numbers in it.
+function methods.type(t, dtype)
+  id_of(t, "type")
+  return dtype == nil and t.dtype or cast(t, dtypes.number(dtype, "type"))
+end
+
+-- ---- truth -----------------------------------------------------------------------------------------
+
+local out1 = engine.ffi.new "double[1]"
+-- A 0-dim result as a Lua boolean.
+local function truth(id)
+  if id < 0 then                                        -- of a tensor class: true where all its inner tensors' are
+    local parts = tensor.flat { tensor.take(id) }
+    for k = 1, #parts do
+      if not parts[k]:item() then return false end
+    end
+    return true
+  end
+  local status = lib.ms_item(id, out1)
+  if status ~= 0 then errors.fail() end
+  lib.ms_release(id)
+  return out1[0] ~= 0
+end
+
+local EQUAL, ALLCLOSE = op "equal", op "allclose"
+
+--- Same shape and elements?
+---@param u Tensor
+---@return boolean
+function methods.equal(t, u, more)
+  if more ~= nil then none("equal", more) end
+  return truth(call2(EQUAL, t, u, "equal"))
+end
+
+--- |t - u| <= atol + rtol * |u| everywhere?
+---@param u Tensor
+---@param given? {rtol: number, atol: number, equal_nan: boolean}
+---@return boolean
+function methods.allclose(t, u, given)
+  local o = opts("allclose", given, { rtol = 1e-5, atol = 1e-8, equal_nan = false })
+  if not (o.rtol >= 0 and o.atol >= 0) then
+    local name = o.rtol >= 0 and "atol" or "rtol"
+    errors.raise("allclose: option '%s' is %s, expected a number from 0", name, errors.kind(o[name]))
+  end
+  args.n_in, args.n_i, args.n_f = 2, 0, 3
+  a_in[0], a_in[1] = id_of(t, "allclose"), id_of(u, "allclose")
+  a_f[0], a_f[1], a_f[2] = o.rtol, o.atol, o.equal_nan and 1 or 0
+  tensor.call(ALLCLOSE, t, u)
+  return truth(engine.a_out[0])
+end
+
+return M

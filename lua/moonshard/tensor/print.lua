@@ -1,0 +1,169 @@
+-- SPDX-License-Identifier: MIT
+--- tostring(t): one line of what it is, then its values, at most 20 lines.
+local engine = require "moonshard.core.ffi"
+local class = require "moonshard.core.class"
+local dtypes = require "moonshard.core.dtypes"
+local tensor = require "moonshard.tensor"
+
+local lib, C = engine.lib, engine.ffi.C
+local methods, Tensor = tensor.methods, tensor.Tensor
+
+local MAX_LINES, MAX_COLUMNS, MAX_VALUES = 20, 10, 1000
+local EDGE = 3                                          -- of a cut dimension: so many from each end
+
+-- Positions shown of a dimension: all of them up to `most`, else `edge` from each end with 0 for the gap between.
+local function shown(size, most, edge)
+  local list = {}
+  if size <= most then
+    for k = 1, size do list[k] = k end
+  else
+    for k = 1, edge do list[#list + 1] = k end
+    list[#list + 1] = 0
+    for k = size - edge + 1, size do list[#list + 1] = k end
+  end
+  return list
+end
+
+-- Lines that dimensions 1 … n make when these positions of each are shown: a gap is one line.
+local function lines_of(lists, n)
+  local lines = 1
+  for d = n, 1, -1 do
+    local gap = 0
+    for _, j in ipairs(lists[d]) do
+      if j == 0 then gap = 1 end
+    end
+    lines = (#lists[d] - gap) * lines + gap
+  end
+  return lines
+end
+
+-- Positions shown of every dimension but the last, in at most `budget` lines: all, else ever fewer from each end, and
+-- at last only the beginning of outer dimensions.
+local function rows_shown(shape, n, budget)
+  for _, edge in ipairs { math.huge, EDGE, 2, 1 } do
+    local lists = {}
+    for d = 1, n do lists[d] = shown(shape[d], 2 * edge + 1, edge) end
+    if lines_of(lists, n) <= budget then return lists end
+  end
+  local lists = {}
+  for d = 1, n do lists[d] = shown(shape[d], 3, 1) end
+  for d = 1, n do
+    if shape[d] > 1 then lists[d] = { 1, 0 } end
+    if lines_of(lists, n) <= budget then break end
+  end
+  return lists
+end
+
+-- One way of writing for all numbers of a tensor, as short as shows them apart.
+local function formatter(numbers, kind)
+  if kind == "bool" then return function(v) return v ~= 0 and "true" or "false" end end
+  if kind == "int" then return function(v) return ("%d"):format(v) end end
+  local largest, smallest, whole = 0, math.huge, true
+  for _, v in ipairs(numbers) do
+    local a = math.abs(v)
+    if a < math.huge and a == a then
+      if a > largest then largest = a end
+      if a > 0 and a < smallest then smallest = a end
+      if a % 1 ~= 0 then whole = false end
+    end
+  end
+  local pattern = "%.4f"
+  if largest >= 1e6 or (largest > 0 and (smallest < 1e-4 or largest / smallest > 1e7)) then pattern = "%.4e" end
+  if whole and largest < 1e6 then pattern = "%g." end
+  return function(v)
+    if v ~= v then return "nan" end
+    if v == math.huge then return "inf" elseif v == -math.huge then return "-inf" end
+    return pattern:format(v)
+  end
+end
+
+local function values_text(t, shape, dtype)
+  local kind = dtype == C.MS_BOOL and "bool" or not dtypes.is_float(dtype) and "int" or "float"
+  local ndim = #shape
+  if ndim == 0 then
+    local v = tensor.read(t)[0]
+    return formatter({ v }, kind)(v)
+  end
+  -- The last dimension runs along a line, the others make lines; cut until they fit.
+  local lists = rows_shown(shape, ndim - 1, MAX_LINES - 2)
+  lists[ndim] = shown(shape[ndim], MAX_COLUMNS, EDGE)
+  -- Small tensors are read at once, of large ones only the lines shown.
+  local all = methods.numel(t) <= MAX_VALUES and tensor.read(t) or nil
+  local strides, step = {}, 1
+  for d = ndim, 1, -1 do
+    strides[d] = step
+    step = step * shape[d]
+  end
+  local numbers, lines = {}, {}
+  local function row_of(part, base)
+    local row = {}
+    local values = all or tensor.read(part)
+    for k, j in ipairs(lists[ndim]) do
+      row[k] = j > 0 and values[(all and base or 0) + j - 1] or false
+      if row[k] then numbers[#numbers + 1] = row[k] end
+    end
+    return row
+  end
+  local function walk(d, part, base, open)
+    if d == ndim then
+      lines[#lines + 1] = { row = row_of(part, base), open = open, close = 0 }
+      return
+    end
+    for k, j in ipairs(lists[d]) do
+      if j == 0 then
+        lines[#lines + 1] = { gap = d, close = 0 }
+      else
+        walk(d + 1, all and part or methods.select(part, 1, j), base + (j - 1) * strides[d], k == 1 and open + 1 or 1)
+      end
+    end
+    lines[#lines].close = lines[#lines].close + 1
+  end
+  walk(1, t, 0, 1)
+  local format, width = formatter(numbers, kind), 0
+  for _, line in ipairs(lines) do
+    for k, v in ipairs(line.row or {}) do
+      line.row[k] = v and format(v) or "…"
+      if v and #line.row[k] > width then width = #line.row[k] end
+    end
+  end
+  local out = {}
+  for k, line in ipairs(lines) do
+    if line.gap then
+      out[k] = (" "):rep(line.gap) .. "…"
+    else
+      for j, text in ipairs(line.row) do line.row[j] = text == "…" and text or (" "):rep(width - #text) .. text end
+      out[k] = (" "):rep(ndim - line.open) .. ("["):rep(line.open) .. table.concat(line.row, ", ")
+        .. ("]"):rep(line.close + 1) .. (k < #lines and "," or "")
+    end
+  end
+  if #out > MAX_LINES - 1 then
+    local cut = { unpack(out, 1, MAX_LINES - 2) }
+    cut[#cut + 1] = "…"
+    out = cut
+  end
+  return table.concat(out, "\n")
+end
+
+-- Makes views while it reads: without history, in a scope of its own.
+local function quietly(fn, ...)
+  local mode, handle = lib.ms_set_grad_mode(0), lib.ms_scope_open "tostring"
+  local ok, result = pcall(fn, ...)
+  lib.ms_scope_close(handle, nil, 0)
+  lib.ms_set_grad_mode(mode)
+  if not ok then return "(" .. tostring(result):gsub("^[^\n]-:%d+: ", "") .. ")" end
+  return result
+end
+
+function Tensor.__tostring(t)
+  local name = class.name(t)
+  if t:is_released() then return name .. " (released)" end
+  local info = tensor.info_of(t)
+  local dtype, device, requires_grad, numel = info.dtype, info.device, info.requires_grad ~= 0, tonumber(info.numel)
+  local shape = methods.size(t)
+  local head = ("%s %s %s %s%s"):format(name, dtypes.name(dtype), tostring(shape), dtypes.device_name(device),
+    requires_grad and ", requires_grad" or "")
+  if bit.band(device, 255) == C.MS_META or numel == 0 then return head end
+  return head .. "\n" .. quietly(values_text, t, shape, dtype)
+end
+
+return {}

@@ -1,0 +1,37 @@
+-- SPDX-License-Identifier: MIT
+--- The generator: counter-based, the same numbers on every device, thread count and world size.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+
+local M = {}
+
+--- Starts the generator at seed n.
+---@param n integer
+function M.manual_seed(n, more)
+  if more ~= nil then opts.none("manual_seed", more) end
+  if type(n) ~= "number" or n % 1 ~= 0 then
+    errors.raise("manual_seed: argument is %s, expected a whole number", errors.kind(n))
+  end
+  if n < -2 ^ 53 or n > 2 ^ 53 then
+    errors.raise("manual_seed: %g is beyond the whole numbers from -2^53 to 2^53", n)
+  end
+  engine.lib.ms_manual_seed(n)
+end
+
+local pair = engine.ffi.new "double[2]"
+
+--- Where the generator stands: {seed, offset}; for set_rng_state.
+function M.get_rng_state()
+  engine.lib.ms_rng_get(pair, pair + 1)
+  return { pair[0], pair[1] }
+end
+
+function M.set_rng_state(s)
+  if type(s) ~= "table" or type(s[1]) ~= "number" or type(s[2]) ~= "number" then
+    errors.raise("set_rng_state: argument is %s, expected {seed, offset}", errors.kind(s))
+  end
+  engine.lib.ms_rng_set(s[1], s[2])
+end
+
+return M

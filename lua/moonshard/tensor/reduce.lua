@@ -1,0 +1,118 @@
+-- SPDX-License-Identifier: MIT
+--- Reductions: over a position, a list of them, or all.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+
+local op, a_in, a_i, a_f, args = engine.op, engine.a_in, engine.a_i, engine.a_f, engine.args
+local methods = tensor.methods
+local wrap, id_of, position, call1 = tensor.wrap, tensor.id_of, tensor.position, tensor.call1
+local type = type
+
+local KEEPDIM = { keepdim = false }
+
+-- d … into engine.a_i from `at`; none for all. Returns the count of integers.
+local function positions(d, at, who)
+  if d == nil then return at end
+  if type(d) == "number" then
+    a_i[at] = position(d, who)
+    return at + 1
+  end
+  if type(d) ~= "table" then
+    errors.raise("%s: dimension is %s, expected a position or a list of them", who, errors.kind(d))
+  end
+  if #d > engine.MAX_DIMS then errors.raise("%s: %d dimensions; at most %d are supported", who, #d, engine.MAX_DIMS) end
+  for k = 1, #d do a_i[at + k - 1] = position(d[k], who) end
+  return at + #d
+end
+
+local function run(number, t, who, n_i, n_f)
+  args.n_in, args.n_i, args.n_f = 1, n_i, n_f
+  a_in[0] = id_of(t, who)
+  tensor.call(number, t)
+  return engine.a_out[0]
+end
+
+for _, name in ipairs { "sum", "mean", "prod", "all", "any" } do
+  local number = op(name)
+  methods[name] = function(t, d, given)
+    if d == nil and given == nil then return wrap(call1(number, t, name)) end
+    if given == nil and opts.is(d) then d, given = nil, d end
+    a_i[0] = given ~= nil and opts(name, given, KEEPDIM).keepdim and 1 or 0
+    return wrap(run(number, t, name, positions(d, 1, name), 0))
+  end
+end
+
+for _, name in ipairs { "var", "std" } do
+  local number = op(name)
+  methods[name] = function(t, d, given)
+    if given == nil and opts.is(d) then d, given = nil, d end
+    local o = opts(name, given, { keepdim = false, correction = 1 })
+    a_i[0], a_i[1] = o.keepdim and 1 or 0, o.correction
+    return wrap(run(number, t, name, positions(d, 2, name), 0))
+  end
+end
+
+for _, name in ipairs { "max", "min" } do
+  local along, over_all = op(name), op(name .. "_all")
+  --- Without a position the largest element; with one: values, indices (0-based, int64).
+  methods[name] = function(t, d, given)
+    if given == nil and opts.is(d) then d, given = nil, d end
+    if d == nil then
+      if given ~= nil then opts(name .. " without a dimension", given, {}) end
+      return wrap(call1(over_all, t, name))
+    end
+    if tensor.is_tensor(d) then return methods[name == "max" and "maximum" or "minimum"](t, d) end
+    a_i[0], a_i[1] = position(d, name), given ~= nil and opts(name, given, KEEPDIM).keepdim and 1 or 0
+    run(along, t, name, 2, 0)
+    local values, indices = engine.a_out[0], engine.a_out[1]
+    return wrap(values), wrap(indices)
+  end
+end
+
+for _, name in ipairs { "argmax", "argmin" } do
+  local number = op(name)
+  methods[name] = function(t, d, given)
+    if given == nil and opts.is(d) then d, given = nil, d end
+    a_i[0], a_i[1] = position(d or -1, name), given ~= nil and opts(name, given, KEEPDIM).keepdim and 1 or 0
+    return wrap(run(number, t, name, 2, 0))
+  end
+end
+
+local NORM = op "norm"
+--- The p-norm (2); math.huge is the largest absolute value.
+---@param p? number
+---@param d? integer|integer[]
+---@param given? {keepdim: boolean}
+---@return Tensor
+function methods.norm(t, p, d, given)
+  if given == nil and opts.is(d) then d, given = nil, d end
+  if given == nil and opts.is(p) then p, given = nil, p end
+  if p ~= nil and type(p) ~= "number" then errors.raise("norm: p is %s, expected a number", errors.kind(p)) end
+  a_i[0] = given ~= nil and opts("norm", given, KEEPDIM).keepdim and 1 or 0
+  local n = positions(d, 1, "norm")
+  a_f[0] = p or 2
+  return wrap(run(NORM, t, "norm", n, 1))
+end
+
+for _, name in ipairs { "softmax", "log_softmax", "cumsum" } do
+  local number = op(name)
+  methods[name] = function(t, d, more)
+    if more ~= nil then opts.none(name, more) end
+    a_i[0] = position(d or -1, name)
+    return wrap(run(number, t, name, 1, 0))
+  end
+end
+
+local LOGSUMEXP = op "logsumexp"
+---@param d? integer
+---@param given? {keepdim: boolean}
+---@return Tensor
+function methods.logsumexp(t, d, given)
+  if given == nil and opts.is(d) then d, given = nil, d end
+  a_i[0], a_i[1] = position(d or -1, "logsumexp"), given ~= nil and opts("logsumexp", given, KEEPDIM).keepdim and 1 or 0
+  return wrap(run(LOGSUMEXP, t, "logsumexp", 2, 0))
+end
+
+return {}

@@ -1,0 +1,278 @@
+-- SPDX-License-Identifier: MIT
+--- Scopes: what is made inside ends with them. `ms.scope(fn)`, `ms.steps(n)`, one module call
+--- (`scope.run`), and nothing else. The engine keeps the chains of open scopes, one per coroutine.
+local context = require "moonshard.core.context"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local tensor = require "moonshard.tensor"
+
+local lib, state, ffi = engine.lib, engine.state, engine.ffi
+local Tensor, classes, own = tensor.Tensor, tensor.classes, tensor.own
+local getmetatable, type, pcall, select, error, next = getmetatable, type, pcall, select, error, next
+
+local M = {}
+
+-- ---- what a scope returns -----------------------------------------------------------------------
+
+-- Collects tensors of a result: itself, or those in plain tables (no metatable).
+local function gather(value, list, seen)
+  if type(value) ~= "table" then return end
+  local mt = getmetatable(value)
+  if mt == Tensor or (mt ~= nil and classes[mt]) then
+    if value.id >= 0 then
+      list[#list + 1] = value
+    else
+      for _, part in ipairs(tensor.flat { value }) do list[#list + 1] = part end
+    end
+  elseif mt == nil and not seen[value] then
+    seen[value] = true
+    -- Order does not matter: all of them are kept.
+    for _, v in next, value do gather(v, list, seen) end
+  end
+end
+
+local one = ffi.new "ms_id[1]"
+
+local function close_many(handle, list)
+  local ids = ffi.new("ms_id[?]", math.max(#list, 1))
+  for k = 1, #list do ids[k - 1] = list[k].id end
+  lib.ms_scope_close(handle, ids, #list)
+  if state.scope == 0 then
+    for k = 1, #list do own(list[k]) end
+  end
+end
+
+local function close_keeping(handle, n, a, ...)
+  if n == 0 then
+    lib.ms_scope_close(handle, nil, 0)
+    return
+  end
+  if n == 1 then
+    if type(a) ~= "table" then
+      lib.ms_scope_close(handle, nil, 0)
+      return
+    end
+    if getmetatable(a) == Tensor then
+      one[0] = a.id
+      lib.ms_scope_close(handle, one, 1)
+      if state.scope == 0 then own(a) end
+      return
+    end
+  end
+  local list, seen = {}, {}
+  gather(a, list, seen)
+  for k = 1, n - 1 do gather((select(k, ...)), list, seen) end
+  close_many(handle, list)
+end
+
+local function finish(handle, ok, ...)
+  if not ok then
+    lib.ms_scope_close(handle, nil, 0)
+    error((...), 0)
+  end
+  close_keeping(handle, select("#", ...), ...)
+  return ...
+end
+
+--- Runs fn(…) in a scope of its own: closed on return, with the results kept, and on error.
+--- The name (shown in errors) must outlive the call: a literal or a class's name.
+---@param name string
+---@param fn function
+function M.run(name, fn, ...)
+  return finish(lib.ms_scope_open(name), pcall(fn, ...))
+end
+
+--- Opens a scope by hand; close it with M.close(handle, results…).
+function M.open(name) return lib.ms_scope_open(name) end
+
+function M.close(handle, ...) return close_keeping(handle, select("#", ...), ...) end
+
+--- Closes a scope and everything in it (after an error).
+function M.abandon(handle) lib.ms_scope_close(handle, nil, 0) end
+
+--- Everything fn makes is released when it returns, save what it returns (also inside plain tables).
+---@param fn function
+function M.scope(fn, ...)
+  if type(fn) ~= "function" then errors.raise("scope: argument is %s, expected a function", errors.kind(fn)) end
+  tensor.record_first()
+  return finish(lib.ms_scope_open "ms.scope", pcall(fn, ...))
+end
+
+-- ---- steps --------------------------------------------------------------------------------------
+
+-- Loops whose last step may still be open, by chain: { chain -> array of states }. A loop left by
+-- break or an error stays in it; it is told from one that runs around us by looking for its control
+-- variable in the frames of the stack.
+local current_chain = 0
+local loops = { [0] = {} }
+
+local function runs_on_stack(loop)
+  for level = 3, 1e6 do
+    local info = debug.getinfo(level, "f")
+    if not info then return false end
+    for k = 1, 1e6 do
+      local name, value = debug.getlocal(level, k)
+      if not name then break end
+      if value == loop then return true end
+    end
+  end
+end
+
+-- Closes the step scopes of loops that were left.
+local function close_left(list)
+  for k = 1, #list do
+    if lib.ms_scope_is_open(list[k].scope) == 0 or not runs_on_stack(list[k]) then
+      lib.ms_scope_close(list[k].scope, nil, 0)         -- and with it the ones inside
+      for j = #list, k, -1 do list[j] = nil end
+      return
+    end
+  end
+end
+
+local function next_step(loop, step)
+  lib.ms_scope_close(loop.scope, nil, 0)
+  if step >= loop.last then
+    loop.scope = 0
+    local list = loop.list
+    for k = #list, 1, -1 do
+      local top = list[k]
+      list[k] = nil
+      if top == loop then break end
+    end
+    if loop.outermost then lib.ms_dist_set_step(-1) end
+    return nil
+  end
+  loop.scope = lib.ms_scope_open "ms.steps"
+  if loop.outermost then lib.ms_dist_set_step(step + 1) end     -- collectives compare it over ranks
+  return step + 1
+end
+
+-- A step of the form with a function is a range of the profiler like the other form's: of loops inside each other the
+-- outermost's.
+local stepping, allocated = false, ffi.new "double[1]"
+
+local function left_step(from, before, step, ok, ...)
+  stepping = false
+  lib.ms_range_close(from, before, ffi.C.MS_RANGE_STEP, ("step %d"):format(step), "")
+  if not ok then error((...), 0) end
+end
+
+local function run_step(outermost, fn, step)
+  local from = outermost and not stepping and lib.ms_range_open(allocated) or 0
+  if from == 0 then
+    finish(lib.ms_scope_open "ms.steps", pcall(fn, step))
+    return
+  end
+  stepping = true
+  left_step(from, allocated[0], step, pcall(finish, lib.ms_scope_open "ms.steps", pcall(fn, step)))
+end
+
+--- `for step in ms.steps(n, {from}) do … end`: each iteration is a scope. `ms.steps(n, fn)` runs
+--- fn(step) and closes its scope in every case, errors too.
+---@param n integer
+---@param given? {from: integer}|fun(step: integer)
+---@param fn? fun(step: integer)
+function M.steps(n, given, fn)
+  if type(given) == "function" then given, fn = nil, given end
+  if type(n) ~= "number" then errors.raise("steps: argument 1 is %s, expected a number of steps", errors.kind(n)) end
+  if n ~= n or n % 1 ~= 0 and n ~= math.huge then
+    errors.raise("steps: argument 1 is %s, expected a whole number of steps", errors.show(n))
+  end
+  local o = require "moonshard.core.opts"("steps", given, { from = 1 })
+  if o.from % 1 ~= 0 then errors.raise("steps: option 'from' is %s, expected a whole number", errors.show(o.from)) end
+  if fn ~= nil and type(fn) ~= "function" then errors.raise("steps: the last argument is %s, expected a function",
+    errors.kind(fn)) end
+  tensor.record_first()
+  local list = loops[current_chain]
+  if #list > 0 then close_left(list) end
+  if fn then
+    for step = o.from, n do run_step(#list == 0 and current_chain == 0, fn, step) end
+    return
+  end
+  local loop = { scope = 0, last = n, list = list, outermost = #list == 0 and current_chain == 0 }
+  list[#list + 1] = loop
+  return next_step, loop, o.from - 1
+end
+
+--- At the prompt: closes everything a line left open.
+function M.close_all_left()
+  local list = loops[current_chain]
+  if list[1] then
+    lib.ms_scope_close(list[1].scope, nil, 0)
+    for k = #list, 1, -1 do list[k] = nil end
+  end
+end
+
+-- ---- coroutines ---------------------------------------------------------------------------------
+
+-- Each coroutine has its own chain, so a scope open across a yield does not swallow what others make; and its
+-- own modes (grad, autocast, and those of context.lua), so a no_grad or an event open across one does not reach them.
+-- A chain is made at the first resume and freed when the coroutine dies or is collected.
+local chain_t = ffi.typeof "struct { int n, grad_mode, autocast; }"
+local chains = setmetatable({}, { __mode = "k" })
+local modes = setmetatable({}, { __mode = "k" })         -- those of context.lua
+local resume, status, create, yield = coroutine.resume, coroutine.status, coroutine.create, coroutine.yield
+
+local function free_chain(c)
+  if c.n > 0 then
+    lib.ms_chain_free(c.n)
+    loops[c.n] = nil
+    c.n = 0
+  end
+end
+
+local function back(co, c, chain_before, grad_mode, autocast, before, ...)
+  lib.ms_chain_switch(chain_before)
+  modes[co] = context.copy()
+  context.set(before)
+  c.grad_mode, c.autocast = state.grad_mode, state.autocast
+  if c.grad_mode ~= grad_mode then lib.ms_set_grad_mode(grad_mode) end
+  if c.autocast ~= autocast then lib.ms_set_autocast(autocast) end
+  current_chain = chain_before
+  if status(co) == "dead" then
+    free_chain(c)
+    chains[co], modes[co] = nil, nil
+  end
+  return ...
+end
+
+local function resume_in_chain(co, ...)
+  local c = type(co) == "thread" and chains[co]
+  if not c then
+    if type(co) ~= "thread" or status(co) ~= "suspended" then return resume(co, ...) end
+    c = chain_t(lib.ms_chain_new(), state.grad_mode, state.autocast)
+    if c.n < 0 then errors.fail() end
+    ffi.gc(c, free_chain)
+    chains[co] = c
+    loops[c.n] = {}
+  end
+  local chain_before, before = lib.ms_chain_switch(c.n), context.copy()
+  before.block = context.now.block
+  if modes[co] then context.set(modes[co]) end
+  context.now.block = nil
+  current_chain = c.n
+  local grad_mode, autocast = state.grad_mode, state.autocast
+  if c.grad_mode ~= grad_mode then lib.ms_set_grad_mode(c.grad_mode) end
+  if c.autocast ~= autocast then lib.ms_set_autocast(c.autocast) end
+  return back(co, c, chain_before, grad_mode, autocast, before, resume(co, ...))
+end
+
+local function wrapped(ok, ...)
+  if not ok then error((...), 0) end
+  return ...
+end
+
+if not debug.getregistry()["moonshard.coroutines"] then
+  debug.getregistry()["moonshard.coroutines"] = true
+  coroutine.resume = resume_in_chain                    -- luacheck: ignore 122
+  function coroutine.yield(...)                         -- luacheck: ignore 122
+    context.check_yield()
+    return yield(...)
+  end
+  function coroutine.wrap(fn)                           -- luacheck: ignore 122
+    local co = create(fn)
+    return function(...) return wrapped(resume_in_chain(co, ...)) end
+  end
+end
+
+return M

@@ -1,0 +1,387 @@
+-- SPDX-License-Identifier: MIT
+--- Shapes: views, cutting, joining, indexing.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+
+local op, a_in, a_i, args = engine.op, engine.a_in, engine.a_i, engine.args
+local methods = tensor.methods
+local wrap, wrap_same, id_of, is_tensor = tensor.wrap, tensor.wrap_same, tensor.id_of, tensor.is_tensor
+local position, dimension, info_of = tensor.position, tensor.dimension, tensor.info_of
+local type, select, unpack = type, select, unpack
+local new_table = require "table.new"
+
+local M = {}
+
+local function whole(v, who, what)
+  if type(v) ~= "number" or v % 1 ~= 0 then
+    errors.raise("%s: %s is %s, expected a whole number", who, what, errors.show(v))
+  end
+  -- The engine's integers end there: 2^64 would be another number.
+  if v >= 2 ^ 63 or v < -2 ^ 63 then
+    errors.raise("%s: %s is %s, expected a whole number below 2^63", who, what, errors.show(v))
+  end
+  return v
+end
+
+--- Sizes given as numbers or one table, into engine.a_i from `at`.
+---@return integer n
+local function sizes(who, at, first, ...)
+  if type(first) == "table" and not is_tensor(first) then
+    local n = #first
+    if n == 0 then opts.none(who, first) end
+    if n > engine.MAX_DIMS then
+      errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS)
+    end
+    for k = 1, n do a_i[at + k - 1] = whole(first[k], who, "size " .. k) end
+    return n
+  end
+  if first == nil then return 0 end
+  a_i[at] = whole(first, who, "size 1")
+  local n = select("#", ...)
+  if n + 1 > engine.MAX_DIMS then
+    errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n + 1, engine.MAX_DIMS)
+  end
+  for k = 1, n do a_i[at + k] = whole((select(k, ...)), who, "size") end
+  return n + 1
+end
+tensor.sizes = sizes
+
+-- One tensor and engine.a_i[0 .. n): the caller has filled them.
+local function with_ints(number, who, t, n)
+  args.n_in, args.n_i, args.n_f = 1, n, 0
+  a_in[0] = id_of(t, who)
+  tensor.call(number, t)
+  return engine.a_out[0]
+end
+
+-- ---- views --------------------------------------------------------------------------------------
+
+local VIEW, RESHAPE, EXPAND, TRANSPOSE, PERMUTE = op "view", op "reshape", op "expand", op "transpose", op "permute"
+local NARROW, SELECT, SQUEEZE, UNSQUEEZE = op "narrow", op "select", op "squeeze", op "unsqueeze"
+
+--- The same elements in another shape (one size may be -1); an error where that needs a copy.
+---@return Tensor
+function methods.view(t, ...) return wrap_same(with_ints(VIEW, "view", t, sizes("view", 0, ...)), t) end
+
+--- The same, copying where a view is impossible.
+---@return Tensor
+function methods.reshape(t, ...) return wrap_same(with_ints(RESHAPE, "reshape", t, sizes("reshape", 0, ...)), t) end
+
+--- Repeats dimensions of size 1 without copying; -1 keeps a size.
+---@return Tensor
+function methods.expand(t, ...) return wrap_same(with_ints(EXPAND, "expand", t, sizes("expand", 0, ...)), t) end
+for _, name in ipairs { "expand", "view" } do
+  methods[name .. "_as"] = function(t, u)
+    if not is_tensor(u) then errors.raise("%s_as: argument 1 is %s, expected a tensor", name, errors.kind(u)) end
+    return methods[name](t, u.shape)
+  end
+end
+
+--- Joins dimensions first … last (all of them) into one.
+---@return Tensor
+function methods.flatten(t, first, last, more)
+  if more ~= nil then opts.none("flatten", more) end
+  id_of(t, "flatten")
+  local n = info_of(t).ndim
+  if n == 0 then return methods.reshape(t, 1) end
+  local a, b = dimension(t, first or 1, "flatten"), dimension(t, last or -1, "flatten")
+  if a > b then errors.raise("flatten: first dimension %d lies behind the last, %d", first, last) end
+  local shape = methods.size(t)
+  local out, joined = {}, 1
+  for d = 1, n do
+    if d < a + 1 or d > b + 1 then
+      out[#out + 1] = shape[d]
+    else
+      joined = joined * shape[d]
+      if d == b + 1 then out[#out + 1] = joined end
+    end
+  end
+  return methods.reshape(t, out)
+end
+
+---@return Tensor
+function methods.transpose(t, d1, d2, more)
+  if more ~= nil then opts.none("transpose", more) end
+  a_i[0], a_i[1] = position(d1, "transpose"), position(d2, "transpose")
+  return wrap(with_ints(TRANSPOSE, "transpose", t, 2))
+end
+
+--- Transposition of a matrix.
+---@return Tensor
+function methods.t(t, more)
+  if more ~= nil then opts.none("t", more) end
+  id_of(t, "t")
+  local n = info_of(t).ndim
+  if n > 2 then
+    errors.raise("t: the tensor has %d dimensions, shape %s; at most 2 expected (transpose takes positions)", n,
+      tostring(t.shape))
+  end
+  if n < 2 then return t end
+  return methods.transpose(t, 1, 2)
+end
+
+---@return Tensor
+function methods.permute(t, ...)
+  local n = sizes("permute", 0, ...)
+  for k = 0, n - 1 do a_i[k] = position(tonumber(a_i[k]), "permute") end
+  return wrap(with_ints(PERMUTE, "permute", t, n))
+end
+
+-- Position along a dimension of given size: 1-based, negative from the end.
+local function index(i, size, who, last)
+  whole(i, who, "position")
+  local at = i > 0 and i - 1 or i + size
+  if i == 0 or at < 0 or at >= size + (last or 0) then
+    errors.raise("%s: position %d is out of range for size %d", who, i, size)
+  end
+  return at
+end
+
+--- Elements start … start + length - 1 along d.
+---@return Tensor
+function methods.narrow(t, d, start, length, more)
+  if more ~= nil then opts.none("narrow", more) end
+  id_of(t, "narrow")
+  local at = dimension(t, d, "narrow")
+  local size = tonumber(engine.info.shape[at])
+  whole(length, "narrow", "length")
+  local first = index(start, size, "narrow", length == 0 and 1 or 0)
+  if length < 0 or first + length > size then
+    errors.raise("narrow: %d elements from position %d do not fit size %d", length, start, size)
+  end
+  a_i[0], a_i[1], a_i[2] = at, first, length
+  return wrap(with_ints(NARROW, "narrow", t, 3))
+end
+
+--- Element i along d; the dimension goes.
+---@return Tensor
+function methods.select(t, d, i, more)
+  if more ~= nil then opts.none("select", more) end
+  id_of(t, "select")
+  local at = dimension(t, d, "select")
+  a_i[0], a_i[1] = at, index(i, tonumber(engine.info.shape[at]), "select")
+  return wrap(with_ints(SELECT, "select", t, 2))
+end
+
+--- t[i] = v
+function tensor.set_item(t, i, v)
+  local part = methods.select(t, 1, i)
+  if is_tensor(v) then methods.copy_(part, v) else methods.fill_(part, v) end
+end
+
+--- Without dimensions of size 1: all, or those named.
+---@return Tensor
+function methods.squeeze(t, ...)
+  local n = sizes("squeeze", 0, ...)
+  for k = 0, n - 1 do a_i[k] = position(tonumber(a_i[k]), "squeeze") end
+  return wrap_same(with_ints(SQUEEZE, "squeeze", t, n), t)
+end
+
+--- With a new dimension of size 1 at position d.
+---@return Tensor
+function methods.unsqueeze(t, d, more)
+  if more ~= nil then opts.none("unsqueeze", more) end
+  id_of(t, "unsqueeze")
+  local n = info_of(t).ndim
+  local at = position(d, "unsqueeze")
+  if at < 0 then at = at + n + 1 end
+  if at < 0 or at > n then errors.raise("unsqueeze: dimension %d is out of range; the tensor has %d", d, n) end
+  a_i[0] = at
+  return wrap(with_ints(UNSQUEEZE, "unsqueeze", t, 1))
+end
+
+-- ---- cutting ------------------------------------------------------------------------------------
+
+local SPLIT = op "split"
+local MAX_PIECES = 20                           -- sizes are integer arguments of the operator, of which there are 24
+
+--- Pieces of `size` elements along d (the last may be smaller), or of the listed sizes.
+---@param size integer|integer[]
+---@param d? integer
+---@return Tensor[]
+function methods.split(t, size, d, more)
+  if more ~= nil then opts.none("split", more) end
+  id_of(t, "split")
+  local at = dimension(t, d or 1, "split")
+  local total = tonumber(engine.info.shape[at])
+  local sizes_given, count = type(size) == "table"
+  if sizes_given then
+    local sum = 0
+    count = #size
+    for k = 1, count do
+      if whole(size[k], "split", "size") < 0 then errors.raise("split: size %d is negative", size[k]) end
+      sum = sum + size[k]
+    end
+    if sum ~= total then
+      errors.raise("split: sizes %s add up to %d, dimension %d has %d",
+        tostring(setmetatable({ unpack(size) }, tensor.Shape)), sum, d or 1, total)
+    end
+  else
+    if whole(size, "split", "size") <= 0 then errors.raise("split: size %d is not positive", size) end
+    count = math.max(math.ceil(total / size), 1)
+  end
+  local out = new_table(count, 0)
+  if count > MAX_PIECES or count == 1 then              -- one integer is a size to the operator, and not 0
+    local first = 0
+    for k = 1, count do
+      local piece = sizes_given and size[k] or math.min(size, total - first)
+      a_i[0], a_i[1], a_i[2] = at, first, piece
+      out[k] = wrap(with_ints(NARROW, "split", t, 3))
+      first = first + piece
+    end
+    return out
+  end
+  a_i[0] = at
+  for k = 1, count do a_i[k] = sizes_given and size[k] or math.min(size, total - (k - 1) * size) end
+  with_ints(SPLIT, "split", t, count + 1)
+  local n = args.n_out
+  for k = 1, n do out[k] = engine.a_out[k - 1] end
+  for k = 1, n do out[k] = wrap_same(out[k], t) end
+  return out
+end
+
+--- n pieces of equal size along d (the last may be smaller, or there may be fewer).
+---@return Tensor[]
+function methods.chunk(t, n, d, more)
+  if more ~= nil then opts.none("chunk", more) end
+  id_of(t, "chunk")
+  if whole(n, "chunk", "number of pieces") <= 0 then
+    errors.raise("chunk: number of pieces is %d, expected at least 1", n)
+  end
+  local total = tonumber(engine.info.shape[dimension(t, d or 1, "chunk")])
+  return methods.split(t, math.max(1, math.ceil(total / n)), d)
+end
+
+--- Slices along d, without it.
+---@return Tensor[]
+function methods.unbind(t, d)
+  id_of(t, "unbind")
+  local out = {}
+  for k = 1, methods.size(t, d or 1) do out[k] = methods.select(t, d or 1, k) end
+  return out
+end
+
+-- ---- joining ------------------------------------------------------------------------------------
+
+local CAT, STACK, TILE = op "cat", op "stack", op "tile"
+
+local function join(number, who, list, d)
+  if type(list) ~= "table" or is_tensor(list) then
+    errors.raise("%s: argument 1 is %s, expected a list of tensors", who, errors.kind(list))
+  end
+  local n = #list
+  if n == 0 then errors.raise("%s: the list is empty", who) end
+  args.n_in, args.n_i, args.n_f = n, 1, 0
+  for k = 1, n do a_in[k - 1] = id_of(list[k], who, "element " .. k) end
+  a_i[0] = position(d or 1, who)
+  tensor.call(number, list[1], list[2], list[3])
+  return wrap(engine.a_out[0])
+end
+
+--- Tensors one after another along d (1).
+---@param list Tensor[]
+---@param d? integer
+---@return Tensor
+function M.cat(list, d, more)
+  if more ~= nil then opts.none("cat", more) end
+  local n = type(list) == "table" and #list or 0
+  if n <= engine.MAX_IN then return join(CAT, "cat", list, d) end
+  local parts = {}
+  for first = 1, n, engine.MAX_IN do
+    local part = {}
+    for k = first, math.min(n, first + engine.MAX_IN - 1) do part[#part + 1] = list[k] end
+    parts[#parts + 1] = join(CAT, "cat", part, d)
+  end
+  return M.cat(parts, d)
+end
+
+--- Tensors of one shape along a new dimension d (1).
+---@param list Tensor[]
+---@param d? integer
+---@return Tensor
+function M.stack(list, d, more)
+  if more ~= nil then opts.none("stack", more) end
+  local n = type(list) == "table" and #list or 0
+  if n <= engine.MAX_IN then return join(STACK, "stack", list, d) end
+  local rows = {}
+  for k = 1, n do rows[k] = methods.unsqueeze(list[k], d or 1) end
+  return M.cat(rows, d)
+end
+
+--- Repeated as a whole, n1 times along the first dimension …
+---@return Tensor
+function methods.tile(t, ...) return wrap(with_ints(TILE, "tile", t, sizes("tile", 0, ...))) end
+methods["repeat"] = methods.tile
+
+local TRIL, TRIU = op "tril", op "triu"
+--- Lower triangle of the last two dimensions, up to diagonal k (0).
+function methods.tril(t, k, more)
+  if more ~= nil then opts.none("tril", more) end
+  a_i[0] = whole(k or 0, "tril", "diagonal")
+  return wrap(with_ints(TRIL, "tril", t, 1))
+end
+--- Upper triangle, from diagonal k (0).
+function methods.triu(t, k, more)
+  if more ~= nil then opts.none("triu", more) end
+  a_i[0] = whole(k or 0, "triu", "diagonal")
+  return wrap(with_ints(TRIU, "triu", t, 1))
+end
+
+-- ---- by index: ids inside tensors are 0-based -----------------------------------------------------
+
+local function with_index(number, who, t, d, idx, src)
+  args.n_in, args.n_i, args.n_f = src and 3 or 2, 1, 0
+  a_in[0], a_in[1] = id_of(t, who), id_of(idx, who, "index")
+  if src then a_in[2] = id_of(src, who, "source") end
+  a_i[0] = position(d, who)
+  tensor.call(number, t, idx, src)
+  return engine.a_out[0]
+end
+
+local INDEX_SELECT, GATHER, SCATTER_, SCATTER_ADD = op "index_select", op "gather", op "scatter_", op "scatter_add_"
+
+---@param d integer
+---@param idx Tensor  int64, 1-dim
+---@return Tensor
+function methods.index_select(t, d, idx, more)
+  if more ~= nil then opts.none("index_select", more) end
+  if id_of(t, "index_select") >= 0 and info_of(t).ndim == 0 then
+    return methods.reshape(methods.index_select(methods.reshape(t, 1), d, idx), {})
+  end
+  return wrap(with_index(INDEX_SELECT, "index_select", t, d, idx))
+end
+
+---@param d integer
+---@param idx Tensor  int64, shape of the result
+---@return Tensor
+function methods.gather(t, d, idx, more)
+  if more ~= nil then opts.none("gather", more) end
+  return wrap(with_index(GATHER, "gather", t, d, idx))
+end
+
+---@param d integer
+---@param idx Tensor
+---@param src Tensor|number
+---@return Tensor self
+function methods.scatter_(t, d, idx, src, more)
+  if more ~= nil then opts.none("scatter_", more) end
+  if type(src) == "number" then
+    id_of(t, "scatter_")
+    id_of(idx, "scatter_", "index")
+    src = methods.expand(tensor.scalar(src, t.dtype, t.device), idx.shape)
+  end
+  with_index(SCATTER_, "scatter_", t, d, idx, src)
+  return t
+end
+
+---@return Tensor self
+function methods.scatter_add_(t, d, idx, src)
+  with_index(SCATTER_ADD, "scatter_add_", t, d, idx, src)
+  return t
+end
+
+function methods.scatter(t, d, idx, src) return methods.scatter_(methods.clone(t), d, idx, src) end
+
+return M

@@ -1,0 +1,228 @@
+-- SPDX-License-Identifier: MIT
+--- Small things of the front end: ordered pairs, deep copies, devices, memory.
+local context = require "moonshard.core.context"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local class = require "moonshard.core.class"
+local opts = require "moonshard.core.opts"
+local dtypes = require "moonshard.core.dtypes"
+local tensor = require "moonshard.tensor"
+
+local lib, now = engine.lib, context.now
+local M = {}
+
+local rank = { number = 1, string = 2, boolean = 3 }
+local function before(a, b)
+  local ta, tb = type(a), type(b)
+  if ta ~= tb then return (rank[ta] or 4) < (rank[tb] or 4) end
+  if ta == "number" or ta == "string" then return a < b end
+  return tostring(a) < tostring(b)
+end
+
+--- pairs in the order of the keys: numbers, then strings. `for k, v in ms.sorted_pairs(t) do`
+---@param t table
+function M.sorted_pairs(t)
+  if type(t) ~= "table" then errors.raise("sorted_pairs: argument is %s, expected a table", errors.kind(t)) end
+  local keys = {}
+  for k in pairs(t) do keys[#keys + 1] = k end
+  table.sort(keys, before)
+  local at = 0
+  return function()
+    at = at + 1
+    local k = keys[at]
+    if k ~= nil then return k, t[k] end
+  end
+end
+
+-- ---- deep copies ---------------------------------------------------------------------------------
+
+local internal = { id = true, _owner = true, _site = true, _grad = true, _sparse = true }
+
+-- A copy of t's values; of a storage that others see as well the whole is copied, once, and what shared it shares the
+-- copy.
+local function copy_data(t, memo)
+  local key = lib.ms_storage_key(t.id)
+  if key == 0 then return t:detach():clone() end
+  local whole = memo[key]
+  if not whole then
+    local id = lib.ms_storage_copy(t.id)
+    if id == 0 then errors.fail(t) end
+    whole = tensor.wrap(id)
+    memo[key] = whole
+  end
+  local id = lib.ms_view_alike(t.id, whole.id)
+  if id == 0 then errors.fail(t) end
+  return tensor.wrap(id)
+end
+
+local function copy_tensor(t, memo, copy)
+  local parts = tensor.inner(t)
+  if parts then                                                 -- of a tensor class
+    for k, part in ipairs(parts) do parts[k] = copy(part) end
+    local out = setmetatable(tensor.rebuild(parts, t), getmetatable(t))
+    memo[t] = out
+    return out
+  end
+  local info = tensor.info_of(t)
+  local requires_grad, is_leaf, is_param = info.requires_grad ~= 0, info.is_leaf ~= 0, info.is_param ~= 0
+  if not is_leaf then
+    errors.raise("deepcopy: the tensor is the result of an operation; only leaves can be copied (detach it first)")
+  end
+  local data = copy_data(t, memo)
+  local out
+  if is_param then
+    local id = lib.ms_param_new(data.id, requires_grad and 1 or 0)
+    if id == 0 then errors.fail(t) end
+    out = tensor.wrap_as(getmetatable(t), id)
+    tensor.own(out)
+    data:release()
+  else
+    out = data
+    if getmetatable(t) ~= tensor.Tensor then setmetatable(out, getmetatable(t)) end
+    if requires_grad then out.requires_grad = true end
+  end
+  memo[t] = out
+  for k, v in pairs(t) do
+    if not internal[k] then rawset(out, k, copy(v)) end
+  end
+  local grad = t.grad
+  if grad then out.grad = copy(grad) end
+  return out
+end
+
+--- A copy of tensors, modules, tables of them: what is shared inside stays shared, memory of views too, a parameter
+--- stays a leaf. Functions and classes are not copied. A class whose objects copy themselves defines `__deepcopy(obj,
+--- memo, copy)`.
+---@generic T
+---@param x T
+---@return T
+function M.deepcopy(x, more)
+  if more ~= nil then opts.none("deepcopy", more) end
+  local memo = {}
+  local function copy(v)
+    if type(v) ~= "table" then return v end
+    if memo[v] ~= nil then return memo[v] end
+    if class.is_class(v) then return v end
+    if tensor.is_tensor(v) then return copy_tensor(v, memo, copy) end
+    local mt = getmetatable(v)
+    local own = mt and rawget(mt, "__deepcopy")
+    if own then
+      local out = own(v, memo, copy)
+      memo[v] = out
+      return out
+    end
+    local out = {}
+    memo[v] = out
+    for k, w in next, v do rawset(out, copy(k), copy(w)) end
+    return setmetatable(out, mt)
+  end
+  local state = lib.ms_set_grad_mode(0)
+  local ok, result = pcall(copy, x)
+  lib.ms_set_grad_mode(state)
+  for key, v in pairs(memo) do
+    if type(key) == "number" then v:release() end       -- a storage: its views have it now
+  end
+  if not ok then error(result, 0) end
+  return result
+end
+
+-- ---- devices and memory ----------------------------------------------------------------------------
+
+local function finish(device, ok, ...)
+  now.device = device
+  if not ok then error((...), 0) end
+  return ...
+end
+
+--- Runs fn with another default device.
+function M.with_device(device, fn, ...)
+  if type(fn) ~= "function" then errors.raise("with_device: argument 2 is %s, expected a function", errors.kind(fn)) end
+  local before_it = now.device
+  now.device = dtypes.present_device(device, "with_device")
+  return finish(before_it, pcall(fn, ...))
+end
+
+local stats = engine.ffi.new "ms_memory"
+local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "live_tensors" }
+
+--- {allocated, peak_allocated, reserved, peak_reserved} in bytes; live_tensors of all devices.
+---@param device? string
+function M.memory_stats(device, more)
+  if more ~= nil then opts.none("memory_stats", more) end
+  errors.check(lib.ms_memory_stats(device and dtypes.device(device, "memory_stats") or dtypes.device_now(), stats))
+  local out = {}
+  for _, field in ipairs(FIELDS) do out[field] = stats[field] end
+  return out
+end
+
+function M.reset_peak_memory_stats(device)
+  lib.ms_reset_peak_memory(device and dtypes.device(device, "reset_peak_memory_stats") or dtypes.device_now())
+end
+
+function M.empty_cache() lib.ms_empty_cache() end
+
+function M.num_threads() return lib.ms_num_threads() end
+
+--- Threads of this rank's operators.
+function M.set_num_threads(n)
+  if type(n) ~= "number" or n < 1 or n % 1 ~= 0 or n > 1024 then
+    errors.raise("set_num_threads: argument is %s, expected a whole number from 1 to 1024", errors.kind(n))
+  end
+  lib.ms_set_num_threads(n)
+end
+
+--- Seconds, monotonic.
+function M.time() return lib.ms_time() end
+
+-- ---- the GPU ----------------------------------------------------------------------------------------
+
+local text = engine.ffi.string
+
+local function checked_device(i, who)
+  if type(i) == "string" then
+    local number = dtypes.device(i, who)
+    if bit.band(number, 255) ~= engine.ffi.C.MS_CUDA then
+      errors.raise("%s: device is '%s', expected a CUDA device", who, i)
+    end
+    i = bit.rshift(number, 8)
+  end
+  if type(i) ~= "number" or i % 1 ~= 0 then
+    errors.raise("%s: device is %s, expected a whole number or a string such as 'cuda:0'", who, errors.kind(i))
+  end
+  local n = lib.ms_cuda_count()
+  if n == 0 then errors.raise("%s: there is no CUDA device: %s", who, text(lib.ms_cuda_why())) end
+  if i < 0 or i >= n then
+    errors.raise("%s: device %d does not exist; there %s %d, from 0", who, i, n == 1 and "is" or "are", n)
+  end
+  return i
+end
+
+--- The GPU, through a plugin beside the engine that is loaded when it is first asked for.
+M.cuda = errors.closed({
+  ---@return boolean
+  is_available = function() return lib.ms_cuda_count() > 0 end,
+  --- Why there is no GPU; nil where there is one.
+  ---@return string?
+  why_unavailable = function()
+    if lib.ms_cuda_count() == 0 then return text(lib.ms_cuda_why()) end
+    return nil
+  end,
+  device_count = function() return lib.ms_cuda_count() end,
+  --- Index of the device that "cuda" names.
+  current_device = function() return dtypes.cuda_device() end,
+  ---@param i integer|string
+  set_device = function(i) dtypes.set_cuda_device(checked_device(i, "cuda.set_device")) end,
+  --- Its model, processors and memory.
+  ---@param i? integer|string
+  device_name = function(i)
+    local name = lib.ms_cuda_name(checked_device(i or dtypes.cuda_device(), "cuda.device_name"))
+    if name == nil then errors.fail() end
+    return text(name)
+  end,
+  --- Waits for everything queued on a device (the current one), and raises what its kernels complained about.
+  ---@param i? integer|string
+  synchronize = function(i) errors.check(lib.ms_cuda_synchronize(checked_device(i or dtypes.cuda_device(),
+  "cuda.synchronize"))) end,
+}, "cuda")
+
+return M

@@ -1,0 +1,336 @@
+-- SPDX-License-Identifier: MIT
+--- profiler: what a script's time goes to. A profile is a list of ranges: operators, their backward, modules,
+--- collectives, waiting, units (PyTorch's names: "FSDP::all_gather (layers.1)"), optimizer steps, steps of ms.steps,
+--- and the script's own.
+---
+---   local p = ms.profiler.profile(function() train(10) end)
+---   print(p)                                       -- a table by name
+---   p:export_chrome_trace("trace.json")            -- for ui.perfetto.dev
+---
+--- Times are the CPU's: an operator on device cuda is as long as its launch, and waiting for the device is where the
+--- script waits. MOONSHARD_PROFILE=FILE records a whole script and writes FILE at its end.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local log = require "moonshard.core.log"
+local opts = require "moonshard.core.opts"
+
+local lib, ffi, bit = engine.lib, engine.ffi, require "bit"
+local raise, show = errors.raise, errors.kind
+
+local M = {}
+
+-- ---- ranges of a script's own -------------------------------------------------------------------
+
+local before = ffi.new "double[1]"
+
+local function close(from, allocated, kind, name, ok, ...)
+  lib.ms_range_close(from, allocated, kind, name, "")
+  if not ok then error((...), 0) end
+  return ...
+end
+
+local function callable(fn) return type(fn) == "function" or type(fn) == "table"
+  and (getmetatable(fn) or {}).__call ~= nil end
+
+--- Runs fn inside a range of that name; its results. Not recording, it only calls fn.
+---@param name string
+---@param fn function
+function M.record_function(name, fn, ...)
+  if type(name) ~= "string" then raise("record_function: argument 1 is %s, expected a name", show(name)) end
+  if not callable(fn) then raise("record_function: argument 2 is %s, expected a function", show(fn)) end
+  local from = lib.ms_range_open(before)
+  if from == 0 then return fn(...) end
+  return close(from, before[0], ffi.C.MS_RANGE_USER, name, pcall(fn, ...))
+end
+
+-- Are calls of modules ranges? nn puts a function here that is told.
+M._modules, M._tell_modules = false, false
+
+local function watch_modules()
+  M._modules = bit.band(lib.ms_trace_wanted(), ffi.C.MS_TRACE_MODULES) ~= 0
+  if M._tell_modules then M._tell_modules(M._modules) end
+end
+
+--- Internal: calls fn(...) as the range of a module's call.
+function M._module_range(name, fn, ...)
+  local from = lib.ms_range_open(before)
+  if from == 0 then watch_modules() end                 -- the profile that wanted them was lost
+  return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, pcall(fn, ...))
+end
+
+-- ---- averages -----------------------------------------------------------------------------------
+
+---@class ProfileRow
+---@field key string                the range's name
+---@field thread string             "script", "gather queue", "reduce queue", "copy queue"
+---@field category string           "operator", "backward", "module", "collective", "wait", "fsdp", "optimizer", "step", "user"
+---@field detail string             shapes of inputs where they tell rows apart, else ""
+---@field count integer
+---@field cpu_time_total number     microseconds, with the ranges inside
+---@field self_cpu_time_total number  microseconds, without
+---@field cpu_time number           mean of a call, microseconds
+---@field cpu_memory_usage number   bytes allocated in it less those freed, with the ranges inside
+---@field self_cpu_memory_usage number
+
+---@class ProfileAverages
+local Averages = { __name = "ProfileAverages" }
+Averages.__index = Averages
+
+local sortable = { "self_cpu_time_total", "cpu_time_total", "cpu_time", "count", "cpu_memory_usage",
+  "self_cpu_memory_usage", "key" }
+
+local function time_text(us)
+  if us >= 1e6 then return ("%.3f s"):format(us / 1e6) end
+  if us >= 1e3 then return ("%.3f ms"):format(us / 1e3) end
+  return ("%.1f us"):format(us)
+end
+
+local function bytes_text(n)
+  local size = math.abs(n)
+  if size >= 2 ^ 30 then return ("%.2f GiB"):format(n / 2 ^ 30) end
+  if size >= 2 ^ 20 then return ("%.2f MiB"):format(n / 2 ^ 20) end
+  if size >= 2 ^ 10 then return ("%.2f KiB"):format(n / 2 ^ 10) end
+  return ("%d B"):format(n)
+end
+
+--- The rows as text, longest time of its own first. Percentages are of the time that was recorded, for each thread.
+---@param given? { sort_by: string, row_limit: integer, max_name_column_width: integer }
+---@return string
+function Averages:table(given)
+  if getmetatable(self) ~= Averages then
+    raise("table: self is %s, expected the averages of a profile (call it with a colon)", show(self))
+  end
+  local o = opts("table", given, { sort_by = opts.one_of(sortable, "self_cpu_time_total"), row_limit = 100,
+    max_name_column_width = 60 })
+  if not (o.row_limit >= -1 and (o.row_limit % 1 == 0 or o.row_limit == math.huge)) then
+    raise("table: row_limit is %s, expected a whole number of rows, or -1 for all", errors.show(o.row_limit))
+  end
+  if not (o.max_name_column_width >= 4) then
+    raise("table: max_name_column_width is %s, expected a number from 4", errors.show(o.max_name_column_width))
+  end
+  if o.row_limit == -1 then o.row_limit = math.huge end
+  local rows, with_detail, queues = {}, false, false
+  for k, row in ipairs(self) do
+    rows[k] = row
+    with_detail = with_detail or row.detail ~= ""
+    queues = queues or row.thread ~= "script"
+  end
+  table.sort(rows, function(a, b)
+    local x, y = a[o.sort_by], b[o.sort_by]
+    if x ~= y and o.sort_by == "key" then return x < y end
+    if x ~= y then return x > y end
+    return a.place < b.place
+  end)
+  local function short(text)
+    text = text:gsub("%c", "?")
+    return #text > o.max_name_column_width and text:sub(1, o.max_name_column_width - 3) .. "..." or text
+  end
+  local lines = { { "name", "self", "self %", "total", "total %", "mean", "calls", "self memory", queues and "thread"
+    or nil } }
+  if with_detail then table.insert(lines[1], "shapes") end
+  for k = 1, math.min(#rows, o.row_limit) do
+    local r = rows[k]
+    local line = { short(r.key), time_text(r.self_cpu_time_total),
+      ("%.1f %%"):format(100 * r.self_cpu_time_total / self.recorded),
+      time_text(r.cpu_time_total), ("%.1f %%"):format(100 * r.cpu_time_total / self.recorded), time_text(r.cpu_time),
+        tostring(r.count),
+      bytes_text(r.self_cpu_memory_usage) }
+    if queues then line[#line + 1] = r.thread end
+    if with_detail then line[#line + 1] = r.detail end
+    lines[#lines + 1] = line
+  end
+  local widths = {}
+  for _, line in ipairs(lines) do
+    for k, cell in ipairs(line) do widths[k] = math.max(widths[k] or 0, #cell) end
+  end
+  local out = {}
+  for k, line in ipairs(lines) do
+    local cells = {}
+    for j, cell in ipairs(line) do
+      local left = j == 1 or j > 8
+      cells[j] = left and cell .. (" "):rep(widths[j] - #cell) or (" "):rep(widths[j] - #cell) .. cell
+    end
+    out[k] = table.concat(cells, "  "):gsub("%s+$", "")
+  end
+  if #rows > o.row_limit then out[#out + 1] = ("... and %d rows more"):format(#rows - o.row_limit) end
+  out[#out + 1] = ("recorded %s; in ranges of the script's thread %s"):format(time_text(self.recorded),
+    time_text(self.covered))
+  if self.dropped > 0 then
+    out[#out + 1] = ("%d ranges had no room (limit = %d)"):format(self.dropped, self.limit)
+  end
+  return table.concat(out, "\n")
+end
+
+Averages.__tostring = function(self) return self:table() end
+
+-- ---- profiles -----------------------------------------------------------------------------------
+
+---@class Profile
+local Profile = { __name = "Profile" }
+Profile.__index = Profile
+
+-- Of a range and its thread: on each thread those inside another stand before it. Ranges may also overlap (coroutines,
+-- a step that was left by break): what two have in common then belongs to the one that ended first, so nothing is
+-- counted twice.
+local function walk(trace, visit)
+  local stacks = {}
+  for k = 0, trace.n - 1 do
+    local r = trace.ranges[k]
+    local stack = stacks[r.lane]
+    if not stack then
+      stack = {}
+      stacks[r.lane] = stack
+    end
+    local inside, memory = 0, 0
+    while stack[1] and stack[#stack].start >= r.start do
+      inside, memory = inside + stack[#stack].span, memory + stack[#stack].memory
+      stack[#stack] = nil
+    end
+    local last, stop = stack[#stack], r.start + r.duration
+    local span = last and last.stop > r.start and math.max(stop - last.stop, 0) or r.duration
+    stack[#stack + 1] = { start = r.start, stop = stop, span = span, memory = r.memory }
+    visit(r, span - inside, r.memory - memory)
+  end
+  local covered = 0                     -- of the script's thread
+  for _, top in ipairs(stacks[0] or {}) do covered = covered + top.span end
+  return covered
+end
+
+local function trace_of(self, who)
+  if type(self) ~= "table" or getmetatable(self) ~= Profile then
+    raise("%s: self is %s, expected a profile (call it with a colon)", who, show(self))
+  end
+  if self._records then raise("%s: the profile still records; stop it first", who) end
+  return self._trace
+end
+
+--- Ends the recording. Doing it twice is harmless.
+---@return Profile
+function Profile:stop()
+  if type(self) ~= "table" or getmetatable(self) ~= Profile then
+    raise("stop: self is %s, expected a profile (call it with a colon)", show(self))
+  end
+  if not self._records then return self end
+  lib.ms_trace_stop(self._trace)
+  self._records = false
+  watch_modules()
+  return self
+end
+
+--- Every range: { name, category, thread, detail, start, duration (seconds), allocated, memory (bytes) }, by its end.
+---@return table[]
+function Profile:events()
+  local trace, out = trace_of(self, "events"), {}
+  for k = 0, trace.n - 1 do
+    local r = trace.ranges[k]
+    out[k + 1] = { name = ffi.string(r.name), category = ffi.string(lib.ms_range_category(r.kind)),
+      thread = ffi.string(lib.ms_range_lane(r.lane)),
+      detail = ffi.string(r.detail), start = r.start, duration = r.duration, allocated = r.allocated,
+        memory = r.memory }
+  end
+  return out
+end
+
+--- Ranges summed by name and thread (all steps of ms.steps are "step"): an array of rows that prints as a table.
+---@param given? { group_by_input_shape: boolean }
+---@return ProfileAverages
+function Profile:key_averages(given)
+  local trace = trace_of(self, "key_averages")
+  local o = opts("key_averages", given, { group_by_input_shape = false })
+  local rows, by_key = {}, {}
+  rows.covered = 1e6 * walk(trace, function(r, own, memory)
+    local kind = tonumber(r.kind)
+    local name = kind == ffi.C.MS_RANGE_STEP and "step" or ffi.string(r.name)
+    local detail = o.group_by_input_shape and kind == ffi.C.MS_RANGE_OP and ffi.string(r.detail) or ""
+    local key = name .. "\0" .. r.lane .. "\0" .. kind .. "\0" .. detail
+    local row = by_key[key]
+    if not row then
+      row = { key = name, thread = ffi.string(lib.ms_range_lane(r.lane)),
+      category = ffi.string(lib.ms_range_category(kind)), detail = detail, count = 0,
+        cpu_time_total = 0, self_cpu_time_total = 0, cpu_memory_usage = 0, self_cpu_memory_usage = 0, place = #rows }
+      by_key[key], rows[#rows + 1] = row, row
+    end
+    row.count = row.count + 1
+    row.cpu_time_total, row.self_cpu_time_total = row.cpu_time_total + 1e6 * r.duration,
+      row.self_cpu_time_total + 1e6 * own
+    row.cpu_memory_usage, row.self_cpu_memory_usage = row.cpu_memory_usage + r.memory,
+      row.self_cpu_memory_usage + memory
+  end)
+  for _, row in ipairs(rows) do row.cpu_time = row.cpu_time_total / row.count end
+  rows.recorded, rows.dropped, rows.limit = 1e6 * (trace.ended - trace.begun), tonumber(trace.dropped), self.limit
+  return setmetatable(rows, Averages)
+end
+
+-- This rank, and its file.
+local function of_rank(path)
+  local rank, world = log.rank()
+  if world <= 1 then return rank, path end
+  local stem, ending = path:match "^(.*)(%.[^./]*)$"
+  return rank, ("%s.rank%d%s"):format(stem or path, rank, ending or "")
+end
+
+--- Writes Chrome's trace format, which chrome://tracing and ui.perfetto.dev show. With several ranks each writes a file
+--- of its own: trace.json is trace.rank0.json and so on. Returns the path.
+---@param path string
+---@return string
+function Profile:export_chrome_trace(path)
+  local trace = trace_of(self, "export_chrome_trace")
+  if type(path) ~= "string" then raise("export_chrome_trace: argument 1 is %s, expected a path", show(path)) end
+  if path:find("%z") then raise("export_chrome_trace: the path %s has a zero byte in it", ("%q"):format(path)) end
+  local rank, own = of_rank(path)
+  errors.check(lib.ms_trace_save(trace, own, rank))
+  return own
+end
+
+function Profile:__tostring()
+  if self._records then return "Profile(recording)" end
+  return self:key_averages():table { row_limit = 30 }
+end
+
+--- Begins to record; other profiles may record at the same time. limit: ranges that are kept, 56 bytes each.
+--- with_modules: calls of modules are ranges. record_shapes: those of operators' inputs are kept.
+---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
+---@return Profile
+function M.start(given)
+  if given == M then raise("profiler.start: call it with a dot") end
+  local o = opts("profiler.start", given, { limit = 1000000, with_modules = true, record_shapes = false })
+  if not (o.limit >= 1 and o.limit % 1 == 0) then
+    raise("profiler.start: limit is %s, expected a whole number of ranges from 1", errors.show(o.limit))
+  end
+  local trace = lib.ms_trace_start(o.limit, (o.record_shapes and ffi.C.MS_TRACE_SHAPES or 0) + (o.with_modules
+    and ffi.C.MS_TRACE_MODULES or 0))
+  if trace == nil then errors.fail() end
+  watch_modules()
+  -- A profile that nobody can stop any more ends when it is collected.
+  return setmetatable({ limit = o.limit, _trace = ffi.gc(trace, lib.ms_trace_free), _records = true }, Profile)
+end
+
+local function finish(p, ok, ...)
+  p:stop()
+  if not ok then error((...), 0) end
+  return p, ...
+end
+
+--- Records while fn runs; the profile, then fn's results. `profile(fn)`, `profile({ record_shapes = true }, fn)`.
+---@param given { limit: integer, with_modules: boolean, record_shapes: boolean }|fun(): any
+---@param fn? fun(): any
+---@return Profile
+function M.profile(given, fn)
+  if fn == nil and not opts.is(given) then given, fn = nil, given end
+  if not callable(fn) then raise("profiler.profile: the last argument is %s, expected a function", show(fn)) end
+  return finish(M.start(given), pcall(fn))
+end
+
+--- Internal, MOONSHARD_PROFILE: records until the process ends.
+function M._whole_script(path)
+  local rank, own = of_rank(path)
+  local pipe = require("lfs").attributes(own, "mode") == "named pipe"       -- opening it would wait for a reader
+  if pipe then error(("MOONSHARD_PROFILE: cannot write %s: it is a named pipe"):format(own), 0) end
+  local file, why = io.open(own, "a")                   -- better now than after a day of training
+  if not file then error("MOONSHARD_PROFILE: cannot write " .. why, 0) end
+  file:close()
+  local p = M.start()
+  lib.ms_trace_save_at_exit(ffi.gc(p._trace, nil), own, rank)       -- written after the script's last collection
+end
+
+return errors.closed(M, "profiler")

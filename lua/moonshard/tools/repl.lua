@@ -1,0 +1,500 @@
+-- SPDX-License-Identifier: MIT
+--- The prompt: `scripts/repl`, or `luajit -i -e 'require "moonshard"'`.
+--- Expressions print themselves; an error keeps the session and its tensors; Ctrl-C returns to the
+--- prompt; names, fields and file names complete where readline is there; `? name` explains.
+local ffi = require "ffi"
+local engine = require "moonshard.core.ffi"
+local calls = require "moonshard.dist.calls"
+local class = require "moonshard.core.class"
+local errors = require "moonshard.core.errors"
+local scope = require "moonshard.tensor.scope"
+local autograd = require "moonshard.autograd"
+local tensor = require "moonshard.tensor"
+
+local lib, state = engine.lib, engine.state
+-- What a session may overwrite: nothing that is typed takes the prompt away.
+local io, debug, jit, table, math, package, os = io, debug, jit, table, math, package, os
+local tostring, type, pairs, ipairs, next, select, pcall, xpcall, error, tonumber = tostring, type, pairs, ipairs, next,
+  select, pcall, xpcall, error, tonumber
+local getmetatable, setmetatable, rawget, rawset, loadstring, require = getmetatable, setmetatable, rawget, rawset,
+  loadstring, require
+local M = {}
+
+-- ---- showing values -------------------------------------------------------------------------------
+
+local function show_key(k)
+  if type(k) == "string" and k:match "^[%a_][%w_]*$" then return k end
+  return "[" .. (type(k) == "string" and ("%q"):format(k) or tostring(k)) .. "]"
+end
+
+--- A value as the prompt prints it: plain tables are opened two levels deep, up to 20 and 6 entries.
+function M.show(v, depth)
+  depth = depth or 0
+  if type(v) == "string" then return depth == 0 and v or ("%q"):format(v) end
+  local mt = type(v) == "table" and getmetatable(v)
+  if type(v) ~= "table" or (mt and mt.__tostring) then
+    local text = type(v) == "function" and depth > 0 and "function" or tostring(v)
+    if depth > 0 and text:find "\n" then text = text:match "^[^\n]*" .. " …" end
+    return text
+  end
+  if depth >= 2 then return "{…}" end
+  local parts, count = {}, 0
+  for k, w in require("moonshard.tensor.util").sorted_pairs(v) do
+    count = count + 1
+    if count > (depth == 0 and 20 or 6) then
+      parts[#parts + 1] = "…"
+      break
+    end
+    local text = M.show(w, depth + 1)
+    parts[#parts + 1] = k == count and text or show_key(k) .. " = " .. text
+  end
+  local line = "{" .. (#parts > 0 and " " .. table.concat(parts, ", ") .. " " or "") .. "}"
+  if #line <= 100 then return line end
+  local inner = ("  "):rep(depth + 1)
+  return "{\n" .. inner .. table.concat(parts, ",\n" .. inner) .. "\n" .. ("  "):rep(depth) .. "}"
+end
+
+-- ---- running lines --------------------------------------------------------------------------------
+
+-- "incomplete" is Lua's own complaint about an end that came too early; but an assignment that never came is an
+-- expression behind a statement, not the beginning of more.
+local function incomplete(message)
+  return message and message:find "near '?<eof>'?" ~= nil and not message:find "'=' expected"
+end
+
+-- As an argument, not after a bare return: a tail call would hide the line from messages. The newline ends a comment.
+local function compile_expression(before, text)
+  return loadstring(before .. "return select(1, " .. text .. ")", "=prompt")
+    or text:find("--", 1, true) and loadstring(before .. "return select(1, " .. text .. "\n)", "=prompt") or nil
+end
+
+--- Compiles a line (or several, when the first wants more): an expression, statements, or statements and an expression.
+---@return function? chunk
+---@return string? message
+---@return boolean? more
+function M.compile(text)
+  local expression = text:gsub("^%s*=", "")
+  local chunk = compile_expression("", expression)
+  if chunk then return chunk end
+  -- A local would end with its line: at the prompt it is the session's.
+  local body = text:gsub("^%s*local%s+function%s", "function "):gsub("^%s*local%s+([%a_][%w_%s,]*=[^=])", "%1")
+  local message
+  chunk, message = loadstring(body, "=prompt")
+  if chunk then return chunk end
+  local statements, last = body:match "^(.*;)(.-)$"
+  chunk = statements and compile_expression(statements, last)
+  if chunk then return chunk end
+  local _, unfinished = loadstring("return " .. expression, "=prompt")
+  return nil, message, incomplete(message) or incomplete(unfinished)
+end
+
+-- The text of an error, whatever was thrown: its __tostring may fail, or give no text.
+local function text_of(message)
+  local ok, text = pcall(tostring, message)
+  if ok and type(text) == "string" then return text end
+  return ("an error that has no text (%s)"):format(type(message))
+end
+
+local function report(message)
+  local trace = debug.traceback("", 2)
+  local lines = {}
+  for line in trace:gmatch "[^\n]+" do
+    if line:find "^%s+prompt:" then break end
+    if line:find ":%d+:" and not line:find("lua/moonshard/", 1, true) then
+      lines[#lines + 1] = line:gsub("^%s+", "  in ")
+    end
+  end
+  return { text = text_of(message), trace = lines }
+end
+
+-- A terminal throws away, behind the signal of Ctrl-C, what was printed and is not shown yet: an answer that comes
+-- before the kernel has got to that, the prompt with it. So the answer waits.
+ffi.cdef [[
+int moonshard_wait(void *, unsigned long, int) __asm__("poll");
+int moonshard_is_terminal(int) __asm__("isatty");
+]]
+function M.settle() ffi.C.moonshard_wait(nil, 0, 30) end
+
+local function print_results(ok, ...)
+  if not ok then
+    local failure = ...
+    if type(failure) ~= "table" then failure = { text = text_of(failure), trace = {} } end      -- report itself failed
+    local text = failure.text
+    if text:find "interrupted$" then
+      text = "interrupted"
+      M.settle()
+    end
+    io.stdout:write(text, "\n")
+    for k = 1, math.min(#failure.trace, 8) do io.stdout:write(failure.trace[k], "\n") end
+    return false
+  end
+  for k = 1, select("#", ...) do io.stdout:write(M.show((select(k, ...))), "\n") end
+  return true
+end
+
+-- Ctrl-C in Lua code that calls no operator. Compiled code never looks at hooks, so what is typed is interpreted.
+-- A pcall in what runs may swallow the error; so it is thrown again at the next step of the script, until the prompt is
+-- reached. Not in the library, which may be cleaning up, unless it takes long.
+local heard, thrown, steps = 0, false, 0
+local library = debug.getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"
+
+local function look_for_interrupt()
+  if state.sigints == heard and state.interrupted == 0 then return end
+  if thrown then
+    steps = steps + 1
+    local info = debug.getinfo(2, "S")
+    if steps < 200000 and info and info.source:sub(1, #library) == library then return end
+  end
+  thrown, steps, state.interrupted = true, 0, 0
+  debug.sethook(look_for_interrupt, "", 1)
+  error("interrupted", 0)
+end
+
+local function values(ok, ...)
+  local broken = thrown
+  heard = state.sigints                                 -- first: the hook may look between the two
+  thrown = false
+  debug.sethook(look_for_interrupt, "", 10000)
+  -- Showing runs operators of its own; it may fail or be interrupted like anything else.
+  if not ok then
+    debug.sethook()
+    if broken and type((...)) ~= "table" then return print_results(false, "interrupted") end      -- it fell into report
+    return print_results(false, ...)
+  end
+  local shown, failure = xpcall(print_results, report, true, ...)
+  debug.sethook()
+  if not shown then return print_results(false, failure) end
+  return true
+end
+
+-- A Ctrl-C may also come between two steps of our own.
+local function protected(chunk)
+  return values(xpcall(chunk, report))
+end
+
+-- What an error or break left open is closed, and Ctrl-C that came too late is forgotten.
+local function tidy()
+  autograd.abort_left(true)
+  scope.close_all_left()
+  state.interrupted = 0
+end
+
+--- Runs one complete input and prints what it gives. Returns false on error.
+--- A Ctrl-C that came since the input was read (it was noted in the history, compiled) is of this input: nothing of it
+--- runs.
+function M.execute(chunk)
+  heard = state.sigints                                 -- first: one that comes behind the look below is the hook's
+  thrown = false
+  if state.interrupted ~= 0 then
+    print_results(false, "interrupted")
+    tidy()
+    io.stdout:flush()
+    return false
+  end
+  jit.off(chunk, true)
+  debug.sethook(look_for_interrupt, "", 10000)
+  local ok, fine = pcall(protected, chunk)
+  debug.sethook()
+  if not ok then io.stdout:write(text_of(fine), "\n") end
+  tidy()
+  io.stdout:flush()
+  return ok and fine
+end
+
+-- ---- completion -----------------------------------------------------------------------------------
+
+-- Keys of a value that can follow a dot or colon.
+local function keys_of(v, into)
+  if tensor.is_tensor(v) then
+    for k in pairs(getmetatable(v).methods) do into[k] = true end
+    for k in pairs(tensor.methods) do into[k] = true end
+    for k in pairs(tensor.getters) do into[k] = true end
+    return
+  end
+  local seen = 0
+  while type(v) == "table" and seen < 20 do
+    for k in next, v do
+      if type(k) == "string" and k:sub(1, 1) ~= "_" then into[k] = true end
+    end
+    for _, inner in ipairs { "_parameters", "_buffers", "_modules", "_children" } do
+      local listed = rawget(v, inner)
+      for k in pairs(type(listed) == "table" and listed or {}) do
+        if type(k) == "string" then into[k] = true end
+      end
+    end
+    local mt = getmetatable(v)
+    local index = mt and rawget(mt, "__index")
+    v = type(index) == "table" and index or mt and rawget(mt, "__isa") and mt ~= v and mt or rawget(v, "__base") or nil
+    seen = seen + 1
+  end
+  if type(v) == "string" then
+    for k in pairs(string) do into[k] = true end
+  end
+end
+
+--- Names that complete text: `ms.te`, `t:re`, `x`.
+---@param text string
+---@return string[]
+function M.complete(text)
+  local path, part = text:match "^(.*[.:])([%w_]*)$"
+  local into, out = {}, {}
+  if path then
+    local value = _G
+    for name in path:gmatch "([^.:]+)" do
+      if name:match "^%d+$" then name = tonumber(name) end
+      local ok, inner = pcall(function() return value[name] end)
+      if not ok or inner == nil then return {} end
+      value = inner
+    end
+    keys_of(value, into)
+    local ms = package.loaded.moonshard
+    if value == ms then
+      for _, name in ipairs(getmetatable(ms).modules) do into[name] = true end
+    end
+  else
+    part = text
+    for k in pairs(_G) do
+      if type(k) == "string" then into[k] = true end
+    end
+    local words = "and break do else elseif end false for function if in local nil not or repeat return then true until while"
+    for word in words:gmatch "%a+" do
+      into[word] = true
+    end
+  end
+  for name in pairs(into) do
+    if name:sub(1, #part) == part and (part ~= "" or name:sub(1, 2) ~= "__") then
+      out[#out + 1] = (path or "") .. name
+    end
+  end
+  table.sort(out)
+  return out
+end
+
+-- ---- help -----------------------------------------------------------------------------------------
+
+local function lines_of(path)
+  local lines = {}
+  local file = io.open(path, "r")
+  if not file then return lines end
+  for line in file:lines() do lines[#lines + 1] = line end
+  file:close()
+  return lines
+end
+
+-- A function's head, and the comment lines above it.
+local function page(lines, at)
+  if not lines[at] then return nil end
+  local first = at
+  while first > 1 and lines[first - 1]:match "^%s*%-%-%-" do first = first - 1 end
+  local out = { (lines[at]:gsub("^%s*local%s+", ""):gsub("^%s+", ""):gsub("%s+end$", "")) }
+  for k = first, at - 1 do out[#out + 1] = "  " .. lines[k]:gsub("^%s*%-%-%-%s?", "") end
+  return table.concat(out, "\n"), #out > 1
+end
+
+local function documentation(fn)
+  fn = calls.original[fn] or fn
+  local info = debug.getinfo(fn, "S")
+  if info.what ~= "Lua" or info.source:sub(1, 1) ~= "@" then return nil end
+  return page(lines_of(info.source:sub(2)), info.linedefined)
+end
+
+-- A class is described where it is made, in the file of one of its methods.
+local function class_page(cls)
+  local name = rawget(cls, "__name")
+  local from, seen = cls, {}
+  while from do
+    for _, fn in require("moonshard.tensor.util").sorted_pairs(from) do
+      local source = type(fn) == "function" and debug.getinfo(fn, "S").source or ""
+      if source:sub(1, 1) == "@" and not seen[source] then
+        seen[source] = true
+        local lines = lines_of(source:sub(2))
+        for at, line in ipairs(lines) do
+          if line:find("= .*[\"']" .. name .. "[\"']") and at > 1 and lines[at - 1]:match "^%-%-%-" then
+            return (page(lines, at))
+          end
+        end
+      end
+    end
+    from = rawget(from, "__base")
+  end
+end
+
+-- What is made in loops, and fields, are described in types.lua.
+local here = debug.getinfo(1, "S").source:match "^@(.*/)" or "./"
+local function described(name, names)
+  local lines = lines_of(here .. "../core/types.lua")
+  for at, line in ipairs(lines) do
+    local known = line:match "^function [%a.]+[.:]([%w_]+)%("
+    local field, kind, text = line:match "^%-%-%-@field ([%w_]+) (%S+)%s*(.*)$"
+    if known == name then return (page(lines, at)) end
+    if field == name then return ("t.%s: %s  %s"):format(field, kind, text) end
+    names[#names + 1] = known or field
+  end
+end
+
+local function lookup(name)
+  local chunk = loadstring("return " .. name, "=prompt")
+  local ok, value = false, nil
+  if chunk then ok, value = pcall(chunk) end
+  if ok and value ~= nil then return value end
+  ok, value = pcall(function()                            -- without the `ms.` before it: nn.Linear
+    local found = package.loaded.moonshard
+    for part in name:gmatch "[^.]+" do found = found[part] end
+    return found
+  end)
+  if ok and value ~= nil then return value end
+  if tensor.methods[name] then return tensor.methods[name] end
+  for _, inner in ipairs(getmetatable(package.loaded.moonshard).modules) do         -- nor its module's: fully_shard
+    ok, value = pcall(function() return package.loaded.moonshard[inner][name] end)
+    if ok and value ~= nil then return value end
+  end
+  return nil
+end
+
+--- What `? name` prints.
+---@param name string
+function M.help(name)
+  name = name:match "^%s*(.-)%s*$":gsub("%(.*%)$", "")
+  if name == "" then
+    return "ms is the library: ms.randn(2, 3), ms.nn.Linear(3, 4). An expression prints its value; Ctrl-C interrupts; Ctrl-D or exit leaves.\n"
+      .. "? name, or help(name), explains a function (? ms.cat, ? softmax); Tab completes names, fields and, inside quotes, file names."
+  end
+  local value = lookup((name:gsub(":", ".")))
+  local long, commented
+  if type(value) == "function" then long, commented = documentation(value) end
+  if commented then return long end
+  if class.is_class(value) then
+    long = class_page(value)
+    if long then return long end
+  end
+  local names = {}
+  local text = described(name:match "[^.:]*$", names) or long
+  if text then return text end
+  if value ~= nil then return M.show(value) end
+  for known in pairs(tensor.methods) do names[#names + 1] = known end
+  for known in pairs(package.loaded.moonshard) do names[#names + 1] = "ms." .. known end
+  table.sort(names)
+  return errors.unknown("name", name, names)
+end
+
+-- ---- the loop -------------------------------------------------------------------------------------
+
+-- Waits for a line typed at a terminal (whose lines come whole, so none is in Lua's buffer). A signal that comes just
+-- before a read begins does not end it; so the flag is looked at ten times a second.
+M.input = ffi.new("struct { int fd; short events, revents; }", 0, 1)
+local function wait_for_line()
+  if ffi.C.moonshard_is_terminal(0) == 0 then return end
+  repeat until state.interrupted ~= 0 or ffi.C.moonshard_wait(M.input, 1, 100) > 0
+end
+
+local function plain_reader(prompt)
+  if state.interrupted ~= 0 then                        -- since the last line was read, which was not one to run
+    state.interrupted = 0
+    M.settle()
+    return "", true
+  end
+  io.stdout:write(prompt)
+  io.stdout:flush()
+  wait_for_line()
+  local line = state.interrupted == 0 and io.read "*l" or nil
+  if line == nil and state.interrupted ~= 0 then        -- Ctrl-C ends the read, not the session
+    state.interrupted = 0
+    M.settle()
+    io.stdout:write "\n"
+    return "", true
+  end
+  return line
+end
+
+-- Words that other prompts know, as long as the session has no such names of its own: `leave`, or the name to explain.
+local function command_of(line)
+  local word, rest = line:match "^%s*(%a+)%s*(.-)%s*;?%s*$"
+  if not word or rawget(_G, word) ~= nil then return nil end
+  if (word == "exit" or word == "quit") and (rest == "" or rest:find "^%(%s*%)$") then return "leave" end
+  if word ~= "help" then return nil end
+  local name = rest:match "^%((.*)%)$" or rest
+  name = name:match "^%s*(.-)%s*$":gsub("^([\"'])(.*)%1$", "%2")
+  return name:find "^[%w_.:]*$" and "help" or nil, name
+end
+
+--- Ends every rank of a job: ranks would read the same terminal.
+function M.refuse_ranks()
+  local dist = require "moonshard.dist"
+  local world = dist.world_size()
+  if world == 1 then return end
+  if dist.rank() == 0 then
+    io.stderr:write(("repl: the prompt is for one process, and this is a job of %d ranks: start it without mpirun, and run scripts "):format(world),
+      "over ranks (mpirun -n 2 luajit FILE)\n")
+  end
+  dist.barrier()                                        -- mpirun ends the others as soon as one has ended
+  os.exit(2, true)
+end
+
+--- Reads, runs, prints, until the end of input.
+---@param given? {quiet: boolean}
+function M.run(given)
+  M.refuse_ranks()
+  local reader = require "moonshard.tools.readline"
+  local read = reader and reader(M) or plain_reader
+  if not (given and given.quiet) then
+    io.stdout:write(("Moonshard on %s (%s): the library is ms. ? for help, Ctrl-D to leave.\n"):format(_VERSION
+      and jit.version or "Lua", jit.arch))
+  end
+  lib.ms_catch_sigint(1)
+  if rawget(_G, "ms") == nil then rawset(_G, "ms", package.loaded.moonshard) end
+  local text
+  while true do
+    local line, given_up = read(text and ">> " or "> ", text)
+    if line == nil then break end
+    local command, name = nil, nil
+    if not text and not given_up then command, name = command_of(line) end
+    if command == "leave" then break end
+    if given_up then
+      text = nil
+    elseif line == "" and not text then                 -- nothing to do
+      text = nil
+    elseif text then
+      text = line == "" and text .. "\n" or text .. "\n" .. line
+    elseif command == "help" or line:match "^%s*%?" then
+      local _, page_or_error = pcall(M.help, name or line:match "^%s*%?(.*)$")
+      io.stdout:write(text_of(page_or_error), "\n")
+    else
+      text = line
+    end
+    if text then
+      local chunk, message, more = M.compile(text)
+      if chunk then
+        M.execute(chunk)
+        text = nil
+      elseif not more then
+        io.stdout:write(message, "\n")
+        text = nil
+      elseif line == "" and text:match "\n\n\n$" then   -- two empty lines give up a statement without end
+        io.stdout:write(message, "\n")
+        text = nil
+      end
+    end
+  end
+  io.stdout:write "\n"
+  lib.ms_catch_sigint(0)
+end
+
+--- Under `luajit -i` our loop takes the place of LuaJIT's: it runs when that asks for its first prompt.
+function M.take_over()
+  local arguments = rawget(_G, "arg")
+  local interactive = false
+  local at = -1
+  while arguments and arguments[at] do
+    if arguments[at] == "-i" then interactive = true end
+    at = at - 1
+  end
+  if not interactive or getmetatable(_G) ~= nil then return end
+  setmetatable(_G, { __index = function(globals, key)
+    if key ~= "_PROMPT" then return nil end
+    setmetatable(globals, nil)
+    M.run()
+    os.exit(0, true)
+  end })
+end
+
+return M

@@ -1,0 +1,606 @@
+// SPDX-License-Identifier: MIT
+// autograd/backward.c -- a run through the graph.
+//
+// The nodes reachable from the roots are put in ascending order of their sequence numbers and taken from the
+// end. Every reachable node is taken, also when no gradient reaches it: that keeps the count of each leaf's
+// contributions right. A checkpoint's recomputed nodes are younger than all that is left, so they simply
+// join the agenda.
+//
+// Nodes and leaves carry the state of the run that uses them (run, gout, total ...). A nested run over the same
+// graph sets the outer run's state aside and puts it back when it ends; runs form a stack, so that nests.
+#include "autograd/run.h"
+
+enum { PHASE_HOOKS, PHASE_BACKWARD, PHASE_ANSWER, PHASE_DELIVER };
+
+// ---- the agenda -------------------------------------------------------------------------------
+
+static ms_status set_aside_node(ms_run *r, ms_node *n)
+{
+    ms_aside *a = malloc(sizeof *a);
+    if (!a || !(a->gout = malloc((size_t)n->n_out * sizeof *a->gout + 1))) {
+        free(a);
+        return ms__run_no_memory(sizeof *a + (size_t)n->n_out * sizeof *a->gout + 1);
+    }
+    a->node = n;
+    a->leaf = NULL;
+    a->run = n->run;
+    a->needed = n->needed;
+    for (int k = 0; k < n->n_out; k++) {
+        a->gout[k] = n->gout[k];
+        n->gout[k] = NULL;
+    }
+    a->next = r->asides;
+    r->asides = a;
+    return MS_OK;
+}
+
+static ms_status set_aside_leaf(ms_run *r, ms_leaf *l)
+{
+    ms_aside *a = malloc(sizeof *a);
+    if (!a) return ms__run_no_memory(sizeof *a);
+    *a = (ms_aside) { .leaf = l, .run = l->run, .pending = l->pending, .total = l->total, .next = r->asides };
+    l->total = NULL;
+    l->pending = 0;
+    r->asides = a;
+    return MS_OK;
+}
+
+static ms_status used_up(const ms_node *n)
+{
+    return ms__fail(MS_ESTATE,
+                    "backward: this part of the graph was used by an earlier backward, which freed what %s had saved; "
+                    "give the first one { retain_graph = true } to go through it again",
+                    n->op                           ? n->op->name
+                    : n->kind == MS_NODE_CHECKPOINT ? "a checkpoint"
+                                                    : "a Function");
+}
+
+static ms_status add_node(ms_run *r, ms_node *n)
+{
+    if (MS_UNLIKELY(n->freed && n->keeps)) return used_up(n);
+    if (MS_UNLIKELY(!ms__grow((void **)&r->agenda, &r->cap_agenda, r->n_agenda, sizeof *r->agenda))) return MS_ENOMEM;
+    if (MS_UNLIKELY(n->run != NULL)) MS_TRY(set_aside_node(r, n));
+    n->run = r;
+    n->counted = false;
+    for (const ms_hook *h = n->hooks; MS_UNLIKELY(h != NULL); h = h->next) r->units |= h->kind == MS_HOOK_UNIT;
+    r->agenda[r->n_agenda++] = (ms_entry) { n->seq, n };
+    return MS_OK;
+}
+
+static int by_seq(const void *a, const void *b)
+{
+    uint64_t x = ((const ms_entry *)a)->seq, y = ((const ms_entry *)b)->seq;
+    return x < y ? -1 : x > y;
+}
+
+static bool is_captured(const ms_run *r, const ms_node *n)
+{
+    for (int k = 0; k < r->n_captures; k++)
+        if (r->captures[k].node == n) return true;
+    return false;
+}
+
+static ms_edge edge_end(ms_edge e)
+{
+    while (e.leaf && e.leaf->forward) e = *e.leaf->forward;
+    return e;
+}
+
+static bool edge_needed(const ms_run *r, ms_edge e)
+{
+    e = edge_end(e);
+    if (!r->grad) return e.node || e.leaf;
+    if (e.node) return e.node->run == r && e.node->needed;
+    for (int k = 0; e.leaf && k < r->n_captures; k++)
+        if (r->captures[k].leaf == e.leaf) return true;
+    return false;
+}
+
+static ms_status touch_leaf(ms_run *r, ms_leaf *l)
+{
+    if (l->run != r) {
+        if (MS_UNLIKELY(!ms__grow((void **)&r->leaves, &r->cap_leaves, r->n_leaves, sizeof *r->leaves)))
+            return MS_ENOMEM;
+        if (MS_UNLIKELY(l->run != NULL)) MS_TRY(set_aside_leaf(r, l));
+        l->run = r;
+        l->pending = 0;
+        l->total = NULL;
+        l->refs++;
+        r->units |= l->tensor && l->tensor->unit_param;
+        r->leaves[r->n_leaves++] = l;
+    }
+    l->pending++;
+    return MS_OK;
+}
+
+// Everything reachable from the nodes at agenda[first ..] joins; then the agenda is in order and leaves are counted.
+static ms_status collect(ms_run *r, int first)
+{
+    for (int i = first; i < r->n_agenda; i++) {
+        ms_node *n = r->agenda[i].node;
+        for (int k = 0; k < n->n_in; k++) {
+            ms_node *m = edge_end(n->edges[k]).node;
+            if (m && m->run != r) MS_TRY(add_node(r, m));
+        }
+    }
+    // Found breadth-first from the youngest, so nearly in descending order: turned round, a chain is sorted.
+    ms_entry *a = r->agenda;
+    for (int i = first, j = r->n_agenda - 1; i < j; i++, j--) {
+        ms_entry e = a[i];
+        a[i] = a[j];
+        a[j] = e;
+    }
+    int from = first ? first - 1 : 0;
+    bool sorted = true;
+    int n = r->n_agenda;
+    for (int i = from + 1; i < n && sorted; i++) sorted = a[i - 1].seq < a[i].seq;
+    if (!sorted && n <= 48) {
+        for (int i = 1; i < n; i++) {
+            ms_entry e = a[i];
+            int j = i;
+            for (; j > 0 && a[j - 1].seq > e.seq; j--) a[j] = a[j - 1];
+            a[j] = e;
+        }
+    } else if (!sorted) {
+        qsort(a, (size_t)n, sizeof *a, by_seq);
+    }
+    return MS_OK;
+}
+
+// Ascending: an input's node is decided before its consumers. The last n_new of the agenda's uncounted nodes are
+// counted.
+static ms_status count_leaves(ms_run *r, int n_new)
+{
+    int first = r->n_agenda;
+    while (n_new > 0) n_new -= !r->agenda[--first].node->counted;
+    for (int i = first; i < r->n_agenda; i++) {
+        ms_node *n = r->agenda[i].node;
+        if (n->counted) continue;
+        n->counted = n->needed = true;
+        if (r->grad) {
+            n->needed = n->kind == MS_NODE_CHECKPOINT || is_captured(r, n);
+            for (int k = 0; k < n->n_in && !n->needed; k++) n->needed = edge_needed(r, n->edges[k]);
+            if (!n->needed) continue;
+        }
+        for (int k = 0; k < n->n_in; k++) {
+            ms_edge e = edge_end(n->edges[k]);
+            if (e.leaf) MS_TRY(touch_leaf(r, e.leaf));
+        }
+        const ms_region *g = n->kind == MS_NODE_CHECKPOINT ? n->unit : NULL;
+        for (int k = 0; g && k < g->n; k++) {
+            ms_edge e = edge_end((ms_edge) { .leaf = g->leaves[k] });
+            if (e.leaf && edge_needed(r, e)) MS_TRY(touch_leaf(r, e.leaf));
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status hold(ms_run *r, ms_node *n)
+{
+    if (!ms__grow((void **)&r->held, &r->cap_held, r->n_held, sizeof *r->held)) return MS_ENOMEM;
+    n->refs++;
+    r->held[r->n_held++] = n;
+    return MS_OK;
+}
+
+// ---- along the edges ----------------------------------------------------------------------------
+
+// g (taken over; may be NULL) arrives at the end of an edge.
+static ms_status deliver(ms_run *r, ms_edge e, ms_tensor *g, bool counts)
+{
+    e = edge_end(e);
+    if (e.node) {
+        if (!g) return MS_OK;
+        if (MS_UNLIKELY(e.node->run != r || !e.node->needed)) {
+            ms__release(g);
+            return MS_OK;
+        }
+        return ms__accumulate(&e.node->gout[e.index], g);
+    }
+    if (!e.leaf || e.leaf->run != r) {
+        ms__release(g);
+        return MS_OK;
+    }
+    if (g && e.leaf->tensor && e.leaf->tensor->unit_param) {
+        ms_status st = ms__unit_gradient_fits(e.leaf->tensor, g);
+        if (st != MS_OK) {
+            ms__release(g);
+            return st;
+        }
+    }
+    if (g) MS_TRY(ms__accumulate(&e.leaf->total, g));
+    if (counts && --e.leaf->pending == 0) return ms__leaf_complete(r, e.leaf);
+    return MS_OK;
+}
+
+// ---- nodes ------------------------------------------------------------------------------------
+
+static const char *saved_name(const ms_tensor *t, char *buf, size_t n)
+{
+    if (!t->name) return "";
+    snprintf(buf, n, " ('%s')", t->name);
+    return buf;
+}
+
+static ms_status check_saved(const ms_node *n)
+{
+    char name[256];
+    for (int k = 0; k < n->n_in; k++)
+        if (n->in[k]) {
+            if (MS_UNLIKELY(n->in[k]->version->count != n->in_version[k]))
+                return ms__fail(MS_ESTATE,
+                                "backward: input %d of %s, %s%s, was changed in place after it was saved for backward: "
+                                "it is at version %u, saved at version %u",
+                                k + 1, n->op->name, ms__tensor_text(n->in[k]), saved_name(n->in[k], name, sizeof name),
+                                n->in[k]->version->count, n->in_version[k]);
+        }
+    for (int k = 0; k < n->n_out; k++)
+        if (MS_UNLIKELY(n->out[k] && n->out[k]->version->count != n->out_version[k]))
+            return ms__fail(MS_ESTATE,
+                            "backward: output %d of %s, %s, was changed in place after it was saved for backward: it "
+                            "is at version %u, saved at version %u",
+                            k + 1, n->op->name, ms__tensor_text(n->out[k]), n->out[k]->version->count,
+                            n->out_version[k]);
+    return MS_OK;
+}
+
+ms_tensor *ms__gradient_so_far(const ms_backward_call *b, int k)
+{
+    ms_edge e = edge_end(b->edges[k]);
+    const ms_meta *m = &b->in_meta[k];
+    ms_tensor *t = e.node && e.node->run == b->run && e.node->needed ? e.node->gout[e.index]
+                   : e.leaf && e.leaf->run == b->run                 ? e.leaf->total
+                                                                     : NULL;
+    bool fits = t && t->dtype == m->dtype && ms__device(t) == m->device && t->ndim == m->ndim &&
+                !memcmp(t->shape, m->shape, (size_t)m->ndim * sizeof *m->shape);
+    return fits && ms__exclusive(t) && !t->slot && !t->storage->readers ? t : NULL;
+}
+
+static ms_status op_backward(ms_run *r, ms_node *n)
+{
+    bool need[MS_MAX_IN], some = false;
+    MS_TRY(check_saved(n));
+    for (int k = 0; k < n->n_in; k++) {
+        some |= need[k] = edge_needed(r, n->edges[k]);
+        r->gin[k] = NULL;
+    }
+    if (!some) return MS_OK;
+    MS_RANGE(MS_RANGE_BACKWARD, ms__trace_text("backward of %s", n->op->name), NULL);
+    ms_backward_call b = {
+        .op = n->op,
+        .n_in = n->n_in,
+        .n_out = n->n_out,
+        .n_i = n->n_i,
+        .n_f = n->n_f,
+        .in = n->in,
+        .out = n->out,
+        .in_meta = n->in_meta,
+        .out_meta = n->out_meta,
+        .i = n->i,
+        .f = n->f,
+        .saved_rng = n->saved_rng,
+        .gout = n->gout,
+        .gin = r->gin,
+        .need = need,
+        .run = r,
+        .edges = n->edges,
+    };
+    ms_status st = n->op->backward(&b);
+    return st == MS_OK ? st : ms__fail_prefix("backward of ");
+}
+
+void ms__node_drop_gouts(ms_node *n)
+{
+    for (int k = 0; k < n->n_out; k++) {
+        ms_tensor *g = n->gout[k];
+        n->gout[k] = NULL;
+        ms__release(g);
+    }
+}
+
+// The recomputed region joins the agenda; the gradients of its detached inputs flow on to the checkpoint's own.
+static ms_status enter_region(ms_run *r, ms_node *n)
+{
+    int first = r->n_agenda;
+    ms_tensor *const *a;
+    int na = ms__run_answers(r, &a);
+    if (na != n->n_out)
+        return ms__fail(
+            MS_EINVAL,
+            "checkpoint: the region gave %d tensors when it was recomputed, %d before; it must do the same both times",
+            na, n->n_out);
+    for (int k = 0; k < na; k++) {
+        ms_tensor *o = a[k];
+        if (!n->gout[k]) continue;
+        if (o && !o->node && o->requires_grad && !ms__leaf_of(o)) return MS_ENOMEM;
+        if (!o || o->ndim != n->out_meta[k].ndim ||
+            memcmp(o->shape, n->out_meta[k].shape, (size_t)o->ndim * sizeof *o->shape))
+            return ms__fail(
+                MS_EINVAL,
+                "checkpoint: output %d is %s when recomputed, shape %s before; the region must do the same both times",
+                k + 1, o ? ms__tensor_text(o) : "nothing", ms__shape_text(n->out_meta[k].ndim, n->out_meta[k].shape));
+        if (o->node && o->node->run != r) {
+            MS_TRY(hold(r, o->node));
+            MS_TRY(add_node(r, o->node));
+        }
+    }
+    MS_TRY(collect(r, first));
+    MS_TRY(count_leaves(r, r->n_agenda - first));
+    for (int k = 0; k < na; k++) {
+        if (!n->gout[k] || !a[k]->requires_grad) continue;
+        ms_edge e = edge_end((ms_edge) { a[k]->node, a[k]->node ? NULL : a[k]->leaf, a[k]->out_index });
+        bool own_leaf = e.leaf && !a[k]->leaf->forward;  // an output that is a leaf of its own, such as a parameter
+        if (own_leaf) MS_TRY(touch_leaf(r, e.leaf));
+        MS_TRY(deliver(r, e, ms__retain(n->gout[k]), own_leaf));
+    }
+    return MS_OK;
+}
+
+// The region has run again and its own contributions are counted, or no gradient reached it: what was held for it is
+// let go.
+static ms_status settle_region(ms_run *r, const ms_region *g)
+{
+    for (int k = 0; g && k < g->n; k++) {
+        ms_edge e = edge_end((ms_edge) { .leaf = g->leaves[k] });
+        if (e.leaf && edge_needed(r, e)) MS_TRY(deliver(r, e, NULL, true));
+    }
+    return MS_OK;
+}
+
+static ms_run_state node_event(ms_run *r, ms_event *ev, ms_event_kind kind, double key, int n, ms_tensor *const *in,
+                               int n_first)
+{
+    r->phase = PHASE_ANSWER;
+    return ms__run_event(r, ev, kind, key, 0, n, in, n_first);
+}
+
+static ms_run_state module_event(ms_run *r, ms_event *ev, ms_node *n, ms_module_call *m)
+{
+    ms_tensor *all[MS_MAX_IN + MS_MAX_OUT];
+    int n_first = n->kind == MS_NODE_MODULE_IN ? n->n_out : 0;
+    for (int k = 0; k < n_first; k++) all[k] = n->gout[k];
+    for (int k = 0; k < m->n_out; k++) all[n_first + k] = m->grad_out[k];
+    return node_event(r, ev, MS_EV_MODULE_BACKWARD, m->key, n_first + m->n_out, all, n_first);
+}
+
+static ms_status module_out(ms_node *n)
+{
+    ms_module_call *m = n->unit;
+    for (int k = 0; k < n->n_out; k++) {
+        ms__release(m->grad_out[k]);
+        m->grad_out[k] = ms__retain(n->gout[k]);
+    }
+    return MS_OK;
+}
+
+static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
+{
+    ms_tensor *const *a;
+    int na = ms__run_answers(r, &a);
+    if (na == 0 && !all) return MS_OK;
+    if (na > n->n_in) return ms__fail(MS_EINVAL, "%s: backward gave %d gradients for %d inputs", who, na, n->n_in);
+    for (int k = 0; k < n->n_in; k++) {
+        ms_tensor *g = k < na ? ms__retain(a[k]) : NULL;
+        if (!all && !g) continue;  // nil keeps what was there
+        if (g && (!n->in_meta[k].present || !(n->edges[k].node || n->edges[k].leaf))) {
+            ms__release(g);
+            g = NULL;
+        }
+        if (g && ms__fit_gradient(&g, &n->in_meta[k], who, k)) {
+            ms__release(g);
+            return (ms_status)ms_error_code();
+        }
+        ms__release(r->gin[k]);
+        r->gin[k] = g;
+    }
+    return MS_OK;
+}
+
+// One node: its hooks, its backward, its gradients along the edges. Returns DONE when it is through or when
+// tasks were pushed that come first.
+ms_run_state ms__node_step(ms_run *r, ms_event *ev)
+{
+    ms_node *n = r->cur;
+    ms_tensor *const *a;
+    switch (r->phase) {
+    case PHASE_HOOKS:
+        if (MS_UNLIKELY(r->event_kind == MS_EV_TENSOR_HOOK && r->hook && ms__run_answers(r, &a) > 0 && a[0])) {
+            int at = r->hook_output;
+            ms_tensor *g = ms__retain(a[0]);
+            if (ms__fit_gradient(&g, &n->out_meta[at], "register_hook", 0)) {
+                ms__release(g);
+                return MS_RUN_FAILED;
+            }
+            ms__release(n->gout[at]);
+            n->gout[at] = g;
+        }
+        r->event_kind = 0;
+        for (ms_hook *h = r->hook ? r->hook->next : n->hooks; MS_UNLIKELY(h != NULL); h = h->next) {
+            if (h->kind == MS_HOOK_REMOVED || !n->gout[h->index] || !n->needed) continue;
+            r->hook = h;
+            if (h->kind == MS_HOOK_UNIT) {
+                if (ms__unit_pre_backward(r, h->unit, h->use)) return MS_RUN_FAILED;
+                return MS_RUN_DONE;  // what it pushed comes first
+            }
+            r->hook_output = h->index;
+            return ms__run_event(r, ev, MS_EV_TENSOR_HOOK, h->key, 0, 1, &n->gout[h->index], 0);
+        }
+        r->hook = NULL;
+        for (int k = 0; k < r->n_captures; k++) {
+            ms_capture *c = &r->captures[k];
+            if (c->node == n && !c->value) c->value = ms__retain(n->gout[c->index]);
+        }
+        r->phase = PHASE_BACKWARD;
+        // fall through
+    case PHASE_BACKWARD: {
+        bool any = false;
+        for (int k = 0; k < n->n_out; k++) any |= n->gout[k] != NULL;
+        for (int k = 0; k < n->n_in; k++) r->gin[k] = NULL;
+        r->phase = PHASE_DELIVER;
+        if (MS_LIKELY(any && n->needed)) {
+            if (MS_UNLIKELY(n->freed && n->keeps)) {  // by a nested run, just now
+                used_up(n);
+                return MS_RUN_FAILED;
+            }
+            switch (n->kind) {
+            case MS_NODE_OP:
+                if (op_backward(r, n)) return MS_RUN_FAILED;
+                break;
+            case MS_NODE_FUNCTION: return node_event(r, ev, MS_EV_FUNCTION, n->key, n->n_out, n->gout, 0);
+            case MS_NODE_CHECKPOINT: return node_event(r, ev, MS_EV_RECOMPUTE, n->key, 0, NULL, 0);
+            case MS_NODE_MODULE_OUT:
+                for (int k = 0; k < n->n_in; k++) r->gin[k] = ms__retain(n->gout[k]);
+                module_out(n);
+                // No input asks for a gradient: the hook has all that will come.
+                if (((ms_module_call *)n->unit)->n_in == 0) return module_event(r, ev, n, n->unit);
+                break;
+            case MS_NODE_MODULE_IN:
+                for (int k = 0; k < n->n_in; k++) r->gin[k] = ms__retain(n->gout[k]);
+                return module_event(r, ev, n, n->unit);
+            case MS_NODE_UNIT:
+                for (int k = 0; k < n->n_in; k++) r->gin[k] = ms__retain(n->gout[k]);
+                break;
+            }
+        }
+        goto deliver;
+    }
+    case PHASE_ANSWER:
+        r->phase = PHASE_DELIVER;
+        if (n->kind == MS_NODE_FUNCTION && take_answers(r, n, "Function", true)) return MS_RUN_FAILED;
+        if (n->kind == MS_NODE_MODULE_IN && take_answers(r, n, "backward hook", false)) return MS_RUN_FAILED;
+        if (n->kind == MS_NODE_CHECKPOINT && enter_region(r, n)) return MS_RUN_FAILED;
+        // fall through
+    default:
+    deliver:
+        ms__node_drop_gouts(n);
+        n->run = NULL;
+        for (int k = n->n_in - 1; k >= 0; k--) {
+            ms_tensor *g = r->gin[k];
+            r->gin[k] = NULL;
+            if (n->needed && deliver(r, n->edges[k], g, true)) return MS_RUN_FAILED;
+            if (!n->needed) ms__release(g);
+        }
+        if (MS_UNLIKELY(n->kind == MS_NODE_CHECKPOINT) && n->needed && settle_region(r, n->unit)) return MS_RUN_FAILED;
+        if (MS_UNLIKELY(n->kind == MS_NODE_UNIT) && n->needed && ms__unit_post_backward(r, n->unit, n->use))
+            return MS_RUN_FAILED;
+        if (!r->retain) ms__node_free_saved(n);
+        r->cur = NULL;
+        return MS_RUN_DONE;
+    }
+}
+
+// ---- backward and grad ------------------------------------------------------------------------
+
+static ms_status seed(ms_tensor **out, ms_tensor *root, ms_tensor *given, const char *who, int k)
+{
+    if (given) {
+        ms_meta m = { .dtype = root->dtype, .ndim = root->ndim, .device = ms__device(root) };
+        memcpy(m.shape, root->shape, sizeof m.shape);
+        *out = ms__retain(given);
+        ms_status st = ms__fit_gradient(out, &m, who, k);
+        if (st != MS_OK) ms__release(*out);
+        return st;
+    }
+    if (root->numel != 1)
+        return ms__fail(MS_EINVAL, "%s: root %d has shape %s; a gradient can be left out for one element only", who,
+                        k + 1, ms__shape_text(root->ndim, root->shape));
+    MS_TRY(ms__tensor_like(out, root, who));
+    if ((ms__device(root) & 0xff) == MS_CPU) {
+        void *p = ms__data(*out);
+        switch (root->dtype) {
+        case MS_F32: *(float *)p = 1; break;
+        case MS_F64: *(double *)p = 1; break;
+        case MS_F16: *(ms_f16 *)p = ms_float_to_f16(1); break;
+        default: *(ms_bf16 *)p = ms_float_to_bf16(1); break;
+        }
+        return MS_OK;
+    }
+    if ((ms__device(root) & 0xff) == MS_META) return MS_OK;
+    double one = 1;
+    ms_tensor *same;
+    ms_status st = ms__run_op(ms__op_by_name("fill_"), 1, out, 0, NULL, 1, &one, 1, &same);
+    ms__release(st == MS_OK ? same : *out);
+    return st;
+}
+
+static ms_run *start(const char *who, int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs,
+                     int retain_graph, int allow_unused)
+{
+    ms_tensor *root[MS_MAX_OUT], *given[MS_MAX_OUT];
+    if (n < 1 || n > MS_MAX_OUT) {
+        ms__fail(MS_EINVAL, "%s: %d roots; 1 to %d are supported", who, n, MS_MAX_OUT);
+        return NULL;
+    }
+    for (int k = 0; k < n; k++) {
+        given[k] = NULL;
+        if (!(root[k] = ms__tensor(roots[k]))) return NULL;
+        if (grads && grads[k] != 0 && !(given[k] = ms__tensor(grads[k]))) return NULL;
+        if (!root[k]->requires_grad) {
+            ms__fail(MS_EINVAL, "%s: root %d, %s, does not require grad and was made by no operator on one that does%s",
+                     who, k + 1, ms__tensor_text(root[k]),
+                     ms__state.grad_mode ? ""
+                                         : " (nothing is recorded here: inside no_grad, or a hook; see enable_grad)");
+            return NULL;
+        }
+    }
+    ms_run *r = ms__run_new();
+    if (!r) return NULL;
+    r->backward = true;
+    r->grad = m > 0;
+    r->retain = retain_graph != 0;
+    r->unused_ok = allow_unused != 0;
+    if (m > 0) {
+        if (!(r->captures = calloc((size_t)m, sizeof *r->captures))) goto no_memory;
+        for (int k = 0; k < m; k++) {
+            ms_tensor *t = ms__tensor(inputs[k]);
+            if (!t) goto failed;
+            if (!t->requires_grad) {
+                ms__fail(MS_EINVAL, "%s: input %d, %s, does not require grad", who, k + 1, ms__tensor_text(t));
+                goto failed;
+            }
+            ms_capture *c = &r->captures[r->n_captures++];
+            c->index = t->out_index;
+            if (t->node) (c->node = t->node)->refs++;
+            else if (ms__leaf_of(t)) (c->leaf = t->leaf)->refs++;
+            else goto failed;
+        }
+    }
+    for (int k = 0; k < n; k++) {
+        ms_node *node = root[k]->node;
+        if (!node) continue;
+        if (hold(r, node)) goto failed;
+        if (node->run != r && add_node(r, node)) goto failed;
+    }
+    if (collect(r, 0) || count_leaves(r, r->n_agenda)) goto failed;
+    // A root that is a leaf itself: count it first, so that it does not land early.
+    for (int k = 0; k < n; k++)
+        if (!root[k]->node && (!ms__leaf_of(root[k]) || touch_leaf(r, root[k]->leaf))) goto failed;
+    for (int k = 0; k < n; k++) {
+        ms_tensor *g;
+        if (seed(&g, root[k], given[k], who, k)) goto failed;
+        ms_edge e = { root[k]->node, root[k]->node ? NULL : root[k]->leaf, root[k]->out_index };
+        if (deliver(r, e, g, true)) goto failed;
+    }
+    return r;
+no_memory:
+    ms__run_no_memory((size_t)m * sizeof *r->captures);
+failed:
+    ms__run_finish(r);
+    ms__run_recycle(r);
+    return NULL;
+}
+
+ms_run *ms_backward(int n, const ms_id *roots, const ms_id *grads, int retain_graph)
+{
+    return start("backward", n, roots, grads, 0, NULL, retain_graph, 0);
+}
+
+ms_run *ms_grad(int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs, int retain_graph,
+                int allow_unused)
+{
+    if (m < 1) {
+        ms__fail(MS_EINVAL, "grad: no inputs given");
+        return NULL;
+    }
+    return start("grad", n, roots, grads, m, inputs, retain_graph, allow_unused);
+}

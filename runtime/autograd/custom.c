@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: MIT
+// autograd/custom.c -- nodes that are no operator: identities around units and modules, functions whose
+// backward is the script's, checkpoints. Their backward is in run.c.
+#include "autograd/graph.h"
+
+void ms__module_call_release(ms_module_call *m)
+{
+    if (--m->refs > 0) return;
+    for (int k = 0; k < m->n_out; k++) ms__release(m->grad_out[k]);
+    free(m->grad_out);
+    free(m);
+}
+
+// ---- identity nodes ---------------------------------------------------------------------------
+
+// Outputs are aliases of the inputs that require grad; the others pass through. At least one does.
+static ms_node *identity(ms_node_kind kind, int n, ms_tensor *const *in, ms_tensor **out)
+{
+    ms_node *node = ms__node_new(kind, n, in, n, 0, 0);
+    if (!node) return NULL;
+    for (int k = 0; k < n; k++) {
+        out[k] = in[k];
+        if (!in[k]) continue;
+        if (!in[k]->requires_grad) {
+            ms__retain(in[k]);
+            continue;
+        }
+        out[k] = ms__tensor_alias(in[k]);
+        ms__node_output(node, k, out[k]);
+    }
+    return node;
+}
+
+ms_status ms__unit_boundary(void *unit, int64_t use, int n, ms_tensor *const *in, ms_tensor **out, bool *recorded)
+{
+    *recorded = ms__any_grad(n, in);
+    if (!*recorded) {
+        for (int k = 0; k < n; k++) out[k] = ms__retain(in[k]);
+        return MS_OK;
+    }
+    ms_node *node = identity(MS_NODE_UNIT, n, in, out);
+    if (!node) return MS_ENOMEM;
+    node->unit = unit;
+    node->use = use;
+    return MS_OK;
+}
+
+ms_status ms__unit_hook(ms_tensor *t, void *unit, int64_t use)
+{
+    if (!t->node) return MS_OK;
+    ms_hook *h = ms__hook_add(&t->node->hooks, MS_HOOK_UNIT, t->out_index);
+    if (!h) return ms__no_memory(sizeof *h, "fsdp", "a hook");
+    h->unit = unit;
+    h->use = use;
+    return MS_OK;
+}
+
+// ---- module hooks, custom functions, checkpoints ----------------------------------------------
+
+static ms_status tensors_of(const char *who, int n, const ms_id *ids, ms_tensor **out)
+{
+    if (n < 0 || n > MS_MAX_IN)
+        return ms__fail(MS_EINVAL, "%s: %d tensors; at most %d are supported", who, n, MS_MAX_IN);
+    for (int k = 0; k < n; k++) {
+        out[k] = NULL;
+        if (ids[k] != 0 && !(out[k] = ms__tensor(ids[k]))) return (ms_status)ms_error_code();
+    }
+    return MS_OK;
+}
+
+// Tokens of module calls whose outputs have not come yet. A call whose forward fails leaves one behind; it is
+// taken over by the next call, so there are never more than calls nested at once.
+enum { CALLS = 1024 };
+static ms_module_call *calls[CALLS];
+static int n_calls;
+static double next_token = 1;
+
+static void drop_calls(int from)
+{
+    while (n_calls > from) ms__module_call_release(calls[--n_calls]);
+}
+
+double ms_module_hook_inputs(double key, int n, ms_id *ids)
+{
+    ms_tensor *in[MS_MAX_IN], *out[MS_MAX_IN];
+    if (tensors_of("module hook", n, ids, in)) return 0;
+    if (n_calls == CALLS) drop_calls(0);  // left behind by forwards that failed
+    ms_module_call *m = calloc(1, sizeof *m);
+    if (!m) {
+        ms__no_memory(sizeof *m, "module hook", "a call");
+        return 0;
+    }
+    m->refs = 1;
+    m->key = key;
+    m->token = next_token++;
+    if (ms__any_grad(n, in)) {
+        ms_node *node = identity(MS_NODE_MODULE_IN, n, in, out);
+        if (!node) {
+            free(m);
+            return 0;
+        }
+        node->unit = m;
+        m->refs++;
+        m->n_in = n;
+        for (int k = 0; k < n; k++) ids[k] = out[k] ? ms__name(out[k]) : 0;
+    }
+    calls[n_calls++] = m;
+    return m->token;
+}
+
+ms_status ms_module_hook_outputs(double token, int n, ms_id *ids)
+{
+    ms_tensor *in[MS_MAX_IN], *out[MS_MAX_IN];
+    int at = n_calls - 1;
+    while (at >= 0 && calls[at]->token != token) at--;
+    if (at < 0)
+        return ms__fail(MS_ESTATE, "module hook: this call's inputs were never given, or its outputs were given twice");
+    drop_calls(at + 1);  // inner calls whose forward failed
+    ms_module_call *m = calls[at];
+    ms_status st = tensors_of("module hook", n, ids, in);
+    if (st == MS_OK && ms__any_grad(n, in)) {
+        m->grad_out = calloc((size_t)n, sizeof *m->grad_out);
+        ms_node *node = m->grad_out ? identity(MS_NODE_MODULE_OUT, n, in, out) : NULL;
+        if (node) {
+            m->n_out = n;
+            m->refs++;
+            node->unit = m;
+            for (int k = 0; k < n; k++) ids[k] = out[k] ? ms__name(out[k]) : 0;
+        } else {
+            st = ms__no_memory((size_t)n * sizeof *m->grad_out + sizeof(ms_node), "module hook", "%d outputs", n);
+        }
+    }
+    drop_calls(at);
+    return st;
+}
+
+// ---- regions of checkpoints --------------------------------------------------------------------
+
+ms_region *ms__region;
+static ms_region *ended;  // between the end of a region and its record
+static double next_region = 1;
+
+void ms__region_release(ms_region *g)
+{
+    if (!g) return;
+    for (int k = 0; k < g->n; k++) ms__leaf_release(g->leaves[k]);
+    free(g->leaves);
+    free(g);
+}
+
+void ms__region_meet(int n, ms_tensor *const *in)
+{
+    ms_region *g = ms__region;
+    for (int k = 0; k < n; k++) {
+        ms_tensor *t = in[k];
+        // A unit's parameters have their own count: their gradients land when the unit has reduced them.
+        if (!t || !t->requires_grad || t->node || t->unit_param) continue;
+        ms_leaf *l = ms__leaf_of(t);
+        bool known = !l;
+        for (int j = 0; j < g->n && !known; j++) known = g->leaves[j] == l;
+        if (known) continue;
+        if (g->n == g->cap) {
+            int cap = g->cap ? 2 * g->cap : 16;
+            void *p = realloc(g->leaves, (size_t)cap * sizeof *g->leaves);
+            if (!p) return;  // hooks may run twice; gradients stay right
+            g->leaves = p;
+            g->cap = cap;
+        }
+        l->refs++;
+        g->leaves[g->n++] = l;
+    }
+}
+
+double ms_checkpoint_begin(void)
+{
+    ms_region *g = calloc(1, sizeof *g);
+    if (!g) {
+        ms__no_memory(sizeof *g, "checkpoint", "a region");
+        return 0;
+    }
+    g->token = next_region++;
+    g->around = ms__region;
+    ms__region = g;
+    return g->token;
+}
+
+void ms_checkpoint_end(double token)
+{
+    ms_region *g = ms__region;
+    while (g && g->token != token) g = g->around;
+    if (!g) return;
+    while (ms__region != g) {  // left open inside it
+        ms_region *inner = ms__region;
+        ms__region = inner->around;
+        ms__region_release(inner);
+    }
+    ms__region = g->around;
+    ms__region_release(ended);
+    ended = g;
+}
+
+static ms_status record_custom(ms_node_kind kind, const char *who, double key, int n_in, const ms_id *in_ids, int n_out,
+                               const ms_id *out_ids)
+{
+    ms_tensor *in[MS_MAX_IN], *out[MS_MAX_OUT];
+    MS_TRY(tensors_of(who, n_in, in_ids, in));
+    MS_TRY(tensors_of(who, n_out, out_ids, out));
+    if (!ms__any_grad(n_in, in)) {
+        ms__dead_key(key);
+        return MS_OK;
+    }
+    bool any = false;
+    for (int k = 0; k < n_out; k++) {
+        any |= out[k] && ms__is_float(out[k]->dtype);
+        if (out[k] && out[k]->requires_grad)
+            return ms__fail(MS_EINVAL,
+                            "%s: output %d is part of a graph already; it must be made inside forward (detach an input "
+                            "that is passed on)",
+                            who, k + 1);
+    }
+    if (!any) {
+        ms__dead_key(key);
+        return MS_OK;
+    }
+    ms_node *n = ms__node_new(kind, n_in, in, n_out, 0, 0);
+    if (!n) return MS_ENOMEM;
+    n->key = key;
+    n->keeps = true;
+    if (kind == MS_NODE_CHECKPOINT) {
+        n->unit = ended;
+        ended = NULL;
+    }
+    for (int k = 0; k < n_out; k++) ms__node_output(n, k, out[k]);
+    return MS_OK;
+}
+
+ms_status ms_function_record(double key, int n_in, const ms_id *in, int n_out, const ms_id *out)
+{
+    return record_custom(MS_NODE_FUNCTION, "Function", key, n_in, in, n_out, out);
+}
+
+ms_status ms_checkpoint_record(double key, int n_in, const ms_id *in, int n_out, const ms_id *out)
+{
+    return record_custom(MS_NODE_CHECKPOINT, "checkpoint", key, n_in, in, n_out, out);
+}

@@ -1,0 +1,511 @@
+// SPDX-License-Identifier: MIT
+// autograd/graph.c -- the tape: nodes, leaves, hooks, and recording.
+//
+// A node is one block from a pool: the struct and its arrays. It holds its inputs' nodes (edges) and
+// the tensors its backward reads, never its own outputs: those are kept as aliases, so that the graph has no
+// cycles and dies with the last tensor that needs it. Parameters of a unit are kept as aliases too: the
+// parameter object is re-pointed while the graph needs the view it had.
+#include "autograd/graph.h"
+#include "base/watched.h"
+
+enum { CLASS = 256, CLASSES = 17 };  // pooled up to 4 KiB
+static ms_node *pool[CLASSES];
+static uint64_t next_seq = 1;
+static ms_leaf *spare_leaf;  // linked through tensor
+
+// ---- dead keys --------------------------------------------------------------------------------
+
+static double *dead;
+static int n_dead, cap_dead;
+
+void ms__dead_key(double key)
+{
+    if (key == 0) return;
+    if (n_dead == cap_dead) {
+        int cap = cap_dead ? 2 * cap_dead : 64;
+        double *d = realloc(dead, (size_t)cap * sizeof *d);
+        if (!d) return;  // the script keeps a little more than it must
+        dead = d;
+        cap_dead = cap;
+    }
+    dead[n_dead++] = key;
+}
+
+int ms_dead_keys(double *out, int capacity)
+{
+    int n = n_dead < capacity ? n_dead : capacity;
+    for (int k = 0; k < n; k++) out[k] = dead[--n_dead];
+    return n;
+}
+
+// ---- hooks ------------------------------------------------------------------------------------
+
+// Handles: a slot of this table and its generation.
+enum { HOOK_BITS = 22 };
+static struct {
+    ms_hook *hook;
+    uint32_t generation, next;
+} * handles;
+static uint32_t n_handles = 1, cap_handles, free_handle;
+
+static double handle_new(ms_hook *h)
+{
+    uint32_t i = free_handle;
+    if (i) {
+        free_handle = handles[i].next;
+    } else {
+        if (n_handles >= 1u << HOOK_BITS) return 0;
+        if (n_handles >= cap_handles) {
+            uint32_t cap = cap_handles ? 2 * cap_handles : 256;
+            void *p = realloc(handles, cap * sizeof *handles);
+            if (!p) return 0;
+            handles = p;
+            memset(&handles[cap_handles], 0, (cap - cap_handles) * sizeof *handles);
+            cap_handles = cap;
+        }
+        i = n_handles++;
+    }
+    handles[i].hook = h;
+    return (double)(((uint64_t)handles[i].generation << HOOK_BITS) | i);
+}
+
+static void handle_free(double handle)
+{
+    if (handle == 0) return;
+    uint32_t i = (uint32_t)((uint64_t)handle & ((1u << HOOK_BITS) - 1));
+    handles[i].hook = NULL;
+    handles[i].generation++;
+    handles[i].next = free_handle;
+    free_handle = i;
+}
+
+static void free_hooks(ms_hook *h)
+{
+    while (h) {
+        ms_hook *next = h->next;
+        handle_free(h->handle);
+        if (h->kind != MS_HOOK_UNIT) ms__dead_key(h->key);
+        free(h);
+        h = next;
+    }
+}
+
+// Appends: hooks run in the order they were registered.
+ms_hook *ms__hook_add(ms_hook **list, ms_hook_kind kind, int index)
+{
+    ms_hook *h = calloc(1, sizeof *h);
+    if (!h) return NULL;
+    h->kind = kind;
+    h->index = index;
+    h->list = list;
+    while (*list) list = &(*list)->next;
+    *list = h;
+    return h;
+}
+
+static double register_hook(ms_id id, double key, ms_hook_kind kind, const char *who)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return 0;
+    if (!t->requires_grad) {
+        ms__fail(MS_EINVAL, "%s: the tensor does not require grad, so no gradient will reach it", who);
+        return 0;
+    }
+    if (kind == MS_HOOK_LEAF && t->node) {
+        ms__fail(MS_EINVAL, "%s: the tensor is the result of an operator; leaves only (register_hook takes any tensor)",
+                 who);
+        return 0;
+    }
+    ms_hook **list = t->node ? &t->node->hooks : NULL;
+    if (!list) {
+        ms_leaf *l = ms__leaf_of(t);
+        if (!l) return 0;
+        list = &l->hooks;
+    }
+    ms_hook *h = ms__hook_add(list, kind, t->node ? t->out_index : 0);
+    if (!h || (h->handle = handle_new(h)) == 0) {
+        ms__no_memory(h ? 2 * (size_t)cap_handles * sizeof *handles : sizeof *h, who, "a hook");
+        return 0;
+    }
+    h->key = key;
+    return h->handle;
+}
+
+double ms_register_hook(ms_id t, double key) { return register_hook(t, key, MS_HOOK_TENSOR, "register_hook"); }
+
+double ms_register_leaf_hook(ms_id t, double key)
+{
+    return register_hook(t, key, MS_HOOK_LEAF, "register_post_accumulate_grad_hook");
+}
+
+void ms_hook_remove(double handle)
+{
+    uint64_t bits = (uint64_t)(handle > 0 ? handle : 0);
+    uint32_t i = (uint32_t)(bits & ((1u << HOOK_BITS) - 1));
+    if (!i || i >= n_handles || !handles[i].hook || handles[i].generation != bits >> HOOK_BITS) return;
+    ms_hook *h = handles[i].hook;
+    handle_free(h->handle);
+    h->handle = 0;
+    ms__dead_key(h->key);
+    h->key = 0;
+    h->kind = MS_HOOK_REMOVED;
+    if (ms__state.run_depth) return;  // a run may stand on it: it goes with its owner
+    ms_hook **p = h->list;
+    while (*p != h) p = &(*p)->next;
+    *p = h->next;
+    free(h);
+}
+
+// ---- leaves -----------------------------------------------------------------------------------
+
+ms_leaf *ms__leaf_of(ms_tensor *t)
+{
+    if (MS_LIKELY(t->leaf != NULL)) return t->leaf;
+    ms_leaf *l = spare_leaf;
+    if (l) spare_leaf = (ms_leaf *)l->tensor;
+    else if (!(l = malloc(sizeof *l))) {
+        ms__no_memory(sizeof *l, "autograd", "a leaf of the graph");
+        return NULL;
+    }
+    *l = (ms_leaf) { .refs = 1, .tensor = t };
+    return t->leaf = l;
+}
+
+void ms__leaf_set_grad(ms_leaf *l, ms_tensor *g)
+{
+    ms_tensor *old = l->grad;
+    if (g) ms__own(g);
+    l->grad = g;
+    if (!old) return;
+    ms__disown(old);
+    ms__release(old);
+}
+
+void ms__leaf_release(ms_leaf *l)
+{
+    if (--l->refs > 0) return;
+    free_hooks(l->hooks);
+    l->hooks = NULL;
+    if (!MS_RECYCLE) {
+        free(l);
+        return;
+    }
+    l->tensor = (ms_tensor *)spare_leaf;
+    spare_leaf = l;
+}
+
+void ms__leaf_drop(ms_tensor *t)
+{
+    ms_leaf *l = t->leaf;
+    t->leaf = NULL;
+    l->tensor = NULL;
+    ms__leaf_set_grad(l, NULL);
+    ms__leaf_release(l);
+}
+
+ms_status ms_set_requires_grad(ms_id id, int on)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return (ms_status)ms_error_code();
+    if (t->node) {
+        if (on) return MS_OK;
+        return ms__fail(
+            MS_EINVAL,
+            "requires_grad: the tensor is the result of an operator; only leaves can be changed (use detach())");
+    }
+    if (on && !ms__is_float(t->dtype))
+        return ms__fail(MS_EINVAL, "requires_grad: dtype %s cannot require gradients; floating point expected",
+                        ms__dtype_name(t->dtype));
+    t->requires_grad = on != 0;
+    return MS_OK;
+}
+
+ms_id ms_get_grad(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t || !t->leaf || !t->leaf->grad) return 0;
+    ms_tensor *g = t->leaf->grad;
+    bool named = g->slot != 0;
+    ms_id name = ms__name_unscoped(ms__retain(g));
+    if (!named && name) ms__own(g);
+    return name;
+}
+
+ms_status ms_set_grad(ms_id id, ms_id grad)
+{
+    ms_tensor *t = ms__tensor(id), *g = NULL;
+    if (!t) return (ms_status)ms_error_code();
+    if (grad == 0) {
+        if (t->leaf) ms__leaf_set_grad(t->leaf, NULL);
+        return MS_OK;
+    }
+    if (!(g = ms__tensor(grad))) return (ms_status)ms_error_code();
+    if (t->node) return ms__fail(MS_EINVAL, "grad: the tensor is the result of an operator; only leaves have a grad");
+    if (g == t) return ms__fail(MS_EINVAL, "grad: a tensor cannot be its own gradient");
+    const ms_tensor *before = t->leaf ? t->leaf->grad : NULL;
+    bool unreduced = before && before->unreduced && g->ndim == before->ndim &&
+                     !memcmp(g->shape, before->shape, (size_t)g->ndim * sizeof *g->shape) &&
+                     g->dtype == before->dtype && ms__device(g) == ms__device(before);
+    if (unreduced) {  // a whole gradient in the place of one (shard/layout/flat.c)
+        g->unreduced = true;
+    } else if (g->dtype != t->dtype || g->ndim != t->ndim ||
+               memcmp(g->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) || ms__device(g) != ms__device(t))
+        return ms__fail(MS_EINVAL, "grad: %s given, the tensor is %s: shape, dtype and device must be equal",
+                        ms__tensor_text(g), ms__tensor_text(t));
+    ms_leaf *l = ms__leaf_of(t);
+    if (!l) return MS_ENOMEM;
+    if (l->grad != g) ms__leaf_set_grad(l, ms__retain(g));
+    return MS_OK;
+}
+
+// ---- nodes ------------------------------------------------------------------------------------
+
+#define UP(n, a) (((n) + (a)-1) & ~(size_t)((a)-1))
+
+static inline size_t node_bytes(int n_in, int n_out, int n_i, int n_f)
+{
+    return UP(sizeof(ms_node), 8) +
+           (size_t)n_in * (sizeof(ms_edge) + sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) +
+           (size_t)n_out * (2 * sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) +
+           (size_t)n_i * sizeof(int64_t) + (size_t)n_f * sizeof(double);
+}
+
+static ms_node *node_alloc(int n_in, int n_out, int n_i, int n_f)
+{
+    // Everything of 8-byte alignment first, then the 4-byte counters.
+    size_t c = (node_bytes(n_in, n_out, n_i, n_f) + CLASS - 1) / CLASS;
+    ms_node *n;
+    if (MS_LIKELY(c < CLASSES && (n = pool[c]) != NULL)) pool[c] = n->next;
+    else if (!(n = malloc(c * CLASS))) return NULL;
+    char *p = (char *)n + UP(sizeof(ms_node), 8);
+#define TAKE(field, count) \
+    n->field = (void *)p;  \
+    p += (size_t)(count) * sizeof *n->field
+    TAKE(edges, n_in);
+    TAKE(in, n_in);
+    TAKE(out, n_out);
+    TAKE(gout, n_out);
+    TAKE(i, n_i);
+    TAKE(f, n_f);
+    TAKE(in_meta, n_in);
+    TAKE(out_meta, n_out);
+    TAKE(in_version, n_in);
+    TAKE(out_version, n_out);
+#undef TAKE
+    n->refs = 0;
+    n->n_in = (uint8_t)n_in;
+    n->n_out = (uint8_t)n_out;
+    n->n_i = (uint8_t)n_i;
+    n->n_f = (uint8_t)n_f;
+    n->size_class = (uint16_t)(c < CLASSES ? c : 0);
+    n->keeps = n->freed = n->needed = false;
+    n->op = NULL;
+    n->seq = next_seq++;
+    n->key = 0;
+    n->unit = NULL;
+    n->use = 0;
+    n->hooks = NULL;
+    n->run = NULL;
+    n->next = NULL;
+    return n;
+}
+
+static inline void set_meta(ms_meta *m, const ms_tensor *t)
+{
+    m->present = t != NULL;
+    if (!t) return;
+    m->dtype = t->dtype;
+    m->ndim = t->ndim;
+    m->device = ms__device(t);
+    memcpy(m->shape, t->shape, sizeof m->shape);
+}
+
+static inline bool set_edge(ms_edge *e, ms_tensor *t)
+{
+    e->node = NULL;
+    e->leaf = NULL;
+    e->index = 0;
+    if (!t || !t->requires_grad) return true;
+    if (t->node) {
+        e->node = t->node;
+        e->node->refs++;
+        e->index = t->out_index;
+        return true;
+    }
+    if (MS_UNLIKELY(!(e->leaf = ms__leaf_of(t)))) return false;
+    e->leaf->refs++;
+    return true;
+}
+
+void ms__node_output(ms_node *n, int k, ms_tensor *t)
+{
+    set_meta(&n->out_meta[k], t);
+    if (!t || !ms__is_float(t->dtype)) return;
+    ms_node *old = t->node;
+    t->node = n;
+    t->out_index = (int16_t)k;
+    t->requires_grad = true;
+    n->refs++;
+    if (old) ms__node_release(old);  // written in place: the edge keeps it
+}
+
+static ms_node *node_new(const char *who, ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out, int n_i,
+                         int n_f)
+{
+    ms_node *n = node_alloc(n_in, n_out, n_i, n_f);
+    if (!n) {
+        ms__no_memory(node_bytes(n_in, n_out, n_i, n_f), who, "a graph node");
+        return NULL;
+    }
+    n->kind = (uint8_t)kind;
+    for (int k = 0; k < n_in; k++) {
+        n->in[k] = NULL;
+        set_meta(&n->in_meta[k], in[k]);
+        if (MS_UNLIKELY(!set_edge(&n->edges[k], in[k]))) {
+            n->n_in = (uint8_t)k;
+            n->n_out = 0;
+            n->refs = 1;
+            ms__node_release(n);
+            return NULL;
+        }
+    }
+    for (int k = 0; k < n_out; k++) {
+        n->out[k] = n->gout[k] = NULL;
+        n->out_meta[k].present = false;
+    }
+    return n;
+}
+
+bool ms__any_grad(int n, ms_tensor *const *in)
+{
+    if (!ms__state.grad_mode) return false;
+    for (int k = 0; k < n; k++)
+        if (in[k] && in[k]->requires_grad) return true;
+    return false;
+}
+
+// The old values of an in-place operator's target, between ms__record_before and ms__record.
+static ms_tensor *before;
+
+ms_status ms__record_before(const ms_call *c)
+{
+    ms__release(before);
+    before = NULL;
+    if (!(c->op->save_in & 1) || !c->in[0]) return MS_OK;
+    bool wanted = c->n_in == 1;  // other than the target's own gradient, only theirs read its old values
+    for (int k = 1; k < c->n_in; k++) wanted |= c->in[k] && c->in[k]->requires_grad;
+    if (!wanted) return MS_OK;
+    ms_tensor *t;
+    MS_TRY(ms__tensor_like(&t, c->in[0], c->op->name));
+    ms_status st = ms__copy(t, c->in[0]);
+    if (st != MS_OK) {
+        ms__release(t);
+        return st;
+    }
+    before = t;
+    return MS_OK;
+}
+
+ms_node *ms__node_new(ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out, int n_i, int n_f)
+{
+    return node_new("autograd", kind, n_in, in, n_out, n_i, n_f);
+}
+
+ms_node *ms__record_new(const ms_call *c)
+{
+    return node_new(c->op->name, MS_NODE_OP, c->n_in, c->in, c->n_out, c->n_i, c->n_f);
+}
+
+void ms__record_drop(ms_node *n)
+{
+    n->refs = 1;
+    ms__node_release(n);
+}
+
+void ms__record(ms_node *n, ms_call *c)
+{
+    const ms_op *op = c->op;
+    int n_in = c->n_in, n_out = c->n_out;
+    n->op = op;
+    uint64_t save = op->save_in;
+    bool inplace = op->flags & MS_OP_INPLACE;
+    for (int k = 0; save && k < n_in; k++, save >>= 1) {
+        ms_tensor *t = c->in[k];
+        if (!(save & 1) || !t) continue;
+        if (MS_UNLIKELY(inplace && k == 0)) {
+            // Nobody may read it (then its new values, at their new version, do no harm), or its old values were kept.
+            t = before ? before : ms__tensor_alias(t);
+            before = NULL;
+        } else {
+            t = t->unit_param ? ms__tensor_alias(t) : ms__retain(t);
+        }
+        n->in[k] = t;
+        n->in_version[k] = t->version->count;
+        n->keeps = true;
+    }
+    save = op->save_out;
+    for (int k = 0; k < n_out; k++) {
+        ms_tensor *t = c->out[k];
+        ms__node_output(n, k, t);
+        if (!(save >> k & 1) || !t) continue;
+        n->out[k] = ms__tensor_alias(t);
+        n->out_version[k] = t->version->count;
+        n->keeps = true;
+    }
+    for (int k = 0; k < c->n_i; k++) n->i[k] = c->i[k];
+    for (int k = 0; k < c->n_f; k++) n->f[k] = c->f[k];
+    n->saved_rng[0] = c->saved_rng[0];
+    n->saved_rng[1] = c->saved_rng[1];
+    if (MS_UNLIKELY(n->refs == 0)) ms__record_drop(n);  // no floating-point output
+}
+
+void ms__node_free_saved(ms_node *n)
+{
+    n->freed = true;
+    if (n->key != 0) {
+        ms__dead_key(n->key);
+        n->key = 0;
+    }
+    for (int k = 0; k < n->n_in; k++) {
+        ms_tensor *t = n->in[k];
+        n->in[k] = NULL;
+        ms__release(t);
+    }
+    for (int k = 0; k < n->n_out; k++) {
+        ms_tensor *t = n->out[k];
+        n->out[k] = NULL;
+        ms__release(t);
+    }
+}
+
+// Releasing a node may release the nodes of its inputs, and so on: a list instead of recursion.
+void ms__node_release(ms_node *n)
+{
+    static ms_node *dying;
+    static bool draining;
+
+    if (--n->refs > 0) return;
+    n->next = dying;
+    dying = n;
+    if (draining) return;
+    draining = true;
+    while ((n = dying) != NULL) {
+        dying = n->next;
+        ms__node_free_saved(n);
+        for (int k = 0; k < n->n_out; k++) ms__release(n->gout[k]);
+        for (int k = 0; k < n->n_in; k++) {
+            if (n->edges[k].node) ms__node_release(n->edges[k].node);
+            else if (n->edges[k].leaf) ms__leaf_release(n->edges[k].leaf);
+        }
+        if (MS_UNLIKELY(n->hooks != NULL)) free_hooks(n->hooks);
+        if (n->kind == MS_NODE_MODULE_IN || n->kind == MS_NODE_MODULE_OUT) ms__module_call_release(n->unit);
+        if (n->kind == MS_NODE_CHECKPOINT) ms__region_release(n->unit);
+        if (n->size_class && MS_RECYCLE) {
+            n->next = pool[n->size_class];
+            pool[n->size_class] = n;
+        } else {
+            free(n);
+        }
+    }
+    draining = false;
+}

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: MIT
+// autograd/run.c -- runs: engine work that is pulled, so that the script can answer in the middle of it.
+//
+// A run is an agenda: a stack of small tasks (push, step, pop) and, for a backward, the nodes to go
+// through (backward.c). Runs form a stack: only the innermost one can go on. While an event is out the engine is
+// in its ordinary state, with a scope and modes of its own, which are taken back on resumption.
+#include "base/activity.h"
+#include "autograd/run.h"
+#include "base/watched.h"
+
+static ms_run *top, *spare_run;
+static ms_stacked *spare_task;
+
+// ---- weak until unit.c is linked ----------------------------------------------------------------
+
+#define WEAK __attribute__((weak))
+WEAK ms_status ms__unit_pre_backward(ms_run *r, void *u, int64_t use)
+{
+    (void)r;
+    (void)u;
+    (void)use;
+    return MS_OK;
+}
+WEAK ms_status ms__unit_post_backward(ms_run *r, void *u, int64_t use)
+{
+    (void)r;
+    (void)u;
+    (void)use;
+    return MS_OK;
+}
+WEAK ms_status ms__unit_accumulate(ms_run *r, ms_tensor *p, ms_tensor *g, bool *taken)
+{
+    (void)r;
+    (void)p;
+    (void)g;
+    *taken = false;
+    return MS_OK;
+}
+WEAK ms_status ms__unit_gradient_fits(const ms_tensor *p, const ms_tensor *g)
+{
+    (void)p;
+    (void)g;
+    return MS_OK;
+}
+WEAK ms_status ms__units_final(ms_run *r)
+{
+    (void)r;
+    return MS_OK;
+}
+WEAK uint64_t ms__units_epoch(void) { return 0; }
+WEAK void ms__units_failed(const char *text, uint64_t since, bool backward)
+{
+    (void)text;
+    (void)since;
+    (void)backward;
+}
+WEAK void ms__units_abort(ms_run *r) { (void)r; }
+
+// ---- small things -----------------------------------------------------------------------------
+
+ms_status ms__run_no_memory(size_t bytes) { return ms__no_memory(bytes, "backward", "the run's agenda"); }
+
+bool ms__grow(void **p, int *cap, int n, size_t size)
+{
+    if (MS_LIKELY(n < *cap)) return true;
+    int c = *cap ? 2 * *cap : 64;
+    void *q = realloc(*p, (size_t)c * size);
+    if (!q) {
+        ms__run_no_memory((size_t)c * size);
+        return false;
+    }
+    *p = q;
+    *cap = c;
+    return true;
+}
+
+bool ms__run_is_backward(const ms_run *r) { return r->backward; }
+bool ms__run_has_units(const ms_run *r) { return r->units; }
+
+bool ms__run_in_backward(void)
+{
+    for (ms_run *r = top; r; r = r->below)
+        if (r->backward) return true;
+    return false;
+}
+
+void ms__run_meets_unit(void)
+{
+    if (top) top->units = true;
+}
+
+bool ms__run_recomputing(void)
+{
+    for (ms_run *r = top; r; r = r->below)
+        if (r->event_out && r->event_kind == MS_EV_RECOMPUTE) return true;
+    return false;
+}
+
+ms_run *ms_run_top(void) { return top; }
+
+ms_run *ms__run_new(void)
+{
+    ms_run *r = spare_run;
+    if (r) spare_run = r->below;
+    else if (!(r = calloc(1, sizeof *r))) {
+        ms__no_memory(sizeof *r, "backward", "a run");
+        return NULL;
+    }
+    r->units = r->backward = r->grad = r->retain = r->finished = r->final_done = r->event_out = false;
+    r->epoch = ms__units_epoch();
+    r->range.from = 0;
+    if (ms__tracing()) ms__range_open(&r->range, MS_RANGE_BACKWARD, "run", NULL);
+    r->below = top;
+    top = r;
+    ms__state.run_depth++;
+    return r;
+}
+
+ms_status ms__run_push(ms_run *r, const ms_task *t)
+{
+    ms_stacked *k = spare_task;
+    if (k) spare_task = k->next;
+    else if (!(k = malloc(sizeof *k))) return ms__run_no_memory(sizeof *k);
+    k->t = *t;
+    k->next = r->tasks;
+    r->tasks = k;
+    return MS_OK;
+}
+
+static void task_free(ms_stacked *k)
+{
+    if (k->t.drop) k->t.drop(&k->t);
+    if (!MS_RECYCLE) {
+        free(k);
+        return;
+    }
+    k->next = spare_task;
+    spare_task = k;
+}
+
+// ---- events -----------------------------------------------------------------------------------
+
+static void drop_answers(ms_run *r)
+{
+    for (int k = 0; k < r->n_answers; k++) ms__release(r->answers[k]);
+    r->n_answers = 0;
+}
+
+ms_run_state ms__run_event(ms_run *r, ms_event *ev, ms_event_kind kind, double key, double unit, int n,
+                           ms_tensor *const *in, int n_first)
+{
+    static const char *const names[] = {
+        "run",        "tensor hook",    "backward of a Function", "module backward hook", "leaf hook",
+        "checkpoint", "pre-all-gather", "post-all-gather",        "reduction hook",       "all-reduce hook"
+    };
+    drop_answers(r);
+    r->event_kind = kind;
+    r->grad_mode = ms__state.grad_mode;
+    r->autocast = ms__state.autocast;
+    if (!(r->scope = ms_scope_open(names[kind]))) return MS_RUN_FAILED;
+    r->event_out = true;
+    ms__state.grad_mode = kind == MS_EV_RECOMPUTE;
+    ms__state.autocast = 0;
+    if (kind == MS_EV_RECOMPUTE) ms_rng_get(&r->rng[0], &r->rng[1]);
+    for (int k = 0; k < n; k++) {
+        r->ids[k] = 0;
+        if (in[k] && !(r->ids[k] = ms__name(ms__retain(in[k])))) return MS_RUN_FAILED;
+    }
+    ev->kind = kind;
+    ev->n = n;
+    ev->key = key;
+    ev->unit = unit;
+    ev->in = r->ids;
+    ev->n_first = n_first;
+    return MS_RUN_EVENT;
+}
+
+static void leave_event(ms_run *r)
+{
+    r->event_out = false;
+    ms__state.grad_mode = r->grad_mode;
+    ms__state.autocast = r->autocast;
+    if (r->event_kind == MS_EV_RECOMPUTE) ms_rng_set(r->rng[0], r->rng[1]);
+    ms_scope_close(r->scope, NULL, 0);
+}
+
+ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n)
+{
+    if (r != top || !r->event_out)
+        return ms__fail(MS_ESTATE, "backward: this event is over: another backward began during it, in another "
+                                   "coroutine, and was not finished, or was aborted with it");
+    if (n < 0 || n > MS_MAX_IN) return ms__fail(MS_EINVAL, "run: %d answers; at most %d are supported", n, MS_MAX_IN);
+    drop_answers(r);
+    for (int k = 0; k < n; k++) {
+        ms_tensor *t = NULL;
+        if (ids[k] != 0 && !(t = ms__tensor(ids[k]))) {
+            drop_answers(r);
+            return (ms_status)ms_error_code();
+        }
+        r->answers[r->n_answers++] = ms__retain(t);
+    }
+    return MS_OK;
+}
+
+int ms__run_answers(ms_run *r, ms_tensor *const **t)
+{
+    *t = r->answers;
+    return r->n_answers;
+}
+
+ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached)
+{
+    if (r != top || !r->event_out || r->event_kind != MS_EV_RECOMPUTE)
+        return ms__fail(MS_ESTATE, "checkpoint: inputs can be named only while its region is being recomputed");
+    ms_node *node = r->cur;
+    if (n != node->n_in) return ms__fail(MS_EINVAL, "checkpoint: %d inputs, %d when it was recorded", n, node->n_in);
+    for (int k = 0; k < n; k++) {
+        if (detached[k] == 0) continue;
+        ms_tensor *t = ms__tensor(detached[k]);
+        if (!t) return (ms_status)ms_error_code();
+        if (t->node || !t->requires_grad)
+            return ms__fail(MS_EINVAL, "checkpoint: input %d must be a leaf that requires grad", k + 1);
+        ms_leaf *l = ms__leaf_of(t);
+        if (!l) return MS_ENOMEM;
+        if (!ms__grow((void **)&r->forwards, &r->cap_forwards, r->n_forwards, sizeof *r->forwards)) return MS_ENOMEM;
+        l->forward = &node->edges[k];
+        l->refs++;
+        r->forwards[r->n_forwards++] = l;
+    }
+    return MS_OK;
+}
+
+// ---- running ----------------------------------------------------------------------------------
+
+static bool is_outermost_backward(const ms_run *r)
+{
+    for (ms_run *b = r->below; b; b = b->below)
+        if (b->backward) return false;
+    return r->backward;
+}
+
+// Takes the run off the stack and its marks off the graph.
+void ms__run_finish(ms_run *r)
+{
+    if (r->event_out) leave_event(r);
+    drop_answers(r);
+    while (r->tasks) {
+        ms_stacked *k = r->tasks;
+        r->tasks = k->next;
+        task_free(k);
+    }
+    if (r->cur) {
+        for (int k = 0; k < r->cur->n_in; k++) ms__release(r->gin[k]);
+        memset(r->gin, 0, (size_t)r->cur->n_in * sizeof *r->gin);
+        ms__node_drop_gouts(r->cur);
+        r->cur->run = NULL;
+        r->cur = NULL;
+    }
+    for (int i = 0; i < r->n_agenda; i++) {
+        ms__node_drop_gouts(r->agenda[i].node);
+        r->agenda[i].node->run = NULL;
+    }
+    r->n_agenda = 0;
+    for (int i = 0; i < r->n_leaves; i++) {
+        ms_leaf *l = r->leaves[i];
+        ms__release(l->total);
+        l->total = NULL;
+        l->run = NULL;
+    }
+    while (r->asides) {
+        ms_aside *a = r->asides;
+        r->asides = a->next;
+        if (a->node) {
+            a->node->run = a->run;
+            a->node->needed = a->needed;
+            for (int k = 0; k < a->node->n_out; k++) a->node->gout[k] = a->gout[k];
+            free(a->gout);
+        } else {
+            a->leaf->run = a->run;
+            a->leaf->pending = a->pending;
+            a->leaf->total = a->total;
+        }
+        free(a);
+    }
+    for (int i = 0; i < r->n_leaves; i++) ms__leaf_release(r->leaves[i]);
+    r->n_leaves = 0;
+    for (int i = 0; i < r->n_forwards; i++) {
+        r->forwards[i]->forward = NULL;
+        ms__leaf_release(r->forwards[i]);
+    }
+    r->n_forwards = 0;
+    for (int i = 0; i < r->n_held; i++) ms__node_release(r->held[i]);
+    r->n_held = 0;
+    r->finished = true;
+    r->range.name = r->grad ? "grad" : r->backward ? "backward" : "gather";
+    ms__range_end(&r->range);
+    r->hook = NULL;
+    r->event_kind = 0;
+    top = r->below;
+    ms__state.run_depth--;
+}
+
+static ms_run_state step_task(ms_run *r, ms_event *ev)
+{
+    ms_stacked *k = r->tasks, *under = k->next;
+    r->tasks = under;
+    k->t.again = false;
+    ms_run_state st = k->t.step(&k->t, r, ev);
+    if (st == MS_RUN_DONE && !k->t.again) {
+        task_free(k);
+        return MS_RUN_DONE;
+    }
+    // Under what it pushed.
+    ms_stacked **at = &r->tasks;
+    while (*at != under) at = &(*at)->next;
+    k->next = under;
+    *at = k;
+    return st;
+}
+
+ms_run_state ms_run_next(ms_run *r, ms_event *ev)
+{
+    MS_BUSY;
+    if (MS_UNLIKELY(r != top)) {
+        ms__fail(MS_ESTATE,
+                 "run: only the innermost run can go on; another one was started inside its event and is still open");
+        return MS_RUN_FAILED;
+    }
+    if (r->event_out) leave_event(r);
+    for (;;) {
+        ms_run_state st;
+        if (MS_UNLIKELY(ms__state.interrupted) && ms__check_interrupt()) return MS_RUN_FAILED;
+        if (r->tasks) {
+            st = step_task(r, ev);
+        } else if (r->cur) {
+            st = ms__node_step(r, ev);
+        } else if (r->n_agenda) {
+            r->cur = r->agenda[--r->n_agenda].node;
+            r->phase = 0;
+            r->hook = NULL;
+            r->event_kind = 0;
+            st = ms__node_step(r, ev);
+        } else if (!r->final_done) {
+            r->final_done = true;
+            st = is_outermost_backward(r) && ms__units_final(r) ? MS_RUN_FAILED : MS_RUN_DONE;
+        } else {
+            for (int k = 0; r->grad && k < r->n_captures; k++)
+                if (!r->captures[k].value && !r->unused_ok) {
+                    ms__fail(
+                        MS_EINVAL,
+                        "grad: input %d was not used in computing the outputs; allow_unused = true gives nil for it",
+                        k + 1);
+                    return MS_RUN_FAILED;
+                }
+            ms__run_finish(r);
+            return MS_RUN_DONE;
+        }
+        if (st != MS_RUN_DONE) return st;
+        if (r->n_answers) drop_answers(r);
+    }
+}
+
+ms_id ms_run_result(ms_run *r, int k)
+{
+    if (k < 0 || k >= r->n_captures || !r->captures[k].value) return 0;
+    return ms__name(ms__retain(r->captures[k].value));
+}
+
+void ms__run_recycle(ms_run *r)
+{
+    for (int k = 0; k < r->n_captures; k++) {
+        ms_capture *c = &r->captures[k];
+        ms__release(c->value);
+        if (c->node) ms__node_release(c->node);
+        if (c->leaf) ms__leaf_release(c->leaf);
+    }
+    free(r->captures);
+    r->captures = NULL;
+    r->n_captures = 0;
+    if (!MS_RECYCLE) {
+        free(r->agenda);
+        free(r->leaves);
+        free(r->forwards);
+        free(r->held);
+        free(r);
+        return;
+    }
+    r->below = spare_run;
+    spare_run = r;
+}
+
+void ms_run_free(ms_run *r)
+{
+    if (!r) return;
+    if (!r->finished) ms_run_abort(r);
+    else ms__run_recycle(r);
+}
+
+static void abort_from(ms_run *r, const char *why)
+{
+    if (!r) return;
+    bool open = false;
+    for (ms_run *k = top; k; k = k->below) open |= k == r;
+    if (!open) return;
+    // The error that led here stays what ms_error() says.
+    ms_status code = (ms_status)ms_error_code();
+    char text[4096];
+    snprintf(text, sizeof text, "%s", ms_error());
+    bool units = false, backward = false;  // a backward, and the outermost one
+    for (ms_run *k = top; k; k = k == r ? NULL : k->below) {
+        units |= k->units;
+        backward |= k->backward;
+    }
+    for (ms_run *k = r->below; k; k = k->below) backward &= !k->backward;
+    if (units) ms__units_failed(why ? why : code != MS_OK ? text : "a run was given up", r->epoch, backward);
+    for (bool last = false; !last;) {
+        ms_run *k = top;
+        last = k == r;
+        ms__run_finish(k);
+        ms__units_abort(k);
+        ms__run_recycle(k);
+    }
+    if (code != MS_OK) ms__fail(code, "%s", text);
+}
+
+void ms_run_abort(ms_run *r) { abort_from(r, NULL); }
+void ms_run_fail(ms_run *r, const char *text) { abort_from(r, text); }

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// base/activity.h -- what the script's thread is doing. Peers read it (comm/job/peer.c): at the start and the end of a
+// job they wait for a rank that computes, and give up on one that only loops.
+#ifndef MS_ACTIVITY_H
+#define MS_ACTIVITY_H
+
+#include <stdint.h>
+
+typedef struct {
+    uint64_t calls;    // long engine calls begun
+    int32_t inside;    // of them
+    int32_t joined;    // 1: in dist.init, 2: through it
+    uint64_t error;    // hash of the error by which its script ends; 0: none
+    int64_t error_at;  // when it said so
+} ms_activity;
+extern ms_activity *ms__activity;
+
+static inline int ms__busy_begin(void)
+{
+    __atomic_store_n(&ms__activity->calls, ms__activity->calls + 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&ms__activity->inside, ms__activity->inside + 1, __ATOMIC_RELAXED);
+    return 0;
+}
+static inline void ms__busy_end(int *begun)
+{
+    (void)begun;
+    __atomic_store_n(&ms__activity->inside, ms__activity->inside - 1, __ATOMIC_RELAXED);
+}
+
+// Engine thread: busy from here to the end of the block; one a block.
+#define MS_BUSY __attribute__((cleanup(ms__busy_end))) int busy_here __attribute__((unused)) = ms__busy_begin()
+
+#endif

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: MIT
+// base/base.c -- status and text, clock, interrupt, interned strings.
+#define _GNU_SOURCE
+#include "base/activity.h"
+#include "base/base.h"
+#include "base/env.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TEXT_SIZE = 4096 };
+
+static __thread char text[TEXT_SIZE];
+static __thread ms_status text_code;
+
+ms_state ms__state = { .grad_mode = 1 };
+
+static ms_activity private_activity;  // until the launcher is known
+ms_activity *ms__activity = &private_activity;
+
+ms_state *ms_get_state(void) { return &ms__state; }
+const char *ms_error(void) { return text; }
+int ms_error_code(void) { return text_code; }
+int ms_version(void) { return MS_VERSION; }
+void ms__clear_error(void)
+{
+    text[0] = 0;
+    text_code = MS_OK;
+}
+
+ms_status ms__fail(ms_status code, const char *fmt, ...)
+{
+    va_list ap;
+    char fresh[TEXT_SIZE];  // an argument may be the old text itself
+    va_start(ap, fmt);
+    vsnprintf(fresh, sizeof fresh, fmt, ap);
+    va_end(ap);
+    memcpy(text, fresh, sizeof text);
+    text_code = code;
+    return code;
+}
+
+ms_status ms__no_memory(size_t bytes, const char *who, const char *fmt, ...)
+{
+    char what[TEXT_SIZE / 2];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    return ms__fail(MS_ENOMEM, "%s: no memory for %zu bytes (%s)", who, bytes, what);
+}
+
+ms_status ms__fail_prefix(const char *fmt, ...)
+{
+    va_list ap;
+    char fresh[TEXT_SIZE];
+    va_start(ap, fmt);
+    int n = vsnprintf(fresh, sizeof fresh, fmt, ap);
+    va_end(ap);
+    if (n < 0) n = 0;
+    if (n < TEXT_SIZE) snprintf(fresh + n, (size_t)(TEXT_SIZE - n), "%s", text);
+    memcpy(text, fresh, sizeof text);
+    return text_code;
+}
+
+int64_t ms__now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+double ms_time(void) { return (double)ms__now_ns() * 1e-9; }
+
+// ---- interrupt --------------------------------------------------------------------------------
+
+void ms_interrupt(void) { __atomic_store_n(&ms__state.interrupted, 1, __ATOMIC_RELAXED); }
+
+ms_status ms__check_interrupt(void)
+{
+    if (MS_LIKELY(!__atomic_load_n(&ms__state.interrupted, __ATOMIC_RELAXED))) return MS_OK;
+    __atomic_store_n(&ms__state.interrupted, 0, __ATOMIC_RELAXED);
+    return ms__fail(MS_EINTR, "interrupted");
+}
+
+static struct sigaction before_sigint;
+static int catching;
+static volatile int64_t first_sigint;
+
+// A Ctrl-C when the one before has not been heard for a second: nothing polls. Then die of it. Keys pressed twice in
+// impatience don't end a session.
+static void on_sigint(int sig)
+{
+    int64_t now = ms__now_ns();
+    if (!ms__state.interrupted) {
+        first_sigint = now;
+    } else if (now - first_sigint > 1000000000) {
+        signal(sig, SIG_DFL);
+        raise(sig);
+    }
+    ms__state.sigints++;
+    ms_interrupt();
+}
+
+void ms_catch_sigint(int on)
+{
+    if (on && !catching) {
+        struct sigaction sa = { .sa_handler = on_sigint };
+        sigemptyset(&sa.sa_mask);
+        sigaction(SIGINT, &sa, &before_sigint);
+        catching = 1;
+    } else if (!on && catching) {
+        sigaction(SIGINT, &before_sigint, NULL);
+        catching = 0;
+    }
+}
+
+// ---- checkpoint signals -------------------------------------------------------------------------
+
+static atomic_int checkpoint_signals;         // 1: SIGUSR1 has come, 2: SIGUSR2
+static _Atomic int64_t checkpoint_signal_at;  // the latest one
+
+static void on_checkpoint_signal(int sig)
+{
+    atomic_store(&checkpoint_signal_at, ms__now_ns());
+    atomic_fetch_or(&checkpoint_signals, sig == SIGUSR1 ? 1 : 2);
+}
+
+void ms_catch_checkpoint_signals(int on)
+{
+    struct sigaction sa = { .sa_handler = on ? on_checkpoint_signal : SIG_DFL, .sa_flags = SA_RESTART };
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGUSR1, &sa, NULL);
+    sigaction(SIGUSR2, &sa, NULL);
+}
+
+int ms_checkpoint_signal(double *at)
+{
+    int s = atomic_exchange(&checkpoint_signals, 0);
+    *at = (double)atomic_load(&checkpoint_signal_at) * 1e-9;
+    return s & 2 ? 2 : s;
+}
+
+// ---- interned strings -------------------------------------------------------------------------
+
+typedef struct string {
+    struct string *next;
+    char text[];
+} string;
+static string *buckets[1024];
+
+const char *ms__intern(const char *s)
+{
+    uint32_t h = 2166136261u;  // FNV-1a
+    for (const char *p = s; *p; p++) h = (h ^ (uint8_t)*p) * 16777619u;
+    string **b = &buckets[h % MS_COUNT(buckets)];
+    for (string *e = *b; e; e = e->next)
+        if (strcmp(e->text, s) == 0) return e->text;
+    string *e = malloc(sizeof *e + strlen(s) + 1);
+    if (!e) return "";
+    strcpy(e->text, s);
+    e->next = *b;
+    *b = e;
+    return e->text;
+}
+
+const char *ms__shape_text(int ndim, const int64_t *shape)
+{
+    static __thread char ring[8][128];
+    static __thread int turn;
+    char *s = ring[turn++ & 7];
+    int n = 0;
+    s[n++] = '[';
+    for (int d = 0; d < ndim && n < 100; d++)
+        n += snprintf(s + n, (size_t)(128 - n), d ? ", %lld" : "%lld", (long long)shape[d]);
+    s[n++] = ']';
+    s[n] = 0;
+    return s;
+}
+
+// ---- environment --------------------------------------------------------------------------------
+
+ms_status ms__env_number(const char *name, const char *expected, double *value)
+{
+    const char *s = getenv(name);
+    if (!s || !*s) return MS_OK;
+    char *end;
+    double v = strtod(s, &end);
+    if (*end || !(v > 0)) return ms__fail(MS_EINVAL, "%s is '%s', expected %s", name, s, expected);
+    *value = v;
+    return MS_OK;
+}
+
+// ---- launchers --------------------------------------------------------------------------------
+
+// "2(x3),1": two tasks on each of the first three nodes, one on the last.
+static int slurm_tasks(const char *list, int node)
+{
+    while (list && *list) {
+        char *end;
+        long tasks = strtol(list, &end, 10), nodes = 1;
+        if (end == list) return 0;
+        if (end[0] == '(' && end[1] == 'x') {
+            nodes = strtol(end + 2, &end, 10);
+            if (*end == ')') end++;
+        }
+        if (node < nodes) return (int)tasks;
+        node -= (int)nodes;
+        if (*end != ',') return 0;
+        list = end + 1;
+    }
+    return 0;
+}
+
+int ms__ranks_here(void)
+{
+    const char *n = getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *node = getenv("SLURM_NODEID");
+    if (!n) n = getenv("MPI_LOCALNRANKS");
+    if (n) return atoi(n);
+    // Set in a step that srun started; a batch script by itself is one process.
+    return getenv("SLURM_STEP_ID") ? slurm_tasks(getenv("SLURM_STEP_TASKS_PER_NODE"), node ? atoi(node) : 0) : 0;
+}

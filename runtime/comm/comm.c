@@ -1,0 +1,612 @@
+// SPDX-License-Identifier: MIT
+// comm/comm.c -- groups, issuing collectives, works, the ledger. Who issues them: the engine (comm/engine.c) and
+// scripts (comm/script.c).
+//
+// A collective gets its number when it is issued. Synchronous ones run on the calling thread; the others on the
+// workers of the gather, reduce and copy streams, which poll independently, so that none holds up another. Only the
+// engine thread touches references: they are taken here and dropped when the record is retired.
+#include <stdio.h>
+#include <time.h>
+#include "comm/internal.h"
+#include "base/trace.h"
+#include "base/watched.h"
+
+struct ms_work {
+    int refs;
+    ms_pending *event;
+};
+
+static ms_group *world_group, *self_group;
+static double next_group = 2;
+static double delays[OPS];
+static double mismatches;  // that this rank's script has met in synchronous collectives
+static int debug_level = -1;
+static const char *engine_site;
+
+// ---- groups ---------------------------------------------------------------------------------------
+
+static ms_group *group_new(double id, int n, const int *ranks)
+{
+    ms_group *g = calloc(1, sizeof *g);
+    int *copy = malloc((size_t)n * sizeof *copy);
+    if (!g || !copy) {
+        free(g);
+        free(copy);
+        return NULL;
+    }
+    g->id = id;
+    g->n = n;
+    g->me = -1;
+    g->ranks = copy;
+    for (int k = 0; k < n; k++) {
+        copy[k] = ranks ? ranks[k] : k;
+        if (copy[k] == ms__world.rank) g->me = k;
+    }
+    return g;
+}
+
+static void group_drop(ms_group *g)
+{
+    free(g->ranks);
+    free(g);
+}
+
+static ms_status make_groups(void)
+{
+    if (world_group) {
+        // It was made for this process alone, and may be held by a unit: the same object becomes the real world.
+        if (world_group->n == ms__world.size) return MS_OK;
+        ms_group *g = group_new(0, ms__world.size, NULL);
+        if (!g)
+            return ms__no_memory(sizeof(ms_group) + (size_t)ms__world.size * sizeof(int), "dist.init",
+                                 "a group of %d ranks", ms__world.size);
+        *world_group = *g;
+        free(g);
+        self_group->ranks[0] = ms__world.rank;
+        return ms__group_place(world_group);
+    }
+    int me = ms__world.rank;
+    if (!self_group) self_group = group_new(1, 1, &me);
+    ms_group *world = self_group ? group_new(0, ms__world.size, NULL) : NULL;
+    if (!world)
+        return ms__no_memory(sizeof(ms_group) + (size_t)ms__world.size * sizeof(int), "dist.init",
+                             "a group of %d ranks", ms__world.size);
+    world_group = world;
+    return ms__group_place(world_group);
+}
+
+ms_group *ms__group_world(void)
+{
+    if (!world_group) make_groups();
+    return world_group;
+}
+
+static int n_others;             // by new_group
+static ms_group **other_groups;  // by ascending id
+
+static int place_of(double id)
+{
+    int from = 0, to = n_others;
+    while (from < to) {
+        int k = from + (to - from) / 2;
+        if (other_groups[k]->id < id) from = k + 1;
+        else to = k;
+    }
+    return from;
+}
+
+ms_group *ms__group_by_id(double id)
+{
+    if (id == 0) return ms__group_world();
+    if (id == 1) {
+        ms__group_world();
+        return self_group;
+    }
+    int k = place_of(id);
+    if (k < n_others && other_groups[k]->id == id) return other_groups[k];
+    ms__fail(MS_EINVAL,
+             id > 1 && id < next_group ? "dist: this group was freed by dist.free_group" : "dist: there is no group %g",
+             id);
+    return NULL;
+}
+
+ms_group *ms__group_hold(ms_group *g)
+{
+    if (g) g->held = true;
+    return g;
+}
+
+int ms__group_rank(const ms_group *g) { return g->me; }
+int ms__group_size(const ms_group *g) { return g->n; }
+
+// ---- start ----------------------------------------------------------------------------------------
+
+ms_status ms_dist_init(const char *backend, double timeout)
+{
+    if (!(timeout >= 0)) return ms__fail(MS_EINVAL, "dist.init: timeout is %g, expected seconds above 0", timeout);
+    bool was = ms__world.up;
+    MS_TRY(ms__comm_start(backend, timeout));
+    if (timeout > 0) ms__world.timeout = timeout;
+    return was ? MS_OK : make_groups();
+}
+
+int ms_dist_is_initialized(void) { return ms__world.up; }
+void ms_dist_finalize(void)
+{
+    ms__streams_drain();
+    ms__comm_stop();
+}
+const char *ms_dist_backend(void) { return ms__world.mpi ? "mpi" : "self"; }
+const char *ms_dist_launcher(void)
+{
+    const char *s = ms__comm_launcher();
+    return s ? s : "";
+}
+int ms_dist_local_rank(void) { return ms__world.local_rank; }
+int ms_dist_local_size(void) { return ms__world.local_size; }
+int ms_dist_nodes(void) { return ms__world.nodes; }
+
+int ms_dist_rank(double group)
+{
+    ms_group *g = ms__group_by_id(group);
+    return g ? g->me : -2;
+}
+
+int ms_dist_size(double group)
+{
+    ms_group *g = ms__group_by_id(group);
+    return g ? g->n : -2;
+}
+
+int ms_dist_member(double group, int k)
+{
+    ms_group *g = ms__group_by_id(group);
+    return g && k >= 0 && k < g->n ? g->ranks[k] : -1;
+}
+
+void ms_dist_set_timeout(double seconds)
+{
+    if (seconds > 0) ms__world.timeout = seconds;
+}
+void ms_dist_set_step(double step)
+{
+    ms__world.step = (int64_t)step;
+    ms__trace_step(ms__world.step);
+}
+
+void ms_dist_set_delay(int op, double seconds)
+{
+    for (int k = 0; k < OPS; k++)
+        if (op < 0 || op == k) delays[k] = seconds;
+}
+void ms_dist_set_debug_level(int level) { debug_level = level; }
+int ms_dist_debug_level(void)
+{
+    if (debug_level < 0) {
+        const char *s = getenv("MOONSHARD_DEBUG");
+        debug_level = !s ? 0 : strcmp(s, "info") == 0 ? 1 : strcmp(s, "detail") == 0 ? 2 : 0;
+    }
+    return debug_level;
+}
+double ms_dist_errors(void) { return (double)ms__comm_epoch(); }
+double ms_dist_mismatches(void) { return mismatches; }
+void ms_dist_publish_error(const char *text, double since) { ms__comm_publish_error(text, (uint64_t)since, false); }
+void ms__comm_site(const char *site) { engine_site = site; }
+
+ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
+{
+    if (!ms__world.mpi) return ms__fail(MS_EUNSUPPORTED, "ms_dist_mpi_own: this process was not started by mpirun");
+    ms__mpi_lock();
+    int rc = ms__world.mpi->own(op, out, in, (size_t)count);
+    ms__mpi_unlock();
+    return rc == 0 ? MS_OK : ms__fail(MS_ECOMM, "ms_dist_mpi_own: MPI failed (%d)", rc);
+}
+
+// ---- ledger ---------------------------------------------------------------------------------------
+
+static ms_ledger_entry *ledger;
+static int n_ledger, cap_ledger, recording;
+
+static ms_status enter(const ms_coll *c, double in_numel, double out_numel)
+{
+    if (MS_LIKELY(!recording && debug_level <= 0) || c->op == OP_REFUSED) return MS_OK;
+    double larger = in_numel > out_numel ? in_numel : out_numel;
+    if (debug_level > 0) {
+        char text[400];
+        ms__print_text(&c->print, text, sizeof text);
+        fprintf(stderr, "rank %d: dist: #%u of group %g: %s\n", ms__world.rank, (unsigned)c->word, c->g->id, text);
+    }
+    if (!recording) return MS_OK;
+    if (n_ledger == cap_ledger) {
+        int cap = cap_ledger ? 2 * cap_ledger : 64;
+        ms_ledger_entry *grown = realloc(ledger, (size_t)cap * sizeof *grown);
+        if (!grown) return ms__no_memory((size_t)cap * sizeof *grown, "dist.record", "%d entries", cap);
+        ledger = grown;
+        cap_ledger = cap;
+    }
+    ledger[n_ledger++] = (ms_ledger_entry) { .op = c->op,
+                                             .dtype = c->dtype,
+                                             .input_numel = in_numel,
+                                             .output_numel = out_numel,
+                                             .bytes = larger * ms__dtype_size(c->dtype),
+                                             .group = c->g->id,
+                                             .unit = c->unit };
+    return MS_OK;
+}
+
+int ms_dist_record_begin(void)
+{
+    if (recording++ == 0) n_ledger = 0;
+    ms_dist_debug_level();
+    return n_ledger;
+}
+int ms_dist_record_count(void) { return n_ledger; }
+ms_status ms_dist_record_get(int k, ms_ledger_entry *out)
+{
+    if (k < 0 || k >= n_ledger) return ms__fail(MS_EINVAL, "ms_dist_record_get: entry %d of %d", k, n_ledger);
+    *out = ledger[k];
+    return MS_OK;
+}
+void ms_dist_record_end(void)
+{
+    if (recording > 0) recording--;
+}
+
+// ---- works ----------------------------------------------------------------------------------------
+
+ms_status ms__work_wait(ms_work *w) { return w ? ms__event_wait(w->event) : MS_OK; }
+bool ms__work_done(ms_work *w) { return !w || ms__event_done(w->event); }
+ms_pending *ms__work_event(ms_work *w) { return w ? w->event : NULL; }
+void ms__work_release(ms_work *w)
+{
+    if (!w || --w->refs > 0) return;
+    ms__event_release(w->event);
+    free(w);
+}
+
+ms_status ms_work_wait(ms_work *w) { return ms__work_wait(w); }
+int ms_work_done(ms_work *w) { return ms__work_done(w); }
+void ms_work_free(ms_work *w) { ms__work_release(w); }
+
+// ---- issuing --------------------------------------------------------------------------------------
+
+static ms_coll *spare;
+static bool unit_told;
+static uint32_t unit_model;
+static uint64_t unit_mark;
+static char unit_part[PART_OF];
+
+void ms__comm_unit_told(bool on) { unit_told = on; }
+void ms__comm_model(uint32_t model) { unit_model = model; }
+
+void ms__comm_mark(uint64_t mark, const char *words)
+{
+    unit_mark = mark;
+    snprintf(unit_part, sizeof unit_part, "%s", words);
+}
+
+ms_coll *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const char *unit)
+{
+    ms_coll *c = spare;
+    if (c) spare = *(ms_coll **)c;
+    else if (!(c = malloc(sizeof *c))) {
+        ms__no_memory(sizeof *c, ms__coll_names[op], "a collective");
+        return NULL;
+    }
+    memset(c, 0, sizeof *c);
+    c->g = g;
+    c->op = (uint8_t)op;
+    c->dtype = (uint8_t)dtype;
+    c->root = -1;
+    c->scale = 1;
+    c->print.op = (uint8_t)op;
+    c->print.dtype = (uint8_t)dtype;
+    c->print.root = -1;
+    c->print.step = ms__world.step;
+    if (!site) site = engine_site;
+    if (site) {
+        // The end of a path says more than its beginning.
+        size_t n = strlen(site);
+        if (n >= SITE) site += n - SITE + 1;
+        memcpy(c->print.site, site, strlen(site) + 1);
+    }
+    c->unit = unit ? ms__intern(unit) : NULL;  // a root's name is "": not the same as none
+    if (unit) snprintf(c->print.unit, UNIT_NAME, "%s", unit);
+    c->print.told = unit_told;
+    c->print.model = unit ? unit_model : 0;
+    if (MS_UNLIKELY(unit_mark)) {
+        c->print.mark = unit_mark;
+        memcpy(c->print.part_of, unit_part, sizeof unit_part);
+        unit_mark = 0;
+    }
+    unit_told = false;
+    unit_model = 0;
+    return c;
+}
+
+void ms__coll_drop(ms_coll *c)
+{
+    if (c->stage) ms__coll_stage_drop(c);
+    ms__release(c->keep[0]);
+    ms__release(c->keep[1]);
+    if (c->in_storage) ms__storage_release(c->in_storage);
+    if (c->out_storage) ms__storage_release(c->out_storage);
+    free(c->pieces);
+    for (int i = 0; i < c->n_parts; i++) ms__release(c->parts[i].t);
+    free(c->parts);
+    if (!MS_RECYCLE) {
+        free(c);
+        return;
+    }
+    *(ms_coll **)c = spare;
+    spare = c;
+}
+
+// With what has to happen to the output of a GPU's tensor.
+static ms_status run(ms_coll *c)
+{
+    ms_status status = ms__coll_run(c);
+    return status == MS_OK && c->stage ? ms__coll_unstage(c) : status;
+}
+static ms_status run_record(void *arg) { return run(*(ms_coll **)arg); }
+static void retire_record(void *arg, ms_status result)
+{
+    (void)result;
+    ms__coll_drop(*(ms_coll **)arg);
+}
+
+static void attach(ms_coll *c)
+{
+    if (c->in_storage) ms__storage_retain(c->in_storage);
+    if (c->out_storage) ms__storage_retain(c->out_storage);
+}
+
+// All that is read, for the compute stream: what is under way on it is through.
+static ms_status sync_input(ms_coll *c)
+{
+    if (c->in_storage) MS_TRY(ms__storage_sync(c->in_storage, false));
+    for (int i = 0; i < c->n_parts; i++) MS_TRY(ms__storage_sync(c->parts[i].t->storage, false));
+    return MS_OK;
+}
+
+// The stream's earlier and later users of a storage.
+static ms_status order_storage(ms_stream *s, ms_storage *st, bool write)
+{
+    if (st->vacated) return ms__storage_sync(st, write);  // an error that says what is sharded
+    MS_TRY(ms__stream_wait(s, st->event));
+    return ms__stream_wait(s, st->readers);  // a reader too: its successor stands for both
+}
+
+static void mark_storage(ms_storage *st, ms_pending *e, bool write)
+{
+    ms_pending **at = write ? &st->event : &st->readers;
+    ms__event_release(*at);
+    *at = ms__event_retain(e);
+}
+
+// A collective that has its number but cannot be run. Peers may be in it already; the ring entry is free again.
+static void lost(ms_coll *c)
+{
+    c->g->issued[c->seq % RING] = c->before;
+    ms__comm_publish_error(ms_error(), c->epoch, false);
+}
+
+// Takes c over. On the compute stream it is complete on return.
+ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work **work)
+{
+    ms_group *g = c->g;
+    ms_status status = MS_OK;
+    ms_storage *marked = NULL;
+    if (work) *work = NULL;
+    ms__stream_reap();
+    if (g->freed) {
+        status = ms__fail(MS_EINVAL, "%s: its group was freed by dist.free_group", ms__coll_names[c->op]);
+        goto drop;
+    }
+    if (g->me < 0) {
+        status =
+            ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", ms__coll_names[c->op], ms__world.rank);
+        goto drop;
+    }
+    if (g->n == 1) {
+        status = sync_input(c);
+        if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
+        if (status == MS_OK) status = enter(c, in_numel, out_numel);
+        if (status == MS_OK && ms__coll_on_device(c))
+            status = ms__coll_alone_there(c, c->in_storage ? c->in_storage->device : MS_CPU,
+                                          c->out_storage ? c->out_storage->device : MS_CPU);
+        else if (status == MS_OK) status = ms__coll_alone(c);
+        goto drop;
+    }
+    if (ms__comm_stopped()) {
+        status = ms__fail(MS_ESTATE, "%s: dist.finalize was called", ms__coll_names[c->op]);
+        goto drop;
+    }
+    if ((status = ms__comm_adopt()) != MS_OK) goto drop;
+    if (ms__coll_on_device(c)) {
+        if (c->in_storage) status = ms__storage_sync(c->in_storage, false);
+        if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
+        if (status == MS_OK) status = ms__coll_stage(c, &marked);
+        if (status != MS_OK) goto drop;
+    }
+    if (c->stream == MS_STREAM_COMPUTE) {
+        status = sync_input(c);
+        if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
+    } else {
+        ms_stream *s = ms__stream(MS_CPU, c->stream);
+        if (c->in_storage) status = order_storage(s, c->in_storage, false);
+        for (int i = 0; i < c->n_parts && status == MS_OK; i++)
+            status = order_storage(s, c->parts[i].t->storage, false);
+        if (status == MS_OK && c->out_storage) status = order_storage(s, c->out_storage, true);
+    }
+    if (status != MS_OK) goto drop;
+
+    uint64_t epoch = atomic_load(&ms__world.epoch);
+    if (g->epoch != epoch) {
+        g->epoch = epoch;
+        g->seq = 0;
+    }
+    c->epoch = epoch;
+    c->seq = g->seq++;
+    c->word = (epoch << 32) + c->seq + 1;
+    c->before = g->issued[c->seq % RING];
+    g->issued[c->seq % RING] = c->word;
+    c->print.red = c->red;
+    c->hash = ms__print_hash(&c->print, c->op != OP_SEND_RECV);
+    c->delay = delays[c->op];
+    g->heads[g->me].executor[c->seq % RING] = (uint8_t)c->stream;
+    atomic_store_explicit(&g->heads[g->me].issued, c->word, memory_order_release);
+    ms_waiting *last = &ms__world.board->rank[ms__world.rank].last;
+    last->group = g->id;
+    last->word = c->word;
+    last->print = c->print;
+    if ((status = enter(c, in_numel, out_numel)) != MS_OK) {
+        lost(c);
+        goto drop;
+    }
+
+    if (c->stream == MS_STREAM_COMPUTE) {
+        status = run(c);
+        if (status != MS_OK) {
+            if (status == MS_ECOMM) ms__world.step = -1;
+            mismatches += c->mismatched;
+            if (atomic_load(&c->raised)) ms__comm_reported(epoch, NULL);
+            else if (status == MS_EINTR) {
+                ms__fail(status, "interrupted (Ctrl-C)");
+                ms__comm_publish_error(ms_error(), epoch, false);
+            }
+        }
+        goto drop;
+    }
+    // Storages are held by c until it is retired; only then may they be used again.
+    ms_storage *in = c->in_storage, *out = c->out_storage, *parts[MS_PARTS];
+    int n_parts = c->n_parts;
+    for (int i = 0; i < n_parts; i++) parts[i] = c->parts[i].t->storage;
+    attach(c);
+    ms_pending *event = NULL;
+    status = ms__launch(ms__stream(MS_CPU, c->stream), run_record, retire_record, &c, sizeof c, &event);
+    if (status != MS_OK) {
+        lost(c);
+        ms__coll_drop(c);
+        return status;
+    }
+    if (in) mark_storage(in, event, false);
+    for (int i = 0; i < n_parts; i++) mark_storage(parts[i], event, false);
+    if (out) mark_storage(out, event, true);
+    if (marked) mark_storage(marked, event, true);
+    ms_work *w = work ? malloc(sizeof *w) : NULL;
+    if (w) {
+        *w = (ms_work) { .refs = 1, .event = event };
+        *work = w;
+    } else {
+        if (work) status = ms__event_wait(event);  // no memory for a work: then it is done on return
+        ms__event_release(event);
+    }
+    return status;
+drop:
+    c->in_storage = c->out_storage = NULL;  // never retained
+    ms__coll_drop(c);
+    return status;
+}
+
+// ---- members ----------------------------------------------------------------------------------------
+
+int ms__group_member(const ms_group *g, int rank)
+{
+    for (int k = 0; k < g->n; k++)
+        if (g->ranks[k] == rank) return k;
+    return -1;
+}
+
+static int ascending(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+
+double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
+{
+    ms_group *world = ms__group_world();
+    if (!world) return -1;
+    if (n < 1 || n > world->n) {
+        ms__fail(MS_EINVAL, "dist.new_group: %d ranks of a world of %d", n, world->n);
+        return -1;
+    }
+    int *sorted = malloc((size_t)n * sizeof *sorted);
+    ms_group **grown = realloc(other_groups, ((size_t)n_others + 1) * sizeof *grown);
+    if (grown) other_groups = grown;
+    if (!sorted || !grown) {
+        free(sorted);
+        ms__no_memory((size_t)n * sizeof *sorted + ((size_t)n_others + 1) * sizeof *grown, "dist.new_group", "%d ranks",
+                      n);
+        return -1;
+    }
+    for (int k = 0; k < n; k++) sorted[k] = ranks[k];
+    qsort(sorted, (size_t)n, sizeof *sorted, ascending);
+    char text[UNIT_NAME] = "new_group";
+    uint64_t hash = 14695981039346656037ull;
+    ms_status status = MS_OK;
+    for (int k = 0; k < n && status == MS_OK; k++) {
+        if (sorted[k] < 0 || sorted[k] >= world->n)
+            status = ms__fail(MS_EINVAL, "dist.new_group: rank %d is not in the world of %d", sorted[k], world->n);
+        else if (k && sorted[k] == sorted[k - 1])
+            status = ms__fail(MS_EINVAL, "dist.new_group: rank %d is listed twice", sorted[k]);
+        hash = (hash ^ (uint64_t)sorted[k]) * 1099511628211ull;
+        size_t at = strlen(text);
+        snprintf(text + at, sizeof text - at, k ? ", %d" : " %d", sorted[k]);
+    }
+    ms_group *g = status == MS_OK ? group_new(next_group, n, sorted) : NULL;
+    free(sorted);
+    if (!g) {
+        if (status == MS_OK)
+            ms__no_memory(sizeof *g + (size_t)n * sizeof(int), "dist.new_group", "a group of %d ranks", n);
+        return -1;
+    }
+    if (ms__group_place(g) != MS_OK) {
+        group_drop(g);
+        return -1;
+    }
+    // Called by every rank with the same list, or all of them get an error. From here on nothing fails on one rank
+    // alone: where groups lie must stay equal.
+    if (ms__barrier(world, hash ^ g->place, site, text) != MS_OK) {
+        ms__group_unplace(g, false);
+        group_drop(g);
+        return -1;
+    }
+    other_groups[n_others++] = g;
+    return next_group++;
+}
+
+// What the workers still have to do in g: afterwards none of them touches it.
+static ms_status finish_group(ms_group *g)
+{
+    ms_status status = MS_OK;
+    for (int k = 0; k < RING && g->me >= 0 && status == MS_OK; k++) {
+        struct timespec nap = { 0, 100 * 1000 };
+        while (status == MS_OK && atomic_load(&g->finished[k]) < g->issued[k]) {
+            atomic_store(ms__engine_waits, g->heads[g->me].executor[k]);  // seen by those that look for deadlocks
+            nanosleep(&nap, NULL);
+            status = ms__check_interrupt();
+        }
+    }
+    atomic_store(ms__engine_waits, -1);
+    return status;
+}
+
+ms_status ms_dist_free_group(double id, const char *site)
+{
+    if (id == 0 || id == 1)
+        return ms__fail(MS_EINVAL, "dist.free_group: the group of %s is not one of dist.new_group",
+                        id == 0 ? "all ranks" : "this rank alone");
+    ms_group *g = ms__group_by_id(id);
+    if (!g) return MS_EINVAL;
+    char text[UNIT_NAME] = "free_group";
+    for (int k = 0; k < g->n; k++) {
+        size_t at = strlen(text);
+        snprintf(text + at, sizeof text - at, k ? ", %d" : " %d", g->ranks[k]);
+    }
+    if (g->n > 1) MS_TRY(finish_group(g));
+    MS_TRY(ms__barrier(ms__group_world(), (uint64_t)id ^ g->place << 20, site, text));
+    int k = place_of(id);
+    memmove(&other_groups[k], &other_groups[k + 1], (size_t)(--n_others - k) * sizeof *other_groups);
+    ms__group_unplace(g, true);
+    g->freed = true;
+    if (!g->held) group_drop(g);
+    return MS_OK;
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT
+// comm/device.c -- collectives on a GPU's tensors: their bytes go through memory of the CPU, where peers
+// read them as ever. In a group of one they stay on the device.
+//
+// The input is copied when the collective is issued, in the order of the compute stream; the output is
+// copied back by whoever runs the collective, on a stream of its own, and is there when it is complete.
+// Until then the output's storage carries the collective's event, so that the next operator on it waits.
+#include "comm/internal.h"
+#include "device/device.h"
+
+struct ms_stage {
+    int device;
+    char *dst;  // on the device
+    size_t bytes;
+    bool runs;                       // only the pieces' bytes go back
+    ms_storage *out;                 // the device's, retained; NULL: nothing comes back
+    ms_storage *host_in, *host_out;  // retained
+    char *host;
+};
+
+static bool there(const ms_storage *s) { return s && ms__is_cuda(s->device); }
+bool ms__coll_on_device(const ms_coll *c) { return there(c->in_storage) || there(c->out_storage); }
+
+static ms_status host_storage(ms_storage **out, size_t bytes, const ms_coll *c)
+{
+    return ms__storage_new(out, MS_CPU, bytes, ms__coll_names[c->op]);
+}
+
+// Swaps c's storages (borrowed from the caller) for memory of the CPU. *kept: what the caller marks with the event.
+ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
+{
+    struct ms_stage *s = calloc(1, sizeof *s);
+    ms_status st = MS_OK;
+    if (!s) return ms__no_memory(sizeof *s, ms__coll_names[c->op], "a copy in memory of the CPU");
+    c->stage = s;
+    char *in = c->in, *out = c->out;
+    size_t in_bytes = c->in_bytes, out_bytes = c->out_bytes;
+    if (c->n_pieces) {  // places are given from the beginning of the storages
+        if (c->in_storage) in_bytes = c->in_storage->bytes - (size_t)(in - (char *)c->in_storage->data);
+        if (c->out_storage) out_bytes = c->out_storage->bytes - (size_t)(out - (char *)c->out_storage->data);
+        s->runs = true;
+        for (int k = 0; k < c->n_pieces; k++) s->runs = s->runs && c->pieces[k].line == 0;
+    } else if (c->op == OP_BROADCAST || c->op == OP_ALL_REDUCE || c->op == OP_REDUCE) {
+        in_bytes = out_bytes = c->count * (size_t)ms__dtype_size(c->dtype);
+    }
+    bool same = in == out && c->in_storage && c->out_storage;
+    if (there(c->in_storage)) {
+        if ((st = host_storage(&s->host_in, in_bytes, c)) != MS_OK) return st;
+        if ((st = ms__move(MS_CPU, s->host_in->data, c->in_storage->device, in, in_bytes)) != MS_OK) return st;
+        c->in = s->host_in->data;
+        c->in_storage = s->host_in;
+        if (same || (in == out && !c->out_storage)) c->out = c->in;
+    }
+    if (there(c->out_storage)) {
+        s->device = c->out_storage->device;
+        s->dst = out;
+        s->bytes = out_bytes;
+        s->out = ms__storage_retain(c->out_storage);
+        *kept = c->out_storage;
+        if (same) s->host_out = ms__storage_retain(s->host_in);
+        else {
+            if ((st = host_storage(&s->host_out, out_bytes, c)) != MS_OK) return st;
+            // Lines between a piece's rows stay as they are: they make the journey too.
+            if (c->n_pieces && !s->runs) st = ms__move(MS_CPU, s->host_out->data, s->device, out, out_bytes);
+            else st = ms__cuda_sync(s->device, MS_STREAM_COMPUTE);  // what is queued may still use the bytes
+            if (st != MS_OK) return st;
+            if (in == out && !c->in_storage) c->in = s->host_out->data;
+            c->out = s->host_out->data;
+        }
+        c->out_storage = s->host_out;
+        s->host = c->out;
+    }
+    return MS_OK;
+}
+
+// Where piece p of member k lies in the output, and how many bytes it has.
+static size_t piece_run(const ms_piece *p, int k, uint64_t *at)
+{
+    uint64_t before = (uint64_t)k * p->bytes, left = p->total > before ? p->total - before : 0;
+    *at = p->out_offset + (uint64_t)k * p->out_stride;
+    return (size_t)(left < p->bytes ? left : p->bytes);
+}
+
+// On the thread that ran c: the output goes to the device, and is there on return.
+ms_status ms__coll_unstage(ms_coll *c)
+{
+    struct ms_stage *s = c->stage;
+    if (!s || !s->out) return MS_OK;
+    int index = ms__index(s->device), stream = c->stream;
+    const ms_cuda_table *t = ms__cuda();
+    if (c->n_pieces && s->runs) {
+        uint64_t shift = c->inline_ ? c->pieces[0].out_offset : 0;
+        for (int p = 0; p < c->n_pieces; p++) {
+            for (int k = 0; k < c->g->n; k++) {
+                uint64_t at;
+                size_t n = piece_run(&c->pieces[p], k, &at);
+                // Whole blocks that follow each other go as one.
+                while (n && k + 1 < c->g->n && c->pieces[p].out_stride == c->pieces[p].bytes) {
+                    uint64_t next;
+                    size_t more = piece_run(&c->pieces[p], k + 1, &next);
+                    if (!more) break;
+                    n += more;
+                    k++;
+                }
+                if (n) MS_TRY(t->copy(index, stream, s->dst + (at - shift), s->host + (at - shift), n, MS_TO_DEVICE));
+            }
+        }
+    } else {
+        MS_TRY(t->copy(index, stream, s->dst, s->host, s->bytes, MS_TO_DEVICE));
+    }
+    return t->sync(index, stream);
+}
+
+void ms__coll_stage_drop(ms_coll *c)
+{
+    struct ms_stage *s = c->stage;
+    if (!s) return;
+    if (s->out) ms__storage_release(s->out);
+    if (s->host_in) ms__storage_release(s->host_in);
+    if (s->host_out) ms__storage_release(s->host_out);
+    free(s);
+    c->stage = NULL;
+}
+
+// A group of one: copies on the device.
+ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device)
+{
+    size_t esize = (size_t)ms__dtype_size(c->dtype);
+    if (c->op == OP_BARRIER) return MS_OK;
+    if (c->n_pieces) {
+        uint64_t in_shift = c->inline_ ? c->pieces[0].in_offset : 0,
+                 out_shift = c->inline_ ? c->pieces[0].out_offset : 0;
+        for (int p = 0; p < c->n_pieces; p++) {
+            const ms_piece *q = &c->pieces[p];
+            uint64_t at;
+            size_t n = piece_run(q, 0, &at), line = q->line ? (size_t)q->line : n;
+            for (size_t done = 0, row = 0; done < n; done += line, row++)
+                MS_TRY(ms__move(out_device, c->out + (at - out_shift) + row * q->out_line, in_device,
+                                c->in + (q->in_offset - in_shift) + done, line < n - done ? line : n - done));
+        }
+        return MS_OK;
+    }
+    size_t bytes = c->op == OP_REDUCE_SCATTER || c->op == OP_ALL_GATHER || c->op == OP_ALL_REDUCE ? c->count * esize
+                   : c->in_bytes < c->out_bytes                                                   ? c->in_bytes
+                                                                                                  : c->out_bytes;
+    if (c->in != c->out && c->in && c->out) MS_TRY(ms__move(out_device, c->out, in_device, c->in, bytes));
+    if (c->scale != 1 && ms__coll_reduces(c->op)) {
+        if (!ms__is_float(c->dtype))
+            return ms__fail(MS_EUNSUPPORTED, "%s: integers cannot be scaled", ms__coll_names[c->op]);
+        return ms__cuda()->scale(ms__index(out_device), c->dtype, c->out, (int64_t)c->count, c->scale);
+    }
+    return MS_OK;
+}

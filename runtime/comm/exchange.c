@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: MIT
+// comm/exchange.c -- one collective on one rank, from its ready flag to its completion.
+//
+//  1 publish   fingerprint, places of input and output, small input as payload; then `ready`
+//  2 agree     wait for every member's `ready`; compare fingerprints: a difference fails on every rank
+//  3 commit    one compare-and-swap decides for all members here: go on, or dropped because one of them walked away
+//  4 move      the bytes (comm/move.c)
+//  5 complete  `done`; and wait for the peers' `done` where they touch our tensors
+//
+// A rank may leave without having been answered (an error elsewhere, Ctrl-C) until the commit, never after it.
+#include <sched.h>
+#include <stdio.h>
+#include <time.h>
+#include "comm/internal.h"
+#include "base/trace.h"
+
+const char *const ms__coll_names[OPS] = { "barrier",    "all_reduce", "all_gather", "reduce_scatter",
+                                          "broadcast",  "reduce",     "gather",     "scatter",
+                                          "all_to_all", "send/recv",  "refused" };
+static const char *const reductions[] = { "sum", "avg", "max", "min", "prod" };
+
+// ---- fingerprints ---------------------------------------------------------------------------------
+
+bool ms__coll_reduces(int op) { return op == OP_ALL_REDUCE || op == OP_REDUCE_SCATTER || op == OP_REDUCE; }
+
+void ms__print_text(const ms_print *p, char *out, size_t n)
+{
+    int at = snprintf(out, n, "%s", p->op < OPS ? ms__coll_names[p->op] : "?");
+#define ADD(...)                                                                              \
+    do {                                                                                      \
+        if (at >= 0 && (size_t)at < n) at += snprintf(out + at, n - (size_t)at, __VA_ARGS__); \
+    } while (0)
+    if (p->op != OP_BARRIER) ADD(" of %llu %s", (unsigned long long)p->count, ms__dtype_name(p->dtype));
+    if (ms__coll_reduces(p->op)) ADD(", %s", reductions[p->red]);
+    if (p->op == OP_SEND_RECV) ADD(" from rank %d", p->root);
+    else if (p->root >= 0) ADD(", root %d", p->root);
+    if (p->unit[0]) ADD(", unit '%s'", p->unit);
+    if (p->part_of[0]) ADD(", %s", p->part_of);
+    if (p->step >= 0) ADD(", step %lld", (long long)p->step);
+    if (p->site[0]) ADD(", at %s", p->site);
+#undef ADD
+}
+
+// Units are flat pieces whose shapes the engine chooses; only what scripts pass has a shape that must agree.
+void ms__print_shape(ms_print *p, const ms_tensor *t)
+{
+    p->shaped = (uint8_t)(t->ndim + 1);
+    uint64_t h = p->extra ^ (uint64_t)p->shaped;
+    for (int d = 0; d < t->ndim; d++) {
+        h = (h ^ (uint64_t)t->shape[d]) * 1099511628211ull;
+        p->shape[d] = t->shape[d] > UINT32_MAX ? UINT32_MAX : (uint32_t)t->shape[d];
+    }
+    p->extra = h;
+}
+
+static bool same_shape(const ms_print *a, const ms_print *b)
+{
+    return a->shaped == b->shaped &&
+           (!a->shaped || memcmp(a->shape, b->shape, (size_t)(a->shaped - 1) * sizeof *a->shape) == 0);
+}
+
+static int shape_text(const ms_print *p, char *out, size_t n)
+{
+    int at = snprintf(out, n, ", shape [");
+    for (int d = 0; d < p->shaped - 1 && (size_t)at < n; d++)
+        at += snprintf(out + at, n - (size_t)at, d ? ", %u" : "%u", (unsigned)p->shape[d]);
+    return (size_t)at < n ? at + snprintf(out + at, n - (size_t)at, "]") : at;
+}
+
+static uint64_t mix(uint64_t h, const void *p, size_t n)
+{
+    const uint8_t *b = p;
+    for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * 1099511628211ull;
+    return h;
+}
+
+// The line is shown in messages and never compared: `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is
+// an ordinary script.
+uint64_t ms__print_hash(const ms_print *p, bool with_step)
+{
+    uint64_t h = 14695981039346656037ull;
+    h = mix(h, p, offsetof(ms_print, step));
+    if (!with_step) return h;
+    h = mix(h, &p->step, sizeof p->step);
+    return p->told ? h : mix(mix(h, p->unit, strlen(p->unit)), &p->model, sizeof p->model);
+}
+
+static bool same_request(const ms_slot *a, const ms_slot *b)
+{
+    return a->hash == b->hash && strncmp(a->print.site, b->print.site, SITE) == 0;
+}
+
+// The first member whose call was refused by its own checks; -1: none so far.
+static int refused_by(const ms_coll *c)
+{
+    for (int k = 0; k < c->g->n; k++) {
+        const ms_slot *s = slot_of(c->g, k, c->seq);
+        if (atomic_load_explicit(&s->ready, memory_order_acquire) == c->word && s->print.op == OP_REFUSED) return k;
+    }
+    return -1;
+}
+
+// Lists the requests; equal ones from one line once.
+static void tell_requests(const ms_coll *c, char *text, size_t size)
+{
+    ms_group *g = c->g;
+    char what[400];
+    int refused = refused_by(c);
+    if (refused >= 0) {
+        snprintf(text, size, "rank %d failed: %.*s", g->ranks[refused], PAYLOAD, slot_of(g, refused, c->seq)->payload);
+        return;
+    }
+    int at = snprintf(text, size, "collective #%u of ", (unsigned)c->word);
+    ms__group_text(g, text + at, size - (size_t)at);
+    at = (int)strlen(text);
+    at += snprintf(text + at, size - (size_t)at, ": the ranks ask for different things");
+    bool told[1024] = { false }, models = false, parts = false, shapes = false;
+    const ms_print *mine = &slot_of(g, g->me, c->seq)->print;
+    for (int k = 0; k < g->n && k < 1024; k++) {  // units of one name, of several models
+        const ms_slot *s = slot_of(g, k, c->seq);
+        if (atomic_load(&s->ready) != c->word || strncmp(s->print.unit, mine->unit, UNIT_NAME) != 0) continue;
+        shapes |= s->print.op == mine->op && !same_shape(&s->print, mine);
+        models |= s->print.model != mine->model;
+        parts |= s->print.op == mine->op && s->print.mark != mine->mark;
+    }
+    for (int k = 0; k < g->n && k < 1024 && (size_t)at < size - 1; k++) {
+        ms_slot *s = slot_of(g, k, c->seq);
+        uint64_t ready = atomic_load(&s->ready);
+        if (told[k] || ready < c->word) continue;
+        if (ready > c->word) {
+            at += snprintf(text + at, size - (size_t)at, "; rank %d is at #%u already", g->ranks[k], (unsigned)ready);
+            continue;
+        }
+        int same = 0;
+        for (int j = k + 1; j < g->n && !same; j++) {
+            ms_slot *o = slot_of(g, j, c->seq);
+            same = atomic_load(&o->ready) == c->word && same_request(o, s);
+        }
+        at += snprintf(text + at, size - (size_t)at, same ? "; ranks" : "; rank");
+        same = 0;
+        for (int j = k; j < g->n && j < 1024 && (size_t)at < size - 1; j++) {
+            ms_slot *o = slot_of(g, j, c->seq);
+            if (atomic_load(&o->ready) != c->word || !same_request(o, s)) continue;
+            told[j] = true;
+            at += snprintf(text + at, size - (size_t)at, same++ ? ", %d" : " %d", g->ranks[j]);
+        }
+        ms_print p = s->print;
+        ms__print_text(&p, what, sizeof what);
+        if ((size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ": %s", what);
+        if (shapes && p.shaped && (size_t)at < size - 1) at += shape_text(&p, text + at, size - (size_t)at);
+        if (models && (size_t)at < size - 1)
+            at += snprintf(text + at, size - (size_t)at, ", of the model made as number %u of its class",
+                           (unsigned)(p.model & 0xffff));
+    }
+    if (models && (size_t)at < size - 1)
+        at += snprintf(text + at, size - (size_t)at,
+                       "; all ranks of a group must wrap the same models, in the same order");
+    if (parts && (size_t)at < size - 1)
+        snprintf(text + at, size - (size_t)at,
+                 "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
+}
+
+// The first rank that is through with waiting writes the text, the others take it: a rank too late for the text is
+// missing from everybody's.
+static ms_status mismatch(ms_waiter *w)
+{
+    ms_coll *c = w->c;
+    ms_group *g = c->g;
+    c->mismatched = true;
+    // A moment for those still on their way, so that the text names everybody. It is an error already.
+    int64_t until = ms__now_ns() + (refused_by(c) < 0 ? 20 * 1000 * 1000 : 0);
+    for (int k = 0; k < g->n && ms__now_ns() < until;) {
+        if (atomic_load(&slot_of(g, k, c->seq)->ready) >= c->word) k++;
+        else {
+            if (g->far && k != g->me && g->me == g->leader && ms__far_ready(c, w, false) != MS_OK) break;
+            sched_yield();
+        }
+    }
+    // The other nodes are to see what the ranks here ask for, too.
+    if (g->far && g->me == g->leader) ms__far_ready(c, w, false);
+    ms_blame *b = g->blame;
+    char text[TEXT];
+    uint64_t was = atomic_load(&b->claimed);
+    while (was < c->word)
+        if (atomic_compare_exchange_weak(&b->claimed, &was, c->word)) {
+            tell_requests(c, b->text, sizeof b->text);
+            memcpy(text, b->text, sizeof text);
+            atomic_store(&b->told, c->word);
+            return ms__fail(MS_ECOMM, "%s", text);
+        }
+    until = ms__now_ns() + (int64_t)1e9;
+    while (atomic_load(&b->told) < c->word && ms__now_ns() < until) sched_yield();
+    bool taken = atomic_load(&b->told) == c->word;
+    memcpy(text, b->text, sizeof text);
+    atomic_thread_fence(memory_order_acquire);
+    // The others are further already, or he who claimed it was killed.
+    if (!taken || atomic_load(&b->claimed) != c->word) tell_requests(c, text, sizeof text);
+    return ms__fail(MS_ECOMM, "%s", text);
+}
+
+// ---- steps ----------------------------------------------------------------------------------------
+
+static bool locate_parts(ms_coll *c, ms_slot *s)
+{
+    ms_part_place *places = (ms_part_place *)s->payload;
+    for (int i = 0; i < c->n_parts; i++) {
+        uint32_t arena = 0;
+        places[i] = (ms_part_place) { 0 };
+        if (c->parts[i].total == 0) continue;
+        if (!ms__comm_locate(c->parts[i].t->storage, ms__data(c->parts[i].t), &arena, &places[i].at)) return false;
+        places[i].arena = arena;
+        places[i].stride = c->parts[i].stride;
+    }
+    return true;
+}
+
+static ms_status publish(ms_coll *c)
+{
+    ms_group *g = c->g;
+    ms_slot *s = slot_of(g, g->me, c->seq);
+    s->print = c->print;
+    s->hash = c->hash;
+    s->flags = 0;
+    s->bytes = 0;
+    atomic_store_explicit(&s->round, 0, memory_order_relaxed);
+    if (c->inline_) {
+        s->flags = SLOT_INLINE;
+        s->bytes = (uint32_t)c->in_bytes;
+        if (c->in_bytes) memcpy(s->payload, c->in, c->in_bytes);  // empty tensors have no address
+    } else {
+        uint32_t ia = 0, oa = 0;
+        uint64_t ip = 0, op = 0;
+        bool pushes = c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == g->me);
+        bool direct =
+            !g->far &&
+            (c->n_parts ? locate_parts(c, s) : c->in_bytes == 0 || ms__comm_locate(c->in_storage, c->in, &ia, &ip)) &&
+            (!pushes || ms__comm_locate(c->out_storage, c->out, &oa, &op));
+        s->in_arena = ia;
+        s->in_at = ip;
+        s->out_arena = oa;
+        s->out_at = op;
+        if (direct) s->flags = SLOT_DIRECT;
+    }
+    atomic_store(&s->ready, c->word);
+    return MS_OK;
+}
+
+// A peer will not take part: by the error that it published, when there is one.
+static ms_status gave_up(ms_coll *c, int rank)
+{
+    atomic_store(&c->raised, true);
+    if (ms__comm_error_since(c->epoch)) return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
+    if (rank >= 0)
+        return ms__fail(MS_ECOMM, "%s: rank %d gave this collective up after an error", ms__coll_names[c->op], rank);
+    return ms__fail(MS_ECOMM, "%s: a peer gave this collective up after an error", ms__coll_names[c->op]);
+}
+
+static ms_status agree(ms_waiter *w)
+{
+    ms_coll *c = w->c;
+    ms_group *g = c->g;
+    bool leads = g->far && g->me == g->leader, first = true;
+    int last = -1;  // whom it waited for last
+    MS_RANGE(MS_RANGE_WAIT, "waiting for ranks", NULL);
+    for (int k = 0; k < g->n; k++) {
+        ms_slot *s = slot_of(g, k, c->seq);
+        uint64_t ready;
+        while ((ready = atomic_load_explicit(&s->ready, memory_order_acquire)) < c->word) {
+            if (leads) {
+                MS_TRY(ms__far_ready(c, w, first));
+                first = false;
+            }
+            if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->word) continue;
+            // A rank whose call was refused has gone on, so this slot may never be copied to this node.
+            if (refused_by(c) >= 0) return mismatch(w);
+            last = k;
+            MS_TRY(ms__wait_poll(w));
+        }
+        if (MS_UNLIKELY(ready != c->word)) {
+            // It is further already: by a published error into a new count, or past an error here.
+            if (ready >> 32 != c->word >> 32) { return gave_up(c, g->ranks[k]); }
+            return mismatch(w);
+        }
+        if (MS_UNLIKELY(s->hash != c->hash)) return mismatch(w);
+    }
+    if (leads) MS_TRY(ms__far_ready(c, w, first));  // ours may still have to go out
+    if (MS_UNLIKELY(range_here.from != 0) && last >= 0)
+        range_here.detail = ms__trace_text("rank %d came last", g->ranks[last]);
+    return MS_OK;
+}
+
+// The members on this node decide once, together. False: somebody walked away first.
+static bool decide(ms_coll *c, bool go)
+{
+    _Atomic uint64_t *commit = &slot_of(c->g, c->g->leader, c->seq)->commit;
+    uint64_t was = atomic_load_explicit(commit, memory_order_acquire), want = c->word * 2 + go;
+    while (was >> 1 != c->word)
+        if (atomic_compare_exchange_weak(commit, &was, want)) return go;
+    return was & 1;
+}
+
+static void pause_for(double seconds)
+{
+    int64_t until = ms__now_ns() + (int64_t)(seconds * 1e9);
+    struct timespec t = { 0, 100 * 1000 };
+    while (ms__now_ns() < until) nanosleep(&t, NULL);
+}
+
+static ms_status wait_done(ms_waiter *w)
+{
+    ms_coll *c = w->c;
+    ms_group *g = c->g;
+    for (int k = 0; k < g->n; k++) {
+        if (g->far && ms__world.node_of[g->ranks[k]] != ms__world.node) continue;
+        ms_slot *s = slot_of(g, k, c->seq);
+        while (atomic_load_explicit(&s->done, memory_order_acquire) < c->word) MS_TRY(ms__wait_poll(w));
+    }
+    return MS_OK;
+}
+
+// ---- the whole ------------------------------------------------------------------------------------
+
+static ms_status run(ms_waiter *w)
+{
+    ms_coll *c = w->c;
+    ms_group *g = c->g;
+    int k = (int)(c->seq % RING);
+    if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) {
+        atomic_store(&c->raised, true);
+        return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
+    }
+    // The ring entry: our own earlier use is over, and nobody reads its payload any more.
+    while (atomic_load_explicit(&g->finished[k], memory_order_acquire) < c->before) MS_TRY(ms__wait_poll(w));
+    if (g->committed[k])
+        for (int m = 0; m < g->n; m++) {
+            if (g->far && ms__world.node_of[g->ranks[m]] != ms__world.node) continue;
+            while (atomic_load_explicit(&slot_of(g, m, c->seq)->done, memory_order_acquire) < g->committed[k])
+                MS_TRY(ms__wait_poll(w));
+        }
+
+    MS_TRY(publish(c));
+    // No other call agrees with it. The peers fail without being waited for.
+    if (c->op == OP_REFUSED) return g->far && g->me == g->leader ? ms__far_ready(c, w, true) : MS_OK;
+    ms_status status = agree(w);
+    if (status != MS_OK) {
+        // Unless everybody was there already and a peer went on: then it counts on us. An error that a peer published
+        // came after this collective, which ends well here too; it is met at the next one.
+        if (!decide(c, false)) return status;
+        if (atomic_exchange(&c->raised, false)) status = MS_OK;
+        else if (status != MS_EINTR) return status;
+    } else if (!decide(c, true)) {
+        return gave_up(c, -1);
+    }
+    w->committed = true;
+    g->committed[k] = c->word;
+    if (MS_UNLIKELY(c->delay > 0)) pause_for(c->delay);
+
+    bool direct = true;
+    for (int m = 0; m < g->n && !c->inline_; m++) direct = direct && (slot_of(g, m, c->seq)->flags & SLOT_DIRECT);
+    ms_status moved = c->inline_ ? ms__move_inline(c) : direct ? ms__move_direct(c) : ms__move_staged(w);
+    atomic_store_explicit(&slot_of(g, g->me, c->seq)->done, c->word, memory_order_release);
+    if (moved == MS_OK && !c->inline_) moved = wait_done(w);
+    return status != MS_OK ? status : moved;
+}
+
+// For the profiler.
+static const char *collective_text(const ms_coll *c)
+{
+    const ms_print *p = &c->print;
+    return ms__trace_text("%llu %s%s%s", (unsigned long long)p->count, ms__dtype_name(p->dtype),
+                          p->unit[0] ? ", unit " : "", p->unit);
+}
+
+ms_status ms__coll_run(ms_coll *c)
+{
+    ms_waiter w;
+    int k = (int)(c->seq % RING);
+    MS_RANGE(MS_RANGE_COLLECTIVE, ms__coll_names[c->op], NULL);
+    // Made after the range has begun: a worker's text is then never of a recording before the range's, whose texts may
+    // be gone.
+    if (MS_UNLIKELY(range_here.from != 0)) range_here.detail = collective_text(c);
+    ms__wait_begin(&w, c);
+    ms_status status = run(&w);
+    ms__wait_end(&w);
+    uint64_t was = atomic_load(&c->g->finished[k]);
+    while (was < c->word && !atomic_compare_exchange_weak(&c->g->finished[k], &was, c->word)) {}
+    ms__far_end(c);
+    return status;
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: MIT
+// comm/job/end.c -- how a job ends: politely, or because a rank cannot go on.
+//
+// A script that reaches its end leaves politely (MPI_Finalize), once every rank here is at its end; of one that is
+// stopped, or sits in Lua without an engine call, that is expected within the limit of collectives. An uncaught Lua
+// error makes luajit exit with a code other than 0, which an on_exit handler sees; a collective that cannot end (an
+// absence, a death) raises its error, and ends the job half a second later even if the script survives it; a killed
+// rank says nothing. Each rank has a thread asleep on its peers' process descriptors, so every one of these is seen at
+// once, by busy ranks too.
+//
+// The first rank that fails exits; the launcher then ends the others and reports the first one's code. mpirun sleeps on
+// the way (ms__nudge_launcher), so the others stay and wake it until its TERM comes. If they exited by themselves, none
+// would be left to do so: 2 s instead of some hundredths. srun may end no rank: under it every rank exits.
+#define _GNU_SOURCE
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include "comm/internal.h"
+#include "base/trace.h"
+
+static int *pidfd;                // by world rank; -1: not here
+static const ms_activity **page;  // by world rank, once looked at
+static bool stopped;
+static pid_t started_as;
+static atomic_bool doomed;  // a report by this rank is due
+static atomic_bool said;    // this rank is on its way out, its text printed
+static char doom_text[2 * TEXT];
+
+enum { MS = 1000000 };
+static const int64_t STAY = 1500ll * MS;  // for the launcher's TERM; a launcher that does nothing is none
+
+static void nap(long ns)
+{
+    struct timespec t = { 0, ns };
+    nanosleep(&t, NULL);
+}
+
+static bool is_here(int rank) { return ms__world.node_of[rank] == ms__world.node; }
+static int state_of(int rank) { return atomic_load(&ms__world.board->rank[rank].state); }
+
+void ms__board_state(int state)
+{
+    if (ms__world.board) atomic_store(&ms__world.board->rank[ms__world.rank].state, state);
+}
+
+bool ms__rank_dead(int rank)
+{
+    if (pidfd[rank] < 0) return false;
+    struct pollfd p = { .fd = pidfd[rank], .events = POLLIN };
+    return poll(&p, 1, 0) > 0;
+}
+
+// Rank `rank` is the one whose failure ends the job. False: another one was first.
+static bool first_to_fail(int rank)
+{
+    int nobody = 0;
+    return !ms__world.board || atomic_compare_exchange_strong(&ms__world.board->ending, &nobody, rank + 1);
+}
+
+// The reason has been reported.
+static void say_ended(void)
+{
+    fflush(NULL);
+    said = true;
+    if (ms__world.board) atomic_store(&ms__world.board->said, true);
+}
+
+// A peer failed and the job ends: stay until the launcher ends this process.
+_Noreturn void ms__end_stay(int code)
+{
+    say_ended();
+    for (int64_t since = ms__now_ns(); ms__launcher_pid > 0 && ms__now_ns() - since < STAY; nap(5 * MS))
+        ms__nudge_launcher();
+    _exit(code);
+}
+
+// The first rank that sees a death reports it.
+static void name_dead(int rank)
+{
+    if (!atomic_exchange(&ms__world.board->said, true))
+        fprintf(stderr, "rank %d: rank %d (process %d) died\n", ms__world.rank, rank, ms__world.board->rank[rank].pid);
+}
+
+// ---- peers are watched ----------------------------------------------------------------------------
+
+// Somebody here waits in a collective, or has found out that it cannot end, and will say so.
+static bool report_due(void)
+{
+    if (atomic_load(&ms__world.board->doomed)) return true;
+    for (int r = 0; r < ms__world.size; r++)
+        for (int k = 0; k < MS_STREAMS && is_here(r) && state_of(r) == RANK_RUNNING && !ms__rank_dead(r); k++)
+            if (atomic_load(&ms__world.board->rank[r].wait[k].version) & 1) return true;
+    return false;
+}
+
+// The first peer here that ended without having left; -1 when all of them left.
+static int first_death(void)
+{
+    int n = 0;
+    struct pollfd *p = malloc((size_t)ms__world.size * sizeof *p);
+    int *rank = malloc((size_t)ms__world.size * sizeof *rank);
+    for (int r = 0; p && rank && r < ms__world.size; r++)
+        if (pidfd[r] >= 0) {
+            p[n] = (struct pollfd) { .fd = pidfd[r], .events = POLLIN };
+            rank[n++] = r;
+        }
+    int dead = -1;
+    for (int left = n; left > 0 && dead < 0;) {
+        if (poll(p, (nfds_t)n, -1) <= 0) continue;
+        for (int k = 0; k < n && dead < 0; k++) {
+            if (!p[k].revents) continue;
+            if (state_of(rank[k]) != RANK_LEFT) dead = rank[k];
+            p[k].fd = -1;
+            left--;
+        }
+    }
+    free(p);
+    free(rank);
+    return dead;
+}
+
+static void *watch_thread(void *arg)
+{
+    (void)arg;
+    int dead = first_death();
+    if (dead < 0) return NULL;
+    first_to_fail(dead);
+    int64_t since = ms__now_ns();
+    // A rank that raised has said why. A killed rank leaves no message. Peers that wait for it in a
+    // collective know more, so their report is awaited; on a busy machine they get their turn late.
+    if (state_of(dead) == RANK_RUNNING) {
+        while (!atomic_load(&ms__world.board->said) && ms__now_ns() - since < 800 * MS &&
+               (ms__now_ns() - since < 100 * MS || report_due()))
+            nap(2 * MS);
+        name_dead(dead);
+    }
+    ms__end_stay(1);
+}
+
+ms_status ms__end_start(void)
+{
+    int n = ms__world.size, here = 0;
+    pidfd = malloc((size_t)n * sizeof *pidfd);
+    page = calloc((size_t)n, sizeof *page);
+    if (!pidfd || !page)
+        return ms__no_memory((size_t)n * (sizeof *pidfd + sizeof *page), "dist.init", "processes of %d ranks", n);
+    for (int r = 0; r < n; r++) {
+        pidfd[r] = -1;
+        if (r == ms__world.rank || !is_here(r)) continue;
+        pidfd[r] = (int)syscall(SYS_pidfd_open, ms__world.board->rank[r].pid, 0);
+        here += pidfd[r] >= 0;
+    }
+    if (here > 0) ms__thread_start(watch_thread);
+    return MS_OK;
+}
+
+// ---- a collective that cannot end -----------------------------------------------------------------
+
+static void *doom_thread(void *arg)
+{
+    (void)arg;
+    nap(500 * MS);                        // time for the error to be raised and its traceback to be printed
+    if (atomic_load(&said)) return NULL;  // the script is on its way out
+    fprintf(stderr, "rank %d: %s\nrank %d: ending the job\n", ms__world.rank, doom_text, ms__world.rank);
+    ms__board_state(RANK_RAISED);
+    if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
+    say_ended();
+    ms__exit_last(1);
+}
+
+// The error is raised like any other; but if the script survives it, or is busy elsewhere, the job still ends.
+ms_status ms__doom(ms_status code, int culprit)
+{
+    if (culprit >= 0) first_to_fail(culprit);
+    bool no = false;
+    if (!atomic_compare_exchange_strong(&doomed, &no, true)) return code;
+    atomic_store(&ms__world.board->doomed, true);
+    snprintf(doom_text, sizeof doom_text, "%s", ms_error());
+    pthread_t t;
+    if (pthread_create(&t, NULL, doom_thread, NULL) == 0) pthread_detach(t);
+    return code;
+}
+
+// ---- a script's end -------------------------------------------------------------------------------
+
+static const ms_activity *page_of(int rank)
+{
+    if (!page[rank]) page[rank] = ms__peer_activity(ms__world.board->rank[rank].pid);
+    return page[rank];
+}
+
+// At the end of the script: a rank that has not worked for the limit, since it is stopped or only loops, ends the job;
+// one that works is waited for. Returns whether that was said.
+static bool look_at_late(ms_progress *seen, int64_t since, int64_t now, bool say)
+{
+    char culprits[TEXT] = "", working[TEXT] = "";
+    double waited = (double)(now - since) * 1e-9;
+    for (int r = 0; r < ms__world.size; r++) {
+        if (r == ms__world.rank || !is_here(r) || state_of(r) != RANK_RUNNING) continue;
+        ms_board_rank *b = &ms__world.board->rank[r];
+        ms_peer_state look = ms__peer_look(b->pid, page_of(r), &seen[r]);
+        bool late =
+            (double)(now - (seen[r].at > since ? seen[r].at : since)) * 1e-9 > ms__world.timeout && look != PEER_BUSY;
+        char *text = late ? culprits : working;
+        size_t at = strlen(text);
+        snprintf(text + at, TEXT - at, "%srank %d (process %d) %s", at ? "; " : "", r, b->pid,
+                 !late                  ? "computes, reads or writes"
+                 : look == PEER_STOPPED ? "is stopped"
+                                        : "has not come to its own and makes no engine call");
+    }
+    if (!culprits[0]) {
+        if (say && working[0])
+            fprintf(stderr, "rank %d: at the end of the script, waiting for %.0f s: %s\n", ms__world.rank, waited,
+                    working);
+        return say;
+    }
+    ms__board_state(RANK_RAISED);
+    if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
+    fprintf(stderr, "rank %d: at the end of the script %.1f s have passed and %s\n", ms__world.rank, waited, culprits);
+    say_ended();
+    ms__exit_last(1);
+}
+
+// Before MPI_Finalize, which blocks: until every rank here is at its end as well. False: one ended with an error.
+static bool all_left(void)
+{
+    ms_progress *seen = calloc((size_t)ms__world.size, sizeof *seen);
+    int64_t since = ms__now_ns(), said_at = since, before = since, looked = since;
+    for (;;) {
+        int left = 1, here = 1;
+        bool lowest = true;
+        for (int r = 0; r < ms__world.size; r++) {
+            if (r == ms__world.rank || !is_here(r)) continue;
+            int state = state_of(r);
+            if (state == RANK_RUNNING && ms__rank_dead(r)) {
+                name_dead(r);
+                first_to_fail(r);
+                return false;
+            }
+            if (state == RANK_RAISED) return false;
+            here++;
+            left += state == RANK_LEFT;
+            lowest = lowest && !(state == RANK_LEFT && r < ms__world.rank);
+        }
+        if (left == here) break;
+        nap(ms__now_ns() - since < 10 * MS ? 20000 : 2 * MS);
+        int64_t now = ms__now_ns();
+        if (now - before > 500 * MS)
+            since += now - before, said_at += now - before;  // the whole job was stopped, as a rule
+        before = now;
+        // The ranks that wait share the work of looking.
+        if (!seen || now - looked < 50 * MS * left) continue;
+        looked = now;
+        if (look_at_late(seen, since, now, lowest && (double)(now - said_at) * 1e-9 > ms__world.timeout)) said_at = now;
+    }
+    free(seen);
+    return true;
+}
+
+// MPI_Finalize blocks until every rank is in it. One that is stopped there does not come.
+static void *finalize_thread(void *unused)
+{
+    (void)unused;
+    for (int64_t before = ms__now_ns(), waited = 0;;) {
+        nap(100 * MS);
+        int64_t now = ms__now_ns();
+        if (now - before < 500 * MS) waited += now - before;
+        before = now;
+        if ((double)waited * 1e-9 <= ms__world.timeout) continue;
+        waited = 0;
+        for (int r = 0; r < ms__world.size; r++) {
+            ms_progress unread = { 0 };
+            if (r == ms__world.rank || !is_here(r) ||
+                ms__peer_look(ms__world.board->rank[r].pid, NULL, &unread) != PEER_STOPPED)
+                continue;
+            ms__board_state(RANK_RAISED);
+            if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
+            fprintf(stderr, "rank %d: MPI_Finalize: %.1f s have passed and rank %d (process %d) is stopped\n",
+                    ms__world.rank, ms__world.timeout, r, ms__world.board->rank[r].pid);
+            ms__exit_last(1);
+        }
+    }
+    return NULL;
+}
+
+void ms__comm_stop(void)
+{
+    ms_world *w = &ms__world;
+    if (!w->up || stopped) return;
+    stopped = true;
+    ms__board_state(RANK_LEFT);
+    if (w->board && !all_left()) ms__end_stay(1);
+    if (w->mpi) {
+        if (w->board) ms__thread_start(finalize_thread);
+        ms__mpi_lock();
+        w->mpi->finalize();
+        ms__mpi_unlock();
+    }
+}
+
+bool ms__comm_stopped(void) { return stopped; }
+
+static void at_exit(int code, void *arg)
+{
+    (void)arg;
+    if (stopped || getpid() != started_as) return;
+    if (code == 0) {
+        ms__streams_drain();  // peers may be reading what nobody here waited for
+        ms__comm_stop();
+        return;
+    }
+    if (code == 1 && !ms__has_said_error() && ms__world.board && !atomic_load(&ms__world.board->said))
+        fprintf(stderr, "rank %d: the script ended with status 1\n",
+                ms__world.rank);  // error(nil), for one, has no text
+    // Without MPI_Finalize: the launcher ends the others. A stream worker may be inside MPI: no lock.
+    say_ended();
+    ms__board_state(RANK_RAISED);
+    ms__trace_save_now();
+    if (!first_to_fail(ms__world.rank)) ms__end_stay(code);
+    ms__exit_last(code);
+}
+
+void ms__end_catch(void)
+{
+    started_as = getpid();
+    on_exit(at_exit, NULL);
+}

@@ -1,0 +1,556 @@
+// SPDX-License-Identifier: MIT
+// comm/job/far.c -- what a group's leaders do for the other nodes, over MPI: non-blocking calls, polled.
+//
+// Ready slots of the members here go to the other leaders, theirs are mirrored into the slots here. Reductions
+// run as a chain in rank order over runs of neighbouring ranks of one node, with unrounded partial results, so
+// that their bits are those of one node. Everything else is an exchange of windows among leaders.
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include "comm/internal.h"
+
+enum { KIND_READY, KIND_CHAIN, KIND_RESULT, KIND_WINDOW, TAG_ERROR = 1, OUTBOX = 32, MESSAGE = 16 << 20 };
+
+typedef struct {
+    double group;
+    uint64_t word, hash;
+    uint32_t member, bytes;
+    ms_print print;
+    char payload[PAYLOAD];
+} far_ready;
+
+typedef struct ms_far {
+    struct ms_far *next;  // among those that linger
+    int n_in, n_out, n_here;
+    far_ready *in, *out;
+    void **in_req, **out_req;
+    bool *sent;               // by member
+    int *leaders, n_leaders;  // world ranks of the other nodes' leaders
+} ms_far;
+
+// Messages that a failed collective leaves unreceived must not be taken for later ones: an epoch's tags come back after
+// 4096 errors. Within an epoch no more than RING collectives of a group are under way.
+static int tag_of(const ms_coll *c, int kind)
+{
+    uint32_t id = (uint32_t)(int64_t)(c->g->id < 0 ? -c->g->id * 7 + 128 : c->g->id);
+    return (int)((id & 0xff) << 22 | (uint32_t)(c->epoch & 0xfff) << 10 | (uint32_t)(c->word & 0x7f) << 3 |
+                 (uint32_t)kind << 1);
+}
+
+static int leader_on(const ms_group *g, int node)
+{
+    for (int k = 0; k < g->n; k++)
+        if (ms__world.node_of[g->ranks[k]] == node) return g->ranks[k];
+    return -1;
+}
+
+static int is_here(const ms_group *g, int k) { return ms__world.node_of[g->ranks[k]] == ms__world.node; }
+
+// World rank that sends the slot of the i-th member on other nodes.
+static int sender(const ms_group *g, int i)
+{
+    int k = 0;
+    while (is_here(g, k) || i-- > 0) k++;
+    return leader_on(g, ms__world.node_of[g->ranks[k]]);
+}
+
+static void *isend(const void *p, size_t n, int to, int tag)
+{
+    ms__mpi_lock();
+    void *r = ms__world.mpi->isend(p, n, to, tag);
+    ms__mpi_unlock();
+    return r;
+}
+
+static void *irecv(void *p, size_t n, int from, int tag)
+{
+    ms__mpi_lock();
+    void *r = ms__world.mpi->irecv(p, n, from, tag);
+    ms__mpi_unlock();
+    return r;
+}
+
+static int test(void **r)
+{
+    ms__mpi_lock();
+    int rc = ms__world.mpi->test(r);
+    ms__mpi_unlock();
+    return rc;
+}
+
+// What a collective that failed leaves with MPI: it may still be written or read, so it stays, and is listed to be
+// accounted for.
+typedef struct kept {
+    struct kept *next;
+    void *memory;
+} kept;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER,
+                       error_lock = PTHREAD_MUTEX_INITIALIZER;  // collectives run on several streams
+static kept *left_with_mpi;
+static ms_far *lingering;
+
+static void keep(void *memory)
+{
+    kept *k = memory ? malloc(sizeof *k) : NULL;
+    if (!k) return;
+    pthread_mutex_lock(&lock);
+    *k = (kept) { left_with_mpi, memory };
+    left_with_mpi = k;
+    pthread_mutex_unlock(&lock);
+}
+
+// This rank alone cannot go on. The error is published; otherwise peers would wait until the limit.
+static ms_status lost(ms_coll *c, const char *what)
+{
+    ms__coll_fail(c, what);
+    return ms__comm_lost(c);
+}
+
+static ms_status no_memory(ms_coll *c, size_t bytes, const char *what)
+{
+    ms__no_memory(bytes, ms__coll_names[c->op], "%s", what);
+    return ms__comm_lost(c);
+}
+
+// ---- ready slots ----------------------------------------------------------------------------------
+
+static void far_free(ms_far *f)
+{
+    free(f->leaders);
+    free(f->in);
+    free(f->out);
+    free(f->in_req);
+    free(f->out_req);
+    free(f->sent);
+    free(f);
+}
+
+static ms_status far_new(ms_coll *c)
+{
+    ms_group *g = c->g;
+    ms_far *f = calloc(1, sizeof *f);
+    if (!f) return no_memory(c, sizeof *f, "messages to other nodes");
+    f->leaders = malloc((size_t)ms__world.nodes * sizeof *f->leaders);
+    for (int node = 0; node < ms__world.nodes && f->leaders; node++) {
+        int r = node == ms__world.node ? -1 : leader_on(g, node);
+        if (r >= 0) f->leaders[f->n_leaders++] = r;
+    }
+    for (int k = 0; k < g->n; k++) f->n_here += is_here(g, k);
+    f->n_in = g->n - f->n_here;
+    f->in = calloc((size_t)f->n_in + 1, sizeof *f->in);
+    f->out = calloc((size_t)f->n_here + 1, sizeof *f->out);
+    f->in_req = calloc((size_t)f->n_in + 1, sizeof *f->in_req);
+    f->out_req = calloc((size_t)f->n_here * (size_t)f->n_leaders + 1, sizeof *f->out_req);
+    f->sent = calloc((size_t)g->n, sizeof *f->sent);
+    if (!f->leaders || !f->in || !f->out || !f->in_req || !f->out_req || !f->sent) {
+        far_free(f);
+        return no_memory(c, ((size_t)g->n + 2) * sizeof *f->in, "messages to other nodes");
+    }
+    c->far = f;  // what has been posted is ended with it
+    for (int i = 0; i < f->n_in; i++)
+        if (!(f->in_req[i] = irecv(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY))))
+            return lost(c, "MPI refused a message");
+    return MS_OK;
+}
+
+ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first)
+{
+    (void)w;
+    (void)first;
+    ms_group *g = c->g;
+    if (!c->far) MS_TRY(far_new(c));
+    ms_far *f = c->far;
+    for (int k = 0, i = 0; k < g->n; k++) {
+        if (!is_here(g, k)) continue;
+        ms_slot *s = slot_of(g, k, c->seq);
+        if (!f->sent[k] && atomic_load_explicit(&s->ready, memory_order_acquire) == c->word) {
+            far_ready *m = &f->out[i];
+            m->group = g->id;
+            m->word = c->word;
+            m->hash = s->hash;
+            m->member = (uint32_t)k;
+            m->bytes = s->bytes;
+            m->print = s->print;
+            memcpy(m->payload, s->payload, s->bytes);
+            for (int l = 0; l < f->n_leaders; l++)
+                if (!(f->out_req[f->n_out++] = isend(m, sizeof *m, f->leaders[l], tag_of(c, KIND_READY))))
+                    return lost(c, "MPI refused to send");
+            f->sent[k] = true;
+        }
+        i++;
+    }
+    for (int i = 0; i < f->n_in; i++) {
+        if (!f->in_req[i]) continue;
+        int rc = test(&f->in_req[i]);
+        if (rc < 0) return lost(c, "MPI failed to receive from another node");
+        if (rc == 0) continue;
+        far_ready *m = &f->in[i];
+        if (m->word < c->word || m->group != g->id) {  // of a call that ended here without its peers
+            f->in_req[i] = irecv(m, sizeof *m, sender(g, i), tag_of(c, KIND_READY));
+            if (!f->in_req[i]) return lost(c, "MPI refused a message");
+            continue;
+        }
+        if (m->word != c->word || m->member >= (uint32_t)g->n)
+            return lost(c, "another node is at a different collective");
+        ms_slot *s = slot_of(g, (int)m->member, c->seq);
+        s->hash = m->hash;
+        s->print = m->print;
+        s->flags = 0;
+        s->bytes = m->bytes;
+        memcpy(s->payload, m->payload, m->bytes);
+        atomic_store_explicit(&s->ready, m->word, memory_order_release);
+    }
+    return MS_OK;
+}
+
+static bool through(ms_far *f)
+{
+    bool all = true;
+    for (int i = 0; i < f->n_in; i++) all = test(&f->in_req[i]) != 0 && all;
+    for (int i = 0; i < f->n_out; i++) all = test(&f->out_req[i]) != 0 && all;
+    return all;
+}
+
+// Messages of this size leave at once, so by now most have. Those that have not, and receptions that nobody serves any
+// more, keep their memory until MPI is through with them.
+void ms__far_end(ms_coll *c)
+{
+    ms_far *f = c->far;
+    if (!f) return;
+    c->far = NULL;
+    for (int i = 0; i < f->n_in; i++)
+        if (f->in_req[i]) {
+            ms__mpi_lock();
+            ms__world.mpi->cancel(f->in_req[i]);
+            ms__mpi_unlock();
+        }
+    pthread_mutex_lock(&lock);
+    f->next = lingering;
+    lingering = f;
+    for (ms_far **at = &lingering; *at;) {
+        ms_far *one = *at;
+        if (!through(one)) {
+            at = &one->next;
+            continue;
+        }
+        *at = one->next;
+        far_free(one);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+// ---- data -----------------------------------------------------------------------------------------
+
+static ms_status finish(ms_waiter *w, void **req)
+{
+    if (!*req) return lost(w->c, "MPI refused a message");
+    for (;;) {
+        int rc = test(req);
+        if (rc == 1) {
+            ms__wait_moved(w);
+            return MS_OK;
+        }
+        if (rc < 0) return lost(w->c, "MPI failed between nodes");
+        MS_TRY(ms__wait_poll(w));
+    }
+}
+
+// Of a collective that failed. A reception must not take a later message.
+static void leave(void *req, bool receives)
+{
+    if (req && receives) {
+        ms__mpi_lock();
+        ms__world.mpi->cancel(req);
+        ms__mpi_unlock();
+    }
+    keep(req);
+}
+
+static ms_status send_all(ms_waiter *w, const void *p, size_t n, int to, int tag)
+{
+    void *r = isend(p, n, to, tag);
+    ms_status status = finish(w, &r);
+    if (status != MS_OK) leave(r, false);
+    return status;
+}
+
+static ms_status recv_all(ms_waiter *w, void *p, size_t n, int from, int tag)
+{
+    void *r = irecv(p, n, from, tag);
+    ms_status status = finish(w, &r);
+    if (status != MS_OK) leave(r, true);
+    return status;
+}
+
+static ms_status chain(ms_coll *c, ms_waiter *w, char *const *windows, char *acc, char *result, size_t n)
+{
+    ms_group *g = c->g;
+    size_t bytes = n * (size_t)ms__acc_size(c->dtype), out = n * (size_t)ms__dtype_size(c->dtype);
+    int last_node = ms__world.node_of[g->ranks[g->n - 1]];
+    for (int k = 0; k < g->n;) {
+        int node = ms__world.node_of[g->ranks[k]], end = k;
+        while (end < g->n && ms__world.node_of[g->ranks[end]] == node) end++;
+        if (node == ms__world.node) {
+            if (k == 0) ms__acc_load(acc, windows[0], c->dtype, n);
+            else {
+                MS_TRY(
+                    recv_all(w, acc, bytes, leader_on(g, ms__world.node_of[g->ranks[k - 1]]), tag_of(c, KIND_CHAIN)));
+                ms__acc_add(acc, windows[k], c->dtype, c->red, n);
+            }
+            for (int j = k + 1; j < end; j++) ms__acc_add(acc, windows[j], c->dtype, c->red, n);
+            if (end < g->n)
+                MS_TRY(send_all(w, acc, bytes, leader_on(g, ms__world.node_of[g->ranks[end]]), tag_of(c, KIND_CHAIN)));
+        }
+        k = end;
+    }
+    if (last_node != ms__world.node) return recv_all(w, result, out, leader_on(g, last_node), tag_of(c, KIND_RESULT));
+    ms__acc_store(result, acc, c->dtype, c->red, c->scale, g->n, n);
+    for (int node = 0; node < ms__world.nodes; node++) {
+        int to = node == ms__world.node ? -1 : leader_on(g, node);
+        if (to >= 0) MS_TRY(send_all(w, result, out, to, tag_of(c, KIND_RESULT)));
+    }
+    return MS_OK;
+}
+
+// Memory for what comes from other nodes, of each stream, whose collectives come one after the other.
+enum { ROOM = 4 * WINDOW };
+static char *rooms[MS_STREAMS];
+
+static char *room_of(const ms_coll *c)
+{
+    return rooms[c->stream] ? rooms[c->stream] : (rooms[c->stream] = malloc(ROOM));
+}
+
+// After a failure MPI may still write there.
+static void room_back(const ms_coll *c, char *room, ms_status status)
+{
+    if (status == MS_OK) return;
+    rooms[c->stream] = NULL;
+    keep(room);
+}
+
+ms_status ms__far_reduce(ms_coll *c, ms_waiter *w, char *const *windows, char *result, size_t n)
+{
+    char *acc = room_of(c);
+    if (!acc) return no_memory(c, ROOM, "partial results");
+    ms_status status = chain(c, w, windows, acc, result, n);
+    room_back(c, acc, status);
+    return status;
+}
+
+// Messages in flight: as many as have room, the oldest is waited for first.
+enum { FLIGHT = 32 };
+typedef struct {
+    void *req[FLIGHT];
+    bool receives[FLIGHT];
+    int first, n;
+} flight;
+
+static void drop(flight *f)
+{
+    for (; f->n > 0; f->n--, f->first = (f->first + 1) % FLIGHT) leave(f->req[f->first], f->receives[f->first]);
+}
+
+static ms_status land(ms_waiter *w, flight *f)
+{
+    int k = f->first;
+    f->first = (f->first + 1) % FLIGHT;
+    f->n--;
+    ms_status status = finish(w, &f->req[k]);
+    if (status == MS_OK) return MS_OK;
+    leave(f->req[k], f->receives[k]);
+    drop(f);
+    return status;
+}
+
+static ms_status launch(ms_waiter *w, flight *f, void *req, bool receives)
+{
+    int k = (f->first + f->n++) % FLIGHT;
+    f->req[k] = req;
+    f->receives[k] = receives;
+    return f->n == FLIGHT ? land(w, f) : MS_OK;
+}
+
+static ms_status land_all(ms_waiter *w, flight *f)
+{
+    while (f->n > 0) MS_TRY(land(w, f));
+    return MS_OK;
+}
+
+ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *mirror, size_t stride, size_t bytes)
+{
+    ms_group *g = c->g;
+    flight f = { 0 };
+    int tag = tag_of(c, KIND_WINDOW);
+    for (int k = 0; k < g->n; k++) {
+        int node = ms__world.node_of[g->ranks[k]];
+        if (!ms__coll_gives(c, k)) continue;
+        if (node != ms__world.node) {
+            MS_TRY(launch(w, &f, irecv(mirror + (size_t)k * stride, bytes, leader_on(g, node), tag), true));
+            continue;
+        }
+        for (int other = 0; other < ms__world.nodes; other++) {
+            int to = other == ms__world.node ? -1 : leader_on(g, other);
+            if (to >= 0) MS_TRY(launch(w, &f, isend(windows[k], bytes, to, tag), false));
+        }
+    }
+    return land_all(w, &f);
+}
+
+// Bytes from `at` on, no more than a part.
+static size_t left(size_t bytes, size_t at, size_t part)
+{
+    return at >= bytes ? 0 : bytes - at < part ? bytes - at : part;
+}
+
+// ---- one member on every node: tensors are sent and received where they are ------------------------
+
+ms_status ms__far_exchange(ms_coll *c, ms_waiter *w, const char *in, size_t bytes, char *out, size_t stride,
+                           const size_t *their_bytes)
+{
+    ms_group *g = c->g;
+    flight f = { 0 };
+    int tag = tag_of(c, KIND_WINDOW);
+    size_t most = bytes;
+    for (int k = 0; k < g->n; k++)
+        if (their_bytes[k] > most) most = their_bytes[k];
+    for (size_t at = 0; at < most; at += MESSAGE)
+        for (int j = 1; j < g->n;
+             j++) {  // from the next to the last, to the last to the next: all links are busy at once
+            int to = (g->me + j) % g->n, from = (g->me + g->n - j) % g->n;
+            size_t theirs = left(their_bytes[from], at, MESSAGE), ours = left(bytes, at, MESSAGE);
+            if (theirs)
+                MS_TRY(launch(w, &f, irecv(out + (size_t)from * stride + at, theirs, g->ranks[from], tag), true));
+            if (ours) MS_TRY(launch(w, &f, isend(in + at, ours, g->ranks[to], tag), false));
+        }
+    return land_all(w, &f);
+}
+
+ms_status ms__far_pair(ms_coll *c, ms_waiter *w, ms_far_source *source, const size_t *bytes, char *mine, char *theirs)
+{
+    enum { PARTS = 4 };
+    const size_t part = c->n_parts ? WINDOW / 2 : ROOM / PARTS;
+    int me = c->g->me, other = 1 - me, tag = tag_of(c, KIND_CHAIN), rank = c->g->ranks[other];
+    size_t here = bytes[me], there = bytes[other], most = here > there ? here : there;
+    char *room = room_of(c);
+    if (!room) return no_memory(c, ROOM, "partial results");
+    void *sent[PARTS] = { NULL }, *got[PARTS] = { NULL };
+    flight results = { 0 };
+    ms_status status = MS_OK;
+    for (size_t at = 0, begun = 0; at < most && status == MS_OK; at += part) {
+        for (; begun < most && begun < at + PARTS * part && status == MS_OK; begun += part) {
+            size_t k = begun / part % PARTS;
+            if (begun < here && !(got[k] = irecv(room + k * part, left(here, begun, part), rank, tag)))
+                status = lost(c, "MPI refused a message");
+            if (status == MS_OK && begun < there) {
+                size_t n = left(there, begun, part);
+                if (!(sent[k] = isend(source(c, other, begun, n, k), n, rank, tag)))
+                    status = lost(c, "MPI refused a message");
+            }
+        }
+        size_t k = at / part % PARTS, n = left(here, at, part), m = left(there, at, part);
+        if (status == MS_OK && n) status = finish(w, &got[k]);
+        if (status == MS_OK && n) {
+            const char *src[2] = { room + k * part, room + k * part };
+            src[me] = source(c, me, at, n, PARTS);
+            char *dst = mine + at;
+            ms__reduce(c->dtype, c->red, c->scale, 2, 2, src, 1, &dst, n / (size_t)ms__dtype_size(c->dtype));
+            if (theirs) status = launch(w, &results, isend(dst, n, rank, tag_of(c, KIND_RESULT)), false);
+        }
+        if (status == MS_OK && m) status = finish(w, &sent[k]);  // before the result takes its place
+        if (status == MS_OK && m && theirs)
+            status = launch(w, &results, irecv(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
+    }
+    if (status == MS_OK) status = land_all(w, &results);
+    else drop(&results);
+    for (int k = 0; k < PARTS && status != MS_OK; k++) {
+        leave(got[k], true);
+        leave(sent[k], false);
+    }
+    room_back(c, room, status);
+    return status;
+}
+
+// ---- errors ---------------------------------------------------------------------------------------
+
+typedef struct {
+    uint64_t number, backward;
+    char text[TEXT];
+} far_error;
+
+static int first_on(int node)
+{
+    for (int r = 0; r < ms__world.size; r++)
+        if (ms__world.node_of[r] == node) return r;
+    return -1;
+}
+
+// The latest errors are sent from static memory, so that out-of-memory errors can be sent. A message of this size has
+// left when isend returns, as a rule; where an older one has not, it takes memory of its own, which stays with MPI.
+static struct {
+    far_error message;
+    void *req;
+} outbox[OUTBOX];
+
+static void send_error(int node, uint64_t number, const char *text, bool backward)
+{
+    far_error *m = NULL;
+    void *own = NULL, **req = &own;
+    for (int k = 0; k < OUTBOX && !m; k++)
+        if (test(&outbox[k].req) != 0) {
+            m = &outbox[k].message;
+            req = &outbox[k].req;
+        }
+    if (!m && !(m = calloc(1, sizeof *m))) return;
+    m->number = number;
+    m->backward = backward;
+    snprintf(m->text, sizeof m->text, "%s", text);
+    *req = isend(m, sizeof *m, first_on(node), TAG_ERROR);
+    if (req != &own) return;
+    keep(own);
+    keep(m);
+}
+
+// MPI makes progress only inside its calls; a rank that leads no group may make no other.
+static bool sent_errors(void)
+{
+    bool all = true;
+    for (int k = 0; k < OUTBOX; k++)
+        if (outbox[k].req && test(&outbox[k].req) == 0) all = false;
+    return all;
+}
+
+void ms__far_error(uint64_t number, const char *text, bool backward)
+{
+    pthread_mutex_lock(&error_lock);
+    for (int node = 0; node < ms__world.nodes; node++)
+        if (node != ms__world.node) send_error(node, number, text, backward);
+    // The script may not wait in a collective for long: the connection is made now, if the peer answers soon.
+    for (int64_t until = ms__now_ns() + 20 * 1000 * 1000; !sent_errors() && ms__now_ns() < until;) sched_yield();
+    pthread_mutex_unlock(&error_lock);
+}
+
+void ms__far_poll(void)
+{
+    static far_error m;
+    int from;
+    size_t n;
+    // One thread at a time: two that saw the same message would both wait for it.
+    if (pthread_mutex_trylock(&error_lock) != 0) return;
+    sent_errors();
+    int there = 0;
+    if (first_on(ms__world.node) == ms__world.rank) {
+        ms__mpi_lock();
+        there = ms__world.mpi->probe(TAG_ERROR, &from, &n);
+        ms__mpi_unlock();
+    }
+    void *r = there && n == sizeof m ? irecv(&m, sizeof m, from, TAG_ERROR) : NULL;
+    bool got = r != NULL;
+    while (r && test(&r) == 0) sched_yield();
+    if (got) {
+        if (m.backward) ms__comm_backward_failed(m.number);
+        ms__comm_publish_as(m.number, m.text);
+    }
+    pthread_mutex_unlock(&error_lock);
+}

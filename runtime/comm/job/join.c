@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: MIT
+// comm/job/join.c -- a job's start: from the moment this library is loaded until the ranks share a board.
+//
+// MPI_Init blocks until every rank is in it, so a thread watches the ranks of this node meanwhile. One that dies before
+// it has joined ends the job at once; one that is stopped, or sits in Lua without an engine call, ends it at the limit
+// of collectives. One that computes, reads or writes is waited for, with a line every limit.
+#define _GNU_SOURCE
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include "comm/internal.h"
+
+typedef struct {
+    int rank, pid, pidfd;     // pidfd -1: it has ended
+    const ms_activity *page;  // NULL: the engine is not loaded there, or not yet
+    ms_progress seen;
+} join_peer;
+
+enum { MS = 1000000 };
+
+static join_peer *peers;
+static int n_peers, n_expected;  // on this node, without this rank
+static int my_rank;
+static pid_t parent;                                      // of all ranks of this node
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // of the list of peers: an error may look at it too
+static atomic_bool over;                                  // dist.init is through, or has failed
+static _Atomic int64_t joined_at;                         // 0: the script has not come to dist.init
+static double limit;                                      // written before joined_at
+
+static void nap(long ns)
+{
+    struct timespec t = { 0, ns };
+    nanosleep(&t, NULL);
+}
+
+// The rank that process pid was launched as; -1: none, or none yet (between fork and exec).
+static int rank_of(int pid)
+{
+    static char text[1 << 17];
+    size_t n = ms__peer_file(pid, "environ", text, sizeof text);
+    for (char *at = text; at < text + n; at += strlen(at) + 1)
+        if (strncmp(at, "PMIX_RANK=", 10) == 0) return atoi(at + 10);
+    return -1;
+}
+
+static void find_peers(void)
+{
+    int pids[1024], n = ms__launched_peers(parent, pids, 1024);
+    pthread_mutex_lock(&lock);
+    for (int k = 0; k < n && n_peers < n_expected; k++) {
+        bool known = pids[k] == (int)getpid();
+        for (int p = 0; p < n_peers && !known; p++) known = peers[p].pid == pids[k];
+        int rank = known ? -1 : rank_of(pids[k]);
+        if (rank < 0) continue;
+        int fd = (int)syscall(SYS_pidfd_open, pids[k], 0);
+        if (fd >= 0) peers[n_peers++] = (join_peer) { .rank = rank, .pid = pids[k], .pidfd = fd };
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static int joined(join_peer *p)
+{
+    pthread_mutex_lock(&lock);
+    if (!p->page) p->page = ms__peer_activity(p->pid);
+    pthread_mutex_unlock(&lock);
+    return p->page ? __atomic_load_n(&p->page->joined, __ATOMIC_ACQUIRE) : 0;
+}
+
+// The lowest of the ranks that wait here reports.
+static bool speaks(void)
+{
+    for (int k = 0; k < n_peers; k++) {
+        ms_progress unused = { 0 };
+        if (peers[k].rank < my_rank && peers[k].pidfd >= 0 && joined(&peers[k]) == 1 &&
+            ms__peer_look(peers[k].pid, peers[k].page, &unused) != PEER_STOPPED)
+            return false;
+    }
+    return true;
+}
+
+static void add(char *text, size_t n, const char *fmt, int rank, int pid, const char *what)
+{
+    size_t at = strlen(text);
+    snprintf(text + at, n - at, fmt, at ? "; " : "", rank, pid, what);
+}
+
+static bool lowest_seen(void)
+{
+    for (int k = 0; k < n_peers; k++)
+        if (peers[k].rank < my_rank && peers[k].pidfd >= 0) return false;
+    return true;
+}
+
+static void peer_ended(join_peer *p)
+{
+    if (p->pidfd >= 0) close(p->pidfd);
+    p->pidfd = -1;
+    if (joined(p) == 2) return;  // handled in comm/job/end.c
+    char text[200] = "";
+    add(text, sizeof text, "%srank %d (process %d) %s", p->rank, p->pid,
+        joined(p) ? "died while the job started" : "ended before it joined the job");
+    // A script that never comes to dist.init may well end. Where one waits for it there, the job ends: mpirun sees to
+    // it when the peer was killed or failed.
+    int64_t since = ms__now_ns(), told = 0;
+    for (int64_t now = since;
+         now - since < 1500ll * MS && (!told || now - told < 300ll * MS || ms__launcher_ends_job());
+         now = ms__now_ns()) {
+        if (atomic_load(&over)) return;
+        bool waits = atomic_load(&joined_at), ends = ms__launcher_ends_job();
+        if (!told && (waits || ends) && now - since > (waits ? 20ll : 50ll) * MS) {
+            told = now;
+            ms__leave_child();  // mpirun may kill this rank before it comes to its own end
+            bool explained = p->page && __atomic_load_n(&p->page->error, __ATOMIC_RELAXED);
+            if (!explained && (waits ? speaks() : lowest_seen()))
+                fprintf(stderr, "rank %d: dist.init: %s\n", my_rank, text);
+        }
+        if (told && ends) ms__nudge_launcher();
+        nap(5 * MS);
+    }
+    if (told) ms__exit_last(1);
+}
+
+bool ms__error_said(uint64_t hash)
+{
+    int64_t now = ms__now_ns();
+    __atomic_store_n(&ms__activity->error_at, now, __ATOMIC_RELAXED);
+    __atomic_store_n(&ms__activity->error, hash, __ATOMIC_SEQ_CST);
+    for (int k = 0; k < n_peers; k++) {
+        (void)joined(&peers[k]);
+        const ms_activity *a = peers[k].page;
+        if (!a || __atomic_load_n(&a->error, __ATOMIC_SEQ_CST) != hash) continue;
+        int64_t at = __atomic_load_n(&a->error_at, __ATOMIC_RELAXED);
+        if (at < now || (at == now && peers[k].rank < my_rank)) return true;
+    }
+    return false;
+}
+
+// Those that have not worked for the limit end the job; the others are waited for. Returns whether that was said.
+static bool look_at_peers(int64_t since, int64_t now, bool say)
+{
+    char culprits[2000] = "", working[2000] = "";
+    double waited = (double)(now - since) * 1e-9;
+    for (int k = 0; k < n_peers; k++) {
+        join_peer *p = &peers[k];
+        int state = joined(p);
+        ms_peer_state look = ms__peer_look(p->pid, p->page, &p->seen);
+        if (look != PEER_STOPPED && state) continue;
+        bool late = (double)(now - (p->seen.at > since ? p->seen.at : since)) * 1e-9 > limit;
+        if (late && look != PEER_BUSY)
+            add(culprits, sizeof culprits, "%srank %d (process %d) %s", p->rank, p->pid,
+                look == PEER_STOPPED ? "is stopped" : "has not joined and makes no engine call");
+        else
+            add(working, sizeof working, "%srank %d (process %d) %s", p->rank, p->pid,
+                "has not joined yet, but computes, reads or writes");
+    }
+    if (!culprits[0]) {
+        if (say && speaks())
+            fprintf(stderr, "rank %d: dist.init: waiting for %.0f s: %s\n", my_rank, waited,
+                    working[0]             ? working
+                    : n_peers < n_expected ? "a rank of this node has not started"
+                                           : "the ranks of this node have joined, MPI has not started yet");
+        return say;
+    }
+    if (speaks()) {
+        fprintf(stderr, "rank %d: dist.init: %.1f s have passed and %s\n", my_rank, waited, culprits);
+        // A rank without the engine could not end mpirun's sleep for the others: it goes first, and they stay.
+        for (int k = 0; k < n_peers; k++) {
+            ms_progress unused = { 0 };
+            if (!joined(&peers[k]) || ms__peer_look(peers[k].pid, NULL, &unused) == PEER_STOPPED)
+                kill(peers[k].pid, SIGKILL);
+        }
+    }
+    ms__end_stay(1);
+}
+
+// Names the ranks that died before they could be seen: known when all ranks are on this node.
+static void name_unseen(void)
+{
+    const char *world = getenv("OMPI_COMM_WORLD_SIZE");
+    if (!world || atoi(world) != n_expected + 1) return;
+    for (int r = 0; r <= n_expected; r++) {
+        bool seen = r == my_rank;
+        for (int k = 0; k < n_peers; k++) seen |= peers[k].rank == r;
+        if (!seen && lowest_seen()) fprintf(stderr, "rank %d: rank %d died before it joined the job\n", my_rank, r);
+    }
+}
+
+static void *join_thread(void *unused)
+{
+    (void)unused;
+    struct pollfd *fds = calloc((size_t)n_expected, sizeof *fds);
+    int64_t began = ms__now_ns(), since = 0, looked = 0, said = 0, before = began;
+    bool unseen = false;
+    while (fds && !atomic_load(&over)) {
+        if (n_peers < n_expected) find_peers();
+        for (int k = 0; k < n_peers; k++) fds[k] = (struct pollfd) { .fd = peers[k].pidfd, .events = POLLIN };
+        int64_t now = ms__now_ns();
+        int pause = now - began < 2000ll * MS || since ? 10 : 100;
+        int ended = poll(fds, (nfds_t)n_peers, pause);
+        for (int k = 0; k < n_peers && ended > 0; k++)
+            if (fds[k].revents) peer_ended(&peers[k]);
+        now = ms__now_ns();
+        if (n_peers < n_expected && now - began > 30ll * MS && now - began < 3000ll * MS) {
+            if (ms__launcher_ends_job()) {
+                if (!unseen) name_unseen();
+                unseen = true;
+                ms__nudge_launcher();
+            }
+        }
+        if (!since && (since = atomic_load(&joined_at))) {
+            said = since;
+            for (int k = 0; k < n_peers; k++)
+                if (joined(&peers[k]) != 2 && peers[k].pidfd < 0) peer_ended(&peers[k]);
+        }
+        // This thread was held up: the whole job was stopped, as a rule.
+        if (since && now - before > 500ll * MS) since += now - before, said += now - before;
+        before = now;
+        if (since && now - looked > 50ll * MS * (n_expected + 1)) {
+            looked = now;
+            if (look_at_peers(since, now, (double)(now - said) * 1e-9 > limit)) said = now;
+        }
+    }
+    free(fds);
+    return NULL;
+}
+
+void ms__join_begin(double seconds)
+{
+    limit = seconds;
+    __atomic_store_n(&ms__activity->joined, 1, __ATOMIC_RELEASE);
+    atomic_store(&joined_at, ms__now_ns());
+}
+
+void ms__join_end(bool through)
+{
+    __atomic_store_n(&ms__activity->joined, through ? 2 : 0, __ATOMIC_RELEASE);
+    atomic_store(&over, true);
+}
+
+void ms__thread_start(void *(*fn)(void *))
+{
+    sigset_t all, before;
+    pthread_t t;
+    pthread_attr_t small;
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, 256 << 10);
+    pthread_attr_setdetachstate(&small, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the engine thread
+    pthread_create(&t, &small, fn, NULL);         // without it a job ends all the same, later
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&small);
+}
+
+int ms__rank_launched(void) { return my_rank; }
+
+__attribute__((constructor)) static void launched(void)
+{
+    const char *rank = getenv("PMIX_RANK");
+    n_expected = ms__ranks_here() - 1;
+    if (!rank || n_expected < 0 || n_expected > 1023) return;
+    my_rank = atoi(rank);
+    parent = getppid();
+    if (rank_of(parent) >= 0) return;  // behind a shell: who its siblings are is not known
+    if (getenv("OMPI_COMM_WORLD_SIZE")) ms__launcher_pid = parent;
+    const char *world = getenv("OMPI_COMM_WORLD_SIZE");
+    if (my_rank == 0 && world && atoi(world) == n_expected + 1) ms__launcher_to_loopback();
+    if (n_expected == 0) return;
+    ms__say_errors();
+    ms__activity_share();
+    if ((peers = calloc((size_t)n_expected, sizeof *peers))) ms__thread_start(join_thread);
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+// comm/job/say.c -- an uncaught error of a script: printed once, with its rank.
+//
+// luajit prints the message and its traceback to the C library's stderr, in the pieces "luajit", ":", " ", text,
+// newline, and ends with status 1. Under a launcher that stream puts the rank before the text, and leaves the text out
+// when another rank of this node has printed the same error, or when it is a peer's error that the peer prints itself.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+#include "comm/internal.h"
+
+static enum { OTHER, PROGRAM, COLON, BLANK, NEWLINE } next;
+static bool said;
+
+bool ms__has_said_error(void) { return said; }
+
+// Of the first line, without addresses: tracebacks end with one.
+static uint64_t hash_of(const char *text, size_t n)
+{
+    uint64_t h = 14695981039346656037ull;
+    for (size_t k = 0; k < n && text[k] != '\n'; k++) h = (h ^ (uint8_t)text[k]) * 1099511628211ull;
+    return h ? h : 1;
+}
+
+// Another rank of this node is ending, or has ended, with the same error.
+static bool is_peers(const char *text, size_t n)
+{
+    ms_world *w = &ms__world;
+    for (int r = 0; w->board && r < w->size; r++) {
+        char prefix[40];
+        snprintf(prefix, sizeof prefix, "rank %d failed: ", r);
+        if (r == w->rank || w->node_of[r] != w->node || !memmem(text, n, prefix, strlen(prefix))) continue;
+        for (int k = 0; k < 100; k++) {
+            if (atomic_load(&w->board->rank[r].state) == RANK_RAISED || ms__rank_dead(r)) return true;
+            nanosleep(&(struct timespec) { 0, 2000000 }, NULL);
+        }
+    }
+    return false;
+}
+
+static void put(const char *text, size_t n)
+{
+    while (n > 0) {
+        ssize_t done = write(STDERR_FILENO, text, n);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return;
+        text += done;
+        n -= (size_t)done;
+    }
+}
+
+static void say(const char *text, size_t n)
+{
+    said = true;
+    if (ms__error_said(hash_of(text, n)) || is_peers(text, n)) return;
+    // In one piece, so that those of several ranks do not mix.
+    char *whole = malloc(n + 40);
+    if (!whole) {
+        put(text, n);
+        return;
+    }
+    int at = snprintf(whole, 40, "rank %d: ", ms__rank_launched());
+    memcpy(whole + at, text, n);
+    whole[(size_t)at + n] = '\n';
+    put(whole, (size_t)at + n + 1);
+    free(whole);
+}
+
+static ssize_t write_stream(void *unused, const char *text, size_t n)
+{
+    (void)unused;
+    const char *name = program_invocation_name;
+    if (next == OTHER && n == strlen(name) && memcmp(text, name, n) == 0) next = PROGRAM;
+    else if (next == PROGRAM && n == 1 && *text == ':') next = COLON;
+    else if (next == COLON && n == 1 && *text == ' ') next = BLANK;
+    else if (next == BLANK) {
+        say(text, n);
+        next = NEWLINE;
+    } else {
+        if (next == PROGRAM || next == COLON) put(name, strlen(name));
+        if (next == COLON) put(":", 1);
+        if (next != NEWLINE || n != 1 || *text != '\n') put(text, n);
+        next = OTHER;
+    }
+    return (ssize_t)n;
+}
+
+void ms__say_errors(void)
+{
+    if (strncmp(program_invocation_short_name, "luajit", 6) != 0) return;
+    FILE *f = fopencookie(NULL, "w", (cookie_io_functions_t) { .write = write_stream });
+    if (!f) return;
+    setvbuf(f, NULL, _IONBF, 0);
+    stderr = f;
+}

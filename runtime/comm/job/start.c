@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: MIT
+// comm/job/start.c -- from a process that somebody started to ranks that share memory: launcher, MPI plugin, nodes,
+// control memory. The end of all that is in comm/job/end.c.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+#include "comm/internal.h"
+
+ms_world ms__world = { .rank = 0, .size = 1, .local_size = 1, .nodes = 1, .timeout = 60, .step = -1 };
+
+static pthread_mutex_t mpi_mutex = PTHREAD_MUTEX_INITIALIZER;
+void ms__mpi_lock(void) { pthread_mutex_lock(&mpi_mutex); }
+void ms__mpi_unlock(void) { pthread_mutex_unlock(&mpi_mutex); }
+
+static int env_int(const char *name, int absent)
+{
+    const char *s = getenv(name);
+    return s && *s ? atoi(s) : absent;
+}
+
+const char *ms__comm_launcher(void)
+{
+    if (env_int("OMPI_COMM_WORLD_SIZE", 0) > 0) return "mpirun";
+    // srun sets SLURM_PROCID for a step; salloc and sbatch alone don't.
+    if (getenv("SLURM_PROCID") && getenv("SLURM_STEP_ID") &&
+        env_int("SLURM_STEP_NUM_TASKS", env_int("SLURM_NTASKS", 1)) > 1)
+        return "srun";
+    if (getenv("PMIX_RANK")) return "PMIx";
+    return NULL;
+}
+
+// ---- plugin ---------------------------------------------------------------------------------------
+
+static ms_status load_mpi(const char *why)
+{
+    char path[4096] = "libmoonshard_mpi.so";
+    Dl_info here;
+    if (dladdr((void *)load_mpi, &here) && here.dli_fname) {
+        const char *slash = strrchr(here.dli_fname, '/');
+        if (slash)
+            snprintf(path, sizeof path, "%.*s/libmoonshard_mpi.so", (int)(slash - here.dli_fname), here.dli_fname);
+    }
+    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!lib)
+        return ms__fail(
+            MS_EUNSUPPORTED,
+            "dist.init: started by %s, but the MPI plugin cannot be loaded (%s); was it built? It needs mpicc", why,
+            dlerror());
+    const ms_mpi_table *t = dlsym(lib, MS_MPI_SYMBOL);
+    if (!t || t->version != MS_MPI_TABLE_VERSION)
+        return ms__fail(MS_EUNSUPPORTED, "dist.init: %s has no %s of version %d; build engine and plugin together",
+                        path, MS_MPI_SYMBOL, MS_MPI_TABLE_VERSION);
+    ms__world.mpi = t;
+    return MS_OK;
+}
+
+// ---- nodes ----------------------------------------------------------------------------------------
+
+typedef struct {
+    uint64_t node, nonce, inode;
+    int32_t pid, fd, ok, pad;
+    char path[128], why[128];
+} hello;
+
+static uint64_t hash_text(uint64_t h, const char *s)
+{
+    for (; *s; s++) h = (h ^ (uint8_t)*s) * 1099511628211ull;
+    return h;
+}
+
+// Ranks share a node when they run on one kernel and see each other's processes.
+static uint64_t node_identity(int rank, int size)
+{
+    char text[128] = "";
+    uint64_t h = 14695981039346656037ull;
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (f) {
+        if (!fgets(text, sizeof text, f)) text[0] = 0;
+        fclose(f);
+    }
+    h = hash_text(h, text);
+    ssize_t n = readlink("/proc/self/ns/pid", text, sizeof text - 1);
+    if (n > 0) {
+        text[n] = 0;
+        h = hash_text(h, text);
+    }
+    // For specs: pretends that ranks sit on that many nodes ("2"), or where each of them sits ("0,1,0,1").
+    const char *pretend = getenv("MOONSHARD_COMM_NODES");
+    if (pretend && *pretend) {
+        int node = 0;
+        if (strchr(pretend, ',')) {
+            const char *p = pretend;
+            for (int r = 0; r < rank && p; r++) {
+                p = strchr(p, ',');
+                if (p) p++;
+            }
+            node = p ? atoi(p) : 0;
+        } else if (atoi(pretend) > 1) {
+            node = rank * atoi(pretend) / size;
+        }
+        h += (uint64_t)node * 0x9e3779b97f4a7c15ull;
+    }
+    return h;
+}
+
+static ms_status exchange(hello *mine, hello *all)
+{
+    if (ms__world.mpi->all_gather(mine, all, sizeof *mine) != 0)
+        return ms__fail(MS_ECOMM, "dist.init: MPI_Allgather failed");
+    return MS_OK;
+}
+
+static ms_status find_nodes(hello *mine, hello *all)
+{
+    ms_world *w = &ms__world;
+    uint64_t *nodes = malloc((size_t)w->size * sizeof *nodes);
+    w->node_of = malloc((size_t)w->size * sizeof *w->node_of);
+    if (!nodes || !w->node_of)
+        return ms__no_memory((size_t)w->size * (sizeof *nodes + sizeof *w->node_of), "dist.init", "nodes of %d ranks",
+                             w->size);
+    mine->node = node_identity(w->rank, w->size);
+    mine->pid = (int32_t)getpid();
+    MS_TRY(exchange(mine, all));
+    w->nodes = 0;
+    for (int r = 0; r < w->size; r++) {
+        int k = 0;
+        while (k < w->nodes && nodes[k] != all[r].node) k++;
+        if (k == w->nodes) nodes[w->nodes++] = all[r].node;
+        w->node_of[r] = k;
+    }
+    free(nodes);
+    w->node = w->node_of[w->rank];
+    w->local_rank = w->local_size = 0;
+    for (int r = 0; r < w->size; r++)
+        if (w->node_of[r] == w->node) {
+            if (r < w->rank) w->local_rank++;
+            w->local_size++;
+        }
+    return MS_OK;
+}
+
+static char *map_file(int fd, size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (p == MAP_FAILED) return NULL;
+    madvise(p, bytes, MADV_DONTDUMP);
+    return p;
+}
+
+// The first rank of a node makes the control memory: a memfd that the others open through /proc; or, where that
+// is refused, a file under /dev/shm or /tmp that is removed as soon as everybody has it.
+static ms_status control_memory(hello *mine, hello *all)
+{
+    ms_world *w = &ms__world;
+    int first = 0;
+    while (w->node_of[first] != w->node) first++;
+    w->ctl_bytes = ms__ctl_size();
+    bool refuse = false;
+    const char *pretend = getenv("MOONSHARD_COMM_MAP");
+    if (pretend && strcmp(pretend, "refuse-all") == 0) refuse = true;
+    int fd = -1;
+    for (int way = 0; way < 3; way++) {
+        mine->ok = 1;
+        mine->why[0] = mine->path[0] = 0;
+        if (w->ctl) {
+            munmap(w->ctl, w->ctl_bytes);
+            w->ctl = NULL;
+        }
+        if (w->rank == first) {
+            static const char *const folders[] = { NULL, "/dev/shm", "/tmp" };
+            if (fd >= 0) close(fd);
+            if (way == 0) fd = memfd_create("moonshard-control", MFD_CLOEXEC);
+            else {
+                snprintf(mine->path, sizeof mine->path, "%s/" CONTROL_NAME "%d-XXXXXX", folders[way], (int)getpid());
+                fd = mkostemp(mine->path, O_CLOEXEC);
+            }
+            // Writing to a page for which there is no room would end the process.
+            struct statvfs fs;
+            bool room = way == 0 || fd < 0 || fstatvfs(fd, &fs) != 0 ||
+                        (double)fs.f_bavail * (double)fs.f_frsize >= (double)w->ctl_bytes;
+            if (!room) errno = ENOSPC;
+            if (!room || fd < 0 || ftruncate(fd, (off_t)w->ctl_bytes) != 0 || !(w->ctl = map_file(fd, w->ctl_bytes))) {
+                snprintf(mine->why, sizeof mine->why, "%s", strerror(errno));
+                mine->ok = 0;
+            } else {
+                struct stat st;
+                fstat(fd, &st);
+                mine->fd = fd;
+                mine->inode = (uint64_t)st.st_ino;
+                if (getrandom(&mine->nonce, sizeof mine->nonce, 0) != sizeof mine->nonce)
+                    mine->nonce = (uint64_t)ms__now_ns();
+                ((ms_board *)w->ctl)->nonce = mine->nonce;
+            }
+        }
+        MS_TRY(exchange(mine, all));
+        const hello *h = &all[first];
+        if (w->rank != first && h->ok) {
+            char path[160];
+            struct stat st;
+            if (h->path[0]) snprintf(path, sizeof path, "%s", h->path);
+            else snprintf(path, sizeof path, "/proc/%d/fd/%d", h->pid, h->fd);
+            int peer = way == 0 && refuse ? -1 : open(path, O_RDWR | O_CLOEXEC);
+            if (way == 0 && refuse) errno = EACCES;
+            if (peer < 0 || fstat(peer, &st) != 0 || (uint64_t)st.st_ino != h->inode ||
+                !(w->ctl = map_file(peer, w->ctl_bytes)) || ((ms_board *)w->ctl)->nonce != h->nonce) {
+                snprintf(mine->why, sizeof mine->why, "%.60s: %s", path,
+                         peer < 0 ? strerror(errno) : "not the file it should be");
+                mine->ok = 0;
+            }
+            if (peer >= 0) close(peer);
+        }
+        MS_TRY(exchange(mine, all));
+        if (w->rank == first && mine->path[0]) unlink(mine->path);
+        int bad = -1;
+        for (int r = 0; r < w->size; r++)
+            if (!all[r].ok && bad < 0) bad = r;
+        if (bad < 0) {
+            if (fd >= 0 && way > 0) close(fd);
+            return MS_OK;
+        }
+        if (way == 2)
+            return ms__fail(MS_ECOMM, "dist.init: rank %d cannot share memory with the ranks on its node (%s)", bad,
+                            all[bad].why);
+    }
+    return MS_OK;
+}
+
+// Can everybody here map everybody's tensors? One answer for the node, or a rank would read where its peer stages.
+static ms_status map_peers(hello *mine, hello *all)
+{
+    ms_world *w = &ms__world;
+    const char *pretend = getenv("MOONSHARD_COMM_MAP");
+    bool refuse = pretend && strncmp(pretend, "refuse", 6) == 0;
+    ms__pool_share();
+    ms_board_rank *me = &w->board->rank[w->rank];
+    me->pid = (int)getpid();
+    atomic_store(&me->engine_waits, -1);
+    // One block, so that the arena exists and is on the board.
+    ms_storage *probe;
+    uint32_t arena;
+    uint64_t at;
+    MS_TRY(ms__storage_new(&probe, MS_CPU, 64, "dist.init"));
+    w->mapped = true;
+    mine->ok = ms__comm_locate(probe, probe->data, &arena, &at) && arena == 1;
+    snprintf(mine->why, sizeof mine->why, "%s", mine->ok ? "" : "no memfd");
+    ms__storage_release(probe);
+    MS_TRY(exchange(mine, all));
+    for (int r = 0; r < w->size && mine->ok; r++) {
+        if (r == w->rank || w->node_of[r] != w->node || !all[r].ok) continue;
+        if (refuse || !ms__comm_can_map(r)) {
+            mine->ok = 0;
+            snprintf(mine->why, sizeof mine->why, "%.120s", refuse ? "MOONSHARD_COMM_MAP says so" : ms_error());
+        }
+    }
+    MS_TRY(exchange(mine, all));
+    for (int r = 0; r < w->size; r++) {
+        if (w->node_of[r] != w->node || all[r].ok) continue;
+        w->mapped = false;
+        if (w->local_rank == 0)
+            fprintf(
+                stderr,
+                "rank %d: dist: tensors are staged, since ranks cannot map each other's memory here (rank %d: %s)\n",
+                w->rank, r, all[r].why);
+        break;
+    }
+    return MS_OK;
+}
+
+// ---- start ----------------------------------------------------------------------------------------
+
+static ms_status join(const char *launcher)
+{
+    ms_world *w = &ms__world;
+    bool srun = launcher && strcmp(launcher, "srun") == 0;
+    // MPI_Init would end the process, with a page of text that is not about this.
+    const char *way = getenv("SLURM_MPI_TYPE");
+    if (srun && !getenv("PMIX_RANK") && !getenv("PMI_RANK"))
+        return ms__fail(MS_ECOMM,
+                        "dist.init: srun started this process without telling its ranks of each other (MPI type '%s'); "
+                        "use srun --mpi=pmix",
+                        way ? way : "none");
+    MS_TRY(load_mpi(launcher ? launcher : "nobody"));
+    char text[512] = "";
+    int size = srun ? env_int("SLURM_STEP_NUM_TASKS", env_int("SLURM_NTASKS", 0)) : env_int("OMPI_COMM_WORLD_SIZE", 0);
+    if (w->mpi->init(size > 0 && size == ms__ranks_here(), text, sizeof text) != 0)
+        return ms__fail(MS_ECOMM, "dist.init: %s", text);
+    w->rank = w->mpi->rank();
+    w->size = w->mpi->size();
+    ms__end_catch();
+    if (w->size > 1024) return ms__fail(MS_EUNSUPPORTED, "dist.init: %d ranks, at most 1024", w->size);
+    if (w->size == 1) return MS_OK;
+    hello mine = { 0 }, *all = calloc((size_t)w->size, sizeof *all);
+    if (!all) return ms__no_memory((size_t)w->size * sizeof *all, "dist.init", "%d ranks", w->size);
+    ms_status status = find_nodes(&mine, all);
+    if (status == MS_OK) status = ms__node_layout();
+    if (status == MS_OK) status = control_memory(&mine, all);
+    if (status == MS_OK) {
+        w->board = (ms_board *)w->ctl;
+        status = map_peers(&mine, all);
+    }
+    free(all);
+    MS_TRY(status);
+    MS_TRY(ms__node_start());
+    if (w->local_rank == 0) ms__comm_clean(false);
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // short sleeps while waiting are meant to be short
+    return MS_OK;
+}
+
+ms_status ms__comm_start(const char *backend, double timeout)
+{
+    ms_world *w = &ms__world;
+    if (w->up) return MS_OK;
+    const char *launcher = ms__comm_launcher();
+    bool mpi = backend && strcmp(backend, "mpi") == 0, self = backend && strcmp(backend, "self") == 0;
+    if (backend && !mpi && !self && strcmp(backend, "auto") != 0)
+        return ms__fail(backend && strcmp(backend, "nccl") == 0 ? MS_EUNSUPPORTED : MS_EINVAL,
+                        strcmp(backend, "nccl") == 0
+                            ? "dist.init: backend 'nccl' is not in this build"
+                            : "dist.init: backend '%s' is none of 'auto', 'mpi', 'nccl', 'self'",
+                        backend);
+    MS_TRY(ms__env_number("MOONSHARD_TIMEOUT", "seconds above 0", &w->timeout));
+    if (timeout > 0) w->timeout = timeout;
+    if (!self && (launcher || mpi)) {
+        ms__join_begin(w->timeout);
+        ms_status status = join(launcher);
+        ms__join_end(status == MS_OK);
+        MS_TRY(status);
+    }
+    w->up = true;
+    return MS_OK;
+}

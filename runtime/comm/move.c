@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: MIT
+// comm/move.c -- how the bytes of a collective move, when all have agreed on it (comm/exchange.c).
+//
+//  inline      every input is in a payload of the control memory
+//  direct      peers' tensors are read and written where they are
+//  staged      in rounds through the windows: for memory that peers cannot map, and for other nodes (comm/job/far.c)
+//
+// All three add up in the order of ranks, so they give the same bits.
+#include "comm/internal.h"
+
+// Empty tensors have no address.
+static inline void put(void *to, const void *from, size_t n)
+{
+    if (n) memmove(to, from, n);
+}
+
+// Every member here has reached `round`.
+static ms_status wait_round(ms_waiter *w, uint64_t round)
+{
+    ms_coll *c = w->c;
+    ms_group *g = c->g;
+    atomic_store_explicit(&slot_of(g, g->me, c->seq)->round, round, memory_order_release);
+    for (int k = 0; k < g->n; k++) {
+        if (g->far && ms__world.node_of[g->ranks[k]] != ms__world.node) continue;
+        ms_slot *s = slot_of(g, k, c->seq);
+        while (atomic_load_explicit(&s->round, memory_order_acquire) < round) MS_TRY(ms__wait_poll(w));
+    }
+    ms__wait_moved(w);
+    return MS_OK;
+}
+
+static size_t piece_bytes(const ms_piece *p, int member)
+{
+    uint64_t first = (uint64_t)member * p->bytes;
+    if (first >= p->total) return 0;
+    return p->total - first < p->bytes ? (size_t)(p->total - first) : (size_t)p->bytes;
+}
+
+// ---- small: every input is in a payload ------------------------------------------------------------
+
+ms_status ms__move_inline(ms_coll *c)
+{
+    ms_group *g = c->g;
+    const char *src[1024];
+    size_t esize = (size_t)ms__dtype_size(c->dtype), block = c->count * esize;
+    for (int k = 0; k < g->n; k++) src[k] = slot_of(g, k, c->seq)->payload;
+    switch (c->op) {
+    case OP_ALL_REDUCE: ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &c->out, c->count); break;
+    case OP_REDUCE:
+        if (c->root == g->me) ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &c->out, c->count);
+        break;
+    case OP_REDUCE_SCATTER:
+        for (int k = 0; k < g->n; k++) src[k] += (size_t)g->me * block;
+        ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &c->out, c->count);
+        break;
+    case OP_BROADCAST:
+        if (c->root != g->me) put(c->out, src[c->root], block);
+        break;
+    case OP_ALL_GATHER:
+        for (int k = 0; k < g->n; k++) put(c->out + (size_t)k * block, src[k], block);
+        break;
+    case OP_GATHER:
+        for (int k = 0; k < g->n && c->root == g->me; k++) put(c->out + (size_t)k * block, src[k], block);
+        break;
+    case OP_ALL_TO_ALL:
+        for (int k = 0; k < g->n; k++) put(c->out + (size_t)k * block, src[k] + (size_t)g->me * block, block);
+        break;
+    default: break;
+    }
+    return MS_OK;
+}
+
+// ---- direct: tensors where they are ----------------------------------------------------------------
+
+// Bytes [at, at + n) of member k's block, to their places in the output.
+static void put_piece(char *out, const ms_piece *p, int k, size_t at, const char *from, size_t n)
+{
+    char *to = out + p->out_offset + (size_t)k * p->out_stride;
+    if (!p->line) {
+        if (n && to + at != from) ms__comm_copy(to + at, from, n);
+        return;
+    }
+    while (n > 0) {
+        size_t in_line = at % p->line, m = p->line - in_line < n ? p->line - in_line : n;
+        memcpy(to + at / p->line * p->out_line + in_line, from, m);
+        at += m;
+        from += m;
+        n -= m;
+    }
+}
+
+static void gather_pieces(ms_coll *c, int k, const char *from)
+{
+    for (int i = 0; i < c->n_pieces; i++) {
+        const ms_piece *p = &c->pieces[i];
+        put_piece(c->out, p, k, 0, from + p->in_offset, piece_bytes(p, k));
+    }
+}
+
+// Bytes of member k's block that are in a part; zeros follow up to the part's bytes.
+static size_t part_bytes(const ms_part *p, int member)
+{
+    return piece_bytes(&(ms_piece) { .bytes = p->bytes, .total = p->total }, member);
+}
+
+static ms_status scatter_parts(ms_coll *c)
+{
+    ms_group *g = c->g;
+    const char *src[1024];
+    char *out = c->out;
+    for (int i = 0; i < c->n_parts; i++) {
+        const ms_part *p = &c->parts[i];
+        size_t n = part_bytes(p, g->me);
+        for (int k = 0; k < g->n && n > 0; k++) {
+            ms_part_place here = { .stride = p->stride };
+            if (k != g->me) here = ((ms_part_place *)slot_of(g, k, c->seq)->payload)[i];
+            src[k] = k == g->me ? ms__data(p->t) : ms__comm_resolve(g->ranks[k], (uint32_t)here.arena, here.at);
+            if (!src[k]) return MS_ECOMM;
+            src[k] += (uint64_t)g->me * here.stride;
+        }
+        ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &out, n / (size_t)ms__dtype_size(c->dtype));
+        if (n < p->bytes) memset(out + n, 0, p->bytes - n);
+        out += p->bytes;
+    }
+    return MS_OK;
+}
+
+// Bytes [at, at + n) of the block for a member, out of the parts.
+static void take_parts(const ms_coll *c, int member, size_t at, char *to, size_t n)
+{
+    for (int i = 0; i < c->n_parts && n > 0; i++) {
+        const ms_part *p = &c->parts[i];
+        if (at >= p->bytes) {
+            at -= p->bytes;
+            continue;
+        }
+        size_t m = p->bytes - at < n ? p->bytes - at : n, have = part_bytes(p, member),
+               full = at >= have      ? 0
+                      : have - at < m ? have - at
+                                      : m;
+        put(to, (const char *)ms__data(p->t) + (uint64_t)member * p->stride + at, full);
+        memset(to + full, 0, m - full);
+        to += m;
+        n -= m;
+        at = 0;
+    }
+}
+
+ms_status ms__move_direct(ms_coll *c)
+{
+    if (c->n_parts) return scatter_parts(c);
+    ms_group *g = c->g;
+    int n = g->n, me = g->me;
+    const char *in[1024];
+    char *out[1024];
+    size_t esize = (size_t)ms__dtype_size(c->dtype), block = c->count * esize;
+    for (int k = 0; k < n; k++) {
+        in[k] = c->in;
+        out[k] = c->out;
+        if (k == me) continue;
+        ms_slot *s = slot_of(g, k, c->seq);
+        if (s->in_arena && !(in[k] = ms__comm_resolve(g->ranks[k], s->in_arena, s->in_at))) return MS_ECOMM;
+        if (s->out_arena && !(out[k] = ms__comm_resolve(g->ranks[k], s->out_arena, s->out_at))) return MS_ECOMM;
+    }
+    // Cut for the members at cache lines; the cut does not change a bit of the result.
+    size_t per = (c->count + (size_t)n - 1) / (size_t)n;
+    per = (per + 63) & ~(size_t)63;
+    size_t first = per * (size_t)me < c->count ? per * (size_t)me : c->count;
+    size_t mine = c->count - first < per ? c->count - first : per;
+    switch (c->op) {
+    case OP_ALL_REDUCE:
+    case OP_REDUCE:
+        for (int k = 0; k < n; k++) {
+            in[k] += first * esize;
+            out[k] += first * esize;
+        }
+        if (c->op == OP_REDUCE) out[0] = out[c->root];
+        ms__reduce(c->dtype, c->red, c->scale, n, n, in, c->op == OP_REDUCE ? 1 : n, out, mine);
+        break;
+    case OP_REDUCE_SCATTER:
+        for (int k = 0; k < n; k++) in[k] += (size_t)me * block;
+        ms__reduce(c->dtype, c->red, c->scale, n, n, in, 1, &c->out, c->count);
+        break;
+    case OP_BROADCAST:
+        if (c->root != me) ms__comm_copy(c->out, in[c->root], block);
+        break;
+    case OP_ALL_GATHER:
+        for (int j = 0; j < n; j++) gather_pieces(c, (me + j) % n, in[(me + j) % n]);
+        break;
+    case OP_GATHER:
+        for (int k = 0; k < n && c->root == me; k++) ms__comm_copy(c->out + (size_t)k * block, in[k], block);
+        break;
+    case OP_SCATTER: ms__comm_copy(c->out, in[c->root] + (size_t)me * block, block); break;
+    case OP_ALL_TO_ALL:
+        for (int j = 0; j < n; j++) {
+            int k = (me + j) % n;
+            ms__comm_copy(c->out + (size_t)k * block, in[k] + (size_t)me * block, block);
+        }
+        break;
+    case OP_SEND_RECV:
+        if (me == 1) ms__comm_copy(c->out, in[0], block);
+        break;
+    default: break;
+    }
+    return MS_OK;
+}
+
+ms_status ms__coll_alone(ms_coll *c)
+{
+    if (c->op == OP_BARRIER || (c->in == c->out && c->scale == 1 && c->op != OP_ALL_GATHER)) return MS_OK;
+    if (c->n_pieces && c->inline_) c->out -= c->pieces[0].out_offset, c->in -= c->pieces[0].in_offset;
+    return ms__move_direct(c);
+}
+
+// ---- staged: in rounds through the windows ----------------------------------------------------------
+
+// Blocks of the input that travel: one, or one per member.
+static int input_blocks(const ms_coll *c)
+{
+    return c->op == OP_REDUCE_SCATTER || c->op == OP_ALL_TO_ALL || c->op == OP_SCATTER ? c->g->n : 1;
+}
+
+bool ms__coll_gives(const ms_coll *c, int member)
+{
+    return (c->op != OP_BROADCAST && c->op != OP_SCATTER && c->op != OP_SEND_RECV) ||
+           member == (c->op == OP_SEND_RECV ? 0 : c->root);
+}
+
+// One slice [at, at + n) bytes of every block, n <= WINDOW / blocks. piece: of an all-gather.
+static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t at, size_t n, const ms_piece *piece)
+{
+    ms_coll *c = w->c;
+    ms_group *g = c->g;
+    int members = g->n, me = g->me, blocks = input_blocks(c);
+    size_t esize = (size_t)ms__dtype_size(c->dtype), stride = (n + 63) & ~(size_t)63;
+    char *windows[1024], *mine;
+    // Executors differ between ranks: a member's window is where its slot says.
+    for (int k = 0; k < members; k++) {
+        bool here = ms__world.node_of[g->ranks[k]] == ms__world.node;
+        windows[k] = here ? ms__world.ctl + slot_of(g, k, c->seq)->out_at : NULL;
+    }
+    mine = windows[me];
+    char *result = windows[g->leader] + WINDOW;  // of the node's leader, or each member's own part
+
+    if (ms__coll_gives(c, me)) {
+        if (piece) {
+            size_t have = piece_bytes(piece, me), m = at >= have ? 0 : have - at < n ? have - at : n;
+            if (m) put(mine, c->in + piece->in_offset + at, m);
+        } else {
+            for (int b = 0; b < blocks; b++) {
+                if (c->n_parts) take_parts(c, b, at, mine + (size_t)b * stride, n);
+                else put(mine + (size_t)b * stride, c->in + (size_t)b * block + at, n);
+            }
+        }
+    }
+    MS_TRY(wait_round(w, ++*round));
+
+    if (ms__coll_reduces(c->op)) {
+        size_t total = stride * (size_t)blocks, count = total / esize;
+        if (g->far) {
+            if (me == g->leader) MS_TRY(ms__far_reduce(c, w, windows, result, count));
+        } else {
+            // Each member adds up its part of the slice and leaves it in its own window.
+            size_t per = (((count + (size_t)members - 1) / (size_t)members) + 63) & ~(size_t)63;
+            size_t first = per * (size_t)me < count ? per * (size_t)me : count,
+                   m = count - first < per ? count - first : per;
+            const char *src[1024];
+            for (int k = 0; k < members; k++) src[k] = windows[k] + first * esize;
+            char *dst = mine + WINDOW + first * esize;
+            ms__reduce(c->dtype, c->red, c->scale, members, members, src, 1, &dst, m);
+        }
+        MS_TRY(wait_round(w, ++*round));
+        if (c->op != OP_REDUCE || c->root == me) {
+            size_t skip = c->op == OP_REDUCE_SCATTER ? (size_t)me * stride : 0;
+            size_t per = (((count + (size_t)members - 1) / (size_t)members) + 63) & ~(size_t)63;
+            for (size_t done = 0; done < n;) {  // over the members' parts
+                size_t place = skip + done, m = n - done;
+                char *from = result + place;
+                if (!g->far) {
+                    size_t k = place / (per * esize), end = (k + 1) * per * esize;
+                    if (end - place < m) m = end - place;
+                    from = windows[k] + WINDOW + place;
+                }
+                put(c->out + at + done, from, m);
+                done += m;
+            }
+        }
+    } else {
+        // A peer's slice: in its window, or mirrored by the leader from another node.
+        size_t bytes = stride * (size_t)blocks;
+        if (g->far) {
+            if (me == g->leader) MS_TRY(ms__far_gather(c, w, windows, result, bytes, bytes));
+            MS_TRY(wait_round(w, ++*round));
+        }
+        for (int k = 0; k < members; k++) {
+            if (!ms__coll_gives(c, k)) continue;
+            const char *from = windows[k] ? windows[k] : result + (size_t)k * bytes;
+            switch (c->op) {
+            case OP_ALL_GATHER: {
+                size_t have = piece_bytes(piece, k), m = at >= have ? 0 : have - at < n ? have - at : n;
+                put_piece(c->out, piece, k, at, from, m);
+                break;
+            }
+            case OP_BROADCAST:
+                if (k != me) put(c->out + at, from, n);
+                break;
+            case OP_GATHER:
+                if (c->root == me) put(c->out + (size_t)k * block + at, from, n);
+                break;
+            case OP_SCATTER: put(c->out + at, from + (size_t)me * stride, n); break;
+            case OP_ALL_TO_ALL: put(c->out + (size_t)k * block + at, from + (size_t)me * stride, n); break;
+            case OP_SEND_RECV:
+                if (me == 1) put(c->out + at, from, n);
+                break;
+            default: break;
+            }
+        }
+    }
+    // Nobody fills its window again before everybody has read it.
+    return wait_round(w, ++*round);
+}
+
+// ---- one member on every node: no windows ------------------------------------------------------------
+
+// Where member k's part of a reduction of two begins, and its bytes.
+static size_t half_at(const ms_coll *c, int k, size_t *bytes)
+{
+    size_t esize = (size_t)ms__dtype_size(c->dtype), half = (c->count + 1) / 2;
+    if (c->op == OP_REDUCE) *bytes = k == c->root ? c->count * esize : 0;
+    else if (c->op == OP_REDUCE_SCATTER) *bytes = c->count * esize;
+    else *bytes = (k == 0 ? half : c->count - half) * esize;
+    return c->op == OP_REDUCE ? 0 : (size_t)k * (c->op == OP_REDUCE_SCATTER ? c->count : half) * esize;
+}
+
+// Parts are brought together in the windows; room 4 is for this rank's own.
+static const char *half_of(ms_coll *c, int member, size_t at, size_t n, size_t k)
+{
+    size_t bytes;
+    if (!c->n_parts) return c->in + half_at(c, member, &bytes) + at;
+    static char own[MS_STREAMS][WINDOW / 2];
+    char *to = k < 4 ? ms__window(ms__world.rank, c->stream) + k * (WINDOW / 2) : own[c->stream];
+    take_parts(c, member, at, to, n);
+    return to;
+}
+
+// False: not one of the collectives that go without windows.
+static bool single(ms_waiter *w, ms_status *status)
+{
+    ms_coll *c = w->c;
+    ms_group *g = c->g;
+    if (!g->far || !g->single) return false;
+    if (ms__coll_reduces(c->op) && g->n == 2) {
+        size_t bytes[2], mine = half_at(c, g->me, &bytes[g->me]), theirs = half_at(c, 1 - g->me, &bytes[1 - g->me]);
+        bool all = c->op == OP_ALL_REDUCE;
+        *status = ms__far_pair(c, w, half_of, bytes, all ? c->out + mine : c->out, all ? c->out + theirs : NULL);
+        return true;
+    }
+    if (c->op != OP_ALL_GATHER) return false;
+    for (int i = 0; i < c->n_pieces; i++)
+        if (c->pieces[i].line) return false;
+    size_t bytes[1024];
+    *status = MS_OK;
+    for (int i = 0; i < c->n_pieces && *status == MS_OK; i++) {
+        const ms_piece *p = &c->pieces[i];
+        for (int k = 0; k < g->n; k++) bytes[k] = piece_bytes(p, k);
+        put_piece(c->out, p, g->me, 0, c->in + p->in_offset, bytes[g->me]);
+        *status =
+            ms__far_exchange(c, w, c->in + p->in_offset, bytes[g->me], c->out + p->out_offset, p->out_stride, bytes);
+    }
+    return true;
+}
+
+ms_status ms__move_staged(ms_waiter *w)
+{
+    ms_status done;
+    if (single(w, &done)) return done;
+    ms_coll *c = w->c;
+    ms_group *g = c->g;
+    int blocks = input_blocks(c);
+    uint64_t round = 0;
+    // Say where this rank's window is; the first round tells that everybody has.
+    slot_of(g, g->me, c->seq)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
+    MS_TRY(wait_round(w, ++round));
+    size_t room = WINDOW / (size_t)blocks;
+    if (g->far && !ms__coll_reduces(c->op)) room /= (size_t)g->n;  // mirrors of all members share one result window
+    room = (room & ~(size_t)63) >= 64 ? room & ~(size_t)63 : 64;
+    for (int i = 0; i < (c->op == OP_ALL_GATHER ? c->n_pieces : 1); i++) {
+        const ms_piece *p = c->op == OP_ALL_GATHER ? &c->pieces[i] : NULL;
+        size_t block = p ? (size_t)p->bytes : c->count * (size_t)ms__dtype_size(c->dtype);
+        for (size_t at = 0; at < block; at += room)
+            MS_TRY(stage_slice(w, &round, block, at, block - at < room ? block - at : room, p));
+    }
+    return MS_OK;
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT
+// comm/reduce.c -- the arithmetic of collectives, and their copies.
+//
+// Sources are taken in rank order: ((s0 op s1) op s2) ... Half types are added up in float32 and rounded once,
+// every other type in itself. Whoever adds up, in one pass over mapped memory or in a chain over nodes, calls
+// load, add and store of this file on the same values in the same order, so the bits don't depend on the path.
+#include "comm/internal.h"
+
+enum { TILE = 2048 };  // elements that are added up at a time: they stay in the first-level cache
+
+int ms__acc_size(int dtype) { return ms__is_half(dtype) ? 4 : ms__dtype_size(dtype); }
+
+// ---- typed loops --------------------------------------------------------------------------------
+// T: element, A: what is accumulated, IN and OUT: between them.
+
+#define LOAD_LOOP(N, T)                                                              \
+    MS_KERNEL static void load_##N(float *restrict a, const T *restrict s, size_t n) \
+    {                                                                                \
+        for (size_t i = 0; i < n; i++) a[i] = ms_##N##_to_float(s[i]);               \
+    }
+#define ADD_LOOPS(N, T, A, IN)                                                   \
+    MS_KERNEL static void sum_##N(A *restrict a, const T *restrict s, size_t n)  \
+    {                                                                            \
+        for (size_t i = 0; i < n; i++) a[i] = (A)(a[i] + IN(s[i]));              \
+    }                                                                            \
+    MS_KERNEL static void prod_##N(A *restrict a, const T *restrict s, size_t n) \
+    {                                                                            \
+        for (size_t i = 0; i < n; i++) a[i] = (A)(a[i] * IN(s[i]));              \
+    }
+// A NaN on any rank wins, as in the operators max and min.
+#define ORDER_LOOPS(N, T, A, IN)                                                \
+    MS_KERNEL static void max_##N(A *restrict a, const T *restrict s, size_t n) \
+    {                                                                           \
+        for (size_t i = 0; i < n; i++) {                                        \
+            A x = IN(s[i]);                                                     \
+            a[i] = (x > a[i] || x != x) ? x : a[i];                             \
+        }                                                                       \
+    }                                                                           \
+    MS_KERNEL static void min_##N(A *restrict a, const T *restrict s, size_t n) \
+    {                                                                           \
+        for (size_t i = 0; i < n; i++) {                                        \
+            A x = IN(s[i]);                                                     \
+            a[i] = (x < a[i] || x != x) ? x : a[i];                             \
+        }                                                                       \
+    }
+
+#define SAME(x) (x)
+// clang-format off
+LOAD_LOOP(f16, ms_f16)
+LOAD_LOOP(bf16, ms_bf16)
+ADD_LOOPS(f32, float, float, SAME)
+ADD_LOOPS(f64, double, double, SAME)
+ADD_LOOPS(f16, ms_f16, float, ms_f16_to_float)
+ADD_LOOPS(bf16, ms_bf16, float, ms_bf16_to_float)
+ADD_LOOPS(i64, uint64_t, uint64_t, SAME)        // unsigned, because integer sums wrap
+ADD_LOOPS(i32, uint32_t, uint32_t, SAME)
+ADD_LOOPS(u8, uint8_t, uint8_t, SAME)
+ORDER_LOOPS(f32, float, float, SAME)
+ORDER_LOOPS(f64, double, double, SAME)
+ORDER_LOOPS(f16, ms_f16, float, ms_f16_to_float)
+ORDER_LOOPS(bf16, ms_bf16, float, ms_bf16_to_float)
+ORDER_LOOPS(i64, int64_t, int64_t, SAME)
+ORDER_LOOPS(i32, int32_t, int32_t, SAME)
+ORDER_LOOPS(u8, uint8_t, uint8_t, SAME)
+// clang-format on
+
+MS_KERNEL static void or_bool(uint8_t *restrict a, const uint8_t *restrict s, size_t n)
+{
+    for (size_t i = 0; i < n; i++) a[i] = (uint8_t)(a[i] | s[i]);
+}
+MS_KERNEL static void and_bool(uint8_t *restrict a, const uint8_t *restrict s, size_t n)
+{
+    for (size_t i = 0; i < n; i++) a[i] = (uint8_t)(a[i] & s[i]);
+}
+
+MS_KERNEL static void scale_f32(float *a, float x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) a[i] *= x;
+}
+MS_KERNEL static void scale_f64(double *a, double x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) a[i] *= x;
+}
+MS_KERNEL static void over_f32(float *a, float x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) a[i] /= x;
+}
+MS_KERNEL static void over_f64(double *a, double x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) a[i] /= x;
+}
+MS_KERNEL static void round_f16(ms_f16 *restrict d, const float *restrict a, size_t n)
+{
+    for (size_t i = 0; i < n; i++) d[i] = ms_float_to_f16(a[i]);
+}
+MS_KERNEL static void round_bf16(ms_bf16 *restrict d, const float *restrict a, size_t n)
+{
+    for (size_t i = 0; i < n; i++) d[i] = ms_float_to_bf16(a[i]);
+}
+
+// Two ranks and sums, with the mean or a scale, are what training does most: one pass. d may be a or b.
+// What a peer wrote a moment ago lies in its core's cache, too far for the hardware's prefetcher alone: asking 2 KiB
+// ahead makes reading it half as fast again (54 against 36 GB/s, copies of 512 KiB). What is written is asked for too:
+// stores past the cache spare the memory that read, but a core has few of them under way (64 MiB: 14.5 against 11.8 ms,
+// reduced 10.9 against 8.6).
+enum { AHEAD = 2048, STEP = 64 };
+#define PAIR_LOOP(N, T, TO, FROM)                                                                              \
+    MS_KERNEL static void pair_##N(T *d, const T *a, const T *b, float m, size_t n)                            \
+    {                                                                                                          \
+        size_t i = 0;                                                                                          \
+        for (; i + STEP <= n; i += STEP) {                                                                     \
+            for (size_t k = 0; k < STEP * sizeof(T); k += 64) {                                                \
+                __builtin_prefetch((const char *)(a + i) + AHEAD + k);                                         \
+                __builtin_prefetch((const char *)(b + i) + AHEAD + k);                                         \
+                if (d != a && d != b) __builtin_prefetch((const char *)(d + i) + AHEAD + k, 1);                \
+            }                                                                                                  \
+            _Pragma("GCC ivdep") for (size_t k = i; k < i + STEP; k++) d[k] = FROM((TO(a[k]) + TO(b[k])) * m); \
+        }                                                                                                      \
+        for (; i < n; i++) d[i] = FROM((TO(a[i]) + TO(b[i])) * m);                                             \
+    }
+// clang-format off
+PAIR_LOOP(f32, float, SAME, SAME)
+PAIR_LOOP(bf16, ms_bf16, ms_bf16_to_float, ms_float_to_bf16)
+PAIR_LOOP(f16, ms_f16, ms_f16_to_float, ms_float_to_f16)
+// clang-format on
+
+static bool pair(int dtype, void *d, const void *a, const void *b, float m, size_t n)
+{
+    switch (dtype) {
+    case MS_F32: pair_f32(d, a, b, m, n); return true;
+    case MS_BF16: pair_bf16(d, a, b, m, n); return true;
+    case MS_F16: pair_f16(d, a, b, m, n); return true;
+    default: return false;
+    }
+}
+
+#define PICK(N)                                 \
+    switch (red) {                              \
+    case MS_MAX: max_##N(acc, src, n); break;   \
+    case MS_MIN: min_##N(acc, src, n); break;   \
+    case MS_PROD: prod_##N(acc, src, n); break; \
+    default: sum_##N(acc, src, n); break;       \
+    }                                           \
+    break
+
+void ms__acc_load(void *acc, const void *src, int dtype, size_t n)
+{
+    switch (dtype) {
+    case MS_F16: load_f16(acc, src, n); break;
+    case MS_BF16: load_bf16(acc, src, n); break;
+    default: memcpy(acc, src, n * (size_t)ms__dtype_size(dtype)); break;
+    }
+}
+
+void ms__acc_add(void *acc, const void *src, int dtype, int red, size_t n)
+{
+    switch (dtype) {
+    case MS_F32: PICK(f32);
+    case MS_F64: PICK(f64);
+    case MS_F16: PICK(f16);
+    case MS_BF16: PICK(bf16);
+    case MS_I64: PICK(i64);
+    case MS_I32: PICK(i32);
+    case MS_U8: PICK(u8);
+    default:
+        if (red == MS_MIN || red == MS_PROD) and_bool(acc, src, n);
+        else or_bool(acc, src, n);
+        break;
+    }
+}
+
+// The last step: mean, scale, rounding. acc is changed.
+void ms__acc_store(void *dst, void *acc, int dtype, int red, double scale, int n_ranks, size_t n)
+{
+    bool f64 = dtype == MS_F64;
+    if (red == MS_AVG) {
+        if (f64) over_f64(acc, n_ranks, n);
+        else if (ms__is_float(dtype)) over_f32(acc, (float)n_ranks, n);
+    }
+    if (scale != 1) {
+        if (f64) scale_f64(acc, scale, n);
+        else if (ms__is_float(dtype)) scale_f32(acc, (float)scale, n);
+    }
+    switch (dtype) {
+    case MS_F16: round_f16(dst, acc, n); break;
+    case MS_BF16: round_bf16(dst, acc, n); break;
+    default:
+        if (dst != acc) memcpy(dst, acc, n * (size_t)ms__dtype_size(dtype));
+        break;
+    }
+}
+
+// ---- copies -------------------------------------------------------------------------------------
+
+typedef float line __attribute__((vector_size(64), aligned(4)));
+
+MS_KERNEL static void copy_ahead(char *d, const char *s, size_t n)
+{
+    for (; n >= 128; n -= 128, d += 128, s += 128) {
+        __builtin_prefetch(s + AHEAD);
+        __builtin_prefetch(s + AHEAD + 64);
+        __builtin_prefetch(d + AHEAD, 1);
+        __builtin_prefetch(d + AHEAD + 64, 1);
+        line a, b;
+        memcpy(&a, s, 64);
+        memcpy(&b, s + 64, 64);
+        memcpy(d, &a, 64);
+        memcpy(d + 64, &b, 64);
+    }
+    memcpy(d, s, n);
+}
+
+void ms__comm_copy(void *dst, const void *src, size_t n)
+{
+    if (n == 0) return;  // empty tensors have no address
+    copy_ahead(dst, src, n);
+}
+
+// dst[0..n_dst) = reduction of src[0..n_src) over n elements. A dst may be one of the sources.
+void ms__reduce(int dtype, int red, double scale, int n_ranks, int n_src, const char *const *src, int n_dst,
+                char *const *dst, size_t n)
+{
+    _Alignas(64) char acc[TILE * 8], out[TILE * 8];
+    size_t esize = (size_t)ms__dtype_size(dtype);
+    bool in_place = false;
+    for (int d = 0; d < n_dst; d++)
+        for (int s = 0; s < n_src; s++) in_place = in_place || dst[d] == src[s];
+    // A mean over two is a product by one half, bit for bit; x * 1 is x.
+    float m = red == MS_AVG ? 0.5f : (float)scale;
+    bool pairs = n_src == 2 && n_ranks == 2 && (red == MS_SUM || (red == MS_AVG && scale == 1)) &&
+                 (dtype == MS_F32 || ms__is_half(dtype));
+    for (size_t i = 0; i < n; i += TILE) {
+        size_t k = n - i < TILE ? n - i : TILE, at = i * esize;
+        // The first destination is written as the result is made, unless a later source is read from it still.
+        char *result = n_src > 2 && in_place ? out : dst[0] + at;
+        if (!pairs || !pair(dtype, result, src[0] + at, src[1] + at, m, k)) {
+            ms__acc_load(acc, src[0] + at, dtype, k);
+            for (int j = 1; j < n_src; j++) ms__acc_add(acc, src[j] + at, dtype, red, k);
+            ms__acc_store(result, acc, dtype, red, scale, n_ranks, k);
+        }
+        for (int d = 0; d < n_dst; d++)
+            if (dst[d] + at != result) memcpy(dst[d] + at, result, k * esize);
+    }
+}

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: MIT
+// comm/script.c -- collectives as scripts call them: tensors by id, every argument checked before anything is sent;
+// lists, views and Lua's bytes brought into the one form that comm.c issues.
+#include <stdio.h>
+#include "device/device.h"
+#include "ops/op.h"
+#include "comm/internal.h"
+
+static ms_status check_tensor(const char *op, const char *what, ms_tensor *t)
+{
+    if (ms__device(t) == MS_META)
+        return ms__fail(MS_EUNSUPPORTED, "%s: %s is %s, which has no data to send", op, what, ms__tensor_text(t));
+    if (t->sharded)
+        return ms__fail(MS_ESTATE, "%s: %s is sharded parameter '%s'; pass its to_local() or full_tensor()", op, what,
+                        t->name ? t->name : "?");
+    return MS_OK;
+}
+
+static ms_status check_reduction(const char *op, int red, int dtype)
+{
+    if (red < 0 || red > MS_PROD) return ms__fail(MS_EINVAL, "%s: there is no reduction %d", op, red);
+    if (red == MS_AVG && !ms__is_float(dtype))
+        return ms__fail(MS_EINVAL, "%s: 'avg' needs a floating dtype, the tensor is %s", op, ms__dtype_name(dtype));
+    return MS_OK;
+}
+
+static bool overlap(const ms_tensor *a, const ms_tensor *b)
+{
+    if (a->storage != b->storage || a->numel == 0 || b->numel == 0) return false;
+    const char *x = ms__data(a), *y = ms__data(b);
+    return x < y + ms__nbytes(b) && y < x + ms__nbytes(a);
+}
+
+typedef struct {
+    ms_tensor *in, *out, *result;
+} operands;  // owned; result: the script's, when out stands in for it
+
+static void operands_drop(operands *o)
+{
+    ms__release(o->in);
+    ms__release(o->out);
+    ms__release(o->result);
+}
+
+// A contiguous tensor to write into: t itself, or a stand-in that is copied back.
+static ms_status output(operands *o, const char *op, ms_tensor *t, bool async, bool reads)
+{
+    if (ms__is_contiguous(t)) {
+        o->out = ms__retain(t);
+        return MS_OK;
+    }
+    if (async)
+        return ms__fail(MS_EINVAL, "%s: the output of an asynchronous collective must be contiguous; it is %s", op,
+                        ms__tensor_text(t));
+    MS_TRY(ms__tensor_like(&o->out, t, op));
+    o->result = ms__retain(t);
+    return reads ? ms__copy(o->out, t) : MS_OK;
+}
+
+// gather: equal blocks from all ranks; scatter: a block of the root's list for each.
+static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_group *g, const ms_tensor *out)
+{
+    if (d->n_list != g->n)
+        return ms__fail(MS_EINVAL, "scatter: the list has %d tensors, the group %d ranks", d->n_list, g->n);
+    int64_t numel = out->numel * g->n;
+    MS_TRY(ms__tensor_new(packed, out->dtype, MS_CPU, 1, &numel, "scatter"));
+    size_t n = ms__nbytes(out);
+    for (int k = 0; k < g->n; k++) {
+        ms_tensor *t = ms__tensor(d->list[k]), *whole;
+        ms_status status = t ? check_tensor("scatter", "an element of the list", t) : (ms_status)ms_error_code();
+        if (status == MS_OK && (t->numel != out->numel || t->dtype != out->dtype))
+            status = ms__fail(MS_EINVAL, "scatter: element %d of the list is %s, out is %s", k + 1, ms__tensor_text(t),
+                              ms__tensor_text(out));
+        if (status == MS_OK && (status = ms__contiguous(&whole, t)) == MS_OK) {
+            status = ms__storage_sync(whole->storage, false);
+            if (status == MS_OK && n)
+                status =
+                    ms__move(MS_CPU, (char *)ms__data(*packed) + (size_t)k * n, ms__device(whole), ms__data(whole), n);
+            ms__release(whole);
+        }
+        if (status != MS_OK) {
+            ms__release(*packed);
+            *packed = NULL;
+            return status;
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status prepare(const ms_dist_call *d, ms_group *g, const char *name, operands *o, ms_coll **made)
+{
+    bool async = d->async != 0;
+    int op = d->op == MS_DIST_SEND || d->op == MS_DIST_RECV ? OP_SEND_RECV : d->op;
+    ms_tensor *out = NULL, *in = NULL;
+    bool needs_out = op != OP_SEND_RECV ? true : d->op == MS_DIST_RECV;
+    if (op == OP_GATHER && g->ranks[g->me] != d->root) needs_out = false;
+    bool needs_in = op == OP_ALL_GATHER || op == OP_REDUCE_SCATTER || op == OP_GATHER || op == OP_ALL_TO_ALL ||
+                    d->op == MS_DIST_SEND;
+    if (needs_out) {
+        if (!(out = ms__tensor(d->out))) return (ms_status)ms_error_code();
+        MS_TRY(check_tensor(name, "the output", out));
+    }
+    if (needs_in) {
+        if (!(in = ms__tensor(d->in))) return (ms_status)ms_error_code();
+        MS_TRY(check_tensor(name, "the input", in));
+        if (out && in->dtype != out->dtype)
+            return ms__fail(MS_EINVAL, "%s: out is %s, in is %s", name, ms__tensor_text(out), ms__tensor_text(in));
+    }
+    int dtype = in ? in->dtype : out->dtype;
+    if (ms__coll_reduces(op)) MS_TRY(check_reduction(name, d->reduction, dtype));
+    int64_t n = g->n;
+    bool fits = op == OP_ALL_GATHER       ? out->numel == in->numel * n
+                : op == OP_REDUCE_SCATTER ? in->numel == out->numel * n
+                : op == OP_GATHER         ? !out || out->numel == in->numel * n
+                : op == OP_ALL_TO_ALL     ? in->numel == out->numel && in->numel % n == 0
+                                          : true;
+    if (!fits)
+        return ms__fail(MS_EINVAL, "%s: sizes don't fit: out is %s, in is %s, for %lld ranks", name,
+                        ms__tensor_text(out), ms__tensor_text(in), (long long)n);
+    if (in) MS_TRY(ms__contiguous(&o->in, in));
+    bool both = op == OP_ALL_REDUCE || op == OP_BROADCAST || op == OP_REDUCE;  // read and written
+    if (out) MS_TRY(output(o, name, out, async, both));
+    if (op == OP_SCATTER && g->ranks[g->me] == d->root) MS_TRY(pack_list(&o->in, d, g, o->out));
+    if (o->in && o->out && overlap(o->in, o->out)) {
+        // In place where it is natural: the own block of the larger tensor.
+        size_t block = op == OP_ALL_GATHER ? ms__nbytes(o->in) : ms__nbytes(o->out);
+        const char *mine = (op == OP_ALL_GATHER ? (const char *)ms__data(o->out) : (const char *)ms__data(o->in)) +
+                           (size_t)g->me * block;
+        const char *other = op == OP_ALL_GATHER ? ms__data(o->in) : ms__data(o->out);
+        if ((op != OP_ALL_GATHER && op != OP_REDUCE_SCATTER) || mine != other)
+            return ms__fail(MS_EINVAL, "%s: out and in overlap%s", name,
+                            op == OP_ALL_GATHER || op == OP_REDUCE_SCATTER
+                                ? "; in place means this rank's own block of the larger one"
+                                : "");
+    }
+
+    ms_coll *c = NULL;
+    if (op == OP_BROADCAST || op == OP_REDUCE || op == OP_GATHER || op == OP_SCATTER)
+        MS_TRY(ms__coll_rooted(&c, g, op, dtype, d->root, d->site, NULL));
+    else if (!(c = ms__coll_new(g, op, dtype, d->site, NULL))) return MS_ENOMEM;
+    *made = c;
+    // Of asynchronous sends and receives: a receive must not wait behind the send whose answer it is.
+    c->stream = !async                  ? MS_STREAM_COMPUTE
+                : op == OP_ALL_GATHER   ? MS_STREAM_GATHER
+                : d->op == MS_DIST_SEND ? MS_STREAM_COPY
+                                        : MS_STREAM_REDUCE;
+    c->red = ms__coll_reduces(op) ? (uint8_t)d->reduction : 0;
+    ms_tensor *first = both ? o->out : o->in;
+    bool reads = first && (op != OP_BROADCAST || c->root == g->me),
+         writes = o->out && !(op == OP_BROADCAST && c->root == g->me);
+    if (op == OP_REDUCE && c->root != g->me) writes = false;
+    c->keep[0] = ms__retain(first);
+    c->keep[1] = ms__retain(o->out);
+    if (reads) {
+        c->in_storage = first->storage;
+        c->in = ms__data(first);
+        c->in_bytes = ms__nbytes(first);
+    }
+    if (o->out) c->out = ms__data(o->out);
+    if (writes) {
+        c->out_storage = o->out->storage;
+        c->out_bytes = ms__nbytes(o->out);
+    }
+    const ms_tensor *counted = op == OP_REDUCE_SCATTER || op == OP_SCATTER                     ? o->out
+                               : op == OP_ALL_TO_ALL || op == OP_GATHER || op == OP_ALL_GATHER ? o->in
+                               : o->out                                                        ? o->out
+                                                                                               : o->in;
+    c->count = (size_t)(op == OP_ALL_TO_ALL ? counted->numel / n : counted->numel);
+    c->print.count = (uint64_t)counted->numel;
+    ms__print_shape(&c->print, op == OP_REDUCE_SCATTER ? o->in : counted);
+    c->inline_ =
+        op != OP_SCATTER && op != OP_SEND_RECV &&
+        (size_t)counted->numel * (size_t)ms__dtype_size(dtype) * (size_t)(op == OP_REDUCE_SCATTER ? n : 1) <= PAYLOAD;
+    if (op == OP_ALL_GATHER) {
+        size_t block = ms__nbytes(o->in);
+        if (!(c->pieces = malloc(sizeof *c->pieces))) {
+            c->in_storage = c->out_storage = NULL;  // borrowed until it is issued
+            ms__coll_drop(c);
+            *made = NULL;
+            return ms__no_memory(sizeof(ms_piece), "all_gather", "a piece");
+        }
+        c->n_pieces = 1;
+        c->pieces[0] = (ms_piece) {
+            .in_offset = 0, .out_offset = 0, .out_stride = block, .bytes = block, .total = block * (size_t)n
+        };
+    }
+    return MS_OK;
+}
+
+ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
+{
+    if (work) *work = NULL;
+    ms_group *g = ms__group_by_id(d->group);
+    if (!g) return MS_EINVAL;
+    if (d->op < 0 || d->op > MS_DIST_RECV) return ms__fail(MS_EINVAL, "dist: there is no collective %d", d->op);
+    bool p2p = d->op == MS_DIST_SEND || d->op == MS_DIST_RECV;
+    const char *name = d->op == MS_DIST_SEND ? "send" : d->op == MS_DIST_RECV ? "recv" : ms__coll_names[d->op];
+    if (g->me < 0) return ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", name, ms__world.rank);
+    if (d->op == MS_DIST_BARRIER) return ms__barrier(g, 0, d->site, NULL);
+    if (p2p) {
+        if (d->root < 0 || d->root >= ms__world.size)
+            return ms__fail(MS_EINVAL, "%s: there is no rank %d in the world of %d", name, d->root, ms__world.size);
+        if (d->root == ms__world.rank) return ms__fail(MS_EINVAL, "%s: rank %d is this rank itself", name, d->root);
+        if (!(g = d->op == MS_DIST_SEND ? ms__pair(ms__world.rank, d->root) : ms__pair(d->root, ms__world.rank)))
+            return MS_ENOMEM;
+    }
+    operands o = { 0 };
+    ms_coll *c = NULL;
+    ms_status status = prepare(d, g, name, &o, &c);
+    if (status == MS_OK) {
+        if (p2p) c->print.root = g->ranks[0];
+        double in = o.in ? (double)o.in->numel : (double)o.out->numel, out = o.out ? (double)o.out->numel : 0;
+        if (c->out_bytes || c->out_storage) o.out->version->count++;
+        status = ms__coll_issue(c, in, out, d->async ? work : NULL);
+    }
+    if (status == MS_OK && o.result) status = ms__copy(o.result, o.out);
+    operands_drop(&o);
+    return status;
+}
+
+// ---- refused calls --------------------------------------------------------------------------------
+
+// A call that was refused takes the number in its group that it would have had, so the peers' calls of that number
+// fail, and no others: other groups and what is under way go on. (A published error would end the piece of work of
+// every rank of the world.)
+void ms_dist_refused(double group, const char *text, const char *site, double since)
+{
+    uint64_t epoch = ms__comm_epoch();
+    if (!ms__world.up || ms__world.size == 1 || ms__comm_stopped() || epoch != (uint64_t)since)
+        return;  // it has met a peer's error
+    ms_group *g = group < 0 ? ms__pair_by_id(group) : ms__group_by_id(group);
+    if (!g || g->me < 0 || g->n == 1) return;
+    ms_coll *c = ms__comm_error_since(epoch) ? NULL : ms__coll_new(g, OP_REFUSED, MS_U8, site, NULL);
+    if (c) {
+        size_t n = strlen(text) + 1;
+        c->in = (char *)text;
+        c->in_bytes = n < PAYLOAD ? n : PAYLOAD;
+        c->inline_ = true;
+        if (ms__coll_issue(c, 0, 0, NULL) == MS_OK) return;
+    }
+    ms__comm_publish_error(text, epoch, false);
+}
+
+// ---- bytes ----------------------------------------------------------------------------------------
+
+static ms_tensor *bytes_all;
+static double *bytes_lengths;
+
+static ms_status byte_tensor(ms_tensor **out, size_t n)
+{
+    int64_t shape = (int64_t)n;
+    return ms__tensor_new(out, MS_U8, MS_CPU, 1, &shape, "dist");
+}
+
+static ms_status run_plain(ms_group *g, int op, ms_tensor *out, ms_tensor *in, int root, const char *site)
+{
+    ms_coll *c = NULL;
+    if (op == OP_BROADCAST) return ms__broadcast_on(g, out, root, MS_STREAM_COMPUTE, site, NULL, NULL);
+    ms_piece piece = { .out_stride = ms__nbytes(in), .bytes = ms__nbytes(in), .total = ms__nbytes(out) };
+    if (!(c = ms__coll_new(g, op, in->dtype, site, NULL))) return MS_ENOMEM;
+    if (!(c->pieces = malloc(sizeof piece))) {
+        ms__coll_drop(c);
+        return ms__no_memory(sizeof piece, "all_gather", "a piece");
+    }
+    c->pieces[0] = piece;
+    c->n_pieces = 1;
+    c->count = (size_t)in->numel;
+    c->print.count = (uint64_t)in->numel;
+    c->in_storage = in->storage;
+    c->out_storage = out->storage;
+    c->in = ms__data(in);
+    c->out = ms__data(out);
+    c->in_bytes = ms__nbytes(in);
+    c->inline_ = c->in_bytes <= PAYLOAD;
+    return ms__coll_issue(c, (double)in->numel, (double)out->numel, NULL);
+}
+
+ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, const char **all,
+                               const double **lengths)
+{
+    ms_group *g = ms__group_by_id(group);
+    if (!g) return MS_EINVAL;
+    if (g->me < 0)
+        return ms__fail(MS_EINVAL, "all_gather_object: rank %d is not a member of this group", ms__world.rank);
+    ms_tensor *mine = NULL, *sizes = NULL;
+    ms_status status = byte_tensor(&mine, 8);
+    if (status == MS_OK) status = byte_tensor(&sizes, 8 * (size_t)g->n);
+    if (status == MS_OK) {
+        memcpy(ms__data(mine), &n, 8);
+        status = run_plain(g, OP_ALL_GATHER, sizes, mine, 0, site);
+    }
+    ms__release(mine);
+    mine = NULL;
+    double *lens = status == MS_OK ? malloc((size_t)g->n * sizeof *lens) : NULL;
+    if (status == MS_OK && !lens)
+        status = ms__no_memory((size_t)g->n * sizeof *lens, "all_gather_object", "lengths of %d ranks", g->n);
+    double most = 0;
+    for (int k = 0; k < g->n && status == MS_OK; k++) {
+        memcpy(&lens[k], (char *)ms__data(sizes) + 8 * k, 8);
+        if (lens[k] > most) most = lens[k];
+    }
+    ms__release(sizes);
+    ms_tensor *got = NULL;
+    if (status == MS_OK) status = byte_tensor(&mine, (size_t)most);
+    if (status == MS_OK) status = byte_tensor(&got, (size_t)most * (size_t)g->n);
+    if (status == MS_OK) {
+        if (n > 0) memcpy(ms__data(mine), data, (size_t)n);
+        if (most > n) memset((char *)ms__data(mine) + (size_t)n, 0, (size_t)(most - n));
+        if (most > 0) status = run_plain(g, OP_ALL_GATHER, got, mine, 0, site);
+    }
+    ms__release(mine);
+    if (status != MS_OK) {
+        ms__release(got);
+        free(lens);
+        return status;
+    }
+    // Close the gaps.
+    char *p = most > 0 ? ms__data(got) : NULL;
+    size_t at = 0;
+    for (int k = 0; k < g->n && p; k++) {
+        memmove(p + at, p + (size_t)k * (size_t)most, (size_t)lens[k]);
+        at += (size_t)lens[k];
+    }
+    ms__release(bytes_all);
+    free(bytes_lengths);
+    bytes_all = got;
+    bytes_lengths = lens;
+    *all = p ? p : "";
+    *lengths = lens;
+    return MS_OK;
+}
+
+ms_status ms_dist_broadcast_bytes(double group, int source, const char *data, double n, const char *site,
+                                  const char **out, double *length)
+{
+    ms_group *g = ms__group_by_id(group);
+    if (!g) return MS_EINVAL;
+    if (g->me < 0)
+        return ms__fail(MS_EINVAL, "broadcast_object: rank %d is not a member of this group", ms__world.rank);
+    bool root = ms__group_member(g, source) == g->me;
+    ms_tensor *size = NULL, *got = NULL;
+    ms_status status = byte_tensor(&size, 8);
+    if (status == MS_OK) {
+        memcpy(ms__data(size), &n, 8);
+        status = run_plain(g, OP_BROADCAST, size, NULL, source, site);
+        memcpy(&n, ms__data(size), 8);
+    }
+    ms__release(size);
+    if (status == MS_OK) status = byte_tensor(&got, (size_t)n);
+    if (status == MS_OK && n > 0) {
+        if (root) memcpy(ms__data(got), data, (size_t)n);
+        status = run_plain(g, OP_BROADCAST, got, NULL, source, site);
+    }
+    if (status != MS_OK) {
+        ms__release(got);
+        return status;
+    }
+    ms__release(bytes_all);
+    bytes_all = got;
+    *out = n > 0 ? ms__data(got) : "";
+    *length = n;
+    return MS_OK;
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: MIT
+// comm/transport/mpi/plugin.c -- MPI behind the table of comm/transport/mpi/mpi.h. It moves bytes and ends jobs; the
+// collectives are the engine's own.
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/statvfs.h>
+#include "comm/transport/mpi/mpi.h"
+
+static MPI_Comm world = MPI_COMM_NULL;
+static int my_rank, n_ranks;
+
+// Whether each rank of this node finds room there for Open MPI's segment of 4 MiB.
+static int has_room(const char *folder)
+{
+    const char *here = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    struct statvfs fs;
+    if (statvfs(folder, &fs) != 0) return 0;
+    return (double)fs.f_bavail * (double)fs.f_frsize >= 5e6 * (here ? atoi(here) : 1);
+}
+
+// Open MPI's segments are in /dev/shm, which containers often keep small; any other folder does, for little goes
+// through them.
+static int place_segments(char *text, size_t n)
+{
+    const char *set = getenv("OMPI_MCA_btl_vader_backing_directory"), *temporary = getenv("TMPDIR");
+    if (set || has_room("/dev/shm")) return 0;
+    const char *folder = temporary && *temporary ? temporary : "/tmp";
+    if (!has_room(folder)) {
+        snprintf(text, n, "neither /dev/shm nor %s has room for MPI's shared memory, 5 MB for each rank of this node",
+                 folder);
+        return -1;
+    }
+    setenv("OMPI_MCA_btl_vader_backing_directory", folder, 1);
+    return 0;
+}
+
+// Open MPI's defaults are for clusters of many nodes. Whoever sets one of these by hand keeps his value.
+static void defaults(int one_node)
+{
+    setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+    setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);  // CMA is refused in most containers, loudly
+    if (!one_node) return;
+    setenv("OMPI_MCA_pml", "ob1", 0);
+    setenv("OMPI_MCA_btl", "self,vader", 0);
+    setenv("OMPI_MCA_osc", "^ucx", 0);
+    setenv("OMPI_MCA_mtl", "^ofi", 0);
+    // hwloc would load X11, OpenCL and PCI plugins to look for devices near us: a quarter of MPI_Init.
+    setenv("HWLOC_PLUGINS_PATH", "/nonexistent", 0);
+}
+
+static int init(int one_node, char *text, size_t n)
+{
+    int provided, done = 0;
+    MPI_Initialized(&done);
+    if (!done) {
+        defaults(one_node);
+        if (place_segments(text, n) != 0) return -1;
+        if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS ||
+            provided < MPI_THREAD_SERIALIZED) {
+            snprintf(text, n, "MPI_Init_thread failed or does not provide MPI_THREAD_SERIALIZED");
+            return -1;
+        }
+    }
+    if (MPI_Comm_dup(MPI_COMM_WORLD, &world) != MPI_SUCCESS) {
+        snprintf(text, n, "MPI_Comm_dup failed");
+        return -1;
+    }
+    MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(world, &my_rank);
+    MPI_Comm_size(world, &n_ranks);
+    return 0;
+}
+
+static int rank(void) { return my_rank; }
+static int size(void) { return n_ranks; }
+
+static int all_gather(const void *in, void *out, int bytes)
+{
+    return MPI_Allgather(in, bytes, MPI_BYTE, out, bytes, MPI_BYTE, world) == MPI_SUCCESS ? 0 : -1;
+}
+
+// Handles of requests, recycled (every call is made under one lock). A handle is there before its message starts:
+// nothing may be under way that has none.
+typedef union handle {
+    MPI_Request request;
+    union handle *next;
+} handle;
+static handle first_handles[256], *spare;
+static int n_given;
+
+static handle *handle_new(void)
+{
+    handle *h = spare;
+    if (h) spare = h->next;
+    else if (n_given < (int)(sizeof first_handles / sizeof *first_handles)) h = &first_handles[n_given++];
+    else h = malloc(sizeof *h);
+    return h;
+}
+
+static void handle_free(handle *h)
+{
+    h->next = spare;
+    spare = h;
+}
+
+static void *isend(const void *p, size_t bytes, int to, int tag)
+{
+    handle *h = handle_new();
+    if (!h || MPI_Isend(p, (int)bytes, MPI_BYTE, to, tag, world, &h->request) == MPI_SUCCESS) return h;
+    handle_free(h);
+    return NULL;
+}
+
+static void *irecv(void *p, size_t bytes, int from, int tag)
+{
+    handle *h = handle_new();
+    if (!h || MPI_Irecv(p, (int)bytes, MPI_BYTE, from, tag, world, &h->request) == MPI_SUCCESS) return h;
+    handle_free(h);
+    return NULL;
+}
+
+static int test(void **req)
+{
+    int done = 0;
+    handle *h = *req;
+    if (!h) return 1;
+    if (MPI_Test(&h->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return -1;
+    if (!done) return 0;
+    handle_free(h);
+    *req = NULL;
+    return 1;
+}
+
+static void cancel(void *req) { MPI_Cancel(&((handle *)req)->request); }
+
+static int probe(int tag, int *from, size_t *bytes)
+{
+    int there = 0, n = 0;
+    MPI_Status s;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, tag, world, &there, &s) != MPI_SUCCESS || !there) return 0;
+    MPI_Get_count(&s, MPI_BYTE, &n);
+    *from = s.MPI_SOURCE;
+    *bytes = (size_t)n;
+    return 1;
+}
+
+static void mpi_abort(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
+
+static int finalize(void)
+{
+    int done = 0;
+    MPI_Finalized(&done);
+    if (done) return 0;
+    MPI_Comm_free(&world);
+    return MPI_Finalize() == MPI_SUCCESS ? 0 : -1;
+}
+
+static const char *library(void)
+{
+    static char text[MPI_MAX_LIBRARY_VERSION_STRING];
+    int n;
+    MPI_Get_library_version(text, &n);
+    return text;
+}
+
+static int own(int op, void *out, const void *in, size_t count)
+{
+    int n = (int)count, block = n / n_ranks;
+    switch (op) {
+    case 0: return MPI_Allgather(in, block, MPI_FLOAT, out, block, MPI_FLOAT, world);
+    case 1: return MPI_Reduce_scatter_block(in, out, block, MPI_FLOAT, MPI_SUM, world);
+    case 2: return MPI_Allreduce(in, out, n, MPI_FLOAT, MPI_SUM, world);
+    default: return MPI_Barrier(world);
+    }
+}
+
+__attribute__((visibility("default"))) const ms_mpi_table ms_mpi_table_v1 = {
+    .version = MS_MPI_TABLE_VERSION,
+    .init = init,
+    .rank = rank,
+    .size = size,
+    .all_gather = all_gather,
+    .isend = isend,
+    .irecv = irecv,
+    .test = test,
+    .cancel = cancel,
+    .probe = probe,
+    .abort = mpi_abort,
+    .finalize = finalize,
+    .library = library,
+    .own = own,
+};

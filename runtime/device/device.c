@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+// device/device.c -- finding and loading the CUDA plugin, and moving bytes by it.
+//
+// MOONSHARD_CUDA says which: unset or "real", the GPU's; "emulated", the emulator that specs run the
+// same kernels on (libmoonshard_cuda_emulated.so), never chosen by itself; "off", none.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/activity.h"
+#include "device/device.h"
+
+extern const struct ms_cuda_engine ms__cuda_engine;
+void ms__register_kernel(const char *op, int device, ms_status (*run)(struct ms_call *));
+
+static const ms_cuda_table *table;
+static int devices;
+static bool tried;
+static char why[1024] = "no GPU was asked for yet";
+
+const ms_cuda_table *ms__cuda(void) { return table; }
+
+static void beside(char *path, size_t n, const char *name)
+{
+    Dl_info here;
+    snprintf(path, n, "%s", name);
+    if (!dladdr((void *)beside, &here) || !here.dli_fname) return;
+    const char *slash = strrchr(here.dli_fname, '/');
+    if (slash) snprintf(path, n, "%.*s/%s", (int)(slash - here.dli_fname), here.dli_fname, name);
+}
+
+static void load(void)
+{
+    if (tried) return;
+    tried = true;
+    char path[4096];
+    const char *mode = getenv("MOONSHARD_CUDA");
+    bool emulated = mode && strcmp(mode, "emulated") == 0;
+    if (mode && *mode && !emulated && strcmp(mode, "real") != 0 && strcmp(mode, "off") != 0) {
+        snprintf(why, sizeof why, "MOONSHARD_CUDA is '%s', expected real, emulated or off", mode);
+        return;
+    }
+    if (mode && strcmp(mode, "off") == 0) {
+        snprintf(why, sizeof why, "MOONSHARD_CUDA is off");
+        return;
+    }
+    const char *name = emulated ? "libmoonshard_cuda_emulated.so" : "libmoonshard_cuda.so";
+    beside(path, sizeof path, name);
+    if (access(path, R_OK) != 0) {
+        snprintf(why, sizeof why,
+                 "this build has no CUDA plugin (%s): it is built where %s is, unless scripts/setup was told --engine",
+                 name, emulated ? "g++" : "nvcc");
+        return;
+    }
+    // The driver before the plugin: its absence is the ordinary case and deserves a plain answer.
+    if (!emulated && !dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) {
+        snprintf(why, sizeof why, "no NVIDIA driver is installed (libcuda.so.1 is not found)");
+        return;
+    }
+    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!lib) {
+        snprintf(why, sizeof why, "the CUDA plugin cannot be loaded: %s", dlerror());
+        return;
+    }
+    const ms_cuda_table *t = dlsym(lib, MS_CUDA_SYMBOL);
+    if (!t || t->version != MS_CUDA_TABLE_VERSION) {
+        snprintf(why, sizeof why, "%s has no %s of version %d; build engine and plugin together", name, MS_CUDA_SYMBOL,
+                 MS_CUDA_TABLE_VERSION);
+        return;
+    }
+    devices = t->start(&ms__cuda_engine, why, sizeof why);
+    if (devices < 1) return;
+    if (devices > MS_CUDA_DEVICES) devices = MS_CUDA_DEVICES;
+    for (const ms_cuda_kernel *const *f = t->families; *f; f++)
+        for (const ms_cuda_kernel *k = *f; k->op; k++) ms__register_kernel(k->op, MS_CUDA, k->run);
+    table = t;
+    why[0] = 0;
+}
+
+ms_status ms__cuda_need(int device, const char *what)
+{
+    load();
+    int index = ms__index(device);
+    if (!table)
+        return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not there: %s", what ? what : "allocation", index,
+                        why);
+    if (index >= devices)
+        return ms__fail(MS_EINVAL, "%s: device 'cuda:%d' is not there: there %s %d, from cuda:0",
+                        what ? what : "allocation", index, devices == 1 ? "is" : "are", devices);
+    return MS_OK;
+}
+
+ms_status ms__cuda_sync(int device, int stream) { return table ? table->sync(ms__index(device), stream) : MS_OK; }
+
+ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
+{
+    if (bytes == 0) return MS_OK;
+    if (!ms__is_cuda(to) && !ms__is_cuda(from)) {
+        memmove(dst, src, bytes);
+        return MS_OK;
+    }
+    if (ms__is_cuda(to) && ms__is_cuda(from) && to != from)
+        return table->copy_peer(ms__index(to), dst, ms__index(from), src, bytes);
+    int index = ms__index(ms__is_cuda(to) ? to : from);
+    ms_direction way = !ms__is_cuda(from) ? MS_TO_DEVICE : !ms__is_cuda(to) ? MS_TO_HOST : MS_ON_DEVICE;
+    MS_TRY(table->copy(index, 0, dst, src, bytes, way));
+    return way == MS_TO_HOST ? table->sync(index, 0) : MS_OK;
+}
+
+ms_status ms__set_bytes(int device, void *p, int byte, size_t bytes)
+{
+    if (bytes == 0) return MS_OK;
+    if (ms__is_cuda(device)) return table->fill(ms__index(device), 0, p, byte, bytes);
+    memset(p, byte, bytes);
+    return MS_OK;
+}
+
+// ---- for scripts ----
+
+int ms_cuda_count(void)
+{
+    load();
+    return table ? devices : 0;
+}
+
+const char *ms_cuda_why(void)
+{
+    load();
+    return why;
+}
+
+const char *ms_cuda_name(int index)
+{
+    static char text[512];
+    if (ms__cuda_need(MS_CUDA | index << 8, "cuda") || table->describe(index, text, sizeof text)) return NULL;
+    return text;
+}
+
+ms_status ms_cuda_synchronize(int index)
+{
+    MS_BUSY;
+    MS_TRY(ms__cuda_need(MS_CUDA | index << 8, "cuda.synchronize"));
+    return table->sync(index, -1);
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: MIT
+// device/stream.c -- streams and events of the CPU.
+//
+// The compute stream runs a record at once on the calling thread. The gather, reduce and copy streams are
+// queues with a worker thread each, started at first use. A worker runs a record, marks its event done and
+// puts the record on the finished list; the engine thread takes it from there and retires it (drops its
+// references), because only the engine thread may touch reference counts.
+//
+// An event that is NULL is one long past: everything here takes it and finds it done.
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <time.h>
+#include "base/activity.h"
+#include "device/stream.h"
+#include "base/trace.h"
+#include "base/watched.h"
+
+enum { ARG_BYTES = 192, TEXT_BYTES = 1024 };
+
+struct ms_pending {
+    int refs;  // engine thread only
+    atomic_int done;
+    ms_stream_kind kind;
+    ms_status status;  // written before done
+    char *text;        // of a failure; malloced by the worker
+    uint64_t epoch;    // of comm.h, when it was launched; of a failure handed on, that record's
+};
+
+typedef struct ms_record {
+    ms_record_fn fn;
+    ms_retire_fn retire;
+    ms_pending *event;
+    ms_pending **waits;  // run after these
+    int n_waits;
+    struct ms_record *next;
+    _Alignas(16) char arg[ARG_BYTES];
+} ms_record;
+
+struct ms_stream {
+    ms_stream_kind kind;
+    bool started;
+    pthread_t thread;
+    ms_record *first, *last;  // queue, under lock
+    ms_pending **waits;       // for the next record
+    int n_waits, cap_waits;
+};
+
+static ms_stream streams[MS_STREAMS] = { { .kind = MS_STREAM_COMPUTE },
+                                         { .kind = MS_STREAM_GATHER },
+                                         { .kind = MS_STREAM_REDUCE },
+                                         { .kind = MS_STREAM_COPY } };
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t work_there = PTHREAD_COND_INITIALIZER, work_done = PTHREAD_COND_INITIALIZER;
+static ms_record *finished, *finished_last;  // under lock, oldest first
+static atomic_int n_finished, n_queued;      // waiting for the engine thread; queued or running
+static atomic_bool cancelled;
+static ms_record *spare;  // records to use again; engine thread only
+
+static atomic_int nobody_looks;
+atomic_int *ms__engine_waits = &nobody_looks;  // comm points it at its board: peers tell a blocked rank from a busy one
+extern void ms__comm_reported(uint64_t epoch, const char *text) __attribute__((weak));
+extern uint64_t ms__comm_epoch(void) __attribute__((weak));
+
+bool ms__stream_cancelled(void) { return atomic_load_explicit(&cancelled, memory_order_relaxed); }
+
+ms_stream *ms__stream(int device, ms_stream_kind kind)
+{
+    (void)device;  // meta tensors have no work; CUDA brings its own table
+    return &streams[kind];
+}
+
+static void sleep_us(long us)
+{
+    struct timespec t = { 0, us * 1000 };
+    nanosleep(&t, NULL);
+}
+
+static ms_status run_record(ms_record *r)
+{
+    ms_pending *bad = NULL;
+    for (int i = 0; i < r->n_waits; i++) {
+        ms_pending *e = r->waits[i];
+        if (!atomic_load_explicit(&e->done, memory_order_acquire)) {
+            pthread_mutex_lock(&lock);
+            while (!atomic_load_explicit(&e->done, memory_order_acquire)) pthread_cond_wait(&work_done, &lock);
+            pthread_mutex_unlock(&lock);
+        }
+        if (e->status != MS_OK) bad = e;
+    }
+    // It runs even so: peers wait for our part of a collective. But what it read was not there.
+    ms_status status = r->fn(r->arg);
+    if (status == MS_OK && bad) {
+        status = ms__fail(bad->status, "%s", bad->text ? bad->text : "an earlier record failed");
+        r->event->epoch = bad->epoch;
+    }
+    return status;
+}
+
+static void *worker(void *arg)
+{
+    ms_stream *s = arg;
+    ms__trace_lane((int)s->kind);
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (!s->first) pthread_cond_wait(&work_there, &lock);
+        ms_record *r = s->first;
+        pthread_mutex_unlock(&lock);
+
+        ms_status status = run_record(r);
+        ms_pending *e = r->event;
+        e->status = status;
+        if (status != MS_OK) e->text = strdup(ms_error());
+
+        pthread_mutex_lock(&lock);
+        s->first = r->next;
+        if (!s->first) s->last = NULL;
+        r->next = NULL;
+        if (finished_last) finished_last->next = r;
+        else finished = r;
+        finished_last = r;
+        atomic_fetch_add_explicit(&n_finished, 1, memory_order_release);
+        atomic_fetch_sub_explicit(&n_queued, 1, memory_order_release);
+        atomic_store_explicit(&e->done, 1, memory_order_release);
+        pthread_cond_broadcast(&work_done);
+    }
+    return NULL;
+}
+
+static ms_status start(ms_stream *s)
+{
+    // Signals belong to the engine thread: Ctrl-C must find it, not a worker.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(&s->thread, NULL, worker, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0) return ms__fail(MS_ENOMEM, "stream: cannot start a worker thread: %s", strerror(rc));
+    pthread_detach(s->thread);
+    s->started = true;
+    return MS_OK;
+}
+
+ms_pending *ms__event_retain(ms_pending *e)
+{
+    if (e) e->refs++;
+    return e;
+}
+
+void ms__event_release(ms_pending *e)
+{
+    if (!e || --e->refs > 0) return;
+    free(e->text);
+    free(e);
+}
+
+static void drop_waits(ms_pending **waits, int n)
+{
+    for (int i = 0; i < n; i++) ms__event_release(waits[i]);
+    free(waits);
+}
+
+static void recycle(ms_record *r)
+{
+    if (!MS_RECYCLE) {
+        free(r);
+        return;
+    }
+    r->next = spare;
+    spare = r;
+}
+
+ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const void *arg, size_t bytes,
+                     ms_pending **event)
+{
+    if (bytes > ARG_BYTES)
+        return ms__fail(MS_EINVAL, "ms__launch: an argument block of %zu bytes, at most %d", bytes, ARG_BYTES);
+    if (s->kind == MS_STREAM_COMPUTE) {
+        _Alignas(16) char block[ARG_BYTES];
+        memcpy(block, arg, bytes);
+        ms_status status = fn(block);
+        if (retire) retire(block, status);
+        if (event) *event = NULL;
+        return status;
+    }
+    if (!s->started) MS_TRY(start(s));
+    ms_record *r = spare;
+    if (r) spare = r->next;
+    else r = malloc(sizeof *r);
+    ms_pending *e = calloc(1, sizeof *e);
+    if (!r || !e) {
+        if (r) recycle(r);
+        free(e);
+        return ms__no_memory(sizeof *r + sizeof *e, "stream", "a record");
+    }
+    e->refs = 1;
+    e->kind = s->kind;
+    e->epoch = ms__comm_epoch ? ms__comm_epoch() : 0;
+    r->fn = fn;
+    r->retire = retire;
+    r->event = e;
+    r->waits = s->waits;
+    r->n_waits = s->n_waits;
+    r->next = NULL;
+    memcpy(r->arg, arg, bytes);
+    s->waits = NULL;
+    s->n_waits = s->cap_waits = 0;
+    if (event) *event = ms__event_retain(e);
+    atomic_fetch_add_explicit(&n_queued, 1, memory_order_relaxed);
+    pthread_mutex_lock(&lock);
+    if (s->last) s->last->next = r;
+    else s->first = r;
+    s->last = r;
+    pthread_cond_broadcast(&work_there);
+    pthread_mutex_unlock(&lock);
+    return MS_OK;
+}
+
+bool ms__event_done(ms_pending *e) { return !e || atomic_load_explicit(&e->done, memory_order_acquire); }
+
+void ms__stream_reap(void)
+{
+    if (MS_LIKELY(atomic_load_explicit(&n_finished, memory_order_acquire) == 0)) return;
+    pthread_mutex_lock(&lock);
+    ms_record *r = finished;
+    finished = finished_last = NULL;
+    atomic_store_explicit(&n_finished, 0, memory_order_relaxed);
+    pthread_mutex_unlock(&lock);
+    while (r) {
+        ms_record *next = r->next;
+        if (r->retire) r->retire(r->arg, r->event->status);
+        drop_waits(r->waits, r->n_waits);
+        ms__event_release(r->event);
+        recycle(r);
+        r = next;
+    }
+}
+
+// Waits until *counter drops to 0 (drain) or e is done, whichever is given.
+static ms_status wait_for(ms_pending *e)
+{
+    MS_BUSY;
+    // Yield first: the worker may need this core to finish. Sleep once it is clear that it takes longer.
+    int64_t since = 0;
+    for (int spins = 0;; spins++) {
+        if (e ? ms__event_done(e) : atomic_load_explicit(&n_queued, memory_order_acquire) == 0) return MS_OK;
+        MS_TRY(ms__check_interrupt());
+        int64_t now = ms__now_ns();
+        if (!since) since = now;
+        if (now - since < 50 * 1000) {
+            sched_yield();
+            continue;
+        }
+        if (now - since < 2000 * 1000) {
+            sleep_us(20);
+            continue;
+        }
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 5 * 1000 * 1000;  // then look at the interrupt flag again
+        if (until.tv_nsec >= 1000000000L) {
+            until.tv_nsec -= 1000000000L;
+            until.tv_sec++;
+        }
+        pthread_mutex_lock(&lock);
+        if (!(e ? ms__event_done(e) : atomic_load(&n_queued) == 0)) pthread_cond_timedwait(&work_done, &lock, &until);
+        pthread_mutex_unlock(&lock);
+    }
+}
+
+ms_status ms__event_wait(ms_pending *e)
+{
+    if (!e) return MS_OK;
+    e->refs++;  // reaping may drop what holds it
+    static const char *const names[] = { "", "waiting for the gather queue", "waiting for the reduce queue",
+                                         "waiting for the copy queue" };
+    MS_RANGE(MS_RANGE_WAIT, names[e->kind], NULL);
+    if (!ms__event_done(e)) atomic_store_explicit(ms__engine_waits, (int)e->kind, memory_order_release);
+    ms_status status = wait_for(e);
+    atomic_store_explicit(ms__engine_waits, -1, memory_order_release);
+    ms__stream_reap();
+    if (status == MS_OK && e->status != MS_OK) {
+        status = ms__fail(e->status, "%s", e->text ? e->text : "a queued record failed");
+        if (status == MS_ECOMM && ms__comm_reported) ms__comm_reported(e->epoch, e->text);
+    }
+    ms__event_release(e);
+    return status;
+}
+
+ms_status ms__stream_wait(ms_stream *s, ms_pending *e)
+{
+    if (!e) return MS_OK;
+    if (s->kind == MS_STREAM_COMPUTE) return ms__event_wait(e);
+    if (ms__event_done(e) && e->status == MS_OK) return MS_OK;
+    if (s->n_waits == s->cap_waits) {
+        int cap = s->cap_waits ? 2 * s->cap_waits : 4;
+        ms_pending **waits = realloc(s->waits, (size_t)cap * sizeof *waits);
+        if (!waits) return ms__no_memory((size_t)cap * sizeof *waits, "stream", "%d events", cap);
+        s->waits = waits;
+        s->cap_waits = cap;
+    }
+    s->waits[s->n_waits++] = ms__event_retain(e);
+    return MS_OK;
+}
+
+ms_status ms__streams_drain(void)
+{
+    ms_status status = wait_for(NULL);
+    ms__stream_reap();
+    return status;
+}
+
+// The process ends: records that wait for peers give up.
+__attribute__((destructor)) static void streams_end(void) { atomic_store(&cancelled, true); }

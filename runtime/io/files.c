@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT
+// io/files.c -- see files.h: places, whole reads and writes, XXH64.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "io/files.h"
+
+ms_status ms__io_failed(const char *who, const char *doing, const char *path)
+{
+    return ms__fail(MS_EIO, "%s: cannot %s '%s': %s", who, doing, path, strerror(errno));
+}
+
+// ---- places -------------------------------------------------------------------------------------
+
+// The path without links: of what a link leads to, or of the name in its folder, which need not be there.
+static ms_status resolve(char **out, char *path, const char *who)
+{
+    struct stat info;
+    bool there = lstat(path, &info) == 0;
+    if (!there && errno != ENOENT && errno != ENOTDIR) return ms__io_failed(who, "look at", path);
+    if (there && S_ISLNK(info.st_mode)) {
+        *out = realpath(path, NULL);
+        if (*out) return MS_OK;
+        return ms__fail(MS_EIO, "%s: '%s' is a link to what cannot be reached: %s; remove it, or name another path",
+                        who, path, strerror(errno));
+    }
+    char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    if (!*name || !strcmp(name, ".") || !strcmp(name, "..")) {
+        *out = realpath(path, NULL);
+        return *out ? MS_OK : ms__io_failed(who, "look at", path);
+    }
+    if (slash) *slash = 0;
+    char *folder = realpath(!slash ? "." : slash == path ? "/" : path, NULL);
+    int error = errno;
+    if (slash) *slash = '/';
+    errno = error;
+    if (!folder) return ms__io_failed(who, "create", path);
+    size_t size = strlen(folder) + strlen(name) + 2;
+    *out = malloc(size);
+    if (*out) snprintf(*out, size, "%s/%s", strcmp(folder, "/") ? folder : "", name);
+    free(folder);
+    return *out ? MS_OK : ms__no_memory(size, who, "the path '%s'", path);
+}
+
+ms_status ms__place(ms_place *out, const char *path, const char *who)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    char *copy = strndup(path, n), *whole = NULL;
+    if (!copy) return ms__no_memory(n + 1, who, "the path '%s'", path);
+    ms_status st = resolve(&whole, copy, who);
+    free(copy);
+    if (st) return st;
+    char *slash = strrchr(whole, '/');  // it is absolute
+    if (!slash[1]) {
+        free(whole);
+        return ms__fail(MS_EIO, "%s: '%s' is the root folder", who, path);
+    }
+    char kept = slash[slash == whole];
+    slash[slash == whole] = 0;
+    int folder = open(whole, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0) st = ms__io_failed(who, "open folder", whole);
+    slash[slash == whole] = kept;
+    if (st) free(whole);
+    else *out = (ms_place) { folder, whole, slash + 1 };
+    return st;
+}
+
+void ms__place_clear(ms_place *p)
+{
+    if (p->folder >= 0) close(p->folder);
+    free(p->path);
+    *p = (ms_place) { .folder = -1 };
+}
+
+// Some file systems cannot sync folders (EINVAL): they have nothing to sync.
+ms_status ms__folder_sync(int fd, const char *path)
+{
+    return fsync(fd) && errno != EINVAL ? ms__io_failed("save", "sync folder", path) : MS_OK;
+}
+
+ms_status ms__place_sync(const ms_place *p) { return ms__folder_sync(p->folder, p->path); }
+
+enum { DIGITS = 16, NAME = 200 };  // of a long name its beginning: file systems end at 255
+
+ms_status ms__temporary_name(const char *name, char *out)
+{
+    uint64_t random;
+    if (getrandom(&random, sizeof random, 0) != sizeof random)
+        return ms__io_failed("save", "make a temporary name for", name);
+    snprintf(out, MS_TEMPORARY, "%.*s.tmp-%016llx", NAME, name, (unsigned long long)random);
+    return MS_OK;
+}
+
+bool ms__is_temporary(const char *entry, const char *name)
+{
+    size_t n = strlen(name) < NAME ? strlen(name) : NAME;
+    if (strlen(entry) != n + 5 + DIGITS || strncmp(entry, name, n) || strncmp(entry + n, ".tmp-", 5)) return false;
+    return strspn(entry + n + 5, "0123456789abcdef") == DIGITS;
+}
+
+// ---- bytes --------------------------------------------------------------------------------------
+
+ms_status ms__file_write(int fd, const char *path, const void *data, uint64_t bytes, uint64_t at)
+{
+    const char *p = data;
+    while (bytes > 0) {
+        MS_TRY(ms__check_interrupt());
+        ssize_t n = pwrite(fd, p, bytes < (64u << 20) ? bytes : 64u << 20, (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return ms__io_failed("save", "write", path);
+        p += n;
+        at += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return MS_OK;
+}
+
+ms_status ms__file_read(int fd, const char *path, void *data, uint64_t bytes, uint64_t at, const char *who)
+{
+    char *p = data;
+    while (bytes > 0) {
+        MS_TRY(ms__check_interrupt());
+        ssize_t n = pread(fd, p, bytes < (64u << 20) ? bytes : 64u << 20, (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return ms__io_failed(who, "read", path);
+        if (n == 0) return ms__fail(MS_EIO, "%s: '%s' ended while it was read", who, path);
+        p += n;
+        at += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return MS_OK;
+}
+
+ms_status ms__file_open(int *out, uint64_t *size, const char *path, const char *who)
+{
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);  // without O_NONBLOCK a pipe is waited for
+    if (fd < 0) return ms__io_failed(who, "open", path);
+    ms_status st = MS_OK;
+    if (fstat(fd, &info)) st = ms__io_failed(who, "read", path);
+    else if (!S_ISREG(info.st_mode)) st = ms__fail(MS_EIO, "%s: '%s' is no regular file", who, path);
+    if (st) {
+        close(fd);
+        return st;
+    }
+    *out = fd;
+    *size = (uint64_t)info.st_size;
+    return MS_OK;
+}
+
+// ---- XXH64 --------------------------------------------------------------------------------------
+
+static const uint64_t P1 = 0x9E3779B185EBCA87ull, P2 = 0xC2B2AE3D27D4EB4Full, P3 = 0x165667B19E3779F9ull,
+                      P4 = 0x85EBCA77C2B2AE63ull, P5 = 0x27D4EB2F165667C5ull;
+
+static uint64_t rotate(uint64_t x, int r) { return x << r | x >> (64 - r); }
+static uint64_t load64(const unsigned char *p)
+{
+    uint64_t x;
+    memcpy(&x, p, 8);
+    return x;
+}
+static uint64_t round64(uint64_t lane, uint64_t x) { return rotate(lane + x * P2, 31) * P1; }
+
+void ms__hash_begin(ms_hash *h) { *h = (ms_hash) { .lane = { P1 + P2, P2, 0, 0 - P1 } }; }
+
+static void stripes(ms_hash *h, const unsigned char *p, size_t n)
+{
+    uint64_t a = h->lane[0], b = h->lane[1], c = h->lane[2], d = h->lane[3];
+    for (; n >= 32; n -= 32, p += 32) {
+        a = round64(a, load64(p));
+        b = round64(b, load64(p + 8));
+        c = round64(c, load64(p + 16));
+        d = round64(d, load64(p + 24));
+    }
+    h->lane[0] = a;
+    h->lane[1] = b;
+    h->lane[2] = c;
+    h->lane[3] = d;
+}
+
+void ms__hash_add(ms_hash *h, const void *data, size_t n)
+{
+    const unsigned char *p = data;
+    h->total += n;
+    if (h->n_rest) {
+        size_t m = 32 - (size_t)h->n_rest < n ? 32 - (size_t)h->n_rest : n;
+        memcpy(h->rest + h->n_rest, p, m);
+        h->n_rest += (int)m;
+        p += m;
+        n -= m;
+        if (h->n_rest < 32) return;
+        stripes(h, h->rest, 32);
+    }
+    size_t whole = n & ~(size_t)31;
+    stripes(h, p, whole);
+    h->n_rest = (int)(n - whole);
+    if (h->n_rest) memcpy(h->rest, p + whole, n - whole);
+}
+
+uint64_t ms__hash_end(const ms_hash *h)
+{
+    uint64_t x = P5;
+    if (h->total >= 32) {
+        x = rotate(h->lane[0], 1) + rotate(h->lane[1], 7) + rotate(h->lane[2], 12) + rotate(h->lane[3], 18);
+        for (int k = 0; k < 4; k++) x = (x ^ round64(0, h->lane[k])) * P1 + P4;
+    }
+    x += h->total;
+    const unsigned char *p = h->rest;
+    int n = h->n_rest;
+    for (; n >= 8; n -= 8, p += 8) x = rotate(x ^ round64(0, load64(p)), 27) * P1 + P4;
+    if (n >= 4) {
+        uint32_t w;
+        memcpy(&w, p, 4);
+        x = rotate(x ^ w * P1, 23) * P2 + P3;
+        n -= 4;
+        p += 4;
+    }
+    for (; n > 0; n--, p++) x = rotate(x ^ *p * P5, 11) * P1;
+    x = (x ^ x >> 33) * P2;
+    x = (x ^ x >> 29) * P3;
+    return x ^ x >> 32;
+}
+
+void ms__hash_text(uint64_t hash, char *out)
+{
+    char text[17];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
+    memcpy(out, text, 16);
+}

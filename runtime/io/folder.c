@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: MIT
+// io/folder.c -- small files, and folders that are replaced as a whole.
+//
+// A finished folder gets its name by one rename: exchanged with the old one where there is one, so both exist at every
+// moment. It is made in a temporary folder beside the target:
+//   NAME.tmp-<16 random digits>/owner        who makes it: boot, process namespace, process and its start time
+//   NAME.tmp-<16 random digits>/checkpoint/  what gets the name; afterwards, what had it
+// Every step goes through descriptors of folders that were opened once and without following links, and only files with
+// the names that saves give are deleted.
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "io/files.h"
+
+// ---- small files --------------------------------------------------------------------------------
+
+ms_status ms_file_put(const char *path, const char *data, double n)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0) return ms__io_failed("save", "create", path);
+    ms_status st = ms__file_write(fd, path, data, (uint64_t)n, 0);
+    if (!st && fsync(fd)) st = ms__io_failed("save", "sync", path);
+    if (close(fd) && !st) st = ms__io_failed("save", "close", path);
+    return st;
+}
+
+ms_status ms_file_get(const char *path, const char *who, char **out, double *n)
+{
+    int fd;
+    uint64_t size;
+    MS_TRY(ms__file_open(&fd, &size, path, who));
+    char *data = NULL;
+    ms_status st = MS_OK;
+    if (size > 1u << 30)
+        st = ms__fail(MS_EIO, "%s: '%s' has %llu bytes; at most 1 GiB is read", who, path, (unsigned long long)size);
+    else if (!(data = malloc(size + 1))) st = ms__no_memory(size + 1, who, "'%s'", path);
+    else st = ms__file_read(fd, path, data, size, 0, who);
+    close(fd);
+    if (st) {
+        free(data);
+        return st;
+    }
+    *out = data;
+    *n = (double)size;
+    return MS_OK;
+}
+
+void ms_file_free(char *data) { free(data); }
+
+void ms_file_sum(const char *data, double n, char *out)
+{
+    ms_hash h;
+    ms__hash_begin(&h);
+    ms__hash_add(&h, data, (size_t)n);
+    ms__hash_text(ms__hash_end(&h), out);
+    out[16] = 0;
+}
+
+ms_status ms_folder_sync(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return ms__io_failed("save", "open folder", path);
+    ms_status st = ms__folder_sync(fd, path);
+    close(fd);
+    return st;
+}
+
+ms_status ms_folder_list(const char *path, const char *who, char **out, double *n)
+{
+    size_t length = 0;
+    char *text = NULL;
+    DIR *d = opendir(path);
+    FILE *f = d ? open_memstream(&text, &length) : NULL;
+    ms_status st = !d   ? ms__io_failed(who, "open folder", path)
+                   : !f ? ms__no_memory(BUFSIZ, who, "the files in '%s'", path)
+                        : MS_OK;
+    while (!st) {
+        errno = 0;  // readdir's way to tell an error from the end
+        struct dirent *e = readdir(d);
+        if (!e && errno) st = ms__io_failed(who, "read folder", path);
+        if (!e) break;
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) fprintf(f, "%s/", e->d_name);
+    }
+    if (f && fclose(f) && !st) st = ms__no_memory(length, who, "the files in '%s'", path);
+    if (d) closedir(d);
+    if (st) {
+        free(text);
+        return st;
+    }
+    *out = text;
+    *n = (double)length;
+    return MS_OK;
+}
+
+// ---- whose a temporary folder is ----------------------------------------------------------------
+
+enum { OWNER = 256, FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC };
+
+// The beginning of a file as a string; empty where it cannot be read. Of a pipe or a device nothing is read.
+static void beginning(int folder, const char *path, char *out, size_t size)
+{
+    struct stat info;
+    ssize_t n = -1;
+    int fd = openat(folder, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) n = read(fd, out, size - 1);
+    if (fd >= 0) close(fd);
+    out[n > 0 ? n : 0] = 0;
+}
+
+// Boot and process namespace: where process numbers mean the same. Empty where /proc does not say.
+static void here(char *out, size_t size)
+{
+    char boot[64], namespace[64];
+    ssize_t n = readlink("/proc/self/ns/pid", namespace, sizeof namespace - 1);
+    namespace[n > 0 ? n : 0] = 0;
+    beginning(AT_FDCWD, "/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    boot[strcspn(boot, "\n")] = 0;
+    *out = 0;
+    if (*boot && *namespace) snprintf(out, size, "%s %s", boot, namespace);
+}
+
+// When a process began, in clock ticks since the boot; empty when there is none, or only what its parent has not taken
+// note of.
+static void start_of(long pid, char *out, size_t size)
+{
+    char path[32], stat[1024], *at;
+    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+    beginning(AT_FDCWD, path, stat, sizeof stat);
+    *out = 0;
+    at = strrchr(stat, ')');  // the program's name may have blanks in it
+    if (!at || !at[1] || strchr("ZX", at[2])) return;
+    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
+    if (at) snprintf(out, size, "%.*s", (int)strcspn(at + 1, " \n"), at + 1);
+}
+
+static void owner_text(char *out)
+{
+    char host[160], start[32];
+    here(host, sizeof host);
+    start_of((long)getpid(), start, sizeof start);
+    snprintf(out, OWNER, "moonshard %s %ld %s\n", *host ? host : "unknown unknown", (long)getpid(),
+             *start ? start : "unknown");
+}
+
+// Whether the process that made a temporary folder is known to have ended: it was one of this boot and namespace, and
+// is not there.
+static bool abandoned(int folder)
+{
+    char text[OWNER], host[160], boot[64], namespace[64], start[32], now[32];
+    long pid;
+    beginning(folder, "owner", text, sizeof text);
+    here(host, sizeof host);
+    if (sscanf(text, "moonshard %63s %63s %ld %31s", boot, namespace, &pid, start) != 4) return false;
+    snprintf(text, sizeof text, "%s %s", boot, namespace);
+    if (strcmp(text, host) || !strcmp(start, "unknown")) return false;
+    start_of(pid, now, sizeof now);
+    return strcmp(start, now) != 0;
+}
+
+// ---- removing -----------------------------------------------------------------------------------
+
+static const char *skip_set(const char *p, int n, const char *set)
+{
+    return p && strspn(p, set) >= (size_t)n ? p + n : NULL;
+}
+
+static const char *skip_word(const char *p, const char *word)
+{
+    return p && !strncmp(p, word, strlen(word)) ? p + strlen(word) : NULL;
+}
+
+// index.json, rank-00000.safetensors, rank-00000-<16 digits>.safetensors, and their temporaries.
+static bool is_ours(const char *name)
+{
+    const char *hex = "0123456789abcdef", *p = skip_word(name, "index.json");
+    if (!p) {
+        p = skip_set(skip_word(name, "rank-"), 5, "0123456789");
+        if (p && *p == '-') p = skip_set(p + 1, 16, hex);
+        p = skip_word(p, ".safetensors");
+    }
+    if (p && *p) p = skip_set(skip_word(p, ".tmp-"), 16, hex);
+    return p && !*p;
+}
+
+// The temporary folder with the files in it; what is not a save's stays, and the folders around it. Closes the
+// descriptor.
+static void remove_temporary(int parent, int folder, const char *name)
+{
+    int sub = openat(folder, "checkpoint", FOLDER);
+    DIR *d = sub < 0 ? NULL : fdopendir(sub);
+    for (struct dirent *e; d && (e = readdir(d));)
+        if (is_ours(e->d_name)) unlinkat(sub, e->d_name, 0);
+    if (d) closedir(d);
+    else if (sub >= 0) close(sub);
+    if (unlinkat(folder, "checkpoint", AT_REMOVEDIR) == 0 || errno == ENOENT) unlinkat(folder, "owner", 0);
+    close(folder);
+    unlinkat(parent, name, AT_REMOVEDIR);
+}
+
+// A folder whose maker ended before it wrote the owner's text holds nothing of a save yet. Whatever else is in it
+// belongs to the user, so only what is empty is removed.
+static void remove_empty(int parent, int folder, const char *name)
+{
+    char text[OWNER];
+    struct stat st;
+    beginning(folder, "owner", text, sizeof text);
+    if (*text) return;
+    unlinkat(folder, "checkpoint", AT_REMOVEDIR);
+    if (fstatat(folder, "owner", &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) && st.st_size == 0)
+        unlinkat(folder, "owner", 0);
+    unlinkat(parent, name, AT_REMOVEDIR);
+}
+
+static void sweep(const ms_place *place)
+{
+    int fd = openat(place->folder, ".", FOLDER);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!d && fd >= 0) close(fd);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        if (!ms__is_temporary(e->d_name, place->name)) continue;
+        int folder = openat(fd, e->d_name, FOLDER);
+        if (folder < 0) continue;
+        if (abandoned(folder)) {
+            remove_temporary(fd, folder, e->d_name);
+        } else {
+            remove_empty(fd, folder, e->d_name);
+            close(folder);
+        }
+    }
+    if (d) closedir(d);
+}
+
+// ---- a folder that is replaced ------------------------------------------------------------------
+
+struct ms_folder {
+    ms_place place;
+    char temporary[MS_TEMPORARY];  // name of the temporary folder
+    char *made;                    // path of what is made in it
+    int fd;                        // of the temporary folder; -1: none
+    struct stat there;             // what has the name; st_mode 0: nothing
+    bool later;                    // remove on the side
+};
+
+static void folder_free(ms_folder *f)
+{
+    if (f->fd >= 0) remove_temporary(f->place.folder, f->fd, f->temporary);
+    ms__place_clear(&f->place);
+    free(f->made);
+    free(f);
+}
+
+ms_status ms_folder_look(ms_folder *f)
+{
+    if (fstatat(f->place.folder, f->place.name, &f->there, AT_SYMLINK_NOFOLLOW)) {
+        f->there.st_mode = 0;
+        return errno == ENOENT ? MS_OK : ms__io_failed("save", "look at", f->place.path);
+    }
+    return S_ISDIR(f->there.st_mode) ? MS_OK : ms__fail(MS_EIO, "save: '%s' is no folder", f->place.path);
+}
+
+ms_folder *ms_folder_new(const char *path)
+{
+    ms_folder *f = calloc(1, sizeof *f);
+    if (!f) {
+        ms__no_memory(sizeof *f, "save", "the folder '%s'", path);
+        return NULL;
+    }
+    f->fd = f->place.folder = -1;
+    if (ms__place(&f->place, path, "save") || ms_folder_look(f)) {
+        folder_free(f);
+        return NULL;
+    }
+    return f;
+}
+
+const char *ms_folder_path(const ms_folder *f) { return f->place.path; }
+const char *ms_folder_made(const ms_folder *f) { return f->made; }
+
+ms_status ms_folder_make(ms_folder *f)
+{
+    sweep(&f->place);
+    char text[OWNER];
+    size_t before = (size_t)(f->place.name - f->place.path), size = before + MS_TEMPORARY + 16;
+    MS_TRY(ms__temporary_name(f->place.name, f->temporary));
+    f->made = malloc(size);
+    if (!f->made) return ms__no_memory(size, "save", "the folder '%s'", f->place.path);
+    snprintf(f->made, size, "%.*s%s/checkpoint", (int)before, f->place.path, f->temporary);
+    if (mkdirat(f->place.folder, f->temporary, 0777)) return ms__io_failed("save", "create the folder", f->made);
+    f->fd = openat(f->place.folder, f->temporary, FOLDER);
+    if (f->fd < 0) {
+        ms_status st = ms__io_failed("save", "open folder", f->made);
+        unlinkat(f->place.folder, f->temporary, AT_REMOVEDIR);
+        return st;
+    }
+    owner_text(text);
+    int fd = openat(f->fd, "owner", O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    ms_status st = fd < 0 ? ms__io_failed("save", "create the owner's file of", f->made)
+                          : ms__file_write(fd, f->made, text, strlen(text), 0);
+    if (fd >= 0) close(fd);
+    if (!st && mkdirat(f->fd, "checkpoint", 0777)) st = ms__io_failed("save", "create the folder", f->made);
+    return st;
+}
+
+static int rename_to(ms_folder *f, unsigned flags)
+{
+    return renameat2(f->fd, "checkpoint", f->place.folder, f->place.name, flags);
+}
+
+static bool no_flags(void) { return errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP; }
+
+static ms_status rename_failed(const ms_folder *f)
+{
+    return ms__fail(MS_EIO, "save: cannot rename '%s' to '%s': %s", f->made, f->place.path, strerror(errno));
+}
+
+static ms_status exchange(ms_folder *f, int *inside)
+{
+    struct stat old;
+    if (!f->there.st_mode)
+        return ms__fail(MS_EIO, "save: '%s' was made by another process while this one saved there", f->place.path);
+    if (rename_to(f, RENAME_EXCHANGE)) {
+        *inside = no_flags();
+        return *inside ? MS_OK
+                       : ms__fail(MS_EIO, "save: cannot exchange '%s' and '%s': %s", f->made, f->place.path,
+                                  strerror(errno));
+    }
+    ms_status st = MS_OK;
+    if (fstatat(f->fd, "checkpoint", &old, AT_SYMLINK_NOFOLLOW)) st = ms__io_failed("save", "look at", f->made);
+    else if (old.st_dev != f->there.st_dev || old.st_ino != f->there.st_ino)
+        st = ms__fail(MS_EIO, "save: '%s' was replaced by another process while this one saved there", f->place.path);
+    else st = ms__place_sync(&f->place);
+    // The fsync failed: the old folder gets its name back, and the save reports the error.
+    if (st && rename_to(f, RENAME_EXCHANGE)) {
+        close(f->fd);  // the old one stays where it is
+        f->fd = -1;
+    }
+    return st;
+}
+
+ms_status ms_folder_commit(ms_folder *f, int later, int *inside)
+{
+    *inside = 0;
+    f->later = later;
+    if (rename_to(f, RENAME_NOREPLACE) == 0) return ms__place_sync(&f->place);
+    if (errno == EEXIST) return exchange(f, inside);
+    if (!no_flags()) return rename_failed(f);
+    if (renameat(f->fd, "checkpoint", f->place.folder, f->place.name) == 0) return ms__place_sync(&f->place);
+    *inside = errno == ENOTEMPTY || errno == EEXIST;
+    return *inside ? MS_OK : rename_failed(f);
+}
+
+// Freeing the blocks of a large file can take a disk longer than writing them did, so that is done on the side. One
+// folder at a time; the process ends after it.
+static struct {
+    pthread_t thread;
+    bool runs;
+} removal;
+
+static void *remove_on_the_side(void *f)
+{
+    folder_free(f);
+    return NULL;
+}
+
+__attribute__((destructor)) static void removal_ends(void)
+{
+    if (removal.runs) pthread_join(removal.thread, NULL);
+    removal.runs = false;
+}
+
+void ms_folder_free(ms_folder *f)
+{
+    if (!f) return;
+    removal_ends();
+    sigset_t all, before;  // signals are the main thread's
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    removal.runs = f->later && pthread_create(&removal.thread, NULL, remove_on_the_side, f) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!removal.runs) folder_free(f);
+}

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: MIT
+// io/read.c -- tensors out of safetensors files: read only after the header passed every check, and where the file
+// has sums, given only when they are right.
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "device/device.h"
+#include "io/direct.h"
+#include "io/files.h"
+#include "ops/op.h"
+#include "io/safetensors.h"
+#include "tensor/tensor.h"
+
+typedef struct {
+    int entry;
+    uint64_t from, bytes, at;
+    char *to;
+    ms_tensor *keep;
+} want;  // bytes of the entry; at: in the file
+
+struct ms_loader {
+    want *wants;
+    int n_wants, cap_wants;
+    uint64_t size;
+    ms_st_header h;
+    char *path;
+    char sum[17];  // the header's own; empty where it is not verified
+    int fd;
+    uint64_t data_at;
+    bool verify;
+    char *block;       // of a tensor of which a part was read: the block that was read last
+    uint64_t blocked;  // its number; UINT64_MAX: none
+};
+
+static bool verifies(const ms_loader *l) { return l->verify && l->h.sums; }
+
+static ms_status read_header(ms_loader *l, const char *path)
+{
+    uint64_t length = 0, size;
+    MS_TRY(ms__file_open(&l->fd, &size, path, "load"));
+    unsigned char prefix[8];
+    if (size < 8)
+        return ms__fail(MS_EIO, "load: '%s' is no valid safetensors file: %llu bytes, at least 8 expected", path,
+                        (unsigned long long)size);
+    MS_TRY(ms__file_read(l->fd, path, prefix, 8, 0, "load"));
+    for (int k = 0; k < 8; k++) length |= (uint64_t)prefix[k] << 8 * k;
+    if (length > MS_ST_MAX_HEADER || length > size - 8)
+        return ms__fail(MS_EIO,
+                        "load: '%s' is no valid safetensors file: a header of %llu bytes in a file of %llu (at most %d "
+                        "are allowed)",
+                        path, (unsigned long long)length, (unsigned long long)size, MS_ST_MAX_HEADER);
+    char *text = malloc(length + 1);
+    if (!text) return ms__no_memory(length + 1, "load", "a header of %llu bytes", (unsigned long long)length);
+    ms_status st = ms__file_read(l->fd, path, text, length, 8, "load");
+    if (!st) st = ms__st_parse(&l->h, "load", path, text, length, size - 8 - length, l->verify);
+    if (!st && verifies(l)) memcpy(l->sum, ms__st_sum(text), 16);
+    free(text);
+    l->data_at = 8 + length;
+    l->size = size;
+    return st;
+}
+
+static void drop_wants(ms_loader *l)
+{
+    for (int k = 0; k < l->n_wants; k++) ms__release(l->wants[k].keep);
+    l->n_wants = 0;
+}
+
+ms_loader *ms_loader_open(const char *path, int verify)
+{
+    ms_loader *l = calloc(1, sizeof *l);
+    if (l) {
+        l->fd = -1;
+        l->verify = verify;
+        l->blocked = UINT64_MAX;
+    }
+    if (!l || !(l->path = strdup(path))) {
+        ms__no_memory(sizeof *l + strlen(path) + 1, "load", "reading '%s'", path);
+        ms_loader_close(l);
+        return NULL;
+    }
+    if (read_header(l, path)) {
+        ms_loader_close(l);
+        return NULL;
+    }
+    return l;
+}
+
+void ms_loader_close(ms_loader *l)
+{
+    if (!l) return;
+    drop_wants(l);
+    free(l->wants);
+    if (l->fd >= 0) close(l->fd);
+    ms__st_clear(&l->h);
+    free(l->block);
+    free(l->path);
+    free(l);
+}
+
+// ---- sums ---------------------------------------------------------------------------------------
+
+static ms_status check_block(const ms_loader *l, const ms_st_entry *e, uint64_t block, const ms_hash *h)
+{
+    char digits[16];
+    ms__hash_text(ms__hash_end(h), digits);
+    if (!memcmp(digits, l->h.sums + 16 * (e->block + block), 16)) return MS_OK;
+    return ms__fail(MS_EIO,
+                    "load: '%s' is damaged: tensor '%s' is not what was written (the sum of its block %llu differs)",
+                    l->path, e->name, (unsigned long long)block + 1);
+}
+
+static ms_status read_block(ms_loader *l, const ms_st_entry *e, uint64_t block, uint64_t bytes, char *to)
+{
+    ms_hash h;
+    MS_TRY(ms__file_read(l->fd, l->path, to, bytes, l->data_at + e->begin + block * MS_ST_BLOCK, "load"));
+    ms__hash_begin(&h);
+    ms__hash_add(&h, to, bytes);
+    return check_block(l, e, block, &h);
+}
+
+// Bytes of an entry. Whole blocks are compared in their place; of others the whole is read beside it.
+static ms_status get(ms_loader *l, const ms_st_entry *e, uint64_t from, uint64_t bytes, char *to)
+{
+    if (!verifies(l)) return ms__file_read(l->fd, l->path, to, bytes, l->data_at + e->begin + from, "load");
+    for (uint64_t n; bytes > 0; from += n, to += n, bytes -= n) {
+        uint64_t block = from / MS_ST_BLOCK, begin = block * MS_ST_BLOCK, rest = e->end - e->begin - begin;
+        uint64_t size = rest < MS_ST_BLOCK ? rest : MS_ST_BLOCK;
+        n = begin + size - from < bytes ? begin + size - from : bytes;
+        if (n == size) {
+            MS_TRY(read_block(l, e, block, size, to));
+            continue;
+        }
+        if (!l->block && !(l->block = malloc(MS_ST_BLOCK)))
+            return ms__no_memory(MS_ST_BLOCK, "load", "a block of tensor '%s'", e->name);
+        if (l->blocked != e->block + block) {
+            l->blocked = UINT64_MAX;
+            MS_TRY(read_block(l, e, block, size, l->block));
+            l->blocked = e->block + block;
+        }
+        memcpy(to, l->block + (from - begin), n);
+    }
+    return MS_OK;
+}
+
+// ---- many ranges at once ------------------------------------------------------------------------
+
+ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at)
+{
+    ms_tensor *t = ms__tensor(dst);
+    if (!t) return (ms_status)ms_error_code();
+    if (k < 0 || k >= l->h.n)
+        return ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
+    const ms_st_entry *e = &l->h.entries[k];
+    uint64_t esz = (uint64_t)ms__dtype_size(e->dtype), numel = (e->end - e->begin) / esz;
+    if (!(first >= 0 && count >= 0 && first + count <= (double)numel))
+        return ms__fail(MS_EINVAL, "load: elements %.0f to %.0f of tensor '%s', which has shape %s", first,
+                        first + count, e->name, ms__shape_text(e->ndim, e->shape));
+    if (t->dtype != e->dtype || !ms__is_contiguous(t) || (ms__device(t) & 0xff) != MS_CPU ||
+        !(at >= 0 && at + count <= (double)t->numel))
+        return ms__fail(MS_EINVAL, "load: %.0f elements of tensor '%s', %s, do not fit at %.0f of %s", count, e->name,
+                        ms__dtype_name(e->dtype), at, ms__tensor_text(t));
+    MS_TRY(ms__storage_sync(t->storage, true));
+    if (count == 0) return MS_OK;
+    if (l->n_wants == l->cap_wants) {
+        int cap = l->cap_wants ? 2 * l->cap_wants : 64;
+        want *grown = realloc(l->wants, (size_t)cap * sizeof *grown);
+        if (!grown) return ms__no_memory((size_t)cap * sizeof *grown, "load", "%d ranges", cap);
+        l->wants = grown;
+        l->cap_wants = cap;
+    }
+    uint64_t from = (uint64_t)first * esz;
+    l->wants[l->n_wants++] = (want) { .entry = k,
+                                      .from = from,
+                                      .bytes = (uint64_t)count * esz,
+                                      .at = l->data_at + e->begin + from,
+                                      .to = (char *)ms__data(t) + (uint64_t)at * esz,
+                                      .keep = ms__retain(t) };
+    return MS_OK;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    uint64_t x = ((const want *)a)->at, y = ((const want *)b)->at;
+    return x < y ? -1 : x > y;
+}
+
+// Follows the data from its beginning on, and compares the sum of each block that ends.
+typedef struct {
+    const ms_st_entry **order;
+    uint64_t at;
+    ms_hash hash;
+} follower;  // at: in the first entry of order
+
+static int by_begin(const void *a, const void *b)
+{
+    const ms_st_entry *x = *(const ms_st_entry *const *)a, *y = *(const ms_st_entry *const *)b;
+    return x->block != y->block ? (x->block < y->block ? -1 : 1) : 0;
+}
+
+static ms_status follow(const ms_loader *l, follower *f, const char *data, uint64_t n)
+{
+    while (n > 0) {
+        const ms_st_entry *e = *f->order;
+        uint64_t size = e->end - e->begin, room = MS_ST_BLOCK - f->at % MS_ST_BLOCK;
+        if (room > size - f->at) room = size - f->at;
+        if (room > n) room = n;
+        ms__hash_add(&f->hash, data, room);
+        f->at += room;
+        data += room;
+        n -= room;
+        if (f->at < size && f->at % MS_ST_BLOCK) continue;
+        MS_TRY(check_block(l, e, (f->at - 1) / MS_ST_BLOCK, &f->hash));
+        ms__hash_begin(&f->hash);
+        if (f->at < size) continue;
+        f->order++;
+        f->at = 0;
+    }
+    return MS_OK;
+}
+
+static ms_status stream(ms_loader *l, follower *f)
+{
+    ms_direct *d;
+    MS_TRY(ms__direct_reader(&d, l->fd, l->path, l->size, "load"));
+    ms_status st = MS_OK;
+    uint64_t begin = 0, n = 1;
+    for (int first = 0; st == MS_OK && n > 0; begin += n) {
+        const char *data;
+        if ((st = ms__direct_read(d, &data, &n)) != MS_OK) break;
+        if (!f->order) {
+            ms__hash_add(&f->hash, data, n);
+        } else {
+            uint64_t header = begin >= l->data_at ? 0 : l->data_at - begin < n ? l->data_at - begin : n;
+            if ((st = follow(l, f, data + header, n - header)) != MS_OK) break;
+        }
+        while (first < l->n_wants && l->wants[first].at + l->wants[first].bytes <= begin) first++;
+        for (int k = first; k < l->n_wants && l->wants[k].at < begin + n; k++) {
+            want *w = &l->wants[k];
+            uint64_t from = w->at > begin ? w->at : begin,
+                     to = w->at + w->bytes < begin + n ? w->at + w->bytes : begin + n;
+            if (to > from) memcpy(w->to + (from - w->at), data + (from - begin), to - from);
+        }
+    }
+    ms_status end = ms__direct_end(d);
+    return st != MS_OK ? st : end;
+}
+
+// The whole file in order; what is wanted is taken out on the way. hash: of all of it, where it has no sums to compare.
+static ms_status fetch_whole(ms_loader *l, char *hash)
+{
+    const ms_st_entry **order = NULL;
+    follower f = { .at = 0 };
+    ms__hash_begin(&f.hash);
+    if (verifies(l)) {
+        int n = 0;
+        order = malloc((size_t)(l->h.n + 1) * sizeof *order);
+        if (!order)
+            return ms__no_memory((size_t)(l->h.n + 1) * sizeof *order, "load", "the list of %d tensors", l->h.n);
+        for (int k = 0; k < l->h.n; k++)
+            if (l->h.entries[k].end > l->h.entries[k].begin) order[n++] = &l->h.entries[k];
+        qsort(order, (size_t)n, sizeof *order, by_begin);
+        f.order = order;
+    }
+    ms_status st = stream(l, &f);
+    free(order);
+    hash[0] = hash[16] = 0;
+    if (!st && !l->h.sums) ms__hash_text(ms__hash_end(&f.hash), hash);
+    return st;
+}
+
+ms_status ms_loader_fetch(ms_loader *l, char *whole)
+{
+    ms_status st = MS_OK;
+    if (l->n_wants) qsort(l->wants, (size_t)l->n_wants, sizeof *l->wants, by_place);
+    if (whole) st = fetch_whole(l, whole);
+    for (int k = 0; !whole && k < l->n_wants && !st; k++) {
+        const want *w = &l->wants[k];
+        st = get(l, &l->h.entries[w->entry], w->from, w->bytes, w->to);
+    }
+    drop_wants(l);
+    return st;
+}
+
+const char *ms_loader_sum(const ms_loader *l) { return l->sum; }
+int ms_loader_count(const ms_loader *l) { return l->h.n; }
+const char *ms_loader_name(const ms_loader *l, int k) { return k >= 0 && k < l->h.n ? l->h.entries[k].name : NULL; }
+int ms_loader_metadata_count(const ms_loader *l) { return l->h.n_meta; }
+const char *ms_loader_metadata_key(const ms_loader *l, int k)
+{
+    return k >= 0 && k < l->h.n_meta ? l->h.meta[k].key : NULL;
+}
+const char *ms_loader_metadata_value(const ms_loader *l, int k)
+{
+    return k >= 0 && k < l->h.n_meta ? l->h.meta[k].value : NULL;
+}
+
+int ms_loader_find(const ms_loader *l, const char *name)
+{
+    const ms_st_entry *e = ms__st_find(&l->h, name);
+    return e ? (int)(e - l->h.entries) : -1;
+}
+
+ms_status ms_loader_info(const ms_loader *l, int k, ms_info *out)
+{
+    if (k < 0 || k >= l->h.n)
+        return ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
+    const ms_st_entry *e = &l->h.entries[k];
+    memset(out, 0, sizeof *out);
+    out->dtype = e->dtype;
+    out->ndim = e->ndim;
+    out->is_contiguous = 1;
+    out->numel = (int64_t)(e->end - e->begin) / ms__dtype_size(e->dtype);
+    int64_t stride = 1;
+    for (int d = e->ndim - 1; d >= 0; d--) {
+        out->shape[d] = e->shape[d];
+        out->stride[d] = stride;
+        stride *= e->shape[d];
+    }
+    return MS_OK;
+}
+
+ms_id ms_loader_read(ms_loader *l, int k, double first, double count)
+{
+    if (k < 0 || k >= l->h.n) {
+        ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
+        return 0;
+    }
+    const ms_st_entry *e = &l->h.entries[k];
+    int64_t shape[MS_MAX_DIMS], rows = e->ndim ? e->shape[0] : 1;
+    memcpy(shape, e->shape, sizeof shape);
+    if (count < 0) count = (double)rows - first;
+    if (!(first >= 0 && count >= 0 && first + count <= (double)rows)) {
+        ms__fail(MS_EINVAL, "load: rows %.0f to %.0f of tensor '%s', which has shape %s", first, first + count, e->name,
+                 ms__shape_text(e->ndim, e->shape));
+        return 0;
+    }
+    uint64_t row_bytes = rows ? (e->end - e->begin) / (uint64_t)rows : 0;
+    if (e->ndim) shape[0] = (int64_t)count;
+    ms_tensor *t;
+    if (ms__tensor_new(&t, e->dtype, MS_CPU, e->ndim, shape, "load")) return 0;
+    if (get(l, e, row_bytes * (uint64_t)first, row_bytes * (uint64_t)count, t->storage->data)) {
+        ms__release(t);
+        return 0;
+    }
+    return ms__name(t);
+}

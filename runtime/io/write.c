@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: MIT
+// io/write.c -- tensors into a safetensors file: a crash at any moment leaves the old file or the new one.
+//
+// Writing: a temporary file beside the target -> data -> header, with the sums -> fsync -> rename -> fsync of the
+// folder. The rename is the moment the file exists; without the two fsyncs a power loss could leave a name with no
+// bytes behind it.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "device/device.h"
+#include "io/direct.h"
+#include "io/files.h"
+#include "ops/op.h"
+#include "io/safetensors.h"
+#include "tensor/tensor.h"
+
+struct ms_saver {
+    ms_st_header h;
+    bool *written;  // per entry, once the header is fixed
+    ms_place target;
+    char temporary[MS_TEMPORARY];  // its name in the target's folder
+    char *path;                    // the same as a path, for messages
+    int fd;                        // of the temporary file; -1 when it is gone
+    char *text, *sums;             // the header, once it is fixed, and where the sums of blocks stand in it
+    size_t length;
+    uint64_t data_at;   // where the data begins in the file
+    ms_direct *direct;  // a large file that was written in order so far
+    uint64_t next;      // where that goes on
+};
+
+enum { DIRECT_FROM = 4 << 20, PART = 64 << 10 };
+
+static ms_status create(ms_saver *s, const char *path)
+{
+    MS_TRY(ms__place(&s->target, path, "save"));
+    struct stat info;
+    if (fstatat(s->target.folder, s->target.name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
+        // The new file's name would take its place: that of a device, say.
+        if (!S_ISREG(info.st_mode)) return ms__fail(MS_EIO, "save: '%s' is there and is no regular file", path);
+    } else if (errno != ENOENT) {
+        return ms__io_failed("save", "look at", path);
+    }
+    size_t before = (size_t)(s->target.name - s->target.path);
+    s->path = malloc(before + MS_TEMPORARY);
+    if (!s->path) return ms__no_memory(before + MS_TEMPORARY, "save", "writing '%s'", path);
+    memcpy(s->path, s->target.path, before);
+    MS_TRY(ms__temporary_name(s->target.name, s->temporary));
+    strcpy(s->path + before, s->temporary);
+    s->fd = openat(s->target.folder, s->temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    return s->fd < 0 ? ms__io_failed("save", "create", s->path) : MS_OK;
+}
+
+ms_saver *ms_saver_new(const char *path)
+{
+    ms_saver *s = calloc(1, sizeof *s);
+    if (!s) {
+        ms__no_memory(sizeof *s, "save", "writing '%s'", path);
+        return NULL;
+    }
+    s->fd = s->target.folder = -1;
+    if (create(s, path)) {
+        ms_saver_abort(s);
+        return NULL;
+    }
+    return s;
+}
+
+static void drop_temporary(ms_saver *s)
+{
+    if (s->fd >= 0) close(s->fd);
+    unlinkat(s->target.folder, s->temporary, 0);
+    s->fd = -1;
+}
+
+void ms_saver_abort(ms_saver *s)
+{
+    if (!s) return;
+    if (s->direct) (void)ms__direct_end(s->direct);
+    if (s->fd >= 0) drop_temporary(s);
+    ms__place_clear(&s->target);
+    ms__st_clear(&s->h);
+    free(s->written);
+    free(s->text);
+    free(s->path);
+    free(s);
+}
+
+ms_status ms_saver_metadata(ms_saver *s, const char *key, const char *value)
+{
+    if (s->text) return ms__fail(MS_ESTATE, "save: metadata '%s' after the first tensor was written", key);
+    if (!strcmp(key, MS_ST_SUMS))
+        return ms__fail(MS_EINVAL, "save: metadata '%s': the file's own sums have this name", key);
+    return ms__st_add_meta(&s->h, "save", key, strlen(key), value, strlen(value));
+}
+
+ms_status ms_saver_declare(ms_saver *s, const char *name, int dtype, int ndim, const int64_t *shape)
+{
+    if (s->text) return ms__fail(MS_ESTATE, "save: tensor '%s' declared after the first one was written", name);
+    if (dtype < 0 || dtype >= MS_DTYPES)
+        return ms__fail(MS_EINVAL, "save: tensor '%s': dtype %d is none of the %d known", name, dtype, MS_DTYPES);
+    if (ndim < 0 || ndim > MS_MAX_DIMS)
+        return ms__fail(MS_EINVAL, "save: tensor '%s' has %d dimensions; at most %d are supported", name, ndim,
+                        MS_MAX_DIMS);
+    if (!strcmp(name, "__metadata__"))
+        return ms__fail(MS_EINVAL, "save: no tensor can be named '__metadata__': the format uses it");
+    for (int d = 0; d < ndim; d++)
+        if (shape[d] < 0)
+            return ms__fail(MS_EINVAL, "save: tensor '%s': shape %s has a negative size", name,
+                            ms__shape_text(ndim, shape));
+    return ms__st_add(&s->h, "save", name, strlen(name), dtype, ndim, shape);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const ms_st_entry *)a)->name, ((const ms_st_entry *)b)->name);
+}
+
+static ms_status end_direct(ms_saver *s)
+{
+    ms_direct *d = s->direct;
+    s->direct = NULL;
+    return ms__direct_end(d);
+}
+
+static ms_status put(ms_saver *s, const void *data, uint64_t bytes, uint64_t at)
+{
+    if (s->direct && at == s->next) {
+        s->next += bytes;
+        return ms__direct_write(s->direct, data, bytes);
+    }
+    if (s->direct && bytes > 0) MS_TRY(end_direct(s));
+    return ms__file_write(s->fd, s->path, data, bytes, at);
+}
+
+static ms_status put_header(ms_saver *s)
+{
+    unsigned char prefix[8];
+    ms__st_prefix(s->length, prefix);
+    MS_TRY(put(s, prefix, 8, 0));
+    return put(s, s->text, s->length, 8);
+}
+
+// Fixes the order and the offsets (wide elements first, so that each tensor is aligned to its element; then by name)
+// and the header.
+static ms_status fix_header(ms_saver *s)
+{
+    if (s->h.n) qsort(s->h.entries, (size_t)s->h.n, sizeof *s->h.entries, by_name);
+    for (int k = 1; k < s->h.n; k++)
+        if (!strcmp(s->h.entries[k - 1].name, s->h.entries[k].name))
+            return ms__fail(MS_EINVAL, "save: tensor '%s' was declared twice", s->h.entries[k].name);
+    uint64_t place = 0, block = 0, bytes;
+    for (int size = 8; size; size /= 2) {
+        for (int k = 0; k < s->h.n; k++) {
+            ms_st_entry *e = &s->h.entries[k];
+            if (ms__dtype_size(e->dtype) != size) continue;
+            if (!ms__st_bytes(e, &bytes) || place + bytes > INT64_MAX)
+                return ms__fail(MS_EINVAL, "save: tensor '%s': its shape %s is too large", e->name,
+                                ms__shape_text(e->ndim, e->shape));
+            e->begin = place;
+            e->end = place += bytes;
+            e->block = block;
+            block += ms__st_blocks(e);
+        }
+    }
+    free(s->written);
+    s->written = calloc((size_t)s->h.n + 1, 1);
+    if (!s->written) return ms__no_memory((size_t)s->h.n + 1, "save", "the list of %d tensors", s->h.n);
+    MS_TRY(ms__st_format(&s->h, "save", &s->text, &s->length, &s->sums));
+    s->data_at = 8 + s->length;
+    if (place < DIRECT_FROM) return MS_OK;
+    MS_TRY(ms__direct_writer(&s->direct, s->fd, s->path, "save"));
+    return put_header(s);  // it keeps the room: chunks go in order
+}
+
+// The data of an entry, and its blocks' sums. Hashed and handed on in parts that stay in the cache between the two.
+static ms_status put_data(ms_saver *s, const ms_st_entry *e, const char *data)
+{
+    uint64_t at = 0, size = e->end - e->begin;
+    for (uint64_t block = e->block; at < size; block++) {
+        uint64_t end = size - at < MS_ST_BLOCK ? size : at + MS_ST_BLOCK;
+        ms_hash h;
+        ms__hash_begin(&h);
+        while (at < end) {
+            uint64_t most = s->direct ? PART : MS_ST_BLOCK, n = end - at < most ? end - at : most;
+            ms__hash_add(&h, data + at, n);
+            MS_TRY(put(s, data + at, n, s->data_at + e->begin + at));
+            at += n;
+        }
+        ms__hash_text(ms__hash_end(&h), s->sums + 16 * block);
+    }
+    return MS_OK;
+}
+
+ms_status ms_saver_write(ms_saver *s, const char *name, ms_id id)
+{
+    ms_tensor *t = ms__tensor(id), *c;
+    if (!t) return (ms_status)ms_error_code();
+    if (!s->text) MS_TRY(fix_header(s));
+    ms_st_entry *e = ms__st_find(&s->h, name);
+    if (!e) return ms__fail(MS_EINVAL, "save: tensor '%s' was not declared", name);
+    if (t->sharded)
+        return ms__fail(MS_ESTATE, "save: tensor '%s' is sharded over ranks; use full_tensor() or to_local()", name);
+    if ((ms__device(t) & 0xff) == MS_META)
+        return ms__fail(MS_EINVAL, "save: tensor '%s' is on device meta and has no values", name);
+    bool same = t->dtype == e->dtype && t->ndim == e->ndim;
+    for (int d = 0; same && d < e->ndim; d++) same = t->shape[d] == e->shape[d];
+    if (!same)
+        return ms__fail(MS_EINVAL, "save: tensor '%s' is %s, it was declared as %s %s", name, ms__tensor_text(t),
+                        ms__dtype_name(e->dtype), ms__shape_text(e->ndim, e->shape));
+    MS_TRY(ms__storage_sync(t->storage, false));
+    if (ms__is_cuda(ms__device(t))) {
+        MS_TRY(ms__tensor_new(&c, t->dtype, MS_CPU, t->ndim, t->shape, "save"));
+        ms_status copied = ms__copy(c, t);
+        if (copied != MS_OK) {
+            ms__release(c);
+            return copied;
+        }
+    } else {
+        MS_TRY(ms__contiguous(&c, t));
+    }
+    ms_status st = put_data(s, e, ms__data(c));
+    ms__release(c);
+    if (!st) s->written[e - s->h.entries] = true;
+    return st;
+}
+
+ms_status ms_saver_commit(ms_saver *s)
+{
+    if (!s->text) MS_TRY(fix_header(s));
+    for (int k = 0; k < s->h.n; k++)
+        if (!s->written[k] && s->h.entries[k].end > s->h.entries[k].begin)
+            return ms__fail(MS_ESTATE, "save: tensor '%s' was declared but not written", s->h.entries[k].name);
+    if (s->direct) MS_TRY(end_direct(s));
+    ms__st_seal(s->text, s->length);
+    MS_TRY(put_header(s));
+    if (fsync(s->fd)) return ms__io_failed("save", "sync", s->path);
+    int fd = s->fd;
+    s->fd = -1;
+    ms_status st = close(fd) ? ms__io_failed("save", "close", s->path) : MS_OK;
+    if (!st && renameat(s->target.folder, s->temporary, s->target.folder, s->target.name))
+        st = ms__fail(MS_EIO, "save: cannot rename '%s' to '%s': %s", s->path, s->target.path, strerror(errno));
+    if (st) {
+        drop_temporary(s);
+        return st;
+    }
+    return ms__place_sync(&s->target);
+}
+
+void ms_saver_sum(const ms_saver *s, char *out)
+{
+    memcpy(out, ms__st_sum(s->text), 16);
+    out[16] = 0;
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+// ops/copy.c -- copies between the CPU and a GPU that nobody waits for: on the copy stream, beside compute.
+// What offloading is made of: a unit's bytes come while the one before computes, and go while the next does.
+//
+// The CPU's copy stream carries the record: it lets the GPU's copy stream wait for what the compute stream
+// had when the copy was issued, copies, and is done when the bytes are there. Both storages carry its event,
+// so the next operator on either waits by itself; both are held until it is through.
+#include "device/device.h"
+#include "ops/op.h"
+
+typedef struct {
+    int to, from;
+    void *dst;
+    const void *src;
+    size_t bytes;
+    void *ready;
+    ms_storage *a, *b;
+} copy_record;
+
+static ms_status run_copy(void *arg)
+{
+    copy_record *r = arg;
+    const ms_cuda_table *t = ms__cuda();
+    if (!ms__is_cuda(r->to) && !ms__is_cuda(r->from)) {
+        memcpy(r->dst, r->src, r->bytes);
+        return MS_OK;
+    }
+    int index = ms__index(ms__is_cuda(r->to) ? r->to : r->from);
+    if (r->ready) MS_TRY(t->stream_wait(index, MS_STREAM_COPY, r->ready));
+    MS_TRY(t->copy(index, MS_STREAM_COPY, r->dst, r->src, r->bytes,
+                   !ms__is_cuda(r->from) ? MS_TO_DEVICE
+                   : !ms__is_cuda(r->to) ? MS_TO_HOST
+                                         : MS_ON_DEVICE));
+    return t->sync(index, MS_STREAM_COPY);
+}
+
+static void retire_copy(void *arg, ms_status result)
+{
+    copy_record *r = arg;
+    (void)result;
+    if (r->ready) ms__cuda()->drop(r->ready);
+    ms__storage_release(r->a);
+    ms__storage_release(r->b);
+}
+
+static void mark(ms_pending **at, ms_pending *e)
+{
+    ms__event_release(*at);
+    *at = ms__event_retain(e);
+}
+
+ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
+{
+    int to = ms__device(dst), from = ms__device(src);
+    if (event) *event = NULL;
+    if (dst->dtype != src->dtype || dst->numel != src->numel || !ms__is_contiguous(dst) || !ms__is_contiguous(src))
+        return ms__fail(MS_EINVAL, "copy_async: %s and %s must be contiguous, of one dtype and size",
+                        ms__tensor_text(dst), ms__tensor_text(src));
+    if (to == MS_META || from == MS_META)
+        return ms__fail(MS_EINVAL, "copy_async: %s or %s has no data", ms__tensor_text(dst), ms__tensor_text(src));
+    if (ms__is_cuda(to) && ms__is_cuda(from) && to != from)
+        return ms__fail(MS_EUNSUPPORTED, "copy_async: %s and %s are on two GPUs; use copy_", ms__tensor_text(dst),
+                        ms__tensor_text(src));
+    if (dst->storage->vacated || src->storage->vacated)
+        MS_TRY(ms__storage_sync(dst->storage->vacated ? dst->storage : src->storage, true));
+    if (dst->numel == 0) return MS_OK;
+    ms_stream *s = ms__stream(MS_CPU, MS_STREAM_COPY);
+    MS_TRY(ms__stream_wait(s, src->storage->event));
+    MS_TRY(ms__stream_wait(s, dst->storage->event));
+    MS_TRY(ms__stream_wait(s, dst->storage->readers));
+    copy_record r = { .to = to, .from = from, .dst = ms__data(dst), .src = ms__data(src), .bytes = ms__nbytes(dst) };
+    // What the compute stream was asked before comes first: it makes the source, and may still read the destination.
+    if (ms__is_cuda(to) || ms__is_cuda(from))
+        MS_TRY(ms__cuda()->record(ms__index(ms__is_cuda(to) ? to : from), MS_STREAM_COMPUTE, &r.ready));
+    r.a = ms__storage_retain(dst->storage);
+    r.b = ms__storage_retain(src->storage);
+    ms_pending *e = NULL;
+    ms_status st = ms__launch(s, run_copy, retire_copy, &r, sizeof r, &e);
+    if (st != MS_OK) {
+        retire_copy(&r, st);
+        return st;
+    }
+    mark(&dst->storage->event, e);
+    mark(&src->storage->readers, e);
+    dst->version->count++;
+    if (event) *event = e;
+    else ms__event_release(e);
+    return MS_OK;
+}
+
+ms_status ms_copy_async(ms_id dst, ms_id src)
+{
+    ms_tensor *d = ms__tensor(dst), *s = d ? ms__tensor(src) : NULL;
+    return d && s ? ms__copy_async(d, s, NULL) : (ms_status)ms_error_code();
+}

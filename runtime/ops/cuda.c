@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+// ops/cuda.c -- the table that the CUDA plugin gets (ops/cuda.h).
+#include "ops/cuda.h"
+#include "cpu/cpu.h"
+#include "rows/ops.h"
+
+const ms_cuda_engine ms__cuda_engine = {
+    .fail = ms__fail,
+    .call_fail = ms__call_fail,
+    .tensor_text = ms__tensor_text,
+    .shape_text = ms__shape_text,
+    .dtype_name = ms__dtype_name,
+    .promote = ms__promote,
+    .result_dtype = ms__result_dtype,
+    .broadcast = ms__broadcast,
+    .tensor_new = ms__tensor_new,
+    .tensor_like = ms__tensor_like,
+    .tensor_view = ms__tensor_view,
+    .is_contiguous = ms__is_contiguous,
+    .contiguous = ms__contiguous,
+    .retain = ms__retain,
+    .release = ms__release,
+    .alloc = ms__alloc,
+    .free = ms__free,
+    .apart = ms__cpu_apart,
+    .largest_below = ms__largest_below,
+    .reduced_dims = ms__reduced_dims,
+};

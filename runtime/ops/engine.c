@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT
+// ops/engine.c -- process-wide settings: threads, modes, the random generator's place.
+#define _GNU_SOURCE
+#include <math.h>
+#include <sched.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/env.h"
+#include "ops/op.h"
+
+static int threads = 1;
+static bool ready;
+
+static int env_int(const char *name)
+{
+    const char *s = getenv(name);
+    return s ? atoi(s) : 0;
+}
+
+// CPUs of this rank: those of its affinity mask, shared with the other ranks of the node when the mask is everything
+// (mpirun binds to cores only when it is asked to or when there are few ranks).
+static int default_threads(void)
+{
+    double given = 0;
+    if (ms__env_number("MOONSHARD_THREADS", "a whole number above 0", &given) == MS_OK && given > 0)
+        return given < 1024 ? (int)given : 1024;
+    int n = env_int("OMP_NUM_THREADS");
+    if (n > 0) return n;
+    cpu_set_t set;
+    int cpus = 1, online = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = CPU_COUNT(&set);
+    int local = ms__ranks_here();
+    if (local > 1 && cpus >= online) cpus /= local;
+    return cpus > 0 ? cpus : 1;
+}
+
+// An invalid value is an error that names the variable, not ignored.
+static ms_status check_environment(void)
+{
+    static const struct {
+        const char *name, *choices[4];
+    } chosen[] = {
+        { "MOONSHARD_DEBUG", { "off", "info", "detail" } },
+        { "MOONSHARD_LOG", { "fsdp" } },
+        { "MOONSHARD_ISA", { "v1", "v2", "v3", "v4" } },
+        { "MOONSHARD_PROGRESS", { "bar", "lines" } },
+        { "MOONSHARD_COMM_MAP", { "refuse", "refuse-all" } },
+        { "MOONSHARD_CUBLAS", { "on", "off" } },
+        { "MOONSHARD_CUDA_GUARD", { "0", "1" } },
+    };
+    for (int k = 0; k < MS_COUNT(chosen); k++) {
+        const char *value = getenv(chosen[k].name);
+        char expected[64] = "";
+        bool known = !value || !*value;
+        for (int c = 0; c < 4 && chosen[k].choices[c]; c++) {
+            known |= value && strcmp(value, chosen[k].choices[c]) == 0;
+            snprintf(expected + strlen(expected), sizeof expected - strlen(expected), "%s%s", c ? ", " : "",
+                     chosen[k].choices[c]);
+        }
+        if (!known)
+            return ms__fail(MS_EINVAL, "%s is '%s', expected %s%s", chosen[k].name, value,
+                            strchr(expected, ',') ? "one of " : "", expected);
+    }
+    static const struct {
+        const char *name, *expected;
+        double most;
+        bool whole;
+    } numbers[] = {
+        { "MOONSHARD_THREADS", "a whole number above 0", 1e9, true },
+        { "MOONSHARD_TIMEOUT", "seconds above 0", INFINITY, false },
+        { "MOONSHARD_CUDA_DEVICES", "a whole number from 1 to 8", 8, true },
+        { "MOONSHARD_CUDA_MEMORY", "bytes above 0", 1e18, true },
+    };
+    for (int k = 0; k < MS_COUNT(numbers); k++) {
+        double value = 1;
+        MS_TRY(ms__env_number(numbers[k].name, numbers[k].expected, &value));
+        if (value > numbers[k].most || (numbers[k].whole && value != floor(value)))
+            return ms__fail(MS_EINVAL, "%s is '%s', expected %s", numbers[k].name, getenv(numbers[k].name),
+                            numbers[k].expected);
+    }
+    const char *nodes = getenv("MOONSHARD_COMM_NODES");
+    if (nodes && nodes[strspn(nodes, "0123456789,")])
+        return ms__fail(
+            MS_EINVAL,
+            "MOONSHARD_COMM_NODES is '%s', expected a number of nodes, or each rank's node separated by commas", nodes);
+    return MS_OK;
+}
+
+ms_status ms_init(void)
+{
+    if (ready) return MS_OK;
+    MS_TRY(check_environment());
+    ready = true;
+    ms_set_num_threads(default_threads());
+    return MS_OK;
+}
+
+int ms_num_threads(void) { return threads; }
+
+// oneDNN's threads are OpenMP's, whose library comes with it.
+extern void omp_set_num_threads(int n) __attribute__((weak));
+
+// At most 1024, whatever an environment asks for: libgomp falls over a team of 100,000.
+void ms_set_num_threads(int n)
+{
+    threads = n < 1 ? 1 : n > 1024 ? 1024 : n;
+    if (omp_set_num_threads) omp_set_num_threads(threads);
+}
+
+int ms_set_grad_mode(int on)
+{
+    int before = ms__state.grad_mode;
+    ms__state.grad_mode = on != 0;
+    return before;
+}
+
+int ms_set_autocast(int dtype_plus_1)
+{
+    int before = ms__state.autocast;
+    ms__state.autocast = dtype_plus_1;
+    return before;
+}
+
+int ms_set_default_dtype(int dtype)
+{
+    int before = ms__state.default_dtype;
+    if (dtype >= 0 && ms__is_float(dtype)) ms__state.default_dtype = dtype;
+    return before;
+}
+
+// ---- random numbers ---------------------------------------------------------------------------
+
+static uint64_t rng_seed = 20231, rng_offset;  // a fixed default: runs repeat unless a script seeds otherwise
+
+void ms_manual_seed(double seed)
+{
+    rng_seed = (uint64_t)(int64_t)seed;
+    rng_offset = 0;
+}
+
+void ms_rng_get(double *seed, double *offset)
+{
+    *seed = (double)(int64_t)rng_seed;
+    *offset = (double)rng_offset;
+}
+
+void ms_rng_set(double seed, double offset)
+{
+    rng_seed = (uint64_t)(int64_t)seed;
+    rng_offset = (uint64_t)offset;
+}
+
+void ms__rng_next(uint64_t *seed, uint64_t *offset)
+{
+    *seed = rng_seed;
+    *offset = rng_offset++;
+}
+
+uint64_t ms__rng_offset(void) { return rng_offset; }
+void ms__rng_rewind(uint64_t offset) { rng_offset = offset; }

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+// ops/families.c -- every operator family: the one list to extend when a family file is added.
+#include "ops/op.h"
+
+// clang-format off
+#define FAMILIES(X) \
+    X(elementwise) \
+    X(copy) \
+    X(views) \
+    X(reduce) \
+    X(product) \
+    X(norm) \
+    X(batch_norm) \
+    X(conv) \
+    X(loss) \
+    X(embedding) \
+    X(dropout) \
+    X(assemble) \
+    X(index) \
+    X(attention) \
+    X(random)
+// clang-format on
+
+#define DECLARE(f) extern const ms_op *const ms__ops_##f[];
+FAMILIES(DECLARE)
+
+#define ENTRY(f) ms__ops_##f,
+static const ms_op *const *const families[] = { FAMILIES(ENTRY) NULL };
+const ms_op *const *const *const ms__op_families = families;

@@ -1,0 +1,520 @@
+// SPDX-License-Identifier: MIT
+// ops/op.c -- dispatch: one path for every operator, from scripts and from C.
+//
+// A call is checked (inputs alive, on one device, resident; then the row's own check, which makes
+// the outputs), run on its device, and recorded on the tape when some input asks for gradients.
+// On failure the outputs are released and the error names the operator. A call that fails for lack of memory has no
+// effect: scripts repeat it after a collection (tensor.lua), so the tape's node and the outputs' names are there
+// before the kernel runs, and random numbers that were drawn are given back.
+#define _GNU_SOURCE
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/activity.h"
+#include "autograd/graph.h"
+#include "base/trace.h"
+
+// ---- the table --------------------------------------------------------------------------------
+
+enum { MAX_OPS = 512, HASH = 2048 };
+static const ms_op *table[MAX_OPS];
+static int16_t by_name[HASH];
+static int n_ops;
+
+static uint32_t hash(const char *s)
+{
+    uint32_t h = 2166136261u;
+    for (; *s; s++) h = (h ^ (uint8_t)*s) * 16777619u;
+    return h;
+}
+
+__attribute__((constructor)) static void fill_table(void)
+{
+    for (const ms_op *const *const *f = ms__op_families; *f; f++)
+        for (const ms_op *const *op = *f; *op; op++) {
+            if (n_ops == MAX_OPS) {
+                fputs("moonshard: too many operators for op.c's table\n", stderr);
+                abort();
+            }
+            uint32_t h = hash((*op)->name) & (HASH - 1);
+            while (by_name[h]) h = (h + 1) & (HASH - 1);
+            table[n_ops++] = *op;
+            by_name[h] = (int16_t)n_ops;
+        }
+}
+
+int ms_op_find(const char *name)
+{
+    for (uint32_t h = hash(name) & (HASH - 1); by_name[h]; h = (h + 1) & (HASH - 1))
+        if (strcmp(table[by_name[h] - 1]->name, name) == 0) return by_name[h] - 1;
+    return -1;
+}
+
+const ms_op *ms__op_by_name(const char *name)
+{
+    int k = ms_op_find(name);
+    return k < 0 ? NULL : table[k];
+}
+
+static const ms_op *op_at(int op) { return op >= 0 && op < n_ops ? table[op] : NULL; }
+
+int ms_op_count(void) { return n_ops; }
+const char *ms_op_name(int op) { return op_at(op) ? table[op]->name : NULL; }
+const char *ms_op_samples(int op) { return op_at(op) && table[op]->samples ? table[op]->samples : ""; }
+int ms_op_flags(int op) { return op_at(op) ? table[op]->flags | (table[op]->backward ? MS_OP_DIFFERENTIABLE : 0) : 0; }
+
+// CUDA's kernels, when that plugin is loaded: by name, for rows that are in no family's list too.
+static struct {
+    const char *op;
+    ms_status (*run)(ms_call *);
+} cuda_kernel[HASH];
+
+static int cuda_slot(const char *name)
+{
+    uint32_t h = hash(name) & (HASH - 1);
+    while (cuda_kernel[h].op && strcmp(cuda_kernel[h].op, name) != 0) h = (h + 1) & (HASH - 1);
+    return (int)h;
+}
+
+void ms__register_kernel(const char *name, int device, ms_status (*run)(ms_call *))
+{
+    if (device != MS_CUDA) return;
+    int k = cuda_slot(name);
+    cuda_kernel[k].op = name;
+    cuda_kernel[k].run = run;
+}
+
+static ms_status (*kernel_for(const ms_op *op, int device))(ms_call *)
+{
+    if (MS_LIKELY(device != MS_CUDA)) return op->run[device];
+    ms_status (*run)(ms_call *) = cuda_kernel[cuda_slot(op->name)].run;
+    return run ? run : op->run[MS_CUDA];
+}
+
+int ms_op_has_kernel(int op, int device)
+{
+    return op_at(op) && (device == MS_META || (table[op]->flags & MS_OP_VIEW) || kernel_for(table[op], device & 0xff));
+}
+
+// ---- for check --------------------------------------------------------------------------------
+
+static void grow_out(ms_call *c, int k)
+{
+    while (c->n_out <= k) c->out[c->n_out++] = NULL;
+}
+
+ms_status ms__call_out(ms_call *c, int k, int dtype, int device, int ndim, const int64_t *shape)
+{
+    grow_out(c, k);
+    return ms__tensor_new(&c->out[k], dtype, device, ndim, shape, c->op->name);
+}
+
+ms_status ms__call_out_like(ms_call *c, int k, const ms_tensor *t)
+{
+    grow_out(c, k);
+    return ms__tensor_new(&c->out[k], t->dtype, ms__device(t), t->ndim, t->shape, c->op->name);
+}
+
+ms_status ms__call_view(ms_call *c, int k, ms_tensor *view)
+{
+    grow_out(c, k);
+    c->out[k] = view;
+    return MS_OK;
+}
+
+void ms__call_inplace(ms_call *c, int k, int in)
+{
+    grow_out(c, k);
+    c->out[k] = ms__retain(c->in[in]);
+    c->out[k]->version->count++;
+}
+
+void ms__call_replace(ms_call *c, int k, ms_tensor *owned)
+{
+    if (c->owned >> k & 1) ms__release(c->in[k]);
+    c->in[k] = owned;
+    c->owned |= (uint64_t)1 << k;
+}
+
+const char *ms__op_title(const ms_op *op)
+{
+    static __thread char title[64];
+    static const char *const others[][2] = { { "cast", "to" },      { "to_device", "to" },     { "rand_", "rand" },
+                                             { "randn_", "randn" }, { "randint_", "randint" }, { "arange_", "arange" },
+                                             { "eye_", "eye" } };
+    for (size_t k = 0; k < sizeof others / sizeof *others; k++)
+        if (strcmp(op->name, others[k][0]) == 0) return others[k][1];
+    const char *name = op->name, *variant = strstr(name, "_scalar"), *rest = variant ? variant + 7 : "";
+    if (!variant && (variant = strstr(name, "_all"))) rest = variant + 4;
+    int n = variant ? (int)(variant - name) : (int)strlen(name);
+    snprintf(title, sizeof title, "%.*s%s", n, name, rest);
+    return title;
+}
+
+ms_status ms__call_fail(const ms_call *c, const char *fmt, ...)
+{
+    char text[2048];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    return ms__fail(MS_EINVAL, "%s: %s", ms__op_title(c->op), text);
+}
+
+ms_status ms__call_dim(const ms_call *c, int64_t d, int ndim, int *out)
+{
+    int n = ndim ? ndim : 1;  // a 0-dim tensor accepts its one imaginary dimension
+    if (d < -n || d >= n)
+        return ms__call_fail(c, "dimension %lld is out of range for a tensor of %d dimension%s (expected %d to %d)",
+                             (long long)(d >= 0 ? d + 1 : d), ndim, ndim == 1 ? "" : "s", -n, n);
+    *out = (int)(d < 0 ? d + n : d);
+    return MS_OK;
+}
+
+ms_status ms__broadcast(const ms_call *c, const ms_tensor *a, const ms_tensor *b, int *ndim, int64_t *shape)
+{
+    int n = a->ndim > b->ndim ? a->ndim : b->ndim;
+    for (int d = n - 1, i = a->ndim - 1, j = b->ndim - 1; d >= 0; d--, i--, j--) {
+        int64_t x = i >= 0 ? a->shape[i] : 1, y = j >= 0 ? b->shape[j] : 1;
+        if (MS_UNLIKELY(x != y && x != 1 && y != 1))
+            return ms__call_fail(c, "shapes %s and %s do not broadcast: dimension %d is %lld and %lld",
+                                 ms__shape_text(a->ndim, a->shape), ms__shape_text(b->ndim, b->shape), d + 1,
+                                 (long long)x, (long long)y);
+        shape[d] = x == 1 ? y : x;
+    }
+    *ndim = n;
+    return MS_OK;
+}
+
+// ---- dispatch ---------------------------------------------------------------------------------
+
+static ms_status device_differs(const ms_call *c, int k, const ms_tensor *first)
+{
+    return ms__call_fail(c, "tensors are on different devices: %s and, as argument %d, %s", ms__tensor_text(first),
+                         k + 1, ms__tensor_text(c->in[k]));
+}
+
+static ms_status dispatch(ms_call *c, bool record);
+
+// Beside tensors of a device a tensor of one number and no dimension may lie on the CPU: it is brought there, on the
+// tape like any other way there. Not as what is changed in place.
+static ms_status dispatch_mixed(ms_call *c, bool record, int k, const ms_tensor *first)
+{
+    ms_tensor *brought[MS_MAX_IN], *was[MS_MAX_IN];
+    const ms_tensor *there = NULL;
+    int n = 0, from = c->op->flags & MS_OP_INPLACE ? 1 : 0;
+    for (int i = 0; i < c->n_in; i++)
+        if (c->in[i] && ms__device(c->in[i]) != MS_CPU) there = c->in[i];
+    bool fits = c->op->flags & MS_OP_EACH && (ms__device(there) & 0xff) != MS_META;
+    for (int i = 0; i < c->n_in && fits; i++)
+        if (c->in[i])
+            fits = ms__device(c->in[i]) == ms__device(there) ||
+                   (ms__device(c->in[i]) == MS_CPU && c->in[i]->ndim == 0 && i >= from);
+    if (!fits) return device_differs(c, k, first);
+    memcpy(was, c->in, (size_t)c->n_in * sizeof *was);
+    ms_status st = MS_OK;
+    for (int i = 0; i < c->n_in && st == MS_OK; i++) {
+        if (!c->in[i] || ms__device(c->in[i]) != MS_CPU) continue;
+        ms_call one = { .op = ms__op_by_name("to_device"), .n_in = 1, .n_i = 1 };
+        one.in[0] = c->in[i];
+        one.i[0] = ms__device(there);
+        if ((st = dispatch(&one, record)) == MS_OK) c->in[i] = brought[n++] = one.out[0];
+    }
+    if (st == MS_OK) st = dispatch(c, record);
+    while (n > 0) ms__release(brought[--n]);
+    memcpy(c->in, was, (size_t)c->n_in * sizeof *was);
+    return st;
+}
+
+static ms_status sharded_input(const ms_call *c, const ms_tensor *t)
+{
+    ms__call_fail(c, "parameter '%s' is sharded; use to_local() for this rank's part or full_tensor() for the whole",
+                  t->name ? t->name : "?");
+    return ms__fail(MS_ESTATE, "%s", ms_error());
+}
+
+// The tape knows a view by what its base was when the view was made: after a recorded change of the base its gradient
+// would be that of the old values.
+static ms_status stale_view(const ms_call *c, int k)
+{
+    return ms__call_fail(c,
+                         "argument %d, %s, is a view made before its base was changed in place, and the change is "
+                         "recorded for gradients; make the view again",
+                         k + 1, ms__tensor_text(c->in[k]));
+}
+
+// An in-place write must not change what the tape relies on.
+static ms_status check_inplace(const ms_call *c)
+{
+    const ms_tensor *t = c->in[0];
+    if (t->requires_grad && !t->node)
+        return ms__call_fail(
+            c, "a leaf that requires grad cannot be changed in place; do it under no_grad or on its detach()");
+    if (t->is_view) {
+        bool grad = t->requires_grad;
+        for (int k = 1; k < c->n_in; k++) grad |= c->in[k] && c->in[k]->requires_grad;
+        if (grad)
+            return ms__call_fail(c, "an in-place change through a view cannot be recorded for gradients; "
+                                    "build the whole with cat, stack or where, or do it under no_grad");
+    }
+    return MS_OK;
+}
+
+// For the profiler: "[4, 8] float32, [8] float32".
+static const char *shapes_of(const ms_call *c)
+{
+    char text[400];
+    size_t at = 0;
+    for (int k = 0; k < c->n_in && at < sizeof text - 64; k++)
+        if (c->in[k])
+            at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %s", at ? ", " : "",
+                                   ms__shape_text(c->in[k]->ndim, c->in[k]->shape), ms__dtype_name(c->in[k]->dtype));
+    text[sizeof text - 1] = 0;
+    return at ? ms__trace_text("%s", text) : NULL;
+}
+
+static ms_status dispatch(ms_call *c, bool record)
+{
+    const ms_op *op = c->op;
+    MS_BUSY;
+    MS_RANGE(MS_RANGE_OP, op->name, ms__trace_shapes() ? shapes_of(c) : NULL);
+    const ms_tensor *first = NULL;
+    ms_node *node = NULL;
+    uint64_t drawn = op->flags & MS_OP_RANDOM ? ms__rng_offset() : 0;
+    bool grad = false;
+    int stale = -1;
+    ms_status st;
+
+    c->n_out = 0;
+    c->owned = 0;
+    if (MS_UNLIKELY(ms__state.interrupted)) MS_TRY(ms__check_interrupt());
+    if (MS_UNLIKELY(c->n_in < op->n_in_min || c->n_in > op->n_in_max))
+        return ms__call_fail(c, "takes %d to %d tensors, got %d", op->n_in_min, op->n_in_max, c->n_in);
+    for (int k = 0; k < c->n_in; k++) {
+        ms_tensor *t = c->in[k];
+        if (!t) continue;
+        if (MS_UNLIKELY(t->sharded)) return sharded_input(c, t);
+        if (!first) first = t;
+        else if (MS_UNLIKELY(ms__device(t) != ms__device(first) && !(op->flags & MS_OP_ANY_DEVICE)))
+            return dispatch_mixed(c, record, k, first);
+        ms_storage *s = t->storage;
+        if (MS_UNLIKELY(s->vacated || s->event)) MS_TRY(ms__storage_sync(s, false));
+        grad |= t->requires_grad;
+        if (MS_UNLIKELY(t->is_view && t->tape != t->version->tape && t->tape != MS_OFF_TAPE)) stale = k;
+    }
+    if (MS_UNLIKELY(ms__region && grad)) ms__region_meet(c->n_in, c->in);
+    record = record && ms__state.grad_mode;
+    grad = grad && record;
+    if (MS_UNLIKELY(stale >= 0 && record)) return stale_view(c, stale);
+    if (MS_UNLIKELY(op->flags & MS_OP_INPLACE)) {
+        if (grad) MS_TRY(check_inplace(c));
+        if (grad && op->backward) MS_TRY(ms__record_before(c));
+        if (c->in[0] && c->in[0]->storage->readers) MS_TRY(ms__storage_sync(c->in[0]->storage, true));
+    }
+
+    st = op->check(c);
+    if (MS_UNLIKELY(st != MS_OK)) goto failed;
+    // All that recording allocates, before the kernel changes anything: the call is repeated when memory was short.
+    if (grad && op->backward && !(node = ms__record_new(c))) {
+        st = MS_ENOMEM;
+        goto failed;
+    }
+
+    int device = (c->n_out ? ms__device(c->out[0]) : first ? ms__device(first) : MS_CPU) & 0xff;
+    if (device != MS_META) {
+        ms_status (*run)(ms_call *) = kernel_for(op, device);
+        if (MS_LIKELY(run != NULL)) {
+            st = run(c);
+        } else if (!(op->flags & MS_OP_VIEW)) {
+            st = ms__fail(MS_EUNSUPPORTED,
+                          "%s: there is no kernel of this operator for device '%s' yet: argument 1 is %s", op->name,
+                          device == MS_CUDA ? "cuda" : "cpu", first ? ms__tensor_text(first) : "absent");
+        }
+        if (MS_UNLIKELY(st != MS_OK)) goto failed;
+    }
+    if (node) {
+        ms__record(node, c);
+        if (op->flags & MS_OP_INPLACE) c->in[0]->version->tape++;
+    } else if (op->flags & MS_OP_VIEW && !record) {
+        for (int k = 0; k < c->n_out; k++)
+            if (c->out[k]) c->out[k]->tape = MS_OFF_TAPE;
+    }
+    if (MS_UNLIKELY(c->owned))
+        for (int k = 0; k < c->n_in; k++)
+            if (c->owned >> k & 1) ms__release(c->in[k]);
+    return MS_OK;
+
+failed:
+    if (node) ms__record_drop(node);
+    if (op->flags & MS_OP_RANDOM) ms__rng_rewind(drawn);
+    for (int k = 0; k < c->n_out; k++) ms__release(c->out[k]);
+    for (int k = 0; k < c->n_in; k++)
+        if (c->owned >> k & 1) ms__release(c->in[k]);
+    c->n_out = 0;
+    return st;
+}
+
+// Under autocast: floating inputs (not float64) in the dtype this operator wants. Casts are recorded like any other.
+static ms_status dispatch_cast(ms_call *c)
+{
+    int want = c->op->flags & MS_OP_LOW ? ms__state.autocast - 1 : MS_F32;
+    ms_tensor *cast[MS_MAX_IN];
+    int n = 0;
+    ms_status st = MS_OK;
+    for (int k = 0; k < c->n_in && st == MS_OK; k++) {
+        ms_tensor *t = c->in[k];
+        if (!t || t->sharded || t->dtype == want || !ms__is_float(t->dtype) || t->dtype == MS_F64) continue;
+        ms_call one = { .op = ms__op_by_name("cast"), .n_in = 1, .n_i = 1 };
+        one.in[0] = t;
+        one.i[0] = want;
+        if ((st = dispatch(&one, true)) == MS_OK) c->in[k] = cast[n++] = one.out[0];
+    }
+    if (st == MS_OK) st = dispatch(c, true);
+    while (n > 0) ms__release(cast[--n]);
+    return st;
+}
+
+ms_status ms__dispatch(ms_call *c)
+{
+    if (MS_UNLIKELY(ms__state.autocast) && c->op->flags & (MS_OP_LOW | MS_OP_WIDE)) return dispatch_cast(c);
+    return dispatch(c, true);
+}
+
+// ---- from C -----------------------------------------------------------------------------------
+
+ms_status ms__run_op(const ms_op *op, int n_in, ms_tensor *const *in, int n_i, const int64_t *i, int n_f,
+                     const double *f, int n_out, ms_tensor **out)
+{
+    ms_call c;
+    c.op = op;
+    c.n_in = n_in;
+    c.n_i = n_i;
+    c.n_f = n_f;
+    for (int k = 0; k < n_in; k++) c.in[k] = in[k];
+    for (int k = 0; k < n_i; k++) c.i[k] = i[k];
+    for (int k = 0; k < n_f; k++) c.f[k] = f[k];
+    MS_TRY(dispatch(&c, false));
+    for (int k = 0; k < c.n_out; k++) {
+        if (k < n_out) out[k] = c.out[k];
+        else ms__release(c.out[k]);
+    }
+    return MS_OK;
+}
+
+ms_status ms__op1(ms_tensor **out, const ms_op *op, ms_tensor *a)
+{
+    return ms__run_op(op, 1, &a, 0, NULL, 0, NULL, 1, out);
+}
+
+ms_status ms__op1f(ms_tensor **out, const ms_op *op, ms_tensor *a, double f)
+{
+    return ms__run_op(op, 1, &a, 0, NULL, 1, &f, 1, out);
+}
+
+ms_status ms__op2(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b)
+{
+    return ms__run_op(op, 2, (ms_tensor *[]) { a, b }, 0, NULL, 0, NULL, 1, out);
+}
+
+ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, ms_tensor *c)
+{
+    return ms__run_op(op, 3, (ms_tensor *[]) { a, b, c }, 0, NULL, 0, NULL, 1, out);
+}
+
+// ---- from scripts -----------------------------------------------------------------------------
+
+static ms_status bad_op(int op) { return ms__fail(MS_EINVAL, "operator %d does not exist", op); }
+
+// What cannot fail any more once an operator has had its effect: names for n outputs, headers of views.
+static ms_status reserve(const ms_op *op, int n)
+{
+    MS_TRY(ms__names_reserve(n, op->name));
+    return ms__tensor_reserve(0, op->name);
+}
+
+static ms_id finish1(ms_call *c)
+{
+    if (MS_UNLIKELY(reserve(c->op, 1) != MS_OK || ms__dispatch(c) != MS_OK)) return 0;
+    for (int k = 1; k < c->n_out; k++) ms__release(c->out[k]);
+    return ms__name_made(c->out[0], c->op);
+}
+
+static ms_status released_input(const ms_op *op, int k)
+{
+    if (ms_error_code() == MS_ERELEASED) return MS_ERELEASED;
+    return ms__fail(MS_EINVAL, "%s: argument %d: a tensor was expected, got none", op->name, k + 1);
+}
+
+ms_status ms_call_op(int op, ms_args *a)
+{
+    ms_call c;
+    if (!(c.op = op_at(op))) return bad_op(op);
+    if (a->n_in < 0 || a->n_in > MS_MAX_IN || a->n_i < 0 || a->n_i > MS_MAX_I || a->n_f < 0 || a->n_f > MS_MAX_F)
+        return ms__fail(MS_EINVAL, "%s: %d tensors, %d integers, %d numbers: more than a call holds", c.op->name,
+                        a->n_in, a->n_i, a->n_f);
+    c.n_in = a->n_in;
+    c.n_i = a->n_i;
+    c.n_f = a->n_f;
+    for (int k = 0; k < c.n_in; k++) {
+        c.in[k] = NULL;
+        if (a->in[k] != 0 && !(c.in[k] = ms__tensor(a->in[k]))) return released_input(c.op, k);
+        if (a->in[k] == 0 && k < c.op->n_in_min)
+            return ms__fail(MS_EINVAL, "%s: tensor %d is missing", c.op->name, k + 1);
+    }
+    while (c.n_in > c.op->n_in_min && !c.in[c.n_in - 1]) c.n_in--;
+    memcpy(c.i, a->i, (size_t)c.n_i * sizeof *c.i);
+    memcpy(c.f, a->f, (size_t)c.n_f * sizeof *c.f);
+    MS_TRY(reserve(c.op, MS_MAX_OUT));
+    MS_TRY(ms__dispatch(&c));
+    a->n_out = c.n_out;
+    for (int k = 0; k < c.n_out; k++) a->out[k] = ms__name_made(c.out[k], c.op);
+    return MS_OK;
+}
+
+ms_id ms_call1(int op, ms_id a)
+{
+    ms_call c;
+    if (!(c.op = op_at(op))) return bad_op(op), 0;
+    if (!(c.in[0] = ms__tensor(a))) return released_input(c.op, 0), 0;
+    c.n_in = 1;
+    c.n_i = c.n_f = 0;
+    return finish1(&c);
+}
+
+ms_id ms_call1f(int op, ms_id a, double f)
+{
+    ms_call c;
+    if (!(c.op = op_at(op))) return bad_op(op), 0;
+    if (!(c.in[0] = ms__tensor(a))) return released_input(c.op, 0), 0;
+    c.n_in = 1;
+    c.n_i = 0;
+    c.n_f = 1;
+    c.f[0] = f;
+    return finish1(&c);
+}
+
+ms_id ms_call2(int op, ms_id a, ms_id b)
+{
+    ms_call c;
+    if (!(c.op = op_at(op))) return bad_op(op), 0;
+    if (!(c.in[0] = ms__tensor(a))) return released_input(c.op, 0), 0;
+    if (!(c.in[1] = ms__tensor(b))) return released_input(c.op, 1), 0;
+    c.n_in = 2;
+    c.n_i = c.n_f = 0;
+    return finish1(&c);
+}
+
+ms_id ms_call3(int op, ms_id a, ms_id b, ms_id d)
+{
+    ms_call c;
+    if (!(c.op = op_at(op))) return bad_op(op), 0;
+    if (!(c.in[0] = ms__tensor(a))) return released_input(c.op, 0), 0;
+    if (!(c.in[1] = ms__tensor(b))) return released_input(c.op, 1), 0;
+    c.n_in = 2;
+    if (d != 0) {
+        if (!(c.in[2] = ms__tensor(d))) return released_input(c.op, 2), 0;
+        c.n_in = 3;
+    }
+    c.n_i = c.n_f = 0;
+    return finish1(&c);
+}

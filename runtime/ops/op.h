@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+// ops/op.h -- the operator table and dispatch.
+//
+// An operator is one constant row: `const ms_op ms__op_relu = {…}`. A family file ends with the list
+// of its rows; op.c lists the families. Lua and the specs find rows by name. Adding an operator means
+// a row (kernels/<family>.c: check, backward, samples), its kernel (kernels/cpu/<family>.c), and its
+// Lua method; its gradient, non-contiguous, size-0 and device specs come from the row's samples.
+#ifndef MS_OP_H
+#define MS_OP_H
+
+#include "tensor/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ms_op ms_op;
+
+// One call. check() validates in[], i[], f[] and makes out[]; run() fills them.
+typedef struct ms_call {
+    const ms_op *op;
+    int n_in, n_out, n_i, n_f;
+    ms_tensor *in[MS_MAX_IN];  // NULL where an optional input is absent. check may replace an entry by another
+                               // reference that it owns (a cast): use ms__call_replace
+    ms_tensor *out[MS_MAX_OUT];
+    int64_t i[MS_MAX_I];
+    double f[MS_MAX_F];
+    uint64_t owned;         // bits of in[] that check replaced; released after the call
+    uint64_t saved_rng[2];  // seed and offset drawn by random operators, for backward
+} ms_call;
+
+// What a node kept. in[k] / out[k] are NULL unless saved. gout[k] is NULL where no gradient arrived.
+typedef struct ms_backward_call {
+    const ms_op *op;
+    int n_in, n_out, n_i, n_f;
+    ms_tensor **in, **out;
+    const struct ms_meta *in_meta, *out_meta;  // shape and dtype of every input and output
+    const int64_t *i;
+    const double *f;
+    const uint64_t *saved_rng;
+    ms_tensor **gout;
+    ms_tensor **gin;  // to fill with owned references; leave NULL where need is false
+    const bool *need;
+    const struct ms_run *run;  // these two for ms__gradient_so_far
+    const struct ms_edge *edges;
+} ms_backward_call;
+
+// What has come together of input k's gradient, if backward may add to it and hand it back as gin[k] (owned as ever):
+// it has the shape, dtype and device of the input. NULL otherwise. For gradients that are mostly zeros.
+ms_tensor *ms__gradient_so_far(const ms_backward_call *b, int k);
+
+typedef struct ms_meta {
+    uint8_t dtype, ndim;
+    bool present;
+    int device;
+    int64_t shape[MS_MAX_DIMS];
+} ms_meta;
+
+struct ms_op {
+    const char *name;
+    int8_t n_in_min, n_in_max;   // inputs
+    int16_t flags;               // MS_OP_*
+    uint64_t save_in, save_out;  // bits: tensors backward reads
+    ms_status (*check)(ms_call *c);
+    ms_status (*run[MS_DEVICES])(ms_call *c);    // meta needs none
+    ms_status (*backward)(ms_backward_call *b);  // NULL: not differentiable
+    // Sample inputs for the generic specs, separated by ';'. A sample is a list of blank-separated words:
+    //   [3,4] float input, random normal; [3,4]+ positive; [3,4]u in (-0.9, 0.9); [3]i5 int64 ids in [0,5);
+    //   [3,4]b bool; - absent;  i=1,2 integers; f=0.5,1 numbers.
+    const char *samples;
+};
+
+// ---- for check ----
+ms_status ms__call_out(ms_call *c, int k, int dtype, int device, int ndim, const int64_t *shape);  // allocates out[k]
+ms_status ms__call_out_like(ms_call *c, int k, const ms_tensor *t);
+ms_status ms__call_view(ms_call *c, int k, ms_tensor *view);  // out[k] = an owned view
+void ms__call_inplace(ms_call *c, int k, int in);             // out[k] is in[in] itself; its version is bumped
+void ms__call_replace(ms_call *c, int k, ms_tensor *owned);
+// Failure that names the operator: "matmul: " + text
+const char *ms__op_title(
+    const ms_op *op);  // the name that scripts know: add_scalar_ is add_, max_all max; until the next call
+ms_status ms__call_fail(const ms_call *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+// 0-based dimension from one that may be negative; fails naming the operator.
+ms_status ms__call_dim(const ms_call *c, int64_t d, int ndim, int *out);
+// Shape two inputs broadcast to.
+ms_status ms__broadcast(const ms_call *c, const ms_tensor *a, const ms_tensor *b, int *ndim, int64_t *shape);
+
+// ---- calling operators from C ----
+// Runs an operator without recording a graph, whatever the grad mode. outs are owned references.
+// in-place operators return a retained in[0].
+ms_status ms__run_op(const ms_op *op, int n_in, ms_tensor *const *in, int n_i, const int64_t *i, int n_f,
+                     const double *f, int n_out, ms_tensor **out);
+ms_status ms__op1(ms_tensor **out, const ms_op *op, ms_tensor *a);
+ms_status ms__op1f(ms_tensor **out, const ms_op *op, ms_tensor *a, double f);
+ms_status ms__op2(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b);
+ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, ms_tensor *c);
+// Sums t over broadcast dimensions down to shape (t itself, retained, when they agree).
+ms_status ms__sum_to(ms_tensor **out, ms_tensor *t, int ndim, const int64_t *shape);
+ms_status ms__zeros(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape);
+ms_status ms__zero(ms_tensor *t);                    // fills in place, any strides
+ms_status ms__copy(ms_tensor *dst, ms_tensor *src);  // broadcast, cast, any strides, between devices, no graph
+ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src);  // the same for kernels: the storages are there
+ms_status ms__fill_data(ms_tensor *t, double value);
+
+// ---- dispatch ----
+ms_status ms__dispatch(ms_call *c);  // check, run, record; c->out are owned references afterwards
+extern const ms_op *const *const
+    *const ms__op_families;  // ops/families.c: NULL-terminated list of NULL-terminated lists
+const ms_op *ms__op_by_name(const char *name);
+void ms__register_kernel(const char *op, int device, ms_status (*run)(ms_call *));  // plugins (CUDA)
+
+// Runs body over [0, n) in fixed blocks on this rank's threads; small n stays on the caller.
+// Blocks don't depend on the number of threads, so neither do the bits of a reduction made of them.
+typedef void (*ms_range_fn)(void *arg, int64_t first, int64_t last, int64_t block);
+void ms__parallel(int64_t n, int64_t block, ms_range_fn fn, void *arg);
+// The same over n tasks that are worth a thread each: fn(arg, k, k + 1, k).
+void ms__parallel_tasks(int64_t n, ms_range_fn fn, void *arg);
+int ms__thread_num(void);  // inside fn: which of ms_num_threads() it is, from 0
+
+// ---- random numbers: Philox 4x32-10 (Salmon et al. 2011), keyed by seed, counted by (offset, element) ----
+// Reserves one offset for an operator call: the element's place is the rest of the counter.
+void ms__rng_next(uint64_t *seed, uint64_t *offset);
+uint64_t ms__rng_offset(void);         // the next one
+void ms__rng_rewind(uint64_t offset);  // a call that failed gives back what it drew
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+// ops/parallel.c -- loops over this rank's threads.
+//
+// The caller works itself; helpers take blocks that have not begun. Only blocks in progress are waited for: a helper
+// that the kernel does not schedule, on a machine that others use too, costs nothing. (With OpenMP, whose barriers wait
+// for every thread of a team, two threads took 8 times as long as one there.) The helpers spin for a moment, then sleep
+// in a futex.
+//
+// A job is open while `open` is set. Its fields are written before that, and not again before `inside` is back at 0, so
+// a helper that has counted itself in and sees `open` may read them.
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "ops/op.h"
+
+enum {
+    PARALLEL_FROM = 32768,  // waking a helper costs microseconds: less work than this many elements does not pay for it
+    SPINS = 1000,           // about 40 us, longer than a script needs from one operator to the next
+    MAX_THREADS = 1024,
+    LINE = 64,
+};
+
+// Blocks of one thread, [next, last). Threads that have finished theirs take from the others'.
+typedef struct {
+    int64_t next;
+    int64_t last;
+    char rest[LINE - 16];
+} part;
+
+static struct {
+    ms_range_fn fn;
+    void *arg;
+    int64_t n, block;
+    int threads, parts;
+    part part[MAX_THREADS];
+} job;
+
+static pthread_mutex_t owner =
+    PTHREAD_MUTEX_INITIALIZER;  // whose loop the helpers work on; other threads' loops run alone
+static int helpers;             // started; under `owner`
+static int sleepers;
+static _Alignas(LINE) int inside;
+static _Alignas(LINE) uint32_t generation;  // of jobs: what helpers wait for
+static int open_;
+static _Thread_local int thread_number;
+
+int ms__thread_num(void) { return thread_number; }
+
+static void pause_cpu(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static void work(void)
+{
+    int parts = job.parts, mine = thread_number % parts;
+    for (int k = 0; k < parts; k++) {
+        part *p = &job.part[(mine + k) % parts];
+        if (__atomic_load_n(&p->next, __ATOMIC_RELAXED) >= p->last) continue;
+        for (int64_t b; (b = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED)) < p->last;) {
+            int64_t last = (b + 1) * job.block;
+            job.fn(job.arg, b * job.block, last < job.n ? last : job.n, b);
+        }
+    }
+}
+
+static void *helper(void *number)
+{
+    thread_number = (int)(intptr_t)number;
+    uint32_t seen = 0;
+    for (;;) {
+        int spins = 0;
+        uint32_t now;
+        while ((now = __atomic_load_n(&generation, __ATOMIC_SEQ_CST)) == seen) {
+            if (spins++ < SPINS) {
+                pause_cpu();
+                continue;
+            }
+            __atomic_add_fetch(&sleepers, 1, __ATOMIC_SEQ_CST);
+            syscall(SYS_futex, &generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL,
+                    0);  // returns at once when it has changed
+            __atomic_sub_fetch(&sleepers, 1, __ATOMIC_SEQ_CST);
+        }
+        seen = now;
+        __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&open_, __ATOMIC_SEQ_CST) && thread_number < job.threads) work();
+        __atomic_sub_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+    }
+    return NULL;
+}
+
+// A child has the thread that forked it, and no other.
+static void after_fork(void) { helpers = inside = sleepers = 0; }
+
+// Starts the helpers that are missing, as far as the system lets us: fewer only make it slower. Signals go to other
+// threads.
+static void start_helpers(int wanted)
+{
+    sigset_t all, before;
+    if (helpers >= wanted) return;
+    static bool registered;
+    if (!registered) registered = pthread_atfork(NULL, NULL, after_fork) == 0;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (pthread_t t; helpers < wanted; helpers++) {
+        if (pthread_create(&t, NULL, helper, (void *)(intptr_t)(helpers + 1)) != 0) break;
+        pthread_detach(t);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+// Blocks on all threads, if this one may have them. parts: 1 for one queue of blocks, or as many as threads.
+static bool shared(int64_t n, int64_t block, int64_t blocks, int threads, bool one_queue, ms_range_fn fn, void *arg)
+{
+    if (thread_number > 0 || pthread_mutex_trylock(&owner) != 0) return false;
+    start_helpers(threads - 1);
+    job.fn = fn;
+    job.arg = arg;
+    job.n = n;
+    job.block = block;
+    job.threads = threads;
+    job.parts = one_queue ? 1 : threads;
+    for (int k = 0; k < job.parts; k++) {
+        job.part[k].next = blocks * k / job.parts;
+        job.part[k].last = blocks * (k + 1) / job.parts;
+    }
+    __atomic_store_n(&open_, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&generation, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&sleepers, __ATOMIC_SEQ_CST))
+        syscall(SYS_futex, &generation, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
+    work();
+    __atomic_store_n(&open_, 0, __ATOMIC_SEQ_CST);
+    for (int spins = 0; __atomic_load_n(&inside, __ATOMIC_SEQ_CST); spins++)
+        if (spins < SPINS) pause_cpu();
+        else sched_yield();
+    pthread_mutex_unlock(&owner);
+    return true;
+}
+
+void ms__parallel(int64_t n, int64_t block, ms_range_fn fn, void *arg)
+{
+    if (n <= 0) return;
+    int64_t blocks = (n + block - 1) / block;
+    int threads = ms_num_threads();
+    if (threads > 1 && blocks > 1 && n >= PARALLEL_FROM && shared(n, block, blocks, threads, false, fn, arg)) return;
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t last = (b + 1) * block;
+        fn(arg, b * block, last < n ? last : n, b);
+    }
+}
+
+void ms__parallel_tasks(int64_t n, ms_range_fn fn, void *arg)
+{
+    int threads = ms_num_threads();
+    if (threads > 1 && n > 1 && shared(n, 1, n, threads, true, fn, arg)) return;
+    for (int64_t k = 0; k < n; k++) fn(arg, k, k + 1, k);
+}

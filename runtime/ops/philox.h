@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// ops/philox.h -- the random generator: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random
+// numbers: as easy as 1, 2, 3", 2011). Keyed by the seed; the counter is (block, offset), where every
+// operator call draws its own offset (ms__rng_next) and the block comes from an element's place in the
+// whole tensor. So a number depends on seed, call and place only: not on device, threads, world size.
+#ifndef MS_PHILOX_H
+#define MS_PHILOX_H
+
+#include <stdint.h>
+#include "tensor/dtype.h"
+
+#if defined(__GNUC__) && !defined(__CUDACC__)
+__attribute__((always_inline))
+#endif
+MS_FN void
+ms_philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_t *w0, uint32_t *w1, uint32_t *w2, uint32_t *w3)
+{
+    uint32_t a = (uint32_t)block, b = (uint32_t)(block >> 32), c = (uint32_t)offset, d = (uint32_t)(offset >> 32);
+    uint32_t k = (uint32_t)seed, l = (uint32_t)(seed >> 32);
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#pragma GCC unroll 10  // so that a loop over blocks vectorises
+#endif
+    for (int round = 0; round < 10; round++) {
+        uint64_t p = (uint64_t)0xD2511F53u * a, q = (uint64_t)0xCD9E8D57u * c;
+        uint32_t x = (uint32_t)(q >> 32) ^ b ^ k, y = (uint32_t)(p >> 32) ^ d ^ l;
+        b = (uint32_t)q;
+        d = (uint32_t)p;
+        a = x;
+        c = y;
+        k += 0x9E3779B9u;
+        l += 0xBB67AE85u;
+    }
+    *w0 = a;
+    *w1 = b;
+    *w2 = c;
+    *w3 = d;
+}
+
+// In [0, 1), 24 bits; never 1.
+MS_FN float ms_uniform_f32(uint32_t bits) { return (float)(bits >> 8) * 0x1p-24f; }
+MS_FN double ms_uniform_f64(uint32_t high, uint32_t low)
+{
+    return (double)(((uint64_t)high << 32 | low) >> 11) * 0x1p-53;
+}
+
+#endif

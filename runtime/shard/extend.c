@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: MIT
+// shard/extend.c -- all-gather extensions: parameters of which the script says what travels and what the whole is made
+// of (docs/semantics.md#extensions), and gathers as runs, which such units need.
+//
+// An extension's inputs are copied behind the unit's other parameters into what is gathered, and its outputs lie behind
+// their wholes in the full storage: one collective carries all. The whole that the script makes of the outputs at the
+// first gather is what the parameter is pointed at from then on; at every later one the script fills it again. Storages
+// that the script gave up are vacated and refilled with the full storage.
+#include <stdio.h>
+
+#include "shard/unit.h"
+#include "ops/op.h"
+
+enum { MAX_PARTS = 16, ALIGN = 64 };
+
+typedef struct {
+    int dtype, ndim;
+    int64_t shape[MS_MAX_DIMS];  // of this rank's input, padding included
+    bool like_rows;              // laid out like the parameter's rows: padding does not travel
+    ms_tensor *in, *out;
+    size_t low_at;
+} part;
+
+typedef struct extension {
+    int n, *which;  // parameters
+    int n_parts, n_given;
+    bool made;  // its whole exists
+    part parts[MAX_PARTS];
+    ms_storage **freed;
+    int n_freed;
+} extension;
+
+static size_t align_up(size_t n) { return (n + ALIGN - 1) & ~(size_t)(ALIGN - 1); }
+
+static const char *name_of(const unit *u, const extension *x)
+{
+    const char *name = u->params[x->which[0]].param->name;
+    return name ? name : "?";
+}
+
+static extension *find(double handle, int e, unit **u)
+{
+    if (!(*u = ms__unit(handle))) return NULL;
+    if (e >= 0 && e < (*u)->n_extensions) return &(*u)->extensions[e];
+    ms__fail(MS_EINVAL, "fsdp: unit '%s' has no all-gather extension %d", (*u)->name, e + 1);
+    return NULL;
+}
+
+// ---- which parameters -------------------------------------------------------------------------
+
+void ms__extensions_drop(unit *u)
+{
+    for (int e = 0; e < u->n_extensions; e++) {
+        extension *x = &u->extensions[e];
+        for (int k = 0; k < x->n_parts; k++) {
+            ms__release(x->parts[k].in);
+            ms__release(x->parts[k].out);
+        }
+        for (int k = 0; k < x->n_freed; k++) ms__storage_release(x->freed[k]);
+        free(x->freed);
+        for (int k = 0; k < x->n; k++) u->params[x->which[k]].extended = false;
+        free(x->which);
+    }
+    free(u->extensions);
+    u->extensions = NULL;
+    u->n_extensions = 0;
+}
+
+static ms_status check_extended(const unit *u, const unit_param *p)
+{
+    const char *name = p->param->name ? p->param->name : "?";
+    if (u->layout != &ms__layouts[MS_LAYOUT_ROWS])
+        return ms__fail(MS_EINVAL, "fsdp: parameter '%s': all-gather extensions are for fully_shard", name);
+    if (p->dim > 0)
+        return ms__fail(MS_EUNSUPPORTED,
+                        "fsdp: parameter '%s' is sharded along dimension %d; all-gather extensions need the first one",
+                        name, p->dim + 1);
+    if (u->post_group)
+        return ms__fail(MS_EUNSUPPORTED,
+                        "fsdp: parameter '%s' has all-gather extensions; with them reshard_after_forward must be true "
+                        "or false, not a number",
+                        name);
+    return MS_OK;
+}
+
+ms_status ms_unit_extend(double handle, int n, const int32_t *count, const int32_t *which)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    if (n == 0 && u->n_extensions == 0) return MS_OK;
+    int at = 0;
+    for (int e = 0; e < n; e++)
+        for (int k = 0; k < count[e]; k++, at++) {
+            if (which[at] < 0 || which[at] >= u->n)
+                return ms__fail(MS_EINVAL, "fsdp: unit '%s' has no parameter %d", u->name, which[at] + 1);
+            MS_TRY(check_extended(u, &u->params[which[at]]));
+        }
+    ms__unit_shard(u);
+    ms__extensions_drop(u);
+    extension *list = calloc((size_t)n + 1, sizeof *list);
+    if (!list) return ms__no_memory(((size_t)n + 1) * sizeof *list, "fsdp", "%d extensions", n);
+    at = 0;
+    for (int e = 0; e < n; e++) {
+        list[e].n = count[e];
+        if (!(list[e].which = calloc((size_t)count[e] + 1, sizeof *list[e].which))) {
+            size_t bytes = ((size_t)count[e] + 1) * sizeof *list[e].which;
+            while (e-- > 0) free(list[e].which);
+            free(list);
+            return ms__no_memory(bytes, "fsdp", "an extension");
+        }
+        for (int k = 0; k < count[e]; k++) list[e].which[k] = which[at++];
+    }
+    for (int e = 0; e < n; e++)
+        for (int k = 0; k < list[e].n; k++) u->params[list[e].which[k]].extended = true;
+    u->extensions = list;
+    u->n_extensions = n;
+    return ms__unit_replan(u);
+}
+
+// ---- inputs -----------------------------------------------------------------------------------
+
+static bool same_shape(const ms_tensor *t, int ndim, const int64_t *shape)
+{
+    return t->ndim == ndim && !memcmp(t->shape, shape, (size_t)ndim * sizeof *shape);
+}
+
+static ms_status check_input(const unit *u, const extension *x, int k, const ms_tensor *t, bool *like_rows)
+{
+    const unit_param *p = &u->params[x->which[0]];
+    int64_t here[MS_MAX_DIMS], padded[MS_MAX_DIMS];
+    memcpy(here, p->param->shape, sizeof here);
+    memcpy(padded, p->param->shape, sizeof padded);
+    here[0] = p->here;
+    padded[0] = p->chunk;
+    if (t->sharded || (ms__device(t) & 0xff) == MS_META)
+        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d is %s%s; expected a plain tensor with values",
+                        name_of(u, x), k + 1, t->sharded ? "sharded, " : "", ms__tensor_text(t));
+    *like_rows = same_shape(t, p->param->ndim, here) || same_shape(t, p->param->ndim, padded);
+    if (!*like_rows && p->rows % u->world != 0)
+        return ms__fail(MS_EINVAL,
+                        "When a parameter is unevenly sharded by FSDP (orig size=%s, FSDP world size=%d), "
+                        "fsdp_pre_all_gather must return all-gather inputs "
+                        "with the padded sharded size %s but got %s",
+                        ms__shape_text(p->param->ndim, p->param->shape), u->world,
+                        ms__shape_text(p->param->ndim, padded), ms__shape_text(t->ndim, t->shape));
+    if (!*like_rows && t->ndim == 0)
+        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d has no dimension to gather along",
+                        name_of(u, x), k + 1);
+    return MS_OK;
+}
+
+ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
+{
+    unit *u;
+    extension *x = find(handle, e, &u);
+    if (!x) return (ms_status)ms_error_code();
+    if (n < 1 || n > MAX_PARTS)
+        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' gave %d tensors, expected 1 to %d", name_of(u, x), n,
+                        MAX_PARTS);
+    if (x->n_parts && n != x->n_parts)
+        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' gave %d tensors, %d at its first gather", name_of(u, x),
+                        n, x->n_parts);
+    bool first = x->n_parts == 0;
+    const unit_param *p = &u->params[x->which[0]];
+    for (int k = 0; k < n; k++) {
+        ms_tensor *t = ms__tensor(in[k]);
+        bool like_rows = false;
+        if (!t) return (ms_status)ms_error_code();
+        MS_TRY(check_input(u, x, k, t, &like_rows));
+        part *q = &x->parts[k];
+        int64_t shape[MS_MAX_DIMS] = { 0 };
+        memcpy(shape, t->shape, sizeof shape);
+        if (like_rows) shape[0] = p->chunk;
+        if (!first && (t->dtype != q->dtype || !same_shape(t, q->ndim, t->shape) ||
+                       memcmp(shape, q->shape, (size_t)q->ndim * sizeof *shape)))
+            return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d is %s, at its first gather it was %s %s",
+                            name_of(u, x), k + 1, ms__tensor_text(t), ms__dtype_name(q->dtype),
+                            ms__shape_text(q->ndim, q->shape));
+        q->dtype = t->dtype;
+        q->ndim = t->ndim;
+        q->like_rows = like_rows;
+        memcpy(q->shape, shape, sizeof shape);
+        ms__release(q->in);
+        q->in = ms__retain(t);
+    }
+    if (first) x->n_parts = n;
+    x->n_given = n;
+    return MS_OK;
+}
+
+bool ms__extensions_given(const unit *u)
+{
+    for (int e = 0; e < u->n_extensions; e++)
+        if (u->extensions[e].n_given == 0) return false;
+    return true;
+}
+
+int ms__extensions_dtype(const unit *u, int dtype)
+{
+    for (int e = 0; e < u->n_extensions; e++)
+        for (int k = 0; k < u->extensions[e].n_parts; k++) {
+            if (dtype >= 0 && u->extensions[e].parts[k].dtype != dtype) return MS_U8;
+            dtype = u->extensions[e].parts[k].dtype;
+        }
+    return dtype;
+}
+
+// ---- gathering --------------------------------------------------------------------------------
+
+ms_status ms__extensions_place(unit *u)
+{
+    if (u->extensions[0].parts[0].out) return MS_OK;
+    int total = u->n_pieces;
+    for (int e = 0; e < u->n_extensions; e++) total += u->extensions[e].n_parts;
+    ms_piece *pieces = realloc(u->pieces, ((size_t)total + (size_t)u->n + 1) * sizeof *pieces);
+    if (!pieces)
+        return ms__no_memory(((size_t)total + (size_t)u->n + 1) * sizeof *pieces, "fsdp", "pieces of unit '%s'",
+                             u->name);
+    u->pieces = pieces;
+    for (int e = 0; e < u->n_extensions; e++) {
+        extension *x = &u->extensions[e];
+        const unit_param *p = &u->params[x->which[0]];
+        for (int k = 0; k < x->n_parts; k++) {
+            part *q = &x->parts[k];
+            int64_t numel = 1, shape[MS_MAX_DIMS];
+            for (int d = 0; d < q->ndim; d++) numel *= q->shape[d];
+            memcpy(shape, q->shape, sizeof shape);
+            shape[0] = q->like_rows ? p->rows : q->shape[0] * u->world;
+            size_t esz = (size_t)ms__dtype_size(q->dtype), bytes = (size_t)numel * esz, all = bytes * (size_t)u->world;
+            if (q->like_rows) all = (size_t)(p->rows * p->row_numel) * esz;
+            q->low_at = align_up(u->low_bytes);
+            size_t at = align_up(u->full_bytes);
+            u->pieces[u->n_pieces++] = (ms_piece) {
+                .in_offset = q->low_at, .out_offset = at, .out_stride = bytes, .bytes = bytes, .total = all
+            };
+            u->low_bytes = q->low_at + bytes;
+            u->full_bytes = at + all;
+            q->out = ms__tensor_on(u->full, q->dtype, q->ndim, shape, (int64_t)(at / esz));
+        }
+    }
+    u->full->bytes = u->full_bytes;  // vacated: its bytes come with this gather
+    return MS_OK;
+}
+
+ms_status ms__extensions_pack(unit *u)
+{
+    ms_status st = MS_OK;
+    for (int e = 0; e < u->n_extensions; e++) {
+        extension *x = &u->extensions[e];
+        for (int k = 0; k < x->n_parts; k++) {
+            part *q = &x->parts[k];
+            if (st == MS_OK && q->in->numel > 0) {
+                ms_tensor *dst = ms__tensor_on(u->low, q->dtype, q->in->ndim, q->in->shape,
+                                               (int64_t)(q->low_at / (size_t)ms__dtype_size(q->dtype)));
+                st = ms__copy(dst, q->in);
+                ms__release(dst);
+            }
+            ms__drop(&q->in);
+        }
+        x->n_given = 0;
+    }
+    return st;
+}
+
+ms_status ms__extensions_refill(unit *u)
+{
+    for (int e = 0; e < u->n_extensions; e++)
+        for (int k = 0; k < u->extensions[e].n_freed; k++)
+            MS_TRY(ms__storage_refill(u->extensions[e].freed[k], "fsdp: whole made by an all-gather extension"));
+    return MS_OK;
+}
+
+void ms__extensions_vacate(unit *u)
+{
+    for (int e = 0; e < u->n_extensions; e++)
+        for (int k = 0; k < u->extensions[e].n_freed; k++) ms__storage_vacate(u->extensions[e].freed[k]);
+}
+
+int ms_unit_extension_outputs(double handle, int e, ms_id *out, int capacity)
+{
+    unit *u;
+    extension *x = find(handle, e, &u);
+    if (!x) return -1;
+    for (int k = 0; k < x->n_parts && k < capacity; k++)
+        if (!(out[k] = ms__name(ms__tensor_alias(x->parts[k].out)))) return -1;
+    return x->n_parts;
+}
+
+// ---- wholes -----------------------------------------------------------------------------------
+
+static ms_status check_whole(const unit *u, const extension *x, const unit_param *p, const ms_tensor *t)
+{
+    bool fits = t->ndim == p->param->ndim && ms__is_contiguous(t) && !t->sharded && ms__device(t) == u->device;
+    for (int d = 0; fits && d < t->ndim; d++)
+        fits = d == 0 ? t->shape[0] >= p->param->shape[0] : t->shape[d] == p->param->shape[d];
+    if (fits) return MS_OK;
+    return ms__fail(
+        MS_EINVAL,
+        "fsdp_post_all_gather of '%s' returned %s, expected a contiguous tensor of shape %s (more rows are padding)",
+        name_of(u, x), ms__tensor_text(t), ms__shape_text(p->param->ndim, p->param->shape));
+}
+
+static ms_status free_with(unit *u, extension *x, ms_tensor *t)
+{
+    ms_storage *s = t->storage;
+    if (s == u->full) return MS_OK;  // goes anyway
+    if (s == u->shard)
+        return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s': a tensor to free is the shard itself", name_of(u, x));
+    for (int k = 0; k < x->n_freed; k++)
+        if (x->freed[k] == s) return MS_OK;
+    ms_storage **grown = realloc(x->freed, ((size_t)x->n_freed + 1) * sizeof *grown);
+    if (!grown) return ms__no_memory(((size_t)x->n_freed + 1) * sizeof *grown, "fsdp", "unit '%s'", u->name);
+    x->freed = grown;
+    x->freed[x->n_freed++] = ms__storage_retain(s);
+    s->owner = u->full->owner;
+    return MS_OK;
+}
+
+ms_status ms_unit_extension_whole(double handle, int e, int n_whole, const ms_id *whole, int n_free, const ms_id *freed)
+{
+    unit *u;
+    extension *x = find(handle, e, &u);
+    if (!x) return (ms_status)ms_error_code();
+    if (n_whole != x->n)
+        return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s' returned %d inner tensors, the parameter has %d",
+                        name_of(u, x), n_whole, x->n);
+    for (int k = 0; k < n_whole; k++) {
+        ms_tensor *t = ms__tensor(whole[k]);
+        if (!t) return (ms_status)ms_error_code();
+        MS_TRY(check_whole(u, x, &u->params[x->which[k]], t));
+        // Memory that only the whole has is the unit's to free, whether the hook names it or not.
+        if (t->storage->refs == 1) MS_TRY(free_with(u, x, t));
+    }
+    for (int k = 0; k < n_free; k++) {
+        ms_tensor *t = ms__tensor(freed[k]);
+        if (!t) return (ms_status)ms_error_code();
+        MS_TRY(free_with(u, x, t));
+    }
+    for (int k = 0; k < n_whole; k++) {
+        ms_tensor *t = ms__tensor(whole[k]);
+        unit_param *p = &u->params[x->which[k]];
+        ms__release(p->whole);
+        p->whole = ms__tensor_on(t->storage, t->dtype, p->param->ndim, p->param->shape, t->offset);
+    }
+    x->made = true;
+    return MS_OK;
+}
+
+static ms_status all_made(const unit *u)
+{
+    for (int e = 0; e < u->n_extensions; e++)
+        if (!u->extensions[e].made)
+            return ms__fail(MS_ESTATE,
+                            "fsdp_post_all_gather of '%s' returned nothing at the first gather; expected the whole "
+                            "tensor and a list of tensors to free",
+                            name_of(u, &u->extensions[e]));
+    return MS_OK;
+}
+
+// ---- gathers as runs --------------------------------------------------------------------------
+
+enum { ASK, START, FETCH, MAKE };
+
+static ms_status gather_on(unit *u, bool early, bool prefetched)
+{
+    MS_TRY(ms__unit_start_gather(u, early, prefetched));
+    return early ? MS_OK : ms__unit_finish_gather(u);
+}
+
+static ms_run_state gather_step(ms_task *t, ms_run *run, ms_event *ev)
+{
+    unit *u = ms__unit((double)(uint64_t)(uintptr_t)t->ptr);
+    bool early = t->n & 1, prefetched = t->n & 2;
+    if (!u) {  // its module died meanwhile
+        ms__clear_error();
+        return MS_RUN_DONE;
+    }
+    if (u->gathered || (early && (u->gather || u->fetched || u->world == 1))) return MS_RUN_DONE;
+    if (u->n_extensions == 0 || (u->device & 0xff) == MS_META)
+        return gather_on(u, early, prefetched) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
+    switch (t->phase) {
+    case ASK:
+        if (!u->gather && !u->fetched) {
+            t->phase = START;
+            return ms__run_event(run, ev, MS_EV_PRE_GATHER, 0, u->handle, 0, NULL, 0);
+        }
+        goto fetch;
+    case START:
+        if (ms__unit_start_gather(u, early, prefetched) != MS_OK) return MS_RUN_FAILED;
+        if (early) return MS_RUN_DONE;
+        // fall through
+    case FETCH:
+    fetch:
+        if (ms__unit_fetch(u) != MS_OK || ms__extensions_refill(u) != MS_OK) return MS_RUN_FAILED;
+        t->phase = MAKE;
+        return ms__run_event(run, ev, MS_EV_POST_GATHER, 0, u->handle, 0, NULL, 0);
+    default:
+        if (all_made(u) != MS_OK || ms__unit_finish_gather(u) != MS_OK) return MS_RUN_FAILED;
+        return MS_RUN_DONE;
+    }
+}
+
+ms_status ms__unit_push_gather(ms_run *run, unit *u, bool early, bool prefetched)
+{
+    ms_task t = { .step = gather_step,
+                  .ptr = (void *)(uintptr_t)(uint64_t)u->handle,
+                  .n = (early ? 1 : 0) | (prefetched ? 2 : 0) };
+    return ms__run_push(run, &t);
+}
+
+ms_run *ms_unit_gather_run(double handle, int early, int prefetched)
+{
+    unit *u = ms__unit(handle);
+    ms_run *r = u ? ms__run_new() : NULL;
+    if (!r) return NULL;
+    if (ms__unit_push_gather(r, u, early != 0, prefetched != 0) == MS_OK) return r;
+    ms_run_abort(r);
+    return NULL;
+}

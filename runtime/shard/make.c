@@ -1,0 +1,488 @@
+// SPDX-License-Identifier: MIT
+// shard/make.c -- units are made of parameters, moved to other devices and dtypes, and end: what owns which memory.
+#include <stdio.h>
+
+#include "device/device.h"
+#include "shard/unit.h"
+#include "ops/op.h"
+
+// ---- construction -----------------------------------------------------------------------------
+
+static void release_params(unit *u)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        ms__release(p->fresh);
+        ms__release(p->pending);
+        ms__release(p->saved);
+        ms__release(p->whole);
+        ms__release(p->resting);
+        if (p->local) ms__disown(p->local);
+        ms__release(p->local);
+        if (p->param) p->param->unit_param = NULL;
+        ms__release(p->param);
+    }
+    ms__release(u->flat.saved);
+    if (u->flat.local) {
+        u->flat.local->unit_param = NULL;
+        ms__disown(u->flat.local);
+        ms__release(u->flat.local);
+    }
+}
+
+static void unit_delete(unit *u)
+{
+    release_params(u);
+    if (u->shard) ms__storage_release(u->shard);
+    if (u->full) ms__storage_release(u->full);
+    ms__unit_drop_post(u);
+    ms__extensions_drop(u);
+    ms__release(u->partial);
+    free(u->partial_of);
+    free(u->params);
+    free(u->pieces);
+    free(u->active);
+    free(u->forward_prefetch);
+    free(u->backward_prefetch);
+    free(u);
+}
+
+// What a flat parameter can be made of.
+static ms_status check_flat(const char *name, const ms_tensor *t, const ms_tensor *first, bool one)
+{
+    const char *p = t->name ? t->name : "?";
+    if (t->unit_param) return ms__fail(MS_EINVAL, "Cannot flatten a `FlatParameter`");
+    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
+    if (!ms__is_float(t->dtype)) return ms__fail(MS_EINVAL, "Cannot flatten integer dtype tensors");
+    if (t->dtype != first->dtype)
+        return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s",
+                        ms__dtype_name(first->dtype), ms__dtype_name(t->dtype));
+    if (one && t->requires_grad != first->requires_grad)
+        return ms__fail(MS_EINVAL, "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
+    if (ms__device(t) != ms__device(first)) {
+        char a[64], b[64];
+        snprintf(a, sizeof a, "%s", strrchr(ms__tensor_text(first), ' ') + 1);
+        snprintf(b, sizeof b, "%s", strrchr(ms__tensor_text(t), ' ') + 1);
+        return ms__fail(MS_EINVAL, "Must flatten tensors on the same device but got both %s and %s", a, b);
+    }
+    return MS_OK;
+}
+
+static ms_status check_param(const char *name, const ms_tensor *t, const ms_tensor *first)
+{
+    const char *p = t->name ? t->name : "?";
+    if (t->unit_param)
+        return ms__fail(MS_ESTATE, "fsdp: parameter '%s' is already managed by unit '%s'", p,
+                        ((unit_param *)t->unit_param)->owner->name);
+    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
+    if (t->ndim == 0)
+        return ms__fail(
+            MS_EINVAL, "fully_shard doesn't support scalar parameters. Change %s to a 1D tensor with numel equal to 1.",
+            p);
+    if (!ms__is_contiguous(t))
+        return ms__fail(MS_EINVAL, "FSDP does not support non-contiguous parameters yet: %s %s", p, ms__tensor_text(t));
+    if (ms__device(t) != ms__device(first))
+        return ms__fail(MS_EINVAL, "fsdp: the parameters of unit '%s' are on different devices: %s and '%s' %s", name,
+                        ms__tensor_text(first), p, ms__tensor_text(t));
+    return MS_OK;
+}
+
+// A storage for the wholes, vacated: its bytes come with the first gather.
+static ms_status make_full(unit *u, ms_storage **out)
+{
+    MS_TRY(ms__storage_new(out, u->device, 0, "fsdp: gathered parameters"));
+    ms__storage_vacate(*out);
+    (*out)->bytes = u->full_bytes;
+    char text[512];
+    snprintf(text, sizeof text, "a parameter of unit '%s'", u->name);
+    (*out)->owner = ms__intern(text);
+    return MS_OK;
+}
+
+// Where a unit computes and where its shards are, once its module is on `device`. What is offloaded leaves for the CPU
+// when the unit is made, and the unit computes for good where its module was. The shards go where a script moves the
+// module; a gather from anywhere but the CPU is refused.
+static void settle(unit *u, int device, bool made)
+{
+    u->device = u->home = device;
+    if ((device & 0xff) == MS_META) return;
+    if (!u->offload) {
+        if (made && u->computes >= 0) u->device = u->home = u->computes;
+        return;
+    }
+    if (u->computes < 0) u->computes = device;
+    u->device = u->computes;
+    if (made) u->home = MS_CPU;
+}
+
+// Views and storages for the unit's present devices; the shard's bytes are zero.
+static ms_status make_storages(unit *u)
+{
+    MS_TRY(u->layout->plan(u));
+    u->casts |= u->n_extensions > 0;  // inputs are copied into what is gathered
+    u->in_place = u->world == 1 && !u->casts && u->home == u->device;
+    if (u->post_group) {
+        size_t ranks = (size_t)ms__group_size(u->post_group);
+        u->post_bytes = ((u->full_bytes + ranks - 1) / ranks + 63) & ~(size_t)63;
+    }
+    ms_storage *shard = NULL, *full = NULL;
+    MS_TRY(ms__storage_new(&shard, u->home, u->shard_bytes, "fsdp: shard"));
+    ms_status zeroed = shard->data ? ms__set_bytes(shard->device, shard->data, 0, u->shard_bytes) : MS_OK;
+    if (zeroed != MS_OK) {
+        ms__storage_release(shard);
+        return zeroed;
+    }
+    if (u->in_place) {
+        full = ms__storage_retain(shard);
+    } else {
+        ms_status st = make_full(u, &full);
+        if (st != MS_OK) {
+            ms__storage_release(shard);
+            return st;
+        }
+    }
+    u->shard = shard;
+    u->full = full;
+    if (u->views == MS_VIEWS_FLAT && u->n) {
+        unit_param *f = &u->flat;
+        int64_t n = (int64_t)(u->shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
+        ms_tensor *t = ms__tensor_on(shard, u->params[0].dtype, 1, &n, 0);
+        f->dtype = f->low = t->dtype;
+        f->chunk = f->here = n;
+        f->first = u->rank * n;
+        f->rows = f->numel = u->world * n;
+        f->row_numel = 1;
+        f->ndim = 1;
+        f->shape[0] = f->numel;
+        if (f->local) {  // an object for life: re-pointed
+            ms__tensor_point(f->local, t);
+            ms__release(t);
+        } else {
+            f->owner = u;
+            f->param = f->local = t;
+            t->unit_param = f;
+            t->is_param = true;
+            t->name = ms__intern("flat_param");
+            ms__own(t);
+            for (int j = 0; j < u->n; j++) t->requires_grad |= u->params[j].param->requires_grad;
+        }
+    }
+    return MS_OK;
+}
+
+static void make_views(unit *u, unit_param *p)
+{
+    int64_t shape[MS_MAX_DIMS];
+    int ndim = u->layout->local_shape(p, shape);
+    ms_tensor *local =
+        ms__tensor_on(u->shard, p->dtype, ndim, shape, (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype)));
+    if (p->local) {  // an object for life: re-pointed
+        ms__tensor_point(p->local, local);
+        ms__release(local);
+    } else {
+        p->local = local;
+        local->requires_grad = p->param->requires_grad;
+        local->is_param = true;
+        local->name = p->param->name;
+        ms__own(local);
+    }
+    int64_t at = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low));
+    ms__release(p->whole);
+    ms__release(p->resting);
+    p->whole = ms__tensor_on(u->full, p->low, p->ndim, p->shape, at);
+    p->resting = u->views == MS_VIEWS_PIECES ? ms__tensor_alias(p->local)
+                                             : ms__tensor_on(u->full, p->dtype, p->ndim, p->shape, 0);
+}
+
+ms_status ms__unit_replan(unit *u)
+{
+    u->casts = u->n_extensions > 0;
+    for (int j = 0; j < u->n; j++) u->casts |= u->params[j].low != u->params[j].dtype;
+    MS_TRY(u->layout->plan(u));
+    u->in_place = u->world == 1 && !u->casts && u->home == u->device;
+    ms_storage *full;
+    if (u->in_place) full = ms__storage_retain(u->shard);
+    else MS_TRY(make_full(u, &full));
+    ms__storage_release(u->full);
+    u->full = full;
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        make_views(u, p);
+        ms__tensor_point(p->param, p->resting);
+    }
+    return MS_OK;
+}
+
+// A number for the next unit of this name over this group. It counts calls, whatever comes of them: every rank makes
+// the same ones. A rank on which a model's making fails does not come to its later units, so each epoch of errors has
+// its own count.
+static uint32_t next_serial(const char *name, double group)
+{
+    static struct {
+        const char *name;
+        double group;
+        uint32_t n;
+    } * counts;
+    static int n, cap;
+    static uint64_t epoch;
+    name = ms__intern(name);
+    if (epoch != ms__comm_epoch()) {
+        epoch = ms__comm_epoch();
+        for (int k = 0; k < n; k++) counts[k].n = (uint32_t)(epoch & 0xffff) << 16;
+    }
+    for (int k = 0; k < n; k++)
+        if (counts[k].name == name && counts[k].group == group) return ++counts[k].n;
+    if (n == cap) {
+        void *p = realloc(counts, (size_t)(cap ? 2 * cap : 16) * sizeof *counts);
+        if (!p) return 0;
+        counts = p;
+        cap = cap ? 2 * cap : 16;
+    }
+    counts[n].name = name;
+    counts[n].group = group;
+    return counts[n++].n = (uint32_t)(epoch & 0xffff) << 16 | 1;
+}
+
+double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_options *o)
+{
+    unit *u = calloc(1, sizeof *u);
+    ms_group *g = ms__group_by_id(o->group);
+    uint32_t serial = next_serial(name, o->group);
+    if (!u) ms__no_memory(sizeof *u, "fsdp", "unit '%s'", name);
+    if (!u || !g || ms__tensor_reserve(4 * n + 8, "fsdp") != MS_OK) {
+        free(u);
+        return 0;
+    }
+    u->name = ms__intern(name);
+    u->serial = serial;
+    u->layout = &ms__layouts[o->layout];
+    u->views = o->views;
+    u->backward_prefetch_at = o->backward_prefetch;
+    u->offload = o->offload != 0;
+    u->keep_low = o->keep_low_precision_grads != 0;
+    u->group = ms__group_hold(g);
+    u->rank = ms__group_rank(g);
+    u->world = ms__group_size(g);
+    u->param_dtype = u->param_dtype_given = o->param_dtype;
+    u->reduce_dtype = u->reduce_dtype_given = o->reduce_dtype;
+    u->output_dtype = o->output_dtype;
+    u->cast_forward_inputs = o->cast_forward_inputs != 0;
+    u->reshard_after_forward = o->reshard_after_forward;
+    u->prefetches = u->limited = true;
+    u->reshard_after_backward = u->sync = u->unshard_in_backward = u->all_reduce = true;
+    if (o->replicates && !(u->replicate = ms__group_hold(ms__group_by_id(o->replicate_group)))) goto failed;
+    if (o->reshards_to && !(u->post_group = ms__group_hold(ms__group_by_id(o->reshard_group)))) goto failed;
+    if (u->replicate && ms__group_size(u->replicate) == 1) u->replicate = NULL;
+    if (u->views != MS_VIEWS_SHARDED)
+        ms_comm_division(u->world * (u->replicate ? ms__group_size(u->replicate) : 1), &u->before, &u->after);
+    u->params = calloc((size_t)n + 1, sizeof *u->params);
+    u->pieces = calloc((size_t)n + 1, sizeof *u->pieces);
+    if (!u->params || !u->pieces) {
+        ms__no_memory(((size_t)n + 1) * (sizeof *u->params + sizeof *u->pieces), "fsdp", "unit '%s' of %d parameters",
+                      name, n);
+        goto failed;
+    }
+    if (u->rank < 0) {
+        ms__fail(MS_EINVAL, "fsdp: this rank is no member of unit '%s's group", name);
+        goto failed;
+    }
+    for (int j = 0; j < n; j++) {
+        ms_tensor *t = ms__tensor(params[j]);
+        const ms_tensor *first = j ? u->params[0].param : t;
+        if (!t || (o->views == MS_VIEWS_SHARDED ? check_param(name, t, first)
+                                                : check_flat(name, t, first, o->views == MS_VIEWS_FLAT)) != MS_OK)
+            goto failed;
+        unit_param *p = &u->params[j];
+        p->owner = u;
+        p->param = ms__retain(t);
+        p->dtype = p->low = t->dtype;
+        p->dim = o->dims ? o->dims[j] : 0;
+        p->ndim = t->ndim;
+        memcpy(p->shape, t->shape, sizeof p->shape);
+        p->numel = t->numel;
+        if (u->param_dtype >= 0 && ms__is_float(t->dtype)) p->low = u->param_dtype;
+        u->casts |= p->low != p->dtype;
+        u->n = j + 1;
+    }
+    u->computes = o->device;
+    settle(u, n ? ms__device(u->params[0].param) : o->device >= 0 ? o->device : MS_CPU, true);
+    if (make_storages(u) != MS_OK || ms__unit_handle_new(u) != MS_OK) goto failed;
+    for (int j = 0; j < n; j++) {
+        unit_param *p = &u->params[j];
+        make_views(u, p);
+        if ((u->device & 0xff) != MS_META && p->here > 0) {
+            ms_tensor *from;
+            if (ms__contiguous(&from, p->param) != MS_OK) goto failed_late;
+            ms_tensor *part = ms__unit_part(p, from);
+            ms_status st = ms__copy(p->local, part);
+            ms__release(part);
+            ms__release(from);
+            if (st != MS_OK) goto failed_late;
+        }
+    }
+    for (int j = 0; j < n; j++) {  // nothing fails from here on
+        unit_param *p = &u->params[j];
+        ms__tensor_point(p->param, p->resting);
+        p->param->sharded = u->views != MS_VIEWS_PIECES;
+        p->param->unit_param = p;
+    }
+    return u->handle;
+
+failed_late:
+    ms__unit_handle_drop(u->handle);
+failed:
+    unit_delete(u);
+    return 0;
+}
+
+void ms_unit_free(double handle)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return;
+    ms__unit_shard(u);
+    ms__context_leave(u);
+    ms__unit_handle_drop(handle);
+    unit_delete(u);
+}
+
+// ---- another parameter in a place of the unit -------------------------------------------------
+
+static ms_status check_replacement(const unit *u, const unit_param *p, const ms_tensor *t)
+{
+    const char *name = p->param->name ? p->param->name : "?";
+    if (!ms__unit_idle(u))
+        return ms__fail(MS_ESTATE,
+                        "fsdp: parameter '%s' was replaced between the forward and the backward of unit '%s'", name,
+                        u->name);
+    if (t->unit_param)
+        return ms__fail(MS_ESTATE, "fsdp: parameter '%s' was replaced by one that unit '%s' manages", name,
+                        ((unit_param *)t->unit_param)->owner->name);
+    bool same =
+        t->ndim == p->ndim && t->dtype == p->dtype && !memcmp(t->shape, p->shape, (size_t)t->ndim * sizeof *t->shape);
+    if (same && !t->node && !t->sharded && (ms__device(t) & 0xff) != MS_META) return MS_OK;
+    return ms__fail(
+        MS_EINVAL,
+        "fsdp: parameter '%s' was replaced by %s, expected a whole leaf %s %s with values, as it was sharded", name,
+        ms__tensor_text(t), ms__dtype_name(p->dtype), ms__shape_text(p->ndim, p->shape));
+}
+
+ms_status ms_unit_replace(double handle, int j, ms_id id)
+{
+    unit *u = ms__unit(handle);
+    ms_tensor *t = u ? ms__tensor(id) : NULL;
+    if (!u || !t) return (ms_status)ms_error_code();
+    if (j < 0 || j >= u->n) return ms__fail(MS_EINVAL, "fsdp: unit '%s' has no parameter %d", u->name, j + 1);
+    unit_param *p = &u->params[j];
+    MS_TRY(check_replacement(u, p, t));
+    ms__unit_shard(u);
+    if (p->here > 0) {
+        ms_tensor *from;
+        MS_TRY(ms__contiguous(&from, t));
+        ms_tensor *part = ms__unit_part(p, from);
+        ms_status st = ms__copy(p->local, part);
+        ms__release(part);
+        ms__release(from);
+        MS_TRY(st);
+    }
+    ms_tensor *former = p->param;
+    former->unit_param = NULL;
+    t->name = former->name;
+    p->param = ms__retain(t);
+    p->local->requires_grad = t->requires_grad;
+    ms__tensor_point(t, p->resting);
+    t->sharded = true;
+    t->unit_param = p;
+    ms__release(former);
+    return MS_OK;
+}
+
+// ---- moving -----------------------------------------------------------------------------------
+
+// A gradient goes where its parameter has gone. Takes *t.
+static ms_status moved_grad(ms_tensor **t, const ms_tensor *local, bool keep_values)
+{
+    ms_tensor *old = *t, *g = NULL;
+    if (!old) return MS_OK;
+    const ms_tensor *like = old->unreduced ? old : local;
+    ms_status st = ms__tensor_new(&g, local->dtype, ms__device(local), like->ndim, like->shape, "to");
+    if (st == MS_OK && keep_values && (st = ms__copy(g, old)) != MS_OK) {
+        ms__release(g);
+        g = NULL;
+    }
+    if (g) g->unreduced = old->unreduced;
+    ms__release(old);
+    *t = g;
+    return st;
+}
+
+static ms_status move_grads(unit_param *p, bool keep_values)
+{
+    ms_leaf *l = p->local->leaf;
+    ms_tensor *g = l ? ms__retain(l->grad) : NULL;
+    ms_status st = moved_grad(&g, p->local, keep_values), saved = moved_grad(&p->saved, p->local, keep_values);
+    if (l) ms__leaf_set_grad(l, g);
+    return st != MS_OK ? st : saved;
+}
+
+ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    if (device < 0) device = u->home;
+    if (!ms__unit_idle(u))
+        return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases", u->name);
+    if (keep_values && (u->device & 0xff) == MS_META && (device & 0xff) != MS_META)
+        return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
+    ms__unit_shard(u);
+    ms__extensions_drop(u);  // the script looks for them again
+    ms_storage *shard = u->shard, *full = u->full;
+    ms_tensor **old = calloc((size_t)u->n + 1, sizeof *old);
+    if (!old) return ms__no_memory(((size_t)u->n + 1) * sizeof *old, "to", "unit '%s'", u->name);
+    int device_before = u->device, home_before = u->home, computes_before = u->computes;
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        old[j] = ms__tensor_alias(p->local);
+        if (dtype >= 0 && ms__is_float(p->dtype)) p->dtype = dtype;
+        p->low = u->param_dtype >= 0 && ms__is_float(p->dtype) ? u->param_dtype : p->dtype;
+    }
+    u->casts = false;
+    for (int j = 0; j < u->n; j++) u->casts |= u->params[j].low != u->params[j].dtype;
+    settle(u, device, false);
+    ms_status st = make_storages(u);
+    if (st != MS_OK) {  // back to what it was
+        u->device = device_before;
+        u->home = home_before;
+        u->computes = computes_before;
+        u->casts = false;
+        for (int j = 0; j < u->n; j++) {
+            unit_param *p = &u->params[j];
+            p->dtype = old[j]->dtype;
+            p->low = u->param_dtype >= 0 && ms__is_float(p->dtype) ? u->param_dtype : p->dtype;
+            u->casts |= p->low != p->dtype;
+        }
+        u->layout->plan(u);
+        u->shard = shard;
+        u->full = full;
+    }
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        if (st == MS_OK) {
+            make_views(u, p);
+            ms__tensor_point(p->param, p->resting);
+            if (keep_values && p->here > 0 && (device & 0xff) != MS_META) {
+                ms_status copied = ms__copy(p->local, old[j]);
+                if (copied != MS_OK) st = copied;
+            }
+            ms_status moved = move_grads(p, keep_values && (device & 0xff) != MS_META);
+            if (moved != MS_OK) st = moved;
+        }
+        ms__release(old[j]);
+    }
+    if (st == MS_OK && u->flat.local) st = move_grads(&u->flat, keep_values && (device & 0xff) != MS_META);
+    free(old);
+    if (u->shard != shard) {
+        ms__storage_release(shard);
+        ms__storage_release(full);
+    }
+    return st;
+}

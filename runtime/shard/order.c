@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: MIT
+// shard/order.c -- the order in which units run: who uses a unit, what ran before and after it, and what is gathered
+// early for that.
+#include <stdio.h>
+
+#include "shard/unit.h"
+
+// ---- users ------------------------------------------------------------------------------------
+
+int ms__unit_active(const unit *u, int64_t use)
+{
+    for (int k = 0; k < u->n_active; k++)
+        if (u->active[k].use == use) return k;
+    return -1;
+}
+
+ms_status ms__unit_activate(unit *u, int64_t use, ms_run *run)
+{
+    if (u->n_active == u->cap_active) {
+        int cap = u->cap_active ? 2 * u->cap_active : 4;
+        void *p = realloc(u->active, (size_t)cap * sizeof *u->active);
+        if (!p) return ms__no_memory((size_t)cap * sizeof *u->active, "fsdp", "uses of unit '%s'", u->name);
+        u->active = p;
+        u->cap_active = cap;
+    }
+    u->active[u->n_active].use = use;
+    u->active[u->n_active++].run = run;
+    return MS_OK;
+}
+
+void ms__unit_deactivate(unit *u, int k) { u->active[k] = u->active[--u->n_active]; }
+
+// ---- order ------------------------------------------------------------------------------------
+
+ms_status ms__order_push(context *c, unit *u, int64_t use, int64_t pass, bool regional)
+{
+    if (c->n_order == c->cap_order) {
+        int cap = c->cap_order ? 2 * c->cap_order : 64;
+        void *p = realloc(c->order, (size_t)cap * sizeof *c->order);
+        if (!p) return ms__no_memory((size_t)cap * sizeof *c->order, "fsdp", "the forward order");
+        c->order = p;
+        c->cap_order = cap;
+    }
+    c->order[c->n_order].unit = u;
+    c->order[c->n_order].done = false;
+    c->order[c->n_order].regional = regional;
+    c->order[c->n_order].pass = pass;
+    c->order[c->n_order++].use = use;
+    return MS_OK;
+}
+
+// From the end: a backward meets the passes last to first.
+int ms__order_find(const context *c, int64_t use)
+{
+    int k = c->n_order - 1;
+    while (k >= 0 && c->order[k].use != use) k--;
+    return k;
+}
+
+// The order in which this forward entered its units, kept for the next one's prefetching.
+void ms__order_entered(context *c, unit *u)
+{
+    if (c->n_entered == c->cap_entered) {
+        int cap = c->cap_entered ? 2 * c->cap_entered : 64;
+        unit **p = realloc(c->entered, (size_t)cap * sizeof *p);
+        if (!p) return;  // no prefetch then
+        c->entered = p;
+        c->cap_entered = cap;
+    }
+    c->entered[c->n_entered++] = u;
+}
+
+// What the latest forward entered, `ahead` units after the place where this one is now, if both have gone the same way
+// so far.
+static unit *forward_successor(const context *c, int ahead)
+{
+    int at = c->n_entered - 1;
+    if (at < 0 || at + ahead >= c->n_last || c->last[at] != c->entered[at]) return NULL;
+    return c->last[at + ahead];
+}
+
+// Its passes that no backward has come to.
+int ms__order_passes_left(const unit *u)
+{
+    const context *c = u->context;
+    int n = 0;
+    int64_t counted = 0;
+    for (int k = 0; k < c->n_order; k++) {
+        if (c->order[k].unit != u || c->order[k].done || c->order[k].pass == counted) continue;
+        counted = c->order[k].pass;
+        n++;
+    }
+    return n;
+}
+
+bool ms__order_pass_waits(const context *c, int at)
+{
+    for (int k = 0; k < c->n_order; k++)
+        if (c->order[k].pass == c->order[at].pass && !c->order[k].done) return true;
+    return false;
+}
+
+// ---- prefetching ------------------------------------------------------------------------------
+
+static ms_status prefetch(unit *u, const char *pass)
+{
+    MS_RANGE(MS_RANGE_FSDP, ms__trace_text("FSDP::%s_prefetch for %s", pass, u->name), NULL);
+    return ms__unit_start_gather(u, true, true);
+}
+
+ms_status ms__prefetch_forward(unit *u)
+{
+    if (u->n_forward_prefetch) {
+        for (int k = 0; k < u->n_forward_prefetch; k++)
+            if (u->forward_prefetch[k]->n_extensions == 0) MS_TRY(prefetch(u->forward_prefetch[k], "forward"));
+        return MS_OK;
+    }
+    if (u->checked || !u->prefetches) return MS_OK;
+    unit *next;
+    for (int ahead = 1; (next = forward_successor(u->context, ahead)); ahead++) {
+        if (next->n_extensions == 0 && ms__unit_idle(next)) MS_TRY(prefetch(next, "forward"));
+        if (u->limited) break;
+    }
+    return MS_OK;
+}
+
+int ms_unit_prefetches(double handle, double *out, int capacity)
+{
+    unit *u = ms__unit(handle), *next;
+    int n = 0;
+    if (!u || !u->context || ms__run_recomputing()) return 0;
+    for (int k = 0; k < u->n_forward_prefetch && n < capacity; k++)
+        if (u->forward_prefetch[k]->n_extensions) out[n++] = u->forward_prefetch[k]->handle;
+    if (u->n_forward_prefetch || !u->prefetches || !(next = forward_successor(u->context, 1))) return n;
+    if (next->n_extensions && ms__unit_idle(next) && n < capacity) out[n++] = next->handle;
+    return n;
+}
+
+// Where the script's compute runs on the calling thread, an event behind the optimizer is past when it is recorded:
+// what may begin behind it begins here. The gather itself waits for writes to the shard that are still under way on a
+// device.
+ms_status ms_unit_gather_first(double handle)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    context *c = u->context;
+    if (!c || c->opened || c->in_backward) return MS_OK;
+    ms__unit_after_errors(u);
+    unit *first = NULL;
+    for (int k = 0; k < c->n_last && !first; k++)
+        if (c->last[k]->n) first = c->last[k];
+    if (!first || first->checked || !first->prefetches || first->n_extensions || !ms__unit_idle(first)) return MS_OK;
+    if (first->gathered || first->gather || first->fetched) return MS_OK;
+    MS_TRY(prefetch(first, "forward"));
+    first->ahead = ms__unit_versions(first) + 1;
+    return MS_OK;
+}
+
+ms_status ms__prefetch_backward(unit *u, int64_t use)
+{
+    if (u->n_backward_prefetch) {
+        for (int k = 0; k < u->n_backward_prefetch; k++) MS_TRY(prefetch(u->backward_prefetch[k], "backward"));
+        return MS_OK;
+    }
+    context *c = u->context;
+    for (int at = ms__order_find(c, use); at > 0; at--) {
+        if (c->order[at - 1].pass == c->order[at].pass) continue;
+        unit *before = c->order[at - 1].unit;
+        if (before->unshard_in_backward) MS_TRY(prefetch(before, "backward"));
+        if (u->limited) break;
+    }
+    return MS_OK;
+}
+
+bool ms__order_extended(const context *c)
+{
+    for (int k = 0; k < c->n; k++)
+        if (c->units[k]->n_extensions) return true;
+    return false;
+}
+
+// A checkpoint's region runs again, and u in it: backward has come to u's place in the order, which goes on from there.
+// The place is that of the last use without a graph; a region of several units, entered from its first, takes the next
+// one along.
+ms_status ms__order_take_place(unit *u, int64_t use)
+{
+    context *c = u->context;
+    int at = c->n_order - 1, last = at;
+    while (at >= 0 && !(c->order[at].regional && c->order[at].unit == u)) at--;
+    if (at < 0) return MS_OK;
+    c->order[at].regional = false;
+    c->order[at].use = use;
+    if (u->backward_prefetch_at != MS_PREFETCH_PRE || ms__order_extended(c)) return MS_OK;
+    while (last > at && !c->order[last].regional) last--;
+    if (last == at) return ms__prefetch_backward(u, use);
+    unit *next = c->order[at + 1].unit;
+    return c->order[at + 1].regional && next->unshard_in_backward ? prefetch(next, "backward") : MS_OK;
+}
+
+ms_status ms_unit_set_prefetch(double handle, int backward, int n, const double *others)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    unit **list = calloc((size_t)n + 1, sizeof *list);
+    if (!list) return ms__no_memory(((size_t)n + 1) * sizeof *list, "fsdp", "a prefetch list");
+    for (int k = 0; k < n; k++)
+        if (!(list[k] = ms__unit(others[k]))) {
+            free(list);
+            return (ms_status)ms_error_code();
+        }
+    unit ***where = backward ? &u->backward_prefetch : &u->forward_prefetch;
+    free(*where);
+    *where = list;
+    *(backward ? &u->n_backward_prefetch : &u->n_forward_prefetch) = n;
+    return MS_OK;
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: MIT
+// shard/summon.c -- what scripts do with whole parameters: changes that they make in place are kept, and fsdp.FSDP
+// shows wholes for reading and writing.
+#include <stdio.h>
+
+#include "device/device.h"
+#include "shard/unit.h"
+#include "ops/op.h"
+
+int ms_unit_is_idle(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u && ms__unit_idle(u) && !(u->context && u->context->in_backward);
+}
+
+// ---- changes of wholes ------------------------------------------------------------------------
+
+ms_tensor *ms__unit_part(const unit_param *p, ms_tensor *whole)
+{
+    int64_t one = 1;  // elements of the flat layout are contiguous
+    bool line = p->owner->layout == &ms__layouts[MS_LAYOUT_FLAT] && p->local->ndim == 1;
+    return ms__tensor_view(whole, p->local->ndim, p->local->shape, line ? &one : whole->stride,
+                           whole->offset + p->first * p->row_numel);
+}
+
+// The elements of `now` that differ from p's part, where both have been rounded to the gathered dtype: the others keep
+// their digits.
+static ms_status merge(unit_param *p, ms_tensor *part)
+{
+    int ndim = p->local->ndim, home = p->owner->home;
+    const int64_t *shape = p->local->shape;
+    ms_tensor *t[6] = { 0 };
+    enum { BEFORE, NOW, DIFFERS, WIDE, PLAIN, MERGED };
+    ms_status st = ms__tensor_new(&t[BEFORE], part->dtype, home, ndim, shape, "fsdp: changed parameters");
+    if (st == MS_OK) st = ms__tensor_new(&t[NOW], part->dtype, home, ndim, shape, "fsdp: changed parameters");
+    if (st == MS_OK) st = ms__tensor_new(&t[WIDE], p->dtype, home, ndim, shape, "fsdp: changed parameters");
+    if (st == MS_OK) st = ms__copy(t[BEFORE], p->local);
+    if (st == MS_OK) st = ms__copy(t[NOW], part);
+    if (st == MS_OK) st = ms__copy(t[WIDE], t[NOW]);
+    if (st == MS_OK) st = ms__op2(&t[DIFFERS], ms__op_by_name("ne"), t[BEFORE], t[NOW]);
+    if (st == MS_OK) {
+        t[PLAIN] = ms__tensor_on(p->local->storage, p->dtype, ndim, shape, p->local->offset);
+        st = ms__op3(&t[MERGED], ms__op_by_name("where"), t[DIFFERS], t[WIDE], t[PLAIN]);
+    }
+    if (st == MS_OK) st = ms__copy(p->local, t[MERGED]);
+    for (int k = 0; k < 6; k++) ms__release(t[k]);
+    return st;
+}
+
+static ms_status keep(unit_param *p)
+{
+    const char *name = p->param->name ? p->param->name : "?";
+    if (p->owner->shard_seen != ms__unit_shard_versions(p->owner))
+        return ms__fail(MS_ESTATE,
+                        "fsdp: parameter '%s' was changed in place while it was whole, and so was the shard that the "
+                        "whole was gathered from: "
+                        "one of the changes would be lost; change one of the two, and call reshard() before the other",
+                        name);
+    if (p->extended)
+        return ms__fail(MS_ESTATE,
+                        "fsdp: parameter '%s' was changed in place while it was whole: an all-gather extension made "
+                        "the whole, so the change "
+                        "cannot be kept; change its to_local()",
+                        name);
+    if (p->here == 0) return MS_OK;
+    ms_tensor *part = ms__unit_part(p, p->whole);
+    ms_status st = p->low == p->dtype ? ms__copy(p->local, part) : merge(p, part);
+    ms__release(part);
+    return st;
+}
+
+// The whole is what the script sees, so the shard follows it before anything reads the shard or lets the whole go. The
+// engine's own copies count as no change: a backward goes on with what its forward has computed with.
+void ms__unit_keep(unit *u)
+{
+    if (!u->gathered || u->in_place || u->concealed || u->summoning) return;
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        if (MS_LIKELY(p->param->version->count == p->seen)) continue;
+        p->seen = p->param->version->count;
+        if (keep(p) != MS_OK) u->unkept = ms__intern(ms_error());
+    }
+}
+
+// ---- summon_full_params -----------------------------------------------------------------------
+
+// p whole, in the stored dtype.
+static ms_tensor *whole_of(const unit *u, const unit_param *p, int ndim, const int64_t *shape, int64_t from)
+{
+    int64_t at = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) + from;
+    return ms__tensor_on(u->summoned ? u->summoned : u->full, p->dtype, ndim, shape, at);
+}
+
+// What is whole on a device is shown in the CPU's memory, and the device's is let go.
+static ms_status show_on_cpu(unit *u)
+{
+    ms_storage *from = u->summoned ? u->summoned : u->full, *to;
+    size_t bytes = u->summoned ? u->shard_bytes * (size_t)u->world : u->full_bytes;
+    MS_TRY(ms__storage_new(&to, MS_CPU, bytes, "summon_full_params"));
+    ms_status st = ms__move(MS_CPU, to->data, from->device, from->data, bytes);
+    if (st != MS_OK) {
+        ms__storage_release(to);
+        return st;
+    }
+    if (u->summoned) ms__storage_release(u->summoned);
+    else ms__unit_shard(u);
+    u->summoned = to;
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        ms_tensor *whole = whole_of(u, p, p->ndim, p->shape, 0);
+        ms__tensor_point(p->param, whole);
+        ms__release(whole);
+        p->param->sharded = false;
+    }
+    return MS_OK;
+}
+
+ms_status ms_unit_summon(double handle, int show)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    if (!ms_unit_is_idle(handle))
+        return ms__fail(MS_ESTATE, "Cannot manually unshard parameters during forward/backward");
+    if ((u->device & 0xff) == MS_META)
+        return ms__fail(MS_ESTATE, "summon_full_params: the parameters of unit '%s' are on meta", u->name);
+    ms__unit_keep(u);
+    for (int j = 0; j < u->n; j++) u->params[j].seen = u->params[j].param->version->count;
+    u->was_whole = u->gathered && !u->casts;
+    u->was_concealed = u->was_whole && u->concealed;
+    if (u->casts && u->n) {
+        ms__unit_shard(u);  // the copy in low precision would not show what is written
+        ms_piece piece = { .out_stride = u->shard_bytes,
+                           .bytes = u->shard_bytes,
+                           .total = u->shard_bytes * (size_t)u->world };
+        MS_TRY(ms__storage_new(&u->summoned, u->device, piece.total, "summon_full_params"));
+        ms_status st = ms__storage_sync(u->shard, false);
+        if (st == MS_OK && u->world == 1)
+            st = ms__move(u->summoned->device, u->summoned->data, u->shard->device, u->shard->data, u->shard_bytes);
+        else if (st == MS_OK)
+            st = ms__all_gather_pieces(u->group, u->summoned, u->shard, 1, &piece, u->params[0].dtype,
+                                       MS_STREAM_COMPUTE, u->name, NULL);
+        if (st != MS_OK) {
+            ms__storage_release(u->summoned);
+            u->summoned = NULL;
+            return st;
+        }
+        for (int j = 0; j < u->n && show; j++) {
+            unit_param *p = &u->params[j];
+            ms_tensor *whole = whole_of(u, p, p->ndim, p->shape, 0);
+            ms__tensor_point(p->param, whole);
+            ms__release(whole);
+            p->param->sharded = false;
+        }
+    } else {
+        MS_TRY(ms__unit_start_gather(u, false, false));
+        MS_TRY(ms__unit_finish_gather(u));
+        if (!show) ms__unit_show(u, false);
+    }
+    u->summoning = true;
+    if (show != 2 || u->n == 0 || u->device == MS_CPU) return MS_OK;
+    ms_status st = show_on_cpu(u);
+    if (st != MS_OK) {
+        char text[1024];
+        snprintf(text, sizeof text, "%s", ms_error());
+        (void)ms_unit_unsummon(handle, 0);
+        return ms__fail(st, "%s", text);
+    }
+    return MS_OK;
+}
+
+static ms_status write_back(unit *u)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        if (p->here == 0) continue;
+        ms_tensor *from = whole_of(u, p, p->local->ndim, p->local->shape, p->first);
+        ms_status st = ms__copy(p->local, from);
+        ms__release(from);
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+
+ms_status ms_unit_unsummon(double handle, int writeback)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    if (!u->summoning) return MS_OK;
+    ms_status st = writeback && (u->summoned || !u->in_place) ? write_back(u) : MS_OK;
+    u->summoning = false;
+    bool discards = !writeback && !u->in_place;
+    for (int j = 0; j < u->n; j++) {  // what is discarded was no change
+        unit_param *p = &u->params[j];
+        if (discards) p->param->version->count = p->seen;
+        p->seen = p->param->version->count;
+    }
+    u->shard_seen = ms__unit_shard_versions(u);
+    if (u->summoned) {
+        ms__unit_show(u, false);
+        ms__storage_release(u->summoned);
+        u->summoned = NULL;
+    } else if (!u->was_whole || discards) {  // on all ranks, though the script may have written on one
+        ms__unit_shard(u);
+    } else {
+        ms__unit_show(u, !u->was_concealed);  // in view again where they were not shown
+        u->concealed = u->was_concealed;
+    }
+    return st;
+}

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: MIT
+// tensor/api.c -- tensors across the public boundary: making them from numbers, reading them back, naming,
+// re-pointing, describing.
+#include <math.h>
+#include <stdio.h>
+
+#include "base/activity.h"
+#include "device/device.h"
+#include "autograd/graph.h"
+
+static ms_status check_dtype(const char *who, int dtype)
+{
+    return dtype >= 0 && dtype < MS_DTYPES
+               ? MS_OK
+               : ms__fail(MS_EINVAL, "%s: dtype %d is none of the %d known", who, dtype, MS_DTYPES);
+}
+
+static ms_status check_shape(const char *who, int ndim, const int64_t *shape)
+{
+    if (ndim < 0 || ndim > MS_MAX_DIMS)
+        return ms__fail(MS_EINVAL, "%s: %d dimensions; at most %d are supported", who, ndim, MS_MAX_DIMS);
+    for (int d = 0; d < ndim; d++)
+        if (shape[d] < 0)
+            return ms__fail(MS_EINVAL, "%s: shape %s has a negative size", who, ms__shape_text(ndim, shape));
+    return MS_OK;
+}
+
+ms_id ms_empty(int dtype, int device, int ndim, const int64_t *shape)
+{
+    MS_BUSY;
+    ms_tensor *t = NULL;
+    if (check_dtype("empty", dtype) || check_shape("empty", ndim, shape)) return 0;
+    if (ms__tensor_new(&t, dtype, device, ndim, shape, "empty")) return 0;
+    return ms__name(t);
+}
+
+static void store(void *data, int dtype, int64_t k, double v)
+{
+    switch (dtype) {
+    case MS_F32: ((float *)data)[k] = (float)v; break;
+    case MS_F64: ((double *)data)[k] = v; break;
+    case MS_F16: ((ms_f16 *)data)[k] = ms_float_to_f16((float)v); break;
+    case MS_BF16: ((ms_bf16 *)data)[k] = ms_float_to_bf16((float)v); break;
+    case MS_I64: ((int64_t *)data)[k] = (int64_t)v; break;
+    case MS_I32: ((int32_t *)data)[k] = (int32_t)(int64_t)v; break;
+    case MS_U8: ((uint8_t *)data)[k] = (uint8_t)(int64_t)v; break;
+    case MS_BOOL: ((uint8_t *)data)[k] = v != 0; break;
+    }
+}
+
+static double load(const void *data, int dtype, int64_t k)
+{
+    switch (dtype) {
+    case MS_F32: return ((const float *)data)[k];
+    case MS_F64: return ((const double *)data)[k];
+    case MS_F16: return ms_f16_to_float(((const ms_f16 *)data)[k]);
+    case MS_BF16: return ms_bf16_to_float(((const ms_bf16 *)data)[k]);
+    case MS_I64: return (double)((const int64_t *)data)[k];
+    case MS_I32: return ((const int32_t *)data)[k];
+    default: return ((const uint8_t *)data)[k];
+    }
+}
+
+ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *values)
+{
+    MS_BUSY;
+    ms_tensor *t;
+    if (check_dtype("tensor", dtype) || check_shape("tensor", ndim, shape)) return 0;
+    if (ms__tensor_new(&t, dtype, MS_CPU, ndim, shape, "tensor")) return 0;
+    for (int64_t k = 0; k < t->numel; k++) {
+        double v = values[k];
+        if (!ms__is_float(dtype) && dtype != MS_BOOL && (v != floor(v) || isinf(v))) {
+            ms__fail(MS_EINVAL, "tensor: %.17g at position %lld is no whole number, dtype is %s", v, (long long)k + 1,
+                     ms__dtype_name(dtype));
+            ms__release(t);
+            return 0;
+        }
+        if (!ms__holds(dtype, v)) {
+            ms__fail(MS_EINVAL, "tensor: %.17g at position %lld is beyond what %s holds", v, (long long)k + 1,
+                     ms__dtype_name(dtype));
+            ms__release(t);
+            return 0;
+        }
+        store(t->storage->data, dtype, k, v);
+    }
+    return ms__name(t);
+}
+
+ms_id ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape)
+{
+    if (check_dtype("from_pointer", dtype) || check_shape("from_pointer", ndim, shape)) return 0;
+    int64_t n = 1;
+    for (int d = 0; d < ndim; d++) n *= shape[d];
+    if (!data && n > 0) {
+        ms__fail(MS_EINVAL, "from_pointer: the pointer is NULL, shape is %s", ms__shape_text(ndim, shape));
+        return 0;
+    }
+    ms_storage *s;
+    if (ms__storage_new(&s, MS_CPU, 0, "from_pointer")) return 0;
+    s->data = data;
+    s->bytes = (size_t)n * (size_t)ms__dtype_size(dtype);
+    ms_tensor *t = ms__tensor_on(s, dtype, ndim, shape, 0);
+    ms__storage_release(s);
+    return ms__name(t);
+}
+
+ms_status ms_cuda_share(ms_id id, uint8_t *handle, double *offset)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return (ms_status)ms_error_code();
+    ms_block *b = t->storage->block;
+    if (!ms__is_cuda(ms__device(t)) || !b || !ms__is_contiguous(t))
+        return ms__fail(MS_EINVAL, "cuda_share: %s is not a contiguous tensor with memory on cuda", ms__tensor_text(t));
+    MS_TRY(ms__storage_sync(t->storage, true));
+    MS_TRY(ms__cuda_sync(ms__device(t), MS_STREAM_COMPUTE));
+    char *base = ms__device_base(b);
+    if (!base) return ms__fail(MS_ESTATE, "cuda_share: %s lies in memory of unknown beginning", ms__tensor_text(t));
+    *offset = (double)((char *)ms__data(t) - base);
+    return ms__cuda()->share(base, handle);
+}
+
+ms_id ms_cuda_open(int index, const uint8_t *handle, double offset, int dtype, int ndim, const int64_t *shape)
+{
+    void *base;
+    ms_storage *s;
+    int64_t n = 1;
+    if (check_dtype("cuda_open", dtype) || check_shape("cuda_open", ndim, shape) ||
+        ms__cuda_need(MS_CUDA | index << 8, "cuda_open"))
+        return 0;
+    for (int d = 0; d < ndim; d++) n *= shape[d];
+    if (ms__cuda()->open(index, handle, &base) || ms__storage_new(&s, MS_CUDA | index << 8, 0, "cuda_open")) return 0;
+    s->data = (char *)base + (size_t)offset;
+    s->bytes = (size_t)n * (size_t)ms__dtype_size(dtype);
+    ms_tensor *t = ms__tensor_on(s, dtype, ndim, shape, 0);
+    ms__storage_release(s);
+    return ms__name(t);
+}
+
+ms_status ms_tensor_info(ms_id id, ms_info *out)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return (ms_status)ms_error_code();
+    out->dtype = t->dtype;
+    out->device = ms__device(t);
+    out->ndim = t->ndim;
+    out->requires_grad = t->requires_grad;
+    out->is_leaf = t->node == NULL;
+    out->is_contiguous = ms__is_contiguous(t);
+    out->version = (int32_t)t->version->count;
+    out->is_param = t->is_param;
+    out->sharded = t->sharded;
+    out->has_grad = t->leaf && t->leaf->grad;
+    out->numel = t->numel;
+    out->offset = t->offset;
+    for (int d = 0; d < t->ndim; d++) {
+        out->shape[d] = t->shape[d];
+        out->stride[d] = t->stride[d];
+    }
+    return MS_OK;
+}
+
+// Reading needs bytes: a sharded or vacated tensor, or one on meta, has none.
+static ms_status readable(ms_tensor *t, const char *who)
+{
+    if (t->sharded)
+        return ms__fail(MS_ESTATE, "%s: parameter '%s' is sharded; use to_local() or full_tensor()", who,
+                        t->name ? t->name : "?");
+    if ((ms__device(t) & 0xff) == MS_META) return ms__fail(MS_EINVAL, "%s: a tensor on device meta has no values", who);
+    return ms__storage_sync(t->storage, false);
+}
+
+// Where the host can read it: itself (retained), a contiguous copy, or a copy from its device.
+static ms_status on_cpu(ms_tensor **out, ms_tensor *t)
+{
+    if (!ms__is_cuda(ms__device(t))) return ms__contiguous(out, t);
+    MS_TRY(ms__tensor_new(out, t->dtype, MS_CPU, t->ndim, t->shape, "tolist"));
+    ms_status st = ms__copy(*out, t);
+    if (st != MS_OK) ms__release(*out);
+    return st;
+}
+
+void *ms_data_ptr(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t || readable(t, "data_ptr")) return NULL;
+    return ms__data(t);
+}
+
+ms_status ms_read(ms_id id, double *out, double capacity)
+{
+    MS_BUSY;
+    ms_tensor *t = ms__tensor(id), *c;
+    if (!t) return (ms_status)ms_error_code();
+    MS_TRY(readable(t, "tolist"));
+    if ((double)t->numel > capacity)
+        return ms__fail(MS_EINVAL, "read: %lld elements do not fit %.0f", (long long)t->numel, capacity);
+    MS_TRY(on_cpu(&c, t));
+    const void *data = ms__data(c);
+    for (int64_t k = 0; k < c->numel; k++) out[k] = load(data, c->dtype, k);
+    ms__release(c);
+    return MS_OK;
+}
+
+ms_status ms_item(ms_id id, double *out)
+{
+    MS_BUSY;
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return (ms_status)ms_error_code();
+    if (t->numel != 1)
+        return ms__fail(MS_EINVAL, "item: the tensor has %lld elements, shape %s; exactly 1 expected",
+                        (long long)t->numel, ms__shape_text(t->ndim, t->shape));
+    MS_TRY(readable(t, "item"));
+    if (ms__is_cuda(ms__device(t))) {
+        double bytes;
+        MS_TRY(ms__move(MS_CPU, &bytes, ms__device(t), ms__data(t), (size_t)ms__dtype_size(t->dtype)));
+        *out = load(&bytes, t->dtype, 0);
+        return MS_OK;
+    }
+    *out = load(ms__data(t), t->dtype, 0);
+    return MS_OK;
+}
+
+ms_id ms_detach(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return 0;
+    if (t->sharded) {
+        ms__fail(MS_ESTATE, "detach: parameter '%s' is sharded; use to_local() or full_tensor()",
+                 t->name ? t->name : "?");
+        return 0;
+    }
+    ms_tensor *same = ms__tensor_alias(t);
+    same->tape = MS_OFF_TAPE;
+    return ms__name(same);
+}
+
+double ms_storage_key(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    return t && t->storage->refs > 1 ? (double)(uintptr_t)t->storage : 0;
+}
+
+ms_id ms_storage_copy(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id), *copy = NULL;
+    if (!t) return 0;
+    int64_t bytes = (int64_t)t->storage->bytes;
+    ms_tensor *all = ms__tensor_on(t->storage, MS_U8, 1, &bytes, 0);
+    ms_status st = ms__op1(&copy, ms__op_by_name("clone"), all);
+    ms__release(all);
+    return st == MS_OK ? ms__name(copy) : 0;
+}
+
+ms_id ms_view_alike(ms_id id, ms_id copy)
+{
+    ms_tensor *t = ms__tensor(id), *c = ms__tensor(copy);
+    if (!t || !c) return 0;
+    if (c->storage->bytes != t->storage->bytes || ms__device(c) != ms__device(t)) {
+        ms__fail(MS_EINVAL, "view_alike: %s is no copy of the storage of %s", ms__tensor_text(c), ms__tensor_text(t));
+        return 0;
+    }
+    ms_tensor *v = ms__tensor_view(c, t->ndim, t->shape, t->stride, t->offset);
+    v->dtype = t->dtype;
+    v->is_view = t->is_view;
+    v->tape = MS_OFF_TAPE;
+    return ms__name(v);
+}
+
+ms_status ms_set_data(ms_id id, ms_id src)
+{
+    ms_tensor *t = ms__tensor(id), *s = ms__tensor(src);
+    if (!t || !s) return (ms_status)ms_error_code();
+    if (t->node)
+        return ms__fail(MS_EINVAL, "set_data: the tensor is the result of an operator; only leaves can be re-pointed");
+    if (t->sharded || t->unit_param)
+        return ms__fail(MS_ESTATE, "set_data: parameter '%s' belongs to a sharded unit", t->name ? t->name : "?");
+    ms__tensor_point(t, s);
+    t->version->count++;
+    return MS_OK;
+}
+
+int ms_same_storage(ms_id a, ms_id b)
+{
+    ms_tensor *s = ms__tensor(a), *t = ms__tensor(b);
+    return s && t && s->storage == t->storage;
+}
+
+int ms_storage_is_shared(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    return t && t->storage->refs > 1;
+}
+
+ms_id ms_param_new(ms_id id, int requires_grad)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return 0;
+    if (requires_grad && !ms__is_float(t->dtype)) {
+        ms__fail(MS_EINVAL,
+                 "Parameter: dtype %s cannot require gradients; floating point expected (or requires_grad = false)",
+                 ms__dtype_name(t->dtype));
+        return 0;
+    }
+    ms_tensor *p = ms__tensor_alias(t);
+    p->is_view = false;
+    p->is_param = true;
+    p->requires_grad = requires_grad != 0;
+    return ms__name_unscoped(p);
+}
+
+ms_status ms_set_name(ms_id id, const char *name)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return (ms_status)ms_error_code();
+    t->name = name ? ms__intern(name) : NULL;
+    return MS_OK;
+}
+
+ms_status ms_bump_version(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return (ms_status)ms_error_code();
+    t->version->count++;
+    return MS_OK;
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+// tensor/dtype.c -- names, sizes and promotion of element types.
+#include "base/base.h"
+#include "tensor/dtype.h"
+
+static const struct {
+    const char *name;
+    int size;
+} dtypes[MS_DTYPES] = {
+    [MS_F32] = { "float32", 4 },   [MS_F64] = { "float64", 8 }, [MS_F16] = { "float16", 2 },
+    [MS_BF16] = { "bfloat16", 2 }, [MS_I64] = { "int64", 8 },   [MS_I32] = { "int32", 4 },
+    [MS_U8] = { "uint8", 1 },      [MS_BOOL] = { "bool", 1 },
+};
+
+const char *ms__dtype_name(int dtype) { return dtypes[dtype].name; }
+
+// PyTorch's table: bool < uint8 < int32 < int64 < halves < float32 < float64; the two halves meet in float32.
+int ms__promote(int a, int b)
+{
+    static const uint8_t rank[MS_DTYPES] = {
+        [MS_BOOL] = 0, [MS_U8] = 1, [MS_I32] = 2, [MS_I64] = 3, [MS_F16] = 4, [MS_BF16] = 4, [MS_F32] = 5, [MS_F64] = 6
+    };
+    if (a == b) return a;
+    if (rank[a] == rank[b]) return MS_F32;
+    return rank[a] > rank[b] ? a : b;
+}
+
+const char *ms_dtype_name(int dtype) { return dtype >= 0 && dtype < MS_DTYPES ? dtypes[dtype].name : NULL; }
+int ms_dtype_size(int dtype) { return dtype >= 0 && dtype < MS_DTYPES ? dtypes[dtype].size : 0; }
+int ms_promote(int a, int b) { return ms__promote(a, b); }

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+// tensor/dtype.h -- element types and their conversions. Half types are loaded to float and rounded on
+// store (to nearest, ties to even) by the one pair of functions here; CUDA includes it too.
+#ifndef MS_DTYPE_H
+#define MS_DTYPE_H
+
+#include <stdint.h>
+#include <string.h>
+#include "moonshard.h"
+
+#ifdef __CUDACC__
+#define MS_FN static __host__ __device__ inline
+#else
+#define MS_FN static inline
+#endif
+
+typedef struct {
+    uint16_t bits;
+} ms_f16;
+typedef struct {
+    uint16_t bits;
+} ms_bf16;
+
+MS_FN float ms__bits_float(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+MS_FN uint32_t ms__float_bits(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+
+MS_FN float ms_bf16_to_float(ms_bf16 h) { return ms__bits_float((uint32_t)h.bits << 16); }
+MS_FN ms_bf16 ms_float_to_bf16(float f)
+{
+    uint32_t u = ms__float_bits(f);
+    uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    ms_bf16 h;
+    h.bits = (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : r);  // NaN stays NaN
+    return h;
+}
+
+// Branch-free both ways, so that loops vectorise (F. Giesen's float<->half by magic multiplication).
+MS_FN float ms_f16_to_float(ms_f16 h)
+{
+    uint32_t sign = (uint32_t)(h.bits & 0x8000u) << 16, mag = (uint32_t)(h.bits & 0x7fffu) << 13;
+    float f = ms__bits_float(mag) * ms__bits_float(0x77800000u);  // 2^112: rebias, subnormals too
+    uint32_t u = ms__float_bits(f);
+    u = mag >= 0x0f800000u ? (mag | 0x7f800000u) : u;  // inf, NaN
+    return ms__bits_float(u | sign);
+}
+MS_FN ms_f16 ms_float_to_f16(float x)
+{
+    uint32_t u = ms__float_bits(x), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
+    float sub = ms__bits_float(a) + 0.5f;  // subnormal: the adder rounds
+    uint32_t subnormal = ms__float_bits(sub) - 0x3f000000u;
+    uint32_t normal = (a + 0xc8000fffu + ((a >> 13) & 1u)) >> 13;
+    uint32_t r = a < 0x38800000u ? subnormal : normal;
+    r = a >= 0x47800000u ? 0x7c00u : r;  // overflow after rounding comes out as inf by the carry
+    r = a > 0x7f800000u ? 0x7e00u : r;
+    ms_f16 h;
+    h.bits = (uint16_t)(r | sign);
+    return h;
+}
+
+// One hexadecimal digit a type: asked several times in every call.
+MS_FN int ms__dtype_size(int dtype) { return 0x11482284 >> (4 * dtype) & 15; }
+#ifdef __cplusplus
+extern "C" {
+#endif
+const char *ms__dtype_name(int dtype);
+int ms__promote(int a, int b);  // PyTorch's table for two tensors of one category rank
+#ifdef __cplusplus
+}
+#endif
+
+MS_FN int ms__is_float(int dtype) { return dtype <= MS_BF16; }  // float32, float64, float16, bfloat16
+MS_FN int ms__is_half(int dtype) { return dtype == MS_F16 || dtype == MS_BF16; }
+// Is v a value of an integer dtype? (bool holds everything: 0 or not)
+MS_FN int ms__holds(int dtype, double v)
+{
+    double low = dtype == MS_I64   ? -0x1p63
+                 : dtype == MS_I32 ? -0x1p31
+                                   : 0,
+           high = dtype == MS_I64   ? 0x1p63
+                  : dtype == MS_I32 ? 0x1p31
+                                    : 256;
+    return ms__is_float(dtype) || dtype == MS_BOOL || (v >= low && v < high && v == __builtin_floor(v));
+}
+// Runs BODY with T bound to the C type of dtype. For launchers: easier to step through than pasted tokens.
+#define MS_CASE_FLOAT(dtype, F32, F64, F16, BF16) \
+    switch (dtype) {                              \
+    case MS_F32: F32; break;                      \
+    case MS_F64: F64; break;                      \
+    case MS_F16: F16; break;                      \
+    case MS_BF16: BF16; break;                    \
+    default: break;                               \
+    }
+
+#endif

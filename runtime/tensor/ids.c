@@ -1,0 +1,478 @@
+// SPDX-License-Identifier: MIT
+// tensor/ids.c -- names of tensors (slot and generation) and the scopes that end them.
+//
+// A slot holds one reference to its tensor. Releasing a name drops that reference and bumps the
+// slot's generation, so an old id is recognised for ever: a slot whose generations are used up is
+// retired. What the names that were released last had been is kept in a ring, so that a use after release says
+// which operator made the tensor and which scope it went with.
+#include <stdio.h>
+
+#include "tensor/tensor.h"
+#include "ops/op.h"
+
+enum {
+    SLOT_BITS = 22,
+    CHUNK_BITS = 12,
+    CHUNK = 1 << CHUNK_BITS,
+    CHUNKS = 1 << (SLOT_BITS - CHUNK_BITS),
+    SCOPES = 1 << 16,
+    CHAINS = 1 << 12,
+    GRAVES = 1 << 14
+};
+#define GENERATIONS ((uint32_t)1 << 31)  // 31 + 22 bits fit a double's 53
+
+typedef struct slot {
+    ms_tensor *tensor;
+    uint32_t generation;
+    uint32_t next, prev;   // in its scope's list, or the free list
+    uint32_t scope;        // 0: unscoped
+    uint16_t owners;       // grads, fields of the engine: who keeps it beside the script
+    bool collected;        // a finalizer in Lua will release it
+    const ms_op *made_by;  // or NULL
+} slot;
+
+typedef struct grave {
+    ms_id id;
+    const char *scope;  // interned; NULL: not by the end of a scope
+    const ms_op *made_by;
+} grave;
+
+typedef struct scope {
+    uint32_t generation, parent, head;
+    int32_t chain;
+    bool open;
+    const char *name;
+} scope;
+
+static slot *chunks[CHUNKS];
+static uint32_t n_slots = 1, free_head, free_tail;  // slot 0 is no slot
+static scope *scopes;
+static uint32_t n_scopes = 1, free_scope;
+static uint32_t chain_top[CHAINS];
+static uint8_t chain_used[CHAINS];
+static int chain;
+static double gc_limit = 64 << 20, unscoped_since, unscoped_live, live_after;
+static bool gc_asked;
+static grave *graves;  // a ring of GRAVES; NULL: no memory, names are released untold
+static uint32_t n_graves;
+
+static inline slot *slot_at(uint32_t i) { return &chunks[i >> CHUNK_BITS][i & (CHUNK - 1)]; }
+static inline ms_id id_of(uint32_t i, const slot *s) { return (ms_id)(((uint64_t)s->generation << SLOT_BITS) | i); }
+
+static slot *slot_of(ms_id id, uint32_t *index)
+{
+    if (!(id >= 1 && id < 9007199254740992.0)) return NULL;
+    uint64_t bits = (uint64_t)id;
+    uint32_t i = (uint32_t)(bits & ((1u << SLOT_BITS) - 1));
+    if (MS_UNLIKELY(i == 0 || i >= n_slots)) return NULL;
+    slot *s = slot_at(i);
+    if (MS_UNLIKELY(s->generation != bits >> SLOT_BITS || !s->tensor)) return NULL;
+    *index = i;
+    return s;
+}
+
+static slot *slot_take(uint32_t *index)
+{
+    if (MS_LIKELY(free_head)) {
+        *index = free_head;
+        slot *s = slot_at(free_head);
+        free_head = s->next;
+        if (!free_head) free_tail = 0;
+        return s;
+    }
+    if (n_slots >= 1u << SLOT_BITS) return NULL;
+    uint32_t c = n_slots >> CHUNK_BITS;
+    if (!chunks[c] && !(chunks[c] = calloc(CHUNK, sizeof(slot)))) return NULL;
+    *index = n_slots++;
+    slot *s = slot_at(*index);
+    s->generation = 1;
+    return s;
+}
+
+static void link_scope(uint32_t i, slot *s, uint32_t to)
+{
+    s->scope = to;
+    s->prev = 0;
+    s->next = 0;
+    if (!to) return;
+    s->next = scopes[to].head;
+    if (s->next) slot_at(s->next)->prev = i;
+    scopes[to].head = i;
+}
+
+static void unlink_scope(slot *s)
+{
+    if (!s->scope) return;
+    if (s->prev) slot_at(s->prev)->next = s->next;
+    else scopes[s->scope].head = s->next;
+    if (s->next) slot_at(s->next)->prev = s->prev;
+    s->scope = 0;
+}
+
+static inline void bury(uint32_t i, const slot *s, const char *with)
+{
+    if (MS_LIKELY(graves != NULL)) graves[n_graves++ & (GRAVES - 1)] = (grave) { id_of(i, s), with, s->made_by };
+}
+
+static const grave *grave_of(ms_id id)
+{
+    for (uint32_t k = 0; graves && k < GRAVES && k < n_graves; k++) {
+        const grave *g = &graves[(n_graves - 1 - k) & (GRAVES - 1)];
+        if (g->id == id) return g;
+    }
+    return NULL;
+}
+
+// Interned, mostly without a search: the same few strings come again and again.
+static const char *scope_text(const char *name)
+{
+    static struct {
+        const char *given, *kept;
+    } known[64];
+    size_t k = ((uintptr_t)name >> 3) % MS_COUNT(known);
+    if (MS_LIKELY(known[k].given == name && strcmp(known[k].kept, name) == 0)) return known[k].kept;
+    known[k].given = name;
+    return known[k].kept = ms__intern(name);
+}
+
+static void slot_release(uint32_t i, slot *s)
+{
+    ms_tensor *t = s->tensor;
+    if (!s->scope) unscoped_live -= (double)ms__nbytes(t);
+    unlink_scope(s);
+    s->tensor = NULL;
+    s->owners = 0;
+    s->collected = false;
+    t->slot = 0;
+    if (MS_LIKELY(++s->generation < GENERATIONS)) {
+        s->next = 0;
+        if (free_tail) slot_at(free_tail)->next = i;
+        else free_head = i;
+        free_tail = i;
+    }
+    ms__release(t);
+}
+
+// Asks for a collection when unscoped names, or all that lives (a small unscoped loss may hold a large graph), grew by
+// the limit and by half of what was there after the last one.
+static void count_unscoped(const ms_tensor *t)
+{
+    double bytes = (double)ms__nbytes(t) + 256;
+    ms_memory all;
+    ms__pool_stats(MS_CPU, &all);
+    unscoped_live += (double)ms__nbytes(t);
+    if (gc_asked && !ms__state.gc_wanted) {  // the script has collected
+        gc_asked = false;
+        unscoped_since = 0;
+        live_after = all.allocated;
+    }
+    unscoped_since += bytes;
+    if (unscoped_since > gc_limit + unscoped_live / 2 || all.allocated > live_after + gc_limit + live_after / 2) {
+        ms__state.gc_wanted = 1;
+        gc_asked = true;
+    }
+}
+
+void ms_set_gc_limit(double bytes) { gc_limit = bytes; }
+
+static ms_status no_names(const char *what)
+{
+    if (n_slots < 1u << SLOT_BITS) return ms__no_memory(CHUNK * sizeof(slot), what, "names of %d tensors", CHUNK);
+    return ms__fail(MS_ENOMEM, "more than %d tensors have names at once: close scopes or release some", 1 << SLOT_BITS);
+}
+
+ms_status ms__names_reserve(int n, const char *what)
+{
+    uint32_t c = (n_slots + (uint32_t)n - 1) >> CHUNK_BITS;
+    if (MS_LIKELY(c < CHUNKS && chunks[c])) return MS_OK;
+    uint32_t i = free_head;
+    for (; n > 0 && i; n--) i = slot_at(i)->next;
+    if (n == 0 || (c < CHUNKS && (chunks[c] = calloc(CHUNK, sizeof(slot))))) return MS_OK;
+    return no_names(what);
+}
+
+static ms_id name_in(ms_tensor *t, uint32_t where, const ms_op *made_by)
+{
+    if (t->slot) {
+        slot *s = slot_at(t->slot);
+        ms_id id = id_of(t->slot, s);
+        ms__release(t);  // the slot holds its own
+        return id;
+    }
+    uint32_t i;
+    slot *s = slot_take(&i);
+    if (!s) {
+        ms__release(t);
+        no_names(made_by ? made_by->name : "tensor");
+        return 0;
+    }
+    s->tensor = t;
+    s->made_by = made_by;
+    t->slot = i;
+    link_scope(i, s, where);
+    if (!where) count_unscoped(t);
+    return id_of(i, s);
+}
+
+ms_id ms__name(ms_tensor *t) { return name_in(t, (uint32_t)ms__state.scope, NULL); }
+ms_id ms__name_made(ms_tensor *t, const ms_op *made_by) { return name_in(t, (uint32_t)ms__state.scope, made_by); }
+
+ms_id ms__name_unscoped(ms_tensor *t)
+{
+    ms_id id = name_in(t, 0, NULL);
+    if (id) ms_keep(id);
+    return id;
+}
+
+static void released(ms_id id)
+{
+    char op[64] = "", note[256] = "";
+    const grave *g = grave_of(id);
+    if (g && g->made_by) snprintf(op, sizeof op, "made by %s; ", ms__op_title(g->made_by));
+    if (g)
+        snprintf(note, sizeof note, " (%s%s%s)", op, g->scope ? "its scope: " : "let go by release()",
+                 g->scope ? g->scope : "");
+    ms__fail(MS_ERELEASED, "tensor was released with its scope; return it, or keep() it%s", note);
+}
+
+ms_tensor *ms__tensor(ms_id id)
+{
+    uint32_t i;
+    slot *s = slot_of(id, &i);
+    if (MS_LIKELY(s != NULL)) return s->tensor;
+    if (id == 0) ms__fail(MS_EINVAL, "a tensor was expected, got none");
+    else if (id < 0)
+        ms__fail(MS_EINVAL, "a tensor of a class of inner tensors cannot be used here; pass its inner_tensors()");
+    else released(id);
+    return NULL;
+}
+
+int ms_is_alive(ms_id id)
+{
+    uint32_t i;
+    return slot_of(id, &i) != NULL;
+}
+
+void ms_release(ms_id id)
+{
+    uint32_t i;
+    slot *s = slot_of(id, &i);
+    if (!s) return;
+    bury(i, s, NULL);
+    slot_release(i, s);
+}
+
+ms_status ms_keep(ms_id id)
+{
+    uint32_t i;
+    slot *s = slot_of(id, &i);
+    if (!s) return ms__tensor(id) ? MS_OK : (ms_status)ms_error_code();
+    if (s->scope) {
+        unlink_scope(s);
+        count_unscoped(s->tensor);
+    }
+    return MS_OK;
+}
+
+static void move_to(uint32_t i, slot *s, uint32_t to)
+{
+    unlink_scope(s);
+    link_scope(i, s, to);
+    if (!to) count_unscoped(s->tensor);
+}
+
+ms_status ms_move_to_parent(ms_id id)
+{
+    uint32_t i;
+    slot *s = slot_of(id, &i);
+    if (!s) return ms__tensor(id) ? MS_OK : (ms_status)ms_error_code();
+    if (s->scope) move_to(i, s, scopes[s->scope].parent);
+    return MS_OK;
+}
+
+double ms_scope_of(ms_id id)
+{
+    uint32_t i;
+    slot *s = slot_of(id, &i);
+    return s ? (double)s->scope : 0;
+}
+
+void ms_adopt(ms_id id)
+{
+    uint32_t i;
+    slot *s = slot_of(id, &i);
+    if (!s || s->scope || s->owners || !ms__state.scope) return;
+    unscoped_live -= (double)ms__nbytes(s->tensor);
+    link_scope(i, s, (uint32_t)ms__state.scope);
+}
+
+void ms_drop(ms_id id)
+{
+    uint32_t i;
+    slot *s = slot_of(id, &i);
+    if (!s || !s->scope || s->scope != (uint32_t)ms__state.scope || s->owners) return;
+    bury(i, s, scope_text(scopes[s->scope].name));
+    slot_release(i, s);
+}
+
+// ---- owners -----------------------------------------------------------------------------------
+
+void ms_owner_init(ms_owner *o, ms_id id)
+{
+    uint32_t i;
+    slot *s = slot_of(id, &i);
+    o->id = id;
+    if (s) s->collected = true;
+}
+
+void ms_owner_release(ms_owner *o)
+{
+    uint32_t i;
+    slot *s = slot_of(o->id, &i);
+    if (!s) return;
+    if (s->owners || s->scope) s->collected = false;
+    else slot_release(i, s);
+}
+
+void ms__own(ms_tensor *t)
+{
+    if (!t->slot) return;
+    slot *s = slot_at(t->slot);
+    s->owners++;
+    if (s->scope) {
+        unlink_scope(s);
+        count_unscoped(t);
+    }
+}
+
+void ms__disown(ms_tensor *t)
+{
+    if (!t->slot) return;
+    uint32_t i = t->slot;
+    slot *s = slot_at(i);
+    if (s->owners && --s->owners) return;
+    if (s->collected || s->scope) return;
+    if (ms__state.scope) {
+        unscoped_live -= (double)ms__nbytes(t);
+        link_scope(i, s, (uint32_t)ms__state.scope);
+    } else {
+        slot_release(i, s);
+    }
+}
+
+// ---- scopes -----------------------------------------------------------------------------------
+
+double ms_scope_open(const char *name)
+{
+    uint32_t i = free_scope;
+    if (MS_UNLIKELY(!scopes)) {
+        scopes = calloc(SCOPES, sizeof *scopes);
+        // Written once now, so that a loop's resident memory does not seem to grow while the ring fills.
+        if ((graves = malloc(GRAVES * sizeof *graves))) memset(graves, 0, GRAVES * sizeof *graves);
+    }
+    if (MS_LIKELY(i)) free_scope = scopes[i].parent;
+    else if (scopes && n_scopes < SCOPES) i = n_scopes++;
+    else {
+        ms__fail(MS_ENOMEM, "more than %d scopes are open: a recursion without end?", SCOPES);
+        return 0;
+    }
+    scope *s = &scopes[i];
+    s->parent = (uint32_t)ms__state.scope;
+    s->head = 0;
+    s->chain = chain;
+    s->open = true;
+    s->name = name;  // looked at only while it is open: the caller anchors it
+    ms__state.scope = (int32_t)i;
+    chain_top[chain] = i;
+    return (double)(((uint64_t)s->generation << 16) | i);
+}
+
+static scope *scope_of(double handle, uint32_t *index)
+{
+    if (!(handle >= 1)) return NULL;
+    uint64_t bits = (uint64_t)handle;
+    uint32_t i = (uint32_t)(bits & (SCOPES - 1));
+    if (i >= n_scopes || !scopes[i].open || scopes[i].generation != (uint32_t)(bits >> 16)) return NULL;
+    *index = i;
+    return &scopes[i];
+}
+
+int ms_scope_is_open(double handle)
+{
+    uint32_t i;
+    return scope_of(handle, &i) != NULL;
+}
+
+void ms_scope_close(double handle, const ms_id *keep, int n)
+{
+    uint32_t at;
+    scope *s = scope_of(handle, &at);
+    if (MS_UNLIKELY(!s)) return;
+    uint32_t parent = s->parent;
+    int in = s->chain;
+    for (int k = 0; k < n; k++) {
+        uint32_t i;
+        slot *e = slot_of(keep[k], &i);
+        if (!e || !e->scope) continue;
+        // Only what lives in this scope or in one left open inside it moves out.
+        uint32_t c = chain_top[in];
+        while (c != at && c != e->scope) c = scopes[c].parent;
+        if (c == e->scope) move_to(i, e, parent);
+    }
+    for (uint32_t c = chain_top[in];;) {
+        scope *e = &scopes[c];
+        const char *text = e->head ? scope_text(e->name) : NULL;
+        while (e->head) {
+            slot *gone = slot_at(e->head);
+            bury(e->head, gone, text);
+            slot_release(e->head, gone);
+        }
+        uint32_t outer = e->parent;
+        e->open = false;
+        e->generation++;
+        e->parent = free_scope;
+        free_scope = c;
+        if (c == at) break;
+        c = outer;
+    }
+    chain_top[in] = parent;
+    if (in == chain) ms__state.scope = (int32_t)parent;
+}
+
+const char *ms__scope_name(void) { return ms__state.scope ? scopes[ms__state.scope].name : NULL; }
+
+// ---- chains -----------------------------------------------------------------------------------
+
+int ms_chain_new(void)
+{
+    for (int c = 1; c < CHAINS; c++)
+        if (!chain_used[c]) {
+            chain_used[c] = 1;
+            // A coroutine's scopes start inside nothing: what it makes outside its own scopes is unscoped.
+            chain_top[c] = 0;
+            return c;
+        }
+    ms__fail(MS_ENOMEM, "more than %d coroutines have scopes", CHAINS);
+    return -1;
+}
+
+int ms_chain_switch(int to)
+{
+    int before = chain;
+    if (to < 0 || to >= CHAINS) return before;
+    chain = to;
+    ms__state.scope = (int32_t)chain_top[to];
+    return before;
+}
+
+void ms_chain_free(int c)
+{
+    if (c <= 0 || c >= CHAINS || !chain_used[c]) return;
+    if (chain_top[c]) {
+        uint32_t i = chain_top[c];
+        while (scopes[i].parent) i = scopes[i].parent;
+        ms_scope_close((double)(((uint64_t)scopes[i].generation << 16) | i), NULL, 0);
+    }
+    chain_used[c] = 0;
+    if (c == chain) ms_chain_switch(0);
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+// tensor/storage.c -- storages: reference-counted bytes of one device, resident or vacated, with the events
+// of the last records that write and read them on a queue.
+#include "tensor/tensor.h"
+#include "base/watched.h"
+
+static ms_storage *spare;  // released structs, linked through data
+
+static void recycle(ms_storage *s)
+{
+    if (!MS_RECYCLE) {
+        free(s);
+        return;
+    }
+    s->data = spare;
+    spare = s;
+}
+
+ms_status ms__storage_new(ms_storage **out, int device, size_t bytes, const char *what)
+{
+    ms_storage *s = spare;
+    if (MS_LIKELY(s != NULL)) {
+        spare = (ms_storage *)s->data;
+    } else if (!(s = malloc(sizeof *s))) {
+        return ms__no_memory(sizeof *s, what, "a storage of %zu bytes", bytes);
+    }
+    *s = (ms_storage) { .refs = 1, .device = device, .bytes = bytes };
+    if ((device & 0xff) != MS_META) {
+        ms_status st = ms__alloc(&s->block, device, bytes, what);
+        if (MS_UNLIKELY(st != MS_OK)) {
+            recycle(s);
+            return st;
+        }
+        s->data = s->block->data;
+    }
+    *out = s;
+    return MS_OK;
+}
+
+ms_storage *ms__storage_retain(ms_storage *s)
+{
+    s->refs++;
+    return s;
+}
+
+static void drop_events(ms_storage *s)
+{
+    if (s->event) ms__event_release(s->event);
+    if (s->readers) ms__event_release(s->readers);
+    s->event = s->readers = NULL;
+}
+
+void ms__storage_release(ms_storage *s)
+{
+    if (--s->refs > 0) return;
+    // A record holds its own reference until it is reaped, so the bytes are idle here.
+    drop_events(s);
+    if (s->block) ms__free(s->block);
+    recycle(s);
+}
+
+void ms__storage_vacate(ms_storage *s)
+{
+    if (s->vacated) return;
+    drop_events(s);
+    if (s->block) ms__free(s->block);
+    s->block = NULL;
+    s->data = NULL;
+    s->vacated = true;
+}
+
+ms_status ms__storage_refill(ms_storage *s, const char *what)
+{
+    if (!s->vacated) return MS_OK;
+    if ((s->device & 0xff) != MS_META) {
+        MS_TRY(ms__alloc(&s->block, s->device, s->bytes, what));
+        s->data = s->block->data;
+    }
+    s->vacated = false;
+    return MS_OK;
+}
+
+ms_status ms__storage_sync(ms_storage *s, bool write)
+{
+    if (MS_UNLIKELY(s->vacated))
+        return ms__fail(MS_ESTATE,
+                        "%s is sharded now: its values are here only inside its module's forward and backward; use "
+                        "to_local() or full_tensor()",
+                        s->owner ? s->owner : "this tensor's storage");
+    if (MS_UNLIKELY(s->event != NULL)) {
+        ms_status st = ms__event_wait(s->event);
+        ms__event_release(s->event);
+        s->event = NULL;
+        MS_TRY(st);
+    }
+    if (MS_UNLIKELY(write && s->readers != NULL)) {
+        ms_status st = ms__event_wait(s->readers);
+        ms__event_release(s->readers);
+        s->readers = NULL;
+        MS_TRY(st);
+    }
+    return MS_OK;
+}

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: MIT
+// tensor/tensor.c -- tensor objects: views of storages. Structs are recycled; creating and releasing one on
+// the hot path costs two pops and two pushes.
+#include <stdio.h>
+
+#include "tensor/tensor.h"
+#include "ops/op.h"
+#include "autograd/graph.h"
+#include "base/watched.h"
+
+static ms_tensor *spare;           // linked through node
+static ms_counter *spare_version;  // linked through the first word
+static int64_t live;
+
+// Views are made where nothing may fail any more (a unit re-points its parameters, a run lets go of its graph). They
+// are served from here when malloc refuses, and ms__tensor_new, which may fail, does so as long as this is not full
+// again.
+enum { RESERVE = 128 };
+static ms_tensor *reserve[RESERVE];
+static ms_counter *reserve_version[RESERVE];
+static int n_reserve, n_reserve_version;
+
+static bool fill_reserve(void)
+{
+    while (n_reserve < RESERVE && (reserve[n_reserve] = malloc(sizeof **reserve))) n_reserve++;
+    while (n_reserve_version < RESERVE &&
+           (reserve_version[n_reserve_version] = malloc(sizeof(ms_counter) + sizeof(void *))))
+        n_reserve_version++;
+    return n_reserve == RESERVE && n_reserve_version == RESERVE;
+}
+
+static ms_counter *version_new(void)
+{
+    ms_counter *v = spare_version;
+    if (MS_LIKELY(v != NULL)) memcpy(&spare_version, v, sizeof(void *));
+    else if (!(v = malloc(sizeof(ms_counter) > sizeof(void *) ? sizeof(ms_counter) : sizeof(void *)))) return NULL;
+    v->refs = 1;
+    v->count = v->tape = 0;
+    return v;
+}
+
+static void version_release(ms_counter *v)
+{
+    if (--v->refs > 0) return;
+    if (!MS_RECYCLE) {
+        free(v);
+        return;
+    }
+    memcpy(v, &spare_version, sizeof(void *));
+    spare_version = v;
+}
+
+// A bare tensor: one reference, everything else zero.
+static ms_tensor *tensor_raw(void)
+{
+    ms_tensor *t = spare;
+    if (MS_LIKELY(t != NULL)) spare = (ms_tensor *)t->node;
+    else if (!(t = malloc(sizeof *t))) return NULL;
+    t->refs = 1;
+    t->requires_grad = t->is_param = t->sharded = t->is_view = t->unreduced = false;
+    t->out_index = 0;
+    t->node = NULL;
+    t->leaf = NULL;
+    t->unit_param = NULL;
+    t->name = NULL;
+    t->slot = t->tape = 0;
+    live++;
+    return t;
+}
+
+static void tensor_recycle(ms_tensor *t)
+{
+    live--;
+    if (!MS_RECYCLE) {
+        free(t);
+        return;
+    }
+    t->node = (ms_node *)spare;
+    spare = t;
+}
+
+static void set_contiguous(ms_tensor *t, int ndim, const int64_t *shape)
+{
+    int64_t n = 1;
+    for (int d = ndim - 1; d >= 0; d--) {
+        t->shape[d] = shape[d];
+        t->stride[d] = n;
+        n *= shape[d];
+    }
+    // Strides of an empty tensor still count as if its zero dimensions were 1.
+    if (n == 0) {
+        int64_t s = 1;
+        for (int d = ndim - 1; d >= 0; d--) {
+            t->stride[d] = s;
+            s *= shape[d] > 0 ? shape[d] : 1;
+        }
+    }
+    t->ndim = (uint8_t)ndim;
+    t->numel = n;
+}
+
+static ms_status no_header(int64_t n, int dtype, const char *what)
+{
+    return ms__no_memory(sizeof(ms_tensor) + sizeof(ms_counter), what, "the header of a tensor of %lld %s",
+                         (long long)n, ms__dtype_name(dtype));
+}
+
+ms_status ms__tensor_new(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape, const char *what)
+{
+    int64_t n = 1;
+    for (int d = 0; d < ndim; d++) {
+        if (MS_UNLIKELY(shape[d] < 0))
+            return ms__fail(MS_EINVAL, "%s: shape %s has a negative size", what, ms__shape_text(ndim, shape));
+        if (MS_UNLIKELY(__builtin_mul_overflow(n, shape[d], &n) || n > (INT64_MAX >> 4)))
+            return ms__fail(MS_ENOMEM, "%s: shape %s has more elements than memory can hold", what,
+                            ms__shape_text(ndim, shape));
+    }
+    if (MS_UNLIKELY(n_reserve < RESERVE || n_reserve_version < RESERVE) && !fill_reserve())
+        return no_header(n, dtype, what);
+    ms_tensor *t = tensor_raw();
+    ms_counter *v = version_new();
+    if (MS_UNLIKELY(!t || !v)) {
+        if (t) tensor_recycle(t);
+        if (v) version_release(v);
+        return no_header(n, dtype, what);
+    }
+    t->dtype = (uint8_t)dtype;
+    set_contiguous(t, ndim, shape);
+    t->offset = 0;
+    ms_status st = ms__storage_new(&t->storage, device, (size_t)t->numel * (size_t)ms__dtype_size(dtype), what);
+    if (MS_UNLIKELY(st != MS_OK)) {
+        tensor_recycle(t);
+        version_release(v);
+        return st;
+    }
+    t->version = v;
+    *out = t;
+    return MS_OK;
+}
+
+ms_status ms__tensor_like(ms_tensor **out, const ms_tensor *t, const char *what)
+{
+    return ms__tensor_new(out, t->dtype, ms__device(t), t->ndim, t->shape, what);
+}
+
+// The functions below fail when the reserve is used up between two chances to fail; there is no way on from that.
+static _Noreturn void exhausted(void)
+{
+    fputs("moonshard: out of memory for a tensor header\n", stderr);
+    abort();
+}
+
+static ms_tensor *tensor_must(void)
+{
+    ms_tensor *t = tensor_raw();
+    if (MS_LIKELY(t != NULL)) return t;
+    if (n_reserve == 0) exhausted();
+    spare = reserve[--n_reserve];
+    spare->node = NULL;
+    return tensor_raw();
+}
+
+static ms_counter *version_must(void)
+{
+    ms_counter *v = version_new();
+    if (MS_LIKELY(v != NULL)) return v;
+    if (n_reserve_version == 0) exhausted();
+    spare_version = reserve_version[--n_reserve_version];
+    memset(spare_version, 0, sizeof(void *));
+    return version_new();
+}
+
+ms_status ms__tensor_reserve(int n, const char *what)
+{
+    // On the lists of spares, whose order is nobody's business.
+    if (!fill_reserve())
+        return ms__no_memory((size_t)(n > RESERVE ? n : RESERVE) *
+                                 (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *)),
+                             what, "headers of %d tensors", n);
+    for (int k = RESERVE; k < n; k++) {
+        ms_tensor *t = malloc(sizeof *t);
+        ms_counter *v = malloc(sizeof(ms_counter) + sizeof(void *));
+        if (t) {
+            t->node = (ms_node *)spare;
+            spare = t;
+        }
+        if (v) {
+            memcpy(v, &spare_version, sizeof(void *));
+            spare_version = v;
+        }
+        if (!t || !v)
+            return ms__no_memory((size_t)(n > RESERVE ? n : RESERVE) *
+                                     (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *)),
+                                 what, "headers of %d tensors", n);
+    }
+    return MS_OK;
+}
+
+ms_tensor *ms__tensor_view(const ms_tensor *t, int ndim, const int64_t *shape, const int64_t *stride, int64_t offset)
+{
+    ms_tensor *v = tensor_must();
+    v->dtype = t->dtype;
+    v->ndim = (uint8_t)ndim;
+    v->numel = 1;
+    for (int d = 0; d < ndim; d++) {
+        v->shape[d] = shape[d];
+        v->stride[d] = stride[d];
+        v->numel *= shape[d];
+    }
+    v->offset = offset;
+    v->storage = ms__storage_retain(t->storage);
+    v->version = t->version;
+    v->version->refs++;
+    v->is_view = true;
+    v->tape = t->is_view ? t->tape : t->version->tape;
+    return v;
+}
+
+ms_tensor *ms__tensor_alias(const ms_tensor *t)
+{
+    ms_tensor *v = ms__tensor_view(t, t->ndim, t->shape, t->stride, t->offset);
+    v->is_view = t->is_view;
+    return v;
+}
+
+ms_tensor *ms__tensor_on(ms_storage *s, int dtype, int ndim, const int64_t *shape, int64_t offset)
+{
+    ms_tensor *t = tensor_must();
+    t->dtype = (uint8_t)dtype;
+    set_contiguous(t, ndim, shape);
+    t->offset = offset;
+    t->storage = ms__storage_retain(s);
+    t->version = version_must();
+    return t;
+}
+
+void ms__tensor_point(ms_tensor *t, const ms_tensor *at)
+{
+    ms_storage *old = t->storage;
+    t->storage = ms__storage_retain(at->storage);
+    ms__storage_release(old);
+    t->dtype = at->dtype;
+    t->ndim = at->ndim;
+    memcpy(t->shape, at->shape, sizeof t->shape);
+    memcpy(t->stride, at->stride, sizeof t->stride);
+    t->numel = at->numel;
+    t->offset = at->offset;
+}
+
+ms_tensor *ms__retain(ms_tensor *t)
+{
+    if (t) t->refs++;
+    return t;
+}
+
+void ms__release(ms_tensor *t)
+{
+    if (!t || --t->refs > 0) return;
+    ms_node *node = t->node;
+    if (t->leaf) ms__leaf_drop(t);
+    ms__storage_release(t->storage);
+    version_release(t->version);
+    tensor_recycle(t);
+    if (node) ms__node_release(node);
+}
+
+int64_t ms__live_tensors(void) { return live; }
+
+bool ms__is_contiguous(const ms_tensor *t)
+{
+    int64_t n = 1;
+    for (int d = t->ndim - 1; d >= 0; d--) {
+        if (t->shape[d] != 1 && t->stride[d] != n) return t->numel == 0;
+        n *= t->shape[d];
+    }
+    return true;
+}
+
+ms_status ms__contiguous(ms_tensor **out, ms_tensor *t)
+{
+    if (ms__is_contiguous(t)) {
+        *out = ms__retain(t);
+        return MS_OK;
+    }
+    ms_tensor *c;
+    MS_TRY(ms__tensor_like(&c, t, "contiguous"));
+    ms_status st = ms__copy(c, t);
+    if (st != MS_OK) {
+        ms__release(c);
+        return st;
+    }
+    *out = c;
+    return MS_OK;
+}
+
+const char *ms__tensor_text(const ms_tensor *t)
+{
+    static __thread char ring[8][192];
+    static __thread int turn;
+    char *s = ring[turn++ & 7];
+    int type = ms__device(t) & 0xff, index = ms__device(t) >> 8;
+    static const char *const names[MS_DEVICES] = { "cpu", "cuda", "meta" };
+    char device[24];
+    if (type == MS_CUDA) snprintf(device, sizeof device, "cuda:%d", index);
+    else snprintf(device, sizeof device, "%s", names[type]);
+    snprintf(s, 192, "%s %s %s", ms__dtype_name(t->dtype), ms__shape_text(t->ndim, t->shape), device);
+    return s;
+}

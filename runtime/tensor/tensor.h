@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+// tensor/tensor.h -- storages, tensors, ids and scopes.
+//
+// Three things are separate: a *storage* is bytes, resident or vacated; a
+// *tensor* is a view of one (offset, shape, strides, dtype, shared version counter); a *parameter*
+// is a leaf tensor object that lives as long as its owner and may be re-pointed at other views.
+//
+// All counts are plain ints: only the engine thread touches them.
+#ifndef MS_TENSOR_H
+#define MS_TENSOR_H
+
+#include "base/base.h"
+#include "tensor/dtype.h"
+#include "device/pool.h"
+#include "device/stream.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ms_node ms_node;
+typedef struct ms_hook ms_hook;
+typedef struct ms_leaf ms_leaf;
+struct ms_op;
+
+typedef struct ms_storage {
+    int refs;
+    int device;
+    void *data;  // NULL while vacated or of 0 bytes or on meta
+    size_t bytes;
+    ms_block *block;  // NULL for foreign memory and meta
+    bool vacated;
+    const char *owner;    // who vacates it: "parameter 'w' of unit 'blocks.0'"; interned, may be NULL
+    ms_pending *event;    // latest record that writes it (readers and writers wait), NULL when none
+    ms_pending *readers;  // latest record that reads it (writers wait)
+} ms_storage;
+
+typedef struct ms_counter {
+    int refs;
+    uint32_t count, tape;
+} ms_counter;  // changes; those of them that a graph recorded
+
+#define MS_OFF_TAPE UINT32_MAX  // tape of a view that asked for no gradients: a detach(), or made under no_grad
+
+typedef struct ms_tensor {
+    int refs;
+    uint8_t dtype, ndim;
+    bool requires_grad;  // leaf: asked for; else: has a node
+    bool is_param;
+    bool sharded;       // a sharded parameter: operators refuse it, naming to_local and full_tensor
+    bool is_view;       // made by a view operator (in-place writes reach its base)
+    int16_t out_index;  // which output of node this is
+    bool unreduced;     // a grad of a unit's parameter that is whole and this rank's alone (shard/layout/flat.c)
+    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];  // strides in elements
+    int64_t numel, offset;                            // elements
+    ms_storage *storage;
+    ms_counter *version;
+    ms_node *node;     // what computed it; NULL for leaves
+    ms_leaf *leaf;     // grad, hooks of a leaf; made on demand
+    void *unit_param;  // the shard engine's record of it, or NULL
+    const char *name;  // interned, or NULL
+    uint32_t slot;     // 0 = has no id
+    uint32_t tape;     // a view: its counter's `tape` when it was made
+} ms_tensor;
+
+// ---- storages ---------------------------------------------------------------------------------
+ms_status ms__storage_new(ms_storage **out, int device, size_t bytes, const char *what);
+ms_storage *ms__storage_retain(ms_storage *s);
+void ms__storage_release(ms_storage *s);
+void ms__storage_vacate(ms_storage *s);                         // gives the bytes back; views stay
+ms_status ms__storage_refill(ms_storage *s, const char *what);  // allocates them again, uninitialised
+ms_status ms__storage_sync(ms_storage *s, bool write);          // waits for its events; refuses vacated ones
+
+// ---- tensors ----------------------------------------------------------------------------------
+// A new tensor with its own storage, contiguous, uninitialised. what: operator or purpose, for errors.
+ms_status ms__tensor_new(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape, const char *what);
+ms_status ms__tensor_like(ms_tensor **out, const ms_tensor *t, const char *what);  // shape, dtype, device; contiguous
+ms_status ms__tensor_reserve(int n, const char *what);  // before many views in a row: these can't fail
+// A view of t's storage (shares the version counter). shape and stride may be t's own.
+ms_tensor *ms__tensor_view(const ms_tensor *t, int ndim, const int64_t *shape, const int64_t *stride, int64_t offset);
+ms_tensor *ms__tensor_alias(const ms_tensor *t);  // same view, no graph
+ms_tensor *ms__tensor_on(ms_storage *s, int dtype, int ndim, const int64_t *shape,
+                         int64_t offset);  // contiguous, new version counter
+void ms__tensor_point(ms_tensor *t,
+                      const ms_tensor *at);  // re-points (storage, view, dtype); version counter is t's own, not bumped
+ms_tensor *ms__retain(ms_tensor *t);         // NULL allowed
+void ms__release(ms_tensor *t);              // NULL allowed
+bool ms__is_contiguous(const ms_tensor *t);
+int64_t ms__live_tensors(void);                           // tensor objects alive, for the ledger
+ms_status ms__contiguous(ms_tensor **out, ms_tensor *t);  // t itself (retained) or a contiguous copy; no graph
+static inline int ms__device(const ms_tensor *t) { return t->storage->device; }
+static inline size_t ms__nbytes(const ms_tensor *t) { return (size_t)t->numel * (size_t)ms__dtype_size(t->dtype); }
+static inline void *ms__data(const ms_tensor *t)
+{
+    return (char *)t->storage->data + (size_t)t->offset * (size_t)ms__dtype_size(t->dtype);
+}
+// "float32 [2, 3] cpu" in a rotating buffer.
+const char *ms__tensor_text(const ms_tensor *t);
+
+// ---- ids and scopes ---------------------------------------------------------------------------
+// The tensor behind an id, borrowed; NULL with the error set (MS_ERELEASED, or MS_EINVAL for 0).
+ms_tensor *ms__tensor(ms_id id);
+// Names t in the innermost scope (or unscoped); takes over the caller's reference. A tensor that has a name keeps it.
+ms_id ms__name(ms_tensor *t);
+ms_id ms__name_made(ms_tensor *t,
+                    const struct ms_op *made_by);      // the same; an error after its release names the operator
+ms_id ms__name_unscoped(ms_tensor *t);                 // owned by something: a grad, a parameter
+ms_status ms__names_reserve(int n, const char *what);  // the next n names can be given: n <= MS_MAX_OUT
+
+// Owners beside the script (a leaf's grad, the optimizer's state): while owned, a name has no scope; given up, it
+// goes to the innermost scope, to Lua's collector if that looks after it, or away.
+void ms__own(ms_tensor *t);
+void ms__disown(ms_tensor *t);
+const char *ms__scope_name(void);  // of the innermost scope, or NULL
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,549 @@
+-- SPDX-License-Identifier: MIT
+--- Backward and its events: hooks, functions, checkpoints; the modes; what errors leave behind.
+local ms = require "moonshard"
+local close = ms.testing.assert_close
+
+local function failure(fn, ...)
+  local ok, message = pcall(fn, ...)
+  assert.is_false(ok, "no error was raised")
+  return (message:gsub("^[^\n]-:%d+: ", "", 1))
+end
+local function leaf(list, dtype) return ms.tensor(list, { requires_grad = true, dtype = dtype }) end
+local collected = require "spec.support.collected"
+
+describe("backward", function()
+  it("adds gradients to the leaves", function()
+    local w, x = leaf { 1, 2, 3 }, ms.tensor { 4, 5, 6 }
+    local loss = (w * x):sum()
+    assert.is_true(loss.requires_grad and not loss.is_leaf and w.is_leaf)
+    assert.is_nil(w.grad)
+    loss:backward()
+    assert.are.same({ 4, 5, 6 }, w.grad:tolist());
+    (w * x):sum():backward()
+    assert.are.same({ 8, 10, 12 }, w.grad:tolist())
+    assert.is_nil(x.grad)
+  end)
+
+  it("gives the same grad object at every read", function()
+    local w = leaf { 1, 2 };
+    (w * 2):sum():backward()
+    local g = w.grad
+    assert.is_true(rawequal(g, w.grad));
+    (w * 2):sum():backward()
+    assert.is_true(rawequal(g, w.grad))
+    w.grad = nil
+    assert.is_nil(w.grad)
+    assert.are.same({ 4, 4 }, g:tolist())               -- whoever holds it may go on
+    local h = ms.ones(2)
+    w.grad = h
+    assert.is_true(rawequal(h, w.grad))
+    assert.matches("shape", failure(function() w.grad = ms.ones(3) end))
+    assert.matches("dtype", failure(function() w.grad = ms.ones(2, { dtype = "float64" }) end))
+    assert.matches("expected a tensor", failure(function() w.grad = 3 end))
+    assert.is_true(rawequal(h, w.grad))
+  end)
+
+  it("takes a gradient for the root", function()
+    local w = leaf { 1, 2 }
+    local y = w * 3
+    assert.matches("backward", failure(y.backward, y))
+    y:backward(ms.tensor { 1, 10 })
+    assert.are.same({ 3, 30 }, w.grad:tolist())
+  end)
+
+  it("frees the graph unless it is retained", function()
+    local w = leaf { 2 }
+    local y = (w * w):sum()
+    y:backward(nil, { retain_graph = true })
+    y:backward { retain_graph = true }
+    y:backward()
+    assert.are.same({ 12 }, w.grad:tolist())
+    assert.matches("retain_graph", failure(y.backward, y))
+    assert.are.same({ 12 }, w.grad:tolist())
+  end)
+
+  it("refuses tensors without history", function()
+    local t = ms.ones(1)
+    failure(t.backward, t)
+    failure(function() ms.ones(1, { dtype = "int64", requires_grad = true }) end)
+    local y = leaf { 1 } * 2
+    failure(function() y.requires_grad = false end)
+  end)
+
+  it("notices a saved tensor that was changed in place", function()
+    local w = leaf { 1, 2 }
+    local x = w * 1
+    local y = (x * x):sum()
+    ms.no_grad(function() x:mul_(2) end)
+    assert.matches("mul", failure(y.backward, y))
+    assert.is_nil(w.grad)
+  end)
+
+  it("goes through long chains", function()
+    local w = leaf { 1 }
+    local y = w
+    for _ = 1, 20000 do y = y + 1 end
+    y:sum():backward()
+    assert.are.equal(1, w.grad:item())
+  end)
+end)
+
+describe("modes", function()
+  it("switch the graph off and on, errors or not", function()
+    local w = leaf { 1 }
+    ms.no_grad(function()
+      assert.is_false(ms.is_grad_enabled())
+      assert.is_false((w * 2).requires_grad)
+      ms.enable_grad(function() assert.is_true((w * 2).requires_grad) end)
+      assert.is_false(ms.is_grad_enabled())
+    end)
+    assert.is_true(ms.is_grad_enabled())
+    pcall(ms.no_grad, error)
+    assert.is_true(ms.is_grad_enabled())
+    assert.are.equal(3, select("#", ms.no_grad(function() return 1, nil, nil end)))
+    assert.is_false(w:detach().requires_grad)
+    assert.is_true(ms.ones(1):requires_grad_().requires_grad)
+    assert.is_false(leaf({ 1 }):requires_grad_(false).requires_grad)
+  end)
+end)
+
+describe("ms.grad", function()
+  it("gives gradients without touching the leaves", function()
+    local a, b = leaf { 1, 2 }, leaf { 3, 4 }
+    local grads = ms.grad((a * b):sum(), { a, b })
+    assert.are.same({ 3, 4 }, grads[1]:tolist())
+    assert.are.same({ 1, 2 }, grads[2]:tolist())
+    assert.is_nil(a.grad)
+    local mid = a * 2
+    local g = ms.grad((mid * mid):sum(), mid)[1]
+    assert.are.same({ 4, 8 }, g:tolist())
+    g = ms.grad({ a * 2 }, { a }, { grad_outputs = { ms.tensor { 1, 3 } } })[1]
+    assert.are.same({ 2, 6 }, g:tolist())
+  end)
+  it("names unused inputs", function()
+    local a, b = leaf { 1 }, leaf { 1 }
+    assert.matches("input 2 was not used", failure(ms.grad, (a * 2):sum(), { a, b }))
+    local grads = ms.grad((a * 2):sum(), { a, b }, { allow_unused = true })
+    assert.is_nil(grads[2])
+  end)
+end)
+
+describe("hooks", function()
+  it("on tensors see and replace the gradient", function()
+    local w = leaf { 1, 2 }
+    local y = w * 3
+    local seen
+    local handle = y:register_hook(function(g)
+      seen = g:tolist()
+      return g * 10
+    end)
+    y:sum():backward()
+    assert.are.same({ 1, 1 }, seen)
+    assert.are.same({ 30, 30 }, w.grad:tolist())
+    handle:remove()
+    handle:remove()
+    w.grad, seen = nil, nil
+    local leaf_handle = w:register_hook(function(g) return g + 1 end);
+    (w * 3):sum():backward()
+    assert.is_nil(seen)
+    assert.are.same({ 4, 4 }, w.grad:tolist())
+    leaf_handle:remove()
+    w.grad = nil;
+    (w * 3):sum():backward()
+    assert.are.same({ 3, 3 }, w.grad:tolist())
+  end)
+
+  it("on leaves run when the gradient has landed, once a backward", function()
+    local w = leaf { 1, 2 }
+    local seen = {}
+    local handle = w:register_post_accumulate_grad_hook(function(p)
+      assert.is_true(rawequal(p, w))
+      seen[#seen + 1] = p.grad:tolist()
+    end);
+    (w * 2 + w * 3):sum():backward()
+    assert.are.same({ { 5, 5 } }, seen)
+    handle:remove();
+    (w * 2):sum():backward()
+    assert.are.equal(1, #seen)
+  end)
+
+  it("may run operators and a backward of their own", function()
+    local w, v = leaf { 1, 2 }, leaf { 3 }
+    local y = w * 3
+    y:register_hook(function(g)
+      ms.enable_grad(function() (v * v):sum():backward() end)
+      return g * v:detach()
+    end)
+    y:sum():backward()
+    assert.are.same({ 9, 9 }, w.grad:tolist())
+    assert.are.same({ 6 }, v.grad:tolist())
+  end)
+
+  it("that raise end the backward with their error, and nothing stays open", function()
+    local w = leaf { 1, 2 }
+    local e = { "mine" }
+    local handle = w:register_hook(function() error(e) end)
+    collected()                                    -- what earlier tests left is not to go in between
+    local before = ms.memory_stats("cpu").live_tensors
+    local ok, caught = pcall(function() ms.scope(function() (w * 3):sum():backward() end) end)
+    assert.is_false(ok)
+    assert.is_true(rawequal(e, caught))
+    assert.are.equal(before, ms.memory_stats("cpu").live_tensors)
+    assert.is_nil(w.grad)
+    handle:remove();
+    (w * 3):sum():backward()
+    assert.are.same({ 3, 3 }, w.grad:tolist())
+  end)
+
+  it("are given tensors that end with the call, unless kept", function()
+    local w = leaf { 1 }
+    local loose, kept
+    w:register_hook(function(g)
+      loose, kept = g * 2, (g * 3):keep()
+    end);
+    (w * 1):sum():backward()
+    assert.is_true(loose:is_released())
+    assert.are.equal(3, kept:item())
+  end)
+
+  it("left in the middle by a coroutine that is gone are aborted, with a warning", function()
+    local w = leaf { 1, 2 }
+    do
+      local co = coroutine.create(function()
+        w:register_hook(function() coroutine.yield() end);
+        (w * 3):sum():backward()
+      end)
+      assert.is_true(coroutine.resume(co))
+    end
+    collected()
+    local v = leaf { 1 }
+    local list = ms.catch_warnings(function() (v * 2):sum():backward() end)
+    assert.are.equal(1, #list)
+    assert.matches("aborted", list[1])
+    assert.are.equal(2, v.grad:item())
+    assert.are.equal(0, require("moonshard.core.ffi").state.run_depth)
+  end)
+
+  it("must be functions", function()
+    assert.matches("expected a function", failure(function() leaf({ 1 }):register_hook(3) end))
+    failure(function() ms.ones(1):register_post_accumulate_grad_hook(print) end)
+  end)
+end)
+
+describe("ms.Function", function()
+  local scaled = ms.Function {
+    forward = function(ctx, x, factor)
+      ctx:save(x)
+      ctx.factor = factor
+      return x * x * factor
+    end,
+    backward = function(ctx, grad)
+      local x = ctx:saved()
+      return grad * x * (2 * ctx.factor)
+    end,
+  }
+
+  it("has a backward of its own", function()
+    local w = leaf({ 1, 2 }, "float64")
+    scaled(w, 5):sum():backward()
+    assert.are.same({ 10, 20 }, w.grad:tolist())
+    assert.is_true(ms.testing.gradcheck(function(x) return scaled(x, 3) end, { leaf({ 0.5, -1, 2 }, "float64") }))
+  end)
+
+  it("knows which arguments need gradients, and takes nil for none", function()
+    local needs
+    local f = ms.Function {
+      forward = function(ctx, a, _, b)
+        needs = { ctx.needs_grad[1], ctx.needs_grad[2], ctx.needs_grad[3] }
+        return a + b, a - b
+      end,
+      backward = function(_, g1, g2)
+        return g2 and g1 and g1 + g2 or g1 or g2, nil, g1
+      end,
+    }
+    local a, b = leaf { 1 }, ms.tensor { 2 }
+    local sum, difference = f(a, "x", b)
+    assert.are.same({ true, false, false }, needs)
+    assert.are.equal(3, sum:item());
+    (sum * 2 + difference):sum():backward()
+    assert.are.equal(3, a.grad:item())
+    assert.is_nil(b.grad)
+  end)
+
+  it("is given zeros for a result that nothing came back to, in its place, unless its forward says otherwise",
+    function()
+    for _, zeros in ipairs { true, false } do
+      local f = ms.Function {
+        forward = function(ctx, x)
+          if not zeros then ctx:set_materialize_grads(false) end
+          return x * 2, "a", x * 3, x:reshape(2, 1):double()
+        end,
+        backward = function(_, g1, name, g2, g3)
+          assert.is_nil(name)
+          if not zeros then
+            assert.is_nil(g1)
+            assert.is_nil(g3)
+            return g2 * 3
+          end
+          assert.are.same({ { 0 }, { 0 } }, g3:tolist())
+          assert.are.equal("float64", g3.dtype)
+          return g1 * 2 + g2 * 3
+        end,
+      }
+      local x = leaf { 1, 2 }
+      local _, name, b = f(x)
+      assert.are.equal("a", name)
+      b:sum():backward()
+      assert.are.same({ 3, 3 }, x.grad:tolist())
+    end
+  end)
+
+  it("is no part of a graph where none is recorded", function()
+    local before = ms.memory_stats("cpu").live_tensors
+    ms.scope(function()
+      assert.is_false(scaled(ms.tensor { 1 }, 2).requires_grad)
+      ms.no_grad(function() assert.is_false(scaled(leaf { 1 }, 2).requires_grad) end)
+    end)
+    collected()
+    assert.is_true(ms.memory_stats("cpu").live_tensors <= before)
+  end)
+
+  it("drops what it saved with the graph", function()
+    collected()
+    local w = leaf { 1, 2 }
+    local before = ms.memory_stats("cpu").live_tensors
+    for _ = 1, 5 do
+      ms.scope(function() scaled(w, 2):sum():backward() end)
+      ms.scope(function() scaled(w, 2):sum() end)       -- never used
+    end
+    w.grad = nil
+    require("moonshard.autograd").drop_dead()
+    assert.are.equal(before, ms.memory_stats("cpu").live_tensors)
+  end)
+
+  it("notices saved tensors that were changed", function()
+    local w = leaf { 1, 2 }
+    local x = ms.tensor { 1, 2 }
+    local f = ms.Function {
+      forward = function(ctx, a, b) ctx:save(b) return a * b end,
+      backward = function(ctx, g) return g * ctx:saved() end,
+    }
+    local y = f(w, x):sum()
+    x:add_(1)
+    assert.matches("changed in place", failure(y.backward, y))
+  end)
+
+  it("raises what backward raises, unchanged", function()
+    local e = {}
+    local f = ms.Function { forward = function(_, a) return a * 2 end, backward = function() error(e) end }
+    local w = leaf { 1 }
+    local ok, caught = pcall(function() f(w):sum():backward() end)
+    assert.is_false(ok)
+    assert.is_true(rawequal(e, caught))
+    local g = ms.Function { forward = function(_, a) return a * 2 end, backward = function() return 3 end }
+    assert.matches("backward returned a number", failure(function() g(w):sum():backward() end))
+    assert.matches("unknown option 'backwards'; did you mean 'backward'",
+      failure(ms.Function, { forward = print, backwards = print }))
+  end)
+
+  it("may hand an input through", function()
+    local f = ms.Function { forward = function(_, a) return a end, backward = function(_, g) return g * 7 end }
+    local w = leaf { 1 }
+    local y = f(w)
+    assert.is_false(rawequal(y, w))
+    y:sum():backward()
+    assert.are.equal(7, w.grad:item())
+  end)
+end)
+
+describe("ms.checkpoint", function()
+  it("counts as one use: hooks of a parameter that several regions share run once, with the whole gradient", function()
+    local function run(region)
+      local w, b, x = leaf { 2, 3 }, leaf { 1, 1 }, ms.tensor { 1, 2 }
+      local seen, landed = {}, {}
+      w:register_hook(function(g) seen[#seen + 1] = g:tolist() end)
+      w:register_post_accumulate_grad_hook(function(p) landed[#landed + 1] = p.grad:tolist() end)
+      local h = region(function(t) return t * w + b end, x * w)
+      h = region(function(t) return (t * w):tanh() * w end, h)
+      local kept = region(function(t) return t * w end, h)                -- no gradient reaches this one
+      h:sum():backward()
+      assert.is_false(kept:is_released())
+      assert.are.equal(1, #seen)
+      assert.are.equal(1, #landed)
+      return { seen[1], landed[1], w.grad:tolist(), b.grad:tolist() }
+    end
+    assert.are.same(run(function(fn, ...) return fn(...) end), run(ms.checkpoint))
+  end)
+
+  it("gives ms.grad the whole gradient of what several regions share", function()
+    local function run(region)
+      local w = leaf { 2, 3 }
+      local h = region(function(t) return t * w end, ms.tensor { 1, 2 })
+      h = region(function(t) return t * w * w end, h)
+      return ms.grad({ h:sum() }, { w })[1]:tolist()
+    end
+    assert.are.same({ 12, 54 }, run(ms.checkpoint))
+    assert.are.same(run(function(fn, ...) return fn(...) end), run(ms.checkpoint))
+  end)
+
+  it("that fails in its forward leaves nothing behind", function()
+    local w = leaf { 2 }
+    assert.is_false(pcall(ms.checkpoint, function(t) local y = t * w error("no" .. y:item()) end, ms.ones(1)))
+    local n = 0
+    w:register_post_accumulate_grad_hook(function() n = n + 1 end)
+    ms.checkpoint(function(t) return t * w end, ms.ones(1)):sum():backward()
+    assert.are.equal(1, n)
+    assert.are.equal(1, w.grad:item())
+  end)
+
+  local function region(x, w) return (x:matmul(w)):relu():matmul(w):tanh() end
+
+  it("gives the gradients of the plain region", function()
+    ms.manual_seed(3)
+    local x, w = ms.randn(4, 4, { requires_grad = true }), ms.randn(4, 4, { requires_grad = true })
+    region(x, w):sum():backward()
+    local gx, gw = x.grad:clone(), w.grad:clone()
+    x.grad, w.grad = nil, nil
+    local runs = 0
+    local y = ms.checkpoint(function(a, b)
+      runs = runs + 1
+      return region(a, b)
+    end, x, w)
+    y:sum():backward()
+    assert.are.equal(2, runs)
+    close(x.grad, gx)
+    close(w.grad, gw)
+  end)
+
+  it("reaches parameters that are no arguments, also when no argument requires grad", function()
+    local x, w = ms.ones(2, 2), ms.ones(2, 2, { requires_grad = true })
+    ms.checkpoint(function(a) return a:matmul(w) end, x):sum():backward()
+    assert.are.same({ { 2, 2 }, { 2, 2 } }, w.grad:tolist())
+  end)
+
+  it("draws the same random numbers again, and disturbs nobody else's", function()
+    local w = ms.ones(50, { requires_grad = true })
+    local masks = {}
+    ms.manual_seed(11)
+    local y = ms.checkpoint(function(a)
+      local m = ms.rand(50)
+      masks[#masks + 1] = m:tolist()
+      return a * m
+    end, w)
+    local after = ms.rand(3):tolist()
+    y:sum():backward()
+    assert.are.same(masks[1], masks[2])
+    assert.are.same(masks[1], w.grad:tolist())
+    ms.manual_seed(11)
+    ms.rand(50)
+    assert.are.same(after, ms.rand(3):tolist())
+  end)
+
+  it("nests, and passes other arguments through", function()
+    local w = leaf { 2 }
+    local y, note = ms.checkpoint(function(a, k)
+      return ms.checkpoint(function(b) return b * b end, a) * k, "note"
+    end, w, 3)
+    assert.are.equal("note", note)
+    y:sum():backward()
+    assert.are.equal(12, w.grad:item())
+  end)
+
+  it("is refused when what it gives the second time has no graph, or is another thing", function()
+    local w = leaf { 2 }
+    local function changing(second)
+      local ran = 0
+      return function(a)
+        ran = ran + 1
+        return ran == 1 and a * w or second(a)
+      end
+    end
+    local function gone(second) return failure(function() ms.checkpoint(changing(second),
+      ms.ones(1)):sum():backward() end) end
+    for name, second in pairs {
+      detached = function(a) return (a * w):detach() end,
+      constant = function(a) return a + 1 end,
+      no_grad = function(a) return ms.no_grad(function() return a * w end) end,
+    } do
+      assert.matches("checkpoint: no result of the region has a graph when it runs again, so gradients end there; it must do the same both times",
+        gone(second), name)
+    end
+    assert.matches("checkpoint: result 1 is float32 %[2%] when the region runs again, it was float32 %[1%]",
+      gone(function(a) return ms.cat { a, a } * w end))
+    assert.matches("checkpoint: result 1 is float64 %[1%] when the region runs again",
+      gone(function(a) return (a * w):double() end))
+    assert.is_nil(w.grad)
+    -- Of several results one that is a constant both times is no such case.
+    local y, aux = ms.checkpoint(function(a) return a * w, ms.ones(1) end, ms.ones(1))
+    ;(y + aux):sum():backward()
+    assert.are.equal(1, w.grad:item())
+  end)
+
+  it("keeps less than the plain region", function()
+    local x = ms.randn(64, 64, { requires_grad = true })
+    local function chain(a)
+      for _ = 1, 10 do a = a:tanh() end
+      return a
+    end
+    local function held(fn)
+      local before = ms.memory_stats("cpu").allocated
+      return ms.scope(function()
+        local y = fn()
+        return ms.memory_stats("cpu").allocated - before, y
+      end)
+    end
+    local plain = held(function() return chain(x) end)
+    local less = held(function() return ms.checkpoint(chain, x) end)
+    assert.is_true(less < plain / 4, less .. " against " .. plain)
+  end)
+end)
+
+describe("gradcheck", function()
+  it("finds a wrong gradient", function()
+    local wrong = ms.Function {
+      forward = function(ctx, x) ctx:save(x) return x * x end,
+      backward = function(ctx, g) return g * ctx:saved() * -2 end,
+    }
+    assert.matches("backward gives", failure(ms.testing.gradcheck, function(x) return wrong(x) end,
+      { leaf({ 1, 2 }, "float64") }))
+    assert.is_true(ms.testing.gradcheck(function(x, y) return x * y, x / y end,
+      { leaf({ 1, 2 }, "float64"), leaf({ 3, 4 }, "float64") }))
+    assert.matches("expected float64", failure(ms.testing.gradcheck, function(x) return x end, { leaf { 1 } }))
+  end)
+end)
+
+describe("assert_close", function()
+  it("has PyTorch's tolerances and shows the worst element", function()
+    close(ms.tensor { 1, 2 }, ms.tensor { 1 + 1e-6, 2 })
+    close(nil, nil)
+    close({ ms.ones(1), a = 2 }, { ms.ones(1), a = 2 })
+    assert.matches("worst at %[2%]: 2 against 2%.5", failure(close, ms.tensor { 1, 2 }, ms.tensor { 1, 2.5 }))
+    assert.matches("shapes differ: %[2%] against %[1, 2%]", failure(close, ms.ones(2), ms.ones(1, 2)))
+    assert.matches("dtypes differ", failure(close, ms.ones(2), ms.ones(2, { dtype = "float64" })))
+    assert.matches("nil", failure(close, nil, ms.ones(1)))
+    failure(close, ms.tensor { 0 / 0 }, ms.tensor { 0 / 0 })
+    close(ms.tensor { 0 / 0 }, ms.tensor { 0 / 0 }, { equal_nan = true })
+    failure(close, ms.ones(1), ms.tensor { 1.001 })
+    close(ms.ones(1), ms.tensor { 1.001 }, { rtol = 0.01 })
+    close(ms.tensor({ 1 }, { dtype = "bfloat16" }), ms.tensor({ 1.0078 }, { dtype = "bfloat16" }))
+  end)
+
+  it("finds an infinity close to itself only", function()
+    local inf = math.huge
+    close(ms.tensor { inf, -inf }, ms.tensor { inf, -inf })
+    close(inf, inf)
+    for _, pair in ipairs { { inf, -inf }, { 5, inf }, { 5, -inf }, { inf, 5 } } do
+      assert.matches("difference inf", failure(close, ms.tensor { 1, pair[1] }, ms.tensor { 1, pair[2] }))
+      assert.matches("difference inf", failure(close, pair[1], pair[2]))
+      assert.is_false(ms.tensor { pair[1] }:allclose(ms.tensor { pair[2] }))
+    end
+  end)
+
+  it("refuses tolerances that are none", function()
+    assert.matches("option 'rtol' is a number %(%-1%), expected a number from 0",
+      failure(close, ms.ones(1), ms.ones(1), { rtol = -1 }))
+    assert.matches("option 'atol' is a number %(%-?nan%)", failure(close, 1, 1, { atol = 0 / 0 }))
+    local a = ms.ones(1)
+    assert.matches("allclose: option 'atol' is a number %(%-1%)", failure(a.allclose, a, a, { atol = -1 }))
+  end)
+end)

@@ -1,0 +1,373 @@
+-- SPDX-License-Identifier: MIT
+--- Tensors in files: what is written is what is read; a file is whole or absent; nothing of a bad file is believed.
+local ffi = require "ffi"
+local lfs = require "lfs"
+local ms = require "moonshard"
+local process = require "spec.support.process"
+local state = require "moonshard.io.files"
+
+local folder
+
+local function path(name) return folder .. "/" .. name end
+
+local function write(name, text)
+  local f = assert(io.open(path(name), "wb"))
+  f:write(text)
+  f:close()
+  return path(name)
+end
+
+local function read(name)
+  local f = assert(io.open(path(name), "rb"))
+  local text = f:read "*a"
+  f:close()
+  return text
+end
+
+--- A safetensors file with this header and this much data.
+local function file(header, bytes, length)
+  length = length or #header
+  local prefix = {}
+  for k = 1, 8 do
+    prefix[k] = string.char(length % 256)
+    length = math.floor(length / 256)
+  end
+  return table.concat(prefix) .. header .. ("\0"):rep(bytes or 0)
+end
+
+local function names_in(dir)
+  local list = {}
+  for name in lfs.dir(dir) do
+    if name ~= "." and name ~= ".." then list[#list + 1] = name end
+  end
+  table.sort(list)
+  return list
+end
+
+describe("safetensors files", function()
+  before_each(function()
+    folder = os.tmpname()
+    os.remove(folder)
+    lfs.mkdir(folder)
+  end)
+
+  after_each(function()
+    for _, name in ipairs(names_in(folder)) do os.remove(path(name)) end
+    lfs.rmdir(folder)
+  end)
+
+  it("give back every dtype, shape and metadata that went in", function()
+    local tensors = {
+      scalar = ms.tensor(2.5),
+      empty = ms.tensor({}, { dtype = "float32" }),
+      weights = ms.tensor({ { 1, -2, 3.5 }, { 4, 5e-30, -0.125 } }),
+      double = ms.tensor({ 1 / 3, math.huge }, { dtype = "float64" }),
+      half = ms.tensor({ 0.5, -1024 }, { dtype = "float16" }),
+      brain = ms.tensor({ 1, 256, -0.375 }, { dtype = "bfloat16" }),
+      ids = ms.tensor({ 1, -2, 2 ^ 40 }, { dtype = "int64" }),
+      small = ms.tensor({ 7, -8 }, { dtype = "int32" }),
+      bytes = ms.tensor({ 0, 127, 255 }, { dtype = "uint8" }),
+      flags = ms.tensor { true, false, true },
+    }
+    local metadata = { format = "ms", text = 'quote " back\\slash \n tab\t \1 é 漢 😀' }
+    ms.save(path "all", tensors, { metadata = metadata })
+    local got, got_metadata = ms.load(path "all")
+    assert.are.same(metadata, got_metadata)
+    local n = 0
+    for name, t in ms.sorted_pairs(tensors) do
+      n = n + 1
+      assert.are.equal(t.dtype, got[name].dtype)
+      assert.are.same(t:tolist(), got[name]:tolist())
+      assert.are.equal(tostring(t.shape), tostring(got[name].shape))
+    end
+    assert.are.equal(10, n)
+    assert.are.same({ "all" }, names_in(folder))
+  end)
+
+  it("are what other programs write", function()
+    local header = '{"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    header = header .. (" "):rep(-#header % 8)
+    write("theirs", file(header) .. ffi.string(ffi.new("float[2]", 1.5, -2), 8))
+    local got, metadata = ms.load(path "theirs")
+    assert.are.same({ 1.5, -2 }, got.x:tolist())
+    assert.are.same({ a = "b" }, metadata)
+  end)
+
+  it("are what other programs read: the format's header and data, the sums as one more metadata text", function()
+    ms.save(path "ours", { x = ms.tensor { 1.5, -2 } }, { metadata = { a = "b" } })
+    local text = read "ours"
+    local length = text:byte(1) + 256 * text:byte(2)
+    local header = require("cjson").decode(text:sub(9, 8 + length))
+    assert.are.same({ dtype = "F32", shape = { 2 }, data_offsets = { 0, 8 } }, header.x)
+    assert.are.equal("b", header.__metadata__.a)
+    local hex = ("%x"):rep(16)
+    assert.matches("^xxh64 1048576 " .. hex .. " " .. hex .. "$", header.__metadata__["moonshard.sums"])
+    assert.are.equal(ffi.string(ffi.new("float[2]", 1.5, -2), 8), text:sub(9 + length))
+    assert.are.same({ a = "b" }, select(2, ms.load(path "ours")))
+  end)
+
+  it("of the version before, without sums, are read", function()
+    local got, metadata = ms.load(process.root .. "/spec/golden/data/before_sums/file.safetensors")
+    assert.are.same({ 1.5, -2 }, got.x:tolist())
+    assert.are.same({ true }, got.y:tolist())
+    assert.are.same({ a = "b" }, metadata)
+  end)
+
+  it("have sums that another program does not take over when it keeps the metadata", function()
+    ms.save(path "ours", { x = ms.tensor { 1.5, -2 } }, { metadata = { a = "b" } })
+    local header = read("ours"):match("^........(.-)%s*$"):match "^{.*}"
+    header = header:gsub("%s", ""):gsub("xxh641048576", "xxh64 1048576 ")
+    write("theirs", file(header) .. ffi.string(ffi.new("float[2]", 3, 4), 8))
+    local got, metadata = ms.load(path "theirs")
+    assert.are.same({ 3, 4 }, got.x:tolist())
+    assert.are.same({ a = "b" }, metadata)
+    local mark = ("\t\r"):rep(4)
+    for _, case in ipairs {
+      { '{"__metadata__":{"moonshard.sums":" "}' .. mark .. "}", 0 }, { '{"__metadata__":{"moonshard.sums":""}' .. mark
+      .. "}", 0 },
+      { '{"__metadata__":{"moonshard.sums":"xxh64 1048576 0"},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+      .. mark .. "}", 1 },
+      { '{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}' .. mark .. "}", 1 },
+    } do
+      write("short", file(case[1], case[2]))
+      assert.error_matches(function() ms.load(path "short") end,
+        "is damaged: its header is not the one that was written")
+      assert.are.same({}, select(2, ms.load(path "short", { verify = false })))
+    end
+    assert.error_matches(function() ms.save(path "ours", {}, { metadata = { ["moonshard.sums"] = "x" } }) end,
+      "the file's own sums have this name")
+  end)
+
+  it("align the data and put wide elements first", function()
+    ms.save(path "mixed", { a = ms.tensor({ 1, 2, 3 }, { dtype = "uint8" }),
+      b = ms.tensor({ 1 }, { dtype = "float64" }) })
+    local text = read "mixed"
+    assert.are.equal(0, (8 + text:byte(1) + 256 * text:byte(2)) % 8)
+    assert.matches('"a":{"dtype":"U8","shape":%[3%],"data_offsets":%[8,11%]}', text)
+  end)
+
+  it("hold transposed and narrowed tensors in row-major order", function()
+    local t = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
+    ms.save(path "views", { t = t:t(), n = t:narrow(2, 2, 2) })
+    local got = ms.load(path "views")
+    assert.are.same({ { 1, 4 }, { 2, 5 }, { 3, 6 } }, got.t:tolist())
+    assert.are.same({ { 2, 3 }, { 5, 6 } }, got.n:tolist())
+  end)
+
+  it("give single tensors and rows of them", function()
+    ms.save(path "rows", { a = ms.tensor { 9 }, b = ms.tensor { { 1, 2 }, { 3, 4 }, { 5, 6 } } })
+    assert.are.same({ 9 }, ms.load(path "rows", { names = { "a" } }).a:tolist())
+    assert.is_nil(ms.load(path "rows", { names = { "a" } }).b)
+    local reader = state.reader(path "rows")
+    assert.are.same({ { 3, 4 }, { 5, 6 } }, reader:read("b", 2, 2):tolist())
+    assert.are.equal("[0, 2]", tostring(reader:read("b", 4, 0).shape))
+    assert.has_error(function() reader:read("b", 2, 3) end)
+    local ok, err = pcall(reader.read, reader, "bb")
+    assert.is_false(ok)
+    assert.matches("unknown tensor 'bb'; did you mean '[ab]'", err)
+    reader:close()
+  end)
+
+  it("take the place of what a link leads to; the link stays", function()
+    ms.save(path "target", { x = ms.tensor { 1 } })
+    lfs.mkdir(path "sub")
+    assert.is_true(lfs.link("../target", path "sub/link", true))
+    ms.save(path "sub/link", { x = ms.tensor { 2 } })
+    assert.are.equal("../target", lfs.symlinkattributes(path "sub/link", "target"))
+    assert.are.equal(2, ms.load(path "target").x:item())
+    assert.are.same({ "sub", "target" }, names_in(folder))
+    assert.are.same({ "link" }, names_in(path "sub"))
+    os.remove(path "target")
+    assert.error_matches(function() ms.save(path "sub/link", { x = ms.tensor { 3 } }) end,
+      "is a link to what cannot be reached: No such file")
+    os.remove(path "sub/link")
+    lfs.rmdir(path "sub")
+  end)
+
+  it("take the place of files only, not of a device or a pipe", function()
+    ms.save(path "tensors", { x = ms.tensor { 1 } })
+    ms.save(path "tensors", { x = ms.tensor { 2 } })
+    assert.are.equal(0, os.execute("mkfifo '" .. path "pipe" .. "'"))
+    for _, name in ipairs { "pipe", "" } do
+      local ok, err = pcall(ms.save, path(name), { x = ms.tensor { 1 } })
+      assert.is_false(ok)
+      assert.truthy(err:find(("save: '%s' is there and is no regular file"):format(path(name)), 1, true), err)
+    end
+    assert.are.equal("named pipe", lfs.attributes(path "pipe", "mode"))
+    assert.error_matches(function() ms.load(path "pipe") end, "load: '.*pipe' is no regular file")
+    os.remove(path "pipe")
+  end)
+
+  it("have no zero byte in their path or metadata, where the rest would be lost", function()
+    ms.save(path "short", { x = ms.tensor { 1 } })
+    for _, case in ipairs {
+      { function() ms.save(path "short\0er", { x = ms.tensor { 2 } }) end, "save: the path .- has a zero byte in it" },
+      { function() ms.load(path "short\0er") end, "load: the path .- has a zero byte in it" },
+      { function() ms.save(path "short", {}, { metadata = { a = "b\0c" } }) end,
+      "save: metadata \"a\" has a zero byte in it" },
+      { function() ms.fsdp.save(path "short\0er", ms.nn.Linear(1, 1)) end,
+      "save: the folder .- has a zero byte in its name" },
+    } do
+      local ok, err = pcall(case[1])
+      assert.is_false(ok)
+      assert.matches(case[2], err)
+    end
+    assert.are.equal(1, ms.load(path "short").x:item())
+  end)
+
+  it("leave the old file alone when writing fails", function()
+    ms.save(path "f", { x = ms.tensor { 1 } })
+    local before = read "f"
+    assert.has_error(function() ms.save(path "f", { x = ms.empty(2, { device = "meta" }) }) end)
+    local both = { { name = "x", dtype = "float32", shape = { 1 } }, { name = "y", dtype = "float32", shape = { 1 } } }
+    local saver = state.saver(path "f", both)
+    saver:write("x", ms.tensor { 2 })
+    local ok, err = pcall(saver.commit, saver)
+    assert.is_false(ok)
+    assert.matches("tensor 'y' was declared but not written", err)
+    assert.are.equal(before, read "f")
+    assert.are.same({ "f" }, names_in(folder))
+    ok, err = pcall(ms.save, folder .. "/nowhere/f", { x = ms.tensor { 1 } })
+    assert.is_false(ok)
+    assert.matches("save: cannot create '.*': No such file or directory", err)
+  end)
+
+  it("refuse tensors that differ from their declaration, and names twice", function()
+    local saver = state.saver(path "f", { { name = "x", dtype = "float32", shape = { 2 } } })
+    assert.error_matches(function() saver:write("x", ms.tensor { 1 }) end, "it was declared as float32 %[2%]")
+    assert.error_matches(function() saver:write("z", ms.tensor { 1 }) end, "tensor 'z' was not declared")
+    saver:abort()
+    local twice = { { name = "x", dtype = "float32", shape = { 1 } }, { name = "x", dtype = "float32", shape = { 1 } } }
+    saver = state.saver(path "f", twice)
+    assert.error_matches(function() saver:write("x", ms.tensor { 1 }) end, "'x' was declared twice")
+    saver:abort()
+    assert.are.same({}, names_in(folder))
+  end)
+
+  local one = '"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+  local bad = {
+    { "a file of 7 bytes", "1234567", "7 bytes, at least 8" },
+    { "a header longer than the file", file("{}", 0, 3), "a header of 3 bytes in a file of 10" },
+    { "a header of 2^63 bytes", ("\255"):rep(7) .. "\127{}", "a header of" },
+    { "an empty header", file "", "expected '{' first" },
+    { "a blank before '{'", file " {}", "expected '{' first" },
+    { "something after the end", file "{}x", "something follows" },
+    { "bytes that are no UTF-8", file '{"\255":1}', "no valid UTF%-8" },
+    { "an overlong form", file '{"\192\128":1}', "no valid UTF%-8" },
+    { "a surrogate in UTF-8", file '{"\237\160\128":1}', "no valid UTF%-8" },
+    { "a lone surrogate escape", file '{"\\ud800x":{}}', "lone surrogate" },
+    { "a zero byte in a name", file '{"\\u0000":{}}', "zero byte" },
+    { "a control character", file '{"\n":{}}', "control character" },
+    { "a tensor twice", file("{" .. one .. "," .. one .. "}", 4), "tensor 'x' stands twice" },
+    { "a field twice", file('{"x":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}', 4),
+    "a field stands twice" },
+    { "metadata twice", file '{"__metadata__":{"a":"1","a":"2"}}', "metadata 'a' stands twice" },
+    { "metadata that is no string", file '{"__metadata__":{"a":1}}', "expected a string" },
+    { "deeper nesting", file('{"x":{"dtype":"F32","shape":[[1]],"data_offsets":[0,4]}}', 4),
+    "expected a whole number" },
+    { "an unknown field", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"y":1}}', 4),
+    "a field that is none of" },
+    { "a missing field", file('{"x":{"dtype":"F32","shape":[1]}}', 4), "lacks" },
+    { "an unknown dtype", file('{"x":{"dtype":"F8","shape":[4],"data_offsets":[0,4]}}', 4), "a dtype that is none of" },
+    { "a fraction", file('{"x":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}}', 4), "fraction" },
+    { "a negative number", file('{"x":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', 4), "not negative" },
+    { "a number with a leading 0", file('{"x":{"dtype":"F32","shape":[01],"data_offsets":[0,4]}}', 4),
+    "begins with 0" },
+    { "a number beyond 2^63", file('{"x":{"dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,4]}}', 4),
+    "too large" },
+    { "nine dimensions", file('{"x":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}}', 1),
+    "more than 8 dimensions" },
+    { "a shape that overflows", file('{"x":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}}', 4),
+    "too large" },
+    { "an overflow behind a 0", file('{"x":{"dtype":"F32","shape":[0,4611686018427387904,4],"data_offsets":[0,0]}}'),
+    "too large" },
+    { "offsets in the wrong order", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}', 4),
+    "do not lie in" },
+    { "offsets beyond the data", file("{" .. one .. "}", 3), "do not lie in its 3 bytes" },
+    { "a size that is not the shape's", file('{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', 4),
+      "4 bytes for float32 %[2%], which has 8" },
+    { "a gap", file('{"x":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}', 2), "begins at byte 1" },
+    { "an overlap", file(
+    '{"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"y":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}', 3),
+      "begins at byte 1" },
+    { "a tail", file("{" .. one .. "}", 5), "end at byte 4 of 5" },
+    { "no closing brace", file("{" .. one, 4), "expected ',' or '}'" },
+    { "a list as header", file "[]", "expected '{' first" },
+    { "a dtype that is no string", file('{"x":{"dtype":4,"shape":[1],"data_offsets":[0,4]}}', 4), "expected a string" },
+    { "a shape that is no list", file('{"x":{"dtype":"F32","shape":1,"data_offsets":[0,4]}}', 4), "shape is no array" },
+    { "three offsets", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}}', 4),
+    "data_offsets needs two numbers" },
+    { "one offset", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[0]}}', 4), "data_offsets needs two numbers" },
+    { "an exponent", file('{"x":{"dtype":"F32","shape":[1e0],"data_offsets":[0,4]}}', 4), "exponent" },
+    { "a tensor that is a list", file('{"x":["F32",[1],[0,4]]}', 4), "entry is no object" },
+    { "metadata that is a list", file '{"__metadata__":["a"]}', "__metadata__ is no object" },
+    { "a comma before the end", file("{" .. one .. ",}", 4), "expected" },
+    { "an escape that is none", file '{"\\x":1}', "escape" },
+    { "a header cut inside a string", file '{"x', "a string does not end" },
+    { "a name of 1025 bytes", file('{"' .. ("n"):rep(1025) .. '":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', 1),
+      "1025 bytes, at most 1024" },
+  }
+  local said = {}
+  for _, case in ipairs(bad) do
+    it("are refused with " .. case[1], function()
+      write("bad", case[2])
+      local ok, err = pcall(ms.load, path "bad")
+      assert.is_false(ok)
+      assert.matches("^load: '[^']*bad' is no valid safetensors file: ", err)
+      assert.matches(case[3], err)
+      local text = err:match "safetensors file: (.*)"
+      assert.is_nil(said[text], case[1] .. " and " .. tostring(said[text]))
+      said[text] = case[1]
+    end)
+  end
+
+  it("are refused in more than 40 ways, each with a message of its own", function() assert.is_true(#bad > 40) end)
+
+  it("are refused with any one byte changed, of header or data, and cut anywhere", function()
+    ms.save(path "good", { x = ms.tensor { { 1, 2 } }, y = ms.tensor { true } }, { metadata = { k = "v" } })
+    local good = read "good"
+    local seed = 12345
+    for at = 1, #good do
+      for k = 1, 2 do                                     -- a bit, and another byte
+        seed = (seed * 1103515245 + 12345) % 2 ^ 31
+        local random = math.floor(seed / 65536)
+        local byte = k == 1 and bit.bxor(good:byte(at), bit.lshift(1, random % 8))
+          or (good:byte(at) + 1 + random % 255) % 256
+        write("changed", good:sub(1, at - 1) .. string.char(byte) .. good:sub(at + 1))
+        assert.is_false((pcall(ms.load, path "changed")), ("byte %d as %d"):format(at, byte))
+      end
+      write("cut", good:sub(1, at - 1))
+      assert.is_false((pcall(ms.load, path "cut")))
+    end
+  end)
+
+  it("are verified block by block: tensors of a name and rows are given where only others are damaged", function()
+    local rows = 600000                                   -- of 4 bytes: three blocks, the last one not whole
+    ms.save(path "blocks", { a = ms.arange(rows, { dtype = "float32" }), b = ms.ones(3) })
+    local text = read "blocks"
+    local first = #text - 12 - 4 * rows
+    local function damaged(at)
+      write("damaged", text:sub(1, at - 1) .. string.char((text:byte(at) + 128) % 256) .. text:sub(at + 1))
+    end
+    damaged(first + 2 ^ 20 + 5)                           -- in the second block of a
+    local damage = "is damaged: tensor 'a' is not what was written %(the sum of its block 2 differs%)"
+    assert.error_matches(function() ms.load(path "damaged") end, damage)
+    assert.are.same({ 1, 1, 1 }, ms.load(path "damaged", { names = { "b" } }).b:tolist())
+    local reader = state.reader(path "damaged")
+    assert.are.same({ 9, 10 }, reader:read("a", 10, 2):tolist())
+    assert.are.same({ rows - 1 }, reader:read("a", rows, 1):tolist())
+    assert.error_matches(function() reader:read("a", 2 ^ 18 - 1, 5) end, damage)
+    assert.error_matches(function() reader:read("a", 3e5, 1) end, damage)
+    reader:close()
+    assert.is_false(ms.load(path "damaged", { verify = false }).a:equal(ms.arange(rows, { dtype = "float32" })))
+    for _, at in ipairs { first + 1, #text - 12, #text } do
+      damaged(at)
+      assert.error_matches(function() ms.load(path "damaged") end, "is damaged: tensor '[ab]'")
+    end
+  end)
+
+  it("that are missing or folders say so", function()
+    assert.error_matches(function() ms.load(path "none") end, "load: cannot open '.*none': No such file or directory")
+    assert.error_matches(function() ms.load(folder) end, "is no regular file")
+  end)
+end)

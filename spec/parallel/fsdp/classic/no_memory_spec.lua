@@ -1,0 +1,145 @@
+-- SPDX-License-Identifier: MIT
+--- Out of memory at every allocation of three sharded training steps in turn, on one of 2 ranks: an error that names
+--- the operator and the sizes, peers that hear of it, nothing lost, and training goes on as if it had not been.
+local ranks = require "spec.support.ranks"
+
+local make, train = unpack(require "spec.support.small_training")
+local collected = require "spec.support.collected"
+
+-- What belongs to dead graphs and modules is dropped, and counted; once more, and compiled code dropped too, where it
+-- is not as many tensors as it should be.
+local function live(ms, tensors)
+  require("moonshard.autograd").drop_dead()
+  for _ = 1, 3 do collectgarbage() end
+  if ms.memory_stats().live_tensors ~= tensors then collected() end
+  local m = ms.memory_stats()
+  return m.allocated, m.live_tensors
+end
+
+-- Until both ranks stand at the same place again: what one of them did not hear of before it hears of here.
+local function meet(ms)
+  local message
+  for _ = 1, 4 do
+    local ok
+    ok, message = pcall(ms.dist.barrier)
+    if ok then return end
+  end
+  error(message)
+end
+
+ranks.describe(2, "an allocation that fails", { timeout = 600 }, function()
+  for culprit = 0, 1 do
+    it(("on rank %d, wherever it is in training"):format(culprit), function(rank)
+      local lib = require("moonshard.core.ffi").lib
+      local want = {}
+      do
+        local model, optimizer, ms = make()
+        train(model, optimizer, ms, rank, want)
+      end
+      local ms = require "moonshard"
+      ms.dist.all_gather_object(true)             -- keeps what it got last
+      local bytes, tensors = live(ms)
+      local n, finished, seen = 0, false, {}
+      while not finished do
+        n = n + 1
+        local got, ok, message = {}                 -- luacheck: no unused
+        do
+          local model, optimizer = make()
+          meet(ms)
+          lib.ms_fail_allocation(rank == culprit and -n or 0)
+          ok, message = pcall(train, model, optimizer, ms, rank, got)
+          lib.ms_fail_allocation(0)
+          meet(ms)
+          if not ok then
+            message = tostring(message)
+            if rank == culprit then
+              local op, size = message:match "^[^\n]-:%d+: ([^\n]-): no memory for (%d+) bytes on cpu %(ms_fail_allocation; %d+ bytes allocated"
+              assert.is_truthy(op, message)
+              assert.is_true(#op > 0 and tonumber(size) >= 0, message)
+              seen[op:match "[%w_]+$" or op] = true
+            elseif not message:find("rank " .. culprit .. " failed: .*no memory for %d+ bytes") then
+              -- The script went on behind an error outside of forward and backward: what it does next does not match.
+              assert.matches("the ranks ask for different things", message)
+            end
+            assert.equal(0, require("moonshard.core.ffi").state.run_depth)
+            for _, m in ipairs(model:modules()) do
+              if m:isa(ms.fsdp.FSDPModule) then m:reshard() end     -- refuses while somebody uses the unit
+            end
+          end
+          -- The same model and optimizer can go on.
+          assert.is_true((pcall(train, model, optimizer, ms, rank, {})), n)
+        end
+        finished = not ms.dist.all_gather_object(ok == false)[culprit + 1]
+        if finished then assert.same(want, got) end
+        local now, count = live(ms, tensors)
+        assert.equal(bytes, now, ("bytes after allocation %d failed: %s"):format(n, tostring(message)))
+        assert.equal(tensors, count, ("tensors after allocation %d failed: %s"):format(n, tostring(message)))
+        if n % 20 == 0 then
+          local again = {}
+          local model, optimizer = make()
+          train(model, optimizer, ms, rank, again)
+          assert.same(want, again)
+        end
+      end
+      assert.is_true(n > 60, n)
+      if rank == culprit then
+        local names = {}
+        for name in pairs(seen) do names[#names + 1] = name end
+        table.sort(names)
+        assert.is_true(#names > 10, table.concat(names, " "))
+      end
+    end)
+  end
+end)
+
+-- The C library's allocator, where the engine calls it: the first steps of a process, in which every list grows.
+describe("malloc that fails", function()
+  local process = require "spec.support.process"
+  local script = [[
+    local ffi = require "ffi"
+    ffi.cdef "long fail_malloc(long);"
+    require "moonshard"                                 -- the shim looks for the engine where it is loaded
+    local make, train = unpack(require "spec.support.small_training")
+    local n, most = tonumber(arg[1]), 1e9
+    ffi.C.fail_malloc(-(n == 0 and most or n))
+    local ok, message = pcall(function()
+      local model, optimizer, ms = make()
+      train(model, optimizer, ms, 0, {})
+    end)
+    local left = tonumber(ffi.C.fail_malloc(0))
+    local losses = {}
+    local model, optimizer, ms = make()
+    train(model, optimizer, ms, 0, losses)
+    print(n == 0 and most - left or n, ok, ("%.9g"):format(losses[3]), tostring(message))
+  ]]
+
+  it("is an error that names the operation and the bytes, at every call in turn, and training goes on", function()
+    if os.getenv "LD_PRELOAD" then return pending "another allocator is preloaded" end
+    local folder = process.temp_folder()
+    finally(function() process.remove_folder(folder) end)
+    local shim = require("spec.support.starved").shim(folder)
+    local function run(n)
+      local job = ranks.run(0, script, { args = { n }, env = { LD_PRELOAD = shim, OMP_NUM_THREADS = "1" } })
+      assert.are.equal(0, job.code, ("call %d: %s"):format(n, job.stderr))
+      local count, ok, loss, message = job.stdout:match "^(%d+)\t(%a+)\t(%S+)\t([^\n]*)\n$"
+      assert.is_truthy(count, job.stdout)
+      return tonumber(count), ok == "true", loss, message
+    end
+    local total, fine, want = run(0)
+    assert.is_true(fine and total > 100, total)
+    local failed, seen = 0, {}
+    for n = 1, total do
+      local _, ok, loss, message = run(n)
+      assert.are.equal(want, loss, n)
+      if not ok then
+        failed = failed + 1
+        local op, size = message:match "^[^:]+:%d+: ([%a_][%w_%. :]-): no memory for (%d+) bytes"
+        assert.is_truthy(op, ("call %d: %s"):format(n, message))
+        assert.is_true(tonumber(size) > 0 and tonumber(size) < 2 ^ 30, message)
+        seen[op:match "^[%w_]+"] = true
+      end
+    end
+    assert.is_true(seen.fsdp and seen.autograd and seen.backward and seen.optimizer and seen["clip_grad_norm_"])
+    assert.is_true(failed > total / 2, failed)          -- a list of prefetches may do without
+  end)
+end)

@@ -1,0 +1,483 @@
+-- SPDX-License-Identifier: MIT
+--- Lifetimes: what a scope releases, what survives it, and what says so.
+-- luacheck: ignore 512 (loops that break on purpose)
+local ms = require "moonshard"
+local collected = require "spec.support.collected"
+
+local function failure(fn, ...)
+  local ok, message = pcall(fn, ...)
+  assert.is_false(ok, "no error was raised")
+  return (message:gsub("^[^\n]-:%d+: ", "", 1))
+end
+local function live() return ms.memory_stats("cpu").live_tensors end
+
+describe("a scope", function()
+  it("releases what is made inside, save what it returns", function()
+    local inside
+    local out, list = ms.scope(function()
+      inside = ms.ones(3)
+      return inside + 1, { ms.ones(1), deep = { ms.ones(2) } }
+    end)
+    assert.is_true(inside:is_released())
+    assert.are.same({ 2, 2, 2 }, out:tolist())
+    assert.are.same({ 1 }, list[1]:tolist())
+    assert.are.same({ 1, 1 }, list.deep[1]:tolist())
+  end)
+
+  it("passes all results through, nil ones too", function()
+    local n = select("#", ms.scope(function() return nil, 1, nil end))
+    assert.are.equal(3, n)
+    assert.are.equal(0, select("#", ms.scope(function() end)))
+    assert.are.equal(7, ms.scope(function(x) return x end, 7))
+  end)
+
+  it("takes its results into the scope around", function()
+    local a
+    ms.scope(function()
+      a = ms.scope(function() return ms.ones(2) end)
+      assert.is_false(a:is_released())
+    end)
+    assert.is_true(a:is_released())
+  end)
+
+  it("leaves what comes from outside where it was", function()
+    local a = ms.ones(2)
+    ms.scope(function()
+      local b = ms.scope(function() return a end)
+      assert.is_true(rawequal(a, b))
+    end)
+    assert.is_false(a:is_released())
+  end)
+
+  it("keeps what was kept, until it is released", function()
+    local a
+    ms.scope(function() a = ms.ones(2):keep() end)
+    assert.are.same({ 1, 1 }, a:tolist())
+    a:release()
+    assert.is_true(a:is_released())
+    a:release()
+  end)
+
+  it("releases at an error, which goes through unchanged", function()
+    local inside
+    local e = { code = 1 }
+    local ok, caught = pcall(ms.scope, function()
+      inside = ms.ones(1)
+      error(e)
+    end)
+    assert.is_false(ok)
+    assert.is_true(rawequal(e, caught))
+    assert.is_true(inside:is_released())
+    local outside = ms.ones(1)                          -- unscoped again
+    ms.scope(function() end)
+    assert.is_false(outside:is_released())
+  end)
+
+  it("never takes memory that a view or the graph needs", function()
+    local view
+    ms.scope(function()
+      local base = ms.arange(6)
+      view = base:view(2, 3):keep()
+    end)
+    assert.are.same({ { 0, 1, 2 }, { 3, 4, 5 } }, view:tolist())
+    local w = ms.ones(3, { requires_grad = true })
+    local loss = ms.scope(function()
+      local x = ms.tensor { 1, 2, 3 }
+      return (w * x):sum()
+    end)
+    loss:backward()
+    assert.are.same({ 1, 2, 3 }, w.grad:tolist())
+  end)
+
+  it("leaves grads to their leaves", function()
+    local w = ms.ones(2, { requires_grad = true })
+    local g
+    ms.scope(function()
+      (w * 3):sum():backward()
+      g = w.grad
+    end)
+    assert.is_true(rawequal(g, w.grad))
+    assert.are.same({ 3, 3 }, g:tolist())
+  end)
+end)
+
+describe("use after release", function()
+  it("says what to do and where the tensor was made", function()
+    require("moonshard.tensor").record_sites(true)        -- other files may have used the budget up
+    finally(function() require("moonshard.tensor").record_sites(false) end)
+    local a
+    ms.scope(function() a = ms.ones(2) end)
+    local line = debug.getinfo(1, "l").currentline - 1
+    local message = failure(function() return a + 1 end)
+    assert.matches(
+      "^tensor was released with its scope; return it, or keep%(%) it %(made at [^\n]*scope_spec%.lua:" .. line
+      .. "; its scope: ms%.scope%)$",
+      message)
+    for _, use in ipairs {
+      function() return a.shape end, function() return a:item() end, function() return ms.ones(2) * a end,
+        function() return a:tolist() end,
+      function() return a:keep() end, function() return a.grad end, function() return a[1] end,
+        function() return a:view(2) end,
+      function() return a:backward() end, function() return ms.cat { ms.ones(1), a } end,
+    } do
+      assert.matches("^tensor was released with its scope", failure(use))
+    end
+    assert.are.equal("Tensor (released)", tostring(a))
+  end)
+
+  it("always names the operator that made the tensor and the scope that it went with, however long ago it began",
+    function()
+    local Twice = ms.nn.Module:extend "Twice"
+    function Twice:forward(x)
+      self.inner.t = x * 2
+      return x + 1
+    end
+    local m, a, b = Twice(), nil, nil
+    m.inner = {}
+    for step in ms.steps(500) do
+      local x = ms.ones(4)
+      for _ = 1, 20 do x = x:add(1) end
+      m(x)
+      if step == 400 then a, b = x:sqrt(), m.inner.t end
+    end
+    assert.matches("^tensor was released with its scope; return it, or keep%(%) it %(made .*by sqrt; its scope: ms%.steps%)$",
+      failure(function() return a + 1 end))
+    assert.matches("%(made .*by mul; its scope: Twice%)$", failure(function() return b + 1 end))
+    local c = ms.ones(2) + 1
+    c:release()
+    assert.matches("%(made .*by add; let go by release%(%)%)$", failure(function() return c + 1 end))
+  end)
+
+  it("knows lines only within its budget, and again after such an error", function()
+    local function known()
+      local n = 0
+      ms.scope(function()
+        for _ = 1, 2000 do
+          if rawget(ms.ones(1), "_site") then n = n + 1 end
+        end
+      end)
+      return n
+    end
+    for _ = 1, 5 do known() end                         -- the first 512 of a process, and more
+    assert.is_true(known() <= 16)
+    local a
+    ms.scope(function() a = ms.ones(1) end)
+    failure(function() return a + 1 end)
+    assert.is_string(rawget(ms.ones(1), "_site"))
+  end)
+
+  it("keeps the script's names apart: a new tensor in the same slot is another one", function()
+    local old
+    ms.scope(function() old = ms.ones(1) end)
+    local new = {}
+    for k = 1, 100 do new[k] = ms.ones(1) end
+    assert.is_true(old:is_released())
+    for k = 1, 100 do new[k]:release() end
+  end)
+end)
+
+describe("ms.steps", function()
+  it("counts, and each iteration is a scope", function()
+    local seen, kept = {}, {}
+    for step in ms.steps(3) do
+      seen[#seen + 1] = step
+      kept[step] = ms.ones(1)
+      if step > 1 then assert.is_true(kept[step - 1]:is_released()) end
+    end
+    assert.are.same({ 1, 2, 3 }, seen)
+    assert.is_true(kept[3]:is_released())
+    seen = {}
+    for step in ms.steps(5, { from = 4 }) do seen[#seen + 1] = step end
+    assert.are.same({ 4, 5 }, seen)
+    for _ in ms.steps(0) do error "no step" end
+  end)
+
+  it("closes a step left by break when the next loop begins", function()
+    local a
+    for _ in ms.steps(3) do
+      a = ms.ones(1)
+      break
+    end
+    assert.is_false(a:is_released())
+    for _ in ms.steps(1) do assert.is_true(a:is_released()) end
+  end)
+
+  it("closes a step left by break when a scope around ends", function()
+    local a
+    ms.scope(function()
+      for _ in ms.steps(3) do
+        a = ms.ones(1)
+        break
+      end
+    end)
+    assert.is_true(a:is_released())
+    local b = ms.ones(1)
+    ms.scope(function() end)
+    assert.is_false(b:is_released())
+  end)
+
+  it("closes a step left by an error", function()
+    local a
+    pcall(function()
+      for _ in ms.steps(3) do
+        a = ms.ones(1)
+        error "stop"
+      end
+    end)
+    for _ in ms.steps(1) do assert.is_true(a:is_released()) end
+  end)
+
+  it("leaves loops around it alone", function()
+    for _ in ms.steps(2) do
+      local outer = ms.ones(1)
+      for _ in ms.steps(2) do
+        ms.ones(1)
+        break
+      end
+      for _ in ms.steps(2) do assert.is_false(outer:is_released()) end
+      local function inner()
+        for _ in ms.steps(2) do return 1 end
+      end
+      inner()
+      for _ in ms.steps(1) do assert.is_false(outer:is_released()) end
+      assert.is_false(outer:is_released())
+    end
+  end)
+
+  it("has a form that always closes", function()
+    local a
+    ms.steps(2, function(step) a = ms.ones(step) end)
+    assert.is_true(a:is_released())
+    local ok = pcall(ms.steps, 2, function()
+      a = ms.ones(1)
+      error "stop"
+    end)
+    assert.is_false(ok)
+    assert.is_true(a:is_released())
+  end)
+end)
+
+describe("coroutines", function()
+  it("have scopes of their own", function()
+    local inside
+    local next_value = coroutine.wrap(function()
+      ms.scope(function()
+        inside = ms.ones(1)
+        coroutine.yield(1)
+        assert.is_false(inside:is_released())
+      end)
+      return 2
+    end)
+    local a
+    ms.scope(function()
+      assert.are.equal(1, next_value())
+      a = ms.ones(1)                                    -- in our scope, not in the coroutine's
+    end)
+    assert.is_true(a:is_released())
+    local b = ms.ones(1)
+    assert.are.equal(2, next_value())
+    assert.is_true(inside:is_released())
+    assert.is_false(b:is_released())
+  end)
+
+  it("release what their scopes hold when they die or are dropped", function()
+    local a, b
+    local co = coroutine.create(function()
+      ms.scope(function()
+        a = ms.ones(1)
+        coroutine.yield()
+        error "stop"
+      end)
+    end)
+    assert.is_true(coroutine.resume(co))
+    assert.is_false(a:is_released())
+    assert.is_false((coroutine.resume(co)))
+    assert.is_true(a:is_released())
+    do
+      local dropped = coroutine.create(function()
+        ms.scope(function()
+          b = ms.ones(1)
+          coroutine.yield()
+        end)
+      end)
+      coroutine.resume(dropped)
+    end
+    collected()
+    assert.is_true(b:is_released())
+  end)
+
+  it("have modes of their own", function()
+    local co = coroutine.wrap(function()
+      ms.no_grad(function()
+        coroutine.yield()
+        assert.is_false(ms.is_grad_enabled())
+      end)
+      assert.is_true(ms.is_grad_enabled())
+    end)
+    co()
+    assert.is_true(ms.is_grad_enabled())
+    co()
+    assert.is_true(ms.is_grad_enabled())
+  end)
+
+  -- Blocks that set a mode of the code inside them, and what tells whether it is set.
+  local function half() return ms.ones(2, 2):matmul(ms.ones(2, 2)).dtype == "bfloat16" end
+  local blocks = {
+    no_grad = { function(fn) ms.no_grad(fn) end, function() return not ms.is_grad_enabled() end },
+    enable_grad = { function(fn) ms.enable_grad(fn) end, ms.is_grad_enabled, ms.no_grad },
+    autocast = { function(fn) ms.amp.autocast("bfloat16", fn) end, half },
+    with_device = { function(fn) ms.with_device("meta", fn) end, function() return ms.ones(1).device == "meta" end },
+    catch_warnings = { function(fn) ms.catch_warnings(fn) end,
+    function() return require("moonshard.core.context").now.warnings ~= nil end },
+    enable_wrap = { function(fn) ms.fsdp.wrap.enable_wrap({}, fn) end,
+    function() return require("moonshard.core.context").now.wrap ~= nil end },
+  }
+  for name, block in ms.sorted_pairs(blocks) do
+    it("keep " .. name .. " open across a yield, and nobody else is inside", function()
+      local run, is_set, around = block[1], block[2], block[3] or function(fn) return fn() end
+      around(function()
+        local function body()
+          assert.is_false(is_set())
+          run(function()
+            coroutine.yield()
+            assert.is_true(is_set())
+            coroutine.yield()
+          end)
+          assert.is_false(is_set())
+        end
+        local a, b = coroutine.wrap(body), coroutine.wrap(body)
+        a()
+        assert.is_false(is_set())
+        b()
+        a()
+        run(a)                                          -- it goes on where another one is open
+        assert.is_false(is_set())
+        b()
+        local left = coroutine.wrap(body)               -- never ends
+        left()
+        left = nil                                      -- luacheck: ignore
+        collectgarbage()
+        assert.is_false(is_set())
+        local failed = coroutine.create(function() run(function() coroutine.yield() error "stop" end) end)
+        coroutine.resume(failed)
+        assert.is_false((coroutine.resume(failed)))
+        assert.is_false(is_set())
+      end)
+    end)
+  end
+
+  local m = ms.fsdp.FSDP(ms.nn.Linear(2, 2), { sharding_strategy = "no_shard" })
+  local ddp = ms.nn.DDP(ms.nn.Linear(2, 2))
+  local stops = {
+    ["dist.record"] = ms.dist.record, ["fsdp.record"] = ms.fsdp.record,
+    ["summon_full_params"] = function(fn) ms.fsdp.summon_full_params(m, fn) end,
+    ["FSDP:no_sync"] = function(fn) m:no_sync(fn) end,
+    ["DDP:no_sync"] = function(fn) ddp:no_sync(fn) end,
+    join = function(fn) ddp:join(fn) end,
+    ["the forward of a sharded module"] = function(fn)
+      local Yields = ms.nn.Module:extend "Yields"
+      function Yields:init() self.a = ms.nn.Linear(2, 2) end
+      function Yields:forward(x) fn() return self.a(x) end
+      ms.fsdp.fully_shard(Yields())(ms.ones(1, 2))
+    end,
+  }
+  for name, block in ms.sorted_pairs(stops) do
+    it("cannot yield out of " .. name .. ", but others may be resumed inside", function()
+      local co = coroutine.create(function() block(function() coroutine.yield() end) end)
+      local ok, why = coroutine.resume(co)
+      assert.is_false(ok)
+      assert.matches("^spec/tensor/scope_spec.lua:%d+: coroutine.yield inside .*" .. name:match "[%w ._]+$"
+        .. ": its function must run to its end", why)
+      assert.are.equal("dead", coroutine.status(co))
+      local n = 0
+      block(function()
+        for k in coroutine.wrap(function() coroutine.yield(1) coroutine.yield(2) end) do n = n + k end
+      end)
+      assert.are.equal(3, n)
+      local after = coroutine.wrap(function() coroutine.yield(7) end)
+      assert.are.equal(7, after())
+    end)
+  end
+
+  it("pass values and errors as before", function()
+    local co = coroutine.create(function(x) return coroutine.yield(x + 1) end)
+    assert.are.same({ true, 2 }, { coroutine.resume(co, 1) })
+    assert.are.same({ true, "x" }, { coroutine.resume(co, "x") })
+    assert.are.same({ false, "cannot resume dead coroutine" }, { coroutine.resume(co) })
+    local e = {}
+    local ok, caught = pcall(coroutine.wrap(function() error(e) end))
+    assert.is_false(ok)
+    assert.is_true(rawequal(e, caught))
+  end)
+end)
+
+describe("memory", function()
+  -- Memcheck looks at every element: under it tensors, and the limits with them, are a sixteenth.
+  local scale = os.getenv "MOONSHARD_TOOL" == "valgrind" and 16 or 1
+  local MiB = 2 ^ 20 / scale
+  local lib = require("moonshard.core.ffi").lib
+  before_each(function() lib.ms_set_gc_limit(64 * MiB) end)
+  after_each(function() lib.ms_set_gc_limit(64 * 2 ^ 20) end)
+
+  it("of unscoped tensors follows the collector", function()
+    collected()
+    local before = live()
+    for _ = 1, 100 do ms.ones(10) end
+    collected()
+    assert.is_true(live() <= before)
+  end)
+
+  it("stays bounded in a loop at top level", function()
+    ms.reset_peak_memory_stats "cpu"
+    local t = ms.zeros(256 / scale, 1024)
+    for k = 1, 600 do local _ = t + k end
+    t:release()
+    assert.is_true(ms.memory_stats("cpu").peak_allocated < 400 * MiB)
+  end)
+
+  it("that a graph behind a small unscoped result holds stays bounded too", function()
+    collected()
+    ms.reset_peak_memory_stats "cpu"
+    local before = ms.memory_stats("cpu").allocated
+    local w = ms.ones(512 / scale, 512, { requires_grad = true })
+    for _ = 1, 200 do
+      local _ = ms.scope(function() return w:tanh():exp():tanh():sum() end)  -- 3 MiB behind 4 bytes
+    end
+    assert.is_true(ms.memory_stats("cpu").peak_allocated < before * 2 + 200 * MiB)
+  end)
+
+  it("that dead tensors hold is taken back when memory is short", function()
+    collected()
+    lib.ms_empty_cache()
+    local used = ms.memory_stats("cpu").allocated
+    lib.ms_set_gc_limit(2 ^ 40)                         -- no collection of its own accord
+    lib.ms_set_memory_limit(used + 50 * MiB)
+    local ok, message = pcall(function()
+      local t = ms.zeros(256 / scale, 1024)
+      for _ = 1, 200 do t = t + 1 end
+      assert.are.equal(200, t[1][1]:item())
+      return ms.zeros(100, 2 ^ 20)
+    end)
+    lib.ms_set_memory_limit(0)
+    assert.is_false(ok)                                 -- only the last one, which cannot fit
+    assert.matches("100, 1048576", message:gsub("419430400", "100, 1048576"))
+  end)
+
+  it("is flat in a training loop without the collector", function()
+    local w = ms.randn(16, 16, { requires_grad = true })
+    local function step()
+      local x = ms.randn(8, 16)
+      local loss = x:matmul(w):relu():sum()
+      loss:backward()
+      w.grad = nil
+    end
+    collectgarbage "stop"
+    local before
+    for k in ms.steps(60) do
+      step()
+      if k == 10 then before = ms.memory_stats("cpu") end
+      if k > 10 then assert.are.equal(before.allocated, ms.memory_stats("cpu").allocated) end
+    end
+    collectgarbage "restart"
+  end)
+end)

@@ -1,0 +1,318 @@
+-- SPDX-License-Identifier: MIT
+--- The prompt, behind a terminal of its own.
+local process = require "spec.support.process"
+local Pty = require "spec.support.pty"
+
+local ways = {
+  ["scripts/repl without readline"] = { "env", "TERM=dumb", "luajit", process.root .. "/scripts/repl" },
+  ["scripts/repl"] = { "luajit", process.root .. "/scripts/repl" },
+  ["luajit -i"] = { "luajit", "-i", "-e", "package.path = '" .. process.root
+    .. "/?.lua;' .. package.path; require 'moonshard'" },
+}
+
+local own_folder = process.temp_folder()
+local inputrc = own_folder .. "/inputrc"
+teardown(function() process.remove_folder(own_folder) end)
+do
+  local file = assert(io.open(inputrc, "w"))
+  file:write "set enable-bracketed-paste off\n"
+  file:close()
+end
+
+local function open(command, history)
+  local p = Pty.start(command, {
+    MOONSHARD_HISTORY = history or "", TERM = "xterm", COLUMNS = "300", LINES = "6", MOONSHARD_THREADS = "1",
+      INPUTRC = inputrc })
+  assert(p:expect("Ctrl-D to leave."))
+  assert(p:expect "> ")
+  return p
+end
+
+-- Types a line and gives what is printed before the next prompt.
+local function ask(p, line, seconds)
+  p:type(line .. "\n")
+  assert(p:expect "\n")
+  local limit = process.now() + (seconds or 10) * process.patience
+  repeat
+    p:read(0.05)
+    local text = p.text:gsub("\r", "")
+    if text == "> " or text:sub(-3) == "\n> " then
+      p.text = ""
+      return (text:gsub("\n?> $", ""))
+    end
+  until process.now() > limit
+  error("no prompt after " .. line .. ": " .. p.text)
+end
+
+-- Where Ctrl-C was pressed more than once the later ones may still come, each with a prompt, and take what is typed
+-- with them: until a line of ours is answered, and nothing follows.
+local function again(p)
+  for k = 1, 20 do
+    p:type(("print('call ' .. %d)\n"):format(k))
+    if p:expect(("call %d\r\n"):format(k), 1) and p:expect("> ", 1) then
+      if not p:read(0.3) then return end
+    end
+  end
+  error("no answer: " .. p.text)
+end
+
+for name, command in require("moonshard").sorted_pairs(ways) do
+  describe("the prompt of " .. name, function()
+    local p
+    before_each(function() p = open(command) end)
+    after_each(function() p:finish(0) end)
+
+    it("prints what expressions give", function()
+      assert.are.equal("3", ask(p, "1 + 2"))
+      ask(p, "t = ms.tensor{{1, 2}, {3, 4}}")
+      assert.are.equal("Tensor float32 [2, 2] cpu\n[[1., 2.],\n [3., 4.]]", ask(p, "t"))
+      assert.are.equal("[2, 2]", ask(p, "t.shape"))
+      assert.are.equal("5", ask(p, "local n = 5; print(n)"))
+    end)
+
+    it("takes statements of several lines", function()
+      p:type "for k = 1, 2 do\n"
+      assert(p:expect ">> ")
+      p:type "print(k * 10)\n"
+      assert(p:expect ">> ")
+      local text = ask(p, "end")
+      assert.are.equal("10\n20", text)
+    end)
+
+    it("keeps the session and its tensors after an error", function()
+      ask(p, "t = ms.tensor{1, 2}")
+      assert.matches("expected a tensor", ask(p, "ms.cat{t, 'x'}"))
+      assert.matches("^prompt:1: matmul: ", ask(p, "t:matmul(ms.ones(3))"))
+      assert.are.equal("2", ask(p, "t:numel()"))
+      ask(p, "for step in ms.steps(5) do kept = ms.tensor{step} break end")
+      assert.are.equal("true", ask(p, "kept:is_released()"))
+      ask(p, "u = ms.tensor{3}")
+      assert.are.equal("false", ask(p, "u:is_released()"))
+    end)
+
+    it("comes back within 200 ms of Ctrl-C", function()
+      ask(p, "t = ms.zeros(4)")
+      for _, line in ipairs {
+        "while true do t = t + 1 end",
+        "while true do end",                            -- no operator ever looks at the interrupt
+      } do
+        process.within(0.2, function()
+          p:type("print('it ' .. 'runs') " .. line .. "\n")
+          assert(p:expect "it runs")
+          p:read(0.2)
+          local before = process.now()
+          p:type "\3"
+          assert(p:expect "interrupted")
+          assert(p:expect "> ")
+          return process.now() - before
+        end)
+        assert.are.equal("7", ask(p, "3 + 4"))
+      end
+      p:type "x = 'half a li\3"                         -- at the prompt it gives the line up
+      assert(p:expect "> ")
+      assert.are.equal("nil", ask(p, "x"))
+    end)
+
+    -- Not left to luck: the session itself raises the signal, at every step from the line's reading to its execution.
+    local raise_once = [[for _, at in ipairs { { require "moonshard.tools.repl", "compile" }, { require "moonshard.tools.repl", "execute" }, { jit, "off" } } do
+      if at[2] == point then
+        local owner, name, fn = at[1], at[2], at[1][at[2] ]
+        owner[name] = function(...)
+          if name == "off" and select("#", ...) < 2 then return fn(...) end
+          owner[name] = fn
+          require "ffi".C.raise(2)
+          return fn(...)
+        end
+      end
+    end]]
+    it("hears Ctrl-C between Enter and the line's first step", function()
+      ask(p, "require 'ffi'.cdef 'int raise(int);'")
+      for _, point in ipairs { "compile", "execute", "off" } do
+        process.within(0.2, function()
+          ask(p, ("point = '%s' "):format(point) .. raise_once:gsub("%s+", " "))
+          p:type "while true do end\n"
+          assert(p:expect("while true do end\r\n"))
+          local before = process.now()
+          assert(p:expect("interrupted\r\n"), point)
+          assert(p:expect("> "), point)
+          return process.now() - before
+        end)
+        assert.are.equal("7", ask(p, "3 + 4"))
+      end
+      ask(p, "point = 'compile' " .. raise_once:gsub("%s+", " "))
+      p:type "for k = 1, 2 do\n"                        -- wants more lines, and is given up
+      assert(p:expect "for k = 1, 2 do")
+      assert(p:expect "\n> ")
+      assert.are.equal("7", ask(p, "3 + 4"))
+    end)
+
+    if name:find "without" then it("hears Ctrl-C between the prompt and the waiting for a line", function()
+      ask(p, "require 'ffi'.cdef 'int raise(int);'")
+      p:type("of = debug.getmetatable(io.stdout).__index; flush, left = of.flush, 2; of.flush = function(file) flush(file); left = left - 1; "
+        .. "if left == 0 then of.flush = flush; require 'ffi'.C.raise(2) end end\n")
+      assert(p:expect "raise(2) end end\r\n> \r\n> ")       -- the second prompt without a key
+      assert.are.equal("7", ask(p, "3 + 4"))
+    end) end
+
+    it("is not kept away by a pcall around what Ctrl-C ends, nor ended by keys pressed in impatience", function()
+      for _, line in ipairs {
+        "while true do pcall(function() while true do end end) end",
+        "while true do pcall(function() local x = ms.ones(64, 64) return x:matmul(x) end) end",
+        "for _ in ms.steps(1e9) do pcall(ms.no_grad, function() while true do end end) end",
+      } do
+        p:type("print('it ' .. 'runs') " .. line .. "\n")
+        assert(p:expect "it runs", line)
+        p:read(0.1)
+        p:type "\3\3\3"
+        assert(p:expect "interrupted", line)
+        again(p)                                        -- the other two may each give up a line
+        assert.are.equal("4", ask(p, "2 + 2"))
+        assert.are.equal("true", ask(p, "ms.is_grad_enabled()"))
+      end
+    end)
+
+    it("survives errors without a text and names that it uses itself", function()
+      assert.are.equal("an error that has no text (table)",
+        ask(p, "error(setmetatable({}, { __tostring = function() error 'no' end }))"))
+      ask(p, "tostring, pcall, io, debug = nil")
+      assert.are.equal("4", ask(p, "2 + 2"))
+    end)
+
+    it("keeps memory bounded in a loop", function()
+      ask(p, "t = ms.zeros(256, 1024)")                 -- 1 MiB: 10,000 of them would be 10 GiB
+      ask(p, "for k = 1, 10000 do local u = t + k end", 60)
+      local peak = tonumber(ask(p, "ms.memory_stats().peak_allocated"))
+      assert.is_true(peak < 512 * 2 ^ 20, "peak " .. tostring(peak))
+    end)
+
+    it("explains names, with or without the library's before them", function()
+      assert.truthy(ask(p, "? nn.Linear"):find("Linear", 1, true))
+      assert.truthy(ask(p, "? fully_shard"):find("fully_shard(", 1, true))
+      assert.truthy(ask(p, "help"):find("ms is the library", 1, true))
+      assert.matches("Tensors one after another along d", ask(p, "? ms.cat"))
+      assert.matches("Exponentials that add up to 1", ask(p, "? softmax"))
+      assert.matches("did you mean 'narrow'", ask(p, "? narow"))
+    end)
+
+    if not name:find "without" then it("completes names, fields and files", function()
+      assert.are.equal("true", ask(p, "ms.is_ten\t(ms.tensor{1})"))
+      ask(p, "t = ms.tensor{1, 2, 3}")
+      assert.are.equal("3", ask(p, "t:nume\t()"))
+      local folder = process.temp_folder()
+      finally(function() process.remove_folder(folder) end)
+      local file = assert(io.open(folder .. "/unmistakable.lua", "w"))
+      file:write "return 41 + 1"
+      file:close()
+      assert.are.equal("42", ask(p, "dofile('" .. folder .. "/unmis\t)"))
+      os.remove(folder .. "/unmistakable.lua")
+    end) end
+
+    if not name:find "without" then it("gives the line up at Ctrl-C in readline's question and in its pager", function()
+      ask(p, "t = ms.ones(2)")
+      for _, answer in ipairs { "", "y" } do            -- y: six lines of names, then the pager waits
+        p:type "t:\t\t"
+        assert(p:expect "possibilities? (y or n)")
+        p:type(answer)
+        if answer == "y" then assert(p:expect "--More--") end
+        p:type "\3"
+        assert(p:expect "> t:")                         -- drawn again, and given up
+        assert(p:expect "\n> ")
+        assert.are.equal("7", ask(p, "3 + 4"))
+      end
+    end) end
+
+    it("leaves at Ctrl-D", function()
+      p:type "\4"
+      assert.are.equal(0, (p:finish(5)))
+    end)
+
+    for _, word in ipairs { "exit", "quit", "exit()", "quit();" } do
+      it("leaves at " .. word, function()
+        p:type(word .. "\n")
+        assert.are.equal(0, (p:finish(5)))
+      end)
+    end
+
+    it("takes help(name) as ? name, and a session's own names for what they are", function()
+      assert.truthy(ask(p, "help()"):find("ms is the library", 1, true))
+      for _, line in ipairs { "help(ms.cat)", "help 'ms.cat'", "help ms.cat", "help(cat)" } do
+        assert.matches("Tensors one after another along d", ask(p, line))
+      end
+      ask(p, "help, exit = 5, 6")
+      assert.are.equal("5", ask(p, "help"))
+      assert.are.equal("6", ask(p, "exit"))
+    end)
+  end)
+end
+
+describe("the history of the prompt", function()
+  local up = "\27[A"
+  it("recalls a statement of several lines as one, in this session and the next", function()
+    local history = own_folder .. "/history"
+    local p = open(ways["scripts/repl"], history)
+    assert.are.equal("5", ask(p, "2 + 3"))
+    p:type "for k = 1, 2 do -- twice\n"
+    assert(p:expect ">> ")
+    p:type "\n"
+    assert(p:expect ">> ")
+    p:type "print(k * 10)\n"
+    assert(p:expect ">> ")
+    assert.are.equal("10\n20", ask(p, "end"))
+    assert.are.equal("6", ask(p, "3 + 3"))
+    p:type(up .. up)
+    assert(p:expect "for k = 1, 2 do -- twice\r\n")
+    p:type "\n"
+    assert(p:expect "10\r\n20\r\n> ")
+    p:type "\4"
+    assert.are.equal(0, (p:finish(5)))
+
+    p = open(ways["scripts/repl"], history)
+    p:type(up .. up)                                    -- the last is the block again
+    assert(p:expect "3 + 3")
+    p:type(up .. "\n")
+    assert(p:expect "10\r\n20\r\n> ")
+    p:type(up .. up .. up .. up .. up .. "\n")
+    assert(p:expect "5\r\n> ")
+    p:finish(0)
+  end)
+end)
+
+describe("the prompt under mpirun", function()
+  it("refuses at once on every rank", function()
+    local out = own_folder .. "/out"
+    local env = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
+      OMPI_MCA_rmaps_base_oversubscribe = "1" }
+    for _, way in ipairs { "scripts/repl", "luajit -i" } do
+      local child = process.start({ "mpirun", "-n", "2", unpack(ways[way]) },
+        { stdout = out, stderr = out .. ".err", env = env })
+      assert.are.equal(2, child:wait(20) or child:stop())
+      local text = process.read(out .. ".err")
+      assert.matches("repl: the prompt is for one process, and this is a job of 2 ranks: start it without mpirun", text)
+      assert.are.equal(1, select(2, text:gsub("repl: ", "")))
+      assert.is_nil(process.read(out):find("the library is ms", 1, true))
+    end
+  end)
+end)
+
+describe("showing values at the prompt", function()
+  local repl = require "moonshard.tools.repl"
+  it("opens plain tables", function()
+    assert.are.equal('{ 1, "a", k = true }', repl.show { 1, "a", k = true })
+    assert.are.equal("{}", repl.show {})
+    assert.are.equal("text", repl.show "text")
+  end)
+  it("tells an incomplete input from a wrong one", function()
+    local _, _, more = repl.compile "for k = 1, 2 do"
+    assert.is_true(more)
+    _, _, more = repl.compile "for for"
+    assert.is_falsy(more)
+    _, _, more = repl.compile "1 +"
+    assert.is_true(more)
+    _, _, more = repl.compile "m.weight ="
+    assert.is_true(more)
+  end)
+  it("takes statements with an expression behind them", function()
+    assert.are.equal(7, repl.compile "repl_spec_x = 3; repl_spec_x + 4"())
+    rawset(_G, "repl_spec_x", nil)
+  end)
+end)
