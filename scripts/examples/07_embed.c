@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: MIT
-// 7. The engine without Lua: an MLP that learns a circle.
-//    cc 07_embed.c $(pkg-config --cflags --libs moonshard) -o embed && ./embed
+// 7. An MLP without Lua: cc 07_embed.c $(pkg-config --cflags --libs moonshard) -o embed && ./embed
 #include <moonshard.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 static void check(int failed)
 {
-    if (failed) {
-        fprintf(stderr, "embed: %s\n", ms_error());
-        exit(1);
-    }
+    if (failed && fprintf(stderr, "embed: %s\n", ms_error())) exit(1);
 }
-
 static ms_id call(const char *op, int n_in, const ms_id *in, int n_i, const int64_t *i, int n_f, const double *f)
 {
     ms_args a = { .n_in = n_in, .n_i = n_i, .n_f = n_f };
@@ -33,7 +28,7 @@ static ms_id parameter(int rows, int columns, double bound)
 int main(void)
 {
     enum { N = 512, STEPS = 300 };
-    double points[2 * N], inside[N];
+    double points[2 * N], inside[N], taken[4] = { 0 }, loss = 0;
     check(ms_init());
     ms_manual_seed(1);
     for (int k = 0; k < N; k++) {
@@ -44,17 +39,13 @@ int main(void)
           labels = ms_from_data(MS_I64, 1, (int64_t[]) { N }, inside);
     ms_id p[4] = { parameter(32, 2, 0.7), parameter(32, 0, 0.7), parameter(2, 32, 0.2), parameter(2, 0, 0.2) };
     ms_id state[3 * 4] = { 0 };
-    double taken[4] = { 0 }, loss = 0;
-    ms_optim_options adam = {
-        .kind = MS_ADAMW, .lr = 0.02, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01
-    };
+    ms_optim_options adam = { .kind = MS_ADAMW, .lr = 0.02, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 };
     for (int step = 1; step <= STEPS; step++) {
         double scope = ms_scope_open("step");  // what the step makes is gone when it ends
         ms_id h = call("linear", 3, (ms_id[]) { x, p[0], p[1] }, 0, NULL, 0, NULL);
         h = call("tanh", 1, &h, 0, NULL, 0, NULL);
         ms_id y = call("linear", 3, (ms_id[]) { h, p[2], p[3] }, 0, NULL, 0, NULL);
-        ms_id l = call("cross_entropy", 2, (ms_id[]) { y, labels }, 2, (int64_t[]) { 1, -100 }, 1,
-                       (double[]) { 0 });  // mean, ignored label
+        ms_id l = call("cross_entropy", 2, (ms_id[]) { y, labels }, 2, (int64_t[]) { 1, -100 }, 1, (double[]) { 0 });
         ms_run *run = ms_backward(1, &l, NULL, 0);
         ms_event event;
         check(!run || ms_run_next(run, &event) != MS_RUN_DONE);  // no hooks here: it asks nothing of us

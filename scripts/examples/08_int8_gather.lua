@@ -1,14 +1,11 @@
 -- SPDX-License-Identifier: MIT
---- 8. Weights that travel as int8 with block scales: half of bfloat16's bytes; losses within 2 % at every step (lr
----    3e-4, warm-up,
---- clipping). Rows must divide by the ranks.   mpirun -n 2 luajit scripts/examples/08_int8_gather.lua
+--- 8. Weights that travel as int8 with block scales: half of bfloat16's bytes; losses within 2 % at every step.
+--- Rows must divide by the ranks.   mpirun -n 2 luajit scripts/examples/08_int8_gather.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"
-local dist, fsdp = ms.dist, ms.fsdp
-local GPT = require "moonshard.models.gpt"
+local dist, fsdp, GPT = ms.dist, ms.fsdp, require "moonshard.models.gpt"
 local STEPS, BLOCK = tonumber(arg[1]) or 40, 128
-
 -- This rank's rows as bytes, 128 for zero, and what one of them is worth in each block.
 local function pre(self)
   local blocks = self:reshape(-1, BLOCK)
@@ -19,8 +16,8 @@ end
 
 -- The whole of what came from all ranks; later it is written into the tensor of the first time.
 local function post(_, outputs, _, dtype, out)
-  local whole = ((outputs[1]:float() - 128):reshape(-1,
-    BLOCK) * outputs[2]:float():unsqueeze(2)):reshape(outputs[1].shape):to(dtype)
+  local bytes, scales = outputs[1], outputs[2]:float()
+  local whole = ((bytes:float() - 128):reshape(-1, BLOCK) * scales:unsqueeze(2)):reshape(bytes.shape):to(dtype)
   if not out then return whole, { whole } end
   out:copy_(whole)
 end
@@ -44,9 +41,7 @@ local function train(int8)
     for _, e in ipairs(gathers) do bytes = bytes + e.bytes end
     loss:backward()
     ms.nn.utils.clip_grad_norm_(model:parameters(), 1)
-    optimizer:step()
-    optimizer:zero_grad()
-    schedule:step()
+    optimizer:step() optimizer:zero_grad() schedule:step()
     for _, value in ipairs(dist.all_gather_object(loss:item())) do
       losses[step] = (losses[step] or 0) + value / dist.world_size()
     end
