@@ -8,6 +8,7 @@
 //
 // Nodes and leaves carry the state of the run that uses them (run, gout, total ...). A nested run over the same
 // graph sets the outer run's state aside and puts it back when it ends; runs form a stack, so that nests.
+#include "autograd/owner.h"
 #include "autograd/run.h"
 
 enum { PHASE_HOOKS, PHASE_BACKWARD, PHASE_ANSWER, PHASE_DELIVER };
@@ -202,7 +203,7 @@ static ms_status deliver(ms_run *r, ms_edge e, ms_tensor *g, bool counts)
         return MS_OK;
     }
     if (g && e.leaf->tensor && e.leaf->tensor->unit_param) {
-        ms_status st = ms__unit_gradient_fits(e.leaf->tensor, g);
+        ms_status st = ms__run_owner->gradient_fits(e.leaf->tensor, g);
         if (st != MS_OK) {
             ms__release(g);
             return st;
@@ -419,7 +420,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
             if (h->kind == MS_HOOK_REMOVED || !n->gout[h->index] || !n->needed) continue;
             r->hook = h;
             if (h->kind == MS_HOOK_UNIT) {
-                if (ms__unit_pre_backward(r, h->unit, h->use)) return MS_RUN_FAILED;
+                if (ms__run_owner->pre_backward(r, h->unit, h->use)) return MS_RUN_FAILED;
                 return MS_RUN_DONE;  // what it pushed comes first
             }
             r->hook_output = h->index;
@@ -481,7 +482,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
             if (!n->needed) ms__release(g);
         }
         if (MS_UNLIKELY(n->kind == MS_NODE_CHECKPOINT) && n->needed && settle_region(r, n->unit)) return MS_RUN_FAILED;
-        if (MS_UNLIKELY(n->kind == MS_NODE_UNIT) && n->needed && ms__unit_post_backward(r, n->unit, n->use))
+        if (MS_UNLIKELY(n->kind == MS_NODE_UNIT) && n->needed && ms__run_owner->post_backward(r, n->unit, n->use))
             return MS_RUN_FAILED;
         if (!r->retain) ms__node_free_saved(n);
         r->cur = NULL;

@@ -44,7 +44,7 @@ struct ms_hook {  // on a node's output, or on a leaf
     ms_hook_kind kind;
     int index;  // which output
     double key, handle;
-    void *unit;  // UNIT: ms__unit_pre_backward(unit, use) runs before the gradient is used
+    void *unit;  // UNIT: the owner's pre_backward(unit, use) runs before the gradient is used
     int64_t use;
     ms_hook **list;  // where it hangs, NULL when its owner died
     ms_hook *next;
@@ -115,11 +115,11 @@ void ms__dead_key(double key);
 ms_hook *ms__hook_add(ms_hook **list, ms_hook_kind kind, int index);  // at the end; NULL: no memory
 void ms__module_call_release(ms_module_call *m);
 
-// ---- for the shard engine (unit.c) ----
+// ---- for the engine that manages parameters (autograd/owner.h) ----
 // Identity over inputs: outs are aliases (owned) with a node whose backward, when it runs, calls
-// ms__unit_post_backward(unit). Inputs without grad pass through unchanged (retained); *recorded tells.
+// the owner's post_backward(unit). Inputs without grad pass through unchanged (retained); *recorded tells.
 ms_status ms__unit_boundary(void *unit, int64_t use, int n, ms_tensor *const *in, ms_tensor **out, bool *recorded);
-// Before the gradient of t's node output is used, run ms__unit_pre_backward(unit, use).
+// Before the gradient of t's node output is used, run the owner's pre_backward(unit, use).
 ms_status ms__unit_hook(ms_tensor *t, void *unit, int64_t use);
 
 // A task on a run's agenda (a stack). step returns MS_RUN_DONE when finished (popped), MS_RUN_EVENT
@@ -150,19 +150,5 @@ ms_status ms__accumulate(ms_tensor **total,
 
 // Leaf hooks of a managed parameter, whose gradient has landed on the shard: pushes a task if there are any.
 ms_status ms__leaf_hooks(ms_run *run, ms_tensor *t);
-
-// Called by run.c, defined by unit.c (weak no-ops until it is linked).
-ms_status ms__unit_pre_backward(ms_run *run, void *unit, int64_t use);
-ms_status ms__unit_post_backward(ms_run *run, void *unit, int64_t use);
-ms_status ms__unit_gradient_fits(
-    const ms_tensor *param, const ms_tensor *grad);  // has a gradient of a managed parameter the shape of its whole?
-ms_status ms__unit_accumulate(
-    ms_run *run, ms_tensor *param, ms_tensor *grad,
-    bool *taken);  // a managed parameter's gradient is complete in this run; takes over grad if *taken
-ms_status ms__units_final(ms_run *run);  // the outermost backward is through with its nodes
-uint64_t ms__units_epoch(void);          // errors that the ranks told each other so far
-// Runs are about to be aborted because of text: peers learn it. since: the epoch when they began.
-void ms__units_failed(const char *text, uint64_t since, bool backward);
-void ms__units_abort(ms_run *run);  // a backward was aborted
 
 #endif

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // autograd/leaf.c -- gradients come together: sums of contributions, what a gradient must look like, and leaves,
 // whose totals pass their hooks and land in their grad.
+#include "autograd/owner.h"
 #include "autograd/run.h"
 
 bool ms__exclusive(const ms_tensor *t)
@@ -68,7 +69,7 @@ static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
         return MS_OK;
     }
     if (t->unit_param) {
-        ms_status st = ms__unit_accumulate(r, t, g, &taken);
+        ms_status st = ms__run_owner->accumulate(r, t, g, &taken);
         if (st != MS_OK && !taken) ms__release(g);
         if (st != MS_OK || taken) return st;
     }
@@ -148,7 +149,7 @@ static ms_run_state leaf_step(ms_task *k, ms_run *r, ms_event *ev)
     l->total = NULL;
     bool managed = l->tensor && l->tensor->unit_param;
     if (land(r, l, g)) return MS_RUN_FAILED;
-    // A managed parameter's gradient lands when its unit has reduced it: unit.c calls ms__leaf_hooks then.
+    // A managed parameter's gradient lands when its unit has reduced it, which calls ms__leaf_hooks then.
     if (managed || !skip_removed(l->hooks, MS_HOOK_LEAF)) return MS_RUN_DONE;
     k->phase = 3;
     k->n = 0;

@@ -5,56 +5,14 @@
 // through (backward.c). Runs form a stack: only the innermost one can go on. While an event is out the engine is
 // in its ordinary state, with a scope and modes of its own, which are taken back on resumption.
 #include "base/activity.h"
+#include "autograd/owner.h"
 #include "autograd/run.h"
 #include "base/watched.h"
 
 static ms_run *top, *spare_run;
 static ms_stacked *spare_task;
 
-// ---- weak until unit.c is linked ----------------------------------------------------------------
-
-#define WEAK __attribute__((weak))
-WEAK ms_status ms__unit_pre_backward(ms_run *r, void *u, int64_t use)
-{
-    (void)r;
-    (void)u;
-    (void)use;
-    return MS_OK;
-}
-WEAK ms_status ms__unit_post_backward(ms_run *r, void *u, int64_t use)
-{
-    (void)r;
-    (void)u;
-    (void)use;
-    return MS_OK;
-}
-WEAK ms_status ms__unit_accumulate(ms_run *r, ms_tensor *p, ms_tensor *g, bool *taken)
-{
-    (void)r;
-    (void)p;
-    (void)g;
-    *taken = false;
-    return MS_OK;
-}
-WEAK ms_status ms__unit_gradient_fits(const ms_tensor *p, const ms_tensor *g)
-{
-    (void)p;
-    (void)g;
-    return MS_OK;
-}
-WEAK ms_status ms__units_final(ms_run *r)
-{
-    (void)r;
-    return MS_OK;
-}
-WEAK uint64_t ms__units_epoch(void) { return 0; }
-WEAK void ms__units_failed(const char *text, uint64_t since, bool backward)
-{
-    (void)text;
-    (void)since;
-    (void)backward;
-}
-WEAK void ms__units_abort(ms_run *r) { (void)r; }
+const ms_run_owner *ms__run_owner;
 
 // ---- small things -----------------------------------------------------------------------------
 
@@ -107,7 +65,7 @@ ms_run *ms__run_new(void)
         return NULL;
     }
     r->units = r->backward = r->grad = r->retain = r->finished = r->final_done = r->event_out = false;
-    r->epoch = ms__units_epoch();
+    r->epoch = ms__run_owner ? ms__run_owner->epoch() : 0;
     r->range.from = 0;
     if (ms__tracing()) ms__range_open(&r->range, MS_RANGE_BACKWARD, "run", NULL);
     r->below = top;
@@ -342,7 +300,7 @@ ms_run_state ms_run_next(ms_run *r, ms_event *ev)
             st = ms__node_step(r, ev);
         } else if (!r->final_done) {
             r->final_done = true;
-            st = is_outermost_backward(r) && ms__units_final(r) ? MS_RUN_FAILED : MS_RUN_DONE;
+            st = ms__run_owner && is_outermost_backward(r) && ms__run_owner->final(r) ? MS_RUN_FAILED : MS_RUN_DONE;
         } else {
             for (int k = 0; r->grad && k < r->n_captures; k++)
                 if (!r->captures[k].value && !r->unused_ok) {
@@ -412,12 +370,12 @@ static void abort_from(ms_run *r, const char *why)
         backward |= k->backward;
     }
     for (ms_run *k = r->below; k; k = k->below) backward &= !k->backward;
-    if (units) ms__units_failed(why ? why : code != MS_OK ? text : "a run was given up", r->epoch, backward);
+    if (units) ms__run_owner->failed(why ? why : code != MS_OK ? text : "a run was given up", r->epoch, backward);
     for (bool last = false; !last;) {
         ms_run *k = top;
         last = k == r;
         ms__run_finish(k);
-        ms__units_abort(k);
+        if (ms__run_owner) ms__run_owner->abort(k);
         ms__run_recycle(k);
     }
     if (code != MS_OK) ms__fail(code, "%s", text);

@@ -13,6 +13,7 @@
 // own are packed, at a place that does not depend on timing), or at that unit's post-backward.
 #include <stdio.h>
 
+#include "autograd/owner.h"
 #include "shard/unit.h"
 #include "ops/op.h"
 
@@ -307,7 +308,7 @@ static ms_status check_unchanged(const unit *u, int64_t use)
                     u->name);
 }
 
-ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
+static ms_status pre_backward(ms_run *run, void *token, int64_t use)
 {
     unit *u = from_token(token);
     if (!u || !u->context || ms__unit_active(u, use) >= 0) return MS_OK;
@@ -326,7 +327,7 @@ ms_status ms__unit_pre_backward(ms_run *run, void *token, int64_t use)
 }
 
 // A piece may be as long as the whole is wide: added to a gradient of the whole it would be repeated in silence.
-ms_status ms__unit_gradient_fits(const ms_tensor *param, const ms_tensor *grad)
+static ms_status gradient_fits(const ms_tensor *param, const ms_tensor *grad)
 {
     const unit_param *p = param->unit_param;
     if (MS_LIKELY(grad->ndim == p->ndim && grad->numel == p->numel) || p == &p->owner->flat) return MS_OK;
@@ -337,7 +338,7 @@ ms_status ms__unit_gradient_fits(const ms_tensor *param, const ms_tensor *grad)
                     param->name ? param->name : "?", ms__shape_text(grad->ndim, grad->shape), p->owner->name);
 }
 
-ms_status ms__unit_accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool *taken)
+static ms_status accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool *taken)
 {
     unit_param *p = param->unit_param;
     unit *u = p->owner;
@@ -398,7 +399,7 @@ static void reshard_after_backward(unit *u)
     }
 }
 
-static ms_status post_backward(ms_run *run, unit *u)
+static ms_status reduce_after_backward(ms_run *run, unit *u)
 {
     u->arrived = 0;
     u->partly = false;
@@ -427,7 +428,7 @@ const char *ms__unit_reduced_name(const unit *u)
     return ms__intern(text);
 }
 
-ms_status ms__unit_post_backward(ms_run *run, void *token, int64_t use)
+static ms_status post_backward(ms_run *run, void *token, int64_t use)
 {
     unit *u = from_token(token);
     if (!u || !u->context) return MS_OK;
@@ -442,12 +443,12 @@ ms_status ms__unit_post_backward(ms_run *run, void *token, int64_t use)
     }
     // A flat gradient is reduced once, when it is complete: it waits for the module's other uses.
     if (u->views != MS_VIEWS_SHARDED && u->behind > 0) return MS_OK;
-    MS_TRY(post_backward(run, u));
+    MS_TRY(reduce_after_backward(run, u));
     return u->backward_prefetch_at == MS_PREFETCH_POST && !ms__run_recomputing() ? ms__prefetch_backward(u, use)
                                                                                  : MS_OK;
 }
 
-ms_status ms__units_final(ms_run *run)
+static ms_status final(ms_run *run)
 {
     for (context *c = ms__contexts(); c; c = c->next) {
         if (!c->in_backward) continue;
@@ -461,7 +462,7 @@ ms_status ms__units_final(ms_run *run)
             for (int j = 0; j < u->n; j++) waiting |= u->params[j].fresh || (u->sync && u->params[j].pending);
             u->n_active = 0;
             u->behind = ms__order_passes_left(u) - 1;
-            if (waiting) MS_TRY(post_backward(run, u));
+            if (waiting) MS_TRY(reduce_after_backward(run, u));
         }
         if (!c->is_last_backward) continue;
         MS_TRY(ms__unit_land(run, c));
@@ -478,13 +479,7 @@ ms_status ms__units_final(ms_run *run)
     return MS_OK;
 }
 
-uint64_t ms__units_epoch(void) { return ms__comm_epoch(); }
-void ms__units_failed(const char *text, uint64_t since, bool backward)
-{
-    ms__comm_publish_error(text, since, backward);
-}
-
-void ms__units_abort(ms_run *run)
+static void aborted(ms_run *run)
 {
     bool outermost = !ms__run_in_backward();
     bool gave_up = outermost && ms__run_is_backward(run) && ms__run_has_units(run);
@@ -510,3 +505,14 @@ void ms__units_abort(ms_run *run)
         c->in_backward = false;
     }
 }
+
+static const ms_run_owner owner = { .pre_backward = pre_backward,
+                                    .post_backward = post_backward,
+                                    .gradient_fits = gradient_fits,
+                                    .accumulate = accumulate,
+                                    .final = final,
+                                    .epoch = ms__comm_epoch,
+                                    .failed = ms__comm_publish_error,
+                                    .abort = aborted };
+
+__attribute__((constructor)) static void own_runs(void) { ms__run_owner = &owner; }
