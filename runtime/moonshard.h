@@ -632,7 +632,8 @@ MS_API void ms_file_sum(const char *data, double n, char *out);  // XXH64: 16 he
 // name is in the temporary one), free (removes the temporary folder with its files; later: on the side, until the next
 // one is freed or the process ends). look, before the caller checks what has the name: commit replaces that and nothing
 // else. It is called by new, too. Where the file system cannot exchange two folders, commit changes nothing of a folder
-// that is there and sets *inside: the caller replaces its files. make removes temporary folders of processes of this
+// that is there and sets *inside: the caller replaces its files, by move_in (a finished file gets the name `to` there,
+// in the place of what has it) and remove. make removes temporary folders of processes of this
 // host that have ended.
 typedef struct ms_folder ms_folder;
 MS_API ms_folder *ms_folder_new(const char *path);
@@ -641,6 +642,8 @@ MS_API const char *ms_folder_made(const ms_folder *f);
 MS_API ms_status ms_folder_look(ms_folder *f);
 MS_API ms_status ms_folder_make(ms_folder *f);
 MS_API ms_status ms_folder_commit(ms_folder *f, int later, int *inside);
+MS_API ms_status ms_folder_move_in(ms_folder *f, const char *from, const char *to);
+MS_API ms_status ms_folder_remove(ms_folder *f, const char *name);
 MS_API void ms_folder_free(ms_folder *f);
 MS_API ms_status ms_folder_sync(const char *path);
 MS_API ms_status ms_folder_list(const char *path, const char *who, char **out,

@@ -134,6 +134,18 @@ describe("scripts/train.lua", function()
     assert.is_true(checkpoint("alone", 20) == process.read(folder .. "/final.safetensors"))
   end)
 
+  it("refuses a checkpoint of which a bit differs, by its name", function()
+    local text = process.read(folder .. "/alone/step-000020.safetensors")
+    for _, at in ipairs { 20, math.floor(#text / 2), #text } do
+      local flipped = string.char(bit.bxor(text:byte(at), 0x40))
+      process.write(folder .. "/damaged.safetensors", text:sub(1, at - 1) .. flipped .. text:sub(at + 1))
+      local job = train(0, "from-damaged", { "--resume", folder .. "/damaged.safetensors" })
+      assert.are.equal(2, job.code, job.stdout)
+      assert.matches("damaged%.safetensors", job.stderr)
+      assert.is_nil(lfs.attributes(folder .. "/from-damaged", "mode"))
+    end
+  end)
+
   it("resumes to the bit with dropout, whose random numbers go on", function()
     ok(train(0, "drop", { "--steps", 10, "--dropout", 0.2, "--save", 4 }))
     ok(train(0, "drop-resumed", { "--resume", folder .. "/drop/step-000004.safetensors" }))

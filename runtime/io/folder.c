@@ -244,6 +244,7 @@ struct ms_folder {
     char temporary[MS_TEMPORARY];  // name of the temporary folder
     char *made;                    // path of what is made in it
     int fd;                        // of the temporary folder; -1: none
+    int old;                       // of the folder that has the name, once files go in or out; -1: not open
     struct stat there;             // what has the name; st_mode 0: nothing
     bool later;                    // remove on the side
 };
@@ -251,6 +252,7 @@ struct ms_folder {
 static void folder_free(ms_folder *f)
 {
     if (f->fd >= 0) remove_temporary(f->place.folder, f->fd, f->temporary);
+    if (f->old >= 0) close(f->old);
     ms__place_clear(&f->place);
     free(f->made);
     free(f);
@@ -272,7 +274,7 @@ ms_folder *ms_folder_new(const char *path)
         ms__no_memory(sizeof *f, "save", "the folder '%s'", path);
         return NULL;
     }
-    f->fd = f->place.folder = -1;
+    f->fd = f->old = f->place.folder = -1;
     if (ms__place(&f->place, path, "save") || ms_folder_look(f)) {
         folder_free(f);
         return NULL;
@@ -354,6 +356,38 @@ ms_status ms_folder_commit(ms_folder *f, int later, int *inside)
     if (renameat(f->fd, "checkpoint", f->place.folder, f->place.name) == 0) return ms__place_sync(&f->place);
     *inside = errno == ENOTEMPTY || errno == EEXIST;
     return *inside ? MS_OK : rename_failed(f);
+}
+
+// ---- files of the folder that has the name: where it is not replaced as a whole ----
+
+static ms_status open_old(ms_folder *f)
+{
+    struct stat s;
+    if (f->old >= 0) return MS_OK;
+    f->old = openat(f->place.folder, f->place.name, FOLDER);
+    if (f->old < 0 || fstat(f->old, &s)) return ms__io_failed("save", "open folder", f->place.path);
+    if (s.st_dev == f->there.st_dev && s.st_ino == f->there.st_ino) return MS_OK;
+    close(f->old);
+    f->old = -1;
+    return ms__fail(MS_EIO, "save: '%s' was replaced by another process while this one saved there", f->place.path);
+}
+
+ms_status ms_folder_move_in(ms_folder *f, const char *from, const char *to)
+{
+    MS_TRY(open_old(f));
+    int made = openat(f->fd, "checkpoint", FOLDER);
+    int rc = made < 0 ? -1 : renameat(made, from, f->old, to);
+    ms_status st = rc == 0 ? MS_OK
+                           : ms__fail(MS_EIO, "save: cannot rename '%s/%s' to '%s/%s': %s", f->made, from,
+                                      f->place.path, to, strerror(errno));
+    if (made >= 0) close(made);
+    return st;
+}
+
+ms_status ms_folder_remove(ms_folder *f, const char *name)
+{
+    MS_TRY(open_old(f));
+    return unlinkat(f->old, name, 0) == 0 ? MS_OK : ms__io_failed("save", "remove a file of", f->place.path);
 }
 
 // Freeing the blocks of a large file can take a disk longer than writing them did, so that is done on the side. One

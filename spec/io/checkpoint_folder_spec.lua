@@ -201,14 +201,18 @@ describe("the folder of a sharded checkpoint", function()
       shell("mkfifo '%s/%s'", path, name)
       local r = ranks.run(2, [[
         local ms = require "moonshard"
+        ms.dist.barrier()
+        local begun = ms.time()
         local ok, message = pcall(ms.fsdp.load, os.getenv "CHECKPOINT_PATH", ms.nn.Linear(3, 2))
-        io.write(tostring(ok), " ", (message:gsub("\n.*", "")), "\n")
+        local took = ms.time() - begun
+        io.write(tostring(ok), " ", (message:gsub("\n.*", "")), took < 10 and "" or " LATE", "\n")
       ]], { env = { CHECKPOINT_PATH = path } })
       assert.equal(0, r.code, r.stderr)
       local n = 0
       for line in r.stdout:gmatch "[^\n]+" do
         n = n + 1
         assert.matches("^false .*load: .*" .. (name:gsub("%p", "%%%0")) .. ".*", line)
+        assert.is_nil(line:find "LATE", line)
       end
       assert.equal(2, n)
       process.remove_folder(path)

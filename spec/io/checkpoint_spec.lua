@@ -286,6 +286,19 @@ describe("a sharded checkpoint", function()
     return function(path) process.write(path .. "/index.json", change(process.read(path .. "/index.json"))) end
   end
 
+  it("refuses an index of which any one byte differs", function()
+    local model, optim = make {}
+    local text = process.read(base .. "/index.json")
+    finally(function() process.write(base .. "/index.json", text) end)
+    for at = 1, #text do
+      local flipped = string.char(bit.bxor(text:byte(at), 2 ^ (at % 8)))
+      process.write(base .. "/index.json", text:sub(1, at - 1) .. flipped .. text:sub(at + 1))
+      local ok, message = pcall(ms.fsdp.load, base, model, optim)
+      if ok then error(("byte %d of %d makes no difference"):format(at, #text), 0) end
+      assert.is_truthy(tostring(message):find("load: '" .. base, 1, true), message)
+    end
+  end)
+
   local FILE = "rank-00000.safetensors"
   local cases = {
     { "an index that is no JSON", function(path) process.write(path .. "/index.json", "{") end,

@@ -79,6 +79,28 @@ describe("a save that is disturbed", function()
     end)
   end
 
+  it("makes temporary names that no link can stand for, and removes nothing through a link", function()
+    if not disturbed.works() then return pending "strace cannot trace here" end
+    for _, kind in ipairs { "file", "folder", "inside" } do
+      local path = ("%s/names-%s"):format(work, kind)
+      save_once.save(kind, path, OLD)()
+      local made, seen = 0, {}
+      for _, point in ipairs(saves.calls_of(kind, path, 1)) do
+        local line = point.line
+        if point.call == "openat" and line:find("O_CREAT", 1, true) then
+          made = made + 1
+          assert.is_truthy(line:find("O_EXCL", 1, true) and line:find("O_NOFOLLOW", 1, true), line)
+          local name = line:match '"([^"]*)"'
+          assert.is_nil(seen[name], line)
+          seen[name] = true
+        end
+        assert.is_false(point.call == "unlink" or point.call == "rmdir", line)
+        if point.call == "unlinkat" then assert.is_nil(line:match "unlinkat%(AT_FDCWD", line) end
+      end
+      assert.is_true(made > 0, kind)
+    end
+  end)
+
   -- A loss of power keeps what was synced, and of the rest anything. Follows the calls of a trace: `dirty` has the
   -- files written and the folders whose entries changed since their last fsync. Returns how often something of `path`
   -- became visible under its name.

@@ -166,44 +166,38 @@ local function begin(dir)
   return error(err, 0)
 end
 
-local function rename(from, to)
-  local ok, why = os.rename(from, to)
-  if not ok then errors.raise("save: cannot rename '%s' to '%s': %s", from, to, reason(why)) end
-end
-
 -- Where the file system cannot exchange two folders (NFS, some of FUSE) the new files move in beside the old ones,
 -- under names of their own, and the new index takes the place of the old one: that rename is the moment the new
 -- checkpoint exists. A crash may leave files that the index does not use, but lists or knows by their names; the next
 -- save removes them.
-local function replace_inside(made, path, index, old)
+local function replace_inside(folder, made, path, index, old)
   local id, moved = made:match "%.tmp%-(%x+)/checkpoint$", {}
-  local written = ("%s/%s.tmp-%s"):format(path, checkpoint_index.NAME, id)
+  local NAME = checkpoint_index.NAME
+  local final = NAME .. ".tmp-" .. id
   local ok, err = pcall(function()
     for r, file in ipairs(index.files) do
       local name = file_name(r - 1, id)
-      moved[r] = path .. "/" .. name
-      rename(made .. "/" .. file.name, moved[r])
-      file.name = name
+      check(lib.ms_folder_move_in(folder, file.name, name))
+      moved[r], file.name = name, name
     end
     index.replaces = {}
     for name in util.sorted_pairs(old) do index.replaces[#index.replaces + 1] = name end
     local text = checkpoint_index.text(index)
-    check(lib.ms_file_put(written, text, #text))
+    check(lib.ms_file_put(made .. "/" .. final, text, #text))
     check(lib.ms_folder_sync(path))
-    rename(written, path .. "/" .. checkpoint_index.NAME)
+    check(lib.ms_folder_move_in(folder, final, NAME))
   end)
   if not ok then
-    for _, file in ipairs(moved) do os.remove(file) end
-    os.remove(written)
+    for _, name in ipairs(moved) do lib.ms_folder_remove(folder, name) end
     error(err, 0)
   end
   check(lib.ms_folder_sync(path))
   -- the checkpoint is written: nothing here is a reason to say it is not
   pcall(function()
-    local keep = { [checkpoint_index.NAME] = true }
+    local keep = { [NAME] = true }
     for _, file in ipairs(index.files) do keep[file.name] = true end
     for _, name in ipairs(checkpoint_index.entries_in(path) or {}) do
-      if not keep[name] and (old[name] or checkpoint_index.is_beside(name)) then os.remove(path .. "/" .. name) end
+      if not keep[name] and (old[name] or checkpoint_index.is_beside(name)) then lib.ms_folder_remove(folder, name) end
     end
     check(lib.ms_folder_sync(path))
   end)
@@ -221,7 +215,7 @@ local function finish(folder, index)
   local old, bytes = checkpoint_index.replaceable(path)
   if not old then errors.raise_text(bytes) end
   check(lib.ms_folder_commit(folder, bytes > LARGE and 1 or 0, inside))
-  if inside[0] ~= 0 then replace_inside(made, path, index, old) end
+  if inside[0] ~= 0 then replace_inside(folder, made, path, index, old) end
 end
 
 -- One result for all: the first failure in rank order is everybody's.
