@@ -41,7 +41,7 @@ static const char *name_of(const unit *u, const extension *x)
 static extension *find(double handle, int e, unit **u)
 {
     if (!(*u = ms__unit(handle))) return NULL;
-    if (e >= 0 && e < (*u)->n_extensions) return &(*u)->extensions[e];
+    if (e >= 0 && e < (*u)->memory.n_extensions) return &(*u)->memory.extensions[e];
     ms__fail(MS_EINVAL, "fsdp: unit '%s' has no all-gather extension %d", (*u)->name, e + 1);
     return NULL;
 }
@@ -50,8 +50,8 @@ static extension *find(double handle, int e, unit **u)
 
 void ms__extensions_drop(unit *u)
 {
-    for (int e = 0; e < u->n_extensions; e++) {
-        extension *x = &u->extensions[e];
+    for (int e = 0; e < u->memory.n_extensions; e++) {
+        extension *x = &u->memory.extensions[e];
         for (int k = 0; k < x->n_parts; k++) {
             ms__release(x->parts[k].in);
             ms__release(x->parts[k].out);
@@ -61,9 +61,9 @@ void ms__extensions_drop(unit *u)
         for (int k = 0; k < x->n; k++) u->params[x->which[k]].extended = false;
         free(x->which);
     }
-    free(u->extensions);
-    u->extensions = NULL;
-    u->n_extensions = 0;
+    free(u->memory.extensions);
+    u->memory.extensions = NULL;
+    u->memory.n_extensions = 0;
 }
 
 static ms_status check_extended(const unit *u, const unit_param *p)
@@ -75,7 +75,7 @@ static ms_status check_extended(const unit *u, const unit_param *p)
         return ms__fail(MS_EUNSUPPORTED,
                         "fsdp: parameter '%s' is sharded along dimension %d; all-gather extensions need the first one",
                         name, p->dim + 1);
-    if (u->post_group)
+    if (u->settings.post_group)
         return ms__fail(MS_EUNSUPPORTED,
                         "fsdp: parameter '%s' has all-gather extensions; with them reshard_after_forward must be true "
                         "or false, not a number",
@@ -87,7 +87,7 @@ ms_status ms_unit_extend(double handle, int n, const int32_t *count, const int32
 {
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
-    if (n == 0 && u->n_extensions == 0) return MS_OK;
+    if (n == 0 && u->memory.n_extensions == 0) return MS_OK;
     int at = 0;
     for (int e = 0; e < n; e++)
         for (int k = 0; k < count[e]; k++, at++) {
@@ -112,8 +112,8 @@ ms_status ms_unit_extend(double handle, int n, const int32_t *count, const int32
     }
     for (int e = 0; e < n; e++)
         for (int k = 0; k < list[e].n; k++) u->params[list[e].which[k]].extended = true;
-    u->extensions = list;
-    u->n_extensions = n;
+    u->memory.extensions = list;
+    u->memory.n_extensions = n;
     return ms__unit_replan(u);
 }
 
@@ -190,17 +190,17 @@ ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
 
 bool ms__extensions_given(const unit *u)
 {
-    for (int e = 0; e < u->n_extensions; e++)
-        if (u->extensions[e].n_given == 0) return false;
+    for (int e = 0; e < u->memory.n_extensions; e++)
+        if (u->memory.extensions[e].n_given == 0) return false;
     return true;
 }
 
 int ms__extensions_dtype(const unit *u, int dtype)
 {
-    for (int e = 0; e < u->n_extensions; e++)
-        for (int k = 0; k < u->extensions[e].n_parts; k++) {
-            if (dtype >= 0 && u->extensions[e].parts[k].dtype != dtype) return MS_U8;
-            dtype = u->extensions[e].parts[k].dtype;
+    for (int e = 0; e < u->memory.n_extensions; e++)
+        for (int k = 0; k < u->memory.extensions[e].n_parts; k++) {
+            if (dtype >= 0 && u->memory.extensions[e].parts[k].dtype != dtype) return MS_U8;
+            dtype = u->memory.extensions[e].parts[k].dtype;
         }
     return dtype;
 }
@@ -209,16 +209,16 @@ int ms__extensions_dtype(const unit *u, int dtype)
 
 ms_status ms__extensions_place(unit *u)
 {
-    if (u->extensions[0].parts[0].out) return MS_OK;
-    int total = u->n_pieces;
-    for (int e = 0; e < u->n_extensions; e++) total += u->extensions[e].n_parts;
-    ms_piece *pieces = realloc(u->pieces, ((size_t)total + (size_t)u->n + 1) * sizeof *pieces);
+    if (u->memory.extensions[0].parts[0].out) return MS_OK;
+    int total = u->memory.n_pieces;
+    for (int e = 0; e < u->memory.n_extensions; e++) total += u->memory.extensions[e].n_parts;
+    ms_piece *pieces = realloc(u->memory.pieces, ((size_t)total + (size_t)u->n + 1) * sizeof *pieces);
     if (!pieces)
         return ms__no_memory(((size_t)total + (size_t)u->n + 1) * sizeof *pieces, "fsdp", "pieces of unit '%s'",
                              u->name);
-    u->pieces = pieces;
-    for (int e = 0; e < u->n_extensions; e++) {
-        extension *x = &u->extensions[e];
+    u->memory.pieces = pieces;
+    for (int e = 0; e < u->memory.n_extensions; e++) {
+        extension *x = &u->memory.extensions[e];
         const unit_param *p = &u->params[x->which[0]];
         for (int k = 0; k < x->n_parts; k++) {
             part *q = &x->parts[k];
@@ -228,29 +228,29 @@ ms_status ms__extensions_place(unit *u)
             shape[0] = q->like_rows ? p->rows : q->shape[0] * u->world;
             size_t esz = (size_t)ms__dtype_size(q->dtype), bytes = (size_t)numel * esz, all = bytes * (size_t)u->world;
             if (q->like_rows) all = (size_t)(p->rows * p->row_numel) * esz;
-            q->low_at = align_up(u->low_bytes);
-            size_t at = align_up(u->full_bytes);
-            u->pieces[u->n_pieces++] = (ms_piece) {
+            q->low_at = align_up(u->memory.low_bytes);
+            size_t at = align_up(u->memory.full_bytes);
+            u->memory.pieces[u->memory.n_pieces++] = (ms_piece) {
                 .in_offset = q->low_at, .out_offset = at, .out_stride = bytes, .bytes = bytes, .total = all
             };
-            u->low_bytes = q->low_at + bytes;
-            u->full_bytes = at + all;
-            q->out = ms__tensor_on(u->full, q->dtype, q->ndim, shape, (int64_t)(at / esz));
+            u->memory.low_bytes = q->low_at + bytes;
+            u->memory.full_bytes = at + all;
+            q->out = ms__tensor_on(u->memory.full, q->dtype, q->ndim, shape, (int64_t)(at / esz));
         }
     }
-    u->full->bytes = u->full_bytes;  // vacated: its bytes come with this gather
+    u->memory.full->bytes = u->memory.full_bytes;  // vacated: its bytes come with this gather
     return MS_OK;
 }
 
 ms_status ms__extensions_pack(unit *u)
 {
     ms_status st = MS_OK;
-    for (int e = 0; e < u->n_extensions; e++) {
-        extension *x = &u->extensions[e];
+    for (int e = 0; e < u->memory.n_extensions; e++) {
+        extension *x = &u->memory.extensions[e];
         for (int k = 0; k < x->n_parts; k++) {
             part *q = &x->parts[k];
             if (st == MS_OK && q->in->numel > 0) {
-                ms_tensor *dst = ms__tensor_on(u->low, q->dtype, q->in->ndim, q->in->shape,
+                ms_tensor *dst = ms__tensor_on(u->memory.low, q->dtype, q->in->ndim, q->in->shape,
                                                (int64_t)(q->low_at / (size_t)ms__dtype_size(q->dtype)));
                 st = ms__copy(dst, q->in);
                 ms__release(dst);
@@ -264,16 +264,16 @@ ms_status ms__extensions_pack(unit *u)
 
 ms_status ms__extensions_refill(unit *u)
 {
-    for (int e = 0; e < u->n_extensions; e++)
-        for (int k = 0; k < u->extensions[e].n_freed; k++)
-            MS_TRY(ms__storage_refill(u->extensions[e].freed[k], "fsdp: whole made by an all-gather extension"));
+    for (int e = 0; e < u->memory.n_extensions; e++)
+        for (int k = 0; k < u->memory.extensions[e].n_freed; k++)
+            MS_TRY(ms__storage_refill(u->memory.extensions[e].freed[k], "fsdp: whole made by an all-gather extension"));
     return MS_OK;
 }
 
 void ms__extensions_vacate(unit *u)
 {
-    for (int e = 0; e < u->n_extensions; e++)
-        for (int k = 0; k < u->extensions[e].n_freed; k++) ms__storage_vacate(u->extensions[e].freed[k]);
+    for (int e = 0; e < u->memory.n_extensions; e++)
+        for (int k = 0; k < u->memory.extensions[e].n_freed; k++) ms__storage_vacate(u->memory.extensions[e].freed[k]);
 }
 
 int ms_unit_extension_outputs(double handle, int e, ms_id *out, int capacity)
@@ -290,7 +290,7 @@ int ms_unit_extension_outputs(double handle, int e, ms_id *out, int capacity)
 
 static ms_status check_whole(const unit *u, const extension *x, const unit_param *p, const ms_tensor *t)
 {
-    bool fits = t->ndim == p->param->ndim && ms__is_contiguous(t) && !t->sharded && ms__device(t) == u->device;
+    bool fits = t->ndim == p->param->ndim && ms__is_contiguous(t) && !t->sharded && ms__device(t) == u->memory.device;
     for (int d = 0; fits && d < t->ndim; d++)
         fits = d == 0 ? t->shape[0] >= p->param->shape[0] : t->shape[d] == p->param->shape[d];
     if (fits) return MS_OK;
@@ -303,8 +303,8 @@ static ms_status check_whole(const unit *u, const extension *x, const unit_param
 static ms_status free_with(unit *u, extension *x, ms_tensor *t)
 {
     ms_storage *s = t->storage;
-    if (s == u->full) return MS_OK;  // goes anyway
-    if (s == u->shard)
+    if (s == u->memory.full) return MS_OK;  // goes anyway
+    if (s == u->memory.shard)
         return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s': a tensor to free is the shard itself", name_of(u, x));
     for (int k = 0; k < x->n_freed; k++)
         if (x->freed[k] == s) return MS_OK;
@@ -312,7 +312,7 @@ static ms_status free_with(unit *u, extension *x, ms_tensor *t)
     if (!grown) return ms__no_memory(((size_t)x->n_freed + 1) * sizeof *grown, "fsdp", "unit '%s'", u->name);
     x->freed = grown;
     x->freed[x->n_freed++] = ms__storage_retain(s);
-    s->owner = u->full->owner;
+    s->owner = u->memory.full->owner;
     return MS_OK;
 }
 
@@ -348,12 +348,12 @@ ms_status ms_unit_extension_whole(double handle, int e, int n_whole, const ms_id
 
 static ms_status all_made(const unit *u)
 {
-    for (int e = 0; e < u->n_extensions; e++)
-        if (!u->extensions[e].made)
+    for (int e = 0; e < u->memory.n_extensions; e++)
+        if (!u->memory.extensions[e].made)
             return ms__fail(MS_ESTATE,
                             "fsdp_post_all_gather of '%s' returned nothing at the first gather; expected the whole "
                             "tensor and a list of tensors to free",
-                            name_of(u, &u->extensions[e]));
+                            name_of(u, &u->memory.extensions[e]));
     return MS_OK;
 }
 
@@ -375,12 +375,12 @@ static ms_run_state gather_step(ms_task *t, ms_run *run, ms_event *ev)
         ms__clear_error();
         return MS_RUN_DONE;
     }
-    if (u->gathered || (early && (u->gather || u->fetched || u->world == 1))) return MS_RUN_DONE;
-    if (u->n_extensions == 0 || (u->device & 0xff) == MS_META)
+    if (u->state.gathered || (early && (u->state.gather || u->state.fetched || u->world == 1))) return MS_RUN_DONE;
+    if (u->memory.n_extensions == 0 || (u->memory.device & 0xff) == MS_META)
         return gather_on(u, early, prefetched) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
     switch (t->phase) {
     case ASK:
-        if (!u->gather && !u->fetched) {
+        if (!u->state.gather && !u->state.fetched) {
             t->phase = START;
             return ms__run_event(run, ev, MS_EV_PRE_GATHER, 0, u->handle, 0, NULL, 0);
         }

@@ -33,17 +33,17 @@ static void release_params(unit *u)
 static void unit_delete(unit *u)
 {
     release_params(u);
-    if (u->shard) ms__storage_release(u->shard);
-    if (u->full) ms__storage_release(u->full);
+    if (u->memory.shard) ms__storage_release(u->memory.shard);
+    if (u->memory.full) ms__storage_release(u->memory.full);
     ms__unit_drop_post(u);
     ms__extensions_drop(u);
-    ms__release(u->partial);
-    free(u->partial_of);
+    ms__release(u->gradients.partial);
+    free(u->gradients.partial_of);
     free(u->params);
-    free(u->pieces);
-    free(u->active);
-    free(u->forward_prefetch);
-    free(u->backward_prefetch);
+    free(u->memory.pieces);
+    free(u->pass.active);
+    free(u->settings.forward_prefetch);
+    free(u->settings.backward_prefetch);
     free(u);
 }
 
@@ -90,9 +90,9 @@ static ms_status check_param(const char *name, const ms_tensor *t, const ms_tens
 // A storage for the wholes, vacated: its bytes come with the first gather.
 static ms_status make_full(unit *u, ms_storage **out)
 {
-    MS_TRY(ms__storage_new(out, u->device, 0, "fsdp: gathered parameters"));
+    MS_TRY(ms__storage_new(out, u->memory.device, 0, "fsdp: gathered parameters"));
     ms__storage_vacate(*out);
-    (*out)->bytes = u->full_bytes;
+    (*out)->bytes = u->memory.full_bytes;
     char text[512];
     snprintf(text, sizeof text, "a parameter of unit '%s'", u->name);
     (*out)->owner = ms__intern(text);
@@ -104,35 +104,35 @@ static ms_status make_full(unit *u, ms_storage **out)
 // module; a gather from anywhere but the CPU is refused.
 static void settle(unit *u, int device, bool made)
 {
-    u->device = u->home = device;
+    u->memory.device = u->memory.home = device;
     if ((device & 0xff) == MS_META) return;
-    if (!u->offload) {
-        if (made && u->computes >= 0) u->device = u->home = u->computes;
+    if (!u->options.offload) {
+        if (made && u->memory.computes >= 0) u->memory.device = u->memory.home = u->memory.computes;
         return;
     }
-    if (u->computes < 0) u->computes = device;
-    u->device = u->computes;
-    if (made) u->home = MS_CPU;
+    if (u->memory.computes < 0) u->memory.computes = device;
+    u->memory.device = u->memory.computes;
+    if (made) u->memory.home = MS_CPU;
 }
 
 // Views and storages for the unit's present devices; the shard's bytes are zero.
 static ms_status make_storages(unit *u)
 {
     MS_TRY(u->layout->plan(u));
-    u->casts |= u->n_extensions > 0;  // inputs are copied into what is gathered
-    u->in_place = u->world == 1 && !u->casts && u->home == u->device;
-    if (u->post_group) {
-        size_t ranks = (size_t)ms__group_size(u->post_group);
-        u->post_bytes = ((u->full_bytes + ranks - 1) / ranks + 63) & ~(size_t)63;
+    u->memory.casts |= u->memory.n_extensions > 0;  // inputs are copied into what is gathered
+    u->memory.in_place = u->world == 1 && !u->memory.casts && u->memory.home == u->memory.device;
+    if (u->settings.post_group) {
+        size_t ranks = (size_t)ms__group_size(u->settings.post_group);
+        u->memory.post_bytes = ((u->memory.full_bytes + ranks - 1) / ranks + 63) & ~(size_t)63;
     }
     ms_storage *shard = NULL, *full = NULL;
-    MS_TRY(ms__storage_new(&shard, u->home, u->shard_bytes, "fsdp: shard"));
-    ms_status zeroed = shard->data ? ms__set_bytes(shard->device, shard->data, 0, u->shard_bytes) : MS_OK;
+    MS_TRY(ms__storage_new(&shard, u->memory.home, u->memory.shard_bytes, "fsdp: shard"));
+    ms_status zeroed = shard->data ? ms__set_bytes(shard->device, shard->data, 0, u->memory.shard_bytes) : MS_OK;
     if (zeroed != MS_OK) {
         ms__storage_release(shard);
         return zeroed;
     }
-    if (u->in_place) {
+    if (u->memory.in_place) {
         full = ms__storage_retain(shard);
     } else {
         ms_status st = make_full(u, &full);
@@ -141,11 +141,11 @@ static ms_status make_storages(unit *u)
             return st;
         }
     }
-    u->shard = shard;
-    u->full = full;
+    u->memory.shard = shard;
+    u->memory.full = full;
     if (u->views == MS_VIEWS_FLAT && u->n) {
         unit_param *f = &u->flat;
-        int64_t n = (int64_t)(u->shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
+        int64_t n = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
         ms_tensor *t = ms__tensor_on(shard, u->params[0].dtype, 1, &n, 0);
         f->dtype = f->low = t->dtype;
         f->chunk = f->here = n;
@@ -174,8 +174,8 @@ static void make_views(unit *u, unit_param *p)
 {
     int64_t shape[MS_MAX_DIMS];
     int ndim = u->layout->local_shape(p, shape);
-    ms_tensor *local =
-        ms__tensor_on(u->shard, p->dtype, ndim, shape, (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype)));
+    ms_tensor *local = ms__tensor_on(u->memory.shard, p->dtype, ndim, shape,
+                                     (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype)));
     if (p->local) {  // an object for life: re-pointed
         ms__tensor_point(p->local, local);
         ms__release(local);
@@ -189,22 +189,22 @@ static void make_views(unit *u, unit_param *p)
     int64_t at = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low));
     ms__release(p->whole);
     ms__release(p->resting);
-    p->whole = ms__tensor_on(u->full, p->low, p->ndim, p->shape, at);
+    p->whole = ms__tensor_on(u->memory.full, p->low, p->ndim, p->shape, at);
     p->resting = u->views == MS_VIEWS_PIECES ? ms__tensor_alias(p->local)
-                                             : ms__tensor_on(u->full, p->dtype, p->ndim, p->shape, 0);
+                                             : ms__tensor_on(u->memory.full, p->dtype, p->ndim, p->shape, 0);
 }
 
 ms_status ms__unit_replan(unit *u)
 {
-    u->casts = u->n_extensions > 0;
-    for (int j = 0; j < u->n; j++) u->casts |= u->params[j].low != u->params[j].dtype;
+    u->memory.casts = u->memory.n_extensions > 0;
+    for (int j = 0; j < u->n; j++) u->memory.casts |= u->params[j].low != u->params[j].dtype;
     MS_TRY(u->layout->plan(u));
-    u->in_place = u->world == 1 && !u->casts && u->home == u->device;
+    u->memory.in_place = u->world == 1 && !u->memory.casts && u->memory.home == u->memory.device;
     ms_storage *full;
-    if (u->in_place) full = ms__storage_retain(u->shard);
+    if (u->memory.in_place) full = ms__storage_retain(u->memory.shard);
     else MS_TRY(make_full(u, &full));
-    ms__storage_release(u->full);
-    u->full = full;
+    ms__storage_release(u->memory.full);
+    u->memory.full = full;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         make_views(u, p);
@@ -257,29 +257,31 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     u->serial = serial;
     u->layout = &ms__layouts[o->layout];
     u->views = o->views;
-    u->backward_prefetch_at = o->backward_prefetch;
-    u->offload = o->offload != 0;
-    u->keep_low = o->keep_low_precision_grads != 0;
+    u->options.backward_prefetch_at = o->backward_prefetch;
+    u->options.offload = o->offload != 0;
+    u->options.keep_low = o->keep_low_precision_grads != 0;
     u->group = ms__group_hold(g);
     u->rank = ms__group_rank(g);
     u->world = ms__group_size(g);
-    u->param_dtype = u->param_dtype_given = o->param_dtype;
-    u->reduce_dtype = u->reduce_dtype_given = o->reduce_dtype;
-    u->output_dtype = o->output_dtype;
-    u->cast_forward_inputs = o->cast_forward_inputs != 0;
-    u->reshard_after_forward = o->reshard_after_forward;
-    u->prefetches = u->limited = true;
-    u->reshard_after_backward = u->sync = u->unshard_in_backward = u->all_reduce = true;
+    u->settings.param_dtype = u->options.param_dtype = o->param_dtype;
+    u->settings.reduce_dtype = u->options.reduce_dtype = o->reduce_dtype;
+    u->options.output_dtype = o->output_dtype;
+    u->settings.cast_forward_inputs = o->cast_forward_inputs != 0;
+    u->settings.reshard_after_forward = o->reshard_after_forward;
+    u->settings.prefetches = u->settings.limited = true;
+    u->settings.reshard_after_backward = u->settings.sync = u->settings.unshard_in_backward = u->settings.all_reduce =
+        true;
     if (o->replicates && !(u->replicate = ms__group_hold(ms__group_by_id(o->replicate_group)))) goto failed;
-    if (o->reshards_to && !(u->post_group = ms__group_hold(ms__group_by_id(o->reshard_group)))) goto failed;
+    if (o->reshards_to && !(u->settings.post_group = ms__group_hold(ms__group_by_id(o->reshard_group)))) goto failed;
     if (u->replicate && ms__group_size(u->replicate) == 1) u->replicate = NULL;
     if (u->views != MS_VIEWS_SHARDED)
-        ms_comm_division(u->world * (u->replicate ? ms__group_size(u->replicate) : 1), &u->before, &u->after);
+        ms_comm_division(u->world * (u->replicate ? ms__group_size(u->replicate) : 1), &u->options.before,
+                         &u->options.after);
     u->params = calloc((size_t)n + 1, sizeof *u->params);
-    u->pieces = calloc((size_t)n + 1, sizeof *u->pieces);
-    if (!u->params || !u->pieces) {
-        ms__no_memory(((size_t)n + 1) * (sizeof *u->params + sizeof *u->pieces), "fsdp", "unit '%s' of %d parameters",
-                      name, n);
+    u->memory.pieces = calloc((size_t)n + 1, sizeof *u->memory.pieces);
+    if (!u->params || !u->memory.pieces) {
+        ms__no_memory(((size_t)n + 1) * (sizeof *u->params + sizeof *u->memory.pieces), "fsdp",
+                      "unit '%s' of %d parameters", name, n);
         goto failed;
     }
     if (u->rank < 0) {
@@ -300,17 +302,17 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
         p->ndim = t->ndim;
         memcpy(p->shape, t->shape, sizeof p->shape);
         p->numel = t->numel;
-        if (u->param_dtype >= 0 && ms__is_float(t->dtype)) p->low = u->param_dtype;
-        u->casts |= p->low != p->dtype;
+        if (u->settings.param_dtype >= 0 && ms__is_float(t->dtype)) p->low = u->settings.param_dtype;
+        u->memory.casts |= p->low != p->dtype;
         u->n = j + 1;
     }
-    u->computes = o->device;
+    u->memory.computes = o->device;
     settle(u, n ? ms__device(u->params[0].param) : o->device >= 0 ? o->device : MS_CPU, true);
     if (make_storages(u) != MS_OK || ms__unit_handle_new(u) != MS_OK) goto failed;
     for (int j = 0; j < n; j++) {
         unit_param *p = &u->params[j];
         make_views(u, p);
-        if ((u->device & 0xff) != MS_META && p->here > 0) {
+        if ((u->memory.device & 0xff) != MS_META && p->here > 0) {
             ms_tensor *from;
             if (ms__contiguous(&from, p->param) != MS_OK) goto failed_late;
             ms_tensor *part = ms__unit_part(p, from);
@@ -428,41 +430,41 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
 {
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
-    if (device < 0) device = u->home;
+    if (device < 0) device = u->memory.home;
     if (!ms__unit_idle(u))
         return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases", u->name);
-    if (keep_values && (u->device & 0xff) == MS_META && (device & 0xff) != MS_META)
+    if (keep_values && (u->memory.device & 0xff) == MS_META && (device & 0xff) != MS_META)
         return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
     ms__unit_shard(u);
     ms__extensions_drop(u);  // the script looks for them again
-    ms_storage *shard = u->shard, *full = u->full;
+    ms_storage *shard = u->memory.shard, *full = u->memory.full;
     ms_tensor **old = calloc((size_t)u->n + 1, sizeof *old);
     if (!old) return ms__no_memory(((size_t)u->n + 1) * sizeof *old, "to", "unit '%s'", u->name);
-    int device_before = u->device, home_before = u->home, computes_before = u->computes;
+    int device_before = u->memory.device, home_before = u->memory.home, computes_before = u->memory.computes;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         old[j] = ms__tensor_alias(p->local);
         if (dtype >= 0 && ms__is_float(p->dtype)) p->dtype = dtype;
-        p->low = u->param_dtype >= 0 && ms__is_float(p->dtype) ? u->param_dtype : p->dtype;
+        p->low = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
     }
-    u->casts = false;
-    for (int j = 0; j < u->n; j++) u->casts |= u->params[j].low != u->params[j].dtype;
+    u->memory.casts = false;
+    for (int j = 0; j < u->n; j++) u->memory.casts |= u->params[j].low != u->params[j].dtype;
     settle(u, device, false);
     ms_status st = make_storages(u);
     if (st != MS_OK) {  // back to what it was
-        u->device = device_before;
-        u->home = home_before;
-        u->computes = computes_before;
-        u->casts = false;
+        u->memory.device = device_before;
+        u->memory.home = home_before;
+        u->memory.computes = computes_before;
+        u->memory.casts = false;
         for (int j = 0; j < u->n; j++) {
             unit_param *p = &u->params[j];
             p->dtype = old[j]->dtype;
-            p->low = u->param_dtype >= 0 && ms__is_float(p->dtype) ? u->param_dtype : p->dtype;
-            u->casts |= p->low != p->dtype;
+            p->low = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
+            u->memory.casts |= p->low != p->dtype;
         }
         u->layout->plan(u);
-        u->shard = shard;
-        u->full = full;
+        u->memory.shard = shard;
+        u->memory.full = full;
     }
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
@@ -480,7 +482,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
     }
     if (st == MS_OK && u->flat.local) st = move_grads(&u->flat, keep_values && (device & 0xff) != MS_META);
     free(old);
-    if (u->shard != shard) {
+    if (u->memory.shard != shard) {
         ms__storage_release(shard);
         ms__storage_release(full);
     }

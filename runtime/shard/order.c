@@ -9,26 +9,26 @@
 
 int ms__unit_active(const unit *u, int64_t use)
 {
-    for (int k = 0; k < u->n_active; k++)
-        if (u->active[k].use == use) return k;
+    for (int k = 0; k < u->pass.n_active; k++)
+        if (u->pass.active[k].use == use) return k;
     return -1;
 }
 
 ms_status ms__unit_activate(unit *u, int64_t use, ms_run *run)
 {
-    if (u->n_active == u->cap_active) {
-        int cap = u->cap_active ? 2 * u->cap_active : 4;
-        void *p = realloc(u->active, (size_t)cap * sizeof *u->active);
-        if (!p) return ms__no_memory((size_t)cap * sizeof *u->active, "fsdp", "uses of unit '%s'", u->name);
-        u->active = p;
-        u->cap_active = cap;
+    if (u->pass.n_active == u->pass.cap_active) {
+        int cap = u->pass.cap_active ? 2 * u->pass.cap_active : 4;
+        void *p = realloc(u->pass.active, (size_t)cap * sizeof *u->pass.active);
+        if (!p) return ms__no_memory((size_t)cap * sizeof *u->pass.active, "fsdp", "uses of unit '%s'", u->name);
+        u->pass.active = p;
+        u->pass.cap_active = cap;
     }
-    u->active[u->n_active].use = use;
-    u->active[u->n_active++].run = run;
+    u->pass.active[u->pass.n_active].use = use;
+    u->pass.active[u->pass.n_active++].run = run;
     return MS_OK;
 }
 
-void ms__unit_deactivate(unit *u, int k) { u->active[k] = u->active[--u->n_active]; }
+void ms__unit_deactivate(unit *u, int k) { u->pass.active[k] = u->pass.active[--u->pass.n_active]; }
 
 // ---- order ------------------------------------------------------------------------------------
 
@@ -110,16 +110,17 @@ static ms_status prefetch(unit *u, const char *pass)
 
 ms_status ms__prefetch_forward(unit *u)
 {
-    if (u->n_forward_prefetch) {
-        for (int k = 0; k < u->n_forward_prefetch; k++)
-            if (u->forward_prefetch[k]->n_extensions == 0) MS_TRY(prefetch(u->forward_prefetch[k], "forward"));
+    if (u->settings.n_forward_prefetch) {
+        for (int k = 0; k < u->settings.n_forward_prefetch; k++)
+            if (u->settings.forward_prefetch[k]->memory.n_extensions == 0)
+                MS_TRY(prefetch(u->settings.forward_prefetch[k], "forward"));
         return MS_OK;
     }
-    if (u->checked || !u->prefetches) return MS_OK;
+    if (u->settings.checked || !u->settings.prefetches) return MS_OK;
     unit *next;
     for (int ahead = 1; (next = forward_successor(u->context, ahead)); ahead++) {
-        if (next->n_extensions == 0 && ms__unit_idle(next)) MS_TRY(prefetch(next, "forward"));
-        if (u->limited) break;
+        if (next->memory.n_extensions == 0 && ms__unit_idle(next)) MS_TRY(prefetch(next, "forward"));
+        if (u->settings.limited) break;
     }
     return MS_OK;
 }
@@ -129,10 +130,11 @@ int ms_unit_prefetches(double handle, double *out, int capacity)
     unit *u = ms__unit(handle), *next;
     int n = 0;
     if (!u || !u->context || ms__run_recomputing()) return 0;
-    for (int k = 0; k < u->n_forward_prefetch && n < capacity; k++)
-        if (u->forward_prefetch[k]->n_extensions) out[n++] = u->forward_prefetch[k]->handle;
-    if (u->n_forward_prefetch || !u->prefetches || !(next = forward_successor(u->context, 1))) return n;
-    if (next->n_extensions && ms__unit_idle(next) && n < capacity) out[n++] = next->handle;
+    for (int k = 0; k < u->settings.n_forward_prefetch && n < capacity; k++)
+        if (u->settings.forward_prefetch[k]->memory.n_extensions) out[n++] = u->settings.forward_prefetch[k]->handle;
+    if (u->settings.n_forward_prefetch || !u->settings.prefetches || !(next = forward_successor(u->context, 1)))
+        return n;
+    if (next->memory.n_extensions && ms__unit_idle(next) && n < capacity) out[n++] = next->handle;
     return n;
 }
 
@@ -149,25 +151,28 @@ ms_status ms_unit_gather_first(double handle)
     unit *first = NULL;
     for (int k = 0; k < c->n_last && !first; k++)
         if (c->last[k]->n) first = c->last[k];
-    if (!first || first->checked || !first->prefetches || first->n_extensions || !ms__unit_idle(first)) return MS_OK;
-    if (first->gathered || first->gather || first->fetched) return MS_OK;
+    if (!first || first->settings.checked || !first->settings.prefetches || first->memory.n_extensions ||
+        !ms__unit_idle(first))
+        return MS_OK;
+    if (first->state.gathered || first->state.gather || first->state.fetched) return MS_OK;
     MS_TRY(prefetch(first, "forward"));
-    first->ahead = ms__unit_versions(first) + 1;
+    first->state.ahead = ms__unit_versions(first) + 1;
     return MS_OK;
 }
 
 ms_status ms__prefetch_backward(unit *u, int64_t use)
 {
-    if (u->n_backward_prefetch) {
-        for (int k = 0; k < u->n_backward_prefetch; k++) MS_TRY(prefetch(u->backward_prefetch[k], "backward"));
+    if (u->settings.n_backward_prefetch) {
+        for (int k = 0; k < u->settings.n_backward_prefetch; k++)
+            MS_TRY(prefetch(u->settings.backward_prefetch[k], "backward"));
         return MS_OK;
     }
     context *c = u->context;
     for (int at = ms__order_find(c, use); at > 0; at--) {
         if (c->order[at - 1].pass == c->order[at].pass) continue;
         unit *before = c->order[at - 1].unit;
-        if (before->unshard_in_backward) MS_TRY(prefetch(before, "backward"));
-        if (u->limited) break;
+        if (before->settings.unshard_in_backward) MS_TRY(prefetch(before, "backward"));
+        if (u->settings.limited) break;
     }
     return MS_OK;
 }
@@ -175,7 +180,7 @@ ms_status ms__prefetch_backward(unit *u, int64_t use)
 bool ms__order_extended(const context *c)
 {
     for (int k = 0; k < c->n; k++)
-        if (c->units[k]->n_extensions) return true;
+        if (c->units[k]->memory.n_extensions) return true;
     return false;
 }
 
@@ -190,11 +195,11 @@ ms_status ms__order_take_place(unit *u, int64_t use)
     if (at < 0) return MS_OK;
     c->order[at].regional = false;
     c->order[at].use = use;
-    if (u->backward_prefetch_at != MS_PREFETCH_PRE || ms__order_extended(c)) return MS_OK;
+    if (u->options.backward_prefetch_at != MS_PREFETCH_PRE || ms__order_extended(c)) return MS_OK;
     while (last > at && !c->order[last].regional) last--;
     if (last == at) return ms__prefetch_backward(u, use);
     unit *next = c->order[at + 1].unit;
-    return c->order[at + 1].regional && next->unshard_in_backward ? prefetch(next, "backward") : MS_OK;
+    return c->order[at + 1].regional && next->settings.unshard_in_backward ? prefetch(next, "backward") : MS_OK;
 }
 
 ms_status ms_unit_set_prefetch(double handle, int backward, int n, const double *others)
@@ -208,9 +213,9 @@ ms_status ms_unit_set_prefetch(double handle, int backward, int n, const double 
             free(list);
             return (ms_status)ms_error_code();
         }
-    unit ***where = backward ? &u->backward_prefetch : &u->forward_prefetch;
+    unit ***where = backward ? &u->settings.backward_prefetch : &u->settings.forward_prefetch;
     free(*where);
     *where = list;
-    *(backward ? &u->n_backward_prefetch : &u->n_forward_prefetch) = n;
+    *(backward ? &u->settings.n_backward_prefetch : &u->settings.n_forward_prefetch) = n;
     return MS_OK;
 }

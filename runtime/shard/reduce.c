@@ -41,7 +41,7 @@ static ms_status land_all(ms_run *run, reduction *r, ms_tensor *out)
     for (int k = 0; k < r->n; k++) {
         unit_param *p = r->present[k];
         ms_tensor *part = ms__tensor_on(out->storage, out->dtype, p->local->ndim, p->local->shape, r->at[k]);
-        ms_status st = ms__unit_bring(r->owner->home, p->dtype, &part);
+        ms_status st = ms__unit_bring(r->owner->memory.home, p->dtype, &part);
         if (st == MS_OK) st = ms__unit_land_part(p, part);
         ms__release(part);
         MS_TRY(st);
@@ -73,22 +73,23 @@ static ms_status reduced(reduction *r)
 
 static bool same_present(const unit *u, const reduction *r)
 {
-    return u->n_partial == r->n && !memcmp(u->partial_of, r->present, (size_t)r->n * sizeof *r->present);
+    return u->gradients.n_partial == r->n &&
+           !memcmp(u->gradients.partial_of, r->present, (size_t)r->n * sizeof *r->present);
 }
 
 // Not all-reduced yet: it waits with the unit for a backward that is.
 static ms_status keep_partial(reduction *r)
 {
     unit *u = r->owner;
-    if (u->partial && !same_present(u, r))
+    if (u->gradients.partial && !same_present(u, r))
         return ms__fail(MS_ESTATE,
                         "fsdp: unit '%s': %d parameters had gradients in one backward without all-reduce, %d in "
                         "another; they must be the same ones",
-                        u->name, u->n_partial, r->n);
-    if (u->partial) return add_to(u->partial, r->out);
-    u->partial = ms__retain(r->out);
-    u->partial_of = r->present;
-    u->n_partial = r->n;
+                        u->name, u->gradients.n_partial, r->n);
+    if (u->gradients.partial) return add_to(u->gradients.partial, r->out);
+    u->gradients.partial = ms__retain(r->out);
+    u->gradients.partial_of = r->present;
+    u->gradients.n_partial = r->n;
     r->present = NULL;
     return MS_OK;
 }
@@ -120,7 +121,7 @@ static ms_status land_reduced(ms_run *run, reduction *r)
     int dtype = r->n ? r->present[0]->dtype : r->out->dtype;
     for (int k = 1; k < r->n; k++)
         if (r->present[k]->dtype != dtype) dtype = r->out->dtype;
-    ms_status st = r->partial ? keep_partial(r) : ms__unit_bring(r->owner->home, dtype, &r->out);
+    ms_status st = r->partial ? keep_partial(r) : ms__unit_bring(r->owner->memory.home, dtype, &r->out);
     if (st == MS_OK && !r->partial) st = land_all(run, r, r->out);
     ms__release(r->out);
     r->out = NULL;
@@ -141,7 +142,8 @@ static ms_run_state hooked_step(ms_task *t, ms_run *run, ms_event *ev)
     reduction *r = t->ptr;
     if (t->phase++ == 0) {
         if (reduced(r) != MS_OK) return MS_RUN_FAILED;
-        return ms__run_event(run, ev, MS_EV_ALL_REDUCE, r->owner->all_reduce_hook, r->owner->handle, 1, &r->out, 0);
+        return ms__run_event(run, ev, MS_EV_ALL_REDUCE, r->owner->settings.all_reduce_hook, r->owner->handle, 1,
+                             &r->out, 0);
     }
     return land_reduced(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
 }
@@ -160,7 +162,7 @@ ms_status ms__unit_land(ms_run *run, context *c)
     if (c->reducing.owner->views != MS_VIEWS_SHARDED) return ms__flat_land(run, c);
     reduction r = c->reducing;
     c->reducing = (reduction) { 0 };
-    if (r.owner->all_reduce_hook != 0 && !r.partial) {
+    if (r.owner->settings.all_reduce_hook != 0 && !r.partial) {
         reduction *kept = malloc(sizeof *kept);
         ms_task task = { .step = hooked_step, .drop = hooked_drop, .ptr = kept };
         ms_status st = kept ? ms__run_push(run, &task) : MS_ENOMEM;
@@ -231,14 +233,14 @@ static ms_status land_alone(ms_run *run, unit *u, double scale)
         if (!g) continue;
         p->pending = NULL;
         bool own = g->refs == 1 && g->storage->refs == 1 && !g->slot && g->dtype == p->dtype &&
-                   ms__device(g) == u->home && ms__is_contiguous(g);
+                   ms__device(g) == u->memory.home && ms__is_contiguous(g);
         ms_tensor *mine = g;
         ms_status st = MS_OK;
-        if (!own && ms__device(g) != u->home) {
-            st = ms__unit_bring(u->home, p->dtype, &mine);
+        if (!own && ms__device(g) != u->memory.home) {
+            st = ms__unit_bring(u->memory.home, p->dtype, &mine);
             if (st != MS_OK) ms__release(mine);
         } else if (!own) {
-            st = ms__tensor_new(&mine, p->dtype, u->home, g->ndim, g->shape, "fsdp: gradient");
+            st = ms__tensor_new(&mine, p->dtype, u->memory.home, g->ndim, g->shape, "fsdp: gradient");
             if (st == MS_OK && (st = ms__copy(mine, g)) != MS_OK) ms__release(mine);
             ms__release(g);
         }
@@ -266,12 +268,12 @@ static ms_status add_partial(unit *u, reduction *r)
         return ms__fail(MS_ESTATE,
                         "fsdp: unit '%s': %d parameters had gradients in a backward without all-reduce, %d in this "
                         "one; they must be the same ones",
-                        u->name, u->n_partial, r->n);
+                        u->name, u->gradients.n_partial, r->n);
     MS_TRY(ms__work_wait(r->work));
-    MS_TRY(add_to(r->out, u->partial));
-    ms__drop(&u->partial);
-    free(u->partial_of);
-    u->partial_of = NULL;
+    MS_TRY(add_to(r->out, u->gradients.partial));
+    ms__drop(&u->gradients.partial);
+    free(u->gradients.partial_of);
+    u->gradients.partial_of = NULL;
     return MS_OK;
 }
 
@@ -283,9 +285,9 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     if (u->views != MS_VIEWS_SHARDED) return ms__flat_reduce(run, u);
     // Over a mesh each of the two steps takes its own mean; a factor of the script's divides at the first. The mean is
     // the sum divided once, as in DDP: the same bits for any number of ranks.
-    ms_reduction red = u->divide > 0 ? MS_SUM : MS_AVG;
-    double scale = u->divide > 0 ? 1 / u->divide : 1;
-    if (u->world == 1 && !u->replicate && u->all_reduce_hook == 0) return land_alone(run, u, scale);
+    ms_reduction red = u->settings.divide > 0 ? MS_SUM : MS_AVG;
+    double scale = u->settings.divide > 0 ? 1 / u->settings.divide : 1;
+    if (u->world == 1 && !u->replicate && u->settings.all_reduce_hook == 0) return land_alone(run, u, scale);
     reduction r = { .owner = u,
                     .present = calloc((size_t)u->n + 1, sizeof *r.present),
                     .at = calloc((size_t)u->n + 1, sizeof *r.at) };
@@ -303,18 +305,18 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
         free(r.at);
         return st;
     }
-    int dtype = u->reduce_dtype >= 0 ? u->reduce_dtype : promoted(r.n, r.present);
+    int dtype = u->settings.reduce_dtype >= 0 ? u->settings.reduce_dtype : promoted(r.n, r.present);
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
     // Where they are, if they are of the dtype that travels (small ones travel at once instead).
     ms_part parts[MS_PARTS] = { { 0 } };
-    bool apart = u->layout->parts && r.n <= MS_PARTS && u->device == MS_CPU && dtype == r.present[0]->pending->dtype &&
-                 uniform(r.n, r.present) && all * ms__dtype_size(dtype) > 4096;
+    bool apart = u->layout->parts && r.n <= MS_PARTS && u->memory.device == MS_CPU &&
+                 dtype == r.present[0]->pending->dtype && uniform(r.n, r.present) && all * ms__dtype_size(dtype) > 4096;
     if (apart) st = u->layout->parts(u, r.n, r.present, parts);
-    else st = ms__tensor_new(&r.in, dtype, u->device, 1, &all, "fsdp: gradients to reduce");
+    else st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK && !apart) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
     // Offloaded, the result is wanted on the CPU, unless the script looks at it first.
-    int lands = u->all_reduce_hook != 0 ? u->device : u->home;
+    int lands = u->settings.all_reduce_hook != 0 ? u->memory.device : u->memory.home;
     if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
     ms__unit_model(u);
     mark_present(u, &r);
@@ -324,9 +326,9 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     else if (st == MS_OK)
         st = ms__reduce_scatter(u->group, r.out, r.in, red, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
     for (int k = 0; k < r.n && apart; k++) ms__release(parts[k].t);
-    r.partial = u->replicate && !u->all_reduce;
-    if (st == MS_OK && u->replicate && u->all_reduce) {
-        if (u->partial) st = add_partial(u, &r);
+    r.partial = u->replicate && !u->settings.all_reduce;
+    if (st == MS_OK && u->replicate && u->settings.all_reduce) {
+        if (u->gradients.partial) st = add_partial(u, &r);
         r.scattered = r.work;
         r.work = NULL;
         ms__unit_model(u);

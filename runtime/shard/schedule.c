@@ -69,12 +69,12 @@ static ms_status inputs_to_device(const unit *u, int n, ms_id *io)
     UNIT_RANGE(NULL, "inputs_to_device");
     for (int k = 0; k < c->n && u->n == 0; k++)
         if (c->units[k]->n) u = c->units[k];
-    if (u->n == 0 || (u->device & 0xff) == MS_META) return MS_OK;
+    if (u->n == 0 || (u->memory.device & 0xff) == MS_META) return MS_OK;
     for (int k = 0; k < n; k++) {
         ms_tensor *t = ms__tensor(io[k]);
         if (!t) return (ms_status)ms_error_code();
-        if (ms__device(t) != u->device && (ms__device(t) & 0xff) != MS_META)
-            MS_TRY(convert_input(to_device, t, u->device, &io[k]));
+        if (ms__device(t) != u->memory.device && (ms__device(t) & 0xff) != MS_META)
+            MS_TRY(convert_input(to_device, t, u->memory.device, &io[k]));
     }
     return MS_OK;
 }
@@ -105,13 +105,14 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     ms__unit_after_errors(u);
     // What stayed whole after a forward without a backward is stale when the script has changed the parameters since
     // (every rank sees that alike).
-    if (MS_UNLIKELY(u->gathered && !u->in_place && ms__unit_idle(u) && u->gathered_from != ms__unit_versions(u)))
+    if (MS_UNLIKELY(u->state.gathered && !u->memory.in_place && ms__unit_idle(u) &&
+                    u->state.gathered_from != ms__unit_versions(u)))
         ms__unit_shard(u);
     // A checkpoint is being recomputed inside this unit's own backward: its parameters are whole already.
     bool recomputing = ms__run_recomputing();
-    u->skipped = u->skipped << 1 | (recomputing && u->n_active > 0);
-    u->forwards++;
-    if (u->skipped & 1) return MS_OK;
+    u->pass.skipped = u->pass.skipped << 1 | (recomputing && u->pass.n_active > 0);
+    u->pass.forwards++;
+    if (u->pass.skipped & 1) return MS_OK;
 
     UNIT_RANGE(u, "pre_forward");
     ms_status st = MS_OK;
@@ -122,16 +123,16 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
         st = inputs_to_device(u, n, io);
     }
     if (u->n) ms__unit_log(u, "pre_forward");
-    if (st == MS_OK && u->cast_forward_inputs && u->param_dtype >= 0)
-        st = cast_floats(n, io, u->param_dtype, "cast_forward_inputs");
+    if (st == MS_OK && u->settings.cast_forward_inputs && u->settings.param_dtype >= 0)
+        st = cast_floats(n, io, u->settings.param_dtype, "cast_forward_inputs");
     if (st == MS_OK) st = ms__unit_start_gather(u, false, false);
     if (st == MS_OK) st = ms__unit_finish_gather(u);
     int64_t use = (int64_t)((uint64_t)next_use++ << VERSION_BITS | version_bits(ms__unit_versions(u)));
-    if (u->open && !u->open_pass) u->open_pass = use;
+    if (u->pass.open && !u->pass.open_pass) u->pass.open_pass = use;
     if (st == MS_OK && recomputing) {
         if (ms__state.grad_mode)
             st = ms__order_take_place(u, use);  // not where a checkpoint inside it runs for the first time
-    } else if (st == MS_OK && (!u->open || u->open_pass == use)) {
+    } else if (st == MS_OK && (!u->pass.open || u->pass.open_pass == use)) {
         ms__order_entered(c, u);
         st = ms__prefetch_forward(u);
     }
@@ -146,18 +147,19 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
         ms_unit_forward_failed(handle);
         return st;
     }
-    u->uses[u->forwards & 63] = use;
+    u->pass.uses[u->pass.forwards & 63] = use;
     return MS_OK;
 }
 
 static void forward_left(unit *u)
 {
     context *c = u->context;
-    if (c->opened != u || u->forwards > 0 || u->open) return;
+    if (c->opened != u || u->pass.forwards > 0 || u->pass.open) return;
     c->opened = NULL;
     // What was prefetched for a module that did not run this time is given back.
     for (int k = 0; k < c->n; k++)
-        if ((c->units[k]->gather || c->units[k]->fetched) && ms__unit_idle(c->units[k])) ms__unit_shard(c->units[k]);
+        if ((c->units[k]->state.gather || c->units[k]->state.fetched) && ms__unit_idle(c->units[k]))
+            ms__unit_shard(c->units[k]);
 }
 
 // The memory stays whole, and the parameters show their pieces.
@@ -165,7 +167,7 @@ static void conceal(unit *u)
 {
     ms__unit_keep(u);
     ms__unit_show(u, false);
-    u->concealed = true;
+    u->state.concealed = true;
 }
 
 // graph: a backward will come.
@@ -174,13 +176,14 @@ static ms_status reshard_after_forward(unit *u, bool graph)
     if (!ms__unit_idle(u)) return MS_OK;
     // The root stays whole for its backward. When none will come (validation), it would go stale at the next optimizer
     // step.
-    bool leave = u->reshard_after_forward == 1 || ((u->by_rule || u->views != MS_VIEWS_SHARDED) && !graph);
+    bool leave =
+        u->settings.reshard_after_forward == 1 || ((u->settings.by_rule || u->views != MS_VIEWS_SHARDED) && !graph);
     // A number: kept in slices by few ranks, where a backward will want it.
-    bool few = u->reshard_after_forward > 1 && u->post_group;
+    bool few = u->settings.reshard_after_forward > 1 && u->settings.post_group;
     if (few && graph) return ms__unit_shard_to_post(u);
     if (few || leave) {
         ms__unit_shard(u);
-    } else if (u->by_rule && u->views == MS_VIEWS_PIECES && u->world > 1) {
+    } else if (u->settings.by_rule && u->views == MS_VIEWS_PIECES && u->world > 1) {
         // Where the others of its strategy show their pieces, so does the root. What the graph saved are views of the
         // whole.
         conceal(u);
@@ -192,7 +195,7 @@ static ms_status reshard_after_forward(unit *u, bool graph)
 static void iteration_left(unit *u)
 {
     context *c = u->context;
-    if (c->opened != u || u->forwards > 0 || u->open) return;
+    if (c->opened != u || u->pass.forwards > 0 || u->pass.open) return;
     unit **spare = c->last;
     int cap = c->cap_last;
     c->last = c->entered;
@@ -210,8 +213,8 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
     ms_tensor *out[MS_MAX_IN];
     if (!u) return (ms_status)ms_error_code();
     context *c = u->context;
-    bool skipped = u->skipped & 1, recomputing = ms__run_recomputing();
-    int64_t use = u->uses[u->forwards & 63];
+    bool skipped = u->pass.skipped & 1, recomputing = ms__run_recomputing();
+    int64_t use = u->pass.uses[u->pass.forwards & 63];
     if (u->n && !skipped) ms__unit_log(u, "post_forward");
     UNIT_RANGE_IF(!skipped, u, "post_forward");
     ms_status st = inputs_of(n, io, out);
@@ -225,17 +228,17 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
             if (st == MS_OK) st = ms__unit_hook(out[k], token_of(u), use);
         }
         if (st == MS_OK && (grad || regional) && !recomputing)
-            st = ms__order_push(c, u, use, u->open ? u->open_pass : use, regional);
+            st = ms__order_push(c, u, use, u->pass.open ? u->pass.open_pass : use, regional);
     }
-    if (st == MS_OK && !skipped && u->output_dtype >= 0)
-        st = cast_floats(n, io, u->output_dtype, "cast_forward_outputs");
+    if (st == MS_OK && !skipped && u->options.output_dtype >= 0)
+        st = cast_floats(n, io, u->options.output_dtype, "cast_forward_outputs");
     if (st != MS_OK) {
         ms_unit_forward_failed(handle);
         return st;
     }
-    u->skipped >>= 1;
-    u->forwards--;
-    u->open_graph |= u->open && (grad || regional);
+    u->pass.skipped >>= 1;
+    u->pass.forwards--;
+    u->pass.open_graph |= u->pass.open && (grad || regional);
     if (!skipped && !recomputing) MS_TRY(reshard_after_forward(u, grad || regional));
     iteration_left(u);
     return MS_OK;
@@ -244,9 +247,9 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
 void ms_unit_forward_failed(double handle)
 {
     unit *u = ms__unit(handle);
-    if (!u || u->forwards == 0) return;
-    u->skipped >>= 1;
-    u->forwards--;
+    if (!u || u->pass.forwards == 0) return;
+    u->pass.skipped >>= 1;
+    u->pass.forwards--;
     if (ms__unit_idle(u)) ms__unit_shard(u);
     if (u->context) forward_left(u);
 }
@@ -257,24 +260,24 @@ int ms_unit_begin_pass(double handle)
 {
     unit *u = ms__unit(handle);
     if (!u || ms__run_recomputing()) return -1;
-    if (u->open) return 0;
-    u->open = true;
-    u->open_graph = false;
-    u->open_pass = 0;
+    if (u->pass.open) return 0;
+    u->pass.open = true;
+    u->pass.open_graph = false;
+    u->pass.open_pass = 0;
     return 1;
 }
 
 ms_status ms_unit_end_pass(double handle, int failed)
 {
     unit *u = ms__unit(handle);
-    if (!u || !u->open) return u ? MS_OK : (ms_status)ms_error_code();
-    u->open = false;
+    if (!u || !u->pass.open) return u ? MS_OK : (ms_status)ms_error_code();
+    u->pass.open = false;
     if (failed) {
         if (ms__unit_idle(u)) ms__unit_shard(u);
         forward_left(u);
         return MS_OK;
     }
-    MS_TRY(reshard_after_forward(u, u->open_graph));
+    MS_TRY(reshard_after_forward(u, u->pass.open_graph));
     iteration_left(u);
     return MS_OK;
 }
@@ -287,23 +290,25 @@ static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
     context *c = u->context;
     int at = ms__order_find(c, use);
     if (!ms__run_recomputing()) {
-        if (u->n_backward_prefetch == 0 && at > 0 && c->order[at - 1].unit->unshard_in_backward)
+        if (u->settings.n_backward_prefetch == 0 && at > 0 && c->order[at - 1].unit->settings.unshard_in_backward)
             MS_TRY(ms__unit_push_gather(run, c->order[at - 1].unit, true, true));
-        for (int k = u->n_backward_prefetch; k-- > 0;)
-            MS_TRY(ms__unit_push_gather(run, u->backward_prefetch[k], true, true));
+        for (int k = u->settings.n_backward_prefetch; k-- > 0;)
+            MS_TRY(ms__unit_push_gather(run, u->settings.backward_prefetch[k], true, true));
     }
-    return u->unshard_in_backward ? ms__unit_push_gather(run, u, false, false) : MS_OK;
+    return u->settings.unshard_in_backward ? ms__unit_push_gather(run, u, false, false) : MS_OK;
 }
 
 // A backward gathers the parameters again: they must be what its forward computed with. Wholes of fully_shard that
 // stayed are that.
 static ms_status check_unchanged(const unit *u, int64_t use)
 {
-    if (MS_LIKELY(version_bits((uint64_t)use) == version_bits(ms__unit_versions(u))) || !u->unshard_in_backward)
+    if (MS_LIKELY(version_bits((uint64_t)use) == version_bits(ms__unit_versions(u))) ||
+        !u->settings.unshard_in_backward)
         return MS_OK;
     if (u->views != MS_VIEWS_SHARDED)
         return ms__fail(MS_ESTATE, "FSDP does not support changing the parameters between forward and backward");
-    if (u->gathered && !u->in_place && version_bits(u->gathered_from) == version_bits((uint64_t)use)) return MS_OK;
+    if (u->state.gathered && !u->memory.in_place && version_bits(u->state.gathered_from) == version_bits((uint64_t)use))
+        return MS_OK;
     return ms__fail(MS_ESTATE, "fsdp: the parameters of unit '%s' were changed between its forward and its backward",
                     u->name);
 }
@@ -319,11 +324,12 @@ static ms_status pre_backward(ms_run *run, void *token, int64_t use)
     UNIT_RANGE(u, "pre_backward");
     u->context->in_backward = true;
     if (MS_UNLIKELY(ms__order_extended(u->context))) return gather_by_tasks(run, u, use);
-    if (u->unshard_in_backward) {
+    if (u->settings.unshard_in_backward) {
         MS_TRY(ms__unit_start_gather(u, false, false));
         MS_TRY(ms__unit_finish_gather(u));
     }
-    return ms__run_recomputing() || u->backward_prefetch_at != MS_PREFETCH_PRE ? MS_OK : ms__prefetch_backward(u, use);
+    return ms__run_recomputing() || u->options.backward_prefetch_at != MS_PREFETCH_PRE ? MS_OK
+                                                                                       : ms__prefetch_backward(u, use);
 }
 
 // A piece may be as long as the whole is wide: added to a gradient of the whole it would be repeated in silence.
@@ -352,9 +358,10 @@ static ms_status accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool
     *taken = true;
     MS_TRY(ms__accumulate(&p->fresh, grad));
     p->run = run;
-    u->arrived += bytes;
+    u->gradients.arrived += bytes;
     reduction *r = &u->context->reducing;
-    if (r->owner && r->owner != u && 2 * u->arrived >= u->full_bytes) return ms__unit_land(run, u->context);
+    if (r->owner && r->owner != u && 2 * u->gradients.arrived >= u->memory.full_bytes)
+        return ms__unit_land(run, u->context);
     return MS_OK;
 }
 
@@ -370,14 +377,14 @@ static ms_status fold(unit *u)
         if (!g) continue;
         p->fresh = NULL;
         p->run = NULL;
-        int dtype = u->reduce_dtype >= 0 && !u->sync ? u->reduce_dtype : g->dtype;
+        int dtype = u->settings.reduce_dtype >= 0 && !u->settings.sync ? u->settings.reduce_dtype : g->dtype;
         ms_status st = MS_OK;
         if (p->pending) {
             MS_TRY(ms__accumulate(&p->pending, g));  // takes g; never writes into a buffer that another gradient shares
             continue;
         } else if (dtype != g->dtype) {
             ms_tensor *wide;
-            st = ms__tensor_new(&wide, dtype, u->device, g->ndim, g->shape, "fsdp: accumulated gradient");
+            st = ms__tensor_new(&wide, dtype, u->memory.device, g->ndim, g->shape, "fsdp: accumulated gradient");
             if (st == MS_OK && (st = ms__copy(wide, g)) != MS_OK) ms__release(wide);
             else if (st == MS_OK) p->pending = wide;
         } else {
@@ -391,26 +398,26 @@ static ms_status fold(unit *u)
 
 static void reshard_after_backward(unit *u)
 {
-    if (u->reshard_after_backward) {
+    if (u->settings.reshard_after_backward) {
         UNIT_RANGE(u, "post_backward_reshard");
         ms__unit_shard(u);
-    } else if (u->views == MS_VIEWS_PIECES && u->gathered && u->world > 1) {
+    } else if (u->views == MS_VIEWS_PIECES && u->state.gathered && u->world > 1) {
         conceal(u);
     }
 }
 
 static ms_status reduce_after_backward(ms_run *run, unit *u)
 {
-    u->arrived = 0;
-    u->partly = false;
+    u->gradients.arrived = 0;
+    u->gradients.partly = false;
     if (u->n) ms__unit_log(u, "post_backward");
     {
         UNIT_RANGE(u, "post_backward_accumulate");
-        MS_TRY(u->views == MS_VIEWS_SHARDED ? fold(u) : u->sync ? ms__flat_take(u) : ms__flat_keep(u));
+        MS_TRY(u->views == MS_VIEWS_SHARDED ? fold(u) : u->settings.sync ? ms__flat_take(u) : ms__flat_keep(u));
     }
     if (ms__unit_idle(u)) reshard_after_backward(u);
     if (u->n) ms__unit_note(u, MS_UNIT_EV_POST_BACKWARD, false);
-    if (!u->sync) return MS_OK;
+    if (!u->settings.sync) return MS_OK;
     UNIT_RANGE(u, "post_backward_reduce");
     return ms__unit_reduce(run, u);
 }
@@ -421,10 +428,10 @@ static ms_status reduce_after_backward(ms_run *run, unit *u)
 // compare names.
 const char *ms__unit_reduced_name(const unit *u)
 {
-    if (MS_LIKELY(u->behind <= 0)) return u->name;
+    if (MS_LIKELY(u->gradients.behind <= 0)) return u->name;
     char text[512];
     snprintf(text, sizeof text, "%s, of which %d more forward%s no backward yet", *u->name ? u->name : "the root",
-             u->behind, u->behind > 1 ? "s have" : " has");
+             u->gradients.behind, u->gradients.behind > 1 ? "s have" : " has");
     return ms__intern(text);
 }
 
@@ -435,17 +442,17 @@ static ms_status post_backward(ms_run *run, void *token, int64_t use)
     int k = ms__unit_active(u, use), at = ms__order_find(u->context, use);
     if (k >= 0) ms__unit_deactivate(u, k);
     if (at >= 0) u->context->order[at].done = true;
-    u->behind = ms__order_passes_left(u);
+    u->gradients.behind = ms__order_passes_left(u);
     // Gradients of modules that ran together are reduced together.
     if (at >= 0 && ms__order_pass_waits(u->context, at)) {
-        u->partly = true;
+        u->gradients.partly = true;
         return MS_OK;
     }
     // A flat gradient is reduced once, when it is complete: it waits for the module's other uses.
-    if (u->views != MS_VIEWS_SHARDED && u->behind > 0) return MS_OK;
+    if (u->views != MS_VIEWS_SHARDED && u->gradients.behind > 0) return MS_OK;
     MS_TRY(reduce_after_backward(run, u));
-    return u->backward_prefetch_at == MS_PREFETCH_POST && !ms__run_recomputing() ? ms__prefetch_backward(u, use)
-                                                                                 : MS_OK;
+    return u->options.backward_prefetch_at == MS_PREFETCH_POST && !ms__run_recomputing() ? ms__prefetch_backward(u, use)
+                                                                                         : MS_OK;
 }
 
 static ms_status final(ms_run *run)
@@ -458,19 +465,19 @@ static ms_status final(ms_run *run)
         // came, without sync.
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
-            bool waiting = u->n_active > 0 || u->partly;
-            for (int j = 0; j < u->n; j++) waiting |= u->params[j].fresh || (u->sync && u->params[j].pending);
-            u->n_active = 0;
-            u->behind = ms__order_passes_left(u) - 1;
+            bool waiting = u->pass.n_active > 0 || u->gradients.partly;
+            for (int j = 0; j < u->n; j++) waiting |= u->params[j].fresh || (u->settings.sync && u->params[j].pending);
+            u->pass.n_active = 0;
+            u->gradients.behind = ms__order_passes_left(u) - 1;
             if (waiting) MS_TRY(reduce_after_backward(run, u));
         }
         if (!c->is_last_backward) continue;
         MS_TRY(ms__unit_land(run, c));
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
-            if ((u->gather || u->fetched) && ms__unit_idle(u)) ms__unit_shard(u);  // mistargeted prefetch
+            if ((u->state.gather || u->state.fetched) && ms__unit_idle(u)) ms__unit_shard(u);  // mistargeted prefetch
             // Of fsdp.FSDP also what this backward did not come to.
-            if (u->views != MS_VIEWS_SHARDED && u->gathered && ms__unit_idle(u)) reshard_after_backward(u);
+            if (u->views != MS_VIEWS_SHARDED && u->state.gathered && ms__unit_idle(u)) reshard_after_backward(u);
         }
         c->n_order = 0;
         c->in_backward = false;
@@ -492,12 +499,12 @@ static void aborted(ms_run *run)
         if (outermost) ms__unit_drop_reduction(&c->reducing);
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
-            for (int j = u->n_active; j-- > 0;)
-                if (outermost || u->active[j].run == run) ms__unit_deactivate(u, j);
+            for (int j = u->pass.n_active; j-- > 0;)
+                if (outermost || u->pass.active[j].run == run) ms__unit_deactivate(u, j);
             for (int j = 0; j < u->n; j++)
                 if (u->params[j].fresh && (outermost || u->params[j].run == run)) ms__drop(&u->params[j].fresh);
-            u->arrived = 0;
-            u->partly = false;
+            u->gradients.arrived = 0;
+            u->gradients.partly = false;
             if (ms__unit_idle(u)) ms__unit_shard(u);
         }
         if (!outermost) continue;

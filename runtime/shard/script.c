@@ -32,7 +32,7 @@ void ms__unit_stepped(ms_tensor *t)
     unit_param *p = t->unit_param;
     (p ? p->local : t)->version->count++;
     unit *u = p ? p->owner : NULL;
-    if (!u || !u->gathered || u->in_place || !ms__unit_idle(u)) return;
+    if (!u || !u->state.gathered || u->memory.in_place || !ms__unit_idle(u)) return;
     if (u->context && !u->context->in_backward && ms__order_passes_left(u) == 0) ms__unit_shard(u);
 }
 
@@ -107,7 +107,7 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
     // The whole of what is offloaded: beside the parts it is made of, or (flat) on the device, where a state dict has
     // it.
     bool rows = u->layout == &ms__layouts[MS_LAYOUT_ROWS];
-    int where = rows ? u->home : u->device;
+    int where = rows ? u->memory.home : u->memory.device;
     int64_t block = rows ? p->outer * p->chunk * p->row_numel : p->rows;
     if (ms__tensor_new(&out, part->dtype, where, p->ndim, p->shape, "full_tensor") != MS_OK) return 0;
     if (u->world == 1) {
@@ -118,7 +118,7 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
         ms__release(out);
         return 0;
     }
-    ms_status st = ms__tensor_new(&packed, part->dtype, u->home, 1, &block, "full_tensor");
+    ms_status st = ms__tensor_new(&packed, part->dtype, u->memory.home, 1, &block, "full_tensor");
     if (st == MS_OK) {
         ms_tensor *dst = ms__tensor_on(packed->storage, part->dtype, part->ndim, part->shape, rows ? 0 : p->first);
         st = ms__copy(dst, part);
@@ -135,20 +135,20 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
         } else if (st == MS_OK) {
             ms_tensor *all;
             int64_t n = block * u->world;
-            st = ms__tensor_new(&all, part->dtype, u->home, 1, &n, "full_tensor");
+            st = ms__tensor_new(&all, part->dtype, u->memory.home, 1, &n, "full_tensor");
             if (st == MS_OK) {
                 ms_piece piece = { .out_stride = (size_t)block * esz,
                                    .bytes = (size_t)block * esz,
                                    .total = (size_t)n * esz };
                 st = ms__all_gather_pieces(u->group, all->storage, packed->storage, 1, &piece, part->dtype,
                                            MS_STREAM_COMPUTE, u->name, NULL);
-                int64_t each = (int64_t)(u->shard_bytes / (size_t)ms__dtype_size(p->dtype));
+                int64_t each = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(p->dtype));
                 int64_t begin = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low));
                 for (int r = 0; st == MS_OK && r < u->world; r++) {
                     int64_t from = r * each > begin ? r * each - begin : 0, to = (r + 1) * each - begin;
                     if (to > block) to = block;
                     if (to > from)
-                        st = ms__move(where, (char *)ms__data(out) + (size_t)from * esz, u->home,
+                        st = ms__move(where, (char *)ms__data(out) + (size_t)from * esz, u->memory.home,
                                       (char *)ms__data(all) + (size_t)(r * block + from) * esz,
                                       (size_t)(to - from) * esz);
                 }
@@ -190,8 +190,8 @@ ms_status ms_unit_check_reduced(ms_id id)
     if (!t) return (ms_status)ms_error_code();
     const unit_param *p = t->unit_param;
     const unit *u = p ? p->owner : NULL;
-    if (!p ||
-        (!ms__unit_unreduced(t) && !p->pending && !u->partial && !(u->context && u->context->reducing.owner == u)))
+    if (!p || (!ms__unit_unreduced(t) && !p->pending && !u->gradients.partial &&
+               !(u->context && u->context->reducing.owner == u)))
         return MS_OK;
     return ms__fail(
         MS_ESTATE,
@@ -208,10 +208,10 @@ ms_status ms_unit_set_name(double handle, const char *name)
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
     u->name = ms__intern(name);
-    if (u->full->owner) {
+    if (u->memory.full->owner) {
         char text[512];
         snprintf(text, sizeof text, "a parameter of unit '%s'", name);
-        u->full->owner = ms__intern(text);
+        u->memory.full->owner = ms__intern(text);
     }
     return MS_OK;
 }
@@ -225,7 +225,7 @@ ms_id ms_unit_stand_in(ms_id id, int dtype)
         ms__fail(MS_EINVAL, "fsdp: parameter '%s' is not sharded", t->name ? t->name : "?");
         return 0;
     }
-    ms_tensor *s = ms__tensor_on(p->owner->full, dtype, p->ndim, p->shape, 0);
+    ms_tensor *s = ms__tensor_on(p->owner->memory.full, dtype, p->ndim, p->shape, 0);
     s->sharded = true;  // its views would read other bytes: every operator refuses it
     s->name = t->name;
     return ms__name(s);

@@ -27,7 +27,7 @@ ms_tensor *ms__unit_part(const unit_param *p, ms_tensor *whole)
 // their digits.
 static ms_status merge(unit_param *p, ms_tensor *part)
 {
-    int ndim = p->local->ndim, home = p->owner->home;
+    int ndim = p->local->ndim, home = p->owner->memory.home;
     const int64_t *shape = p->local->shape;
     ms_tensor *t[6] = { 0 };
     enum { BEFORE, NOW, DIFFERS, WIDE, PLAIN, MERGED };
@@ -50,7 +50,7 @@ static ms_status merge(unit_param *p, ms_tensor *part)
 static ms_status keep(unit_param *p)
 {
     const char *name = p->param->name ? p->param->name : "?";
-    if (p->owner->shard_seen != ms__unit_shard_versions(p->owner))
+    if (p->owner->state.shard_seen != ms__unit_shard_versions(p->owner))
         return ms__fail(MS_ESTATE,
                         "fsdp: parameter '%s' was changed in place while it was whole, and so was the shard that the "
                         "whole was gathered from: "
@@ -73,12 +73,12 @@ static ms_status keep(unit_param *p)
 // engine's own copies count as no change: a backward goes on with what its forward has computed with.
 void ms__unit_keep(unit *u)
 {
-    if (!u->gathered || u->in_place || u->concealed || u->summoning) return;
+    if (!u->state.gathered || u->memory.in_place || u->state.concealed || u->state.summoning) return;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         if (MS_LIKELY(p->param->version->count == p->seen)) continue;
         p->seen = p->param->version->count;
-        if (keep(p) != MS_OK) u->unkept = ms__intern(ms_error());
+        if (keep(p) != MS_OK) u->state.unkept = ms__intern(ms_error());
     }
 }
 
@@ -88,23 +88,23 @@ void ms__unit_keep(unit *u)
 static ms_tensor *whole_of(const unit *u, const unit_param *p, int ndim, const int64_t *shape, int64_t from)
 {
     int64_t at = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) + from;
-    return ms__tensor_on(u->summoned ? u->summoned : u->full, p->dtype, ndim, shape, at);
+    return ms__tensor_on(u->state.summoned ? u->state.summoned : u->memory.full, p->dtype, ndim, shape, at);
 }
 
 // What is whole on a device is shown in the CPU's memory, and the device's is let go.
 static ms_status show_on_cpu(unit *u)
 {
-    ms_storage *from = u->summoned ? u->summoned : u->full, *to;
-    size_t bytes = u->summoned ? u->shard_bytes * (size_t)u->world : u->full_bytes;
+    ms_storage *from = u->state.summoned ? u->state.summoned : u->memory.full, *to;
+    size_t bytes = u->state.summoned ? u->memory.shard_bytes * (size_t)u->world : u->memory.full_bytes;
     MS_TRY(ms__storage_new(&to, MS_CPU, bytes, "summon_full_params"));
     ms_status st = ms__move(MS_CPU, to->data, from->device, from->data, bytes);
     if (st != MS_OK) {
         ms__storage_release(to);
         return st;
     }
-    if (u->summoned) ms__storage_release(u->summoned);
+    if (u->state.summoned) ms__storage_release(u->state.summoned);
     else ms__unit_shard(u);
-    u->summoned = to;
+    u->state.summoned = to;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         ms_tensor *whole = whole_of(u, p, p->ndim, p->shape, 0);
@@ -121,27 +121,28 @@ ms_status ms_unit_summon(double handle, int show)
     if (!u) return (ms_status)ms_error_code();
     if (!ms_unit_is_idle(handle))
         return ms__fail(MS_ESTATE, "Cannot manually unshard parameters during forward/backward");
-    if ((u->device & 0xff) == MS_META)
+    if ((u->memory.device & 0xff) == MS_META)
         return ms__fail(MS_ESTATE, "summon_full_params: the parameters of unit '%s' are on meta", u->name);
     ms__unit_keep(u);
     for (int j = 0; j < u->n; j++) u->params[j].seen = u->params[j].param->version->count;
-    u->was_whole = u->gathered && !u->casts;
-    u->was_concealed = u->was_whole && u->concealed;
-    if (u->casts && u->n) {
+    u->state.was_whole = u->state.gathered && !u->memory.casts;
+    u->state.was_concealed = u->state.was_whole && u->state.concealed;
+    if (u->memory.casts && u->n) {
         ms__unit_shard(u);  // the copy in low precision would not show what is written
-        ms_piece piece = { .out_stride = u->shard_bytes,
-                           .bytes = u->shard_bytes,
-                           .total = u->shard_bytes * (size_t)u->world };
-        MS_TRY(ms__storage_new(&u->summoned, u->device, piece.total, "summon_full_params"));
-        ms_status st = ms__storage_sync(u->shard, false);
+        ms_piece piece = { .out_stride = u->memory.shard_bytes,
+                           .bytes = u->memory.shard_bytes,
+                           .total = u->memory.shard_bytes * (size_t)u->world };
+        MS_TRY(ms__storage_new(&u->state.summoned, u->memory.device, piece.total, "summon_full_params"));
+        ms_status st = ms__storage_sync(u->memory.shard, false);
         if (st == MS_OK && u->world == 1)
-            st = ms__move(u->summoned->device, u->summoned->data, u->shard->device, u->shard->data, u->shard_bytes);
+            st = ms__move(u->state.summoned->device, u->state.summoned->data, u->memory.shard->device,
+                          u->memory.shard->data, u->memory.shard_bytes);
         else if (st == MS_OK)
-            st = ms__all_gather_pieces(u->group, u->summoned, u->shard, 1, &piece, u->params[0].dtype,
+            st = ms__all_gather_pieces(u->group, u->state.summoned, u->memory.shard, 1, &piece, u->params[0].dtype,
                                        MS_STREAM_COMPUTE, u->name, NULL);
         if (st != MS_OK) {
-            ms__storage_release(u->summoned);
-            u->summoned = NULL;
+            ms__storage_release(u->state.summoned);
+            u->state.summoned = NULL;
             return st;
         }
         for (int j = 0; j < u->n && show; j++) {
@@ -156,8 +157,8 @@ ms_status ms_unit_summon(double handle, int show)
         MS_TRY(ms__unit_finish_gather(u));
         if (!show) ms__unit_show(u, false);
     }
-    u->summoning = true;
-    if (show != 2 || u->n == 0 || u->device == MS_CPU) return MS_OK;
+    u->state.summoning = true;
+    if (show != 2 || u->n == 0 || u->memory.device == MS_CPU) return MS_OK;
     ms_status st = show_on_cpu(u);
     if (st != MS_OK) {
         char text[1024];
@@ -185,25 +186,25 @@ ms_status ms_unit_unsummon(double handle, int writeback)
 {
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
-    if (!u->summoning) return MS_OK;
-    ms_status st = writeback && (u->summoned || !u->in_place) ? write_back(u) : MS_OK;
-    u->summoning = false;
-    bool discards = !writeback && !u->in_place;
+    if (!u->state.summoning) return MS_OK;
+    ms_status st = writeback && (u->state.summoned || !u->memory.in_place) ? write_back(u) : MS_OK;
+    u->state.summoning = false;
+    bool discards = !writeback && !u->memory.in_place;
     for (int j = 0; j < u->n; j++) {  // what is discarded was no change
         unit_param *p = &u->params[j];
         if (discards) p->param->version->count = p->seen;
         p->seen = p->param->version->count;
     }
-    u->shard_seen = ms__unit_shard_versions(u);
-    if (u->summoned) {
+    u->state.shard_seen = ms__unit_shard_versions(u);
+    if (u->state.summoned) {
         ms__unit_show(u, false);
-        ms__storage_release(u->summoned);
-        u->summoned = NULL;
-    } else if (!u->was_whole || discards) {  // on all ranks, though the script may have written on one
+        ms__storage_release(u->state.summoned);
+        u->state.summoned = NULL;
+    } else if (!u->state.was_whole || discards) {  // on all ranks, though the script may have written on one
         ms__unit_shard(u);
     } else {
-        ms__unit_show(u, !u->was_concealed);  // in view again where they were not shown
-        u->concealed = u->was_concealed;
+        ms__unit_show(u, !u->state.was_concealed);  // in view again where they were not shown
+        u->state.concealed = u->state.was_concealed;
     }
     return st;
 }

@@ -103,13 +103,16 @@ const char *ms__unit_range_name(const unit *u, const char *phase)
 
 // ---- gather and reshard -----------------------------------------------------------------------
 
-bool ms__unit_idle(const unit *u) { return u->forwards == 0 && !u->open && u->n_active == 0 && !u->summoning; }
+bool ms__unit_idle(const unit *u)
+{
+    return u->pass.forwards == 0 && !u->pass.open && u->pass.n_active == 0 && !u->state.summoning;
+}
 
 // A copy from another device may still be writing: unlike a collective, nobody has waited for it.
 static void vacate_full(unit *u)
 {
-    while (MS_UNLIKELY(u->full->event || u->full->readers)) (void)ms__storage_sync(u->full, true);
-    ms__storage_vacate(u->full);
+    while (MS_UNLIKELY(u->memory.full->event || u->memory.full->readers)) (void)ms__storage_sync(u->memory.full, true);
+    ms__storage_vacate(u->memory.full);
 }
 
 // This rank's parts in the gathered dtype: in a storage laid out like the shard, or (world of one) like the whole. What
@@ -119,11 +122,11 @@ static ms_status cast_shard(unit *u, ms_storage *to)
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         if (p->local->numel == 0 || p->extended) continue;
-        size_t at = to == u->full ? p->full_at : p->low_at;
+        size_t at = to == u->memory.full ? p->full_at : p->low_at;
         ms_tensor *dst =
             ms__tensor_on(to, p->low, p->local->ndim, p->local->shape, (int64_t)(at / (size_t)ms__dtype_size(p->low)));
-        ms_status st =
-            p->low == p->dtype && to->device != u->home ? ms__copy_async(dst, p->local, NULL) : ms__copy(dst, p->local);
+        ms_status st = p->low == p->dtype && to->device != u->memory.home ? ms__copy_async(dst, p->local, NULL)
+                                                                          : ms__copy(dst, p->local);
         ms__release(dst);
         MS_TRY(st);
     }
@@ -146,15 +149,15 @@ uint64_t ms__unit_versions(const unit *u)
 
 void ms__unit_drop_post(unit *u)
 {
-    if (u->post) ms__storage_release(u->post);
-    u->post = NULL;
+    if (u->memory.post) ms__storage_release(u->memory.post);
+    u->memory.post = NULL;
 }
 
 // What the forward left with post_group, unless the parameters have changed since (every rank sees that alike).
 static bool post_serves(unit *u)
 {
-    if (u->post && u->post_version != ms__unit_versions(u)) ms__unit_drop_post(u);
-    return u->post != NULL;
+    if (u->memory.post && u->memory.post_version != ms__unit_versions(u)) ms__unit_drop_post(u);
+    return u->memory.post != NULL;
 }
 
 // One dtype for all that is gathered, else bytes.
@@ -167,7 +170,7 @@ static int gathered_dtype(const unit *u)
         if (dtype >= 0 && p->low != dtype) return MS_U8;
         dtype = p->low;
     }
-    return u->n_extensions ? ms__extensions_dtype(u, dtype) : dtype >= 0 ? dtype : MS_U8;
+    return u->memory.n_extensions ? ms__extensions_dtype(u, dtype) : dtype >= 0 ? dtype : MS_U8;
 }
 
 void ms__unit_drop_pending(context *c)
@@ -201,7 +204,8 @@ void ms__unit_after_errors(unit *u)
 
 ms_status ms__unit_check_home(const unit *u)
 {
-    if (MS_LIKELY(!u->offload || u->home == MS_CPU || (u->home & 0xff) == MS_META || u->n == 0)) return MS_OK;
+    if (MS_LIKELY(!u->options.offload || u->memory.home == MS_CPU || (u->memory.home & 0xff) == MS_META || u->n == 0))
+        return MS_OK;
     const char *where = strrchr(ms__tensor_text(u->params[0].local), ' ') + 1;
     char device[32], names[1024] = "";
     snprintf(device, sizeof device, "%s", where);
@@ -228,20 +232,22 @@ void ms__unit_model(const unit *u) { ms__comm_model(u->context ? u->context->mod
 // The shards are gathered from where they are: offloaded ones out of the CPU's memory, the wholes into the device's.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
 {
-    if (MS_UNLIKELY(u->unkept != NULL)) {
-        const char *text = u->unkept;
-        u->unkept = NULL;
+    if (MS_UNLIKELY(u->state.unkept != NULL)) {
+        const char *text = u->state.unkept;
+        u->state.unkept = NULL;
         return ms__fail(MS_ESTATE, "%s", text);
     }
     MS_TRY(ms__unit_check_home(u));
     // The script promised that these parameters stay as they are, and changed them after all (every rank sees that
     // alike).
-    if (MS_UNLIKELY(u->ahead && (u->gather || u->fetched) && u->ahead != ms__unit_versions(u) + 1)) ms__unit_shard(u);
-    u->ahead = 0;
-    bool nothing = u->in_place || (u->device & 0xff) == MS_META;  // to be fetched
-    nothing |= u->world == 1 && early && u->home == u->device;
-    if (u->gathered || u->gather || u->fetched || u->n == 0 || (nothing && early)) return MS_OK;
-    if (u->n_extensions && !nothing) {
+    if (MS_UNLIKELY(u->state.ahead && (u->state.gather || u->state.fetched) &&
+                    u->state.ahead != ms__unit_versions(u) + 1))
+        ms__unit_shard(u);
+    u->state.ahead = 0;
+    bool nothing = u->memory.in_place || (u->memory.device & 0xff) == MS_META;  // to be fetched
+    nothing |= u->world == 1 && early && u->memory.home == u->memory.device;
+    if (u->state.gathered || u->state.gather || u->state.fetched || u->n == 0 || (nothing && early)) return MS_OK;
+    if (u->memory.n_extensions && !nothing) {
         if (!ms__extensions_given(u))
             return ms__fail(MS_ESTATE,
                             "fsdp: unit '%s' has all-gather extensions: it is gathered from its module's forward, "
@@ -251,72 +257,74 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     }
     ms__unit_note(u, MS_UNIT_EV_UNSHARD, prefetched);
     UNIT_RANGE(u, "all_gather");
-    u->gathered_from = ms__unit_versions(u);
+    u->state.gathered_from = ms__unit_versions(u);
     if (nothing) return MS_OK;
-    ms_storage *from = u->shard;
+    ms_storage *from = u->memory.shard;
     ms_stream_kind stream = early ? MS_STREAM_GATHER : MS_STREAM_COMPUTE;
     bool post = post_serves(u);
-    ms_status st = ms__storage_sync(post ? u->post : u->shard, false);
-    if (st == MS_OK) st = ms__storage_refill(u->full, "fsdp: gathered parameters");
-    if (st == MS_OK && u->fake_gather && u->world > 1) {
-        u->fetched = true;
+    ms_status st = ms__storage_sync(post ? u->memory.post : u->memory.shard, false);
+    if (st == MS_OK) st = ms__storage_refill(u->memory.full, "fsdp: gathered parameters");
+    if (st == MS_OK && u->settings.fake_gather && u->world > 1) {
+        u->state.fetched = true;
         return MS_OK;
     }
-    if (st == MS_OK && u->world == 1 && u->n_extensions == 0) {  // nothing to fetch: the cast is the gather
-        st = cast_shard(u, u->full);
+    if (st == MS_OK && u->world == 1 && u->memory.n_extensions == 0) {  // nothing to fetch: the cast is the gather
+        st = cast_shard(u, u->memory.full);
         if (st != MS_OK) vacate_full(u);
-        else u->fetched = true;
+        else u->state.fetched = true;
         return st;
     }
-    if (st == MS_OK && u->casts && !post) {
-        st = ms__storage_new(&u->low, u->home, u->low_bytes, "fsdp: low-precision shard");
-        if (st == MS_OK) st = cast_shard(u, u->low);
-        if (st == MS_OK && u->n_extensions) st = ms__extensions_pack(u);
-        from = u->low;
+    if (st == MS_OK && u->memory.casts && !post) {
+        st = ms__storage_new(&u->memory.low, u->memory.home, u->memory.low_bytes, "fsdp: low-precision shard");
+        if (st == MS_OK) st = cast_shard(u, u->memory.low);
+        if (st == MS_OK && u->memory.n_extensions) st = ms__extensions_pack(u);
+        from = u->memory.low;
     }
     if (st == MS_OK && post) {
-        ms_piece slice = { .out_stride = u->post_bytes, .bytes = u->post_bytes, .total = u->full_bytes };
+        ms_piece slice = { .out_stride = u->memory.post_bytes,
+                           .bytes = u->memory.post_bytes,
+                           .total = u->memory.full_bytes };
         ms__unit_model(u);
-        st = ms__all_gather_pieces(u->post_group, u->full, u->post, 1, &slice, gathered_dtype(u), stream, u->name,
-                                   &u->gather);
+        st = ms__all_gather_pieces(u->settings.post_group, u->memory.full, u->memory.post, 1, &slice, gathered_dtype(u),
+                                   stream, u->name, &u->state.gather);
     } else if (st == MS_OK) {
-        ms__comm_unit_told(u->checked);
+        ms__comm_unit_told(u->settings.checked);
         ms__unit_model(u);
-        st = ms__all_gather_pieces(u->group, u->full, from, u->n_pieces, u->pieces, gathered_dtype(u), stream, u->name,
-                                   &u->gather);
+        st = ms__all_gather_pieces(u->group, u->memory.full, from, u->memory.n_pieces, u->memory.pieces,
+                                   gathered_dtype(u), stream, u->name, &u->state.gather);
     }
-    if (u->low) {
-        ms__storage_release(u->low);  // the collective holds its own reference
-        u->low = NULL;
+    if (u->memory.low) {
+        ms__storage_release(u->memory.low);  // the collective holds its own reference
+        u->memory.low = NULL;
     }
     if (st != MS_OK) vacate_full(u);
-    else u->fetched = !u->gather;  // a group of one is through already
+    else u->state.fetched = !u->state.gather;  // a group of one is through already
     return st;
 }
 
 // Waits for the gather under way. One that failed must not fail what comes after it: it only read the shard.
 static ms_status wait_gather(unit *u)
 {
-    ms_status st = ms__work_wait(u->gather);
-    ms__work_release(u->gather);
-    u->gather = NULL;
+    ms_status st = ms__work_wait(u->state.gather);
+    ms__work_release(u->state.gather);
+    u->state.gather = NULL;
     if (MS_LIKELY(st == MS_OK)) return MS_OK;
     char text[2048];
     snprintf(text, sizeof text, "%s", ms_error());
-    while (u->shard->event || u->shard->readers) (void)ms__storage_sync(u->shard, true);
+    while (u->memory.shard->event || u->memory.shard->readers) (void)ms__storage_sync(u->memory.shard, true);
     return ms__fail(st, "%s", text);
 }
 
 ms_status ms__unit_fetch(unit *u)
 {
-    if (u->gather) {
+    if (u->state.gather) {
         ms_status st = wait_gather(u);
         if (st != MS_OK) {
             vacate_full(u);
             return st;
         }
     }
-    u->fetched = true;
+    u->state.fetched = true;
     return MS_OK;
 }
 
@@ -328,23 +336,23 @@ void ms__unit_show(unit *u, bool whole)
         p->param->sharded = !whole && u->views != MS_VIEWS_PIECES;
         p->seen = p->param->version->count;
     }
-    u->concealed = false;
-    u->shard_seen = ms__unit_shard_versions(u);
+    u->state.concealed = false;
+    u->state.shard_seen = ms__unit_shard_versions(u);
 }
 
 ms_status ms__unit_finish_gather(unit *u)
 {
-    if (u->gathered) {
-        if (u->concealed) ms__unit_show(u, true);
+    if (u->state.gathered) {
+        if (u->state.concealed) ms__unit_show(u, true);
         return MS_OK;
     }
     UNIT_RANGE(u, "all_gather_copy_out");
-    if (!u->fetched) MS_TRY(ms__unit_fetch(u));
-    u->fetched = false;
+    if (!u->state.fetched) MS_TRY(ms__unit_fetch(u));
+    u->state.fetched = false;
     ms__unit_show(u, true);
     if (u->views == MS_VIEWS_FLAT)
         for (int j = 0; j < u->n; j++) u->params[j].param->requires_grad = u->flat.local->requires_grad;
-    u->gathered = true;
+    u->state.gathered = true;
     ms__unit_drop_post(u);
     return MS_OK;
 }
@@ -352,18 +360,18 @@ ms_status ms__unit_finish_gather(unit *u)
 // This rank's slice of the gathered bytes is copied; behind the copy they are let go.
 ms_status ms__unit_shard_to_post(unit *u)
 {
-    if (!u->gathered || u->in_place || u->n == 0) {
+    if (!u->state.gathered || u->memory.in_place || u->n == 0) {
         ms__unit_shard(u);
         return MS_OK;
     }
-    size_t begin = (size_t)ms__group_rank(u->post_group) * u->post_bytes,
-           n = begin < u->full_bytes ? u->full_bytes - begin : 0;
-    if (n > u->post_bytes) n = u->post_bytes;
+    size_t begin = (size_t)ms__group_rank(u->settings.post_group) * u->memory.post_bytes,
+           n = begin < u->memory.full_bytes ? u->memory.full_bytes - begin : 0;
+    if (n > u->memory.post_bytes) n = u->memory.post_bytes;
     ms_storage *post;
-    MS_TRY(ms__storage_new(&post, u->device, u->post_bytes, "fsdp: slice of the gathered parameters"));
+    MS_TRY(ms__storage_new(&post, u->memory.device, u->memory.post_bytes, "fsdp: slice of the gathered parameters"));
     if (n > 0) {
         int64_t count = (int64_t)n;
-        ms_tensor *from = ms__tensor_on(u->full, MS_U8, 1, &count, (int64_t)begin),
+        ms_tensor *from = ms__tensor_on(u->memory.full, MS_U8, 1, &count, (int64_t)begin),
                   *to = ms__tensor_on(post, MS_U8, 1, &count, 0);
         ms_status st = ms__copy(to, from);
         ms__release(from);
@@ -374,27 +382,27 @@ ms_status ms__unit_shard_to_post(unit *u)
         }
     }
     ms__unit_shard(u);
-    u->post = post;
-    u->post_version = ms__unit_versions(u);
+    u->memory.post = post;
+    u->memory.post_version = ms__unit_versions(u);
     return MS_OK;
 }
 
 void ms__unit_shard(unit *u)
 {
-    if (u->gather) {  // nobody will use it: wait, because peers read and write these bytes
+    if (u->state.gather) {  // nobody will use it: wait, because peers read and write these bytes
         (void)wait_gather(u);
-        if (!u->gathered && !u->in_place) vacate_full(u);
+        if (!u->state.gathered && !u->memory.in_place) vacate_full(u);
     }
     ms__unit_drop_post(u);
-    if (!u->gathered && u->fetched && !u->in_place) vacate_full(u);
-    u->fetched = false;
+    if (!u->state.gathered && u->state.fetched && !u->memory.in_place) vacate_full(u);
+    u->state.fetched = false;
     ms__extensions_vacate(u);
-    if (!u->gathered) return;
+    if (!u->state.gathered) return;
     ms__unit_keep(u);
     if (u->n) ms__unit_note(u, MS_UNIT_EV_RESHARD, false);
     ms__unit_show(u, false);
-    if (!u->in_place) vacate_full(u);
-    u->gathered = false;
+    if (!u->memory.in_place) vacate_full(u);
+    u->state.gathered = false;
 }
 
 // ---- lazy initialisation ----------------------------------------------------------------------
@@ -430,7 +438,7 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
                           u->name);
         } else if ((st = ms__unit_check_home(u)) != MS_OK) {
             break;
-        } else if ((u->device & 0xff) == MS_META) {
+        } else if ((u->memory.device & 0xff) == MS_META) {
             for (int j = 0; j < u->n; j++) {
                 size_t len = strlen(names);
                 snprintf(names + len, sizeof names - len, "%s'%s'", len ? ", " : "",
@@ -462,9 +470,9 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
     contexts = c;
     for (int k = 0; k < n; k++) {
         c->units[k]->context = c;
-        if (c->units[k]->reshard_after_forward < 0) {
-            c->units[k]->reshard_after_forward = c->units[k] != root;
-            c->units[k]->by_rule = c->units[k] == root;
+        if (c->units[k]->settings.reshard_after_forward < 0) {
+            c->units[k]->settings.reshard_after_forward = c->units[k] != root;
+            c->units[k]->settings.by_rule = c->units[k] == root;
         }
     }
     return MS_OK;
@@ -485,10 +493,12 @@ void ms__context_leave(unit *u)
     if (c->root == u) c->root = NULL;
     for (int k = 0; k < c->n; k++) {  // nobody prefetches it any more
         unit *v = c->units[k];
-        for (int j = v->n_forward_prefetch; j-- > 0;)
-            if (v->forward_prefetch[j] == u) v->forward_prefetch[j] = v->forward_prefetch[--v->n_forward_prefetch];
-        for (int j = v->n_backward_prefetch; j-- > 0;)
-            if (v->backward_prefetch[j] == u) v->backward_prefetch[j] = v->backward_prefetch[--v->n_backward_prefetch];
+        for (int j = v->settings.n_forward_prefetch; j-- > 0;)
+            if (v->settings.forward_prefetch[j] == u)
+                v->settings.forward_prefetch[j] = v->settings.forward_prefetch[--v->settings.n_forward_prefetch];
+        for (int j = v->settings.n_backward_prefetch; j-- > 0;)
+            if (v->settings.backward_prefetch[j] == u)
+                v->settings.backward_prefetch[j] = v->settings.backward_prefetch[--v->settings.n_backward_prefetch];
     }
     if (c->n == 0) {
         context **at = &contexts;
@@ -523,13 +533,13 @@ double ms_unit_root(double handle)
 int ms_unit_is_gathered(double handle)
 {
     unit *u = ms__unit(handle);
-    return u && u->gathered;
+    return u && u->state.gathered;
 }
 
 int ms_unit_device(double handle)
 {
     unit *u = ms__unit(handle);
-    return u ? u->device : MS_CPU;
+    return u ? u->memory.device : MS_CPU;
 }
 
 // ---- by hand ----------------------------------------------------------------------------------
@@ -568,11 +578,11 @@ static ms_status set_full_precision(unit *u, bool on)
                         "fsdp: unit '%s' is between its forward and its backward phases; its precision cannot change",
                         u->name);
     ms__unit_shard(u);
-    u->param_dtype = on ? -1 : u->param_dtype_given;
-    u->reduce_dtype = on ? -1 : u->reduce_dtype_given;
+    u->settings.param_dtype = on ? -1 : u->options.param_dtype;
+    u->settings.reduce_dtype = on ? -1 : u->options.reduce_dtype;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
-        p->low = u->param_dtype >= 0 && ms__is_float(p->dtype) ? u->param_dtype : p->dtype;
+        p->low = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
     }
     return ms__unit_replan(u);
 }
@@ -582,29 +592,29 @@ ms_status ms_unit_set(double handle, int what, double value)
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
     switch (what) {
-    case MS_UNIT_SYNC: u->sync = value != 0; break;
+    case MS_UNIT_SYNC: u->settings.sync = value != 0; break;
     case MS_UNIT_RESHARD_AFTER_FORWARD:
-        u->reshard_after_forward = value != 0;
-        u->post_group = NULL;
-        u->by_rule = false;
+        u->settings.reshard_after_forward = value != 0;
+        u->settings.post_group = NULL;
+        u->settings.by_rule = false;
         break;
-    case MS_UNIT_RESHARD_AFTER_BACKWARD: u->reshard_after_backward = value != 0; break;
-    case MS_UNIT_UNSHARD_IN_BACKWARD: u->unshard_in_backward = value != 0; break;
-    case MS_UNIT_ALL_REDUCE: u->all_reduce = value != 0; break;
-    case MS_UNIT_ALL_REDUCE_HOOK: u->all_reduce_hook = value; break;
-    case MS_UNIT_CHECKED: u->checked = value != 0; break;
-    case MS_UNIT_FORWARD_PREFETCH: u->prefetches = value != 0; break;
-    case MS_UNIT_LIMIT_GATHERS: u->limited = value != 0; break;
-    case MS_UNIT_FAKE_GATHER: u->fake_gather = value != 0; break;
-    case MS_UNIT_FAKE_REDUCE: u->fake_reduce = value != 0; break;
+    case MS_UNIT_RESHARD_AFTER_BACKWARD: u->settings.reshard_after_backward = value != 0; break;
+    case MS_UNIT_UNSHARD_IN_BACKWARD: u->settings.unshard_in_backward = value != 0; break;
+    case MS_UNIT_ALL_REDUCE: u->settings.all_reduce = value != 0; break;
+    case MS_UNIT_ALL_REDUCE_HOOK: u->settings.all_reduce_hook = value; break;
+    case MS_UNIT_CHECKED: u->settings.checked = value != 0; break;
+    case MS_UNIT_FORWARD_PREFETCH: u->settings.prefetches = value != 0; break;
+    case MS_UNIT_LIMIT_GATHERS: u->settings.limited = value != 0; break;
+    case MS_UNIT_FAKE_GATHER: u->settings.fake_gather = value != 0; break;
+    case MS_UNIT_FAKE_REDUCE: u->settings.fake_reduce = value != 0; break;
     case MS_UNIT_FULL_PRECISION: return set_full_precision(u, value != 0);
-    case MS_UNIT_CAST_FORWARD_INPUTS: u->cast_forward_inputs = value != 0; break;
+    case MS_UNIT_CAST_FORWARD_INPUTS: u->settings.cast_forward_inputs = value != 0; break;
     case MS_UNIT_IS_LAST_BACKWARD:
         if (u->context) u->context->is_last_backward = value != 0;
         break;
     case MS_UNIT_DIVIDE_FACTOR:
         if (!(value > 0)) return ms__fail(MS_EINVAL, "set_gradient_divide_factor: %g is not greater than 0", value);
-        u->divide = value;
+        u->settings.divide = value;
         break;
     default: return ms__fail(MS_EINVAL, "fsdp: setting %d does not exist", what);
     }

@@ -54,65 +54,72 @@ typedef struct layout {
 
 extern const layout ms__layouts[];
 
-struct unit {
-    double handle;
-    const char *name;
-    uint32_t serial;  // among the units of modules of its class, over its group
-    const layout *layout;
-    ms_group *group;
-    ms_group *replicate;  // ranks with the same shard, over which the reduced gradients are all-reduced; NULL: none
-    ms_group
-        *post_group;    // reshard_after_forward as a number: the ranks that keep the whole between them until backward
-    ms_storage *post;   // this rank's slice of it, between forward and backward
-    size_t post_bytes;  // of a slice
-    uint64_t post_version;  // of the parameters it was cut from
-    int rank, world, n, device;
-    int home;  // device of the shards and of the gradients that land: `device`, or with offload the CPU
-    bool offload;
-    int computes;  // offload: the device for good, wherever the module moves; -1: the first one it has that is not meta
-    int views;     // MS_VIEWS_*
-    int64_t piece_elements;  // flat: every parameter begins at a multiple of so many elements; 0: not planned yet
-    unit_param flat;       // VIEWS_FLAT: the flat parameter, at once param and local; its grad is where gradients land
-    double before, after;  // VIEWS_FLAT and PIECES: gradients are divided by these before and after they are summed
+// What the script asked for when it made the unit. Constant after making.
+typedef struct unit_options {
     int backward_prefetch_at;  // MS_PREFETCH_*
-    bool checked;              // MS_UNIT_CHECKED
-    bool prefetches, limited;  // MS_UNIT_FORWARD_PREFETCH, MS_UNIT_LIMIT_GATHERS
-    bool keep_low;             // gradients stay in the reduce dtype
-    uint64_t shard_seen;       // changes of the shard when its wholes were shown
-    const char *unkept;        // why a change of a whole could not be kept: the next gather's error
-    ms_comm_hook hook;
-    ms_storage *summoned;  // whole parameters in the stored dtype, while summoned and gathered in another
-    bool summoning, was_whole, was_concealed;
-    unit_param *params;
-    ms_piece *pieces;  // from the shard (or its low-precision cast) to the full storage
-    int n_pieces;
-    ms_storage *shard, *full, *low;
-    size_t shard_bytes, full_bytes, low_bytes;
-    bool casts;               // some parameter is gathered in another dtype than it is stored in
-    bool in_place;            // world of one without casts: full is the shard
-    bool gathered;            // parameters are whole now
-    uint64_t gathered_from;   // versions of the parameters when their gather began
-    bool concealed;           // they are, and show their pieces: a root's between forward and backward (VIEWS_PIECES)
-    ms_work *gather;          // under way
-    struct context *context;  // its root's; NULL before lazy initialisation
-    int param_dtype, reduce_dtype, output_dtype;
-    int param_dtype_given, reduce_dtype_given;  // those of the options, while MS_UNIT_FULL_PRECISION sets them aside
-    bool fake_gather, fake_reduce;
+    bool offload;
+    bool keep_low;  // gradients stay in the reduce dtype
+    int output_dtype;
+    int param_dtype, reduce_dtype;
+    double before, after;  // fsdp.FSDP: gradients are divided by these before and after they are summed
+} unit_options;
+
+// What the script may change while the unit lives, between its passes (ms_unit_set and its neighbours in script.c).
+// The schedule reads it; only lazy initialisation settles the root rule in it.
+typedef struct unit_settings {
+    int param_dtype, reduce_dtype;  // those of the options, or -1 for MS_UNIT_FULL_PRECISION
     bool cast_forward_inputs;
     int reshard_after_forward;  // -1: by the root rule
     bool by_rule;               // whole after forward because it is the root, not because the script said so
+    ms_group *post_group;  // reshard_after_forward as a number: the ranks that keep slices of the whole until backward
     bool reshard_after_backward, sync, unshard_in_backward;
-    bool all_reduce;  // over `replicate`; false: reduced gradients gather in `partial`
-    ms_tensor *partial;
-    unit_param **partial_of;
-    int n_partial;
-    double divide;                 // 0: the number of ranks
-    double all_reduce_hook;        // the script's number for it, 0: none
+    bool all_reduce;         // over `replicate`; false: reduced gradients gather in `partial`
+    double divide;           // 0: the number of ranks
+    double all_reduce_hook;  // the script's number for it, 0: none
+    ms_comm_hook hook;
+    bool checked;              // MS_UNIT_CHECKED
+    bool prefetches, limited;  // MS_UNIT_FORWARD_PREFETCH, MS_UNIT_LIMIT_GATHERS
+    bool fake_gather, fake_reduce;
+    unit **forward_prefetch, **backward_prefetch;
+    int n_forward_prefetch, n_backward_prefetch;
+} unit_settings;
+
+// Where the unit's bytes are and how they are laid out. make.c and a layout's plan change it when the unit is made,
+// moved or replanned; extend.c adds its inputs and outputs at the first gather; `low` and `post` live for one gather.
+typedef struct unit_memory {
+    int device;
+    int home;      // device of the shards and of the gradients that land: `device`, or with offload the CPU
+    int computes;  // offload: the device for good, wherever the module moves; -1: the first one it has that is not meta
+    bool casts;    // some parameter is gathered in another dtype than it is stored in
+    bool in_place;  // world of one without casts: full is the shard
+    ms_storage *shard, *full, *low;
+    size_t shard_bytes, full_bytes, low_bytes;
+    int64_t piece_elements;  // flat: every parameter begins at a multiple of so many elements; 0: not planned yet
+    ms_piece *pieces;        // from the shard (or its low-precision cast) to the full storage
+    int n_pieces;
     struct extension *extensions;  // shard/extend.c
     int n_extensions;
-    bool fetched;    // gathered bytes are there, the script has not made wholes of them yet
-    uint64_t ahead;  // gathered before its forward began: versions of its parameters then, plus one; 0: it was not
-    // who is using it
+    ms_storage *post;  // this rank's slice of the whole, between forward and backward
+    size_t post_bytes;
+    uint64_t post_version;  // of the parameters it was cut from
+} unit_memory;
+
+// Whether the parameters are whole, and what they show. gather.c and summon.c change it.
+typedef struct unit_state {
+    ms_work *gather;         // under way
+    bool fetched;            // gathered bytes are there; the parameters do not show them yet
+    bool gathered;           // parameters are whole
+    bool concealed;          // they are, and show their pieces: a root's between forward and backward
+    uint64_t gathered_from;  // versions of the parameters when their gather began
+    uint64_t ahead;       // gathered before its forward began: versions of its parameters then, plus one; 0: it was not
+    uint64_t shard_seen;  // changes of the shard when its wholes were shown
+    const char *unkept;   // why a change of a whole could not be kept: the next gather's error
+    ms_storage *summoned;  // whole parameters in the stored dtype, while summoned and gathered in another
+    bool summoning, was_whole, was_concealed;
+} unit_state;
+
+// Who uses the unit: forwards, and backwards between their pre- and post-phase. The schedule changes it.
+typedef struct unit_pass {
     int forwards;
     struct {
         int64_t use;
@@ -123,12 +130,37 @@ struct unit {
     bool open;          // a unit of several modules: a pass is under way, of which more modules may run
     bool open_graph;    // a backward will come for some module of it
     int64_t open_pass;  // its number: the use with which it began; 0 before that
-    bool partly;        // this backward has been through some modules of a pass, and not through others
     uint64_t skipped;   // bit stack over nested passes: this pass left the unit alone
-    int behind;         // passes that wait for a backward beside the one whose gradients are reduced
-    size_t arrived;     // bytes of gradients in this backward
-    unit **forward_prefetch, **backward_prefetch;
-    int n_forward_prefetch, n_backward_prefetch;
+} unit_pass;
+
+// What backward has brought so far, beside the gradients themselves (unit_param). The schedule and reduce.c change it.
+typedef struct unit_gradients {
+    size_t arrived;      // bytes in this backward
+    bool partly;         // this backward has been through some modules of a pass, and not through others
+    int behind;          // passes that wait for a backward beside the one whose gradients are reduced
+    ms_tensor *partial;  // reduced over the shard group, not yet all-reduced over `replicate`
+    unit_param **partial_of;
+    int n_partial;
+} unit_gradients;
+
+struct unit {
+    double handle;
+    const char *name;
+    uint32_t serial;  // among the units of modules of its class, over its group
+    const layout *layout;
+    ms_group *group;
+    ms_group *replicate;  // ranks with the same shard, over which the reduced gradients are all-reduced; NULL: none
+    int rank, world, n;
+    unit_param *params;
+    int views;        // MS_VIEWS_*
+    unit_param flat;  // VIEWS_FLAT: the flat parameter, at once param and local; its grad is where gradients land
+    struct context *context;  // its root's; NULL before lazy initialisation
+    unit_options options;
+    unit_settings settings;
+    unit_memory memory;
+    unit_state state;
+    unit_pass pass;
+    unit_gradients gradients;
 };
 
 // What the units of one root share.

@@ -34,7 +34,7 @@ static ms_status start_sum(ms_group *scatter, ms_group *all, ms_tensor *out, ms_
                            ms_stream_kind stream, const unit *u, ms_work **scattered, ms_work **work)
 {
     const char *name = u ? ms__unit_reduced_name(u) : NULL;
-    bool told = u && u->checked;
+    bool told = u && u->settings.checked;
     MS_TRY(divide(in, before));
     ms__comm_unit_told(told);
     if (u) ms__unit_model(u);
@@ -108,7 +108,7 @@ ms_status ms_unit_set_comm_hook(double handle, const ms_comm_hook *h)
                                          : 1,
                           sharded ? "the shards" : "the replicas"));
     }
-    u->hook = *h;
+    u->settings.hook = *h;
     return MS_OK;
 }
 
@@ -174,7 +174,7 @@ static ms_status replace_landed(unit_param *p, ms_tensor *part)
 static ms_status land_flat(ms_run *run, reduction *r)
 {
     unit *u = r->owner;
-    MS_TRY(ms__unit_bring(u->home, r->dtype, &r->out));
+    MS_TRY(ms__unit_bring(u->memory.home, r->dtype, &r->out));
     MS_TRY(each_part(u, r->out, r->replaces ? replace_landed : ms__unit_land_part));
     if (u->views == MS_VIEWS_FLAT) return ms__leaf_hooks(run, u->flat.local);
     for (int j = u->n - 1; j >= 0; j--)  // the agenda is a stack: the first parameter's hooks run first
@@ -204,8 +204,8 @@ static ms_run_state hook_step(ms_task *t, ms_run *run, ms_event *ev)
     if (t->phase++ == 0) {
         ms_tensor *io[2] = { r->in, r->out };
         r->before = r->out->version->count;
-        return ms__run_event(run, ev, MS_EV_REDUCE, r->owner->hook.key, r->owner->handle, r->out != r->in ? 2 : 1, io,
-                             0);
+        return ms__run_event(run, ev, MS_EV_REDUCE, r->owner->settings.hook.key, r->owner->handle,
+                             r->out != r->in ? 2 : 1, io, 0);
     }
     if (r->out != r->in && r->out->version->count == r->before) {
         ms__fail(MS_ESTATE,
@@ -237,7 +237,7 @@ static ms_status push_hook(ms_run *run, reduction *r)
 ms_status ms__flat_reduce(ms_run *run, unit *u)
 {
     context *c = u->context;
-    const ms_comm_hook *h = &u->hook;
+    const ms_comm_hook *h = &u->settings.hook;
     reduction r = { .owner = u,
                     .present = calloc((size_t)u->n + 1, sizeof *r.present),
                     .at = calloc((size_t)u->n + 1, sizeof *r.at) };
@@ -254,18 +254,19 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
         return st;
     }
     // A low-precision hook casts for itself, from what the gradients are.
-    int own = r.present[0]->pending->dtype, dtype = h->kind == MS_COMM_LOW ? h->low
-                                                    : u->reduce_dtype >= 0 ? u->reduce_dtype
-                                                                           : own;
-    r.dtype = h->kind == MS_COMM_LOW ? h->lands : u->keep_low ? dtype : u->params[0].dtype;
+    int own = r.present[0]->pending->dtype, dtype = h->kind == MS_COMM_LOW          ? h->low
+                                                    : u->settings.reduce_dtype >= 0 ? u->settings.reduce_dtype
+                                                                                    : own;
+    r.dtype = h->kind == MS_COMM_LOW ? h->lands : u->options.keep_low ? dtype : u->params[0].dtype;
     bool script = h->kind == MS_COMM_SCRIPT, summed = h->kind == MS_COMM_SUM || h->kind == MS_COMM_LOW;
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
-    st = ms__tensor_new(&r.in, dtype, u->device, 1, &all, "fsdp: gradients to reduce");
+    st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
     // Offloaded, the result is wanted on the CPU, unless the script reduces it.
     if (st == MS_OK && u->world > 1)
-        st = ms__tensor_new(&r.out, dtype, script ? u->device : u->home, 1, &wide, "fsdp: reduced gradients");
+        st = ms__tensor_new(&r.out, dtype, script ? u->memory.device : u->memory.home, 1, &wide,
+                            "fsdp: reduced gradients");
     else if (st == MS_OK) r.out = ms__retain(r.in);
     if (st == MS_OK && script) {
         // What is not sharded is reduced in place, with what it had before.
@@ -278,8 +279,8 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
     ms_group *group = summed ? ms__group_by_id(h->group) : NULL;
     ms_group *scatter = u->world > 1 ? (group ? group : u->group) : NULL,
              *replicas = u->world == 1 && u->replicate && group ? group : u->replicate;
-    r.after = summed ? h->after : u->after;
-    if (st == MS_OK && u->fake_reduce) {  // this rank's own part of its own gradient
+    r.after = summed ? h->after : u->options.after;
+    if (st == MS_OK && u->settings.fake_reduce) {  // this rank's own part of its own gradient
         r.after = 0;
         if (r.out != r.in) {
             ms_tensor *own = ms__tensor_on(r.in->storage, r.in->dtype, 1, &wide, u->rank * wide);
@@ -287,7 +288,7 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
             ms__release(own);
         }
     } else if (st == MS_OK)
-        st = start_sum(scatter, replicas, r.out, r.in, summed ? h->before : u->before, MS_STREAM_REDUCE, u,
+        st = start_sum(scatter, replicas, r.out, r.in, summed ? h->before : u->options.before, MS_STREAM_REDUCE, u,
                        &r.scattered, &r.work);
     c->reducing = r;
     if (st != MS_OK) ms__unit_drop_reduction(&c->reducing);
@@ -366,7 +367,7 @@ static ms_status make_places(unit *u, int dtype, bool *filled)
             continue;
         }
         if (!flat)
-            MS_TRY(ms__tensor_new(&flat, dtype, u->world == 1 ? u->home : u->device, 1, &n,
+            MS_TRY(ms__tensor_new(&flat, dtype, u->world == 1 ? u->memory.home : u->memory.device, 1, &n,
                                   "fsdp: accumulated gradients"));
         if (l->grad) q->saved = ms__retain(l->grad);
         int64_t at = q == p ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) : 0;
@@ -464,7 +465,7 @@ static ms_status grad_of_pieces(unit *u, ms_tensor **out)
 {
     const ms_tensor *first = NULL;
     bool together = true;
-    int64_t base = 0, n = (int64_t)(u->shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
+    int64_t base = 0, n = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
     *out = NULL;
     for (int j = 0; j < u->n; j++) {
         const ms_tensor *g = grad_of(&u->params[j]);
@@ -503,8 +504,8 @@ ms_tensor *ms__flat_of_pieces(unit *u)
 {
     ms_tensor *g = NULL;
     if (grad_of_pieces(u, &g) != MS_OK) return NULL;
-    int64_t n = (int64_t)(u->shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
-    ms_tensor *t = ms__tensor_on(u->shard, u->params[0].dtype, 1, &n, 0);
+    int64_t n = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
+    ms_tensor *t = ms__tensor_on(u->memory.shard, u->params[0].dtype, 1, &n, 0);
     t->is_param = true;
     t->name = ms__intern("flat_param");
     for (int j = 0; j < u->n; j++) t->requires_grad |= u->params[j].param->requires_grad;

@@ -42,7 +42,7 @@ static ms_status zero_zone(ms_tensor *flat, int64_t offset, int64_t n)
 static ms_status rows_plan(unit *u)
 {
     size_t shard = 0, full = 0, low = 0;
-    u->n_pieces = 0;
+    u->memory.n_pieces = 0;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         const ms_tensor *t = p->param;
@@ -61,8 +61,8 @@ static ms_status rows_plan(unit *u)
             shard = align_up(shard + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->dtype));
             continue;
         }
-        ms_piece *piece = &u->pieces[u->n_pieces++];
-        *piece = (ms_piece) { .in_offset = u->casts ? low : shard,
+        ms_piece *piece = &u->memory.pieces[u->memory.n_pieces++];
+        *piece = (ms_piece) { .in_offset = u->memory.casts ? low : shard,
                               .out_offset = full,
                               .out_stride = (size_t)p->chunk * row,
                               .bytes = outer * (size_t)p->chunk * row,
@@ -75,9 +75,9 @@ static ms_status rows_plan(unit *u)
         low = align_up(low + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->low));
         full = align_up(full + outer * (size_t)p->rows * row);
     }
-    u->shard_bytes = shard;
-    u->low_bytes = low;
-    u->full_bytes = full;
+    u->memory.shard_bytes = shard;
+    u->memory.low_bytes = low;
+    u->memory.full_bytes = full;
     return MS_OK;
 }
 
@@ -139,7 +139,7 @@ static ms_status rows_parts(unit *u, int n, unit_param **present, ms_part *parts
             continue;
         }
         int64_t all = p->outer * p->chunk * p->row_numel * u->world;
-        MS_TRY(ms__tensor_new(&parts[k].t, g->dtype, u->device, 1, &all, "fsdp: gradients to reduce"));
+        MS_TRY(ms__tensor_new(&parts[k].t, g->dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce"));
         MS_TRY(rows_pack(u, 1, &p, parts[k].t));
     }
     return MS_OK;
@@ -151,14 +151,14 @@ static ms_status rows_parts(unit *u, int n, unit_param **present, ms_part *parts
 // another one, every element stays on its rank.
 static int64_t flat_place(const unit *u, int64_t at)
 {
-    return (at + u->piece_elements - 1) / u->piece_elements * u->piece_elements;
+    return (at + u->memory.piece_elements - 1) / u->memory.piece_elements * u->memory.piece_elements;
 }
 
 static ms_status flat_plan(unit *u)
 {
     int64_t total = 0;
-    if (!u->piece_elements)
-        u->piece_elements = u->views == MS_VIEWS_PIECES && u->n ? 16 / (int64_t)size_of(u->params[0].dtype) : 1;
+    if (!u->memory.piece_elements)
+        u->memory.piece_elements = u->views == MS_VIEWS_PIECES && u->n ? 16 / (int64_t)size_of(u->params[0].dtype) : 1;
     for (int j = 0; j < u->n; j++) {
         if (u->params[j].dtype != u->params[0].dtype)
             return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s",
@@ -181,14 +181,14 @@ static ms_status flat_plan(unit *u)
         p->full_at = (size_t)at * low;
         at += n;
     }
-    u->n_pieces = u->n ? 1 : 0;
+    u->memory.n_pieces = u->n ? 1 : 0;
     if (u->n)
-        u->pieces[0] = (ms_piece) { .out_stride = (size_t)each * low,
-                                    .bytes = (size_t)each * low,
-                                    .total = (size_t)(each * u->world) * low };
-    u->shard_bytes = (size_t)each * wide;
-    u->low_bytes = (size_t)each * low;
-    u->full_bytes = (size_t)(each * u->world) * low;
+        u->memory.pieces[0] = (ms_piece) { .out_stride = (size_t)each * low,
+                                           .bytes = (size_t)each * low,
+                                           .total = (size_t)(each * u->world) * low };
+    u->memory.shard_bytes = (size_t)each * wide;
+    u->memory.low_bytes = (size_t)each * low;
+    u->memory.full_bytes = (size_t)(each * u->world) * low;
     return MS_OK;
 }
 
@@ -205,7 +205,7 @@ static int flat_local_shape(const unit_param *p, int64_t *shape)
 static int64_t flat_columns(unit *u, int n, unit_param **present, int64_t *at)
 {
     for (int k = 0; k < n; k++) at[k] = (int64_t)(present[k]->shard_at / size_of(present[k]->dtype));
-    return (int64_t)(u->shard_bytes / size_of(u->params[0].dtype));
+    return (int64_t)(u->memory.shard_bytes / size_of(u->params[0].dtype));
 }
 
 static ms_status flat_pack(unit *u, int n, unit_param **present, ms_tensor *in)
