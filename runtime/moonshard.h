@@ -61,8 +61,9 @@ typedef struct {
     int32_t sigints;        // Ctrl-C's caught so far
 } ms_state;
 
-MS_API int ms_version(void);
-MS_API ms_status ms_init(void);  // idempotent
+MS_API int ms_version(void);               // the interface's: MS_VERSION when the library was built
+MS_API const char *ms_release_name(void);  // the release's: "1.1.0", or "1.1.0-dev" on the way to it
+MS_API ms_status ms_init(void);            // idempotent
 MS_API ms_state *ms_get_state(void);
 MS_API const char *ms_error(void);    // text of the last failure on this thread
 MS_API int ms_error_code(void);       // its ms_status

@@ -39,7 +39,7 @@ local function is_excused(path)
 end
 
 local sections = {
-  { "entry", "", [[nn dist fsdp optim amp data testing warn log catch_warnings sorted_pairs]] },
+  { "entry", "", [[version nn dist fsdp optim amp data testing warn log catch_warnings sorted_pairs]] },
   { "making tensors", "", [[
     tensor empty zeros ones rand randn full arange randint eye empty_like zeros_like ones_like rand_like randn_like
     full_like

@@ -103,6 +103,18 @@ describe("cmake --install", function()
       sh(("find %s -type f | sort"):format(there)))
   end)
 
+  it("has one version, CMakeLists.txt's, in Lua, in pkg-config and in the library's name", function()
+    local version = process.read(root .. "/CMakeLists.txt"):match "project%(moonshard VERSION (%d+%.%d+%.%d+)"
+    local release = sh [[luajit -e 'print(require("moonshard").version)']]
+    assert.is_true(release == version .. "\n" or release == version .. "-dev\n", release)
+    assert.are.equal(version .. "\n", sh "pkg-config --modversion moonshard")
+    local lib = sh "pkg-config --variable=libdir moonshard":sub(1, -2)
+    assert.are.equal("libmoonshard.so." .. version .. "\n", sh(("readlink %s/libmoonshard.so.%s"):format(lib,
+      version:match "^%d+")))
+    local changes = process.read(root .. "/CHANGELOG.md"):match "\n## ([^\n]*)"
+    assert.are.equal(1, changes:find(version, 1, true), "the changelog's newest section is '" .. changes .. "'")
+  end)
+
   it("finds its MPI plugin under mpirun", function()
     process.write(folder .. "/empty/two.lua", [[
       local ms = require "moonshard"

@@ -7,8 +7,11 @@ jit.opt.start("maxtrace=8000", "maxrecord=16000", "maxsnap=2000", "maxmcode=3276
 local errors = require "moonshard.core.errors"
 local tensor = require "moonshard.tensor"
 
+local engine = require "moonshard.core.ffi"
+
 ---@class moonshard
-local ms = {}
+---@field version string  the release: "1.1.0", or "1.1.0-dev" on the way to it
+local ms = { version = engine.ffi.string(engine.lib.ms_release_name()) }
 
 local function merge(module, ...)
   for k = 1, select("#", ...) do

@@ -27,6 +27,7 @@ ms_state *ms_get_state(void) { return &ms__state; }
 const char *ms_error(void) { return text; }
 int ms_error_code(void) { return text_code; }
 int ms_version(void) { return MS_VERSION; }
+const char *ms_release_name(void) { return MS_RELEASE; }
 void ms__clear_error(void)
 {
     text[0] = 0;
