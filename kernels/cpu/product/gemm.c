@@ -557,8 +557,8 @@ ms_status ms__gemm_own(const ms_gemm *g)
 
 // oneDNN does bfloat16 where the CPU has instructions for it (tiles, or dot products of pairs): elsewhere it takes ten
 // times as long as our own loops. These do float32 as fast as oneDNN at 512 and faster at 1024 and 2048
-// (scripts/bench/results), and give the same bits with any number of threads, which oneDNN does not promise below
-// AVX-512.
+// (docs/performance.md#products), and give the same bits with any number of threads, which oneDNN does not promise
+// below AVX-512.
 static bool has_bf16(void)
 {
     static int known = -1;

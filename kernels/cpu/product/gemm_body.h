@@ -6,7 +6,7 @@
 // two strides (scalars are broadcast), of B rows of adjacent columns: packed panels, or B itself.
 // core: the same, 8 rows whole, where both are packed: it also fetches ahead. sweep: core after core.
 // What is fetched ahead, how far and when was found by trying, all in turns in one process
-// (scripts/bench/results/2026-11-21-evening.md, -night.md).
+// (docs/performance.md#products).
 
 typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 typedef REAL R(loose)
