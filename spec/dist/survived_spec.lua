@@ -96,6 +96,13 @@ for world = 2, 4 do
     end
     local function alone() return nn.Linear(2, 2) end
     local function zero(o) return optim.ZeroRedundancyOptimizer(alone():parameters(), o) end
+    local function scaled(group)
+      local scaler, p = ms.amp.ShardedGradScaler { init_scale = 2, process_group = group }, nn.Parameter(ms.ones(2))
+      p.grad = ms.ones(2)
+      scaler:scale(ms.ones(1))
+      return scaler, optim.SGD({ p }, { lr = 0.1 })
+    end
+    local function average(params) nn.ddp_hooks.PeriodicModelAverager({ period = 2 }):average_parameters(params) end
     local sgd = { optimizer_class = optim.SGD, lr = 0.1 }
     local wrong = {
       ["fsdp.state_dict"] = { function() fsdp.state_dict(model(), { type = "ful" }) end,
@@ -127,6 +134,28 @@ for world = 2, 4 do
           function() fsdp.FSDP(alone(), { sync_module_states = true }) end,
       },
       ["optim.ZeroRedundancyOptimizer"] = { function() zero { optimizer_class = 3 } end, function() zero(sgd) end },
+      ["ShardedGradScaler:step"] = {
+        function()
+          local scaler, o = scaled()
+          scaler:step(o, function() end)
+        end,
+        function()
+          local scaler, o = scaled()
+          scaler:step(o)
+        end,
+      },
+      ["ShardedGradScaler:unscale_"] = {
+        function()
+          local scaler, o = scaled()
+          scaler.scale_tensor = nil
+          scaler:unscale_(o)
+        end,
+        function()
+          local scaler, o = scaled()
+          scaler:unscale_(o)
+        end,
+      },
+      ["average_parameters"] = { function() average(3) end, function() average { ms.ones(2) } end },
       ["consolidate_state_dict"] = {
         function() zero(sgd):consolidate_state_dict(world) end, function() zero(sgd):consolidate_state_dict(0) end,
       },
@@ -163,6 +192,10 @@ for world = 2, 4 do
           function() fsdp.summon_full_params(model(), function() error("in the block", 0) end) end,
           function() nn.utils.clip_grad_norm_({ ms.ones(1) }, "x") end,
           function() dist.rank "x" end,
+          function()
+            local scaler, o = scaled(mine)
+            scaler:step(o, function() end)
+          end,
           function() dist.mesh_from_group(3) end,
           function() alone():load_state_dict {} end,
         } do

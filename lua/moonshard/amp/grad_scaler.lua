@@ -3,6 +3,7 @@
 --- gradients are divided by it before the optimizer steps, and a step with infinities or NaN in them is left out and
 --- the scale lowered. ShardedGradScaler agrees on that over the ranks of a group.
 local autograd = require "moonshard.autograd"
+local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
@@ -188,10 +189,19 @@ function GradScaler:_agree(found, optimizer)
   end
 end
 
---- Divides an optimizer's gradients by the scale, once between updates: before clipping them, for example.
----@param optimizer Optimizer
-function GradScaler:unscale_(optimizer)
-  if not self._enabled then return end
+-- Do other ranks unscale with this one? They wait for what it finds, so its error is theirs too. Gradients that wait to
+-- be reduced are refused before that: every rank has them, and sees it by itself.
+local function has_peers(self, optimizer)
+  if type(optimizer) ~= "table" or not optimizer.param_groups then return false end
+  if not (self._sums_over_ranks and dist.world_size(self._group) > 1) and #sharding_groups(optimizer) == 0 then
+    return false
+  end
+  local record = self._optimizers[optimizer]
+  if not record or record.stage == "ready" then no_grad(gradients, self, optimizer) end
+  return true
+end
+
+local function unscale(self, optimizer)
   need_scale(self, "unscale_")
   local record = record_of(self, optimizer)
   if record.stage == "unscaled" then
@@ -205,6 +215,15 @@ function GradScaler:unscale_(optimizer)
   for _, t in util.sorted_pairs(found) do t:keep() end
   record.found_inf, record.stage = found, "unscaled"
 end
+local unscale_together = calls.several(unscale)
+
+--- Divides an optimizer's gradients by the scale, once between updates: before clipping them, for example.
+---@param optimizer Optimizer
+function GradScaler:unscale_(optimizer)
+  if not self._enabled then return end
+  local fn = has_peers(self, optimizer) and unscale_together or unscale
+  fn(self, optimizer)
+end
 
 local function total(found)
   local sum = 0
@@ -212,10 +231,7 @@ local function total(found)
   return sum
 end
 
---- The optimizer's step on unscaled gradients: its result, or nil where the step was left out.
----@param optimizer Optimizer
-function GradScaler:step(optimizer, closure)
-  if not self._enabled then return optimizer:step(closure) end
+local function step(self, optimizer, closure)
   if closure ~= nil then raise("Closure use is not currently supported if GradScaler is enabled.") end
   need_scale(self, "step")
   local record = record_of(self, optimizer)
@@ -226,6 +242,15 @@ function GradScaler:step(optimizer, closure)
   if total(record.found_inf) == 0 then result = optimizer:step() end
   record.stage = "stepped"
   return result
+end
+local step_together = calls.several(step)
+
+--- The optimizer's step on unscaled gradients: its result, or nil where the step was left out.
+---@param optimizer Optimizer
+function GradScaler:step(optimizer, closure)
+  if not self._enabled then return optimizer:step(closure) end
+  local fn = has_peers(self, optimizer) and step_together or step
+  return fn(self, optimizer, closure)
 end
 
 -- ---- the scale over time -------------------------------------------------------------------------
@@ -330,6 +355,7 @@ end
 ---@overload fun(opts?: table): ShardedGradScaler  those of GradScaler, and process_group
 local ShardedGradScaler = GradScaler:extend "ShardedGradScaler"
 ShardedGradScaler._takes_half = true
+ShardedGradScaler._sums_over_ranks = true
 ShardedGradScaler._stops_at_inf = true          -- the rest of a step that is left out stays scaled
 
 function ShardedGradScaler:init(given)

@@ -7,6 +7,7 @@
 ---   local averager = hooks.PeriodicModelAverager { period = 4, warmup_steps = 100 }
 ---   local optimizer = hooks.PostLocalSGDOptimizer(optim.SGD(ddp:parameters(), { lr = 0.1 }), averager)
 local autograd = require "moonshard.autograd"
+local calls = require "moonshard.dist.calls"
 local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
@@ -92,6 +93,13 @@ end
 
 -- ---- averagers -----------------------------------------------------------------------------------
 
+-- Averaging fails on all ranks when it fails on one.
+local function together(average_parameters)
+  return calls.several(average_parameters, function(self)
+    return self.levels ~= nil or dist.world_size(self.process_group) > 1
+  end)
+end
+
 -- The mean over the group's ranks in the place of each parameter: one collective for all of a dtype and device.
 local function average(params, group)
   local kinds, lists = {}, {}
@@ -166,6 +174,8 @@ function Periodic:average_parameters(params)
   self.step = self.step + 1
 end
 
+Periodic.average_parameters = together(Periodic.average_parameters)
+
 local Hierarchical = { __name = "HierarchicalModelAverager" }
 Hierarchical.__index = Hierarchical
 
@@ -236,6 +246,8 @@ function Hierarchical:average_parameters(params)
   end
   self.step = self.step + 1
 end
+
+Hierarchical.average_parameters = together(Hierarchical.average_parameters)
 
 -- ---- the optimizer around both -------------------------------------------------------------------
 
