@@ -8,7 +8,9 @@ local hints = require "moonshard.core.hints"
 
 local M = {}
 
-local prefix = debug.getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"
+-- The front end's folder, in which this file lies one folder down.
+local prefix = debug.getinfo(1, "S").source:match "^(@.*/)core/[^/]*$"
+M.library = prefix             -- what the source of every function of the front end begins with
 local getinfo = debug.getinfo
 
 -- What stands behind a function: "C", "library", or the file of a script's. Kept, because asking is garbage of 300

@@ -184,7 +184,7 @@ local op_names = { [0] = "barrier", "all_reduce", "all_gather", "reduce_scatter"
 -- microseconds, so lines of the script's own functions are kept; a function of the library stands for its caller.
 local lines_of = setmetatable({}, { __mode = "k" })
 local getinfo = debug.getinfo
-local library = getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"
+local library = errors.library
 
 local function call_site()
   local info = getinfo(6, "fl")

@@ -136,7 +136,7 @@ end
 -- A pcall in what runs may swallow the error; so it is thrown again at the next step of the script, until the prompt is
 -- reached. Not in the library, which may be cleaning up, unless it takes long.
 local heard, thrown, steps = 0, false, 0
-local library = debug.getinfo(1, "S").source:match "^(@.*/)[^/]*$" or "@./"
+local library = errors.library
 
 local function look_for_interrupt()
   if state.sigints == heard and state.interrupted == 0 then return end
