@@ -192,9 +192,10 @@ M.pull = pull
 
 local root1, grad1 = ffi.new "ms_id[1]", ffi.new "ms_id[1]"
 
---- Gradients of t by the leaves it was computed from, added to their grad.
----@param grad? Tensor  the gradient of t; 1 for a single element
----@param given? {retain_graph: boolean}
+--- Adds the gradients of t by all leaves it was computed from to their grad. Errors: no graph behind t; several
+--- elements without a gradient; a graph that an earlier backward has freed.
+---@param grad? Tensor  the gradient of t, of its shape; 1 for a t of one element
+---@param given? { retain_graph: boolean }  retain_graph keeps the graph for another backward
 function methods.backward(t, grad, given)
   if given == nil and grad ~= nil and opts.is(grad) then grad, given = nil, grad end
   local retain = given ~= nil and opts("backward", given, { retain_graph = false }).retain_graph
@@ -322,7 +323,9 @@ function M.is_grad_enabled() return state.grad_mode ~= 0 end
 ---@param on boolean
 function M.set_grad_enabled(on) return lib.ms_set_grad_mode(on and 1 or 0) ~= 0 end
 
----@param on? boolean
+--- Sets whether gradients of this leaf are computed. Errors: a tensor that is no leaf; a dtype that is no floating
+--- point.
+---@param on? boolean  true
 ---@return Tensor self
 function methods.requires_grad_(t, on)
   if on ~= nil and type(on) ~= "boolean" then
@@ -357,15 +360,19 @@ local function hook(register, who, t, fn)
   return setmetatable({ handle = handle_number, key = key }, Handle)
 end
 
---- fn(grad) runs when the gradient of t is known; what it returns replaces it.
+--- fn(grad) runs each time the gradient of t is known; a tensor that it returns takes its place. Errors: a t that
+--- requires no gradient.
 ---@param fn fun(grad: Tensor): Tensor?
+---@return Handle  whose remove() takes the hook away
 function methods.register_hook(t, fn, more)
   if more ~= nil then opts.none("register_hook", more) end
   return hook(lib.ms_register_hook, "register_hook", t, fn)
 end
 
---- fn(p) runs when the gradient of this leaf has been added to its grad.
+--- fn(p) runs each time the gradient of this leaf has been added to its grad. Errors: a tensor that is no leaf, or
+--- requires no gradient.
 ---@param fn fun(p: Tensor)
+---@return Handle  whose remove() takes the hook away
 function methods.register_post_accumulate_grad_hook(t, fn)
   return hook(lib.ms_register_leaf_hook, "register_post_accumulate_grad_hook", t, fn)
 end

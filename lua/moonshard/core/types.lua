@@ -199,12 +199,12 @@ function Tensor:maximum(u) end
 ---@return Tensor
 function Tensor:minimum(u) end
 
---- Both true?.
+--- Are both true (not 0)? A bool tensor.
 ---@param u Tensor
 ---@return Tensor
 function Tensor:logical_and(u) end
 
---- One of them true?.
+--- Is one of them true (not 0)? A bool tensor.
 ---@param u Tensor
 ---@return Tensor
 function Tensor:logical_or(u) end
@@ -237,88 +237,100 @@ function Tensor:int() end
 ---@return Tensor
 function Tensor:bool() end
 
+-- ---- shapes of others ----------------------------------------------------------------------------------
+
+--- t in u's shape, without copying.
+---@param u Tensor
+---@return Tensor  shares t's storage
+function Tensor:view_as(u) end
+
+--- t expanded to u's shape, without copying.
+---@param u Tensor
+---@return Tensor  shares t's storage
+function Tensor:expand_as(u) end
+
 -- ---- reductions ---------------------------------------------------------------------------------------
 
---- Sum over d: a position, a list of them, or all.
----@param d? integer|integer[]
----@param opts? {keepdim: boolean}
+--- Sum over dimensions. Integers and bools add up to int64.
+---@param d? integer|integer[]  dimensions to reduce; all of them without it
+---@param opts? { keepdim: boolean }  keepdim leaves the dimensions with size 1
 ---@return Tensor
 function Tensor:sum(d, opts) end
 
---- Mean over d: a position, a list of them, or all.
----@param d? integer|integer[]
----@param opts? {keepdim: boolean}
+--- Mean over dimensions. Errors: a dtype that is no floating point.
+---@param d? integer|integer[]  dimensions to reduce; all of them without it
+---@param opts? { keepdim: boolean }  keepdim leaves the dimensions with size 1
 ---@return Tensor
 function Tensor:mean(d, opts) end
 
---- Product over d: a position, a list of them, or all.
----@param d? integer|integer[]
----@param opts? {keepdim: boolean}
+--- Product over dimensions. Integers and bools multiply to int64.
+---@param d? integer|integer[]  dimensions to reduce; all of them without it
+---@param opts? { keepdim: boolean }  keepdim leaves the dimensions with size 1
 ---@return Tensor
 function Tensor:prod(d, opts) end
 
---- True where all are over d: a position, a list of them, or all.
----@param d? integer|integer[]
----@param opts? {keepdim: boolean}
----@return Tensor
+--- Is every element true (not 0)?
+---@param d? integer|integer[]  dimensions to reduce; all of them without it
+---@param opts? { keepdim: boolean }  keepdim leaves the dimensions with size 1
+---@return Tensor  bool
 function Tensor:all(d, opts) end
 
---- True where one is over d: a position, a list of them, or all.
----@param d? integer|integer[]
----@param opts? {keepdim: boolean}
----@return Tensor
+--- Is at least one element true (not 0)?
+---@param d? integer|integer[]  dimensions to reduce; all of them without it
+---@param opts? { keepdim: boolean }  keepdim leaves the dimensions with size 1
+---@return Tensor  bool
 function Tensor:any(d, opts) end
 
---- Variance over d: a position, a list of them, or all; divided by n - correction (1).
----@param d? integer|integer[]
----@param opts? {keepdim: boolean, correction: integer}
+--- Variance over dimensions: the squared distances from the mean, divided by n - correction.
+---@param d? integer|integer[]  dimensions to reduce; all of them without it
+---@param opts? { keepdim: boolean, correction: integer }  keepdim leaves the dimensions with size 1
 ---@return Tensor
 function Tensor:var(d, opts) end
 
---- Standard deviation over d: a position, a list of them, or all; divided by n - correction (1).
----@param d? integer|integer[]
----@param opts? {keepdim: boolean, correction: integer}
+--- Standard deviation over dimensions, the square root of var.
+---@param d? integer|integer[]  dimensions to reduce; all of them without it
+---@param opts? { keepdim: boolean, correction: integer }  keepdim leaves the dimensions with size 1
 ---@return Tensor
 function Tensor:std(d, opts) end
 
---- The largest element; along d: values and their places (int64, 0-based).
+--- The largest element; along d the largest ones and their places. With a tensor instead of d: maximum.
 ---@param d? integer
----@param opts? {keepdim: boolean}
+---@param opts? { keepdim: boolean }  keepdim leaves the dimension with size 1
 ---@return Tensor values
----@return Tensor? indices
+---@return Tensor? indices  int64, from 0; only along d
 function Tensor:max(d, opts) end
 
---- The smallest element; along d: values and their places (int64, 0-based).
+--- The smallest element; along d the smallest ones and their places. With a tensor instead of d: minimum.
 ---@param d? integer
----@param opts? {keepdim: boolean}
+---@param opts? { keepdim: boolean }  keepdim leaves the dimension with size 1
 ---@return Tensor values
----@return Tensor? indices
+---@return Tensor? indices  int64, from 0; only along d
 function Tensor:min(d, opts) end
 
---- Places (int64, 0-based) of the largest elements along d (-1).
----@param d? integer
----@param opts? {keepdim: boolean}
----@return Tensor
+--- The places of the largest elements along d; of equal ones the first.
+---@param d? integer  -1
+---@param opts? { keepdim: boolean }  keepdim leaves the dimension with size 1
+---@return Tensor  int64, from 0
 function Tensor:argmax(d, opts) end
 
---- Places (int64, 0-based) of the smallest elements along d (-1).
----@param d? integer
----@param opts? {keepdim: boolean}
----@return Tensor
+--- The places of the smallest elements along d; of equal ones the first.
+---@param d? integer  -1
+---@param opts? { keepdim: boolean }  keepdim leaves the dimension with size 1
+---@return Tensor  int64, from 0
 function Tensor:argmin(d, opts) end
 
---- Exponentials that add up to 1 along d (-1).
----@param d? integer
+--- Exponentials that add up to 1 along d: `e^t / sum(e^t)`.
+---@param d? integer  -1
 ---@return Tensor
 function Tensor:softmax(d) end
 
---- Logarithm of softmax along d (-1).
----@param d? integer
+--- The logarithm of softmax along d, computed without overflow.
+---@param d? integer  -1
 ---@return Tensor
 function Tensor:log_softmax(d) end
 
---- Running sums along d (-1).
----@param d? integer
+--- Running sums along d.
+---@param d? integer  -1
 ---@return Tensor
 function Tensor:cumsum(d) end
 

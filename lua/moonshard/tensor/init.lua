@@ -383,7 +383,12 @@ end
 
 -- ---- methods: what it is, what it holds, how long it lives --------------------------------------
 
+--- Is t an instance of a class, or of one that extends it?
+---@param cls table  such as ms.Tensor or nn.Parameter
+---@return boolean
 function methods.isa(t, cls) return class.isa(t, cls) end
+--- The name of t's class.
+---@return string
 function methods.class_name(t) return class.name(t) end
 
 --- Position in Lua (1-based, negative from the end) to the engine's.
@@ -407,15 +412,18 @@ local function dimension(t, d, who)
 end
 M.dimension = dimension
 
---- Size along d, or all of them.
+--- The size along d, or all sizes.
 ---@param d? integer
+---@return integer|integer[]  a list that prints as [2, 3]
 function methods.size(t, d)
   id_of(t, "size")
   if d == nil then return getters.shape(t) end
   return tonumber(info.shape[dimension(t, d, "size")])
 end
 
---- Distance between neighbours along d in elements, or all of them.
+--- The distance in elements between neighbours along d, or all distances.
+---@param d? integer
+---@return integer|integer[]
 function methods.stride(t, d)
   id_of(t, "stride")
   if d == nil then
@@ -425,6 +433,8 @@ function methods.stride(t, d)
   return tonumber(info.stride[dimension(t, d, "stride")])
 end
 
+--- The number of elements.
+---@return integer
 function methods.numel(t, more)
   if more ~= nil then none("numel", more) end
   id_of(t, "numel")
@@ -432,23 +442,30 @@ function methods.numel(t, more)
 end
 methods.nelement = methods.numel
 
+--- The number of dimensions, as the field ndim.
+---@return integer
 function methods.dim(t)
   id_of(t, "dim")
   return getters.ndim(t)
 end
 
+--- Do the elements stand in memory row by row, without gaps?
+---@return boolean
 function methods.is_contiguous(t)
   id_of(t, "is_contiguous")
   return info_of(t).is_contiguous ~= 0
 end
 
---- Bytes of one element.
+--- The size of one element in bytes.
+---@return integer
 function methods.element_size(t)
   id_of(t, "element_size")
   return lib.ms_dtype_size(info_of(t).dtype)
 end
 
---- Address of the first element, a number.
+--- The address of the first element. It is valid as long as the tensor's storage; see ms.from_pointer. Errors: a meta
+--- tensor.
+---@return integer
 function methods.data_ptr(t)
   local p = lib.ms_data_ptr(id_of(t, "data_ptr"))
   if p == nil and (lib.ms_is_alive(t.id) == 0 or info_of(t).numel > 0) then fail(t) end
@@ -458,7 +475,9 @@ end
 local double1 = ffi.new "double[1]"
 local BOOL = ffi.C.MS_BOOL
 
---- The one element as a Lua number (a bool's is a boolean).
+--- The one element as a Lua number, or a boolean of a bool tensor. Waits for the device. int64 beyond 2^53 is
+--- rounded. Errors: another number of elements.
+---@return number|boolean
 function methods.item(t, more)
   if more ~= nil then none("item", more) end
   if lib.ms_item(id_of(t, "item"), double1) ~= 0 then fail(t) end
@@ -478,7 +497,8 @@ local function read(t)
 end
 M.read = read
 
---- The elements as a nested table (a 0-dim tensor's is the number).
+--- The elements as a nested table; a 0-dim tensor gives its number. Waits for the device.
+---@return table|number|boolean
 function methods.tolist(t, more)
   if more ~= nil then none("tolist", more) end
   id_of(t, "tolist")
@@ -499,17 +519,19 @@ function methods.tolist(t, more)
   return level(1)
 end
 
---- Takes the script's name away. What the graph or a view needs stays.
+--- Ends the script's use of the tensor now, instead of at the end of its scope. Its storage goes once no graph, view
+--- or gradient needs it. Errors: any later use of the name.
 function methods.release(t)
   lib.ms_release(id_of(t, "release"))
 end
 
+--- Was it released, by hand or at the end of its scope?
 ---@return boolean
 function methods.is_released(t)
   return lib.ms_is_alive(id_of(t, "is_released")) == 0
 end
 
---- Takes the tensor out of its scope: it lives until release() or the collector.
+--- Takes the tensor out of its scope: it lives until release() or until the collector finds it.
 ---@return Tensor self
 function methods.keep(t)
   if lib.ms_keep(id_of(t, "keep")) ~= 0 then fail(t) end
@@ -517,7 +539,7 @@ function methods.keep(t)
   return t
 end
 
---- The same storage, outside the graph.
+--- The same storage, outside of the graph: no gradient flows through it.
 ---@return Tensor
 function methods.detach(t, more)
   if more ~= nil then none("detach", more) end

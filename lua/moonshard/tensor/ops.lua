@@ -94,8 +94,9 @@ end
 
 local ADD_, SUB_, ADD_S_ = op "add_", op "sub_", op "add_scalar_"
 
+--- t + alpha * u, element by element; shapes broadcast, dtypes promote.
 ---@param u Tensor|number
----@param given? {alpha: number}
+---@param given? { alpha: number }
 ---@return Tensor
 function methods.add(t, u, given)
   if given == nil then return Tensor.__add(t, u) end
@@ -104,8 +105,9 @@ function methods.add(t, u, given)
   return wrap(scaled(ADD, "add", t, u, alpha))
 end
 
+--- t - alpha * u, element by element; shapes broadcast, dtypes promote.
 ---@param u Tensor|number
----@param given? {alpha: number}
+---@param given? { alpha: number }
 ---@return Tensor
 function methods.sub(t, u, given)
   if given == nil then return Tensor.__sub(t, u) end
@@ -114,6 +116,10 @@ function methods.sub(t, u, given)
   return wrap(scaled(SUB, "sub", t, u, alpha))
 end
 
+--- t + alpha * u in place. u broadcasts to t's shape; the result keeps t's dtype.
+---@param u Tensor|number
+---@param given? { alpha: number }
+---@return Tensor self
 function methods.add_(t, u, given)
   local alpha = given == nil and 1 or alpha_of("add_", given)
   if type(u) == "number" then
@@ -126,6 +132,10 @@ function methods.add_(t, u, given)
   return t
 end
 
+--- t - alpha * u in place. u broadcasts to t's shape; the result keeps t's dtype.
+---@param u Tensor|number
+---@param given? { alpha: number }
+---@return Tensor self
 function methods.sub_(t, u, given)
   local alpha = given == nil and 1 or alpha_of("sub_", given)
   if type(u) == "number" then
@@ -159,6 +169,9 @@ in_place "mul"
 in_place "div"
 
 local POW_S_ = op "pow_scalar_"
+--- t ^ u in place.
+---@param u Tensor|number
+---@return Tensor self
 function methods.pow_(t, u, more)
   if more ~= nil then none("pow_", more) end
   if type(u) == "number" then
@@ -184,8 +197,11 @@ for _, name in ipairs { "neg", "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos
 end
 
 local GELU = op "gelu"
---- GELU; {approximate = "tanh"} is the form of GPT-2.
----@param given? {approximate: "none"|"tanh"}
+--- GELU (Hendrycks & Gimpel 2016), element by element: `t * Phi(t)`, Phi the normal distribution. approximate =
+--- "tanh" is the formula of GPT-2, `t/2 (1 + tanh(sqrt(2/pi) (t + 0.044715 t^3)))`. Errors: a dtype that is no
+--- floating point.
+---@param given? { approximate: "none"|"tanh" }
+---@return Tensor
 function methods.gelu(t, given)
   local approximate = given ~= nil and opts("gelu", given,
     { approximate = opts.one_of({ "none", "tanh" }, "none") }).approximate
@@ -226,12 +242,19 @@ local function clamp(number, who, t, low, high)
   return engine.a_out[0]
 end
 
---- Limits from below and above, each of which may be nil; also {min, max}.
+--- Limits each element to [low, high]; nan stays nan.
+---@param low? number|{ min: number, max: number }  no lower limit without it; or both limits by name
+---@param high? number  no upper limit without it
+---@return Tensor
 function methods.clamp(t, low, high, more)
   if more ~= nil then none("clamp", more) end
   return wrap(clamp(CLAMP, "clamp", t, low, high))
 end
 
+--- clamp in place.
+---@param low? number|{ min: number, max: number }
+---@param high? number
+---@return Tensor self
 function methods.clamp_(t, low, high, more)
   if more ~= nil then none("clamp_", more) end
   clamp(CLAMP_, "clamp_", t, low, high)
@@ -259,7 +282,9 @@ for _, name in ipairs { "maximum", "minimum", "logical_and", "logical_or" } do
 end
 
 local MATMUL = op "matmul"
---- Product of matrices, over leading dimensions (broadcast); vectors as in PyTorch.
+--- The product of matrices over the last two dimensions: [..., N, K] x [..., K, M] gives [..., N, M]; leading
+--- dimensions broadcast. A vector on the left is a row, one on the right a column, and its dimension goes; two
+--- vectors give their dot product. Errors: inner sizes, dtypes or devices that differ.
 ---@param u Tensor
 ---@return Tensor
 function methods.matmul(t, u, more)
@@ -281,8 +306,8 @@ local function like_number(x, other, who)
 end
 
 local WHERE = op "where"
---- Elements of a where cond is true, else of b; one of them may be a number.
----@param cond Tensor
+--- Elements of a where cond is true, else of b; the three broadcast. Errors: a cond that is not bool.
+---@param cond Tensor  bool
 ---@param a Tensor|number
 ---@param b Tensor|number
 ---@return Tensor
@@ -292,6 +317,10 @@ function M.where(cond, a, b, more)
   if not is_tensor(b) then b = like_number(b, a, "where") end
   return wrap(call3(WHERE, cond, a, b, "where"))
 end
+--- Elements of t where cond is true, else of u: `ms.where(cond, t, u)`.
+---@param cond Tensor  bool, of a shape that broadcasts with t
+---@param u Tensor|number
+---@return Tensor
 function methods.where(t, cond, u) return M.where(cond, t, u) end
 
 local function masked_fill(number, who, t, mask, value)
@@ -305,10 +334,18 @@ local function masked_fill(number, who, t, mask, value)
 end
 
 local MASKED_FILL, MASKED_FILL_ = op "masked_fill", op "masked_fill_"
+--- value where mask is true, else t's own elements.
+---@param mask Tensor  bool, of a shape that broadcasts to t's
+---@param value number|boolean|Tensor  a tensor has one element
+---@return Tensor
 function methods.masked_fill(t, mask, value, more)
   if more ~= nil then none("masked_fill", more) end
   return wrap(masked_fill(MASKED_FILL, "masked_fill", t, mask, value))
 end
+--- masked_fill in place.
+---@param mask Tensor  bool, of a shape that broadcasts to t's
+---@param value number|boolean|Tensor  a tensor has one element
+---@return Tensor self
 function methods.masked_fill_(t, mask, value)
   masked_fill(MASKED_FILL_, "masked_fill_", t, mask, value)
   return t
@@ -318,6 +355,7 @@ end
 
 local FILL_, ZERO_, COPY_ = op "fill_", op "zero_", op "copy_"
 
+--- Sets every element to v, cast to t's dtype.
 ---@param v number|boolean|Tensor
 ---@return Tensor self
 function methods.fill_(t, v, more)
@@ -331,6 +369,7 @@ function methods.fill_(t, v, more)
   return t
 end
 
+--- Sets every element to 0.
 ---@return Tensor self
 function methods.zero_(t, more)
   if more ~= nil then none("zero_", more) end
@@ -338,7 +377,7 @@ function methods.zero_(t, more)
   return t
 end
 
---- Copies src into t: broadcast, cast.
+--- Copies src into t, cast to t's dtype, between devices too. Errors: a shape that does not broadcast to t's.
 ---@param src Tensor
 ---@return Tensor self
 function methods.copy_(t, src, more)
@@ -348,12 +387,14 @@ function methods.copy_(t, src, more)
 end
 
 local CLONE, CONTIGUOUS = op "clone", op "contiguous"
+--- A copy in storage of its own; gradients flow through it.
 ---@return Tensor
 function methods.clone(t, more)
   if more ~= nil then none("clone", more) end
   return wrap(call1(CLONE, t, "clone"))
 end
----@return Tensor  t itself when it is contiguous already
+--- t with its elements row by row in memory: a copy, or t itself where they are so already.
+---@return Tensor
 function methods.contiguous(t, more)
   if more ~= nil then none("contiguous", more) end
   id_of(t, "contiguous")
@@ -376,9 +417,10 @@ local function cast(t, dtype)
   return with_int(CAST, "to", t, dtype)
 end
 
---- The tensor on another device, in another dtype, or as another tensor is; itself when nothing changes.
----@param what string|Tensor|{device: string, dtype: string}
----@param and_dtype? string
+--- The tensor on another device, in another dtype, or as another tensor is; itself when nothing changes. Errors: an
+--- unknown dtype or device; a device that is not there.
+---@param what string|Tensor|{ device: string, dtype: string }  a dtype, a device, a tensor whose dtype and device to take, or both by name
+---@param and_dtype? string  a dtype beside a device
 ---@return Tensor
 function methods.to(t, what, and_dtype)
   local dtype, device
@@ -428,15 +470,22 @@ for name, dtype in pairs(casts) do
   end
 end
 
+--- The tensor in the CPU's memory; itself when it is there.
+---@return Tensor
 function methods.cpu(t, more)
   if more ~= nil then none("cpu", more) end
   return methods.to(t, "cpu")
 end
+--- The tensor on the current CUDA device; itself when it is there. Errors: no CUDA device (ms.cuda.why_unavailable
+--- tells why).
+---@return Tensor
 function methods.cuda(t, more)
   if more ~= nil then none("cuda", more) end
   return methods.to(t, "cuda")
 end
---- The dtype's name; or, given one, the same numbers in it.
+--- The dtype's name; or, given one, the same numbers in that dtype.
+---@param dtype? string
+---@return string|Tensor
 function methods.type(t, dtype)
   id_of(t, "type")
   return dtype == nil and t.dtype or cast(t, dtypes.number(dtype, "type"))
@@ -462,7 +511,7 @@ end
 
 local EQUAL, ALLCLOSE = op "equal", op "allclose"
 
---- Same shape and elements?
+--- Have both the same shape and the same elements?
 ---@param u Tensor
 ---@return boolean
 function methods.equal(t, u, more)
@@ -470,9 +519,9 @@ function methods.equal(t, u, more)
   return truth(call2(EQUAL, t, u, "equal"))
 end
 
---- |t - u| <= atol + rtol * |u| everywhere?
+--- Is |t - u| <= atol + rtol * |u| everywhere?
 ---@param u Tensor
----@param given? {rtol: number, atol: number, equal_nan: boolean}
+---@param given? { rtol: number, atol: number, equal_nan: boolean }  equal_nan takes two nan for close
 ---@return boolean
 function methods.allclose(t, u, given)
   local o = opts("allclose", given, { rtol = 1e-5, atol = 1e-8, equal_nan = false })

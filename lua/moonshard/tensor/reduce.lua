@@ -81,10 +81,11 @@ for _, name in ipairs { "argmax", "argmin" } do
 end
 
 local NORM = op "norm"
---- The p-norm (2); math.huge is the largest absolute value.
----@param p? number
----@param d? integer|integer[]
----@param given? {keepdim: boolean}
+--- The p-norm, `sum(|t|^p)^(1/p)`; math.huge gives the largest absolute value. Errors: a dtype that is no floating
+--- point.
+---@param p? number  2
+---@param d? integer|integer[]  dimensions to reduce; all of them without it
+---@param given? { keepdim: boolean }  keepdim leaves the dimensions with size 1
 ---@return Tensor
 function methods.norm(t, p, d, given)
   if given == nil and opts.is(d) then d, given = nil, d end
@@ -106,8 +107,9 @@ for _, name in ipairs { "softmax", "log_softmax", "cumsum" } do
 end
 
 local LOGSUMEXP = op "logsumexp"
----@param d? integer
----@param given? {keepdim: boolean}
+--- `log(sum(exp(t)))` along d, computed without overflow.
+---@param d? integer  -1
+---@param given? { keepdim: boolean }  keepdim leaves the dimension with size 1
 ---@return Tensor
 function methods.logsumexp(t, d, given)
   if given == nil and opts.is(d) then d, given = nil, d end

@@ -61,16 +61,22 @@ end
 local VIEW, RESHAPE, EXPAND, TRANSPOSE, PERMUTE = op "view", op "reshape", op "expand", op "transpose", op "permute"
 local NARROW, SELECT, SQUEEZE, UNSQUEEZE = op "narrow", op "select", op "squeeze", op "unsqueeze"
 
---- The same elements in another shape (one size may be -1); an error where that needs a copy.
----@return Tensor
+--- The same elements in another shape, without copying. Errors: sizes of another product; strides that need a copy
+--- (see reshape).
+---@param ... integer|integer[]  sizes, as numbers or one list; one of them may be -1 and is worked out
+---@return Tensor  shares t's storage
 function methods.view(t, ...) return wrap_same(with_ints(VIEW, "view", t, sizes("view", 0, ...)), t) end
 
---- The same, copying where a view is impossible.
+--- The same elements in another shape: a view where t's strides allow one, a copy where not. Errors: sizes of another
+--- product.
+---@param ... integer|integer[]  sizes, as numbers or one list; one of them may be -1 and is worked out
 ---@return Tensor
 function methods.reshape(t, ...) return wrap_same(with_ints(RESHAPE, "reshape", t, sizes("reshape", 0, ...)), t) end
 
---- Repeats dimensions of size 1 without copying; -1 keeps a size.
----@return Tensor
+--- Repeats dimensions of size 1 without copying; new dimensions may stand before the others. Errors: a size other
+--- than 1 that changes.
+---@param ... integer|integer[]  sizes, as numbers or one list; -1 keeps a size
+---@return Tensor  shares t's storage; an element stands at several places
 function methods.expand(t, ...) return wrap_same(with_ints(EXPAND, "expand", t, sizes("expand", 0, ...)), t) end
 for _, name in ipairs { "expand", "view" } do
   methods[name .. "_as"] = function(t, u)
@@ -79,7 +85,9 @@ for _, name in ipairs { "expand", "view" } do
   end
 end
 
---- Joins dimensions first … last (all of them) into one.
+--- Joins dimensions first to last into one. A view where the strides allow one, a copy where not.
+---@param first? integer  1
+---@param last? integer   the last one
 ---@return Tensor
 function methods.flatten(t, first, last, more)
   if more ~= nil then opts.none("flatten", more) end
@@ -101,15 +109,18 @@ function methods.flatten(t, first, last, more)
   return methods.reshape(t, out)
 end
 
----@return Tensor
+--- Swaps two dimensions, without copying.
+---@param d1 integer
+---@param d2 integer
+---@return Tensor  shares t's storage
 function methods.transpose(t, d1, d2, more)
   if more ~= nil then opts.none("transpose", more) end
   a_i[0], a_i[1] = position(d1, "transpose"), position(d2, "transpose")
   return wrap(with_ints(TRANSPOSE, "transpose", t, 2))
 end
 
---- Transposition of a matrix.
----@return Tensor
+--- The transpose of a matrix, without copying; a vector or number gives itself. Errors: more than 2 dimensions.
+---@return Tensor  [B, A] of a t of [A, B]
 function methods.t(t, more)
   if more ~= nil then opts.none("t", more) end
   id_of(t, "t")
@@ -122,7 +133,9 @@ function methods.t(t, more)
   return methods.transpose(t, 1, 2)
 end
 
----@return Tensor
+--- Dimensions in another order, without copying.
+---@param ... integer|integer[]  a dimension of t for each of the result: every one once
+---@return Tensor  shares t's storage
 function methods.permute(t, ...)
   local n = sizes("permute", 0, ...)
   for k = 0, n - 1 do a_i[k] = position(tonumber(a_i[k]), "permute") end
@@ -139,8 +152,11 @@ local function index(i, size, who, last)
   return at
 end
 
---- Elements start … start + length - 1 along d.
----@return Tensor
+--- Elements start to start + length - 1 along d, without copying. Errors: a range outside of the size.
+---@param d integer
+---@param start integer   position of the first one, from 1; negative from the end
+---@param length integer  may be 0
+---@return Tensor  shares t's storage; size length at d
 function methods.narrow(t, d, start, length, more)
   if more ~= nil then opts.none("narrow", more) end
   id_of(t, "narrow")
@@ -155,8 +171,10 @@ function methods.narrow(t, d, start, length, more)
   return wrap(with_ints(NARROW, "narrow", t, 3))
 end
 
---- Element i along d; the dimension goes.
----@return Tensor
+--- Element i along d, without that dimension and without copying; `t[i]` is `t:select(1, i)`. Errors: i out of range.
+---@param d integer
+---@param i integer  from 1; negative from the end
+---@return Tensor  shares t's storage
 function methods.select(t, d, i, more)
   if more ~= nil then opts.none("select", more) end
   id_of(t, "select")
@@ -171,16 +189,18 @@ function tensor.set_item(t, i, v)
   if is_tensor(v) then methods.copy_(part, v) else methods.fill_(part, v) end
 end
 
---- Without dimensions of size 1: all, or those named.
----@return Tensor
+--- Without dimensions of size 1: all of them, or those named that have size 1.
+---@param ... integer|integer[]  dimensions; all without them
+---@return Tensor  shares t's storage
 function methods.squeeze(t, ...)
   local n = sizes("squeeze", 0, ...)
   for k = 0, n - 1 do a_i[k] = position(tonumber(a_i[k]), "squeeze") end
   return wrap_same(with_ints(SQUEEZE, "squeeze", t, n), t)
 end
 
---- With a new dimension of size 1 at position d.
----@return Tensor
+--- With a new dimension of size 1.
+---@param d integer  its place in the result; -1 is behind the last
+---@return Tensor  shares t's storage
 function methods.unsqueeze(t, d, more)
   if more ~= nil then opts.none("unsqueeze", more) end
   id_of(t, "unsqueeze")
@@ -197,10 +217,10 @@ end
 local SPLIT = op "split"
 local MAX_PIECES = 20                           -- sizes are integer arguments of the operator, of which there are 24
 
---- Pieces of `size` elements along d (the last may be smaller), or of the listed sizes.
----@param size integer|integer[]
----@param d? integer
----@return Tensor[]
+--- Pieces along d, without copying. Errors: listed sizes that do not add up to the size of d.
+---@param size integer|integer[]  of each piece (the last may be smaller), or a list of sizes
+---@param d? integer  1
+---@return Tensor[]  they share t's storage
 function methods.split(t, size, d, more)
   if more ~= nil then opts.none("split", more) end
   id_of(t, "split")
@@ -242,8 +262,10 @@ function methods.split(t, size, d, more)
   return out
 end
 
---- n pieces of equal size along d (the last may be smaller, or there may be fewer).
----@return Tensor[]
+--- n pieces of equal size along d, without copying: the last may be smaller, and there may be fewer.
+---@param n integer
+---@param d? integer  1
+---@return Tensor[]  they share t's storage
 function methods.chunk(t, n, d, more)
   if more ~= nil then opts.none("chunk", more) end
   id_of(t, "chunk")
@@ -254,8 +276,9 @@ function methods.chunk(t, n, d, more)
   return methods.split(t, math.max(1, math.ceil(total / n)), d)
 end
 
---- Slices along d, without it.
----@return Tensor[]
+--- All slices along d, without that dimension and without copying.
+---@param d? integer  1
+---@return Tensor[]  they share t's storage
 function methods.unbind(t, d)
   id_of(t, "unbind")
   local out = {}
@@ -280,9 +303,10 @@ local function join(number, who, list, d)
   return wrap(engine.a_out[0])
 end
 
---- Tensors one after another along d (1).
+--- Tensors one after another along d, copied. Errors: other sizes than that of d, dtypes or devices that differ; an
+--- empty list.
 ---@param list Tensor[]
----@param d? integer
+---@param d? integer  1
 ---@return Tensor
 function M.cat(list, d, more)
   if more ~= nil then opts.none("cat", more) end
@@ -297,9 +321,9 @@ function M.cat(list, d, more)
   return M.cat(parts, d)
 end
 
---- Tensors of one shape along a new dimension d (1).
+--- Tensors of one shape along a new dimension, copied. Errors: shapes, dtypes or devices that differ; an empty list.
 ---@param list Tensor[]
----@param d? integer
+---@param d? integer  place of the new dimension, 1
 ---@return Tensor
 function M.stack(list, d, more)
   if more ~= nil then opts.none("stack", more) end
@@ -310,19 +334,24 @@ function M.stack(list, d, more)
   return M.cat(rows, d)
 end
 
---- Repeated as a whole, n1 times along the first dimension …
+--- Copies of the whole tensor beside each other.
+---@param ... integer|integer[]  how many, for each dimension; more numbers than dimensions add new ones in front
 ---@return Tensor
 function methods.tile(t, ...) return wrap(with_ints(TILE, "tile", t, sizes("tile", 0, ...))) end
 methods["repeat"] = methods.tile
 
 local TRIL, TRIU = op "tril", op "triu"
---- Lower triangle of the last two dimensions, up to diagonal k (0).
+--- The lower triangle of the last two dimensions; zeros above it.
+---@param k? integer  up to this diagonal: 0 is the main one, 1 the one above it, -1 the one below
+---@return Tensor
 function methods.tril(t, k, more)
   if more ~= nil then opts.none("tril", more) end
   a_i[0] = whole(k or 0, "tril", "diagonal")
   return wrap(with_ints(TRIL, "tril", t, 1))
 end
---- Upper triangle, from diagonal k (0).
+--- The upper triangle of the last two dimensions; zeros below it.
+---@param k? integer  from this diagonal: 0 is the main one, 1 the one above it, -1 the one below
+---@return Tensor
 function methods.triu(t, k, more)
   if more ~= nil then opts.none("triu", more) end
   a_i[0] = whole(k or 0, "triu", "diagonal")
@@ -342,9 +371,10 @@ end
 
 local INDEX_SELECT, GATHER, SCATTER_, SCATTER_ADD = op "index_select", op "gather", op "scatter_", op "scatter_add_"
 
+--- The elements along d that idx names, in its order, copied. Errors: an id outside of 0 to size - 1.
 ---@param d integer
----@param idx Tensor  int64, 1-dim
----@return Tensor
+---@param idx Tensor  int64 [n]; ids from 0
+---@return Tensor  size n at d
 function methods.index_select(t, d, idx, more)
   if more ~= nil then opts.none("index_select", more) end
   if id_of(t, "index_select") >= 0 and info_of(t).ndim == 0 then
@@ -353,17 +383,21 @@ function methods.index_select(t, d, idx, more)
   return wrap(with_index(INDEX_SELECT, "index_select", t, d, idx))
 end
 
+--- Along d, at each place the element that idx names there: `out[i][j] = t[i][idx[i][j]]` for d = 2. Errors: an id
+--- outside of 0 to size - 1.
 ---@param d integer
----@param idx Tensor  int64, shape of the result
----@return Tensor
+---@param idx Tensor  int64, of as many dimensions as t; ids from 0
+---@return Tensor  of idx's shape
 function methods.gather(t, d, idx, more)
   if more ~= nil then opts.none("gather", more) end
   return wrap(with_index(GATHER, "gather", t, d, idx))
 end
 
+--- Writes src at the places along d that idx names: `t[i][idx[i][j]] = src[i][j]` for d = 2. Where an id stands
+--- twice, one of the values stays. Errors: an id outside of 0 to size - 1.
 ---@param d integer
----@param idx Tensor
----@param src Tensor|number
+---@param idx Tensor  int64, of as many dimensions as t; ids from 0
+---@param src Tensor|number  at least of idx's shape, of t's dtype
 ---@return Tensor self
 function methods.scatter_(t, d, idx, src, more)
   if more ~= nil then opts.none("scatter_", more) end
@@ -376,12 +410,22 @@ function methods.scatter_(t, d, idx, src, more)
   return t
 end
 
+--- Adds src at the places along d that idx names, each as often as it stands there. Errors: an id outside of 0 to
+--- size - 1.
+---@param d integer
+---@param idx Tensor  int64, of as many dimensions as t; ids from 0
+---@param src Tensor  at least of idx's shape, of t's dtype
 ---@return Tensor self
 function methods.scatter_add_(t, d, idx, src)
   with_index(SCATTER_ADD, "scatter_add_", t, d, idx, src)
   return t
 end
 
+--- scatter_ on a copy.
+---@param d integer
+---@param idx Tensor  int64, of as many dimensions as t; ids from 0
+---@param src Tensor|number  at least of idx's shape, of t's dtype
+---@return Tensor
 function methods.scatter(t, d, idx, src) return methods.scatter_(methods.clone(t), d, idx, src) end
 
 return M

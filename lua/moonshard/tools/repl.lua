@@ -4,7 +4,7 @@
 --- prompt; names, fields and file names complete where readline is there; `? name` explains.
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
-local calls = require "moonshard.dist.calls"
+local annotations = require "moonshard.tools.annotations"
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local scope = require "moonshard.tensor.scope"
@@ -272,63 +272,16 @@ end
 
 -- ---- help -----------------------------------------------------------------------------------------
 
-local function lines_of(path)
-  local lines = {}
-  local file = io.open(path, "r")
-  if not file then return lines end
-  for line in file:lines() do lines[#lines + 1] = line end
-  file:close()
-  return lines
-end
-
--- A function's head, and the comment lines above it.
-local function page(lines, at)
-  if not lines[at] then return nil end
-  local first = at
-  while first > 1 and lines[first - 1]:match "^%s*%-%-%-" do first = first - 1 end
-  local out = { (lines[at]:gsub("^%s*local%s+", ""):gsub("^%s+", ""):gsub("%s+end$", "")) }
-  for k = first, at - 1 do out[#out + 1] = "  " .. lines[k]:gsub("^%s*%-%-%-%s?", "") end
-  return table.concat(out, "\n"), #out > 1
-end
-
-local function documentation(fn)
-  fn = calls.original[fn] or fn
-  local info = debug.getinfo(fn, "S")
-  if info.what ~= "Lua" or info.source:sub(1, 1) ~= "@" then return nil end
-  return page(lines_of(info.source:sub(2)), info.linedefined)
-end
-
--- A class is described where it is made, in the file of one of its methods.
-local function class_page(cls)
-  local name = rawget(cls, "__name")
-  local from, seen = cls, {}
-  while from do
-    for _, fn in require("moonshard.tensor.util").sorted_pairs(from) do
-      local source = type(fn) == "function" and debug.getinfo(fn, "S").source or ""
-      if source:sub(1, 1) == "@" and not seen[source] then
-        seen[source] = true
-        local lines = lines_of(source:sub(2))
-        for at, line in ipairs(lines) do
-          if line:find("= .*[\"']" .. name .. "[\"']") and at > 1 and lines[at - 1]:match "^%-%-%-" then
-            return (page(lines, at))
-          end
-        end
-      end
-    end
-    from = rawget(from, "__base")
-  end
-end
-
 -- What is made in loops, and fields, are described in types.lua.
-local here = debug.getinfo(1, "S").source:match "^@(.*/)" or "./"
 local function described(name, names)
-  local lines = lines_of(here .. "../core/types.lua")
-  for at, line in ipairs(lines) do
-    local known = line:match "^function [%a.]+[.:]([%w_]+)%("
-    local field, kind, text = line:match "^%-%-%-@field ([%w_]+) (%S+)%s*(.*)$"
-    if known == name then return (page(lines, at)) end
-    if field == name then return ("t.%s: %s  %s"):format(field, kind, text) end
-    names[#names + 1] = known or field
+  for known, a in require("moonshard.tensor.util").sorted_pairs(annotations.declared()) do
+    local short = known:match "[%w_]+$"
+    if short == name then return annotations.page(a) end
+    names[#names + 1] = short
+  end
+  for _, field in ipairs(annotations.tensor_fields()) do
+    if field.name == name then return ("t.%s: %s  %s"):format(name, field.type, field.text) end
+    names[#names + 1] = field.name
   end
 end
 
@@ -360,12 +313,15 @@ function M.help(name)
       .. "? name, or help(name), explains a function (? ms.cat, ? softmax); Tab completes names, fields and, inside quotes, file names."
   end
   local value = lookup((name:gsub(":", ".")))
-  local long, commented
-  if type(value) == "function" then long, commented = documentation(value) end
-  if commented then return long end
-  if class.is_class(value) then
-    long = class_page(value)
-    if long then return long end
+  local long
+  if type(value) == "function" then
+    local short = name:match "[%w_]*$"
+    local a = value == tensor.methods[short] and annotations.declared()["Tensor:" .. short] or annotations.of(value)
+    long = a and annotations.page(a)
+    if a and a.source ~= "" then return long end
+  elseif class.is_class(value) then
+    local a = annotations.of_class(value)
+    if a then return annotations.page(a) end
   end
   local names = {}
   local text = described(name:match "[^.:]*$", names) or long

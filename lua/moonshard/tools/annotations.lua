@@ -1,0 +1,159 @@
+-- SPDX-License-Identifier: MIT
+--- Reads annotations (LuaLS comments) of functions and classes from the sources: for `? name` at the prompt and for the
+--- reference in docs/api.
+local calls = require "moonshard.dist.calls"
+
+local M = {}
+
+---@class Annotation
+---@field head string      the line that defines it, without `local` and `end`
+---@field source string    its comment, line by line
+---@field text string      the prose of the comment
+---@field arguments string[]     names in the head, in order
+---@field params table<string, { type: string, optional: boolean, text: string }>
+---@field returns { type: string, text: string }[]
+---@field overload string?
+---@field fields { name: string, type: string, text: string }[]
+
+local files = {}
+
+--- The lines of a source; none of a file that cannot be read.
+function M.lines_of(path)
+  if files[path] then return files[path] end
+  local lines = {}
+  local file = io.open(path, "r")
+  if file then
+    for line in file:lines() do lines[#lines + 1] = line end
+    file:close()
+  end
+  files[path] = lines
+  return lines
+end
+
+-- A type ends at the first blank outside brackets, unless a bar, comma or colon stands there.
+local function split_type(text)
+  local depth, k = 0, 1
+  while k <= #text do
+    local c = text:sub(k, k)
+    if c:find "[%(%[{<]" then depth = depth + 1 elseif c:find "[%)%]}>]" then depth = depth - 1 end
+    if c:find "%s" and depth <= 0 and not text:sub(1, k - 1):find "[|,:]$" and not text:find("^%s*[|]", k) then break end
+    k = k + 1
+  end
+  return text:sub(1, k - 1), (text:sub(k):gsub("^%s+", ""))
+end
+
+--- What the comment above line `at` says of it; nil where there is no such line.
+---@return Annotation?
+function M.parse(lines, at)
+  if not lines[at] then return nil end
+  local first = at
+  while first > 1 and lines[first - 1]:match "^%s*%-%-%-" do first = first - 1 end
+  local head = lines[at]
+  for k = at + 1, at + 4 do                              -- a head of several lines
+    if not head:find "%(" or head:find "%)" then break end
+    head = head .. " " .. (lines[k] or ""):gsub("^%s+", "")
+  end
+  local out = { head = head:gsub("^%s*local%s+", ""):gsub("^%s+", ""):gsub("%s+end$", ""), params = {}, returns = {},
+    fields = {}, arguments = {} }
+  local source, prose, last = {}, {}, nil
+  for k = first, at - 1 do
+    local line = lines[k]:gsub("^%s*%-%-%-%s?", "")
+    source[#source + 1] = line
+    local tag, rest = line:match "^@(%a+)%s*(.*)$"
+    if tag == "param" then
+      local name, mark, after = rest:match "^([%w_.]+)(%??)%s*(.*)$"
+      local kind, text = split_type(after or "")
+      last = { type = kind, optional = mark == "?", text = text }
+      if name then out.params[name] = last end
+    elseif tag == "return" then
+      local kind, text = split_type(rest)
+      last = { type = kind, text = text }
+      out.returns[#out.returns + 1] = last
+    elseif tag == "field" then
+      local name, after = rest:match "^([%w_]+%??)%s+(.*)$"
+      local kind, text = split_type(after or "")
+      last = { name = name, type = kind, text = text }
+      if name then out.fields[#out.fields + 1] = last end
+    elseif tag == "overload" then
+      out.overload = rest
+      last = nil
+    elseif tag then
+      last = nil
+    elseif last and line:find "^%s%s" then               -- further lines of a tag are indented
+      last.text = last.text .. " " .. line:gsub("^%s+", "")
+    else
+      prose[#prose + 1] = line
+      last = nil
+    end
+  end
+  for name in (out.head:match "%((.-)%)" or ""):gmatch "[%w_.]+" do out.arguments[#out.arguments + 1] = name end
+  out.source, out.text = table.concat(source, "\n"), table.concat(prose, "\n")
+  return out
+end
+
+local here = debug.getinfo(1, "S").source:match "^@(.*/)" or "./"
+local types = here .. "../core/types.lua"
+
+--- What types.lua says of functions that are made in loops, by their names: "Tensor:abs", "ms.zeros".
+---@return table<string, Annotation>
+function M.declared()
+  if M._declared then return M._declared end
+  local lines, out = M.lines_of(types), {}
+  for at, line in ipairs(lines) do
+    local name = line:match "^function ([%a.]+[.:][%w_]+)%("
+    if name then out[name] = M.parse(lines, at) end
+  end
+  M._declared = out
+  return out
+end
+
+--- The fields that types.lua gives to Tensor.
+---@return { name: string, type: string, text: string }[]
+function M.tensor_fields()
+  local lines = M.lines_of(types)
+  for at, line in ipairs(lines) do
+    if line:find "^local Tensor =" then return M.parse(lines, at).fields end
+  end
+end
+
+--- Of a function written in a source of ours.
+---@param fn function
+---@return Annotation?
+function M.of(fn)
+  fn = calls.original[fn] or fn
+  local info = debug.getinfo(fn, "S")
+  if info.what ~= "Lua" or info.source:sub(1, 1) ~= "@" then return nil end
+  return M.parse(M.lines_of(info.source:sub(2)), info.linedefined)
+end
+
+--- Of a class, which is described where it is made: in the file of one of its methods.
+---@param cls table
+---@return Annotation?
+function M.of_class(cls)
+  local name = rawget(cls, "__name")
+  local from, seen = cls, {}
+  while from do
+    for _, fn in require("moonshard.tensor.util").sorted_pairs(from) do
+      local source = type(fn) == "function" and debug.getinfo(calls.original[fn] or fn, "S").source or ""
+      if source:sub(1, 1) == "@" and not seen[source] then
+        seen[source] = true
+        local lines = M.lines_of(source:sub(2))
+        for at, line in ipairs(lines) do
+          if line:find("= .*[\"']" .. name .. "[\"']") and at > 1 and lines[at - 1]:match "^%-%-%-" then
+            return M.parse(lines, at)
+          end
+        end
+      end
+    end
+    from = rawget(from, "__base")
+  end
+end
+
+--- A page of text: the head, and the comment indented.
+---@param a Annotation
+---@return string
+function M.page(a)
+  return a.source == "" and a.head or a.head .. "\n  " .. a.source:gsub("\n", "\n  ")
+end
+
+return M

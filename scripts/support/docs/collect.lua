@@ -1,0 +1,130 @@
+-- SPDX-License-Identifier: MIT
+--- Entries of the reference: every public name of the live library with its annotation.
+local annotations = require "moonshard.tools.annotations"
+local class = require "moonshard.core.class"
+
+local M = {}
+
+-- What a class defines for the library, or what belongs to its constructor.
+local hidden = { init = true, new = true, extra_repr = true, forward = true, methods = true }
+
+local function public_names(of)
+  local names = {}
+  for name in pairs(of) do
+    if type(name) == "string" and name:sub(1, 1) ~= "_" and not hidden[name] then names[#names + 1] = name end
+  end
+  table.sort(names)
+  return names
+end
+
+local function words(text)
+  local list = {}
+  for word in text:gmatch "%S+" do list[#list + 1] = word end
+  return list
+end
+
+-- The comment of a class, with the arguments of its init and what its forward takes.
+local function class_annotation(cls)
+  local a = annotations.of_class(cls)
+  if not a then return nil end
+  local init, forward = cls.init and annotations.of(cls.init), rawget(cls, "forward") and annotations.of(cls.forward)
+  if init then
+    a.arguments, a.returns = init.arguments, {}
+    -- The overload in the class's comment gives types to arguments that init does not describe.
+    for name, mark, rest in (a.overload or ""):gsub("^fun%(", ","):gmatch ",%s*([%w_.]+)(%??):%s*([^,{}]*%b{}[^,]*)" do
+      a.params[name] = a.params[name] or { type = rest, optional = mark == "?", text = "" }
+    end
+    for name, mark, rest in (a.overload or ""):gsub("^fun%(", ","):gsub("%b{}", "table"):gmatch
+      "[,]%s*([%w_.]+)(%??):%s*([^,)]+)" do
+      a.params[name] = a.params[name] or { type = rest, optional = mark == "?", text = "" }
+    end
+    for name, p in pairs(init.params) do a.params[name] = p end
+    if init.text ~= "" then a.text = a.text .. "\n" .. init.text end
+  end
+  a.forward = forward
+  return a
+end
+
+local function annotation_of(entry)
+  local value = entry.value
+  if class.is_class(value) then return class_annotation(value) end
+  local declared = annotations.declared()[entry.name]
+  if declared then return declared end
+  return type(value) == "function" and annotations.of(value) or nil
+end
+
+-- Arguments that a caller writes: neither the object of a method nor the one behind the last that must not be there.
+local function arguments_of(entry)
+  local list = {}
+  for k, name in ipairs(entry.annotation.arguments) do
+    local self = k == 1 and entry.method and not entry.annotation.head:find ":[%w_]+%("
+    if not self and name ~= "self" and name ~= "more" and name ~= "_" then list[#list + 1] = name end
+  end
+  return list
+end
+
+--- Entries of one section; `taken` are the names of its owner that earlier sections have.
+local function entries_of(section, taken)
+  local list = {}
+  for _, name in ipairs(section.names and words(section.names) or public_names(section.of)) do
+    if not (taken[name] and not section.names) then
+      taken[name] = true
+      local value = rawget(section.of, name)
+      if value == nil and section.get then value = section.get(name) end
+      local entry = { name = section.prefix .. name, key = name, value = value, lacks = {},
+        method = section.prefix:sub(-1) == ":", section = section }
+      entry.is_class = class.is_class(value)
+      entry.annotation = annotation_of(entry)
+      if entry.annotation then entry.arguments = arguments_of(entry) end
+      list[#list + 1] = entry
+    end
+  end
+  return list
+end
+
+--- The pages with their entries.
+function M.pages()
+  local pages, taken = require "docs.pages", {}
+  local seen = {}
+  for _, page in ipairs(pages) do
+    page.entries = {}
+    for _, section in ipairs(page.sections) do
+      taken[section.of] = taken[section.of] or {}
+      section.entries = entries_of(section, taken[section.of])
+      for _, entry in ipairs(section.entries) do
+        entry.page = page
+        local fn = entry.value
+        if type(fn) == "function" then
+          if seen[fn] then entry.same_as = seen[fn] else seen[fn] = entry end
+        end
+        page.entries[#page.entries + 1] = entry
+      end
+    end
+  end
+  return pages
+end
+
+--- What an entry lacks.
+function M.check(pages, fault)
+  for _, page in ipairs(pages) do
+    for _, section in ipairs(page.sections) do
+      for _, entry in ipairs(section.entries) do
+        local a, lacks = entry.annotation, entry.lacks
+        local function lack(...) lacks[#lacks + 1] = (...):format(select(2, ...)) end
+        if entry.value == nil then lack "is not in the library" end
+        if not a or a.text == "" then
+          lack "has no description"
+        else
+          for _, name in ipairs(entry.arguments) do
+            if not a.params[name] then lack("does not describe argument '%s'", name) end
+          end
+        end
+        if not entry.example then lack "has no example" end
+        for _, text in ipairs(entry.option_faults or {}) do lack("%s", text) end
+        for _, text in ipairs(lacks) do fault("%s (%s) %s", entry.name, page.file, text) end
+      end
+    end
+  end
+end
+
+return M

@@ -1,0 +1,266 @@
+-- SPDX-License-Identifier: MIT
+--- The examples of the reference, docs/api/examples/PAGE.txt. A line `# name` begins the example of a name; the lines
+--- after it are as typed at the prompt, and `--> text` behind one is what its expression gives. A line `ranks: 2` at the
+--- head of a file has it run by so many ranks.
+local ms = require "moonshard"
+local opts = require "moonshard.core.opts"
+local repl = require "moonshard.tools.repl"
+
+local M = {}
+
+-- ---- values in one line ------------------------------------------------------------------------------
+
+local function number_text(v)
+  if v ~= v then return "nan" end
+  if v % 1 == 0 and math.abs(v) < 2 ^ 53 then return ("%d"):format(v) end
+  return ("%.4g"):format(v)
+end
+
+local text_of
+
+local function nested(v, open, close)
+  if type(v) ~= "table" then return text_of(v) end
+  local parts = {}
+  for k, w in ipairs(v) do parts[k] = nested(w, open, close) end
+  return open .. table.concat(parts, ", ") .. close
+end
+
+function text_of(v)
+  if type(v) == "number" then return number_text(v) end
+  if ms.is_tensor(v) then return nested(v:tolist(), "[", "]") end
+  if type(v) ~= "table" or (getmetatable(v) and getmetatable(v).__tostring) then
+    return (tostring(v):match "^[^\n]*":gsub("^cdata<.*", "cdata"))
+  end
+  local parts, count = {}, #v
+  for k = 1, count do parts[k] = text_of(v[k]) end
+  for k, w in ms.sorted_pairs(v) do
+    if not (type(k) == "number" and k >= 1 and k <= count) then
+      parts[#parts + 1] = tostring(k) .. " = " .. text_of(w)
+    end
+  end
+  return "{" .. table.concat(parts, ", ") .. "}"
+end
+
+local function results_text(n, ...)
+  local parts = {}
+  for k = 1, n do parts[k] = text_of((select(k, ...))) end
+  return table.concat(parts, ", ")
+end
+
+-- ---- running -----------------------------------------------------------------------------------------
+
+local function environment()
+  return setmetatable({ ms = ms, nn = ms.nn, F = ms.nn.F, dist = ms.dist, fsdp = ms.fsdp, optim = ms.optim },
+    { __index = _G })
+end
+
+local function agrees(have, expected)
+  if expected:sub(-3) == "…" then return have:sub(1, #expected - 3) == expected:sub(1, -4) end
+  return have == expected
+end
+
+local function count(...) return select("#", ...), ... end
+
+-- Runs one line or statement; the text of what it gives, or of its error.
+local function run_chunk(chunk, env)
+  setfenv(chunk, env)
+  local result
+  local ok, message = pcall(function() result = results_text(count(chunk())) end)
+  if ok then return result end
+  return nil, "error: " .. tostring(message):gsub("^[^\n]-:%d+: ", "")
+end
+
+--- Runs an example; what is wrong with it, or nil.
+local function run(example)
+  local env, pending, expected = environment(), nil, nil
+  for line in (example .. "\n"):gmatch "(.-)\n" do
+    local code, result = line:match "^(.-)%s*%-%-> (.*)$"
+    expected = result or expected
+    pending = (pending and pending .. "\n" or "") .. (code or line)
+    local chunk, message, more = repl.compile(pending)
+    if chunk then
+      local have, failure = run_chunk(chunk, env)
+      have = have or failure
+      if failure and not (expected and expected:sub(1, 6) == "error:") then return failure end
+      if expected and not agrees(have, expected) then return ("gives %s, not %s"):format(have, expected) end
+      pending, expected = nil, nil
+    elseif not more then
+      return message
+    end
+  end
+  return pending and "ends in the middle of a statement" or nil
+end
+
+-- What opts was asked meanwhile: the options that a function knows, with their defaults.
+local function recording(fn)
+  local seen, check = {}, opts.check
+  opts.check = function(who, given, spec)
+    seen[who] = spec
+    return check(who, given, spec)
+  end
+  local result = fn()
+  opts.check = check
+  return result, seen
+end
+
+local function default_text(value)
+  if type(value) == "table" and getmetatable(value) then
+    value = rawget(value, "default")
+    if value == nil then return "" end
+  end
+  if type(value) == "string" then return ("%q"):format(value) end
+  return type(value) == "number" and ("%.14g"):format(value) or text_of(value)
+end
+
+-- Options as text by name, of the function that the example is about.
+local function options_of(name, seen)
+  local short = name:match "[%w_]+$"
+  local spec = seen[short]
+  if not spec then return nil end
+  local out = {}
+  for option, value in pairs(spec) do
+    out[option] = type(option) == "string" and default_text(value) or nil
+  end
+  return next(out) and out or nil
+end
+
+local function run_entry(entry)
+  local wrong, seen = recording(function()
+    ms.manual_seed(1)
+    return run(entry.example)
+  end)
+  return wrong, options_of(entry.name, seen)
+end
+
+-- ---- files -------------------------------------------------------------------------------------------
+
+local function path_of(root, page) return ("%s/docs/api/examples/%s.txt"):format(root, page.file) end
+
+--- Gives every entry its example.
+function M.read(root, pages, fault)
+  local by_name = {}
+  for _, page in ipairs(pages) do
+    for _, entry in ipairs(page.entries) do by_name[entry.name] = entry end
+  end
+  for _, page in ipairs(pages) do
+    local file = io.open(path_of(root, page), "r")
+    local current
+    for line in file and file:lines() or function() end do
+      local name = line:match "^# (%S+)$"
+      if line:find "^ranks: %d+$" then
+        page.ranks = tonumber(line:match "%d+")
+      elseif name then
+        current = by_name[name]
+        if not current then fault("docs/api/examples/%s.txt: '%s' is no public name", page.file, name) end
+        if current and current.example then fault("docs/api/examples/%s.txt: '%s' has two", page.file, name) end
+        current = current or {}
+        current.example = ""
+      elseif current and line ~= "" then
+        current.example = current.example == "" and line or current.example .. "\n" .. line
+      end
+    end
+    if file then file:close() end
+  end
+end
+
+-- ---- several ranks -----------------------------------------------------------------------------------
+
+--- One rank of several: runs the examples of the pages marked so, and rank 0 writes what came of them into `path`.
+function M.rank(root, path)
+  local pages = require "docs.collect".pages()
+  M.read(root, pages, function() end)
+  local lines = {}
+  for _, page in ipairs(pages) do
+    for _, entry in ipairs(page.ranks and page.entries or {}) do
+      if entry.example then
+        local wrong, options = run_entry(entry)
+        lines[#lines + 1] = ("{ name = %q, wrong = %s, options = {"):format(entry.name,
+          wrong and ("%q"):format(wrong) or "nil")
+        for option, text in pairs(options or {}) do lines[#lines + 1] = ("[%q] = %q,"):format(option, text) end
+        lines[#lines + 1] = "} },"
+        if wrong then break end
+      end
+    end
+  end
+  if ms.dist.rank() == 0 then
+    local file = assert(io.open(path, "w"))
+    file:write("return {\n", table.concat(lines, "\n"), "\n}\n")
+    file:close()
+  end
+end
+
+local function run_ranks(root, pages)
+  local n = 0
+  for _, page in ipairs(pages) do n = math.max(n, page.ranks or 0) end
+  if n == 0 then return {} end
+  local path = os.tmpname()
+  local log = path .. ".log"
+  local command = ("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
+    .. "timeout 120 mpirun -n %d luajit '%s/scripts/docs' --ranks '%s' >'%s' 2>&1"):format(n, root, path, log)
+  local ok = os.execute(command) == 0
+  local chunk = loadfile(path)
+  local list = ok and chunk and chunk()
+  local out, text = {}, nil
+  if not list then
+    local file = io.open(log)
+    text = file and file:read "*a" or ""
+    if file then file:close() end
+  end
+  for _, row in ipairs(list or {}) do out[row.name] = row end
+  os.remove(path)
+  os.remove(log)
+  return out, text
+end
+
+-- ---- all of them -------------------------------------------------------------------------------------
+
+-- Do annotation and library name the same options?
+local function compare_options(entry)
+  local a = entry.annotation
+  if not a or not entry.options then return end
+  local documented, any = {}, false
+  for _, name in ipairs(entry.arguments) do
+    local kind = a.params[name] and a.params[name].type:match "{(.*)}$"
+    if kind and kind:find ":" then
+      any = true
+      for option in (", " .. kind:gsub("%b()", ""):gsub("%b{}", "")):gmatch "[,;]%s*([%w_]+)%??:" do
+        documented[option] = true
+      end
+    end
+  end
+  local faults = {}
+  for option in pairs(entry.options) do
+    if not documented[option] then faults[#faults + 1] = ("does not name option '%s'"):format(option) end
+  end
+  if any then
+    for option in pairs(documented) do
+      if not entry.options[option] then faults[#faults + 1] = ("names option '%s', which is not taken"):format(option) end
+    end
+  end
+  table.sort(faults)
+  entry.option_faults = faults
+end
+
+--- Runs them all, and leaves in each entry the options that its function was found to take.
+function M.run(root, pages, fault)
+  local rows, log = run_ranks(root, pages)
+  if log then fault("the examples of several ranks failed:\n%s", log) end
+  for _, page in ipairs(pages) do
+    for _, entry in ipairs(page.entries) do
+      if entry.example then
+        local wrong, options
+        if page.ranks then
+          local row = rows[entry.name] or { wrong = not log and "did not run" or nil }
+          wrong, options = row.wrong, row.options and next(row.options) and row.options
+        else
+          wrong, options = run_entry(entry)
+        end
+        if wrong then fault("the example of %s (%s): %s", entry.name, page.file, wrong) end
+        entry.options = options
+        compare_options(entry)
+      end
+    end
+  end
+end
+
+return M

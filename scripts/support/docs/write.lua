@@ -1,0 +1,204 @@
+-- SPDX-License-Identifier: MIT
+--- Pages of the reference as Markdown.
+local M = {}
+
+-- The anchor that Markdown makes of a heading, which is numbered where it has stood on the page.
+local function anchor_of(text, used)
+  local anchor = text:lower():gsub("[^%w _-]", ""):gsub(" ", "-")
+  local n = used[anchor]
+  used[anchor] = (n or -1) + 1
+  return n and ("%s-%d"):format(anchor, n + 1) or anchor
+end
+
+local function signature(entry)
+  local a, name = entry.annotation, entry.name
+  if type(entry.value) ~= "function" and not entry.is_class then return name end
+  if a.declared_as then return a.declared_as end
+  local list = {}
+  for k, argument in ipairs(entry.arguments) do
+    local p = a.params[argument]
+    argument = argument == "..." and "…" or argument == "given" and "opts" or argument
+    list[k] = p and p.optional and argument .. "?" or argument
+  end
+  return ("%s(%s)"):format(name, table.concat(list, ", "))
+end
+
+local function cell(text) return (text:gsub("|", "\\|"):gsub("\n", " ")) end
+
+local function add_row(lines, name, kind, optional, text)
+  lines[#lines + 1] = ("| `%s` | `%s`%s | %s |"):format(name, cell(kind), optional and ", optional" or "", cell(text))
+end
+
+-- The options in a type such as { a: number, b: fun(x: Tensor): Tensor }.
+local function each_option(kind)
+  local list, depth, from = {}, 0, 1
+  local inner = kind:match "^{%s*(.-)%s*}$"
+  if not inner or not inner:find ":" then return {} end
+  for k = 1, #inner + 1 do
+    local c = inner:sub(k, k)
+    if c:find "[%({]" then depth = depth + 1 elseif c:find "[%)}]" then depth = depth - 1 end
+    if depth == 0 and (c == "," or c == "") then
+      local name, optional, type_ = inner:sub(from, k - 1):match "^%s*([%w_]+)(%??):%s*(.-)%s*$"
+      if name then list[#list + 1] = { name = name, type = type_, optional = optional == "?" } end
+      from = k + 1
+    end
+  end
+  return list
+end
+
+-- Options have a row each, with their defaults as the library was found to have them.
+local function row(lines, name, p, defaults)
+  if name == "given" then name = "opts" end
+  local options = each_option(p.type)
+  if #options == 0 then return add_row(lines, name, p.type, p.optional, p.text) end
+  add_row(lines, name, "table", p.optional, p.text)
+  for _, o in ipairs(options) do
+    local default = defaults and defaults[o.name]
+    add_row(lines, name .. "." .. o.name, o.type, false, default and default ~= "" and "default `" .. default .. "`" or "")
+  end
+end
+
+local function returned(lines, returns)
+  for _, r in ipairs(returns) do
+    local name, text = r.text:match "^([%a_]+)%s%s+(.*)$"
+    lines[#lines + 1] = ("Returns `%s`%s."):format(r.type, r.text == "" and ""
+      or name and (" %s: %s"):format(name, text) or ": " .. r.text):gsub("%.%.$", ".")
+  end
+end
+
+local function table_of(lines, a, arguments, options)
+  local any
+  for _, name in ipairs(arguments) do
+    if a.params[name] then
+      if not any then
+        lines[#lines + 1] = "| argument | type | meaning |"
+        lines[#lines + 1] = "|---|---|---|"
+        any = true
+      end
+      row(lines, name == "..." and "…" or name, a.params[name], options)
+    end
+  end
+  if any then lines[#lines + 1] = "" end
+end
+
+local function write_entry(lines, entry)
+  local a = entry.annotation
+  lines[#lines + 1] = "### " .. entry.name
+  lines[#lines + 1] = ""
+  if a then
+    lines[#lines + 1] = "`" .. signature(entry) .. "`"
+    lines[#lines + 1] = ""
+    if entry.same_as then
+      lines[#lines + 1] = ("The same as [%s](%s)."):format(entry.same_as.name,
+        (entry.same_as.page == entry.page and "" or entry.same_as.page.file .. ".md") .. "#" .. entry.same_as.anchor)
+      lines[#lines + 1] = ""
+    end
+    lines[#lines + 1] = a.text
+    lines[#lines + 1] = ""
+    table_of(lines, a, entry.arguments, entry.options)
+    if #a.returns > 0 then
+      returned(lines, a.returns)
+      lines[#lines + 1] = ""
+    end
+    if entry.is_class then
+      local f = a.forward
+      if f and (#f.returns > 0 or f.text ~= "") then
+        local list = {}
+        for k, name in ipairs(f.arguments) do
+          if name ~= "self" and not (k == 1 and f.head:find "%.forward") and name ~= "_" then list[#list + 1] = name end
+        end
+        lines[#lines + 1] = ("Called with `(%s)`. %s"):format(table.concat(list, ", "), f.text)
+        lines[#lines + 1] = ""
+        table_of(lines, f, list)
+        if #f.returns > 0 then
+          returned(lines, f.returns)
+          lines[#lines + 1] = ""
+        end
+      end
+      if #a.fields > 0 then
+        lines[#lines + 1] = "| field | type | meaning |"
+        lines[#lines + 1] = "|---|---|---|"
+        for _, f2 in ipairs(a.fields) do row(lines, f2.name, f2) end
+        lines[#lines + 1] = ""
+      end
+    end
+  end
+  if entry.example then
+    lines[#lines + 1] = "```lua"
+    lines[#lines + 1] = entry.example
+    lines[#lines + 1] = "```"
+    lines[#lines + 1] = ""
+  end
+end
+
+local generated = "<!-- Written by scripts/docs from the annotations in lua/moonshard; do not edit. -->"
+
+local function write_page(page)
+  local lines = { generated, "# " .. page.title, "", page.intro, "" }
+  if page.ranks then
+    lines[#lines + 1] = ("The examples run on %d ranks; results are those of rank 0."):format(page.ranks)
+    lines[#lines + 1] = ""
+  end
+  for _, section in ipairs(page.sections) do
+    if #section.entries > 0 then
+      if #page.sections > 1 then
+        lines[#lines + 1] = "## " .. section.title
+        lines[#lines + 1] = ""
+      end
+      if section.intro then
+        lines[#lines + 1] = section.intro
+        lines[#lines + 1] = ""
+      end
+      for _, entry in ipairs(section.entries) do write_entry(lines, entry) end
+    end
+  end
+  return (table.concat(lines, "\n"):gsub("[ \t]+\n", "\n"):gsub("\n\n\n+", "\n\n"):gsub("\n+$", "\n"))
+end
+
+local introduction = [[
+# Reference
+
+Every public name of `require "moonshard"`. Examples are lines as typed at the prompt (`scripts/repl`), with `ms` the
+library and `nn`, `F`, `dist`, `fsdp`, `optim` short for `ms.nn`, `ms.nn.F` and so on; `--> text` is what an expression
+gives. All of them are run by `scripts/docs --check`.
+
+A wrong argument is an error at the caller's line that names the argument, its value and what was expected; entries
+name only the errors beyond that.
+]]
+
+local function write_index(pages)
+  local lines = { generated, introduction, "| page | contents |", "|---|---|" }
+  for _, page in ipairs(pages) do
+    lines[#lines + 1] = ("| [%s](%s.md) | %d names |"):format(page.title, page.file, #page.entries)
+  end
+  lines[#lines + 1] = ""
+  lines[#lines + 1] = "## Every name"
+  lines[#lines + 1] = ""
+  for _, page in ipairs(pages) do
+    local names = {}
+    for k, entry in ipairs(page.entries) do
+      names[k] = ("[%s](%s.md#%s)"):format(entry.name:gsub("_", "\\_"), page.file, entry.anchor)
+    end
+    lines[#lines + 1] = ("**%s**: %s"):format(page.title, table.concat(names, ", "))
+    lines[#lines + 1] = ""
+  end
+  return (table.concat(lines, "\n"):gsub("\n+$", "\n"))
+end
+
+--- The files of the reference: names under docs/api and contents.
+---@return { name: string, text: string }[]
+function M.files(pages)
+  for _, page in ipairs(pages) do
+    local used = {}
+    anchor_of(page.title, used)
+    for _, section in ipairs(page.sections) do
+      if #section.entries > 0 and #page.sections > 1 then anchor_of(section.title, used) end
+      for _, entry in ipairs(section.entries) do entry.anchor = anchor_of(entry.name, used) end
+    end
+  end
+  local files = { { name = "README.md", text = write_index(pages) } }
+  for _, page in ipairs(pages) do files[#files + 1] = { name = page.file .. ".md", text = write_page(page) } end
+  return files
+end
+
+return M
