@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The documents: every citation of docs/ has its anchor, and no file cites or opens what is not in the repository.
+--- The documents: every citation of docs/ and every link has its target and its anchor, and no file cites or opens what
+--- is not in the repository.
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
@@ -20,7 +21,11 @@ local function files_under(folder, list)
 end
 
 local sources = { "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CMakeLists.txt" }
-for _, folder in ipairs { "runtime", "kernels", "lua", "scripts", "spec", "docs" } do files_under(folder, sources) end
+local tops = {}
+for _, folder in ipairs { "runtime", "kernels", "lua", "scripts", "spec", "docs" } do
+  tops[folder] = true
+  files_under(folder, sources)
+end
 
 -- Anchors of a document: written ones, and those that Markdown makes of headings.
 local function anchors_of(path)
@@ -31,6 +36,13 @@ local function anchors_of(path)
     if heading then anchors[heading:lower():gsub("[^%w _-]", ""):gsub(" ", "-")] = true end
   end
   return anchors
+end
+
+-- A link of a file, from the tree's root.
+local function resolved(file, path)
+  local target, n = (file:match "^(.*/)[^/]*$" or "") .. path, 1
+  while n > 0 do target, n = target:gsub("[^/]+/%.%./", "", 1) end
+  return target
 end
 
 describe("documents", function()
@@ -56,17 +68,34 @@ describe("documents", function()
           end
           if not any then look(file, path) end
         end
-        local folder = file:match "^(docs/.*)/[^/]*$" or file:match "^docs/" and "docs"
-        for path, anchor in text:gmatch "%]%(([%w_/.-]*)#?([%w-]*)%)" do
-          if folder and not path:find "^%a+:" then
-            local target = path == "" and file or (folder .. "/" .. path):gsub("[^/]+/%.%./", "")
-            look(file, target, anchor ~= "" and anchor or nil)
+        if file:find "%.md$" then
+          for path, anchor in text:gmatch "%]%(([%w_/.-]*)#?([%w_-]*)%)" do
+            look(file, path == "" and file or resolved(file, path), anchor ~= "" and anchor or nil)
           end
         end
       end
     end
     assert.is_true(seen > 20)
     assert.are.equal("", table.concat(dead, "\n"))
+  end)
+
+  it("name only files and folders that are there", function()
+    local missing, n = {}, 0
+    for _, file in ipairs(sources) do
+      if file:find "%.md$" and file ~= "CHANGELOG.md" and not file:find("golden/data", 1, true) then
+        for path in process.read(process.root .. "/" .. file):gmatch "`([%w_/.]+)`" do
+          local top = path:match "^([%w_]+)/"
+          if tops[top or ""] then
+            n = n + 1
+            if not lfs.attributes(process.root .. "/" .. path, "mode") then
+              missing[#missing + 1] = ("%s names %s"):format(file, path)
+            end
+          end
+        end
+      end
+    end
+    assert.are.equal("", table.concat(missing, "\n"))
+    assert.is_true(n > 30)
   end)
 
   it("are all in the repository: nothing cites or opens a file beside it", function()

@@ -102,7 +102,7 @@ end)
 describe("what Lua does with a tensor without asking it", function()
   local t, u = ms.tensor { 1, 3 }, ms.tensor { 1, 3 }
 
-  it("is what README's table says, and what stands there instead works", function()
+  it("is what docs/guide.md's table says, and what stands there instead works", function()
     assert.are.equal(0, #t)
     assert.are.equal(2, t:size(1))
     for _ in ipairs(t) do error "entered" end
