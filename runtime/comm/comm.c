@@ -21,7 +21,6 @@ static double next_group = 2;
 static double delays[OPS];
 static double mismatches;  // that this rank's script has met in synchronous collectives
 static int debug_level = -1;
-static const char *engine_site;
 
 // ---- groups ---------------------------------------------------------------------------------------
 
@@ -191,7 +190,6 @@ int ms_dist_debug_level(void)
 double ms_dist_errors(void) { return (double)ms__comm_epoch(); }
 double ms_dist_mismatches(void) { return mismatches; }
 void ms_dist_publish_error(const char *text, double since) { ms__comm_publish_error(text, (uint64_t)since, false); }
-void ms__comm_site(const char *site) { engine_site = site; }
 
 ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
 {
@@ -207,10 +205,10 @@ ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
 static ms_ledger_entry *ledger;
 static int n_ledger, cap_ledger, recording;
 
-static ms_status enter(const ms_coll *c, double in_numel, double out_numel)
+static ms_status enter(const ms_coll *c)
 {
     if (MS_LIKELY(!recording && debug_level <= 0) || c->op == OP_REFUSED) return MS_OK;
-    double larger = in_numel > out_numel ? in_numel : out_numel;
+    double larger = c->in_numel > c->out_numel ? c->in_numel : c->out_numel;
     if (debug_level > 0) {
         char text[400];
         ms__print_text(&c->print, text, sizeof text);
@@ -226,8 +224,8 @@ static ms_status enter(const ms_coll *c, double in_numel, double out_numel)
     }
     ledger[n_ledger++] = (ms_ledger_entry) { .op = c->op,
                                              .dtype = c->dtype,
-                                             .input_numel = in_numel,
-                                             .output_numel = out_numel,
+                                             .input_numel = c->in_numel,
+                                             .output_numel = c->out_numel,
                                              .bytes = larger * ms__dtype_size(c->dtype),
                                              .group = c->g->id,
                                              .unit = c->unit };
@@ -256,7 +254,6 @@ void ms_dist_record_end(void)
 
 ms_status ms__work_wait(ms_work *w) { return w ? ms__event_wait(w->event) : MS_OK; }
 bool ms__work_done(ms_work *w) { return !w || ms__event_done(w->event); }
-ms_pending *ms__work_event(ms_work *w) { return w ? w->event : NULL; }
 void ms__work_release(ms_work *w)
 {
     if (!w || --w->refs > 0) return;
@@ -271,56 +268,16 @@ void ms_work_free(ms_work *w) { ms__work_release(w); }
 // ---- issuing --------------------------------------------------------------------------------------
 
 static ms_coll *spare;
-static bool unit_told;
-static uint32_t unit_model;
-static uint64_t unit_mark;
-static char unit_part[PART_OF];
 
-void ms__comm_unit_told(bool on) { unit_told = on; }
-void ms__comm_model(uint32_t model) { unit_model = model; }
-
-void ms__comm_mark(uint64_t mark, const char *words)
-{
-    unit_mark = mark;
-    snprintf(unit_part, sizeof unit_part, "%s", words);
-}
-
-ms_coll *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const char *unit)
+ms_coll *ms__coll_new(int op)
 {
     ms_coll *c = spare;
     if (c) spare = *(ms_coll **)c;
     else if (!(c = malloc(sizeof *c))) {
-        ms__no_memory(sizeof *c, ms__coll_names[op], "a collective");
+        ms__no_memory(sizeof *c, ROW(op)->name, "a collective");
         return NULL;
     }
     memset(c, 0, sizeof *c);
-    c->g = g;
-    c->op = (uint8_t)op;
-    c->dtype = (uint8_t)dtype;
-    c->root = -1;
-    c->scale = 1;
-    c->print.op = (uint8_t)op;
-    c->print.dtype = (uint8_t)dtype;
-    c->print.root = -1;
-    c->print.step = ms__world.step;
-    if (!site) site = engine_site;
-    if (site) {
-        // The end of a path says more than its beginning.
-        size_t n = strlen(site);
-        if (n >= SITE) site += n - SITE + 1;
-        memcpy(c->print.site, site, strlen(site) + 1);
-    }
-    c->unit = unit ? ms__intern(unit) : NULL;  // a root's name is "": not the same as none
-    if (unit) snprintf(c->print.unit, UNIT_NAME, "%s", unit);
-    c->print.told = unit_told;
-    c->print.model = unit ? unit_model : 0;
-    if (MS_UNLIKELY(unit_mark)) {
-        c->print.mark = unit_mark;
-        memcpy(c->print.part_of, unit_part, sizeof unit_part);
-        unit_mark = 0;
-    }
-    unit_told = false;
-    unit_model = 0;
     return c;
 }
 
@@ -392,7 +349,7 @@ static void lost(ms_coll *c)
 }
 
 // Takes c over. On the compute stream it is complete on return.
-ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work **work)
+ms_status ms__coll_issue(ms_coll *c, ms_work **work)
 {
     ms_group *g = c->g;
     ms_status status = MS_OK;
@@ -400,18 +357,17 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
     if (work) *work = NULL;
     ms__stream_reap();
     if (g->freed) {
-        status = ms__fail(MS_EINVAL, "%s: its group was freed by dist.free_group", ms__coll_names[c->op]);
+        status = ms__fail(MS_EINVAL, "%s: its group was freed by dist.free_group", ROW(c->op)->name);
         goto drop;
     }
     if (g->me < 0) {
-        status =
-            ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", ms__coll_names[c->op], ms__world.rank);
+        status = ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", ROW(c->op)->name, ms__world.rank);
         goto drop;
     }
     if (g->n == 1) {
         status = sync_input(c);
         if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
-        if (status == MS_OK) status = enter(c, in_numel, out_numel);
+        if (status == MS_OK) status = enter(c);
         if (status == MS_OK && ms__coll_on_device(c))
             status = ms__coll_alone_there(c, c->in_storage ? c->in_storage->device : MS_CPU,
                                           c->out_storage ? c->out_storage->device : MS_CPU);
@@ -419,7 +375,7 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
         goto drop;
     }
     if (ms__comm_stopped()) {
-        status = ms__fail(MS_ESTATE, "%s: dist.finalize was called", ms__coll_names[c->op]);
+        status = ms__fail(MS_ESTATE, "%s: dist.finalize was called", ROW(c->op)->name);
         goto drop;
     }
     if ((status = ms__comm_adopt()) != MS_OK) goto drop;
@@ -451,7 +407,6 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
     c->word = (epoch << 32) + c->seq + 1;
     c->before = g->issued[c->seq % RING];
     g->issued[c->seq % RING] = c->word;
-    c->print.red = c->red;
     c->hash = ms__print_hash(&c->print, c->op != OP_SEND_RECV);
     c->delay = delays[c->op];
     g->heads[g->me].executor[c->seq % RING] = (uint8_t)c->stream;
@@ -460,7 +415,7 @@ ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work 
     last->group = g->id;
     last->word = c->word;
     last->print = c->print;
-    if ((status = enter(c, in_numel, out_numel)) != MS_OK) {
+    if ((status = enter(c)) != MS_OK) {
         lost(c);
         goto drop;
     }
@@ -518,6 +473,16 @@ int ms__group_member(const ms_group *g, int rank)
     return -1;
 }
 
+// A barrier of the world that fails on all ranks unless each has the same group in mind.
+static ms_status agree_on_group(uint64_t group, const char *site, const char *text)
+{
+    return ms__collective(&(ms_request) { .group = ms__group_world(),
+                                          .op = OP_BARRIER,
+                                          .agreed = group,
+                                          .label = { .unit = text, .site = site } },
+                          NULL);
+}
+
 static int ascending(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
 double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
@@ -564,7 +529,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     }
     // Called by every rank with the same list, or all of them get an error. From here on nothing fails on one rank
     // alone: where groups lie must stay equal.
-    if (ms__barrier(world, hash ^ g->place, site, text) != MS_OK) {
+    if (agree_on_group(hash ^ g->place, site, text) != MS_OK) {
         ms__group_unplace(g, false);
         group_drop(g);
         return -1;
@@ -602,7 +567,7 @@ ms_status ms_dist_free_group(double id, const char *site)
         snprintf(text + at, sizeof text - at, k ? ", %d" : " %d", g->ranks[k]);
     }
     if (g->n > 1) MS_TRY(finish_group(g));
-    MS_TRY(ms__barrier(ms__group_world(), (uint64_t)id ^ g->place << 20, site, text));
+    MS_TRY(agree_on_group((uint64_t)id ^ g->place << 20, site, text));
     int k = place_of(id);
     memmove(&other_groups[k], &other_groups[k + 1], (size_t)(--n_others - k) * sizeof *other_groups);
     ms__group_unplace(g, true);

@@ -30,42 +30,54 @@ typedef struct {
     uint64_t in_offset, out_offset, out_stride, bytes, total, line, out_line;
 } ms_piece;
 
-// All-gather of n pieces as one collective (one fingerprint, one ledger entry) on `stream`. The storages are
-// retained until it is through. unit: name for reports and the ledger, may be NULL. *work is set when stream is not
-// compute (then the call returns at once); with the compute stream the call returns when it is complete and *work is
-// NULL.
-ms_status ms__all_gather_pieces(ms_group *g, ms_storage *out, ms_storage *in, int n, const ms_piece *pieces, int dtype,
-                                ms_stream_kind stream, const char *unit, ms_work **work);
-// out (1-d, numel) = reduction over ranks of block `rank` of in (1-d, numel * size), in rank order, half types
-// accumulated in float32 and rounded once. scale multiplies the result before rounding (1 = none).
-ms_status ms__reduce_scatter(ms_group *g, ms_tensor *out, ms_tensor *in, ms_reduction op, double scale,
-                             ms_stream_kind stream, const char *unit, ms_work **work);
-// The same out of n <= MS_PARTS tensors where they are, on the CPU, of out's dtype: block k is parts' bytes from
-// k*stride on, one part after the other, min(bytes, max(0, total - k*bytes)) of each and zeros up to `bytes`. Strides
-// may differ between ranks.
+// A part of a reduce-scatter's input, on the CPU, of the output's dtype: block k is the bytes of t from k*stride on,
+// min(bytes, max(0, total - k*bytes)) of them and zeros up to `bytes`. Strides may differ between ranks.
 enum { MS_PARTS = 21 };
 typedef struct {
     ms_tensor *t;
     uint64_t stride, bytes, total;
 } ms_part;
-ms_status ms__reduce_scatter_parts(ms_group *g, ms_tensor *out, int n, const ms_part *parts, ms_reduction op,
-                                   double scale, ms_stream_kind stream, const char *unit, ms_work **work);
-ms_status ms__all_reduce(ms_group *g, ms_tensor *t, ms_reduction op, double scale, ms_stream_kind stream,
-                         const char *unit, ms_work **work);
-ms_status ms__broadcast_from(ms_group *g, ms_tensor *t, int src, const char *unit);  // src: rank of the world
-// What the next collectives are said to be called from, until NULL; for engine calls made on behalf of a line of a
-// script.
-void ms__comm_site(const char *site);
-// The unit of the next collective is named in texts and records, but not compared over ranks.
-void ms__comm_unit_told(bool on);
-void ms__comm_model(uint32_t model);  // of the next collective's unit: tells models of equal names apart
-// The part of its unit that the next collective serves: equal on all ranks, like its size. words: for the text.
-void ms__comm_mark(uint64_t mark, const char *words);
+
+// What errors, reports and the ledger call a collective. All but site and part_of is compared over ranks.
+typedef struct {
+    const char *unit;     // NULL: none
+    const char *site;     // the script's line; NULL: unknown
+    uint32_t model;       // tells models apart whose units have equal names
+    bool text_only;       // unit and model are not compared
+    uint64_t part;        // hash of the part of its unit that it serves; 0: the whole unit
+    const char *part_of;  // the same in words
+} ms_label;
+
+// One collective. What an operation does not use stays zero.
+typedef struct {
+    ms_group *group;
+    int op;  // MS_DIST_*
+    ms_reduction reduction;
+    double scale;  // multiplies the result of a reduction before it is rounded; 0: no scale
+    ms_stream_kind stream;
+    int root;             // rank of the world
+    ms_tensor *in, *out;  // contiguous, of one dtype; all-reduce, broadcast and reduce work on out
+    // all-gather: pieces of one storage into another, as one collective
+    ms_storage *from, *to;
+    int dtype, n_pieces;
+    const ms_piece *pieces;
+    // reduce-scatter: the input where it is, one part after the other in each block; n_parts <= MS_PARTS
+    int n_parts;
+    const ms_part *parts;
+    bool by_script;       // shapes are compared too
+    uint64_t agreed;      // compared too
+    const char *refusal;  // of a call that was refused: why
+    ms_label label;
+} ms_request;
+
+// Starts a collective. Tensors and storages are retained until it is through. With the compute stream it is complete on
+// return and *work is NULL; with another stream the call returns at once. work may be NULL.
+// A reduction adds in rank order; half types are accumulated in float32 and rounded once.
+ms_status ms__collective(const ms_request *r, ms_work **work);
 
 ms_status ms__work_wait(ms_work *w);  // NULL allowed; reports the collective's failure
 bool ms__work_done(ms_work *w);
-ms_pending *ms__work_event(ms_work *w);  // borrowed
-void ms__work_release(ms_work *w);       // NULL allowed
+void ms__work_release(ms_work *w);  // NULL allowed
 
 // Work died on this rank by an error the script survived: peers waiting in its collectives raise with this text.
 // since: ms__comm_epoch() when it began. backward: it was one, and the outermost.

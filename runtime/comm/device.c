@@ -23,7 +23,7 @@ bool ms__coll_on_device(const ms_coll *c) { return there(c->in_storage) || there
 
 static ms_status host_storage(ms_storage **out, size_t bytes, const ms_coll *c)
 {
-    return ms__storage_new(out, MS_CPU, bytes, ms__coll_names[c->op]);
+    return ms__storage_new(out, MS_CPU, bytes, ROW(c->op)->name);
 }
 
 // Swaps c's storages (borrowed from the caller) for memory of the CPU. *kept: what the caller marks with the event.
@@ -31,7 +31,7 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
 {
     struct ms_stage *s = calloc(1, sizeof *s);
     ms_status st = MS_OK;
-    if (!s) return ms__no_memory(sizeof *s, ms__coll_names[c->op], "a copy in memory of the CPU");
+    if (!s) return ms__no_memory(sizeof *s, ROW(c->op)->name, "a copy in memory of the CPU");
     c->stage = s;
     char *in = c->in, *out = c->out;
     size_t in_bytes = c->in_bytes, out_bytes = c->out_bytes;
@@ -144,9 +144,9 @@ ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device)
                    : c->in_bytes < c->out_bytes                                                   ? c->in_bytes
                                                                                                   : c->out_bytes;
     if (c->in != c->out && c->in && c->out) MS_TRY(ms__move(out_device, c->out, in_device, c->in, bytes));
-    if (c->scale != 1 && ms__coll_reduces(c->op)) {
+    if (c->scale != 1 && reduces(c->op)) {
         if (!ms__is_float(c->dtype))
-            return ms__fail(MS_EUNSUPPORTED, "%s: integers cannot be scaled", ms__coll_names[c->op]);
+            return ms__fail(MS_EUNSUPPORTED, "%s: integers cannot be scaled", ROW(c->op)->name);
         return ms__cuda()->scale(ms__index(out_device), c->dtype, c->out, (int64_t)c->count, c->scale);
     }
     return MS_OK;

@@ -1,168 +1,227 @@
 // SPDX-License-Identifier: MIT
-// comm/engine.c -- the collectives that the shard engine issues (comm.h): what each reads and writes, and what of it is
-// compared.
+// comm/request.c -- from a request to a collective that can be issued: what each operation reads and writes on which
+// rank, and what of it the ranks compare.
+#include <stdio.h>
 #include "comm/internal.h"
 
-static uint64_t double_bits(double x)
+// Name; what kind it is; which ranks read the input and write the output; a script's stream when it does not wait.
+const ms_coll_row ms__coll_rows[OPS] = {
+    [OP_BARRIER] = { "barrier", IN_PAYLOAD, EVERY_RANK, NO_RANK, MS_STREAM_COMPUTE },
+    [OP_ALL_REDUCE] = { "all_reduce", REDUCES | IN_PLACE | IN_PAYLOAD, EVERY_RANK, EVERY_RANK, MS_STREAM_REDUCE },
+    [OP_ALL_GATHER] = { "all_gather", SIZED_BY_INPUT | IN_PAYLOAD | IN_BLOCK, EVERY_RANK, EVERY_RANK,
+                        MS_STREAM_GATHER },
+    [OP_REDUCE_SCATTER] = { "reduce_scatter", REDUCES | CUT | IN_PAYLOAD | IN_BLOCK, EVERY_RANK, EVERY_RANK,
+                            MS_STREAM_REDUCE },
+    // What a rank does not touch is not waited for.
+    [OP_BROADCAST] = { "broadcast", IN_PLACE | IN_PAYLOAD, THE_ROOT, THE_OTHERS, MS_STREAM_REDUCE },
+    [OP_REDUCE] = { "reduce", REDUCES | IN_PLACE | IN_PAYLOAD, EVERY_RANK, THE_ROOT, MS_STREAM_REDUCE },
+    [OP_GATHER] = { "gather", SIZED_BY_INPUT | IN_PAYLOAD, EVERY_RANK, THE_ROOT, MS_STREAM_REDUCE },
+    [OP_SCATTER] = { "scatter", CUT, THE_ROOT, EVERY_RANK, MS_STREAM_REDUCE },
+    [OP_ALL_TO_ALL] = { "all_to_all", CUT | SIZED_BY_INPUT | IN_PAYLOAD, EVERY_RANK, EVERY_RANK, MS_STREAM_REDUCE },
+    [OP_SEND_RECV] = { "send/recv", 0, THE_ROOT, THE_OTHERS, MS_STREAM_REDUCE },
+    [OP_REFUSED] = { "refused", IN_PAYLOAD, NO_RANK, NO_RANK, MS_STREAM_COMPUTE },
+};
+
+int ms__coll_root(const ms_group *g, int op, int root)
 {
-    uint64_t u;
-    memcpy(&u, &x, 8);
-    return u;
+    if (op == OP_SEND_RECV) return 0;
+    return is_rooted(op) ? ms__group_member(g, root) : -1;
 }
 
-ms_status ms__all_gather_pieces(ms_group *g, ms_storage *out, ms_storage *in, int n, const ms_piece *pieces, int dtype,
-                                ms_stream_kind stream, const char *unit, ms_work **work)
+// ---- the fingerprint ------------------------------------------------------------------------------
+
+static void agree_on(ms_coll *c, uint64_t value) { c->print.extra = (c->print.extra ^ value) * 1099511628211ull; }
+
+// Units are flat pieces whose shapes the engine chooses; only what scripts pass has a shape that must agree.
+static void agree_on_shape(ms_coll *c, const ms_tensor *t)
 {
-    ms_coll *c = ms__coll_new(g, OP_ALL_GATHER, dtype, NULL, unit);
-    if (work) *work = NULL;
-    if (!c) return MS_ENOMEM;
-    size_t esize = (size_t)ms__dtype_size(dtype);
-    c->pieces = malloc((size_t)(n ? n : 1) * sizeof *c->pieces);
-    if (!c->pieces) {
-        ms__coll_drop(c);
-        return ms__no_memory((size_t)n * sizeof(ms_piece), "all_gather", "%d pieces", n);
+    ms_print *p = &c->print;
+    p->shaped = (uint8_t)(t->ndim + 1);
+    p->extra ^= p->shaped;
+    for (int d = 0; d < t->ndim; d++) {
+        agree_on(c, (uint64_t)t->shape[d]);
+        p->shape[d] = t->shape[d] > UINT32_MAX ? UINT32_MAX : (uint32_t)t->shape[d];
     }
-    if (n) memcpy(c->pieces, pieces, (size_t)n * sizeof *pieces);
-    c->n_pieces = n;
-    double in_numel = 0, out_numel = 0;
-    for (int i = 0; i < n; i++) {
-        uint64_t mine = (uint64_t)(g->me < 0 ? 0 : g->me) * pieces[i].bytes;
-        mine = mine < pieces[i].total ? pieces[i].total - mine : 0;
-        if (mine > pieces[i].bytes) mine = pieces[i].bytes;
-        in_numel += (double)(mine / esize);
-        out_numel += (double)(pieces[i].total / esize);
+}
+
+static void label(ms_coll *c, const ms_label *l)
+{
+    ms_print *p = &c->print;
+    if (l->site) {
+        // The end of a path says more than its beginning.
+        size_t n = strlen(l->site);
+        memcpy(p->site, n < SITE ? l->site : l->site + n - SITE + 1, n < SITE ? n + 1 : SITE);
+    }
+    if (l->unit) {  // a root's name is "": not the same as none
+        c->unit = ms__intern(l->unit);
+        snprintf(p->unit, UNIT_NAME, "%s", l->unit);
+        p->model = l->model;
+    }
+    p->told = l->text_only;
+    p->mark = l->part;
+    if (MS_UNLIKELY(l->part)) snprintf(p->part_of, PART_OF, "%s", l->part_of);
+    p->step = ms__world.step;
+}
+
+// ---- tensors --------------------------------------------------------------------------------------
+
+static void *copy_list(const void *list, int n, size_t each, const char *op, const char *what)
+{
+    void *copy = malloc((size_t)(n ? n : 1) * each);
+    if (!copy) ms__no_memory((size_t)n * each, op, "%d %s", n, what);
+    else if (n) memcpy(copy, list, (size_t)n * each);
+    return copy;
+}
+
+static ms_status take_pieces(ms_coll *c, const ms_request *r)
+{
+    int members = c->g->n, me = c->g->me < 0 ? 0 : c->g->me;
+    uint64_t block = r->in ? ms__nbytes(r->in) : 0;
+    ms_piece whole = { .out_stride = block, .bytes = block, .total = block * (uint64_t)members };
+    c->n_pieces = r->in ? 1 : r->n_pieces;
+    c->pieces = copy_list(r->in ? &whole : r->pieces, c->n_pieces, sizeof whole, "all_gather", "pieces");
+    if (!c->pieces) return MS_ENOMEM;
+    size_t esize = (size_t)ms__dtype_size(c->dtype);
+    for (int i = 0; i < c->n_pieces; i++) {
+        const ms_piece *p = &c->pieces[i];
+        uint64_t mine = (uint64_t)me * p->bytes;
+        mine = mine < p->total ? p->total - mine : 0;
+        if (mine > p->bytes) mine = p->bytes;
+        c->in_numel += (double)(mine / esize);
+        c->out_numel += (double)(p->total / esize);
         c->in_bytes += mine;
         // Places in the output may differ between ranks; what is read from peers must not.
-        uint64_t same[4] = { pieces[i].in_offset, pieces[i].bytes, pieces[i].total, pieces[i].line };
-        for (int k = 0; k < 4; k++) c->print.extra = (c->print.extra ^ same[k]) * 1099511628211ull;
+        agree_on(c, p->in_offset);
+        agree_on(c, p->bytes);
+        agree_on(c, p->total);
+        agree_on(c, p->line);
     }
-    c->stream = stream;
-    c->print.count = (uint64_t)out_numel;
-    c->in_storage = in;
-    c->out_storage = out;
-    c->in = in->data;
-    c->out = out->data;
-    if (n == 1 && !pieces[0].line && pieces[0].total == (uint64_t)g->n * pieces[0].bytes &&
-        pieces[0].out_stride == pieces[0].bytes && pieces[0].bytes <= PAYLOAD) {
+    c->print.count = (uint64_t)(r->in ? c->in_numel : c->out_numel);
+    c->in_storage = r->in ? r->in->storage : r->from;
+    c->out_storage = r->in ? r->out->storage : r->to;
+    c->in = r->in ? ms__data(r->in) : r->from->data;
+    c->out = r->in ? ms__data(r->out) : r->to->data;
+    const ms_piece *p = c->pieces;
+    if (c->n_pieces == 1 && !p->line && p->total == (uint64_t)members * p->bytes && p->out_stride == p->bytes &&
+        p->bytes <= PAYLOAD) {
         c->inline_ = true;
-        c->in += pieces[0].in_offset;
-        c->out += pieces[0].out_offset;
-        c->count = pieces[0].bytes / esize;
+        c->in += p->in_offset;
+        c->out += p->out_offset;
+        c->count = p->bytes / esize;
     }
-    return ms__coll_issue(c, in_numel, out_numel, work);
-}
-
-// in and out may be one tensor.
-static ms_status issue_reduction(ms_group *g, int op, ms_tensor *out, ms_tensor *in, ms_reduction red, double scale,
-                                 ms_stream_kind stream, const char *unit, ms_work **work)
-{
-    ms_coll *c = ms__coll_new(g, op, in->dtype, NULL, unit);
-    if (!c) return MS_ENOMEM;
-    c->red = (uint8_t)red;
-    c->scale = scale;
-    c->stream = stream;
-    c->count = (size_t)out->numel;
-    c->print.count = (uint64_t)in->numel;
-    c->print.extra = double_bits(scale);
-    c->keep[0] = ms__retain(in);
-    if (out != in) c->keep[1] = ms__retain(out);
-    c->in_storage = in->storage;
-    c->out_storage = out->storage;
-    c->in = ms__data(in);
-    c->out = ms__data(out);
-    c->in_bytes = ms__nbytes(in);
-    c->out_bytes = ms__nbytes(out);
-    c->inline_ = c->in_bytes <= PAYLOAD;
-    return ms__coll_issue(c, (double)in->numel, (double)out->numel, work);
-}
-
-ms_status ms__reduce_scatter(ms_group *g, ms_tensor *out, ms_tensor *in, ms_reduction op, double scale,
-                             ms_stream_kind stream, const char *unit, ms_work **work)
-{
-    if (work) *work = NULL;
-    if (in->numel != out->numel * g->n || in->dtype != out->dtype)
-        return ms__fail(MS_EINVAL, "reduce_scatter: out is %s, in is %s, for %d ranks", ms__tensor_text(out),
-                        ms__tensor_text(in), g->n);
-    return issue_reduction(g, OP_REDUCE_SCATTER, out, in, op, scale, stream, unit, work);
-}
-
-ms_status ms__reduce_scatter_parts(ms_group *g, ms_tensor *out, int n, const ms_part *parts, ms_reduction op,
-                                   double scale, ms_stream_kind stream, const char *unit, ms_work **work)
-{
-    if (work) *work = NULL;
-    ms_coll *c = ms__coll_new(g, OP_REDUCE_SCATTER, out->dtype, NULL, unit);
-    if (!c) return MS_ENOMEM;
-    if (!(c->parts = malloc((size_t)(n ? n : 1) * sizeof *c->parts))) {
-        ms__coll_drop(c);
-        return ms__no_memory((size_t)n * sizeof *c->parts, "reduce_scatter", "%d parts", n);
-    }
-    c->n_parts = n;
-    c->print.extra = double_bits(scale);
-    for (int i = 0; i < n; i++) {
-        c->parts[i] = parts[i];
-        ms__retain(parts[i].t);
-        uint64_t same[2] = { parts[i].bytes, parts[i].total };
-        for (int k = 0; k < 2; k++) c->print.extra = (c->print.extra ^ same[k]) * 1099511628211ull;
-    }
-    double numel = (double)out->numel * g->n;
-    c->red = (uint8_t)op;
-    c->scale = scale;
-    c->stream = stream;
-    c->count = (size_t)out->numel;
-    c->print.count = (uint64_t)numel;
-    c->keep[1] = ms__retain(out);
-    c->out_storage = out->storage;
-    c->out = ms__data(out);
-    c->out_bytes = ms__nbytes(out);
-    c->in_bytes = c->out_bytes * (size_t)g->n;
-    return ms__coll_issue(c, numel, (double)out->numel, work);
-}
-
-ms_status ms__all_reduce(ms_group *g, ms_tensor *t, ms_reduction op, double scale, ms_stream_kind stream,
-                         const char *unit, ms_work **work)
-{
-    if (work) *work = NULL;
-    return issue_reduction(g, OP_ALL_REDUCE, t, t, op, scale, stream, unit, work);
-}
-
-ms_status ms__coll_rooted(ms_coll **out, ms_group *g, int op, int dtype, int root, const char *site, const char *unit)
-{
-    int m = ms__group_member(g, root);
-    if (m < 0) return ms__fail(MS_EINVAL, "%s: rank %d is not a member of the group", ms__coll_names[op], root);
-    if (!(*out = ms__coll_new(g, op, dtype, site, unit))) return MS_ENOMEM;
-    (*out)->root = m;
-    (*out)->print.root = root;
     return MS_OK;
 }
 
-ms_status ms__broadcast_on(ms_group *g, ms_tensor *t, int src, ms_stream_kind stream, const char *site,
-                           const char *unit, ms_work **work)
+static ms_status take_parts(ms_coll *c, const ms_request *r)
+{
+    if (!(c->parts = copy_list(r->parts, r->n_parts, sizeof *c->parts, "reduce_scatter", "parts"))) return MS_ENOMEM;
+    c->n_parts = r->n_parts;
+    for (int i = 0; i < c->n_parts; i++) {
+        ms__retain(c->parts[i].t);
+        agree_on(c, c->parts[i].bytes);
+        agree_on(c, c->parts[i].total);
+    }
+    c->out_numel = (double)r->out->numel;
+    c->in_numel = c->out_numel * c->g->n;
+    c->count = (size_t)r->out->numel;
+    c->print.count = (uint64_t)c->in_numel;
+    c->out_storage = r->out->storage;
+    c->out = ms__data(r->out);
+    c->out_bytes = ms__nbytes(r->out);
+    c->in_bytes = c->out_bytes * (size_t)c->g->n;
+    return MS_OK;
+}
+
+// The tensor whose size and shape are those of the collective.
+static const ms_tensor *compared(const ms_request *r)
+{
+    bool input = r->op == OP_REDUCE_SCATTER || (ROW(r->op)->kind & SIZED_BY_INPUT) || !r->out;
+    return input && r->in ? r->in : r->out;
+}
+
+static ms_status take_tensors(ms_coll *c, const ms_request *r)
+{
+    const ms_coll_row *row = ROW(c->op);
+    int n = c->g->n, me = c->g->me;
+    ms_tensor *in = row->kind & IN_PLACE ? r->out : r->in;
+    const ms_tensor *sent = compared(r), *counted = c->op == OP_REDUCE_SCATTER ? r->out : sent;
+    if (c->op == OP_REDUCE_SCATTER && (in->numel != r->out->numel * n || in->dtype != r->out->dtype))
+        return ms__fail(MS_EINVAL, "reduce_scatter: out is %s, in is %s, for %d ranks", ms__tensor_text(r->out),
+                        ms__tensor_text(in), n);
+    if (in && on_side(row->reads, me, c->root)) {
+        c->in_storage = in->storage;
+        c->in = ms__data(in);
+        c->in_bytes = ms__nbytes(in);
+    }
+    if (r->out) c->out = ms__data(r->out);
+    if (r->out && on_side(row->writes, me, c->root)) {
+        c->out_storage = r->out->storage;
+        c->out_bytes = ms__nbytes(r->out);
+    }
+    c->in_numel = (double)(in ? in : r->out)->numel;
+    c->out_numel = r->out ? (double)r->out->numel : 0;
+    c->count = (size_t)(c->op == OP_ALL_TO_ALL ? counted->numel / n : counted->numel);
+    c->print.count = (uint64_t)(r->by_script ? counted : sent)->numel;
+    c->inline_ = (row->kind & IN_PAYLOAD) && ms__nbytes(sent) <= PAYLOAD;
+    return MS_OK;
+}
+
+static ms_status take(ms_coll *c, const ms_request *r)
+{
+    if (c->op == OP_BARRIER) c->inline_ = true;
+    else if (c->op == OP_REFUSED) {
+        size_t n = strlen(r->refusal) + 1;
+        c->in = (char *)r->refusal;
+        c->in_bytes = n < PAYLOAD ? n : PAYLOAD;
+        c->inline_ = true;
+    } else if (c->op == OP_ALL_GATHER) return take_pieces(c, r);
+    else return r->n_parts ? take_parts(c, r) : take_tensors(c, r);
+    return MS_OK;
+}
+
+// ---- the whole ------------------------------------------------------------------------------------
+
+ms_status ms__coll_make(const ms_request *r, ms_coll **out)
+{
+    const ms_coll_row *row = ROW(r->op);
+    int root = ms__coll_root(r->group, r->op, r->root);
+    if (is_rooted(r->op) && root < 0)
+        return ms__fail(MS_EINVAL, "%s: rank %d is not a member of the group", row->name, r->root);
+    ms_coll *c = ms__coll_new(r->op);
+    if (!c) return MS_ENOMEM;
+    const ms_tensor *first = r->in ? r->in : r->out;
+    c->g = r->group;
+    c->op = (uint8_t)r->op;
+    c->dtype = (uint8_t)(first ? first->dtype : r->from ? r->dtype : MS_U8);
+    c->red = row->kind & REDUCES ? (uint8_t)r->reduction : 0;
+    c->scale = r->scale != 0 ? r->scale : 1;
+    c->stream = r->stream;
+    c->root = root;
+    c->print.op = c->op;
+    c->print.dtype = c->dtype;
+    c->print.red = c->red;
+    c->print.extra = r->agreed;
+    c->print.root = root < 0 ? -1 : r->group->ranks[root];
+    uint64_t scale;
+    memcpy(&scale, &c->scale, sizeof scale);
+    if (row->kind & REDUCES) agree_on(c, scale);
+    label(c, &r->label);
+    ms_status status = take(c, r);
+    if (status != MS_OK) {
+        ms__coll_drop(c);
+        return status;
+    }
+    c->keep[0] = ms__retain(r->in);
+    c->keep[1] = ms__retain(r->out);
+    if (r->by_script && first) agree_on_shape(c, compared(r));
+    *out = c;
+    return MS_OK;
+}
+
+ms_status ms__collective(const ms_request *r, ms_work **work)
 {
     ms_coll *c = NULL;
-    MS_TRY(ms__coll_rooted(&c, g, OP_BROADCAST, t->dtype, src, site, unit));
-    c->stream = stream;
-    c->count = (size_t)t->numel;
-    c->print.count = (uint64_t)t->numel;
-    c->keep[0] = ms__retain(t);
-    c->in = c->out = ms__data(t);
-    // The root reads, the others write: what is not touched is not waited for.
-    if (c->root == g->me) c->in_storage = t->storage;
-    else c->out_storage = t->storage;
-    c->inline_ = ms__nbytes(t) <= PAYLOAD;
-    c->in_bytes = c->root == g->me ? ms__nbytes(t) : 0;
-    return ms__coll_issue(c, (double)t->numel, (double)t->numel, work);
-}
-
-ms_status ms__broadcast_from(ms_group *g, ms_tensor *t, int src, const char *unit)
-{
-    return ms__broadcast_on(g, t, src, MS_STREAM_COMPUTE, NULL, unit, NULL);
-}
-
-ms_status ms__barrier(ms_group *g, uint64_t extra, const char *site, const char *unit)
-{
-    ms_coll *c = ms__coll_new(g, OP_BARRIER, MS_U8, site, unit);
-    if (!c) return MS_ENOMEM;
-    c->inline_ = true;
-    c->print.extra = extra;
-    return ms__coll_issue(c, 0, 0, NULL);
+    if (work) *work = NULL;
+    MS_TRY(ms__coll_make(r, &c));
+    return ms__coll_issue(c, work);
 }

@@ -14,24 +14,19 @@
 #include "comm/internal.h"
 #include "base/trace.h"
 
-const char *const ms__coll_names[OPS] = { "barrier",    "all_reduce", "all_gather", "reduce_scatter",
-                                          "broadcast",  "reduce",     "gather",     "scatter",
-                                          "all_to_all", "send/recv",  "refused" };
 static const char *const reductions[] = { "sum", "avg", "max", "min", "prod" };
 
 // ---- fingerprints ---------------------------------------------------------------------------------
 
-bool ms__coll_reduces(int op) { return op == OP_ALL_REDUCE || op == OP_REDUCE_SCATTER || op == OP_REDUCE; }
-
 void ms__print_text(const ms_print *p, char *out, size_t n)
 {
-    int at = snprintf(out, n, "%s", p->op < OPS ? ms__coll_names[p->op] : "?");
+    int at = snprintf(out, n, "%s", p->op < OPS ? ROW(p->op)->name : "?");
 #define ADD(...)                                                                              \
     do {                                                                                      \
         if (at >= 0 && (size_t)at < n) at += snprintf(out + at, n - (size_t)at, __VA_ARGS__); \
     } while (0)
     if (p->op != OP_BARRIER) ADD(" of %llu %s", (unsigned long long)p->count, ms__dtype_name(p->dtype));
-    if (ms__coll_reduces(p->op)) ADD(", %s", reductions[p->red]);
+    if (reduces(p->op)) ADD(", %s", reductions[p->red]);
     if (p->op == OP_SEND_RECV) ADD(" from rank %d", p->root);
     else if (p->root >= 0) ADD(", root %d", p->root);
     if (p->unit[0]) ADD(", unit '%s'", p->unit);
@@ -39,18 +34,6 @@ void ms__print_text(const ms_print *p, char *out, size_t n)
     if (p->step >= 0) ADD(", step %lld", (long long)p->step);
     if (p->site[0]) ADD(", at %s", p->site);
 #undef ADD
-}
-
-// Units are flat pieces whose shapes the engine chooses; only what scripts pass has a shape that must agree.
-void ms__print_shape(ms_print *p, const ms_tensor *t)
-{
-    p->shaped = (uint8_t)(t->ndim + 1);
-    uint64_t h = p->extra ^ (uint64_t)p->shaped;
-    for (int d = 0; d < t->ndim; d++) {
-        h = (h ^ (uint64_t)t->shape[d]) * 1099511628211ull;
-        p->shape[d] = t->shape[d] > UINT32_MAX ? UINT32_MAX : (uint32_t)t->shape[d];
-    }
-    p->extra = h;
 }
 
 static bool same_shape(const ms_print *a, const ms_print *b)
@@ -251,8 +234,8 @@ static ms_status gave_up(ms_coll *c, int rank)
     atomic_store(&c->raised, true);
     if (ms__comm_error_since(c->epoch)) return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
     if (rank >= 0)
-        return ms__fail(MS_ECOMM, "%s: rank %d gave this collective up after an error", ms__coll_names[c->op], rank);
-    return ms__fail(MS_ECOMM, "%s: a peer gave this collective up after an error", ms__coll_names[c->op]);
+        return ms__fail(MS_ECOMM, "%s: rank %d gave this collective up after an error", ROW(c->op)->name, rank);
+    return ms__fail(MS_ECOMM, "%s: a peer gave this collective up after an error", ROW(c->op)->name);
 }
 
 static ms_status agree(ms_waiter *w)
@@ -375,7 +358,7 @@ ms_status ms__coll_run(ms_coll *c)
 {
     ms_waiter w;
     int k = (int)(c->seq % RING);
-    MS_RANGE(MS_RANGE_COLLECTIVE, ms__coll_names[c->op], NULL);
+    MS_RANGE(MS_RANGE_COLLECTIVE, ROW(c->op)->name, NULL);
     // Made after the range has begun: a worker's text is then never of a recording before the range's, whose texts may
     // be gone.
     if (MS_UNLIKELY(range_here.from != 0)) range_here.detail = collective_text(c);

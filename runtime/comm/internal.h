@@ -28,20 +28,21 @@ enum {
     ERRORS = 16,  // texts that are kept of published ones
 };
 
-typedef enum {
-    OP_BARRIER,
-    OP_ALL_REDUCE,
-    OP_ALL_GATHER,
-    OP_REDUCE_SCATTER,
-    OP_BROADCAST,
-    OP_REDUCE,
-    OP_GATHER,
-    OP_SCATTER,
-    OP_ALL_TO_ALL,
-    OP_SEND_RECV,
+// Sending and receiving are the two sides of one collective. OP_REFUSED: a call that its own checks refused.
+enum {
+    OP_BARRIER = MS_DIST_BARRIER,
+    OP_ALL_REDUCE = MS_DIST_ALL_REDUCE,
+    OP_ALL_GATHER = MS_DIST_ALL_GATHER,
+    OP_REDUCE_SCATTER = MS_DIST_REDUCE_SCATTER,
+    OP_BROADCAST = MS_DIST_BROADCAST,
+    OP_REDUCE = MS_DIST_REDUCE,
+    OP_GATHER = MS_DIST_GATHER,
+    OP_SCATTER = MS_DIST_SCATTER,
+    OP_ALL_TO_ALL = MS_DIST_ALL_TO_ALL,
+    OP_SEND_RECV = MS_DIST_SEND,
     OP_REFUSED,
     OPS
-} coll_op;
+};
 
 // What one rank asks for. Equal on every rank (but for the script's line), or the collective fails before data moves.
 typedef struct {
@@ -154,6 +155,7 @@ typedef struct ms_coll {
     int root;                           // member, -1
     uint64_t seq, word, epoch, before;  // before: what must be finished on this ring entry
     size_t count;                       // elements of a block (all_reduce, broadcast: of the tensor)
+    double in_numel, out_numel;         // for the ledger
     double scale, delay;
     ms_storage *in_storage, *out_storage;  // retained by the issuer; may be NULL
     char *in, *out;
@@ -279,27 +281,46 @@ void ms__comm_backward_failed(uint64_t epoch);  // a rank gave one up by the err
 ms_status ms__comm_lost(ms_coll *c);
 bool ms__comm_publish_as(uint64_t number, const char *text);  // as it is; false when somebody else was first
 
+// ---- comm/request.c ----
+enum {
+    REDUCES = 1,
+    IN_PLACE = 2,        // on one tensor, the output
+    CUT = 4,             // the input has a block for each member
+    SIZED_BY_INPUT = 8,  // else by the output
+    IN_PAYLOAD = 16,     // a small input travels with the ready flag
+    IN_BLOCK = 32,       // the smaller tensor may be this rank's block of the larger one
+};
+typedef enum { NO_RANK, EVERY_RANK, THE_ROOT, THE_OTHERS } ms_side;  // send/recv: the sender is the root
+typedef struct {
+    const char *name;
+    int kind;
+    ms_side reads, writes;
+    ms_stream_kind stream;
+} ms_coll_row;
+extern const ms_coll_row ms__coll_rows[OPS];
+#define ROW(op) (&ms__coll_rows[op])
+static inline bool reduces(int op) { return ROW(op)->kind & REDUCES; }
+static inline bool on_side(ms_side side, int member, int root)
+{
+    return side == EVERY_RANK || (side == THE_ROOT && member == root) || (side == THE_OTHERS && member != root);
+}
+static inline bool is_rooted(int op) { return ROW(op)->reads == THE_ROOT || ROW(op)->writes == THE_ROOT; }
+// The member of g that is the root; of what has none, and when it is no member: -1.
+int ms__coll_root(const ms_group *g, int op, int root);
+ms_status ms__coll_make(const ms_request *r, ms_coll **out);
+
 // ---- comm.c: issuing ----
-ms_coll *ms__coll_new(ms_group *g, int op, int dtype, const char *site, const char *unit);  // NULL with the error set
+ms_coll *ms__coll_new(int op);  // zeroes; NULL with the error set
 void ms__coll_drop(ms_coll *c);
 // Takes c over, whose storages are borrowed. On the compute stream it is complete on return; work may be NULL.
-ms_status ms__coll_issue(ms_coll *c, double in_numel, double out_numel, ms_work **work);
+ms_status ms__coll_issue(ms_coll *c, ms_work **work);
 int ms__group_member(const ms_group *g, int rank);  // of a world rank; -1: none
 
-// ---- comm/engine.c: also comm.h ----
-ms_status ms__coll_rooted(ms_coll **out, ms_group *g, int op, int dtype, int root, const char *site, const char *unit);
-ms_status ms__barrier(ms_group *g, uint64_t extra, const char *site, const char *unit);
-ms_status ms__broadcast_on(ms_group *g, ms_tensor *t, int src, ms_stream_kind stream, const char *site,
-                           const char *unit, ms_work **work);
-
 // ---- comm/exchange.c ----
-extern const char *const ms__coll_names[OPS];
 ms_status ms__coll_run(ms_coll *c);
 ms_status ms__coll_fail(const ms_coll *c, const char *what);  // names the collective
-bool ms__coll_reduces(int op);
 void ms__group_text(const ms_group *g, char *out, size_t n);
 void ms__print_text(const ms_print *p, char *out, size_t n);
-void ms__print_shape(ms_print *p, const ms_tensor *t);  // from now on it is equal on every rank, too
 uint64_t ms__print_hash(const ms_print *p, bool with_step);
 static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq)
 {
@@ -310,8 +331,7 @@ static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq)
 ms_status ms__move_inline(ms_coll *c);
 ms_status ms__move_direct(ms_coll *c);
 ms_status ms__move_staged(ms_waiter *w);
-ms_status ms__coll_alone(ms_coll *c);               // in a group of one
-bool ms__coll_gives(const ms_coll *c, int member);  // it has input that others read
+ms_status ms__coll_alone(ms_coll *c);  // in a group of one
 
 // ---- comm/device.c: tensors on a GPU ----
 bool ms__coll_on_device(const ms_coll *c);

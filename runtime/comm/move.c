@@ -215,16 +215,7 @@ ms_status ms__coll_alone(ms_coll *c)
 // ---- staged: in rounds through the windows ----------------------------------------------------------
 
 // Blocks of the input that travel: one, or one per member.
-static int input_blocks(const ms_coll *c)
-{
-    return c->op == OP_REDUCE_SCATTER || c->op == OP_ALL_TO_ALL || c->op == OP_SCATTER ? c->g->n : 1;
-}
-
-bool ms__coll_gives(const ms_coll *c, int member)
-{
-    return (c->op != OP_BROADCAST && c->op != OP_SCATTER && c->op != OP_SEND_RECV) ||
-           member == (c->op == OP_SEND_RECV ? 0 : c->root);
-}
+static int input_blocks(const ms_coll *c) { return ROW(c->op)->kind & CUT ? c->g->n : 1; }
 
 // One slice [at, at + n) bytes of every block, n <= WINDOW / blocks. piece: of an all-gather.
 static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t at, size_t n, const ms_piece *piece)
@@ -242,7 +233,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
     mine = windows[me];
     char *result = windows[g->leader] + WINDOW;  // of the node's leader, or each member's own part
 
-    if (ms__coll_gives(c, me)) {
+    if (on_side(ROW(c->op)->reads, me, c->root)) {
         if (piece) {
             size_t have = piece_bytes(piece, me), m = at >= have ? 0 : have - at < n ? have - at : n;
             if (m) put(mine, c->in + piece->in_offset + at, m);
@@ -255,7 +246,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
     }
     MS_TRY(wait_round(w, ++*round));
 
-    if (ms__coll_reduces(c->op)) {
+    if (reduces(c->op)) {
         size_t total = stride * (size_t)blocks, count = total / esize;
         if (g->far) {
             if (me == g->leader) MS_TRY(ms__far_reduce(c, w, windows, result, count));
@@ -293,7 +284,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
             MS_TRY(wait_round(w, ++*round));
         }
         for (int k = 0; k < members; k++) {
-            if (!ms__coll_gives(c, k)) continue;
+            if (!on_side(ROW(c->op)->reads, k, c->root)) continue;
             const char *from = windows[k] ? windows[k] : result + (size_t)k * bytes;
             switch (c->op) {
             case OP_ALL_GATHER: {
@@ -349,7 +340,7 @@ static bool single(ms_waiter *w, ms_status *status)
     ms_coll *c = w->c;
     ms_group *g = c->g;
     if (!g->far || !g->single) return false;
-    if (ms__coll_reduces(c->op) && g->n == 2) {
+    if (reduces(c->op) && g->n == 2) {
         size_t bytes[2], mine = half_at(c, g->me, &bytes[g->me]), theirs = half_at(c, 1 - g->me, &bytes[1 - g->me]);
         bool all = c->op == OP_ALL_REDUCE;
         *status = ms__far_pair(c, w, half_of, bytes, all ? c->out + mine : c->out, all ? c->out + theirs : NULL);
@@ -382,7 +373,7 @@ ms_status ms__move_staged(ms_waiter *w)
     slot_of(g, g->me, c->seq)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
     MS_TRY(wait_round(w, ++round));
     size_t room = WINDOW / (size_t)blocks;
-    if (g->far && !ms__coll_reduces(c->op)) room /= (size_t)g->n;  // mirrors of all members share one result window
+    if (g->far && !reduces(c->op)) room /= (size_t)g->n;  // mirrors of all members share one result window
     room = (room & ~(size_t)63) >= 64 ? room & ~(size_t)63 : 64;
     for (int i = 0; i < (c->op == OP_ALL_GATHER ? c->n_pieces : 1); i++) {
         const ms_piece *p = c->op == OP_ALL_GATHER ? &c->pieces[i] : NULL;

@@ -87,103 +87,56 @@ static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_g
     return MS_OK;
 }
 
-static ms_status prepare(const ms_dist_call *d, ms_group *g, const char *name, operands *o, ms_coll **made)
+static bool sizes_fit(int op, const ms_tensor *out, const ms_tensor *in, int64_t n)
 {
-    bool async = d->async != 0;
-    int op = d->op == MS_DIST_SEND || d->op == MS_DIST_RECV ? OP_SEND_RECV : d->op;
+    switch (op) {
+    case OP_ALL_GATHER:
+    case OP_GATHER: return !out || out->numel == in->numel * n;
+    case OP_REDUCE_SCATTER: return in->numel == out->numel * n;
+    case OP_ALL_TO_ALL: return in->numel == out->numel && in->numel % n == 0;
+    default: return true;
+    }
+}
+
+// In place where it is natural: the own block of the larger tensor.
+static ms_status check_overlap(int op, const char *name, const ms_tensor *out, const ms_tensor *in, int me)
+{
+    bool block = ROW(op)->kind & IN_BLOCK;
+    const ms_tensor *small = op == OP_ALL_GATHER ? in : out, *large = op == OP_ALL_GATHER ? out : in;
+    if (!overlap(in, out)) return MS_OK;
+    if (block && (const char *)ms__data(large) + (size_t)me * ms__nbytes(small) == ms__data(small)) return MS_OK;
+    return ms__fail(MS_EINVAL, "%s: out and in overlap%s", name,
+                    block ? "; in place means this rank's own block of the larger one" : "");
+}
+
+// The tensors of a script's call, checked and contiguous, and the request that they make.
+static ms_status prepare(const ms_dist_call *d, const char *name, operands *o, ms_request *r)
+{
+    const ms_coll_row *row = ROW(r->op);
+    ms_group *g = r->group;
+    int root = ms__coll_root(g, r->op, d->root);
     ms_tensor *out = NULL, *in = NULL;
-    bool needs_out = op != OP_SEND_RECV ? true : d->op == MS_DIST_RECV;
-    if (op == OP_GATHER && g->ranks[g->me] != d->root) needs_out = false;
-    bool needs_in = op == OP_ALL_GATHER || op == OP_REDUCE_SCATTER || op == OP_GATHER || op == OP_ALL_TO_ALL ||
-                    d->op == MS_DIST_SEND;
-    if (needs_out) {
+    bool sends = on_side(row->reads, g->me, root);
+    if ((row->kind & IN_PLACE) || on_side(row->writes, g->me, root)) {
         if (!(out = ms__tensor(d->out))) return (ms_status)ms_error_code();
         MS_TRY(check_tensor(name, "the output", out));
     }
-    if (needs_in) {
+    if (sends && !(row->kind & IN_PLACE) && r->op != OP_SCATTER) {
         if (!(in = ms__tensor(d->in))) return (ms_status)ms_error_code();
         MS_TRY(check_tensor(name, "the input", in));
         if (out && in->dtype != out->dtype)
             return ms__fail(MS_EINVAL, "%s: out is %s, in is %s", name, ms__tensor_text(out), ms__tensor_text(in));
     }
-    int dtype = in ? in->dtype : out->dtype;
-    if (ms__coll_reduces(op)) MS_TRY(check_reduction(name, d->reduction, dtype));
-    int64_t n = g->n;
-    bool fits = op == OP_ALL_GATHER       ? out->numel == in->numel * n
-                : op == OP_REDUCE_SCATTER ? in->numel == out->numel * n
-                : op == OP_GATHER         ? !out || out->numel == in->numel * n
-                : op == OP_ALL_TO_ALL     ? in->numel == out->numel && in->numel % n == 0
-                                          : true;
-    if (!fits)
-        return ms__fail(MS_EINVAL, "%s: sizes don't fit: out is %s, in is %s, for %lld ranks", name,
-                        ms__tensor_text(out), ms__tensor_text(in), (long long)n);
+    if (reduces(r->op)) MS_TRY(check_reduction(name, d->reduction, out->dtype));
+    if (!sizes_fit(r->op, out, in, g->n))
+        return ms__fail(MS_EINVAL, "%s: sizes don't fit: out is %s, in is %s, for %d ranks", name, ms__tensor_text(out),
+                        ms__tensor_text(in), g->n);
     if (in) MS_TRY(ms__contiguous(&o->in, in));
-    bool both = op == OP_ALL_REDUCE || op == OP_BROADCAST || op == OP_REDUCE;  // read and written
-    if (out) MS_TRY(output(o, name, out, async, both));
-    if (op == OP_SCATTER && g->ranks[g->me] == d->root) MS_TRY(pack_list(&o->in, d, g, o->out));
-    if (o->in && o->out && overlap(o->in, o->out)) {
-        // In place where it is natural: the own block of the larger tensor.
-        size_t block = op == OP_ALL_GATHER ? ms__nbytes(o->in) : ms__nbytes(o->out);
-        const char *mine = (op == OP_ALL_GATHER ? (const char *)ms__data(o->out) : (const char *)ms__data(o->in)) +
-                           (size_t)g->me * block;
-        const char *other = op == OP_ALL_GATHER ? ms__data(o->in) : ms__data(o->out);
-        if ((op != OP_ALL_GATHER && op != OP_REDUCE_SCATTER) || mine != other)
-            return ms__fail(MS_EINVAL, "%s: out and in overlap%s", name,
-                            op == OP_ALL_GATHER || op == OP_REDUCE_SCATTER
-                                ? "; in place means this rank's own block of the larger one"
-                                : "");
-    }
-
-    ms_coll *c = NULL;
-    if (op == OP_BROADCAST || op == OP_REDUCE || op == OP_GATHER || op == OP_SCATTER)
-        MS_TRY(ms__coll_rooted(&c, g, op, dtype, d->root, d->site, NULL));
-    else if (!(c = ms__coll_new(g, op, dtype, d->site, NULL))) return MS_ENOMEM;
-    *made = c;
-    // Of asynchronous sends and receives: a receive must not wait behind the send whose answer it is.
-    c->stream = !async                  ? MS_STREAM_COMPUTE
-                : op == OP_ALL_GATHER   ? MS_STREAM_GATHER
-                : d->op == MS_DIST_SEND ? MS_STREAM_COPY
-                                        : MS_STREAM_REDUCE;
-    c->red = ms__coll_reduces(op) ? (uint8_t)d->reduction : 0;
-    ms_tensor *first = both ? o->out : o->in;
-    bool reads = first && (op != OP_BROADCAST || c->root == g->me),
-         writes = o->out && !(op == OP_BROADCAST && c->root == g->me);
-    if (op == OP_REDUCE && c->root != g->me) writes = false;
-    c->keep[0] = ms__retain(first);
-    c->keep[1] = ms__retain(o->out);
-    if (reads) {
-        c->in_storage = first->storage;
-        c->in = ms__data(first);
-        c->in_bytes = ms__nbytes(first);
-    }
-    if (o->out) c->out = ms__data(o->out);
-    if (writes) {
-        c->out_storage = o->out->storage;
-        c->out_bytes = ms__nbytes(o->out);
-    }
-    const ms_tensor *counted = op == OP_REDUCE_SCATTER || op == OP_SCATTER                     ? o->out
-                               : op == OP_ALL_TO_ALL || op == OP_GATHER || op == OP_ALL_GATHER ? o->in
-                               : o->out                                                        ? o->out
-                                                                                               : o->in;
-    c->count = (size_t)(op == OP_ALL_TO_ALL ? counted->numel / n : counted->numel);
-    c->print.count = (uint64_t)counted->numel;
-    ms__print_shape(&c->print, op == OP_REDUCE_SCATTER ? o->in : counted);
-    c->inline_ =
-        op != OP_SCATTER && op != OP_SEND_RECV &&
-        (size_t)counted->numel * (size_t)ms__dtype_size(dtype) * (size_t)(op == OP_REDUCE_SCATTER ? n : 1) <= PAYLOAD;
-    if (op == OP_ALL_GATHER) {
-        size_t block = ms__nbytes(o->in);
-        if (!(c->pieces = malloc(sizeof *c->pieces))) {
-            c->in_storage = c->out_storage = NULL;  // borrowed until it is issued
-            ms__coll_drop(c);
-            *made = NULL;
-            return ms__no_memory(sizeof(ms_piece), "all_gather", "a piece");
-        }
-        c->n_pieces = 1;
-        c->pieces[0] = (ms_piece) {
-            .in_offset = 0, .out_offset = 0, .out_stride = block, .bytes = block, .total = block * (size_t)n
-        };
-    }
+    if (out) MS_TRY(output(o, name, out, d->async, row->kind & IN_PLACE));
+    if (r->op == OP_SCATTER && sends) MS_TRY(pack_list(&o->in, d, g, o->out));
+    if (o->in && o->out) MS_TRY(check_overlap(r->op, name, o->out, o->in, g->me));
+    r->in = o->in;
+    r->out = o->out;
     return MS_OK;
 }
 
@@ -194,9 +147,8 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
     if (!g) return MS_EINVAL;
     if (d->op < 0 || d->op > MS_DIST_RECV) return ms__fail(MS_EINVAL, "dist: there is no collective %d", d->op);
     bool p2p = d->op == MS_DIST_SEND || d->op == MS_DIST_RECV;
-    const char *name = d->op == MS_DIST_SEND ? "send" : d->op == MS_DIST_RECV ? "recv" : ms__coll_names[d->op];
+    const char *name = d->op == MS_DIST_SEND ? "send" : d->op == MS_DIST_RECV ? "recv" : ROW(d->op)->name;
     if (g->me < 0) return ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", name, ms__world.rank);
-    if (d->op == MS_DIST_BARRIER) return ms__barrier(g, 0, d->site, NULL);
     if (p2p) {
         if (d->root < 0 || d->root >= ms__world.size)
             return ms__fail(MS_EINVAL, "%s: there is no rank %d in the world of %d", name, d->root, ms__world.size);
@@ -204,14 +156,21 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
         if (!(g = d->op == MS_DIST_SEND ? ms__pair(ms__world.rank, d->root) : ms__pair(d->root, ms__world.rank)))
             return MS_ENOMEM;
     }
+    ms_request r = { .group = g,
+                     .op = p2p ? OP_SEND_RECV : d->op,
+                     .reduction = (ms_reduction)d->reduction,
+                     .root = d->root,
+                     .by_script = true,
+                     .label = { .site = d->site } };
+    // A receive must not wait behind the send whose answer it is.
+    if (d->async && r.op != OP_BARRIER) r.stream = d->op == MS_DIST_SEND ? MS_STREAM_COPY : ROW(r.op)->stream;
     operands o = { 0 };
     ms_coll *c = NULL;
-    ms_status status = prepare(d, g, name, &o, &c);
+    ms_status status = r.op == OP_BARRIER ? MS_OK : prepare(d, name, &o, &r);
+    if (status == MS_OK) status = ms__coll_make(&r, &c);
     if (status == MS_OK) {
-        if (p2p) c->print.root = g->ranks[0];
-        double in = o.in ? (double)o.in->numel : (double)o.out->numel, out = o.out ? (double)o.out->numel : 0;
-        if (c->out_bytes || c->out_storage) o.out->version->count++;
-        status = ms__coll_issue(c, in, out, d->async ? work : NULL);
+        if (c->out_storage) o.out->version->count++;
+        status = ms__coll_issue(c, d->async ? work : NULL);
     }
     if (status == MS_OK && o.result) status = ms__copy(o.result, o.out);
     operands_drop(&o);
@@ -230,15 +189,8 @@ void ms_dist_refused(double group, const char *text, const char *site, double si
         return;  // it has met a peer's error
     ms_group *g = group < 0 ? ms__pair_by_id(group) : ms__group_by_id(group);
     if (!g || g->me < 0 || g->n == 1) return;
-    ms_coll *c = ms__comm_error_since(epoch) ? NULL : ms__coll_new(g, OP_REFUSED, MS_U8, site, NULL);
-    if (c) {
-        size_t n = strlen(text) + 1;
-        c->in = (char *)text;
-        c->in_bytes = n < PAYLOAD ? n : PAYLOAD;
-        c->inline_ = true;
-        if (ms__coll_issue(c, 0, 0, NULL) == MS_OK) return;
-    }
-    ms__comm_publish_error(text, epoch, false);
+    ms_request r = { .group = g, .op = OP_REFUSED, .refusal = text, .label = { .site = site } };
+    if (ms__comm_error_since(epoch) || ms__collective(&r, NULL) != MS_OK) ms__comm_publish_error(text, epoch, false);
 }
 
 // ---- bytes ----------------------------------------------------------------------------------------
@@ -252,27 +204,16 @@ static ms_status byte_tensor(ms_tensor **out, size_t n)
     return ms__tensor_new(out, MS_U8, MS_CPU, 1, &shape, "dist");
 }
 
-static ms_status run_plain(ms_group *g, int op, ms_tensor *out, ms_tensor *in, int root, const char *site)
+static ms_status gather_plain(ms_group *g, ms_tensor *out, ms_tensor *in, const char *site)
 {
-    ms_coll *c = NULL;
-    if (op == OP_BROADCAST) return ms__broadcast_on(g, out, root, MS_STREAM_COMPUTE, site, NULL, NULL);
-    ms_piece piece = { .out_stride = ms__nbytes(in), .bytes = ms__nbytes(in), .total = ms__nbytes(out) };
-    if (!(c = ms__coll_new(g, op, in->dtype, site, NULL))) return MS_ENOMEM;
-    if (!(c->pieces = malloc(sizeof piece))) {
-        ms__coll_drop(c);
-        return ms__no_memory(sizeof piece, "all_gather", "a piece");
-    }
-    c->pieces[0] = piece;
-    c->n_pieces = 1;
-    c->count = (size_t)in->numel;
-    c->print.count = (uint64_t)in->numel;
-    c->in_storage = in->storage;
-    c->out_storage = out->storage;
-    c->in = ms__data(in);
-    c->out = ms__data(out);
-    c->in_bytes = ms__nbytes(in);
-    c->inline_ = c->in_bytes <= PAYLOAD;
-    return ms__coll_issue(c, (double)in->numel, (double)out->numel, NULL);
+    return ms__collective(
+        &(ms_request) { .group = g, .op = OP_ALL_GATHER, .in = in, .out = out, .label = { .site = site } }, NULL);
+}
+
+static ms_status broadcast_plain(ms_group *g, ms_tensor *t, int root, const char *site)
+{
+    return ms__collective(
+        &(ms_request) { .group = g, .op = OP_BROADCAST, .out = t, .root = root, .label = { .site = site } }, NULL);
 }
 
 ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, const char **all,
@@ -287,7 +228,7 @@ ms_status ms_dist_gather_bytes(double group, const char *data, double n, const c
     if (status == MS_OK) status = byte_tensor(&sizes, 8 * (size_t)g->n);
     if (status == MS_OK) {
         memcpy(ms__data(mine), &n, 8);
-        status = run_plain(g, OP_ALL_GATHER, sizes, mine, 0, site);
+        status = gather_plain(g, sizes, mine, site);
     }
     ms__release(mine);
     mine = NULL;
@@ -306,7 +247,7 @@ ms_status ms_dist_gather_bytes(double group, const char *data, double n, const c
     if (status == MS_OK) {
         if (n > 0) memcpy(ms__data(mine), data, (size_t)n);
         if (most > n) memset((char *)ms__data(mine) + (size_t)n, 0, (size_t)(most - n));
-        if (most > 0) status = run_plain(g, OP_ALL_GATHER, got, mine, 0, site);
+        if (most > 0) status = gather_plain(g, got, mine, site);
     }
     ms__release(mine);
     if (status != MS_OK) {
@@ -342,14 +283,14 @@ ms_status ms_dist_broadcast_bytes(double group, int source, const char *data, do
     ms_status status = byte_tensor(&size, 8);
     if (status == MS_OK) {
         memcpy(ms__data(size), &n, 8);
-        status = run_plain(g, OP_BROADCAST, size, NULL, source, site);
+        status = broadcast_plain(g, size, source, site);
         memcpy(&n, ms__data(size), 8);
     }
     ms__release(size);
     if (status == MS_OK) status = byte_tensor(&got, (size_t)n);
     if (status == MS_OK && n > 0) {
         if (root) memcpy(ms__data(got), data, (size_t)n);
-        status = run_plain(g, OP_BROADCAST, got, NULL, source, site);
+        status = broadcast_plain(g, got, source, site);
     }
     if (status != MS_OK) {
         ms__release(got);

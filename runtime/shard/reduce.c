@@ -202,12 +202,11 @@ static bool uniform(int n, unit_param **present)
 
 // Parameters without a gradient are left out of the block: where ranks leave out different ones it would mix their
 // gradients, and where the sizes are equal nobody would notice.
-static void mark_present(const unit *u, const reduction *r)
+static void mark_present(const unit *u, const reduction *r, ms_label *label, char *words, size_t size)
 {
-    char words[256];
     uint64_t mark = 14695981039346656037ull;
     int missing = u->n - r->n, told = 0,
-        at = snprintf(words, sizeof words, missing <= r->n ? "no gradient of" : "gradients of");
+        at = snprintf(words, size, missing <= r->n ? "no gradient of" : "gradients of");
     if (missing == 0) return;
     for (int j = 0, k = 0; j < u->n; j++) {
         bool there = k < r->n && r->present[k] == &u->params[j];
@@ -215,13 +214,14 @@ static void mark_present(const unit *u, const reduction *r)
         mark = (mark ^ (uint64_t)there) * 1099511628211ull;
         if (there == (missing <= r->n) || at >= 72) continue;
         const char *name = u->params[j].param->name;
-        int n = snprintf(words + at, sizeof words - (size_t)at, "%s'%s'", told ? ", " : " ", name ? name : "?");
-        at = n < (int)sizeof words - at ? at + n : (int)sizeof words - 1;
+        int n = snprintf(words + at, size - (size_t)at, "%s'%s'", told ? ", " : " ", name ? name : "?");
+        at = n < (int)size - at ? at + n : (int)size - 1;
         told++;
     }
     int left = (missing <= r->n ? missing : r->n) - told;
-    if (left) snprintf(words + at, sizeof words - (size_t)at, " and %d more", left);
-    ms__comm_mark(mark, words);
+    if (left) snprintf(words + at, size - (size_t)at, " and %d more", left);
+    label->part = mark;
+    label->part_of = words;
 }
 
 // World of one: a gradient lands as it is.
@@ -285,7 +285,6 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     if (u->views != MS_VIEWS_SHARDED) return ms__flat_reduce(run, u);
     // Over a mesh each of the two steps takes its own mean; a factor of the script's divides at the first. The mean is
     // the sum divided once, as in DDP: the same bits for any number of ranks.
-    ms_reduction red = u->settings.divide > 0 ? MS_SUM : MS_AVG;
     double scale = u->settings.divide > 0 ? 1 / u->settings.divide : 1;
     if (u->world == 1 && !u->replicate && u->settings.all_reduce_hook == 0) return land_alone(run, u, scale);
     reduction r = { .owner = u,
@@ -318,23 +317,31 @@ ms_status ms__unit_reduce(ms_run *run, unit *u)
     // Offloaded, the result is wanted on the CPU, unless the script looks at it first.
     int lands = u->settings.all_reduce_hook != 0 ? u->memory.device : u->memory.home;
     if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
-    ms__unit_model(u);
-    mark_present(u, &r);
-    if (st == MS_OK && apart)
-        st = ms__reduce_scatter_parts(u->group, r.out, r.n, parts, red, scale, MS_STREAM_REDUCE,
-                                      ms__unit_reduced_name(u), &r.work);
-    else if (st == MS_OK)
-        st = ms__reduce_scatter(u->group, r.out, r.in, red, scale, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
+    char words[256];
+    ms_request request = { .group = u->group,
+                           .op = MS_DIST_REDUCE_SCATTER,
+                           .reduction = u->settings.divide > 0 ? MS_SUM : MS_AVG,
+                           .scale = scale,
+                           .stream = MS_STREAM_REDUCE,
+                           .in = r.in,
+                           .out = r.out,
+                           .n_parts = apart ? r.n : 0,
+                           .parts = parts,
+                           .label = ms__unit_label(u, ms__unit_reduced_name(u)) };
+    mark_present(u, &r, &request.label, words, sizeof words);
+    if (st == MS_OK) st = ms__collective(&request, &r.work);
     for (int k = 0; k < r.n && apart; k++) ms__release(parts[k].t);
     r.partial = u->replicate && !u->settings.all_reduce;
     if (st == MS_OK && u->replicate && u->settings.all_reduce) {
         if (u->gradients.partial) st = add_partial(u, &r);
         r.scattered = r.work;
         r.work = NULL;
-        ms__unit_model(u);
-        mark_present(u, &r);
-        if (st == MS_OK)
-            st = ms__all_reduce(u->replicate, r.out, red, 1, MS_STREAM_REDUCE, ms__unit_reduced_name(u), &r.work);
+        request.group = u->replicate;
+        request.op = MS_DIST_ALL_REDUCE;
+        request.scale = 1;
+        request.in = NULL;
+        request.n_parts = 0;
+        if (st == MS_OK) st = ms__collective(&request, &r.work);
     }
     if (st != MS_OK) {
         ms__unit_drop_reduction(&r);

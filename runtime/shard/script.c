@@ -123,6 +123,12 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
         ms_tensor *dst = ms__tensor_on(packed->storage, part->dtype, part->ndim, part->shape, rows ? 0 : p->first);
         st = ms__copy(dst, part);
         ms__release(dst);
+        ms_request r = { .group = u->group,
+                         .op = MS_DIST_ALL_GATHER,
+                         .from = packed->storage,
+                         .dtype = part->dtype,
+                         .n_pieces = 1,
+                         .label.unit = u->name };
         if (rows && st == MS_OK) {
             size_t line = (size_t)(p->chunk * p->row_numel) * esz;
             ms_piece piece = { .out_stride = line,
@@ -130,8 +136,9 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
                                .total = (size_t)out->numel * esz,
                                .line = p->dim > 0 ? line : 0,
                                .out_line = (size_t)(p->rows * p->row_numel) * esz };
-            st = ms__all_gather_pieces(u->group, out->storage, packed->storage, 1, &piece, part->dtype,
-                                       MS_STREAM_COMPUTE, u->name, NULL);
+            r.to = out->storage;
+            r.pieces = &piece;
+            st = ms__collective(&r, NULL);
         } else if (st == MS_OK) {
             ms_tensor *all;
             int64_t n = block * u->world;
@@ -140,8 +147,9 @@ ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
                 ms_piece piece = { .out_stride = (size_t)block * esz,
                                    .bytes = (size_t)block * esz,
                                    .total = (size_t)n * esz };
-                st = ms__all_gather_pieces(u->group, all->storage, packed->storage, 1, &piece, part->dtype,
-                                           MS_STREAM_COMPUTE, u->name, NULL);
+                r.to = all->storage;
+                r.pieces = &piece;
+                st = ms__collective(&r, NULL);
                 int64_t each = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(p->dtype));
                 int64_t begin = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low));
                 for (int r = 0; st == MS_OK && r < u->world; r++) {

@@ -138,8 +138,15 @@ ms_status ms_unit_summon(double handle, int show)
             st = ms__move(u->state.summoned->device, u->state.summoned->data, u->memory.shard->device,
                           u->memory.shard->data, u->memory.shard_bytes);
         else if (st == MS_OK)
-            st = ms__all_gather_pieces(u->group, u->state.summoned, u->memory.shard, 1, &piece, u->params[0].dtype,
-                                       MS_STREAM_COMPUTE, u->name, NULL);
+            st = ms__collective(&(ms_request) { .group = u->group,
+                                                .op = MS_DIST_ALL_GATHER,
+                                                .from = u->memory.shard,
+                                                .to = u->state.summoned,
+                                                .dtype = u->params[0].dtype,
+                                                .n_pieces = 1,
+                                                .pieces = &piece,
+                                                .label.unit = u->name },
+                                NULL);
         if (st != MS_OK) {
             ms__storage_release(u->state.summoned);
             u->state.summoned = NULL;

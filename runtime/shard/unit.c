@@ -227,7 +227,10 @@ ms_status ms__unit_check_home(const unit *u)
                     names);
 }
 
-void ms__unit_model(const unit *u) { ms__comm_model(u->context ? u->context->model : 0); }
+ms_label ms__unit_label(const unit *u, const char *name)
+{
+    return (ms_label) { .unit = name, .model = u->context ? u->context->model : 0 };
+}
 
 // The shards are gathered from where they are: offloaded ones out of the CPU's memory, the wholes into the device's.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
@@ -280,19 +283,20 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         if (st == MS_OK && u->memory.n_extensions) st = ms__extensions_pack(u);
         from = u->memory.low;
     }
-    if (st == MS_OK && post) {
-        ms_piece slice = { .out_stride = u->memory.post_bytes,
-                           .bytes = u->memory.post_bytes,
-                           .total = u->memory.full_bytes };
-        ms__unit_model(u);
-        st = ms__all_gather_pieces(u->settings.post_group, u->memory.full, u->memory.post, 1, &slice, gathered_dtype(u),
-                                   stream, u->name, &u->state.gather);
-    } else if (st == MS_OK) {
-        ms__comm_unit_told(u->settings.checked);
-        ms__unit_model(u);
-        st = ms__all_gather_pieces(u->group, u->memory.full, from, u->memory.n_pieces, u->memory.pieces,
-                                   gathered_dtype(u), stream, u->name, &u->state.gather);
-    }
+    ms_piece slice = { .out_stride = u->memory.post_bytes,
+                       .bytes = u->memory.post_bytes,
+                       .total = u->memory.full_bytes };
+    ms_request r = { .group = post ? u->settings.post_group : u->group,
+                     .op = MS_DIST_ALL_GATHER,
+                     .stream = stream,
+                     .from = post ? u->memory.post : from,
+                     .to = u->memory.full,
+                     .dtype = gathered_dtype(u),
+                     .n_pieces = post ? 1 : u->memory.n_pieces,
+                     .pieces = post ? &slice : u->memory.pieces,
+                     .label = ms__unit_label(u, u->name) };
+    r.label.text_only = !post && u->settings.checked;
+    if (st == MS_OK) st = ms__collective(&r, &u->state.gather);
     if (u->memory.low) {
         ms__storage_release(u->memory.low);  // the collective holds its own reference
         u->memory.low = NULL;

@@ -241,7 +241,7 @@ uint64_t ms__unit_versions(const unit *u);                    // of its paramete
 bool ms__unit_idle(const unit *u);                            // nobody is between its pre- and post-phase
 ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part);  // part is laid out like p's local tensor; collective
 ms_status ms__unit_replan(unit *u);                           // after a change of what is gathered how; it is sharded
-void ms__unit_model(const unit *u);                           // of u's next collective
+ms_label ms__unit_label(const unit *u, const char *name);     // of a collective of u
 const char *ms__unit_reduced_name(const unit *u);             // of its reductions
 void ms__unit_note(const unit *u, int event, bool prefetched);
 void ms__unit_log(const unit *u, const char *phase);  // NULL: of the root

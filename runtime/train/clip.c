@@ -168,12 +168,14 @@ static ms_status over_ranks(ms_group *group, double *value, bool maximum)
 {
     int64_t one = 1;
     ms_tensor *t = NULL;
-    ms_work *work = NULL;
     MS_TRY(ms__tensor_new(&t, MS_F64, MS_CPU, 1, &one, "clip_grad_norm_"));
     *(double *)ms__data(t) = *value;
-    ms_status st = ms__all_reduce(group, t, maximum ? MS_MAX : MS_SUM, 1, MS_STREAM_COMPUTE, "clip_grad_norm_", &work);
-    if (st == MS_OK && work) st = ms__work_wait(work);
-    ms__work_release(work);
+    ms_request r = { .group = group,
+                     .op = MS_DIST_ALL_REDUCE,
+                     .reduction = maximum ? MS_MAX : MS_SUM,
+                     .out = t,
+                     .label.unit = "clip_grad_norm_" };
+    ms_status st = ms__collective(&r, NULL);
     if (st == MS_OK) *value = *(double *)ms__data(t);
     ms__release(t);
     return st;

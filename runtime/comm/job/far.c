@@ -109,7 +109,7 @@ static ms_status lost(ms_coll *c, const char *what)
 
 static ms_status no_memory(ms_coll *c, size_t bytes, const char *what)
 {
-    ms__no_memory(bytes, ms__coll_names[c->op], "%s", what);
+    ms__no_memory(bytes, ROW(c->op)->name, "%s", what);
     return ms__comm_lost(c);
 }
 
@@ -385,7 +385,7 @@ ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *m
     int tag = tag_of(c, KIND_WINDOW);
     for (int k = 0; k < g->n; k++) {
         int node = ms__world.node_of[g->ranks[k]];
-        if (!ms__coll_gives(c, k)) continue;
+        if (!on_side(ROW(c->op)->reads, k, c->root)) continue;
         if (node != ms__world.node) {
             MS_TRY(launch(w, &f, irecv(mirror + (size_t)k * stride, bytes, leader_on(g, node), tag), true));
             continue;

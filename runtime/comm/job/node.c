@@ -376,8 +376,8 @@ ms_status ms__coll_fail(const ms_coll *c, const char *what)
     char mine[400], group[200];
     ms__print_text(&c->print, mine, sizeof mine);
     ms__group_text(c->g, group, sizeof group);
-    return ms__fail(MS_ECOMM, "%s: collective #%u of %s (%s): %s", ms__coll_names[c->op], (unsigned)c->word, group,
-                    mine, what);
+    return ms__fail(MS_ECOMM, "%s: collective #%u of %s (%s): %s", ROW(c->op)->name, (unsigned)c->word, group, mine,
+                    what);
 }
 
 static ms_status report_absence(ms_waiter *w)

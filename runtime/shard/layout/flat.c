@@ -28,24 +28,6 @@ static ms_status divide(ms_tensor *t, double by)
     return MS_OK;
 }
 
-// Starts the sum of in over `scatter` (its block goes to out; NULL: out is in) and then of out over `all` (may be
-// NULL).
-static ms_status start_sum(ms_group *scatter, ms_group *all, ms_tensor *out, ms_tensor *in, double before,
-                           ms_stream_kind stream, const unit *u, ms_work **scattered, ms_work **work)
-{
-    const char *name = u ? ms__unit_reduced_name(u) : NULL;
-    bool told = u && u->settings.checked;
-    MS_TRY(divide(in, before));
-    ms__comm_unit_told(told);
-    if (u) ms__unit_model(u);
-    if (scatter) MS_TRY(ms__reduce_scatter(scatter, out, in, MS_SUM, 1, stream, name, scattered));
-    ms__comm_unit_told(told);
-    if (u) ms__unit_model(u);
-    ms_status st = all ? ms__all_reduce(all, out, MS_SUM, 1, stream, name, work) : MS_OK;
-    ms__comm_unit_told(false);
-    return st;
-}
-
 static ms_status group_fits(const ms_group *g, int n, const char *what)
 {
     if (ms__group_rank(g) < 0)
@@ -78,14 +60,13 @@ ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad_id, ms_id out_id)
         sum = ms__retain(out);
     }
     ms_tensor *result = out ? sum : in;
-    ms_work *scattered = NULL, *work = NULL;
+    if (st == MS_OK) st = divide(in, h->before);
     if (st == MS_OK)
-        st = start_sum(out ? g : NULL, out ? NULL : g, result, in, h->before, MS_STREAM_COMPUTE, NULL, &scattered,
-                       &work);
-    if (st == MS_OK) st = ms__work_wait(scattered);
-    if (st == MS_OK) st = ms__work_wait(work);
-    ms__work_release(scattered);
-    ms__work_release(work);
+        st = ms__collective(&(ms_request) { .group = g,
+                                            .op = out ? MS_DIST_REDUCE_SCATTER : MS_DIST_ALL_REDUCE,
+                                            .in = out ? in : NULL,
+                                            .out = result },
+                            NULL);
     if (st == MS_OK) st = divide(result, h->after);
     if (st == MS_OK && low) st = ms__copy(out ? out : grad, result);
     (out ? out : grad)->version->count++;
@@ -287,9 +268,22 @@ ms_status ms__flat_reduce(ms_run *run, unit *u)
             st = ms__copy(r.out, own);
             ms__release(own);
         }
-    } else if (st == MS_OK)
-        st = start_sum(scatter, replicas, r.out, r.in, summed ? h->before : u->options.before, MS_STREAM_REDUCE, u,
-                       &r.scattered, &r.work);
+    } else if (st == MS_OK) {
+        ms_label label = ms__unit_label(u, ms__unit_reduced_name(u));
+        label.text_only = u->settings.checked;
+        ms_request blocks = { .group = scatter,
+                              .op = MS_DIST_REDUCE_SCATTER,
+                              .stream = MS_STREAM_REDUCE,
+                              .in = r.in,
+                              .out = r.out,
+                              .label = label };
+        ms_request wholes = {
+            .group = replicas, .op = MS_DIST_ALL_REDUCE, .stream = MS_STREAM_REDUCE, .out = r.out, .label = label
+        };
+        st = divide(r.in, summed ? h->before : u->options.before);
+        if (st == MS_OK && scatter) st = ms__collective(&blocks, &r.scattered);
+        if (st == MS_OK && replicas) st = ms__collective(&wholes, &r.work);
+    }
     c->reducing = r;
     if (st != MS_OK) ms__unit_drop_reduction(&c->reducing);
     return st;
