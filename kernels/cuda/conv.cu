@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// cuda/conv.cu -- conv2d as on the CPU (cpu/conv.c): images become matrices of what each kernel element meets, as many
-// images at a time as ROOM holds, and one batched product a group does the rest. A 1 x 1 kernel meets the images
-// themselves. A bias is one more column of the weight over a row of ones, so that half types round once. Gradients
-// accumulate in float32 or float64, images in order.
+// cuda/conv.cu -- conv2d as on the CPU (cpu/product/conv.c): images become matrices of what each kernel element meets,
+// as many images at a time as ROOM holds, and one batched product a group does the rest. A 1 x 1 kernel meets the
+// images themselves. A bias is one more column of the weight over a row of ones, so that half types round once.
+// Gradients accumulate in float32 or float64, images in order.
 //
 // Sizes: K = channels of a group x kernel elements, L = output positions, M = outputs of a group.
 #include "rows/conv.h"

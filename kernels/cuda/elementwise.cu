@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cuda/elementwise.cu -- the formulas of formulas.h on the GPU. One kernel a computing type and layout, with
-// the formula chosen by a number that is the same for all threads: few instantiations, so that the
-// plugin builds in seconds. Those that training uses most are chosen at compile time as well.
+// cuda/elementwise.cu -- the formulas of formulas/elementwise.h on the GPU. One kernel a computing type and layout,
+// with the formula chosen by a number that is the same for all threads: few instantiations, so that the plugin builds
+// in seconds. Those that training uses most are chosen at compile time as well.
 #include "cuda/cuda.h"
 #ifdef __CUDACC__
 #pragma nv_diag_suppress 177  // formulas that this type does not use

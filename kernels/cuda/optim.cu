@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cuda/optim.cu -- the fused optimizer step and the norm of gradients: one launch for all leaves of a device,
-// with the formulas of optim_formulas.h.
+// with the formulas of formulas/optim.h.
 #include "cuda/cuda.h"
 
 #define REAL float

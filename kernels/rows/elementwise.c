@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // rows/elementwise.c -- rows of the elementwise operators: what they accept, what comes out, and their
-// gradients. The formulas are in formulas.h, the CPU loops in cpu/elementwise.c.
+// gradients. The formulas are in formulas/elementwise.h, the CPU loops in cpu/elementwise/elementwise.c.
 #include "cpu/cpu.h"
 #include "rows/ops.h"
 

@@ -4,7 +4,7 @@
 // A call is checked (inputs alive, on one device, resident; then the row's own check, which makes
 // the outputs), run on its device, and recorded on the tape when some input asks for gradients.
 // On failure the outputs are released and the error names the operator. A call that fails for lack of memory has no
-// effect: scripts repeat it after a collection (tensor.lua), so the tape's node and the outputs' names are there
+// effect: scripts repeat it after a collection (tensor/init.lua), so the tape's node and the outputs' names are there
 // before the kernel runs, and random numbers that were drawn are given back.
 #define _GNU_SOURCE
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // train/optim_body.h -- the optimizers' passes over [first, last); included by optim.c once per element type with
 //   T (stored parameter and gradient), REAL (arithmetic and state), LOAD(x), STORE(x), N(name), R(name).
-// Every array is read and written once. The formulas are in optim_formulas.h.
+// Every array is read and written once. The formulas are in formulas/optim.h.
 
 static MS_KERNEL void N(sgd)(T *restrict p, const T *restrict g, const ms_optim_options *o, int64_t n)
 {

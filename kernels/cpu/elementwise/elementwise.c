@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/elementwise/elementwise.c -- CPU loops over the formulas of formulas.h, and the kernels that hand them to the
-// elementwise engine (loops.h).
+// cpu/elementwise/elementwise.c -- CPU loops over the formulas of formulas/elementwise.h, and the kernels that hand
+// them to the elementwise engine (loops.h).
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"
 #include "rows/ops.h"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- What a script puts on the tape by itself: functions with a backward of their own, and regions whose forward runs
---- again at backward (checkpoints). Backward meets both as events (autograd.lua).
+--- again at backward (checkpoints). Backward meets both as events (autograd/init.lua).
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"

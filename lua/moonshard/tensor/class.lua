@@ -7,7 +7,7 @@
 ---   function TwoTensor:inner_tensors() return { self.a, self.b } end
 ---
 --- An instance has no tensor in the engine: its id is negative, which every engine call refuses. That refusal is where
---- operations notice it (tensor.lua's failure paths), so plain tensors pay nothing. What is no operator of the engine
+--- operations notice it (tensor/init.lua's failure paths), so plain tensors pay nothing. What is no operator of the engine
 --- (grads, hooks, lifetimes) has methods of its own here. Shape, dtype and device are the first inner tensor's.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"

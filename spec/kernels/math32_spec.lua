@@ -1,0 +1,42 @@
+-- SPDX-License-Identifier: MIT
+--- The float functions of kernels/formulas/math32.h against libm's in float64: errors in units of the last place of a
+--- float, over a sample of all magnitudes.
+local ms = require "moonshard"
+
+-- Of a float of that value; subnormal results have the smallest one's.
+local function ulp(x)
+  local _, exponent = math.frexp(x)
+  return 2 ^ math.max(exponent - 24, -149)
+end
+
+-- range: log10 of the largest argument; the smallest is 1e-30.
+local FUNCTIONS = {
+  { "exp", signed = true, range = 1.9, bound = 1 },
+  { "log", range = 38, bound = 1 },
+  { "tanh", signed = true, range = 1.5, bound = 3 },
+  { "sin", signed = true, range = 5, bound = 3 },
+  { "cos", signed = true, range = 5, bound = 3 },
+}
+
+describe("float32", function()
+  for _, f in ipairs(FUNCTIONS) do
+    local name = f[1]
+    it(("%s is within %d units in the last place"):format(name, f.bound), function()
+      ms.manual_seed(11)
+      ms.scope(function()
+        local exponents = ms.rand(20000, { dtype = "float64" }) * (30 + f.range) - 30
+        local x = ((exponents * math.log(10)):exp()):float()
+        if f.signed then x = x * (ms.rand(20000):gt(0.5):float() * 2 - 1) end
+        local arguments, got = x:double():tolist(), x[name](x):double():tolist()
+        local worst, at = 0, nil
+        for k = 1, #got do
+          local wanted = math[name](arguments[k])
+          local off = math.abs(got[k] - wanted) / ulp(wanted)
+          if not (off <= worst) then worst, at = off, arguments[k] end
+        end
+        assert.is_true(worst <= f.bound, ("%.2f units at %.9g"):format(worst, at or 0))
+        assert.is_true(worst > 0.3)                     -- the comparison is one of roundings
+      end)
+    end)
+  end
+end)
