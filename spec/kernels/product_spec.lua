@@ -187,6 +187,35 @@ describe("attention:", function()
     assert.is_true(leaf.grad:isfinite():all():item())
   end)
 
+  it("splits a projection into heads, and merges them again", function()
+    local x = ms.randn(2, 5, 24, { dtype = "float64", requires_grad = true })
+    for _, in_scope in ipairs { false, true } do
+      local function split_and_merge()
+        local parts = { nn.F.split_heads(x, 2) }
+        for k, part in ipairs(parts) do
+          assert.are.same({ 2, 2, 5, 4 }, { unpack(part.shape) })
+          parts[k] = nn.F.merge_heads(part)
+        end
+        return ms.cat(parts, 3)
+      end
+      local y = in_scope and ms.scope(split_and_merge) or split_and_merge()
+      assert.is_true(y:equal(x))
+      assert.is_true(ms.testing.gradcheck(function() return in_scope and ms.scope(split_and_merge)
+        or split_and_merge() end, { x }))
+    end
+  end)
+
+  it("adds a mask to causal scores", function()
+    local o = { dtype = "float64", requires_grad = true }
+    local q, mask = ms.randn(2, 2, 5, 4, o), ms.randn(2, 5, 5, { dtype = "float64" })
+    local ahead = ms.full({ 5, 5 }, -math.huge, { dtype = "float64" }):triu(1)
+    local sdpa = nn.F.scaled_dot_product_attention
+    local both = sdpa(q, q, q, { attn_mask = mask, is_causal = true })
+    ms.testing.assert_close(both, sdpa(q, q, q, { attn_mask = mask + ahead }), { rtol = 1e-12, atol = 1e-12 })
+    assert.is_true(ms.testing.gradcheck(function(t) return sdpa(t, t, t, { attn_mask = mask, is_causal = true }) end,
+      { q }))
+  end)
+
   for _, width in ipairs { 1, 3, 9 } do
     it(("takes values of %d numbers for queries of 5"):format(width), function()
       local o = { dtype = "float64", requires_grad = true }

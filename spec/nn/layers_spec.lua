@@ -249,6 +249,20 @@ describe("the GPT", function()
     assert.is_false(a(first):narrow(2, 3, 1):allclose(a(swapped):narrow(2, 3, 1)))
   end)
 
+  it("takes the memory of one block without gradients, however many blocks", function()
+    local function extra(layers)
+      local m = GPT { vocab = 16, context = 64, layers = layers, heads = 2, dim = 32 }
+      local ids = ms.zeros(4, 64, { dtype = "int64" })
+      ms.reset_peak_memory_stats()
+      local before = ms.memory_stats().allocated
+      ms.no_grad(function() ms.scope(function() m(ids, ids) end) end)
+      return ms.memory_stats().peak_allocated - before
+    end
+    local two = extra(2)
+    assert.are.equal(two, extra(6))
+    assert.is_true(two <= 14 * 4 * 64 * 32 * 4, two .. " bytes")      -- 14 tensors [B, T, C]
+  end)
+
   it("says what does not fit", function()
     assert.truthy(message(small(), some_ids(1, 9)):find("9 positions are more than the context of 8", 1, true))
     assert.truthy(message(GPT, { dim = 10, heads = 4 }):find("dim 10 is not a multiple of 4 heads", 1, true))

@@ -7,9 +7,7 @@ local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
-local ops = require "moonshard.nn.ops"
-
-local drop = ops.drop
+local scope = require "moonshard.tensor.scope"
 
 ---@class CausalSelfAttention: Module
 local Attention = nn.Module:extend("CausalSelfAttention")
@@ -22,19 +20,16 @@ function Attention:init(o)
   if o.distance then self:register_buffer("distance", o.distance, { persistent = false }) end
 end
 
+local CAUSAL = { is_causal = true }
+
 function Attention:forward(x)
-  local B, T, C = x:size(1), x:size(2), x:size(3)
-  local H = self.heads
-  local D = C / H
-  local qkv = self.qkv(x)
-  local q, k, v = ops.split_heads(qkv, B, T, H, D)
-  local mask = self.distance
+  local q, k, v = nn.F.split_heads(self.qkv(x), self.heads)
+  local mask, T = self.distance, x:size(2)
   if mask and T < mask:size(2) then mask = mask:narrow(2, 1, T):narrow(3, 1, T) end
-  local y = ops.attention(q, k, v, mask, true, self.training and self.dropout or 0, 0)
-  drop(qkv)
-  local flat = ops.join_heads(y, B, T, C)
-  drop(y)
-  return self.proj(flat)
+  local p = self.training and self.dropout or 0
+  local y = nn.F.scaled_dot_product_attention(q, k, v,
+    (mask or p > 0) and { attn_mask = mask, is_causal = true, dropout_p = p } or CAUSAL)
+  return self.proj(nn.F.merge_heads(y))
 end
 
 function Attention:extra_repr() return ("%d heads, causal"):format(self.heads) end
@@ -53,22 +48,16 @@ function Block:init(o)
   if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
 end
 
--- x + part(norm(x)), letting go of what is in between.
 local function residual(x, norm, part, dropout)
-  local n = norm(x)
-  local y = part(n)
-  drop(n)
+  local y = part(norm(x))
   if dropout then y = dropout(y) end
-  local h = x + y
-  drop(y)
-  return h
+  return x + y
 end
 
+-- The first half has a scope of its own: its intermediate results are released before the second half needs memory.
 function Block:forward(x)
-  local h = residual(x, self.attn_norm, self.attn, self.drop)
-  local out = residual(h, self.mlp_norm, self.mlp, self.drop)
-  drop(h)
-  return out
+  local h = scope.run("residual", residual, x, self.attn_norm, self.attn, self.drop)
+  return residual(h, self.mlp_norm, self.mlp, self.drop)
 end
 
 ---@class GPTOptions
@@ -115,7 +104,7 @@ function GPT:init(given)
   if o.position == "alibi" then distance = distances(o, o.device) else self.position = nn.Embedding(o.context, o.dim,
     kind) end
   if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
-  self.blocks = nn.ModuleList {}
+  self.blocks = nn.Sequential {}
   for _ = 1, o.layers do self.blocks:append(Block(setmetatable({ distance = distance }, { __index = o }))) end
   self.norm = nn.LayerNorm(o.dim, { bias = o.bias, dtype = o.dtype, device = o.device })
   self.head = nn.Linear(o.dim, o.vocab, { bias = false, dtype = o.dtype, device = o.device })
@@ -148,16 +137,8 @@ function GPT:forward(ids, targets)
   local x = self.token(ids)
   if self.position then x = x + self.position(create.arange(0, T, { dtype = "int64", device = ids.device })) end
   if self.drop then x = self.drop(x) end
-  for _, block in ipairs(self.blocks) do
-    local y = block(x)
-    drop(x)
-    x = y
-  end
-  local n = self.norm(x)
-  drop(x)
-  local logits = self.head(n)
+  local logits = self.head(self.norm(self.blocks(x)))
   if not targets then return logits end
-  drop(n)
   return nn.F.cross_entropy(logits:reshape(B * T, o.vocab), targets:reshape(B * T))
 end
 

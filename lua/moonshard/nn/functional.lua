@@ -341,9 +341,9 @@ end
 local function is_uneven(q, k, v)
   if not (is_tensor(q) and is_tensor(k) and is_tensor(v)) then return false end
   local n = q.ndim
-  if n < 2 or k.ndim ~= n or v.ndim ~= n or q:size(-1) == 0 or v:size(-1) == q:size(-1) or k:size(-1) ~= q:size(-1) then
-    return false
-  end
+  if n < 2 or k.ndim ~= n or v.ndim ~= n then return false end
+  local width = q:size(-1)
+  if v:size(-1) == width or width == 0 or k:size(-1) ~= width then return false end
   for d = 1, n - 1 do
     if k:size(d) ~= v:size(d) or d < n - 1 and q:size(d) ~= k:size(d) then return false end
   end
@@ -360,22 +360,46 @@ local function uneven_attention(q, k, v, o)
   return ops.attention(widen(q, width - d), widen(k, width - d), v, o.attn_mask, o.is_causal, o.dropout_p, scale)
 end
 
+local sdpa_options = { attn_mask = opts.any, is_causal = false, dropout_p = 0, scale = opts.number }
+
 ---softmax(q k^T scale + mask) v: q [..., T, D], k [..., S, D], v [..., S, E] -> [..., T, E]. A bool mask is true where
----attention is allowed.
+---attention is allowed; a mask and is_causal may be given together.
 ---@param q Tensor
 ---@param k Tensor
 ---@param v Tensor
 ---@param given? { attn_mask: Tensor, is_causal: boolean, dropout_p: number, scale: number }
 ---@return Tensor
 function F.scaled_dot_product_attention(q, k, v, given)
-  local o = opts("scaled_dot_product_attention", given,
-    { attn_mask = opts.any, is_causal = false, dropout_p = 0, scale = opts.number })
-  if o.attn_mask and o.is_causal then
-    raise("scaled_dot_product_attention: attn_mask and is_causal exclude each other")
-  end
+  local o = opts("scaled_dot_product_attention", given, sdpa_options)
   if o.scale == 0 and is_tensor(q) then q, o.scale = q * 0, 1 end        -- the operator's 0 is one over the root of d
   if is_uneven(q, k, v) then return uneven_attention(q, k, v, o) end
   return ops.attention(q, k, v, o.attn_mask, o.is_causal, o.dropout_p, o.scale or 0)
+end
+
+---Queries, keys and values of one projection: [B, T, 3 C] -> three of [B, heads, T, C / heads].
+---@param qkv Tensor
+---@param heads integer
+---@return Tensor q
+---@return Tensor k
+---@return Tensor v
+function F.split_heads(qkv, heads)
+  if not is_tensor(qkv) then raise("split_heads: argument 1 is %s, expected a tensor", show(qkv)) end
+  if type(heads) ~= "number" or heads % 1 ~= 0 or heads < 1 then
+    raise("split_heads: argument 2 is %s, expected a whole number from 1", show(heads))
+  end
+  if qkv.ndim ~= 3 or qkv:size(3) % (3 * heads) ~= 0 then
+    raise("split_heads: shape %s is not [B, T, 3 C] with C a multiple of %d heads", tostring(qkv.shape), heads)
+  end
+  return ops.split_heads(qkv, qkv:size(1), qkv:size(2), heads, qkv:size(3) / (3 * heads))
+end
+
+---The heads of attention's result side by side: [B, heads, T, D] -> [B, T, heads * D].
+---@param y Tensor
+---@return Tensor
+function F.merge_heads(y)
+  if not is_tensor(y) then raise("merge_heads: argument 1 is %s, expected a tensor", show(y)) end
+  if y.ndim ~= 4 then raise("merge_heads: shape %s is not [B, heads, T, D]", tostring(y.shape)) end
+  return ops.join_heads(y, y:size(1), y:size(3), y:size(2) * y:size(4))
 end
 
 return {

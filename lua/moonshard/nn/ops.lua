@@ -135,16 +135,16 @@ function M.attention(q, k, v, mask, causal, dropout_p, scale)
   return wrap(a_out[0])
 end
 
--- For what is in between a Lua object is garbage and nothing else: an operator's result goes into the next one by its
--- id. `of` is what an error names. Only inside scopes, which end what an error leaves.
+-- An operator on an id. Intermediate results need no Lua object, which would be garbage only. `of` is what an error
+-- names. Only inside scopes: they release what an error leaves behind.
 local function by_id(number, id, of, n_i)
   a_in[0], args.n_in, args.n_i, args.n_f = id, 1, n_i, 0
   call_args(number, of)
   return a_out[0]
 end
 
---- [B, T, 3 C] with heads of queries, of keys and of values one after another, as three of [B, n, T, D]. A split gives
---- one gradient for all three, where three selects would add up three of zeros.
+--- [B, T, 3 n D] as three of [B, n, T, D]. One split gives one gradient; three selects would give three, each padded
+--- with zeros, and add them up.
 function M.split_heads(qkv, B, T, n, D)
   local id = id_of(qkv, "view")
   if id < 0 or state.scope == 0 then
@@ -175,7 +175,7 @@ function M.join_heads(y, B, T, C)
   return wrap(out)
 end
 
--- Releases a tensor that was made in the innermost scope and is needed no more; leaves any other alone.
+-- Releases a tensor of the innermost scope early; a tensor of any other scope stays.
 function M.drop(t) drop_id(t.id) end
 
 return M

@@ -248,6 +248,9 @@ end
 function Shape.__concat(a, b) return tostring(a) .. tostring(b) end
 M.Shape = Shape
 
+-- Reading a field that is an array makes an object each time.
+local info_shape, info_stride = info.shape, info.stride
+
 --- What the engine knows of t: one struct, valid until the next call of this.
 local function info_of(t)
   if lib.ms_tensor_info(t.id, info) ~= 0 then
@@ -269,7 +272,7 @@ M.getters, M.setters = getters, setters
 
 function getters.shape(t)
   info_of(t)
-  return sizes_of(info.ndim, info.shape)
+  return sizes_of(info.ndim, info_shape)
 end
 function getters.ndim(t) return info_of(t).ndim end
 function getters.dtype(t) return dtypes.name(info_of(t).dtype) end
@@ -406,7 +409,7 @@ local function dimension(t, d, who)
   if at < 0 then at = at + n end
   if at < 0 or at >= n then
     errors.raise("%s: dimension %d is out of range; the tensor has %d (%s)", who, d, n,
-      tostring(sizes_of(n, info.shape)))
+      tostring(sizes_of(n, info_shape)))
   end
   return at
 end
@@ -418,7 +421,7 @@ M.dimension = dimension
 function methods.size(t, d)
   id_of(t, "size")
   if d == nil then return getters.shape(t) end
-  return tonumber(info.shape[dimension(t, d, "size")])
+  return tonumber(info_shape[dimension(t, d, "size")])
 end
 
 --- The distance in elements between neighbours along d, or all distances.
@@ -428,9 +431,9 @@ function methods.stride(t, d)
   id_of(t, "stride")
   if d == nil then
     info_of(t)
-    return sizes_of(info.ndim, info.stride)
+    return sizes_of(info.ndim, info_stride)
   end
-  return tonumber(info.stride[dimension(t, d, "stride")])
+  return tonumber(info_stride[dimension(t, d, "stride")])
 end
 
 --- The number of elements.
