@@ -10,7 +10,6 @@ local tensor = require "moonshard.tensor"
 local engine = require "moonshard.core.ffi"
 
 ---@class moonshard
----@field version string  the release: "1.1.0", or "1.1.0-dev" on the way to it
 local ms = { version = engine.ffi.string(engine.lib.ms_release_name()) }
 
 local function merge(module, ...)

@@ -24,7 +24,8 @@ local M = {}
 local Context = { __name = "FunctionContext" }
 Context.__index = Context
 
---- Keeps tensors for backward; ctx:saved() gives them back.
+--- In forward: keeps tensors for backward. Errors in backward: a tensor that was changed in place meanwhile.
+---@param ... Tensor
 function Context:save(...)
   local saved, versions = { n = select("#", ...) }, {}
   for k = 1, saved.n do
@@ -39,7 +40,7 @@ function Context:save(...)
   self._saved, self._versions = saved, versions
 end
 
---- In forward: with false, backward gets nil instead of zeros for a result that nothing came back to.
+--- In forward: with false, backward gets nil instead of zeros for a result that no gradient came back to.
 ---@param on boolean
 function Context:set_materialize_grads(on)
   if type(on) ~= "boolean" then
@@ -48,6 +49,8 @@ function Context:set_materialize_grads(on)
   self._no_zeros = not on
 end
 
+--- In backward: the tensors that save was given.
+---@return Tensor ...
 function Context:saved()
   local saved = self._saved
   if not saved then return end
@@ -178,12 +181,11 @@ handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
   return results, entry.n_in
 end
 
---- A function with a backward of its own: `ms.Function{forward = fn(ctx, …), backward = fn(ctx, grad…)}`, called
---- `f(…)`. backward is given a gradient for each result of forward (zeros where none came, nil where the result is no
---- tensor) and returns a gradient, or nil, for each argument of forward. `ctx:save(…)` in forward keeps tensors for
---- `ctx:saved()` in backward; `ctx.needs_grad[i]` says whether argument i wants a gradient; other fields of ctx are
---- yours.
----@param def {forward: function, backward: function}
+--- A function with a backward of its own, called as `f(…)`. backward gets a gradient for each result of forward
+--- (zeros where none came, nil where the result is no tensor) and returns a gradient, or nil, for each argument of
+--- forward. `ctx.needs_grad[i]` says whether argument i wants one; other fields of ctx are the script's.
+---@param def { forward: fun(ctx: Context, ...): any, backward: fun(ctx: Context, ...): any }
+---@return fun(...): any
 function M.Function(def)
   local o = opts("Function", def, { forward = opts.fn, backward = opts.fn })
   if not o.forward or not o.backward then errors.raise "Function: needs forward and backward" end
@@ -201,8 +203,11 @@ local function leave_region(region, mode, ...)
   return restore(mode, ...)
 end
 
---- Runs fn(…) without keeping what its backward needs; backward runs it again.
+--- Runs fn(…) without keeping what its backward needs; backward runs it again, with the same random numbers (Chen et
+--- al. 2016). Errors in backward: a second run that makes other tensors.
 ---@param fn function
+---@param ... any  arguments of fn
+---@return any  the results of fn
 function M.checkpoint(fn, ...)
   for k = 1, select("#", ...) do
     local x = select(k, ...)

@@ -251,11 +251,13 @@ function M.backward(roots, grads, given)
   if ending then end_all(1) end
 end
 
---- Gradients of outputs by inputs, as an array; the leaves' own grads stay as they are.
+--- Gradients of outputs by inputs; the grad fields stay as they are. Errors: an output of several elements without a
+--- gradient in grad_outputs; an input that no output depends on, unless allow_unused leaves it nil; create_graph,
+--- which is not supported.
 ---@param outputs Tensor|Tensor[]
 ---@param inputs Tensor|Tensor[]
----@param given? {grad_outputs: Tensor[], retain_graph: boolean, allow_unused: boolean}
----@return Tensor[]
+---@param given? { grad_outputs: Tensor|Tensor[], retain_graph: boolean, allow_unused: boolean, create_graph: boolean }
+---@return Tensor[]  one for each input
 function M.grad(outputs, inputs, given)
   local o = opts("grad", given, { grad_outputs = opts.any, retain_graph = false, allow_unused = false,
     create_graph = false })
@@ -302,25 +304,31 @@ local function restore(mode, ok, ...)
   return ...
 end
 
---- Runs fn without recording a graph.
+--- Runs fn(…) without recording a graph.
 ---@param fn function
+---@param ... any  arguments of fn
+---@return any  the results of fn
 function M.no_grad(fn, ...)
   if type(fn) ~= "function" then errors.raise("no_grad: argument is %s, expected a function", errors.kind(fn)) end
   return restore(lib.ms_set_grad_mode(0), pcall(fn, ...))
 end
 
---- Runs fn recording a graph, also inside no_grad.
+--- Runs fn(…) recording a graph, also inside no_grad.
 ---@param fn function
+---@param ... any  arguments of fn
+---@return any  the results of fn
 function M.enable_grad(fn, ...)
   if type(fn) ~= "function" then errors.raise("enable_grad: argument is %s, expected a function", errors.kind(fn)) end
   return restore(lib.ms_set_grad_mode(1), pcall(fn, ...))
 end
 
+--- Do operations record a graph now?
 ---@return boolean
 function M.is_grad_enabled() return state.grad_mode ~= 0 end
 
---- Sets the mode for what follows; returns the one before.
+--- Sets whether operations record a graph from here on.
 ---@param on boolean
+---@return boolean  what was set before
 function M.set_grad_enabled(on) return lib.ms_set_grad_mode(on and 1 or 0) ~= 0 end
 
 --- Sets whether gradients of this leaf are computed. Errors: a tensor that is no leaf; a dtype that is no floating
@@ -339,6 +347,7 @@ end
 
 local Handle = { __name = "Handle" }
 Handle.__index = Handle
+--- Takes the hook away; once is enough.
 function Handle:remove()
   if self.handle then
     lib.ms_hook_remove(self.handle)

@@ -78,6 +78,9 @@ function M.isa(obj, class)
   return ancestors ~= nil and ancestors ~= false and ancestors[class] == true
 end
 
+--- Is the object an instance of a class, or of one that extends it?
+---@param class table
+---@return boolean
 function root.isa(obj, class) return M.isa(obj, class) end
 
 --- Name of obj's class.
@@ -86,6 +89,8 @@ function M.name(obj)
   return mt and rawget(mt, "__name") or type(obj)
 end
 
+--- The name of the object's class.
+---@return string
 function root.class_name(obj) return M.name(obj) end
 
 function root.__tostring(obj) return M.name(obj) end

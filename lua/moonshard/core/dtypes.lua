@@ -81,10 +81,12 @@ local default = { dtype = C.MS_F32, device = C.MS_CPU }
 M.default = default
 lib.ms_set_default_dtype(default.dtype)         -- the engine outlives a reload of this module
 
+--- The dtype of floating point tensors made without one; "float32" at first.
 ---@return string
 function M.default_dtype() return names[default.dtype] end
 
---- The dtype of numbers without one: a floating point type.
+--- Sets the dtype of floating point tensors made without one. Errors: a dtype that is no floating point.
+---@param name string
 function M.set_default_dtype(name)
   local number = M.number(name, "set_default_dtype")
   if not M.is_float(number) then errors.raise("set_default_dtype: dtype '%s' is not floating point", name) end
@@ -92,6 +94,7 @@ function M.set_default_dtype(name)
   lib.ms_set_default_dtype(number)
 end
 
+--- The device of tensors made without one; "cpu" at first.
 ---@return string
 function M.default_device() return M.device_name(M.device_now()) end
 
@@ -110,7 +113,8 @@ function M.present_device(name, who)
   return number
 end
 
---- Inside with_device until its end.
+--- Sets the device of tensors made without one; inside with_device until its end. Errors: a device that is not there.
+---@param name string  "cpu", "cuda", "cuda:1" or "meta"
 function M.set_default_device(name)
   local number = M.present_device(name, "set_default_device")
   if now.device then now.device = number else default.device = number end

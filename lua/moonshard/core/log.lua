@@ -30,7 +30,8 @@ end
 
 local now = context.now
 
---- A warning: to stderr, or into the list of the ms.catch_warnings around.
+--- Writes a warning to stderr, with the rank in front where there are several; inside catch_warnings it goes into its
+--- list.
 ---@param message string
 function M.warn(message)
   if type(message) ~= "string" then
@@ -56,7 +57,9 @@ function M.warn_once(message)
   M.warn(message)
 end
 
---- A line of information to stderr.
+--- Writes a line to stderr, with the rank in front where there are several.
+---@param format string  as string.format takes it
+---@param ... any
 function M.log(format, ...)
   if type(format) ~= "string" and select("#", ...) > 0 then
     local errors = require "moonshard.core.errors"
@@ -71,9 +74,11 @@ local function finish(before, list, ok, ...)
   return list, ...
 end
 
---- Runs fn; returns the list of the warnings raised inside, then fn's results.
+--- Runs fn(…) and collects the warnings raised inside.
 ---@param fn function
----@return string[]
+---@param ... any  arguments of fn
+---@return string[] warnings
+---@return any  the results of fn
 function M.catch_warnings(fn, ...)
   if type(fn) ~= "function" and not (type(fn) == "table" and (getmetatable(fn) or {}).__call) then
     local errors = require "moonshard.core.errors"

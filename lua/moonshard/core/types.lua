@@ -3,6 +3,8 @@
 -- luacheck: ignore (declarations for editors)
 --- Annotations of what is made in loops, for editors, and what `? name` shows of it. Never loaded.
 
+--- Elements of one dtype in a row-major array on one device. `t[i]` is the part at position i of the first dimension,
+--- and `t[i] = v` fills it. `+ - * / ^` and unary `-` work element by element, with numbers too.
 ---@class Tensor
 ---@field shape integer[]        sizes; an array that prints as [2, 3]
 ---@field ndim integer           number of dimensions
@@ -11,7 +13,7 @@
 ---@field grad Tensor?           the gradient of a leaf, nil until there is one; assignable on leaves
 ---@field requires_grad boolean  does backward reach it? assignable on leaves
 ---@field is_leaf boolean        made by the script, not by an operation that records
----@field is_sparse boolean
+---@field is_sparse boolean      made by ms.sparse_coo, or the gradient of a sparse embedding
 ---@operator add(Tensor|number): Tensor
 ---@operator sub(Tensor|number): Tensor
 ---@operator mul(Tensor|number): Tensor
@@ -337,61 +339,63 @@ function Tensor:cumsum(d) end
 -- ---- making tensors -----------------------------------------------------------------------------------
 
 ---@class moonshard
+---@field version string  the release, such as "1.1.0"; "1.1.0-dev" on the way to it
 local ms = {}
 
 ---@alias TensorOptions {dtype: string, device: string, requires_grad: boolean}
 
---- An uninitialised tensor: sizes as numbers or one table, then options.
----@param ... integer|integer[]|TensorOptions
+--- A tensor whose elements are not set. dtype: the default one; device: the default one.
+---@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options
 ---@return Tensor
 function ms.empty(...) end
 
---- An uninitialised tensor, with the shape, dtype and device of t.
+--- An uninitialised tensor with the shape, dtype and device of t.
 ---@param t Tensor
----@param opts? TensorOptions
+---@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
 ---@return Tensor
 function ms.empty_like(t, opts) end
 
---- A tensor of zeros: sizes as numbers or one table, then options.
----@param ... integer|integer[]|TensorOptions
+--- A tensor of zeros.
+---@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options
 ---@return Tensor
 function ms.zeros(...) end
 
---- A tensor of zeros, with the shape, dtype and device of t.
+--- A tensor of zeros with the shape, dtype and device of t.
 ---@param t Tensor
----@param opts? TensorOptions
+---@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
 ---@return Tensor
 function ms.zeros_like(t, opts) end
 
---- A tensor of ones: sizes as numbers or one table, then options.
----@param ... integer|integer[]|TensorOptions
+--- A tensor of ones.
+---@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options
 ---@return Tensor
 function ms.ones(...) end
 
---- A tensor of ones, with the shape, dtype and device of t.
+--- A tensor of ones with the shape, dtype and device of t.
 ---@param t Tensor
----@param opts? TensorOptions
+---@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
 ---@return Tensor
 function ms.ones_like(t, opts) end
 
---- Numbers drawn evenly from [0, 1): sizes as numbers or one table, then options.
----@param ... integer|integer[]|TensorOptions
+--- Numbers drawn evenly from [0, 1).
+---@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options
 ---@return Tensor
 function ms.rand(...) end
 
 --- Numbers drawn evenly from [0, 1), with the shape, dtype and device of t.
 ---@param t Tensor
----@param opts? TensorOptions
+---@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
 ---@return Tensor
 function ms.rand_like(t, opts) end
 
---- Numbers drawn from the normal distribution: sizes as numbers or one table, then options.
----@param ... integer|integer[]|TensorOptions
+--- Numbers drawn from the normal distribution of mean 0 and standard deviation 1.
+---@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options
 ---@return Tensor
 function ms.randn(...) end
 
---- Numbers drawn from the normal distribution, with the shape, dtype and device of t.
+--- Numbers drawn from the normal distribution of mean 0 and standard deviation 1, with the shape, dtype and device of
+--- t.
 ---@param t Tensor
----@param opts? TensorOptions
+---@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
 ---@return Tensor
 function ms.randn_like(t, opts) end

@@ -93,10 +93,11 @@ function Saver:abort()
   self._saver = nil
 end
 
---- Writes a table of name -> tensor as a safetensors file, on the calling rank.
+--- Writes tensors as a safetensors file, from the calling rank. The file appears whole or not at all. Errors: a
+--- sharded tensor (fsdp.save writes those); a path that cannot be written.
 ---@param path string
 ---@param tensors table<string, Tensor>
----@param given? {metadata: table<string, string>}
+---@param given? { metadata: table<string, string> }
 function M.save(path, tensors, given)
   if type(path) ~= "string" then
     errors.raise("save: path is %s, expected a string%s", errors.kind(path),
@@ -236,9 +237,9 @@ function Reader:close()
   self._loader = nil
 end
 
---- Reads a safetensors file: a table of name -> tensor, and its metadata.
+--- Reads a safetensors file. Errors: a file that is damaged, by its header or its sums; a name that is not in it.
 ---@param path string
----@param given? {device: string, names: string[], verify: boolean}  names: only these; verify: compare the sums (true)
+---@param given? { device: string, names: string[], verify: boolean }  names: only these; verify compares the sums, where the file has some
 ---@return table<string, Tensor> tensors
 ---@return table<string, string> metadata
 function M.load(path, given)

@@ -6,14 +6,31 @@ local Module = require "moonshard.nn.module".Module
 
 local function activation(name, fn)
   local cls = Module:extend(name)
-  function cls.init(_, given) opts(name, given, {}) end
+  function cls.init(_, more) opts(name, more, {}) end
   function cls.forward(_, x) return fn(x) end
   return cls
 end
 
+--- max(x, 0), element by element.
+---@class ReLU: Module
+local ReLU = activation("ReLU", ops.relu)
+
+--- x * sigmoid(x), element by element.
+---@class SiLU: Module
+local SiLU = activation("SiLU", ops.silu)
+
+--- Hyperbolic tangent, element by element.
+---@class Tanh: Module
+local Tanh = activation("Tanh", ops.tanh)
+
+--- 1 / (1 + e^-x), element by element.
+---@class Sigmoid: Module
+local Sigmoid = activation("Sigmoid", ops.sigmoid)
+
+--- F.gelu as a module.
 ---@class GELU: Module
----@field approximate "none"|"tanh"
 ---@overload fun(opts?: { approximate: "none"|"tanh" }): GELU
+---@field approximate "none"|"tanh"
 local GELU = Module:extend("GELU")
 
 function GELU:init(given)
@@ -28,7 +45,4 @@ end
 
 function GELU:extra_repr() return self.approximate == "tanh" and "tanh" or "" end
 
-return {
-  ReLU = activation("ReLU", ops.relu), SiLU = activation("SiLU", ops.silu), Tanh = activation("Tanh", ops.tanh),
-  Sigmoid = activation("Sigmoid", ops.sigmoid), GELU = GELU,
-}
+return { ReLU = ReLU, SiLU = SiLU, Tanh = Tanh, Sigmoid = Sigmoid, GELU = GELU }

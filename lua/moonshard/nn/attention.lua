@@ -22,8 +22,8 @@ local rawequal, type = rawequal, type
 local function sizes_text(...) return "[" .. table.concat({ ... }, ", ") .. "]" end
 
 ---Attention of `heads` heads over d channels, [T, N, d] (or [N, T, d] with batch_first, or [T, d]). Calling it gives
----the output and the weights (nil without need_weights), averaged over heads unless average_attn_weights is false.
----Options: dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, dtype, device.
+---the output and the weights (nil without need_weights), averaged over heads unless average_attn_weights is false
+---(Vaswani et al. 2017). A bool mask is true where attention is not allowed. Errors: d that heads do not divide.
 ---@class MultiheadAttention: Module
 ---@field in_proj_weight Parameter?  [3 d, d]: query, key, value; without kdim and vdim
 ---@field q_proj_weight Parameter?   [d, d], [d, kdim], [d, vdim] with them
@@ -33,7 +33,7 @@ local function sizes_text(...) return "[" .. table.concat({ ... }, ", ") .. "]" 
 ---@field bias_k Parameter?          [1, 1, d]
 ---@field bias_v Parameter?
 ---@field out_proj Linear
----@overload fun(d: integer, heads: integer, opts?: table): MultiheadAttention
+---@overload fun(d: integer, heads: integer, opts?: { dropout: number, bias: boolean, add_bias_kv: boolean, add_zero_attn: boolean, kdim: integer, vdim: integer, batch_first: boolean, dtype: string, device: string }): MultiheadAttention
 local MultiheadAttention = Module:extend("MultiheadAttention")
 
 function MultiheadAttention:init(d, heads, given)

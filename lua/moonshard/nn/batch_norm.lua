@@ -91,7 +91,7 @@ end
 ---@field running_var Tensor?
 ---@field num_batches_tracked Tensor?  int64
 ---@field reset_running_stats fun(self)
----@overload fun(d: integer, opts?: table): BatchNorm1d  eps, momentum, affine, track_running_stats, dtype, device
+---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm1d
 local BatchNorm1d = batch_norm_class "BatchNorm1d"
 
 function BatchNorm1d._check_input(x)
@@ -101,7 +101,7 @@ end
 
 ---BatchNorm1d for images [N, C, H, W].
 ---@class BatchNorm2d: BatchNorm1d
----@overload fun(d: integer, opts?: table): BatchNorm2d  eps, momentum, affine, track_running_stats, dtype, device
+---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm2d
 local BatchNorm2d = batch_norm_class "BatchNorm2d"
 
 function BatchNorm2d._check_input(x)

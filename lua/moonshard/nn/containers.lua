@@ -81,12 +81,19 @@ local function assign(self, key, value)
   rawset(self, at, value)
 end
 
+--- Adds a module behind the others.
+---@param m Module
+---@return Module self
 local function append(self, m)
   check_cycle(self, #self + 1, check_element(self, #self + 1, m))
   rawset(self, #self + 1, m)
   return self
 end
 
+--- Adds a module at place i; the later ones move back. Errors: i outside of 1 to #self + 1.
+---@param i integer
+---@param m Module
+---@return Module self
 local function insert(self, i, m)
   local at = position(self, "insert", i, #self + 1)
   check_cycle(self, at, check_element(self, at, m))

@@ -8,12 +8,11 @@ local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
 ---Images [N, in, H, W] (or [in, H, W]) to [N, out, H', W']. weight [out, in / groups, KH, KW], bias [out].
----Options: stride, padding (numbers, pairs, "same", "valid"), dilation, groups, bias, padding_mode ("zeros"), dtype,
----device.
+---stride is 1, padding 0 and dilation 1 where not given. Errors: groups that divide in or out not.
 ---@class Conv2d: Module
 ---@field weight Parameter
 ---@field bias Parameter?
----@overload fun(size_in: integer, size_out: integer, kernel: integer|integer[], opts?: table): Conv2d
+---@overload fun(size_in: integer, size_out: integer, kernel: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer, bias: boolean, padding_mode: "zeros", dtype: string, device: string }): Conv2d
 local Conv2d = Module:extend("Conv2d")
 
 function Conv2d:init(size_in, size_out, kernel, given)

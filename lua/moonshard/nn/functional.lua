@@ -15,34 +15,38 @@ local raise, show = errors.raise, errors.kind
 
 local F = {}
 
----x W^T + b. w is [out, in].
----@param x Tensor
----@param w Tensor
----@param b? Tensor
----@return Tensor
+--- x w^T + b over the last dimension.
+---@param x Tensor  [..., in]
+---@param w Tensor  [out, in]
+---@param b? Tensor  [out]
+---@return Tensor  [..., out]
 function F.linear(x, w, b, more)
   if more ~= nil then opts.none("linear", more) end
   return ops.linear(x, w, b)
 end
 
+--- max(x, 0), element by element.
 ---@param x Tensor
 ---@return Tensor
 function F.relu(x, more)
   if more ~= nil then opts.none("relu", more) end
   return ops.relu(x)
 end
+--- x * sigmoid(x), element by element.
 ---@param x Tensor
 ---@return Tensor
 function F.silu(x, more)
   if more ~= nil then opts.none("silu", more) end
   return ops.silu(x)
 end
+--- Hyperbolic tangent, element by element.
 ---@param x Tensor
 ---@return Tensor
 function F.tanh(x, more)
   if more ~= nil then opts.none("tanh", more) end
   return ops.tanh(x)
 end
+--- 1 / (1 + e^-x), element by element.
 ---@param x Tensor
 ---@return Tensor
 function F.sigmoid(x, more)
@@ -52,6 +56,7 @@ end
 
 local approximate = opts.one_of({ "none", "tanh" }, "none")
 
+--- GELU (Hendrycks & Gimpel 2016): x * Phi(x), Phi the normal distribution; "tanh" is the approximation of GPT-2.
 ---@param x Tensor
 ---@param given? { approximate: "none"|"tanh" }
 ---@return Tensor
@@ -60,22 +65,24 @@ function F.gelu(x, given)
   return ops.gelu(x)
 end
 
+--- Exponentials that add up to 1 along d.
 ---@param x Tensor
----@param d? integer  the last one
+---@param d? integer  -1
 ---@return Tensor
 function F.softmax(x, d, more)
   if more ~= nil then opts.none("softmax", more) end
   return ops.softmax(x, position(d or -1, "softmax"))
 end
+--- The logarithm of softmax along d, computed without overflow.
 ---@param x Tensor
----@param d? integer  the last one
+---@param d? integer  -1
 ---@return Tensor
 function F.log_softmax(x, d, more)
   if more ~= nil then opts.none("log_softmax", more) end
   return ops.log_softmax(x, position(d or -1, "log_softmax"))
 end
 
----Zeroes elements with probability p and scales the rest by 1 / (1 - p).
+--- Zeroes elements with probability p and scales the rest by 1 / (1 - p); x itself without training.
 ---@param x Tensor
 ---@param p? number  0.5
 ---@param given? { training: boolean }
@@ -91,11 +98,11 @@ function F.dropout(x, p, given)
   return ops.dropout(x, p)
 end
 
----Rows of w by id; ids are counted from 0.
----@param ids Tensor
----@param w Tensor
----@param given? { padding_idx: integer }
----@return Tensor
+--- Rows of w by id. Errors: an id outside of w.
+---@param ids Tensor  int64 […], from 0
+---@param w Tensor  [n, d]
+---@param given? { padding_idx: integer }  the row that gets no gradient
+---@return Tensor  […, d]
 function F.embedding(ids, w, given)
   local pad = given and opts("embedding", given, { padding_idx = opts.number }).padding_idx
   if pad and pad < 0 then pad = w:size(1) + pad end
@@ -114,12 +121,14 @@ local function check_sizes(who, x, sizes)
   end
 end
 
+--- (x - mean) / sqrt(var + eps) * w + b over the trailing dimensions (Ba et al. 2016). Errors: an x that does not end
+--- in these sizes.
 ---@param x Tensor
 ---@param shape integer|integer[]  the trailing sizes to normalise over
----@param w? Tensor
----@param b? Tensor
+---@param w? Tensor  of these sizes
+---@param b? Tensor  of these sizes
 ---@param given? { eps: number }
----@return Tensor
+---@return Tensor  of x's shape
 function F.layer_norm(x, shape, w, b, given)
   if opts.is(w) then w, given = nil, w end
   if opts.is(b) then b, given = nil, b end
@@ -132,11 +141,12 @@ function F.layer_norm(x, shape, w, b, given)
   return ops.layer_norm(x, #sizes, w, b, o.eps)
 end
 
----Over the last dimension (over as many as w has). eps: without it, the step from 1 to the next number of x's dtype.
+--- x / sqrt(mean(x^2) + eps) * w over the last dimensions (Zhang & Sennrich 2019): as many as w has, or one. eps:
+--- without it, the step from 1 to the next number of x's dtype.
 ---@param x Tensor
 ---@param w? Tensor
 ---@param given? { eps: number }
----@return Tensor
+---@return Tensor  of x's shape
 function F.rms_norm(x, w, given)
   if opts.is(w) then w, given = nil, w end
   return ops.rms_norm(x, w, opts("rms_norm", given, { eps = opts.number }).eps)
@@ -179,15 +189,16 @@ local function batch_norm(x, mean, var, w, b, training, factor, eps)
   return y
 end
 
----Normalises over all dimensions but the second: by the batch's mean and variance while training (they are then mixed
----into the running ones, in place), else by the running ones.
----@param x Tensor
----@param mean? Tensor  running mean
----@param var? Tensor   running variance
----@param w? Tensor
----@param b? Tensor
----@param given? { training: boolean, momentum: number, eps: number }
----@return Tensor
+--- Normalises over all dimensions but the second (Ioffe & Szegedy 2015): by the batch's mean and variance while
+--- training, which are then mixed into the running ones in place; else by the running ones. Errors: a single value
+--- per channel while training.
+---@param x Tensor  [N, C, …]
+---@param mean? Tensor  running mean, [C]
+---@param var? Tensor   running variance, [C]
+---@param w? Tensor  [C]
+---@param b? Tensor  [C]
+---@param given? { training: boolean, momentum: number, eps: number }  momentum is the weight of the batch
+---@return Tensor  of x's shape
 function F.batch_norm(x, mean, var, w, b, given)
   if opts.is(mean) then mean, given = nil, mean end
   if opts.is(var) then var, given = nil, var end
@@ -240,12 +251,12 @@ end
 
 local conv_spec = { stride = opts.any, padding = opts.any, dilation = opts.any, groups = 1 }
 
----Every [in / groups, KH, KW] of w slid over the images: [N, in, H, W] -> [N, out, H', W'].
----@param x Tensor
----@param w Tensor
----@param b? Tensor
----@param given? { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer }
----@return Tensor
+--- Cross-correlation of images with every filter of w.
+---@param x Tensor  [N, in, H, W] or [in, H, W]
+---@param w Tensor  [out, in / groups, KH, KW]
+---@param b? Tensor  [out]
+---@param given? { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer }  1, 0, 1 and 1
+---@return Tensor  [N, out, H', W'] with H' = floor((H + 2 padding - dilation (KH - 1) - 1) / stride) + 1
 function F.conv2d(x, w, b, given)
   if opts.is(b) then b, given = nil, b end
   local o = opts("conv2d", given, conv_spec)
@@ -310,22 +321,23 @@ local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoot
   return how == "none" and loss:reshape(shape) or loss
 end
 
----Softmax and negative log likelihood in one. ids are classes counted from 0; or, floating point and of the logits'
----shape, the probability of every class (and ignore_index is not taken).
+--- Softmax and negative log likelihood in one. Errors: a class outside of the logits; ignore_index with a target of
+--- probabilities.
 ---@param logits Tensor  [N, C], [C] or [N, C, …]
----@param ids Tensor     [N], [] or [N, …]
----@param given? { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }
----@return Tensor
+---@param ids Tensor  classes from 0: int64 [N], [] or [N, …]; or the probability of every class, floating point of the logits' shape
+---@param given? { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }  weight: [C], of each class
+---@return Tensor  [], or the shape of ids with "none"
 function F.cross_entropy(logits, ids, given)
   if given == nil then return cross_entropy(logits, ids, nil, "mean", -100, 0) end
   local o = opts("cross_entropy", given, ce_options)
   return cross_entropy(logits, ids, o.weight, o.reduction, o.ignore_index, o.label_smoothing)
 end
 
+--- (a - b)^2: its mean, its sum, or each element.
 ---@param a Tensor
----@param b Tensor
+---@param b Tensor  of a's shape
 ---@param given? { reduction: "mean"|"sum"|"none" }
----@return Tensor
+---@return Tensor  [], or a's shape with "none"
 function F.mse_loss(a, b, given)
   return ops.mse_loss(a, b, given and opts("mse_loss", given, { reduction = reduction }).reduction or "mean")
 end
@@ -362,13 +374,12 @@ end
 
 local sdpa_options = { attn_mask = opts.any, is_causal = false, dropout_p = 0, scale = opts.number }
 
----softmax(q k^T scale + mask) v: q [..., T, D], k [..., S, D], v [..., S, E] -> [..., T, E]. A bool mask is true where
----attention is allowed; a mask and is_causal may be given together.
----@param q Tensor
----@param k Tensor
----@param v Tensor
----@param given? { attn_mask: Tensor, is_causal: boolean, dropout_p: number, scale: number }
----@return Tensor
+--- softmax(q k^T scale + mask) v (Vaswani et al. 2017). A mask and is_causal may be given together.
+---@param q Tensor  [..., T, D]
+---@param k Tensor  [..., S, D]
+---@param v Tensor  [..., S, E]
+---@param given? { attn_mask: Tensor, is_causal: boolean, dropout_p: number, scale: number }  a bool mask is true where attention is allowed, another one is added; scale is 1/sqrt(D) without it
+---@return Tensor  [..., T, E]
 function F.scaled_dot_product_attention(q, k, v, given)
   local o = opts("scaled_dot_product_attention", given, sdpa_options)
   if o.scale == 0 and is_tensor(q) then q, o.scale = q * 0, 1 end        -- the operator's 0 is one over the root of d
@@ -377,7 +388,7 @@ function F.scaled_dot_product_attention(q, k, v, given)
 end
 
 ---Queries, keys and values of one projection: [B, T, 3 C] -> three of [B, heads, T, C / heads].
----@param qkv Tensor
+---@param qkv Tensor  [B, T, 3 C]
 ---@param heads integer
 ---@return Tensor q
 ---@return Tensor k

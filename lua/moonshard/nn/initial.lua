@@ -73,15 +73,21 @@ local function number(who, what, v, default)
   return v
 end
 
+--- Fills t with one value.
 ---@param t Tensor
 ---@param v number
+---@return Tensor t
 function M.constant_(t, v) return fill(fill_, "constant_", t, 1, number("constant_", "value", v, 0), 0, 0, 0) end
+--- Fills t with 0.
 ---@param t Tensor
+---@return Tensor t
 function M.zeros_(t, more)
   if more ~= nil then opts.none("zeros_", more) end
   return fill(fill_, "zeros_", t, 1, 0, 0, 0, 0)
 end
+--- Fills t with 1.
 ---@param t Tensor
+---@return Tensor t
 function M.ones_(t, more)
   if more ~= nil then opts.none("ones_", more) end
   return fill(fill_, "ones_", t, 1, 1, 0, 0, 0)
@@ -93,17 +99,21 @@ local function deviation(who, std)
   return std
 end
 
+--- Draws from the normal distribution.
 ---@param t Tensor
 ---@param mean? number  0
 ---@param std? number   1
+---@return Tensor t
 function M.normal_(t, mean, std, more)
   if more ~= nil then opts.none("normal_", more) end
   return fill(randn_, "normal_", t, 2, number("normal_", "mean", mean, 0), deviation("normal_", std), 0, 0)
 end
 
+--- Draws evenly from [a, b).
 ---@param t Tensor
 ---@param a? number  0
----@param b? number  1, excluded
+---@param b? number  1
+---@return Tensor t
 function M.uniform_(t, a, b, more)
   if more ~= nil then opts.none("uniform_", more) end
   a, b = number("uniform_", "a", a, 0), number("uniform_", "b", b, 1)
@@ -111,12 +121,13 @@ function M.uniform_(t, a, b, more)
   return fill(rand_, "uniform_", t, 2, a, b, 0, 0)
 end
 
----normal(mean, std) within [a, b].
+--- Draws from the normal distribution, cut to [a, b].
 ---@param t Tensor
 ---@param mean? number  0
 ---@param std? number   1
 ---@param a? number     -2
 ---@param b? number     2
+---@return Tensor t
 function M.trunc_normal_(t, mean, std, a, b, more)
   if more ~= nil then opts.none("trunc_normal_", more) end
   return fill(trunc_, "trunc_normal_", t, 4, number("trunc_normal_", "mean", mean, 0), deviation("trunc_normal_", std),
@@ -135,8 +146,8 @@ end
 
 local nonlinearities = { "linear", "relu", "leaky_relu", "tanh", "sigmoid", "selu", "conv1d", "conv2d", "conv3d" }
 
----The factor that keeps a signal's variance through a nonlinearity.
----@param nonlinearity string
+--- The factor that keeps a signal's variance through a nonlinearity.
+---@param nonlinearity string  "linear", "sigmoid", "tanh", "relu", "leaky_relu", "selu", a convolution's name
 ---@param a? number  slope of leaky_relu, 0.01
 ---@return number
 function M.calculate_gain(nonlinearity, a)
@@ -150,16 +161,21 @@ function M.calculate_gain(nonlinearity, a)
   raise("calculate_gain: %s", errors.unknown("nonlinearity", nonlinearity, nonlinearities))
 end
 
----@param t Tensor
+--- Draws evenly from +-gain sqrt(6 / (fan_in + fan_out)) (Glorot & Bengio 2010). Errors: fewer than 2 dimensions.
+---@param t Tensor  [out, in, …]
 ---@param given? { gain: number }
+---@return Tensor t
 function M.xavier_uniform_(t, given)
   local fan_in, fan_out = fans(t, "xavier_uniform_")
   local bound = opts("xavier_uniform_", given, { gain = 1 }).gain * math.sqrt(6 / (fan_in + fan_out))
   return M.uniform_(t, -bound, bound)
 end
 
----@param t Tensor
+--- Draws from the normal distribution of deviation gain sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010). Errors:
+--- fewer than 2 dimensions.
+---@param t Tensor  [out, in, …]
 ---@param given? { gain: number }
+---@return Tensor t
 function M.xavier_normal_(t, given)
   local fan_in, fan_out = fans(t, "xavier_normal_")
   return M.normal_(t, 0, opts("xavier_normal_", given, { gain = 1 }).gain * math.sqrt(2 / (fan_in + fan_out)))
@@ -177,8 +193,10 @@ local function kaiming_std(who, t, given)
   return M.calculate_gain(o.nonlinearity, o.a) / math.sqrt(fan)
 end
 
----@param t Tensor
----@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
+--- Draws evenly from +-gain sqrt(3 / fan) (He et al. 2015). Errors: fewer than 2 dimensions.
+---@param t Tensor  [out, in, …]
+---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }  a: slope of leaky_relu
+---@return Tensor t
 function M.kaiming_uniform_(t, given)
   local std = kaiming_std("kaiming_uniform_", t, given)
   if not std then return t end
@@ -186,8 +204,11 @@ function M.kaiming_uniform_(t, given)
   return M.uniform_(t, -bound, bound)
 end
 
----@param t Tensor
----@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
+--- Draws from the normal distribution of deviation gain / sqrt(fan) (He et al. 2015). Errors: fewer than 2
+--- dimensions.
+---@param t Tensor  [out, in, …]
+---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }  a: slope of leaky_relu
+---@return Tensor t
 function M.kaiming_normal_(t, given)
   local std = kaiming_std("kaiming_normal_", t, given)
   return std and M.normal_(t, 0, std) or t

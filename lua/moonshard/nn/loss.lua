@@ -5,8 +5,10 @@ local functional = require "moonshard.nn.functional"
 local ops = require "moonshard.nn.ops"
 local Module = require "moonshard.nn.module".Module
 
+--- F.cross_entropy as a module: logits [N, C], [C] or [N, C, …] and class ids from 0, or probabilities of the logits'
+--- shape.
 ---@class CrossEntropyLoss: Module
----@overload fun(opts?: table): CrossEntropyLoss  reduction, ignore_index, label_smoothing, weight
+---@overload fun(opts?: { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }): CrossEntropyLoss
 local CrossEntropyLoss = Module:extend("CrossEntropyLoss")
 
 function CrossEntropyLoss:init(given)
@@ -22,6 +24,7 @@ end
 
 function CrossEntropyLoss:extra_repr() return self.reduction end
 
+--- F.mse_loss as a module: the squared distances of two tensors of one shape.
 ---@class MSELoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none" }): MSELoss
 local MSELoss = Module:extend("MSELoss")

@@ -30,7 +30,7 @@ end
 ---@class LayerNorm: Module
 ---@field weight Parameter?
 ---@field bias Parameter?
----@overload fun(d: integer|integer[], opts?: table): LayerNorm  eps, elementwise_affine, bias, dtype, device
+---@overload fun(d: integer|integer[], opts?: { eps: number, elementwise_affine: boolean, bias: boolean, dtype: string, device: string }): LayerNorm
 local LayerNorm = Module:extend("LayerNorm")
 
 function LayerNorm:init(d, given)

@@ -7,6 +7,10 @@ local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local tensor_class = require "moonshard.tensor.class"
 
+--- A leaf that shares t's storage, and that modules register when it is assigned to a field. It lives as long as its
+--- module. Errors: requires_grad of a dtype that is no floating point.
+---@class Parameter: Tensor
+---@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter
 ---@class Parameter: Tensor
 ---@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter
 local Parameter = tensor.subclass("Parameter")

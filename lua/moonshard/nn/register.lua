@@ -19,11 +19,13 @@ local concat, remove = table.concat, table.remove
 local getmetatable, setmetatable, rawget, rawset = getmetatable, setmetatable, rawget, rawset
 local type, tostring, ipairs = type, tostring, ipairs
 
+--- The base of all modules. `local Net = nn.Module:extend "Net"` makes a class, whose init builds an instance and
+--- whose forward computes; `Net(…)` makes an instance, and calling it runs hooks and forward. A Parameter or Module
+--- assigned to a field is registered under that name; nil removes it. A field of another kind in its place is an
+--- error.
 ---@class Module
----@field training boolean  what train() and eval() set
----@field protected _slots table<string, any>
----@field protected _kind table<string, "parameter"|"buffer"|"module">
 ---@operator call: any
+---@field training boolean  what train() and eval() set
 local Module = class("Module")
 
 ---Whether x is a module.
@@ -37,8 +39,7 @@ end
 
 local show = errors.kind
 
----A class of modules that extends this one: inherits `init`, `forward` and every method.
----@param base table
+--- A class of modules that extends this one: it inherits init, forward and every method.
 ---@param name string
 ---@return table class
 function Module.extend(base, name)
@@ -268,9 +269,10 @@ function Module._assign(self, name, value)
   disown(old)
 end
 
----Registers a tensor that is state but not trained. Listed by buffers(), saved unless persistent is false.
+--- Registers a tensor that is state but not trained. Listed by buffers(), and saved unless persistent is false.
+--- Errors: a name that a method or another entry has.
 ---@param name string
----@param t Tensor?
+---@param t Tensor?  nil keeps its place for one to come
 ---@param given? { persistent: boolean }
 function Module:register_buffer(name, t, given)
   local o = opts("register_buffer", given, { persistent = true })
@@ -403,6 +405,7 @@ function Module:parameters(given)
   return values
 end
 
+--- Buffers, own ones first, then depth first; shared ones once.
 ---@param given? { recurse: boolean }
 ---@return Tensor[]
 function Module:buffers(given)
@@ -441,6 +444,7 @@ function Module:named_modules(given)
   return iterate(names, modules)
 end
 
+--- This module and all below it, depth first; shared ones once.
 ---@return Module[]
 function Module:modules()
   local names, modules = {}, {}
@@ -464,6 +468,7 @@ function Module:named_children(given)
   return iterate(out, values)
 end
 
+--- The modules registered in this one, in order.
 ---@return Module[]
 function Module:children()
   local values = {}

@@ -17,8 +17,9 @@ local concat, insert, sort = table.concat, table.insert, table.sort
 
 -- ---- modes and moves ----------------------------------------------------------------------------
 
----@param mode? boolean
----@return Module
+--- Sets training mode here and below: dropout and batch norm ask for it.
+---@param mode? boolean  true
+---@return Module self
 function Module:train(mode)
   if mode == nil then mode = true end
   if type(mode) ~= "boolean" then raise("train: true or false expected, got %s", show(mode)) end
@@ -26,11 +27,13 @@ function Module:train(mode)
   return self
 end
 
----@return Module
+--- train(false).
+---@return Module self
 function Module:eval() return self:train(false) end
 
----@param on? boolean
----@return Module
+--- Sets whether gradients of all parameters are computed.
+---@param on? boolean  true
+---@return Module self
 function Module:requires_grad_(on)
   if on == nil then on = true end
   if type(on) ~= "boolean" then raise("requires_grad_: true or false expected, got %s", show(on)) end
@@ -59,9 +62,9 @@ function Module:zero_grad(given)
   return self
 end
 
----Calls fn on every module, children first.
+--- Calls fn on every module, children first.
 ---@param fn fun(m: Module)
----@return Module
+---@return Module self
 function Module:apply(fn)
   walk(self, "", {}, {}, {}, {})              -- an error where the module contains itself
   if type(fn) ~= "function" then raise("apply: argument 1 is %s, expected a function", show(fn)) end
@@ -155,13 +158,17 @@ end
 ---@return Module
 function Module:cpu() return self:to("cpu") end
 
----@return Module
+--- Casts floating point parameters and buffers to float32.
+---@return Module self
 function Module:float() return self:to("float32") end
----@return Module
+--- Casts floating point parameters and buffers to float64.
+---@return Module self
 function Module:double() return self:to("float64") end
----@return Module
+--- Casts floating point parameters and buffers to float16.
+---@return Module self
 function Module:half() return self:to("float16") end
----@return Module
+--- Casts floating point parameters and buffers to bfloat16.
+---@return Module self
 function Module:bfloat16() return self:to("bfloat16") end
 
 ---Gives parameters and buffers uninitialised storage on a device (from "meta", for example).
@@ -320,12 +327,13 @@ function Module._count_from(n)
   return n
 end
 
----Copies a state dict in (assign: takes its tensors themselves). Everything is checked before anything is changed. A
----state dict of PyTorch counts the elements of containers from 0 ("net.0.weight" is "net.1.weight" here): it is loaded
----with count_from = 0.
+--- Copies a state dict in; with assign it takes its tensors themselves. Everything is checked before anything is
+--- changed. A state dict of PyTorch counts the elements of containers from 0 ("net.0.weight" is "net.1.weight" here):
+--- load it with count_from = 0. Errors: shapes that differ; under strict, names that are missing or not known.
 ---@param sd table<string, Tensor>
 ---@param given? { strict: boolean, assign: boolean, count_from: 0|1 }
----@return string[] missing, string[] unexpected
+---@return string[] missing
+---@return string[] unexpected
 function Module:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
   if type(sd) ~= "table" or getmetatable(sd) ~= nil then

@@ -76,9 +76,9 @@ end
 -- ---- layers -------------------------------------------------------------------------------------
 
 ---Self-attention and feed-forward, each with a residual connection and a LayerNorm (before them with norm_first).
----Options: dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, dtype, device.
+---activation is "relu" where not given.
 ---@class TransformerEncoderLayer: Module
----@overload fun(d_model: integer, nhead: integer, opts?: table): TransformerEncoderLayer
+---@overload fun(d_model: integer, nhead: integer, opts?: { dim_feedforward: integer, dropout: number, activation: string|fun(x: Tensor): Tensor, layer_norm_eps: number, batch_first: boolean, norm_first: boolean, bias: boolean, dtype: string, device: string }): TransformerEncoderLayer
 local TransformerEncoderLayer = Module:extend("TransformerEncoderLayer")
 
 function TransformerEncoderLayer:init(d_model, nhead, given) construct(self, d_model, nhead, given, { "self_attn" }) end
@@ -102,7 +102,7 @@ end
 
 ---Self-attention, attention to the encoder's output, and feed-forward.
 ---@class TransformerDecoderLayer: Module
----@overload fun(d_model: integer, nhead: integer, opts?: table): TransformerDecoderLayer  as TransformerEncoderLayer's
+---@overload fun(d_model: integer, nhead: integer, opts?: { dim_feedforward: integer, dropout: number, activation: string|fun(x: Tensor): Tensor, layer_norm_eps: number, batch_first: boolean, norm_first: boolean, bias: boolean, dtype: string, device: string }): TransformerDecoderLayer
 local TransformerDecoderLayer = Module:extend("TransformerDecoderLayer")
 
 function TransformerDecoderLayer:init(d_model, nhead, given)
@@ -163,7 +163,7 @@ end
 ---@class TransformerEncoder: Module
 ---@field layers ModuleList
 ---@field norm Module?
----@overload fun(layer: Module, num_layers: integer, opts?: { norm: Module }): TransformerEncoder
+---@overload fun(layer: Module, n: integer, opts?: { norm: Module }): TransformerEncoder
 local TransformerEncoder = Module:extend("TransformerEncoder")
 TransformerEncoder.init = construct_stack
 
@@ -184,7 +184,7 @@ end
 ---@class TransformerDecoder: Module
 ---@field layers ModuleList
 ---@field norm Module?
----@overload fun(layer: Module, num_layers: integer, opts?: { norm: Module }): TransformerDecoder
+---@overload fun(layer: Module, n: integer, opts?: { norm: Module }): TransformerDecoder
 local TransformerDecoder = Module:extend("TransformerDecoder")
 TransformerDecoder.init = construct_stack
 
@@ -211,7 +211,7 @@ for name, default in pairs(layer_options) do transformer_options[name] = default
 ---@class Transformer: Module
 ---@field encoder TransformerEncoder
 ---@field decoder TransformerDecoder
----@overload fun(opts?: table): Transformer  d_model, nhead, num_encoder_layers, num_decoder_layers, and TransformerEncoderLayer's
+---@overload fun(opts?: { d_model: integer, nhead: integer, num_encoder_layers: integer, num_decoder_layers: integer, custom_encoder: Module, custom_decoder: Module, dim_feedforward: integer, dropout: number, activation: string|fun(x: Tensor): Tensor, layer_norm_eps: number, batch_first: boolean, norm_first: boolean, bias: boolean, dtype: string, device: string }): Transformer
 local Transformer = Module:extend("Transformer")
 
 function Transformer:init(given)

@@ -142,10 +142,10 @@ end
 
 local function value_dtype(v) return type(v) == "boolean" and ffi.C.MS_BOOL or default.dtype end
 
---- A tensor of one value.
----@param sizes integer[]
+--- A tensor of one value. dtype: bool of a boolean, else the default one.
+---@param sizes integer|integer[]
 ---@param value number|boolean
----@param given? {dtype: string, device: string, requires_grad: boolean}
+---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor
 function M.full(sizes, value, given)
   if type(value) ~= "number" and type(value) ~= "boolean" then
@@ -158,6 +158,11 @@ function M.full(sizes, value, given)
   return require_grad(t, grad)
 end
 
+--- A tensor of one value with the shape, dtype and device of t.
+---@param t Tensor
+---@param value number|boolean
+---@param given? { dtype: string, device: string, requires_grad: boolean }
+---@return Tensor
 function M.full_like(t, value, given)
   if type(value) == "boolean" then value = value and 1 or 0 end
   if type(value) ~= "number" then errors.raise("full_like: value is %s, expected a number", errors.kind(value)) end
@@ -166,8 +171,9 @@ function M.full_like(t, value, given)
   return out
 end
 
---- first, first + step … below last; `ms.arange(last)`, `ms.arange(first, last, step, opts)`. Whole numbers give int64.
----@return Tensor
+--- first, first + step, … below last. Errors: a step of 0, or one that leads away from last.
+---@param ... number|TensorOptions  `last`, `first, last` or `first, last, step`, then options; first is 0 and step is 1 where not given
+---@return Tensor  1-dim; int64 of whole numbers, else the default dtype
 function M.arange(...)
   local n, given = opts.split(...)
   if n > 3 then errors.raise("arange: argument 4 is %s, expected options or nothing", errors.kind((select(4, ...)))) end
@@ -193,8 +199,12 @@ function M.arange(...)
   return require_grad(t, grad)
 end
 
---- Whole numbers low … high - 1, drawn evenly; int64. `ms.randint(high, shape, opts)` begins at 0.
----@return Tensor
+--- Whole numbers drawn evenly from low to high - 1. Errors: high not above low.
+---@param low? integer  0: `ms.randint(high, sizes, opts)` is taken too
+---@param high integer
+---@param sizes? integer|integer[]  without it a single number of shape []
+---@param given? { dtype: string, device: string, requires_grad: boolean }
+---@return Tensor  int64
 function M.randint(low, high, sizes, given)
   if type(high) == "table" then low, high, sizes, given = 0, low, high, sizes end
   if type(low) ~= "number" or type(high) ~= "number" then
@@ -209,8 +219,9 @@ function M.randint(low, high, sizes, given)
   return require_grad(t, grad)
 end
 
---- The n x n (or n x m) matrix of ones on the diagonal.
----@return Tensor
+--- Ones on the diagonal, zeros beside it.
+---@param ... integer|TensorOptions  rows and columns (as many as rows), then options
+---@return Tensor  [rows, columns]
 function M.eye(...)
   local n, given = opts.split(...)
   local rows, columns = ...
@@ -241,10 +252,11 @@ local function measure(value)
   return sizes, value
 end
 
---- A tensor of the numbers or booleans of a nested table.
----@param value number|boolean|table
----@param given? {dtype: string, device: string, requires_grad: boolean}
----@return Tensor
+--- A tensor of the numbers or booleans of a nested table, or a copy of a tensor. Errors: rows that differ in length,
+--- other elements.
+---@param value number|boolean|table|Tensor
+---@param given? { dtype: string, device: string, requires_grad: boolean }
+---@return Tensor  bool of booleans, else of the default dtype
 function M.tensor(value, given)
   if is_tensor(value) then
     local o = opts("tensor", given, OPTIONS)
@@ -318,10 +330,11 @@ function tensor.scalar(value, dtype, device)
   return M.tensor(value, { dtype = dtype, device = device })
 end
 
---- A tensor over memory of somebody else's, who keeps it alive.
----@param pointer ffi.cdata*
----@param sizes integer[]
----@param given? {dtype: string}
+--- A tensor over memory that the caller owns, and keeps valid while the tensor or a view of it is in use. Nothing is
+--- copied.
+---@param pointer ffi.cdata*  elements row by row in the CPU's memory
+---@param sizes integer|integer[]
+---@param given? { dtype: string }
 ---@return Tensor
 function M.from_pointer(pointer, sizes, given)
   if type(pointer) ~= "cdata" and type(pointer) ~= "userdata" and pointer ~= nil then

@@ -28,6 +28,7 @@ local M = { Tensor = Tensor, methods = methods, classes = classes }
 local fail = errors.fail
 
 --- Is x a tensor?
+---@param x any
 ---@return boolean
 function M.is_tensor(x)
   local mt = getmetatable(x)

@@ -6,8 +6,9 @@ local opts = require "moonshard.core.opts"
 
 local M = {}
 
---- Starts the generator at seed n.
----@param n integer
+--- Starts the generator of this process at a seed. It is counter-based (Philox): one seed gives the same numbers on
+--- every device, thread count and world size.
+---@param n integer  -2^53 to 2^53
 function M.manual_seed(n, more)
   if more ~= nil then opts.none("manual_seed", more) end
   if type(n) ~= "number" or n % 1 ~= 0 then
@@ -21,12 +22,15 @@ end
 
 local pair = engine.ffi.new "double[2]"
 
---- Where the generator stands: {seed, offset}; for set_rng_state.
+--- Where the generator stands, for set_rng_state.
+---@return number[]  {seed, offset}
 function M.get_rng_state()
   engine.lib.ms_rng_get(pair, pair + 1)
   return { pair[0], pair[1] }
 end
 
+--- Sets the generator to where it stood.
+---@param s number[]  {seed, offset} from get_rng_state
 function M.set_rng_state(s)
   if type(s) ~= "table" or type(s[1]) ~= "number" or type(s[2]) ~= "number" then
     errors.raise("set_rng_state: argument is %s, expected {seed, offset}", errors.kind(s))

@@ -90,8 +90,11 @@ function M.close(handle, ...) return close_keeping(handle, select("#", ...), ...
 --- Closes a scope and everything in it (after an error).
 function M.abandon(handle) lib.ms_scope_close(handle, nil, 0) end
 
---- Everything fn makes is released when it returns, save what it returns (also inside plain tables).
+--- Runs fn(…); every tensor made inside is released when it returns or fails, except those it returns, also inside
+--- plain tables.
 ---@param fn function
+---@param ... any  arguments of fn
+---@return any  the results of fn
 function M.scope(fn, ...)
   if type(fn) ~= "function" then errors.raise("scope: argument is %s, expected a function", errors.kind(fn)) end
   tensor.record_first()
@@ -167,11 +170,12 @@ local function run_step(outermost, fn, step)
   left_step(from, allocated[0], step, pcall(finish, lib.ms_scope_open "ms.steps", pcall(fn, step)))
 end
 
---- `for step in ms.steps(n, {from}) do … end`: each iteration is a scope. `ms.steps(n, fn)` runs
---- fn(step) and closes its scope in every case, errors too.
+--- `for step in ms.steps(n) do … end`: each turn is a scope. `ms.steps(n, fn)` runs fn(step), and closes the scope
+--- after an error too.
 ---@param n integer
----@param given? {from: integer}|fun(step: integer)
+---@param given? fun(step: integer)|{ from: integer }  from: the first step, 1
 ---@param fn? fun(step: integer)
+---@return fun(): integer?  the iterator; nothing where fn is given
 function M.steps(n, given, fn)
   if type(given) == "function" then given, fn = nil, given end
   if type(n) ~= "number" then errors.raise("steps: argument 1 is %s, expected a number of steps", errors.kind(n)) end

@@ -50,11 +50,12 @@ local function fill_sizes(shape, n)
   for d = 1, n do sizes[d - 1] = shape[d] end
 end
 
---- A sparse tensor of these values at these positions; zeros everywhere else.
----@param indices Tensor     int64 [D, N], from 0
----@param values Tensor      [N, …]
----@param shape integer[]
----@param given? {dtype: string, device: string, requires_grad: boolean}
+--- A sparse tensor in coordinate form: values[k] stands at the position in column k of indices, zeros elsewhere;
+--- equal positions add up. Errors: positions outside of the shape.
+---@param indices Tensor  int64 [D, N], from 0
+---@param values Tensor  [N, …]
+---@param shape integer[]  the D sizes of the positions, then those of a value
+---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return SparseTensor
 function M.sparse_coo(indices, values, shape, given)
   local who = "sparse_coo"
@@ -129,11 +130,15 @@ function methods.numel(t)
 end
 methods.nelement = methods.numel
 function methods.is_contiguous() return false end
+--- Does every position stand there once, in row-major order?
+---@return boolean
 function methods.is_coalesced(t) return t._coalesced end
 
---- Positions, int64 [D, N].
+--- The positions, before coalesce as they were given.
+---@return Tensor  int64 [D, N], from 0
 function methods.indices(t) return t._indices end
---- Values, [N, …]: those of equal positions are not summed before `coalesce`.
+--- The values; those of equal positions are not summed before coalesce.
+---@return Tensor  [N, …]
 function methods.values(t) return t._values end
 
 for _, name in ipairs { "item", "data_ptr", "stride", "view", "reshape", "select" } do
@@ -151,7 +156,7 @@ local function spread(index, values)
   return index:view(shape):expand(values.shape)
 end
 
---- Every position once, in row-major order, values of equal ones summed (in their dtype).
+--- Every position once, in row-major order, with the values of equal ones summed in their dtype.
 ---@return SparseTensor
 function methods.coalesce(t)
   if t._coalesced then return t end

@@ -19,8 +19,9 @@ local function before(a, b)
   return tostring(a) < tostring(b)
 end
 
---- pairs in the order of the keys: numbers, then strings. `for k, v in ms.sorted_pairs(t) do`
+--- pairs in the order of the keys: numbers, then strings.
 ---@param t table
+---@return fun(): any, any  an iterator of key and value
 function M.sorted_pairs(t)
   if type(t) ~= "table" then errors.raise("sorted_pairs: argument is %s, expected a table", errors.kind(t)) end
   local keys = {}
@@ -134,7 +135,11 @@ local function finish(device, ok, ...)
   return ...
 end
 
---- Runs fn with another default device.
+--- Runs fn(…) with another default device. Errors: a device that is not there.
+---@param device string  "cpu", "cuda", "cuda:1" or "meta"
+---@param fn function
+---@param ... any  arguments of fn
+---@return any  the results of fn
 function M.with_device(device, fn, ...)
   if type(fn) ~= "function" then errors.raise("with_device: argument 2 is %s, expected a function", errors.kind(fn)) end
   local before_it = now.device
@@ -145,8 +150,10 @@ end
 local stats = engine.ffi.new "ms_memory"
 local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "live_tensors" }
 
---- {allocated, peak_allocated, reserved, peak_reserved} in bytes; live_tensors of all devices.
----@param device? string
+--- What the allocator of a device holds, in bytes: allocated (in use), reserved (taken from the system), and the
+--- peaks of both; live_tensors counts the tensors of all devices.
+---@param device? string  the default device
+---@return { allocated: integer, peak_allocated: integer, reserved: integer, peak_reserved: integer, live_tensors: integer }
 function M.memory_stats(device, more)
   if more ~= nil then opts.none("memory_stats", more) end
   errors.check(lib.ms_memory_stats(device and dtypes.device(device, "memory_stats") or dtypes.device_now(), stats))
@@ -155,15 +162,21 @@ function M.memory_stats(device, more)
   return out
 end
 
+--- Sets the peaks of memory_stats to what is in use now.
+---@param device? string  the default device
 function M.reset_peak_memory_stats(device)
   lib.ms_reset_peak_memory(device and dtypes.device(device, "reset_peak_memory_stats") or dtypes.device_now())
 end
 
+--- Returns reserved memory that no tensor uses to the system, on all devices.
 function M.empty_cache() lib.ms_empty_cache() end
 
+--- How many threads an operator of this rank uses on the CPU.
+---@return integer
 function M.num_threads() return lib.ms_num_threads() end
 
---- Threads of this rank's operators.
+--- Sets how many threads an operator of this rank uses on the CPU. Results do not depend on it.
+---@param n integer  1 to 1024
 function M.set_num_threads(n)
   if type(n) ~= "number" or n < 1 or n % 1 ~= 0 or n > 1024 then
     errors.raise("set_num_threads: argument is %s, expected a whole number from 1 to 1024", errors.kind(n))
@@ -171,7 +184,8 @@ function M.set_num_threads(n)
   lib.ms_set_num_threads(n)
 end
 
---- Seconds, monotonic.
+--- Seconds from some fixed moment, which never go back.
+---@return number
 function M.time() return lib.ms_time() end
 
 -- ---- the GPU ----------------------------------------------------------------------------------------
@@ -199,28 +213,34 @@ end
 
 --- The GPU, through a plugin beside the engine that is loaded when it is first asked for.
 M.cuda = errors.closed({
+  --- Is there a CUDA device that works? Loads the CUDA plugin at the first call.
   ---@return boolean
   is_available = function() return lib.ms_cuda_count() > 0 end,
-  --- Why there is no GPU; nil where there is one.
+  --- Why there is no CUDA device; nil where there is one.
   ---@return string?
   why_unavailable = function()
     if lib.ms_cuda_count() == 0 then return text(lib.ms_cuda_why()) end
     return nil
   end,
+  --- The number of CUDA devices; 0 without CUDA.
+  ---@return integer
   device_count = function() return lib.ms_cuda_count() end,
-  --- Index of the device that "cuda" names.
+  --- The index of the device that "cuda" names.
+  ---@return integer  from 0
   current_device = function() return dtypes.cuda_device() end,
-  ---@param i integer|string
+  --- Makes "cuda" name this device. Errors: a device that is not there.
+  ---@param i integer|string  an index from 0, or "cuda:1"
   set_device = function(i) dtypes.set_cuda_device(checked_device(i, "cuda.set_device")) end,
-  --- Its model, processors and memory.
-  ---@param i? integer|string
+  --- A device's model, multiprocessors and memory. Errors: a device that is not there.
+  ---@param i? integer|string  the current device
+  ---@return string
   device_name = function(i)
     local name = lib.ms_cuda_name(checked_device(i or dtypes.cuda_device(), "cuda.device_name"))
     if name == nil then errors.fail() end
     return text(name)
   end,
-  --- Waits for everything queued on a device (the current one), and raises what its kernels complained about.
-  ---@param i? integer|string
+  --- Waits for all work queued on a device. Errors: those its kernels reported.
+  ---@param i? integer|string  the current device
   synchronize = function(i) errors.check(lib.ms_cuda_synchronize(checked_device(i or dtypes.cuda_device(),
   "cuda.synchronize"))) end,
 }, "cuda")

@@ -42,6 +42,23 @@ local function split_type(text)
   return text:sub(1, k - 1), (text:sub(k):gsub("^%s+", ""))
 end
 
+--- Names and types in a list such as `a: number, b?: fun(x: Tensor): Tensor`.
+---@param text string
+---@return { name: string, type: string, optional: boolean, text: string }[]
+function M.fields_of(text)
+  local list, depth, from = {}, 0, 1
+  for k = 1, #text + 1 do
+    local c = text:sub(k, k)
+    if c:find "[%({<]" then depth = depth + 1 elseif c:find "[%)}>]" then depth = depth - 1 end
+    if depth == 0 and (c == "," or c == "") then
+      local name, mark, kind = text:sub(from, k - 1):match "^%s*([%w_.]+)(%??):%s*(.-)%s*$"
+      if name then list[#list + 1] = { name = name, type = kind, optional = mark == "?", text = "" } end
+      from = k + 1
+    end
+  end
+  return list
+end
+
 --- What the comment above line `at` says of it; nil where there is no such line.
 ---@return Annotation?
 function M.parse(lines, at)
@@ -74,6 +91,11 @@ function M.parse(lines, at)
       local kind, text = split_type(after or "")
       last = { name = name, type = kind, text = text }
       if name then out.fields[#out.fields + 1] = last end
+    elseif tag == "type" and rest:find "^fun%(" then      -- of a function that another one makes
+      local list, result = rest:match "^fun(%b())%s*:?%s*(.*)$"
+      out.typed = M.fields_of(list:sub(2, -2))
+      if result ~= "" then out.returns[1] = { type = result, text = "" } end
+      last = nil
     elseif tag == "overload" then
       out.overload = rest
       last = nil
@@ -87,6 +109,13 @@ function M.parse(lines, at)
     end
   end
   for name in (out.head:match "%((.-)%)" or ""):gmatch "[%w_.]+" do out.arguments[#out.arguments + 1] = name end
+  if out.typed then
+    out.arguments = {}
+    for k, p in ipairs(out.typed) do
+      out.arguments[k] = p.name
+      out.params[p.name] = out.params[p.name] or p
+    end
+  end
   out.source, out.text = table.concat(source, "\n"), table.concat(prose, "\n")
   return out
 end
@@ -107,23 +136,36 @@ function M.declared()
   return out
 end
 
---- The fields that types.lua gives to Tensor.
----@return { name: string, type: string, text: string }[]
-function M.tensor_fields()
+--- What types.lua says of a class: "Tensor", "moonshard".
+---@return Annotation?
+function M.declared_class(name)
   local lines = M.lines_of(types)
+  local seen = false
   for at, line in ipairs(lines) do
-    if line:find "^local Tensor =" then return M.parse(lines, at).fields end
+    seen = seen or line:match "^%-%-%-@class ([%w_]+)" == name
+    if seen and line:find "^local " then return M.parse(lines, at) end
   end
 end
 
 --- Of a function written in a source of ours.
+--- One that another function makes is described where it gets its name.
 ---@param fn function
+---@param name? string
 ---@return Annotation?
-function M.of(fn)
+function M.of(fn, name)
   fn = calls.original[fn] or fn
   local info = debug.getinfo(fn, "S")
   if info.what ~= "Lua" or info.source:sub(1, 1) ~= "@" then return nil end
-  return M.parse(M.lines_of(info.source:sub(2)), info.linedefined)
+  local lines = M.lines_of(info.source:sub(2))
+  local a = M.parse(lines, info.linedefined)
+  if a and a.text == "" and name then
+    for at = 2, #lines do
+      if lines[at]:find("^[%w_.]*%f[%w_]" .. name .. "%f[^%w_].*=") and lines[at - 1]:find "^%-%-%-" then
+        return M.parse(lines, at)
+      end
+    end
+  end
+  return a
 end
 
 --- Of a class, which is described where it is made: in the file of one of its methods.
@@ -131,6 +173,8 @@ end
 ---@return Annotation?
 function M.of_class(cls)
   local name = rawget(cls, "__name")
+  local declared = M.declared_class(name)
+  if declared then return declared end
   local from, seen = cls, {}
   while from do
     for _, fn in require("moonshard.tensor.util").sorted_pairs(from) do

@@ -279,7 +279,7 @@ local function described(name, names)
     if short == name then return annotations.page(a) end
     names[#names + 1] = short
   end
-  for _, field in ipairs(annotations.tensor_fields()) do
+  for _, field in ipairs(annotations.declared_class "Tensor".fields) do
     if field.name == name then return ("t.%s: %s  %s"):format(name, field.type, field.text) end
     names[#names + 1] = field.name
   end

@@ -5,13 +5,18 @@ local class = require "moonshard.core.class"
 
 local M = {}
 
+-- A table of further names, which has a section of its own.
+local function is_module(value)
+  return type(value) == "table" and not class.is_class(value) and not (getmetatable(value) or {}).__call
+end
+
 -- What a class defines for the library, or what belongs to its constructor.
 local hidden = { init = true, new = true, extra_repr = true, forward = true, methods = true }
 
 local function public_names(of)
   local names = {}
   for name in pairs(of) do
-    if type(name) == "string" and name:sub(1, 1) ~= "_" and not hidden[name] then names[#names + 1] = name end
+    if type(name) == "string" and name:sub(1, 1) ~= "_" and not hidden[name] and not is_module(of[name]) then names[#names + 1] = name end
   end
   table.sort(names)
   return names
@@ -28,15 +33,16 @@ local function class_annotation(cls)
   local a = annotations.of_class(cls)
   if not a then return nil end
   local init, forward = cls.init and annotations.of(cls.init), rawget(cls, "forward") and annotations.of(cls.forward)
+  local overload = (a.overload or ""):match "^fun(%b())"
+  a.arguments, a.returns = init and init.arguments or {}, {}
+  for _, p in ipairs(not init and overload and annotations.fields_of(overload:sub(2, -2)) or {}) do
+    a.arguments[#a.arguments + 1], a.params[p.name] = p.name, p
+  end
   if init then
-    a.arguments, a.returns = init.arguments, {}
     -- The overload in the class's comment gives types to arguments that init does not describe.
-    for name, mark, rest in (a.overload or ""):gsub("^fun%(", ","):gmatch ",%s*([%w_.]+)(%??):%s*([^,{}]*%b{}[^,]*)" do
-      a.params[name] = a.params[name] or { type = rest, optional = mark == "?", text = "" }
-    end
-    for name, mark, rest in (a.overload or ""):gsub("^fun%(", ","):gsub("%b{}", "table"):gmatch
-      "[,]%s*([%w_.]+)(%??):%s*([^,)]+)" do
-      a.params[name] = a.params[name] or { type = rest, optional = mark == "?", text = "" }
+    for _, p in ipairs(annotations.fields_of(overload and overload:sub(2, -2) or "")) do
+      local name = p.name == "opts" and "given" or p.name
+      a.params[name] = a.params[name] or p
     end
     for name, p in pairs(init.params) do a.params[name] = p end
     if init.text ~= "" then a.text = a.text .. "\n" .. init.text end
@@ -45,12 +51,24 @@ local function class_annotation(cls)
   return a
 end
 
+-- A field of the library or of tensors, which types.lua describes beside its class.
+local function field_annotation(entry)
+  local class_name = entry.section.prefix == "ms." and "moonshard" or entry.section.prefix == "Tensor." and "Tensor"
+  for _, field in ipairs(class_name and annotations.declared_class(class_name).fields or {}) do
+    if field.name == entry.key then
+      return { head = entry.name, text = field.text, arguments = {}, params = {}, fields = {},
+        returns = { { type = field.type, text = "" } } }
+    end
+  end
+end
+
 local function annotation_of(entry)
   local value = entry.value
+  if type(value) ~= "function" and not class.is_class(value) then return field_annotation(entry) end
   if class.is_class(value) then return class_annotation(value) end
   local declared = annotations.declared()[entry.name]
   if declared then return declared end
-  return type(value) == "function" and annotations.of(value) or nil
+  return type(value) == "function" and annotations.of(value, entry.key) or nil
 end
 
 -- Arguments that a caller writes: neither the object of a method nor the one behind the last that must not be there.
@@ -70,7 +88,6 @@ local function entries_of(section, taken)
     if not (taken[name] and not section.names) then
       taken[name] = true
       local value = rawget(section.of, name)
-      if value == nil and section.get then value = section.get(name) end
       local entry = { name = section.prefix .. name, key = name, value = value, lacks = {},
         method = section.prefix:sub(-1) == ":", section = section }
       entry.is_class = class.is_class(value)
@@ -83,8 +100,12 @@ local function entries_of(section, taken)
 end
 
 --- The pages with their entries.
-function M.pages()
-  local pages, taken = require "docs.pages", {}
+function M.pages(root)
+  local pages, taken = {}, {}
+  for _, page in ipairs(require "docs.pages") do
+    local file = io.open(root .. "/docs/api/examples/" .. page.file .. ".txt")      -- pages come one by one
+    if file then pages[#pages + 1] = page; file:close() end
+  end
   local seen = {}
   for _, page in ipairs(pages) do
     page.entries = {}

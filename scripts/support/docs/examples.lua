@@ -3,6 +3,7 @@
 --- after it are as typed at the prompt, and `--> text` behind one is what its expression gives. A line `ranks: 2` at the
 --- head of a file has it run by so many ranks.
 local ms = require "moonshard"
+local annotations = require "moonshard.tools.annotations"
 local opts = require "moonshard.core.opts"
 local repl = require "moonshard.tools.repl"
 
@@ -49,8 +50,12 @@ end
 
 -- ---- running -----------------------------------------------------------------------------------------
 
+local silent = {}
+function silent:write() return self end
+silent.flush = silent.write
+
 local function environment()
-  return setmetatable({ ms = ms, nn = ms.nn, F = ms.nn.F, dist = ms.dist, fsdp = ms.fsdp, optim = ms.optim },
+  return setmetatable({ print = function() end, ms = ms, nn = ms.nn, F = ms.nn.F, dist = ms.dist, fsdp = ms.fsdp, optim = ms.optim },
     { __index = _G })
 end
 
@@ -65,7 +70,10 @@ local function count(...) return select("#", ...), ... end
 local function run_chunk(chunk, env)
   setfenv(chunk, env)
   local result
+  local stderr = io.stderr
+  io.stderr = silent
   local ok, message = pcall(function() result = results_text(count(chunk())) end)
+  io.stderr = stderr
   if ok then return result end
   return nil, "error: " .. tostring(message):gsub("^[^\n]-:%d+: ", "")
 end
@@ -95,7 +103,7 @@ end
 local function recording(fn)
   local seen, check = {}, opts.check
   opts.check = function(who, given, spec)
-    seen[who] = spec
+    seen[who] = seen[who] or spec
     return check(who, given, spec)
   end
   local result = fn()
@@ -167,7 +175,7 @@ end
 
 --- One rank of several: runs the examples of the pages marked so, and rank 0 writes what came of them into `path`.
 function M.rank(root, path)
-  local pages = require "docs.collect".pages()
+  local pages = require "docs.collect".pages(root)
   M.read(root, pages, function() end)
   local lines = {}
   for _, page in ipairs(pages) do
@@ -214,28 +222,23 @@ end
 
 -- ---- all of them -------------------------------------------------------------------------------------
 
+local tensor_options = "{ dtype: string, device: string, requires_grad: boolean }"
+
 -- Do annotation and library name the same options?
 local function compare_options(entry)
   local a = entry.annotation
   if not a or not entry.options then return end
-  local documented, any = {}, false
+  local documented = {}
   for _, name in ipairs(entry.arguments) do
-    local kind = a.params[name] and a.params[name].type:match "{(.*)}$"
-    if kind and kind:find ":" then
-      any = true
-      for option in (", " .. kind:gsub("%b()", ""):gsub("%b{}", "")):gmatch "[,;]%s*([%w_]+)%??:" do
-        documented[option] = true
-      end
-    end
+    local kind = a.params[name] and a.params[name].type:gsub("TensorOptions", tensor_options):match "^[^{]*{%s*(.-)%s*}$"
+    for _, p in ipairs(annotations.fields_of(kind or "")) do documented[p.name] = true end
   end
   local faults = {}
   for option in pairs(entry.options) do
     if not documented[option] then faults[#faults + 1] = ("does not name option '%s'"):format(option) end
   end
-  if any then
-    for option in pairs(documented) do
-      if not entry.options[option] then faults[#faults + 1] = ("names option '%s', which is not taken"):format(option) end
-    end
+  for option in pairs(documented) do
+    if not entry.options[option] then faults[#faults + 1] = ("names option '%s', which is not taken"):format(option) end
   end
   table.sort(faults)
   entry.option_faults = faults

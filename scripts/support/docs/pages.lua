@@ -4,27 +4,76 @@
 local ms = require "moonshard"
 for _, name in ipairs { "save", "load", "amp", "data", "profiler", "testing" } do assert(ms[name]) end   -- loaded when first named
 
+local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local methods = ms.Tensor.methods
 
 -- A section: title, prefix of its names, the table they are in, and a list of them (all that are left without it).
 local function section(title, prefix, of, names) return { title = title, prefix = prefix, of = of, names = names } end
 
+-- Methods of a class of the library, by one of its instances.
+local function methods_of(object)
+  local class = getmetatable(object)
+  return type(class.__index) == "table" and class.__index or class
+end
+
+local sparse = ms.sparse_coo(ms.zeros(1, 1, { dtype = "int64" }), ms.ones(1), { 1 })
+local sharded = fsdp.fully_shard(nn.Linear(1, 1)).weight
+local hooked = ms.ones(1, { requires_grad = true })
+local work = dist.all_reduce(ms.ones(1), { async = true })
+work:wait()
+local context
+ms.Function { forward = function(ctx, x)
+  context = methods_of(ctx)
+  return x * 1
+end, backward = function(_, g) return g end }(hooked)
+
+local own_sparse, own_sharded, fields = {}, {}, {}
+for _, field in ipairs(require "moonshard.tools.annotations".declared_class "Tensor".fields) do
+  fields[field.name] = field.type
+end
+for _, name in ipairs { "indices", "values", "coalesce", "is_coalesced", "to_dense" } do
+  own_sparse[name] = sparse[name]
+end
+for _, name in ipairs { "to_local", "full_tensor" } do own_sharded[name] = sharded[name] end
+
 return {
+  {
+    file = "ms", title = "ms", intro = "The library itself: `local ms = require \"moonshard\"`.",
+    sections = {
+      section("Making tensors", "ms.", ms, [[tensor empty zeros ones full rand randn randint arange eye empty_like
+        zeros_like ones_like full_like rand_like randn_like from_pointer sparse_coo cat stack where deepcopy]]),
+      section("Dtypes and devices", "ms.", ms, [[default_dtype set_default_dtype default_device set_default_device
+        with_device]]),
+      section("CUDA", "ms.cuda.", ms.cuda),
+      section("Autograd", "ms.", ms, [[grad no_grad enable_grad is_grad_enabled set_grad_enabled checkpoint Function]]),
+      section("Context of a Function", "Context:", context),
+      section("Scopes", "ms.", ms, "scope steps"),
+      section("Random numbers", "ms.", ms, "manual_seed get_rng_state set_rng_state"),
+      section("Files", "ms.", ms, "save load"),
+      section("Memory, threads, time", "ms.", ms, [[memory_stats reset_peak_memory_stats empty_cache num_threads
+        set_num_threads time]]),
+      section("Warnings and tables", "ms.", ms, "warn log catch_warnings sorted_pairs is_tensor"),
+      section("More", "ms.", ms),
+    },
+  },
   {
     file = "tensor", title = "Tensor methods",
     intro = "Dimensions and positions count from 1, and from the end with negative numbers; ids inside tensors "
       .. "count from 0. "
       .. "A method whose name ends in `_` changes its tensor and returns it; every other one returns a new tensor or a view.",
     sections = {
+      section("Fields", "Tensor.", fields),
       section("Arithmetic", "Tensor:", methods, "add add_ sub sub_ mul mul_ div div_ pow pow_ matmul mm bmm"),
       section("Functions of each element", "Tensor:", methods, [[neg neg_ abs abs_ exp exp_ log log_ sqrt sqrt_ rsqrt
-        rsqrt_ reciprocal reciprocal_ sin cos tanh tanh_ sigmoid sigmoid_ relu relu_ silu silu_ gelu sign clamp clamp_]]),
+        rsqrt_ reciprocal reciprocal_
+        sin cos tanh tanh_ sigmoid sigmoid_ relu relu_ silu silu_ gelu sign clamp clamp_]]),
       section("Comparison and choice", "Tensor:", methods, [[eq ne lt le gt ge maximum minimum isfinite isnan
         logical_and logical_or logical_not where masked_fill masked_fill_ equal allclose]]),
       section("Reductions", "Tensor:", methods, [[sum mean prod var std max min argmax argmin all any norm softmax
         log_softmax logsumexp cumsum]]),
       section("Shape", "Tensor:", methods, [[size dim numel nelement stride is_contiguous reshape view view_as flatten
-        squeeze unsqueeze transpose t permute expand expand_as tile repeat narrow select split chunk unbind tril triu]]),
+        squeeze unsqueeze transpose t permute expand expand_as tile repeat narrow select split chunk
+        unbind tril triu]]),
       section("By index", "Tensor:", methods, "index_select gather scatter scatter_ scatter_add_"),
       section("Filling and copying", "Tensor:", methods, "fill_ zero_ copy_ clone contiguous"),
       section("Dtype and device", "Tensor:", methods, [[to float double half bfloat16 long int bool type cpu cuda
@@ -33,6 +82,118 @@ return {
         register_post_accumulate_grad_hook]]),
       section("Values and lifetime", "Tensor:", methods, "item tolist data_ptr keep release is_released"),
       section("Classes", "Tensor:", methods),
+      section("Sparse tensors", "SparseTensor:", own_sparse),
+      section("Parameters of fully_shard", "ShardedParameter:", own_sharded),
+      section("Handles of hooks", "Handle:", methods_of(hooked:register_hook(function() end))),
     },
+  },
+  {
+    file = "nn", title = "nn",
+    intro = "Modules, layers and wrappers. Arguments, initialisation, formulas and names of parameters are PyTorch's; sizes "
+      .. "come by position, the rest as options.",
+    sections = {
+      section("Modules", "nn.", nn, "Module Parameter"),
+      section("Methods of Module", "Module:", nn.Module),
+      section("Methods of every class", "Module:", require "moonshard.core.class".root, "isa class_name"),
+      section("Containers", "nn.", nn, "Sequential ModuleList ModuleDict"),
+      section("Methods of Sequential", "Sequential:", nn.Sequential),
+      section("Methods of ModuleList", "ModuleList:", nn.ModuleList),
+      section("Layers", "nn.", nn, [[Linear Embedding Conv2d LayerNorm RMSNorm BatchNorm1d BatchNorm2d Dropout Identity
+        ReLU GELU SiLU Tanh Sigmoid MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer
+        TransformerEncoder TransformerDecoder Transformer CrossEntropyLoss MSELoss]]),
+      section("More of nn", "nn.", nn),
+      section("Methods of Linear", "Linear:", nn.Linear),
+      section("Methods of Embedding", "Embedding:", nn.Embedding),
+      section("Methods of Conv2d", "Conv2d:", nn.Conv2d),
+      section("Methods of LayerNorm", "LayerNorm:", nn.LayerNorm),
+      section("Methods of RMSNorm", "RMSNorm:", nn.RMSNorm),
+      section("Methods of BatchNorm1d", "BatchNorm1d:", nn.BatchNorm1d),
+      section("Methods of BatchNorm2d", "BatchNorm2d:", nn.BatchNorm2d),
+      section("Methods of MultiheadAttention", "MultiheadAttention:", nn.MultiheadAttention),
+      section("Methods of Transformer", "Transformer:", nn.Transformer),
+      section("Methods of DDP", "DDP:", nn.DDP),
+      section("nn.utils", "nn.utils.", nn.utils),
+    },
+  },
+  {
+    file = "functional", title = "nn.F", intro = "Functions of layers, without parameters of their own.",
+    sections = { section("Functions", "nn.F.", nn.F) },
+  },
+  {
+    file = "init", title = "nn.init",
+    intro = "Fill a tensor in place and return it; no graph is recorded. A sharded parameter gets the numbers of its "
+      .. "place in the whole.",
+    sections = { section("Functions", "nn.init.", nn.init) },
+  },
+  {
+    file = "ddp_hooks", title = "nn.ddp_hooks",
+    intro = "Communication hooks of `nn.DDP`, for `ddp:register_comm_hook(state, hook)`, and what belongs to them.",
+    sections = { section("Hooks", "nn.ddp_hooks.", nn.ddp_hooks) },
+  },
+  {
+    file = "optim", title = "optim", intro = "Optimizers: one fused pass over all parameters of a group.",
+    sections = {
+      section("Optimizers", "optim.", optim),
+      section("Methods of Optimizer", "Optimizer:", optim.Optimizer),
+      section("Methods of ZeroRedundancyOptimizer", "ZeroRedundancyOptimizer:", optim.ZeroRedundancyOptimizer),
+      section("Schedules", "optim.lr_scheduler.", optim.lr_scheduler),
+      section("Methods of schedules", "Schedule:", methods_of(optim.lr_scheduler.constant(optim.SGD({ hooked }, { lr = 1 })))),
+    },
+  },
+  {
+    file = "amp", title = "amp", intro = "Mixed precision.",
+    sections = {
+      section("Functions and classes", "amp.", ms.amp),
+      section("Methods of GradScaler", "GradScaler:", ms.amp.GradScaler),
+    },
+  },
+  {
+    file = "data", title = "data",
+    intro = "Token files and batches for language models, sharded by rank, seeded and resumable.",
+    sections = {
+      section("Functions", "data.", ms.data),
+      section("Methods of Corpus", "Corpus:", require "moonshard.data.corpus".Corpus or {}),
+      section("Methods of Batches", "Batches:", require "moonshard.data.batches".Batches or {}),
+    },
+  },
+  {
+    file = "dist", title = "dist",
+    intro = "Ranks, groups and collectives. Every rank of a group makes the same calls in the same order; sizes, dtypes and "
+      .. "devices are compared before anything is sent. Ranks in arguments are the world's, from 0.",
+    sections = {
+      section("The job", "dist.", dist, [[init is_initialized finalize rank world_size local_rank backend barrier
+        debug_level set_debug_level record]]),
+      section("Collectives", "dist.", dist, [[all_reduce all_gather reduce_scatter broadcast reduce gather scatter
+        all_to_all send recv all_gather_object broadcast_object]]),
+      section("Groups and meshes", "dist.", dist, [[default_group self_group new_group free_group group_ranks is_group
+        init_device_mesh mesh_from_group is_mesh]]),
+      section("More", "dist.", dist),
+      section("Methods of Work", "Work:", methods_of(work)),
+      section("Methods of DeviceMesh", "DeviceMesh:", require "moonshard.dist.mesh".methods or {}),
+    },
+  },
+  {
+    file = "fsdp", title = "fsdp",
+    intro = "Sharded data parallelism: `fsdp.fully_shard` shards parameter by parameter, `fsdp.FSDP` by units of flat "
+      .. "parameters.",
+    sections = {
+      section("Wrapping", "fsdp.", fsdp, [[fully_shard FSDP FSDPModule MixedPrecisionPolicy CPUOffloadPolicy Shard Replicate
+        register_fsdp_forward_method MixedPrecision CPUOffload fsdp_modules summon_full_params]]),
+      section("Methods of FSDP", "FSDP:", fsdp.FSDP),
+      section("Methods of FSDPModule", "FSDPModule:", fsdp.FSDPModule),
+      section("State and checkpoints", "fsdp.", fsdp, [[state_dict load_state_dict optim_state_dict load_optim_state_dict
+        save load catch_checkpoint_signals checkpoint_wanted]]),
+      section("Observation", "fsdp.", fsdp),
+      section("fsdp.wrap", "fsdp.wrap.", fsdp.wrap),
+      section("fsdp.comm_hooks", "fsdp.comm_hooks.", fsdp.comm_hooks),
+    },
+  },
+  {
+    file = "profiler", title = "profiler", intro = "Where the time of a training step goes.",
+    sections = { section("Functions", "profiler.", ms.profiler) },
+  },
+  {
+    file = "testing", title = "testing", intro = "Checks for specs.",
+    sections = { section("Functions", "testing.", ms.testing) },
   },
 }

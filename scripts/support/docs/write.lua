@@ -1,5 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Pages of the reference as Markdown.
+local annotations = require "moonshard.tools.annotations"
+
 local M = {}
 
 -- The anchor that Markdown makes of a heading, which is numbered where it has stood on the page.
@@ -29,27 +31,10 @@ local function add_row(lines, name, kind, optional, text)
   lines[#lines + 1] = ("| `%s` | `%s`%s | %s |"):format(name, cell(kind), optional and ", optional" or "", cell(text))
 end
 
--- The options in a type such as { a: number, b: fun(x: Tensor): Tensor }.
-local function each_option(kind)
-  local list, depth, from = {}, 0, 1
-  local inner = kind:match "^{%s*(.-)%s*}$"
-  if not inner or not inner:find ":" then return {} end
-  for k = 1, #inner + 1 do
-    local c = inner:sub(k, k)
-    if c:find "[%({]" then depth = depth + 1 elseif c:find "[%)}]" then depth = depth - 1 end
-    if depth == 0 and (c == "," or c == "") then
-      local name, optional, type_ = inner:sub(from, k - 1):match "^%s*([%w_]+)(%??):%s*(.-)%s*$"
-      if name then list[#list + 1] = { name = name, type = type_, optional = optional == "?" } end
-      from = k + 1
-    end
-  end
-  return list
-end
-
 -- Options have a row each, with their defaults as the library was found to have them.
 local function row(lines, name, p, defaults)
   if name == "given" then name = "opts" end
-  local options = each_option(p.type)
+  local options = annotations.fields_of(p.type:match "^{%s*(.-)%s*}$" or "")
   if #options == 0 then return add_row(lines, name, p.type, p.optional, p.text) end
   add_row(lines, name, "table", p.optional, p.text)
   for _, o in ipairs(options) do

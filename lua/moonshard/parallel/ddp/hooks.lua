@@ -17,11 +17,16 @@ local function result_of(value)
   if type(value) == "table" and value.wait then return (value:wait()) end
   return value
 end
+--- What a hook's result comes to: waits for what has a wait(), and gives the tensor it holds, or nil where the bucket
+--- itself was changed.
+---@param value any  what a hook returned
+---@return Tensor?
 M.result_of = result_of
 
 --- The mean over ranks, as without a hook.
----@param group Group?
----@param bucket table
+---@param group Group?  nil: all ranks
+---@param bucket Bucket  flat (1-d gradients), parameters, gradients (views of flat), index (from 1), last
+---@return Work
 function M.allreduce_hook(group, bucket)
   return dist.all_reduce(flat_of("allreduce_hook", bucket), { group = group, async = true, op = "avg" })
 end
@@ -38,9 +43,11 @@ local function compress(who, dtype)
   end
 end
 
---- The mean over ranks, sent as float16: half the bytes of float32.
+--- The mean over ranks, sent as float16: half the bytes of float32. Values beyond 65504 become infinite.
+---@type fun(group?: Group, bucket: Bucket): Work
 M.fp16_compress_hook = compress("fp16_compress_hook", "float16")
---- The mean over ranks, sent as bfloat16.
+--- The mean over ranks, sent as bfloat16: half the bytes of float32, with 8 bits of precision.
+---@type fun(group?: Group, bucket: Bucket): Work
 M.bf16_compress_hook = compress("bf16_compress_hook", "bfloat16")
 
 local function wrapper(dtype)
@@ -60,13 +67,14 @@ local function wrapper(dtype)
   end
 end
 
---- hook on the bucket cast to float16, its result cast back.
----@param hook fun(state: any, bucket: table): any
+--- Another hook on the bucket cast to float16, its result cast back.
+---@type fun(hook: fun(state: any, bucket: Bucket): any): fun(state: any, bucket: Bucket): any
 M.fp16_compress_wrapper = wrapper "float16"
----@param hook fun(state: any, bucket: table): any
+--- Another hook on the bucket cast to bfloat16, its result cast back.
+---@type fun(hook: fun(state: any, bucket: Bucket): any): fun(state: any, bucket: Bucket): any
 M.bf16_compress_wrapper = wrapper "bfloat16"
 
---- Sends nothing: the upper bound of what a hook could save.
+--- Sends nothing: the upper bound of what a hook could save. Ranks drift apart.
 function M.noop_hook() end
 
 --- hook, and when a bucket's result is there the optimizer's step for its parameters, before backward returns.

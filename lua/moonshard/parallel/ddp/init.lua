@@ -32,18 +32,16 @@ local Embedding = require "moonshard.nn.embedding".Embedding
 local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_grad
 local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type, ipairs, pcall, error, select
 
+--- Wraps a module that every rank has whole: ranks begin with rank 0's parameters, and backward leaves the mean of all
+--- ranks' gradients (docs/semantics.md#ddp). Unknown fields are read from the module. bucket_cap_mb: gradients are
+--- reduced in buckets of so many MiB. static_graph: every iteration uses the same parameters equally often.
+--- device_mesh: a mesh of one dimension in the place of a group. init_sync = false: the script has made the models equal.
+--- skip_all_reduce_unused_params: what no rank used is not sent. mixed_precision: forward and backward run on copies of
+--- the parameters in param_dtype. delay_all_reduce_named_params (names, or pairs of name and parameter): their
+--- gradients are reduced together, when that of param_to_hook_all_reduce has arrived. Errors: models that differ.
 ---@class DDP: Module
 ---@field module Module  what is wrapped
----@overload fun(module: Module, opts?: table): DDP
----  process_group, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, broadcast_buffers,
----  static_graph (every iteration uses the same parameters equally often), device_mesh (of one dimension, in the place
----  of a group), init_sync (false: the script knows that all ranks have equal models), skip_all_reduce_unused_params
----  (with find_unused_parameters: what no rank used is not sent, which has the others wait for the map of what was
----  used), mixed_precision (a fsdp.MixedPrecision, or a table of param_dtype, reduce_dtype, buffer_dtype: forward and
----  backward run on copies of the parameters in param_dtype, gradients are reduced in reduce_dtype; parameters and
----  their gradients keep their own dtype), delay_all_reduce_named_params (names, or pairs of name and parameter) and
----  param_to_hook_all_reduce (a parameter): these stay out of the buckets; their gradients are reduced together when
----  the parameter's has arrived
+---@overload fun(m: Module, opts?: { process_group: Group, bucket_cap_mb: number, find_unused_parameters: boolean, gradient_as_bucket_view: boolean, broadcast_buffers: boolean, static_graph: boolean, device_ids: integer[], device_mesh: DeviceMesh, init_sync: boolean, skip_all_reduce_unused_params: boolean, mixed_precision: MixedPrecision, delay_all_reduce_named_params: (string|table)[], param_to_hook_all_reduce: Parameter }): DDP
 local DDP = base.Module:extend("DDP")
 wrapping.read_through(DDP)
 
@@ -339,8 +337,6 @@ end
 local function is_sharded(p) return rawget(p, "_unit") ~= nil or rawget(p, "_flat") ~= nil end
 
 --- Around modules of which some are sharded (fsdp.fully_shard, fsdp.FSDP) it looks after the other parameters.
----@param m Module
----@param given? table
 function DDP:init(m, given)
   if not base.is_module(m) then raise("DDP: argument 1 is %s, expected a module", errors.kind(m)) end
   local o = opts("DDP", given, OPTIONS)
@@ -563,14 +559,14 @@ local join_options = calls.several(function(st, given, fn)
   return o
 end)
 
----Runs fn, in which ranks may have unequally many iterations of forward and backward: one that is through takes part in
----the others' collectives until all are, and all end with the model of the last. What the script sends itself inside fn
----it has to match itself; a forward whose gradients are not followed by a backward stands in no_grad.
----divide_by_initial_world_size: gradients are divided by the number of all ranks (as if those that are through had
----zeros), or (false) of those still there. throw_on_early_termination: an error on every rank as soon as one is through
----and another is not.
----@param given? {divide_by_initial_world_size: boolean, enable: boolean, throw_on_early_termination: boolean}
+--- Runs fn, in which ranks may have unequally many iterations of forward and backward. A rank that has ended takes
+--- part in the collectives of the others until all have, and all end with the model of the last. What the script
+--- sends itself inside fn it has to match itself; a forward without a backward belongs in no_grad.
+--- divide_by_initial_world_size = false divides gradients by the number of ranks that go on.
+--- throw_on_early_termination raises on every rank as soon as one has ended before another.
+---@param given? { divide_by_initial_world_size: boolean, enable: boolean, throw_on_early_termination: boolean }
 ---@param fn function
+---@return any  the results of fn
 function DDP:join(given, fn)
   if type(given) == "function" and fn == nil then given, fn = nil, given end
   local o = join_options(rawget(self, "_ddp"), given, fn)
@@ -599,8 +595,11 @@ local function leave(st, before, ok, ...)
   return ...
 end
 
----Forwards inside fn, and their backwards, reduce nothing: gradients add up on each rank until the next synced one.
+--- Forwards inside fn, and their backwards, reduce nothing: gradients add up on each rank until the next backward
+--- outside.
 ---@param fn function
+---@param ... any  arguments of fn
+---@return any  the results of fn
 function DDP:no_sync(fn, ...)
   if type(fn) ~= "function" then raise("no_sync: argument 1 is %s, expected a function", errors.kind(fn)) end
   local st = rawget(self, "_ddp")
@@ -609,7 +608,9 @@ function DDP:no_sync(fn, ...)
   return leave(st, before, pcall(context.block, "no_sync", fn, ...))
 end
 
----fn(state, bucket) reduces each bucket in DDP's place (moonshard.nn.ddp_hooks says what it gets and gives).
+--- hook(state, bucket) reduces each bucket in DDP's place. bucket has flat (the gradients, 1-d), parameters,
+--- gradients (views of flat), index (from 1) and last. It returns nothing (it changed flat), a tensor of flat's size,
+--- or what has a wait() that gives one of these.
 ---@param state any
 ---@param hook fun(state: any, bucket: Bucket): any
 function DDP:register_comm_hook(state, hook)

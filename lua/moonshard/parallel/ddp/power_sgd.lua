@@ -30,10 +30,10 @@ local TINY = 1e-30                      -- nothing is divided by zero
 local State = { __name = "PowerSGDState" }
 State.__index = State
 
---- What the hook remembers: of one model, on one rank.
+--- What powerSGD_hook remembers: one for each model. A gradient matrix of N x M travels as (N + M)
+--- matrix_approximation_rank numbers; those that would not shrink by min_compression_rate are averaged.
 ---@param group Group?  nil: all ranks
----@param given? table  matrix_approximation_rank, start_powerSGD_iter, min_compression_rate, use_error_feedback, warm_start,
----  orthogonalization_epsilon, random_seed
+---@param given? { matrix_approximation_rank: integer, start_powerSGD_iter: integer, min_compression_rate: number, use_error_feedback: boolean, warm_start: boolean, orthogonalization_epsilon: number, random_seed: integer }
 ---@return PowerSGDState
 function M.PowerSGDState(group, given)
   local o = opts("PowerSGDState", given, {
@@ -238,12 +238,15 @@ local function hook_of(name, batched)
   end
 end
 
---- The communication hook: the mean over ranks until iteration start_powerSGD_iter, then its approximation by P Qᵀ.
+--- Averages gradients until iteration start_powerSGD_iter, and approximates their mean by P Q^T from then on (Vogels,
+--- Karimireddy & Jaggi 2019, algorithm 1).
 ---@type fun(state: PowerSGDState, bucket: table): any
+---@type fun(state: PowerSGDState, bucket: Bucket): any
 M.powerSGD_hook = hook_of("powerSGD_hook", false)
 
---- The same with the whole bucket as one square matrix: fewer and larger products, a coarser approximation.
+--- powerSGD_hook with the whole bucket as one square matrix: fewer and larger products, a coarser approximation.
 ---@type fun(state: PowerSGDState, bucket: table): any
+---@type fun(state: PowerSGDState, bucket: Bucket): any
 M.batched_powerSGD_hook = hook_of("batched_powerSGD_hook", true)
 
 return M

@@ -71,13 +71,15 @@ local function hook_of(who, rows_of)
   end
 end
 
---- The mean over ranks of the bucket's gradients as uint8 with one scale. state: the group, nil for all ranks.
+--- The mean over ranks, sent as uint8 with one scale for a bucket. Every rank gathers the bytes of all.
 ---@type fun(group: Group?, bucket: table): any
+---@type fun(group?: Group, bucket: Bucket): any
 M.quantization_pertensor_hook = hook_of("quantization_pertensor_hook",
   function(flat) return math.max(flat:numel(), 1) end)
 
---- The same with a scale for every bucket_size elements (512).
+--- The mean over ranks, sent as uint8 with a scale for every bucket_size elements (512).
 ---@type fun(group: Group?, bucket: table, bucket_size: integer?): any
+---@type fun(group?: Group, bucket: Bucket, bucket_size?: integer): any
 M.quantization_perchannel_hook = hook_of("quantization_perchannel_hook", function(_, bucket_size)
   local size = bucket_size or 512
   if type(size) ~= "number" or size < 1 or size % 1 ~= 0 then

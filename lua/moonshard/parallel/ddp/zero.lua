@@ -47,13 +47,16 @@ local function make(who, interleaved)
   end
 end
 
---- hook, and when all gradients are reduced the steps of zero, an optim.ZeroRedundancyOptimizer with overlap_with_ddp:
---- the parameters of one bucket are sent while those of the next are stepped. The script calls no step() of its own.
+--- A hook that runs another one, and when all gradients are reduced the steps of zero, an
+--- optim.ZeroRedundancyOptimizer with overlap_with_ddp: the parameters of one bucket are sent while those of the next
+--- are stepped. The script calls no step() of its own.
 ---@type fun(hook: (fun(state: any, bucket: Bucket): any), ddp: DDP, zero: ZeroRedundancyOptimizer): fun(state: any, bucket: Bucket): any
+---@type fun(hook: fun(state: any, bucket: Bucket): any, ddp: DDP, zero: ZeroRedundancyOptimizer): fun(state: any, bucket: Bucket): any
 M.hook_with_zero_step = make("hook_with_zero_step", false)
 
---- The same, a bucket's step and sends as soon as its own gradients are reduced, under the reductions of later buckets.
+--- hook_with_zero_step, with a bucket's step as soon as its own gradients are reduced.
 ---@type fun(hook: (fun(state: any, bucket: Bucket): any), ddp: DDP, zero: ZeroRedundancyOptimizer): fun(state: any, bucket: Bucket): any
+---@type fun(hook: fun(state: any, bucket: Bucket): any, ddp: DDP, zero: ZeroRedundancyOptimizer): fun(state: any, bucket: Bucket): any
 M.hook_with_zero_step_interleaved = make("hook_with_zero_step_interleaved", true)
 
 return M
