@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Whether a benchmark's output has the house's format: `luajit format.lua FILE`; exit 1 and a reason when not.
+--- Checks the format of a benchmark's output: `luajit format.lua FILE`; exit 1 and a reason when not.
 --- One or more parts (one a job): `machine:` first, then `case:` and `bar:` lines with numbers in them, and
 --- `N bars, N met, N missed` last, counting right. Lines that begin with # are comments.
 local function wrong(text, ...)

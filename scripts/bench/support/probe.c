@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// probe.c -- what this machine can do: the roofs that benchmarks are held against.
+// probe.c -- the roofs that benchmarks are held against: rates of copies and multiply-adds of this machine.
 //
-// Rates are the best of short slices, because the machine is shared: what it can do, not what it did.
-// One thread each; call it from every rank at once for a roof of all ranks.
+// Each rate is the best of short slices, because the machine is shared. One thread each; called from every rank at
+// once it gives the roof of all ranks.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
