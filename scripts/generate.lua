@@ -1,6 +1,6 @@
 #!/usr/bin/env luajit
 -- SPDX-License-Identifier: MIT
---- Lets a trained model write: luajit scripts/generate.lua --from RUN --prompt TEXT
+--- Continues a text with a trained model: luajit scripts/generate.lua --from RUN --prompt TEXT
 local here = arg[0]:match "^(.*)/[^/]*$" or "."
 package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, package.path)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# What the target `uninstall` runs: removes what the last `cmake --install` of the folder BUILD installed, file by file, and the
-# folders that it had made, as far as they are empty. DESTDIR counts as it does for `cmake --install`.
+# The target `uninstall`: removes the files that the last `cmake --install` of the folder BUILD installed, and the
+# folders that it made, if they are empty. DESTDIR means what it means for `cmake --install`.
 set(manifest ${BUILD}/install_manifest.txt)
 if(NOT EXISTS ${manifest})
   message(FATAL_ERROR "uninstall: nothing was installed from ${BUILD} (there is no install_manifest.txt)")

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- 3. A layer of one's own, and a function with a backward of one's own.   luajit scripts/examples/03_custom_layer.lua
+--- 3. A custom layer, and a function with its own backward.   luajit scripts/examples/03_custom_layer.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"
