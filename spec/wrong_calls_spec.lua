@@ -251,7 +251,7 @@ local calls = {
   { "nn.Dropout(0/0)", "Dropout: dropout probability has to be between 0 and 1, but got" },
   { "nn.Sequential(nn.ReLU)", "Sequential: element 1 is the class ReLU: an instance expected, ReLU(…)" },
   { "nn.DDP(fsdp.FSDP(nn.Linear(2, 2), { sharding_strategy = 'no_shard' }))",
-  "DDP: parameter 'flat_param' is sharded already" },
+  "DDP: parameter 'flat_param' is already sharded" },
   { "nn.Linear(2, 2)(x)",
   "linear: the input's last dimension must be the weight's 2 columns: input [2, 3], weight [2," },
   { "nn.Linear(3, 2)()", "linear: argument is nil, expected a tensor" },

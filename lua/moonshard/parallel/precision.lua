@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- Mixed precision of a wrapper, FSDP or nn.DDP, in one value: what it computes in, reduces in, and keeps buffers in.
+--- Mixed precision of FSDP or nn.DDP: the dtypes of computation, of reductions and of buffers.
 local dtypes = require "moonshard.core.dtypes"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 
 local M = {}
 
---- name, if it is a floating dtype or nil; else an error about that option of who.
+--- Returns name if it is nil or a floating dtype; raises otherwise, naming the option.
 ---@param name string?
 ---@param option string
 ---@param who string
@@ -19,17 +19,17 @@ function M.floating(name, option, who)
 end
 
 ---@class MixedPrecision
----@field param_dtype string?   what parameters are gathered and computed in
----@field reduce_dtype string?  what gradients are reduced in (param_dtype, if that is set)
----@field buffer_dtype string?  what floating buffers are cast to
+---@field param_dtype string?   dtype of gathered parameters and of computation
+---@field reduce_dtype string?  dtype of gradient reductions (default: param_dtype, if set)
+---@field buffer_dtype string?  dtype of floating buffers
 ---@field keep_low_precision_grads boolean
 ---@field cast_forward_inputs boolean
 ---@field cast_root_forward_inputs boolean
----@field module_classes_to_ignore table[]  classes whose modules are wrapped by themselves, in full precision
+---@field module_classes_to_ignore table[]  modules of these classes are wrapped separately, in full precision
 local Precision = { __name = "MixedPrecision" }
 Precision.__index = Precision
 
---- Dtypes of an FSDP or DDP instance; absent ones stay as they are.
+--- Sets the dtypes of an FSDP or DDP instance; without an option, dtypes do not change.
 ---@param given? table  param_dtype, reduce_dtype, buffer_dtype, keep_low_precision_grads, cast_forward_inputs, cast_root_forward_inputs
 ---@return MixedPrecision
 function M.MixedPrecision(given)

@@ -389,9 +389,9 @@ describe("mixed precision of DDP", function()
     assert.matches("MixedPrecision: option 'param_dtype' is 'int64', expected a floating dtype",
       try { param_dtype = "int64" }, 1, true)
     assert.matches("unknown option 'param'", try { param = "bfloat16" }, 1, true)
-    assert.equal("DDP: mixed_precision: option 'keep_low_precision_grads' is FSDP's; DDP takes param_dtype, reduce_dtype, buffer_dtype",
+    assert.equal("DDP: mixed_precision: DDP does not support option 'keep_low_precision_grads', expected param_dtype, reduce_dtype or buffer_dtype",
       try(fsdp.MixedPrecision { keep_low_precision_grads = true }))
-    assert.matches("option 'module_classes_to_ignore' is FSDP's", try { module_classes_to_ignore = { nn.Linear } }, 1,
+    assert.matches("DDP does not support option 'module_classes_to_ignore'", try { module_classes_to_ignore = { nn.Linear } }, 1,
       true)
     assert.matches("expected a fsdp.MixedPrecision", try(fsdp.MixedPrecisionPolicy()), 1, true)
   end)

@@ -452,7 +452,7 @@ ranks.describe(2, "DDP #mpi", function()
     assert.are.equal("[1]: params[1] in this process with dtype float64 appears not to match dtype of the same param in process 0.",
       message(nn.DDP, nn.Linear(2, 2, { bias = false, dtype = rank == 1 and "float64" or "float32" })))
     local sharded = ms.fsdp.fully_shard(nn.Linear(2, 2))
-    assert.truthy(message(nn.DDP, sharded):find("parameter 'weight' is sharded already", 1, true))
+    assert.truthy(message(nn.DDP, sharded):find("parameter 'weight' is already sharded", 1, true))
     local Two = ms.Tensor:extend "Two"
     function Two:init(a, b) self.a, self.b = a, b end
     function Two:inner_tensors() return { self.a, self.b } end

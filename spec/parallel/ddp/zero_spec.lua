@@ -158,7 +158,7 @@ for world = 1, 4 do
         local _, nn = load()
         local ddp = nn.DDP(make())
         overlapped(hook, ddp)
-        assert.matches(hook .. ": ranks that are through take no steps, so there is no join",
+        assert.matches(hook .. ": not supported inside join, because finished ranks take no optimizer steps",
           message(ddp.join, ddp, function()
           ddp(input(rank, 1)):sum():backward()
         end), 1, true)
@@ -194,7 +194,7 @@ ranks.describe(2, "hooks of DDP that step ZeRO on 2 ranks #mpi", function()
     local ddp = nn.DDP(make())
     local zero = optim.ZeroRedundancyOptimizer(ddp:parameters(),
       { optimizer_class = optim.SGD, overlap_with_ddp = true, process_group = groups[rank + 1] })
-    assert.equal(("hook_with_zero_step: the optimizer is spread over ranks %d, and DDP's gradients are reduced over ranks 0, 1"):format(rank),
+    assert.equal(("hook_with_zero_step: the optimizer is sharded over ranks %d, but DDP reduces gradients over ranks 0, 1"):format(rank),
       message(hooks.hook_with_zero_step, hooks.allreduce_hook, ddp, zero))
   end)
 end)

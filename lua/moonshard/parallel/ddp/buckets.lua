@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Buckets of nn.DDP: which parameters share a flat buffer, and what happens to it (docs/semantics.md#ddp-buckets).
+--- Buckets of nn.DDP: parameters whose gradients share one flat buffer and one reduction
+--- (docs/semantics.md#ddp-buckets).
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
 local dtypes = require "moonshard.core.dtypes"
@@ -14,9 +15,9 @@ local M = {}
 local MIB = 1024 * 1024
 local function size_of(dtype) return engine.lib.ms_dtype_size(dtypes.number(dtype)) end
 
---- Parameters cut into lists, in the given order: one dtype and device a list, each list closed once it has its limit
---- of bytes. limits: of a kind's first list, and of the others. dtype_of(p): what the list's flat buffer is of (p's
---- own).
+--- Splits parameters into lists, in the given order. The parameters of a list have one dtype and device; a list is
+--- closed when it reaches its limit in bytes. limits: the limit of the first list of each dtype and device, then that
+--- of the later lists. dtype_of(p): the dtype of the list's flat buffer (default: p's own).
 ---@param params Parameter[]
 ---@param limits number[]
 ---@param dtype_of? fun(p: Parameter): string
@@ -47,10 +48,10 @@ function M.assign(params, limits, dtype_of)
 end
 
 ---@class Bucket
----@field flat Tensor            the gradients one after the other, 1-d
+---@field flat Tensor            the gradients, concatenated, 1-d
 ---@field parameters Parameter[]
----@field gradients Tensor[]     views of flat, by parameter
----@field index integer          from 1, in the order of reduction
+---@field gradients Tensor[]     views of flat, one per parameter
+---@field index integer          position in the order of reduction, from 1
 ---@field last boolean
 local Bucket = {}
 Bucket.__index = Bucket
@@ -76,7 +77,7 @@ local function bucket_of(params, index, last, dtype)
   }, Bucket)
 end
 
---- The buckets of these lists.
+--- Makes one bucket for each list.
 ---@param lists Parameter[][]
 ---@param dtype_of? fun(p: Parameter): string
 ---@return Bucket[]
@@ -99,7 +100,7 @@ function Bucket:reset()
   self.pending, self.launched, self.skipped, self.work, self.flat = #self.parameters, false, false, nil, self.whole
 end
 
---- Brings p's gradient in (zeros where it has none).
+--- Copies p's gradient into the bucket; zeros where p has no gradient.
 function Bucket:take(k, p)
   local view, grad = self.gradients[k], p.grad
   if not grad then
@@ -111,7 +112,8 @@ function Bucket:take(k, p)
   end
 end
 
---- The result as p's gradient, in p's dtype; as_view: the bucket's own memory, where that is of the dtype.
+--- Makes the reduced gradient p's gradient, in p's dtype. as_view: the gradient shares the bucket's memory when both
+--- have the same dtype.
 function Bucket:give(k, as_view)
   local p, view = self.parameters[k], self.gradients[k]
   local grad = p.grad
@@ -129,22 +131,23 @@ function Bucket:give(k, as_view)
   end
 end
 
---- Starts its reduction: the mean over the group, or whatever the hook does.
+--- Starts the reduction: the mean over the group, or the communication hook.
 function Bucket:launch(group, world, hook, state)
   self.launched = true
   if hook then
     local value = hook(state, self)
-    if is_tensor(value) and value ~= self.whole then value:keep() end       -- read when backward is over
+    -- Finish reads it after this scope has ended.
+    if is_tensor(value) and value ~= self.whole then value:keep() end
     self.work = value
   else
-    -- The sum divided once, as fully_shard's. A join may count other ranks than the group has.
+    -- Divides the sum once, as fully_shard does. In a join, the divisor may differ from the group's size.
     local mean = world == dist.world_size(group)
     if not mean then self.whole:div_(world) end
     self.work = dist.all_reduce(self.whole, { group = group, async = true, op = mean and "avg" or "sum" })
   end
 end
 
---- Waits for it; flat has the result afterwards.
+--- Waits for the reduction; afterwards `flat` holds the result.
 function Bucket:finish(hook)
   local value = self.work
   self.work = nil
@@ -166,12 +169,12 @@ function Bucket:finish(hook)
   self.flat = self.whole
 end
 
---- Broadcasts tensors from the group's first rank, or another one of it, gathered into pieces of at most `limit` bytes
---- of one dtype (250 MiB).
+--- Broadcasts tensors from one rank of the group (default: its first), packed into messages of one dtype and at most
+--- `limit` bytes (default: 250 MiB).
 ---@param tensors Tensor[]
 ---@param group Group?
 ---@param limit? number
----@param src? integer  a rank of the world
+---@param src? integer  rank in the world
 function M.broadcast(tensors, group, limit, src)
   src = src or dist.group_ranks(group)[1]
   local receives = dist.rank() ~= src

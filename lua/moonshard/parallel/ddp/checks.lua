@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What DDP asks of a module before it wraps it: one type of device, the same parameters on all ranks
---- (docs/semantics.md#ddp-construction).
+--- Checks that DDP makes before it wraps a module: all parameters are on one type of device and are the same on all
+--- ranks (docs/semantics.md#ddp-construction).
 local dist = require "moonshard.dist"
 local raise = require "moonshard.core.errors".raise
 
@@ -12,7 +12,7 @@ local function names_text(list)
   return "[" .. table.concat(out, ", ") .. "]"
 end
 
---- One type of device, and not meta.
+--- Raises unless all parameters are on one type of device other than meta.
 function M.devices(params)
   local kinds, seen = {}, {}
   for _, p in ipairs(params) do
@@ -28,11 +28,11 @@ function M.devices(params)
       names_text(kinds))
   end
   if seen.meta then
-    raise("DDP: the module is on the meta device; give its parameters values first (to_empty, reset_parameters)")
+    raise("DDP: the module is on the meta device; initialize its parameters first (to_empty, then reset_parameters)")
   end
 end
 
---- Every rank's parameters against those of the group's first.
+--- Compares shapes and dtypes of parameters on every rank with those on the group's first rank.
 function M.same_model(params, group)
   local mine = {}
   for k, p in ipairs(params) do mine[k] = tostring(p.shape) .. " " .. p.dtype end

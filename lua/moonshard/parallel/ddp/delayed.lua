@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- DDP's delay_all_reduce_named_params: parameters that stay out of the buckets. Their gradients are reduced together,
---- from one flat buffer, when that of param_to_hook_all_reduce has arrived (docs/semantics.md#ddp-construction).
+--- DDP's delay_all_reduce_named_params: parameters that belong to no bucket. Their gradients are reduced together, from
+--- one flat buffer, when the gradient of param_to_hook_all_reduce has arrived (docs/semantics.md#ddp-construction).
 local buckets = require "moonshard.parallel.ddp.buckets"
 local errors = require "moonshard.core.errors"
 local is_tensor = require "moonshard.tensor".is_tensor
@@ -14,9 +14,9 @@ local M = {}
 ---@field params Parameter[]
 ---@field names string[]
 ---@field has table<Parameter, boolean>
----@field hook Parameter      whose gradient's arrival starts the reduction
+---@field hook Parameter      the arrival of its gradient starts the reduction
 ---@field hook_name string
----@field waiting boolean     some gradient has arrived since the last one
+---@field waiting boolean     a gradient has arrived since the last reduction
 ---@field launched boolean
 local Delayed = {}
 Delayed.__index = Delayed
@@ -24,21 +24,21 @@ Delayed.__index = Delayed
 local function trainable(p, name, option, sparse)
   if not p.requires_grad then raise("DDP: %s: parameter '%s' is frozen; it gets no gradient", option, name) end
   if sparse[p] then
-    raise("DDP: %s: parameter '%s' is a sparse embedding's; its gradient is there only when backward is over", option,
+    raise("DDP: %s: parameter '%s' belongs to a sparse embedding, whose gradient is complete only at the end of backward", option,
       name)
   end
 end
 
---- The two options, checked; nil where nothing is delayed. list: names, or pairs { name, parameter }. sparse:
---- parameters whose gradients don't arrive one by one.
+--- Checks the two options; nil when nothing is delayed. list: names, or pairs { name, parameter }. sparse: parameters
+--- whose gradients are complete only at the end of backward.
 ---@param m Module
 ---@param list (string|table)[]?
 ---@param hook Parameter?
 ---@return Delayed?
 function M.resolve(m, list, hook, sparse)
   if (list == nil) ~= (hook == nil) then
-    raise("DDP: options 'delay_all_reduce_named_params' and 'param_to_hook_all_reduce' go together: the gradients of the list are reduced "
-      .. "when that parameter's has arrived")
+    raise("DDP: options 'delay_all_reduce_named_params' and 'param_to_hook_all_reduce' must be given together: the gradients of the list are reduced "
+      .. "when the gradient of that parameter has arrived")
   end
   if list == nil then return nil end
   local known, names = {}, {}
@@ -55,7 +55,7 @@ function M.resolve(m, list, hook, sparse)
       raise("DDP: %s is %s, expected a name or a pair {name, parameter}", option, show(entry))
     end
     if not known[name] then raise("DDP: %s: %s", option, errors.unknown("parameter", name, names)) end
-    if p ~= nil and p ~= known[name] then raise("DDP: %s: '%s' is another parameter of the module", option, name) end
+    if p ~= nil and p ~= known[name] then raise("DDP: %s: '%s' names another parameter of the module", option, name) end
     p = known[name]
     if self.has[p] then raise("DDP: %s: '%s' is in the list twice", option, name) end
     trainable(p, name, option, sparse)
@@ -70,17 +70,17 @@ function M.resolve(m, list, hook, sparse)
   return self
 end
 
---- Makes the buffer: one for each dtype and device.
+--- Allocates the buffers, one for each dtype and device.
 function Delayed:prepare(dtype_of)
   if self.buckets then buckets.free(self.buckets) end
   self.dtype_of = dtype_of
   self.buckets = buckets.build(buckets.assign(self.params, { math.huge }, dtype_of), dtype_of)
 end
 
---- The gradient of a parameter that counts here has arrived.
+--- Called when the gradient of a delayed parameter, or of the hook parameter, has arrived.
 function Delayed:arrived(p, group, divisor)
   if self.launched then
-    raise("DDP: the gradient of parameter '%s' arrived after that of param_to_hook_all_reduce ('%s'), and is not reduced; hook a parameter "
+    raise("DDP: the gradient of parameter '%s' arrived after the gradient of param_to_hook_all_reduce ('%s') and is not reduced; hook the parameter "
       .. "whose gradient arrives last", self:name_of(p), self.hook_name)
   end
   self.waiting = true
@@ -99,7 +99,7 @@ function Delayed:name_of(p)
   return self.hook_name
 end
 
---- Waits for the reduction; results go to the gradients.
+--- Waits for the reduction and copies the results to the gradients.
 function Delayed:finish()
   for _, b in ipairs(self.buckets) do
     b:finish()
@@ -107,7 +107,7 @@ function Delayed:finish()
   end
 end
 
---- As before the first gradient.
+--- Resets the state for the next backward.
 function Delayed:forget()
   for _, b in ipairs(self.buckets) do b:reset() end
   self.waiting, self.launched = false, false

@@ -1,9 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- The gradients of a bucket that a script gave to a built-in communication hook of nn.DDP: one 1-d tensor.
+--- Returns the gradients of a bucket as one 1-d tensor; checks the argument that a script gave to a built-in
+--- communication hook of nn.DDP.
 local errors = require "moonshard.core.errors"
 local is_tensor = require "moonshard.tensor".is_tensor
 
----@param who string  the hook
+---@param who string  the hook's name
 ---@param bucket table
 ---@return Tensor
 return function(who, bucket)

@@ -1,9 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- Communication hooks for nn.DDP: fn(state, bucket). state is the group to reduce over, nil for all ranks.
 ---
---- A hook sees one bucket after the other: `flat` (the gradients, 1-d), `parameters`, `gradients` (views of flat),
---- `index` (from 1), `last`. It returns nothing (it changed flat), a tensor of flat's size, or what has a wait() that
---- gives one of them, such as an asynchronous collective: then backward goes on meanwhile. DDP divides nothing itself.
+--- A hook gets one bucket at a time, with the fields `flat` (the gradients, 1-d), `parameters`, `gradients` (views of
+--- flat), `index` (from 1) and `last`. It returns nothing if it changed flat in place, a tensor of flat's size, or an
+--- object whose wait() returns one of these, such as an asynchronous collective; backward then continues meanwhile. DDP
+--- itself does not divide by the number of ranks.
 local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
 local flat_of = require "moonshard.parallel.ddp.flat"
@@ -12,18 +13,17 @@ local raise = errors.raise
 
 local M = {}
 
--- What a hook returned, waited for: a tensor, or nil for bucket.flat itself.
+-- Waits for a hook's return value: the resulting tensor, or nil for bucket.flat itself.
 local function result_of(value)
   if type(value) == "table" and value.wait then return (value:wait()) end
   return value
 end
---- What a hook's result comes to: waits for what has a wait(), and gives the tensor it holds, or nil where the bucket
---- itself was changed.
+--- Waits for a hook's return value and returns the reduced tensor, or nil if the hook changed the bucket in place.
 ---@param value any  what a hook returned
 ---@return Tensor?
 M.result_of = result_of
 
---- The mean over ranks, as without a hook.
+--- The mean over ranks, as DDP computes without a hook.
 ---@param group Group?  nil: all ranks
 ---@param bucket Bucket  flat (1-d gradients), parameters, gradients (views of flat), index (from 1), last
 ---@return Work
@@ -67,19 +67,19 @@ local function wrapper(dtype)
   end
 end
 
---- Another hook on the bucket cast to float16, its result cast back.
+--- Wraps a hook: runs it on the bucket cast to float16 and casts the result back.
 ---@type fun(hook: fun(state: any, bucket: Bucket): any): fun(state: any, bucket: Bucket): any
 M.fp16_compress_wrapper = wrapper "float16"
---- Another hook on the bucket cast to bfloat16, its result cast back.
+--- Wraps a hook: runs it on the bucket cast to bfloat16 and casts the result back.
 ---@type fun(hook: fun(state: any, bucket: Bucket): any): fun(state: any, bucket: Bucket): any
 M.bf16_compress_wrapper = wrapper "bfloat16"
 
---- Sends nothing: the upper bound of what a hook could save. Ranks drift apart.
+--- Sends nothing: shows the most time that a hook can save. The models of the ranks diverge.
 function M.noop_hook() end
 
---- hook, and when a bucket's result is there the optimizer's step for its parameters, before backward returns.
---- make(params) gives an optimizer for a list of one parameter: each has its own, which stays its own when buckets are
---- built again. A step of the script's own would be a second one. params: which ones are stepped (all).
+--- Runs hook, then steps the optimizers of a bucket's parameters when its result has arrived, before backward returns.
+--- make(params) returns an optimizer for a list of one parameter; each parameter keeps its optimizer when buckets are
+--- rebuilt. The script must not call step() itself. params: the parameters to step (default: all).
 ---@param hook fun(state: any, bucket: table): any
 ---@param make fun(params: Parameter[]): Optimizer
 ---@param params? Parameter[]
@@ -113,7 +113,7 @@ function M.hook_then_optimizer(hook, make, params)
   end
 end
 
--- These have files of their own.
+-- Hooks with files of their own.
 for _, file in ipairs { "power_sgd", "local_sgd", "quantization", "zero" } do
   -- order does not matter: a copy
   for name, value in pairs(require("moonshard.parallel.ddp." .. file)) do M[name] = value end

@@ -1,14 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- nn.DDP: every rank has the whole model; gradients are averaged over ranks while backward runs
+--- nn.DDP: every rank holds the whole model; gradients are averaged over ranks while backward runs
 --- (docs/semantics.md#ddp).
 ---
---- A parameter's gradient goes into its bucket's flat buffer when it has landed; a bucket that is complete, and all
---- before it, is reduced on the communication queue, so that every rank issues the same collectives in one order. When
---- the outermost backward is over, the results go back. The forward decides whether this happens: no_sync's don't
---- prepare it.
+--- When a parameter's gradient has arrived, it is copied into its bucket's flat buffer. A bucket is reduced, on the
+--- communication queue, once it and all buckets before it are complete, so every rank issues the same collectives in
+--- the same order. At the end of the outermost backward the results are copied back. A forward arms this reduction; a
+--- forward inside no_sync does not.
 ---
---- Which parameters were not used is known when backward is over, not from a walk over the graph: so outputs that the
---- loss does not see, and checkpointed regions, need no care.
+--- Unused parameters are found at the end of backward, not by a walk over the graph, so outputs that the loss does not
+--- use and checkpointed regions need no special case.
 local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.parallel.ddp.buckets"
 local calls = require "moonshard.dist.calls"
@@ -32,15 +32,16 @@ local Embedding = require "moonshard.nn.embedding".Embedding
 local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_grad
 local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type, ipairs, pcall, error, select
 
---- Wraps a module that every rank has whole: ranks begin with rank 0's parameters, and backward leaves the mean of all
---- ranks' gradients (docs/semantics.md#ddp). Unknown fields are read from the module. bucket_cap_mb: gradients are
---- reduced in buckets of so many MiB. static_graph: every iteration uses the same parameters equally often.
---- device_mesh: a mesh of one dimension in the place of a group. init_sync = false: the script has made the models equal.
---- skip_all_reduce_unused_params: what no rank used is not sent. mixed_precision: forward and backward run on copies of
---- the parameters in param_dtype. delay_all_reduce_named_params (names, or pairs of name and parameter): their
---- gradients are reduced together, when that of param_to_hook_all_reduce has arrived. Errors: models that differ.
+--- Wraps a module that every rank holds whole: ranks begin with rank 0's parameters, and backward leaves the mean of
+--- all ranks' gradients (docs/semantics.md#ddp). Fields that DDP lacks are read from the module. bucket_cap_mb: size of
+--- a bucket of gradients in MiB. static_graph: every iteration uses the same parameters, each as often. device_mesh: a
+--- 1-d mesh, instead of a group. init_sync = false: the script guarantees equal models on all ranks.
+--- skip_all_reduce_unused_params: parameters that no rank used are not reduced. mixed_precision: forward and backward
+--- run on copies of the parameters in param_dtype. delay_all_reduce_named_params (names, or pairs of name and
+--- parameter): their gradients are reduced together, when the gradient of param_to_hook_all_reduce has arrived. Errors:
+--- models that differ between ranks.
 ---@class DDP: Module
----@field module Module  what is wrapped
+---@field module Module  the wrapped module
 ---@overload fun(m: Module, opts?: { process_group: Group, bucket_cap_mb: number, find_unused_parameters: boolean, gradient_as_bucket_view: boolean, broadcast_buffers: boolean, static_graph: boolean, device_ids: integer[], device_mesh: DeviceMesh, init_sync: boolean, skip_all_reduce_unused_params: boolean, mixed_precision: MixedPrecision, delay_all_reduce_named_params: (string|table)[], param_to_hook_all_reduce: Parameter }): DDP
 local DDP = base.Module:extend("DDP")
 wrapping.read_through(DDP)
@@ -55,7 +56,7 @@ local OPTIONS = {
   mixed_precision = opts.any, delay_all_reduce_named_params = opts.table, param_to_hook_all_reduce = opts.any,
 }
 
--- Buffers that follow the first rank's, persistent or not.
+-- Buffers that are broadcast from the first rank, persistent or not.
 local function buffers_of(m, st)
   local list = {}
   for name, b in m:named_buffers() do
@@ -83,7 +84,7 @@ local MARKED_TWICE = "Expected to mark a variable ready only once. This error is
   .. "Parameter %d ('%s') was ready already."
 
 local function launch_ready(st)
-  if st.skip_unused and not st.map_known then return end       -- what is to be sent is known at the end
+  if st.skip_unused and not st.map_known then return end       -- the map of used parameters is not known yet
   local list = st.buckets
   while st.next <= #list and list[st.next].pending == 0 do
     local b = list[st.next]
@@ -106,15 +107,14 @@ local function forget(st)
   st.next, st.marked, st.waiting, st.armed, st.queued, st.left, st.map_known = 1, {}, false, false, false, nil, false
 end
 
--- Results back into the gradients. A parameter that no rank used keeps what it has.
+-- Copies the results back into the gradients. The gradient of a parameter that no rank used does not change.
 local function put_back(st, b, used)
   for k, p in ipairs(b.parameters) do
     if not used or used[p] then b:give(k, st.as_view) end
   end
 end
 
--- Which parameters some rank has used since gradients were reduced last: starts the all-reduce; the result is read
--- later.
+-- Starts the all-reduce of the map of parameters used since the last reduction; the result is read later.
 local function start_used_map(st)
   local list = {}
   for k, p in ipairs(st.params) do list[k] = st.used[p] and 1 or 0 end
@@ -138,13 +138,13 @@ local function some_used(b, used)
   return false
 end
 
--- Peers that wait in collectives of the iteration that failed here learn of it.
+-- Reports the failure to peers that wait in the collectives of this iteration.
 local function tell(st, message)
   if st.world > 1 then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
 end
 
--- A backward failed: what is under way comes to its end, and the next forward starts afresh, with buffers that no
--- failed collective wrote.
+-- Cleans up after a failed backward: waits for reductions in flight and, if there were any, makes new buffers, because
+-- a failed collective may still write to the old ones.
 local function fail(st, message)
   if st.armed then tell(st, message) end
   local lists, launched = {}, false
@@ -158,16 +158,16 @@ local function fail(st, message)
     if b.work then pcall(hooks.result_of, b.work) end
   end
   forget(st)
-  if st.synced_backwards == 0 then st.arrival, st.counts = {}, {} end      -- what came of this one is no order
+  if st.synced_backwards == 0 then st.arrival, st.counts = {}, {} end      -- the order of arrival is incomplete
   if launched then
     no_grad(set_lists, st, lists)
     if st.delayed then no_grad(st.delayed.prepare, st.delayed, st.reduce_dtype) end
   end
 end
 
--- static_graph: the first iteration counts how often each parameter's gradient arrives, and everything is reduced when
--- it is over. After it a parameter is ready when it has arrived so often again, and what no output used is ready from
--- the start.
+-- static_graph: the first iteration counts how often each parameter's gradient arrives, and reduces everything at the
+-- end. In later iterations a parameter is ready when its gradient has arrived as often; an unused parameter is ready
+-- from the start.
 local GRAPH_CHANGED =
   "Your training graph has changed in this iteration, e.g., one parameter is %s in first iteration, but then got %s in the "
   .. "second iteration. this is not compatible with static_graph set to true."
@@ -238,7 +238,7 @@ local function finish_now(st)
     launch_ready(st)
     if unused == 0 and st.synced_backwards == 0 then log.warn(UNUSED_NONE) end
   end
-  -- the rest may come with another backward
+  -- Incomplete buckets may become complete in another backward.
   if st.next <= #st.buckets or st.delayed and not st.delayed.launched then return end
   if st.find_unused and not st.skip_unused or first_static then
     start_used_map(st)
@@ -265,7 +265,7 @@ local function finish_now(st)
   forget(st)
 end
 
--- The outermost backward is over.
+-- Called at the end of the outermost backward.
 local function finish(st)
   local ok, message = pcall(finish_now, st)
   if not ok then
@@ -281,7 +281,7 @@ local function finish_later(st)
   autograd.at_end(function() finish(st) end, function(message) fail(st, message) end)
 end
 
--- The gradient of the k-th parameter has landed.
+-- Called when the gradient of the k-th parameter has arrived.
 local function arrived(st, k)
   local p = st.params[k]
   st.used[p] = true
@@ -296,14 +296,15 @@ local function arrived(st, k)
   mark_ready(st, p)
 end
 
--- That of one which is reduced with others when its time has come.
+-- Called when the gradient of a delayed parameter has arrived.
 local function delayed_arrived(st, p)
   if not st.armed then return end
   finish_later(st)
   st.delayed:arrived(p, st.group, st.world)
 end
 
--- Whose a parameter is: of several wrappers around it the one that ran last. Parameters outlive wrappers: weakly.
+-- The wrapper that handles a parameter's gradient: of several, the one that ran last. The table is weak because
+-- parameters may outlive wrappers.
 local owner = setmetatable({}, { __mode = "k" })
 
 local function take_over(st)
@@ -336,7 +337,7 @@ end
 
 local function is_sharded(p) return rawget(p, "_unit") ~= nil or rawget(p, "_flat") ~= nil end
 
---- Around modules of which some are sharded (fsdp.fully_shard, fsdp.FSDP) it looks after the other parameters.
+--- Sharded parameters of the module (fsdp.fully_shard, fsdp.FSDP) are left to their units; DDP handles the others.
 function DDP:init(m, given)
   if not base.is_module(m) then raise("DDP: argument 1 is %s, expected a module", errors.kind(m)) end
   local o = opts("DDP", given, OPTIONS)
@@ -354,18 +355,18 @@ function DDP:init(m, given)
     group = o.device_mesh:get_group(1)
   end
   local world = dist.world_size(group)
-  if not dist.rank(group) then raise("DDP: this rank is no member of %s", tostring(group)) end
+  if not dist.rank(group) then raise("DDP: this rank is not a member of %s", tostring(group)) end
 
   local policy, as_they_are = low_precision.check(o.mixed_precision), {}
   local ignored = {}
   for _, name in ipairs(m._ddp_params_and_buffers_to_ignore or {}) do ignored[name] = true end
-  -- Sparse gradients don't pass the engine's leaves: they are there when backward is over.
+  -- Sparse gradients do not pass through the engine's leaves: they are complete at the end of backward.
   local late = {}
   for _, sub in ipairs(m:modules()) do
     if sub:isa(Embedding) and sub.sparse then late[sub.weight] = true end
   end
   local delayed = delays.resolve(m, o.delay_all_reduce_named_params, o.param_to_hook_all_reduce, late)
-  -- Sharded parameters are reduced by their units.
+  -- Units reduce sharded parameters themselves.
   for _, sub in ipairs(m:modules()) do
     for _, name in ipairs(sub._params) do
       local p = sub._slots[name]
@@ -387,7 +388,7 @@ function DDP:init(m, given)
     end
   end
   if #params == 0 and not delayed then
-    if sharded then raise("DDP: parameter '%s' is sharded already", sharded) end
+    if sharded then raise("DDP: parameter '%s' is already sharded", sharded) end
     raise("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
   end
   checks.devices(all)
@@ -418,7 +419,8 @@ function DDP:init(m, given)
   local order = {}
   for k = #params, 1, -1 do order[#order + 1] = params[k] end
   st.limits = { math.min(buckets.MIB, st.cap), st.cap }
-  -- The first iteration's buckets are built again in the order of arrival: one for all will do, unless they stay.
+  -- Buckets are rebuilt in the order of arrival after the first iteration, so one bucket suffices until then; with
+  -- find_unused_parameters the first buckets stay.
   st.late, st.is_late = {}, late
   for k, p in ipairs(params) do
     if late[p] then st.late[#st.late + 1] = k end
@@ -459,17 +461,18 @@ local function rebuild_due(st)
   return not st.rebuilt and not st.find_unused and st.synced_backwards > 0 and #st.params > 0
 end
 
--- Once, before the second iteration: buckets in the order in which gradients arrived on rank `source`, the group's
--- first.
+-- Rebuilds the buckets once, before the second iteration, in the order in which gradients arrived on rank `source`
+-- (default: the group's first).
 local function rebuild(st, source)
   if not rebuild_due(st) then return end
   st.rebuilt = true
-  if st.static then                             -- all of them, on every rank: what did not arrive comes last
+  -- Adds parameters without a gradient at the end, so the list is complete on every rank.
+  if st.static then
     for k = #st.params, 1, -1 do
       if not st.counts[k] and not st.is_late[st.params[k]] then st.arrival[#st.arrival + 1] = k end
     end
   end
-  for k = #st.arrival + 1, #st.params do st.arrival[k] = 0 end         -- of one length on every rank
+  for k = #st.arrival + 1, #st.params do st.arrival[k] = 0 end         -- pads the list to one length on all ranks
   local order = create.tensor(st.arrival, { dtype = "int64", device = "cpu" })
   dist.broadcast(order, { src = source or dist.group_ranks(st.group)[1], group = st.group })
   local params = {}
@@ -478,7 +481,7 @@ local function rebuild(st, source)
   set_buckets(st, params, st.limits)
 end
 
--- Calls fn on the tensors that require grad in v, plain tables included; true if there was one.
+-- Calls fn on each tensor in v that requires a gradient, also inside plain tables; true if there was one.
 local function each_tensor(v, fn)
   if is_tensor(v) then
     if v.requires_grad then fn(v) end
@@ -491,7 +494,8 @@ local function each_tensor(v, fn)
   return found
 end
 
--- After a synced forward. Where no gradient reaches a parameter of this rank, its outputs say that backward ran.
+-- Arms the reduction after a synced forward. Hooks on the outputs detect a backward that reaches no parameter of this
+-- rank.
 local function prepare(st, ...)
   forget(st)
   st.armed = true
@@ -525,7 +529,7 @@ local function run(st, module, ...)
   return module(...)
 end
 
--- What a synced forward sends before the module runs.
+-- Communication of a synced forward before the module runs.
 local begin = calls.several(function(st, module)
   check_prior(st)
   local source = st.join and join.notify(st, true)
@@ -554,7 +558,7 @@ local join_options = calls.several(function(st, given, fn)
     throw_on_early_termination = false })
   if type(fn) ~= "function" then raise("join: argument is %s, expected a function", errors.kind(fn)) end
   if o.enable and st.delayed then
-    raise("join: parameters of delay_all_reduce_named_params are not joined; leave the option out")
+    raise("join: not supported with the option delay_all_reduce_named_params")
   end
   return o
 end)
@@ -621,6 +625,6 @@ function DDP:register_comm_hook(state, hook)
   st.hook, st.hook_state = hook, state
 end
 
-rawset(DDP, "__deepcopy", function() raise("DDP does not support deepcopy; copy its module and wrap that") end)
+rawset(DDP, "__deepcopy", function() raise("DDP does not support deepcopy; copy its module and wrap the copy") end)
 
 return { DDP = DDP }

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- DDP's join: training where ranks have unequally many inputs (docs/semantics.md#ddp-join).
+--- DDP's join: training on unequal numbers of inputs per rank (docs/semantics.md#ddp-join).
 ---
---- Inside it every forward that will be followed by a backward first tells the others that its rank is still there. A
---- rank that is through answers and takes part in what the others send: buffers, buckets of zeros in the same order,
---- the map of used parameters. When nobody is left, all get the model of the last one to end.
+--- Inside a join, every forward that a backward will follow first announces that its rank is still active. A rank that
+--- has finished answers, and joins the collectives of the active ranks: buffers, buckets of zeros in the same order,
+--- and the map of used parameters. When no rank is active, all ranks get the model of the last active one.
 local context = require "moonshard.core.context"
 local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.parallel.ddp.buckets"
@@ -23,8 +23,8 @@ local SKEWED = 1000
 
 local function bit(x) return x and 1 or 0 end
 
---- What the next iteration sends, told by the ranks that do it and heard by all. Collective over the ranks of the
---- wrapper.
+--- Exchanges what the next iteration sends: active ranks announce it, all ranks receive it. Collective over the ranks
+--- of the wrapper.
 local function agree(st, active, synced)
   local all
   no_grad(function()
@@ -43,10 +43,10 @@ local function agree(st, active, synced)
   for r = 0, st.world - 1 do
     if all[FIELDS * r + 1] == 1 then
       info.active = info.active + 1
-      -- the highest: of several that end together the model that stays
+      -- The highest rank: its model is kept if several ranks finish together.
       info.last = ranks[r + 1]
       if not info.source then
-        info.source = ranks[r + 1]                      -- the lowest: it sends for all
+        info.source = ranks[r + 1]                      -- the lowest active rank is the source of broadcasts
         info.synced, info.rebuilds, info.buffers, info.map = all[FIELDS * r + 2] == 1, all[FIELDS * r + 3] == 1,
           all[FIELDS * r + 4] == 1,
           all[FIELDS * r + 5] == 1
@@ -57,17 +57,17 @@ local function agree(st, active, synced)
   if info.active > 0 then join.last = info.last end
   join.divisor = join.divide_by_initial_world_size and st.world or math.max(info.active, 1)
   if join.throw_on_early_termination and info.active > 0 and info.active < st.world then
-    join.told = true                                    -- every rank finds this by itself
+    join.told = true                                    -- every rank raises this error by itself
     errors.raise "Detected at least one rank that exhausted inputs. Throwing across all ranks."
   end
   return info
 end
 
---- Before a forward of a rank that is still there: which rank sends buffers and the order of buckets.
+--- Announces a forward of an active rank; returns the rank that broadcasts buffers and the order of buckets.
 ---@return integer? source
 function M.notify(st, synced) return agree(st, true, synced).source end
 
--- One iteration of the others, without an input.
+-- Takes part in one iteration of the active ranks, without an input.
 local function shadow(st, info)
   if info.rebuilds then st.rebuild(info.source) end
   if info.buffers then st.sync_buffers(info.source) end
@@ -102,7 +102,7 @@ local function shadow_all(st)
   end
 end
 
--- All that training goes on from is made equal, whatever of it a rank has been through.
+-- Makes parameters, buffers and the static graph equal on all ranks at the end of a join.
 local function settle(st, model)
   local ranks = dist.group_ranks(st.group)
   local last = st.join.last or ranks[#ranks]
@@ -129,9 +129,9 @@ local function settle(st, model)
   end
 end
 
---- Runs fn as the body of a join. st: the wrapper's state, model: what is equal on all ranks in the end.
+--- Runs fn as the body of a join. st: the wrapper's state. model: the tensors that are equal on all ranks afterwards.
 function M.run(st, options, model, fn)
-  if st.join then errors.raise "join: a join of this module is under way already" end
+  if st.join then errors.raise "join: this module is already inside a join" end
   st.join, st.since = options, engine.lib.ms_dist_errors()
   local function leave(ok, ...)
     if ok then
@@ -148,7 +148,7 @@ function M.run(st, options, model, fn)
     end
     local told = st.join.told
     st.join = nil
-    -- The others wait for this rank's next iteration.
+    -- Active ranks are waiting for this rank's next iteration.
     if st.world > 1 and not told then engine.lib.ms_dist_publish_error(tostring((...)), st.since) end
     error((...), 0)
   end

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Post-local SGD for nn.DDP (Lin et al. 2020; docs/semantics.md#ddp-hooks): gradients are averaged over all ranks at
---- first, then over a subgroup or not at all, and parameters over all ranks every few steps.
+--- Post-local SGD for nn.DDP (Lin et al. 2020; docs/semantics.md#ddp-hooks). At first gradients are averaged over all
+--- ranks. Later they are averaged over a subgroup, or not at all, and parameters are averaged over all ranks every few
+--- steps.
 ---
 ---   local hooks = nn.ddp_hooks
 ---   ddp:register_comm_hook(hooks.PostLocalSGDState(nil, nil, { start_localSGD_iter = 100 }), hooks.post_localSGD_hook)
@@ -33,13 +34,13 @@ end
 -- ---- the hook ------------------------------------------------------------------------------------
 
 ---@class PostLocalSGDState
----@field iter integer  iterations that went through the hook
+---@field iter integer  iterations counted by the hook
 local State = { __name = "PostLocalSGDState" }
 State.__index = State
 
 function State.__tostring(s) return ("PostLocalSGDState(from iteration %d)"):format(s.start_localSGD_iter) end
 
--- The ranks of this machine. Called by every rank of the world.
+-- The group of this machine's ranks. Collective over the world.
 local function of_this_machine()
   local hosts, members, mine = {}, {}, nil
   for r, host in ipairs(dist.all_gather_object(dist.rank() - dist.local_rank())) do
@@ -55,9 +56,10 @@ local function of_this_machine()
   return mine
 end
 
---- What the hook goes by. group: the ranks whose gradients are averaged before iteration start_localSGD_iter (nil:
---- all); subgroup: after it (nil: those of this machine; then every rank of the world makes its state here). With
---- post_local_gradient_allreduce = false gradients stay as they are from then on.
+--- Makes the state of post_localSGD_hook. group: the ranks whose gradients are averaged before iteration
+--- start_localSGD_iter (nil: all). subgroup: the ranks whose gradients are averaged from then on (nil: those of this
+--- machine; making the state is then collective over the world). With post_local_gradient_allreduce = false gradients
+--- are not averaged from then on.
 ---@param group Group?
 ---@param subgroup Group?
 ---@param given {start_localSGD_iter: integer, post_local_gradient_allreduce: boolean}
@@ -74,7 +76,7 @@ function M.PostLocalSGDState(group, subgroup, given)
   return setmetatable(o, State)
 end
 
---- The communication hook.
+--- The communication hook of post-local SGD.
 ---@param state PostLocalSGDState
 ---@param bucket table
 function M.post_localSGD_hook(state, bucket)
@@ -93,14 +95,14 @@ end
 
 -- ---- averagers -----------------------------------------------------------------------------------
 
--- Averaging fails on all ranks when it fails on one.
+-- An averaging that fails on one rank fails on all.
 local function together(average_parameters)
   return calls.several(average_parameters, function(self)
     return self.levels ~= nil or dist.world_size(self.process_group) > 1
   end)
 end
 
--- The mean over the group's ranks in the place of each parameter: one collective for all of a dtype and device.
+-- Replaces each parameter by its mean over the group's ranks, with one collective for each dtype and device.
 local function average(params, group)
   local kinds, lists = {}, {}
   for _, p in ipairs(params) do
@@ -135,7 +137,7 @@ local function check_params(who, params)
 end
 
 ---@class ModelAverager
----@field step integer  calls of average_parameters
+---@field step integer  number of calls of average_parameters
 ---@field average_parameters fun(self: ModelAverager, params: Parameter[])  collective over its group
 local Periodic = { __name = "PeriodicModelAverager" }
 Periodic.__index = Periodic
@@ -185,9 +187,9 @@ function Hierarchical.__tostring(a)
   return ("HierarchicalModelAverager(%s, from step %d)"):format(table.concat(parts, ", "), a.warmup_steps)
 end
 
---- Averages over larger groups at longer periods: period_group_size is { [period] = number of consecutive ranks }, the
---- longest period's all of them. Of the periods that end at a step the longest counts. Every rank of the world makes
---- it.
+--- Averages over larger groups at longer periods. period_group_size is { [period] = number of consecutive ranks }; the
+--- longest period covers all ranks. At a step that ends several periods only the longest one averages. Collective over
+--- the world.
 ---@param given {period_group_size: table<integer, integer>, warmup_steps: integer}
 ---@return ModelAverager
 function M.HierarchicalModelAverager(given)
@@ -195,7 +197,7 @@ function M.HierarchicalModelAverager(given)
   local o = opts(who, given, { period_group_size = opts.table, warmup_steps = 0 })
   check_warmup(who, o)
   local world, levels = dist.world_size(), {}
-  -- sorted next
+  -- The list is sorted below.
   for period, size in pairs(o.period_group_size or {}) do levels[#levels + 1] = { period = period, size = size } end
   if #levels == 0 then
     raise("%s: option 'period_group_size' is empty, expected { [period] = number of ranks }", who)
@@ -218,7 +220,7 @@ function M.HierarchicalModelAverager(given)
       levels[#levels].size, world)
   end
   for _, level in ipairs(levels) do
-    if world % level.size ~= 0 then raise("%s: %d ranks cannot be cut into groups of %d", who, world, level.size) end
+    if world % level.size ~= 0 then raise("%s: %d ranks cannot be split into groups of %d", who, world, level.size) end
     if level.size == world then
       level.group = dist.default_group()
     else
@@ -253,7 +255,7 @@ Hierarchical.average_parameters = together(Hierarchical.average_parameters)
 
 local Optimizer = { __name = "PostLocalSGDOptimizer" }
 
--- What it does not do itself is the inner optimizer's.
+-- Fields that this class lacks are read from the inner optimizer.
 function Optimizer.__index(self, name)
   local own = rawget(Optimizer, name)
   if own ~= nil then return own end
@@ -266,7 +268,7 @@ function Optimizer.__tostring(self)
   return ("PostLocalSGDOptimizer(%s, %s)"):format(tostring(self.optim), tostring(self.averager))
 end
 
---- An optimizer whose steps are followed by the averager's.
+--- An optimizer that calls the averager after each step.
 ---@param optim Optimizer
 ---@param averager ModelAverager
 function M.PostLocalSGDOptimizer(optim, averager)
@@ -289,7 +291,7 @@ function Optimizer:step(...)
   return result
 end
 
---- The inner optimizer's, and the averager's step.
+--- The inner optimizer's state dict with the averager's step.
 function Optimizer:state_dict()
   local sd = self.optim:state_dict()
   sd.step = self.averager.step

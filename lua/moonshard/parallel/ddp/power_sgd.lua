@@ -1,14 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- PowerSGD for nn.DDP (Vogels, Karimireddy & Jaggi 2019; docs/semantics.md#ddp-hooks): a gradient matrix M travels as
---- two thin ones.
+--- PowerSGD for nn.DDP (Vogels, Karimireddy & Jaggi 2019; docs/semantics.md#ddp-hooks): sends a gradient matrix M as
+--- two low-rank factors.
 ---
 ---   local state = nn.ddp_hooks.PowerSGDState(group, { matrix_approximation_rank = 2, start_powerSGD_iter = 100 })
 ---   ddp:register_comm_hook(state, nn.ddp_hooks.powerSGD_hook)
 ---
---- With Q of the last iteration (or a random one, equal on all ranks): P = M Q is summed over ranks and made
---- orthonormal, Q = Mᵀ P is averaged, and the gradient is P Qᵀ. What that misses of a rank's own gradient is added to
---- its next one. Vectors, and matrices that would not shrink by min_compression_rate, are averaged as they are,
---- together.
+--- Q is that of the last iteration, or random and equal on all ranks. P = M Q is summed over ranks and orthonormalized,
+--- Q = Mᵀ P is averaged, and the gradient becomes P Qᵀ. The approximation error of a rank's own gradient is added to
+--- its next gradient. Vectors, and matrices that would not shrink by min_compression_rate, are averaged uncompressed,
+--- in one collective.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
@@ -23,15 +23,15 @@ local lib, ffi = engine.lib, engine.ffi
 
 local M = {}
 
-local TINY = 1e-30                      -- nothing is divided by zero
+local TINY = 1e-30                      -- smallest divisor
 
 ---@class PowerSGDState
----@field iter integer  iterations that went through the hook
+---@field iter integer  iterations counted by the hook
 local State = { __name = "PowerSGDState" }
 State.__index = State
 
---- What powerSGD_hook remembers: one for each model. A gradient matrix of N x M travels as (N + M)
---- matrix_approximation_rank numbers; those that would not shrink by min_compression_rate are averaged.
+--- Makes the state of powerSGD_hook, one for each model. A gradient matrix N x M is sent as (N + M)
+--- matrix_approximation_rank numbers; a matrix that would not shrink by min_compression_rate is averaged uncompressed.
 ---@param group Group?  nil: all ranks
 ---@param given? { matrix_approximation_rank: integer, start_powerSGD_iter: integer, min_compression_rate: number, use_error_feedback: boolean, warm_start: boolean, orthogonalization_epsilon: number, random_seed: integer }
 ---@return PowerSGDState
@@ -60,15 +60,16 @@ function State.__tostring(s)
   return ("PowerSGDState(rank %d, from iteration %d)"):format(s.matrix_approximation_rank, s.start_powerSGD_iter)
 end
 
---- How much smaller what was sent is than the gradients were, and both, in elements.
+--- The compression rate, and the number of elements before and after compression.
 ---@return number rate, number before, number after
 function State:compression_stats() return self.after > 0 and self.before / self.after or 0, self.before, self.after end
 
--- What is left of a column must be more than rounding, or it counts as zero: it lay in the span of those before it.
+-- Relative rounding error: a column whose remainder is not larger lies in the span of the columns before it and becomes
+-- zero.
 local ROUNDING = { float32 = 1e-5, float64 = 1e-13 }
 
--- Columns of q made orthonormal, one after the other, or zero (Gram-Schmidt, twice against each column; half types in
--- float32).
+-- Makes the columns of q orthonormal, or zero where they are linearly dependent, by Gram-Schmidt with two projections
+-- per column. Half-precision types are computed in float32.
 local function orthogonalize(q, epsilon)
   local dtype = ROUNDING[q.dtype] and q.dtype or "float32"
   local work = q.dtype == dtype and q:clone() or q:to(dtype)
@@ -88,7 +89,7 @@ end
 
 local rng = ffi.new "double[2]"
 
--- The same numbers on every rank, and the script's own generator stays where it was.
+-- Fills q with the same random numbers on every rank; the script's own generator keeps its state.
 local function draw(state, q)
   lib.ms_rng_get(rng, rng + 1)
   local seed, offset = rng[0], rng[1]
@@ -98,7 +99,7 @@ local function draw(state, q)
   lib.ms_rng_set(seed, offset)
 end
 
--- Views of flat, one matrix [n, m] after the other.
+-- Views of flat as consecutive matrices [n, m].
 local function matrices(flat, sizes)
   local out, at = {}, 1
   for k, s in ipairs(sizes) do
@@ -114,7 +115,7 @@ local function total(sizes)
   return n
 end
 
--- What this bucket's gradients become: matrices with the sizes of their factors, and the rest.
+-- Plans a bucket: the matrices to compress with the sizes of their factors, and the ranges to send uncompressed.
 local function split(state, bucket)
   local plan = { m = {}, p = {}, q = {}, at = {}, rest = {} }
   for k, p in ipairs(bucket.parameters) do
@@ -132,7 +133,7 @@ local function split(state, bucket)
   return plan
 end
 
--- Batched: the whole bucket as one square matrix, whose last numbers are zeros.
+-- Batched: treats the whole bucket as one square matrix, padded with zeros.
 local function square(state, bucket)
   local numel = bucket.flat:numel()
   local n = math.ceil(math.sqrt(numel))
@@ -142,7 +143,7 @@ local function square(state, bucket)
   return flat, { m = { { n, n } }, p = { { n, rank } }, q = { { n, rank } }, at = { 1 }, rest = {} }
 end
 
--- The first half: everything up to what the sum of P has to wait for.
+-- The first phase, up to the all-reduce of P.
 local function begin(state, bucket, batched)
   local flat, world = bucket.flat, dist.world_size(state.group)
   local plan
@@ -155,7 +156,7 @@ local function begin(state, bucket, batched)
   local run = { plan = plan, memory = memory, flat = flat, world = world, whole = batched and bucket.flat }
   if state.use_error_feedback then
     if memory.error then flat:add_(memory.error) else memory.error = create.zeros_like(flat):keep() end
-    memory.error:copy_(flat)            -- what the result misses of it is taken off at the end
+    memory.error:copy_(flat)            -- the approximation is subtracted in finish
   end
   if #plan.rest > 0 then
     local parts = {}
@@ -195,7 +196,7 @@ local function finish(state, run)
     run.p_work:wait()
     for k, p in ipairs(ps) do
       orthogonalize(p, state.orthogonalization_epsilon)
-      -- Where P has a column of zeros, Q keeps its direction for gradients to come.
+      -- Where P has a column of zeros, Q keeps its column as the direction for later gradients.
       local alive = (p * p):sum(1, { keepdim = true }):gt(0)
       qs[k]:copy_(ops.where(alive, matrix(k):t():matmul(p), qs[k]))
     end
@@ -205,7 +206,7 @@ local function finish(state, run)
   end
   if state.use_error_feedback then
     memory.error:sub_(flat)
-    -- What was sent whole misses nothing.
+    -- Uncompressed ranges have no approximation error.
     for _, r in ipairs(plan.rest) do memory.error:narrow(1, r[1], r[2]):zero_() end
   end
   local at = 1
@@ -238,14 +239,12 @@ local function hook_of(name, batched)
   end
 end
 
---- Averages gradients until iteration start_powerSGD_iter, and approximates their mean by P Q^T from then on (Vogels,
+--- Averages gradients until iteration start_powerSGD_iter and approximates their mean by P Q^T from then on (Vogels,
 --- Karimireddy & Jaggi 2019, algorithm 1).
----@type fun(state: PowerSGDState, bucket: table): any
 ---@type fun(state: PowerSGDState, bucket: Bucket): any
 M.powerSGD_hook = hook_of("powerSGD_hook", false)
 
---- powerSGD_hook with the whole bucket as one square matrix: fewer and larger products, a coarser approximation.
----@type fun(state: PowerSGDState, bucket: table): any
+--- As powerSGD_hook, with the whole bucket as one square matrix: fewer and larger products, a coarser approximation.
 ---@type fun(state: PowerSGDState, bucket: Bucket): any
 M.batched_powerSGD_hook = hook_of("batched_powerSGD_hook", true)
 

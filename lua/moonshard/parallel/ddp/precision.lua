@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- DDP's mixed precision: while the wrapped module runs, its fields are low-precision copies of its parameters.
 ---
---- A copy is a cast on the tape, made when forward first reads the parameter: so gradients arrive at the parameter
---- itself, in its own dtype, where hooks see them, no_sync adds them up, and buckets (which are of the dtype to reduce
---- in) take them. Outside forward nobody meets a copy. A checkpointed region that runs again in backward gets copies of
---- its own.
+--- A copy is a cast on the tape, made when forward first reads the parameter. Gradients therefore arrive at the
+--- parameter itself, in its own dtype, where hooks see them, no_sync accumulates them, and buckets of the reduction
+--- dtype take them. Copies are not visible outside forward. A checkpointed region that runs again in backward makes its
+--- own copies.
 local autograd = require "moonshard.autograd"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -23,7 +23,7 @@ local M = {}
 
 local function is_float(t) return dtypes.is_float(dtypes.number(t.dtype)) end
 
---- The option's value, checked: a MixedPrecision, or a table of its fields.
+--- Checks the option's value: a MixedPrecision, or a table of its fields.
 ---@return MixedPrecision?
 function M.check(given)
   if given == nil then return nil end
@@ -34,14 +34,14 @@ function M.check(given)
   end
   for _, name in ipairs { "keep_low_precision_grads", "module_classes_to_ignore" } do
     if policy[name] then
-      errors.raise("DDP: mixed_precision: option '%s' is FSDP's; DDP takes param_dtype, reduce_dtype, buffer_dtype",
+      errors.raise("DDP: mixed_precision: DDP does not support option '%s', expected param_dtype, reduce_dtype or buffer_dtype",
         name)
     end
   end
   return policy
 end
 
---- Casts floating buffers, for good.
+--- Casts floating buffers permanently.
 ---@param buffers Tensor[]
 function M.cast_buffers(buffers, dtype)
   autograd.no_grad(function()
@@ -55,14 +55,14 @@ function M.cast_buffers(buffers, dtype)
   end)
 end
 
--- Floating tensors of v in dtype, those in plain tables too; tables without any are v's own.
+-- Casts the floating tensors in v, also inside plain tables. A table without such tensors is returned as it is.
 local function cast(v, dtype, seen)
   if is_tensor(v) then return is_float(v) and v.dtype ~= dtype and v:to(dtype) or v end
   if type(v) ~= "table" or getmetatable(v) ~= nil then return v end
   if seen[v] then return seen[v] end
   seen[v] = v
   local changed
-  for key, x in pairs(v) do             -- order does not matter: casts are each its own
+  for key, x in pairs(v) do             -- order does not matter: casts are independent
     local y = cast(x, dtype, seen)
     if y ~= x then
       changed = changed or {}
@@ -79,12 +79,12 @@ end
 
 ---@class LowPrecision
 ---@field policy MixedPrecision
----@field modules Module[]  those with parameters of their own
----@field ignored table<Parameter, boolean>  parameters that stay as they are
+---@field modules Module[]  modules with parameters of their own
+---@field ignored table<Parameter, boolean>  parameters that are not cast
 local Low = {}
 Low.__index = Low
 
---- For a module: what its forward runs in. ignored: parameters that keep their dtype.
+--- Prepares the casts of a module's forward. ignored: parameters that keep their dtype.
 ---@param m Module
 ---@param policy MixedPrecision
 ---@param ignored table<Parameter, boolean>
@@ -97,17 +97,17 @@ function M.new(m, policy, ignored)
   return setmetatable({ policy = policy, modules = modules, ignored = ignored, inside = false }, Low)
 end
 
---- What gradients of a parameter are reduced in.
+--- The dtype in which a parameter's gradient is reduced.
 function Low:reduce_dtype(p) return self.policy.reduce_dtype or self.policy.param_dtype or p.dtype end
 
--- Fields that are parameters of another dtype become empty, and what reads one gets its copy.
+-- Empties the fields of parameters to cast; reading such a field makes the copy.
 local function lower(self)
   local dtype, copies, hidden = self.policy.param_dtype, {}, {}
   local grad = autograd.is_grad_enabled()
   local function copy_of(p)
     if not copies[p] then
-      local before = autograd.set_grad_enabled(grad)     -- a first read inside no_grad is not the last
-      copies[p] = p:to(dtype):keep()                     -- beyond the call of the module that reads it
+      local before = autograd.set_grad_enabled(grad)     -- a later read with gradients reuses the copy
+      copies[p] = p:to(dtype):keep()                     -- the copy outlives the call of the module that reads it
       autograd.set_grad_enabled(before)
     end
     return copies[p]
@@ -137,8 +137,8 @@ local function lower(self)
   return copies, hidden
 end
 
--- Parameters are in their fields again, but where the script has put something else. Copies go with the scope that is
--- open: a forward may have returned one.
+-- Restores the parameters, except in fields that the script has set. The open scope takes over the copies, because a
+-- forward may have returned one.
 local function raise_again(copies, hidden)
   for _, entry in ipairs(hidden) do
     local slots, own = entry[1], entry[2]
@@ -160,7 +160,7 @@ local function leave(self, around, copies, hidden, ok, ...)
   return ...
 end
 
---- fn(…) while the fields are copies.
+--- Runs fn(…) while the fields hold copies.
 function Low:run(fn, ...)
   if self.inside or not self.policy.param_dtype then return fn(...) end
   local outer = autograd.around
@@ -173,7 +173,7 @@ function Low:run(fn, ...)
   return leave(self, outer, copies, hidden, pcall(fn, ...))
 end
 
---- The wrapped module's forward, on inputs cast as the policy wants.
+--- Runs the wrapped module's forward, on inputs cast as the policy says.
 function Low:forward(m, ...)
   local policy = self.policy
   if not policy.param_dtype or not (policy.cast_root_forward_inputs or policy.cast_forward_inputs) then

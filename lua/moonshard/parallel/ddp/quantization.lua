@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Gradients of nn.DDP as uint8 (docs/semantics.md#ddp-hooks): each rank quantises its own (x about scale * (q -
---- zero)), all gather all of them, and each adds up what they stand for. A quarter of float32's bytes a rank, but sent
---- to every rank: it saves where ranks are few.
+--- Hooks that send gradients of nn.DDP as uint8 (docs/semantics.md#ddp-hooks): each rank quantizes its own gradients (x
+--- is about scale * (q - zero)), gathers those of all ranks, and sums the dequantized values. A rank sends a quarter of
+--- float32's bytes, but to every other rank, so this pays off on few ranks only.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
@@ -10,10 +10,10 @@ local flat_of = require "moonshard.parallel.ddp.flat"
 
 local M = {}
 
-local EPS = 1.1920929e-07               -- no scale is smaller: float32's distance from 1 to the next number
+local EPS = 1.1920929e-07               -- smallest scale: the machine epsilon of float32
 
--- rows [R, n] -> uint8 [R, n], and [R, 2] with each row's scale and the number that stands for 0, which the range
--- always contains.
+-- Quantizes rows [R, n] to uint8 [R, n]; also returns [R, 2] with each row's scale and zero point. The range of a row
+-- always contains 0.
 local function quantize(rows)
   local low, high = rows:min(2), rows:max(2)
   low, high = low:clamp(nil, 0), high:clamp(0, nil)
@@ -71,14 +71,12 @@ local function hook_of(who, rows_of)
   end
 end
 
---- The mean over ranks, sent as uint8 with one scale for a bucket. Every rank gathers the bytes of all.
----@type fun(group: Group?, bucket: table): any
+--- The mean over ranks, sent as uint8 with one scale per bucket. Every rank gathers the bytes of all ranks.
 ---@type fun(group?: Group, bucket: Bucket): any
 M.quantization_pertensor_hook = hook_of("quantization_pertensor_hook",
   function(flat) return math.max(flat:numel(), 1) end)
 
---- The mean over ranks, sent as uint8 with a scale for every bucket_size elements (512).
----@type fun(group: Group?, bucket: table, bucket_size: integer?): any
+--- The mean over ranks, sent as uint8 with one scale for every bucket_size elements (default: 512).
 ---@type fun(group?: Group, bucket: Bucket, bucket_size?: integer): any
 M.quantization_perchannel_hook = hook_of("quantization_perchannel_hook", function(_, bucket_size)
   local size = bucket_size or 512

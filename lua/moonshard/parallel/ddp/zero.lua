@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- DDP's hooks that step a ZeroRedundancyOptimizer before backward returns: each rank steps its own parameters of one
---- bucket after the other and sends them out under what comes next (docs/semantics.md#ddp-hooks).
+--- Hooks of nn.DDP that step a ZeroRedundancyOptimizer before backward returns. Each rank steps its own parameters of
+--- one bucket at a time and broadcasts them while later work goes on (docs/semantics.md#ddp-hooks).
 ---
---- PyTorch's leave out the steps of the first iterations, until buckets are what they stay. Here a parameter's rank
---- does not depend on its bucket, so all iterations step, and the numbers are those of step() after backward.
+--- PyTorch's hooks skip the steps of the first iterations, until buckets are final. Here the rank that steps a
+--- parameter does not depend on the bucket, so every iteration steps, with the results of a step() after backward.
 local errors = require "moonshard.core.errors"
 local dist = require "moonshard.dist"
 
@@ -25,12 +25,12 @@ local function make(who, interleaved)
     end
     local ranks, others = dist.group_ranks(st.group), zero._ranks
     if table.concat(ranks, " ") ~= table.concat(others, " ") then
-      raise("%s: the optimizer is spread over ranks %s, and DDP's gradients are reduced over ranks %s", who,
+      raise("%s: the optimizer is sharded over ranks %s, but DDP reduces gradients over ranks %s", who,
         table.concat(others, ", "),
         table.concat(ranks, ", "))
     end
-    -- What DDP calls when gradients are in their places: `after` a bucket's, `finish` when all are. `drop`: backward
-    -- failed.
+    -- Callbacks of DDP: `after` when the gradients of one bucket are in place, `finish` when all are, `drop` when
+    -- backward failed.
     local overlapped = {
       after = interleaved and function(bucket) zero:_step_overlapped(bucket.parameters) end or nil,
       finish = function(buckets)
@@ -40,22 +40,20 @@ local function make(who, interleaved)
       drop = function() zero:_drop_overlapped() end,
     }
     return function(state, bucket)
-      if st.join then raise("%s: ranks that are through take no steps, so there is no join", who) end
+      if st.join then raise("%s: not supported inside join, because finished ranks take no optimizer steps", who) end
       st.overlapped = overlapped
       return hook(state, bucket)
     end
   end
 end
 
---- A hook that runs another one, and when all gradients are reduced the steps of zero, an
---- optim.ZeroRedundancyOptimizer with overlap_with_ddp: the parameters of one bucket are sent while those of the next
---- are stepped. The script calls no step() of its own.
----@type fun(hook: (fun(state: any, bucket: Bucket): any), ddp: DDP, zero: ZeroRedundancyOptimizer): fun(state: any, bucket: Bucket): any
+--- Makes a hook that runs another one and, when all gradients are reduced, the steps of zero, an
+--- optim.ZeroRedundancyOptimizer with overlap_with_ddp: broadcasts the parameters of one bucket while it steps those of
+--- the next. The script must not call step() itself.
 ---@type fun(hook: fun(state: any, bucket: Bucket): any, ddp: DDP, zero: ZeroRedundancyOptimizer): fun(state: any, bucket: Bucket): any
 M.hook_with_zero_step = make("hook_with_zero_step", false)
 
---- hook_with_zero_step, with a bucket's step as soon as its own gradients are reduced.
----@type fun(hook: (fun(state: any, bucket: Bucket): any), ddp: DDP, zero: ZeroRedundancyOptimizer): fun(state: any, bucket: Bucket): any
+--- As hook_with_zero_step, but steps a bucket as soon as its own gradients are reduced.
 ---@type fun(hook: fun(state: any, bucket: Bucket): any, ddp: DDP, zero: ZeroRedundancyOptimizer): fun(state: any, bucket: Bucket): any
 M.hook_with_zero_step_interleaved = make("hook_with_zero_step_interleaved", true)
 

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- One outcome for all ranks of a model: what one of them refuses, all refuse, before anything is gathered or changed.
+--- Agreement of a model's ranks on the outcome of a call: when one rank refuses, all refuse, before anything is
+--- gathered or changed.
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
@@ -13,8 +14,8 @@ local tensor = require "moonshard.tensor"
 
 local M = {}
 
--- Units below m. Where there are none, those of the sharded tensors in x, a state dict: to load them whole is
--- collective, too.
+-- The units below m. If there are none, the units of the sharded tensors in the state dict x, because gathering those
+-- is collective, too.
 local function units_in(m, x)
   local units = module.units_below(m)
   local function look(v)
@@ -31,10 +32,10 @@ local function units_in(m, x)
   return units
 end
 
---- Groups that connect the ranks of a model's units: the world where a unit spans it. None where nothing is sharded or
+--- Groups that connect the ranks of a model's units: the world if a unit spans it, none if nothing is sharded or
 --- replicated.
 ---@param m Module
----@param x? any  the state dict that is loaded
+---@param x? any  the state dict to load
 ---@return Group[]
 function M.groups_of(m, x)
   local dist = require "moonshard.dist"
@@ -55,26 +56,26 @@ function M.groups_of(m, x)
     end
   end
   if seen[dist.default_group()] then return { dist.default_group() } end
-  -- Lines of a mesh that is the world.
+  -- The two dimensions of a mesh over the whole world.
   if #list == 2 and dist.world_size(list[1]) * dist.world_size(list[2]) == dist.world_size() then
     return { dist.default_group() }
   end
   return list
 end
 
-local ALONE = 1                          -- the id of the group of this rank alone
+local ALONE = 1                          -- id of the group that contains only this rank
 
 local check_module = calls.one(function(who, m)
   if not class.isa(m, nn.Module) then errors.raise("%s: argument 1 is %s, expected a module", who, errors.kind(m)) end
 end)
 
---- What begins a call of all ranks of a model: the groups of its ranks, and its options, checked. What is refused here
+--- Begins a call that all ranks of a model make: finds the groups of its ranks and checks its options. An error here
 --- fails the peers' first collective, so the call fails on every rank.
 ---@param who string
 ---@param m Module
 ---@param given table?
 ---@param spec table<string, any>
----@param x? any  the state dict that is loaded
+---@param x? any  the state dict to load
 ---@return Group[] groups, table options
 function M.begin(who, m, given, spec, x)
   check_module(who, m)
@@ -84,7 +85,7 @@ function M.begin(who, m, given, spec, x)
   return groups, check()
 end
 
---- Every rank's value by its rank in the world, from all ranks that the groups connect.
+--- Gathers a value from every rank that the groups connect, by rank in the world.
 ---@return table<integer, any>
 function M.gather(groups, value)
   local dist = require "moonshard.dist"
@@ -92,7 +93,7 @@ function M.gather(groups, value)
   for _, group in ipairs(groups) do
     for _, some in ipairs(dist.all_gather_object(known, { group = group })) do
       if type(some) ~= "table" then
-        errors.raise "the ranks make different calls: on some of them a state dict is saved or loaded"
+        errors.raise "ranks make different calls: some of them save or load a state dict"
       end
       for rank, v in pairs(some) do known[rank] = v end             -- order does not matter: a union
     end
@@ -100,7 +101,7 @@ function M.gather(groups, value)
   return known
 end
 
---- Is this rank the first one of those that the groups connect (of the world without groups)?
+--- Is this rank the first of those that the groups connect (without groups: of the world)?
 ---@return boolean
 function M.is_first(groups)
   local dist = require "moonshard.dist"
@@ -110,7 +111,7 @@ function M.is_first(groups)
   return #groups > 0 or dist.rank() == 0
 end
 
---- The first rank's value (tensor or Lua value), on every rank: group after group, from the first of each.
+--- Sends the first rank's value (tensor or Lua value) to every rank, from the first rank of each group in turn.
 ---@param send fun(value: any, src: integer, group: Group): any
 function M.from_first(groups, value, send)
   local dist = require "moonshard.dist"
@@ -118,8 +119,8 @@ function M.from_first(groups, value, send)
   return value
 end
 
---- fn(…) on every rank: its result, and every rank's `reported`, its second result (a Lua value), by rank. Where it
---- fails on some ranks, all of them raise: their own error, or the first one in rank order.
+--- Runs fn(…) on every rank. Returns its result and every rank's second result (`reported`, a Lua value), by rank. If
+--- fn fails on some ranks, all ranks raise: their own error, or else the first one in rank order.
 ---@param fn fun(...): any, any
 ---@return any result, table<integer, any> reported
 function M.agree(groups, fn, ...)
@@ -129,7 +130,7 @@ function M.agree(groups, fn, ...)
   end
   local ok, result, reported = pcall(function(...)
     local result, reported = fn(...)
-    return result, object.encode(reported, "fsdp")         -- what cannot be sent fails here, not in the gather
+    return result, object.encode(reported, "fsdp")         -- a value that cannot be sent fails here, not in the gather
   end, ...)
   local all, ranks = M.gather(groups, { failed = not ok and tostring(result) or nil, reported = reported }), {}
   if not ok then error(result, 0) end
@@ -142,7 +143,7 @@ function M.agree(groups, fn, ...)
   return result, all
 end
 
---- Raises on every rank if the ranks' values differ, naming two of them.
+--- Raises on every rank if the ranks' values differ; the error names two such ranks.
 ---@param reported table<integer, string>
 function M.same(reported, what)
   local ranks = {}
@@ -157,8 +158,8 @@ function M.same(reported, what)
   end
 end
 
---- fn(…), which communicates or changes what ranks share: where it fails on one rank, peers that wait for this one
---- raise that too. At most five arguments.
+--- Runs fn(…), which communicates or changes shared state: if it fails on one rank, peers that wait for this rank raise
+--- its error, too. Takes at most five arguments.
 function M.together(groups, fn, ...) return calls.several(fn, function() return #groups > 0 end)(...) end
 
 return M

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Tensors inside the arguments and results of a sharded module's forward: found in plain tables and in instances of
---- tensor classes, given to the engine as a list of ids, and put back where the engine gave another in one's place.
+--- Tensors inside the arguments and results of a sharded module's forward. They are collected from plain tables and
+--- instances of tensor classes, passed to the engine as an array of ids, and replaced where the engine returned another
+--- tensor.
 local engine = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"
 
@@ -10,7 +11,8 @@ local getmetatable, type, next, ipairs = getmetatable, type, next, ipairs
 
 local M = {}
 
--- Ids of the tensors of one call: filled, given to the engine, read back, with nothing in between.
+-- Ids of the tensors of one call. The array is shared by all calls: nothing may run between filling it and reading it
+-- back.
 local ids, ids_cap = ffi.new("ms_id[?]", 64), 64
 
 local function put(n, id)
@@ -25,7 +27,7 @@ end
 
 local function by_text(a, b) return tostring(a) < tostring(b) end
 
--- Keys of a plain table in an order that all ranks share: positions, then names.
+-- Keys of a plain table in an order that is equal on all ranks: positions, then names.
 local function keys_of(value)
   local keys, names = {}, nil
   for k = 1, #value do keys[k] = k end
@@ -42,7 +44,7 @@ local function keys_of(value)
   return keys
 end
 
--- A tensor, or the inner tensors of an instance of a tensor class.
+-- Appends the id of a tensor, or the ids of the inner tensors of an instance of a tensor class.
 local put_tensor
 function put_tensor(n, t)
   if t.id >= 0 then return put(n, t.id) end
@@ -50,7 +52,7 @@ function put_tensor(n, t)
   return n
 end
 
--- What stands in t's place.
+-- The tensor whose id replaced t's.
 local get_tensor
 function get_tensor(n, t)
   if t.id >= 0 then
@@ -75,7 +77,7 @@ function collect(value, n, seen)
   return n
 end
 
--- The same walk with the ids that the engine gave back: value, or a copy of it where a tensor changed.
+-- Repeats the walk with the ids that the engine returned: gives value itself, or a copy where a tensor changed.
 local replace
 function replace(value, n, seen)
   if type(value) ~= "table" then return value, n end
@@ -98,7 +100,8 @@ function replace(value, n, seen)
   return copy or value, n
 end
 
---- values: an array with its length as n. How many tensors are in it, and their ids, which hold until the next call.
+--- Collects the tensors in values, an array with its length as n. Returns their number and their ids, which are valid
+--- until the next call.
 ---@return number, ffi.cdata*
 function M.flatten(values)
   local n, seen = 0, nil
@@ -114,7 +117,7 @@ function M.flatten(values)
   return n, ids
 end
 
---- Puts what stands among the ids now in the places that flatten found in values.
+--- Replaces the tensors that flatten found in values by those whose ids the engine returned.
 function M.rebuild(values)
   local n, seen = 0, nil
   for k = 1, values.n do

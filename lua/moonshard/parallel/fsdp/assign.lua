@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- load_state_dict with `assign` where a sharded model is on meta: the state dict brings the memory. Parameters
---- of a unit are parts of one block, so a unit is given all of its parameters at once, or none: then it stays on meta,
---- for a later load.
+--- load_state_dict with `assign` for a sharded model on meta: the state dict decides the device of the new memory. The
+--- parameters of a unit share one block, so a unit gets all of its parameters in one load, or none; then it stays on
+--- meta for a later load.
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -16,13 +16,13 @@ local M = {}
 
 local function on_meta(t) return t.device:find "^meta" ~= nil end
 
--- What the engine knows of p: an instance of a tensor class is its inner tensors.
+-- The engine's unit of p; an instance of a tensor class has that of its inner tensors.
 local function unit_handle(p) return lib.ms_unit_of(p.id < 0 and tensor.inner(p)[1].id or p.id) end
 
---- Gives memory to what is on meta and in the state dict.
+--- Allocates memory for tensors on meta that the state dict contains.
 ---@param m Module
----@param device_of table<string, string>  where the state dict's tensors are, by name
----@param strict boolean   nothing may be missing: then the caller says so
+---@param device_of table<string, string>  devices of the state dict's tensors, by name
+---@param strict boolean   the caller reports missing names itself
 function M.make_room(m, device_of, strict)
   local names, values = m:_state()
   local units, order, given, plain = {}, {}, {}, {}
@@ -49,7 +49,7 @@ function M.make_room(m, device_of, strict)
   for _, handle in ipairs(order) do
     local unit = units[handle]
     if unit.has and unit.lacks then
-      errors.raise("load_state_dict: with assign, a unit on meta takes all of its parameters at once: the state has '%s', but not '%s' of the same unit; "
+      errors.raise("load_state_dict: with assign, all parameters of a unit on meta must be loaded together; the state has '%s', but not '%s' of the same unit; "
         .. "add it, or call to_empty(device) first", unit.has, unit.lacks)
     end
   end
@@ -62,7 +62,7 @@ function M.make_room(m, device_of, strict)
     local unit = units[handle]
     if unit.has then
       errors.check(lib.ms_unit_to(handle, dtypes.device(device_of[unit.has], "load_state_dict"), -1, 0))
-      -- all-gather extensions are looked for again
+      -- The next gather looks for all-gather extensions again.
       if unit.unit then unit.unit.looked, unit.unit.extensions = nil, nil end
     end
   end

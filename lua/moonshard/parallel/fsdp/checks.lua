@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Looking at sharded training: what the schedule did, and whether a sharded model is its reference.
+--- Inspection of sharded training: records of the schedule, and the comparison of a sharded model with its reference.
 local class = require "moonshard.core.class"
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
@@ -33,19 +33,19 @@ local function finish(ok, ...)
   return events, ...
 end
 
---- Runs fn and returns what the units did meanwhile, in order: an array of
---- `{event = "unshard"|"reshard"|"post_backward", unit, prefetched}`, then fn's results.
+--- Runs fn and records the events of all units meanwhile. Returns an array of `{event =
+--- "unshard"|"reshard"|"post_backward", unit, prefetched}`, then fn's results.
 ---@param fn function
 ---@return table[] events
 function M.record(fn, ...)
   if type(fn) ~= "function" then errors.raise("record: argument is %s, expected a function", errors.kind(fn)) end
-  if recording > 0 then errors.raise "record: a recording is under way already" end
+  if recording > 0 then errors.raise "record: another recording is active" end
   recording = recording + 1
   lib.ms_unit_record(1)
   return finish(pcall(context.block, "fsdp.record", fn, ...))
 end
 
--- Names and parameters of a model as they were before it was wrapped, each once.
+-- Names and parameters of a model before it was wrapped, without duplicates.
 local function originals(m)
   local names, params, seen = {}, {}, {}
   local listed, values = m:_state()
@@ -59,7 +59,7 @@ local function originals(m)
   return names, params
 end
 
--- What is compared of p: its whole shape, this rank's part, and the gradient of that or nil.
+-- The properties of p to compare: its whole shape, this rank's part, and the gradient of that part or nil.
 local function parts_of(p, name)
   local unit = rawget(p, "_unit")
   if not unit then errors.raise("check_sharded_parity: '%s' is not sharded", name) end
@@ -80,8 +80,7 @@ local function compare(name, what, reference, part)
   end
 end
 
---- Raises on the first difference between a model and its sharded twin: names and their order, each shard, each
---- gradient.
+--- Raises on the first difference between a model and its sharded copy: names and their order, shards, gradients.
 ---@param reference table
 ---@param other table
 function M.check_sharded_parity(reference, other)
@@ -103,7 +102,7 @@ function M.check_sharded_parity(reference, other)
     end
     compare(name, "the shard", sharded.part_of(p, whole:detach()), part)
     local g = whole.grad
-    -- Of a flat parameter with a gradient the part of a parameter that was not used is zero.
+    -- In a flat parameter with a gradient, the part of an unused parameter is zero.
     if g == nil and h ~= nil and rawget(p, "_unit").classic and (h:numel() == 0 or h:eq(0):all():item()) then
       h = nil
     end

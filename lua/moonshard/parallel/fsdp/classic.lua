@@ -1,8 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- fsdp.FSDP: wraps a module; its parameters become one flat parameter that is sharded over the ranks by element.
+--- fsdp.FSDP: wraps a module and combines its parameters into one flat parameter, sharded over the ranks by element.
 ---
---- The instance is a module around the module. Names don't show it; what it has not itself (fields, methods,
---- positions) is read from the wrapped module. The engine's side is a unit in the flat layout (runtime/shard/layout/flat.c).
+--- An instance is a module that contains the wrapped module, but does not appear in names. Fields, methods and
+--- positions that it lacks are read from the wrapped module. In the engine it is a unit with the flat layout
+--- (runtime/shard/layout/flat.c).
 local autograd = require "moonshard.autograd"
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
@@ -35,8 +36,8 @@ local C = ffi.C
 local rawget, rawset, setmetatable, type, ipairs = rawget, rawset, setmetatable, type, ipairs
 
 ---@class FSDP: Module
----@field module Module          what is wrapped
----@field params Parameter[]     this unit's flat parameters: one, or none
+---@field module Module          the wrapped module
+---@field params Parameter[]     this unit's flat parameters: one or none
 ---@field comm_hook function?
 ---@field comm_hook_state any
 local FSDP = nn.Module:extend "FSDP"
@@ -49,11 +50,12 @@ function M.is_fsdp(x) return class.isa(x, FSDP) end
 
 -- ---- options -------------------------------------------------------------------------------------
 
--- forward_prefetch: an instance that is entered begins the gather of the one that the latest forward entered next,
--- before its own forward runs. Absent it does so too: where the script itself computes, nothing else would run beside a
--- gather. false: every instance is gathered when it is entered. limit_all_gathers: at most one instance is gathered
--- early, so at most two besides the root are whole at a time, in backward as well, and nobody has to block for it.
--- false: all that the order has still to come, at once.
+-- forward_prefetch: true or absent: when an instance's forward begins, it starts the gather of the instance that
+-- followed it in the latest forward. This is the default because the script's own computation would otherwise not
+-- overlap with gathers. false: every instance is gathered when its forward begins.
+--
+-- limit_all_gathers: true: at most one instance is gathered early, so at most two besides the root are gathered at a
+-- time, in forward and backward, and no rank blocks. false: all later instances are gathered at once.
 local OPTIONS = {
   process_group = opts.any, sharding_strategy = opts.one_of(groups.STRATEGIES), cpu_offload = opts.any,
   auto_wrap_policy = opts.any,
@@ -63,7 +65,7 @@ local OPTIONS = {
   forward_prefetch = opts.boolean,
   limit_all_gathers = true, use_orig_params = false, device_mesh = opts.any,
 }
--- What an auto-wrapped instance gets of the one around it: sets of modules and parameters to leave alone.
+-- An auto-wrapped instance also gets the sets of modules and parameters that the instance around it ignores.
 local INNER = { ignored = opts.table }
 for key, value in pairs(OPTIONS) do INNER[key] = value end
 M.OPTIONS = OPTIONS
@@ -74,8 +76,8 @@ local function number_of(dtype) return dtype and dtypes.number(dtype) or -1 end
 
 -- ---- what a unit manages -------------------------------------------------------------------------
 
--- Parameters of m and of what lies below it, each once, save in FSDP instances and what is ignored: values, names, and
--- every place where one is: { module, field, parameter, name }.
+-- The parameters of m and of its descendants, except ignored ones and those of FSDP instances. Returns values and names
+-- without duplicates, and every place that holds one: { module, field, parameter, name }.
 local function managed(m, ignored_modules, ignored_params)
   local params, names, places, seen, visited = {}, {}, {}, {}, {}
   local function visit(sub, prefix)
@@ -87,7 +89,7 @@ local function managed(m, ignored_modules, ignored_params)
       if p ~= nil and not seen[p] and not ignored_params[p] then
         seen[p] = true
         if rawget(p, "_unit") then
-          raise("FSDP: parameter '%s' is shared with a module that is wrapped already; wrap a module that contains both", prefix .. name)
+          raise("FSDP: parameter '%s' is shared with a module that is already wrapped; wrap a module that contains both", prefix .. name)
         end
         params[#params + 1], names[#names + 1] = p, prefix .. name
       end
@@ -101,14 +103,14 @@ local function managed(m, ignored_modules, ignored_params)
   return params, names, places
 end
 
--- What fully_shard has sharded keeps its own rules (no_sync, precision and hooks of an instance around it would pass it
--- by).
+-- Refuses modules sharded by fully_shard: no_sync, precision and hooks of an FSDP instance around them would not apply
+-- to them.
 local function refuse_fully_sharded(m, ignored_modules)
   for name, sub in m:named_modules() do
     local unit = module.unit_of(sub)
     if unit and not unit.classic and not ignored_modules[sub] then
-      raise("FSDP: %s, %s, is sharded by fully_shard already. Use one of the two for the whole model: fully_shard on what is around it as well, or fsdp.FSDP "
-        .. "instead of fully_shard for it; or leave it to itself with ignored_modules",
+      raise("FSDP: %s, %s, is already sharded by fully_shard. Use one of the two for the whole model: fully_shard for the outer modules as well, or fsdp.FSDP "
+        .. "instead of fully_shard; or exclude it with ignored_modules",
         name == "" and "the module" or ("submodule '%s'"):format(name), sub:class_name())
     end
   end
@@ -144,7 +146,7 @@ local function engine_unit(self, o, placed, params, names, on)
   return handle
 end
 
--- Options that all instances below a root share, and groups of the hybrid ones.
+-- Checks that all instances below a root have equal options where they must, and equal groups of the hybrid strategies.
 local function check_alike(root)
   local first, hybrid
   for _, unit in ipairs(module.units_below(root.modules[1])) do
@@ -168,7 +170,7 @@ local function check_alike(root)
   end
 end
 
--- FSDP_USE_FULL_PREC_IN_EVAL: the units of a root are in full precision while they are in eval mode.
+-- FSDP_USE_FULL_PREC_IN_EVAL: in eval mode, the units of a root compute in full precision.
 local function set_precision(root)
   if lib.ms_unit_root(root.handle) ~= root.handle then return end
   for _, unit in ipairs(module.units_below(root.modules[1])) do
@@ -238,7 +240,7 @@ function FSDP:init(m, given)
   rawget(self, "_slots").module = m
   rawget(self, "_kind").module = "module"
   table.insert(rawget(self, "_children"), "module")
-  -- of a list: who walks it by ipairs would find nothing, and skip all in silence
+  -- Copies the positions of a list, so that ipairs over the instance visits the wrapped module's children.
   for i, child in ipairs(m) do rawset(self, i, child) end
   rawget(self, "_slots").training = m.training
   local on = switches.read()
@@ -307,7 +309,7 @@ rawset(FSDP, "__call", function(self, ...)
   return module.call_between(self, unit, Module.__call, ...)
 end)
 
---- Calls fn on every module, children first, with whole parameters; what fn makes of them stays. Collective.
+--- Calls fn on every module, children first, with whole parameters; changes that fn makes are kept. Collective.
 ---@param fn fun(m: Module)
 ---@return FSDP
 function FSDP:apply(fn)
@@ -326,7 +328,7 @@ end)
 
 -- ---- roots ---------------------------------------------------------------------------------------
 
---- Is this the outermost instance? The first one that is asked, or runs, becomes a root.
+--- Is this the outermost instance? The first instance that is asked, or whose forward runs, becomes the root.
 ---@return boolean
 function FSDP:check_is_root()
   local unit = module.unit_of(self)
@@ -334,7 +336,7 @@ function FSDP:check_is_root()
   return lib.ms_unit_root(unit.handle) == unit.handle
 end
 
---- Whole tensors under original names (fsdp.state_dict has other types). Collective.
+--- Whole tensors under their original names (fsdp.state_dict has other types). Collective.
 ---@param given? table  options of fsdp.state_dict
 function FSDP:state_dict(given) return states.state_dict(self, given) end
 
@@ -344,8 +346,8 @@ function FSDP:load_state_dict(sd, given) return states.load_state_dict(self, sd,
 
 FSDP.set_post_optim_event = module.FSDPModule.set_post_optim_event
 
---- Gathers this instance's parameters (not those of instances below it) before its forward does. Collective. With
---- async, a handle to wait on; its forward waits too.
+--- Gathers this instance's parameters, without those of nested instances, ahead of its forward. Collective. With async,
+--- returns a handle to wait on; the forward also waits.
 ---@param given? {async: boolean}
 function FSDP:_unshard(given)
   local unit = module.unit_of(self)
@@ -353,14 +355,15 @@ function FSDP:_unshard(given)
   return module.FSDPModule.unshard(self, given)
 end
 
--- Every unit of the tree below an instance that must be a root.
+-- The units below an instance; raises unless it is the root.
 local function units_of_root(self, message)
   if not self:check_is_root() then raise("%s", message) end
   return module.units_below(self)
 end
 
---- Reduces the gradients of this instance and of those below it by hook(state, grad, output): grad is the whole flat
---- gradient, padded, and output this rank's part of the result; without output (no_shard) grad is reduced in place.
+--- Registers hook(state, grad, output), which reduces the gradients of this instance and of nested ones. grad is the
+--- whole flat gradient, padded; output is this rank's part of the result. Without output (no_shard), grad is reduced in
+--- place.
 ---@param state any
 ---@param hook fun(state: any, grad: Tensor, output: Tensor?)
 function FSDP:register_comm_hook(state, hook)
@@ -382,7 +385,7 @@ end
 local function set_sync(unit, on)
   unit.sync = on
   errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_SYNC, on and 1 or 0))
-  -- What stays whole after forward stays so until the backward that is reduced.
+  -- Parameters that stay gathered after forward stay so until a backward that reduces.
   if not groups.RESHARDS[unit.placed.strategy] then
     errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_RESHARD_AFTER_BACKWARD, on and 1 or 0))
   end
@@ -394,8 +397,8 @@ local function restore_sync(units, before, ok, ...)
   return ...
 end
 
---- Runs fn; gradients of backwards inside gather in the parameters' grad, whole and this rank's alone; the next
---- backward outside reduces them with its own. Until then they are not for an optimizer, unless nothing is sharded.
+--- Runs fn. Backwards inside accumulate whole, unreduced gradients in the parameters' grad; the next backward outside
+--- reduces them with its own. Until then an optimizer must not read them, unless the strategy is no_shard.
 ---@param fn function
 function FSDP:no_sync(fn, ...)
   if type(fn) ~= "function" then raise("no_sync: argument is %s, expected a function", errors.kind(fn)) end
@@ -413,7 +416,7 @@ end
 
 local HALF = { float16 = true, bfloat16 = true }
 
--- What gradients of these dtypes together have.
+-- The dtype that gradients of these dtypes are promoted to.
 local function promoted(dtypes_seen)
   local names = {}
   for name in pairs(dtypes_seen) do names[#names + 1] = name end      -- order does not matter: at most one stays
@@ -423,10 +426,10 @@ local function promoted(dtypes_seen)
   return "float32"
 end
 
---- Scales all gradients down so that their norm together, over all ranks, is at most max_norm.
+--- Scales all gradients so that their total norm over all ranks is at most max_norm.
 ---@param max_norm number
 ---@param given? {norm_type: number}
----@return Tensor norm  before clipping
+---@return Tensor norm  the norm before scaling
 function FSDP:clip_grad_norm_(max_norm, given)
   units_of_root(self, "`clip_grad_norm_()` should only be called on the root FSDP instance")
   local params, seen = self:parameters(), {}
@@ -449,7 +452,8 @@ FSDP.clip_grad_norm_ = calls.one(FSDP.clip_grad_norm_, function(self)
   return M.is_fsdp(self) and nn.utils._first_group(self:parameters()) or 1
 end)
 
---- FSDP instances at and below m, parents before children; with root_only those that no other one contains.
+--- The FSDP instances at and below m, parents before children; with root_only, only those that no other instance
+--- contains.
 ---@param m Module
 ---@param given? {root_only: boolean}
 ---@return FSDP[]

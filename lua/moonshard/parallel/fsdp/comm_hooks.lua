@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Communication hooks: how an FSDP instance's gradients are reduced. Besides functions of the script's own, `fn(state,
---- grad, output)`, there are these, which the engine runs itself when they are registered (runtime/shard/layout/flat.c).
+--- Communication hooks: how the gradients of an FSDP instance are reduced. Besides functions of the script, `fn(state,
+--- grad, output)`, there are built-in hooks, which the engine runs itself when they are registered
+--- (runtime/shard/layout/flat.c).
 local class = require "moonshard.core.class"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -17,15 +18,15 @@ local M = {}
 
 local factors = ffi.new "double[2]"
 
---- What the built-in hooks need to know.
+--- The state of the built-in hooks.
 ---@class DefaultState
 ---@field process_group Group
 ---@field world_size integer
----@field gradient_predivide_factor number   gradients are divided by it before they are summed
----@field gradient_postdivide_factor number  and by this one afterwards
+---@field gradient_predivide_factor number   divides gradients before the sum
+---@field gradient_postdivide_factor number  divides gradients after the sum
 local DefaultState = class.new "DefaultState"
 
----@param group? Group  the default group without one
+---@param group? Group  default: the default group
 function DefaultState:init(group)
   local dist = require "moonshard.dist"
   if group ~= nil and not dist.is_group(group) then
@@ -37,9 +38,9 @@ function DefaultState:init(group)
   self.gradient_predivide_factor, self.gradient_postdivide_factor = factors[0], factors[1]
 end
 
---- The same for hooks that send less than they are given.
+--- The state of hooks that send gradients in lower precision.
 ---@class LowPrecisionState: DefaultState
----@field parameter_type string  the dtype in which gradients land
+---@field parameter_type string  dtype of the reduced gradients
 local LowPrecisionState = class.new("LowPrecisionState", DefaultState)
 
 ---@param group? Group
@@ -58,10 +59,10 @@ M.DefaultState, M.LowPrecisionState = DefaultState, LowPrecisionState
 
 -- ---- hooks ---------------------------------------------------------------------------------------
 
--- By function: { name, kind, low, output = true (wants one), false (wants none) or nil }.
+-- By function: { name, kind, low, output }; output: true (the hook needs one), false (it takes none) or nil (either).
 local built_in = {}
 
--- What the engine is to do for a built-in hook with this state.
+-- Sets the engine's options for a built-in hook with this state.
 local function fill(into, hook, state)
   local dist = require "moonshard.dist"
   if type(state) ~= "table" or (state.process_group ~= nil and not dist.is_group(state.process_group)) then
@@ -88,14 +89,14 @@ local by_hand = ffi.new "ms_comm_hook"
 local function define(name, kind, low, output)
   local entry = { name = name, kind = kind, low = low, output = output }
   M[name] = function(state, grad, out)
-    -- a bucket of nn.DDP
+    -- A bucket of nn.DDP.
     if not tensor.is_tensor(grad) and type(grad) == "table" and grad.flat then grad = grad.flat end
     fill(by_hand, entry, state)
     if output == false and out ~= nil then
-      raise("%s: there is an output; sharded gradients take reduce_scatter_hook", name)
+      raise("%s: got an output; use reduce_scatter_hook for sharded gradients", name)
     end
     if output and out == nil then
-      raise("%s: there is no output; gradients that are not sharded take allreduce_hook", name)
+      raise("%s: got no output; use allreduce_hook for gradients that are not sharded", name)
     end
     local out_id = out ~= nil and tensor.id_of(out, name, "output") or 0
     if lib.ms_comm_hook_run(by_hand, tensor.id_of(grad, name, "grad"), out_id) ~= 0 then errors.fail(grad, out) end
@@ -118,7 +119,7 @@ end
 
 local hook_struct = ffi.new "ms_comm_hook"
 
---- Tells the engine what unit's hook and its state are now.
+--- Passes a unit's hook and state to the engine.
 local function apply(unit)
   local hook = unit.comm_hook
   if unit.hook_key then
@@ -144,7 +145,7 @@ local function apply(unit)
   if lib.ms_unit_set_comm_hook(unit.handle, hook_struct) ~= 0 then errors.fail() end
 end
 
---- A built-in hook's state is the script's, and may have changed since the engine was told.
+--- Passes the state of a built-in hook to the engine again, because the script may have changed it.
 local function refresh(unit)
   local state, told = unit.comm_hook_state, unit.hook_built_in
   if told.group ~= state.process_group or told.before ~= state.gradient_predivide_factor
@@ -154,7 +155,7 @@ local function refresh(unit)
   end
 end
 
---- Sets hook and state of one unit; what was there stays when they are wrong.
+--- Sets hook and state of one unit; on an error the old ones stay.
 local function set(unit, hook, state)
   if hook ~= nil and not is_callable(hook) then
     raise("The communication hook must be callable but got %s", errors.show(hook))

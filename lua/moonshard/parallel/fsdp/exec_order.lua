@@ -1,11 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- Execution-order checks of FSDP at debug level "detail": do all ranks run their units in the same order, and in the
---- order of the first iteration?
+--- Execution-order checks of FSDP at debug level "detail": all ranks must run their units in the same order, and in the
+--- order of the first iteration.
 ---
---- In the first iteration (until the first backward ends) every unit's entry is compared over the ranks; a difference
---- is an error on all of them. Later ones are compared on each rank with its own first one, without a collective: what
---- differs is a warning there, at once, or at the iteration's end where the sequence stopped early. Without "detail"
---- the collectives' fingerprints, which name the unit, make any difference an error.
+--- In the first iteration, until the end of its first backward, every unit's entry is compared between the ranks; a
+--- difference is an error on all ranks. In later iterations each rank compares locally with its own first iteration,
+--- without a collective, and warns of a difference: at once, or at the end of an iteration that had fewer entries.
+--- Without "detail", the fingerprints of collectives, which name the unit, turn any difference between ranks into an
+--- error.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
@@ -20,14 +21,14 @@ local lib, ffi = engine.lib, engine.ffi
 local M = {}
 
 ---@class ExecOrder
----@field names table<FSDPUnit, string>   names of a unit's parameters, as messages show them
+---@field names table<FSDPUnit, string>   names of a unit's parameters for messages
 ---@field number table<FSDPUnit, integer>
----@field first FSDPUnit[]                the first iteration's sequence
+---@field first FSDPUnit[]                the sequence of the first iteration
 ---@field first_iteration boolean
----@field position integer                how many of it this iteration has had
+---@field position integer                number of entries in this iteration
 ---@field status "none"|"warning"|"warned"
 
-local roots = setmetatable({}, { __mode = "k" })        -- units that are roots with checks
+local roots = setmetatable({}, { __mode = "k" })        -- units that are checked roots
 local listening = false
 
 local function names_of(unit, name_of)
@@ -49,7 +50,7 @@ local function integers(dist, group, value)
   return all
 end
 
---- Begins the checks of a root that has just been initialised, if it was made at debug level "detail".
+--- Begins the checks of a root that was just initialized, if it was made at debug level "detail".
 function M.start(root, m)
   if not root.checks_order then return end
   local order = {
@@ -90,7 +91,7 @@ local function across_ranks(order, unit)
           ranks[a], counts[a], ranks[b], counts[b])
       end
       if numbers[a] ~= numbers[b] then
-        module.symmetric = true                   -- every rank has the same numbers, and raises this by itself
+        module.symmetric = true                   -- every rank raises this error by itself
         errors.raise("Forward order differs across ranks: rank %d is all-gathering parameters for %s while rank %d is all-gathering parameters for %s",
           ranks[a], order.names[order.by_number[numbers[a]]], ranks[b], order.names[order.by_number[numbers[b]]])
       end
@@ -98,7 +99,7 @@ local function across_ranks(order, unit)
   end
 end
 
---- A unit is about to run forward.
+--- Called before a unit runs forward.
 function M.check(unit, m)
   local order = unit.order
   if not m.training or order.status == "warned" or engine.state.run_depth > 0 then return end
@@ -119,8 +120,7 @@ function M.check(unit, m)
       order.names[unit] or "a newly-added parameter since construction time"))
 end
 
--- Local, like the checks of later iterations: what is compared over ranks costs collectives in the first iteration
--- only.
+-- Local, like all checks of later iterations: only the first iteration pays for collectives.
 local function close_iteration(order)
   if order.first_iteration then
     order.first_iteration = false
@@ -136,7 +136,7 @@ local function close_iteration(order)
   order.position = 0
 end
 
---- An outermost backward has ended.
+--- Called at the end of an outermost backward.
 function M.after_backward()
   local ended = {}
   for root, order in pairs(roots) do
@@ -146,7 +146,7 @@ function M.after_backward()
       ended[#ended + 1] = order
     end
   end
-  -- What communicates has an order that all ranks share.
+  -- Sorts, because the checks communicate in an order that must be equal on all ranks.
   table.sort(ended, function(a, b) return a.root.handle < b.root.handle end)
   for _, order in ipairs(ended) do close_iteration(order) end
 end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- All-gather extensions: a parameter whose local tensor, or its class, has `fsdp_pre_all_gather` and
---- `fsdp_post_all_gather` says itself what is gathered, and what the whole is made of. The engine asks in the middle of
---- a run (runtime/shard/extend.c).
+--- All-gather extensions: a parameter whose local tensor, or that tensor's class, defines `fsdp_pre_all_gather` and
+--- `fsdp_post_all_gather` decides which tensors are gathered and how the whole parameter is made of them. The engine
+--- asks for this during a run (runtime/shard/extend.c).
 ---
 ---   fsdp_pre_all_gather(self, mesh, outer_shape, outer_stride, module, mp_policy) -> list of plain tensors, metadata
 ---   fsdp_post_all_gather(self, outputs, metadata, param_dtype) -> tensor, tensors to free        at the first gather
@@ -18,11 +18,11 @@ local lib, ffi = engine.lib, engine.ffi
 local C = ffi.C
 local is_tensor = tensor.is_tensor
 
-local M = { any = false }               -- any: some unit has extensions
+local M = { any = false }               -- any: whether some unit has extensions
 
-local units = setmetatable({}, { __mode = "v" })        -- by handle
+local units = setmetatable({}, { __mode = "v" })        -- by unit handle
 
--- The plain tensors that a tensor is made of.
+-- The plain tensors that t consists of.
 local function inner_tensors(t) return tensor.flat { t } end
 
 -- ---- who has them --------------------------------------------------------------------------------
@@ -46,10 +46,10 @@ local function contiguous_strides(shape)
   return strides
 end
 
---- Looks for extensions on a unit's local tensors; at lazy initialisation, and again after they were replaced.
+--- Looks for extensions on a unit's local tensors, at lazy initialization and after they were replaced.
 function M.look(unit)
   unit.looked = true
-  if not unit.positions then return end                 -- fsdp.FSDP has none
+  if not unit.positions then return end                 -- fsdp.FSDP does not support extensions
   local list, counts, which = {}, {}, {}
   for k, p in ipairs(unit.params) do
     local part = p:to_local()
@@ -100,7 +100,7 @@ autograd.handlers[C.MS_EV_PRE_GATHER] = function(_, event)
   local unit = units[event.unit]
   for e, x in ipairs(unit.extensions) do
     local who = ("fsdp_pre_all_gather of '%s'"):format(x.name)
-    -- Offloaded, the hook has a copy on the device that the whole will be on.
+    -- With offloading, the hook gets a copy on the device of the gathered parameter.
     local part = x.part
     if unit.offload then
       local device = lib.ms_unit_device(unit.handle)
@@ -139,8 +139,8 @@ local function first_gather(unit, e, x, outputs)
   local ids = ffi.new("ms_id[?]", #inners)
   for k, t in ipairs(inners) do
     ids[k - 1] = t.id
-    -- What the hook made for the whole alone goes with it. What other tensors hold too stays unless the hook says so,
-    -- for every unit of the model: that is worth a warning.
+    -- Reshard frees a tensor whose storage has no other user. A shared storage stays allocated unless the hook lists it
+    -- as one to free; that would happen in every unit of the model, so warn.
     local goes = lib.ms_storage_is_shared(t.id) == 0
     for _, list in ipairs { freed, outputs } do
       for _, other in ipairs(list) do
@@ -148,7 +148,7 @@ local function first_gather(unit, e, x, outputs)
       end
     end
     if not goes then
-      log.warn(who .. " returned a tensor that is not among the tensors to free: its memory stays when the unit reshards")
+      log.warn(who .. " returned a tensor that is not among the tensors to free: reshard will not free its memory")
     end
   end
   local n = put(freed, who, "tensor to free")
@@ -178,16 +178,16 @@ local function run(handle, early, prefetched)
   lib.ms_run_free(r)
 end
 
---- Makes an extended unit's parameters whole; early: only begins to. Collective.
+--- Gathers the parameters of a unit with extensions; early: only starts the gather. Collective.
 function M.gather(unit, early) run(unit.handle, early, false) end
 
 local following = ffi.new "double[64]"
 
---- Begins the gathers of the extended units that follow unit in the forward.
+--- Starts the gathers of the units with extensions that follow unit in the forward.
 function M.prefetch(unit)
   local n = lib.ms_unit_prefetches(unit.handle, following, 64)
   if n == 0 then return end
-  local list = {}                       -- a hook may come here again
+  local list = {}                       -- a hook may call this function again
   for k = 1, n do list[k] = following[k - 1] end
   for k = 1, n do run(list[k], true, true) end
 end

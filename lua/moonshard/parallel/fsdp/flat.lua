@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The parameters of an FSDP unit as scripts see them: its one flat parameter, or (use_orig_params) the
---- parameters themselves, which are this rank's 1-d pieces while their module does not run.
+--- The parameters of an FSDP unit as scripts see them: one flat parameter, or with use_orig_params the original
+--- parameters, which are this rank's 1-d pieces while their module does not run.
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -14,7 +14,7 @@ local rawget, rawset, getmetatable, setmetatable = rawget, rawset, getmetatable,
 
 local M = {}
 
---- Are the unit's whole parameters in view: does its module run, or are they summoned?
+--- Are the unit's whole parameters visible: is its module running, or are they summoned?
 ---@return boolean
 local function is_open(unit)
   return (unit.inside or 0) > 0 or unit.summoned == true
@@ -26,7 +26,7 @@ M.is_open = is_open
 local function flat_hidden(p) return is_open(rawget(p, "_flat")) end
 local function original_hidden(p) return not is_open(rawget(p, "_unit")) end
 
---- The unit's flat parameter: listed instead of the parameters it is made of, unless those are in view.
+--- The unit's flat parameter. Listings have it in the place of the original parameters, except while those are visible.
 ---@return Parameter
 function M.flat_parameter(unit)
   local id = lib.ms_unit_flat(unit.handle)
@@ -34,8 +34,8 @@ function M.flat_parameter(unit)
   return setmetatable({ id = id, _flat = unit, _hidden = flat_hidden }, Parameter)
 end
 
---- With use_orig_params there is none; what it would be is seen so: this rank's elements of all parameters, and their
---- gradients.
+--- With use_orig_params, this rank's part of all parameters and of their gradients as one tensor; there is no flat
+--- parameter then.
 ---@return Parameter
 function M.pieces_as_one(unit)
   local id = lib.ms_unit_flat(unit.handle)
@@ -45,7 +45,7 @@ function M.pieces_as_one(unit)
   return p
 end
 
---- Makes p, which the engine has just sharded, a part of unit's flat parameter.
+--- Makes p, which the engine has just sharded, a part of the unit's flat parameter.
 function M.adopt(p, unit)
   sharded.adopt(p, unit)
   rawset(p, "_hidden", original_hidden)
@@ -55,7 +55,7 @@ end
 
 local own_getters, own_setters = {}, {}
 
--- Of a whole parameter: what summon_full_params showed, if it did.
+-- While parameters are summoned, the whole gradient that summon_full_params made, or nil.
 function own_getters.grad(p)
   if rawget(p, "_unit").summoned then return rawget(p, "_whole_grad") end
   return sharded.Sharded.methods.to_local(p).grad
@@ -96,7 +96,7 @@ local function class_for(cls)
   return pieces
 end
 
---- Makes p, which the engine has just sharded, show its piece while its module does not run.
+--- Makes p, which the engine has just sharded, appear as this rank's piece while its module does not run.
 function M.adopt_piece(p, unit)
   rawset(p, "_unit", unit)
   rawset(p, "_pieces", true)
@@ -109,7 +109,7 @@ end
 --- Is p part of a flat parameter?
 function M.is_concealed(p) return rawget(p, "_hidden") == original_hidden end
 
---- Iterator of name, flat parameter, unit of the FSDP instances at and below m.
+--- Iterates over the FSDP instances at and below m: name, flat parameter, unit.
 function M.parameters_below(m)
   local names, values, k = {}, {}, 0
   for name, sub in m:named_modules() do
@@ -123,7 +123,7 @@ function M.parameters_below(m)
   end
 end
 
---- First names of the parameters below m as they were before anything was wrapped.
+--- The names of the parameters below m before anything was wrapped; of several names the first.
 function M.names_below(m)
   local names, values = m:_state()
   local name_of = {}
@@ -131,20 +131,20 @@ function M.names_below(m)
   return name_of
 end
 
---- Where p lies in this rank's part of its flat parameter: first position, number of elements.
+--- The place of p in this rank's part of its flat parameter: first position and number of elements.
 function M.place_of(p)
   local first = lib.ms_unit_flat_offset(p.id)
   if first < 0 then errors.fail(p) end
   return first + 1, sharded.Sharded.methods.to_local(p):numel()
 end
 
---- Is p a parameter of an FSDP instance (or its flat parameter)?
+--- The unit of p, if p is a parameter or the flat parameter of an FSDP instance.
 function M.unit_of(p)
   local unit = tensor.is_tensor(p) and (rawget(p, "_unit") or rawget(p, "_flat"))
   return unit and unit.classic and unit or nil
 end
 
---- Is cls, or what it extends, a parameter's?
+--- Is p a Parameter?
 function M.is_parameter(p) return class.isa(p, Parameter) end
 
 return M

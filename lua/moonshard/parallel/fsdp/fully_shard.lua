@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- fully_shard: shards the parameters of a module (or of several as one unit) over the ranks and gives
---- the module the methods of FSDPModule. Call it bottom-up: parameters that a nested call has taken stay there.
+--- fully_shard: shards the parameters of a module (or of several as one unit) over the ranks and gives the module the
+--- methods of FSDPModule. Call it bottom-up: parameters that a nested call has sharded belong to the nested unit.
 local autograd = require "moonshard.autograd"
 local class = require "moonshard.core.class"
 local dtypes = require "moonshard.core.dtypes"
@@ -34,7 +34,7 @@ local function module_list(target)
   return target
 end
 
--- The shard group of a mesh, and with two dimensions the group of replicas; the whole world without a mesh.
+-- The shard group of a mesh and, for two dimensions, the group of replicas; without a mesh, the whole world.
 local function groups_of(mesh)
   local dist = require "moonshard.dist"
   dist.init()
@@ -49,7 +49,8 @@ local function groups_of(mesh)
   return mesh:get_group(1)
 end
 
--- Groups of `size` consecutive ranks of every shard group, made once; this rank's. Every rank of the world is here.
+-- This rank's group among the groups of `size` consecutive ranks of every shard group; the groups are made once.
+-- Collective over the world.
 local smaller = {}
 local function smaller_group(group, mesh, size)
   local dist = require "moonshard.dist"
@@ -57,12 +58,12 @@ local function smaller_group(group, mesh, size)
   local known = smaller[group.id]
   if known[size] then return known[size] end
   if group ~= dist.default_group() and not (mesh and rawget(mesh, "of_world")) then
-    raise("fully_shard: reshard_after_forward = %d needs new groups, which every rank of the world must join; give a mesh of dist.init_device_mesh", size)
+    raise("fully_shard: reshard_after_forward = %d makes new groups, which every rank of the world must join; pass a mesh made by dist.init_device_mesh", size)
   end
   local mine = {}
   for k = 0, dist.world_size(group) - 1 do mine[k + 1] = lib.ms_dist_member(group.id, k) end
   for r, members in ipairs(dist.all_gather_object(mine)) do
-    if members[1] == r - 1 then                 -- told by its first member
+    if members[1] == r - 1 then                 -- the group's first member reports it
       for first = 1, #members, size do
         local few = {}
         for k = 0, size - 1 do few[k + 1] = members[first + k] end
@@ -91,12 +92,12 @@ local function reshard_option(value, world)
   return value == world and 1 or value
 end
 
--- The dimension (from 0) along which fn wants p cut.
+-- The dimension (from 0) along which fn wants p sharded.
 local function placement(fn, name, p, world)
   local s = fn(name, p)
   if s == nil then return 0 end
   if not policies.is_shard(s) then
-    raise("fully_shard: shard_placement_fn gave %s for '%s', expected fsdp.Shard(d) or nil", errors.kind(s), name)
+    raise("fully_shard: shard_placement_fn returned %s for '%s', expected fsdp.Shard(d) or nil", errors.kind(s), name)
   end
   local dim, shape = s.dim, p.shape
   if dim < 0 then dim = dim + #shape + 1 end
@@ -111,7 +112,8 @@ end
 
 -- ---- what a unit manages -------------------------------------------------------------------------
 
--- Parameters of the modules and of what lies below them, save in children that are sharded already: each once.
+-- The parameters of the modules and of their descendants, without duplicates; children that are already sharded are
+-- skipped.
 local function managed(modules, ignored)
   local params, names, owners, places, seen, visited = {}, {}, {}, {}, {}, {}
   local function visit(m, prefix)
@@ -137,15 +139,15 @@ local function managed(modules, ignored)
   return params, names, owners, places
 end
 
--- Where the unit computes: on the GPUs of its mesh, else where its parameters are; nil while they are on meta, which
--- to_empty ends.
+-- The device that the unit computes on: the GPU of its mesh, else that of its parameters; nil while they are on meta
+-- (to_empty sets it then).
 local function compute_device(mesh, params)
   if mesh and mesh.device == "cuda" then return dtypes.canonical_device("cuda", "fully_shard") end
   local on = params[1] and params[1].device
   return on and not on:find "^meta" and on or nil
 end
 
--- Shards are made where they belong, but buffers are not sharded: they follow the parameters to a mesh's device.
+-- Moves buffers, which are not sharded, to the device of the mesh; shards are made there.
 local function move_buffers(modules, device)
   if not device then return end
   autograd.no_grad(function()
@@ -161,7 +163,7 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 
 -- ---- fully_shard ---------------------------------------------------------------------------------
 
---- Shards a module's parameters over the ranks along their first dimension; every rank calls it alike.
+--- Shards a module's parameters over the ranks along their first dimension. Every rank must make the same call.
 ---@param target table         a module, or a list of modules that become one unit
 ---@param given? table  mesh, reshard_after_forward (boolean or integer), shard_placement_fn, mp_policy, offload_policy, ignored_params
 ---@return table target
@@ -201,7 +203,7 @@ function M.fully_shard(target, given)
   local params, names, owners, places = managed(modules, ignored)
   local device = compute_device(o.mesh, params)
   move_buffers(modules, device)
-  -- A parameter of a tensor class is its inner tensors; each is a parameter to the engine.
+  -- An instance of a tensor class is given to the engine as its inner tensors, each a parameter of its own.
   local n = #tensor.flat(params)
   local ids, dims = ffi.new("ms_id[?]", math.max(n, 1)), ffi.new("int32_t[?]", math.max(n, 1))
   n = 0

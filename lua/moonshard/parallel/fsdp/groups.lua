@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Which ranks an FSDP instance shards over, and which hold the same shards: its strategy, groups and mesh.
+--- The ranks over which an FSDP instance shards, and the ranks that hold the same shards: strategy, groups and mesh.
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
 local mesh_type = require "moonshard.dist.mesh"
@@ -8,12 +8,13 @@ local M = {}
 
 M.STRATEGIES = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2" }
 M.HYBRID = { hybrid_shard = true, hybrid_shard_zero2 = true }
---- Whole parameters are let go after forward (save the root's).
+--- Strategies that vacate gathered parameters after forward, except the root's.
 M.RESHARDS = { full_shard = true, hybrid_shard = true }
 
-local by_node                           -- {ranks of this node, ranks with this place on every node}: groups, made once
+-- Groups, made once: {ranks of this node, ranks with the same position on every node}.
+local by_node
 
--- Called by every rank of the world.
+-- Collective over the world.
 local function node_groups(dist)
   if by_node then return by_node end
   local places = dist.all_gather_object { host = dist.rank() - dist.local_rank(), at = dist.local_rank() }
@@ -63,9 +64,10 @@ local function hybrid_groups(dist, o, strategy)
   return given
 end
 
---- `{ strategy, group, replicate, given }` of an instance: group shards; replicate (or nil) holds the same shards.
----@param o table       checked options of FSDP
----@param quiet boolean?  an instance around this one has warned
+--- `{ strategy, group, replicate, given }` of an instance: parameters are sharded over group; the ranks of replicate
+--- (or nil) hold the same shards.
+---@param o table       the checked options of FSDP
+---@param quiet boolean?  an enclosing instance has already warned
 function M.resolve(o, quiet)
   local function warn(text)
     if not quiet then log.warn_once(text) end
@@ -120,8 +122,8 @@ function M.resolve(o, quiet)
   return { strategy = strategy, group = group, given = group }
 end
 
---- The mesh over which an FSDP instance's parameters lie: the script's, or one made of its groups.
----@param unit table    of an FSDP instance
+--- The mesh of an FSDP instance's parameters: the script's, or one made of the instance's groups.
+---@param unit table    unit of an FSDP instance
 ---@return DeviceMesh
 function M.mesh_of(unit)
   if unit.options.device_mesh then return unit.options.device_mesh end
@@ -139,7 +141,7 @@ function M.mesh_of(unit)
   return unit.own_mesh
 end
 
---- The state of the engine's groups for one unit.
+--- Fills in the groups of a unit's options for the engine.
 function M.fill(options, groups)
   options.group = groups.group.id
   if groups.replicate then

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- What an FSDP instance leaves alone: its options `ignored_modules` and `ignored_states` (docs/semantics.md#ignored).
+--- The options `ignored_modules` and `ignored_states` of an FSDP instance (docs/semantics.md#ignored).
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
@@ -26,7 +26,7 @@ end
 local function is_module(x) return class.isa(x, nn.Module) end
 local function is_parameter(x) return class.isa(x, nn.Parameter) end
 
--- The lists as given: modules, parameters.
+-- The modules and the parameters that the options list.
 local function given_lists(o)
   local modules, states = o.ignored_modules, o.ignored_states
   if modules ~= nil and states ~= nil then
@@ -50,8 +50,8 @@ local function given_lists(o)
   return modules, {}
 end
 
---- Sets of modules and of parameters that root's instance leaves alone: those given, what is below them (save instances
---- of FSDP), and what instances below root leave alone.
+--- The sets of modules and of parameters that the instance of root ignores: those listed, their descendants (except
+--- FSDP instances), and those that instances below root ignore.
 ---@param root Module
 ---@param o table       options of FSDP
 ---@param is_fsdp fun(m: any): boolean

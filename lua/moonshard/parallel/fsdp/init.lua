@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- fsdp: sharded data parallelism. `fsdp.fully_shard(module)` shards a module's parameters over the
---- ranks, one unit per call; the schedule of gathers and reductions is the engine's (runtime/shard).
+--- fsdp: sharded data parallelism. `fsdp.fully_shard(module)` shards a module's parameters over the ranks, one unit per
+--- call; the engine schedules gathers and reductions (runtime/shard).
 local errors = require "moonshard.core.errors"
 
 local calls = require "moonshard.dist.calls"

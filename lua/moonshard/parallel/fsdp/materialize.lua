@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What becomes of a module's parameters and buffers before FSDP shards them: from meta to a device, to the compute
---- device, equal on all ranks (docs/semantics.md#sync-module-states).
+--- Prepares a module's parameters and buffers before FSDP shards them: allocates those on meta, moves them to the
+--- compute device, and makes them equal on all ranks (docs/semantics.md#sync-module-states).
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -13,8 +13,8 @@ local lib, raise = engine.lib, errors.raise
 
 local M = {}
 
---- Modules below root whose tensors an instance around root looks after: not those of other instances, not ignored
---- ones.
+--- The modules at and below root whose tensors an FSDP instance around root manages: without ignored modules and other
+--- instances.
 ---@return Module[]
 function M.modules(root, ignored, is_fsdp)
   local list, seen = {}, {}
@@ -43,14 +43,14 @@ M.own = own
 
 local function on_meta(t) return t.device:find "^meta" ~= nil end
 
--- t takes the place of `at`, a tensor made for this: its name goes, or the collector would keep the whole bytes after
--- they are sharded.
+-- Gives t the memory of `at`, a tensor made for this. Releases `at` now; otherwise the whole memory would stay until
+-- garbage collection, even after sharding.
 local function point(t, at)
   if lib.ms_set_data(t.id, at.id) ~= 0 then errors.fail(t, at) end
   at:release()
 end
 
--- Parameters of one module may be on one GPU, and on the CPU if it is said where they are to go.
+-- All parameters of a module must be on one GPU; some may be on the CPU if device_id says where to move them.
 local function check_devices(modules, device_id, ignored_params)
   local devices, seen, on_cpu = {}, {}, false
   for _, m in ipairs(modules) do
@@ -74,7 +74,7 @@ local function check_devices(modules, device_id, ignored_params)
   end
 end
 
---- The device an instance computes on, by its option device_id or its module's parameters.
+--- The device that an instance computes on, from its option device_id or its module's parameters.
 ---@param modules Module[]
 ---@param device_id? integer|string
 ---@param ignored_params table<Parameter, boolean>
@@ -105,7 +105,7 @@ function M.device(modules, device_id, ignored_params)
   return dtypes.canonical_device(dtypes.default_device(), "FSDP")
 end
 
---- Gives what is on meta its storage and its values: by fn(module), or by to_empty and reset_parameters.
+--- Allocates and initializes tensors on meta: by fn(module), or by to_empty and reset_parameters.
 function M.from_meta(modules, fn, device)
   if fn ~= nil and type(fn) ~= "function" then
     raise("Expected %s to be callable but got %s", errors.show(fn), type(fn))
@@ -154,7 +154,7 @@ function M.move(modules, device, given)
   end)
 end
 
-local BUCKET = 250 * 2 ^ 20             -- bytes of one broadcast
+local BUCKET = 250 * 2 ^ 20             -- bytes per broadcast
 
 local function broadcast(dist, list, source, group)
   no_grad(function()
@@ -171,7 +171,8 @@ local function broadcast(dist, list, source, group)
   end)
 end
 
---- Rank 0's parameters and buffers on every rank; a buffer once, however often it lies in a wrapped module.
+--- Broadcasts rank 0's parameters and buffers to every rank. A tensor is sent once, also if several instances contain
+--- it.
 function M.sync(modules, groups, ignored_params)
   local dist = require "moonshard.dist"
   local by_dtype, order, seen = {}, {}, {}
@@ -205,7 +206,8 @@ function M.sync(modules, groups, ignored_params)
   end
 end
 
---- Casts floating buffers for computing (nil: back to what they were); state dicts have them in the dtype they had.
+--- Casts floating buffers for computation (nil: back to their original dtypes). State dicts contain them in their
+--- original dtypes.
 function M.cast_buffers(modules, dtype)
   no_grad(function()
     for _, m in ipairs(modules) do

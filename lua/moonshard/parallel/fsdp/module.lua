@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- FSDPModule: what fully_shard adds to a module. The class of a sharded module is generated from its
---- own ("FSDPLinear" extends Linear) and calls forward between the unit's hooks.
+--- FSDPModule: the methods that fully_shard adds to a module. The class of a sharded module is generated from the
+--- module's class ("FSDPLinear" extends Linear) and calls forward between the unit's hooks.
 local arguments = require "moonshard.parallel.fsdp.arguments"
 local assign = require "moonshard.parallel.fsdp.assign"
 local autograd = require "moonshard.autograd"
@@ -26,11 +26,11 @@ local pcall, error, select, unpack, ipairs = pcall, error, select, unpack, ipair
 
 local M = {}
 
---- One unit: `modules` (mostly one), its engine handle, settings kept until the engine knows its root.
+--- One unit: `modules` (usually one), its engine handle, and settings kept until the engine knows the root.
 ---@class FSDPUnit
 ---@field handle number
 ---@field modules table[]
----@field last boolean?   set_is_last_backward before lazy initialisation
+---@field last boolean?   value of set_is_last_backward before lazy initialization
 
 --- The unit of a module, or nil.
 local function unit_of(m) return rawget(m, "_fsdp") end
@@ -52,7 +52,7 @@ local function units_below(m)
 end
 M.units_below = units_below
 
--- Names as the root sees them: of units (for records, reports, errors) and of parameters.
+-- Sets names relative to the root: of units, for records, reports and errors, and of parameters.
 local function name_all(root)
   local names = {}
   for name, m in root:named_modules() do
@@ -67,7 +67,7 @@ local function name_all(root)
     if lib.ms_unit_set_name(u.handle, u.path) ~= 0 then errors.fail() end
   end
   local listed, values = root:_state()
-  for k = #listed, 1, -1 do tensor.set_name(values[k], listed[k]) end      -- the first of several names stays
+  for k = #listed, 1, -1 do tensor.set_name(values[k], listed[k]) end      -- of several names, the first one is kept
 end
 
 local function lazy_init(unit)
@@ -85,7 +85,7 @@ local function lazy_init(unit)
   if not fresh then
     for name, m in unit.modules[1]:named_modules() do
       local u = unit_of(m)
-      -- Of fsdp.FSDP only roots keep the units below them: a module may be wrapped again.
+      -- Of fsdp.FSDP instances, only roots keep the units below them, because a module may be wrapped again.
       if u and lib.ms_unit_is_lazy(u.handle) ~= 0 and not (u.classic and lib.ms_unit_root(u.handle) ~= u.handle) then
         errors.raise("FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", name)
       end
@@ -111,12 +111,13 @@ M.lazy_init = lazy_init
 
 local function pack(...) return { n = select("#", ...), ... } end
 
--- calls of sharded modules under way; groups that wait for more of their modules
+-- depth: nested calls of sharded modules; incomplete: units of several modules, some of which have not run in this
+-- pass.
 local depth, incomplete = 0, {}
-local since = 0                        -- errors told between ranks when the outermost of them began
+local since = 0                        -- number of published errors when the outermost call began
 
--- Before the forward of one of several modules of a unit. true: it is part of a pass; a checkpoint's region that runs
--- again is not.
+-- Before the forward of one module of a unit of several. True if it belongs to a pass; false for a checkpointed region
+-- that is recomputed.
 local function begin(unit)
   local began = lib.ms_unit_begin_pass(unit.handle)
   if began == 1 then
@@ -128,7 +129,7 @@ local function begin(unit)
   return began >= 0
 end
 
--- Behind it: the pass ends with the last of them.
+-- After that forward: the last module of the unit ends the pass.
 local function ran(unit, m)
   local waiting = unit.waiting
   if not waiting then return end
@@ -150,7 +151,7 @@ local function post_forward(unit, n, ids)
   if lib.ms_unit_post_forward(unit.handle, n, ids) ~= 0 then errors.fail() end
 end
 
--- The tensor that stands in t's place now.
+-- The tensor that the engine put in the place of t.
 local function taken(t)
   return one[0] == t.id and t or wrap(one[0])
 end
@@ -171,7 +172,7 @@ local function after(self, unit, part, ...)
   return unpack(out, 1, out.n)
 end
 
--- forward between the unit's two phases. One tensor in and one out, as with most modules, makes no tables.
+-- Runs forward between the unit's two hooks. One tensor in and one out, the common case, allocates no tables.
 local function between(self, unit, forward, ...)
   if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
   if unit.replaces == nil then replaced.check(unit) end
@@ -194,8 +195,8 @@ local function between(self, unit, forward, ...)
   return after(self, unit, part, forward(self, unpack(args, 1, args.n)))
 end
 
--- Of units of several modules some did not run: their passes end with the outermost call. Nothing here communicates. An
--- error's text, if any.
+-- Ends the passes of units of several modules of which some did not run, at the end of the outermost call. Does not
+-- communicate. Returns the text of an error, if any.
 local function end_passes(failed)
   local message
   for unit in pairs(incomplete) do         -- order does not matter
@@ -219,15 +220,16 @@ end
 local function finish(unit, before, s, ok, ...)
   depth = depth - 1
   if not ok then
-    -- This call's entry is undone; errors keep their text.
+    -- Undo this call's entry; this keeps the error's text.
     if (unit.inside or 0) > before then
       unit.inside = before
       lib.ms_unit_forward_failed(unit.handle)
     end
     if depth == 0 and next(incomplete) then end_passes(true) end
     scope.abandon(s)
-    -- Peers wait for this rank in the gathers that it will not join. (Inside a run, its end tells them.)
-    -- An error that every rank finds by itself needs no telling: a slow one would raise the telling instead.
+    -- Publish the error, because peers wait for this rank in gathers that it will not join. Inside a run, the end of
+    -- the run publishes it. An error that every rank raises by itself is not published: a slower rank would raise the
+    -- published error instead of its own.
     if depth == 0 and engine.state.run_depth == 0 and not M.symmetric then
       lib.ms_dist_publish_error(tostring((...)), since)
     end
@@ -259,7 +261,7 @@ M.FSDPModule = FSDPModule
 
 local generated = setmetatable({}, { __mode = "k" })
 
---- The class of a sharded module of class cls: "FSDP<name>", which is both cls and FSDPModule.
+--- The class of sharded modules of class cls: "FSDP<name>", which extends both cls and FSDPModule.
 function M.class_for(cls)
   local fsdp_class = generated[cls]
   if fsdp_class then return fsdp_class end
@@ -287,7 +289,7 @@ function M.is_fsdp_module(x) return class.isa(x, FSDPModule) end
 local Handle = { __name = "UnshardHandle" }
 Handle.__index = Handle
 
---- Waits until the parameters are whole.
+--- Waits until the parameters are gathered.
 function Handle:wait()
   if self.unit then
     if self.unit.extensions then extensions.gather(self.unit)
@@ -296,7 +298,8 @@ function Handle:wait()
   end
 end
 
---- Gathers this module's parameters (not its descendants'). Collective. With async, a handle to wait on.
+--- Gathers this module's parameters, without those of its descendants. Collective. With async, returns a handle to wait
+--- on.
 ---@param given? {async: boolean}
 function FSDPModule:unshard(given)
   local o = opts("unshard", given, { async = false })
@@ -309,12 +312,12 @@ end
 
 FSDPModule.unshard = calls.several(FSDPModule.unshard)
 
---- Lets the gathered parameters go.
+--- Vacates the gathered parameters.
 function FSDPModule:reshard()
   if lib.ms_unit_reshard(unit_of(self).handle) ~= 0 then errors.fail() end
 end
 
--- What is loaded or saved are the shards: whole parameters go first.
+-- Vacates gathered parameters, because state dicts are loaded into and saved from shards.
 local function reshard_all(m)
   for _, u in ipairs(units_below(m)) do
     if lib.ms_unit_reshard(u.handle) ~= 0 then errors.fail() end
@@ -328,18 +331,18 @@ function FSDPModule:state_dict(...)
   return Module.state_dict(self, ...)
 end
 
--- What is loaded onto meta would be lost without a word. With assign, what is there still is what the state dict has
--- not.
+-- Refuses to load into parameters on meta, where values would be lost silently. With assign, only parameters that the
+-- state dict lacks are still on meta here.
 local function refuse_meta(m, given)
   for name, p in m:named_parameters() do
     if (rawget(p, "_unit") or rawget(p, "_flat")) and p.device:find "^meta" and not (given and given[name] == nil) then
-      errors.raise("load_state_dict: parameter '%s' is on meta: there is no memory to load it into; call to_empty(device) first", name)
+      errors.raise("load_state_dict: parameter '%s' is on meta and has no memory to load into; call to_empty(device) first", name)
     end
   end
 end
 M.refuse_meta = refuse_meta
 
---- `assign` copies as well: parameters of a unit stay what they are, parts of one block of memory. On meta it makes
+--- `assign` also copies: the parameters of a unit stay parts of one block of memory. For a unit on meta it allocates
 --- that block.
 ---@param sd table<string, Tensor>
 ---@param given? {strict: boolean, assign: boolean, count_from: 0|1}
@@ -372,8 +375,9 @@ local function set_all(self, who, what, value, given)
   end
 end
 
---- Whether gradients are reduced (and all-reduced). While not, they gather in the unit and `grad` stays as it was:
---- neither zero_grad nor an optimizer sees them, until a backward that reduces has put their sum into `grad`.
+--- Whether backward reduces gradients (and all-reduces them over replicas). While it does not, gradients accumulate in
+--- the unit and `grad` does not change, so zero_grad and optimizers do not see them. The next backward that reduces
+--- puts their sum into `grad`.
 ---@param on boolean
 ---@param given? {recurse: boolean}
 function FSDPModule:set_requires_gradient_sync(on, given)
@@ -381,8 +385,9 @@ function FSDPModule:set_requires_gradient_sync(on, given)
   set_all(self, "set_requires_gradient_sync", C.MS_UNIT_ALL_REDUCE, on, given)
 end
 
---- Over a 2-d mesh, whether reduced gradients are all-reduced over the replicas too. While not, they gather in the
---- unit, reduced over its shard group, and `grad` stays as it was. Over a 1-d mesh there is no all-reduce.
+--- Over a 2-d mesh: whether backward all-reduces reduced gradients over the replicas, too. While it does not, they
+--- accumulate in the unit, reduced over its shard group, and `grad` does not change. Over a 1-d mesh there is no
+--- all-reduce.
 ---@param on boolean
 ---@param given? {recurse: boolean}
 function FSDPModule:set_requires_all_reduce(on, given)
@@ -395,9 +400,9 @@ handlers[C.MS_EV_ALL_REDUCE] = function(entry, event)
   return nil, 0
 end
 
---- fn(t) is called with this module's reduced gradients, t one 1-d tensor of this rank's parts, after the
---- reduce-scatter (and the all-reduce over replicas, where there is one): it changes t in place, on every rank alike.
---- nil takes the hook away.
+--- Registers fn(t), called with this module's reduced gradients: t is one 1-d tensor of this rank's parts, after the
+--- reduce-scatter and the all-reduce over replicas, if any. fn changes t in place, equally on every rank. nil removes
+--- the hook.
 ---@param fn fun(t: Tensor)?
 function FSDPModule:set_all_reduce_hook(fn)
   if fn ~= nil and type(fn) ~= "function" then errors.raise("set_all_reduce_hook: hook is %s, expected a function",
@@ -424,7 +429,7 @@ function FSDPModule:set_reshard_after_backward(on, given)
     boolean("set_reshard_after_backward", on), given)
 end
 
---- False: the next backward is not the step's last one; what ends a step waits for it.
+--- False: the next backward is not the last of the step, so the work that ends a step is postponed.
 ---@param on boolean
 function FSDPModule:set_is_last_backward(on)
   local unit = unit_of(self)
@@ -436,7 +441,7 @@ function FSDPModule:set_is_last_backward(on)
   end
 end
 
---- Gradients are divided by x instead of by the number of ranks.
+--- Divides gradients by x instead of the number of ranks.
 ---@param x number
 function FSDPModule:set_gradient_divide_factor(x)
   if type(x) ~= "number" then
@@ -445,19 +450,19 @@ function FSDPModule:set_gradient_divide_factor(x)
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_DIVIDE_FACTOR, x) ~= 0 then errors.fail() end
 end
 
---- Its older name.
+--- Deprecated name of set_gradient_divide_factor.
 function FSDPModule:set_reduce_scatter_divide_factor(x)
   log.warn_once "set_reduce_scatter_divide_factor is deprecated; use set_gradient_divide_factor"
   return self:set_gradient_divide_factor(x)
 end
 
---- Neither changes anything: gradients are always summed and then divided once, and collectives read any memory in
+--- These methods have no effect: gradients are always summed and then divided once, and collectives read any memory in
 --- place.
 for _, name in ipairs { "set_force_sum_reduction_for_comms", "set_allocate_memory_from_process_group_for_comm" } do
   FSDPModule[name] = function(_, on) boolean(name, on) end
 end
 
---- False: the backward uses the parameters as they are and gathers nothing.
+--- False: backward uses the parameters as they are, without a gather.
 function FSDPModule:set_unshard_in_backward(on)
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward", on) and 1
     or 0) ~= 0 then
@@ -477,29 +482,29 @@ local function set_prefetch(self, who, backward, list)
   if lib.ms_unit_set_prefetch(unit_of(self).handle, backward, #list, handles) ~= 0 then errors.fail() end
 end
 
---- Called behind the optimizer's step: until the next forward nothing changes the parameters any more, so the gather
---- with which that forward begins starts now and runs under whatever the script does before. For that one forward;
---- every rank calls it. (PyTorch's takes an event to wait for. Here the call is the event.)
+--- Call it after the optimizer's step. It states that parameters do not change before the next forward, so the first
+--- gather of that forward starts now and overlaps with the script's work before it. Applies to one forward; every rank
+--- must call it. (PyTorch's method takes an event to wait for; here the call itself is the event.)
 function FSDPModule:set_post_optim_event(event)
   if event ~= nil then
-    errors.raise("set_post_optim_event: argument is %s, expected nothing: the call itself says that the optimizer's step is over", errors.kind(event))
+    errors.raise("set_post_optim_event: argument is %s, expected no argument; the call itself marks the end of the optimizer's step", errors.kind(event))
   end
   if lib.ms_unit_gather_first(unit_of(self).handle) ~= 0 then errors.fail() end
 end
 
---- Modules gathered early when this one's forward begins, instead of the engine's own choice.
+--- Modules whose gathers start with this module's forward, instead of the engine's choice.
 ---@param list table[]
 function FSDPModule:set_modules_to_forward_prefetch(list)
   set_prefetch(self, "set_modules_to_forward_prefetch", 0, list)
 end
 
---- Modules gathered early when this one's backward begins.
+--- Modules whose gathers start with this module's backward.
 ---@param list table[]
 function FSDPModule:set_modules_to_backward_prefetch(list)
   set_prefetch(self, "set_modules_to_backward_prefetch", 1, list)
 end
 
---- Makes another method gather and reshard as forward does.
+--- Makes another method gather before it runs and reshard after it, as forward does.
 ---@param m table
 ---@param name string
 function M.register_fsdp_forward_method(m, name)

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- State dicts of the optimizers of sharded models, by names of parameters. Collective: every rank of the model calls
---- these alike.
+--- State dicts of the optimizers of sharded models, by parameter names. Collective: every rank of the model must make
+--- the same calls.
 ---
---- Ranks may give their optimizers the parameters in different orders, and leave out those of which they have no
---- elements. So what communicates goes by the model's order, and first every rank learns what the others have.
+--- Ranks may give their optimizers parameters in different orders, and may leave out parameters of which they hold no
+--- elements. Communication therefore follows the model's order, after every rank has learned what the others hold.
 local agree = require "moonshard.parallel.fsdp.agree"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
@@ -17,7 +17,7 @@ local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
 
 local M = {}
 
--- A tensor or a module is a table, too.
+-- True for plain tables only: tensors and modules are tables with a metatable.
 local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 
 local function check_optimizer(who, optim)
@@ -26,7 +26,7 @@ local function check_optimizer(who, optim)
   end
 end
 
--- First names of the model's parameters in its order, and the parameters.
+-- The model's parameters in its order: each one's first name, and the parameter itself.
 local function listing(m)
   local all, values = m:_state()
   local name_of, names, by_name = flat.names_below(m), {}, {}
@@ -36,8 +36,8 @@ local function listing(m)
   return names, by_name, name_of
 end
 
--- What an optimizer's parameter is, by original names: itself, or what its flat parameter is made of. Each with the
--- part of a state tensor v of that parameter that is its own.
+-- The model's parameters that an optimizer's parameter stands for: itself, or those that its flat parameter consists
+-- of. part(v) is the part of a state tensor v that belongs to one of them.
 local function members_of(p, name_of)
   local unit = rawget(p, "_flat")
   if not unit then return name_of[p] and { { name = name_of[p], p = p, part = function(v) return v end } } or {} end
@@ -49,7 +49,7 @@ local function members_of(p, name_of)
   return list
 end
 
--- fn(position, parameter, members, group, place in the group) for each of the optimizer's parameters.
+-- Calls fn(position, parameter, members, group) for each parameter of the optimizer.
 local function each_parameter(who, optim, name_of, fn)
   local position = 0
   for g, group in ipairs(optim.param_groups) do
@@ -78,9 +78,9 @@ local function signature(fields)
   return table.concat(parts, ", ")
 end
 
--- For the other ranks: the fields of each parameter's state (a dtype where it is gathered, the value of a scalar), and
--- the names of the parameters of which this rank has no elements. group: the group of each of the optimizer's
--- parameters.
+-- This rank's report to the others: the fields of each parameter's state (the dtype of a sharded one, the value of a
+-- scalar), and the names of parameters of which this rank holds no elements. group: the optimizer's group of each
+-- parameter.
 local function describe(names, by_name, entries, kind, group)
   local reported = { type = kind, fields = {}, empty = {}, group = group }
   for _, name in ipairs(names) do
@@ -99,7 +99,7 @@ local function describe(names, by_name, entries, kind, group)
   return reported
 end
 
--- All of it in one string: where ranks have the same there is nothing more to say.
+-- The whole report as one string: if it is equal on all ranks, the reports need not be exchanged.
 local function summary(names, own)
   local parts = { own.type }
   for _, name in ipairs(names) do
@@ -109,16 +109,16 @@ local function summary(names, own)
   return table.concat(parts, "\n")
 end
 
--- What ranks tell of their states, by rank; of this rank alone where all have the same.
+-- Reports of the ranks' states, by rank; only this rank's if all are equal.
 local function compare(groups, own, summaries)
   local me = (require "moonshard.dist").rank()
-  for _, text in pairs(summaries) do                    -- order does not matter: is any another one?
+  for _, text in pairs(summaries) do                    -- order does not matter: looks for any difference
     if text ~= summaries[me] then return agree.gather(groups, own) end
   end
   return { [me] = own }
 end
 
--- The fields of each name that some rank has a state of. An error where a rank lacks a state, or has another one.
+-- The fields of each name for which some rank has a state. Raises if a rank lacks a state or has a different one.
 local function common_fields(names, by_name, reported)
   local ranks, types = {}, {}
   for rank, t in pairs(reported) do ranks[#ranks + 1], types[rank] = rank, t.type end
@@ -165,11 +165,11 @@ local function common_fields(names, by_name, reported)
   return fields
 end
 
--- Every rank's groups list the parameters, too, that a rank has left out because it has no elements of them.
+-- Adds parameters that a rank left out, because it holds no elements of them, to the groups on every rank.
 local function complete(listed, names, group, empty, reported)
   for _, name in ipairs(names) do
     if empty[name] and not group[name] then
-      -- order does not matter: ranks group alike
+      -- order does not matter: ranks have the same groups
       for _, other in pairs(reported) do group[name] = group[name] or other.group[name] end
       local list = listed[group[name]]
       if list then list[#list + 1] = name end
@@ -177,7 +177,8 @@ local function complete(listed, names, group, empty, reported)
   end
 end
 
--- A state tensor of p in the type asked for; part is this rank's, nil where it has no elements and no state.
+-- Converts the state of p to the type asked for. part: this rank's state tensor, or nil where the rank holds no
+-- elements.
 local function converted(p, part, dtype, o, mine)
   local kind = state.kind_of(p, o.type)
   if kind == "local" then return part end
@@ -189,9 +190,9 @@ local function converted(p, part, dtype, o, mine)
   return mine and o.offload_to_cpu and whole:to "cpu" or whole
 end
 
---- `{state = {[name] = {step, exp_avg, …}}, param_groups = {{params = {names}, lr = …}}}`, whole tensors, sharded ones
---- or this rank's parts. With rank0_only the other ranks get an empty table. Of an FSDP instance with no_shard all
---- types are full.
+--- Returns `{state = {[name] = {step, exp_avg, …}}, param_groups = {{params = {names}, lr = …}}}` with whole tensors,
+--- sharded tensors or this rank's parts, as type says. With rank0_only the other ranks get an empty table. An FSDP
+--- instance with no_shard gives whole tensors for all types.
 ---@param m table
 ---@param optim table
 ---@param given? {type: string, rank0_only: boolean, offload_to_cpu: boolean}
@@ -257,7 +258,7 @@ end
 
 local WHO = "load_optim_state_dict"
 
--- Groups by the names of their parameters; nil where the state dict has no groups: then the optimizer keeps its
+-- The saved groups by the names of their parameters. Nil if the state dict has no groups; the optimizer then keeps its
 -- options.
 local function groups_by_name(sd)
   if sd.param_groups == nil then return nil end
@@ -271,7 +272,7 @@ local function groups_by_name(sd)
     end
     for k, name in ipairs(group.params) do
       if type(name) ~= "string" then
-        errors.raise("%s: parameter %d of group %d is %s, expected a name; an optimizer's own state_dict() goes by positions, fsdp.optim_state_dict by names",
+        errors.raise("%s: parameter %d of group %d is %s, expected a name; use fsdp.optim_state_dict, because an optimizer's own state_dict() has positions instead of names",
           WHO, k, g, errors.kind(name))
       end
       by_name[name] = group
@@ -280,7 +281,7 @@ local function groups_by_name(sd)
   return by_name
 end
 
--- p is the model's parameter of that name, or nil.
+-- p: the model's parameter of that name, or nil.
 local function check_entry(name, entry, p, whole_only)
   if type(name) ~= "string" then
     errors.raise("%s: state has the key %s, expected names of parameters", WHO, errors.show(name))
@@ -288,23 +289,23 @@ local function check_entry(name, entry, p, whole_only)
   if not is_plain(entry) then
     errors.raise("%s: state of '%s' is %s, expected a table", WHO, name, errors.kind(entry))
   end
-  for key, v in pairs(entry) do                   -- order matters in an error's text only
+  for key, v in pairs(entry) do                   -- order affects only which error is raised
     if type(key) ~= "string" then
       errors.raise("%s: state of '%s' has the key %s, expected names of fields", WHO, name, errors.show(key))
     end
     if tensor.is_tensor(v) and v.ndim > 0 then
       local whole = p and tostring(rawget(p, "_whole_shape") or p.shape)
       if p and (v.id < 0) ~= (p.id < 0) then
-        errors.raise("%s: '%s' of '%s' is %s, the parameter %s", WHO, key, name, errors.kind(v), errors.kind(p))
+        errors.raise("%s: '%s' of '%s' is %s, but the parameter is %s", WHO, key, name, errors.kind(v), errors.kind(p))
       end
       local fits = not p or tostring(v.shape) == whole
         or not whole_only and sharded.is_sharded(p) and not sharded.is_sharded(v)
         and tostring(v.shape) == tostring(p:to_local().shape)
       if not fits then
-        errors.raise("%s: '%s' of '%s' has shape %s, the parameter %s", WHO, key, name, tostring(v.shape), whole)
+        errors.raise("%s: '%s' of '%s' has shape %s, but the parameter has shape %s", WHO, key, name, tostring(v.shape), whole)
       end
       if whole_only and (sharded.is_sharded(v) or v.id < 0) then
-        errors.raise("%s: with broadcast_from_rank0 tensors are whole and plain; '%s' of '%s' is %s", WHO, key, name,
+        errors.raise("%s: with broadcast_from_rank0, '%s' of '%s' is %s, expected a whole, plain tensor", WHO, key, name,
           v.id < 0 and errors.kind(v) or "sharded")
       end
     end
@@ -318,7 +319,7 @@ local function check_state(sd, by_name, whole_only)
   for name, entry in pairs(sd.state) do check_entry(name, entry, by_name[name], whole_only) end
 end
 
--- For ranks that have it not: shapes and dtypes of rank 0's tensors, all else as it is.
+-- Describes rank 0's state to the other ranks: shapes and dtypes of tensors, and all other values.
 local function state_to_send(sd)
   local reported = { param_groups = sd.param_groups, state = {} }
   for name, entry in pairs(sd.state) do           -- order does not matter: a map
@@ -333,7 +334,7 @@ local function state_to_send(sd)
   return reported
 end
 
--- This rank's part for p of a state tensor v of whatever type.
+-- This rank's part, for p, of a state tensor v of any type.
 local function part_for(p, v)
   if not sharded.is_sharded(p) then return sharded.is_sharded(v) and v:full_tensor() or v end
   local piece = p:to_local()
@@ -344,7 +345,8 @@ local function part_for(p, v)
   return v
 end
 
--- This rank's parts by name and field. sd: the state dict; reported: what rank 0 sent of its own, or nil.
+-- This rank's parts by name and field. sd: the state dict, or nil on ranks that do not read one. reported: rank 0's
+-- description of its state dict, or nil.
 local function parts_of(groups, names, by_name, sd, reported)
   local parts = {}
   for _, name in ipairs(names) do
@@ -378,7 +380,7 @@ local function same_scalar(key, before, v)
   end
 end
 
--- The state of an optimizer's parameter, put together from that of its members; nil when none has any.
+-- Assembles the state of an optimizer's parameter from the states of its members; nil if they have none.
 local function assemble(p, members, parts)
   local entry
   for _, member in ipairs(members) do
@@ -386,7 +388,7 @@ local function assemble(p, members, parts)
       entry = entry or {}
       local cut, before = tensor.is_tensor(v) and v.ndim > 0, entry[key]
       if before ~= nil and cut ~= (tensor.is_tensor(before) and before.ndim > 0) then
-        errors.raise("%s: '%s' of '%s' is %s, that of another parameter in the same flat parameter is %s", WHO, key,
+        errors.raise("%s: '%s' of '%s' is %s, but for another parameter of the same flat parameter it is %s", WHO, key,
           member.name, errors.kind(v),
           errors.kind(before))
       end
@@ -404,7 +406,7 @@ local function assemble(p, members, parts)
   return entry
 end
 
--- The optimizer's own state dict, by positions.
+-- Builds the state dict that the optimizer itself loads, by positions.
 local function positional(optim, name_of, saved_groups, parts)
   local plain, from = { state = {}, param_groups = {} }, {}
   for g in ipairs(optim.param_groups) do plain.param_groups[g] = { params = {} } end
@@ -412,7 +414,7 @@ local function positional(optim, name_of, saved_groups, parts)
     table.insert(plain.param_groups[g].params, position)
     for _, member in ipairs(members) do
       if saved_groups and not saved_groups[member.name] then
-        errors.raise("%s: the state has no parameter '%s'", WHO, member.name)
+        errors.raise("%s: the state dict has no parameter '%s'", WHO, member.name)
       end
       from[g] = from[g] or saved_groups and saved_groups[member.name]
     end
@@ -450,7 +452,7 @@ local function load(groups, m, optim, sd, broadcasts)
     -- order does not matter: only one rank's entry is set
     for _, what in pairs(all) do reported = what end
   else
-    agree.same(all, WHO .. ": ranks give other states as tensors that are sharded in another way")
+    agree.same(all, WHO .. ": ranks differ in which states are tensors that are sharded differently from their parameters")
   end
   no_grad(function()
     local parts = agree.together(groups, parts_of, groups, names, by_name, sd, reported)
@@ -463,9 +465,9 @@ local function load(groups, m, optim, sd, broadcasts)
   end)
 end
 
---- Loads what optim_state_dict gave, of any type, on any number of ranks. With broadcast_from_rank0 only rank 0's is
---- read (the others give `{}`). Without param_groups the optimizer keeps its options. What one rank refuses all refuse,
---- before anything changes.
+--- Loads a state dict made by optim_state_dict, of any type, on any number of ranks. With broadcast_from_rank0 only
+--- rank 0's is read (the others pass `{}`). Without param_groups the optimizer keeps its options. If one rank refuses,
+--- all refuse, before anything changes.
 ---@param m table
 ---@param optim table
 ---@param sd table
@@ -476,7 +478,7 @@ function M.load_optim_state_dict(m, optim, sd, given)
   load(groups, m, optim, sd, o.broadcast_from_rank0)
 end
 
---- The same where the tensors are this rank's parts, without communication; the caller makes the ranks agree.
+--- Loads a state dict whose tensors are this rank's parts, without communication; the caller makes the ranks agree.
 function M.load_parts(m, optim, sd) load({}, m, optim, sd, false) end
 
 return M

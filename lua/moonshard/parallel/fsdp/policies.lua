@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Small values of the sharding interface: policies and placements. They compare and print by what they say.
+--- Value types of the sharding interface: policies and placements. They compare and print by their contents.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local precision = require "moonshard.parallel.precision"
@@ -7,14 +7,14 @@ local precision = require "moonshard.parallel.precision"
 local M = { MixedPrecision = precision.MixedPrecision, is_precision = precision.is_precision }
 
 ---@class MixedPrecisionPolicy
----@field param_dtype string?   what parameters are gathered and computed in
----@field reduce_dtype string?  what gradients are reduced in
----@field output_dtype string?  what floating outputs of the module are cast to
+---@field param_dtype string?   dtype of gathered parameters and of computation
+---@field reduce_dtype string?  dtype of gradient reductions
+---@field output_dtype string?  dtype of the module's floating outputs
 ---@field cast_forward_inputs boolean
 local Policy = { __name = "MixedPrecisionPolicy" }
 Policy.__index = Policy
 
---- Dtypes of a unit's parameters, reductions and outputs; absent ones stay as they are.
+--- Sets the dtypes of a unit's parameters, reductions and outputs; without an option, dtypes do not change.
 ---@param given? {param_dtype: string, reduce_dtype: string, output_dtype: string, cast_forward_inputs: boolean}
 ---@return MixedPrecisionPolicy
 function M.MixedPrecisionPolicy(given)
@@ -36,8 +36,8 @@ function M.is_policy(x) return getmetatable(x) == Policy end
 local ClassicOffload = { __name = "CPUOffload" }
 ClassicOffload.__index = ClassicOffload
 
---- Where an FSDP instance keeps its shards, gradients and with them the optimizer's state: on the CPU with
---- offload_params. Where the CPU is the compute device they are there already.
+--- With offload_params, an FSDP instance keeps shards, gradients and therefore the optimizer's state on the CPU. No
+--- effect where the CPU is the compute device.
 ---@param given? {offload_params: boolean}
 function M.CPUOffload(given)
   return setmetatable(opts("CPUOffload", given, { offload_params = false }), ClassicOffload)
@@ -50,10 +50,9 @@ function M.is_classic_offload(x) return getmetatable(x) == ClassicOffload end
 local Offload = { __name = "CPUOffloadPolicy" }
 Offload.__index = Offload
 
---- Keeps a unit's shards, gradients and with them the optimizer's state on the CPU; it is gathered into the memory of
---- the device that computes. Where that is the CPU they are there already. pin_memory is taken for scripts that give it
---- and changes nothing, with a GPU or without: shards lie in memory that ranks share, and the driver stages what it
---- copies.
+--- Keeps a unit's shards, gradients and therefore the optimizer's state on the CPU; parameters are gathered into the
+--- memory of the compute device. No effect where the CPU is the compute device. pin_memory is accepted for
+--- compatibility and has no effect: shards lie in memory that ranks share, and the driver stages copies.
 ---@param given? {pin_memory: boolean}
 function M.CPUOffloadPolicy(given)
   return setmetatable(opts("CPUOffloadPolicy", given, { pin_memory = true }), Offload)
@@ -68,7 +67,7 @@ function M.is_offload(x) return getmetatable(x) == Offload end
 local Shard, Replicate = { __name = "Shard" }, { __name = "Replicate" }
 Shard.__index, Replicate.__index = Shard, Replicate
 
---- Cut along a dimension (from 1; negative ones count from the end).
+--- Sharded along a dimension (from 1; negative numbers count from the end).
 ---@param dim integer
 ---@return Placement
 function M.Shard(dim)
@@ -81,7 +80,7 @@ end
 function Shard.__tostring(s) return ("Shard(%d)"):format(s.dim) end
 function Shard.__eq(a, b) return a.dim == b.dim end
 
---- A copy on every rank.
+--- Replicated: a copy on every rank.
 ---@return Placement
 function M.Replicate() return setmetatable({}, Replicate) end
 

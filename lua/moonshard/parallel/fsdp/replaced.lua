@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Parameters that a script has put in the place of sharded ones after fully_shard: before the first forward they are
---- taken into their units; later they are an error.
+--- Parameters that a script assigned to fields of a module after fully_shard. Before the first forward, units adopt
+--- them; later they are an error.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local sharded = require "moonshard.parallel.fsdp.sharded"
@@ -16,15 +16,15 @@ local function present(place)
   return m and rawget(m, "_slots")[place[2]]
 end
 
---- What is in the place of a parameter and not of its unit is neither sharded nor reduced. places: { module, field,
---- parameter, name }, modules weak.
+--- Raises if a parameter was replaced: the new tensor would be neither sharded nor reduced. places: { module, field,
+--- parameter, name }, with weak references.
 function M.check(unit)
   local places = unit.places
   for k = 1, #places do
     local place = places[k]
     local now = present(place)
     if now ~= place[3] and now ~= nil then
-      errors.raise("parameter '%s' was replaced after its module was sharded: what is there now, %s, is neither sharded nor reduced; "
+      errors.raise("parameter '%s' was replaced after its module was sharded: the replacement, %s, is neither sharded nor reduced; "
         .. "change the parameter in place, or replace it before %s", (unit.path == "" and "" or unit.path .. ".")
         .. place[4], errors.kind(now),
         unit.classic and "its module is wrapped" or "the first forward")
@@ -32,7 +32,7 @@ function M.check(unit)
   end
 end
 
--- By the unit's parameter, what stands in all of its places now, where that is another whole parameter.
+-- By parameter of the unit: the tensor that now fills all of its places, if that is another whole parameter.
 local function replacements(unit)
   local by, kept = {}, {}
   for _, place in ipairs(unit.places) do
@@ -44,7 +44,7 @@ local function replacements(unit)
   return by, kept
 end
 
--- Memory for a unit on meta: then every one of its parameters must have come.
+-- Allocates a unit on meta; this needs replacements of all of its parameters.
 local function leave_meta(unit, by, kept)
   local device
   for _, p in ipairs(unit.params) do
@@ -55,8 +55,8 @@ local function leave_meta(unit, by, kept)
   return true
 end
 
---- At the first forward: units take in what has replaced their parameters. What is no whole parameter stays, for the
---- check.
+--- At the first forward, units adopt the parameters that replaced theirs. Other replacements remain, and the check
+--- reports them.
 function M.take_in(unit)
   local by, kept = replacements(unit)
   if next(by) == nil then return end

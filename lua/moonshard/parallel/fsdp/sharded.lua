@@ -1,11 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- Sharded tensors as scripts see them: parameters of a unit, their gradients, and what clone, detach
---- and to make of either.
+--- Sharded tensors: parameters of a unit, their gradients, and the results of clone, detach and to on these.
 ---
---- Shape, numel and dtype are the whole tensor's; the values are this rank's rows, `to_local()`. What makes
---- sense on the rows alone is done on them (fills, arithmetic with numbers in place, copies, comparisons with an
---- equally sharded tensor); every other operator is refused by the engine, which names to_local and
---- full_tensor. While its module runs a parameter is whole, and then it is a tensor like any other.
+--- Shape, numel and dtype are those of the whole tensor; the values are this rank's rows, `to_local()`. Operations that
+--- are meaningful on rows alone act on them (fills, in-place arithmetic with numbers, copies, comparisons with an
+--- equally sharded tensor). The engine refuses all others, with an error that names to_local and full_tensor. While its
+--- module runs, a parameter is whole and acts as an ordinary tensor.
 local calls = require "moonshard.dist.calls"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -31,11 +30,11 @@ local info = ffi.new "ms_shard_info"
 local Sharded = tensor.subclass "Tensor"
 local methods = Sharded.methods
 
--- Classes for parameters, by the class that they had.
+-- Classes of sharded parameters, by the class before sharding.
 local parameter_classes = setmetatable({}, { __mode = "k" })
 
---- Is x sharded? A parameter is while its module does not run. An instance of a tensor class is if its inner tensors
---- are.
+--- Is x sharded? A parameter is sharded while its module does not run; an instance of a tensor class is if its inner
+--- tensors are.
 ---@return boolean
 function M.is_sharded(x)
   if type(x) ~= "table" then return false end
@@ -44,10 +43,10 @@ function M.is_sharded(x)
   return id ~= nil and id < 0 and M.is_sharded(tensor.inner(x)[1])
 end
 
---- Does every rank of the unit hold the whole (FSDP's no_shard)? Then there is nothing to gather.
+--- Does every rank of the unit hold the whole parameters (FSDP's no_shard)? Then there is nothing to gather.
 function M.is_replicated(unit) return unit.classic and unit.placed.strategy == "no_shard" end
 
--- The parameter whose placement t has; of a tensor class, its first inner tensor.
+-- The parameter that t is placed like; for an instance of a tensor class, that of its first inner tensor.
 local parameter_of
 function parameter_of(t)
   if t.id < 0 then return parameter_of(tensor.inner(t)[1]) end
@@ -59,7 +58,7 @@ local function shard_info(t)
   return info
 end
 
--- Whole at the moment: an ordinary tensor.
+-- Is t whole at the moment, and so an ordinary tensor?
 local is_whole
 function is_whole(t)
   if t.id < 0 then return is_whole(tensor.inner(t)[1]) end
@@ -68,7 +67,8 @@ end
 
 -- ---- parts ---------------------------------------------------------------------------------------
 
---- This rank's rows: a plain tensor; of a parameter it is the optimizer's leaf, the same object at every read.
+--- This rank's rows as a plain tensor. For a parameter it is the optimizer's leaf, and every call returns the same
+--- object.
 ---@return Tensor
 function methods.to_local(t)
   local id = rawget(t, "_of") and t._local.id or lib.ms_unit_local(t.id)
@@ -81,7 +81,7 @@ function methods.to_local(t)
   return part
 end
 
---- The whole tensor, gathered: collective, detached, in the stored dtype.
+--- Gathers the whole tensor, detached, in the stored dtype. Collective.
 ---@return Tensor
 function methods.full_tensor(t)
   local id
@@ -92,7 +92,7 @@ function methods.full_tensor(t)
 end
 methods.full_tensor = calls.several(methods.full_tensor)
 
--- fn(p, t) for instances of tensor classes too: of each inner tensor, put together as t is.
+-- Makes fn(p, t) apply to instances of tensor classes: calls it on the inner tensors and rebuilds the instance like t.
 local function by_inner(fn)
   return function(p, t)
     if p.id >= 0 then return fn(p, t) end
@@ -102,7 +102,7 @@ local function by_inner(fn)
   end
 end
 
--- A sharded tensor with p's placement around this rank's part.
+-- Makes a sharded tensor with p's placement from this rank's part.
 local around = by_inner(function(p, part)
   local id = lib.ms_unit_stand_in(p.id, dtypes.number(part.dtype))
   if id == 0 then errors.fail(p) end
@@ -117,17 +117,18 @@ local own_getters, own_setters = {}, {}
 
 local function mesh_of(unit) return unit.classic and groups.mesh_of(unit) or unit.mesh() end
 
--- One placement a dimension of the mesh: of two, the first one holds the replicas.
+-- One placement per dimension of the mesh; in two dimensions, the first one is that of the replicas.
 function own_getters.placements(t)
   local unit, shard = rawget(parameter_of(t), "_unit"), policies.Shard(shard_info(t).dim + 1)
   if mesh_of(unit).ndim == 2 then return { policies.Replicate(), shard } end
   return { M.is_replicated(unit) and policies.Replicate() or shard }
 end
--- Where the values are: offloaded shards are on the CPU whatever their module computes on.
+-- The device of the values: offloaded shards are on the CPU, whatever device their module computes on.
 function own_getters.device(t) return is_whole(t) and getters.device(t) or methods.to_local(t).device end
 function own_getters.device_mesh(t) return mesh_of(rawget(parameter_of(t), "_unit")) end
 
--- What the script saw of a gradient that is gone: it goes with the innermost scope, or waits for the collector outside.
+-- Gives up the tensor that showed a gradient which no longer exists: the innermost scope releases it; outside scopes it
+-- waits for garbage collection.
 local function forget_grad(t)
   local seen = rawget(t, "_grad")
   if not seen then return end
@@ -135,7 +136,7 @@ local function forget_grad(t)
   if engine.state.scope ~= 0 then lib.ms_adopt(seen.id) else tensor.own(seen) end
 end
 
--- The gradient lives on the part; what the script sees is the whole's.
+-- The part holds the gradient; scripts see it with the shape of the whole tensor.
 function own_getters.grad(t)
   if rawget(t, "_of") then return nil end
   local part = methods.to_local(t)
@@ -179,7 +180,7 @@ end
 
 local base = Tensor.methods
 
--- fn on the whole while it is there, else on this rank's part.
+-- Applies fn to the whole tensor while the parameter is gathered, else to this rank's part.
 local function in_place(name, accepts)
   methods[name] = function(t, ...)
     if is_whole(t) or not accepts(...) then return base[name](t, ...) end
@@ -194,7 +195,7 @@ in_place("zero_", always)
 in_place("fill_", number_first)
 for _, name in ipairs { "add_", "sub_", "mul_", "div_" } do in_place(name, number_first) end
 
--- Both sharded alike: over the same ranks, whole shapes equal.
+-- Are both sharded alike: over the same ranks and with equal whole shapes?
 local function alike(t, u)
   if not M.is_sharded(u) then return false end
   local a = shard_info(t)
@@ -210,13 +211,13 @@ local function with_alike(name, gives_self)
   methods[name] = function(t, u, ...)
     if is_whole(t) then
       if M.is_sharded(u) and not is_whole(u) then
-        errors.raise("%s: the other tensor is sharded and this parameter is whole now; use to_local() or full_tensor()",
+        errors.raise("%s: the other tensor is sharded, but this parameter is gathered at the moment; use to_local() or full_tensor()",
           name)
       end
       return base[name](t, u, ...)
     end
     if not alike(t, u) then
-      errors.raise("%s: %s is sharded; use to_local() for this rank's part or full_tensor() for the whole, or give a tensor sharded alike, not %s",
+      errors.raise("%s: %s is sharded; use to_local() for this rank's part or full_tensor() for the whole, or pass a tensor that is sharded alike, not %s",
         name, tostring(t.shape), errors.kind(u))
     end
     local result = base[name](methods.to_local(t), methods.to_local(u), ...)
@@ -242,7 +243,7 @@ end
 
 for name, dtype in pairs { float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16",
   long = "int64" } do
-  -- Order does not matter: each is a method of its own.
+  -- Order does not matter: the methods are independent.
   methods[name] = function(t) return methods.to(t, dtype) end
 end
 
@@ -265,7 +266,7 @@ local function described(t)
 end
 rawset(Sharded, "__tostring", described)
 
---- A random fill gives a shard the numbers of its place in the whole.
+--- A random fill gives a shard the same numbers as its place in the whole tensor would get.
 function initial.places.shard_of(t)
   if not M.is_sharded(t) or is_whole(t) then return nil end
   local s = shard_info(t)
@@ -274,7 +275,7 @@ function initial.places.shard_of(t)
   return t:to_local(), place, runs, apart
 end
 
---- This rank's part of a whole tensor, cut as p is: a view.
+--- This rank's part of a whole tensor, sharded like p: a view.
 M.part_of = by_inner(function(p, whole)
   local s = shard_info(p)
   local first, here = tonumber(s.first), tonumber(s.here)
@@ -314,7 +315,7 @@ end
 -- A sharded parameter of a tensor class is an instance with sharded inner tensors; so is its gradient.
 local instances = tensor_class.Instance.methods
 
---- This rank's rows, an instance; of a parameter the same object at every read.
+--- This rank's rows as an instance. For a parameter, every call returns the same object.
 function instances.to_local(t)
   local parts, seen = {}, rawget(t, "_local")
   local same = seen ~= nil
@@ -329,7 +330,7 @@ function instances.to_local(t)
   return seen
 end
 
---- The whole, gathered: collective, detached.
+--- Gathers the whole tensor, detached. Collective.
 function instances.full_tensor(t)
   return tensor_class.map(t, function(part)
     if not M.is_sharded(part) then errors.raise("full_tensor: this %s is not sharded", t:class_name()) end
@@ -337,7 +338,7 @@ function instances.full_tensor(t)
   end)
 end
 
---- Sharded inner tensors take theirs one by one.
+--- Copies the inner tensors one by one.
 function instances.copy_(t, u)
   if not M.is_sharded(t) or is_whole(t) or not tensor.is_tensor(u) or u.id >= 0 then return base.copy_(t, u) end
   for k, part in ipairs(tensor.inner(t)) do part:copy_(tensor.inner(u)[k]) end
@@ -350,7 +351,7 @@ for _, name in ipairs { "placements", "device_mesh" } do
   end
 end
 
--- What decides where every rank's part of p lies. Of a flat unit: all that is flattened with it, in order.
+-- The data that determine where each rank's part of p lies; in a flat unit, those of all parameters in order.
 local function plan_of(p)
   local unit, s = rawget(p, "_unit"), shard_info(p)
   if s.layout ~= C.MS_LAYOUT_FLAT then
@@ -366,26 +367,26 @@ local function plan_of(p)
   return unit.plan .. " at " .. at
 end
 
---- The unit of the parameter that t is laid out like.
+--- The unit of the parameter that t is placed like.
 function M.unit_of(t) return rawget(parameter_of(t), "_unit") end
 
--- The ranks that p is cut over.
+-- The ranks that p is sharded over.
 local function group_of(p)
   local unit = rawget(p, "_unit")
   return unit.placed and unit.placed.group or unit.group
 end
 
---- Is t, a sharded tensor, cut as p is on every rank, so that a rank's part of it is its part for p? Every rank comes
---- to the same answer.
+--- Is the sharded tensor t sharded like p on every rank, so that a rank's part of t is its part for p? The answer is
+--- equal on all ranks.
 ---@return boolean
 function M.is_part_of(p, t)
   local of = parameter_of(t)
   return of == p or group_of(of) == group_of(p) and plan_of(of) == plan_of(p)
 end
 
---- This rank's part of t, a sharded tensor, for p: t's own where p is cut alike, else the whole is gathered first. Then
---- it is collective.
----@return Tensor  laid out like p:to_local()
+--- This rank's part, for p, of a sharded tensor t: t's own part if p is sharded alike; otherwise the whole tensor is
+--- gathered first, which is collective.
+---@return Tensor  placed like p:to_local()
 function M.part_like(p, t)
   if M.is_part_of(p, t) then return t:to_local() end
   return M.part_of(p, t:full_tensor())

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- State dicts of sharded models. Collective: every rank of the model calls these alike.
+--- State dicts of sharded models. Collective: every rank of the model must make the same calls.
 local agree = require "moonshard.parallel.fsdp.agree"
 local assign = require "moonshard.parallel.fsdp.assign"
 local errors = require "moonshard.core.errors"
@@ -18,7 +18,7 @@ local M = {}
 
 M.TYPES = { "full", "sharded", "local" }
 
---- The type in which t is given where `kind` was asked for: no_shard has nothing but whole tensors.
+--- The type in which t is returned when `kind` was asked for: no_shard has only whole tensors.
 function M.kind_of(t, kind)
   local unit = rawget(t, "_unit")
   if kind == "full" or not unit or not sharded.is_replicated(unit) then return kind end
@@ -26,9 +26,9 @@ function M.kind_of(t, kind)
   return "full"
 end
 
---- Every parameter and persistent buffer by name. "full": plain whole tensors (on every rank, or with rank0_only an
---- empty table on the others); "sharded": sharded tensors; "local": this rank's rows. The last two share storage.
---- Of an FSDP instance with no_shard all three are full.
+--- Returns every parameter and persistent buffer by name. "full": plain whole tensors (with rank0_only, the other ranks
+--- get an empty table); "sharded": sharded tensors; "local": this rank's rows. The last two share the model's storage.
+--- An FSDP instance with no_shard gives whole tensors for all types.
 ---@param m table
 ---@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}
 ---@return table<string, Tensor>
@@ -46,7 +46,7 @@ function M.state_dict(m, given)
       local kind = M.kind_of(t, o.type)
       local out
       if not sharded.is_sharded(t) then
-        local dtype = rawget(t, "_original_dtype")        -- a buffer that is cast for computing
+        local dtype = rawget(t, "_original_dtype")        -- set for a buffer that was cast for computation
         out = dtype and dtype ~= t.dtype and t:detach():to(dtype) or t:detach()
       elseif kind == "sharded" then
         out = rawget(t, "_pieces") and sharded.around(t, t:to_local():detach()) or t:detach()
@@ -73,7 +73,7 @@ function M.state_dict(m, given)
   end)
 end
 
--- t, whatever its type, as a sharded tensor like p; nil when it fits in no way.
+-- Converts t, of any type, to a tensor sharded like p; nil if it does not fit.
 local function like(p, t)
   local whole = rawget(p, "_whole_shape")
   if sharded.is_sharded(t) then
@@ -97,7 +97,7 @@ function M.is_gathered(p, t)
   return not sharded.is_sharded(p) or not sharded.is_part_of(p, t)
 end
 
--- What is wrong with t for a model's value: t may be whole, sharded, or this rank's part.
+-- Checks a value for one of the model's tensors: t may be whole, sharded, or this rank's part.
 local function check_fit(name, value, t)
   if not tensor.is_tensor(t) then
     return ("While copying '%s': a tensor expected, got %s."):format(name, errors.kind(t))
@@ -113,7 +113,7 @@ local function check_fit(name, value, t)
   return ("size mismatch for %s: copying a param with shape %s from checkpoint, the shape in current model is %s."):format(name, shape, whole)
 end
 
--- What there is in rank 0's state dict, for ranks that have not got it: shapes and dtypes by name.
+-- Describes rank 0's state dict to the other ranks: shapes and dtypes by name.
 local function describe(sd)
   local there = {}
   for name, t in pairs(sd) do              -- order does not matter: looked up by name
@@ -121,7 +121,7 @@ local function describe(sd)
       errors.raise("load_state_dict: '%s' is %s, expected a tensor", tostring(name), errors.kind(t))
     end
     if sharded.is_sharded(t) or t.id < 0 then
-      errors.raise("load_state_dict: with broadcast_from_rank0 tensors are whole and plain; '%s' is %s", tostring(name),
+      errors.raise("load_state_dict: with broadcast_from_rank0, '%s' is %s, expected a whole, plain tensor", tostring(name),
         t.id < 0 and errors.kind(t) or "sharded")
     end
     there[name] = { dtype = t.dtype, shape = { unpack(t.shape) }, text = tostring(t.shape) }
@@ -136,7 +136,7 @@ local function check_described(name, value, there)
   end
 end
 
---- Rank 0's tensor t on every rank: a whole one on the CPU. there: its shape and dtype.
+--- Broadcasts rank 0's tensor t, whole, on the CPU. there: its shape and dtype.
 function M.from_first(groups, t, there)
   local dist = require "moonshard.dist"
   t = t and t:to "cpu":contiguous() or create.empty(there.shape, { dtype = there.dtype, device = "cpu" })
@@ -146,8 +146,8 @@ function M.from_first(groups, t, there)
   end)
 end
 
--- Flat parameters in a state dict of type "local" stand for what they are made of: a list of { parameter, value }, and
--- the state dict in which what they stand for has its present value.
+-- Replaces flat parameters in a state dict of type "local" by the parameters that they consist of. Returns a list of {
+-- parameter, value }, and a state dict that has the present values of those parameters.
 local function take_flat(m, sd)
   local list, taken, rest = {}, {}, {}
   for name, t in pairs(sd) do rest[name] = t end         -- order does not matter: a copy
@@ -165,10 +165,10 @@ local function take_flat(m, sd)
   return list, rest
 end
 
---- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's is read (the others give `{}`). With assign,
---- what is on meta gets memory where the state dict's tensors are (the CPU's when they come from rank 0); the rest is
---- copied, as without. A state dict of PyTorch counts the elements of containers from 0: count_from = 0. What one rank
---- refuses all refuse, before anything changes.
+--- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's is read (the others pass `{}`). With assign,
+--- tensors on meta are allocated on the devices of the state dict's tensors (on the CPU with broadcast_from_rank0); all
+--- others are copied into. State dicts of PyTorch count the elements of containers from 0: count_from = 0. If one rank
+--- refuses, all refuse, before anything changes.
 ---@param m table
 ---@param sd table<string, Tensor>
 ---@param given? {strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1}
@@ -212,7 +212,7 @@ function M.load_state_dict(m, sd, given)
     for name in pairs(there) do device_of[name] = "cpu" end           -- order does not matter: looked up by name
     check(there, check_described, device_of)
   else
-    agree.same(reported, "load_state_dict: ranks give other parameters as tensors that are sharded in another way")
+    agree.same(reported, "load_state_dict: ranks differ in which parameters are given as tensors that are sharded differently")
   end
   agree.together(groups, no_grad, function()
     for _, entry in ipairs(flats or {}) do entry[1]:copy_(entry[2]) end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- summon_full_params: the whole parameters of FSDP instances, in the stored dtype, for a script to read and write
---- (docs/semantics.md#summon). Collective.
+--- summon_full_params: makes the parameters of FSDP instances whole, in the stored dtype, for a script to read and
+--- write (docs/semantics.md#summon). Collective.
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
 local context = require "moonshard.core.context"
@@ -19,7 +19,7 @@ local rawset, ipairs, pcall, error = rawset, ipairs, pcall, error
 
 local M = {}
 
--- Units in module order: those below m, or m's own.
+-- Units in module order: those at and below m, or only m's own.
 local function units_of(m, recurse)
   local list = {}
   for _, unit in ipairs(recurse and module.units_below(m) or { module.unit_of(m) }) do
@@ -28,7 +28,7 @@ local function units_of(m, recurse)
   return list
 end
 
--- Everything is checked before anything is gathered.
+-- Checks everything before anything is gathered.
 local function check(units, o)
   local function unsupported(...) raise("%s is not supported yet", (...)) end
   if o.rank0_only and o.writeback then unsupported "writeback=true and rank0_only=true" end
@@ -44,7 +44,7 @@ local function check(units, o)
   end
 end
 
--- Whole gradients for the time, by parameter; the pieces that there are were reduced.
+-- Sets whole gradients, by parameter; the pieces have been reduced.
 local function show_grads(units)
   for _, unit in ipairs(units) do
     for _, p in ipairs(unit.originals) do
@@ -59,7 +59,7 @@ local function show_grads(units)
   end
 end
 
--- What the script made of them goes back to the pieces.
+-- Copies the script's changes of whole gradients back to the pieces.
 local function hide_grads(units, writeback)
   for _, unit in ipairs(units) do
     local back = writeback or unit.placed.strategy == "no_shard"
@@ -69,7 +69,7 @@ local function hide_grads(units, writeback)
       local piece = p:to_local()
       if whole then
         local grad = back and piece.grad
-        if grad and grad:numel() == whole:numel() then      -- not reduced: whole itself
+        if grad and grad:numel() == whole:numel() then      -- grad is whole: it was not reduced
           grad:copy_(whole:reshape(grad.shape))
         elseif grad and piece:numel() > 0 then
           local s = sharded.shard_info(p)
@@ -101,7 +101,7 @@ local function close(units, done, o, show, ok, ...)
   return ...
 end
 
--- Gathers what fn is to see. What fn fails with concerns this rank alone, so this part is a call of its own.
+-- Gathers the parameters. A call of its own, because an error of fn concerns this rank alone.
 local open = calls.several(function(m, given, fn)
   if not class.isa(m, nn.Module) then
     raise("summon_full_params: argument 1 is %s, expected a module", errors.kind(m))

@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- Environment variables that change what FSDP instances do (docs/semantics.md#switches), read when an instance is
+--- Environment variables that change FSDP instances (docs/semantics.md#switches). They are read when an instance is
 --- made; "1" is on.
 ---
 ---   FSDP_USE_FULL_PREC_IN_EVAL    parameters, gradients and buffers are not cast while the module is in eval mode
----   FSDP_SKIP_WRITEBACK_CHECK     parameters that a script replaced are not looked for
----   FSDP_USE_FAKE_ALL_GATHER      nothing is gathered, FSDP_USE_FAKE_REDUCE: nothing is reduced: what do they cost?
+---   FSDP_SKIP_WRITEBACK_CHECK     parameters that a script replaced are not detected
+---   FSDP_USE_FAKE_ALL_GATHER, FSDP_USE_FAKE_REDUCE    nothing is gathered or reduced, to measure the cost of that
 ---
---- FSDP_USE_UNSAFE_SETATTR has nothing to do here: no attribute of a module is set when its parameters are gathered.
+--- FSDP_USE_UNSAFE_SETATTR has no effect: a gather sets no attribute of a module.
 local log = require "moonshard.core.log"
 
 local M = {}
@@ -25,7 +25,7 @@ local SWITCHES = {
 
 local warned = {}
 
---- What is on now, by name. Says once what makes numbers wrong.
+--- The active switches, by name. Warns once of each that makes results wrong.
 ---@return table<string, boolean>
 function M.read()
   local on = {}

@@ -1,9 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- Which submodules of a module become FSDP instances of their own (docs/semantics.md#wrapping).
+--- Selects the submodules of a module that become FSDP instances of their own (docs/semantics.md#wrapping).
 ---
---- Two kinds of policy: a function `fn(module, recurse, remaining)` is asked on the way down whether to go on below a
---- module and on the way up whether to wrap it (remaining: elements of its parameters that nothing below has taken); a
---- policy object (module_wrap_policy, custom_policy) says for all modules at once which are wrapped, and with what.
+--- There are two kinds of policy. A function `fn(module, recurse, remaining)` is called on the way down, to decide
+--- whether to visit the children of a module, and on the way up, to decide whether to wrap it (remaining: the number of
+--- elements of its parameters that are not yet wrapped). A policy object (module_wrap_policy, custom_policy) selects
+--- all modules to wrap at once, with their options.
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
@@ -39,7 +40,8 @@ local function callable(who, fn)
   return fn
 end
 
--- An object: targets(root, ignored, options) -> module -> options. As a function policy it decides by the module alone.
+-- A policy object: targets(root, ignored, options) returns a map of modules to options. Called as a function policy, it
+-- decides by the module alone.
 local Policy = { __name = "WrapPolicy" }
 Policy.__index = Policy
 
@@ -74,7 +76,7 @@ function Policy:targets(root, ignored, options)
   return targets
 end
 
---- Wraps every instance of any of the classes.
+--- Wraps every instance of the classes.
 ---@param classes table[]
 function M.module_wrap_policy(classes)
   local list = class_list("module_wrap_policy", classes)
@@ -84,7 +86,7 @@ function M.module_wrap_policy(classes)
     decide = function(m) return is_any(m, list) end }, Policy)
 end
 
---- fn(module) -> false: not wrapped; true: wrapped as the root; a table: with these options instead of the root's.
+--- fn(module) returns false: do not wrap; true: wrap with the root's options; a table: wrap with these options instead.
 ---@param fn fun(m: Module): boolean|table
 function M.custom_policy(fn)
   callable("custom_policy", fn)
@@ -102,22 +104,23 @@ end
 --- Wraps every submodule.
 function M.always_wrap_policy() return true end
 
---- Wraps where fn(module) is true.
+--- Wraps modules for which fn(module) is true.
 ---@param fn fun(m: Module): boolean
 function M.lambda_auto_wrap_policy(fn)
   callable("lambda_auto_wrap_policy", fn)
   return function(m, recurse) return recurse or fn(m) and true or false end
 end
 
---- Wraps every instance of any of the classes: a model's layers.
+--- Wraps every instance of the classes, such as a model's layers.
 ---@param classes table[]
 function M.transformer_auto_wrap_policy(classes)
   local list = class_list("transformer_auto_wrap_policy", classes)
   return function(m, recurse) return recurse or is_any(m, list) end
 end
 
---- Wraps what has at least min_num_params elements that nothing below has taken. Modules of force_leaf_modules are not
---- gone into (MultiheadAttention), those of exclude_wrap_modules not wrapped (ModuleList, ModuleDict).
+--- Wraps modules with at least min_num_params elements that are not yet wrapped. Does not visit children of
+--- force_leaf_modules (default: MultiheadAttention) and does not wrap exclude_wrap_modules (default: ModuleList,
+--- ModuleDict).
 ---@param given? {min_num_params: number, force_leaf_modules: table[], exclude_wrap_modules: table[]}
 function M.size_based_auto_wrap_policy(given)
   local o = opts("size_based_auto_wrap_policy", given,
@@ -130,7 +133,7 @@ function M.size_based_auto_wrap_policy(given)
   end
 end
 
---- Wraps what any of the policies wraps.
+--- Wraps modules that any of the policies wraps.
 ---@param policies table
 function M.or_policy(policies)
   if type(policies) ~= "table" or #policies == 0 then
@@ -152,7 +155,7 @@ local function leave(ok, ...)
   return ...
 end
 
---- Runs fn; wrap(module) inside wraps with these options. `wrapper_cls`: FSDP unless said.
+--- Runs fn; wrap(module) inside wraps with these options. `wrapper_cls`: the wrapper (default: FSDP).
 ---@param given table
 ---@param fn function
 function M.enable_wrap(given, fn, ...)
@@ -163,7 +166,7 @@ function M.enable_wrap(given, fn, ...)
   return leave(pcall(fn, ...))
 end
 
---- The module, wrapped when an enable_wrap is under way; options given here win over its.
+--- The module, wrapped if enable_wrap is active; options given here override those of enable_wrap.
 ---@param m Module
 ---@param given? table
 ---@return Module
@@ -189,7 +192,7 @@ local function put(parent, name, child)
   if position and rawget(parent, position) ~= nil then parent[position] = child else parent[name] = child end
 end
 
--- By a function policy, innermost first. Returns what stands for m now, and how many elements are wrapped.
+-- Wraps by a function policy, innermost modules first. Returns m or its wrapper, and the number of wrapped elements.
 local function recurse_into(m, c, only_children)
   if c.done[m] then return c.done[m], 0 end
   local total = 0
@@ -211,7 +214,7 @@ local function recurse_into(m, c, only_children)
   return now, total
 end
 
--- By a map of modules to options, innermost first; what is shared is wrapped once.
+-- Wraps by a map of modules to options, innermost modules first; a shared module is wrapped once.
 local function post_order(m, targets, wrap, done, visited)
   if visited[m] then return end
   visited[m] = true
@@ -230,7 +233,7 @@ local function quoted(names)
   return "[" .. table.concat(out, ", ") .. "]"
 end
 
--- A flat parameter has one requires_grad; with the original parameters a mixture costs memory.
+-- A flat parameter has one requires_grad; with use_orig_params a mixture costs memory.
 local function validate_frozen(root, targets, ignored_params, use_orig_params)
   local seen = {}
   local function visit(m, prefix, trainable, frozen)
@@ -268,13 +271,13 @@ local function validate_frozen(root, targets, ignored_params, use_orig_params)
   visit(root, "", { numel = 0 }, { numel = 0 })
 end
 
--- The classes that mixed precision leaves alone, by the options of an instance.
+-- The classes that mixed precision excludes, from the options of an instance.
 local function exempt_classes(o)
   if not o.mixed_precision then return {} end
   return o.mixed_precision.module_classes_to_ignore or { nn.BatchNorm1d, nn.BatchNorm2d }
 end
 
--- Internal: wraps submodules of root as o.auto_wrap_policy says; instances are made by wrap(module, options).
+-- Internal: wraps submodules of root by o.auto_wrap_policy; wrap(module, options) makes an instance.
 local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
   local policy = o.auto_wrap_policy
   local is_object = getmetatable(policy) == Policy
@@ -315,7 +318,7 @@ local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
   local context = {
     done = {}, ignored = ignored, ignored_params = ignored_params,
     policy = #exempt == 0 and policy or function(m, recurse, remaining)
-      -- Asked down to the last module: the policy may not want to look there.
+      -- Recurse by default; whether to wrap is decided on the way up.
       if recurse then return true end
       return full_precision(m) or (policy(m, true, remaining) and policy(m, false, remaining))
     end,

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- What a script puts in the place of a parameter of an FSDP instance with use_orig_params
---- (docs/semantics.md#writeback): it goes into the shard at the next forward, state dict or summon_full_params. Between
---- a forward that leaves the parameters whole and its backward it is an error: the backward would go on with the old
+--- Replaced parameters of an FSDP instance with use_orig_params (docs/semantics.md#writeback). A tensor that a script
+--- assigns in the place of a parameter is copied into the shard at the next forward, state dict or summon_full_params.
+--- It is an error between a forward that leaves the parameters gathered and its backward, which would use the old
 --- values.
 local autograd = require "moonshard.autograd"
 local class = require "moonshard.core.class"
@@ -18,8 +18,7 @@ local M = {}
 
 local function sizes(p) return tostring(p.shape) end
 
---- What a script put in the place of a parameter since the last forward goes into the shard; the parameter takes its
---- place again.
+--- Copies tensors that replaced parameters since the last forward into the shard and restores the parameters.
 function M.write_back(unit)
   for _, place in ipairs(unit.places) do
     local m, name, p = place[1], place[2], place[3]
@@ -37,13 +36,14 @@ function M.write_back(unit)
           now:detach()):reshape(piece.shape)) end
       end)
       m[name] = p
-      -- the old whole
+      -- Vacate the old gathered values.
       if lib.ms_unit_is_gathered(unit.handle) ~= 0 then errors.check(lib.ms_unit_reshard(unit.handle)) end
     end
   end
 end
 
---- The same for all of these units that have original parameters: before a root runs, as it gathers some of them ahead.
+--- Writes back all of these units that have original parameters, before a root runs, because it gathers some of them
+--- early.
 function M.write_back_all(units)
   for _, unit in ipairs(units) do
     if unit.replaces and not unit.switches.skip_writeback_check then M.write_back(unit) end
@@ -66,12 +66,12 @@ local function each_output(v, fn)
   if tensor.is_tensor(v) then
     if v.requires_grad and not v.is_leaf then fn(v) end
   elseif type(v) == "table" and getmetatable(v) == nil then
-    for _, x in pairs(v) do each_output(x, fn) end      -- order does not matter: each by itself
+    for _, x in pairs(v) do each_output(x, fn) end      -- order does not matter: outputs are independent
   end
 end
 
---- Passes a root's outputs through. When their backward begins, what stayed whole below the root must still be in its
---- places.
+--- Passes a root's outputs through. When their backward begins, parameters that stayed gathered below the root must not
+--- have been replaced.
 function M.watch(units, ...)
   for k = 1, select("#", ...) do
     each_output((select(k, ...)), function(t) t:register_hook(function() check(units) end) end)

@@ -11,8 +11,8 @@ local function net()
   return nn.Sequential(nn.Linear(5, 7), nn.Sequential(nn.Linear(7, 7), nn.Tanh()), nn.Linear(7, 3))
 end
 
-local ADVICE = "Use one of the two for the whole model: fully_shard on what is around it as well, or fsdp.FSDP instead of fully_shard for it; "
-  .. "or leave it to itself with ignored_modules"
+local ADVICE = "Use one of the two for the whole model: fully_shard for the outer modules as well, or fsdp.FSDP instead of fully_shard; "
+  .. "or exclude it with ignored_modules"
 
 for world = 1, 3 do
   ranks.describe(world, ("fully_shard and FSDP together on %d ranks"):format(world), function()
@@ -24,19 +24,19 @@ for world = 1, 3 do
         { ignored_modules = { model[3] } } } do
         local ok, message = pcall(quietly, fsdp.FSDP, model, options)
         assert.is_false(ok)
-        assert.truthy(message:find("FSDP: submodule '2.1', FSDPLinear, is sharded by fully_shard already. " .. ADVICE,
+        assert.truthy(message:find("FSDP: submodule '2.1', FSDPLinear, is already sharded by fully_shard. " .. ADVICE,
           1, true), message)
         assert.equal("Linear", model[1]:class_name())
       end
       local ok, message = pcall(quietly, fsdp.FSDP, model[2][1])
       assert.is_false(ok)
-      assert.truthy(message:find("FSDP: the module, FSDPLinear, is sharded by fully_shard already. " .. ADVICE, 1,
+      assert.truthy(message:find("FSDP: the module, FSDPLinear, is already sharded by fully_shard. " .. ADVICE, 1,
         true), message)
       -- Parameters that two modules share are another matter.
       local tied = net()
       tied[2][1].weight = tied[1].weight
       tied[1] = quietly(fsdp.FSDP, tied[1])
-      raises("FSDP: parameter '2.1.weight' is shared with a module that is wrapped already; wrap a module that contains both", fsdp.FSDP, tied)
+      raises("FSDP: parameter '2.1.weight' is shared with a module that is already wrapped; wrap a module that contains both", fsdp.FSDP, tied)
     end)
 
     it("train as the advice has it: what fully_shard has sharded is ignored", function(rank)

@@ -238,15 +238,15 @@ for world = 1, 4 do
         { changed(function(s) s.param_groups[1].params = nil end),
         "group 1 is a table, expected a group {params = {names}}" },
         { changed(function(s) s.param_groups[1].params = { 1, 2 } end),
-          "parameter 1 of group 1 is a number (1), expected a name; an optimizer's own "
-          .. "state_dict() goes by positions, fsdp.optim_state_dict by names" },
-        { changed(function(s) s.param_groups[1].params = { W } end), "the state has no parameter 'first.bias'" },
+          "parameter 1 of group 1 is a number (1), expected a name; use fsdp.optim_state_dict, because "
+          .. "an optimizer's own state_dict() has positions instead of names" },
+        { changed(function(s) s.param_groups[1].params = { W } end), "the state dict has no parameter 'first.bias'" },
         { changed(function(s) s.state[1] = {} end), "state has the key 1, expected names of parameters" },
         { changed(function(s) s.state[W] = 3 end), "state of 'first.weight' is a number (3), expected a table" },
         { changed(function(s) s.state[W][1] = 3 end),
         "state of 'first.weight' has the key 1, expected names of fields" },
         { changed(function(s) s.state[W].exp_avg = ms.ones(2, 2) end),
-        "'exp_avg' of 'first.weight' has shape [2, 2], the parameter [7, 5]" },
+        "'exp_avg' of 'first.weight' has shape [2, 2], but the parameter has shape [7, 5]" },
         { changed(function(s) s.state[W].exp_avg = "x" end),
         "exp_avg of parameter 1 is a string ('x'), expected a tensor" },
         { changed(function(s) s.state[W].exp_avg = nil end),
@@ -268,7 +268,7 @@ for world = 1, 4 do
       mixed.state["first.weight"].exp_avg = 3
       local said = message(fsdp.load_optim_state_dict, flat, flat_optim, mixed)
       assert.truthy(said:find(
-        "'exp_avg' of 'first.bias' is a Tensor, that of another parameter in the same flat parameter is a number (3)",
+        "'exp_avg' of 'first.bias' is a Tensor, but for another parameter of the same flat parameter it is a number (3)",
         1, true), said)
       for k, case in ipairs(bad_states(osd)) do
         local culprit = k % world
@@ -286,7 +286,7 @@ for world = 1, 4 do
       assert.equal(before, kinds.contents(model, optim))
       local sharded = fsdp.optim_state_dict(model, optim, { type = "sharded" })
       assert.truthy(message(fsdp.load_optim_state_dict, model, optim, sharded, { broadcast_from_rank0 = true })
-        :find("with broadcast_from_rank0 tensors are whole and plain; '", 1, true))
+        :find("with broadcast_from_rank0, '", 1, true))
       -- An optimizer of something else, on one rank.
       local foreign = ms.optim.AdamW { ms.nn.Parameter(ms.ones(2)) }
       for _, call in ipairs { fsdp.optim_state_dict, function(m, o) return fsdp.load_optim_state_dict(m, o,

@@ -142,7 +142,7 @@ for world = 1, 3 do
     it("takes no argument", function()
       local model = make(WRAPS[1][2])
       require "spec.support.raises"(
-        "set_post_optim_event: argument is a number (1), expected nothing: the call itself says that the optimizer's step is over",
+        "set_post_optim_event: argument is a number (1), expected no argument; the call itself marks the end of the optimizer's step",
         model.set_post_optim_event, model, 1)
     end)
   end)

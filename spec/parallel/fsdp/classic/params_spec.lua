@@ -116,7 +116,7 @@ for _, world in ipairs { 1, 2, 3 } do
         local model = wrap(inner, { sharding_strategy = strategy })
         model(ms.ones(2, 5))
         inner[3].module.weight = nn.Parameter(ms.ones(4, 3))
-        raises("parameter '3.weight' was replaced after its module was sharded: what is there now, a Parameter, is neither sharded nor reduced; "
+        raises("parameter '3.weight' was replaced after its module was sharded: the replacement, a Parameter, is neither sharded nor reduced; "
           .. "change the parameter in place, or replace it before its module is wrapped", model, ms.ones(2, 5))
       end)
     end
@@ -146,7 +146,7 @@ for _, world in ipairs { 1, 2, 3 } do
       fsdp.check_sharded_parity(want, model)
       local own = model[1].bias
       model[1].bias = nn.Parameter(ms.zeros(3))
-      raises("parameter '1.bias' was replaced after its module was sharded: what is there now, a Parameter, is neither sharded nor reduced; "
+      raises("parameter '1.bias' was replaced after its module was sharded: the replacement, a Parameter, is neither sharded nor reduced; "
         .. "change the parameter in place, or replace it before the first forward", model, ms.ones(2, 5))
       model[1].bias = own
       model(ms.ones(2, 5)):sum():backward()
@@ -180,7 +180,7 @@ for _, world in ipairs { 1, 2, 3 } do
       m(ms.ones(1, 3)):sum():backward()
       assert.is_true(rawequal(m[1].weight, m[2].weight))
       assert.is_true(m[2].weight:full_tensor():equal(ms.eye(3)))
-      local before = "parameter '%s' was replaced after its module was sharded: what is there now, a Parameter, is neither sharded nor reduced; "
+      local before = "parameter '%s' was replaced after its module was sharded: the replacement, a Parameter, is neither sharded nor reduced; "
         .. "change the parameter in place, or replace it before the first forward"
       for _, case in ipairs {
         { nn.Parameter(ms.eye(3)), before:format "1.weight" },                    -- in one of its two places

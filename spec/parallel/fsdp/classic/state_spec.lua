@@ -250,7 +250,7 @@ for world = 1, 4 do
           local other = pieces == "rows" and quietly(fsdp.FSDP, nn.Linear(4, 6)) or model
           local _, text = pcall(fsdp.load_state_dict, other, mixed)
           assert.truthy(text:find(
-            "ranks give other parameters as tensors that are sharded in another way: rank 0 bias, weight; rank 1 none",
+            "ranks differ in which parameters are given as tensors that are sharded differently: rank 0 bias, weight; rank 1 none",
             1, true)
             or text:find("rank 0 weight, bias; rank 1 none", 1, true), text)
         end

@@ -81,12 +81,12 @@ for world = 1, 3 do
       local ok, message = pcall(fsdp.load_state_dict, model, sd, { assign = true, strict = false })
       assert.is_false(ok)
       assert.truthy(message:find(
-        "load_state_dict: with assign, a unit on meta takes all of its parameters at once: the state has '3.weight', but not "
+        "load_state_dict: with assign, all parameters of a unit on meta must be loaded together; the state has '3.weight', but not "
         .. "'3.bias' of the same unit; add it, or call to_empty(device) first", 1, true), message)
       for _, options in ipairs { { assign = true }, {} } do
         ok, message = pcall(fsdp.load_state_dict, model, sd, options)
         assert.is_false(ok)
-        assert.truthy(message:find("is on meta: there is no memory to load it into", 1, true), message)
+        assert.truthy(message:find("is on meta and has no memory to load into", 1, true), message)
       end
       for _, p in ipairs(model:parameters()) do assert.equal("meta", p.device) end
       assert.equal("meta", model.count.device)

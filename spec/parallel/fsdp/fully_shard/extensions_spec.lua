@@ -267,7 +267,7 @@ ranks.describe(2, "all-gather extensions", function()
       end)
       assert.same(case[1] == 1
         and { "fsdp_post_all_gather of 'weight' returned a tensor that is not among the tensors to free: "
-        .. "its memory stays when the unit reshards" } or {}, warnings)
+        .. "reshard will not free its memory" } or {}, warnings)
       assert.equal(case[1] == 1, (pcall(whole.sum, whole)))
     end
     assert.equal(2, #kept)

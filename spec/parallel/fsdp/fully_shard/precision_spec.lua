@@ -277,7 +277,7 @@ ranks.describe(3, "state dicts", function()
       for _, options in ipairs { {}, { strict = false } } do
         local ok, message = pcall(load, empty, sd, options)
         assert.is_false(ok)
-        assert.matches("load_state_dict: parameter '1.weight' is on meta: there is no memory to load it into; call to_empty%(device%) first", message)
+        assert.matches("load_state_dict: parameter '1.weight' is on meta and has no memory to load into; call to_empty%(device%) first", message)
       end
     end
   end)
