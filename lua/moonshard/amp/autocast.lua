@@ -21,11 +21,13 @@ local function restore(mode, ok, ...)
   return ...
 end
 
---- Runs fn(…): products in this half dtype; sums, norms, losses, softmax, exp, log and pow in float32 (the lists are
---- above). nil turns an outer one off. Call backward outside.
+--- Runs fn(…) with the dtypes of mixed precision: products (linear, matmul, conv2d, attention) in this half dtype;
+--- sums, norms, losses, softmax, exp, log and pow in float32; everything else as its inputs are. nil turns an outer
+--- one off. Call backward outside.
 ---@param dtype "bfloat16"|"float16"|nil
 ---@param fn function
----@return any ...  what fn returns
+---@param ... any  arguments of fn
+---@return any  the results of fn
 local function autocast(dtype, fn, ...)
   if dtype ~= nil and dtype ~= "bfloat16" and dtype ~= "float16" then
     errors.raise("autocast: dtype is %s, expected 'bfloat16', 'float16' or nil", errors.show(dtype))

@@ -17,9 +17,12 @@ local is_tensor, raise, no_grad = tensor.is_tensor, errors.raise, autograd.no_gr
 
 local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2000, enabled = true }
 
+--- Keeps small float16 gradients from vanishing (Micikevicius et al. 2018): the loss is multiplied by a scale before
+--- backward, gradients are divided by it before the step, and a step with infinities or nan is left out and the scale
+--- lowered by backoff_factor. After growth_interval good steps it grows by growth_factor.
 ---@class GradScaler
----@field scale_tensor Tensor?  nil until the first `scale`, then one element on that tensor's device
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean }): GradScaler
+---@field scale_tensor Tensor?  nil until the first `scale`, then one element on that tensor's device
 local GradScaler = class.new "GradScaler"
 
 -- May half gradients be unscaled? Their own parameters are then half, as in sharded training.
@@ -81,10 +84,10 @@ local function scaled(self, outputs)
   return list
 end
 
---- outputs times the scale, in their dtype: a tensor, or tables of them to any depth.
+--- outputs times the scale, in their dtype.
 ---@generic T
----@param outputs T
----@return T
+---@param outputs Tensor|table  tables of tensors to any depth
+---@return Tensor|table
 function GradScaler:scale(outputs)
   if not self._enabled then return outputs end
   return scaled(self, outputs)
@@ -245,8 +248,11 @@ local function step(self, optimizer, closure)
 end
 local step_together = calls.several(step)
 
---- The optimizer's step on unscaled gradients: its result, or nil where the step was left out.
+--- The optimizer's step on unscaled gradients; left out where one of them is not finite. Errors: a second step before
+--- update.
 ---@param optimizer Optimizer
+---@param closure? nil  not supported, as in PyTorch
+---@return any  the optimizer's result, or nil where the step was left out
 function GradScaler:step(optimizer, closure)
   if not self._enabled then return optimizer:step(closure) end
   local fn = has_peers(self, optimizer) and step_together or step
@@ -301,17 +307,22 @@ function GradScaler:update(new_scale)
   self._optimizers = setmetatable({}, { __mode = "k" })
 end
 
+--- The scale.
 ---@return number
 function GradScaler:get_scale()
   if not self._enabled then return 1 end
   return self.scale_tensor and self.scale_tensor:item() or self._init_scale
 end
+--- What the scale is multiplied by after growth_interval good steps.
 ---@return number
 function GradScaler:get_growth_factor() return self._growth_factor end
+--- What the scale is multiplied by after a step that was left out.
 ---@return number
 function GradScaler:get_backoff_factor() return self._backoff_factor end
+--- Good steps in a row until the scale grows.
 ---@return integer
 function GradScaler:get_growth_interval() return self._growth_interval end
+--- Does it scale at all?
 ---@return boolean
 function GradScaler:is_enabled() return self._enabled end
 
@@ -325,6 +336,7 @@ function GradScaler:state_dict()
   }
 end
 
+--- Goes on from a state dict. Errors: the empty one of a scaler that was not enabled.
 ---@param sd table
 function GradScaler:load_state_dict(sd)
   if not self._enabled then return end
@@ -352,7 +364,7 @@ end
 --- A scaler for sharded parameters: ranks hold different parts of the gradients, so all of them leave a step out when
 --- one of them found an infinity, a rank without any gradients too.
 ---@class ShardedGradScaler: GradScaler
----@overload fun(opts?: table): ShardedGradScaler  those of GradScaler, and process_group
+---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean, process_group: Group }): ShardedGradScaler
 local ShardedGradScaler = GradScaler:extend "ShardedGradScaler"
 ShardedGradScaler._takes_half = true
 ShardedGradScaler._sums_over_ranks = true

@@ -11,8 +11,6 @@ local tensor_class = require "moonshard.tensor.class"
 --- module. Errors: requires_grad of a dtype that is no floating point.
 ---@class Parameter: Tensor
 ---@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter
----@class Parameter: Tensor
----@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter
 local Parameter = tensor.subclass("Parameter")
 Parameter.__unscoped = true           -- it lives as long as its owner, never with a scope
 Parameter.__param = true

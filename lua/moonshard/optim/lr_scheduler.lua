@@ -27,17 +27,19 @@ local function apply(self)
   end
 end
 
----Call after each optimizer step: the next one uses the next factor.
+--- Called after each step of the optimizer: its next one uses the next factor.
 function Scheduler:step()
   self.count = self.count + 1
   apply(self)
 end
 
+--- What a checkpoint needs: steps taken, and the learning rates of the beginning.
 ---@return { step: integer, base_lrs: number[] }
 function Scheduler:state_dict()
   return { step = self.count, base_lrs = { unpack(self.base_lrs) } }
 end
 
+--- Goes on from a state dict.
 ---@param sd { step: integer, base_lrs: number[] }
 function Scheduler:load_state_dict(sd)
   if type(sd) ~= "table" or type(sd.step) ~= "number" or type(sd.base_lrs) ~= "table" then
@@ -96,18 +98,18 @@ local function warm(t, steps, start)
   return (t + 1) / steps
 end
 
----Rises linearly over `steps`, then stays: from start_factor, or from 1 / steps.
----@param optimizer table
----@param given { steps: integer, start_factor: number? }
+--- The factor on the learning rate rises linearly over steps, then stays at 1: from start_factor, or from 1 / steps.
+---@param optimizer Optimizer
+---@param given { steps: integer, start_factor: number }
 ---@return LRScheduler
 function M.linear_warmup(optimizer, given)
   local o = options("linear_warmup", given, { steps = opts.required, start_factor = opts.number })
   return new("linear_warmup", optimizer, function(t) return warm(t, o.steps, o.start_factor) end)
 end
 
----Half a cosine from 1 to min_factor over `steps`, of which the first `warmup` rise linearly.
----@param optimizer table
----@param given { steps: integer, warmup: integer?, min_factor: number?, start_factor: number? }
+--- Half a cosine from 1 to min_factor over steps, of which the first warmup rise linearly (Loshchilov & Hutter 2017).
+---@param optimizer Optimizer
+---@param given { steps: integer, warmup: integer, min_factor: number, start_factor: number }
 ---@return LRScheduler
 function M.cosine(optimizer, given)
   local o = options("cosine", given, { steps = opts.required, warmup = 0, min_factor = 0, start_factor = opts.number })
@@ -122,9 +124,9 @@ function M.cosine(optimizer, given)
   end)
 end
 
----Linearly from start_factor to end_factor over `steps`, then stays.
----@param optimizer table
----@param given { steps: integer, start_factor: number?, end_factor: number? }
+--- Linearly from start_factor to end_factor over steps, then stays.
+---@param optimizer Optimizer
+---@param given { steps: integer, start_factor: number, end_factor: number }
 ---@return LRScheduler
 function M.linear(optimizer, given)
   local o = options("linear", given, { steps = opts.required, start_factor = 1, end_factor = 0 })
@@ -133,9 +135,9 @@ function M.linear(optimizer, given)
   end)
 end
 
----`factor` for `steps` steps (for ever when absent), then 1.
----@param optimizer table
----@param given? { factor: number?, steps: integer? }
+--- factor for steps steps (for ever without it), then 1.
+---@param optimizer Optimizer
+---@param given? { factor: number, steps: integer }
 ---@return LRScheduler
 function M.constant(optimizer, given)
   local o = options("constant", given, { factor = 1, steps = opts.number })
@@ -144,8 +146,8 @@ function M.constant(optimizer, given)
   end)
 end
 
----fn(step) gives the factor; steps are counted from 0.
----@param optimizer table
+--- fn(step) gives the factor on the first learning rate; steps count from 0.
+---@param optimizer Optimizer
 ---@param fn fun(step: integer): number
 ---@return LRScheduler
 function M.lambda(optimizer, fn)

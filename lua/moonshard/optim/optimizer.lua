@@ -18,6 +18,9 @@ local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
 local Tensor = tensor.Tensor
 local rawget, ipairs = rawget, ipairs
 
+--- The base of optimizers: it steps the leaves of its groups in one fused pass a group. A group is `{ params = {…},
+--- lr = …, … }`; scripts may change its options between steps. State is made at a leaf's first step, for a sharded
+--- parameter for this rank's part.
 ---@class Optimizer
 ---@field param_groups table[]  each { params = Tensor[], lr = number, … }
 local Optimizer = class.new "Optimizer"
@@ -158,8 +161,8 @@ local function construct(self, params, given, spec)
   end
 end
 
----Adds a group: { params = {…}, lr = … }.
----@param group table
+--- Adds a group. Errors: a parameter that another group has; one that is no leaf.
+---@param group { params: Tensor[], lr: number }  options that are left out are the optimizer's
 function Optimizer:add_param_group(group)
   if not is_plain(group) then
     raise("%s: add_param_group: argument 1 is %s, expected a group {params = {…}}", self:class_name(), show(group))
@@ -218,8 +221,8 @@ function run_group(self, c, group)
   end
 end
 
----One step over all parameters that have a gradient. closure computes the loss anew (with its backward) first.
----@param closure? fun(): any
+--- One step over all parameters that have a gradient.
+---@param closure? fun(): any  computes the loss anew, with its backward, before the step
 ---@return any  the closure's result, or true
 function Optimizer:step(closure)
   local result = true
@@ -440,7 +443,8 @@ function Optimizer:_prepare_load(sd)
   end
 end
 
----Takes a state dict of an optimizer with the same groups; tensors are copied. All is checked before anything changes.
+--- Takes a state dict of an optimizer with the same groups; tensors are copied. All is checked before anything
+--- changes. Errors: groups or shapes that differ, the state of another kind of optimizer.
 ---@param sd { state: table<integer, table>, param_groups: table[] }
 function Optimizer:load_state_dict(sd) self:_prepare_load(sd)() end
 
@@ -485,6 +489,9 @@ local function flag(self, group, name)
   end
 end
 
+--- Stochastic gradient descent with momentum (Sutskever et al. 2013, as PyTorch has it): v = momentum v + (1 -
+--- dampening) g; p = p - lr v, or with nesterov p - lr (g + momentum v). weight_decay adds weight_decay p to g.
+--- Errors: nesterov without momentum or with dampening.
 ---@class SGD: Optimizer
 ---@overload fun(params: table, opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number }): SGD
 local SGD = Optimizer:extend "SGD"
@@ -538,11 +545,14 @@ local function adam(name, weight_decay)
   return cls
 end
 
+--- Adam (Kingma & Ba 2015, algorithm 1); amsgrad keeps the largest second moment (Reddi et al. 2018). weight_decay
+--- adds weight_decay p to the gradient.
 ---@class Adam: Optimizer
 ---@overload fun(params: table, opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): Adam
 local Adam = adam("Adam", 0)
 Adam._kind = ffi.C.MS_ADAM
 
+--- Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): p also loses lr weight_decay p.
 ---@class AdamW: Optimizer
 ---@overload fun(params: table, opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): AdamW
 local AdamW = adam("AdamW", 0.01)

@@ -24,12 +24,14 @@ local rawget, ipairs, pairs, type, pcall, error = rawget, ipairs, pairs, type, p
 
 local NAME = "ZeroRedundancyOptimizer"
 
+--- An optimizer whose state is spread over ranks that have the same parameters and gradients, as under nn.DDP
+--- (Rajbhandari et al. 2020, stage 1): each rank steps its own parameters and sends them to the others.
+--- optimizer_class is optim.AdamW or another; options beyond those below are that optimizer's.
+--- parameters_as_bucket_view puts a rank's parameters into one block of memory. overlap_with_ddp: a hook of
+--- nn.ddp_hooks steps, in the place of step(). Made by all ranks.
 ---@class ZeroRedundancyOptimizer: Optimizer
+---@overload fun(params: Tensor[]|table[], opts: { optimizer_class: table, process_group: Group, parameters_as_bucket_view: boolean, overlap_with_ddp: boolean }): ZeroRedundancyOptimizer
 ---@field optim Optimizer  the optimizer inside; its state is that of this rank's parameters
----@overload fun(params: table, opts: table): ZeroRedundancyOptimizer
----  optimizer_class (optim.AdamW or another), process_group, parameters_as_bucket_view (a rank's parameters lie in one
----  block of memory, and are sent from there), overlap_with_ddp (a hook of nn.ddp_hooks steps, in the place of step());
----  all other options are that optimizer's
 local Zero = Optimizer:extend(NAME)
 
 local OPTIONS = { optimizer_class = opts.any, process_group = opts.any, parameters_as_bucket_view = false,
@@ -124,8 +126,6 @@ local function arrange(self)
   if self._as_view then view_in_blocks(self) end
 end
 
----@param params table
----@param given table
 function Zero:init(params, given)
   local mine, rest = {}, {}
   if given ~= nil and not opts.is(given) then raise("%s: options are %s, expected a table", NAME, show(given)) end
@@ -330,8 +330,9 @@ function Zero:_prepare_load(sd)
   end
 end
 
----The state tensors and step of a parameter, by name; nil before its first step, and on ranks that don't have it.
+--- The state tensors and step of a parameter, by name; nil before its first step, and on ranks that do not have it.
 ---@param p Tensor
+---@return { step: integer }?
 function Zero:state_of(p) return self.optim:state_of(p) end
 
 local function has_peers(self) return (self._world or 2) > 1 end

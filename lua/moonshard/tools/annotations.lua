@@ -183,7 +183,8 @@ function M.of_class(cls)
         seen[source] = true
         local lines = M.lines_of(source:sub(2))
         for at, line in ipairs(lines) do
-          if line:find("= .*[\"']" .. name .. "[\"']") and at > 1 and lines[at - 1]:match "^%-%-%-" then
+          if line:match "^%-%-%-@class ([%w_]+)" == name then
+            while lines[at] and lines[at]:find "^%-%-%-" do at = at + 1 end
             return M.parse(lines, at)
           end
         end

@@ -32,9 +32,11 @@ end
 local function callable(fn) return type(fn) == "function" or type(fn) == "table"
   and (getmetatable(fn) or {}).__call ~= nil end
 
---- Runs fn inside a range of that name; its results. Not recording, it only calls fn.
+--- Runs fn(…) as a range of that name. Where nothing records it only calls fn.
 ---@param name string
 ---@param fn function
+---@param ... any  arguments of fn
+---@return any  the results of fn
 function M.record_function(name, fn, ...)
   if type(name) ~= "string" then raise("record_function: argument 1 is %s, expected a name", show(name)) end
   if not callable(fn) then raise("record_function: argument 2 is %s, expected a function", show(fn)) end
@@ -311,10 +313,11 @@ local function finish(p, ok, ...)
   return p, ...
 end
 
---- Records while fn runs; the profile, then fn's results. `profile(fn)`, `profile({ record_shapes = true }, fn)`.
----@param given { limit: integer, with_modules: boolean, record_shapes: boolean }|fun(): any
----@param fn? fun(): any
----@return Profile
+--- Records while fn runs. `profile(fn)` is taken too.
+---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }  as of start
+---@param fn fun(): any
+---@return Profile profile
+---@return any  the results of fn
 function M.profile(given, fn)
   if fn == nil and not opts.is(given) then given, fn = nil, given end
   if not callable(fn) then raise("profiler.profile: the last argument is %s, expected a function", show(fn)) end

@@ -51,11 +51,11 @@ local function compare(a, b, rtol, atol, equal_nan)
   return wrong, n, at, worst, x[at], y[at]
 end
 
---- Raises unless a and b are close: |a - b| <= atol + rtol * |b|, tolerances by dtype. Tensors, numbers,
---- nil (equal to nil only), tables of them.
----@param a any
+--- Raises on the first place where a and b are not close: |a - b| <= atol + rtol * |b|, with tolerances by dtype
+--- where none are given. Errors: shapes or, with check_dtype, dtypes that differ.
+---@param a any  tensors, numbers, nil, tables of them
 ---@param b any
----@param given? {rtol: number, atol: number, check_dtype: boolean, equal_nan: boolean}
+---@param given? { rtol: number, atol: number, check_dtype: boolean, equal_nan: boolean }
 function M.assert_close(a, b, given)
   local o = opts("assert_close", given, { rtol = opts.number, atol = opts.number, check_dtype = true,
     equal_nan = false })
@@ -134,11 +134,10 @@ local function outputs(fn, inputs)
   return list
 end
 
---- Compares backward with central differences: inputs are float64 tensors, those that require grad are checked.
---- Raises on the first difference.
----@param fn function
----@param inputs Tensor[]
----@param given? {eps: number, rtol: number, atol: number}
+--- Compares backward with central differences, and raises on the first difference.
+---@param fn fun(...): Tensor
+---@param inputs Tensor[]  float64; those that require grad are checked
+---@param given? { eps: number, rtol: number, atol: number }
 ---@return true
 function M.gradcheck(fn, inputs, given)
   local o = opts("gradcheck", given, { eps = 1e-6, rtol = 1e-3, atol = 1e-5 })

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The examples of the reference, docs/api/examples/PAGE.txt. A line `# name` begins the example of a name; the lines
---- after it are as typed at the prompt, and `--> text` behind one is what its expression gives. A line `ranks: 2` at the
---- head of a file has it run by so many ranks.
+--- after it are as typed at the prompt, and `--> text` behind one is what its expression gives. `# setup` begins lines that
+--- run before each example of the file. A line `ranks: 2` at the head of a file has it run by so many ranks.
 local ms = require "moonshard"
 local annotations = require "moonshard.tools.annotations"
 local opts = require "moonshard.core.opts"
@@ -55,8 +55,9 @@ function silent:write() return self end
 silent.flush = silent.write
 
 local function environment()
-  return setmetatable({ print = function() end, ms = ms, nn = ms.nn, F = ms.nn.F, dist = ms.dist, fsdp = ms.fsdp, optim = ms.optim },
-    { __index = _G })
+  local names = { ms = ms, F = ms.nn.F, print = function() end }
+  for _, name in ipairs { "nn", "dist", "fsdp", "optim" } do names[name] = ms[name] end
+  return setmetatable(names, { __index = _G })
 end
 
 local function agrees(have, expected)
@@ -71,9 +72,9 @@ local function run_chunk(chunk, env)
   setfenv(chunk, env)
   local result
   local stderr = io.stderr
-  io.stderr = silent
+  rawset(io, "stderr", silent)
   local ok, message = pcall(function() result = results_text(count(chunk())) end)
-  io.stderr = stderr
+  rawset(io, "stderr", stderr)
   if ok then return result end
   return nil, "error: " .. tostring(message):gsub("^[^\n]-:%d+: ", "")
 end
@@ -123,7 +124,7 @@ end
 -- Options as text by name, of the function that the example is about.
 local function options_of(name, seen)
   local short = name:match "[%w_]+$"
-  local spec = seen[short]
+  local spec = seen[name] or seen[short]
   if not spec then return nil end
   local out = {}
   for option, value in pairs(spec) do
@@ -135,7 +136,7 @@ end
 local function run_entry(entry)
   local wrong, seen = recording(function()
     ms.manual_seed(1)
-    return run(entry.example)
+    return run((entry.page.setup and entry.page.setup .. "\n" or "") .. entry.example)
   end)
   return wrong, options_of(entry.name, seen)
 end
@@ -157,12 +158,17 @@ function M.read(root, pages, fault)
       local name = line:match "^# (%S+)$"
       if line:find "^ranks: %d+$" then
         page.ranks = tonumber(line:match "%d+")
+      elseif name == "setup" then
+        page.setup = ""
+        current = { setup = page }
       elseif name then
         current = by_name[name]
         if not current then fault("docs/api/examples/%s.txt: '%s' is no public name", page.file, name) end
         if current and current.example then fault("docs/api/examples/%s.txt: '%s' has two", page.file, name) end
         current = current or {}
         current.example = ""
+      elseif current and current.setup and line ~= "" then
+        page.setup = page.setup == "" and line or page.setup .. "\n" .. line
       elseif current and line ~= "" then
         current.example = current.example == "" and line or current.example .. "\n" .. line
       end

@@ -27,6 +27,22 @@ ms.Function { forward = function(ctx, x)
   return x * 1
 end, backward = function(_, g) return g end }(hooked)
 
+-- A corpus of one short file, for its class and that of its batches.
+local path = os.tmpname()
+do
+  local file = assert(io.open(path, "w"))
+  file:write(("to be or not to be "):rep(20))
+  file:close()
+end
+local corpus = ms.data.corpus(path)
+local batches = ms.data.batches(corpus, { context = 4, batch = 1 })
+os.remove(path)
+
+local profile = ms.profiler.start()
+profile:stop()
+local mesh, own_mesh = dist.init_device_mesh("cpu", { 1 }), {}
+for _, name in ipairs { "size", "rank", "get_group" } do own_mesh[name] = mesh[name] end
+
 local own_sparse, own_sharded, fields = {}, {}, {}
 for _, field in ipairs(require "moonshard.tools.annotations".declared_class "Tensor".fields) do
   fields[field.name] = field.type
@@ -137,7 +153,8 @@ return {
       section("Methods of Optimizer", "Optimizer:", optim.Optimizer),
       section("Methods of ZeroRedundancyOptimizer", "ZeroRedundancyOptimizer:", optim.ZeroRedundancyOptimizer),
       section("Schedules", "optim.lr_scheduler.", optim.lr_scheduler),
-      section("Methods of schedules", "Schedule:", methods_of(optim.lr_scheduler.constant(optim.SGD({ hooked }, { lr = 1 })))),
+      section("Methods of schedules", "Schedule:",
+        methods_of(optim.lr_scheduler.constant(optim.SGD({ hooked }, { lr = 1 })))),
     },
   },
   {
@@ -152,8 +169,8 @@ return {
     intro = "Token files and batches for language models, sharded by rank, seeded and resumable.",
     sections = {
       section("Functions", "data.", ms.data),
-      section("Methods of Corpus", "Corpus:", require "moonshard.data.corpus".Corpus or {}),
-      section("Methods of Batches", "Batches:", require "moonshard.data.batches".Batches or {}),
+      section("Methods of Corpus", "Corpus:", methods_of(corpus)),
+      section("Methods of Batches", "Batches:", methods_of(batches)),
     },
   },
   {
@@ -169,7 +186,7 @@ return {
         init_device_mesh mesh_from_group is_mesh]]),
       section("More", "dist.", dist),
       section("Methods of Work", "Work:", methods_of(work)),
-      section("Methods of DeviceMesh", "DeviceMesh:", require "moonshard.dist.mesh".methods or {}),
+      section("Methods of DeviceMesh", "DeviceMesh:", own_mesh),
     },
   },
   {
@@ -190,7 +207,11 @@ return {
   },
   {
     file = "profiler", title = "profiler", intro = "Where the time of a training step goes.",
-    sections = { section("Functions", "profiler.", ms.profiler) },
+    sections = {
+      section("Functions", "profiler.", ms.profiler),
+      section("Methods of Profile", "Profile:", methods_of(profile)),
+      section("Methods of ProfileAverages", "ProfileAverages:", methods_of(profile:key_averages())),
+    },
   },
   {
     file = "testing", title = "testing", intro = "Checks for specs.",

@@ -124,6 +124,9 @@ local function write_page(page)
     lines[#lines + 1] = ("The examples run on %d ranks; results are those of rank 0."):format(page.ranks)
     lines[#lines + 1] = ""
   end
+  if page.setup then
+    lines[#lines + 1] = "Every example begins with\n\n```lua\n" .. page.setup .. "\n```\n"
+  end
   for _, section in ipairs(page.sections) do
     if #section.entries > 0 then
       if #page.sections > 1 then
