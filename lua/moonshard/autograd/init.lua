@@ -373,8 +373,7 @@ end
 --- requires no gradient.
 ---@param fn fun(grad: Tensor): Tensor?
 ---@return Handle  whose remove() takes the hook away
-function methods.register_hook(t, fn, more)
-  if more ~= nil then opts.none("register_hook", more) end
+function methods.register_hook(t, fn)
   return hook(lib.ms_register_hook, "register_hook", t, fn)
 end
 
@@ -408,4 +407,6 @@ end
 
 M.restore = restore
 M.drop_dead = drop_dead
+opts.fix(methods, { "register_hook" })
+
 return M

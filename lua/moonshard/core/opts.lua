@@ -1,29 +1,141 @@
 -- SPDX-License-Identifier: MIT
---- Options: one table of string keys, checked in one place.
----   local o = opts("adamw", given, { params = opts.required, lr = 1e-3, weight_decay = 0.01, amsgrad = opts.boolean })
---- A default's type is the type expected; the markers stand for options without a default.
+--- What a call was given: kinds of arguments, and options, which are one table of string keys.
+---   opts.expect(fn, opts.fn, "%s: argument %d", who, k)      -- who: argument 2 is a number (3), expected a function
+---   local o = opts("adamw", given, { params = opts.required, lr = 1e-3, weight_decay = opts.number })
+--- An option's default stands for its type too; a kind stands for an option without a default.
 local errors = require "moonshard.core.errors"
 
 local M = {}
 
-local function marker(kind) return setmetatable({ kind = kind }, { __name = "option" }) end
+-- ---- kinds --------------------------------------------------------------------------------------
 
-M.required = marker "required"      -- any value, but one must be there
-M.any = marker "any"                -- nil unless given
-M.number, M.string, M.boolean, M.table, M.fn = marker "number", marker "string", marker "boolean", marker "table",
-  marker "function"
+local Kind = { __name = "kind" }
 
-local markers = {}
-for _, m in ipairs { M.required, M.any, M.number, M.string, M.boolean, M.table, M.fn } do markers[m] = true end
-local choices = setmetatable({}, { __mode = "k" })
+--- A kind of value. text: the words of messages after "expected", such as "a tensor".
+---@param text string
+---@param test fun(value): boolean
+function M.kind(text, test) return setmetatable({ text = text, test = test }, Kind) end
+
+local kind = M.kind
+local function anything() return true end
+local function is_number(v) return type(v) == "number" and v == v end
+local function is_whole(v) return type(v) == "number" and v % 1 == 0 end
+
+M.required = kind("a value", anything)      -- one must be there
+M.any = kind("a value", anything)           -- nil unless given
+local of_type = {}
+for name, text in pairs { number = "a number", string = "a string", boolean = "a boolean", table = "a table",
+  ["function"] = "a function" } do
+  of_type[name] = kind(text, function(v) return type(v) == name end)
+end
+M.number, M.string, M.boolean, M.table, M.fn = of_type.number, of_type.string, of_type.boolean, of_type.table,
+  of_type["function"]
+M.positive = kind("a number > 0", function(v) return is_number(v) and v > 0 end)
+M.whole = kind("a whole number", is_whole)
+
+--- A number that is not below low.
+function M.number_from(low)
+  return kind(("a number from %g"):format(low), function(v) return is_number(v) and v >= low end)
+end
+
+--- A whole number from low on, up to high if there is one.
+function M.whole_from(low, high)
+  return kind(high and ("a whole number from %d to %d"):format(low, high) or ("a whole number from %d"):format(low),
+    function(v) return is_whole(v) and v >= low and v <= (high or math.huge) end)
+end
+
+--- A function, or an instance of a class that can be called.
+M.callable = kind("a function", function(v)
+  local mt = type(v) == "table" and getmetatable(v)
+  return type(v) == "function" or mt and rawget(mt, "__call") ~= nil or false
+end)
+
+--- A table without a metatable: no tensor, module, class or group. text: "a list of ranks".
+function M.list(text)
+  return kind(text, function(v) return type(v) == "table" and getmetatable(v) == nil end)
+end
 
 --- An enumeration: opts.one_of({"sum", "mean"}, "mean"); without a default the option may be absent.
 function M.one_of(names, default)
-  local m = marker "one_of"
-  m.names, m.default = names, default
-  choices[m] = true
-  return m
+  local one = kind(("one of '%s'"):format(table.concat(names, "', '")), function(v)
+    for _, name in ipairs(names) do
+      if v == name then return true end
+    end
+    return false
+  end)
+  one.names, one.default = names, default
+  return one
 end
+
+local function refuse(value, expected, label)
+  local near = expected.names and type(value) == "string" and errors.nearest(value, expected.names)
+  errors.raise("%s is %s, expected %s%s", label, (expected.names and errors.show or errors.kind)(value), expected.text,
+    near and ("; did you mean '%s'?"):format(near) or "")
+end
+
+--- Raises "LABEL is VALUE, expected KIND" for a value that is not of the kind. label: a format, with its values behind.
+---@generic T
+---@param value T
+---@param expected table
+---@param label string
+---@return T value
+function M.expect(value, expected, label, ...)
+  if expected.test(value) then return value end
+  refuse(value, expected, select("#", ...) > 0 and label:format(...) or label)
+end
+
+--- A list whose elements are of a kind, which names them: "expected a list of tensors".
+---@param list any
+---@param expected table
+---@param label string
+function M.expect_list(list, expected, label, ...)
+  if type(list) ~= "table" or getmetatable(list) ~= nil then
+    errors.raise("%s is %s, expected a list of %ss", label:format(...), errors.kind(list),
+      (expected.text:gsub("^an? ", "")))
+  end
+  for k = 1, #list do
+    if not expected.test(list[k]) then
+      refuse(list[k], expected, ("%s: element %d"):format(label:format(...):match "^(.-): " or label:format(...), k))
+    end
+  end
+  return list
+end
+
+-- ---- functions without options --------------------------------------------------------------------
+
+-- Bytecode of the call of a function with n arguments, by n. Every function gets a prototype of its own: closures of
+-- one prototype share its trace, which is compiled for the function that was called first.
+local calls = setmetatable({}, { __index = function(t, n)
+  local names = {}
+  for k = 1, n do names[k] = "a" .. k end
+  local list = table.concat(names, ", ")
+  local code = ("local f, none, who = ... return function(%s) if more ~= nil then none(who, more) end return f(%s) end")
+    :format(n > 0 and list .. ", more" or "more", list)
+  t[n] = string.dump(loadstring(code), true)
+  return t[n]
+end })
+
+local here = debug.getinfo(1, "S").source
+
+--- fn, for which options behind its last argument are an error.
+---@param who string
+---@param fn function
+---@return function
+function M.fixed(who, fn)
+  local info = debug.getinfo(fn, "u")
+  assert(not info.isvararg, who)
+  return loadstring(calls[info.nparams], here)(fn, M.none, who)
+end
+
+--- The same for functions of a table, by name. prefix: what messages say before the name.
+---@param functions table
+---@param names string[]
+---@param prefix? string
+function M.fix(functions, names, prefix)
+  for _, name in ipairs(names) do functions[name] = M.fixed((prefix or "") .. name, functions[name]) end
+end
+
+-- ---- options --------------------------------------------------------------------------------------
 
 local function sorted_names(spec)
   local names = {}
@@ -38,23 +150,8 @@ function M.is(x)
 end
 
 local function check_value(who, name, value, expected)
-  local kind = type(value)
-  if markers[expected] then
-    if expected == M.required or expected == M.any then return end
-    if kind ~= expected.kind then
-      errors.raise("%s: option '%s' is %s, expected a %s", who, name, errors.kind(value), expected.kind)
-    end
-  elseif choices[expected] then
-    for _, choice in ipairs(expected.names) do
-      if value == choice then return end
-    end
-    local near = kind == "string" and errors.nearest(value, expected.names)
-    errors.raise("%s: option '%s' is %s, expected one of '%s'%s", who, name, errors.show(value),
-      table.concat(expected.names, "', '"),
-      near and ("; did you mean '%s'?"):format(near) or "")
-  elseif kind ~= type(expected) then
-    errors.raise("%s: option '%s' is %s, expected a %s", who, name, errors.kind(value), type(expected))
-  end
+  if getmetatable(expected) ~= Kind then expected = of_type[type(expected)] end
+  if not expected.test(value) then refuse(value, expected, ("%s: option '%s'"):format(who, name)) end
 end
 
 --- The options of who: given ones checked, absent ones by their defaults.
@@ -84,11 +181,8 @@ function M.check(who, given, spec)
   for name, default in pairs(spec) do
     if out[name] == nil then
       if default == M.required then errors.raise("%s: option '%s' is missing", who, name) end
-      if choices[default] then
-        out[name] = default.default
-      elseif not markers[default] then
-        out[name] = default
-      end
+      if getmetatable(default) == Kind then default = default.default end
+      out[name] = default
     end
   end
   return out

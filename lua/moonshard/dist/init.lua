@@ -116,8 +116,7 @@ local function is_whole(rank) return rank % 1 == 0 and rank > -2 ^ 31 and rank <
 --- A group of some ranks, in ascending order. Called by every rank of the world, with the same list.
 ---@param ranks integer[]
 ---@return Group
-function dist.new_group(ranks, more)
-  if more ~= nil then opts.none("dist.new_group", more) end
+function dist.new_group(ranks)
   ensure()
   if type(ranks) ~= "table" then
     errors.raise("dist.new_group: expected a list of ranks, got %s", errors.kind(ranks))
@@ -139,8 +138,7 @@ end
 --- every rank of the world, in the same order as other calls of the world. Afterwards a call with the group, or of a
 --- model over it, is an error.
 ---@param group Group
-function dist.free_group(group, more)
-  if more ~= nil then opts.none("dist.free_group", more) end
+function dist.free_group(group)
   if group == nil then
     errors.raise "dist.free_group: a group of dist.new_group expected, got nil; dist.finalize leaves the job"
   end
@@ -148,6 +146,8 @@ function dist.free_group(group, more)
   if lib.ms_dist_free_group(id, user_line(2)) ~= 0 then fail() end
   groups[id] = nil
 end
+
+opts.fix(dist, { "new_group", "free_group" }, "dist.")
 
 -- ---- works --------------------------------------------------------------------------------------
 

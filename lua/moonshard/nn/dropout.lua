@@ -10,8 +10,7 @@ local Module = require "moonshard.nn.module".Module
 ---@overload fun(p?: number): Dropout
 local Dropout = Module:extend("Dropout")
 
-function Dropout:init(p, more)
-  if more ~= nil then opts.none("Dropout", more) end
+function Dropout:init(p)
   if p == nil then p = 0.5 end
   if type(p) ~= "number" or not (p >= 0 and p <= 1) then
     errors.raise("Dropout: dropout probability has to be between 0 and 1, but got %s", tostring(p))
@@ -28,5 +27,7 @@ function Dropout:forward(x)
 end
 
 function Dropout:extra_repr() return ("%g"):format(self.p) end
+
+Dropout.init = opts.fixed("Dropout", Dropout.init)
 
 return { Dropout = Dropout }

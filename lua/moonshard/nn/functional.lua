@@ -20,37 +20,32 @@ local F = {}
 ---@param w Tensor  [out, in]
 ---@param b? Tensor  [out]
 ---@return Tensor  [..., out]
-function F.linear(x, w, b, more)
-  if more ~= nil then opts.none("linear", more) end
+function F.linear(x, w, b)
   return ops.linear(x, w, b)
 end
 
 --- max(x, 0), element by element.
 ---@param x Tensor
 ---@return Tensor
-function F.relu(x, more)
-  if more ~= nil then opts.none("relu", more) end
+function F.relu(x)
   return ops.relu(x)
 end
 --- x * sigmoid(x), element by element.
 ---@param x Tensor
 ---@return Tensor
-function F.silu(x, more)
-  if more ~= nil then opts.none("silu", more) end
+function F.silu(x)
   return ops.silu(x)
 end
 --- Hyperbolic tangent, element by element.
 ---@param x Tensor
 ---@return Tensor
-function F.tanh(x, more)
-  if more ~= nil then opts.none("tanh", more) end
+function F.tanh(x)
   return ops.tanh(x)
 end
 --- 1 / (1 + e^-x), element by element.
 ---@param x Tensor
 ---@return Tensor
-function F.sigmoid(x, more)
-  if more ~= nil then opts.none("sigmoid", more) end
+function F.sigmoid(x)
   return ops.sigmoid(x)
 end
 
@@ -69,16 +64,14 @@ end
 ---@param x Tensor
 ---@param d? integer  -1
 ---@return Tensor
-function F.softmax(x, d, more)
-  if more ~= nil then opts.none("softmax", more) end
+function F.softmax(x, d)
   return ops.softmax(x, position(d or -1, "softmax"))
 end
 --- The logarithm of softmax along d, computed without overflow.
 ---@param x Tensor
 ---@param d? integer  -1
 ---@return Tensor
-function F.log_softmax(x, d, more)
-  if more ~= nil then opts.none("log_softmax", more) end
+function F.log_softmax(x, d)
   return ops.log_softmax(x, position(d or -1, "log_softmax"))
 end
 
@@ -412,6 +405,8 @@ function F.merge_heads(y)
   if y.ndim ~= 4 then raise("merge_heads: shape %s is not [B, heads, T, D]", tostring(y.shape)) end
   return ops.join_heads(y, y:size(1), y:size(3), y:size(2) * y:size(4))
 end
+
+opts.fix(F, { "linear", "relu", "silu", "tanh", "sigmoid", "softmax", "log_softmax" })
 
 return {
   F = F, check_sizes = check_sizes, batch_norm = batch_norm, conv2d = conv2d, conv_options = conv_options, pair = pair,

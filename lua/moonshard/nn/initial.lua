@@ -81,15 +81,13 @@ function M.constant_(t, v) return fill(fill_, "constant_", t, 1, number("constan
 --- Fills t with 0.
 ---@param t Tensor
 ---@return Tensor t
-function M.zeros_(t, more)
-  if more ~= nil then opts.none("zeros_", more) end
+function M.zeros_(t)
   return fill(fill_, "zeros_", t, 1, 0, 0, 0, 0)
 end
 --- Fills t with 1.
 ---@param t Tensor
 ---@return Tensor t
-function M.ones_(t, more)
-  if more ~= nil then opts.none("ones_", more) end
+function M.ones_(t)
   return fill(fill_, "ones_", t, 1, 1, 0, 0, 0)
 end
 
@@ -104,8 +102,7 @@ end
 ---@param mean? number  0
 ---@param std? number   1
 ---@return Tensor t
-function M.normal_(t, mean, std, more)
-  if more ~= nil then opts.none("normal_", more) end
+function M.normal_(t, mean, std)
   return fill(randn_, "normal_", t, 2, number("normal_", "mean", mean, 0), deviation("normal_", std), 0, 0)
 end
 
@@ -114,8 +111,7 @@ end
 ---@param a? number  0
 ---@param b? number  1
 ---@return Tensor t
-function M.uniform_(t, a, b, more)
-  if more ~= nil then opts.none("uniform_", more) end
+function M.uniform_(t, a, b)
   a, b = number("uniform_", "a", a, 0), number("uniform_", "b", b, 1)
   if a > b then raise("uniform_: from %g to %g is not a range", a, b) end
   return fill(rand_, "uniform_", t, 2, a, b, 0, 0)
@@ -128,8 +124,7 @@ end
 ---@param a? number     -2
 ---@param b? number     2
 ---@return Tensor t
-function M.trunc_normal_(t, mean, std, a, b, more)
-  if more ~= nil then opts.none("trunc_normal_", more) end
+function M.trunc_normal_(t, mean, std, a, b)
   return fill(trunc_, "trunc_normal_", t, 4, number("trunc_normal_", "mean", mean, 0), deviation("trunc_normal_", std),
     number("trunc_normal_", "a", a, -2), number("trunc_normal_", "b", b, 2))
 end
@@ -220,5 +215,7 @@ local function zero_row_(t, row)
   local at = runs and row or row - place / t:size(2)     -- cut along columns: all rows are here
   if at >= 0 and at < x:size(1) then M.zeros_(x:detach():select(1, at + 1)) end
 end
+
+opts.fix(M, { "zeros_", "ones_", "normal_", "uniform_", "trunc_normal_" })
 
 return { init = M, places = places, zero_row_ = zero_row_ }

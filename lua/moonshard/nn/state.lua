@@ -209,8 +209,7 @@ end
 
 ---Every parameter and persistent buffer by every name it has: detached tensors that share storage.
 ---@return table<string, Tensor>
-function Module:state_dict(more)
-  if more ~= nil then opts.none("state_dict", more) end
+function Module:state_dict()
   local names, values = self:_state()
   local sd = {}
   for i, name in ipairs(names) do sd[name] = values[i]:detach() end
@@ -364,5 +363,7 @@ function Module:load_state_dict(sd, given)
   end)
   return missing, unexpected
 end
+
+opts.fix(Module, { "state_dict" })
 
 return Module

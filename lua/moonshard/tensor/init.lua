@@ -9,7 +9,7 @@ local errors = require "moonshard.core.errors"
 local class = require "moonshard.core.class"
 local dtypes = require "moonshard.core.dtypes"
 local misspelt = require "moonshard.core.misspelt"
-local none = require("moonshard.core.opts").none
+local opts = require "moonshard.core.opts"
 
 local lib, state, ffi, info = engine.lib, engine.state, engine.ffi, engine.info
 local getmetatable, setmetatable, rawget, rawset, type, tonumber, ipairs =
@@ -439,12 +439,10 @@ end
 
 --- The number of elements.
 ---@return integer
-function methods.numel(t, more)
-  if more ~= nil then none("numel", more) end
+function methods.numel(t)
   id_of(t, "numel")
   return tonumber(info_of(t).numel)
 end
-methods.nelement = methods.numel
 
 --- The number of dimensions, as the field ndim.
 ---@return integer
@@ -482,8 +480,7 @@ local BOOL = ffi.C.MS_BOOL
 --- The one element as a Lua number, or a boolean of a bool tensor. Waits for the device. int64 beyond 2^53 is
 --- rounded. Errors: another number of elements.
 ---@return number|boolean
-function methods.item(t, more)
-  if more ~= nil then none("item", more) end
+function methods.item(t)
   if lib.ms_item(id_of(t, "item"), double1) ~= 0 then fail(t) end
   local v = double1[0]
   if info_of(t).dtype == BOOL then return v ~= 0 end
@@ -503,8 +500,7 @@ M.read = read
 
 --- The elements as a nested table; a 0-dim tensor gives its number. Waits for the device.
 ---@return table|number|boolean
-function methods.tolist(t, more)
-  if more ~= nil then none("tolist", more) end
+function methods.tolist(t)
   id_of(t, "tolist")
   local values = read(t)
   local shape, is_bool = getters.shape(t), info.dtype == BOOL
@@ -545,8 +541,7 @@ end
 
 --- The same storage, outside of the graph: no gradient flows through it.
 ---@return Tensor
-function methods.detach(t, more)
-  if more ~= nil then none("detach", more) end
+function methods.detach(t)
   local id = lib.ms_detach(id_of(t, "detach"))
   if id == 0 then fail(t) end
   return wrap(id)
@@ -560,5 +555,8 @@ function M.set_name(t, name)
   end
   if lib.ms_set_name(t.id, name) ~= 0 then fail(t) end
 end
+
+opts.fix(methods, { "numel", "item", "tolist", "detach" })
+methods.nelement = methods.numel
 
 return M

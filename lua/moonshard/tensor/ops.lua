@@ -12,7 +12,7 @@ local op, a_in, a_i, a_f, args = engine.op, engine.a_in, engine.a_i, engine.a_f,
 local Tensor, methods = tensor.Tensor, tensor.methods
 local wrap, wrap_same, id_of, is_tensor = tensor.wrap, tensor.wrap_same, tensor.id_of, tensor.is_tensor
 local call1, call1f, call2, call3 = tensor.call1, tensor.call1f, tensor.call2, tensor.call3
-local none, type = opts.none, type
+local fixed, type = opts.fixed, type
 
 local M = {}
 
@@ -150,20 +150,18 @@ end
 
 for _, name in ipairs { "mul", "div", "pow" } do
   local operator = Tensor["__" .. name]
-  methods[name] = function(t, u, more)
-    if more ~= nil then none(name, more) end
+  methods[name] = fixed(name, function(t, u)
     return operator(t, u)
-  end
+  end)
 end
 
 -- In place with a tensor or a number.
 local function in_place(name)
   local who, with_tensor, with_number = name .. "_", op(name .. "_"), op(name .. "_scalar_")
-  methods[who] = function(t, u, more)
-    if more ~= nil then none(who, more) end
+  methods[who] = fixed(who, function(t, u)
     if type(u) == "number" then call1f(with_number, t, u, who) else call2(with_tensor, t, u, who) end
     return t
-  end
+  end)
 end
 in_place "mul"
 in_place "div"
@@ -172,8 +170,7 @@ local POW_S_ = op "pow_scalar_"
 --- t ^ u in place.
 ---@param u Tensor|number
 ---@return Tensor self
-function methods.pow_(t, u, more)
-  if more ~= nil then none("pow_", more) end
+function methods.pow_(t, u)
   if type(u) == "number" then
     call1f(POW_S_, t, u, "pow_")
     return t
@@ -185,10 +182,9 @@ end
 
 local function unary(name)
   local number = op(name)
-  methods[name] = function(t, more)
-    if more ~= nil then none(name, more) end
+  methods[name] = fixed(name, function(t)
     return wrap(call1(number, t, name))
-  end
+  end)
 end
 for _, name in ipairs { "neg", "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "relu", "silu", "tanh", "sigmoid",
   "sign", "reciprocal",
@@ -246,8 +242,7 @@ end
 ---@param low? number|{ min: number, max: number }  no lower limit without it; or both limits by name
 ---@param high? number  no upper limit without it
 ---@return Tensor
-function methods.clamp(t, low, high, more)
-  if more ~= nil then none("clamp", more) end
+function methods.clamp(t, low, high)
   return wrap(clamp(CLAMP, "clamp", t, low, high))
 end
 
@@ -255,8 +250,7 @@ end
 ---@param low? number|{ min: number, max: number }
 ---@param high? number
 ---@return Tensor self
-function methods.clamp_(t, low, high, more)
-  if more ~= nil then none("clamp_", more) end
+function methods.clamp_(t, low, high)
   clamp(CLAMP_, "clamp_", t, low, high)
   return t
 end
@@ -265,20 +259,18 @@ end
 
 for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge" } do
   local with_tensor, with_number = op(name), op(name .. "_scalar")
-  methods[name] = function(t, u, more)
-    if more ~= nil then none(name, more) end
+  methods[name] = fixed(name, function(t, u)
     if type(u) == "number" then return wrap(call1f(with_number, t, u, name)) end
     if type(u) == "boolean" then return wrap(call1f(with_number, t, u and 1 or 0, name)) end
     return wrap(call2(with_tensor, t, u, name))
-  end
+  end)
 end
 
 for _, name in ipairs { "maximum", "minimum", "logical_and", "logical_or" } do
   local number = op(name)
-  methods[name] = function(t, u, more)
-    if more ~= nil then none(name, more) end
+  methods[name] = fixed(name, function(t, u)
     return wrap(call2(number, t, u, name))
-  end
+  end)
 end
 
 local MATMUL = op "matmul"
@@ -287,11 +279,9 @@ local MATMUL = op "matmul"
 --- vectors give their dot product. Errors: inner sizes, dtypes or devices that differ.
 ---@param u Tensor
 ---@return Tensor
-function methods.matmul(t, u, more)
-  if more ~= nil then none("matmul", more) end
+function methods.matmul(t, u)
   return wrap(call2(MATMUL, t, u, "matmul"))
 end
-methods.mm, methods.bmm = methods.matmul, methods.matmul
 
 -- ---- choosing --------------------------------------------------------------------------------------
 
@@ -311,8 +301,7 @@ local WHERE = op "where"
 ---@param a Tensor|number
 ---@param b Tensor|number
 ---@return Tensor
-function M.where(cond, a, b, more)
-  if more ~= nil then none("where", more) end
+function M.where(cond, a, b)
   if not is_tensor(a) then a = like_number(a, is_tensor(b) and b or nil, "where") end
   if not is_tensor(b) then b = like_number(b, a, "where") end
   return wrap(call3(WHERE, cond, a, b, "where"))
@@ -338,8 +327,7 @@ local MASKED_FILL, MASKED_FILL_ = op "masked_fill", op "masked_fill_"
 ---@param mask Tensor  bool, of a shape that broadcasts to t's
 ---@param value number|boolean|Tensor  a tensor has one element
 ---@return Tensor
-function methods.masked_fill(t, mask, value, more)
-  if more ~= nil then none("masked_fill", more) end
+function methods.masked_fill(t, mask, value)
   return wrap(masked_fill(MASKED_FILL, "masked_fill", t, mask, value))
 end
 --- masked_fill in place.
@@ -358,8 +346,7 @@ local FILL_, ZERO_, COPY_ = op "fill_", op "zero_", op "copy_"
 --- Sets every element to v, cast to t's dtype.
 ---@param v number|boolean|Tensor
 ---@return Tensor self
-function methods.fill_(t, v, more)
-  if more ~= nil then none("fill_", more) end
+function methods.fill_(t, v)
   if type(v) == "boolean" then v = v and 1 or 0 end
   if type(v) ~= "number" then
     if not is_tensor(v) then bad_operand("fill_", v) end
@@ -371,8 +358,7 @@ end
 
 --- Sets every element to 0.
 ---@return Tensor self
-function methods.zero_(t, more)
-  if more ~= nil then none("zero_", more) end
+function methods.zero_(t)
   call1(ZERO_, t, "zero_")
   return t
 end
@@ -380,8 +366,7 @@ end
 --- Copies src into t, cast to t's dtype, between devices too. Errors: a shape that does not broadcast to t's.
 ---@param src Tensor
 ---@return Tensor self
-function methods.copy_(t, src, more)
-  if more ~= nil then none("copy_", more) end
+function methods.copy_(t, src)
   call2(COPY_, t, src, "copy_")
   return t
 end
@@ -389,14 +374,12 @@ end
 local CLONE, CONTIGUOUS = op "clone", op "contiguous"
 --- A copy in storage of its own; gradients flow through it.
 ---@return Tensor
-function methods.clone(t, more)
-  if more ~= nil then none("clone", more) end
+function methods.clone(t)
   return wrap(call1(CLONE, t, "clone"))
 end
 --- t with its elements row by row in memory: a copy, or t itself where they are so already.
 ---@return Tensor
-function methods.contiguous(t, more)
-  if more ~= nil then none("contiguous", more) end
+function methods.contiguous(t)
   id_of(t, "contiguous")
   if tensor.info_of(t).is_contiguous ~= 0 then return t end
   return wrap(call1(CONTIGUOUS, t, "contiguous"))
@@ -464,23 +447,20 @@ local casts = {
 }
 for name, dtype in pairs(casts) do
   local number = dtypes.numbers[dtype]
-  methods[name] = function(t, more)
-    if more ~= nil then none(name, more) end
+  methods[name] = fixed(name, function(t)
     return cast(t, number)
-  end
+  end)
 end
 
 --- The tensor in the CPU's memory; itself when it is there.
 ---@return Tensor
-function methods.cpu(t, more)
-  if more ~= nil then none("cpu", more) end
+function methods.cpu(t)
   return methods.to(t, "cpu")
 end
 --- The tensor on the current CUDA device; itself when it is there. Errors: no CUDA device (ms.cuda.why_unavailable
 --- tells why).
 ---@return Tensor
-function methods.cuda(t, more)
-  if more ~= nil then none("cuda", more) end
+function methods.cuda(t)
   return methods.to(t, "cuda")
 end
 --- The dtype's name; or, given one, the same numbers in that dtype.
@@ -514,8 +494,7 @@ local EQUAL, ALLCLOSE = op "equal", op "allclose"
 --- Have both the same shape and the same elements?
 ---@param u Tensor
 ---@return boolean
-function methods.equal(t, u, more)
-  if more ~= nil then none("equal", more) end
+function methods.equal(t, u)
   return truth(call2(EQUAL, t, u, "equal"))
 end
 
@@ -535,5 +514,10 @@ function methods.allclose(t, u, given)
   tensor.call(ALLCLOSE, t, u)
   return truth(engine.a_out[0])
 end
+
+opts.fix(methods, { "pow_", "clamp", "clamp_", "matmul", "masked_fill", "fill_", "zero_", "copy_", "clone",
+  "contiguous", "cpu", "cuda", "equal" })
+opts.fix(M, { "where" })
+methods.mm, methods.bmm = methods.matmul, methods.matmul
 
 return M

@@ -9,8 +9,7 @@ local M = {}
 --- Starts the generator of this process at a seed. It is counter-based (Philox): one seed gives the same numbers on
 --- every device, thread count and world size.
 ---@param n integer  -2^53 to 2^53
-function M.manual_seed(n, more)
-  if more ~= nil then opts.none("manual_seed", more) end
+function M.manual_seed(n)
   if type(n) ~= "number" or n % 1 ~= 0 then
     errors.raise("manual_seed: argument is %s, expected a whole number", errors.kind(n))
   end
@@ -37,5 +36,7 @@ function M.set_rng_state(s)
   end
   engine.lib.ms_rng_set(s[1], s[2])
 end
+
+opts.fix(M, { "manual_seed" })
 
 return M

@@ -99,11 +99,10 @@ end
 
 for _, name in ipairs { "softmax", "log_softmax", "cumsum" } do
   local number = op(name)
-  methods[name] = function(t, d, more)
-    if more ~= nil then opts.none(name, more) end
+  methods[name] = opts.fixed(name, function(t, d)
     a_i[0] = position(d or -1, name)
     return wrap(run(number, t, name, 1, 0))
-  end
+  end)
 end
 
 local LOGSUMEXP = op "logsumexp"

@@ -89,8 +89,7 @@ end
 ---@param first? integer  1
 ---@param last? integer   the last one
 ---@return Tensor
-function methods.flatten(t, first, last, more)
-  if more ~= nil then opts.none("flatten", more) end
+function methods.flatten(t, first, last)
   id_of(t, "flatten")
   local n = info_of(t).ndim
   if n == 0 then return methods.reshape(t, 1) end
@@ -113,16 +112,14 @@ end
 ---@param d1 integer
 ---@param d2 integer
 ---@return Tensor  shares t's storage
-function methods.transpose(t, d1, d2, more)
-  if more ~= nil then opts.none("transpose", more) end
+function methods.transpose(t, d1, d2)
   a_i[0], a_i[1] = position(d1, "transpose"), position(d2, "transpose")
   return wrap(with_ints(TRANSPOSE, "transpose", t, 2))
 end
 
 --- The transpose of a matrix, without copying; a vector or number gives itself. Errors: more than 2 dimensions.
 ---@return Tensor  [B, A] of a t of [A, B]
-function methods.t(t, more)
-  if more ~= nil then opts.none("t", more) end
+function methods.t(t)
   id_of(t, "t")
   local n = info_of(t).ndim
   if n > 2 then
@@ -157,8 +154,7 @@ end
 ---@param start integer   position of the first one, from 1; negative from the end
 ---@param length integer  may be 0
 ---@return Tensor  shares t's storage; size length at d
-function methods.narrow(t, d, start, length, more)
-  if more ~= nil then opts.none("narrow", more) end
+function methods.narrow(t, d, start, length)
   id_of(t, "narrow")
   local at = dimension(t, d, "narrow")
   local size = tonumber(engine.info.shape[at])
@@ -175,8 +171,7 @@ end
 ---@param d integer
 ---@param i integer  from 1; negative from the end
 ---@return Tensor  shares t's storage
-function methods.select(t, d, i, more)
-  if more ~= nil then opts.none("select", more) end
+function methods.select(t, d, i)
   id_of(t, "select")
   local at = dimension(t, d, "select")
   a_i[0], a_i[1] = at, index(i, tonumber(engine.info.shape[at]), "select")
@@ -201,8 +196,7 @@ end
 --- With a new dimension of size 1.
 ---@param d integer  its place in the result; -1 is behind the last
 ---@return Tensor  shares t's storage
-function methods.unsqueeze(t, d, more)
-  if more ~= nil then opts.none("unsqueeze", more) end
+function methods.unsqueeze(t, d)
   id_of(t, "unsqueeze")
   local n = info_of(t).ndim
   local at = position(d, "unsqueeze")
@@ -221,8 +215,7 @@ local MAX_PIECES = 20                           -- sizes are integer arguments o
 ---@param size integer|integer[]  of each piece (the last may be smaller), or a list of sizes
 ---@param d? integer  1
 ---@return Tensor[]  they share t's storage
-function methods.split(t, size, d, more)
-  if more ~= nil then opts.none("split", more) end
+function methods.split(t, size, d)
   id_of(t, "split")
   local at = dimension(t, d or 1, "split")
   local total = tonumber(engine.info.shape[at])
@@ -266,8 +259,7 @@ end
 ---@param n integer
 ---@param d? integer  1
 ---@return Tensor[]  they share t's storage
-function methods.chunk(t, n, d, more)
-  if more ~= nil then opts.none("chunk", more) end
+function methods.chunk(t, n, d)
   id_of(t, "chunk")
   if whole(n, "chunk", "number of pieces") <= 0 then
     errors.raise("chunk: number of pieces is %d, expected at least 1", n)
@@ -308,8 +300,7 @@ end
 ---@param list Tensor[]
 ---@param d? integer  1
 ---@return Tensor
-function M.cat(list, d, more)
-  if more ~= nil then opts.none("cat", more) end
+function M.cat(list, d)
   local n = type(list) == "table" and #list or 0
   if n <= engine.MAX_IN then return join(CAT, "cat", list, d) end
   local parts = {}
@@ -325,8 +316,7 @@ end
 ---@param list Tensor[]
 ---@param d? integer  place of the new dimension, 1
 ---@return Tensor
-function M.stack(list, d, more)
-  if more ~= nil then opts.none("stack", more) end
+function M.stack(list, d)
   local n = type(list) == "table" and #list or 0
   if n <= engine.MAX_IN then return join(STACK, "stack", list, d) end
   local rows = {}
@@ -344,16 +334,14 @@ local TRIL, TRIU = op "tril", op "triu"
 --- The lower triangle of the last two dimensions; zeros above it.
 ---@param k? integer  up to this diagonal: 0 is the main one, 1 the one above it, -1 the one below
 ---@return Tensor
-function methods.tril(t, k, more)
-  if more ~= nil then opts.none("tril", more) end
+function methods.tril(t, k)
   a_i[0] = whole(k or 0, "tril", "diagonal")
   return wrap(with_ints(TRIL, "tril", t, 1))
 end
 --- The upper triangle of the last two dimensions; zeros below it.
 ---@param k? integer  from this diagonal: 0 is the main one, 1 the one above it, -1 the one below
 ---@return Tensor
-function methods.triu(t, k, more)
-  if more ~= nil then opts.none("triu", more) end
+function methods.triu(t, k)
   a_i[0] = whole(k or 0, "triu", "diagonal")
   return wrap(with_ints(TRIU, "triu", t, 1))
 end
@@ -375,8 +363,7 @@ local INDEX_SELECT, GATHER, SCATTER_, SCATTER_ADD = op "index_select", op "gathe
 ---@param d integer
 ---@param idx Tensor  int64 [n]; ids from 0
 ---@return Tensor  size n at d
-function methods.index_select(t, d, idx, more)
-  if more ~= nil then opts.none("index_select", more) end
+function methods.index_select(t, d, idx)
   if id_of(t, "index_select") >= 0 and info_of(t).ndim == 0 then
     return methods.reshape(methods.index_select(methods.reshape(t, 1), d, idx), {})
   end
@@ -388,8 +375,7 @@ end
 ---@param d integer
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
 ---@return Tensor  of idx's shape
-function methods.gather(t, d, idx, more)
-  if more ~= nil then opts.none("gather", more) end
+function methods.gather(t, d, idx)
   return wrap(with_index(GATHER, "gather", t, d, idx))
 end
 
@@ -399,8 +385,7 @@ end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
 ---@param src Tensor|number  at least of idx's shape, of t's dtype
 ---@return Tensor self
-function methods.scatter_(t, d, idx, src, more)
-  if more ~= nil then opts.none("scatter_", more) end
+function methods.scatter_(t, d, idx, src)
   if type(src) == "number" then
     id_of(t, "scatter_")
     id_of(idx, "scatter_", "index")
@@ -427,5 +412,9 @@ end
 ---@param src Tensor|number  at least of idx's shape, of t's dtype
 ---@return Tensor
 function methods.scatter(t, d, idx, src) return methods.scatter_(methods.clone(t), d, idx, src) end
+
+opts.fix(methods, { "flatten", "transpose", "t", "narrow", "select", "unsqueeze", "split", "chunk", "tril", "triu",
+  "index_select", "gather", "scatter_" })
+opts.fix(M, { "cat", "stack" })
 
 return M

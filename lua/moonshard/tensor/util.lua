@@ -97,8 +97,7 @@ end
 ---@generic T
 ---@param x T
 ---@return T
-function M.deepcopy(x, more)
-  if more ~= nil then opts.none("deepcopy", more) end
+function M.deepcopy(x)
   local memo = {}
   local function copy(v)
     if type(v) ~= "table" then return v end
@@ -154,8 +153,7 @@ local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "li
 --- peaks of both; live_tensors counts the tensors of all devices.
 ---@param device? string  the default device
 ---@return { allocated: integer, peak_allocated: integer, reserved: integer, peak_reserved: integer, live_tensors: integer }
-function M.memory_stats(device, more)
-  if more ~= nil then opts.none("memory_stats", more) end
+function M.memory_stats(device)
   errors.check(lib.ms_memory_stats(device and dtypes.device(device, "memory_stats") or dtypes.device_now(), stats))
   local out = {}
   for _, field in ipairs(FIELDS) do out[field] = stats[field] end
@@ -244,5 +242,7 @@ M.cuda = errors.closed({
   synchronize = function(i) errors.check(lib.ms_cuda_synchronize(checked_device(i or dtypes.cuda_device(),
   "cuda.synchronize"))) end,
 }, "cuda")
+
+opts.fix(M, { "deepcopy", "memory_stats" })
 
 return M
