@@ -246,7 +246,7 @@ ms_status ms_set_grad(ms_id id, ms_id grad)
     bool unreduced = before && before->unreduced && g->ndim == before->ndim &&
                      !memcmp(g->shape, before->shape, (size_t)g->ndim * sizeof *g->shape) &&
                      g->dtype == before->dtype && ms__device(g) == ms__device(before);
-    if (unreduced) {  // a whole gradient in the place of one (shard/layout/flat.c)
+    if (unreduced) {  // a whole gradient in the place of one (shard/views/classic.c)
         g->unreduced = true;
     } else if (g->dtype != t->dtype || g->ndim != t->ndim ||
                memcmp(g->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) || ms__device(g) != ms__device(t))

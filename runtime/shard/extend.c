@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // shard/extend.c -- all-gather extensions: parameters of which the script says what travels and what the whole is made
-// of (docs/semantics.md#extensions), and gathers as runs, which such units need.
+// of (docs/semantics.md#extensions).
 //
 // An extension's inputs are copied behind the unit's other parameters into what is gathered, and its outputs lie behind
 // their wholes in the full storage: one collective carries all. The whole that the script makes of the outputs at the
@@ -8,7 +8,8 @@
 // that the script gave up are vacated and refilled with the full storage.
 #include <stdio.h>
 
-#include "shard/unit.h"
+#include "shard/extend.h"
+#include "shard/layout/layout.h"
 #include "ops/op.h"
 
 enum { MAX_PARTS = 16, ALIGN = 64 };
@@ -69,7 +70,7 @@ void ms__extensions_drop(unit *u)
 static ms_status check_extended(const unit *u, const unit_param *p)
 {
     const char *name = p->param->name ? p->param->name : "?";
-    if (u->layout != &ms__layouts[MS_LAYOUT_ROWS])
+    if (!u->layout->extends)
         return ms__fail(MS_EINVAL, "fsdp: parameter '%s': all-gather extensions are for fully_shard", name);
     if (p->dim > 0)
         return ms__fail(MS_EUNSUPPORTED,
@@ -83,11 +84,8 @@ static ms_status check_extended(const unit *u, const unit_param *p)
     return MS_OK;
 }
 
-ms_status ms_unit_extend(double handle, int n, const int32_t *count, const int32_t *which)
+ms_status ms__extensions_check(const unit *u, int n, const int32_t *count, const int32_t *which)
 {
-    unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
-    if (n == 0 && u->memory.n_extensions == 0) return MS_OK;
     int at = 0;
     for (int e = 0; e < n; e++)
         for (int k = 0; k < count[e]; k++, at++) {
@@ -95,11 +93,15 @@ ms_status ms_unit_extend(double handle, int n, const int32_t *count, const int32
                 return ms__fail(MS_EINVAL, "fsdp: unit '%s' has no parameter %d", u->name, which[at] + 1);
             MS_TRY(check_extended(u, &u->params[which[at]]));
         }
-    ms__unit_shard(u);
+    return MS_OK;
+}
+
+ms_status ms__extensions_set(unit *u, int n, const int32_t *count, const int32_t *which)
+{
     ms__extensions_drop(u);
     extension *list = calloc((size_t)n + 1, sizeof *list);
     if (!list) return ms__no_memory(((size_t)n + 1) * sizeof *list, "fsdp", "%d extensions", n);
-    at = 0;
+    int at = 0;
     for (int e = 0; e < n; e++) {
         list[e].n = count[e];
         if (!(list[e].which = calloc((size_t)count[e] + 1, sizeof *list[e].which))) {
@@ -114,7 +116,7 @@ ms_status ms_unit_extend(double handle, int n, const int32_t *count, const int32
         for (int k = 0; k < list[e].n; k++) u->params[list[e].which[k]].extended = true;
     u->memory.extensions = list;
     u->memory.n_extensions = n;
-    return ms__unit_replan(u);
+    return MS_OK;
 }
 
 // ---- inputs -----------------------------------------------------------------------------------
@@ -346,7 +348,7 @@ ms_status ms_unit_extension_whole(double handle, int e, int n_whole, const ms_id
     return MS_OK;
 }
 
-static ms_status all_made(const unit *u)
+ms_status ms__extensions_made(const unit *u)
 {
     for (int e = 0; e < u->memory.n_extensions; e++)
         if (!u->memory.extensions[e].made)
@@ -355,65 +357,4 @@ static ms_status all_made(const unit *u)
                             "tensor and a list of tensors to free",
                             name_of(u, &u->memory.extensions[e]));
     return MS_OK;
-}
-
-// ---- gathers as runs --------------------------------------------------------------------------
-
-enum { ASK, START, FETCH, MAKE };
-
-static ms_status gather_on(unit *u, bool early, bool prefetched)
-{
-    MS_TRY(ms__unit_start_gather(u, early, prefetched));
-    return early ? MS_OK : ms__unit_finish_gather(u);
-}
-
-static ms_run_state gather_step(ms_task *t, ms_run *run, ms_event *ev)
-{
-    unit *u = ms__unit((double)(uint64_t)(uintptr_t)t->ptr);
-    bool early = t->n & 1, prefetched = t->n & 2;
-    if (!u) {  // its module died meanwhile
-        ms__clear_error();
-        return MS_RUN_DONE;
-    }
-    if (u->state.gathered || (early && (u->state.gather || u->state.fetched || u->world == 1))) return MS_RUN_DONE;
-    if (u->memory.n_extensions == 0 || (u->memory.device & 0xff) == MS_META)
-        return gather_on(u, early, prefetched) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
-    switch (t->phase) {
-    case ASK:
-        if (!u->state.gather && !u->state.fetched) {
-            t->phase = START;
-            return ms__run_event(run, ev, MS_EV_PRE_GATHER, 0, u->handle, 0, NULL, 0);
-        }
-        goto fetch;
-    case START:
-        if (ms__unit_start_gather(u, early, prefetched) != MS_OK) return MS_RUN_FAILED;
-        if (early) return MS_RUN_DONE;
-        // fall through
-    case FETCH:
-    fetch:
-        if (ms__unit_fetch(u) != MS_OK || ms__extensions_refill(u) != MS_OK) return MS_RUN_FAILED;
-        t->phase = MAKE;
-        return ms__run_event(run, ev, MS_EV_POST_GATHER, 0, u->handle, 0, NULL, 0);
-    default:
-        if (all_made(u) != MS_OK || ms__unit_finish_gather(u) != MS_OK) return MS_RUN_FAILED;
-        return MS_RUN_DONE;
-    }
-}
-
-ms_status ms__unit_push_gather(ms_run *run, unit *u, bool early, bool prefetched)
-{
-    ms_task t = { .step = gather_step,
-                  .ptr = (void *)(uintptr_t)(uint64_t)u->handle,
-                  .n = (early ? 1 : 0) | (prefetched ? 2 : 0) };
-    return ms__run_push(run, &t);
-}
-
-ms_run *ms_unit_gather_run(double handle, int early, int prefetched)
-{
-    unit *u = ms__unit(handle);
-    ms_run *r = u ? ms__run_new() : NULL;
-    if (!r) return NULL;
-    if (ms__unit_push_gather(r, u, early != 0, prefetched != 0) == MS_OK) return r;
-    ms_run_abort(r);
-    return NULL;
 }

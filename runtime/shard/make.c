@@ -3,8 +3,18 @@
 #include <stdio.h>
 
 #include "device/device.h"
-#include "shard/unit.h"
+#include "shard/extend.h"
+#include "shard/gather.h"
+#include "shard/layout/layout.h"
+#include "shard/make.h"
+#include "shard/root.h"
+#include "shard/views/views.h"
 #include "ops/op.h"
+
+static const layout *const layouts[] = { [MS_LAYOUT_ROWS] = &ms__layout_rows, [MS_LAYOUT_FLAT] = &ms__layout_flat };
+static const views *const known_views[] = {
+    [MS_VIEWS_SHARDED] = &ms__views_sharded, [MS_VIEWS_FLAT] = &ms__views_flat, [MS_VIEWS_PIECES] = &ms__views_pieces
+};
 
 // ---- construction -----------------------------------------------------------------------------
 
@@ -22,12 +32,11 @@ static void release_params(unit *u)
         if (p->param) p->param->unit_param = NULL;
         ms__release(p->param);
     }
-    ms__release(u->flat.saved);
-    if (u->flat.local) {
-        u->flat.local->unit_param = NULL;
-        ms__disown(u->flat.local);
-        ms__release(u->flat.local);
-    }
+    if (u->slots == u->params) return;
+    ms__release(u->slots->saved);
+    u->slots->local->unit_param = NULL;
+    ms__disown(u->slots->local);
+    ms__release(u->slots->local);
 }
 
 static void unit_delete(unit *u)
@@ -45,46 +54,6 @@ static void unit_delete(unit *u)
     free(u->settings.forward_prefetch);
     free(u->settings.backward_prefetch);
     free(u);
-}
-
-// What a flat parameter can be made of.
-static ms_status check_flat(const char *name, const ms_tensor *t, const ms_tensor *first, bool one)
-{
-    const char *p = t->name ? t->name : "?";
-    if (t->unit_param) return ms__fail(MS_EINVAL, "Cannot flatten a `FlatParameter`");
-    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
-    if (!ms__is_float(t->dtype)) return ms__fail(MS_EINVAL, "Cannot flatten integer dtype tensors");
-    if (t->dtype != first->dtype)
-        return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s",
-                        ms__dtype_name(first->dtype), ms__dtype_name(t->dtype));
-    if (one && t->requires_grad != first->requires_grad)
-        return ms__fail(MS_EINVAL, "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
-    if (ms__device(t) != ms__device(first)) {
-        char a[64], b[64];
-        snprintf(a, sizeof a, "%s", strrchr(ms__tensor_text(first), ' ') + 1);
-        snprintf(b, sizeof b, "%s", strrchr(ms__tensor_text(t), ' ') + 1);
-        return ms__fail(MS_EINVAL, "Must flatten tensors on the same device but got both %s and %s", a, b);
-    }
-    return MS_OK;
-}
-
-static ms_status check_param(const char *name, const ms_tensor *t, const ms_tensor *first)
-{
-    const char *p = t->name ? t->name : "?";
-    if (t->unit_param)
-        return ms__fail(MS_ESTATE, "fsdp: parameter '%s' is already managed by unit '%s'", p,
-                        ((unit_param *)t->unit_param)->owner->name);
-    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
-    if (t->ndim == 0)
-        return ms__fail(
-            MS_EINVAL, "fully_shard doesn't support scalar parameters. Change %s to a 1D tensor with numel equal to 1.",
-            p);
-    if (!ms__is_contiguous(t))
-        return ms__fail(MS_EINVAL, "FSDP does not support non-contiguous parameters yet: %s %s", p, ms__tensor_text(t));
-    if (ms__device(t) != ms__device(first))
-        return ms__fail(MS_EINVAL, "fsdp: the parameters of unit '%s' are on different devices: %s and '%s' %s", name,
-                        ms__tensor_text(first), p, ms__tensor_text(t));
-    return MS_OK;
 }
 
 // A storage for the wholes, vacated: its bytes come with the first gather.
@@ -143,30 +112,7 @@ static ms_status make_storages(unit *u)
     }
     u->memory.shard = shard;
     u->memory.full = full;
-    if (u->views == MS_VIEWS_FLAT && u->n) {
-        unit_param *f = &u->flat;
-        int64_t n = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
-        ms_tensor *t = ms__tensor_on(shard, u->params[0].dtype, 1, &n, 0);
-        f->dtype = f->low = t->dtype;
-        f->chunk = f->here = n;
-        f->first = u->rank * n;
-        f->rows = f->numel = u->world * n;
-        f->row_numel = 1;
-        f->ndim = 1;
-        f->shape[0] = f->numel;
-        if (f->local) {  // an object for life: re-pointed
-            ms__tensor_point(f->local, t);
-            ms__release(t);
-        } else {
-            f->owner = u;
-            f->param = f->local = t;
-            t->unit_param = f;
-            t->is_param = true;
-            t->name = ms__intern("flat_param");
-            ms__own(t);
-            for (int j = 0; j < u->n; j++) t->requires_grad |= u->params[j].param->requires_grad;
-        }
-    }
+    if (u->views->place) u->views->place(u);
     return MS_OK;
 }
 
@@ -190,8 +136,9 @@ static void make_views(unit *u, unit_param *p)
     ms__release(p->whole);
     ms__release(p->resting);
     p->whole = ms__tensor_on(u->memory.full, p->low, p->ndim, p->shape, at);
-    p->resting = u->views == MS_VIEWS_PIECES ? ms__tensor_alias(p->local)
-                                             : ms__tensor_on(u->memory.full, p->dtype, p->ndim, p->shape, 0);
+    p->resting =
+        u->views->resting ? u->views->resting(p) : ms__tensor_on(u->memory.full, p->dtype, p->ndim, p->shape, 0);
+    p->resting->sharded = !u->views->resting;
 }
 
 ms_status ms__unit_replan(unit *u)
@@ -255,8 +202,8 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     }
     u->name = ms__intern(name);
     u->serial = serial;
-    u->layout = &ms__layouts[o->layout];
-    u->views = o->views;
+    u->layout = layouts[o->layout];
+    u->views = known_views[o->views];
     u->options.backward_prefetch_at = o->backward_prefetch;
     u->options.offload = o->offload != 0;
     u->options.keep_low = o->keep_low_precision_grads != 0;
@@ -274,10 +221,9 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     if (o->replicates && !(u->replicate = ms__group_hold(ms__group_by_id(o->replicate_group)))) goto failed;
     if (o->reshards_to && !(u->settings.post_group = ms__group_hold(ms__group_by_id(o->reshard_group)))) goto failed;
     if (u->replicate && ms__group_size(u->replicate) == 1) u->replicate = NULL;
-    if (u->views != MS_VIEWS_SHARDED)
-        ms_comm_division(u->world * (u->replicate ? ms__group_size(u->replicate) : 1), &u->options.before,
-                         &u->options.after);
-    u->params = calloc((size_t)n + 1, sizeof *u->params);
+    ms_comm_division(u->world * (u->replicate ? ms__group_size(u->replicate) : 1), &u->options.before,
+                     &u->options.after);
+    u->params = u->slots = calloc((size_t)n + 1, sizeof *u->params);
     u->memory.pieces = calloc((size_t)n + 1, sizeof *u->memory.pieces);
     if (!u->params || !u->memory.pieces) {
         ms__no_memory(((size_t)n + 1) * (sizeof *u->params + sizeof *u->memory.pieces), "fsdp",
@@ -291,9 +237,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     for (int j = 0; j < n; j++) {
         ms_tensor *t = ms__tensor(params[j]);
         const ms_tensor *first = j ? u->params[0].param : t;
-        if (!t || (o->views == MS_VIEWS_SHARDED ? check_param(name, t, first)
-                                                : check_flat(name, t, first, o->views == MS_VIEWS_FLAT)) != MS_OK)
-            goto failed;
+        if (!t || u->views->check(name, t, first) != MS_OK) goto failed;
         unit_param *p = &u->params[j];
         p->owner = u;
         p->param = ms__retain(t);
@@ -304,7 +248,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
         p->numel = t->numel;
         if (u->settings.param_dtype >= 0 && ms__is_float(t->dtype)) p->low = u->settings.param_dtype;
         u->memory.casts |= p->low != p->dtype;
-        u->n = j + 1;
+        u->n = u->n_slots = j + 1;
     }
     u->memory.computes = o->device;
     settle(u, n ? ms__device(u->params[0].param) : o->device >= 0 ? o->device : MS_CPU, true);
@@ -315,7 +259,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
         if ((u->memory.device & 0xff) != MS_META && p->here > 0) {
             ms_tensor *from;
             if (ms__contiguous(&from, p->param) != MS_OK) goto failed_late;
-            ms_tensor *part = ms__unit_part(p, from);
+            ms_tensor *part = u->layout->part(p, from);
             ms_status st = ms__copy(p->local, part);
             ms__release(part);
             ms__release(from);
@@ -325,7 +269,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     for (int j = 0; j < n; j++) {  // nothing fails from here on
         unit_param *p = &u->params[j];
         ms__tensor_point(p->param, p->resting);
-        p->param->sharded = u->views != MS_VIEWS_PIECES;
+        p->param->sharded = p->resting->sharded;
         p->param->unit_param = p;
     }
     return u->handle;
@@ -380,7 +324,7 @@ ms_status ms_unit_replace(double handle, int j, ms_id id)
     if (p->here > 0) {
         ms_tensor *from;
         MS_TRY(ms__contiguous(&from, t));
-        ms_tensor *part = ms__unit_part(p, from);
+        ms_tensor *part = u->layout->part(p, from);
         ms_status st = ms__copy(p->local, part);
         ms__release(part);
         ms__release(from);
@@ -392,10 +336,23 @@ ms_status ms_unit_replace(double handle, int j, ms_id id)
     p->param = ms__retain(t);
     p->local->requires_grad = t->requires_grad;
     ms__tensor_point(t, p->resting);
-    t->sharded = true;
+    t->sharded = p->resting->sharded;
     t->unit_param = p;
     ms__release(former);
     return MS_OK;
+}
+
+// ---- all-gather extensions --------------------------------------------------------------------
+
+ms_status ms_unit_extend(double handle, int n, const int32_t *count, const int32_t *which)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    if (n == 0 && u->memory.n_extensions == 0) return MS_OK;
+    MS_TRY(ms__extensions_check(u, n, count, which));
+    ms__unit_shard(u);
+    MS_TRY(ms__extensions_set(u, n, count, which));
+    return ms__unit_replan(u);
 }
 
 // ---- moving -----------------------------------------------------------------------------------
@@ -480,7 +437,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
         }
         ms__release(old[j]);
     }
-    if (st == MS_OK && u->flat.local) st = move_grads(&u->flat, keep_values && (device & 0xff) != MS_META);
+    if (st == MS_OK && u->slots != u->params) st = move_grads(u->slots, keep_values && (device & 0xff) != MS_META);
     free(old);
     if (u->memory.shard != shard) {
         ms__storage_release(shard);

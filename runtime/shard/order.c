@@ -3,9 +3,17 @@
 // early for that.
 #include <stdio.h>
 
-#include "shard/unit.h"
+#include "shard/gather.h"
+#include "shard/order.h"
 
 // ---- users ------------------------------------------------------------------------------------
+
+unit *ms__unit_of_token(void *token)
+{
+    unit *u = ms__unit((double)(uint64_t)(uintptr_t)token);
+    if (!u) ms__clear_error();
+    return u;
+}
 
 int ms__unit_active(const unit *u, int64_t use)
 {

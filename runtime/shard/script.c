@@ -4,7 +4,13 @@
 #include <stdio.h>
 
 #include "device/device.h"
-#include "shard/unit.h"
+#include "shard/gather.h"
+#include "shard/layout/layout.h"
+#include "shard/make.h"
+#include "shard/order.h"
+#include "shard/root.h"
+#include "shard/script.h"
+#include "shard/views/views.h"
 #include "ops/op.h"
 
 // ---- parameters -------------------------------------------------------------------------------
@@ -47,18 +53,9 @@ ms_id ms_unit_flat(double handle)
     unit *u = ms__unit(handle);
     if (!u) return 0;
     ms__unit_keep(u);
-    if (u->views == MS_VIEWS_PIECES && u->n) {
-        ms_tensor *t = ms__flat_of_pieces(u);
-        return t ? ms__name(t) : 0;
-    }
-    if (!u->flat.local) {
-        ms__fail(MS_EINVAL, "fsdp: unit '%s' has no flat parameter", u->name);
-        return 0;
-    }
-    bool named = u->flat.local->slot != 0;
-    ms_id id = ms__name_unscoped(ms__retain(u->flat.local));
-    if (id && !named) ms__own(u->flat.local);
-    return id;
+    if (u->views->flat && u->n) return u->views->flat(u);
+    ms__fail(MS_EINVAL, "fsdp: unit '%s' has no flat parameter", u->name);
+    return 0;
 }
 
 double ms_unit_flat_offset(ms_id id)
@@ -83,7 +80,7 @@ ms_status ms_unit_shard_info(ms_id id, ms_shard_info *out)
     unit_param *p = managed(id);
     if (!p) return (ms_status)ms_error_code();
     *out = (ms_shard_info) { .unit = p->owner->handle,
-                             .layout = (int)(p->owner->layout - ms__layouts),
+                             .layout = p->owner->layout->kind,
                              .world = p->owner->world,
                              .rank = p->owner->rank,
                              .dtype = p->dtype,
@@ -97,74 +94,13 @@ ms_status ms_unit_shard_info(ms_id id, ms_shard_info *out)
 }
 
 // The whole of something laid out like p's local tensor (itself, or its gradient), gathered into a tensor of its own.
-ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part)
+static ms_id gather_whole(unit_param *p, ms_tensor *part)
 {
-    unit *u = p->owner;
-    ms_tensor *out, *packed;
-    size_t esz = (size_t)ms__dtype_size(part->dtype);
-    // rows: every rank has `chunk` rows, padded. flat: the ranks' pieces of p differ in size and place, so each sends
-    // its piece in a block as long as p, at the place where it belongs.
-    // The whole of what is offloaded: beside the parts it is made of, or (flat) on the device, where a state dict has
-    // it.
-    bool rows = u->layout == &ms__layouts[MS_LAYOUT_ROWS];
-    int where = rows ? u->memory.home : u->memory.device;
-    int64_t block = rows ? p->outer * p->chunk * p->row_numel : p->rows;
+    const unit *u = p->owner;
+    ms_tensor *out;
+    int where = u->layout->whole_on_device ? u->memory.device : u->memory.home;
     if (ms__tensor_new(&out, part->dtype, where, p->ndim, p->shape, "full_tensor") != MS_OK) return 0;
-    if (u->world == 1) {
-        ms_tensor *flat = ms__tensor_on(out->storage, out->dtype, part->ndim, part->shape, 0);
-        ms_status st = ms__copy(flat, part);
-        ms__release(flat);
-        if (st == MS_OK) return ms__name(out);
-        ms__release(out);
-        return 0;
-    }
-    ms_status st = ms__tensor_new(&packed, part->dtype, u->memory.home, 1, &block, "full_tensor");
-    if (st == MS_OK) {
-        ms_tensor *dst = ms__tensor_on(packed->storage, part->dtype, part->ndim, part->shape, rows ? 0 : p->first);
-        st = ms__copy(dst, part);
-        ms__release(dst);
-        ms_request r = { .group = u->group,
-                         .op = MS_DIST_ALL_GATHER,
-                         .from = packed->storage,
-                         .dtype = part->dtype,
-                         .n_pieces = 1,
-                         .label.unit = u->name };
-        if (rows && st == MS_OK) {
-            size_t line = (size_t)(p->chunk * p->row_numel) * esz;
-            ms_piece piece = { .out_stride = line,
-                               .bytes = (size_t)block * esz,
-                               .total = (size_t)out->numel * esz,
-                               .line = p->dim > 0 ? line : 0,
-                               .out_line = (size_t)(p->rows * p->row_numel) * esz };
-            r.to = out->storage;
-            r.pieces = &piece;
-            st = ms__collective(&r, NULL);
-        } else if (st == MS_OK) {
-            ms_tensor *all;
-            int64_t n = block * u->world;
-            st = ms__tensor_new(&all, part->dtype, u->memory.home, 1, &n, "full_tensor");
-            if (st == MS_OK) {
-                ms_piece piece = { .out_stride = (size_t)block * esz,
-                                   .bytes = (size_t)block * esz,
-                                   .total = (size_t)n * esz };
-                r.to = all->storage;
-                r.pieces = &piece;
-                st = ms__collective(&r, NULL);
-                int64_t each = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(p->dtype));
-                int64_t begin = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low));
-                for (int r = 0; st == MS_OK && r < u->world; r++) {
-                    int64_t from = r * each > begin ? r * each - begin : 0, to = (r + 1) * each - begin;
-                    if (to > block) to = block;
-                    if (to > from)
-                        st = ms__move(where, (char *)ms__data(out) + (size_t)from * esz, u->memory.home,
-                                      (char *)ms__data(all) + (size_t)(r * block + from) * esz,
-                                      (size_t)(to - from) * esz);
-                }
-                ms__release(all);
-            }
-        }
-        ms__release(packed);
-    }
+    ms_status st = u->world == 1 ? ms__copy_into(out, 0, part) : u->layout->gather_whole(p, part, out);
     if (st == MS_OK) return ms__name(out);
     ms__release(out);
     return 0;
@@ -175,7 +111,7 @@ ms_id ms_unit_full_tensor(ms_id id)
     unit_param *p = managed(id);
     if (p) ms__unit_keep(p->owner);
     if (!p || ms__storage_sync(p->local->storage, false) != MS_OK) return 0;
-    return ms__unit_gather_whole(p, p->local);
+    return gather_whole(p, p->local);
 }
 
 ms_id ms_unit_full_grad(ms_id id)
@@ -185,11 +121,18 @@ ms_id ms_unit_full_grad(ms_id id)
     ms__clear_error();
     ms_tensor *g = p->local->leaf ? p->local->leaf->grad : NULL, *copy;
     if (!g) return 0;
-    if (!g->unreduced) return ms__unit_gather_whole(p, g);
+    if (!g->unreduced) return gather_whole(p, g);
     if (ms__tensor_like(&copy, g, "summon_full_params") != MS_OK) return 0;  // whole, and of this rank alone
     if (ms__copy(copy, g) == MS_OK) return ms__name(copy);
     ms__release(copy);
     return 0;
+}
+
+bool ms__unit_unreduced(const ms_tensor *t)
+{
+    const unit_param *p = t->unit_param;
+    const ms_tensor *g = p && p->local->leaf ? p->local->leaf->grad : NULL;
+    return g && g->unreduced && p->owner->world > 1;
 }
 
 ms_status ms_unit_check_reduced(ms_id id)
@@ -254,11 +197,102 @@ ms_id ms_unit_gather_like(ms_id id, ms_id part_id)
         return 0;
     }
     if (ms__storage_sync(part->storage, false) != MS_OK) return 0;
-    return ms__unit_gather_whole(p, part);
+    return gather_whole(p, part);
 }
 
 void ms_unit_owner_release(ms_unit_owner *o)
 {
     if (o->unit > 0) ms_unit_free(o->unit);
     o->unit = 0;
+}
+
+// ---- by hand -----------------------------------------------------------------------------------
+
+int ms_unit_is_gathered(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u && u->state.gathered;
+}
+
+int ms_unit_device(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u ? u->memory.device : MS_CPU;
+}
+
+ms_status ms_unit_unshard(double handle, int async)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    ms__unit_after_errors(u);
+    MS_TRY(ms__unit_start_gather(u, async != 0, false));
+    return async ? MS_OK : ms__unit_finish_gather(u);
+}
+
+ms_status ms_unit_wait(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u ? ms__unit_finish_gather(u) : (ms_status)ms_error_code();
+}
+
+ms_status ms_unit_reshard(double handle)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    if (!ms__unit_idle(u))
+        return ms__fail(MS_ESTATE,
+                        "reshard: unit '%s' is between its forward and its backward phases; wait for them to end",
+                        u->name);
+    ms__unit_shard(u);
+    return MS_OK;
+}
+
+static ms_status set_full_precision(unit *u, bool on)
+{
+    if (!ms__unit_idle(u))
+        return ms__fail(MS_ESTATE,
+                        "fsdp: unit '%s' is between its forward and its backward phases; its precision cannot change",
+                        u->name);
+    ms__unit_shard(u);
+    u->settings.param_dtype = on ? -1 : u->options.param_dtype;
+    u->settings.reduce_dtype = on ? -1 : u->options.reduce_dtype;
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        p->low = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
+    }
+    return ms__unit_replan(u);
+}
+
+ms_status ms_unit_set(double handle, int what, double value)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return (ms_status)ms_error_code();
+    switch (what) {
+    case MS_UNIT_SYNC: u->settings.sync = value != 0; break;
+    case MS_UNIT_RESHARD_AFTER_FORWARD:
+        u->settings.reshard_after_forward = value != 0;
+        u->settings.post_group = NULL;
+        u->settings.by_rule = false;
+        break;
+    case MS_UNIT_RESHARD_AFTER_BACKWARD: u->settings.reshard_after_backward = value != 0; break;
+    case MS_UNIT_UNSHARD_IN_BACKWARD: u->settings.unshard_in_backward = value != 0; break;
+    case MS_UNIT_ALL_REDUCE: u->settings.all_reduce = value != 0; break;
+    case MS_UNIT_ALL_REDUCE_HOOK: u->settings.all_reduce_hook = value; break;
+    case MS_UNIT_CHECKED: u->settings.checked = value != 0; break;
+    case MS_UNIT_FORWARD_PREFETCH: u->settings.prefetches = value != 0; break;
+    case MS_UNIT_LIMIT_GATHERS: u->settings.limited = value != 0; break;
+    case MS_UNIT_FAKE_GATHER: u->settings.fake_gather = value != 0; break;
+    case MS_UNIT_FAKE_REDUCE: u->settings.fake_reduce = value != 0; break;
+    case MS_UNIT_FULL_PRECISION: return set_full_precision(u, value != 0);
+    case MS_UNIT_CAST_FORWARD_INPUTS: u->settings.cast_forward_inputs = value != 0; break;
+    case MS_UNIT_IS_LAST_BACKWARD:
+        if (u->context) u->context->is_last_backward = value != 0;
+        break;
+    case MS_UNIT_DIVIDE_FACTOR:
+        if (!(value > 0)) return ms__fail(MS_EINVAL, "set_gradient_divide_factor: %g is not greater than 0", value);
+        u->settings.divide = value;
+        break;
+    default: return ms__fail(MS_EINVAL, "fsdp: setting %d does not exist", what);
+    }
+    return MS_OK;
 }

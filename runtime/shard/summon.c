@@ -1,85 +1,16 @@
 // SPDX-License-Identifier: MIT
-// shard/summon.c -- what scripts do with whole parameters: changes that they make in place are kept, and fsdp.FSDP
-// shows wholes for reading and writing.
+// shard/summon.c -- fsdp.FSDP shows whole parameters for reading and writing (docs/semantics.md#summon).
 #include <stdio.h>
 
 #include "device/device.h"
-#include "shard/unit.h"
+#include "shard/gather.h"
+#include "shard/root.h"
 #include "ops/op.h"
 
 int ms_unit_is_idle(double handle)
 {
     unit *u = ms__unit(handle);
     return u && ms__unit_idle(u) && !(u->context && u->context->in_backward);
-}
-
-// ---- changes of wholes ------------------------------------------------------------------------
-
-ms_tensor *ms__unit_part(const unit_param *p, ms_tensor *whole)
-{
-    int64_t one = 1;  // elements of the flat layout are contiguous
-    bool line = p->owner->layout == &ms__layouts[MS_LAYOUT_FLAT] && p->local->ndim == 1;
-    return ms__tensor_view(whole, p->local->ndim, p->local->shape, line ? &one : whole->stride,
-                           whole->offset + p->first * p->row_numel);
-}
-
-// The elements of `now` that differ from p's part, where both have been rounded to the gathered dtype: the others keep
-// their digits.
-static ms_status merge(unit_param *p, ms_tensor *part)
-{
-    int ndim = p->local->ndim, home = p->owner->memory.home;
-    const int64_t *shape = p->local->shape;
-    ms_tensor *t[6] = { 0 };
-    enum { BEFORE, NOW, DIFFERS, WIDE, PLAIN, MERGED };
-    ms_status st = ms__tensor_new(&t[BEFORE], part->dtype, home, ndim, shape, "fsdp: changed parameters");
-    if (st == MS_OK) st = ms__tensor_new(&t[NOW], part->dtype, home, ndim, shape, "fsdp: changed parameters");
-    if (st == MS_OK) st = ms__tensor_new(&t[WIDE], p->dtype, home, ndim, shape, "fsdp: changed parameters");
-    if (st == MS_OK) st = ms__copy(t[BEFORE], p->local);
-    if (st == MS_OK) st = ms__copy(t[NOW], part);
-    if (st == MS_OK) st = ms__copy(t[WIDE], t[NOW]);
-    if (st == MS_OK) st = ms__op2(&t[DIFFERS], ms__op_by_name("ne"), t[BEFORE], t[NOW]);
-    if (st == MS_OK) {
-        t[PLAIN] = ms__tensor_on(p->local->storage, p->dtype, ndim, shape, p->local->offset);
-        st = ms__op3(&t[MERGED], ms__op_by_name("where"), t[DIFFERS], t[WIDE], t[PLAIN]);
-    }
-    if (st == MS_OK) st = ms__copy(p->local, t[MERGED]);
-    for (int k = 0; k < 6; k++) ms__release(t[k]);
-    return st;
-}
-
-static ms_status keep(unit_param *p)
-{
-    const char *name = p->param->name ? p->param->name : "?";
-    if (p->owner->state.shard_seen != ms__unit_shard_versions(p->owner))
-        return ms__fail(MS_ESTATE,
-                        "fsdp: parameter '%s' was changed in place while it was whole, and so was the shard that the "
-                        "whole was gathered from: "
-                        "one of the changes would be lost; change one of the two, and call reshard() before the other",
-                        name);
-    if (p->extended)
-        return ms__fail(MS_ESTATE,
-                        "fsdp: parameter '%s' was changed in place while it was whole: an all-gather extension made "
-                        "the whole, so the change "
-                        "cannot be kept; change its to_local()",
-                        name);
-    if (p->here == 0) return MS_OK;
-    ms_tensor *part = ms__unit_part(p, p->whole);
-    ms_status st = p->low == p->dtype ? ms__copy(p->local, part) : merge(p, part);
-    ms__release(part);
-    return st;
-}
-
-// The whole is what the script sees, so the shard follows it before anything reads the shard or lets the whole go. The
-// engine's own copies count as no change: a backward goes on with what its forward has computed with.
-void ms__unit_keep(unit *u)
-{
-    if (!u->state.gathered || u->memory.in_place || u->state.concealed || u->state.summoning) return;
-    for (int j = 0; j < u->n; j++) {
-        unit_param *p = &u->params[j];
-        if (MS_LIKELY(p->param->version->count == p->seen)) continue;
-        p->seen = p->param->version->count;
-        if (keep(p) != MS_OK) u->state.unkept = ms__intern(ms_error());
-    }
 }
 
 // ---- summon_full_params -----------------------------------------------------------------------

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// shard/unit.h -- the shard engine: units, their layouts, the schedule of gathers and reductions.
+// shard/unit.h -- the shard engine: units and what they are made of.
 //
 // A unit is the parameters of one wrapped module: one all-gather and one reduce-scatter per use. It
 // keeps two storages: the *shard* (this rank's part of every parameter, padded to the same size on
 // every rank, resident for ever) and the *full* one (all parameters whole, vacated while sharded).
 // A parameter object lives for ever; it is a view of the full storage and refuses operators while
 // that is vacated. Its *local* tensor is a view of the shard: the optimizer's leaf, whose grad is where
-// reduced gradients land. (docs/semantics.md#lifecycle; layouts: shard/layout/rows.c)
+// reduced gradients land. (docs/semantics.md#lifecycle; layouts: shard/layout/layout.h)
 #ifndef MS_UNIT_H
 #define MS_UNIT_H
 
@@ -23,7 +23,7 @@ typedef struct unit_param {
     ms_tensor *fresh;            // whole gradient of `run`, the backward under way
     ms_run *run;
     ms_tensor *pending;  // whole gradient to reduce: fresh ones join it at post-backward
-    ms_tensor *saved;    // what had landed before gradients that are not reduced took its place (shard/layout/flat.c)
+    ms_tensor *saved;    // what had landed before gradients that are not reduced took its place (views/classic.c)
     int dim;             // that is cut; only `rows` cuts another than the first
     int64_t outer, rows, row_numel;  // sizes before it, of it and behind it (flat: 1, numel, 1)
     int64_t chunk;                   // rows per rank, ceil(rows / W)
@@ -37,22 +37,8 @@ typedef struct unit_param {
     uint64_t seen;  // param's version when the whole was shown, or what the script wrote into it last kept
 } unit_param;
 
-typedef struct layout {
-    const char *name;
-    // Sets chunk, first, here, *_at of every parameter, the local shapes, the sizes and the pieces.
-    ms_status (*plan)(unit *u);
-    // Fills in (1-d, W * column totals) with the gradients of the listed parameters, padding with zeros.
-    ms_status (*pack)(unit *u, int n, unit_param **present, ms_tensor *in);
-    // Or n <= MS_PARTS parts, whose tensors the caller releases: gradients where they are. NULL: not in this layout.
-    ms_status (*parts)(unit *u, int n, unit_param **present, ms_part *parts);
-    // Elements of one rank's block for these parameters, and where each one's part begins in it (*at, elements) and its
-    // size.
-    int64_t (*columns)(unit *u, int n, unit_param **present, int64_t *at);
-    // Shape of p's local tensor.
-    int (*local_shape)(const unit_param *p, int64_t *shape);
-} layout;
-
-extern const layout ms__layouts[];
+typedef struct layout layout;
+typedef struct views views;
 
 // What the script asked for when it made the unit. Constant after making.
 typedef struct unit_options {
@@ -148,13 +134,16 @@ struct unit {
     const char *name;
     uint32_t serial;  // among the units of modules of its class, over its group
     const layout *layout;
+    const views *views;
     ms_group *group;
     ms_group *replicate;  // ranks with the same shard, over which the reduced gradients are all-reduced; NULL: none
     int rank, world, n;
     unit_param *params;
-    int views;        // MS_VIEWS_*
-    unit_param flat;  // VIEWS_FLAT: the flat parameter, at once param and local; its grad is where gradients land
+    unit_param *slots;  // where gradients land, and whose local tensors optimizers have: params, or the flat parameter
+    int n_slots;
+    unit_param flat;          // of views/flat.c: at once its own param and local
     struct context *context;  // its root's; NULL before lazy initialisation
+    uint32_t model;           // the root's serial: on every rank the same, if scripts make their models alike
     unit_options options;
     unit_settings settings;
     unit_memory memory;
@@ -163,86 +152,13 @@ struct unit {
     unit_gradients gradients;
 };
 
-// What the units of one root share.
-typedef struct reduction {  // under way, or waiting to land
-    unit *owner;
-    int n;
-    unit_param **present;
-    int64_t *at;  // where each one's part begins in out
-    ms_tensor *in, *out;
-    ms_work *work;
-    ms_work *scattered;  // of the reduce-scatter, where work is an all-reduce
-    bool partial;        // lands in owner->partial
-    double after;        // shard/layout/flat.c: divides the result; 0: nothing
-    int dtype;           // shard/layout/flat.c: of the gradients that land
-    bool replaces;       // shard/layout/flat.c: what landed before is in it
-    uint32_t before;     // shard/layout/flat.c: out's version when a hook of the script's was given it to fill
-} reduction;
-
-typedef struct context {
-    unit *root;
-    uint32_t model;  // the root's serial: on every rank the same, if scripts make their models alike
-    unit **units;    // module order
-    int n;
-    unit *opened;  // whose forward opened the running iteration
-    struct {
-        unit *unit;
-        int64_t use, pass;
-        bool done, regional;
-    } * order;  // forwards of modules in order, until the backward's end;
-                // pass: the same for modules that one gather and one reduction serve; regional: in a
-                // checkpoint's region, which has not run again yet
-    int n_order, cap_order;
-    unit **entered, **last;  // what this forward entered, and the latest complete one, for prefetching
-    int n_entered, cap_entered, n_last, cap_last;
-    bool is_last_backward;
-    int64_t backwards;  // completed
-    bool in_backward;   // a backward has touched these units and is not through
-    uint64_t epoch,
-        failed_backward;  // of comm.h, when the ranks last agreed on who is whole and what waits to be reduced
-    reduction reducing;   // owner NULL: none
-    struct context *next;
-} context;
-
-unit *ms__unit(double handle);            // NULL with the error set
-ms_tensor *ms__unit_local(ms_tensor *p);  // p itself when it is not managed
-void ms__unit_stepped(ms_tensor *p);      // an optimizer has changed its local tensor
-context *ms__contexts(void);
+unit *ms__unit(double handle);  // NULL with the error set
 ms_status ms__unit_handle_new(unit *u);
 void ms__unit_handle_drop(double handle);
-void ms__context_leave(unit *u);
-void ms__unit_drop_post(unit *u);
+bool ms__unit_idle(const unit *u);                         // no forward, backward or summon is under way on it
+ms_label ms__unit_label(const unit *u, const char *name);  // of a collective of u
 
-// shard/layout/flat.c: the same for units of fsdp.FSDP
-ms_status ms__flat_reduce(ms_run *run, unit *u);
-ms_status ms__flat_land(ms_run *run, context *c);
-ms_status ms__unit_land_part(unit_param *p, ms_tensor *part);
-ms_status ms__flat_keep(unit *u);  // fresh gradients join those that wait, whole, in their parameters' grad
-ms_status ms__flat_take(unit *u);  // both become pending
-void ms__flat_drop_kept(unit *u);
-ms_tensor *ms__flat_of_pieces(
-    unit *u);  // a flat parameter over the pieces, its grad over theirs; NULL with the error set
-bool ms__unit_unreduced(const ms_tensor *p);  // p's grad is whole, and p is not
-
-void ms__unit_after_errors(unit *u);  // before a use: an error of any rank leaves all in the same state
-void ms__unit_drop_pending(context *c);
-// Starts the gather (on a queue when it is early: prefetched or asynchronous). No-op when whole or under way.
-ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched);
-ms_status ms__unit_check_home(const unit *u);     // offloaded shards are on the CPU
-uint64_t ms__unit_versions(const unit *u);        // changes of the stored parameters
-uint64_t ms__unit_shard_versions(const unit *u);  // of the shard alone
-ms_status ms__unit_fetch(unit *u);                // waits for the gathered bytes only
-ms_status ms__unit_finish_gather(unit *u);        // waits; parameters are whole afterwards
-void ms__unit_show(unit *u,
-                   bool whole);  // what its parameters are views of: the gathered bytes, or what they are while sharded
-void ms__unit_shard(unit *u);    // back to the shards, whatever the schedule says
-ms_status ms__unit_shard_to_post(unit *u);                    // back to slices among post_group
-uint64_t ms__unit_versions(const unit *u);                    // of its parameters, together: one more with each change
-bool ms__unit_idle(const unit *u);                            // nobody is between its pre- and post-phase
-ms_id ms__unit_gather_whole(unit_param *p, ms_tensor *part);  // part is laid out like p's local tensor; collective
-ms_status ms__unit_replan(unit *u);                           // after a change of what is gathered how; it is sharded
-ms_label ms__unit_label(const unit *u, const char *name);     // of a collective of u
-const char *ms__unit_reduced_name(const unit *u);             // of its reductions
+// ---- recording and logging ----
 void ms__unit_note(const unit *u, int event, bool prefetched);
 void ms__unit_log(const unit *u, const char *phase);  // NULL: of the root
 const char *ms__unit_range_name(const unit *u, const char *phase);
@@ -251,38 +167,6 @@ const char *ms__unit_range_name(const unit *u, const char *phase);
 #define UNIT_RANGE(u, phase) UNIT_RANGE_IF(true, u, phase)
 #define UNIT_RANGE_IF(when, u, phase) \
     MS_RANGE_IF((when) && (!(u) || ((const unit *)(u))->n), MS_RANGE_FSDP, ms__unit_range_name((u), (phase)), NULL)
-void ms__unit_drop_reduction(reduction *r);
-// shard/summon.c
-ms_tensor *ms__unit_part(const unit_param *p, ms_tensor *whole);  // this rank's part of it, a view
-void ms__unit_keep(unit *u);  // what the script changed in place in the wholes goes into the shard
-// shard/order.c: uses of a unit between pre- and post-backward, the order of forward passes, gathers ahead of it
-int ms__unit_active(const unit *u, int64_t use);  // -1: not active
-ms_status ms__unit_activate(unit *u, int64_t use, ms_run *run);
-void ms__unit_deactivate(unit *u, int k);
-ms_status ms__order_push(context *c, unit *u, int64_t use, int64_t pass, bool regional);
-bool ms__order_pass_waits(const context *c, int at);  // modules of that entry's pass have not been through backward
-int ms__order_find(const context *c, int64_t use);
-void ms__order_entered(context *c, unit *u);
-int ms__order_passes_left(const unit *u);
-bool ms__order_extended(const context *c);
-ms_status ms__order_take_place(unit *u, int64_t use);
-ms_status ms__prefetch_forward(unit *u);
-ms_status ms__prefetch_backward(unit *u, int64_t use);
-// shard/extend.c
-ms_status ms__unit_push_gather(
-    ms_run *run, unit *u, bool early,
-    bool prefetched);                     // a task on run that gathers u, with the script's help where it has to
-ms_status ms__extensions_place(unit *u);  // where inputs and outputs lie, behind the other parameters'
-ms_status ms__extensions_pack(unit *u);   // inputs into the cast
-ms_status ms__extensions_refill(unit *u);
-void ms__extensions_vacate(unit *u);
-void ms__extensions_drop(unit *u);
-int ms__extensions_dtype(const unit *u, int dtype);  // of everything gathered: dtype, or bytes
-bool ms__extensions_given(const unit *u);            // inputs for a gather are there
-ms_status ms__unit_land(ms_run *run, context *c);    // waits for the reduction under way and lands it
-ms_status ms__unit_bring(int device, int dtype, ms_tensor **t);
-ms_status ms__unit_reduce(ms_run *run,
-                          unit *u);  // packs the gradients that wait and starts their reduction; lands the one before
 
 static inline void ms__drop(ms_tensor **t)
 {

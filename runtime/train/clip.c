@@ -9,6 +9,7 @@
 #include "base/activity.h"
 #include "device/device.h"
 #include "base/trace.h"
+#include "shard/script.h"
 #include "shard/unit.h"
 
 enum { BLOCK = 1 << 14, GROUPS = 16 };

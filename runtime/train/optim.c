@@ -13,7 +13,7 @@
 #include "base/activity.h"
 #include "device/device.h"
 #include "base/trace.h"
-#include "shard/unit.h"
+#include "shard/script.h"
 
 enum { BLOCK = 1 << 14 };
 

@@ -3,7 +3,7 @@
 ---
 --- An instance is a module that contains the wrapped module, but does not appear in names. Fields, methods and
 --- positions that it lacks are read from the wrapped module. In the engine it is a unit with the flat layout
---- (runtime/shard/layout/flat.c).
+--- (runtime/shard/views/classic.c).
 local autograd = require "moonshard.autograd"
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Communication hooks: how the gradients of an FSDP instance are reduced. Besides functions of the script, `fn(state,
 --- grad, output)`, there are built-in hooks, which the engine runs itself when they are registered
---- (runtime/shard/layout/flat.c).
+--- (runtime/shard/views/hook.c).
 local class = require "moonshard.core.class"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"

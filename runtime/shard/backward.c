@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT
+// shard/backward.c -- what a unit does before and after its module's backward (docs/semantics.md#lifecycle,
+// #accumulation): what the runs of autograd call.
+//
+// The first gradient of a module's output gathers it again and starts the gather of the unit before it in the recorded
+// order. When the gradients of its inputs are there its own gradients are packed, and reduced on the reduce queue while
+// the next unit computes. One reduction is under way at most: it lands when half of the next unit's gradients have
+// arrived (so that its buffers are gone before that unit's own are packed, at a place that does not depend on timing),
+// or at that unit's post-backward.
+#include "autograd/owner.h"
+#include "shard/gather.h"
+#include "shard/gather_run.h"
+#include "shard/order.h"
+#include "shard/root.h"
+#include "shard/views/views.h"
+#include "ops/op.h"
+
+// ---- backward ---------------------------------------------------------------------------------
+
+// Units with all-gather extensions are gathered by tasks, which come before the node's backward: this unit's first.
+static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
+{
+    context *c = u->context;
+    int at = ms__order_find(c, use);
+    if (!ms__run_recomputing()) {
+        if (u->settings.n_backward_prefetch == 0 && at > 0 && c->order[at - 1].unit->settings.unshard_in_backward)
+            MS_TRY(ms__unit_push_gather(run, c->order[at - 1].unit, true, true));
+        for (int k = u->settings.n_backward_prefetch; k-- > 0;)
+            MS_TRY(ms__unit_push_gather(run, u->settings.backward_prefetch[k], true, true));
+    }
+    return u->settings.unshard_in_backward ? ms__unit_push_gather(run, u, false, false) : MS_OK;
+}
+
+// A backward gathers the parameters again: they must be what its forward computed with.
+static ms_status check_unchanged(const unit *u, int64_t use)
+{
+    if (MS_LIKELY(ms__use_versions((uint64_t)use) == ms__use_versions(ms__unit_versions(u))) ||
+        !u->settings.unshard_in_backward)
+        return MS_OK;
+    bool stayed = u->state.gathered && !u->memory.in_place &&
+                  ms__use_versions(u->state.gathered_from) == ms__use_versions((uint64_t)use);
+    return u->views->changed(u, stayed);
+}
+
+static ms_status pre_backward(ms_run *run, void *token, int64_t use)
+{
+    unit *u = ms__unit_of_token(token);
+    if (!u || !u->context || ms__unit_active(u, use) >= 0) return MS_OK;
+    ms__unit_after_errors(u);
+    MS_TRY(check_unchanged(u, use));
+    MS_TRY(ms__unit_activate(u, use, run));
+    ms__unit_log(u, "pre_backward");
+    UNIT_RANGE(u, "pre_backward");
+    u->context->in_backward = true;
+    if (MS_UNLIKELY(ms__order_extended(u->context))) return gather_by_tasks(run, u, use);
+    if (u->settings.unshard_in_backward) {
+        MS_TRY(ms__unit_start_gather(u, false, false));
+        MS_TRY(ms__unit_finish_gather(u));
+    }
+    return ms__run_recomputing() || u->options.backward_prefetch_at != MS_PREFETCH_PRE ? MS_OK
+                                                                                       : ms__prefetch_backward(u, use);
+}
+
+// A piece may be as long as the whole is wide: added to a gradient of the whole it would be repeated in silence.
+static ms_status gradient_fits(const ms_tensor *param, const ms_tensor *grad)
+{
+    const unit_param *p = param->unit_param;
+    if (MS_LIKELY(grad->ndim == p->ndim && grad->numel == p->numel) || p->param == p->local) return MS_OK;
+    return ms__fail(MS_ESTATE,
+                    "fsdp: the gradient of parameter '%s' has shape %s: the script computed with this rank's piece of "
+                    "it, outside of the "
+                    "forward of unit '%s'; compute with parameters inside of the forward",
+                    param->name ? param->name : "?", ms__shape_text(grad->ndim, grad->shape), p->owner->name);
+}
+
+static ms_status accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool *taken)
+{
+    unit_param *p = param->unit_param;
+    unit *u = p->owner;
+    *taken = false;
+    if (p->param == p->local) return MS_OK;  // the script computed with the flat parameter itself
+    if (!u->context)
+        return ms__fail(MS_ESTATE, "fsdp: a gradient for parameter '%s' before unit '%s' ran forward",
+                        param->name ? param->name : "?", u->name);
+    u->context->in_backward = true;
+    size_t bytes = ms__nbytes(grad);
+    *taken = true;
+    MS_TRY(ms__accumulate(&p->fresh, grad));
+    p->run = run;
+    u->gradients.arrived += bytes;
+    reduction *r = &u->context->reducing;
+    if (r->owner && r->owner != u && 2 * u->gradients.arrived >= u->memory.full_bytes) return ms__unit_land(run, r);
+    return MS_OK;
+}
+
+// ---- after a backward ------------------------------------------------------------------------
+
+static void reshard_after_backward(unit *u)
+{
+    if (u->settings.reshard_after_backward) {
+        UNIT_RANGE(u, "post_backward_reshard");
+        ms__unit_shard(u);
+    } else if (u->views->stay) {
+        u->views->stay(u);
+    }
+}
+
+static ms_status reduce_after_backward(ms_run *run, unit *u)
+{
+    u->gradients.arrived = 0;
+    u->gradients.partly = false;
+    if (u->n) ms__unit_log(u, "post_backward");
+    {
+        UNIT_RANGE(u, "post_backward_accumulate");
+        MS_TRY(u->views->take(u));
+    }
+    if (ms__unit_idle(u)) reshard_after_backward(u);
+    if (u->n) ms__unit_note(u, MS_UNIT_EV_POST_BACKWARD, false);
+    if (!u->settings.sync) return MS_OK;
+    UNIT_RANGE(u, "post_backward_reduce");
+    return u->views->reduce(run, u, &u->context->reducing);
+}
+
+static ms_status post_backward(ms_run *run, void *token, int64_t use)
+{
+    unit *u = ms__unit_of_token(token);
+    if (!u || !u->context) return MS_OK;
+    int k = ms__unit_active(u, use), at = ms__order_find(u->context, use);
+    if (k >= 0) ms__unit_deactivate(u, k);
+    if (at >= 0) u->context->order[at].done = true;
+    u->gradients.behind = ms__order_passes_left(u);
+    // Gradients of modules that ran together are reduced together.
+    if (at >= 0 && ms__order_pass_waits(u->context, at)) {
+        u->gradients.partly = true;
+        return MS_OK;
+    }
+    // A flat gradient is reduced once, when it is complete: it waits for the module's other uses.
+    if (u->views->reduces_once && u->gradients.behind > 0) return MS_OK;
+    MS_TRY(reduce_after_backward(run, u));
+    return u->options.backward_prefetch_at == MS_PREFETCH_POST && !ms__run_recomputing() ? ms__prefetch_backward(u, use)
+                                                                                         : MS_OK;
+}
+
+static ms_status final(ms_run *run)
+{
+    for (context *c = ms__contexts(); c; c = c->next) {
+        if (!c->in_backward) continue;
+        ms__unit_log(NULL, "root_post_backward");
+        UNIT_RANGE(NULL, "root_post_backward");
+        // Units whose inputs needed no gradient, the root usually among them, and those to which only earlier backwards
+        // came, without sync.
+        for (int k = 0; k < c->n; k++) {
+            unit *u = c->units[k];
+            bool waiting = u->pass.n_active > 0 || u->gradients.partly;
+            for (int j = 0; j < u->n; j++) waiting |= u->params[j].fresh || (u->settings.sync && u->params[j].pending);
+            u->pass.n_active = 0;
+            u->gradients.behind = ms__order_passes_left(u) - 1;
+            if (waiting) MS_TRY(reduce_after_backward(run, u));
+        }
+        if (!c->is_last_backward) continue;
+        MS_TRY(ms__unit_land(run, &c->reducing));
+        for (int k = 0; k < c->n; k++) {
+            unit *u = c->units[k];
+            if ((u->state.gather || u->state.fetched) && ms__unit_idle(u)) ms__unit_shard(u);  // mistargeted prefetch
+            // Of fsdp.FSDP also what this backward did not come to.
+            if (u->views->whole_for_backward && u->state.gathered && ms__unit_idle(u)) reshard_after_backward(u);
+        }
+        c->n_order = 0;
+        c->in_backward = false;
+        c->backwards++;
+    }
+    return MS_OK;
+}
+
+static void aborted(ms_run *run)
+{
+    bool outermost = !ms__run_in_backward();
+    bool gave_up = outermost && ms__run_is_backward(run) && ms__run_has_units(run);
+    for (context *c = ms__contexts(); c; c = c->next) {
+        if (gave_up) ms__unit_drop_pending(c);
+        if (!c->in_backward) {
+            if (outermost && ms__run_has_units(run)) c->n_order = 0;  // it ended before it came to them
+            continue;
+        }
+        if (outermost) ms__reduction_drop(&c->reducing);
+        for (int k = 0; k < c->n; k++) {
+            unit *u = c->units[k];
+            for (int j = u->pass.n_active; j-- > 0;)
+                if (outermost || u->pass.active[j].run == run) ms__unit_deactivate(u, j);
+            for (int j = 0; j < u->n; j++)
+                if (u->params[j].fresh && (outermost || u->params[j].run == run)) ms__drop(&u->params[j].fresh);
+            u->gradients.arrived = 0;
+            u->gradients.partly = false;
+            if (ms__unit_idle(u)) ms__unit_shard(u);
+        }
+        if (!outermost) continue;
+        c->n_order = 0;
+        c->in_backward = false;
+    }
+}
+
+static const ms_run_owner owner = { .pre_backward = pre_backward,
+                                    .post_backward = post_backward,
+                                    .gradient_fits = gradient_fits,
+                                    .accumulate = accumulate,
+                                    .final = final,
+                                    .epoch = ms__comm_epoch,
+                                    .failed = ms__comm_publish_error,
+                                    .abort = aborted };
+
+__attribute__((constructor)) static void own_runs(void) { ms__run_owner = &owner; }

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: MIT
+// shard/gather.c -- a unit's parameters become whole and go back to their shards; what scripts changed in the wholes
+// in place is kept.
+#include <stdio.h>
+
+#include "device/device.h"
+#include "shard/extend.h"
+#include "shard/gather.h"
+#include "shard/layout/layout.h"
+#include "shard/views/views.h"
+#include "ops/op.h"
+
+// ---- changes -----------------------------------------------------------------------------------
+
+uint64_t ms__unit_shard_versions(const unit *u)
+{
+    uint64_t sum = u->slots == u->params ? 0 : u->slots->local->version->count;
+    for (int j = 0; j < u->n; j++) sum += u->params[j].local->version->count;
+    return sum;
+}
+
+uint64_t ms__unit_versions(const unit *u)
+{
+    return ms__unit_shard_versions(u) + (u->views->written ? u->views->written(u) : 0);
+}
+
+// The elements of `now` that differ from p's part, where both have been rounded to the gathered dtype: the others keep
+// their digits.
+static ms_status merge(unit_param *p, ms_tensor *part)
+{
+    int ndim = p->local->ndim, home = p->owner->memory.home;
+    const int64_t *shape = p->local->shape;
+    ms_tensor *t[6] = { 0 };
+    enum { BEFORE, NOW, DIFFERS, WIDE, PLAIN, MERGED };
+    ms_status st = ms__tensor_new(&t[BEFORE], part->dtype, home, ndim, shape, "fsdp: changed parameters");
+    if (st == MS_OK) st = ms__tensor_new(&t[NOW], part->dtype, home, ndim, shape, "fsdp: changed parameters");
+    if (st == MS_OK) st = ms__tensor_new(&t[WIDE], p->dtype, home, ndim, shape, "fsdp: changed parameters");
+    if (st == MS_OK) st = ms__copy(t[BEFORE], p->local);
+    if (st == MS_OK) st = ms__copy(t[NOW], part);
+    if (st == MS_OK) st = ms__copy(t[WIDE], t[NOW]);
+    if (st == MS_OK) st = ms__op2(&t[DIFFERS], ms__op_by_name("ne"), t[BEFORE], t[NOW]);
+    if (st == MS_OK) {
+        t[PLAIN] = ms__tensor_on(p->local->storage, p->dtype, ndim, shape, p->local->offset);
+        st = ms__op3(&t[MERGED], ms__op_by_name("where"), t[DIFFERS], t[WIDE], t[PLAIN]);
+    }
+    if (st == MS_OK) st = ms__copy(p->local, t[MERGED]);
+    for (int k = 0; k < 6; k++) ms__release(t[k]);
+    return st;
+}
+
+static ms_status keep(unit_param *p)
+{
+    const char *name = p->param->name ? p->param->name : "?";
+    if (p->owner->state.shard_seen != ms__unit_shard_versions(p->owner))
+        return ms__fail(MS_ESTATE,
+                        "fsdp: parameter '%s' was changed in place while it was whole, and so was the shard that the "
+                        "whole was gathered from: "
+                        "one of the changes would be lost; change one of the two, and call reshard() before the other",
+                        name);
+    if (p->extended)
+        return ms__fail(MS_ESTATE,
+                        "fsdp: parameter '%s' was changed in place while it was whole: an all-gather extension made "
+                        "the whole, so the change "
+                        "cannot be kept; change its to_local()",
+                        name);
+    if (p->here == 0) return MS_OK;
+    ms_tensor *part = p->owner->layout->part(p, p->whole);
+    ms_status st = p->low == p->dtype ? ms__copy(p->local, part) : merge(p, part);
+    ms__release(part);
+    return st;
+}
+
+// The whole is what the script sees, so the shard follows it before anything reads the shard or lets the whole go. The
+// engine's own copies count as no change: a backward goes on with what its forward has computed with.
+void ms__unit_keep(unit *u)
+{
+    if (!u->state.gathered || u->memory.in_place || u->state.concealed || u->state.summoning) return;
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        if (MS_LIKELY(p->param->version->count == p->seen)) continue;
+        p->seen = p->param->version->count;
+        if (keep(p) != MS_OK) u->state.unkept = ms__intern(ms_error());
+    }
+}
+
+// ---- what parameters show ----------------------------------------------------------------------
+
+void ms__unit_show(unit *u, bool whole)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        const ms_tensor *at = whole ? p->whole : p->resting;
+        ms__tensor_point(p->param, at);
+        p->param->sharded = at->sharded;
+        p->seen = p->param->version->count;
+    }
+    u->state.concealed = false;
+    u->state.shard_seen = ms__unit_shard_versions(u);
+}
+
+// ---- gather ------------------------------------------------------------------------------------
+
+// A copy from another device may still be writing: unlike a collective, nobody has waited for it.
+static void vacate_full(unit *u)
+{
+    while (MS_UNLIKELY(u->memory.full->event || u->memory.full->readers)) (void)ms__storage_sync(u->memory.full, true);
+    ms__storage_vacate(u->memory.full);
+}
+
+// This rank's parts in the gathered dtype: in a storage laid out like the shard, or (world of one) like the whole. What
+// is on its way to another device is waited for by whoever needs it.
+static ms_status cast_shard(unit *u, ms_storage *to)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        if (p->local->numel == 0 || p->extended) continue;
+        size_t at = to == u->memory.full ? p->full_at : p->low_at;
+        ms_tensor *dst =
+            ms__tensor_on(to, p->low, p->local->ndim, p->local->shape, (int64_t)(at / (size_t)ms__dtype_size(p->low)));
+        ms_status st = p->low == p->dtype && to->device != u->memory.home ? ms__copy_async(dst, p->local, NULL)
+                                                                          : ms__copy(dst, p->local);
+        ms__release(dst);
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+
+void ms__unit_drop_post(unit *u)
+{
+    if (u->memory.post) ms__storage_release(u->memory.post);
+    u->memory.post = NULL;
+}
+
+// What the forward left with post_group, unless the parameters have changed since (every rank sees that alike).
+static bool post_serves(unit *u)
+{
+    if (u->memory.post && u->memory.post_version != ms__unit_versions(u)) ms__unit_drop_post(u);
+    return u->memory.post != NULL;
+}
+
+// One dtype for all that is gathered, else bytes.
+static int gathered_dtype(const unit *u)
+{
+    int dtype = -1;
+    for (int j = 0; j < u->n; j++) {
+        const unit_param *p = &u->params[j];
+        if (p->extended) continue;
+        if (dtype >= 0 && p->low != dtype) return MS_U8;
+        dtype = p->low;
+    }
+    return u->memory.n_extensions ? ms__extensions_dtype(u, dtype) : dtype >= 0 ? dtype : MS_U8;
+}
+
+ms_status ms__unit_check_home(const unit *u)
+{
+    if (MS_LIKELY(!u->options.offload || u->memory.home == MS_CPU || (u->memory.home & 0xff) == MS_META || u->n == 0))
+        return MS_OK;
+    const char *where = strrchr(ms__tensor_text(u->params[0].local), ' ') + 1;
+    char device[32];
+    snprintf(device, sizeof device, "%s", where);
+    return u->views->off_home(u, device);
+}
+
+// The shards are gathered from where they are: offloaded ones out of the CPU's memory, the wholes into the device's.
+ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
+{
+    if (MS_UNLIKELY(u->state.unkept != NULL)) {
+        const char *text = u->state.unkept;
+        u->state.unkept = NULL;
+        return ms__fail(MS_ESTATE, "%s", text);
+    }
+    MS_TRY(ms__unit_check_home(u));
+    // The script promised that these parameters stay as they are, and changed them after all (every rank sees that
+    // alike).
+    if (MS_UNLIKELY(u->state.ahead && (u->state.gather || u->state.fetched) &&
+                    u->state.ahead != ms__unit_versions(u) + 1))
+        ms__unit_shard(u);
+    u->state.ahead = 0;
+    bool nothing = u->memory.in_place || (u->memory.device & 0xff) == MS_META;  // to be fetched
+    nothing |= u->world == 1 && early && u->memory.home == u->memory.device;
+    if (u->state.gathered || u->state.gather || u->state.fetched || u->n == 0 || (nothing && early)) return MS_OK;
+    if (u->memory.n_extensions && !nothing) {
+        if (!ms__extensions_given(u))
+            return ms__fail(MS_ESTATE,
+                            "fsdp: unit '%s' has all-gather extensions: it is gathered from its module's forward, "
+                            "unshard() or backward only",
+                            u->name);
+        MS_TRY(ms__extensions_place(u));
+    }
+    ms__unit_note(u, MS_UNIT_EV_UNSHARD, prefetched);
+    UNIT_RANGE(u, "all_gather");
+    u->state.gathered_from = ms__unit_versions(u);
+    if (nothing) return MS_OK;
+    ms_storage *from = u->memory.shard;
+    ms_stream_kind stream = early ? MS_STREAM_GATHER : MS_STREAM_COMPUTE;
+    bool post = post_serves(u);
+    ms_status st = ms__storage_sync(post ? u->memory.post : u->memory.shard, false);
+    if (st == MS_OK) st = ms__storage_refill(u->memory.full, "fsdp: gathered parameters");
+    if (st == MS_OK && u->settings.fake_gather && u->world > 1) {
+        u->state.fetched = true;
+        return MS_OK;
+    }
+    if (st == MS_OK && u->world == 1 && u->memory.n_extensions == 0) {  // nothing to fetch: the cast is the gather
+        st = cast_shard(u, u->memory.full);
+        if (st != MS_OK) vacate_full(u);
+        else u->state.fetched = true;
+        return st;
+    }
+    if (st == MS_OK && u->memory.casts && !post) {
+        st = ms__storage_new(&u->memory.low, u->memory.home, u->memory.low_bytes, "fsdp: low-precision shard");
+        if (st == MS_OK) st = cast_shard(u, u->memory.low);
+        if (st == MS_OK && u->memory.n_extensions) st = ms__extensions_pack(u);
+        from = u->memory.low;
+    }
+    ms_piece slice = { .out_stride = u->memory.post_bytes,
+                       .bytes = u->memory.post_bytes,
+                       .total = u->memory.full_bytes };
+    ms_request r = { .group = post ? u->settings.post_group : u->group,
+                     .op = MS_DIST_ALL_GATHER,
+                     .stream = stream,
+                     .from = post ? u->memory.post : from,
+                     .to = u->memory.full,
+                     .dtype = gathered_dtype(u),
+                     .n_pieces = post ? 1 : u->memory.n_pieces,
+                     .pieces = post ? &slice : u->memory.pieces,
+                     .label = ms__unit_label(u, u->name) };
+    r.label.text_only = !post && u->settings.checked;
+    if (st == MS_OK) st = ms__collective(&r, &u->state.gather);
+    if (u->memory.low) {
+        ms__storage_release(u->memory.low);  // the collective holds its own reference
+        u->memory.low = NULL;
+    }
+    if (st != MS_OK) vacate_full(u);
+    else u->state.fetched = !u->state.gather;  // a group of one is through already
+    return st;
+}
+
+// Waits for the gather under way. One that failed must not fail what comes after it: it only read the shard.
+static ms_status wait_gather(unit *u)
+{
+    ms_status st = ms__work_wait(u->state.gather);
+    ms__work_release(u->state.gather);
+    u->state.gather = NULL;
+    if (MS_LIKELY(st == MS_OK)) return MS_OK;
+    char text[2048];
+    snprintf(text, sizeof text, "%s", ms_error());
+    while (u->memory.shard->event || u->memory.shard->readers) (void)ms__storage_sync(u->memory.shard, true);
+    return ms__fail(st, "%s", text);
+}
+
+ms_status ms__unit_fetch(unit *u)
+{
+    if (u->state.gather) {
+        ms_status st = wait_gather(u);
+        if (st != MS_OK) {
+            vacate_full(u);
+            return st;
+        }
+    }
+    u->state.fetched = true;
+    return MS_OK;
+}
+
+ms_status ms__unit_finish_gather(unit *u)
+{
+    if (u->state.gathered) {
+        if (u->state.concealed) ms__unit_show(u, true);
+        return MS_OK;
+    }
+    UNIT_RANGE(u, "all_gather_copy_out");
+    if (!u->state.fetched) MS_TRY(ms__unit_fetch(u));
+    u->state.fetched = false;
+    ms__unit_show(u, true);
+    if (u->views->shown) u->views->shown(u);
+    u->state.gathered = true;
+    ms__unit_drop_post(u);
+    return MS_OK;
+}
+
+// ---- reshard -----------------------------------------------------------------------------------
+
+void ms__unit_shard(unit *u)
+{
+    if (u->state.gather) {  // nobody will use it: wait, because peers read and write these bytes
+        (void)wait_gather(u);
+        if (!u->state.gathered && !u->memory.in_place) vacate_full(u);
+    }
+    ms__unit_drop_post(u);
+    if (!u->state.gathered && u->state.fetched && !u->memory.in_place) vacate_full(u);
+    u->state.fetched = false;
+    ms__extensions_vacate(u);
+    if (!u->state.gathered) return;
+    ms__unit_keep(u);
+    if (u->n) ms__unit_note(u, MS_UNIT_EV_RESHARD, false);
+    ms__unit_show(u, false);
+    if (!u->memory.in_place) vacate_full(u);
+    u->state.gathered = false;
+}
+
+// This rank's slice of the gathered bytes is copied; behind the copy they are let go.
+ms_status ms__unit_shard_to_post(unit *u)
+{
+    if (!u->state.gathered || u->memory.in_place || u->n == 0) {
+        ms__unit_shard(u);
+        return MS_OK;
+    }
+    size_t begin = (size_t)ms__group_rank(u->settings.post_group) * u->memory.post_bytes,
+           n = begin < u->memory.full_bytes ? u->memory.full_bytes - begin : 0;
+    if (n > u->memory.post_bytes) n = u->memory.post_bytes;
+    ms_storage *post;
+    MS_TRY(ms__storage_new(&post, u->memory.device, u->memory.post_bytes, "fsdp: slice of the gathered parameters"));
+    if (n > 0) {
+        int64_t count = (int64_t)n;
+        ms_tensor *from = ms__tensor_on(u->memory.full, MS_U8, 1, &count, (int64_t)begin),
+                  *to = ms__tensor_on(post, MS_U8, 1, &count, 0);
+        ms_status st = ms__copy(to, from);
+        ms__release(from);
+        ms__release(to);
+        if (st != MS_OK) {
+            ms__storage_release(post);
+            return st;
+        }
+    }
+    ms__unit_shard(u);
+    u->memory.post = post;
+    u->memory.post_version = ms__unit_versions(u);
+    return MS_OK;
+}

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT
+// shard/gather_run.h -- gathers as runs.
+#ifndef MS_SHARD_GATHER_RUN_H
+#define MS_SHARD_GATHER_RUN_H
+
+#include "shard/unit.h"
+
+// A task on run that gathers u, with the script's answers where u has all-gather extensions.
+ms_status ms__unit_push_gather(ms_run *run, unit *u, bool early, bool prefetched);
+
+#endif

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: MIT
+// shard/make.h -- how a unit is planned.
+#ifndef MS_SHARD_MAKE_H
+#define MS_SHARD_MAKE_H
+
+#include "shard/unit.h"
+
+ms_status ms__unit_replan(unit *u);  // after a change of what is gathered how; the unit is sharded
+
+#endif

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT
+// shard/root.c -- what the units of one root share: lazy initialisation makes it, errors reset it, a unit that dies
+// leaves it.
+#include <stdio.h>
+
+#include "shard/gather.h"
+#include "shard/root.h"
+#include "shard/views/views.h"
+
+static context *contexts;
+
+context *ms__contexts(void) { return contexts; }
+
+// An instance of fsdp.FSDP below another one that has run may get a new root, around what is wrapped again.
+static bool may_change_root(const unit *u)
+{
+    const context *c = u->context;
+    return u->views->rewraps && c->root != u && ms__unit_idle(u) && !c->in_backward && !c->reducing.owner;
+}
+
+ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
+{
+    unit *root = ms__unit(root_handle);
+    if (!root) return (ms_status)ms_error_code();
+    context *c = calloc(1, sizeof *c);
+    if (c) c->units = calloc((size_t)n + 1, sizeof *c->units);
+    if (!c || !c->units) {
+        free(c);
+        return ms__no_memory(sizeof *c + ((size_t)n + 1) * sizeof *c->units, "fsdp", "lazy initialisation of %d units",
+                             n);
+    }
+    ms_status st = MS_OK;
+    char names[1024] = "";
+    for (int k = 0; k < n && st == MS_OK; k++) {
+        unit *u = c->units[k] = ms__unit(handles[k]);
+        if (!u) {
+            st = (ms_status)ms_error_code();
+        } else if (u->context && !may_change_root(u)) {
+            st = ms__fail(MS_ESTATE,
+                          "FSDP state has already been lazily initialized for %s\nFSDP requires running forward "
+                          "through the root module first",
+                          u->name);
+        } else if ((st = ms__unit_check_home(u)) != MS_OK) {
+            break;
+        } else if ((u->memory.device & 0xff) == MS_META) {
+            for (int j = 0; j < u->n; j++) {
+                size_t len = strlen(names);
+                snprintf(names + len, sizeof names - len, "%s'%s'", len ? ", " : "",
+                         u->params[j].param->name ? u->params[j].param->name : "?");
+            }
+        }
+    }
+    if (st == MS_OK && names[0])
+        st = ms__fail(MS_ESTATE,
+                      "FSDP parameters should be materialized from meta device before training, but the following were "
+                      "still on meta device: [%s]\n"
+                      "For example, call module.to_empty(device) to materialize to device and call "
+                      "module.reset_parameters() on each module to initialize values.",
+                      names);
+    if (st != MS_OK) {
+        free(c->units);
+        free(c);
+        return st;
+    }
+    for (int k = 0; k < n; k++)
+        if (c->units[k]->context) ms__context_leave(c->units[k]);
+    c->root = root;
+    c->n = n;
+    c->is_last_backward = true;
+    c->epoch = ms__comm_epoch();
+    c->failed_backward = ms__comm_failed_backward();
+    c->next = contexts;
+    contexts = c;
+    for (int k = 0; k < n; k++) {
+        c->units[k]->context = c;
+        c->units[k]->model = root->serial;
+        if (c->units[k]->settings.reshard_after_forward < 0) {
+            c->units[k]->settings.reshard_after_forward = c->units[k] != root;
+            c->units[k]->settings.by_rule = c->units[k] == root;
+        }
+    }
+    return MS_OK;
+}
+
+// u's module dies: nobody of its root's units waits for it, prefetches it or lists it.
+void ms__context_leave(unit *u)
+{
+    context *c = u->context;
+    if (!c) return;
+    if (c->reducing.owner == u) ms__reduction_drop(&c->reducing);
+    int n = 0;
+    for (int k = 0; k < c->n; k++)
+        if (c->units[k] != u) c->units[n++] = c->units[k];
+    c->n = n;
+    c->n_last = c->n_order = c->n_entered = 0;
+    if (c->opened == u) c->opened = NULL;
+    if (c->root == u) c->root = NULL;
+    for (int k = 0; k < c->n; k++) {  // nobody prefetches it any more
+        unit *v = c->units[k];
+        for (int j = v->settings.n_forward_prefetch; j-- > 0;)
+            if (v->settings.forward_prefetch[j] == u)
+                v->settings.forward_prefetch[j] = v->settings.forward_prefetch[--v->settings.n_forward_prefetch];
+        for (int j = v->settings.n_backward_prefetch; j-- > 0;)
+            if (v->settings.backward_prefetch[j] == u)
+                v->settings.backward_prefetch[j] = v->settings.backward_prefetch[--v->settings.n_backward_prefetch];
+    }
+    if (c->n == 0) {
+        context **at = &contexts;
+        while (*at != c) at = &(*at)->next;
+        *at = c->next;
+        free(c->units);
+        free(c->order);
+        free(c->last);
+        free(c->entered);
+        free(c);
+    }
+}
+
+int ms_unit_is_lazy(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u && u->context;
+}
+
+double ms_unit_backwards(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u && u->context ? (double)u->context->backwards : 0;
+}
+
+double ms_unit_root(double handle)
+{
+    unit *u = ms__unit(handle);
+    return u && u->context && u->context->root ? u->context->root->handle : 0;
+}
+
+// ---- errors ------------------------------------------------------------------------------------
+
+void ms__unit_drop_pending(context *c)
+{
+    for (int k = 0; k < c->n; k++) {
+        for (int j = 0; j < c->units[k]->n; j++) ms__drop(&c->units[k]->params[j].pending);
+        if (c->units[k]->views->drop_waiting) c->units[k]->views->drop_waiting(c->units[k]);
+    }
+}
+
+// An error of one rank ended work in which the others had come further, or less far: units that are whole there are
+// sharded here. From the same state on all ranks, then: nothing is whole that nobody uses, no order is remembered, and
+// if it was a backward, no gradient waits to be reduced: some ranks' had been, and are gone.
+void ms__unit_after_errors(unit *u)
+{
+    context *c = u->context;
+    if (!c) return;
+    if (MS_UNLIKELY(c->failed_backward != ms__comm_failed_backward())) {
+        c->failed_backward = ms__comm_failed_backward();
+        ms__unit_drop_pending(c);
+    }
+    if (MS_LIKELY(c->epoch == ms__comm_epoch())) return;
+    c->epoch = ms__comm_epoch();
+    for (int k = 0; k < c->n; k++) {
+        if (!ms__unit_idle(c->units[k])) continue;
+        ms__unit_shard(c->units[k]);
+        ms__unit_drop_post(c->units[k]);
+    }
+    c->n_order = c->n_last = c->n_entered = 0;
+}

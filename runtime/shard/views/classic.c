@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: MIT
+// shard/views/classic.c -- the rules of fsdp.FSDP (docs/semantics.md#comm-hooks, #summon, #classic): a unit's gradients
+// are one flat gradient, divided before and after it is summed (by the unit, or by a communication hook), and it lands
+// in the unit's slots: the flat parameter, or the pieces of the parameters.
+#include <stdio.h>
+
+#include "device/device.h"
+#include "shard/layout/layout.h"
+#include "shard/views/classic.h"
+#include "shard/views/hook.h"
+#include "ops/op.h"
+
+// ---- making ------------------------------------------------------------------------------------
+
+// What a flat parameter can be made of.
+ms_status ms__classic_check(const char *name, const ms_tensor *t, const ms_tensor *first, bool one)
+{
+    const char *p = t->name ? t->name : "?";
+    if (t->unit_param) return ms__fail(MS_EINVAL, "Cannot flatten a `FlatParameter`");
+    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
+    if (!ms__is_float(t->dtype)) return ms__fail(MS_EINVAL, "Cannot flatten integer dtype tensors");
+    if (t->dtype != first->dtype)
+        return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s",
+                        ms__dtype_name(first->dtype), ms__dtype_name(t->dtype));
+    if (one && t->requires_grad != first->requires_grad)
+        return ms__fail(MS_EINVAL, "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
+    if (ms__device(t) != ms__device(first)) {
+        char a[64], b[64];
+        snprintf(a, sizeof a, "%s", strrchr(ms__tensor_text(first), ' ') + 1);
+        snprintf(b, sizeof b, "%s", strrchr(ms__tensor_text(t), ' ') + 1);
+        return ms__fail(MS_EINVAL, "Must flatten tensors on the same device but got both %s and %s", a, b);
+    }
+    return MS_OK;
+}
+
+ms_status ms__classic_off_home(const unit *u, const char *device)
+{
+    (void)u;
+    return ms__fail(MS_ESTATE,
+                    "An FSDP-managed module with parameter CPU offloading enabled has parameters on %s. Make sure "
+                    "to not move the module "
+                    "from CPU when offloading parameters.",
+                    device);
+}
+
+ms_status ms__classic_changed(const unit *u, bool stayed)
+{
+    (void)u;
+    (void)stayed;
+    return ms__fail(MS_ESTATE, "FSDP does not support changing the parameters between forward and backward");
+}
+
+// ---- reduction ---------------------------------------------------------------------------------
+
+// The place of p's piece in a tensor laid out like the shard.
+static ms_tensor *piece_of(const unit_param *p, ms_tensor *flat)
+{
+    return ms__tensor_on(flat->storage, flat->dtype, p->local->ndim, p->local->shape,
+                         flat->offset + (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype)));
+}
+
+// The slot whose grad has p's part of the flat gradient.
+static unit_param *slot_of(unit *u, unit_param *p) { return u->slots == u->params ? p : u->slots; }
+
+// Calls fn for each slot whose grad is a part of the flat gradient, with that part.
+static ms_status each_part(unit *u, ms_tensor *flat, ms_status (*fn)(unit_param *p, ms_tensor *part))
+{
+    if (u->slots != u->params) return fn(u->slots, flat);
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        if (!p->param->requires_grad) continue;
+        ms_tensor *part = piece_of(p, flat);
+        ms_status st = fn(p, part);
+        ms__release(part);
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+
+static ms_status add_landed(unit_param *p, ms_tensor *part)
+{
+    ms_tensor *g = ms__landed(p), *same;
+    if (!g) return MS_OK;
+    ms_tensor *here = ms__retain(g);
+    if (ms__device(g) != ms__device(part)) {
+        ms__release(here);
+        MS_TRY(ms__tensor_new(&here, g->dtype, ms__device(part), g->ndim, g->shape, "communication hook"));
+        ms_status copied = ms__copy(here, g);
+        if (copied != MS_OK) {
+            ms__release(here);
+            return copied;
+        }
+    }
+    ms_status st = ms__op2(&same, ms__op_by_name("add_"), part, here);
+    ms__release(here);
+    if (st == MS_OK) ms__release(same);
+    return st;
+}
+
+static ms_status replace_landed(unit_param *p, ms_tensor *part)
+{
+    if (p->local->leaf) ms__leaf_set_grad(p->local->leaf, NULL);
+    return ms__unit_land_part(p, part);
+}
+
+static ms_status land_flat(ms_run *run, reduction *r)
+{
+    unit *u = r->owner;
+    MS_TRY(ms__unit_bring(u->memory.home, r->dtype, &r->out));
+    MS_TRY(each_part(u, r->out, r->replaces ? replace_landed : ms__unit_land_part));
+    bool one = u->slots != u->params;
+    for (int j = u->n_slots - 1; j >= 0; j--)  // the agenda is a stack: the first parameter's hooks run first
+        if (one || u->slots[j].param->requires_grad) MS_TRY(ms__leaf_hooks(run, u->slots[j].param));
+    return MS_OK;
+}
+
+ms_status ms__classic_land(ms_run *run, reduction *reducing)
+{
+    reduction r = *reducing;
+    *reducing = (reduction) { 0 };
+    ms_status st = ms__reduction_wait(&r);
+    if (st == MS_OK) st = ms__divide(r.out, r.after);
+    if (st == MS_OK) st = land_flat(run, &r);
+    ms__reduction_free(&r);
+    return st;
+}
+
+// The script reduces: an event between the backward's nodes.
+static ms_run_state hook_step(ms_task *t, ms_run *run, ms_event *ev)
+{
+    reduction *r = t->ptr;
+    if (t->phase++ == 0) {
+        ms_tensor *io[2] = { r->in, r->out };
+        r->before = r->out->version->count;
+        return ms__run_event(run, ev, MS_EV_REDUCE, r->owner->settings.hook.key, r->owner->handle,
+                             r->out != r->in ? 2 : 1, io, 0);
+    }
+    if (r->out != r->in && r->out->version->count == r->before) {
+        ms__fail(MS_ESTATE,
+                 "communication hook: nothing was written to output; it is to be filled with this rank's part of the "
+                 "reduced gradient of unit '%s'",
+                 r->owner->name);
+        return MS_RUN_FAILED;
+    }
+    return land_flat(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
+}
+
+static void hook_drop(ms_task *t)
+{
+    ms__reduction_free(t->ptr);
+    free(t->ptr);
+}
+
+static ms_status push_hook(ms_run *run, reduction *r)
+{
+    reduction *kept = malloc(sizeof *kept);
+    if (!kept) return ms__no_memory(sizeof *kept, "fsdp", "a communication hook");
+    *kept = *r;
+    ms_task task = { .step = hook_step, .drop = hook_drop, .ptr = kept };
+    ms_status st = ms__run_push(run, &task);
+    if (st != MS_OK) free(kept);
+    return st;
+}
+
+ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
+{
+    const ms_comm_hook *h = &u->settings.hook;
+    reduction r;
+    ms_status st = ms__reduction_new(run, u, reducing, &r);
+    if (st != MS_OK || r.n == 0) return st;
+    // A low-precision hook casts for itself, from what the gradients are.
+    int own = r.present[0]->pending->dtype, dtype = h->kind == MS_COMM_LOW          ? h->low
+                                                    : u->settings.reduce_dtype >= 0 ? u->settings.reduce_dtype
+                                                                                    : own;
+    r.dtype = h->kind == MS_COMM_LOW ? h->lands : u->options.keep_low ? dtype : u->params[0].dtype;
+    bool script = h->kind == MS_COMM_SCRIPT, summed = h->kind == MS_COMM_SUM || h->kind == MS_COMM_LOW;
+    int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
+    st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
+    if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
+    for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
+    // Offloaded, the result is wanted on the CPU, unless the script reduces it.
+    if (st == MS_OK && u->world > 1)
+        st = ms__tensor_new(&r.out, dtype, script ? u->memory.device : u->memory.home, 1, &wide,
+                            "fsdp: reduced gradients");
+    else if (st == MS_OK) r.out = ms__retain(r.in);
+    if (st == MS_OK && script) {
+        // What is not sharded is reduced in place, with what it had before.
+        r.replaces = u->world == 1;
+        if (r.replaces) st = each_part(u, r.in, add_landed);
+        if (st == MS_OK) st = push_hook(run, &r);
+        if (st != MS_OK) ms__reduction_free(&r);
+        return st;
+    }
+    ms_group *group = summed ? ms__group_by_id(h->group) : NULL;
+    ms_group *scatter = u->world > 1 ? (group ? group : u->group) : NULL,
+             *replicas = u->world == 1 && u->replicate && group ? group : u->replicate;
+    r.after = summed ? h->after : u->options.after;
+    if (st == MS_OK && u->settings.fake_reduce) {  // this rank's own part of its own gradient
+        r.after = 0;
+        if (r.out != r.in) {
+            ms_tensor *own = ms__tensor_on(r.in->storage, r.in->dtype, 1, &wide, u->rank * wide);
+            st = ms__copy(r.out, own);
+            ms__release(own);
+        }
+    } else if (st == MS_OK) {
+        ms_label label = ms__unit_label(u, ms__unit_reduced_name(u));
+        label.text_only = u->settings.checked;
+        ms_request blocks = { .group = scatter,
+                              .op = MS_DIST_REDUCE_SCATTER,
+                              .stream = MS_STREAM_REDUCE,
+                              .in = r.in,
+                              .out = r.out,
+                              .label = label };
+        ms_request wholes = {
+            .group = replicas, .op = MS_DIST_ALL_REDUCE, .stream = MS_STREAM_REDUCE, .out = r.out, .label = label
+        };
+        st = ms__divide(r.in, summed ? h->before : u->options.before);
+        if (st == MS_OK && scatter) st = ms__collective(&blocks, &r.scattered);
+        if (st == MS_OK && replicas) st = ms__collective(&wholes, &r.work);
+    }
+    *reducing = r;
+    if (st != MS_OK) ms__reduction_drop(reducing);
+    return st;
+}
+
+// ---- gradients that are not reduced -----------------------------------------------------------
+//
+// After a backward inside no_sync they are where reduced ones land, so that the script sees, scales and clears them:
+// whole, in the dtype they were computed in, views of one flat tensor. What had landed before waits in `saved` for the
+// backward that reduces; in a world of one, where both have the same shape, it takes them in.
+
+static bool waits(const unit_param *q) { return ms__landed(q) && ms__landed(q)->unreduced; }
+
+// p's part of what waits.
+static ms_tensor *waiting_part(unit *u, unit_param *p)
+{
+    const ms_tensor *g = ms__landed(slot_of(u, p));
+    int64_t at = u->slots != u->params ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) : 0;
+    return ms__tensor_on(g->storage, g->dtype, p->ndim, p->shape, g->offset + at);
+}
+
+static ms_status add_part(ms_tensor *to, ms_tensor **g)
+{
+    ms_tensor *same;
+    MS_TRY(ms__unit_bring(ms__device(to), to->dtype, g));
+    MS_TRY(ms__op2(&same, ms__op_by_name("add_"), to, *g));
+    ms__release(same);
+    return MS_OK;
+}
+
+// The script may have cleared what waits, and with it what had landed; or put another tensor in its place.
+static ms_status look_at(unit *u)
+{
+    for (int j = 0; j < u->n_slots; j++) {
+        unit_param *q = &u->slots[j];
+        if (!waits(q)) ms__drop(&q->saved);
+        else if (!ms__is_contiguous(ms__landed(q))) {
+            ms_tensor *c;
+            MS_TRY(ms__contiguous(&c, ms__landed(q)));
+            c->unreduced = true;
+            ms__leaf_set_grad(q->local->leaf, c);
+        }
+    }
+    return MS_OK;
+}
+
+// A place for whole gradients in the grad of every parameter that has none yet. filled: which of them are new, and hold
+// no numbers.
+static ms_status make_places(unit *u, int dtype, bool *filled)
+{
+    const unit_param *last = &u->params[u->n - 1];
+    int64_t n = (int64_t)(last->full_at / (size_t)ms__dtype_size(last->low)) + last->numel;
+    ms_tensor *flat = NULL;
+    for (int j = 0; j < u->n_slots; j++)  // nothing but the memory itself may be missing below
+        if (!ms__leaf_of(u->slots[j].local)) return (ms_status)ms_error_code();
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j], *q = slot_of(u, p);
+        filled[j] = q != p && j > 0 ? filled[0] : true;
+        if (waits(q) || (q == p && !p->param->requires_grad)) continue;
+        ms_leaf *l = q->local->leaf;
+        if (l->grad && u->world == 1 && ms__is_contiguous(l->grad)) {
+            l->grad->unreduced = true;
+            continue;
+        }
+        if (!flat)
+            MS_TRY(ms__tensor_new(&flat, dtype, u->world == 1 ? u->memory.home : u->memory.device, 1, &n,
+                                  "fsdp: accumulated gradients"));
+        if (l->grad) q->saved = ms__retain(l->grad);
+        int64_t at = q == p ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) : 0;
+        ms_tensor *g = q == p ? ms__tensor_on(flat->storage, dtype, p->ndim, p->shape, at) : ms__retain(flat);
+        g->unreduced = true;
+        ms__leaf_set_grad(l, g);
+        filled[j] = false;
+    }
+    ms__release(flat);
+    return MS_OK;
+}
+
+// Fresh gradients join those that wait, whole, in the grads of the slots.
+static ms_status keep_whole(unit *u)
+{
+    int k = 0;
+    while (k < u->n && !u->params[k].fresh) k++;
+    if (k == u->n) return MS_OK;
+    bool *filled = malloc((size_t)u->n * sizeof *filled);
+    if (!filled) return ms__no_memory((size_t)u->n * sizeof *filled, "fsdp", "gradients of unit '%s'", u->name);
+    ms_status st = ms__tensor_reserve(2 * u->n + 2, "fsdp");
+    if (st == MS_OK) st = look_at(u);
+    if (st == MS_OK) st = make_places(u, u->params[k].fresh->dtype, filled);
+    for (int j = 0; st == MS_OK && j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        p->run = NULL;
+        if (!waits(slot_of(u, p))) {  // it asks for none any more
+            ms__drop(&p->fresh);
+            continue;
+        }
+        ms_tensor *to = waiting_part(u, p);
+        if (p->fresh) st = filled[j] ? add_part(to, &p->fresh) : ms__copy(to, p->fresh);
+        else if (!filled[j]) st = ms__zero(to);
+        ms__release(to);
+        ms__drop(&p->fresh);
+        ms__landed(slot_of(u, p))->version->count++;
+    }
+    free(filled);
+    return st;
+}
+
+// Fresh gradients and those that wait in the slots become pending.
+static ms_status take_to_reduce(unit *u)
+{
+    MS_TRY(look_at(u));
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        ms_tensor *g = p->fresh;
+        p->fresh = NULL;
+        p->run = NULL;
+        if (waits(slot_of(u, p))) {
+            ms_tensor *to = waiting_part(u, p);
+            ms_status st = g ? add_part(to, &g) : MS_OK;
+            ms__release(g);
+            g = to;
+            if (st != MS_OK) ms__release(g);
+            MS_TRY(st);
+        }
+        if (p->pending && g) MS_TRY(ms__accumulate(&p->pending, g));
+        else if (g) p->pending = g;
+    }
+    for (int j = 0; j < u->n_slots; j++) {
+        unit_param *q = &u->slots[j];
+        if (!waits(q)) continue;
+        ms__landed(q)->unreduced = false;  // the script may hold it still
+        ms__leaf_set_grad(q->local->leaf, q->saved);
+        q->saved = NULL;
+    }
+    return MS_OK;
+}
+
+ms_status ms__classic_take(unit *u) { return u->settings.sync ? take_to_reduce(u) : keep_whole(u); }
+
+void ms__classic_drop_waiting(unit *u)
+{
+    if (u->world == 1 && !u->replicate) return;
+    for (int j = 0; j < u->n_slots; j++) {
+        unit_param *q = &u->slots[j];
+        if (waits(q)) {
+            ms__leaf_set_grad(q->local->leaf, q->saved);
+            q->saved = NULL;
+        }
+        ms__drop(&q->saved);
+    }
+}
+
+ms_status ms_unit_drop_saved_grad(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return (ms_status)ms_error_code();
+    unit_param *p = t->unit_param;
+    if (p) ms__drop(&p->saved);
+    return MS_OK;
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT
+// shard/views/pieces.c -- units of fsdp.FSDP with use_orig_params: while sharded, a parameter is this rank's 1-d piece
+// of itself. The flat parameter over all pieces is made when a script asks for it.
+#include "shard/gather.h"
+#include "shard/views/classic.h"
+#include "ops/op.h"
+
+static ms_status check(const char *unit, const ms_tensor *t, const ms_tensor *first)
+{
+    return ms__classic_check(unit, t, first, false);
+}
+
+static ms_tensor *resting(unit_param *p) { return ms__tensor_alias(p->local); }
+
+static uint64_t written(const unit *u)
+{
+    uint64_t sum = 0;
+    for (int j = 0; j < u->n; j++) sum += u->params[j].param->version->count;
+    return sum;
+}
+
+// Where the others of its strategy show their pieces, so does a unit that stays whole, such as the root. What the graph
+// saved are views of the whole.
+static void stay(unit *u)
+{
+    if (!u->state.gathered || u->world == 1) return;
+    ms__unit_keep(u);
+    ms__unit_show(u, false);
+    u->state.concealed = true;
+}
+
+// ---- pieces seen as one ------------------------------------------------------------------------
+
+static int64_t place_in_flat(const unit_param *p, const ms_tensor *g)
+{
+    return g->unreduced ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low))
+                        : (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype));
+}
+
+// The pieces' gradients as one: what they are views of, which is made where the script has put others in their places.
+// NULL: none.
+static ms_status grad_of_pieces(unit *u, ms_tensor **out)
+{
+    const ms_tensor *first = NULL;
+    bool together = true;
+    int64_t base = 0, n = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
+    *out = NULL;
+    for (int j = 0; j < u->n; j++) {
+        const ms_tensor *g = ms__landed(&u->params[j]);
+        if (!g || g->numel == 0) continue;
+        int64_t at = g->offset - place_in_flat(&u->params[j], g);
+        if (!first) {
+            first = g;
+            base = at;
+        }
+        if (g->unreduced != first->unreduced || g->dtype != first->dtype) return MS_OK;
+        together &= g->storage == first->storage && at == base && ms__is_contiguous(g);
+    }
+    if (!first) return MS_OK;
+    const unit_param *last = &u->params[u->n - 1];
+    if (first->unreduced) n = (int64_t)(last->full_at / (size_t)ms__dtype_size(last->low)) + last->numel;
+    if (together && base >= 0 && (size_t)(base + n) * (size_t)ms__dtype_size(first->dtype) <= first->storage->bytes) {
+        *out = ms__tensor_on(first->storage, first->dtype, 1, &n, base);
+        return MS_OK;
+    }
+    MS_TRY(ms__tensor_new(out, first->dtype, ms__device(first), 1, &n, "fsdp: flat gradient"));
+    ms_status st = ms__zero(*out);
+    for (int j = 0; j < u->n && st == MS_OK; j++) {
+        unit_param *p = &u->params[j];
+        ms_tensor *g = ms__landed(p);
+        if (!g || g->numel == 0) continue;
+        ms_tensor *part = ms__tensor_on((*out)->storage, (*out)->dtype, g->ndim, g->shape, place_in_flat(p, g));
+        part->unreduced = g->unreduced;
+        if ((st = ms__copy(part, g)) == MS_OK) ms__leaf_set_grad(p->local->leaf, part);
+        else ms__release(part);
+    }
+    if (st != MS_OK) ms__drop(out);
+    return st;
+}
+
+// A flat parameter over the pieces, its grad over theirs.
+static ms_id flat(unit *u)
+{
+    ms_tensor *g = NULL;
+    if (grad_of_pieces(u, &g) != MS_OK) return 0;
+    int64_t n = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
+    ms_tensor *t = ms__tensor_on(u->memory.shard, u->params[0].dtype, 1, &n, 0);
+    t->is_param = true;
+    t->name = ms__intern("flat_param");
+    for (int j = 0; j < u->n; j++) t->requires_grad |= u->params[j].param->requires_grad;
+    ms_leaf *l = g ? ms__leaf_of(t) : NULL;
+    if (l) ms__leaf_set_grad(l, g);
+    else ms__release(g);
+    return ms__name(t);
+}
+
+const views ms__views_pieces = {
+    .name = "pieces",
+    .check = check,
+    .align = 16,
+    .keeps_shape = true,
+    .resting = resting,
+    .flat = flat,
+    .stay = stay,
+    .written = written,
+    .whole_for_backward = true,
+    .rewraps = true,
+    .reduces_once = true,
+    .take = ms__classic_take,
+    .reduce = ms__classic_reduce,
+    .land = ms__classic_land,
+    .drop_waiting = ms__classic_drop_waiting,
+    .off_home = ms__classic_off_home,
+    .changed = ms__classic_changed,
+};

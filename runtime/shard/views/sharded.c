@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: MIT
+// shard/views/sharded.c -- parameters of fully_shard: while sharded they refuse operators, and this rank's part of each
+// is a local tensor, on which its reduced gradient lands (docs/semantics.md#reduction). Gradients are reduced where
+// backward left them, or packed.
+#include <stdio.h>
+
+#include "device/device.h"
+#include "shard/layout/layout.h"
+#include "shard/views/views.h"
+#include "ops/op.h"
+
+// ---- parameters --------------------------------------------------------------------------------
+
+static ms_status check(const char *name, const ms_tensor *t, const ms_tensor *first)
+{
+    const char *p = t->name ? t->name : "?";
+    if (t->unit_param)
+        return ms__fail(MS_ESTATE, "fsdp: parameter '%s' is already managed by unit '%s'", p,
+                        ((unit_param *)t->unit_param)->owner->name);
+    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
+    if (t->ndim == 0)
+        return ms__fail(
+            MS_EINVAL, "fully_shard doesn't support scalar parameters. Change %s to a 1D tensor with numel equal to 1.",
+            p);
+    if (!ms__is_contiguous(t))
+        return ms__fail(MS_EINVAL, "FSDP does not support non-contiguous parameters yet: %s %s", p, ms__tensor_text(t));
+    if (ms__device(t) != ms__device(first))
+        return ms__fail(MS_EINVAL, "fsdp: the parameters of unit '%s' are on different devices: %s and '%s' %s", name,
+                        ms__tensor_text(first), p, ms__tensor_text(t));
+    return MS_OK;
+}
+
+static ms_status off_home(const unit *u, const char *device)
+{
+    char names[1024] = "";
+    for (int j = 0; j < u->n; j++) {
+        const char *name = u->params[j].param->name;
+        size_t len = strlen(names);
+        snprintf(names + len, sizeof names - len, "%s('%s', '%s')", len ? ", " : "", name ? name : "?", device);
+    }
+    return ms__fail(MS_ESTATE,
+                    "FSDP parameters should be materialized on CPU when enabling CPU offloading. For example, load a "
+                    "CPU state dict or call "
+                    "module:to_empty(\"cpu\"). Found following parameters on non-CPU device: [%s]",
+                    names);
+}
+
+// A backward may go on with the wholes of its forward.
+static ms_status changed(const unit *u, bool stayed)
+{
+    if (stayed) return MS_OK;
+    return ms__fail(MS_ESTATE, "fsdp: the parameters of unit '%s' were changed between its forward and its backward",
+                    u->name);
+}
+
+// ---- landing -----------------------------------------------------------------------------------
+
+static ms_status land_all(ms_run *run, reduction *r, ms_tensor *out)
+{
+    for (int k = 0; k < r->n; k++) {
+        unit_param *p = r->present[k];
+        ms_tensor *part = ms__tensor_on(out->storage, out->dtype, p->local->ndim, p->local->shape, r->at[k]);
+        ms_status st = ms__unit_bring(r->owner->memory.home, p->dtype, &part);
+        if (st == MS_OK) st = ms__unit_land_part(p, part);
+        ms__release(part);
+        MS_TRY(st);
+    }
+    for (int k = r->n - 1; k >= 0; k--)  // the agenda is a stack: the first parameter's hooks run first
+        MS_TRY(ms__leaf_hooks(run, r->present[k]->param));
+    return MS_OK;
+}
+
+static ms_status add_to(ms_tensor *sum, ms_tensor *t)
+{
+    ms_tensor *same;
+    MS_TRY(ms__op2(&same, ms__op_by_name("add_"), sum, t));
+    ms__release(same);
+    return MS_OK;
+}
+
+static bool same_present(const unit *u, const reduction *r)
+{
+    return u->gradients.n_partial == r->n &&
+           !memcmp(u->gradients.partial_of, r->present, (size_t)r->n * sizeof *r->present);
+}
+
+// Not all-reduced yet: it waits with the unit for a backward that is.
+static ms_status keep_partial(reduction *r)
+{
+    unit *u = r->owner;
+    if (u->gradients.partial && !same_present(u, r))
+        return ms__fail(MS_ESTATE,
+                        "fsdp: unit '%s': %d parameters had gradients in one backward without all-reduce, %d in "
+                        "another; they must be the same ones",
+                        u->name, u->gradients.n_partial, r->n);
+    if (u->gradients.partial) return add_to(u->gradients.partial, r->out);
+    u->gradients.partial = ms__retain(r->out);
+    u->gradients.partial_of = r->present;
+    u->gradients.n_partial = r->n;
+    r->present = NULL;
+    return MS_OK;
+}
+
+// The reduced block of r goes to its parameters. Takes r's parts.
+static ms_status land_reduced(ms_run *run, reduction *r)
+{
+    // Cast at once where all parameters have one dtype, else one by one.
+    int dtype = r->n ? r->present[0]->dtype : r->out->dtype;
+    for (int k = 1; k < r->n; k++)
+        if (r->present[k]->dtype != dtype) dtype = r->out->dtype;
+    ms_status st = r->partial ? keep_partial(r) : ms__unit_bring(r->owner->memory.home, dtype, &r->out);
+    if (st == MS_OK && !r->partial) st = land_all(run, r, r->out);
+    ms__release(r->out);
+    r->out = NULL;
+    return st;
+}
+
+// A unit whose script wants to see the reduced block first.
+static ms_run_state hooked_step(ms_task *t, ms_run *run, ms_event *ev)
+{
+    reduction *r = t->ptr;
+    if (t->phase++ == 0) {
+        if (ms__reduction_wait(r) != MS_OK) return MS_RUN_FAILED;
+        return ms__run_event(run, ev, MS_EV_ALL_REDUCE, r->owner->settings.all_reduce_hook, r->owner->handle, 1,
+                             &r->out, 0);
+    }
+    return land_reduced(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
+}
+
+static void hooked_drop(ms_task *t)
+{
+    reduction *r = t->ptr;
+    if (r->work || r->scattered) (void)ms__reduction_wait(r);
+    ms__reduction_free(r);
+    free(r);
+}
+
+static ms_status land(ms_run *run, reduction *reducing)
+{
+    reduction r = *reducing;
+    *reducing = (reduction) { 0 };
+    if (r.owner->settings.all_reduce_hook != 0 && !r.partial) {
+        reduction *kept = malloc(sizeof *kept);
+        ms_task task = { .step = hooked_step, .drop = hooked_drop, .ptr = kept };
+        ms_status st = kept ? ms__run_push(run, &task) : MS_ENOMEM;
+        if (st != MS_OK) {
+            free(kept);
+            ms__reduction_drop(&r);
+            return ms__no_memory(sizeof *kept + sizeof task, "fsdp", "a reduction");
+        }
+        *kept = r;
+        return MS_OK;
+    }
+    ms_status st = ms__reduction_wait(&r);
+    if (st == MS_OK) st = land_reduced(run, &r);
+    ms__reduction_free(&r);
+    return st;
+}
+
+// ---- reduction -----------------------------------------------------------------------------------
+
+// The running backward's gradients join what earlier ones left. They wait in the reduce dtype when they are not reduced
+// now.
+static ms_status take(unit *u)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        ms_tensor *g = p->fresh;
+        if (!g) continue;
+        p->fresh = NULL;
+        p->run = NULL;
+        int dtype = u->settings.reduce_dtype >= 0 && !u->settings.sync ? u->settings.reduce_dtype : g->dtype;
+        ms_status st = MS_OK;
+        if (p->pending) {
+            MS_TRY(ms__accumulate(&p->pending, g));  // takes g; never writes into a buffer that another gradient shares
+            continue;
+        } else if (dtype != g->dtype) {
+            ms_tensor *wide;
+            st = ms__tensor_new(&wide, dtype, u->memory.device, g->ndim, g->shape, "fsdp: accumulated gradient");
+            if (st == MS_OK && (st = ms__copy(wide, g)) != MS_OK) ms__release(wide);
+            else if (st == MS_OK) p->pending = wide;
+        } else {
+            p->pending = ms__retain(g);
+        }
+        ms__release(g);
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+
+// What gradients of several dtypes are reduced in together: the widest; of two half types neither holds the other.
+static int promoted(int n, unit_param **present)
+{
+    int dtype = present[0]->pending->dtype;
+    for (int k = 1; k < n; k++) {
+        int other = present[k]->pending->dtype;
+        if (other == dtype) continue;
+        int wide = ms__dtype_size(other), here = ms__dtype_size(dtype);
+        dtype = wide > here ? other : wide < here ? dtype : MS_F32;
+    }
+    return dtype;
+}
+
+static bool uniform(int n, unit_param **present)
+{
+    for (int k = 1; k < n; k++)
+        if (present[k]->pending->dtype != present[0]->pending->dtype) return false;
+    return true;
+}
+
+// Parameters without a gradient are left out of the block: where ranks leave out different ones it would mix their
+// gradients, and where the sizes are equal nothing would fail.
+static void mark_present(const unit *u, const reduction *r, ms_label *label, char *words, size_t size)
+{
+    uint64_t mark = 14695981039346656037ull;
+    int missing = u->n - r->n, told = 0,
+        at = snprintf(words, size, missing <= r->n ? "no gradient of" : "gradients of");
+    if (missing == 0) return;
+    for (int j = 0, k = 0; j < u->n; j++) {
+        bool there = k < r->n && r->present[k] == &u->params[j];
+        k += there;
+        mark = (mark ^ (uint64_t)there) * 1099511628211ull;
+        if (there == (missing <= r->n) || at >= 72) continue;
+        const char *name = u->params[j].param->name;
+        int n = snprintf(words + at, size - (size_t)at, "%s'%s'", told ? ", " : " ", name ? name : "?");
+        at = n < (int)size - at ? at + n : (int)size - 1;
+        told++;
+    }
+    int left = (missing <= r->n ? missing : r->n) - told;
+    if (left) snprintf(words + at, size - (size_t)at, " and %d more", left);
+    label->part = mark;
+    label->part_of = words;
+}
+
+// World of one: a gradient lands as it is.
+static ms_status land_alone(ms_run *run, unit *u, double scale)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        ms_tensor *g = p->pending;
+        if (!g) continue;
+        p->pending = NULL;
+        bool own = g->refs == 1 && g->storage->refs == 1 && !g->slot && g->dtype == p->dtype &&
+                   ms__device(g) == u->memory.home && ms__is_contiguous(g);
+        ms_tensor *mine = g;
+        ms_status st = MS_OK;
+        if (!own && ms__device(g) != u->memory.home) {
+            st = ms__unit_bring(u->memory.home, p->dtype, &mine);
+            if (st != MS_OK) ms__release(mine);
+        } else if (!own) {
+            st = ms__tensor_new(&mine, p->dtype, u->memory.home, g->ndim, g->shape, "fsdp: gradient");
+            if (st == MS_OK && (st = ms__copy(mine, g)) != MS_OK) ms__release(mine);
+            ms__release(g);
+        }
+        if (st == MS_OK) {
+            ms_tensor *part = ms__tensor_on(mine->storage, mine->dtype, p->local->ndim, p->local->shape, mine->offset);
+            ms__release(mine);
+            if (scale != 1) {
+                ms_tensor *same;
+                st = ms__op1f(&same, ms__op_by_name("mul_scalar_"), part, scale);
+                if (st == MS_OK) ms__release(same);
+            }
+            if (st == MS_OK) st = ms__unit_land_part(p, part);
+            ms__release(part);
+        }
+        if (st == MS_OK) st = ms__leaf_hooks(run, p->param);
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+
+// What earlier backwards without all-reduce left joins the block on its way.
+static ms_status add_partial(unit *u, reduction *r)
+{
+    if (!same_present(u, r))
+        return ms__fail(MS_ESTATE,
+                        "fsdp: unit '%s': %d parameters had gradients in a backward without all-reduce, %d in this "
+                        "one; they must be the same ones",
+                        u->name, u->gradients.n_partial, r->n);
+    MS_TRY(ms__work_wait(r->work));
+    MS_TRY(add_to(r->out, u->gradients.partial));
+    ms__drop(&u->gradients.partial);
+    free(u->gradients.partial_of);
+    u->gradients.partial_of = NULL;
+    return MS_OK;
+}
+
+// Packs the gradients that are there and starts their reduce-scatter. The sum is over ranks in rank order; the mean
+// is one multiplication before the one rounding, so there is no overflow that a division beforehand would prevent.
+static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
+{
+    // Over a mesh each of the two steps takes its own mean; a factor of the script's divides at the first. The mean is
+    // the sum divided once, as in DDP: the same bits for any number of ranks.
+    double scale = u->settings.divide > 0 ? 1 / u->settings.divide : 1;
+    if (u->world == 1 && !u->replicate && u->settings.all_reduce_hook == 0) return land_alone(run, u, scale);
+    reduction r;
+    ms_status st = ms__reduction_new(run, u, reducing, &r);
+    if (st != MS_OK || r.n == 0) return st;
+    int dtype = u->settings.reduce_dtype >= 0 ? u->settings.reduce_dtype : promoted(r.n, r.present);
+    int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
+    // Where they are, if they are of the dtype that travels (small ones travel at once instead).
+    ms_part parts[MS_PARTS] = { { 0 } };
+    bool apart = u->layout->parts && r.n <= MS_PARTS && u->memory.device == MS_CPU &&
+                 dtype == r.present[0]->pending->dtype && uniform(r.n, r.present) && all * ms__dtype_size(dtype) > 4096;
+    if (apart) st = u->layout->parts(u, r.n, r.present, parts);
+    else st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
+    if (st == MS_OK && !apart) st = u->layout->pack(u, r.n, r.present, r.in);
+    for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
+    // Offloaded, the result is wanted on the CPU, unless the script looks at it first.
+    int lands = u->settings.all_reduce_hook != 0 ? u->memory.device : u->memory.home;
+    if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
+    char words[256];
+    ms_request request = { .group = u->group,
+                           .op = MS_DIST_REDUCE_SCATTER,
+                           .reduction = u->settings.divide > 0 ? MS_SUM : MS_AVG,
+                           .scale = scale,
+                           .stream = MS_STREAM_REDUCE,
+                           .in = r.in,
+                           .out = r.out,
+                           .n_parts = apart ? r.n : 0,
+                           .parts = parts,
+                           .label = ms__unit_label(u, ms__unit_reduced_name(u)) };
+    mark_present(u, &r, &request.label, words, sizeof words);
+    if (st == MS_OK) st = ms__collective(&request, &r.work);
+    for (int k = 0; k < r.n && apart; k++) ms__release(parts[k].t);
+    r.partial = u->replicate && !u->settings.all_reduce;
+    if (st == MS_OK && u->replicate && u->settings.all_reduce) {
+        if (u->gradients.partial) st = add_partial(u, &r);
+        r.scattered = r.work;
+        r.work = NULL;
+        request.group = u->replicate;
+        request.op = MS_DIST_ALL_REDUCE;
+        request.scale = 1;
+        request.in = NULL;
+        request.n_parts = 0;
+        if (st == MS_OK) st = ms__collective(&request, &r.work);
+    }
+    if (st != MS_OK) {
+        ms__reduction_drop(&r);
+        return st;
+    }
+    *reducing = r;
+    return MS_OK;
+}
+
+const views ms__views_sharded = {
+    .name = "sharded",
+    .check = check,
+    .take = take,
+    .reduce = reduce,
+    .land = land,
+    .off_home = off_home,
+    .changed = changed,
+};
