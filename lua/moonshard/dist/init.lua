@@ -39,6 +39,7 @@ function Group.__tostring(g)
 end
 
 --- Is x a process group?
+---@param x any
 ---@return boolean
 function dist.is_group(x) return getmetatable(x) == Group end
 
@@ -65,10 +66,12 @@ end
 --- Leaves the job; automatic at the end of a script. No collective afterwards.
 function dist.finalize() lib.ms_dist_finalize() end
 
+--- Has this process joined the job?
 ---@return boolean
 function dist.is_initialized() return lib.ms_dist_is_initialized() ~= 0 end
 
---- This rank's number in the group (the world without one), nil when it is no member.
+--- This rank's number in the group, from 0; nil when it is no member.
+---@param group? Group  the world without it
 ---@return integer?
 function dist.rank(group)
   local r = lib.ms_dist_rank(id_of_group(group, "dist.rank"))
@@ -76,6 +79,8 @@ function dist.rank(group)
   return r >= 0 and r or nil
 end
 
+--- The number of ranks in the group.
+---@param group? Group  the world without it
 ---@return integer
 function dist.world_size(group)
   local n = lib.ms_dist_size(id_of_group(group, "dist.world_size"))
@@ -103,6 +108,7 @@ function dist.self_group()
 end
 
 --- The world ranks of a group, in its order.
+---@param group? Group  the world without it
 ---@return integer[]
 function dist.group_ranks(group)
   local id, list = id_of_group(group, "dist.group_ranks"), {}
@@ -241,8 +247,9 @@ end
 
 local plain = { group = opts.any, async = opts.boolean }
 local with_op = { group = opts.any, async = opts.boolean, op = opts.one_of(reduction_names, "sum") }
-local with_root = { group = opts.any, async = opts.boolean, src = opts.number, dst = opts.number }
-local with_both = { group = opts.any, async = opts.boolean, dst = opts.number,
+local with_src = { group = opts.any, async = opts.boolean, src = opts.number }
+local with_dst = { group = opts.any, async = opts.boolean, dst = opts.number }
+local with_dst_and_op = { group = opts.any, async = opts.boolean, dst = opts.number,
   op = opts.one_of(reduction_names, "sum") }
 local nothing = {}
 
@@ -266,18 +273,21 @@ local function run(name, op, spec, given, out, input, root, list, n_list)
   return setmetatable({ op = name, work = w ~= nil and ffi.gc(w, lib.ms_work_free) or nil }, Work)
 end
 
---- Reduces t over ranks, in place, in rank order.
----@param t Tensor
----@param given? {op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean}
----@return Work?
+--- Reduces t over ranks, in place, in rank order. Errors: shapes, dtypes or operations that differ between ranks.
+---@param t Tensor  of one shape and dtype on every rank
+---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
+---@return Work?  with async
 function dist.all_reduce(t, given)
   local many, works = by_inner("all_reduce", function(part) return dist.all_reduce(part, given) end, t)
   if many then return works end
   return (run("all_reduce", C.MS_DIST_ALL_REDUCE, with_op, given, tensor_id("all_reduce", "the tensor", t)))
 end
 
---- out = every rank's input, one after the other in rank order. input may be this rank's block of out.
----@return Work?
+--- out becomes every rank's input, one after the other in rank order. Errors: sizes that do not fit.
+---@param out Tensor  as many elements as all inputs together, of input's dtype
+---@param input Tensor  of one size on every rank; it may be this rank's block of out
+---@param given? { group: Group, async: boolean }
+---@return Work?  with async
 function dist.all_gather(out, input, given)
   local many, works = by_inner("all_gather", function(o, i) return dist.all_gather(o, i, given) end, out, input)
   if many then return works end
@@ -285,8 +295,11 @@ function dist.all_gather(out, input, given)
     tensor_id("all_gather", "the input", input)))
 end
 
---- out = this rank's block (cut along dimension 1) of the reduction of input over ranks.
----@return Work?
+--- out becomes this rank's block of the reduction of input over ranks; blocks are cut along dimension 1.
+---@param out Tensor  as many elements as a block, of input's dtype
+---@param input Tensor  of one shape on every rank
+---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
+---@return Work?  with async
 function dist.reduce_scatter(out, input, given)
   local many, works = by_inner("reduce_scatter", function(o, i) return dist.reduce_scatter(o, i, given) end, out, input)
   if many then return works end
@@ -304,26 +317,32 @@ local function need_root(name, given, key)
 end
 
 --- t becomes rank src's t.
----@param given {src: integer, group: Group, async: boolean}
----@return Work?
+---@param t Tensor  of one shape and dtype on every rank
+---@param given? { src: integer, group: Group, async: boolean }  src is a rank of the world, 0 without it
+---@return Work?  with async
 function dist.broadcast(t, given)
   need_root("broadcast", given, "src")
   local many, works = by_inner("broadcast", function(part) return dist.broadcast(part, given) end, t)
   if many then return works end
-  return (run("broadcast", C.MS_DIST_BROADCAST, with_root, given, tensor_id("broadcast", "the tensor", t)))
+  return (run("broadcast", C.MS_DIST_BROADCAST, with_src, given, tensor_id("broadcast", "the tensor", t)))
 end
 
---- Rank dst's t becomes the reduction over ranks; the others' stay as they are.
----@return Work?
+--- Rank dst's t becomes the reduction over ranks; the other ranks keep theirs.
+---@param t Tensor  of one shape and dtype on every rank
+---@param given? { dst: integer, op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }  dst is a rank of the world, 0 without it
+---@return Work?  with async
 function dist.reduce(t, given)
   need_root("reduce", given, "dst")
   local many, works = by_inner("reduce", function(part) return dist.reduce(part, given) end, t)
   if many then return works end
-  return (run("reduce", C.MS_DIST_REDUCE, with_both, given, tensor_id("reduce", "the tensor", t)))
+  return (run("reduce", C.MS_DIST_REDUCE, with_dst_and_op, given, tensor_id("reduce", "the tensor", t)))
 end
 
---- Rank dst gets every rank's t: an array in rank order (its first result); the others get nil.
----@return Tensor[]?, Work?
+--- Rank dst gets every rank's t.
+---@param t Tensor  of one shape and dtype on every rank
+---@param given? { dst: integer, group: Group, async: boolean }  dst is a rank of the world, 0 without it
+---@return Tensor[]? list  in rank order; nil on the other ranks
+---@return Work? work  with async
 function dist.gather(t, given)
   need_root("gather", given, "dst")
   local id = tensor_id("gather", "the tensor", t)
@@ -339,14 +358,15 @@ function dist.gather(t, given)
     list = {}
     for k = 1, n do list[k] = out[k] end
   end
-  local w = run("gather", C.MS_DIST_GATHER, with_root, given, out and out.id, id)
+  local w = run("gather", C.MS_DIST_GATHER, with_dst, given, out and out.id, id)
   return list, w
 end
 
---- out = this rank's entry of the list that rank src passes; the others pass none.
+--- out becomes this rank's entry of the list that rank src passes.
 ---@param out Tensor
----@param list Tensor[]?
----@return Work?
+---@param list Tensor[]?  one of out's shape and dtype for each rank; nil on the other ranks
+---@param given? { src: integer, group: Group, async: boolean }  src is a rank of the world, 0 without it
+---@return Work?  with async
 function dist.scatter(out, list, given)
   if given == nil and opts.is(list) then list, given = nil, list end
   need_root("scatter", given, "src")
@@ -359,11 +379,14 @@ function dist.scatter(out, list, given)
     ids = ffi.new("double[?]", math.max(n, 1))
     for k = 1, n do ids[k - 1] = tensor_id("scatter", ("element %d of the list"):format(k), list[k]) end
   end
-  return (run("scatter", C.MS_DIST_SCATTER, with_root, given, id, nil, nil, ids, n))
+  return (run("scatter", C.MS_DIST_SCATTER, with_src, given, id, nil, nil, ids, n))
 end
 
---- Block r of input goes to rank r; block r of out comes from it.
----@return Work?
+--- Block r of input goes to rank r, and block r of out comes from it; blocks are cut along dimension 1.
+---@param out Tensor  of input's shape and dtype
+---@param input Tensor
+---@param given? { group: Group, async: boolean }
+---@return Work?  with async
 function dist.all_to_all(out, input, given)
   local many, works = by_inner("all_to_all", function(o, i) return dist.all_to_all(o, i, given) end, out, input)
   if many then return works end
@@ -377,15 +400,21 @@ local function peer(name, rank)
 end
 
 --- Sends t to a rank that calls recv; complete when it has been read.
----@return Work?
+---@param t Tensor
+---@param dst integer  a rank of the world
+---@param given? { group: Group, async: boolean }
+---@return Work?  with async
 function dist.send(t, dst, given)
   local many, works = by_inner("send", function(part) return dist.send(part, dst, given) end, t)
   if many then return works end
   return (run("send", C.MS_DIST_SEND, plain, given, nil, tensor_id("send", "the tensor", t), peer("send", dst)))
 end
 
---- Receives into t what that rank sends.
----@return Work?
+--- Receives into t what that rank sends. Errors: another size or dtype than was sent.
+---@param t Tensor
+---@param src integer  a rank of the world
+---@param given? { group: Group, async: boolean }
+---@return Work?  with async
 function dist.recv(t, src, given)
   local many, works = by_inner("recv", function(part) return dist.recv(part, src, given) end, t)
   if many then return works end
@@ -402,8 +431,10 @@ end
 
 local chars, lengths, length = ffi.new "const char *[1]", ffi.new "const double *[1]", ffi.new "double[1]"
 
---- Every rank's value: an array, rank r's at [r + 1].
----@return any[]
+--- Every rank's value. Errors: functions and userdata, which mean nothing in another process.
+---@param value any  nil, booleans, numbers, strings, tensors on the CPU, tables of them
+---@param given? { group: Group }
+---@return any[]  rank r's at [r + 1]
 function dist.all_gather_object(value, given)
   local o = opts("all_gather_object", given, { group = opts.any })
   local id = id_of_group(o.group, "all_gather_object")
@@ -419,7 +450,10 @@ function dist.all_gather_object(value, given)
   return out
 end
 
---- Rank src's value, on every rank.
+--- Rank src's value, on every rank. Errors: functions and userdata, which mean nothing in another process.
+---@param value any  read on rank src alone
+---@param given { src: integer, group: Group }
+---@return any
 function dist.broadcast_object(value, given)
   need_root("broadcast_object", given, "src")
   local o = opts("broadcast_object", given, { group = opts.any, src = opts.number })
@@ -474,10 +508,11 @@ local function finish_record(first, ok, ...)
   return list, ...
 end
 
---- The collectives that this rank issues inside fn, in order, then fn's results. An entry:
---- {op, dtype, input_numel, output_numel, bytes, group, unit}; bytes are those of the larger of input and output.
+--- Runs fn(…) and lists the collectives that this rank issues inside, in order.
 ---@param fn function
----@return table[]
+---@param ... any  arguments of fn
+---@return { op: string, dtype: string, input_numel: integer, output_numel: integer, bytes: integer, group: Group, unit: string? }[] list  bytes are those of the larger of input and output; unit is the module that was served
+---@return any  the results of fn
 function dist.record(fn, ...)
   if type(fn) ~= "function" then errors.raise("dist.record: argument is %s, expected a function", errors.kind(fn)) end
   ensure()
@@ -498,6 +533,7 @@ function dist.set_debug_level(level)
   errors.raise("set_debug_level: %s is none of 'off', 'info', 'detail'", errors.show(level))
 end
 
+--- What set_debug_level set, or MOONSHARD_DEBUG; "off" at first.
 ---@return "off"|"info"|"detail"
 function dist.debug_level() return levels[lib.ms_dist_debug_level() + 1] end
 

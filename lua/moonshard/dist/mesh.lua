@@ -31,7 +31,8 @@ local function position(self, d, who)
   return k
 end
 
---- Ranks along dimension d; of the whole mesh without d.
+--- The number of ranks along dimension d, or of the whole mesh.
+---@param d? integer  from 1
 ---@return integer
 function methods:size(d)
   if d == nil then
@@ -42,13 +43,15 @@ function methods:size(d)
   return self.shape[position(self, d, "mesh:size")]
 end
 
---- This rank's place along dimension d (from 0, as ranks are).
----@return integer
+--- This rank's place along dimension d; of a mesh of one dimension without d. Errors: no d in a mesh of several.
+---@param d? integer  from 1
+---@return integer  from 0
 function methods:rank(d)
   return M.dist.rank(self.groups[position(self, d, "mesh:rank")])
 end
 
 --- The group of the line through this rank along dimension d.
+---@param d? integer  from 1; 1 in a mesh of one dimension
 ---@return Group
 function methods:get_group(d)
   return self.groups[position(self, d, "mesh:get_group")]
@@ -90,6 +93,8 @@ function M.new(device, groups, names)
 end
 
 --- Is x a mesh?
+---@param x any
+---@return boolean
 function M.is_mesh(x) return getmetatable(x) == Mesh end
 
 local function check_names(who, names, n)
@@ -104,9 +109,11 @@ local function check_names(who, names, n)
   return names
 end
 
---- dist.init_device_mesh(device, shape, {names}): the world as a grid, last dimension fastest. Called by every rank.
----@param device string
+--- The world as a grid of ranks, the last dimension fastest. Called by every rank. Errors: sizes whose product is not
+--- the number of ranks.
+---@param device string  "cpu" or "cuda"
 ---@param shape integer[]
+---@param given? { names: string[] }  of the dimensions; `mesh.name` is the mesh of that one
 ---@return DeviceMesh
 function M.init_device_mesh(device, shape, given)
   local dist = M.dist
@@ -152,7 +159,9 @@ function M.init_device_mesh(device, shape, given)
   return mesh
 end
 
---- dist.mesh_from_group(group or {replicate, shard}, {names}): a mesh over groups that exist; called by members only.
+--- A mesh over groups that exist, one a dimension. Called by members only.
+---@param groups Group|Group[]  one group, or { replicate, shard }
+---@param given? { names: string[], device: string }
 ---@return DeviceMesh
 function M.mesh_from_group(groups, given)
   local dist = M.dist

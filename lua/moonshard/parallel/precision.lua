@@ -29,8 +29,9 @@ end
 local Precision = { __name = "MixedPrecision" }
 Precision.__index = Precision
 
---- Sets the dtypes of an FSDP or DDP instance; without an option, dtypes do not change.
----@param given? table  param_dtype, reduce_dtype, buffer_dtype, keep_low_precision_grads, cast_forward_inputs, cast_root_forward_inputs
+--- Dtypes for fsdp.FSDP and nn.DDP: of gathered parameters and of computation, of reductions, of floating buffers;
+--- without an option dtypes stay as they are.
+---@param given? { param_dtype: string, reduce_dtype: string, buffer_dtype: string, keep_low_precision_grads: boolean, cast_forward_inputs: boolean, cast_root_forward_inputs: boolean, module_classes_to_ignore: table[] }
 ---@return MixedPrecision
 function M.MixedPrecision(given)
   local o = opts("MixedPrecision", given, {

@@ -160,7 +160,9 @@ function M.of(fn, name)
   local a = M.parse(lines, info.linedefined)
   if a and a.text == "" and name then
     for at = 2, #lines do
-      if lines[at]:find("^[%w_.]*%f[%w_]" .. name .. "%f[^%w_].*=") and lines[at - 1]:find "^%-%-%-" then
+      local line = lines[at]
+      if (line:find("^[%w_.]*%f[%w_]" .. name .. "%f[^%w_].*=") or line:find("^%w+%(\"" .. name .. "\""))
+        and lines[at - 1]:find "^%-%-%-" then
         return M.parse(lines, at)
       end
     end

@@ -40,7 +40,7 @@ os.remove(path)
 
 local profile = ms.profiler.start()
 profile:stop()
-local mesh, own_mesh = dist.init_device_mesh("cpu", { 1 }), {}
+local mesh, own_mesh = dist.init_device_mesh("cpu", { dist.world_size() }), {}
 for _, name in ipairs { "size", "rank", "get_group" } do own_mesh[name] = mesh[name] end
 
 local own_sparse, own_sharded, fields = {}, {}, {}

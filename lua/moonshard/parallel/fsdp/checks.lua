@@ -33,10 +33,11 @@ local function finish(ok, ...)
   return events, ...
 end
 
---- Runs fn and records the events of all units meanwhile. Returns an array of `{event =
---- "unshard"|"reshard"|"post_backward", unit, prefetched}`, then fn's results.
+--- Runs fn(…) and lists what units do meanwhile, in order.
 ---@param fn function
----@return table[] events
+---@param ... any  arguments of fn
+---@return { event: "unshard"|"reshard"|"post_backward", unit: string, prefetched: boolean }[] list
+---@return any  the results of fn
 function M.record(fn, ...)
   if type(fn) ~= "function" then errors.raise("record: argument is %s, expected a function", errors.kind(fn)) end
   if recording > 0 then errors.raise "record: another recording is active" end

@@ -198,9 +198,14 @@ local function on_lazy_init(unit, root)
   end
 end
 
---- Wraps a module.
+--- Wraps a module: its parameters become one flat parameter, sharded over the ranks by element; auto_wrap_policy
+--- wraps submodules first. sharding_strategy: "full_shard" (parameters, gradients and optimizer's state),
+--- "shard_grad_op" (parameters stay whole after forward), "no_shard" (as DDP), "hybrid_shard" and
+--- "hybrid_shard_zero2" (sharded inside a group, replicated between groups). use_orig_params keeps the original names
+--- and parameters. sync_module_states sends rank 0's numbers. Collective (docs/semantics.md#flat-parameters). Errors:
+--- a module that is wrapped already; on every rank, modules that differ between ranks.
 ---@param m Module
----@param given? table  process_group, sharding_strategy, auto_wrap_policy, mixed_precision, use_orig_params, forward_prefetch, …
+---@param given? { process_group: Group|Group[], sharding_strategy: "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"|"hybrid_shard_zero2", cpu_offload: boolean|CPUOffload, auto_wrap_policy: fun(m: Module, recurse: boolean, remaining: integer): boolean, backward_prefetch: "pre"|"post"|"none", mixed_precision: MixedPrecision, ignored_modules: Module[], ignored_states: Parameter[]|Module[], param_init_fn: fun(m: Module), device_id: integer|string, sync_module_states: boolean, forward_prefetch: boolean, limit_all_gathers: boolean, use_orig_params: boolean, device_mesh: DeviceMesh }
 function FSDP:init(m, given)
   if not class.isa(m, nn.Module) then raise("FSDP: argument 1 is %s, expected a module", errors.kind(m)) end
   local inner = given ~= nil and opts.is(given) and given.ignored ~= nil
@@ -336,12 +341,16 @@ function FSDP:check_is_root()
   return lib.ms_unit_root(unit.handle) == unit.handle
 end
 
---- Whole tensors under their original names (fsdp.state_dict has other types). Collective.
+--- Whole tensors under original names; fsdp.state_dict has other types. Collective.
 ---@param given? table  options of fsdp.state_dict
+---@return table<string, Tensor>
 function FSDP:state_dict(given) return states.state_dict(self, given) end
 
+--- fsdp.load_state_dict of this instance. Collective.
 ---@param sd table<string, Tensor>
 ---@param given? table  options of fsdp.load_state_dict
+---@return string[] missing
+---@return string[] unexpected
 function FSDP:load_state_dict(sd, given) return states.load_state_dict(self, sd, given) end
 
 FSDP.set_post_optim_event = module.FSDPModule.set_post_optim_event
@@ -397,9 +406,11 @@ local function restore_sync(units, before, ok, ...)
   return ...
 end
 
---- Runs fn. Backwards inside accumulate whole, unreduced gradients in the parameters' grad; the next backward outside
---- reduces them with its own. Until then an optimizer must not read them, unless the strategy is no_shard.
+--- Runs fn; gradients of backwards inside add up in the parameters' grad, whole and this rank's alone, and the next
+--- backward outside reduces them with its own. Until then an optimizer must not use them, unless nothing is sharded.
 ---@param fn function
+---@param ... any  arguments of fn
+---@return any  the results of fn
 function FSDP:no_sync(fn, ...)
   if type(fn) ~= "function" then raise("no_sync: argument is %s, expected a function", errors.kind(fn)) end
   local units = units_of_root(self,
@@ -452,10 +463,9 @@ FSDP.clip_grad_norm_ = calls.one(FSDP.clip_grad_norm_, function(self)
   return M.is_fsdp(self) and nn.utils._first_group(self:parameters()) or 1
 end)
 
---- The FSDP instances at and below m, parents before children; with root_only, only those that no other instance
---- contains.
+--- FSDP instances at and below m, parents before children; with root_only those that no other one contains.
 ---@param m Module
----@param given? {root_only: boolean}
+---@param given? { root_only: boolean }
 ---@return FSDP[]
 function M.fsdp_modules(m, given)
   if not class.isa(m, nn.Module) then raise("fsdp_modules: argument 1 is %s, expected a module", errors.kind(m)) end

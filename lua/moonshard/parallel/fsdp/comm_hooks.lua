@@ -18,7 +18,8 @@ local M = {}
 
 local factors = ffi.new "double[2]"
 
---- The state of the built-in hooks.
+--- What the built-in hooks need to know of a group. For predivide p near the root of the number of ranks N, gradients
+--- are divided by p before they are summed and by N / p after, which keeps float16 sums in range.
 ---@class DefaultState
 ---@field process_group Group
 ---@field world_size integer
@@ -38,7 +39,7 @@ function DefaultState:init(group)
   self.gradient_predivide_factor, self.gradient_postdivide_factor = factors[0], factors[1]
 end
 
---- The state of hooks that send gradients in lower precision.
+--- DefaultState for hooks that send fewer bits than they are given.
 ---@class LowPrecisionState: DefaultState
 ---@field parameter_type string  dtype of the reduced gradients
 local LowPrecisionState = class.new("LowPrecisionState", DefaultState)
@@ -104,9 +105,17 @@ local function define(name, kind, low, output)
   built_in[M[name]] = entry
 end
 
+--- Sums grad over the group in place, divided before and after by the state's factors: for no_shard.
+---@type fun(state: DefaultState, grad: Tensor)
 define("allreduce_hook", C.MS_COMM_SUM, nil, false)
+--- Sums grad over the group, this rank's part into output, divided before and after by the state's factors.
+---@type fun(state: DefaultState, grad: Tensor, output: Tensor)
 define("reduce_scatter_hook", C.MS_COMM_SUM, nil, true)
+--- The default reduction, sent as float16.
+---@type fun(state: LowPrecisionState, grad: Tensor, output?: Tensor)
 define("fp16_compress_hook", C.MS_COMM_LOW, C.MS_F16)
+--- The default reduction, sent as bfloat16.
+---@type fun(state: LowPrecisionState, grad: Tensor, output?: Tensor)
 define("bf16_compress_hook", C.MS_COMM_LOW, C.MS_BF16)
 
 -- ---- registration --------------------------------------------------------------------------------

@@ -163,10 +163,14 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 
 -- ---- fully_shard ---------------------------------------------------------------------------------
 
---- Shards a module's parameters over the ranks along their first dimension. Every rank must make the same call.
----@param target table         a module, or a list of modules that become one unit
----@param given? table  mesh, reshard_after_forward (boolean or integer), shard_placement_fn, mp_policy, offload_policy, ignored_params
----@return table target
+--- Shards a module's parameters over the ranks along their first dimension, except those that a nested call has
+--- taken. They are gathered before forward and backward, and gradients are reduced after backward. mesh: of one
+--- dimension, or { replicate, shard }. reshard_after_forward: whether parameters are released after forward (true;
+--- false for the root), or a number of ranks to keep them sharded over. Every rank calls it alike. Errors: containers
+--- without forward; on every rank, models that differ.
+---@param target Module|Module[]  a list becomes one unit
+---@param given? { mesh: DeviceMesh, reshard_after_forward: boolean|integer, shard_placement_fn: fun(name: string, p: Parameter): Placement?, mp_policy: MixedPrecisionPolicy, offload_policy: CPUOffloadPolicy, ignored_params: Parameter[] }
+---@return Module|Module[]  target, whose class is now "FSDP" and the name of its own
 function M.fully_shard(target, given)
   local o = opts("fully_shard", given, {
     mesh = opts.any, reshard_after_forward = opts.any, shard_placement_fn = opts.fn, mp_policy = opts.any,

@@ -255,6 +255,7 @@ M.call_between = call_between
 
 -- ---- the class -----------------------------------------------------------------------------------
 
+--- The class of modules that fully_shard was called on: `isa` finds it, and its methods steer gathering and reducing.
 ---@class FSDPModule
 local FSDPModule = class.new "FSDPModule"
 M.FSDPModule = FSDPModule
@@ -325,7 +326,9 @@ local function reshard_all(m)
 end
 M.reshard_all = reshard_all
 
---- Sharded tensors by name (fsdp.state_dict has other types).
+--- Sharded tensors by name, which share storage with the parameters; fsdp.state_dict has other types.
+---@param ... any  options of fsdp.state_dict
+---@return table<string, Tensor>
 function FSDPModule:state_dict(...)
   reshard_all(self)
   return Module.state_dict(self, ...)
@@ -415,15 +418,19 @@ function FSDPModule:set_all_reduce_hook(fn)
   end
 end
 
+--- Whether parameters are released after forward and gathered again for backward (true saves memory, false saves an
+--- all-gather).
 ---@param on boolean
----@param given? {recurse: boolean}
+---@param given? { recurse: boolean }
 function FSDPModule:set_reshard_after_forward(on, given)
   if type(on) ~= "boolean" then errors.raise("reshard_after_forward should be a bool, got %s", type(on)) end
   set_all(self, "set_reshard_after_forward", C.MS_UNIT_RESHARD_AFTER_FORWARD, on, given)
 end
 
+--- Whether parameters are released after backward. While false, the next forward gathers nothing, and changes of the
+--- optimizer are not seen until a reshard.
 ---@param on boolean
----@param given? {recurse: boolean}
+---@param given? { recurse: boolean }
 function FSDPModule:set_reshard_after_backward(on, given)
   set_all(self, "set_reshard_after_backward", C.MS_UNIT_RESHARD_AFTER_BACKWARD,
     boolean("set_reshard_after_backward", on), given)
@@ -450,19 +457,27 @@ function FSDPModule:set_gradient_divide_factor(x)
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_DIVIDE_FACTOR, x) ~= 0 then errors.fail() end
 end
 
---- Deprecated name of set_gradient_divide_factor.
+--- set_gradient_divide_factor by its older name.
+---@param x number
 function FSDPModule:set_reduce_scatter_divide_factor(x)
   log.warn_once "set_reduce_scatter_divide_factor is deprecated; use set_gradient_divide_factor"
   return self:set_gradient_divide_factor(x)
 end
 
---- These methods have no effect: gradients are always summed and then divided once, and collectives read any memory in
---- place.
-for _, name in ipairs { "set_force_sum_reduction_for_comms", "set_allocate_memory_from_process_group_for_comm" } do
-  FSDPModule[name] = function(_, on) boolean(name, on) end
+--- Has no effect: gradients are always summed, and then divided once.
+---@param on boolean
+function FSDPModule.set_force_sum_reduction_for_comms(_, on)
+  boolean("set_force_sum_reduction_for_comms", on)
 end
 
---- False: backward uses the parameters as they are, without a gather.
+--- Has no effect: collectives read any memory in place.
+---@param on boolean
+function FSDPModule.set_allocate_memory_from_process_group_for_comm(_, on)
+  boolean("set_allocate_memory_from_process_group_for_comm", on)
+end
+
+--- With false the backward uses the parameters as they are and gathers nothing.
+---@param on boolean
 function FSDPModule:set_unshard_in_backward(on)
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward", on) and 1
     or 0) ~= 0 then
@@ -482,9 +497,9 @@ local function set_prefetch(self, who, backward, list)
   if lib.ms_unit_set_prefetch(unit_of(self).handle, backward, #list, handles) ~= 0 then errors.fail() end
 end
 
---- Call it after the optimizer's step. It states that parameters do not change before the next forward, so the first
---- gather of that forward starts now and overlaps with the script's work before it. Applies to one forward; every rank
---- must call it. (PyTorch's method takes an event to wait for; here the call itself is the event.)
+--- Called behind the optimizer's step, on every rank: nothing changes the parameters until the next forward, so the
+--- gather with which it begins starts now. For that one forward.
+---@param event? any  taken for scripts of PyTorch and not read: the call is the event
 function FSDPModule:set_post_optim_event(event)
   if event ~= nil then
     errors.raise("set_post_optim_event: argument is %s, expected no argument; the call itself marks the end of the optimizer's step", errors.kind(event))

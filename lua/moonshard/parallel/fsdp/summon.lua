@@ -130,10 +130,13 @@ local open = calls.several(function(m, given, fn)
   return units, o, show
 end, function(m) return not class.isa(m, nn.Module) or #units_of(m, true) > 0 end)
 
---- Runs fn while the parameters are whole, under their original names and shapes.
+--- Runs fn while the parameters of FSDP instances are whole, under their original names and shapes, in the stored
+--- dtype. Collective. Errors: writeback with rank0_only.
 ---@param m Module
----@param given? {recurse: boolean, writeback: boolean, rank0_only: boolean, offload_to_cpu: boolean, with_grads: boolean}
+---@param given? { recurse: boolean, writeback: boolean, rank0_only: boolean, offload_to_cpu: boolean, with_grads: boolean }  writeback puts changes into the shards
 ---@param fn function
+---@param ... any  arguments of fn
+---@return any  the results of fn
 function M.summon_full_params(m, given, fn, ...)
   if type(given) == "function" then return M.summon_full_params(m, nil, given, fn, ...) end
   local units, o, show = open(m, given, fn)

@@ -155,9 +155,11 @@ local function leave(ok, ...)
   return ...
 end
 
---- Runs fn; wrap(module) inside wraps with these options. `wrapper_cls`: the wrapper (default: FSDP).
----@param given table
+--- Runs fn; wrap(module) inside wraps with these options.
+---@param given table  wrapper_cls (fsdp.FSDP) and its options
 ---@param fn function
+---@param ... any  arguments of fn
+---@return any  the results of fn
 function M.enable_wrap(given, fn, ...)
   if fn == nil and type(given) == "function" then given, fn = {}, given end
   callable("enable_wrap", fn)
