@@ -7,6 +7,9 @@ local errors = require "moonshard.core.errors"
 
 local M = {}
 
+--- What a wrapped function stands for: its annotations are the ones to read.
+M.original = setmetatable({}, { __mode = "k" })
+
 -- ---- kinds --------------------------------------------------------------------------------------
 
 local Kind = { __name = "kind" }
@@ -124,7 +127,9 @@ local here = debug.getinfo(1, "S").source
 function M.fixed(who, fn)
   local info = debug.getinfo(fn, "u")
   assert(not info.isvararg, who)
-  return loadstring(calls[info.nparams], here)(fn, M.none, who)
+  local wrapper = loadstring(calls[info.nparams], here)(fn, M.none, who)
+  M.original[wrapper] = fn
+  return wrapper
 end
 
 --- The same for functions of a table, by name. prefix: what messages say before the name.

@@ -4,6 +4,7 @@
 --- calls, too.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 
 local lib = engine.lib
 local getmetatable, type, pcall, error, tostring = getmetatable, type, pcall, error, tostring
@@ -29,11 +30,8 @@ local function group_in(x)
   return x.group or x.process_group
 end
 
--- What a wrapped function stands for: its annotations are the ones to read.
-M.original = setmetatable({}, { __mode = "k" })
-
 local function standing_for(wrapper, fn)
-  M.original[wrapper] = fn
+  opts.original[wrapper] = fn
   return wrapper
 end
 

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Reads annotations (LuaLS comments) of functions and classes from the sources: for `? name` at the prompt and for the
 --- reference in docs/api.
-local calls = require "moonshard.dist.calls"
+local opts = require "moonshard.core.opts"
 
 local M = {}
 
@@ -120,6 +120,12 @@ function M.parse(lines, at)
   return out
 end
 
+-- The function that a wrapper calls.
+local function behind(fn)
+  while opts.original[fn] do fn = opts.original[fn] end
+  return fn
+end
+
 local here = debug.getinfo(1, "S").source:match "^@(.*/)" or "./"
 local types = here .. "../core/types.lua"
 
@@ -153,7 +159,7 @@ end
 ---@param name? string
 ---@return Annotation?
 function M.of(fn, name)
-  fn = calls.original[fn] or fn
+  fn = behind(fn)
   local info = debug.getinfo(fn, "S")
   if info.what ~= "Lua" or info.source:sub(1, 1) ~= "@" then return nil end
   local lines = M.lines_of(info.source:sub(2))
@@ -180,7 +186,7 @@ function M.of_class(cls)
   local from, seen = cls, {}
   while from do
     for _, fn in require("moonshard.tensor.util").sorted_pairs(from) do
-      local source = type(fn) == "function" and debug.getinfo(calls.original[fn] or fn, "S").source or ""
+      local source = type(fn) == "function" and debug.getinfo(behind(fn), "S").source or ""
       if source:sub(1, 1) == "@" and not seen[source] then
         seen[source] = true
         local lines = M.lines_of(source:sub(2))

@@ -342,13 +342,13 @@ function FSDP:check_is_root()
 end
 
 --- Whole tensors under original names; fsdp.state_dict has other types. Collective.
----@param given? table  options of fsdp.state_dict
+---@param given? { type: "full"|"sharded"|"local", offload_to_cpu: boolean, rank0_only: boolean }
 ---@return table<string, Tensor>
 function FSDP:state_dict(given) return states.state_dict(self, given) end
 
 --- fsdp.load_state_dict of this instance. Collective.
 ---@param sd table<string, Tensor>
----@param given? table  options of fsdp.load_state_dict
+---@param given? { strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1 }
 ---@return string[] missing
 ---@return string[] unexpected
 function FSDP:load_state_dict(sd, given) return states.load_state_dict(self, sd, given) end
