@@ -96,7 +96,7 @@ describe("sizes and counts beyond what there can be", function()
       "expected at most 65536" },
     ["heads"] = { function() return nn.MultiheadAttention(4, 1e18) end, "embed_dim must be divisible by num_heads" },
     ["a source"] = { function() return dist.broadcast(one, { src = 2 ^ 32 }) end,
-      "rank 4294967296 is no whole number" },
+      "rank is 4294967296, expected a whole number" },
     ["a rank of a group"] = { function() return dist.new_group { 2 ^ 32 } end,
       "entry 1 is 4294967296, expected a rank" },
     ["a mesh"] = { function() return dist.init_device_mesh("cpu", { 2 ^ 40, 2 ^ 40 }) end, "the world has 1" },
@@ -152,7 +152,7 @@ describe("names and arguments of dist and fsdp", function()
   it("are checked before anything is sent", function()
     fails("broadcast_object: option 'src' is a string ('0')",
       function() dist.broadcast_object(1, { src = "0" }) return end)
-    fails("broadcast_object: rank 0.5", function() dist.broadcast_object(1, { src = 0.5 }) return end)
+    fails("broadcast_object: rank is 0.5", function() dist.broadcast_object(1, { src = 0.5 }) return end)
     fails("dist.record: argument is a number (3)", function() dist.record(3) return end)
     local mesh = dist.init_device_mesh("cpu", { 1 }, { names = { "dp_shard" } })
     fails("did you mean 'dp_shard'", function() local m = mesh.dp_shart return m end)

@@ -264,7 +264,7 @@ ms_status ms_folder_look(ms_folder *f)
         f->there.st_mode = 0;
         return errno == ENOENT ? MS_OK : ms__io_failed("save", "look at", f->place.path);
     }
-    return S_ISDIR(f->there.st_mode) ? MS_OK : ms__fail(MS_EIO, "save: '%s' is no folder", f->place.path);
+    return S_ISDIR(f->there.st_mode) ? MS_OK : ms__fail(MS_EIO, "save: '%s' is not a folder", f->place.path);
 }
 
 ms_folder *ms_folder_new(const char *path)

@@ -149,7 +149,7 @@ describe("the folder of a sharded checkpoint", function()
     local ok, message = pcall(save, path, 2)
     index.replaceable = replaceable
     assert.is_false(ok)
-    assert.matches("holds 'notes.txt'", message)
+    assert.matches("contains 'notes.txt'", message)
     assert.equal("mine", process.read(path .. "/notes.txt"))
     assert.equal(1, value_at(path))
     -- Later still: it goes aside with the old checkpoint, and stays there.

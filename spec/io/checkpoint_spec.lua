@@ -147,7 +147,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
       end
       assert.same({}, around)
       local message = failure(ms.fsdp.save, "/tmp", model)
-      assert.matches("the folder '/tmp' is there and is no checkpoint", message)
+      assert.matches("the folder '/tmp' exists and is not a checkpoint", message)
       assert.matches("cannot create '/nowhere/x'", failure(ms.fsdp.save, "/nowhere/x", model))
       assert.matches("cannot open '/nowhere/x/index.json'", failure(ms.fsdp.load, "/nowhere/x", model))
     end)
@@ -164,13 +164,13 @@ for _, world in ipairs { 1, 2, 3, 4 } do
       assert.same({ "d" }, missing)
       other = make()
       other.c = ms.nn.Linear(12, 1, { bias = false })
-      assert.matches("has 'c.bias', which the model has not$", failure(ms.fsdp.load, path, other))
+      assert.matches("has 'c.bias', which the model lacks$", failure(ms.fsdp.load, path, other))
       other = make()
       other.c = ms.nn.Linear(12, 2)
-      assert.matches("'c.weight' has shape %[1, 12%] in '.*', %[2, 12%] in the model",
+      assert.matches("'c.weight' has shape %[1, 12%] in '.*', but %[2, 12%] in the model",
         failure(ms.fsdp.load, path, other))
       local again, optim = make {}
-      assert.matches("it has no optimizer's state", failure(ms.fsdp.load, path, again, optim))
+      assert.matches("it has no optimizer state", failure(ms.fsdp.load, path, again, optim))
     end)
 
     it("holds shared parameters once and gives them to every name", function()
@@ -302,7 +302,7 @@ describe("a sharded checkpoint", function()
   local FILE = "rank-00000.safetensors"
   local cases = {
     { "an index that is no JSON", function(path) process.write(path .. "/index.json", "{") end,
-    "is no valid checkpoint: index.json is no JSON" },
+    "is not a valid checkpoint: index.json is not valid JSON" },
     { "an index of another format", index(function(t) t.format = "x" end),
     "its format is 'x', expected 'moonshard checkpoint 2'" },
     { "no list of files", index(function(t) t.files = nil end), "index.json lacks files or tensors" },
@@ -315,18 +315,18 @@ describe("a sharded checkpoint", function()
     { "a fraction in a shape", index(function(t) t.tensors["model.a.weight"].shape[1] = 1.5 end), "size 1 is 1.5" },
     { "no pieces", index(function(t) t.tensors["model.a.weight"].pieces = {} end), "'model.a.weight' has no pieces" },
     { "a piece of 3 numbers", index(function(t) t.tensors["model.a.weight"].pieces[1][4] = nil end),
-    "is no list of 4 numbers" },
+    "is not a list of 4 numbers" },
     { "a piece in no file", index(function(t) t.tensors["model.a.weight"].pieces[1][1] = 9 end), "is in file 9 of 1" },
     { "a piece cut along no dimension", index(function(t) t.tensors["model.a.weight"].pieces[1][2] = 3 end),
     "is cut along dimension 3" },
     { "a gap", index(function(t) t.tensors["model.a.weight"].pieces[1][3] = 1 end),
-    "begins at 1, the one before ends at 0" },
-    { "too few rows", index(function(t) t.tensors["model.a.weight"].pieces[1][4] = 5 end), "end at 5 of 9" },
+    "begins at 1, but the piece before it ends at 0" },
+    { "too few rows", index(function(t) t.tensors["model.a.weight"].pieces[1][4] = 5 end), "end at element 5 of 9" },
     { "a tensor that no file has",
     index(function(t) t.tensors["optim.b.weight.more"] = t.tensors["model.b.weight"] end),
       "lacks tensor 'optim.b.weight.more'" },
     { "another dtype", index(function(t) t.tensors["model.b.weight"].dtype = "float64" end),
-    "is float32 %[12, 9%], the index says float64" },
+    "is float32 %[12, 9%], but float64" },
     { "a missing tensor", index(function(t) t.tensors["model.b.weight"] = nil end), "lacks 'b.weight'" },
     { "an index whose sum is missing", index_text(function(text) return "{" .. text:match '^[^,]*,\n(.*)$' end),
     "index.json is damaged" },
@@ -358,11 +358,11 @@ describe("a sharded checkpoint", function()
       train(other, its, 1, 3)
       ms.fsdp.save(work .. "/other", other, its)
       process.write(path .. "/" .. FILE, process.read(work .. "/other/" .. FILE))
-    end, "file 'rank%-00000.safetensors' is not the one that was saved: its sum is %x+, the index says %x+" },
+    end, "file 'rank%-00000.safetensors' is not the one that was saved: its checksum is %x+, but %x+ in the index" },
     { "a missing file", function(path) os.remove(path .. "/" .. FILE) end, "file '" .. FILE:gsub("%p", "%%%0")
     .. "' is missing" },
     { "a cut file", function(path) process.write(path .. "/" .. FILE, process.read(path .. "/" .. FILE):sub(1, -2)) end,
-    "bytes, the index says" },
+    "bytes, but %d+ in the index" },
   }
   for _, case in ipairs(cases) do
     it("is refused with " .. case[1] .. ", and nothing changes", function()
@@ -412,7 +412,7 @@ describe("a sharded checkpoint", function()
     for k, p in ipairs(model:parameters()) do assert.is_true(p:equal(ms.full(p.shape, k))) end
     assert.equal(1 / 3, optim.param_groups[1].lr)
     copy("rank-00001.safetensors", function(text) return text:sub(1, -2) .. "x" end)
-    assert.matches("have the hash %x+, the index says %x+", failure(load_it))
+    assert.matches("have the hash %x+, but %x+ in the index", failure(load_it))
     copy "rank-00001.safetensors"
     -- It is replaced like any other.
     ms.fsdp.save(path, model, optim, { extra = { step = 8 } })

@@ -18,59 +18,59 @@ end
 
 --- What a save refuses to replace: a name, what makes it at a path (with `save(path, value)`), and what is said of it.
 M.list = {
-  { "a file", function(at) process.write(at, "mine") end, "is no folder" },
-  { "a pipe", function(at) shell("mkfifo '%s'", at) end, "is no folder" },
+  { "a file", function(at) process.write(at, "mine") end, "is not a folder" },
+  { "a pipe", function(at) shell("mkfifo '%s'", at) end, "is not a folder" },
   { "a link to nothing", function(at) lfs.link("nothing", at, true) end, "is a link to what cannot be reached" },
   { "a link to itself", function(at) lfs.link("checkpoint", at, true) end,
   "is a link to what cannot be reached: Too many levels" },
   { "a link to a file", function(at)
     process.write(at .. ".mine", "mine")
     lfs.link("checkpoint.mine", at, true)
-  end, "checkpoint.mine' is no folder" },
+  end, "checkpoint.mine' is not a folder" },
   { "a link to a folder of something else", function(at)
     lfs.mkdir(at .. ".mine")
     process.write(at .. ".mine/thesis.txt", "mine")
     lfs.link("checkpoint.mine", at, true)
-  end, "checkpoint.mine' is there and is no checkpoint: it holds 'thesis.txt'" },
+  end, "checkpoint.mine' exists and is not a checkpoint: it contains 'thesis.txt'" },
   { "a folder of something else", function(at)
     lfs.mkdir(at)
     process.write(at .. "/thesis.txt", "mine")
-  end, "is there and is no checkpoint: it holds 'thesis.txt'" },
+  end, "exists and is not a checkpoint: it contains 'thesis.txt'" },
   { "a folder with another program's index.json", function(at)
     lfs.mkdir(at)
     process.write(at .. "/index.json", '{"format": "theirs", "files": []}')
     process.write(at .. "/page.html", "mine")
-  end, "is there and is no checkpoint: it holds 'index.json'" },
+  end, "exists and is not a checkpoint: it contains 'index.json'" },
   { "a folder with an index.json that is no JSON", function(at)
     lfs.mkdir(at)
     process.write(at .. "/index.json", "mine")
-  end, "is there and is no checkpoint" },
+  end, "exists and is not a checkpoint" },
   { "a folder with a pipe as index.json", function(at)
     lfs.mkdir(at)
     shell("mkfifo '%s/index.json'", at)
-  end, "is there and is no checkpoint" },
+  end, "exists and is not a checkpoint" },
   { "a checkpoint whose index is a link", function(at, save)
     save(at, 1)
     os.rename(at .. "/index.json", at .. ".index")
     lfs.link("../checkpoint.index", at .. "/index.json", true)
-  end, "is there and is no checkpoint" },
+  end, "exists and is not a checkpoint" },
   { "a checkpoint with a file more", function(at, save)
     save(at, 1)
     process.write(at .. "/notes.txt", "mine")
-  end, "holds 'notes.txt', which its index does not list" },
+  end, "contains 'notes.txt', which its index does not list" },
   { "a checkpoint with a rank's file more", function(at, save)
     save(at, 1)
     process.write(at .. "/rank-00001.safetensors", "mine")
-  end, "holds 'rank%-00001.safetensors', which its index does not list" },
+  end, "contains 'rank%-00001.safetensors', which its index does not list" },
   { "a checkpoint with a folder more", function(at, save)
     save(at, 1)
     lfs.mkdir(at .. "/logs")
-  end, "holds 'logs', which its index does not list" },
+  end, "contains 'logs', which its index does not list" },
   { "a checkpoint whose file is a link", function(at, save)
     save(at, 1)
     os.rename(at .. "/rank-00000.safetensors", at .. ".data")
     lfs.link("../checkpoint.data", at .. "/rank-00000.safetensors", true)
-  end, "holds 'rank%-00000.safetensors'" },
+  end, "contains 'rank%-00000.safetensors'" },
 }
 
 return M

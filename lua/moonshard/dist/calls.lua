@@ -1,7 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Calls that several ranks make together. Where one of them fails on a rank, its peers wait for what it will not do,
---- and a script that survives the error would pair its next collectives one off. So such an error fails the peers'
---- calls, too.
+--- Calls that several ranks make together. If such a call fails on one rank, its peers would wait forever, and a script
+--- that survives the error would pair later collectives wrongly. The error therefore fails the peers' calls, too.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -15,13 +14,13 @@ local M = {}
 local Group = { __name = "Group" }
 M.Group = Group
 
---- Joins the job first; an error before that cannot be published.
+--- Joins the job if needed, because an earlier error could not be published.
 function M.ensure()
   if lib.ms_dist_is_initialized() == 0 and lib.ms_dist_init(nil, 0) ~= 0 then errors.fail() end
 end
 local ensure = M.ensure
 
--- The group among the arguments of a call, or in its options.
+-- Finds a group in an argument of a call, or in its options.
 local function group_in(x)
   if type(x) ~= "table" then return nil end
   local mt = getmetatable(x)
@@ -37,7 +36,7 @@ end
 
 -- ---- one collective ------------------------------------------------------------------------------
 
--- The id of the group that a call was meant for; the world's when it is not known.
+-- The id of the group that a call was meant for; the world's if unknown.
 local function intended(a, b, c)
   local g = group_in(c) or group_in(b) or group_in(a)
   return getmetatable(g) == Group and g.id or 0
@@ -45,14 +44,15 @@ end
 
 local function finish_one(since, mismatches, find, a, b, c, ok, ...)
   if ok then return ... end
-  -- Members find out by themselves that they ask for different things.
+  -- Members detect a mismatch by themselves.
   if lib.ms_dist_mismatches() == mismatches then
     lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since)
   end
   error((...), 0)
 end
 
---- fn as one collective: of the group among its arguments, at most three, or of the one whose id find(a, b, c) is.
+--- Wraps fn as one collective. Its group is found among its arguments, at most three, or has the id that find(a, b, c)
+--- returns.
 ---@param fn function
 ---@param find? fun(...): number
 ---@return function
@@ -66,7 +66,7 @@ end
 
 -- ---- several -------------------------------------------------------------------------------------
 
--- Do other ranks make a call with these arguments, too?
+-- Do other ranks make this call, too?
 local function has_peers(a, b, c, d)
   local g = group_in(a) or group_in(b) or group_in(c) or group_in(d)
   if getmetatable(g) ~= Group then return true end
@@ -81,8 +81,8 @@ local function finish(since, mismatches, concerns, a, b, c, d, ok, ...)
   error((...), 0)
 end
 
---- fn as a call that issues any number of collectives, in any groups: its errors are published to the world. At most
---- five arguments. concerns(a, b, c, d): whether peers make the call, too, where its groups do not say it.
+--- Wraps fn as a call that issues any number of collectives, in any groups: its errors are published to the world. At
+--- most five arguments. concerns(a, b, c, d): whether peers make the call, too, if its groups do not tell.
 ---@param fn function
 ---@param concerns? fun(...): boolean
 ---@return function

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Process groups and collectives. One script under `luajit`, `mpirun` and `srun`: alone, the world has one rank
---- and collectives are copies. Ranks are 0-based and the world's; reductions run in rank order.
+--- Process groups and collectives. The same script runs under `luajit` alone, where the world has one rank and
+--- collectives are copies, and under `mpirun` or `srun`. Ranks are 0-based and count in the world; reductions run in
+--- rank order.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -20,7 +21,7 @@ mesh.dist = dist
 
 -- ---- groups -------------------------------------------------------------------------------------
 
-local groups = {}                                       -- by id: equal groups are the same object
+local groups = {}                                       -- by id: equal groups are one object
 
 local function group_of(id)
   local g = groups[id]
@@ -52,7 +53,8 @@ local function id_of_group(group, who)
   return group.id
 end
 
---- Joins the job; idempotent, and done by the first use of dist. Under mpirun, srun or PMIx the world is the job.
+--- Joins the job. Idempotent; the first use of dist calls it. Under mpirun, srun or PMIx the world consists of the
+--- job's processes.
 ---@param given? {backend: string, timeout: number}  timeout: seconds to wait for a missing rank (60)
 function dist.init(given)
   local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"),
@@ -63,15 +65,15 @@ function dist.init(given)
   if lib.ms_dist_init(o.backend, o.timeout or 0) ~= 0 then fail() end
 end
 
---- Leaves the job; automatic at the end of a script. No collective afterwards.
+--- Leaves the job; the end of a script does so automatically. No collective may follow.
 function dist.finalize() lib.ms_dist_finalize() end
 
 --- Has this process joined the job?
 ---@return boolean
 function dist.is_initialized() return lib.ms_dist_is_initialized() ~= 0 end
 
---- This rank's number in the group, from 0; nil when it is no member.
----@param group? Group  the world without it
+--- This rank's number in the group, from 0; nil if it is not a member.
+---@param group? Group  default: the world
 ---@return integer?
 function dist.rank(group)
   local r = lib.ms_dist_rank(id_of_group(group, "dist.rank"))
@@ -88,7 +90,7 @@ function dist.world_size(group)
   return n
 end
 
---- This rank's number among those on its node.
+--- This rank's number among the ranks of its node.
 ---@return integer
 function dist.local_rank()
   ensure()
@@ -101,14 +103,14 @@ function dist.default_group()
   return group_of(0)
 end
 
---- The group of this rank alone.
+--- The group that contains only this rank.
 function dist.self_group()
   ensure()
   return group_of(1)
 end
 
---- The world ranks of a group, in its order.
----@param group? Group  the world without it
+--- The ranks of a group, as ranks of the world, in the group's order.
+---@param group? Group  default: the world
 ---@return integer[]
 function dist.group_ranks(group)
   local id, list = id_of_group(group, "dist.group_ranks"), {}
@@ -116,10 +118,10 @@ function dist.group_ranks(group)
   return list
 end
 
--- In the range of the engine's integers.
+-- A whole number in the range of the engine's integers?
 local function is_whole(rank) return rank % 1 == 0 and rank > -2 ^ 31 and rank < 2 ^ 31 end
 
---- A group of some ranks, in ascending order. Called by every rank of the world, with the same list.
+--- Makes a group of some ranks, in ascending order. Collective over the world; every rank passes the same list.
 ---@param ranks integer[]
 ---@return Group
 function dist.new_group(ranks)
@@ -140,13 +142,12 @@ function dist.new_group(ranks)
   return group_of(id)
 end
 
---- Ends a group of dist.new_group: waits for what this rank has under way in it, and returns its memory. Called by
---- every rank of the world, in the same order as other calls of the world. Afterwards a call with the group, or of a
---- model over it, is an error.
+--- Frees a group of dist.new_group: waits for this rank's collectives in it and returns its memory. Collective over the
+--- world, in the same order as other such calls. Later calls with the group, or of a model over it, raise an error.
 ---@param group Group
 function dist.free_group(group)
   if group == nil then
-    errors.raise "dist.free_group: a group of dist.new_group expected, got nil; dist.finalize leaves the job"
+    errors.raise "dist.free_group: group is nil, expected a group of dist.new_group; dist.finalize leaves the job"
   end
   local id = id_of_group(group, "dist.free_group")
   if lib.ms_dist_free_group(id, user_line(2)) ~= 0 then fail() end
@@ -162,13 +163,13 @@ local Work = {}
 Work.__index = Work
 Work.__name = "Work"
 
---- Waits until the collective is complete here; raises what it failed with.
+--- Waits until the collective is complete on this rank; raises its error, if any.
 function Work:wait()
   local w = self.work
   if w ~= nil and lib.ms_work_wait(w) ~= 0 then fail() end
 end
 
---- Is it complete? Never waits.
+--- Is the collective complete? Does not wait.
 ---@return boolean
 function Work:done()
   local w = self.work
@@ -186,8 +187,9 @@ local reduction_names = { "sum", "avg", "max", "min", "prod" }
 local op_names = { [0] = "barrier", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
   "scatter", "all_to_all" }
 
--- The script's line that called dist.x; run, dist.x, pcall and dist_calls' function are in between. Looking it up costs
--- microseconds, so lines of the script's own functions are kept; a function of the library stands for its caller.
+-- The script's line that called dist.x, below the frames of run, dist.x, pcall and the wrapper of dist.calls. The
+-- lookup costs microseconds, so lines are cached by function; for a function of the library, the caller's line is
+-- looked up.
 local lines_of = setmetatable({}, { __mode = "k" })
 local getinfo = debug.getinfo
 local library = errors.library
@@ -219,7 +221,7 @@ local function tensor_id(who, what, t)
   return t.id
 end
 
--- Works of one collective over the inner tensors of an instance of a tensor class.
+-- The works of one collective over the inner tensors of an instance of a tensor class.
 local Works = {}
 Works.__index = Works
 function Works:wait()
@@ -232,12 +234,13 @@ function Works:done()
   return true
 end
 
--- Runs fn(parts of a, parts of b) for each inner tensor when a is an instance; false when it is a plain tensor.
+-- Calls fn(part of a, part of b) for each inner tensor if a is an instance of a tensor class; returns false for a plain
+-- tensor.
 local function by_inner(who, fn, a, b)
   local parts, others = is_tensor(a) and tensor.inner(a), b ~= nil and is_tensor(b) and tensor.inner(b)
   if not parts and not others then return false end
   if not parts or b ~= nil and (not others or #others ~= #parts) then
-    errors.raise("%s: %s and %s do not go together: as many inner tensors expected in both", who, errors.kind(a),
+    errors.raise("%s: %s and %s do not match, expected the same number of inner tensors", who, errors.kind(a),
       errors.kind(b))
   end
   local works = setmetatable({}, Works)
@@ -253,12 +256,12 @@ local with_dst_and_op = { group = opts.any, async = opts.boolean, dst = opts.num
   op = opts.one_of(reduction_names, "sum") }
 local nothing = {}
 
--- One collective. root: the world's rank that it starts from or ends at.
+-- Issues one collective. root: its source or target, a rank of the world.
 local function run(name, op, spec, given, out, input, root, list, n_list)
   local o = given == nil and nothing or opts(name, given, spec)
   local id = id_of_group(o.group, name)
   root = root or o.src or o.dst
-  if root ~= nil and not is_whole(root) then errors.raise("%s: rank %s is no whole number", name, tostring(root)) end
+  if root ~= nil and not is_whole(root) then errors.raise("%s: rank is %s, expected a whole number", name, tostring(root)) end
   local site = call_site()
   call.op, call.reduction, call.root, call.async = op, reductions[o.op or "sum"], root or 0, o.async and 1 or 0
   call.group, call.out, call["in"] = id, out or 0, input or 0
@@ -283,7 +286,7 @@ function dist.all_reduce(t, given)
   return (run("all_reduce", C.MS_DIST_ALL_REDUCE, with_op, given, tensor_id("all_reduce", "the tensor", t)))
 end
 
---- out becomes every rank's input, one after the other in rank order. Errors: sizes that do not fit.
+--- Concatenates every rank's input into out, in rank order. Errors: sizes that do not fit.
 ---@param out Tensor  as many elements as all inputs together, of input's dtype
 ---@param input Tensor  of one size on every rank; it may be this rank's block of out
 ---@param given? { group: Group, async: boolean }
@@ -295,7 +298,7 @@ function dist.all_gather(out, input, given)
     tensor_id("all_gather", "the input", input)))
 end
 
---- out becomes this rank's block of the reduction of input over ranks; blocks are cut along dimension 1.
+--- Reduces input over ranks and writes this rank's block of the result, along dimension 1, to out.
 ---@param out Tensor  as many elements as a block, of input's dtype
 ---@param input Tensor  of one shape on every rank
 ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
@@ -312,13 +315,13 @@ local function need_root(name, given, key)
     errors.raise("%s: options are %s, expected a table: { %s = RANK }", name, errors.kind(given), key)
   end
   if given == nil or given[key] == nil then
-    errors.raise("%s: option '%s' is missing: a rank of the world", name, key)
+    errors.raise("%s: option '%s' is missing, expected a rank of the world", name, key)
   end
 end
 
---- t becomes rank src's t.
+--- Copies t of rank src to t of every rank.
 ---@param t Tensor  of one shape and dtype on every rank
----@param given? { src: integer, group: Group, async: boolean }  src is a rank of the world, 0 without it
+---@param given? { src: integer, group: Group, async: boolean }  src: a rank of the world (default: 0)
 ---@return Work?  with async
 function dist.broadcast(t, given)
   need_root("broadcast", given, "src")
@@ -327,9 +330,9 @@ function dist.broadcast(t, given)
   return (run("broadcast", C.MS_DIST_BROADCAST, with_src, given, tensor_id("broadcast", "the tensor", t)))
 end
 
---- Rank dst's t becomes the reduction over ranks; the other ranks keep theirs.
+--- Reduces t over ranks into t of rank dst; t of the other ranks does not change.
 ---@param t Tensor  of one shape and dtype on every rank
----@param given? { dst: integer, op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }  dst is a rank of the world, 0 without it
+---@param given? { dst: integer, op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }  dst: a rank of the world (default: 0)
 ---@return Work?  with async
 function dist.reduce(t, given)
   need_root("reduce", given, "dst")
@@ -338,9 +341,9 @@ function dist.reduce(t, given)
   return (run("reduce", C.MS_DIST_REDUCE, with_dst_and_op, given, tensor_id("reduce", "the tensor", t)))
 end
 
---- Rank dst gets every rank's t.
+--- Gathers t of every rank on rank dst.
 ---@param t Tensor  of one shape and dtype on every rank
----@param given? { dst: integer, group: Group, async: boolean }  dst is a rank of the world, 0 without it
+---@param given? { dst: integer, group: Group, async: boolean }  dst: a rank of the world (default: 0)
 ---@return Tensor[]? list  in rank order; nil on the other ranks
 ---@return Work? work  with async
 function dist.gather(t, given)
@@ -352,7 +355,7 @@ function dist.gather(t, given)
     local shape = { n }
     for d, size in ipairs(t.shape) do shape[d + 1] = size end
     local sizes = ffi.new "int64_t[8]"
-    if #shape > 8 then errors.raise("gather: a tensor of at most 7 dimensions; this one has %d", #shape - 1) end
+    if #shape > 8 then errors.raise("gather: the tensor has %d dimensions, expected at most 7", #shape - 1) end
     for d, size in ipairs(shape) do sizes[d - 1] = size end
     out = tensor.wrap(lib.ms_empty(dtypes.number(t.dtype), 0, #shape, sizes))
     list = {}
@@ -362,10 +365,10 @@ function dist.gather(t, given)
   return list, w
 end
 
---- out becomes this rank's entry of the list that rank src passes.
+--- Writes this rank's entry of a list that rank src passes to out.
 ---@param out Tensor
 ---@param list Tensor[]?  one of out's shape and dtype for each rank; nil on the other ranks
----@param given? { src: integer, group: Group, async: boolean }  src is a rank of the world, 0 without it
+---@param given? { src: integer, group: Group, async: boolean }  src: a rank of the world (default: 0)
 ---@return Work?  with async
 function dist.scatter(out, list, given)
   if given == nil and opts.is(list) then list, given = nil, list end
@@ -382,7 +385,7 @@ function dist.scatter(out, list, given)
   return (run("scatter", C.MS_DIST_SCATTER, with_src, given, id, nil, nil, ids, n))
 end
 
---- Block r of input goes to rank r, and block r of out comes from it; blocks are cut along dimension 1.
+--- Sends block r of input, along dimension 1, to rank r and receives block r of out from it.
 ---@param out Tensor  of input's shape and dtype
 ---@param input Tensor
 ---@param given? { group: Group, async: boolean }
@@ -399,7 +402,7 @@ local function peer(name, rank)
   return rank
 end
 
---- Sends t to a rank that calls recv; complete when it has been read.
+--- Sends t to a rank that calls recv; complete when that rank has read it.
 ---@param t Tensor
 ---@param dst integer  a rank of the world
 ---@param given? { group: Group, async: boolean }
@@ -410,7 +413,7 @@ function dist.send(t, dst, given)
   return (run("send", C.MS_DIST_SEND, plain, given, nil, tensor_id("send", "the tensor", t), peer("send", dst)))
 end
 
---- Receives into t what that rank sends. Errors: another size or dtype than was sent.
+--- Receives t from a rank that calls send. Errors: a size or dtype other than that sent.
 ---@param t Tensor
 ---@param src integer  a rank of the world
 ---@param given? { group: Group, async: boolean }
@@ -431,7 +434,7 @@ end
 
 local chars, lengths, length = ffi.new "const char *[1]", ffi.new "const double *[1]", ffi.new "double[1]"
 
---- Every rank's value. Errors: functions and userdata, which mean nothing in another process.
+--- Gathers a Lua value from every rank. Errors: functions and userdata, which cannot be sent.
 ---@param value any  nil, booleans, numbers, strings, tensors on the CPU, tables of them
 ---@param given? { group: Group }
 ---@return any[]  rank r's at [r + 1]
@@ -450,14 +453,14 @@ function dist.all_gather_object(value, given)
   return out
 end
 
---- Rank src's value, on every rank. Errors: functions and userdata, which mean nothing in another process.
+--- Broadcasts rank src's Lua value to every rank. Errors: functions and userdata, which cannot be sent.
 ---@param value any  read on rank src alone
 ---@param given { src: integer, group: Group }
 ---@return any
 function dist.broadcast_object(value, given)
   need_root("broadcast_object", given, "src")
   local o = opts("broadcast_object", given, { group = opts.any, src = opts.number })
-  if not is_whole(o.src) then errors.raise("broadcast_object: rank %s is no whole number", tostring(o.src)) end
+  if not is_whole(o.src) then errors.raise("broadcast_object: rank is %s, expected a whole number", tostring(o.src)) end
   local id = id_of_group(o.group, "broadcast_object")
   local bytes = dist.rank() == o.src and object.encode(value, "broadcast_object") or ""
   if lib.ms_dist_broadcast_bytes(id, o.src, bytes, #bytes, user_line(2), chars, length) ~= 0 then fail() end
@@ -471,7 +474,7 @@ for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast
   dist[name] = calls.one(dist[name])
 end
 
--- The pair behind a send or a receive; the world when there is none.
+-- The group id of the pair of a send or receive; the world's if the pair is invalid.
 local function pair(from, to)
   local n = dist.world_size()
   local function is_rank(r) return type(r) == "number" and r >= 0 and r < n and r % 1 == 0 end
@@ -511,7 +514,7 @@ end
 --- Runs fn(…) and lists the collectives that this rank issues inside, in order.
 ---@param fn function
 ---@param ... any  arguments of fn
----@return { op: string, dtype: string, input_numel: integer, output_numel: integer, bytes: integer, group: Group, unit: string? }[] list  bytes are those of the larger of input and output; unit is the module that was served
+---@return { op: string, dtype: string, input_numel: integer, output_numel: integer, bytes: integer, group: Group, unit: string? }[] list  bytes: size of the larger of input and output; unit: name of the unit, if any
 ---@return any  the results of fn
 function dist.record(fn, ...)
   if type(fn) ~= "function" then errors.raise("dist.record: argument is %s, expected a function", errors.kind(fn)) end
@@ -521,7 +524,7 @@ end
 
 local levels = { "off", "info", "detail" }
 
---- "info" logs every collective to stderr. MOONSHARD_DEBUG sets the first value.
+--- "info" logs every collective to stderr. The environment variable MOONSHARD_DEBUG sets the initial level.
 ---@param level "off"|"info"|"detail"
 function dist.set_debug_level(level)
   for k, name in ipairs(levels) do
@@ -530,14 +533,14 @@ function dist.set_debug_level(level)
       return lib.ms_dist_set_debug_level(k - 1)
     end
   end
-  errors.raise("set_debug_level: %s is none of 'off', 'info', 'detail'", errors.show(level))
+  errors.raise("set_debug_level: level is %s, expected 'off', 'info' or 'detail'", errors.show(level))
 end
 
---- What set_debug_level set, or MOONSHARD_DEBUG; "off" at first.
+--- The level of set_debug_level; at first that of the environment variable MOONSHARD_DEBUG, or "off".
 ---@return "off"|"info"|"detail"
 function dist.debug_level() return levels[lib.ms_dist_debug_level() + 1] end
 
---- "self", or "mpi" when mpirun, srun or PMIx started this process.
+--- "mpi" if mpirun, srun or PMIx started this process, else "self".
 function dist.backend()
   ensure()
   return ffi.string(lib.ms_dist_backend())

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Device meshes: ranks in a grid, with a group for every line of it that this rank lies on.
+--- Device meshes: ranks in a grid, with a group for every line through this rank.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local dtypes = require "moonshard.core.dtypes"
@@ -43,14 +43,14 @@ function methods:size(d)
   return self.shape[position(self, d, "mesh:size")]
 end
 
---- This rank's place along dimension d; of a mesh of one dimension without d. Errors: no d in a mesh of several.
+--- This rank's position along dimension d. Errors: no d in a mesh of several dimensions.
 ---@param d? integer  from 1
 ---@return integer  from 0
 function methods:rank(d)
   return M.dist.rank(self.groups[position(self, d, "mesh:rank")])
 end
 
---- The group of the line through this rank along dimension d.
+--- The group of the ranks on the line through this rank along dimension d.
 ---@param d? integer  from 1; 1 in a mesh of one dimension
 ---@return Group
 function methods:get_group(d)
@@ -85,7 +85,7 @@ function Mesh.__tostring(self)
   return ("DeviceMesh(%s, [%s])"):format(self.device, table.concat(sizes, ", "))
 end
 
---- A mesh over groups, one a dimension.
+--- Makes a mesh from groups, one per dimension.
 function M.new(device, groups, names)
   local shape = {}
   for k, group in ipairs(groups) do shape[k] = M.dist.world_size(group) end
@@ -103,17 +103,17 @@ local function check_names(who, names, n)
   for k, name in ipairs(names) do
     if type(name) ~= "string" then errors.raise("%s: names[%d] is %s, expected a string", who, k, errors.kind(name)) end
     for j = 1, k - 1 do
-      if names[j] == name then errors.raise("%s: the name '%s' is there twice", who, name) end
+      if names[j] == name then errors.raise("%s: the name '%s' is given twice", who, name) end
     end
   end
   return names
 end
 
---- The world as a grid of ranks, the last dimension fastest. Called by every rank. Errors: sizes whose product is not
---- the number of ranks.
+--- Arranges the world as a grid; the last dimension varies fastest. Collective over the world. Errors: sizes whose
+--- product is not the number of ranks.
 ---@param device string  "cpu" or "cuda"
 ---@param shape integer[]
----@param given? { names: string[] }  of the dimensions; `mesh.name` is the mesh of that one
+---@param given? { names: string[] }  names of the dimensions; `mesh.name` is the mesh of that dimension
 ---@return DeviceMesh
 function M.init_device_mesh(device, shape, given)
   local dist = M.dist
@@ -142,7 +142,7 @@ function M.init_device_mesh(device, shape, given)
     if size == world then
       groups[d] = dist.default_group()
     else
-      -- Every line along d, in the same order on every rank.
+      -- Visits every line along d, in the same order on every rank.
       for first = 0, total - 1 do
         if math.floor(first % outer / stride) == 0 then
           local line = {}
@@ -155,11 +155,11 @@ function M.init_device_mesh(device, shape, given)
   end
   assert(me and #groups == #shape)
   local mesh = M.new(kind, groups, names)
-  rawset(mesh, "of_world", true)                -- every rank is in it
+  rawset(mesh, "of_world", true)                -- every rank of the world belongs to it
   return mesh
 end
 
---- A mesh over groups that exist, one a dimension. Called by members only.
+--- Makes a mesh from existing groups, one per dimension; only their members call it.
 ---@param groups Group|Group[]  one group, or { replicate, shard }
 ---@param given? { names: string[], device: string }
 ---@return DeviceMesh

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Lua values as bytes, for all_gather_object and broadcast_object: nil, booleans, numbers, strings, tensors on
---- the CPU, and tables of them (shared and circular ones stay so). Functions and userdata have no meaning
---- in another process: an error that says where in the value they are.
+--- Serialization of Lua values for all_gather_object and broadcast_object: nil, booleans, numbers, strings, tensors on
+--- the CPU, and tables of these, with shared and circular references. Functions and userdata cannot be sent; the error
+--- says where in the value they are.
 local ffi = require "ffi"
 local errors = require "moonshard.core.errors"
 local dtypes = require "moonshard.core.dtypes"
@@ -63,11 +63,11 @@ local function put(out, x, seen, path)
       put(out, value, seen, where)
     end
   else
-    errors.raise("%s: %s is a %s; it means nothing to another rank", seen.who, path, kind)
+    errors.raise("%s: %s is a %s, which cannot be sent to another rank", seen.who, path, kind)
   end
 end
 
---- The bytes of a value.
+--- Encodes a value as bytes.
 ---@param value any
 ---@param who string  names the caller in errors
 ---@return string
@@ -133,7 +133,7 @@ function get(bytes, at, seen)
   return out, from
 end
 
---- The value of bytes that encode made.
+--- Decodes bytes that encode made.
 function M.decode(bytes)
   return (get(bytes, 1, {}))
 end

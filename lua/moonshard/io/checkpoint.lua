@@ -1,12 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- Sharded checkpoints: `fsdp.save(dir, m, optim, opts)`, `fsdp.load(dir, m, optim, opts)`. A folder with one
---- safetensors file a rank and `index.json`, which says of every tensor where its pieces are, and of every file its
---- size and sum.
+--- Sharded checkpoints: `fsdp.save(dir, m, optim, opts)`, `fsdp.load(dir, m, optim, opts)`. A checkpoint is a folder
+--- with one safetensors file per rank and `index.json`, which lists where the pieces of every tensor are, and the size
+--- and checksum of every file.
 ---
---- Writing: a new folder -> every rank its file, on disk -> the index -> the folder -> its name -> the folder around
---- it. So a crash at any moment leaves the old checkpoint or the new one. Only a checkpoint or an empty folder is
---- replaced; a link stays, and what it leads to is replaced. Reading: any number of ranks, by index arithmetic: a rank
---- reads the ranges of elements that it holds, and compares their sums. Every file is read whole by one rank.
+--- Order of writing: make a new folder; every rank writes and syncs its file; write the index; sync the folder; rename
+--- it; sync the parent folder. A crash at any moment therefore leaves the old checkpoint or the new one. Only a
+--- checkpoint or an empty folder is replaced; a symbolic link stays and its target is replaced.
+---
+--- Reading works on any number of ranks: each rank computes from the index which ranges of elements it needs, reads
+--- them and compares checksums. Every file is read completely by one rank.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local class = require "moonshard.core.class"
@@ -29,15 +31,14 @@ local C = ffi.C
 
 local M = {}
 
-local LARGE = 64 * 2 ^ 20           -- bytes of a replaced checkpoint from which it is removed on the side
+local LARGE = 64 * 2 ^ 20           -- a replaced checkpoint of at least so many bytes is removed in the background
 
 local bad, reason, file_name = checkpoint_index.bad, checkpoint_index.reason, checkpoint_index.file_name
 
 -- ---- what is where -------------------------------------------------------------------------------
 
--- Where this rank's part of t lies in the whole: `dim` (from 1; 0: a range of elements in row-major order), `first`,
--- `here`, and
--- `row`, the elements of a row where dim is 1.
+-- The place of this rank's part in the whole tensor t: `dim` (from 1; 0: a range of elements in row-major order),
+-- `first`, `here`, and `row`, the elements per row if dim is 1.
 local function place_of(t)
   if not sharded.is_sharded(t) then return { dim = 0, first = 0, here = t:numel(), row = 1 } end
   local s = sharded.shard_info(t)
@@ -46,13 +47,13 @@ local function place_of(t)
     or tonumber(s.row_numel) }
 end
 
--- The range of elements that a place is, or nil where it is none.
+-- The range of elements of a place, or nil if it is not one contiguous range.
 local function range_of(place)
   if place.dim > 1 then return nil end
   return place.first * place.row, place.here * place.row
 end
 
--- Every rank has it: not sharded, or over this rank alone.
+-- Does every rank hold t: is it not sharded, or sharded over this rank alone?
 local function is_shared(t) return not sharded.is_sharded(t) or sharded.shard_info(t).world == 1 end
 
 local function replica(t)
@@ -62,8 +63,8 @@ end
 
 local function whole_shape(t) return rawget(t, "_whole_shape") or t.shape end
 
--- Names, tensors and places of everything there is to save, in one order on every rank; each object once, under its
--- first name.
+-- Names, tensors and places of everything to save, in the same order on every rank; each object once, under its first
+-- name.
 local function entries_of(m, optim)
   local list, seen, aliases = {}, {}, {}
   local names, values = m:_state()
@@ -125,7 +126,7 @@ local function write_file(path, list)
       first = e.place.first, here = e.place.here }
   end
   local bytes, why = require("lfs").attributes(path, "size")
-  if not bytes then errors.raise("save: cannot look at '%s': %s", path, reason(why)) end
+  if not bytes then errors.raise("save: cannot access '%s': %s", path, reason(why)) end
   return { file = path:match "[^/]+$", hash = err, bytes = bytes, tensors = told }
 end
 
@@ -140,7 +141,8 @@ local function index_of(told, aliases, numbers, groups, extra)
       local last = entry.pieces[#entry.pieces]
       if last and last[4] == 0 and e.here > 0 then
         entry.pieces[#entry.pieces] = { r, e.dim, e.first, e.here }
-      elseif not last or e.here > 0 and e.first >= last[3] + last[4] then         -- a replica has the same ones again
+      -- Replicas hold the same elements again.
+      elseif not last or e.here > 0 and e.first >= last[3] + last[4] then
         entry.pieces[#entry.pieces + 1] = { r, e.dim, e.first, e.here }
       end
     end
@@ -151,7 +153,7 @@ end
 
 local function check(status) if status ~= 0 then errors.fail() end end
 
--- Rank 0's part before any rank writes: the new folder beside the target.
+-- Rank 0's part before any rank writes: makes the new folder beside the target.
 local function begin(dir)
   local folder = lib.ms_folder_new(dir)
   if folder == nil then errors.fail() end
@@ -166,9 +168,9 @@ local function begin(dir)
   return error(err, 0)
 end
 
--- Where the file system cannot exchange two folders (NFS, some of FUSE) the new files move in beside the old ones,
--- under names of their own, and the new index takes the place of the old one: that rename is the moment the new
--- checkpoint exists. A crash may leave files that the index does not use, but lists or knows by their names; the next
+-- Used where the file system cannot exchange two folders (NFS, some FUSE file systems): moves the new files beside the
+-- old ones, under unique names, then renames the new index over the old one. With that rename the new checkpoint
+-- exists. A crash may leave files that the index does not use, but that it lists or that their names identify; the next
 -- save removes them.
 local function replace_inside(folder, made, path, index, old)
   local id, moved = made:match "%.tmp%-(%x+)/checkpoint$", {}
@@ -192,7 +194,7 @@ local function replace_inside(folder, made, path, index, old)
     error(err, 0)
   end
   check(lib.ms_folder_sync(path))
-  -- the checkpoint is written: nothing here is a reason to say it is not
+  -- The checkpoint is complete: errors in this cleanup must not fail the save.
   pcall(function()
     local keep = { [NAME] = true }
     for _, file in ipairs(index.files) do keep[file.name] = true end
@@ -210,7 +212,7 @@ local function finish(folder, index)
   local text = checkpoint_index.text(index)
   check(lib.ms_file_put(made .. "/" .. checkpoint_index.NAME, text, #text))
   check(lib.ms_folder_sync(made))
-  -- what is there now may be another folder than at the beginning
+  -- The path may lead to another folder than at the beginning.
   check(lib.ms_folder_look(folder))
   local old, bytes = checkpoint_index.replaceable(path)
   if not old then errors.raise_text(bytes) end
@@ -218,7 +220,7 @@ local function finish(folder, index)
   if inside[0] ~= 0 then replace_inside(folder, made, path, index, old) end
 end
 
--- One result for all: the first failure in rank order is everybody's.
+-- Makes the result equal on all ranks: the first failure in rank order fails all.
 local function agree(dist, ok, value)
   local all = dist.all_gather_object { ok = ok, value = ok and value or tostring(value) }
   if not ok then errors.raise("%s", (tostring(value):gsub("^[^\n]-:%d+: ", ""))) end
@@ -236,7 +238,7 @@ local function check_arguments(who, dir, m, optim)
   if type(dir) ~= "string" or dir == "" then
     errors.raise("%s: the folder is %s, expected a path", who, errors.kind(dir))
   end
-  if dir:find("%z") then errors.raise("%s: the folder %s has a zero byte in its name", who, ("%q"):format(dir)) end
+  if dir:find("%z") then errors.raise("%s: the folder %s contains a zero bytes name", who, ("%q"):format(dir)) end
   if not class.isa(m, nn.Module) then errors.raise("%s: argument 2 is %s, expected a module", who, errors.kind(m)) end
   if optim ~= nil and (type(optim) ~= "table" or type(optim.param_groups) ~= "table") then
     errors.raise("%s: argument 3 is %s, expected an optimizer or nil", who, errors.kind(optim))
@@ -244,8 +246,8 @@ local function check_arguments(who, dir, m, optim)
   return (dir:gsub("(.)/+$", "%1"))
 end
 
---- Writes a model, and an optimizer's state, as a sharded checkpoint. Collective; every rank sees the same file system.
---- `extra` is kept beside them: numbers, strings, booleans and tables of them, which load gives back.
+--- Writes a model, and an optimizer's state, as a sharded checkpoint. Collective; every rank must see the same file
+--- system. `extra` is stored with them, and load returns it: numbers, strings, booleans and tables of these.
 ---@param dir string
 ---@param m Module
 ---@param optim? table
@@ -259,7 +261,7 @@ function M.save(dir, m, optim, given)
   scope.scope(function()
     no_grad(function()
       local list, aliases, numbers, groups = entries_of(m, optim)
-      for _, e in ipairs(list) do e.skip = dist.rank() ~= 0 end          -- what every rank has, rank 0 writes
+      for _, e in ipairs(list) do e.skip = dist.rank() ~= 0 end          -- rank 0 writes what every rank holds
       local ok, folder = true, nil
       if dist.rank() == 0 then ok, folder = pcall(begin, dir) end
       local mine = ok and folder and ffi.string(lib.ms_folder_made(folder)) or folder or ""
@@ -278,20 +280,20 @@ end
 
 local agreed
 local signalled = ffi.new "double[1]"
--- A signal to all ranks reaches them one after the other: where it had not come yet when the ranks agreed, it is owed
--- until then.
+-- A signal to the whole job reaches ranks one after the other. A rank that agreed to a signal before receiving its own
+-- copy ignores that copy until this time.
 local owed_until, GRACE = 0, 2
 
---- From now on SIGUSR1 (a checkpoint, and go on) and SIGUSR2 (a checkpoint, and end with status 75) are noted for
---- checkpoint_wanted. mpirun and srun hand both to all ranks.
----@param on? boolean  false: they end the process again
+--- From now on SIGUSR1 (save a checkpoint and continue) and SIGUSR2 (save a checkpoint and exit with status 75) are
+--- recorded for checkpoint_wanted. mpirun and srun forward both to all ranks.
+---@param on? boolean  false: the signals terminate the process again
 function M.catch_checkpoint_signals(on)
   lib.ms_catch_checkpoint_signals(on == false and 0 or 1)
   owed_until = 0
 end
 
---- Whether some rank was sent a signal since the last call: "go_on", "stop", or nil; the same on every rank.
---- Collective: once a step.
+--- Has any rank received a signal since the last call? Returns "go_on", "stop", or nil, equally on every rank.
+--- Collective: call it once per step.
 ---@return "go_on"|"stop"|nil
 function M.checkpoint_wanted()
   local dist = require "moonshard.dist"
@@ -310,7 +312,7 @@ end
 
 -- ---- files against the index -------------------------------------------------------------------------
 
--- A file's header says what the index says of it.
+-- Checks a file's header against the index.
 local function check_file(dir, index, r, reader)
   local function shape_of(entry, piece)
     local shape = { unpack(entry.shape) }
@@ -326,7 +328,7 @@ local function check_file(dir, index, r, reader)
         for _, size in ipairs(shape) do count = count * size end
         local fits = piece[2] == 0 and count == piece[4] or table.concat(shape, ",") == table.concat(want, ",")
         if not fits or dtype ~= entry.dtype then
-          bad(dir, "tensor '%s' in file '%s' is %s [%s], the index says %s [%s]", name, index.files[r].name, dtype,
+          bad(dir, "tensor '%s' in file '%s' is %s [%s], but %s [%s] in the index", name, index.files[r].name, dtype,
             table.concat(shape, ", "),
             entry.dtype, table.concat(want, ", "))
         end
@@ -337,8 +339,8 @@ end
 
 -- ---- loading -------------------------------------------------------------------------------------
 
--- What of an entry's pieces this rank wants in `target` (contiguous, of the entry's dtype), which is the range [first,
--- first + n) of elements of the whole: told to the readers.
+-- Tells the readers which parts of an entry's pieces this rank needs in `target` (contiguous, of the entry's dtype),
+-- which is the range [first, first + n) of elements of the whole tensor.
 local function want_range(readers, name, entry, target, first, n)
   local row = 1
   for d = 2, #entry.shape do row = row * entry.shape[d] end
@@ -350,7 +352,7 @@ local function want_range(readers, name, entry, target, first, n)
   end
 end
 
--- Plans the reading of one tensor: what happens after the files were read.
+-- Plans the reading of one tensor; returns what to do after the files were read.
 local function plan(readers, name, entry, e)
   local place, part = e.place, e.part
   local dim = entry.pieces[1][2]
@@ -361,7 +363,7 @@ local function plan(readers, name, entry, e)
     want_range(readers, name, entry, target, first, n)
     return not direct and n > 0 and function() part:copy_(target) end or nil
   end
-  -- Cut along a later dimension, there or here: pieces as they are in the files, put together.
+  -- Sharded along a later dimension, in the checkpoint or in the model: assembles the whole tensor from its pieces.
   local whole = create.empty(entry.shape, { dtype = entry.dtype, device = "cpu" })
   local pieces = {}
   for k, piece in ipairs(entry.pieces) do
@@ -380,11 +382,11 @@ local function plan(readers, name, entry, e)
   end
 end
 
--- The optimizer's state tensors, uninitialised, where the index has some; and the numbers. Last: refuses those of
--- another optimizer.
+-- The optimizer's numbers, and uninitialized tensors for the state that the index has. Also refuses state that belongs
+-- to another optimizer.
 local function empty_state(dir, index, m, optim)
   local told = index.optimizer
-  if not told then bad(dir, "it has no optimizer's state") end
+  if not told then bad(dir, "it has no optimizer state") end
   local sd, list = { state = {}, param_groups = told.param_groups }, {}
   local by_name, prefixes = {}, {}
   for p, name in pairs(flat.names_below(m)) do              -- order does not matter: sorted below
@@ -437,7 +439,7 @@ local function names_text(list)
   return table.concat(list, ", ")
 end
 
--- Reads everything that `list` wants; files are read whole, and their hashes compared, by one rank each.
+-- Reads all parts that `list` needs. One rank reads each file completely and compares its checksum.
 local function read_files(dir, index, list, verify, dist, fits)
   local readers, after = {}, {}
   local ok, err = pcall(function()
@@ -446,11 +448,11 @@ local function read_files(dir, index, list, verify, dist, fits)
       local size = require("lfs").attributes(path, "size")
       if not size then bad(dir, "file '%s' is missing", file.name) end
       if size ~= file.bytes then
-        bad(dir, "file '%s' has %s bytes, the index says %d", file.name, tostring(size), file.bytes)
+        bad(dir, "file '%s' has %s bytes, but %d in the index", file.name, tostring(size), file.bytes)
       end
       readers[r] = files.reader(path, { verify = verify })
       if verify and index.version > 1 and readers[r]:sum() ~= file.hash then
-        bad(dir, "file '%s' is not the one that was saved: its sum is %s, the index says %s", file.name,
+        bad(dir, "file '%s' is not the one that was saved: its checksum is %s, but %s in the index", file.name,
           readers[r]:sum() or "missing", file.hash)
       end
       check_file(dir, index, r, readers[r])
@@ -464,7 +466,7 @@ local function read_files(dir, index, list, verify, dist, fits)
     for r, file in ipairs(index.files) do
       local hash = readers[r]:fetch(verify and (r - 1) % world == me)
       if hash and index.version == 1 and hash ~= file.hash then
-        bad(dir, "the contents of file '%s' have the hash %s, the index says %s", file.name, hash, file.hash)
+        bad(dir, "the contents of file '%s' have the hash %s, but %s in the index", file.name, hash, file.hash)
       end
     end
   end)
@@ -473,14 +475,14 @@ local function read_files(dir, index, list, verify, dist, fits)
   return after
 end
 
---- Reads what save wrote into a model, and an optimizer, on any number of ranks, sharded in whatever way. Collective.
---- Gives back `extra`. What does not fit is refused before anything changes; `strict = false` takes the tensors that
---- both have. A file of which only the hash is wrong is found when it has been read: it raises, and the model is to be
---- loaded again.
+--- Reads a checkpoint of fsdp.save into a model, and an optimizer, on any number of ranks, however sharded. Collective.
+--- Returns `extra`. A checkpoint that does not fit is refused before anything changes; `strict = false` reads the
+--- tensors that both have. Damage that only a file's hash shows is found after reading: load raises then, and the model
+--- must be loaded again.
 ---@param dir string
 ---@param m Module
 ---@param optim? table
----@param given? {strict: boolean, verify: boolean}  verify: compare the sums (true)
+---@param given? {strict: boolean, verify: boolean}  verify: compare the checksums (true)
 ---@return table? extra
 ---@return string[] missing, string[] unexpected
 function M.load(dir, m, optim, given)
@@ -502,7 +504,7 @@ function M.load(dir, m, optim, given)
           if not entry then
             missing[#missing + 1] = e.name:sub(#"model." + 1)
           elseif table.concat(entry.shape, ",") ~= table.concat(e.whole, ",") then
-            errors.raise("load: '%s' has shape [%s] in '%s', %s in the model", e.name:sub(#"model." + 1),
+            errors.raise("load: '%s' has shape [%s] in '%s', but %s in the model", e.name:sub(#"model." + 1),
               table.concat(entry.shape, ", "), dir,
               tostring(e.whole))
           else
@@ -516,7 +518,7 @@ function M.load(dir, m, optim, given)
         end
         if o.strict and #missing > 0 then errors.raise("load: '%s' lacks %s", dir, names_text(missing)) end
         if o.strict and #unexpected > 0 then
-          errors.raise("load: '%s' has %s, which the model has not", dir, names_text(unexpected))
+          errors.raise("load: '%s' has %s, which the model lacks", dir, names_text(unexpected))
         end
         if optim then
           local more
@@ -530,7 +532,7 @@ function M.load(dir, m, optim, given)
       end)
       for r, other in ipairs(agree(dist, ok, ok and fingerprint or result)) do
         if other ~= fingerprint then
-          bad(dir, "it was replaced while it was loaded (rank %d has read another index than this one)", r - 1)
+          bad(dir, "it was replaced during loading (rank %d read a different index)", r - 1)
         end
       end
       extra = result

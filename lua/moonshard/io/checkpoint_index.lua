@@ -1,9 +1,8 @@
 -- SPDX-License-Identifier: MIT
---- `index.json` of a sharded checkpoint: its text, what it must say to be believed, and whether a folder is a
---- checkpoint.
+--- `index.json` of a sharded checkpoint: writes and checks it, and decides whether a folder is a checkpoint.
 ---
---- The text begins with `{"sum":"<16 digits>",`: XXH64 of the whole text with these digits as zeros. Format 1, of
---- earlier versions, has no sum; its files have a hash each instead of sums of their own.
+--- The text begins with `{"sum":"<16 digits>",`, the XXH64 of the whole text with zeros for these digits. Format 1, of
+--- earlier versions, has no checksum of the index, and one hash per file instead of checksums within files.
 local cjson = require "cjson"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -19,30 +18,31 @@ M.NAME = "index.json"
 
 -- ---- JSON ----------------------------------------------------------------------------------------
 
--- Numbers with all their digits; keys in order. A list is a table with an element 1, or an empty one.
+-- Encodes x as JSON: numbers with all their digits, keys in order. A list is a table with an element 1, or an empty
+-- table.
 local function json(x)
   if type(x) == "number" then
     if x ~= x or x == math.huge or x == -math.huge then
-      errors.raise("save: %s cannot be kept in an index", tostring(x))
+      errors.raise("save: %s cannot be stored in an index", tostring(x))
     end
     return ("%.17g"):format(x)
   end
   if type(x) == "boolean" then return tostring(x) end
   if type(x) == "string" then return cjson.encode(x) end
   if type(x) ~= "table" or getmetatable(x) ~= nil then
-    errors.raise("save: %s cannot be kept in an index", errors.kind(x))
+    errors.raise("save: %s cannot be stored in an index", errors.kind(x))
   end
   local parts, count = {}, 0
   for key in pairs(x) do                                  -- order does not matter: counted
     count = count + 1
     if type(key) ~= "string" and not (type(key) == "number" and x[1] ~= nil) then
-      errors.raise("save: a table with the key %s cannot be kept in an index: keys are strings, or 1 to n",
+      errors.raise("save: a table with the key %s cannot be stored in an index, expected strings or 1 to n as keys",
         errors.show(key))
     end
   end
   if x[1] ~= nil or count == 0 then
     if #x ~= count then
-      errors.raise("save: a list of %d elements with %d other keys cannot be kept in an index", #x, count - #x)
+      errors.raise("save: a list of %d elements with %d other keys cannot be stored in an index", #x, count - #x)
     end
     for k, v in ipairs(x) do parts[k] = json(v) end
     return "[" .. table.concat(parts, ",") .. "]"
@@ -60,7 +60,7 @@ local function sum_of(text)
 end
 M.sum_of = sum_of
 
---- Puts the sum in front of an object's text.
+--- Puts the checksum at the beginning of an object's text.
 ---@param body string
 ---@return string
 function M.seal(body)
@@ -72,7 +72,7 @@ end
 ---@return string
 function M.text(index) return M.seal(json(index)) end
 
--- Whether a text has a sum, and the right one.
+-- Does a text begin with its correct checksum?
 local function sealed(text)
   local sum = text:sub(#BEFORE + 1, #BEFORE + 16)
   return text:sub(1, #BEFORE) == BEFORE and sum == sum_of(BEFORE .. ZEROS .. text:sub(#BEFORE + 17))
@@ -80,7 +80,7 @@ end
 
 -- ---- names ---------------------------------------------------------------------------------------
 
---- Name of a rank's file; `id`, 16 digits, where it stands beside another one.
+--- The name of a rank's file; with `id`, 16 digits, if it is written beside another checkpoint.
 ---@param rank integer
 ---@param id? string
 function M.file_name(rank, id) return ("rank-%05d%s.safetensors"):format(rank, id and "-" .. id or "") end
@@ -90,7 +90,7 @@ local function is_file_name(name, rank)
   return name == M.file_name(rank, name:match("^rank%-%d%d%d%d%d%-(" .. ("%x"):rep(16) .. ")%.safetensors$"))
 end
 
---- Whether the name of a file says by its 16 random digits that a save wrote it beside the files of another.
+--- Does the name of a file contain the 16 random digits of a save beside another checkpoint?
 ---@param name string
 function M.is_beside(name)
   local id = ("%x"):rep(16)
@@ -102,7 +102,7 @@ end
 
 local out, n = ffi.new "char *[1]", ffi.new "double[1]"
 
--- The text of a folder's index; nil and why.
+-- The text of a folder's index; nil and the reason if it cannot be read.
 local function read(dir, who)
   if lib.ms_file_get(dir .. "/" .. M.NAME, who, out, n) ~= 0 then return nil, errors.last() end
   local text = ffi.string(out[0], n[0])
@@ -111,13 +111,13 @@ local function read(dir, who)
 end
 
 local function bad(dir, format, ...)
-  errors.raise("load: '%s' is no valid checkpoint: " .. format, dir, ...)
+  errors.raise("load: '%s' is not a valid checkpoint: " .. format, dir, ...)
 end
 M.bad = bad
 
 local function whole_number(x, least) return type(x) == "number" and x % 1 == 0 and x >= least and x < 2 ^ 53 end
 
--- The pieces of a tensor fill it without gap or overlap.
+-- Checks that the pieces of a tensor fill it without gap or overlap.
 local function check_pieces(dir, name, entry, world)
   local total = 1
   for d, size in ipairs(entry.shape) do
@@ -128,7 +128,7 @@ local function check_pieces(dir, name, entry, world)
   local dim, at = nil, 0
   for k, piece in ipairs(entry.pieces) do
     if type(piece) ~= "table" or #piece ~= 4 then
-      bad(dir, "piece %d of tensor '%s' is no list of 4 numbers", k, name)
+      bad(dir, "piece %d of tensor '%s' is not a list of 4 numbers", k, name)
     end
     for i = 1, 4 do
       if not whole_number(piece[i], i == 1 and 1 or 0) then
@@ -141,17 +141,17 @@ local function check_pieces(dir, name, entry, world)
       bad(dir, "piece %d of tensor '%s' is cut along dimension %d", k, name, piece[2])
     end
     if piece[3] ~= at then
-      bad(dir, "piece %d of tensor '%s' begins at %d, the one before ends at %d", k, name, piece[3], at)
+      bad(dir, "piece %d of tensor '%s' begins at %d, but the piece before it ends at %d", k, name, piece[3], at)
     end
     at = at + piece[4]
   end
   local size = dim == 0 and total or entry.shape[dim]
-  if at ~= size then bad(dir, "the pieces of tensor '%s' end at %d of %d", name, at, size) end
+  if at ~= size then bad(dir, "the pieces of tensor '%s' end at element %d of %d", name, at, size) end
 end
 
 local function is_option(x)
   if type(x) ~= "table" then return type(x) == "number" or type(x) == "boolean" or type(x) == "string" end
-  for k, v in pairs(x) do                                 -- order does not matter: all are looked at
+  for k, v in pairs(x) do                                 -- order does not matter: checks each value
     if type(k) ~= "number" or type(v) ~= "number" and type(v) ~= "boolean" and type(v) ~= "string" then return false end
   end
   return true
@@ -207,20 +207,20 @@ local function check_files(dir, index)
   end
 end
 
---- The index of a checkpoint, checked; with `version` and, to compare between ranks, `fingerprint` beside what it says.
+--- Reads and checks the index of a checkpoint; adds `version`, and `fingerprint` for comparison between ranks.
 ---@param dir string
----@param verify boolean  compare its sum
+---@param verify boolean  compare its checksum
 ---@return table
 function M.read(dir, verify)
   local text, why = read(dir, "load")
   if not text then errors.raise_text(why) end
   local ok, index = pcall(cjson.decode, text)
-  if not ok or type(index) ~= "table" then bad(dir, "index.json is no JSON: %s", tostring(index)) end
+  if not ok or type(index) ~= "table" then bad(dir, "index.json is not valid JSON: %s", tostring(index)) end
   local version = FORMATS[index.format]
   if not version then bad(dir, "its format is %s, expected '%s'", errors.show(index.format), M.FORMAT) end
-  -- Of format and sum one is enough to say that there is a sum: the other one may be what is damaged.
+  -- Format and checksum field each imply a checksum, so that damage to either is detected.
   if verify and (version > 1 or index.sum ~= nil) and not (version > 1 and sealed(text)) then
-    bad(dir, "index.json is damaged: it is not what was written (its sum differs)")
+    bad(dir, "index.json is damaged: its checksum differs")
   end
   check_files(dir, index)
   for name, entry in util.sorted_pairs(index.tensors) do
@@ -246,10 +246,10 @@ end
 
 local ENOENT = 2
 
--- What is behind the last colon: lfs repeats the path before it.
+-- The text after the last colon, because lfs puts the path before it.
 function M.reason(text) return text:match ": ([^:]+)$" or text end
 
---- Names in a folder, sorted; nil and why.
+--- The names in a folder, sorted; nil and the reason if it cannot be read.
 ---@param path string
 ---@return string[]? names, string? why
 function M.entries_in(path)
@@ -261,8 +261,8 @@ function M.entries_in(path)
   return names
 end
 
--- The files that an index lists, by name; nil when it is not a checkpoint of Moonshard, and the reason when it cannot
--- be read. Damage elsewhere in it does not matter here.
+-- The files that an index lists, by name. Nil if the folder is not a checkpoint of Moonshard, with the reason if the
+-- index cannot be read. Does not check the rest of the index.
 local function listed_in(path)
   local text, why = read(path, "save")
   if not text then return nil, why end
@@ -278,16 +278,16 @@ local function listed_in(path)
   return names, bytes
 end
 
---- What stands at a path that a checkpoint is to have: nil and the reason when it must not be replaced. A checkpoint
---- with nothing but its own files, an empty folder, or nothing.
+--- Examines the path of a checkpoint to write; nil and the reason if it must not be replaced. It may be a checkpoint
+--- with only its own files, an empty folder, or not exist.
 ---@param path string
 ---@return table<string, boolean>? names, number|string bytes_or_reason
 function M.replaceable(path)
   local lfs = require "lfs"
   local mode, why, code = lfs.symlinkattributes(path, "mode")
   if not mode and code == ENOENT then return {}, 0 end
-  if not mode then return nil, ("save: cannot look at '%s': %s"):format(path, M.reason(why)) end
-  if mode ~= "directory" then return nil, ("save: '%s' is no folder"):format(path) end
+  if not mode then return nil, ("save: cannot access '%s': %s"):format(path, M.reason(why)) end
+  if mode ~= "directory" then return nil, ("save: '%s' is not a folder"):format(path) end
   local there
   there, why = M.entries_in(path)
   if not there then return nil, why end
@@ -296,21 +296,21 @@ function M.replaceable(path)
   if begun then return {}, 0 end
   mode, why, code = lfs.symlinkattributes(path .. "/" .. M.NAME, "mode")
   if not mode and code ~= ENOENT then
-    return nil, ("save: cannot look at '%s/%s': %s"):format(path, M.NAME, M.reason(why))
+    return nil, ("save: cannot access '%s/%s': %s"):format(path, M.NAME, M.reason(why))
   end
   local listed, bytes
   if mode == "file" then listed, bytes = listed_in(path) end
   if not listed then
     return nil, bytes or (
-      "save: the folder '%s' is there and is no checkpoint: it holds '%s'; move that away, or name another folder"):format(path, there[1])
+      "save: the folder '%s' exists and is not a checkpoint: it contains '%s'; move that away, or choose another folder"):format(path, there[1])
   end
   for _, name in ipairs(there) do
     mode, why = lfs.symlinkattributes(path .. "/" .. name, "mode")
-    if not mode then return nil, ("save: cannot look at '%s/%s': %s"):format(path, name, M.reason(why)) end
+    if not mode then return nil, ("save: cannot access '%s/%s': %s"):format(path, name, M.reason(why)) end
     if not foreign and not (mode == "file" and (listed[name] or M.is_beside(name))) then foreign = name end
   end
   if foreign then
-    return nil, ("save: the checkpoint '%s' holds '%s', which its index does not list; move it away, or name another folder"):format(path, foreign)
+    return nil, ("save: the checkpoint '%s' contains '%s', which its index does not list; move that away, or choose another folder"):format(path, foreign)
   end
   return listed, bytes
 end

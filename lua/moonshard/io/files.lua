@@ -1,8 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Tensors in files: `ms.save(path, tensors, {metadata})`, `ms.load(path, {device, names})`. The format is
---- safetensors, which other programs read too. A file appears whole and on disk, or not at all; when reading,
---- nothing of it is believed before its header passed every check, and what differs from the sums in it is an error
---- (runtime/io/read.c).
+--- Tensors in files: `ms.save(path, tensors, {metadata})`, `ms.load(path, {device, names})`. The format is safetensors,
+--- which other programs read, too. A save writes the whole file to disk, or none. A load uses nothing of a file before
+--- its header has passed every check, and compares the checksums in it (runtime/io/read.c).
 local engine = require "moonshard.core.ffi"
 local dtypes = require "moonshard.core.dtypes"
 local errors = require "moonshard.core.errors"
@@ -27,8 +26,8 @@ local function declare(saver, name, dtype, shape)
   if lib.ms_saver_declare(saver, name, dtype, #shape, sizes) ~= 0 then errors.fail() end
 end
 
---- Sorts a list of what has a `name` and a dtype into a file's own order, in which it is written in one go: wide
---- elements first, then by name.
+--- Sorts a list of entries with `name` and dtype into the order in which a file contains them, so that it is written
+--- sequentially: wide elements first, then by name.
 ---@param list table[]
 ---@param dtype_of fun(e: table): string
 function M.sort(list, dtype_of)
@@ -40,27 +39,27 @@ function M.sort(list, dtype_of)
   end)
 end
 
---- A file to be written tensor by tensor, so that no more than one of them need be whole in memory: entries
---- first, then `write` for each, then `commit`; `abort` (harmless after commit) where something fails.
+--- A file that is written one tensor at a time, so that at most one needs to be whole in memory. Declare all entries,
+--- then call `write` for each and `commit`; on an error call `abort`, which has no effect after commit.
 ---@param path string
 ---@param entries {name: string, dtype: string, shape: integer[]}[]
 ---@param metadata? table<string, string>
 ---@return Saver
 function M.saver(path, entries, metadata)
   if path == "" then errors.raise "save: the path is empty" end
-  if path:find("%z") then errors.raise("save: the path %s has a zero byte in it", ("%q"):format(path)) end
+  if path:find("%z") then errors.raise("save: the path %s contains a zero byte", ("%q"):format(path)) end
   for _, e in ipairs(entries) do
-    if e.name:find("%z") then errors.raise("save: the name %s has a zero byte in it", ("%q"):format(e.name)) end
+    if e.name:find("%z") then errors.raise("save: the name %s contains a zero byte", ("%q"):format(e.name)) end
   end
   local saver = lib.ms_saver_new(path)
   if saver == nil then errors.fail() end
   local self = setmetatable({ _saver = ffi.gc(saver, lib.ms_saver_abort) }, Saver)
   for key, value in util.sorted_pairs(metadata or {}) do
     if type(key) ~= "string" or type(value) ~= "string" then
-      errors.raise("save: metadata %s is %s; keys and values are strings", errors.show(key), errors.kind(value))
+      errors.raise("save: metadata %s is %s, expected strings as keys and values", errors.show(key), errors.kind(value))
     end
     if key:find("%z") or value:find("%z") then
-      errors.raise("save: metadata %s has a zero byte in it", ("%q"):format(key))
+      errors.raise("save: metadata %s contains a zero byte", ("%q"):format(key))
     end
     if lib.ms_saver_metadata(self._saver, key, value) ~= 0 then errors.fail() end
   end
@@ -74,7 +73,7 @@ function Saver:write(name, t)
   if lib.ms_saver_write(self._saver, name, t.id) ~= 0 then errors.fail(t) end
 end
 
---- Gives back 16 hexadecimal digits that stand for the whole file.
+--- Returns 16 hexadecimal digits that identify the file's contents.
 ---@return string
 function Saver:commit()
   local digits = ffi.new "char[17]"
@@ -116,7 +115,7 @@ function M.save(path, tensors, given)
     end
     if not tensor.is_tensor(t) then errors.raise("save: '%s' is %s, expected a tensor", name, errors.kind(t)) end
     if t.id < 0 then
-      errors.raise("save: '%s' is %s; save its inner tensors under names of their own", name, errors.kind(t))
+      errors.raise("save: '%s' is %s, expected a plain tensor; save its inner tensors under separate names", name, errors.kind(t))
     end
     entries[#entries + 1] = { name = name, dtype = t.dtype, shape = t.shape }
   end
@@ -140,7 +139,7 @@ end
 local Reader = {}
 Reader.__index = Reader
 
--- torch.save writes a zip archive, and wrote a bare pickle before version 1.6.
+-- torch.save writes a zip archive; before version 1.6 it wrote a pickle.
 local function is_pickled(path)
   local file = io.open(path, "rb")
   local head = file and file:read(4) or ""
@@ -148,13 +147,13 @@ local function is_pickled(path)
   return head == "PK\3\4" or head:sub(1, 2) == "\128\2"
 end
 
---- An open safetensors file, its header checked: `read` gives single tensors, or rows of them.
+--- An open safetensors file with a checked header: `read` returns single tensors, or rows of them.
 ---@param path string
----@param given? {verify: boolean}  verify: compare the sums, where the file has some (true)
+---@param given? {verify: boolean}  verify: compare the checksums, if the file has them (true)
 ---@return Reader
 function M.reader(path, given)
   if type(path) ~= "string" then errors.raise("load: path is %s, expected a string", errors.kind(path)) end
-  if path:find("%z") then errors.raise("load: the path %s has a zero byte in it", ("%q"):format(path)) end
+  if path:find("%z") then errors.raise("load: the path %s contains a zero byte", ("%q"):format(path)) end
   local loader = lib.ms_loader_open(path, given and given.verify == false and 0 or 1)
   if loader == nil then
     local text = errors.last()
@@ -184,7 +183,7 @@ end
 ---@return boolean
 function Reader:has(name) return lib.ms_loader_find(self._loader, name) >= 0 end
 
---- The tensor of a name, or `count` rows of its first dimension from row `first` (from 1).
+--- Reads the tensor `name`, or `count` rows of its first dimension from row `first` (from 1).
 ---@param name string
 ---@param first? integer
 ---@param count? integer
@@ -195,8 +194,8 @@ function Reader:read(name, first, count)
   return tensor.wrap(id)
 end
 
---- Wants `count` elements of a name from element `first` (from 0) on in `target` (contiguous, same dtype), from its
---- element `at` on: they are there after fetch.
+--- Requests `count` elements of tensor `name`, from element `first` (from 0), for `target` (contiguous, same dtype),
+--- from its element `at`; fetch reads them.
 ---@param target Tensor
 function Reader:want(name, first, count, target, at)
   if lib.ms_loader_want(self._loader, position(self, name), first, count, target.id, at) ~= 0 then
@@ -204,14 +203,14 @@ function Reader:want(name, first, count, target, at)
   end
 end
 
---- The 16 digits that commit gave; nil where the file has no sums.
+--- The 16 digits that commit returned; nil if the file has no checksums.
 ---@return string?
 function Reader:sum()
   local sum = ffi.string(lib.ms_loader_sum(self._loader))
   return sum ~= "" and sum or nil
 end
 
---- Reads all that was wanted. With whole, all of the file goes by once; of one without sums the XXH64 is given back.
+--- Reads everything requested. With whole, reads the complete file once and, if it has no checksums, returns its XXH64.
 ---@param whole? boolean
 ---@return string?
 function Reader:fetch(whole)
@@ -220,7 +219,7 @@ function Reader:fetch(whole)
   return digits and ffi.string(digits) or nil
 end
 
---- Shape and dtype of a name.
+--- The shape and dtype of a tensor.
 ---@param name string
 ---@return integer[] shape
 ---@return string dtype
