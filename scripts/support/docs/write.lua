@@ -116,10 +116,10 @@ local function write_entry(lines, entry)
   end
 end
 
-local generated = "<!-- Written by scripts/docs from the annotations in lua/moonshard; do not edit. -->"
+local generated = "<!-- Written by scripts/docs; do not edit. -->"
 
 local function write_page(page)
-  local lines = { generated, "# " .. page.title, "", page.intro, "" }
+  local lines = { "# " .. page.title, "", page.intro, "" }
   if page.ranks then
     lines[#lines + 1] = ("The examples run on %d ranks; results are those of rank 0."):format(page.ranks)
     lines[#lines + 1] = ""
@@ -180,12 +180,14 @@ function M.files(pages)
     local used = {}
     anchor_of(page.title, used)
     for _, section in ipairs(page.sections) do
-      if #section.entries > 0 and #page.sections > 1 then anchor_of(section.title, used) end
-      for _, entry in ipairs(section.entries) do entry.anchor = anchor_of(entry.name, used) end
+      if #(section.entries or section.functions) > 0 and #page.sections > 1 then anchor_of(section.title, used) end
+      for _, entry in ipairs(section.entries or section.functions) do entry.anchor = anchor_of(entry.name, used) end
     end
   end
   local files = { { name = "README.md", text = write_index(pages) } }
-  for _, page in ipairs(pages) do files[#files + 1] = { name = page.file .. ".md", text = write_page(page) } end
+  for _, page in ipairs(pages) do
+    files[#files + 1] = { name = page.file .. ".md", text = generated .. "\n" .. (page.write or write_page)(page) }
+  end
   return files
 end
 
