@@ -98,7 +98,7 @@ describe("sizes and counts beyond what there can be", function()
     ["a source"] = { function() return dist.broadcast(one, { src = 2 ^ 32 }) end,
       "rank is 4294967296, expected a whole number" },
     ["a rank of a group"] = { function() return dist.new_group { 2 ^ 32 } end,
-      "entry 1 is 4294967296, expected a rank" },
+      "entry 1 is a number (4294967296), expected a rank" },
     ["a mesh"] = { function() return dist.init_device_mesh("cpu", { 2 ^ 40, 2 ^ 40 }) end, "the world has 1" },
   }
   for what, case in ms.sorted_pairs(cases) do
@@ -117,7 +117,7 @@ describe("tables that are no lists of numbers", function()
     fails("has a hole", function() local t = ms.tensor { 1, nil, nil, 4 } return t end)
     fails("has a key 'a'", function() local t = ms.tensor { a = 1 } return t end)
     fails("ms.stack and ms.cat", function() local t = ms.tensor { ms.ones(2), ms.ones(2) } return t end)
-    fails("size is Tensor", function() local t = ms.zeros(ms.ones(2)) return t end)
+    fails("size is a Tensor", function() local t = ms.zeros(ms.ones(2)) return t end)
   end)
 end)
 
@@ -142,7 +142,7 @@ describe("what a script hands to autograd and scopes", function()
   end)
 
   it("is whole: steps", function()
-    fails("steps: argument 1 is 2.5", function() for _ in ms.steps(2.5) do error "ran" end end)
+    fails("steps: argument 1 is a number (2.5)", function() for _ in ms.steps(2.5) do error "ran" end end)
     fails("steps: argument 1 is", function() for _ in ms.steps(0 / 0) do error "ran" end end)
     fails("the last argument is a number (3), expected a function", function() ms.steps(2, {}, 3) return end)
   end)

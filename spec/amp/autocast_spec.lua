@@ -154,7 +154,7 @@ describe("autocast", function()
   end)
 
   it("takes half dtypes only", function()
-    assert.matches("dtype is 'float32', expected 'bfloat16', 'float16' or nil",
+    assert.matches("dtype is 'float32', expected one of 'bfloat16', 'float16'",
       failure(amp.autocast, "float32", function() end))
     assert.matches("argument 2 is nil, expected a function", failure(amp.autocast, "float16"))
   end)

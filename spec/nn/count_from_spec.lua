@@ -86,7 +86,7 @@ describe("a state dict that counts from 0", function()
     assert.is_nil(text:find("count", 1, true))
     assert.same({}, (ms.catch_warnings(function() model:load_state_dict(sd, { strict = false }) end)))
     for _, n in ipairs { 2, -1, 0.5 } do
-      assert.equal(("load_state_dict: option 'count_from' is %s, expected 0 or 1"):format(n),
+      assert.equal(("load_state_dict: option 'count_from' is a number (%s), expected 0 or 1"):format(n),
         message(model.load_state_dict, model, sd, { count_from = n }))
     end
   end)

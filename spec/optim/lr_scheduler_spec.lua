@@ -68,7 +68,7 @@ describe("lr_scheduler", function()
     local schedule = lr_scheduler.linear(opt, { steps = 4 })
     schedule:step()
     for _, case in ipairs {
-      { {}, "a table with step and base_lrs expected" },
+      { {}, "expected a table with step and base_lrs" },
       { { step = -5, base_lrs = { 1 } }, "step is a number (-5), expected a whole number from 0" },
       { { step = 0 / 0, base_lrs = { 1 } }, "expected a whole number from 0" },
       { { step = 2, base_lrs = {} }, "0 base_lrs, the optimizer has 1 groups" },

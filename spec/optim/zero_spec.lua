@@ -303,6 +303,6 @@ describe("ZeroRedundancyOptimizer", function()
     assert.matches("closure is a number (1), expected a function", message(zero.step, zero, 1), 1, true)
     assert.matches("2 groups in the state, 1 in the optimizer",
       message(zero.load_state_dict, zero, { state = {}, param_groups = { {}, {} } }), 1, true)
-    assert.matches("a table with state and param_groups expected", message(zero.load_state_dict, zero, 1), 1, true)
+    assert.matches("expected a table with state and param_groups", message(zero.load_state_dict, zero, 1), 1, true)
   end)
 end)

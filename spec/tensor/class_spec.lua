@@ -146,7 +146,7 @@ describe("an instance of a tensor class", function()
     assert.matches("Empty: a tensor class defines inner_tensors", failure(Empty))
     function Empty.inner_tensors() return {} end
     assert.matches("expected a list of tensors", failure(Empty))
-    assert.matches("a class name expected", failure(ms.Tensor.extend, ms.Tensor))
+    assert.matches("expected a class name", failure(ms.Tensor.extend, ms.Tensor))
     assert.matches("extend ms.Tensor", failure(nn.Parameter.extend, nn.Parameter, "X"))
   end)
 

@@ -11,7 +11,7 @@
 --- is given, and so do changes in place (pow_). The engine's table of operators holds the lists: MS_OP_LOW, MS_OP_WIDE.
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
-local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 
 local lib = engine.lib
 
@@ -21,6 +21,8 @@ local function restore(mode, ok, ...)
   return ...
 end
 
+local HALF = opts.one_of { "bfloat16", "float16" }
+
 --- Runs fn(…) with the dtypes of mixed precision: products (linear, matmul, conv2d, attention) in this half dtype;
 --- sums, norms, losses, softmax, exp, log and pow in float32; everything else as its inputs are. nil turns an outer
 --- one off. Call backward outside.
@@ -29,10 +31,8 @@ end
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 local function autocast(dtype, fn, ...)
-  if dtype ~= nil and dtype ~= "bfloat16" and dtype ~= "float16" then
-    errors.raise("autocast: dtype is %s, expected 'bfloat16', 'float16' or nil", errors.show(dtype))
-  end
-  if type(fn) ~= "function" then errors.raise("autocast: argument 2 is %s, expected a function", errors.kind(fn)) end
+  if dtype ~= nil then opts.expect(dtype, HALF, "autocast: dtype") end
+  opts.expect(fn, opts.fn, "autocast: argument 2")
   return restore(lib.ms_set_autocast(dtype and dtypes.number(dtype) + 1 or 0), pcall(fn, ...))
 end
 

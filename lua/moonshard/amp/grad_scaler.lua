@@ -340,14 +340,12 @@ end
 ---@param sd table
 function GradScaler:load_state_dict(sd)
   if not self._enabled then return end
-  if type(sd) ~= "table" then raise("load_state_dict: the state is %s, expected a table", errors.kind(sd)) end
+  opts.expect(sd, opts.table, "load_state_dict: the state")
   if next(sd) == nil then
     raise("The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler.")
   end
   for _, name in ipairs { "scale", "growth_factor", "backoff_factor", "growth_interval", "growth_tracker" } do
-    if type(sd[name]) ~= "number" then
-      raise("load_state_dict: %s is %s, expected a number", name, errors.kind(sd[name]))
-    end
+    opts.expect(sd[name], opts.number, "load_state_dict: %s", name)
   end
   self._init_scale, self._growth_tracker = sd.scale, sd.growth_tracker
   self._growth_factor, self._backoff_factor, self._growth_interval = sd.growth_factor, sd.backoff_factor,
@@ -375,7 +373,7 @@ function ShardedGradScaler:init(given)
   for name, default in pairs(SPEC) do spec[name] = default end  -- order does not matter: a copy
   self._group = construct(self, given, spec).process_group
   if self._group ~= nil and not dist.is_group(self._group) then
-    raise("%s: option 'process_group' is %s, expected a group", self:class_name(), errors.kind(self._group))
+    opts.wrong(self._group, "a group", "%s: option 'process_group'", self:class_name())
   end
 end
 

@@ -43,9 +43,7 @@ end
 --- In forward: with false, backward gets nil instead of zeros for a result that no gradient came back to.
 ---@param on boolean
 function Context:set_materialize_grads(on)
-  if type(on) ~= "boolean" then
-    errors.raise("set_materialize_grads: argument is %s, expected a boolean", errors.kind(on))
-  end
+  opts.expect(on, opts.boolean, "set_materialize_grads: argument")
   self._no_zeros = not on
 end
 
@@ -217,7 +215,7 @@ function M.checkpoint(fn, ...)
     end
   end
   if type(fn) ~= "function" and not (type(fn) == "table" and getmetatable(fn) and getmetatable(fn).__call) then
-    errors.raise("checkpoint: argument 1 is %s, expected a function or a module", errors.kind(fn))
+    opts.wrong(fn, "a function or a module", "checkpoint: argument 1")
   end
   if state.grad_mode == 0 then return fn(...) end
   local args = pack(...)

@@ -212,9 +212,7 @@ end
 -- A tensor or a list of them, as ids.
 local function id_list(x, who, what)
   if is_tensor(x) then x = { x } end
-  if type(x) ~= "table" then
-    errors.raise("%s: %s is %s, expected a tensor or a list of them", who, what, errors.kind(x))
-  end
+  if type(x) ~= "table" then opts.wrong(x, "a tensor or a list of them", "%s: %s", who, what) end
   for k = 1, #x do id_of(x[k], who, what) end
   local list = tensor.flat(x)                           -- instances of tensor classes by their inner tensors
   local ids = ffi.new("ms_id[?]", math.max(#list, 1))
@@ -309,7 +307,7 @@ end
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.no_grad(fn, ...)
-  if type(fn) ~= "function" then errors.raise("no_grad: argument is %s, expected a function", errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "no_grad: argument")
   return restore(lib.ms_set_grad_mode(0), pcall(fn, ...))
 end
 
@@ -318,7 +316,7 @@ end
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.enable_grad(fn, ...)
-  if type(fn) ~= "function" then errors.raise("enable_grad: argument is %s, expected a function", errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "enable_grad: argument")
   return restore(lib.ms_set_grad_mode(1), pcall(fn, ...))
 end
 
@@ -336,9 +334,7 @@ function M.set_grad_enabled(on) return lib.ms_set_grad_mode(on and 1 or 0) ~= 0 
 ---@param on? boolean  true
 ---@return Tensor self
 function methods.requires_grad_(t, on)
-  if on ~= nil and type(on) ~= "boolean" then
-    errors.raise("requires_grad_: true or false expected, got %s", errors.kind(on))
-  end
+  if on ~= nil then opts.expect(on, opts.boolean, "requires_grad_: argument 1") end
   if lib.ms_set_requires_grad(id_of(t, "requires_grad_"), on == false and 0 or 1) ~= 0 then errors.fail(t) end
   return t
 end
@@ -359,7 +355,7 @@ M.Handle = Handle
 
 local function hook(register, who, t, fn)
   id_of(t, who)
-  if type(fn) ~= "function" then errors.raise("%s: hook is %s, expected a function", who, errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "%s: hook", who)
   local key = M.new_key { fn = fn, tensor = setmetatable({ t }, { __mode = "v" }) }
   local handle_number = register(t.id, key)
   if handle_number == 0 then

@@ -3,6 +3,7 @@
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local lib, C = engine.lib, engine.ffi.C
 
 local M = {}
@@ -23,9 +24,7 @@ function M.name(number) return names[number] end
 function M.number(name, who)
   local number = numbers[name]
   if number then return number end
-  if type(name) ~= "string" then
-    errors.raise("%s: dtype is %s, expected a string such as 'float32'", who or "dtype", errors.kind(name))
-  end
+  if type(name) ~= "string" then opts.wrong(name, "a string such as 'float32'", "%s: dtype", who or "dtype") end
   errors.raise("%s: %s", who or "dtype", errors.unknown("dtype", name, M.names))
 end
 
@@ -47,9 +46,7 @@ end
 --- Number of a device name; "cuda" is the current one.
 function M.device(name, who)
   if name == "cpu" then return C.MS_CPU end
-  if type(name) ~= "string" then
-    errors.raise("%s: device is %s, expected a string such as 'cpu'", who or "device", errors.kind(name))
-  end
+  if type(name) ~= "string" then opts.wrong(name, "a string such as 'cpu'", "%s: device", who or "device") end
   local kind, index = name:match "^(%a+):(%d+)$"
   kind = kind or name
   if not types[kind] then

@@ -36,15 +36,20 @@ M.number, M.string, M.boolean, M.table, M.fn = of_type.number, of_type.string, o
 M.positive = kind("a number > 0", function(v) return is_number(v) and v > 0 end)
 M.whole = kind("a whole number", is_whole)
 
+local numbers_from = {}
 --- A number that is not below low.
 function M.number_from(low)
-  return kind(("a number from %g"):format(low), function(v) return is_number(v) and v >= low end)
+  numbers_from[low] = numbers_from[low]
+    or kind(("a number from %g"):format(low), function(v) return is_number(v) and v >= low end)
+  return numbers_from[low]
 end
 
---- A whole number from low on, up to high if there is one.
-function M.whole_from(low, high)
-  return kind(high and ("a whole number from %d to %d"):format(low, high) or ("a whole number from %d"):format(low),
-    function(v) return is_whole(v) and v >= low and v <= (high or math.huge) end)
+local wholes_from = {}
+--- A whole number that is not below low.
+function M.whole_from(low)
+  wholes_from[low] = wholes_from[low]
+    or kind(("a whole number from %d"):format(low), function(v) return is_whole(v) and v >= low end)
+  return wholes_from[low]
 end
 
 --- A function, or an instance of a class that can be called.
@@ -70,13 +75,20 @@ function M.one_of(names, default)
   return one
 end
 
+--- Raises "LABEL is VALUE, expected TEXT". label: a format, with its values behind.
+function M.wrong(value, text, label, ...)
+  errors.raise("%s is %s, expected %s", select("#", ...) > 0 and label:format(...) or label, errors.kind(value), text)
+end
+
 local function refuse(value, expected, label)
-  local near = expected.names and type(value) == "string" and errors.nearest(value, expected.names)
-  errors.raise("%s is %s, expected %s%s", label, (expected.names and errors.show or errors.kind)(value), expected.text,
+  local names = expected.names
+  if not names then M.wrong(value, expected.text, "%s", label) end
+  local near = type(value) == "string" and errors.nearest(value, names)
+  errors.raise("%s is %s, expected %s%s", label, errors.show(value), expected.text,
     near and ("; did you mean '%s'?"):format(near) or "")
 end
 
---- Raises "LABEL is VALUE, expected KIND" for a value that is not of the kind. label: a format, with its values behind.
+--- The same for a value that is not of the kind.
 ---@generic T
 ---@param value T
 ---@param expected table

@@ -29,9 +29,7 @@ Batches.__index = Batches
 ---@param given {context: integer, batch: integer, seed: integer, rank: integer, world: integer}
 ---@return Batches
 local function new(corpus, given)
-  if type(corpus) ~= "table" or not corpus.train_count then
-    errors.raise("batches: argument 1 is %s, expected a corpus", errors.kind(corpus))
-  end
+  if type(corpus) ~= "table" or not corpus.train_count then opts.wrong(corpus, "a corpus", "batches: argument 1") end
   local o = opts("batches", given, { context = opts.required, batch = opts.required, seed = 1, rank = 0, world = 1 })
   for _, name in ipairs { "context", "batch", "world", "rank", "seed" } do
     local v, least = o[name], name == "seed" and -2 ^ 53 or name == "rank" and 0 or 1

@@ -124,19 +124,16 @@ end
 local function open(paths, given)
   local o = opts("corpus", given, { vocab = opts.number, validation = 0.1 })
   if not (o.validation >= 0 and o.validation < 1) then
-    errors.raise("corpus: option 'validation' is %s, expected a number from 0 to below 1", errors.kind(o.validation))
+    opts.wrong(o.validation, "a number from 0 to below 1", "corpus: option 'validation'")
   end
   if o.vocab and not (o.vocab >= 1 and o.vocab % 1 == 0) then
-    errors.raise("corpus: option 'vocab' is %s, expected a whole number from 1", errors.kind(o.vocab))
+    opts.wrong(o.vocab, "a whole number from 1", "corpus: option 'vocab'")
   end
   local list = type(paths) == "table" and paths or { paths }
-  if list[1] == nil then
-    errors.raise("corpus: argument 1 is %s, expected the path of a file or folder, or a list of them",
-      errors.kind(paths))
-  end
+  if list[1] == nil then opts.wrong(paths, "the path of a file or folder, or a list of them", "corpus: argument 1") end
   local files = {}
   for k, path in ipairs(list) do
-    if type(path) ~= "string" then errors.raise("corpus: path %d is %s, expected a string", k, errors.kind(path)) end
+    opts.expect(path, opts.string, "corpus: path %d", k)
     local found, err = regular_files(path)
     if not found then return nil, err end
     for _, file in ipairs(found) do files[#files + 1] = file end

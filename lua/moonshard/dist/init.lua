@@ -11,6 +11,7 @@ local calls = require "moonshard.dist.calls"
 local context = require "moonshard.core.context"
 local mesh = require "moonshard.dist.mesh"
 local object = require "moonshard.dist.object"
+local a_tensor = tensor.a_tensor
 
 local lib, ffi = engine.lib, engine.ffi
 local fail, user_line, is_tensor = errors.fail, errors.user_line, tensor.is_tensor
@@ -47,9 +48,7 @@ function dist.is_group(x) return getmetatable(x) == Group end
 local function id_of_group(group, who)
   ensure()
   if group == nil then return 0 end
-  if getmetatable(group) ~= Group then
-    errors.raise("%s: the group is %s, expected one of dist.new_group", who, errors.kind(group))
-  end
+  if getmetatable(group) ~= Group then opts.wrong(group, "one of dist.new_group", "%s: the group", who) end
   return group.id
 end
 
@@ -133,7 +132,7 @@ function dist.new_group(ranks)
   local list = ffi.new("int32_t[?]", math.max(n, 1))
   for k = 1, n do
     if type(ranks[k]) ~= "number" or not is_whole(ranks[k]) then
-      errors.raise("dist.new_group: entry %d is %s, expected a rank", k, errors.show(ranks[k]))
+      opts.wrong(ranks[k], "a rank", "dist.new_group: entry %d", k)
     end
     list[k - 1] = ranks[k]
   end
@@ -217,7 +216,7 @@ local call = ffi.new "ms_dist_call"
 local work_out = ffi.new "ms_work *[1]"
 
 local function tensor_id(who, what, t)
-  if not is_tensor(t) then errors.raise("%s: %s is %s, expected a tensor", who, what, errors.kind(t)) end
+  opts.expect(t, a_tensor, "%s: %s", who, what)
   return t.id
 end
 
@@ -398,7 +397,7 @@ function dist.all_to_all(out, input, given)
 end
 
 local function peer(name, rank)
-  if type(rank) ~= "number" then errors.raise("%s: the rank is %s, expected a number", name, errors.kind(rank)) end
+  opts.expect(rank, opts.number, "%s: the rank", name)
   return rank
 end
 
@@ -517,7 +516,7 @@ end
 ---@return { op: string, dtype: string, input_numel: integer, output_numel: integer, bytes: integer, group: Group, unit: string? }[] list  bytes: size of the larger of input and output; unit: name of the unit, if any
 ---@return any  the results of fn
 function dist.record(fn, ...)
-  if type(fn) ~= "function" then errors.raise("dist.record: argument is %s, expected a function", errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "dist.record: argument")
   ensure()
   return finish_record(lib.ms_dist_record_begin(), pcall(context.block, "dist.record", fn, ...))
 end

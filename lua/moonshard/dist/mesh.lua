@@ -101,7 +101,7 @@ local function check_names(who, names, n)
   if names == nil then return {} end
   if #names ~= n then errors.raise("%s: %d names for %d dimensions", who, #names, n) end
   for k, name in ipairs(names) do
-    if type(name) ~= "string" then errors.raise("%s: names[%d] is %s, expected a string", who, k, errors.kind(name)) end
+    opts.expect(name, opts.string, "%s: names[%d]", who, k)
     for j = 1, k - 1 do
       if names[j] == name then errors.raise("%s: the name '%s' is given twice", who, name) end
     end
@@ -119,9 +119,7 @@ function M.init_device_mesh(device, shape, given)
   local dist = M.dist
   local o = opts("init_device_mesh", given, { names = opts.table })
   local kind = dtypes.device_name(dtypes.device(device, "init_device_mesh")):match "^%a+"
-  if type(shape) ~= "table" or #shape == 0 then
-    errors.raise("init_device_mesh: the shape is %s, expected a list of sizes", errors.kind(shape))
-  end
+  if type(shape) ~= "table" or #shape == 0 then opts.wrong(shape, "a list of sizes", "init_device_mesh: the shape") end
   local total = 1
   for k, size in ipairs(shape) do
     if type(size) ~= "number" or size < 1 or size % 1 ~= 0 then
@@ -171,9 +169,7 @@ function M.mesh_from_group(groups, given)
     errors.raise("mesh_from_group: expected a group or a list of groups, got %s", errors.kind(groups))
   end
   for k, group in ipairs(groups) do
-    if not dist.is_group(group) then
-      errors.raise("mesh_from_group: entry %d is %s, expected a group", k, errors.kind(group))
-    end
+    if not dist.is_group(group) then opts.wrong(group, "a group", "mesh_from_group: entry %d", k) end
     if not dist.rank(group) then
       errors.raise("mesh_from_group: rank %d is not a member of entry %d", dist.rank(), k)
     end

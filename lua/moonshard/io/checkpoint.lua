@@ -11,13 +11,11 @@
 --- them and compares checksums. Every file is read completely by one rank.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
-local class = require "moonshard.core.class"
 local checkpoint_index = require "moonshard.io.checkpoint_index"
 local create = require "moonshard.tensor.create"
 local files = require "moonshard.io.files"
 local flat = require "moonshard.parallel.fsdp.flat"
 local module = require "moonshard.parallel.fsdp.module"
-local nn = require "moonshard.nn"
 local no_grad = require "moonshard.autograd".no_grad
 local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
@@ -25,6 +23,7 @@ local sharded = require "moonshard.parallel.fsdp.sharded"
 local optim_state = require "moonshard.parallel.fsdp.optim_state"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
+local a_module = require("moonshard.nn.register").a_module
 
 local lib, ffi = engine.lib, engine.ffi
 local C = ffi.C
@@ -235,13 +234,11 @@ local function agree(dist, ok, value)
 end
 
 local function check_arguments(who, dir, m, optim)
-  if type(dir) ~= "string" or dir == "" then
-    errors.raise("%s: the folder is %s, expected a path", who, errors.kind(dir))
-  end
+  if type(dir) ~= "string" or dir == "" then opts.wrong(dir, "a path", "%s: the folder", who) end
   if dir:find("%z") then errors.raise("%s: the folder %s contains a zero bytes name", who, ("%q"):format(dir)) end
-  if not class.isa(m, nn.Module) then errors.raise("%s: argument 2 is %s, expected a module", who, errors.kind(m)) end
+  opts.expect(m, a_module, "%s: argument 2", who)
   if optim ~= nil and (type(optim) ~= "table" or type(optim.param_groups) ~= "table") then
-    errors.raise("%s: argument 3 is %s, expected an optimizer or nil", who, errors.kind(optim))
+    opts.wrong(optim, "an optimizer or nil", "%s: argument 3", who)
   end
   return (dir:gsub("(.)/+$", "%1"))
 end

@@ -8,6 +8,7 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
+local a_tensor = tensor.a_tensor
 
 local ffi, lib = engine.ffi, engine.lib
 
@@ -56,7 +57,7 @@ function M.saver(path, entries, metadata)
   local self = setmetatable({ _saver = ffi.gc(saver, lib.ms_saver_abort) }, Saver)
   for key, value in util.sorted_pairs(metadata or {}) do
     if type(key) ~= "string" or type(value) ~= "string" then
-      errors.raise("save: metadata %s is %s, expected strings as keys and values", errors.show(key), errors.kind(value))
+      opts.wrong(value, "strings as keys and values", "save: metadata %s", errors.show(key))
     end
     if key:find("%z") or value:find("%z") then
       errors.raise("save: metadata %s contains a zero byte", ("%q"):format(key))
@@ -110,12 +111,10 @@ function M.save(path, tensors, given)
   local o = opts("save", given, { metadata = opts.table })
   local entries = {}
   for name, t in util.sorted_pairs(tensors) do
-    if type(name) ~= "string" then
-      errors.raise("save: the name %s is %s, expected a string", tostring(name), errors.kind(name))
-    end
-    if not tensor.is_tensor(t) then errors.raise("save: '%s' is %s, expected a tensor", name, errors.kind(t)) end
+    opts.expect(name, opts.string, "save: the name %s", tostring(name))
+    opts.expect(t, a_tensor, "save: '%s'", name)
     if t.id < 0 then
-      errors.raise("save: '%s' is %s, expected a plain tensor; save its inner tensors under separate names", name, errors.kind(t))
+      opts.wrong(t, "a plain tensor; save its inner tensors under separate names", "save: '%s'", name)
     end
     entries[#entries + 1] = { name = name, dtype = t.dtype, shape = t.shape }
   end
@@ -152,7 +151,7 @@ end
 ---@param given? {verify: boolean}  verify: compare the checksums, if the file has them (true)
 ---@return Reader
 function M.reader(path, given)
-  if type(path) ~= "string" then errors.raise("load: path is %s, expected a string", errors.kind(path)) end
+  opts.expect(path, opts.string, "load: path")
   if path:find("%z") then errors.raise("load: the path %s contains a zero byte", ("%q"):format(path)) end
   local loader = lib.ms_loader_open(path, given and given.verify == false and 0 or 1)
   if loader == nil then

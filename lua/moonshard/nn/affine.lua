@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- What Linear and Conv2d share: their sizes, and how weight and bias are drawn.
-local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local init = require "moonshard.nn.initial".init
 
 local M = {}
@@ -10,8 +10,8 @@ local M = {}
 function M.check_sizes(who, size_in, size_out)
   for k, n in ipairs { size_in or false, size_out or false } do
     if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then
-      errors.raise("%s: argument %d, the size of its %s, is %s, expected a whole number", who, k, k == 1 and "input"
-        or "output", errors.kind(n or nil))
+      opts.wrong(n or nil, "a whole number", "%s: argument %d, the size of its %s,", who, k,
+        k == 1 and "input" or "output")
     end
   end
 end

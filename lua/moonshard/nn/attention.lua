@@ -14,8 +14,9 @@ local init = require "moonshard.nn.initial".init
 local Linear = require "moonshard.nn.linear".Linear
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
+local a_tensor = tensor.a_tensor
 
-local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
+local raise, is_tensor = errors.raise, tensor.is_tensor
 local linear, F = ops.linear, functional.F
 local rawequal, type = rawequal, type
 
@@ -44,8 +45,8 @@ function MultiheadAttention:init(d, heads, given)
   })
   for k, n in ipairs { d or false, heads or false } do
     if type(n) ~= "number" or n % 1 ~= 0 then
-      raise("MultiheadAttention: argument %d, %s, is %s, expected a whole number", k, k == 1 and "embed_dim"
-        or "num_heads", show(n or nil))
+      opts.wrong(n or nil, "a whole number", "MultiheadAttention: argument %d, %s,", k,
+        k == 1 and "embed_dim" or "num_heads")
     end
   end
   if d <= 0 or heads <= 0 then
@@ -120,7 +121,7 @@ end
 
 -- A mask as numbers to add to scores of that dtype.
 local function additive(mask, what, like)
-  if not is_tensor(mask) then raise("MultiheadAttention: %s is %s, expected a tensor", what, show(mask)) end
+  opts.expect(mask, a_tensor, "MultiheadAttention: %s", what)
   if mask.dtype == "bool" then
     return create.zeros(mask.shape, { dtype = like.dtype, device = like.device }):masked_fill(mask, -math.huge)
   end
@@ -185,7 +186,7 @@ function MultiheadAttention:forward(query, key, value, given)
   local o = opts("MultiheadAttention", given, forward_options)
   for i, t in ipairs { query or false, key or false, value or false } do
     if not is_tensor(t) then
-      raise("MultiheadAttention: %s is %s, expected a tensor", ({ "query", "key", "value" })[i], show(t or nil))
+      opts.wrong(t or nil, "a tensor", "MultiheadAttention: %s", ({ "query", "key", "value" })[i])
     end
   end
   local single = query.ndim == 2

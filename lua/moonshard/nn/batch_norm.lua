@@ -8,7 +8,7 @@ local initial = require "moonshard.nn.initial"
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
-local is_tensor = require "moonshard.tensor".is_tensor
+local a_tensor = require("moonshard.tensor").a_tensor
 local raise, show, init = errors.raise, errors.kind, initial.init
 
 local spec = {
@@ -23,8 +23,7 @@ local function construct(self, d, given)
   end
   if o.momentum == nil then o.momentum = 0.1 end
   if o.momentum ~= false and type(o.momentum) ~= "number" then
-    raise("%s: option 'momentum' is %s, expected a number, or false for the average over all batches", name,
-      show(o.momentum))
+    opts.wrong(o.momentum, "a number, or false for the average over all batches", "%s: option 'momentum'", name)
   end
   local kind = { dtype = o.dtype, device = o.device }
   self.d, self.eps, self.momentum, self.affine, self.track_running_stats = d, o.eps, o.momentum, o.affine,
@@ -57,7 +56,7 @@ end
 local batch_norm = functional.batch_norm
 local function forward(self, x)
   local slots = self._slots
-  if not is_tensor(x) then raise("%s: argument is %s, expected a tensor", self:class_name(), show(x)) end
+  opts.expect(x, a_tensor, "%s: argument", self:class_name())
   self._check_input(x)
   local mean, var = slots.running_mean, slots.running_var
   local training, factor = slots.training or mean == nil, slots.momentum or 0

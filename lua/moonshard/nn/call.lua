@@ -258,7 +258,7 @@ end
 
 local function register(self, list, who, fn, given)
   local o = opts(who, given, { prepend = false })
-  if type(fn) ~= "function" then raise("%s: hook is %s, expected a function", who, show(fn)) end
+  opts.expect(fn, opts.fn, "%s: hook", who)
   local hook, hooks = { fn = fn }, {}
   if o.prepend then hooks[1] = hook end
   for _, h in ipairs(self[list] or {}) do hooks[#hooks + 1] = h end

@@ -4,6 +4,7 @@
 --- therefore checked when it is listed or called, not when `list[i] = x` replaces an element.
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local base = require "moonshard.nn.module"
 local ops = require "moonshard.nn.ops"
@@ -52,7 +53,7 @@ end
 -- Position 1..#self of i, which may count from the end.
 local function position(self, what, i, last)
   if type(i) ~= "number" or i % 1 ~= 0 then
-    raise("%s: %s: a position expected, got %s", self:class_name(), what, show(i))
+    opts.wrong(i, "a position", "%s: %s: argument 1", self:class_name(), what)
   end
   local at = i < 0 and #self + 1 + i or i
   if at < 1 or at > last then
@@ -152,11 +153,9 @@ local ModuleDict = Module:extend("ModuleDict")
 
 function ModuleDict:init(entries)
   if entries == nil then return end
-  if type(entries) ~= "table" or is_module(entries) then
-    raise("ModuleDict: a table expected, got %s", show(entries))
-  end
+  if type(entries) ~= "table" or is_module(entries) then opts.wrong(entries, "a table", "ModuleDict: argument 1") end
   local function add(name, m)
-    if type(name) ~= "string" then raise("ModuleDict: a name expected, got %s", show(name)) end
+    if type(name) ~= "string" then opts.wrong(name, "a string", "ModuleDict: a name") end
     if not is_module(m) then raise("ModuleDict: '%s' is %s: a Module expected", name, show(m)) end
     self[name] = m
   end
@@ -170,7 +169,7 @@ function ModuleDict:init(entries)
   else
     local names = {}
     for name in pairs(entries) do
-      if type(name) ~= "string" then raise("ModuleDict: a name expected, got %s", show(name)) end
+      if type(name) ~= "string" then opts.wrong(name, "a string", "ModuleDict: a name") end
       names[#names + 1] = name
     end
     table.sort(names)

@@ -9,9 +9,10 @@ local shapes = require "moonshard.tensor.shape"
 local tensor = require "moonshard.tensor"
 
 local autograd = require "moonshard.autograd"
+local a_tensor = tensor.a_tensor
 local no_grad = autograd.no_grad
 local info_of, is_tensor, position = tensor.info_of, tensor.is_tensor, tensor.position
-local raise, show = errors.raise, errors.kind
+local raise = errors.raise
 
 local F = {}
 
@@ -104,7 +105,7 @@ end
 
 -- x must end in these sizes.
 local function check_sizes(who, x, sizes)
-  if not is_tensor(x) then raise("%s: argument 1 is %s, expected a tensor", who, show(x)) end
+  opts.expect(x, a_tensor, "%s: argument 1", who)
   local shape = x.shape
   local n = #sizes
   for k = 1, n do
@@ -128,7 +129,7 @@ function F.layer_norm(x, shape, w, b, given)
   local o = opts("layer_norm", given, { eps = 1e-5 })
   local sizes = type(shape) == "number" and { shape } or shape
   if type(sizes) ~= "table" or type(rawget(sizes, 1)) ~= "number" then
-    raise("layer_norm: sizes expected, got %s", show(shape))
+    opts.wrong(shape, "sizes", "layer_norm: argument 2")
   end
   check_sizes("layer_norm", x, sizes)
   return ops.layer_norm(x, #sizes, w, b, o.eps)
@@ -155,7 +156,7 @@ local HALF = { float16 = true, bfloat16 = true }
 
 -- Training normalises by the batch, and mixes its statistics into the running ones (the variance unbiased there).
 local function batch_norm(x, mean, var, w, b, training, factor, eps)
-  if not is_tensor(x) then raise("batch_norm: argument 1 is %s, expected a tensor", show(x)) end
+  opts.expect(x, a_tensor, "batch_norm: argument 1")
   if not training then return (ops.batch_norm(x, w, b, mean, var, false, eps)) end
   if x.ndim < 2 then
     raise("batch_norm: the input needs at least 2 dimensions, batch and channels, got %s", tostring(x.shape))
@@ -206,7 +207,7 @@ local function pair(who, what, v)
   local p = type(v) == "table" and v or { v, v }
   for k = 1, 2 do
     if type(p[k]) ~= "number" or p[k] % 1 ~= 0 or #p ~= 2 then
-      raise("%s: option '%s' is %s, expected a whole number or a pair of them", who, what, show(v))
+      opts.wrong(v, "a whole number or a pair of them", "%s: option '%s'", who, what)
     end
   end
   return p
@@ -254,8 +255,8 @@ function F.conv2d(x, w, b, given)
   if opts.is(b) then b, given = nil, b end
   local o = opts("conv2d", given, conv_spec)
   o.stride, o.padding, o.dilation = o.stride or 1, o.padding or 0, o.dilation or 1
-  if not is_tensor(x) then raise("conv2d: argument 1 is %s, expected a tensor", show(x)) end
-  if not is_tensor(w) then raise("conv2d: weight is %s, expected a tensor", show(w)) end
+  opts.expect(x, a_tensor, "conv2d: argument 1")
+  opts.expect(w, a_tensor, "conv2d: weight")
   local shape = w.shape
   return conv2d(x, w, b, conv_options("conv2d", o, { shape[3] or 1, shape[4] or 1 }))
 end
@@ -278,7 +279,7 @@ local function soft_cross_entropy(logits, target, weight, how, ignore_index, lab
   if label_smoothing > 0 then target = target * (1 - label_smoothing) + label_smoothing / classes end
   local terms = ops.log_softmax(logits, d - 1) * target
   if weight ~= nil then
-    if not is_tensor(weight) then raise("cross_entropy: weight is %s, expected a tensor", show(weight)) end
+    opts.expect(weight, a_tensor, "cross_entropy: weight")
     if weight.ndim ~= 1 or weight:numel() ~= classes then
       raise("cross_entropy: weight has one number for each of the %d classes, got %s", classes, tostring(weight.shape))
     end
@@ -293,8 +294,8 @@ end
 
 -- Classes stand in dimension 2 (or alone), as in PyTorch; the operator wants rows of classes.
 local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
-  if not is_tensor(logits) then raise("cross_entropy: logits is %s, expected a tensor", show(logits)) end
-  if not is_tensor(ids) then raise("cross_entropy: ids is %s, expected a tensor", show(ids)) end
+  opts.expect(logits, a_tensor, "cross_entropy: logits")
+  opts.expect(ids, a_tensor, "cross_entropy: ids")
   local ndim = logits.ndim
   if ids.ndim == ndim and ndim > 0 and dtypes.is_float(info_of(ids).dtype) then
     return soft_cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
@@ -387,10 +388,8 @@ end
 ---@return Tensor k
 ---@return Tensor v
 function F.split_heads(qkv, heads)
-  if not is_tensor(qkv) then raise("split_heads: argument 1 is %s, expected a tensor", show(qkv)) end
-  if type(heads) ~= "number" or heads % 1 ~= 0 or heads < 1 then
-    raise("split_heads: argument 2 is %s, expected a whole number from 1", show(heads))
-  end
+  opts.expect(qkv, a_tensor, "split_heads: argument 1")
+  opts.expect(heads, opts.whole_from(1), "split_heads: argument 2")
   if qkv.ndim ~= 3 or qkv:size(3) % (3 * heads) ~= 0 then
     raise("split_heads: shape %s is not [B, T, 3 C] with C a multiple of %d heads", tostring(qkv.shape), heads)
   end
@@ -401,7 +400,7 @@ end
 ---@param y Tensor
 ---@return Tensor
 function F.merge_heads(y)
-  if not is_tensor(y) then raise("merge_heads: argument 1 is %s, expected a tensor", show(y)) end
+  opts.expect(y, a_tensor, "merge_heads: argument 1")
   if y.ndim ~= 4 then raise("merge_heads: shape %s is not [B, heads, T, D]", tostring(y.shape)) end
   return ops.join_heads(y, y:size(1), y:size(3), y:size(2) * y:size(4))
 end

@@ -6,9 +6,10 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
+local a_tensor = tensor.a_tensor
 
 local ffi, lib, args, a_in, a_i, a_f = engine.ffi, engine.lib, engine.args, engine.a_in, engine.a_i, engine.a_f
-local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
+local raise = errors.raise
 
 local rand_, randn_, trunc_, fill_ = engine.op "rand_", engine.op "randn_", engine.op "trunc_normal_", engine.op "fill_"
 
@@ -19,7 +20,7 @@ local M = {}
 -- that is cut along a later dimension it also gives how many runs it has in the whole, and how far apart they begin.
 local places = { shard_of = nil }
 local function target(t, who)
-  if not is_tensor(t) then raise("%s: argument 1 is %s, expected a tensor", who, show(t)) end
+  opts.expect(t, a_tensor, "%s: argument 1", who)
   if places.shard_of then
     local piece, place, runs, apart = places.shard_of(t)
     if piece then return piece, place, runs, apart end
@@ -69,7 +70,7 @@ end
 
 local function number(who, what, v, default)
   if v == nil then return default end
-  if type(v) ~= "number" then raise("%s: %s is %s, expected a number", who, what, show(v)) end
+  opts.expect(v, opts.number, "%s: %s", who, what)
   return v
 end
 
@@ -131,7 +132,7 @@ end
 
 -- Inputs and outputs an element of the weight sees: [out, in, …], the rest is the receptive field.
 local function fans(t, who)
-  if not is_tensor(t) then raise("%s: argument 1 is %s, expected a tensor", who, show(t)) end
+  opts.expect(t, a_tensor, "%s: argument 1", who)
   local shape = t.shape
   if #shape < 2 then raise("%s: fan in and fan out need at least 2 dimensions, got %s", who, tostring(shape)) end
   local field = 1

@@ -6,6 +6,7 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local tensor_class = require "moonshard.tensor.class"
+local a_tensor = tensor.a_tensor
 
 --- A leaf that shares t's storage, and that modules register when it is assigned to a field. It lives as long as its
 --- module. Errors: requires_grad of a dtype that is no floating point.
@@ -17,7 +18,7 @@ Parameter.__param = true
 
 -- A new leaf on t's storage: t keeps its name and its own graph.
 function Parameter.__construct(cls, t, given)
-  if not tensor.is_tensor(t) then errors.raise("Parameter: argument 1 is %s, expected a tensor", errors.kind(t)) end
+  opts.expect(t, a_tensor, "Parameter: argument 1")
   local o = opts("Parameter", given, { requires_grad = true })
   local parts = tensor.inner(t)
   if parts then                                                 -- of a tensor class: its inner tensors are the leaves

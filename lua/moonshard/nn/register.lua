@@ -44,7 +44,7 @@ local show = errors.kind
 ---@return table class
 function Module.extend(base, name)
   if not class.is_class(base) then raise("extend: call it on a class, as in nn.Module:extend(\"Net\")") end
-  if type(name) ~= "string" or name == "" then raise("extend: a class name expected, got %s", show(name)) end
+  if type(name) ~= "string" or name == "" then opts.wrong(name, "a class name", "extend: argument 1") end
   return class.new(name, base)
 end
 
@@ -555,7 +555,6 @@ function Module.__deepcopy(self, memo, copy)
 end
 
 return {
-  Module = Module, is_module = is_module, is_parameter = is_parameter, walk = walk, join = join, own = own,
-  check_cycle = check_cycle,
-  forward_of = forward_of,
+  Module = Module, is_module = is_module, a_module = opts.kind("a module", is_module), is_parameter = is_parameter,
+  walk = walk, join = join, own = own, check_cycle = check_cycle, forward_of = forward_of,
 }

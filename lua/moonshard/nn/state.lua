@@ -22,7 +22,7 @@ local concat, insert, sort = table.concat, table.insert, table.sort
 ---@return Module self
 function Module:train(mode)
   if mode == nil then mode = true end
-  if type(mode) ~= "boolean" then raise("train: true or false expected, got %s", show(mode)) end
+  opts.expect(mode, opts.boolean, "train: argument 1")
   for _, m in ipairs(self:modules()) do m._slots.training = mode end
   return self
 end
@@ -36,7 +36,7 @@ function Module:eval() return self:train(false) end
 ---@return Module self
 function Module:requires_grad_(on)
   if on == nil then on = true end
-  if type(on) ~= "boolean" then raise("requires_grad_: true or false expected, got %s", show(on)) end
+  opts.expect(on, opts.boolean, "requires_grad_: argument 1")
   for _, p in ipairs(self:parameters()) do p:requires_grad_(on) end
   return self
 end
@@ -67,7 +67,7 @@ end
 ---@return Module self
 function Module:apply(fn)
   walk(self, "", {}, {}, {}, {})              -- an error where the module contains itself
-  if type(fn) ~= "function" then raise("apply: argument 1 is %s, expected a function", show(fn)) end
+  opts.expect(fn, opts.fn, "apply: argument 1")
   for _, child in ipairs(self:children()) do child:apply(fn) end
   fn(self)
   return self
@@ -149,7 +149,7 @@ end
 ---@return Module
 function Module:cuda(index)
   if index ~= nil and (type(index) ~= "number" or index % 1 ~= 0 or index < 0) then
-    raise("cuda: device is %s, expected a number from 0", show(index))
+    opts.wrong(index, "a number from 0", "cuda: device")
   end
   return self:to(index and "cuda:" .. index or "cuda")
 end
@@ -322,7 +322,7 @@ end
 
 --- The option count_from, checked.
 function Module._count_from(n)
-  if n ~= 0 and n ~= 1 then raise("load_state_dict: option 'count_from' is %s, expected 0 or 1", errors.show(n)) end
+  if n ~= 0 and n ~= 1 then opts.wrong(n, "0 or 1", "load_state_dict: option 'count_from'") end
   return n
 end
 
@@ -336,7 +336,7 @@ end
 function Module:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
   if type(sd) ~= "table" or getmetatable(sd) ~= nil then
-    raise("load_state_dict: a table of tensors expected, got %s", show(sd))
+    opts.wrong(sd, "a table of tensors", "load_state_dict: argument 1")
   end
   sd = self:_renamed(sd, Module._count_from(o.count_from))
   local missing, unexpected = self:_check_state(sd, o)

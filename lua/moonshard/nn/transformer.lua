@@ -15,6 +15,7 @@ local Dropout = require "moonshard.nn.dropout".Dropout
 local LayerNorm = require "moonshard.nn.norm".LayerNorm
 local Linear = require "moonshard.nn.linear".Linear
 local MultiheadAttention = require "moonshard.nn.attention".MultiheadAttention
+local a_module = base.a_module
 
 local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
 local Module, is_module = base.Module, base.is_module
@@ -36,10 +37,8 @@ local function activation_of(who, given)
 end
 
 local function check_sizes(who, d, heads)
-  if type(d) ~= "number" or d % 1 ~= 0 then raise("%s: d_model is %s, expected a whole number", who, show(d)) end
-  if type(heads) ~= "number" or heads % 1 ~= 0 then
-    raise("%s: nhead is %s, expected a whole number", who, show(heads))
-  end
+  opts.expect(d, opts.whole, "%s: d_model", who)
+  opts.expect(heads, opts.whole, "%s: nhead", who)
 end
 
 -- Attention, feed-forward, norms and dropouts in the order of PyTorch's constructors.
@@ -147,12 +146,10 @@ local stack_options = { norm = opts.any }
 local function construct_stack(self, layer, n, given)
   local who = self:class_name()
   local o = opts(who, given, stack_options)
-  if not is_module(layer) then raise("%s: the layer is %s, expected a Module", who, show(layer)) end
-  if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then
-    raise("%s: the number of layers is %s, expected a whole number", who, show(n))
-  end
+  opts.expect(layer, a_module, "%s: the layer", who)
+  opts.expect(n, opts.whole_from(0), "%s: the number of layers", who)
   if n > MOST_LAYERS then raise("%s: the number of layers is %s, expected at most %d", who, show(n), MOST_LAYERS) end
-  if o.norm and not is_module(o.norm) then raise("%s: option 'norm' is %s, expected a Module", who, show(o.norm)) end
+  if o.norm then opts.expect(o.norm, a_module, "%s: option 'norm'", who) end
   self.layers = containers.ModuleList {}
   for _ = 1, n do self.layers:append(util.deepcopy(layer)) end
   self.num_layers = n
@@ -249,8 +246,7 @@ local transformer_call = {
 function Transformer:forward(src, tgt, given)
   local o = opts("Transformer", given, transformer_call)
   if not is_tensor(src) or not is_tensor(tgt) then
-    raise("Transformer: %s is %s, expected a tensor", is_tensor(src) and "tgt" or "src",
-      show(not is_tensor(src) and src or tgt))
+    opts.wrong(not is_tensor(src) and src or tgt, "a tensor", "Transformer: %s", is_tensor(src) and "tgt" or "src")
   end
   local batch = self.batch_first and 1 or 2
   if src.ndim == 3 and tgt.ndim == 3 and src:size(batch) ~= tgt:size(batch) then
@@ -273,9 +269,7 @@ end
 ---@param given? { dtype: string, device: string }
 ---@return Tensor
 function Transformer.generate_square_subsequent_mask(n, given)
-  if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then
-    raise("generate_square_subsequent_mask: the size is %s, expected a whole number", show(n))
-  end
+  opts.expect(n, opts.whole_from(0), "generate_square_subsequent_mask: the size")
   local o = opts("generate_square_subsequent_mask", given, { dtype = opts.string, device = opts.any })
   return create.full({ n, n }, -math.huge, { dtype = o.dtype, device = o.device }):triu(1)
 end

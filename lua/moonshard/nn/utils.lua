@@ -6,6 +6,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
+local a_tensor = tensor.a_tensor
 
 local lib, ffi = engine.lib, engine.ffi
 local is_tensor = tensor.is_tensor
@@ -24,17 +25,11 @@ local norm_options = { norm_type = 2 }
 function M.clip_grad_norm_(params, max_norm, given)
   local order = given and opts("clip_grad_norm_", given, norm_options).norm_type or 2
   if is_tensor(params) then params = { params } end
-  if type(params) ~= "table" then
-    errors.raise("clip_grad_norm_: argument 1 is %s, expected a list of tensors", errors.kind(params))
-  end
-  if type(max_norm) ~= "number" then
-    errors.raise("clip_grad_norm_: max_norm is %s, expected a number", errors.kind(max_norm))
-  end
+  if type(params) ~= "table" then opts.wrong(params, "a list of tensors", "clip_grad_norm_: argument 1") end
+  opts.expect(max_norm, opts.number, "clip_grad_norm_: max_norm")
   if not (max_norm >= 0) then errors.raise("clip_grad_norm_: max_norm is %g, expected a number from 0", max_norm) end
   for k = 1, #params do
-    if not is_tensor(params[k]) then
-      errors.raise("clip_grad_norm_: parameter %d is %s, expected a tensor", k, errors.kind(params[k]))
-    end
+    opts.expect(params[k], a_tensor, "clip_grad_norm_: parameter %d", k)
   end
   params = tensor.flat(params)
   -- A sparse gradient is measured and scaled by its summed values, as the gradient of a leaf of their shape.

@@ -19,8 +19,7 @@ local function apply(self)
     if not self.base_lrs[k] then self.base_lrs[k] = group.lr end      -- a group added later
     local factor = self.factor(self.count)
     if type(factor) ~= "number" or factor ~= factor then
-      raise("lr_scheduler.%s: the factor of step %d is %s, expected a number", self.kind, self.count,
-        errors.kind(factor))
+      opts.wrong(factor, "a number", "lr_scheduler.%s: the factor of step %d", self.kind, self.count)
     end
     group.lr = self.base_lrs[k] * factor
     self.last_lr[k] = group.lr
@@ -43,10 +42,10 @@ end
 ---@param sd { step: integer, base_lrs: number[] }
 function Scheduler:load_state_dict(sd)
   if type(sd) ~= "table" or type(sd.step) ~= "number" or type(sd.base_lrs) ~= "table" then
-    raise("lr_scheduler: load_state_dict: a table with step and base_lrs expected, got %s", errors.kind(sd))
+    opts.wrong(sd, "a table with step and base_lrs", "lr_scheduler: load_state_dict: argument 1")
   end
   if not (sd.step >= 0 and sd.step % 1 == 0) then
-    raise("lr_scheduler: load_state_dict: step is %s, expected a whole number from 0", errors.kind(sd.step))
+    opts.wrong(sd.step, "a whole number from 0", "lr_scheduler: load_state_dict: step")
   end
   local groups = self.optimizer.param_groups
   if #sd.base_lrs ~= #groups then
@@ -54,7 +53,7 @@ function Scheduler:load_state_dict(sd)
   end
   for k, lr in ipairs(sd.base_lrs) do
     if type(lr) ~= "number" or lr ~= lr then
-      raise("lr_scheduler: load_state_dict: base_lrs[%d] is %s, expected a number", k, errors.kind(lr))
+      opts.wrong(lr, "a number", "lr_scheduler: load_state_dict: base_lrs[%d]", k)
     end
   end
   self.count, self.base_lrs = sd.step, { unpack(sd.base_lrs) }
@@ -67,7 +66,7 @@ end
 
 local function new(kind, optimizer, factor)
   if type(optimizer) ~= "table" or type(optimizer.param_groups) ~= "table" then
-    raise("lr_scheduler.%s: argument 1 is %s, expected an optimizer", kind, errors.kind(optimizer))
+    opts.wrong(optimizer, "an optimizer", "lr_scheduler.%s: argument 1", kind)
   end
   local self = setmetatable({ kind = kind, optimizer = optimizer, factor = factor, count = 0, base_lrs = {} },
     Scheduler)
@@ -85,7 +84,7 @@ local function options(kind, given, spec)
   for _, name in ipairs { "steps", "warmup" } do
     local n = o[name]
     if n ~= nil and (type(n) ~= "number" or n % 1 ~= 0 or n < 0) then
-      raise("%s: option '%s' is %s, expected a whole number from 0", who, name, errors.kind(n))
+      opts.wrong(n, "a whole number from 0", "%s: option '%s'", who, name)
     end
   end
   return o
@@ -151,8 +150,7 @@ end
 ---@param fn fun(step: integer): number
 ---@return LRScheduler
 function M.lambda(optimizer, fn)
-  if type(fn) ~= "function" then raise("lr_scheduler.lambda: argument 2 is %s, expected a function",
-    errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "lr_scheduler.lambda: argument 2")
   return new("lambda", optimizer, fn)
 end
 

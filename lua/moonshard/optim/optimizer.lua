@@ -14,6 +14,7 @@ local autograd = require "moonshard.autograd"
 local no_grad, enable_grad = autograd.no_grad, autograd.enable_grad
 local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
 local with_dense_grads = require "moonshard.tensor.sparse".with_dense_grads
+local a_tensor = tensor.a_tensor
 local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
 local Tensor = tensor.Tensor
 local rawget, ipairs = rawget, ipairs
@@ -96,7 +97,7 @@ end
 
 local function check_leaf(self, p, seen, where)
   local who = self:class_name()
-  if not is_tensor(p) then raise("%s: %s is %s, expected a tensor", who, where, show(p)) end
+  opts.expect(p, a_tensor, "%s: %s", who, where)
   if tensor.info_of(p).is_leaf == 0 then
     raise("%s: %s is the result of an operation; only leaves can be optimized", who, where)
   end
@@ -119,9 +120,7 @@ local function add_group(self, given, where)
     if group[name] == nil then group[name] = value end
   end
   local params = is_tensor(given.params) and { given.params } or given.params
-  if not is_plain(params) then
-    raise("%s: params of %s is %s, expected a list of leaves", self:class_name(), where, show(params))
-  end
+  if not is_plain(params) then opts.wrong(params, "a list of leaves", "%s: params of %s", self:class_name(), where) end
   group.params = {}
   local seen = setmetatable({}, { __index = self._seen })      -- a group that is refused leaves no trace
   for k, p in ipairs(params) do
@@ -153,9 +152,7 @@ local function construct(self, params, given, spec)
     add_group(self, { params = params }, "group 1")
   else
     for k, group in ipairs(params) do
-      if not is_plain(group) then
-        raise("%s: element %d is %s, expected a group {params = {…}}", who, k, show(group))
-      end
+      if not is_plain(group) then opts.wrong(group, "a group {params = {…}}", "%s: element %d", who, k) end
       add_group(self, group, "group " .. k)
     end
   end
@@ -165,7 +162,7 @@ end
 ---@param group { params: Tensor[], lr: number }  options that are left out are the optimizer's
 function Optimizer:add_param_group(group)
   if not is_plain(group) then
-    raise("%s: add_param_group: argument 1 is %s, expected a group {params = {…}}", self:class_name(), show(group))
+    opts.wrong(group, "a group {params = {…}}", "%s: add_param_group: argument 1", self:class_name())
   end
   add_group(self, group, "group " .. #self.param_groups + 1)
 end
@@ -227,8 +224,7 @@ end
 function Optimizer:step(closure)
   local result = true
   if closure ~= nil then
-    if type(closure) ~= "function" then raise("%s: step: closure is %s, expected a function", self:class_name(),
-      show(closure)) end
+    opts.expect(closure, opts.fn, "%s: step: closure", self:class_name())
     result = enable_grad(closure)
   end
   local groups = self.param_groups
@@ -370,7 +366,7 @@ end
 function Optimizer:_prepare_load(sd)
   local who = self:class_name()
   if not is_plain(sd) or not is_plain(sd.param_groups) or not is_plain(sd.state) then
-    raise("%s: load_state_dict: a table with state and param_groups expected, got %s", who, show(sd))
+    opts.wrong(sd, "a table with state and param_groups", "%s: load_state_dict: argument 1", who)
   end
   if #sd.param_groups ~= #self.param_groups then
     raise("%s: load_state_dict: %d groups in the state, %d in the optimizer", who, #sd.param_groups, #self.param_groups)
@@ -379,7 +375,7 @@ function Optimizer:_prepare_load(sd)
   for index, group in ipairs(self.param_groups) do
     local given = sd.param_groups[index]
     if not is_plain(given) or not is_plain(given.params) then
-      raise("%s: load_state_dict: group %d is %s, expected a group {params = {…}}", who, index, show(given))
+      opts.wrong(given, "a group {params = {…}}", "%s: load_state_dict: group %d", who, index)
     end
     if #given.params ~= #group.params then
       raise("%s: load_state_dict: group %d has %d parameters in the state, %d in the optimizer", who, index,
@@ -392,20 +388,18 @@ function Optimizer:_prepare_load(sd)
     for k, p in ipairs(group.params) do
       local entry = sd.state[given.params[k]]
       if entry ~= nil and not is_plain(entry) then
-        raise("%s: load_state_dict: state of parameter %d is %s, expected a table", who, k, show(entry))
+        opts.wrong(entry, "a table", "%s: load_state_dict: state of parameter %d", who, k)
       end
       if entry ~= nil then
         local part = part_of(p)
         if entry.step ~= nil and (type(entry.step) ~= "number" or not (entry.step >= 0)) then
-          raise("%s: load_state_dict: step of parameter %d is %s, expected a number from 0", who, k, show(entry.step))
+          opts.wrong(entry.step, "a number from 0", "%s: load_state_dict: step of parameter %d", who, k)
         end
         self:_check_entry("load_state_dict", ("parameter %d"):format(k), entry)
         for s, name in ipairs(names) do
           local t = entry[name]
           if t ~= nil then
-            if not is_tensor(t) then
-              raise("%s: load_state_dict: %s of parameter %d is %s, expected a tensor", who, name, k, show(t))
-            end
+            opts.expect(t, a_tensor, "%s: load_state_dict: %s of parameter %d", who, name, k)
             if tostring(t.shape) ~= tostring(part.shape) then
               raise("%s: load_state_dict: %s of parameter %d has shape %s, the parameter %s here",
                 who, name, k, tostring(t.shape), tostring(part.shape))
@@ -484,9 +478,7 @@ local function number(self, group, name, low, high, later)
 end
 
 local function flag(self, group, name)
-  if type(group[name]) ~= "boolean" then
-    raise("%s: %s is %s, expected true or false", self:class_name(), name, show(group[name]))
-  end
+  opts.expect(group[name], opts.boolean, "%s: %s", self:class_name(), name)
 end
 
 --- Stochastic gradient descent with momentum (Sutskever et al. 2013, as PyTorch has it): v = momentum v + (1 -
@@ -529,11 +521,11 @@ local function adam(name, weight_decay)
     number(self, group, "eps", 0, nil, later)
     number(self, group, "weight_decay", 0, nil, later)
     flag(self, group, "amsgrad")
-    if not is_plain(group.betas) then raise("%s: betas is %s, expected a pair of numbers", name, show(group.betas)) end
+    if not is_plain(group.betas) then opts.wrong(group.betas, "a pair of numbers", "%s: betas", name) end
     for k = 1, 2 do
       local beta = group.betas[k]
       if type(beta) ~= "number" or not (beta >= 0 and beta < 1) then
-        raise("%s: betas[%d] is %s, expected a number from 0 to below 1", name, k, show(beta))
+        opts.wrong(beta, "a number from 0 to below 1", "%s: betas[%d]", name, k)
       end
     end
   end

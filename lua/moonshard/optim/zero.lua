@@ -139,7 +139,7 @@ function Zero:init(params, given)
       class.is_class(cls) and tostring(cls) or show(cls))
   end
   if o.process_group ~= nil and not dist.is_group(o.process_group) then
-    raise("%s: option 'process_group' is %s, expected a group", NAME, show(o.process_group))
+    opts.wrong(o.process_group, "a group", "%s: option 'process_group'", NAME)
   end
   if type(params) == "table" and getmetatable(params) == nil and params[1] == nil then
     raise("%s got an empty parameter list", NAME)
@@ -191,8 +191,7 @@ function Zero:step(closure)
     log.warn_once "`step()` should not be included in the training loop when `overlap_with_ddp=true`"
     return nil
   end
-  if closure ~= nil and type(closure) ~= "function" then raise("%s: step: closure is %s, expected a function", NAME,
-    show(closure)) end
+  if closure ~= nil then opts.expect(closure, opts.fn, "%s: step: closure", NAME) end
   local result = true
   self._consolidated = nil
   if closure then

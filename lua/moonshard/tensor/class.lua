@@ -13,6 +13,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
+local a_tensor = tensor.a_tensor
 require "moonshard.tensor.ops"                  -- metamethods are inherited by copying, so they are there first
 require "moonshard.tensor.print"
 
@@ -293,9 +294,7 @@ end
 ---@param name string
 ---@return table class
 local function extend(base, name)
-  if type(name) ~= "string" or name == "" then
-    errors.raise("extend: a class name expected, got %s", errors.kind(name))
-  end
+  if type(name) ~= "string" or name == "" then opts.wrong(name, "a class name", "extend: argument 1") end
   if base ~= Tensor and not base.__isa[Instance] then
     errors.raise("extend: %s is no class of tensors with inner tensors; extend ms.Tensor", base.__name)
   end
@@ -360,7 +359,7 @@ end
 function own_setters.grad(t, g)
   local list, parts = inner(t), nil
   if g ~= nil then
-    if not is_tensor(g) then errors.raise("grad: value is %s, expected a tensor", errors.kind(g)) end
+    opts.expect(g, a_tensor, "grad: value")
     parts = inner(g)
     if not parts or #parts ~= #list then
       errors.raise("grad: of a %s it is an instance of %d inner tensors, got %s", class_name(t), #list, errors.kind(g))
@@ -399,7 +398,7 @@ function methods.backward(t, grad, given)
   if given == nil and grad ~= nil and opts.is(grad) then grad, given = nil, grad end
   local list, grads = inner(t), nil
   if grad ~= nil then
-    if not is_tensor(grad) then errors.raise("backward: gradient is %s, expected a tensor", errors.kind(grad)) end
+    opts.expect(grad, a_tensor, "backward: gradient")
     grads = inner(grad)
     if not grads then
       grads = {}
@@ -424,8 +423,7 @@ end
 
 --- fn(p) runs once, when the gradients of all inner tensors have been added.
 function methods.register_post_accumulate_grad_hook(t, fn)
-  if type(fn) ~= "function" then errors.raise("register_post_accumulate_grad_hook: hook is %s, expected a function",
-    errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "register_post_accumulate_grad_hook: hook")
   local handles, landed = setmetatable({}, Handles), 0
   local list = inner(t)
   local self = setmetatable({ t }, { __mode = "v" })

@@ -5,6 +5,7 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local dtypes = require "moonshard.core.dtypes"
 local tensor = require "moonshard.tensor"
+local a_tensor = tensor.a_tensor
 
 local lib, ffi = engine.lib, engine.ffi
 local op, a_in, a_i, a_f, args = engine.op, engine.a_in, engine.a_i, engine.a_f, engine.args
@@ -18,20 +19,16 @@ local shape = ffi.new("int64_t[?]", engine.MAX_DIMS)
 local OPTIONS = { dtype = opts.string, device = opts.string, requires_grad = opts.boolean }
 
 local function whole_size(v, who)
-  if type(v) ~= "number" or v % 1 ~= 0 then
-    errors.raise("%s: size is %s, expected a whole number", who, errors.show(v))
-  end
+  opts.expect(v, opts.whole, "%s: size", who)
   if v < 0 then errors.raise("%s: size %d is negative", who, v) end
-  if v >= 2 ^ 63 then errors.raise("%s: size is %s, expected a whole number below 2^63", who, errors.show(v)) end
+  if v >= 2 ^ 63 then opts.wrong(v, "a whole number below 2^63", "%s: size", who) end
   return v
 end
 
 -- A shape given as a table, or as numbers: into `shape`. Returns the number of dimensions.
 local function take_shape(who, n, first, ...)
   if type(first) == "table" then
-    if is_tensor(first) then
-      errors.raise("%s: size is %s, expected a whole number or a table of them", who, errors.show(first))
-    end
+    if is_tensor(first) then opts.wrong(first, "a whole number or a table of them", "%s: size", who) end
     if n > 1 then errors.raise("%s: sizes are numbers or one table, got a table and %s", who, errors.kind((...))) end
     if first.dtype ~= nil or first.device ~= nil or first.requires_grad ~= nil then
       errors.raise("%s: options stand among the sizes; they are a table of their own, behind them", who)
@@ -118,7 +115,7 @@ for name, fill in pairs { empty = fill_none, zeros = fill_zero, ones = fill_one,
     return make(name, fill, n, given, unpack(list, 1, n))
   end
   M[name .. "_like"] = function(t, given)
-    if not is_tensor(t) then errors.raise("%s_like: argument is %s, expected a tensor", name, errors.kind(t)) end
+    opts.expect(t, a_tensor, "%s_like: argument", name)
     if t.id < 0 then
       local parts = {}
       for k, part in ipairs(tensor.inner(t)) do parts[k] = M[name .. "_like"](part, given) end
@@ -148,9 +145,7 @@ local function value_dtype(v) return type(v) == "boolean" and ffi.C.MS_BOOL or d
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor
 function M.full(sizes, value, given)
-  if type(value) ~= "number" and type(value) ~= "boolean" then
-    errors.raise("full: value is %s, expected a number", errors.kind(value))
-  end
+  if type(value) ~= "number" and type(value) ~= "boolean" then opts.wrong(value, "a number", "full: value") end
   local dtype, device, grad = resolve("full", given, value_dtype(value))
   local id = empty("full", dtype, device, take_shape("full", 1, sizes))
   local t = wrap(id)
@@ -165,7 +160,7 @@ end
 ---@return Tensor
 function M.full_like(t, value, given)
   if type(value) == "boolean" then value = value and 1 or 0 end
-  if type(value) ~= "number" then errors.raise("full_like: value is %s, expected a number", errors.kind(value)) end
+  opts.expect(value, opts.number, "full_like: value")
   local out = M.empty_like(t, given)
   fill_value(out.id, value)
   return out
@@ -179,7 +174,7 @@ function M.arange(...)
   if n > 3 then errors.raise("arange: argument 4 is %s, expected options or nothing", errors.kind((select(4, ...)))) end
   for k = 1, math.max(n, 1) do
     local v = select(k, ...)
-    if type(v) ~= "number" then errors.raise("arange: argument %d is %s, expected a number", k, errors.kind(v)) end
+    opts.expect(v, opts.number, "arange: argument %d", k)
   end
   local first, last, step = ...
   if n < 2 then first, last, step = 0, first, 1 elseif n < 3 then step = 1 end
@@ -306,7 +301,7 @@ function M.tensor(value, given)
     for k = 1, n do take(v[k], d + 1) end
   end
   if first == nil and count > 0 then
-    errors.raise("tensor: argument 1 is %s, expected a number, a boolean or a nested table of them", errors.kind(value))
+    opts.wrong(value, "a number, a boolean or a nested table of them", "tensor: argument 1")
   end
   take(value, 1)
   local dtype, device, grad = resolve("tensor", given, saw_bool and not saw_number and ffi.C.MS_BOOL or nil)
@@ -338,7 +333,7 @@ end
 ---@return Tensor
 function M.from_pointer(pointer, sizes, given)
   if type(pointer) ~= "cdata" and type(pointer) ~= "userdata" and pointer ~= nil then
-    errors.raise("from_pointer: argument 1 is %s, expected a pointer of the FFI", errors.kind(pointer))
+    opts.wrong(pointer, "a pointer of the FFI", "from_pointer: argument 1")
   end
   local o = opts("from_pointer", given, { dtype = "float32" })
   local n = take_shape("from_pointer", 1, sizes)

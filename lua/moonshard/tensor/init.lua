@@ -35,6 +35,9 @@ function M.is_tensor(x)
   return mt == Tensor or (mt ~= nil and classes[mt] ~= nil)
 end
 
+--- Its kind, for opts.expect.
+M.a_tensor = opts.kind("a tensor", M.is_tensor)
+
 -- ---- where tensors were made -------------------------------------------------------------------
 
 -- The line that made a tensor is worth having in "released with its scope" (the engine always knows the operator and
@@ -323,7 +326,7 @@ function setters.grad(t, g)
 end
 
 function setters.requires_grad(t, on)
-  if type(on) ~= "boolean" then errors.raise("requires_grad: value is %s, expected a boolean", errors.kind(on)) end
+  opts.expect(on, opts.boolean, "requires_grad: value")
   if lib.ms_set_requires_grad(t.id, on and 1 or 0) ~= 0 then fail(t) end
 end
 
@@ -398,7 +401,7 @@ function methods.class_name(t) return class.name(t) end
 --- Position in Lua (1-based, negative from the end) to the engine's.
 local function position(d, who)
   if type(d) ~= "number" or d % 1 ~= 0 or d == 0 then
-    errors.raise("%s: dimension is %s, expected a whole number from 1, or from -1 backwards", who, errors.show(d))
+    opts.wrong(d, "a whole number from 1, or from -1 backwards", "%s: dimension", who)
   end
   return d > 0 and d - 1 or d
 end

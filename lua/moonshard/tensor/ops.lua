@@ -71,7 +71,7 @@ function Tensor.__concat(a, b)
   a, b = joined(a), joined(b)
   for _, x in ipairs { a, b } do
     if type(x) ~= "string" and type(x) ~= "number" then
-      errors.raise("concat: operand is %s, expected a string, a number or a tensor", errors.kind(x))
+      opts.wrong(x, "a string, a number or a tensor", "concat: operand")
     end
   end
   return a .. b
@@ -315,7 +315,7 @@ function methods.where(t, cond, u) return M.where(cond, t, u) end
 local function masked_fill(number, who, t, mask, value)
   if is_tensor(value) then value = value:item() end
   if type(value) == "boolean" then value = value and 1 or 0 end
-  if type(value) ~= "number" then errors.raise("%s: value is %s, expected a number", who, errors.kind(value)) end
+  opts.expect(value, opts.number, "%s: value", who)
   args.n_in, args.n_i, args.n_f = 2, 0, 1
   a_in[0], a_in[1], a_f[0] = id_of(t, who), id_of(mask, who, "mask"), value
   tensor.call(number, t, mask)

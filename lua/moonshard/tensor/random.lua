@@ -10,9 +10,7 @@ local M = {}
 --- every device, thread count and world size.
 ---@param n integer  -2^53 to 2^53
 function M.manual_seed(n)
-  if type(n) ~= "number" or n % 1 ~= 0 then
-    errors.raise("manual_seed: argument is %s, expected a whole number", errors.kind(n))
-  end
+  opts.expect(n, opts.whole, "manual_seed: argument")
   if n < -2 ^ 53 or n > 2 ^ 53 then
     errors.raise("manual_seed: %g is beyond the whole numbers from -2^53 to 2^53", n)
   end
@@ -32,7 +30,7 @@ end
 ---@param s number[]  {seed, offset} from get_rng_state
 function M.set_rng_state(s)
   if type(s) ~= "table" or type(s[1]) ~= "number" or type(s[2]) ~= "number" then
-    errors.raise("set_rng_state: argument is %s, expected {seed, offset}", errors.kind(s))
+    opts.wrong(s, "{seed, offset}", "set_rng_state: argument")
   end
   engine.lib.ms_rng_set(s[1], s[2])
 end

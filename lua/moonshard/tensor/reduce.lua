@@ -19,9 +19,7 @@ local function positions(d, at, who)
     a_i[at] = position(d, who)
     return at + 1
   end
-  if type(d) ~= "table" then
-    errors.raise("%s: dimension is %s, expected a position or a list of them", who, errors.kind(d))
-  end
+  if type(d) ~= "table" then opts.wrong(d, "a position or a list of them", "%s: dimension", who) end
   if #d > engine.MAX_DIMS then errors.raise("%s: %d dimensions; at most %d are supported", who, #d, engine.MAX_DIMS) end
   for k = 1, #d do a_i[at + k - 1] = position(d[k], who) end
   return at + #d
@@ -90,7 +88,7 @@ local NORM = op "norm"
 function methods.norm(t, p, d, given)
   if given == nil and opts.is(d) then d, given = nil, d end
   if given == nil and opts.is(p) then p, given = nil, p end
-  if p ~= nil and type(p) ~= "number" then errors.raise("norm: p is %s, expected a number", errors.kind(p)) end
+  if p ~= nil then opts.expect(p, opts.number, "norm: p") end
   a_i[0] = given ~= nil and opts("norm", given, KEEPDIM).keepdim and 1 or 0
   local n = positions(d, 1, "norm")
   a_f[0] = p or 2

@@ -4,6 +4,7 @@
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 
 local lib, state, ffi = engine.lib, engine.state, engine.ffi
@@ -96,7 +97,7 @@ function M.abandon(handle) lib.ms_scope_close(handle, nil, 0) end
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.scope(fn, ...)
-  if type(fn) ~= "function" then errors.raise("scope: argument is %s, expected a function", errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "scope: argument")
   tensor.record_first()
   return finish(lib.ms_scope_open "ms.scope", pcall(fn, ...))
 end
@@ -178,14 +179,11 @@ end
 ---@return fun(): integer?  the iterator; nothing where fn is given
 function M.steps(n, given, fn)
   if type(given) == "function" then given, fn = nil, given end
-  if type(n) ~= "number" then errors.raise("steps: argument 1 is %s, expected a number of steps", errors.kind(n)) end
-  if n ~= n or n % 1 ~= 0 and n ~= math.huge then
-    errors.raise("steps: argument 1 is %s, expected a whole number of steps", errors.show(n))
-  end
-  local o = require "moonshard.core.opts"("steps", given, { from = 1 })
-  if o.from % 1 ~= 0 then errors.raise("steps: option 'from' is %s, expected a whole number", errors.show(o.from)) end
-  if fn ~= nil and type(fn) ~= "function" then errors.raise("steps: the last argument is %s, expected a function",
-    errors.kind(fn)) end
+  if type(n) ~= "number" then opts.wrong(n, "a number of steps", "steps: argument 1") end
+  if n ~= n or n % 1 ~= 0 and n ~= math.huge then opts.wrong(n, "a whole number of steps", "steps: argument 1") end
+  local o = opts("steps", given, { from = 1 })
+  if o.from % 1 ~= 0 then opts.wrong(o.from, "a whole number", "steps: option 'from'") end
+  if fn ~= nil then opts.expect(fn, opts.fn, "steps: the last argument") end
   tensor.record_first()
   local list = loops[current_chain]
   if #list > 0 then close_left(list) end

@@ -11,17 +11,14 @@ local wrap, wrap_same, id_of, is_tensor = tensor.wrap, tensor.wrap_same, tensor.
 local position, dimension, info_of = tensor.position, tensor.dimension, tensor.info_of
 local type, select, unpack = type, select, unpack
 local new_table = require "table.new"
+local a_tensor = tensor.a_tensor
 
 local M = {}
 
 local function whole(v, who, what)
-  if type(v) ~= "number" or v % 1 ~= 0 then
-    errors.raise("%s: %s is %s, expected a whole number", who, what, errors.show(v))
-  end
+  opts.expect(v, opts.whole, "%s: %s", who, what)
   -- The engine's integers end there: 2^64 would be another number.
-  if v >= 2 ^ 63 or v < -2 ^ 63 then
-    errors.raise("%s: %s is %s, expected a whole number below 2^63", who, what, errors.show(v))
-  end
+  if v >= 2 ^ 63 or v < -2 ^ 63 then opts.wrong(v, "a whole number below 2^63", "%s: %s", who, what) end
   return v
 end
 
@@ -80,7 +77,7 @@ function methods.reshape(t, ...) return wrap_same(with_ints(RESHAPE, "reshape", 
 function methods.expand(t, ...) return wrap_same(with_ints(EXPAND, "expand", t, sizes("expand", 0, ...)), t) end
 for _, name in ipairs { "expand", "view" } do
   methods[name .. "_as"] = function(t, u)
-    if not is_tensor(u) then errors.raise("%s_as: argument 1 is %s, expected a tensor", name, errors.kind(u)) end
+    opts.expect(u, a_tensor, "%s_as: argument 1", name)
     return methods[name](t, u.shape)
   end
 end
@@ -283,9 +280,7 @@ end
 local CAT, STACK, TILE = op "cat", op "stack", op "tile"
 
 local function join(number, who, list, d)
-  if type(list) ~= "table" or is_tensor(list) then
-    errors.raise("%s: argument 1 is %s, expected a list of tensors", who, errors.kind(list))
-  end
+  if type(list) ~= "table" or is_tensor(list) then opts.wrong(list, "a list of tensors", "%s: argument 1", who) end
   local n = #list
   if n == 0 then errors.raise("%s: the list is empty", who) end
   args.n_in, args.n_i, args.n_f = n, 1, 0

@@ -63,9 +63,7 @@ function M.sparse_coo(indices, values, shape, given)
   if type(values) == "table" and not is_tensor(values) then values = create.tensor(values) end
   tensor.id_of(indices, who, "indices")
   tensor.id_of(values, who, "values")
-  if type(shape) ~= "table" or is_tensor(shape) then
-    errors.raise("%s: shape is %s, expected a table of sizes", who, errors.kind(shape))
-  end
+  if type(shape) ~= "table" or is_tensor(shape) then opts.wrong(shape, "a table of sizes", "%s: shape", who) end
   local o = opts(who, given, { dtype = opts.string, device = opts.string, requires_grad = false })
   if indices.ndim ~= 2 or indices.dtype ~= "int64" then
     errors.raise("%s: indices are %s %s, expected int64 [dimensions, values]", who, indices.dtype,
@@ -85,7 +83,7 @@ function M.sparse_coo(indices, values, shape, given)
   end
   for k = 1, #whole do
     if type(whole[k]) ~= "number" or whole[k] < 0 or whole[k] % 1 ~= 0 or whole[k] > 2 ^ 53 then
-      errors.raise("%s: size %d is %s, expected a whole number", who, k, errors.show(whole[k]))
+      opts.wrong(whole[k], "a whole number", "%s: size %d", who, k)
     end
     if k > d and whole[k] ~= values:size(k - d + 1) then
       errors.raise("%s: size %d of shape %s is %d, of the values %d", who, k, tostring(whole), whole[k],

@@ -23,7 +23,7 @@ end
 ---@param t table
 ---@return fun(): any, any  an iterator of key and value
 function M.sorted_pairs(t)
-  if type(t) ~= "table" then errors.raise("sorted_pairs: argument is %s, expected a table", errors.kind(t)) end
+  opts.expect(t, opts.table, "sorted_pairs: argument")
   local keys = {}
   for k in pairs(t) do keys[#keys + 1] = k end
   table.sort(keys, before)
@@ -140,7 +140,7 @@ end
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.with_device(device, fn, ...)
-  if type(fn) ~= "function" then errors.raise("with_device: argument 2 is %s, expected a function", errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "with_device: argument 2")
   local before_it = now.device
   now.device = dtypes.present_device(device, "with_device")
   return finish(before_it, pcall(fn, ...))
@@ -177,7 +177,7 @@ function M.num_threads() return lib.ms_num_threads() end
 ---@param n integer  1 to 1024
 function M.set_num_threads(n)
   if type(n) ~= "number" or n < 1 or n % 1 ~= 0 or n > 1024 then
-    errors.raise("set_num_threads: argument is %s, expected a whole number from 1 to 1024", errors.kind(n))
+    opts.wrong(n, "a whole number from 1 to 1024", "set_num_threads: argument")
   end
   lib.ms_set_num_threads(n)
 end
@@ -199,7 +199,7 @@ local function checked_device(i, who)
     i = bit.rshift(number, 8)
   end
   if type(i) ~= "number" or i % 1 ~= 0 then
-    errors.raise("%s: device is %s, expected a whole number or a string such as 'cuda:0'", who, errors.kind(i))
+    opts.wrong(i, "a whole number or a string such as 'cuda:0'", "%s: device", who)
   end
   local n = lib.ms_cuda_count()
   if n == 0 then errors.raise("%s: there is no CUDA device: %s", who, text(lib.ms_cuda_why())) end

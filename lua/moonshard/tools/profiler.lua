@@ -15,7 +15,7 @@ local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
 
 local lib, ffi, bit = engine.lib, engine.ffi, require "bit"
-local raise, show = errors.raise, errors.kind
+local raise = errors.raise
 
 local M = {}
 
@@ -29,17 +29,14 @@ local function close(from, allocated, kind, name, ok, ...)
   return ...
 end
 
-local function callable(fn) return type(fn) == "function" or type(fn) == "table"
-  and (getmetatable(fn) or {}).__call ~= nil end
-
 --- Runs fn(…) as a range of that name. Where nothing records it only calls fn.
 ---@param name string
 ---@param fn function
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.record_function(name, fn, ...)
-  if type(name) ~= "string" then raise("record_function: argument 1 is %s, expected a name", show(name)) end
-  if not callable(fn) then raise("record_function: argument 2 is %s, expected a function", show(fn)) end
+  if type(name) ~= "string" then opts.wrong(name, "a name", "record_function: argument 1") end
+  opts.expect(fn, opts.callable, "record_function: argument 2")
   local from = lib.ms_range_open(before)
   if from == 0 then return fn(...) end
   return close(from, before[0], ffi.C.MS_RANGE_USER, name, pcall(fn, ...))
@@ -100,16 +97,14 @@ end
 ---@return string
 function Averages:table(given)
   if getmetatable(self) ~= Averages then
-    raise("table: self is %s, expected the averages of a profile (call it with a colon)", show(self))
+    opts.wrong(self, "the averages of a profile (call it with a colon)", "table: self")
   end
   local o = opts("table", given, { sort_by = opts.one_of(sortable, "self_cpu_time_total"), row_limit = 100,
     max_name_column_width = 60 })
   if not (o.row_limit >= -1 and (o.row_limit % 1 == 0 or o.row_limit == math.huge)) then
-    raise("table: row_limit is %s, expected a whole number of rows, or -1 for all", errors.show(o.row_limit))
+    opts.wrong(o.row_limit, "a whole number of rows, or -1 for all", "table: row_limit")
   end
-  if not (o.max_name_column_width >= 4) then
-    raise("table: max_name_column_width is %s, expected a number from 4", errors.show(o.max_name_column_width))
-  end
+  opts.expect(o.max_name_column_width, opts.number_from(4), "table: max_name_column_width")
   if o.row_limit == -1 then o.row_limit = math.huge end
   local rows, with_detail, queues = {}, false, false
   for k, row in ipairs(self) do
@@ -200,7 +195,7 @@ end
 
 local function trace_of(self, who)
   if type(self) ~= "table" or getmetatable(self) ~= Profile then
-    raise("%s: self is %s, expected a profile (call it with a colon)", who, show(self))
+    opts.wrong(self, "a profile (call it with a colon)", "%s: self", who)
   end
   if self._records then raise("%s: the profile still records; stop it first", who) end
   return self._trace
@@ -210,7 +205,7 @@ end
 ---@return Profile
 function Profile:stop()
   if type(self) ~= "table" or getmetatable(self) ~= Profile then
-    raise("stop: self is %s, expected a profile (call it with a colon)", show(self))
+    opts.wrong(self, "a profile (call it with a colon)", "stop: self")
   end
   if not self._records then return self end
   lib.ms_trace_stop(self._trace)
@@ -277,7 +272,7 @@ end
 ---@return string
 function Profile:export_chrome_trace(path)
   local trace = trace_of(self, "export_chrome_trace")
-  if type(path) ~= "string" then raise("export_chrome_trace: argument 1 is %s, expected a path", show(path)) end
+  if type(path) ~= "string" then opts.wrong(path, "a path", "export_chrome_trace: argument 1") end
   if path:find("%z") then raise("export_chrome_trace: the path %s has a zero byte in it", ("%q"):format(path)) end
   local rank, own = of_rank(path)
   errors.check(lib.ms_trace_save(trace, own, rank))
@@ -297,7 +292,7 @@ function M.start(given)
   if given == M then raise("profiler.start: call it with a dot") end
   local o = opts("profiler.start", given, { limit = 1000000, with_modules = true, record_shapes = false })
   if not (o.limit >= 1 and o.limit % 1 == 0) then
-    raise("profiler.start: limit is %s, expected a whole number of ranges from 1", errors.show(o.limit))
+    opts.wrong(o.limit, "a whole number of ranges from 1", "profiler.start: limit")
   end
   local trace = lib.ms_trace_start(o.limit, (o.record_shapes and ffi.C.MS_TRACE_SHAPES or 0) + (o.with_modules
     and ffi.C.MS_TRACE_MODULES or 0))
@@ -320,7 +315,7 @@ end
 ---@return any  the results of fn
 function M.profile(given, fn)
   if fn == nil and not opts.is(given) then given, fn = nil, given end
-  if not callable(fn) then raise("profiler.profile: the last argument is %s, expected a function", show(fn)) end
+  opts.expect(fn, opts.callable, "profiler.profile: the last argument")
   return finish(M.start(given), pcall(fn))
 end
 

@@ -60,9 +60,7 @@ function M.assert_close(a, b, given)
   local o = opts("assert_close", given, { rtol = opts.number, atol = opts.number, check_dtype = true,
     equal_nan = false })
   for _, name in ipairs { "rtol", "atol" } do
-    if o[name] and not (o[name] >= 0) then
-      errors.raise("assert_close: option '%s' is %s, expected a number from 0", name, errors.kind(o[name]))
-    end
+    if o[name] then opts.expect(o[name], opts.number_from(0), "assert_close: option '%s'", name) end
   end
   local function check(x, y, path)
     if x == nil and y == nil then return end
@@ -142,12 +140,10 @@ end
 function M.gradcheck(fn, inputs, given)
   local o = opts("gradcheck", given, { eps = 1e-6, rtol = 1e-3, atol = 1e-5 })
   if type(fn) ~= "function" and not (type(fn) == "table" and (getmetatable(fn) or {}).__call) then
-    errors.raise("gradcheck: argument 1 is %s, expected a function", errors.kind(fn))
+    opts.wrong(fn, "a function", "gradcheck: argument 1")
   end
   if tensor.is_tensor(inputs) then inputs = { inputs } end
-  if type(inputs) ~= "table" then
-    errors.raise("gradcheck: argument 2 is %s, expected a list of tensors", errors.kind(inputs))
-  end
+  if type(inputs) ~= "table" then opts.wrong(inputs, "a list of tensors", "gradcheck: argument 2") end
   for k, t in ipairs(inputs) do
     if tensor.is_tensor(t) and t.requires_grad and t.dtype ~= "float64" then
       errors.raise("gradcheck: input %d is %s, expected float64", k, t.dtype)

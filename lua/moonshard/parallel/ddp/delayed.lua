@@ -3,9 +3,10 @@
 --- one flat buffer, when the gradient of param_to_hook_all_reduce has arrived (docs/semantics.md#ddp-construction).
 local buckets = require "moonshard.parallel.ddp.buckets"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local is_tensor = require "moonshard.tensor".is_tensor
 
-local raise, show = errors.raise, errors.kind
+local raise = errors.raise
 local ipairs, type, setmetatable = ipairs, type, setmetatable
 
 local M = {}
@@ -51,9 +52,7 @@ function M.resolve(m, list, hook, sparse)
     local option = ("delay_all_reduce_named_params[%d]"):format(k)
     local name, p = entry, nil
     if type(entry) == "table" and not is_tensor(entry) then name, p = entry[1], entry[2] end
-    if type(name) ~= "string" then
-      raise("DDP: %s is %s, expected a name or a pair {name, parameter}", option, show(entry))
-    end
+    if type(name) ~= "string" then opts.wrong(entry, "a name or a pair {name, parameter}", "DDP: %s", option) end
     if not known[name] then raise("DDP: %s: %s", option, errors.unknown("parameter", name, names)) end
     if p ~= nil and p ~= known[name] then raise("DDP: %s: '%s' names another parameter of the module", option, name) end
     p = known[name]
@@ -62,7 +61,7 @@ function M.resolve(m, list, hook, sparse)
     self.params[k], self.names[k], self.has[p] = p, name, true
   end
   if not is_tensor(hook) or not names[hook] then
-    raise("DDP: option 'param_to_hook_all_reduce' is %s, expected a parameter of the module", show(hook))
+    opts.wrong(hook, "a parameter of the module", "DDP: option 'param_to_hook_all_reduce'")
   end
   if #self.params == 0 then return nil end
   self.hook, self.hook_name = hook, names[hook]

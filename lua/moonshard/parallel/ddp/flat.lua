@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Returns the gradients of a bucket as one 1-d tensor; checks the argument that a script gave to a built-in
 --- communication hook of nn.DDP.
-local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local is_tensor = require "moonshard.tensor".is_tensor
 
 ---@param who string  the hook's name
@@ -10,8 +10,7 @@ local is_tensor = require "moonshard.tensor".is_tensor
 return function(who, bucket)
   local flat = type(bucket) == "table" and rawget(bucket, "flat")
   if not is_tensor(flat) then
-    errors.raise("%s: bucket is %s, expected a bucket of gradients; hooks are called as hook(state, bucket)", who,
-      errors.kind(bucket))
+    opts.wrong(bucket, "a bucket of gradients; hooks are called as hook(state, bucket)", "%s: bucket", who)
   end
   return flat
 end

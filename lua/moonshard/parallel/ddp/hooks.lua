@@ -6,10 +6,9 @@
 --- object whose wait() returns one of these, such as an asynchronous collective; backward then continues meanwhile. DDP
 --- itself does not divide by the number of ranks.
 local dist = require "moonshard.dist"
-local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local flat_of = require "moonshard.parallel.ddp.flat"
 
-local raise = errors.raise
 
 local M = {}
 
@@ -85,11 +84,9 @@ function M.noop_hook() end
 ---@param params? Parameter[]
 ---@return fun(state: any, bucket: table): any
 function M.hook_then_optimizer(hook, make, params)
-  if type(hook) ~= "function" then raise("hook_then_optimizer: argument 1 is %s, expected a function",
-    errors.kind(hook)) end
+  opts.expect(hook, opts.fn, "hook_then_optimizer: argument 1")
   if type(make) ~= "function" then
-    raise("hook_then_optimizer: argument 2 is %s, expected a function that makes an optimizer for a list of parameters",
-      errors.kind(make))
+    opts.wrong(make, "a function that makes an optimizer for a list of parameters", "hook_then_optimizer: argument 2")
   end
   local steps = nil
   for _, p in ipairs(params or {}) do

@@ -28,6 +28,7 @@ local tensor = require "moonshard.tensor"
 local wrapping = require "moonshard.nn.wrapping"
 local base = require "moonshard.nn.module"
 local Embedding = require "moonshard.nn.embedding".Embedding
+local a_module = base.a_module
 
 local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_grad
 local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type, ipairs, pcall, error, select
@@ -339,10 +340,10 @@ local function is_sharded(p) return rawget(p, "_unit") ~= nil or rawget(p, "_fla
 
 --- Sharded parameters of the module (fsdp.fully_shard, fsdp.FSDP) are left to their units; DDP handles the others.
 function DDP:init(m, given)
-  if not base.is_module(m) then raise("DDP: argument 1 is %s, expected a module", errors.kind(m)) end
+  opts.expect(m, a_module, "DDP: argument 1")
   local o = opts("DDP", given, OPTIONS)
   if o.process_group ~= nil and not dist.is_group(o.process_group) then
-    raise("DDP: option 'process_group' is %s, expected a group", errors.kind(o.process_group))
+    opts.wrong(o.process_group, "a group", "DDP: option 'process_group'")
   end
   if o.bucket_cap_mb <= 0 then raise("DDP: option 'bucket_cap_mb' is %g, expected a number > 0", o.bucket_cap_mb) end
   if o.device_ids and #o.device_ids > 1 then raise("device_ids can only be nil or contain a single element.") end
@@ -350,7 +351,7 @@ function DDP:init(m, given)
   if o.device_mesh ~= nil then
     if group ~= nil then raise "Cannot specify both process_group and device_mesh arguments." end
     local is_mesh = type(o.device_mesh) == "table" and type(o.device_mesh.get_group) == "function"
-    if not is_mesh then raise("DDP: option 'device_mesh' is %s, expected a device mesh", errors.kind(o.device_mesh)) end
+    if not is_mesh then opts.wrong(o.device_mesh, "a device mesh", "DDP: option 'device_mesh'") end
     if o.device_mesh.ndim ~= 1 then raise("Only 1D device mesh is supported, but got %s.", tostring(o.device_mesh)) end
     group = o.device_mesh:get_group(1)
   end
@@ -556,7 +557,7 @@ end
 local join_options = calls.several(function(st, given, fn)
   local o = opts("join", given, { divide_by_initial_world_size = true, enable = true,
     throw_on_early_termination = false })
-  if type(fn) ~= "function" then raise("join: argument is %s, expected a function", errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "join: argument")
   if o.enable and st.delayed then
     raise("join: not supported with the option delay_all_reduce_named_params")
   end
@@ -605,7 +606,7 @@ end
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function DDP:no_sync(fn, ...)
-  if type(fn) ~= "function" then raise("no_sync: argument 1 is %s, expected a function", errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "no_sync: argument 1")
   local st = rawget(self, "_ddp")
   local before = st.sync
   st.sync = false

@@ -20,9 +20,7 @@ local raise = errors.raise
 local M = {}
 
 local function check_group(who, what, group)
-  if group ~= nil and not dist.is_group(group) then
-    raise("%s: %s is %s, expected a group", who, what, errors.kind(group))
-  end
+  if group ~= nil and not dist.is_group(group) then opts.wrong(group, "a group", "%s: %s", who, what) end
 end
 
 local function whole_number(who, what, value, least)
@@ -80,9 +78,7 @@ end
 ---@param state PostLocalSGDState
 ---@param bucket table
 function M.post_localSGD_hook(state, bucket)
-  if getmetatable(state) ~= State then
-    raise("post_localSGD_hook: the state is %s, expected a PostLocalSGDState", errors.kind(state))
-  end
+  if getmetatable(state) ~= State then opts.wrong(state, "a PostLocalSGDState", "post_localSGD_hook: the state") end
   local group = state.group
   if state.iter >= state.start_localSGD_iter then
     if not state.post_local_gradient_allreduce then return end
@@ -132,7 +128,7 @@ end
 
 local function check_params(who, params)
   if type(params) ~= "table" or getmetatable(params) ~= nil then
-    raise("%s: argument 1 is %s, expected a list of parameters", who, errors.kind(params))
+    opts.wrong(params, "a list of parameters", "%s: argument 1", who)
   end
 end
 
@@ -273,10 +269,10 @@ end
 ---@param averager ModelAverager
 function M.PostLocalSGDOptimizer(optim, averager)
   if type(optim) ~= "table" or type(optim.step) ~= "function" or not optim.param_groups then
-    raise("PostLocalSGDOptimizer: argument 1 is %s, expected an optimizer", errors.kind(optim))
+    opts.wrong(optim, "an optimizer", "PostLocalSGDOptimizer: argument 1")
   end
   if type(averager) ~= "table" or type(averager.average_parameters) ~= "function" then
-    raise("PostLocalSGDOptimizer: argument 2 is %s, expected a model averager", errors.kind(averager))
+    opts.wrong(averager, "a model averager", "PostLocalSGDOptimizer: argument 2")
   end
   return setmetatable({ optim = optim, averager = averager }, Optimizer)
 end

@@ -41,9 +41,7 @@ function M.PowerSGDState(group, given)
     warm_start = true,
     orthogonalization_epsilon = 0, random_seed = 0,
   })
-  if group ~= nil and not dist.is_group(group) then
-    errors.raise("PowerSGDState: argument 1 is %s, expected a group", errors.kind(group))
-  end
+  if group ~= nil and not dist.is_group(group) then opts.wrong(group, "a group", "PowerSGDState: argument 1") end
   if o.matrix_approximation_rank < 1 or o.matrix_approximation_rank % 1 ~= 0 then
     errors.raise("PowerSGDState: option 'matrix_approximation_rank' is %g, expected a whole number from 1",
       o.matrix_approximation_rank)
@@ -225,9 +223,7 @@ end
 
 local function hook_of(name, batched)
   return function(state, bucket)
-    if getmetatable(state) ~= State then
-      errors.raise("%s: the state is %s, expected a PowerSGDState", name, errors.kind(state))
-    end
+    if getmetatable(state) ~= State then opts.wrong(state, "a PowerSGDState", "%s: the state", name) end
     local compresses = state.iter >= state.start_powerSGD_iter
     if bucket.last then state.iter = state.iter + 1 end
     if not compresses then

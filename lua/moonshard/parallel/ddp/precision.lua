@@ -29,8 +29,7 @@ function M.check(given)
   if given == nil then return nil end
   local policy = opts.is(given) and precision.MixedPrecision(given) or given
   if not precision.is_precision(policy) then
-    errors.raise("DDP: option 'mixed_precision' is %s, expected a fsdp.MixedPrecision or a table of its options",
-      errors.kind(given))
+    opts.wrong(given, "a fsdp.MixedPrecision or a table of its options", "DDP: option 'mixed_precision'")
   end
   for _, name in ipairs { "keep_low_precision_grads", "module_classes_to_ignore" } do
     if policy[name] then

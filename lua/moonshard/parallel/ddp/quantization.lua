@@ -5,7 +5,7 @@
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
-local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local flat_of = require "moonshard.parallel.ddp.flat"
 
 local M = {}
@@ -81,8 +81,7 @@ M.quantization_pertensor_hook = hook_of("quantization_pertensor_hook",
 M.quantization_perchannel_hook = hook_of("quantization_perchannel_hook", function(_, bucket_size)
   local size = bucket_size or 512
   if type(size) ~= "number" or size < 1 or size % 1 ~= 0 then
-    errors.raise("quantization_perchannel_hook: argument 3 is %s, expected a whole number from 1",
-      errors.kind(bucket_size))
+    opts.wrong(bucket_size, "a whole number from 1", "quantization_perchannel_hook: argument 3")
   end
   return size
 end)

@@ -5,20 +5,21 @@
 --- PyTorch's hooks skip the steps of the first iterations, until buckets are final. Here the rank that steps a
 --- parameter does not depend on the bucket, so every iteration steps, with the results of a step() after backward.
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local dist = require "moonshard.dist"
 
-local raise, show = errors.raise, errors.kind
+local raise = errors.raise
 local rawget, type, ipairs = rawget, type, ipairs
 
 local M = {}
 
 local function make(who, interleaved)
   return function(hook, ddp, zero)
-    if type(hook) ~= "function" then raise("%s: argument 1 is %s, expected a communication hook", who, show(hook)) end
+    if type(hook) ~= "function" then opts.wrong(hook, "a communication hook", "%s: argument 1", who) end
     local st = type(ddp) == "table" and rawget(ddp, "_ddp")
-    if not st then raise("%s: argument 2 is %s, expected a module in nn.DDP", who, show(ddp)) end
+    if not st then opts.wrong(ddp, "a module in nn.DDP", "%s: argument 2", who) end
     if type(zero) ~= "table" or not zero._step_overlapped then
-      raise("%s: argument 3 is %s, expected a ZeroRedundancyOptimizer", who, show(zero))
+      opts.wrong(zero, "a ZeroRedundancyOptimizer", "%s: argument 3", who)
     end
     if not zero._overlaps then
       raise "ZeroRedundancyOptimizer must be constructed with `overlap_with_ddp=true` to use this hook properly"

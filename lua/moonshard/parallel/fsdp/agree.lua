@@ -2,15 +2,14 @@
 --- Agreement of a model's ranks on the outcome of a call: when one rank refuses, all refuse, before anything is
 --- gathered or changed.
 local calls = require "moonshard.dist.calls"
-local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local object = require "moonshard.dist.object"
 local module = require "moonshard.parallel.fsdp.module"
-local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
 local sharded = require "moonshard.parallel.fsdp.sharded"
 local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
 local tensor = require "moonshard.tensor"
+local a_module = require("moonshard.nn.register").a_module
 
 local M = {}
 
@@ -66,7 +65,7 @@ end
 local ALONE = 1                          -- id of the group that contains only this rank
 
 local check_module = calls.one(function(who, m)
-  if not class.isa(m, nn.Module) then errors.raise("%s: argument 1 is %s, expected a module", who, errors.kind(m)) end
+  opts.expect(m, a_module, "%s: argument 1", who)
 end)
 
 --- Begins a call that all ranks of a model make: finds the groups of its ranks and checks its options. An error here

@@ -4,6 +4,7 @@ local class = require "moonshard.core.class"
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local nn = require "moonshard.nn"
 local sharded = require "moonshard.parallel.fsdp.sharded"
 local testing = require "moonshard.tools.testing"
@@ -39,7 +40,7 @@ end
 ---@return { event: "unshard"|"reshard"|"post_backward", unit: string, prefetched: boolean }[] list
 ---@return any  the results of fn
 function M.record(fn, ...)
-  if type(fn) ~= "function" then errors.raise("record: argument is %s, expected a function", errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "record: argument")
   if recording > 0 then errors.raise "record: another recording is active" end
   recording = recording + 1
   lib.ms_unit_record(1)

@@ -30,6 +30,7 @@ local wrap = require "moonshard.parallel.fsdp.wrap"
 local writeback = require "moonshard.parallel.fsdp.writeback"
 local wrapping = require "moonshard.nn.wrapping"
 local Module = require "moonshard.nn.module".Module
+local a_module = require("moonshard.nn.register").a_module
 
 local lib, ffi, raise = engine.lib, engine.ffi, errors.raise
 local C = ffi.C
@@ -207,15 +208,15 @@ end
 ---@param m Module
 ---@param given? { process_group: Group|Group[], sharding_strategy: "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"|"hybrid_shard_zero2", cpu_offload: boolean|CPUOffload, auto_wrap_policy: fun(m: Module, recurse: boolean, remaining: integer): boolean, backward_prefetch: "pre"|"post"|"none", mixed_precision: MixedPrecision, ignored_modules: Module[], ignored_states: Parameter[]|Module[], param_init_fn: fun(m: Module), device_id: integer|string, sync_module_states: boolean, forward_prefetch: boolean, limit_all_gathers: boolean, use_orig_params: boolean, device_mesh: DeviceMesh }
 function FSDP:init(m, given)
-  if not class.isa(m, nn.Module) then raise("FSDP: argument 1 is %s, expected a module", errors.kind(m)) end
+  opts.expect(m, a_module, "FSDP: argument 1")
   local inner = given ~= nil and opts.is(given) and given.ignored ~= nil
   local o = opts("FSDP", given, inner and INNER or OPTIONS)
   if o.mixed_precision ~= nil and not policies.is_precision(o.mixed_precision) then
-    raise("FSDP: option 'mixed_precision' is %s, expected a fsdp.MixedPrecision", errors.kind(o.mixed_precision))
+    opts.wrong(o.mixed_precision, "a fsdp.MixedPrecision", "FSDP: option 'mixed_precision'")
   end
   if type(o.cpu_offload) == "boolean" then o.cpu_offload = policies.CPUOffload { offload_params = o.cpu_offload } end
   if o.cpu_offload ~= nil and not policies.is_classic_offload(o.cpu_offload) then
-    raise("FSDP: option 'cpu_offload' is %s, expected true, false or a fsdp.CPUOffload", errors.kind(o.cpu_offload))
+    opts.wrong(o.cpu_offload, "true, false or a fsdp.CPUOffload", "FSDP: option 'cpu_offload'")
   end
   local placed = groups.resolve(o, inner)
   if m.forward == nil then
@@ -412,7 +413,7 @@ end
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function FSDP:no_sync(fn, ...)
-  if type(fn) ~= "function" then raise("no_sync: argument is %s, expected a function", errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "no_sync: argument")
   local units = units_of_root(self,
     "`no_sync()` on inner FSDP instances is not supported. Please call `no_sync()` on root FSDP module.")
   local classic, before = {}, {}
@@ -468,7 +469,7 @@ end)
 ---@param given? { root_only: boolean }
 ---@return FSDP[]
 function M.fsdp_modules(m, given)
-  if not class.isa(m, nn.Module) then raise("fsdp_modules: argument 1 is %s, expected a module", errors.kind(m)) end
+  opts.expect(m, a_module, "fsdp_modules: argument 1")
   local o = opts("fsdp_modules", given, { root_only = false })
   local list, below = {}, {}
   for _, sub in ipairs(m:modules()) do

@@ -31,7 +31,7 @@ local DefaultState = class.new "DefaultState"
 function DefaultState:init(group)
   local dist = require "moonshard.dist"
   if group ~= nil and not dist.is_group(group) then
-    raise("%s: process_group is %s, expected a group", self:class_name(), errors.kind(group))
+    opts.wrong(group, "a group", "%s: process_group", self:class_name())
   end
   self.process_group = group or dist.default_group()
   self.world_size = dist.world_size(self.process_group)
@@ -71,9 +71,7 @@ local function fill(into, hook, state)
       and "LowPrecisionState" or "DefaultState")
   end
   for _, field in ipairs { "gradient_predivide_factor", "gradient_postdivide_factor" } do
-    if type(state[field]) ~= "number" then
-      raise("%s: the state's %s is %s, expected a number", hook.name, field, errors.kind(state[field]))
-    end
+    opts.expect(state[field], opts.number, "%s: the state's %s", hook.name, field)
   end
   into.kind, into.key = hook.kind, 0
   into.group = (state.process_group or dist.default_group()).id

@@ -11,8 +11,10 @@ local autograd = require "moonshard.autograd"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local log = require "moonshard.core.log"
 local tensor = require "moonshard.tensor"
+local a_tensor = tensor.a_tensor
 
 local lib, ffi = engine.lib, engine.ffi
 local C = ffi.C
@@ -30,10 +32,8 @@ local function inner_tensors(t) return tensor.flat { t } end
 local function hook(t, name)
   local found = t[name]
   if found == nil then found = rawget(getmetatable(t), name) end
-  if found ~= nil and type(found) ~= "function" then
-    errors.raise("%s of '%s' is %s, expected a function", name, tostring(tensor.name_of and tensor.name_of(t)
-      or "a parameter"), errors.kind(found))
-  end
+  if found ~= nil then opts.expect(found, opts.fn, "%s of '%s'", name,
+    tostring(tensor.name_of and tensor.name_of(t) or "a parameter")) end
   return found
 end
 
@@ -84,7 +84,7 @@ local buffer = ffi.new "ms_id[64]"
 local function put(list, who, what)
   local n = 0
   for k, t in ipairs(list) do
-    if not is_tensor(t) then errors.raise("%s: %s %d is %s, expected a tensor", who, what, k, errors.kind(t)) end
+    opts.expect(t, a_tensor, "%s: %s %d", who, what, k)
     for _, inner in ipairs(inner_tensors(t)) do
       if n == 64 then errors.raise("%s: more than 64 tensors", who) end
       buffer[n] = inner.id

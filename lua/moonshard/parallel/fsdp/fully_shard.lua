@@ -13,6 +13,7 @@ local opts = require "moonshard.core.opts"
 local policies = require "moonshard.parallel.fsdp.policies"
 local sharded = require "moonshard.parallel.fsdp.sharded"
 local tensor = require "moonshard.tensor"
+local a_module = require("moonshard.nn.register").a_module
 
 local lib, ffi, raise = engine.lib, engine.ffi, errors.raise
 local C = ffi.C
@@ -24,12 +25,10 @@ local M = {}
 local function module_list(target)
   if class.isa(target, nn.Module) then return { target } end
   if type(target) ~= "table" or getmetatable(target) ~= nil or target[1] == nil then
-    raise("fully_shard: argument 1 is %s, expected a module or a list of modules", errors.kind(target))
+    opts.wrong(target, "a module or a list of modules", "fully_shard: argument 1")
   end
   for k, m in ipairs(target) do
-    if not class.isa(m, nn.Module) then
-      raise("fully_shard: entry %d of the list is %s, expected a module", k, errors.kind(m))
-    end
+    opts.expect(m, a_module, "fully_shard: entry %d of the list", k)
   end
   return target
 end
@@ -184,10 +183,10 @@ function M.fully_shard(target, given)
   end
   local policy = o.mp_policy or policies.MixedPrecisionPolicy()
   if not policies.is_policy(policy) then
-    raise("fully_shard: option 'mp_policy' is %s, expected a fsdp.MixedPrecisionPolicy", errors.kind(policy))
+    opts.wrong(policy, "a fsdp.MixedPrecisionPolicy", "fully_shard: option 'mp_policy'")
   end
   if o.offload_policy ~= nil and not policies.is_offload(o.offload_policy) then
-    raise("fully_shard: option 'offload_policy' is %s, expected a fsdp.CPUOffloadPolicy", errors.kind(o.offload_policy))
+    opts.wrong(o.offload_policy, "a fsdp.CPUOffloadPolicy", "fully_shard: option 'offload_policy'")
   end
   local group, replicas = groups_of(o.mesh)
   local dist = require "moonshard.dist"
@@ -195,12 +194,10 @@ function M.fully_shard(target, given)
   local reshard = reshard_option(o.reshard_after_forward, world)
   local ignored, given_ignored = {}, o.ignored_params or {}
   if type(given_ignored) ~= "table" or getmetatable(given_ignored) ~= nil then
-    raise("fully_shard: option 'ignored_params' is %s, expected a list of parameters", errors.kind(given_ignored))
+    opts.wrong(given_ignored, "a list of parameters", "fully_shard: option 'ignored_params'")
   end
   for k, p in ipairs(given_ignored) do
-    if not tensor.is_tensor(p) then
-      raise("fully_shard: ignored_params[%d] is %s, expected a parameter", k, errors.kind(p))
-    end
+    if not tensor.is_tensor(p) then opts.wrong(p, "a parameter", "fully_shard: ignored_params[%d]", k) end
     ignored[p] = true
   end
 

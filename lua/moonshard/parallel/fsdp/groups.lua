@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The ranks over which an FSDP instance shards, and the ranks that hold the same shards: strategy, groups and mesh.
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local log = require "moonshard.core.log"
 local mesh_type = require "moonshard.dist.mesh"
 
@@ -79,8 +80,7 @@ function M.resolve(o, quiet)
       errors.raise("Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them.")
     end
     if not mesh_type.is_mesh(o.device_mesh) then
-      errors.raise("FSDP: option 'device_mesh' is %s, expected a mesh of dist.init_device_mesh",
-        errors.kind(o.device_mesh))
+      opts.wrong(o.device_mesh, "a mesh of dist.init_device_mesh", "FSDP: option 'device_mesh'")
     end
   end
   local strategy = o.sharding_strategy or "full_shard"

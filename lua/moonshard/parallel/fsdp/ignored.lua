@@ -2,6 +2,7 @@
 --- The options `ignored_modules` and `ignored_states` of an FSDP instance (docs/semantics.md#ignored).
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local log = require "moonshard.core.log"
 local nn = require "moonshard.nn"
 local tensor = require "moonshard.tensor"
@@ -34,7 +35,7 @@ local function given_lists(o)
   end
   if states ~= nil then
     if type(states) ~= "table" or is_module(states) or tensor.is_tensor(states) then
-      raise("FSDP: option 'ignored_states' is %s, expected a list of parameters or of modules", errors.kind(states))
+      opts.wrong(states, "a list of parameters or of modules", "FSDP: option 'ignored_states'")
     end
     if all(states, is_parameter) then return {}, states end
     if all(states, is_module) then return states, {} end

@@ -5,6 +5,7 @@ local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local log = require "moonshard.core.log"
 local ops = require "moonshard.tensor.shape"
 local no_grad = require "moonshard.autograd".no_grad
@@ -84,7 +85,7 @@ function M.device(modules, device_id, ignored_params)
   if device_id ~= nil then
     if type(device_id) == "number" then
       if device_id < 0 or device_id % 1 ~= 0 then
-        raise("FSDP: option 'device_id' is %s, expected an index from 0 or a device", errors.show(device_id))
+        opts.wrong(device_id, "an index from 0 or a device", "FSDP: option 'device_id'")
       end
       return dtypes.canonical_device(lib.ms_cuda_count() > 0 and ("cuda:%d"):format(device_id) or "cpu",
         "FSDP: device_id")

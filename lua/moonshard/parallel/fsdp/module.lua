@@ -353,7 +353,7 @@ function FSDPModule:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
   reshard_all(self)
   if type(sd) ~= "table" or getmetatable(sd) ~= nil then
-    errors.raise("load_state_dict: a table of tensors expected, got %s", errors.kind(sd))
+    opts.wrong(sd, "a table of tensors", "load_state_dict: argument 1")
   end
   sd = self:_renamed(sd, Module._count_from(o.count_from))
   if o.assign then
@@ -366,7 +366,7 @@ function FSDPModule:load_state_dict(sd, given)
 end
 
 local function boolean(who, x)
-  if type(x) ~= "boolean" then errors.raise("%s: argument is %s, expected a boolean", who, errors.kind(x)) end
+  opts.expect(x, opts.boolean, "%s: argument", who)
   return x
 end
 
@@ -408,8 +408,7 @@ end
 --- the hook.
 ---@param fn fun(t: Tensor)?
 function FSDPModule:set_all_reduce_hook(fn)
-  if fn ~= nil and type(fn) ~= "function" then errors.raise("set_all_reduce_hook: hook is %s, expected a function",
-    errors.kind(fn)) end
+  if fn ~= nil then opts.expect(fn, opts.fn, "set_all_reduce_hook: hook") end
   local unit = unit_of(self)
   unit.all_reduce_key = unit.all_reduce_key or autograd.new_key(setmetatable({ unit = unit }, { __mode = "v" }))
   unit.all_reduce_hook = fn
@@ -451,9 +450,7 @@ end
 --- Divides gradients by x instead of the number of ranks.
 ---@param x number
 function FSDPModule:set_gradient_divide_factor(x)
-  if type(x) ~= "number" then
-    errors.raise("set_gradient_divide_factor: argument is %s, expected a number", errors.kind(x))
-  end
+  opts.expect(x, opts.number, "set_gradient_divide_factor: argument")
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_DIVIDE_FACTOR, x) ~= 0 then errors.fail() end
 end
 
@@ -487,7 +484,7 @@ end
 
 local function set_prefetch(self, who, backward, list)
   if type(list) ~= "table" or getmetatable(list) ~= nil then
-    errors.raise("%s: argument is %s, expected a list of modules", who, errors.kind(list))
+    opts.wrong(list, "a list of modules", "%s: argument", who)
   end
   local handles = ffi.new("double[?]", math.max(#list, 1))
   for k, m in ipairs(list) do
@@ -502,7 +499,8 @@ end
 ---@param event? any  taken for scripts of PyTorch and not read: the call is the event
 function FSDPModule:set_post_optim_event(event)
   if event ~= nil then
-    errors.raise("set_post_optim_event: argument is %s, expected no argument; the call itself marks the end of the optimizer's step", errors.kind(event))
+    opts.wrong(event, "no argument; the call itself marks the end of the optimizer's step",
+      "set_post_optim_event: argument")
   end
   if lib.ms_unit_gather_first(unit_of(self).handle) ~= 0 then errors.fail() end
 end
@@ -523,9 +521,7 @@ end
 ---@param m table
 ---@param name string
 function M.register_fsdp_forward_method(m, name)
-  if not class.isa(m, Module) then
-    errors.raise("register_fsdp_forward_method: argument 1 is %s, expected a module", errors.kind(m))
-  end
+  if not class.isa(m, Module) then opts.wrong(m, "a module", "register_fsdp_forward_method: argument 1") end
   if not M.is_fsdp_module(m) then return end
   local method = m[name]
   if type(method) ~= "function" then errors.raise("%s does not have a method %s", m:class_name(), tostring(name)) end

@@ -22,7 +22,7 @@ local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil 
 
 local function check_optimizer(who, optim)
   if type(optim) ~= "table" or type(optim.param_groups) ~= "table" then
-    errors.raise("%s: argument 2 is %s, expected an optimizer", who, errors.kind(optim))
+    opts.wrong(optim, "an optimizer", "%s: argument 2", who)
   end
 end
 
@@ -262,18 +262,17 @@ local WHO = "load_optim_state_dict"
 -- options.
 local function groups_by_name(sd)
   if sd.param_groups == nil then return nil end
-  if not is_plain(sd.param_groups) then
-    errors.raise("%s: param_groups is %s, expected a list of groups", WHO, errors.kind(sd.param_groups))
-  end
+  if not is_plain(sd.param_groups) then opts.wrong(sd.param_groups, "a list of groups", "%s: param_groups", WHO) end
   local by_name = {}
   for g, group in ipairs(sd.param_groups) do
     if not is_plain(group) or not is_plain(group.params) then
-      errors.raise("%s: group %d is %s, expected a group {params = {names}}", WHO, g, errors.kind(group))
+      opts.wrong(group, "a group {params = {names}}", "%s: group %d", WHO, g)
     end
     for k, name in ipairs(group.params) do
       if type(name) ~= "string" then
-        errors.raise("%s: parameter %d of group %d is %s, expected a name; use fsdp.optim_state_dict, because an optimizer's own state_dict() has positions instead of names",
-          WHO, k, g, errors.kind(name))
+        opts.wrong(name,
+          "a name; use fsdp.optim_state_dict, because an optimizer's own state_dict() has positions instead of names",
+          "%s: parameter %d of group %d", WHO, k, g)
       end
       by_name[name] = group
     end
@@ -286,9 +285,7 @@ local function check_entry(name, entry, p, whole_only)
   if type(name) ~= "string" then
     errors.raise("%s: state has the key %s, expected names of parameters", WHO, errors.show(name))
   end
-  if not is_plain(entry) then
-    errors.raise("%s: state of '%s' is %s, expected a table", WHO, name, errors.kind(entry))
-  end
+  if not is_plain(entry) then opts.wrong(entry, "a table", "%s: state of '%s'", WHO, name) end
   for key, v in pairs(entry) do                   -- order affects only which error is raised
     if type(key) ~= "string" then
       errors.raise("%s: state of '%s' has the key %s, expected names of fields", WHO, name, errors.show(key))
@@ -313,9 +310,7 @@ local function check_entry(name, entry, p, whole_only)
 end
 
 local function check_state(sd, by_name, whole_only)
-  if not is_plain(sd) or not is_plain(sd.state) then
-    errors.raise("%s: argument 3 is %s, expected {state, param_groups}", WHO, errors.kind(sd))
-  end
+  if not is_plain(sd) or not is_plain(sd.state) then opts.wrong(sd, "{state, param_groups}", "%s: argument 3", WHO) end
   for name, entry in pairs(sd.state) do check_entry(name, entry, by_name[name], whole_only) end
 end
 

@@ -1,6 +1,5 @@
 -- SPDX-License-Identifier: MIT
 --- Value types of the sharding interface: policies and placements. They compare and print by their contents.
-local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local precision = require "moonshard.parallel.precision"
 
@@ -72,7 +71,7 @@ Shard.__index, Replicate.__index = Shard, Replicate
 ---@return Placement
 function M.Shard(dim)
   if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 then
-    errors.raise("Shard: dimension is %s, expected a whole number from 1, or from -1 backwards", errors.show(dim))
+    opts.wrong(dim, "a whole number from 1, or from -1 backwards", "Shard: dimension")
   end
   return setmetatable({ dim = dim }, Shard)
 end

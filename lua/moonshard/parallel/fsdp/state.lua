@@ -13,6 +13,7 @@ local sharded = require "moonshard.parallel.fsdp.sharded"
 local create = require "moonshard.tensor.create"
 local tensor = require "moonshard.tensor"
 local writeback = require "moonshard.parallel.fsdp.writeback"
+local a_tensor = tensor.a_tensor
 
 local M = {}
 
@@ -117,9 +118,7 @@ end
 local function describe(sd)
   local there = {}
   for name, t in pairs(sd) do              -- order does not matter: looked up by name
-    if not tensor.is_tensor(t) then
-      errors.raise("load_state_dict: '%s' is %s, expected a tensor", tostring(name), errors.kind(t))
-    end
+    opts.expect(t, a_tensor, "load_state_dict: '%s'", tostring(name))
     if sharded.is_sharded(t) or t.id < 0 then
       errors.raise("load_state_dict: with broadcast_from_rank0, '%s' is %s, expected a whole, plain tensor", tostring(name),
         t.id < 0 and errors.kind(t) or "sharded")
@@ -190,7 +189,7 @@ function M.load_state_dict(m, sd, given)
     nn.Module._count_from(o.count_from)
     if not reads then return end
     if type(sd) ~= "table" or getmetatable(sd) ~= nil then
-      errors.raise("load_state_dict: argument 2 is %s, expected a table of tensors", errors.kind(sd))
+      opts.wrong(sd, "a table of tensors", "load_state_dict: argument 2")
     end
     sd = m:_renamed(sd, o.count_from)
     if o.broadcast_from_rank0 then

@@ -13,6 +13,7 @@ local opts = require "moonshard.core.opts"
 local sharded = require "moonshard.parallel.fsdp.sharded"
 local tensor = require "moonshard.tensor"
 local replaced = require "moonshard.parallel.fsdp.writeback"
+local a_module = require("moonshard.nn.register").a_module
 
 local lib, raise = engine.lib, errors.raise
 local rawset, ipairs, pcall, error = rawset, ipairs, pcall, error
@@ -103,11 +104,8 @@ end
 
 -- Gathers the parameters. A call of its own, because an error of fn concerns this rank alone.
 local open = calls.several(function(m, given, fn)
-  if not class.isa(m, nn.Module) then
-    raise("summon_full_params: argument 1 is %s, expected a module", errors.kind(m))
-  end
-  if type(fn) ~= "function" then raise("summon_full_params: the last argument is %s, expected a function",
-    errors.kind(fn)) end
+  opts.expect(m, a_module, "summon_full_params: argument 1")
+  opts.expect(fn, opts.fn, "summon_full_params: the last argument")
   local o = opts("summon_full_params", given,
     { recurse = true, writeback = true, rank0_only = false, offload_to_cpu = false, with_grads = false })
   local units = units_of(m, o.recurse)

@@ -10,6 +10,7 @@ local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
 local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
+local a_module = require("moonshard.nn.register").a_module
 
 local raise, modes = errors.raise, require("moonshard.core.context").now
 
@@ -20,10 +21,10 @@ local M = {}                            -- the public table
 local function class_list(who, classes)
   if class.is_class(classes) then classes = { classes } end
   if type(classes) ~= "table" or #classes == 0 then
-    raise("%s: argument is %s, expected a list of module classes", who, errors.kind(classes))
+    opts.wrong(classes, "a list of module classes", "%s: argument", who)
   end
   for k, cls in ipairs(classes) do
-    if not class.is_class(cls) then raise("%s: entry %d is %s, expected a module class", who, k, errors.kind(cls)) end
+    if not class.is_class(cls) then opts.wrong(cls, "a module class", "%s: entry %d", who, k) end
   end
   return classes
 end
@@ -36,7 +37,7 @@ local function is_any(m, classes)
 end
 
 local function callable(who, fn)
-  if type(fn) ~= "function" then raise("%s: argument is %s, expected a function", who, errors.kind(fn)) end
+  opts.expect(fn, opts.fn, "%s: argument", who)
   return fn
 end
 
@@ -137,7 +138,7 @@ end
 ---@param policies table
 function M.or_policy(policies)
   if type(policies) ~= "table" or #policies == 0 then
-    raise("or_policy: argument is %s, expected a list of policies", errors.kind(policies))
+    opts.wrong(policies, "a list of policies", "or_policy: argument")
   end
   return function(m, recurse, remaining)
     for _, policy in ipairs(policies) do
@@ -173,7 +174,7 @@ end
 ---@param given? table
 ---@return Module
 function M.wrap(m, given)
-  if not class.isa(m, nn.Module) then raise("wrap: argument 1 is %s, expected a module", errors.kind(m)) end
+  opts.expect(m, a_module, "wrap: argument 1")
   if not modes.wrap then return m end
   local options = copy_of(modes.wrap, table_of("wrap", given))
   local wrapper = options.wrapper_cls or require "moonshard.parallel.fsdp.classic".FSDP
@@ -284,7 +285,7 @@ local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
   local policy = o.auto_wrap_policy
   local is_object = getmetatable(policy) == Policy
   if not is_object and type(policy) ~= "function" then
-    raise("FSDP: option 'auto_wrap_policy' is %s, expected a policy of fsdp.wrap or a function", errors.kind(policy))
+    opts.wrong(policy, "a policy of fsdp.wrap or a function", "FSDP: option 'auto_wrap_policy'")
   end
   for name, m in root:named_modules() do
     if rawget(m, "_fsdp") then
