@@ -64,17 +64,17 @@ typedef struct {
 MS_API int ms_version(void);               // the interface's: MS_VERSION when the library was built
 MS_API const char *ms_release_name(void);  // the release's: "1.1.0", or "1.1.0-dev" on the way to it
 MS_API ms_status ms_init(void);            // idempotent
-MS_API ms_state *ms_get_state(void);
-MS_API const char *ms_error(void);    // text of the last failure on this thread
-MS_API int ms_error_code(void);       // its ms_status
-MS_API void ms_interrupt(void);       // async-signal-safe: the next engine call fails with MS_EINTR
-MS_API void ms_catch_sigint(int on);  // SIGINT calls ms_interrupt; a second one within 2 s kills
+MS_API ms_state *ms_get_state(void);       // the same struct at every call
+MS_API const char *ms_error(void);         // text of the last failure on this thread
+MS_API int ms_error_code(void);            // its ms_status
+MS_API void ms_interrupt(void);            // async-signal-safe: the next engine call fails with MS_EINTR
+MS_API void ms_catch_sigint(int on);       // SIGINT calls ms_interrupt; a second one within 2 s kills
 // SIGUSR1 and SIGUSR2 are noted instead of ending the process. Which came since the last call (2 where both did), 0:
 // none; at: when the latest one came (ms_time).
 MS_API void ms_catch_checkpoint_signals(int on);
 MS_API int ms_checkpoint_signal(double *at);
-MS_API int ms_num_threads(void);
-MS_API void ms_set_num_threads(int n);
+MS_API int ms_num_threads(void);               // of operators on the CPU
+MS_API void ms_set_num_threads(int n);         // 1 to 1024
 MS_API double ms_time(void);                   // seconds, monotonic
 MS_API const char *ms_cpu_isa(void);           // "v1", "v3", "v4": level in use
 MS_API int ms_set_grad_mode(int on);           // returns the mode before
@@ -92,9 +92,9 @@ typedef struct {
 } ms_memory;
 
 MS_API ms_status ms_memory_stats(int device, ms_memory *out);  // bytes, exact: what tensors asked for
-MS_API void ms_reset_peak_memory(int device);
-MS_API void ms_empty_cache(void);
-MS_API void ms_set_memory_limit(double bytes);  // MS_ENOMEM beyond it; 0 = none
+MS_API void ms_reset_peak_memory(int device);                  // to what is in use now
+MS_API void ms_empty_cache(void);                              // returns reserved memory that is not in use
+MS_API void ms_set_memory_limit(double bytes);                 // MS_ENOMEM beyond it; 0 = none
 // For specs: fails the nth allocation from now; -n: and all after it; 0: none. Returns how many were still to come
 // before the one that was asked for last: 0 when it has failed.
 MS_API double ms_fail_allocation(double nth);
@@ -130,15 +130,15 @@ typedef struct {
 MS_API ms_id ms_empty(int dtype, int device, int ndim, const int64_t *shape);                // uninitialised
 MS_API ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *values);  // cpu; converted
 MS_API ms_id ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape);  // cpu; caller keeps it alive
-MS_API ms_status ms_tensor_info(ms_id t, ms_info *out);
+MS_API ms_status ms_tensor_info(ms_id t, ms_info *out);                               // MS_ERELEASED when it is gone
 MS_API void *ms_data_ptr(ms_id t);                                // of the first element; waits for the storage's event
 MS_API ms_status ms_read(ms_id t, double *out, double capacity);  // all elements, row-major, as doubles (int64 too)
-MS_API ms_status ms_item(ms_id t, double *out);
-MS_API int ms_is_alive(ms_id t);
-MS_API void ms_release(ms_id t);              // takes the name away; no-op when it is gone
-MS_API ms_status ms_keep(ms_id t);            // out of its scope: lives until released
-MS_API ms_status ms_move_to_parent(ms_id t);  // into the scope around its own
-MS_API double ms_scope_of(ms_id t);           // of its scope: a number other than 0; 0 = unscoped or gone
+MS_API ms_status ms_item(ms_id t, double *out);                   // of one element
+MS_API int ms_is_alive(ms_id t);                                  // neither released nor gone with its scope?
+MS_API void ms_release(ms_id t);                                  // takes the name away; no-op when it is gone
+MS_API ms_status ms_keep(ms_id t);                                // out of its scope: lives until released
+MS_API ms_status ms_move_to_parent(ms_id t);                      // into the scope around its own
+MS_API double ms_scope_of(ms_id t);  // of its scope: a number other than 0; 0 = unscoped or gone
 MS_API void ms_adopt(ms_id t);    // an unscoped tensor nobody owns any more joins the innermost scope, if one is open
 MS_API void ms_drop(ms_id t);     // releases it if it belongs to the innermost scope, else leaves it
 MS_API ms_id ms_detach(ms_id t);  // same storage, no graph
@@ -147,12 +147,12 @@ MS_API ms_id ms_detach(ms_id t);  // same storage, no graph
 MS_API double ms_storage_key(ms_id t);
 MS_API ms_id ms_storage_copy(ms_id t);
 MS_API ms_id ms_view_alike(ms_id t, ms_id copy);
-MS_API ms_status ms_set_data(ms_id t, ms_id src);  // re-points t (a leaf) at src's storage, shape, dtype
-MS_API int ms_same_storage(ms_id a, ms_id b);
+MS_API ms_status ms_set_data(ms_id t, ms_id src);         // re-points t (a leaf) at src's storage, shape, dtype
+MS_API int ms_same_storage(ms_id a, ms_id b);             // 1 where both lie in one
 MS_API int ms_storage_is_shared(ms_id t);                 // does anything but t hold its memory?
 MS_API ms_id ms_param_new(ms_id t, int requires_grad);    // a new leaf sharing t's storage, unscoped
 MS_API ms_status ms_set_name(ms_id t, const char *name);  // shown in errors ("blocks.0.weight")
-MS_API ms_status ms_bump_version(ms_id t);
+MS_API ms_status ms_bump_version(ms_id t);                // as a change in place does
 
 // ---- scopes -----------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ MS_API double ms_scope_open(const char *name);
 // Ends it and every scope left open inside; keep[0..n) move to the scope around it (or become unscoped).
 // Closing a scope that is gone already is a no-op.
 MS_API void ms_scope_close(double scope, const ms_id *keep, int n);
-MS_API int ms_scope_is_open(double scope);
+MS_API int ms_scope_is_open(double scope);  // 1 until it is closed
 // Chains: one per coroutine. Returns the chain that was current. 0 is the main chain.
 MS_API int ms_chain_new(void);
 MS_API int ms_chain_switch(int chain);
@@ -172,7 +172,7 @@ typedef struct {
     ms_id id;
 } ms_owner;
 MS_API void ms_owner_init(ms_owner *o, ms_id id);  // call it once, then give o to ffi.gc
-MS_API void ms_owner_release(ms_owner *o);
+MS_API void ms_owner_release(ms_owner *o);         // the finalizer: releases the tensor
 
 // ---- operators --------------------------------------------------------------------------------
 
@@ -233,9 +233,9 @@ typedef struct {
 //   trunc_normal_                               i: place?; f: mean, std, low, high
 // A place: t is a part of a larger tensor and begins there, so that shards get the numbers of the whole.
 
-MS_API int ms_op_find(const char *name);  // -1 if there is none
-MS_API int ms_op_count(void);
-MS_API const char *ms_op_name(int op);
+MS_API int ms_op_find(const char *name);   // -1 if there is none
+MS_API int ms_op_count(void);              // operators are numbered from 0
+MS_API const char *ms_op_name(int op);     // NULL: no such operator
 MS_API const char *ms_op_samples(int op);  // sample inputs for the generic specs, "" if none
 MS_API int ms_op_flags(int op);            // MS_OP_*
 enum {
@@ -250,10 +250,10 @@ enum {
 };
 MS_API int ms_op_has_kernel(int op, int device);  // does it run there?
 
-MS_API ms_status ms_call_op(int op, ms_args *a);
-MS_API ms_id ms_call1(int op, ms_id a);             // one input, one output
-MS_API ms_id ms_call1f(int op, ms_id a, double f);  // and one number
-MS_API ms_id ms_call2(int op, ms_id a, ms_id b);
+MS_API ms_status ms_call_op(int op, ms_args *a);           // fills a->out and a->n_out
+MS_API ms_id ms_call1(int op, ms_id a);                    // one input, one output
+MS_API ms_id ms_call1f(int op, ms_id a, double f);         // and one number
+MS_API ms_id ms_call2(int op, ms_id a, ms_id b);           // two tensors
 MS_API ms_id ms_call3(int op, ms_id a, ms_id b, ms_id c);  // c may be 0
 
 // Positions of a sparse tensor, int64 [D, N] on the cpu, checked against its D sizes. With unique: the different ones
@@ -262,9 +262,9 @@ MS_API ms_status ms_sparse_coalesce(ms_id indices, const int64_t *sizes, ms_id *
 
 // ---- random numbers ---------------------------------------------------------------------------
 
-MS_API void ms_manual_seed(double seed);  // resets the offset too
-MS_API void ms_rng_get(double *seed, double *offset);
-MS_API void ms_rng_set(double seed, double offset);
+MS_API void ms_manual_seed(double seed);               // resets the offset too
+MS_API void ms_rng_get(double *seed, double *offset);  // where the generator stands
+MS_API void ms_rng_set(double seed, double offset);    // as ms_rng_get gave it
 
 // ---- autograd ---------------------------------------------------------------------------------
 
@@ -298,11 +298,11 @@ MS_API ms_run *ms_backward(int n, const ms_id *roots, const ms_id *grads, int re
 // Gradients of n roots by m inputs instead; read them with ms_run_result after MS_RUN_DONE. Leaves' grads untouched.
 MS_API ms_run *ms_grad(int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs, int retain_graph,
                        int allow_unused);
-MS_API ms_run_state ms_run_next(ms_run *r, ms_event *ev);
-MS_API ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n);
-MS_API ms_id ms_run_result(ms_run *r, int k);  // 0: unused input
-MS_API void ms_run_free(ms_run *r);            // after DONE
-MS_API void ms_run_abort(ms_run *r);           // cannot fail; ends the runs above it too; frees
+MS_API ms_run_state ms_run_next(ms_run *r, ms_event *ev);            // until MS_RUN_DONE
+MS_API ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n);  // to the last event; before ms_run_next
+MS_API ms_id ms_run_result(ms_run *r, int k);                        // 0: unused input
+MS_API void ms_run_free(ms_run *r);                                  // after DONE
+MS_API void ms_run_abort(ms_run *r);                                 // cannot fail; ends the runs above it too; frees
 MS_API void ms_run_fail(
     ms_run *r, const char *text);  // the same for an error of the script: peers that wait in r's collectives raise text
 MS_API ms_run *ms_run_top(void);   // NULL when none is open
@@ -373,8 +373,8 @@ MS_API ms_status ms_unit_lazy_init(double root, int n, const double *units);
 MS_API int ms_unit_is_lazy(double unit);       // 1 once lazily initialised
 MS_API double ms_unit_backwards(double unit);  // that went through its root's units to their end
 MS_API double ms_unit_root(double unit);       // 0 before that
-MS_API int ms_unit_is_gathered(double unit);
-MS_API int ms_unit_device(double unit);  // what it computes on
+MS_API int ms_unit_is_gathered(double unit);   // are its parameters whole here?
+MS_API int ms_unit_device(double unit);        // what it computes on
 // Around forward. io: the tensors among inputs / outputs; entries are rewritten to the tensors to go on with.
 // Collective. After an error in forward: ms_unit_forward_failed.
 MS_API ms_status ms_unit_pre_forward(double unit, int n, ms_id *io);
@@ -387,8 +387,8 @@ MS_API void ms_unit_forward_failed(double unit);
 MS_API int ms_unit_begin_pass(double unit);
 MS_API ms_status ms_unit_end_pass(double unit, int failed);
 MS_API ms_status ms_unit_unshard(double unit, int async);  // collective; async: ms_unit_wait later
-MS_API ms_status ms_unit_wait(double unit);
-MS_API ms_status ms_unit_reshard(double unit);
+MS_API ms_status ms_unit_wait(double unit);                // for its gather
+MS_API ms_status ms_unit_reshard(double unit);             // releases the gathered parameters
 enum {
     MS_UNIT_SYNC,
     MS_UNIT_RESHARD_AFTER_FORWARD,
@@ -417,7 +417,7 @@ typedef struct {
     double key;                     // SCRIPT
     double group, before, after;    // SUM, LOW: what divides before and after the sum
 } ms_comm_hook;
-MS_API ms_status ms_unit_set_comm_hook(double unit, const ms_comm_hook *h);
+MS_API ms_status ms_unit_set_comm_hook(double unit, const ms_comm_hook *h);  // NULL: the default reduction
 // SUM and LOW by hand: out = this rank's block of the sum of grad, or grad itself where out is 0. Collective.
 MS_API ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad, ms_id out);
 MS_API void ms_comm_division(int n, double *before, double *after);  // the factors for n ranks
@@ -436,9 +436,9 @@ MS_API ms_status ms_unit_gather_first(double unit);
 MS_API double ms_unit_of(ms_id p);
 MS_API double ms_unit_flat_offset(
     ms_id p);  // of a flat unit's parameter: where its piece begins in this rank's part, in elements
-MS_API ms_id ms_unit_flat(double unit);  // MS_VIEWS_FLAT: its flat parameter (the same id for life), 1-d, padded
-MS_API ms_id ms_unit_local(ms_id p);
-MS_API ms_id ms_unit_full_tensor(ms_id p);
+MS_API ms_id ms_unit_flat(double unit);     // MS_VIEWS_FLAT: its flat parameter (the same id for life), 1-d, padded
+MS_API ms_id ms_unit_local(ms_id p);        // this rank's part
+MS_API ms_id ms_unit_full_tensor(ms_id p);  // collective; a new tensor
 MS_API ms_status ms_unit_check_reduced(
     ms_id p);  // an error where gradients of p, or some of them, wait for a backward that reduces them
 MS_API ms_status
@@ -455,7 +455,7 @@ typedef struct {
     int32_t layout, world, rank, dtype, dim, pad;
     int64_t first, here, rows, row_numel, outer;
 } ms_shard_info;
-MS_API ms_status ms_unit_shard_info(ms_id p, ms_shard_info *out);
+MS_API ms_status ms_unit_shard_info(ms_id p, ms_shard_info *out);  // where this rank's part lies in the whole
 // Moves the shards to a device and dtype (-1: keep); keep_values 0 leaves them uninitialised (to_empty).
 MS_API ms_status ms_unit_to(double unit, int device, int dtype, int keep_values);
 // Parameter j of the unit (as in ms_unit_new) becomes p, of the same shape and dtype, with this rank's part of p's
@@ -508,19 +508,19 @@ MS_API ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, doub
 // ms_dist_init, and without a launcher, the world is this process alone and collectives are copies.
 MS_API ms_status ms_dist_init(const char *backend,
                               double timeout);  // "auto", "mpi", "self"; NULL: "auto". timeout in seconds, 0: as it is
-MS_API int ms_dist_is_initialized(void);
-MS_API void ms_dist_finalize(void);         // also automatic when the process ends with code 0
-MS_API const char *ms_dist_backend(void);   // "self" or "mpi"
-MS_API const char *ms_dist_launcher(void);  // "mpirun", "srun", "PMIx", or "" when started alone
+MS_API int ms_dist_is_initialized(void);        // has this process joined?
+MS_API void ms_dist_finalize(void);             // also automatic when the process ends with code 0
+MS_API const char *ms_dist_backend(void);       // "self" or "mpi"
+MS_API const char *ms_dist_launcher(void);      // "mpirun", "srun", "PMIx", or "" when started alone
 MS_API ms_status ms_dist_free_group(double group, const char *site);  // collective over the world
 MS_API double ms_dist_new_group(int n, const int32_t *ranks,
                                 const char *site);  // collective over the world; < 0: failed
 MS_API int ms_dist_rank(double group);              // -1: not a member, -2: no such group (ms_error)
-MS_API int ms_dist_size(double group);
-MS_API int ms_dist_member(double group, int k);  // world rank of its member k
-MS_API int ms_dist_local_rank(void);
-MS_API int ms_dist_local_size(void);
-MS_API int ms_dist_nodes(void);
+MS_API int ms_dist_size(double group);              // ranks of the group
+MS_API int ms_dist_member(double group, int k);     // world rank of its member k
+MS_API int ms_dist_local_rank(void);                // among the ranks of this node
+MS_API int ms_dist_local_size(void);                // ranks of this node
+MS_API int ms_dist_nodes(void);                     // number of nodes
 
 enum {
     MS_DIST_BARRIER,
@@ -549,8 +549,8 @@ typedef struct {
 // Runs a collective, or queues it and sets *work (NULL when there was nothing to wait for).
 MS_API ms_status ms_dist_run(const ms_dist_call *c, ms_work **work);
 MS_API ms_status ms_work_wait(ms_work *w);  // NULL allowed
-MS_API int ms_work_done(ms_work *w);
-MS_API void ms_work_free(ms_work *w);  // the collective itself goes on
+MS_API int ms_work_done(ms_work *w);        // never waits
+MS_API void ms_work_free(ms_work *w);       // the collective itself goes on
 
 // Bytes of any length: everybody's, one after the other, and their lengths by member; borrowed until the next call.
 MS_API ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, const char **all,
@@ -564,18 +564,18 @@ typedef struct {
     double input_numel, output_numel, bytes, group;  // bytes: of the larger one of input and output
     const char *unit;                                // NULL: none
 } ms_ledger_entry;
-MS_API int ms_dist_record_begin(void);  // number of entries so far
-MS_API int ms_dist_record_count(void);
-MS_API ms_status ms_dist_record_get(int k, ms_ledger_entry *out);
-MS_API void ms_dist_record_end(void);
+MS_API int ms_dist_record_begin(void);                             // number of entries so far
+MS_API int ms_dist_record_count(void);                             // entries so far
+MS_API ms_status ms_dist_record_get(int k, ms_ledger_entry *out);  // entry k, from 0
+MS_API void ms_dist_record_end(void);                              // of the innermost begin
 
 MS_API void ms_dist_set_timeout(double seconds);  // of waiting for a peer
 MS_API void ms_dist_set_step(double step);        // of ms.steps, -1: none; compared over ranks
 MS_API void ms_dist_set_delay(
     int op, double seconds);  // for specs: collectives (op -1: all) take that much longer on this rank
 MS_API void ms_dist_set_debug_level(int level);  // 0 off, 1 info, 2 detail
-MS_API int ms_dist_debug_level(void);
-MS_API double ms_dist_errors(void);      // published errors that this rank has met
+MS_API int ms_dist_debug_level(void);            // 0 off, 1 info, 2 detail
+MS_API double ms_dist_errors(void);              // published errors that this rank has met
 MS_API double ms_dist_mismatches(void);  // collectives that failed here because members asked for different things
 // Work that began when there were `since` of them died here, and the script goes on: peers that wait for it raise this.
 MS_API void ms_dist_publish_error(const char *text, double since);

@@ -14,7 +14,7 @@ local function comment_of(line) return line:match "^%s*//%s?(.*)$" end
 --- Sections of the header: { title, types = { text }, functions = { { name, declaration, text } } }.
 local function parse(lines)
   local sections = { { title = "conventions", types = {}, functions = {}, lines = {} } }
-  local pending, fn = {}, nil
+  local pending, fn, leader = {}, nil, nil               -- leader: its comment is of the whole paragraph
   local k = 1
   while k <= #lines do
     local line, section = lines[k], sections[#sections]
@@ -36,10 +36,12 @@ local function parse(lines)
         k = k + 1
       until declaration:find ";$" or not lines[k]
       k = k - 1
+      local leads = #pending > 0
       for _, text in ipairs(trailing) do pending[#pending + 1] = text end
       fn = { name = declaration:match "([%w_]+)%(", declaration = declaration:gsub("^MS_API ", ""),
         text = table.concat(pending, " ") }
       if fn.name then section.functions[#section.functions + 1] = fn end
+      if leads then leader = fn elseif fn.text == "" then fn.leader = leader end
       pending = {}
     elseif line:find "^typedef .*{" or line:find "^enum {" or line:find "^struct .*{" then
       local text = pending
@@ -56,7 +58,7 @@ local function parse(lines)
         section.intro = (section.intro and section.intro .. "\n\n" or "") .. table.concat(pending, "\n")
       end
       if section.title == "conventions" and #pending > 0 then section.intro = table.concat(pending, "\n") end
-      pending, fn = {}, nil
+      pending, fn, leader = {}, nil, nil
     end
     k = k + 1
   end
@@ -94,6 +96,7 @@ local function write(page)
       for _, fn in ipairs(section.functions) do
         add("### " .. fn.name, "", "```c", fn.declaration, "```", "")
         if fn.text ~= "" then add(fn.text:sub(1, 1):upper() .. fn.text:sub(2) .. (fn.text:find "[.:]$" and "" or "."), "") end
+        if fn.leader then add(("See [%s](#%s)."):format(fn.leader.name, fn.leader.name), "") end
         if fn.example and fn.example.text ~= fn.declaration then
           add(("Example, %s:"):format(fn.example.path), "", fn.example.path:find "%.c$" and "```c" or "```lua",
             fn.example.text, "```", "")
