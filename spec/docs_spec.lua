@@ -29,11 +29,16 @@ end
 
 -- Anchors of a document: written ones, and those that Markdown makes of headings.
 local function anchors_of(path)
-  local anchors = {}
+  local anchors, seen = {}, {}
   for line in (process.read(process.root .. "/" .. path) .. "\n"):gmatch "(.-)\n" do
     for id in line:gmatch '<a id="([^"]+)">' do anchors[id] = true end
     local heading = line:match "^#+ (.+)$"
-    if heading then anchors[heading:lower():gsub("[^%w _-]", ""):gsub(" ", "-")] = true end
+    if heading then
+      local id = heading:lower():gsub("[^%w _-]", ""):gsub(" ", "-")
+      local at = seen[id]               -- the second of equal headings is id-1
+      seen[id] = (at or 0) + 1
+      anchors[at and id .. "-" .. at or id] = true
+    end
   end
   return anchors
 end

@@ -203,7 +203,7 @@ end
 --- wraps submodules first. sharding_strategy: "full_shard" (parameters, gradients and optimizer's state),
 --- "shard_grad_op" (parameters stay whole after forward), "no_shard" (as DDP), "hybrid_shard" and
 --- "hybrid_shard_zero2" (sharded inside a group, replicated between groups). use_orig_params keeps the original names
---- and parameters. sync_module_states sends rank 0's numbers. Collective (docs/semantics.md#flat-parameters). Errors:
+--- and parameters. sync_module_states sends rank 0's numbers. Collective (docs/semantics.md#classic). Errors:
 --- a module that is wrapped already; on every rank, modules that differ between ranks.
 ---@param m Module
 ---@param given? { process_group: Group|Group[], sharding_strategy: "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"|"hybrid_shard_zero2", cpu_offload: boolean|CPUOffload, auto_wrap_policy: fun(m: Module, recurse: boolean, remaining: integer): boolean, backward_prefetch: "pre"|"post"|"none", mixed_precision: MixedPrecision, ignored_modules: Module[], ignored_states: Parameter[]|Module[], param_init_fn: fun(m: Module), device_id: integer|string, sync_module_states: boolean, forward_prefetch: boolean, limit_all_gathers: boolean, use_orig_params: boolean, device_mesh: DeviceMesh }
