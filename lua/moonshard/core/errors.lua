@@ -70,7 +70,7 @@ end
 --- names the line that made it.
 function M.fail(...)
   local text = string_of(lib.ms_error())
-  if lib.ms_error_code() == 3 then                    -- MS_ERELEASED
+  if lib.ms_error_code() == engine.ffi.C.MS_ERELEASED then
     for k = 1, select("#", ...) do
       local t = select(k, ...)
       local id = type(t) == "table" and rawget(t, "id")

@@ -288,7 +288,7 @@ end
 -- A number beside a tensor, as a tensor of its dtype.
 local function like_number(x, other, who)
   if type(x) ~= "number" and type(x) ~= "boolean" then bad_operand(who, x) end
-  if other and type(x) == "number" and x % 1 ~= 0 and tensor.info_of(other).dtype > 3 then
+  if other and type(x) == "number" and x % 1 ~= 0 and not dtypes.is_float(tensor.info_of(other).dtype) then
     errors.raise("%s: %s is not a whole number, but the tensor is %s %s", who, tostring(x), other.dtype,
       tostring(other.shape))
   end

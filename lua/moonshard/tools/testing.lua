@@ -4,6 +4,7 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local create = require "moonshard.tensor.create"
+local dtypes = require "moonshard.core.dtypes"
 local autograd = require "moonshard.autograd"
 local scope = require "moonshard.tensor.scope"
 
@@ -127,7 +128,7 @@ end
 local function outputs(fn, inputs)
   local list = {}
   for _, out in ipairs { fn(unpack(inputs)) } do
-    if tensor.is_tensor(out) and tensor.info_of(out).dtype <= 3 then list[#list + 1] = out end
+    if tensor.is_tensor(out) and dtypes.is_float(tensor.info_of(out).dtype) then list[#list + 1] = out end
   end
   return list
 end
