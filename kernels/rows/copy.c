@@ -65,7 +65,7 @@ static ms_status check_to_device(ms_call *c)
     int device = (int)c->i[0], from = ms__device(x);
     if (device == from) return ms__call_view(c, 0, same_view(x));
     if ((from & 0xff) == MS_META) return ms__call_fail(c, "%s has no data to move; use to_empty", ms__tensor_text(x));
-    if (ms__is_cuda(device)) MS_TRY(ms__cuda_need(device, ms__op_title(c->op)));
+    if (ms__is_cuda(device)) MS_TRY(ms__cuda_need(device, ms__op_title(c->op->name)));
     return ms__call_out(c, 0, x->dtype, device, x->ndim, x->shape);
 }
 

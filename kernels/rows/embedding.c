@@ -38,8 +38,8 @@ static ms_status embedding_backward(ms_backward_call *b)
 {
     if (!b->need[0] || !b->gout[0]) return MS_OK;
     int64_t i[] = { b->n_i > 0 ? b->i[0] : -1, b->in_meta[0].shape[0] };
-    ms_tensor *so_far = ms__gradient_so_far(
-        b, 0);  // as where the table is the last product's weight as well: most of its rows get nothing here
+    // As where the table is the last product's weight as well: most of its rows get nothing here.
+    ms_tensor *so_far = b->so_far(b, 0);
     return ms__run_op(&op_embedding_backward, so_far ? 3 : 2, (ms_tensor *[]) { b->gout[0], b->in[1], so_far }, 2, i, 0,
                       NULL, 1, &b->gin[0]);
 }

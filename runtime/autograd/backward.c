@@ -245,7 +245,7 @@ static ms_status check_saved(const ms_node *n)
     return MS_OK;
 }
 
-ms_tensor *ms__gradient_so_far(const ms_backward_call *b, int k)
+static ms_tensor *gradient_so_far(const ms_backward_call *b, int k)
 {
     ms_edge e = edge_end(b->edges[k]);
     const ms_meta *m = &b->in_meta[k];
@@ -283,6 +283,7 @@ static ms_status op_backward(ms_run *r, ms_node *n)
         .gout = n->gout,
         .gin = r->gin,
         .need = need,
+        .so_far = gradient_so_far,
         .run = r,
         .edges = n->edges,
     };

@@ -148,7 +148,7 @@ void ms__region_release(ms_region *g)
     free(g);
 }
 
-void ms__region_meet(int n, ms_tensor *const *in)
+static void meet(int n, ms_tensor *const *in)
 {
     ms_region *g = ms__region;
     for (int k = 0; k < n; k++) {
@@ -171,6 +171,12 @@ void ms__region_meet(int n, ms_tensor *const *in)
     }
 }
 
+static void enter(ms_region *g)
+{
+    ms__region = g;
+    ms__recorder.meet = g ? meet : NULL;
+}
+
 double ms_checkpoint_begin(void)
 {
     ms_region *g = calloc(1, sizeof *g);
@@ -180,7 +186,7 @@ double ms_checkpoint_begin(void)
     }
     g->token = next_region++;
     g->around = ms__region;
-    ms__region = g;
+    enter(g);
     return g->token;
 }
 
@@ -191,10 +197,10 @@ void ms_checkpoint_end(double token)
     if (!g) return;
     while (ms__region != g) {  // left open inside it
         ms_region *inner = ms__region;
-        ms__region = inner->around;
+        enter(inner->around);
         ms__region_release(inner);
     }
-    ms__region = g->around;
+    enter(g->around);
     ms__region_release(ended);
     ended = g;
 }

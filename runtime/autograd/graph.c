@@ -194,7 +194,7 @@ void ms__leaf_release(ms_leaf *l)
     spare_leaf = l;
 }
 
-void ms__leaf_drop(ms_tensor *t)
+static void leaf_drop(ms_tensor *t)
 {
     ms_leaf *l = t->leaf;
     t->leaf = NULL;
@@ -384,10 +384,10 @@ bool ms__any_grad(int n, ms_tensor *const *in)
     return false;
 }
 
-// The old values of an in-place operator's target, between ms__record_before and ms__record.
+// The old values of an in-place operator's target, between record_before and record.
 static ms_tensor *before;
 
-ms_status ms__record_before(const ms_call *c)
+static ms_status record_before(const ms_call *c)
 {
     ms__release(before);
     before = NULL;
@@ -411,18 +411,18 @@ ms_node *ms__node_new(ms_node_kind kind, int n_in, ms_tensor *const *in, int n_o
     return node_new("autograd", kind, n_in, in, n_out, n_i, n_f);
 }
 
-ms_node *ms__record_new(const ms_call *c)
+static ms_node *node_for(const ms_call *c)
 {
     return node_new(c->op->name, MS_NODE_OP, c->n_in, c->in, c->n_out, c->n_i, c->n_f);
 }
 
-void ms__record_drop(ms_node *n)
+static void record_drop(ms_node *n)
 {
     n->refs = 1;
     ms__node_release(n);
 }
 
-void ms__record(ms_node *n, ms_call *c)
+static void record(ms_node *n, ms_call *c)
 {
     const ms_op *op = c->op;
     int n_in = c->n_in, n_out = c->n_out;
@@ -456,7 +456,7 @@ void ms__record(ms_node *n, ms_call *c)
     for (int k = 0; k < c->n_f; k++) n->f[k] = c->f[k];
     n->saved_rng[0] = c->saved_rng[0];
     n->saved_rng[1] = c->saved_rng[1];
-    if (MS_UNLIKELY(n->refs == 0)) ms__record_drop(n);  // no floating-point output
+    if (MS_UNLIKELY(n->refs == 0)) record_drop(n);  // no floating-point output
 }
 
 void ms__node_free_saved(ms_node *n)
@@ -508,4 +508,21 @@ void ms__node_release(ms_node *n)
         }
     }
     draining = false;
+}
+
+static bool has_grad(const ms_tensor *t) { return t->leaf && t->leaf->grad; }
+
+__attribute__((constructor)) static void serve(void)
+{
+    ms__tensor_observer = (ms_tensor_observer) {
+        .leaf_drop = leaf_drop,
+        .node_release = ms__node_release,
+        .has_grad = has_grad,
+    };
+    ms__recorder = (ms_recorder) {
+        .before = record_before,
+        .node_for = node_for,
+        .record = record,
+        .drop = record_drop,
+    };
 }

@@ -36,7 +36,6 @@ typedef struct ms_region {
     struct ms_region *around;  // of the regions that are open
 } ms_region;
 extern ms_region *ms__region;  // the innermost open one, or NULL
-void ms__region_meet(int n, ms_tensor *const *in);
 void ms__region_release(ms_region *g);
 
 typedef enum { MS_HOOK_TENSOR, MS_HOOK_LEAF, MS_HOOK_UNIT, MS_HOOK_REMOVED } ms_hook_kind;
@@ -92,16 +91,7 @@ struct ms_node {
     double *f;
 };
 
-// Recording c, whose outputs exist and of which some input requires grad, in two steps. Before its kernel runs: its
-// node, or NULL with the error set. Afterwards, which cannot fail: saves what backward reads and sets the outputs'
-// node.
-ms_node *ms__record_new(const ms_call *c);
-void ms__record(ms_node *n, ms_call *c);
-void ms__record_drop(ms_node *n);  // instead, when the kernel failed
-// Before an in-place operator that is going to be recorded runs: keeps what its backward reads of the old values.
-ms_status ms__record_before(const ms_call *c);
 ms_leaf *ms__leaf_of(ms_tensor *t);  // made on demand; borrowed
-void ms__leaf_drop(ms_tensor *t);    // the tensor dies
 void ms__leaf_release(ms_leaf *l);
 void ms__leaf_set_grad(ms_leaf *l, ms_tensor *g);  // takes over g; NULL clears
 void ms__node_release(ms_node *n);                 // iterative: chains of a million nodes

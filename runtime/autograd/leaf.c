@@ -17,7 +17,7 @@ ms_status ms__accumulate(ms_tensor **total, ms_tensor *g)
         *total = g;
         return MS_OK;
     }
-    if (*total == g) {  // an operator has added its gradient to ms__gradient_so_far
+    if (*total == g) {  // an operator has added its gradient to so_far
         ms__release(g);
         return MS_OK;
     }

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "device/pool.h"
 #include "base/trace.h"
 #include "base/utf8.h"
 
@@ -93,7 +92,9 @@ const char *ms__trace_text(const char *fmt, ...)
 // ---- ranges -----------------------------------------------------------------------------------
 
 // Only the engine thread allocates, and only its ranges say how much.
-static double allocated(void) { return lane == 0 ? ms__pool_allocated() : 0; }
+static double no_memory(void) { return 0; }
+double (*ms__trace_memory)(void) = no_memory;
+static double allocated(void) { return lane == 0 ? ms__trace_memory() : 0; }
 
 void ms__range_open(ms_open_range *r, ms_range_kind kind, const char *name, const char *detail)
 {

@@ -11,6 +11,9 @@ extern int32_t ms__trace_on;  // something is recorded
 // Written by the engine thread, read by all.
 static inline bool ms__tracing(void) { return MS_UNLIKELY(__atomic_load_n(&ms__trace_on, __ATOMIC_RELAXED) != 0); }
 
+// Bytes allocated on all devices, which a range reports: device/pool.c sets it when the library is loaded.
+extern double (*ms__trace_memory)(void);
+
 // A range that is open; nothing when none is recorded.
 typedef struct {
     int64_t from;  // 0: not recorded

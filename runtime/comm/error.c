@@ -117,3 +117,8 @@ ms_status ms__comm_adopt(void)
     ms__comm_reported(epoch, NULL);
     return ms__fail(MS_ECOMM, "%s", adopted);
 }
+
+__attribute__((constructor)) static void observe_streams(void)
+{
+    ms__stream_observer = (ms_stream_observer) { .epoch = ms__comm_epoch, .reported = ms__comm_reported };
+}

@@ -11,9 +11,7 @@
 #include "base/activity.h"
 #include "device/device.h"
 
-extern const struct ms_cuda_engine ms__cuda_engine;
-void ms__register_kernel(const char *op, int device, ms_status (*run)(struct ms_call *));
-
+ms_cuda_client ms__cuda_client;
 static const ms_cuda_table *table;
 static int devices;
 static bool tried;
@@ -69,11 +67,11 @@ static void load(void)
                  MS_CUDA_TABLE_VERSION);
         return;
     }
-    devices = t->start(&ms__cuda_engine, why, sizeof why);
+    devices = t->start(ms__cuda_client.engine, why, sizeof why);
     if (devices < 1) return;
     if (devices > MS_CUDA_DEVICES) devices = MS_CUDA_DEVICES;
     for (const ms_cuda_kernel *const *f = t->families; *f; f++)
-        for (const ms_cuda_kernel *k = *f; k->op; k++) ms__register_kernel(k->op, MS_CUDA, k->run);
+        for (const ms_cuda_kernel *k = *f; k->op; k++) ms__cuda_client.add_kernel(k->op, k->run);
     table = t;
     why[0] = 0;
 }

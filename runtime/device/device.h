@@ -83,6 +83,13 @@ typedef struct ms_cuda_table {
     ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);
 } ms_cuda_table;
 
+// What the plugin gets of the engine, and who takes its kernels: ops/cuda.c sets it when the library is loaded.
+typedef struct {
+    const struct ms_cuda_engine *engine;
+    void (*add_kernel)(const char *op, ms_status (*run)(struct ms_call *c));
+} ms_cuda_client;
+extern ms_cuda_client ms__cuda_client;
+
 // The loaded table, or NULL: nobody has asked for a GPU yet, or there is none.
 const ms_cuda_table *ms__cuda(void);
 // Loads it; MS_EUNSUPPORTED with the reason where there is none or no such device.
@@ -91,14 +98,6 @@ ms_status ms__cuda_sync(int device, int stream);
 
 static inline bool ms__is_cuda(int device) { return (device & 0xff) == MS_CUDA; }
 static inline int ms__index(int device) { return device >> 8; }
-
-// The driver's allocation that a block of the pool lies in; NULL: not known.
-struct ms_block;
-void *ms__device_base(const struct ms_block *b);
-
-// Copies dst = src (contiguous, one dtype) on the copy stream and returns at once; the next operator on either waits.
-// *event, when wanted, is the caller's to release (ops/copy.c).
-ms_status ms__copy_async(struct ms_tensor *dst, struct ms_tensor *src, struct ms_pending **event);
 
 // Bytes between and within devices, in the order of the compute stream. To the CPU it waits until they are there.
 ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes);

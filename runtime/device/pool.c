@@ -19,6 +19,7 @@
 #include <unistd.h>
 #include "device/device.h"
 #include "device/pool.h"
+#include "base/trace.h"
 #include "base/watched.h"
 
 #ifndef MADV_COLLAPSE
@@ -55,8 +56,7 @@ static struct {
     bool shared;
 } pool = { .limit = SIZE_MAX };
 
-// tensor.c counts its objects; a program without tensors has none.
-extern int64_t ms__live_tensors(void) __attribute__((weak));
+int64_t ms__live_tensors;
 
 // Units of 64 bytes; classes of 1..8 units, then eight to the octave.
 static inline int class_of(size_t bytes, size_t *size)
@@ -487,7 +487,7 @@ void ms__pool_share(void)
 void ms__pool_stats(int device, ms_memory *out)
 {
     memset(out, 0, sizeof *out);
-    if (ms__live_tensors) out->live_tensors = (double)ms__live_tensors();
+    out->live_tensors = (double)ms__live_tensors;
     if (ms__is_cuda(device) && ms__index(device) < MS_CUDA_DEVICES) {
         int k = ms__index(device);
         out->allocated = (double)gpu[k].allocated;
@@ -502,12 +502,14 @@ void ms__pool_stats(int device, ms_memory *out)
     out->peak_reserved = (double)pool.peak_reserved;
 }
 
-double ms__pool_allocated(void)
+static double allocated_everywhere(void)
 {
     size_t sum = pool.allocated;
     for (int k = 0; k < MS_CUDA_DEVICES; k++) sum += gpu[k].allocated;
     return (double)sum;
 }
+
+__attribute__((constructor)) static void count_for_traces(void) { ms__trace_memory = allocated_everywhere; }
 
 ms_status ms_memory_stats(int device, ms_memory *out)
 {

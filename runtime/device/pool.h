@@ -34,7 +34,10 @@ void *ms__map_aligned(int fd, size_t bytes);
 // From now on new CPU segments are shareable (called by dist at start-up with peers on the node).
 void ms__pool_share(void);
 void ms__pool_stats(int device, ms_memory *out);
-double ms__pool_allocated(void);  // on all devices
+extern int64_t ms__live_tensors;  // tensor objects alive: counted by tensor/tensor.c, reported by ms__pool_stats
+
+// The driver's allocation that a block of a GPU lies in; NULL: not known.
+void *ms__device_base(const ms_block *b);
 
 #ifdef __cplusplus
 }

@@ -27,7 +27,7 @@ struct ms_pending {
     ms_stream_kind kind;
     ms_status status;  // written before done
     char *text;        // of a failure; malloced by the worker
-    uint64_t epoch;    // of comm.h, when it was launched; of a failure handed on, that record's
+    uint64_t epoch;    // of the observer, when it was launched; of a failure handed on, that record's
 };
 
 typedef struct ms_record {
@@ -62,8 +62,9 @@ static ms_record *spare;  // records to use again; engine thread only
 
 static atomic_int nobody_looks;
 atomic_int *ms__engine_waits = &nobody_looks;  // comm points it at its board: peers tell a blocked rank from a busy one
-extern void ms__comm_reported(uint64_t epoch, const char *text) __attribute__((weak));
-extern uint64_t ms__comm_epoch(void) __attribute__((weak));
+static uint64_t no_epoch(void) { return 0; }
+static void no_report(uint64_t epoch, const char *text) { (void)epoch, (void)text; }
+ms_stream_observer ms__stream_observer = { no_epoch, no_report };
 
 bool ms__stream_cancelled(void) { return atomic_load_explicit(&cancelled, memory_order_relaxed); }
 
@@ -198,7 +199,7 @@ ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const v
     }
     e->refs = 1;
     e->kind = s->kind;
-    e->epoch = ms__comm_epoch ? ms__comm_epoch() : 0;
+    e->epoch = ms__stream_observer.epoch();
     r->fn = fn;
     r->retire = retire;
     r->event = e;
@@ -284,7 +285,7 @@ ms_status ms__event_wait(ms_pending *e)
     ms__stream_reap();
     if (status == MS_OK && e->status != MS_OK) {
         status = ms__fail(e->status, "%s", e->text ? e->text : "a queued record failed");
-        if (status == MS_ECOMM && ms__comm_reported) ms__comm_reported(e->epoch, e->text);
+        if (status == MS_ECOMM) ms__stream_observer.reported(e->epoch, e->text);
     }
     ms__event_release(e);
     return status;

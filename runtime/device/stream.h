@@ -40,6 +40,14 @@ void ms__event_release(ms_pending *e);  // NULL allowed
 void ms__stream_reap(void);
 ms_status ms__streams_drain(void);  // waits for everything queued
 bool ms__stream_cancelled(void);    // the process ends: give up
+
+// What collectives add to streams: comm/error.c sets it when the library is loaded.
+typedef struct {
+    uint64_t (*epoch)(void);                             // kept with every record that is launched
+    void (*reported)(uint64_t epoch, const char *text);  // a wait returned MS_ECOMM of a record of this epoch
+} ms_stream_observer;
+extern ms_stream_observer ms__stream_observer;
+
 #ifndef __cplusplus
 extern _Atomic int *ms__engine_waits;  // stream kind the engine thread waits for, -1: none
 #endif

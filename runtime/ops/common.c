@@ -179,3 +179,20 @@ ms_status ms__copy(ms_tensor *dst, ms_tensor *src)
     MS_TRY(ms__storage_sync(dst->storage, true));
     return ms__copy_data(dst, src);
 }
+
+ms_status ms__contiguous(ms_tensor **out, ms_tensor *t)
+{
+    if (ms__is_contiguous(t)) {
+        *out = ms__retain(t);
+        return MS_OK;
+    }
+    ms_tensor *c;
+    MS_TRY(ms__tensor_like(&c, t, "contiguous"));
+    ms_status st = ms__copy(c, t);
+    if (st != MS_OK) {
+        ms__release(c);
+        return st;
+    }
+    *out = c;
+    return MS_OK;
+}

@@ -4,7 +4,7 @@
 #include "cpu/cpu.h"
 #include "rows/ops.h"
 
-const ms_cuda_engine ms__cuda_engine = {
+static const ms_cuda_engine engine = {
     .fail = ms__fail,
     .call_fail = ms__call_fail,
     .tensor_text = ms__tensor_text,
@@ -26,3 +26,8 @@ const ms_cuda_engine ms__cuda_engine = {
     .largest_below = ms__largest_below,
     .reduced_dims = ms__reduced_dims,
 };
+
+__attribute__((constructor)) static void offer(void)
+{
+    ms__cuda_client = (ms_cuda_client) { .engine = &engine, .add_kernel = ms__cuda_kernel_add };
+}

@@ -31,6 +31,4 @@ typedef struct ms_cuda_engine {
     unsigned (*reduced_dims)(const ms_tensor *x, int n, const int64_t *d);
 } ms_cuda_engine;
 
-extern const ms_cuda_engine ms__cuda_engine;
-
 #endif

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // ops/engine.c -- process-wide settings: threads, modes, the random generator's place.
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>
@@ -98,14 +99,13 @@ ms_status ms_init(void)
 
 int ms_num_threads(void) { return threads; }
 
-// oneDNN's threads are OpenMP's, whose library comes with it.
-extern void omp_set_num_threads(int n) __attribute__((weak));
-
 // At most 1024, whatever an environment asks for: libgomp falls over a team of 100,000.
 void ms_set_num_threads(int n)
 {
     threads = n < 1 ? 1 : n > 1024 ? 1024 : n;
-    if (omp_set_num_threads) omp_set_num_threads(threads);
+    // oneDNN's threads are OpenMP's, whose library comes with it.
+    void (*set_openmp)(int) = (void (*)(int))dlsym(RTLD_DEFAULT, "omp_set_num_threads");
+    if (set_openmp) set_openmp(threads);
 }
 
 int ms_set_grad_mode(int on)

@@ -11,8 +11,8 @@
 #include <stdio.h>
 
 #include "base/activity.h"
-#include "autograd/graph.h"
 #include "base/trace.h"
+#include "ops/op.h"
 
 // ---- the table --------------------------------------------------------------------------------
 
@@ -20,6 +20,8 @@ enum { MAX_OPS = 512, HASH = 2048 };
 static const ms_op *table[MAX_OPS];
 static int16_t by_name[HASH];
 static int n_ops;
+
+ms_recorder ms__recorder;
 
 static uint32_t hash(const char *s)
 {
@@ -76,11 +78,10 @@ static int cuda_slot(const char *name)
     return (int)h;
 }
 
-void ms__register_kernel(const char *name, int device, ms_status (*run)(ms_call *))
+void ms__cuda_kernel_add(const char *op, ms_status (*run)(ms_call *))
 {
-    if (device != MS_CUDA) return;
-    int k = cuda_slot(name);
-    cuda_kernel[k].op = name;
+    int k = cuda_slot(op);
+    cuda_kernel[k].op = op;
     cuda_kernel[k].run = run;
 }
 
@@ -129,28 +130,6 @@ void ms__call_inplace(ms_call *c, int k, int in)
     c->out[k]->version->count++;
 }
 
-void ms__call_replace(ms_call *c, int k, ms_tensor *owned)
-{
-    if (c->owned >> k & 1) ms__release(c->in[k]);
-    c->in[k] = owned;
-    c->owned |= (uint64_t)1 << k;
-}
-
-const char *ms__op_title(const ms_op *op)
-{
-    static __thread char title[64];
-    static const char *const others[][2] = { { "cast", "to" },      { "to_device", "to" },     { "rand_", "rand" },
-                                             { "randn_", "randn" }, { "randint_", "randint" }, { "arange_", "arange" },
-                                             { "eye_", "eye" } };
-    for (size_t k = 0; k < sizeof others / sizeof *others; k++)
-        if (strcmp(op->name, others[k][0]) == 0) return others[k][1];
-    const char *name = op->name, *variant = strstr(name, "_scalar"), *rest = variant ? variant + 7 : "";
-    if (!variant && (variant = strstr(name, "_all"))) rest = variant + 4;
-    int n = variant ? (int)(variant - name) : (int)strlen(name);
-    snprintf(title, sizeof title, "%.*s%s", n, name, rest);
-    return title;
-}
-
 ms_status ms__call_fail(const ms_call *c, const char *fmt, ...)
 {
     char text[2048];
@@ -158,7 +137,7 @@ ms_status ms__call_fail(const ms_call *c, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    return ms__fail(MS_EINVAL, "%s: %s", ms__op_title(c->op), text);
+    return ms__fail(MS_EINVAL, "%s: %s", ms__op_title(c->op->name), text);
 }
 
 ms_status ms__call_dim(const ms_call *c, int64_t d, int ndim, int *out)
@@ -286,7 +265,6 @@ static ms_status dispatch(ms_call *c, bool record)
     ms_status st;
 
     c->n_out = 0;
-    c->owned = 0;
     if (MS_UNLIKELY(ms__state.interrupted)) MS_TRY(ms__check_interrupt());
     if (MS_UNLIKELY(c->n_in < op->n_in_min || c->n_in > op->n_in_max))
         return ms__call_fail(c, "takes %d to %d tensors, got %d", op->n_in_min, op->n_in_max, c->n_in);
@@ -302,20 +280,20 @@ static ms_status dispatch(ms_call *c, bool record)
         grad |= t->requires_grad;
         if (MS_UNLIKELY(t->is_view && t->tape != t->version->tape && t->tape != MS_OFF_TAPE)) stale = k;
     }
-    if (MS_UNLIKELY(ms__region && grad)) ms__region_meet(c->n_in, c->in);
+    if (MS_UNLIKELY(ms__recorder.meet && grad)) ms__recorder.meet(c->n_in, c->in);
     record = record && ms__state.grad_mode;
     grad = grad && record;
     if (MS_UNLIKELY(stale >= 0 && record)) return stale_view(c, stale);
     if (MS_UNLIKELY(op->flags & MS_OP_INPLACE)) {
         if (grad) MS_TRY(check_inplace(c));
-        if (grad && op->backward) MS_TRY(ms__record_before(c));
+        if (grad && op->backward) MS_TRY(ms__recorder.before(c));
         if (c->in[0] && c->in[0]->storage->readers) MS_TRY(ms__storage_sync(c->in[0]->storage, true));
     }
 
     st = op->check(c);
     if (MS_UNLIKELY(st != MS_OK)) goto failed;
     // All that recording allocates, before the kernel changes anything: the call is repeated when memory was short.
-    if (grad && op->backward && !(node = ms__record_new(c))) {
+    if (grad && op->backward && !(node = ms__recorder.node_for(c))) {
         st = MS_ENOMEM;
         goto failed;
     }
@@ -333,23 +311,18 @@ static ms_status dispatch(ms_call *c, bool record)
         if (MS_UNLIKELY(st != MS_OK)) goto failed;
     }
     if (node) {
-        ms__record(node, c);
+        ms__recorder.record(node, c);
         if (op->flags & MS_OP_INPLACE) c->in[0]->version->tape++;
     } else if (op->flags & MS_OP_VIEW && !record) {
         for (int k = 0; k < c->n_out; k++)
             if (c->out[k]) c->out[k]->tape = MS_OFF_TAPE;
     }
-    if (MS_UNLIKELY(c->owned))
-        for (int k = 0; k < c->n_in; k++)
-            if (c->owned >> k & 1) ms__release(c->in[k]);
     return MS_OK;
 
 failed:
-    if (node) ms__record_drop(node);
+    if (node) ms__recorder.drop(node);
     if (op->flags & MS_OP_RANDOM) ms__rng_rewind(drawn);
     for (int k = 0; k < c->n_out; k++) ms__release(c->out[k]);
-    for (int k = 0; k < c->n_in; k++)
-        if (c->owned >> k & 1) ms__release(c->in[k]);
     c->n_out = 0;
     return st;
 }
@@ -436,7 +409,7 @@ static ms_id finish1(ms_call *c)
 {
     if (MS_UNLIKELY(reserve(c->op, 1) != MS_OK || ms__dispatch(c) != MS_OK)) return 0;
     for (int k = 1; k < c->n_out; k++) ms__release(c->out[k]);
-    return ms__name_made(c->out[0], c->op);
+    return ms__name_made(c->out[0], c->op->name);
 }
 
 static ms_status released_input(const ms_op *op, int k)
@@ -467,7 +440,7 @@ ms_status ms_call_op(int op, ms_args *a)
     MS_TRY(reserve(c.op, MS_MAX_OUT));
     MS_TRY(ms__dispatch(&c));
     a->n_out = c.n_out;
-    for (int k = 0; k < c.n_out; k++) a->out[k] = ms__name_made(c.out[k], c.op);
+    for (int k = 0; k < c.n_out; k++) a->out[k] = ms__name_made(c.out[k], c.op->name);
     return MS_OK;
 }
 

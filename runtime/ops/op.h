@@ -20,12 +20,10 @@ typedef struct ms_op ms_op;
 typedef struct ms_call {
     const ms_op *op;
     int n_in, n_out, n_i, n_f;
-    ms_tensor *in[MS_MAX_IN];  // NULL where an optional input is absent. check may replace an entry by another
-                               // reference that it owns (a cast): use ms__call_replace
+    ms_tensor *in[MS_MAX_IN];  // NULL where an optional input is absent
     ms_tensor *out[MS_MAX_OUT];
     int64_t i[MS_MAX_I];
     double f[MS_MAX_F];
-    uint64_t owned;         // bits of in[] that check replaced; released after the call
     uint64_t saved_rng[2];  // seed and offset drawn by random operators, for backward
 } ms_call;
 
@@ -41,13 +39,12 @@ typedef struct ms_backward_call {
     ms_tensor **gout;
     ms_tensor **gin;  // to fill with owned references; leave NULL where need is false
     const bool *need;
-    const struct ms_run *run;  // these two for ms__gradient_so_far
+    // What has come together of input k's gradient, if backward may add to it and hand it back as gin[k] (owned as
+    // ever): it has the shape, dtype and device of the input. NULL otherwise. For gradients that are mostly zeros.
+    ms_tensor *(*so_far)(const struct ms_backward_call *b, int k);
+    const struct ms_run *run;  // these two for so_far
     const struct ms_edge *edges;
 } ms_backward_call;
-
-// What has come together of input k's gradient, if backward may add to it and hand it back as gin[k] (owned as ever):
-// it has the shape, dtype and device of the input. NULL otherwise. For gradients that are mostly zeros.
-ms_tensor *ms__gradient_so_far(const ms_backward_call *b, int k);
 
 typedef struct ms_meta {
     uint8_t dtype, ndim;
@@ -75,10 +72,7 @@ ms_status ms__call_out(ms_call *c, int k, int dtype, int device, int ndim, const
 ms_status ms__call_out_like(ms_call *c, int k, const ms_tensor *t);
 ms_status ms__call_view(ms_call *c, int k, ms_tensor *view);  // out[k] = an owned view
 void ms__call_inplace(ms_call *c, int k, int in);             // out[k] is in[in] itself; its version is bumped
-void ms__call_replace(ms_call *c, int k, ms_tensor *owned);
 // Failure that names the operator: "matmul: " + text
-const char *ms__op_title(
-    const ms_op *op);  // the name that scripts know: add_scalar_ is add_, max_all max; until the next call
 ms_status ms__call_fail(const ms_call *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 // 0-based dimension from one that may be negative; fails naming the operator.
 ms_status ms__call_dim(const ms_call *c, int64_t d, int ndim, int *out);
@@ -101,13 +95,29 @@ ms_status ms__zero(ms_tensor *t);                    // fills in place, any stri
 ms_status ms__copy(ms_tensor *dst, ms_tensor *src);  // broadcast, cast, any strides, between devices, no graph
 ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src);  // the same for kernels: the storages are there
 ms_status ms__fill_data(ms_tensor *t, double value);
+ms_status ms__contiguous(ms_tensor **out, ms_tensor *t);  // t itself (retained) or a contiguous copy; no graph
+// Copies dst = src (contiguous, one dtype) on the copy stream and returns at once; the next operator on either waits.
+// *event, when wanted, is the caller's to release.
+ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event);
+
+// Records calls for gradients: autograd/graph.c sets it when the library is loaded. Recording c, whose outputs exist
+// and of which some input requires grad, has two steps: node_for before its kernel runs, and record afterwards.
+typedef struct {
+    // Before an in-place operator that is going to be recorded runs: keeps what its backward reads of the old values.
+    ms_status (*before)(const ms_call *c);
+    ms_node *(*node_for)(const ms_call *c);     // NULL with the error set
+    void (*record)(ms_node *n, ms_call *c);     // cannot fail: saves what backward reads and sets the outputs' node
+    void (*drop)(ms_node *n);                   // instead, when the kernel failed
+    void (*meet)(int n, ms_tensor *const *in);  // inputs inside a checkpoint's region; NULL outside
+} ms_recorder;
+extern ms_recorder ms__recorder;
 
 // ---- dispatch ----
 ms_status ms__dispatch(ms_call *c);  // check, run, record; c->out are owned references afterwards
 extern const ms_op *const *const
     *const ms__op_families;  // ops/families.c: NULL-terminated list of NULL-terminated lists
 const ms_op *ms__op_by_name(const char *name);
-void ms__register_kernel(const char *op, int device, ms_status (*run)(ms_call *));  // plugins (CUDA)
+void ms__cuda_kernel_add(const char *op, ms_status (*run)(ms_call *));
 
 // Runs body over [0, n) in fixed blocks on this rank's threads; small n stays on the caller.
 // Blocks don't depend on the number of threads, so neither do the bits of a reduction made of them.

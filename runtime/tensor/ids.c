@@ -8,7 +8,6 @@
 #include <stdio.h>
 
 #include "tensor/tensor.h"
-#include "ops/op.h"
 
 enum {
     SLOT_BITS = 22,
@@ -24,17 +23,17 @@ enum {
 typedef struct slot {
     ms_tensor *tensor;
     uint32_t generation;
-    uint32_t next, prev;   // in its scope's list, or the free list
-    uint32_t scope;        // 0: unscoped
-    uint16_t owners;       // grads, fields of the engine: who keeps it beside the script
-    bool collected;        // a finalizer in Lua will release it
-    const ms_op *made_by;  // or NULL
+    uint32_t next, prev;  // in its scope's list, or the free list
+    uint32_t scope;       // 0: unscoped
+    uint16_t owners;      // grads, fields of the engine: who keeps it beside the script
+    bool collected;       // a finalizer in Lua will release it
+    const char *made_by;  // an operator's name, or NULL
 } slot;
 
 typedef struct grave {
     ms_id id;
     const char *scope;  // interned; NULL: not by the end of a scope
-    const ms_op *made_by;
+    const char *made_by;
 } grave;
 
 typedef struct scope {
@@ -191,7 +190,7 @@ ms_status ms__names_reserve(int n, const char *what)
     return no_names(what);
 }
 
-static ms_id name_in(ms_tensor *t, uint32_t where, const ms_op *made_by)
+static ms_id name_in(ms_tensor *t, uint32_t where, const char *made_by)
 {
     if (t->slot) {
         slot *s = slot_at(t->slot);
@@ -203,7 +202,7 @@ static ms_id name_in(ms_tensor *t, uint32_t where, const ms_op *made_by)
     slot *s = slot_take(&i);
     if (!s) {
         ms__release(t);
-        no_names(made_by ? made_by->name : "tensor");
+        no_names(made_by ? made_by : "tensor");
         return 0;
     }
     s->tensor = t;
@@ -215,13 +214,28 @@ static ms_id name_in(ms_tensor *t, uint32_t where, const ms_op *made_by)
 }
 
 ms_id ms__name(ms_tensor *t) { return name_in(t, (uint32_t)ms__state.scope, NULL); }
-ms_id ms__name_made(ms_tensor *t, const ms_op *made_by) { return name_in(t, (uint32_t)ms__state.scope, made_by); }
+ms_id ms__name_made(ms_tensor *t, const char *made_by) { return name_in(t, (uint32_t)ms__state.scope, made_by); }
 
 ms_id ms__name_unscoped(ms_tensor *t)
 {
     ms_id id = name_in(t, 0, NULL);
     if (id) ms_keep(id);
     return id;
+}
+
+const char *ms__op_title(const char *name)
+{
+    static __thread char title[64];
+    static const char *const others[][2] = { { "cast", "to" },      { "to_device", "to" },     { "rand_", "rand" },
+                                             { "randn_", "randn" }, { "randint_", "randint" }, { "arange_", "arange" },
+                                             { "eye_", "eye" } };
+    for (int k = 0; k < MS_COUNT(others); k++)
+        if (strcmp(name, others[k][0]) == 0) return others[k][1];
+    const char *variant = strstr(name, "_scalar"), *rest = variant ? variant + 7 : "";
+    if (!variant && (variant = strstr(name, "_all"))) rest = variant + 4;
+    int n = variant ? (int)(variant - name) : (int)strlen(name);
+    snprintf(title, sizeof title, "%.*s%s", n, name, rest);
+    return title;
 }
 
 static void released(ms_id id)
@@ -438,8 +452,6 @@ void ms_scope_close(double handle, const ms_id *keep, int n)
     chain_top[in] = parent;
     if (in == chain) ms__state.scope = (int32_t)parent;
 }
-
-const char *ms__scope_name(void) { return ms__state.scope ? scopes[ms__state.scope].name : NULL; }
 
 // ---- chains -----------------------------------------------------------------------------------
 

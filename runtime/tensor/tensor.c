@@ -4,13 +4,11 @@
 #include <stdio.h>
 
 #include "tensor/tensor.h"
-#include "ops/op.h"
-#include "autograd/graph.h"
 #include "base/watched.h"
 
 static ms_tensor *spare;           // linked through node
 static ms_counter *spare_version;  // linked through the first word
-static int64_t live;
+ms_tensor_observer ms__tensor_observer;
 
 // Views are made where nothing may fail any more (a unit re-points its parameters, a run lets go of its graph). They
 // are served from here when malloc refuses, and ms__tensor_new, which may fail, does so as long as this is not full
@@ -64,13 +62,13 @@ static ms_tensor *tensor_raw(void)
     t->unit_param = NULL;
     t->name = NULL;
     t->slot = t->tape = 0;
-    live++;
+    ms__live_tensors++;
     return t;
 }
 
 static void tensor_recycle(ms_tensor *t)
 {
-    live--;
+    ms__live_tensors--;
     if (!MS_RECYCLE) {
         free(t);
         return;
@@ -257,14 +255,12 @@ void ms__release(ms_tensor *t)
 {
     if (!t || --t->refs > 0) return;
     ms_node *node = t->node;
-    if (t->leaf) ms__leaf_drop(t);
+    if (t->leaf) ms__tensor_observer.leaf_drop(t);
     ms__storage_release(t->storage);
     version_release(t->version);
     tensor_recycle(t);
-    if (node) ms__node_release(node);
+    if (node) ms__tensor_observer.node_release(node);
 }
-
-int64_t ms__live_tensors(void) { return live; }
 
 bool ms__is_contiguous(const ms_tensor *t)
 {
@@ -274,23 +270,6 @@ bool ms__is_contiguous(const ms_tensor *t)
         n *= t->shape[d];
     }
     return true;
-}
-
-ms_status ms__contiguous(ms_tensor **out, ms_tensor *t)
-{
-    if (ms__is_contiguous(t)) {
-        *out = ms__retain(t);
-        return MS_OK;
-    }
-    ms_tensor *c;
-    MS_TRY(ms__tensor_like(&c, t, "contiguous"));
-    ms_status st = ms__copy(c, t);
-    if (st != MS_OK) {
-        ms__release(c);
-        return st;
-    }
-    *out = c;
-    return MS_OK;
 }
 
 const char *ms__tensor_text(const ms_tensor *t)

@@ -21,7 +21,6 @@ extern "C" {
 typedef struct ms_node ms_node;
 typedef struct ms_hook ms_hook;
 typedef struct ms_leaf ms_leaf;
-struct ms_op;
 
 typedef struct ms_storage {
     int refs;
@@ -86,8 +85,6 @@ void ms__tensor_point(ms_tensor *t,
 ms_tensor *ms__retain(ms_tensor *t);         // NULL allowed
 void ms__release(ms_tensor *t);              // NULL allowed
 bool ms__is_contiguous(const ms_tensor *t);
-int64_t ms__live_tensors(void);                           // tensor objects alive, for the ledger
-ms_status ms__contiguous(ms_tensor **out, ms_tensor *t);  // t itself (retained) or a contiguous copy; no graph
 static inline int ms__device(const ms_tensor *t) { return t->storage->device; }
 static inline size_t ms__nbytes(const ms_tensor *t) { return (size_t)t->numel * (size_t)ms__dtype_size(t->dtype); }
 static inline void *ms__data(const ms_tensor *t)
@@ -97,13 +94,24 @@ static inline void *ms__data(const ms_tensor *t)
 // "float32 [2, 3] cpu" in a rotating buffer.
 const char *ms__tensor_text(const ms_tensor *t);
 
+// The name of an operator that scripts know: add_scalar_ is add_, max_all max. Valid until the next call.
+const char *ms__op_title(const char *op);
+
+// What a graph does for tensors: autograd/graph.c sets it when the library is loaded.
+typedef struct {
+    void (*leaf_drop)(ms_tensor *t);  // t dies, which has a leaf
+    void (*node_release)(ms_node *n);
+    bool (*has_grad)(const ms_tensor *t);
+} ms_tensor_observer;
+extern ms_tensor_observer ms__tensor_observer;
+
 // ---- ids and scopes ---------------------------------------------------------------------------
 // The tensor behind an id, borrowed; NULL with the error set (MS_ERELEASED, or MS_EINVAL for 0).
 ms_tensor *ms__tensor(ms_id id);
 // Names t in the innermost scope (or unscoped); takes over the caller's reference. A tensor that has a name keeps it.
 ms_id ms__name(ms_tensor *t);
-ms_id ms__name_made(ms_tensor *t,
-                    const struct ms_op *made_by);      // the same; an error after its release names the operator
+// The same; an error after its release names the operator, whose name lives for ever.
+ms_id ms__name_made(ms_tensor *t, const char *made_by);
 ms_id ms__name_unscoped(ms_tensor *t);                 // owned by something: a grad, a parameter
 ms_status ms__names_reserve(int n, const char *what);  // the next n names can be given: n <= MS_MAX_OUT
 
@@ -111,7 +119,6 @@ ms_status ms__names_reserve(int n, const char *what);  // the next n names can b
 // goes to the innermost scope, to Lua's collector if that looks after it, or away.
 void ms__own(ms_tensor *t);
 void ms__disown(ms_tensor *t);
-const char *ms__scope_name(void);  // of the innermost scope, or NULL
 
 #ifdef __cplusplus
 }

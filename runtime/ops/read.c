@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+// ops/read.c -- a tensor's values across the public boundary: as numbers, by pointer, a copy of its whole storage.
+#include "base/activity.h"
+#include "device/device.h"
+#include "ops/op.h"
+
+static double load(const void *data, int dtype, int64_t k)
+{
+    switch (dtype) {
+    case MS_F32: return ((const float *)data)[k];
+    case MS_F64: return ((const double *)data)[k];
+    case MS_F16: return ms_f16_to_float(((const ms_f16 *)data)[k]);
+    case MS_BF16: return ms_bf16_to_float(((const ms_bf16 *)data)[k]);
+    case MS_I64: return (double)((const int64_t *)data)[k];
+    case MS_I32: return ((const int32_t *)data)[k];
+    default: return ((const uint8_t *)data)[k];
+    }
+}
+
+// Reading needs bytes: a sharded or vacated tensor, or one on meta, has none.
+static ms_status readable(ms_tensor *t, const char *who)
+{
+    if (t->sharded)
+        return ms__fail(MS_ESTATE, "%s: parameter '%s' is sharded; use to_local() or full_tensor()", who,
+                        t->name ? t->name : "?");
+    if ((ms__device(t) & 0xff) == MS_META) return ms__fail(MS_EINVAL, "%s: a tensor on device meta has no values", who);
+    return ms__storage_sync(t->storage, false);
+}
+
+// Where the host can read it: itself (retained), a contiguous copy, or a copy from its device.
+static ms_status on_cpu(ms_tensor **out, ms_tensor *t)
+{
+    if (!ms__is_cuda(ms__device(t))) return ms__contiguous(out, t);
+    MS_TRY(ms__tensor_new(out, t->dtype, MS_CPU, t->ndim, t->shape, "tolist"));
+    ms_status st = ms__copy(*out, t);
+    if (st != MS_OK) ms__release(*out);
+    return st;
+}
+
+void *ms_data_ptr(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t || readable(t, "data_ptr")) return NULL;
+    return ms__data(t);
+}
+
+ms_status ms_read(ms_id id, double *out, double capacity)
+{
+    MS_BUSY;
+    ms_tensor *t = ms__tensor(id), *c;
+    if (!t) return (ms_status)ms_error_code();
+    MS_TRY(readable(t, "tolist"));
+    if ((double)t->numel > capacity)
+        return ms__fail(MS_EINVAL, "read: %lld elements do not fit %.0f", (long long)t->numel, capacity);
+    MS_TRY(on_cpu(&c, t));
+    const void *data = ms__data(c);
+    for (int64_t k = 0; k < c->numel; k++) out[k] = load(data, c->dtype, k);
+    ms__release(c);
+    return MS_OK;
+}
+
+ms_status ms_item(ms_id id, double *out)
+{
+    MS_BUSY;
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return (ms_status)ms_error_code();
+    if (t->numel != 1)
+        return ms__fail(MS_EINVAL, "item: the tensor has %lld elements, shape %s; exactly 1 expected",
+                        (long long)t->numel, ms__shape_text(t->ndim, t->shape));
+    MS_TRY(readable(t, "item"));
+    if (ms__is_cuda(ms__device(t))) {
+        double bytes;
+        MS_TRY(ms__move(MS_CPU, &bytes, ms__device(t), ms__data(t), (size_t)ms__dtype_size(t->dtype)));
+        *out = load(&bytes, t->dtype, 0);
+        return MS_OK;
+    }
+    *out = load(ms__data(t), t->dtype, 0);
+    return MS_OK;
+}
+
+ms_id ms_storage_copy(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id), *copy = NULL;
+    if (!t) return 0;
+    int64_t bytes = (int64_t)t->storage->bytes;
+    ms_tensor *all = ms__tensor_on(t->storage, MS_U8, 1, &bytes, 0);
+    ms_status st = ms__op1(&copy, ms__op_by_name("clone"), all);
+    ms__release(all);
+    return st == MS_OK ? ms__name(copy) : 0;
+}
