@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/ops.h -- rows that other families, the graph or the shard engine call from C, and what checks and
-// backwards share.
+// rows/ops.h -- rows that other families, the graph or the shard engine call from C.
 #ifndef MS_OPS_H
 #define MS_OPS_H
 
@@ -13,18 +12,8 @@ extern const ms_op ms__op_relu, ms__op_relu_backward, ms__op_masked_fill;
 extern const ms_op ms__op_copy_, ms__op_cast, ms__op_clone, ms__op_fill_, ms__op_zero_;
 extern const ms_op ms__op_sum, ms__op_mean, ms__op_cumsum, ms__op_cat;
 
-// PyTorch's result type: a 0-dim tensor only counts when it is of a higher kind (bool < integer < real).
-int ms__result_dtype(const ms_tensor *a, const ms_tensor *b);
-
-// The gradient g (owned, taken over) brought to an input's shape and dtype.
-ms_status ms__grad_to(ms_tensor **out, ms_tensor *g, const ms_meta *input);
 // Bits of the n dimensions d (valid, maybe negative); none: all.
 unsigned ms__reduced_dims(const ms_tensor *x, int n, const int64_t *d);
-// View of t (contiguous dims assumed viewable) with another shape; NULL if its strides don't allow it.
-ms_tensor *ms__view_as(const ms_tensor *t, int ndim, const int64_t *shape);
-// t as that shape: a view, or a view of a contiguous copy.
-ms_status ms__reshape(ms_tensor **out, ms_tensor *t, int ndim, const int64_t *shape);
-
 static inline bool ms__same_shape(const ms_tensor *a, const ms_tensor *b)
 {
     return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;

@@ -3,7 +3,7 @@
 //
 // Transposed and otherwise strided inputs are passed on with their strides; only a batch whose rows do
 // not collapse to one stride costs a copy, and only where one large product replaces many.
-#include "cpu/product/gemm.h"
+#include "cpu/product/product.h"
 #include "rows/grad.h"
 
 static ms_status check_types(ms_call *c)

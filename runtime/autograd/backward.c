@@ -9,7 +9,7 @@
 // Nodes and leaves carry the state of the run that uses them (run, gout, total ...). A nested run over the same
 // graph sets the outer run's state aside and puts it back when it ends; runs form a stack, so that nests.
 #include "autograd/owner.h"
-#include "autograd/run.h"
+#include "autograd/backward.h"
 
 enum { PHASE_HOOKS, PHASE_BACKWARD, PHASE_ANSWER, PHASE_DELIVER };
 
@@ -59,7 +59,7 @@ static ms_status used_up(const ms_node *n)
 static ms_status add_node(ms_run *r, ms_node *n)
 {
     if (MS_UNLIKELY(n->freed && n->keeps)) return used_up(n);
-    if (MS_UNLIKELY(!ms__grow((void **)&r->agenda, &r->cap_agenda, r->n_agenda, sizeof *r->agenda))) return MS_ENOMEM;
+    MS_TRY(ms__grow(&r->agenda, &r->cap_agenda, r->n_agenda, sizeof *r->agenda, "backward", "the run's agenda"));
     if (MS_UNLIKELY(n->run != NULL)) MS_TRY(set_aside_node(r, n));
     n->run = r;
     n->counted = false;
@@ -100,8 +100,7 @@ static bool edge_needed(const ms_run *r, ms_edge e)
 static ms_status touch_leaf(ms_run *r, ms_leaf *l)
 {
     if (l->run != r) {
-        if (MS_UNLIKELY(!ms__grow((void **)&r->leaves, &r->cap_leaves, r->n_leaves, sizeof *r->leaves)))
-            return MS_ENOMEM;
+        MS_TRY(ms__grow(&r->leaves, &r->cap_leaves, r->n_leaves, sizeof *r->leaves, "backward", "the run's agenda"));
         if (MS_UNLIKELY(l->run != NULL)) MS_TRY(set_aside_leaf(r, l));
         l->run = r;
         l->pending = 0;
@@ -178,7 +177,7 @@ static ms_status count_leaves(ms_run *r, int n_new)
 
 static ms_status hold(ms_run *r, ms_node *n)
 {
-    if (!ms__grow((void **)&r->held, &r->cap_held, r->n_held, sizeof *r->held)) return MS_ENOMEM;
+    MS_TRY(ms__grow(&r->held, &r->cap_held, r->n_held, sizeof *r->held, "backward", "the run's agenda"));
     n->refs++;
     r->held[r->n_held++] = n;
     return MS_OK;
@@ -263,7 +262,7 @@ static ms_status op_backward(ms_run *r, ms_node *n)
     MS_TRY(check_saved(n));
     for (int k = 0; k < n->n_in; k++) {
         some |= need[k] = edge_needed(r, n->edges[k]);
-        r->gin[k] = NULL;
+        r->at.gin[k] = NULL;
     }
     if (!some) return MS_OK;
     MS_RANGE(MS_RANGE_BACKWARD, ms__trace_text("backward of %s", n->op->name), NULL);
@@ -281,7 +280,7 @@ static ms_status op_backward(ms_run *r, ms_node *n)
         .f = n->f,
         .saved_rng = n->saved_rng,
         .gout = n->gout,
-        .gin = r->gin,
+        .gin = r->at.gin,
         .need = need,
         .so_far = gradient_so_far,
         .run = r,
@@ -352,7 +351,7 @@ static ms_status settle_region(ms_run *r, const ms_region *g)
 static ms_run_state node_event(ms_run *r, ms_event *ev, ms_event_kind kind, double key, int n, ms_tensor *const *in,
                                int n_first)
 {
-    r->phase = PHASE_ANSWER;
+    r->at.phase = PHASE_ANSWER;
     return ms__run_event(r, ev, kind, key, 0, n, in, n_first);
 }
 
@@ -390,10 +389,10 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
         }
         if (g && ms__fit_gradient(&g, &n->in_meta[k], who, k)) {
             ms__release(g);
-            return (ms_status)ms_error_code();
+            return ms__failure();
         }
-        ms__release(r->gin[k]);
-        r->gin[k] = g;
+        ms__release(r->at.gin[k]);
+        r->at.gin[k] = g;
     }
     return MS_OK;
 }
@@ -402,12 +401,12 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
 // tasks were pushed that come first.
 ms_run_state ms__node_step(ms_run *r, ms_event *ev)
 {
-    ms_node *n = r->cur;
+    ms_node *n = r->at.node;
     ms_tensor *const *a;
-    switch (r->phase) {
+    switch (r->at.phase) {
     case PHASE_HOOKS:
-        if (MS_UNLIKELY(r->event_kind == MS_EV_TENSOR_HOOK && r->hook && ms__run_answers(r, &a) > 0 && a[0])) {
-            int at = r->hook_output;
+        if (MS_UNLIKELY(r->event.kind == MS_EV_TENSOR_HOOK && r->at.hook && ms__run_answers(r, &a) > 0 && a[0])) {
+            int at = r->at.hook_output;
             ms_tensor *g = ms__retain(a[0]);
             if (ms__fit_gradient(&g, &n->out_meta[at], "register_hook", 0)) {
                 ms__release(g);
@@ -416,29 +415,29 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
             ms__release(n->gout[at]);
             n->gout[at] = g;
         }
-        r->event_kind = 0;
-        for (ms_hook *h = r->hook ? r->hook->next : n->hooks; MS_UNLIKELY(h != NULL); h = h->next) {
+        r->event.kind = 0;
+        for (ms_hook *h = r->at.hook ? r->at.hook->next : n->hooks; MS_UNLIKELY(h != NULL); h = h->next) {
             if (h->kind == MS_HOOK_REMOVED || !n->gout[h->index] || !n->needed) continue;
-            r->hook = h;
+            r->at.hook = h;
             if (h->kind == MS_HOOK_UNIT) {
                 if (ms__run_owner->pre_backward(r, h->unit, h->use)) return MS_RUN_FAILED;
                 return MS_RUN_DONE;  // what it pushed comes first
             }
-            r->hook_output = h->index;
+            r->at.hook_output = h->index;
             return ms__run_event(r, ev, MS_EV_TENSOR_HOOK, h->key, 0, 1, &n->gout[h->index], 0);
         }
-        r->hook = NULL;
+        r->at.hook = NULL;
         for (int k = 0; k < r->n_captures; k++) {
             ms_capture *c = &r->captures[k];
             if (c->node == n && !c->value) c->value = ms__retain(n->gout[c->index]);
         }
-        r->phase = PHASE_BACKWARD;
+        r->at.phase = PHASE_BACKWARD;
         // fall through
     case PHASE_BACKWARD: {
         bool any = false;
         for (int k = 0; k < n->n_out; k++) any |= n->gout[k] != NULL;
-        for (int k = 0; k < n->n_in; k++) r->gin[k] = NULL;
-        r->phase = PHASE_DELIVER;
+        for (int k = 0; k < n->n_in; k++) r->at.gin[k] = NULL;
+        r->at.phase = PHASE_DELIVER;
         if (MS_LIKELY(any && n->needed)) {
             if (MS_UNLIKELY(n->freed && n->keeps)) {  // by a nested run, just now
                 used_up(n);
@@ -451,23 +450,23 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
             case MS_NODE_FUNCTION: return node_event(r, ev, MS_EV_FUNCTION, n->key, n->n_out, n->gout, 0);
             case MS_NODE_CHECKPOINT: return node_event(r, ev, MS_EV_RECOMPUTE, n->key, 0, NULL, 0);
             case MS_NODE_MODULE_OUT:
-                for (int k = 0; k < n->n_in; k++) r->gin[k] = ms__retain(n->gout[k]);
+                for (int k = 0; k < n->n_in; k++) r->at.gin[k] = ms__retain(n->gout[k]);
                 module_out(n);
                 // No input asks for a gradient: the hook has all that will come.
                 if (((ms_module_call *)n->unit)->n_in == 0) return module_event(r, ev, n, n->unit);
                 break;
             case MS_NODE_MODULE_IN:
-                for (int k = 0; k < n->n_in; k++) r->gin[k] = ms__retain(n->gout[k]);
+                for (int k = 0; k < n->n_in; k++) r->at.gin[k] = ms__retain(n->gout[k]);
                 return module_event(r, ev, n, n->unit);
             case MS_NODE_UNIT:
-                for (int k = 0; k < n->n_in; k++) r->gin[k] = ms__retain(n->gout[k]);
+                for (int k = 0; k < n->n_in; k++) r->at.gin[k] = ms__retain(n->gout[k]);
                 break;
             }
         }
         goto deliver;
     }
     case PHASE_ANSWER:
-        r->phase = PHASE_DELIVER;
+        r->at.phase = PHASE_DELIVER;
         if (n->kind == MS_NODE_FUNCTION && take_answers(r, n, "Function", true)) return MS_RUN_FAILED;
         if (n->kind == MS_NODE_MODULE_IN && take_answers(r, n, "backward hook", false)) return MS_RUN_FAILED;
         if (n->kind == MS_NODE_CHECKPOINT && enter_region(r, n)) return MS_RUN_FAILED;
@@ -477,8 +476,8 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
         ms__node_drop_gouts(n);
         n->run = NULL;
         for (int k = n->n_in - 1; k >= 0; k--) {
-            ms_tensor *g = r->gin[k];
-            r->gin[k] = NULL;
+            ms_tensor *g = r->at.gin[k];
+            r->at.gin[k] = NULL;
             if (n->needed && deliver(r, n->edges[k], g, true)) return MS_RUN_FAILED;
             if (!n->needed) ms__release(g);
         }
@@ -486,7 +485,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
         if (MS_UNLIKELY(n->kind == MS_NODE_UNIT) && n->needed && ms__run_owner->post_backward(r, n->unit, n->use))
             return MS_RUN_FAILED;
         if (!r->retain) ms__node_free_saved(n);
-        r->cur = NULL;
+        r->at.node = NULL;
         return MS_RUN_DONE;
     }
 }
@@ -507,7 +506,7 @@ static ms_status seed(ms_tensor **out, ms_tensor *root, ms_tensor *given, const 
         return ms__fail(MS_EINVAL, "%s: root %d has shape %s; a gradient can be left out for one element only", who,
                         k + 1, ms__shape_text(root->ndim, root->shape));
     MS_TRY(ms__tensor_like(out, root, who));
-    if ((ms__device(root) & 0xff) == MS_CPU) {
+    if (ms__device_type(ms__device(root)) == MS_CPU) {
         void *p = ms__data(*out);
         switch (root->dtype) {
         case MS_F32: *(float *)p = 1; break;
@@ -517,7 +516,7 @@ static ms_status seed(ms_tensor **out, ms_tensor *root, ms_tensor *given, const 
         }
         return MS_OK;
     }
-    if ((ms__device(root) & 0xff) == MS_META) return MS_OK;
+    if (ms__is_meta(ms__device(root))) return MS_OK;
     double one = 1;
     ms_tensor *same;
     ms_status st = ms__run_op(ms__op_by_name("fill_"), 1, out, 0, NULL, 1, &one, 1, &same);

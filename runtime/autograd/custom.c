@@ -63,7 +63,7 @@ static ms_status tensors_of(const char *who, int n, const ms_id *ids, ms_tensor 
         return ms__fail(MS_EINVAL, "%s: %d tensors; at most %d are supported", who, n, MS_MAX_IN);
     for (int k = 0; k < n; k++) {
         out[k] = NULL;
-        if (ids[k] != 0 && !(out[k] = ms__tensor(ids[k]))) return (ms_status)ms_error_code();
+        if (ids[k] != 0 && !(out[k] = ms__tensor(ids[k]))) return ms__failure();
     }
     return MS_OK;
 }
@@ -159,13 +159,8 @@ static void meet(int n, ms_tensor *const *in)
         bool known = !l;
         for (int j = 0; j < g->n && !known; j++) known = g->leaves[j] == l;
         if (known) continue;
-        if (g->n == g->cap) {
-            int cap = g->cap ? 2 * g->cap : 16;
-            void *p = realloc(g->leaves, (size_t)cap * sizeof *g->leaves);
-            if (!p) return;  // hooks may run twice; gradients stay right
-            g->leaves = p;
-            g->cap = cap;
-        }
+        // Without memory hooks may run twice; gradients stay right.
+        if (ms__grow(&g->leaves, &g->cap, g->n, sizeof *g->leaves, "checkpoint", "leaves")) return;
         l->refs++;
         g->leaves[g->n++] = l;
     }

@@ -21,13 +21,8 @@ static int n_dead, cap_dead;
 void ms__dead_key(double key)
 {
     if (key == 0) return;
-    if (n_dead == cap_dead) {
-        int cap = cap_dead ? 2 * cap_dead : 64;
-        double *d = realloc(dead, (size_t)cap * sizeof *d);
-        if (!d) return;  // the script keeps a little more than it must
-        dead = d;
-        cap_dead = cap;
-    }
+    // Without memory the script keeps a little more than it must.
+    if (ms__grow(&dead, &cap_dead, n_dead, sizeof *dead, "autograd", "released keys")) return;
     dead[n_dead++] = key;
 }
 
@@ -206,7 +201,7 @@ static void leaf_drop(ms_tensor *t)
 ms_status ms_set_requires_grad(ms_id id, int on)
 {
     ms_tensor *t = ms__tensor(id);
-    if (!t) return (ms_status)ms_error_code();
+    if (!t) return ms__failure();
     if (t->node) {
         if (on) return MS_OK;
         return ms__fail(
@@ -234,12 +229,12 @@ ms_id ms_get_grad(ms_id id)
 ms_status ms_set_grad(ms_id id, ms_id grad)
 {
     ms_tensor *t = ms__tensor(id), *g = NULL;
-    if (!t) return (ms_status)ms_error_code();
+    if (!t) return ms__failure();
     if (grad == 0) {
         if (t->leaf) ms__leaf_set_grad(t->leaf, NULL);
         return MS_OK;
     }
-    if (!(g = ms__tensor(grad))) return (ms_status)ms_error_code();
+    if (!(g = ms__tensor(grad))) return ms__failure();
     if (t->node) return ms__fail(MS_EINVAL, "grad: the tensor is the result of an operator; only leaves have a grad");
     if (g == t) return ms__fail(MS_EINVAL, "grad: a tensor cannot be its own gradient");
     const ms_tensor *before = t->leaf ? t->leaf->grad : NULL;

@@ -27,17 +27,6 @@ struct ms_leaf {        // of a leaf tensor that takes part in a graph
     ms_edge *forward;  // a checkpoint's detached input: its gradient goes on along this edge
 };
 
-// The leaves that a checkpointed region met when it ran forward: until it has run again, its contributions to them are
-// still to come.
-typedef struct ms_region {
-    double token;
-    int n, cap;
-    ms_leaf **leaves;          // retained
-    struct ms_region *around;  // of the regions that are open
-} ms_region;
-extern ms_region *ms__region;  // the innermost open one, or NULL
-void ms__region_release(ms_region *g);
-
 typedef enum { MS_HOOK_TENSOR, MS_HOOK_LEAF, MS_HOOK_UNIT, MS_HOOK_REMOVED } ms_hook_kind;
 struct ms_hook {  // on a node's output, or on a leaf
     ms_hook_kind kind;
@@ -57,13 +46,6 @@ typedef enum {
     MS_NODE_MODULE_OUT,
     MS_NODE_UNIT
 } ms_node_kind;
-
-// What the two identity nodes around a module with a full backward hook share.
-typedef struct ms_module_call {
-    int refs, n_in, n_out;
-    double key, token;
-    ms_tensor **grad_out;
-} ms_module_call;
 
 // One block of memory: the struct, then the arrays it points at.
 struct ms_node {
@@ -103,42 +85,9 @@ void ms__node_output(ms_node *n, int k, ms_tensor *t);  // t becomes output k
 bool ms__any_grad(int n, ms_tensor *const *in);         // grad mode is on and one of them requires grad
 void ms__dead_key(double key);
 ms_hook *ms__hook_add(ms_hook **list, ms_hook_kind kind, int index);  // at the end; NULL: no memory
-void ms__module_call_release(ms_module_call *m);
 
-// ---- for the engine that manages parameters (autograd/owner.h) ----
-// Identity over inputs: outs are aliases (owned) with a node whose backward, when it runs, calls
-// the owner's post_backward(unit). Inputs without grad pass through unchanged (retained); *recorded tells.
-ms_status ms__unit_boundary(void *unit, int64_t use, int n, ms_tensor *const *in, ms_tensor **out, bool *recorded);
-// Before the gradient of t's node output is used, run the owner's pre_backward(unit, use).
-ms_status ms__unit_hook(ms_tensor *t, void *unit, int64_t use);
-
-// A task on a run's agenda (a stack). step returns MS_RUN_DONE when finished (popped), MS_RUN_EVENT
-// after ms__run_event (it is called again once the answer is there), MS_RUN_FAILED with the error set.
-// A step that pushes further tasks returns MS_RUN_DONE with `again` set to be called after them.
-typedef struct ms_task {
-    ms_run_state (*step)(struct ms_task *t, ms_run *run, ms_event *ev);
-    void (*drop)(struct ms_task *t);  // abort or done: release what it holds; may be NULL
-    void *ptr;
-    int64_t phase, n;
-    bool again;
-} ms_task;
-ms_status ms__run_push(ms_run *run, const ms_task *t);
-ms_run *ms__run_new(void);  // an empty run on the stack (unshard, reduction)
-// Fills ev; tensors are named for the time of the event. MS_RUN_EVENT, or MS_RUN_FAILED.
-ms_run_state ms__run_event(ms_run *run, ms_event *ev, ms_event_kind kind, double key, double unit, int n,
-                           ms_tensor *const *in, int n_first);
-int ms__run_answers(ms_run *run, ms_tensor *const **t);  // of the last event; borrowed until the step returns
-bool ms__run_is_backward(const ms_run *run);
-bool ms__run_has_units(const ms_run *run);  // it goes through units
-void ms__run_meets_unit(
-    void);  // a unit is entered: what runs just now (a recomputed region, a hook) goes through units too
-bool ms__run_recomputing(void);          // a checkpoint of some open run is being recomputed
-bool ms__run_in_backward(void);          // some open run is a backward
-bool ms__exclusive(const ms_tensor *t);  // its bytes are nobody else's and all there is in its storage
-ms_status ms__accumulate(ms_tensor **total,
-                         ms_tensor *g);  // *total += g, in place where the buffer is its own; takes over g
-
-// Leaf hooks of a managed parameter, whose gradient has landed on the shard: pushes a task if there are any.
-ms_status ms__leaf_hooks(ms_run *run, ms_tensor *t);
+#include "autograd/custom.h"
+#include "autograd/leaf.h"
+#include "autograd/run.h"
 
 #endif

@@ -2,7 +2,7 @@
 // autograd/leaf.c -- gradients come together: sums of contributions, what a gradient must look like, and leaves,
 // whose totals pass their hooks and land in their grad.
 #include "autograd/owner.h"
-#include "autograd/run.h"
+#include "autograd/backward.h"
 
 bool ms__exclusive(const ms_tensor *t)
 {

@@ -6,7 +6,7 @@
 // in its ordinary state, with a scope and modes of its own, which are taken back on resumption.
 #include "base/activity.h"
 #include "autograd/owner.h"
-#include "autograd/run.h"
+#include "autograd/backward.h"
 #include "base/watched.h"
 
 static ms_run *top, *spare_run;
@@ -17,20 +17,6 @@ const ms_run_owner *ms__run_owner;
 // ---- small things -----------------------------------------------------------------------------
 
 ms_status ms__run_no_memory(size_t bytes) { return ms__no_memory(bytes, "backward", "the run's agenda"); }
-
-bool ms__grow(void **p, int *cap, int n, size_t size)
-{
-    if (MS_LIKELY(n < *cap)) return true;
-    int c = *cap ? 2 * *cap : 64;
-    void *q = realloc(*p, (size_t)c * size);
-    if (!q) {
-        ms__run_no_memory((size_t)c * size);
-        return false;
-    }
-    *p = q;
-    *cap = c;
-    return true;
-}
 
 bool ms__run_is_backward(const ms_run *r) { return r->backward; }
 bool ms__run_has_units(const ms_run *r) { return r->units; }
@@ -50,7 +36,7 @@ void ms__run_meets_unit(void)
 bool ms__run_recomputing(void)
 {
     for (ms_run *r = top; r; r = r->below)
-        if (r->event_out && r->event_kind == MS_EV_RECOMPUTE) return true;
+        if (r->event.out && r->event.kind == MS_EV_RECOMPUTE) return true;
     return false;
 }
 
@@ -64,7 +50,7 @@ ms_run *ms__run_new(void)
         ms__no_memory(sizeof *r, "backward", "a run");
         return NULL;
     }
-    r->units = r->backward = r->grad = r->retain = r->finished = r->final_done = r->event_out = false;
+    r->units = r->backward = r->grad = r->retain = r->finished = r->final_done = r->event.out = false;
     r->epoch = ms__run_owner ? ms__run_owner->epoch() : 0;
     r->range.from = 0;
     if (ms__tracing()) ms__range_open(&r->range, MS_RANGE_BACKWARD, "run", NULL);
@@ -100,8 +86,8 @@ static void task_free(ms_stacked *k)
 
 static void drop_answers(ms_run *r)
 {
-    for (int k = 0; k < r->n_answers; k++) ms__release(r->answers[k]);
-    r->n_answers = 0;
+    for (int k = 0; k < r->event.n_answers; k++) ms__release(r->event.answers[k]);
+    r->event.n_answers = 0;
 }
 
 ms_run_state ms__run_event(ms_run *r, ms_event *ev, ms_event_kind kind, double key, double unit, int n,
@@ -112,39 +98,39 @@ ms_run_state ms__run_event(ms_run *r, ms_event *ev, ms_event_kind kind, double k
         "checkpoint", "pre-all-gather", "post-all-gather",        "reduction hook",       "all-reduce hook"
     };
     drop_answers(r);
-    r->event_kind = kind;
-    r->grad_mode = ms__state.grad_mode;
-    r->autocast = ms__state.autocast;
-    if (!(r->scope = ms_scope_open(names[kind]))) return MS_RUN_FAILED;
-    r->event_out = true;
+    r->event.kind = kind;
+    r->modes.grad_mode = ms__state.grad_mode;
+    r->modes.autocast = ms__state.autocast;
+    if (!(r->modes.scope = ms_scope_open(names[kind]))) return MS_RUN_FAILED;
+    r->event.out = true;
     ms__state.grad_mode = kind == MS_EV_RECOMPUTE;
     ms__state.autocast = 0;
-    if (kind == MS_EV_RECOMPUTE) ms_rng_get(&r->rng[0], &r->rng[1]);
+    if (kind == MS_EV_RECOMPUTE) ms_rng_get(&r->modes.rng[0], &r->modes.rng[1]);
     for (int k = 0; k < n; k++) {
-        r->ids[k] = 0;
-        if (in[k] && !(r->ids[k] = ms__name(ms__retain(in[k])))) return MS_RUN_FAILED;
+        r->event.ids[k] = 0;
+        if (in[k] && !(r->event.ids[k] = ms__name(ms__retain(in[k])))) return MS_RUN_FAILED;
     }
     ev->kind = kind;
     ev->n = n;
     ev->key = key;
     ev->unit = unit;
-    ev->in = r->ids;
+    ev->in = r->event.ids;
     ev->n_first = n_first;
     return MS_RUN_EVENT;
 }
 
 static void leave_event(ms_run *r)
 {
-    r->event_out = false;
-    ms__state.grad_mode = r->grad_mode;
-    ms__state.autocast = r->autocast;
-    if (r->event_kind == MS_EV_RECOMPUTE) ms_rng_set(r->rng[0], r->rng[1]);
-    ms_scope_close(r->scope, NULL, 0);
+    r->event.out = false;
+    ms__state.grad_mode = r->modes.grad_mode;
+    ms__state.autocast = r->modes.autocast;
+    if (r->event.kind == MS_EV_RECOMPUTE) ms_rng_set(r->modes.rng[0], r->modes.rng[1]);
+    ms_scope_close(r->modes.scope, NULL, 0);
 }
 
 ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n)
 {
-    if (r != top || !r->event_out)
+    if (r != top || !r->event.out)
         return ms__fail(MS_ESTATE, "backward: this event is over: another backward began during it, in another "
                                    "coroutine, and was not finished, or was aborted with it");
     if (n < 0 || n > MS_MAX_IN) return ms__fail(MS_EINVAL, "run: %d answers; at most %d are supported", n, MS_MAX_IN);
@@ -153,34 +139,35 @@ ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n)
         ms_tensor *t = NULL;
         if (ids[k] != 0 && !(t = ms__tensor(ids[k]))) {
             drop_answers(r);
-            return (ms_status)ms_error_code();
+            return ms__failure();
         }
-        r->answers[r->n_answers++] = ms__retain(t);
+        r->event.answers[r->event.n_answers++] = ms__retain(t);
     }
     return MS_OK;
 }
 
 int ms__run_answers(ms_run *r, ms_tensor *const **t)
 {
-    *t = r->answers;
-    return r->n_answers;
+    *t = r->event.answers;
+    return r->event.n_answers;
 }
 
 ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached)
 {
-    if (r != top || !r->event_out || r->event_kind != MS_EV_RECOMPUTE)
+    if (r != top || !r->event.out || r->event.kind != MS_EV_RECOMPUTE)
         return ms__fail(MS_ESTATE, "checkpoint: inputs can be named only while its region is being recomputed");
-    ms_node *node = r->cur;
+    ms_node *node = r->at.node;
     if (n != node->n_in) return ms__fail(MS_EINVAL, "checkpoint: %d inputs, %d when it was recorded", n, node->n_in);
     for (int k = 0; k < n; k++) {
         if (detached[k] == 0) continue;
         ms_tensor *t = ms__tensor(detached[k]);
-        if (!t) return (ms_status)ms_error_code();
+        if (!t) return ms__failure();
         if (t->node || !t->requires_grad)
             return ms__fail(MS_EINVAL, "checkpoint: input %d must be a leaf that requires grad", k + 1);
         ms_leaf *l = ms__leaf_of(t);
         if (!l) return MS_ENOMEM;
-        if (!ms__grow((void **)&r->forwards, &r->cap_forwards, r->n_forwards, sizeof *r->forwards)) return MS_ENOMEM;
+        MS_TRY(ms__grow(&r->forwards, &r->cap_forwards, r->n_forwards, sizeof *r->forwards, "backward",
+                        "the run's agenda"));
         l->forward = &node->edges[k];
         l->refs++;
         r->forwards[r->n_forwards++] = l;
@@ -200,19 +187,19 @@ static bool is_outermost_backward(const ms_run *r)
 // Takes the run off the stack and its marks off the graph.
 void ms__run_finish(ms_run *r)
 {
-    if (r->event_out) leave_event(r);
+    if (r->event.out) leave_event(r);
     drop_answers(r);
     while (r->tasks) {
         ms_stacked *k = r->tasks;
         r->tasks = k->next;
         task_free(k);
     }
-    if (r->cur) {
-        for (int k = 0; k < r->cur->n_in; k++) ms__release(r->gin[k]);
-        memset(r->gin, 0, (size_t)r->cur->n_in * sizeof *r->gin);
-        ms__node_drop_gouts(r->cur);
-        r->cur->run = NULL;
-        r->cur = NULL;
+    if (r->at.node) {
+        for (int k = 0; k < r->at.node->n_in; k++) ms__release(r->at.gin[k]);
+        memset(r->at.gin, 0, (size_t)r->at.node->n_in * sizeof *r->at.gin);
+        ms__node_drop_gouts(r->at.node);
+        r->at.node->run = NULL;
+        r->at.node = NULL;
     }
     for (int i = 0; i < r->n_agenda; i++) {
         ms__node_drop_gouts(r->agenda[i].node);
@@ -252,8 +239,8 @@ void ms__run_finish(ms_run *r)
     r->finished = true;
     r->range.name = r->grad ? "grad" : r->backward ? "backward" : "gather";
     ms__range_end(&r->range);
-    r->hook = NULL;
-    r->event_kind = 0;
+    r->at.hook = NULL;
+    r->event.kind = 0;
     top = r->below;
     ms__state.run_depth--;
 }
@@ -284,19 +271,19 @@ ms_run_state ms_run_next(ms_run *r, ms_event *ev)
                  "run: only the innermost run can go on; another one was started inside its event and is still open");
         return MS_RUN_FAILED;
     }
-    if (r->event_out) leave_event(r);
+    if (r->event.out) leave_event(r);
     for (;;) {
         ms_run_state st;
         if (MS_UNLIKELY(ms__state.interrupted) && ms__check_interrupt()) return MS_RUN_FAILED;
         if (r->tasks) {
             st = step_task(r, ev);
-        } else if (r->cur) {
+        } else if (r->at.node) {
             st = ms__node_step(r, ev);
         } else if (r->n_agenda) {
-            r->cur = r->agenda[--r->n_agenda].node;
-            r->phase = 0;
-            r->hook = NULL;
-            r->event_kind = 0;
+            r->at.node = r->agenda[--r->n_agenda].node;
+            r->at.phase = 0;
+            r->at.hook = NULL;
+            r->event.kind = 0;
             st = ms__node_step(r, ev);
         } else if (!r->final_done) {
             r->final_done = true;
@@ -314,7 +301,7 @@ ms_run_state ms_run_next(ms_run *r, ms_event *ev)
             return MS_RUN_DONE;
         }
         if (st != MS_RUN_DONE) return st;
-        if (r->n_answers) drop_answers(r);
+        if (r->event.n_answers) drop_answers(r);
     }
 }
 
@@ -361,7 +348,7 @@ static void abort_from(ms_run *r, const char *why)
     for (ms_run *k = top; k; k = k->below) open |= k == r;
     if (!open) return;
     // The error that led here stays what ms_error() says.
-    ms_status code = (ms_status)ms_error_code();
+    ms_status code = ms__failure();
     char text[4096];
     snprintf(text, sizeof text, "%s", ms_error());
     bool units = false, backward = false;  // a backward, and the outermost one

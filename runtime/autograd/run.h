@@ -1,87 +1,34 @@
 // SPDX-License-Identifier: MIT
-// autograd/run.h -- what run.c (stack, tasks, events) and backward.c (nodes, leaves) know of a run together.
+// autograd/run.h -- runs as a stack of tasks that end in events, which the script answers.
 #ifndef MS_RUN_H
 #define MS_RUN_H
 
-#include <stdio.h>
-
 #include "autograd/graph.h"
-#include "base/trace.h"
 
-typedef struct {
-    uint64_t seq;
-    ms_node *node;
-} ms_entry;
-typedef struct ms_stacked {
-    ms_task t;
-    struct ms_stacked *next;
-} ms_stacked;
-typedef struct {
-    ms_node *node;
-    int index;
-    ms_leaf *leaf;
-    ms_tensor *value;
-} ms_capture;
-
-// What a nested run set aside: of a node (gout) or of a leaf.
-typedef struct ms_aside {
-    ms_node *node;
-    ms_leaf *leaf;
-    ms_run *run;
-    bool needed;
-    int pending;
-    ms_tensor *total, **gout;
-    struct ms_aside *next;
-} ms_aside;
-
-struct ms_run {
-    ms_run *below;
-    ms_open_range range;
-    bool backward, grad, retain, unused_ok, finished, final_done;
-    bool units;  // it goes through units: peers go through them too
-    bool event_out;
-    uint64_t epoch;  // of errors told between ranks, when it began
-    int event_kind;
-    // agenda: nodes in ascending order, the next is the last; above them the stack of tasks
-    ms_entry *agenda;
-    int n_agenda, cap_agenda;
-    ms_stacked *tasks;
-    ms_aside *asides;
-    ms_leaf **leaves;  // touched, for cleaning up; retained
-    int n_leaves, cap_leaves;
-    ms_leaf **forwards;  // detached inputs of checkpoints, retained
-    int n_forwards, cap_forwards;
-    // the node in progress
-    ms_node *cur;
-    int phase, hook_output;
-    ms_hook *hook;  // that ran last
-    ms_tensor *gin[MS_MAX_IN];
-    // what keeps the graph alive meanwhile: roots, recomputed outputs
-    ms_node **held;
-    int n_held, cap_held;
-    ms_capture *captures;
-    int n_captures;
-    // event
-    ms_id ids[MS_MAX_IN + MS_MAX_OUT];
-    ms_tensor *answers[MS_MAX_IN];
-    int n_answers;
-    double scope;
-    int grad_mode, autocast;
-    double rng[2];
-};
-
+// A task on a run's agenda (a stack). step returns MS_RUN_DONE when finished (popped), MS_RUN_EVENT
+// after ms__run_event (it is called again once the answer is there), MS_RUN_FAILED with the error set.
+// A step that pushes further tasks returns MS_RUN_DONE with `again` set to be called after them.
+typedef struct ms_task {
+    ms_run_state (*step)(struct ms_task *t, ms_run *run, ms_event *ev);
+    void (*drop)(struct ms_task *t);  // abort or done: release what it holds; may be NULL
+    void *ptr;
+    int64_t phase, n;
+    bool again;
+} ms_task;
+ms_status ms__run_push(ms_run *run, const ms_task *t);
+ms_run *ms__run_new(void);  // an empty run on the stack (unshard, reduction)
+// Fills ev; tensors are named for the time of the event. MS_RUN_EVENT, or MS_RUN_FAILED.
+ms_run_state ms__run_event(ms_run *run, ms_event *ev, ms_event_kind kind, double key, double unit, int n,
+                           ms_tensor *const *in, int n_first);
+int ms__run_answers(ms_run *run, ms_tensor *const **t);  // of the last event; borrowed until the step returns
+bool ms__run_is_backward(const ms_run *run);
+bool ms__run_has_units(const ms_run *run);  // it goes through units
+void ms__run_meets_unit(
+    void);  // a unit is entered: what runs just now (a recomputed region, a hook) goes through units too
+bool ms__run_recomputing(void);  // a checkpoint of some open run is being recomputed
+bool ms__run_in_backward(void);  // some open run is a backward
 ms_status ms__run_no_memory(size_t bytes);
-bool ms__grow(void **p, int *cap, int n, size_t size);  // room for one more than n; false: MS_ENOMEM, told
-void ms__run_finish(ms_run *r);                         // off the stack, marks off the graph
+void ms__run_finish(ms_run *r);  // off the stack, marks off the graph
 void ms__run_recycle(ms_run *r);
-
-// leaf.c
-ms_status ms__fit_gradient(ms_tensor **g, const ms_meta *m, const char *who,
-                           int k);                   // *g in m's shape and dtype, or an error
-ms_status ms__leaf_complete(ms_run *r, ms_leaf *l);  // its last contribution has come: hooks, landing
-
-// backward.c
-ms_run_state ms__node_step(ms_run *r, ms_event *ev);  // r->cur, from r->phase on
-void ms__node_drop_gouts(ms_node *n);
 
 #endif

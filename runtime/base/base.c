@@ -157,9 +157,7 @@ static string *buckets[1024];
 
 const char *ms__intern(const char *s)
 {
-    uint32_t h = 2166136261u;  // FNV-1a
-    for (const char *p = s; *p; p++) h = (h ^ (uint8_t)*p) * 16777619u;
-    string **b = &buckets[h % MS_COUNT(buckets)];
+    string **b = &buckets[ms__hash(s) % MS_COUNT(buckets)];
     for (string *e = *b; e; e = e->next)
         if (strcmp(e->text, s) == 0) return e->text;
     string *e = malloc(sizeof *e + strlen(s) + 1);
@@ -168,6 +166,18 @@ const char *ms__intern(const char *s)
     e->next = *b;
     *b = e;
     return e->text;
+}
+
+ms_status ms__grow(void *array, int *capacity, int n, size_t size, const char *who, const char *what)
+{
+    void *p;
+    if (MS_LIKELY(n < *capacity)) return MS_OK;
+    int more = *capacity ? 2 * *capacity : 16;
+    memcpy(&p, array, sizeof p);
+    if (!(p = realloc(p, (size_t)more * size))) return ms__no_memory((size_t)more * size, who, "%s", what);
+    memcpy(array, &p, sizeof p);
+    *capacity = more;
+    return MS_OK;
 }
 
 const char *ms__shape_text(int ndim, const int64_t *shape)

@@ -39,12 +39,25 @@ ms_status ms__fail(ms_status code, const char *fmt, ...) __attribute__((format(p
 // Puts "prefix" in front of the stored text (a caller that knows the context) and returns the code again.
 ms_status ms__fail_prefix(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void ms__clear_error(void);
+static inline ms_status ms__failure(void) { return (ms_status)ms_error_code(); }  // the code of the stored text
 // MS_ENOMEM for what malloc refused: "who: no memory for N bytes (what for)". who is the operator or function at work.
 ms_status ms__no_memory(size_t bytes, const char *who, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 int64_t ms__now_ns(void);             // monotonic
 ms_status ms__check_interrupt(void);  // MS_EINTR once after ms_interrupt
 extern ms_state ms__state;
+
+// FNV-1a.
+static inline uint32_t ms__hash(const char *s)
+{
+    uint32_t h = 2166136261u;
+    for (; *s; s++) h = (h ^ (uint8_t)*s) * 16777619u;
+    return h;
+}
+
+// Room in *array (a pointer to elements of `size` bytes) for one more than n: its capacity doubles when it is full.
+// MS_ENOMEM for who and what (ms__no_memory); then nothing has changed.
+ms_status ms__grow(void *array, int *capacity, int n, size_t size, const char *who, const char *what);
 
 // The interned copy of a string: equal strings, equal pointers; never freed.
 const char *ms__intern(const char *s);

@@ -52,9 +52,7 @@ static int n_recordings;
 static const char *keep(const char *s)
 {
     if (!s || !*s) return "";
-    uint32_t h = 2166136261u;  // FNV-1a
-    for (const char *p = s; *p; p++) h = (h ^ (uint8_t)*p) * 16777619u;
-    text **b = &texts[h % (uint32_t)MS_COUNT(texts)];
+    text **b = &texts[ms__hash(s) % (uint32_t)MS_COUNT(texts)];
     for (text *t = *b; t; t = t->next)
         if (strcmp(t->s, s) == 0) return t->s;
     size_t n = strlen(s) + 1;

@@ -10,6 +10,7 @@
 #define MS_DEVICE_H
 
 #include "base/base.h"
+#include "device/pool.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -95,9 +96,6 @@ const ms_cuda_table *ms__cuda(void);
 // Loads it; MS_EUNSUPPORTED with the reason where there is none or no such device.
 ms_status ms__cuda_need(int device, const char *what);
 ms_status ms__cuda_sync(int device, int stream);
-
-static inline bool ms__is_cuda(int device) { return (device & 0xff) == MS_CUDA; }
-static inline int ms__index(int device) { return device >> 8; }
 
 // Bytes between and within devices, in the order of the compute stream. To the CPU it waits until they are there.
 ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes);

@@ -299,14 +299,8 @@ static int n_chunks, cap_chunks;
 
 static void chunk_new(char *p)
 {
-    if (n_chunks == cap_chunks) {
-        int cap = cap_chunks ? 2 * cap_chunks : 64;
-        char **more = realloc(chunks, (size_t)cap * sizeof *more);
-        if (!more) return;  // then its tensors cannot be shared
-        chunks = more;
-        cap_chunks = cap;
-    }
-    chunks[n_chunks++] = p;
+    // Without memory its tensors cannot be shared.
+    if (!ms__grow(&chunks, &cap_chunks, n_chunks, sizeof *chunks, "allocation", "chunks")) chunks[n_chunks++] = p;
 }
 
 void *ms__device_base(const ms_block *b)
@@ -415,7 +409,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
         return no_memory(bytes, what, "ms_fail_allocation");
     }
     if (MS_UNLIKELY(device != MS_CPU || bytes == 0)) {
-        int type = device & 0xff;
+        int type = ms__device_type(device);
         if (type != MS_CPU && type != MS_META) {
             if (bytes) return cuda_alloc(out, device, bytes, what);
             MS_TRY(ms__cuda_need(device, what));
@@ -495,7 +489,7 @@ void ms__pool_stats(int device, ms_memory *out)
         out->reserved = (double)gpu[k].reserved;
         out->peak_reserved = (double)gpu[k].peak_reserved;
     }
-    if ((device & 0xff) != MS_CPU) return;
+    if (ms__device_type(device) != MS_CPU) return;
     out->allocated = (double)pool.allocated;
     out->peak_allocated = (double)pool.peak;
     out->reserved = (double)pool.reserved;
@@ -525,7 +519,7 @@ void ms_reset_peak_memory(int device)
         gpu[k].peak = gpu[k].allocated;
         gpu[k].peak_reserved = gpu[k].reserved;
     }
-    if ((device & 0xff) != MS_CPU) return;
+    if (ms__device_type(device) != MS_CPU) return;
     pool.peak = pool.allocated;
     pool.peak_reserved = pool.reserved;
 }

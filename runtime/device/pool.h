@@ -13,6 +13,12 @@
 extern "C" {
 #endif
 
+// A device is a type and, from bit 8 on, an index.
+static inline int ms__device_type(int device) { return device & 0xff; }
+static inline int ms__index(int device) { return device >> 8; }
+static inline bool ms__is_cuda(int device) { return ms__device_type(device) == MS_CUDA; }
+static inline bool ms__is_meta(int device) { return ms__device_type(device) == MS_META; }
+
 typedef struct ms_segment ms_segment;
 typedef struct ms_block {
     void *data;    // 64-byte aligned; NULL for 0 bytes

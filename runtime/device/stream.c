@@ -296,13 +296,7 @@ ms_status ms__stream_wait(ms_stream *s, ms_pending *e)
     if (!e) return MS_OK;
     if (s->kind == MS_STREAM_COMPUTE) return ms__event_wait(e);
     if (ms__event_done(e) && e->status == MS_OK) return MS_OK;
-    if (s->n_waits == s->cap_waits) {
-        int cap = s->cap_waits ? 2 * s->cap_waits : 4;
-        ms_pending **waits = realloc(s->waits, (size_t)cap * sizeof *waits);
-        if (!waits) return ms__no_memory((size_t)cap * sizeof *waits, "stream", "%d events", cap);
-        s->waits = waits;
-        s->cap_waits = cap;
-    }
+    MS_TRY(ms__grow(&s->waits, &s->cap_waits, s->n_waits, sizeof *s->waits, "stream", "events"));
     s->waits[s->n_waits++] = ms__event_retain(e);
     return MS_OK;
 }

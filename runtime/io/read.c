@@ -149,7 +149,7 @@ static ms_status get(ms_loader *l, const ms_st_entry *e, uint64_t from, uint64_t
 ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at)
 {
     ms_tensor *t = ms__tensor(dst);
-    if (!t) return (ms_status)ms_error_code();
+    if (!t) return ms__failure();
     if (k < 0 || k >= l->h.n)
         return ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
     const ms_st_entry *e = &l->h.entries[k];
@@ -157,19 +157,13 @@ ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id 
     if (!(first >= 0 && count >= 0 && first + count <= (double)numel))
         return ms__fail(MS_EINVAL, "load: elements %.0f to %.0f of tensor '%s', which has shape %s", first,
                         first + count, e->name, ms__shape_text(e->ndim, e->shape));
-    if (t->dtype != e->dtype || !ms__is_contiguous(t) || (ms__device(t) & 0xff) != MS_CPU ||
+    if (t->dtype != e->dtype || !ms__is_contiguous(t) || ms__device_type(ms__device(t)) != MS_CPU ||
         !(at >= 0 && at + count <= (double)t->numel))
         return ms__fail(MS_EINVAL, "load: %.0f elements of tensor '%s', %s, do not fit at %.0f of %s", count, e->name,
                         ms__dtype_name(e->dtype), at, ms__tensor_text(t));
     MS_TRY(ms__storage_sync(t->storage, true));
     if (count == 0) return MS_OK;
-    if (l->n_wants == l->cap_wants) {
-        int cap = l->cap_wants ? 2 * l->cap_wants : 64;
-        want *grown = realloc(l->wants, (size_t)cap * sizeof *grown);
-        if (!grown) return ms__no_memory((size_t)cap * sizeof *grown, "load", "%d ranges", cap);
-        l->wants = grown;
-        l->cap_wants = cap;
-    }
+    MS_TRY(ms__grow(&l->wants, &l->cap_wants, l->n_wants, sizeof *l->wants, "load", "ranges"));
     uint64_t from = (uint64_t)first * esz;
     l->wants[l->n_wants++] = (want) { .entry = k,
                                       .from = from,

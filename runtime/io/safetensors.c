@@ -53,17 +53,6 @@ static char *copy_text(const char *s, size_t n)
     return c;
 }
 
-static bool grow(void **list, int *capacity, int n, size_t size)
-{
-    if (n < *capacity) return true;
-    int more = *capacity ? 2 * *capacity : 16;
-    void *p = realloc(*list, (size_t)more * size);
-    if (!p) return false;
-    *list = p;
-    *capacity = more;
-    return true;
-}
-
 ms_status ms__st_add(ms_st_header *h, const char *who, const char *name, size_t name_length, int dtype, int ndim,
                      const int64_t *shape)
 {
@@ -72,7 +61,7 @@ ms_status ms__st_add(ms_st_header *h, const char *who, const char *name, size_t 
         return ms__fail(MS_EIO, "%s: a tensor's name has %zu bytes, at most %d are allowed", who, name_length,
                         MS_ST_MAX_NAME);
     char *copy = copy_text(name, name_length);
-    if (!copy || !grow((void **)&h->entries, &h->capacity, h->n, sizeof *h->entries)) {
+    if (!copy || ms__grow(&h->entries, &h->capacity, h->n, sizeof *h->entries, who, "tensors")) {
         free(copy);
         return ms__no_memory(name_length + 1 + sizeof *h->entries, who, "tensor %d of a file", h->n + 1);
     }
@@ -88,7 +77,7 @@ ms_status ms__st_add_meta(ms_st_header *h, const char *who, const char *key, siz
     if (h->n_meta >= MS_ST_MAX_ENTRIES)
         return ms__fail(MS_EIO, "%s: more than %d metadata entries", who, MS_ST_MAX_ENTRIES);
     char *k = copy_text(key, key_length), *v = copy_text(value, value_length);
-    if (!k || !v || !grow((void **)&h->meta, &h->meta_capacity, h->n_meta, sizeof *h->meta)) {
+    if (!k || !v || ms__grow(&h->meta, &h->meta_capacity, h->n_meta, sizeof *h->meta, who, "metadata")) {
         free(k);
         free(v);
         return ms__no_memory(key_length + value_length + 2 + sizeof *h->meta, who, "metadata '%s'", key);

@@ -57,15 +57,10 @@ ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double 
         close(fd);
         return ms__fail(MS_EIO, "tokens: '%s' has %llu bytes, fewer than %zu", path, (unsigned long long)size, end);
     }
-    if (t->n == t->capacity) {
-        int more = t->capacity ? 2 * t->capacity : 16;
-        range *r = realloc(t->ranges, (size_t)more * sizeof *r);
-        if (!r) {
-            close(fd);
-            return ms__no_memory((size_t)more * sizeof *r, "tokens", "%d files", more);
-        }
-        t->ranges = r;
-        t->capacity = more;
+    ms_status grown = ms__grow(&t->ranges, &t->capacity, t->n, sizeof *t->ranges, "tokens", "files");
+    if (grown != MS_OK) {
+        close(fd);
+        return grown;
     }
     void *map = mmap(NULL, end, PROT_READ, MAP_PRIVATE, fd, 0);
     close(fd);
@@ -203,5 +198,5 @@ ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const
     free(row);
     out[0] = ms__name(x);
     out[1] = ms__name(y);
-    return out[0] && out[1] ? MS_OK : (ms_status)ms_error_code();
+    return out[0] && out[1] ? MS_OK : ms__failure();
 }

@@ -198,13 +198,13 @@ static ms_status put_data(ms_saver *s, const ms_st_entry *e, const char *data)
 ms_status ms_saver_write(ms_saver *s, const char *name, ms_id id)
 {
     ms_tensor *t = ms__tensor(id), *c;
-    if (!t) return (ms_status)ms_error_code();
+    if (!t) return ms__failure();
     if (!s->text) MS_TRY(fix_header(s));
     ms_st_entry *e = ms__st_find(&s->h, name);
     if (!e) return ms__fail(MS_EINVAL, "save: tensor '%s' was not declared", name);
     if (t->sharded)
         return ms__fail(MS_ESTATE, "save: tensor '%s' is sharded over ranks; use full_tensor() or to_local()", name);
-    if ((ms__device(t) & 0xff) == MS_META)
+    if (ms__is_meta(ms__device(t)))
         return ms__fail(MS_EINVAL, "save: tensor '%s' is on device meta and has no values", name);
     bool same = t->dtype == e->dtype && t->ndim == e->ndim;
     for (int d = 0; same && d < e->ndim; d++) same = t->shape[d] == e->shape[d];

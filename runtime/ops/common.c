@@ -154,7 +154,7 @@ ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src)
 
 ms_status ms__zero(ms_tensor *t)
 {
-    if (t->numel == 0 || (ms__device(t) & 0xff) == MS_META) return MS_OK;
+    if (t->numel == 0 || ms__is_meta(ms__device(t))) return MS_OK;
     MS_TRY(ms__storage_sync(t->storage, true));
     return ms__fill_data(t, 0);
 }
@@ -174,7 +174,7 @@ ms_status ms__zeros(ms_tensor **out, int dtype, int device, int ndim, const int6
 
 ms_status ms__copy(ms_tensor *dst, ms_tensor *src)
 {
-    if (dst->numel == 0 || (ms__device(dst) & 0xff) == MS_META) return MS_OK;
+    if (dst->numel == 0 || ms__is_meta(ms__device(dst))) return MS_OK;
     MS_TRY(ms__storage_sync(src->storage, false));
     MS_TRY(ms__storage_sync(dst->storage, true));
     return ms__copy_data(dst, src);

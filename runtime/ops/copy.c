@@ -91,5 +91,5 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
 ms_status ms_copy_async(ms_id dst, ms_id src)
 {
     ms_tensor *d = ms__tensor(dst), *s = d ? ms__tensor(src) : NULL;
-    return d && s ? ms__copy_async(d, s, NULL) : (ms_status)ms_error_code();
+    return d && s ? ms__copy_async(d, s, NULL) : ms__failure();
 }

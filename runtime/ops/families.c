@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // ops/families.c -- every operator family: the one list to extend when a family file is added.
-#include "ops/op.h"
+#include "ops/families.h"
 
 // clang-format off
 #define FAMILIES(X) \

@@ -12,6 +12,7 @@
 
 #include "base/activity.h"
 #include "base/trace.h"
+#include "ops/families.h"
 #include "ops/op.h"
 
 // ---- the table --------------------------------------------------------------------------------
@@ -23,13 +24,6 @@ static int n_ops;
 
 ms_recorder ms__recorder;
 
-static uint32_t hash(const char *s)
-{
-    uint32_t h = 2166136261u;
-    for (; *s; s++) h = (h ^ (uint8_t)*s) * 16777619u;
-    return h;
-}
-
 __attribute__((constructor)) static void fill_table(void)
 {
     for (const ms_op *const *const *f = ms__op_families; *f; f++)
@@ -38,7 +32,7 @@ __attribute__((constructor)) static void fill_table(void)
                 fputs("moonshard: too many operators for op.c's table\n", stderr);
                 abort();
             }
-            uint32_t h = hash((*op)->name) & (HASH - 1);
+            uint32_t h = ms__hash((*op)->name) & (HASH - 1);
             while (by_name[h]) h = (h + 1) & (HASH - 1);
             table[n_ops++] = *op;
             by_name[h] = (int16_t)n_ops;
@@ -47,7 +41,7 @@ __attribute__((constructor)) static void fill_table(void)
 
 int ms_op_find(const char *name)
 {
-    for (uint32_t h = hash(name) & (HASH - 1); by_name[h]; h = (h + 1) & (HASH - 1))
+    for (uint32_t h = ms__hash(name) & (HASH - 1); by_name[h]; h = (h + 1) & (HASH - 1))
         if (strcmp(table[by_name[h] - 1]->name, name) == 0) return by_name[h] - 1;
     return -1;
 }
@@ -73,7 +67,7 @@ static struct {
 
 static int cuda_slot(const char *name)
 {
-    uint32_t h = hash(name) & (HASH - 1);
+    uint32_t h = ms__hash(name) & (HASH - 1);
     while (cuda_kernel[h].op && strcmp(cuda_kernel[h].op, name) != 0) h = (h + 1) & (HASH - 1);
     return (int)h;
 }
@@ -94,7 +88,8 @@ static ms_status (*kernel_for(const ms_op *op, int device))(ms_call *)
 
 int ms_op_has_kernel(int op, int device)
 {
-    return op_at(op) && (device == MS_META || (table[op]->flags & MS_OP_VIEW) || kernel_for(table[op], device & 0xff));
+    return op_at(op) &&
+           (device == MS_META || (table[op]->flags & MS_OP_VIEW) || kernel_for(table[op], ms__device_type(device)));
 }
 
 // ---- for check --------------------------------------------------------------------------------
@@ -184,7 +179,7 @@ static ms_status dispatch_mixed(ms_call *c, bool record, int k, const ms_tensor 
     int n = 0, from = c->op->flags & MS_OP_INPLACE ? 1 : 0;
     for (int i = 0; i < c->n_in; i++)
         if (c->in[i] && ms__device(c->in[i]) != MS_CPU) there = c->in[i];
-    bool fits = c->op->flags & MS_OP_EACH && (ms__device(there) & 0xff) != MS_META;
+    bool fits = c->op->flags & MS_OP_EACH && !ms__is_meta(ms__device(there));
     for (int i = 0; i < c->n_in && fits; i++)
         if (c->in[i])
             fits = ms__device(c->in[i]) == ms__device(there) ||
@@ -298,7 +293,7 @@ static ms_status dispatch(ms_call *c, bool record)
         goto failed;
     }
 
-    int device = (c->n_out ? ms__device(c->out[0]) : first ? ms__device(first) : MS_CPU) & 0xff;
+    int device = ms__device_type(c->n_out ? ms__device(c->out[0]) : first ? ms__device(first) : MS_CPU);
     if (device != MS_META) {
         ms_status (*run)(ms_call *) = kernel_for(op, device);
         if (MS_LIKELY(run != NULL)) {

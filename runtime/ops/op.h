@@ -88,18 +88,6 @@ ms_status ms__op1(ms_tensor **out, const ms_op *op, ms_tensor *a);
 ms_status ms__op1f(ms_tensor **out, const ms_op *op, ms_tensor *a, double f);
 ms_status ms__op2(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b);
 ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, ms_tensor *c);
-// Sums t over broadcast dimensions down to shape (t itself, retained, when they agree).
-ms_status ms__sum_to(ms_tensor **out, ms_tensor *t, int ndim, const int64_t *shape);
-ms_status ms__zeros(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape);
-ms_status ms__zero(ms_tensor *t);                    // fills in place, any strides
-ms_status ms__copy(ms_tensor *dst, ms_tensor *src);  // broadcast, cast, any strides, between devices, no graph
-ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src);  // the same for kernels: the storages are there
-ms_status ms__fill_data(ms_tensor *t, double value);
-ms_status ms__contiguous(ms_tensor **out, ms_tensor *t);  // t itself (retained) or a contiguous copy; no graph
-// Copies dst = src (contiguous, one dtype) on the copy stream and returns at once; the next operator on either waits.
-// *event, when wanted, is the caller's to release.
-ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event);
-
 // Records calls for gradients: autograd/graph.c sets it when the library is loaded. Recording c, whose outputs exist
 // and of which some input requires grad, has two steps: node_for before its kernel runs, and record afterwards.
 typedef struct {
@@ -114,27 +102,16 @@ extern ms_recorder ms__recorder;
 
 // ---- dispatch ----
 ms_status ms__dispatch(ms_call *c);  // check, run, record; c->out are owned references afterwards
-extern const ms_op *const *const
-    *const ms__op_families;  // ops/families.c: NULL-terminated list of NULL-terminated lists
 const ms_op *ms__op_by_name(const char *name);
 void ms__cuda_kernel_add(const char *op, ms_status (*run)(ms_call *));
-
-// Runs body over [0, n) in fixed blocks on this rank's threads; small n stays on the caller.
-// Blocks don't depend on the number of threads, so neither do the bits of a reduction made of them.
-typedef void (*ms_range_fn)(void *arg, int64_t first, int64_t last, int64_t block);
-void ms__parallel(int64_t n, int64_t block, ms_range_fn fn, void *arg);
-// The same over n tasks that are worth a thread each: fn(arg, k, k + 1, k).
-void ms__parallel_tasks(int64_t n, ms_range_fn fn, void *arg);
-int ms__thread_num(void);  // inside fn: which of ms_num_threads() it is, from 0
-
-// ---- random numbers: Philox 4x32-10 (Salmon et al. 2011), keyed by seed, counted by (offset, element) ----
-// Reserves one offset for an operator call: the element's place is the rest of the counter.
-void ms__rng_next(uint64_t *seed, uint64_t *offset);
-uint64_t ms__rng_offset(void);         // the next one
-void ms__rng_rewind(uint64_t offset);  // a call that failed gives back what it drew
 
 #ifdef __cplusplus
 }
 #endif
+
+#include "ops/common.h"
+#include "ops/copy.h"
+#include "ops/engine.h"
+#include "ops/parallel.h"
 
 #endif

@@ -23,7 +23,7 @@ static ms_status readable(ms_tensor *t, const char *who)
     if (t->sharded)
         return ms__fail(MS_ESTATE, "%s: parameter '%s' is sharded; use to_local() or full_tensor()", who,
                         t->name ? t->name : "?");
-    if ((ms__device(t) & 0xff) == MS_META) return ms__fail(MS_EINVAL, "%s: a tensor on device meta has no values", who);
+    if (ms__is_meta(ms__device(t))) return ms__fail(MS_EINVAL, "%s: a tensor on device meta has no values", who);
     return ms__storage_sync(t->storage, false);
 }
 
@@ -48,7 +48,7 @@ ms_status ms_read(ms_id id, double *out, double capacity)
 {
     MS_BUSY;
     ms_tensor *t = ms__tensor(id), *c;
-    if (!t) return (ms_status)ms_error_code();
+    if (!t) return ms__failure();
     MS_TRY(readable(t, "tolist"));
     if ((double)t->numel > capacity)
         return ms__fail(MS_EINVAL, "read: %lld elements do not fit %.0f", (long long)t->numel, capacity);
@@ -63,7 +63,7 @@ ms_status ms_item(ms_id id, double *out)
 {
     MS_BUSY;
     ms_tensor *t = ms__tensor(id);
-    if (!t) return (ms_status)ms_error_code();
+    if (!t) return ms__failure();
     if (t->numel != 1)
         return ms__fail(MS_EINVAL, "item: the tensor has %lld elements, shape %s; exactly 1 expected",
                         (long long)t->numel, ms__shape_text(t->ndim, t->shape));

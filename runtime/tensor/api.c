@@ -95,7 +95,7 @@ ms_id ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape)
 ms_status ms_cuda_share(ms_id id, uint8_t *handle, double *offset)
 {
     ms_tensor *t = ms__tensor(id);
-    if (!t) return (ms_status)ms_error_code();
+    if (!t) return ms__failure();
     ms_block *b = t->storage->block;
     if (!ms__is_cuda(ms__device(t)) || !b || !ms__is_contiguous(t))
         return ms__fail(MS_EINVAL, "cuda_share: %s is not a contiguous tensor with memory on cuda", ms__tensor_text(t));
@@ -127,7 +127,7 @@ ms_id ms_cuda_open(int index, const uint8_t *handle, double offset, int dtype, i
 ms_status ms_tensor_info(ms_id id, ms_info *out)
 {
     ms_tensor *t = ms__tensor(id);
-    if (!t) return (ms_status)ms_error_code();
+    if (!t) return ms__failure();
     out->dtype = t->dtype;
     out->device = ms__device(t);
     out->ndim = t->ndim;
@@ -185,7 +185,7 @@ ms_id ms_view_alike(ms_id id, ms_id copy)
 ms_status ms_set_data(ms_id id, ms_id src)
 {
     ms_tensor *t = ms__tensor(id), *s = ms__tensor(src);
-    if (!t || !s) return (ms_status)ms_error_code();
+    if (!t || !s) return ms__failure();
     if (t->node)
         return ms__fail(MS_EINVAL, "set_data: the tensor is the result of an operator; only leaves can be re-pointed");
     if (t->sharded || t->unit_param)
@@ -227,7 +227,7 @@ ms_id ms_param_new(ms_id id, int requires_grad)
 ms_status ms_set_name(ms_id id, const char *name)
 {
     ms_tensor *t = ms__tensor(id);
-    if (!t) return (ms_status)ms_error_code();
+    if (!t) return ms__failure();
     t->name = name ? ms__intern(name) : NULL;
     return MS_OK;
 }
@@ -235,7 +235,7 @@ ms_status ms_set_name(ms_id id, const char *name)
 ms_status ms_bump_version(ms_id id)
 {
     ms_tensor *t = ms__tensor(id);
-    if (!t) return (ms_status)ms_error_code();
+    if (!t) return ms__failure();
     t->version->count++;
     return MS_OK;
 }

@@ -280,7 +280,7 @@ ms_status ms_keep(ms_id id)
 {
     uint32_t i;
     slot *s = slot_of(id, &i);
-    if (!s) return ms__tensor(id) ? MS_OK : (ms_status)ms_error_code();
+    if (!s) return ms__tensor(id) ? MS_OK : ms__failure();
     if (s->scope) {
         unlink_scope(s);
         count_unscoped(s->tensor);
@@ -299,7 +299,7 @@ ms_status ms_move_to_parent(ms_id id)
 {
     uint32_t i;
     slot *s = slot_of(id, &i);
-    if (!s) return ms__tensor(id) ? MS_OK : (ms_status)ms_error_code();
+    if (!s) return ms__tensor(id) ? MS_OK : ms__failure();
     if (s->scope) move_to(i, s, scopes[s->scope].parent);
     return MS_OK;
 }

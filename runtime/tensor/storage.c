@@ -25,7 +25,7 @@ ms_status ms__storage_new(ms_storage **out, int device, size_t bytes, const char
         return ms__no_memory(sizeof *s, what, "a storage of %zu bytes", bytes);
     }
     *s = (ms_storage) { .refs = 1, .device = device, .bytes = bytes };
-    if ((device & 0xff) != MS_META) {
+    if (!ms__is_meta(device)) {
         ms_status st = ms__alloc(&s->block, device, bytes, what);
         if (MS_UNLIKELY(st != MS_OK)) {
             recycle(s);
@@ -72,7 +72,7 @@ void ms__storage_vacate(ms_storage *s)
 ms_status ms__storage_refill(ms_storage *s, const char *what)
 {
     if (!s->vacated) return MS_OK;
-    if ((s->device & 0xff) != MS_META) {
+    if (!ms__is_meta(s->device)) {
         MS_TRY(ms__alloc(&s->block, s->device, s->bytes, what));
         s->data = s->block->data;
     }

@@ -277,7 +277,7 @@ const char *ms__tensor_text(const ms_tensor *t)
     static __thread char ring[8][192];
     static __thread int turn;
     char *s = ring[turn++ & 7];
-    int type = ms__device(t) & 0xff, index = ms__device(t) >> 8;
+    int type = ms__device_type(ms__device(t)), index = ms__index(ms__device(t));
     static const char *const names[MS_DEVICES] = { "cpu", "cuda", "meta" };
     char device[24];
     if (type == MS_CUDA) snprintf(device, sizeof device, "cuda:%d", index);

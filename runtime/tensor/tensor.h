@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tensor/tensor.h -- storages, tensors, ids and scopes.
+// tensor/tensor.h -- tensors: views of storages (tensor/storage.h), named by ids (tensor/ids.h).
 //
 // Three things are separate: a *storage* is bytes, resident or vacated; a
 // *tensor* is a view of one (offset, shape, strides, dtype, shared version counter); a *parameter*
@@ -11,8 +11,7 @@
 
 #include "base/base.h"
 #include "tensor/dtype.h"
-#include "device/pool.h"
-#include "device/stream.h"
+#include "tensor/storage.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,18 +20,6 @@ extern "C" {
 typedef struct ms_node ms_node;
 typedef struct ms_hook ms_hook;
 typedef struct ms_leaf ms_leaf;
-
-typedef struct ms_storage {
-    int refs;
-    int device;
-    void *data;  // NULL while vacated or of 0 bytes or on meta
-    size_t bytes;
-    ms_block *block;  // NULL for foreign memory and meta
-    bool vacated;
-    const char *owner;    // who vacates it: "parameter 'w' of unit 'blocks.0'"; interned, may be NULL
-    ms_pending *event;    // latest record that writes it (readers and writers wait), NULL when none
-    ms_pending *readers;  // latest record that reads it (writers wait)
-} ms_storage;
 
 typedef struct ms_counter {
     int refs;
@@ -62,14 +49,6 @@ typedef struct ms_tensor {
     uint32_t tape;     // a view: its counter's `tape` when it was made
 } ms_tensor;
 
-// ---- storages ---------------------------------------------------------------------------------
-ms_status ms__storage_new(ms_storage **out, int device, size_t bytes, const char *what);
-ms_storage *ms__storage_retain(ms_storage *s);
-void ms__storage_release(ms_storage *s);
-void ms__storage_vacate(ms_storage *s);                         // gives the bytes back; views stay
-ms_status ms__storage_refill(ms_storage *s, const char *what);  // allocates them again, uninitialised
-ms_status ms__storage_sync(ms_storage *s, bool write);          // waits for its events; refuses vacated ones
-
 // ---- tensors ----------------------------------------------------------------------------------
 // A new tensor with its own storage, contiguous, uninitialised. what: operator or purpose, for errors.
 ms_status ms__tensor_new(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape, const char *what);
@@ -94,9 +73,6 @@ static inline void *ms__data(const ms_tensor *t)
 // "float32 [2, 3] cpu" in a rotating buffer.
 const char *ms__tensor_text(const ms_tensor *t);
 
-// The name of an operator that scripts know: add_scalar_ is add_, max_all max. Valid until the next call.
-const char *ms__op_title(const char *op);
-
 // What a graph does for tensors: autograd/graph.c sets it when the library is loaded.
 typedef struct {
     void (*leaf_drop)(ms_tensor *t);  // t dies, which has a leaf
@@ -105,23 +81,10 @@ typedef struct {
 } ms_tensor_observer;
 extern ms_tensor_observer ms__tensor_observer;
 
-// ---- ids and scopes ---------------------------------------------------------------------------
-// The tensor behind an id, borrowed; NULL with the error set (MS_ERELEASED, or MS_EINVAL for 0).
-ms_tensor *ms__tensor(ms_id id);
-// Names t in the innermost scope (or unscoped); takes over the caller's reference. A tensor that has a name keeps it.
-ms_id ms__name(ms_tensor *t);
-// The same; an error after its release names the operator, whose name lives for ever.
-ms_id ms__name_made(ms_tensor *t, const char *made_by);
-ms_id ms__name_unscoped(ms_tensor *t);                 // owned by something: a grad, a parameter
-ms_status ms__names_reserve(int n, const char *what);  // the next n names can be given: n <= MS_MAX_OUT
-
-// Owners beside the script (a leaf's grad, the optimizer's state): while owned, a name has no scope; given up, it
-// goes to the innermost scope, to Lua's collector if that looks after it, or away.
-void ms__own(ms_tensor *t);
-void ms__disown(ms_tensor *t);
-
 #ifdef __cplusplus
 }
 #endif
+
+#include "tensor/ids.h"
 
 #endif

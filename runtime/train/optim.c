@@ -134,11 +134,11 @@ static ms_status take_state(const ms_optim_options *o, const ms_tensor *p, ms_id
         if (state[s] == 0) {
             ms_tensor *t = NULL;
             MS_TRY(ms__zeros(&t, dtype, ms__device(p), p->ndim, p->shape));
-            if (!(state[s] = ms__name_unscoped(t))) return (ms_status)ms_error_code();
+            if (!(state[s] = ms__name_unscoped(t))) return ms__failure();
             made[(*n_made)++] = state[s];
         }
         ms_tensor *t = ms__tensor(state[s]);
-        if (!t) return (ms_status)ms_error_code();
+        if (!t) return ms__failure();
         if (t->dtype != dtype || t->numel != p->numel || !ms__is_contiguous(t))
             return ms__fail(MS_EINVAL, "optimizer: state %s does not fit the parameter %s", ms__tensor_text(t),
                             ms__tensor_text(p));
@@ -186,7 +186,7 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
     for (int k = 0; k < n; k++) {
         ms_tensor *p = ms__tensor(leaves[k]);
         if (!p) {
-            st = (ms_status)ms_error_code();
+            st = ms__failure();
             goto out;
         }
         bool unreduced = ms__unit_unreduced(p);

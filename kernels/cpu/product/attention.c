@@ -6,7 +6,7 @@
 // (or float64) rows and columns, the gradients of keys and values add up in the order of the queries.
 // So memory is linear in T, and bits don't depend on threads. A query that may look at no key at all
 // gets zeros.
-#include "cpu/product/gemm.h"
+#include "cpu/product/product.h"
 #include "rows/grad.h"
 #include "cpu/rows/layers.h"
 #include "cpu/elementwise/masks.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/column_sum.c -- sums of a matrix's columns: the gradient of a bias.
-#include "cpu/product/gemm.h"
+#include "cpu/product/product.h"
 #include "cpu/rows/rows.h"
 
 // Blocks of 64 rows, each summed row by row into its own partial row, then the partial rows in order.

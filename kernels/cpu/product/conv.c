@@ -8,7 +8,7 @@
 // is one more column of the weight over a row of ones, so that half types round once. Gradients of half
 // types are computed in float32.
 #include "rows/conv.h"
-#include "cpu/product/gemm.h"
+#include "cpu/product/product.h"
 #include "rows/grad.h"
 #include "rows/ops.h"
 #include "cpu/rows/layers.h"

@@ -12,7 +12,7 @@
 //
 // Built with -ffp-contract=fast (CMakeLists.txt): here, and only here, a*b + c may become an fma.
 #include <unistd.h>
-#include "cpu/product/gemm.h"
+#include "cpu/product/product.h"
 
 enum {
     SMALL = 16 << 10,  // multiply-adds up to which packing costs more than it saves

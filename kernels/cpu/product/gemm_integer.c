@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/gemm_integer.c -- products of integers: counts, one-hot look-ups, index arithmetic. Exact, wrapping
 // around as in PyTorch; plain loops, for nobody trains in them.
-#include "cpu/product/gemm.h"
+#include "cpu/product/product.h"
 #include "cpu/cpu.h"
 
 #define PRODUCT(T, U)                                                                                         \

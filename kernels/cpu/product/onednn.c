@@ -5,7 +5,7 @@
 // table keyed by everything that shaped them: sizes, strides, dtype, bias, threads. A table's entry
 // owns its memory objects; a call only swaps their data handles. Scratch memory comes from our pool.
 #include <oneapi/dnnl/dnnl.h>
-#include "cpu/product/gemm.h"
+#include "cpu/product/product.h"
 
 enum { ENTRIES = 1024, PROBES = 8 };
 

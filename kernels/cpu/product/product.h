@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/gemm.h -- the one product everything is made of: C[m,n] = A[m,k] B[k,n] (+ bias[n]), any strides for
+// cpu/product/product.h -- the one product everything is made of: C[m,n] = A[m,k] B[k,n] (+ bias[n]), any strides for
 // A and B. product.c and attention.c call ms__gemm; it picks our own loops (cpu/product/gemm.c) or
 // oneDNN (cpu/product/onednn.c).
 //
 // Numbers: float32 and float64 accumulate in themselves, half types in float32 and round once. Which
 // path is taken, and every order of summation, depends on shapes, strides and the CPU, never on the
 // number of threads.
-#ifndef MS_GEMM_H
-#define MS_GEMM_H
+#ifndef MS_PRODUCT_H
+#define MS_PRODUCT_H
 
 #include "ops/op.h"
 

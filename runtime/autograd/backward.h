@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT
+// autograd/backward.h -- a run as run.c (stack, tasks, events), backward.c (nodes) and leaf.c know it together.
+#ifndef MS_BACKWARD_H
+#define MS_BACKWARD_H
+
+#include <stdio.h>
+
+#include "autograd/graph.h"
+#include "base/trace.h"
+
+typedef struct {
+    uint64_t seq;
+    ms_node *node;
+} ms_entry;
+typedef struct ms_stacked {
+    ms_task t;
+    struct ms_stacked *next;
+} ms_stacked;
+typedef struct {
+    ms_node *node;
+    int index;
+    ms_leaf *leaf;
+    ms_tensor *value;
+} ms_capture;
+
+// What a nested run set aside: of a node (gout) or of a leaf.
+typedef struct ms_aside {
+    ms_node *node;
+    ms_leaf *leaf;
+    ms_run *run;
+    bool needed;
+    int pending;
+    ms_tensor *total, **gout;
+    struct ms_aside *next;
+} ms_aside;
+
+struct ms_run {
+    ms_run *below;
+    ms_open_range range;
+    bool backward, grad, retain, unused_ok, finished, final_done;
+    bool units;      // it goes through units: peers go through them too
+    uint64_t epoch;  // of errors that ranks have reported, when it began
+    // agenda: nodes in ascending order, the next is the last; above them the stack of tasks
+    ms_entry *agenda;
+    int n_agenda, cap_agenda;
+    ms_stacked *tasks;
+    ms_aside *asides;
+    ms_leaf **leaves;  // touched, for cleaning up; retained
+    int n_leaves, cap_leaves;
+    ms_leaf **forwards;  // detached inputs of checkpoints, retained
+    int n_forwards, cap_forwards;
+    // what keeps the graph alive meanwhile: roots, recomputed outputs
+    ms_node **held;
+    int n_held, cap_held;
+    ms_capture *captures;
+    int n_captures;
+    struct {  // the node in progress
+        ms_node *node;
+        int phase, hook_output;
+        ms_hook *hook;  // that ran last
+        ms_tensor *gin[MS_MAX_IN];
+    } at;
+    struct {
+        bool out;  // the script has it
+        int kind;
+        ms_id ids[MS_MAX_IN + MS_MAX_OUT];
+        ms_tensor *answers[MS_MAX_IN];
+        int n_answers;
+    } event;
+    struct {  // modes of the script, restored after an event
+        double scope;
+        int grad_mode, autocast;
+        double rng[2];
+    } modes;
+};
+
+ms_run_state ms__node_step(ms_run *r, ms_event *ev);  // r->at.node, from r->at.phase on
+void ms__node_drop_gouts(ms_node *n);
+
+#endif
