@@ -221,7 +221,7 @@ function M.checkpoint(fn, ...)
   local args = pack(...)
   lib.ms_rng_get(rng, rng + 1)
   local entry = { fn = fn, args = args, seed = rng[0], offset = rng[1], autocast = state.autocast,
-    around = autograd.around }
+    around = autograd.around() }
   local mode, region = lib.ms_set_grad_mode(0), lib.ms_checkpoint_begin()
   local outs = pack(leave_region(region, mode, pcall(scope.run, "checkpoint", fn, ...)))
   local n_in, m, any = args.n, 0, false

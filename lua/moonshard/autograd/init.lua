@@ -5,6 +5,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
+local Instance = require "moonshard.tensor.class".Instance
 local create = require "moonshard.tensor.create"
 local log = require "moonshard.core.log"
 
@@ -13,9 +14,19 @@ local Tensor, methods, is_tensor, id_of, wrap = tensor.Tensor, tensor.methods, t
   tensor.wrap
 local type, pcall, error, setmetatable = type, pcall, error, setmetatable
 
---- `around`: what a checkpoint's region runs in when backward runs it again, as now in forward; around(fn, …) -> fn(…).
----@type { around: fun(fn: function, ...): any }
 local M = {}
+
+local around
+--- What a checkpoint's region runs in when backward runs it again, as now in forward: around(fn, …) -> fn(…), or nil.
+---@return fun(fn: function, ...)?
+function M.around() return around end
+--- Sets it for the regions that follow; returns the one before.
+---@param fn? fun(fn: function, ...)
+function M.set_around(fn)
+  local before = around
+  around = fn
+  return before
+end
 
 local DONE, EVENT = ffi.C.MS_RUN_DONE, ffi.C.MS_RUN_EVENT
 
@@ -247,6 +258,21 @@ function M.backward(roots, grads, given)
   lib.ms_run_free(run)
   drop_dead()
   if ending then end_all(1) end
+end
+
+--- Backward of every inner tensor, in one pass. grad: an instance, or one for all.
+function Instance.methods.backward(t, grad, given)
+  if given == nil and grad ~= nil and opts.is(grad) then grad, given = nil, grad end
+  local list, grads = tensor.inner(t), nil
+  if grad ~= nil then
+    opts.expect(grad, tensor.a_tensor, "backward: gradient")
+    grads = tensor.inner(grad)
+    if not grads then
+      grads = {}
+      for k = 1, #list do grads[k] = grad end
+    end
+  end
+  return M.backward(list, grads, given)
 end
 
 --- Gradients of outputs by inputs; the grad fields stay as they are. Errors: an output of several elements without a

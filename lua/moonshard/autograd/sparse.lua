@@ -8,6 +8,7 @@
 local class = require "moonshard.tensor.class"
 local create = require "moonshard.tensor.create"
 local autograd = require "moonshard.autograd"
+local functions = require "moonshard.autograd.function"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -288,7 +289,7 @@ local function keep_grad(t, g)
 end
 
 -- The grad of a dense leaf, or of a sparse one.
-function tensor.set_sparse_grad(t, g)
+local function become_grad(g, t)
   if t.is_leaf == false then errors.raise("grad: only leaves have a grad") end
   if g.shape ~= t.shape or g.dtype ~= t.dtype or g.device ~= t.device then
     errors.raise("grad: value is %s %s %s, expected %s %s %s", g.dtype, tostring(g.shape), g.device, t.dtype,
@@ -298,13 +299,14 @@ function tensor.set_sparse_grad(t, g)
   if t.id >= 0 then t.grad = nil end
   keep_grad(t, g)
 end
+methods._become_grad = become_grad
 
 rawset(Sparse, "__newindex", function(t, key, value)
   if key == "grad" then
     rawset(t, "_sparse", nil)
     rawset(t, "_dense", nil)
     if value == nil then return end
-    if is_sparse(value) then return tensor.set_sparse_grad(t, value) end
+    if is_sparse(value) then return become_grad(value, t) end
     tensor.id_of(value, "grad", "value")
     if value.shape ~= t.shape then
       errors.raise("grad: value has shape %s, the tensor %s", tostring(value.shape), tostring(t.shape))
@@ -381,7 +383,7 @@ end
 
 --- Makes a look-up of rows whose gradient by w is sparse. look: (ids, w, padding) -> rows, by the engine's operator.
 function M.embedding(look)
-  return require("moonshard.autograd.function").Function {
+  return functions.Function {
     forward = function(ctx, w, ids, padding)
       ctx.weight, ctx.padding = w, padding
       ctx:save(ids)

@@ -66,6 +66,11 @@ function M.last()
   return string_of(lib.ms_error())
 end
 
+local release_error
+--- fn() runs before an error about a released tensor is raised.
+---@param fn fun()
+function M.on_release_error(fn) release_error = fn end
+
 --- Raises the engine's last failure at the user's line. Of a released tensor among the arguments it
 --- names the line that made it.
 function M.fail(...)
@@ -84,7 +89,7 @@ function M.fail(...)
         break
       end
     end
-    if M.on_release_error then M.on_release_error() end
+    if release_error then release_error() end
   end
   M.raise_text(text)
 end

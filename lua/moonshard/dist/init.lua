@@ -18,7 +18,7 @@ local fail, user_line, is_tensor = errors.fail, errors.user_line, tensor.is_tens
 local Group, ensure = calls.Group, calls.ensure
 
 local dist = {}
-mesh.dist = dist
+mesh.use(dist)
 
 -- ---- groups -------------------------------------------------------------------------------------
 

@@ -6,6 +6,10 @@ local dtypes = require "moonshard.core.dtypes"
 
 local M = {}
 
+local dist
+--- dist/init.lua gives its functions, by which a mesh makes and asks its groups.
+function M.use(functions) dist = functions end
+
 ---@class DeviceMesh
 ---@field ndim integer
 ---@field names string[]
@@ -47,7 +51,7 @@ end
 ---@param d? integer  from 1
 ---@return integer  from 0
 function methods:rank(d)
-  return M.dist.rank(self.groups[position(self, d, "mesh:rank")])
+  return dist.rank(self.groups[position(self, d, "mesh:rank")])
 end
 
 --- The group of the ranks on the line through this rank along dimension d.
@@ -88,7 +92,7 @@ end
 --- Makes a mesh from groups, one per dimension.
 function M.new(device, groups, names)
   local shape = {}
-  for k, group in ipairs(groups) do shape[k] = M.dist.world_size(group) end
+  for k, group in ipairs(groups) do shape[k] = dist.world_size(group) end
   return setmetatable({ ndim = #groups, names = names or {}, device = device, groups = groups, shape = shape }, Mesh)
 end
 
@@ -116,7 +120,6 @@ end
 ---@param given? { names: string[] }  names of the dimensions; `mesh.name` is the mesh of that dimension
 ---@return DeviceMesh
 function M.init_device_mesh(device, shape, given)
-  local dist = M.dist
   local o = opts("init_device_mesh", given, { names = opts.table })
   local kind = dtypes.device_name(dtypes.device(device, "init_device_mesh")):match "^%a+"
   if type(shape) ~= "table" or #shape == 0 then opts.wrong(shape, "a list of sizes", "init_device_mesh: the shape") end
@@ -162,7 +165,6 @@ end
 ---@param given? { names: string[], device: string }
 ---@return DeviceMesh
 function M.mesh_from_group(groups, given)
-  local dist = M.dist
   local o = opts("mesh_from_group", given, { names = opts.table, device = opts.string })
   if dist.is_group(groups) then groups = { groups } end
   if type(groups) ~= "table" or #groups == 0 then

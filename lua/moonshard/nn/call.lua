@@ -8,7 +8,7 @@ local autograd = require "moonshard.autograd"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
-local profiler = require "moonshard.tools.profiler"
+local ranges = require "moonshard.core.ranges"
 local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 local base = require "moonshard.nn.register"
@@ -107,16 +107,16 @@ end
 local function profiled_call(self, ...)
   local is_outermost = not outermost
   if is_outermost then outermost = self end
-  return left_module(is_outermost, pcall(profiler._module_range, range_name(self), call, self, ...))
+  return left_module(is_outermost, pcall(ranges.module, range_name(self), call, self, ...))
 end
 
-local profiled = profiler._modules
-function profiler._tell_modules(on)
+local profiled = false
+ranges.on_change(function(on)
   if on == profiled then return end
   profiled = on
   outermost = nil                                           -- a call in a coroutine that nobody resumed
   paths_from = setmetatable({}, { __mode = "k" })           -- modules may have moved since
-end
+end)
 
 function Module.__call(self, ...)
   if profiled then return profiled_call(self, ...) end

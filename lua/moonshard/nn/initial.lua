@@ -16,13 +16,18 @@ local rand_, randn_, trunc_, fill_ = engine.op "rand_", engine.op "randn_", engi
 ---@class moonshard.nn.init
 local M = {}
 
--- The tensor to write and the place of its first element in the whole. fsdp sets shard_of(t) for sharded ones; of one
--- that is cut along a later dimension it also gives how many runs it has in the whole, and how far apart they begin.
-local places = { shard_of = nil }
+local shard_of
+--- fn(t) gives the shard of a sharded tensor and the place of its first element in the whole, nil for another; of one
+--- that is cut along a later dimension also how many runs it has in the whole, and how far apart they begin. fsdp
+--- registers it.
+---@param fn fun(t: Tensor): Tensor?, integer, integer?, integer?
+local function on_sharded(fn) shard_of = fn end
+
+-- The tensor to write and the place of its first element in the whole.
 local function target(t, who)
   opts.expect(t, a_tensor, "%s: argument 1", who)
-  if places.shard_of then
-    local piece, place, runs, apart = places.shard_of(t)
+  if shard_of then
+    local piece, place, runs, apart = shard_of(t)
     if piece then return piece, place, runs, apart end
   end
   return t, 0
@@ -219,4 +224,4 @@ end
 
 opts.fix(M, { "zeros_", "ones_", "normal_", "uniform_", "trunc_normal_" })
 
-return { init = M, places = places, zero_row_ = zero_row_ }
+return { init = M, on_sharded = on_sharded, zero_row_ = zero_row_ }

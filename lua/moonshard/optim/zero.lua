@@ -5,7 +5,7 @@
 --- Inside is an ordinary optimizer over all parameters. It makes state when it first steps a parameter, and here it
 --- steps the own ones
 --- only: so groups, options and positions in state dicts are the plain optimizer's.
-local buckets = require "moonshard.parallel.ddp.buckets"
+local pieces = require "moonshard.dist.pieces"
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
 local create = require "moonshard.tensor.create"
@@ -102,7 +102,7 @@ local function view_in_blocks(self)
   no_grad(function()
     for r, list in ipairs(self._lists) do
       self._blocks[r] = {}
-      for _, some in ipairs(buckets.assign(list, { math.huge })) do
+      for _, some in ipairs(pieces.assign(list, { math.huge })) do
         local n, at = 0, 1
         for _, p in ipairs(some) do n = n + p:numel() end
         local flat = create.empty(n, { dtype = some[1].dtype, device = some[1].device }):keep()
@@ -176,7 +176,7 @@ end
 local function send_all(self)
   for r, src in ipairs(self._ranks) do
     if not self._as_view then
-      buckets.broadcast(self._lists[r], self._group, nil, src)
+      pieces.broadcast(self._lists[r], self._group, nil, src)
     else
       for _, flat in ipairs(self._blocks[r]) do dist.broadcast(flat, { src = src, group = self._group }) end
     end

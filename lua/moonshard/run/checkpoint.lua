@@ -3,7 +3,12 @@
 --- (`optim.NAME.exp_avg` ...) and, as metadata, everything else that the next step depends on. Whole tensors, so
 --- any world size reads it; written by rank 0 one tensor at a time, so no rank ever holds all of them.
 local cjson = require "cjson"
-local ms = require "moonshard"
+local autograd = require "moonshard.autograd"
+local create = require "moonshard.tensor.create"
+local generator = require "moonshard.tensor.random"
+local scope = require "moonshard.tensor.scope".scope
+local tensor = require "moonshard.tensor"
+local util = require "moonshard.tensor.util"
 local dist = require "moonshard.dist"
 local run_folder = require "moonshard.run.folder"
 local state = require "moonshard.io.files"
@@ -28,9 +33,9 @@ local function whole(part, shape, sharded)
   local size, _, here = block_of(shape[1])
   local padded, all = { unpack(shape) }, { unpack(shape) }
   padded[1], all[1] = size, size * dist.world_size()
-  local mine = ms.zeros(padded, { dtype = part.dtype })
+  local mine = create.zeros(padded, { dtype = part.dtype })
   if here > 0 then mine:narrow(1, 1, here):copy_(part) end
-  local gathered = ms.empty(all, { dtype = part.dtype })
+  local gathered = create.empty(all, { dtype = part.dtype })
   dist.all_gather(gathered, mine)
   return gathered:narrow(1, 1, shape[1])
 end
@@ -47,8 +52,8 @@ local function contents(model, optimizer)
   for name, p in model:named_parameters() do
     local sharded = p.placements ~= nil
     list[#list + 1] = { name = "model." .. name, part = local_part(p):detach(), shape = p.shape, sharded = sharded }
-    for key, value in ms.sorted_pairs(optimizer_state[p] or {}) do
-      if not ms.is_tensor(value) then
+    for key, value in util.sorted_pairs(optimizer_state[p] or {}) do
+      if not tensor.is_tensor(value) then
         steps[key .. " of " .. name] = value
       elseif value.ndim == 0 then
         steps[key .. " of " .. name] = value:item()
@@ -68,10 +73,10 @@ end
 ---@param config table  flat; what a run needs to go on
 ---@param step integer  steps done
 function M.save(path, model, optimizer, config, step)
-  ms.no_grad(function()
-    ms.scope(function()
+  autograd.no_grad(function()
+    scope(function()
       local list, numbers = contents(model, optimizer)
-      local random = ms.get_rng_state()
+      local random = generator.get_rng_state()
       local saver
       if dist.rank() == 0 then
         local entries = {}
@@ -85,7 +90,7 @@ function M.save(path, model, optimizer, config, step)
         })
       end
       for _, e in ipairs(list) do
-        ms.scope(function()
+        scope(function()
           local t = whole(e.part, e.shape, e.sharded)
           if saver then saver:write(e.name, t) end
         end)
@@ -101,12 +106,12 @@ end
 ---@return boolean
 function M.finite(model)
   local bad = 0
-  ms.no_grad(function()
+  autograd.no_grad(function()
     for _, p in model:named_parameters() do
-      ms.scope(function() bad = bad + local_part(p):detach():isfinite():logical_not():sum():item() end)
+      scope(function() bad = bad + local_part(p):detach():isfinite():logical_not():sum():item() end)
     end
-    ms.scope(function()
-      local t = ms.tensor({ bad }, { dtype = "float64" })
+    scope(function()
+      local t = create.tensor({ bad }, { dtype = "float64" })
       dist.all_reduce(t)
       bad = t:item()
     end)
@@ -153,9 +158,9 @@ end
 --- Fills a model's parameters, sharded or whole.
 ---@param model Module
 function Checkpoint:load_model(model)
-  ms.no_grad(function()
+  autograd.no_grad(function()
     for name, p in model:named_parameters() do
-      ms.scope(function() read_into(self.reader, "model." .. name, local_part(p):detach(), p.shape,
+      scope(function() read_into(self.reader, "model." .. name, local_part(p):detach(), p.shape,
         p.placements ~= nil) end)
     end
   end)
@@ -169,8 +174,8 @@ function Checkpoint:load_training(model, optimizer)
   local random = cjson.decode(self.reader.metadata.random)
   local names = {}
   for name, p in model:named_parameters() do names[p] = name end
-  ms.no_grad(function()
-    ms.scope(function()
+  autograd.no_grad(function()
+    scope(function()
       local sd = optimizer:state_dict()
       local k = 0
       for _, group in ipairs(optimizer.param_groups) do
@@ -185,7 +190,7 @@ function Checkpoint:load_training(model, optimizer)
           for _, entry in ipairs(self.reader.names) do
             if entry:sub(1, #prefix) == prefix and not entry:sub(#prefix + 1):find(".", 1, true) then
               local _, dtype = self.reader:info(entry)
-              local t = ms.zeros(part.shape, { dtype = dtype })
+              local t = create.zeros(part.shape, { dtype = dtype })
               read_into(self.reader, entry, t, p.shape, p.placements ~= nil)
               s[entry:sub(#prefix + 1)] = t
             end
@@ -196,7 +201,7 @@ function Checkpoint:load_training(model, optimizer)
       optimizer:load_state_dict(sd)
     end)
   end)
-  ms.set_rng_state { random.seed, random.offset }
+  generator.set_rng_state { random.seed, random.offset }
 end
 
 function Checkpoint:close() self.reader:close() end

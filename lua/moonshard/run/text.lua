@@ -1,6 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- Text from a language model, and how much of it is words that the corpus has.
-local ms = require "moonshard"
+local create = require "moonshard.tensor.create"
+local no_grad = require "moonshard.autograd".no_grad
+local scope = require "moonshard.tensor.scope".scope
 local lib = require("moonshard.core.ffi").lib
 
 local M = {}
@@ -19,7 +21,7 @@ function M.generate(model, prompt, n, given)
   for k, id in ipairs(prompt) do ids[k] = id end
   local training = model.training
   model:eval()
-  ms.no_grad(function()
+  no_grad(function()
     for k = 1, n do
       local from = math.max(1, #ids - given.context + 1)
       local used = #ids - from + 1
@@ -27,8 +29,8 @@ function M.generate(model, prompt, n, given)
       local length = math.min(given.context, math.ceil(used / 32) * 32)
       local row = {}
       for j = 1, length do row[j] = ids[from + j - 1] or 0 end
-      ids[#ids + 1] = ms.scope(function()
-        local logits = model(ms.tensor({ row }, { dtype = "int64" })):select(1, 1):select(1, used):float()
+      ids[#ids + 1] = scope(function()
+        local logits = model(create.tensor({ row }, { dtype = "int64" })):select(1, 1):select(1, used):float()
         if given.temperature == 0 then return logits:argmax():item() end
         local below = (logits / given.temperature):softmax(-1):cumsum(-1)
         local u = lib.ms_hash_share(given.seed, first + k, 3)

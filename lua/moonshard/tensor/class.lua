@@ -12,6 +12,7 @@
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local inner_tensors = require "moonshard.tensor.inner"
 local tensor = require "moonshard.tensor"
 local a_tensor = tensor.a_tensor
 require "moonshard.tensor.ops"                  -- metamethods are inherited by copying, so they are there first
@@ -19,75 +20,11 @@ require "moonshard.tensor.print"
 
 local lib, args, a_in, a_out, a_i, a_f = engine.lib, engine.args, engine.a_in, engine.a_out, engine.a_i, engine.a_f
 local Tensor, is_tensor, wrap = tensor.Tensor, tensor.is_tensor, tensor.wrap
+local inner, rebuild, class_name = inner_tensors.inner, inner_tensors.rebuild, inner_tensors.class_name
 local getmetatable, setmetatable, rawget, rawset, type, ipairs = getmetatable, setmetatable, rawget, rawset, type,
   ipairs
 
-local M = {}
-
--- Instances by their ids, and results on the way from an operation to the function that hands them to the script.
-local objects, pending, last_id = setmetatable({}, { __mode = "v" }), {}, 0
-
-local function new_id()
-  last_id = last_id - 1
-  return last_id
-end
-
---- The object behind a negative id.
-function tensor.take(id)
-  local t = pending[id]
-  if t ~= nil then
-    pending[id] = nil
-    return t
-  end
-  return objects[id]
-end
-
---- Is x an instance of a tensor class?
----@return boolean
-local function is_instance(x)
-  return is_tensor(x) and x.id < 0
-end
-M.is_instance = is_instance
-
-local function class_name(t) return getmetatable(t).__name end
-
---- The inner tensors of an instance; nil of a plain tensor.
----@return Tensor[]?
-local function inner(t)
-  if t.id >= 0 then return nil end
-  local fn = t.inner_tensors
-  if fn == nil then
-    errors.raise("%s: a tensor class defines inner_tensors(), which returns a list of tensors", class_name(t))
-  end
-  local list = fn(t)
-  if type(list) ~= "table" or is_tensor(list) or #list == 0 then
-    errors.raise("%s: inner_tensors() returned %s, expected a list of tensors", class_name(t), errors.kind(list))
-  end
-  for k = 1, #list do
-    if not is_tensor(list[k]) then
-      errors.raise("%s: inner_tensors() returned %s at %d, expected a tensor", class_name(t), errors.kind(list[k]), k)
-    end
-  end
-  return list
-end
-tensor.inner = inner
-
---- An instance like `like` around other inner tensors.
----@param list Tensor[]
----@param like Tensor
----@return Tensor
-local function rebuild(list, like)
-  local cls = getmetatable(like)
-  cls = rawget(cls, "__plain_class") or cls
-  local make = cls.from_inner
-  local out
-  if make then out = make(list, like) else out = cls(unpack(list)) end
-  if not is_tensor(out) then
-    errors.raise("%s: from_inner returned %s, expected an instance", class_name(like), errors.kind(out))
-  end
-  return out
-end
-tensor.rebuild = rebuild
+local M = { is_instance = inner_tensors.is_instance }
 
 -- fn of each inner tensor, as an instance.
 local function map(t, fn)
@@ -97,25 +34,6 @@ local function map(t, fn)
   return rebuild(out, t)
 end
 M.map = map
-
---- Every tensor of a list, instances by their inner ones.
----@param list Tensor[]
----@return Tensor[]
-local function flat(list)
-  local out
-  for k = 1, #list do
-    local t = list[k]
-    local parts = is_tensor(t) and inner(t)
-    if parts and not out then out = { unpack(list, 1, k - 1) } end
-    if parts then
-      for _, part in ipairs(flat(parts)) do out[#out + 1] = part end
-    elseif out then
-      out[#out + 1] = t
-    end
-  end
-  return out or list
-end
-tensor.flat = flat
 
 -- ---- operations ----------------------------------------------------------------------------------
 
@@ -227,14 +145,13 @@ local function hand_over(out, n, list, n_in)
   for j = 1, n do
     local t = out[j]
     local id = t.id
-    if id >= 0 then
-      id = new_id()
-      pending[id] = t
+    local given = id >= 0
+    if given then
+      id = inner_tensors.new_id()
     else
-      local given = false
       for k = 1, n_in do given = given or rawequal(list[k], t) end
-      if not given then pending[id] = t end
     end
+    if not given or t.id >= 0 then inner_tensors.hand_over(id, t) end
     a_out[j - 1] = id
   end
   args.n_out = n
@@ -243,13 +160,13 @@ end
 --- engine.args holds a call that the engine refused: runs it by inner tensors if an instance is among its arguments.
 --- a, b, c: the first of them, where the caller has them.
 ---@return boolean
-function tensor.call_inner(number, a, b, c)
+tensor.on_refused_call(function(number, a, b, c)
   local list, found = {}, false
   local n_in = args.n_in
   for k = 1, n_in do
     local id = a_in[k - 1]
     if id < 0 then
-      list[k] = tensor.take(id)
+      list[k] = inner_tensors.take(id)
       found = true
     elseif id > 0 then
       list[k] = a and a.id == id and a or b and b.id == id and b or c and c.id == id and c
@@ -264,7 +181,7 @@ function tensor.call_inner(number, a, b, c)
   local out, n = dispatch(op, list)
   hand_over(out, n, list, n_in)
   return true
-end
+end)
 
 -- ---- the class -----------------------------------------------------------------------------------
 
@@ -279,9 +196,7 @@ local function install(cls, own_methods, more)
 end
 
 local function construct(cls, ...)
-  local id = new_id()
-  local self = setmetatable({ id = id }, cls)
-  objects[id] = self
+  local self = inner_tensors.new_object(cls)
   local init = cls.init
   if not init then errors.raise("%s: a tensor class defines init(…), which sets its fields", cls.__name) end
   init(self, ...)
@@ -392,21 +307,6 @@ each "keep"
 each "requires_grad_"
 
 function methods.is_released(t) return inner(t)[1]:is_released() end
-
---- Backward of every inner tensor, in one pass. grad: an instance, or one for all.
-function methods.backward(t, grad, given)
-  if given == nil and grad ~= nil and opts.is(grad) then grad, given = nil, grad end
-  local list, grads = inner(t), nil
-  if grad ~= nil then
-    opts.expect(grad, a_tensor, "backward: gradient")
-    grads = inner(grad)
-    if not grads then
-      grads = {}
-      for k = 1, #list do grads[k] = grad end
-    end
-  end
-  return require("moonshard.autograd").backward(list, grads, given)
-end
 
 local Handles = { __name = "Handle" }
 Handles.__index = Handles

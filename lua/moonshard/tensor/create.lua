@@ -320,11 +320,6 @@ function M.tensor(value, given)
   return require_grad(t, grad)
 end
 
---- A 0-dim tensor beside others: dtype and device by name.
-function tensor.scalar(value, dtype, device)
-  return M.tensor(value, { dtype = dtype, device = device })
-end
-
 --- A tensor over memory that the caller owns, and keeps valid while the tensor or a view of it is in use. Nothing is
 --- copied.
 ---@param pointer ffi.cdata*  elements row by row in the CPU's memory

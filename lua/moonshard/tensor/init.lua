@@ -8,6 +8,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local class = require "moonshard.core.class"
 local dtypes = require "moonshard.core.dtypes"
+local inner_tensors = require "moonshard.tensor.inner"
 local misspelt = require "moonshard.core.misspelt"
 local opts = require "moonshard.core.opts"
 
@@ -15,25 +16,14 @@ local lib, state, ffi, info = engine.lib, engine.state, engine.ffi, engine.info
 local getmetatable, setmetatable, rawget, rawset, type, tonumber, ipairs =
   getmetatable, setmetatable, rawget, rawset, type, tonumber, ipairs
 
----@class Tensor                 fields and operators: types.lua
-local Tensor = class.new "Tensor"
+local Tensor, classes, inner = inner_tensors.Tensor, inner_tensors.classes, inner_tensors.inner
 local methods = {}
 rawset(Tensor, "methods", methods)
 
--- Metatables of everything that is a tensor.
-local classes = { [Tensor] = Tensor }
-
-local M = { Tensor = Tensor, methods = methods, classes = classes }
+local M = { Tensor = Tensor, methods = methods, classes = classes, is_tensor = inner_tensors.is_tensor, inner = inner,
+  rebuild = inner_tensors.rebuild, flat = inner_tensors.flat }
 
 local fail = errors.fail
-
---- Is x a tensor?
----@param x any
----@return boolean
-function M.is_tensor(x)
-  local mt = getmetatable(x)
-  return mt == Tensor or (mt ~= nil and classes[mt] ~= nil)
-end
 
 --- Its kind, for opts.expect.
 M.a_tensor = opts.kind("a tensor", M.is_tensor)
@@ -61,10 +51,10 @@ local function note(t)
 end
 jit.off(note)
 
-function errors.on_release_error()
+errors.on_release_error(function()
   sites_left = math.max(sites_left, 256)
   ticks = 0
-end
+end)
 
 --- A scope that a script opens, or a loop of steps that it begins: its first tensors' lines.
 function M.record_first()
@@ -94,7 +84,7 @@ local gc = ffi.gc
 --- Attaches a finalizer to a tensor that has become unscoped (once).
 local function own(t)
   if t.id < 0 then
-    for _, part in ipairs(M.inner(t)) do M.own(part) end
+    for _, part in ipairs(inner(t)) do M.own(part) end
   elseif rawget(t, "_owner") == nil then
     local owner = owner_t()
     lib.ms_owner_init(owner, t.id)
@@ -111,7 +101,7 @@ M.own = own
 ---@param id number
 ---@return Tensor
 local function wrap(id)
-  if id < 0 then return M.take(id) end                  -- of a tensor class (tensor/class.lua)
+  if id < 0 then return inner_tensors.take(id) end                  -- of a tensor class (tensor/class.lua)
   local t = setmetatable({ id = id }, Tensor)
   if state.scope == 0 then own(t) end
   ticks = ticks - 1
@@ -163,6 +153,13 @@ local function collected()
 end
 M.collected = collected
 
+-- Runs a call that the engine refused, if an instance of a tensor class is among its arguments.
+local refused_call = function() return false end
+
+--- fn(number, a, b, c) runs when the engine has refused a call (tensor/class.lua): true where it ran it instead.
+---@param fn fun(number: integer, a: Tensor?, b: Tensor?, c: Tensor?): boolean
+function M.on_refused_call(fn) refused_call = fn end
+
 -- The call with an instance of a tensor class among its arguments: by inner tensors. nil when there is none.
 local function by_inner(op, n, f, a, b, c)
   if not (a.id < 0 or b and b.id < 0 or c and c.id < 0) then return nil end
@@ -170,7 +167,7 @@ local function by_inner(op, n, f, a, b, c)
   args.n_in, args.n_i, args.n_f = n, 0, f and 1 or 0
   a_in[0], a_in[1], a_in[2] = a.id, b and b.id or 0, c and c.id or 0
   if f then engine.a_f[0] = f end
-  M.call_inner(op, a, b, c)
+  refused_call(op, a, b, c)
   return engine.a_out[0]
 end
 
@@ -232,7 +229,7 @@ end
 --- are named for errors only.
 function M.call(op, a, b, c)
   local args = engine.args
-  if lib.ms_call_op(op, args) ~= 0 and not M.call_inner(op, a, b, c)
+  if lib.ms_call_op(op, args) ~= 0 and not refused_call(op, a, b, c)
     and not (collected() and lib.ms_call_op(op, args) == 0) then
     fail(a, b, c)
   end
@@ -258,7 +255,7 @@ local info_shape, info_stride = info.shape, info.stride
 --- What the engine knows of t: one struct, valid until the next call of this.
 local function info_of(t)
   if lib.ms_tensor_info(t.id, info) ~= 0 then
-    if t.id < 0 then return M.info_of(M.inner(t)[1]) end
+    if t.id < 0 then return M.info_of(inner(t)[1]) end
     fail(t)
   end
   return info
@@ -294,7 +291,7 @@ local function drop_sparse(t)
   if not g then return end
   rawset(t, "_sparse", nil)
   if state.scope ~= 0 then
-    for _, part in ipairs(M.inner(g)) do lib.ms_adopt(part.id) end
+    for _, part in ipairs(inner(g)) do lib.ms_adopt(part.id) end
   end
 end
 
@@ -317,7 +314,7 @@ function getters.grad(t)
 end
 
 function setters.grad(t, g)
-  if g ~= nil and M.id_of(g, "grad", "value") < 0 and g.is_sparse then return M.set_sparse_grad(t, g) end
+  if g ~= nil and M.id_of(g, "grad", "value") < 0 and g.is_sparse then return g:_become_grad(t) end
   drop_sparse(t)
   local old = rawget(t, "_grad")
   if old and state.scope == 0 then own(old) end         -- somebody may hold it still
@@ -363,7 +360,7 @@ install(Tensor, methods)
 function Tensor.__newindex(t, key, value)
   local setter = setters[key]
   if setter ~= nil then return setter(t, value) end
-  if type(key) == "number" then return M.set_item(t, key, value) end
+  if type(key) == "number" then return methods._set_item(t, key, value) end
   if type(key) ~= "string" then bad_key(key) end
   if getters[key] ~= nil then errors.raise("a tensor's '%s' cannot be assigned", key) end
   if methods[key] ~= nil then errors.raise("'%s' is a method of tensors; choose another name for your field", key) end
@@ -492,7 +489,7 @@ end
 
 --- All elements as doubles: buffer, count. For tolist and printing.
 local function read(t)
-  while t.id < 0 do t = M.inner(t)[1] end
+  while t.id < 0 do t = inner(t)[1] end
   info_of(t)
   local n = tonumber(info.numel)
   local values = ffi.new("double[?]", math.max(n, 1))
@@ -553,7 +550,7 @@ end
 --- Name shown in errors ("blocks.0.weight").
 function M.set_name(t, name)
   if t.id < 0 then
-    for _, part in ipairs(M.inner(t)) do M.set_name(part, name) end
+    for _, part in ipairs(inner(t)) do M.set_name(part, name) end
     return
   end
   if lib.ms_set_name(t.id, name) ~= 0 then fail(t) end

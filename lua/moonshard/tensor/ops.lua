@@ -4,6 +4,8 @@
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local create = require "moonshard.tensor.create"
+local inner_tensors = require "moonshard.tensor.inner"
 local tensor = require "moonshard.tensor"
 local dtypes = require "moonshard.core.dtypes"
 
@@ -292,7 +294,7 @@ local function like_number(x, other, who)
     errors.raise("%s: %s is not a whole number, but the tensor is %s %s", who, tostring(x), other.dtype,
       tostring(other.shape))
   end
-  return tensor.scalar(x, other and other.dtype, other and other.device)
+  return create.tensor(x, other and { dtype = other.dtype, device = other.device } or nil)
 end
 
 local WHERE = op "where"
@@ -477,7 +479,7 @@ local out1 = engine.ffi.new "double[1]"
 -- A 0-dim result as a Lua boolean.
 local function truth(id)
   if id < 0 then                                        -- of a tensor class: true where all its inner tensors' are
-    local parts = tensor.flat { tensor.take(id) }
+    local parts = tensor.flat { inner_tensors.take(id) }
     for k = 1, #parts do
       if not parts[k]:item() then return false end
     end

@@ -2,6 +2,7 @@
 --- Shapes: views, cutting, joining, indexing.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local create = require "moonshard.tensor.create"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 
@@ -43,7 +44,6 @@ local function sizes(who, at, first, ...)
   for k = 1, n do a_i[at + k] = whole((select(k, ...)), who, "size") end
   return n + 1
 end
-tensor.sizes = sizes
 
 -- One tensor and engine.a_i[0 .. n): the caller has filled them.
 local function with_ints(number, who, t, n)
@@ -176,7 +176,7 @@ function methods.select(t, d, i)
 end
 
 --- t[i] = v
-function tensor.set_item(t, i, v)
+function methods._set_item(t, i, v)
   local part = methods.select(t, 1, i)
   if is_tensor(v) then methods.copy_(part, v) else methods.fill_(part, v) end
 end
@@ -384,7 +384,7 @@ function methods.scatter_(t, d, idx, src)
   if type(src) == "number" then
     id_of(t, "scatter_")
     id_of(idx, "scatter_", "index")
-    src = methods.expand(tensor.scalar(src, t.dtype, t.device), idx.shape)
+    src = methods.expand(create.tensor(src, { dtype = t.dtype, device = t.device }), idx.shape)
   end
   with_index(SCATTER_, "scatter_", t, d, idx, src)
   return t

@@ -13,21 +13,15 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
+local ranges = require "moonshard.core.ranges"
 
-local lib, ffi, bit = engine.lib, engine.ffi, require "bit"
+local lib, ffi = engine.lib, engine.ffi
 local raise = errors.raise
 
 local M = {}
 
 -- ---- ranges of a script's own -------------------------------------------------------------------
 
-local before = ffi.new "double[1]"
-
-local function close(from, allocated, kind, name, ok, ...)
-  lib.ms_range_close(from, allocated, kind, name, "")
-  if not ok then error((...), 0) end
-  return ...
-end
 
 --- Runs fn(…) as a range of that name. Where nothing records it only calls fn.
 ---@param name string
@@ -37,24 +31,7 @@ end
 function M.record_function(name, fn, ...)
   if type(name) ~= "string" then opts.wrong(name, "a name", "record_function: argument 1") end
   opts.expect(fn, opts.callable, "record_function: argument 2")
-  local from = lib.ms_range_open(before)
-  if from == 0 then return fn(...) end
-  return close(from, before[0], ffi.C.MS_RANGE_USER, name, pcall(fn, ...))
-end
-
--- Are calls of modules ranges? nn puts a function here that is told.
-M._modules, M._tell_modules = false, false
-
-local function watch_modules()
-  M._modules = bit.band(lib.ms_trace_wanted(), ffi.C.MS_TRACE_MODULES) ~= 0
-  if M._tell_modules then M._tell_modules(M._modules) end
-end
-
---- Internal: calls fn(...) as the range of a module's call.
-function M._module_range(name, fn, ...)
-  local from = lib.ms_range_open(before)
-  if from == 0 then watch_modules() end                 -- the profile that wanted them was lost
-  return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, pcall(fn, ...))
+  return ranges.user(name, fn, ...)
 end
 
 -- ---- averages -----------------------------------------------------------------------------------
@@ -210,7 +187,7 @@ function Profile:stop()
   if not self._records then return self end
   lib.ms_trace_stop(self._trace)
   self._records = false
-  watch_modules()
+  ranges.look()
   return self
 end
 
@@ -297,7 +274,7 @@ function M.start(given)
   local trace = lib.ms_trace_start(o.limit, (o.record_shapes and ffi.C.MS_TRACE_SHAPES or 0) + (o.with_modules
     and ffi.C.MS_TRACE_MODULES or 0))
   if trace == nil then errors.fail() end
-  watch_modules()
+  ranges.look()
   -- A profile that nobody can stop any more ends when it is collected.
   return setmetatable({ limit = o.limit, _trace = ffi.gc(trace, lib.ms_trace_free), _records = true }, Profile)
 end

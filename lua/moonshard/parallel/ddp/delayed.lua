@@ -2,6 +2,7 @@
 --- DDP's delay_all_reduce_named_params: parameters that belong to no bucket. Their gradients are reduced together, from
 --- one flat buffer, when the gradient of param_to_hook_all_reduce has arrived (docs/semantics.md#ddp-construction).
 local buckets = require "moonshard.parallel.ddp.buckets"
+local pieces = require "moonshard.dist.pieces"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local is_tensor = require "moonshard.tensor".is_tensor
@@ -73,7 +74,7 @@ end
 function Delayed:prepare(dtype_of)
   if self.buckets then buckets.free(self.buckets) end
   self.dtype_of = dtype_of
-  self.buckets = buckets.build(buckets.assign(self.params, { math.huge }, dtype_of), dtype_of)
+  self.buckets = buckets.build(pieces.assign(self.params, { math.huge }, dtype_of), dtype_of)
 end
 
 --- Called when the gradient of a delayed parameter, or of the hook parameter, has arrived.

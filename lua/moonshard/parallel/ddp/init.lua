@@ -11,6 +11,7 @@
 --- use and checkpointed regions need no special case.
 local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.parallel.ddp.buckets"
+local pieces = require "moonshard.dist.pieces"
 local calls = require "moonshard.dist.calls"
 local checks = require "moonshard.parallel.ddp.checks"
 local context = require "moonshard.core.context"
@@ -75,7 +76,7 @@ local function set_lists(st, lists)
   end
 end
 
-local function set_buckets(st, order, limits) set_lists(st, buckets.assign(order, limits, st.reduce_dtype)) end
+local function set_buckets(st, order, limits) set_lists(st, pieces.assign(order, limits, st.reduce_dtype)) end
 
 -- ---- backward ------------------------------------------------------------------------------------
 
@@ -399,7 +400,7 @@ function DDP:init(m, given)
   rawget(self, "_slots").training = m.training
   local st = {
     group = group, world = world, params = params, names = names, ignored = ignored,
-    cap = o.bucket_cap_mb * buckets.MIB,
+    cap = o.bucket_cap_mb * pieces.MIB,
     find_unused = finds, static = o.static_graph and #params > 0, counts = {},
     skip_unused = o.skip_all_reduce_unused_params and finds,
     delayed = delayed, as_view = o.gradient_as_bucket_view, broadcast_buffers = o.broadcast_buffers,
@@ -414,12 +415,12 @@ function DDP:init(m, given)
   if o.init_sync then
     no_grad(function()
       for _, b in ipairs(buffers_of(m, st)) do all[#all + 1] = b end
-      buckets.broadcast(all, group)
+      pieces.broadcast(all, group)
     end)
   end
   local order = {}
   for k = #params, 1, -1 do order[#order + 1] = params[k] end
-  st.limits = { math.min(buckets.MIB, st.cap), st.cap }
+  st.limits = { math.min(pieces.MIB, st.cap), st.cap }
   -- Buckets are rebuilt in the order of arrival after the first iteration, so one bucket suffices until then; with
   -- find_unused_parameters the first buckets stay.
   st.late, st.is_late = {}, late
@@ -536,7 +537,7 @@ local begin = calls.several(function(st, module)
   local source = st.join and join.notify(st, true)
   no_grad(function()
     rebuild(st, source)
-    if st.broadcast_buffers then buckets.broadcast(buffers_of(module, st), st.group, nil, source) end
+    if st.broadcast_buffers then pieces.broadcast(buffers_of(module, st), st.group, nil, source) end
   end)
 end, function(st) return st.world > 1 and not (st.join and st.join.told) end)
 
@@ -580,7 +581,7 @@ function DDP:join(given, fn)
   local module = self._slots.module
   st.rebuild_due = function() return rebuild_due(st) end
   st.rebuild = function(source) rebuild(st, source) end
-  st.sync_buffers = function(source) buckets.broadcast(buffers_of(module, st), st.group, nil, source) end
+  st.sync_buffers = function(source) pieces.broadcast(buffers_of(module, st), st.group, nil, source) end
   st.used_by_others = function()
     st.used = {}
     start_used_map(st)

@@ -6,7 +6,7 @@
 --- and the map of used parameters. When no rank is active, all ranks get the model of the last active one.
 local context = require "moonshard.core.context"
 local autograd = require "moonshard.autograd"
-local buckets = require "moonshard.parallel.ddp.buckets"
+local pieces = require "moonshard.dist.pieces"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
 local engine = require "moonshard.core.ffi"
@@ -108,7 +108,7 @@ local function settle(st, model)
   local last = st.join.last or ranks[#ranks]
   no_grad(function()
     if st.rebuild_due() then st.rebuild(last) end
-    buckets.broadcast(model, st.group, nil, last)
+    pieces.broadcast(model, st.group, nil, last)
   end)
   if st.static and st.synced_backwards > 0 then
     local known

@@ -153,7 +153,8 @@ local function raise_again(copies, hidden)
 end
 
 local function leave(self, around, copies, hidden, ok, ...)
-  self.inside, autograd.around = false, around
+  self.inside = false
+  autograd.set_around(around)
   raise_again(copies, hidden)
   if not ok then error((...), 0) end
   return ...
@@ -162,13 +163,13 @@ end
 --- Runs fn(…) while the fields hold copies.
 function Low:run(fn, ...)
   if self.inside or not self.policy.param_dtype then return fn(...) end
-  local outer = autograd.around
   local copies, hidden = lower(self)
   self.inside = true
-  autograd.around = function(again, ...)
+  local outer
+  outer = autograd.set_around(function(again, ...)
     if outer then return outer(scope.run, "checkpoint", self.run, self, again, ...) end
     return scope.run("checkpoint", self.run, self, again, ...)
-  end
+  end)
   return leave(self, outer, copies, hidden, pcall(fn, ...))
 end
 

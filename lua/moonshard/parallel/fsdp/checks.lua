@@ -5,9 +5,10 @@ local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
-local nn = require "moonshard.nn"
+local Module = require "moonshard.nn.module".Module
+local Parameter = require "moonshard.nn.parameter".Parameter
 local sharded = require "moonshard.parallel.fsdp.sharded"
-local testing = require "moonshard.tools.testing"
+local assert_close = require "moonshard.autograd.close".assert_close
 
 local lib, ffi = engine.lib, engine.ffi
 local C = ffi.C
@@ -53,7 +54,7 @@ local function originals(m)
   local listed, values = m:_state()
   for k, name in ipairs(listed) do
     local p = values[k]
-    if class.isa(p, nn.Parameter) and not seen[p] then
+    if class.isa(p, Parameter) and not seen[p] then
       seen[p] = true
       names[#names + 1], params[#params + 1] = name, p
     end
@@ -76,7 +77,7 @@ local function parts_of(p, name)
 end
 
 local function compare(name, what, reference, part)
-  local ok, message = pcall(testing.assert_close, part, reference)
+  local ok, message = pcall(assert_close, part, reference)
   if not ok then
     errors.raise("check_sharded_parity: %s of '%s': %s", what, name, (tostring(message):gsub("^[^\n]-:%d+: ", "")))
   end
@@ -86,7 +87,7 @@ end
 ---@param reference table
 ---@param other table
 function M.check_sharded_parity(reference, other)
-  if not class.isa(reference, nn.Module) or not class.isa(other, nn.Module) then
+  if not class.isa(reference, Module) or not class.isa(other, Module) then
     errors.raise("check_sharded_parity: arguments are %s and %s, expected two modules", errors.kind(reference),
       errors.kind(other))
   end

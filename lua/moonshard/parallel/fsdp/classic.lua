@@ -18,7 +18,7 @@ local materialize = require "moonshard.parallel.fsdp.materialize"
 local module = require "moonshard.parallel.fsdp.module"
 local ignored = require "moonshard.parallel.fsdp.ignored"
 local hooks = require "moonshard.parallel.fsdp.comm_hooks"
-local nn = require "moonshard.nn"
+local utils = require "moonshard.nn.utils"
 local order = require "moonshard.parallel.fsdp.exec_order"
 local policies = require "moonshard.parallel.fsdp.policies"
 local opts = require "moonshard.core.opts"
@@ -41,7 +41,7 @@ local rawget, rawset, setmetatable, type, ipairs = rawget, rawset, setmetatable,
 ---@field params Parameter[]     this unit's flat parameters: one or none
 ---@field comm_hook function?
 ---@field comm_hook_state any
-local FSDP = nn.Module:extend "FSDP"
+local FSDP = Module:extend "FSDP"
 
 local M = { FSDP = FSDP }
 
@@ -449,7 +449,7 @@ function FSDP:clip_grad_norm_(max_norm, given)
     local g = p.grad
     if g then seen[g.dtype] = true end
   end
-  local norm = nn.utils._clip_grad_norm(params, max_norm, given)
+  local norm = utils._clip_grad_norm(params, max_norm, given)
   local dtype = promoted(seen)
   if not dtype then
     log.warn_once(("Called FSDP.clip_grad_norm_() on rank %d with no gradients -- returning the total norm in the default dtype float32")
@@ -461,7 +461,7 @@ end
 
 FSDP.init = calls.several(FSDP.init)
 FSDP.clip_grad_norm_ = calls.one(FSDP.clip_grad_norm_, function(self)
-  return M.is_fsdp(self) and nn.utils._first_group(self:parameters()) or 1
+  return M.is_fsdp(self) and utils._first_group(self:parameters()) or 1
 end)
 
 --- FSDP instances at and below m, parents before children; with root_only those that no other one contains.

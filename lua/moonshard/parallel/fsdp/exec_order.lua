@@ -86,12 +86,12 @@ local function across_ranks(order, unit)
   for a = 1, #ranks do
     for b = a + 1, #ranks do
       if counts[a] ~= counts[b] then
-        module.symmetric = true
+        module.raised_by_all()                    -- every rank has the same numbers, and raises this by itself
         errors.raise("Forward order differs across ranks: rank %d is all-gathering %d parameters while rank %d is all-gathering %d parameters",
           ranks[a], counts[a], ranks[b], counts[b])
       end
       if numbers[a] ~= numbers[b] then
-        module.symmetric = true                   -- every rank raises this error by itself
+        module.raised_by_all()
         errors.raise("Forward order differs across ranks: rank %d is all-gathering parameters for %s while rank %d is all-gathering parameters for %s",
           ranks[a], order.names[order.by_number[numbers[a]]], ranks[b], order.names[order.by_number[numbers[b]]])
       end

@@ -8,7 +8,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
 local module = require "moonshard.parallel.fsdp.module"
-local nn = require "moonshard.nn"
+local Module = require "moonshard.nn.module".Module
 local opts = require "moonshard.core.opts"
 local policies = require "moonshard.parallel.fsdp.policies"
 local sharded = require "moonshard.parallel.fsdp.sharded"
@@ -23,7 +23,7 @@ local M = {}
 -- ---- arguments -----------------------------------------------------------------------------------
 
 local function module_list(target)
-  if class.isa(target, nn.Module) then return { target } end
+  if class.isa(target, Module) then return { target } end
   if type(target) ~= "table" or getmetatable(target) ~= nil or target[1] == nil then
     opts.wrong(target, "a module or a list of modules", "fully_shard: argument 1")
   end

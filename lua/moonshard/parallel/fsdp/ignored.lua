@@ -4,7 +4,8 @@ local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local log = require "moonshard.core.log"
-local nn = require "moonshard.nn"
+local Module = require "moonshard.nn.module".Module
+local Parameter = require "moonshard.nn.parameter".Parameter
 local tensor = require "moonshard.tensor"
 
 local raise = errors.raise
@@ -24,8 +25,8 @@ local function all(list, test)
   return true
 end
 
-local function is_module(x) return class.isa(x, nn.Module) end
-local function is_parameter(x) return class.isa(x, nn.Parameter) end
+local function is_module(x) return class.isa(x, Module) end
+local function is_parameter(x) return class.isa(x, Parameter) end
 
 -- The modules and the parameters that the options list.
 local function given_lists(o)

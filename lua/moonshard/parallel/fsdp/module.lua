@@ -217,6 +217,10 @@ local function end_passes(failed)
   return message
 end
 
+local symmetric = false
+--- The error that is raised next is one that every rank finds by itself: it is not published to the others.
+function M.raised_by_all() symmetric = true end
+
 local function finish(unit, before, s, ok, ...)
   depth = depth - 1
   if not ok then
@@ -230,10 +234,10 @@ local function finish(unit, before, s, ok, ...)
     -- Publish the error, because peers wait for this rank in gathers that it will not join. Inside a run, the end of
     -- the run publishes it. An error that every rank raises by itself is not published: a slower rank would raise the
     -- published error instead of its own.
-    if depth == 0 and engine.state.run_depth == 0 and not M.symmetric then
+    if depth == 0 and engine.state.run_depth == 0 and not symmetric then
       lib.ms_dist_publish_error(tostring((...)), since)
     end
-    if depth == 0 then M.symmetric = nil end
+    if depth == 0 then symmetric = false end
     error((...), 0)
   end
   local message = depth == 0 and next(incomplete) and end_passes(false)

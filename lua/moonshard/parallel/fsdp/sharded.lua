@@ -267,13 +267,13 @@ end
 rawset(Sharded, "__tostring", described)
 
 --- A random fill gives a shard the same numbers as its place in the whole tensor would get.
-function initial.places.shard_of(t)
+initial.on_sharded(function(t)
   if not M.is_sharded(t) or is_whole(t) then return nil end
   local s = shard_info(t)
   local place, runs, apart = tonumber(s.first * s.row_numel), nil, nil
   if s.dim > 0 then runs, apart = tonumber(s.outer), tonumber(s.rows * s.row_numel) end
   return t:to_local(), place, runs, apart
-end
+end)
 
 --- This rank's part of a whole tensor, sharded like p: a view.
 M.part_of = by_inner(function(p, whole)

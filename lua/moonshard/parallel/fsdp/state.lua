@@ -6,7 +6,7 @@ local errors = require "moonshard.core.errors"
 local flat = require "moonshard.parallel.fsdp.flat"
 local log = require "moonshard.core.log"
 local module = require "moonshard.parallel.fsdp.module"
-local nn = require "moonshard.nn"
+local Module = require "moonshard.nn.module".Module
 local no_grad = require "moonshard.autograd".no_grad
 local opts = require "moonshard.core.opts"
 local sharded = require "moonshard.parallel.fsdp.sharded"
@@ -186,7 +186,7 @@ function M.load_state_dict(m, sd, given)
   local there, reported = agree.agree(groups, function()
     module.reshard_all(m)
     writeback.write_back_all(module.units_below(m))
-    nn.Module._count_from(o.count_from)
+    Module._count_from(o.count_from)
     if not reads then return end
     if type(sd) ~= "table" or getmetatable(sd) ~= nil then
       opts.wrong(sd, "a table of tensors", "load_state_dict: argument 2")

@@ -7,7 +7,7 @@ local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local module = require "moonshard.parallel.fsdp.module"
-local nn = require "moonshard.nn"
+local Module = require "moonshard.nn.module".Module
 local no_grad = require "moonshard.autograd".no_grad
 local opts = require "moonshard.core.opts"
 local sharded = require "moonshard.parallel.fsdp.sharded"
@@ -126,7 +126,7 @@ local open = calls.several(function(m, given, fn)
     if not ok then return close(units, done - 1, { writeback = false }, show, false, text) end
   end
   return units, o, show
-end, function(m) return not class.isa(m, nn.Module) or #units_of(m, true) > 0 end)
+end, function(m) return not class.isa(m, Module) or #units_of(m, true) > 0 end)
 
 --- Runs fn while the parameters of FSDP instances are whole, under their original names and shapes, in the stored
 --- dtype. Collective. Errors: writeback with rank0_only.

@@ -8,7 +8,9 @@
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
-local nn = require "moonshard.nn"
+local attention = require "moonshard.nn.attention"
+local batch_norm = require "moonshard.nn.batch_norm"
+local containers = require "moonshard.nn.containers"
 local opts = require "moonshard.core.opts"
 local a_module = require("moonshard.nn.register").a_module
 
@@ -126,8 +128,8 @@ end
 function M.size_based_auto_wrap_policy(given)
   local o = opts("size_based_auto_wrap_policy", given,
     { min_num_params = 1e8, force_leaf_modules = opts.table, exclude_wrap_modules = opts.table })
-  local leaves = o.force_leaf_modules or { nn.MultiheadAttention }
-  local excluded = o.exclude_wrap_modules or { nn.ModuleList, nn.ModuleDict }
+  local leaves = o.force_leaf_modules or { attention.MultiheadAttention }
+  local excluded = o.exclude_wrap_modules or { containers.ModuleList, containers.ModuleDict }
   return function(m, recurse, remaining)
     if recurse then return remaining >= o.min_num_params and not is_any(m, leaves) end
     return remaining >= o.min_num_params and not is_any(m, excluded)
@@ -277,7 +279,7 @@ end
 -- The classes that mixed precision excludes, from the options of an instance.
 local function exempt_classes(o)
   if not o.mixed_precision then return {} end
-  return o.mixed_precision.module_classes_to_ignore or { nn.BatchNorm1d, nn.BatchNorm2d }
+  return o.mixed_precision.module_classes_to_ignore or { batch_norm.BatchNorm1d, batch_norm.BatchNorm2d }
 end
 
 -- Internal: wraps submodules of root by o.auto_wrap_policy; wrap(module, options) makes an instance.

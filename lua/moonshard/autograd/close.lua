@@ -1,0 +1,127 @@
+-- SPDX-License-Identifier: MIT
+--- Closeness of tensors by dtype.
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+local create = require "moonshard.tensor.create"
+local autograd = require "moonshard.autograd"
+local scope = require "moonshard.tensor.scope"
+
+local M = {}
+
+-- PyTorch's tolerances: rtol, atol.
+local tolerances = {
+  float32 = { 1.3e-6, 1e-5 }, float64 = { 1e-7, 1e-7 }, float16 = { 1e-3, 1e-5 }, bfloat16 = { 1.6e-2, 1e-5 },
+}
+
+-- Of two dtypes the laxer one decides.
+local function tolerance(a, b)
+  local ta, tb = tolerances[a] or { 0, 0 }, tolerances[b] or { 0, 0 }
+  return math.max(ta[1], tb[1]), math.max(ta[2], tb[2])
+end
+
+--- Where element k (from 0) stands: "[2, 1]".
+function M.place(k, shape)
+  local at = {}
+  for d = #shape, 1, -1 do
+    at[d] = k % shape[d] + 1
+    k = math.floor(k / shape[d])
+  end
+  return "[" .. table.concat(at, ", ") .. "]"
+end
+
+local function value(v) return v ~= v and "nan" or ("%.9g"):format(v) end
+
+-- First the engine's own comparison; the elements are read only to say what differs.
+local function compare(a, b, rtol, atol, equal_nan)
+  local x, n = tensor.read(a)
+  local y = tensor.read(b)
+  local worst, at, wrong = -1, 0, 0
+  for k = 0, n - 1 do
+    local u, v = x[k], y[k]
+    local d = math.abs(u - v)
+    if u == v or (equal_nan and u ~= u and v ~= v) then d = 0 end
+    -- false for nan; infinity is close to itself only
+    local close = d == 0 or d < math.huge and d <= atol + rtol * math.abs(v)
+    if not close then
+      wrong = wrong + 1
+      if d ~= d then d = math.huge end
+      if d > worst then worst, at = d, k end
+    end
+  end
+  return wrong, n, at, worst, x[at], y[at]
+end
+
+--- Raises on the first place where a and b are not close: |a - b| <= atol + rtol * |b|, with tolerances by dtype
+--- where none are given. Errors: shapes or, with check_dtype, dtypes that differ.
+---@param a any  tensors, numbers, nil, tables of them
+---@param b any
+---@param given? { rtol: number, atol: number, check_dtype: boolean, equal_nan: boolean }
+function M.assert_close(a, b, given)
+  local o = opts("assert_close", given, { rtol = opts.number, atol = opts.number, check_dtype = true,
+    equal_nan = false })
+  for _, name in ipairs { "rtol", "atol" } do
+    if o[name] then opts.expect(o[name], opts.number_from(0), "assert_close: option '%s'", name) end
+  end
+  local function check(x, y, path)
+    if x == nil and y == nil then return end
+    if x == nil or y == nil then errors.raise("assert_close%s: %s against %s", path, errors.kind(x), errors.kind(y)) end
+    local tx, ty = tensor.is_tensor(x), tensor.is_tensor(y)
+    if type(x) == "table" and type(y) == "table" and not tx and not ty then
+      for k in pairs(x) do check(x[k], y[k], path .. "[" .. tostring(k) .. "]") end
+      for k in pairs(y) do
+        if x[k] == nil then check(nil, y[k], path .. "[" .. tostring(k) .. "]") end
+      end
+      return
+    end
+    if type(x) == "boolean" or type(x) == "string" then
+      if x ~= y then errors.raise("assert_close%s: %s against %s", path, errors.show(x), errors.show(y)) end
+      return
+    end
+    if not tx and not ty then
+      if type(x) ~= "number" or type(y) ~= "number" then
+        errors.raise("assert_close%s: %s against %s, expected tensors or numbers", path, errors.kind(x), errors.kind(y))
+      end
+      local rtol, atol = o.rtol or 1e-7, o.atol or 1e-7
+      local d = math.abs(x - y)
+      local close = x == y or d < math.huge and d <= atol + rtol * math.abs(y)
+      if not close then
+        errors.raise("assert_close%s: %s against %s, difference %g (rtol %g, atol %g)", path, value(x), value(y),
+          math.abs(x - y),
+          rtol, atol)
+      end
+      return
+    end
+    local parts, others = tx and tensor.inner(x), ty and tensor.inner(y)
+    if parts and others then
+      for k = 1, math.max(#parts, #others) do check(parts[k], others[k], ("%s, inner tensor %d"):format(path, k)) end
+      return
+    elseif parts or others then
+      errors.raise("assert_close%s: %s against %s", path, errors.kind(x), errors.kind(y))
+    end
+    scope.scope(function()
+      autograd.no_grad(function()
+        if not tx then x = create.full(y.shape, x, { dtype = y.dtype }) end
+        if not ty then y = create.full(x.shape, y, { dtype = x.dtype }) end
+        local sx, sy = x.shape, y.shape
+        if sx ~= sy then
+          errors.raise("assert_close%s: shapes differ: %s against %s", path, tostring(sx), tostring(sy))
+        end
+        if o.check_dtype and x.dtype ~= y.dtype then
+          errors.raise("assert_close%s: dtypes differ: %s against %s", path, x.dtype, y.dtype)
+        end
+        local rtol, atol = tolerance(x.dtype, y.dtype)
+        rtol, atol = o.rtol or rtol, o.atol or atol
+        local wrong, n, at, worst, u, v = compare(x, y, rtol, atol, o.equal_nan)
+        if wrong > 0 then
+          errors.raise("assert_close%s: %d of %d elements of %s %s differ; worst at %s: %s against %s, difference %g, allowed %g"
+            .. " (rtol %g, atol %g)", path, wrong, n, x.dtype, tostring(sx), M.place(at, sx), value(u), value(v), worst,
+            atol + rtol * math.abs(v), rtol, atol)
+        end
+      end)
+    end)
+  end
+  check(a, b, "")
+end
+
+return M
