@@ -1,138 +1,137 @@
 -- SPDX-License-Identifier: MIT
---- The house's order: a file includes or requires only what stands left of it, or beside it.
+--- The order of the wings: a file calls, includes, requires and assigns only within its wing and to wings left of it.
+local layers = require "spec.support.layers"
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
---- One row a layer, left to right. Names are patterns on the path without its ending.
+-- Lowest first; what stands in one row may use each other, as kernels and the dispatch of operators do.
 local engine = {
-  { "runtime/moonshard", "cuda_shim" },
-  { "runtime/base/.*", "runtime/tensor/dtype" },
-  { "runtime/device/.*" },
-  { "runtime/tensor/.*" },
-  { "runtime/ops/.*", "kernels/.*" },
-  { "runtime/autograd/.*" },
-  { "runtime/comm/.*" },
-  { "runtime/shard/.*" },
-  { "runtime/train/.*" },
-  { "runtime/io/.*" },
+  { "base", "public" }, { "device" }, { "tensor" }, { "ops", "kernels" }, { "autograd" }, { "comm" }, { "shard" },
+  { "train" }, { "io" },
 }
 local front = {
-  { "core/.*" },
-  { "tensor", "tensor/.*", "autograd", "autograd/.*", "tools/testing", "tools/profiler" },
-  { "dist", "dist/.*" },
-  { "nn", "nn/.*", "parallel/precision" },
-  { "optim", "optim/.*", "amp", "amp/.*", "data", "data/.*", "io/files" },
-  { "parallel/.*", "io/.*" },
-  { "fsdp", "init" },
-  { "tools/.*", "models/.*", "run/.*" },
+  { "core" }, { "tensor" }, { "autograd" }, { "dist" }, { "nn" }, { "optim", "amp", "data" }, { "parallel" }, { "io" },
+  { "doors" }, { "models", "run", "tools" }, { "all" },
 }
+-- Modules that only collect what scripts ask for by one name; no wing below requires them.
+local doors = { ["nn"] = "doors", ["parallel.fsdp"] = "doors", ["fsdp"] = "doors", [""] = "all" }
 
---- Calls against the order that are there on purpose, each with its reason. A row that no file needs any more fails
---- too.
-local upward = {
-  ["runtime/tensor/tensor -> runtime/ops/op"] = "a contiguous copy is the copy operator",
-  ["runtime/tensor/tensor -> runtime/autograd/graph"] = "a tensor that dies drops its node and its leaf",
-  ["runtime/tensor/ids -> runtime/ops/op"] = "filling from Lua's numbers casts by the operator",
-  ["runtime/ops/op -> runtime/autograd/graph"] = "dispatch ends by recording the call",
-  ["runtime/base/trace -> runtime/device/pool"] = "a trace has the bytes that are allocated",
-  ["runtime/tensor/api -> runtime/autograd/graph"] = "tensors re-pointed at others lose their node",
-  ["nn -> parallel/ddp/hooks"] = "nn.DDP stands among the layers",
-  ["optim/zero -> parallel/ddp/buckets"] = "an optimizer over ranks cuts parameters as DDP does",
-}
-
-local function files_under(folder, ending, list)
-  list = list or {}
-  local path = process.root .. "/" .. folder
-  if lfs.attributes(path, "mode") ~= "directory" then return list end
-  local names = {}
-  for name in lfs.dir(path) do names[#names + 1] = name end
-  table.sort(names)
-  for _, name in ipairs(names) do
-    if name:sub(1, 1) ~= "." then
-      if lfs.attributes(path .. "/" .. name, "mode") == "directory" then
-        files_under(folder .. "/" .. name, ending, list)
-      elseif name:match(ending) then
-        list[#list + 1] = folder .. "/" .. name
-      end
+local function heights(rows)
+  local of, wing = {}, {}
+  for height, row in ipairs(rows) do
+    for _, name in ipairs(row) do
+      -- Wings of one row count as one: circles among them are no fault.
+      of[name], wing[name] = height, row[1]
     end
   end
-  return list
+  return of, wing
 end
 
-local function layer_of(layers, name)
-  for depth, row in ipairs(layers) do
-    for _, pattern in ipairs(row) do
-      if name:match("^" .. pattern .. "$") then return depth end
-    end
-  end
+local engine_height, engine_wing = heights(engine)
+local function engine_place(path)
+  local wing = path:match "^runtime/([%w_]+)/" or path:match "^(kernels)/" or path == "runtime/moonshard.h" and "public"
+  return engine_wing[wing], engine_height[wing]
 end
 
---- Every use of one of our files by another: { file, user, used }, names without ending.
-local function uses()
-  local list = {}
-  local here = {}
-  for _, folder in ipairs { "runtime", "kernels" } do
-    for _, file in ipairs(files_under(folder, "%.[chu]+$")) do here[#here + 1] = file end
-  end
-  for _, file in ipairs(here) do
-    local folder = file:match "^(.*)/"
-    for included in process.read(process.root .. "/" .. file):gmatch '#%s*include%s+"([^"]+)"' do
-      local found
-      for _, base in ipairs { "runtime", "kernels" } do
-        local path = base .. "/" .. included
-        while path:find "[^/]+/%.%./" do path = path:gsub("[^/]+/%.%./", "", 1) end
-        if not found and lfs.attributes(process.root .. "/" .. path) then found = path end
-      end
-      list[#list + 1] = { layers = engine, file = file, user = file:match "^(.*)%.",
-        used = (found or included):match "^(.*)%." }
-    end
-  end
-  for _, file in ipairs(files_under("lua/moonshard", "%.lua$")) do
-    local user = file:match "^lua/moonshard/(.*)%.lua$":gsub("/init$", "")
-    local code = process.read(process.root .. "/" .. file):gsub("%-%-[^\n]*", "")
-    for name in code:gmatch 'require%s*%(?%s*["\']moonshard([%w_.]*)["\']%s*[^%s.]' do
-      local used = name == "" and "init" or name:sub(2):gsub("%.", "/")
-      list[#list + 1] = { layers = front, file = file, user = user, used = used }
-    end
-  end
-  return list
+local front_height = heights(front)
+local function front_place(module)
+  local wing = doors[module] or module:match "^[%w_]+"
+  if not front_height[wing] then return nil end
+  return wing, front_height[wing]
 end
+
+-- What sets a field of another module again and again is state of that module.
+local state = { ["core.context"] = "now", ["core.ffi"] = "state" }
+
+local function names(list) return table.concat(list, "\n") end
+local function count(...) io.write(("        counted: " .. (...) .. "\n"):format(select(2, ...))) end
+
+local objects = (os.getenv "MOONSHARD_LIB" or process.root .. "/build/libmoonshard.so"):match "^(.*)/" or "."
+objects = objects .. "/CMakeFiles/moonshard.dir"
+local symbols
 
 describe("layering", function()
-  it("gives every file of the engine and the front end a place", function()
-    local homeless = {}
-    for _, folder in ipairs { "runtime", "kernels" } do
-      for _, file in ipairs(files_under(folder, "%.[chu]+$")) do
-        if not layer_of(engine, file:match "^(.*)%.") then homeless[#homeless + 1] = file end
-      end
-    end
-    for _, file in ipairs(files_under("lua/moonshard", "%.lua$")) do
-      local name = file:match "^lua/moonshard/(.*)%.lua$":gsub("/init$", "")
-      if not layer_of(front, name) then homeless[#homeless + 1] = file end
-    end
-    assert.are.equal("", table.concat(homeless, " "))
+  lazy_setup(function() symbols = layers.symbols(process.root, objects) end)
+
+  it("has no call that goes up, no circle between wings and no weak symbol", function()
+    local calls = layers.calls(symbols)
+    local upward, between = layers.upward(calls, engine_place)
+    count("%d objects, %d uses of another file's symbols, %d of them between wings", symbols.objects, #calls, between)
+    assert.is_true(symbols.objects > 50 and between > 100, "too few objects: build the engine first (scripts/setup)")
+    assert.are.equal("", names(upward))
+    assert.are.equal("", names(layers.circles(calls, engine_place)))
+    local weak = {}
+    for _, w in ipairs(symbols.weak) do weak[#weak + 1] = w.source .. ": " .. w.symbol end
+    assert.are.equal("", names(weak))
   end)
 
-  it("goes left only", function()
-    local wrong, needed, seen = {}, {}, 0
-    for _, use in ipairs(uses()) do
-      seen = seen + 1
-      local from, to = layer_of(use.layers, use.user), layer_of(use.layers, use.used)
-      local pair = use.user .. " -> " .. use.used
-      if from and to and to > from then
-        needed[pair] = true
-        if not upward[pair] then
-          wrong[#wrong + 1] = ("%s uses %s, which stands right of it"):format(use.file, use.used)
-        end
-      elseif not to then
-        wrong[#wrong + 1] = ("%s uses %s, which has no place"):format(use.file, use.used)
+  it("includes only what stands left", function()
+    local includes = layers.includes(process.root)
+    local upward, between = layers.upward(includes, engine_place)
+    count("%d includes, %d between wings", #includes, between)
+    assert.is_true(between > 50)
+    assert.are.equal("", names(upward))
+    assert.are.equal("", names(layers.circles(includes, engine_place)))
+  end)
+
+  it("declares a function in the header of its own file", function()
+    local wrong, seen = layers.misplaced(process.root, symbols, engine_place)
+    count("%d declarations of symbols that objects define", seen)
+    assert.is_true(seen > 300)
+    local list = {}
+    for _, w in ipairs(wrong) do
+      -- Wings that are being reworked.
+      if not w.header:match "^runtime/comm/" and not w.header:match "^runtime/shard/" then
+        list[#list + 1] = ("%s declares %s of %s"):format(w.header, w.symbol, w.source)
       end
     end
-    for pair in require("pl.tablex").sort(upward) do
-      if not needed[pair] then wrong[#wrong + 1] = "no longer needed among the exceptions: " .. pair end
+    assert.are.equal("", names(list))
+  end)
+
+  it("requires in Lua only what stands left, and no front door from a wing", function()
+    local requires, modules = layers.requires(process.root, "lua/moonshard")
+    -- A door collects; that is its work.
+    local wings = {}
+    for _, use in ipairs(requires) do
+      if not doors[use.user] then wings[#wings + 1] = use end
     end
-    assert.is_true(seen > 10)
-    assert.are.equal("", table.concat(wrong, "\n"))
+    local upward, between = layers.upward(wings, front_place)
+    count("%d modules, %d requires, %d between wings", modules, #requires, between)
+    assert.is_true(modules > 100 and between > 300)
+    assert.are.equal("", names(upward))
+    assert.are.equal("", names(layers.circles(wings, front_place)))
+  end)
+
+  it("sets no field of another module from outside", function()
+    local list = {}
+    for _, use in ipairs(layers.late(process.root, "lua/moonshard", state)) do
+      list[#list + 1] = ("%s sets %s.%s"):format(use.user, use.used, use.by)
+    end
+    assert.are.equal("", names(list))
+  end)
+
+  it("keeps folders, structs and parameter lists small", function()
+    local most, folder, in_folder = 0, nil, {}
+    for _, top in ipairs { "runtime", "kernels", "lua", "scripts" } do
+      for _, path in ipairs(layers.files(process.root, top, "")) do
+        local of = path:match "^(.*)/"
+        in_folder[of] = (in_folder[of] or 0) + 1
+        if in_folder[of] > most and of ~= "lua/moonshard/nn" then most, folder = in_folder[of], of end
+      end
+    end
+    local structs, functions = layers.sizes(process.root)
+    local large, long = {}, {}
+    for _, s in ipairs(structs) do
+      if s.n > 30 and not s.path:match "^runtime/comm/" then large[#large + 1] = ("%s %s (%d fields)"):format(s.path, s.name, s.n) end
+    end
+    for _, f in ipairs(functions) do
+      if f.n >= 7 then long[#long + 1] = ("%s %s"):format(f.path, f.name) end
+    end
+    count("at most %d files in a folder (%s); of %d structs %d above 30 fields; of %d functions %d with 7 or more parameters",
+      most, folder, #structs, #large, #functions, #long)
+    assert.is_true(#structs > 100 and #functions > 1000)
+    assert.is_true(most <= 25)
+    assert.are.equal("", names(large))
   end)
 
   it("keeps one public header, without callbacks or structs by value", function()
@@ -142,5 +141,108 @@ describe("layering", function()
       assert.is_nil(text:match("MS_API[^;]-[(,]%s*" .. name .. "%s+[%w_]+%s*[,)]"), name .. " by value")
       assert.is_nil(text:match("MS_API%s+" .. name .. "%s+[%w_]+%s*%("), name .. " by value")
     end
+  end)
+end)
+
+describe("what reads the layering", function()
+  local root
+
+  -- A tree of these files; C is compiled beside them.
+  local function plant(files)
+    root = process.temp_folder()
+    for path, text in pairs(files) do
+      local at = root
+      for part in path:gmatch "([^/]+)/" do
+        at = at .. "/" .. part
+        lfs.mkdir(at)
+      end
+      local file = assert(io.open(root .. "/" .. path, "w"))
+      file:write(text)
+      file:close()
+    end
+    for path in pairs(files) do
+      if path:match "%.c$" then
+        assert.are.equal(0, os.execute(("cd '%s' && cc -Iruntime -c %s -o %s.o"):format(root, path, path)))
+      end
+    end
+    return layers.symbols(root, root)
+  end
+
+  after_each(function()
+    if root then process.remove_folder(root) end
+    root = nil
+  end)
+
+  it("finds a call that goes up, and the circle that it closes", function()
+    local calls = layers.calls(plant {
+      ["runtime/base/low.c"] = "void high(void); void low(void) { high(); }",
+      ["runtime/io/high.c"] = "void low(void); void high(void) { low(); }",
+    })
+    assert.are.same({ "runtime/base/low.c uses runtime/io/high.c (high)" }, (layers.upward(calls, engine_place)))
+    assert.are.same({ "base -> io -> base" }, layers.circles(calls, engine_place))
+  end)
+
+  it("finds weak symbols, defined and needed", function()
+    local planted = plant {
+      ["runtime/base/low.c"] = "void high(void) __attribute__((weak)); void low(void) { if (high) high(); }"
+        .. "__attribute__((weak)) void own(void) {}",
+    }
+    assert.are.equal(2, #planted.weak)
+  end)
+
+  it("finds an include that goes up", function()
+    plant {
+      ["runtime/base/low.c"] = '#include "io/high.h"\n',
+      ["runtime/io/high.h"] = "",
+    }
+    assert.are.same({ "runtime/base/low.c uses runtime/io/high.h (io/high.h)" },
+      (layers.upward(layers.includes(root), engine_place)))
+  end)
+
+  it("finds a declaration in another file's header", function()
+    local planted = plant {
+      ["runtime/base/one.c"] = "void one(void) {}\nint kept;\n",
+      ["runtime/base/one.h"] = "void one(void);\nextern int kept;\nvoid two(int a,\n         int b);\n",
+      ["runtime/base/two.c"] = "void two(int a, int b) { (void)a, (void)b; }\n",
+      ["runtime/base/wing.h"] = "void one(void);\nvoid two(int a, int b);\n",
+      ["runtime/io/far.h"] = "static inline int f(void) { return 1; }\nextern int kept;\n",
+    }
+    local wrong, seen = layers.misplaced(root, planted, engine_place)
+    assert.are.equal(6, seen)
+    assert.are.same({
+      { header = "runtime/base/one.h", symbol = "two", source = "runtime/base/two.c" },
+      { header = "runtime/io/far.h", symbol = "kept", source = "runtime/base/one.c" },
+    }, wrong)
+  end)
+
+  it("finds a require that goes up, and one of a front door", function()
+    plant {
+      ["lua/moonshard/core/low.lua"] = 'local high = require "moonshard.io.high"\nlocal ms = require("moonshard")\n',
+      ["lua/moonshard/io/high.lua"] = '-- require "moonshard.tools.repl"\nlocal low = require "moonshard.core.low"\n',
+    }
+    local requires = layers.requires(root, "lua/moonshard")
+    assert.are.same({ "core.low uses  (require)", "core.low uses io.high (require)" },
+      (layers.upward(requires, front_place)))
+    assert.are.same({ "core -> io -> core" }, layers.circles(requires, front_place))
+  end)
+
+  it("finds fields that are set from outside", function()
+    plant {
+      ["lua/moonshard/io/high.lua"] = 'local low = require "moonshard.core.low"\nfunction low.later() end\n'
+        .. "low.value = 1\nif low.value == 1 then return low.now end\nlow.now.device = 2\n",
+    }
+    local found = {}
+    for _, use in ipairs(layers.late(root, "lua/moonshard", { ["core.low"] = "now" })) do found[#found + 1] = use.by end
+    assert.are.same({ "later", "value" }, found)
+  end)
+
+  it("counts fields and parameters", function()
+    plant {
+      ["runtime/base/one.h"] = "typedef struct one {\n    int a, b;\n    int (*f)(int, int);\n    struct { int x, y; } c;\n} one;\n",
+      ["runtime/base/one.c"] = "static int f(int a, int (*g)(int, int),\n             char *c)\n{\n    return a;\n}\nint h(void)\n{\n    return 1;\n}\n",
+    }
+    local structs, functions = layers.sizes(root)
+    assert.are.equal(4, structs[1].n)
+    assert.are.same({ "f", 3, "h", 0 }, { functions[1].name, functions[1].n, functions[2].name, functions[2].n })
   end)
 end)

@@ -1,0 +1,268 @@
+-- SPDX-License-Identifier: MIT
+--- Reads who uses whom: symbols of object files, includes, declarations, Lua's requires and assignments; and judges
+--- such uses by an order of wings. Every function takes a root folder, so that specs can plant faults in another one.
+local lfs = require "lfs"
+
+local M = {}
+
+local function read(path)
+  local file = assert(io.open(path))
+  local text = file:read "*a"
+  file:close()
+  return text
+end
+
+--- Files under root/folder whose names match, sorted, by their path from root.
+function M.files(root, folder, pattern, list)
+  list = list or {}
+  local path = root .. "/" .. folder
+  if lfs.attributes(path, "mode") ~= "directory" then return list end
+  local names = {}
+  for name in lfs.dir(path) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    if name:sub(1, 1) ~= "." then
+      if lfs.attributes(path .. "/" .. name, "mode") == "directory" then
+        M.files(root, folder .. "/" .. name, pattern, list)
+      elseif (folder .. "/" .. name):match(pattern) then
+        list[#list + 1] = folder .. "/" .. name
+      end
+    end
+  end
+  return list
+end
+
+--- Sources in C of a root.
+function M.sources(root, pattern)
+  local list = M.files(root, "runtime", pattern)
+  return M.files(root, "kernels", pattern, list)
+end
+
+-- ---- C -------------------------------------------------------------------------------------------
+
+--- C without comments, strings and preprocessor lines; every line stays where it was.
+local function plain_c(text)
+  local function lines_of(s) return (s:gsub("[^\n]", "")) end
+  text = text:gsub("/%*.-%*/", lines_of):gsub("//[^\n]*", "")
+  text = text:gsub('"[^"\n]*"', '""'):gsub("'[^'\n]*'", "0"):gsub("\\\n", " \n")
+  return (("\n" .. text):gsub("\n[ \t]*#[^\n]*", "\n"):sub(2))
+end
+
+--- The symbols of the objects of sources that root still has: defined (symbol -> source), needed (source -> symbols),
+--- weak (list of { source, symbol }), objects (count). objects: the folder that mirrors the tree.
+function M.symbols(root, objects)
+  local found = { defined = {}, needed = {}, weak = {}, objects = 0 }
+  local pipe = io.popen(("cd '%s' && find . -name '*.o' | sort | xargs -r nm -A"):format(objects))
+  for line in pipe:lines() do
+    local source, kind, symbol = line:match "^%./(.-)%.o:%x* *(%a) ([^.%s]+)"
+    if source and lfs.attributes(root .. "/" .. source) then
+      if not found.needed[source] then
+        found.needed[source], found.objects = {}, found.objects + 1
+      end
+      if kind == "U" or kind == "w" or kind == "v" then
+        table.insert(found.needed[source], symbol)
+      elseif kind:match "[TDBRVWi]" then
+        found.defined[symbol] = source
+      end
+      -- The compiler's own names (sanitizers, resolvers) begin with two underscores.
+      if kind:match "[wvWV]" and symbol:sub(1, 2) ~= "__" then
+        table.insert(found.weak, { source = source, symbol = symbol })
+      end
+    end
+  end
+  pipe:close()
+  return found
+end
+
+--- Uses by symbol: { user, used, by }, files by their paths.
+function M.calls(symbols)
+  local uses = {}
+  for user, names in pairs(symbols.needed) do
+    for _, name in ipairs(names) do
+      local used = symbols.defined[name]
+      if used and used ~= user then uses[#uses + 1] = { user = user, used = used, by = name } end
+    end
+  end
+  return uses
+end
+
+--- Uses by #include "...", looked up in runtime/ and kernels/.
+function M.includes(root)
+  local uses = {}
+  for _, user in ipairs(M.sources(root, "%.[chu]+$")) do
+    for included in read(root .. "/" .. user):gmatch '#%s*include%s+"([^"]+)"' do
+      for _, base in ipairs { "runtime/", "kernels/", user:match "^(.*/)" } do
+        if lfs.attributes(root .. "/" .. base .. included) then
+          uses[#uses + 1] = { user = user, used = base .. included, by = included }
+          break
+        end
+      end
+    end
+  end
+  return uses
+end
+
+--- Headers that declare what a .c other than their own defines: { header, symbol, source }. A header without a .c of
+--- its name declares for files of its wing. wing_of(path): the wing.
+function M.misplaced(root, symbols, wing_of)
+  local wrong, seen = {}, 0
+  for _, header in ipairs(M.sources(root, "/.*/.*%.h$")) do          -- the public header is everybody's
+    local text = plain_c(read(root .. "/" .. header)):gsub("extern%s+\"\"%s+{", "")
+    local own = header:gsub("%.h$", ".c")
+    local has_own = lfs.attributes(root .. "/" .. own) ~= nil
+    -- Bodies of inline functions and of structs go; declarations stay.
+    local flat = text:gsub("%b{}", "{}")
+    for statement in flat:gmatch "[^;{}]+;" do
+      local names = {}
+      local called = statement:match "([%w_]+)%s*%b()[^()]*;$" or statement:match "([%w_]+)%s*%b()%s*__attribute__.*;$"
+      if statement:match "%f[%w]typedef%f[%W]" then called = nil end
+      if called and not statement:match "[%w_%)]%s*=" then names[1] = called end
+      if not called and statement:match "%f[%w]extern%f[%W]" then
+        for name in statement:gsub("^.-extern", ""):gmatch "([%w_]+)%s*[%[%],;]" do names[#names + 1] = name end
+      end
+      for _, name in ipairs(names) do
+        local source = symbols.defined[name]
+        if source then
+          seen = seen + 1
+          local wanted = has_own and source == own or not has_own and wing_of(source) == wing_of(header)
+          if not wanted then wrong[#wrong + 1] = { header = header, symbol = name, source = source } end
+        end
+      end
+    end
+  end
+  return wrong, seen
+end
+
+--- Structs with their numbers of fields, and functions with those of their parameters: lists of { path, name, n }.
+function M.sizes(root)
+  local structs, functions = {}, {}
+  for _, path in ipairs(M.sources(root, "%.[chu]+$")) do
+    local text = plain_c(read(root .. "/" .. path))
+    for head, body, tail in text:gmatch "%f[%w]struct%s*([%w_]*)%s*(%b{})%s*([%w_]*)" do
+      local n = 0
+      for statement in body:sub(2, -2):gsub("%b{}", ""):gsub("%b()", ""):gmatch "[^;]+;" do
+        n = n + 1 + select(2, statement:gsub(",", ""))
+      end
+      structs[#structs + 1] = { path = path, name = head ~= "" and head or tail, n = n }
+    end
+    for name, parameters in ("\n" .. text):gmatch "\n[%a][%w_ %*]-([%w_]+)(%b())\n{" do
+      local n = parameters:match "^%(%s*%)$" and 0 or parameters:match "^%(%s*void%s*%)$" and 0
+        or 1 + select(2, parameters:sub(2, -2):gsub("%b()", ""):gsub(",", ""))
+      functions[#functions + 1] = { path = path, name = name, n = n }
+    end
+  end
+  return structs, functions
+end
+
+-- ---- Lua -----------------------------------------------------------------------------------------
+
+--- Modules under root/folder by their names ("nn.linear"; "" is folder/init.lua), with their code without comments.
+local function modules(root, folder)
+  local list = {}
+  for _, path in ipairs(M.files(root, folder, "%.lua$")) do
+    local name = path:sub(#folder + 2):gsub("%.lua$", ""):gsub("/", "."):gsub("%.?init$", "")
+    list[#list + 1] = { path = path, name = name,
+      code = read(root .. "/" .. path):gsub("%-%-%[%[.-%]%]", ""):gsub("%-%-[^\n]*", "") }
+  end
+  return list
+end
+
+--- Uses by require "moonshard.NAME": { user, used, by }, modules by their names.
+function M.requires(root, folder)
+  local uses, count = {}, 0
+  for _, module in ipairs(modules(root, folder)) do
+    count = count + 1
+    for name in module.code:gmatch 'require%s*%(?%s*["\']moonshard([%w_.]*)["\']' do
+      uses[#uses + 1] = { user = module.name, used = name:sub(2), by = "require" }
+    end
+  end
+  return uses, count
+end
+
+--- Fields of a module that another one sets from outside: { user, used, by }. A field that is set again and again is
+--- state, and `state` names those: ["core.context"] = "now".
+function M.late(root, folder, state)
+  local uses = {}
+  for _, module in ipairs(modules(root, folder)) do
+    local code = "\n" .. module.code
+    local whole = 'local%s+([%w_]+)%s*=%s*require%s*%(?%s*["\']moonshard%.?([%w_.]*)["\']%s*%)?%s*\n'
+    for variable, name in code:gmatch(whole) do
+      local function found(field)
+        if field ~= state[name] then uses[#uses + 1] = { user = module.name, used = name, by = field } end
+      end
+      for field in code:gmatch("\n%s*function%s+" .. variable .. "[.:]([%w_]+)") do found(field) end
+      for field, sign in code:gmatch("\n%s*" .. variable .. "%.([%w_]+)[%w_.]*%s*=(.)") do
+        if sign ~= "=" then found(field) end
+      end
+    end
+  end
+  return uses
+end
+
+-- ---- judging ---------------------------------------------------------------------------------------
+
+--- Uses that go up, as text, and how many uses lead from one wing to another. place_of(name) -> its wing and its
+--- height.
+function M.upward(uses, place_of)
+  local wrong, between, told = {}, 0, {}
+  for _, use in ipairs(uses) do
+    local from, low = place_of(use.user)
+    local to, high = place_of(use.used)
+    if not from then
+      wrong[#wrong + 1] = use.user .. " has no place"
+    elseif not to then
+      wrong[#wrong + 1] = use.used .. " has no place"
+    elseif from ~= to then
+      between = between + 1
+      if high > low then wrong[#wrong + 1] = ("%s uses %s (%s)"):format(use.user, use.used, use.by) end
+    end
+  end
+  local list = {}
+  table.sort(wrong)
+  for _, text in ipairs(wrong) do
+    if not told[text] then list[#list + 1] = text end
+    told[text] = true
+  end
+  return list, between
+end
+
+--- Circles between wings: a list of texts "a -> b -> a".
+function M.circles(uses, place_of)
+  local next_of, wings = {}, {}
+  for _, use in ipairs(uses) do
+    local from, to = place_of(use.user), place_of(use.used)
+    if from and to and from ~= to then
+      if not next_of[from] then
+        next_of[from] = {}
+        wings[#wings + 1] = from
+      end
+      next_of[from][to] = true
+    end
+  end
+  table.sort(wings)
+  local found, state, path = {}, {}, {}
+  local function visit(wing)
+    state[wing] = "open"
+    path[#path + 1] = wing
+    local after = {}
+    for to in pairs(next_of[wing] or {}) do after[#after + 1] = to end
+    table.sort(after)
+    for _, to in ipairs(after) do
+      if state[to] == "open" then
+        local at = #path
+        while path[at] ~= to do at = at - 1 end
+        found[#found + 1] = table.concat(path, " -> ", at) .. " -> " .. to
+      elseif not state[to] then
+        visit(to)
+      end
+    end
+    path[#path] = nil
+    state[wing] = "done"
+  end
+  for _, wing in ipairs(wings) do
+    if not state[wing] then visit(wing) end
+  end
+  return found
+end
+
+return M
