@@ -6,12 +6,12 @@ package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, pa
 
 local cli = require "moonshard.run.cli"
 
-local given = cli.parse("generate", "Lets a model that scripts/train trained write.", {
+local given = cli.parse("generate", "Generates text with a model trained by scripts/train.", {
   { "from", "path", nil, "folder of a run, or a checkpoint" },
   { "prompt", "text", nil,
-  "what the text begins with (a newline); for a model of token files, ids with blanks between" },
-  { "length", "count", 500, "tokens to write" },
-  { "temperature", "number", 0.8, "0: always the likeliest token" },
+  "beginning of the text (a newline); for a model of token files, ids separated by blanks" },
+  { "length", "count", 500, "tokens to generate" },
+  { "temperature", "number", 0.8, "0: always the most likely token" },
   { "seed", "whole", 1, "of the draws" },
 }, arg)
 if not given.from then cli.stop("generate", "--from is missing: a run's folder or a checkpoint") end
@@ -44,7 +44,7 @@ else
   for word in (given.prompt or ""):gmatch "%S+" do
     local id = tonumber(word)
     if not id or id % 1 ~= 0 or id < 0 or id >= c.vocab then
-      cli.stop("generate", "--prompt: '%s' is no token id from 0 to %d, and this model was trained on token files",
+      cli.stop("generate", "--prompt: '%s' is not a token id from 0 to %d; this model was trained on token files",
         word, c.vocab - 1)
     end
     prompt[#prompt + 1] = id
@@ -56,7 +56,7 @@ cli.run("generate", function()
   local between = kind == "tokens" and #(given.prompt or "") > 0
   text.generate(model, prompt, given.length or 500, {
     context = c.context, temperature = given.temperature or 0.8, seed = given.seed or 1,
-    each = function(id)                                 -- a reader sees it being written
+    each = function(id)                                 -- shows the text while it is generated
       io.stdout:write(between and " " or "", text.show({ id }, kind))
       io.stdout:flush()
       between = kind == "tokens"

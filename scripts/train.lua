@@ -1,10 +1,10 @@
 #!/usr/bin/env luajit
 -- SPDX-License-Identifier: MIT
---- Trains a byte-level GPT, its parameters, gradients and optimizer state sharded over the ranks:
----   luajit scripts/train.lua                  alone
----   mpirun -n 2 luajit scripts/train.lua      over two ranks; scripts/train does this and sets up first
---- Same seed and ranks, same losses, to the bit; other numbers of ranks train on the same sequences from the same
---- weights.
+--- Trains a byte-level GPT with parameters, gradients and optimizer state sharded over the ranks:
+---   luajit scripts/train.lua                  one process
+---   mpirun -n 2 luajit scripts/train.lua      two ranks; scripts/train does this after setting up
+--- With the same seed and number of ranks, losses are equal to the bit. Other numbers of ranks train on the same
+--- sequences, from the same weights.
 local here = arg[0]:match "^(.*)/[^/]*$" or "."
 package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, package.path)
 
@@ -14,26 +14,26 @@ local lfs = require "lfs"
 -- ---- options ---------------------------------------------------------------------------------------
 
 local OPTIONS = {
-  -- name, kind, default, what it is
+  -- name, kind, default, description
   { "steps", "count", 1500, "optimizer steps" },
-  { "batch", "count", 8, "sequences a step, over all ranks" },
-  { "accumulate", "count", 1, "parts in which a rank works through its share of a batch" },
-  { "context", "count", 128, "tokens a sequence, and how far back the model sees" },
+  { "batch", "count", 8, "sequences per step, over all ranks" },
+  { "accumulate", "count", 1, "micro-batches per step and rank" },
+  { "context", "count", 128, "tokens per sequence, and the model's context" },
   { "layers", "count", 4, "blocks" },
   { "heads", "count", 4, "attention heads" },
   { "dim", "count", 128, "size of the residual stream" },
   { "position", cli.one_of("alibi", "learned"), "alibi",
-  "how the model tells places: by distance, or by a table it learns" },
-  { "dropout", "share", 0, "share of activations that training drops" },
+  "position encoding: by distance, or a learned table" },
+  { "dropout", "share", 0, "dropout probability in training" },
   { "lr", "positive", 3e-3, "highest learning rate" },
   { "warmup", "whole", 50, "steps of linear warm-up, before the cosine" },
-  { "min-lr", "share", 0.1, "where the cosine ends, as a share of --lr" },
-  { "weight-decay", "share", 0.1, "AdamW's, on matrices" },
+  { "min-lr", "share", 0.1, "final learning rate, as a fraction of --lr" },
+  { "weight-decay", "share", 0.1, "weight decay of AdamW, on matrices" },
   { "beta2", "share", 0.99, "AdamW's second decay rate" },
-  { "clip", "positive", 1, "largest gradient norm" },
+  { "clip", "positive", 1, "maximum gradient norm" },
   { "seed", "whole", 1, "of weights, order of the text, samples" },
-  { "dtype", cli.one_of("float32", "bfloat16"), "float32", "of computation; weights and optimizer stay float32" },
-  { "device", "text", "cpu", "where to compute" },
+  { "dtype", cli.one_of("float32", "bfloat16"), "float32", "dtype of computation; weights and optimizer stay float32" },
+  { "device", "text", "cpu", "device to compute on" },
   { "data", "list", "/usr/share/common-licenses", "text files, folders of them, llm.c's .bin shards" },
   { "out", "path", nil, "folder of the run (a new one in runs/)" },
   { "save", "path", nil, "a number K: a checkpoint every K steps; a path: the last checkpoint goes there" },
@@ -47,7 +47,7 @@ local OPTIONS = {
   { "sample", "whole", 500, "tokens the model writes at the end, a fifth of them at each validation" },
   { "temperature", "positive", 0.8, "of the samples" },
 }
--- What a checkpoint keeps and a resumed run takes over unless told otherwise; of these, the model's shape is fixed.
+-- Options that a checkpoint stores and a resumed run uses unless they are given again; the model's shape cannot change.
 local KEPT = { "steps", "batch", "accumulate", "context", "layers", "heads", "dim", "position", "dropout", "lr",
   "warmup", "min-lr", "weight-decay",
   "beta2", "clip", "seed", "dtype", "data", "vocab", "train-tokens", "data-fingerprint" }
@@ -77,7 +77,7 @@ local function open_checkpoint(option)
   return opened
 end
 
--- A run that goes on takes over the options of its checkpoint, fine-tuning the model's shape alone.
+-- A resumed run takes the options of its checkpoint, a fine-tuning run only the model's shape.
 local function resolve(resumed, tuned)
   local config = {}
   for _, o in ipairs(OPTIONS) do
@@ -95,7 +95,7 @@ local function resolve(resumed, tuned)
   end
   if type(config.data) == "string" then config.data = { config.data } end
   config["eval-every"] = given["eval-every"] or math.max(1, math.floor(config.steps / 4))
-  if config.dim % config.heads ~= 0 then stop("--dim %d is no multiple of --heads %d", config.dim, config.heads) end
+  if config.dim % config.heads ~= 0 then stop("--dim %d is not a multiple of --heads %d", config.dim, config.heads) end
   if resumed and resumed.step >= config.steps then
     stop("'%s' is after step %d of %d: nothing is left to do (--from trains its weights in a new run)", resumed.path,
       resumed.step, config.steps)
@@ -119,7 +119,7 @@ elseif save_path and lfs.attributes(save_path, "mode") == "directory" then
   stop("--save %s: is a folder", save_path)
 elseif save_path and lfs.attributes(save_path:match "^(.*/)[^/]*$" or ".", "mode") ~= "directory" then
   stop("--save %s: there is no folder for it", save_path)
-elseif save_path and cli.launched() == 0 then           -- now, not when everything is trained
+elseif save_path and cli.launched() == 0 then           -- fail now, not at the end of the training
   local writable, err = pcall(function() state.saver(save_path, {}):abort() end)
   if not writable then stop("--save: cannot write there: %s", (tostring(err):gsub("^.-save: ", ""))) end
 end
@@ -145,7 +145,7 @@ config.vocab, config["train-tokens"], config["data-fingerprint"] = corpus.vocab,
 if tuned and tuned.config.vocab ~= corpus.vocab then
   stop("--data: a vocabulary of %d, '%s' was trained with %d", corpus.vocab, tuned.path, tuned.config.vocab)
 end
-if resumed then                         -- the same steps on other data would be another run, with the first one's name
+if resumed then                         -- a resumed run must continue on the same data
   local had = resumed.config
   local other = had.vocab ~= corpus.vocab or had["train-tokens"] ~= corpus.train_count
     or had["data-fingerprint"] and had["data-fingerprint"] ~= config["data-fingerprint"]
@@ -154,7 +154,7 @@ if resumed then                         -- the same steps on other data would be
       "', '"), tokens)
   end
   if other then
-    stop("--resume: '%s' was trained on %s, and the data now is %s%s; --from trains its weights on other data",
+    stop("--resume: '%s' was trained on %s, but --data is %s%s; use --from to train its weights on other data",
       resumed.path,
       told(had.data, had["train-tokens"]), told(config.data, corpus.train_count), given.data and ""
         or ", which has changed since")
@@ -173,7 +173,7 @@ local model = GPT {
 local numbers = 0
 for _, p in ipairs(model:parameters()) do numbers = numbers + p:numel() end
 
--- Each block is a unit: gathered before its forward and backward, and scattered again behind them.
+-- Each block is a unit: gathered before its forward and backward, resharded after them.
 local precision = config.dtype ~= "float32" and fsdp.MixedPrecisionPolicy { param_dtype = config.dtype,
   reduce_dtype = "float32" } or nil
 for _, block in ipairs(model.blocks) do fsdp.fully_shard(block, { mp_policy = precision }) end
@@ -241,11 +241,12 @@ end
 local function train(step)
   local sum = 0
   for part = 1, config.accumulate do
-    -- Gradients gather in the whole parameters, and are reduced over the ranks behind the last part only.
+    -- Gradients accumulate in the gathered parameters; only the last micro-batch reduces them over the ranks.
     if config.accumulate > 1 then model:set_requires_gradient_sync(part == config.accumulate) end
     local ids, targets, sequences = batches:train(step, part, config.accumulate)
     local loss = model(ids, targets)
-    -- Gradients are averaged over ranks: a part counts by its sequences, so that uneven shares come out right.
+    -- Gradients are averaged over ranks; the weight of a micro-batch is its number of sequences, so that uneven shares
+    -- are exact.
     local weight = sequences / config.batch
     local scaled = weight * world == 1 and loss or loss * (weight * world)
     scaled:backward()
@@ -259,7 +260,7 @@ local function train(step)
   return sum_over_ranks(sum), norm, lr
 end
 
---- Nats a token over the whole validation split.
+--- Loss in nats per token over the whole validation split.
 local function validate()
   model:eval()
   local sum, next_batch = 0, batches:validation()
@@ -298,17 +299,17 @@ end
 
 -- ---- training --------------------------------------------------------------------------------------------
 
-local metrics = {}                      -- of the step now; one table for all
+local metrics = {}                      -- of the present step; the table is reused
 local METRICS = { "step", "loss", "lr", "grad_norm", "tokens_per_second", "allocated" }
 local last = math.min(config.stop or config.steps, config.steps)
 local step_now, trained_from = first, nil
 local value
 local NAN_STEPS = 3
-local nan_steps, nan_announced = 0, false               -- how many losses in a row were not finite
+local nan_steps, nan_announced = 0, false               -- consecutive losses that were not finite
 
 local function is_finite(x) return x - x == 0 end
 
--- A checkpoint of weights that are not finite is worth nothing, and would be the latest one of the run.
+-- Does not save weights that are not finite: the useless checkpoint would be the latest one of the run.
 local function save_if_finite(step)
   if checkpoints.finite(model) then return save(step) end
   say("step %d: no checkpoint: the weights are not finite", step)
@@ -324,7 +325,7 @@ end
 
 local function after_first_step() return trained_from and ms.time() - trained_from or 0 end
 
--- SIGUSR1: a checkpoint, and go on; SIGUSR2: a checkpoint, and end with status 75
+-- SIGUSR1: save a checkpoint and continue; SIGUSR2: save a checkpoint and exit with status 75
 fsdp.catch_checkpoint_signals()
 cli.run("train", function()
   for step in ms.steps(last, { from = first + 1 }) do
@@ -365,7 +366,7 @@ cli.run("train", function()
     if wanted and not final then
       local where = save_if_finite(step)
       if where then say("step %d: checkpoint: %s", step, where) end
-      -- 75, sysexits' "try again later": --resume goes on from here
+      -- 75: "try again later" in sysexits.h; --resume continues from here
       if wanted == "stop" then end_unfinished(where and 75 or 1) end
     elseif save_every and step % save_every == 0 and not final then
       save_if_finite(step)

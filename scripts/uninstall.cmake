@@ -17,7 +17,8 @@ foreach(file IN LISTS files)
     endif()
     math(EXPR count "${count} + 1")
   endif()
-  if(file MATCHES "^(.*/lua/5\\.1/moonshard(/.*)?)/[^/]*$")     # the folder of our Lua modules and those inside it
+  # The folder of Moonshard's Lua modules and those inside it.
+  if(file MATCHES "^(.*/lua/5\\.1/moonshard(/.*)?)/[^/]*$")
     list(APPEND folders ${CMAKE_MATCH_1})
   endif()
 endforeach()

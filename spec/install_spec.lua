@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- `cmake --install`: library, plugins, header, pkg-config file and Lua modules where a plain luajit, a C compiler and
---- mpirun find them, with nothing of the source tree in sight.
+--- `cmake --install`: library, plugins, header, pkg-config file and Lua modules are found by a plain luajit, a C
+--- compiler and mpirun, without the source tree.
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
@@ -14,7 +14,7 @@ describe("cmake --install", function()
   -- what a user sets for a prefix other than /usr/local
   local env
 
-  -- Runs a shell line in an empty folder; its output, or an error with all it said.
+  -- Runs a shell line in an empty folder; returns its output, or raises with its output.
   local function sh(line, code)
     local out = folder .. "/out"
     local child = process.start({ "sh", "-c", "cd " .. folder .. "/empty && " .. line },
@@ -23,7 +23,7 @@ describe("cmake --install", function()
     return process.read(out)
   end
 
-  -- The record of an installation that the user made from this build folder: put back at the end.
+  -- The record of the user's own installation from this build folder is restored at the end.
   local kept = {}
 
   setup(function()
@@ -70,7 +70,7 @@ describe("cmake --install", function()
     assert.are.equal("3\n", sh(line:format(there, there)))
   end)
 
-  -- Whatever is built here: the generated script with a plugin that is nowhere.
+  -- Runs the generated script with a plugin that does not exist, whatever is built here.
   it("installs what was built where the CUDA plugin was not", function()
     local script = process.read(build .. "/cmake_install.cmake"):gsub("/libmoonshard_cuda%.so", "/not-built%0")
     process.write(folder .. "/install.cmake", script)
@@ -82,13 +82,13 @@ describe("cmake --install", function()
   it("is undone by the target uninstall: its files and the folders it made, nothing else", function()
     local there = folder .. "/undone"
     lfs.mkdir(there)
-    lfs.mkdir(there .. "/include")                      -- not made by the installation, and empty behind it
+    lfs.mkdir(there .. "/include")                      -- not made by the installation, and empty after uninstalling
     local install = ("cmake --install %s --prefix %s"):format(build, there)
     local uninstall = ("cmake -D BUILD=%s -P %s/scripts/uninstall.cmake"):format(build, root)
     assert.matches(uninstall:gsub("%p", "%%%0") .. "\n",
       sh(("cd %s && ninja -t commands uninstall"):format(build)):gsub("/usr/bin/", ""))
     sh(install)
-    sh(install)                                         -- a second time: folders are there already
+    sh(install)                                         -- a second time: the folders exist
     assert.matches("removed %d%d+ files", sh(uninstall .. " 2>&1"))
     assert.are.equal(there .. "/include\n", sh(("find %s -mindepth 1"):format(there)))
     assert.matches("nothing was installed", sh(uninstall .. " 2>&1", 1))
@@ -97,7 +97,7 @@ describe("cmake --install", function()
     local lua = there .. "/share/lua/5.1/moonshard"
     process.write(lua .. "/mine.lua", "return 1\n")
     process.write(there .. "/include/mine.h", "\n")
-    sh(("rm %s/init.lua"):format(lua))                  -- gone already
+    sh(("rm %s/init.lua"):format(lua))                  -- already removed
     sh(uninstall)
     assert.are.equal(("%s/include/mine.h\n%s/mine.lua\n"):format(there, lua),
       sh(("find %s -type f | sort"):format(there)))
@@ -142,7 +142,7 @@ describe("cmake --install", function()
   end)
 end)
 
--- Ranks and the compiler's tools under another user, who may read the tree and write at home only.
+-- Runs ranks and compiler tools as another user, who can read the tree and write only at home.
 describe("a built source tree that cannot be written", function()
   local folder, tree, home
 
@@ -161,7 +161,7 @@ describe("a built source tree that cannot be written", function()
     process.remove_folder(folder)
   end)
 
-  -- As root that user is nobody: root may write everywhere.
+  -- Root could write everywhere, so as root this user is `nobody`.
   local function run(line)
     local out = folder .. "/out"
     local words = { "sh", "-c", line }
@@ -191,7 +191,7 @@ describe("a built source tree that cannot be written", function()
   it("is not built again because CI made it with warnings as errors", function()
     local stub = folder .. "/bin"
     lfs.mkdir(stub)
-    -- Configures and builds nothing, and says that it was called.
+    -- Stands in for cmake and ninja: builds nothing, and prints that it was called.
     for _, name in ipairs { "cmake", "ninja" } do
       process.write(stub .. "/" .. name, ("#!/bin/sh\necho %s \"$@\" >>%s/called\n"):format(name, stub))
     end
@@ -205,7 +205,7 @@ describe("a built source tree that cannot be written", function()
       return process.read(stub .. "/called")
     end
     assert.are.equal("ninja -C build moonshard moonshard_mpi moonshard_loopback cdef\n", called())
-    -- Newer sources are built, and warnings are no errors then.
+    -- Newer sources are built, without warnings as errors.
     os.execute(("touch -d 'next hour' %s/CMakeLists.txt"):format(at))
     assert.matches("^cmake [^\n]*MS_WERROR=OFF", called())
   end)
@@ -217,6 +217,6 @@ describe("a built source tree that cannot be written", function()
       tree)) end)
     local code, _, err = run(("cd %s && scripts/train --steps 1"):format(home .. "/../tree"))
     assert.are.equal(1, code)
-    assert.matches("^setup: build/ holds no engine and [^\n]* cannot be written: build in a copy of this tree that is yours\n$", err)
+    assert.matches("^setup: build/ contains no engine and [^\n]* is not writable: build in a writable copy of this tree\n$", err)
   end)
 end)

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The main job, as users start it: options, run folder, losses that repeat and agree over worlds, resuming.
+--- The training script as users start it: options, run folder, repeatable losses that agree between numbers of ranks,
+--- resuming.
 local cjson = require "cjson"
 local lfs = require "lfs"
 local ms = require "moonshard"
@@ -12,7 +13,7 @@ local folder
 local TINY = { "--dim", 16, "--heads", 2, "--layers", 2, "--context", 16, "--batch", 4, "--sample", 0, "--eval-every",
   0, "--warmup", 3 }
 
---- Runs train.lua over n ranks (0: plain luajit) with the tiny shape and more options.
+--- Runs train.lua over n ranks (0: plain luajit) with a tiny shape and further options.
 local function train(n, name, options, opts)
   local args, base = {}, { unpack(TINY) }
   for _, a in ipairs { "--data", folder .. "/text", "--out", folder .. "/" .. name } do base[#base + 1] = a end
@@ -56,7 +57,7 @@ local function ok(job)
   return job
 end
 
--- A text with some order in it: its loss falls.
+-- A text with some regularity, so that its loss decreases.
 local function sentences(n)
   local words, seed, parts = { "the", "moon", "shard", "turns", "slowly", "over", "a", "quiet", "sea" }, 7, {}
   for k = 1, n do
@@ -174,7 +175,7 @@ describe("scripts/train.lua", function()
       assert.are.equal(20, #many)
       assert.is_near(tonumber(one[1]), tonumber(many[1]), 1e-6 * tonumber(one[1]))
       for k = 1, 20 do assert.is_near(tonumber(one[k]), tonumber(many[k]), 1e-5 * tonumber(one[k])) end
-      -- Every entry is whole in the file, whatever the world that wrote it.
+      -- Checks that a file is complete, whatever the number of ranks that wrote it.
       local tensors, metadata = ms.load(folder .. "/" .. name .. ".safetensors")
       local expected = ms.load(("%s/alone/step-000020.safetensors"):format(folder))
       local n = 0
@@ -244,7 +245,7 @@ describe("scripts/train.lua", function()
     for _, prompt in ipairs { "the moon", "5 50257", "-1", "1.5" } do
       local wrong = generate(prompt)
       assert.are.equal(2, wrong.code)
-      assert.matches("^generate: %-%-prompt: '%S+' is no token id from 0 to 50256", wrong.stderr)
+      assert.matches("^generate: %-%-prompt: '%S+' is not a token id from 0 to 50256", wrong.stderr)
     end
   end)
 
@@ -252,7 +253,7 @@ describe("scripts/train.lua", function()
     { { "--stpes", 3 }, "unknown option '%-%-stpes'.*[Dd]id you mean '%-%-steps'" },
     { { "--steps", "many" }, "'many' is not a whole number from 1" },
     { { "--dtype", "float8" }, "'float8' is none of float32, bfloat16" },
-    { { "--heads", 3 }, "%-%-dim 16 is no multiple of %-%-heads 3" },
+    { { "--heads", 3 }, "%-%-dim 16 is not a multiple of %-%-heads 3" },
     { { "--device", "cuda:9" }, "%-%-device: set_default_device: device 'cuda:9' is not there" },
     { { "--device", "gpu" }, "%-%-device: .*unknown device 'gpu'" },
     { { "--save", "/nowhere/at/all" }, "%-%-save /nowhere/at/all: there is no folder for it" },
@@ -313,7 +314,7 @@ describe("scripts/train.lua", function()
     end)
   end)
 
-  -- Steps that make the weights infinite: the loss of step 2 is the first that is not finite.
+  -- Makes the weights infinite: the loss of step 2 is the first that is not finite.
   for _, n in ipairs { 0, 2 } do
     it(("names the first step whose loss is not finite, and ends at the third without a checkpoint, over %d ranks"):format(math.max(n, 1)), function()
       local name = "lost" .. n
@@ -345,7 +346,7 @@ describe("scripts/train.lua", function()
     assert.are.equal(9, #metrics "lost-on")
     assert.matches("train: the weights are not finite after step 9: no checkpoint and no samples", job.stderr)
     job = train(0, "lost-late", { "--steps", 2, "--lr", 1e30, "--warmup", 0 })
-    assert.are.equal(1, job.code)                       -- no three in a row, but nothing that could be saved
+    assert.are.equal(1, job.code)                       -- fewer than three in a row, but weights that must not be saved
     assert.matches("train: the weights are not finite after step 2", job.stderr)
     assert.are.equal("", checkpoint("lost-late", 2))
     job = ranks.run(0, root .. "/scripts/generate.lua", { args = { "--from", folder .. "/lost-late" } })
@@ -395,18 +396,19 @@ describe("scripts/train.lua", function()
         local before, after = ms.load(folder .. "/alone/step-000020.safetensors"),
           ms.load(folder .. "/" .. name .. "/step-000006.safetensors")
         local moments = 0
-        for key, t in ms.sorted_pairs(before) do        -- steps of 1e-60 change nothing: the weights are the run's
+        -- Steps of 1e-60 change nothing: these are the weights of the run.
+        for key, t in ms.sorted_pairs(before) do
           if key:find "^model%." then
             assert.is_true(t:equal(after[key]), key)
           else
             moments = moments + 1
-            assert.is_false(t:equal(after[key]), key)   -- the optimizer's are not
+            assert.is_false(t:equal(after[key]), key)   -- the optimizer state is new
           end
         end
         assert.is_true(moments > 20)
         local steps = metrics(name)
         assert.are.same({ 1, 6 }, { steps[1].step, steps[6].step })
-        assert.is_near(steps[1].lr * 2, steps[2].lr, 1e-66)       -- a warm-up of its own
+        assert.is_near(steps[1].lr * 2, steps[2].lr, 1e-66)       -- with a warm-up of its own
         local config = cjson.decode(process.read(folder .. "/" .. name .. "/config.json"))
         assert.are.equal(folder .. "/alone", config.from)
         assert.are.equal(16, config.dim)
@@ -428,7 +430,7 @@ describe("scripts/train.lua", function()
         assert.are.equal(2, job.code)
         local path, had, now =
           job.stderr:match("^train: %-%-resume: '([^']*)' was trained on '([^']*)' %(%d+ training tokens%), "
-          .. "and the data now is '([^']*)' %(%d+ training tokens%); %-%-from trains its weights on other data\n$")
+          .. "but %-%-data is '([^']*)' %(%d+ training tokens%); use %-%-from to train its weights on other data\n$")
         assert.are.same({ folder .. "/half-way/step-000005.safetensors", folder .. "/text", folder .. "/" .. other },
           { path, had, now })
       end
@@ -440,7 +442,7 @@ describe("scripts/train.lua", function()
       process.write(folder .. "/other/c", sentences(300))
       local args = { "--resume", folder .. "/whole", "--out", folder .. "/refused" }
       local job = ranks.run(0, root .. "/scripts/train.lua", { args = args })
-      assert.matches("which has changed since; %-%-from trains its weights on other data", job.stderr)
+      assert.matches("which has changed since; use %-%-from to train its weights on other data", job.stderr)
     end)
   end)
 
@@ -510,7 +512,7 @@ describe("scripts/train.lua", function()
     end)
   end
 
-  -- What grows then is LuaJIT's own heap, with a table a tensor: the number of tensors counts, not their size.
+  -- LuaJIT's own heap grows by a table for each tensor, so this depends on the number of tensors, not on their size.
   local shapes = { tiny = TINY, ["the default's layers"] = { "--batch", 1, "--context", 32, "--sample", 0,
     "--eval-every", 0 } }
   for shape, given in ms.sorted_pairs(shapes) do it("keeps its memory flat without the collector: " .. shape, function()
@@ -520,7 +522,7 @@ describe("scripts/train.lua", function()
       package.path = "%s/lua/?.lua;" .. package.path
       local folder = require "moonshard.run.folder"
       local json = folder.json
-      folder.json = function(object, ...)                 -- written once a step
+      folder.json = function(object, ...)                 -- written once per step
         if object.loss and (object.step == 10 or object.step == 300) then
           for line in io.lines "/proc/self/status" do
             local kib = line:match "^VmRSS:%%s*(%%d+)"

@@ -11,19 +11,19 @@ print("sums of the rows:", table.concat(a:sum(2):tolist(), " "))
 print("a row, doubled:", table.concat((a[2] * 2):tolist(), " "))
 print("its shape turned around:", a:t().shape)
 
--- Operations on a tensor that requires grad are recorded; backward walks the record.
+-- Operations on a tensor that requires grad are recorded; backward differentiates the record.
 local x = ms.tensor({ 1, 2, 3 }, { requires_grad = true })
 local y = (x * x):sum()                                 -- y = 1 + 4 + 9
 y:backward()
 print("y:", y:item())
 print("dy/dx = 2x:", table.concat(x.grad:tolist(), " "))
 
--- Gradients add up until they are taken away.
+-- Gradients accumulate until they are cleared.
 x.grad = nil
 (x ^ 3):sum():backward()
 print("d(x^3)/dx = 3x^2:", table.concat(x.grad:tolist(), " "))
 
--- What is made inside a scope ends with it, unless the scope returns it: memory never waits for a collector.
+-- A scope releases the tensors made in it, except those it returns; memory does not wait for the garbage collector.
 local before = ms.memory_stats("cpu").allocated
 local norm = ms.scope(function()
   local big = ms.ones(1000, 1000)

@@ -14,7 +14,7 @@ local model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.T
 print(model)
 local optimizer = optim.AdamW(model:parameters(), { lr = 0.01 })
 
--- Each iteration of ms.steps is a scope: what it made is gone when it ends.
+-- Each iteration of ms.steps is a scope: tensors made in it are released at its end.
 for step in ms.steps(300) do
   local loss = nn.F.cross_entropy(model(points), inside)
   loss:backward()

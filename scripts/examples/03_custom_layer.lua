@@ -24,7 +24,7 @@ print(layer)
 for name, p in layer:named_parameters() do print(name, p.shape) end
 print("output:", layer(ms.ones(2, 4)).shape)
 
--- Rounding has no useful gradient; this one passes it through as if nothing had happened.
+-- Rounding has no useful gradient; this function passes the gradient through unchanged.
 local round = ms.Function {
   forward = function(_, x) return (x + 0.5):long():to(x.dtype) end,
   backward = function(_, grad) return grad end,

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- 4. Hooks: looking at a model while it works, and stepping in.   luajit scripts/examples/04_hook.lua
+--- 4. Hooks: observing and changing a model's computation. luajit scripts/examples/04_hook.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"
@@ -8,7 +8,7 @@ local nn = ms.nn
 ms.manual_seed(1)
 local model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
 
--- After the forward of every layer: its name and what came out.
+-- Called after the forward of every layer, with the layer and its output.
 local handles = {}
 for name, m in model:named_children() do
   handles[#handles + 1] = m:register_forward_hook(function(module, _, out)
@@ -16,7 +16,7 @@ for name, m in model:named_children() do
   end)
 end
 
--- A hook on a tensor sees its gradient on the way back; what it returns replaces it.
+-- A hook on a tensor gets its gradient in backward; its return value replaces the gradient.
 local x = ms.ones(2, 3)
 x.requires_grad = true
 local hidden = model[1](x)
@@ -28,7 +28,7 @@ local loss = model[3](model[2](hidden)):sum()
 loss:backward()
 print("zeroed on its way to the input:", x.grad:abs():sum():item() == 0)
 
--- A hook on a parameter runs when its gradient has landed.
+-- A hook on a parameter runs when its gradient is complete.
 model[3].weight:register_post_accumulate_grad_hook(function(p) print("landed:", p.grad.shape) end)
 for _, handle in ipairs(handles) do handle:remove() end
 model:zero_grad()

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- 5. Parameters, gradients and optimizer state sharded over ranks.
----   mpirun -n 2 luajit scripts/examples/05_fully_shard.lua       (alone it runs too, as a world of one)
+---   mpirun -n 2 luajit scripts/examples/05_fully_shard.lua       (without mpirun: a world of one rank)
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"
@@ -13,7 +13,7 @@ local function say(...) if rank == 0 then print(...) end end
 ms.manual_seed(1)                                       -- the same weights on every rank
 local model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
 
--- Each unit is gathered just before it computes and given back behind it; the rest belongs to the root.
+-- Each unit is gathered just before it computes and resharded afterwards; the other parameters belong to the root.
 fsdp.fully_shard(model[3])
 fsdp.fully_shard(model)
 local p = model[3].weight
@@ -22,7 +22,7 @@ say("rows on this rank:", p:to_local().shape[1] == math.ceil(64 / world) and "64
 
 local optimizer = optim.AdamW(model:parameters(), { lr = 0.01 })
 for step in ms.steps(200) do
-  -- Every rank has its own eight rows of a batch of 8 a rank; gradients are averaged over ranks.
+  -- Every rank has its own eight rows of the batch; gradients are averaged over ranks.
   local x = ms.randn(8 * world, 8):narrow(1, 8 * rank + 1, 8)
   local loss = nn.F.mse_loss(model(x), x:sin():sum(2, { keepdim = true }))
   loss:backward()

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- 6. Saving and going on, to the bit.   luajit scripts/examples/06_resume.lua
+--- 6. Saving and resuming, equal to the bit. luajit scripts/examples/06_resume.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"
@@ -11,7 +11,7 @@ local function new()
   return model, optim.AdamW(model:parameters(), { lr = 0.01 })
 end
 
--- The batch of a step follows from the step, so a resumed run sees the same ones.
+-- The batch depends only on the step, so a resumed run gets the same batches.
 local function train(model, optimizer, from, to)
   for step in ms.steps(to, { from = from }) do
     ms.manual_seed(100 + step)
@@ -25,7 +25,7 @@ end
 local model, optimizer = new()
 train(model, optimizer, 1, 20)
 
--- The same again, stopped after step 8: weights and the optimizer's state go to one safetensors file.
+-- The same training, stopped after step 8; saves weights and optimizer state to one safetensors file.
 local again, again_optimizer = new()
 train(again, again_optimizer, 1, 8)
 local path = os.tmpname()
@@ -35,7 +35,7 @@ for k, s in ipairs(again_optimizer:state_dict().state) do
 end
 ms.save(path, tensors, { metadata = { step = "8" } })
 
--- Another process would begin here.
+-- From here on, this could be another process.
 local resumed, resumed_optimizer = new()
 local saved, metadata = ms.load(path)
 resumed:load_state_dict(saved, { strict = false })

@@ -41,14 +41,14 @@ int main(void)
     ms_id state[3 * 4] = { 0 };
     ms_optim_options adam = { .kind = MS_ADAMW, .lr = 0.02, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 };
     for (int step = 1; step <= STEPS; step++) {
-        double scope = ms_scope_open("step");  // what the step makes is gone when it ends
+        double scope = ms_scope_open("step");  // the scope releases the step's tensors at its end
         ms_id h = call("linear", 3, (ms_id[]) { x, p[0], p[1] }, 0, NULL, 0, NULL);
         h = call("tanh", 1, &h, 0, NULL, 0, NULL);
         ms_id y = call("linear", 3, (ms_id[]) { h, p[2], p[3] }, 0, NULL, 0, NULL);
         ms_id l = call("cross_entropy", 2, (ms_id[]) { y, labels }, 2, (int64_t[]) { 1, -100 }, 1, (double[]) { 0 });
         ms_run *run = ms_backward(1, &l, NULL, 0);
         ms_event event;
-        check(!run || ms_run_next(run, &event) != MS_RUN_DONE);  // no hooks here: it asks nothing of us
+        check(!run || ms_run_next(run, &event) != MS_RUN_DONE);  // without hooks, a run never stops with a request
         ms_run_free(run);
         check(ms_optim_step(&adam, 4, p, state, taken) || ms_item(l, &loss));
         for (int k = 0; k < 4; k++) check(ms_set_grad(p[k], 0));

@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- 8. Weights that travel as int8 with block scales: half of bfloat16's bytes; losses within 2 % at every step.
---- Rows must divide by the ranks.   mpirun -n 2 luajit scripts/examples/08_int8_gather.lua
+--- 8. Weights gathered as int8 with block scales: half of bfloat16's bytes; losses within 2 % at every step. The number
+--- of rows must be divisible by that of ranks. mpirun -n 2 luajit scripts/examples/08_int8_gather.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"
 local dist, fsdp, GPT = ms.dist, ms.fsdp, require "moonshard.models.gpt"
 local STEPS, BLOCK = tonumber(arg[1]) or 40, 128
--- This rank's rows as bytes, 128 for zero, and what one of them is worth in each block.
+-- Quantizes this rank's rows: bytes with 128 for zero, and one scale for each block.
 local function pre(self)
   local blocks = self:reshape(-1, BLOCK)
   local scales = (blocks:abs():max(2) / 127):clamp(1e-12, 1):bfloat16()
@@ -14,7 +14,7 @@ local function pre(self)
   return { bytes:reshape(self.shape), scales }
 end
 
--- The whole of what came from all ranks; later it is written into the tensor of the first time.
+-- Dequantizes the bytes of all ranks; after the first gather, into the tensor returned then.
 local function post(_, outputs, _, dtype, out)
   local bytes, scales = outputs[1], outputs[2]:float()
   local whole = ((bytes:float() - 128):reshape(-1, BLOCK) * scales:unsqueeze(2)):reshape(bytes.shape):to(dtype)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- 9. The whole model on every rank: PyTorch's DistributedDataParallel.
----   mpirun -n 2 luajit scripts/examples/09_ddp.lua               (alone it runs too, as a world of one)
+---   mpirun -n 2 luajit scripts/examples/09_ddp.lua               (without mpirun: a world of one rank)
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"
@@ -19,7 +19,8 @@ local optimizer = optim.SGD(model:parameters(), { lr = 0.05, momentum = 0.9 })
 local function loss_of(x) return nn.F.mse_loss(model(x), x:sin():mean(2, { keepdim = true })) end
 
 for step in ms.steps(150) do
-  -- Two parts of a batch: the first one's gradients stay here, the second one's backward averages the sum over ranks.
+  -- Two micro-batches: the gradients of the first stay on the rank; the backward of the second averages the sum over
+  -- ranks.
   model:no_sync(function() (loss_of(ms.randn(8, 8)) / 2):backward() end)
   local loss = loss_of(ms.randn(8, 8)) / 2
   loss:backward()
@@ -35,7 +36,7 @@ end
 local sums = dist.all_gather_object(model.module[1].weight:sum():item())
 say("weights equal to the bit:", sums[1] == sums[world])
 
--- A hook instead of the average: what it returns for a bucket becomes its gradients.
+-- A hook in the place of the average: its result for a bucket becomes the gradients.
 local buckets = 0
 local hooked = nn.DDP(nn.Linear(4, 2))
 hooked:register_comm_hook(nil, function(_, bucket)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- 10. PyTorch's classic FSDP: flat parameters, a wrapping policy, float16 with a gradient scaler, state dicts.
----   mpirun -n 2 luajit scripts/examples/10_classic_fsdp.lua      (alone it runs too, as a world of one)
+---   mpirun -n 2 luajit scripts/examples/10_classic_fsdp.lua      (without mpirun: a world of one rank)
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"
@@ -15,8 +15,8 @@ function Block:init(dim)
 end
 function Block:forward(x) return x + self.down(nn.F.gelu(self.up(x))) end
 
--- Every Block becomes a unit, what is left belongs to the root. Weights are gathered, and computed with, in float16;
--- the shards, the optimizer and the sums of gradients stay float32.
+-- Every Block becomes a unit; the other parameters belong to the root. Weights are gathered and used in float16;
+-- shards, optimizer state and reduced gradients stay float32.
 ms.manual_seed(1)
 local model = fsdp.FSDP(nn.Sequential(nn.Linear(8, 32), Block(32), Block(32), nn.Linear(32, 1)), {
   auto_wrap_policy = fsdp.wrap.module_wrap_policy { Block },
@@ -24,11 +24,11 @@ local model = fsdp.FSDP(nn.Sequential(nn.Linear(8, 32), Block(32), Block(32), nn
   sharding_strategy = dist.world_size() > 1 and "full_shard" or "no_shard",
   use_orig_params = true,
 })
-ms.manual_seed(1 + dist.rank())                         -- from here on each rank draws data of its own
+ms.manual_seed(1 + dist.rank())                         -- from here on, random data differ between ranks
 say("units:", #fsdp.fsdp_modules(model))
 
 local optimizer = optim.AdamW(model:parameters(), { lr = 0.005 })       -- after wrapping
--- too much: the first steps are skipped
+-- too large on purpose: the first steps are skipped
 local scaler = amp.ShardedGradScaler { init_scale = 2 ^ 40, backoff_factor = 2 ^ -8 }
 local skipped = 0
 for step in ms.steps(120) do
@@ -38,7 +38,7 @@ for step in ms.steps(120) do
   scaler:unscale_(optimizer)
   model:clip_grad_norm_(1)
   local before = scaler:get_scale()
-  scaler:step(optimizer)                                -- not where a gradient on any rank is infinite
+  scaler:step(optimizer)                                -- skipped if a gradient is infinite on any rank
   scaler:update()
   optimizer:zero_grad()
   if scaler:get_scale() < before then skipped = skipped + 1 end
@@ -46,7 +46,7 @@ for step in ms.steps(120) do
 end
 say("steps skipped:", skipped, "scale:", scaler:get_scale())
 
--- Whole tensors with the names of the unwrapped model, on rank 0; any world size, or none, loads them.
+-- Whole tensors with the names of the unwrapped model, on rank 0; loadable on any number of ranks.
 local state = fsdp.state_dict(model, { type = "full", rank0_only = true, offload_to_cpu = true })
 if dist.rank() == 0 then say("the second block's weight:", state["2.up.weight"].dtype, state["2.up.weight"].shape) end
 fsdp.summon_full_params(model, function() say("summoned:", model.module[2].up.weight.shape) end)

@@ -235,7 +235,7 @@ end
 
 local function check_arguments(who, dir, m, optim)
   if type(dir) ~= "string" or dir == "" then opts.wrong(dir, "a path", "%s: the folder", who) end
-  if dir:find("%z") then errors.raise("%s: the folder %s contains a zero bytes name", who, ("%q"):format(dir)) end
+  if dir:find("%z") then errors.raise("%s: the folder's path %s contains a zero byte", who, ("%q"):format(dir)) end
   opts.expect(m, a_module, "%s: argument 2", who)
   if optim ~= nil and (type(optim) ~= "table" or type(optim.param_groups) ~= "table") then
     opts.wrong(optim, "an optimizer or nil", "%s: argument 3", who)

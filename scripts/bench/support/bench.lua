@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What benchmarks share: the machine's roofs measured first, alternation, best and median, bars, one output format.
+--- Common parts of benchmarks: measures the machine's peak rates first, alternates cases, computes best and median,
+--- checks bars, and prints one format.
 ---
 ---   #!/usr/bin/env luajit
 ---   local root = arg[0]:match "^(.*)scripts/bench/" or "./"
@@ -7,7 +8,7 @@
 ---   local bench = require("bench").start("gemm", arg)       -- prints the machine's rates
 ---   local case = bench:measure("matmul 512 float32", function() a:matmul(b) end, { flops = 2 * 512 ^ 3 })
 ---   bench:bar("matmul 512 float32", case.flops_per_second / bench.fma_float32, ">=", 0.90)
----   bench:finish()                                          -- exits 1 under --check when a bar is missed
+---   bench:finish()                                          -- exits with 1 under --check if a bar is missed
 ---
 --- Options of every benchmark: --quick (about a second, for the format only), --check, --runs N, --help.
 --- Lines: `machine: …`, `case: …`, `bar: …`, and at the end `N bars, N met, N missed`.
@@ -34,14 +35,14 @@ local M = { now = probe.probe_now }
 
 ---@class Bench
 ---@field quick boolean
----@field fma_float32 number   operations a second, one thread
----@field fma_bfloat16 number  0 where the processor has none
----@field amx_bfloat16 number  the same by tiles
----@field copy number          bytes a second read plus written, one thread, 64 MiB
+---@field fma_float32 number   operations per second, one thread
+---@field fma_bfloat16 number  0 if the processor has no such instruction
+---@field amx_bfloat16 number  the same with tiles (AMX)
+---@field copy number          bytes read plus written per second, one thread, 64 MiB
 local Bench = {}
 Bench.__index = Bench
 
---- Best (least), largest and median of a list of seconds.
+--- Best (smallest), largest and median of a list of seconds.
 function M.statistics(list)
   local sorted = { unpack(list) }
   table.sort(sorted)
@@ -57,8 +58,8 @@ local function seconds_text(s)
 end
 M.seconds_text = seconds_text
 
---- The rate of memcpy: bytes read plus bytes written a second, best of `runs`. sync: called before each copy
---- (a barrier, so that all ranks copy at once).
+--- The rate of memcpy: bytes read plus written per second, best of `runs`. sync: called before each copy (a barrier, so
+--- that all ranks copy at once).
 function M.copy_rate(bytes, opts)
   opts = opts or {}
   local from, to = probe.probe_memory(bytes), probe.probe_memory(bytes)
@@ -74,9 +75,9 @@ function M.copy_rate(bytes, opts)
   return 2 * bytes / s.best, 2 * bytes / s.median
 end
 
---- The options of a benchmark: quick, check, runs, and those of `more` (names with what they are when not given).
---- --help prints what the script says of itself, and exits.
----@param argv table  the script's own
+--- Parses the options of a benchmark: quick, check, runs, and those of `more` (names with their defaults). --help
+--- prints the head of the script and exits.
+---@param argv table  the script's arguments
 ---@param more? table<string, string>
 ---@return table
 function M.options(argv, more)
@@ -108,10 +109,10 @@ function M.options(argv, more)
   return out
 end
 
---- For a benchmark over ranks, first thing: as a rank it returns; started alone it runs itself under mpirun, a job for
---- each entry, and exits.
----@param jobs (integer|string)[]  numbers of ranks, with options of their own behind them
----@param argv table  the script's own
+--- For a benchmark over ranks, called first. In a rank it returns. Started without mpirun it runs the script under
+--- mpirun, one job per entry, and exits.
+---@param jobs (integer|string)[]  numbers of ranks, each with further options
+---@param argv table  the script's arguments
 ---@param more? table<string, string>  as for M.options
 function M.over_ranks(jobs, argv, more)
   if os.getenv "OMPI_COMM_WORLD_SIZE" or os.getenv "SLURM_PROCID" or os.getenv "PMIX_RANK" then return end
@@ -120,7 +121,7 @@ function M.over_ranks(jobs, argv, more)
   for k, word in ipairs(argv) do words[k] = (" '%s'"):format(word:gsub("'", "'\\''")) end
   for _, job in ipairs(jobs) do
     local n, own = tostring(job):match "^(%d+)(.*)$"
-    -- What only mpirun can take: root, and more ranks than cores.
+    -- Settings that only mpirun accepts: allow root, and more ranks than cores.
     local status = os.execute(
       ("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
       .. "mpirun -n %s luajit '%s'%s%s"):format(n, argv[0], table.concat(words), own))
@@ -129,8 +130,8 @@ function M.over_ranks(jobs, argv, more)
   os.exit(code)
 end
 
---- Seconds that the disk takes for a file of so many bytes past the page cache, written and synced or read; nil where
---- it has no O_DIRECT.
+--- Seconds to read, or to write and sync, a file of this size past the page cache; nil if the disk does not support
+--- O_DIRECT.
 ---@param path string
 ---@param bytes number
 ---@param write boolean
@@ -166,7 +167,8 @@ function Bench:print(line)
   end
 end
 
--- Calls of fn that take at least `least` seconds together, so that the clock does not count.
+-- The number of calls of fn that take at least `least` seconds together, so that the clock's resolution does not
+-- matter.
 local function inner_count(fn, least)
   local n = 1
   while true do
@@ -178,9 +180,9 @@ local function inner_count(fn, least)
   end
 end
 
---- Measures several functions in alternation, A B A B …: { { name, fn, flops = , bytes = }, … }.
---- opts: runs (20), least (seconds a run takes at least: 2 ms), sync (called before each run; then a run is one call).
---- Prints a line for each and returns by name { best, max, median, runs, flops_per_second, bytes_per_second }.
+--- Measures several functions in alternation, A B A B …: { { name, fn, flops = , bytes = }, … }. opts: runs (20), least
+--- (minimum seconds per run: 2 ms), sync (called before each run, which is then one call). Prints a line for each and
+--- returns by name { best, max, median, runs, flops_per_second, bytes_per_second }.
 function Bench:alternate(cases, opts)
   opts = opts or {}
   local runs = self.quick and 3 or self.runs or opts.runs or 20
@@ -202,7 +204,7 @@ function Bench:alternate(cases, opts)
   end
   local results = {}
   for k, case in ipairs(cases) do
-    if opts.slowest then times[k] = opts.slowest(times[k]) end        -- over ranks, run by run
+    if opts.slowest then times[k] = opts.slowest(times[k]) end        -- of the slowest rank, run by run
     local s = M.statistics(times[k])
     s.flops_per_second = case.flops and case.flops / s.best
     s.bytes_per_second = case.bytes and case.bytes / s.best
@@ -216,20 +218,20 @@ function Bench:alternate(cases, opts)
   return results
 end
 
---- Measures one function; opts as alternate's, and flops, bytes.
+--- Measures one function; opts: those of alternate, and flops, bytes.
 function Bench:measure(name, fn, opts)
   opts = opts or {}
   return self:alternate({ { name, fn, flops = opts.flops, bytes = opts.bytes } }, opts)[name]
 end
 
---- States a number that was measured otherwise, in the same format.
+--- Prints a number that was measured in another way, in the same format.
 function Bench:report(name, best, median, unit)
   self:print(("case: %-44s best %12s  median %12s"):format(name, unit and ("%.4g %s"):format(best, unit)
     or seconds_text(best),
     unit and ("%.4g %s"):format(median, unit) or seconds_text(median)))
 end
 
---- Holds a number against its bar: value >= limit or value <= limit.
+--- Compares a number with its bar: value >= limit or value <= limit.
 function Bench:bar(name, value, relation, limit, unit)
   local met = relation == ">=" and value >= limit or relation == "<=" and value <= limit
   self.bars = self.bars + 1
@@ -239,7 +241,7 @@ function Bench:bar(name, value, relation, limit, unit)
   return met
 end
 
---- Last line; exits 1 under --check when a bar was missed.
+--- Prints the last line; exits with 1 under --check if a bar was missed.
 function Bench:finish()
   self:print(("%d bars, %d met, %d missed"):format(self.bars, self.met, self.bars - self.met))
   if self.check and self.met < self.bars then os.exit(1, true) end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Checks the format of a benchmark's output: `luajit format.lua FILE`; exit 1 and a reason when not.
---- One or more parts (one a job): `machine:` first, then `case:` and `bar:` lines with numbers in them, and
---- `N bars, N met, N missed` last, counting right. Lines that begin with # are comments.
+--- Checks the format of a benchmark's output: `luajit format.lua FILE`; prints the reason and exits with 1 if it is
+--- wrong. The output has one or more parts (one per job): `machine:` first, then `case:` and `bar:` lines with numbers,
+--- and last `N bars, N met, N missed` with the right counts. Lines that begin with # are comments.
 local function wrong(text, ...)
   io.stderr:write("bench format: ", text:format(...), "\n")
   os.exit(1)

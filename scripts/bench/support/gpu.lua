@@ -15,7 +15,7 @@ end
 print(("%s%s"):format(ms.cuda.device_name(), quick and "; sizes for a try only" or ""))
 
 local RUNS = quick and 1 or 5
---- Seconds a call: `calls` of them and a wait, best of RUNS after one to warm up.
+--- Seconds per call: `calls` calls and one wait, best of RUNS after one warm-up.
 local function time(calls, fn)
   local best = math.huge
   for run = 0, RUNS do

@@ -75,7 +75,8 @@ def train(rank, o, port):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
     ids, targets = (torch.randint(0, o.vocab, (o.batch, o.length)) for _ in range(2))
     times = torch.zeros(o.runs + 2, dtype=torch.float64)
-    for run in range(o.runs + 2):                       # the first two warm up (DDP builds its buckets anew after one)
+    # The first two warm up (DDP rebuilds its buckets after the first).
+    for run in range(o.runs + 2):
         if o.ranks > 1:
             dist.barrier()
         start = time.perf_counter()
