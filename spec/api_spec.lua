@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Every name of the API contract, section by section, as data: a name that is missing fails, and so does a name that
---- is there although the list `soon` still excuses it. Beside names, the options that a function accepts, by asking it.
+--- The API contract as data, section by section. A missing name fails, and so does an existing name that the list
+--- `soon` still excuses. For functions with options, the accepted options are checked, too.
 local ms = require "moonshard"
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 
@@ -10,7 +10,7 @@ local function words(text)
   return list
 end
 
--- What a path such as "nn.F.linear" names; nil when a part of it is missing. Classes give methods.
+-- The value of a path such as "nn.F.linear"; nil if part of it is missing. Classes give methods.
 local function look(path)
   local value = ms
   for name in path:gmatch "[^.:]+" do
@@ -23,10 +23,10 @@ local function look(path)
   return value
 end
 
---- Names that are on their way; each goes when its feature lands.
+--- Names to come; a name is removed when its feature lands.
 local soon = words [[
 ]]
--- What belongs to a missing name is excused with it.
+-- Members of a missing name are excused with it.
 local excused = {}
 for _, path in ipairs(soon) do excused[path] = true end
 
@@ -297,7 +297,7 @@ local function with(o, name)
   return o
 end
 
---- What takes options, a call with an unknown one, the options the contract gives it.
+--- Functions with options: a call with an unknown option, and the options of the contract.
 local takes = {
   { "tensor", function(o) ms.tensor(1, o) end, "dtype device requires_grad" },
   { "zeros", function(o) ms.zeros(2, o) end, "dtype device requires_grad" },

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The numbered examples run as they stand and print what their comments promise; none is longer than 60 lines.
+--- The numbered examples run and print what their comments promise; none is longer than 60 lines.
 local lfs = require "lfs"
 local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
@@ -72,7 +72,7 @@ describe("examples", function()
         os.remove(out)
         os.remove(out .. ".err")
       end)
-      -- From another folder: an example finds the library by its own place.
+      -- Run from another folder, an example finds the library by its own path.
       local child = process.start({ "sh", "-c", 'cd / && exec luajit "$0"', folder .. "/" .. name },
         { stdout = out, stderr = out .. ".err" })
       assert.are.equal(0, child:wait(180) or child:stop(), process.read(out .. ".err"))
@@ -81,7 +81,7 @@ describe("examples", function()
     end)
   end
 
-  -- Under a tool 40 steps: the later ones touch memory as the first did, and take minutes.
+  -- Under a tool 40 steps, because later steps touch the same memory and take minutes.
   local steps = process.tool and 40 or 200
   it(("08_int8_gather.lua trains within 2 %% of bfloat16 over %d steps and two ranks, with half of the bytes"):format(
     steps), function()
@@ -98,7 +98,8 @@ describe("examples", function()
     assert.is_true(tonumber(apart) <= 2, job.stdout)
     local first, last = job.stdout:match "step 20  loss ([%d.]+)",
       job.stdout:match(("step %d  loss ([%%d.]+)"):format(steps))
-    assert.is_true(tonumber(last) < tonumber(first) * (steps == 200 and 0.7 or 1), job.stdout)       -- it learns
+    -- The loss decreases.
+    assert.is_true(tonumber(last) < tonumber(first) * (steps == 200 and 0.7 or 1), job.stdout)
     local half, int8 = job.stdout:match "gathered a forward: (%d+) bytes with bfloat16, (%d+) with int8"
     assert.is_true(int8 / half < 0.52, job.stdout)
   end)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The harness itself: what busted runs with, and that a run that proves nothing fails.
+--- The test harness: busted's set-up, and failure of runs that prove nothing.
 local ffi = require "ffi"
 local process = require "spec.support.process"
 
@@ -80,7 +80,7 @@ describe("plain busted", function()
   end)
 end)
 
---- What busted says of each test of a spec: name -> "passed" or the text under its name, and the whole output.
+--- Runs busted on a spec. Returns name -> "passed" or the text under its name, and the whole output.
 local function results_of(text)
   local out, rc = run_busted(text)
   local said = {}
@@ -94,7 +94,7 @@ describe("ranks.describe", function()
   it("pins a crash, an exit, a lone failure, a failure of all and a hang to their tests and runs the others", function()
     local said, out, rc = results_of [[
       local ranks = require "spec.support.ranks"
-      -- The crash is meant, and no report of a sanitizer.
+      -- The crash is intended; a sanitizer must not report it.
       local env = require("spec.support.process").crash_env()
       ranks.describe(3, "planted", { timeout = 3, grace = 2, env = env }, function(_, world)
         it("is well", function(rank, n) assert.is_true(rank < 3 and n == 3 and world == 3) end)

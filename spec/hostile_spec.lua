@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- What a hostile reader tried: each of these gave a wrong number, a hang or a message from our own insides once.
+--- Hostile input: each of these once gave a wrong number, a hang or an internal error message.
 local ms = require "moonshard"
 local nn, dist, fsdp, ranks = ms.nn, ms.dist, ms.fsdp, require "spec.support.ranks"
 
@@ -17,7 +17,7 @@ describe("views of a tensor that is changed in place, with gradients,", function
     local view = y:view(2, 2)
     y:mul_(3)
     fails("is a view made before its base was changed in place", function() local s = view:sum() return s end)
-    y:view(2, 2):sum():backward()                         -- made again, it carries the change
+    y:view(2, 2):sum():backward()                         -- made again, the view includes the change
     assert.same({ 3, 3, 3, 3 }, x.grad:tolist())
   end)
 
@@ -39,7 +39,7 @@ describe("views of a tensor that is changed in place, with gradients,", function
     assert.are.equal(6, seen:sum():item())
     local plain = ms.ones(4)
     local part = plain:narrow(1, 1, 2)
-    plain:mul_(2)                                         -- nothing recorded: views of plain tensors stay good
+    plain:mul_(2)                                         -- nothing was recorded: views of plain tensors stay valid
     assert.same({ 2, 2 }, (part * x[1]):tolist())
   end)
 end)
@@ -72,7 +72,7 @@ describe("sizes and counts beyond what there can be", function()
   local F = nn.F
   local one = ms.ones(1)
   local function layer() return nn.TransformerEncoderLayer(4, 2, { dim_feedforward = 4 }) end
-  -- 274177 * 67280421310721 is 2^64 + 1: the elements, counted in 64 bits, are one.
+  -- 274177 * 67280421310721 is 2^64 + 1, so a 64-bit product of the sizes is 1.
   local A, B = 274177, 67280421310721
   local cases = {
     ["a view of 2^64 + 1 elements"] = { function() return one:view(A, B) end, "is not valid" },
@@ -170,7 +170,7 @@ ranks.describe(2, "operators on sharded parameters", function()
   end)
 end)
 
--- What these made outside every scope goes now, not in the middle of a later file that counts tensors.
+-- Release tensors made outside every scope now, not during a later file that counts tensors.
 teardown(function()
   collectgarbage()
   collectgarbage()

@@ -1,13 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- Wrong calls, as data: what a script does wrong and how the message begins. Each is an error at the script's line
---- that names what was called, what it was given and what it takes; none ends the process, and the next right call
---- works.
+--- Wrong calls, as data: the call, and the beginning of its message. Each raises at the script's line an error that
+--- names the function, the argument and what was expected; none ends the process, and the next correct call works.
 local ms = require "moonshard"
 local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
 local nn, dist, optim, fsdp = ms.nn, ms.dist, ms.optim, ms.fsdp
 
--- x [2, 3], y [2, 2]; w a leaf, g made of it; m a Linear(3 -> 2), s one that is sharded; o an optimizer; r released.
+-- x [2, 3], y [2, 2]; w a leaf, g computed from it; m a Linear(3 -> 2), s a sharded one; o an optimizer; r released.
 local calls = {
   { "ms.zeros(-1)", "zeros: size -1 is negative" },
   { "ms.zeros(2.5)", "zeros: size is a number (2.5), expected a whole number" },
@@ -108,7 +107,7 @@ local calls = {
   { "x:stride(3)", "stride: dimension 3 is out of range; the tensor has 2 ([2, 3])" },
   { "x:size(0)", "size: dimension is a number (0), expected a whole number from 1, or from -1 backwards" },
   { "ms.cat({})", "cat: the list is empty" },
-  -- Options of functions that take none are not passed over: in PyTorch they would have changed the result.
+  -- Functions without options refuse them, because in PyTorch they would have changed the result.
   { [[x:div(2, {rounding_mode = "floor"})]], "div: unknown option 'rounding_mode' (accepted: none)" },
   { "x:mul_(2, {alpha = 2})", "mul_: unknown option 'alpha' (accepted: none)" },
   { "x:relu({inplace = true})", "relu: unknown option 'inplace' (accepted: none)" },
@@ -507,7 +506,7 @@ local calls = {
   { "nn.Transformer{d_model = 5, nhead = 2}",
   "embed_dim must be divisible by num_heads, got embed_dim=5 and num_heads=2 instead" },
   { "nn.DDP(3)", "DDP: argument 1 is a number (3), expected a module" },
-  -- what other libraries write
+  -- options of other libraries
   { "function Net:__init() end", "Net: the constructor of a Module is init: function Net:init(...)" },
   { "function Net:__init__() end", "Net: the constructor of a Module is init: function Net:init(...)" },
   { "function Net:_init() end", "Net: the constructor of a Module is init: function Net:init(...)" },
@@ -553,7 +552,7 @@ local function surroundings()
   return env
 end
 
--- The message without its place, which must be the call's line.
+-- The message without its position, which must be the line of the call.
 local function message_of(call, env)
   local fn = loadstring("local _ = " .. call, "=wrong") or assert(loadstring(call, "=wrong"))
   local ok, message = pcall(setfenv(fn, env))

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- amp.autocast: which operations run in which dtype.
+--- amp.autocast: the dtype in which each operation runs.
 local ms = require "moonshard"
 local nn, amp = ms.nn, ms.amp
 
@@ -15,7 +15,7 @@ local function half(...) return f32(...):to "bfloat16" end
 local function classes() return ms.tensor({ 0, 2 }, { dtype = "int64", device = device }) end
 local function zeros(n) return ms.zeros(n, { device = device }) end
 
--- Operation, its dtype under autocast in bfloat16; arguments come in float32 and in bfloat16.
+-- Operation and its dtype under autocast in bfloat16, called with arguments in float32 and in bfloat16.
 local rows = {
   { "linear", "bfloat16", function(x) return nn.F.linear(x(2, 4), f32(3, 4), f32(3)) end },
   { "matmul", "bfloat16", function(x) return x(2, 4):matmul(f32(4, 3)) end },

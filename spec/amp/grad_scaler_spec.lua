@@ -12,7 +12,7 @@ end
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
 local function one(value) return ms.full({ 1 }, value) end
 
--- A leaf of these gradients, under plain descent.
+-- A leaf with these gradients, under plain gradient descent.
 local function with_grad(grad)
   local p = nn.Parameter(ms.zeros_like(grad))
   p.grad = grad
@@ -248,7 +248,7 @@ describe("ShardedGradScaler", function()
     scaler:scale(one(1))
     assert.is_true(scaler:step(o))
     assert.are.same({ -4, -4 }, p:tolist())
-    -- 2^15 twice at one place: finite values, but their sum is beyond float16.
+    -- 2^15 twice at one place: finite values whose sum exceeds float16.
     local function sparse(where)
       return ms.sparse_coo(ids(where), ms.tensor({ 2 ^ 15, 2 ^ 15, 1 }, { dtype = "float16" }), { 2, 3 })
     end
@@ -256,7 +256,7 @@ describe("ShardedGradScaler", function()
     for _, row in ipairs { { twice, 1 }, { sparse { { 1, 1, 0 }, { 0, 1, 2 } }, 0 } } do
       local leaf = row[1]:clone()
       leaf.grad = row[1]:clone()
-      local other = optim.SGD({ leaf }, { lr = 1 })            -- of its own: the last one's leaf has other gradients
+      local other = optim.SGD({ leaf }, { lr = 1 })            -- its leaf has other gradients than the previous one's
       assert.are.equal(row[2], scaler:unscale_grads_(other, one(0.5), one(0)).cpu:item())
     end
   end)
@@ -344,7 +344,7 @@ for _, world in ipairs { 2, 3 } do
           local x = ms.randn(4, 6)
           for k, m in ipairs { reference, model } do
             scalers[k]:scale(m(x):sum()):backward()
-            if step % 2 == 0 then                          -- an infinity, of the sharded one on rank 0 only
+            if step % 2 == 0 then                          -- an infinity in the sharded gradient, on rank 0 only
               local p = m:parameters()[1]
               if k == 1 then p.grad[1]:fill_(math.huge) elseif rank == 0 then p.grad:to_local():fill_(math.huge) end
             end
@@ -385,7 +385,7 @@ for _, world in ipairs { 2, 3 } do
       end
     end)
 
-    -- Ways to leave gradients unreduced: the model, and what runs fn without and what with the reduction.
+    -- Ways to leave gradients unreduced: the model, and what runs fn without and with the reduction.
     local quietly = require("spec.support.wrapped").quietly
     local WAYS = {
       ["FSDP"] = function(m)
@@ -439,7 +439,7 @@ for _, world in ipairs { 2, 3 } do
             scalers[2]:scale(model(ms.ones(2, 5) * (rank + k)):pow(2):sum()):backward()
           end
           for step = 1, 2 do
-            backward(1)                                     -- lands first
+            backward(1)                                     -- arrives first
             unreduced(function() backward(2) end)
             for _, name in ipairs { "unscale_", "step" } do
               assert.truthy(failure(scalers[2][name], scalers[2],
@@ -448,7 +448,7 @@ for _, world in ipairs { 2, 3 } do
                 .. "run one that reduces them first$"), step)
             end
             backward(3)
-            ms.fsdp.check_sharded_parity(reference, model)  -- nothing has been unscaled
+            ms.fsdp.check_sharded_parity(reference, model)  -- no gradient has been unscaled
             for k = 1, 2 do
               scalers[k]:unscale_(optimizers[k])
               assert.is_true(scalers[k]:step(optimizers[k]))

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Backward and its events: hooks, functions, checkpoints; the modes; what errors leave behind.
+--- Backward and its events: hooks, functions, checkpoints, modes, and the state after errors.
 local ms = require "moonshard"
 local close = ms.testing.assert_close
 
@@ -33,7 +33,7 @@ describe("backward", function()
     assert.is_true(rawequal(g, w.grad))
     w.grad = nil
     assert.is_nil(w.grad)
-    assert.are.same({ 4, 4 }, g:tolist())               -- whoever holds it may go on
+    assert.are.same({ 4, 4 }, g:tolist())               -- a script that holds it may use it
     local h = ms.ones(2)
     w.grad = h
     assert.is_true(rawequal(h, w.grad))
@@ -183,7 +183,7 @@ describe("hooks", function()
     local w = leaf { 1, 2 }
     local e = { "mine" }
     local handle = w:register_hook(function() error(e) end)
-    collected()                                    -- what earlier tests left is not to go in between
+    collected()                                    -- leftovers of earlier tests must not be collected during the test
     local before = ms.memory_stats("cpu").live_tensors
     local ok, caught = pcall(function() ms.scope(function() (w * 3):sum():backward() end) end)
     assert.is_false(ok)
@@ -365,7 +365,7 @@ describe("ms.checkpoint", function()
       w:register_post_accumulate_grad_hook(function(p) landed[#landed + 1] = p.grad:tolist() end)
       local h = region(function(t) return t * w + b end, x * w)
       h = region(function(t) return (t * w):tanh() * w end, h)
-      local kept = region(function(t) return t * w end, h)                -- no gradient reaches this one
+      local kept = region(function(t) return t * w end, h)                -- no gradient reaches this tensor
       h:sum():backward()
       assert.is_false(kept:is_released())
       assert.are.equal(1, #seen)
@@ -473,7 +473,7 @@ describe("ms.checkpoint", function()
     assert.matches("checkpoint: result 1 is float64 %[1%] when the region runs again",
       gone(function(a) return (a * w):double() end))
     assert.is_nil(w.grad)
-    -- Of several results one that is a constant both times is no such case.
+    -- The exception does not cover a region with several results of which one is constant in both runs.
     local y, aux = ms.checkpoint(function(a) return a * w, ms.ones(1) end, ms.ones(1))
     ;(y + aux):sum():backward()
     assert.are.equal(1, w.grad:item())

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Messages: at the user's line, with what was passed and what was meant.
+--- Error messages: at the user's line, with the value that was passed and what was expected.
 local ms = require "moonshard"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Corpora and batches: which text trains and which validates, and which sequences make a step.
+--- Corpora and batches: the split into training and validation text, and the sequences of a step.
 local lfs = require "lfs"
 local ms = require "moonshard"
 local batches = require "moonshard.data.batches"
@@ -36,7 +36,7 @@ local function names(corpus)
   return list
 end
 
---- A text that names its own places: 4 characters a place.
+--- A text that encodes its own positions, in 4 characters each.
 local function numbered(n)
   local parts = {}
   for k = 0, n / 4 - 1 do parts[#parts + 1] = ("%04d"):format(k) end
@@ -224,7 +224,7 @@ describe("batches", function()
             text = table.concat(text)
             for j = 1, context do
               if targets[k][j] >= 0 then
-                -- What came before, from here back to the window's start, and the token itself.
+                -- The preceding tokens back to the beginning of the window, and the token itself.
                 local piece = text:sub(1, j) .. string.char(targets[k][j])
                 scored[#scored + 1] = { piece = piece, before = j }
               end
@@ -234,7 +234,7 @@ describe("batches", function()
         rounds[#rounds + 1] = n
       end
       for rank = 2, world do assert.are.equal(rounds[1], rounds[rank]) end
-      -- Every validation token, with the half context before it, must be among the scored ones exactly once.
+      -- Every validation token, with the half context before it, must be scored exactly once.
       local wanted = {}
       for _, text in ipairs(texts) do
         for at = #text - math.floor(#text / 10) + 1, #text do
@@ -279,7 +279,7 @@ describe("the count model", function()
   end)
 
   it("works out Witten and Bell's estimate", function()
-    -- Training "aab": order 0: a 2, b 1 of 3, 2 kinds; after "b" nothing is known, so "a" has (2 + 2/256) / 5.
+    -- Trained on "aab". Order 0: a 2, b 1 of 3, 2 kinds; no token follows "b", so "a" has (2 + 2/256) / 5.
     assert.is_near(-math.log((2 + 2 / 256) / 5), count_model.loss({ { text = "aaba", train = 3 } }, 1), 1e-12)
     -- After "a": a 1, b 1, 2 kinds: P(a | a) = (1 + 2 * P(a)) / 4.
     assert.is_near(-math.log((1 + 2 * (3 + 2 / 256) / 6) / 4), count_model.loss({ { text = "aabaa", train = 4 } }, 1),

@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- Every collective on 1 to 4 ranks, in place, staged, and over several pretended nodes: odd and empty sizes, every
---- dtype, both ways of waiting, against sums in Lua.
+--- Every collective on 1 to 4 ranks, in place, staged, and over several simulated nodes: odd and empty sizes, every
+--- dtype, both ways of waiting, compared with sums in Lua.
 local ranks = require "spec.support.ranks"
 
 local DTYPES = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" }
 local REDUCTIONS = { "sum", "max", "min", "prod" }
 
--- Element i (from 1) of what rank `rank` brings along: small, so that sums are exact in every dtype.
+-- Element i (from 1) of the input of rank `rank`; small, so that sums are exact in every dtype.
 local function value(rank, i, dtype)
   local v = (rank * 7 + i * 3) % 11 - 5
   if dtype == "bool" then return v % 2 == 0 and 1 or 0 end
@@ -81,7 +81,7 @@ for _, case in ipairs {
       end
     end
 
-    -- fn(n, dtype, opts, finish) for everything there is.
+    -- Calls fn(n, dtype, opts, finish) for every combination.
     local function each(fn)
       for _, dtype in ipairs(dtypes) do
         for _, n in ipairs(sizes) do
@@ -195,7 +195,7 @@ for _, case in ipairs {
     end)
 
     it("half types are added up in float32 and rounded once", function()
-      -- 2048 + 1 is not a float16, 256 + 1 not a bfloat16: adding in the half type would lose every one of them.
+      -- float16 has no 2048 + 1 and bfloat16 no 256 + 1, so accumulation in the half type would lose each 1.
       for _, dtype in ipairs { "float16", "bfloat16" } do
         local big = dtype == "float16" and 2048 or 256
         local t = ms.full({ 5000 }, rank == 0 and big or 1, { dtype = dtype })

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Groups, asynchronous works, meshes, the ledger.
+--- Groups, asynchronous works, meshes, the record of collectives.
 local ranks = require "spec.support.ranks"
 local patience = require("spec.support.process").patience
 
@@ -21,7 +21,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
       local t = ms.tensor { rank }
       dist.all_reduce(t, { group = g })
       assert.are.equal(4, t:item())
-      dist.broadcast(t:fill_(rank), { src = 3, group = g })     -- ranks in arguments are the world's
+      dist.broadcast(t:fill_(rank), { src = 3, group = g })     -- ranks in arguments count in the world
       assert.are.equal(3, t:item())
     else
       local ok, why = pcall(dist.all_reduce, ms.ones(1), { group = g })
@@ -89,7 +89,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
         function() dist.all_gather_object(1, { group = g }) end, function() dist.free_group(g) end,
         function()
           if not m then dist.barrier(g) end
-          dist.barrier()                                -- a model's failure ends what the others are doing
+          dist.barrier()                                -- a failure in one model ends the collectives of its peers
           m(ms.ones(1, 4))
         end } do
         local ok, why = pcall(use)
@@ -179,14 +179,14 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
       ms.scope(function()
         local t = ms.full({ 1000 }, rank)
         work = dist.all_gather(out, t, { async = true })
-      end)                                                      -- t is released here
-      for _ = 1, 20 do ms.full({ 1000 }, -1) end                -- and its memory would be used again
+      end)                                                      -- releases t
+      for _ = 1, 20 do ms.full({ 1000 }, -1) end                -- its memory could be reused
       if not work:done() then pending = pending + 1 end
       work:wait()
       for r = 0, 3 do assert.are.equal(r, out[r * 1000 + 1000]:item()) end
     end
     lib.ms_dist_set_delay(-1, 0)
-    -- or nothing was shown; a rank that is held up may find it done
+    -- Otherwise the test shows nothing: a rank that was preempted may find the work complete.
     assert.is_true(pending > 0)
   end)
 
@@ -206,7 +206,8 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
       assert.are.equal(4, out[4000]:item())
     end
     lib.ms_dist_set_delay(-1, 0)
-    assert.is_true(least < delay)                               -- issuing does not: where nobody was held up just there
+    -- Issuing does not wait (unless a rank was preempted just then).
+    assert.is_true(least < delay)
   end)
 
   it("keep a fast rank from overwriting what a slow one still reads", function()
@@ -229,7 +230,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
         local t = ms.full({ n }, rank + 1)
         complete(dist.all_reduce(t, o))
         local sum = t:clone()
-        t:zero_()                                               -- nobody writes into it any more
+        t:zero_()                                               -- no peer writes into it any more
         dist.barrier()
         for r = 0, 3 do assert.are.equal((r + 1) * n, all:narrow(1, r * n + 1, n):sum():item()) end
         assert.are.equal(10 * n, block:sum():item())
@@ -258,9 +259,9 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
   end)
 
   it("overlap: a delayed collective and work beside it take as long as the longer one", function()
-    -- in delays: 1 is the best there is, 2 is one after the other
+    -- In delays: 1 is perfect overlap, 2 is none.
     local least = math.huge
-    for run = 0, 5 do                                           -- a busy machine's hiccups count less in longer runs
+    for run = 0, 5 do                                           -- longer runs are less sensitive to preemption
       local delay = 0.05 * patience * 2 ^ math.floor(run / 2)
       lib.ms_dist_set_delay(1, delay)
       local t = ms.ones(1000)
@@ -355,7 +356,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     local t = ms.from_pointer(memory, { n })
     dist.all_reduce(t)
     for _, i in ipairs { 0, 1, 77777, n - 1 } do assert.are.equal(6 + 4 * (i % 7), memory[i]) end
-    -- Foreign on one rank only: the others' tensors are staged as well.
+    -- The memory is foreign on one rank only; the other ranks' tensors are staged as well.
     local mixed = rank == 2 and ms.from_pointer(memory, { n }) or ms.full({ n }, 1)
     mixed:fill_(1)
     local out = ms.empty(4 * n)

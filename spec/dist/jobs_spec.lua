@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Whole jobs: how they start, how they end when a rank fails, and the other paths of the same collectives.
+--- Whole jobs: how they start, how they end when a rank fails, and other paths of the same collectives.
 local ffi = require "ffi"
 local ranks = require "spec.support.ranks"
 local inject = require "spec.support.inject"
@@ -19,8 +19,8 @@ void *mmap(void *, size_t, int, int, int, long);
 int munmap(void *, size_t);
 ]]
 
--- mark(what) in a script says when something happened; since(job, what) is how long the job went on from there: the
--- start of mpirun and of its ranks is no part of it.
+-- mark(what) in a script prints the time of an event; since(job, what) is the time from there to the job's end, without
+-- the start of mpirun and its ranks.
 local marks = [[
   local ms = require "moonshard"
   local dist = ms.dist
@@ -51,13 +51,13 @@ describe("a job #mpi", function()
       assert.matches("boom on one", job.stderr)
       assert.matches("stack traceback:", job.stderr)
       assert.matches("in main chunk", job.stderr)
-      assert.is_nil(job.stderr:find("all_reduce", 1, true))               -- the others add nothing
+      assert.is_nil(job.stderr:find("all_reduce", 1, true))               -- the other ranks add nothing
       return since(job, "raise")
     end) end
   end)
 
   it("ends within 2 s when a rank raises while a collective that nobody waited for is under way", function()
-    -- Its worker may be anywhere in it: waiting, copying, through.
+    -- Its worker may be waiting, copying or finished.
     for _, pause in ipairs { 0, 1, 4 } do within(2, function()
       local job = ranks.run(2, marks .. [[
         local ffi = require "ffi"
@@ -88,7 +88,7 @@ describe("a job #mpi", function()
     ]])
     assert.are.equal(1, job.code)
     assert.matches("rank 2: all_reduce of 12 float32", job.stderr)
-    -- Who comes much later than the others is in his own text only.
+    -- A rank that arrives much later than the others is named only in its own error.
     local all = job.stderr:find "rank 0: all_reduce of 10 float32, .- rank 1: all_reduce of 11 float32, .- rank 2: all_reduce of 12 float32"
     return all and since(job, "raise") or math.huge, job.stderr
   end) end)
@@ -122,10 +122,10 @@ describe("a job #mpi", function()
       ]] .. peers)
       assert.is_false(job.timed_out)
       assert.are_not.equal(0, job.code)
-      -- The job does not wait for a rank that would tell, nor for mpirun, when the machine stalls them.
+      -- When the machine stalls them, the job does not wait for the reporting rank, nor for mpirun.
       local told = job.stderr:find "all_reduce: collective #2 of the world .-: rank 1 %(process %d+%) died"
         or not peers:find "all_reduce"
-      local named = job.code == 128 + 9 and job.stderr:find "process rank 1 .- signal 9"        -- mpirun's own line
+      local named = job.code == 128 + 9 and job.stderr:find "process rank 1 .- signal 9"        -- printed by mpirun
       return told and named and since(job, "kill") or math.huge, ("status %d, %s"):format(job.code, job.stderr)
     end) end
   end)
@@ -189,7 +189,8 @@ describe("a job #mpi", function()
       ffi.cdef "int getpid(void); int usleep(unsigned);"
       local pids = dist.all_gather_object(ffi.C.getpid())
       if dist.rank() == 1 then
-        -- Both stop while rank 0 waits, for longer than the limit; rank 1 comes once it has seen that time has passed.
+        -- Both stop while rank 0 waits, for longer than the limit; rank 1 continues once it has seen that time has
+        -- passed.
         for _ = 1, 20 do ffi.C.usleep(10000) end
         local begun = ms.time()
         os.execute(("(kill -STOP %d %d; sleep 3; kill -CONT %d %d) &"):format(pids[1], pids[2], pids[1], pids[2]))
@@ -218,7 +219,7 @@ describe("a job #mpi", function()
       local job = ranks.run(2, [[
         local dist = require "moonshard.dist"
         local ms = require "moonshard"
-        local w = dist.all_reduce(ms.ones(100000), { async = true })        -- nobody waits for it
+        local w = dist.all_reduce(ms.ones(100000), { async = true })        -- no rank waits for it
         if dist.rank() == 0 then io.write "fine" end
       ]] .. last)
       assert.are.equal(0, job.code, job.stderr)
@@ -246,7 +247,7 @@ describe("a job #mpi", function()
       ended = ranks.run(2, script, { env = { MOONSHARD_COMM_MAP = "refuse-all" } }),
     } do
       local pids = 0
-      -- other jobs of this machine have their own files there
+      -- other jobs of this machine have files there, too
       for pid in job.stdout:gmatch "pid (%d+)" do
         pids = pids + 1
         for name in lfs.dir "/dev/shm" do
@@ -266,7 +267,7 @@ describe("a job #mpi", function()
       if f then f:close() end
       return f ~= nil
     end
-    local made = {}                                       -- a test has one `finally`
+    local made = {}                                       -- a test can have only one `finally`
     finally(function() for _, path in ipairs(made) do os.remove(path) end end)
     local function touch(path)
       process.write(path, "")
@@ -275,7 +276,7 @@ describe("a job #mpi", function()
     local script = [[ require "moonshard".dist.barrier() ]]
     for _, path in ipairs { "/dev/shm/" .. segment, "/tmp/" .. segment,
       ("/tmp/moonshard-control-%d-abcDE1"):format(process.pid()) } do
-      -- Open, then mapped only; another job on this machine may clear as well, at any moment.
+      -- Leftovers that are open, then only mapped; another job on this machine may clean up as well, at any moment.
       local open = ffi.C.open(path, 0x42, ffi.new("int", 0x180))
       made[#made + 1] = path
       ranks.run(2, script)
@@ -362,19 +363,19 @@ describe("a job #mpi", function()
 
   it("says why when the plugin is missing", function()
     local env = { OMPI_COMM_WORLD_SIZE = "2", LD_LIBRARY_PATH = "" }
-    if not process.tool then env.MOONSHARD_LIB = false end                -- a tool's build is the only one in its tree
+    if not process.tool then env.MOONSHARD_LIB = false end                -- a tool has only one build in its tree
     local job = ranks.run(0, [[
       local ms = require "moonshard"
       local ok, why = pcall(ms.dist.init, { backend = "mpi" })
       print(ok, why)
     ]], { env = env })
-    -- Here it is not missing; but outside of mpirun MPI makes a world of one of it.
+    -- The plugin exists here, but without mpirun MPI makes a world of one rank.
     assert.are.equal(0, job.code, job.stderr)
     assert.matches("true", job.stdout)
   end)
 end)
 
--- scripts/bench/jobs does 200 of them, at random moments.
+-- scripts/bench/jobs runs 200 of them, at random moments.
 describe("a disturbed job #mpi", function()
   local limit = 0.5
   for _, how in ipairs(inject.kinds) do
@@ -395,7 +396,7 @@ describe("a disturbed job #mpi", function()
   it("waits at the end of the script for a rank that computes, reads or writes, and says so", function()
     for _, work in ipairs {
       "local a = ms.ones(100, 100) while ms.time() - begun < 1.3 do a:matmul(a) end",
-      "local a = ms.ones(4600, 4600) a:matmul(a)",                        -- one call, longer than the limit
+      "local a = ms.ones(4600, 4600) a:matmul(a)",                        -- a single call, longer than the limit
       "local f = io.open('/dev/null', 'w') f:setvbuf 'no' while ms.time() - begun < 1.3 do f:write 'x' end",
       "local f = io.open '/dev/zero' f:setvbuf 'no' while ms.time() - begun < 1.3 do f:read(1) end",
       "os.execute 'sleep 1.3'",
@@ -461,7 +462,7 @@ describe("a disturbed job #mpi", function()
       memory = { [[
         local ffi = require "ffi"
         ffi.cdef "int setrlimit(int, const uint64_t *);"
-        ffi.C.setrlimit(9, ffi.new("uint64_t[2]", 0, 0))                  -- no more address space
+        ffi.C.setrlimit(9, ffi.new("uint64_t[2]", 0, 0))                  -- leaves no address space
         local t = {}
         while true do t[#t + 1] = ("x"):rep(1e6) .. #t end]], "not enough memory" },
       interrupt = { [[
@@ -477,12 +478,12 @@ describe("a disturbed job #mpi", function()
         dist.barrier()
       ]]):format(rule[1]))
       assert.are.equal(1, job.code, what)
-      local ours = job.stderr:gsub("%-%-%-.*", "")                        -- mpirun's page comes last, or in frames
+      local ours = job.stderr:gsub("%-%-%-.*", "")                        -- mpirun's own text comes last, or is framed
       assert.matches("^rank 1: " .. rule[2], ours == "" and job.stderr:match "\n(rank 1: .*)" or ours, what .. ": "
         .. job.stderr)
       assert.are.equal(1, select(2, ("\n" .. job.stderr):gsub("\nrank %d: ", "")), what .. ": " .. job.stderr)
     end
-    -- Of every rank the same: the first one's.
+    -- Every rank prints the same error: that of the first rank.
     local job = ranks.run(3, "require 'moonshard'.dist.barrier() error 'boom'")
     assert.are.equal(1, select(2, job.stderr:gsub("rank %d: [^\n]*script%.lua:1: boom\n", "")), job.stderr)
     assert.are.equal(1, select(2, job.stderr:gsub("boom", "")), job.stderr)
@@ -520,7 +521,7 @@ end)
 describe("on one host #mpi", function()
   local has_ss = os.execute "command -v ss >/dev/null" == 0
 
-  -- What process `pid` listens on: a list of addresses.
+  -- The addresses that process `pid` listens on.
   local function listening(pid)
     local found = {}
     local pipe = io.popen "ss -Htlnp"
@@ -550,10 +551,10 @@ describe("on one host #mpi", function()
       train[#train + 1] = word
     end
     for _, word in ipairs { "--data", folder .. "/text", "--out", folder .. "/run" } do train[#train + 1] = word end
-    -- The shim alone: ranks that may not reach into mpirun depend on it.
+    -- With the shim only: ranks must not depend on mpirun's listening sockets.
     process.write(folder .. "/wait.sh", "echo step 1/; sleep 60\n")
     local shim = { "mpirun", "-n", "2", "sh", folder .. "/wait.sh" }
-    -- And without it, from the ranks.
+    -- And without the shim, from the ranks.
     process.write(folder .. "/wait.lua",
       ("package.path = %q require 'moonshard'.dist.barrier() print 'step 1/' io.flush() os.execute 'sleep 60'"):format(
       ("@/lua/?.lua;@/lua/?/init.lua;@/?.lua;"):gsub("@", process.root)))
@@ -579,7 +580,7 @@ describe("on one host #mpi", function()
   end)
 end)
 
--- Random numbers through every path: the bits are the same.
+-- Random numbers over every path give the same bits.
 local bits = [[
   local ms = require "moonshard"
   local dist = ms.dist
@@ -629,7 +630,7 @@ describe("the same bits #mpi", function()
         assert.are.equal(16 * world, lines(job.stdout))
         assert.are.equal(want[world], job.stdout)
         if path[2].MOONSHARD_COMM_MAP then
-          -- Said once.
+          -- Printed once.
           assert.are.equal(1, select(2, job.stderr:gsub(
             "tensors are staged, since ranks cannot map each other's memory here", "")))
         else
@@ -657,7 +658,7 @@ describe("over pretended nodes #mpi", function()
         dist.barrier()
         lib.ms_dist_publish_error("lost", lib.ms_dist_errors())
       else
-        -- A rank that the error meets on its way out of the barrier is told there.
+        -- A rank gets the error also when it is just leaving the barrier.
         try(function()
           dist.barrier()
           dist.all_reduce(ms.ones(1000))
@@ -673,7 +674,7 @@ describe("over pretended nodes #mpi", function()
     ]], { env = { MOONSHARD_COMM_NODES = "2", MOONSHARD_TIMEOUT = "2" } })
     assert.matches("through\n", job.stdout, job.stderr)
     assert.matches("rank 2 has not arrived", job.stderr)
-    -- Within a second, by a text that names all: but for ranks that came late.
+    -- Within a second, with a text that names all ranks, except ranks that arrived late.
     local _, all = job.stdout:gsub(
       "ranks 0, 1, 2: all_reduce of 1000 float32, sum, [^\n]- rank 3: all_reduce of 1000 float32, max", "")
     local latest, told = 0, 0

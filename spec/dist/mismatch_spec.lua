@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: MIT
---- Collectives that don't match: an error on every rank within 100 ms, naming who asked for what, before a byte has
---- moved; afterwards the ranks go on together. Each class of mismatch against each collective.
+--- Mismatched collectives: an error on every rank within 100 ms that names the ranks and their requests, before any
+--- data moves; afterwards the ranks continue together. Each class of mismatch is tried with each collective.
 local ranks = require "spec.support.ranks"
 local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
 local patience = require("spec.support.process").patience
 
-local N = 600                                          -- more than travels with the ready flag; SMALL does not
+local N = 600                                          -- larger than a message sent with the ready flag; SMALL is not
 local SMALL = 8
 
 for world = 2, 4 do
@@ -15,7 +15,7 @@ for world = 2, 4 do
       ms = require "moonshard"
       dist = ms.dist
     end
-    local odd = rank == world - 1                       -- the one that asks for something else
+    local odd = rank == world - 1                       -- the rank whose request differs
 
     -- What each collective does; v says how this rank's request differs.
     local collectives = {
@@ -46,9 +46,9 @@ for world = 2, 4 do
 
     local function first(t) return t:reshape(-1)[1]:item() end
 
-    -- Runs fn, which must fail everywhere at once with `pattern`; then everybody is in step again.
-    -- At once is 100 ms on an idle machine; this one runs other things beside the specs and holds up anybody at any
-    -- moment: within a second, or once more, up to five times.
+    -- Runs fn, which must fail on all ranks at once with `pattern`; then all ranks are in step again. "At once" is 100
+    -- ms on an idle machine. Since this machine runs other processes and may preempt any rank, the limit is a second,
+    -- and fn is tried up to five times.
     local function fails(fn, pattern, v)
       local least = math.huge
       for _ = 1, 5 do
@@ -57,7 +57,7 @@ for world = 2, 4 do
         local seconds = ms.time() - begun
         if ok then error("no error", 2) end
         if not why:find(pattern) then error(("expected %s, got: %s"):format(pattern, why), 2) end
-        if v then                                       -- no data moved
+        if v then                                       -- no data was moved
           if first(v.t) ~= rank + 1 or first(v.many) ~= rank + 1 or first(v.many2) ~= 0 then error("data moved", 2) end
         end
         local all = dist.all_gather_object { why = (why:gsub("^[^\n]-:%d+: ", "", 1)), seconds = seconds }
@@ -72,7 +72,7 @@ for world = 2, 4 do
       error(("took %.0f ms at best"):format(least * 1e3), 2)
     end
 
-    -- Why a rank's call is refused before anything is sent: in Lua, or by the engine.
+    -- Reasons why a rank's call is refused before anything is sent: by Lua, or by the engine.
     local function set(...)
       local list = {}
       for _, name in ipairs { ... } do list[name] = true end
@@ -93,7 +93,7 @@ for world = 2, 4 do
         of = set("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "all_to_all") },
     }
 
-    -- fn is refused on one rank, `who`. The others fail with its text at once; afterwards all are in step.
+    -- fn is refused on rank `who`. The other ranks fail with its text at once; afterwards all are in step.
     local function refused(fn, who)
       who = who or world - 1
       local least = math.huge
@@ -153,7 +153,7 @@ for world = 2, 4 do
             local v = request(odd and n / rows or rows, nil, odd and rows or n / rows)
             local why = fails(function() run(v) end, "the ranks ask for different things", v)
             local function shape(a, b)
-              if name == "reduce_scatter" or name == "all_to_all" then a = a * world end        -- the input's
+              if name == "reduce_scatter" or name == "all_to_all" then a = a * world end        -- size of the input
               return (", shape %%[%d, %d%%]"):format(a, b)
             end
             assert.matches(("ranks? 0[, %%d]*: %s .*%s.*; rank %d: %s .*%s"):format(name, shape(rows, n / rows),
@@ -226,7 +226,7 @@ for world = 2, 4 do
         it(size .. name .. " skipped by one rank: the step differs, or the next collective", function()
           local v = request(n)
           local why = fails(function()
-            ms.scope(function()                         -- so that the loop left by the error is closed
+            ms.scope(function()                         -- closes the loop that the error left
               for step in ms.steps(5) do
                 if not (odd and step == 3) then run(v) end
               end
@@ -253,7 +253,7 @@ for world = 2, 4 do
       end)
     end
 
-    -- What is no plain collective of tensors: a wrong call on one rank, a right one on the others.
+    -- Calls that are no plain collective of tensors: a wrong call on one rank, a correct one on the others.
     local others = {
       all_gather_object = { function() dist.all_gather_object(print) end, function() dist.all_gather_object(1) end },
       broadcast_object = { function() dist.broadcast_object(1, { src = world }) end,
@@ -334,7 +334,8 @@ for world = 2, 4 do
           local _, why = pcall(dist.all_reduce, ms.ones(1), { group = inner })
           assert.matches("rank 0 failed: .*'avg' needs a floating dtype", why)
         elseif rank == 2 then
-          assert.is_false((pcall(dist.all_reduce, "x", { group = inner })))       -- no member: nobody waits for it
+          -- Not a member, so no rank waits for it.
+          assert.is_false((pcall(dist.all_reduce, "x", { group = inner })))
           assert.is_false((pcall(dist.all_reduce, "x", { group = dist.self_group() })))
         end
         if rank == 1 or rank == 2 then

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Two nodes that share nothing but a network: two network namespaces of this machine (spec/support/nodes.lua). What
---- ranks of pretended nodes do through MPI's shared memory goes over TCP here, and each node has its own control
---- memory, host and pids.
+--- Two nodes that share only a network: two network namespaces of this machine (spec/support/nodes.lua). Unlike
+--- simulated nodes, which communicate through MPI's shared memory, these use TCP, and each node has its own control
+--- memory, host name and process ids.
 local nodes = require "spec.support.nodes"
 local missing = nodes.missing()
 

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Under Slurm: what its variables alone mean, and, where slurmctld, slurmd, munged and root are at hand, real jobs
---- by srun on a cluster of one node that the spec starts for itself.
+--- Under Slurm: the meaning of its variables alone and, if slurmctld, slurmd, munged and root are available, real jobs
+--- by srun on a cluster of one node that the spec starts.
 local ranks = require "spec.support.ranks"
 local process = require "spec.support.process"
 
@@ -131,7 +131,7 @@ describe("srun #mpi", function()
     process.remove_folder(folder)
   end)
 
-  -- srun takes the place of luajit: its arguments are options and the program.
+  -- srun replaces luajit: its arguments are options and the program.
   local function srun(script, options)
     local file = folder .. "/script.lua"
     process.write(file, script)

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
--- Errors that scripts survive: the k-th failure of one rank is the k-th failure of all, however far apart they are.
+-- Errors that scripts survive: the k-th failure of one rank is the k-th failure of all ranks, however far apart they
+-- are.
 local ranks = require "spec.support.ranks"
 
 for world = 2, 4 do
@@ -17,7 +18,7 @@ for world = 2, 4 do
       ddp = function(m) return nn.DDP(m) end,
     }
 
-    -- Its forward fails where `armed` says so.
+    -- Its forward fails at the place named by `armed`.
     local Weak = nn.Module:extend "Weak"
     function Weak:init() self.a = nn.Linear(3, 3, K) end
     function Weak:forward(x)
@@ -30,8 +31,8 @@ for world = 2, 4 do
       return ms.randn(2, 3, K)
     end
 
-    -- Tries of a step, `failures` in a row of which fail on rank `bad`; then a good one, beside one process that never
-    -- fails.
+    -- Attempts of a step: `failures` consecutive ones fail on rank `bad`, then one succeeds; compared with a single
+    -- process that never fails.
     local function train(wrap, bad, failures)
       ms.manual_seed(1)
       local weak = Weak()
@@ -80,7 +81,7 @@ for world = 2, 4 do
       end)
     end
 
-    -- Calls that communicate several times, wrong on one rank and right on the others.
+    -- Calls that communicate several times: wrong on one rank, correct on the others.
     local process = require "spec.support.process"
     local fsdp_model, optimizer, folder
     local function model()
@@ -165,8 +166,8 @@ for world = 2, 4 do
         model()
         for _, bad in ipairs { 0, world - 1 } do
           local ok, why = pcall(calls[rank == bad and 1 or 2])
-          -- What only ends without the culprit may be through here before the error is there: then the next collective
-          -- has it.
+          -- A call that ends without the failing rank may be over before the error arrives; then the next collective
+          -- raises it.
           if ok then ok, why = pcall(dist.barrier) end
           assert.is_false(ok)
           local from = tonumber(why:match "rank (%d) failed: " or why:match "%(on rank (%d)%)$")
@@ -214,7 +215,7 @@ for world = 2, 4 do
       local lib = require "moonshard.core.ffi".lib
       dist.barrier()
       if rank == 0 then
-        -- In bursts: the others have met the last one when the next burst takes the place of the texts that they read.
+        -- In bursts: the other ranks have met the last error when the next burst overwrites the stored texts.
         for k = 1, 10000 do
           lib.ms_dist_publish_error("number " .. k, lib.ms_dist_errors())
           if k % 20 == 0 then
@@ -226,7 +227,7 @@ for world = 2, 4 do
         for k = 1, 10000 do
           local ok, why = pcall(dist.barrier)
           assert.is_false(ok)
-          -- Of so many only the latest texts are kept.
+          -- Only the latest of many texts are kept.
           if not why:find "its text is gone" then
             assert.matches(("rank 0 failed: number %d$"):format(k), (why:gsub("\n.*", "")))
           end
@@ -241,7 +242,7 @@ for world = 2, 4 do
       ms.manual_seed(2)
       local weak = Weak()
       local m = fsdp.fully_shard(weak)
-      -- The backward dies of an error of a forward in one of its hooks.
+      -- The backward fails because of an error in a forward inside one of its hooks.
       local hooked = true
       local function try()
         local out = m(input(1, rank))

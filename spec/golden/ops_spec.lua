@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Single operators, forward and backward, against PyTorch's numbers.
+--- Single operators, forward and backward, compared with PyTorch's results.
 local ms = require "moonshard"
 local golden = require "spec.support.golden"
 local F = ms.nn.F

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Ten steps of each optimizer, and clipping by four norms, against PyTorch's numbers.
+--- Ten steps of each optimizer, and clipping with four norms, compared with PyTorch's results.
 local ms = require "moonshard"
 local golden = require "spec.support.golden"
 local nn, optim = ms.nn, ms.optim

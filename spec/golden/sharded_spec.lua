@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The same runs with every model sharded by fully_shard over real ranks: each rank has its own input, the engine
---- averages the gradients, and every rank must hold PyTorch's numbers.
+--- The same training with every model sharded by fully_shard over real ranks: each rank has its own input, the engine
+--- averages the gradients, and every rank must get PyTorch's results.
 local ms = require "moonshard"
 local golden = require "spec.support.golden"
 local ranks = require "spec.support.ranks"

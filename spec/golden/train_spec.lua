@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- Six data-parallel steps of each reference model against PyTorch's numbers, ranks played in one process.
+--- Six data-parallel steps of each reference model compared with PyTorch's results; one process simulates all ranks.
 local ms = require "moonshard"
 local golden = require "spec.support.golden"
 
---- Plays the run of `world` ranks: gradients are averaged by accumulating loss / world.
+--- Simulates the run of `world` ranks: averages gradients by accumulating loss / world.
 local function play(name, world, dtype, loss_tol, param_rtol, param_atol)
   local spec, run = golden.models[name], golden.run_of(name, world)
   golden.dtype = dtype

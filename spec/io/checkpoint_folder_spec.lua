@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What fsdp.save replaces, and what it never touches: links stay, folders that are no checkpoint and files that are
---- not its own are refused by name; temporary folders of processes that have ended go, those of others stay.
+--- What fsdp.save replaces: symbolic links stay; folders that are not checkpoints, and foreign files, are refused by
+--- name; temporary folders of ended processes are removed, those of running processes stay.
 local foreign = require "spec.support.foreign_folders"
 local lfs = require "lfs"
 local process = require "spec.support.process"
@@ -87,7 +87,7 @@ describe("the folder of a sharded checkpoint", function()
       lfs.mkdir(name .. "/checkpoint")
       process.write(name .. "/checkpoint/" .. (more or "rank-00000.safetensors"), "x")
     end
-    -- What a save in another process writes into its owner's file, and that process's end.
+    -- The owner file that a save in another process writes, and the end of that process.
     process.write(work .. "/script.lua", [[
       package.path = "lua/?.lua;lua/?/init.lua;" .. package.path
       local lib, ffi = require("moonshard.core.ffi").lib, require "ffi"
@@ -95,7 +95,7 @@ describe("the folder of a sharded checkpoint", function()
       assert(lib.ms_folder_make(folder) == 0)
       io.write(ffi.string(lib.ms_folder_made(folder)), "\n")
       io.flush()
-      io.open(arg[2]):read()                              -- a pipe: waits
+      io.open(arg[2]):read()                              -- reading from a pipe: waits
     ]])
     shell("mkfifo '%s/wait'", work)
     local child = process.start({ "luajit", work .. "/script.lua", path, work .. "/wait" }, { stdout = work .. "/out" })
@@ -155,7 +155,7 @@ describe("the folder of a sharded checkpoint", function()
     assert.matches("contains 'notes.txt'", message)
     assert.equal("mine", process.read(path .. "/notes.txt"))
     assert.equal(1, value_at(path))
-    -- Later still: it goes aside with the old checkpoint, and stays there.
+    -- Later still: the file is moved aside with the old checkpoint, and stays there.
     os.remove(path .. "/notes.txt")
     asked = 0
     index.replaceable = function(...)

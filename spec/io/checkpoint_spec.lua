@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- fsdp.save and fsdp.load: what is read is what was written, on any number of ranks; bad checkpoints are refused, each
+--- fsdp.save and fsdp.load: load returns what save wrote, on any number of ranks; bad checkpoints are refused, each
 --- with its reason.
 local ranks = require "spec.support.ranks"
 local process = require "spec.support.process"
@@ -23,7 +23,7 @@ local KINDS = {
   or { reshard_after_forward = false } end },
   { "no sharding", function() return nil end },
 }
--- fsdp.FSDP: flat parameters, cut anywhere.
+-- fsdp.FSDP: flat parameters, sharded at any element.
 local CLASSIC = {
   { "flat parameters", { } }, { "original parameters", { use_orig_params = true } },
   { "no_shard", { sharding_strategy = "no_shard" } },
@@ -39,7 +39,8 @@ end
 
 for _, world in ipairs { 1, 2, 3, 4 } do
   ranks.describe(world, ("a sharded checkpoint of %d ranks"):format(world), function(rank)
-    local mine = ("moonshard-checkpoint-%d"):format(process.parent())      -- the same on every rank, and no other job's
+    -- Equal on every rank, and different from other jobs.
+    local mine = ("moonshard-checkpoint-%d"):format(process.parent())
     local path = "/tmp/" .. mine
     local lfs = require "lfs"
 
@@ -119,7 +120,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
         local options = { init_scale = 64, growth_interval = 2, backoff_factor = 0.25 }
         local model, optim = make {}
         local scaler = ms.amp[class](options)
-        train_with(scaler, model, optim, 1, 3)                      -- grown once, one good step since
+        train_with(scaler, model, optim, 1, 3)                      -- grown once, and one good step since
         ms.fsdp.save(path, model, optim, { extra = { scaler = scaler:state_dict() } })
         local want = train_with(scaler, model, optim, 4, 7)
         assert.is_false(want[1][1])
@@ -252,12 +253,12 @@ describe("a sharded checkpoint", function()
         texts[k] = process.read(out)
       end
       assert.is_true(#texts[1] > 1000)
-      -- How losses are summed over ranks differs, the state that was saved does not.
+      -- Losses are summed over ranks in different orders; the saved state is equal.
       assert.equal(texts[1], texts[2])
     end)
   end
 
-  -- A copy of the base with something wrong, and what is said of it.
+  -- A copy of the base checkpoint with a fault, and the expected message.
   local function broken(change)
     local path = work .. "/broken"
     if lfs.attributes(path, "mode") then process.remove_folder(path) end
@@ -414,13 +415,13 @@ describe("a sharded checkpoint", function()
     copy("rank-00001.safetensors", function(text) return text:sub(1, -2) .. "x" end)
     assert.matches("have the hash %x+, but %x+ in the index", failure(load_it))
     copy "rank-00001.safetensors"
-    -- It is replaced like any other.
+    -- Such a folder can be replaced like any checkpoint.
     ms.fsdp.save(path, model, optim, { extra = { step = 8 } })
     assert.same({ step = 8 }, (load_it()))
   end)
 
   it("has XXH64 of its files' headers and blocks", function()
-    -- Two tensors, the second one written first: the file does not grow in order.
+    -- Two tensors, the second one written first, so that the file is not written in order.
     local function file_of(bytes)
       local path = work .. "/sum"
       local both = { { name = "x", dtype = "uint8", shape = { bytes } },
@@ -431,7 +432,7 @@ describe("a sharded checkpoint", function()
       return saver:commit(), process.read(path)
     end
     local ffi = require "ffi"
-    local function xxh64(text)             -- from the specification, byte by byte
+    local function xxh64(text)             -- implemented from the specification
       local P1, P2, P3, P4, P5 = 0x9E3779B185EBCA87ULL, 0xC2B2AE3D27D4EB4FULL, 0x165667B19E3779F9ULL,
         0x85EBCA77C2B2AE63ULL, 0x27D4EB2F165667C5ULL
       local function rotl(x, r) return bit.bor(bit.lshift(x, r), bit.rshift(x, 64 - r)) end

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- A save that is killed, or that meets a failing call, at every one of its system calls: the checkpoint of before is
---- there, or the new one is, and each is whole; an error says what could not be done, to which file and why.
+--- A save that is killed, or has a failing call, at every one of its system calls: the old checkpoint or the new one is
+--- complete afterwards; an error says which operation failed, on which file, and why.
 ---
---- Here the small saves are killed at every call that changes something, and fail at these and some of the others;
---- scripts/bench/durability tries all, and the large file, saves of two ranks and other errors.
+--- Small saves are killed at every call that changes something, and calls fail at these and some others;
+--- scripts/bench/durability tries all calls, large files, saves of two ranks and other errors.
 local disturbed = require "spec.support.disturbed"
 local process = require "spec.support.process"
 local save_once = require "spec.support.save_once"
@@ -19,8 +19,8 @@ describe("a save that is disturbed", function()
   end)
   teardown(function() process.remove_folder(work) end)
 
-  -- Calls that change something, and with `more` reading folders and every `more`-th of the others; of a folder that is
-  -- replaced inside only those that differ.
+  -- Calls that change something and, with `more`, reads of folders and every `more`-th other call; for a folder
+  -- replaced from inside, only the calls that differ.
   local function points_of(kind, path, more)
     local list, some = saves.calls_of(kind, path, 1), {}
     for k, point in ipairs(list) do
@@ -44,7 +44,7 @@ describe("a save that is disturbed", function()
         seen[value] = (seen[value] or 0) + 1
         if code ~= 0 then killed = killed + 1 end
         if code == 0 then assert.are.equal(NEW, value) end
-        -- Leftovers do not disturb the next save; those of a folder are removed by it.
+        -- Leftovers do not disturb the next save, which removes those of a folder.
         save_once.save(kind, path, NEW)()
         assert.are.equal(NEW, saves.value_of(kind, path))
         if kind ~= "file" then assert.are.same({}, saves.leftovers(kind, path), what) end
@@ -70,7 +70,7 @@ describe("a save that is disturbed", function()
           assert.is_truthy(message, what)
           assert.is_truthy(message:find "save: cannot %l+ [^']*'[^']+'", what)
           assert.is_truthy(message:find("Input/output error", 1, true), what)
-          -- Once the new name is on its way to the disk, the new one may be what is found.
+          -- Once the rename has begun, the new checkpoint may be found.
           assert.is_true(value == OLD or committed, what)
         end
         committed = committed or point.call:find "^rename" ~= nil and not point.line:find "EEXIST"
@@ -101,8 +101,8 @@ describe("a save that is disturbed", function()
     end
   end)
 
-  -- A loss of power keeps what was synced, and of the rest anything. Follows the calls of a trace: `dirty` has the
-  -- files written and the folders whose entries changed since their last fsync. Returns how often something of `path`
+  -- A power failure keeps synced data and, of the rest, anything. Follows the calls of a trace: `dirty` contains the
+  -- files written, and the folders whose entries changed, since their last fsync. Returns how often a part of `path`
   -- became visible under its name.
   local function follow(trace, path, kind)
     local dirty, waiting, seen, inside = {}, {}, 0, false
@@ -115,7 +115,7 @@ describe("a save that is disturbed", function()
         end
       end
     end
-    -- What the texts of a call name, each from the folder whose descriptor stands before it.
+    -- The paths in the text of a call, each relative to the folder whose descriptor precedes it.
     local function names_in(rest)
       local names, folder = {}, nil
       for open, text in rest:gmatch '([<"])([^>"]*)[>"]' do
@@ -138,7 +138,7 @@ describe("a save that is disturbed", function()
         dirty[second], dirty[first] = dirty[first], nil
         dirty[parent(first)], dirty[parent(second)] = true, true
       elseif call == "unlink" or call == "unlinkat" or call == "rmdir" then
-        -- What the name meant before goes when the name means the new one for good.
+        -- The old checkpoint is removed only when the name refers to the new one durably.
         local gone = first
         if seen > 0 and dirty[around] then error(("the new name is not on the disk yet at: %s"):format(line), 0) end
         dirty[gone] = nil
@@ -150,7 +150,7 @@ describe("a save that is disturbed", function()
       inside = inside or line:find("/moonshard-save-begins", 1, true) ~= nil
       local pid, call, rest = line:match "^(%d+) +([%w_]+)%((.*)$"
       if inside and call and (rest:find(path, 1, true) or rest:find("<" .. parent(path) .. ">", 1, true)) then
-        -- done when it is over
+        -- done when the save is over
         if line:find "<unfinished" and call:find "sync" then waiting[pid] = { call, rest, line }
         elseif not line:find "= %-1" and not line:find "O_RDONLY" then did(call, rest, line) end
       elseif line:find "sync resumed.*= 0" then
@@ -159,7 +159,7 @@ describe("a save that is disturbed", function()
         waiting[line:match "^%d+"] = nil
       end
     end
-    -- And what it said is saved stays so.
+    -- A checkpoint reported as saved stays saved.
     if kind == "inside" then dirty[parent(path)] = nil end
     if next(dirty) then error(next(dirty) .. " is not on the disk when the save is over", 0) end
     return seen

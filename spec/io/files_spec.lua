@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Tensors in files: what is written is what is read; a file is whole or absent; nothing of a bad file is believed.
+--- Tensors in files: load returns what save wrote; a file is complete or absent; nothing in a bad file is trusted.
 local ffi = require "ffi"
 local lfs = require "lfs"
 local ms = require "moonshard"
@@ -206,7 +206,7 @@ describe("safetensors files", function()
       { function() ms.save(path "short", {}, { metadata = { a = "b\0c" } }) end,
       "save: metadata \"a\" contains a zero byte" },
       { function() ms.fsdp.save(path "short\0er", ms.nn.Linear(1, 1)) end,
-      "save: the folder .- contains a zero bytes name" },
+      "save: the folder's path .- contains a zero byte" },
     } do
       local ok, err = pcall(case[1])
       assert.is_false(ok)
@@ -328,7 +328,7 @@ describe("safetensors files", function()
     local good = read "good"
     local seed = 12345
     for at = 1, #good do
-      for k = 1, 2 do                                     -- a bit, and another byte
+      for k = 1, 2 do                                     -- one bit, and another byte
         seed = (seed * 1103515245 + 12345) % 2 ^ 31
         local random = math.floor(seed / 65536)
         local byte = k == 1 and bit.bxor(good:byte(at), bit.lshift(1, random % 8))
@@ -342,7 +342,7 @@ describe("safetensors files", function()
   end)
 
   it("are verified block by block: tensors of a name and rows are given where only others are damaged", function()
-    local rows = 600000                                   -- of 4 bytes: three blocks, the last one not whole
+    local rows = 600000                                   -- of 4 bytes: three blocks, the last one partial
     ms.save(path "blocks", { a = ms.arange(rows, { dtype = "float32" }), b = ms.ones(3) })
     local text = read "blocks"
     local first = #text - 12 - 4 * rows

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Prints a checksum of the bits that each of many operators gives. Run by large_spec.lua under several settings.
+--- Prints a checksum of the bits of many operators' results. large_spec.lua runs it under several settings.
 local root = arg[1]
 package.path = ("%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(root, root, root, package.path)
 local F = require "moonshard.core.ffi"

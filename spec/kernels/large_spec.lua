@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Sizes that the generic specs don't reach: tiles, segments, strips and threads of the CPU kernels, against plain
---- loops in double; and bits that depend neither on threads nor on the instruction set.
+--- Sizes that the generic specs do not reach: tiles, segments, strips and threads of the CPU kernels, compared with
+--- plain loops in double; and bits that depend neither on threads nor on the instruction set.
 local F = require "moonshard.core.ffi"
 local samples = require "spec.support.samples"
 local process = require "spec.support.process"
@@ -15,12 +15,12 @@ local function empty(dtype, shape)
   return samples.must(lib.ms_empty(dtype, 0, #shape, ffi.new("int64_t[?]", #shape + 1, shape)), "ms_empty")
 end
 
---- Small whole numbers: sums of them are exact in every type but the half ones.
+--- Small whole numbers, whose sums are exact in every dtype except the half ones.
 local function whole(dtype, shape)
   return one("randint_", { empty(dtype, shape) }, nil, { 0, 8 })
 end
 
---- All elements in a double array (0-based), and how many.
+--- All elements as a double array (from 0), and their number.
 local function read(id)
   local n = samples.info(id).numel
   local buffer = ffi.new("double[?]", math.max(n, 1))
@@ -49,7 +49,8 @@ local function row_major(shape)
 end
 
 describe("large tensors:", function()
-  -- One thread: the cuts are the same with more (see bits, below), and a second one spins when the machine is busy.
+  -- With one thread, because a second one would spin when the machine is busy; the blocks are the same with more
+  -- threads (see bits, below).
   local scope
   local threads = lib.ms_num_threads()
   before_each(function()

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- The float functions of kernels/formulas/math32.h against libm's in float64: errors in units of the last place of a
---- float, over a sample of all magnitudes.
+--- The float functions of kernels/formulas/math32.h compared with libm's in float64: errors in units in the last place
+--- (ulp), over a sample of all magnitudes.
 local ms = require "moonshard"
 
--- Of a float of that value; subnormal results have the smallest one's.
+-- The ulp of a float of that value; all subnormal numbers have the smallest one.
 local function ulp(x)
   local _, exponent = math.frexp(x)
   return 2 ^ math.max(exponent - 24, -149)
@@ -35,7 +35,7 @@ describe("float32", function()
           if not (off <= worst) then worst, at = off, arguments[k] end
         end
         assert.is_true(worst <= f.bound, ("%.2f units at %.9g"):format(worst, at or 0))
-        assert.is_true(worst > 0.3)                     -- the comparison is one of roundings
+        assert.is_true(worst > 0.3)                     -- a smaller error would mean that both were computed alike
       end)
     end)
   end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- One allocation that fails, wherever it is, while the next succeeds: the undisturbed run's bits, or a clean error and
---- those bits afterwards. An operator that is repeated after a collection had no effect before. scripts/starve runs all
---- of it.
+--- A single allocation fails, at any place: the result is the undisturbed run's bits, or a clean error and those bits
+--- in the next run. An operator that is repeated after a garbage collection had no effect before. scripts/starve runs
+--- all of it.
 local starved = require "spec.support.starved"
 
 describe("one failed allocation", function()
@@ -19,7 +19,7 @@ describe("one failed allocation", function()
     end)
   end
 
-  -- Ranks: the peers hear of it, on other nodes too, none waits for the limit, and all go on.
+  -- Over ranks: the peers get the error, also on other nodes, no rank waits for the time limit, and all continue.
   for _, case in ipairs {
     { "collectives", "malloc", 0 }, { "collectives", "malloc", 1 }, { "training", "pool", 1 },
   } do

@@ -1,21 +1,22 @@
 -- SPDX-License-Identifier: MIT
---- Every operator of the table, by its own samples: a new row gets all of this by itself.
+--- Tests every operator of the table with its own samples, so a new row needs no spec of its own.
 local F = require "moonshard.core.ffi"
 local samples = require "spec.support.samples"
 local ffi, lib = F.ffi, F.lib
 local E = ffi.C
 local operators = samples.operators()
 
--- What is said of single operators, and why. Everything else is generic. (Rows named *_backward are the gradients of
--- others, which need them; they are tested there.)
--- Refuse every sample with an empty dimension, on purpose (a maximum of nothing …).
+-- Exceptions for single operators, with their reasons; everything else is generic. (Rows named *_backward are gradients
+-- of other operators and are tested with these.)
+--
+-- Operators that refuse every sample with an empty dimension, on purpose (a maximum of nothing …).
 local refuses_empty = { max_all = "no largest of none", min_all = "no smallest of none" }
--- May refuse inputs with strides, on purpose.
+-- Operators that may refuse inputs with strides, on purpose.
 local refuses_strides = { view = "a view cannot copy" }
 local no_meta = { to_device = "there is no data to move" }
--- Steps of the finite differences: rounding to float32 drowns small ones.
+-- Steps of the finite differences: with smaller ones the rounding of float32 dominates.
 local step = { cast = 0.125 }
--- Training in half precision stands on these.
+-- Operators that training in half precision depends on.
 local half_needed = {}
 for name in ([[add sub mul div neg exp sqrt rsqrt relu gelu silu tanh sigmoid add_ sub_ mul_ div_ mul_scalar add_scalar
     mul_scalar_ copy_ clone contiguous fill_ zero_ sum mean matmul linear softmax log_softmax attention layer_norm
@@ -24,7 +25,7 @@ for name in ([[add sub mul div neg exp sqrt rsqrt relu gelu silu tanh sigmoid ad
     reshape narrow select expand
     index_select norm isfinite]]):gmatch "%S+" do half_needed[name] = true end
 
--- One formula an element, out of +, -, *, /, sqrt, fma: the same bits on every device.
+-- Operators with one formula per element, of +, -, *, /, sqrt, fma: equal bits on every device.
 local one_formula = {}
 for name in ([[neg abs relu sign reciprocal sqrt rsqrt add sub mul div maximum minimum add_ sub_ mul_ div_ add_scalar mul_scalar rsub_scalar div_scalar
     rdiv_scalar add_scalar_ mul_scalar_ div_scalar_ eq ne lt le gt ge where masked_fill clamp copy_ cast clone
@@ -41,7 +42,7 @@ local function say(sample, text, ...)
   error(("sample '%s': %s"):format(sample.text, text:format(...)), 0)
 end
 
--- NaN equals NaN here; infinities equal themselves.
+-- Here NaN equals NaN, and an infinity equals itself.
 local function close(a, b, rtol, atol)
   if a == b or (a ~= a and b ~= b) then return true end
   return math.abs(a - b) <= atol + rtol * math.abs(b)
@@ -62,7 +63,7 @@ local function evaluate(op, sample, opts)
   return result
 end
 
--- The float inputs of a sample, as an array and as evaluate's need.
+-- The float inputs of a sample as an array, and in the form that evaluate takes.
 local function differentiated(op, sample)
   local list, need = {}, {}
   for k, input in ipairs(sample.inputs) do
@@ -89,7 +90,8 @@ local function any_float(sample)
   return false
 end
 
--- Blocks of this size go back to the pool full of numbers: who does not write its output hands them on.
+-- Fills the pool's blocks of this size with numbers, so that an operator that does not write its whole output shows
+-- them.
 local function dirty(result, number)
   local held = {}
   for _, about in ipairs(result.info) do
@@ -153,7 +155,7 @@ for _, op in ipairs(operators) do
       for _, list in ipairs(result.out) do
         for _, x in ipairs(list) do sum = sum + math.abs(x) end
       end
-      -- The sum of weighted outputs, with input k moved by h times `direction`.
+      -- The sum of weighted outputs when input k is moved by h times `direction`.
       local function moved(k, direction, h)
         local original = values[k]
         values[k] = {}
@@ -172,7 +174,7 @@ for _, op in ipairs(operators) do
             result.grad[k] and "" or " (no gradient arrived)")
         end
       end
-      -- Element by element; of large inputs some, and all of them along one direction.
+      -- Tests element by element; of large inputs some elements, and all of them along one direction.
       for _, k in ipairs(floats) do
         local count = #values[k]
         for n = 1, count, math.max(1, math.floor(count / 24)) do along(k, { [n] = 1 }, "element " .. n - 1) end
@@ -297,7 +299,7 @@ for _, op in ipairs(operators) do
         assert.is_nil(out)
         assert.is_true(code == tonumber(E.MS_ESTATE) or code == tonumber(E.MS_EINVAL))
         compare(sample, "the leaf", samples.read(inputs[1]), values[1], 0, 1e-6)
-        -- Without a graph it is the way to initialise parameters.
+        -- Without a graph, in-place operators on leaves are how parameters are initialized.
         local mode = lib.ms_set_grad_mode(0)
         out = samples.call(op.op, inputs, sample.i, sample.f)
         lib.ms_set_grad_mode(mode)
@@ -325,7 +327,7 @@ for _, op in ipairs(operators) do
               values[k] = {}
               for n = 1, samples.product(shapes[k]) do values[k][n] = full[k][n] end
             end
-            -- A view's own sizes follow; other numbers are taken as they are.
+            -- Sizes of a view depend on the shape; other numbers keep their values.
             local numbers = {}
             for k, n in ipairs(sample.i) do numbers[k] = op.view and n == size and 0 or n end
             local empty = setmetatable({ i = numbers }, { __index = sample })
@@ -371,7 +373,7 @@ for _, op in ipairs(operators) do
     end
 
     if lib.ms_op_has_kernel(op.op, E.MS_CUDA) ~= 0 and lib.ms_cuda_count() > 0 then
-      -- Sums run in another order there; what is one formula an element gives the same bits.
+      -- Sums run in another order on a GPU; operators with one formula per element give the same bits.
       for _, case in ipairs { { E.MS_F64, "float64", 1e-12, 1e-12 }, { E.MS_F32, "float32", 2e-5, 1e-5 },
         { E.MS_BF16, "bfloat16", 2 ^ -7, 2 ^ -8 } } do
         local dtype, name, rtol, atol = case[1], case[2], case[3], case[4]
@@ -411,7 +413,7 @@ for _, op in ipairs(operators) do
       end
     end
 
-    -- Registered where a kernel answers; half_needed says where one has to.
+    -- An operator is registered for half types if a kernel accepts them; half_needed lists those that must.
     local supported = {}
     for _, dtype in ipairs { E.MS_BF16, E.MS_F16 } do
       local opened = lib.ms_scope_open "ops_spec"
@@ -439,7 +441,7 @@ for _, op in ipairs(operators) do
           local result = evaluate(op, sample, { values = values, need = need, dtype = dtype })
           for k, list in ipairs(double.out) do
             local int = result.info[k].dtype == double.info[k].dtype
-            -- Rounded once, from float32: half a unit; reductions and exponentials get a little more.
+            -- Rounded once, from float32: half an ulp; reductions and exponentials get a little more.
             compare(sample, "output " .. k - 1, result.out[k], list, int and 0 or 1.5 * unit, int and 0 or 0.2 * unit)
           end
           for k, list in pairs(double.grad) do

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Products, attention and fused losses at sizes that the generic specs don't reach: panels, blocks, oneDNN, several
---- chunks of keys; what they may allocate; masks that are drawn again.
+--- Products, attention and fused losses at sizes that the generic specs do not reach: panels, blocks, oneDNN, several
+--- chunks of keys; their memory; masks that are recomputed.
 local F = require "moonshard.core.ffi"
 local ms = require "moonshard"
 local nn = ms.nn
@@ -13,7 +13,7 @@ local function read(t)
   return buffer
 end
 
---- Bytes that fn holds at most beyond what was held before, and what it returns.
+--- The bytes that fn allocates at most beyond those held before, and its results.
 local function peak(fn)
   local m = ffi.new "ms_memory[1]"
   lib.ms_reset_peak_memory(0)
@@ -98,7 +98,7 @@ describe("products:", function()
   end)
 
   it("make no float32 copy of half-precision tensors", function()
-    -- Large beside the blocks that a product converts at a time, which have one size for all products.
+    -- Large compared with the blocks that a product converts at a time, whose size is the same for all products.
     local x, w = ms.randn(8192, 512):to "bfloat16", ms.randn(512, 512):to "bfloat16"
     local ids = ms.randint(0, 512, { 8192 }, { dtype = "int64" })
     local copy = 8192 * 512 * 4
@@ -126,7 +126,7 @@ end)
 describe("attention:", function()
   before_each(function() ms.manual_seed(6) end)
 
-  --- softmax(q k^T / sqrt(d)) v by other operators.
+  --- softmax(q k^T / sqrt(d)) v, from other operators.
   local function plain(q, k, v, causal)
     local d, T, S = q.shape[#q.shape], q.shape[#q.shape - 1], k.shape[#k.shape - 1]
     local s = q:matmul(k:transpose(-2, -1)) * (1 / math.sqrt(d))

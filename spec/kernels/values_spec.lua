@@ -1,6 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Values at the edges, as PyTorch has them: NaN, infinities, zero, empty, wrap-around, mixed types; and what is
---- refused.
+--- Edge values, as in PyTorch: NaN, infinities, zero, empty tensors, wrap-around, mixed dtypes; and refused calls.
 local ms = require "moonshard"
 
 local nan, inf = 0 / 0, math.huge

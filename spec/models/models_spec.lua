@@ -130,7 +130,7 @@ ranks.describe(2, "the model zoo over ranks", function()
     local shared = ms.dist.all_gather_object(m.module[2].weight:detach():tolist()[1][1])
     assert.are_not.equal(experts[1], experts[2])
     assert.are.equal(shared[1], shared[2])
-    -- The reference reduces every gradient but the expert's.
+    -- The reference reduces every gradient except the expert's.
     local input = m:get_input "cpu"
     m:run_backward(m:get_loss(input, m(unpack(input))))
     local mine = ms.dist.all_gather_object { m.module[2].weight.grad:tolist()[1][1],
@@ -152,7 +152,7 @@ ranks.describe(2, "the model zoo over ranks", function()
     assert.is_true(lib.ms_time() - begun >= 0.04)
   end)
 
-  -- Instances of FSDP in each model, the model itself among them where its init wraps it.
+  -- The number of FSDP instances in each model, including the model itself if its init wraps it.
   local units = {
     nested_wrapped_module = 3, always_wrap_nested_wrapped_module = 8, non_uniform_req_grad = 3, module_with_delay = 3,
     mixture_of_experts = 2,
@@ -164,7 +164,7 @@ ranks.describe(2, "the model zoo over ranks", function()
     it(("wraps %s where it says, for the same loss and the mean of the gradients"):format(name), function(_, world)
       local given = { deterministic = true }
       if name == "mixture_of_experts" then given.fsdp = { use_orig_params = true } end
-      ms.catch_warnings(function()                    -- an expert's world of one
+      ms.catch_warnings(function()                    -- the expert is in a world of one rank
         local plain = model(name).init(nil, "no_fsdp", "before", given)
         local wrapped = model(name).init(ms.dist.default_group(), "recursive", "before", given)
         assert.are.equal(units[name], #ms.fsdp.fsdp_modules(wrapped))

@@ -13,7 +13,7 @@ local function column(t, ndim)                -- [C] as [1, C, 1 …]
   return t:reshape(shape)
 end
 
--- Batch statistics by the definition.
+-- Batch statistics computed by definition.
 local function stats(x)
   local dims = { 1 }
   for d = 3, x.ndim do dims[#dims + 1] = d end
@@ -37,12 +37,12 @@ describe("batch norm", function()
       local expected = (x - column(mean, #shape)) / (column(var, #shape) + 1e-5):sqrt() * column(m.weight,
         #shape) + column(m.bias, #shape)
       close(m(x), expected, { rtol = 1e-10, atol = 1e-10 })
-      -- Running statistics: 0.9 of the old, 0.1 of this batch's, the variance unbiased.
+      -- Running statistics: 0.9 of the old value and 0.1 of the batch's, with the unbiased variance.
       close(m.running_mean, mean * 0.1, { rtol = 1e-12, atol = 1e-12 })
       close(m.running_var, var * (0.1 * n / (n - 1)) + 0.9, { rtol = 1e-12, atol = 1e-12 })
       assert.are.equal(1, m.num_batches_tracked:item())
       assert.are.equal("int64", m.num_batches_tracked.dtype)
-      -- In eval the running ones normalise, and nothing is counted.
+      -- Eval mode normalizes with the running statistics and does not count batches.
       m:eval()
       local y = (x - column(m.running_mean, #shape)) / (column(m.running_var, #shape) + 1e-5):sqrt() * column(m.weight,
         #shape)
@@ -68,7 +68,7 @@ describe("batch norm", function()
 
   it("joins blocks of rows, for the same bits with any number of threads", function()
     for _, dtype in ipairs { "float64", "float32" } do
-      local x = (ms.randn(203, 600, f64) * 2 + 100):to(dtype)         -- 64 rows a block
+      local x = (ms.randn(203, 600, f64) * 2 + 100):to(dtype)         -- 64 rows per block
       local g = ms.randn(203, 600, f64):to(dtype)
       local function run(threads)
         local before = ms.num_threads()

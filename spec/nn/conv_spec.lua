@@ -7,7 +7,7 @@ local message = require "spec.support.message"
 
 local f64 = { dtype = "float64" }
 
--- By the definition, number by number. o: stride, padding {top, left, bottom, right}, dilation, groups.
+-- The convolution by definition, element by element. o: stride, padding {top, left, bottom, right}, dilation, groups.
 local function by_hand(x, w, b, o)
   local X, W, B = x:tolist(), w:tolist(), b and b:tolist()
   local N, H, V = x:size(1), x:size(3), x:size(4)

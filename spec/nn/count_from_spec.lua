@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- State dicts of PyTorch, whose containers count their elements from 0 where ours count from 1: said, and loaded with
---- count_from = 0.
+--- State dicts of PyTorch, whose containers count their elements from 0 and ours from 1: the error says so, and
+--- count_from = 0 loads them.
 local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 local message = require "spec.support.message"
 
--- Lists in lists, a name of digits that is no position, a module that is in two places, and one outside of any list.
+-- Lists in lists, a numeric name that is no position, a module in two places, and one outside of any list.
 local function build(seed)
   local ms, nn = load()
   ms.manual_seed(seed)
@@ -24,7 +24,7 @@ end
 local FROM_0 = { ["net.1"] = "net.0", ["net.3.1"] = "net.2.0", ["net.3.2"] = "net.2.1", ["by_key.1"] = "by_key.1",
   ["twice.1"] = "twice.0", head = "head" }
 
--- What PyTorch would have saved of that model.
+-- The state dict that PyTorch would save of that model.
 local function from_0(model)
   local sd = {}
   for name, t in pairs(model:state_dict()) do

@@ -136,7 +136,7 @@ describe("layers", function()
       local table, weight = w:clone():requires_grad_(), w:clone():requires_grad_()
       gradient(table, weight)
       assert.is_true(tied.grad:equal(weight.grad + table.grad))
-      -- the padding row gets the product's alone
+      -- the padding row gets only the gradient of the product
       assert.are.same(weight.grad[3]:tolist(), tied.grad[3]:tolist())
     end)
   end
@@ -153,7 +153,7 @@ describe("layers", function()
     end
     local table = 4096 * 64 * 4
     assert.is_true(peak(w) < 1.5 * table)
-    -- a gradient is there already: it is added
+    -- a gradient exists already, so it is added
     assert.is_true(peak(w) < 1.5 * table)
   end)
 

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Losses with all their options, against their formulas.
+--- Losses with all their options, compared with their formulas.
 local ms = require "moonshard"
 local nn = ms.nn
 local F = nn.F
@@ -8,7 +8,7 @@ local message = require "spec.support.message"
 local f64 = { dtype = "float64" }
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
 
--- One row: (1 - s) w[y] (-log p_y) + s / C sum_c w_c (-log p_c); and w[y], by which a mean is divided. Ignored: 0, 0.
+-- One row: (1 - s) w[y] (-log p_y) + s / C sum_c w_c (-log p_c), and w[y], the divisor of a mean. Ignored: 0, 0.
 local function row(x, y, w, ignore, s)
   if y == ignore then return 0, 0 end
   local largest, sum = math.max(unpack(x)), 0

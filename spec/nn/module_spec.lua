@@ -143,7 +143,7 @@ describe("a module below itself", function()
 
   it("that came there by replacing a list's element is an error of every walk, never a stack overflow", function()
     local net = nn.Sequential(nn.Identity(), nn.Identity())
-    net[1] = net                                        -- Lua does not tell us of an element that was there before
+    net[1] = net                                        -- Lua does not report the assignment of an existing element
     for _, fn in ipairs { net.modules, net.parameters, net.state_dict, net.named_modules, net.train, net.float,
       function(m) m:apply(function() end) end } do
       local ok, text_of = pcall(fn, net)
@@ -252,7 +252,7 @@ describe("containers", function()
     end
     local n, sum = results(nn.Sequential(nn.Identity(), Both(), Sum(), nn.Identity()), x)
     assert.are.same({ 1, 3 }, { n, sum:item() })
-    -- Inputs that a layer gives back among its results live on.
+    -- Inputs that a layer returns among its results stay alive.
     ms.scope(function()
       local Twice = nn.Module:extend "Twice"
       function Twice.forward(_, t) return t * 2, t end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What a first-time user writes and Lua would let pass: tables of modules that nobody lists, leaves in plain fields,
---- numbers of tensors in strings.
+--- Mistakes of first-time users that Lua would accept silently: tables of modules that are not registered, leaves in
+--- plain fields, numbers of tensors in strings.
 local ms = require "moonshard"
 local nn = ms.nn
 

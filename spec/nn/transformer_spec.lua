@@ -8,8 +8,8 @@ local names = require "spec.support.names"
 local f64 = { dtype = "float64" }
 local tight = { rtol = 1e-10, atol = 1e-10 }
 
--- Attention by its definition, one batch entry and one head at a time. q, k, v: projected [T, N, d]; mask(n, h) -> [T,
--- S] to add.
+-- Attention by definition, one batch entry and one head at a time. q, k, v: projected [T, N, d]; mask(n, h) -> [T, S]
+-- to add.
 local function by_hand(q, k, v, heads, mask)
   local N, D = q:size(2), q:size(3) / heads
   local outs, weights = {}, {}
@@ -115,7 +115,7 @@ describe("MultiheadAttention", function()
       o.attn_mask = each
       close((m(q, k, v, o)), m.out_proj((by_hand(pq, pk, pv, 2, function(n, h) return each[(n - 1) * 2 + h] end))),
         tight)
-      -- Keys that are padding, beside a mask.
+      -- Padding keys, together with a mask.
       local padding = ms.zeros(3, 7, { dtype = "bool" })
       padding[2]:narrow(1, 5, 3):fill_(true)
       o.attn_mask, o.key_padding_mask = each, padding
@@ -264,7 +264,7 @@ describe("Transformer", function()
     assert.is_true(most <= bound and most > 0.95 * bound)
   end)
 
-  -- The layers by their definition, from their own parts.
+  -- The layers by definition, composed of their own parts.
   local function encoder_by_hand(l, x, mask)
     local function sa(y) return (l.self_attn(y, y, y, { attn_mask = mask })) end
     local function ff(y) return l.linear2(l.activation(l.linear1(y))) end

@@ -133,7 +133,7 @@ describe("an optimizer", function()
     local opt = optim.Adam({ a, b }, { lr = 1 })
     set_grad(a, { 1, 1 })
     b.grad = ms.ones(2, 4, { dtype = "float64" })
-    collected()                                 -- what earlier tests left is not counted
+    collected()                                 -- leftovers of earlier tests are not counted
     local live = ms.memory_stats().allocated
     assert.truthy(message(opt.step, opt):find("parameter 2 (float64 [2, 4] cpu) is not contiguous", 1, true))
     assert.are.same({ 1, 2 }, a:tolist())

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- ZeroRedundancyOptimizer: the numbers of the optimizer inside, bit for bit, with the state of each parameter on one
+--- ZeroRedundancyOptimizer: bit for bit the results of the inner optimizer, with the state of each parameter on one
 --- rank only.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
@@ -9,7 +9,7 @@ local function load()
   return ms, ms.nn, ms.dist, ms.optim
 end
 
--- Weights 5 x 3, 7 x 5, 2 x 7 and biases 5, 7, 2; the last layer in another dtype when asked.
+-- Weights 5 x 3, 7 x 5, 2 x 7 and biases 5, 7, 2; optionally the last layer in another dtype.
 local function make(mixed)
   local ms, nn = load()
   ms.manual_seed(21)
@@ -29,7 +29,7 @@ local function backward(model, rank, step)
   h:pow(2):sum():backward()
 end
 
--- Gradients of this rank's input, made those of all ranks: what DDP would have left.
+-- Averages the gradients of the ranks' inputs, as DDP does.
 local function average(model)
   local _, _, dist = load()
   for _, p in ipairs(model:parameters()) do
@@ -66,7 +66,7 @@ local function zero_of(model, kind, more)
   return optim.ZeroRedundancyOptimizer(model.parameters and model:parameters() or model, options)
 end
 
--- A plain optimizer on one copy of the model and what is tested on another, for some steps.
+-- Runs a plain optimizer on one copy of the model and the tested one on another, for some steps.
 local function train(plain, a, zero, b, rank, first, last)
   for step = first, last do
     for _, pair in ipairs { { plain, a }, { zero, b } } do
@@ -184,7 +184,7 @@ for world = 1, 4 do
                 .. "if you meant to save the global state."):format(rank), message(b.state_dict, b))
             end
           end
-          -- Into another one, from the plain one's, and on.
+          -- Loaded into another optimizer, and continued.
           local saved = a:state_dict()
           local m2 = make()
           m2:load_state_dict(m:state_dict())
@@ -192,7 +192,7 @@ for world = 1, 4 do
           c:load_state_dict(saved)
           assert.equal(kind[2].lr, c.param_groups[1].lr)
           train(plain, a, m2, c, rank, 3, 4)
-          b:step()                                          -- what was brought together is of the step before
+          b:step()                                          -- consolidated state is that of the step before
           assert.matches("has not been consolidated", message(b.state_dict, b), 1, true)
         end
       end)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Samples and their words, run folders and their numbers, progress: what the training script prints and writes.
+--- Output of the training script: samples and their words, run folders and their numbers, progress.
 local cjson = require "cjson"
 local lfs = require "lfs"
 local ms = require "moonshard"
@@ -24,7 +24,7 @@ describe("known words", function()
 end)
 
 describe("generate", function()
-  -- A model without weights: after id k comes k + 1 (of 8), or with a little chance k + 2.
+  -- A model without weights: after id k comes k + 1 (of 8) or, with a small probability, k + 2.
   local Next = ms.nn.Module:extend "Next"
   function Next:forward(ids)
     self.longest = math.max(self.longest or 0, ids.shape[2])
@@ -79,7 +79,7 @@ describe("a run's folder", function()
     assert.are.equal('q"\n\\', cjson.decode(line).e)
     assert.are.equal(1 / 3, cjson.decode(run_folder.json(o, { "a" }, { digits = 17 })).a)
     assert.are.equal('{"b": 12, "a": 0.333333333}', run_folder.json(o, { "b", "z", "a" }))
-    -- as short as reads back
+    -- The shortest text that reads back as the same number.
     assert.are.equal('{"lr": 0.003}', run_folder.json({ lr = 0.003 }, nil, { digits = 17 }))
   end)
 
@@ -101,7 +101,7 @@ describe("a run's folder", function()
     local none, err = run_folder.new("deep/down", "", {})
     assert.is_nil(none)
     assert.matches("holds a run already", err)
-    for _, name in ipairs { "config.json", "samples.txt" } do         -- of another program
+    for _, name in ipairs { "config.json", "samples.txt" } do         -- file of another program
       lfs.mkdir(name .. "-is-here")
       process.write(name .. "-is-here/" .. name, "mine")
       none, err = run_folder.new(name .. "-is-here", "", {})

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- The same bits whatever the number of threads, and, products by oneDNN apart, whatever the processor (design 5, 9).
+--- Equal bits for any number of threads and, except for products by oneDNN, on any processor.
 local ranks = require "spec.support.ranks"
 
--- Prints one line an operator: its name and a hash of the bytes of its outputs and gradients. Inputs are large enough
--- for several threads and odd enough for every tail.
+-- Prints a line per operator: its name and a hash of its outputs and gradients. Inputs are large enough for several
+-- threads, and odd enough for every tail.
 local script = [[
   local ms = require "moonshard"
   local samples = require "spec.support.samples"

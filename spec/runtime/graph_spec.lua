@@ -8,7 +8,7 @@ local function leaf(list) return ms.tensor(list, { requires_grad = true }) end
 local function values(t) return t and t:tolist() end
 local function stats() return ms.memory_stats() end
 
--- The message without its place, whatever line raised it.
+-- The message without its position.
 local function failure(fn, ...)
   local ok, message = pcall(fn, ...)
   assert.is_false(ok)
@@ -50,7 +50,7 @@ describe("backward", function()
   it("does not let a later contribution write into a gradient that another node holds", function()
     ms.scope(function()
       local a, b = leaf { 1, 1 }, leaf { 2, 2 }
-      local first = a * 5                   -- older: it contributes to a last
+      local first = a * 5                   -- older in the tape: contributes to `a` last
       ;((a + b) * 2 + first):sum():backward()
       assert.same({ 7, 7 }, values(a.grad))
       assert.same({ 2, 2 }, values(b.grad))
@@ -129,7 +129,7 @@ describe("changes in place", function()
       c:mul_(x)
       c:sum():backward()
       assert.same({ 6, 8 }, values(a.grad))
-      assert.same({ 2, 2 }, values(x.grad))      -- by the value c had before
+      assert.same({ 2, 2 }, values(x.grad))      -- computed with the old value of c
     end)
   end)
 
@@ -253,7 +253,7 @@ describe("hooks", function()
         once = true
         ms.grad(loss, x, { retain_graph = false })
       end)
-      -- The outer backward has freed part of it already.
+      -- The outer backward has already freed part of it.
       assert.matches("retain_graph", failure(loss.backward, loss))
       assert.equal(0, engine.state.run_depth)
     end)

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- The table in moonshard.h of what operators take in i[] and f[]: every operator's samples fit it.
+--- The table in moonshard.h of the operators' arguments in i[] and f[]: the samples of every operator match it.
 local process = require "spec.support.process"
 local lib = require("moonshard.core.ffi").lib
 local ffi = require "ffi"
 
--- Entries of "dim, keepdim?, dim...": how many there must be, and may be.
+-- Entries of "dim, keepdim?, dim...": the minimum and maximum number of arguments.
 local function counts(text)
   local least, most = 0, 0
   for name in (text or ""):gmatch "[^,%s]+" do
@@ -37,7 +37,7 @@ describe("the table of operator arguments in moonshard.h", function()
       local name = ffi.string(lib.ms_op_name(op))
       seen[name] = true
       for sample in ffi.string(lib.ms_op_samples(op)):gmatch "[^;]+" do
-        for kind, allowed in pairs(rows[name] or none) do           -- order does not matter: each is checked by itself
+        for kind, allowed in pairs(rows[name] or none) do           -- order does not matter: each is checked separately
           local given = sample:match("%f[%w]" .. kind .. "=(%S+)")
           local n = given and select(2, given:gsub("[^,]+", "")) or 0
           assert.is_true(n >= allowed.least and n <= allowed.most, ("%s takes %d %s[] in '%s'"):format(name, n, kind,
@@ -47,7 +47,7 @@ describe("the table of operator arguments in moonshard.h", function()
       end
     end
     assert.is_true(checked > 500)
-    -- order does not matter: each is checked by itself
+    -- order does not matter: each is checked separately
     for name in pairs(rows) do assert.is_true(seen[name], name) end
   end)
 

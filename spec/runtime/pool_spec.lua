@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The allocator: an exact ledger of what was asked for, reuse, limits, injected failures.
+--- The allocator: an exact ledger of requests, reuse, limits, injected failures.
 local ms = require "moonshard"
 local lib = require "moonshard.core.ffi".lib
 local collected = require "spec.support.collected"
@@ -57,7 +57,8 @@ describe("the allocator", function()
   end)
 
   it("refuses beyond a limit, naming who asked and the sizes, and works on", function()
-    collected()                                                -- what other specs left behind goes now, not in between
+    -- Leftovers of other specs are freed now, not during the test.
+    collected()
     local before = allocated()
     lib.ms_set_memory_limit(before + 1000)
     local ok, why = pcall(ms.empty, 1000)

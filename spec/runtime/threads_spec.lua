@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Loops over the threads of a rank: the caller never waits for a thread that does not run.
+--- Loops over the threads of a rank: the caller does not wait for a suspended thread.
 local ffi = require "ffi"
 local lfs = require "lfs"
 local ms = require "moonshard"
@@ -44,7 +44,7 @@ describe("loops over threads", function()
       end
       wait_for "go"
       for _ = 1, 20 do print((a + a):sum():item(), a:matmul(a):sum():item()) end
-      wait_for "end"                                    -- a process whose threads are traced cannot end
+      wait_for "end"                                    -- a process with traced threads cannot end
     ]]):format(process.root, folder))
     local out = folder .. "/out"
     local child = process.start({ "luajit", script }, { stdout = out, stderr = out .. ".err" })

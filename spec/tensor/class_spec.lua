@@ -13,7 +13,7 @@ local function failure(fn, ...)
   return (message:gsub("^[^\n]-:%d+: ", "", 1))
 end
 
--- What fn gives for an instance is what it gives for each inner tensor.
+-- fn of an instance gives what fn gives for each inner tensor.
 local function same(fn, a, b)
   local got = { fn(TwoTensor(a, b)) }
   local first, second = { fn(a) }, { fn(b) }
@@ -194,7 +194,7 @@ describe("an instance of a tensor class", function()
 end)
 
 describe("a class with dispatch", function()
-  -- A tensor kept as bfloat16 and worked with as float32: results are plain.
+  -- A tensor stored as bfloat16 that computes in float32: results are plain tensors.
   local Packed, seen = nil, {}
   before_each(function()
     seen = {}
@@ -384,7 +384,7 @@ describe("parameters of tensor classes", function()
           assert.is_true(two[i].weight.b:equal(plain[i].weight))
         end
       end
-      -- The state is an instance; another optimizer goes on from it.
+      -- The state is an instance; another optimizer continues from it.
       local state = optimizers[2]:state_dict()
       local name = row[1]:match "^SGD" and "momentum_buffer" or "exp_avg"
       assert.is_true(state.state[2][name]:isa(TwoTensor))

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Dtypes: what two of them make together, which operations take which, and what does not fit in place. The tables are
---- PyTorch's, written down as data.
+--- Dtypes: type promotion, the dtypes that operations accept, and refused in-place results. The tables are PyTorch's,
+--- as data.
 local ms = require "moonshard"
 
 local names = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" }
@@ -99,8 +99,9 @@ describe("two tensors", function()
 
   it("compare by the dtype they have together", function()
     local x = ms.tensor({ 0.1 })
-    assert.is_false(x:eq(ms.tensor({ 0.1 }, { dtype = "float64" })):item())     -- two tensors: float64 decides
-    assert.is_true(x:eq(ms.tensor(0.1, { dtype = "float64" })):item())          -- a 0-dim one takes float32
+    assert.is_false(x:eq(ms.tensor({ 0.1 }, { dtype = "float64" })):item())     -- two tensors: compared in float64
+    -- A 0-dim tensor does not promote: compared in float32.
+    assert.is_true(x:eq(ms.tensor(0.1, { dtype = "float64" })):item())
     local big = ms.full({ 1 }, 2 ^ 53, { dtype = "int64" })
     assert.is_false((big + 1):eq(big):item())
     assert.are.equal(1, ((big + 1) - big):item())
@@ -177,7 +178,8 @@ describe("the default dtype", function()
   end)
 end)
 
--- Operation -> the dtype it gives for each of `names` ("same", "real": integers give the default, "none": refused).
+-- Operation -> its result's dtype for each of `names` ("same"; "real": integers give the default dtype; "none":
+-- refused).
 local same, real, whole, bool, none = "same", "real", "whole", "bool", "none"
 local unary = {
   neg = { same, same, none }, abs = { same, same, none }, sign = { same, same, same }, relu = { same, same, none },

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- What operations give; their gradients are in ops_spec, which goes through the operator table.
+--- Values of operations. spec/kernels/ops_spec tests their gradients, from the operator table.
 local ms = require "moonshard"
 
 local function failure(fn, ...)
@@ -11,7 +11,7 @@ end
 local T = ms.tensor
 local function ints(list) return T(list, { dtype = "int64" }) end
 
---- name, what is computed, its values
+--- name, expression, values
 local a, b = { 1, 4, 9 }, { 2, 2, 3 }
 local table_of_values = {
   { "t + u", function(t, u) return t + u end, { 3, 6, 12 } },

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Lifetimes: what a scope releases, what survives it, and what says so.
+--- Lifetimes: what a scope releases, what survives it, and the errors about both.
 -- luacheck: ignore 512 (loops that break on purpose)
 local ms = require "moonshard"
 local collected = require "spec.support.collected"
@@ -68,7 +68,7 @@ describe("a scope", function()
     assert.is_false(ok)
     assert.is_true(rawequal(e, caught))
     assert.is_true(inside:is_released())
-    local outside = ms.ones(1)                          -- unscoped again
+    local outside = ms.ones(1)                          -- outside every scope again
     ms.scope(function() end)
     assert.is_false(outside:is_released())
   end)
@@ -103,7 +103,7 @@ end)
 
 describe("use after release", function()
   it("says what to do and where the tensor was made", function()
-    require("moonshard.tensor").record_sites(true)        -- other files may have used the budget up
+    require("moonshard.tensor").record_sites(true)        -- other spec files may have used up the budget
     finally(function() require("moonshard.tensor").record_sites(false) end)
     local a
     ms.scope(function() a = ms.ones(2) end)
@@ -158,7 +158,7 @@ describe("use after release", function()
       end)
       return n
     end
-    for _ = 1, 5 do known() end                         -- the first 512 of a process, and more
+    for _ = 1, 5 do known() end                         -- the first 512 sites of a process, and more
     assert.is_true(known() <= 16)
     local a
     ms.scope(function() a = ms.ones(1) end)
@@ -271,7 +271,7 @@ describe("coroutines", function()
     local a
     ms.scope(function()
       assert.are.equal(1, next_value())
-      a = ms.ones(1)                                    -- in our scope, not in the coroutine's
+      a = ms.ones(1)                                    -- in this scope, not in the coroutine's
     end)
     assert.is_true(a:is_released())
     local b = ms.ones(1)
@@ -320,7 +320,7 @@ describe("coroutines", function()
     assert.is_true(ms.is_grad_enabled())
   end)
 
-  -- Blocks that set a mode of the code inside them, and what tells whether it is set.
+  -- Blocks that set a mode of the code inside them, and how to see whether it is set.
   local function half() return ms.ones(2, 2):matmul(ms.ones(2, 2)).dtype == "bfloat16" end
   local blocks = {
     no_grad = { function(fn) ms.no_grad(fn) end, function() return not ms.is_grad_enabled() end },
@@ -350,10 +350,10 @@ describe("coroutines", function()
         assert.is_false(is_set())
         b()
         a()
-        run(a)                                          -- it goes on where another one is open
+        run(a)                                          -- continues inside another block
         assert.is_false(is_set())
         b()
-        local left = coroutine.wrap(body)               -- never ends
+        local left = coroutine.wrap(body)               -- never finishes
         left()
         left = nil                                      -- luacheck: ignore
         collectgarbage()
@@ -412,7 +412,7 @@ describe("coroutines", function()
 end)
 
 describe("memory", function()
-  -- Memcheck looks at every element: under it tensors, and the limits with them, are a sixteenth.
+  -- Memcheck examines every element, so under it tensors and limits are a sixteenth.
   local scale = os.getenv "MOONSHARD_TOOL" == "valgrind" and 16 or 1
   local MiB = 2 ^ 20 / scale
   local lib = require("moonshard.core.ffi").lib
@@ -441,7 +441,8 @@ describe("memory", function()
     local before = ms.memory_stats("cpu").allocated
     local w = ms.ones(512 / scale, 512, { requires_grad = true })
     for _ = 1, 200 do
-      local _ = ms.scope(function() return w:tanh():exp():tanh():sum() end)  -- 3 MiB behind 4 bytes
+      -- 3 MiB of temporaries for a result of 4 bytes.
+      local _ = ms.scope(function() return w:tanh():exp():tanh():sum() end)
     end
     assert.is_true(ms.memory_stats("cpu").peak_allocated < before * 2 + 200 * MiB)
   end)
@@ -450,7 +451,7 @@ describe("memory", function()
     collected()
     lib.ms_empty_cache()
     local used = ms.memory_stats("cpu").allocated
-    lib.ms_set_gc_limit(2 ^ 40)                         -- no collection of its own accord
+    lib.ms_set_gc_limit(2 ^ 40)                         -- disables automatic collections
     lib.ms_set_memory_limit(used + 50 * MiB)
     local ok, message = pcall(function()
       local t = ms.zeros(256 / scale, 1024)
@@ -459,7 +460,7 @@ describe("memory", function()
       return ms.zeros(100, 2 ^ 20)
     end)
     lib.ms_set_memory_limit(0)
-    assert.is_false(ok)                                 -- only the last one, which cannot fit
+    assert.is_false(ok)                                 -- only the last tensor, which cannot fit
     assert.matches("100, 1048576", message:gsub("419430400", "100, 1048576"))
   end)
 

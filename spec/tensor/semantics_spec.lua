@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Edge cases of tensor methods, with PyTorch's answers written down: nothing, one dimension too few, NaN, infinities,
---- strides, overlaps, positions from both ends.
+--- Edge cases of tensor methods with PyTorch's answers: empty tensors, a missing dimension, NaN, infinities, strides,
+--- overlaps, positions from both ends.
 local ms = require "moonshard"
 
 local T, inf, nan = ms.tensor, math.huge, 0 / 0
@@ -31,7 +31,8 @@ local m = T { { 1, 2, 3 }, { 4, 5, 6 } }
 local dot = T(5)
 local bad = T { 1, nan, 3 }
 
---- what, a function of nothing, its value as text (shape and elements); an error is written as "error: pattern".
+--- description, a function without arguments, its value as text (shape and elements); an error is written as "error:
+--- pattern".
 local groups = {
   ["nothing at all"] = {
     { "sum", function() return empty:sum() end, "[] 0" },

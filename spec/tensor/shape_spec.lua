@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Views, cutting, joining, indexing.
+--- Views, splitting, joining, indexing.
 local ms = require "moonshard"
 
 local function failure(fn, ...)
@@ -100,7 +100,7 @@ describe("cutting and joining", function()
   end)
 end)
 
--- A view of 4 dimensions onto n numbers of its own: their order in memory is `order`, one dimension may skip places.
+-- A 4-d view of n elements: `order` is the order of its dimensions in memory, of which one may have gaps.
 local function view_of(wanted, order, skip, dtype)
   local sizes = {}
   for k, d in ipairs(order) do sizes[k] = wanted[d] + (d == skip and 2 or 0) end

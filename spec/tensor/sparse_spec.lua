@@ -179,7 +179,7 @@ describe("a sparse gradient", function()
         assert.are.equal(6 * pass, sparse.weight.grad:values():size(1))
         ms.testing.assert_close(sparse.weight.grad:to_dense(), dense.weight.grad)
       end
-      sparse.weight.grad = dense.weight.grad:clone()            -- into a dense one it is summed
+      sparse.weight.grad = dense.weight.grad:clone()            -- a copy into a dense tensor sums duplicates
       ;(sparse(where) * weight):sum():backward()
       assert.is_false(sparse.weight.grad.is_sparse)
       ms.testing.assert_close(sparse.weight.grad, dense.weight.grad * 1.5)

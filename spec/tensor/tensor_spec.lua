@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Tensors: making them, their fields, reading them, putting them in tables of other things.
+--- Tensors: construction, fields, reading values, use as keys and values of tables.
 local ms = require "moonshard"
 
 -- The message without "file:line: ".
@@ -170,7 +170,7 @@ describe("tostring", function()
     { 30, 1 } } do
     it("takes at most 20 lines for " .. table.concat(shape, " x "), function()
       local t = ms.rand(shape)
-      collectgarbage "stop"                     -- what other specs left would be collected in between
+      collectgarbage "stop"                     -- leftovers of other specs would be collected during the test
       local before = ms.memory_stats().live_tensors
       local text = tostring(t)
       local after = ms.memory_stats().live_tensors
@@ -216,7 +216,7 @@ describe("deepcopy", function()
     assert.are.same({ 4, 5, 6, 7 }, x[2]:tolist())
     assert.are.equal(copy.x:data_ptr() + 4 * 8, copy.row:data_ptr())
     assert.is_true(ms.memory_stats("cpu").live_tensors - before < 20)
-    -- A leaf among views, and one more copy of the copies.
+    -- A leaf among views, and a copy of the copies.
     local w = ms.zeros(2, 3)
     local leaf = w:narrow(1, 1, 1):detach():requires_grad_()
     local again = ms.deepcopy(ms.deepcopy { w, leaf })

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- ms.profiler: ranges of time, what is inside what, sums, files.
+--- ms.profiler: ranges of time, nesting, sums, files.
 local ms = require "moonshard"
 local cjson = require "cjson"
 local process = require "spec.support.process"
@@ -13,7 +13,7 @@ local function names(p, category, with_detail)
   for k, e in ipairs(events) do e.place = k end
   table.sort(events, function(a, b)
     if a.start ~= b.start then return a.start < b.start end
-    return a.place > b.place                            -- of two that begin together the outer one ends last
+    return a.place > b.place                            -- of two that begin together, the outer one ends last
   end)
   for _, e in ipairs(events) do
     if e.category == category then out[#out + 1] = with_detail and e.name .. "|" .. e.detail or e.name end
@@ -201,7 +201,7 @@ describe("the profiler", function()
     assert.are.same({}, names(inner, "module"))
     assert.are.same({ "fill_|", "linear|", "linear|", "fill_|", "linear|" }, names(outer, "operator", true))
     assert.are.same({ "linear|[1, 2] float32, [2, 2] float32, [2] float32" }, names(inner, "operator", true))
-    inner = nil                                         -- its texts stay as long as another needs them
+    inner = nil                                         -- its texts stay until no other profiler needs them
     collectgarbage()
     assert.are.equal("Linear", names(outer, "module")[5])
   end)
@@ -229,7 +229,7 @@ describe("the profiler", function()
   it("counts the bytes that an operator's results take, and what a scope's end gives back", function()
     local p = profiler.profile(function() ms.scope(function() ms.ones(1000):exp() end) end)
     assert.are.equal(4000, find(p, "exp").memory)
-    -- A range counts all devices; tensors of earlier specs, on a GPU too, may wait for the collector.
+    -- A range counts all devices, including tensors of earlier specs that wait for garbage collection, also on a GPU.
     collectgarbage()
     collectgarbage()
     local before = ms.memory_stats("cpu").allocated + ms.memory_stats("cuda").allocated
@@ -273,14 +273,14 @@ describe("the profiler", function()
     assert.are.same(plain, profiled)
     assert.are.equal(message, same)
     assert.matches("sequential.1: linear", message)
-    -- A failed call leaves no module open: the next one is the outermost.
+    -- A failed call leaves no module open: the next call is the outermost.
     local net = nn.Sequential(nn.Linear(2, 2))
     local p = profiler.profile(function()
       pcall(net, ms.ones(1, 3))
       net[1](ms.ones(1, 2))
     end)
     assert.are.same({ "Sequential", "1 (Linear)", "Linear" }, names(p, "module"))
-    -- Nor does a call that waits in a coroutine for ever.
+    -- Nor does a call in a coroutine that never resumes.
     local Waits = nn.Module:extend "Waits"
     function Waits.forward() coroutine.yield() end
     profiler.profile(function() coroutine.resume(coroutine.create(function() Waits()() end)) end)
@@ -333,7 +333,7 @@ describe("the profiler", function()
         memory = e.args.bytes
       end
     end
-    -- Bytes that are no UTF-8 would make the whole file unreadable.
+    -- Invalid UTF-8 would make the whole file unreadable.
     local bytes = "caf\xe9 \xc3\xa9 \xed\xa0\x80"
     profiler.profile(function() profiler.record_function(bytes, function() end) end):export_chrome_trace(path)
     assert.truthy(process.read(path):find('"caf\\ufffd \xc3\xa9 \\ufffd\\ufffd\\ufffd"', 1, true))
@@ -371,7 +371,7 @@ describe("the profiler", function()
       function() profiler.profile { limit = 3 } end)
     says("events: self is nil, expected a profile", function() p.events() end)
     says("on purpose", function() profiler.profile(function() error("on purpose", 0) end) end)
-    profiler.profile(function() end)                    -- the one that failed has ended
+    profiler.profile(function() end)                    -- the failed profile has ended
   end)
 end)
 
@@ -462,7 +462,7 @@ ranks.describe(2, "the profiler over ranks", function()
     local seen = {}
     for _, name in ipairs(names(p, "fsdp")) do seen[name] = (seen[name] or 0) + 1 end
     for _, unit in ipairs { "", " (1)", " (2)" } do
-      local again = unit == "" and 1 or 2               -- the root stays whole for its backward
+      local again = unit == "" and 1 or 2               -- the root stays gathered for its backward
       assert.are.equal(again, seen["FSDP::all_gather" .. unit], unit)
       assert.are.equal(again, seen["FSDP::all_gather_copy_out" .. unit], unit)
       for _, phase in ipairs { "pre_forward", "post_forward", "pre_backward", "post_backward_accumulate",
@@ -489,7 +489,7 @@ ranks.describe(2, "the profiler over ranks", function()
     assert.are.equal("reduce queue", reduce.thread)
     assert.matches("unit 1$", reduce.detail)
     local gather = find(p, "all_gather")
-    assert.are.equal("script", gather.thread)           -- nothing was there to hide the first one behind
+    assert.are.equal("script", gather.thread)           -- nothing hides the first gather
     assert.is_true(inside(gather, find(p, "FSDP::all_gather (1)")))
     assert.matches(" reduce queue", tostring(p))
   end)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The prompt, behind a terminal of its own.
+--- The prompt, run in a terminal of its own.
 local process = require "spec.support.process"
 local Pty = require "spec.support.pty"
 
@@ -28,7 +28,7 @@ local function open(command, history)
   return p
 end
 
--- Types a line and gives what is printed before the next prompt.
+-- Types a line and returns what is printed before the next prompt.
 local function ask(p, line, seconds)
   p:type(line .. "\n")
   assert(p:expect "\n")
@@ -44,8 +44,8 @@ local function ask(p, line, seconds)
   error("no prompt after " .. line .. ": " .. p.text)
 end
 
--- Where Ctrl-C was pressed more than once the later ones may still come, each with a prompt, and take what is typed
--- with them: until a line of ours is answered, and nothing follows.
+-- After several presses of Ctrl-C the later ones may still arrive, each with a prompt, and discard typed input: types a
+-- line until it is answered and nothing follows.
 local function again(p)
   for k = 1, 20 do
     p:type(("print('call ' .. %d)\n"):format(k))
@@ -94,7 +94,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       ask(p, "t = ms.zeros(4)")
       for _, line in ipairs {
         "while true do t = t + 1 end",
-        "while true do end",                            -- no operator ever looks at the interrupt
+        "while true do end",                            -- no operator checks for the interrupt
       } do
         process.within(0.2, function()
           p:type("print('it ' .. 'runs') " .. line .. "\n")
@@ -108,12 +108,12 @@ for name, command in require("moonshard").sorted_pairs(ways) do
         end)
         assert.are.equal("7", ask(p, "3 + 4"))
       end
-      p:type "x = 'half a li\3"                         -- at the prompt it gives the line up
+      p:type "x = 'half a li\3"                         -- at the prompt it discards the line
       assert(p:expect "> ")
       assert.are.equal("nil", ask(p, "x"))
     end)
 
-    -- Not left to luck: the session itself raises the signal, at every step from the line's reading to its execution.
+    -- Deterministic: the session itself raises the signal, at every step from reading the line to its execution.
     local raise_once = [[for _, at in ipairs { { require "moonshard.tools.repl", "compile" }, { require "moonshard.tools.repl", "execute" }, { jit, "off" } } do
       if at[2] == point then
         local owner, name, fn = at[1], at[2], at[1][at[2] ]
@@ -140,7 +140,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
         assert.are.equal("7", ask(p, "3 + 4"))
       end
       ask(p, "point = 'compile' " .. raise_once:gsub("%s+", " "))
-      p:type "for k = 1, 2 do\n"                        -- wants more lines, and is given up
+      p:type "for k = 1, 2 do\n"                        -- needs more lines, and is discarded
       assert(p:expect "for k = 1, 2 do")
       assert(p:expect "\n> ")
       assert.are.equal("7", ask(p, "3 + 4"))
@@ -150,7 +150,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       ask(p, "require 'ffi'.cdef 'int raise(int);'")
       p:type("of = debug.getmetatable(io.stdout).__index; flush, left = of.flush, 2; of.flush = function(file) flush(file); left = left - 1; "
         .. "if left == 0 then of.flush = flush; require 'ffi'.C.raise(2) end end\n")
-      assert(p:expect "raise(2) end end\r\n> \r\n> ")       -- the second prompt without a key
+      assert(p:expect "raise(2) end end\r\n> \r\n> ")       -- the second prompt appears without a key press
       assert.are.equal("7", ask(p, "3 + 4"))
     end) end
 
@@ -165,7 +165,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
         p:read(0.1)
         p:type "\3\3\3"
         assert(p:expect "interrupted", line)
-        again(p)                                        -- the other two may each give up a line
+        again(p)                                        -- the other two may each discard a line
         assert.are.equal("4", ask(p, "2 + 2"))
         assert.are.equal("true", ask(p, "ms.is_grad_enabled()"))
       end
@@ -179,7 +179,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
     end)
 
     it("keeps memory bounded in a loop", function()
-      ask(p, "t = ms.zeros(256, 1024)")                 -- 1 MiB: 10,000 of them would be 10 GiB
+      ask(p, "t = ms.zeros(256, 1024)")                 -- 1 MiB each: 10,000 of them would be 10 GiB
       ask(p, "for k = 1, 10000 do local u = t + k end", 60)
       local peak = tonumber(ask(p, "ms.memory_stats().peak_allocated"))
       assert.is_true(peak < 512 * 2 ^ 20, "peak " .. tostring(peak))
@@ -209,13 +209,13 @@ for name, command in require("moonshard").sorted_pairs(ways) do
 
     if not name:find "without" then it("gives the line up at Ctrl-C in readline's question and in its pager", function()
       ask(p, "t = ms.ones(2)")
-      for _, answer in ipairs { "", "y" } do            -- y: six lines of names, then the pager waits
+      for _, answer in ipairs { "", "y" } do            -- y: prints six lines of names, then the pager waits
         p:type "t:\t\t"
         assert(p:expect "possibilities? (y or n)")
         p:type(answer)
         if answer == "y" then assert(p:expect "--More--") end
         p:type "\3"
-        assert(p:expect "> t:")                         -- drawn again, and given up
+        assert(p:expect "> t:")                         -- redrawn, then discarded
         assert(p:expect "\n> ")
         assert.are.equal("7", ask(p, "3 + 4"))
       end
@@ -267,7 +267,7 @@ describe("the history of the prompt", function()
     assert.are.equal(0, (p:finish(5)))
 
     p = open(ways["scripts/repl"], history)
-    p:type(up .. up)                                    -- the last is the block again
+    p:type(up .. up)                                    -- the last history entry is the block again
     assert(p:expect "3 + 3")
     p:type(up .. "\n")
     assert(p:expect "10\r\n20\r\n> ")
