@@ -204,7 +204,10 @@ local function construct(cls, ...)
   return self
 end
 
---- A tensor class: `init(…)` sets its fields, `inner_tensors()` lists the tensors it is made of.
+--- A class of tensors made of other tensors. init(…) sets its fields, and inner_tensors() lists the tensors it is
+--- made of, always as many. An operation runs on the 1st, 2nd … inner tensors of its arguments, and its results
+--- become an instance again, by from_inner(list, like) or `Name(unpack(list))`; a class that defines dispatch(op, …)
+--- does it itself. Shape, dtype and device are the first inner tensor's.
 ---@param base table
 ---@param name string
 ---@return table class

@@ -100,12 +100,8 @@ local function entries_of(section, taken)
 end
 
 --- The pages with their entries.
-function M.pages(root)
-  local pages, taken = {}, {}
-  for _, page in ipairs(require "docs.pages") do
-    local file = io.open(root .. "/docs/api/examples/" .. page.file .. ".txt")      -- pages come one by one
-    if file then pages[#pages + 1] = page; file:close() end
-  end
+function M.pages()
+  local pages, taken = require "docs.pages", {}
   local seen = {}
   for _, page in ipairs(pages) do
     page.entries = {}
@@ -123,6 +119,27 @@ function M.pages(root)
     end
   end
   return pages
+end
+
+--- Modules and classes of the library whose names stand on no page: `of` and what is below it.
+function M.check_owners(pages, name, of, fault)
+  local owners, seen = {}, {}
+  for _, page in ipairs(pages) do
+    for _, section in ipairs(page.sections) do owners[section.of] = true end
+  end
+  local function walk(path, t)
+    if seen[t] then return end
+    seen[t] = true
+    local names = public_names(t)
+    if not owners[t] and #names > 0 then
+      fault("%s is on no page, and has %s", path, table.concat(names, " "))
+    end
+    for key, value in pairs(t) do
+      local open = type(key) == "string" and key:sub(1, 1) ~= "_" and key ~= "methods"
+      if open and (class.is_class(value) or is_module(value)) then walk(path .. "." .. key, value) end
+    end
+  end
+  walk(name, of)
 end
 
 --- What an entry lacks.

@@ -184,7 +184,7 @@ end
 
 --- One rank of several: runs the examples of the pages marked so, and rank 0 writes what came of them into `path`.
 function M.rank(root, path)
-  local pages = require "docs.collect".pages(root)
+  local pages = require "docs.collect".pages()
   blind = ms.dist.rank() > 0
   M.read(root, pages, function() end)
   local lines = {}

@@ -98,6 +98,7 @@ return {
         register_post_accumulate_grad_hook]]),
       section("Values and lifetime", "Tensor:", methods, "item tolist data_ptr keep release is_released"),
       section("Classes", "Tensor:", methods),
+      section("Tensor classes", "Tensor:", ms.Tensor, "extend"),
       section("Sparse tensors", "SparseTensor:", own_sparse),
       section("Parameters of fully_shard", "ShardedParameter:", own_sharded),
       section("Handles of hooks", "Handle:", methods_of(hooked:register_hook(function() end))),

@@ -1,0 +1,140 @@
+-- SPDX-License-Identifier: MIT
+--- The reference in docs/api: what scripts/docs --check finds. The pages themselves are checked by scripts/test.
+local process = require "spec.support.process"
+package.path = process.root .. "/scripts/support/?.lua;" .. package.path
+local annotations = require "moonshard.tools.annotations"
+local collect = require "docs.collect"
+local examples = require "docs.examples"
+local write = require "docs.write"
+local interface = require "docs.interface"
+local opts = require "moonshard.core.opts"
+
+-- Functions with annotations, in a file of their own.
+local source = [[
+local opts = require "moonshard.core.opts"
+local M = {}
+--- Twice a number.
+---@param x number
+---@param given? { extra: number }
+---@return number
+function M.twice(x, given) return 2 * x + opts("twice", given, { extra = 0 }).extra end
+function M.bare(x) return x end
+return M
+]]
+
+local root
+
+local function put(path, text)
+  local file = assert(io.open(root .. "/" .. path, "w"))
+  file:write(text)
+  file:close()
+end
+
+local files = 0
+-- The functions of a source, from a file that was not read before.
+local function functions_of(text)
+  files = files + 1
+  local name = ("source%d.lua"):format(files)
+  put(name, text)
+  return dofile(root .. "/" .. name)
+end
+
+-- What is wrong with a page of these functions (twice) and examples.
+local function faults_of(example, functions)
+  put("docs/api/examples/planted.txt", example)
+  local of = functions or { twice = functions_of(source).twice }
+  package.loaded["docs.pages"] = { { file = "planted", title = "planted", intro = "",
+    sections = { { title = "Functions", prefix = "planted.", of = of } } } }
+  local pages, faults = collect.pages(), {}
+  local function fault(...) faults[#faults + 1] = (...):format(select(2, ...)) end
+  rawset(_G, "planted", of)
+  examples.read(root, pages, fault)
+  examples.run(root, pages, fault)
+  collect.check(pages, fault)
+  rawset(_G, "planted", nil)
+  return table.concat(faults, "\n"), pages
+end
+
+describe("the reference", function()
+  setup(function()
+    root = os.tmpname()
+    os.remove(root)
+    assert(os.execute("mkdir -p '" .. root .. "/docs/api/examples'") == 0)
+  end)
+  teardown(function()
+    os.execute("rm -r '" .. root .. "'")
+    package.loaded["docs.pages"] = nil
+  end)
+
+  it("takes a name with its description, arguments, options and example", function()
+    assert.are.equal("", (faults_of "# planted.twice\nplanted.twice(3, { extra = 1 })    --> 7\n"))
+  end)
+
+  for _, row in ipairs {
+    { "a name without an example", "", "planted.twice (planted) has no example" },
+    { "an example with another result", "# planted.twice\nplanted.twice(3)    --> 5\n", "gives 6, not 5" },
+    { "an example that fails", "# planted.twice\nplanted.twice({})\n", "attempt to perform arithmetic" },
+    { "an example of no public name", "# planted.thrice\n1\n", "'planted.thrice' is no public name" },
+    { "an example that stops in the middle", "# planted.twice\nfunction f()\n", "ends in the middle" },
+  } do
+    it("refuses " .. row[1], function() assert.matches(row[3], (faults_of(row[2])), 1, true) end)
+  end
+
+  it("refuses a name without a description, and an argument without one", function()
+    local bare = { bare = functions_of(source).bare }
+    assert.matches("planted.bare (planted) has no description", faults_of("# planted.bare\nplanted.bare(1)\n", bare), 1,
+      true)
+    local without = { twice = functions_of((source:gsub("%-%-%-@param x number\n", ""))).twice }
+    assert.matches("does not describe argument 'x'", faults_of("# planted.twice\nplanted.twice(3)    --> 6\n", without),
+      1, true)
+  end)
+
+  it("refuses options that the function does not take, and leaves none out", function()
+    local other = { twice = functions_of((source:gsub("extra: number", "other: number"))).twice }
+    local faults = faults_of("# planted.twice\nplanted.twice(3, {})    --> 6\n", other)
+    assert.matches("does not name option 'extra'", faults, 1, true)
+    assert.matches("names option 'other', which is not taken", faults, 1, true)
+  end)
+
+  it("refuses a module or class that stands on no page", function()
+    local faults = {}
+    local function fault(...) faults[#faults + 1] = (...):format(select(2, ...)) end
+    local inner = { f = function() end }
+    local of = { g = function() end, inner = inner }
+    collect.check_owners({ { sections = { { of = of } } } }, "planted", of, fault)
+    assert.are.same({ "planted.inner is on no page, and has f" }, faults)
+  end)
+
+  it("writes arguments, options with their defaults, results and the example", function()
+    local _, pages = faults_of "# planted.twice\nplanted.twice(3, { extra = 1 })    --> 7\n"
+    local text = write.files(pages)[2].text
+    for _, part in ipairs { "`planted.twice(x, opts?)`", "Twice a number.", "| `opts.extra` | `number` | default `0` |",
+      "Returns `number`.", "planted.twice(3, { extra = 1 })    --> 7" } do
+      assert.matches(part, text, 1, true)
+    end
+  end)
+
+  it("has every function of moonshard.h, with a line that calls it", function()
+    local faults = {}
+    local page = interface.page(process.root, function(...) faults[#faults + 1] = (...):format(select(2, ...)) end)
+    local count = 0
+    for _ in process.read(process.root .. "/runtime/moonshard.h"):gmatch "\nMS_API " do count = count + 1 end
+    assert.are.same({}, faults)
+    assert.are.equal(count, #page.entries)
+  end)
+end)
+
+describe("annotations", function()
+  it("are split at commas outside of brackets", function()
+    local list = annotations.fields_of "a: number, b?: fun(x: T, y: U): V, c: { d: integer, e: string }"
+    local names = {}
+    for k, field in ipairs(list) do names[k] = field.name .. (field.optional and "?" or "") .. "=" .. field.type end
+    assert.are.same({ "a=number", "b?=fun(x: T, y: U): V", "c={ d: integer, e: string }" }, names)
+  end)
+
+  it("of a wrapped function are those of the function behind it", function()
+    local wrapped = require "moonshard".cat
+    assert.is_not_nil(opts.original[wrapped])
+    assert.matches("one after another", annotations.of(wrapped).text, 1, true)
+  end)
+end)
