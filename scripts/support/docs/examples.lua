@@ -54,8 +54,22 @@ local silent = {}
 function silent:write() return self end
 silent.flush = silent.write
 
+-- Files that examples make, which go at the end.
+local made = {}
+local function tmpname()
+  local path = os.tmpname()
+  made[#made + 1] = ("'%s' '%s.checkpoint'"):format(path, path)
+  return path
+end
+
+local function remove_made()
+  if #made > 0 then os.execute("rm -rf " .. table.concat(made, " ")) end
+  made = {}
+end
+
 local function environment()
-  local names = { ms = ms, F = ms.nn.F, print = function() end }
+  local names = { ms = ms, F = ms.nn.F, print = function() end,
+    os = setmetatable({ tmpname = tmpname }, { __index = os }) }
   for _, name in ipairs { "nn", "dist", "fsdp", "optim" } do names[name] = ms[name] end
   return setmetatable(names, { __index = _G })
 end
@@ -200,6 +214,8 @@ function M.rank(root, path)
       end
     end
   end
+  ms.dist.barrier()
+  remove_made()
   if ms.dist.rank() == 0 then
     local file = assert(io.open(path, "w"))
     file:write("return {\n", table.concat(lines, "\n"), "\n}\n")
@@ -276,6 +292,7 @@ function M.run(root, pages, fault)
       end
     end
   end
+  remove_made()
 end
 
 return M
