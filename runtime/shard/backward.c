@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // shard/backward.c -- what a unit does before and after its module's backward (docs/semantics.md#lifecycle,
-// #accumulation): what the runs of autograd call.
+// #accumulation). Runs call it through autograd/owner.h.
 //
-// The first gradient of a module's output gathers it again and starts the gather of the unit before it in the recorded
-// order. When the gradients of its inputs are there its own gradients are packed, and reduced on the reduce queue while
-// the next unit computes. One reduction is under way at most: it lands when half of the next unit's gradients have
-// arrived (so that its buffers are gone before that unit's own are packed, at a place that does not depend on timing),
-// or at that unit's post-backward.
+// The first gradient of a module's output gathers its unit again and starts the gather of the preceding unit in the
+// recorded order. When the gradients of the module's inputs are complete, the unit's own gradients are packed and
+// reduced on the reduce stream while the next unit computes. At most one reduction is under way. It lands when half of
+// the next unit's gradients have arrived, which frees its buffers before that unit's are allocated, at a place that
+// does not depend on timing; at the latest at that unit's post-backward.
 #include "autograd/owner.h"
 #include "shard/gather.h"
 #include "shard/gather_run.h"
@@ -17,7 +17,8 @@
 
 // ---- backward ---------------------------------------------------------------------------------
 
-// Units with all-gather extensions are gathered by tasks, which come before the node's backward: this unit's first.
+// Units with all-gather extensions are gathered by tasks, which run before the node's backward. The last one pushed
+// runs first: this unit's.
 static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
 {
     context *c = u->context;
@@ -61,7 +62,8 @@ static ms_status pre_backward(ms_run *run, void *token, int64_t use)
                                                                                        : ms__prefetch_backward(u, use);
 }
 
-// A piece may be as long as the whole is wide: added to a gradient of the whole it would be repeated in silence.
+// A piece may have the length of the whole's last dimension: adding it to a gradient of the whole would broadcast it
+// without an error.
 static ms_status gradient_fits(const ms_tensor *param, const ms_tensor *grad)
 {
     const unit_param *p = param->unit_param;
@@ -89,7 +91,7 @@ static ms_status accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool
     p->run = run;
     u->gradients.arrived += bytes;
     reduction *r = &u->context->reducing;
-    if (r->owner && r->owner != u && 2 * u->gradients.arrived >= u->memory.full_bytes) return ms__unit_land(run, r);
+    if (r->owner && r->owner != u && 2 * u->gradients.arrived >= u->memory.gather_bytes) return ms__unit_land(run, r);
     return MS_OK;
 }
 
@@ -129,12 +131,11 @@ static ms_status post_backward(ms_run *run, void *token, int64_t use)
     if (k >= 0) ms__unit_deactivate(u, k);
     if (at >= 0) u->context->order[at].done = true;
     u->gradients.behind = ms__order_passes_left(u);
-    // Gradients of modules that ran together are reduced together.
+    // The gradients of all modules of a pass are reduced together.
     if (at >= 0 && ms__order_pass_waits(u->context, at)) {
         u->gradients.partly = true;
         return MS_OK;
     }
-    // A flat gradient is reduced once, when it is complete: it waits for the module's other uses.
     if (u->views->reduces_once && u->gradients.behind > 0) return MS_OK;
     MS_TRY(reduce_after_backward(run, u));
     return u->options.backward_prefetch_at == MS_PREFETCH_POST && !ms__run_recomputing() ? ms__prefetch_backward(u, use)
@@ -147,8 +148,8 @@ static ms_status final(ms_run *run)
         if (!c->in_backward) continue;
         ms__unit_log(NULL, "root_post_backward");
         UNIT_RANGE(NULL, "root_post_backward");
-        // Units whose inputs needed no gradient, the root usually among them, and those to which only earlier backwards
-        // came, without sync.
+        // Units without a post-backward in this run: their inputs needed no gradient (usually the root), or their
+        // gradients come from earlier backwards without sync.
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
             bool waiting = u->pass.n_active > 0 || u->gradients.partly;
@@ -161,8 +162,8 @@ static ms_status final(ms_run *run)
         MS_TRY(ms__unit_land(run, &c->reducing));
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
-            if ((u->state.gather || u->state.fetched) && ms__unit_idle(u)) ms__unit_shard(u);  // mistargeted prefetch
-            // Of fsdp.FSDP also what this backward did not come to.
+            if ((u->state.gather || u->state.fetched) && ms__unit_idle(u))
+                ms__unit_shard(u);  // prefetched but not used
             if (u->views->whole_for_backward && u->state.gathered && ms__unit_idle(u)) reshard_after_backward(u);
         }
         c->n_order = 0;
@@ -179,7 +180,7 @@ static void aborted(ms_run *run)
     for (context *c = ms__contexts(); c; c = c->next) {
         if (gave_up) ms__unit_drop_pending(c);
         if (!c->in_backward) {
-            if (outermost && ms__run_has_units(run)) c->n_order = 0;  // it ended before it came to them
+            if (outermost && ms__run_has_units(run)) c->n_order = 0;  // the run ended before it reached them
             continue;
         }
         if (outermost) ms__reduction_drop(&c->reducing);

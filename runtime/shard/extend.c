@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// shard/extend.c -- all-gather extensions: parameters of which the script says what travels and what the whole is made
-// of (docs/semantics.md#extensions).
+// shard/extend.c -- all-gather extensions: the script says what is sent for a parameter, and builds the whole from what
+// is gathered (docs/semantics.md#extensions).
 //
-// An extension's inputs are copied behind the unit's other parameters into what is gathered, and its outputs lie behind
-// their wholes in the full storage: one collective carries all. The whole that the script makes of the outputs at the
-// first gather is what the parameter is pointed at from then on; at every later one the script fills it again. Storages
-// that the script gave up are vacated and refilled with the full storage.
+// An extension's inputs are appended to the unit's cast shard and its outputs to the gather buffer, so one collective
+// carries all parameters. The script builds the whole at the first gather, and the parameter is pointed at it from then
+// on; at later gathers the script fills it again. Storages that the script hands over are vacated and refilled together
+// with the gather buffer.
 #include <stdio.h>
 
 #include "shard/extend.h"
@@ -19,7 +19,7 @@ typedef struct {
     int64_t shape[MS_MAX_DIMS];  // of this rank's input, padding included
     bool like_rows;              // laid out like the parameter's rows: padding does not travel
     ms_tensor *in, *out;
-    size_t low_at;
+    size_t cast_at;
 } part;
 
 typedef struct extension {
@@ -230,17 +230,17 @@ ms_status ms__extensions_place(unit *u)
             shape[0] = q->like_rows ? p->rows : q->shape[0] * u->world;
             size_t esz = (size_t)ms__dtype_size(q->dtype), bytes = (size_t)numel * esz, all = bytes * (size_t)u->world;
             if (q->like_rows) all = (size_t)(p->rows * p->row_numel) * esz;
-            q->low_at = align_up(u->memory.low_bytes);
-            size_t at = align_up(u->memory.full_bytes);
+            q->cast_at = align_up(u->memory.cast_bytes);
+            size_t at = align_up(u->memory.gather_bytes);
             u->memory.pieces[u->memory.n_pieces++] = (ms_piece) {
-                .in_offset = q->low_at, .out_offset = at, .out_stride = bytes, .bytes = bytes, .total = all
+                .in_offset = q->cast_at, .out_offset = at, .out_stride = bytes, .bytes = bytes, .total = all
             };
-            u->memory.low_bytes = q->low_at + bytes;
-            u->memory.full_bytes = at + all;
-            q->out = ms__tensor_on(u->memory.full, q->dtype, q->ndim, shape, (int64_t)(at / esz));
+            u->memory.cast_bytes = q->cast_at + bytes;
+            u->memory.gather_bytes = at + all;
+            q->out = ms__tensor_on(u->memory.gather_buffer, q->dtype, q->ndim, shape, (int64_t)(at / esz));
         }
     }
-    u->memory.full->bytes = u->memory.full_bytes;  // vacated: its bytes come with this gather
+    u->memory.gather_buffer->bytes = u->memory.gather_bytes;  // vacated: the gather allocates them
     return MS_OK;
 }
 
@@ -252,8 +252,8 @@ ms_status ms__extensions_pack(unit *u)
         for (int k = 0; k < x->n_parts; k++) {
             part *q = &x->parts[k];
             if (st == MS_OK && q->in->numel > 0) {
-                ms_tensor *dst = ms__tensor_on(u->memory.low, q->dtype, q->in->ndim, q->in->shape,
-                                               (int64_t)(q->low_at / (size_t)ms__dtype_size(q->dtype)));
+                ms_tensor *dst = ms__tensor_on(u->memory.cast, q->dtype, q->in->ndim, q->in->shape,
+                                               (int64_t)(q->cast_at / (size_t)ms__dtype_size(q->dtype)));
                 st = ms__copy(dst, q->in);
                 ms__release(dst);
             }
@@ -305,7 +305,7 @@ static ms_status check_whole(const unit *u, const extension *x, const unit_param
 static ms_status free_with(unit *u, extension *x, ms_tensor *t)
 {
     ms_storage *s = t->storage;
-    if (s == u->memory.full) return MS_OK;  // goes anyway
+    if (s == u->memory.gather_buffer) return MS_OK;  // vacated with the unit
     if (s == u->memory.shard)
         return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s': a tensor to free is the shard itself", name_of(u, x));
     for (int k = 0; k < x->n_freed; k++)
@@ -314,7 +314,7 @@ static ms_status free_with(unit *u, extension *x, ms_tensor *t)
     if (!grown) return ms__no_memory(((size_t)x->n_freed + 1) * sizeof *grown, "fsdp", "unit '%s'", u->name);
     x->freed = grown;
     x->freed[x->n_freed++] = ms__storage_retain(s);
-    s->owner = u->memory.full->owner;
+    s->owner = u->memory.gather_buffer->owner;
     return MS_OK;
 }
 
@@ -330,7 +330,7 @@ ms_status ms_unit_extension_whole(double handle, int e, int n_whole, const ms_id
         ms_tensor *t = ms__tensor(whole[k]);
         if (!t) return (ms_status)ms_error_code();
         MS_TRY(check_whole(u, x, &u->params[x->which[k]], t));
-        // Memory that only the whole has is the unit's to free, whether the hook names it or not.
+        // The unit frees memory that only the whole refers to, even if the hook does not name it.
         if (t->storage->refs == 1) MS_TRY(free_with(u, x, t));
     }
     for (int k = 0; k < n_free; k++) {

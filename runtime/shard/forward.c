@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 // shard/forward.c -- what a unit does before and after its module's forward (docs/semantics.md#lifecycle).
 //
-// A unit's gather starts, and is waited for, when its module is entered; then the gather of the unit that followed it
-// in the latest forward is started early, so that it runs under this one's compute. At most two units besides the root
-// are whole at a time, unless the script lifts that limit: then all that the order has still to come are gathered at
-// once.
+// Entering a module gathers its unit and then starts the gather of the unit that followed it in the latest forward, so
+// that this one overlaps with compute. At most two units besides the root are whole at a time, unless the script lifts
+// the limit: then all units that follow are gathered at once.
 #include <stdio.h>
 
 #include "shard/gather.h"
@@ -42,7 +41,7 @@ static ms_status convert_input(const ms_op *op, ms_tensor *t, int to, ms_id *out
     return MS_OK;
 }
 
-// Where the units of u's root compute: what goes into the outermost of them is brought there.
+// Moves the inputs of the outermost unit to the device on which the units of its root compute.
 static ms_status inputs_to_device(const unit *u, int n, ms_id *io)
 {
     static const ms_op *to_device;
@@ -87,12 +86,12 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
 
     ms__run_meets_unit();
     ms__unit_after_errors(u);
-    // What stayed whole after a forward without a backward is stale when the script has changed the parameters since
-    // (every rank sees that alike).
+    // Parameters that stayed whole after a forward without backward are stale if the script has changed their shards
+    // since. All ranks come to the same result.
     if (MS_UNLIKELY(u->state.gathered && !u->memory.in_place && ms__unit_idle(u) &&
                     u->state.gathered_from != ms__unit_versions(u)))
         ms__unit_shard(u);
-    // A checkpoint is being recomputed inside this unit's own backward: its parameters are whole already.
+    // A checkpoint is recomputed inside this unit's own backward: the parameters are whole already.
     bool recomputing = ms__run_recomputing();
     u->pass.skipped = u->pass.skipped << 1 | (recomputing && u->pass.n_active > 0);
     u->pass.forwards++;
@@ -115,7 +114,7 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     if (u->pass.open && !u->pass.open_pass) u->pass.open_pass = use;
     if (st == MS_OK && recomputing) {
         if (ms__state.grad_mode)
-            st = ms__order_take_place(u, use);  // not where a checkpoint inside it runs for the first time
+            st = ms__order_take_place(u, use);  // without grad mode a nested checkpoint runs for the first time
     } else if (st == MS_OK && (!u->pass.open || u->pass.open_pass == use)) {
         ms__order_entered(c, u);
         st = ms__prefetch_forward(u);
@@ -142,7 +141,7 @@ static void forward_left(unit *u)
     context *c = u->context;
     if (c->opened != u || u->pass.forwards > 0 || u->pass.open) return;
     c->opened = NULL;
-    // What was prefetched for a module that did not run this time is given back.
+    // Releases what was prefetched for modules that did not run.
     for (int k = 0; k < c->n; k++)
         if ((c->units[k]->state.gather || c->units[k]->state.fetched) && ms__unit_idle(c->units[k]))
             ms__unit_shard(c->units[k]);
@@ -152,11 +151,10 @@ static void forward_left(unit *u)
 static ms_status reshard_after_forward(unit *u, bool graph)
 {
     if (!ms__unit_idle(u)) return MS_OK;
-    // The root stays whole for its backward. When none will come (validation), it would go stale at the next optimizer
-    // step.
+    // The root stays whole for its backward. Without one (validation) it would be stale after the next optimizer step.
     bool leave =
         u->settings.reshard_after_forward == 1 || ((u->settings.by_rule || u->views->whole_for_backward) && !graph);
-    // A number: kept in slices by few ranks, where a backward will want it.
+    // reshard_after_forward as a number: few ranks keep slices for the backward.
     bool few = u->settings.reshard_after_forward > 1 && u->settings.post_group;
     if (few && graph) return ms__unit_shard_to_post(u);
     if (few || leave) {
@@ -167,7 +165,7 @@ static ms_status reshard_after_forward(unit *u, bool graph)
     return MS_OK;
 }
 
-// The forward that u opened is over: its order is the latest complete one.
+// The forward that u opened is complete, and so is its order.
 static void iteration_left(unit *u)
 {
     context *c = u->context;
@@ -195,8 +193,8 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
     UNIT_RANGE_IF(!skipped, u, "post_forward");
     ms_status st = inputs_of(n, io, out);
     bool grad = false,
-         regional =
-             ms__region && !ms__state.grad_mode;  // regional: a graph comes when the checkpoint's region runs again
+         regional = ms__region &&
+                    !ms__state.grad_mode;  // regional: the graph is recorded when the checkpoint's region runs again
     if (st == MS_OK && !skipped && u->n > 0) {
         for (int k = 0; k < n; k++) {
             if (!out[k]->requires_grad || !ms__state.grad_mode) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// shard/gather.c -- a unit's parameters become whole and go back to their shards; what scripts changed in the wholes
-// in place is kept.
+// shard/gather.c -- makes a unit's parameters whole and shards them again. Changes that scripts make in place to whole
+// parameters are kept.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -24,8 +24,8 @@ uint64_t ms__unit_versions(const unit *u)
     return ms__unit_shard_versions(u) + (u->views->written ? u->views->written(u) : 0);
 }
 
-// The elements of `now` that differ from p's part, where both have been rounded to the gathered dtype: the others keep
-// their digits.
+// Takes over the elements of part that differ from p's local tensor after both are rounded to the gathered dtype. The
+// others keep the precision of the stored dtype.
 static ms_status merge(unit_param *p, ms_tensor *part)
 {
     int ndim = p->local->ndim, home = p->owner->memory.home;
@@ -65,13 +65,13 @@ static ms_status keep(unit_param *p)
                         name);
     if (p->here == 0) return MS_OK;
     ms_tensor *part = p->owner->layout->part(p, p->whole);
-    ms_status st = p->low == p->dtype ? ms__copy(p->local, part) : merge(p, part);
+    ms_status st = p->gather_dtype == p->dtype ? ms__copy(p->local, part) : merge(p, part);
     ms__release(part);
     return st;
 }
 
-// The whole is what the script sees, so the shard follows it before anything reads the shard or lets the whole go. The
-// engine's own copies count as no change: a backward goes on with what its forward has computed with.
+// Scripts change wholes; the shard is updated before it is read and before the whole is released. The engine's own
+// copies do not count as changes: a backward continues with the parameters of its forward.
 void ms__unit_keep(unit *u)
 {
     if (!u->state.gathered || u->memory.in_place || u->state.concealed || u->state.summoning) return;
@@ -100,25 +100,26 @@ void ms__unit_show(unit *u, bool whole)
 
 // ---- gather ------------------------------------------------------------------------------------
 
-// A copy from another device may still be writing: unlike a collective, nobody has waited for it.
-static void vacate_full(unit *u)
+// A copy from another device may still be writing: unlike a collective, it has not been waited for.
+static void vacate_buffer(unit *u)
 {
-    while (MS_UNLIKELY(u->memory.full->event || u->memory.full->readers)) (void)ms__storage_sync(u->memory.full, true);
-    ms__storage_vacate(u->memory.full);
+    while (MS_UNLIKELY(u->memory.gather_buffer->event || u->memory.gather_buffer->readers))
+        (void)ms__storage_sync(u->memory.gather_buffer, true);
+    ms__storage_vacate(u->memory.gather_buffer);
 }
 
-// This rank's parts in the gathered dtype: in a storage laid out like the shard, or (world of one) like the whole. What
-// is on its way to another device is waited for by whoever needs it.
+// Copies this rank's parts in the gathered dtype to a storage laid out like the shard, or (world of one) like the
+// whole. Copies to another device are asynchronous; readers wait for them.
 static ms_status cast_shard(unit *u, ms_storage *to)
 {
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         if (p->local->numel == 0 || p->extended) continue;
-        size_t at = to == u->memory.full ? p->full_at : p->low_at;
-        ms_tensor *dst =
-            ms__tensor_on(to, p->low, p->local->ndim, p->local->shape, (int64_t)(at / (size_t)ms__dtype_size(p->low)));
-        ms_status st = p->low == p->dtype && to->device != u->memory.home ? ms__copy_async(dst, p->local, NULL)
-                                                                          : ms__copy(dst, p->local);
+        size_t at = to == u->memory.gather_buffer ? p->whole_at : p->cast_at;
+        ms_tensor *dst = ms__tensor_on(to, p->gather_dtype, p->local->ndim, p->local->shape,
+                                       (int64_t)(at / (size_t)ms__dtype_size(p->gather_dtype)));
+        ms_status st = p->gather_dtype == p->dtype && to->device != u->memory.home ? ms__copy_async(dst, p->local, NULL)
+                                                                                   : ms__copy(dst, p->local);
         ms__release(dst);
         MS_TRY(st);
     }
@@ -131,22 +132,23 @@ void ms__unit_drop_post(unit *u)
     u->memory.post = NULL;
 }
 
-// What the forward left with post_group, unless the parameters have changed since (every rank sees that alike).
+// Whether the slice that the forward kept can be gathered: not if the parameters have changed since. All ranks come to
+// the same result.
 static bool post_serves(unit *u)
 {
     if (u->memory.post && u->memory.post_version != ms__unit_versions(u)) ms__unit_drop_post(u);
     return u->memory.post != NULL;
 }
 
-// One dtype for all that is gathered, else bytes.
+// The dtype of everything gathered if there is one, else bytes.
 static int gathered_dtype(const unit *u)
 {
     int dtype = -1;
     for (int j = 0; j < u->n; j++) {
         const unit_param *p = &u->params[j];
         if (p->extended) continue;
-        if (dtype >= 0 && p->low != dtype) return MS_U8;
-        dtype = p->low;
+        if (dtype >= 0 && p->gather_dtype != dtype) return MS_U8;
+        dtype = p->gather_dtype;
     }
     return u->memory.n_extensions ? ms__extensions_dtype(u, dtype) : dtype >= 0 ? dtype : MS_U8;
 }
@@ -161,7 +163,7 @@ ms_status ms__unit_check_home(const unit *u)
     return u->views->off_home(u, device);
 }
 
-// The shards are gathered from where they are: offloaded ones out of the CPU's memory, the wholes into the device's.
+// Offloaded shards are gathered from the CPU's memory into the device's.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
 {
     if (MS_UNLIKELY(u->state.unkept != NULL)) {
@@ -170,13 +172,12 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         return ms__fail(MS_ESTATE, "%s", text);
     }
     MS_TRY(ms__unit_check_home(u));
-    // The script promised that these parameters stay as they are, and changed them after all (every rank sees that
-    // alike).
+    // The parameters were gathered ahead of their forward and have changed since. All ranks come to the same result.
     if (MS_UNLIKELY(u->state.ahead && (u->state.gather || u->state.fetched) &&
                     u->state.ahead != ms__unit_versions(u) + 1))
         ms__unit_shard(u);
     u->state.ahead = 0;
-    bool nothing = u->memory.in_place || (u->memory.device & 0xff) == MS_META;  // to be fetched
+    bool nothing = u->memory.in_place || (u->memory.device & 0xff) == MS_META;  // nothing to fetch
     nothing |= u->world == 1 && early && u->memory.home == u->memory.device;
     if (u->state.gathered || u->state.gather || u->state.fetched || u->n == 0 || (nothing && early)) return MS_OK;
     if (u->memory.n_extensions && !nothing) {
@@ -195,47 +196,47 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     ms_stream_kind stream = early ? MS_STREAM_GATHER : MS_STREAM_COMPUTE;
     bool post = post_serves(u);
     ms_status st = ms__storage_sync(post ? u->memory.post : u->memory.shard, false);
-    if (st == MS_OK) st = ms__storage_refill(u->memory.full, "fsdp: gathered parameters");
+    if (st == MS_OK) st = ms__storage_refill(u->memory.gather_buffer, "fsdp: gathered parameters");
     if (st == MS_OK && u->settings.fake_gather && u->world > 1) {
         u->state.fetched = true;
         return MS_OK;
     }
-    if (st == MS_OK && u->world == 1 && u->memory.n_extensions == 0) {  // nothing to fetch: the cast is the gather
-        st = cast_shard(u, u->memory.full);
-        if (st != MS_OK) vacate_full(u);
+    if (st == MS_OK && u->world == 1 && u->memory.n_extensions == 0) {  // the cast is the gather
+        st = cast_shard(u, u->memory.gather_buffer);
+        if (st != MS_OK) vacate_buffer(u);
         else u->state.fetched = true;
         return st;
     }
     if (st == MS_OK && u->memory.casts && !post) {
-        st = ms__storage_new(&u->memory.low, u->memory.home, u->memory.low_bytes, "fsdp: low-precision shard");
-        if (st == MS_OK) st = cast_shard(u, u->memory.low);
+        st = ms__storage_new(&u->memory.cast, u->memory.home, u->memory.cast_bytes, "fsdp: low-precision shard");
+        if (st == MS_OK) st = cast_shard(u, u->memory.cast);
         if (st == MS_OK && u->memory.n_extensions) st = ms__extensions_pack(u);
-        from = u->memory.low;
+        from = u->memory.cast;
     }
     ms_piece slice = { .out_stride = u->memory.post_bytes,
                        .bytes = u->memory.post_bytes,
-                       .total = u->memory.full_bytes };
+                       .total = u->memory.gather_bytes };
     ms_request r = { .group = post ? u->settings.post_group : u->group,
                      .op = MS_DIST_ALL_GATHER,
                      .stream = stream,
                      .from = post ? u->memory.post : from,
-                     .to = u->memory.full,
+                     .to = u->memory.gather_buffer,
                      .dtype = gathered_dtype(u),
                      .n_pieces = post ? 1 : u->memory.n_pieces,
                      .pieces = post ? &slice : u->memory.pieces,
                      .label = ms__unit_label(u, u->name) };
     r.label.text_only = !post && u->settings.checked;
     if (st == MS_OK) st = ms__collective(&r, &u->state.gather);
-    if (u->memory.low) {
-        ms__storage_release(u->memory.low);  // the collective holds its own reference
-        u->memory.low = NULL;
+    if (u->memory.cast) {
+        ms__storage_release(u->memory.cast);  // the collective holds its own reference
+        u->memory.cast = NULL;
     }
-    if (st != MS_OK) vacate_full(u);
-    else u->state.fetched = !u->state.gather;  // a group of one is through already
+    if (st != MS_OK) vacate_buffer(u);
+    else u->state.fetched = !u->state.gather;  // without work the collective is complete already
     return st;
 }
 
-// Waits for the gather under way. One that failed must not fail what comes after it: it only read the shard.
+// Waits for the gather under way. A failed gather only read the shard, so it must not fail later uses of it.
 static ms_status wait_gather(unit *u)
 {
     ms_status st = ms__work_wait(u->state.gather);
@@ -253,7 +254,7 @@ ms_status ms__unit_fetch(unit *u)
     if (u->state.gather) {
         ms_status st = wait_gather(u);
         if (st != MS_OK) {
-            vacate_full(u);
+            vacate_buffer(u);
             return st;
         }
     }
@@ -281,23 +282,23 @@ ms_status ms__unit_finish_gather(unit *u)
 
 void ms__unit_shard(unit *u)
 {
-    if (u->state.gather) {  // nobody will use it: wait, because peers read and write these bytes
+    if (u->state.gather) {  // peers read and write these bytes until it is complete
         (void)wait_gather(u);
-        if (!u->state.gathered && !u->memory.in_place) vacate_full(u);
+        if (!u->state.gathered && !u->memory.in_place) vacate_buffer(u);
     }
     ms__unit_drop_post(u);
-    if (!u->state.gathered && u->state.fetched && !u->memory.in_place) vacate_full(u);
+    if (!u->state.gathered && u->state.fetched && !u->memory.in_place) vacate_buffer(u);
     u->state.fetched = false;
     ms__extensions_vacate(u);
     if (!u->state.gathered) return;
     ms__unit_keep(u);
     if (u->n) ms__unit_note(u, MS_UNIT_EV_RESHARD, false);
     ms__unit_show(u, false);
-    if (!u->memory.in_place) vacate_full(u);
+    if (!u->memory.in_place) vacate_buffer(u);
     u->state.gathered = false;
 }
 
-// This rank's slice of the gathered bytes is copied; behind the copy they are let go.
+// Copies this rank's slice of the gather buffer, then vacates the buffer.
 ms_status ms__unit_shard_to_post(unit *u)
 {
     if (!u->state.gathered || u->memory.in_place || u->n == 0) {
@@ -305,13 +306,13 @@ ms_status ms__unit_shard_to_post(unit *u)
         return MS_OK;
     }
     size_t begin = (size_t)ms__group_rank(u->settings.post_group) * u->memory.post_bytes,
-           n = begin < u->memory.full_bytes ? u->memory.full_bytes - begin : 0;
+           n = begin < u->memory.gather_bytes ? u->memory.gather_bytes - begin : 0;
     if (n > u->memory.post_bytes) n = u->memory.post_bytes;
     ms_storage *post;
     MS_TRY(ms__storage_new(&post, u->memory.device, u->memory.post_bytes, "fsdp: slice of the gathered parameters"));
     if (n > 0) {
         int64_t count = (int64_t)n;
-        ms_tensor *from = ms__tensor_on(u->memory.full, MS_U8, 1, &count, (int64_t)begin),
+        ms_tensor *from = ms__tensor_on(u->memory.gather_buffer, MS_U8, 1, &count, (int64_t)begin),
                   *to = ms__tensor_on(post, MS_U8, 1, &count, 0);
         ms_status st = ms__copy(to, from);
         ms__release(from);

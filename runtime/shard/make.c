@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/make.c -- units are made of parameters, moved to other devices and dtypes, and end: what owns which memory.
+// shard/make.c -- makes units of parameters, moves them to other devices and dtypes, and deletes them.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -43,7 +43,7 @@ static void unit_delete(unit *u)
 {
     release_params(u);
     if (u->memory.shard) ms__storage_release(u->memory.shard);
-    if (u->memory.full) ms__storage_release(u->memory.full);
+    if (u->memory.gather_buffer) ms__storage_release(u->memory.gather_buffer);
     ms__unit_drop_post(u);
     ms__extensions_drop(u);
     ms__release(u->gradients.partial);
@@ -56,21 +56,21 @@ static void unit_delete(unit *u)
     free(u);
 }
 
-// A storage for the wholes, vacated: its bytes come with the first gather.
-static ms_status make_full(unit *u, ms_storage **out)
+// A vacated storage for the wholes; the first gather allocates its bytes.
+static ms_status make_buffer(unit *u, ms_storage **out)
 {
     MS_TRY(ms__storage_new(out, u->memory.device, 0, "fsdp: gathered parameters"));
     ms__storage_vacate(*out);
-    (*out)->bytes = u->memory.full_bytes;
+    (*out)->bytes = u->memory.gather_bytes;
     char text[512];
     snprintf(text, sizeof text, "a parameter of unit '%s'", u->name);
     (*out)->owner = ms__intern(text);
     return MS_OK;
 }
 
-// Where a unit computes and where its shards are, once its module is on `device`. What is offloaded leaves for the CPU
-// when the unit is made, and the unit computes for good where its module was. The shards go where a script moves the
-// module; a gather from anywhere but the CPU is refused.
+// Decides where a unit computes and where its shards are when its module is on `device`. Offloaded shards move to the
+// CPU when the unit is made, and the unit always computes on the module's first device. A script may move the shards
+// with the module, but only shards on the CPU are gathered.
 static void settle(unit *u, int device, bool made)
 {
     u->memory.device = u->memory.home = device;
@@ -84,7 +84,7 @@ static void settle(unit *u, int device, bool made)
     if (made) u->memory.home = MS_CPU;
 }
 
-// Views and storages for the unit's present devices; the shard's bytes are zero.
+// Plans the unit and makes its storages on its present devices; the shard is zeroed.
 static ms_status make_storages(unit *u)
 {
     MS_TRY(u->layout->plan(u));
@@ -92,7 +92,7 @@ static ms_status make_storages(unit *u)
     u->memory.in_place = u->world == 1 && !u->memory.casts && u->memory.home == u->memory.device;
     if (u->settings.post_group) {
         size_t ranks = (size_t)ms__group_size(u->settings.post_group);
-        u->memory.post_bytes = ((u->memory.full_bytes + ranks - 1) / ranks + 63) & ~(size_t)63;
+        u->memory.post_bytes = ((u->memory.gather_bytes + ranks - 1) / ranks + 63) & ~(size_t)63;
     }
     ms_storage *shard = NULL, *full = NULL;
     MS_TRY(ms__storage_new(&shard, u->memory.home, u->memory.shard_bytes, "fsdp: shard"));
@@ -104,14 +104,14 @@ static ms_status make_storages(unit *u)
     if (u->memory.in_place) {
         full = ms__storage_retain(shard);
     } else {
-        ms_status st = make_full(u, &full);
+        ms_status st = make_buffer(u, &full);
         if (st != MS_OK) {
             ms__storage_release(shard);
             return st;
         }
     }
     u->memory.shard = shard;
-    u->memory.full = full;
+    u->memory.gather_buffer = full;
     if (u->views->place) u->views->place(u);
     return MS_OK;
 }
@@ -122,7 +122,7 @@ static void make_views(unit *u, unit_param *p)
     int ndim = u->layout->local_shape(p, shape);
     ms_tensor *local = ms__tensor_on(u->memory.shard, p->dtype, ndim, shape,
                                      (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype)));
-    if (p->local) {  // an object for life: re-pointed
+    if (p->local) {  // scripts may hold the object: it is re-pointed
         ms__tensor_point(p->local, local);
         ms__release(local);
     } else {
@@ -132,26 +132,26 @@ static void make_views(unit *u, unit_param *p)
         local->name = p->param->name;
         ms__own(local);
     }
-    int64_t at = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low));
+    int64_t at = (int64_t)(p->whole_at / (size_t)ms__dtype_size(p->gather_dtype));
     ms__release(p->whole);
     ms__release(p->resting);
-    p->whole = ms__tensor_on(u->memory.full, p->low, p->ndim, p->shape, at);
-    p->resting =
-        u->views->resting ? u->views->resting(p) : ms__tensor_on(u->memory.full, p->dtype, p->ndim, p->shape, 0);
+    p->whole = ms__tensor_on(u->memory.gather_buffer, p->gather_dtype, p->ndim, p->shape, at);
+    p->resting = u->views->resting ? u->views->resting(p)
+                                   : ms__tensor_on(u->memory.gather_buffer, p->dtype, p->ndim, p->shape, 0);
     p->resting->sharded = !u->views->resting;
 }
 
 ms_status ms__unit_replan(unit *u)
 {
     u->memory.casts = u->memory.n_extensions > 0;
-    for (int j = 0; j < u->n; j++) u->memory.casts |= u->params[j].low != u->params[j].dtype;
+    for (int j = 0; j < u->n; j++) u->memory.casts |= u->params[j].gather_dtype != u->params[j].dtype;
     MS_TRY(u->layout->plan(u));
     u->memory.in_place = u->world == 1 && !u->memory.casts && u->memory.home == u->memory.device;
     ms_storage *full;
     if (u->memory.in_place) full = ms__storage_retain(u->memory.shard);
-    else MS_TRY(make_full(u, &full));
-    ms__storage_release(u->memory.full);
-    u->memory.full = full;
+    else MS_TRY(make_buffer(u, &full));
+    ms__storage_release(u->memory.gather_buffer);
+    u->memory.gather_buffer = full;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         make_views(u, p);
@@ -160,9 +160,9 @@ ms_status ms__unit_replan(unit *u)
     return MS_OK;
 }
 
-// A number for the next unit of this name over this group. It counts calls, whatever comes of them: every rank makes
-// the same ones. A rank on which a model's making fails does not come to its later units, so each epoch of errors has
-// its own count.
+// The serial of the next unit of this name over this group. It counts calls, successful or not, because every rank
+// makes the same calls. A rank on which making a model fails skips the model's later units, so counts start again with
+// each epoch of errors.
 static uint32_t next_serial(const char *name, double group)
 {
     static struct {
@@ -241,13 +241,13 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
         unit_param *p = &u->params[j];
         p->owner = u;
         p->param = ms__retain(t);
-        p->dtype = p->low = t->dtype;
+        p->dtype = p->gather_dtype = t->dtype;
         p->dim = o->dims ? o->dims[j] : 0;
         p->ndim = t->ndim;
         memcpy(p->shape, t->shape, sizeof p->shape);
         p->numel = t->numel;
-        if (u->settings.param_dtype >= 0 && ms__is_float(t->dtype)) p->low = u->settings.param_dtype;
-        u->memory.casts |= p->low != p->dtype;
+        if (u->settings.param_dtype >= 0 && ms__is_float(t->dtype)) p->gather_dtype = u->settings.param_dtype;
+        u->memory.casts |= p->gather_dtype != p->dtype;
         u->n = u->n_slots = j + 1;
     }
     u->memory.computes = o->device;
@@ -357,7 +357,7 @@ ms_status ms_unit_extend(double handle, int n, const int32_t *count, const int32
 
 // ---- moving -----------------------------------------------------------------------------------
 
-// A gradient goes where its parameter has gone. Takes *t.
+// Moves a gradient to its parameter's device and dtype. Takes *t.
 static ms_status moved_grad(ms_tensor **t, const ms_tensor *local, bool keep_values)
 {
     ms_tensor *old = *t, *g = NULL;
@@ -393,8 +393,8 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
     if (keep_values && (u->memory.device & 0xff) == MS_META && (device & 0xff) != MS_META)
         return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
     ms__unit_shard(u);
-    ms__extensions_drop(u);  // the script looks for them again
-    ms_storage *shard = u->memory.shard, *full = u->memory.full;
+    ms__extensions_drop(u);  // the script registers them again
+    ms_storage *shard = u->memory.shard, *full = u->memory.gather_buffer;
     ms_tensor **old = calloc((size_t)u->n + 1, sizeof *old);
     if (!old) return ms__no_memory(((size_t)u->n + 1) * sizeof *old, "to", "unit '%s'", u->name);
     int device_before = u->memory.device, home_before = u->memory.home, computes_before = u->memory.computes;
@@ -402,13 +402,13 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
         unit_param *p = &u->params[j];
         old[j] = ms__tensor_alias(p->local);
         if (dtype >= 0 && ms__is_float(p->dtype)) p->dtype = dtype;
-        p->low = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
+        p->gather_dtype = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
     }
     u->memory.casts = false;
-    for (int j = 0; j < u->n; j++) u->memory.casts |= u->params[j].low != u->params[j].dtype;
+    for (int j = 0; j < u->n; j++) u->memory.casts |= u->params[j].gather_dtype != u->params[j].dtype;
     settle(u, device, false);
     ms_status st = make_storages(u);
-    if (st != MS_OK) {  // back to what it was
+    if (st != MS_OK) {  // restore the previous state
         u->memory.device = device_before;
         u->memory.home = home_before;
         u->memory.computes = computes_before;
@@ -416,12 +416,13 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
         for (int j = 0; j < u->n; j++) {
             unit_param *p = &u->params[j];
             p->dtype = old[j]->dtype;
-            p->low = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
-            u->memory.casts |= p->low != p->dtype;
+            p->gather_dtype =
+                u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
+            u->memory.casts |= p->gather_dtype != p->dtype;
         }
         u->layout->plan(u);
         u->memory.shard = shard;
-        u->memory.full = full;
+        u->memory.gather_buffer = full;
     }
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/order.c -- the order in which units run: who uses a unit, what ran before and after it, and what is gathered
-// early for that.
+// shard/order.c -- the order in which units run: uses of a unit, the recorded forward order, and prefetching by it.
 #include <stdio.h>
 
 #include "shard/gather.h"
@@ -57,7 +56,7 @@ ms_status ms__order_push(context *c, unit *u, int64_t use, int64_t pass, bool re
     return MS_OK;
 }
 
-// From the end: a backward meets the passes last to first.
+// Searches from the end, because a backward runs passes last to first.
 int ms__order_find(const context *c, int64_t use)
 {
     int k = c->n_order - 1;
@@ -71,15 +70,14 @@ void ms__order_entered(context *c, unit *u)
     if (c->n_entered == c->cap_entered) {
         int cap = c->cap_entered ? 2 * c->cap_entered : 64;
         unit **p = realloc(c->entered, (size_t)cap * sizeof *p);
-        if (!p) return;  // no prefetch then
+        if (!p) return;  // then nothing is prefetched
         c->entered = p;
         c->cap_entered = cap;
     }
     c->entered[c->n_entered++] = u;
 }
 
-// What the latest forward entered, `ahead` units after the place where this one is now, if both have gone the same way
-// so far.
+// The unit that the latest forward entered `ahead` places after the current one, or NULL where the two forwards differ.
 static unit *forward_successor(const context *c, int ahead)
 {
     int at = c->n_entered - 1;
@@ -87,7 +85,7 @@ static unit *forward_successor(const context *c, int ahead)
     return c->last[at + ahead];
 }
 
-// Its passes that no backward has come to.
+// Its passes still without a backward.
 int ms__order_passes_left(const unit *u)
 {
     const context *c = u->context;
@@ -146,9 +144,9 @@ int ms_unit_prefetches(double handle, double *out, int capacity)
     return n;
 }
 
-// Where the script's compute runs on the calling thread, an event behind the optimizer is past when it is recorded:
-// what may begin behind it begins here. The gather itself waits for writes to the shard that are still under way on a
-// device.
+// Starts the gather of the first unit of the latest forward as soon as the optimizer has stepped. On the CPU compute
+// runs on the calling thread, so the step is complete here; on a device the gather itself waits for writes to the
+// shard.
 ms_status ms_unit_gather_first(double handle)
 {
     unit *u = ms__unit(handle);
@@ -192,9 +190,8 @@ bool ms__order_extended(const context *c)
     return false;
 }
 
-// A checkpoint's region runs again, and u in it: backward has come to u's place in the order, which goes on from there.
-// The place is that of the last use without a graph; a region of several units, entered from its first, takes the next
-// one along.
+// A checkpoint's region that contains u runs again: the backward has reached u's place in the order, which is its last
+// use without a graph. If the region has more units, the next one is prefetched.
 ms_status ms__order_take_place(unit *u, int64_t use)
 {
     context *c = u->context;

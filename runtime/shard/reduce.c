@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// shard/reduce.c -- what every reduction of gradients goes through (docs/semantics.md#reduction), whatever the views of
-// its unit: it is listed, waited for, and lands. shard/backward.c says when.
+// shard/reduce.c -- the steps that all reductions of gradients share (docs/semantics.md#reduction): listing gradients,
+// waiting, landing. backward.c decides when, the views how.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -72,7 +72,7 @@ ms_status ms__unit_land_part(unit_param *p, ms_tensor *part)
 
 ms_status ms__unit_bring(int device, int dtype, ms_tensor **t)
 {
-    for (int step = 0; step < 2; step++) {  // cast where the numbers are, then moved
+    for (int step = 0; step < 2; step++) {  // cast on the source device, then move
         ms_tensor *from = *t, *to;
         int where = step == 0 ? ms__device(from) : device;
         if (from->dtype == dtype && ms__device(from) == where) continue;
@@ -89,10 +89,9 @@ ms_status ms__unit_bring(int device, int dtype, ms_tensor **t)
     return MS_OK;
 }
 
-// A rank whose script left out a backward (an error between forward and backward that it caught) goes on with the next
-// forward; where nothing has to be gathered for that, its next reduction would pair with the others' of the step
-// before, and all would be one step apart for good. So a reduction says how many passes are left behind: the ranks
-// compare names.
+// A script may skip a backward on one rank, for example after an error it caught. If the next forward gathers nothing,
+// that rank's next reduction would pair with its peers' reduction of the previous step, and the ranks would stay one
+// step apart. Ranks compare the names of collectives, so the name tells how many passes have no backward yet.
 const char *ms__unit_reduced_name(const unit *u)
 {
     if (MS_LIKELY(u->gradients.behind <= 0)) return u->name;

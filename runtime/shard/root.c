@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// shard/root.c -- what the units of one root share: lazy initialisation makes it, errors reset it, a unit that dies
-// leaves it.
+// shard/root.c -- the context that the units of one root share: lazy initialisation makes it, errors reset it, and a
+// unit leaves it when its module dies.
 #include <stdio.h>
 
 #include "shard/gather.h"
@@ -11,7 +11,7 @@ static context *contexts;
 
 context *ms__contexts(void) { return contexts; }
 
-// An instance of fsdp.FSDP below another one that has run may get a new root, around what is wrapped again.
+// Whether an initialised unit may get a new root because a module around it is wrapped.
 static bool may_change_root(const unit *u)
 {
     const context *c = u->context;
@@ -82,7 +82,6 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
     return MS_OK;
 }
 
-// u's module dies: nobody of its root's units waits for it, prefetches it or lists it.
 void ms__context_leave(unit *u)
 {
     context *c = u->context;
@@ -95,7 +94,7 @@ void ms__context_leave(unit *u)
     c->n_last = c->n_order = c->n_entered = 0;
     if (c->opened == u) c->opened = NULL;
     if (c->root == u) c->root = NULL;
-    for (int k = 0; k < c->n; k++) {  // nobody prefetches it any more
+    for (int k = 0; k < c->n; k++) {
         unit *v = c->units[k];
         for (int j = v->settings.n_forward_prefetch; j-- > 0;)
             if (v->settings.forward_prefetch[j] == u)
@@ -144,9 +143,9 @@ void ms__unit_drop_pending(context *c)
     }
 }
 
-// An error of one rank ended work in which the others had come further, or less far: units that are whole there are
-// sharded here. From the same state on all ranks, then: nothing is whole that nobody uses, no order is remembered, and
-// if it was a backward, no gradient waits to be reduced: some ranks' had been, and are gone.
+// An error of one rank ends work at different places on different ranks, so units may be whole on one rank and sharded
+// on another. This brings all ranks to the same state: idle units are sharded and the order is forgotten. After a
+// failed backward pending gradients are dropped too, because some ranks have reduced theirs already.
 void ms__unit_after_errors(unit *u)
 {
     context *c = u->context;

@@ -9,29 +9,28 @@ typedef struct context {
     unit *root;
     unit **units;  // module order
     int n;
-    unit *opened;  // whose forward opened the running iteration
+    unit *opened;  // the unit whose forward began the running iteration
+    // Forwards of modules in order, until the end of the backward.
     struct {
         unit *unit;
-        int64_t use, pass;
-        bool done, regional;
-    } * order;  // forwards of modules in order, until the backward's end;
-                // pass: the same for modules that one gather and one reduction serve; regional: in a
-                // checkpoint's region, which has not run again yet
+        int64_t use, pass;  // pass: equal for modules that share one gather and one reduction
+        bool done;          // its backward has run
+        bool regional;      // in a checkpoint's region that has not run again yet
+    } * order;
     int n_order, cap_order;
-    unit **entered, **last;  // what this forward entered, and the latest complete one, for prefetching
+    unit **entered, **last;  // units that this forward entered, and the latest complete one; for prefetching
     int n_entered, cap_entered, n_last, cap_last;
     bool is_last_backward;
-    int64_t backwards;  // completed
-    bool in_backward;   // a backward has touched these units and is not through
-    uint64_t epoch,
-        failed_backward;  // of comm.h, when the ranks last agreed on who is whole and what waits to be reduced
-    reduction reducing;   // owner NULL: none
+    int64_t backwards;                // completed
+    bool in_backward;                 // a backward has used these units and has not ended
+    uint64_t epoch, failed_backward;  // of comm.h, when the ranks last had the same state (ms__unit_after_errors)
+    reduction reducing;               // the one under way
     struct context *next;
 } context;
 
 context *ms__contexts(void);
-void ms__context_leave(unit *u);      // u's module dies: its root's units neither wait for it nor prefetch it
-void ms__unit_after_errors(unit *u);  // before a use: an error of any rank leaves all ranks in the same state
+void ms__context_leave(unit *u);      // u's module dies: the context forgets it
+void ms__unit_after_errors(unit *u);  // before a use: after an error of any rank, brings all ranks to the same state
 void ms__unit_drop_pending(context *c);
 
 #endif

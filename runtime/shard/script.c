@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// shard/script.c -- what scripts need of units beside the schedule: parameters' parts and wholes, names, stand-ins
-// for sharded gradients and copies, and the owner that a script's collector releases.
+// shard/script.c -- what scripts call on units beside the schedule: parts and wholes of parameters, settings, gathering
+// by hand, names, stand-ins for sharded gradients and copies, and the owner that the garbage collector releases.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -31,8 +31,8 @@ ms_tensor *ms__unit_local(ms_tensor *t)
     return p->local;
 }
 
-// Wholes that no backward needs are stale now. They go at once: a script that reads or changes them then meets a
-// sharded parameter.
+// Wholes that no backward needs are stale now. They are resharded at once, so that a script cannot read or change stale
+// values.
 void ms__unit_stepped(ms_tensor *t)
 {
     unit_param *p = t->unit_param;
@@ -122,7 +122,8 @@ ms_id ms_unit_full_grad(ms_id id)
     ms_tensor *g = p->local->leaf ? p->local->leaf->grad : NULL, *copy;
     if (!g) return 0;
     if (!g->unreduced) return gather_whole(p, g);
-    if (ms__tensor_like(&copy, g, "summon_full_params") != MS_OK) return 0;  // whole, and of this rank alone
+    if (ms__tensor_like(&copy, g, "summon_full_params") != MS_OK)
+        return 0;  // not reduced: already whole, with this rank's values
     if (ms__copy(copy, g) == MS_OK) return ms__name(copy);
     ms__release(copy);
     return 0;
@@ -159,10 +160,10 @@ ms_status ms_unit_set_name(double handle, const char *name)
     unit *u = ms__unit(handle);
     if (!u) return (ms_status)ms_error_code();
     u->name = ms__intern(name);
-    if (u->memory.full->owner) {
+    if (u->memory.gather_buffer->owner) {
         char text[512];
         snprintf(text, sizeof text, "a parameter of unit '%s'", name);
-        u->memory.full->owner = ms__intern(text);
+        u->memory.gather_buffer->owner = ms__intern(text);
     }
     return MS_OK;
 }
@@ -176,8 +177,8 @@ ms_id ms_unit_stand_in(ms_id id, int dtype)
         ms__fail(MS_EINVAL, "fsdp: parameter '%s' is not sharded", t->name ? t->name : "?");
         return 0;
     }
-    ms_tensor *s = ms__tensor_on(p->owner->memory.full, dtype, p->ndim, p->shape, 0);
-    s->sharded = true;  // its views would read other bytes: every operator refuses it
+    ms_tensor *s = ms__tensor_on(p->owner->memory.gather_buffer, dtype, p->ndim, p->shape, 0);
+    s->sharded = true;  // operators refuse it: its views would read other bytes
     s->name = t->name;
     return ms__name(s);
 }
@@ -258,7 +259,7 @@ static ms_status set_full_precision(unit *u, bool on)
     u->settings.reduce_dtype = on ? -1 : u->options.reduce_dtype;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
-        p->low = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
+        p->gather_dtype = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
     }
     return ms__unit_replan(u);
 }

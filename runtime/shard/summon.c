@@ -15,18 +15,18 @@ int ms_unit_is_idle(double handle)
 
 // ---- summon_full_params -----------------------------------------------------------------------
 
-// p whole, in the stored dtype.
+// A view of p's whole in the stored dtype.
 static ms_tensor *whole_of(const unit *u, const unit_param *p, int ndim, const int64_t *shape, int64_t from)
 {
-    int64_t at = (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) + from;
-    return ms__tensor_on(u->state.summoned ? u->state.summoned : u->memory.full, p->dtype, ndim, shape, at);
+    int64_t at = (int64_t)(p->whole_at / (size_t)ms__dtype_size(p->gather_dtype)) + from;
+    return ms__tensor_on(u->state.summoned ? u->state.summoned : u->memory.gather_buffer, p->dtype, ndim, shape, at);
 }
 
-// What is whole on a device is shown in the CPU's memory, and the device's is let go.
+// Moves the wholes from the device to the CPU's memory.
 static ms_status show_on_cpu(unit *u)
 {
-    ms_storage *from = u->state.summoned ? u->state.summoned : u->memory.full, *to;
-    size_t bytes = u->state.summoned ? u->memory.shard_bytes * (size_t)u->world : u->memory.full_bytes;
+    ms_storage *from = u->state.summoned ? u->state.summoned : u->memory.gather_buffer, *to;
+    size_t bytes = u->state.summoned ? u->memory.shard_bytes * (size_t)u->world : u->memory.gather_bytes;
     MS_TRY(ms__storage_new(&to, MS_CPU, bytes, "summon_full_params"));
     ms_status st = ms__move(MS_CPU, to->data, from->device, from->data, bytes);
     if (st != MS_OK) {
@@ -59,7 +59,7 @@ ms_status ms_unit_summon(double handle, int show)
     u->state.was_whole = u->state.gathered && !u->memory.casts;
     u->state.was_concealed = u->state.was_whole && u->state.concealed;
     if (u->memory.casts && u->n) {
-        ms__unit_shard(u);  // the copy in low precision would not show what is written
+        ms__unit_shard(u);  // the low-precision copy would hide what is written
         ms_piece piece = { .out_stride = u->memory.shard_bytes,
                            .bytes = u->memory.shard_bytes,
                            .total = u->memory.shard_bytes * (size_t)u->world };
@@ -128,7 +128,7 @@ ms_status ms_unit_unsummon(double handle, int writeback)
     ms_status st = writeback && (u->state.summoned || !u->memory.in_place) ? write_back(u) : MS_OK;
     u->state.summoning = false;
     bool discards = !writeback && !u->memory.in_place;
-    for (int j = 0; j < u->n; j++) {  // what is discarded was no change
+    for (int j = 0; j < u->n; j++) {  // discarded writes do not count as changes
         unit_param *p = &u->params[j];
         if (discards) p->param->version->count = p->seen;
         p->seen = p->param->version->count;
@@ -138,10 +138,10 @@ ms_status ms_unit_unsummon(double handle, int writeback)
         ms__unit_show(u, false);
         ms__storage_release(u->state.summoned);
         u->state.summoned = NULL;
-    } else if (!u->state.was_whole || discards) {  // on all ranks, though the script may have written on one
+    } else if (!u->state.was_whole || discards) {  // on all ranks, even if only one wrote
         ms__unit_shard(u);
     } else {
-        ms__unit_show(u, !u->state.was_concealed);  // in view again where they were not shown
+        ms__unit_show(u, !u->state.was_concealed);  // shown again, unless they were concealed before
         u->state.concealed = u->state.was_concealed;
     }
     return st;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 // shard/unit.h -- the shard engine: units and what they are made of.
 //
-// A unit is the parameters of one wrapped module: one all-gather and one reduce-scatter per use. It
-// keeps two storages: the *shard* (this rank's part of every parameter, padded to the same size on
-// every rank, resident for ever) and the *full* one (all parameters whole, vacated while sharded).
-// A parameter object lives for ever; it is a view of the full storage and refuses operators while
-// that is vacated. Its *local* tensor is a view of the shard: the optimizer's leaf, whose grad is where
-// reduced gradients land. (docs/semantics.md#lifecycle; layouts: shard/layout/layout.h)
+// A unit is the parameters of one wrapped module: one all-gather and one reduce-scatter per use. It keeps two storages:
+// the *shard* (this rank's part of every parameter, padded to the same size on every rank, always resident) and the
+// *gather buffer* (all parameters whole, vacated while sharded). A parameter object stays the same for the unit's
+// life: it is a view of the gather buffer, and refuses operators while that is vacated. Its *local* tensor is a view
+// of the shard: the optimizer's leaf, in whose grad reduced gradients land. (docs/semantics.md#lifecycle)
 #ifndef MS_UNIT_H
 #define MS_UNIT_H
 
@@ -19,22 +18,22 @@ typedef struct unit unit;
 typedef struct unit_param {
     unit *owner;
     ms_tensor *param, *local;
-    ms_tensor *whole, *resting;  // what param is pointed at: gathered, and sharded (stored dtype)
+    ms_tensor *whole, *resting;  // what param is pointed at while gathered, and while sharded (stored dtype)
     ms_tensor *fresh;            // whole gradient of `run`, the backward under way
     ms_run *run;
-    ms_tensor *pending;  // whole gradient to reduce: fresh ones join it at post-backward
-    ms_tensor *saved;    // what had landed before gradients that are not reduced took its place (views/classic.c)
-    int dim;             // that is cut; only `rows` cuts another than the first
+    ms_tensor *pending;              // whole gradient to reduce; fresh ones are added at post-backward
+    ms_tensor *saved;                // the landed gradient, while an unreduced one is in its place (views/classic.c)
+    int dim;                         // the dimension that is cut; only `rows` cuts any but the first
     int64_t outer, rows, row_numel;  // sizes before it, of it and behind it (flat: 1, numel, 1)
     int64_t chunk;                   // rows per rank, ceil(rows / W)
     int64_t first, here;             // this rank's rows
-    size_t shard_at, low_at,
-        full_at;     // bytes into the shard, and in the gathered dtype into its cast and the full storage
-    int dtype, low;  // stored and gathered
-    int ndim;        // of the whole parameter
+    // Offsets in bytes: in the shard (stored dtype), in its cast and in the gather buffer (both in gather_dtype).
+    size_t shard_at, cast_at, whole_at;
+    int dtype, gather_dtype;  // stored and gathered
+    int ndim;                 // of the whole parameter
     int64_t shape[MS_MAX_DIMS], numel;
-    bool extended;  // the script gathers it: no place of its own in the full storage
-    uint64_t seen;  // param's version when the whole was shown, or what the script wrote into it last kept
+    bool extended;  // has an all-gather extension: no place of its own in the gather buffer
+    uint64_t seen;  // param's version when the whole was shown, or when a change of it was last kept
 } unit_param;
 
 typedef struct layout layout;
@@ -51,12 +50,12 @@ typedef struct unit_options {
 } unit_options;
 
 // What the script may change while the unit lives, between its passes (ms_unit_set and its neighbours in script.c).
-// The schedule reads it; only lazy initialisation settles the root rule in it.
+// The schedule only reads it; lazy initialisation resolves the root rule in it.
 typedef struct unit_settings {
     int param_dtype, reduce_dtype;  // those of the options, or -1 for MS_UNIT_FULL_PRECISION
     bool cast_forward_inputs;
     int reshard_after_forward;  // -1: by the root rule
-    bool by_rule;               // whole after forward because it is the root, not because the script said so
+    bool by_rule;               // stays whole after forward because it is the root, not because the script asked for it
     ms_group *post_group;  // reshard_after_forward as a number: the ranks that keep slices of the whole until backward
     bool reshard_after_backward, sync, unshard_in_backward;
     bool all_reduce;         // over `replicate`; false: reduced gradients gather in `partial`
@@ -71,17 +70,18 @@ typedef struct unit_settings {
 } unit_settings;
 
 // Where the unit's bytes are and how they are laid out. make.c and a layout's plan change it when the unit is made,
-// moved or replanned; extend.c adds its inputs and outputs at the first gather; `low` and `post` live for one gather.
+// moved or replanned; extend.c adds its inputs and outputs at the first gather; `cast` lives during one gather, `post`
+// between forward and backward.
 typedef struct unit_memory {
     int device;
-    int home;      // device of the shards and of the gradients that land: `device`, or with offload the CPU
-    int computes;  // offload: the device for good, wherever the module moves; -1: the first one it has that is not meta
-    bool casts;    // some parameter is gathered in another dtype than it is stored in
-    bool in_place;  // world of one without casts: full is the shard
-    ms_storage *shard, *full, *low;
-    size_t shard_bytes, full_bytes, low_bytes;
+    int home;       // device of the shards and of the gradients that land: `device`, or with offload the CPU
+    int computes;   // offload: the device, wherever the module moves; -1: its first device that is not meta
+    bool casts;     // some parameter is gathered in another dtype than it is stored in
+    bool in_place;  // world of one without casts: the gather buffer is the shard
+    ms_storage *shard, *gather_buffer, *cast;
+    size_t shard_bytes, gather_bytes, cast_bytes;
     int64_t piece_elements;  // flat: every parameter begins at a multiple of so many elements; 0: not planned yet
-    ms_piece *pieces;        // from the shard (or its low-precision cast) to the full storage
+    ms_piece *pieces;        // from the shard (or its low-precision cast) to the gather buffer
     int n_pieces;
     struct extension *extensions;  // shard/extend.c
     int n_extensions;
@@ -92,14 +92,14 @@ typedef struct unit_memory {
 
 // Whether the parameters are whole, and what they show. gather.c and summon.c change it.
 typedef struct unit_state {
-    ms_work *gather;         // under way
-    bool fetched;            // gathered bytes are there; the parameters do not show them yet
-    bool gathered;           // parameters are whole
-    bool concealed;          // they are, and show their pieces: a root's between forward and backward
+    ms_work *gather;  // under way
+    bool fetched;     // the gather buffer is filled, but the parameters are not pointed at it yet
+    bool gathered;    // parameters are whole
+    bool concealed;   // they are whole in memory but show their pieces, as a root's do between forward and backward
     uint64_t gathered_from;  // versions of the parameters when their gather began
     uint64_t ahead;       // gathered before its forward began: versions of its parameters then, plus one; 0: it was not
     uint64_t shard_seen;  // changes of the shard when its wholes were shown
-    const char *unkept;   // why a change of a whole could not be kept: the next gather's error
+    const char *unkept;   // why a change of a whole could not be kept; the next gather fails with it
     ms_storage *summoned;  // whole parameters in the stored dtype, while summoned and gathered in another
     bool summoning, was_whole, was_concealed;
 } unit_state;
@@ -110,20 +110,20 @@ typedef struct unit_pass {
     struct {
         int64_t use;
         ms_run *run;
-    } * active;  // uses between pre- and post-backward
+    } * active;  // uses between their pre- and post-backward
     int n_active, cap_active;
-    int64_t uses[64];   // of the passes under way, by nesting
-    bool open;          // a unit of several modules: a pass is under way, of which more modules may run
-    bool open_graph;    // a backward will come for some module of it
+    int64_t uses[64];   // use numbers of the passes under way, by nesting depth
+    bool open;          // unit of several modules: in a pass of which more modules may run
+    bool open_graph;    // some module of the pass recorded a graph
     int64_t open_pass;  // its number: the use with which it began; 0 before that
-    uint64_t skipped;   // bit stack over nested passes: this pass left the unit alone
+    uint64_t skipped;   // bit stack over nested passes; set: the pass does not touch the unit
 } unit_pass;
 
-// What backward has brought so far, beside the gradients themselves (unit_param). The schedule and reduce.c change it.
+// What backward has done so far, beside the gradients themselves (in unit_param). backward.c and the views change it.
 typedef struct unit_gradients {
     size_t arrived;      // bytes in this backward
-    bool partly;         // this backward has been through some modules of a pass, and not through others
-    int behind;          // passes that wait for a backward beside the one whose gradients are reduced
+    bool partly;         // this backward has run some modules of a pass but not all
+    int behind;          // passes still without a backward, beside the one whose gradients are reduced
     ms_tensor *partial;  // reduced over the shard group, not yet all-reduced over `replicate`
     unit_param **partial_of;
     int n_partial;

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
-// shard/layout/flat.c -- a unit's parameters lie one behind the other in one padded flat parameter, of which every rank
-// has an equal part.
+// shard/layout/flat.c -- a unit's parameters are concatenated into one padded flat parameter, cut into equal parts.
 #include "device/device.h"
 #include "shard/layout/layout.h"
 #include "shard/views/views.h"
 
 static size_t size_of(int dtype) { return (size_t)ms__dtype_size(dtype); }
 
-// Pieces that scripts see begin at multiples of 16 bytes in the flat parameter, by the dtype it was made with: moved to
-// another one, every element stays on its rank.
+// Where a parameter begins: at a multiple of the views' alignment, in elements of the dtype that the unit was made
+// with. So every element stays on its rank when the unit moves to another dtype.
 static int64_t place(const unit *u, int64_t at)
 {
     return (at + u->memory.piece_elements - 1) / u->memory.piece_elements * u->memory.piece_elements;
@@ -26,7 +25,7 @@ static ms_status plan(unit *u)
         total = place(u, total) + u->params[j].numel;
     }
     int64_t each = (total + u->world - 1) / u->world, begin = u->rank * each, end = begin + each, at = 0;
-    size_t wide = u->n ? size_of(u->params[0].dtype) : 0, low = u->n ? size_of(u->params[0].low) : 0;
+    size_t wide = u->n ? size_of(u->params[0].dtype) : 0, low = u->n ? size_of(u->params[0].gather_dtype) : 0;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         at = place(u, at);
@@ -37,8 +36,8 @@ static ms_status plan(unit *u)
         p->here = ms__max64(0, to - from);
         p->first = p->here ? from - at : 0;
         p->shard_at = p->here ? (size_t)(from - begin) * wide : 0;
-        p->low_at = p->here ? (size_t)(from - begin) * low : 0;
-        p->full_at = (size_t)at * low;
+        p->cast_at = p->here ? (size_t)(from - begin) * low : 0;
+        p->whole_at = (size_t)at * low;
         at += n;
     }
     u->memory.n_pieces = u->n ? 1 : 0;
@@ -47,8 +46,8 @@ static ms_status plan(unit *u)
                                            .bytes = (size_t)each * low,
                                            .total = (size_t)(each * u->world) * low };
     u->memory.shard_bytes = (size_t)each * wide;
-    u->memory.low_bytes = (size_t)each * low;
-    u->memory.full_bytes = (size_t)(each * u->world) * low;
+    u->memory.cast_bytes = (size_t)each * low;
+    u->memory.gather_bytes = (size_t)(each * u->world) * low;
     return MS_OK;
 }
 
@@ -69,8 +68,7 @@ static ms_tensor *part(const unit_param *p, ms_tensor *whole)
                            whole->offset + p->first * p->row_numel);
 }
 
-// The ranks' parts of p differ in size and place, so each sends its part in a block as long as p, at the place where it
-// belongs.
+// The ranks' parts of p differ in size and place, so each rank sends a block as long as p with its part in place.
 static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
 {
     unit *u = p->owner;
@@ -92,7 +90,7 @@ static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
                                             .label.unit = u->name },
                             NULL);
         int64_t each = (int64_t)(u->memory.shard_bytes / size_of(p->dtype));
-        int64_t begin = (int64_t)(p->full_at / size_of(p->low));
+        int64_t begin = (int64_t)(p->whole_at / size_of(p->gather_dtype));
         for (int r = 0; st == MS_OK && r < u->world; r++) {
             int64_t from = ms__max64(r * each - begin, 0), to = ms__min64((r + 1) * each - begin, block);
             if (to > from)
@@ -116,7 +114,7 @@ static ms_status pack(unit *u, int n, unit_param **present, ms_tensor *in)
     int64_t end = 0, k = 0;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
-        int64_t at = (int64_t)(p->full_at / size_of(p->low));
+        int64_t at = (int64_t)(p->whole_at / size_of(p->gather_dtype));
         MS_TRY(ms__zero_zone(in, end, at - end));
         end = at + p->numel;
         if (k < n && present[k] == p) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // shard/layout/rows.c -- rank k of W has rows [k*chunk, (k+1)*chunk) of a parameter, chunk = ceil(rows / W), as
-// torch.chunk cuts: the last ranks may have fewer or none. The gather moves each parameter's rows
-// straight to their place in the whole, so there is no copy-out; padding rows do not travel. A later
-// dimension is cut alike, evenly; then a rank's part goes to its place in lines.
+// torch.chunk cuts: the last ranks may have fewer or none. The gather moves each parameter's rows directly to their
+// place in the whole, so there is no copy-out, and padding rows are not sent. A later dimension is cut the same way,
+// but evenly; a rank's part then arrives in lines.
 #include "shard/layout/layout.h"
 
 enum { ALIGN = 64 };  // every parameter starts on a cache line, in the shard and in the whole
@@ -25,9 +25,9 @@ static ms_status plan(unit *u)
         p->first = ms__min64(p->rows, u->rank * p->chunk);
         p->here = ms__min64(p->rows, (u->rank + 1) * p->chunk) - p->first;
         p->shard_at = shard;
-        p->full_at = full;
-        p->low_at = low;
-        size_t row = (size_t)p->row_numel * size_of(p->low), outer = (size_t)p->outer;
+        p->whole_at = full;
+        p->cast_at = low;
+        size_t row = (size_t)p->row_numel * size_of(p->gather_dtype), outer = (size_t)p->outer;
         if (p->extended) {
             shard = align_up(shard + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->dtype));
             continue;
@@ -43,12 +43,12 @@ static ms_status plan(unit *u)
             piece->out_line = (size_t)p->rows * row;
         }
         shard = align_up(shard + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->dtype));
-        low = align_up(low + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->low));
+        low = align_up(low + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->gather_dtype));
         full = align_up(full + outer * (size_t)p->rows * row);
     }
     u->memory.shard_bytes = shard;
-    u->memory.low_bytes = low;
-    u->memory.full_bytes = full;
+    u->memory.cast_bytes = low;
+    u->memory.gather_bytes = full;
     return MS_OK;
 }
 
@@ -128,7 +128,7 @@ static ms_status pack(unit *u, int n, unit_param **present, ms_tensor *in)
     return MS_OK;
 }
 
-// A gradient whose rows are runs of memory is read where it is; another one is packed.
+// A gradient whose rows are contiguous is read in place; others are packed.
 static ms_status parts(unit *u, int n, unit_param **present, ms_part *parts)
 {
     memset(parts, 0, (size_t)n * sizeof *parts);

@@ -12,7 +12,6 @@
 
 // ---- making ------------------------------------------------------------------------------------
 
-// What a flat parameter can be made of.
 ms_status ms__classic_check(const char *name, const ms_tensor *t, const ms_tensor *first, bool one)
 {
     const char *p = t->name ? t->name : "?";
@@ -52,7 +51,7 @@ ms_status ms__classic_changed(const unit *u, bool stayed)
 
 // ---- reduction ---------------------------------------------------------------------------------
 
-// The place of p's piece in a tensor laid out like the shard.
+// p's piece of a tensor laid out like the shard.
 static ms_tensor *piece_of(const unit_param *p, ms_tensor *flat)
 {
     return ms__tensor_on(flat->storage, flat->dtype, p->local->ndim, p->local->shape,
@@ -125,7 +124,7 @@ ms_status ms__classic_land(ms_run *run, reduction *reducing)
     return st;
 }
 
-// The script reduces: an event between the backward's nodes.
+// The script's communication hook reduces, in an event between two nodes of the backward.
 static ms_run_state hook_step(ms_task *t, ms_run *run, ms_event *ev)
 {
     reduction *r = t->ptr;
@@ -168,7 +167,7 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
     reduction r;
     ms_status st = ms__reduction_new(run, u, reducing, &r);
     if (st != MS_OK || r.n == 0) return st;
-    // A low-precision hook casts for itself, from what the gradients are.
+    // A low-precision hook casts from the gradients' own dtype.
     int own = r.present[0]->pending->dtype, dtype = h->kind == MS_COMM_LOW          ? h->low
                                                     : u->settings.reduce_dtype >= 0 ? u->settings.reduce_dtype
                                                                                     : own;
@@ -178,13 +177,13 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
     st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
-    // Offloaded, the result is wanted on the CPU, unless the script reduces it.
+    // The result of an offloaded unit goes to the CPU, unless the script reduces it.
     if (st == MS_OK && u->world > 1)
         st = ms__tensor_new(&r.out, dtype, script ? u->memory.device : u->memory.home, 1, &wide,
                             "fsdp: reduced gradients");
     else if (st == MS_OK) r.out = ms__retain(r.in);
     if (st == MS_OK && script) {
-        // What is not sharded is reduced in place, with what it had before.
+        // Unsharded gradients are reduced in place, together with those that landed before.
         r.replaces = u->world == 1;
         if (r.replaces) st = each_part(u, r.in, add_landed);
         if (st == MS_OK) st = push_hook(run, &r);
@@ -195,7 +194,7 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
     ms_group *scatter = u->world > 1 ? (group ? group : u->group) : NULL,
              *replicas = u->world == 1 && u->replicate && group ? group : u->replicate;
     r.after = summed ? h->after : u->options.after;
-    if (st == MS_OK && u->settings.fake_reduce) {  // this rank's own part of its own gradient
+    if (st == MS_OK && u->settings.fake_reduce) {  // without the collective: this rank's part of its own gradient
         r.after = 0;
         if (r.out != r.in) {
             ms_tensor *own = ms__tensor_on(r.in->storage, r.in->dtype, 1, &wide, u->rank * wide);
@@ -225,17 +224,17 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
 
 // ---- gradients that are not reduced -----------------------------------------------------------
 //
-// After a backward inside no_sync they are where reduced ones land, so that the script sees, scales and clears them:
-// whole, in the dtype they were computed in, views of one flat tensor. What had landed before waits in `saved` for the
-// backward that reduces; in a world of one, where both have the same shape, it takes them in.
+// After a backward inside no_sync gradients are kept in the slots' grads, so that scripts can read, scale and clear
+// them: whole, in the dtype they were computed in, as views of one flat tensor. Gradients that landed before wait in
+// `saved` for the backward that reduces. In a world of one both have the same shape and are added up.
 
 static bool waits(const unit_param *q) { return ms__landed(q) && ms__landed(q)->unreduced; }
 
-// p's part of what waits.
+// p's part of the unreduced gradients.
 static ms_tensor *waiting_part(unit *u, unit_param *p)
 {
     const ms_tensor *g = ms__landed(slot_of(u, p));
-    int64_t at = u->slots != u->params ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) : 0;
+    int64_t at = u->slots != u->params ? (int64_t)(p->whole_at / (size_t)ms__dtype_size(p->gather_dtype)) : 0;
     return ms__tensor_on(g->storage, g->dtype, p->ndim, p->shape, g->offset + at);
 }
 
@@ -248,7 +247,7 @@ static ms_status add_part(ms_tensor *to, ms_tensor **g)
     return MS_OK;
 }
 
-// The script may have cleared what waits, and with it what had landed; or put another tensor in its place.
+// The script may have cleared an unreduced gradient, and with it the saved one, or replaced it by another tensor.
 static ms_status look_at(unit *u)
 {
     for (int j = 0; j < u->n_slots; j++) {
@@ -264,14 +263,14 @@ static ms_status look_at(unit *u)
     return MS_OK;
 }
 
-// A place for whole gradients in the grad of every parameter that has none yet. filled: which of them are new, and hold
-// no numbers.
+// Gives every slot without an unreduced gradient a place for one. filled[j] is false where the place is new and has no
+// values yet.
 static ms_status make_places(unit *u, int dtype, bool *filled)
 {
     const unit_param *last = &u->params[u->n - 1];
-    int64_t n = (int64_t)(last->full_at / (size_t)ms__dtype_size(last->low)) + last->numel;
+    int64_t n = (int64_t)(last->whole_at / (size_t)ms__dtype_size(last->gather_dtype)) + last->numel;
     ms_tensor *flat = NULL;
-    for (int j = 0; j < u->n_slots; j++)  // nothing but the memory itself may be missing below
+    for (int j = 0; j < u->n_slots; j++)  // below only the allocation can fail
         if (!ms__leaf_of(u->slots[j].local)) return (ms_status)ms_error_code();
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j], *q = slot_of(u, p);
@@ -286,7 +285,7 @@ static ms_status make_places(unit *u, int dtype, bool *filled)
             MS_TRY(ms__tensor_new(&flat, dtype, u->world == 1 ? u->memory.home : u->memory.device, 1, &n,
                                   "fsdp: accumulated gradients"));
         if (l->grad) q->saved = ms__retain(l->grad);
-        int64_t at = q == p ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low)) : 0;
+        int64_t at = q == p ? (int64_t)(p->whole_at / (size_t)ms__dtype_size(p->gather_dtype)) : 0;
         ms_tensor *g = q == p ? ms__tensor_on(flat->storage, dtype, p->ndim, p->shape, at) : ms__retain(flat);
         g->unreduced = true;
         ms__leaf_set_grad(l, g);
@@ -296,7 +295,7 @@ static ms_status make_places(unit *u, int dtype, bool *filled)
     return MS_OK;
 }
 
-// Fresh gradients join those that wait, whole, in the grads of the slots.
+// Adds fresh gradients to the unreduced ones in the slots' grads.
 static ms_status keep_whole(unit *u)
 {
     int k = 0;
@@ -310,7 +309,7 @@ static ms_status keep_whole(unit *u)
     for (int j = 0; st == MS_OK && j < u->n; j++) {
         unit_param *p = &u->params[j];
         p->run = NULL;
-        if (!waits(slot_of(u, p))) {  // it asks for none any more
+        if (!waits(slot_of(u, p))) {  // it no longer requires grad
             ms__drop(&p->fresh);
             continue;
         }
@@ -325,7 +324,7 @@ static ms_status keep_whole(unit *u)
     return st;
 }
 
-// Fresh gradients and those that wait in the slots become pending.
+// Moves fresh gradients and the unreduced ones of the slots to pending.
 static ms_status take_to_reduce(unit *u)
 {
     MS_TRY(look_at(u));
@@ -348,7 +347,7 @@ static ms_status take_to_reduce(unit *u)
     for (int j = 0; j < u->n_slots; j++) {
         unit_param *q = &u->slots[j];
         if (!waits(q)) continue;
-        ms__landed(q)->unreduced = false;  // the script may hold it still
+        ms__landed(q)->unreduced = false;  // the script may still hold it
         ms__leaf_set_grad(q->local->leaf, q->saved);
         q->saved = NULL;
     }

@@ -14,14 +14,14 @@ static void place(unit *u)
     unit_param *f = &u->flat;
     int64_t n = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
     ms_tensor *t = ms__tensor_on(u->memory.shard, u->params[0].dtype, 1, &n, 0);
-    f->dtype = f->low = t->dtype;
+    f->dtype = f->gather_dtype = t->dtype;
     f->chunk = f->here = n;
     f->first = u->rank * n;
     f->rows = f->numel = u->world * n;
     f->row_numel = 1;
     f->ndim = 1;
     f->shape[0] = f->numel;
-    if (f->local) {  // an object for life: re-pointed
+    if (f->local) {  // scripts may hold the object: it is re-pointed
         ms__tensor_point(f->local, t);
         ms__release(t);
         return;
@@ -42,7 +42,7 @@ static void shown(unit *u)
     for (int j = 0; j < u->n; j++) u->params[j].param->requires_grad = u->flat.local->requires_grad;
 }
 
-// The same id for life.
+// Always the same id.
 static ms_id flat(unit *u)
 {
     bool named = u->flat.local->slot != 0;

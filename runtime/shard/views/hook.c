@@ -4,7 +4,8 @@
 #include "shard/views/hook.h"
 #include "ops/op.h"
 
-// A power of two near the root of n before the sum and the rest after it: the least overflow in half types.
+// Divides by a power of two near the square root of n before the sum and by the rest after it, which keeps half types
+// from overflow.
 void ms_comm_division(int n, double *before, double *after)
 {
     int f = 1;

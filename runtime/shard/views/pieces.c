@@ -19,8 +19,8 @@ static uint64_t written(const unit *u)
     return sum;
 }
 
-// Where the others of its strategy show their pieces, so does a unit that stays whole, such as the root. What the graph
-// saved are views of the whole.
+// A unit that stays whole, such as the root, shows its pieces between passes, as sharded units do. The graph's saved
+// tensors are views of the whole and stay valid.
 static void stay(unit *u)
 {
     if (!u->state.gathered || u->world == 1) return;
@@ -33,12 +33,12 @@ static void stay(unit *u)
 
 static int64_t place_in_flat(const unit_param *p, const ms_tensor *g)
 {
-    return g->unreduced ? (int64_t)(p->full_at / (size_t)ms__dtype_size(p->low))
+    return g->unreduced ? (int64_t)(p->whole_at / (size_t)ms__dtype_size(p->gather_dtype))
                         : (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype));
 }
 
-// The pieces' gradients as one: what they are views of, which is made where the script has put others in their places.
-// NULL: none.
+// The flat gradient of which the pieces' gradients are views. Where the script has replaced some, a new one is made and
+// the pieces' gradients become views of it. NULL: no gradient.
 static ms_status grad_of_pieces(unit *u, ms_tensor **out)
 {
     const ms_tensor *first = NULL;
@@ -58,7 +58,7 @@ static ms_status grad_of_pieces(unit *u, ms_tensor **out)
     }
     if (!first) return MS_OK;
     const unit_param *last = &u->params[u->n - 1];
-    if (first->unreduced) n = (int64_t)(last->full_at / (size_t)ms__dtype_size(last->low)) + last->numel;
+    if (first->unreduced) n = (int64_t)(last->whole_at / (size_t)ms__dtype_size(last->gather_dtype)) + last->numel;
     if (together && base >= 0 && (size_t)(base + n) * (size_t)ms__dtype_size(first->dtype) <= first->storage->bytes) {
         *out = ms__tensor_on(first->storage, first->dtype, 1, &n, base);
         return MS_OK;

@@ -84,7 +84,7 @@ static bool same_present(const unit *u, const reduction *r)
            !memcmp(u->gradients.partial_of, r->present, (size_t)r->n * sizeof *r->present);
 }
 
-// Not all-reduced yet: it waits with the unit for a backward that is.
+// Keeps the reduced but not yet all-reduced block until a backward with all-reduce.
 static ms_status keep_partial(reduction *r)
 {
     unit *u = r->owner;
@@ -101,7 +101,7 @@ static ms_status keep_partial(reduction *r)
     return MS_OK;
 }
 
-// The reduced block of r goes to its parameters. Takes r's parts.
+// Lands the reduced block of r on its parameters, and releases it.
 static ms_status land_reduced(ms_run *run, reduction *r)
 {
     // Cast at once where all parameters have one dtype, else one by one.
@@ -115,7 +115,7 @@ static ms_status land_reduced(ms_run *run, reduction *r)
     return st;
 }
 
-// A unit whose script wants to see the reduced block first.
+// A unit with an all-reduce hook: the script gets the reduced block before it lands.
 static ms_run_state hooked_step(ms_task *t, ms_run *run, ms_event *ev)
 {
     reduction *r = t->ptr;
@@ -159,8 +159,8 @@ static ms_status land(ms_run *run, reduction *reducing)
 
 // ---- reduction -----------------------------------------------------------------------------------
 
-// The running backward's gradients join what earlier ones left. They wait in the reduce dtype when they are not reduced
-// now.
+// Adds the running backward's gradients to those of earlier ones. Gradients that are not reduced now are kept in the
+// reduce dtype.
 static ms_status take(unit *u)
 {
     for (int j = 0; j < u->n; j++) {
@@ -188,7 +188,7 @@ static ms_status take(unit *u)
     return MS_OK;
 }
 
-// What gradients of several dtypes are reduced in together: the widest; of two half types neither holds the other.
+// The dtype in which gradients of several dtypes are reduced: the widest; float32 for two different half types.
 static int promoted(int n, unit_param **present)
 {
     int dtype = present[0]->pending->dtype;
@@ -208,12 +208,12 @@ static bool uniform(int n, unit_param **present)
     return true;
 }
 
-// Parameters without a gradient are left out of the block: where ranks leave out different ones it would mix their
-// gradients, and where the sizes are equal nothing would fail.
+// Parameters without a gradient are left out of the block. If ranks left out different ones of equal size, gradients
+// would be mixed without an error; so the label says which ones are present.
 static void mark_present(const unit *u, const reduction *r, ms_label *label, char *words, size_t size)
 {
     uint64_t mark = 14695981039346656037ull;
-    int missing = u->n - r->n, told = 0,
+    int missing = u->n - r->n, named = 0,
         at = snprintf(words, size, missing <= r->n ? "no gradient of" : "gradients of");
     if (missing == 0) return;
     for (int j = 0, k = 0; j < u->n; j++) {
@@ -222,17 +222,17 @@ static void mark_present(const unit *u, const reduction *r, ms_label *label, cha
         mark = (mark ^ (uint64_t)there) * 1099511628211ull;
         if (there == (missing <= r->n) || at >= 72) continue;
         const char *name = u->params[j].param->name;
-        int n = snprintf(words + at, size - (size_t)at, "%s'%s'", told ? ", " : " ", name ? name : "?");
+        int n = snprintf(words + at, size - (size_t)at, "%s'%s'", named ? ", " : " ", name ? name : "?");
         at = n < (int)size - at ? at + n : (int)size - 1;
-        told++;
+        named++;
     }
-    int left = (missing <= r->n ? missing : r->n) - told;
+    int left = (missing <= r->n ? missing : r->n) - named;
     if (left) snprintf(words + at, size - (size_t)at, " and %d more", left);
     label->part = mark;
     label->part_of = words;
 }
 
-// World of one: a gradient lands as it is.
+// World of one: gradients land without a reduction.
 static ms_status land_alone(ms_run *run, unit *u, double scale)
 {
     for (int j = 0; j < u->n; j++) {
@@ -269,7 +269,7 @@ static ms_status land_alone(ms_run *run, unit *u, double scale)
     return MS_OK;
 }
 
-// What earlier backwards without all-reduce left joins the block on its way.
+// Adds the block that earlier backwards without all-reduce kept.
 static ms_status add_partial(unit *u, reduction *r)
 {
     if (!same_present(u, r))
@@ -298,7 +298,7 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
     if (st != MS_OK || r.n == 0) return st;
     int dtype = u->settings.reduce_dtype >= 0 ? u->settings.reduce_dtype : promoted(r.n, r.present);
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
-    // Where they are, if they are of the dtype that travels (small ones travel at once instead).
+    // In place if they have the dtype that is sent; small ones are packed, because that is faster.
     ms_part parts[MS_PARTS] = { { 0 } };
     bool apart = u->layout->parts && r.n <= MS_PARTS && u->memory.device == MS_CPU &&
                  dtype == r.present[0]->pending->dtype && uniform(r.n, r.present) && all * ms__dtype_size(dtype) > 4096;
@@ -306,7 +306,7 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
     else st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK && !apart) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
-    // Offloaded, the result is wanted on the CPU, unless the script looks at it first.
+    // The result of an offloaded unit goes to the CPU, unless a hook of the script gets it first.
     int lands = u->settings.all_reduce_hook != 0 ? u->memory.device : u->memory.home;
     if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
     char words[256];
