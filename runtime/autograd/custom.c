@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // autograd/custom.c -- nodes that are no operator: identities around units and modules, functions whose
-// backward is the script's, checkpoints. Their backward is in run.c.
+// backward is the script's, checkpoints. Their backward is in backward.c.
 #include "autograd/graph.h"
 
 void ms__module_call_release(ms_module_call *m)

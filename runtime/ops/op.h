@@ -2,8 +2,8 @@
 // ops/op.h -- the operator table and dispatch.
 //
 // An operator is one constant row: `const ms_op ms__op_relu = {…}`. A family file ends with the list
-// of its rows; op.c lists the families. Lua and the specs find rows by name. Adding an operator means
-// a row (kernels/<family>.c: check, backward, samples), its kernel (kernels/cpu/<family>.c), and its
+// of its rows; families.c lists the families. Lua and the specs find rows by name. Adding an operator means
+// a row (kernels/rows: check, backward, samples), its kernel (kernels/cpu, kernels/cuda), and its
 // Lua method; its gradient, non-contiguous, size-0 and device specs come from the row's samples.
 #ifndef MS_OP_H
 #define MS_OP_H

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Tensors: the class, its fields, lifetimes. Operations are in tensor_ops, tensor_shape,
---- tensor_reduce; making them in tensor_create; printing in tensor_print.
+--- Tensors: the class, its fields, lifetimes. Operations are in tensor/ops, tensor/shape,
+--- tensor/reduce; making them in tensor/create; printing in tensor/print.
 ---
 --- A tensor is `{ id = number }`: a name that the engine gave, checked by it at every use. Inside a
 --- scope nothing else is attached; an unscoped one carries an owner with a C finalizer.

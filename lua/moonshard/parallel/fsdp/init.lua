@@ -41,10 +41,4 @@ local fsdp = {
   check_sharded_parity = checks.check_sharded_parity,
 }
 
-return setmetatable(fsdp, { __index = function(_, name)
-  if type(name) ~= "string" or name:sub(1, 1) == "_" then return nil end
-  local names = {}
-  for known in pairs(fsdp) do names[#names + 1] = known end
-  table.sort(names)
-  errors.raise("%s", errors.unknown_in("fsdp", name, names))
-end })
+return errors.closed(fsdp, "fsdp")
