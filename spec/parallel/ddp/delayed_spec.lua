@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- DDP's delay_all_reduce_named_params and param_to_hook_all_reduce (docs/semantics.md#ddp-construction): the same
---- gradients, some of them reduced together when a certain gradient has arrived.
+--- gradients, some of them reduced together when the gradient of the hooked parameter has arrived.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 
@@ -22,7 +22,7 @@ local function input(rank, step)
   return ms.randn(3, 3, { dtype = "float64" })
 end
 
-local LAST = { "4.weight", "5.bias" }                   -- of the layers that backward meets first
+local LAST = { "4.weight", "5.bias" }                   -- of the layers whose gradients arrive first
 local ALL = { "1.weight", "1.bias", "2.weight", "2.bias", "4.weight", "4.bias", "5.weight", "5.bias" }
 
 local function pairs_of(m, names)
@@ -63,7 +63,7 @@ for world = 1, 4 do
         ms.catch_warnings(function()
           for step = 1, 4 do
             local x = input(rank, step)
-            -- what a step adds up without reducing is reduced with the next
+            -- gradients accumulated without a reduction are reduced with the next step's
             if step == 3 then
               plain:no_sync(function() plain(x):sum():backward() end)
               ddp:no_sync(function() ddp(x):sum():backward() end)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Communication hooks of nn.DDP beyond the mean (docs/semantics.md#ddp-hooks): PowerSGD of whole buckets, quantised
---- gradients, post-local SGD with its averagers, an optimizer's step behind the hook.
+--- Communication hooks of nn.DDP beyond the mean (docs/semantics.md#ddp-hooks): batched PowerSGD, quantized gradients,
+--- post-local SGD with its averagers, an optimizer step after the hook.
 local gradients = require "spec.support.ddp_gradients"
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
@@ -10,7 +10,7 @@ local function load()
   return ms, ms.nn, ms.dist, ms.nn.ddp_hooks
 end
 
--- 12 x 10 and 3 x 12 and their vectors: 171 numbers, in a few buckets from the second iteration on.
+-- Matrices 12 x 10 and 3 x 12 with their biases: 171 elements, in several buckets from the second iteration on.
 local function wrapped(hook, state, dtype)
   local ms, nn = load()
   ms.manual_seed(5)
@@ -22,7 +22,7 @@ end
 
 local function batch(rank, step, dtype) return gradients.batch(rank, step, { dtype = dtype }) end
 
--- The largest difference of two lists of tensors, over the largest number of the second.
+-- The largest difference of two lists of tensors, relative to the largest element of the second.
 local function distance(a, b)
   local far, size = 0, 0
   for k = 1, #a do
@@ -96,7 +96,7 @@ for _, world in ipairs { 3, 4 } do
           for _, c in ipairs(told) do
             if c.op == "all_reduce" and c.dtype == "float64" then sent = sent + c.input_numel end
           end
-          -- Of each bucket as a square of n x n, two columns: all that is sent.
+          -- Each bucket as a square matrix n x n with two columns per factor: all data that are sent.
           local columns = 0
           for _, bucket in ipairs(rawget(coarse, "_ddp").buckets) do
             columns = columns + 2 * math.ceil(math.sqrt(bucket.flat:numel()))
@@ -123,7 +123,7 @@ for _, world in ipairs { 3, 4 } do
             local x = batch(rank, step, dtype)
             local told, a = dist.record(function() return gradients.of(ddp, x) end)
             local b, own = gradients.of(plain, x), 0
-            -- Half a step of 255 of a rank's range, which is at most twice the largest of all ranks' numbers.
+            -- Half of one of the 255 steps of a rank's range, which is at most twice the largest magnitude on any rank.
             local ms_max = ms.tensor({ 0 }, { dtype = "float64" })
             plain:no_sync(function()
               for _, g in ipairs(gradients.of(plain, x)) do own = math.max(own, g:abs():max():item()) end
@@ -178,7 +178,7 @@ for _, world in ipairs { 3, 4 } do
         return (flat:narrow(1, from, n) - want:narrow(1, from, n)):abs():max():item()
       end
       local fine = reduce(hooks.quantization_perchannel_hook, 10)
-      -- half a step of each rank's: 0 belongs to every range
+      -- half a step of each rank; every range contains 0
       assert.is_true(off(fine, 11, 90) <= mean / 510 * 1.01 + 1e-6)
       assert.is_true(off(reduce(hooks.quantization_pertensor_hook), 11, 90) > 0.05)
       assert.matches("expected a whole number from 1", message(hooks.quantization_perchannel_hook, nil,
@@ -238,7 +238,7 @@ for _, world in ipairs { 3, 4 } do
         end
         return seen, optimizer
       end
-      -- What ranks have, by hand; sizes(step): of how many neighbours the mean is taken after it.
+      -- The expected parameters, computed directly; sizes(step): the number of neighbours that average after this step.
       local function expected(sizes)
         local values, seen = {}, {}
         for r = 0, world - 1 do values[r] = r end
@@ -260,7 +260,7 @@ for _, world in ipairs { 3, 4 } do
       end
       local got, optimizer = steps(hooks.PeriodicModelAverager { period = 2, warmup_steps = 1 })
       check(expected(function(step) return step >= 1 and (step - 1) % 2 == 0 and world or 1 end), got)
-      -- Its state has the averager's step.
+      -- The optimizer's state includes the averager's step.
       local sd = optimizer:state_dict()
       assert.equal(6, sd.step)
       local other = hooks.PostLocalSGDOptimizer(ms.optim.SGD(nn.Linear(1, 1,

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- DDP's join (docs/semantics.md#ddp-join): ranks with unequally many inputs train as one process does on all of them,
---- whatever else they send; and the options of DDP's construction that came late (5.1).
+--- DDP's join (docs/semantics.md#ddp-join): ranks with unequal numbers of inputs train as one process does on all
+--- inputs, whatever else they send; and further options of DDP's constructor.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 
@@ -11,7 +11,7 @@ end
 
 local f64 = { dtype = "float64" }
 
--- Two layers and a batch norm; `parts` says which layer a rank's step uses.
+-- Two layers and a batch norm; `parts` selects the layer that a rank's step uses.
 local function build(seed)
   local ms, nn = load()
   ms.manual_seed(seed or 7)
@@ -35,10 +35,10 @@ local function input(rank, step)
   return ms.randn(3, 4, f64)
 end
 
--- How many steps a rank has.
+-- The number of steps of a rank.
 local function steps_of(rank, world) return rank == world - 1 and 2 or 2 + 2 * rank + (rank % 2) end
 
--- One process for all: gradients of the ranks that are still there, over `divisor(active)`.
+-- One process for all ranks: the gradients of active ranks, divided by `divisor(active)`.
 local function reference(world, divisor, uses_side, steps)
   local ms = load()
   local model = build()
@@ -104,13 +104,13 @@ for world = 1, 3 do
             return "passed on"
           end))
         end)
-        assert.is_true(#count <= 1)                             -- that nothing was unused, of the first iteration
-        -- All have what the longest came to (its momentum is its own, as in PyTorch).
+        assert.is_true(#count <= 1)                             -- the first iteration may warn that nothing was unused
+        -- All ranks get the model of the last active one (momentum stays local, as in PyTorch).
         equal_models(want, ddp.module)
         local calls = dist.all_gather_object(ddp.module.calls:item())
         for _, n in ipairs(calls) do assert.equal(calls[1], n) end
         if case[2].broadcast_buffers ~= false and not case.none then assert.is_true(calls[1] >= most) end
-        -- And go on together, outside of a join.
+        -- They continue together outside the join.
         local after = ms.optim.SGD(ddp:parameters(), { lr = 0.1 })
         local twin = ms.optim.SGD(want:parameters(), { lr = 0.1 })
         ms.catch_warnings(function()
@@ -179,7 +179,7 @@ ranks.describe(3, "the end of a join", function()
     end)
     assert.equal("Detected at least one rank that exhausted inputs. Throwing across all ranks.", text)
     assert.equal(3, done)
-    -- Where all end together nothing is wrong, also after the error.
+    -- If all ranks finish together there is no error, even after an earlier error.
     ddp:zero_grad()
     local out = ddp:join({ throw_on_early_termination = true }, function()
       for step = 1, 2 do ddp(input(rank, step), true):sum():backward() end
@@ -200,7 +200,7 @@ ranks.describe(3, "the end of a join", function()
   end)
 end)
 
--- A gang of its own: after such an error nothing more is asked of the ranks.
+-- A gang of its own, because the ranks do nothing more after such an error.
 ranks.describe(3, "an error inside a join", function()
   it("is one on every rank", function(rank)
     local _, nn = load()

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- PowerSGD as a communication hook of nn.DDP: exact where a gradient has the rank that is sent, small on the wire, and
---- what it leaves out comes later (docs/semantics.md#ddp-hooks).
+--- PowerSGD as a communication hook of nn.DDP: exact if a gradient's rank is not larger than the approximation's, few
+--- bytes sent, and error feedback for what is left out (docs/semantics.md#ddp-hooks).
 local gradients = require "spec.support.ddp_gradients"
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
@@ -10,8 +10,7 @@ local function load()
   return ms, ms.nn, ms.dist, ms.nn.ddp_hooks
 end
 
--- A model of matrices of 12 x 10 and 3 x 12 and their vectors, wrapped; options of the state, or nil for the plain
--- mean.
+-- A wrapped model of matrices 12 x 10 and 3 x 12 with their biases; options of the state, or nil for the plain mean.
 local function wrapped(options, group)
   local ms, nn, _, hooks = load()
   ms.manual_seed(5)
@@ -31,7 +30,7 @@ for world = 1, 4 do
     it("gives the mean where its rank is the gradient's", function(rank)
       local ms = load()
       for _, case in ipairs {
-        { start = 2, rank = 12, rows = 8 },                     -- the whole rank of every matrix
+        { start = 2, rank = 12, rows = 8 },                     -- full rank of every matrix
         { start = 0, rank = 3, rows = 3, same = true },         -- three rows on every rank give gradients of rank 3
       } do
         local options = { matrix_approximation_rank = case.rank, min_compression_rate = 0.01,
@@ -54,7 +53,7 @@ for world = 1, 4 do
         for _, c in ipairs(told) do
           if c.op == "all_reduce" and c.dtype == "float64" then sent = sent + c.input_numel end
         end
-        -- 12 x 10 goes as 12 + 10; 3 x 12 would not shrink 2.5 times, so it goes with the vectors: 36 + 12 + 3.
+        -- 12 x 10 is sent as 12 + 10; 3 x 12 would not shrink by 2.5, so it is sent with the vectors: 36 + 12 + 3.
         assert.equal(step <= 2 and 120 + 36 + 12 + 3 or 22 + 51, sent)
       end
       local rate, before, after = state:compression_stats()
@@ -77,10 +76,10 @@ for world = 1, 4 do
         sum:add_(g)
       end
       assert.is_false(coarse:allclose(want, { rtol = 1e-3 }))
-      -- The mean of the ranks' remainders is what the sum still lacks.
+      -- The mean of the ranks' errors is what the sum lacks.
       local left
       for k, p in ipairs(ddp:parameters()) do
-        for _, memory in pairs(state.memory) do         -- order does not matter: there is one bucket
+        for _, memory in pairs(state.memory) do         -- order does not matter: only one bucket
           if k == 1 then
             assert.is_nil(left)
             for _, known in ipairs(rawget(ddp, "_ddp").buckets) do

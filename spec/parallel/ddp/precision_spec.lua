@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- DDP's mixed precision (docs/semantics.md#ddp-construction): what dtype everything has at which moment, and that its
---- numbers are those of FSDP without sharding, and of one process that computes in half.
+--- DDP's mixed precision (docs/semantics.md#ddp-construction): the dtypes at each moment, and results equal to those of
+--- FSDP without sharding and of one process that computes in a half type.
 local gradients = require "spec.support.ddp_gradients"
 local load = require("spec.support.wrapped").load
 local message = require "spec.support.message"
@@ -14,7 +14,7 @@ local CONFIGS = {
   { "all different", { param_dtype = "bfloat16", buffer_dtype = "float16", reduce_dtype = "float32" } },
 }
 
--- A layer that looks at what it is given, with a buffer and a frozen parameter.
+-- A layer that records the dtypes it sees, with a buffer and a frozen parameter.
 local function probe_class()
   local ms, nn = load()
   local Probe = nn.Module:extend "Probe"
@@ -33,7 +33,7 @@ local function probe_class()
   return Probe
 end
 
--- Two layers that share a weight, read twice, and one of their own.
+-- Two layers that share a weight, read twice, and one other layer.
 local function tied_class()
   local _, nn = load()
   local Tied = nn.Module:extend "Tied"
@@ -146,7 +146,7 @@ for world = 1, 4 do
             local expected, got = {}, {}
             for k, p in ipairs(sharded:parameters()) do expected[2 * k - 1], expected[2 * k] = p, p.grad end
             for k, p in ipairs(ddp:parameters()) do got[2 * k - 1], got[2 * k] = p, p.grad end
-            -- FSDP divides by 3 in two steps, 2 before the sum and 1.5 after it.
+            -- FSDP divides by 3 in two steps: by 2 before the sum and by 1.5 after it.
             local exact = world ~= 3
             if exact then assert.equal(first:item(), second:item()) end
             for k = 1, #expected do

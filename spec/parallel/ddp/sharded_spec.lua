@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- DDP around modules of which some are sharded: DDP looks after the other parameters, the units after their own.
+--- DDP around a module that is partly sharded: DDP reduces the other parameters, units their own.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -91,7 +91,7 @@ for world = 1, 4 do
         return m
       end)())
       joined:join(function()
-        -- unequal numbers of steps are no matter of sharded units
+        -- sharded units do not support unequal numbers of steps
         for _ = 1, 2 do joined(ms.ones(2, 3)):sum():backward() end
       end)
     end)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- nn.DDP (docs/semantics.md#ddp): gradients are those of one process on all ranks' inputs; what is sent, when, and
---- what goes wrong.
+--- nn.DDP (docs/semantics.md#ddp): gradients equal those of one process on all ranks' inputs; the collectives and their
+--- order; errors.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 
@@ -36,7 +36,7 @@ local function step(model, optimizer, loss)
   return model
 end
 
--- Trains def's model in DDP on this rank's inputs, and a copy on all ranks' in this process.
+-- Trains def's model in DDP on this rank's inputs, and a copy in this process on all ranks' inputs.
 local function compare(def, rank, world, options, steps)
   local ms, nn, _, golden = load()
   local reference, model = golden.fill(def.make { dtype = "float64" }), golden.fill(def.make { dtype = "float64" })
@@ -54,7 +54,7 @@ local function compare(def, rank, world, options, steps)
       for name, p in reference:named_parameters() do
         local q = ddp:get_parameter(name)
         if name:find "in_proj_bias$" then
-          -- A key's bias has a gradient of 0; what arrives is rounding, which Adam divides by itself.
+          -- A key's bias has gradient 0; what arrives is rounding, which Adam divides by itself.
           local d = p:size(1) / 3
           ms.testing.assert_close(q:narrow(1, d + 1, d), p:narrow(1, d + 1, d), { rtol = 0, atol = 5e-9 })
           q, p = ms.cat({ q:narrow(1, 1, d), q:narrow(1, 2 * d + 1, d) }, 1),
@@ -110,7 +110,7 @@ for world = 1, 4 do
       local mine = ddp.running_mean:tolist()
       assert.near(0.1 * (rank + 0.5), mine[1], 1e-12)                 -- of this rank's batch
       run(0)
-      -- The first rank's 0.05, then 0.5 mixed in, everywhere.
+      -- The first rank's 0.05, then a step towards 0.5, on every rank.
       assert.near(0.9 * 0.05 + 0.1 * 0.5, ddp.running_mean:tolist()[1], 1e-12)
       ddp:no_sync(function() run(rank) end)
       assert.near(0.9 * 0.095 + 0.1 * (rank + 0.5), ddp.running_mean:tolist()[1], 1e-12)
@@ -122,7 +122,7 @@ for world = 1, 4 do
       local def = require "spec.support.models.mlp_stack"
       local reference, model = golden.fill(def.make { dtype = "float64" }), golden.fill(def.make { dtype = "float64" })
       local ddp = nn.DDP(model, { bucket_cap_mb = 1e-6 })
-      for _ = 1, 2 do                            -- before and after the buckets are built again
+      for _ = 1, 2 do                            -- before and after buckets are rebuilt
         reference:zero_grad()
         ddp:zero_grad()
         for s = 0, 2 do
@@ -212,7 +212,7 @@ for world = 1, 4 do
       ms.catch_warnings(function()
         for _ = 1, 2 do
           local list = dist.record(function() ddp(ms.rand(2, 3)):sum():backward() end)
-          assert.are.equal("5 20 4 12 4", sizes(list))                -- and who used which of the 4
+          assert.are.equal("5 20 4 12 4", sizes(list))                -- and the map of the 4 used parameters
         end
       end)
     end)
@@ -273,7 +273,7 @@ for world = 1, 4 do
       ddp:zero_grad()
       run()
       local before = m[1].weight.grad:data_ptr()
-      -- One bucket has them all, in the order of arrival.
+      -- One bucket contains all, in the order of arrival.
       local first, last = math.huge, 0
       for _, p in ipairs(m:parameters()) do
         first, last = math.min(first, p.grad:data_ptr()), math.max(last, p.grad:data_ptr() + 4 * p:numel())
@@ -288,7 +288,7 @@ for world = 1, 4 do
       run()
       assert.are.equal(before, m[1].weight.grad:data_ptr())
       assert.are.same(once, m[1].weight.grad:tolist())
-      run()                                                           -- adds up
+      run()                                                           -- accumulates
       assert.near(2 * once[1][1], m[1].weight.grad:tolist()[1][1], 1e-5)
     end)
 
@@ -342,14 +342,14 @@ for world = 1, 4 do
       check(hooks.bf16_compress_hook, nil, 2e-2, 1e-4)
       check(hooks.fp16_compress_wrapper(hooks.allreduce_hook), nil, 2e-3, 1e-5)
       check(hooks.bf16_compress_wrapper(hooks.allreduce_hook), nil, 2e-2, 1e-4)
-      -- FSDP's hooks take buckets as well.
+      -- FSDP's hooks also accept buckets.
       local fsdp_hooks = ms.fsdp.comm_hooks
       check(fsdp_hooks.allreduce_hook, fsdp_hooks.DefaultState(), 1e-6, 1e-7)
       check(fsdp_hooks.fp16_compress_hook, fsdp_hooks.LowPrecisionState(), 2e-3, 1e-5)
       check(fsdp_hooks.bf16_compress_hook, fsdp_hooks.LowPrecisionState(), 2e-2, 1e-4)
       local _, list = grads(hooks.fp16_compress_hook)
       assert.are.equal("float16", list[#list].dtype)
-      -- Nothing is divided for a hook; it may return nothing, a tensor, or something to wait for.
+      -- DDP does not divide for a hook; it may return nothing, a tensor, or an object to wait for.
       local double = function(_, bucket) bucket.flat:mul_(2) end
       local local_grads = grads(hooks.noop_hook)
       for k, p in ipairs((grads(double))) do ms.testing.assert_close(p.grad, local_grads[k].grad * 2) end
@@ -444,7 +444,7 @@ ranks.describe(2, "DDP #mpi", function()
     assert.truthy(message(nn.DDP, 3):find("DDP: argument 1 is a number", 1, true))
     assert.truthy(message(nn.DDP, nn.Linear(2, 2), { bucket_cap = 1 }):find("did you mean 'bucket_cap_mb'?", 1, true))
     assert.truthy(message(nn.DDP, nn.Linear(2, 2), { process_group = 3 }):find("option 'process_group'", 1, true))
-    -- Every rank learns of another model.
+    -- Every rank detects that models differ.
     assert.are.equal("DDP expects same model across all ranks, but Rank 1 has 2 params, while rank 0 has inconsistent 1 params.",
       message(nn.DDP, nn.Linear(2, 2, { bias = rank == 1 })))
     assert.are.equal("[1]: params[1] in this process with sizes [2, 3] appears not to match sizes of the same param in process 0.",
@@ -473,7 +473,7 @@ ranks.describe(2, "DDP #mpi", function()
       text:sub(1, 86))
     assert.truthy(text:find(("Parameters which did not receive grad for rank %d: lin2.weight, lin2.bias. "):format(rank)
       .. ("Parameter indices which did not receive grad for rank %d: 3 4"):format(rank), 1, true))
-    -- no_sync forwards and eval go on.
+    -- Forwards in no_sync and eval mode still run.
     ddp:no_sync(function() ddp(ms.ones(1, 3)) end)
     ms.no_grad(function() ddp(ms.ones(1, 3)) end)
   end)
@@ -565,7 +565,7 @@ ranks.describe(2, "DDP #mpi", function()
     local m = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
     local ddp = nn.DDP(m, { bucket_cap_mb = 1e-6 })
     for _ = 1, 2 do ddp(ms.ones(1, 3)):sum():backward() end
-    local least = math.huge                       -- seconds; a busy machine may lose some, not three times
+    local least = math.huge                       -- seconds; a busy machine may delay one run, but not all three
     for _ = 1, 3 do
       local handle = rank == 1 and m[1].weight:register_hook(function() error("no more of this", 0) end)
       local begun = lib.ms_time()
@@ -590,7 +590,7 @@ ranks.describe(2, "DDP #mpi", function()
     assert.is_nil(weak[1])
     local list = dist.record(function() m(ms.ones(1, 2)):sum():backward() end)
     assert.are.equal(0, #list)
-    -- Its hooks hold nothing either.
+    -- Its hooks do not keep it alive either.
     local parameters = setmetatable(m:parameters(), { __mode = "v" })
     m = nil
     collected()

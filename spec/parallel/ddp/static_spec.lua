@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- nn.DDP with static_graph: the first iteration shows what is used and how often; the others don't look again
---- (docs/semantics.md#ddp-unused).
+--- nn.DDP with static_graph: the first iteration records which parameters are used, and how often; later iterations
+--- rely on it (docs/semantics.md#ddp-unused).
 local ranks = require "spec.support.ranks"
 
 local function load()
@@ -8,8 +8,8 @@ local function load()
   return ms, ms.nn, ms.dist
 end
 
--- first is called three times, once inside a checkpoint; left or right after it, as the field `way` says; spare never
--- is.
+-- `first` is called three times, once inside a checkpoint; then `left` or `right`, as the field `way` says; `spare` is
+-- never called.
 local function make()
   local ms, nn = load()
   local Net = nn.Module:extend "Net"
@@ -67,7 +67,7 @@ for world = 1, 4 do
             if c.op == "all_reduce" and c.dtype == "int32" then maps = maps + 1 elseif c.op == "all_reduce" then
               reductions = reductions + 1 end
           end
-          -- One bucket, and who uses what, at first; then a bucket a parameter and no question.
+          -- At first one bucket and the map of used parameters; then one bucket per parameter and no map.
           assert.equal(step == 1 and 1 or 8, reductions)
           assert.equal(step == 1 and 1 or 0, maps)
           for name, p in reference:named_parameters() do

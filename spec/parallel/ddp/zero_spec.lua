@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- DDP's hooks that step a ZeroRedundancyOptimizer under the reductions (docs/semantics.md#ddp-hooks): the numbers of a
---- plain optimizer's step after backward, bit for bit.
+--- DDP's hooks that step a ZeroRedundancyOptimizer during the reductions (docs/semantics.md#ddp-hooks): bit for bit the
+--- results of a plain optimizer step after backward.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 
@@ -11,7 +11,7 @@ local function load()
   return ms, ms.nn, ms.dist, ms.optim, ms.nn.ddp_hooks
 end
 
--- Five layers, of which an even step leaves out one; its frozen bias stays.
+-- Five layers, of which an even step leaves out one; its frozen bias does not change.
 local function make()
   local ms, nn = load()
   ms.manual_seed(31)
@@ -84,10 +84,10 @@ for world = 1, 4 do
                 local x, skip = input(rank, step), case[4] and step % 2 == 0
                 for _, o in ipairs { adam, zero } do
                   o.param_groups[1].lr = 0.02 / step
-                  -- Without it, what a rank has of the step before is what unused parameters keep.
+                  -- Otherwise unused parameters keep the gradients of the step before.
                   if step ~= 4 then o:zero_grad() end
                 end
-                if step == 3 then                         -- nothing steps inside no_sync
+                if step == 3 then                         -- no step is taken inside no_sync
                   local before = b.first.weight:detach():clone()
                   plain:no_sync(function() plain(x, skip):sum():backward() end)
                   ddp:no_sync(function() ddp(x, skip):sum():backward() end)
@@ -121,7 +121,7 @@ for world = 1, 4 do
           for _, c in ipairs((dist.record(function() loss:backward() end))) do
             if c.op == "broadcast" then sent, pieces = sent + c.output_numel, pieces + 1 end
           end
-          local all = 36 + 9 + 45 + 5 + 25 + 5 + 15 + 3               -- what is frozen belongs to somebody as well
+          local all = 36 + 9 + 45 + 5 + 25 + 5 + 15 + 3               -- frozen parameters also belong to a rank
           assert.same(world > 1 and { all, 8 } or { 0, 0 }, { sent, pieces })
         end
         assert.same({ "`step()` should not be included in the training loop when `overlap_with_ddp=true`" },

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- fully_shard and fsdp.FSDP in one model: fully_shard takes FSDP instances in as units that are made already; FSDP
---- takes nothing in that fully_shard has sharded, and says so.
+--- fully_shard and fsdp.FSDP in one model: fully_shard treats FSDP instances as existing units; FSDP refuses modules
+--- that fully_shard has sharded.
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -32,7 +32,7 @@ for world = 1, 3 do
       assert.is_false(ok)
       assert.truthy(message:find("FSDP: the module, FSDPLinear, is already sharded by fully_shard. " .. ADVICE, 1,
         true), message)
-      -- Parameters that two modules share are another matter.
+      -- Parameters shared by two modules are another error.
       local tied = net()
       tied[2][1].weight = tied[1].weight
       tied[1] = quietly(fsdp.FSDP, tied[1])

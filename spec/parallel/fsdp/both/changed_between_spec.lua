@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Parameters that change between a forward and its backward: an error, never a gradient of the new values
+--- Parameters that change between a forward and its backward: an error, never a gradient computed with the new values
 --- (docs/semantics.md#pieces).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
@@ -17,7 +17,7 @@ local function doubled(sd)
   return copy
 end
 
--- What changes the first layer, or all of them, while a loss waits for its backward.
+-- Changes of the first layer, or of all layers, before the backward of a loss.
 local CHANGES = {
   { "load_state_dict", function(model) require("moonshard").fsdp.load_state_dict(model,
   doubled(require("moonshard").fsdp.state_dict(model))) end },
@@ -50,7 +50,7 @@ for _, world in ipairs { 1, 2, 3 } do
           change[2](model, optim)
           raises("FSDP does not support changing the parameters between forward and backward", loss.backward, loss)
           model:zero_grad()
-          -- It goes on, with the new values.
+          -- Training continues with the new values.
           local want = net()
           want:load_state_dict(model:state_dict())
           want(ms.ones(2, 4)):pow(2):sum():backward()

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- In-place changes of parameters that are whole: what a forward left whole, unshard() gathered, or a hook sees inside
---- of a forward. They go into the shards, or are an error; they are never lost.
+--- In-place changes of gathered parameters: those that stay gathered after forward, that unshard() gathered, or that a
+--- hook sees inside a forward. Changes are written to the shards, or raise an error; they are never lost.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -29,7 +29,7 @@ local CHANGES = {
     layer:reset_parameters()
   end,
 }
--- What makes a layer whole and leaves it so.
+-- Ways to leave a layer gathered.
 local LEFT = {
   ["a forward without gradients"] = function(model) probe(model, input()) end,
   ["a forward of the layer"] = function(model)
@@ -38,7 +38,7 @@ local LEFT = {
   end,
   ["unshard()"] = function(model) model[2]:unshard() end,
 }
--- What reads the shards, or lets the wholes go.
+-- Operations that read the shards, or vacate the gathered parameters.
 local READ = {
   ["reshard()"] = function(model) model[2]:reshard() end,
   ["full_tensor()"] = function(model) model[2].weight:full_tensor() end,
@@ -154,7 +154,8 @@ for _, world in ipairs { 1, 2, 3 } do
     end)
 
     it("are an error where the shard was changed too, or an extension made the whole", function()
-      if world == 1 then return end                           -- whole and shard are one
+      -- With one rank, gathered parameter and shard are the same.
+      if world == 1 then return end
       local ms, _, fsdp = load()
       local model = net()
       fsdp.fully_shard(model[2], { reshard_after_forward = false })
@@ -168,7 +169,7 @@ for _, world in ipairs { 1, 2, 3 } do
       assert.matches("^fsdp: parameter '2.weight' was changed in place while it was whole, and so was the shard",
         message(model, input()))
       model(input()):sum():backward()
-      -- An optimizer's step lets stale wholes go: nothing can be written into them.
+      -- An optimizer's step vacates stale gathered parameters: nothing can be written into them.
       probe(model, input())
       ms.optim.SGD(model:parameters(), { lr = 0.1 }):step()
       assert.matches("is sharded", message(function() return model[2].weight:sum() end))
@@ -209,7 +210,7 @@ for _, world in ipairs { 1, 2, 3 } do
           end
           spoil()
           same(plain, model)
-          -- Between a forward and its backward, too, where the root or all of them stayed whole.
+          -- Also between a forward and its backward, if the root or all parameters stayed gathered.
           for _ = 1, 2 do
             plain(input()):sum():backward()
             local loss = model(input()):sum()

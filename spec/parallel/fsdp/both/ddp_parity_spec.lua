@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- FSDP, moved to another dtype after it was wrapped, trains the models of the zoo as DDP does: losses every step,
---- whole parameters at the end. Every rank has its own input.
+--- FSDP, converted to another dtype after wrapping, trains the models of spec/support/models as DDP does: losses in
+--- every step, whole parameters at the end. Every rank has its own input.
 local ranks = require "spec.support.ranks"
 
 local MODELS = { "nested_wrapped_module", "always_wrap_nested_wrapped_module", "non_uniform_req_grad",
@@ -16,7 +16,7 @@ end
 
 local function zoo(name) return require("spec.support.models." .. name) end
 
--- Trains; calls model(unpack(input)), whatever wraps it. Losses, and the model.
+-- Trains by calling model(unpack(input)), wrapped or not. Returns the losses and the model.
 local function train(model, o)
   local ms = load()
   local optimizer = ms.optim.SGD(model:parameters(), { lr = 0.01, momentum = 0.9 })
@@ -34,7 +34,7 @@ local function train(model, o)
       model:run_backward(loss)
       optimizer:step()
     end)
-    if o.save then                                  -- out, to zero, and in again
+    if o.save then                                  -- saved, zeroed, and loaded again
       local sd = {}
       for key, t in ms.sorted_pairs(model:state_dict()) do sd[key] = t:clone() end
       ms.no_grad(function()
@@ -46,7 +46,7 @@ local function train(model, o)
   return losses
 end
 
--- The model in DDP, or (the experts reduce themselves) as it is.
+-- The model in DDP, or unwrapped if its experts reduce gradients themselves.
 local function reference(name, o)
   local _, nn = load()
   local m = zoo(name).init(nil, "no_fsdp", "before", { deterministic = true })
@@ -82,7 +82,7 @@ local function compare(name, strategy, orig, o)
         k = k + 1
         assert.are.equal(names[k][1], path)
         local wanted = names[k][2]
-        if path:find "in_proj_bias$" then           -- of a key's bias only rounding arrives
+        if path:find "in_proj_bias$" then           -- the gradient of a key's bias is only rounding
           local d = p:size(1) / 3
           p, wanted = p:narrow(1, 1, d), wanted:narrow(1, 1, d)
         end
@@ -98,7 +98,7 @@ for world = 2, 3 do
     for _, name in ipairs(MODELS) do
       for _, strategy in ipairs(STRATEGIES) do
         for _, orig in ipairs { true, false } do
-          -- Frozen and trained parameters share a unit only as the original ones.
+          -- Frozen and trained parameters can share a unit only with use_orig_params.
           if orig or name ~= "non_uniform_req_grad" then
             local title = ("%s, %s%s"):format(name, strategy, orig and ", original parameters" or "")
             it("float64: " .. title, function()

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Slow steps around a unit's collectives change no number: a delay before the optimizer's step, before a reduction,
---- before an instance lets its parameters go.
+--- Delays around a unit's collectives do not change results: before the optimizer's step, before a reduction, before an
+--- instance vacates its parameters.
 local ranks = require "spec.support.ranks"
 
 local function zoo(name) return require("spec.support.models." .. name) end

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- Ranks that have nothing of a unit's parameters see its steps like those that have some: whether what stayed whole
---- after a forward without a backward must be gathered again is decided alike everywhere.
+--- Ranks without elements of a unit's parameters follow the same steps as the others: all ranks decide alike whether
+--- parameters that stayed gathered after a forward without a backward must be gathered again.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
--- Whose own parameter is one number: all ranks but one have nothing of it.
+-- A module whose own parameter is one number, so that all ranks but one hold nothing of it.
 local function make()
   local ms, nn = load()
   ms.manual_seed(4)

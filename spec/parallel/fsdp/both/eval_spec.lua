@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Evaluation between steps of training: forwards without a backward, in eval mode, with and without gradients,
---- prefetching on or off. The same outputs every time, and training goes on as if there had been none.
+--- Evaluation between training steps: forwards without a backward, in eval mode, with and without gradients, with and
+--- without prefetching. Outputs are equal every time, and training continues as if there had been no evaluation.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- Sharded backwards with the script in the middle: an error at every event in turn, on all ranks or on one, and
---- hooks that run operators, collectives and a sharded forward and backward of their own.
+--- Sharded backwards interrupted by the script: an error at every event in turn, on all ranks or on one, and hooks that
+--- run operators, collectives and a sharded forward and backward of their own.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 
--- Units, and an event of every kind that a backward has. event(kind) is called inside each of them.
+-- Units, and an event of every kind that a backward has; event(kind) is called in each.
 local function make(event)
   local ms = require "moonshard"
   local nn, fsdp = ms.nn, ms.fsdp
@@ -20,7 +20,7 @@ local function make(event)
     self.first = nn.Linear(4, 6)
     self.middle = nn.Linear(6, 6)
     self.last = nn.Linear(6, 3)
-    self.gain = nn.Parameter(ms.ones(3))          -- the root's own: whole from its forward to its backward
+    self.gain = nn.Parameter(ms.ones(3))          -- belongs to the root: gathered from its forward to its backward
   end
   function Net:forward(x)
     x = self.first(x):tanh()
@@ -42,7 +42,7 @@ local function make(event)
   return model, ms
 end
 
--- An event that counts, and raises `what` at number `at`.
+-- An event that counts, and raises `what` when the count is `at`.
 local function counter()
   local e = { n = 0, kinds = {} }
   return setmetatable(e, { __call = function(_, kind)
@@ -56,8 +56,8 @@ local function counter()
   end })
 end
 
--- Waits until all ranks are here, without a collective: a rank that is still inside one would hear of another's
--- error before it throws its own.
+-- Waits for all ranks without a collective: a rank that is still inside one would get another rank's error before
+-- raising its own.
 local function meeting(rank, world)
   local ms = require "moonshard"
   local folder = ms.dist.broadcast_object(rank == 0 and os.tmpname() or nil, { src = 0 })
@@ -92,13 +92,13 @@ local function step(model, ms, event, rank)
   return ok, message
 end
 
--- Bytes in use, when what belonged to dead graphs (a checkpoint's arguments) is dropped, as the next backward does.
+-- Bytes in use after dead graphs (the arguments of a checkpoint) are freed, as the next backward does.
 local function live(ms)
   require("moonshard.autograd").drop_dead()
   return ms.memory_stats()
 end
 
--- Copies of this rank's gradients; the model's own go away (in a scope: the collector has no part in this).
+-- Copies this rank's gradients and clears the model's own (in a scope, so that garbage collection is not involved).
 local function take_gradients(model)
   local out = {}
   require("moonshard").scope(function()
@@ -113,13 +113,13 @@ local function check_sharded_and_idle(model, ms)
     assert.matches("is sharded", select(2, pcall(function() return p + 1 end)), nil, name)
   end
   for _, m in ipairs(model:modules()) do
-    if m:isa(ms.fsdp.FSDPModule) then m:reshard() end       -- refuses while somebody uses the unit
+    if m:isa(ms.fsdp.FSDPModule) then m:reshard() end       -- refused while the unit is in use
   end
   assert.equal(0, require("moonshard.core.ffi").state.run_depth)
 end
 
 ranks.describe(2, "an error in a backward", function()
-  -- What earlier tests left is gone, and nothing goes while bytes are counted.
+  -- Frees leftovers of earlier tests; nothing is freed while bytes are counted.
   before_each(function()
     collected()
     collectgarbage "stop"
@@ -196,7 +196,7 @@ ranks.describe(2, "an error in a backward", function()
     step(model, ms, event, rank)
     local total, want = event.n, take_gradients(model)
     local before = live(ms).allocated
-    -- the last leaf hooks run behind the last collective: nobody waits there
+    -- The last leaf hooks run after the last collective, where no peer waits.
     for at = 1, total - 5, 2 do
       event.at, event.what = rank == 1 and at or nil, "rank 1 stumbles"
       local ok, message = step(model, ms, event, rank)
@@ -218,7 +218,8 @@ ranks.describe(2, "an error in a backward", function()
   end)
 end)
 
--- Two roots in one script, as a generator and a critic: one loss through both, and roots that stay whole after forward.
+-- Two roots in one script, as a generator and a critic: one loss through both, and roots that stay gathered after
+-- forward.
 ranks.describe(2, "an error on one rank, with several roots,", function()
   local function setup()
     local event = counter()
@@ -252,7 +253,7 @@ ranks.describe(2, "an error on one rank, with several roots,", function()
     return out
   end
 
-  -- The others hear of it in their next collective, wherever that is.
+  -- The other ranks get the error in their next collective, whichever it is.
   local function meet(ms)
     local ok, message = pcall(ms.dist.barrier)
     if not ok then
@@ -356,7 +357,7 @@ ranks.describe(2, "a hook", function()
       end)
       model.first.weight:register_post_accumulate_grad_hook(function()
         ran = ran + 1
-        -- The same model again, while its own backward is under way.
+        -- The same model again, during its own backward.
         ms.no_grad(function() assert.equal(2, model(ms.ones(2, 4)):size(1)) end)
       end)
       out:sum():backward()

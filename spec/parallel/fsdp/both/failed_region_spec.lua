@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- A failure in work that a backward runs anew (a checkpoint's region around whole units, a forward in a hook) is told
---- to the other ranks, though the backward's own graph has no unit in it.
+--- A failure in work that a backward runs again (a checkpointed region around whole units, a forward in a hook) is
+--- published to the other ranks, although the graph of the backward contains no unit.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 

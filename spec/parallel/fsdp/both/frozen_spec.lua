@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Training with a frozen trunk under FSDP: frozen by requires_grad or by dropping its gradients, before or after
---- wrapping, the trunk one unit or units inside one another; the same parameters as under DDP. Frozen units in between,
---- and ones that run several times.
+--- wrapping, the trunk one unit or nested units; parameters equal those under DDP. Also frozen units between others,
+--- and units that run several times.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -78,7 +78,7 @@ for world = 2, 4 do
   end)
 end
 
--- Layers of which every second one is frozen, each a unit.
+-- Layers, of which every second one is frozen, each a unit.
 local function striped(kind, options)
   local ms, nn, fsdp, _, quietly = load()
   ms.manual_seed(5)

@@ -156,7 +156,7 @@ describe("fully_shard", function()
     function Net:forward(x) return self.lin(x) end
     function Net:twice(x) return self.lin(self.lin(x)) end
     local m = Net()
-    fsdp.register_fsdp_forward_method(m, "twice")                        -- no FSDP module: nothing happens
+    fsdp.register_fsdp_forward_method(m, "twice")                        -- not an FSDPModule: no effect
     assert.has_error(function() fsdp.fully_shard(m); fsdp.register_fsdp_forward_method(m, "thrice") end)
     local sharded_error = failure(m.twice, m, ms.ones(1, 2))
     assert.matches("is sharded; use to_local%(%)", sharded_error)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- A rank whose script catches an error of its own between forward and backward leaves a backward out. Its next step
---- must not pair with the others' step before it: every rank is told, and they go on together.
+--- A rank whose script catches its own error between forward and backward skips a backward. Its next step must not be
+--- paired with the others' previous step: every rank gets the error, and they continue together.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -72,7 +72,7 @@ for _, world in ipairs { 2, 3 } do
           assert.is_true(step < 20, told)
         end
         assert.truthy(told and told:find("the ranks ask for different things", 1, true), told)
-        -- From there on they do the same things again, with the same weights.
+        -- From here on the ranks run the same steps again, with the same weights.
         local w = model:parameters()[1]
         w = w.placements and w:full_tensor() or fsdp.summon_full_params(model,
           function() return model[1].weight:detach():clone() end)

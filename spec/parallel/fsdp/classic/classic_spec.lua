@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- fsdp.FSDP trains as one process does, under every strategy, with one flat parameter a unit and with the original
---- ones.
+--- fsdp.FSDP trains as one process does, under every strategy, with one flat parameter per unit and with the original
+--- parameters.
 local ranks = require "spec.support.ranks"
 
 local MODELS = { "net", "nested_wrapped_module", "non_uniform_req_grad", "mlp_stack", "exec_order", "transformer_lm" }
@@ -17,7 +17,7 @@ for world = 1, 4 do
     for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
       for _, pieces in ipairs { false, true } do
         for _, name in ipairs(MODELS) do
-          -- One flat parameter has one requires_grad.
+          -- A flat parameter has one requires_grad.
           if pieces or name ~= "non_uniform_req_grad" then
             it(("trains %s, %s, use_orig_params = %s"):format(name, strategy, tostring(pieces)), function(rank)
               compare(require("spec.support.models." .. name), rank, world,

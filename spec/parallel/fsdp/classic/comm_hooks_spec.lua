@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Communication hooks of the script's own and built-in ones: what they are given, what becomes of what they do
+--- Communication hooks, the script's own and built-in ones: their arguments, and the effect of their results
 --- (docs/semantics.md#comm-hooks).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
@@ -130,7 +130,7 @@ for world = 1, 4 do
         end)
         backward(model, rank)
         assert.equal(2, #seen)
-        -- Nothing was reduced: each rank has its own gradients.
+        -- Nothing was reduced: each rank keeps its own gradients.
         local plain = model_of { sharding_strategy = "no_shard", process_group = (ms.dist).self_group() }
         backward(plain, rank)
         for k, unit in ipairs(fsdp.fsdp_modules(model)) do
@@ -193,7 +193,7 @@ for world = 1, 4 do
         failing = false
         for _, p in ipairs(model:parameters()) do p.grad = nil end
         local again = pcall(backward, model, rank)
-        if not again then                       -- a peer's failure, told once
+        if not again then                       -- a peer's failure, reported once
           for _, p in ipairs(model:parameters()) do p.grad = nil end
           backward(model, rank)
         end

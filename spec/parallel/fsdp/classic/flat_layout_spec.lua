@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What of each parameter lies on which rank: one behind another in the flat parameter, or, where scripts see the
---- pieces, each from a multiple of 16 bytes on.
+--- The part of each parameter on each rank: parameters are consecutive in the flat parameter or, with use_orig_params,
+--- each begins at a multiple of 16 bytes.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -14,7 +14,7 @@ local function net(dtype)
   return nn.Sequential(layers)
 end
 
--- Where each parameter begins, and where the last one ends, if each begins at a multiple of `to` elements.
+-- The beginning of each parameter, and the end of the last one, if each begins at a multiple of `to` elements.
 local function places(to)
   local at, list = 0, {}
   for k, shape in ipairs(SHAPES) do
@@ -27,8 +27,8 @@ end
 
 for world = 1, 4 do
   ranks.describe(world, ("a flat parameter on %d ranks"):format(world), function(rank)
-    -- Elements from..to (from 0) of a whole parameter that this rank has, were the flat parameter of `total` cut
-    -- evenly.
+    -- The elements from..to (from 0) of a whole parameter on this rank, if the flat parameter of `total` elements is
+    -- sharded evenly.
     local function share(place, total)
       local each = math.ceil(total / world)
       return math.max(rank * each, place[1]) - place[1], math.min((rank + 1) * each, place[2]) - place[1]

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What FSDP instances leave alone: ignored modules beside low precision, on meta, on other devices, below a root that
---- is wrapped or not, and different ones on different ranks.
+--- Ignored modules and states of FSDP: with low precision, on meta, on other devices, below a root that is wrapped or
+--- not, and different ones on different ranks.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -11,7 +11,7 @@ local function net()
   return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(5, 4))
 end
 
--- Gradients of what nothing reduces are this rank's alone: the mean over the ranks by hand.
+-- No unit reduces gradients of ignored parameters; averages them over the ranks directly.
 local function reduce_by_hand(m)
   local ms, _, _, dist = load()
   ms.no_grad(function()
@@ -60,7 +60,7 @@ for _, world in ipairs { 1, 2, 3 } do
 
     it("may be other ones on every rank, if each has parameters to shard alike", function()
       local ms, nn, fsdp, dist, quietly = load()
-      -- A rank has as many ignored layers as its number says; what is sharded is the same everywhere.
+      -- A rank ignores as many layers as its number; the sharded layers are the same on every rank.
       local extra = nn.ModuleList {}
       for _ = 1, rank + 1 do extra:append(nn.Linear(5, 5)) end
       local Net = nn.Module:extend "Net"

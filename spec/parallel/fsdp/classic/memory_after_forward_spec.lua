@@ -1,18 +1,19 @@
 -- SPDX-License-Identifier: MIT
 --- The memory test of the classic suite with its own model (docs/semantics.md#memory), at the points that hold
---- activations: FSDP around convolutions and around each batch norm, on 2 ranks, SGD with momentum; current allocation
---- in whole MiB and one more.
+--- activations: FSDP around convolutions and around each batch norm, on 2 ranks, SGD with momentum. Compares allocated
+--- memory in whole MiB plus one.
 ---
---- The suite read its numbers after forward, 340 MiB and with a checkpoint 51, off a run at 2 x 3 x 224 x 224. They are
---- this rank's shards, one MiB more, and two images of each convolution's channels, which convolutions and batch norms
---- keep of their inputs and ReLUs in place of their outputs; of the three blocks none where they are a checkpoint. Here
---- the images are smaller.
+--- The suite took its numbers after forward, 340 MiB and with a checkpoint 51, from a run with inputs 2 x 3 x 224 x
+--- 224. They consist of this rank's shards, one MiB more, and two images of each convolution's channels: convolutions
+--- and batch norms keep their inputs, ReLUs work in place. Inside a checkpoint, the three blocks keep none. Here the
+--- images are smaller.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 
 local MIB, HIDDEN = 2 ^ 20, 128
 
--- MiB that a forward leaves for its backward, with batches of 2 and a border that the first convolution takes off.
+-- MiB that a forward keeps for its backward, with batches of 2 and without the border that the first convolution
+-- removes.
 local function activations(side, checkpointed)
   local image = 4 * 2 * (side - 2) ^ 2
   return image * (2 * 64 + (checkpointed and 0 or 6 * HIDDEN)) / MIB
@@ -53,7 +54,7 @@ ranks.describe(2, "memory after forward", function()
   for _, checkpointed in ipairs { false, true } do
     it(("is shards and activations, checkpoint = %s"):format(tostring(checkpointed)), function()
       local ms = require "moonshard"
-      -- what operators make and keep once
+      -- Memory that operators allocate once and keep.
       ms.scope(function() ms.nn.Conv2d(3, 8, 3)(ms.ones(1, 3, 8, 8)):sum():backward() end)
       collected()
       local base = ms.memory_stats().allocated
@@ -62,7 +63,7 @@ ranks.describe(2, "memory after forward", function()
       local M = math.floor(4 * elements / MIB + 0.5)
       local s = math.floor(M / 2)
       assert.equal(4, M)
-      -- The suite's own numbers at its own size.
+      -- The suite's own numbers at the original size.
       assert.equal(checkpointed and 51 or 340, math.floor(activations(224, checkpointed) + s + 1 + 0.5))
       local side = 34
       local kept = activations(side, checkpointed)

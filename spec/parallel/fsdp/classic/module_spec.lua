@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- FSDP instances as modules: names, listings, what is read through them, parameters as pieces, how they are made
+--- FSDP instances as modules: names, listings, fields read from the wrapped module, parameters as pieces, construction
 --- (docs/semantics.md#classic, #pieces, #initialisation).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
@@ -76,7 +76,7 @@ for world = 1, 4 do
       assert.equal(weight, model.weight)
       assert.equal("weight bias", (listed(model):gsub("%[[^]]*%]", "")))
       if world == 1 then
-        assert.same({ 7, 5 }, { unpack(weight.shape) })                     -- not sharded: as it was
+        assert.same({ 7, 5 }, { unpack(weight.shape) })                     -- not sharded: unchanged
       else
         -- 35 + 1 + 7 elements: the bias begins at a multiple of 16 bytes.
         local each = ceil(43)
@@ -174,7 +174,7 @@ for world = 1, 4 do
         local x = ms.rand(3, 4)
         for _, layer in ipairs { 1, 2, 3 } do
           local inner = model.module[layer].module
-          model(x):sum():backward()             -- from here on the order is known, and gathers come ahead of it
+          model(x):sum():backward()             -- from here on the order is known, and gathers start early
           local weight = inner.weight
           inner.weight = nn.Parameter(ms.zeros(4, 4))
           ms.no_grad(function() assert.is_true(model.module[layer](x):equal(model.module[layer](x * 2))) end)
@@ -338,7 +338,7 @@ for world = 1, 4 do
       for _, c in ipairs(sent) do
         if c.op == "broadcast" then broadcasts = broadcasts + 1 end
       end
-      -- float32 and int64 of the inner one; what is left of the outer one
+      -- float32 and int64 of the inner instance; the rest belongs to the outer one
       assert.equal(3, broadcasts)
       local sd, want = model:state_dict(), plain:state_dict()
       for name, t in pairs(want) do assert.is_true(t:equal(sd[name]), name) end

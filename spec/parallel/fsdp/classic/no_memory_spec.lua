@@ -1,13 +1,13 @@
 -- SPDX-License-Identifier: MIT
---- Out of memory at every allocation of three sharded training steps in turn, on one of 2 ranks: an error that names
---- the operator and the sizes, peers that hear of it, nothing lost, and training goes on as if it had not been.
+--- Out of memory at each allocation in turn of three sharded training steps, on one of 2 ranks: the error names
+--- operator and sizes, peers get it, nothing leaks, and training continues as if it had not happened.
 local ranks = require "spec.support.ranks"
 
 local make, train = unpack(require "spec.support.small_training")
 local collected = require "spec.support.collected"
 
--- What belongs to dead graphs and modules is dropped, and counted; once more, and compiled code dropped too, where it
--- is not as many tensors as it should be.
+-- Frees the garbage of dead graphs and modules and counts tensors. If the count is not as expected, also frees compiled
+-- code and counts again.
 local function live(ms, tensors)
   require("moonshard.autograd").drop_dead()
   for _ = 1, 3 do collectgarbage() end
@@ -16,7 +16,7 @@ local function live(ms, tensors)
   return m.allocated, m.live_tensors
 end
 
--- Until both ranks stand at the same place again: what one of them did not hear of before it hears of here.
+-- Until both ranks are at the same place: a rank that has not met an error yet meets it here.
 local function meet(ms)
   local message
   for _ = 1, 4 do
@@ -37,7 +37,7 @@ ranks.describe(2, "an allocation that fails", { timeout = 600 }, function()
         train(model, optimizer, ms, rank, want)
       end
       local ms = require "moonshard"
-      ms.dist.all_gather_object(true)             -- keeps what it got last
+      ms.dist.all_gather_object(true)             -- keeps what it received last
       local bytes, tensors = live(ms)
       local n, finished, seen = 0, false, {}
       while not finished do
@@ -58,15 +58,16 @@ ranks.describe(2, "an allocation that fails", { timeout = 600 }, function()
               assert.is_true(#op > 0 and tonumber(size) >= 0, message)
               seen[op:match "[%w_]+$" or op] = true
             elseif not message:find("rank " .. culprit .. " failed: .*no memory for %d+ bytes") then
-              -- The script went on behind an error outside of forward and backward: what it does next does not match.
+              -- The script continued after an error outside of forward and backward: its next collective does not
+              -- match.
               assert.matches("the ranks ask for different things", message)
             end
             assert.equal(0, require("moonshard.core.ffi").state.run_depth)
             for _, m in ipairs(model:modules()) do
-              if m:isa(ms.fsdp.FSDPModule) then m:reshard() end     -- refuses while somebody uses the unit
+              if m:isa(ms.fsdp.FSDPModule) then m:reshard() end     -- refused while the unit is in use
             end
           end
-          -- The same model and optimizer can go on.
+          -- The same model and optimizer can continue.
           assert.is_true((pcall(train, model, optimizer, ms, rank, {})), n)
         end
         finished = not ms.dist.all_gather_object(ok == false)[culprit + 1]
@@ -92,13 +93,13 @@ ranks.describe(2, "an allocation that fails", { timeout = 600 }, function()
   end
 end)
 
--- The C library's allocator, where the engine calls it: the first steps of a process, in which every list grows.
+-- Failures of malloc in the engine: in the first steps of a process, in which every list grows.
 describe("malloc that fails", function()
   local process = require "spec.support.process"
   local script = [[
     local ffi = require "ffi"
     ffi.cdef "long fail_malloc(long);"
-    require "moonshard"                                 -- the shim looks for the engine where it is loaded
+    require "moonshard"                                 -- the shim must load after the engine
     local make, train = unpack(require "spec.support.small_training")
     local n, most = tonumber(arg[1]), 1e9
     ffi.C.fail_malloc(-(n == 0 and most or n))
@@ -140,6 +141,6 @@ describe("malloc that fails", function()
       end
     end
     assert.is_true(seen.fsdp and seen.autograd and seen.backward and seen.optimizer and seen["clip_grad_norm_"])
-    assert.is_true(failed > total / 2, failed)          -- a list of prefetches may do without
+    assert.is_true(failed > total / 2, failed)          -- a list of prefetches is optional
   end)
 end)

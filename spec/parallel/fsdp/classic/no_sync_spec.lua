@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Gradients of backwards inside no_sync, of fsdp.FSDP: in the parameters' grad, whole and this rank's alone, until a
+--- Gradients of backwards inside no_sync, of fsdp.FSDP: they are in the parameters' grad, whole and unreduced, until a
 --- backward outside reduces them (docs/semantics.md#pieces).
 local numel = require "spec.support.numel"
 local raises = require "spec.support.raises"
@@ -32,7 +32,7 @@ end
 
 local function alone(model, rank, step) model:no_sync(function() loss_of(model, rank, step):backward() end) end
 
--- One process over all ranks' batches of these steps.
+-- One process on all ranks' batches of these steps.
 local function reference(world, steps)
   local model = plain_model()
   for _, step in ipairs(steps) do
@@ -41,7 +41,7 @@ local function reference(world, steps)
   return model
 end
 
--- Gradients of one rank alone, by original name; zeros for what took no part.
+-- The gradients of one rank, by original name; zeros for unused parameters.
 local function own_gradients(rank, steps)
   local ms = load()
   local model, grads = plain_model(), {}
@@ -50,7 +50,7 @@ local function own_gradients(rank, steps)
   return grads
 end
 
--- What is in the parameters' grad, by original name, in whole shapes.
+-- The contents of the parameters' grad, by original name, in whole shapes.
 local function shown(model)
   local flat = require "moonshard.parallel.fsdp.flat"
   local all = {}
@@ -80,7 +80,7 @@ local function same(want, got, what)
   end
 end
 
--- check_sharded_parity takes the unused layer's zeros for what they are: the reference has them as well.
+-- check_sharded_parity accepts zeros for the unused layer, which the reference has as well.
 local function parity(want, model)
   local ms, _, fsdp = load()
   for _, p in ipairs(want:parameters()) do p.grad = p.grad or ms.zeros_like(p) end
@@ -118,7 +118,7 @@ local function specs(world, strategy, pieces, options_of)
       local ms = load()
       local model = model_of(options_of())
       local optim = ms.optim.SGD(model:parameters(), { lr = 0.1 })
-      for before = 0, 2 do                      -- nothing, or a reduced gradient before, or both kinds in turn
+      for before = 0, 2 do                      -- nothing, a reduced gradient before, or both kinds in turn
         if before >= 1 then loss_of(model, rank, 1):backward() end
         alone(model, rank, 2)
         if before == 2 then

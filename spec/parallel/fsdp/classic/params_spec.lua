@@ -1,7 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Which parameters FSDP instances have: `params` under both views, instances around instances, parameters that take no
---- part in a forward, and ones that a script puts in the place of sharded ones (docs/semantics.md#summon, #pieces,
---- #classic).
+--- The parameters of FSDP instances: `params` with and without use_orig_params, nested instances, parameters that a
+--- forward does not use, and parameters that replace sharded ones (docs/semantics.md#summon, #pieces, #classic).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -33,7 +32,7 @@ for _, world in ipairs { 1, 2, 3 } do
           assert.is_nil(model.params[1].grad)
           backward(model)
         end
-        -- Elements lie elsewhere, for pieces begin at multiples of 16 bytes: the sums are the same.
+        -- Elements have other positions, because pieces begin at multiples of 16 bytes; the sums are the same.
         local function total(t)
           local sum = t:double():sum()
           if strategy ~= "no_shard" then ms.dist.all_reduce(sum) end
@@ -43,12 +42,12 @@ for _, world in ipairs { 1, 2, 3 } do
           ms.testing.assert_close(total(pieces.params[1]), total(flat.params[1]))
           ms.testing.assert_close(total(pieces.params[1].grad), total(flat.params[1].grad))
         end)
-        -- What is written to either is in both.
+        -- A write to either is visible in both.
         local p, first = pieces.params[1], pieces:parameters()[1]
         ms.no_grad(function()
           p:fill_(3)
           for _, q in ipairs(pieces:parameters()) do q.grad:fill_(4) end
-          p.grad:mul_(0.5)                                      -- what pads the parameters stays 0
+          p.grad:mul_(0.5)                                      -- the padding stays 0
         end)
         for _, q in ipairs(pieces:parameters()) do
           assert.equal(3 * q:numel(), q:sum():item())

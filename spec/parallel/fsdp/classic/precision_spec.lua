@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- Mixed precision of FSDP instances: what dtype everything has at which moment (docs/semantics.md#mixed-precision).
+--- Mixed precision of FSDP instances: the dtypes at each moment (docs/semantics.md#mixed-precision).
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
--- A layer that looks at what it is given: input, its own weight, its buffer.
+-- A layer that records what it sees: input, its own weight, its buffer.
 local function probe_class()
   local ms, nn = load()
   local Probe = nn.Module:extend "Probe"
@@ -71,7 +71,7 @@ for world = 1, 4 do
               assert.equal(full, inner.weight.dtype)
               assert.same({ 6, 6 }, { unpack(inner.weight.shape) })
             end)
-            -- State dicts have parameters and buffers as they were made.
+            -- State dicts have parameters and buffers in their original dtypes.
             local sd = fsdp.state_dict(model)
             assert.equal(full, sd["1.weight"].dtype)
             assert.equal("float64", sd["3.scale"].dtype)
@@ -120,7 +120,7 @@ for world = 1, 4 do
       assert.equal("float16", seen)
       assert.equal("float16", root)
       local ok = run({ param_dtype = "float16" }, { param_dtype = "float16" })
-      assert.is_false(ok)                       -- float32 by float16: the script has to cast, as it asked for
+      assert.is_false(ok)                       -- float32 times float16: the script chose to cast itself
       local _, _, uncast = run({ param_dtype = "float16", cast_root_forward_inputs = false },
         { param_dtype = "float16", cast_forward_inputs = true })
       assert.equal("float32", uncast)
@@ -184,8 +184,10 @@ for world = 1, 4 do
         return pcall(fsdp.FSDP(m), ms.ones(1, 4))
       end
       for _, case in ipairs {
-        { { param_dtype = "float16", cast_forward_inputs = false }, nil },                     -- float32 to the first
-        { nil, { param_dtype = "float16", cast_forward_inputs = false } },                     -- and to the second one
+        -- Passes float32 to the first layer.
+        { { param_dtype = "float16", cast_forward_inputs = false }, nil },
+        -- And to the second layer.
+        { nil, { param_dtype = "float16", cast_forward_inputs = false } },
         { { param_dtype = "float16", cast_forward_inputs = true },
         { param_dtype = "float32", cast_forward_inputs = false } },
       } do

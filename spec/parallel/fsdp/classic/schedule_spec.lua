@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: MIT
---- What FSDP instances communicate and when: counts, prefetching, no_sync, hybrid strategies; clipping
+--- The collectives of FSDP instances and their order: counts, prefetching, no_sync, hybrid strategies; clipping
 --- (docs/semantics.md#clipping, #prefetch, #strategies).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
--- Three layers in units of their own and a root with one more.
+-- Three layers in units of their own, and a root with another one.
 local function model_of(options)
   local ms, nn, fsdp, _, quietly = load()
   ms.manual_seed(0)
@@ -55,7 +55,7 @@ for world = 2, 4 do
             assert.equal(want[3], backward.reduce_scatter)
             assert.equal(want[4], backward.all_reduce)
           end
-          -- Without reductions; shard_grad_op stays whole until the backward that reduces.
+          -- Without reductions; with shard_grad_op, parameters stay gathered until the backward that reduces.
           local loss
           model:no_sync(function()
             local forward = counts(function() loss = model(input(rank)):sum() end)
@@ -65,7 +65,7 @@ for world = 2, 4 do
             assert.equal(0, backward.reduce_scatter + backward.all_reduce)
           end)
           local after = counts(function() loss = model(input(rank)):sum() end)
-          -- The root of full_shard is whole after its forward, but not after its backward.
+          -- With full_shard, the root is gathered after its forward, but not after its backward.
           assert.equal(strategy == "full_shard" and 4 or 0, after.all_gather)
           local backward = counts(function() loss:backward() end)
           assert.equal(want[3], backward.reduce_scatter)
@@ -119,7 +119,7 @@ for world = 2, 4 do
       end
     end)
 
-    -- Gathers in the order of the ledger, between the layers' forwards: each issues a little all-reduce.
+    -- The order of gathers and forwards in the record of collectives: each forward issues a small all-reduce.
     local function ledger(model, fn)
       local ms, _, fsdp, dist = load()
       local handles, told = {}, {}
@@ -134,7 +134,7 @@ for world = 2, 4 do
       return table.concat(told, " ")
     end
 
-    -- The most units, besides the root, that were gathered and not let go at one time.
+    -- The largest number of units, besides the root, that were gathered at a time.
     local function most_at_once(events)
       local now, most = 0, 0
       for _, e in ipairs(events) do
@@ -163,7 +163,7 @@ for world = 2, 4 do
           local model = model_of { forward_prefetch = case.prefetch, limit_all_gathers = case.limit,
             use_orig_params = pieces }
           local reference = plain_model()
-          -- The first forward has no order to go by.
+          -- In the first forward the order is not known yet.
           assert.equal(at_entry, ledger(model, function() ms.no_grad(function() model(input(rank)) end) end))
           local loss
           assert.equal(case.forward, ledger(model, function() loss = model(input(rank)):sum() end))
@@ -294,7 +294,7 @@ end)
 
 ranks.describe(4, "hybrid strategies", function()
   local function pair(dist)
-    -- Two nodes of two ranks, as far as this spec is concerned.
+    -- Two nodes of two ranks each, for this spec.
     local shards, replicas
     for _, list in ipairs { { 0, 1 }, { 2, 3 } } do
       local g = dist.new_group(list)
@@ -368,7 +368,7 @@ ranks.describe(4, "hybrid strategies", function()
       for k = 1, 3 do
         layers[k] = fsdp.FSDP(nn.Linear(4, 4), k == 2 and { sharding_strategy = "full_shard" } or hybrid)
       end
-      return fsdp.FSDP(nn.Sequential(unpack(layers)), hybrid)         -- the root has nothing of its own
+      return fsdp.FSDP(nn.Sequential(unpack(layers)), hybrid)         -- the root has no parameters of its own
     end)
     for _ = 1, 2 do
       local loss

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Several optimizers over the parameters of one flat unit: what one of them clears to nil is left out of its steps,
---- what another clears to zero moves on by its averages, as in the whole model.
+--- Several optimizers over the parameters of one flat unit: a step leaves out gradients that were set to nil, and moves
+--- parameters whose gradients were set to zero by their averages, as with the whole model.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -18,7 +18,7 @@ local function optimizers(model)
   return ms.optim.Adam(weights, { lr = 0.05 }), ms.optim.AdamW(biases, { lr = 0.02, weight_decay = 0.1 }), biases
 end
 
--- Step 3: the biases are frozen. Of both kinds one optimizer clears to nil (weights where `weights_to_nil`), the other
+-- In step 3 the biases are frozen. One optimizer sets gradients to nil (that of weights if `weights_to_nil`), the other
 -- to zeros.
 local function run(models, step, weights_to_nil, backward)
   local optim, other, biases = models.optim, models.other, models.biases
@@ -59,7 +59,7 @@ for world = 1, 4 do
               ms.testing.assert_close(t, whole:get_parameter(name):detach())
             end
           end
-          -- Each has its own state, by the names of its parameters.
+          -- Each has its own state, by parameter names.
           local osd, want = fsdp.optim_state_dict(model, b.other), fsdp.optim_state_dict(whole, a.other)
           for name, entry in ms.sorted_pairs(want.state) do
             assert.matches("bias$", name)

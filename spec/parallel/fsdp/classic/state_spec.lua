@@ -76,7 +76,7 @@ for world = 1, 4 do
             local missing, unexpected = fsdp.load_state_dict(other, saved)
             assert.same({ {}, {} }, { missing, unexpected })
             equal_states(full, other:state_dict())
-            -- Both train on alike.
+            -- Both continue training alike.
             local x = ms.ones(2, 5)
             assert.is_true(model(x):equal(other(x)))
           end
@@ -126,7 +126,7 @@ for world = 1, 4 do
           end
           assert.equal(0.01, sd.param_groups[1].lr)
           assert.equal(#want.param_groups[1].params, #sd.param_groups[1].params)
-          -- Loaded into another model, it goes on as this one does.
+          -- Another model that loads it continues as this one does.
           local other = model_of(options, 3)
           fsdp.load_state_dict(other, model:state_dict())
           local other_optim = ms.optim.AdamW(other:parameters(), { lr = 0.5, amsgrad = true })
@@ -183,7 +183,7 @@ for world = 1, 4 do
           options.use_orig_params = pieces
           local model = quietly(fsdp.FSDP, nn.Linear(4, 4), options)
           local t = fsdp.state_dict(model, { type = "sharded" }).weight
-          -- In a world of one it is no_shard.
+          -- With a world of one rank the strategy is no_shard.
           assert.equal(world > 1, t.placements ~= nil)
           if world > 1 then
             assert.equal(ndim, t.device_mesh.ndim)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- summon_full_params with all its options, apply, and what forward shows (docs/semantics.md#summon).
+--- summon_full_params with all its options, apply, and the parameters visible in forward (docs/semantics.md#summon).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
@@ -68,7 +68,7 @@ for world = 1, 4 do
                   for _, p in ipairs(model:parameters()) do p:mul_(2) end
                 end)
               end)
-              -- Where nothing is sharded nor cast, what is shown is the truth.
+              -- Without sharding and casts, it shows the original parameters.
               local stays = writeback or ((strategy == "no_shard" or world == 1) and not low)
               fsdp.summon_full_params(model, function()
                 for k, p in ipairs(plain:parameters()) do
@@ -239,7 +239,7 @@ for world = 1, 4 do
         busy, function()
         busy(require "moonshard".ones(1, 5))
       end)
-      -- An error inside comes out unchanged, and everything is sharded again.
+      -- An error inside is raised unchanged, and everything is sharded again.
       raises("mine", fsdp.summon_full_params, busy, function() error("mine", 0) end)
       assert.truthy(names_of(busy):find("flat_param", 1, true))
     end)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- FSDP's environment variables, parameters that change between forward and backward, and optimizers on gradients that
---- are kept in low precision (docs/semantics.md#switches).
+--- FSDP's environment variables, parameters that change between forward and backward, and optimizers on low-precision
+--- gradients (docs/semantics.md#switches).
 local ranks = require "spec.support.ranks"
 
 local function load()
@@ -37,7 +37,7 @@ for world = 2, 3 do
         model[1].module.weight = nn.Parameter(model[1].module.weight:detach():clone())
         raises(CHANGED, loss.backward, loss)
         raises(CHANGED, function()
-          model(x)                                      -- writes back, as ever
+          model(x)                                      -- writes back, as always
           model[1].module.weight = nn.Parameter(ms.zeros(5, 5))
           loss:backward()
         end)

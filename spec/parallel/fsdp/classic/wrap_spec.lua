@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Wrapping policies, annotation, ignored modules and states (docs/semantics.md#ignored, #wrapping).
+--- Wrapping policies, manual wrapping, ignored modules and states (docs/semantics.md#ignored, #wrapping).
 local ms = require "moonshard"
 local nn, fsdp = ms.nn, ms.fsdp
 local wrap = fsdp.wrap
@@ -39,7 +39,7 @@ describe("size_based_auto_wrap_policy", function()
     assert.equal(" list.2", wrapped_names(m))
     local listed = FSDP(Net(), { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 40,
       exclude_wrap_modules = {} } })
-    assert.equal(" list.2", wrapped_names(listed))        -- 30 elements are left in the list
+    assert.equal(" list.2", wrapped_names(listed))        -- 30 elements remain in the list
     local lower = FSDP(Net(), { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 31,
       exclude_wrap_modules = {} } })
     assert.equal(" list.2", wrapped_names(lower))

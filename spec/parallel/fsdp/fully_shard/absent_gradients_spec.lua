@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- fully_shard leaves parameters without a gradient out of a reduction. Ranks that leave out different ones are told
---- so: where the sizes are equal, one parameter's gradient would be added to another's in silence.
+--- fully_shard leaves parameters without a gradient out of a reduction. It is an error if ranks leave out different
+--- ones: with equal sizes, one parameter's gradient would be added silently to another's.
 local ranks = require "spec.support.ranks"
 
 for world = 2, 4 do
@@ -44,7 +44,7 @@ for world = 2, 4 do
       end
     end
 
-    for _, d in ipairs { 3, 48 } do         -- packed and sent at once; read where they are
+    for _, d in ipairs { 3, 48 } do         -- small gradients are packed and sent at once; large ones are read in place
       it(("of other parameters of the same sizes on one rank: an error on all, %d wide"):format(d), function()
         local model = fsdp.fully_shard(make(d, 3))
         local ok, message = pcall(function() model(input(d, rank), rank == 1 and { 1, 2 }

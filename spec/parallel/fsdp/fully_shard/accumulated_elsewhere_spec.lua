@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Gradients that a backward without sync left with a unit to which the backward that reduces does not come: they are
---- reduced at its end.
+--- Gradients that a backward without sync left in a unit which the reducing backward does not reach: they are reduced
+--- at the end of that backward.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Frozen parameters, unused outputs, pipelines' switches, optimizers that step inside backward
+--- Frozen parameters, unused outputs, switches for pipelines, optimizers that step inside backward
 --- (docs/semantics.md#ignored, #lifecycle).
 local ranks = require "spec.support.ranks"
 
@@ -23,7 +23,7 @@ local function chain(n, options, seed)
   return ms.fsdp.fully_shard(model, options)
 end
 
--- Gradients of the mean over ranks by one process, which sees every rank's input.
+-- Gradients of the mean over ranks, computed by one process on every rank's input.
 local function reference(change, input, world)
   local model = chain(3)
   if change then change(model) end
@@ -99,7 +99,7 @@ for _, world in ipairs { 2, 3, 4 } do
     end)
   end)
 
-  -- As in PyTorch: they are no parameter's grad.
+  -- As in PyTorch, they are not in any parameter's grad.
   for _, by in ipairs { "module", "optimizer" } do
     for _, to_none in ipairs { true, false } do
       ranks.describe(world, ("zero_grad of the %s over %d ranks, set_to_none = %s"):format(by, world,
@@ -195,7 +195,8 @@ for _, world in ipairs { 2, 3, 4 } do
         end
         backward(4)
         assert.equal(3, scattered)
-        -- One a unit; and the last backward prefetches what the pass before it ended with, which is given back (3.14).
+        -- One per unit. The last backward also prefetches the unit with which the pass before it ended, and vacates it
+        -- unused.
         assert.equal(3 + 1, gathered)
         ms.fsdp.check_sharded_parity(want, model)
         for _, p in ipairs(model:parameters()) do assert.has_error(function() return p + 1 end) end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- load_state_dict with `assign` into sharded models on meta: the state dict brings the memory
+--- load_state_dict with `assign` into sharded models on meta: the state dict decides the device of the new memory
 --- (docs/semantics.md#state-dicts).
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load

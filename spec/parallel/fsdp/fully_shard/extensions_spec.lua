@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- All-gather extensions (docs/semantics.md#extensions): what the hooks are given and must give, when they run, what
---- they save. Plain tensors with patched hooks; the reference suite (spec/reference) has tensor classes.
+--- All-gather extensions (docs/semantics.md#extensions): arguments and results of the hooks, when they run, what they
+--- save. Uses plain tensors with patched hooks; the reference suite (spec/reference) has tensor classes.
 local ranks = require "spec.support.ranks"
 
 local function load() return require "moonshard" end
@@ -12,7 +12,7 @@ local function failure(fn, ...)
   return (message:gsub("^[^\n]-:%d+: ", ""))
 end
 
--- Gathers a parameter as dtype; calls are counted in log.
+-- Gathers a parameter as dtype; log counts the calls.
 local function patch(p, dtype, log)
   local part = p:to_local()
   function part.fsdp_pre_all_gather(self, mesh, outer_shape, outer_stride, module, policy)
@@ -112,7 +112,7 @@ for world = 1, 4 do
       check()
       ms.no_grad(function() weight:mul_(3) end)
       check()
-      assert.has_error(function() return log.whole + 1 end)         -- vacated: its module does not run
+      assert.has_error(function() return log.whole + 1 end)         -- vacated, because its module does not run
       assert.equal("float32", weight.grad.dtype)
     end)
 
@@ -307,7 +307,7 @@ ranks.describe(1, "all-gather extensions", function()
       part.fsdp_post_all_gather = post or function() end
       local message = failure(model, ms.ones(1, 4))
       part.fsdp_pre_all_gather, part.fsdp_post_all_gather = nil, nil
-      model:to "cpu"                                       -- looked for again: none
+      model:to "cpu"                                       -- extensions are looked for again: there are none
       model(ms.ones(1, 4)):sum():backward()
       return message
     end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- fully_shard reduces gradients where backward left them, without packing: uneven rows, empty parts, transposed and
---- later dimensions, on any number of ranks, with and without peers' memory in reach, and whatever the script does with
---- them meanwhile.
+--- fully_shard reduces gradients where backward wrote them, without packing: uneven rows, empty parts, transposed and
+--- later dimensions, on any number of ranks, with and without access to peers' memory, and whatever the script does
+--- with the gradients meanwhile.
 local ranks = require "spec.support.ranks"
 
 for _, case in ipairs {
@@ -18,8 +18,8 @@ for _, case in ipairs {
       nn, fsdp = ms.nn, ms.fsdp
     end
 
-    -- Rows that no world divides, a table of one row, a weight that is used transposed (its gradient is no run of
-    -- memory).
+    -- Rows that no number of ranks divides, a table of one row, and a weight used transposed (its gradient is not
+    -- contiguous).
     local function make()
       ms.manual_seed(3)
       local Model = nn.Module:extend "Odd"
@@ -40,7 +40,7 @@ for _, case in ipairs {
       return ms.randn(5, 24, { dtype = "float64" })
     end
 
-    -- The mean of what all ranks' inputs give, added in their order.
+    -- The mean of the gradients of all ranks' inputs, added in rank order.
     local function expected()
       local model = make()
       for r = 0, world - 1 do model(input(r)):pow(2):sum():backward() end
@@ -82,7 +82,7 @@ for _, case in ipairs {
         end)
       end
       local h = model.a:register_forward_hook(function(_, _, out)
-        -- Comes after b's gradients are on their way.
+        -- Arrives after the reduction of b's gradients has started.
         out:register_hook(function()
           if kept then kept:zero_() end
         end)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- MOONSHARD_LOG=fsdp: the phases of units on stderr, by the names that PyTorch's log gives them
+--- MOONSHARD_LOG=fsdp: prints the phases of units on stderr, with the names of PyTorch's log
 --- (docs/semantics.md#logging).
 local ranks = require "spec.support.ranks"
 
@@ -16,7 +16,7 @@ local step = { "FSDP::root_pre_forward", "FSDP::pre_forward", "FSDP::pre_forward
   "FSDP::pre_backward", "FSDP::pre_backward (1)", "FSDP::root_post_backward", "FSDP::post_backward (1)",
     "FSDP::post_backward" }
 
--- Lines of one step, whichever of the units without gradients for their inputs comes first at the end.
+-- The lines of one step; units whose inputs need no gradient may end in any order.
 local function phases(text, prefix)
   local out = {}
   for line in text:gmatch "[^\n]+" do

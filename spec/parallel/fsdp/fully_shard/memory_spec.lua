@@ -1,13 +1,13 @@
 -- SPDX-License-Identifier: MIT
---- Memory of sharded training on 2 ranks: the bounds of docs/semantics.md#memory without their buffer (the engine's
---- ledger counts every byte, and one sequence of a wide model has next to no activations), at most two gathered units,
---- and nothing left over.
+--- Memory of sharded training on 2 ranks: the bounds of docs/semantics.md#memory without their allowance (the engine's
+--- ledger is exact, and one sequence of a wide model has hardly any activations), at most two gathered units, and no
+--- leaks.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 
 local DIM, WIDE, BLOCKS = 128, 512, 4
 local B = 2 * DIM * WIDE + WIDE + DIM           -- elements of a block
-local N = DIM * 8 + 8                           -- and of the rest
+local N = DIM * 8 + 8                           -- elements outside the blocks
 local U = BLOCKS * B + N
 local S = U / 2
 local KIB = 1024
@@ -41,7 +41,7 @@ local function shard(model, options)
 end
 
 ranks.describe(2, "memory", function()
-  -- Before everything: operators make and keep what they need once.
+  -- First, let operators allocate what they keep.
   setup(function()
     local model, ms = make()
     shard(model)
@@ -74,7 +74,7 @@ ranks.describe(2, "memory", function()
       assert.is_true(peak() <= S + B + slack / 4)
       local optim = ms.optim.Adam(model:parameters(), { lr = 1e-4 })
       for step = 1, 3 do
-        local held = step == 1 and S or 3 * S     -- shards, and Adam's two moments from the second step on
+        local held = step == 1 and S or 3 * S     -- shards and, from the second step on, Adam's two moments
         ms.scope(function()
           local x = ms.ones(1, DIM)
           ms.reset_peak_memory_stats()
@@ -94,7 +94,7 @@ ranks.describe(2, "memory", function()
         optim:zero_grad()
         assert.is_true(current() <= 3 * S + slack)
       end
-      -- What one rank holds is half of everything, not all of it.
+      -- A rank holds half of everything, not all of it.
       assert.is_true(current() <= 1.02 * 3 * S)
     end)
   end

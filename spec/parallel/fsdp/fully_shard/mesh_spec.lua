@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Placements and meshes of fully_shard: another dimension than the first, fewer ranks after forward, replicas
---- (docs/semantics.md#strategies, #fully-shard, #reduction): the numbers are those of one process, and the ledger
---- counts what moved.
+--- (docs/semantics.md#strategies, #fully-shard, #reduction): results equal those of one process, and the record of
+--- collectives has the expected bytes.
 local ranks = require "spec.support.ranks"
 local parity = require "spec.support.sharded_parity"
 
@@ -16,7 +16,7 @@ local function count(list, op, group)
   return n
 end
 
--- The largest dimension that divides.
+-- The largest dimension that the number of ranks divides.
 local function largest(world)
   return function(_, p)
     local best
@@ -179,7 +179,7 @@ ranks.describe(4, "reshard_after_forward = 2", function()
     local x = ms.ones(1, 8)
     local before = ms.no_grad(function() return model(x):sum():item() end)
     ms.scope(function() model(x):sum():backward() end)
-    local left = model(x):sum()                            -- its backward never comes
+    local left = model(x):sum()                            -- its backward never runs
     optim:step()
     local after = ms.no_grad(function() return model(x):sum():item() end)
     assert.is_true(after < before)

@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- Parameters of several dtypes in one unit of fully_shard: their gradients are reduced together, in the reduce dtype
---- or the widest of theirs, and land in each parameter's own dtype.
+--- Parameters of several dtypes in one unit of fully_shard: gradients are reduced together, in the reduce dtype or the
+--- widest of their own, and each parameter gets its gradient in its own dtype.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
 local DTYPES = { "float32", "bfloat16", "float64" }
 
--- Layers of three dtypes, of sizes that no number of ranks cuts evenly; skip leaves one out.
+-- Layers of three dtypes, whose sizes no number of ranks divides evenly; skip leaves one out.
 local function net()
   local ms, nn = load()
   local Net = nn.Module:extend "Net"
@@ -31,8 +31,8 @@ local function input(r, step)
   return ms.randn(2, 3)
 end
 
--- What every parameter's gradient must be: the ranks' gradients cast to `reduce`, their sum in rank order (half types
--- in float32), the mean, cast to the parameter's dtype.
+-- The expected gradient of every parameter: the ranks' gradients cast to `reduce`, summed in rank order (half types in
+-- float32), divided, and cast to the parameter's dtype.
 local function expected(world, reduce, step, skip)
   local ms = load()
   local sums = {}
@@ -74,7 +74,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
               assert.is_nil(p.grad, name)
             end
           end
-          -- It trains, accumulates and clips.
+          -- The model trains, accumulates and clips.
           local optimizer = ms.optim.AdamW(model:parameters(), { lr = 1e-2 })
           model:set_requires_gradient_sync(false)
           model(input(rank, 2), skip):pow(2):sum():backward()

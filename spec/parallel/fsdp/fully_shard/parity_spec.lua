@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Sharded training is unsharded training: losses, parameters, gradients, on 1 to 4 ranks, in both layouts.
+--- Sharded training equals unsharded training: losses, parameters, gradients, on 1 to 4 ranks, in both layouts.
 local ranks = require "spec.support.ranks"
 
 local MODELS = { "net", "nested_wrapped_module", "non_uniform_req_grad", "mlp_stack", "exec_order", "transformer_lm" }

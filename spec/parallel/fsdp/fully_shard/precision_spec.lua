@@ -3,7 +3,7 @@
 --- models.
 local ranks = require "spec.support.ranks"
 
--- Units 1, 3 and the root, which takes root_options if there are any.
+-- Layers 1 and 3 are units, and the root, which takes root_options if given.
 local function make(options, root_options)
   local ms = require "moonshard"
   local nn, fsdp = ms.nn, ms.fsdp
@@ -45,7 +45,8 @@ ranks.describe(2, "mixed precision", function()
     local model = make { mp_policy = policy }
     local function input(r) return ms.arange(0, 12):reshape(2, 6):to "float32" * 0.1 + r end
     model(input(rank)):sum():backward()
-    -- The same by hand: bfloat16 copies of the weights, every rank's gradients, added in float32 in rank order.
+    -- The same computed directly: bfloat16 copies of the weights, and every rank's gradients, summed in float32 in rank
+    -- order.
     reference:to "bfloat16"
     local sums = {}
     for r = 0, world - 1 do

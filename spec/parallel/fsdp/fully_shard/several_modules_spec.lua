@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- Units of several modules (fully_shard of a list): one gather and one reduction for all modules that run together,
---- whichever run, in whatever order, as a part of the root's forward or by themselves.
+--- whichever run, in any order, inside the root's forward or separately.
 local ranks = require "spec.support.ranks"
 local message = require "spec.support.message"
 
--- first, then a, b (one unit) and mid (its own) in the order that the caller names; "+a" runs a in a checkpoint of its
+-- Runs `first`, then a, b (one unit) and mid (a unit of its own) in the given order; "+a" runs a in a checkpoint of its
 -- own.
 local function net(ms)
   local nn = ms.nn
@@ -50,8 +50,8 @@ local function events_of(events, kind, unit)
   return n
 end
 
--- What a step does to a model, sharded or not: passes of the root, backward together or one after the other; alone: b
--- runs behind each pass by itself, on parts of its output, each with its own backward.
+-- A step of a model, sharded or not: passes of the root, with backwards together or one after the other. alone: b also
+-- runs separately after each pass, on parts of its output, with its own backward.
 local function step(ms, model, rank, plan, scale)
   local sum
   for k, program in ipairs(plan) do
@@ -126,7 +126,8 @@ ranks.describe(2, "a unit of several modules", function(rank)
         return ms.dist.record(function() step(ms, model, rank, { case[1] }, 1) end)
       end)
       assert.same({}, warned)
-      assert.equal(5, count(seen, "all_gather"))            -- the root once, the others for forward and for backward
+      -- The root once, the others once in forward and once in backward.
+      assert.equal(5, count(seen, "all_gather"))
       assert.equal(3, count(seen, "reduce_scatter"))
     end)
   end
@@ -235,7 +236,7 @@ ranks.describe(2, "a unit of several modules", function(rank)
         for r = 0, 1 do (plain(batch(r)):pow(2):sum() / 2):backward() end
         local seen = ms.dist.record(function() model(batch(rank)):pow(2):sum():backward() end)
         fsdp.check_sharded_parity(plain, model)
-        -- with all in the list the root has no parameters of its own
+        -- with all modules in the list, the root has no parameters of its own
         local trained = #list == 2 and 2 or 1
         assert.equal(trained, count(seen, "reduce_scatter"))
       end
