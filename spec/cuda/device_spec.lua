@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Device "cuda": on the emulated GPU where there is no other (MOONSHARD_CUDA, set by spec/support/helper.lua).
+--- Device "cuda", on the emulated GPU if there is no other (MOONSHARD_CUDA, set by spec/support/helper.lua).
 local ms = require "moonshard"
 local process = require "spec.support.process"
 local nn = ms.nn
@@ -21,7 +21,7 @@ local function message(fn, ...)
   return tostring(text)
 end
 
---- A script of its own, with another MOONSHARD_CUDA.
+--- A script in a process of its own, with another MOONSHARD_CUDA.
 local function script(source, env)
   local folder = process.temp_folder()
   process.write(folder .. "/script.lua", source)
@@ -40,7 +40,7 @@ describe("ms.cuda", function()
     assert.are.equal("false\t0\tMOONSHARD_CUDA is off\n", off.stdout)
     local odd = script(why, { MOONSHARD_CUDA = "yes" })
     assert.are.equal("false\t0\tMOONSHARD_CUDA is 'yes', expected real, emulated or off\n", odd.stdout)
-    -- A machine without a GPU names what is missing; one with a GPU says nothing.
+    -- Without a GPU the message names what is missing; with a GPU there is none.
     local real = script(why, { MOONSHARD_CUDA = "real" })
     assert.is_truthy(real.stdout:find "^true\t%d+\tnil\n$" or real.stdout:find "no NVIDIA driver is installed"
       or real.stdout:find "no CUDA device"
@@ -148,7 +148,7 @@ describe("tensors on cuda", function()
     local b = ms.ones(3, { device = "cuda" })
     b:mul_(ms.tensor(3))
     assert.is_true(b:to("cpu"):equal(ms.full({ 3 }, 3)))
-    -- Not the other way, and not what has dimensions.
+    -- The other way is refused, and so are tensors with dimensions.
     assert.matches("add_: tensors are on different devices", message(function() return ms.tensor(1):add_(b:sum()) end))
     assert.matches("add: tensors are on different devices", message(function() return ms.ones(1) + b end))
   end)
@@ -222,7 +222,7 @@ describe("tensors on cuda", function()
     local y = nn.F.embedding(ids, w)
     assert.matches("embedding: id 7 is not in 0 .. 4; a kernel on cuda:0 found it",
       message(function() return y:tolist() end))
-    assert.are.same({ { 0, 0 }, { 0, 0 } }, y:tolist())               -- told once
+    assert.are.same({ { 0, 0 }, { 0, 0 } }, y:tolist())               -- reported once
     local logits = ms.zeros(2, 3, { device = "cuda" })
     local loss = nn.F.cross_entropy(logits, ms.tensor({ 1, 3 }, { dtype = "int64", device = "cuda" }))
     assert.matches("cross_entropy: id 3 is not in 0 .. 2", message(function() return loss:item() end))
@@ -235,13 +235,13 @@ describe("tensors on cuda", function()
     local x = ms.zeros(1000, { device = "cuda" })
     for k = 1, 200 do
       x:add_(1)
-      local y = ms.full({ 1000 }, k, { device = "cuda" })              -- blocks go back and come again
+      local y = ms.full({ 1000 }, k, { device = "cuda" })              -- blocks return to the pool and are reused
       x:add_(y)
       y:release()
     end
     local host = ms.ones(1000)
     local z = host:to "cuda"
-    -- after the copy was queued: it has the old values
+    -- After the copy was queued: it has the old values.
     host:fill_(5)
     assert.are.equal(200 + 200 * 201 / 2, x[1]:item())
     assert.are.equal(1000, z:sum():item())
@@ -305,7 +305,7 @@ describe("tensors on cuda", function()
       io.stdout:write "before\n"
       io.stdout:flush()
       print(ffi.cast("float *", a:data_ptr())[0])]], require("spec.support.process").crash_env { MOONSHARD_CUDA = "emulated" })
-    -- Where the CPU has protection keys the access dies; elsewhere nothing guards it.
+    -- Where the CPU has protection keys the access crashes; elsewhere it is not detected.
     assert.is_truthy(job.stdout:find "^before\n")
     local cpus = io.open("/proc/cpuinfo")
     if cpus and cpus:read("*a"):find " ospke" then assert.are_not.equal(0, job.code) end
@@ -390,7 +390,7 @@ describe("models on cuda", function()
         function(ps) return ms.optim.AdamW(ps, { lr = 0.01 }) end,
       } do
         local got, expected = run(make, "cuda", dtype), run(make, "cpu", dtype)
-        -- The CPU's pass flushes tiny numbers, and float16's subnormals with them.
+        -- The CPU's pass flushes subnormal numbers, also those of float16.
         if dtype == "float16" then assert.is_true((got:float() - expected:float()):abs():max():item() < 2 ^ -14)
         else assert.is_true(got:equal(expected)) end
       end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Memory of a GPU that another process maps (CUDA IPC): what ranks that share a GPU can read each other's tensors by.
+--- GPU memory that another process maps (CUDA IPC), by which ranks on one GPU read each other's tensors.
 local ms = require "moonshard"
 local F = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"

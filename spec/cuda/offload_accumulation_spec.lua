@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Gradients gathered over several backwards, with and without no_sync between, where FSDP keeps its shards on the CPU:
---- those of one batch of all of them.
+--- Gradients accumulated over several backwards, with and without no_sync between them, where FSDP keeps its shards on
+--- the CPU: they equal those of one combined batch.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -16,7 +16,7 @@ local function input(k, r)
   return ms.rand(2, 6)
 end
 
--- How many backwards are in no_sync, and how many follow that are not, in turn.
+-- How many backwards are in no_sync, and how many follow outside it, alternating.
 local PLANS = { { 2, 1 }, { 3, 1, 2, 1 }, { 1, 2 }, { 0, 3 } }
 
 for _, world in ipairs { 1, 2, 3 } do

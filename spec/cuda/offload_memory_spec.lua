@@ -1,14 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- The rows of the composable suite's memory test about CPU offload (docs/semantics.md#memory): what a device holds
---- while shards, gradients and optimizer are on the CPU. On the emulated GPU where there is no other, with the suite's
---- Transformer made smaller; upper bounds with buffer 0 on the engine's ledger of that device.
+--- The rows of the composable suite's memory test about CPU offload (docs/semantics.md#memory): a device's memory while
+--- shards, gradients and optimizer are on the CPU. On the emulated GPU if there is no other, with a smaller version of
+--- the suite's Transformer; upper bounds without allowance on the engine's ledger of that device.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 
 local MB = 1e6
 
 ranks.describe(2, "memory of a device beside offloaded parameters #cuda", function(_, world)
-  -- At every point of two steps: parameters of a block, of the model, outside of the blocks; a rank's share.
+  -- At every point of two steps. Sizes: parameters of a block, of the model, outside the blocks; a rank's share.
   local function check(shard, what)
     local ms = require "moonshard"
     local TransformerLM = require("spec.support.models.transformer_lm").TransformerLM
@@ -42,7 +42,7 @@ ranks.describe(2, "memory of a device beside offloaded parameters #cuda", functi
         ms.reset_peak_memory_stats "cuda:0"
         local loss = model(ids):sum()
         within(3 * B + N, peak(), "forward of step " .. step)
-        assert.is_true(peak() >= 4 * B / MB)                     -- it does compute there
+        assert.is_true(peak() >= 4 * B / MB)                     -- computation does take place there
         ms.reset_peak_memory_stats "cuda:0"
         loss:backward()
         within(4 * B + N, peak(), "backward of step " .. step)

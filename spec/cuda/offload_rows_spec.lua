@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- fully_shard with a CPUOffloadPolicy: shards, gradients and optimizer on the CPU while another device computes. On
---- the emulated GPU where there is no other. The same numbers as without it.
+--- fully_shard with a CPUOffloadPolicy: shards, gradients and optimizer on the CPU while another device computes (the
+--- emulated GPU if there is no other). Results equal those without it.
 local ranks = require "spec.support.ranks"
 
 local function load()
@@ -8,14 +8,14 @@ local function load()
   return ms, ms.nn, ms.fsdp
 end
 
--- In float64 what is compared with unsharded training: Adam magnifies the last bits of small gradients.
+-- Comparisons with unsharded training are in float64: Adam magnifies rounding errors of small gradients.
 local function build(dtype)
   local ms, nn = load()
   ms.manual_seed(0)
   return nn.Sequential(nn.Linear(8, 17), nn.ReLU(), nn.Linear(17, 8), nn.LayerNorm(8)):to(dtype or "float64")
 end
 
--- fully_shards the third layer and then all of it.
+-- Applies fully_shard to the third layer, then to the whole.
 local function shard(model, options)
   local _, _, fsdp = load()
   fsdp.fully_shard(model[3], options)
@@ -44,7 +44,7 @@ local function assert_on_cpu(model, optimizer)
       assert.equal("cpu", p:to_local().grad.device, name)
     end
   end
-  for _, entry in pairs(optimizer:state_dict().state) do                -- order does not matter: each by itself
+  for _, entry in pairs(optimizer:state_dict().state) do                -- order does not matter: each separately
     for key, value in pairs(entry) do
       if type(value) == "table" then assert.equal("cpu", value.device, key) end
     end
@@ -64,7 +64,7 @@ for world = 1, 4 do
           ms.optim.Adam(model:parameters(), { lr = 0.01 })
         for step = 1, 3 do
           for r = 0, world - 1 do (reference(input(r, step)):pow(2):sum() / world):backward() end
-          local out = model(input(rank, step))                          -- brought to the device by the outermost unit
+          local out = model(input(rank, step))                          -- moved to the device by the outermost unit
           assert.equal("cuda:0", out.device)
           out:pow(2):sum():backward()
           assert_on_cpu(model, b)
@@ -113,7 +113,7 @@ for world = 1, 4 do
     it("gathers gradients on the device while they are not synchronised", function(rank)
       local ms, _, fsdp = load()
       local reference, model = build(), shard(build():to "cuda", offloaded())
-      for round = 1, 2 do                                               -- the second one adds to what has landed
+      for round = 1, 2 do                                               -- the second round accumulates
         for part = 1, 3 do
           for r = 0, world - 1 do (reference(input(r, 3 * round + part)):pow(2):sum() / world):backward() end
           model:set_requires_gradient_sync(part == 3)
@@ -210,7 +210,7 @@ for world = 1, 4 do
       assert.equal("cuda:0", out.device)
       assert.is_true(out:to("cpu"):equal(model(input(rank, 1)):to "cpu"))
       assert.equal("cpu", empty[1].weight:to_local().device)
-      -- Without offload the shards are made on the mesh's device.
+      -- Without offload, shards are on the mesh's device.
       local plain = shard(build(), { mesh = mesh })
       assert.equal("cuda:0", plain[1].weight.device)
       nn.F.mse_loss(plain(input(rank, 1)), ms.zeros(4, 8, { device = "cuda", dtype = "float64" })):backward()
@@ -229,7 +229,7 @@ for world = 1, 4 do
         (message:gsub("^[^\n]-:%d+: ", "")))
       model:to "cpu"
       assert.equal("cuda:0", model(input(rank, 1)).device)
-      model:to "cuda"                                                   -- later too
+      model:to "cuda"                                                   -- also later
       assert.has_error(function() model(input(rank, 1)) end)
     end)
 

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- cpu_offload: shards, gradients and optimizer on the CPU while another device computes. On the emulated GPU where
---- there is no other.
+--- cpu_offload: shards, gradients and optimizer on the CPU while another device computes (the emulated GPU if there is
+--- no other).
 local ranks = require "spec.support.ranks"
 
 for world = 1, 4 do
@@ -102,7 +102,7 @@ for world = 1, 4 do
           for step = 1, 3 do
             for _, m in ipairs { plain, model } do
               if step == 2 then m:no_sync(function() m(input(7)):sum():backward() end) end
-              m(input(step)):sum():backward()                   -- the input is brought to the device
+              m(input(step)):sum():backward()                   -- moves the input to the device
             end
             check(plain, model)
           end

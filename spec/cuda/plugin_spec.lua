@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The plugin that nvcc makes: for which processors, what it exports and what it needs.
+--- The plugin that nvcc builds: its target processors, exported symbols and dependencies.
 local process = require "spec.support.process"
 
 local build = os.getenv "MOONSHARD_BUILD" or "build"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Collectives and fully_shard with tensors on a GPU: ranks share the emulated one (or a real one), their bytes go
---- through memory of the CPU. The same numbers as on the CPU, and the same as unsharded.
+--- Collectives and fully_shard with tensors on a GPU: ranks share the emulated one (or a real one), and data go through
+--- CPU memory. Results equal those on the CPU, and those without sharding.
 local ranks = require "spec.support.ranks"
 
 local function load()
@@ -58,7 +58,7 @@ for _, world in ipairs { 1, 2, 4 } do
       for round = 1, 5 do
         local x = ms.full({ 30000 }, rank + round, { device = "cuda" })
         local out = ms.zeros(30000 * world, { device = "cuda" })
-        x:mul_(2)                                                     -- queued: the collective must see it
+        x:mul_(2)                                                     -- queued: the collective must see this
         local work = dist.all_gather(out, x, { async = true })
         x:fill_(-1)                                                   -- and must not see this
         local sum = (out + 0):sum():item()

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Order over streams: copies beside compute, and who waits for whom.
+--- Order between streams: copies beside computation, and which stream waits for which.
 local ms = require "moonshard"
 local F = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"

@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- The models of spec/support/models with its shards on the CPU and its compute on a GPU (the emulated one where there
---- is no other): FSDP trains as DDP and one process do on that device, however the module gets there.
+--- The models of spec/support/models with shards on the CPU and computation on a GPU (the emulated one if there is no
+--- other): FSDP trains as DDP and one process do on that device, however the module gets there.
 local ranks = require "spec.support.ranks"
 
 local function zoo(name) return require("spec.support.models." .. name) end
 
--- What the device has no kernels for stays out: convolutions and batch norms. `once`: the emulator takes long over
--- attention.
+-- Operators without kernels on the device are left out: convolutions and batch norms. `once`: attention is slow on the
+-- emulator.
 local MODELS = {
   { "nested_wrapped_module" },
   { "always_wrap_nested_wrapped_module" },
@@ -29,7 +29,7 @@ local MODELS = {
 }
 
 ranks.describe(2, "the zoo with CPU offload beside a GPU #cuda", function()
-  -- Strategies, dtypes, ways onto the device and views of parameters take turns.
+  -- Combinations of strategies, dtypes, ways onto the device and use_orig_params alternate.
   for turn, model in ipairs(MODELS) do
     for k, strategy in ipairs { "full_shard", not model.once and (turn % 2 == 0 and "shard_grad_op" or "no_shard")
       or nil } do

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The reference suite test_fsdp_comm_hooks: each test with its whole grid, at 2, 3 and 4 ranks, on the CPU and on a
---- GPU (the emulated one where there is no other).
+--- GPU (the emulated one if there is no other).
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
@@ -33,7 +33,7 @@ local function init_model(device, has_wrapping, strategy, mixed_precision)
   end)
 end
 
--- The two hooks of the suite: registered, never run.
+-- The two hooks of the suite: registered, never called.
 local function dummy_hook_for_no_shard(state, grad)
   local _, _, _, dist = load()
   grad:add_(state.noise)
@@ -46,7 +46,7 @@ local function dummy_hook_for_sharded(state, grad, output)
   custom_reduce_scatter()
 end
 
--- The suite gives each strategy the other one's hook.
+-- The suite gives each strategy the hook of the other one.
 local function dummy_hook(strategy)
   return strategy ~= "no_shard" and dummy_hook_for_no_shard or dummy_hook_for_sharded
 end
@@ -116,7 +116,7 @@ for _, device in ipairs { "cpu", "cuda:0" } do
           submodules[2].comm_hook = dummy_hook(strategy)
           raises("A communication hook is already registered", model.register_comm_hook, model, { noise = 1234 },
             dummy_hook(strategy))
-          assert.is_nil(model.comm_hook)              -- everything is checked before anything is assigned
+          assert.is_nil(model.comm_hook)              -- all checks come before any assignment
         end)
 
         for _, has_wrapping in ipairs { true, false } do

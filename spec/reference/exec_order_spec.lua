@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- The reference suite test_fsdp_exec_order at 2, 3 and 4 ranks, on the CPU and on a GPU (the emulated one where there
---- is no other), and what goes beyond it: an order that ends early, counts of collectives, and the same without debug
---- level "detail".
+--- The reference suite test_fsdp_exec_order at 2, 3 and 4 ranks, on the CPU and on a GPU (the emulated one if there is
+--- no other), and further cases: an order that ends early, counts of collectives, and the same without debug level
+--- "detail".
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -117,7 +117,7 @@ for _, device in ipairs { "cpu", "cuda:0" } do
           dist.set_debug_level "detail"
           local model = wrap(strategy, device)
           iteration(model, device)
-          model.module.skip = true                    -- on all ranks alike: nothing else would notice
+          model.module.skip = true                    -- on all ranks alike, so that only the check detects it
           local warnings = ms.catch_warnings(function()
             for _ = 1, 2 do iteration(model, device) end
           end)
@@ -137,10 +137,11 @@ for _, device in ipairs { "cpu", "cuda:0" } do
             end
             return n
           end
-          -- the units, and in backward the one that was resharded
+          -- The units and, in backward, the one that was resharded.
           local whole = strategy == "full_shard" and 3 or 2
           assert.equal(3 * 2, gathers(function() model(model.module:get_input(device)) end))
-          -- No backward yet: the first iteration still, and what stayed whole for one is gathered already.
+          -- There was no backward yet, so this is still the first iteration, and parameters that stayed gathered need
+          -- no gather.
           assert.equal((strategy == "full_shard" and 2 or 0) + 2 * 2, gathers(iteration, model, device))
           for _ = 1, 3 do assert.equal(whole, gathers(iteration, model, device)) end
         end)
@@ -150,7 +151,7 @@ for _, device in ipairs { "cpu", "cuda:0" } do
 end
 
 for world = 2, 4 do
-  -- A gang each: after such an error nothing more is asked of the ranks.
+  -- Each in a gang of its own, because the ranks do nothing more after such an error.
   for _, strategy in ipairs { "full_shard", "shard_grad_op" } do
     for _, shorter in ipairs { false, true } do
       local what = shorter and "an order that ends early" or "another order"
@@ -165,7 +166,7 @@ for world = 2, 4 do
           end
           local ok, message = pcall(iteration, model, "cpu")
           assert.is_false(ok)
-          assert.truthy(message:find("layer1", 1, true), message)        -- where rank 0 was
+          assert.truthy(message:find("layer1", 1, true), message)        -- the layer that rank 0 was in
         end)
       end)
     end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The reference suite test_fully_shard_extensions: each test with its whole grid, at 2, 3 and 4 ranks, on the CPU and
---- on a GPU (the emulated one where there is no other).
+--- on a GPU (the emulated one if there is no other).
 local ranks = require "spec.support.ranks"
 
 local function load()
@@ -10,8 +10,8 @@ end
 
 local function strip(message) return (tostring(message):gsub("^[^\n]-:%d+: ", "")) end
 
--- A tensor class of two tensors that every operation runs on, and the suite's hooks, counted in log; without log it has
--- none.
+-- A tensor class with two inner tensors on which every operation runs, and the suite's hooks, counted in log; without
+-- log it has no hooks.
 local function two_tensor(log)
   local ms = load()
   local TwoTensor = ms.Tensor:extend "TwoTensor"
@@ -47,7 +47,7 @@ local function two_tensor(log)
       return
     end
     log.first = (log.first or 0) + 1
-    return TwoTensor(a, b):to(param_dtype), { a, b }        -- a cast makes others: the unit frees those by itself
+    return TwoTensor(a, b):to(param_dtype), { a, b }        -- a cast makes new tensors; the unit frees these itself
   end
   return TwoTensor
 end
@@ -68,7 +68,7 @@ local function two_tensor_mlp(TwoTensor)
   return model
 end
 
--- Over a mesh of the device, which takes the shards there.
+-- Over a mesh of the device, to which it moves the shards.
 local function shard(model, device, more)
   local ms, _, fsdp, dist = load()
   local options = { mesh = dist.init_device_mesh(device:match "^%a+", { dist.world_size() }) }
@@ -77,7 +77,7 @@ local function shard(model, device, more)
   return fsdp.fully_shard(model, options)
 end
 
--- A class that pads its rows itself, by the whole parameter's sizes.
+-- A class that pads its rows itself, from the whole parameter's sizes.
 local function outer_size_stride(device)
   local ms, nn = load()
   local MLP = require("spec.support.models.mlp").MLP
@@ -156,13 +156,13 @@ local function train_parity(rank, device, reshard)
     end
     fsdp.check_sharded_parity(reference, model)
   end
-  -- Two parameters a unit; once a forward and, where it was resharded, once a backward.
+  -- Two parameters per unit; once per forward and, after a reshard, once per backward.
   assert.equal(6, log.first)
   assert.equal(6 * (reshard and 20 or 10), log.pre)
   assert.equal(log.pre - 6, log.later)
 end
 
--- fully_sharded from meta, with drawn weights on the device.
+-- fully_shard from meta, with random weights on the device.
 local function from_meta(device, build, more)
   local ms, nn = load()
   local model
@@ -208,8 +208,8 @@ local function end_to_end(rank, device, reshard)
   end
 end
 
--- The suite's hooks on every weight's local tensor. inner(t): the plain tensors of a local tensor, which its hooks
--- gather one by one; outer(list): the whole made of them.
+-- The suite's hooks on every weight's local tensor. inner(t): the plain tensors of a local tensor, gathered one by one;
+-- outer(list): the whole tensor made of them.
 local function monkey_patch(rank, device, build, inner, outer)
   local model = from_meta(device, build)
   local ran, weights = {}, 0
@@ -297,7 +297,7 @@ for _, device in ipairs { "cpu", "cuda:0" } do
   end
 end
 
--- The hooks see the shard dimension only.
+-- The hooks are called only for the shard dimension.
 local function hsdp_mesh(rank, world, device)
   local ms, nn, fsdp, dist = load()
   local MLP = require("spec.support.models.mlp").MLP
@@ -334,7 +334,7 @@ for _, case in ipairs { { 4, "cpu" }, { 8, "cpu" }, { 4, "cuda:0" } } do
   local world, device = case[1], case[2]
   ranks.describe(world, ("fully_shard extensions on a mesh of %d ranks, %s"):format(world, device), function()
     it("test_all_gather_extension_hsdp_mesh", function(rank) hsdp_mesh(rank, world, device) end)
-    -- As many ranks as the suite has: 9 and 3 rows leave some without any.
+    -- The number of ranks of the suite; with 9 and 3 rows, some ranks have none.
     if world == 8 then it("test_all_gather_extension_outer_size_stride", function() outer_size_stride(device) end) end
   end)
 end

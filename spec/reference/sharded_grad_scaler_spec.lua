@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- The reference suite test_fsdp_sharded_grad_scaler: each test with its whole grid; what has ranks at 2, 3 and 4 of
---- them, on the CPU and on a GPU (the emulated one where there is no other). TestShardGradScaler is of CPU tensors in
---- the suite too.
+--- The reference suite test_fsdp_sharded_grad_scaler: each test with its whole grid; tests over ranks at 2, 3 and 4
+--- ranks, on the CPU and on a GPU (the emulated one if there is no other). TestShardGradScaler uses CPU tensors in the
+--- suite, too.
 local ms = require "moonshard"
 local ranks = require "spec.support.ranks"
 
 local function scaler_of(options)
-  options.process_group = ms.dist.self_group()          -- a process group of one
+  options.process_group = ms.dist.self_group()          -- a process group of one rank
   return ms.amp.ShardedGradScaler(options)
 end
 
@@ -25,7 +25,7 @@ describe("TestShardGradScaler", function()
   end)
 
   it("test_scaling_unscaling_sparse", function()
-    -- loaded: tensors that are not sharded are taken as they are
+    -- Loads the module: plain tensors are accepted unchanged.
     local _ = ms.fsdp.FSDP
     local scaler = scaler_of { init_scale = 2, enabled = true }
     local inv_scale, found_inf = ms.full({ 1 }, 0.5), ms.full({ 1 }, 0)
@@ -45,8 +45,8 @@ describe("TestShardGradScaler", function()
     found_inf:zero_()
     assert.equal(1, scaler:unscale_grads_(optimizer, inv_scale, found_inf)[s1.device]:item())
 
-    -- Each value is finite in float16, their sum at the same place is not. The suite's optimizer still has the tensor
-    -- from before, whose gradient is infinite, and would find that: one of the new tensor as well.
+    -- Each value is finite in float16, but not the sum at the same place. The suite's optimizer still has the previous
+    -- tensor, whose infinite gradient it would find; here the new tensor has its own optimizer.
     local half = sparse({ 1, 1, 1 }, { 0, 0, 2 }, { 2 ^ 15, 2 ^ 15, 1 }, "float16")
     half.grad = half:clone()
     found_inf:zero_()
@@ -66,7 +66,7 @@ describe("TestShardGradScaler", function()
     local optimizer = ms.optim.SGD({ t0 }, { lr = 1 })
     scaler:scale(loss)
     assert.is_nil(scaler:step(optimizer))
-    -- A step that is taken has a result.
+    -- A step that is not skipped returns a result.
     local t1 = ms.tensor { 1 }
     t1.grad = t1:clone()
     assert.is_true(scaler:step(ms.optim.SGD({ t1 }, { lr = 1 })))
@@ -79,11 +79,11 @@ local function named(...)
   return table.concat(out, "_")
 end
 
--- The default scale would overflow in the first steps of the model with use_orig_params.
+-- The default scale overflows in the first steps of the model with use_orig_params.
 local function scales(pieces, mixed)
   local first = { init_scale = pieces and 2 ^ 11 or nil }
-  -- In float16 the gradients overflow at 2^16 and 2^15: no step is taken and no parameter moves. So once more where
-  -- they are.
+  -- In float16 the gradients overflow at scales 2^16 and 2^15: both steps are skipped and no parameter changes. Those
+  -- cases run one more step.
   if mixed and not pieces then return { { first, steps = 0 }, { { init_scale = 2 ^ 8 } } } end
   return { { first } }
 end
@@ -104,8 +104,8 @@ local function parity(offload, strategy, mixed, pieces, device)
   end
 end
 
--- The emulated GPU takes a third of a second for each of the 20 iterations: there the grid is spread over the worlds. A
--- real one runs it all.
+-- The emulated GPU needs a third of a second for each of 20 iterations, so there the grid is distributed over the
+-- numbers of ranks. A real GPU runs all of it.
 local function is_run(world, device, pieces, offload)
   if device == "cpu" or os.getenv "MOONSHARD_CUDA" ~= "emulated" then return true end
   if world == 2 then return pieces ~= offload end
@@ -141,7 +141,7 @@ local function found_inf(pieces, offload, device, rank)
       scaled:backward()
       local before, params = {}, {}
       for _, p in ipairs(m:parameters()) do
-        -- A piece may be empty on this rank: it cannot change.
+        -- A piece may be empty on this rank, and then cannot change.
         if p.grad and p:numel() > 0 then
           params[#params + 1] = p
           before[#params] = p:detach():clone()
@@ -157,7 +157,7 @@ local function found_inf(pieces, offload, device, rank)
       for k, p in ipairs(params) do assert.equal(should_find_inf, p:equal(before[k])) end
     end
     assert.equal(cases[1][3]:get_scale(), cases[2][3]:get_scale())
-    -- The suite compares the first iteration's losses every time.
+    -- The suite compares the losses of the first iteration every time.
     ms.testing.assert_close(losses[2], losses[1], { rtol = 1.3e-6, atol = 1e-5 })
   end
 end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- The board of a gang of ranks: a small file that the ranks and the busted process all map, in which each rank
---- says where it is. Not a communicator: a spec about communication must not lean on what it tests, a test may
---- leave MPI in any state, and a file also shows who is gone.
+--- The board of a gang of ranks: a small file that the ranks and the busted process all map, in which each rank records
+--- its progress. It is no communicator: a spec about communication must not depend on what it tests, a test may leave
+--- MPI in any state, and a file also shows which ranks have ended.
 local ffi = require "ffi"
 
 ffi.cdef [[
@@ -22,7 +22,7 @@ local C = ffi.C
 
 local board = { max = 64 }
 
---- Maps the board in `path`, made when it is not there.
+--- Maps the board in `path`; creates it if needed.
 function board.open(path)
   local fd = C.spec_open(path, 0x42, ffi.cast("int", 0x180))        -- O_RDWR | O_CREAT, rw for the user
   if fd < 0 then error("cannot open " .. path) end

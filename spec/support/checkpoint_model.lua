@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- A small model with its optimizer, for specs of checkpoints; everything in them as plain numbers.
+--- A small model with its optimizer, for specs of checkpoints.
 local train_alike = require "spec.support.train_alike"
 
 local M = {}
@@ -31,7 +31,7 @@ end
 
 function M.train(model, optim, from, to) train_alike(model, optim, from, to, 6) end
 
---- Everything as plain numbers, in one table.
+--- All values of model and optimizer as plain numbers, in one table.
 function M.contents(model, optim)
   local ms = load()
   local out = {}

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Collects what nobody holds, all of it: code that LuaJIT has compiled holds what it took for a constant, a whole
---- model at times, and what a finalizer lets go of goes a cycle later.
+--- Collects all garbage. Compiled code holds objects that LuaJIT took for constants, sometimes a whole model, so it is
+--- dropped first; objects freed by finalizers need a further cycle.
 return function()
   jit.flush()
   for _ = 1, 3 do collectgarbage() end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- What specs of nn.DDP compare: gradients of a rank's own batch, in the order of the model's parameters.
+--- Helpers for specs of nn.DDP: gradients of a rank's own batch, in the order of the model's parameters.
 local M = {}
 
 local function load() return require "moonshard" end
@@ -12,14 +12,14 @@ function M.batch(rank, step, options)
   return ms.randn(options.rows or 8, 10, { dtype = options.dtype or "float64" })
 end
 
---- Copies of the gradients that are there.
+--- Copies of the existing gradients.
 function M.now(model)
   local out = {}
   for k, p in ipairs(model:parameters()) do out[k] = p.grad:clone() end
   return out
 end
 
---- Copies of the gradients of x alone.
+--- Copies of the gradients for x alone.
 function M.of(model, x)
   model:zero_grad()
   model(x):pow(2):sum():backward()

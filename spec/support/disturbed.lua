@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- Saves that are killed, or meet a failing call, at one of their system calls: for durability_spec and
+--- Saves that are killed, or get an error, at one of their system calls: for durability_spec and
 --- scripts/bench/durability.
 ---
---- strace ends the process at the n-th call of a kind, or makes that call fail. Kinds of saves are save_once's;
---- "inside" is a folder where renameat2 knows no flags, as on NFS: every one of its calls fails with EINVAL.
+--- strace kills the process at the n-th call of a kind, or makes that call fail. The kinds of saves are those of
+--- save_once; "inside" is a folder where renameat2 supports no flags, as on NFS: all its calls fail with EINVAL.
 local lfs = require "lfs"
 local ms = require "moonshard"
 local process = require "spec.support.process"
@@ -12,15 +12,14 @@ local save_once = require "spec.support.save_once"
 local M = { OLD = 1, NEW = 2 }
 local OLD, NEW = M.OLD, M.NEW
 
--- Calls that can touch files. mmap and the like are memory's; futex and signals are the threads'.
+-- Calls that can affect files. mmap and the like concern memory; futex and signals concern threads.
 M.CALLS = { "openat", "open", "creat", "read", "pread64", "write", "pwrite64", "writev", "pwritev2", "close", "fsync",
   "fdatasync", "ftruncate",
                 "fallocate", "rename", "renameat", "renameat2", "link", "unlink", "unlinkat", "mkdir", "mkdirat",
                 "rmdir", "newfstatat",
                 "fstat", "stat", "lstat", "getdents64", "lseek", "statx", "readlink", "readlinkat" }
 
---- Whether this machine lets strace trace; it is looked for by running it. Not under a tool, whose leak check traces as
---- well.
+--- Whether strace can trace on this machine; tries it. Not under a tool, whose leak check also traces.
 function M.works()
   return not os.getenv "MOONSHARD_TOOL"
     and os.execute "strace -f -o /dev/null -e trace=openat true >/dev/null 2>&1" == 0
@@ -28,8 +27,8 @@ end
 
 local NO_FLAGS = "inject=renameat2:error=EINVAL"
 
---- Whether a call changes a file or a folder: a process that is killed at another one leaves what the next of these
---- would find.
+--- Does a call change a file or a folder? A process killed at another call leaves the same state as at the next of
+--- these.
 function M.changes(point)
   local call = point.call
   return call:find "write" or call:find "sync" or call:find "^rename" or call:find "^unlink" or call:find "^mkdir"
@@ -41,8 +40,8 @@ end
 function M.new(work)
   local self = { work = work }
 
-  --- The save of `value` under strace with these options: its status and what it printed. With two ranks, rank 1 is the
-  --- one traced.
+  --- Runs the save of `value` under strace with these options; returns its status and output. Of two ranks, rank 1 is
+  --- traced.
   function self.start(kind, path, value, options, world)
     local words = { "luajit", process.root .. "/spec/support/save_once.lua", kind, path, tostring(value) }
     local traced = { "strace", "-f", "-qq", unpack(options) }
@@ -70,7 +69,7 @@ function M.new(work)
     return code, process.read(out), process.read(out .. ".err")
   end
 
-  --- The same without strace; killed after so many seconds, if it has not ended by then.
+  --- Runs the save without strace; kills it after so many seconds if it has not ended.
   function self.plain(kind, path, value, seconds)
     local child = process.start({ "luajit", process.root .. "/spec/support/save_once.lua", kind, path,
       tostring(value) },
@@ -83,7 +82,7 @@ function M.new(work)
 
   local function is_folder(kind) return kind == "folder" or kind == "inside" end
 
-  --- The value that the checkpoint at path has; an error when it is not whole.
+  --- The value stored in the checkpoint at path; raises if it is incomplete.
   function self.value_of(kind, path)
     local values = {}
     if is_folder(kind) then
@@ -106,7 +105,7 @@ function M.new(work)
     return values[1]
   end
 
-  --- Names of what begins with path's name in its folder, and of what is in it, but for the checkpoint itself.
+  --- Names in the checkpoint's folder that begin with its name, and names inside those, without the checkpoint itself.
   function self.leftovers(kind, path)
     local list = {}
     for name in lfs.dir(work) do
@@ -135,8 +134,8 @@ function M.new(work)
     end
   end
 
-  --- { call, n, line }: every call between the two marks, as the n-th of its kind in its thread. `renames`: the first
-  --- one after a rename of folders was tried.
+  --- { call, n, line }: every call between the two marks, as the n-th of its kind in its thread. `renames`: index of
+  --- the first call after an attempt to rename folders.
   function self.calls_of(kind, path, world)
     local trace = work .. "/trace"
     local code, out, err = self.start(kind, path, NEW, { "-o", trace, "-e", "trace=" .. table.concat(M.CALLS, ",") },
@@ -154,7 +153,7 @@ function M.new(work)
         elseif line:find("/moonshard-save-ends", 1, true) then
           inside = false
         elseif inside and kind == "inside" and call == "renameat2" then
-          list.renames = list.renames or #list + 1        -- strace makes it fail already
+          list.renames = list.renames or #list + 1        -- strace already makes it fail
         elseif inside and (pid == main or counts[pid][call] > (before[call] or 0)) then
           list[#list + 1] = { call = call, n = counts[pid][call], line = line }
         end
@@ -164,8 +163,8 @@ function M.new(work)
     return list
   end
 
-  --- The checkpoint of before, then a disturbed save, then a look: the value that is found (nil and why when there is
-  --- none that is whole), the save's status and what it printed, and all of it as a text.
+  --- Saves a checkpoint, then runs a disturbed save, then reads. Returns the value found (nil and the reason if no
+  --- complete checkpoint is found), the save's status and output, and all of this as a text.
   function self.disturb(kind, path, point, injection, world)
     self.clean(path)
     save_once.save(kind, path, OLD)()

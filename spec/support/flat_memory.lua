@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- flat_memory(fn): 60 steps of fn(step) without the collector leave as many bytes allocated as 20 of them did.
+--- flat_memory(fn): 60 steps of fn(step) without garbage collection leave as many bytes allocated as 20 steps.
 local assert = require "luassert"
 
 return function(fn)

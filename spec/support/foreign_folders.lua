@@ -1,6 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Things that stand where a checkpoint is to be saved and are the user's: for checkpoint_folder_spec and
---- scripts/bench/durability.
+--- User's files and folders at the path of a checkpoint: for checkpoint_folder_spec and scripts/bench/durability.
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
@@ -8,7 +7,7 @@ local M = {}
 
 local function shell(command, ...) assert(os.execute(command:format(...)) == 0) end
 
---- Everything below a folder, as one text: names, kinds, what links lead to, contents.
+--- Everything below a folder as one text: names, kinds, targets of links, contents.
 function M.everything(folder)
   local f = io.popen(("cd '%s' && find . -printf '%%p %%y %%l %%m %%T@\\n' | sort && find . -type f | sort | xargs -r md5sum"):format(folder))
   local text = f:read "*a"
@@ -16,7 +15,8 @@ function M.everything(folder)
   return text
 end
 
---- What a save refuses to replace: a name, what makes it at a path (with `save(path, value)`), and what is said of it.
+--- Things that a save refuses to replace: name, a function that makes it at a path (with `save(path, value)`), and the
+--- expected message.
 M.list = {
   { "a file", function(at) process.write(at, "mine") end, "is not a folder" },
   { "a pipe", function(at) shell("mkfifo '%s'", at) end, "is not a folder" },

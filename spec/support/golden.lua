@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The reference numbers of spec/golden/data (make_golden.py there explains them): reading them, and the same
---- weights, inputs and ids in Lua. MOONSHARD_GOLDEN names another folder of the same form.
+--- The reference data of spec/golden/data (make_golden.py there explains them): reads them, and makes the same weights,
+--- inputs and ids in Lua. MOONSHARD_GOLDEN names another folder of the same form.
 local cjson = require "cjson"
 local ms = require "moonshard"
 local numel = require "spec.support.numel"
@@ -44,7 +44,7 @@ function M.id_list(n, vocab, rank, step)
   return list
 end
 
---- Gives every parameter its numbers: by its position among named_parameters.
+--- Fills every parameter by its position among named_parameters.
 function M.fill(model)
   local owner = {}
   for _, m in ipairs(model:modules()) do
@@ -69,7 +69,7 @@ function M.fill(model)
   return model
 end
 
---- PyTorch numbers list children from 0, we from 1.
+--- PyTorch counts children from 0, Moonshard from 1.
 function M.our_name(name)
   return (("." .. name):gsub("%.(%d+)%f[.%z]", function(d) return "." .. (tonumber(d) + 1) end):sub(2))
 end
@@ -89,8 +89,9 @@ function M.close_list(what, expected, t, rtol, atol)
   for i, e in ipairs(expected) do M.close(("%s [%d]"):format(what, i), e, got[i], rtol, atol) end
 end
 
--- A key's bias adds the same to all scores of a query: its gradient is 0, what arrives is rounding, and Adam divides
--- rounding by itself. By 6 steps of 0.01 for 16 of 48 numbers in float32; in float64 rounding is small beside its eps.
+-- A key's bias adds the same number to all scores of a query, so its gradient is 0; what arrives is rounding, which
+-- Adam divides by itself. In float32 16 of 48 numbers move by 6 steps of 0.01; in float64 rounding is small compared
+-- with Adam's eps.
 local key_bias_noise = { float64 = 5e-9, float32 = 16 * 6 * 0.01 }
 
 --- Compares a whole parameter with its digest.
@@ -133,7 +134,7 @@ function M.trainable(model)
   return list
 end
 
---- sqrt of the sum of squares over the plain gradients that are there.
+--- sqrt of the sum of squares over the existing plain gradients.
 function M.grad_norm(params)
   local sum = 0
   for _, p in ipairs(params) do
@@ -142,7 +143,8 @@ function M.grad_norm(params)
   return math.sqrt(sum)
 end
 
---- Names, order, shapes and requires_grad against the recorded parameters; whole(p) gives the plain whole tensor.
+--- Compares names, order, shapes and requires_grad with the recorded parameters; whole(p) returns the plain whole
+--- tensor.
 function M.close_params(run, model, whole, rtol, atol)
   local k = 0
   for name, p in model:named_parameters() do

@@ -1,7 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What every busted run does first (named in .busted).
---- Makes `require "moonshard"` work from the source tree, takes back what busted does to LuaJIT's ffi,
---- and makes a run without tests, or one that a spec ends by os.exit, a failed run.
+--- Runs before every busted run (named in .busted). Makes `require "moonshard"` work from the source tree, undoes
+--- busted's changes to LuaJIT's ffi, and makes a run fail that has no tests, or that a spec ends by os.exit.
 local ffi = require "ffi"
 local busted = require "busted"
 local lfs = require "lfs"
@@ -11,12 +10,12 @@ if source:sub(1, 1) ~= "/" then source = lfs.currentdir() .. "/" .. source end
 local root = source:gsub("/%./", "/"):match "^(.*)/spec/support/helper%.lua$"
 package.path = ("%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(root, root, root, package.path)
 
--- Specs of device "cuda" run on the emulated GPU, unless somebody says otherwise (scripts/gpu_check: real).
+-- Specs of device "cuda" run on the emulated GPU unless MOONSHARD_CUDA is set (scripts/gpu_check: real).
 ffi.cdef "int setenv(const char *, const char *, int);"
 ffi.C.setenv("MOONSHARD_CUDA", "emulated", 0)
 
--- busted memoises ffi.typeof by its first argument, so "$ *" would give the type of somebody else's "$ *".
--- cdef and metatype stay memoised: files that are loaded again declare the same things again.
+-- busted memoizes ffi.typeof by its first argument, so "$ *" would return the type of another "$ *". cdef and metatype
+-- stay memoized, because reloaded files repeat their declarations.
 local function unpatched(patched)
   for i = 1, 10 do
     local name, value = debug.getupvalue(patched, i)
@@ -26,8 +25,8 @@ local function unpatched(patched)
 end
 ffi.typeof = unpatched(ffi.typeof)
 
--- busted forgets the modules that a spec file loaded, but an engine cannot be loaded twice: ours are loaded once.
--- Specs and what stands in spec/support are loaded afresh like everybody else's, except ranks, which listens to busted.
+-- busted unloads the modules that a spec file loaded, but an engine cannot be loaded twice: moonshard's modules are
+-- loaded once. Specs and the modules of spec/support are reloaded, except ranks, which subscribes to busted's events.
 local kept = {}
 table.insert(package.loaders, 2, function(name)
   if not (name == "moonshard" or name:find "^moonshard%." or name == "spec.support.ranks") then return nil end
@@ -60,7 +59,7 @@ end, { priority = 2 })
 for _, kind in ipairs { "error", "failure" } do
   busted.subscribe({ kind }, function() failed = true return nil, true end, { priority = 1 })
 end
--- busted's own way to leave with a failure is error(nil), which prints "luajit: nil".
+-- busted reports a failure by error(nil), which prints "luajit: nil".
 busted.subscribe({ "exit" }, function()
   os.exit = exit                                                  -- luacheck: ignore
   io.stdout:flush()

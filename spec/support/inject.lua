@@ -1,15 +1,13 @@
 -- SPDX-License-Identifier: MIT
---- One disturbed job: a rank is killed, stopped or loops at a chosen place, and this process watches what becomes of
---- the job.
+--- One disturbed job: a rank is killed, stopped or loops at a chosen place, and this process observes the job.
 ---
 ---   local inject = require "spec.support.inject"
 ---   local r = inject.run { world = 2, victim = 1, how = "killed", where = "compute", limit = 1, delay = 0.02 }
----   r.code, r.named, r.gone, r.left      exit status; seconds; seconds; a list of what is left behind
+---   r.code, r.named, r.gone, r.left      exit status; seconds; seconds; a list of leftovers
 ---
---- The victim signals itself by a timer of the kernel, so the signal meets it at any instruction. `named` counts from
---- the injection or, where the limit counts, from when its peers wait (whichever is later) to the moment the job's
---- stderr names the victim;
---- `gone` from there to mpirun's end.
+--- The victim signals itself by a kernel timer, so the signal can hit any instruction. `named` is the time from the
+--- injection, or from the moment its peers wait if the limit applies and that is later, until the job's stderr names
+--- the victim; `gone` is the time from there to mpirun's end.
 local process = require "spec.support.process"
 
 local inject = {
@@ -36,7 +34,7 @@ local script = [[
     f:close()
   end
   local function loop() while true do end end
-  local function begin()                      -- returns at once, but for a rank that loops
+  local function begin()                      -- returns at once, except in a rank that loops
     if rank ~= victim then return end
     if how == "looping" then
       local till = now() + delay
@@ -54,7 +52,7 @@ local script = [[
   local ms = require "moonshard"
   local dist = ms.dist
   mark "wait"
-  -- On a busy machine a sound start may take longer than a short limit.
+  -- On a busy machine a correct start may take longer than a short limit.
   dist.init(where ~= "start" and { timeout = 60 } or nil)
   local t, a = ms.ones(20000), ms.ones(100, 100)
   dist.barrier()
@@ -83,12 +81,12 @@ local function mark_of(folder, what, rank)
   return tonumber(at), tonumber(pid), tonumber(job)
 end
 
--- Whether a text says something of this rank: the rank before a line is the one that speaks.
+-- Does a text say something about this rank? The rank at the beginning of a line is the one that speaks.
 local function names(text, rank)
   return ("\n" .. text):gsub("\nrank %d+: ", "\n"):find(("rank %d[^%%d]"):format(rank)) ~= nil
 end
 
--- Files under /dev/shm of these processes and this job, by name: other jobs of this machine have theirs there too.
+-- Files under /dev/shm of these processes and this job, selected by name, because other jobs have files there, too.
 local function segments(pids, job)
   local lfs, found = require "lfs", {}
   for name in lfs.dir "/dev/shm" do

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- message(fn, …): fn(…) fails; what it says, without file and line.
+--- message(fn, …): calls fn(…), which must fail; returns the message without file and line.
 local assert = require "luassert"
 
 return function(fn, ...)

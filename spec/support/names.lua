@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- names(iterator): what named_parameters and its like list, in order, in one line.
+--- names(iterator): the names that named_parameters or a similar iterator lists, in order, in one line.
 return function(iterator)
   local out = {}
   for name in iterator do out[#out + 1] = name end

@@ -1,14 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- Jobs over two nodes of this machine that see each other by TCP only: two network namespaces joined by a veth pair,
---- each with its own host name and process namespace, and mpirun's agent enters the other one instead of ssh. Needs
---- root, iproute2 and unshare.
+--- Jobs over two nodes of this machine that reach each other only by TCP: two network namespaces joined by a veth pair,
+--- each with its own host name and process namespace. mpirun's agent enters the other namespace instead of using ssh.
+--- Needs root, iproute2 and unshare.
 local process = require "spec.support.process"
 
 local nodes = {}
 
 local function sh(command) return os.execute(("exec >/dev/null 2>&1; %s"):format(command)) == 0 end
 
---- Nil, or why there can be no such nodes here.
+--- Nil, or the reason why such nodes are not possible here.
 function nodes.missing()
   for _, tool in ipairs { "ip", "unshare", "mpirun" } do
     if not sh("command -v " .. tool) then return ("%s is not installed"):format(tool) end
@@ -23,7 +23,7 @@ end
 local Pair = {}
 Pair.__index = Pair
 
---- Makes the two. close() takes them away.
+--- Makes the two nodes; close() removes them.
 ---@return table
 function nodes.open()
   local id = process.pid() % 100000
@@ -39,7 +39,7 @@ function nodes.open()
     self:close()
     error("cannot make two network namespaces", 2)
   end
-  -- mpirun calls it with the host and a command line for that host's shell.
+  -- mpirun calls it with a host and a command line for that host's shell.
   process.write(self.folder .. "/agent", ([[#!/bin/sh
 shift
 exec ip netns exec %s unshare --uts --pid --fork --mount-proc sh -c "hostname %s
@@ -50,10 +50,10 @@ exec $*"
   return self
 end
 
---- The command that runs argv on both, n ranks on each, and the environment that it needs beside the ranks'.
+--- The command that runs argv on both nodes, n ranks on each, and the environment that mpirun needs.
 ---@param n integer
 ---@param argv string[]
----@param env? table<string, string>  of the ranks
+---@param env? table<string, string>  environment of the ranks
 function Pair:command(n, argv, env)
   local words = { "ip", "netns", "exec", self[1], "unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', self[1],
     "mpirun", "--mca", "plm_rsh_agent", self.folder .. "/agent", "--mca", "odls_base_sigkill_timeout", "0",
@@ -68,7 +68,7 @@ function Pair:command(n, argv, env)
     OMPI_MCA_hwloc_base_binding_policy = "none" }
 end
 
---- Runs a script on both, n ranks on each, as ranks.run does.
+--- Runs a script on both nodes, n ranks on each, as ranks.run does.
 ---@param n integer
 ---@param script string
 ---@param opts? table  args, env, timeout

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- busted's own output, then the house's closing line: `N passed, N failed`, alone on the last line.
---- An error in a describe, a file that does not load, and a run without tests count as failed.
---- On a terminal a dot a test; elsewhere (CI) a line a file, with its time.
+--- busted's own output, followed by `N passed, N failed` alone on the last line. An error in a describe, a file that
+--- does not load, and a run without tests count as failed. On a terminal prints a dot per test; elsewhere (CI) a line
+--- per file, with its time.
 return function(options)
   local busted = require "busted"
   local terminal = io.type(io.stdout) == "file" and require("term").isatty(io.stdout)

@@ -1,14 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- Overlap (docs/semantics.md#overlap), for specs: what a forward or a backward of slow layers takes beyond the layers
---- themselves when every collective is delayed. Layers are clocked while they sleep, and the bound is counted in delays
---- of the same run. A rank that is held up makes a run longer, or a nap, which then hides more: runs are repeated, with
---- longer delays, until one is undisturbed.
+--- Overlap (docs/semantics.md#overlap), for specs: the time of a forward or backward of slow layers beyond the layers'
+--- own time, when every collective is delayed. The sleep of each layer is measured, and the bound is counted in delays
+--- of the same run. A preempted rank makes a run longer, or makes a sleep longer, which then hides more; runs are
+--- therefore repeated, with longer delays, until one is undisturbed.
 local assert = require "luassert"
 
--- milliseconds of the first run; a layer's backward is two of its forwards
+-- Milliseconds of the first run; a layer's backward takes twice its forward.
 local M = { DELAY = 40, LAYER = 50, LAYERS = 3 }
 
---- The layers, and the list of their naps.
+--- The layers, and the list of their sleep times.
 function M.layers()
   local LinearWithSleep = require("spec.support.models.linear_with_sleep").LinearWithSleep
   local layers, naps = {}, {}
@@ -16,7 +16,7 @@ function M.layers()
   return layers, naps
 end
 
--- The naps of all layers, the longest of any rank for each: that is how long a step waits for it.
+-- The sleep times of all layers, for each the longest of any rank, because a step waits for that one.
 local function slept(naps)
   local dist = require("moonshard").dist
   local total = 0
@@ -29,16 +29,16 @@ local function slept(naps)
   return total
 end
 
---- Delays that show in a forward and in the backward after it: their time beyond the layers' own over the delay of a
---- collective, on the slowest rank. Of up to 10 runs, every other one twice as slow until it is 8 times as slow, those
---- nearest to want (in delays); no more once it is met within half a delay. before: what is done first, on the clock of
---- the forward.
+--- Delays visible in a forward and in the backward after it: their time beyond the layers' own, divided by the delay of
+--- a collective, on the slowest rank. Of up to 10 runs, every second one twice as slow until it is 8 times as slow,
+--- returns those nearest to want (in delays); stops when it is met within half a delay. before: called first, within
+--- the measured forward.
 ---@return number forward, number backward
 function M.exposed(model, layers, naps, want, before)
   local ms = require "moonshard"
   local dist, lib = ms.dist, require("moonshard.core.ffi").lib
   local x = ms.rand(2, 4, { requires_grad = true })
-  for _ = 1, 2 do ms.scope(function() model(x):sum():backward() end) end        -- the order is known from here on
+  for _ = 1, 2 do ms.scope(function() model(x):sum():backward() end) end        -- the order is known after this
   local best = { math.huge, math.huge }
   local function off(phase) return math.abs(best[phase] - want[phase]) end
   local ok, e = pcall(function()
@@ -73,8 +73,7 @@ function M.exposed(model, layers, naps, want, before)
   return best[1], best[2]
 end
 
---- Asserts that so many delays show in forward and in backward, no more and no fewer: less than half a delay over or
---- under.
+--- Asserts that exactly so many delays are visible in forward and in backward: within half a delay.
 function M.check(model, layers, naps, forward, backward, before)
   local f, b = M.exposed(model, layers, naps, { forward, backward }, before)
   for _, case in ipairs { { "forward", forward, f }, { "backward", backward, b } } do

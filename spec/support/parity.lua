@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- The reference suites' harness: FSDP trains as DDP does, and both as one process. Scales are compared in every
---- iteration, in float32 scaled losses as well (the suites compare the last), and parameters in half precision too (the
---- suites leave them out).
+--- The reference suites' test harness: FSDP trains as DDP does, and both as one process. It compares the scales in
+--- every iteration, in float32 also scaled losses (the suites compare the last one), and also parameters in half
+--- precision (which the suites leave out).
 local assert = require "luassert"
 
 local M = {}
@@ -18,7 +18,7 @@ local function is_fsdp(m)
   return m:isa(fsdp.FSDP)
 end
 
--- Floating tensors among the inputs in dtype.
+-- Casts the floating tensors among the inputs.
 local function cast(input, dtype)
   for k, t in ipairs(input) do
     if t.dtype:find "float" then input[k] = t:to(dtype) end
@@ -38,7 +38,7 @@ local function on_cpu(model, when)
   assert.is_true(checked > 0)
 end
 
--- Every instance is through with its forwards and backwards, and what it had gathered is gone.
+-- Asserts that every instance has finished its forwards and backwards and vacated its gathered parameters.
 local function idle(model)
   local ms, fsdp = load()
   local lib, unit_of = require("moonshard.core.ffi").lib, require("moonshard.parallel.fsdp.module").unit_of
@@ -106,7 +106,7 @@ function M.train(model, o)
   return history
 end
 
---- Whole parameters, copies, under their original names.
+--- Copies of the whole parameters, under their original names.
 function M.full_params(model)
   local ms, fsdp = load()
   return fsdp.summon_full_params(model, function()
@@ -121,8 +121,8 @@ function M.full_params(model)
   end)
 end
 
--- What sharded training is compared with: DDP and one process, trained once a gang for all strategies, as neither knows
--- of them.
+-- References for sharded training: DDP and one process. They do not depend on the strategy, so each gang trains them
+-- once.
 local references = {}
 
 local function reference_of(model, o, low, init)
@@ -153,9 +153,9 @@ local function reference_of(model, o, low, init)
   return ref
 end
 
--- A half dtype rounds where FSDP computes and autocast does not: of the way that a parameter went, so much may differ
--- (float16 has three bits more). Where a model has kinks, a ReLU whose input is as good as 0 may let through here and
--- not there, which is a large part of few inputs' gradients.
+-- FSDP rounds to the half dtype where autocast does not: a parameter may differ by this fraction of its change (float16
+-- has three bits more). In models with kinks, a ReLU with an input near 0 may pass in one and not in the other, which
+-- changes a large part of a few inputs' gradients.
 local HALF, KINKS = { bfloat16 = 3.2e-2, float16 = 4e-3 }, 0.25
 
 local function check_half(ref, params, bound)
@@ -171,7 +171,7 @@ local function check_half(ref, params, bound)
     ("all are %.3g off their reference's, which went %.3g"):format(math.sqrt(off), math.sqrt(way)))
 end
 
--- The reference's parameters and gradients in a twin that is on the CPU, where offloaded shards are.
+-- The reference's parameters and gradients in a copy on the CPU, where offloaded shards are.
 local function twin_on_cpu(reference, twin)
   local ms = load()
   ms.no_grad(function()
@@ -219,7 +219,7 @@ function M.check(model, o)
   if mode == "after" then sharded = sharded:to(device) end
   local strategy, loss_dtype = o.strategy or "full_shard", o.loss_dtype or low or "float32"
   local reshards = strategy == "full_shard" or strategy == "hybrid_shard"
-  local managed = not o.unmanaged         -- what no unit manages is where the model was moved
+  local managed = not o.unmanaged         -- unmanaged parameters are where the model was moved
   local function train()
     return M.train(sharded, {
       num_iters = o.num_iters, scaler = o.scaler, save_model = o.save_model ~= false, loss_dtype = loss_dtype,
@@ -240,13 +240,13 @@ function M.check(model, o)
   local tolerance = low == "bfloat16" and { rtol = 1.6e-2, atol = 1e-5 } or low and { rtol = 1e-3, atol = 1e-5 }
     or { rtol = 1.3e-6, atol = 1e-5 }
   local function near(what, wants, gots)
-    for k, want in pairs(wants) do                -- order does not matter: each by itself
+    for k, want in pairs(wants) do                -- order does not matter: each separately
       assert.is_true(want == gots[k] or math.abs(want - gots[k]) <= tolerance.atol + tolerance.rtol * math.abs(want),
         ("%s of iteration %d: %.9g, the reference's %.9g"):format(what, k, gots[k], want))
     end
   end
-  -- In a half dtype the last one, as the suites: FSDP computes more in it than autocast does, and a scaled loss before
-  -- the last may be beyond it.
+  -- In a half dtype compares the last one, as the suites do: FSDP computes more in it than autocast does, and an
+  -- earlier scaled loss may overflow.
   local n = #history.losses
   if low then near("scaled loss", { [n] = ref.history.scaled[n] }, history.scaled) end
   if not low then near("scaled loss", ref.history.scaled, history.scaled) end
@@ -263,7 +263,7 @@ function M.check(model, o)
   for k, p in ipairs(params) do moved = moved or not p:to(ref.first[k].device):equal(ref.first[k]) end
   assert.equal(history.steps > 0, moved)
   if low then return check_half(ref, params, o.kinks and KINKS or HALF[low]) end
-  -- Each shard, and its gradient.
+  -- Compares each shard, and its gradient.
   local reference, held = ref.model.module, {}
   if o.cpu_offload and o.device then
     reference = twin_on_cpu(reference, init("no_fsdp", "before", nil, "cpu"))

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Child processes for specs: started with their own output files, watched, ended.
---- io.popen gives one pipe, no exit by signal and no time-out; this is posix_spawn and waitpid through the FFI.
+--- Child processes for specs: started with output files of their own, observed, ended. io.popen gives only one pipe, no
+--- exit by signal and no time-out; this uses posix_spawn and waitpid through the FFI.
 local ffi = require "ffi"
 
 ffi.cdef [[
@@ -25,15 +25,14 @@ local C = ffi.C
 
 local process = {
   SIGINT = 2, SIGKILL = 9, SIGTERM = 15,
-  -- How much longer things may take than on a quiet machine without tools: every limit in seconds of the specs is
-  -- multiplied by it. scripts/test sets it for the tools that make everything slower.
+  -- Factor for every time limit in the specs, relative to a quiet machine without tools. scripts/test sets it for tools
+  -- that slow everything down.
   patience = tonumber(os.getenv "MOONSHARD_SPEC_PATIENCE") or 1,
-  -- "sanitize", "tsan" or "valgrind" where scripts/test runs the specs under one: what it keeps of its own counts as
-  -- resident memory.
+  -- "sanitize", "tsan" or "valgrind" if scripts/test runs the specs under one; its own data count as resident memory.
   tool = os.getenv "MOONSHARD_TOOL",
 }
 
---- Environment (added to `env`) for a process that a spec means to crash: to sanitizers that is no finding.
+--- Environment (added to `env`) of a process that a spec crashes on purpose, so that sanitizers do not report it.
 function process.crash_env(env)
   env = env or {}
   for _, name in ipairs { "ASAN_OPTIONS", "TSAN_OPTIONS" } do
@@ -42,7 +41,7 @@ function process.crash_env(env)
   return env
 end
 
---- The source tree this file stands in, as an absolute path.
+--- The source tree of this file, as an absolute path.
 process.root = (function()
   local source = debug.getinfo(1, "S").source:sub(2)
   if source:sub(1, 1) ~= "/" then source = require("lfs").currentdir() .. "/" .. source end
@@ -63,9 +62,9 @@ function process.sleep(seconds)
   C.spec_nanosleep(pause, nil)
 end
 
---- A bound in seconds, on a machine that may stall anybody at any moment: fn does it once more, up to five times, until
---- it was done in time once. It returns what it took (math.huge and a text when it did not happen, for want of time),
---- and asserts itself what holds however long it takes.
+--- A time limit on a machine that may preempt any process at any moment: calls fn again, up to five times, until it was
+--- done in time once. fn returns the time it took (math.huge and a text if the event did not happen in time), and
+--- asserts itself whatever holds regardless of time.
 ---@param limit number  seconds, times the patience
 ---@param fn fun(): number, string?
 function process.within(limit, fn)
@@ -83,17 +82,17 @@ function process.pid()
   return C.spec_getpid()
 end
 
---- Of a rank: mpirun, the same number on every rank of the job.
+--- The process id of mpirun, which is equal on every rank of the job.
 function process.parent()
   return C.spec_getppid()
 end
 
---- Whether a process of that number exists (a zombie does).
+--- Does a process with this id exist (zombies included)?
 function process.exists(pid)
   return C.spec_kill(pid, 0) == 0
 end
 
---- Whether it runs, or is stopped: a zombie only waits for its parent to look.
+--- Is it running or stopped? A zombie only waits for its parent.
 function process.runs(pid)
   local state = process.read(("/proc/%d/stat"):format(pid)):match ".*%) (%a)"
   return state ~= nil and state ~= "Z" and state ~= "X"
@@ -145,7 +144,7 @@ local function strings(list)
   return array
 end
 
---- This process's environment with `changes` (name -> string, or false to take it out), as an array.
+--- This process's environment with `changes` (name -> string, or false to remove it), as an array.
 local function environment(changes)
   local list, i = {}, 0
   while C.environ[i] ~= nil do
@@ -181,7 +180,7 @@ function process.start(argv, opts)
 end
 
 local status = ffi.new "int[1]"
---- Exit status once it has ended (128 + signal when a signal ended it), nil while it runs.
+--- Exit status once the process has ended (128 + signal if a signal ended it), nil while it runs.
 function Child:poll()
   if self.code == nil and C.spec_waitpid(self.pid, status, 1) == self.pid then
     local s = status[0]
@@ -192,7 +191,7 @@ function Child:poll()
   return self.code
 end
 
---- Waits up to `limit` seconds, times the patience; exit status, or nil.
+--- Waits up to `limit` seconds, times the factor; exit status, or nil.
 function Child:wait(limit)
   local deadline = process.now() + limit * process.patience
   local nap = 0.0002
@@ -204,7 +203,7 @@ function Child:wait(limit)
   return self.code
 end
 
---- Ends it: asks first, then insists.
+--- Ends it: by SIGTERM first, then by SIGKILL.
 function Child:stop(patience)
   if not self:poll() then
     process.kill(self.pid, process.SIGTERM)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- A program behind a terminal of its own: what it prints is read until a text comes, keys are written.
+--- A program in a terminal of its own: writes keys and reads its output until a text appears.
 local ffi = require "ffi"
 local process = require "spec.support.process"
 local stdlib, unistd, fcntl = require "posix.stdlib", require "posix.unistd", require "posix.fcntl"
@@ -11,7 +11,7 @@ local TIOCSCTTY = 0x540E
 local Pty = {}
 Pty.__index = Pty
 
---- Starts a program; environment entries are added to ours.
+--- Starts a program; environment entries are added to those of this process.
 ---@param command string[]
 ---@param environment? table<string, string>
 function Pty.start(command, environment)
@@ -38,7 +38,7 @@ function Pty:type(text)
   assert(unistd.write(self.master, text))
 end
 
---- Waits for something printed and adds it to p.text. false when nothing came, or it ended.
+--- Waits for output and adds it to p.text. False if there was none, or the program ended.
 ---@param seconds number
 function Pty:read(seconds)
   if poll.rpoll(self.master, math.ceil(seconds * 1000)) ~= 1 then return false end
@@ -48,7 +48,7 @@ function Pty:read(seconds)
   return true
 end
 
---- Everything printed until `wanted` comes, with it; nil and what came instead when it does not.
+--- The output up to and including `wanted`; nil and the output if it does not appear.
 ---@param wanted string  plain text
 ---@param seconds? number
 function Pty:expect(wanted, seconds)
@@ -69,7 +69,7 @@ function Pty:expect(wanted, seconds)
     self.ended or "it runs, " .. (process.read(("/proc/%d/wchan"):format(self.pid)) or "?"))
 end
 
---- Ends it; the exit status when it ended by itself within the time.
+--- Ends the program; returns the exit status if it ended by itself in time.
 function Pty:finish(seconds)
   local limit = process.now() + (seconds or 5) * process.patience
   if self.ended then

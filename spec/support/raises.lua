@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- raises(text, fn, …): fn(…) fails with exactly this message, behind file and line.
+--- raises(text, fn, …): fn(…) must fail with exactly this message after file and line.
 local assert = require "luassert"
 local message = require "spec.support.message"
 

@@ -23,13 +23,13 @@ local ranks = {
   grace = 1.0,                                                      -- for the others, once one rank has failed
 }
 
--- What only mpirun can take, and nothing else: the rest is the engine's own business.
+-- Settings that only mpirun accepts; the engine handles all others.
 local mpirun_env = {
   OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
   OMPI_MCA_rmaps_base_oversubscribe = "1", OMPI_MCA_hwloc_base_binding_policy = "none",
 }
 
--- argv and environment of n ranks of `command`. A preloaded sanitizer is for the ranks, not for mpirun.
+-- Arguments and environment for n ranks of `command`. A preloaded sanitizer is meant for the ranks, not for mpirun.
 local function launch(n, command, opts)
   local argv, env = { "mpirun", "-n", tostring(n) }, {}
   for k, v in pairs(mpirun_env) do env[k] = v end
@@ -61,7 +61,7 @@ local function start_gang(batch, first)
   for _, name in ipairs(batch.tests) do job[#job + 1] = ("%q,"):format(name) end
   job[#job + 1] = "}}"
   process.write(self.folder .. "/job.lua", table.concat(job, "\n"))
-  -- Without it mpirun takes a second longer to end the ranks that are left.
+  -- Otherwise mpirun takes a second longer to end the remaining ranks.
   local opts = { env = batch.opts.env, mpirun = { "--mca", "odls_base_sigkill_timeout", "0",
     unpack(batch.opts.mpirun or {}) } }
   local argv, env = launch(self.world, { "luajit", process.root .. "/spec/support/worker.lua", self.folder
@@ -70,7 +70,7 @@ local function start_gang(batch, first)
   return self
 end
 
--- The ranks are killed first: mpirun, left alone, then cleans up what it has under /dev/shm and /tmp.
+-- Kills the ranks first: mpirun then cleans up its files under /dev/shm and /tmp.
 function Gang:stop()
   self.board.stop = 1
   self.killed = true
@@ -105,7 +105,7 @@ end
 local function tail(text, n)
   local lines = {}
   for line in text:gmatch "[^\n]+" do
-    -- Not mpirun's frames, nor what it says about ranks that this process killed.
+    -- Removes mpirun's frames, and its texts about ranks that this process killed.
     if not (line:find "^%-%-%-" or line:find "^Primary job +terminated" or line:find "^a non%-zero exit code. Per user"
         or line:find "^mpirun noticed that process rank %d+ .* signal 9 ") then
       lines[#lines + 1] = line
@@ -114,7 +114,7 @@ local function tail(text, n)
   return table.concat(lines, "\n", math.max(1, #lines - n + 1))
 end
 
--- What is to be said of test k, once the gang is stopped or through with it: nil when every rank passed.
+-- The failure to report for test k, after the gang has finished it or was stopped: nil if every rank passed.
 function Gang:verdict(k, reason)
   local lines, groups, order, bad = self:lines(k), {}, {}, reason ~= nil
   local stderr = process.read(self.folder .. "/stderr")
@@ -175,14 +175,15 @@ function Gang:verdict(k, reason)
   return table.concat(told, "\n")
 end
 
--- Watches until test k is decided. Returns "passed", or "failed" and a reason or nil; then the gang is stopped.
--- The time-out counts from where the last rank has begun: the start of the gang is no part of a test.
+-- Observes until test k is decided. Returns "passed", or "failed" and a reason or nil; then the gang is stopped. The
+-- time limit counts from the moment the last rank has begun the test, without the start of the gang.
 function Gang:watch(k, timeout)
   local b, n = self.board, self.world
   local nap, failed_at = 0, nil
   local watched = process.now()
   while true do
-    local ended = self.child:poll()         -- looked at first: what the ranks wrote before is on the board by now
+    -- Polled first, so that everything the ranks wrote before is on the board by now.
+    local ended = self.child:poll()
     local done, failed, begun, since = 0, false, 0, nil
     for r = 0, n - 1 do
       local slot = b.rank[r]
@@ -207,11 +208,11 @@ function Gang:watch(k, timeout)
     self.dead = {}
     for r = 0, n - 1 do
       local slot = b.rank[r]
-      -- In this order: a rank that is through with the last test is gone in a moment.
+      -- Order matters: a rank that has finished the last test may end at any moment.
       if slot.pid > 0 and not process.exists(slot.pid) and slot.done < k then self.dead[r] = true end
     end
     if next(self.dead) then
-      self.child:wait(3)                    -- mpirun says how it died
+      self.child:wait(3)                    -- mpirun reports how it died
       self:stop()
       return "failed"
     end
@@ -286,7 +287,7 @@ local function run_test(info)
   local outcome, reason = gang:watch(k, (info.opts.timeout or ranks.timeout) * process.patience)
   local message, pending = gang:verdict(k, reason)
   if outcome == "passed" and k == #batch.tests then
-    -- The last test answers for the gang's end: finalizers, MPI_Finalize, exit status.
+    -- The last test also covers the gang's end: finalizers, MPI_Finalize, exit status.
     local code = gang.child:wait(info.opts.timeout or ranks.timeout)
     if code ~= 0 then
       gang:stop()
@@ -305,7 +306,7 @@ local function run_test(info)
   if pending then element.env.pending(pending) end
 end
 
---- Tests of n ranks. opts: timeout (seconds a test may take), env (changes), mpirun (further arguments), grace.
+--- Declares tests of n ranks. opts: timeout (seconds per test), env (changes), mpirun (further arguments), grace.
 ---@param n integer
 ---@param name string
 ---@param opts table?
@@ -314,7 +315,7 @@ function ranks.describe(n, name, opts, body)
   if type(opts) == "function" then opts, body = {}, opts end
   if n < 1 or n > board.max then error(("ranks.describe: %d ranks; 1 to %d are possible"):format(n, board.max), 2) end
   return busted.describe(name, function()
-    local env = getfenv(body)               -- busted's: what is set there belongs to this describe
+    local env = getfenv(body)               -- busted's environment; assignments in it belong to this describe
     local info = { world = n, opts = opts, depth = #(names_to(describe_now)) }
     for _, alias in ipairs { "it", "test", "spec" } do
       env[alias] = function(title, fn)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Calls of operators made from the samples in the operator table (grammar: runtime/ops/op.h), through the C interface
---- alone. A sample becomes a description (shapes, kinds, numbers); a description and options become tensors and a call.
+--- Calls operators with the samples in the operator table (grammar: runtime/ops/op.h), through the C interface alone. A
+--- sample is parsed into a description (shapes, kinds, numbers); a description and options give tensors and a call.
 local F = require "moonshard.core.ffi"
 local ffi, lib = F.ffi, F.lib
 local E = ffi.C
@@ -37,7 +37,7 @@ local function parse(text)
   return sample
 end
 
---- The samples of operator number `op`, read.
+--- Parses the samples of operator number `op`.
 function samples.of(op)
   local list = {}
   for text in ffi.string(lib.ms_op_samples(op)):gmatch "[^;]+" do
@@ -86,8 +86,8 @@ end
 local product = require "spec.support.numel"
 samples.product = product
 
---- Values of every input of a sample, the same at every call for the same sample. They stay clear of 0 and of the
---- numbers in f, and up to 64 floats all differ: kinks (relu, abs, max, clamp) would spoil finite differences.
+--- Values of every input of a sample, equal at every call for the same sample. They stay away from 0 and from the
+--- numbers in f, and up to 64 floats are all different: kinks (relu, abs, max, clamp) would disturb finite differences.
 function samples.values(sample, salt)
   seed = 12345 + (salt or 0)
   for k = 1, #sample.text do seed = (seed * 31 + sample.text:byte(k)) % 2147483646 + 1 end
@@ -119,7 +119,7 @@ function samples.values(sample, salt)
       end
       list[n] = x
     end
-    -- Ids are all different where there are enough of them (scatter_ without a say in who is last).
+    -- Ids are all different where possible (for equal ids scatter_ does not define which write is last).
     if input.kind == "i" and #list <= input.high then
       local pool = {}
       for id = 0, input.high - 1 do pool[#pool + 1] = id end
@@ -164,7 +164,7 @@ local function int64s(list)
   return ffi.new("int64_t[?]", #list + 1, list)
 end
 
-local on_device                                                   -- device that tensors are made on; nil: cpu
+local on_device                                                   -- device of new tensors; nil: cpu
 function samples.tensor(dtype, shape, values)
   local id = must(lib.ms_from_data(dtype, #shape, int64s(shape), ffi.new("double[?]", #values + 1, values)),
     "ms_from_data")
@@ -199,8 +199,8 @@ local function one(...)
 end
 samples.one = one
 
---- The same values behind other strides: dimensions reversed in memory, every second element. Returns the tensor and
---- the contiguous base it is a view of; position(k) of the returned map is where element k lies in the base.
+--- The same values with other strides: dimensions reversed in memory, every second element. Returns the tensor, its
+--- contiguous base, and a map from element k to its position in the base.
 function samples.strided(dtype, shape, values)
   local n = #shape
   local base_shape = {}
@@ -238,7 +238,7 @@ local function is_float(input)
 end
 samples.is_float = is_float
 
---- Runs a backward to its end; no hook is expected.
+--- Runs a backward to its end; there must be no hooks.
 function samples.backward(roots, grads)
   local r = ffi.new("double[?]", #roots + 1, roots)
   local g = ffi.new("double[?]", #grads + 1, grads)
@@ -263,7 +263,7 @@ end
 ---   gout      "weights" (default): fixed numbers; "ones": ones; "expanded": ones of stride 0
 ---   device    of inputs without values (meta); shapes: other shapes of the inputs
 ---   on        device to run on
---- Returns { out = {values by output}, info = {…}, grad = {values by input} }, or nil, code, text when the call is
+--- Returns { out = {values by output}, info = {…}, grad = {values by input} }, or nil, code, text if the call is
 --- refused.
 function samples.evaluate(op, sample, opts)
   if opts.on then
@@ -352,14 +352,14 @@ function samples.evaluate(op, sample, opts)
   return result
 end
 
---- The numbers that stand for the gradient arriving at output k.
+--- The numbers used as gradient of output k.
 function samples.weights(n, k)
   local list = {}
   for j = 1, n do list[j] = short(0.3 + (j * 7 + k * 3) % 11 / 8) * (j % 3 == 0 and -1 or 1) end
   return list
 end
 
---- Sum over float outputs of weights times values: what finite differences look at.
+--- Sum over float outputs of weights times values: the function that finite differences differentiate.
 function samples.total(result)
   local sum = 0
   for k, list in ipairs(result.out) do

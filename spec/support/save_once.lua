@@ -23,8 +23,8 @@ end
 
 if not root then return M end
 local kind, path, value = arg[1], arg[2], tonumber(arg[3])
--- What a first save loads is no part of it. A large one starts a thread, whose calls would be counted from 1 here
--- already.
+-- Modules that a first save loads are loaded before. A large save starts a thread, in which calls would be counted from
+-- 1 here.
 M.save(kind == "large" and "file" or kind, path .. ".other", value)()
 local save = M.save(kind, path, value)
 io.open "/moonshard-save-begins"

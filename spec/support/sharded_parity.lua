@@ -1,18 +1,19 @@
 -- SPDX-License-Identifier: MIT
---- Sharded beside unsharded training, for specs: the same model, the same batches, step by step. (parity.lua: FSDP,
---- DDP, one process.)
+--- Compares sharded with unsharded training: the same model, the same batches, step by step. (parity.lua: FSDP, DDP,
+--- one process.)
 local assert = require "luassert"
 
 local M = {}
 
--- What the ranks need is loaded on the ranks: the busted process only registers.
+-- Modules of the ranks are loaded on the ranks only; the busted process just registers tests.
 local function load()
   local ms = require "moonshard"
   return ms, ms.fsdp, require "spec.support.golden"
 end
 M.load = load
 
---- Shards def's units and then the model. options: of every fully_shard, or a function of the module that gives them.
+--- Shards def's units, then the model. options: those of every fully_shard, or a function of the module that returns
+--- them.
 function M.shard(def, model, options)
   local _, fsdp = load()
   local function of(m) return type(options) == "function" and options(m) or options end
@@ -20,8 +21,8 @@ function M.shard(def, model, options)
   return fsdp.fully_shard(model, of(model))
 end
 
---- Steps of def's training on a reference that sees every rank's batch, and on its sharded twin.
---- change(model): what is done to the sharded one before its first forward. Returns the model.
+--- Trains def on a reference that sees every rank's batch, and on its sharded copy. change(model): applied to the
+--- sharded one before its first forward. Returns the model.
 function M.compare(def, rank, world, options, steps, change)
   return M.compare_with(function(model)
     M.shard(def, model, options)
@@ -30,7 +31,7 @@ function M.compare(def, rank, world, options, steps, change)
   end, def, rank, world, steps)
 end
 
---- The same with another way to shard: sharded(model) gives the twin.
+--- The same with another way to shard: sharded(model) returns the sharded copy.
 function M.compare_with(sharded, def, rank, world, steps)
   local ms, fsdp, golden = load()
   golden.phase = 0

@@ -30,7 +30,7 @@ local function arm(n)
   return lib.ms_fail_allocation(n)
 end
 
--- Outcome of a run during which allocation n failed, if this rank is to be the culprit. hit: there were as many.
+-- Outcome of a run in which allocation n fails on the culprit rank. hit: whether there were n allocations.
 local function attempt(n, armed, want, place)
   local begun = ms.time()
   if armed then arm(n) end
@@ -64,7 +64,7 @@ if mode == "fork" then
   local status = ffi.new "int[1]"
   local n, last = which, false
   local want
-  -- The undisturbed run is a child's too, for the parent to stay as it is.
+  -- The undisturbed run is in a child process, too, so that the parent's state does not change.
   local pipe = folder .. "/want"
   local function child(fn)
     io.stdout:flush()
@@ -104,7 +104,7 @@ if mode == "fork" then
   os.exit(0)
 end
 
--- Ranks. One that fails is heard of by the others at their next collective: all meet at the same place again.
+-- The other ranks get the error at their next collective, and all meet at the same place again.
 local function meet()
   for _ = 1, 4 do
     if pcall(ms.dist.barrier) then return end
@@ -119,7 +119,7 @@ while more do
   local outcome, message, seconds, hit = attempt(n, rank == which, want, fresh(n))
   meet()
   if outcome == "error" then
-    -- A peer may have gone on past the error outside of forward and backward: what it does next differs.
+    -- A peer may have continued past the error outside of forward and backward; its next operation differs.
     if not (clean(message) or rank ~= which and message:find "the ranks ask for different things") then
       outcome = "UNCLEAR ERROR"
     end

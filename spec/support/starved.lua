@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Scenarios for allocations that fail, and what must hold: the undisturbed run's bits, or a clean error, after which
---- the same process goes on and gives those bits. Used by spec/kernels/no_memory_spec.lua and scripts/starve.
+--- Scenarios for failing allocations, and the requirement: the undisturbed run's bits, or a clean error after which the
+--- same process continues and gives those bits. Used by spec/kernels/no_memory_spec.lua and scripts/starve.
 ---
 --- A scenario is run(ms, rank, folder, world) -> list of tensors, numbers and texts: its result, bit by bit.
 local starved = {}
@@ -29,7 +29,7 @@ function scenarios.operators(ms)
       a:add_(b)
       a:scatter_add_(1, ms.tensor({ { 0, 1, 2, 0 } }, { dtype = "int64" }), ms.rand(1, 4))
       local noise = ms.empty(4, 6)
-      init.normal_(noise:t())                                         -- by way of a buffer: not contiguous
+      init.normal_(noise:t())                                         -- through a buffer: not contiguous
       local l = ((a + noise:t()) * ms.rand(6, 4)):pow(2):sum()
       l:backward()
       ms.nn.utils.clip_grad_norm_({ w, v }, 0.5)
@@ -111,7 +111,7 @@ function scenarios.collectives(ms, rank, _, world)
   return out
 end
 
---- Builds fail_malloc.c into the folder: what LD_PRELOAD names.
+--- Builds fail_malloc.c in the folder; returns the library for LD_PRELOAD.
 ---@param folder string
 function starved.shim(folder)
   local process = require "spec.support.process"
@@ -122,7 +122,7 @@ function starved.shim(folder)
   return shim
 end
 
---- Runs a job of starve_job.lua: how many outcomes of each kind, and the lines of what is wrong.
+--- Runs a job of starve_job.lua: the number of outcomes of each kind, and the lines about wrong ones.
 ---@param n integer  ranks; 0: one process
 ---@param args any[]  scenario, "malloc" or "pool", mode, and the mode's two numbers
 ---@param opts? table  env, timeout; nodes: a pair of spec/support/nodes.lua with n ranks on each
@@ -138,7 +138,7 @@ function starved.job(n, args, opts)
   if n == 0 or opts.nodes then env.LD_PRELOAD = shim end
   local script = root .. "/spec/support/starve_job.lua"
   local given = { env = env, timeout = opts.timeout, args = { args[1], args[2], folder, args[3], args[4], args[5] },
-    mpirun = { "-x", "LD_PRELOAD=" .. shim } }             -- for the ranks, not for mpirun
+    mpirun = { "-x", "LD_PRELOAD=" .. shim } }             -- meant for the ranks, not for mpirun
   local job = opts.nodes and opts.nodes:run(n, script, given) or ranks.run(n, script, given)
   process.remove_folder(folder)
   local counts, wrong = { same = 0, error = 0 }, {}
@@ -155,7 +155,7 @@ function starved.job(n, args, opts)
   return counts, wrong
 end
 
---- The bits of a result, as a text.
+--- The bits of a result as a text.
 function starved.bits(list)
   local words = {}
   for k, x in ipairs(list) do

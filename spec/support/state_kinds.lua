@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- One small model, sharded in many ways, with its optimizer: for specs that carry state from one way to another.
+--- One small model with its optimizer, sharded in many ways: for specs that move state from one way to another.
 local train_alike = require "spec.support.train_alike"
 
 local M = {}
@@ -51,7 +51,7 @@ local function columns(_, p)
   return #p.shape == 2 and p.shape[2] % ms.dist.world_size() == 0 and ms.fsdp.Shard(2) or nil
 end
 
---- { name, way to shard, worlds it is for (all when absent) }
+--- { name, way to shard, numbers of ranks that it supports (default: all) }
 M.KINDS = {
   { "FSDP, nested", classic({}, { "first", "block" }) },
   { "FSDP, one flat parameter", classic({}, {}) },
@@ -72,7 +72,7 @@ M.KINDS = {
   { "fully_shard, replicated and sharded", rows(function() return { mesh = mesh() } end, { "first" }), 4 },
 }
 
---- Those for a world of this size.
+--- The ways that this number of ranks supports.
 function M.kinds(world)
   local list = {}
   for _, kind in ipairs(M.KINDS) do
@@ -81,7 +81,7 @@ function M.kinds(world)
   return list
 end
 
---- A model of this kind, and its optimizer; of(parameters): those that the optimizer gets, in its order.
+--- A model sharded in this way, and its optimizer; of(parameters) returns the optimizer's parameters, in its order.
 function M.make(kind, seed, of)
   local ms = load()
   local model = select(2, ms.catch_warnings(function() return kind[2](net(seed)) end))
@@ -89,7 +89,7 @@ function M.make(kind, seed, of)
   return model, ms.optim.AdamW(of and of(params) or params, { lr = 1 / 3, amsgrad = true })
 end
 
---- Steps on batches that every rank has alike.
+--- Steps on batches that are equal on all ranks.
 function M.train(model, optim, from, to) train_alike(model, optim, from, to, 5) end
 
 --- Model and optimizer as lines of numbers with all their digits, in order. Collective.

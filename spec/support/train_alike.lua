@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Steps `from` to `to` on batches of `width` columns that every rank has alike, so that a model that is not sharded
---- trains as well.
+--- Steps `from` to `to` on batches of `width` columns that are equal on all ranks, so that an unsharded model trains
+--- alike.
 return function(model, optim, from, to, width)
   local ms = require "moonshard"
   for step = from, to do

@@ -33,7 +33,7 @@ local function frames_of(level)
   return table.concat(frames, "\n")
 end
 
--- A rank that leaves in the middle of a test says so first; the parent would only see that it is gone.
+-- A rank that exits during a test records this first; the parent would see only that it has ended.
 local exit = os.exit
 os.exit = function(code, close)                                      -- luacheck: ignore
   say { test = current, left = ("os.exit(%s)\n%s"):format(tostring(code), frames_of(2)) }
@@ -43,7 +43,7 @@ end
 -- ---- the spec file, read for the tests of one ranks.describe ------------------------------------
 
 local target                                    -- { tests, setup, teardown } once found
-local path = {}                                 -- names of the describes around
+local path = {}                                 -- names of the enclosing describes
 local context                                   -- innermost one inside the target
 local env = setmetatable({}, { __index = _G })
 local Pending = {}
@@ -61,7 +61,7 @@ local function describe(name, body)
   if context then
     body()
   else
-    pcall(body)                                 -- not ours: the busted process reports what is wrong there
+    pcall(body)                                 -- another describe's error: the busted process reports it
   end
   context = outer
   path[#path] = nil
@@ -97,7 +97,7 @@ for _, name in ipairs { "setup", "strict_setup", "lazy_setup" } do env[name] = h
 for _, name in ipairs { "teardown", "strict_teardown", "lazy_teardown" } do env[name] = hook "teardown" end
 env.before_each, env.after_each = hook "before_each", hook "after_each"
 env.pending = function(message, body)
-  -- In a describe it declares a test that does not run; in a test it ends it.
+  -- In a describe it declares a pending test; in a test it ends the test.
   if current > 0 then error(setmetatable({ message = message }, Pending), 0) end
   return body
 end
@@ -161,7 +161,7 @@ local function everybody_is_through(k)
 end
 jit.off(everybody_is_through)
 
--- Waits until every rank has finished test k. When one failed, the gang is over: the parent ends it.
+-- Waits until every rank has finished test k. If one failed, the parent ends the gang.
 local function agree(k)
   local nap = 0
   while true do

@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
---- The golden models wrapped in fsdp.FSDP, for specs: each module that a model's definition calls a unit, and the root.
+--- The golden models wrapped in fsdp.FSDP, for specs: every unit of a model's definition, and the root.
 local M = {}
 
---- Replaces every module of the list, innermost first, by what wrap(module) gives.
+--- Replaces every module of the list, innermost first, by the result of wrap(module).
 function M.replace(model, modules, wrap)
   for _, target in ipairs(modules) do
     for _, m in ipairs(model:modules()) do
@@ -13,20 +13,20 @@ function M.replace(model, modules, wrap)
   end
 end
 
---- An FSDP twin of def's model: its units and the root wrapped with the same options.
+--- An FSDP copy of def's model: its units and the root wrapped with the same options.
 function M.fsdp(def, model, options)
   local fsdp = require "moonshard.parallel.fsdp"
   M.replace(model, def.units(model), function(m) return fsdp.FSDP(m, options) end)
   return fsdp.FSDP(model, options)
 end
 
---- What specs of FSDP work with, loaded where they run: ms, nn, fsdp, dist, quietly.
+--- Modules and helpers for specs of FSDP, loaded where they run: ms, nn, fsdp, dist, quietly.
 function M.load()
   local ms = require "moonshard"
   return ms, ms.nn, ms.fsdp, ms.dist, M.quietly
 end
 
---- fn without the warnings about strategies that a world of one and no_shard bring.
+--- Calls fn without the warnings about strategies in a world of one rank and about no_shard.
 function M.quietly(fn, ...)
   local ms = require "moonshard"
   local function rest(_, ...) return ... end

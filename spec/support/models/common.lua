@@ -1,10 +1,11 @@
 -- SPDX-License-Identifier: MIT
---- What these models share; they are those of PyTorch's FSDP suites. A class of them has
----   model:get_input(device) -> array of tensors: the same at every call, another one on every rank
+--- Common parts of these models, which are those of PyTorch's FSDP suites. Their classes have
+---   model:get_input(device) -> array of tensors: equal at every call, different on every rank
 ---   model:get_loss(input, output), model:run_backward(loss)
---- and its file's `init(group, fsdp_init_mode, device_init_mode, given)` builds one: "no_fsdp" or "recursive"; "before"
---- (moved to the device, then wrapped), "after" (the caller moves it) or "never"; given: fsdp (options of fsdp.FSDP),
---- deterministic (seeded with 0), device (the default device) and what the model takes beside.
+--- and each file's `init(group, fsdp_init_mode, device_init_mode, given)` builds one. fsdp_init_mode: "no_fsdp" or
+--- "recursive"; device_init_mode: "before" (moved to the device, then wrapped), "after" (the caller moves it) or
+--- "never"; given: fsdp (options of fsdp.FSDP), deterministic (seeded with 0), device (default: the default device) and
+--- the model's own options.
 local ms = require "moonshard"
 local wrapped = require "spec.support.wrapped"
 local dist = ms.dist
@@ -18,7 +19,7 @@ function M.check_mode(mode)
   return mode == "recursive"
 end
 
---- The group of ranks that the model's input depends on: of {shard, replicate} the first.
+--- The group of ranks on which the model's input depends: of {shard, replicate} the first.
 function M.first_group(group)
   if type(group) == "table" and not dist.is_group(group) then return group[1] end
   return group
@@ -29,19 +30,19 @@ function M.rank_of(self, o)
   self.world_size = dist.world_size(M.first_group(o.group))
 end
 
---- What every constructor of the zoo begins with: rank, seed. o: group, deterministic.
+--- The first part of every model's constructor: rank, seed. o: group, deterministic.
 function M.begin(self, o)
   M.rank_of(self, o)
   if o.deterministic then ms.manual_seed(0) end
 end
 
---- m on the device where it is to be wrapped.
+--- Moves m to the device on which it is wrapped.
 function M.place(m, o)
   if o.device_init_mode == "before" then return m:to(o.device or ms.default_device()) end
   return m
 end
 
---- Options of fsdp.FSDP for a unit of the model: o.fsdp's over its group, or over their device mesh.
+--- Options of fsdp.FSDP for a unit of the model: o.fsdp with its group, or with their device mesh.
 function M.fsdp_options(o)
   local options = { process_group = o.group }
   for key, value in ms.sorted_pairs(o.fsdp or {}) do options[key] = value end
@@ -49,7 +50,7 @@ function M.fsdp_options(o)
   return options
 end
 
---- m, or m in a unit of its own; wrap(m, group): over that group, which a hybrid strategy has nothing to do with.
+--- m, or m in a unit of its own. wrap(m, group) wraps over that group, independently of a hybrid strategy.
 function M.wrapper(o)
   if not o.wrap_fsdp then return function(m) return m end end
   return function(m, group)
@@ -62,7 +63,7 @@ function M.wrapper(o)
   end
 end
 
---- Options of a model from init's arguments.
+--- The model's options from init's arguments.
 function M.options(group, fsdp_init_mode, device_init_mode, given)
   local o = { group = group, wrap_fsdp = M.check_mode(fsdp_init_mode), device_init_mode = device_init_mode }
   if device_init_mode ~= "before" and device_init_mode ~= "after" and device_init_mode ~= "never" then
@@ -72,7 +73,7 @@ function M.options(group, fsdp_init_mode, device_init_mode, given)
   return o
 end
 
---- The init of a model that wraps nothing itself: build(o) makes it, units(model) are the modules to wrap, innermost
+--- The init of a model that does not wrap itself: build(o) makes it, units(model) lists the modules to wrap, innermost
 --- first.
 function M.init_of(build, units)
   return function(...)
@@ -85,7 +86,7 @@ function M.init_of(build, units)
   end
 end
 
---- Input of uniform numbers, loss the sum of its output, or of both of them.
+--- Input of uniform numbers; the loss is the sum of the output, or of both outputs.
 function M.sum_model(class, shape)
   function class.get_input(self, device)
     ms.manual_seed(1 + self.rank)

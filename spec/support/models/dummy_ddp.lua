@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- DummyDDP: a wrapper that passes everything through, in DDP's place.
+--- DummyDDP: a wrapper without effect, instead of DDP.
 local ms = require "moonshard"
 
 local DummyDDP = ms.nn.Module:extend("DummyDDP")

@@ -1,7 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- LinearMixedPrecision: a product without bias beside a float64 buffer that, in mixed precision, looks at
---- everything's dtype from inside its forward. Two of them in a row are the suite's nested model: the first a unit, and
---- the root.
+--- LinearMixedPrecision: a product without bias and a float64 buffer; in mixed precision its forward checks all dtypes.
+--- Two in sequence are the suite's nested model: units are the first one and the root.
 local assert = require "luassert"
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
@@ -12,7 +11,7 @@ local nn = ms.nn
 
 local LinearMixedPrecision = nn.Module:extend("LinearMixedPrecision")
 
---- Buffers have names of their own, so that a prefix that is lost or doubled shows.
+--- Buffers have distinct names, so that a lost or repeated prefix is detected.
 function LinearMixedPrecision:init(buffer_name, kind)
   self.lin = nn.Linear(10, 10, { bias = false, dtype = kind and kind.dtype })
   self.buffer_name = buffer_name
@@ -20,7 +19,7 @@ function LinearMixedPrecision:init(buffer_name, kind)
   self.forwards = 0
 end
 
--- policy: the MixedPrecision; full: the stored dtype; root: the FSDP instance around all.
+-- policy: the MixedPrecision; full: the stored dtype; root: the outermost FSDP instance.
 local function check(self, x, given)
   local low = given.policy.param_dtype or given.full
   assert.equal(low, x.dtype)
@@ -32,7 +31,8 @@ local function check(self, x, given)
     local whole = engine.lib.ms_unit_is_gathered(unit.handle) ~= 0
     if whole then active = active + 1 end
     for _, p in ipairs(unit.originals) do assert.equal(whole and low or given.full, p.dtype) end
-    for _, p in ipairs(m.params) do assert.equal(given.full, p.dtype) end       -- the flat one is the optimizer's
+    -- The flat parameter belongs to the optimizer.
+    for _, p in ipairs(m.params) do assert.equal(given.full, p.dtype) end
   end
   assert.is_true(active > 0)
 end
@@ -48,7 +48,7 @@ common.sum_model(Nested, { 4, 10 })
 
 return {
   LinearMixedPrecision = LinearMixedPrecision,
-  --- given: also dtype. Wrapped, the layers check what they see.
+  --- given: also dtype. When wrapped, the layers check the dtypes they see.
   init = function(...)
     local o = common.options(...)
     if o.deterministic then ms.manual_seed(0) end

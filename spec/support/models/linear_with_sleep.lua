@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- LinearWithSleep: a product that sleeps in forward, and twice as long in backward; ReLU. For specs
---- about what runs under a slow layer.
+--- LinearWithSleep: a product that sleeps in forward, and twice as long in backward; ReLU. For specs about work that
+--- overlaps with a slow layer.
 local ffi = require "ffi"
 local ms = require "moonshard"
 local engine = require "moonshard.core.ffi"
@@ -10,7 +10,7 @@ ffi.cdef "int usleep(unsigned);"
 
 local LinearWithSleep = nn.Module:extend("LinearWithSleep")
 
--- Sleeps so many milliseconds, and notes how long that really was: a busy machine takes its time to wake a sleeper.
+-- Sleeps some milliseconds and records the actual time, because a busy machine may wake it late.
 local function sleep(milliseconds, naps)
   if milliseconds == 0 then return end
   local begun = engine.lib.ms_time()
@@ -32,7 +32,7 @@ local slow_product = ms.Function {
   end,
 }
 
---- naps: a list that is given how long each sleep was, in order, in milliseconds.
+--- naps: a list to which the duration of each sleep is appended, in milliseconds.
 function LinearWithSleep:init(dim, sleep_ms, naps)
   self.sleep_ms, self.naps = sleep_ms, naps or {}
   self.weight = nn.Parameter(ms.rand(dim, dim))

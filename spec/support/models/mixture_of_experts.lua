@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- MixtureOfExperts: a shared Linear, and an expert that differs on every rank: a unit over the group of
---- this rank alone. Unwrapped it is the reference: it reduces all gradients but the expert's itself.
+--- MixtureOfExperts: a shared Linear and an expert that differs between ranks: a unit over the group of this rank
+--- alone. Unwrapped it is the reference: it reduces all gradients except the expert's itself.
 local ffi = require "ffi"
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
@@ -30,7 +30,7 @@ function MixtureOfExperts:init(o)
   shared = wrap(shared)
   local first, last = common.place(nn.Linear(d_input, d_shared), o), common.place(nn.Linear(d_shared, d_input), o)
   self.module = nn.Sequential(first, shared, expert, last)
-  if self.delay_before_free_ms > 0 then             -- the expert is freed when its forward is over
+  if self.delay_before_free_ms > 0 then             -- the expert is vacated after its forward
     self.module[3]:register_forward_hook(function() ffi.C.usleep(self.delay_before_free_ms * 1000) end,
       { prepend = true })
   end
@@ -49,8 +49,8 @@ function MixtureOfExperts:run_backward(loss)
   end)
 end
 
--- One process in the place of all ranks: every rank's expert is here, and `rank` says whose turn it is. A rank's loss
--- is divided by their number, which is what the mean of the shared gradients wants; the expert's own are no mean.
+-- One process that replaces all ranks: it has every rank's expert, and `rank` selects one. A rank's loss is divided by
+-- the number of ranks, as the mean of the shared gradients requires; the expert's own gradients are not averaged.
 local Alone = MixtureOfExperts:extend("MixtureOfExpertsAlone")
 
 function Alone:init(o)
@@ -80,7 +80,7 @@ end
 
 return {
   MixtureOfExperts = MixtureOfExperts,
-  --- One process for all ranks of the group; this rank's expert stands where the model has it.
+  --- One process for all ranks of the group; this rank's expert is at the model's place for it.
   alone = function(...) return Alone(common.options(...)) end,
   init = function(...) return MixtureOfExperts(common.options(...)) end,
 }

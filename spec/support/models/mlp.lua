@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- MLP.
+--- The MLP of PyTorch's FSDP suites.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn = ms.nn
@@ -21,7 +21,7 @@ function MLP:forward(x)
   return self.buffer and z + self.buffer or z
 end
 
---- Draws the buffer anew; the Linears have their own.
+--- Draws the buffer anew; the Linears have their own method.
 function MLP:reset_parameters()
   if self.buffer then nn.init.normal_(self.buffer) end
 end

@@ -7,7 +7,7 @@ local MLP = require "spec.support.models.mlp".MLP
 
 local MLPStack = nn.Sequential:extend("MLPStack")
 
---- given: MLP's, and with_seq_parallel: a LayerNorm without bias at the end.
+--- given: MLP's options, and with_seq_parallel: a LayerNorm without bias at the end.
 function MLPStack:init(dim, given)
   local o = given or {}
   local function mlp(multiplier)
@@ -18,7 +18,7 @@ function MLPStack:init(dim, given)
   if o.with_seq_parallel then self:append(nn.LayerNorm(dim, { bias = false, dtype = o.dtype, device = o.device })) end
 end
 
---- Every MLP a unit, and the stack. options: fully_shard's.
+--- Every MLP and the stack become units. options: those of fully_shard.
 function MLPStack:parallelize(options)
   for k = 1, 3 do ms.fsdp.fully_shard(self[k], options) end
   return ms.fsdp.fully_shard(self, options)

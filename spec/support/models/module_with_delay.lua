@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- ModuleWithDelay around another model of the zoo: sleeps after its loss, and before each of its
---- reductions (the engine's own delay of collectives). NestedWrappedModuleWithDelay is its usual use.
+--- ModuleWithDelay around another of these models: sleeps after its loss, and before each of its reductions (the
+--- engine's own delay of collectives). NestedWrappedModuleWithDelay is its usual instance.
 local ffi = require "ffi"
 local ms = require "moonshard"
 local engine = require "moonshard.core.ffi"
@@ -19,7 +19,7 @@ function ModuleWithDelay:init(module, given)
 end
 
 function ModuleWithDelay:get_input(device)
-  self.module.rank = self.rank                      -- whose input it is to be
+  self.module.rank = self.rank                      -- selects the rank of the input
   return self.module:get_input(device)
 end
 
@@ -38,7 +38,7 @@ function ModuleWithDelay:run_backward(loss)
   if not ok then error(e, 0) end
 end
 
---- init of any model of the zoo, wrapped. given: that model's, and the two delays.
+--- init of any of these models, wrapped. given: that model's options, and the two delays.
 local function init(model, group, fsdp_init_mode, device_init_mode, given)
   local inner, delays = {}, {}
   for key, value in ms.sorted_pairs(given or {}) do

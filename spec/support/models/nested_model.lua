@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- NestedModel of the optimizer-state suite: products and biases that are modules of their own, wrapped in two ways.
---- `wrap` (also init's "recursive") makes units of parts of blocks and of whole ones, `wrap_alt` of others.
+--- `wrap` (also init's "recursive") makes units of parts of blocks and of whole blocks, `wrap_alt` of others.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local wrapped = require "spec.support.wrapped"
@@ -49,7 +49,7 @@ function NestedModel:param_groups()
   return { self.block1:parameters(), second }
 end
 
--- A bias and the rest of its block; both biases and the rest; a block whole.
+-- A bias and the rest of its block; both biases and the rest; a whole block.
 local function units(m)
   local second = m.block2[2]
   return { m.block1.bias_module0, m.block1, second.bias_module0, second.bias_module1, second, m.block2[3] }
@@ -67,6 +67,6 @@ end
 return {
   Bias = Bias, BlockA = BlockA, BlockB = BlockB, NestedModel = NestedModel,
   init = common.init_of(function() return NestedModel() end, units),
-  --- Units inside model, which is none itself. options: fsdp.FSDP's.
+  --- Units inside model, which itself is not a unit. options: those of fsdp.FSDP.
   wrap = wrap_with(units), wrap_alt = wrap_with(alt_units),
 }

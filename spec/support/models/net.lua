@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Net.
+--- The Net of PyTorch's FSDP suites.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, optim = ms.nn, ms.optim

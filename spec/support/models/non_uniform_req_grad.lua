@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- NonUniformReqGradNWM: all frozen but the last Linear, whose elements all fall to one rank.
+--- NonUniformReqGradNWM: only the last Linear is not frozen, and one rank holds all its elements.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nested = require "spec.support.models.nested_wrapped_module"

@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: MIT
---- SaveForwardInputsModel: two Linears that note what they are given, and in which dtype.
+--- SaveForwardInputsModel: two Linears that record their inputs' values and dtypes.
 local ms = require "moonshard"
 local nn = ms.nn
 
 local SaveForwardInputs = nn.Module:extend("SaveForwardInputs")
 
---- seen: dtypes of inputs by module. given: cast_forward_inputs (x is cast to the weight's dtype here).
+--- seen: dtypes of inputs by module. given: cast_forward_inputs (casts x to the weight's dtype).
 function SaveForwardInputs:init(seen, given)
   self.linear = nn.Linear(100, 100)
   self.seen, self.casts = seen, given and given.cast_forward_inputs

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- SkipModule and SkipModel: nested Linears without bias, wrapped by `wrap`; linear_skip is taken out of the
---- tree while the outer one is wrapped, so that it stays unmanaged.
+--- SkipModule and SkipModel: nested Linears without bias, wrapped by `wrap`; linear_skip is removed from the tree while
+--- the outer one is wrapped, so that no unit manages it.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, dist = ms.nn, ms.dist
@@ -9,7 +9,7 @@ local no_bias = { bias = false }
 
 local SkipModule = nn.Module:extend("SkipModule")
 function SkipModule:init() self.lin = nn.Linear(10, 10, no_bias) end
---- No unit gives it low precision: where it is to compute in that, compute_dtype says so.
+--- No unit casts it to low precision; compute_dtype does so.
 function SkipModule:forward(x)
   if not self.compute_dtype then return self.lin(x) end
   return ms.amp.autocast(self.compute_dtype, function() return self.lin(x) end)
@@ -32,17 +32,17 @@ function SkipModel:forward(x) return self.nested_linear(self.linear_skip(self.li
 
 common.sum_model(SkipModel, { 1, 10 })
 
--- Of the sum of ten numbers on both sides of 0 a half dtype leaves little that could be compared.
+-- The sum of ten numbers of both signs has too few correct digits in a half dtype to be compared.
 function SkipModel.get_loss(_, _, output) return output:pow(2):sum() end
 
---- Of what no unit manages nobody reduces the gradients but the script.
+--- The script reduces gradients of parameters that no unit manages.
 function SkipModel:run_backward(loss)
   loss:backward()
   if not self.wrapped then return end
   for _, p in ipairs(self.linear_skip:parameters()) do dist.all_reduce(p.grad, { op = "avg" }) end
 end
 
---- A SkipModel in FSDP whose linear_skip is no part of any unit. options: fsdp.FSDP's.
+--- A SkipModel in FSDP whose linear_skip belongs to no unit. options: those of fsdp.FSDP.
 local function wrapped(double_nest, options)
   local FSDP, wrap = ms.fsdp.FSDP, ms.fsdp.wrap
   local inner = { wrapper_cls = FSDP }
@@ -72,7 +72,7 @@ return {
       model = common.place(SkipModel(double_nest), o)
       local skip = model.linear_skip
       model.linear_skip = nil
-      model.linear_skip = skip                      -- listed last, as where it was taken out and put back
+      model.linear_skip = skip                      -- listed last, as where it is removed and put back
     end
     common.rank_of(o.wrap_fsdp and model.module or model, o)
     return model

@@ -10,7 +10,7 @@ local defaults = {
   checkpoint_activations = false,
 }
 
---- Arguments with their defaults; dtype and device may be there too.
+--- Arguments with their defaults; also dtype and device.
 local function ModelArgs(given)
   local o = {}
   for key, value in ms.sorted_pairs(defaults) do o[key] = value end
@@ -91,7 +91,7 @@ function Transformer:get_input(device)
   return { ms.randint(0, self.args.vocab_size, { 2, 9 }, { device = device }) }
 end
 
--- The next token's; the reference's tests have losses of their own.
+-- The loss of the next token; the reference's tests have losses of their own.
 function Transformer.get_loss(_, input, logits)
   local T, vocab = logits:size(2), logits:size(3)
   return F.cross_entropy(logits:narrow(2, 1, T - 1):reshape(-1, vocab), input[1]:narrow(2, 2, T - 1):reshape(-1),
@@ -101,7 +101,7 @@ end
 function Transformer.run_backward(_, loss) loss:backward() end
 
 return {
-  --- given: also args (ModelArgs); deterministic is without dropout.
+  --- given: also args (ModelArgs); deterministic: also without dropout.
   init = common.init_of(function(o)
     local args = {}
     for key, value in ms.sorted_pairs(o.args or {}) do args[key] = value end
@@ -109,7 +109,7 @@ return {
     return Transformer(args)
   end, function(m) return { unpack(m.layers) } end),
   ModelArgs = ModelArgs, Attention = Attention, Block = Block, Transformer = Transformer,
-  --- Every block a unit, then the rest. options: fully_shard's.
+  --- Every block becomes a unit, and the rest. options: those of fully_shard.
   fully_shard = function(model, options)
     for _, layer in ipairs(model.layers) do ms.fsdp.fully_shard(layer, options) end
     return ms.fsdp.fully_shard(model, options)

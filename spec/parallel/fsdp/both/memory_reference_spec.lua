@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The memory test of the composable suite with its own model and numbers (docs/semantics.md#memory): 2 ranks, float32,
---- Transformer(vocab 32, 3 layers, dim 768, 12 heads, untied), Adam; upper bounds with buffer 0 on the engine's ledger,
---- the ledger against the kernel's account of the same pages, and resident memory over world sizes.
+--- Transformer(vocab 32, 3 layers, dim 768, 12 heads, untied), Adam. Tests the upper bounds without allowance on the
+--- engine's ledger, the ledger against the kernel's count of the same pages, and resident memory over numbers of ranks.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 
@@ -23,8 +23,8 @@ local function shard(model, options)
   return fsdp.fully_shard(model, options)
 end
 
--- Ways to shard the model, which is on meta: how, and whether it reshards after forward. They return the model with
--- values.
+-- Ways to shard the model, which is on meta: function, and whether it reshards after forward. They return the
+-- initialized model.
 local function of_fully_shard(reshard)
   return function(model)
     shard(model, { reshard_after_forward = reshard })
@@ -54,7 +54,7 @@ local WAYS = {
   { "FSDP, shard_grad_op, original parameters", of_FSDP("shard_grad_op", true), false },
 }
 
--- Bytes of this process's own and shared pages by the kernel's account: the whole, and its share of what peers map too.
+-- The kernel's count of this process's own and shared pages: the total, and its share of pages that peers map, too.
 local function resident()
   local rss, pss = 0, 0
   for line in io.lines "/proc/self/smaps_rollup" do
@@ -64,8 +64,8 @@ local function resident()
   return rss, pss
 end
 
--- Resident bytes of the file that an address is a mapping of (the kernel cuts the allocator's arena into several
--- mappings): what this rank allocated, and nothing of peers' arenas or of the rest of the process.
+-- Resident bytes of the file mapped at an address (the kernel splits the allocator's arena into several mappings): this
+-- rank's allocations, without peers' arenas and the rest of the process.
 local function mapped(address)
   local ours, file, by_file = nil, nil, {}
   for line in io.lines "/proc/self/smaps" do
@@ -109,7 +109,7 @@ ranks.describe(2, "memory of the reference model", function()
 
       local optim = ms.optim.Adam(model:parameters(), { lr = 1e-2 })
       for step = 1, 3 do
-        local states = step == 1 and 0 or 2 * S               -- Adam's moments, on top of the table's numbers
+        local states = step == 1 and 0 or 2 * S               -- Adam's moments, in addition to the table's numbers
         ms.scope(function()
           local ids = ms.randint(0, 32, { 1, 4 })
           ms.reset_peak_memory_stats()
@@ -157,14 +157,14 @@ ranks.describe(2, "memory of the reference model", function()
     assert.equal(3 * #model:parameters(), steps)
   end)
 
-  -- 3.15's other test: convolutions and batch norms, all in units of their own; current allocation, whole MiB and one
-  -- more.
+  -- The classic suite's test: convolutions and batch norms, each in a unit of its own; allocated memory in whole MiB
+  -- plus one.
   for _, pieces in ipairs { false, true } do
     it(("of FSDP's reference model is whole shards at every point of a step, use_orig_params = %s"):format(
       tostring(pieces)), function()
       local ms = require "moonshard"
       local nn, fsdp = ms.nn, ms.fsdp
-      local HIDDEN, MIB = 130, 2 ^ 20                 -- 4.1 MiB, of which a rank has 2 and little more
+      local HIDDEN, MIB = 130, 2 ^ 20                 -- 4.1 MiB, of which a rank has 2 and a little more
       local Block = nn.Module:extend "Block"
       function Block:init(from, to)
         self.conv, self.norm = nn.Conv2d(from, to, 3, { padding = 1 }), nn.BatchNorm2d(to)
@@ -175,7 +175,7 @@ ranks.describe(2, "memory of the reference model", function()
           fsdp.FSDP(b.norm, { use_orig_params = pieces })
         return fsdp.FSDP(b, { use_orig_params = pieces })
       end
-      -- what operators make and keep once
+      -- Memory that operators allocate once and keep.
       ms.scope(function() Block(3, 8)(ms.ones(1, 3, 8, 8)):sum():backward() end)
       collected()
       local base = ms.memory_stats().allocated
@@ -216,7 +216,7 @@ ranks.describe(2, "memory of the reference model", function()
     ms.empty_cache()
     local here = ms.ones(1000003):keep()
     local before, ledger = mapped(here:data_ptr()), ms.memory_stats().allocated
-    -- Sizes of no particular roundness, all touched.
+    -- Sizes that are not round, all touched.
     local held = {}
     for k = 1, 12 do held[k] = ms.ones(1000003 + 77777 * k):keep() end
     local seen, counted = mapped(here:data_ptr()) - before, ms.memory_stats().allocated - ledger
@@ -227,8 +227,8 @@ ranks.describe(2, "memory of the reference model", function()
   end)
 end)
 
--- Resident memory after three steps, this rank's share of it, in bytes; the model on meta first, so that nothing whole
--- is ever made.
+-- This rank's share of resident memory after three steps, in bytes. The model starts on meta, so that nothing whole is
+-- ever allocated.
 local function trained_bytes()
   local model, ms = build "meta"
   shard(model)
@@ -257,7 +257,7 @@ for _, world in ipairs { 1, 2, 4 } do
     it("is a rank's share of parameters and moments and little else", function()
       if require("spec.support.process").tool then return pending "the tool's own memory is resident as well" end
       local bytes, state = trained_bytes(), 3 * 4 * U / world
-      -- Beside the state: oneDNN's and the compiler's code, traces, stacks, touched only now.
+      -- Besides the state: code of oneDNN and of the compiler, traces and stacks, touched only now.
       assert.is_true(bytes <= 1.05 * state + 24 * MB, (
         "%.1f MB resident, %.1f MB are this rank's shards and moments"):format(bytes / MB, state / MB))
     end)

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- What FSDP says of wrong use: the messages of PyTorch's FSDP that no other spec provokes.
+--- FSDP's messages about wrong use: those of PyTorch's FSDP that no other spec provokes.
 ---
---- Those that cannot occur: hooks of other arities (hooks always get all arguments), gradients of another shape or
---- device (`grad` takes none), accelerators that are missing and modules left on the CPU (it is a compute device),
---- parameters of an offloading module moved to a GPU (shards stay where they are: below), empty lists of parameters,
---- gradients of several devices in a scaler.
+--- Messages that cannot occur: hooks of other arities (hooks always get all arguments), gradients of another shape or
+--- device (`grad` refuses them), missing accelerators and modules left on the CPU (it is a compute device), parameters
+--- of an offloading module moved to a GPU (shards stay on the CPU: below), empty lists of parameters, gradients of
+--- several devices in a scaler.
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load

@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- The optimizer-state suite's grid over NestedModel (docs/semantics.md#state-dicts): what one model and its optimizer
---- saved is, loaded into a model wrapped in another way, by half the ranks, with another order in the optimizer, what
---- that model's own optimizer would have.
+--- The optimizer-state suite's grid over NestedModel (docs/semantics.md#state-dicts). The state of one model and
+--- optimizer is loaded into a model wrapped in another way, on half the ranks, with another order of parameters in the
+--- optimizer; it must equal that model's own optimizer state.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
--- One model over a group, wrapped by `wrap` or `wrap_alt`, and its optimizer. o: alt, pieces, groups (two, the model's
--- own bias in neither), reversed (the optimizer's order), strategy.
+-- A model over a group, wrapped by `wrap` or `wrap_alt`, and its optimizer. o: alt, pieces, groups (two, without the
+-- model's own bias), reversed (the optimizer's order), strategy.
 local function make(group, o, seed)
   local ms, _, fsdp, _, quietly = load()
   local nested = require "spec.support.models.nested_model"
@@ -26,12 +26,12 @@ local function make(group, o, seed)
   return model, ms.optim.Adam(lists, { lr = 0.01 }), fsdp, ms
 end
 
--- What no unit manages is reduced by hand, as a script would.
+-- The script reduces gradients of parameters that no unit manages.
 local function train(model, optimizer, group, steps)
   local ms, _, _, dist = load()
   local mean
   for step = 1, steps do
-    ms.manual_seed(step)                        -- one batch for all, so that fewer ranks train alike
+    ms.manual_seed(step)                        -- one batch for all ranks, so that fewer ranks train alike
     local x = ms.rand(8, 5)
     ms.scope(function()
       local loss = model(x):pow(2):mean()
@@ -101,7 +101,7 @@ ranks.describe(4, "the state of NestedModel's optimizer", function(_, world)
       train(model, optimizer, all, 3)
       local sd, osd = fsdp.state_dict(model), fsdp.optim_state_dict(model, optimizer)
       local group = case.halve and half or all
-      if not dist.rank(group) then return end                 -- this rank's part is over
+      if not dist.rank(group) then return end                 -- this rank has finished
 
       local there = { alt = case.alt, groups = case.groups, pieces = case.pieces, strategy = case.strategy }
       local second, its_optimizer = make(group, there)
@@ -109,13 +109,13 @@ ranks.describe(4, "the state of NestedModel's optimizer", function(_, world)
       local own = fsdp.optim_state_dict(second, its_optimizer)
       local n = compare(own, osd)
       assert.equal(case.groups and 15 or 16, n)
-      -- A fresh one, with another seed, another order, on odd ranks another one again.
+      -- A new model with another seed and order, and a third order on odd ranks.
       there.reversed = not case.groups
       local third, loaded = make(group, there, 9)
       fsdp.load_state_dict(third, sd)
       fsdp.load_optim_state_dict(third, loaded, osd)
       compare(own, fsdp.optim_state_dict(third, loaded))
-      -- They train on alike.
+      -- Both continue training alike.
       local a, b = train(second, its_optimizer, group, 3), train(third, loaded, group, 3)
       assert.near(a, b, 1e-4 * math.abs(a) + 1e-6)
     end)

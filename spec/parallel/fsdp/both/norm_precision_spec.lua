@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Normalisation in mixed precision (docs/semantics.md#mixed-precision): what works, what is refused, and batch norms
---- that train in units of their own.
+--- Normalization in mixed precision (docs/semantics.md#mixed-precision): supported and refused combinations, and batch
+--- norms in units of their own.
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -8,7 +8,7 @@ local load = require("spec.support.wrapped").load
 for world = 2, 3 do
   ranks.describe(world, ("norms in mixed precision on %d ranks"):format(world), function()
     for _, dtype in ipairs { "bfloat16", "float16" } do
-      -- Three layers of which the second is a norm, each a unit, and the root; norm: the policy of the second.
+      -- Three layers, the second one a norm, each a unit, and the root; norm: the policy of the second.
       local function sharded(layers, norm)
         local _, nn, fsdp = load()
         local policy = fsdp.MixedPrecisionPolicy { param_dtype = dtype }
@@ -44,7 +44,7 @@ for world = 2, 3 do
         local ms = load()
         local text = message(run, sharded(images()), 3, 1, 9, 9)
         assert.truthy(text:find(("Expected running_mean to have type %s but got float32"):format(dtype), 1, true), text)
-        -- Without a backward to come nothing is wrong, as in PyTorch.
+        -- Without a backward it is no error, as in PyTorch.
         ms.no_grad(function() assert.equal(dtype, sharded(images())(ms.randn(3, 1, 9, 9)).dtype) end)
         assert.equal(dtype, sharded(images()):eval()(ms.randn(3, 1, 9, 9)).dtype)
       end)
@@ -103,7 +103,7 @@ for world = 2, 3 do
             end
           end
           assert.same({ "float32 float32", "float32 float32" }, seen)
-          -- It learns, and goes where float32 goes.
+          -- The loss decreases, and stays close to that in float32.
           local last, first = 0, 0
           for step = 16, 20 do
             last, first = last + losses[2][step], first + losses[2][step - 15]

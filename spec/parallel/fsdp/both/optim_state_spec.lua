@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- State dicts of optimizers where ranks differ: in the order of parameters, in what they have, in what they are given
---- to load.
+--- State dicts of optimizers when ranks differ: in the order of parameters, in the parameters they hold, in the state
+--- dicts they load.
 local ranks = require "spec.support.ranks"
 local kinds = require "spec.support.state_kinds"
 local load = require("spec.support.wrapped").load
@@ -8,7 +8,7 @@ local message = require "spec.support.message"
 
 local function part(p) return p.placements and p:to_local() or p end
 
--- This rank's order: odd ones go backwards. Parameters without an element on this rank are left out.
+-- This rank's order: odd ranks reverse it. Parameters without elements on this rank are left out.
 local function own_order(rank)
   return function(params)
     local list = {}
@@ -19,7 +19,7 @@ local function own_order(rank)
   end
 end
 
--- The state of the whole model after the same steps.
+-- The state of the unsharded model after the same steps.
 local function whole_state(steps)
   local _, _, fsdp = load()
   local model, optim = kinds.make({ "whole", function(m) return m end }, 1)
@@ -60,7 +60,7 @@ for world = 1, 4 do
           end
         end
         assert_state(want, seen)
-        -- Into another kind, and into this one by local parts, in another order.
+        -- Loaded by another type of optimizer, and by this one from local parts, in another order.
         local all = kinds.kinds(world)
         local ways = { { all[(k + world) % #all + 1], osd }, { all[(k + 4) % #all + 1], cut },
           { kind, fsdp.optim_state_dict(model, optim, { type = "local" }) } }
@@ -114,7 +114,7 @@ for world = 1, 4 do
         fsdp.load_optim_state_dict(model, optim, empty)
         assert.same({}, fsdp.optim_state_dict(model, optim).state)
       end
-      -- Parameter 1 is frozen, so it has none.
+      -- Parameter 1 is frozen, so it has no state.
       for _, shard in ipairs { function(m) return fsdp.FSDP(m, { use_orig_params = true }) end, fsdp.fully_shard } do
         local function make()
           ms.manual_seed(0)
@@ -275,7 +275,7 @@ for world = 1, 4 do
         local text = message(fsdp.load_optim_state_dict, model, optim, rank == culprit and case[1] or osd)
         assert.truthy(text:find(case[2], 1, true), text)
         if rank ~= culprit then assert.truthy(text:find((" (on rank %d)"):format(culprit), 1, true), text) end
-        -- Rank 0's own, from rank 0.
+        -- Rank 0's own state, broadcast from rank 0.
         text = message(fsdp.load_optim_state_dict, model, optim, rank == 0 and case[1] or osd,
           { broadcast_from_rank0 = true })
         assert.truthy(text:find(case[2], 1, true), text)
@@ -287,7 +287,7 @@ for world = 1, 4 do
       local sharded = fsdp.optim_state_dict(model, optim, { type = "sharded" })
       assert.truthy(message(fsdp.load_optim_state_dict, model, optim, sharded, { broadcast_from_rank0 = true })
         :find("with broadcast_from_rank0, '", 1, true))
-      -- An optimizer of something else, on one rank.
+      -- On one rank, an optimizer of another model.
       local foreign = ms.optim.AdamW { ms.nn.Parameter(ms.ones(2)) }
       for _, call in ipairs { fsdp.optim_state_dict, function(m, o) return fsdp.load_optim_state_dict(m, o,
         osd) end } do
@@ -296,7 +296,7 @@ for world = 1, 4 do
         text = message(call, model, rank == 0 and 3 or optim)
         assert.truthy(text:find("argument 2 is a number (3), expected an optimizer", 1, true), text)
       end
-      -- Another first argument, or an option, on one rank.
+      -- On one rank, another first argument or option.
       for _, case in ipairs {
         { function(m) return fsdp.state_dict(m) end, "state_dict: argument 1 is a number (3), expected a module" },
         { function(m) return fsdp.load_state_dict(m, {}) end,

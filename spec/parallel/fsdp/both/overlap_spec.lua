@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Overlap (docs/semantics.md#overlap): under slow layers run all gathers but the first of a forward and the first of a
---- backward, and all reductions but the last. Of 3 x 3 collectives that a step would wait for one after the other,
---- those show.
+--- Overlap (docs/semantics.md#overlap): all gathers except the first of a forward and of a backward, and all reductions
+--- except the last, run during slow layers. Of the 3 x 3 collectives that a step without overlap waits for, only those
+--- three show.
 local ranks = require "spec.support.ranks"
 
 ranks.describe(2, "overlap", function()
@@ -15,7 +15,7 @@ ranks.describe(2, "overlap", function()
     overlap.check(ms.fsdp.fully_shard(model), layers, naps, 1, 2)
   end)
 
-  -- Delays that show in forward and backward.
+  -- The number of delays visible in forward and backward.
   for _, case in ipairs { { "full_shard", 1, 2 }, { "shard_grad_op", 1, 1 }, { "no_shard", 0, 1 } } do
     local strategy, forward, backward = unpack(case)
     for _, pieces in ipairs { false, true } do

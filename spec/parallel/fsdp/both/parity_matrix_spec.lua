@@ -1,20 +1,20 @@
 -- SPDX-License-Identifier: MIT
---- FSDP = DDP = one process: every model of spec/support/models, every strategy, dtype, with and without offload
---- and original parameters, on 2, 3 and 4 ranks; the hybrid strategies on 4, as 2 replicas of 2 shards. Nothing of the
---- grid is left out but what can't be: one flat parameter has one requires_grad.
+--- FSDP = DDP = one process: every model of spec/support/models, every strategy, dtype, with and without offload and
+--- use_orig_params, on 2, 3 and 4 ranks; the hybrid strategies on 4, as 2 replicas of 2 shards. The grid is complete,
+--- except that one flat parameter has one requires_grad.
 local ranks = require "spec.support.ranks"
 
 local function zoo(name) return require("spec.support.models." .. name) end
 local function finds_unused(m) return require("moonshard").nn.DDP(m, { find_unused_parameters = true }) end
 
--- Of 2.2 not among them: DummyDDP is a reference's wrapper; LinearWithSleep and SaveForwardInputsModel are for clocks
--- and casts.
+-- Models not included: DummyDDP wraps a reference; LinearWithSleep and SaveForwardInputsModel are for timings and
+-- casts.
 local MODELS = {
   { "nested_wrapped_module" },
   { "always_wrap_nested_wrapped_module" },
   { "non_uniform_req_grad", pieces_only = true },
   { "module_with_delay", given = { delay_after_loss_ms = 1, delay_before_reduction_ms = 1 } },
-  -- Its expert is another one on every rank; unwrapped it reduces the rest itself.
+  -- Its expert differs between ranks; unwrapped, it reduces the other gradients itself.
   { "mixture_of_experts", reference = function(m) return zoo "dummy_ddp".DummyDDP(m) end, save_model = false,
     one_process = function()
     return zoo "mixture_of_experts".alone(require("moonshard").dist.default_group(), "no_fsdp", "before",

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- What scripts see between a forward and its backward with use_orig_params (docs/semantics.md#pieces): the pieces
---- where the strategy reshards after forward, the root's too, though it stays in memory; whole parameters where it
---- doesn't. And what stayed in memory is not used when the script has changed the parameters since.
+--- Parameters between a forward and its backward with use_orig_params (docs/semantics.md#pieces). Where the strategy
+--- reshards after forward, scripts see the pieces, also of the root, which stays in memory; elsewhere they see whole
+--- parameters. Gathered memory is not used if the script has changed the parameters since.
 local ranks = require "spec.support.ranks"
 local raises = require "spec.support.raises"
 local load = require("spec.support.wrapped").load
@@ -18,7 +18,7 @@ local function net()
   return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
 end
 
--- The last layer is a unit of its own, the first one the root's.
+-- The last layer is a unit of its own, the first one belongs to the root.
 local function wrapped(more)
   local _, _, fsdp, _, quietly = load()
   return quietly(function()
@@ -40,8 +40,7 @@ end
 
 local WHOLE = "1.weight[7, 5] 1.bias[7] 3.weight[3, 7] 3.bias[3]"
 
--- A plain twin that has seen every rank's input; the model's gradients, and after a step of both its parameters, are
--- its own.
+-- A plain copy that sees every rank's input: compares gradients and, after a step of both, parameters.
 local function trains_on(world, rank, model, losses_of)
   local ms, _, fsdp = load()
   local plain = net()
@@ -79,7 +78,7 @@ for world = 1, 4 do
         loss:backward()
         assert.equal(resting, sizes(model))
         if world > 1 and case[1] ~= "no_shard" then assert.is_false(is_gathered(model)) end
-        -- Without a backward to come nothing stays whole.
+        -- Without a backward to come, no parameters stay gathered.
         ms.no_grad(function() model(ms.ones(2, 5)) end)
         assert.equal(resting, sizes(model))
       end)
@@ -103,7 +102,7 @@ for world = 1, 4 do
           assert.equal((world == 1 or stays or strategy == "no_shard") and 0 or 2, gathers)
           loss:backward()
           pieces(resting)
-          -- A change of the pieces is seen by what stayed.
+          -- A change of the pieces invalidates the gathered parameters.
           ms.no_grad(function()
             for _, p in ipairs(model:parameters()) do p:mul_(2):div_(2) end
           end)
@@ -221,7 +220,7 @@ for world = 1, 4 do
         end)
         local new, want = model(x):pow(2):sum(), plain(x):pow(2):sum()
         ms.testing.assert_close(new:detach(), want:detach())
-        -- The forward before it has lost what it computed with.
+        -- The previous forward's backward lacks the values it computed with.
         if world > 1 then assert.has_error(function() old:backward() end) end
         model(x):pow(2):sum():backward()
         want:backward()

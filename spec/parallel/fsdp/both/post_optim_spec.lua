@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- set_post_optim_event (docs/semantics.md#overlap): the gather with which the next forward begins starts behind the
---- optimizer's step and runs under what comes before that forward.
+--- set_post_optim_event (docs/semantics.md#overlap): the first gather of the next forward starts after the optimizer's
+--- step and overlaps with the work before that forward.
 local ranks = require "spec.support.ranks"
 
--- What wraps a module as a unit, by front end.
+-- How each front end makes a module a unit.
 local WRAPS = {
   { "fully_shard", function(m) return require("moonshard").fsdp.fully_shard(m) end },
   { "FSDP", function(m) return require("moonshard").fsdp.FSDP(m, { sharding_strategy = "shard_grad_op" }) end },
@@ -13,7 +13,7 @@ local WRAPS = {
 }
 
 ranks.describe(2, "the event behind the optimizer", function()
-  -- A slow layer outside every unit, and a small unit behind it.
+  -- A slow layer outside of any unit, followed by a small unit.
   local function make()
     local ms = require "moonshard"
     local naps = {}
@@ -79,7 +79,7 @@ for world = 1, 3 do
           local events = ms.fsdp.record(function() model:set_post_optim_event() end)
           if #events > 0 then
             early = early + 1
-            -- the root's, that the forward enters first
+            -- The gather of the root, which the forward enters first.
             assert.same({ { event = "unshard", unit = "", prefetched = true } }, events)
           end
         end)
@@ -91,7 +91,7 @@ for world = 1, 3 do
         if world == 1 then return end
         local model, ms = make(quiet)
         local inner = model.last
-        inner:set_post_optim_event()                            -- nobody knows yet what comes first
+        inner:set_post_optim_event()                            -- the first unit is not known yet
         local function gathers(fn) return #ms.fsdp.record(fn) end
         local function forward() return ms.no_grad(function() return ms.scope(function() return model(ms.ones(2,
           4) * rank):sum():item() end) end) end

@@ -1,15 +1,15 @@
 -- SPDX-License-Identifier: MIT
---- Random models and programs under sharding: layers in units at random (several to a unit under fully_shard), forwards
---- that call them in any order, any number of times, in nested checkpoints, without gradients or with unused results,
---- parts by themselves, backwards together, apart or in reverse, gradients accumulated or not. Gradients and parameters
---- are the plain model's after every step.
+--- Random models and programs under sharding: layers are assigned to units at random (several per unit under
+--- fully_shard); forwards call them in any order and number, in nested checkpoints, without gradients, with unused
+--- results, or separately; backwards run together, separately or in reverse, with or without accumulation. Gradients
+--- and parameters equal those of the plain model after every step.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
 local LAYERS = { "a", "b", "c", "d", "e" }
 local STEPS = 3
 
--- Equal on every rank, and no matter of ms.manual_seed.
+-- Equal on every rank, and independent of ms.manual_seed.
 local function generator(seed)
   local state = seed * 7919 + 13
   local function uniform()
@@ -70,7 +70,7 @@ local function text_of(program)
   return table.concat(out, " ")
 end
 
--- Both return the sharded model, the layers that are units or parts of one, and what to tell of it.
+-- Both return the sharded model, the layers that are units or parts of one, and a description for messages.
 local FRONTS = {}
 
 function FRONTS.fully_shard(model, _, pick)
@@ -116,7 +116,7 @@ function FRONTS.FSDP(model, uniform, pick)
     tostring(options.use_orig_params))
 end
 
--- One step of a model, sharded or not; sync(on) where gradients are accumulated.
+-- One step of a model, sharded or not; sync(on) is called where gradients are accumulated.
 local function train(model, plan, rank, step, scale, sync)
   local ms = load()
   local losses = {}

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- Activation checkpoints around and inside units: backward gathers and reduces in the order that it has without them,
---- a unit ahead (docs/semantics.md#lifecycle), and the gradients are those of one process.
+--- Activation checkpoints around and inside units: backward gathers and reduces in the same order as without them, one
+--- unit ahead (docs/semantics.md#lifecycle), and gradients equal those of one process.
 local ranks = require "spec.support.ranks"
 
--- How a model runs its layers.
+-- Ways in which a model runs its layers.
 local regions = {
   none = function(_, layers, x)
     for _, l in ipairs(layers) do x = l(x) end
@@ -87,7 +87,7 @@ local fronts = {
   { "FSDP that gathers behind", classic { backward_prefetch = "post" } },
 }
 
--- What the units do in a backward behind a first one, which knows the order; parity with one process in both.
+-- The events of units in a second backward, which knows the order; both backwards equal one process.
 local function backward(front, kind, inside, rank, world)
   local ms = require "moonshard"
   local reference, model = make(kind, inside), front(make(kind, inside))
@@ -117,7 +117,7 @@ ranks.describe(2, "activation checkpoints and", function()
     it(front[1] .. ": the order of a backward is that without them", function(rank, world)
       for _, inside in ipairs { false, true } do
         local plain = backward(front[2], "none", inside, rank, world)
-        -- Behind: a region that runs again gathers its units before the reduction of the one behind has been queued.
+        -- A recomputed region gathers its units before the reduction of the later unit has been queued.
         local kinds = front[1]:find "behind" and { "each", "every other" } or { "each", "every other", "two and two" }
         for _, kind in ipairs(kinds) do assert.same(plain, backward(front[2], kind, inside, rank, world), kind) end
       end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Hybrid sharding begins with one model: FSDP sends rank 0's to all ranks when asked; under fully_shard a script sends
---- shards over the replicas by hand.
+--- Equal models at the start of hybrid sharding: FSDP broadcasts rank 0's to all ranks on request; with fully_shard, a
+--- script broadcasts shards over the replicas.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -13,7 +13,7 @@ local function net(seed)
   return model
 end
 
--- Three steps as the whole model with rank 0's seed takes them.
+-- Three steps of the unsharded model with rank 0's seed.
 local function assert_trains(model, rank, world)
   local ms, _, fsdp = load()
   local whole = net(0)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Several models of one class: their collectives never pair, in whatever order the ranks run them. And modules that
---- are wrapped again with the instances below them, which have run.
+--- Several models of one class: their collectives are never paired, in whatever order the ranks run them. Also modules
+--- that are wrapped again, with instances below them that have already run.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -31,7 +31,7 @@ for _, world in ipairs { 2, 3 } do
         assert.truthy(message:find("of the model made as number", 1, true), message)
         assert.truthy(message:find("all ranks of a group must wrap the same models, in the same order", 1, true),
           message)
-        -- In one order they run.
+        -- If all ranks use one order, they run.
         for _ = 1, 2 do
           for _, m in ipairs { a, b } do m(x):sum():backward() end
         end

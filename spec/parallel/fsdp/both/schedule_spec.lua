@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- When units gather, reshard and reduce: counts and bytes through dist.record, order through fsdp.record
---- (docs/semantics.md#lifecycle), the accumulation switches (docs/semantics.md#accumulation), prefetch lists, groups of
---- modules.
+--- When units gather, reshard and reduce: counts and bytes by dist.record, order by fsdp.record
+--- (docs/semantics.md#lifecycle), switches for accumulation (docs/semantics.md#accumulation), prefetch lists, units of
+--- several modules.
 local ranks = require "spec.support.ranks"
 
--- A chain of blocks whose input requires grad, as an embedding's output does; whole: not sharded.
+-- A chain of blocks whose input requires a gradient, as an embedding's output does; whole: not sharded.
 local function chain(n, options, whole)
   local ms = require "moonshard"
   local nn, fsdp = ms.nn, ms.fsdp
@@ -60,7 +60,7 @@ ranks.describe(2, "collectives of a step", function()
         assert.equal(0, (count(forward, "reduce_scatter")))
         local n, bytes = count(backward, "reduce_scatter")
         assert.equal(4, n)
-        -- Rows of 6 cut evenly over 2 ranks: every reduction moves exactly its unit's gradients.
+        -- 2 ranks divide 6 rows evenly: every reduction moves exactly its unit's gradients.
         assert.equal(4 * (4 * 6 + 6 + 3 * (36 + 6) + 12), bytes)
         for _, e in ipairs(backward) do assert.equal("string", type(e.unit)) end
         assert.equal(#forward + #backward, (count(forward, "all_gather") + count(backward,
@@ -99,7 +99,7 @@ ranks.describe(2, "collectives of a step", function()
       return ms.dist.record(function() ms.scope(function() (m(ms.ones(2, 4) * k):sum()):backward() end) end)
     end
     for k = 1, 3 do
-      backward(reference, k)                    -- each pass reduces and adds on the shard
+      backward(reference, k)                    -- each pass reduces and accumulates in the shard
       model:set_requires_gradient_sync(k == 3)
       local n = count(backward(model, k), "reduce_scatter")
       assert.equal(k == 3 and 3 or 0, n)
@@ -242,7 +242,7 @@ ranks.describe(2, "the order of a step", function()
       if all[k]:find "layers" then first[#first + 1] = all[k] end
     end
     assert.same({ "unshard layers.4", "unshard layers.3", "unshard layers.2" }, { unpack(first, 1, 3) })
-    for k, text in ipairs(all) do                -- each unit's post is preceded by its reshard
+    for k, text in ipairs(all) do                -- each unit reshards before its post_backward
       if text:find "^post_backward" then assert.equal("reshard" .. text:sub(#"post_backward" + 1), all[k - 1]) end
     end
   end)
@@ -375,7 +375,7 @@ ranks.describe(2, "parameters", function()
       model:set_reshard_after_forward(false)
       for _ = 1, 3 do ms.no_grad(function() model(x) end) end
     end), "all_gather")
-    assert.equal(2, gathers)                                              -- the script said so: they stay
+    assert.equal(2, gathers)                                              -- as the script requested, they stay gathered
     ms.scope(function() model(x):sum():backward() end)
   end)
 

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- What nn and optim do with sharded parameters: fills by place, moves by unit, norms over ranks, state of parts.
+--- nn and optim with sharded parameters: fills by position, moves of units, norms over ranks, state of parts.
 local ms = require "moonshard"
 local ranks = require "spec.support.ranks"
 local nn, optim = ms.nn, ms.optim
 
--- A model with rows that 2, 3 and 4 ranks share unevenly, and with empty parts.
+-- A model whose rows 2, 3 and 4 ranks divide unevenly, with empty parts.
 local function make(given)
   local kind = given or {}
   return nn.Sequential(
@@ -75,7 +75,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
         assert.are.equal("float64", p.grad.dtype)
         assert.is_true(before[name]:double():equal(p.grad:full_tensor()), name)
       end
-      m(ms.zeros(2, 3, { dtype = "float64" })):sum():backward()         -- and more is added to them
+      m(ms.zeros(2, 3, { dtype = "float64" })):sum():backward()         -- and accumulates more
       assert.are.equal("float64", m[1].weight.grad.dtype)
       m:to("float32")
       ms.optim.SGD(m:parameters(), { lr = 1 }):step()

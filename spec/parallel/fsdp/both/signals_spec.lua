@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- SIGUSR1 and SIGUSR2 as requests for checkpoints, which all ranks see alike.
+--- SIGUSR1 and SIGUSR2 as requests for checkpoints, equal on all ranks.
 local ranks = require "spec.support.ranks"
 local process = require "spec.support.process"
 
@@ -24,10 +24,10 @@ ranks.describe(2, "requests for checkpoints", function()
       send(to, SIGUSR1)
       assert.are.equal("go_on", fsdp.checkpoint_wanted())
       assert.is_nil(fsdp.checkpoint_wanted())
-      send(to, SIGUSR1)                                 -- the same rank again: a request of its own
+      send(to, SIGUSR1)                                 -- the same rank again: a new request
       assert.are.equal("go_on", fsdp.checkpoint_wanted())
       assert.is_nil(fsdp.checkpoint_wanted())
-      fsdp.catch_checkpoint_signals()                   -- nothing is owed by the other one any more
+      fsdp.catch_checkpoint_signals()                   -- discards the other rank's copy that is still expected
     end
     send(1, SIGUSR2)
     assert.are.equal("stop", fsdp.checkpoint_wanted())
@@ -38,7 +38,7 @@ ranks.describe(2, "requests for checkpoints", function()
     assert.are.equal("go_on", fsdp.checkpoint_wanted())
     send(1, SIGUSR1)
     assert.is_nil(fsdp.checkpoint_wanted())
-    send(1, SIGUSR1)                                    -- the next one
+    send(1, SIGUSR1)                                    -- the next request
     assert.are.equal("go_on", fsdp.checkpoint_wanted())
   end)
 

@@ -1,6 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- State dicts of models of which only parts are sharded, with checkpoints of activations, through files, and cut by
---- hand.
+--- State dicts of partly sharded models, with activation checkpoints, through files, and with parts sharded by hand.
 local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
@@ -194,7 +193,7 @@ for world = 1, 4 do
       local model, optim = make()
       step(model, optim)
       local osd = fsdp.optim_state_dict(model, optim)
-      -- The tail is in no unit: its steps may be other ones, and no tensors of its are cut.
+      -- No unit contains the tail: its step counts may differ, and its tensors are not sharded.
       osd.state["tail.1.weight"].step, osd.state["tail.2.bias"].step = 3, 4
       local other, its_optim = make()
       fsdp.load_optim_state_dict(other, its_optim, osd)
@@ -222,7 +221,7 @@ ranks.describe(4, "local state of 4 ranks", function(rank)
     local flat = ms.cat(parts, 1)
     local other = quietly(fsdp.FSDP, net(2), { process_group = half })
     local n = other.flat_param:numel()
-    -- The end of the last part is padding where there are too few elements.
+    -- If there are too few elements, the last part ends with padding.
     local here = math.max(0, math.min(flat:numel() - rank * n, n))
     local part = ms.cat({ flat:narrow(1, rank * n + 1, here), ms.zeros(n - here) }, 1)
     fsdp.load_state_dict(other, { flat_param = part, ["tail.scale"] = mine["tail.scale"] })

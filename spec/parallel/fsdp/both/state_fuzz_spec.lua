@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- State dicts with random faults in them, on one rank or on all: each is loaded or refused, by all ranks alike, with a
---- message of the library's, and the next collective is right. FUZZ_STATES=2000 sets how many a number of ranks,
---- FUZZ_SEED=7 which (60 of seed 1).
+--- State dicts with random faults, on one rank or on all: all ranks load it or all refuse it, with a message of the
+--- library, and the next collective is correct. FUZZ_STATES=2000 sets the number of faults per number of ranks,
+--- FUZZ_SEED=7 the seed (defaults: 60, 1).
 local ranks = require "spec.support.ranks"
 local kinds = require "spec.support.state_kinds"
 local load = require("spec.support.wrapped").load
@@ -19,7 +19,7 @@ local function copy(x)
   return c
 end
 
--- Takes out, replaces or adds one thing somewhere in x.
+-- Removes, replaces or adds one thing at a random place in x.
 local function spoil(x, values)
   while true do
     local keys = {}
@@ -51,7 +51,7 @@ for world = 1, 4 do
       local ms, _, fsdp, dist = load()
       local sharded, refused = {}, 0
       for _, kind in ipairs(kinds.kinds(world)) do
-        -- a model of this rank alone answers for itself
+        -- A model over this rank alone raises its own error only.
         if kind[1] ~= "not sharded" then sharded[#sharded + 1] = kind end
       end
       math.randomseed(SEED)
@@ -68,7 +68,7 @@ for world = 1, 4 do
           state = copy(state)
           local go_on = math.random(2 ^ 30)
           if culprit == world or culprit == rank then spoil(state, values()) end
-          math.randomseed(go_on)                                    -- ranks draw alike again
+          math.randomseed(go_on)                                    -- ranks draw equal numbers again
           local ok, text = pcall(function()
             if of_model then
               return fsdp.load_state_dict(other, state,

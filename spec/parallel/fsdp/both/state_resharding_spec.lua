@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- State goes from any way to shard a model to any other, and to another number of ranks, to the bit: sharded and full
---- state dicts of models and optimizers, fsdp.save and fsdp.load, hybrid ones too (docs/semantics.md#state-dicts).
+--- State moves between all ways to shard a model, and between numbers of ranks, exactly: sharded and full state dicts
+--- of models and optimizers, fsdp.save and fsdp.load, also of hybrid strategies (docs/semantics.md#state-dicts).
 local ranks = require "spec.support.ranks"
 local process = require "spec.support.process"
 local kinds = require "spec.support.state_kinds"
@@ -27,7 +27,7 @@ for world = 1, 4 do
             assert.same({ {}, {} }, { missing, unexpected })
             ms.fsdp.load_optim_state_dict(other, other_optim, osd)
             assert.equal(want, kinds.contents(other, other_optim), to[1])
-            -- It trains on.
+            -- It continues training.
             kinds.train(other, other_optim, 3, 3)
             last = last or ms.fsdp.state_dict(other)
             for name, t in pairs(ms.fsdp.state_dict(other)) do ms.testing.assert_close(t, last[name]) end
@@ -53,7 +53,8 @@ for world = 1, 4 do
   end)
 end
 
--- One job saves every way of its world, twice: fsdp.save, and full state dicts through ms.save; others load them.
+-- One job saves the model in every way possible with its number of ranks, twice: by fsdp.save, and full state dicts by
+-- ms.save; other jobs load them.
 local JOB = [[
   local ms, kinds, process = require "moonshard", require "spec.support.state_kinds", require "spec.support.process"
   local what, folder, from = os.getenv "RESHARD_DOES", os.getenv "RESHARD_FOLDER", tonumber(os.getenv "RESHARD_FROM")
@@ -102,7 +103,7 @@ local JOB = [[
   for k, saved in ipairs(kinds.kinds(from)) do
     local path = ("%s/%d-%d"):format(folder, from, k)
     local want = process.read(path .. ".txt")
-    -- Three ways a saved one; over all pairs of worlds every way meets most others.
+    -- Each saved way is loaded in three ways; over all pairs of jobs, most pairs of ways occur.
     local ways = kinds.kinds(world)
     for n, load in ipairs {
       function(model, optim) assert(ms.fsdp.load(path, model, optim).kind == saved[1]) end,

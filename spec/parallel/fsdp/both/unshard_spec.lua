@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: MIT
---- Gathering by hand: unshard of fully_shard's modules and _unshard of FSDP instances, at once or with a handle, before
---- the forward that needs it: the same numbers, no further collective.
+--- Explicit gathers before the forward that needs them: unshard of fully_shard's modules and _unshard of FSDP
+--- instances, blocking or with a handle: equal results and no further collective.
 local ranks = require "spec.support.ranks"
 local message = require "spec.support.message"
 local load = require("spec.support.wrapped").load
 
--- Two branches whose first layers run while the second ones are gathered.
+-- Two branches whose first layers run during the gathers of their second layers.
 local function net()
   local ms, nn = load()
   local Net = nn.Module:extend "Net"
@@ -90,7 +90,7 @@ for world = 1, 4 do
       assert.equal(resting, tostring(layer.weight.shape))
       local handle = layer:_unshard { async = true }
       handle:wait()
-      handle:wait()                                     -- once more is harmless
+      handle:wait()                                     -- a second call has no effect
       assert.equal("[5, 3]", tostring(layer.weight.shape))
       ms.no_grad(function() model(ms.ones(1, 3)) end)
       assert.equal(resting, tostring(layer.weight.shape))
