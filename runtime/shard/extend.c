@@ -134,7 +134,7 @@ static ms_status check_input(const unit *u, const extension *x, int k, const ms_
     memcpy(padded, p->param->shape, sizeof padded);
     here[0] = p->here;
     padded[0] = p->chunk;
-    if (t->sharded || (ms__device(t) & 0xff) == MS_META)
+    if (t->sharded || ms__is_meta(ms__device(t)))
         return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d is %s%s; expected a plain tensor with values",
                         name_of(u, x), k + 1, t->sharded ? "sharded, " : "", ms__tensor_text(t));
     *like_rows = same_shape(t, p->param->ndim, here) || same_shape(t, p->param->ndim, padded);
@@ -155,7 +155,7 @@ ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
 {
     unit *u;
     extension *x = find(handle, e, &u);
-    if (!x) return (ms_status)ms_error_code();
+    if (!x) return ms__failure();
     if (n < 1 || n > MAX_PARTS)
         return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' gave %d tensors, expected 1 to %d", name_of(u, x), n,
                         MAX_PARTS);
@@ -167,7 +167,7 @@ ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
     for (int k = 0; k < n; k++) {
         ms_tensor *t = ms__tensor(in[k]);
         bool like_rows = false;
-        if (!t) return (ms_status)ms_error_code();
+        if (!t) return ms__failure();
         MS_TRY(check_input(u, x, k, t, &like_rows));
         part *q = &x->parts[k];
         int64_t shape[MS_MAX_DIMS] = { 0 };
@@ -322,20 +322,20 @@ ms_status ms_unit_extension_whole(double handle, int e, int n_whole, const ms_id
 {
     unit *u;
     extension *x = find(handle, e, &u);
-    if (!x) return (ms_status)ms_error_code();
+    if (!x) return ms__failure();
     if (n_whole != x->n)
         return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s' returned %d inner tensors, the parameter has %d",
                         name_of(u, x), n_whole, x->n);
     for (int k = 0; k < n_whole; k++) {
         ms_tensor *t = ms__tensor(whole[k]);
-        if (!t) return (ms_status)ms_error_code();
+        if (!t) return ms__failure();
         MS_TRY(check_whole(u, x, &u->params[x->which[k]], t));
         // The unit frees memory that only the whole refers to, even if the hook does not name it.
         if (t->storage->refs == 1) MS_TRY(free_with(u, x, t));
     }
     for (int k = 0; k < n_free; k++) {
         ms_tensor *t = ms__tensor(freed[k]);
-        if (!t) return (ms_status)ms_error_code();
+        if (!t) return ms__failure();
         MS_TRY(free_with(u, x, t));
     }
     for (int k = 0; k < n_whole; k++) {

@@ -23,7 +23,7 @@ static ms_status inputs_of(int n, const ms_id *io, ms_tensor **t)
                         "fsdp: a module with %d tensors among its inputs or outputs; at most %d are supported", n,
                         MS_MAX_IN);
     for (int k = 0; k < n; k++)
-        if (!(t[k] = ms__tensor(io[k]))) return (ms_status)ms_error_code();
+        if (!(t[k] = ms__tensor(io[k]))) return ms__failure();
     return MS_OK;
 }
 
@@ -50,11 +50,11 @@ static ms_status inputs_to_device(const unit *u, int n, ms_id *io)
     UNIT_RANGE(NULL, "inputs_to_device");
     for (int k = 0; k < c->n && u->n == 0; k++)
         if (c->units[k]->n) u = c->units[k];
-    if (u->n == 0 || (u->memory.device & 0xff) == MS_META) return MS_OK;
+    if (u->n == 0 || ms__is_meta(u->memory.device)) return MS_OK;
     for (int k = 0; k < n; k++) {
         ms_tensor *t = ms__tensor(io[k]);
-        if (!t) return (ms_status)ms_error_code();
-        if (ms__device(t) != u->memory.device && (ms__device(t) & 0xff) != MS_META)
+        if (!t) return ms__failure();
+        if (ms__device(t) != u->memory.device && !ms__is_meta(ms__device(t)))
             MS_TRY(convert_input(to_device, t, u->memory.device, &io[k]));
     }
     return MS_OK;
@@ -67,7 +67,7 @@ static ms_status cast_floats(int n, ms_id *io, int dtype, const char *phase)
     if (!cast) cast = ms__op_by_name("cast");
     for (int k = 0; k < n; k++) {
         ms_tensor *t = ms__tensor(io[k]);
-        if (!t) return (ms_status)ms_error_code();
+        if (!t) return ms__failure();
         if (!ms__is_float(t->dtype) || t->dtype == dtype) continue;
         MS_TRY(convert_input(cast, t, dtype, &io[k]));
     }
@@ -80,7 +80,7 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
 {
     unit *u = ms__unit(handle);
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_IN];
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     context *c = u->context;
     if (!c) return ms__fail(MS_ESTATE, "fsdp: unit '%s' runs forward before lazy initialisation", u->name);
 
@@ -185,7 +185,7 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
 {
     unit *u = ms__unit(handle);
     ms_tensor *out[MS_MAX_IN];
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     context *c = u->context;
     bool skipped = u->pass.skipped & 1, recomputing = ms__run_recomputing();
     int64_t use = u->pass.uses[u->pass.forwards & 63];
@@ -244,7 +244,7 @@ int ms_unit_begin_pass(double handle)
 ms_status ms_unit_end_pass(double handle, int failed)
 {
     unit *u = ms__unit(handle);
-    if (!u || !u->pass.open) return u ? MS_OK : (ms_status)ms_error_code();
+    if (!u || !u->pass.open) return u ? MS_OK : ms__failure();
     u->pass.open = false;
     if (failed) {
         if (ms__unit_idle(u)) ms__unit_shard(u);

@@ -155,7 +155,7 @@ static int gathered_dtype(const unit *u)
 
 ms_status ms__unit_check_home(const unit *u)
 {
-    if (MS_LIKELY(!u->options.offload || u->memory.home == MS_CPU || (u->memory.home & 0xff) == MS_META || u->n == 0))
+    if (MS_LIKELY(!u->options.offload || u->memory.home == MS_CPU || ms__is_meta(u->memory.home) || u->n == 0))
         return MS_OK;
     const char *where = strrchr(ms__tensor_text(u->params[0].local), ' ') + 1;
     char device[32];
@@ -177,7 +177,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
                     u->state.ahead != ms__unit_versions(u) + 1))
         ms__unit_shard(u);
     u->state.ahead = 0;
-    bool nothing = u->memory.in_place || (u->memory.device & 0xff) == MS_META;  // nothing to fetch
+    bool nothing = u->memory.in_place || ms__is_meta(u->memory.device);  // nothing to fetch
     nothing |= u->world == 1 && early && u->memory.home == u->memory.device;
     if (u->state.gathered || u->state.gather || u->state.fetched || u->n == 0 || (nothing && early)) return MS_OK;
     if (u->memory.n_extensions && !nothing) {

@@ -22,7 +22,7 @@ static ms_run_state gather_step(ms_task *t, ms_run *run, ms_event *ev)
         return MS_RUN_DONE;
     }
     if (u->state.gathered || (early && (u->state.gather || u->state.fetched || u->world == 1))) return MS_RUN_DONE;
-    if (u->memory.n_extensions == 0 || (u->memory.device & 0xff) == MS_META)
+    if (u->memory.n_extensions == 0 || ms__is_meta(u->memory.device))
         return gather_on(u, early, prefetched) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
     switch (t->phase) {
     case ASK:

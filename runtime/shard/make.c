@@ -74,7 +74,7 @@ static ms_status make_buffer(unit *u, ms_storage **out)
 static void settle(unit *u, int device, bool made)
 {
     u->memory.device = u->memory.home = device;
-    if ((device & 0xff) == MS_META) return;
+    if (ms__is_meta(device)) return;
     if (!u->options.offload) {
         if (made && u->memory.computes >= 0) u->memory.device = u->memory.home = u->memory.computes;
         return;
@@ -256,7 +256,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     for (int j = 0; j < n; j++) {
         unit_param *p = &u->params[j];
         make_views(u, p);
-        if ((u->memory.device & 0xff) != MS_META && p->here > 0) {
+        if (!ms__is_meta(u->memory.device) && p->here > 0) {
             ms_tensor *from;
             if (ms__contiguous(&from, p->param) != MS_OK) goto failed_late;
             ms_tensor *part = u->layout->part(p, from);
@@ -305,7 +305,7 @@ static ms_status check_replacement(const unit *u, const unit_param *p, const ms_
                         ((unit_param *)t->unit_param)->owner->name);
     bool same =
         t->ndim == p->ndim && t->dtype == p->dtype && !memcmp(t->shape, p->shape, (size_t)t->ndim * sizeof *t->shape);
-    if (same && !t->node && !t->sharded && (ms__device(t) & 0xff) != MS_META) return MS_OK;
+    if (same && !t->node && !t->sharded && !ms__is_meta(ms__device(t))) return MS_OK;
     return ms__fail(
         MS_EINVAL,
         "fsdp: parameter '%s' was replaced by %s, expected a whole leaf %s %s with values, as it was sharded", name,
@@ -316,7 +316,7 @@ ms_status ms_unit_replace(double handle, int j, ms_id id)
 {
     unit *u = ms__unit(handle);
     ms_tensor *t = u ? ms__tensor(id) : NULL;
-    if (!u || !t) return (ms_status)ms_error_code();
+    if (!u || !t) return ms__failure();
     if (j < 0 || j >= u->n) return ms__fail(MS_EINVAL, "fsdp: unit '%s' has no parameter %d", u->name, j + 1);
     unit_param *p = &u->params[j];
     MS_TRY(check_replacement(u, p, t));
@@ -347,7 +347,7 @@ ms_status ms_unit_replace(double handle, int j, ms_id id)
 ms_status ms_unit_extend(double handle, int n, const int32_t *count, const int32_t *which)
 {
     unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     if (n == 0 && u->memory.n_extensions == 0) return MS_OK;
     MS_TRY(ms__extensions_check(u, n, count, which));
     ms__unit_shard(u);
@@ -386,11 +386,11 @@ static ms_status move_grads(unit_param *p, bool keep_values)
 ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
 {
     unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     if (device < 0) device = u->memory.home;
     if (!ms__unit_idle(u))
         return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases", u->name);
-    if (keep_values && (u->memory.device & 0xff) == MS_META && (device & 0xff) != MS_META)
+    if (keep_values && ms__is_meta(u->memory.device) && !ms__is_meta(device))
         return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
     ms__unit_shard(u);
     ms__extensions_drop(u);  // the script registers them again
@@ -429,16 +429,16 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
         if (st == MS_OK) {
             make_views(u, p);
             ms__tensor_point(p->param, p->resting);
-            if (keep_values && p->here > 0 && (device & 0xff) != MS_META) {
+            if (keep_values && p->here > 0 && !ms__is_meta(device)) {
                 ms_status copied = ms__copy(p->local, old[j]);
                 if (copied != MS_OK) st = copied;
             }
-            ms_status moved = move_grads(p, keep_values && (device & 0xff) != MS_META);
+            ms_status moved = move_grads(p, keep_values && !ms__is_meta(device));
             if (moved != MS_OK) st = moved;
         }
         ms__release(old[j]);
     }
-    if (st == MS_OK && u->slots != u->params) st = move_grads(u->slots, keep_values && (device & 0xff) != MS_META);
+    if (st == MS_OK && u->slots != u->params) st = move_grads(u->slots, keep_values && !ms__is_meta(device));
     free(old);
     if (u->memory.shard != shard) {
         ms__storage_release(shard);

@@ -150,7 +150,7 @@ int ms_unit_prefetches(double handle, double *out, int capacity)
 ms_status ms_unit_gather_first(double handle)
 {
     unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     context *c = u->context;
     if (!c || c->opened || c->in_backward) return MS_OK;
     ms__unit_after_errors(u);
@@ -210,13 +210,13 @@ ms_status ms__order_take_place(unit *u, int64_t use)
 ms_status ms_unit_set_prefetch(double handle, int backward, int n, const double *others)
 {
     unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     unit **list = calloc((size_t)n + 1, sizeof *list);
     if (!list) return ms__no_memory(((size_t)n + 1) * sizeof *list, "fsdp", "a prefetch list");
     for (int k = 0; k < n; k++)
         if (!(list[k] = ms__unit(others[k]))) {
             free(list);
-            return (ms_status)ms_error_code();
+            return ms__failure();
         }
     unit ***where = backward ? &u->settings.backward_prefetch : &u->settings.forward_prefetch;
     free(*where);

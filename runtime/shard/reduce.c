@@ -59,7 +59,7 @@ ms_status ms__unit_land(ms_run *run, reduction *reducing)
 ms_status ms__unit_land_part(unit_param *p, ms_tensor *part)
 {
     ms_leaf *l = ms__leaf_of(p->local);
-    if (!l) return (ms_status)ms_error_code();
+    if (!l) return ms__failure();
     if (!l->grad) {
         ms__leaf_set_grad(l, ms__retain(part));
         return MS_OK;

@@ -21,7 +21,7 @@ static bool may_change_root(const unit *u)
 ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
 {
     unit *root = ms__unit(root_handle);
-    if (!root) return (ms_status)ms_error_code();
+    if (!root) return ms__failure();
     context *c = calloc(1, sizeof *c);
     if (c) c->units = calloc((size_t)n + 1, sizeof *c->units);
     if (!c || !c->units) {
@@ -34,7 +34,7 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
     for (int k = 0; k < n && st == MS_OK; k++) {
         unit *u = c->units[k] = ms__unit(handles[k]);
         if (!u) {
-            st = (ms_status)ms_error_code();
+            st = ms__failure();
         } else if (u->context && !may_change_root(u)) {
             st = ms__fail(MS_ESTATE,
                           "FSDP state has already been lazily initialized for %s\nFSDP requires running forward "
@@ -42,7 +42,7 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
                           u->name);
         } else if ((st = ms__unit_check_home(u)) != MS_OK) {
             break;
-        } else if ((u->memory.device & 0xff) == MS_META) {
+        } else if (ms__is_meta(u->memory.device)) {
             for (int j = 0; j < u->n; j++) {
                 size_t len = strlen(names);
                 snprintf(names + len, sizeof names - len, "%s'%s'", len ? ", " : "",

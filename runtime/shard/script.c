@@ -78,7 +78,7 @@ ms_id ms_unit_local(ms_id id)
 ms_status ms_unit_shard_info(ms_id id, ms_shard_info *out)
 {
     unit_param *p = managed(id);
-    if (!p) return (ms_status)ms_error_code();
+    if (!p) return ms__failure();
     *out = (ms_shard_info) { .unit = p->owner->handle,
                              .layout = p->owner->layout->kind,
                              .world = p->owner->world,
@@ -139,7 +139,7 @@ bool ms__unit_unreduced(const ms_tensor *t)
 ms_status ms_unit_check_reduced(ms_id id)
 {
     const ms_tensor *t = ms__tensor(id);
-    if (!t) return (ms_status)ms_error_code();
+    if (!t) return ms__failure();
     const unit_param *p = t->unit_param;
     const unit *u = p ? p->owner : NULL;
     if (!p || (!ms__unit_unreduced(t) && !p->pending && !u->gradients.partial &&
@@ -158,7 +158,7 @@ ms_status ms_unit_check_reduced(ms_id id)
 ms_status ms_unit_set_name(double handle, const char *name)
 {
     unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     u->name = ms__intern(name);
     if (u->memory.gather_buffer->owner) {
         char text[512];
@@ -224,7 +224,7 @@ int ms_unit_device(double handle)
 ms_status ms_unit_unshard(double handle, int async)
 {
     unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     ms__unit_after_errors(u);
     MS_TRY(ms__unit_start_gather(u, async != 0, false));
     return async ? MS_OK : ms__unit_finish_gather(u);
@@ -233,13 +233,13 @@ ms_status ms_unit_unshard(double handle, int async)
 ms_status ms_unit_wait(double handle)
 {
     unit *u = ms__unit(handle);
-    return u ? ms__unit_finish_gather(u) : (ms_status)ms_error_code();
+    return u ? ms__unit_finish_gather(u) : ms__failure();
 }
 
 ms_status ms_unit_reshard(double handle)
 {
     unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     if (!ms__unit_idle(u))
         return ms__fail(MS_ESTATE,
                         "reshard: unit '%s' is between its forward and its backward phases; wait for them to end",
@@ -267,7 +267,7 @@ static ms_status set_full_precision(unit *u, bool on)
 ms_status ms_unit_set(double handle, int what, double value)
 {
     unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     switch (what) {
     case MS_UNIT_SYNC: u->settings.sync = value != 0; break;
     case MS_UNIT_RESHARD_AFTER_FORWARD:

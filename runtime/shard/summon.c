@@ -49,10 +49,10 @@ static ms_status show_on_cpu(unit *u)
 ms_status ms_unit_summon(double handle, int show)
 {
     unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     if (!ms_unit_is_idle(handle))
         return ms__fail(MS_ESTATE, "Cannot manually unshard parameters during forward/backward");
-    if ((u->memory.device & 0xff) == MS_META)
+    if (ms__is_meta(u->memory.device))
         return ms__fail(MS_ESTATE, "summon_full_params: the parameters of unit '%s' are on meta", u->name);
     ms__unit_keep(u);
     for (int j = 0; j < u->n; j++) u->params[j].seen = u->params[j].param->version->count;
@@ -123,7 +123,7 @@ static ms_status write_back(unit *u)
 ms_status ms_unit_unsummon(double handle, int writeback)
 {
     unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     if (!u->state.summoning) return MS_OK;
     ms_status st = writeback && (u->state.summoned || !u->memory.in_place) ? write_back(u) : MS_OK;
     u->state.summoning = false;

@@ -271,7 +271,7 @@ static ms_status make_places(unit *u, int dtype, bool *filled)
     int64_t n = (int64_t)(last->whole_at / (size_t)ms__dtype_size(last->gather_dtype)) + last->numel;
     ms_tensor *flat = NULL;
     for (int j = 0; j < u->n_slots; j++)  // below only the allocation can fail
-        if (!ms__leaf_of(u->slots[j].local)) return (ms_status)ms_error_code();
+        if (!ms__leaf_of(u->slots[j].local)) return ms__failure();
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j], *q = slot_of(u, p);
         filled[j] = q != p && j > 0 ? filled[0] : true;
@@ -372,7 +372,7 @@ void ms__classic_drop_waiting(unit *u)
 ms_status ms_unit_drop_saved_grad(ms_id id)
 {
     ms_tensor *t = ms__tensor(id);
-    if (!t) return (ms_status)ms_error_code();
+    if (!t) return ms__failure();
     unit_param *p = t->unit_param;
     if (p) ms__drop(&p->saved);
     return MS_OK;

@@ -37,7 +37,7 @@ ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad_id, ms_id out_id)
 {
     ms_tensor *grad = ms__tensor(grad_id), *out = NULL, *in, *sum = NULL;
     ms_group *g = ms__group_by_id(h->group);
-    if (!grad || !g || (out_id != 0 && !(out = ms__tensor(out_id)))) return (ms_status)ms_error_code();
+    if (!grad || !g || (out_id != 0 && !(out = ms__tensor(out_id)))) return ms__failure();
     if (out && (grad->numel != out->numel * ms__group_size(g) || grad->dtype != out->dtype))
         return ms__fail(MS_EINVAL, "communication hook: grad is %s, output %s, for %d ranks", ms__tensor_text(grad),
                         ms__tensor_text(out), ms__group_size(g));
@@ -73,10 +73,10 @@ ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad_id, ms_id out_id)
 ms_status ms_unit_set_comm_hook(double handle, const ms_comm_hook *h)
 {
     unit *u = ms__unit(handle);
-    if (!u) return (ms_status)ms_error_code();
+    if (!u) return ms__failure();
     if (h->kind == MS_COMM_SUM || h->kind == MS_COMM_LOW) {
         ms_group *g = ms__group_by_id(h->group);
-        if (!g) return (ms_status)ms_error_code();
+        if (!g) return ms__failure();
         bool sharded = u->world > 1;
         MS_TRY(group_fits(g,
                           sharded        ? u->world
