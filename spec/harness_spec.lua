@@ -153,7 +153,7 @@ describe("ranks.describe", function()
     assert.matches("after the last test the gang ended with status 1\n.*no way out", said["is last"])
   end)
 
-  it("tells what a rank that cannot load the file met", function()
+  it("reports why a rank cannot load the file", function()
     local said, out = results_of [[
       local ranks = require "spec.support.ranks"
       if os.getenv "OMPI_COMM_WORLD_RANK" == "1" then error "not here" end
@@ -211,7 +211,7 @@ describe("ranks.run", function()
     end)
   end)
 
-  it("tells a signal as 128 and its number", function()
+  it("reports a signal as 128 plus its number", function()
     local ffi_kill = 'local ffi = require "ffi"; ffi.cdef "int raise(int);"; ffi.C.raise(%d)'
     assert.are.equal(128 + 9, ranks.run(nil, ffi_kill:format(9)).code)
     assert.are.equal(128 + 15, ranks.run(nil, ffi_kill:format(15)).code)

@@ -30,7 +30,7 @@ describe("views of a tensor that is changed in place, with gradients,", function
     assert.are.equal(2, (b[1] * 2):item())
   end)
 
-  it("go on when they asked for none: detach() and no_grad", function()
+  it("stay valid if they need none: detach() and no_grad", function()
     local x = ms.ones(3, { requires_grad = true })
     local y = x * 1
     local off, seen = y:view(3):detach(), ms.no_grad(function() return y:narrow(1, 1, 2) end)
@@ -61,14 +61,14 @@ describe("numbers that do not fit", function()
     assert.same({ -2 ^ 31, 2 ^ 31 - 1 }, ms.tensor({ -2 ^ 31, 2 ^ 31 - 1 }, { dtype = "int32" }):tolist())
   end)
 
-  it("and so are ranges without an end, and devices that are not there", function()
+  it("and so are ranges without an end, and missing devices", function()
     fails("arange: 0 to inf", function() local t = ms.arange(0, math.huge) return t end)
     fails("arange: 0 to", function() local t = ms.arange(0, 0 / 0) return t end)
     fails("'cuda:9' is not there", function() local t = ms.zeros(2, { device = "cuda:9" }) return t end)
   end)
 end)
 
-describe("sizes and counts beyond what there can be", function()
+describe("impossible sizes and counts", function()
   local F = nn.F
   local one = ms.ones(1)
   local function layer() return nn.TransformerEncoderLayer(4, 2, { dim_feedforward = 4 }) end
@@ -112,7 +112,7 @@ describe("sizes and counts beyond what there can be", function()
   end)
 end)
 
-describe("tables that are no lists of numbers", function()
+describe("tables that are not lists of numbers", function()
   it("are refused, not cut short", function()
     fails("has a hole", function() local t = ms.tensor { 1, nil, nil, 4 } return t end)
     fails("has a key 'a'", function() local t = ms.tensor { a = 1 } return t end)

@@ -270,7 +270,7 @@ describe("ms.Function", function()
     assert.is_nil(b.grad)
   end)
 
-  it("is given zeros for a result that nothing came back to, in its place, unless its forward says otherwise",
+  it("gets zeros for a result without a gradient, unless its forward disables that",
     function()
     for _, zeros in ipairs { true, false } do
       local f = ms.Function {
@@ -346,7 +346,7 @@ describe("ms.Function", function()
       failure(ms.Function, { forward = print, backwards = print }))
   end)
 
-  it("may hand an input through", function()
+  it("may return an input", function()
     local f = ms.Function { forward = function(_, a) return a end, backward = function(_, g) return g * 7 end }
     local w = leaf { 1 }
     local y = f(w)
@@ -421,7 +421,7 @@ describe("ms.checkpoint", function()
     assert.are.same({ { 2, 2 }, { 2, 2 } }, w.grad:tolist())
   end)
 
-  it("draws the same random numbers again, and disturbs nobody else's", function()
+  it("draws the same random numbers again, and does not change the generator's state", function()
     local w = ms.ones(50, { requires_grad = true })
     local masks = {}
     ms.manual_seed(11)
@@ -449,7 +449,7 @@ describe("ms.checkpoint", function()
     assert.are.equal(12, w.grad:item())
   end)
 
-  it("is refused when what it gives the second time has no graph, or is another thing", function()
+  it("is refused if the recomputation gives a result without a graph, or of another kind", function()
     local w = leaf { 2 }
     local function changing(second)
       local ran = 0
@@ -539,7 +539,7 @@ describe("assert_close", function()
     end
   end)
 
-  it("refuses tolerances that are none", function()
+  it("refuses invalid tolerances", function()
     assert.matches("option 'rtol' is a number %(%-1%), expected a number from 0",
       failure(close, ms.ones(1), ms.ones(1), { rtol = -1 }))
     assert.matches("option 'atol' is a number %(%-?nan%)", failure(close, 1, 1, { atol = 0 / 0 }))

@@ -34,7 +34,7 @@ local function script(source, env)
 end
 
 describe("ms.cuda", function()
-  it("says why there is no GPU", function()
+  it("gives the reason why there is no GPU", function()
     local why = "local ms = require 'moonshard' print(ms.cuda.is_available(), ms.cuda.device_count(), ms.cuda.why_unavailable())"
     local off = script(why, { MOONSHARD_CUDA = "off" })
     assert.are.equal("false\t0\tMOONSHARD_CUDA is off\n", off.stdout)
@@ -47,7 +47,7 @@ describe("ms.cuda", function()
       or real.stdout:find "this build has no CUDA plugin" or real.stdout:find "driver is too old", real.stdout)
   end)
 
-  it("never takes the emulated GPU by itself", function()
+  it("never selects the emulated GPU by default", function()
     local job = script("local ms = require 'moonshard' print(ms.cuda.is_available() and ms.cuda.device_name() or 'none')", { MOONSHARD_CUDA = false })
     assert.is_nil(job.stdout:find "emulated")
   end)
@@ -284,7 +284,7 @@ describe("tensors on cuda", function()
     assert.are.same({ { 0, 3 }, { 1, 4 }, { 2, 5 } }, back.a:tolist())
   end)
 
-  it("run out of memory with an error, and go on", function()
+  it("run out of memory with an error, and continue", function()
     if not there or not emulated then return pending "for the emulated GPU's small memory" end
     local job = script([[
       local ms = require "moonshard"

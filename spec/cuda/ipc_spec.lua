@@ -42,7 +42,7 @@ describe("memory of a GPU", function()
     assert.are.equal(2 * 12497500, t:sum():item())
   end)
 
-  it("is shared as a whole, or an error says why not", function()
+  it("is shared completely, or an error gives the reason", function()
     if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
     local handle, offset = ffi.new "uint8_t[64]", ffi.new "double[1]"
     for _, t in ipairs { ms.ones(3), ms.ones(3, 4, { device = "cuda" }):t() } do

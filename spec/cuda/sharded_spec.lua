@@ -10,7 +10,7 @@ end
 
 for _, world in ipairs { 1, 2, 4 } do
   ranks.describe(world, ("collectives of tensors on cuda, %d ranks #cuda"):format(world), function()
-    it("give what they give on the CPU", function(rank)
+    it("give the same results as on the CPU", function(rank)
       local ms, _, dist = load()
       if not ms.cuda.is_available() then return end
       local function both(name, fn)
@@ -52,7 +52,7 @@ for _, world in ipairs { 1, 2, 4 } do
       end
     end)
 
-    it("can be waited for later, and what comes next waits by itself", function(rank)
+    it("can be waited for later, and later operators wait automatically", function(rank)
       local ms, _, dist = load()
       if not ms.cuda.is_available() then return end
       for round = 1, 5 do

@@ -108,7 +108,7 @@ describe("a corpus", function()
     assert.are.same({ { 50256, 7, 8 } }, targets:tolist())
   end)
 
-  it("says what is wrong", function()
+  it("names invalid options", function()
     local function err(...) return select(2, pcall(ms.data.corpus, ...)) end
     assert.matches("there is no file or folder", err(folder .. "/none"))
     assert.are.equal(0, os.execute(("mkfifo '%s/pipe'"):format(folder)))

@@ -36,7 +36,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     end
   end)
 
-  it("are freed: thousands more than there is room for, of all sizes, right in between", function()
+  it("are freed: thousands more than fit at a time, of all sizes, with correct results in between", function()
     local function resident()
       collectgarbage()
       collectgarbage()
@@ -68,7 +68,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     assert.is_true(grown < 2 ^ 20, ("%d bytes more"):format(grown))
   end)
 
-  it("that are freed are an error where they are used, and wait for what is under way", function()
+  it("that are freed wait for collectives in flight, and raise on later use", function()
     local list = {}
     for r = 0, world - 1 do list[r + 1] = r end
     for n = 1, 20 do
@@ -132,7 +132,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     assert.are.equal(rank, t:item())
   end)
 
-  it("refuse lists that are none", function()
+  it("refuse invalid lists", function()
     for _, bad in ipairs { { {}, "0 ranks of a world of 4" }, { { 0, 4 }, "rank 4 is not in the world of 4" },
       { { 1, 1 }, "rank 1 is listed twice" }, { { 0.5 }, "entry 1 is 0.5" } } do
       local ok, why = pcall(dist.new_group, bad[1])
@@ -170,7 +170,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     end
   end)
 
-  it("hold a tensor that a collective is using, whatever the script does with it", function()
+  it("keep a tensor alive while a collective uses it, whatever the script does", function()
     lib.ms_dist_set_delay(-1, 0.02)
     local pending = 0
     for _ = 1, 5 do
@@ -190,7 +190,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     assert.is_true(pending > 0)
   end)
 
-  it("let an operator wait for what it reads, and a writer for what is still read", function()
+  it("let an operator wait for its inputs, and a writer for pending reads", function()
     local delay, least = 0.02 * patience, math.huge
     lib.ms_dist_set_delay(-1, delay)
     for _ = 1, 5 do

@@ -56,7 +56,7 @@ describe("a job #mpi", function()
     end) end
   end)
 
-  it("ends within 2 s when a rank raises while a collective that nobody waited for is under way", function()
+  it("ends within 2 s when a rank raises during an asynchronous collective that no rank waits for", function()
     -- Its worker may be waiting, copying or finished.
     for _, pause in ipairs { 0, 1, 4 } do within(2, function()
       local job = ranks.run(2, marks .. [[
@@ -214,7 +214,7 @@ describe("a job #mpi", function()
     return since(job, "end")
   end) end)
 
-  it("ends well by itself, and after finalize", function()
+  it("ends normally, also after finalize", function()
     for _, last in ipairs { "", "dist.finalize()" } do
       local job = ranks.run(2, [[
         local dist = require "moonshard.dist"
@@ -258,7 +258,7 @@ describe("a job #mpi", function()
     end
   end)
 
-  it("clears away what killed jobs left in shared memory, and nothing that is in use or not theirs", function()
+  it("removes what killed jobs left in shared memory, but nothing in use and no foreign file", function()
     local unistd = require "posix.unistd"
     local host = process.read("/proc/sys/kernel/hostname"):match "^[^.\n]+"
     local segment = ("vader_segment.%s.%d.5bec%d.0"):format(host, unistd.geteuid(), process.pid())

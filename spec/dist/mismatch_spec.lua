@@ -243,7 +243,7 @@ for world = 2, 4 do
     end
 
     if world > 2 then
-      it("a rank that comes after the others have told meets their text", function()
+      it("a rank that arrives after the error was published raises it", function()
         local v = request(N)
         local why = fails(function()
           if rank == 1 then require("spec.support.process").sleep(0.1) end
@@ -298,7 +298,7 @@ for world = 2, 4 do
       assert.are.equal(world * (world + 1) / 2, t[1]:item())
     end)
 
-    it("calls that every rank refuses take nothing from what is under way", function()
+    it("calls that every rank refuses do not disturb collectives in flight", function()
       local pair = rank - rank % 2
       local group
       for r = 0, world - 2, 2 do

@@ -213,7 +213,7 @@ describe("srun #mpi", function()
     end
   end)
 
-  it("without PMIx is told so", function()
+  it("without PMIx is reported", function()
     if why then return pending(why) end
     local job = srun([[ require("moonshard").dist.rank() ]], { "--mpi=none" })
     assert.are.equal(1, job.code)

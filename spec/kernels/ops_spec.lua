@@ -228,7 +228,7 @@ for _, op in ipairs(operators) do
     end
 
     if not op.random then
-      it("gives in float32 what it gives in float64, gradients too", each_sample(op, function(sample, values)
+      it("gives the same in float32 as in float64, gradients too", each_sample(op, function(sample, values)
         local _, need = differentiated(op, sample)
         local double = evaluate(op, sample, { values = values, need = need })
         local single = evaluate(op, sample, { values = values, need = need, dtype = E.MS_F32 })
@@ -307,7 +307,7 @@ for _, op in ipairs(operators) do
       end))
     end
 
-    it("takes empty dimensions, or says why not", function()
+    it("accepts empty dimensions, or gives a reason", function()
       local taken, tried, why = 0, 0, nil
       for _, sample in ipairs(op.samples) do
         local sizes = {}

@@ -227,7 +227,7 @@ describe("attention:", function()
     end)
   end
 
-  it("tells the shapes that it was given where values of another width do not fit", function()
+  it("names the given shapes if values of another width do not fit", function()
     local q, k = ms.randn(2, 3, 4), ms.randn(2, 5, 4)
     for _, v in ipairs { ms.randn(2, 6, 7), ms.randn(1, 5, 7), ms.randn(2, 6, 3) } do
       local why = select(2, pcall(nn.F.scaled_dot_product_attention, q, k, v))
@@ -277,7 +277,7 @@ describe("cross_entropy:", function()
     assert.is_true(backward < 1.05 * whole, ("backward held %d bytes, the gradient has %d"):format(backward, whole))
   end)
 
-  it("names the id that is no class, and its row", function()
+  it("names an id that is not a class, and its row", function()
     local ok, message = pcall(nn.F.cross_entropy, ms.randn(3, 5), ms.tensor({ 0, 7, 1 }, { dtype = "int64" }))
     assert.is_false(ok)
     assert.is_truthy(tostring(message):find("id 7 (row 2)", 1, true), tostring(message))

@@ -162,7 +162,7 @@ describe("batch norm", function()
       { training = true }) end, { x, w, b }))
   end)
 
-  it("refuses what it cannot normalise", function()
+  it("refuses inputs that it cannot normalise", function()
     assert.are.equal("Expected more than 1 value per channel when training, got input size [1, 3]",
       message(nn.BatchNorm1d(3), ms.zeros(1, 3)))
     assert.are.equal("expected 2D or 3D input (got 4D input)", message(nn.BatchNorm1d(3), ms.zeros(1, 3, 2, 2)))

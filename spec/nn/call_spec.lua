@@ -23,7 +23,7 @@ describe("a module call", function()
     assert.are.equal(0, seen)
   end)
 
-  it("releases what was made inside, but for what it returns", function()
+  it("releases tensors made inside, except those it returns", function()
     local inner
     local m = module(function(_, x)
       inner = x + 1
@@ -119,7 +119,7 @@ describe("a module call", function()
 end)
 
 describe("a Sequential", function()
-  it("releases a layer's input once its output is there", function()
+  it("releases a layer's input after its output is made", function()
     local seen = {}
     local function record(_, x)
       seen[#seen + 1] = x
@@ -135,7 +135,7 @@ describe("a Sequential", function()
     assert.is_false(given:is_released())
   end)
 
-  it("does not release what the next output is", function()
+  it("does not release a tensor that is the next output", function()
     local s = nn.Sequential(module(function(_, x) return x + 1 end), nn.Identity(), nn.Dropout(0), nn.ReLU())
     assert.are.same({ 2 }, s(ms.ones(1)):tolist())
   end)

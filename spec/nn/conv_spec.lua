@@ -133,7 +133,7 @@ describe("Conv2d", function()
     assert.are.equal("Conv2d(3 -> 8, kernel 3, padding same, bias)", tostring(nn.Conv2d(3, 8, 3, { padding = "same" })))
   end)
 
-  it("says what does not fit", function()
+  it("names arguments that do not fit", function()
     assert.are.equal("in_channels must be divisible by groups, got in_channels=3 and groups=2 instead",
       message(nn.Conv2d, 3, 4, 3, { groups = 2 }))
     assert.are.equal("out_channels must be divisible by groups, got out_channels=3 and groups=2 instead",

@@ -43,7 +43,7 @@ end
 local HINT = 'The state dict counts the elements of containers from 0 (it has "net.0.bias", the model "net.1.bias"): load it with { count_from = 0 }.'
 
 describe("a state dict that counts from 0", function()
-  it("says so where it is refused, and where it is not strict", function()
+  it("is named in the error, and in the warning if not strict", function()
     local ms = load()
     local model = build(1)
     local text = message(model.load_state_dict, model, from_0(build(2)))

@@ -263,7 +263,7 @@ describe("the GPT", function()
     assert.is_true(two <= 14 * 4 * 64 * 32 * 4, two .. " bytes")      -- 14 tensors [B, T, C]
   end)
 
-  it("says what does not fit", function()
+  it("names arguments that do not fit", function()
     assert.truthy(message(small(), some_ids(1, 9)):find("9 positions are more than the context of 8", 1, true))
     assert.truthy(message(GPT, { dim = 10, heads = 4 }):find("dim 10 is not a multiple of 4 heads", 1, true))
   end)

@@ -89,7 +89,7 @@ describe("cross_entropy", function()
     assert.are.equal(0, F.cross_entropy(x, y, { ignore_index = 1, reduction = "sum" }):item())
   end)
 
-  it("says what does not fit", function()
+  it("names arguments that do not fit", function()
     local x = ms.randn(2, 3)
     assert.truthy(message(F.cross_entropy, x, ids { 0, 3 }):find("id 3 (row 2) is not in 0 .. 2", 1, true))
     assert.truthy(message(F.cross_entropy, x, ids { 0, 1, 2 }):find("cross_entropy", 1, true))

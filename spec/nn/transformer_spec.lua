@@ -207,7 +207,7 @@ describe("MultiheadAttention", function()
     assert.is_true(grads.in_proj_weight:abs():sum():item() > 0)
   end)
 
-  it("says what does not fit", function()
+  it("names arguments that do not fit", function()
     assert.are.equal("embed_dim must be divisible by num_heads, got embed_dim=8 and num_heads=3 instead",
       message(nn.MultiheadAttention, 8, 3))
     assert.are.equal("embed_dim and num_heads must be greater than 0, got embed_dim=8 and num_heads=0 instead",
@@ -371,7 +371,7 @@ describe("Transformer", function()
     assert.are.equal("float64", nn.Transformer.generate_square_subsequent_mask(2, f64).dtype)
   end)
 
-  it("says what does not fit", function()
+  it("names arguments that do not fit", function()
     local m = make()
     assert.are.equal("the batch number of src and tgt must be equal",
       message(m, ms.zeros(6, 3, 8, f64), ms.zeros(4, 2, 8, f64)))

@@ -29,7 +29,7 @@ describe("lr_scheduler", function()
     assert.are.same({ 2, 4, 6 }, rates(lr_scheduler.lambda, 3, function(step) return step + 1 end))
   end)
 
-  it("keeps the ratio of groups, and goes on from its state", function()
+  it("keeps the ratio of groups, and continues from its state", function()
     local function new()
       local opt = optim.SGD({ { params = { nn.Parameter(ms.zeros(1)) }, lr = 1 },
         { params = { nn.Parameter(ms.zeros(1)) }, lr = 3 } })
@@ -43,7 +43,7 @@ describe("lr_scheduler", function()
     assert.are.equal(opt.param_groups[2].lr, opt2.param_groups[2].lr)
   end)
 
-  it("refuses what is no optimizer or function, and unknown names", function()
+  it("refuses arguments that are no optimizer or function, and unknown names", function()
     assert.is_false(pcall(lr_scheduler.cosine, {}, { steps = 1 }))
     assert.is_false(pcall(lr_scheduler.lambda, optim.SGD { nn.Parameter(ms.zeros(1)) }, 3))
     assert.is_false(pcall(function() return lr_scheduler.cosin end))

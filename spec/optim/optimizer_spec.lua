@@ -14,7 +14,7 @@ local function set_grad(p, list)
 end
 
 describe("an optimizer", function()
-  it("names options it does not know, values that cannot be, and what is no list", function()
+  it("refuses unknown options, invalid values and arguments that are no list", function()
     local p = leaf { 1 }
     assert.truthy(message(optim.AdamW, { p }, { learning_rate = 1 }):find("AdamW: unknown option 'learning_rate'", 1,
       true))
@@ -188,7 +188,7 @@ describe("an optimizer", function()
     assert.are.equal(0, b:item())
   end)
 
-  it("goes on after its state went out and in", function()
+  it("continues after its state was saved and loaded", function()
     local function run(steps, swap_at)
       local p = leaf { 1, 2, 3 }
       local opt = optim.AdamW({ p }, { lr = 0.1, amsgrad = true })
@@ -220,7 +220,7 @@ describe("an optimizer", function()
     assert.is_nil(b:state_of(q))
   end)
 
-  it("refuses a state of another optimizer, or one that is none", function()
+  it("refuses the state of another optimizer, and malformed state", function()
     local p = leaf { 1, 2 }
     local sgd, adam = optim.SGD({ p }, { lr = 1, momentum = 0.9 }), optim.Adam { p }
     set_grad(p, { 1, 1 })
@@ -251,7 +251,7 @@ describe("an optimizer", function()
     assert.is_nil(adam:state_of(p))
   end)
 
-  it("looks at its options at each step: a sign may be what the script wants, no number is not", function()
+  it("checks its options at each step: negative numbers are allowed, other types are not", function()
     local p = leaf { 1, 2 }
     local opt = optim.Adam { p }
     local group = opt.param_groups[1]
@@ -322,7 +322,7 @@ describe("clip_grad_norm_", function()
     assert.is_true(math.abs(p.grad:norm():item() - 1) < 1e-6)
   end)
 
-  it("is 0 without gradients, and refuses an order that is none", function()
+  it("is 0 without gradients, and refuses an invalid order", function()
     assert.are.equal(0, nn.utils.clip_grad_norm_({ leaf { 1 } }, 1):item())
     assert.truthy(message(nn.utils.clip_grad_norm_, { leaf { 1 } }, 1,
       { norm_type = 0 }):find("norm_type 0 is not positive", 1, true))

@@ -222,7 +222,7 @@ for world = 1, 4 do
       assert.equal("ZeroRedundancyOptimizer: ranks have different parameters: number 1 is 1: [3] float32 on rank 1 and 1: [2] float32 on rank 0", text)
     end)
 
-    it("tells the others of a step that fails", function(rank)
+    it("publishes a failed step to the other ranks", function(rank)
       local m = make()
       local zero = zero_of(m, KINDS[3])
       backward(m, 0, 1)
@@ -230,7 +230,7 @@ for world = 1, 4 do
       assert.matches("lr is a string ('fast')", message(zero.step, zero), 1, true)
     end)
 
-    it("steps nothing where one rank's closure failed, and goes on", function(rank)
+    it("steps on no rank if one rank's closure failed, and continues", function(rank)
       local plain, m = make(), make()
       local _, _, _, optim = load()
       local a, b = optim.Adam(plain:parameters(), KINDS[2][2]), zero_of(m, KINDS[2])
@@ -273,7 +273,7 @@ ranks.describe(3, "ZeroRedundancyOptimizer of some ranks #mpi", function()
 end)
 
 describe("ZeroRedundancyOptimizer", function()
-  it("refuses what it cannot take", function()
+  it("refuses unsupported arguments", function()
     local ms, nn, _, optim = load()
     local m = make()
     local function try(params, o) return message(optim.ZeroRedundancyOptimizer, params, o) end

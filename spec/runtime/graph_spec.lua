@@ -26,7 +26,7 @@ describe("backward", function()
     end)
   end)
 
-  it("adds to a grad that is there, in place", function()
+  it("accumulates into an existing grad in place", function()
     ms.scope(function()
       local x = leaf { 1, 2 }
       ;(x * 3):sum():backward()
@@ -103,7 +103,7 @@ describe("backward", function()
     end)
   end)
 
-  it("leaves no bytes and no tensors behind", function()
+  it("leaks no bytes and no tensors", function()
     local function round()
       ms.scope(function()
         local x = leaf { 1, 2, 3 }
@@ -259,7 +259,7 @@ describe("hooks", function()
     end)
   end)
 
-  it("that raise leave their message as it is, no run open and no bytes behind", function()
+  it("that raise keep their message, close the run and leak nothing", function()
     local function round(at)
       local message
       ms.scope(function()
@@ -309,7 +309,7 @@ describe("grad", function()
     end)
   end)
 
-  it("says which input was not used, or gives nil for it", function()
+  it("names an unused input, or gives nil for it", function()
     ms.scope(function()
       local x, u = leaf { 1, 2 }, leaf { 1, 1 }
       local loss = (x * 2):sum()
@@ -352,7 +352,7 @@ describe("Function", function()
     end)
   end)
 
-  it("is told when its gradient has the wrong shape", function()
+  it("raises if its gradient has the wrong shape", function()
     ms.scope(function()
       local bad = ms.Function { forward = function(_, x) return x * 1 end, backward = function() return ms.ones(3) end }
       local x = leaf { 1, 2 }
@@ -363,7 +363,7 @@ describe("Function", function()
 end)
 
 describe("checkpoint", function()
-  it("gives the gradients of the plain graph, of what it captured too", function()
+  it("gives the gradients of the plain graph, also of captured tensors", function()
     ms.scope(function()
       local function run(wrap)
         local c, w = leaf { 2, 3 }, leaf { 5, 6 }
@@ -395,7 +395,7 @@ describe("checkpoint", function()
     end)
   end)
 
-  it("whose region raises when it runs again aborts the backward", function()
+  it("whose region raises in the recomputation aborts the backward", function()
     ms.scope(function()
       local x, times = leaf { 1 }, 0
       local out = ms.checkpoint(function(t)

@@ -7,7 +7,7 @@ local collected = require "spec.support.collected"
 describe("the allocator", function()
   local function allocated() return ms.memory_stats("cpu").allocated end
 
-  it("counts bytes as asked for, and gives back every one", function()
+  it("counts bytes as requested, and frees all of them", function()
     for _, n in ipairs { 0, 1, 15, 16, 17, 1000, 65537, 262144, 1048577, 5000000 } do
       local before = allocated()
       ms.scope(function()

@@ -125,7 +125,7 @@ describe("an instance of a tensor class", function()
     assert.are.same({ 1 }, TwoTensor(ms.ones(1), ms.zeros(1)):tolist())
   end)
 
-  it("says what does not go together", function()
+  it("names instances that do not match", function()
     local Three = ms.Tensor:extend "Three"
     function Three:init(...) self.list = { ... } end
     function Three:inner_tensors() return { unpack(self.list) } end
@@ -232,7 +232,7 @@ describe("a class with dispatch", function()
     assert.are.equal("add add sum max unsqueeze mul_", table.concat(seen, " "))
   end)
 
-  it("says when it gives something else", function()
+  it("raises if it returns something else", function()
     Packed.dispatch = function() return 1 end
     assert.matches("dispatch of add returned a number", failure(function() return Packed(ms.ones(1)) + 1 end))
   end)

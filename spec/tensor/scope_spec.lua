@@ -12,7 +12,7 @@ end
 local function live() return ms.memory_stats("cpu").live_tensors end
 
 describe("a scope", function()
-  it("releases what is made inside, save what it returns", function()
+  it("releases tensors made inside, except those it returns", function()
     local inside
     local out, list = ms.scope(function()
       inside = ms.ones(3)
@@ -102,7 +102,7 @@ describe("a scope", function()
 end)
 
 describe("use after release", function()
-  it("says what to do and where the tensor was made", function()
+  it("names a remedy and where the tensor was made", function()
     require("moonshard.tensor").record_sites(true)        -- other spec files may have used up the budget
     finally(function() require("moonshard.tensor").record_sites(false) end)
     local a
@@ -333,7 +333,7 @@ describe("coroutines", function()
     function() return require("moonshard.core.context").now.wrap ~= nil end },
   }
   for name, block in ms.sorted_pairs(blocks) do
-    it("keep " .. name .. " open across a yield, and nobody else is inside", function()
+    it("keep " .. name .. " open across a yield, but not for other code", function()
       local run, is_set, around = block[1], block[2], block[3] or function(fn) return fn() end
       around(function()
         local function body()

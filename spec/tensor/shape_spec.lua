@@ -49,7 +49,7 @@ describe("views", function()
     assert.are.equal("[2, 0, 4]", shape(t:narrow(2, 1, 0)))
   end)
 
-  it("refuse what is not there", function()
+  it("refuse positions out of range", function()
     assert.matches("view", failure(t.view, t, 5, 5))
     assert.matches("reshape", failure(t.reshape, t, 7, -1))
     assert.matches("dimension 4 is out of range; the tensor has 3", failure(t.size, t, 4))

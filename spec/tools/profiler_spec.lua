@@ -88,7 +88,7 @@ describe("the profiler", function()
     assert.are.same({}, names(profiler.profile({ with_modules = false }, function() net(ms.ones(1, 2)) end), "module"))
   end)
 
-  it("looks once for a module that nobody registered", function()
+  it("searches once for an unregistered module", function()
     local stray, walks, Net = nn.Linear(2, 2), 0, nn.Module:extend "Net"
     function Net:init() self.own = nn.Linear(2, 2) end
     function Net:forward(x) return self.own(stray(stray(stray(x)))) end
@@ -206,7 +206,7 @@ describe("the profiler", function()
     assert.are.equal("Linear", names(outer, "module")[5])
   end)
 
-  it("ends with a profile that nobody can stop any more", function()
+  it("ends with a profile that can no longer be stopped", function()
     local thread = coroutine.create(function() profiler.profile(coroutine.yield) end)
     assert.is_true(coroutine.resume(thread))
     local lib = require "moonshard.core.ffi".lib
@@ -288,7 +288,7 @@ describe("the profiler", function()
       "module"))
   end)
 
-  it("keeps as many ranges as it has room for, and says how many had none", function()
+  it("keeps as many ranges as its limit, and reports the number of dropped ones", function()
     local p = profiler.profile({ limit = 10 }, function() for _ = 1, 25 do ms.ones(1):exp() end end)
     assert.are.equal(10, #p:events())
     local text = tostring(p)
@@ -342,7 +342,7 @@ describe("the profiler", function()
     assert.is_true(memory >= 1200)
   end)
 
-  it("tells what is wrong with a call", function()
+  it("refuses wrong calls by name", function()
     local path = process.temp_folder() .. "/missing/trace.json"
     local function says(pattern, fn) assert.matches(pattern, select(2, pcall(fn))) end
     local p = profiler.start()
@@ -418,7 +418,7 @@ describe("MOONSHARD_PROFILE", function()
     end
   end)
 
-  it("tells at once that its file cannot be written", function()
+  it("reports at once a file that cannot be written", function()
     local job = ranks.run(0, script:format "print 'trained'",
       { env = { MOONSHARD_PROFILE = process.temp_folder() .. "/none/t.json" } })
     assert.are_not.equal(0, job.code)
@@ -434,7 +434,7 @@ describe("MOONSHARD_PROFILE", function()
     assert.is_nil(job.stdout:find("trained", 1, true))
   end)
 
-  it("leaves a script that profiles by itself alone", function()
+  it("does not interfere with a script that uses the profiler", function()
     local folder = process.temp_folder()
     local own = ("ms.profiler.profile(function() model(ms.ones(1, 64)) end):export_chrome_trace %q"):format(folder
       .. "/own.json")
@@ -494,7 +494,7 @@ ranks.describe(2, "the profiler over ranks", function()
     assert.matches(" reduce queue", tostring(p))
   end)
 
-  it("says which rank came last, and how long it was waited for", function()
+  it("names the rank that came last, and the time spent waiting for it", function()
     dist.barrier()
     local p = profiler.profile(function()
       if rank == 1 then

@@ -233,7 +233,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       end)
     end
 
-    it("takes help(name) as ? name, and a session's own names for what they are", function()
+    it("accepts help(name) as ? name, and respects the session's own names", function()
       assert.truthy(ask(p, "help()"):find("ms is the library", 1, true))
       for _, line in ipairs { "help(ms.cat)", "help 'ms.cat'", "help ms.cat", "help(cat)" } do
         assert.matches("Tensors one after another along d", ask(p, line))
@@ -301,7 +301,7 @@ describe("showing values at the prompt", function()
     assert.are.equal("{}", repl.show {})
     assert.are.equal("text", repl.show "text")
   end)
-  it("tells an incomplete input from a wrong one", function()
+  it("distinguishes incomplete from invalid input", function()
     local _, _, more = repl.compile "for k = 1, 2 do"
     assert.is_true(more)
     _, _, more = repl.compile "for for"

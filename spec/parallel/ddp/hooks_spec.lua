@@ -71,7 +71,7 @@ end
 
 for _, world in ipairs { 3, 4 } do
   ranks.describe(world, ("hooks of DDP on %d ranks"):format(world), function()
-    it("batched PowerSGD gives the mean at full rank, and keeps for later what it leaves out", function(rank)
+    it("batched PowerSGD gives the mean at full rank, and feeds its error back later", function(rank)
       local ms, _, dist, hooks = load()
       local plain = wrapped()
       local full = wrapped(hooks.batched_powerSGD_hook,
@@ -151,7 +151,7 @@ for _, world in ipairs { 3, 4 } do
         end
       end)
 
-      it(name .. " takes what is not finite for what it is, and zeros for zeros", function()
+      it(name .. " keeps non-finite numbers and zeros", function()
         local ms, nn, _, hooks = load()
         local ddp = nn.DDP(nn.Linear(2, 2))
         ddp:register_comm_hook(nil, hooks[name])
@@ -163,7 +163,7 @@ for _, world in ipairs { 3, 4 } do
       end)
     end
 
-    it("per channel goes by pieces of its size: a large number spoils its own piece only", function(rank)
+    it("per channel has one scale for each block: a large number affects its own block only", function(rank)
       local ms, _, dist, hooks = load()
       local function reduce(hook, ...)
         local flat = (ms.arange(1, 101):float() / 100 * (rank + 1)):clone()

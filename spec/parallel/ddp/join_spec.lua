@@ -127,7 +127,7 @@ for world = 1, 3 do
       end)
     end
 
-    it("goes along with no_sync, and with forwards that nobody follows", function(rank)
+    it("works with no_sync, and with forwards without a backward", function(rank)
       local ms, nn = load()
       local ddp = nn.DDP(build(), { bucket_cap_mb = 1e-4 })
       local sums = {}
@@ -188,7 +188,7 @@ ranks.describe(3, "the end of a join", function()
     assert.equal("ended", out)
   end)
 
-  it("refuses a second join inside, and what is no function", function(rank)
+  it("refuses a nested join, and an argument that is no function", function(rank)
     local _, nn = load()
     local ddp = nn.DDP(build())
     assert.matches("expected a function", message(ddp.join, ddp, {}, 3))
@@ -216,7 +216,7 @@ ranks.describe(3, "an error inside a join", function()
 end)
 
 ranks.describe(2, "options of DDP", function()
-  it("takes a device mesh of one dimension in the place of a group", function(rank)
+  it("accepts a 1-d device mesh instead of a group", function(rank)
     local _, nn, dist = load()
     local mesh = dist.init_device_mesh("cpu", { 2 })
     local ddp = nn.DDP(build(), { device_mesh = mesh })

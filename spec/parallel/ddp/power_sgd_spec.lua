@@ -62,7 +62,7 @@ for world = 1, 4 do
       assert.equal(4, state.iter)
     end)
 
-    it("keeps what it left out for later: nothing is lost", function(rank)
+    it("adds the approximation error to later gradients: nothing is lost", function(rank)
       local ms, _, dist = load()
       local ddp, state = wrapped { start_powerSGD_iter = 2 }
       local plain = wrapped()
@@ -126,7 +126,7 @@ for world = 1, 4 do
       assert.near(finals[1], finals[2], 0.1 * start)
     end)
 
-    it("goes around other hooks' buckets, over a group, and says what it cannot do", function(rank)
+    it("runs inside wrapper hooks and over a group, and refuses unsupported options", function(rank)
       local ms, nn, dist, hooks = load()
       local ddp = nn.DDP(nn.Linear(40, 30))
       ddp:register_comm_hook(hooks.PowerSGDState(dist.default_group(),

@@ -382,7 +382,7 @@ describe("mixed precision of DDP", function()
     assert.is_not_nil(ddp.weight.grad)
   end)
 
-  it("refuses what it does not know", function()
+  it("refuses unknown options", function()
     local _, nn, fsdp = load()
     local function try(value) return message(nn.DDP, nn.Linear(2, 2), { mixed_precision = value }) end
     assert.equal("DDP: option 'mixed_precision' is a string ('bfloat16'), expected a fsdp.MixedPrecision or a table of its options", try "bfloat16")

@@ -172,7 +172,7 @@ for world = 1, 4 do
       assert.are.equal(rank, dist.rank())
     end)
 
-    it("goes by the first rank's order where ranks work in different ones", function(rank)
+    it("uses the first rank's order if the ranks' orders differ", function(rank)
       local ms, nn, dist = load()
       local Either = nn.Module:extend "Either"
       function Either:init()
@@ -398,7 +398,7 @@ for world = 1, 4 do
 end
 
 ranks.describe(2, "DDP #mpi", function()
-  it("reads through to its module, and its names don't show it", function()
+  it("gives access to its module's fields, and does not appear in names", function()
     local ms, nn = load()
     local Net = nn.Module:extend "Net"
     function Net:init()
@@ -431,7 +431,7 @@ ranks.describe(2, "DDP #mpi", function()
     assert.truthy(message(ms.deepcopy, ddp):find("DDP does not support deepcopy", 1, true))
   end)
 
-  it("says what is wrong at construction", function(rank)
+  it("refuses invalid arguments at construction", function(rank)
     local ms, nn, dist = load()
     local frozen = nn.Linear(2, 2):requires_grad_(false)
     assert.are.equal("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.", message(nn.DDP, frozen))
@@ -463,7 +463,7 @@ ranks.describe(2, "DDP #mpi", function()
     dist.barrier()
   end)
 
-  it("says which parameters a backward did not reach", function(rank)
+  it("names the parameters that a backward did not reach", function(rank)
     local ms, nn = load()
     local m = require("spec.support.models.double_linear").DoubleLinear(3, { use_second_linear = false })
     local ddp = nn.DDP(m)
@@ -492,7 +492,7 @@ ranks.describe(2, "DDP #mpi", function()
     end
   end)
 
-  it("refuses a second gradient in one iteration, and one for what it took for unused", function()
+  it("refuses a second gradient in one iteration, and one for a parameter found unused", function()
     local ms, nn = load()
     local m = require("spec.support.models.double_linear").DoubleLinear(3)
     local ddp = nn.DDP(m)
@@ -559,7 +559,7 @@ ranks.describe(2, "DDP #mpi", function()
     assert.near(rank + 1, m.weight.grad:tolist()[1][1], 1e-6)
   end)
 
-  it("fails on every rank when one rank's backward does, and goes on afterwards", function(rank)
+  it("fails on every rank if one rank's backward fails, and continues afterwards", function(rank)
     local ms, nn, dist = load()
     local lib = require("moonshard.core.ffi").lib
     local m = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))

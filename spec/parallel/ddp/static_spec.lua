@@ -83,7 +83,7 @@ for world = 1, 4 do
       end)
     end
 
-    it("reduces buckets while backward goes on, from the second iteration", function(rank)
+    it("reduces buckets during backward from the second iteration on", function(rank)
       local _, nn = load()
       local model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
       local ddp = nn.DDP(model, { static_graph = true, bucket_cap_mb = 1e-6 })
@@ -98,7 +98,7 @@ for world = 1, 4 do
       end
     end)
 
-    it("says when a parameter is no longer used, or used after all", function(rank)
+    it("raises if a used parameter becomes unused, or an unused one used", function(rank)
       local _, nn = load()
       local model = make()
       local ddp = nn.DDP(model, { static_graph = true })

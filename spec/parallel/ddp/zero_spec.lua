@@ -131,7 +131,7 @@ for world = 1, 4 do
           end)))
       end)
 
-      it(hook .. " leaves a backward that fails, and goes on", function(rank)
+      it(hook .. " abandons a failed backward, and continues", function(rank)
         local ms, nn, _, optim = load()
         local a, b = make(), make()
         local plain, ddp = nn.DDP(a, { bucket_cap_mb = 1e-6 }), nn.DDP(b, { bucket_cap_mb = 1e-6 })
@@ -168,7 +168,7 @@ for world = 1, 4 do
 end
 
 describe("hooks of DDP that step ZeRO", function()
-  it("refuse what they cannot work with", function()
+  it("refuse unsupported arguments", function()
     local _, nn, _, optim, hooks = load()
     local ddp = nn.DDP(make())
     local plain = optim.ZeroRedundancyOptimizer(ddp:parameters(), { optimizer_class = optim.SGD })

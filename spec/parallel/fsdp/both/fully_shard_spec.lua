@@ -49,7 +49,7 @@ describe("fully_shard", function()
     assert.same({ 1, 1 }, m.w.grad:to_local():tolist())
   end)
 
-  it("refuses containers without forward, a second call, and what is no module", function()
+  it("refuses containers without forward, a second call, and arguments that are no module", function()
     assert.equal("fully_shard does not support containers that do not implement forward: "
       .. tostring(nn.ModuleList { nn.Linear(2, 2) }),
       failure(fsdp.fully_shard, nn.ModuleList { nn.Linear(2, 2) }))
@@ -73,7 +73,7 @@ describe("fully_shard", function()
     n(ms.ones(1, 2))
   end)
 
-  it("says what reshard_after_forward may be", function()
+  it("names valid values of reshard_after_forward", function()
     assert.equal("If passing reshard_after_forward as an int, it should be a factor of 1, not 3",
       failure(fsdp.fully_shard, nn.Linear(2, 2), { reshard_after_forward = 3 }))
     assert.equal("reshard_after_forward should be a bool or an int representing the group size to reshard to, not 'yes'",
@@ -139,7 +139,7 @@ describe("fully_shard", function()
     m(ms.ones(1, 2)):sum():backward()
   end)
 
-  it("says what is on meta still, and what to call", function()
+  it("names parameters still on meta, and the function to call", function()
     local m = ms.with_device("meta", function() return nn.Sequential(nn.Linear(2, 2),
       nn.Linear(2, 2, { bias = false })) end)
     fsdp.fully_shard(m[1])
@@ -150,7 +150,7 @@ describe("fully_shard", function()
       .. "module to initialize values.", failure(m, ms.ones(1, 2)))
   end)
 
-  it("runs other methods as forward when told", function()
+  it("runs registered methods as forward", function()
     local Net = nn.Module:extend "Net"
     function Net:init() self.lin = nn.Linear(2, 2) end
     function Net:forward(x) return self.lin(x) end
@@ -173,7 +173,7 @@ describe("a sharded parameter", function()
     m = fsdp.fully_shard(nn.Linear(3, 2))
   end)
 
-  it("refuses operators by name and says the way out", function()
+  it("refuses operators by name and suggests an alternative", function()
     for _, fn in ipairs { function() return m.weight + 1 end, function() return m.weight:sum() end,
       function() return ms.ones(2, 3) * m.weight end,
       function() return m.weight:tolist() end, function() return m.weight:t() end } do

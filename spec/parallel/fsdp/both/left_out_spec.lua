@@ -49,7 +49,7 @@ local WAYS = {
 for _, world in ipairs { 2, 3 } do
   ranks.describe(world, ("a backward that one of %d ranks leaves out"):format(world), function(rank)
     for _, way in ipairs(WAYS) do
-      it("is told on all of them: " .. way[1], function()
+      it("raises on all of them: " .. way[1], function()
         local ms, _, fsdp = load()
         local model = way[2]()
         local optim = ms.optim.SGD(model:parameters(), { lr = 0.1 })

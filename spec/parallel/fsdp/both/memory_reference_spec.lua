@@ -210,7 +210,7 @@ ranks.describe(2, "memory of the reference model", function()
     end)
   end
 
-  it("is what the kernel accounts, within 2 %", function()
+  it("equals the kernel's count within 2 %", function()
     local ms = require "moonshard"
     collected()
     ms.empty_cache()

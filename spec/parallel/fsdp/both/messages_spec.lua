@@ -116,7 +116,7 @@ ranks.describe(4, "messages of extensions", function()
 end)
 
 ranks.describe(2, "messages of order checks", function()
-  it("tell a sequence that is longer than the first one", function(rank)
+  it("report a sequence longer than the first one", function(rank)
     local ms, nn, fsdp, dist = load()
     dist.set_debug_level "detail"
     local Net = nn.Module:extend "Net"

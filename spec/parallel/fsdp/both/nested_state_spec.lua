@@ -90,7 +90,7 @@ ranks.describe(4, "the state of NestedModel's optimizer", function(_, world)
     local what = ("%s, %s%s%s%s"):format(case.strategy, case.halve and "by half the ranks" or "by as many ranks",
       case.alt and ", wrapped in another way" or "", case.groups and ", two groups without the model's bias" or "",
       case.pieces and ", original parameters" or "")
-    it("loads to what it would have been: " .. what, function()
+    it("loads as the model's own state: " .. what, function()
       local _, _, _, dist = load()
       local all = dist.default_group()
       local evens = {}

@@ -134,7 +134,7 @@ for world = 1, 4 do
       end
     end)
 
-    it("goes out and in with the model's where parameters are of a tensor class", function()
+    it("is saved and loaded with the model's for parameters of a tensor class", function()
       local ms, nn, fsdp = load()
       local Two = ms.Tensor:extend "Two"
       function Two:init(a, b) self.a, self.b = a, b end

@@ -85,7 +85,7 @@ for world = 1, 4 do
     end
 
     for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
-      it("are shown behind a backward of no_sync, whatever stays in memory: " .. strategy, function(rank)
+      it("are shown after a backward of no_sync, whatever stays in memory: " .. strategy, function(rank)
         local ms, _, _, dist = load()
         local model = wrapped { sharding_strategy = strategy }
         local resting = sizes(model)

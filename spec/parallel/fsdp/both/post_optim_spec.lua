@@ -12,7 +12,7 @@ local WRAPS = {
   end },
 }
 
-ranks.describe(2, "the event behind the optimizer", function()
+ranks.describe(2, "the event after the optimizer's step", function()
   -- A slow layer outside of any unit, followed by a small unit.
   local function make()
     local ms = require "moonshard"
@@ -22,7 +22,7 @@ ranks.describe(2, "the event behind the optimizer", function()
     return require "spec.support.overlap", ms.nn.Sequential(slow, unit), { slow }, naps, unit
   end
 
-  it("lets the gather of a unit behind a slow layer run under that layer", function()
+  it("overlaps the gather of a unit after a slow layer with that layer", function()
     local overlap, model, layers, naps, unit = make()
     overlap.check(model, layers, naps, 0, 0, function() unit:set_post_optim_event() end)
   end)
@@ -35,7 +35,7 @@ ranks.describe(2, "the event behind the optimizer", function()
 end)
 
 for world = 1, 3 do
-  ranks.describe(world, ("the event behind the optimizer, %d ranks"):format(world), function()
+  ranks.describe(world, ("the event after the optimizer's step, %d ranks"):format(world), function()
     -- A root with parameters of its own around two units.
     local function make(wrap)
       local ms = require "moonshard"
@@ -87,7 +87,7 @@ for world = 1, 3 do
         assert.equal(world > 1 and 4 or 0, early)               -- one rank has nothing to gather
       end)
 
-      it("is asked on any unit, stands for one forward, and twice is once: " .. name, function(rank)
+      it("can be set on any unit, applies to one forward, and is idempotent: " .. name, function(rank)
         if world == 1 then return end
         local model, ms = make(quiet)
         local inner = model.last

@@ -18,7 +18,7 @@ end
 for _, world in ipairs { 2, 3 } do
   for _, front in ipairs { "FSDP", "fully_shard" } do
     ranks.describe(world, ("two models of one class, %s, on %d ranks"):format(front, world), function(rank)
-      it("are told apart when one rank runs them the other way round", function()
+      it("are distinguished if one rank runs them in another order", function()
         local ms = load()
         local a, b = make(front), make(front)
         local x = ms.ones(2, 4)

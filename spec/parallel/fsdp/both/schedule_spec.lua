@@ -129,7 +129,7 @@ ranks.describe(2, "collectives of a step", function()
     assert.has_error(function() return model.first.weight + 1 end)      -- sharded again
   end)
 
-  it("divide by another factor when told", function()
+  it("divide by another factor on request", function()
     local model, ms = chain(1)
     local reference = chain(1)
     for _, m in ipairs(model:modules()) do
@@ -142,7 +142,7 @@ ranks.describe(2, "collectives of a step", function()
     for name, p in model:named_parameters() do ms.testing.assert_close(p.grad:to_local(), want[name]) end
   end)
 
-  it("divide by W and 2 W behind the sum, through 10 steps of AdamW, told by the old name too", function(rank, world)
+  it("divide by W and 2 W after the sum, for 10 steps of AdamW, also set by the deprecated name", function(rank, world)
     local ms = require "moonshard"
     for _, factor in ipairs { world, 2 * world } do
       local reference, model = chain(2, nil, true), chain(2)
@@ -247,7 +247,7 @@ ranks.describe(2, "the order of a step", function()
     end
   end)
 
-  it("gives back what was prefetched for a module that did not run", function()
+  it("vacates parameters prefetched for a module that did not run", function()
     local ms = require "moonshard"
     local Net = ms.nn.Module:extend "Net"
     function Net:init()
@@ -451,7 +451,7 @@ ranks.describe(2, "a unit of several modules", function()
     assert.is_truthy(model.b.weight.grad)
   end)
 
-  it("says once that some did not run, and trains the ones that did", function()
+  it("warns once of modules that did not run, and trains the others", function()
     local model, ms = pair()
     local warned = ms.catch_warnings(function()
       for _ = 1, 2 do ms.scope(function() model(ms.ones(2, 4), false):sum():backward() end) end

@@ -50,7 +50,7 @@ ranks.describe(2, "requests for checkpoints", function()
     end
   end)
 
-  it("to stop are heard while a request to go on is owed", function()
+  it("to stop are accepted while a copy of a request to continue is expected", function()
     send(0, SIGUSR1)
     assert.are.equal("go_on", fsdp.checkpoint_wanted())
     send(1, SIGUSR2)

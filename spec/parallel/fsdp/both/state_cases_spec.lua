@@ -126,7 +126,7 @@ for world = 1, 4 do
       end)
     end
 
-    it("shares the storage of what is ignored, under its own names", function()
+    it("shares the storage of ignored parameters, under their own names", function()
       local _, _, fsdp, _, quietly = load()
       for _, pieces in ipairs { false, true } do
         local model = net(1)
@@ -142,7 +142,7 @@ for world = 1, 4 do
       end
     end)
 
-    it("has the same names and numbers with activation checkpoints, and goes from one to the other", function()
+    it("has the same names and values with activation checkpoints, and loads with and without them", function()
       local _, _, fsdp = load()
       for _, way in ipairs(ways) do
         local plain, kept = way[2](net(1)), way[2](net(1))

@@ -216,7 +216,7 @@ for world = 1, 4 do
       for k = 1, #p do ms.testing.assert_close(p[k].grad * 4, q[k].grad) end
     end)
 
-    it("have messages for what is wrong", function()
+    it("have messages for wrong use", function()
       local _, _, fsdp = load()
       local model = model_of { sharding_strategy = "full_shard" }
       raises("The communication hook must be callable but got 3", model.register_comm_hook, model, nil, 3)

@@ -34,7 +34,7 @@ for world = 1, 4 do
       return math.max(rank * each, place[1]) - place[1], math.min((rank + 1) * each, place[2]) - place[1]
     end
 
-    it("has its parameters one behind another, cut evenly", function()
+    it("has consecutive parameters, sharded evenly", function()
       local ms, _, fsdp, _, quietly = load()
       for _, dtype in ipairs { "float32", "float64", "bfloat16" } do
         local whole, model = net(dtype), quietly(fsdp.FSDP, net(dtype))

@@ -58,7 +58,7 @@ for _, world in ipairs { 1, 2, 3 } do
       end)
     end
 
-    it("may be other ones on every rank, if each has parameters to shard alike", function()
+    it("may differ between ranks if the sharded parameters are equal", function()
       local ms, nn, fsdp, dist, quietly = load()
       -- A rank ignores as many layers as its number; the sharded layers are the same on every rank.
       local extra = nn.ModuleList {}

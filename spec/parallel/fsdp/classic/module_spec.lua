@@ -23,7 +23,7 @@ for world = 1, 4 do
   ranks.describe(world, ("FSDP as a module on %d ranks"):format(world), function()
     local function ceil(n) return math.ceil(n / world) end
 
-    it("is collected when nobody holds it, also when methods of the wrapped module were read through it", function()
+    it("is garbage-collected without references, also after access to the wrapped module's methods", function()
       local ms, nn, fsdp, _, quietly = load()
       local Net = nn.Module:extend "Net"
       function Net:init() self.layer = nn.Linear(3, 4) end
@@ -318,7 +318,7 @@ for world = 1, 4 do
       end
     end)
 
-    it("makes rank 0's parameters and buffers everybody's", function(rank)
+    it("broadcasts rank 0's parameters and buffers", function(rank)
       local ms, nn, fsdp, dist, quietly = load()
       local function make(seed)
         ms.manual_seed(seed)

@@ -114,7 +114,7 @@ describe("malloc that fails", function()
     print(n == 0 and most - left or n, ok, ("%.9g"):format(losses[3]), tostring(message))
   ]]
 
-  it("is an error that names the operation and the bytes, at every call in turn, and training goes on", function()
+  it("raises an error that names the operation and the bytes, at every call in turn, and training continues", function()
     if os.getenv "LD_PRELOAD" then return pending "another allocator is preloaded" end
     local folder = process.temp_folder()
     finally(function() process.remove_folder(folder) end)

@@ -185,7 +185,7 @@ local function specs(world, strategy, pieces, options_of)
   end)
 
   if pieces then
-    it("are summoned, and what is written to them stays: " .. what, function(rank)
+    it("are summoned, and changes to them are kept: " .. what, function(rank)
       local ms, _, fsdp = load()
       local model = model_of(options_of())
       local want = own_gradients(rank, { 1 })

@@ -66,7 +66,7 @@ for _, world in ipairs { 1, 2, 3 } do
         assert.is_true(pieces.params[1].grad:numel() >= 15 + 3 + 12 + 4)
       end)
 
-      it("an instance around an instance has none of its own, and trains: " .. strategy, function(rank)
+      it("an instance that only contains another one has none, and trains: " .. strategy, function(rank)
         local ms, _, fsdp = load()
         for _, pieces in ipairs { false, true } do
           local options = { sharding_strategy = strategy, use_orig_params = pieces }
@@ -108,7 +108,7 @@ for _, world in ipairs { 1, 2, 3 } do
         end
       end)
 
-      it("one that a script replaced is told at the next forward: " .. strategy, function()
+      it("a replaced one raises at the next forward: " .. strategy, function()
         local ms, nn = load()
         local inner = net()
         inner[3] = wrap(inner[3], { sharding_strategy = strategy })

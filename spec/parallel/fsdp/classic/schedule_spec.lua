@@ -385,7 +385,7 @@ ranks.describe(4, "hybrid strategies", function()
     assert.same({ 6, 3, 2 }, { after.all_gather, after.reduce_scatter, after.all_reduce })
   end)
 
-  it("have messages for what is wrong", function()
+  it("have messages for wrong use", function()
     local _, nn, fsdp, dist = load()
     raises("Manual wrapping with hybrid_shard requires explicit specification of process group or device_mesh.",
       fsdp.FSDP, nn.Linear(2, 2),

@@ -193,7 +193,7 @@ for world = 1, 4 do
       end)
     end)
 
-    it("does not keep what is written to padding", function(rank)
+    it("does not keep changes of padding", function(rank)
       local ms, nn, fsdp, quietly = load()
       local model = quietly(fsdp.FSDP, nn.Linear(1, 1, { bias = false }))
       fsdp.summon_full_params(model, function()
@@ -215,7 +215,7 @@ for world = 1, 4 do
       end)
     end)
 
-    it("has a message for what is wrong", function()
+    it("has messages for wrong use", function()
       local _, nn, fsdp, quietly = load()
       local _, model = twins {}
       raises("writeback=true and rank0_only=true is not supported yet", fsdp.summon_full_params, model,

@@ -31,7 +31,7 @@ describe("size_based_auto_wrap_policy", function()
     assert.equal(" 1 2 3.1 3.2", wrapped_names(all))
   end)
 
-  it("does not wrap lists, but what they contain", function()
+  it("does not wrap lists, but their elements", function()
     local Net = nn.Module:extend "Net"
     function Net:init() self.list = nn.ModuleList { five(), nn.Sequential(five(), five()) } end
     function Net:forward(x) return self.list[2](self.list[1](x)) end
@@ -239,7 +239,7 @@ describe("ignored modules and states", function()
     assert.equal(" 3.1", wrapped_names(m))
   end)
 
-  it("have messages for what is wrong", function()
+  it("have messages for wrong use", function()
     local model = nested()
     raises("Cannot pass both ignored_modules and ignored_states at the same time. Please just pass ignored_states.",
       FSDP, model,

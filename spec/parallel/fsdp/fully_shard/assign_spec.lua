@@ -39,7 +39,7 @@ end
 
 for world = 1, 3 do
   ranks.describe(world, ("assign onto meta on %d ranks"):format(world), function(rank)
-    it("loads whole tensors, everybody's or rank 0's, and sharded ones", function()
+    it("loads whole tensors, of every rank or of rank 0, and sharded ones", function()
       local _, _, fsdp = load()
       for _, type_ in ipairs { "full", "rank 0", "sharded", "local" } do
         local model, sd, given = sharded "meta", whole(), { assign = true }
@@ -74,7 +74,7 @@ for world = 1, 3 do
       is_net(model)
     end)
 
-    it("says what is missing, and changes nothing", function()
+    it("names missing parameters, and changes nothing", function()
       local _, _, fsdp = load()
       local model, sd = sharded "meta", whole()
       sd["3.bias"] = nil

@@ -116,7 +116,7 @@ for world = 1, 4 do
       assert.equal("float32", weight.grad.dtype)
     end)
 
-    it("are told the mesh, the whole's shape, the module and the policy", function(rank)
+    it("get the mesh, the whole shape, the module and the policy", function(rank)
       local ms = load()
       local policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16" }
       local model = shard(chain(), { mp_policy = policy })

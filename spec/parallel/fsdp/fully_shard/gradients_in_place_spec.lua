@@ -62,7 +62,7 @@ for _, case in ipairs {
       check(model)
     end)
 
-    it("parameters cut along a later dimension, whose gradients are packed, go with those that are not", function()
+    it("packed gradients of parameters sharded along a later dimension are reduced with unpacked ones", function()
       local model = fsdp.fully_shard(make(), { shard_placement_fn = function(name)
         if name == "a.weight" then return fsdp.Shard(2) end
       end })

@@ -236,7 +236,7 @@ ranks.describe(4, "a 2-d mesh", function()
     assert.equal(3, count(all, "all_reduce"))
   end)
 
-  it("gathers reduced gradients without all-reduce until told otherwise", function(rank, world)
+  it("accumulates reduced gradients while the all-reduce is switched off", function(rank, world)
     local ms = load()
     ms.manual_seed(1)
     local function make(options)

@@ -123,7 +123,7 @@ ranks.describe(2, "mixed precision", function()
     end
   end)
 
-  it("leaves inputs alone when told, and casts what a layer gets otherwise", function()
+  it("does not cast inputs if the policy says so, and casts them otherwise", function()
     local _, ms = make()
     local keep = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16", cast_forward_inputs = false }
     local layer = ms.fsdp.fully_shard(ms.nn.Linear(4, 4), { mp_policy = keep })
@@ -139,7 +139,7 @@ ranks.describe(2, "mixed precision", function()
     assert.equal("bfloat16", integers(ms.tensor({ 1, 2 }, { dtype = "int64" })).dtype)
   end)
 
-  it("trains to where float32 goes, about", function(rank)
+  it("trains nearly as in float32", function(rank)
     local full, ms = make {}
     local Policy = ms.fsdp.MixedPrecisionPolicy
     local model = make({ mp_policy = Policy { param_dtype = "bfloat16", reduce_dtype = "float32" } },
