@@ -3,10 +3,10 @@
 // in place of cuda_runtime.h by g++ with -DMS_EMULATED into libmoonshard_cuda_emulated.so.
 //
 // Device memory is an arena of its own: one memfd a device, so that other processes can map it (IPC
-// handles). Where the CPU has protection keys, only the streams' threads may touch it: an operator of
-// the CPU that reads device memory dies at that place. Under ASan the space between blocks is poisoned.
+// handles). Where the CPU has protection keys, only the streams' threads may touch it: a CPU operator
+// that reads device memory crashes there. Under ASan the space between blocks is poisoned.
 // A stream is a worker thread, so the host runs ahead of its kernels as it does on a GPU; an event is
-// a point of its queue. A kernel runs block by block. Threads that meet at barriers are fibers that
+// a position in its queue. A kernel runs block by block. Threads that meet at barriers are fibers that
 // take turns; the others run one after the other. Shared memory is thread_local: one block at a time
 // on a stream's thread.
 #pragma once
@@ -113,7 +113,7 @@ inline int device_count()
     int n = s ? atoi(s) : 2;
     return n < 1 ? 1 : n > 8 ? 8 : n;
 }
-inline size_t arena_bytes()  // of each device: what a spec of running out of memory makes small
+inline size_t arena_bytes()  // per device; specs of running out of memory reduce it
 {
     const char *s = getenv("MOONSHARD_CUDA_MEMORY");
     return s ? (size_t)atoll(s) : (size_t)8 << 30;
@@ -155,7 +155,7 @@ inline arena *arena_of(const void *p)
 
 // ---- streams and events ----
 
-// The latest record; whoever waits keeps it, so that an event may be destroyed while a stream still names it.
+// The latest record. Waiters keep a reference, so an event may be destroyed while a stream still waits for it.
 struct event_state {
     std::shared_ptr<std::atomic<int>> done = std::make_shared<std::atomic<int>>(1);
 };
@@ -166,7 +166,7 @@ struct stream_state {
     bool busy = false, started = false;
 };
 inline thread_local int current_device = 0;
-inline std::atomic<int> sticky { 0 };  // as CUDA: after a failed kernel every call fails
+inline std::atomic<int> sticky { 0 };  // as in CUDA: after a failed kernel every call fails
 
 inline void work(stream_state *s)
 {
@@ -236,7 +236,7 @@ inline constinit thread_local fiber *self = nullptr;
 inline constinit thread_local block_state *block = nullptr;
 
 #if defined(__x86_64__)
-// Saves the callee's registers on the stack it leaves, and goes on where the other one stopped.
+// Saves the callee-saved registers on the present stack, switches stacks and resumes the other fiber.
 __attribute__((naked, noinline)) inline void switch_stacks(void ** /* from */, void * /* to */)
 {
     __asm__("pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
@@ -252,7 +252,7 @@ inline void switch_stacks(void **from, void *to)
 }
 #endif
 
-// A fiber's last frame never returns: to ThreadSanitizer's stack it would be there for ever.
+// A fiber's last frame never returns; in ThreadSanitizer's shadow stack it would stay forever.
 #define MS_FIBER __attribute__((no_sanitize("thread")))
 
 MS_FIBER inline void to_scheduler(bool last)
@@ -324,7 +324,7 @@ MS_FIBER inline void resume(fiber &f)
 #endif
 }
 
-// Threads that wait go on when all of their block (or warp) that have not finished wait there too.
+// Waiting threads continue when all unfinished threads of their block (or warp) wait there, too.
 MS_FIBER inline void run_block(block_state &b)
 {
     int left = b.n;
@@ -645,7 +645,7 @@ inline cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t h, unsign
     memcpy(&where, &h, sizeof where);
     char path[64];
     snprintf(path, sizeof path, "/proc/%ld/fd/%ld", where.pid, where.fd);
-    if (where.pid == getpid()) return cudaErrorInvalidValue;  // as CUDA: not in the process that made it
+    if (where.pid == getpid()) return cudaErrorInvalidValue;  // as in CUDA: not in the process that made it
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) return cudaErrorInvalidValue;
     void *p = mmap(nullptr, where.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)where.at);

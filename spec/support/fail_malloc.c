@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// fail_malloc.c -- for specs, preloaded: makes malloc, calloc and realloc fail where libmoonshard.so or its MPI plugin
-// calls them: the n-th call and all after it, or that one alone. All other callers (Lua, MPI, libgomp, the C library)
-// are served.
+// fail_malloc.c -- preloaded by specs: makes malloc, calloc and realloc fail in calls by libmoonshard.so or its MPI
+// plugin: the n-th call and all after it, or the n-th call only. Calls by others (Lua, MPI, libgomp, the C library)
+// succeed.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <link.h>
@@ -17,7 +17,7 @@ static struct {
 } code[LIBRARIES];
 static int n_code;
 static atomic_long left;  // calls until the first failure; 0: off
-static atomic_int once;   // only that one fails
+static atomic_int once;   // only that call fails
 
 static int find(struct dl_phdr_info *info, size_t size, void *arg)
 {
@@ -35,13 +35,13 @@ static int find(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
-// The n-th call from now fails; -n: and all after it; 0: none. Returns how many calls were still to come before the one
-// that was asked for last: 0 when it has failed (of a row, 1).
+// Makes the n-th call from now fail; -n: also all after it; 0: none. Returns the number of calls that remained until the
+// failure requested last: 0 if that call has failed (1 if all after it fail, too).
 __attribute__((visibility("default"))) long fail_malloc(long nth)
 {
     long before = atomic_exchange(&left, 0);
     n_code = 0;
-    dl_iterate_phdr(find, NULL);  // anew: the plugin is loaded later than the engine
+    dl_iterate_phdr(find, NULL);  // again: the plugin is loaded later than the engine
     atomic_store(&once, nth > 0);
     atomic_store(&left, nth < 0 ? -nth : nth);
     return before;
@@ -56,7 +56,7 @@ static int fails(void *caller)
     if (!ours) return 0;
     long now = atomic_fetch_sub(&left, 1);
     if (now > 1) return 0;
-    if (now <= 0 && atomic_load(&once)) {  // another thread's, after the one that failed
+    if (now <= 0 && atomic_load(&once)) {  // a call of another thread, after the failed one
         atomic_store(&left, 0);
         return 0;
     }

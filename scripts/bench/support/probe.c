@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// probe.c -- the roofs that benchmarks are held against: rates of copies and multiply-adds of this machine.
+// probe.c -- peak rates of this machine for benchmarks: copies and multiply-adds.
 //
-// Each rate is the best of short slices, because the machine is shared. One thread each; called from every rank at
-// once it gives the roof of all ranks.
+// Each rate is the best of short slices, because the machine is shared. One thread each; if every rank calls it at the
+// same time, it gives the peak of all ranks.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -25,7 +25,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// A sink the compiler cannot see through.
+// A sink that the compiler cannot optimize away.
 static volatile float sink;
 
 enum { ROUNDS = 20000, CHAINS = 16 };  // 16 independent chains: two ports of latency 4 need 8
@@ -60,7 +60,7 @@ __attribute__((target("avx512f,avx512bf16"))) static double slice_bf16(void)
     return 2.0 * 32 * CHAINS * ROUNDS;
 }
 
-// Tiles: 16 x 16 sums of 32 products each an instruction, where the system lets us have their registers.
+// Tiles (AMX): 16 x 16 sums of 32 products each per instruction, if the system grants access to their registers.
 __attribute__((target("amx-tile,amx-bf16"))) static double slice_amx(void)
 {
     struct {
@@ -143,7 +143,7 @@ static double best_rate(double (*slice)(void), double seconds)
     return best;
 }
 
-// Floating-point operations a second of fused multiply-adds, one thread.
+// Floating-point operations per second of fused multiply-adds, one thread.
 EXPORT double probe_fma_float32(double seconds)
 {
 #if defined(__x86_64__)
@@ -154,7 +154,7 @@ EXPORT double probe_fma_float32(double seconds)
     return best_rate(slice_any, seconds);
 }
 
-// The same for bfloat16 products summed in float32, by vectors; 0 where the processor has no such instruction.
+// The same for bfloat16 products summed in float32, with vectors; 0 if the processor has no such instruction.
 EXPORT double probe_fma_bfloat16(double seconds)
 {
 #if defined(__x86_64__)
@@ -165,7 +165,7 @@ EXPORT double probe_fma_bfloat16(double seconds)
     return 0;
 }
 
-// By tiles, which are another unit altogether.
+// The same with tiles, a separate execution unit.
 EXPORT double probe_amx_bfloat16(double seconds)
 {
 #if defined(__x86_64__)
@@ -175,8 +175,8 @@ EXPORT double probe_amx_bfloat16(double seconds)
     return 0;
 }
 
-// Seconds of one copy of `bytes` (read and written once each). The caller repeats, synchronises ranks, takes best and
-// median.
+// Seconds of one copy of `bytes` (read and written once each). The caller repeats it, synchronizes ranks, and takes best
+// and median.
 EXPORT double probe_copy(void *to, const void *from, double bytes)
 {
     double t = now();
@@ -201,8 +201,8 @@ EXPORT void *probe_memory(double bytes)
 EXPORT void probe_free(void *p) { free(p); }
 EXPORT double probe_now(void) { return now(); }
 
-// Seconds that a file of `bytes` takes past the page cache, written (and synced) or read in order, a chunk at a time; <
-// 0: it cannot be.
+// Seconds to write (and sync) or read a file of `bytes` past the page cache, sequentially in chunks; < 0 if that is not
+// supported.
 EXPORT double probe_direct(const char *path, double bytes, double chunk, int write)
 {
     size_t n = (size_t)chunk, total = (size_t)bytes / 4096 * 4096, done = 0;

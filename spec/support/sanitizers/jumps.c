@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// jumps.c -- goes before the runtime of ThreadSanitizer in the runs of scripts/test --tsan.
+// jumps.c -- preloaded before the runtime of ThreadSanitizer by scripts/test --tsan.
 //
-// In a program without its code, GCC 12's preloaded runtime jumps to address 0 at the first _setjmp: shells fall over
-// it. Nothing of ours uses setjmp, so the C library's own serves everybody.
+// In a program without its code, GCC 12's preloaded runtime jumps to address 0 at the first _setjmp, which crashes
+// shells. Moonshard does not use setjmp, so all programs get the C library's own.
 #include <dlfcn.h>
 
 #ifdef __x86_64__

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// preload.c -- goes before the runtime of AddressSanitizer in the runs of scripts/test --sanitize.
+// preload.c -- preloaded before the runtime of AddressSanitizer by scripts/test --sanitize.
 //
-// Libraries stay loaded to the end: a leak is looked for when a process ends, and one whose code has been unloaded by
-// then has no name that a suppression could match. And only luajit answers for leaks: a compiler or a shell that a spec
-// starts leaves its memory to the system.
+// Libraries stay loaded until the process ends, when leaks are detected: a leak of unloaded code has no name that a
+// suppression could match. Only luajit is checked for leaks; compilers and shells that a spec starts leave their memory
+// to the system.
 //
-// UndefinedBehaviorSanitizer writes to stderr whatever log_path says when it is a library beside the other one: its
-// reports are noted here as well.
+// UndefinedBehaviorSanitizer, as a library beside AddressSanitizer, writes to stderr and ignores log_path: its reports
+// are also recorded here.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

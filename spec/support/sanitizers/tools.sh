@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
-# The tools of scripts/test --sanitize, --tsan and --valgrind: how specs run under them, what they must find first, and
-# what
-# they reported in the end. Read by scripts/test, which sets $tool and $build; sets $watch, what goes before busted's
-# command.
+# The tools of scripts/test --sanitize, --tsan and --valgrind: how specs run under them, the planted faults they must
+# detect first, and their reports. Sourced by scripts/test, which sets $tool and $build; sets $watch, the words before
+# busted's command.
 #
-# Reports go to files of their own, $reports/*: every process that the specs start, however deep, is answered for, also
-# where a spec expects it to fail.
+# Reports go to separate files, $reports/*: all processes that the specs start, at any depth, are covered, also where a
+# spec expects them to fail.
 here=$PWD/spec/support/sanitizers
 reports=
 
@@ -20,8 +19,8 @@ tool_start() {
     case "$tool" in
         sanitize)
             gcc -O1 -shared -fPIC -o "$build/preload.so" "$here/preload.c" || fail 1 "preload.c"
-            # The unwinder that goes by frame pointers: the other one waits for itself where LuaJIT has told libgcc of
-            # its machine code.
+            # The unwinder that uses frame pointers: the other one deadlocks where LuaJIT has registered its machine code
+            # with libgcc.
             export ASAN_OPTIONS="exitcode=99:log_path=$reports/asan"
             export LSAN_OPTIONS="suppressions=$here/leaks.supp:print_suppressions=0:use_poisoned=1"
             export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:log_path=$reports/asan" MOONSHARD_REPORTS=$reports
@@ -31,25 +30,25 @@ tool_start() {
             ;;
         tsan)
             gcc -O1 -shared -fPIC -o "$build/jumps.so" "$here/jumps.c" || fail 1 "jumps.c"
-            # Only what our library does is looked at: LuaJIT, Open MPI, oneDNN and libgomp are not built for it.
+            # Only Moonshard's library is checked: LuaJIT, Open MPI, oneDNN and libgomp are not instrumented.
             export TSAN_OPTIONS="exitcode=66:log_path=$reports/tsan:ignore_noninstrumented_modules=1:history_size=4"
             export MOONSHARD_SPEC_PATIENCE=${MOONSHARD_SPEC_PATIENCE:-10}
             watch=(env "LD_PRELOAD=$PWD/$build/jumps.so:$(library libtsan.so)")
             ;;
         valgrind)
-            # Valgrind 3.19 knows no AVX-512; its threads take turns.
+            # Valgrind 3.19 does not support AVX-512, and runs one thread at a time.
             export MOONSHARD_ISA=v3 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1
             export MOONSHARD_SPEC_PATIENCE=${MOONSHARD_SPEC_PATIENCE:-40}
             watch=(valgrind --quiet "--log-file=$reports/valgrind.%p" "--suppressions=$here/valgrind.supp" --error-exitcode=97
                    --num-callers=24 --fair-sched=try --leak-check=full --show-leak-kinds=definite
                    --errors-for-leak-kinds=definite)
-            # In this very process: busted would start luajit itself.
+            # In this process, because busted would start luajit itself.
             busted=(luajit "$(command -v busted)" --ignore-lua)
             ;;
     esac
 }
 
-# planted FAULT [ranks]: runs planted.lua under the tool; succeeds when there is a report that names what is expected.
+# planted FAULT [ranks]: runs planted.lua under the tool; succeeds if a report names the expected fault.
 planted() {
     local fault=$1 expected=$2 ranks=${3:-} out=$build/planted.log run=("${watch[@]}" luajit)
     if [ -n "$ranks" ]; then
@@ -70,7 +69,7 @@ planted_in_spec() {
     found $? "$fault in a spec${ranks:+ on $ranks ranks}"
 }
 
-# found STATUS WHAT: judges what a planted fault ended with.
+# found STATUS WHAT: checks the result of a planted fault.
 found() {
     local status=$1 what=$2 said
     said=$(cat "$reports"/* 2>/dev/null)
@@ -135,7 +134,7 @@ tool_check() {
     esac
 }
 
-# What runs under a tool when nobody says: everything that is not too slow for it, or beside its point.
+# The default specs under a tool: all that are neither too slow for it nor irrelevant to it.
 tool_specs() {
     local f
     case "$tool" in
@@ -157,7 +156,7 @@ tool_specs() {
     esac
 }
 
-# Every report is a failed test; the first few are shown.
+# Every report counts as a failed test; the first few are shown.
 tool_reports() {
     local f n=0
     for f in "$reports"/*; do
