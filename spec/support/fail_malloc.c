@@ -35,8 +35,8 @@ static int find(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
-// Makes the n-th call from now fail; -n: also all after it; 0: none. Returns the number of calls that remained until the
-// failure requested last: 0 if that call has failed (1 if all after it fail, too).
+// Makes the n-th call from now fail; -n: also all after it; 0: none. Returns the number of calls that remained until
+// the failure requested last: 0 if that call has failed (1 if all after it fail, too).
 __attribute__((visibility("default"))) long fail_malloc(long nth)
 {
     long before = atomic_exchange(&left, 0);

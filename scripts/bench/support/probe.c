@@ -175,8 +175,8 @@ EXPORT double probe_amx_bfloat16(double seconds)
     return 0;
 }
 
-// Seconds of one copy of `bytes` (read and written once each). The caller repeats it, synchronizes ranks, and takes best
-// and median.
+// Seconds of one copy of `bytes` (read and written once each). The caller repeats it, synchronizes ranks, and takes
+// best and median.
 EXPORT double probe_copy(void *to, const void *from, double bytes)
 {
     double t = now();
