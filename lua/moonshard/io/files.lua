@@ -235,9 +235,9 @@ function Reader:close()
   self._loader = nil
 end
 
---- Reads a safetensors file. Errors: a file that is damaged, by its header or its sums; a name that is not in it.
+--- Reads a safetensors file. Errors: a file that is damaged, by its header or its checksums; a name that is not in it.
 ---@param path string
----@param given? { device: string, names: string[], verify: boolean }  names: only these; verify compares the sums, where the file has some
+---@param given? { device: string, names: string[], verify: boolean }  names: only these; verify: compare the checksums, if the file has them (true)
 ---@return table<string, Tensor> tensors
 ---@return table<string, string> metadata
 function M.load(path, given)

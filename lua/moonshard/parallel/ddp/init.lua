@@ -565,11 +565,11 @@ local join_options = calls.several(function(st, given, fn)
   return o
 end)
 
---- Runs fn, in which ranks may have unequally many iterations of forward and backward. A rank that has ended takes
---- part in the collectives of the others until all have, and all end with the model of the last. What the script
---- sends itself inside fn it has to match itself; a forward without a backward belongs in no_grad.
---- divide_by_initial_world_size = false divides gradients by the number of ranks that go on.
---- throw_on_early_termination raises on every rank as soon as one has ended before another.
+--- Runs fn, in which ranks may run unequal numbers of iterations of forward and backward. A rank that has finished
+--- takes part in the collectives of the others until all have finished; then all get the model of the last one. The
+--- script must match collectives of its own inside fn itself; a forward without a backward belongs in no_grad.
+--- divide_by_initial_world_size = false divides gradients by the number of active ranks. throw_on_early_termination
+--- raises on every rank as soon as one has finished before another.
 ---@param given? { divide_by_initial_world_size: boolean, enable: boolean, throw_on_early_termination: boolean }
 ---@param fn function
 ---@return any  the results of fn
@@ -601,7 +601,7 @@ local function leave(st, before, ok, ...)
   return ...
 end
 
---- Forwards inside fn, and their backwards, reduce nothing: gradients add up on each rank until the next backward
+--- Forwards inside fn, and their backwards, reduce nothing: gradients accumulate on each rank until the next backward
 --- outside.
 ---@param fn function
 ---@param ... any  arguments of fn
@@ -614,9 +614,9 @@ function DDP:no_sync(fn, ...)
   return leave(st, before, pcall(context.block, "no_sync", fn, ...))
 end
 
---- hook(state, bucket) reduces each bucket in DDP's place. bucket has flat (the gradients, 1-d), parameters,
---- gradients (views of flat), index (from 1) and last. It returns nothing (it changed flat), a tensor of flat's size,
---- or what has a wait() that gives one of these.
+--- Registers hook(state, bucket), which reduces each bucket instead of DDP. bucket has flat (the gradients, 1-d),
+--- parameters, gradients (views of flat), index (from 1) and last. The hook returns nothing if it changed flat in
+--- place, a tensor of flat's size, or an object whose wait() returns one of these.
 ---@param state any
 ---@param hook fun(state: any, bucket: Bucket): any
 function DDP:register_comm_hook(state, hook)

@@ -342,7 +342,7 @@ function FSDP:check_is_root()
   return lib.ms_unit_root(unit.handle) == unit.handle
 end
 
---- Whole tensors under original names; fsdp.state_dict has other types. Collective.
+--- Whole tensors under their original names; fsdp.state_dict has other types. Collective.
 ---@param given? { type: "full"|"sharded"|"local", offload_to_cpu: boolean, rank0_only: boolean }
 ---@return table<string, Tensor>
 function FSDP:state_dict(given) return states.state_dict(self, given) end
@@ -407,8 +407,8 @@ local function restore_sync(units, before, ok, ...)
   return ...
 end
 
---- Runs fn; gradients of backwards inside add up in the parameters' grad, whole and this rank's alone, and the next
---- backward outside reduces them with its own. Until then an optimizer must not use them, unless nothing is sharded.
+--- Runs fn. Backwards inside accumulate whole, unreduced gradients in the parameters' grad; the next backward outside
+--- reduces them with its own. Until then an optimizer must not use them, unless the strategy is no_shard.
 ---@param fn function
 ---@param ... any  arguments of fn
 ---@return any  the results of fn

@@ -18,8 +18,8 @@ local M = {}
 
 local factors = ffi.new "double[2]"
 
---- What the built-in hooks need to know of a group. For predivide p near the root of the number of ranks N, gradients
---- are divided by p before they are summed and by N / p after, which keeps float16 sums in range.
+--- The state of the built-in hooks: a group, and factors. With N ranks and a predivide factor p near the root of N,
+--- gradients are divided by p before the sum and by N / p after it, which keeps float16 sums in range.
 ---@class DefaultState
 ---@field process_group Group
 ---@field world_size integer
@@ -39,7 +39,7 @@ function DefaultState:init(group)
   self.gradient_predivide_factor, self.gradient_postdivide_factor = factors[0], factors[1]
 end
 
---- DefaultState for hooks that send fewer bits than they are given.
+--- The state of hooks that send gradients in lower precision.
 ---@class LowPrecisionState: DefaultState
 ---@field parameter_type string  dtype of the reduced gradients
 local LowPrecisionState = class.new("LowPrecisionState", DefaultState)
@@ -103,10 +103,10 @@ local function define(name, kind, low, output)
   built_in[M[name]] = entry
 end
 
---- Sums grad over the group in place, divided before and after by the state's factors: for no_shard.
+--- Sums grad over the group in place, divided before and after by the state's factors; for no_shard.
 ---@type fun(state: DefaultState, grad: Tensor)
 define("allreduce_hook", C.MS_COMM_SUM, nil, false)
---- Sums grad over the group, this rank's part into output, divided before and after by the state's factors.
+--- Sums grad over the group and writes this rank's part to output, divided before and after by the state's factors.
 ---@type fun(state: DefaultState, grad: Tensor, output: Tensor)
 define("reduce_scatter_hook", C.MS_COMM_SUM, nil, true)
 --- The default reduction, sent as float16.

@@ -169,7 +169,7 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 --- without forward; on every rank, models that differ.
 ---@param target Module|Module[]  a list becomes one unit
 ---@param given? { mesh: DeviceMesh, reshard_after_forward: boolean|integer, shard_placement_fn: fun(name: string, p: Parameter): Placement?, mp_policy: MixedPrecisionPolicy, offload_policy: CPUOffloadPolicy, ignored_params: Parameter[] }
----@return Module|Module[]  target, whose class is now "FSDP" and the name of its own
+---@return Module|Module[]  target, whose class is now "FSDP" followed by its old name
 function M.fully_shard(target, given)
   local o = opts("fully_shard", given, {
     mesh = opts.any, reshard_after_forward = opts.any, shard_placement_fn = opts.fn, mp_policy = opts.any,

@@ -218,7 +218,7 @@ local function end_passes(failed)
 end
 
 local symmetric = false
---- The error that is raised next is one that every rank finds by itself: it is not published to the others.
+--- Declares that every rank raises the next error by itself, so that it is not published.
 function M.raised_by_all() symmetric = true end
 
 local function finish(unit, before, s, ok, ...)
@@ -259,7 +259,7 @@ M.call_between = call_between
 
 -- ---- the class -----------------------------------------------------------------------------------
 
---- The class of modules that fully_shard was called on: `isa` finds it, and its methods steer gathering and reducing.
+--- The class of modules that fully_shard was called on: `isa` finds it, and its methods control gathering and reducing.
 ---@class FSDPModule
 local FSDPModule = class.new "FSDPModule"
 M.FSDPModule = FSDPModule
@@ -458,7 +458,7 @@ function FSDPModule:set_gradient_divide_factor(x)
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_DIVIDE_FACTOR, x) ~= 0 then errors.fail() end
 end
 
---- set_gradient_divide_factor by its older name.
+--- Deprecated name of set_gradient_divide_factor.
 ---@param x number
 function FSDPModule:set_reduce_scatter_divide_factor(x)
   log.warn_once "set_reduce_scatter_divide_factor is deprecated; use set_gradient_divide_factor"
@@ -477,7 +477,7 @@ function FSDPModule.set_allocate_memory_from_process_group_for_comm(_, on)
   boolean("set_allocate_memory_from_process_group_for_comm", on)
 end
 
---- With false the backward uses the parameters as they are and gathers nothing.
+--- False: backward uses the parameters as they are, without a gather.
 ---@param on boolean
 function FSDPModule:set_unshard_in_backward(on)
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward", on) and 1
@@ -498,9 +498,9 @@ local function set_prefetch(self, who, backward, list)
   if lib.ms_unit_set_prefetch(unit_of(self).handle, backward, #list, handles) ~= 0 then errors.fail() end
 end
 
---- Called behind the optimizer's step, on every rank: nothing changes the parameters until the next forward, so the
---- gather with which it begins starts now. For that one forward.
----@param event? any  taken for scripts of PyTorch and not read: the call is the event
+--- Call it after the optimizer's step, on every rank. It states that parameters do not change before the next forward,
+--- so the first gather of that forward starts now. Applies to one forward.
+---@param event? any  accepted for scripts of PyTorch and ignored: the call itself is the event
 function FSDPModule:set_post_optim_event(event)
   if event ~= nil then
     opts.wrong(event, "no argument; the call itself marks the end of the optimizer's step",
