@@ -37,6 +37,8 @@ local function sizes_text(...) return "[" .. table.concat({ ... }, ", ") .. "]" 
 ---@overload fun(d: integer, heads: integer, opts?: { dropout: number, bias: boolean, add_bias_kv: boolean, add_zero_attn: boolean, kdim: integer, vdim: integer, batch_first: boolean, dtype: string, device: string }): MultiheadAttention
 local MultiheadAttention = Module:extend("MultiheadAttention")
 
+---@param d integer  channels of query, output, and, without kdim and vdim, of key and value
+---@param heads integer
 function MultiheadAttention:init(d, heads, given)
   local o = opts("MultiheadAttention", given, {
     dropout = 0, bias = true, add_bias_kv = false, add_zero_attn = false, kdim = opts.number, vdim = opts.number,

@@ -15,6 +15,9 @@ local empty = require "moonshard.nn.parameter".empty
 ---@overload fun(size_in: integer, size_out: integer, kernel: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer, bias: boolean, padding_mode: "zeros", dtype: string, device: string }): Conv2d
 local Conv2d = Module:extend("Conv2d")
 
+---@param size_in integer  channels of the input
+---@param size_out integer  channels of the output
+---@param kernel integer|integer[]  height and width, or one number for both
 function Conv2d:init(size_in, size_out, kernel, given)
   local o = opts("Conv2d", given, {
     stride = opts.any, padding = opts.any, dilation = opts.any, groups = 1, bias = true,
@@ -45,6 +48,8 @@ function Conv2d:reset_parameters()
 end
 
 local conv2d = functional.conv2d
+---@param x Tensor  [N, in, H, W] or [in, H, W]
+---@return Tensor  [N, out, H', W'] or [out, H', W']
 function Conv2d:forward(x)
   local slots = self._slots
   return conv2d(x, slots.weight, slots.bias, slots.how)

@@ -10,6 +10,7 @@ local Module = require "moonshard.nn.module".Module
 ---@overload fun(p?: number): Dropout
 local Dropout = Module:extend("Dropout")
 
+---@param p? number  0.5
 function Dropout:init(p)
   if p == nil then p = 0.5 end
   if type(p) ~= "number" or not (p >= 0 and p <= 1) then
@@ -19,6 +20,8 @@ function Dropout:init(p)
 end
 
 local dropout = ops.dropout
+---@param x Tensor
+---@return Tensor  of x's shape; x itself in eval mode
 function Dropout:forward(x)
   local slots = self._slots
   local p = slots.p

@@ -19,6 +19,8 @@ local raise, show = errors.raise, errors.kind
 ---@overload fun(n: integer, d: integer, opts?: { padding_idx: integer, sparse: boolean, dtype: string, device: string }): Embedding
 local Embedding = Module:extend("Embedding")
 
+---@param n integer  rows: ids are 0 to n - 1
+---@param d integer  size of a row
 function Embedding:init(n, d, given)
   local o = opts("Embedding", given, { padding_idx = opts.number, sparse = false, dtype = opts.string,
     device = opts.any })
@@ -45,6 +47,8 @@ end
 
 local embedding = ops.embedding
 local sparse_embedding = sparse.embedding(embedding)
+---@param ids Tensor  int64 […]
+---@return Tensor  […, d]
 function Embedding:forward(ids)
   local slots = self._slots
   if slots.sparse and sparse.takes(slots.weight) then return sparse_embedding(slots.weight, ids, slots.padding_idx) end

@@ -13,6 +13,8 @@ local empty = require "moonshard.nn.parameter".empty
 ---@overload fun(size_in: integer, size_out: integer, opts?: { bias: boolean, dtype: string, device: string }): Linear
 local Linear = Module:extend("Linear")
 
+---@param size_in integer  features of the input, [..., size_in]
+---@param size_out integer  features of the output, [..., size_out]
 function Linear:init(size_in, size_out, given)
   local o = opts("Linear", given, { bias = true, dtype = opts.string, device = opts.any })
   affine.check_sizes("Linear", size_in, size_out)
@@ -27,6 +29,8 @@ end
 function Linear:reset_parameters() affine.reset(self, self.size_in) end
 
 local linear = ops.linear
+---@param x Tensor  [..., size_in]
+---@return Tensor  [..., size_out]
 function Linear:forward(x)
   local slots = self._slots
   return linear(x, slots.weight, slots.bias)

@@ -33,6 +33,7 @@ end
 ---@overload fun(d: integer|integer[], opts?: { eps: number, elementwise_affine: boolean, bias: boolean, dtype: string, device: string }): LayerNorm
 local LayerNorm = Module:extend("LayerNorm")
 
+---@param d integer|integer[]  the trailing sizes to normalise over
 function LayerNorm:init(d, given)
   local o = opts("LayerNorm", given, { eps = 1e-5, elementwise_affine = true, bias = true, dtype = opts.string,
     device = opts.any })
@@ -53,6 +54,8 @@ function LayerNorm:reset_parameters()
 end
 
 local layer_norm = ops.layer_norm
+---@param x Tensor  [..., d]
+---@return Tensor  of x's shape
 function LayerNorm:forward(x)
   local slots = self._slots
   if not slots.weight then check_sizes("layer_norm", x, slots.sizes) end     -- else the engine compares with weight's
@@ -70,6 +73,7 @@ end
 ---@overload fun(d: integer|integer[], opts?: { eps: number, elementwise_affine: boolean, dtype: string, device: string }): RMSNorm
 local RMSNorm = Module:extend("RMSNorm")
 
+---@param d integer|integer[]  the trailing sizes to normalise over
 function RMSNorm:init(d, given)
   local o = opts("RMSNorm", given, { eps = opts.number, elementwise_affine = true, dtype = opts.string,
     device = opts.any })
@@ -85,6 +89,8 @@ function RMSNorm:reset_parameters()
 end
 
 local rms_norm = ops.rms_norm
+---@param x Tensor  [..., d]
+---@return Tensor  of x's shape
 function RMSNorm:forward(x)
   local slots = self._slots
   if not slots.weight then check_sizes("rms_norm", x, slots.sizes) end
