@@ -46,8 +46,8 @@ local state = { ["core.context"] = "now", ["core.ffi"] = "state" }
 local function names(list) return table.concat(list, "\n") end
 local function count(...) io.write(("        counted: " .. (...) .. "\n"):format(select(2, ...))) end
 
-local objects = (os.getenv "MOONSHARD_LIB" or process.root .. "/build/libmoonshard.so"):match "^(.*)/" or "."
-objects = objects .. "/CMakeFiles/moonshard.dir"
+local build = os.getenv "MOONSHARD_BUILD" or "build"
+local objects = (build:sub(1, 1) == "/" and build or process.root .. "/" .. build) .. "/CMakeFiles/moonshard.dir"
 local symbols
 
 describe("layering", function()
