@@ -485,10 +485,11 @@ end
 --- dampening) g; p = p - lr v, or with nesterov p - lr (g + momentum v). weight_decay adds weight_decay p to g.
 --- Errors: nesterov without momentum or with dampening.
 ---@class SGD: Optimizer
----@overload fun(params: table, opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number }): SGD
+---@overload fun(params: Tensor[]|table[], opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number }): SGD
 local SGD = Optimizer:extend "SGD"
 SGD._kind, SGD._state_names, SGD._state_needed = ffi.C.MS_SGD, { "momentum_buffer" }, 0
 
+---@param params Tensor[]|table[]  leaves, or groups { params = {…}, lr = …, … } whose options win
 function SGD:init(params, given)
   construct(self, params, given, { lr = 1e-3, momentum = 0, dampening = 0, nesterov = false, weight_decay = 0 })
 end
@@ -512,6 +513,7 @@ end
 local function adam(name, weight_decay)
   local cls = Optimizer:extend(name)
   cls._state_names, cls._state_needed = { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" }, 2
+  ---@param params Tensor[]|table[]  leaves, or groups { params = {…}, lr = …, … } whose options win
   function cls:init(params, given)
     construct(self, params, given, { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = weight_decay,
       amsgrad = false })
@@ -540,13 +542,13 @@ end
 --- Adam (Kingma & Ba 2015, algorithm 1); amsgrad keeps the largest second moment (Reddi et al. 2018). weight_decay
 --- adds weight_decay p to the gradient.
 ---@class Adam: Optimizer
----@overload fun(params: table, opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): Adam
+---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): Adam
 local Adam = adam("Adam", 0)
 Adam._kind = ffi.C.MS_ADAM
 
 --- Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): p also loses lr weight_decay p.
 ---@class AdamW: Optimizer
----@overload fun(params: table, opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): AdamW
+---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): AdamW
 local AdamW = adam("AdamW", 0.01)
 AdamW._kind = ffi.C.MS_ADAMW
 
