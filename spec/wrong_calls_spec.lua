@@ -586,7 +586,7 @@ describe("a wrong call", function()
 
   it("is one of more than 100 here", function() assert.is_true(#calls > 250) end)
 
-  it("names the module that it happened in, however deep", function()
+  it("names the module in which it happened, at any depth", function()
     local deep = nn.Sequential(nn.Identity(), nn.Sequential(nn.ReLU(), nn.Linear(5, 2)))
     assert.matches("^sequential%.2%.2: linear: the input's last dimension must be the weight's 5 columns: input %[2, 3%]",
       message_of("m(x)", { m = deep, x = ms.ones(2, 3) }))

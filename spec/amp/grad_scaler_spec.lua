@@ -54,7 +54,7 @@ for _, name in ipairs { "GradScaler", "ShardedGradScaler" } do
       assert.are.equal(math.huge, Scaler({}):scale(ms.tensor(2, { dtype = "float16" })):item())
     end)
 
-    it("unscales gradients once, and says what is wrong otherwise", function()
+    it("unscales gradients once, and refuses wrong use", function()
       local scaler = Scaler { init_scale = 4 }
       local p, o = with_grad(ms.tensor { 8, 16 })
       assert.matches("^Attempted unscale_ but scale_tensor is nil", failure(scaler.unscale_, scaler, o))

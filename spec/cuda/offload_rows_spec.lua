@@ -187,7 +187,7 @@ for world = 1, 4 do
       assert.matches("option 'pin_memory'", (select(2, pcall(fsdp.CPUOffloadPolicy, { pin_memory = "yes" }))))
     end)
 
-    it("takes the device of its mesh where the module is on the CPU or on meta", function(rank)
+    it("uses the device of its mesh if the module is on the CPU or on meta", function(rank)
       local ms, nn, fsdp = load()
       local function model_with_buffer()
         local m = build()

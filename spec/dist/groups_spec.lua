@@ -258,7 +258,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     end
   end)
 
-  it("overlap: a delayed collective and work beside it take as long as the longer one", function()
+  it("overlap: a delayed collective and concurrent work take as long as the longer one", function()
     -- In delays: 1 is perfect overlap, 2 is none.
     local least = math.huge
     for run = 0, 5 do                                           -- longer runs are less sensitive to preemption

@@ -425,7 +425,7 @@ describe("a disturbed job #mpi", function()
     assert.matches("rank 0: dist.init: waiting for 0 s: rank 1 %(process %d+%) has not joined yet, but computes, reads or writes\n", job.stderr)
   end)
 
-  it("lets independent scripts end when they like", function()
+  it("lets independent scripts end at any time", function()
     local job = ranks.run(2, [[
       local ms = require "moonshard"
       if os.getenv "PMIX_RANK" == "1" then return end

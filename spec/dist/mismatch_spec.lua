@@ -374,7 +374,7 @@ for world = 2, 4 do
       end
     end)
 
-    it("an asynchronous collective reports it where it is waited for", function()
+    it("an asynchronous collective reports it in wait", function()
       fails(function() dist.all_reduce(ms.ones(odd and N + 1 or N), { async = true }):wait() end,
         "the ranks ask for different things")
       fails(function()
@@ -421,7 +421,7 @@ for world = 2, 4 do
       for _ = 1, 40 do dist.barrier() end
     end)
 
-    it("all of it leaves the data right", function()
+    it("does not corrupt data", function()
       local t = ms.full({ N }, rank + 1)
       dist.all_reduce(t)
       assert.are.equal(world * (world + 1) / 2, t[N]:item())

@@ -120,7 +120,7 @@ describe("two nodes that share a network only", function()
     end
   end)
 
-  on_nodes("end with the rank that died, or never came", function()
+  on_nodes("end if a rank dies, or never arrives", function()
     for _, way in ipairs { "killed", "absent" } do
       local job = pair:run(1, ([[
         local ms = require "moonshard"

@@ -179,7 +179,7 @@ for world = 2, 4 do
       end)
     end
 
-    it("nothing is left of them", function() process.remove_folder(folder) end)
+    it("leave nothing behind", function() process.remove_folder(folder) end)
 
     it("wrong calls that concern no other rank are not published", function()
       local before = require("moonshard.core.ffi").lib.ms_dist_errors()

@@ -174,7 +174,7 @@ describe("large tensors:", function()
     end)
   end
 
-  it("max says where its value first stands", function()
+  it("max gives the first position of its value", function()
     for _, shape in ipairs { { 300, 257 }, { 5000, 3 }, { 2, 20000 } } do
       local x = whole(E.MS_F32, shape)
       local values = read(x)

@@ -374,7 +374,7 @@ describe("modes", function()
 end)
 
 describe("state", function()
-  it("goes out and in", function()
+  it("is saved and loaded", function()
     local a, b = Block(2), Block(2)
     local sd = a:state_dict()
     assert.is_nil(sd.calls)

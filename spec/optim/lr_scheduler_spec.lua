@@ -16,7 +16,7 @@ local function rates(make, n, ...)
 end
 
 describe("lr_scheduler", function()
-  it("warms up, falls, stays", function()
+  it("warms up, decays, stays constant", function()
     assert.are.same({ 0.5, 1, 1.5, 2, 2, 2 }, rates(lr_scheduler.linear_warmup, 6, { steps = 4 }))
     assert.are.same({ 0, 1, 2, 2 }, rates(lr_scheduler.linear_warmup, 4, { steps = 2, start_factor = 0 }))
     assert.are.same({ 2, 1.707107, 1, 0.292893, 0, 0 }, rates(lr_scheduler.cosine, 6, { steps = 4 }))

@@ -80,7 +80,7 @@ describe("an optimizer", function()
     assert.are.equal(-1, p:item())
   end)
 
-  it("runs the closure with gradients, where there are none around it", function()
+  it("runs the closure with gradients, also inside no_grad", function()
     local p = leaf { 3 }
     local opt = optim.SGD({ p }, { lr = 1 })
     ms.no_grad(function()
@@ -208,7 +208,7 @@ describe("an optimizer", function()
     assert.are.same(run(6), run(6, 3))
   end)
 
-  it("refuses a state that does not fit, and stays as it was", function()
+  it("refuses a state that does not fit, and does not change", function()
     local p, q = leaf { 1, 2 }, leaf { 1, 2, 3 }
     local a, b = optim.Adam { p }, optim.Adam { q }
     set_grad(p, { 1, 1 })

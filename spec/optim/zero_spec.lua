@@ -119,7 +119,7 @@ for world = 1, 4 do
       assert.matches(("; %d of 6 parameters on this rank)"):format(n), tostring(zero), 1, true)
     end)
 
-    it("works where there are more ranks than parameters", function(rank)
+    it("works with more ranks than parameters", function(rank)
       local ms, _, _, optim = load()
       local function one() return ms.nn.Parameter(ms.full({ 3 }, 2.0)) end
       local p, q = one(), one()

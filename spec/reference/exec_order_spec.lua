@@ -112,7 +112,7 @@ for _, device in ipairs { "cpu", "cuda:0" } do
           assert.equal(0, #warnings)
         end)
 
-        it("a sequence that ends early is a warning where it does, once, " .. strategy, function(rank)
+        it("a sequence that ends early gives one warning, " .. strategy, function(rank)
           local ms, _, _, dist = load()
           dist.set_debug_level "detail"
           local model = wrap(strategy, device)

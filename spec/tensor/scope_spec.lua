@@ -40,7 +40,7 @@ describe("a scope", function()
     assert.is_true(a:is_released())
   end)
 
-  it("leaves what comes from outside where it was", function()
+  it("does not release tensors from outside", function()
     local a = ms.ones(2)
     ms.scope(function()
       local b = ms.scope(function() return a end)
@@ -49,7 +49,7 @@ describe("a scope", function()
     assert.is_false(a:is_released())
   end)
 
-  it("keeps what was kept, until it is released", function()
+  it("does not release kept tensors", function()
     local a
     ms.scope(function() a = ms.ones(2):keep() end)
     assert.are.same({ 1, 1 }, a:tolist())
@@ -58,7 +58,7 @@ describe("a scope", function()
     a:release()
   end)
 
-  it("releases at an error, which goes through unchanged", function()
+  it("releases on an error, which is raised unchanged", function()
     local inside
     local e = { code = 1 }
     local ok, caught = pcall(ms.scope, function()

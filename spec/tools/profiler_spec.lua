@@ -102,7 +102,7 @@ describe("the profiler", function()
     assert.are.equal(1, walks)
   end)
 
-  it("keeps the shapes of inputs where they are asked for, and sums by them", function()
+  it("records the shapes of inputs on request, and sums by them", function()
     local function run() for _ = 1, 2 do ms.ones(2, 3):matmul(ms.ones(3, 4)):add(ms.ones(4)) end ms.ones(5,
       3):matmul(ms.ones(3, 4)) end
     local p = profiler.profile({ record_shapes = true }, run)
@@ -117,7 +117,7 @@ describe("the profiler", function()
     assert.are.equal("", find(profiler.profile(run), "matmul").detail)
   end)
 
-  it("adds up: times of their own are the whole, and the whole is no more than what was recorded", function()
+  it("adds up: the ranges' own times sum to the total, which does not exceed the recorded time", function()
     local net = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
     local o = optim.AdamW(net:parameters())
     local p = profiler.profile(function()

@@ -90,7 +90,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       assert.are.equal("false", ask(p, "u:is_released()"))
     end)
 
-    it("comes back within 200 ms of Ctrl-C", function()
+    it("returns within 200 ms of Ctrl-C", function()
       ask(p, "t = ms.zeros(4)")
       for _, line in ipairs {
         "while true do t = t + 1 end",

@@ -115,7 +115,7 @@ for _, world in ipairs { 3, 4 } do
     end)
 
     for _, name in ipairs { "quantization_pertensor_hook", "quantization_perchannel_hook" } do
-      it(name .. " gives the mean within a step of its scale, from one byte a number", function(rank)
+      it(name .. " gives the mean within one step of its scale, from one byte per number", function(rank)
         local ms, _, dist, hooks = load()
         for _, dtype in ipairs { "float32", "float64", "bfloat16" } do
           local ddp, plain = wrapped(hooks[name], nil, dtype), wrapped(nil, nil, dtype)

@@ -151,7 +151,7 @@ for world = 1, 3 do
       end
     end)
 
-    it("does nothing of it where enable is false, and passes results on", function(rank)
+    it("has no effect if enable is false, and returns fn's results", function(rank)
       local _, nn, dist = load()
       local ddp = nn.DDP(build())
       local told = dist.record(function()

@@ -27,7 +27,7 @@ local function batch(rank, step, rows) return gradients.batch(rank, step, { rows
 
 for world = 1, 4 do
   ranks.describe(world, ("PowerSGD on %d ranks"):format(world), function()
-    it("gives the mean where its rank is the gradient's", function(rank)
+    it("gives the mean if its rank is that of the gradient", function(rank)
       local ms = load()
       for _, case in ipairs {
         { start = 2, rank = 12, rows = 8 },                     -- full rank of every matrix
@@ -94,7 +94,7 @@ for world = 1, 4 do
       ms.testing.assert_close(sum + left, want * 6, { rtol = 1e-9, atol = 1e-9 })
     end)
 
-    it("trains: ranks stay equal, losses come close to those of the plain mean, other random numbers stay",
+    it("trains: ranks stay equal, losses are close to those of the plain mean, the script's random numbers do not change",
       function(rank)
       local ms, _, dist = load()
       local finals = {}

@@ -205,7 +205,7 @@ for world = 1, 4 do
       if world > 1 and rank > 0 then assert.are_not.equal(mine, second) end
     end)
 
-    it("keeps the reverse order of registration where parameters may be unused", function()
+    it("keeps the reverse order of registration if parameters may be unused", function()
       local ms, nn, dist = load()
       local m = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
       local ddp = nn.DDP(m, { bucket_cap_mb = 1e-6, find_unused_parameters = true })

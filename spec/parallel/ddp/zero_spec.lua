@@ -111,7 +111,7 @@ for world = 1, 4 do
         end)
       end
 
-      it(hook .. " sends each parameter once, from the rank that has it", function(rank)
+      it(hook .. " sends each parameter once, from the rank that steps it", function(rank)
         local ms, nn, dist = load()
         local ddp = nn.DDP(make(), { bucket_cap_mb = 1e-6, broadcast_buffers = false })
         overlapped(hook, ddp)

@@ -39,7 +39,7 @@ for world = 1, 3 do
       raises("FSDP: parameter '2.1.weight' is shared with a module that is already wrapped; wrap a module that contains both", fsdp.FSDP, tied)
     end)
 
-    it("train as the advice has it: what fully_shard has sharded is ignored", function(rank)
+    it("train as the message suggests, with ignored fully_shard modules", function(rank)
       local ms, _, fsdp, _, quietly = load()
       local plain, model = net(), net()
       fsdp.fully_shard(model[2])

@@ -138,7 +138,7 @@ for _, world in ipairs { 1, 2, 3 } do
       end
     end
 
-    it("keep the digits of what was not changed, where they are gathered in low precision", function()
+    it("keep all digits of unchanged elements when gathered in low precision", function()
       local ms, _, fsdp = load()
       local model, before = net "float32", net "float32"
       local policy = fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16" }

@@ -126,7 +126,7 @@ ranks.describe(2, "an error in a backward", function()
   end)
   after_each(function() collectgarbage "restart" end)
 
-  it("at every event in turn leaves everything as it was", function(rank, world)
+  it("at each event in turn changes nothing", function(rank, world)
     local event = counter()
     local model, ms = make(event)
     for _ = 1, 2 do
@@ -165,7 +165,7 @@ ranks.describe(2, "an error in a backward", function()
     assert.equal(before.live_tensors, after.live_tensors)
   end)
 
-  it("in a forward leaves everything as it was", function(rank)
+  it("in a forward changes nothing", function(rank)
     local event = counter()
     local model, ms = make(event)
     step(model, ms, event, rank)

@@ -119,7 +119,7 @@ for world = 2, 3 do
       end
     end
 
-    it("are not gathered for a backward that does not come to them", function()
+    it("are not gathered for a backward that does not reach them", function()
       local ms, _, fsdp = load()
       for _, pieces in ipairs { false, true } do
         local net = plain_model()

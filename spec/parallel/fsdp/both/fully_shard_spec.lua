@@ -128,7 +128,7 @@ describe("fully_shard", function()
       failure(m, ms.ones(1, 2)))
   end)
 
-  it("wants one module as its root", function()
+  it("requires one module as its root", function()
     local m = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, { bias = false }))
     fsdp.fully_shard { m[1], m[2] }
     for _ = 1, 2 do

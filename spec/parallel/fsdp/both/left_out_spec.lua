@@ -80,7 +80,7 @@ for _, world in ipairs { 2, 3 } do
       end)
     end
 
-    it("is no matter where all leave it out, nor are two forwards before their backwards", function()
+    it("is no error if all ranks leave it out, nor are two forwards before their backwards", function()
       local ms, _, fsdp = load()
       for _, way in ipairs(WAYS) do
         local model, want = way[2](), net()

@@ -84,7 +84,7 @@ end
 ranks.describe(2, "memory of the reference model", function()
   for _, way in ipairs(WAYS) do
     local title, sharded, reshard = unpack(way)
-    it("stays within 3.15's bounds with buffer 0: " .. title, function()
+    it("stays within the reference's bounds without allowance: " .. title, function()
       local ms = require "moonshard"
       ms.scope(function() ms.nn.Linear(8, 8)(ms.ones(2, 8)):sum():backward() end)
       collected()

@@ -58,7 +58,7 @@ ranks.describe(2, "messages of FSDP", function()
     raises("expected to be in states ['idle'] but current state is 'forward_backward'", wrapped, ms.ones(1, 2))
   end)
 
-  it("of summoning in backward, and of gradients that it cannot show", function()
+  it("of summon_full_params in backward, and with unsupported gradients", function()
     local ms, _, fsdp, dist = load()
     local model = inner_and_root({}, {})
     local y = model(ms.ones(1, 2))

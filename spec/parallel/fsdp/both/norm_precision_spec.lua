@@ -49,7 +49,7 @@ for world = 2, 3 do
         assert.equal(dtype, sharded(images()):eval()(ms.randn(3, 1, 9, 9)).dtype)
       end)
 
-      it(("BatchNorm2d in %s works where its buffers are cast too"):format(dtype), function()
+      it(("BatchNorm2d in %s works if its buffers are cast, too"):format(dtype), function()
         local ms = load()
         local model = sharded(images())
         for _, name in ipairs { "running_mean", "running_var" } do model[2][name] = model[2][name]:to(dtype) end

@@ -43,7 +43,7 @@ end
 for world = 1, 4 do
   ranks.describe(world, ("an optimizer's state on %d ranks"):format(world), function()
     for k, kind in ipairs(kinds.kinds(world)) do
-      it("is the whole model's, in whatever order ranks have their parameters, and goes elsewhere: " .. kind[1],
+      it("equals the unsharded model's for any order of parameters on the ranks, and loads elsewhere: " .. kind[1],
         function(rank)
         local ms, _, fsdp = load()
         local want, whole = whole_state(2)
@@ -75,7 +75,7 @@ for world = 1, 4 do
     end
 
     for _, kind in ipairs { kinds.KINDS[2], kinds.KINDS[3], kinds.KINDS[7] } do
-      it("comes back from rank 0 alone: " .. kind[1], function(rank)
+      it("is restored from rank 0 alone: " .. kind[1], function(rank)
         local ms, _, fsdp = load()
         local want = whole_state(2)
         local model, optim = kinds.make(kind, 1)

@@ -120,7 +120,7 @@ for world = 1, 3 do
         assert.same(want, got)
       end)
 
-      it("leaves saving, loading and whole parameters as they are: " .. name, function()
+      it("does not affect saving, loading and whole parameters: " .. name, function()
         local model, ms = make(quiet)
         local x = ms.ones(2, 4)
         ms.no_grad(function() model(x) end)

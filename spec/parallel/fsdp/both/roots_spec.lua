@@ -100,7 +100,7 @@ for _, world in ipairs { 1, 2, 3 } do
 end
 
 for _, world in ipairs { 1, 2, 3 } do
-  ranks.describe(world, ("a part of a sharded model by itself on %d ranks"):format(world), function(rank)
+  ranks.describe(world, ("a part of a sharded model called separately on %d ranks"):format(world), function(rank)
     for _, front in ipairs { "FSDP", "fully_shard" } do
       it("runs forward and backward once the root has: " .. front, function()
         local ms, nn, fsdp, _, quietly = load()

@@ -70,7 +70,7 @@ ranks.describe(2, "collectives of a step", function()
     end)
   end
 
-  it("with the root rule are a gather less in backward: the root stays", function()
+  it("with the root rule need one gather less in backward: the root stays gathered", function()
     local model, ms = chain(3)
     local loss
     ms.dist.record(function() loss = model(ms.ones(2, 4)):sum() end)
@@ -209,7 +209,7 @@ ranks.describe(2, "the order of a step", function()
     assert.same({ "layers.2", "layers.1", "layers.2", "layers.1", "root" }, posts)
   end)
 
-  it("never has more than two units besides the root whole at a time", function()
+  it("has at most two units besides the root gathered at a time", function()
     local model, ms = chain(5)
     for _ = 1, 3 do
       local events = ms.fsdp.record(function() ms.scope(function() model(ms.ones(2, 4)):sum():backward() end) end)

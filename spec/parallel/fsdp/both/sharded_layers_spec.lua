@@ -20,7 +20,7 @@ end
 
 for _, world in ipairs { 1, 2, 3, 4 } do
   ranks.describe(world, ("nn over %d ranks #mpi"):format(world), function()
-    it("draws for a shard the numbers of its place in the whole", function()
+    it("fills a shard with the random numbers of its place in the whole tensor", function()
       ms.manual_seed(11)
       local plain = make()
       ms.manual_seed(11)

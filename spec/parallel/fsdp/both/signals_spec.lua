@@ -18,7 +18,7 @@ ranks.describe(2, "requests for checkpoints", function()
   end)
   after_each(function() fsdp.catch_checkpoint_signals(false) end)
 
-  it("reach all ranks from any one of them, once", function()
+  it("reach all ranks once from any rank", function()
     assert.is_nil(fsdp.checkpoint_wanted())
     for to = 0, 1 do
       send(to, SIGUSR1)

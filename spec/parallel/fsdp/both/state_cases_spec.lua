@@ -159,7 +159,7 @@ for world = 1, 4 do
       end
     end)
 
-    it("goes through files: full ones by rank 0, local ones by every rank; sharded ones are refused", function()
+    it("can be saved in files: full by rank 0, local by every rank; sharded is refused", function()
       local ms, _, fsdp, dist = load()
       local folder = dist.broadcast_object(rank == 0 and process.temp_folder() or nil, { src = 0 })
       for k, way in ipairs(ways) do

@@ -50,7 +50,7 @@ table.sort(NAMES)
 for world = 1, 4 do
   ranks.describe(world, ("gathering by hand on %d ranks"):format(world), function(rank)
     for _, name in ipairs(NAMES) do
-      it("changes neither numbers nor counts: " .. name, function()
+      it("changes neither results nor the number of collectives: " .. name, function()
         local ms, _, fsdp, dist, quietly = load()
         for _, how in ipairs { { "sync" }, { "async" }, { "async", true } } do
           local plain, inner = net(), net()

@@ -80,7 +80,7 @@ for world = 1, 4 do
       end
 
       if sharded then
-        it("that leave output as it was are an error: " .. strategy, function(rank)
+        it("that do not write output are an error: " .. strategy, function(rank)
           local ms, _, fsdp, dist = load()
           local model = model_of { sharding_strategy = strategy }
           local state, fill = fsdp.comm_hooks.DefaultState(), nil
@@ -178,7 +178,7 @@ for world = 1, 4 do
         for k = 1, #p do ms.testing.assert_close(p[k].grad, q[k].grad) end
       end)
 
-      it("that fail leave the message as it is and the model usable: " .. strategy, function(rank)
+      it("that fail keep their message, and the model stays usable: " .. strategy, function(rank)
         local model, other = model_of { sharding_strategy = strategy }, model_of { sharding_strategy = strategy }
         local failing = true
         local _, _, fsdp = load()

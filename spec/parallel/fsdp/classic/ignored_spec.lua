@@ -25,7 +25,7 @@ end
 for _, world in ipairs { 1, 2, 3 } do
   ranks.describe(world, ("ignored modules on %d ranks"):format(world), function(rank)
     for _, where in ipairs { "the root", "what is around them is no instance" } do
-      it("train beside sharded ones, ignored by " .. where, function()
+      it("train together with sharded ones, ignored by " .. where, function()
         local ms, _, fsdp, _, quietly = load()
         for _, pieces in ipairs { false, true } do
           local plain, inner = net(), net()

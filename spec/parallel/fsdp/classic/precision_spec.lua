@@ -98,7 +98,7 @@ for world = 1, 4 do
       end
     end
 
-    it("casts the inputs of the root, and of others where they say so", function()
+    it("casts the inputs of the root, and of other units on request", function()
       local ms, nn, fsdp, _, quietly = load()
       local Probe = probe_class()
       local function run(root_options, inner_options)
@@ -126,7 +126,7 @@ for world = 1, 4 do
       assert.equal("float32", uncast)
     end)
 
-    it("casts what a unit of low precision is given, and nothing else; what casts itself may be left alone", function()
+    it("casts only the inputs of low-precision units; modules that cast themselves may be excluded", function()
       local ms, _, fsdp, _, quietly = load()
       local Model = require("spec.support.models.save_forward_inputs").SaveForwardInputsModel
       local function run(policy, self_cast, sharded)

@@ -260,7 +260,7 @@ for world = 2, 4 do
       end
     end)
 
-    it("clips roots only, in the gradients' dtype, and warns where there are none", function(rank)
+    it("clips roots only, in the gradients' dtype, and warns if there are no gradients", function(rank)
       local ms, _, fsdp = load()
       local model = model_of {}
       assert.is_true(model:check_is_root())

@@ -87,7 +87,7 @@ for world = 1, 4 do
             end)
           end)
 
-          it("leaves training as it was, between forward and backward too: " .. what, function()
+          it("does not affect training, also between forward and backward: " .. what, function()
             local ms, _, fsdp = load()
             local _, a = make()
             local _, b = make()

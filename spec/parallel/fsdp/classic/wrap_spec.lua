@@ -24,7 +24,7 @@ local function nested()
 end
 
 describe("size_based_auto_wrap_policy", function()
-  it("wraps what has enough elements left, innermost first", function()
+  it("wraps modules with enough unwrapped elements, innermost first", function()
     local m = FSDP(nested(), { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 40 } })
     assert.equal(" 3", wrapped_names(m))
     local all = FSDP(nested(), { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 30 } })
@@ -75,20 +75,20 @@ describe("policies by class and by function", function()
     assert.equal(" 1 2 3 3.1 3.2", wrapped_names(FSDP(nested(), { auto_wrap_policy = wrap.always_wrap_policy })))
   end)
 
-  it("transformer_auto_wrap_policy and lambda_auto_wrap_policy wrap where they say so", function()
+  it("transformer_auto_wrap_policy and lambda_auto_wrap_policy wrap the modules that they select", function()
     assert.equal(" 1 2 3.1 3.2", wrapped_names(FSDP(nested(),
       { auto_wrap_policy = wrap.transformer_auto_wrap_policy { nn.Linear } })))
     local lambda = wrap.lambda_auto_wrap_policy(function(m) return m:isa(nn.Sequential) end)
     assert.equal(" 3", wrapped_names(FSDP(nested(), { auto_wrap_policy = lambda })))
   end)
 
-  it("or_policy wraps what any of its policies wraps", function()
+  it("or_policy wraps modules that any of its policies wraps", function()
     local policy = wrap.or_policy { wrap.module_wrap_policy { nn.Sequential },
       wrap.lambda_auto_wrap_policy(function(m) return m:isa(nn.Linear) end) }
     assert.equal(" 1 2 3 3.1 3.2", wrapped_names(FSDP(nested(), { auto_wrap_policy = policy })))
   end)
 
-  it("custom_policy gives options of its own", function()
+  it("custom_policy sets separate options for a module", function()
     local model = nested()
     local m = FSDP(model, { use_orig_params = true, auto_wrap_policy = wrap.custom_policy(function(sub)
       if sub == model[1] then return { backward_prefetch = "none" } end
@@ -150,14 +150,14 @@ describe("frozen parameters", function()
     return model
   end
 
-  it("beside trainable ones are an error with one flat parameter", function()
+  it("together with trainable ones are an error in a flat parameter", function()
     raises("1 has both parameters with requires_grad=True and False. FSDP does not support wrapping such modules.\n"
       .. "The following parameters have requires_grad=True:\n['1.2.weight', '1.2.bias']\n"
       .. "The following parameters have requires_grad=False:\n['1.1.weight', '1.1.bias']", FSDP, lora(),
       { auto_wrap_policy = wrap.module_wrap_policy { nn.Sequential } })
   end)
 
-  it("beside trainable ones are a warning with the original ones", function()
+  it("together with trainable ones give a warning with use_orig_params", function()
     local warnings = ms.catch_warnings(fsdp.FSDP, lora(),
       { use_orig_params = true, auto_wrap_policy = wrap.module_wrap_policy { nn.Sequential } })
     local said

@@ -59,7 +59,7 @@ for world = 1, 3 do
       is_net(model)
     end)
 
-    it("loads unit after unit where it isn't strict, and the others stay on meta until theirs comes", function()
+    it("loads one unit at a time if not strict; the others stay on meta until they are loaded", function()
       local ms, _, fsdp = load()
       local model, sd = sharded "meta", whole()
       local first, rest = {}, {}
@@ -92,7 +92,7 @@ for world = 1, 3 do
       assert.equal("meta", model.count.device)
     end)
 
-    it("copies where there is memory", function()
+    it("copies into tensors that have memory", function()
       local ms, _, fsdp = load()
       local model = sharded()
       ms.no_grad(function() for _, p in ipairs(model:parameters()) do p:to_local():mul_(3) end end)

@@ -99,7 +99,7 @@ ranks.describe(2, "memory", function()
     end)
   end
 
-  it("is at most two gathered blocks beside the shard and the root in forward", function()
+  it("is at most two gathered blocks plus the shard and the root in forward", function()
     local model, ms = make()
     shard(model)
     for _ = 1, 2 do ms.no_grad(function() ms.scope(function() model(ms.ones(1, DIM)) end) end) end

@@ -171,7 +171,7 @@ ranks.describe(4, "reshard_after_forward = 2", function()
     assert.is_true(held(false) >= bytes)
   end)
 
-  it("is as good as true where no backward follows, and goes when the optimizer has stepped", function()
+  it("acts as true if no backward follows, and is vacated after the optimizer's step", function()
     local ms = load()
     ms.manual_seed(2)
     local model = ms.fsdp.fully_shard(ms.nn.Linear(8, 8), { reshard_after_forward = 2 })
@@ -283,7 +283,7 @@ ranks.describe(4, "a 2-d mesh", function()
     assert.near(math.sqrt(16 + 4), ms.nn.utils.clip_grad_norm_(model:parameters(), math.huge):item(), 1e-5)
   end)
 
-  it("is made of groups that exist, and of one of its lines", function(rank, world)
+  it("can be made of existing groups, and of one of its dimensions", function(rank, world)
     local ms = load()
     local dist = ms.dist
     local rows, columns = {}, {}

@@ -91,7 +91,7 @@ ranks.describe(2, "mixed precision", function()
     end
   end)
 
-  it("trains beside frozen parameters of other dtypes in one unit", function(rank, world)
+  it("trains together with frozen parameters of other dtypes in one unit", function(rank, world)
     local ms = require "moonshard"
     local nn, fsdp = ms.nn, ms.fsdp
     local Scaled = nn.Module:extend "Scaled"
@@ -164,7 +164,7 @@ end)
 
 for world = 1, 4 do
   ranks.describe(world, "initialisation on meta", function()
-    it("gives the numbers of the whole model, whatever the world size", function()
+    it("gives the results of the unsharded model for any number of ranks", function()
       local ms = require "moonshard"
       local nn, fsdp = ms.nn, ms.fsdp
       local function build(device)

@@ -155,7 +155,7 @@ ranks.describe(2, "a unit of several modules", function(rank)
     assert.matches("Modules that did not run forward: %[FSDPLinear%]$", warned[1])
   end)
 
-  it("is prefetched in backward as one unit, and prefetches what ran before it", function()
+  it("is prefetched in backward as one unit, and prefetches the unit that ran before it", function()
     local model, ms = wrapped()
     local loss = model(input(ms, rank, 1), "mid a b mid"):sum()
     local order = {}
