@@ -226,7 +226,7 @@ describe("containers", function()
   end)
 
   it("say which element is no module", function()
-    assert.are.equal("Sequential: element 2 is a number (3): a Module expected",
+    assert.are.equal("Sequential: element 2 is a number (3), expected a module",
       message(function() return nn.Sequential(nn.ReLU(), 3) end))
     local list = nn.Sequential(nn.ReLU())
     list[1] = 7

@@ -352,7 +352,7 @@ describe("the profiler", function()
     p:stop()
     says("cannot write '.*missing/trace.json': No such file or directory", function() p:export_chrome_trace(path) end)
     says("export_chrome_trace: argument 1 is a number %(3%), expected a path", function() p:export_chrome_trace(3) end)
-    says("profiler.start: limit is a number %(0.5%), expected a whole number of ranges from 1",
+    says("profiler.start: option 'limit' is a number %(0.5%), expected a whole number from 1",
       function() profiler.start { limit = 0.5 } end)
     says("unknown option 'shapes'", function() profiler.start { shapes = true } end)
     says("table: option 'sort_by' is 'time', expected one of",
@@ -360,7 +360,7 @@ describe("the profiler", function()
     says("export_chrome_trace: the path .* has a zero byte in it", function() p:export_chrome_trace(path .. "\0x") end)
     says("table: row_limit is a number %(0.5%), expected a whole number of rows, or %-1 for all",
       function() p:key_averages():table { row_limit = 0.5 } end)
-    says("table: max_name_column_width is a number %(3%), expected a number from 4",
+    says("table: option 'max_name_column_width' is a number %(3%), expected a number from 4",
       function() p:key_averages():table { max_name_column_width = 3 } end)
     says("table: self is nil, expected the averages of a profile", function() p:key_averages().table() end)
     says("profiler_spec.lua:%d+: stop: self is nil, expected a profile", function() p.stop() end)

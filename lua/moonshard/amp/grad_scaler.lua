@@ -280,7 +280,7 @@ function GradScaler:update(new_scale)
     elseif type(new_scale) == "number" then
       set_scale(self, new_scale)
     else
-      raise("update: new_scale is %s, expected a number or a tensor", errors.kind(new_scale))
+      opts.wrong(new_scale, "a number or a tensor", "update: new_scale")
     end
   else
     local sum, any = 0, false
@@ -369,12 +369,9 @@ ShardedGradScaler._sums_over_ranks = true
 ShardedGradScaler._stops_at_inf = true          -- the rest of a step that is left out stays scaled
 
 function ShardedGradScaler:init(given)
-  local spec = { process_group = opts.any }
+  local spec = { process_group = dist._a_group }
   for name, default in pairs(SPEC) do spec[name] = default end  -- order does not matter: a copy
   self._group = construct(self, given, spec).process_group
-  if self._group ~= nil and not dist.is_group(self._group) then
-    opts.wrong(self._group, "a group", "%s: option 'process_group'", self:class_name())
-  end
 end
 
 -- Every found_inf becomes the sum over ranks. Where gradients lie on the cpu and the scaler elsewhere, over its device.

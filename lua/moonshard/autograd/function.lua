@@ -11,7 +11,7 @@ local autograd = require "moonshard.autograd"
 
 local lib, ffi, state = engine.lib, engine.ffi, engine.state
 local is_tensor = tensor.is_tensor
-local select, pcall, error, setmetatable, type, unpack = select, pcall, error, setmetatable, type, unpack
+local select, pcall, error, setmetatable, unpack = select, pcall, error, setmetatable, unpack
 local handlers, event_tensors, new_key, drop_key, restore =
   autograd.handlers, autograd.event_tensors, autograd.new_key, autograd.drop_key, autograd.restore
 
@@ -214,9 +214,7 @@ function M.checkpoint(fn, ...)
         errors.kind(x))
     end
   end
-  if type(fn) ~= "function" and not (type(fn) == "table" and getmetatable(fn) and getmetatable(fn).__call) then
-    opts.wrong(fn, "a function or a module", "checkpoint: argument 1")
-  end
+  if not opts.callable.test(fn) then opts.wrong(fn, "a function or a module", "checkpoint: argument 1") end
   if state.grad_mode == 0 then return fn(...) end
   local args = pack(...)
   lib.ms_rng_get(rng, rng + 1)

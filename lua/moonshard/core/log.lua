@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Warnings and log lines: to stderr, with the rank in front when there are several.
 local context = require "moonshard.core.context"
+local opts = require "moonshard.core.opts"
 
 local M = {}
 
@@ -34,10 +35,7 @@ local now = context.now
 --- list.
 ---@param message string
 function M.warn(message)
-  if type(message) ~= "string" then
-    local errors = require "moonshard.core.errors"
-    errors.raise("warn: message is %s, expected a string", errors.kind(message))
-  end
+  opts.expect(message, opts.string, "warn: message")
   if now.warnings then
     now.warnings[#now.warnings + 1] = message
     return
@@ -61,10 +59,7 @@ end
 ---@param format string  as string.format takes it
 ---@param ... any
 function M.log(format, ...)
-  if type(format) ~= "string" and select("#", ...) > 0 then
-    local errors = require "moonshard.core.errors"
-    errors.raise("log: format is %s, expected a string", errors.kind(format))
-  end
+  if select("#", ...) > 0 then opts.expect(format, opts.string, "log: format") end
   io.stderr:write(rank_prefix() .. (select("#", ...) > 0 and format:format(...) or tostring(format)) .. "\n")
 end
 
@@ -80,10 +75,7 @@ end
 ---@return string[] warnings
 ---@return any  the results of fn
 function M.catch_warnings(fn, ...)
-  if type(fn) ~= "function" and not (type(fn) == "table" and (getmetatable(fn) or {}).__call) then
-    local errors = require "moonshard.core.errors"
-    errors.raise("catch_warnings: argument 1 is %s, expected a function", errors.kind(fn))
-  end
+  opts.expect(fn, opts.callable, "catch_warnings: argument 1")
   local before, list = now.warnings, {}
   now.warnings = list
   return finish(before, list, pcall(fn, ...))

@@ -63,6 +63,13 @@ function M.list(text)
   return kind(text, function(v) return type(v) == "table" and getmetatable(v) == nil end)
 end
 
+--- An option of a kind, and its value where it is not given; M.required as its value: one must be there.
+function M.option(of, default)
+  local one = kind(of.text, of.test)
+  one.names, one.default = of.names, default
+  return one
+end
+
 --- An enumeration: opts.one_of({"sum", "mean"}, "mean"); without a default the option may be absent.
 function M.one_of(names, default)
   local one = kind(("one of '%s'"):format(table.concat(names, "', '")), function(v)
@@ -197,8 +204,8 @@ function M.check(who, given, spec)
   end
   for name, default in pairs(spec) do
     if out[name] == nil then
+      if getmetatable(default) == Kind and default ~= M.required then default = default.default end
       if default == M.required then errors.raise("%s: option '%s' is missing", who, name) end
-      if getmetatable(default) == Kind then default = default.default end
       out[name] = default
     end
   end

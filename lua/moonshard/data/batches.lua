@@ -13,6 +13,10 @@ local tensor = require "moonshard.tensor"
 local ffi, lib = engine.ffi, engine.lib
 local floor, min, max = math.floor, math.min, math.max
 
+local count = opts.whole_from(1)
+local OPTIONS = { context = opts.option(count, opts.required), batch = opts.option(count, opts.required),
+  world = opts.option(count, 1), rank = opts.option(opts.whole_from(0), 0), seed = opts.option(opts.whole, 1) }
+
 local IGNORE = -100                     -- nn.F.cross_entropy's default ignore_index
 
 ---@class Batches
@@ -30,14 +34,7 @@ Batches.__index = Batches
 ---@return Batches
 local function new(corpus, given)
   if type(corpus) ~= "table" or not corpus.train_count then opts.wrong(corpus, "a corpus", "batches: argument 1") end
-  local o = opts("batches", given, { context = opts.required, batch = opts.required, seed = 1, rank = 0, world = 1 })
-  for _, name in ipairs { "context", "batch", "world", "rank", "seed" } do
-    local v, least = o[name], name == "seed" and -2 ^ 53 or name == "rank" and 0 or 1
-    if type(v) ~= "number" or not (v >= least and v <= 2 ^ 53) or v % 1 ~= 0 then
-      errors.raise("batches: option '%s' is %s, expected a whole number%s", name, errors.kind(v), name == "seed" and ""
-        or " from " .. least)
-    end
-  end
+  local o = opts("batches", given, OPTIONS)
   if o.rank >= o.world then errors.raise("batches: rank %d is none of %d ranks", o.rank, o.world) end
   local spare = corpus.train_count - o.context
   if spare < 1 then

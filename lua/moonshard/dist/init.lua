@@ -44,6 +44,7 @@ end
 ---@param x any
 ---@return boolean
 function dist.is_group(x) return getmetatable(x) == Group end
+dist._a_group = opts.kind("a group", dist.is_group)
 
 local function id_of_group(group, who)
   ensure()
@@ -57,10 +58,7 @@ end
 ---@param given? {backend: string, timeout: number}  timeout: seconds to wait for a missing rank (60)
 function dist.init(given)
   local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"),
-    timeout = opts.number })
-  if o.timeout and not (o.timeout > 0) then
-    errors.raise("dist.init: timeout is %s, expected seconds > 0", tostring(o.timeout))
-  end
+    timeout = opts.positive })
   if lib.ms_dist_init(o.backend, o.timeout or 0) ~= 0 then fail() end
 end
 
@@ -126,7 +124,7 @@ local function is_whole(rank) return rank % 1 == 0 and rank > -2 ^ 31 and rank <
 function dist.new_group(ranks)
   ensure()
   if type(ranks) ~= "table" then
-    errors.raise("dist.new_group: expected a list of ranks, got %s", errors.kind(ranks))
+    opts.wrong(ranks, "a list of ranks", "dist.new_group: argument 1")
   end
   local n = #ranks
   local list = ffi.new("int32_t[?]", math.max(n, 1))

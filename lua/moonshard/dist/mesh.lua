@@ -168,10 +168,10 @@ function M.mesh_from_group(groups, given)
   local o = opts("mesh_from_group", given, { names = opts.table, device = opts.string })
   if dist.is_group(groups) then groups = { groups } end
   if type(groups) ~= "table" or #groups == 0 then
-    errors.raise("mesh_from_group: expected a group or a list of groups, got %s", errors.kind(groups))
+    opts.wrong(groups, "a group or a list of groups", "mesh_from_group: argument 1")
   end
   for k, group in ipairs(groups) do
-    if not dist.is_group(group) then opts.wrong(group, "a group", "mesh_from_group: entry %d", k) end
+    opts.expect(group, dist._a_group, "mesh_from_group: entry %d", k)
     if not dist.rank(group) then
       errors.raise("mesh_from_group: rank %d is not a member of entry %d", dist.rank(), k)
     end

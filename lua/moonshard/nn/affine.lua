@@ -8,12 +8,8 @@ local M = {}
 --- Raises unless both are whole numbers.
 ---@param who string
 function M.check_sizes(who, size_in, size_out)
-  for k, n in ipairs { size_in or false, size_out or false } do
-    if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then
-      opts.wrong(n or nil, "a whole number", "%s: argument %d, the size of its %s,", who, k,
-        k == 1 and "input" or "output")
-    end
-  end
+  opts.expect(size_in, opts.whole_from(0), "%s: argument 1, the size of its input,", who)
+  opts.expect(size_out, opts.whole_from(0), "%s: argument 2, the size of its output,", who)
 end
 
 --- Draws weight and bias, uniform in +-1/sqrt(inputs of an output).

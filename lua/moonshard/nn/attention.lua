@@ -18,7 +18,7 @@ local a_tensor = tensor.a_tensor
 
 local raise, is_tensor = errors.raise, tensor.is_tensor
 local linear, F = ops.linear, functional.F
-local rawequal, type = rawequal, type
+local rawequal = rawequal
 
 local function sizes_text(...) return "[" .. table.concat({ ... }, ", ") .. "]" end
 
@@ -45,12 +45,8 @@ function MultiheadAttention:init(d, heads, given)
     batch_first = false,
     dtype = opts.string, device = opts.any,
   })
-  for k, n in ipairs { d or false, heads or false } do
-    if type(n) ~= "number" or n % 1 ~= 0 then
-      opts.wrong(n or nil, "a whole number", "MultiheadAttention: argument %d, %s,", k,
-        k == 1 and "embed_dim" or "num_heads")
-    end
-  end
+  opts.expect(d, opts.whole, "MultiheadAttention: argument 1, embed_dim,")
+  opts.expect(heads, opts.whole, "MultiheadAttention: argument 2, num_heads,")
   if d <= 0 or heads <= 0 then
     raise("embed_dim and num_heads must be greater than 0, got embed_dim=%d and num_heads=%d instead", d, heads)
   end

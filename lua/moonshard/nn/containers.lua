@@ -9,7 +9,7 @@ local tensor = require "moonshard.tensor"
 local base = require "moonshard.nn.module"
 local ops = require "moonshard.nn.ops"
 
-local raise, show = errors.raise, errors.kind
+local raise = errors.raise
 local Module, is_module, check_cycle = base.Module, base.is_module, base.check_cycle
 local rawget, rawset, rawequal, type, select, ipairs, tostring = rawget, rawset, rawequal, type, select, ipairs,
   tostring
@@ -19,7 +19,7 @@ local function check_element(self, i, m)
   if class.is_class(m) then
     raise("%s: element %d is the class %s: an instance expected, %s(…)", self:class_name(), i, m.__name, m.__name)
   end
-  if not is_module(m) then raise("%s: element %d is %s: a Module expected", self:class_name(), i, show(m)) end
+  opts.expect(m, base.a_module, "%s: element %d", self:class_name(), i)
   return m
 end
 
@@ -156,13 +156,13 @@ function ModuleDict:init(entries)
   if type(entries) ~= "table" or is_module(entries) then opts.wrong(entries, "a table", "ModuleDict: argument 1") end
   local function add(name, m)
     if type(name) ~= "string" then opts.wrong(name, "a string", "ModuleDict: a name") end
-    if not is_module(m) then raise("ModuleDict: '%s' is %s: a Module expected", name, show(m)) end
+    opts.expect(m, base.a_module, "ModuleDict: '%s'", name)
     self[name] = m
   end
   if entries[1] ~= nil or next(entries) == nil then
     for i, entry in ipairs(entries) do
       if type(entry) ~= "table" or is_module(entry) then
-        raise("ModuleDict: entry %d is %s: a pair {\"name\", module} expected", i, show(entry))
+        opts.wrong(entry, "a pair {\"name\", module}", "ModuleDict: entry %d", i)
       end
       add(entry[1], entry[2])
     end

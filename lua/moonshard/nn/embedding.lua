@@ -9,7 +9,7 @@ local init = initial.init
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
-local raise, show = errors.raise, errors.kind
+local raise = errors.raise
 
 ---weight [n, d]; ids are counted from 0. The row of padding_idx starts as zeros and gets no gradient. With {sparse =
 ---true} the weight's gradient is a sparse tensor of the rows that were looked up (dense where a sharded unit has the
@@ -24,11 +24,8 @@ local Embedding = Module:extend("Embedding")
 function Embedding:init(n, d, given)
   local o = opts("Embedding", given, { padding_idx = opts.number, sparse = false, dtype = opts.string,
     device = opts.any })
-  if type(n) ~= "number" or type(d) ~= "number" then
-    local k = type(n) ~= "number" and 1 or 2
-    raise("Embedding: argument %d, %s, is %s, expected a whole number", k, k == 1 and "the number of rows"
-      or "their size", show(k == 1 and n or d))
-  end
+  opts.expect(n, opts.whole, "Embedding: argument 1, the number of rows,")
+  opts.expect(d, opts.whole, "Embedding: argument 2, their size,")
   local pad = o.padding_idx
   if pad then
     if pad < 0 then pad = n + pad end

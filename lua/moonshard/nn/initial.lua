@@ -98,9 +98,7 @@ function M.ones_(t)
 end
 
 local function deviation(who, std)
-  std = number(who, "std", std, 1)
-  if not (std >= 0) then raise("%s: std is %g, expected 0 or more", who, std) end
-  return std
+  return opts.expect(number(who, "std", std, 1), opts.number_from(0), "%s: std", who)
 end
 
 --- Draws from the normal distribution.

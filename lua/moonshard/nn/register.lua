@@ -167,7 +167,7 @@ local function enlist(self, name, kind, value)
 end
 
 local function check_name(self, name, what)
-  if type(name) ~= "string" then raise("register %s: a name expected, got %s", what, type(name)) end
+  if type(name) ~= "string" then opts.wrong(name, "a name", "register %s: argument 1", what) end
   if name == "" then raise("register %s: the name is empty", what) end
   if name:find(".", 1, true) then raise("register %s: name '%s' contains a dot", what, name) end
   if Module[name] ~= nil and name ~= "new" then
@@ -488,7 +488,7 @@ end
 ---@param path string
 ---@return Module
 function Module:get_submodule(path)
-  if type(path) ~= "string" then raise("get_submodule: a path expected, got %s", type(path)) end
+  if type(path) ~= "string" then opts.wrong(path, "a path", "get_submodule: argument 1") end
   local m, done = self, ""
   for name in path:gmatch("[^.]+") do
     m = unwrapped(m)
@@ -507,7 +507,7 @@ end
 ---@param path string
 ---@return Parameter
 function Module:get_parameter(path)
-  if type(path) ~= "string" then raise("get_parameter: a path expected, got %s", type(path)) end
+  if type(path) ~= "string" then opts.wrong(path, "a path", "get_parameter: argument 1") end
   local parent, name = path:match("^(.*)%.([^.]+)$")
   local m = parent and self:get_submodule(parent) or self
   name = name or path

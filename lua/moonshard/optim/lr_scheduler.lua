@@ -77,18 +77,10 @@ end
 
 local M = {}
 
--- Options of a schedule; its lengths are whole numbers.
-local function options(kind, given, spec)
-  local who = "lr_scheduler." .. kind
-  local o = opts(who, given, spec)
-  for _, name in ipairs { "steps", "warmup" } do
-    local n = o[name]
-    if n ~= nil and (type(n) ~= "number" or n % 1 ~= 0 or n < 0) then
-      opts.wrong(n, "a whole number from 0", "%s: option '%s'", who, name)
-    end
-  end
-  return o
-end
+local count = opts.whole_from(0)
+local some_steps = opts.option(count, opts.required)
+
+local function options(kind, given, spec) return opts("lr_scheduler." .. kind, given, spec) end
 
 -- From start to 1 over `steps` steps. Step 0 has a rate already: (1 + t) / steps without a start.
 local function warm(t, steps, start)
@@ -102,7 +94,7 @@ end
 ---@param given { steps: integer, start_factor: number }
 ---@return LRScheduler
 function M.linear_warmup(optimizer, given)
-  local o = options("linear_warmup", given, { steps = opts.required, start_factor = opts.number })
+  local o = options("linear_warmup", given, { steps = some_steps, start_factor = opts.number })
   return new("linear_warmup", optimizer, function(t) return warm(t, o.steps, o.start_factor) end)
 end
 
@@ -111,7 +103,7 @@ end
 ---@param given { steps: integer, warmup: integer, min_factor: number, start_factor: number }
 ---@return LRScheduler
 function M.cosine(optimizer, given)
-  local o = options("cosine", given, { steps = opts.required, warmup = 0, min_factor = 0, start_factor = opts.number })
+  local o = options("cosine", given, { steps = some_steps, warmup = opts.option(count, 0), min_factor = 0, start_factor = opts.number })
   if o.warmup > o.steps then
     raise("lr_scheduler.cosine: warmup of %d steps is longer than all %d steps", o.warmup, o.steps)
   end
@@ -128,7 +120,7 @@ end
 ---@param given { steps: integer, start_factor: number, end_factor: number }
 ---@return LRScheduler
 function M.linear(optimizer, given)
-  local o = options("linear", given, { steps = opts.required, start_factor = 1, end_factor = 0 })
+  local o = options("linear", given, { steps = some_steps, start_factor = 1, end_factor = 0 })
   return new("linear", optimizer, function(t)
     return o.start_factor + (o.end_factor - o.start_factor) * (t < o.steps and t / o.steps or 1)
   end)

@@ -34,7 +34,7 @@ local NAME = "ZeroRedundancyOptimizer"
 ---@field optim Optimizer  the optimizer inside; its state is that of this rank's parameters
 local Zero = Optimizer:extend(NAME)
 
-local OPTIONS = { optimizer_class = opts.any, process_group = opts.any, parameters_as_bucket_view = false,
+local OPTIONS = { optimizer_class = opts.any, process_group = dist._a_group, parameters_as_bucket_view = false,
   overlap_with_ddp = false }
 
 -- ---- who has what --------------------------------------------------------------------------------
@@ -137,9 +137,6 @@ function Zero:init(params, given)
   if not class.is_class(cls) or not cls.__isa[Optimizer] or cls == Zero or cls == Optimizer then
     raise("%s: option 'optimizer_class' is %s, expected an optimizer's class, such as optim.AdamW", NAME,
       class.is_class(cls) and tostring(cls) or show(cls))
-  end
-  if o.process_group ~= nil and not dist.is_group(o.process_group) then
-    opts.wrong(o.process_group, "a group", "%s: option 'process_group'", NAME)
   end
   if type(params) == "table" and getmetatable(params) == nil and params[1] == nil then
     raise("%s got an empty parameter list", NAME)

@@ -171,7 +171,7 @@ end
 ---@return Tensor  1-dim; int64 of whole numbers, else the default dtype
 function M.arange(...)
   local n, given = opts.split(...)
-  if n > 3 then errors.raise("arange: argument 4 is %s, expected options or nothing", errors.kind((select(4, ...)))) end
+  if n > 3 then opts.wrong((select(4, ...)), "options or nothing", "arange: argument 4") end
   for k = 1, math.max(n, 1) do
     local v = select(k, ...)
     opts.expect(v, opts.number, "arange: argument %d", k)
@@ -276,7 +276,7 @@ function M.tensor(value, given)
       elseif type(v) == "number" then
         saw_number = true
       else
-        errors.raise("tensor: element %d is %s, expected a number or a boolean", at + 1, errors.kind(v))
+        opts.wrong(v, "a number or a boolean", "tensor: element %d", at + 1)
       end
       values[at] = v
       at = at + 1

@@ -127,7 +127,7 @@ function M.wrap_as(cls, id)
 end
 
 local function not_a_tensor(x, who, what)
-  errors.raise("%s: %s is %s, expected a tensor", who or "tensor", what or "argument", errors.kind(x))
+  opts.wrong(x, "a tensor", "%s: %s", who or "tensor", what or "argument")
 end
 
 --- Id of a tensor argument; anything else is an error that names who and what.

@@ -19,7 +19,7 @@ local fixed, type = opts.fixed, type
 local M = {}
 
 local function bad_operand(who, x)
-  errors.raise("%s: operand is %s, expected a tensor or a number", who, errors.kind(x))
+  opts.wrong(x, "a tensor or a number", "%s: operand", who)
 end
 
 -- ---- operators --------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ function methods.to(t, what, and_dtype)
     local o = opts("to", what, { device = opts.string, dtype = opts.string })
     dtype, device = o.dtype, o.device
   elseif type(what) ~= "string" then
-    errors.raise("to: argument is %s, expected a dtype, a device or a tensor", errors.kind(what))
+    opts.wrong(what, "a dtype, a device or a tensor", "to: argument")
   else
     take(what)
     if and_dtype ~= nil then
@@ -500,16 +500,15 @@ function methods.equal(t, u)
   return truth(call2(EQUAL, t, u, "equal"))
 end
 
+local ALLCLOSE_OPTIONS = { rtol = opts.option(opts.number_from(0), 1e-5), atol = opts.option(opts.number_from(0), 1e-8),
+  equal_nan = false }
+
 --- Is |t - u| <= atol + rtol * |u| everywhere?
 ---@param u Tensor
 ---@param given? { rtol: number, atol: number, equal_nan: boolean }  equal_nan takes two nan for close
 ---@return boolean
 function methods.allclose(t, u, given)
-  local o = opts("allclose", given, { rtol = 1e-5, atol = 1e-8, equal_nan = false })
-  if not (o.rtol >= 0 and o.atol >= 0) then
-    local name = o.rtol >= 0 and "atol" or "rtol"
-    errors.raise("allclose: option '%s' is %s, expected a number from 0", name, errors.kind(o[name]))
-  end
+  local o = opts("allclose", given, ALLCLOSE_OPTIONS)
   args.n_in, args.n_i, args.n_f = 2, 0, 3
   a_in[0], a_in[1] = id_of(t, "allclose"), id_of(u, "allclose")
   a_f[0], a_f[1], a_f[2] = o.rtol, o.atol, o.equal_nan and 1 or 0

@@ -77,11 +77,10 @@ function Averages:table(given)
     opts.wrong(self, "the averages of a profile (call it with a colon)", "table: self")
   end
   local o = opts("table", given, { sort_by = opts.one_of(sortable, "self_cpu_time_total"), row_limit = 100,
-    max_name_column_width = 60 })
+    max_name_column_width = opts.option(opts.number_from(4), 60) })
   if not (o.row_limit >= -1 and (o.row_limit % 1 == 0 or o.row_limit == math.huge)) then
     opts.wrong(o.row_limit, "a whole number of rows, or -1 for all", "table: row_limit")
   end
-  opts.expect(o.max_name_column_width, opts.number_from(4), "table: max_name_column_width")
   if o.row_limit == -1 then o.row_limit = math.huge end
   local rows, with_detail, queues = {}, false, false
   for k, row in ipairs(self) do
@@ -267,10 +266,7 @@ end
 ---@return Profile
 function M.start(given)
   if given == M then raise("profiler.start: call it with a dot") end
-  local o = opts("profiler.start", given, { limit = 1000000, with_modules = true, record_shapes = false })
-  if not (o.limit >= 1 and o.limit % 1 == 0) then
-    opts.wrong(o.limit, "a whole number of ranges from 1", "profiler.start: limit")
-  end
+  local o = opts("profiler.start", given, { limit = opts.option(opts.whole_from(1), 1000000), with_modules = true, record_shapes = false })
   local trace = lib.ms_trace_start(o.limit, (o.record_shapes and ffi.C.MS_TRACE_SHAPES or 0) + (o.with_modules
     and ffi.C.MS_TRACE_MODULES or 0))
   if trace == nil then errors.fail() end

@@ -27,9 +27,7 @@ end
 ---@return true
 function M.gradcheck(fn, inputs, given)
   local o = opts("gradcheck", given, { eps = 1e-6, rtol = 1e-3, atol = 1e-5 })
-  if type(fn) ~= "function" and not (type(fn) == "table" and (getmetatable(fn) or {}).__call) then
-    opts.wrong(fn, "a function", "gradcheck: argument 1")
-  end
+  opts.expect(fn, opts.callable, "gradcheck: argument 1")
   if tensor.is_tensor(inputs) then inputs = { inputs } end
   if type(inputs) ~= "table" then opts.wrong(inputs, "a list of tensors", "gradcheck: argument 2") end
   for k, t in ipairs(inputs) do

@@ -51,7 +51,8 @@ wrapping.read_through(DDP)
 -- ---- construction --------------------------------------------------------------------------------
 
 local OPTIONS = {
-  process_group = opts.any, bucket_cap_mb = 25, find_unused_parameters = false, gradient_as_bucket_view = false,
+  process_group = dist._a_group, bucket_cap_mb = opts.option(opts.positive, 25), find_unused_parameters = false,
+  gradient_as_bucket_view = false,
   broadcast_buffers = true,
   static_graph = false, device_ids = opts.table, device_mesh = opts.any, init_sync = true,
   skip_all_reduce_unused_params = false,
@@ -343,10 +344,6 @@ local function is_sharded(p) return rawget(p, "_unit") ~= nil or rawget(p, "_fla
 function DDP:init(m, given)
   opts.expect(m, a_module, "DDP: argument 1")
   local o = opts("DDP", given, OPTIONS)
-  if o.process_group ~= nil and not dist.is_group(o.process_group) then
-    opts.wrong(o.process_group, "a group", "DDP: option 'process_group'")
-  end
-  if o.bucket_cap_mb <= 0 then raise("DDP: option 'bucket_cap_mb' is %g, expected a number > 0", o.bucket_cap_mb) end
   if o.device_ids and #o.device_ids > 1 then raise("device_ids can only be nil or contain a single element.") end
   local group = o.process_group
   if o.device_mesh ~= nil then

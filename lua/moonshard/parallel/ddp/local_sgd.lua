@@ -20,13 +20,11 @@ local raise = errors.raise
 local M = {}
 
 local function check_group(who, what, group)
-  if group ~= nil and not dist.is_group(group) then opts.wrong(group, "a group", "%s: %s", who, what) end
+  if group ~= nil then opts.expect(group, dist._a_group, "%s: %s", who, what) end
 end
 
 local function whole_number(who, what, value, least)
-  if type(value) ~= "number" or value % 1 ~= 0 or value < least then
-    raise("%s: option '%s' is %s, expected a whole number from %d", who, what, errors.show(value), least)
-  end
+  opts.expect(value, opts.whole_from(least), "%s: option '%s'", who, what)
 end
 
 -- ---- the hook ------------------------------------------------------------------------------------

@@ -37,15 +37,12 @@ State.__index = State
 ---@return PowerSGDState
 function M.PowerSGDState(group, given)
   local o = opts("PowerSGDState", given, {
-    matrix_approximation_rank = 1, start_powerSGD_iter = 1000, min_compression_rate = 2, use_error_feedback = true,
+    matrix_approximation_rank = opts.option(opts.whole_from(1), 1),
+    start_powerSGD_iter = 1000, min_compression_rate = 2, use_error_feedback = true,
     warm_start = true,
     orthogonalization_epsilon = 0, random_seed = 0,
   })
-  if group ~= nil and not dist.is_group(group) then opts.wrong(group, "a group", "PowerSGDState: argument 1") end
-  if o.matrix_approximation_rank < 1 or o.matrix_approximation_rank % 1 ~= 0 then
-    errors.raise("PowerSGDState: option 'matrix_approximation_rank' is %g, expected a whole number from 1",
-      o.matrix_approximation_rank)
-  end
+  if group ~= nil then opts.expect(group, dist._a_group, "PowerSGDState: argument 1") end
   if (o.use_error_feedback or o.warm_start) and o.start_powerSGD_iter <= 1 then
     errors.raise("Expect `start_powerSGD_iter` > 1 if `use_error_feedback` or `warm_start` is enabled, because PowerSGD can only be applied "
       .. "after the first two iterations in DDP.")

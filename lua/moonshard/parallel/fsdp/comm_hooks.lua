@@ -30,9 +30,7 @@ local DefaultState = class.new "DefaultState"
 ---@param group? Group  default: the default group
 function DefaultState:init(group)
   local dist = require "moonshard.dist"
-  if group ~= nil and not dist.is_group(group) then
-    opts.wrong(group, "a group", "%s: process_group", self:class_name())
-  end
+  if group ~= nil then opts.expect(group, dist._a_group, "%s: process_group", self:class_name()) end
   self.process_group = group or dist.default_group()
   self.world_size = dist.world_size(self.process_group)
   lib.ms_comm_division(self.world_size, factors, factors + 1)
@@ -118,12 +116,6 @@ define("bf16_compress_hook", C.MS_COMM_LOW, C.MS_BF16)
 
 -- ---- registration --------------------------------------------------------------------------------
 
-local function is_callable(x)
-  if type(x) == "function" then return true end
-  local mt = type(x) == "table" and getmetatable(x)
-  return mt and rawget(mt, "__call") ~= nil or false
-end
-
 local hook_struct = ffi.new "ms_comm_hook"
 
 --- Passes a unit's hook and state to the engine.
@@ -164,7 +156,7 @@ end
 
 --- Sets hook and state of one unit; on an error the old ones stay.
 local function set(unit, hook, state)
-  if hook ~= nil and not is_callable(hook) then
+  if hook ~= nil and not opts.callable.test(hook) then
     raise("The communication hook must be callable but got %s", errors.show(hook))
   end
   local before, before_state = unit.comm_hook, unit.comm_hook_state
@@ -184,4 +176,4 @@ autograd.handlers[C.MS_EV_REDUCE] = function(unit, event)
   return nil, 0
 end
 
-return { public = errors.closed(M, "fsdp.comm_hooks"), set = set, refresh = refresh, is_callable = is_callable }
+return { public = errors.closed(M, "fsdp.comm_hooks"), set = set, refresh = refresh }
