@@ -31,15 +31,23 @@ local function add_row(lines, name, kind, optional, text)
   lines[#lines + 1] = ("| `%s` | `%s`%s | %s |"):format(name, cell(kind), optional and ", optional" or "", cell(text))
 end
 
+-- Options that mean the same everywhere.
+local common = {
+  group = "the world without it", process_group = "the world without it", async = "returns at once, with a Work",
+  recurse = "modules below, too",
+}
+
 -- Options have a row each, with their defaults as the library was found to have them.
 local function row(lines, name, p, defaults)
   if name == "given" then name = "opts" end
   local options = annotations.fields_of(p.type:match "^{%s*(.-)%s*}$" or "")
   if #options == 0 then return add_row(lines, name, p.type, p.optional, p.text) end
-  add_row(lines, name, "table", p.optional, p.text)
+  if p.text ~= "" then add_row(lines, name, "table", p.optional, p.text) end
   for _, o in ipairs(options) do
     local default = defaults and defaults[o.name]
-    add_row(lines, name .. "." .. o.name, o.type, false, default and default ~= "" and "default `" .. default .. "`" or "")
+    local parts = { common[o.name] }
+    if default and default ~= "" then parts[#parts + 1] = "default `" .. default .. "`" end
+    add_row(lines, name .. "." .. o.name, o.type, false, table.concat(parts, "; "))
   end
 end
 
