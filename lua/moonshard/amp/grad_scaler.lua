@@ -374,7 +374,7 @@ function ShardedGradScaler:init(given)
   self._group = construct(self, given, spec).process_group
 end
 
--- Every found_inf becomes the sum over ranks. Where gradients lie on the cpu and the scaler elsewhere, over its device.
+-- Sums every found_inf over ranks; for gradients on the cpu and a scaler elsewhere, on the scaler's device.
 function ShardedGradScaler:_agree(found)
   local home, works = self.scale_tensor.device, {}
   for _, t in util.sorted_pairs(found) do

@@ -14,13 +14,13 @@ local tolerances = {
   float32 = { 1.3e-6, 1e-5 }, float64 = { 1e-7, 1e-7 }, float16 = { 1e-3, 1e-5 }, bfloat16 = { 1.6e-2, 1e-5 },
 }
 
--- Of two dtypes the laxer one decides.
+-- For two dtypes the larger tolerances apply.
 local function tolerance(a, b)
   local ta, tb = tolerances[a] or { 0, 0 }, tolerances[b] or { 0, 0 }
   return math.max(ta[1], tb[1]), math.max(ta[2], tb[2])
 end
 
---- Where element k (from 0) stands: "[2, 1]".
+--- The position of element k (from 0): "[2, 1]".
 function M.place(k, shape)
   local at = {}
   for d = #shape, 1, -1 do

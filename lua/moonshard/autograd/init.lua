@@ -122,7 +122,7 @@ end
 local events, pullers, depth = {}, {}, 0
 local running, status = coroutine.running, coroutine.status
 
---- Aborts runs that nobody will go on with: their coroutine died, or (at the prompt: all) an error left them.
+--- Aborts runs that cannot continue: their coroutine died, or an error left them (at the prompt: all runs).
 ---@param all? boolean
 function M.abort_left(all)
   for d = 1, depth do

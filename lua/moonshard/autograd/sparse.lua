@@ -336,7 +336,7 @@ function M.accumulate(t, g)
   end)
 end
 
--- What reads gradients in the engine sees the dense ones they stand for: runs fn while leaves have those.
+-- The engine's readers of gradients need dense ones: runs fn while the leaves have those.
 local function restore(changed, ok, ...)
   for k = #changed, 1, -1 do lib.ms_set_grad(changed[k].id, 0) end
   if not ok then error((...), 0) end

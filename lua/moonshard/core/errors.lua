@@ -8,12 +8,12 @@ local hints = require "moonshard.core.hints"
 
 local M = {}
 
--- The front end's folder, in which this file lies one folder down.
+-- The front end's folder, the parent of this file's folder.
 local prefix = debug.getinfo(1, "S").source:match "^(@.*/)core/[^/]*$"
 M.library = prefix             -- what the source of every function of the front end begins with
 local getinfo = debug.getinfo
 
--- What stands behind a function: "C", "library", or the file of a script's. Kept, because asking is garbage of 300
+-- Where a function is defined: "C", "library", or the script's file. Cached, because a query makes garbage of 300
 -- bytes a frame, and lines of tensors are looked up in training loops.
 local places = setmetatable({}, { __mode = "k" })
 

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The engine, loaded: libmoonshard.so and its cdef, which is generated from runtime/moonshard.h by
 --- the build. Found relative to this file: build/ of the source tree, or where installed.lua says
---- (`cmake --install` wrote it); MOONSHARD_LIB names another library, whose cdef lies beside it.
+--- (`cmake --install` wrote it); MOONSHARD_LIB names another library, with its cdef in the same folder.
 local ffi = require "ffi"
 
 -- Spec runners load modules again for every file; types and the engine exist once in a process.
@@ -60,7 +60,7 @@ local args = ffi.new "ms_args"
 ---@class moonshard.ffi
 ---@field lib table      the engine's functions (runtime/moonshard.h)
 ---@field state table    ms_state: read without a call
----@field args table     one ms_args for whoever calls an operator: filled and read at once, never kept
+---@field args table     one ms_args shared by all operator calls: filled and read at once, never kept
 local M = {
   ffi = ffi, lib = lib, path = path, folder = folder,
   state = lib.ms_get_state(),

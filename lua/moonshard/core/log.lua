@@ -5,7 +5,7 @@ local opts = require "moonshard.core.opts"
 
 local M = {}
 
---- Rank and number of ranks, as the launcher tells them where the ranks have not met; 0, 1 without a launcher.
+--- Rank and number of ranks, from the launcher until the ranks have joined; 0, 1 without a launcher.
 ---@return integer
 ---@return integer
 function M.rank()
@@ -45,7 +45,7 @@ end
 
 local told = {}
 
---- A warning that is told once in a process, but to every ms.catch_warnings.
+--- A warning that a process writes once; every ms.catch_warnings receives it.
 ---@param message string
 function M.warn_once(message)
   if not now.warnings then

@@ -2,7 +2,7 @@
 --- What a call was given: kinds of arguments, and options, which are one table of string keys.
 ---   opts.expect(fn, opts.fn, "%s: argument %d", who, k)      -- who: argument 2 is a number (3), expected a function
 ---   local o = opts("adamw", given, { params = opts.required, lr = 1e-3, weight_decay = opts.number })
---- An option's default stands for its type too; a kind stands for an option without a default.
+--- In a table of options a default also gives the type; a kind declares an option without a default.
 local errors = require "moonshard.core.errors"
 
 local M = {}
@@ -168,7 +168,7 @@ local function sorted_names(spec)
   return names
 end
 
---- May x stand in the options' place? Tensors, modules, classes, groups and lists are never options.
+--- Can x be a table of options? Tensors, modules, classes, groups and lists are never options.
 function M.is(x)
   return type(x) == "table" and getmetatable(x) == nil and x[1] == nil
 end

@@ -81,7 +81,7 @@ end
 local GPT = nn.Module:extend("GPT")
 
 -- What attention adds to its scores (Press, Smith and Lewis 2021): -2^(-8 h / H) (t - s), for head h = 1 .. H. A model
--- that is told distances learns to copy several times sooner than one that must work them out of a table of positions.
+-- with distances learns to copy in a fraction of the steps that one with a table of positions needs.
 local function distances(o, device)
   local t = create.arange(0, o.context, { dtype = "float32", device = device })
   local slopes = {}

@@ -41,7 +41,7 @@ local function with_path(self, e)
     for name, m in self:named_modules() do
       if m == failing.inner then found = name break end
     end
-    if not found then return e end              -- not registered below self: what is known so far stands
+    if not found then return e end              -- not registered below self: keep the path found so far
     path = path .. "." .. found
   end
   -- Alone, a Linear that ran linear is not worth saying twice.
@@ -91,7 +91,7 @@ local function range_name(self)
     paths_from[outermost] = paths
   end
   if paths[self] == nil then                                -- the first time, or a module was added
-    -- unless found: one that forward calls and nobody registered
+    -- unless found: forward calls a module that is not registered
     paths[self] = false
     for path, m in outermost:named_modules() do paths[m] = path end
   end
@@ -114,7 +114,7 @@ local profiled = false
 ranges.on_change(function(on)
   if on == profiled then return end
   profiled = on
-  outermost = nil                                           -- a call in a coroutine that nobody resumed
+  outermost = nil                                           -- a call in a coroutine that was not resumed
   paths_from = setmetatable({}, { __mode = "k" })           -- modules may have moved since
 end)
 
@@ -153,7 +153,7 @@ local function fill_ids(self, values)
   end
 end
 
--- The values with their tensors replaced by what the engine goes on with.
+-- The values, with their tensors replaced by those that the engine continues with.
 local function take_ids(values)
   local out = { n = values.n }
   for k = 1, values.n do

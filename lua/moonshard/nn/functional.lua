@@ -292,7 +292,7 @@ local function soft_cross_entropy(logits, target, weight, how, ignore_index, lab
   return how == "mean" and loss / (logits:numel() / classes) or loss
 end
 
--- Classes stand in dimension 2 (or alone), as in PyTorch; the operator wants rows of classes.
+-- Classes are dimension 2 (or the only one), as in PyTorch; the operator takes rows of classes.
 local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
   opts.expect(logits, a_tensor, "cross_entropy: logits")
   opts.expect(ids, a_tensor, "cross_entropy: ids")

@@ -124,7 +124,7 @@ function M.mse_loss(a, b, reduction)
   return wrap(a_out[0])
 end
 
--- scale 0 stands for 1 / sqrt(head size).
+-- scale 0 means 1 / sqrt(head size).
 function M.attention(q, k, v, mask, causal, dropout_p, scale)
   a_in[0], a_in[1], a_in[2] = id_of(q, "attention", "q"), id_of(k, "attention", "k"), id_of(v, "attention", "v")
   local n = 3

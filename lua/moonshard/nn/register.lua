@@ -366,7 +366,7 @@ local function iterate(names, values)
   end
 end
 
--- What only wraps m stands for m.
+-- A module that only wraps m is treated as m.
 local function unwrapped(m)
   while m._wraps do m = m._slots.module end
   return m

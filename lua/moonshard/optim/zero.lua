@@ -37,7 +37,7 @@ local Zero = Optimizer:extend(NAME)
 local OPTIONS = { optimizer_class = opts.any, process_group = dist._a_group, parameters_as_bucket_view = false,
   overlap_with_ddp = false }
 
--- ---- who has what --------------------------------------------------------------------------------
+-- ---- ownership -----------------------------------------------------------------------------------
 
 local function each_param(self, fn)
   for index, group in ipairs(self.param_groups) do

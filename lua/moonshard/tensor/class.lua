@@ -73,7 +73,7 @@ local function run(op, list)
   return out, n
 end
 
--- On the 1st, 2nd … inner tensors of the instances among list; plain tensors stand beside each.
+-- On the 1st, 2nd … inner tensors of the instances among list; plain tensors are passed to each.
 local function run_inner(op, list)
   local first, parts, count = nil, {}, nil
   for k = 1, op.n_in do

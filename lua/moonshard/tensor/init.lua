@@ -160,7 +160,7 @@ local refused_call = function() return false end
 ---@param fn fun(number: integer, a: Tensor?, b: Tensor?, c: Tensor?): boolean
 function M.on_refused_call(fn) refused_call = fn end
 
--- The call with an instance of a tensor class among its arguments: by inner tensors. nil when there is none.
+-- A call with instances of tensor classes among its arguments, on their inner tensors; nil without such instances.
 local function by_inner(op, n, f, a, b, c)
   if not (a.id < 0 or b and b.id < 0 or c and c.id < 0) then return nil end
   local args, a_in = engine.args, engine.a_in
@@ -225,7 +225,7 @@ function M.call3(op, a, b, c, who)
   return id
 end
 
---- An operator whose arguments lie in engine.args. Outputs are in engine.a_out afterwards. The tensors
+--- Calls an operator on the arguments in engine.args. Outputs are in engine.a_out afterwards. The tensors
 --- are named for errors only.
 function M.call(op, a, b, c)
   local args = engine.args
@@ -317,7 +317,7 @@ function setters.grad(t, g)
   if g ~= nil and M.id_of(g, "grad", "value") < 0 and g.is_sparse then return g:_become_grad(t) end
   drop_sparse(t)
   local old = rawget(t, "_grad")
-  if old and state.scope == 0 then own(old) end         -- somebody may hold it still
+  if old and state.scope == 0 then own(old) end         -- the script may still hold it
   if lib.ms_set_grad(t.id, g == nil and 0 or id_of(g, "grad", "value")) ~= 0 then fail(t, g) end
   rawset(t, "_grad", g)
 end

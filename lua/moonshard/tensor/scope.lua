@@ -105,7 +105,7 @@ end
 -- ---- steps --------------------------------------------------------------------------------------
 
 -- Loops whose last step may still be open, by chain: { chain -> array of states }. A loop left by
--- break or an error stays in it; it is told from one that runs around us by looking for its control
+-- break or an error stays in it; a loop that still runs is recognised by its control
 -- variable in the frames of the stack.
 local current_chain = 0
 local loops = { [0] = {} }
