@@ -37,9 +37,9 @@ local OPTIONS = {
   { "data", "list", "/usr/share/common-licenses", "text files, folders of them, llm.c's .bin shards" },
   { "out", "path", nil, "folder of the run (a new one in runs/)" },
   { "save", "path", nil, "a number K: a checkpoint every K steps; a path: the last checkpoint goes there" },
-  { "resume", "path", nil, "go on from a checkpoint, or from the latest one of a run's folder" },
+  { "resume", "path", nil, "continue from a checkpoint, or from the latest one in a run's folder" },
   { "from", "path", nil,
-  "fine-tune the weights of a checkpoint, or of the latest one of a run's folder: a run of its own on other --data" },
+  "fine-tune the weights of a checkpoint, or of the latest one in a run's folder, in a new run on other --data" },
   { "nan", cli.one_of("stop", "continue"), "stop",
   "after three losses in a row that are not finite: end with status 1, or continue" },
   { "stop", "count", nil, "end after this step, as if interrupted, with a checkpoint" },
@@ -103,7 +103,7 @@ local function resolve(resumed, tuned)
   return config
 end
 
-if given.resume and given.from then stop "--resume goes on with a run and --from begins a new one: give one of them" end
+if given.resume and given.from then stop "--resume continues a run and --from begins a new one: give only one of them" end
 local resumed, tuned = open_checkpoint "resume", open_checkpoint "from"
 local config = resolve(resumed, tuned)
 local device_ok, device_error = pcall(ms.set_default_device, config.device)

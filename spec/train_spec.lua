@@ -267,7 +267,7 @@ describe("scripts/train.lua", function()
     { { "--resume", "/nowhere/at/all" }, "there is no file or folder '/nowhere/at/all'" },
     { { "--nan", "ignore" }, "'ignore' is none of stop, continue" },
     { { "--from", "/nowhere/at/all" }, "%-%-from: there is no file or folder '/nowhere/at/all'" },
-    { { "--from", "a", "--resume", "b" }, "%-%-resume goes on with a run and %-%-from begins a new one" },
+    { { "--from", "a", "--resume", "b" }, "%-%-resume continues a run and %-%-from begins a new one" },
     { { "--context", 100000 }, "training tokens are too few for a context of 100000" },
   }
   for _, case in ipairs(wrong) do

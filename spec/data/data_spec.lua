@@ -206,7 +206,7 @@ describe("batches", function()
 
   for _, case in ipairs { { 1, 16, 1 }, { 2, 16, 3 }, { 3, 10, 2 }, { 4, 64, 16 }, { 2, 3, 4 } } do
     local world, context, size = unpack(case)
-    it(("score every validation token once, in its place: %d ranks, context %d"):format(world, context), function()
+    it(("score every validation token once, at its position: %d ranks, context %d"):format(world, context), function()
       local texts = { numbered(400), numbered(48):reverse(), numbered(1000):reverse(), "short file" }
       for k, text in ipairs(texts) do write("f" .. k, text) end
       local corpus = ms.data.corpus(folder)

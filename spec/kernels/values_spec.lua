@@ -180,7 +180,7 @@ describe("gradients at the edges:", function()
     { "clamp outside", "float32 [0 1 0]", function() return grad({ -2, 0, 2 },
     function(x) return x:clamp(-1, 1) end) end },
     { "x ^ 0", "float32 [0 0]", function() return grad({ 0, 2 }, function(x) return x ^ 0 end) end },
-    { "where does not mix NaN in", "float32 [0 1]", function()
+    { "where ignores NaN in the branch not taken", "float32 [0 1]", function()
       return grad({ -1, 1 }, function(x) return ms.where(x:gt(0), x, ms.zeros(2)) end)
     end },
   }

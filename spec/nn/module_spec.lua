@@ -348,7 +348,7 @@ describe("modes", function()
     assert.is_nil(m.weight.grad)
   end)
 
-  it("to changes dtypes and keeps the parameters themselves, shared ones shared", function()
+  it("to changes dtypes, but keeps parameter objects and sharing", function()
     local m = Block(2)
     m.again = m.gain
     local p, counts = m.gain, m.calls

@@ -71,7 +71,7 @@ describe("MultiheadAttention", function()
     assert.is_nil(none)
   end)
 
-  it("of a tensor to itself, or with one tensor as key and value, is the same in fewer products", function()
+  it("of a tensor to itself, or with one tensor as key and value, gives the same with fewer products", function()
     local m = make()
     local x, y = ms.randn(5, 3, 8, f64), ms.randn(7, 3, 8, f64)
     close((m(x, x, x)), (m(x, x:clone(), x:clone())), tight)

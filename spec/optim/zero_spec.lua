@@ -98,7 +98,7 @@ for world = 1, 4 do
       end
     end
 
-    it("gives whole parameters to ranks, the largest first to who has least, and keeps state for the own ones only",
+    it("assigns whole parameters to ranks, the largest first to the least loaded, and keeps state only for its own",
       function(rank)
       local m = make()
       local zero = zero_of(m, KINDS[3])

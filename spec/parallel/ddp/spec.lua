@@ -478,7 +478,7 @@ ranks.describe(2, "DDP #mpi", function()
     ms.no_grad(function() ddp(ms.ones(1, 3)) end)
   end)
 
-  it("finishes with the backward that brings the last gradient", function(rank)
+  it("finishes with the backward in which the last gradient arrives", function(rank)
     local ms, nn, dist = load()
     local m = require("spec.support.models.double_linear").DoubleLinear(3)
     local ddp = nn.DDP(m)

@@ -172,7 +172,7 @@ for world = 1, 4 do
       end
     end)
 
-    it("refuses inputs of another dtype than a unit computes in, where nothing casts them", function()
+    it("refuses inputs of a dtype other than the unit's, unless they are cast", function()
       local ms, nn, fsdp, _, quietly = load()
       local Two = nn.Module:extend "Two"
       function Two:init() self.c1, self.c2 = nn.Linear(4, 4), nn.Linear(4, 4) end
