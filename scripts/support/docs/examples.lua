@@ -132,8 +132,7 @@ end
 local function default_text(value)
   if type(value) == "table" and getmetatable(value) then
     value = rawget(value, "default")
-    if value == nil then return "" end
-    if value == opts.required then return "" end
+    if value == nil or value == opts.required then return "" end
   end
   if type(value) == "string" then return ("%q"):format(value) end
   return type(value) == "number" and ("%.14g"):format(value) or text_of(value)
