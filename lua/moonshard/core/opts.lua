@@ -58,11 +58,6 @@ M.callable = kind("a function", function(v)
   return type(v) == "function" or mt and rawget(mt, "__call") ~= nil or false
 end)
 
---- A table without a metatable: no tensor, module, class or group. text: "a list of ranks".
-function M.list(text)
-  return kind(text, function(v) return type(v) == "table" and getmetatable(v) == nil end)
-end
-
 --- An option of a kind, and its value where it is not given; M.required as its value: one must be there.
 function M.option(of, default)
   local one = kind(of.text, of.test)
@@ -104,23 +99,6 @@ end
 function M.expect(value, expected, label, ...)
   if expected.test(value) then return value end
   refuse(value, expected, select("#", ...) > 0 and label:format(...) or label)
-end
-
---- A list whose elements are of a kind, which names them: "expected a list of tensors".
----@param list any
----@param expected table
----@param label string
-function M.expect_list(list, expected, label, ...)
-  if type(list) ~= "table" or getmetatable(list) ~= nil then
-    errors.raise("%s is %s, expected a list of %ss", label:format(...), errors.kind(list),
-      (expected.text:gsub("^an? ", "")))
-  end
-  for k = 1, #list do
-    if not expected.test(list[k]) then
-      refuse(list[k], expected, ("%s: element %d"):format(label:format(...):match "^(.-): " or label:format(...), k))
-    end
-  end
-  return list
 end
 
 -- ---- functions without options --------------------------------------------------------------------
