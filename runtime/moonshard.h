@@ -504,6 +504,14 @@ MS_API ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, doub
 
 // ---- dist -------------------------------------------------------------------------------------
 
+// What the environment says of this process: known before the ranks have met.
+typedef struct {
+    const char *name;                              // "mpirun", "srun", "PMIx", "mpiexec", "torchrun"; "": no launcher
+    int32_t rank, world, local_rank, local_world;  // local: on this node. world, local_world 0: it does not say
+    char reason[200];                              // why its variables make no sense; "": they do
+} ms_launch;
+MS_API void ms_launcher(ms_launch *out);  // reads the environment
+
 // Process groups are numbers: 0 is the world, 1 this rank alone. Ranks in arguments are the world's. Before
 // ms_dist_init, and without a launcher, the world is this process alone and collectives are copies.
 MS_API ms_status ms_dist_init(const char *backend,
@@ -511,7 +519,7 @@ MS_API ms_status ms_dist_init(const char *backend,
 MS_API int ms_dist_is_initialized(void);        // has this process joined?
 MS_API void ms_dist_finalize(void);             // also automatic when the process ends with code 0
 MS_API const char *ms_dist_backend(void);       // "self" or "mpi"
-MS_API const char *ms_dist_launcher(void);      // "mpirun", "srun", "PMIx", or "" when started alone
+MS_API const char *ms_dist_launcher(void);      // ms_launcher's name
 MS_API ms_status ms_dist_free_group(double group, const char *site);  // collective over the world
 MS_API double ms_dist_new_group(int n, const int32_t *ranks,
                                 const char *site);  // collective over the world; < 0: failed

@@ -206,33 +206,3 @@ ms_status ms__env_number(const char *name, const char *expected, double *value)
     *value = v;
     return MS_OK;
 }
-
-// ---- launchers --------------------------------------------------------------------------------
-
-// "2(x3),1": two tasks on each of the first three nodes, one on the last.
-static int slurm_tasks(const char *list, int node)
-{
-    while (list && *list) {
-        char *end;
-        long tasks = strtol(list, &end, 10), nodes = 1;
-        if (end == list) return 0;
-        if (end[0] == '(' && end[1] == 'x') {
-            nodes = strtol(end + 2, &end, 10);
-            if (*end == ')') end++;
-        }
-        if (node < nodes) return (int)tasks;
-        node -= (int)nodes;
-        if (*end != ',') return 0;
-        list = end + 1;
-    }
-    return 0;
-}
-
-int ms__ranks_here(void)
-{
-    const char *n = getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *node = getenv("SLURM_NODEID");
-    if (!n) n = getenv("MPI_LOCALNRANKS");
-    if (n) return atoi(n);
-    // Set in a step that srun started; a batch script by itself is one process.
-    return getenv("SLURM_STEP_ID") ? slurm_tasks(getenv("SLURM_STEP_TASKS_PER_NODE"), node ? atoi(node) : 0) : 0;
-}

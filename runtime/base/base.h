@@ -64,7 +64,6 @@ const char *ms__intern(const char *s);
 
 // Text of a shape "[2, 3]" in one of 8 rotating thread-local buffers.
 const char *ms__shape_text(int ndim, const int64_t *shape);
-int ms__ranks_here(void);  // ranks on this node as the launcher tells it, before they have met; 0: it does not
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/comm.c -- groups, issuing collectives, works, the ledger. Who issues them: the engine (comm/engine.c) and
-// scripts (comm/script.c).
+// comm/comm.c -- groups, issuing collectives, works, the ledger. comm/request.c makes what is issued here.
 //
 // A collective gets its number when it is issued. Synchronous ones run on the calling thread; the others on the
 // workers of the gather, reduce and copy streams, which poll independently, so that none holds up another. Only the
@@ -135,11 +134,12 @@ void ms_dist_finalize(void)
     ms__streams_drain();
     ms__comm_stop();
 }
-const char *ms_dist_backend(void) { return ms__world.mpi ? "mpi" : "self"; }
+const char *ms_dist_backend(void) { return ms__world.transport->name; }
 const char *ms_dist_launcher(void)
 {
-    const char *s = ms__comm_launcher();
-    return s ? s : "";
+    ms_launch launch;
+    ms_launcher(&launch);
+    return launch.name;
 }
 int ms_dist_local_rank(void) { return ms__world.local_rank; }
 int ms_dist_local_size(void) { return ms__world.local_size; }
@@ -193,10 +193,11 @@ void ms_dist_publish_error(const char *text, double since) { ms__comm_publish_er
 
 ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
 {
-    if (!ms__world.mpi) return ms__fail(MS_EUNSUPPORTED, "ms_dist_mpi_own: this process was not started by mpirun");
-    ms__mpi_lock();
-    int rc = ms__world.mpi->own(op, out, in, (size_t)count);
-    ms__mpi_unlock();
+    if (!ms__world.transport->own)
+        return ms__fail(MS_EUNSUPPORTED, "ms_dist_mpi_own: this process was not started by mpirun");
+    ms__transport_lock();
+    int rc = ms__world.transport->own(op, out, in, (size_t)count);
+    ms__transport_unlock();
     return rc == 0 ? MS_OK : ms__fail(MS_ECOMM, "ms_dist_mpi_own: MPI failed (%d)", rc);
 }
 

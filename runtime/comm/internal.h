@@ -13,7 +13,7 @@
 #include <sys/types.h>
 #include "comm/comm.h"
 #include "base/activity.h"
-#include "comm/transport/mpi/mpi.h"
+#include "comm/transport/transport.h"
 #include "base/env.h"
 
 enum {
@@ -175,12 +175,12 @@ typedef struct ms_coll {
     struct ms_stage *stage;  // of tensors on a GPU: their bytes on the CPU
 } ms_coll;
 
-// ---- comm/job/start.c: transports ----
+// ---- comm/job/start.c ----
 typedef struct {
     int rank, size, local_rank, local_size, nodes, node;
     int *node_of;     // by world rank
     bool up, mapped;  // mapped: every peer here can map this rank's arenas
-    const ms_mpi_table *mpi;
+    const ms_transport *transport;
     char *ctl;  // control memory
     size_t ctl_bytes;
     ms_board *board;
@@ -191,9 +191,8 @@ typedef struct {
 extern ms_world ms__world;
 
 ms_status ms__comm_start(const char *backend, double timeout);  // timeout 0: as the environment says
-void ms__mpi_lock(void);
-void ms__mpi_unlock(void);
-const char *ms__comm_launcher(void);  // "mpirun" …, NULL: started alone
+void ms__transport_lock(void);
+void ms__transport_unlock(void);
 
 #define CONTROL_NAME "moonshard-control-"  // of its file, where there is one; then the process and six letters
 void ms__comm_clean(

@@ -17,6 +17,7 @@
 #include <sys/sysinfo.h>
 #include <fcntl.h>
 #include <unistd.h>
+#include "base/launcher.h"
 #include "device/device.h"
 #include "device/pool.h"
 #include "base/trace.h"
@@ -227,8 +228,9 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
 {
     if (!pool.top) {
         // Started beside others: then what is made before dist.init can be read in place as well.
-        int local = ms__ranks_here();
-        bool beside = local > 1 || (local == 0 && getenv("PMIX_RANK"));
+        ms_launch launch;
+        ms_launcher(&launch);
+        bool beside = launch.local_world != 1;
         if (beside && (pool.top = arena_new(true, size))) pool.shared = true;
         else if (!(pool.top = arena_new(false, size))) return NULL;
     }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/launcher.h"
 #include "base/env.h"
 #include "ops/op.h"
 

@@ -37,7 +37,8 @@ describe("Slurm's variables", function()
         local ms = require "moonshard"
         local file = io.popen "nproc"
         print(require("moonshard.core.ffi").lib.ms_num_threads(), file:read "*n")
-      ]], { env = { SLURM_STEP_ID = "0", SLURM_STEP_TASKS_PER_NODE = list, SLURM_NODEID = node, OMP_NUM_THREADS = false, MOONSHARD_THREADS = false } })
+      ]], { env = { SLURM_STEP_ID = "0", SLURM_PROCID = "0", SLURM_STEP_NUM_TASKS = list == "1" and "1" or "10",
+        SLURM_STEP_TASKS_PER_NODE = list, SLURM_NODEID = node, OMP_NUM_THREADS = false, MOONSHARD_THREADS = false } })
       local threads, cpus = job.stdout:match "(%d+)\t(%d+)"
       assert.are.equal(math.max(1, math.floor(cpus / share)), tonumber(threads), list)
     end

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Warnings and log lines: to stderr, with the rank in front when there are several.
 local context = require "moonshard.core.context"
+local launcher = require "moonshard.core.launcher"
 local opts = require "moonshard.core.opts"
 
 local M = {}
@@ -18,10 +19,10 @@ function M.rank()
     end)
   end
   if not ok or not rank then
-    rank, world = os.getenv "OMPI_COMM_WORLD_RANK" or os.getenv "SLURM_PROCID", os.getenv "OMPI_COMM_WORLD_SIZE"
-      or os.getenv "SLURM_NTASKS"
+    local launch = launcher()
+    return launch.rank, launch.world
   end
-  return tonumber(rank) or 0, tonumber(rank) and tonumber(world) or 1
+  return rank, world
 end
 
 local function rank_prefix()

@@ -2,6 +2,7 @@
 --- Command lines of the house's scripts: options from one table, errors said once (by rank 0) with the nearest
 --- name, Ctrl-C that ends a script with one line.
 local argparse = require "argparse"
+local launcher = require "moonshard.core.launcher"
 
 local M = {}
 
@@ -9,9 +10,8 @@ local M = {}
 ---@return integer rank
 ---@return integer world
 function M.launched()
-  local rank = os.getenv "OMPI_COMM_WORLD_RANK" or os.getenv "PMI_RANK" or os.getenv "SLURM_PROCID"
-  local world = os.getenv "OMPI_COMM_WORLD_SIZE" or os.getenv "PMI_SIZE" or os.getenv "SLURM_NTASKS"
-  return tonumber(rank) or 0, tonumber(world) or 1
+  local launch = launcher()
+  return launch.rank, launch.world
 end
 
 --- Ends the script on every rank; rank 0 says why.

@@ -5,7 +5,7 @@
 --- A rank's standard output is a pseudo terminal under mpirun even when mpirun writes to a file, so asking it
 --- would lie. MOONSHARD_PROGRESS says it (scripts/train sets it where mpirun's own output goes); without it a
 --- process that a launcher started prints lines.
-local cli = require "moonshard.run.cli"
+local launcher = require "moonshard.core.launcher"
 local ffi = require "ffi"
 
 ffi.cdef "int isatty(int);"
@@ -16,8 +16,7 @@ local M = {}
 function M.style()
   local said = os.getenv "MOONSHARD_PROGRESS"
   if said == "bar" or said == "lines" then return said end
-  local _, world = cli.launched()
-  if world > 1 or os.getenv "OMPI_COMM_WORLD_SIZE" or os.getenv "SLURM_PROCID" then return "lines" end
+  if launcher().name ~= "" then return "lines" end
   return ffi.C.isatty(1) == 1 and os.getenv "TERM" ~= "dumb" and "bar" or "lines"
 end
 

@@ -293,11 +293,11 @@ void ms__comm_stop(void)
     stopped = true;
     ms__board_state(RANK_LEFT);
     if (w->board && !all_left()) ms__end_stay(1);
-    if (w->mpi) {
+    if (w->transport->finalize) {
         if (w->board) ms__thread_start(finalize_thread);
-        ms__mpi_lock();
-        w->mpi->finalize();
-        ms__mpi_unlock();
+        ms__transport_lock();
+        w->transport->finalize();
+        ms__transport_unlock();
     }
 }
 

@@ -56,25 +56,25 @@ static int sender(const ms_group *g, int i)
 
 static void *isend(const void *p, size_t n, int to, int tag)
 {
-    ms__mpi_lock();
-    void *r = ms__world.mpi->isend(p, n, to, tag);
-    ms__mpi_unlock();
+    ms__transport_lock();
+    void *r = ms__world.transport->isend(p, n, to, tag);
+    ms__transport_unlock();
     return r;
 }
 
 static void *irecv(void *p, size_t n, int from, int tag)
 {
-    ms__mpi_lock();
-    void *r = ms__world.mpi->irecv(p, n, from, tag);
-    ms__mpi_unlock();
+    ms__transport_lock();
+    void *r = ms__world.transport->irecv(p, n, from, tag);
+    ms__transport_unlock();
     return r;
 }
 
 static int test(void **r)
 {
-    ms__mpi_lock();
-    int rc = ms__world.mpi->test(r);
-    ms__mpi_unlock();
+    ms__transport_lock();
+    int rc = ms__world.transport->test(r);
+    ms__transport_unlock();
     return rc;
 }
 
@@ -221,9 +221,9 @@ void ms__far_end(ms_coll *c)
     c->far = NULL;
     for (int i = 0; i < f->n_in; i++)
         if (f->in_req[i]) {
-            ms__mpi_lock();
-            ms__world.mpi->cancel(f->in_req[i]);
-            ms__mpi_unlock();
+            ms__transport_lock();
+            ms__world.transport->cancel(f->in_req[i]);
+            ms__transport_unlock();
         }
     pthread_mutex_lock(&lock);
     f->next = lingering;
@@ -260,9 +260,9 @@ static ms_status finish(ms_waiter *w, void **req)
 static void leave(void *req, bool receives)
 {
     if (req && receives) {
-        ms__mpi_lock();
-        ms__world.mpi->cancel(req);
-        ms__mpi_unlock();
+        ms__transport_lock();
+        ms__world.transport->cancel(req);
+        ms__transport_unlock();
     }
     keep(req);
 }
@@ -541,9 +541,9 @@ void ms__far_poll(void)
     sent_errors();
     int there = 0;
     if (first_on(ms__world.node) == ms__world.rank) {
-        ms__mpi_lock();
-        there = ms__world.mpi->probe(TAG_ERROR, &from, &n);
-        ms__mpi_unlock();
+        ms__transport_lock();
+        there = ms__world.transport->probe(TAG_ERROR, &from, &n);
+        ms__transport_unlock();
     }
     void *r = there && n == sizeof m ? irecv(&m, sizeof m, from, TAG_ERROR) : NULL;
     bool got = r != NULL;

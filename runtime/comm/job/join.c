@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#include "base/launcher.h"
 #include "comm/internal.h"
 
 typedef struct {
@@ -25,6 +26,7 @@ enum { MS = 1000000 };
 static join_peer *peers;
 static int n_peers, n_expected;  // on this node, without this rank
 static int my_rank;
+static bool all_here;                                     // mpirun started every rank on this node
 static pid_t parent;                                      // of all ranks of this node
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // of the list of peers: an error may look at it too
 static atomic_bool over;                                  // dist.init is through, or has failed
@@ -41,10 +43,7 @@ static void nap(long ns)
 static int rank_of(int pid)
 {
     static char text[1 << 17];
-    size_t n = ms__peer_file(pid, "environ", text, sizeof text);
-    for (char *at = text; at < text + n; at += strlen(at) + 1)
-        if (strncmp(at, "PMIX_RANK=", 10) == 0) return atoi(at + 10);
-    return -1;
+    return ms__pmix_rank(text, ms__peer_file(pid, "environ", text, sizeof text));
 }
 
 static void find_peers(void)
@@ -180,8 +179,7 @@ static bool look_at_peers(int64_t since, int64_t now, bool say)
 // Names the ranks that died before they could be seen: known when all ranks are on this node.
 static void name_unseen(void)
 {
-    const char *world = getenv("OMPI_COMM_WORLD_SIZE");
-    if (!world || atoi(world) != n_expected + 1) return;
+    if (!all_here) return;
     for (int r = 0; r <= n_expected; r++) {
         bool seen = r == my_rank;
         for (int k = 0; k < n_peers; k++) seen |= peers[k].rank == r;
@@ -260,15 +258,18 @@ int ms__rank_launched(void) { return my_rank; }
 
 __attribute__((constructor)) static void launched(void)
 {
-    const char *rank = getenv("PMIX_RANK");
-    n_expected = ms__ranks_here() - 1;
-    if (!rank || n_expected < 0 || n_expected > 1023) return;
-    my_rank = atoi(rank);
+    ms_launch launch;
+    ms_launcher(&launch);
+    n_expected = *launch.name ? launch.local_world - 1 : -1;
+    // Ranks are found by the variable of PMIx.
+    if (n_expected < 0 || n_expected > 1023 || rank_of(getpid()) < 0) return;
+    my_rank = launch.rank;
     parent = getppid();
-    if (rank_of(parent) >= 0) return;  // behind a shell: who its siblings are is not known
-    if (getenv("OMPI_COMM_WORLD_SIZE")) ms__launcher_pid = parent;
-    const char *world = getenv("OMPI_COMM_WORLD_SIZE");
-    if (my_rank == 0 && world && atoi(world) == n_expected + 1) ms__launcher_to_loopback();
+    if (rank_of(parent) >= 0) return;  // behind a shell: its siblings are not known
+    bool mpirun = strcmp(launch.name, "mpirun") == 0;
+    if (mpirun) ms__launcher_pid = parent;
+    all_here = mpirun && launch.world == n_expected + 1;
+    if (my_rank == 0 && all_here) ms__launcher_to_loopback();
     if (n_expected == 0) return;
     ms__say_errors();
     ms__activity_share();

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// comm/job/start.c -- from a process that somebody started to ranks that share memory: launcher, MPI plugin, nodes,
-// control memory. The end of all that is in comm/job/end.c.
+// comm/job/start.c -- turns independently launched processes into ranks with shared memory: the transport, which ranks
+// share a node, the control memory of each. comm/job/end.c is its counterpart.
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -14,55 +13,16 @@
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
+#include "base/launcher.h"
 #include "comm/internal.h"
 
-ms_world ms__world = { .rank = 0, .size = 1, .local_size = 1, .nodes = 1, .timeout = 60, .step = -1 };
+ms_world ms__world = {
+    .rank = 0, .size = 1, .local_size = 1, .nodes = 1, .transport = &ms__transport_self, .timeout = 60, .step = -1
+};
 
-static pthread_mutex_t mpi_mutex = PTHREAD_MUTEX_INITIALIZER;
-void ms__mpi_lock(void) { pthread_mutex_lock(&mpi_mutex); }
-void ms__mpi_unlock(void) { pthread_mutex_unlock(&mpi_mutex); }
-
-static int env_int(const char *name, int absent)
-{
-    const char *s = getenv(name);
-    return s && *s ? atoi(s) : absent;
-}
-
-const char *ms__comm_launcher(void)
-{
-    if (env_int("OMPI_COMM_WORLD_SIZE", 0) > 0) return "mpirun";
-    // srun sets SLURM_PROCID for a step; salloc and sbatch alone don't.
-    if (getenv("SLURM_PROCID") && getenv("SLURM_STEP_ID") &&
-        env_int("SLURM_STEP_NUM_TASKS", env_int("SLURM_NTASKS", 1)) > 1)
-        return "srun";
-    if (getenv("PMIX_RANK")) return "PMIx";
-    return NULL;
-}
-
-// ---- plugin ---------------------------------------------------------------------------------------
-
-static ms_status load_mpi(const char *why)
-{
-    char path[4096] = "libmoonshard_mpi.so";
-    Dl_info here;
-    if (dladdr((void *)load_mpi, &here) && here.dli_fname) {
-        const char *slash = strrchr(here.dli_fname, '/');
-        if (slash)
-            snprintf(path, sizeof path, "%.*s/libmoonshard_mpi.so", (int)(slash - here.dli_fname), here.dli_fname);
-    }
-    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!lib)
-        return ms__fail(
-            MS_EUNSUPPORTED,
-            "dist.init: started by %s, but the MPI plugin cannot be loaded (%s); was it built? It needs mpicc", why,
-            dlerror());
-    const ms_mpi_table *t = dlsym(lib, MS_MPI_SYMBOL);
-    if (!t || t->version != MS_MPI_TABLE_VERSION)
-        return ms__fail(MS_EUNSUPPORTED, "dist.init: %s has no %s of version %d; build engine and plugin together",
-                        path, MS_MPI_SYMBOL, MS_MPI_TABLE_VERSION);
-    ms__world.mpi = t;
-    return MS_OK;
-}
+static pthread_mutex_t transport_mutex = PTHREAD_MUTEX_INITIALIZER;
+void ms__transport_lock(void) { pthread_mutex_lock(&transport_mutex); }
+void ms__transport_unlock(void) { pthread_mutex_unlock(&transport_mutex); }
 
 // ---- nodes ----------------------------------------------------------------------------------------
 
@@ -115,7 +75,7 @@ static uint64_t node_identity(int rank, int size)
 
 static ms_status exchange(hello *mine, hello *all)
 {
-    if (ms__world.mpi->all_gather(mine, all, sizeof *mine) != 0)
+    if (ms__world.transport->all_gather(mine, all, sizeof *mine) != 0)
         return ms__fail(MS_ECOMM, "dist.init: MPI_Allgather failed");
     return MS_OK;
 }
@@ -278,25 +238,21 @@ static ms_status map_peers(hello *mine, hello *all)
 
 // ---- start ----------------------------------------------------------------------------------------
 
-static ms_status join(const char *launcher)
+static ms_status join(const ms_launch *launch)
 {
     ms_world *w = &ms__world;
-    bool srun = launcher && strcmp(launcher, "srun") == 0;
-    // MPI_Init would end the process, with a page of text that is not about this.
-    const char *way = getenv("SLURM_MPI_TYPE");
-    if (srun && !getenv("PMIX_RANK") && !getenv("PMI_RANK"))
-        return ms__fail(MS_ECOMM,
-                        "dist.init: srun started this process without telling its ranks of each other (MPI type '%s'); "
-                        "use srun --mpi=pmix",
-                        way ? way : "none");
-    MS_TRY(load_mpi(launcher ? launcher : "nobody"));
     char text[512] = "";
-    int size = srun ? env_int("SLURM_STEP_NUM_TASKS", env_int("SLURM_NTASKS", 0)) : env_int("OMPI_COMM_WORLD_SIZE", 0);
-    if (w->mpi->init(size > 0 && size == ms__ranks_here(), text, sizeof text) != 0)
-        return ms__fail(MS_ECOMM, "dist.init: %s", text);
-    w->rank = w->mpi->rank();
-    w->size = w->mpi->size();
+    if (w->transport->init(launch, text, sizeof text) != 0) return ms__fail(MS_ECOMM, "dist.init: %s", text);
+    w->rank = w->transport->rank();
+    w->size = w->transport->size();
     ms__end_catch();
+    // Each process would train by itself.
+    if (*launch->name && launch->world > w->size)
+        return ms__fail(
+            MS_ECOMM,
+            "dist.init: %s started %d ranks, but %d met over '%s'; the launcher must be that of the library "
+            "which the plugin was built with",
+            launch->name, (int)launch->world, w->size, w->transport->name);
     if (w->size > 1024) return ms__fail(MS_EUNSUPPORTED, "dist.init: %d ranks, at most 1024", w->size);
     if (w->size == 1) return MS_OK;
     hello mine = { 0 }, *all = calloc((size_t)w->size, sizeof *all);
@@ -320,19 +276,16 @@ ms_status ms__comm_start(const char *backend, double timeout)
 {
     ms_world *w = &ms__world;
     if (w->up) return MS_OK;
-    const char *launcher = ms__comm_launcher();
-    bool mpi = backend && strcmp(backend, "mpi") == 0, self = backend && strcmp(backend, "self") == 0;
-    if (backend && !mpi && !self && strcmp(backend, "auto") != 0)
-        return ms__fail(backend && strcmp(backend, "nccl") == 0 ? MS_EUNSUPPORTED : MS_EINVAL,
-                        strcmp(backend, "nccl") == 0
-                            ? "dist.init: backend 'nccl' is not in this build"
-                            : "dist.init: backend '%s' is none of 'auto', 'mpi', 'nccl', 'self'",
-                        backend);
+    ms_launch launch;
+    const ms_transport *transport = NULL;
+    ms_launcher(&launch);
+    MS_TRY(ms__transport_choose(&transport, backend, &launch));
     MS_TRY(ms__env_number("MOONSHARD_TIMEOUT", "seconds above 0", &w->timeout));
     if (timeout > 0) w->timeout = timeout;
-    if (!self && (launcher || mpi)) {
+    w->transport = transport;
+    if (transport->init) {
         ms__join_begin(w->timeout);
-        ms_status status = join(launcher);
+        ms_status status = join(&launch);
         ms__join_end(status == MS_OK);
         MS_TRY(status);
     }

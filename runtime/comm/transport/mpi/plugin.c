@@ -1,32 +1,31 @@
 // SPDX-License-Identifier: MIT
-// comm/transport/mpi/plugin.c -- MPI behind the table of comm/transport/mpi/mpi.h. It moves bytes and ends jobs; the
-// collectives are the engine's own.
+// comm/transport/mpi/plugin.c -- the transport over MPI: it joins ranks and carries messages; the collectives are
+// the engine's own.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/statvfs.h>
-#include "comm/transport/mpi/mpi.h"
+#include "comm/transport/transport.h"
 
 static MPI_Comm world = MPI_COMM_NULL;
 static int my_rank, n_ranks;
 
 // Whether each rank of this node finds room there for Open MPI's segment of 4 MiB.
-static int has_room(const char *folder)
+static int has_room(const char *folder, int ranks)
 {
-    const char *here = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     struct statvfs fs;
     if (statvfs(folder, &fs) != 0) return 0;
-    return (double)fs.f_bavail * (double)fs.f_frsize >= 5e6 * (here ? atoi(here) : 1);
+    return (double)fs.f_bavail * (double)fs.f_frsize >= 5e6 * (ranks > 0 ? ranks : 1);
 }
 
 // Open MPI's segments are in /dev/shm, which containers often keep small; any other folder does, for little goes
 // through them.
-static int place_segments(char *text, size_t n)
+static int place_segments(int ranks, char *text, size_t n)
 {
     const char *set = getenv("OMPI_MCA_btl_vader_backing_directory"), *temporary = getenv("TMPDIR");
-    if (set || has_room("/dev/shm")) return 0;
+    if (set || has_room("/dev/shm", ranks)) return 0;
     const char *folder = temporary && *temporary ? temporary : "/tmp";
-    if (!has_room(folder)) {
+    if (!has_room(folder, ranks)) {
         snprintf(text, n, "neither /dev/shm nor %s has room for MPI's shared memory, 5 MB for each rank of this node",
                  folder);
         return -1;
@@ -35,7 +34,7 @@ static int place_segments(char *text, size_t n)
     return 0;
 }
 
-// Open MPI's defaults are for clusters of many nodes. Whoever sets one of these by hand keeps his value.
+// Open MPI's defaults are for clusters of many nodes. Values already set in the environment win.
 static void defaults(int one_node)
 {
     setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
@@ -49,13 +48,13 @@ static void defaults(int one_node)
     setenv("HWLOC_PLUGINS_PATH", "/nonexistent", 0);
 }
 
-static int init(int one_node, char *text, size_t n)
+static int init(const ms_launch *launch, char *text, size_t n)
 {
     int provided, done = 0;
     MPI_Initialized(&done);
     if (!done) {
-        defaults(one_node);
-        if (place_segments(text, n) != 0) return -1;
+        defaults(launch->world > 0 && launch->world == launch->local_world);
+        if (place_segments(launch->local_world, text, n) != 0) return -1;
         if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS ||
             provided < MPI_THREAD_SERIALIZED) {
             snprintf(text, n, "MPI_Init_thread failed or does not provide MPI_THREAD_SERIALIZED");
@@ -145,8 +144,6 @@ static int probe(int tag, int *from, size_t *bytes)
     return 1;
 }
 
-static void mpi_abort(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
-
 static int finalize(void)
 {
     int done = 0;
@@ -154,14 +151,6 @@ static int finalize(void)
     if (done) return 0;
     MPI_Comm_free(&world);
     return MPI_Finalize() == MPI_SUCCESS ? 0 : -1;
-}
-
-static const char *library(void)
-{
-    static char text[MPI_MAX_LIBRARY_VERSION_STRING];
-    int n;
-    MPI_Get_library_version(text, &n);
-    return text;
 }
 
 static int own(int op, void *out, const void *in, size_t count)
@@ -175,8 +164,9 @@ static int own(int op, void *out, const void *in, size_t count)
     }
 }
 
-__attribute__((visibility("default"))) const ms_mpi_table ms_mpi_table_v1 = {
-    .version = MS_MPI_TABLE_VERSION,
+__attribute__((visibility("default"))) const ms_transport ms_transport_table = {
+    .version = MS_TRANSPORT_VERSION,
+    .name = "mpi",
     .init = init,
     .rank = rank,
     .size = size,
@@ -186,8 +176,6 @@ __attribute__((visibility("default"))) const ms_mpi_table ms_mpi_table_v1 = {
     .test = test,
     .cancel = cancel,
     .probe = probe,
-    .abort = mpi_abort,
     .finalize = finalize,
-    .library = library,
     .own = own,
 };

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+// comm/transport/transport.c -- the transports by name, which launcher's ranks each of them joins, and plugins.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include "base/base.h"
+#include "comm/transport/transport.h"
+
+// In the order of the alphabet, as the message about an unknown name lists them.
+static const struct row {
+    const char *name, *launchers;
+    const ms_transport *table;           // NULL: in a plugin
+    const char *plugin, *title, *needs;  // its file; NULL: not in this build
+} transports[] = {
+    { "mpi", " mpirun srun PMIx mpiexec ", NULL, "libmoonshard_mpi.so", "MPI", "mpicc" },
+    { "nccl", " torchrun ", NULL, NULL, NULL, NULL },
+    { "self", " ", &ms__transport_self, NULL, NULL, NULL },
+};
+
+static ms_status load(const ms_transport **out, const struct row *row, const char *launcher)
+{
+    char path[4096];
+    Dl_info here;
+    snprintf(path, sizeof path, "%s", row->plugin);
+    if (dladdr((void *)load, &here) && here.dli_fname) {
+        const char *slash = strrchr(here.dli_fname, '/');
+        if (slash) snprintf(path, sizeof path, "%.*s/%s", (int)(slash - here.dli_fname), here.dli_fname, row->plugin);
+    }
+    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!lib)
+        return ms__fail(MS_EUNSUPPORTED,
+                        "dist.init: started by %s, but the %s plugin cannot be loaded (%s); was it built? It needs %s",
+                        *launcher ? launcher : "no launcher", row->title, dlerror(), row->needs);
+    const ms_transport *t = dlsym(lib, MS_TRANSPORT_SYMBOL);
+    if (!t || t->version != MS_TRANSPORT_VERSION)
+        return ms__fail(MS_EUNSUPPORTED, "dist.init: %s has no %s of version %d; build engine and plugin together",
+                        path, MS_TRANSPORT_SYMBOL, MS_TRANSPORT_VERSION);
+    *out = t;
+    return MS_OK;
+}
+
+static const struct row *row_of(const char *name, const char *launcher)
+{
+    char word[32];
+    snprintf(word, sizeof word, " %s ", launcher);
+    for (int k = 0; k < MS_COUNT(transports); k++) {
+        const struct row *row = &transports[k];
+        if (name ? strcmp(row->name, name) == 0 : *launcher ? strstr(row->launchers, word) != NULL : !!row->table)
+            return row;
+    }
+    return NULL;
+}
+
+ms_status ms__transport_choose(const ms_transport **out, const char *name, const ms_launch *launch)
+{
+    if (name && strcmp(name, "auto") == 0) name = NULL;
+    const struct row *row = row_of(name, launch->name);
+    if (!row) {
+        char names[200] = "'auto'";
+        for (int k = 0; k < MS_COUNT(transports); k++) {
+            size_t at = strlen(names);
+            snprintf(names + at, sizeof names - at, ", '%s'", transports[k].name);
+        }
+        return ms__fail(MS_EINVAL, "dist.init: backend '%s' is none of %s", name, names);
+    }
+    if (row->table) {
+        *out = row->table;
+        return MS_OK;
+    }
+    if (*launch->reason) return ms__fail(MS_ECOMM, "dist.init: %s", launch->reason);
+    if (row->plugin) return load(out, row, launch->name);
+    if (name) return ms__fail(MS_EUNSUPPORTED, "dist.init: backend '%s' is not in this build", name);
+    return ms__fail(MS_EUNSUPPORTED,
+                    "dist.init: %s started this process as rank %d of %d; backend '%s', which joins its ranks, is not "
+                    "in this build: use mpirun or srun",
+                    launch->name, (int)launch->rank, (int)launch->world, row->name);
+}
