@@ -212,7 +212,7 @@ static ms_status enter(const ms_coll *c)
     double larger = c->in_numel > c->out_numel ? c->in_numel : c->out_numel;
     if (debug_level > 0) {
         char text[400];
-        ms__print_text(&c->print, text, sizeof text);
+        ms__fingerprint_text(&c->fingerprint, text, sizeof text);
         fprintf(stderr, "rank %d: dist: #%u of group %g: %s\n", ms__world.rank, (unsigned)c->word, c->g->id, text);
     }
     if (!recording) return MS_OK;
@@ -408,14 +408,14 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     c->word = (epoch << 32) + c->seq + 1;
     c->before = g->issued[c->seq % RING];
     g->issued[c->seq % RING] = c->word;
-    c->hash = ms__print_hash(&c->print, c->op != OP_SEND_RECV);
+    c->hash = ms__fingerprint_hash(&c->fingerprint, c->op != OP_SEND_RECV);
     c->delay = delays[c->op];
     g->heads[g->me].executor[c->seq % RING] = (uint8_t)c->stream;
     atomic_store_explicit(&g->heads[g->me].issued, c->word, memory_order_release);
     ms_waiting *last = &ms__world.board->rank[ms__world.rank].last;
     last->group = g->id;
     last->word = c->word;
-    last->print = c->print;
+    last->fingerprint = c->fingerprint;
     if ((status = enter(c)) != MS_OK) {
         lost(c);
         goto drop;

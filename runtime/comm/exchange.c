@@ -18,7 +18,7 @@ static const char *const reductions[] = { "sum", "avg", "max", "min", "prod" };
 
 // ---- fingerprints ---------------------------------------------------------------------------------
 
-void ms__print_text(const ms_print *p, char *out, size_t n)
+void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n)
 {
     int at = snprintf(out, n, "%s", p->op < OPS ? ROW(p->op)->name : "?");
 #define ADD(...)                                                                              \
@@ -36,13 +36,13 @@ void ms__print_text(const ms_print *p, char *out, size_t n)
 #undef ADD
 }
 
-static bool same_shape(const ms_print *a, const ms_print *b)
+static bool same_shape(const ms_fingerprint *a, const ms_fingerprint *b)
 {
     return a->shaped == b->shaped &&
            (!a->shaped || memcmp(a->shape, b->shape, (size_t)(a->shaped - 1) * sizeof *a->shape) == 0);
 }
 
-static int shape_text(const ms_print *p, char *out, size_t n)
+static int shape_text(const ms_fingerprint *p, char *out, size_t n)
 {
     int at = snprintf(out, n, ", shape [");
     for (int d = 0; d < p->shaped - 1 && (size_t)at < n; d++)
@@ -59,10 +59,10 @@ static uint64_t mix(uint64_t h, const void *p, size_t n)
 
 // The line is shown in messages and never compared: `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is
 // an ordinary script.
-uint64_t ms__print_hash(const ms_print *p, bool with_step)
+uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step)
 {
     uint64_t h = 14695981039346656037ull;
-    h = mix(h, p, offsetof(ms_print, step));
+    h = mix(h, p, offsetof(ms_fingerprint, step));
     if (!with_step) return h;
     h = mix(h, &p->step, sizeof p->step);
     return p->told ? h : mix(mix(h, p->unit, strlen(p->unit)), &p->model, sizeof p->model);
@@ -70,7 +70,7 @@ uint64_t ms__print_hash(const ms_print *p, bool with_step)
 
 static bool same_request(const ms_slot *a, const ms_slot *b)
 {
-    return a->hash == b->hash && strncmp(a->print.site, b->print.site, SITE) == 0;
+    return a->hash == b->hash && strncmp(a->fingerprint.site, b->fingerprint.site, SITE) == 0;
 }
 
 // The first member whose call was refused by its own checks; -1: none so far.
@@ -78,7 +78,8 @@ static int refused_by(const ms_coll *c)
 {
     for (int k = 0; k < c->g->n; k++) {
         const ms_slot *s = slot_of(c->g, k, c->seq);
-        if (atomic_load_explicit(&s->ready, memory_order_acquire) == c->word && s->print.op == OP_REFUSED) return k;
+        if (atomic_load_explicit(&s->ready, memory_order_acquire) == c->word && s->fingerprint.op == OP_REFUSED)
+            return k;
     }
     return -1;
 }
@@ -98,13 +99,13 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
     at = (int)strlen(text);
     at += snprintf(text + at, size - (size_t)at, ": the ranks ask for different things");
     bool told[1024] = { false }, models = false, parts = false, shapes = false;
-    const ms_print *mine = &slot_of(g, g->me, c->seq)->print;
+    const ms_fingerprint *mine = &slot_of(g, g->me, c->seq)->fingerprint;
     for (int k = 0; k < g->n && k < 1024; k++) {  // units of one name, of several models
         const ms_slot *s = slot_of(g, k, c->seq);
-        if (atomic_load(&s->ready) != c->word || strncmp(s->print.unit, mine->unit, UNIT_NAME) != 0) continue;
-        shapes |= s->print.op == mine->op && !same_shape(&s->print, mine);
-        models |= s->print.model != mine->model;
-        parts |= s->print.op == mine->op && s->print.mark != mine->mark;
+        if (atomic_load(&s->ready) != c->word || strncmp(s->fingerprint.unit, mine->unit, UNIT_NAME) != 0) continue;
+        shapes |= s->fingerprint.op == mine->op && !same_shape(&s->fingerprint, mine);
+        models |= s->fingerprint.model != mine->model;
+        parts |= s->fingerprint.op == mine->op && s->fingerprint.mark != mine->mark;
     }
     for (int k = 0; k < g->n && k < 1024 && (size_t)at < size - 1; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
@@ -127,8 +128,8 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
             told[j] = true;
             at += snprintf(text + at, size - (size_t)at, same++ ? ", %d" : " %d", g->ranks[j]);
         }
-        ms_print p = s->print;
-        ms__print_text(&p, what, sizeof what);
+        ms_fingerprint p = s->fingerprint;
+        ms__fingerprint_text(&p, what, sizeof what);
         if ((size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ": %s", what);
         if (shapes && p.shaped && (size_t)at < size - 1) at += shape_text(&p, text + at, size - (size_t)at);
         if (models && (size_t)at < size - 1)
@@ -201,7 +202,7 @@ static ms_status publish(ms_coll *c)
 {
     ms_group *g = c->g;
     ms_slot *s = slot_of(g, g->me, c->seq);
-    s->print = c->print;
+    s->fingerprint = c->fingerprint;
     s->hash = c->hash;
     s->flags = 0;
     s->bytes = 0;
@@ -349,7 +350,7 @@ static ms_status run(ms_waiter *w)
 // For the profiler.
 static const char *collective_text(const ms_coll *c)
 {
-    const ms_print *p = &c->print;
+    const ms_fingerprint *p = &c->fingerprint;
     return ms__trace_text("%llu %s%s%s", (unsigned long long)p->count, ms__dtype_name(p->dtype),
                           p->unit[0] ? ", unit " : "", p->unit);
 }

@@ -56,7 +56,7 @@ typedef struct {
     char part_of[PART_OF];        // the mark in words
     uint8_t shaped;               // dimensions + 1 of a script's tensor, compared as part of `extra`; 0: no shape
     uint32_t shape[MS_MAX_DIMS];  // for texts
-} ms_print;
+} ms_fingerprint;
 
 typedef struct {
     _Atomic uint64_t ready, done;  // words: (epoch << 32) + seq + 1
@@ -67,8 +67,8 @@ typedef struct {
     _Atomic uint64_t commit;  // in the slot of the group's first member here: word * 2, +1 = go, +0 = dropped
     _Atomic uint64_t round;
     uint64_t pad1[6];
-    ms_print print;
-    char pad2[1024 - 128 - sizeof(ms_print) - PAYLOAD];
+    ms_fingerprint fingerprint;
+    char pad2[1024 - 128 - sizeof(ms_fingerprint) - PAYLOAD];
     char payload[PAYLOAD];  // small inputs; of parts ms_part_place each
 } ms_slot;
 _Static_assert(sizeof(ms_slot) == 1024, "slots are aligned");
@@ -97,7 +97,7 @@ typedef struct {               // what one executor (compute thread or stream wo
     double group;
     uint64_t word;
     int64_t since;
-    ms_print print;
+    ms_fingerprint fingerprint;
 } ms_waiting;
 
 typedef enum { RANK_RUNNING, RANK_LEFT, RANK_RAISED } rank_state;
@@ -165,7 +165,7 @@ typedef struct ms_coll {
     int n_parts;
     ms_part *parts;    // reduce_scatter: the input, when it is no single tensor; retained
     const char *unit;  // the whole name, interned; NULL: none
-    ms_print print;
+    ms_fingerprint fingerprint;
     uint64_t hash;
     bool inline_;            // the input fits the payload
     ms_tensor *keep[2];      // retained
@@ -319,8 +319,8 @@ int ms__group_member(const ms_group *g, int rank);  // of a world rank; -1: none
 ms_status ms__coll_run(ms_coll *c);
 ms_status ms__coll_fail(const ms_coll *c, const char *what);  // names the collective
 void ms__group_text(const ms_group *g, char *out, size_t n);
-void ms__print_text(const ms_print *p, char *out, size_t n);
-uint64_t ms__print_hash(const ms_print *p, bool with_step);
+void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n);
+uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step);
 static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq)
 {
     return &g->slots[(size_t)member * RING + seq % RING];

@@ -30,12 +30,15 @@ int ms__coll_root(const ms_group *g, int op, int root)
 
 // ---- the fingerprint ------------------------------------------------------------------------------
 
-static void agree_on(ms_coll *c, uint64_t value) { c->print.extra = (c->print.extra ^ value) * 1099511628211ull; }
+static void agree_on(ms_coll *c, uint64_t value)
+{
+    c->fingerprint.extra = (c->fingerprint.extra ^ value) * 1099511628211ull;
+}
 
 // Units are flat pieces whose shapes the engine chooses; only what scripts pass has a shape that must agree.
 static void agree_on_shape(ms_coll *c, const ms_tensor *t)
 {
-    ms_print *p = &c->print;
+    ms_fingerprint *p = &c->fingerprint;
     p->shaped = (uint8_t)(t->ndim + 1);
     p->extra ^= p->shaped;
     for (int d = 0; d < t->ndim; d++) {
@@ -46,7 +49,7 @@ static void agree_on_shape(ms_coll *c, const ms_tensor *t)
 
 static void label(ms_coll *c, const ms_label *l)
 {
-    ms_print *p = &c->print;
+    ms_fingerprint *p = &c->fingerprint;
     if (l->site) {
         // The end of a path says more than its beginning.
         size_t n = strlen(l->site);
@@ -96,7 +99,7 @@ static ms_status take_pieces(ms_coll *c, const ms_request *r)
         agree_on(c, p->total);
         agree_on(c, p->line);
     }
-    c->print.count = (uint64_t)(r->in ? c->in_numel : c->out_numel);
+    c->fingerprint.count = (uint64_t)(r->in ? c->in_numel : c->out_numel);
     c->in_storage = r->in ? r->in->storage : r->from;
     c->out_storage = r->in ? r->out->storage : r->to;
     c->in = r->in ? ms__data(r->in) : r->from->data;
@@ -124,7 +127,7 @@ static ms_status take_parts(ms_coll *c, const ms_request *r)
     c->out_numel = (double)r->out->numel;
     c->in_numel = c->out_numel * c->g->n;
     c->count = (size_t)r->out->numel;
-    c->print.count = (uint64_t)c->in_numel;
+    c->fingerprint.count = (uint64_t)c->in_numel;
     c->out_storage = r->out->storage;
     c->out = ms__data(r->out);
     c->out_bytes = ms__nbytes(r->out);
@@ -161,7 +164,7 @@ static ms_status take_tensors(ms_coll *c, const ms_request *r)
     c->in_numel = (double)(in ? in : r->out)->numel;
     c->out_numel = r->out ? (double)r->out->numel : 0;
     c->count = (size_t)(c->op == OP_ALL_TO_ALL ? counted->numel / n : counted->numel);
-    c->print.count = (uint64_t)(r->by_script ? counted : sent)->numel;
+    c->fingerprint.count = (uint64_t)(r->by_script ? counted : sent)->numel;
     c->inline_ = (row->kind & IN_PAYLOAD) && ms__nbytes(sent) <= PAYLOAD;
     return MS_OK;
 }
@@ -197,11 +200,11 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
     c->scale = r->scale != 0 ? r->scale : 1;
     c->stream = r->stream;
     c->root = root;
-    c->print.op = c->op;
-    c->print.dtype = c->dtype;
-    c->print.red = c->red;
-    c->print.extra = r->agreed;
-    c->print.root = root < 0 ? -1 : r->group->ranks[root];
+    c->fingerprint.op = c->op;
+    c->fingerprint.dtype = c->dtype;
+    c->fingerprint.red = c->red;
+    c->fingerprint.extra = r->agreed;
+    c->fingerprint.root = root < 0 ? -1 : r->group->ranks[root];
     uint64_t scale;
     memcpy(&scale, &c->scale, sizeof scale);
     if (row->kind & REDUCES) agree_on(c, scale);

@@ -15,7 +15,7 @@ typedef struct {
     double group;
     uint64_t word, hash;
     uint32_t member, bytes;
-    ms_print print;
+    ms_fingerprint fingerprint;
     char payload[PAYLOAD];
 } far_ready;
 
@@ -171,7 +171,7 @@ ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first)
             m->hash = s->hash;
             m->member = (uint32_t)k;
             m->bytes = s->bytes;
-            m->print = s->print;
+            m->fingerprint = s->fingerprint;
             memcpy(m->payload, s->payload, s->bytes);
             for (int l = 0; l < f->n_leaders; l++)
                 if (!(f->out_req[f->n_out++] = isend(m, sizeof *m, f->leaders[l], tag_of(c, KIND_READY))))
@@ -195,7 +195,7 @@ ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first)
             return lost(c, "another node is at a different collective");
         ms_slot *s = slot_of(g, (int)m->member, c->seq);
         s->hash = m->hash;
-        s->print = m->print;
+        s->fingerprint = m->fingerprint;
         s->flags = 0;
         s->bytes = m->bytes;
         memcpy(s->payload, m->payload, m->bytes);

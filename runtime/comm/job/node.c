@@ -306,7 +306,7 @@ static void put_on_board(ms_waiter *w)
     b->group = c->g->id;
     b->word = c->word;
     b->since = w->begun;
-    b->print = c->print;
+    b->fingerprint = c->fingerprint;
     atomic_store(&b->version, (atomic_load(&b->version) | 1) + (atomic_load(&b->version) & 1 ? 2 : 0));
     if (c->stream == MS_STREAM_COMPUTE)
         atomic_store(&ms__world.board->rank[ms__world.rank].engine_waits, MS_STREAM_COMPUTE);
@@ -342,7 +342,7 @@ static void whereabouts(int rank, char *out, size_t n)
         if (!(atomic_load(&r->wait[k].version) & 1)) continue;
         ms_waiting b = r->wait[k];
         ms_group *g = group_with(b.group);
-        ms__print_text(&b.print, what, sizeof what);
+        ms__fingerprint_text(&b.fingerprint, what, sizeof what);
         snprintf(out, n, "waiting for %.1f s in %s (#%u of %s)", (double)(ms__now_ns() - b.since) * 1e-9, what,
                  (unsigned)b.word,
                  !g || b.group < 0 ? "its pair"
@@ -352,7 +352,7 @@ static void whereabouts(int rank, char *out, size_t n)
     }
     if (r->last.word == 0) snprintf(out, n, "in no collective, and never was");
     else {
-        ms__print_text(&r->last.print, what, sizeof what);
+        ms__fingerprint_text(&r->last.fingerprint, what, sizeof what);
         snprintf(out, n, "in no collective; its last one was %s (#%u of %s)", what, (unsigned)r->last.word,
                  r->last.group < 0    ? "a pair"
                  : r->last.group == 0 ? "the world"
@@ -374,7 +374,7 @@ void ms__group_text(const ms_group *g, char *out, size_t n)
 ms_status ms__coll_fail(const ms_coll *c, const char *what)
 {
     char mine[400], group[200];
-    ms__print_text(&c->print, mine, sizeof mine);
+    ms__fingerprint_text(&c->fingerprint, mine, sizeof mine);
     ms__group_text(c->g, group, sizeof group);
     return ms__fail(MS_ECOMM, "%s: collective #%u of %s (%s): %s", ROW(c->op)->name, (unsigned)c->word, group, mine,
                     what);
@@ -476,7 +476,7 @@ static ms_status look_for_circle(ms_waiter *w)
             char group[200];
             ms_group *g = group_with(b->group);
             ms__group_text(g, group, sizeof group);
-            ms__print_text(&b->print, what, sizeof what);
+            ms__fingerprint_text(&b->fingerprint, what, sizeof what);
             at += snprintf(text + at, sizeof text - (size_t)at, "%srank %d waits for rank %d in %s, #%u of %s",
                            i > begin ? "; " : "", rank, to, what, (unsigned)b->word, group);
         }
