@@ -523,7 +523,7 @@ describe("scripts/train.lua", function()
       local folder = require "moonshard.run.folder"
       local json = folder.json
       folder.json = function(object, ...)                 -- written once per step
-        if object.loss and (object.step == 10 or object.step == 300) then
+        if object.loss and (object.step == 60 or object.step == 300) then
           for line in io.lines "/proc/self/status" do
             local kib = line:match "^VmRSS:%%s*(%%d+)"
             if kib then print("resident " .. kib) end
@@ -542,9 +542,10 @@ describe("scripts/train.lua", function()
     local steps = metrics("flat-" .. #given)
     assert.are.equal(300, #steps)
     assert.are.equal(steps[10].allocated, steps[300].allocated)
+    -- From step 60 on: before it the compiler still makes traces, how many differs from run to run.
     local before, after = job.stdout:match "resident (%d+).*resident (%d+)"
-    assert.is_true(process.tool ~= nil or math.abs(after - before) <= 4096,
-      ("%s KiB at step 10, %s at step 300"):format(before, after))
+    assert.is_true(process.tool ~= nil or math.abs(after - before) <= 3400,
+      ("%s KiB at step 60, %s at step 300"):format(before, after))
   end) end
 end)
 
