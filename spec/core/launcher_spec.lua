@@ -14,7 +14,8 @@ int launcher_spec_unset(const char *) __asm__("unsetenv");
 ]]
 
 local names = { "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-  "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID",
+  "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",
+  "SLURM_LOCALID",
   "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_MPI_TYPE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
   "MPI_LOCALNRANKS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MOONSHARD_PROGRESS" }
 
@@ -37,7 +38,8 @@ local function mpirun(rank, size, more)
   return env
 end
 local local_two = { OMPI_COMM_WORLD_LOCAL_RANK = "1", OMPI_COMM_WORLD_LOCAL_SIZE = "2" }
-local step = { SLURM_STEP_ID = "0", SLURM_PROCID = "3", SLURM_STEP_NUM_TASKS = "5", SLURM_LOCALID = "1", SLURM_NODEID = "1",
+local step = { SLURM_STEP_ID = "0", SLURM_PROCID = "3", SLURM_STEP_NUM_TASKS = "5", SLURM_LOCALID = "1",
+  SLURM_NODEID = "1",
   SLURM_STEP_TASKS_PER_NODE = "2(x2),1", PMIX_RANK = "3" }
 
 -- An environment; then launcher, rank, world, local rank, ranks on this node.
@@ -53,9 +55,11 @@ local cases = {
     SLURM_NTASKS = "4" }, "", 0, 1, 0, 1 },
   { "a batch script's", { SLURM_JOB_ID = "7", SLURM_PROCID = "0", SLURM_NTASKS = "4" }, "", 0, 1, 0, 1 },
   { "PMIx's alone", { PMIX_RANK = "2" }, "PMIx", 2, 0, 0, 0 },
-  { "mpiexec's", { PMI_RANK = "1", PMI_SIZE = "4", MPI_LOCALRANKID = "1", MPI_LOCALNRANKS = "2" }, "mpiexec", 1, 4, 1, 2 },
+  { "mpiexec's", { PMI_RANK = "1", PMI_SIZE = "4", MPI_LOCALRANKID = "1", MPI_LOCALNRANKS = "2" }, "mpiexec", 1, 4, 1,
+  2 },
   { "torchrun's", { RANK = "5", WORLD_SIZE = "8", LOCAL_RANK = "1", LOCAL_WORLD_SIZE = "4" }, "torchrun", 5, 8, 1, 4 },
-  { "torchrun's, of one rank", { RANK = "0", WORLD_SIZE = "1", LOCAL_RANK = "0", LOCAL_WORLD_SIZE = "1" }, "", 0, 1, 0, 1 },
+  { "torchrun's, of one rank", { RANK = "0", WORLD_SIZE = "1", LOCAL_RANK = "0", LOCAL_WORLD_SIZE = "1" }, "", 0, 1, 0,
+  1 },
   { "a RANK of something else", { RANK = "5", WORLD_SIZE = "8" }, "", 0, 1, 0, 1 },
 }
 
@@ -77,7 +81,8 @@ local broken = {
 describe("The environment of a process", function()
   for _, case in ipairs(cases) do
     local what, env, name, rank, world, local_rank, local_world = unpack(case)
-    it(("with %s variables means %s, rank %d of %d"):format(what, name == "" and "no launcher" or name, rank, world), function()
+    it(("with %s variables means %s, rank %d of %d"):format(what, name == "" and "no launcher" or name, rank, world),
+      function()
       within(env, function()
         local out = ffi.new "ms_launch"
         engine.lib.ms_launcher(out)
