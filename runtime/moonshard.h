@@ -237,6 +237,8 @@ MS_API int ms_op_find(const char *name);   // -1 if there is none
 MS_API int ms_op_count(void);              // operators are numbered from 0
 MS_API const char *ms_op_name(int op);     // NULL: no such operator
 MS_API const char *ms_op_samples(int op);  // sample inputs for the generic specs, "" if none
+MS_API const char *ms_op_doc(int op);      // one line about the method it is, "" if none
+MS_API int ms_op_inputs(int op);           // how many it takes at least
 MS_API int ms_op_flags(int op);            // MS_OP_*
 enum {
     MS_OP_DIFFERENTIABLE = 1,
@@ -246,7 +248,9 @@ enum {
     MS_OP_LOW = 16,
     MS_OP_WIDE = 32 /* under autocast: half, float32 */,
     MS_OP_ANY_DEVICE = 64 /* inputs may lie on several */,
-    MS_OP_EACH = 128 /* element by element: a single number may lie on the CPU */
+    MS_OP_EACH = 128 /* element by element: a single number may lie on the CPU */,
+    MS_OP_METHOD = 256 /* a method of tensors that takes the inputs alone; those of two with numbers: NAME_scalar */,
+    MS_OP_ACTIVATION = 512 /* a function of nn.F, too */
 };
 MS_API int ms_op_has_kernel(int op, int device);  // does it run there?
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cuda/elementwise.cu -- the formulas of formulas/elementwise.h on the GPU. One kernel a computing type and layout,
-// with the formula chosen by a number that is the same for all threads: few instantiations, so that the plugin builds
-// in seconds. Those that training uses most are chosen at compile time as well.
+// cuda/elementwise.cu -- the formulas that rows/elementwise.def lists, on the GPU. One kernel a computing type and
+// layout, with the formula chosen by a number that is the same for all threads: few instantiations, so that the plugin
+// builds in seconds. Those that training uses most are chosen at compile time as well.
 #include "cuda/cuda.h"
 #ifdef __CUDACC__
 #pragma nv_diag_suppress 177  // formulas that this type does not use
@@ -27,73 +27,81 @@
 
 // ---- which formula: a, b, c are the inputs, s and t the operator's numbers ----
 
-// clang-format off
-#define ALL_FORMULAS(X, S)                                                                              \
-    X(neg, ms_fwd_neg_##S(a)) X(abs, ms_fwd_abs_##S(a)) X(relu, ms_fwd_relu_##S(a)) X(sign, ms_fwd_sign_##S(a))     \
-    X(square, ms_fwd_square_##S(a)) X(cube, ms_fwd_cube_##S(a)) X(copy, a)                              \
-    X(add, ms_fwd_add_##S(a, b)) X(sub, ms_fwd_sub_##S(a, b)) X(mul, ms_fwd_mul_##S(a, b)) X(pow, ms_fwd_pow_##S(a, b)) \
-    X(maximum, ms_fwd_maximum_##S(a, b)) X(minimum, ms_fwd_minimum_##S(a, b))                           \
-    X(add_scaled, ms_fwd_add_scaled_##S(a, b, s)) X(add_scalar, ms_fwd_add_##S(a, s)) X(mul_scalar, ms_fwd_mul_##S(a, s)) \
-    X(pow_scalar, ms_fwd_pow_##S(a, s)) X(rsub_scalar, ms_fwd_sub_##S(s, a)) X(rpow_scalar, ms_fwd_pow_##S(s, a))   \
-    X(clamp, ms_fwd_clamp_##S(a, s, t))                                                                 \
-    X(eq, a == b) X(ne, a != b) X(lt, a < b) X(le, a <= b) X(gt, a > b) X(ge, a >= b)                   \
-    X(eq_scalar, a == s) X(ne_scalar, a != s) X(lt_scalar, a < s) X(le_scalar, a <= s) X(gt_scalar, a > s) X(ge_scalar, a >= s) \
-    X(logical_not, a == 0) X(logical_and, (a != 0) & (b != 0)) X(logical_or, (a != 0) | (b != 0))       \
-    X(where, a != 0 ? b : c) X(masked_fill, b != 0 ? s : a)
-#define REAL_FORMULAS(X, S)                                                                             \
-    X(exp, ms_fwd_exp_##S(a)) X(log, ms_fwd_log_##S(a)) X(sqrt, ms_fwd_sqrt_##S(a)) X(rsqrt, ms_fwd_rsqrt_##S(a))   \
-    X(sin, ms_fwd_sin_##S(a)) X(cos, ms_fwd_cos_##S(a)) X(tanh, ms_fwd_tanh_##S(a)) X(sigmoid, ms_fwd_sigmoid_##S(a)) \
-    X(silu, ms_fwd_silu_##S(a)) X(reciprocal, ms_fwd_reciprocal_##S(a)) X(gelu, ms_fwd_gelu_##S(a)) X(gelu_tanh, ms_fwd_gelu_tanh_##S(a)) \
-    X(div, ms_fwd_div_##S(a, b)) X(div_scalar, ms_fwd_div_##S(a, s)) X(rdiv_scalar, ms_fwd_div_##S(s, a))           \
-    X(isfinite, a - a == 0) X(isnan, a != a)                                                            \
-    X(is_close_nan, (a == b) | ((a != a) & (b != b)) | ((b - b == 0) & (ms_abs_##S(a - b) <= t + s * ms_abs_##S(b))))  \
-    X(is_close, (a == b) | ((b - b == 0) & (ms_abs_##S(a - b) <= t + s * ms_abs_##S(b))))               \
-    X(where_a, a != 0 ? b : 0) X(where_b, a != 0 ? 0 : b)                                               \
-    X(bwd_relu, ms_bwd_relu_##S(a, b)) X(bwd_abs, ms_bwd_abs_##S(a, b)) X(bwd_sqrt, ms_bwd_sqrt_##S(a, b))          \
-    X(bwd_rsqrt, ms_bwd_rsqrt_##S(a, b)) X(bwd_sin, ms_bwd_sin_##S(a, b)) X(bwd_cos, ms_bwd_cos_##S(a, b))          \
-    X(bwd_tanh, ms_bwd_tanh_##S(a, b)) X(bwd_sigmoid, ms_bwd_sigmoid_##S(a, b)) X(bwd_silu, ms_bwd_silu_##S(a, b))  \
-    X(bwd_reciprocal, ms_bwd_reciprocal_##S(a, b)) X(bwd_gelu, ms_bwd_gelu_##S(a, b)) X(bwd_gelu_tanh, ms_bwd_gelu_tanh_##S(a, b)) \
-    X(bwd_pow_scalar, ms_bwd_pow_scalar_##S(a, b, s)) X(bwd_pow_base, ms_bwd_pow_scalar_##S(a, b, c))   \
-    X(bwd_pow_exponent, ms_bwd_pow_exponent_##S(a, b, c)) X(bwd_rdiv_scalar, ms_bwd_rdiv_scalar_##S(a, b, s))       \
-    X(bwd_rpow_scalar, ms_bwd_rpow_scalar_##S(a, b, s)) X(bwd_div_other, ms_bwd_div_other_##S(a, b, c)) \
-    X(bwd_maximum, ms_bwd_maximum_##S(a, b, c)) X(bwd_minimum, ms_bwd_minimum_##S(a, b, c)) X(bwd_clamp, ms_bwd_clamp_##S(a, b, s, t)) \
-    X(bwd_logsumexp, ms_bwd_logsumexp_##S(a, b, c)) X(bwd_norm_1, ms_bwd_norm_1_##S(a, b))              \
-    X(bwd_norm_2, ms_bwd_norm_2_##S(a, b, c)) X(bwd_norm_p, ms_bwd_norm_p_##S(a, b, c, s))
-// clang-format on
+#define FORMULA(name, types, expression) F_##name,
+#define TRUTH FORMULA
+enum {
+#include "rows/elementwise.def"
+    F_COUNT
+};
 
-#define CODE(name, expr) F_##name,
-enum { ALL_FORMULAS(CODE, _) REAL_FORMULAS(CODE, _) F_COUNT };
-
-#define CASE(name, expr) \
-    case F_##name: return (T)(expr);
+#define A a
+#define B b
+#define C c
+#define MASK_A (a != 0)
+#define MASK_B (b != 0)
+#define CASE(name, expression) \
+    case F_##name:             \
+        return (T)(expression);
+#define OMIT(...)
+#define FOR_ALL CASE
+#define FOR_FOUR CASE
+#define FOR_BOOL CASE
 template <class T> struct formula;
+#define FOR_FLOATS CASE
+#define FOR_DOUBLE OMIT
 template <> struct formula<float> {
     typedef float T;
     static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
     {
         switch (code) {
-            ALL_FORMULAS(CASE, f32) REAL_FORMULAS(CASE, f32) default : return a;
+#define FORMULA(name, types, expression) FOR_##types(name, expression)
+#define TRUTH FORMULA
+#define R(name) name##_f32
+#include "rows/elementwise.def"
+#undef R
+        default: return a;
         }
     }
 };
+#undef FOR_DOUBLE
+#define FOR_DOUBLE CASE
 template <> struct formula<double> {
     typedef double T;
     static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
     {
         switch (code) {
-            ALL_FORMULAS(CASE, f64) REAL_FORMULAS(CASE, f64) default : return a;
+#define FORMULA(name, types, expression) FOR_##types(name, expression)
+#define TRUTH FORMULA
+#define R(name) name##_f64
+#include "rows/elementwise.def"
+#undef R
+        default: return a;
         }
     }
 };
+#undef FOR_FLOATS
+#undef FOR_DOUBLE
+#define FOR_FLOATS OMIT
+#define FOR_DOUBLE OMIT
 template <> struct formula<int64_t> {
     typedef int64_t T;
     static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
     {
         switch (code) {
-            ALL_FORMULAS(CASE, i64) default : return a;
+#define FORMULA(name, types, expression) FOR_##types(name, expression)
+#define TRUTH FORMULA
+#define R(name) name##_i64
+#include "rows/elementwise.def"
+#undef R
+        default: return a;
         }
     }
 };
+#undef A
+#undef B
+#undef C
+#undef MASK_A
+#undef MASK_B
 
 // ---- kernels ----
 
@@ -274,22 +282,9 @@ static ms_status run(ms_call *c, int n, int code, double s, double t)
     return st;
 }
 static double f_of(const ms_call *c, int k) { return c->n_f > k ? c->f[k] : 0; }
+static ms_status run(ms_call *c, int n, int code) { return run(c, n, code, f_of(c, 0), f_of(c, 1)); }
 
-#define KERNEL(name, n) \
-    static ms_status run_##name(ms_call *c) { return run(c, n, F_##name, f_of(c, 0), f_of(c, 1)); }
-#define BACKWARD(name, n) \
-    static ms_status run_##name##_backward(ms_call *c) { return run(c, n, F_bwd_##name, f_of(c, 0), f_of(c, 1)); }
-// clang-format off
-KERNEL(neg, 1) KERNEL(abs, 1) KERNEL(relu, 1) KERNEL(sign, 1) KERNEL(exp, 1) KERNEL(log, 1) KERNEL(sqrt, 1) KERNEL(rsqrt, 1)
-KERNEL(sin, 1) KERNEL(cos, 1) KERNEL(tanh, 1) KERNEL(sigmoid, 1) KERNEL(silu, 1) KERNEL(reciprocal, 1)
-KERNEL(mul, 2) KERNEL(div, 2) KERNEL(pow, 2) KERNEL(maximum, 2) KERNEL(minimum, 2)
-KERNEL(add_scalar, 1) KERNEL(mul_scalar, 1) KERNEL(div_scalar, 1) KERNEL(rsub_scalar, 1) KERNEL(rdiv_scalar, 1) KERNEL(rpow_scalar, 1) KERNEL(clamp, 1)
-BACKWARD(relu, 2) BACKWARD(abs, 2) BACKWARD(sqrt, 2) BACKWARD(rsqrt, 2) BACKWARD(sin, 2) BACKWARD(cos, 2) BACKWARD(tanh, 2)
-BACKWARD(sigmoid, 2) BACKWARD(silu, 2) BACKWARD(reciprocal, 2) BACKWARD(pow_scalar, 2) BACKWARD(rdiv_scalar, 2) BACKWARD(rpow_scalar, 2)
-BACKWARD(pow_base, 3) BACKWARD(pow_exponent, 3) BACKWARD(div_other, 3) BACKWARD(maximum, 3) BACKWARD(minimum, 3) BACKWARD(clamp, 2) BACKWARD(logsumexp, 3)
-    // clang-format on
-
-    static ms_status run_norm_backward(ms_call *c)
+static ms_status run_norm_backward(ms_call *c)
 {
     if (c->f[0] == 1) return run(c, 2, F_bwd_norm_1, 0, 0);
     return run(c, 3, c->f[0] == 2 ? F_bwd_norm_2 : F_bwd_norm_p, c->f[0], 0);
@@ -320,13 +315,13 @@ static ms_status run_pow_scalar(ms_call *c)
     return run(c, 1, code, p, 0);
 }
 
-static ms_status compare(ms_call *c, int code)
+static ms_status compare(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
-    return run_loop(c->op->name, 3, x, class_of(ms__result_dtype(c->in[0], c->in[1])), code, 0, 0);
+    return run_loop(c->op->name, n + 1, x, class_of(ms__result_dtype(c->in[0], c->in[1])), code, 0, 0);
 }
 // The number takes the tensor's dtype; against a fraction integers are compared as real numbers.
-static ms_status compare_scalar(ms_call *c, int code)
+static ms_status compare_scalar(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0] };
     int dtype = c->in[0]->dtype, cls = class_of(dtype);
@@ -334,41 +329,30 @@ static ms_status compare_scalar(ms_call *c, int code)
     if (dtype == MS_F16) f = ms_f16_to_float(ms_float_to_f16((float)f));
     if (dtype == MS_BF16) f = ms_bf16_to_float(ms_float_to_bf16((float)f));
     if (cls == MS_I64 && !(f >= -0x1p63 && f < 0x1p63 && (double)(int64_t)f == f)) cls = MS_F64;
-    return run_loop(c->op->name, 2, x, cls, code, f, 0);
+    return run_loop(c->op->name, n + 1, x, cls, code, f, 0);
 }
-#define COMPARE(name)                                                        \
-    static ms_status run_##name(ms_call *c) { return compare(c, F_##name); } \
-    static ms_status run_##name##_scalar(ms_call *c) { return compare_scalar(c, F_##name##_scalar); }
-// clang-format off
-COMPARE(eq) COMPARE(ne) COMPARE(lt) COMPARE(le) COMPARE(gt) COMPARE(ge)
-    // clang-format on
-
-    static ms_status test(ms_call *c, int code)
+static ms_status test(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0] };
     int dtype = c->in[0]->dtype;
-    return run_loop(c->op->name, 2, x, dtype == MS_F32 || ms__is_half(dtype) ? MS_F32 : MS_F64, code, 0, 0);
-}
-static ms_status run_isfinite(ms_call *c) { return test(c, F_isfinite); }
-static ms_status run_isnan(ms_call *c) { return test(c, F_isnan); }
-static ms_status run_logical_not(ms_call *c)
-{
-    const ms_tensor *x[] = { c->out[0], c->in[0] };
-    return run_loop(c->op->name, 2, x, class_of(c->in[0]->dtype), F_logical_not, 0, 0);
+    return run_loop(c->op->name, n + 1, x, dtype == MS_F32 || ms__is_half(dtype) ? MS_F32 : MS_F64, code, 0, 0);
 }
 // Truth is decided in each input's own type: the wider one loses no nonzero value.
-static ms_status logic(ms_call *c, int code)
+static ms_status logic(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
-    int a = class_of(c->in[0]->dtype), b = class_of(c->in[1]->dtype);
-    return run_loop(c->op->name, 3, x,
+    int a = class_of(c->in[0]->dtype), b = n > 1 ? class_of(c->in[1]->dtype) : a;
+    return run_loop(c->op->name, n + 1, x,
                     a == MS_F64 || b == MS_F64   ? MS_F64
                     : a == MS_F32 || b == MS_F32 ? MS_F32
                                                  : MS_I64,
                     code, 0, 0);
 }
-static ms_status run_logical_and(ms_call *c) { return logic(c, F_logical_and); }
-static ms_status run_logical_or(ms_call *c) { return logic(c, F_logical_or); }
+
+#define KERNEL(name, how, n, formula) \
+    static ms_status run_##name(ms_call *c) { return how(c, n, F_##formula); }
+#include "rows/elementwise.def"
+
 static ms_status run_where(ms_call *c)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1], c->in[2] };
@@ -567,30 +551,11 @@ ms_status ms__cuda_fill_tensor(ms_tensor *t, double v)
     }
 }
 
-#define ROW(name) { #name, run_##name },
-#define GRAD(name) { #name "_backward", run_##name##_backward },
+#define ROW(name, n, check, kernel, ...) { #name, run_##kernel },
+#define INTERNAL(name, ...) { #name, run_##name },
+#define GRADIENT(name, kept) { #name "_backward", run_##name##_backward },
 extern const ms_cuda_kernel ms__cuda_elementwise[];
 const ms_cuda_kernel ms__cuda_elementwise[] = {
-    ROW(neg) ROW(abs) ROW(relu) ROW(sign) ROW(exp) ROW(log) ROW(sqrt) ROW(rsqrt) ROW(sin) ROW(cos) ROW(tanh)
-        ROW(sigmoid) ROW(silu) ROW(reciprocal) ROW(gelu) ROW(add) ROW(sub) ROW(mul) ROW(div) ROW(pow) ROW(maximum)
-            ROW(minimum) { "add_", run_add },
-    { "sub_", run_sub },
-    { "mul_", run_mul },
-    { "div_", run_div },
-    ROW(add_scalar) ROW(mul_scalar) ROW(div_scalar) ROW(rsub_scalar) ROW(rdiv_scalar) ROW(pow_scalar)
-        ROW(rpow_scalar) { "add_scalar_", run_add_scalar },
-    { "mul_scalar_", run_mul_scalar },
-    { "div_scalar_", run_div_scalar },
-    { "pow_scalar_", run_pow_scalar },
-    { "relu_", run_relu },
-    { "tanh_", run_tanh },
-    { "sigmoid_", run_sigmoid },
-    ROW(eq) ROW(ne) ROW(lt) ROW(le) ROW(gt) ROW(ge) ROW(eq_scalar) ROW(ne_scalar) ROW(lt_scalar) ROW(le_scalar)
-        ROW(gt_scalar) ROW(ge_scalar) ROW(isfinite) ROW(isnan) ROW(logical_not) ROW(logical_and) ROW(logical_or)
-            ROW(equal) ROW(allclose) ROW(where) ROW(masked_fill) { "masked_fill_", run_masked_fill },
-    ROW(clamp) { "clamp_", run_clamp },
-    GRAD(relu) GRAD(abs) GRAD(sqrt) GRAD(rsqrt) GRAD(sin) GRAD(cos) GRAD(tanh) GRAD(sigmoid) GRAD(silu) GRAD(reciprocal)
-        GRAD(gelu) GRAD(pow_scalar) GRAD(rdiv_scalar) GRAD(rpow_scalar) GRAD(pow_base) GRAD(pow_exponent)
-            GRAD(div_other) GRAD(maximum) GRAD(minimum) GRAD(clamp) GRAD(where) GRAD(logsumexp)
-                GRAD(norm) { NULL, NULL }
+#include "rows/elementwise.def"
+    { NULL, NULL }
 };

@@ -96,16 +96,12 @@ static ms_status mean_backward(ms_backward_call *b)
     return MS_OK;
 }
 
-#define INTERNAL(NAME, N, CHECK)                                                                          \
-    static const ms_op NAME##_row = {                                                                     \
-        .name = #NAME, .n_in_min = N, .n_in_max = N, .check = CHECK, .run = { [MS_CPU] = ms__cpu_##NAME } \
-    };
 static ms_status check_like_second(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
-// clang-format off
-INTERNAL(prod_backward, 2, check_like_second)
-INTERNAL(norm_backward, 3, check_like_second)
-INTERNAL(logsumexp_backward, 3, check_like_second)
-// clang-format on
+static const ms_op prod_backward_row = { .name = "prod_backward",
+                                         .n_in_min = 2,
+                                         .n_in_max = 2,
+                                         .check = check_like_second,
+                                         .run = { [MS_CPU] = ms__cpu_prod_backward } };
 
 static ms_status prod_grad(ms_backward_call *b)
 {
@@ -201,7 +197,8 @@ static ms_status norm_grad(ms_backward_call *b)
         return st;
     }
     ms_tensor *g = spread(b->gout[0], m, mask), *norm = spread(b->out[0], m, mask);
-    ms_status st = ms__run_op(&norm_backward_row, 3, (ms_tensor *[]) { g, b->in[0], norm }, 0, NULL, 1, &p, 1, b->gin);
+    ms_status st =
+        ms__run_op(&ms__op_norm_backward, 3, (ms_tensor *[]) { g, b->in[0], norm }, 0, NULL, 1, &p, 1, b->gin);
     ms__release(norm);
     ms__release(g);
     return st;
@@ -216,7 +213,7 @@ static ms_status logsumexp_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];
     ms_tensor *g = spread(b->gout[0], m, one_dim(b)), *y = spread(b->out[0], m, one_dim(b));
-    ms_status st = ms__op3(&b->gin[0], &logsumexp_backward_row, g, b->in[0], y);
+    ms_status st = ms__op3(&b->gin[0], &ms__op_logsumexp_backward, g, b->in[0], y);
     ms__release(y);
     ms__release(g);
     return st;

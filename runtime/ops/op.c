@@ -57,6 +57,8 @@ static const ms_op *op_at(int op) { return op >= 0 && op < n_ops ? table[op] : N
 int ms_op_count(void) { return n_ops; }
 const char *ms_op_name(int op) { return op_at(op) ? table[op]->name : NULL; }
 const char *ms_op_samples(int op) { return op_at(op) && table[op]->samples ? table[op]->samples : ""; }
+const char *ms_op_doc(int op) { return op_at(op) && table[op]->doc ? table[op]->doc : ""; }
+int ms_op_inputs(int op) { return op_at(op) ? table[op]->n_in_min : 0; }
 int ms_op_flags(int op) { return op_at(op) ? table[op]->flags | (table[op]->backward ? MS_OP_DIFFERENTIABLE : 0) : 0; }
 
 // CUDA's kernels, when that plugin is loaded: by name, for rows that are in no family's list too.

@@ -65,6 +65,7 @@ struct ms_op {
     //   [3,4] float input, random normal; [3,4]+ positive; [3,4]u in (-0.9, 0.9); [3]i5 int64 ids in [0,5);
     //   [3,4]b bool; - absent;  i=1,2 integers; f=0.5,1 numbers.
     const char *samples;
+    const char *doc;  // of the method that scripts know, in one line; or NULL
 };
 
 // ---- for check ----

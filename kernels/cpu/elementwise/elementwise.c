@@ -1,213 +1,65 @@
 // SPDX-License-Identifier: MIT
-// cpu/elementwise/elementwise.c -- CPU loops over the formulas of formulas/elementwise.h, and the kernels that hand
-// them to the elementwise engine (loops.h).
+// cpu/elementwise/elementwise.c -- CPU loops over the formulas that rows/elementwise.def lists, and the kernels that
+// hand them to the elementwise engine (loops.h).
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"
 #include "rows/ops.h"
 
-#define REAL float
-#define R(name) name##_f32
-#include "formulas/elementwise.h"
-#undef REAL
-#undef R
-#define REAL double
-#define R(name) name##_f64
-#include "formulas/elementwise.h"
-#undef REAL
-#undef R
-#define MS_INTEGER
-#define REAL int64_t
-#define R(name) name##_i64
-#include "formulas/elementwise.h"
-#undef REAL
-#undef R
-
 // ---- loops ----
+
 // A number as an element: integers saturate (clamp's bounds may be infinite), bools are truth.
-static int64_t saturated(double v)
+static inline float from_f32(double v) { return (float)v; }
+static inline double from_f64(double v) { return v; }
+static inline int64_t from_i64(double v)
 {
     return v >= 0x1p63 ? INT64_MAX : v > -0x1p63 ? (int64_t)v : v == v ? INT64_MIN : 0;
 }
-#define FROM_f32(v) (float)(v)
-#define FROM_f64(v) (v)
-#define FROM_i64(v) saturated(v)
-#define FROM_u8(v) (uint8_t)((v) != 0)
+static inline uint8_t from_u8(double v) { return v != 0; }
 
-// In place is ordinary (out is an input), which the vectoriser can't prove harmless: hence omp simd.
-#define BODY(name, T, S, TO, expr)                                                      \
-    static MS_KERNEL void loop_##name##_##S(int64_t n, void *const *x, const double *p) \
-    {                                                                                   \
-        TO *o = x[0];                                                                   \
-        const T *a = x[1], *b = x[2], *c = x[3];                                        \
-        T s = p ? FROM_##S(p[0]) : 0, t = p ? FROM_##S(p[1]) : 0;                       \
-        (void)a;                                                                        \
-        (void)b;                                                                        \
-        (void)c;                                                                        \
-        (void)s;                                                                        \
-        (void)t;                                                                        \
-        _Pragma("omp simd") for (int64_t k = 0; k < n; k++) o[k] = (TO)(expr);          \
+// In place is ordinary (out is an input), which the vectoriser can't prove harmless: hence omp simd. u and v are the
+// first two inputs where they are masks.
+#define LOOP(name, TO, expression)                                                   \
+    static MS_KERNEL void R(loop_##name)(int64_t n, void *const *x, const double *p) \
+    {                                                                                \
+        TO *o = x[0];                                                                \
+        const REAL *a = x[1], *b = x[2], *c = x[3];                                  \
+        const uint8_t *u = x[1], *v = x[2];                                          \
+        REAL s = p ? R(from)(p[0]) : 0, t = p ? R(from)(p[1]) : 0;                   \
+        (void)a, (void)b, (void)c, (void)u, (void)v, (void)s, (void)t;               \
+        _Pragma("omp simd") for (int64_t k = 0; k < n; k++) o[k] = (TO)(expression); \
     }
-#define F(name, S) ms_##name##_##S
-#define REAL_TYPES(M, name) M(name, float, f32) M(name, double, f64) TABLE_REAL(name)
-#define ALL_TYPES(M, name) M(name, float, f32) M(name, double, f64) M(name, int64_t, i64) TABLE_ALL(name)
-#define FOUR_TYPES(M, name) \
-    M(name, float, f32) M(name, double, f64) M(name, int64_t, i64) M(name, uint8_t, u8) TABLE_FOUR(name)
-#define TABLE_REAL(name) static const ms_loop_fn fns_##name[MS_CLASSES] = { loop_##name##_f32, loop_##name##_f64 };
-#define TABLE_ALL(name) \
-    static const ms_loop_fn fns_##name[MS_CLASSES] = { loop_##name##_f32, loop_##name##_f64, loop_##name##_i64 };
-#define TABLE_FOUR(name)                                                                                        \
-    static const ms_loop_fn fns_##name[MS_CLASSES] = { loop_##name##_f32, loop_##name##_f64, loop_##name##_i64, \
-                                                       loop_##name##_u8 };
 
-#define UNARY(name, T, S) BODY(name, T, S, T, ms_fwd_##name##_##S(a[k]))
-#define BINARY(name, T, S) BODY(name, T, S, T, ms_fwd_##name##_##S(a[k], b[k]))
-#define BWD2(name, T, S) BODY(bwd_##name, T, S, T, ms_bwd_##name##_##S(a[k], b[k]))
-#define BWD3(name, T, S) BODY(bwd_##name, T, S, T, ms_bwd_##name##_##S(a[k], b[k], c[k]))
+#define MS_FLOAT
+#define REAL float
+#define R(name) name##_f32
+#include "cpu/elementwise/loops_body.h"
+#undef MS_FLOAT
+#define MS_DOUBLE
+#define REAL double
+#define R(name) name##_f64
+#include "cpu/elementwise/loops_body.h"
+#undef MS_DOUBLE
+#define MS_INTEGER
+#define REAL int64_t
+#define R(name) name##_i64
+#include "cpu/elementwise/loops_body.h"
+#undef MS_INTEGER
+#define MS_BYTE
+#define REAL uint8_t
+#define R(name) name##_u8
+#include "cpu/elementwise/loops_body.h"
+#undef MS_BYTE
 
-// clang-format off
-ALL_TYPES(UNARY, neg)
-ALL_TYPES(UNARY, abs)
-ALL_TYPES(UNARY, relu)
-ALL_TYPES(UNARY, sign)
-ALL_TYPES(UNARY, square)
-ALL_TYPES(UNARY, cube)
-ALL_TYPES(UNARY, copy)
-REAL_TYPES(UNARY, exp)
-REAL_TYPES(UNARY, log)
-REAL_TYPES(UNARY, sqrt)
-REAL_TYPES(UNARY, rsqrt)
-REAL_TYPES(UNARY, sin)
-REAL_TYPES(UNARY, cos)
-REAL_TYPES(UNARY, tanh)
-REAL_TYPES(UNARY, sigmoid)
-REAL_TYPES(UNARY, silu)
-REAL_TYPES(UNARY, reciprocal)
-REAL_TYPES(UNARY, gelu)
-REAL_TYPES(UNARY, gelu_tanh)
-
-ALL_TYPES(BINARY, add)
-ALL_TYPES(BINARY, sub)
-ALL_TYPES(BINARY, mul)
-ALL_TYPES(BINARY, pow)
-ALL_TYPES(BINARY, maximum)
-ALL_TYPES(BINARY, minimum)
-REAL_TYPES(BINARY, div)
-// clang-format on
-
-#define ADD_SCALED(name, T, S) BODY(name, T, S, T, ms_fwd_add_scaled_##S(a[k], b[k], s))
-#define ADD_SCALAR(name, T, S) BODY(name, T, S, T, ms_fwd_add_##S(a[k], s))
-#define MUL_SCALAR(name, T, S) BODY(name, T, S, T, ms_fwd_mul_##S(a[k], s))
-#define POW_SCALAR(name, T, S) BODY(name, T, S, T, ms_fwd_pow_##S(a[k], s))
-#define RSUB_SCALAR(name, T, S) BODY(name, T, S, T, ms_fwd_sub_##S(s, a[k]))
-#define RPOW_SCALAR(name, T, S) BODY(name, T, S, T, ms_fwd_pow_##S(s, a[k]))
-#define DIV_SCALAR(name, T, S) BODY(name, T, S, T, ms_fwd_div_##S(a[k], s))
-#define RDIV_SCALAR(name, T, S) BODY(name, T, S, T, ms_fwd_div_##S(s, a[k]))
-#define CLAMP(name, T, S) BODY(name, T, S, T, ms_fwd_clamp_##S(a[k], s, t))
-// clang-format off
-ALL_TYPES(ADD_SCALED, add_scaled)
-ALL_TYPES(ADD_SCALAR, add_scalar)
-ALL_TYPES(MUL_SCALAR, mul_scalar)
-ALL_TYPES(POW_SCALAR, pow_scalar)
-ALL_TYPES(RSUB_SCALAR, rsub_scalar)
-ALL_TYPES(RPOW_SCALAR, rpow_scalar)
-ALL_TYPES(CLAMP, clamp)
-REAL_TYPES(DIV_SCALAR, div_scalar)
-REAL_TYPES(RDIV_SCALAR, rdiv_scalar)
-// clang-format on
-
-#define BWD_REAL(M, name) M(name, float, f32) M(name, double, f64) TABLE_REAL(bwd_##name)
-#define BWD_POW_SCALAR(name, T, S) BODY(bwd_##name, T, S, T, ms_bwd_pow_scalar_##S(a[k], b[k], s))
-#define BWD_POW_BASE(name, T, S) BODY(bwd_##name, T, S, T, ms_bwd_pow_scalar_##S(a[k], b[k], c[k]))
-#define BWD_NORM_P(name, T, S) BODY(bwd_##name, T, S, T, ms_bwd_norm_p_##S(a[k], b[k], c[k], s))
-// clang-format off
-BWD_REAL(BWD3, logsumexp)
-BWD_REAL(BWD2, norm_1)
-BWD_REAL(BWD3, norm_2)
-BWD_REAL(BWD_NORM_P, norm_p)
-// clang-format on
-#define BWD_CLAMP(name, T, S) BODY(bwd_##name, T, S, T, ms_bwd_clamp_##S(a[k], b[k], s, t))
-// clang-format off
-BWD_REAL(BWD2, relu)
-BWD_REAL(BWD2, abs)
-BWD_REAL(BWD2, sqrt)
-BWD_REAL(BWD2, rsqrt)
-BWD_REAL(BWD2, sin)
-BWD_REAL(BWD2, cos)
-BWD_REAL(BWD2, tanh)
-BWD_REAL(BWD2, sigmoid)
-BWD_REAL(BWD2, silu)
-BWD_REAL(BWD2, reciprocal)
-BWD_REAL(BWD2, gelu)
-BWD_REAL(BWD2, gelu_tanh)
-BWD_REAL(BWD_POW_SCALAR, pow_scalar)
-// clang-format on
-#define BWD_RDIV(name, T, S) BODY(bwd_##name, T, S, T, ms_bwd_rdiv_scalar_##S(a[k], b[k], s))
-#define BWD_RPOW(name, T, S) BODY(bwd_##name, T, S, T, ms_bwd_rpow_scalar_##S(a[k], b[k], s))
-// clang-format off
-BWD_REAL(BWD_RDIV, rdiv_scalar)
-BWD_REAL(BWD_RPOW, rpow_scalar)
-BWD_REAL(BWD_POW_BASE, pow_base)
-BWD_REAL(BWD3, pow_exponent)
-BWD_REAL(BWD3, div_other)
-BWD_REAL(BWD3, maximum)
-BWD_REAL(BWD3, minimum)
-BWD_REAL(BWD_CLAMP, clamp)
-
-#define COMPARE(name, op)                                                                                   \
-    BODY(name, float, f32, uint8_t, a[k] op b[k])   BODY(name, double, f64, uint8_t, a[k] op b[k])          \
-    BODY(name, int64_t, i64, uint8_t, a[k] op b[k]) BODY(name, uint8_t, u8, uint8_t, a[k] op b[k])          \
-    TABLE_FOUR(name)                                                                                        \
-    BODY(name##_scalar, float, f32, uint8_t, a[k] op s) BODY(name##_scalar, double, f64, uint8_t, a[k] op s)\
-    BODY(name##_scalar, int64_t, i64, uint8_t, a[k] op s)                                                   \
-    TABLE_ALL(name##_scalar)
-COMPARE(eq, ==)
-COMPARE(ne, !=)
-COMPARE(lt, <)
-COMPARE(le, <=)
-COMPARE(gt, >)
-COMPARE(ge, >=)
-
-BODY(isfinite, float, f32, uint8_t, a[k] - a[k] == 0)
-BODY(isfinite, double, f64, uint8_t, a[k] - a[k] == 0)
-TABLE_REAL(isfinite)
-BODY(isnan, float, f32, uint8_t, a[k] != a[k])
-BODY(isnan, double, f64, uint8_t, a[k] != a[k])
-TABLE_REAL(isnan)
-BODY(logical_not, uint8_t, u8, uint8_t, !a[k])
-BODY(logical_and, uint8_t, u8, uint8_t, a[k] & b[k])
-BODY(logical_or, uint8_t, u8, uint8_t, a[k] | b[k])
-// clang-format on
-
-// Equal infinities are close; NaN is to NaN in the second. p: rtol, atol
-BODY(is_close_nan, double, f64, uint8_t,
-     (a[k] == b[k]) | ((a[k] != a[k]) & (b[k] != b[k])) |
-         ((b[k] - b[k] == 0) & (ms_abs_f64(a[k] - b[k]) <= t + s * ms_abs_f64(b[k]))))
-BODY(is_close, double, f64, uint8_t,
-     (a[k] == b[k]) | ((b[k] - b[k] == 0) & (ms_abs_f64(a[k] - b[k]) <= t + s * ms_abs_f64(b[k]))))
-
-// A condition among the operands: bytes.
-#define CHOOSE(name, T, S, cond, yes, no)                                               \
-    static MS_KERNEL void loop_##name##_##S(int64_t n, void *const *x, const double *p) \
-    {                                                                                   \
-        T *o = x[0];                                                                    \
-        const uint8_t *m = x[cond];                                                     \
-        const T *a = x[2], *b = x[3], *v = x[1], s = p ? FROM_##S(p[0]) : 0;            \
-        (void)a;                                                                        \
-        (void)b;                                                                        \
-        (void)v;                                                                        \
-        (void)s;                                                                        \
-        _Pragma("omp simd") for (int64_t k = 0; k < n; k++) o[k] = m[k] ? (yes) : (no); \
-    }
-#define WHERE(name, T, S) CHOOSE(name, T, S, 1, a[k], b[k])
-#define MASKED_FILL(name, T, S) CHOOSE(name, T, S, 2, s, v[k])
-#define WHERE_A(name, T, S) CHOOSE(name, T, S, 1, a[k], 0)
-#define WHERE_B(name, T, S) CHOOSE(name, T, S, 1, 0, a[k])
-// clang-format off
-FOUR_TYPES(WHERE, where)
-FOUR_TYPES(MASKED_FILL, masked_fill)
-REAL_TYPES(WHERE_A, where_a)
-REAL_TYPES(WHERE_B, where_b)
-// clang-format on
+// A formula's loops, by class: fns_name.
+#define BOTH(name) [MS_C_F32] = loop_##name##_f32, [MS_C_F64] = loop_##name##_f64
+#define TABLE_FLOATS(name) { BOTH(name) };
+#define TABLE_ALL(name) { BOTH(name), [MS_C_I64] = loop_##name##_i64 };
+#define TABLE_FOUR(name) { BOTH(name), [MS_C_I64] = loop_##name##_i64, [MS_C_BOOL] = loop_##name##_u8 };
+#define TABLE_DOUBLE(name) { [MS_C_F64] = loop_##name##_f64 };
+#define TABLE_BOOL(name) { [MS_C_BOOL] = loop_##name##_u8 };
+#define FORMULA(name, types, expression) static const ms_loop_fn fns_##name[MS_CLASSES] = TABLE_##types(name)
+#define TRUTH FORMULA
+#include "rows/elementwise.def"
 
 // ---- kernels ----
 
@@ -236,58 +88,6 @@ static ms_status run(ms_call *c, int n, const ms_loop_fn *fns)
     return MS_OK;
 }
 
-#define KERNEL(name, n) \
-    ms_status ms__cpu_##name(ms_call *c) { return run(c, n, fns_##name); }
-#define BACKWARD(name, n) \
-    ms_status ms__cpu_##name##_backward(ms_call *c) { return run(c, n, fns_bwd_##name); }
-// clang-format off
-KERNEL(neg, 1)
-KERNEL(abs, 1)
-KERNEL(relu, 1)
-KERNEL(sign, 1)
-KERNEL(exp, 1)
-KERNEL(log, 1)
-KERNEL(sqrt, 1)
-KERNEL(rsqrt, 1)
-KERNEL(sin, 1)
-KERNEL(cos, 1)
-KERNEL(tanh, 1)
-KERNEL(sigmoid, 1)
-KERNEL(silu, 1)
-KERNEL(reciprocal, 1)
-KERNEL(mul, 2)
-KERNEL(div, 2)
-KERNEL(pow, 2)
-KERNEL(maximum, 2)
-KERNEL(minimum, 2)
-KERNEL(add_scalar, 1)
-KERNEL(mul_scalar, 1)
-KERNEL(div_scalar, 1)
-KERNEL(rsub_scalar, 1)
-KERNEL(rdiv_scalar, 1)
-KERNEL(rpow_scalar, 1)
-KERNEL(clamp, 1)
-BACKWARD(relu, 2)
-BACKWARD(abs, 2)
-BACKWARD(sqrt, 2)
-BACKWARD(rsqrt, 2)
-BACKWARD(sin, 2)
-BACKWARD(cos, 2)
-BACKWARD(tanh, 2)
-BACKWARD(sigmoid, 2)
-BACKWARD(silu, 2)
-BACKWARD(reciprocal, 2)
-BACKWARD(pow_scalar, 2)
-BACKWARD(rdiv_scalar, 2)
-BACKWARD(rpow_scalar, 2)
-BACKWARD(pow_base, 3)
-BACKWARD(pow_exponent, 3)
-BACKWARD(div_other, 3)
-BACKWARD(maximum, 3)
-BACKWARD(minimum, 3)
-BACKWARD(clamp, 2)
-BACKWARD(logsumexp, 3)
-// clang-format on
 // in: g, x, norm; f0 = p, finite and not 0
 ms_status ms__cpu_norm_backward(ms_call *c)
 {
@@ -324,55 +124,42 @@ ms_status ms__cpu_pow_scalar(ms_call *c)
     return run(c, 1, fns_pow_scalar);
 }
 
-static ms_status compare(ms_call *c, const ms_loop_fn *fns)
+static ms_status compare(ms_call *c, int n, const ms_loop_fn *fns)
 {
     int cls = ms__class_of(ms__result_dtype(c->in[0], c->in[1]));
-    ms__loop(3, (ms_tensor *[]) { c->out[0], c->in[0], c->in[1] },
+    ms__loop(n + 1, (ms_tensor *[]) { c->out[0], c->in[0], c->in[1] },
              (uint8_t[]) { MS_C_BOOL, (uint8_t)cls, (uint8_t)cls }, fns[cls], NULL);
     return MS_OK;
 }
 // The number takes the tensor's dtype (0.1 equals a float16 made of it); against a fraction integers are compared as
 // real numbers.
-static ms_status compare_scalar(ms_call *c, const ms_loop_fn *fns)
+static ms_status compare_scalar(ms_call *c, int n, const ms_loop_fn *fns)
 {
     int dtype = c->in[0]->dtype, cls = arithmetic_class(dtype);
     if (dtype == MS_F16) c->f[0] = ms_f16_to_float(ms_float_to_f16((float)c->f[0]));
     if (dtype == MS_BF16) c->f[0] = ms_bf16_to_float(ms_float_to_bf16((float)c->f[0]));
     if (cls == MS_C_I64 && !(c->f[0] >= -0x1p63 && c->f[0] < 0x1p63 && (double)(int64_t)c->f[0] == c->f[0]))
         cls = MS_C_F64;
-    ms__loop(2, (ms_tensor *[]) { c->out[0], c->in[0] }, (uint8_t[]) { MS_C_BOOL, (uint8_t)cls }, fns[cls], c->f);
+    ms__loop(n + 1, (ms_tensor *[]) { c->out[0], c->in[0] }, (uint8_t[]) { MS_C_BOOL, (uint8_t)cls }, fns[cls], c->f);
     return MS_OK;
 }
-#define COMPARE_KERNEL(name)                                                \
-    ms_status ms__cpu_##name(ms_call *c) { return compare(c, fns_##name); } \
-    ms_status ms__cpu_##name##_scalar(ms_call *c) { return compare_scalar(c, fns_##name##_scalar); }
-// clang-format off
-COMPARE_KERNEL(eq)
-COMPARE_KERNEL(ne)
-COMPARE_KERNEL(lt)
-COMPARE_KERNEL(le)
-COMPARE_KERNEL(gt)
-COMPARE_KERNEL(ge)
-// clang-format on
-
-static ms_status test(ms_call *c, const ms_loop_fn *fns)
+static ms_status test(ms_call *c, int n, const ms_loop_fn *fns)
 {
     int cls = c->in[0]->dtype == MS_F32 || ms__is_half(c->in[0]->dtype) ? MS_C_F32 : MS_C_F64;
-    ms__loop(2, (ms_tensor *[]) { c->out[0], c->in[0] }, (uint8_t[]) { MS_C_BOOL, (uint8_t)cls }, fns[cls], NULL);
+    ms__loop(n + 1, (ms_tensor *[]) { c->out[0], c->in[0] }, (uint8_t[]) { MS_C_BOOL, (uint8_t)cls }, fns[cls], NULL);
     return MS_OK;
 }
-ms_status ms__cpu_isfinite(ms_call *c) { return test(c, fns_isfinite); }
-ms_status ms__cpu_isnan(ms_call *c) { return test(c, fns_isnan); }
 
-static ms_status logic(ms_call *c, int n, ms_loop_fn fn)
+static ms_status logic(ms_call *c, int n, const ms_loop_fn *fns)
 {
     ms__loop(n + 1, (ms_tensor *[]) { c->out[0], c->in[0], c->in[1] }, (uint8_t[]) { MS_C_BOOL, MS_C_BOOL, MS_C_BOOL },
-             fn, NULL);
+             fns[MS_C_BOOL], NULL);
     return MS_OK;
 }
-ms_status ms__cpu_logical_not(ms_call *c) { return logic(c, 1, loop_logical_not_u8); }
-ms_status ms__cpu_logical_and(ms_call *c) { return logic(c, 2, loop_logical_and_u8); }
-ms_status ms__cpu_logical_or(ms_call *c) { return logic(c, 2, loop_logical_or_u8); }
+
+#define KERNEL(name, how, n, formula) \
+    ms_status ms__cpu_##name(ms_call *c) { return how(c, n, fns_##formula); }
+#include "rows/elementwise.def"
 
 ms_status ms__cpu_where(ms_call *c)
 {
@@ -427,6 +214,6 @@ ms_status ms__cpu_allclose(ms_call *c)
     int64_t shape[MS_MAX_DIMS];
     int ndim;
     MS_TRY(ms__broadcast(c, c->in[0], c->in[1], &ndim, shape));
-    return all_true(c, MS_C_F64, c->n_f > 2 && c->f[2] != 0 ? loop_is_close_nan_f64 : loop_is_close_f64, c->f, ndim,
-                    shape);
+    return all_true(c, MS_C_F64, c->n_f > 2 && c->f[2] != 0 ? fns_is_close_nan[MS_C_F64] : fns_is_close[MS_C_F64], c->f,
+                    ndim, shape);
 }

@@ -25,30 +25,8 @@ function F.linear(x, w, b)
   return ops.linear(x, w, b)
 end
 
---- max(x, 0), element by element.
----@param x Tensor
----@return Tensor
-function F.relu(x)
-  return ops.relu(x)
-end
---- x * sigmoid(x), element by element.
----@param x Tensor
----@return Tensor
-function F.silu(x)
-  return ops.silu(x)
-end
---- Hyperbolic tangent, element by element.
----@param x Tensor
----@return Tensor
-function F.tanh(x)
-  return ops.tanh(x)
-end
---- 1 / (1 + e^-x), element by element.
----@param x Tensor
----@return Tensor
-function F.sigmoid(x)
-  return ops.sigmoid(x)
-end
+-- relu, silu and the others whose rows in kernels/rows/elementwise.def say ACTIVATION.
+for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = fn end
 
 local approximate = opts.one_of({ "none", "tanh" }, "none")
 
@@ -405,7 +383,7 @@ function F.merge_heads(y)
   return ops.join_heads(y, y:size(1), y:size(3), y:size(2) * y:size(4))
 end
 
-opts.fix(F, { "linear", "relu", "silu", "tanh", "sigmoid", "softmax", "log_softmax" })
+opts.fix(F, { "linear", "softmax", "log_softmax" })
 
 return {
   F = F, check_sizes = check_sizes, batch_norm = batch_norm, conv2d = conv2d, conv_options = conv_options, pair = pair,

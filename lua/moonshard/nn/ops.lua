@@ -12,8 +12,7 @@ local function op(name) return engine.op(name) end
 
 local M = {}
 
-local op_linear, op_relu, op_gelu, op_silu = op "linear", op "relu", op "gelu", op "silu"
-local op_tanh, op_sigmoid, op_dropout, op_embedding = op "tanh", op "sigmoid", op "dropout", op "embedding"
+local op_linear, op_gelu, op_dropout, op_embedding = op "linear", op "gelu", op "dropout", op "embedding"
 local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", op "rms_norm", op "softmax",
   op "log_softmax"
 local op_batch_norm, op_conv2d = op "batch_norm", op "conv2d"
@@ -21,12 +20,10 @@ local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_
 local op_view, op_reshape, op_transpose, op_split = op "view", op "reshape", op "transpose", op "split"
 local state, drop_id = engine.state, engine.lib.ms_drop
 
+for name, fn in pairs(require "moonshard.tensor.ops".activations) do M[name] = fn end
+
 function M.linear(x, w, b) return wrap(call3(op_linear, x, w, b, "linear")) end
-function M.relu(x) return wrap(call1(op_relu, x, "relu")) end
 function M.gelu(x) return wrap(call1(op_gelu, x, "gelu")) end
-function M.silu(x) return wrap(call1(op_silu, x, "silu")) end
-function M.tanh(x) return wrap(call1(op_tanh, x, "tanh")) end
-function M.sigmoid(x) return wrap(call1(op_sigmoid, x, "sigmoid")) end
 function M.dropout(x, p) return wrap(tensor.call1f(op_dropout, x, p, "dropout")) end
 
 function M.gelu_tanh(x)

@@ -16,7 +16,8 @@ local wrap, wrap_same, id_of, is_tensor = tensor.wrap, tensor.wrap_same, tensor.
 local call1, call1f, call2, call3 = tensor.call1, tensor.call1f, tensor.call2, tensor.call3
 local fixed, type = opts.fixed, type
 
-local M = {}
+-- activations: methods that nn.F has, too
+local M = { activations = {} }
 
 local function bad_operand(who, x)
   opts.wrong(x, "a tensor or a number", "%s: operand", who)
@@ -180,19 +181,50 @@ function methods.pow_(t, u)
   return methods.copy_(t, methods.pow(t, u))
 end
 
--- ---- functions of one tensor ----------------------------------------------------------------------
+-- ---- functions that the engine lists (kernels/rows/elementwise.def) -------------------------------
 
-local function unary(name)
-  local number = op(name)
+local E, bit_and = engine.ffi.C, bit.band
+
+local function unary(name, number)
   methods[name] = fixed(name, function(t)
     return wrap(call1(number, t, name))
   end)
 end
-for _, name in ipairs { "neg", "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "relu", "silu", "tanh", "sigmoid",
-  "sign", "reciprocal",
-  "isfinite", "isnan", "logical_not" } do
-  unary(name)
+
+-- In place by the engine's own operator, or by a copy of the result.
+local function unary_in_place(name)
+  local who, fn, number = name .. "_", methods[name], op(name .. "_")
+  methods[who] = number < 0 and function(t) return methods.copy_(t, fn(t)) end or function(t)
+    call1(number, t, who)
+    return t
+  end
 end
+
+local function binary(name, with_tensor)
+  local with_number = op(name .. "_scalar")
+  methods[name] = fixed(name, with_number < 0 and function(t, u)
+    return wrap(call2(with_tensor, t, u, name))
+  end or function(t, u)
+    if type(u) == "number" then return wrap(call1f(with_number, t, u, name)) end
+    if type(u) == "boolean" then return wrap(call1f(with_number, t, u and 1 or 0, name)) end
+    return wrap(call2(with_tensor, t, u, name))
+  end)
+end
+
+for number = 0, lib.ms_op_count() - 1 do
+  local flags, name = lib.ms_op_flags(number), engine.ffi.string(lib.ms_op_name(number))
+  if bit_and(flags, E.MS_OP_METHOD) ~= 0 then
+    if lib.ms_op_inputs(number) == 2 then
+      binary(name, number)
+    else
+      unary(name, number)
+      if bit_and(flags, E.MS_OP_DIFFERENTIABLE) ~= 0 then unary_in_place(name) end
+    end
+    if bit_and(flags, E.MS_OP_ACTIVATION) ~= 0 then M.activations[name] = methods[name] end
+  end
+end
+
+-- ---- functions with options -----------------------------------------------------------------------
 
 local GELU = op "gelu"
 --- GELU (Hendrycks & Gimpel 2016), element by element: `t * Phi(t)`, Phi the normal distribution. approximate =
@@ -208,20 +240,6 @@ function methods.gelu(t, given)
   a_in[0], a_i[0] = id_of(t, "gelu"), 1
   tensor.call(GELU, t)
   return wrap(engine.a_out[0])
-end
-
-for _, name in ipairs { "relu_", "tanh_", "sigmoid_" } do
-  local number = op(name)
-  methods[name] = function(t)
-    call1(number, t, name)
-    return t
-  end
-end
-
--- In-place forms that have no kernel of their own.
-for _, name in ipairs { "neg", "abs", "exp", "log", "sqrt", "rsqrt", "silu", "reciprocal" } do
-  local fn = methods[name]
-  methods[name .. "_"] = function(t) return methods.copy_(t, fn(t)) end
 end
 
 local CLAMP, CLAMP_ = op "clamp", op "clamp_"
@@ -257,23 +275,7 @@ function methods.clamp_(t, low, high)
   return t
 end
 
--- ---- functions of two ------------------------------------------------------------------------------
-
-for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge" } do
-  local with_tensor, with_number = op(name), op(name .. "_scalar")
-  methods[name] = fixed(name, function(t, u)
-    if type(u) == "number" then return wrap(call1f(with_number, t, u, name)) end
-    if type(u) == "boolean" then return wrap(call1f(with_number, t, u and 1 or 0, name)) end
-    return wrap(call2(with_tensor, t, u, name))
-  end)
-end
-
-for _, name in ipairs { "maximum", "minimum", "logical_and", "logical_or" } do
-  local number = op(name)
-  methods[name] = fixed(name, function(t, u)
-    return wrap(call2(number, t, u, name))
-  end)
-end
+-- ---- products -------------------------------------------------------------------------------------
 
 local MATMUL = op "matmul"
 --- The product of matrices over the last two dimensions: [..., N, K] x [..., K, M] gives [..., N, M]; leading

@@ -127,16 +127,19 @@ local function behind(fn)
 end
 
 local here = debug.getinfo(1, "S").source:match "^@(.*/)" or "./"
-local types = here .. "../core/types.lua"
+local types, elementwise = here .. "../core/types.lua", here .. "../core/types_elementwise.lua"
 
---- What types.lua says of functions that are made in loops, by their names: "Tensor:abs", "ms.zeros".
+--- What these files say of functions that are made in loops, by their names: "Tensor:abs", "ms.zeros".
 ---@return table<string, Annotation>
 function M.declared()
   if M._declared then return M._declared end
-  local lines, out = M.lines_of(types), {}
-  for at, line in ipairs(lines) do
-    local name = line:match "^function ([%a.]+[.:][%w_]+)%("
-    if name then out[name] = M.parse(lines, at) end
+  local out = {}
+  for _, path in ipairs { types, elementwise } do
+    local lines = M.lines_of(path)
+    for at, line in ipairs(lines) do
+      local name = line:match "^function ([%a.]+[.:][%w_]+)%("
+      if name then out[name] = M.parse(lines, at) end
+    end
   end
   M._declared = out
   return out

@@ -5,7 +5,23 @@ local ms = require "moonshard"
 for _, name in ipairs { "save", "load", "amp", "data", "profiler", "testing" } do assert(ms[name]) end   -- loaded when first named
 
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
-local methods = ms.Tensor.methods
+local engine = require "moonshard.core.ffi"
+
+local methods, lib, ffi = ms.Tensor.methods, engine.lib, engine.ffi
+
+-- Names of methods that the engine lists, functions of one tensor with a gradient or all others.
+local function listed(functions)
+  local names = {}
+  for op = 0, lib.ms_op_count() - 1 do
+    local name, flags = ffi.string(lib.ms_op_name(op)), lib.ms_op_flags(op)
+    local is_function = lib.ms_op_inputs(op) == 1 and bit.band(flags, ffi.C.MS_OP_DIFFERENTIABLE) ~= 0
+    if bit.band(flags, ffi.C.MS_OP_METHOD) ~= 0 and is_function == functions then
+      names[#names + 1] = name
+      if is_function then names[#names + 1] = name .. "_" end
+    end
+  end
+  return table.concat(names, " ") .. " "
+end
 
 -- A section: title, prefix of its names, the table they are in, and a list of them (all that are left without it).
 local function section(title, prefix, of, names) return { title = title, prefix = prefix, of = of, names = names } end
@@ -80,11 +96,9 @@ return {
     sections = {
       section("Fields", "Tensor.", fields),
       section("Arithmetic", "Tensor:", methods, "add add_ sub sub_ mul mul_ div div_ pow pow_ matmul mm bmm"),
-      section("Functions of each element", "Tensor:", methods, [[neg neg_ abs abs_ exp exp_ log log_ sqrt sqrt_ rsqrt
-        rsqrt_ reciprocal reciprocal_
-        sin cos tanh tanh_ sigmoid sigmoid_ relu relu_ silu silu_ gelu sign clamp clamp_]]),
-      section("Comparison and choice", "Tensor:", methods, [[eq ne lt le gt ge maximum minimum isfinite isnan
-        logical_and logical_or logical_not where masked_fill masked_fill_ equal allclose]]),
+      section("Functions of each element", "Tensor:", methods, listed(true) .. "gelu clamp clamp_"),
+      section("Comparison and choice", "Tensor:", methods,
+        listed(false) .. "where masked_fill masked_fill_ equal allclose"),
       section("Reductions", "Tensor:", methods, [[sum mean prod var std max min argmax argmin all any norm softmax
         log_softmax logsumexp cumsum]]),
       section("Shape", "Tensor:", methods, [[size dim numel nelement stride is_contiguous reshape view view_as flatten

@@ -1,0 +1,37 @@
+-- SPDX-License-Identifier: MIT
+--- Annotations that are made of the engine's table of operators.
+local engine = require "moonshard.core.ffi"
+local process = require "spec.support.process"
+local repl = require "moonshard.tools.repl"
+local types = dofile(process.root .. "/scripts/support/docs/types.lua")
+
+describe("annotations of elementwise methods", function()
+  it("are those of the engine's table (scripts/docs writes them)", function()
+    assert.are.equal(types.text(), process.read(process.root .. "/" .. types.path))
+  end)
+
+  it("describe every method that the table makes", function()
+    local lib, methods, silent = engine.lib, 0, {}
+    for op = 0, lib.ms_op_count() - 1 do
+      if bit.band(lib.ms_op_flags(op), engine.ffi.C.MS_OP_METHOD) ~= 0 then
+        methods = methods + 1
+        local doc, inputs = engine.ffi.string(lib.ms_op_doc(op)), lib.ms_op_inputs(op)
+        if doc == "" or inputs < 1 or inputs > 2 then silent[#silent + 1] = engine.ffi.string(lib.ms_op_name(op)) end
+      end
+    end
+    assert.is_true(methods > 20)
+    assert.are.same({}, silent)
+  end)
+
+  it("are what the prompt shows", function()
+    for name, expected in pairs {
+      silu = "function Tensor:silu()\n  t * sigmoid(t), element by element.\n  @return Tensor",
+      silu_ = "function Tensor:silu_()\n  silu in place.\n  @return Tensor self",
+      ["ms.nn.F.silu"] = "function Tensor:silu()\n  t * sigmoid(t), element by element.\n  @return Tensor",
+      maximum = "function Tensor:maximum(u)\n  The larger of both, element by element.\n  @param u Tensor\n  @return Tensor",
+      eq = "function Tensor:eq(u)\n  t == u, element by element: a bool tensor.\n  @param u Tensor|number\n  @return Tensor",
+    } do
+      assert.are.equal(expected, repl.help(name))
+    end
+  end)
+end)
