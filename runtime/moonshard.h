@@ -490,17 +490,37 @@ MS_API int ms_unit_recorded(ms_unit_event *out, int capacity);
 
 // ---- optimizers -------------------------------------------------------------------------------
 
-typedef enum { MS_SGD, MS_ADAM, MS_ADAMW } ms_optim_kind;
+typedef enum { MS_SGD, MS_ADAM, MS_ADAMW } ms_optim_kind;  // places of these in the table; of any: ms_optim_at
 typedef struct {
     int32_t kind, nesterov, amsgrad, reserved;
     double lr, weight_decay;
     double momentum, dampening;  // SGD
     double beta1, beta2, eps;    // Adam, AdamW
+    double more[5];              // of optimizers that the table has besides
 } ms_optim_options;
 
+// The table of optimizers: one row each, from a header of kernels/formulas/optim.
+enum { MS_OPTIM_STATES = 3, MS_OPTIM_OPTIONS = 8 };
+typedef struct {
+    const char *name;       // NULL: there are no more
+    int32_t at, count;      // its place in ms_optim_options, in bytes; 1, 2: numbers; 0, -1: a flag, int32_t or double
+    double value[2];        // defaults
+    double low, below;      // low <= number < below, at construction; infinite: no limit
+    int32_t later, unused;  // the limits hold for changes between steps, too
+} ms_optim_option;
+typedef struct {
+    const char *name;                     // of the class: "AdamW"
+    const char *states[MS_OPTIM_STATES];  // names of what it keeps for a parameter; NULL: there are no more
+    uint32_t needed, reserved;            // bits of those that it keeps whatever the options are
+    ms_optim_option options[MS_OPTIM_OPTIONS];
+} ms_optim_row;
+MS_API const ms_optim_row *ms_optim_at(int kind);            // NULL: there is none
+MS_API ms_status ms_optim_check(const ms_optim_options *o);  // of options together
+MS_API int ms_optim_is_plain(const ms_optim_options *o);     // is a step p -= lr * g and nothing else?
+
 // One fused pass over the n leaves that have a gradient; the others are left alone. A sharded parameter stands for its
-// local part. state: three ids a leaf (momentum_buffer; or exp_avg, exp_avg_sq, max_exp_avg_sq), 0 until they are made,
-// unscoped, at the leaf's first step; steps: how many each leaf has taken. On failure nothing was changed.
+// local part. state: MS_OPTIM_STATES ids a leaf, as its row names them, 0 until they are made, unscoped, at the leaf's
+// first step; steps: how many each leaf has taken. On failure nothing was changed.
 MS_API ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, ms_id *state, double *steps);
 // Norm of order p (> 0, may be infinite) of all their gradients over all ranks, before they are scaled down to max_norm
 // (infinite: only measured): a new 0-dim tensor. Collective where some are sharded.

@@ -1,56 +1,67 @@
 // SPDX-License-Identifier: MIT
 // cuda/optim.cu -- the fused optimizer step and the norm of gradients: one launch for all leaves of a device,
-// with the formulas of formulas/optim.h.
+// with the formulas of formulas/optim.
 #include "cuda/cuda.h"
 
+#define MS_OPTIM_FORMULAS
 #define REAL float
 #define R(name) name##_f32
 #define R_SQRT ms_sqrt_f32
-#include "formulas/optim.h"
+#include "formulas/optim/list.h"
 #undef REAL
 #undef R
 #undef R_SQRT
 #define REAL double
 #define R(name) name##_f64
 #define R_SQRT ms_sqrt_f64
-#include "formulas/optim.h"
+#include "formulas/optim/list.h"
 #undef REAL
 #undef R
 #undef R_SQRT
+#undef MS_OPTIM_FORMULAS
 
+enum {
+#define OPTIMIZER(NAME, FORMULA) KIND_##NAME,
+#include "formulas/optim/list.h"
+};
+
+// The formulas by type: as members of one name, which a template finds.
 template <class T> struct step;
+#define OPTIMIZER(NAME, FORMULA)                                                                        \
+    static __device__ inline float NAME(float x, float g, float *a, float *b, float *c, const float *f) \
+    {                                                                                                   \
+        return ms_##FORMULA##_f32(x, g, a, b, c, f);                                                    \
+    }
 template <> struct step<float> {
-    template <class... A> static __device__ inline float sgd(A... a) { return ms_sgd_f32(a...); }
-    template <class... A> static __device__ inline float momentum(A... a) { return ms_sgd_momentum_f32(a...); }
-    template <class... A> static __device__ inline float adam(A... a) { return ms_adam_f32(a...); }
+#include "formulas/optim/list.h"
 };
+#define OPTIMIZER(NAME, FORMULA)                                                                               \
+    static __device__ inline double NAME(double x, double g, double *a, double *b, double *c, const double *f) \
+    {                                                                                                          \
+        return ms_##FORMULA##_f64(x, g, a, b, c, f);                                                           \
+    }
 template <> struct step<double> {
-    template <class... A> static __device__ inline double sgd(A... a) { return ms_sgd_f64(a...); }
-    template <class... A> static __device__ inline double momentum(A... a) { return ms_sgd_momentum_f64(a...); }
-    template <class... A> static __device__ inline double adam(A... a) { return ms_adam_f64(a...); }
+#include "formulas/optim/list.h"
 };
 
-template <class T>
-static __device__ inline void run_part(const ms_optim_options &o, const ms_optim_job &j, int64_t first, int64_t last)
+template <class T> static __device__ inline void run_part(const ms_optim_job &j, int64_t first, int64_t last)
 {
-    const ms_adam_factors &f = j.adam;
-    T *a = (T *)j.state[0], *v = (T *)j.state[1], *w = (T *)j.state[2];
+    T *a = (T *)j.state[0], *b = (T *)j.state[1], *c = (T *)j.state[2], f[MS_OPTIM_FACTORS];
+    for (int k = 0; k < MS_OPTIM_FACTORS; k++) f[k] = (T)j.factors[k];
     for (int64_t k = first + threadIdx.x; k < last; k += blockDim.x) {
         T x = load<T>(j.dtype, j.p, k), g = load<T>(j.dtype, j.g, k);
-        if (o.kind == MS_SGD && !a) x = step<T>::sgd(x, g, (T)o.lr, (T)o.weight_decay);
-        else if (o.kind == MS_SGD)
-            x = step<T>::momentum(x, g, &a[k], (T)o.lr, (T)o.weight_decay, j.first ? (T)0 : (T)o.momentum,
-                                  j.first ? (T)1 : (T)(1 - o.dampening), o.nesterov ? (T)1 : (T)0,
-                                  o.nesterov ? (T)o.momentum : (T)1);
-        else
-            x = step<T>::adam(x, g, &a[k], &v[k], o.amsgrad ? &w[k] : (T *)NULL, (T)f.l2, (T)f.decay, (T)f.beta1,
-                              (T)f.beta2, (T)f.one_minus_beta1, (T)f.one_minus_beta2, (T)f.step_size, (T)f.rsqrt_c2,
-                              (T)f.eps);
+        switch (j.kind) {
+#define OPTIMIZER(NAME, FORMULA)                                                          \
+    case KIND_##NAME:                                                                     \
+        x = step<T>::NAME(x, g, a ? &a[k] : NULL, b ? &b[k] : NULL, c ? &c[k] : NULL, f); \
+        break;
+#include "formulas/optim/list.h"
+        }
         store<T>(j.dtype, j.p, k, x);
     }
 }
 
-__global__ void optim_kernel(ms_optim_options o, int n, const ms_optim_job *jobs, int64_t block)
+__global__ void optim_kernel(int n, const ms_optim_job *jobs, int64_t block)
 {
     int low = 0, high = n - 1;  // the last leaf that begins at or before this block
     while (low < high) {
@@ -60,8 +71,8 @@ __global__ void optim_kernel(ms_optim_options o, int n, const ms_optim_job *jobs
     }
     const ms_optim_job j = jobs[low];
     int64_t first = ((int64_t)blockIdx.x - j.block) * block, last = first + block < j.numel ? first + block : j.numel;
-    if (j.dtype == MS_F64) run_part<double>(o, j, first, last);
-    else run_part<float>(o, j, first, last);
+    if (j.dtype == MS_F64) run_part<double>(j, first, last);
+    else run_part<float>(j, first, last);
 }
 
 ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block)
@@ -77,8 +88,7 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
         if (e != cudaSuccess) st = ms__cuda_failed(e, "cudaMemcpyAsync", index, "the list of %d leaves", n);
     }
     if (st == MS_OK)
-        st = launch("optimizer", index, optim_kernel, blocks, BLOCK, *jobs[0].o, n, (const ms_optim_job *)there->data,
-                    block);
+        st = launch("optimizer", index, optim_kernel, blocks, BLOCK, n, (const ms_optim_job *)there->data, block);
     ms__free(there);
     return st;
 }

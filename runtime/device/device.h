@@ -28,17 +28,13 @@ typedef struct {
     ms_status (*run)(struct ms_call *c);
 } ms_cuda_kernel;
 
-// One leaf of a fused optimizer step; see optim_body.h.
-typedef struct {
-    double l2, decay, beta1, beta2, one_minus_beta1, one_minus_beta2, step_size, rsqrt_c2, eps;
-} ms_adam_factors;
+// One leaf of a fused optimizer step; see train/optim.h.
+enum { MS_OPTIM_FACTORS = 12 };
 typedef struct ms_optim_job {
-    const ms_optim_options *o;
-    void *p, *state[3];
+    int kind, dtype;
+    void *p, *state[MS_OPTIM_STATES];  // NULL: this step keeps no such state
     const void *g;
-    int dtype;
-    int first;  // its first step: momentum begins with the gradient
-    ms_adam_factors adam;
+    double factors[MS_OPTIM_FACTORS];
     int64_t numel, block;  // number of its first block
     int device;
 } ms_optim_job;

@@ -17,23 +17,62 @@
 
 enum { BLOCK = 1 << 14 };
 
-typedef ms_adam_factors adam_factors;
 typedef ms_optim_job job;  // one leaf
 
+// ---- the table ----
+
+#define MS_OPTIM_ROWS
+#include "formulas/optim/list.h"
+#undef MS_OPTIM_ROWS
+
+enum {
+#define OPTIMIZER(NAME, FORMULA) KIND_##NAME,
+#include "formulas/optim/list.h"
+    KINDS
+};
+_Static_assert((int)KIND_SGD == MS_SGD && (int)KIND_Adam == MS_ADAM && (int)KIND_AdamW == MS_ADAMW,
+               "numbers that C programs use");
+
+static const optimizer *const optimizers[] = {
+#define OPTIMIZER(NAME, FORMULA) &ms__optim_##NAME,
+#include "formulas/optim/list.h"
+};
+
+static const optimizer *optimizer_at(int kind) { return kind >= 0 && kind < KINDS ? optimizers[kind] : NULL; }
+
+const ms_optim_row *ms_optim_at(int kind) { return optimizer_at(kind) ? &optimizers[kind]->row : NULL; }
+
+ms_status ms_optim_check(const ms_optim_options *o)
+{
+    const optimizer *row = optimizer_at(o->kind);
+    if (!row) return ms__fail(MS_EINVAL, "unknown optimizer kind %d", o->kind);
+    return row->check ? row->check(o) : MS_OK;
+}
+
+int ms_optim_is_plain(const ms_optim_options *o)
+{
+    const optimizer *row = optimizer_at(o->kind);
+    return row && row->is_plain && row->is_plain(o);
+}
+
+// ---- passes ----
+
+#define MS_OPTIM_FORMULAS
 #define REAL float
 #define R(name) name##_real32
 #define R_SQRT sqrtf
-#include "formulas/optim.h"
+#include "formulas/optim/list.h"
 #undef REAL
 #undef R
 #undef R_SQRT
 #define REAL double
 #define R(name) name##_real64
 #define R_SQRT sqrt
-#include "formulas/optim.h"
+#include "formulas/optim/list.h"
 #undef REAL
 #undef R
 #undef R_SQRT
+#undef MS_OPTIM_FORMULAS
 
 #define T float
 #define REAL float
@@ -112,25 +151,13 @@ static void run_blocks(void *arg, int64_t first, int64_t last, int64_t block)
     keep_tiny(mode);
 }
 
-static ms_status check_options(const ms_optim_options *o)
+// A leaf's state tensors, as many as `keeps` has bits: checked, or made when there is none. made[] collects what a
+// failure takes back.
+static ms_status take_state(unsigned keeps, const ms_tensor *p, ms_id *state, job *j, ms_id *made, int *n_made)
 {
-    if (o->kind < MS_SGD || o->kind > MS_ADAMW)
-        return ms__fail(MS_EINVAL, "optimizer: kind %d is none of the known", o->kind);
-    return MS_OK;
-}
-
-static int states_of(const ms_optim_options *o)
-{
-    if (o->kind == MS_SGD) return o->momentum != 0 ? 1 : 0;
-    return o->amsgrad ? 3 : 2;
-}
-
-// Leaf k's state tensors: checked, or made when it has none. made[] collects what a failure takes back.
-static ms_status take_state(const ms_optim_options *o, const ms_tensor *p, ms_id *state, job *j, ms_id *made,
-                            int *n_made)
-{
-    int dtype = ms__is_half(p->dtype) ? MS_F32 : p->dtype, n = states_of(o);
-    for (int s = 0; s < n; s++) {
+    int dtype = ms__is_half(p->dtype) ? MS_F32 : p->dtype;
+    for (int s = 0; s < MS_OPTIM_STATES; s++) {
+        if (!(keeps >> s & 1)) continue;
         if (state[s] == 0) {
             ms_tensor *t = NULL;
             MS_TRY(ms__zeros(&t, dtype, ms__device(p), p->ndim, p->shape));
@@ -149,37 +176,24 @@ static ms_status take_state(const ms_optim_options *o, const ms_tensor *p, ms_id
     return MS_OK;
 }
 
-static void corrections(const ms_optim_options *o, double step, adam_factors *f)
-{
-    double c1 = 1 - pow(o->beta1, step), c2 = 1 - pow(o->beta2, step);
-    bool decoupled = o->kind == MS_ADAMW;
-    *f = (adam_factors) { .l2 = decoupled ? 0 : o->weight_decay,
-                          .decay = decoupled ? 1 - o->lr * o->weight_decay : 1,
-                          .beta1 = o->beta1,
-                          .beta2 = o->beta2,
-                          .one_minus_beta1 = 1 - o->beta1,
-                          .one_minus_beta2 = 1 - o->beta2,
-                          .step_size = o->lr / c1,
-                          .rsqrt_c2 = 1 / sqrt(c2),
-                          .eps = o->eps };
-}
-
 ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, ms_id *state, double *steps)
 {
-    static const char *const names[] = { "SGD.step", "Adam.step", "AdamW.step" };
-    MS_TRY(check_options(o));
+    MS_TRY(ms_optim_check(o));
+    const optimizer *row = optimizer_at(o->kind);
+    unsigned keeps = row->keeps(o);
     if (n <= 0) return MS_OK;
     MS_BUSY;
-    MS_RANGE(MS_RANGE_OPTIMIZER, names[o->kind - MS_SGD], NULL);
+    MS_RANGE(MS_RANGE_OPTIMIZER, row->range, NULL);
     ms_status st = MS_OK;
     int n_jobs = 0, n_stepped = 0, n_made = 0, n_copies = 0;
     int64_t blocks = 0;
     job *jobs = malloc((size_t)n * sizeof *jobs);
     int *stepped = malloc((size_t)n * sizeof *stepped);
-    ms_id *made = malloc((size_t)n * 3 * sizeof *made);
+    ms_id *made = malloc((size_t)n * MS_OPTIM_STATES * sizeof *made);
     ms_tensor **copies = malloc((size_t)n * 2 * sizeof *copies);  // contiguous gradients
     if (!jobs || !stepped || !made || !copies) {
-        st = ms__no_memory((size_t)n * (sizeof *jobs + sizeof *stepped + 3 * sizeof *made + 2 * sizeof *copies),
+        st = ms__no_memory((size_t)n *
+                               (sizeof *jobs + sizeof *stepped + MS_OPTIM_STATES * sizeof *made + 2 * sizeof *copies),
                            "optimizer", "the list of %d parameters", n);
         goto out;
     }
@@ -221,17 +235,16 @@ ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, m
         } else if ((st = ms__contiguous(&copies[n_copies], g))) goto out;
         g = copies[n_copies++];
         if (st != MS_OK) goto out;
-        if ((st = take_state(o, p, state + 3 * k, j, made, &n_made))) goto out;
+        if ((st = take_state(keeps, p, state + MS_OPTIM_STATES * k, j, made, &n_made))) goto out;
         if ((st = ms__storage_sync(g->storage, false)) || (st = ms__storage_sync(p->storage, true))) goto out;
-        j->o = o;
+        j->kind = o->kind;
         j->p = ms__data(p);
         j->g = ms__data(g);
         j->dtype = p->dtype;
-        j->first = steps[k] == 0;
         j->numel = p->numel;
         j->block = blocks;
         j->device = ms__device(p);
-        if (o->kind != MS_SGD) corrections(o, steps[k] + 1, &j->adam);
+        row->factors(o, steps[k] + 1, j->factors);
         blocks += (p->numel + BLOCK - 1) / BLOCK;
         stepped[n_stepped++] = k;  // an empty shard, too: it has no work, but its peers' parts change
         if (p->numel > 0) n_jobs++;
@@ -264,8 +277,8 @@ out:
     for (int k = 0; k < n_copies; k++) ms__release(copies[k]);
     if (st != MS_OK && made)
         for (int k = 0; k < n; k++)
-            for (int s = 0; s < 3; s++)
-                if (state[3 * k + s] && !ms_is_alive(state[3 * k + s])) state[3 * k + s] = 0;
+            for (int s = MS_OPTIM_STATES * k; s < MS_OPTIM_STATES * (k + 1); s++)
+                if (state[s] && !ms_is_alive(state[s])) state[s] = 0;
     free(jobs);
     free(stepped);
     free(made);

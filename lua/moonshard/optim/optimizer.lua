@@ -1,8 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- SGD, Adam, AdamW. An optimizer keeps its groups (`param_groups`: arrays of leaves with their
 --- options, which scripts may change between steps) and hands each to the engine as one list; the
---- formulas are in runtime/train/optim_body.h. State is made at a leaf's first step; a sharded parameter
---- has state for this rank's part only.
+--- formulas, and the names, defaults and limits of options, are rows of the engine's table
+--- (kernels/formulas/optim). State is made at a leaf's first step; a sharded parameter has state for this rank's part
+--- only.
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -18,6 +19,7 @@ local a_tensor = tensor.a_tensor
 local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
 local Tensor = tensor.Tensor
 local rawget, ipairs = rawget, ipairs
+local STATES = ffi.C.MS_OPTIM_STATES
 
 --- The base of optimizers: it steps the leaves of its groups in one fused pass a group. A group is `{ params = {…},
 --- lr = …, … }`; scripts may change its options between steps. State is made at a leaf's first step, for a sharded
@@ -29,7 +31,7 @@ local Optimizer = class.new "Optimizer"
 -- A tensor or a module is a table, too.
 local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 
--- What the engine reads, per group: ids of the leaves, three state ids each, steps taken. State of leaves that
+-- What the engine reads, per group: ids of the leaves, STATES state ids each, steps taken. State of leaves that
 -- stay is taken over from before. A parameter of a tensor class counts by its inner tensors: of parameter k the
 -- leaves begin after first[k].
 local function compile(self, group, before)
@@ -48,11 +50,11 @@ local function compile(self, group, before)
   local c = {
     n = n, params = group.params, first = first, leaves = leaves, count = #group.params,
     options = ffi.new "ms_optim_options", ids = ffi.new("ms_id[?]", math.max(n, 1)),
-    state = ffi.new("ms_id[?]", math.max(3 * n, 1)), steps = ffi.new("double[?]", math.max(n, 1)),
-    tensors = {},                       -- [3 * (k - 1) + s]: the script's objects of the state ids
+    state = ffi.new("ms_id[?]", math.max(STATES * n, 1)), steps = ffi.new("double[?]", math.max(n, 1)),
+    tensors = {},                       -- [STATES * (k - 1) + s]: the script's objects of the state ids
     young = true,                       -- some leaf has no state yet
   }
-  c.options.kind = self._kind
+  c.options.kind = self._row.kind
   local place = {}
   for k = 1, before and before.n or 0 do place[before.ids[k - 1]] = k end
   for k, p in ipairs(leaves) do
@@ -60,9 +62,9 @@ local function compile(self, group, before)
     local old = place[p.id]
     if old then
       c.steps[k - 1] = before.steps[old - 1]
-      for s = 1, 3 do
-        c.state[3 * (k - 1) + s - 1] = before.state[3 * (old - 1) + s - 1]
-        c.tensors[3 * (k - 1) + s] = before.tensors[3 * (old - 1) + s]
+      for s = 1, STATES do
+        c.state[STATES * (k - 1) + s - 1] = before.state[STATES * (old - 1) + s - 1]
+        c.tensors[STATES * (k - 1) + s] = before.tensors[STATES * (old - 1) + s]
       end
     end
   end
@@ -169,7 +171,7 @@ end
 
 -- New state ids get their objects, which keep them until the optimizer is collected.
 local function take_state(c)
-  for at = 1, 3 * c.n do
+  for at = 1, STATES * c.n do
     local id = c.state[at - 1]
     local t = c.tensors[at]
     if id ~= 0 and (t == nil or t.id ~= id) then
@@ -181,10 +183,11 @@ local function take_state(c)
 end
 
 -- Sparse leaves hold what their sparse gradients touch: plain descent only.
-local function step_sparse(self, group, p)
+local function step_sparse(self, c, group, p)
   local g = p.grad
   if not g then return end
-  if self._kind ~= ffi.C.MS_SGD or group.momentum ~= 0 or group.weight_decay ~= 0 then
+  self:_check(group, true, c.options)
+  if lib.ms_optim_is_plain(c.options) == 0 then
     raise("%s: sparse parameters take SGD without momentum and weight decay only", self:class_name())
   end
   if not g.is_sparse then
@@ -197,14 +200,13 @@ local run_group
 
 local function step_group(self, c, group)
   for k = 1, c.count do
-    if c.params[k].id < 0 and c.params[k].is_sparse then step_sparse(self, group, c.params[k]) end
+    if c.params[k].id < 0 and c.params[k].is_sparse then step_sparse(self, c, group, c.params[k]) end
   end
   return with_dense_grads(c.leaves, run_group, self, c, group)
 end
 
 function run_group(self, c, group)
-  self:_check(group, true)              -- scripts change options between steps
-  self._fill(c.options, group)
+  self:_check(group, true, c.options)   -- scripts change options between steps
   if lib.ms_optim_step(c.options, c.n, c.ids, c.state, c.steps) ~= 0 then
     take_state(c)
     errors.fail(unpack(group.params))
@@ -237,17 +239,16 @@ end
 
 local function step_leaves(self, group, c, at)
   local n = #at
-  local ids, state, steps = ffi.new("ms_id[?]", n), ffi.new("ms_id[?]", 3 * n), ffi.new("double[?]", n)
+  local ids, state, steps = ffi.new("ms_id[?]", n), ffi.new("ms_id[?]", STATES * n), ffi.new("double[?]", n)
   for j, k in ipairs(at) do
     ids[j - 1], steps[j - 1] = c.ids[k - 1], c.steps[k - 1]
-    for s = 0, 2 do state[3 * (j - 1) + s] = c.state[3 * (k - 1) + s] end
+    for s = 0, STATES - 1 do state[STATES * (j - 1) + s] = c.state[STATES * (k - 1) + s] end
   end
-  self:_check(group, true)
-  self._fill(c.options, group)
+  self:_check(group, true, c.options)
   local status = lib.ms_optim_step(c.options, n, ids, state, steps)
   for j, k in ipairs(at) do
     c.steps[k - 1] = steps[j - 1]
-    for s = 0, 2 do c.state[3 * (k - 1) + s] = state[3 * (j - 1) + s] end
+    for s = 0, STATES - 1 do c.state[STATES * (k - 1) + s] = state[STATES * (j - 1) + s] end
   end
   take_state(c)
   if status ~= 0 then errors.fail(unpack(group.params)) end
@@ -290,20 +291,17 @@ end
 
 -- ---- state --------------------------------------------------------------------------------------
 
--- Names of the three state places, by class.
-local function state_names(self) return self._state_names end
-
 -- Step and state of parameter k of a group by name, or nil before its first step.
 local function entry_of(self, c, k)
   local at = c.first[k]
   local steps = c.steps[at]
   if steps == 0 then return nil end
   local entry, p = { step = steps }, c.params[k]
-  for s, name in ipairs(state_names(self)) do
-    local t = c.tensors[3 * at + s]
+  for s, name in ipairs(self._row.states) do
+    local t = c.tensors[STATES * at + s]
     if t ~= nil and p.id < 0 then
       local parts = {}
-      for j = 1, #tensor.flat { p } do parts[j] = c.tensors[3 * (at + j - 1) + s] end
+      for j = 1, #tensor.flat { p } do parts[j] = c.tensors[STATES * (at + j - 1) + s] end
       t = tensor.rebuild(parts, p)
     end
     entry[name] = t
@@ -344,14 +342,14 @@ end
 ---@param whose string
 ---@param entry table<string, any>
 function Optimizer:_check_entry(verb, whose, entry)
-  local names = state_names(self)
-  for s = 1, self._state_needed do
-    if entry[names[s]] == nil and (entry.step or 1) > 0 then
-      raise("%s: %s: %s has no %s in the state; is it of another optimizer?", self:class_name(), verb, whose, names[s])
+  local names = self._row.states
+  local known = {}
+  for s, name in ipairs(names) do
+    known[name] = true
+    if bit.band(self._row.row.needed, 2 ^ (s - 1)) ~= 0 and entry[name] == nil and (entry.step or 1) > 0 then
+      raise("%s: %s: %s has no %s in the state; is it of another optimizer?", self:class_name(), verb, whose, name)
     end
   end
-  local known = {}
-  for _, name in ipairs(names) do known[name] = true end
   for name, t in sorted_pairs(entry) do
     if is_tensor(t) and name ~= "step" and not known[name] then
       raise("%s: %s: %s has %s in the state, which %s does not keep; is it of another optimizer?", self:class_name(),
@@ -371,7 +369,7 @@ function Optimizer:_prepare_load(sd)
   if #sd.param_groups ~= #self.param_groups then
     raise("%s: load_state_dict: %d groups in the state, %d in the optimizer", who, #sd.param_groups, #self.param_groups)
   end
-  local names, work = state_names(self), {}
+  local names, work = self._row.states, {}
   for index, group in ipairs(self.param_groups) do
     local given = sd.param_groups[index]
     if not is_plain(given) or not is_plain(given.params) then
@@ -428,8 +426,8 @@ function Optimizer:_prepare_load(sd)
           local dtype = parts[j].dtype
           if dtype ~= "float32" and dtype ~= "float64" then dtype = "float32" end
           local own = (given[j] or given[1]):detach():clone():to(parts[j].device, dtype):keep()
-          c.state[3 * (at + j - 1) + s - 1] = own.id
-          c.tensors[3 * (at + j - 1) + s] = own
+          c.state[STATES * (at + j - 1) + s - 1] = own.id
+          c.tensors[STATES * (at + j - 1) + s] = own
         end
         c.steps[at + j - 1] = w[5]
       end
@@ -464,21 +462,90 @@ function Optimizer:__tostring()
     tostring(self.param_groups[1].lr))
 end
 
--- ---- the three ----------------------------------------------------------------------------------
+-- ---- the engine's table ---------------------------------------------------------------------------
 
--- `later`: not at construction, where a sign may be what the script wants (ascent by a negative rate).
-local function number(self, group, name, low, high, later)
-  if later then low = -math.huge end
-  local v = group[name]
-  if type(v) ~= "number" or v ~= v or v < low or high and v >= high then
-    raise("%s: %s is %s, expected a number%s%s", self:class_name(), name, show(v), low > -math.huge
-      and (" from %g"):format(low) or "",
-      high and (" to below %g"):format(high) or "")
+-- Row of the table: states (names), options (in order), defaults (by name), and the row itself.
+local function row_of(name)
+  local kind = 0
+  while true do
+    local row = lib.ms_optim_at(kind)
+    if row == nil then error("the engine has no optimizer " .. name) end
+    if ffi.string(row.name) == name then
+      local out = { kind = kind, row = row, states = {}, options = {}, defaults = {} }
+      for s = 0, STATES - 1 do
+        if row.states[s] ~= nil then out.states[s + 1] = ffi.string(row.states[s]) end
+      end
+      for k = 0, ffi.C.MS_OPTIM_OPTIONS - 1 do
+        local o = row.options[k]
+        if o.name == nil then break end
+        local option = { name = ffi.string(o.name), at = o.at, count = o.count, low = o.low, below = o.below,
+          later = o.later ~= 0 }
+        out.options[k + 1] = option
+        if o.count > 1 then
+          out.defaults[option.name] = { o.value[0], o.value[1] }
+        elseif o.count < 1 then
+          out.defaults[option.name] = o.value[0] ~= 0
+        else
+          out.defaults[option.name] = o.value[0]
+        end
+      end
+      return out
+    end
+    kind = kind + 1
   end
 end
 
-local function flag(self, group, name)
-  opts.expect(group[name], opts.boolean, "%s: %s", self:class_name(), name)
+local function outside(o, v, low) return type(v) ~= "number" or v ~= v or v < low or v >= o.below end
+
+-- What a number must be. low: the least, which may be minus infinity.
+local function limits(o, low)
+  return "a number" .. (low > -math.huge and (" from %g"):format(low) or "")
+    .. (o.below < math.huge and (" to below %g"):format(o.below) or "")
+end
+
+local double_p, int_p, char_p = ffi.typeof "double *", ffi.typeof "int32_t *", ffi.typeof "char *"
+local scratch = ffi.new "ms_optim_options"
+
+--- Checks a group's options, and writes them as the engine reads them. later: not at construction, where a sign may be
+--- what the script wants (ascent by a negative rate).
+---@param group table
+---@param later? boolean
+---@param into? ffi.cdata*  ms_optim_options
+function Optimizer:_check(group, later, into)
+  into = into or scratch
+  into.kind = self._row.kind
+  local base, options = ffi.cast(char_p, into), self._row.options
+  for k = 1, #options do
+    local o = options[k]
+    local v, low = group[o.name], later and not o.later and -math.huge or o.low
+    if o.count < 1 then
+      opts.expect(v, opts.boolean, "%s: %s", self:class_name(), o.name)
+      ffi.cast(o.count == 0 and int_p or double_p, base + o.at)[0] = v and 1 or 0
+    elseif o.count == 1 then
+      if outside(o, v, low) then opts.wrong(v, limits(o, low), "%s: %s", self:class_name(), o.name) end
+      ffi.cast(double_p, base + o.at)[0] = v
+    else
+      if not is_plain(v) then opts.wrong(v, "a pair of numbers", "%s: %s", self:class_name(), o.name) end
+      for j = 1, 2 do
+        if outside(o, v[j], low) then opts.wrong(v[j], limits(o, low), "%s: %s[%d]", self:class_name(), o.name, j) end
+        ffi.cast(double_p, base + o.at)[j - 1] = v[j]
+      end
+    end
+  end
+  if lib.ms_optim_check(into) ~= 0 then errors.fail() end
+end
+
+-- The class of an optimizer that the engine has.
+local function fused(name)
+  local cls, row = Optimizer:extend(name), row_of(name)
+  cls._row = row
+  ---@param params Tensor[]|table[]  leaves, or groups { params = {…}, lr = …, … } whose options win
+  function cls:init(params, given)
+    local defaults = {}
+    for option, value in pairs(row.defaults) do defaults[option] = is_plain(value) and { unpack(value) } or value end
+    construct(self, params, given, defaults)
+  end
+  return cls
 end
 
 --- Stochastic gradient descent with momentum (Sutskever et al. 2013, as PyTorch has it): v = momentum v + (1 -
@@ -486,70 +553,17 @@ end
 --- Errors: nesterov without momentum or with dampening.
 ---@class SGD: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number }): SGD
-local SGD = Optimizer:extend "SGD"
-SGD._kind, SGD._state_names, SGD._state_needed = ffi.C.MS_SGD, { "momentum_buffer" }, 0
-
----@param params Tensor[]|table[]  leaves, or groups { params = {…}, lr = …, … } whose options win
-function SGD:init(params, given)
-  construct(self, params, given, { lr = 1e-3, momentum = 0, dampening = 0, nesterov = false, weight_decay = 0 })
-end
-
-function SGD:_check(group, later)
-  number(self, group, "lr", 0, nil, later)
-  number(self, group, "momentum", 0, nil, later)
-  number(self, group, "weight_decay", 0, nil, later)
-  number(self, group, "dampening", -math.huge)
-  flag(self, group, "nesterov")
-  if group.nesterov and (group.momentum <= 0 or group.dampening ~= 0) then
-    raise("SGD: Nesterov momentum requires a momentum and zero dampening")
-  end
-end
-
-function SGD._fill(o, group)
-  o.lr, o.weight_decay, o.momentum, o.dampening = group.lr, group.weight_decay, group.momentum, group.dampening
-  o.nesterov = group.nesterov and 1 or 0
-end
-
-local function adam(name, weight_decay)
-  local cls = Optimizer:extend(name)
-  cls._state_names, cls._state_needed = { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" }, 2
-  ---@param params Tensor[]|table[]  leaves, or groups { params = {…}, lr = …, … } whose options win
-  function cls:init(params, given)
-    construct(self, params, given, { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = weight_decay,
-      amsgrad = false })
-  end
-  function cls:_check(group, later)
-    number(self, group, "lr", 0, nil, later)
-    number(self, group, "eps", 0, nil, later)
-    number(self, group, "weight_decay", 0, nil, later)
-    flag(self, group, "amsgrad")
-    if not is_plain(group.betas) then opts.wrong(group.betas, "a pair of numbers", "%s: betas", name) end
-    for k = 1, 2 do
-      local beta = group.betas[k]
-      if type(beta) ~= "number" or not (beta >= 0 and beta < 1) then
-        opts.wrong(beta, "a number from 0 to below 1", "%s: betas[%d]", name, k)
-      end
-    end
-  end
-  function cls._fill(o, group)
-    local betas = group.betas
-    o.lr, o.weight_decay, o.beta1, o.beta2, o.eps = group.lr, group.weight_decay, betas[1], betas[2], group.eps
-    o.amsgrad = group.amsgrad and 1 or 0
-  end
-  return cls
-end
+local SGD = fused "SGD"
 
 --- Adam (Kingma & Ba 2015, algorithm 1); amsgrad keeps the largest second moment (Reddi et al. 2018). weight_decay
 --- adds weight_decay p to the gradient.
 ---@class Adam: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): Adam
-local Adam = adam("Adam", 0)
-Adam._kind = ffi.C.MS_ADAM
+local Adam = fused "Adam"
 
 --- Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): p also loses lr weight_decay p.
 ---@class AdamW: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): AdamW
-local AdamW = adam("AdamW", 0.01)
-AdamW._kind = ffi.C.MS_ADAMW
+local AdamW = fused "AdamW"
 
 return { Optimizer = Optimizer, SGD = SGD, Adam = Adam, AdamW = AdamW }

@@ -262,7 +262,7 @@ function Zero:consolidate_state_dict(to)
       table.concat(self._ranks, ", "))
   end
   self._consolidated = nil
-  local here, names = dist.rank() == to, self.optim._state_names
+  local here, names = dist.rank() == to, self.optim._row.states
   local sd, position = self.optim:state_dict(), position_of(self)
   local mine = {}
   for _, p in ipairs(self._lists[self._rank]) do

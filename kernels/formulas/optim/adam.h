@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+// formulas/optim/adam.h -- Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019, algorithm 2). See list.h.
+// (1) Adam: g += wd*p; AdamW: p -= lr*wd*p  (2) m = b1*m + (1-b1)*g, v = b2*v + (1-b2)*g*g  (3) amsgrad: w = max(w, v),
+// used for v  (4) p -= lr/c1 * m / (sqrt(v)/sqrt(c2) + eps), with the corrections c = 1 - b^step.
+#ifndef MS_OPTIM_ADAM
+#define MS_OPTIM_ADAM
+
+enum { ADAM_L2, ADAM_DECAY, ADAM_B1, ADAM_B2, ADAM_A1, ADAM_A2, ADAM_SIZE, ADAM_ROOT, ADAM_EPS };  // factors
+enum { MS_KEEPS_adam = 1 << 3 | 1 << 7 };  // sets of states: m and v, or all
+
+#ifdef MS_OPTIM_ROWS
+static unsigned adam_keeps(const ms_optim_options *o) { return o->amsgrad ? 7 : 3; }
+
+static void adam_factors(const ms_optim_options *o, double step, double *f)
+{
+    f[ADAM_L2] = o->weight_decay;
+    f[ADAM_DECAY] = 1;
+    f[ADAM_B1] = o->beta1;
+    f[ADAM_B2] = o->beta2;
+    f[ADAM_A1] = 1 - o->beta1;
+    f[ADAM_A2] = 1 - o->beta2;
+    f[ADAM_SIZE] = o->lr / (1 - pow(o->beta1, step));
+    f[ADAM_ROOT] = 1 / sqrt(1 - pow(o->beta2, step));
+    f[ADAM_EPS] = o->eps;
+}
+
+static void adamw_factors(const ms_optim_options *o, double step, double *f)
+{
+    adam_factors(o, step, f);
+    f[ADAM_L2] = 0;
+    f[ADAM_DECAY] = 1 - o->lr * o->weight_decay;
+}
+
+#define ADAM_ROW(NAME, FACTORS, WEIGHT_DECAY)                                                                       \
+    static const optimizer ms__optim_##NAME = {                                                                     \
+        .row = { .name = #NAME,                                                                                     \
+                 .states = { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" },                                           \
+                 .needed = 3,                                                                                       \
+                 .options = { MS_OPTION(lr, lr, 1e-3, 0), MS_OPTION_PAIR(betas, beta1, 0.9, 0.999, 0, 1),           \
+                              MS_OPTION(eps, eps, 1e-8, 0), MS_OPTION(weight_decay, weight_decay, WEIGHT_DECAY, 0), \
+                              MS_OPTION_FLAG(amsgrad, amsgrad) } },                                                 \
+        .range = #NAME ".step",                                                                                     \
+        .keeps = adam_keeps,                                                                                        \
+        .factors = FACTORS,                                                                                         \
+    };
+ADAM_ROW(Adam, adam_factors, 0)
+ADAM_ROW(AdamW, adamw_factors, 0.01)
+#undef ADAM_ROW
+#endif
+#endif
+
+#ifdef MS_OPTIM_FORMULAS
+MS_FN REAL R(ms_adam)(REAL x, REAL g, REAL *m, REAL *v, REAL *w, const REAL *f)
+{
+    REAL d = g + f[ADAM_L2] * x;
+    x *= f[ADAM_DECAY];
+    REAL mk = f[ADAM_B1] * *m + f[ADAM_A1] * d, vk = f[ADAM_B2] * *v + f[ADAM_A2] * (d * d);
+    *m = mk;
+    *v = vk;
+    if (w) {
+        vk = *w > vk ? *w : vk;
+        *w = vk;
+    }
+    return x - f[ADAM_SIZE] * (mk / (R_SQRT(vk) * f[ADAM_ROOT] + f[ADAM_EPS]));
+}
+#endif
+
+#ifdef OPTIMIZER
+OPTIMIZER(Adam, adam)
+OPTIMIZER(AdamW, adam)
+#endif

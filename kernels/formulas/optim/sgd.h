@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+// formulas/optim/sgd.h -- SGD (Sutskever et al. 2013, as PyTorch has it): g += wd*p; b = momentum*b + (1-dampening)*g,
+// at its first step b = g; p -= lr*(g + momentum*b) with nesterov, lr*b without. See list.h.
+#ifndef MS_OPTIM_SGD
+#define MS_OPTIM_SGD
+
+enum { SGD_LR, SGD_DECAY, SGD_KEEP, SGD_TAKE, SGD_OF_GRAD, SGD_OF_BUFFER };  // factors
+enum { MS_KEEPS_sgd = 1 << 0 | 1 << 1 };                                     // sets of states: none, the buffer
+
+#ifdef MS_OPTIM_ROWS
+static ms_status sgd_check(const ms_optim_options *o)
+{
+    if (o->nesterov && (o->momentum <= 0 || o->dampening != 0))
+        return ms__fail(MS_EINVAL, "SGD: Nesterov momentum requires a momentum and zero dampening");
+    return MS_OK;
+}
+
+static unsigned sgd_keeps(const ms_optim_options *o) { return o->momentum != 0; }
+
+static int sgd_is_plain(const ms_optim_options *o) { return o->momentum == 0 && o->weight_decay == 0; }
+
+static void sgd_factors(const ms_optim_options *o, double step, double *f)
+{
+    f[SGD_LR] = o->lr;
+    f[SGD_DECAY] = o->weight_decay;
+    f[SGD_KEEP] = step == 1 ? 0 : o->momentum;
+    f[SGD_TAKE] = step == 1 ? 1 : 1 - o->dampening;
+    f[SGD_OF_GRAD] = o->nesterov ? 1 : 0;
+    f[SGD_OF_BUFFER] = o->nesterov ? o->momentum : 1;
+}
+
+static const optimizer ms__optim_SGD = {
+    .row = { .name = "SGD",
+             .states = { "momentum_buffer" },
+             .options = { MS_OPTION(lr, lr, 1e-3, 0), MS_OPTION(momentum, momentum, 0, 0),
+                          MS_OPTION(dampening, dampening, 0, -INFINITY), MS_OPTION_FLAG(nesterov, nesterov),
+                          MS_OPTION(weight_decay, weight_decay, 0, 0) } },
+    .range = "SGD.step",
+    .check = sgd_check,
+    .keeps = sgd_keeps,
+    .factors = sgd_factors,
+    .is_plain = sgd_is_plain,
+};
+#endif
+#endif
+
+#ifdef MS_OPTIM_FORMULAS
+MS_FN REAL R(ms_sgd)(REAL x, REAL g, REAL *b, REAL *unused_1, REAL *unused_2, const REAL *f)
+{
+    (void)unused_1, (void)unused_2;
+    REAL d = g + f[SGD_DECAY] * x;
+    if (!b) return x - f[SGD_LR] * d;
+    REAL m = f[SGD_KEEP] * *b + f[SGD_TAKE] * d;
+    *b = m;
+    return x - f[SGD_LR] * (f[SGD_OF_GRAD] * d + f[SGD_OF_BUFFER] * m);
+}
+#endif
+
+#ifdef OPTIMIZER
+OPTIMIZER(SGD, sgd)
+#endif
