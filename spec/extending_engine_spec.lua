@@ -1,0 +1,87 @@
+-- SPDX-License-Identifier: MIT
+--- The recipes of docs/extending.md that change the engine: their `diff` blocks are applied to a copy of the sources,
+--- the files that they change are compiled as the build does but without optimization, and each section's program runs
+--- with that engine.
+local engine = require "moonshard.core.ffi"
+local lfs = require "lfs"
+local process = require "spec.support.process"
+
+local text = process.read(process.root .. "/docs/extending.md")
+
+-- Sections with a diff: heading, diffs, program, what it prints.
+local recipes = {}
+for heading, section in (text:gsub("\n## ", "\n\1") .. "\1"):gmatch "\1([^\n]+)([^\1]*)" do
+  local diffs = {}
+  for diff in section:gmatch "\n```diff\n(.-)```" do diffs[#diffs + 1] = diff end
+  if #diffs > 0 then
+    recipes[#recipes + 1] = { heading = heading, diffs = diffs, program = section:match "\n```lua\n(.-)```",
+      printed = section:match "\n```text\n(.-)```" }
+  end
+end
+
+-- What the lists are compiled into.
+local sources = { "kernels/rows/elementwise.c", "kernels/cpu/elementwise/elementwise.c", "runtime/train/optim.c" }
+
+local function run(command)
+  local pipe = assert(io.popen(("{ %s; } 2>&1; echo $?"):format(command)))
+  local output, code = pipe:read "*a":match "^(.-)(%d+)\n$"
+  pipe:close()
+  assert.are.equal("0", code, command .. "\n" .. output)
+  return output
+end
+
+local build = engine.folder
+local ninja = io.open(build .. "build.ninja")
+local rules = ninja and ninja:read "*a"
+if ninja then ninja:close() end
+
+local function of_rule(output, name)
+  local rule = rules:match("\nbuild " .. output:gsub("%p", "%%%0") .. "[ :].-\n\n")
+  return rule:match("\n  " .. name .. " = ([^\n]*)") or ""
+end
+
+describe("docs/extending.md, where it changes the engine,", function()
+  if not rules then
+    pending("is tried where the engine was built with ninja")
+    return
+  end
+
+  local folder = process.temp_folder()
+  teardown(function() process.remove_folder(folder) end)
+
+  it("has changes that apply and compile", function()
+    run(("cp -r %s/runtime %s/kernels %s/lua %s"):format(process.root, process.root, process.root, folder))
+    for _, recipe in ipairs(recipes) do
+      for _, diff in ipairs(recipe.diffs) do
+        process.write(folder .. "/change.diff", diff)
+        run(("cd %s && patch -p1 -s -F0 --no-backup-if-mismatch <change.diff"):format(folder))
+      end
+    end
+    local objects, compile = {}, {}
+    for _, source in ipairs(sources) do
+      local object = "CMakeFiles/moonshard.dir/" .. source .. ".o"
+      local flags = of_rule(object, "FLAGS"):gsub("%-O%d", "-O0"):gsub("%-g ", "")
+      objects[object] = folder .. "/" .. source:gsub("/", "_") .. ".o"
+      compile[#compile + 1] = ("cc %s %s -DMS_NO_CLONES -I%s/runtime -I%s/kernels -c %s/%s -o %s"):format(
+        of_rule(object, "DEFINES"), flags, folder, folder, folder, source, objects[object])
+    end
+    assert.are.equal("", run(table.concat(compile, " & ") .. " & wait"))
+    local library, inputs = rules:match "\nbuild (libmoonshard%.so[%d.]*): C_SHARED%S+ ([^|\n]*)"
+    inputs = inputs:gsub("%S+", function(object) return objects[object] or build .. object end)
+    run(("cc -shared -o %s/libmoonshard.so %s %s %s"):format(folder, inputs, of_rule(library, "LINK_FLAGS"),
+      of_rule(library, "LINK_LIBRARIES")))
+    run(("cp %smoonshard_cdef.h %s"):format(build, folder))
+  end)
+
+  for _, recipe in ipairs(recipes) do
+    it(("has a program for '%s' that prints what it says"):format(recipe.heading), function()
+      assert.is_truthy(lfs.attributes(folder .. "/libmoonshard.so"))
+      process.write(folder .. "/program.lua", recipe.program)
+      local output = run(("cd %s && LUA_PATH='%s/lua/?.lua;%s/lua/?/init.lua' MOONSHARD_LIB=%s/libmoonshard.so luajit program.lua")
+        :format(folder, folder, folder, folder))
+      assert.are.equal(recipe.printed, output)
+    end)
+  end
+
+  it("has both recipes", function() assert.are.equal(2, #recipes) end)
+end)
