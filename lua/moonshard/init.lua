@@ -21,12 +21,10 @@ end
 
 ms.Tensor = tensor.Tensor
 ms.is_tensor = tensor.is_tensor
+require "moonshard.autograd.methods"
 merge(require "moonshard.tensor.ops", "where")
 merge(require "moonshard.tensor.shape", "cat", "stack")
-require "moonshard.tensor.reduce"
-require "moonshard.tensor.class"
 for name, fn in pairs(require "moonshard.tensor.create") do ms[name] = fn end
-require "moonshard.tensor.print"
 merge(require "moonshard.core.dtypes", "default_dtype", "set_default_dtype", "default_device", "set_default_device")
 merge(require "moonshard.tensor.scope", "scope", "steps")
 merge(require "moonshard.autograd", "grad", "no_grad", "enable_grad", "is_grad_enabled", "set_grad_enabled")

@@ -2,6 +2,7 @@
 --- Process groups and collectives. The same script runs under `luajit` alone, where the world has one rank and
 --- collectives are copies, and under `mpirun` or `srun`. Ranks are 0-based and count in the world; reductions run in
 --- rank order.
+require "moonshard.autograd.methods"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"

@@ -3,6 +3,7 @@
 --- fully_shard can make each a unit: `for _, block in ipairs(gpt.blocks) do fsdp.fully_shard(block) end`.
 --- `gpt(ids)` gives logits [B, T, vocab]; `gpt(ids, targets)` the mean cross-entropy.
 -- Sizes: B batch, T time, C channels (dim), H heads, D = C / H.
+require "moonshard.autograd.methods"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local nn = require "moonshard.nn"

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- nn: modules, layers, functions (nn.F), initialisation (nn.init), utilities (nn.utils).
+require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
 
 ---@class moonshard.nn

@@ -2,6 +2,7 @@
 --- Checkpoints of a training run: one safetensors file with the weights (`model.NAME`), the optimizer's state
 --- (`optim.NAME.exp_avg` ...) and, as metadata, everything else that the next step depends on. Whole tensors, so
 --- any world size reads it; written by rank 0 one tensor at a time, so no rank ever holds all of them.
+require "moonshard.autograd.methods"
 local cjson = require "cjson"
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"

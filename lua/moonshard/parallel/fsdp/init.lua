@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- fsdp: sharded data parallelism. `fsdp.fully_shard(module)` shards a module's parameters over the ranks, one unit per
 --- call; the engine schedules gathers and reductions (runtime/shard).
+require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
 
 local calls = require "moonshard.dist.calls"

@@ -1,0 +1,10 @@
+-- SPDX-License-Identifier: MIT
+--- Every method that tensors have, loaded: for what scripts may require first.
+require "moonshard.tensor.ops"
+require "moonshard.tensor.shape"
+require "moonshard.tensor.reduce"
+require "moonshard.tensor.class"
+require "moonshard.tensor.create"
+require "moonshard.tensor.print"
+require "moonshard.autograd"
+require "moonshard.autograd.sparse"
