@@ -511,7 +511,7 @@ describe("a disturbed job #mpi", function()
     end
     for _, timeout in ipairs { "0/0", "-1", "0" } do
       local job = ranks.run(0, ("require 'moonshard'.dist.init { timeout = %s }"):format(timeout))
-      assert.matches("dist.init: timeout is .-, expected seconds > 0", job.stderr)
+      assert.matches("dist.init: option 'timeout' is .-, expected a number > 0", job.stderr)
     end
   end)
 end)
