@@ -7,7 +7,7 @@ return {
     new = [[strncmp(b->op->name, "sub", 3) == 0 ? 1 : 1]] },
   { name = "weight-decay", what = "AdamW's decay grows the weights",
   specs = "spec/golden/optimizers_spec.lua spec/optim",
-    file = "runtime/train/optim.c", old = [[1 - o->lr * o->weight_decay]], new = [[1 + o->lr * o->weight_decay]] },
+    file = "kernels/formulas/optim/adam.h", old = [[1 - o->lr * o->weight_decay]], new = [[1 + o->lr * o->weight_decay]] },
   { name = "causal", what = "attention's forward looks one token ahead", specs = "spec/golden spec/kernels",
     file = "kernels/cpu/product/attention_body.h", nth = 1, old = [[(i + 1 > j0 ? i + 1 - j0 : 0) : n]],
     new = [[(i + 2 > j0 ? i + 2 - j0 : 0) : n]] },
