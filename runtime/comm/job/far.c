@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include "comm/internal.h"
 
-enum { KIND_READY, KIND_CHAIN, KIND_RESULT, KIND_WINDOW, TAG_ERROR = 1, OUTBOX = 32, MESSAGE = 1 << 18 };
+enum { KIND_READY, KIND_CHAIN, KIND_RESULT, KIND_WINDOW, TAG_ERROR = 1, OUTBOX = 32, MESSAGE = 4 << 20 };
 
 typedef struct {
     double group;

@@ -543,8 +543,8 @@ ms_status ms__wait_poll(ms_waiter *w)
     if (w->now - w->last > 500000000) w->begun += w->now - w->last;
     w->last = w->now;
     int64_t for_ns = w->now - w->begun;
-    // Messages between nodes move only while both sides poll, and a nap costs more than a slice takes.
-    if (for_ns < (w->committed && c->g->far ? 2000 : 50) * 1000 || w->polls++ < 4) {
+    // Messages between nodes move only while both sides poll: a nap costs more than a message of 4 MiB takes.
+    if (for_ns < (w->committed && c->g->far ? 20000 : 50) * 1000 || w->polls++ < 4) {
         sched_yield();
         return MS_OK;
     }
