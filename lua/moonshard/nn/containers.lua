@@ -11,8 +11,8 @@ local ops = require "moonshard.nn.ops"
 
 local raise = errors.raise
 local Module, is_module, check_cycle = base.Module, base.is_module, base.check_cycle
-local rawget, rawset, rawequal, type, select, ipairs, tostring = rawget, rawset, rawequal, type, select, ipairs,
-  tostring
+local rawget, rawset, rawequal, type, select, ipairs, tostring, unpack = rawget, rawset, rawequal, type, select, ipairs,
+  tostring, unpack
 local release_made_here, is_tensor = ops.drop, tensor.is_tensor
 
 local function check_element(self, i, m)
@@ -110,20 +110,17 @@ local function list_class(name)
   return cls
 end
 
--- What a child returned. Its input x is released when a single output takes its place: of several results one may be x.
-local function passed(given, x, y, ...)
-  if select("#", ...) == 0 and not rawequal(x, given) and not rawequal(x, y) and is_tensor(y) then
-    release_made_here(x)
-  end
-  return y, ...
+-- A child's results: the first one, and the others as a list where there are any.
+local function first_and_others(y, ...)
+  local n = select("#", ...)
+  if n > 0 then return y, { n = n, ... } end
+  return y
 end
 
--- given: the caller's value, which is not released; false once several were seen, since each of them may belong to the
--- caller.
-local function forward_from(self, i, given, x, ...)
-  if i > #self then return x, ... end
-  if given == false or select("#", ...) > 0 then return forward_from(self, i + 1, false, self[i](x, ...)) end
-  return forward_from(self, i + 1, given, passed(given, x, self[i](x)))
+-- The children from number i on, of which each may take and return several values.
+local function forward_from(self, i, ...)
+  if i > #self then return ... end
+  return forward_from(self, i + 1, self[i](...))
 end
 
 ---Calls its children one after the other, each with all that the one before returned.
@@ -134,9 +131,17 @@ end
 local Sequential = list_class("Sequential")
 
 -- A layer's input that was made inside is released as soon as its output is there; the graph, a view or
--- a field that needs it keeps the memory.
+-- a field that needs it keeps the memory. Among several values each may belong to the caller, so none is released.
 function Sequential:forward(x, ...)
-  return forward_from(self, 1, x, x, ...)
+  if select("#", ...) > 0 then return forward_from(self, 1, x, ...) end
+  local given = x
+  for i = 1, #self do
+    local y, others = first_and_others(self[i](x))
+    if others then return forward_from(self, i + 1, y, unpack(others, 1, others.n)) end
+    if not rawequal(x, given) and not rawequal(x, y) and is_tensor(y) then release_made_here(x) end
+    x = y
+  end
+  return x
 end
 
 ---A list of modules that are found as its children. It has no forward.
