@@ -89,6 +89,15 @@ describe("the reference", function()
       1, true)
   end)
 
+  it("refuses an argument without a meaning", function()
+    local faults = {}
+    local function fault(...) faults[#faults + 1] = (...):format(select(2, ...)) end
+    local table_of = "# planted\n\n| `x` | `number` | %s |\n| `y` | `number` | the second |\n"
+    write.check({ name = "planted", text = table_of:format "" }, fault)
+    write.check({ name = "planted", text = table_of:format "the first" }, fault)
+    assert.are.same({ "docs/api/planted: 'x' has no meaning" }, faults)
+  end)
+
   it("refuses options that the function does not take, and leaves none out", function()
     local other = { twice = functions_of((source:gsub("extra: number", "other: number"))).twice }
     local faults = faults_of("# planted.twice\nplanted.twice(3, {})    --> 6\n", other)

@@ -26,8 +26,8 @@ local HALF = opts.one_of { "bfloat16", "float16" }
 --- Runs fn(…) with the dtypes of mixed precision: products (linear, matmul, conv2d, attention) in this half dtype;
 --- sums, norms, losses, softmax, exp, log and pow in float32; everything else as its inputs are. nil turns an outer
 --- one off. Call backward outside.
----@param dtype "bfloat16"|"float16"|nil
----@param fn function
+---@param dtype "bfloat16"|"float16"|nil  of products inside; nil turns autocast off
+---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 local function autocast(dtype, fn, ...)

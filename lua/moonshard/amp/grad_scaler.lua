@@ -22,6 +22,8 @@ local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, gro
 --- lowered by backoff_factor. After growth_interval good steps it grows by growth_factor.
 ---@class GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean }): GradScaler
+---   init_scale: the first scale; growth_factor: above 1; backoff_factor: below 1; growth_interval: steps without
+---   infinities until the scale grows; enabled: false: scale and unscale_ change nothing
 ---@field scale_tensor Tensor?  nil until the first `scale`, then one element on that tensor's device
 local GradScaler = class.new "GradScaler"
 
@@ -128,7 +130,7 @@ local function one_element(t, name)
 end
 
 --- Multiplies an optimizer's gradients by inv_scale and sets found_inf to 1 where one of them is not finite.
----@param optimizer Optimizer
+---@param optimizer Optimizer  its groups hold the gradients
 ---@param inv_scale Tensor   one element
 ---@param found_inf Tensor   one element; written
 ---@return table<string, Tensor> found_inf  by device
@@ -221,7 +223,7 @@ end
 local unscale_together = calls.several(unscale)
 
 --- Divides an optimizer's gradients by the scale, once between updates: before clipping them, for example.
----@param optimizer Optimizer
+---@param optimizer Optimizer  its groups hold the gradients
 function GradScaler:unscale_(optimizer)
   if not self._enabled then return end
   local fn = has_peers(self, optimizer) and unscale_together or unscale
@@ -250,7 +252,7 @@ local step_together = calls.several(step)
 
 --- The optimizer's step on unscaled gradients; left out where one of them is not finite. Errors: a second step before
 --- update.
----@param optimizer Optimizer
+---@param optimizer Optimizer  its groups hold the gradients
 ---@param closure? nil  not supported, as in PyTorch
 ---@return any  the optimizer's result, or nil where the step was left out
 function GradScaler:step(optimizer, closure)
@@ -266,7 +268,7 @@ local function set_scale(self, value)
 end
 
 --- Lowers the scale after infinities, raises it after enough good steps; or sets it to new_scale.
----@param new_scale? number|Tensor
+---@param new_scale? number|Tensor  one element; nil: adapts to the infinities found
 function GradScaler:update(new_scale)
   if not self._enabled then return end
   need_scale(self, "update")
@@ -337,7 +339,7 @@ function GradScaler:state_dict()
 end
 
 --- Goes on from a state dict. Errors: the empty one of a scaler that was not enabled.
----@param sd table
+---@param sd table  what state_dict returned
 function GradScaler:load_state_dict(sd)
   if not self._enabled then return end
   opts.expect(sd, opts.table, "load_state_dict: the state")
@@ -363,6 +365,8 @@ end
 --- one of them found an infinity, a rank without any gradients too.
 ---@class ShardedGradScaler: GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean, process_group: Group }): ShardedGradScaler
+---   init_scale: the first scale; growth_factor: above 1; backoff_factor: below 1; growth_interval: steps without
+---   infinities until the scale grows; enabled: false: scale and unscale_ change nothing
 local ShardedGradScaler = GradScaler:extend "ShardedGradScaler"
 ShardedGradScaler._takes_half = true
 ShardedGradScaler._sums_over_ranks = true

@@ -55,8 +55,10 @@ end
 --- Raises on the first place where a and b are not close: |a - b| <= atol + rtol * |b|, with tolerances by dtype
 --- where none are given. Errors: shapes or, with check_dtype, dtypes that differ.
 ---@param a any  tensors, numbers, nil, tables of them
----@param b any
+---@param b any  what a should be
 ---@param given? { rtol: number, atol: number, check_dtype: boolean, equal_nan: boolean }
+---   rtol: relative tolerance (default: by dtype); atol: absolute tolerance (default: by dtype); check_dtype: dtypes
+---   must be equal; equal_nan: two nan are close
 function M.assert_close(a, b, given)
   local o = opts("assert_close", given, { rtol = opts.number_from(0), atol = opts.number_from(0), check_dtype = true,
     equal_nan = false })

@@ -25,7 +25,7 @@ local Context = { __name = "FunctionContext" }
 Context.__index = Context
 
 --- In forward: keeps tensors for backward. Errors in backward: a tensor that was changed in place meanwhile.
----@param ... Tensor
+---@param ... Tensor  inputs, results or intermediate tensors
 function Context:save(...)
   local saved, versions = { n = select("#", ...) }, {}
   for k = 1, saved.n do
@@ -41,7 +41,7 @@ function Context:save(...)
 end
 
 --- In forward: with false, backward gets nil instead of zeros for a result that no gradient came back to.
----@param on boolean
+---@param on boolean  true at first
 function Context:set_materialize_grads(on)
   opts.expect(on, opts.boolean, "set_materialize_grads: argument")
   self._no_zeros = not on
@@ -183,6 +183,7 @@ end
 --- (zeros where none came, nil where the result is no tensor) and returns a gradient, or nil, for each argument of
 --- forward. `ctx.needs_grad[i]` says whether argument i wants one; other fields of ctx are the script's.
 ---@param def { forward: fun(ctx: Context, ...): any, backward: fun(ctx: Context, ...): any }
+---   forward: computes the results, without recording; backward: computes gradients of the arguments
 ---@return fun(...): any
 function M.Function(def)
   local o = opts("Function", def, { forward = opts.fn, backward = opts.fn })
@@ -203,7 +204,7 @@ end
 
 --- Runs fn(…) without keeping what its backward needs; backward runs it again, with the same random numbers (Chen et
 --- al. 2016). Errors in backward: a second run that makes other tensors.
----@param fn function
+---@param fn function  a function or module; called with the arguments behind it
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.checkpoint(fn, ...)

@@ -278,9 +278,11 @@ end
 --- Gradients of outputs by inputs; the grad fields stay as they are. Errors: an output of several elements without a
 --- gradient in grad_outputs; an input that no output depends on, unless allow_unused leaves it nil; create_graph,
 --- which is not supported.
----@param outputs Tensor|Tensor[]
----@param inputs Tensor|Tensor[]
+---@param outputs Tensor|Tensor[]  roots of the graph
+---@param inputs Tensor|Tensor[]  tensors that require grad
 ---@param given? { grad_outputs: Tensor|Tensor[], retain_graph: boolean, allow_unused: boolean, create_graph: boolean }
+---   grad_outputs: one for each output, of its shape; 1 for an output of one element; allow_unused: an input that no
+---   output depends on gets nil; create_graph: not supported: an error
 ---@return Tensor[]  one for each input
 function M.grad(outputs, inputs, given)
   local o = opts("grad", given, { grad_outputs = opts.any, retain_graph = false, allow_unused = false,
@@ -329,7 +331,7 @@ local function restore(mode, ok, ...)
 end
 
 --- Runs fn(…) without recording a graph.
----@param fn function
+---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.no_grad(fn, ...)
@@ -338,7 +340,7 @@ function M.no_grad(fn, ...)
 end
 
 --- Runs fn(…) recording a graph, also inside no_grad.
----@param fn function
+---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.enable_grad(fn, ...)
@@ -351,7 +353,7 @@ end
 function M.is_grad_enabled() return state.grad_mode ~= 0 end
 
 --- Sets whether operations record a graph from here on.
----@param on boolean
+---@param on boolean  false: nothing is recorded
 ---@return boolean  what was set before
 function M.set_grad_enabled(on) return lib.ms_set_grad_mode(on and 1 or 0) ~= 0 end
 
@@ -393,7 +395,7 @@ end
 
 --- fn(grad) runs each time the gradient of t is known; a tensor that it returns takes its place. Errors: a t that
 --- requires no gradient.
----@param fn fun(grad: Tensor): Tensor?
+---@param fn fun(grad: Tensor): Tensor?  grad is of t's shape
 ---@return Handle  whose remove() takes the hook away
 function methods.register_hook(t, fn)
   return hook(lib.ms_register_hook, "register_hook", t, fn)
@@ -401,7 +403,7 @@ end
 
 --- fn(p) runs each time the gradient of this leaf has been added to its grad. Errors: a tensor that is no leaf, or
 --- requires no gradient.
----@param fn fun(p: Tensor)
+---@param fn fun(p: Tensor)  p is the leaf
 ---@return Handle  whose remove() takes the hook away
 function methods.register_post_accumulate_grad_hook(t, fn)
   return hook(lib.ms_register_leaf_hook, "register_post_accumulate_grad_hook", t, fn)

@@ -79,7 +79,7 @@ function M.isa(obj, class)
 end
 
 --- Is the object an instance of a class, or of one that extends it?
----@param class table
+---@param class table  such as nn.Linear
 ---@return boolean
 function root.isa(obj, class) return M.isa(obj, class) end
 

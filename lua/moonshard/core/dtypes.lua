@@ -83,7 +83,7 @@ lib.ms_set_default_dtype(default.dtype)         -- the engine outlives a reload 
 function M.default_dtype() return names[default.dtype] end
 
 --- Sets the dtype of floating point tensors made without one. Errors: a dtype that is no floating point.
----@param name string
+---@param name string  "float32", "float64", "float16" or "bfloat16"
 function M.set_default_dtype(name)
   local number = M.number(name, "set_default_dtype")
   if not M.is_float(number) then errors.raise("set_default_dtype: dtype '%s' is not floating point", name) end

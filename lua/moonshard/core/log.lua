@@ -34,7 +34,7 @@ local now = context.now
 
 --- Writes a warning to stderr, with the rank in front where there are several; inside catch_warnings it goes into its
 --- list.
----@param message string
+---@param message string  without a newline
 function M.warn(message)
   opts.expect(message, opts.string, "warn: message")
   if now.warnings then
@@ -58,7 +58,7 @@ end
 
 --- Writes a line to stderr, with the rank in front where there are several.
 ---@param format string  as string.format takes it
----@param ... any
+---@param ... any  arguments of format
 function M.log(format, ...)
   if select("#", ...) > 0 then opts.expect(format, opts.string, "log: format") end
   io.stderr:write(rank_prefix() .. (select("#", ...) > 0 and format:format(...) or tostring(format)) .. "\n")
@@ -71,7 +71,7 @@ local function finish(before, list, ok, ...)
 end
 
 --- Runs fn(…) and collects the warnings raised inside.
----@param fn function
+---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return string[] warnings
 ---@return any  the results of fn

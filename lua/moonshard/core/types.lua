@@ -55,82 +55,84 @@ function Tensor:bool() end
 -- ---- shapes of others ----------------------------------------------------------------------------------
 
 --- t in u's shape, without copying.
----@param u Tensor
+---@param u Tensor  its shape is taken
 ---@return Tensor  shares t's storage
 function Tensor:view_as(u) end
 
 --- t expanded to u's shape, without copying.
----@param u Tensor
+---@param u Tensor  its shape is taken
 ---@return Tensor  shares t's storage
 function Tensor:expand_as(u) end
 
 -- ---- reductions ---------------------------------------------------------------------------------------
 
 --- Sum over dimensions. Integers and bools add up to int64.
----@param d? integer|integer[]  dimensions to reduce; all of them without it
----@param opts? { keepdim: boolean }  keepdim leaves the dimensions with size 1
+---@param d? integer|integer[]  dimensions to reduce (default: all)
+---@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
 ---@return Tensor
 function Tensor:sum(d, opts) end
 
 --- Mean over dimensions. Errors: a dtype that is no floating point.
----@param d? integer|integer[]  dimensions to reduce; all of them without it
----@param opts? { keepdim: boolean }  keepdim leaves the dimensions with size 1
+---@param d? integer|integer[]  dimensions to reduce (default: all)
+---@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
 ---@return Tensor
 function Tensor:mean(d, opts) end
 
 --- Product over dimensions. Integers and bools multiply to int64.
----@param d? integer|integer[]  dimensions to reduce; all of them without it
----@param opts? { keepdim: boolean }  keepdim leaves the dimensions with size 1
+---@param d? integer|integer[]  dimensions to reduce (default: all)
+---@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
 ---@return Tensor
 function Tensor:prod(d, opts) end
 
 --- Is every element true (not 0)?
----@param d? integer|integer[]  dimensions to reduce; all of them without it
----@param opts? { keepdim: boolean }  keepdim leaves the dimensions with size 1
+---@param d? integer|integer[]  dimensions to reduce (default: all)
+---@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
 ---@return Tensor  bool
 function Tensor:all(d, opts) end
 
 --- Is at least one element true (not 0)?
----@param d? integer|integer[]  dimensions to reduce; all of them without it
----@param opts? { keepdim: boolean }  keepdim leaves the dimensions with size 1
+---@param d? integer|integer[]  dimensions to reduce (default: all)
+---@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
 ---@return Tensor  bool
 function Tensor:any(d, opts) end
 
 --- Variance over dimensions: the squared distances from the mean, divided by n - correction.
----@param d? integer|integer[]  dimensions to reduce; all of them without it
----@param opts? { keepdim: boolean, correction: integer }  keepdim leaves the dimensions with size 1
+---@param d? integer|integer[]  dimensions to reduce (default: all)
+---@param opts? { keepdim: boolean, correction: integer }
+---   keepdim: leaves the dimensions with size 1; correction: subtracted from the number of elements, 1
 ---@return Tensor
 function Tensor:var(d, opts) end
 
 --- Standard deviation over dimensions, the square root of var.
----@param d? integer|integer[]  dimensions to reduce; all of them without it
----@param opts? { keepdim: boolean, correction: integer }  keepdim leaves the dimensions with size 1
+---@param d? integer|integer[]  dimensions to reduce (default: all)
+---@param opts? { keepdim: boolean, correction: integer }
+---   keepdim: leaves the dimensions with size 1; correction: subtracted from the number of elements, 1
 ---@return Tensor
 function Tensor:std(d, opts) end
 
 --- The largest element; along d the largest ones and their places. With a tensor instead of d: maximum.
----@param d? integer
----@param opts? { keepdim: boolean }  keepdim leaves the dimension with size 1
+---@param d? integer  from 1, negative from the end (default: all elements)
+---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor values
 ---@return Tensor? indices  int64, from 0; only along d
 function Tensor:max(d, opts) end
 
 --- The smallest element; along d the smallest ones and their places. With a tensor instead of d: minimum.
----@param d? integer
----@param opts? { keepdim: boolean }  keepdim leaves the dimension with size 1
+---@param d? integer  from 1, negative from the end (default: all elements)
+---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor values
 ---@return Tensor? indices  int64, from 0; only along d
 function Tensor:min(d, opts) end
 
 --- The places of the largest elements along d; of equal ones the first.
 ---@param d? integer  -1
----@param opts? { keepdim: boolean }  keepdim leaves the dimension with size 1
+---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor  int64, from 0
 function Tensor:argmax(d, opts) end
 
 --- The places of the smallest elements along d; of equal ones the first.
 ---@param d? integer  -1
----@param opts? { keepdim: boolean }  keepdim leaves the dimension with size 1
+---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor  int64, from 0
 function Tensor:argmin(d, opts) end
 
@@ -163,7 +165,7 @@ local ms = {}
 function ms.empty(...) end
 
 --- An uninitialised tensor with the shape, dtype and device of t.
----@param t Tensor
+---@param t Tensor  gives shape, dtype and device
 ---@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
 ---@return Tensor
 function ms.empty_like(t, opts) end
@@ -174,7 +176,7 @@ function ms.empty_like(t, opts) end
 function ms.zeros(...) end
 
 --- A tensor of zeros with the shape, dtype and device of t.
----@param t Tensor
+---@param t Tensor  gives shape, dtype and device
 ---@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
 ---@return Tensor
 function ms.zeros_like(t, opts) end
@@ -185,7 +187,7 @@ function ms.zeros_like(t, opts) end
 function ms.ones(...) end
 
 --- A tensor of ones with the shape, dtype and device of t.
----@param t Tensor
+---@param t Tensor  gives shape, dtype and device
 ---@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
 ---@return Tensor
 function ms.ones_like(t, opts) end
@@ -196,7 +198,7 @@ function ms.ones_like(t, opts) end
 function ms.rand(...) end
 
 --- Numbers drawn evenly from [0, 1), with the shape, dtype and device of t.
----@param t Tensor
+---@param t Tensor  gives shape, dtype and device
 ---@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
 ---@return Tensor
 function ms.rand_like(t, opts) end
@@ -208,7 +210,7 @@ function ms.randn(...) end
 
 --- Numbers drawn from the normal distribution of mean 0 and standard deviation 1, with the shape, dtype and device of
 --- t.
----@param t Tensor
+---@param t Tensor  gives shape, dtype and device
 ---@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
 ---@return Tensor
 function ms.randn_like(t, opts) end

@@ -82,7 +82,7 @@ function Tensor:relu() end
 function Tensor:relu_() end
 
 --- max(t, 0), element by element.
----@param t Tensor
+---@param t Tensor  of any shape
 ---@return Tensor
 function nn.F.relu(t) end
 
@@ -95,7 +95,7 @@ function Tensor:silu() end
 function Tensor:silu_() end
 
 --- t * sigmoid(t), element by element.
----@param t Tensor
+---@param t Tensor  of any shape
 ---@return Tensor
 function nn.F.silu(t) end
 
@@ -108,7 +108,7 @@ function Tensor:tanh() end
 function Tensor:tanh_() end
 
 --- Hyperbolic tangent, element by element.
----@param t Tensor
+---@param t Tensor  of any shape
 ---@return Tensor
 function nn.F.tanh(t) end
 
@@ -121,7 +121,7 @@ function Tensor:sigmoid() end
 function Tensor:sigmoid_() end
 
 --- 1 / (1 + e^-t), element by element.
----@param t Tensor
+---@param t Tensor  of any shape
 ---@return Tensor
 function nn.F.sigmoid(t) end
 
@@ -154,76 +154,76 @@ function Tensor:isnan() end
 function Tensor:logical_not() end
 
 --- t * u, element by element; u broadcasts.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:mul(u) end
 
 --- t / u, element by element; u broadcasts.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:div(u) end
 
 --- t ^ u, element by element; u broadcasts.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:pow(u) end
 
 --- The larger of both, element by element.
----@param u Tensor
+---@param u Tensor  broadcasts with t
 ---@return Tensor
 function Tensor:maximum(u) end
 
 --- The smaller of both, element by element.
----@param u Tensor
+---@param u Tensor  broadcasts with t
 ---@return Tensor
 function Tensor:minimum(u) end
 
 --- t * u in place.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts to t's shape
 ---@return Tensor self
 function Tensor:mul_(u) end
 
 --- t / u in place.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts to t's shape
 ---@return Tensor self
 function Tensor:div_(u) end
 
 --- t == u, element by element: a bool tensor.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:eq(u) end
 
 --- t ~= u, element by element: a bool tensor.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:ne(u) end
 
 --- t < u, element by element: a bool tensor.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:lt(u) end
 
 --- t <= u, element by element: a bool tensor.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:le(u) end
 
 --- t > u, element by element: a bool tensor.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:gt(u) end
 
 --- t >= u, element by element: a bool tensor.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:ge(u) end
 
 --- Are both true (not 0)? A bool tensor.
----@param u Tensor
+---@param u Tensor  broadcasts with t
 ---@return Tensor
 function Tensor:logical_and(u) end
 
 --- Is one of them true (not 0)? A bool tensor.
----@param u Tensor
+---@param u Tensor  broadcasts with t
 ---@return Tensor
 function Tensor:logical_or(u) end

@@ -29,8 +29,10 @@ local Batches = {}
 Batches.__index = Batches
 
 --- Batches over a corpus. rank and world say which share of each batch is this rank's.
----@param corpus Corpus
+---@param corpus Corpus  from data.corpus
 ---@param given {context: integer, batch: integer, seed: integer, rank: integer, world: integer}
+---   context: tokens of a sequence; batch: sequences of a step, over all ranks; seed: of the order of sequences; rank:
+---   this rank, from 0; world: number of ranks
 ---@return Batches
 local function new(corpus, given)
   if type(corpus) ~= "table" or not corpus.train_count then opts.wrong(corpus, "a corpus", "batches: argument 1") end
@@ -53,7 +55,7 @@ local function new(corpus, given)
 end
 
 --- Where sequence g (0, 1, 2 ... over the whole training) begins among the training tokens.
----@param g integer
+---@param g integer  from 0
 ---@return integer
 function Batches:start(g)
   local epoch = floor(g / self.epoch_length)
@@ -76,9 +78,9 @@ end
 
 --- Part `part` of `parts` of this rank's share of a step (steps count from 1): ids and the ids that follow them,
 --- int64 [sequences, context], on the default device; and how many sequences these are.
----@param step integer
----@param part? integer
----@param parts? integer
+---@param step integer  from 1
+---@param part? integer  from 1 (default: 1)
+---@param parts? integer  parts of this rank's share (default: 1)
 ---@return Tensor ids
 ---@return Tensor targets
 ---@return integer sequences
@@ -115,7 +117,7 @@ end
 --- Batches of the whole validation split: an iterator of ids, targets (-100 where a token is not scored). Every
 --- rank gets the same number of batches, the last ones perhaps without anything scored, because a sharded forward
 --- is collective.
----@param size? integer  sequences a batch, 16
+---@param size? integer  sequences a batch, 16  sequences of a batch, 16
 function Batches:validation(size)
   size = size or 16
   self.windows = self.windows or validation_windows(self.corpus, self.context)

@@ -218,8 +218,10 @@ function Corpus:fingerprint()
 end
 
 --- Opens files and folders as one corpus. What cannot be read is an error.
----@param paths string|string[]
----@param given? {vocab: integer, validation: number}  validation: share of each file, 0.1
+---@param paths string|string[]  files or folders
+---@param given? {vocab: integer, validation: number}
+---   vocab: size of the vocabulary of token shards (default: as their header says); validation: share of each file that
+---   validates, from 0 to below 1
 ---@return Corpus
 function M.open(paths, given)
   local corpus, err = open(paths, given)

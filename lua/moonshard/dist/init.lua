@@ -42,7 +42,7 @@ function Group.__tostring(g)
 end
 
 --- Is x a process group?
----@param x any
+---@param x any  any value
 ---@return boolean
 function dist.is_group(x) return getmetatable(x) == Group end
 dist._a_group = opts.kind("a group", dist.is_group)
@@ -56,7 +56,8 @@ end
 
 --- Joins the job. Idempotent; the first use of dist calls it. Under mpirun, srun or PMIx the world consists of the
 --- job's processes.
----@param given? {backend: string, timeout: number}  timeout: seconds to wait for a missing rank (60)
+---@param given? {backend: string, timeout: number}
+---   backend: "auto": by the launcher; "mpi", "nccl" or "self"; timeout: seconds to wait for a missing rank (60)
 function dist.init(given)
   local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"),
     timeout = opts.positive })
@@ -80,7 +81,7 @@ function dist.rank(group)
 end
 
 --- The number of ranks in the group.
----@param group? Group  the world without it
+---@param group? Group  default: the world
 ---@return integer
 function dist.world_size(group)
   local n = lib.ms_dist_size(id_of_group(group, "dist.world_size"))
@@ -120,7 +121,7 @@ end
 local function is_whole(rank) return rank % 1 == 0 and rank > -2 ^ 31 and rank < 2 ^ 31 end
 
 --- Makes a group of some ranks, in ascending order. Collective over the world; every rank passes the same list.
----@param ranks integer[]
+---@param ranks integer[]  of the world, from 0
 ---@return Group
 function dist.new_group(ranks)
   ensure()
@@ -142,7 +143,7 @@ end
 
 --- Frees a group of dist.new_group: waits for this rank's collectives in it and returns its memory. Collective over the
 --- world, in the same order as other such calls. Later calls with the group, or of a model over it, raise an error.
----@param group Group
+---@param group Group  of dist.new_group
 function dist.free_group(group)
   if group == nil then
     errors.raise "dist.free_group: group is nil, expected a group of dist.new_group; dist.finalize leaves the job"
@@ -364,7 +365,7 @@ function dist.gather(t, given)
 end
 
 --- Writes this rank's entry of a list that rank src passes to out.
----@param out Tensor
+---@param out Tensor  written; this rank's entry of list
 ---@param list Tensor[]?  one of out's shape and dtype for each rank; nil on the other ranks
 ---@param given? { src: integer, group: Group, async: boolean }  src: a rank of the world (default: 0)
 ---@return Work?  with async
@@ -385,7 +386,7 @@ end
 
 --- Sends block r of input, along dimension 1, to rank r and receives block r of out from it.
 ---@param out Tensor  of input's shape and dtype
----@param input Tensor
+---@param input Tensor  a block along dimension 1 for each rank
 ---@param given? { group: Group, async: boolean }
 ---@return Work?  with async
 function dist.all_to_all(out, input, given)
@@ -401,7 +402,7 @@ local function peer(name, rank)
 end
 
 --- Sends t to a rank that calls recv; complete when that rank has read it.
----@param t Tensor
+---@param t Tensor  any shape; read in place
 ---@param dst integer  a rank of the world
 ---@param given? { group: Group, async: boolean }
 ---@return Work?  with async
@@ -412,7 +413,7 @@ function dist.send(t, dst, given)
 end
 
 --- Receives t from a rank that calls send. Errors: a size or dtype other than that sent.
----@param t Tensor
+---@param t Tensor  written; as many elements, of the dtype sent
 ---@param src integer  a rank of the world
 ---@param given? { group: Group, async: boolean }
 ---@return Work?  with async
@@ -423,7 +424,7 @@ function dist.recv(t, src, given)
 end
 
 --- Waits for every rank of the group.
----@param group? Group
+---@param group? Group  default: the world
 function dist.barrier(group)
   run("barrier", C.MS_DIST_BARRIER, plain, group ~= nil and { group = group } or nil)
 end
@@ -453,7 +454,7 @@ end
 
 --- Broadcasts rank src's Lua value to every rank. Errors: functions and userdata, which cannot be sent.
 ---@param value any  read on rank src alone
----@param given { src: integer, group: Group }
+---@param given { src: integer, group: Group }  src: a rank of the world
 ---@return any
 function dist.broadcast_object(value, given)
   need_root("broadcast_object", given, "src")
@@ -510,7 +511,7 @@ local function finish_record(first, ok, ...)
 end
 
 --- Runs fn(…) and lists the collectives that this rank issues inside, in order.
----@param fn function
+---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return { op: string, dtype: string, input_numel: integer, output_numel: integer, bytes: integer, group: Group, unit: string? }[] list  bytes: size of the larger of input and output; unit: name of the unit, if any
 ---@return any  the results of fn
@@ -523,7 +524,7 @@ end
 local levels = { "off", "info", "detail" }
 
 --- "info" logs every collective to stderr. The environment variable MOONSHARD_DEBUG sets the initial level.
----@param level "off"|"info"|"detail"
+---@param level "off"|"info"|"detail"  "detail" also compares the order of units over ranks
 function dist.set_debug_level(level)
   for k, name in ipairs(levels) do
     if name == level then

@@ -97,7 +97,7 @@ function M.new(device, groups, names)
 end
 
 --- Is x a mesh?
----@param x any
+---@param x any  any value
 ---@return boolean
 function M.is_mesh(x) return getmetatable(x) == Mesh end
 
@@ -116,8 +116,9 @@ end
 --- Arranges the world as a grid; the last dimension varies fastest. Collective over the world. Errors: sizes whose
 --- product is not the number of ranks.
 ---@param device string  "cpu" or "cuda"
----@param shape integer[]
----@param given? { names: string[] }  names of the dimensions; `mesh.name` is the mesh of that dimension
+---@param shape integer[]  one or two sizes, whose product is the number of ranks
+---@param given? { names: string[] }
+---   names: of the dimensions; `mesh.name` is the mesh of that dimension
 ---@return DeviceMesh
 function M.init_device_mesh(device, shape, given)
   local o = opts("init_device_mesh", given, { names = opts.table })
@@ -162,7 +163,7 @@ end
 
 --- Makes a mesh from existing groups, one per dimension; only their members call it.
 ---@param groups Group|Group[]  one group, or { replicate, shard }
----@param given? { names: string[], device: string }
+---@param given? { names: string[], device: string }  names: of the dimensions
 ---@return DeviceMesh
 function M.mesh_from_group(groups, given)
   local o = opts("mesh_from_group", given, { names = opts.table, device = opts.string })

@@ -245,10 +245,10 @@ end
 
 --- Writes a model, and an optimizer's state, as a sharded checkpoint. Collective; every rank must see the same file
 --- system. `extra` is stored with them, and load returns it: numbers, strings, booleans and tables of these.
----@param dir string
----@param m Module
----@param optim? table
----@param given? {extra: table}
+---@param dir string  a new or empty folder, or a checkpoint to replace
+---@param m Module  sharded, or equal on all ranks
+---@param optim? table  its state is saved, too
+---@param given? {extra: table}  extra: stored with them
 function M.save(dir, m, optim, given)
   if given == nil and opts.is(optim) and optim.param_groups == nil then optim, given = nil, optim end
   local o = opts("save", given, { extra = opts.table })
@@ -476,9 +476,9 @@ end
 --- Returns `extra`. A checkpoint that does not fit is refused before anything changes; `strict = false` reads the
 --- tensors that both have. Damage that only a file's hash shows is found after reading: load raises then, and the model
 --- must be loaded again.
----@param dir string
----@param m Module
----@param optim? table
+---@param dir string  a checkpoint of fsdp.save
+---@param m Module  sharded, or equal on all ranks
+---@param optim? table  its state is loaded, too
 ---@param given? {strict: boolean, verify: boolean}  verify: compare the checksums (true)
 ---@return table? extra
 ---@return string[] missing, string[] unexpected

@@ -95,9 +95,9 @@ end
 
 --- Writes tensors as a safetensors file, from the calling rank. The file appears whole or not at all. Errors: a
 --- sharded tensor (fsdp.save writes those); a path that cannot be written.
----@param path string
----@param tensors table<string, Tensor>
----@param given? { metadata: table<string, string> }
+---@param path string  of the file
+---@param tensors table<string, Tensor>  by name
+---@param given? { metadata: table<string, string> }  metadata: strings that load returns
 function M.save(path, tensors, given)
   if type(path) ~= "string" then
     errors.raise("save: path is %s, expected a string%s", errors.kind(path),
@@ -236,7 +236,7 @@ function Reader:close()
 end
 
 --- Reads a safetensors file. Errors: a file that is damaged, by its header or its checksums; a name that is not in it.
----@param path string
+---@param path string  of the file
 ---@param given? { device: string, names: string[], verify: boolean }  names: only these; verify: compare the checksums, if the file has them (true)
 ---@return table<string, Tensor> tensors
 ---@return table<string, string> metadata

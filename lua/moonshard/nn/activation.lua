@@ -30,7 +30,7 @@ local Sigmoid = activation("Sigmoid", ops.sigmoid)
 --- F.gelu as a module.
 ---@class GELU: Module
 ---@overload fun(opts?: { approximate: "none"|"tanh" }): GELU
----@field approximate "none"|"tanh"
+---@field approximate "none"|"tanh"  the option
 local GELU = Module:extend("GELU")
 
 function GELU:init(given)

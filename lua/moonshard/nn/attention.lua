@@ -28,17 +28,19 @@ local function sizes_text(...) return "[" .. table.concat({ ... }, ", ") .. "]" 
 ---@class MultiheadAttention: Module
 ---@field in_proj_weight Parameter?  [3 d, d]: query, key, value; without kdim and vdim
 ---@field q_proj_weight Parameter?   [d, d], [d, kdim], [d, vdim] with them
----@field k_proj_weight Parameter?
----@field v_proj_weight Parameter?
+---@field k_proj_weight Parameter?  [d, kdim], with kdim or vdim
+---@field v_proj_weight Parameter?  [d, vdim], with kdim or vdim
 ---@field in_proj_bias Parameter?    [3 d]
 ---@field bias_k Parameter?          [1, 1, d]
----@field bias_v Parameter?
----@field out_proj Linear
+---@field bias_v Parameter?  [1, 1, d]
+---@field out_proj Linear  [d, d] after the heads
 ---@overload fun(d: integer, heads: integer, opts?: { dropout: number, bias: boolean, add_bias_kv: boolean, add_zero_attn: boolean, kdim: integer, vdim: integer, batch_first: boolean, dtype: string, device: string }): MultiheadAttention
+---   add_bias_kv: adds a learned key and value; add_zero_attn: adds a key and value of zeros; kdim: channels of key
+---   (default: d); vdim: channels of value (default: d)
 local MultiheadAttention = Module:extend("MultiheadAttention")
 
 ---@param d integer  channels of query, output, and, without kdim and vdim, of key and value
----@param heads integer
+---@param heads integer  divides d
 function MultiheadAttention:init(d, heads, given)
   local o = opts("MultiheadAttention", given, {
     dropout = 0, bias = true, add_bias_kv = false, add_zero_attn = false, kdim = opts.number, vdim = opts.number,
@@ -174,10 +176,13 @@ local forward_options = {
   is_causal = false,
 }
 
----@param query Tensor
----@param key Tensor
----@param value Tensor
+---@param query Tensor  [T, N, d], [N, T, d] with batch_first, or [T, d]
+---@param key Tensor  [S, N, kdim], [N, S, kdim] with batch_first, or [S, kdim]
+---@param value Tensor  [S, N, vdim], [N, S, vdim] with batch_first, or [S, vdim]
 ---@param given? { key_padding_mask: Tensor, need_weights: boolean, attn_mask: Tensor, average_attn_weights: boolean, is_causal: boolean }
+---   key_padding_mask: [N, S], or [S]; true: the key is not attended to; need_weights: returns the weights, too
+---   (default: true); attn_mask: [T, S] or [N heads, T, S]; average_attn_weights: averages weights over heads (default:
+---   true); is_causal: position t attends to positions up to t
 ---@return Tensor out
 ---@return Tensor? weights
 function MultiheadAttention:forward(query, key, value, given)

@@ -268,7 +268,7 @@ local function register(self, list, who, fn, given)
 end
 
 ---fn(module, args) before forward; a result replaces the arguments.
----@param fn fun(m: Module, args: table): any
+---@param fn fun(m: Module, args: table): any  args is a list with n
 ---@param given? { prepend: boolean }
 ---@return ModuleHandle
 function Module:register_forward_pre_hook(fn, given)
@@ -276,7 +276,7 @@ function Module:register_forward_pre_hook(fn, given)
 end
 
 ---fn(module, args, out) after forward; `out` is bare if it is one value; a result replaces the output.
----@param fn fun(m: Module, args: table, out: any): any
+---@param fn fun(m: Module, args: table, out: any): any  args is a list with n
 ---@param given? { prepend: boolean }
 ---@return ModuleHandle
 function Module:register_forward_hook(fn, given)
@@ -284,7 +284,7 @@ function Module:register_forward_hook(fn, given)
 end
 
 ---fn(module, grad_in, grad_out) when the gradients of the inputs are known; a result replaces grad_in.
----@param fn fun(m: Module, grad_in: table, grad_out: table): any
+---@param fn fun(m: Module, grad_in: table, grad_out: table): any  grad_in and grad_out are lists with n
 ---@param given? { prepend: boolean }
 ---@return ModuleHandle
 function Module:register_full_backward_hook(fn, given)

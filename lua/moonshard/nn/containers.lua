@@ -83,7 +83,7 @@ local function assign(self, key, value)
 end
 
 --- Adds a module behind the others.
----@param m Module
+---@param m Module  becomes the last element
 ---@return Module self
 local function append(self, m)
   check_cycle(self, #self + 1, check_element(self, #self + 1, m))
@@ -92,8 +92,8 @@ local function append(self, m)
 end
 
 --- Adds a module at place i; the later ones move back. Errors: i outside of 1 to #self + 1.
----@param i integer
----@param m Module
+---@param i integer  from 1; negative from the end
+---@param m Module  becomes element i
 ---@return Module self
 local function insert(self, i, m)
   local at = position(self, "insert", i, #self + 1)
@@ -125,9 +125,9 @@ end
 
 ---Calls its children one after the other, each with all that the one before returned.
 ---@class Sequential: Module
----@field append fun(self, m: Module): Sequential
----@field insert fun(self, i: integer, m: Module): Sequential
----@overload fun(...: Module): Sequential
+---@field append fun(self, m: Module): Sequential  adds a module at the end
+---@field insert fun(self, i: integer, m: Module): Sequential  adds a module at place i
+---@overload fun(...: Module): Sequential  ...: in the order of their calls, as arguments or one list
 local Sequential = list_class("Sequential")
 
 -- A layer's input that was made inside is released as soon as its output is there; the graph, a view or
@@ -146,14 +146,14 @@ end
 
 ---A list of modules that are found as its children. It has no forward.
 ---@class ModuleList: Module
----@field append fun(self, m: Module): ModuleList
----@field insert fun(self, i: integer, m: Module): ModuleList
----@overload fun(...: Module): ModuleList
+---@field append fun(self, m: Module): ModuleList  adds a module at the end
+---@field insert fun(self, i: integer, m: Module): ModuleList  adds a module at place i
+---@overload fun(...: Module): ModuleList  ...: as arguments or one list
 local ModuleList = list_class("ModuleList")
 
 ---Modules by name, in order: `ModuleDict{{"name", module}, …}`; a keyed table is taken by sorted name.
 ---@class ModuleDict: Module
----@overload fun(entries: table): ModuleDict
+---@overload fun(entries: table): ModuleDict  entries: pairs { name, module } in order, or a table by name
 local ModuleDict = Module:extend("ModuleDict")
 
 function ModuleDict:init(entries)

@@ -10,9 +10,10 @@ local empty = require "moonshard.nn.parameter".empty
 ---Images [N, in, H, W] (or [in, H, W]) to [N, out, H', W']. weight [out, in / groups, KH, KW], bias [out].
 ---stride is 1, padding 0 and dilation 1 where not given. Errors: groups that divide in or out not.
 ---@class Conv2d: Module
----@field weight Parameter
----@field bias Parameter?
+---@field weight Parameter  [size_out, size_in / groups, height, width]
+---@field bias Parameter?  [size_out]; nil without bias
 ---@overload fun(size_in: integer, size_out: integer, kernel: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer, bias: boolean, padding_mode: "zeros", dtype: string, device: string }): Conv2d
+---   padding_mode: zeros are the only one
 local Conv2d = Module:extend("Conv2d")
 
 ---@param size_in integer  channels of the input

@@ -20,7 +20,7 @@ function Dropout:init(p)
 end
 
 local dropout = ops.dropout
----@param x Tensor
+---@param x Tensor  of any shape
 ---@return Tensor  of x's shape; x itself in eval mode
 function Dropout:forward(x)
   local slots = self._slots

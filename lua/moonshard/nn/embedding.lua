@@ -15,8 +15,10 @@ local raise = errors.raise
 ---true} the weight's gradient is a sparse tensor of the rows that were looked up (dense where a sharded unit has the
 ---weight).
 ---@class Embedding: Module
----@field weight Parameter
+---@field weight Parameter  [n, d]
 ---@overload fun(n: integer, d: integer, opts?: { padding_idx: integer, sparse: boolean, dtype: string, device: string }): Embedding
+---   padding_idx: row that starts as zeros and gets no gradient, from 0; negative from the end; sparse: the weight's
+---   gradient is a sparse tensor
 local Embedding = Module:extend("Embedding")
 
 ---@param n integer  rows: ids are 0 to n - 1

@@ -31,7 +31,7 @@ for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = f
 local approximate = opts.one_of({ "none", "tanh" }, "none")
 
 --- GELU (Hendrycks & Gimpel 2016): x * Phi(x), Phi the normal distribution; "tanh" is the approximation of GPT-2.
----@param x Tensor
+---@param x Tensor  of any shape
 ---@param given? { approximate: "none"|"tanh" }
 ---@return Tensor
 function F.gelu(x, given)
@@ -40,14 +40,14 @@ function F.gelu(x, given)
 end
 
 --- Exponentials that add up to 1 along d.
----@param x Tensor
+---@param x Tensor  of any shape
 ---@param d? integer  -1
 ---@return Tensor
 function F.softmax(x, d)
   return ops.softmax(x, position(d or -1, "softmax"))
 end
 --- The logarithm of softmax along d, computed without overflow.
----@param x Tensor
+---@param x Tensor  of any shape
 ---@param d? integer  -1
 ---@return Tensor
 function F.log_softmax(x, d)
@@ -55,9 +55,9 @@ function F.log_softmax(x, d)
 end
 
 --- Zeroes elements with probability p and scales the rest by 1 / (1 - p); x itself without training.
----@param x Tensor
+---@param x Tensor  of any shape
 ---@param p? number  0.5
----@param given? { training: boolean }
+---@param given? { training: boolean }  training: false: x itself
 ---@return Tensor
 function F.dropout(x, p, given)
   if type(p) == "table" then p, given = nil, p end
@@ -73,7 +73,8 @@ end
 --- Rows of w by id. Errors: an id outside of w.
 ---@param ids Tensor  int64 […], from 0
 ---@param w Tensor  [n, d]
----@param given? { padding_idx: integer }  the row that gets no gradient
+---@param given? { padding_idx: integer }
+---   padding_idx: row that gets no gradient, from 0; negative from the end
 ---@return Tensor  […, d]
 function F.embedding(ids, w, given)
   local pad = given and opts("embedding", given, { padding_idx = opts.number }).padding_idx
@@ -95,11 +96,11 @@ end
 
 --- (x - mean) / sqrt(var + eps) * w + b over the trailing dimensions (Ba et al. 2016). Errors: an x that does not end
 --- in these sizes.
----@param x Tensor
+---@param x Tensor  […, sizes]
 ---@param shape integer|integer[]  the trailing sizes to normalise over
 ---@param w? Tensor  of these sizes
 ---@param b? Tensor  of these sizes
----@param given? { eps: number }
+---@param given? { eps: number }  eps: added to the variance
 ---@return Tensor  of x's shape
 function F.layer_norm(x, shape, w, b, given)
   if opts.is(w) then w, given = nil, w end
@@ -115,9 +116,9 @@ end
 
 --- x / sqrt(mean(x^2) + eps) * w over the last dimensions (Zhang & Sennrich 2019): as many as w has, or one. eps:
 --- without it, the step from 1 to the next number of x's dtype.
----@param x Tensor
----@param w? Tensor
----@param given? { eps: number }
+---@param x Tensor  […, sizes of w]
+---@param w? Tensor  of the trailing sizes
+---@param given? { eps: number }  eps: added to the mean square
 ---@return Tensor  of x's shape
 function F.rms_norm(x, w, given)
   if opts.is(w) then w, given = nil, w end
@@ -169,7 +170,9 @@ end
 ---@param var? Tensor   running variance, [C]
 ---@param w? Tensor  [C]
 ---@param b? Tensor  [C]
----@param given? { training: boolean, momentum: number, eps: number }  momentum is the weight of the batch
+---@param given? { training: boolean, momentum: number, eps: number }
+---   training: true: by the batch's statistics; momentum: weight of the batch in the running statistics; eps: added to
+---   the variance
 ---@return Tensor  of x's shape
 function F.batch_norm(x, mean, var, w, b, given)
   if opts.is(mean) then mean, given = nil, mean end
@@ -297,7 +300,8 @@ end
 --- probabilities.
 ---@param logits Tensor  [N, C], [C] or [N, C, …]
 ---@param ids Tensor  classes from 0: int64 [N], [] or [N, …]; or the probability of every class, floating point of the logits' shape
----@param given? { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }  weight: [C], of each class
+---@param given? { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }
+---   weight: [C]: factor of each class
 ---@return Tensor  [], or the shape of ids with "none"
 function F.cross_entropy(logits, ids, given)
   if given == nil then return cross_entropy(logits, ids, nil, "mean", -100, 0) end
@@ -306,7 +310,7 @@ function F.cross_entropy(logits, ids, given)
 end
 
 --- (a - b)^2: its mean, its sum, or each element.
----@param a Tensor
+---@param a Tensor  of any shape, floating point
 ---@param b Tensor  of a's shape
 ---@param given? { reduction: "mean"|"sum"|"none" }
 ---@return Tensor  [], or a's shape with "none"
@@ -350,7 +354,10 @@ local sdpa_options = { attn_mask = opts.any, is_causal = false, dropout_p = 0, s
 ---@param q Tensor  [..., T, D]
 ---@param k Tensor  [..., S, D]
 ---@param v Tensor  [..., S, E]
----@param given? { attn_mask: Tensor, is_causal: boolean, dropout_p: number, scale: number }  a bool mask is true where attention is allowed, another one is added; scale is 1/sqrt(D) without it
+---@param given? { attn_mask: Tensor, is_causal: boolean, dropout_p: number, scale: number }
+---   attn_mask: broadcasts to [..., T, S]; a bool mask is true where attention is allowed, another one is added to the
+---   scores; is_causal: position t attends to positions up to t; dropout_p: probability that a weight is dropped;
+---   scale: of the scores (default: 1/sqrt(D))
 ---@return Tensor  [..., T, E]
 function F.scaled_dot_product_attention(q, k, v, given)
   local o = opts("scaled_dot_product_attention", given, sdpa_options)
@@ -361,7 +368,7 @@ end
 
 ---Queries, keys and values of one projection: [B, T, 3 C] -> three of [B, heads, T, C / heads].
 ---@param qkv Tensor  [B, T, 3 C]
----@param heads integer
+---@param heads integer  divides C
 ---@return Tensor q
 ---@return Tensor k
 ---@return Tensor v
@@ -375,7 +382,7 @@ function F.split_heads(qkv, heads)
 end
 
 ---The heads of attention's result side by side: [B, heads, T, D] -> [B, T, heads * D].
----@param y Tensor
+---@param y Tensor  [B, heads, T, D]
 ---@return Tensor
 function F.merge_heads(y)
   opts.expect(y, a_tensor, "merge_heads: argument 1")

@@ -80,18 +80,18 @@ local function number(who, what, v, default)
 end
 
 --- Fills t with one value.
----@param t Tensor
----@param v number
+---@param t Tensor  floating point or integer, of any shape
+---@param v number  cast to t's dtype
 ---@return Tensor t
 function M.constant_(t, v) return fill(fill_, "constant_", t, 1, number("constant_", "value", v, 0), 0, 0, 0) end
 --- Fills t with 0.
----@param t Tensor
+---@param t Tensor  of any shape and dtype
 ---@return Tensor t
 function M.zeros_(t)
   return fill(fill_, "zeros_", t, 1, 0, 0, 0, 0)
 end
 --- Fills t with 1.
----@param t Tensor
+---@param t Tensor  of any shape and dtype
 ---@return Tensor t
 function M.ones_(t)
   return fill(fill_, "ones_", t, 1, 1, 0, 0, 0)
@@ -102,7 +102,7 @@ local function deviation(who, std)
 end
 
 --- Draws from the normal distribution.
----@param t Tensor
+---@param t Tensor  floating point, of any shape
 ---@param mean? number  0
 ---@param std? number   1
 ---@return Tensor t
@@ -111,7 +111,7 @@ function M.normal_(t, mean, std)
 end
 
 --- Draws evenly from [a, b).
----@param t Tensor
+---@param t Tensor  floating point, of any shape
 ---@param a? number  0
 ---@param b? number  1
 ---@return Tensor t
@@ -122,7 +122,7 @@ function M.uniform_(t, a, b)
 end
 
 --- Draws from the normal distribution, cut to [a, b].
----@param t Tensor
+---@param t Tensor  floating point, of any shape
 ---@param mean? number  0
 ---@param std? number   1
 ---@param a? number     -2
@@ -194,7 +194,9 @@ end
 
 --- Draws evenly from +-gain sqrt(3 / fan) (He et al. 2015). Errors: fewer than 2 dimensions.
 ---@param t Tensor  [out, in, …]
----@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }  a: slope of leaky_relu
+---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
+---   a: slope of leaky_relu; mode: keeps the variance of forward or of backward; nonlinearity: behind this layer; as
+---   calculate_gain's
 ---@return Tensor t
 function M.kaiming_uniform_(t, given)
   local std = kaiming_std("kaiming_uniform_", t, given)
@@ -206,7 +208,9 @@ end
 --- Draws from the normal distribution of deviation gain / sqrt(fan) (He et al. 2015). Errors: fewer than 2
 --- dimensions.
 ---@param t Tensor  [out, in, …]
----@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }  a: slope of leaky_relu
+---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
+---   a: slope of leaky_relu; mode: keeps the variance of forward or of backward; nonlinearity: behind this layer; as
+---   calculate_gain's
 ---@return Tensor t
 function M.kaiming_normal_(t, given)
   local std = kaiming_std("kaiming_normal_", t, given)

@@ -8,8 +8,8 @@ local empty = require "moonshard.nn.parameter".empty
 
 ---y = x W^T + b over the last dimension. weight [out, in], bias [out].
 ---@class Linear: Module
----@field weight Parameter
----@field bias Parameter?
+---@field weight Parameter  [size_out, size_in]
+---@field bias Parameter?  [size_out]; nil without bias
 ---@overload fun(size_in: integer, size_out: integer, opts?: { bias: boolean, dtype: string, device: string }): Linear
 local Linear = Module:extend("Linear")
 

@@ -28,9 +28,10 @@ end
 
 ---(x - mean) / sqrt(var + eps) * weight + bias over the last sizes.
 ---@class LayerNorm: Module
----@field weight Parameter?
----@field bias Parameter?
+---@field weight Parameter?  of the normalised sizes; nil without elementwise_affine
+---@field bias Parameter?  of the normalised sizes; nil without bias
 ---@overload fun(d: integer|integer[], opts?: { eps: number, elementwise_affine: boolean, bias: boolean, dtype: string, device: string }): LayerNorm
+---   eps: added to the variance
 local LayerNorm = Module:extend("LayerNorm")
 
 ---@param d integer|integer[]  the trailing sizes to normalise over
@@ -69,8 +70,9 @@ end
 
 ---x / sqrt(mean(x^2) + eps) * weight over the last sizes. Without eps: the step from 1 to the next number of x's dtype.
 ---@class RMSNorm: Module
----@field weight Parameter?
+---@field weight Parameter?  of the normalised sizes; nil without elementwise_affine
 ---@overload fun(d: integer|integer[], opts?: { eps: number, elementwise_affine: boolean, dtype: string, device: string }): RMSNorm
+---   eps: added to the mean square
 local RMSNorm = Module:extend("RMSNorm")
 
 ---@param d integer|integer[]  the trailing sizes to normalise over

@@ -12,6 +12,7 @@ local a_tensor = tensor.a_tensor
 --- module. Errors: requires_grad of a dtype that is no floating point.
 ---@class Parameter: Tensor
 ---@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter
+---   t: gives storage, shape, dtype and device; requires_grad: gets a gradient
 local Parameter = tensor.subclass("Parameter")
 Parameter.__unscoped = true           -- it lives as long as its owner, never with a scope
 Parameter.__param = true

@@ -40,7 +40,7 @@ end
 local show = errors.kind
 
 --- A class of modules that extends this one: it inherits init, forward and every method.
----@param name string
+---@param name string  of the class
 ---@return table class
 function Module.extend(base, name)
   if not class.is_class(base) then raise("extend: call it on a class, as in nn.Module:extend(\"Net\")") end
@@ -271,9 +271,9 @@ end
 
 --- Registers a tensor that is state but not trained. Listed by buffers(), and saved unless persistent is false.
 --- Errors: a name that a method or another entry has.
----@param name string
+---@param name string  without a dot
 ---@param t Tensor?  nil keeps its place for one to come
----@param given? { persistent: boolean }
+---@param given? { persistent: boolean }  persistent: false: not in state_dict
 function Module:register_buffer(name, t, given)
   local o = opts("register_buffer", given, { persistent = true })
   if t ~= nil and not is_tensor(t) then
@@ -297,8 +297,8 @@ function Module:register_buffer(name, t, given)
 end
 
 ---Registers a parameter; nil keeps its place for one to come.
----@param name string
----@param p Parameter?
+---@param name string  without a dot
+---@param p Parameter?  nil keeps its place for one to come
 function Module:register_parameter(name, p)
   if p ~= nil and not is_parameter(p) then
     raise("register_parameter: cannot assign %s to parameter '%s': an nn.Parameter or nil expected", show(p),
@@ -485,7 +485,7 @@ local function child_named(self, name)
 end
 
 ---The module at a path such as "blocks.3.attn".
----@param path string
+---@param path string  names joined by dots
 ---@return Module
 function Module:get_submodule(path)
   if type(path) ~= "string" then opts.wrong(path, "a path", "get_submodule: argument 1") end
@@ -504,7 +504,7 @@ function Module:get_submodule(path)
 end
 
 ---The parameter at a path such as "blocks.3.attn.qkv.weight".
----@param path string
+---@param path string  names joined by dots
 ---@return Parameter
 function Module:get_parameter(path)
   if type(path) ~= "string" then opts.wrong(path, "a path", "get_parameter: argument 1") end

@@ -63,7 +63,7 @@ function Module:zero_grad(given)
 end
 
 --- Calls fn on every module, children first.
----@param fn fun(m: Module)
+---@param fn fun(m: Module)  called with each module
 ---@return Module self
 function Module:apply(fn)
   walk(self, "", {}, {}, {}, {})              -- an error where the module contains itself
@@ -114,6 +114,7 @@ for _, name in ipairs(dtypes.names) do is_dtype[name] = true end
 
 ---Moves parameters and buffers to a device, floating ones to a dtype; a tensor stands for its own two.
 ---@param ... string|Tensor|{ device: string, dtype: string }
+---   a device, a dtype, both by name, or a tensor whose device and dtype to take
 ---@return Module
 function Module:to(...)
   local device, dtype
@@ -172,7 +173,7 @@ function Module:half() return self:to("float16") end
 function Module:bfloat16() return self:to("bfloat16") end
 
 ---Gives parameters and buffers uninitialised storage on a device (from "meta", for example).
----@param device string|{ device: string }
+---@param device string|{ device: string }  "cpu", "cuda", "cuda:1" or "meta"
 ---@return Module
 function Module:to_empty(device)
   if opts.is(device) then device = opts("to_empty", device, { device = opts.required }).device end
@@ -329,7 +330,7 @@ end
 --- Copies a state dict in; with assign it takes its tensors themselves. Everything is checked before anything is
 --- changed. A state dict of PyTorch counts the elements of containers from 0 ("net.0.weight" is "net.1.weight" here):
 --- load it with count_from = 0. Errors: shapes that differ; under strict, names that are missing or not known.
----@param sd table<string, Tensor>
+---@param sd table<string, Tensor>  tensors by name
 ---@param given? { strict: boolean, assign: boolean, count_from: 0|1 }
 ---@return string[] missing
 ---@return string[] unexpected

@@ -78,14 +78,17 @@ end
 ---activation is "relu" where not given.
 ---@class TransformerEncoderLayer: Module
 ---@overload fun(d_model: integer, nhead: integer, opts?: { dim_feedforward: integer, dropout: number, activation: string|fun(x: Tensor): Tensor, layer_norm_eps: number, batch_first: boolean, norm_first: boolean, bias: boolean, dtype: string, device: string }): TransformerEncoderLayer
+---   d_model: channels; nhead: heads, which divide d_model
 local TransformerEncoderLayer = Module:extend("TransformerEncoderLayer")
 
 function TransformerEncoderLayer:init(d_model, nhead, given) construct(self, d_model, nhead, given, { "self_attn" }) end
 
 local encoder_layer_call = { src_mask = opts.any, src_key_padding_mask = opts.any, is_causal = false }
 
----@param src Tensor
+---@param src Tensor  [S, N, d], [N, S, d] with batch_first, or [S, d]
 ---@param given? { src_mask: Tensor, src_key_padding_mask: Tensor, is_causal: boolean }
+---   src_mask: [S, S] or [N heads, S, S]; src_key_padding_mask: [N, S]; true: the key is not attended to; is_causal:
+---   position t attends to positions up to t
 ---@return Tensor
 function TransformerEncoderLayer:forward(src, given)
   local o = opts("TransformerEncoderLayer", given, encoder_layer_call)
@@ -102,6 +105,7 @@ end
 ---Self-attention, attention to the encoder's output, and feed-forward.
 ---@class TransformerDecoderLayer: Module
 ---@overload fun(d_model: integer, nhead: integer, opts?: { dim_feedforward: integer, dropout: number, activation: string|fun(x: Tensor): Tensor, layer_norm_eps: number, batch_first: boolean, norm_first: boolean, bias: boolean, dtype: string, device: string }): TransformerDecoderLayer
+---   d_model: channels; nhead: heads, which divide d_model
 local TransformerDecoderLayer = Module:extend("TransformerDecoderLayer")
 
 function TransformerDecoderLayer:init(d_model, nhead, given)
@@ -113,8 +117,8 @@ local decoder_call = {
   tgt_is_causal = false, memory_is_causal = false,
 }
 
----@param tgt Tensor
----@param memory Tensor
+---@param tgt Tensor  [T, N, d], [N, T, d] with batch_first, or [T, d]
+---@param memory Tensor  the encoder's output, [S, N, d], ...
 ---@param given? table  tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal, memory_is_causal
 ---@return Tensor
 function TransformerDecoderLayer:forward(tgt, memory, given)
@@ -158,16 +162,19 @@ end
 
 ---Copies of one encoder layer, one after the other.
 ---@class TransformerEncoder: Module
----@field layers ModuleList
----@field norm Module?
+---@field layers ModuleList  the copies
+---@field norm Module?  the option
 ---@overload fun(layer: Module, n: integer, opts?: { norm: Module }): TransformerEncoder
+---   layer: copied n times; n: number of layers; norm: runs at the end
 local TransformerEncoder = Module:extend("TransformerEncoder")
 TransformerEncoder.init = construct_stack
 
 local encoder_call = { mask = opts.any, src_key_padding_mask = opts.any, is_causal = false }
 
----@param src Tensor
+---@param src Tensor  [S, N, d], [N, S, d] with batch_first, or [S, d]
 ---@param given? { mask: Tensor, src_key_padding_mask: Tensor, is_causal: boolean }
+---   mask: [S, S] or [N heads, S, S]; src_key_padding_mask: [N, S]; true: the key is not attended to; is_causal:
+---   position t attends to positions up to t
 ---@return Tensor
 function TransformerEncoder:forward(src, given)
   local o = opts("TransformerEncoder", given, encoder_call)
@@ -179,14 +186,15 @@ end
 
 ---Copies of one decoder layer, one after the other.
 ---@class TransformerDecoder: Module
----@field layers ModuleList
----@field norm Module?
+---@field layers ModuleList  the copies
+---@field norm Module?  the option
 ---@overload fun(layer: Module, n: integer, opts?: { norm: Module }): TransformerDecoder
+---   layer: copied n times; n: number of layers; norm: runs at the end
 local TransformerDecoder = Module:extend("TransformerDecoder")
 TransformerDecoder.init = construct_stack
 
----@param tgt Tensor
----@param memory Tensor
+---@param tgt Tensor  [T, N, d], [N, T, d] with batch_first, or [T, d]
+---@param memory Tensor  the encoder's output, [S, N, d], ...
 ---@param given? table  as TransformerDecoderLayer's
 ---@return Tensor
 function TransformerDecoder:forward(tgt, memory, given)
@@ -206,9 +214,12 @@ for name, default in pairs(layer_options) do transformer_options[name] = default
 
 ---Encoder and decoder, each with a LayerNorm at its end. Called with (src, tgt, opts).
 ---@class Transformer: Module
----@field encoder TransformerEncoder
----@field decoder TransformerDecoder
+---@field encoder TransformerEncoder  or custom_encoder
+---@field decoder TransformerDecoder  or custom_decoder
 ---@overload fun(opts?: { d_model: integer, nhead: integer, num_encoder_layers: integer, num_decoder_layers: integer, custom_encoder: Module, custom_decoder: Module, dim_feedforward: integer, dropout: number, activation: string|fun(x: Tensor): Tensor, layer_norm_eps: number, batch_first: boolean, norm_first: boolean, bias: boolean, dtype: string, device: string }): Transformer
+---   d_model: channels; nhead: heads, which divide d_model; num_encoder_layers: layers of the encoder;
+---   num_decoder_layers: layers of the decoder; custom_encoder: instead of a TransformerEncoder; custom_decoder:
+---   instead of a TransformerDecoder
 local Transformer = Module:extend("Transformer")
 
 function Transformer:init(given)

@@ -18,8 +18,8 @@ local norm_options = { norm_type = 2 }
 
 ---Scales all gradients down so that their norm together, over all ranks, is at most max_norm. math.huge as
 ---norm_type is the maximum norm; as max_norm it only measures. Collective where parameters are sharded.
----@param params Tensor|Tensor[]
----@param max_norm number
+---@param params Tensor|Tensor[]  those without a gradient do not count
+---@param max_norm number  at least 0
 ---@param given? { norm_type: number }
 ---@return Tensor norm  before clipping: a plain 0-dim tensor
 function M.clip_grad_norm_(params, max_norm, given)

@@ -39,7 +39,7 @@ function Scheduler:state_dict()
 end
 
 --- Goes on from a state dict.
----@param sd { step: integer, base_lrs: number[] }
+---@param sd { step: integer, base_lrs: number[] }  step: steps taken; base_lrs: one for each group
 function Scheduler:load_state_dict(sd)
   if type(sd) ~= "table" or type(sd.step) ~= "number" or type(sd.base_lrs) ~= "table" then
     opts.wrong(sd, "a table with step and base_lrs", "lr_scheduler: load_state_dict: argument 1")
@@ -90,8 +90,9 @@ local function warm(t, steps, start)
 end
 
 --- The factor on the learning rate rises linearly over steps, then stays at 1: from start_factor, or from 1 / steps.
----@param optimizer Optimizer
+---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, start_factor: number }
+---   steps: until the factor is 1; start_factor: the first factor (default: 1 / steps)
 ---@return LRScheduler
 function M.linear_warmup(optimizer, given)
   local o = options("linear_warmup", given, { steps = some_steps, start_factor = opts.number })
@@ -99,8 +100,10 @@ function M.linear_warmup(optimizer, given)
 end
 
 --- Half a cosine from 1 to min_factor over steps, of which the first warmup rise linearly (Loshchilov & Hutter 2017).
----@param optimizer Optimizer
+---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, warmup: integer, min_factor: number, start_factor: number }
+---   steps: until the last factor, warmup included; warmup: steps that rise linearly, 0; min_factor: the last factor,
+---   0; start_factor: the first factor of the warmup (default: 1 / warmup)
 ---@return LRScheduler
 function M.cosine(optimizer, given)
   local o = options("cosine", given, { steps = some_steps, warmup = opts.option(count, 0), min_factor = 0, start_factor = opts.number })
@@ -116,8 +119,9 @@ function M.cosine(optimizer, given)
 end
 
 --- Linearly from start_factor to end_factor over steps, then stays.
----@param optimizer Optimizer
+---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, start_factor: number, end_factor: number }
+---   steps: from the first factor to the last; start_factor: the first factor, 1; end_factor: the last factor, 0
 ---@return LRScheduler
 function M.linear(optimizer, given)
   local o = options("linear", given, { steps = some_steps, start_factor = 1, end_factor = 0 })
@@ -127,8 +131,9 @@ function M.linear(optimizer, given)
 end
 
 --- factor for steps steps (for ever without it), then 1.
----@param optimizer Optimizer
+---@param optimizer Optimizer  its groups' lr is set
 ---@param given? { factor: number, steps: integer }
+---   factor: on the first learning rate; steps: until the factor is 1 (default: never)
 ---@return LRScheduler
 function M.constant(optimizer, given)
   local o = options("constant", given, { factor = 1, steps = opts.number })
@@ -138,8 +143,8 @@ function M.constant(optimizer, given)
 end
 
 --- fn(step) gives the factor on the first learning rate; steps count from 0.
----@param optimizer Optimizer
----@param fn fun(step: integer): number
+---@param optimizer Optimizer  its groups' lr is set
+---@param fn fun(step: integer): number  steps count from 0
 ---@return LRScheduler
 function M.lambda(optimizer, fn)
   opts.expect(fn, opts.fn, "lr_scheduler.lambda: argument 2")

@@ -161,7 +161,9 @@ local function construct(self, params, given, spec)
 end
 
 --- Adds a group. Errors: a parameter that another group has; one that is no leaf.
----@param group { params: Tensor[], lr: number }  options that are left out are the optimizer's
+---@param group { params: Tensor[], lr: number }
+---   params: leaves that no group has; lr: learning rate; any other option may stand beside it, and one that is left
+---   out is the optimizer's
 function Optimizer:add_param_group(group)
   if not is_plain(group) then
     opts.wrong(group, "a group {params = {…}}", "%s: add_param_group: argument 1", self:class_name())
@@ -438,10 +440,11 @@ end
 --- Takes a state dict of an optimizer with the same groups; tensors are copied. All is checked before anything
 --- changes. Errors: groups or shapes that differ, the state of another kind of optimizer.
 ---@param sd { state: table<integer, table>, param_groups: table[] }
+---   state: by position of the parameter, from 1; param_groups: one for each group of the optimizer
 function Optimizer:load_state_dict(sd) self:_prepare_load(sd)() end
 
 ---The state tensors and step of a parameter, by name; nil before its first step. Not copies.
----@param p Tensor
+---@param p Tensor  a parameter of a group
 ---@return { step: integer }?
 function Optimizer:state_of(p)
   for index, group in ipairs(self.param_groups) do
@@ -553,17 +556,26 @@ end
 --- Errors: nesterov without momentum or with dampening.
 ---@class SGD: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number }): SGD
+---   lr: learning rate; momentum: share of the last step that is kept; dampening: share of the gradient that is left
+---   out of the momentum; nesterov: looks ahead by one step of momentum; weight_decay: p times this is added to the
+---   gradient
 local SGD = fused "SGD"
 
 --- Adam (Kingma & Ba 2015, algorithm 1); amsgrad keeps the largest second moment (Reddi et al. 2018). weight_decay
 --- adds weight_decay p to the gradient.
 ---@class Adam: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): Adam
+---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
+---   second moment; weight_decay: p times this is added to the gradient; amsgrad: divides by the largest second moment
+---   so far
 local Adam = fused "Adam"
 
 --- Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): p also loses lr weight_decay p.
 ---@class AdamW: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): AdamW
+---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
+---   second moment; weight_decay: lr p times this is subtracted from p; amsgrad: divides by the largest second moment
+---   so far
 local AdamW = fused "AdamW"
 
 return { Optimizer = Optimizer, SGD = SGD, Adam = Adam, AdamW = AdamW }

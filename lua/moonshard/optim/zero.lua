@@ -31,6 +31,8 @@ local NAME = "ZeroRedundancyOptimizer"
 --- nn.ddp_hooks steps, in the place of step(). Made by all ranks.
 ---@class ZeroRedundancyOptimizer: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts: { optimizer_class: table, process_group: Group, parameters_as_bucket_view: boolean, overlap_with_ddp: boolean }): ZeroRedundancyOptimizer
+---   params: equal lists on all ranks; optimizer_class: such as optim.AdamW; parameters_as_bucket_view: puts a rank's
+---   parameters into one block of memory; overlap_with_ddp: a hook of nn.ddp_hooks steps, instead of step()
 ---@field optim Optimizer  the optimizer inside; its state is that of this rank's parameters
 local Zero = Optimizer:extend(NAME)
 
@@ -153,7 +155,7 @@ function Zero:init(params, given)
 end
 
 ---Adds a group; parameters that were there stay with their ranks. Called by all ranks.
----@param group table
+---@param group table  as Optimizer:add_param_group takes it
 function Zero:add_param_group(group)
   local groups = self.param_groups
   self.optim:add_param_group(group)
@@ -181,7 +183,7 @@ local function send_all(self)
 end
 
 ---Steps this rank's parameters, and gives all ranks the new values. Called by all ranks, with the same gradients.
----@param closure? fun(): any
+---@param closure? fun(): any  computes the loss anew, with its backward, before the step
 ---@return any  the closure's result, or true
 function Zero:step(closure)
   if self._overlaps then
@@ -327,7 +329,7 @@ function Zero:_prepare_load(sd)
 end
 
 --- The state tensors and step of a parameter, by name; nil before its first step, and on ranks that do not have it.
----@param p Tensor
+---@param p Tensor  a parameter of a group
 ---@return { step: integer }?
 function Zero:state_of(p) return self.optim:state_of(p) end
 

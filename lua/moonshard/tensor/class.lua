@@ -209,7 +209,7 @@ end
 --- become an instance again, by from_inner(list, like) or `Name(unpack(list))`; a class that defines dispatch(op, …)
 --- does it itself. Shape, dtype and device are the first inner tensor's.
 ---@param base table
----@param name string
+---@param name string  of the class
 ---@return table class
 local function extend(base, name)
   if type(name) ~= "string" or name == "" then opts.wrong(name, "a class name", "extend: argument 1") end

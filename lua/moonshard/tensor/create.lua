@@ -140,8 +140,8 @@ end
 local function value_dtype(v) return type(v) == "boolean" and ffi.C.MS_BOOL or default.dtype end
 
 --- A tensor of one value. dtype: bool of a boolean, else the default one.
----@param sizes integer|integer[]
----@param value number|boolean
+---@param sizes integer|integer[]  a number, or a list; {} is a single value
+---@param value number|boolean  of every element
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor
 function M.full(sizes, value, given)
@@ -154,8 +154,8 @@ function M.full(sizes, value, given)
 end
 
 --- A tensor of one value with the shape, dtype and device of t.
----@param t Tensor
----@param value number|boolean
+---@param t Tensor  gives shape, dtype and device
+---@param value number|boolean  of every element
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor
 function M.full_like(t, value, given)
@@ -196,8 +196,8 @@ end
 
 --- Whole numbers drawn evenly from low to high - 1. Errors: high not above low.
 ---@param low? integer  0: `ms.randint(high, sizes, opts)` is taken too
----@param high integer
----@param sizes? integer|integer[]  without it a single number of shape []
+---@param high integer  above low
+---@param sizes? integer|integer[]  default: {}, a single number
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor  int64
 function M.randint(low, high, sizes, given)
@@ -249,7 +249,7 @@ end
 
 --- A tensor of the numbers or booleans of a nested table, or a copy of a tensor. Errors: rows that differ in length,
 --- other elements.
----@param value number|boolean|table|Tensor
+---@param value number|boolean|table|Tensor  of any shape to 8 dimensions
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor  bool of booleans, else of the default dtype
 function M.tensor(value, given)
@@ -323,7 +323,7 @@ end
 --- A tensor over memory that the caller owns, and keeps valid while the tensor or a view of it is in use. Nothing is
 --- copied.
 ---@param pointer ffi.cdata*  elements row by row in the CPU's memory
----@param sizes integer|integer[]
+---@param sizes integer|integer[]  a number, or a list; {} is a single value
 ---@param given? { dtype: string }
 ---@return Tensor
 function M.from_pointer(pointer, sizes, given)

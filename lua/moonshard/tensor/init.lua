@@ -417,7 +417,7 @@ end
 M.dimension = dimension
 
 --- The size along d, or all sizes.
----@param d? integer
+---@param d? integer  from 1; negative from the end
 ---@return integer|integer[]  a list that prints as [2, 3]
 function methods.size(t, d)
   id_of(t, "size")
@@ -426,7 +426,7 @@ function methods.size(t, d)
 end
 
 --- The distance in elements between neighbours along d, or all distances.
----@param d? integer
+---@param d? integer  from 1; negative from the end
 ---@return integer|integer[]
 function methods.stride(t, d)
   id_of(t, "stride")

@@ -14,7 +14,7 @@ local classes = { [Tensor] = Tensor }
 local M = { Tensor = Tensor, classes = classes }
 
 --- Is x a tensor?
----@param x any
+---@param x any  any value
 ---@return boolean
 local function is_tensor(x)
   local mt = getmetatable(x)

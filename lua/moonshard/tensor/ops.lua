@@ -98,7 +98,7 @@ end
 local ADD_, SUB_, ADD_S_ = op "add_", op "sub_", op "add_scalar_"
 
 --- t + alpha * u, element by element; shapes broadcast, dtypes promote.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts with t
 ---@param given? { alpha: number }
 ---@return Tensor
 function methods.add(t, u, given)
@@ -109,7 +109,7 @@ function methods.add(t, u, given)
 end
 
 --- t - alpha * u, element by element; shapes broadcast, dtypes promote.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts with t
 ---@param given? { alpha: number }
 ---@return Tensor
 function methods.sub(t, u, given)
@@ -120,7 +120,7 @@ function methods.sub(t, u, given)
 end
 
 --- t + alpha * u in place. u broadcasts to t's shape; the result keeps t's dtype.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts to t's shape
 ---@param given? { alpha: number }
 ---@return Tensor self
 function methods.add_(t, u, given)
@@ -136,7 +136,7 @@ function methods.add_(t, u, given)
 end
 
 --- t - alpha * u in place. u broadcasts to t's shape; the result keeps t's dtype.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts to t's shape
 ---@param given? { alpha: number }
 ---@return Tensor self
 function methods.sub_(t, u, given)
@@ -171,7 +171,7 @@ in_place "div"
 
 local POW_S_ = op "pow_scalar_"
 --- t ^ u in place.
----@param u Tensor|number
+---@param u Tensor|number  broadcasts to t's shape
 ---@return Tensor self
 function methods.pow_(t, u)
   if type(u) == "number" then
@@ -259,16 +259,16 @@ local function clamp(number, who, t, low, high)
 end
 
 --- Limits each element to [low, high]; nan stays nan.
----@param low? number|{ min: number, max: number }  no lower limit without it; or both limits by name
----@param high? number  no upper limit without it
+---@param low? number|{ min: number, max: number }  nil: no lower limit; or both limits by name
+---@param high? number  nil: no upper limit
 ---@return Tensor
 function methods.clamp(t, low, high)
   return wrap(clamp(CLAMP, "clamp", t, low, high))
 end
 
 --- clamp in place.
----@param low? number|{ min: number, max: number }
----@param high? number
+---@param low? number|{ min: number, max: number }  nil: no lower limit; or both limits by name
+---@param high? number  nil: no upper limit
 ---@return Tensor self
 function methods.clamp_(t, low, high)
   clamp(CLAMP_, "clamp_", t, low, high)
@@ -281,7 +281,7 @@ local MATMUL = op "matmul"
 --- The product of matrices over the last two dimensions: [..., N, K] x [..., K, M] gives [..., N, M]; leading
 --- dimensions broadcast. A vector on the left is a row, one on the right a column, and its dimension goes; two
 --- vectors give their dot product. Errors: inner sizes, dtypes or devices that differ.
----@param u Tensor
+---@param u Tensor  [K], [K, M] or [..., K, M]
 ---@return Tensor
 function methods.matmul(t, u)
   return wrap(call2(MATMUL, t, u, "matmul"))
@@ -302,8 +302,8 @@ end
 local WHERE = op "where"
 --- Elements of a where cond is true, else of b; the three broadcast. Errors: a cond that is not bool.
 ---@param cond Tensor  bool
----@param a Tensor|number
----@param b Tensor|number
+---@param a Tensor|number  broadcasts with cond
+---@param b Tensor|number  broadcasts with cond
 ---@return Tensor
 function M.where(cond, a, b)
   if not is_tensor(a) then a = like_number(a, is_tensor(b) and b or nil, "where") end
@@ -312,7 +312,7 @@ function M.where(cond, a, b)
 end
 --- Elements of t where cond is true, else of u: `ms.where(cond, t, u)`.
 ---@param cond Tensor  bool, of a shape that broadcasts with t
----@param u Tensor|number
+---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function methods.where(t, cond, u) return M.where(cond, t, u) end
 
@@ -348,7 +348,7 @@ end
 local FILL_, ZERO_, COPY_ = op "fill_", op "zero_", op "copy_"
 
 --- Sets every element to v, cast to t's dtype.
----@param v number|boolean|Tensor
+---@param v number|boolean|Tensor  a tensor has one element
 ---@return Tensor self
 function methods.fill_(t, v)
   if type(v) == "boolean" then v = v and 1 or 0 end
@@ -368,7 +368,7 @@ function methods.zero_(t)
 end
 
 --- Copies src into t, cast to t's dtype, between devices too. Errors: a shape that does not broadcast to t's.
----@param src Tensor
+---@param src Tensor  broadcasts to t's shape; of any dtype and device
 ---@return Tensor self
 function methods.copy_(t, src)
   call2(COPY_, t, src, "copy_")
@@ -468,7 +468,7 @@ function methods.cuda(t)
   return methods.to(t, "cuda")
 end
 --- The dtype's name; or, given one, the same numbers in that dtype.
----@param dtype? string
+---@param dtype? string  such as "float32"
 ---@return string|Tensor
 function methods.type(t, dtype)
   id_of(t, "type")
@@ -496,7 +496,7 @@ end
 local EQUAL, ALLCLOSE = op "equal", op "allclose"
 
 --- Have both the same shape and the same elements?
----@param u Tensor
+---@param u Tensor  of t's dtype and device
 ---@return boolean
 function methods.equal(t, u)
   return truth(call2(EQUAL, t, u, "equal"))
@@ -506,8 +506,9 @@ local ALLCLOSE_OPTIONS = { rtol = opts.option(opts.number_from(0), 1e-5), atol =
   equal_nan = false }
 
 --- Is |t - u| <= atol + rtol * |u| everywhere?
----@param u Tensor
----@param given? { rtol: number, atol: number, equal_nan: boolean }  equal_nan takes two nan for close
+---@param u Tensor  of t's shape
+---@param given? { rtol: number, atol: number, equal_nan: boolean }
+---   rtol: relative tolerance; atol: absolute tolerance; equal_nan: two nan are close
 ---@return boolean
 function methods.allclose(t, u, given)
   local o = opts("allclose", given, ALLCLOSE_OPTIONS)

@@ -82,8 +82,8 @@ local NORM = op "norm"
 --- The p-norm, `sum(|t|^p)^(1/p)`; math.huge gives the largest absolute value. Errors: a dtype that is no floating
 --- point.
 ---@param p? number  2
----@param d? integer|integer[]  dimensions to reduce; all of them without it
----@param given? { keepdim: boolean }  keepdim leaves the dimensions with size 1
+---@param d? integer|integer[]  dimensions to reduce (default: all)
+---@param given? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
 ---@return Tensor
 function methods.norm(t, p, d, given)
   if given == nil and opts.is(d) then d, given = nil, d end
@@ -106,7 +106,7 @@ end
 local LOGSUMEXP = op "logsumexp"
 --- `log(sum(exp(t)))` along d, computed without overflow.
 ---@param d? integer  -1
----@param given? { keepdim: boolean }  keepdim leaves the dimension with size 1
+---@param given? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor
 function methods.logsumexp(t, d, given)
   if given == nil and opts.is(d) then d, given = nil, d end

@@ -93,7 +93,7 @@ function M.abandon(handle) lib.ms_scope_close(handle, nil, 0) end
 
 --- Runs fn(…); every tensor made inside is released when it returns or fails, except those it returns, also inside
 --- plain tables.
----@param fn function
+---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.scope(fn, ...)
@@ -173,9 +173,9 @@ end
 
 --- `for step in ms.steps(n) do … end`: each turn is a scope. `ms.steps(n, fn)` runs fn(step), and closes the scope
 --- after an error too.
----@param n integer
+---@param n integer  the last step; math.huge: no end
 ---@param given? fun(step: integer)|{ from: integer }  from: the first step, 1
----@param fn? fun(step: integer)
+---@param fn? fun(step: integer)  called for each step
 ---@return fun(): integer?  the iterator; nothing where fn is given
 function M.steps(n, given, fn)
   if type(given) == "function" then given, fn = nil, given end

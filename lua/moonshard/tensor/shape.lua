@@ -106,8 +106,8 @@ function methods.flatten(t, first, last)
 end
 
 --- Swaps two dimensions, without copying.
----@param d1 integer
----@param d2 integer
+---@param d1 integer  from 1; negative from the end
+---@param d2 integer  from 1; negative from the end
 ---@return Tensor  shares t's storage
 function methods.transpose(t, d1, d2)
   a_i[0], a_i[1] = position(d1, "transpose"), position(d2, "transpose")
@@ -147,7 +147,7 @@ local function index(i, size, who, last)
 end
 
 --- Elements start to start + length - 1 along d, without copying. Errors: a range outside of the size.
----@param d integer
+---@param d integer  from 1; negative from the end
 ---@param start integer   position of the first one, from 1; negative from the end
 ---@param length integer  may be 0
 ---@return Tensor  shares t's storage; size length at d
@@ -165,7 +165,7 @@ function methods.narrow(t, d, start, length)
 end
 
 --- Element i along d, without that dimension and without copying; `t[i]` is `t:select(1, i)`. Errors: i out of range.
----@param d integer
+---@param d integer  from 1; negative from the end
 ---@param i integer  from 1; negative from the end
 ---@return Tensor  shares t's storage
 function methods.select(t, d, i)
@@ -253,7 +253,7 @@ function methods.split(t, size, d)
 end
 
 --- n pieces of equal size along d, without copying: the last may be smaller, and there may be fewer.
----@param n integer
+---@param n integer  at least 1
 ---@param d? integer  1
 ---@return Tensor[]  they share t's storage
 function methods.chunk(t, n, d)
@@ -292,7 +292,7 @@ end
 
 --- Tensors one after another along d, copied. Errors: other sizes than that of d, dtypes or devices that differ; an
 --- empty list.
----@param list Tensor[]
+---@param list Tensor[]  equal sizes except along d; one dtype and device
 ---@param d? integer  1
 ---@return Tensor
 function M.cat(list, d)
@@ -308,7 +308,7 @@ function M.cat(list, d)
 end
 
 --- Tensors of one shape along a new dimension, copied. Errors: shapes, dtypes or devices that differ; an empty list.
----@param list Tensor[]
+---@param list Tensor[]  one shape, dtype and device
 ---@param d? integer  place of the new dimension, 1
 ---@return Tensor
 function M.stack(list, d)
@@ -355,7 +355,7 @@ end
 local INDEX_SELECT, GATHER, SCATTER_, SCATTER_ADD = op "index_select", op "gather", op "scatter_", op "scatter_add_"
 
 --- The elements along d that idx names, in its order, copied. Errors: an id outside of 0 to size - 1.
----@param d integer
+---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64 [n]; ids from 0
 ---@return Tensor  size n at d
 function methods.index_select(t, d, idx)
@@ -367,7 +367,7 @@ end
 
 --- Along d, at each place the element that idx names there: `out[i][j] = t[i][idx[i][j]]` for d = 2. Errors: an id
 --- outside of 0 to size - 1.
----@param d integer
+---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
 ---@return Tensor  of idx's shape
 function methods.gather(t, d, idx)
@@ -376,7 +376,7 @@ end
 
 --- Writes src at the places along d that idx names: `t[i][idx[i][j]] = src[i][j]` for d = 2. Where an id stands
 --- twice, one of the values stays. Errors: an id outside of 0 to size - 1.
----@param d integer
+---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
 ---@param src Tensor|number  at least of idx's shape, of t's dtype
 ---@return Tensor self
@@ -392,7 +392,7 @@ end
 
 --- Adds src at the places along d that idx names, each as often as it stands there. Errors: an id outside of 0 to
 --- size - 1.
----@param d integer
+---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
 ---@param src Tensor  at least of idx's shape, of t's dtype
 ---@return Tensor self
@@ -402,7 +402,7 @@ function methods.scatter_add_(t, d, idx, src)
 end
 
 --- scatter_ on a copy.
----@param d integer
+---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
 ---@param src Tensor|number  at least of idx's shape, of t's dtype
 ---@return Tensor

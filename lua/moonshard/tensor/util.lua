@@ -20,7 +20,7 @@ local function before(a, b)
 end
 
 --- pairs in the order of the keys: numbers, then strings.
----@param t table
+---@param t table  any table
 ---@return fun(): any, any  an iterator of key and value
 function M.sorted_pairs(t)
   opts.expect(t, opts.table, "sorted_pairs: argument")
@@ -95,7 +95,7 @@ end
 --- stays a leaf. Functions and classes are not copied. A class whose objects copy themselves defines `__deepcopy(obj,
 --- memo, copy)`.
 ---@generic T
----@param x T
+---@param x T  any value
 ---@return T
 function M.deepcopy(x)
   local memo = {}
@@ -136,7 +136,7 @@ end
 
 --- Runs fn(…) with another default device. Errors: a device that is not there.
 ---@param device string  "cpu", "cuda", "cuda:1" or "meta"
----@param fn function
+---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.with_device(device, fn, ...)

@@ -13,6 +13,7 @@ local M = {}
 ---@field params table<string, { type: string, optional: boolean, text: string }>
 ---@field returns { type: string, text: string }[]
 ---@field overload string?
+---@field overload_text string   what stands behind the overload: "name: meaning; name: meaning"
 ---@field fields { name: string, type: string, text: string }[]
 
 local files = {}
@@ -59,7 +60,27 @@ function M.fields_of(text)
   return list
 end
 
---- What the comment above line `at` says of it; nil where there is no such line.
+--- The meanings in a text such as "low: the least; high: the largest" by name, for the names that are keys of `names`.
+---@param text string
+---@param names table<string, any>
+---@return table<string, string> meanings
+---@return string rest  what stands before the first of them
+function M.meanings_of(text, names)
+  local out, rest, name = {}, {}, nil
+  for part in (text .. "; "):gmatch "(.-); +" do
+    local known, meaning = part:match "^([%w_.]+): (.*)$"
+    if known and names[known] then
+      name, out[known] = known, meaning
+    elseif name then
+      out[name] = out[name] .. "; " .. part
+    else
+      rest[#rest + 1] = part
+    end
+  end
+  return out, table.concat(rest, "; ")
+end
+
+--- The annotation above line `at`; nil where there is no such line.
 ---@return Annotation?
 function M.parse(lines, at)
   if not lines[at] then return nil end
@@ -72,7 +93,7 @@ function M.parse(lines, at)
   end
   local out = { head = head:gsub("^%s*local%s+", ""):gsub("^%s+", ""):gsub("%s+end$", ""), params = {}, returns = {},
     fields = {}, arguments = {} }
-  local source, prose, last = {}, {}, nil
+  local source, prose, last, overload = {}, {}, nil, nil
   for k = first, at - 1 do
     local line = lines[k]:gsub("^%s*%-%-%-%s?", "")
     source[#source + 1] = line
@@ -97,12 +118,13 @@ function M.parse(lines, at)
       if result ~= "" then out.returns[1] = { type = result, text = "" } end
       last = nil
     elseif tag == "overload" then
-      out.overload = rest
-      last = nil
+      last = {}
+      out.overload, last.text = split_type(rest)
+      overload = last
     elseif tag then
       last = nil
     elseif last and line:find "^%s%s" then               -- further lines of a tag are indented
-      last.text = last.text .. " " .. line:gsub("^%s+", "")
+      last.text = (last.text == "" and "" or last.text .. " ") .. line:gsub("^%s+", "")
     else
       prose[#prose + 1] = line
       last = nil
@@ -113,10 +135,12 @@ function M.parse(lines, at)
     out.arguments = {}
     for k, p in ipairs(out.typed) do
       out.arguments[k] = p.name
-      out.params[p.name] = out.params[p.name] or p
+      p.text = out.params[p.name] and out.params[p.name].text or ""
+      out.params[p.name] = p
     end
   end
   out.source, out.text = table.concat(source, "\n"), table.concat(prose, "\n")
+  out.overload_text = overload and overload.text or ""
   return out
 end
 

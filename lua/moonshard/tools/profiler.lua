@@ -24,8 +24,8 @@ local M = {}
 
 
 --- Runs fn(…) as a range of that name. Where nothing records it only calls fn.
----@param name string
----@param fn function
+---@param name string  of the range
+---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.record_function(name, fn, ...)
@@ -71,6 +71,8 @@ end
 
 --- The rows as text, longest time of its own first. Percentages are of the time that was recorded, for each thread.
 ---@param given? { sort_by: string, row_limit: integer, max_name_column_width: integer }
+---   sort_by: name of a field of the rows; row_limit: -1: all rows; max_name_column_width: characters of a name, at
+---   least 4
 ---@return string
 function Averages:table(given)
   if getmetatable(self) ~= Averages then
@@ -206,6 +208,7 @@ end
 
 --- Ranges summed by name and thread (all steps of ms.steps are "step"): an array of rows that prints as a table.
 ---@param given? { group_by_input_shape: boolean }
+---   group_by_input_shape: operators have a row for each shape; needs record_shapes
 ---@return ProfileAverages
 function Profile:key_averages(given)
   local trace = trace_of(self, "key_averages")
@@ -244,7 +247,7 @@ end
 
 --- Writes Chrome's trace format, which chrome://tracing and ui.perfetto.dev show. With several ranks each writes a file
 --- of its own: trace.json is trace.rank0.json and so on. Returns the path.
----@param path string
+---@param path string  of the file
 ---@return string
 function Profile:export_chrome_trace(path)
   local trace = trace_of(self, "export_chrome_trace")
@@ -263,6 +266,8 @@ end
 --- Begins to record; other profiles may record at the same time. limit: ranges that are kept, 56 bytes each.
 --- with_modules: calls of modules are ranges. record_shapes: those of operators' inputs are kept.
 ---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
+---   limit: ranges that are kept, 56 bytes each; with_modules: calls of modules are ranges; record_shapes: keeps the
+---   shapes of operators' inputs
 ---@return Profile
 function M.start(given)
   if given == M then raise("profiler.start: call it with a dot") end
@@ -282,8 +287,10 @@ local function finish(p, ok, ...)
 end
 
 --- Records while fn runs. `profile(fn)` is taken too.
----@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }  as of start
----@param fn fun(): any
+---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
+---   limit: ranges that are kept, 56 bytes each; with_modules: calls of modules are ranges; record_shapes: keeps the
+---   shapes of operators' inputs
+---@param fn fun(): any  called without arguments
 ---@return Profile profile
 ---@return any  the results of fn
 function M.profile(given, fn)

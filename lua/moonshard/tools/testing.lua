@@ -21,9 +21,10 @@ local function outputs(fn, inputs)
 end
 
 --- Compares backward with central differences, and raises on the first difference.
----@param fn fun(...): Tensor
+---@param fn fun(...): Tensor  called with the inputs; its floating point results are checked
 ---@param inputs Tensor[]  float64; those that require grad are checked
 ---@param given? { eps: number, rtol: number, atol: number }
+---   eps: step of the differences; rtol: relative tolerance; atol: absolute tolerance
 ---@return true
 function M.gradcheck(fn, inputs, given)
   local o = opts("gradcheck", given, { eps = 1e-6, rtol = 1e-3, atol = 1e-5 })

@@ -35,15 +35,20 @@ local function class_annotation(cls)
   local init, forward = cls.init and annotations.of(cls.init), rawget(cls, "forward") and annotations.of(cls.forward)
   local overload = (a.overload or ""):match "^fun(%b())"
   a.arguments, a.returns = init and init.arguments or {}, {}
-  for _, p in ipairs(not init and overload and annotations.fields_of(overload:sub(2, -2)) or {}) do
-    a.arguments[#a.arguments + 1], a.params[p.name] = p.name, p
+  -- The overload in the class's comment gives types and meanings to arguments that init does not describe.
+  local list, names = annotations.fields_of(overload and overload:sub(2, -2) or ""), {}
+  for _, p in ipairs(list) do
+    names[p.name] = p.name ~= "opts" or nil
+    for _, option in ipairs(annotations.fields_of(p.type:match "^{(.*)}$" or "")) do names[option.name] = true end
+  end
+  local meanings = annotations.meanings_of(a.overload_text, names)
+  for _, p in ipairs(list) do
+    p.text, p.meanings = meanings[p.name] or "", meanings
+    local name = init and p.name == "opts" and "given" or p.name
+    if not init then a.arguments[#a.arguments + 1] = name end
+    a.params[name] = a.params[name] or p
   end
   if init then
-    -- The overload in the class's comment gives types to arguments that init does not describe.
-    for _, p in ipairs(annotations.fields_of(overload and overload:sub(2, -2) or "")) do
-      local name = p.name == "opts" and "given" or p.name
-      a.params[name] = a.params[name] or p
-    end
     for name, p in pairs(init.params) do a.params[name] = p end
     if init.text ~= "" then a.text = a.text .. "\n" .. init.text end
   end

@@ -35,8 +35,8 @@ function M.text()
       local returns = in_place and "Tensor self" or "Tensor"
       if lib.ms_op_inputs(op) == 2 then
         local with_number = lib.ms_op_find(in_place and name:sub(1, -2) .. "_scalar_" or name .. "_scalar") >= 0
-        declare(doc, ("---@param u %s\n"):format(with_number and "Tensor|number" or "Tensor"), "Tensor:", name, "u",
-          returns)
+        declare(doc, ("---@param u %s  broadcasts %s\n"):format(with_number and "Tensor|number" or "Tensor",
+          in_place and "to t's shape" or "with t"), "Tensor:", name, "u", returns)
       else
         declare(doc, "", "Tensor:", name, "", returns)
         if ms.Tensor.methods[name .. "_"] then
@@ -44,7 +44,7 @@ function M.text()
         end
       end
       if bit_and(flags, E.MS_OP_ACTIVATION) ~= 0 then
-        declare(doc, "---@param t Tensor\n", "nn.F.", name, "t", "Tensor")
+        declare(doc, "---@param t Tensor  of any shape\n", "nn.F.", name, "t", "Tensor")
       end
     end
   end

@@ -31,10 +31,29 @@ local function add_row(lines, name, kind, optional, text)
   lines[#lines + 1] = ("| `%s` | `%s`%s | %s |"):format(name, cell(kind), optional and ", optional" or "", cell(text))
 end
 
--- Options that mean the same everywhere.
+-- Options that mean the same everywhere, unless an annotation says otherwise.
 local common = {
-  group = "the world without it", process_group = "the world without it", async = "returns at once, with a Work",
-  recurse = "modules below, too",
+  group = "default: the world", process_group = "default: the world", async = "returns at once, with a Work",
+  recurse = "modules below, too", dtype = "default: the default dtype", device = "default: the default device",
+  requires_grad = "the result is a leaf that gets a gradient", keepdim = "leaves reduced dimensions with size 1",
+  prefix = "stands before each name", bias = "adds a learned bias", reduction = "of the elements' losses",
+  approximate = "`\"tanh\"`: the formula of GPT-2", batch_first = "inputs are [N, T, d] instead of [T, N, d]",
+  norm_first = "normalises before attention and feed-forward, not after", dropout = "probability of dropout",
+  dim_feedforward = "inner size of the feed-forward part", layer_norm_eps = "eps of each LayerNorm",
+  activation = "of the feed-forward part: `\"relu\"`, `\"gelu\"` or a function (default: `\"relu\"`)",
+  elementwise_affine = "learns weight and bias", affine = "learns weight and bias",
+  track_running_stats = "keeps running statistics, which eval mode uses",
+  stride = "of the filter, in pixels (default: 1)", dilation = "distance between taps of the filter (default: 1)",
+  padding = "zeros on each side, in pixels (default: 0); `\"same\"` keeps the size, `\"valid\"` is 0",
+  groups = "groups of channels that are convolved apart", label_smoothing = "share of the target spread over all classes",
+  ignore_index = "targets of this class do not count", weight = "[C]: factor of each class (default: 1)",
+  strict = "refuses missing and unknown names", assign = "takes the tensors themselves instead of copying",
+  count_from = "where names of container elements count from: 0 in PyTorch's state dicts",
+  set_to_none = "false: sets gradients to 0 instead", prepend = "runs before the hooks registered so far",
+  retain_graph = "keeps the graph for another backward", norm_type = "p of the p-norm; math.huge: the maximum",
+  alpha = "factor on u", gain = "factor on the result", op = "how elements are joined",
+  offload_to_cpu = "returned tensors are on the CPU", rank0_only = "the other ranks get an empty table",
+  type = "of the tensors: whole, sharded, or this rank's part",
 }
 
 -- Options have a row each, with their defaults as the library was found to have them.
@@ -42,10 +61,13 @@ local function row(lines, name, p, defaults)
   if name == "given" then name = "opts" end
   local options = annotations.fields_of(p.type:match "^{%s*(.-)%s*}$" or "")
   if #options == 0 then return add_row(lines, name, p.type, p.optional, p.text) end
-  if p.text ~= "" then add_row(lines, name, "table", p.optional, p.text) end
+  local names, meanings, rest = {}, p.meanings, ""
+  for _, o in ipairs(options) do names[o.name] = true end
+  if not meanings then meanings, rest = annotations.meanings_of(p.text, names) end
+  if rest ~= "" then add_row(lines, name, "table", p.optional, rest) end
   for _, o in ipairs(options) do
     local default = defaults and defaults[o.name]
-    local parts = { common[o.name] }
+    local parts = { meanings[o.name] or common[o.name] }
     if default and default ~= "" then parts[#parts + 1] = "default `" .. default .. "`" end
     add_row(lines, name .. "." .. o.name, o.type, false, table.concat(parts, "; "))
   end
@@ -197,6 +219,14 @@ function M.files(pages)
     files[#files + 1] = { name = page.file .. ".md", text = generated .. "\n" .. (page.write or write_page)(page) }
   end
   return files
+end
+
+--- Arguments, options and fields without a meaning.
+---@param file { name: string, text: string }
+function M.check(file, fault)
+  for name in file.text:gmatch "\n| `([^\n`]*)` |[^\n]*|  |%f[\n]" do
+    fault("docs/api/%s: '%s' has no meaning", file.name, name)
+  end
 end
 
 return M

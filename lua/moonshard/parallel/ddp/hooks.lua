@@ -43,9 +43,13 @@ local function compress(who, dtype)
 end
 
 --- The mean over ranks, sent as float16: half the bytes of float32. Values beyond 65504 become infinite.
+---@param group Group?  default: the world
+---@param bucket Bucket  given by DDP; its gradients are replaced
 ---@type fun(group?: Group, bucket: Bucket): Work
 M.fp16_compress_hook = compress("fp16_compress_hook", "float16")
 --- The mean over ranks, sent as bfloat16: half the bytes of float32, with 8 bits of precision.
+---@param group Group?  default: the world
+---@param bucket Bucket  given by DDP; its gradients are replaced
 ---@type fun(group?: Group, bucket: Bucket): Work
 M.bf16_compress_hook = compress("bf16_compress_hook", "bfloat16")
 
@@ -67,9 +71,11 @@ local function wrapper(dtype)
 end
 
 --- Wraps a hook: runs it on the bucket cast to float16 and casts the result back.
+---@param hook function  the hook to wrap
 ---@type fun(hook: fun(state: any, bucket: Bucket): any): fun(state: any, bucket: Bucket): any
 M.fp16_compress_wrapper = wrapper "float16"
 --- Wraps a hook: runs it on the bucket cast to bfloat16 and casts the result back.
+---@param hook function  the hook to wrap
 ---@type fun(hook: fun(state: any, bucket: Bucket): any): fun(state: any, bucket: Bucket): any
 M.bf16_compress_wrapper = wrapper "bfloat16"
 
@@ -79,9 +85,9 @@ function M.noop_hook() end
 --- Runs hook, then steps the optimizers of a bucket's parameters when its result has arrived, before backward returns.
 --- make(params) returns an optimizer for a list of one parameter; each parameter keeps its optimizer when buckets are
 --- rebuilt. The script must not call step() itself. params: the parameters to step (default: all).
----@param hook fun(state: any, bucket: table): any
----@param make fun(params: Parameter[]): Optimizer
----@param params? Parameter[]
+---@param hook fun(state: any, bucket: table): any  reduces the gradients
+---@param make fun(params: Parameter[]): Optimizer  called once for each parameter
+---@param params? Parameter[]  the parameters to step (default: all)
 ---@return fun(state: any, bucket: table): any
 function M.hook_then_optimizer(hook, make, params)
   opts.expect(hook, opts.fn, "hook_then_optimizer: argument 1")

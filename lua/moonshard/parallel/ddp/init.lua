@@ -35,16 +35,19 @@ local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_gr
 local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type, ipairs, pcall, error, select
 
 --- Wraps a module that every rank holds whole: ranks begin with rank 0's parameters, and backward leaves the mean of
---- all ranks' gradients (docs/semantics.md#ddp). Fields that DDP lacks are read from the module. bucket_cap_mb: size of
---- a bucket of gradients in MiB. static_graph: every iteration uses the same parameters, each as often. device_mesh: a
---- 1-d mesh, instead of a group. init_sync = false: the script guarantees equal models on all ranks.
---- skip_all_reduce_unused_params: parameters that no rank used are not reduced. mixed_precision: forward and backward
---- run on copies of the parameters in param_dtype. delay_all_reduce_named_params (names, or pairs of name and
---- parameter): their gradients are reduced together, when the gradient of param_to_hook_all_reduce has arrived. Errors:
---- models that differ between ranks.
+--- all ranks' gradients (docs/semantics.md#ddp). Fields that DDP lacks are read from the module. Errors: models that
+--- differ between ranks.
 ---@class DDP: Module
 ---@field module Module  the wrapped module
 ---@overload fun(m: Module, opts?: { process_group: Group, bucket_cap_mb: number, find_unused_parameters: boolean, gradient_as_bucket_view: boolean, broadcast_buffers: boolean, static_graph: boolean, device_ids: integer[], device_mesh: DeviceMesh, init_sync: boolean, skip_all_reduce_unused_params: boolean, mixed_precision: MixedPrecision, delay_all_reduce_named_params: (string|table)[], param_to_hook_all_reduce: Parameter }): DDP
+---   m: equal on all ranks; bucket_cap_mb: size of a bucket of gradients in MiB; find_unused_parameters: parameters may
+---   stay without a gradient; gradient_as_bucket_view: gradients are views of the buckets; broadcast_buffers: a forward
+---   begins with rank 0's buffers; static_graph: every iteration uses the same parameters, each as often; device_ids:
+---   at most one element; ignored; device_mesh: of one dimension, instead of a group; init_sync: false: the script
+---   guarantees equal models on all ranks; skip_all_reduce_unused_params: parameters that no rank used are not reduced;
+---   mixed_precision: forward and backward run on copies of the parameters in param_dtype;
+---   delay_all_reduce_named_params: names, or pairs of name and parameter, whose gradients are reduced together;
+---   param_to_hook_all_reduce: its gradient's arrival starts that reduction
 local DDP = base.Module:extend("DDP")
 wrapping.read_through(DDP)
 
@@ -565,10 +568,10 @@ end)
 --- Runs fn, in which ranks may run unequal numbers of iterations of forward and backward. A rank that has finished
 --- takes part in the collectives of the others until all have finished; then all get the model of the last one. The
 --- script must match collectives of its own inside fn itself; a forward without a backward belongs in no_grad.
---- divide_by_initial_world_size = false divides gradients by the number of active ranks. throw_on_early_termination
---- raises on every rank as soon as one has finished before another.
 ---@param given? { divide_by_initial_world_size: boolean, enable: boolean, throw_on_early_termination: boolean }
----@param fn function
+---   divide_by_initial_world_size: false: divides gradients by the number of active ranks; enable: false: only calls
+---   fn; throw_on_early_termination: raises on every rank as soon as one has finished before another
+---@param fn function  called without arguments
 ---@return any  the results of fn
 function DDP:join(given, fn)
   if type(given) == "function" and fn == nil then given, fn = nil, given end
@@ -600,7 +603,7 @@ end
 
 --- Forwards inside fn, and their backwards, reduce nothing: gradients accumulate on each rank until the next backward
 --- outside.
----@param fn function
+---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function DDP:no_sync(fn, ...)
@@ -614,8 +617,8 @@ end
 --- Registers hook(state, bucket), which reduces each bucket instead of DDP. bucket has flat (the gradients, 1-d),
 --- parameters, gradients (views of flat), index (from 1) and last. The hook returns nothing if it changed flat in
 --- place, a tensor of flat's size, or an object whose wait() returns one of these.
----@param state any
----@param hook fun(state: any, bucket: Bucket): any
+---@param state any  given to hook
+---@param hook fun(state: any, bucket: Bucket): any  called once per bucket
 function DDP:register_comm_hook(state, hook)
   local st = rawget(self, "_ddp")
   if type(hook) ~= "function" then raise("Communication hook must be callable.") end

@@ -56,9 +56,11 @@ end
 --- start_localSGD_iter (nil: all). subgroup: the ranks whose gradients are averaged from then on (nil: those of this
 --- machine; making the state is then collective over the world). With post_local_gradient_allreduce = false gradients
 --- are not averaged from then on.
----@param group Group?
----@param subgroup Group?
+---@param group Group?  nil: all ranks
+---@param subgroup Group?  nil: the ranks of this machine
 ---@param given {start_localSGD_iter: integer, post_local_gradient_allreduce: boolean}
+---   start_localSGD_iter: first iteration that averages over subgroup; post_local_gradient_allreduce: false: gradients
+---   stay local from then on
 ---@return PostLocalSGDState
 function M.PostLocalSGDState(group, subgroup, given)
   if opts.is(group) then group, given = nil, group elseif opts.is(subgroup) then subgroup, given = nil, subgroup end
@@ -73,8 +75,8 @@ function M.PostLocalSGDState(group, subgroup, given)
 end
 
 --- The communication hook of post-local SGD.
----@param state PostLocalSGDState
----@param bucket table
+---@param state PostLocalSGDState  one for each model
+---@param bucket table  given by DDP; its gradients are replaced
 function M.post_localSGD_hook(state, bucket)
   if getmetatable(state) ~= State then opts.wrong(state, "a PostLocalSGDState", "post_localSGD_hook: the state") end
   local group = state.group
@@ -146,6 +148,7 @@ end
 
 --- Averages parameters over the group every `period` steps, from step warmup_steps on.
 ---@param given {period: integer, warmup_steps: integer, process_group: Group?}
+---   period: steps from one average to the next; warmup_steps: steps before the first average
 ---@return ModelAverager
 function M.PeriodicModelAverager(given)
   local o = opts("PeriodicModelAverager", given, { period = opts.required, warmup_steps = 0, process_group = opts.any })
@@ -185,6 +188,7 @@ end
 --- longest period covers all ranks. At a step that ends several periods only the longest one averages. Collective over
 --- the world.
 ---@param given {period_group_size: table<integer, integer>, warmup_steps: integer}
+---   period_group_size: by period in steps: ranks to average over; warmup_steps: steps before the first average
 ---@return ModelAverager
 function M.HierarchicalModelAverager(given)
   local who = "HierarchicalModelAverager"
@@ -263,8 +267,8 @@ function Optimizer.__tostring(self)
 end
 
 --- An optimizer that calls the averager after each step.
----@param optim Optimizer
----@param averager ModelAverager
+---@param optim Optimizer  the optimizer that steps
+---@param averager ModelAverager  called after each step
 function M.PostLocalSGDOptimizer(optim, averager)
   if type(optim) ~= "table" or type(optim.step) ~= "function" or not optim.param_groups then
     opts.wrong(optim, "an optimizer", "PostLocalSGDOptimizer: argument 1")

@@ -34,6 +34,10 @@ State.__index = State
 --- matrix_approximation_rank numbers; a matrix that would not shrink by min_compression_rate is averaged uncompressed.
 ---@param group Group?  nil: all ranks
 ---@param given? { matrix_approximation_rank: integer, start_powerSGD_iter: integer, min_compression_rate: number, use_error_feedback: boolean, warm_start: boolean, orthogonalization_epsilon: number, random_seed: integer }
+---   matrix_approximation_rank: columns of P and Q; start_powerSGD_iter: first iteration that compresses;
+---   min_compression_rate: a matrix that shrinks less is sent whole; use_error_feedback: adds a rank's approximation
+---   error to its next gradient; warm_start: starts from the last iteration's Q; orthogonalization_epsilon: added to
+---   norms of columns, against division by 0; random_seed: of the first Q
 ---@return PowerSGDState
 function M.PowerSGDState(group, given)
   local o = opts("PowerSGDState", given, {
@@ -234,10 +238,14 @@ end
 
 --- Averages gradients until iteration start_powerSGD_iter and approximates their mean by P Q^T from then on (Vogels,
 --- Karimireddy & Jaggi 2019, algorithm 1).
+---@param state table  one for each model
+---@param bucket Bucket  given by DDP; its gradients are replaced
 ---@type fun(state: PowerSGDState, bucket: Bucket): any
 M.powerSGD_hook = hook_of("powerSGD_hook", false)
 
 --- As powerSGD_hook, with the whole bucket as one square matrix: fewer and larger products, a coarser approximation.
+---@param state table  one for each model
+---@param bucket Bucket  given by DDP; its gradients are replaced
 ---@type fun(state: PowerSGDState, bucket: Bucket): any
 M.batched_powerSGD_hook = hook_of("batched_powerSGD_hook", true)
 

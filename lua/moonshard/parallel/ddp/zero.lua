@@ -51,10 +51,16 @@ end
 --- Makes a hook that runs another one and, when all gradients are reduced, the steps of zero, an
 --- optim.ZeroRedundancyOptimizer with overlap_with_ddp: broadcasts the parameters of one bucket while it steps those of
 --- the next. The script must not call step() itself.
+---@param hook function  reduces the gradients
+---@param ddp DDP  the module in nn.DDP
+---@param zero ZeroRedundancyOptimizer  made with overlap_with_ddp
 ---@type fun(hook: fun(state: any, bucket: Bucket): any, ddp: DDP, zero: ZeroRedundancyOptimizer): fun(state: any, bucket: Bucket): any
 M.hook_with_zero_step = make("hook_with_zero_step", false)
 
 --- As hook_with_zero_step, but steps a bucket as soon as its own gradients are reduced.
+---@param hook function  reduces the gradients
+---@param ddp DDP  the module in nn.DDP
+---@param zero ZeroRedundancyOptimizer  made with overlap_with_ddp
 ---@type fun(hook: fun(state: any, bucket: Bucket): any, ddp: DDP, zero: ZeroRedundancyOptimizer): fun(state: any, bucket: Bucket): any
 M.hook_with_zero_step_interleaved = make("hook_with_zero_step_interleaved", true)
 

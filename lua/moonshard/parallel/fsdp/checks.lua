@@ -36,7 +36,7 @@ local function finish(ok, ...)
 end
 
 --- Runs fn(…) and lists what units do meanwhile, in order.
----@param fn function
+---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return { event: "unshard"|"reshard"|"post_backward", unit: string, prefetched: boolean }[] list
 ---@return any  the results of fn
@@ -84,8 +84,8 @@ local function compare(name, what, reference, part)
 end
 
 --- Raises on the first difference between a model and its sharded copy: names and their order, shards, gradients.
----@param reference table
----@param other table
+---@param reference table  the model before sharding
+---@param other table  its sharded copy
 function M.check_sharded_parity(reference, other)
   if not class.isa(reference, Module) or not class.isa(other, Module) then
     errors.raise("check_sharded_parity: arguments are %s and %s, expected two modules", errors.kind(reference),

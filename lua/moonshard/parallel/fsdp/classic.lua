@@ -39,8 +39,8 @@ local rawget, rawset, setmetatable, type, ipairs = rawget, rawset, setmetatable,
 ---@class FSDP: Module
 ---@field module Module          the wrapped module
 ---@field params Parameter[]     this unit's flat parameters: one or none
----@field comm_hook function?
----@field comm_hook_state any
+---@field comm_hook function?  of register_comm_hook
+---@field comm_hook_state any  of register_comm_hook
 local FSDP = Module:extend "FSDP"
 
 local M = { FSDP = FSDP }
@@ -205,8 +205,16 @@ end
 --- "hybrid_shard_zero2" (sharded inside a group, replicated between groups). use_orig_params keeps the original names
 --- and parameters. sync_module_states sends rank 0's numbers. Collective (docs/semantics.md#classic). Errors:
 --- a module that is wrapped already; on every rank, modules that differ between ranks.
----@param m Module
+---@param m Module  the module to wrap
 ---@param given? { process_group: Group|Group[], sharding_strategy: "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"|"hybrid_shard_zero2", cpu_offload: boolean|CPUOffload, auto_wrap_policy: fun(m: Module, recurse: boolean, remaining: integer): boolean, backward_prefetch: "pre"|"post"|"none", mixed_precision: MixedPrecision, ignored_modules: Module[], ignored_states: Parameter[]|Module[], param_init_fn: fun(m: Module), device_id: integer|string, sync_module_states: boolean, forward_prefetch: boolean, limit_all_gathers: boolean, use_orig_params: boolean, device_mesh: DeviceMesh }
+---   sharding_strategy: default "full_shard"; cpu_offload: keeps shards on the CPU; auto_wrap_policy: selects the
+---   submodules that become instances of their own; backward_prefetch: when backward starts the next gather: before or
+---   after the current unit; mixed_precision: dtypes of computation, reductions and buffers; ignored_modules: keep
+---   their parameters whole; ignored_states: parameters or modules that stay whole; param_init_fn: initializes modules
+---   on meta; device_id: where parameters on the CPU move; sync_module_states: starts from rank 0's parameters and
+---   buffers; device_mesh: of one dimension, or { replicate, shard }, instead of a group; forward_prefetch: false:
+---   forward gathers no instance ahead; limit_all_gathers: at most one instance is gathered ahead; use_orig_params:
+---   keeps the original names and parameters
 function FSDP:init(m, given)
   opts.expect(m, a_module, "FSDP: argument 1")
   local inner = given ~= nil and opts.is(given) and given.ignored ~= nil
@@ -316,7 +324,7 @@ rawset(FSDP, "__call", function(self, ...)
 end)
 
 --- Calls fn on every module, children first, with whole parameters; changes that fn makes are kept. Collective.
----@param fn fun(m: Module)
+---@param fn fun(m: Module)  called with each module
 ---@return FSDP
 function FSDP:apply(fn)
   local unit = module.unit_of(self)
@@ -348,8 +356,9 @@ end
 function FSDP:state_dict(given) return states.state_dict(self, given) end
 
 --- fsdp.load_state_dict of this instance. Collective.
----@param sd table<string, Tensor>
+---@param sd table<string, Tensor>  of fsdp.state_dict, of any type
 ---@param given? { strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1 }
+---   broadcast_from_rank0: only rank 0's state dict is read
 ---@return string[] missing
 ---@return string[] unexpected
 function FSDP:load_state_dict(sd, given) return states.load_state_dict(self, sd, given) end
@@ -374,8 +383,8 @@ end
 --- Registers hook(state, grad, output), which reduces the gradients of this instance and of nested ones. grad is the
 --- whole flat gradient, padded; output is this rank's part of the result. Without output (no_shard), grad is reduced in
 --- place.
----@param state any
----@param hook fun(state: any, grad: Tensor, output: Tensor?)
+---@param state any  given to hook
+---@param hook fun(state: any, grad: Tensor, output: Tensor?)  writes the result to output, or into grad
 function FSDP:register_comm_hook(state, hook)
   local units = units_of_root(self, "register_comm_hook can only be called on a root instance.")
   for _, unit in ipairs(units) do
@@ -409,7 +418,7 @@ end
 
 --- Runs fn. Backwards inside accumulate whole, unreduced gradients in the parameters' grad; the next backward outside
 --- reduces them with its own. Until then an optimizer must not use them, unless the strategy is no_shard.
----@param fn function
+---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function FSDP:no_sync(fn, ...)
@@ -439,7 +448,7 @@ local function promoted(dtypes_seen)
 end
 
 --- Scales all gradients so that their total norm over all ranks is at most max_norm.
----@param max_norm number
+---@param max_norm number  at least 0
 ---@param given? {norm_type: number}
 ---@return Tensor norm  the norm before scaling
 function FSDP:clip_grad_norm_(max_norm, given)
@@ -465,8 +474,8 @@ FSDP.clip_grad_norm_ = calls.one(FSDP.clip_grad_norm_, function(self)
 end)
 
 --- FSDP instances at and below m, parents before children; with root_only those that no other one contains.
----@param m Module
----@param given? { root_only: boolean }
+---@param m Module  looked for in it and below
+---@param given? { root_only: boolean }  root_only: only instances that no other one contains
 ---@return FSDP[]
 function M.fsdp_modules(m, given)
   opts.expect(m, a_module, "fsdp_modules: argument 1")

@@ -21,8 +21,8 @@ local factors = ffi.new "double[2]"
 --- The state of the built-in hooks: a group, and factors. With N ranks and a predivide factor p near the root of N,
 --- gradients are divided by p before the sum and by N / p after it, which keeps float16 sums in range.
 ---@class DefaultState
----@field process_group Group
----@field world_size integer
+---@field process_group Group  the ranks that reduce together
+---@field world_size integer  ranks in the group
 ---@field gradient_predivide_factor number   divides gradients before the sum
 ---@field gradient_postdivide_factor number  divides gradients after the sum
 local DefaultState = class.new "DefaultState"
@@ -42,8 +42,8 @@ end
 ---@field parameter_type string  dtype of the reduced gradients
 local LowPrecisionState = class.new("LowPrecisionState", DefaultState)
 
----@param group? Group
----@param given? {parameter_type: string}
+---@param group? Group  default: the default group
+---@param given? {parameter_type: string}  parameter_type: dtype of the reduced gradients
 function LowPrecisionState:init(group, given)
   if given == nil and opts.is(group) then group, given = nil, group end
   DefaultState.init(self, group)
@@ -102,15 +102,26 @@ local function define(name, kind, low, output)
 end
 
 --- Sums grad over the group in place, divided before and after by the state's factors; for no_shard.
+---@param state DefaultState  group and factors
+---@param grad Tensor  the whole flat gradient; reduced in place
 ---@type fun(state: DefaultState, grad: Tensor)
 define("allreduce_hook", C.MS_COMM_SUM, nil, false)
 --- Sums grad over the group and writes this rank's part to output, divided before and after by the state's factors.
+---@param state DefaultState  group and factors
+---@param grad Tensor  the whole flat gradient, padded
+---@param output Tensor  written; this rank's part
 ---@type fun(state: DefaultState, grad: Tensor, output: Tensor)
 define("reduce_scatter_hook", C.MS_COMM_SUM, nil, true)
 --- The default reduction, sent as float16.
+---@param state LowPrecisionState  group, factors and dtype of the result
+---@param grad Tensor  the whole flat gradient
+---@param output? Tensor  written; nil: the result goes into grad
 ---@type fun(state: LowPrecisionState, grad: Tensor, output?: Tensor)
 define("fp16_compress_hook", C.MS_COMM_LOW, C.MS_F16)
 --- The default reduction, sent as bfloat16.
+---@param state LowPrecisionState  group, factors and dtype of the result
+---@param grad Tensor  the whole flat gradient
+---@param output? Tensor  written; nil: the result goes into grad
 ---@type fun(state: LowPrecisionState, grad: Tensor, output?: Tensor)
 define("bf16_compress_hook", C.MS_COMM_LOW, C.MS_BF16)
 

@@ -169,6 +169,10 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 --- without forward; on every rank, models that differ.
 ---@param target Module|Module[]  a list becomes one unit
 ---@param given? { mesh: DeviceMesh, reshard_after_forward: boolean|integer, shard_placement_fn: fun(name: string, p: Parameter): Placement?, mp_policy: MixedPrecisionPolicy, offload_policy: CPUOffloadPolicy, ignored_params: Parameter[] }
+---   mesh: of one dimension, or { replicate, shard } (default: the world); reshard_after_forward: true; false for the
+---   root; or a number of ranks; shard_placement_fn: gives the dimension to shard a parameter along; nil: the first;
+---   mp_policy: dtypes of the unit (default: unchanged); offload_policy: keeps shards on the CPU; ignored_params: stay
+---   whole on every rank
 ---@return Module|Module[]  target, whose class is now "FSDP" followed by its old name
 function M.fully_shard(target, given)
   local o = opts("fully_shard", given, {

@@ -351,7 +351,7 @@ M.refuse_meta = refuse_meta
 
 --- `assign` also copies: the parameters of a unit stay parts of one block of memory. For a unit on meta it allocates
 --- that block.
----@param sd table<string, Tensor>
+---@param sd table<string, Tensor>  plain whole tensors, or sharded ones
 ---@param given? {strict: boolean, assign: boolean, count_from: 0|1}
 function FSDPModule:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
@@ -385,7 +385,7 @@ end
 --- Whether backward reduces gradients (and all-reduces them over replicas). While it does not, gradients accumulate in
 --- the unit and `grad` does not change, so zero_grad and optimizers do not see them. The next backward that reduces
 --- puts their sum into `grad`.
----@param on boolean
+---@param on boolean  true at first
 ---@param given? {recurse: boolean}
 function FSDPModule:set_requires_gradient_sync(on, given)
   set_all(self, "set_requires_gradient_sync", C.MS_UNIT_SYNC, boolean("set_requires_gradient_sync", on), given)
@@ -395,7 +395,7 @@ end
 --- Over a 2-d mesh: whether backward all-reduces reduced gradients over the replicas, too. While it does not, they
 --- accumulate in the unit, reduced over its shard group, and `grad` does not change. Over a 1-d mesh there is no
 --- all-reduce.
----@param on boolean
+---@param on boolean  true at first
 ---@param given? {recurse: boolean}
 function FSDPModule:set_requires_all_reduce(on, given)
   set_all(self, "set_requires_all_reduce", C.MS_UNIT_ALL_REDUCE, boolean("set_requires_all_reduce", on), given)
@@ -410,7 +410,7 @@ end
 --- Registers fn(t), called with this module's reduced gradients: t is one 1-d tensor of this rank's parts, after the
 --- reduce-scatter and the all-reduce over replicas, if any. fn changes t in place, equally on every rank. nil removes
 --- the hook.
----@param fn fun(t: Tensor)?
+---@param fn fun(t: Tensor)?  changes t in place
 function FSDPModule:set_all_reduce_hook(fn)
   if fn ~= nil then opts.expect(fn, opts.fn, "set_all_reduce_hook: hook") end
   local unit = unit_of(self)
@@ -423,7 +423,7 @@ end
 
 --- Whether parameters are released after forward and gathered again for backward (true saves memory, false saves an
 --- all-gather).
----@param on boolean
+---@param on boolean  replaces fully_shard's option
 ---@param given? { recurse: boolean }
 function FSDPModule:set_reshard_after_forward(on, given)
   if type(on) ~= "boolean" then errors.raise("reshard_after_forward should be a bool, got %s", type(on)) end
@@ -432,7 +432,7 @@ end
 
 --- Whether parameters are released after backward. While false, the next forward gathers nothing, and changes of the
 --- optimizer are not seen until a reshard.
----@param on boolean
+---@param on boolean  true at first
 ---@param given? { recurse: boolean }
 function FSDPModule:set_reshard_after_backward(on, given)
   set_all(self, "set_reshard_after_backward", C.MS_UNIT_RESHARD_AFTER_BACKWARD,
@@ -440,7 +440,7 @@ function FSDPModule:set_reshard_after_backward(on, given)
 end
 
 --- False: the next backward is not the last of the step, so the work that ends a step is postponed.
----@param on boolean
+---@param on boolean  true at first
 function FSDPModule:set_is_last_backward(on)
   local unit = unit_of(self)
   if lib.ms_unit_is_lazy(unit.handle) == 0 then
@@ -452,33 +452,33 @@ function FSDPModule:set_is_last_backward(on)
 end
 
 --- Divides gradients by x instead of the number of ranks.
----@param x number
+---@param x number  above 0
 function FSDPModule:set_gradient_divide_factor(x)
   opts.expect(x, opts.number, "set_gradient_divide_factor: argument")
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_DIVIDE_FACTOR, x) ~= 0 then errors.fail() end
 end
 
 --- Deprecated name of set_gradient_divide_factor.
----@param x number
+---@param x number  above 0
 function FSDPModule:set_reduce_scatter_divide_factor(x)
   log.warn_once "set_reduce_scatter_divide_factor is deprecated; use set_gradient_divide_factor"
   return self:set_gradient_divide_factor(x)
 end
 
 --- Has no effect: gradients are always summed, and then divided once.
----@param on boolean
+---@param on boolean  ignored
 function FSDPModule.set_force_sum_reduction_for_comms(_, on)
   boolean("set_force_sum_reduction_for_comms", on)
 end
 
 --- Has no effect: collectives read any memory in place.
----@param on boolean
+---@param on boolean  ignored
 function FSDPModule.set_allocate_memory_from_process_group_for_comm(_, on)
   boolean("set_allocate_memory_from_process_group_for_comm", on)
 end
 
 --- False: backward uses the parameters as they are, without a gather.
----@param on boolean
+---@param on boolean  true at first
 function FSDPModule:set_unshard_in_backward(on)
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward", on) and 1
     or 0) ~= 0 then
@@ -510,20 +510,20 @@ function FSDPModule:set_post_optim_event(event)
 end
 
 --- Modules whose gathers start with this module's forward, instead of the engine's choice.
----@param list table[]
+---@param list table[]  sharded modules
 function FSDPModule:set_modules_to_forward_prefetch(list)
   set_prefetch(self, "set_modules_to_forward_prefetch", 0, list)
 end
 
 --- Modules whose gathers start with this module's backward.
----@param list table[]
+---@param list table[]  sharded modules
 function FSDPModule:set_modules_to_backward_prefetch(list)
   set_prefetch(self, "set_modules_to_backward_prefetch", 1, list)
 end
 
 --- Makes another method gather before it runs and reshard after it, as forward does.
----@param m table
----@param name string
+---@param m table  a module that fully_shard was called on
+---@param name string  of the method
 function M.register_fsdp_forward_method(m, name)
   if not class.isa(m, Module) then opts.wrong(m, "a module", "register_fsdp_forward_method: argument 1") end
   if not M.is_fsdp_module(m) then return end

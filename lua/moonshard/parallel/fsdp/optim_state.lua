@@ -193,9 +193,9 @@ end
 --- Returns `{state = {[name] = {step, exp_avg, …}}, param_groups = {{params = {names}, lr = …}}}` with whole tensors,
 --- sharded tensors or this rank's parts, as type says. With rank0_only the other ranks get an empty table. An FSDP
 --- instance with no_shard gives whole tensors for all types.
----@param m table
----@param optim table
----@param given? {type: string, rank0_only: boolean, offload_to_cpu: boolean}
+---@param m table  the model whose parameters optim steps
+---@param optim table  an optimizer of optim
+---@param given? {type: string, rank0_only: boolean, offload_to_cpu: boolean}  type: "full", "sharded" or "local"
 function M.optim_state_dict(m, optim, given)
   local groups, o = agree.begin("optim_state_dict", m, given, { type = opts.one_of(state.TYPES, "full"),
     rank0_only = false, offload_to_cpu = false })
@@ -463,10 +463,10 @@ end
 --- Loads a state dict made by optim_state_dict, of any type, on any number of ranks. With broadcast_from_rank0 only
 --- rank 0's is read (the others pass `{}`). Without param_groups the optimizer keeps its options. If one rank refuses,
 --- all refuse, before anything changes.
----@param m table
----@param optim table
----@param sd table
----@param given? {broadcast_from_rank0: boolean}
+---@param m table  the model whose parameters optim steps
+---@param optim table  an optimizer of optim
+---@param sd table  of fsdp.optim_state_dict, of any type
+---@param given? {broadcast_from_rank0: boolean}  broadcast_from_rank0: only rank 0's state dict is read
 function M.load_optim_state_dict(m, optim, sd, given)
   local groups, o = agree.begin(WHO, m, given, { broadcast_from_rank0 = false }, sd)
   if o.broadcast_from_rank0 and #groups == 0 then groups = { (require "moonshard.dist").default_group() } end

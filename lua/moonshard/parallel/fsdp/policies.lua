@@ -15,6 +15,9 @@ Policy.__index = Policy
 
 --- Sets the dtypes of a unit's parameters, reductions and outputs; without an option, dtypes do not change.
 ---@param given? {param_dtype: string, reduce_dtype: string, output_dtype: string, cast_forward_inputs: boolean}
+---   param_dtype: of gathered parameters and of computation; reduce_dtype: of gradient reductions; param_dtype without
+---   it; output_dtype: of the module's floating point outputs; cast_forward_inputs: casts floating point inputs to
+---   param_dtype
 ---@return MixedPrecisionPolicy
 function M.MixedPrecisionPolicy(given)
   local o = opts("MixedPrecisionPolicy", given,
@@ -37,7 +40,7 @@ ClassicOffload.__index = ClassicOffload
 
 --- With offload_params, an FSDP instance keeps shards, gradients and therefore the optimizer's state on the CPU. No
 --- effect where the CPU is the compute device.
----@param given? {offload_params: boolean}
+---@param given? {offload_params: boolean}  offload_params: keeps shards on the CPU
 function M.CPUOffload(given)
   return setmetatable(opts("CPUOffload", given, { offload_params = false }), ClassicOffload)
 end
@@ -52,7 +55,7 @@ Offload.__index = Offload
 --- Keeps a unit's shards, gradients and therefore the optimizer's state on the CPU; parameters are gathered into the
 --- memory of the compute device. No effect where the CPU is the compute device. pin_memory is accepted for
 --- compatibility and has no effect: shards lie in memory that ranks share, and the driver stages copies.
----@param given? {pin_memory: boolean}
+---@param given? {pin_memory: boolean}  pin_memory: has no effect
 function M.CPUOffloadPolicy(given)
   return setmetatable(opts("CPUOffloadPolicy", given, { pin_memory = true }), Offload)
 end
@@ -67,7 +70,7 @@ local Shard, Replicate = { __name = "Shard" }, { __name = "Replicate" }
 Shard.__index, Replicate.__index = Shard, Replicate
 
 --- Sharded along a dimension (from 1; negative numbers count from the end).
----@param dim integer
+---@param dim integer  from 1; negative from the end
 ---@return Placement
 function M.Shard(dim)
   if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 then

@@ -30,8 +30,8 @@ end
 --- Returns every parameter and persistent buffer by name. "full": plain whole tensors (with rank0_only, the other ranks
 --- get an empty table); "sharded": sharded tensors; "local": this rank's rows. The last two share the model's storage.
 --- An FSDP instance with no_shard gives whole tensors for all types.
----@param m table
----@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}
+---@param m table  a model with sharded modules
+---@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}  type: "full", "sharded" or "local"
 ---@return table<string, Tensor>
 function M.state_dict(m, given)
   local groups, o = agree.begin("state_dict", m, given, { type = opts.one_of(M.TYPES, "full"), offload_to_cpu = false,
@@ -168,9 +168,10 @@ end
 --- tensors on meta are allocated on the devices of the state dict's tensors (on the CPU with broadcast_from_rank0); all
 --- others are copied into. State dicts of PyTorch count the elements of containers from 0: count_from = 0. If one rank
 --- refuses, all refuse, before anything changes.
----@param m table
----@param sd table<string, Tensor>
+---@param m table  a model with sharded modules
+---@param sd table<string, Tensor>  of fsdp.state_dict, of any type
 ---@param given? {strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1}
+---   broadcast_from_rank0: only rank 0's state dict is read
 ---@return string[] missing, string[] unexpected
 function M.load_state_dict(m, sd, given)
   local groups, o = agree.begin("load_state_dict", m, given, { strict = true, broadcast_from_rank0 = false,

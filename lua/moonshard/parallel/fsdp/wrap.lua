@@ -80,7 +80,7 @@ function Policy:targets(root, ignored, options)
 end
 
 --- Wraps every instance of the classes.
----@param classes table[]
+---@param classes table[]  of modules
 function M.module_wrap_policy(classes)
   local list = class_list("module_wrap_policy", classes)
   local names = {}
@@ -91,6 +91,7 @@ end
 
 --- fn(module) returns false: do not wrap; true: wrap with the root's options; a table: wrap with these options instead.
 ---@param fn fun(m: Module): boolean|table
+---   false: not wrapped; true: wrapped with the root's options; a table: with these
 function M.custom_policy(fn)
   callable("custom_policy", fn)
   return setmetatable({ name = "custom_policy", decide = function(m)
@@ -108,14 +109,14 @@ end
 function M.always_wrap_policy() return true end
 
 --- Wraps modules for which fn(module) is true.
----@param fn fun(m: Module): boolean
+---@param fn fun(m: Module): boolean  true: m is wrapped
 function M.lambda_auto_wrap_policy(fn)
   callable("lambda_auto_wrap_policy", fn)
   return function(m, recurse) return recurse or fn(m) and true or false end
 end
 
 --- Wraps every instance of the classes, such as a model's layers.
----@param classes table[]
+---@param classes table[]  of modules
 function M.transformer_auto_wrap_policy(classes)
   local list = class_list("transformer_auto_wrap_policy", classes)
   return function(m, recurse) return recurse or is_any(m, list) end
@@ -125,6 +126,8 @@ end
 --- force_leaf_modules (default: MultiheadAttention) and does not wrap exclude_wrap_modules (default: ModuleList,
 --- ModuleDict).
 ---@param given? {min_num_params: number, force_leaf_modules: table[], exclude_wrap_modules: table[]}
+---   min_num_params: elements of parameters; force_leaf_modules: classes whose children are not visited;
+---   exclude_wrap_modules: classes that are not wrapped
 function M.size_based_auto_wrap_policy(given)
   local o = opts("size_based_auto_wrap_policy", given,
     { min_num_params = 1e8, force_leaf_modules = opts.table, exclude_wrap_modules = opts.table })
@@ -137,7 +140,7 @@ function M.size_based_auto_wrap_policy(given)
 end
 
 --- Wraps modules that any of the policies wraps.
----@param policies table
+---@param policies table  a list of functions
 function M.or_policy(policies)
   if type(policies) ~= "table" or #policies == 0 then
     opts.wrong(policies, "a list of policies", "or_policy: argument")
@@ -160,7 +163,7 @@ end
 
 --- Runs fn; wrap(module) inside wraps with these options.
 ---@param given table  wrapper_cls (fsdp.FSDP) and its options
----@param fn function
+---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.enable_wrap(given, fn, ...)
@@ -172,8 +175,8 @@ function M.enable_wrap(given, fn, ...)
 end
 
 --- The module, wrapped if enable_wrap is active; options given here override those of enable_wrap.
----@param m Module
----@param given? table
+---@param m Module  the module to wrap
+---@param given? table  of fsdp.FSDP
 ---@return Module
 function M.wrap(m, given)
   opts.expect(m, a_module, "wrap: argument 1")
