@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// base/base.c -- status and text, clock, interrupt, interned strings.
+// base/base.c -- status and text, clock, interrupt, interned strings, growing arrays.
 #define _GNU_SOURCE
 #include "base/activity.h"
 #include "base/base.h"
@@ -74,6 +74,12 @@ int64_t ms__now_ns(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+void ms__nap(int64_t ns)
+{
+    struct timespec t = { ns / 1000000000, ns % 1000000000 };
+    nanosleep(&t, NULL);
 }
 
 double ms_time(void) { return (double)ms__now_ns() * 1e-9; }
@@ -178,6 +184,15 @@ ms_status ms__grow(void *array, int *capacity, int n, size_t size, const char *w
     memcpy(array, &p, sizeof p);
     *capacity = more;
     return MS_OK;
+}
+
+void ms__append(char *to, size_t n, const char *fmt, ...)
+{
+    size_t at = strlen(to);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(to + at, n - at, fmt, args);
+    va_end(args);
 }
 
 const char *ms__shape_text(int ndim, const int64_t *shape)

@@ -44,6 +44,7 @@ static inline ms_status ms__failure(void) { return (ms_status)ms_error_code(); }
 ms_status ms__no_memory(size_t bytes, const char *who, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 int64_t ms__now_ns(void);             // monotonic
+void ms__nap(int64_t ns);             // sleeps once; a signal ends it early
 ms_status ms__check_interrupt(void);  // MS_EINTR once after ms_interrupt
 extern ms_state ms__state;
 
@@ -55,12 +56,24 @@ static inline uint32_t ms__hash(const char *s)
     return h;
 }
 
+// The same in 64 bits: begins with MS_HASH_START, takes values or bytes one after the other.
+#define MS_HASH_START 14695981039346656037ull
+static inline uint64_t ms__hash_value(uint64_t h, uint64_t value) { return (h ^ value) * 1099511628211ull; }
+static inline uint64_t ms__hash_bytes(uint64_t h, const void *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++) h = ms__hash_value(h, ((const uint8_t *)p)[i]);
+    return h;
+}
+
 // Room in *array (a pointer to elements of `size` bytes) for one more than n: its capacity doubles when it is full.
 // MS_ENOMEM for who and what (ms__no_memory); then nothing has changed.
 ms_status ms__grow(void *array, int *capacity, int n, size_t size, const char *who, const char *what);
 
 // The interned copy of a string: equal strings, equal pointers; never freed.
 const char *ms__intern(const char *s);
+
+// Appends to the string in a buffer of n bytes, and cuts off what does not fit.
+void ms__append(char *text, size_t n, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 // Text of a shape "[2, 3]" in one of 8 rotating thread-local buffers.
 const char *ms__shape_text(int ndim, const int64_t *shape);

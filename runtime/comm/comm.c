@@ -5,7 +5,6 @@
 // workers of the gather, reduce and copy streams, which poll independently, so that none holds up another. Only the
 // engine thread touches references: they are taken here and dropped when the record is retired.
 #include <stdio.h>
-#include <time.h>
 #include "comm/internal.h"
 #include "base/trace.h"
 #include "base/watched.h"
@@ -216,13 +215,7 @@ static ms_status enter(const ms_coll *c)
         fprintf(stderr, "rank %d: dist: #%u of group %g: %s\n", ms__world.rank, (unsigned)c->word, c->g->id, text);
     }
     if (!recording) return MS_OK;
-    if (n_ledger == cap_ledger) {
-        int cap = cap_ledger ? 2 * cap_ledger : 64;
-        ms_ledger_entry *grown = realloc(ledger, (size_t)cap * sizeof *grown);
-        if (!grown) return ms__no_memory((size_t)cap * sizeof *grown, "dist.record", "%d entries", cap);
-        ledger = grown;
-        cap_ledger = cap;
-    }
+    MS_TRY(ms__grow(&ledger, &cap_ledger, n_ledger, sizeof *ledger, "dist.record", "entries"));
     ledger[n_ledger++] = (ms_ledger_entry) { .op = c->op,
                                              .dtype = c->dtype,
                                              .input_numel = c->in_numel,
@@ -506,16 +499,15 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     for (int k = 0; k < n; k++) sorted[k] = ranks[k];
     qsort(sorted, (size_t)n, sizeof *sorted, ascending);
     char text[UNIT_NAME] = "new_group";
-    uint64_t hash = 14695981039346656037ull;
+    uint64_t hash = MS_HASH_START;
     ms_status status = MS_OK;
     for (int k = 0; k < n && status == MS_OK; k++) {
         if (sorted[k] < 0 || sorted[k] >= world->n)
             status = ms__fail(MS_EINVAL, "dist.new_group: rank %d is not in the world of %d", sorted[k], world->n);
         else if (k && sorted[k] == sorted[k - 1])
             status = ms__fail(MS_EINVAL, "dist.new_group: rank %d is listed twice", sorted[k]);
-        hash = (hash ^ (uint64_t)sorted[k]) * 1099511628211ull;
-        size_t at = strlen(text);
-        snprintf(text + at, sizeof text - at, k ? ", %d" : " %d", sorted[k]);
+        hash = ms__hash_value(hash, (uint64_t)sorted[k]);
+        ms__append(text, sizeof text, k ? ", %d" : " %d", sorted[k]);
     }
     ms_group *g = status == MS_OK ? group_new(next_group, n, sorted) : NULL;
     free(sorted);
@@ -544,10 +536,9 @@ static ms_status finish_group(ms_group *g)
 {
     ms_status status = MS_OK;
     for (int k = 0; k < RING && g->me >= 0 && status == MS_OK; k++) {
-        struct timespec nap = { 0, 100 * 1000 };
         while (status == MS_OK && atomic_load(&g->finished[k]) < g->issued[k]) {
             atomic_store(ms__engine_waits, g->heads[g->me].executor[k]);  // seen by those that look for deadlocks
-            nanosleep(&nap, NULL);
+            ms__nap(100 * 1000);
             status = ms__check_interrupt();
         }
     }
@@ -563,10 +554,7 @@ ms_status ms_dist_free_group(double id, const char *site)
     ms_group *g = ms__group_by_id(id);
     if (!g) return MS_EINVAL;
     char text[UNIT_NAME] = "free_group";
-    for (int k = 0; k < g->n; k++) {
-        size_t at = strlen(text);
-        snprintf(text + at, sizeof text - at, k ? ", %d" : " %d", g->ranks[k]);
-    }
+    for (int k = 0; k < g->n; k++) ms__append(text, sizeof text, k ? ", %d" : " %d", g->ranks[k]);
     if (g->n > 1) MS_TRY(finish_group(g));
     MS_TRY(agree_on_group((uint64_t)id ^ g->place << 20, site, text));
     int k = place_of(id);

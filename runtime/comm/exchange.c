@@ -10,7 +10,6 @@
 // A rank may leave without having been answered (an error elsewhere, Ctrl-C) until the commit, never after it.
 #include <sched.h>
 #include <stdio.h>
-#include <time.h>
 #include "comm/internal.h"
 #include "base/trace.h"
 
@@ -20,20 +19,15 @@ static const char *const reductions[] = { "sum", "avg", "max", "min", "prod" };
 
 void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n)
 {
-    int at = snprintf(out, n, "%s", p->op < OPS ? ROW(p->op)->name : "?");
-#define ADD(...)                                                                              \
-    do {                                                                                      \
-        if (at >= 0 && (size_t)at < n) at += snprintf(out + at, n - (size_t)at, __VA_ARGS__); \
-    } while (0)
-    if (p->op != OP_BARRIER) ADD(" of %llu %s", (unsigned long long)p->count, ms__dtype_name(p->dtype));
-    if (reduces(p->op)) ADD(", %s", reductions[p->red]);
-    if (p->op == OP_SEND_RECV) ADD(" from rank %d", p->root);
-    else if (p->root >= 0) ADD(", root %d", p->root);
-    if (p->unit[0]) ADD(", unit '%s'", p->unit);
-    if (p->part_of[0]) ADD(", %s", p->part_of);
-    if (p->step >= 0) ADD(", step %lld", (long long)p->step);
-    if (p->site[0]) ADD(", at %s", p->site);
-#undef ADD
+    snprintf(out, n, "%s", p->op < OPS ? ROW(p->op)->name : "?");
+    if (p->op != OP_BARRIER) ms__append(out, n, " of %llu %s", (unsigned long long)p->count, ms__dtype_name(p->dtype));
+    if (reduces(p->op)) ms__append(out, n, ", %s", reductions[p->red]);
+    if (p->op == OP_SEND_RECV) ms__append(out, n, " from rank %d", p->root);
+    else if (p->root >= 0) ms__append(out, n, ", root %d", p->root);
+    if (p->unit[0]) ms__append(out, n, ", unit '%s'", p->unit);
+    if (p->part_of[0]) ms__append(out, n, ", %s", p->part_of);
+    if (p->step >= 0) ms__append(out, n, ", step %lld", (long long)p->step);
+    if (p->site[0]) ms__append(out, n, ", at %s", p->site);
 }
 
 static bool same_shape(const ms_fingerprint *a, const ms_fingerprint *b)
@@ -42,30 +36,22 @@ static bool same_shape(const ms_fingerprint *a, const ms_fingerprint *b)
            (!a->shaped || memcmp(a->shape, b->shape, (size_t)(a->shaped - 1) * sizeof *a->shape) == 0);
 }
 
-static int shape_text(const ms_fingerprint *p, char *out, size_t n)
+static void append_shape(const ms_fingerprint *p, char *text, size_t n)
 {
-    int at = snprintf(out, n, ", shape [");
-    for (int d = 0; d < p->shaped - 1 && (size_t)at < n; d++)
-        at += snprintf(out + at, n - (size_t)at, d ? ", %u" : "%u", (unsigned)p->shape[d]);
-    return (size_t)at < n ? at + snprintf(out + at, n - (size_t)at, "]") : at;
-}
-
-static uint64_t mix(uint64_t h, const void *p, size_t n)
-{
-    const uint8_t *b = p;
-    for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * 1099511628211ull;
-    return h;
+    ms__append(text, n, ", shape [");
+    for (int d = 0; d < p->shaped - 1; d++) ms__append(text, n, d ? ", %u" : "%u", (unsigned)p->shape[d]);
+    ms__append(text, n, "]");
 }
 
 // The line is shown in messages and never compared: `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is
 // an ordinary script.
 uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step)
 {
-    uint64_t h = 14695981039346656037ull;
-    h = mix(h, p, offsetof(ms_fingerprint, step));
-    if (!with_step) return h;
-    h = mix(h, &p->step, sizeof p->step);
-    return p->told ? h : mix(mix(h, p->unit, strlen(p->unit)), &p->model, sizeof p->model);
+    uint64_t h = ms__hash_bytes(MS_HASH_START, p, offsetof(ms_fingerprint, step));
+    if (with_step) h = ms__hash_bytes(h, &p->step, sizeof p->step);
+    if (!with_step || p->told) return h;
+    h = ms__hash_bytes(h, p->unit, strlen(p->unit));
+    return ms__hash_bytes(h, &p->model, sizeof p->model);
 }
 
 static bool same_request(const ms_slot *a, const ms_slot *b)
@@ -94,10 +80,8 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
         snprintf(text, size, "rank %d failed: %.*s", g->ranks[refused], PAYLOAD, slot_of(g, refused, c->seq)->payload);
         return;
     }
-    int at = snprintf(text, size, "collective #%u of ", (unsigned)c->word);
-    ms__group_text(g, text + at, size - (size_t)at);
-    at = (int)strlen(text);
-    at += snprintf(text + at, size - (size_t)at, ": the ranks ask for different things");
+    ms__group_text(g, what, sizeof what);
+    snprintf(text, size, "collective #%u of %s: the ranks ask for different things", (unsigned)c->word, what);
     bool told[1024] = { false }, models = false, parts = false, shapes = false;
     const ms_fingerprint *mine = &slot_of(g, g->me, c->seq)->fingerprint;
     for (int k = 0; k < g->n && k < 1024; k++) {  // units of one name, of several models
@@ -107,12 +91,12 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
         models |= s->fingerprint.model != mine->model;
         parts |= s->fingerprint.op == mine->op && s->fingerprint.mark != mine->mark;
     }
-    for (int k = 0; k < g->n && k < 1024 && (size_t)at < size - 1; k++) {
+    for (int k = 0; k < g->n && k < 1024; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
         uint64_t ready = atomic_load(&s->ready);
         if (told[k] || ready < c->word) continue;
         if (ready > c->word) {
-            at += snprintf(text + at, size - (size_t)at, "; rank %d is at #%u already", g->ranks[k], (unsigned)ready);
+            ms__append(text, size, "; rank %d is at #%u already", g->ranks[k], (unsigned)ready);
             continue;
         }
         int same = 0;
@@ -120,28 +104,25 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
             ms_slot *o = slot_of(g, j, c->seq);
             same = atomic_load(&o->ready) == c->word && same_request(o, s);
         }
-        at += snprintf(text + at, size - (size_t)at, same ? "; ranks" : "; rank");
+        ms__append(text, size, same ? "; ranks" : "; rank");
         same = 0;
-        for (int j = k; j < g->n && j < 1024 && (size_t)at < size - 1; j++) {
+        for (int j = k; j < g->n && j < 1024; j++) {
             ms_slot *o = slot_of(g, j, c->seq);
             if (atomic_load(&o->ready) != c->word || !same_request(o, s)) continue;
             told[j] = true;
-            at += snprintf(text + at, size - (size_t)at, same++ ? ", %d" : " %d", g->ranks[j]);
+            ms__append(text, size, same++ ? ", %d" : " %d", g->ranks[j]);
         }
         ms_fingerprint p = s->fingerprint;
         ms__fingerprint_text(&p, what, sizeof what);
-        if ((size_t)at < size - 1) at += snprintf(text + at, size - (size_t)at, ": %s", what);
-        if (shapes && p.shaped && (size_t)at < size - 1) at += shape_text(&p, text + at, size - (size_t)at);
-        if (models && (size_t)at < size - 1)
-            at += snprintf(text + at, size - (size_t)at, ", of the model made as number %u of its class",
-                           (unsigned)(p.model & 0xffff));
+        ms__append(text, size, ": %s", what);
+        if (shapes && p.shaped) append_shape(&p, text, size);
+        if (models)
+            ms__append(text, size, ", of the model made as number %u of its class", (unsigned)(p.model & 0xffff));
     }
-    if (models && (size_t)at < size - 1)
-        at += snprintf(text + at, size - (size_t)at,
-                       "; all ranks of a group must wrap the same models, in the same order");
-    if (parts && (size_t)at < size - 1)
-        snprintf(text + at, size - (size_t)at,
-                 "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
+    if (models) ms__append(text, size, "; all ranks of a group must wrap the same models, in the same order");
+    if (parts)
+        ms__append(text, size,
+                   "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
 }
 
 // The first rank that is through with waiting writes the text, the others take it: a rank too late for the text is
@@ -286,8 +267,7 @@ static bool decide(ms_coll *c, bool go)
 static void pause_for(double seconds)
 {
     int64_t until = ms__now_ns() + (int64_t)(seconds * 1e9);
-    struct timespec t = { 0, 100 * 1000 };
-    while (ms__now_ns() < until) nanosleep(&t, NULL);
+    while (ms__now_ns() < until) ms__nap(100 * 1000);
 }
 
 static ms_status wait_done(ms_waiter *w)

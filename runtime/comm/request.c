@@ -30,10 +30,7 @@ int ms__coll_root(const ms_group *g, int op, int root)
 
 // ---- the fingerprint ------------------------------------------------------------------------------
 
-static void agree_on(ms_coll *c, uint64_t value)
-{
-    c->fingerprint.extra = (c->fingerprint.extra ^ value) * 1099511628211ull;
-}
+static void agree_on(ms_coll *c, uint64_t value) { c->fingerprint.extra = ms__hash_value(c->fingerprint.extra, value); }
 
 // Units are flat pieces whose shapes the engine chooses; only what scripts pass has a shape that must agree.
 static void agree_on_shape(ms_coll *c, const ms_tensor *t)

@@ -179,12 +179,7 @@ static uint32_t next_serial(const char *name, double group)
     }
     for (int k = 0; k < n; k++)
         if (counts[k].name == name && counts[k].group == group) return ++counts[k].n;
-    if (n == cap) {
-        void *p = realloc(counts, (size_t)(cap ? 2 * cap : 16) * sizeof *counts);
-        if (!p) return 0;
-        counts = p;
-        cap = cap ? 2 * cap : 16;
-    }
+    if (ms__grow(&counts, &cap, n, sizeof *counts, "fsdp", "models")) return 0;
     counts[n].name = name;
     counts[n].group = group;
     return counts[n++].n = (uint32_t)(epoch & 0xffff) << 16 | 1;

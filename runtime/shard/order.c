@@ -23,13 +23,8 @@ int ms__unit_active(const unit *u, int64_t use)
 
 ms_status ms__unit_activate(unit *u, int64_t use, ms_run *run)
 {
-    if (u->pass.n_active == u->pass.cap_active) {
-        int cap = u->pass.cap_active ? 2 * u->pass.cap_active : 4;
-        void *p = realloc(u->pass.active, (size_t)cap * sizeof *u->pass.active);
-        if (!p) return ms__no_memory((size_t)cap * sizeof *u->pass.active, "fsdp", "uses of unit '%s'", u->name);
-        u->pass.active = p;
-        u->pass.cap_active = cap;
-    }
+    MS_TRY(ms__grow(&u->pass.active, &u->pass.cap_active, u->pass.n_active, sizeof *u->pass.active, "fsdp",
+                    "uses of a unit"));
     u->pass.active[u->pass.n_active].use = use;
     u->pass.active[u->pass.n_active++].run = run;
     return MS_OK;
@@ -41,18 +36,8 @@ void ms__unit_deactivate(unit *u, int k) { u->pass.active[k] = u->pass.active[--
 
 ms_status ms__order_push(context *c, unit *u, int64_t use, int64_t pass, bool regional)
 {
-    if (c->n_order == c->cap_order) {
-        int cap = c->cap_order ? 2 * c->cap_order : 64;
-        void *p = realloc(c->order, (size_t)cap * sizeof *c->order);
-        if (!p) return ms__no_memory((size_t)cap * sizeof *c->order, "fsdp", "the forward order");
-        c->order = p;
-        c->cap_order = cap;
-    }
-    c->order[c->n_order].unit = u;
-    c->order[c->n_order].done = false;
-    c->order[c->n_order].regional = regional;
-    c->order[c->n_order].pass = pass;
-    c->order[c->n_order++].use = use;
+    MS_TRY(ms__grow(&c->order, &c->cap_order, c->n_order, sizeof *c->order, "fsdp", "the forward order"));
+    c->order[c->n_order++] = (order_entry) { .unit = u, .use = use, .pass = pass, .regional = regional };
     return MS_OK;
 }
 
@@ -67,13 +52,8 @@ int ms__order_find(const context *c, int64_t use)
 // The order in which this forward entered its units, kept for the next one's prefetching.
 void ms__order_entered(context *c, unit *u)
 {
-    if (c->n_entered == c->cap_entered) {
-        int cap = c->cap_entered ? 2 * c->cap_entered : 64;
-        unit **p = realloc(c->entered, (size_t)cap * sizeof *p);
-        if (!p) return;  // then nothing is prefetched
-        c->entered = p;
-        c->cap_entered = cap;
-    }
+    // Without memory nothing is prefetched.
+    if (ms__grow(&c->entered, &c->cap_entered, c->n_entered, sizeof *c->entered, "fsdp", "the forward order")) return;
     c->entered[c->n_entered++] = u;
 }
 

@@ -43,11 +43,9 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
         } else if ((st = ms__unit_check_home(u)) != MS_OK) {
             break;
         } else if (ms__is_meta(u->memory.device)) {
-            for (int j = 0; j < u->n; j++) {
-                size_t len = strlen(names);
-                snprintf(names + len, sizeof names - len, "%s'%s'", len ? ", " : "",
-                         u->params[j].param->name ? u->params[j].param->name : "?");
-            }
+            for (int j = 0; j < u->n; j++)
+                ms__append(names, sizeof names, "%s'%s'", *names ? ", " : "",
+                           u->params[j].param->name ? u->params[j].param->name : "?");
         }
     }
     if (st == MS_OK && names[0])

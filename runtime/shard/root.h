@@ -5,18 +5,20 @@
 
 #include "shard/reduce.h"
 
+// A forward of a module.
+typedef struct {
+    unit *unit;
+    int64_t use, pass;  // pass: equal for modules that share one gather and one reduction
+    bool done;          // its backward has run
+    bool regional;      // in a checkpoint's region that has not run again yet
+} order_entry;
+
 typedef struct context {
     unit *root;
     unit **units;  // module order
     int n;
-    unit *opened;  // the unit whose forward began the running iteration
-    // Forwards of modules in order, until the end of the backward.
-    struct {
-        unit *unit;
-        int64_t use, pass;  // pass: equal for modules that share one gather and one reduction
-        bool done;          // its backward has run
-        bool regional;      // in a checkpoint's region that has not run again yet
-    } * order;
+    unit *opened;        // the unit whose forward began the running iteration
+    order_entry *order;  // until the end of the backward
     int n_order, cap_order;
     unit **entered, **last;  // units that this forward entered, and the latest complete one; for prefetching
     int n_entered, cap_entered, n_last, cap_last;

@@ -64,13 +64,7 @@ int ms_unit_recorded(ms_unit_event *out, int capacity)
 void ms__unit_note(const unit *u, int event, bool prefetched)
 {
     if (MS_LIKELY(!recording)) return;
-    if (n_events == cap_events) {
-        int cap = cap_events ? 2 * cap_events : 256;
-        ms_unit_event *e = realloc(events, (size_t)cap * sizeof *e);
-        if (!e) return;
-        events = e;
-        cap_events = cap;
-    }
+    if (ms__grow(&events, &cap_events, n_events, sizeof *events, "fsdp", "recorded events")) return;
     events[n_events++] = (ms_unit_event) { .event = event, .prefetched = prefetched, .unit = u->name };
 }
 

@@ -16,7 +16,6 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 #include "comm/internal.h"
 #include "base/trace.h"
@@ -31,12 +30,6 @@ static char doom_text[2 * TEXT];
 
 enum { MS = 1000000 };
 static const int64_t STAY = 1500ll * MS;  // for the launcher's TERM; a launcher that does nothing is none
-
-static void nap(long ns)
-{
-    struct timespec t = { 0, ns };
-    nanosleep(&t, NULL);
-}
 
 static bool is_here(int rank) { return ms__world.node_of[rank] == ms__world.node; }
 static int state_of(int rank) { return atomic_load(&ms__world.board->rank[rank].state); }
@@ -72,7 +65,7 @@ static void say_ended(void)
 _Noreturn void ms__end_stay(int code)
 {
     say_ended();
-    for (int64_t since = ms__now_ns(); ms__launcher_pid > 0 && ms__now_ns() - since < STAY; nap(5 * MS))
+    for (int64_t since = ms__now_ns(); ms__launcher_pid > 0 && ms__now_ns() - since < STAY; ms__nap(5 * MS))
         ms__nudge_launcher();
     _exit(code);
 }
@@ -134,7 +127,7 @@ static void *watch_thread(void *arg)
     if (state_of(dead) == RANK_RUNNING) {
         while (!atomic_load(&ms__world.board->said) && ms__now_ns() - since < 800 * MS &&
                (ms__now_ns() - since < 100 * MS || report_due()))
-            nap(2 * MS);
+            ms__nap(2 * MS);
         name_dead(dead);
     }
     ms__end_stay(1);
@@ -162,7 +155,7 @@ ms_status ms__end_start(void)
 static void *doom_thread(void *arg)
 {
     (void)arg;
-    nap(500 * MS);                        // time for the error to be raised and its traceback to be printed
+    ms__nap(500 * MS);                    // time for the error to be raised and its traceback to be printed
     if (atomic_load(&said)) return NULL;  // the script is on its way out
     fprintf(stderr, "rank %d: %s\nrank %d: ending the job\n", ms__world.rank, doom_text, ms__world.rank);
     ms__board_state(RANK_RAISED);
@@ -205,11 +198,10 @@ static bool look_at_late(ms_progress *seen, int64_t since, int64_t now, bool say
         bool late =
             (double)(now - (seen[r].at > since ? seen[r].at : since)) * 1e-9 > ms__world.timeout && look != PEER_BUSY;
         char *text = late ? culprits : working;
-        size_t at = strlen(text);
-        snprintf(text + at, TEXT - at, "%srank %d (process %d) %s", at ? "; " : "", r, b->pid,
-                 !late                  ? "computes, reads or writes"
-                 : look == PEER_STOPPED ? "is stopped"
-                                        : "has not come to its own and makes no engine call");
+        ms__append(text, TEXT, "%srank %d (process %d) %s", *text ? "; " : "", r, b->pid,
+                   !late                  ? "computes, reads or writes"
+                   : look == PEER_STOPPED ? "is stopped"
+                                          : "has not come to its own and makes no engine call");
     }
     if (!culprits[0]) {
         if (say && working[0])
@@ -246,7 +238,7 @@ static bool all_left(void)
             lowest = lowest && !(state == RANK_LEFT && r < ms__world.rank);
         }
         if (left == here) break;
-        nap(ms__now_ns() - since < 10 * MS ? 20000 : 2 * MS);
+        ms__nap(ms__now_ns() - since < 10 * MS ? 20000 : 2 * MS);
         int64_t now = ms__now_ns();
         if (now - before > 500 * MS)
             since += now - before, said_at += now - before;  // the whole job was stopped, as a rule
@@ -265,7 +257,7 @@ static void *finalize_thread(void *unused)
 {
     (void)unused;
     for (int64_t before = ms__now_ns(), waited = 0;;) {
-        nap(100 * MS);
+        ms__nap(100 * MS);
         int64_t now = ms__now_ns();
         if (now - before < 500 * MS) waited += now - before;
         before = now;

@@ -10,7 +10,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 #include "base/launcher.h"
 #include "comm/internal.h"
@@ -32,12 +31,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // of the list of peer
 static atomic_bool over;                                  // dist.init is through, or has failed
 static _Atomic int64_t joined_at;                         // 0: the script has not come to dist.init
 static double limit;                                      // written before joined_at
-
-static void nap(long ns)
-{
-    struct timespec t = { 0, ns };
-    nanosleep(&t, NULL);
-}
 
 // The rank that process pid was launched as; -1: none, or none yet (between fork and exec).
 static int rank_of(int pid)
@@ -81,10 +74,9 @@ static bool speaks(void)
     return true;
 }
 
-static void add(char *text, size_t n, const char *fmt, int rank, int pid, const char *what)
+static void add(char *text, size_t n, const join_peer *p, const char *what)
 {
-    size_t at = strlen(text);
-    snprintf(text + at, n - at, fmt, at ? "; " : "", rank, pid, what);
+    ms__append(text, n, "%srank %d (process %d) %s", *text ? "; " : "", p->rank, p->pid, what);
 }
 
 static bool lowest_seen(void)
@@ -100,8 +92,7 @@ static void peer_ended(join_peer *p)
     p->pidfd = -1;
     if (joined(p) == 2) return;  // handled in comm/job/end.c
     char text[200] = "";
-    add(text, sizeof text, "%srank %d (process %d) %s", p->rank, p->pid,
-        joined(p) ? "died while the job started" : "ended before it joined the job");
+    add(text, sizeof text, p, joined(p) ? "died while the job started" : "ended before it joined the job");
     // A script that never comes to dist.init may well end. Where one waits for it there, the job ends: mpirun sees to
     // it when the peer was killed or failed.
     int64_t since = ms__now_ns(), told = 0;
@@ -118,7 +109,7 @@ static void peer_ended(join_peer *p)
                 fprintf(stderr, "rank %d: dist.init: %s\n", my_rank, text);
         }
         if (told && ends) ms__nudge_launcher();
-        nap(5 * MS);
+        ms__nap(5 * MS);
     }
     if (told) ms__exit_last(1);
 }
@@ -150,11 +141,9 @@ static bool look_at_peers(int64_t since, int64_t now, bool say)
         if (look != PEER_STOPPED && state) continue;
         bool late = (double)(now - (p->seen.at > since ? p->seen.at : since)) * 1e-9 > limit;
         if (late && look != PEER_BUSY)
-            add(culprits, sizeof culprits, "%srank %d (process %d) %s", p->rank, p->pid,
+            add(culprits, sizeof culprits, p,
                 look == PEER_STOPPED ? "is stopped" : "has not joined and makes no engine call");
-        else
-            add(working, sizeof working, "%srank %d (process %d) %s", p->rank, p->pid,
-                "has not joined yet, but computes, reads or writes");
+        else add(working, sizeof working, p, "has not joined yet, but computes, reads or writes");
     }
     if (!culprits[0]) {
         if (say && speaks())

@@ -14,7 +14,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 #include "comm/internal.h"
 
@@ -366,9 +365,8 @@ void ms__group_text(const ms_group *g, char *out, size_t n)
         snprintf(out, n, "the world");
         return;
     }
-    int at = snprintf(out, n, "ranks ");
-    for (int k = 0; k < g->n && at >= 0 && (size_t)at < n; k++)
-        at += snprintf(out + at, n - (size_t)at, k ? ", %d" : "%d", g->ranks[k]);
+    snprintf(out, n, "ranks ");
+    for (int k = 0; k < g->n; k++) ms__append(out, n, k ? ", %d" : "%d", g->ranks[k]);
 }
 
 ms_status ms__coll_fail(const ms_coll *c, const char *what)
@@ -383,16 +381,16 @@ ms_status ms__coll_fail(const ms_coll *c, const char *what)
 static ms_status report_absence(ms_waiter *w)
 {
     char text[TEXT], where[600];
-    int at = snprintf(text, sizeof text, "%.1f s have passed and ", (double)(w->now - w->begun) * 1e-9);
+    snprintf(text, sizeof text, "%.1f s have passed and ", (double)(w->now - w->begun) * 1e-9);
+    int named = 0;
     pthread_mutex_lock(&groups_lock);
     for (int k = 0; k < w->c->g->n; k++) {
-        if (!is_missing(w, k) || at < 0 || (size_t)at >= sizeof text) continue;
+        if (!is_missing(w, k)) continue;
         whereabouts(w->c->g->ranks[k], where, sizeof where);
-        at += snprintf(text + at, sizeof text - (size_t)at, "rank %d %s (it is %s); ", w->c->g->ranks[k],
-                       w->committed ? "has not finished its part" : "has not arrived", where);
+        ms__append(text, sizeof text, "%srank %d %s (it is %s)", named++ ? "; " : "", w->c->g->ranks[k],
+                   w->committed ? "has not finished its part" : "has not arrived", where);
     }
     pthread_mutex_unlock(&groups_lock);
-    if (at > 2 && (size_t)at < sizeof text) text[at - 2] = 0;
     ms__coll_fail(w->c, text);
     return ms__doom(MS_ECOMM, -1);
 }
@@ -468,17 +466,16 @@ static ms_status look_for_circle(ms_waiter *w)
     }
     ms_status status = MS_OK;
     if (real) {
-        char text[TEXT], what[400];
-        int at = snprintf(text, sizeof text, "deadlock: ");
-        for (int i = begin; i < n && (size_t)at < sizeof text - 1; i++) {
+        char text[TEXT] = "deadlock: ", what[400];
+        for (int i = begin; i < n; i++) {
             int rank = path[i].node / MS_STREAMS, to = path[i + 1 < n ? i + 1 : begin].node / MS_STREAMS;
             ms_waiting *b = &ms__world.board->rank[rank].wait[path[i].node % MS_STREAMS];
             char group[200];
             ms_group *g = group_with(b->group);
             ms__group_text(g, group, sizeof group);
             ms__fingerprint_text(&b->fingerprint, what, sizeof what);
-            at += snprintf(text + at, sizeof text - (size_t)at, "%srank %d waits for rank %d in %s, #%u of %s",
-                           i > begin ? "; " : "", rank, to, what, (unsigned)b->word, group);
+            ms__append(text, sizeof text, "%srank %d waits for rank %d in %s, #%u of %s", i > begin ? "; " : "", rank,
+                       to, what, (unsigned)b->word, group);
         }
         // A peer may have told of the circle meanwhile and gone on: what it waits for now is no part of it.
         if (!ms__comm_error_since(w->c->epoch)) ms__comm_publish_as(w->c->epoch + 1, text);
@@ -548,8 +545,7 @@ ms_status ms__wait_poll(ms_waiter *w)
         sched_yield();
         return MS_OK;
     }
-    struct timespec nap = { 0, for_ns < 2000000 ? 10000 : for_ns < 100000000 ? 100000 : 500000 };
-    nanosleep(&nap, NULL);
+    ms__nap(for_ns < 2000000 ? 10000 : for_ns < 100000000 ? 100000 : 500000);
     // Over nodes only windows are touched, so there even a committed collective may be left.
     if (!w->committed || c->g->far) {
         if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) {

@@ -167,7 +167,7 @@ void ms__leave_child(void)
             hung = launcher_hangs() ? hung + 1 : 0;
             if (hung == 60) kill(ms__launcher_pid, SIGKILL);
             else if (!hung) syscall(SYS_tgkill, ms__launcher_pid, ms__launcher_pid, SIGCHLD);
-            nanosleep(&(struct timespec) { 0, 5000000 }, NULL);
+            ms__nap(5000000);
         }
         ms__comm_clean(true);
         _exit(0);

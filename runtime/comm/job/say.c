@@ -7,7 +7,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 #include "comm/internal.h"
 
@@ -19,8 +18,8 @@ bool ms__has_said_error(void) { return said; }
 // Of the first line, without addresses: tracebacks end with one.
 static uint64_t hash_of(const char *text, size_t n)
 {
-    uint64_t h = 14695981039346656037ull;
-    for (size_t k = 0; k < n && text[k] != '\n'; k++) h = (h ^ (uint8_t)text[k]) * 1099511628211ull;
+    const char *end = memchr(text, '\n', n);
+    uint64_t h = ms__hash_bytes(MS_HASH_START, text, end ? (size_t)(end - text) : n);
     return h ? h : 1;
 }
 
@@ -34,7 +33,7 @@ static bool is_peers(const char *text, size_t n)
         if (r == w->rank || w->node_of[r] != w->node || !memmem(text, n, prefix, strlen(prefix))) continue;
         for (int k = 0; k < 100; k++) {
             if (atomic_load(&w->board->rank[r].state) == RANK_RAISED || ms__rank_dead(r)) return true;
-            nanosleep(&(struct timespec) { 0, 2000000 }, NULL);
+            ms__nap(2000000);
         }
     }
     return false;

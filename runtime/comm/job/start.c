@@ -32,28 +32,19 @@ typedef struct {
     char path[128], why[128];
 } hello;
 
-static uint64_t hash_text(uint64_t h, const char *s)
-{
-    for (; *s; s++) h = (h ^ (uint8_t)*s) * 1099511628211ull;
-    return h;
-}
-
 // Ranks share a node when they run on one kernel and see each other's processes.
 static uint64_t node_identity(int rank, int size)
 {
     char text[128] = "";
-    uint64_t h = 14695981039346656037ull;
+    uint64_t h = MS_HASH_START;
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (f) {
         if (!fgets(text, sizeof text, f)) text[0] = 0;
         fclose(f);
     }
-    h = hash_text(h, text);
+    h = ms__hash_bytes(h, text, strlen(text));
     ssize_t n = readlink("/proc/self/ns/pid", text, sizeof text - 1);
-    if (n > 0) {
-        text[n] = 0;
-        h = hash_text(h, text);
-    }
+    if (n > 0) h = ms__hash_bytes(h, text, (size_t)n);
     // For specs: pretends that ranks sit on that many nodes ("2"), or where each of them sits ("0,1,0,1").
     const char *pretend = getenv("MOONSHARD_COMM_NODES");
     if (pretend && *pretend) {

@@ -57,10 +57,7 @@ ms_status ms__transport_choose(const ms_transport **out, const char *name, const
     const struct row *row = row_of(name, launch->name);
     if (!row) {
         char names[200] = "'auto'";
-        for (int k = 0; k < MS_COUNT(transports); k++) {
-            size_t at = strlen(names);
-            snprintf(names + at, sizeof names - at, ", '%s'", transports[k].name);
-        }
+        for (int k = 0; k < MS_COUNT(transports); k++) ms__append(names, sizeof names, ", '%s'", transports[k].name);
         return ms__fail(MS_EINVAL, "dist.init: backend '%s' is none of %s", name, names);
     }
     if (row->table) {

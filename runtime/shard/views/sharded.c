@@ -35,8 +35,7 @@ static ms_status off_home(const unit *u, const char *device)
     char names[1024] = "";
     for (int j = 0; j < u->n; j++) {
         const char *name = u->params[j].param->name;
-        size_t len = strlen(names);
-        snprintf(names + len, sizeof names - len, "%s('%s', '%s')", len ? ", " : "", name ? name : "?", device);
+        ms__append(names, sizeof names, "%s('%s', '%s')", j ? ", " : "", name ? name : "?", device);
     }
     return ms__fail(MS_ESTATE,
                     "FSDP parameters should be materialized on CPU when enabling CPU offloading. For example, load a "
@@ -212,22 +211,20 @@ static bool uniform(int n, unit_param **present)
 // would be mixed without an error; so the label says which ones are present.
 static void mark_present(const unit *u, const reduction *r, ms_label *label, char *words, size_t size)
 {
-    uint64_t mark = 14695981039346656037ull;
-    int missing = u->n - r->n, named = 0,
-        at = snprintf(words, size, missing <= r->n ? "no gradient of" : "gradients of");
+    uint64_t mark = MS_HASH_START;
+    int missing = u->n - r->n, named = 0;
     if (missing == 0) return;
+    snprintf(words, size, missing <= r->n ? "no gradient of" : "gradients of");
     for (int j = 0, k = 0; j < u->n; j++) {
         bool there = k < r->n && r->present[k] == &u->params[j];
         k += there;
-        mark = (mark ^ (uint64_t)there) * 1099511628211ull;
-        if (there == (missing <= r->n) || at >= 72) continue;
+        mark = ms__hash_value(mark, (uint64_t)there);
+        if (there == (missing <= r->n) || strlen(words) >= 72) continue;
         const char *name = u->params[j].param->name;
-        int n = snprintf(words + at, size - (size_t)at, "%s'%s'", named ? ", " : " ", name ? name : "?");
-        at = n < (int)size - at ? at + n : (int)size - 1;
-        named++;
+        ms__append(words, size, "%s'%s'", named++ ? ", " : " ", name ? name : "?");
     }
     int left = (missing <= r->n ? missing : r->n) - named;
-    if (left) snprintf(words + at, size - (size_t)at, " and %d more", left);
+    if (left) ms__append(words, size, " and %d more", left);
     label->part = mark;
     label->part_of = words;
 }
