@@ -303,7 +303,9 @@ static ms_status run_record(void *arg) { return run(*(ms_coll **)arg); }
 static void retire_record(void *arg, ms_status result)
 {
     (void)result;
-    ms__coll_drop(*(ms_coll **)arg);
+    ms_coll *c = *(ms_coll **)arg;
+    c->g->in_flight--;
+    ms__coll_drop(c);
 }
 
 static void attach(ms_coll *c)
@@ -439,6 +441,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         ms__coll_drop(c);
         return status;
     }
+    g->in_flight++;
     if (in) mark_storage(in, event, false);
     for (int i = 0; i < n_parts; i++) mark_storage(parts[i], event, false);
     if (out) mark_storage(out, event, true);
@@ -531,16 +534,16 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     return next_group++;
 }
 
-// What the workers still have to do in g: afterwards none of them touches it.
+// Waits until the collectives of g on queues are retired: no worker touches g afterwards, and their works are done.
 static ms_status finish_group(ms_group *g)
 {
     ms_status status = MS_OK;
-    for (int k = 0; k < RING && g->me >= 0 && status == MS_OK; k++) {
-        while (status == MS_OK && atomic_load(&g->finished[k]) < g->issued[k]) {
-            atomic_store(ms__engine_waits, g->heads[g->me].executor[k]);  // seen by those that look for deadlocks
-            ms__nap(100 * 1000);
-            status = ms__check_interrupt();
-        }
+    for (ms__stream_reap(); g->in_flight > 0 && status == MS_OK; ms__stream_reap()) {
+        for (int k = 0; k < RING; k++)
+            if (atomic_load(&g->finished[k]) < g->issued[k])  // the queue it waits for, which deadlock checks read
+                atomic_store(ms__engine_waits, g->heads[g->me].executor[k]);
+        ms__nap(100 * 1000);
+        status = ms__check_interrupt();
     }
     atomic_store(ms__engine_waits, -1);
     return status;

@@ -142,6 +142,7 @@ struct ms_group {
     bool freed;
     bool held;                        // a unit keeps its address: after dist.free_group, too
     uint64_t seq, epoch;              // engine thread only
+    int in_flight;                    // its collectives on queues, until they are retired; engine thread only
     uint64_t issued[RING];            // word that this rank issued last on a ring entry; engine thread only
     _Atomic uint64_t finished[RING];  // and the one that its executor is through with: the next may begin
     uint64_t committed[RING];         // ... and that went on to move data; written before `finished`
