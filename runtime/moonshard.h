@@ -522,6 +522,15 @@ MS_API int ms_optim_is_plain(const ms_optim_options *o);     // is a step p -= l
 // local part. state: MS_OPTIM_STATES ids a leaf, as its row names them, 0 until they are made, unscoped, at the leaf's
 // first step; steps: how many each leaf has taken. On failure nothing was changed.
 MS_API ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, ms_id *state, double *steps);
+// The same for several groups of leaves: all of them step, or none.
+typedef struct {
+    const ms_optim_options *options;
+    int64_t n;
+    const ms_id *leaves;
+    ms_id *state;   // MS_OPTIM_STATES x n
+    double *steps;  // n
+} ms_optim_group;
+MS_API ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups);
 // Norm of order p (> 0, may be infinite) of all their gradients over all ranks, before they are scaled down to max_norm
 // (infinite: only measured): a new 0-dim tensor. Collective where some are sharded.
 MS_API ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p);

@@ -151,137 +151,175 @@ static void run_blocks(void *arg, int64_t first, int64_t last, int64_t block)
     keep_tiny(mode);
 }
 
-// A leaf's state tensors, as many as `keeps` has bits: checked, or made when there is none. made[] collects what a
-// failure takes back.
-static ms_status take_state(unsigned keeps, const ms_tensor *p, ms_id *state, job *j, ms_id *made, int *n_made)
+// A step over all leaves of its groups: jobs, and what a failure takes back.
+typedef struct {
+    int n_jobs, n_stepped, n_made, n_copies;
+    int64_t blocks;
+    job *jobs;
+    double **steps;  // of the leaves that step: their counts, and themselves
+    ms_tensor **stepped;
+    ms_id *made;         // new states
+    ms_tensor **copies;  // contiguous gradients
+} step;
+
+static ms_status step_begin(step *s, int n)
+{
+    *s = (step) { .jobs = malloc((size_t)n * sizeof *s->jobs),
+                  .steps = malloc((size_t)n * sizeof *s->steps),
+                  .stepped = malloc((size_t)n * sizeof *s->stepped),
+                  .made = malloc((size_t)n * MS_OPTIM_STATES * sizeof *s->made),
+                  .copies = malloc((size_t)n * sizeof *s->copies) };
+    if (s->jobs && s->steps && s->stepped && s->made && s->copies) return MS_OK;
+    return ms__no_memory((size_t)n * (sizeof *s->jobs + sizeof *s->steps + sizeof *s->stepped +
+                                      MS_OPTIM_STATES * sizeof *s->made + sizeof *s->copies),
+                         "optimizer", "the list of %d parameters", n);
+}
+
+static void step_end(step *s)
+{
+    for (int k = 0; k < s->n_made; k++) ms_release(s->made[k]);
+    for (int k = 0; k < s->n_copies; k++) ms__release(s->copies[k]);
+    free(s->jobs);
+    free(s->steps);
+    free(s->stepped);
+    free(s->made);
+    free(s->copies);
+}
+
+// A leaf's state tensors, as many as `keeps` has bits: checked, or made when there is none.
+static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *state, job *j)
 {
     int dtype = ms__is_half(p->dtype) ? MS_F32 : p->dtype;
-    for (int s = 0; s < MS_OPTIM_STATES; s++) {
-        if (!(keeps >> s & 1)) continue;
-        if (state[s] == 0) {
+    for (int k = 0; k < MS_OPTIM_STATES; k++) {
+        if (!(keeps >> k & 1)) continue;
+        if (state[k] == 0) {
             ms_tensor *t = NULL;
             MS_TRY(ms__zeros(&t, dtype, ms__device(p), p->ndim, p->shape));
-            if (!(state[s] = ms__name_unscoped(t))) return ms__failure();
-            made[(*n_made)++] = state[s];
+            if (!(state[k] = ms__name_unscoped(t))) return ms__failure();
+            s->made[s->n_made++] = state[k];
         }
-        ms_tensor *t = ms__tensor(state[s]);
+        ms_tensor *t = ms__tensor(state[k]);
         if (!t) return ms__failure();
         if (t->dtype != dtype || t->numel != p->numel || !ms__is_contiguous(t))
             return ms__fail(MS_EINVAL, "optimizer: state %s does not fit the parameter %s", ms__tensor_text(t),
                             ms__tensor_text(p));
         MS_TRY(ms__storage_sync(t->storage, true));
-        j->state[s] = ms__data(t);
+        j->state[k] = ms__data(t);
         t->version->count++;
     }
     return MS_OK;
 }
 
-ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, ms_id *state, double *steps)
+// *out: the leaf's gradient, contiguous and in its dtype; step_end releases it.
+static ms_status take_gradient(step *s, const ms_tensor *p, ms_tensor *g, int number, ms_tensor **out)
 {
-    MS_TRY(ms_optim_check(o));
-    const optimizer *row = optimizer_at(o->kind);
-    unsigned keeps = row->keeps(o);
-    if (n <= 0) return MS_OK;
-    MS_BUSY;
-    MS_RANGE(MS_RANGE_OPTIMIZER, row->range, NULL);
-    ms_status st = MS_OK;
-    int n_jobs = 0, n_stepped = 0, n_made = 0, n_copies = 0;
-    int64_t blocks = 0;
-    job *jobs = malloc((size_t)n * sizeof *jobs);
-    int *stepped = malloc((size_t)n * sizeof *stepped);
-    ms_id *made = malloc((size_t)n * MS_OPTIM_STATES * sizeof *made);
-    ms_tensor **copies = malloc((size_t)n * 2 * sizeof *copies);  // contiguous gradients
-    if (!jobs || !stepped || !made || !copies) {
-        st = ms__no_memory((size_t)n *
-                               (sizeof *jobs + sizeof *stepped + MS_OPTIM_STATES * sizeof *made + 2 * sizeof *copies),
-                           "optimizer", "the list of %d parameters", n);
-        goto out;
-    }
-    for (int k = 0; k < n; k++) {
-        ms_tensor *p = ms__tensor(leaves[k]);
-        if (!p) {
-            st = ms__failure();
-            goto out;
-        }
-        bool unreduced = ms__unit_unreduced(p);
-        p = ms__unit_local(p);
-        ms_tensor *g = p->leaf ? p->leaf->grad : NULL;
-        if (!g) continue;
-        if (ms__device(p) == MS_META) continue;
-        if (unreduced) {
-            st = ms__fail(MS_ESTATE,
-                          "step: the gradient of parameter %d, '%s', has not been reduced: it comes from a backward "
-                          "inside no_sync; run one outside first",
-                          k + 1, p->name ? p->name : "?");
-            goto out;
-        }
-        if (!ms__is_contiguous(p)) {
-            st = ms__fail(MS_EINVAL, "optimizer: parameter %d (%s) is not contiguous", k + 1, ms__tensor_text(p));
-            goto out;
-        }
-        bool cast = g->dtype != p->dtype && ms__is_float(g->dtype) && ms__is_float(p->dtype);
-        if ((g->dtype != p->dtype && !cast) || g->numel != p->numel || ms__device(g) != ms__device(p)) {
-            st = ms__fail(MS_EINVAL, "optimizer: gradient %s does not fit parameter %d, %s", ms__tensor_text(g), k + 1,
-                          ms__tensor_text(p));
-            goto out;
-        }
-        job *j = &jobs[n_jobs];
-        memset(j, 0, sizeof *j);
-        if (cast) {  // kept in low precision: promoted, as arithmetic between the two would
-            if ((st = ms__tensor_new(&copies[n_copies], p->dtype, ms__device(g), g->ndim, g->shape,
-                                     "optimizer: gradient")))
-                goto out;
-            st = ms__copy(copies[n_copies], g);
-        } else if ((st = ms__contiguous(&copies[n_copies], g))) goto out;
-        g = copies[n_copies++];
-        if (st != MS_OK) goto out;
-        if ((st = take_state(keeps, p, state + MS_OPTIM_STATES * k, j, made, &n_made))) goto out;
-        if ((st = ms__storage_sync(g->storage, false)) || (st = ms__storage_sync(p->storage, true))) goto out;
-        j->kind = o->kind;
-        j->p = ms__data(p);
-        j->g = ms__data(g);
-        j->dtype = p->dtype;
-        j->numel = p->numel;
-        j->block = blocks;
-        j->device = ms__device(p);
-        row->factors(o, steps[k] + 1, j->factors);
-        blocks += (p->numel + BLOCK - 1) / BLOCK;
-        stepped[n_stepped++] = k;  // an empty shard, too: it has no work, but its peers' parts change
-        if (p->numel > 0) n_jobs++;
-    }
-    // Nothing has changed so far: a step that fails for lack of memory can be repeated. From here on only a device can
-    // fail.
-    for (int k = 0; st == MS_OK && k < n_jobs;) {  // a list for every run of leaves on one device
+    bool cast = g->dtype != p->dtype && ms__is_float(g->dtype) && ms__is_float(p->dtype);
+    if ((g->dtype != p->dtype && !cast) || g->numel != p->numel || ms__device(g) != ms__device(p))
+        return ms__fail(MS_EINVAL, "optimizer: gradient %s does not fit parameter %d, %s", ms__tensor_text(g), number,
+                        ms__tensor_text(p));
+    if (cast)  // kept in low precision: promoted, as arithmetic between the two would
+        MS_TRY(ms__tensor_new(out, p->dtype, ms__device(g), g->ndim, g->shape, "optimizer: gradient"));
+    else MS_TRY(ms__contiguous(out, g));
+    s->copies[s->n_copies++] = *out;
+    return cast ? ms__copy(*out, g) : MS_OK;
+}
+
+// The job of leaf k of a group, if it has a gradient. An empty shard steps too: it has no work, but its peers' parts
+// change.
+static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
+{
+    const optimizer *row = optimizer_at(of->options->kind);
+    ms_tensor *p = ms__tensor(of->leaves[k]), *leaf = p;
+    if (!p) return ms__failure();
+    bool unreduced = ms__unit_unreduced(p);
+    p = ms__unit_local(p);
+    ms_tensor *g = p->leaf ? p->leaf->grad : NULL;
+    if (!g || ms__device(p) == MS_META) return MS_OK;
+    if (unreduced)
+        return ms__fail(MS_ESTATE,
+                        "step: the gradient of parameter %d, '%s', has not been reduced: it comes from a backward "
+                        "inside no_sync; run one outside first",
+                        k + 1, p->name ? p->name : "?");
+    if (!ms__is_contiguous(p))
+        return ms__fail(MS_EINVAL, "optimizer: parameter %d (%s) is not contiguous", k + 1, ms__tensor_text(p));
+    job *j = &s->jobs[s->n_jobs];
+    memset(j, 0, sizeof *j);
+    MS_TRY(take_gradient(s, p, g, k + 1, &g));
+    MS_TRY(take_state(s, row->keeps(of->options), p, of->state + MS_OPTIM_STATES * k, j));
+    MS_TRY(ms__storage_sync(g->storage, false));
+    MS_TRY(ms__storage_sync(p->storage, true));
+    j->kind = of->options->kind;
+    j->p = ms__data(p);
+    j->g = ms__data(g);
+    j->dtype = p->dtype;
+    j->numel = p->numel;
+    j->block = s->blocks;
+    j->device = ms__device(p);
+    row->factors(of->options, of->steps[k] + 1, j->factors);
+    s->blocks += (p->numel + BLOCK - 1) / BLOCK;
+    s->steps[s->n_stepped] = &of->steps[k];
+    s->stepped[s->n_stepped++] = leaf;
+    if (p->numel > 0) s->n_jobs++;
+    return MS_OK;
+}
+
+// One list for every run of leaves on one device.
+static ms_status run_jobs(job *jobs, int n)
+{
+    for (int k = 0; k < n;) {
         int end = k;
         int64_t first = jobs[k].block, count = 0, size = 0;
-        for (; end < n_jobs && jobs[end].device == jobs[k].device; end++) {
+        for (; end < n && jobs[end].device == jobs[k].device; end++) {
             jobs[end].block -= first;
             count = jobs[end].block + (jobs[end].numel + BLOCK - 1) / BLOCK;
             size += jobs[end].numel;
         }
         job_list list = { jobs + k, end - k };
         if (ms__is_cuda(jobs[k].device))
-            st = ms__cuda()->optim(ms__index(jobs[k].device), list.n, list.jobs, count, BLOCK);
+            MS_TRY(ms__cuda()->optim(ms__index(jobs[k].device), list.n, list.jobs, count, BLOCK));
         else if (size <= 2 * BLOCK) run_blocks(&list, 0, count, 0);
         else ms__parallel_tasks(count, run_blocks, &list);
         k = end;
     }
-    if (st != MS_OK) goto out;
-    for (int k = 0; k < n_stepped; k++) {
-        steps[stepped[k]]++;
-        ms__unit_stepped(ms__tensor(leaves[stepped[k]]));
+    return MS_OK;
+}
+
+static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups)
+{
+    for (int i = 0; i < n_groups; i++)
+        for (int k = 0; k < groups[i].n; k++) MS_TRY(add_leaf(s, &groups[i], k));
+    // Nothing has changed so far: a step that fails for lack of memory can be repeated. From here on only a device can
+    // fail.
+    MS_TRY(run_jobs(s->jobs, s->n_jobs));
+    for (int k = 0; k < s->n_stepped; k++) {
+        ++*s->steps[k];
+        ms__unit_stepped(s->stepped[k]);
     }
-    n_made = 0;
-out:
-    for (int k = 0; k < n_made; k++) ms_release(made[k]);
-    for (int k = 0; k < n_copies; k++) ms__release(copies[k]);
-    if (st != MS_OK && made)
-        for (int k = 0; k < n; k++)
-            for (int s = MS_OPTIM_STATES * k; s < MS_OPTIM_STATES * (k + 1); s++)
-                if (state[s] && !ms_is_alive(state[s])) state[s] = 0;
-    free(jobs);
-    free(stepped);
-    free(made);
-    free(copies);
-    return st;
+    s->n_made = 0;
+    return MS_OK;
+}
+
+ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups)
+{
+    int n = 0;
+    for (int i = 0; i < n_groups; i++) {
+        MS_TRY(ms_optim_check(groups[i].options));
+        n += groups[i].n;
+    }
+    if (n <= 0) return MS_OK;
+    MS_BUSY;
+    MS_RANGE(MS_RANGE_OPTIMIZER, optimizer_at(groups[0].options->kind)->range, NULL);
+    step s;
+    ms_status status = step_begin(&s, n);
+    if (status == MS_OK) status = step_groups(&s, n_groups, groups);
+    step_end(&s);
+    for (int i = 0; i < n_groups && status != MS_OK; i++)
+        for (int k = 0; k < MS_OPTIM_STATES * groups[i].n; k++)
+            if (groups[i].state[k] && !ms_is_alive(groups[i].state[k])) groups[i].state[k] = 0;
+    return status;
+}
+
+ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, ms_id *state, double *steps)
+{
+    return ms_optim_step_groups(1, &(ms_optim_group) { o, n, leaves, state, steps });
 }

@@ -141,6 +141,50 @@ describe("an optimizer", function()
     assert.is_nil(opt:state_of(a))
   end)
 
+  it("steps all its groups or none", function()
+    local lib = require "moonshard.core.ffi".lib
+    local function two_groups(second)
+      local a = leaf({ 1, 2 }, "float32")
+      local opt = optim.AdamW({ { params = { a } }, { params = { second }, lr = 0.5 } }, { lr = 0.25 })
+      return a, opt
+    end
+    local turned = nn.Parameter(ms.ones(4, 2):t())
+    local a, opt = two_groups(turned)
+    set_grad(a, { 1, 1 })
+    turned.grad = ms.ones(2, 4)
+    assert.truthy(message(opt.step, opt):find("parameter 1 (float32 [2, 4] cpu) is not contiguous", 1, true))
+    assert.are.same({ 1, 2 }, a:tolist())
+    assert.is_nil(opt:state_of(a))
+
+    local b
+    local function gradients()
+      set_grad(a, { 1, -1 })
+      set_grad(b, { 2, -3 })
+    end
+    local function fresh()
+      b = leaf({ 3, 4 }, "float32")
+      a, opt = two_groups(b)
+      gradients()
+    end
+    fresh()
+    opt:step()
+    local want, failures = { a:tolist(), b:tolist() }, 0
+    for n = 1, 20 do
+      fresh()
+      lib.ms_fail_allocation(n)
+      local ok, e = pcall(opt.step, opt)
+      lib.ms_fail_allocation(0)
+      if not ok then
+        failures = failures + 1
+        assert.truthy(tostring(e):find("no memory", 1, true), e)
+        assert.are.same({ { 1, 2 }, { 3, 4 } }, { a:tolist(), b:tolist() })
+        opt:step()
+      end
+      assert.are.same(want, { a:tolist(), b:tolist() })
+    end
+    assert.is_true(failures >= 4, failures)                             -- the states
+  end)
+
   it("steps half types by float32 state, and empty parameters without work", function()
     for _, dtype in ipairs { "bfloat16", "float16" } do
       local p, e = leaf({ 1, -2 }, dtype), nn.Parameter(ms.zeros(0, 3, { dtype = dtype }))

@@ -188,7 +188,6 @@ end
 local function step_sparse(self, c, group, p)
   local g = p.grad
   if not g then return end
-  self:_check(group, true, c.options)
   if lib.ms_optim_is_plain(c.options) == 0 then
     raise("%s: sparse parameters take SGD without momentum and weight decay only", self:class_name())
   end
@@ -198,28 +197,51 @@ local function step_sparse(self, c, group, p)
   no_grad(function() p:add_(g, { alpha = -group.lr }) end)
 end
 
-local run_group
-
-local function step_group(self, c, group)
-  for k = 1, c.count do
-    if c.params[k].id < 0 and c.params[k].is_sparse then step_sparse(self, c, group, c.params[k]) end
+-- The engine's view of the groups, made anew when one of them has been compiled anew.
+local function engine_groups(self, n)
+  local made = self._engine_groups
+  local same = made ~= nil and made.n == n
+  for k = 1, n do same = same and made[k] == self._compiled[k] end
+  if same then return made.list end
+  made = { n = n, list = ffi.new("ms_optim_group[?]", math.max(n, 1)) }
+  for k = 1, n do
+    local c, group = self._compiled[k], made.list[k - 1]
+    made[k] = c                                         -- keeps what the pointers name
+    group.options, group.n, group.leaves, group.state, group.steps = c.options, c.n, c.ids, c.state, c.steps
   end
-  return with_dense_grads(c.leaves, run_group, self, c, group)
+  self._engine_groups = made
+  return made.list
 end
 
-function run_group(self, c, group)
-  self:_check(group, true, c.options)   -- scripts change options between steps
-  if lib.ms_optim_step(c.options, c.n, c.ids, c.state, c.steps) ~= 0 then
-    take_state(c)
-    errors.fail(unpack(group.params))
+local function is_young(c)
+  for k = 0, c.n - 1 do
+    if c.steps[k] == 0 then return true end
   end
-  if c.young then                       -- state appears at a leaf's first step
-    take_state(c)
-    c.young = false
-    for k = 0, c.n - 1 do
-      if c.steps[k] == 0 then c.young = true break end
+  return false
+end
+
+local function step_dense(self, n)
+  if lib.ms_optim_step_groups(n, engine_groups(self, n)) ~= 0 then
+    local params = {}
+    for k = 1, n do
+      take_state(self._compiled[k])
+      for _, p in ipairs(self.param_groups[k].params) do params[#params + 1] = p end
+    end
+    errors.fail(unpack(params))
+  end
+  for k = 1, n do
+    local c = self._compiled[k]
+    if c.young then                                     -- state appears at a leaf's first step
+      take_state(c)
+      c.young = is_young(c)
     end
   end
+end
+
+-- Runs step_dense while the sparse gradients of groups k to n are dense.
+local function with_groups_dense(self, n, k)
+  if k > n then return step_dense(self, n) end
+  return with_dense_grads(self._compiled[k].leaves, with_groups_dense, self, n, k + 1)
 end
 
 --- One step over all parameters that have a gradient.
@@ -232,10 +254,19 @@ function Optimizer:step(closure)
     result = enable_grad(closure)
   end
   local groups = self.param_groups
-  for k = 1, #groups do
+  local n = #groups
+  for k = 1, n do
     local group = groups[k]
-    step_group(self, compiled(self, k, group), group)
+    local c = compiled(self, k, group)
+    self:_check(group, true, c.options)                 -- scripts change options between steps
   end
+  for k = 1, n do
+    local c = self._compiled[k]
+    for j = 1, c.count do
+      if c.params[j].id < 0 and c.params[j].is_sparse then step_sparse(self, c, groups[k], c.params[j]) end
+    end
+  end
+  with_groups_dense(self, n, 1)
   return result
 end
 
