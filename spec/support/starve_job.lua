@@ -2,10 +2,12 @@
 --- One job of a sweep of failing allocations (spec/support/starved.lua): prints a line "rank, n, outcome, message" for
 --- each n.
 ---
----   starve_job.lua SCENARIO malloc|pool FOLDER fork FIRST STRIDE     one process, a fork for each n: all lists are
----   empty in each starve_job.lua SCENARIO malloc|pool FOLDER loop CULPRIT STRIDE   ranks: n by n in one job, failing
----   on one of them starve_job.lua SCENARIO malloc|pool FOLDER once CULPRIT N        ranks: that one, in the job's
----   first steps
+---   starve_job.lua SCENARIO malloc|pool FOLDER fork FIRST STRIDE
+---     one process, a fork for each n: all lists are empty in each
+---   starve_job.lua SCENARIO malloc|pool FOLDER loop CULPRIT STRIDE
+---     ranks: n by n in one job, failing on one of them
+---   starve_job.lua SCENARIO malloc|pool FOLDER once CULPRIT N
+---     ranks: that one, in the job's first steps
 ---
 --- malloc: the C library's, where the engine calls it (fail_malloc.c is preloaded). pool: tensors' memory. One
 --- allocation fails, the next succeeds. Outcomes: same (the undisturbed bits), error (a clean one, and the bits
