@@ -11,7 +11,8 @@
 
 #include <stdatomic.h>
 #include <sys/types.h>
-#include "comm/comm.h"
+#include "comm/error.h"
+#include "comm/request.h"
 #include "base/activity.h"
 #include "comm/transport/transport.h"
 #include "base/env.h"

@@ -9,7 +9,8 @@
 #ifndef MS_UNIT_H
 #define MS_UNIT_H
 
-#include "comm/comm.h"
+#include "comm/error.h"
+#include "comm/request.h"
 #include "autograd/graph.h"
 #include "base/trace.h"
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include "base/launcher.h"
 #include "comm/internal.h"
+#include "comm/transport/self.h"
 
 ms_world ms__world = {
     .rank = 0, .size = 1, .local_size = 1, .nodes = 1, .transport = &ms__transport_self, .timeout = 60, .step = -1

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include "base/base.h"
+#include "comm/transport/self.h"
 #include "comm/transport/transport.h"
 
 // In the order of the alphabet, as the message about an unknown name lists them.

@@ -36,8 +36,6 @@ typedef struct {
 // The symbol that a plugin exports: its table.
 #define MS_TRANSPORT_SYMBOL "ms_transport_table"
 
-extern const ms_transport ms__transport_self;  // self.c: a world of one
-
 // The transport called name; "auto" or NULL: the one that joins the ranks of this launcher.
 ms_status ms__transport_choose(const ms_transport **out, const char *name, const ms_launch *launch);
 
