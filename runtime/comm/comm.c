@@ -29,6 +29,7 @@ static ms_group *group_new(double id, int n, const int *ranks)
     if (!g || !copy) {
         free(g);
         free(copy);
+        ms__no_memory(sizeof *g + (size_t)n * sizeof *copy, "dist", "a group of %d ranks", n);
         return NULL;
     }
     g->id = id;
@@ -54,9 +55,7 @@ static ms_status make_groups(void)
         // It was made for this process alone, and may be held by a unit: the same object becomes the real world.
         if (world_group->n == ms__world.size) return MS_OK;
         ms_group *g = group_new(0, ms__world.size, NULL);
-        if (!g)
-            return ms__no_memory(sizeof(ms_group) + (size_t)ms__world.size * sizeof(int), "dist.init",
-                                 "a group of %d ranks", ms__world.size);
+        if (!g) return MS_ENOMEM;
         *world_group = *g;
         free(g);
         self_group->ranks[0] = ms__world.rank;
@@ -65,9 +64,7 @@ static ms_status make_groups(void)
     int me = ms__world.rank;
     if (!self_group) self_group = group_new(1, 1, &me);
     ms_group *world = self_group ? group_new(0, ms__world.size, NULL) : NULL;
-    if (!world)
-        return ms__no_memory(sizeof(ms_group) + (size_t)ms__world.size * sizeof(int), "dist.init",
-                             "a group of %d ranks", ms__world.size);
+    if (!world) return MS_ENOMEM;
     world_group = world;
     return ms__group_place(world_group);
 }
@@ -208,7 +205,7 @@ static int n_ledger, cap_ledger, recording;
 static ms_status enter(const ms_coll *c)
 {
     if (MS_LIKELY(!recording && debug_level <= 0) || c->op == OP_REFUSED) return MS_OK;
-    double larger = c->in_numel > c->out_numel ? c->in_numel : c->out_numel;
+    double larger = c->in.numel > c->out.numel ? c->in.numel : c->out.numel;
     if (debug_level > 0) {
         char text[400];
         ms__fingerprint_text(&c->fingerprint, text, sizeof text);
@@ -217,10 +214,10 @@ static ms_status enter(const ms_coll *c)
     if (!recording) return MS_OK;
     MS_TRY(ms__grow(&ledger, &cap_ledger, n_ledger, sizeof *ledger, "dist.record", "entries"));
     ledger[n_ledger++] = (ms_ledger_entry) { .op = c->op,
-                                             .dtype = c->dtype,
-                                             .input_numel = c->in_numel,
-                                             .output_numel = c->out_numel,
-                                             .bytes = larger * ms__dtype_size(c->dtype),
+                                             .dtype = c->reducer.dtype,
+                                             .input_numel = c->in.numel,
+                                             .output_numel = c->out.numel,
+                                             .bytes = larger * ms__dtype_size(c->reducer.dtype),
                                              .group = c->g->id,
                                              .unit = c->unit };
     return MS_OK;
@@ -280,8 +277,8 @@ void ms__coll_drop(ms_coll *c)
     if (c->stage) ms__coll_stage_drop(c);
     ms__release(c->keep[0]);
     ms__release(c->keep[1]);
-    if (c->in_storage) ms__storage_release(c->in_storage);
-    if (c->out_storage) ms__storage_release(c->out_storage);
+    if (c->in.storage) ms__storage_release(c->in.storage);
+    if (c->out.storage) ms__storage_release(c->out.storage);
     free(c->pieces);
     for (int i = 0; i < c->n_parts; i++) ms__release(c->parts[i].t);
     free(c->parts);
@@ -310,16 +307,16 @@ static void retire_record(void *arg, ms_status result)
 
 static void attach(ms_coll *c)
 {
-    if (c->in_storage) ms__storage_retain(c->in_storage);
-    if (c->out_storage) ms__storage_retain(c->out_storage);
+    if (c->in.storage) ms__storage_retain(c->in.storage);
+    if (c->out.storage) ms__storage_retain(c->out.storage);
 }
 
-// All that is read, for the compute stream: what is under way on it is through.
-static ms_status sync_input(ms_coll *c)
+// On the compute stream: waits until c may read its input and write its output.
+static ms_status sync_storages(ms_coll *c)
 {
-    if (c->in_storage) MS_TRY(ms__storage_sync(c->in_storage, false));
+    if (c->in.storage) MS_TRY(ms__storage_sync(c->in.storage, false));
     for (int i = 0; i < c->n_parts; i++) MS_TRY(ms__storage_sync(c->parts[i].t->storage, false));
-    return MS_OK;
+    return c->out.storage ? ms__storage_sync(c->out.storage, true) : MS_OK;
 }
 
 // The stream's earlier and later users of a storage.
@@ -361,12 +358,11 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         goto drop;
     }
     if (g->n == 1) {
-        status = sync_input(c);
-        if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
+        status = sync_storages(c);
         if (status == MS_OK) status = enter(c);
         if (status == MS_OK && ms__coll_on_device(c))
-            status = ms__coll_alone_there(c, c->in_storage ? c->in_storage->device : MS_CPU,
-                                          c->out_storage ? c->out_storage->device : MS_CPU);
+            status = ms__coll_alone_there(c, c->in.storage ? c->in.storage->device : MS_CPU,
+                                          c->out.storage ? c->out.storage->device : MS_CPU);
         else if (status == MS_OK) status = ms__coll_alone(c);
         goto drop;
     }
@@ -376,20 +372,18 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     }
     if ((status = ms__comm_adopt()) != MS_OK) goto drop;
     if (ms__coll_on_device(c)) {
-        if (c->in_storage) status = ms__storage_sync(c->in_storage, false);
-        if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
+        status = sync_storages(c);
         if (status == MS_OK) status = ms__coll_stage(c, &marked);
         if (status != MS_OK) goto drop;
     }
     if (c->stream == MS_STREAM_COMPUTE) {
-        status = sync_input(c);
-        if (status == MS_OK && c->out_storage) status = ms__storage_sync(c->out_storage, true);
+        status = sync_storages(c);
     } else {
         ms_stream *s = ms__stream(MS_CPU, c->stream);
-        if (c->in_storage) status = order_storage(s, c->in_storage, false);
+        if (c->in.storage) status = order_storage(s, c->in.storage, false);
         for (int i = 0; i < c->n_parts && status == MS_OK; i++)
             status = order_storage(s, c->parts[i].t->storage, false);
-        if (status == MS_OK && c->out_storage) status = order_storage(s, c->out_storage, true);
+        if (status == MS_OK && c->out.storage) status = order_storage(s, c->out.storage, true);
     }
     if (status != MS_OK) goto drop;
 
@@ -430,7 +424,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         goto drop;
     }
     // Storages are held by c until it is retired; only then may they be used again.
-    ms_storage *in = c->in_storage, *out = c->out_storage, *parts[MS_PARTS];
+    ms_storage *in = c->in.storage, *out = c->out.storage, *parts[MS_PARTS];
     int n_parts = c->n_parts;
     for (int i = 0; i < n_parts; i++) parts[i] = c->parts[i].t->storage;
     attach(c);
@@ -456,7 +450,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     }
     return status;
 drop:
-    c->in_storage = c->out_storage = NULL;  // never retained
+    c->in.storage = c->out.storage = NULL;  // never retained
     ms__coll_drop(c);
     return status;
 }
@@ -514,11 +508,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     }
     ms_group *g = status == MS_OK ? group_new(next_group, n, sorted) : NULL;
     free(sorted);
-    if (!g) {
-        if (status == MS_OK)
-            ms__no_memory(sizeof *g + (size_t)n * sizeof(int), "dist.new_group", "a group of %d ranks", n);
-        return -1;
-    }
+    if (!g) return -1;
     if (ms__group_place(g) != MS_OK) {
         group_drop(g);
         return -1;

@@ -19,7 +19,7 @@ struct ms_stage {
 };
 
 static bool there(const ms_storage *s) { return s && ms__is_cuda(s->device); }
-bool ms__coll_on_device(const ms_coll *c) { return there(c->in_storage) || there(c->out_storage); }
+bool ms__coll_on_device(const ms_coll *c) { return there(c->in.storage) || there(c->out.storage); }
 
 static ms_status host_storage(ms_storage **out, size_t bytes, const ms_coll *c)
 {
@@ -33,30 +33,30 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
     ms_status st = MS_OK;
     if (!s) return ms__no_memory(sizeof *s, ROW(c->op)->name, "a copy in memory of the CPU");
     c->stage = s;
-    char *in = c->in, *out = c->out;
-    size_t in_bytes = c->in_bytes, out_bytes = c->out_bytes;
+    char *in = c->in.data, *out = c->out.data;
+    size_t in_bytes = c->in.bytes, out_bytes = c->out.bytes;
     if (c->n_pieces) {  // places are given from the beginning of the storages
-        if (c->in_storage) in_bytes = c->in_storage->bytes - (size_t)(in - (char *)c->in_storage->data);
-        if (c->out_storage) out_bytes = c->out_storage->bytes - (size_t)(out - (char *)c->out_storage->data);
+        if (c->in.storage) in_bytes = c->in.storage->bytes - (size_t)(in - (char *)c->in.storage->data);
+        if (c->out.storage) out_bytes = c->out.storage->bytes - (size_t)(out - (char *)c->out.storage->data);
         s->runs = true;
         for (int k = 0; k < c->n_pieces; k++) s->runs = s->runs && c->pieces[k].line == 0;
     } else if (c->op == OP_BROADCAST || c->op == OP_ALL_REDUCE || c->op == OP_REDUCE) {
-        in_bytes = out_bytes = c->count * (size_t)ms__dtype_size(c->dtype);
+        in_bytes = out_bytes = c->count * (size_t)ms__dtype_size(c->reducer.dtype);
     }
-    bool same = in == out && c->in_storage && c->out_storage;
-    if (there(c->in_storage)) {
+    bool same = in == out && c->in.storage && c->out.storage;
+    if (there(c->in.storage)) {
         if ((st = host_storage(&s->host_in, in_bytes, c)) != MS_OK) return st;
-        if ((st = ms__move(MS_CPU, s->host_in->data, c->in_storage->device, in, in_bytes)) != MS_OK) return st;
-        c->in = s->host_in->data;
-        c->in_storage = s->host_in;
-        if (same || (in == out && !c->out_storage)) c->out = c->in;
+        if ((st = ms__move(MS_CPU, s->host_in->data, c->in.storage->device, in, in_bytes)) != MS_OK) return st;
+        c->in.data = s->host_in->data;
+        c->in.storage = s->host_in;
+        if (same || (in == out && !c->out.storage)) c->out.data = c->in.data;
     }
-    if (there(c->out_storage)) {
-        s->device = c->out_storage->device;
+    if (there(c->out.storage)) {
+        s->device = c->out.storage->device;
         s->dst = out;
         s->bytes = out_bytes;
-        s->out = ms__storage_retain(c->out_storage);
-        *kept = c->out_storage;
+        s->out = ms__storage_retain(c->out.storage);
+        *kept = c->out.storage;
         if (same) s->host_out = ms__storage_retain(s->host_in);
         else {
             if ((st = host_storage(&s->host_out, out_bytes, c)) != MS_OK) return st;
@@ -64,21 +64,13 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
             if (c->n_pieces && !s->runs) st = ms__move(MS_CPU, s->host_out->data, s->device, out, out_bytes);
             else st = ms__cuda_sync(s->device, MS_STREAM_COMPUTE);  // what is queued may still use the bytes
             if (st != MS_OK) return st;
-            if (in == out && !c->in_storage) c->in = s->host_out->data;
-            c->out = s->host_out->data;
+            if (in == out && !c->in.storage) c->in.data = s->host_out->data;
+            c->out.data = s->host_out->data;
         }
-        c->out_storage = s->host_out;
-        s->host = c->out;
+        c->out.storage = s->host_out;
+        s->host = c->out.data;
     }
     return MS_OK;
-}
-
-// Where piece p of member k lies in the output, and how many bytes it has.
-static size_t piece_run(const ms_piece *p, int k, uint64_t *at)
-{
-    uint64_t before = (uint64_t)k * p->bytes, left = p->total > before ? p->total - before : 0;
-    *at = p->out_offset + (uint64_t)k * p->out_stride;
-    return (size_t)(left < p->bytes ? left : p->bytes);
 }
 
 // On the thread that ran c: the output goes to the device, and is there on return.
@@ -90,19 +82,14 @@ ms_status ms__coll_unstage(ms_coll *c)
     const ms_cuda_table *t = ms__cuda();
     if (c->n_pieces && s->runs) {
         uint64_t shift = c->inline_ ? c->pieces[0].out_offset : 0;
-        for (int p = 0; p < c->n_pieces; p++) {
+        for (int i = 0; i < c->n_pieces; i++) {
+            const ms_piece *p = &c->pieces[i];
             for (int k = 0; k < c->g->n; k++) {
-                uint64_t at;
-                size_t n = piece_run(&c->pieces[p], k, &at);
-                // Whole blocks that follow each other go as one.
-                while (n && k + 1 < c->g->n && c->pieces[p].out_stride == c->pieces[p].bytes) {
-                    uint64_t next;
-                    size_t more = piece_run(&c->pieces[p], k + 1, &next);
-                    if (!more) break;
-                    n += more;
-                    k++;
-                }
-                if (n) MS_TRY(t->copy(index, stream, s->dst + (at - shift), s->host + (at - shift), n, MS_TO_DEVICE));
+                uint64_t at = p->out_offset + (uint64_t)k * p->out_stride - shift;
+                size_t n = ms__piece_bytes(p, k);
+                // Adjacent blocks are copied as one.
+                while (p->out_stride == p->bytes && k + 1 < c->g->n) n += ms__piece_bytes(p, ++k);
+                if (n) MS_TRY(t->copy(index, stream, s->dst + at, s->host + at, n, MS_TO_DEVICE));
             }
         }
     } else {
@@ -125,29 +112,30 @@ void ms__coll_stage_drop(ms_coll *c)
 // A group of one: copies on the device.
 ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device)
 {
-    size_t esize = (size_t)ms__dtype_size(c->dtype);
+    size_t esize = (size_t)ms__dtype_size(c->reducer.dtype);
     if (c->op == OP_BARRIER) return MS_OK;
     if (c->n_pieces) {
         uint64_t in_shift = c->inline_ ? c->pieces[0].in_offset : 0,
                  out_shift = c->inline_ ? c->pieces[0].out_offset : 0;
-        for (int p = 0; p < c->n_pieces; p++) {
-            const ms_piece *q = &c->pieces[p];
-            uint64_t at;
-            size_t n = piece_run(q, 0, &at), line = q->line ? (size_t)q->line : n;
+        for (int i = 0; i < c->n_pieces; i++) {
+            const ms_piece *p = &c->pieces[i];
+            size_t n = ms__piece_bytes(p, 0), line = p->line ? (size_t)p->line : n;
             for (size_t done = 0, row = 0; done < n; done += line, row++)
-                MS_TRY(ms__move(out_device, c->out + (at - out_shift) + row * q->out_line, in_device,
-                                c->in + (q->in_offset - in_shift) + done, line < n - done ? line : n - done));
+                MS_TRY(ms__move(out_device, c->out.data + (p->out_offset - out_shift) + row * p->out_line, in_device,
+                                c->in.data + (p->in_offset - in_shift) + done, line < n - done ? line : n - done));
         }
         return MS_OK;
     }
     size_t bytes = c->op == OP_REDUCE_SCATTER || c->op == OP_ALL_GATHER || c->op == OP_ALL_REDUCE ? c->count * esize
-                   : c->in_bytes < c->out_bytes                                                   ? c->in_bytes
-                                                                                                  : c->out_bytes;
-    if (c->in != c->out && c->in && c->out) MS_TRY(ms__move(out_device, c->out, in_device, c->in, bytes));
-    if (c->scale != 1 && reduces(c->op)) {
-        if (!ms__is_float(c->dtype))
+                   : c->in.bytes < c->out.bytes                                                   ? c->in.bytes
+                                                                                                  : c->out.bytes;
+    if (c->in.data != c->out.data && c->in.data && c->out.data)
+        MS_TRY(ms__move(out_device, c->out.data, in_device, c->in.data, bytes));
+    if (c->reducer.scale != 1 && reduces(c->op)) {
+        if (!ms__is_float(c->reducer.dtype))
             return ms__fail(MS_EUNSUPPORTED, "%s: integers cannot be scaled", ROW(c->op)->name);
-        return ms__cuda()->scale(ms__index(out_device), c->dtype, c->out, (int64_t)c->count, c->scale);
+        return ms__cuda()->scale(ms__index(out_device), c->reducer.dtype, c->out.data, (int64_t)c->count,
+                                 c->reducer.scale);
     }
     return MS_OK;
 }

@@ -137,12 +137,12 @@ static ms_status mismatch(ms_waiter *w)
     for (int k = 0; k < g->n && ms__now_ns() < until;) {
         if (atomic_load(&slot_of(g, k, c->seq)->ready) >= c->word) k++;
         else {
-            if (g->far && k != g->me && g->me == g->leader && ms__far_ready(c, w, false) != MS_OK) break;
+            if (g->far && k != g->me && g->me == g->leader && ms__far_ready(c) != MS_OK) break;
             sched_yield();
         }
     }
     // The other nodes are to see what the ranks here ask for, too.
-    if (g->far && g->me == g->leader) ms__far_ready(c, w, false);
+    if (g->far && g->me == g->leader) ms__far_ready(c);
     ms_blame *b = g->blame;
     char text[TEXT];
     uint64_t was = atomic_load(&b->claimed);
@@ -190,16 +190,16 @@ static ms_status publish(ms_coll *c)
     atomic_store_explicit(&s->round, 0, memory_order_relaxed);
     if (c->inline_) {
         s->flags = SLOT_INLINE;
-        s->bytes = (uint32_t)c->in_bytes;
-        if (c->in_bytes) memcpy(s->payload, c->in, c->in_bytes);  // empty tensors have no address
+        s->bytes = (uint32_t)c->in.bytes;
+        if (c->in.bytes) memcpy(s->payload, c->in.data, c->in.bytes);  // empty tensors have no address
     } else {
         uint32_t ia = 0, oa = 0;
         uint64_t ip = 0, op = 0;
         bool pushes = c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == g->me);
-        bool direct =
-            !g->far &&
-            (c->n_parts ? locate_parts(c, s) : c->in_bytes == 0 || ms__comm_locate(c->in_storage, c->in, &ia, &ip)) &&
-            (!pushes || ms__comm_locate(c->out_storage, c->out, &oa, &op));
+        bool direct = !g->far &&
+                      (c->n_parts ? locate_parts(c, s)
+                                  : c->in.bytes == 0 || ms__comm_locate(c->in.storage, c->in.data, &ia, &ip)) &&
+                      (!pushes || ms__comm_locate(c->out.storage, c->out.data, &oa, &op));
         s->in_arena = ia;
         s->in_at = ip;
         s->out_arena = oa;
@@ -224,17 +224,14 @@ static ms_status agree(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
-    bool leads = g->far && g->me == g->leader, first = true;
+    bool leads = g->far && g->me == g->leader;
     int last = -1;  // whom it waited for last
     MS_RANGE(MS_RANGE_WAIT, "waiting for ranks", NULL);
     for (int k = 0; k < g->n; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
         uint64_t ready;
         while ((ready = atomic_load_explicit(&s->ready, memory_order_acquire)) < c->word) {
-            if (leads) {
-                MS_TRY(ms__far_ready(c, w, first));
-                first = false;
-            }
+            if (leads) MS_TRY(ms__far_ready(c));
             if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->word) continue;
             // A rank whose call was refused has gone on, so this slot may never be copied to this node.
             if (refused_by(c) >= 0) return mismatch(w);
@@ -248,7 +245,7 @@ static ms_status agree(ms_waiter *w)
         }
         if (MS_UNLIKELY(s->hash != c->hash)) return mismatch(w);
     }
-    if (leads) MS_TRY(ms__far_ready(c, w, first));  // ours may still have to go out
+    if (leads) MS_TRY(ms__far_ready(c));  // ours may still have to go out
     if (MS_UNLIKELY(range_here.from != 0) && last >= 0)
         range_here.detail = ms__trace_text("rank %d came last", g->ranks[last]);
     return MS_OK;
@@ -304,7 +301,7 @@ static ms_status run(ms_waiter *w)
 
     MS_TRY(publish(c));
     // No other call agrees with it. The peers fail without being waited for.
-    if (c->op == OP_REFUSED) return g->far && g->me == g->leader ? ms__far_ready(c, w, true) : MS_OK;
+    if (c->op == OP_REFUSED) return g->far && g->me == g->leader ? ms__far_ready(c) : MS_OK;
     ms_status status = agree(w);
     if (status != MS_OK) {
         // Unless everybody was there already and a peer went on: then it counts on us. An error that a peer published

@@ -150,18 +150,31 @@ struct ms_group {
     ms_group *next;
 };
 
+// How a reduction combines the ranks' values.
+typedef struct {
+    int dtype;
+    ms_reduction reduction;
+    int n_ranks;
+    double scale;  // multiplies the result before it is rounded
+} ms_reducer;
+
+typedef struct {
+    ms_storage *storage;  // NULL: this rank does not touch it; retained by the issuer
+    char *data;
+    size_t bytes;
+    double numel;  // for the ledger
+} ms_operand;
+
 typedef struct ms_coll {
     ms_group *g;
-    uint8_t op, dtype, red;
+    uint8_t op;
+    ms_reducer reducer;  // its dtype is the collective's, whatever the operation
     ms_stream_kind stream;
     int root;                           // member, -1
     uint64_t seq, word, epoch, before;  // before: what must be finished on this ring entry
     size_t count;                       // elements of a block (all_reduce, broadcast: of the tensor)
-    double in_numel, out_numel;         // for the ledger
-    double scale, delay;
-    ms_storage *in_storage, *out_storage;  // retained by the issuer; may be NULL
-    char *in, *out;
-    size_t in_bytes, out_bytes;
+    double delay;
+    ms_operand in, out;
     int n_pieces;
     ms_piece *pieces;  // all_gather
     int n_parts;
@@ -342,19 +355,19 @@ void ms__coll_stage_drop(ms_coll *c);
 ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device);
 
 // ---- comm/job/far.c: other nodes ----
-ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first);  // leader: one turn of exchanging ready slots
-ms_status ms__far_reduce(ms_coll *c, ms_waiter *w, char *const *windows, char *result, size_t n);
-ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *mirror, size_t stride, size_t bytes);
-// Of a group with one member on every node: each member's `in` is sent to all others: member k's their_bytes[k] bytes
-// to out + k * stride.
-ms_status ms__far_exchange(ms_coll *c, ms_waiter *w, const char *in, size_t bytes, char *out, size_t stride,
-                           const size_t *their_bytes);
+ms_status ms__far_ready(ms_coll *c);  // leader: one turn of exchanging ready slots
+ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_t n);
+// The members' windows of other nodes land in mirror, `bytes` of each, one behind the other.
+ms_status ms__far_gather(ms_waiter *w, char *const *windows, char *mirror, size_t bytes);
+// In a group with one member on every node: sends `in` to all other members, and receives theirs: bytes[k] bytes of
+// member k land at out + k * stride.
+ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t stride, const size_t *bytes);
 // A reduction of two members, of which bytes[k] are made by member k, here to `mine`: each sends what the other lacks,
 // both add in the order of ranks. The peer's part comes to `theirs`; NULL: it stays there. source: bytes [at, at + n)
 // of what this rank has for a member's part; where they are not in one place, brought together in the room numbered k,
 // 0 to 4.
 typedef const char *ms_far_source(ms_coll *c, int member, size_t at, size_t n, size_t k);
-ms_status ms__far_pair(ms_coll *c, ms_waiter *w, ms_far_source *source, const size_t *bytes, char *mine, char *theirs);
+ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes, char *mine, char *theirs);
 void ms__far_end(ms_coll *c);
 void ms__far_error(uint64_t number, const char *text, bool backward);
 void ms__far_poll(void);
@@ -362,10 +375,11 @@ void ms__far_poll(void);
 // ---- comm/reduce.c ----
 int ms__acc_size(int dtype);
 void ms__acc_load(void *acc, const void *src, int dtype, size_t n);
-void ms__acc_add(void *acc, const void *src, int dtype, int red, size_t n);
-void ms__acc_store(void *dst, void *acc, int dtype, int red, double scale, int n_ranks, size_t n);
-void ms__reduce(int dtype, int red, double scale, int n_ranks, int n_src, const char *const *src, int n_dst,
-                char *const *dst, size_t n);
+void ms__acc_add(const ms_reducer *how, void *acc, const void *src, size_t n);
+// The last step: mean, scale, rounding. acc is changed.
+void ms__acc_store(const ms_reducer *how, void *dst, void *acc, size_t n);
+// Each of dst[0..n_dst) = reduction of src[0..n_ranks) over n elements. A dst may be one of the sources.
+void ms__reduce(const ms_reducer *how, const char *const *src, int n_dst, char *const *dst, size_t n);
 void ms__comm_copy(void *dst, const void *src, size_t n);
 
 #endif

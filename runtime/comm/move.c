@@ -8,11 +8,17 @@
 // All three add up in the order of ranks, so they give the same bits.
 #include "comm/internal.h"
 
+static size_t min(size_t a, size_t b) { return a < b ? a : b; }
+static size_t max(size_t a, size_t b) { return a > b ? a : b; }
+
 // Empty tensors have no address.
 static inline void put(void *to, const void *from, size_t n)
 {
     if (n) memmove(to, from, n);
 }
+
+// How many of `bytes` follow `at`; n at most.
+static size_t left(size_t bytes, size_t at, size_t n) { return at < bytes ? min(bytes - at, n) : 0; }
 
 // Every member here has reached `round`.
 static ms_status wait_round(ms_waiter *w, uint64_t round)
@@ -29,11 +35,44 @@ static ms_status wait_round(ms_waiter *w, uint64_t round)
     return MS_OK;
 }
 
-static size_t piece_bytes(const ms_piece *p, int member)
+// The elements [*first, *first + n) of count that member k of n_members reduces: cut at cache lines, which does not
+// change a bit of the result. Returns n.
+static size_t share(size_t count, int n_members, int k, size_t *first)
 {
-    uint64_t first = (uint64_t)member * p->bytes;
-    if (first >= p->total) return 0;
-    return p->total - first < p->bytes ? (size_t)(p->total - first) : (size_t)p->bytes;
+    size_t each = ((count + (size_t)n_members - 1) / (size_t)n_members + 63) & ~(size_t)63;
+    *first = each * (size_t)k < count ? each * (size_t)k : count;
+    return count - *first < each ? count - *first : each;
+}
+
+// Every operation of which a rank makes its result alone, from all members' whole inputs.
+static void move_blocks(ms_coll *c, const char **in)
+{
+    int n = c->g->n, me = c->g->me;
+    size_t block = c->count * (size_t)ms__dtype_size(c->reducer.dtype);
+    char *out = c->out.data;
+    switch (c->op) {
+    case OP_REDUCE_SCATTER:
+        for (int k = 0; k < n; k++) in[k] += (size_t)me * block;
+        ms__reduce(&c->reducer, in, 1, &out, c->count);
+        break;
+    case OP_BROADCAST:
+        if (c->root != me) ms__comm_copy(out, in[c->root], block);
+        break;
+    case OP_GATHER:
+        for (int k = 0; k < n && c->root == me; k++) ms__comm_copy(out + (size_t)k * block, in[k], block);
+        break;
+    case OP_SCATTER: ms__comm_copy(out, in[c->root] + (size_t)me * block, block); break;
+    case OP_ALL_TO_ALL:
+        for (int j = 0; j < n; j++) {
+            int k = (me + j) % n;
+            ms__comm_copy(out + (size_t)k * block, in[k] + (size_t)me * block, block);
+        }
+        break;
+    case OP_SEND_RECV:
+        if (me == 1) ms__comm_copy(out, in[0], block);
+        break;
+    default: break;
+    }
 }
 
 // ---- small: every input is in a payload ------------------------------------------------------------
@@ -41,32 +80,14 @@ static size_t piece_bytes(const ms_piece *p, int member)
 ms_status ms__move_inline(ms_coll *c)
 {
     ms_group *g = c->g;
-    const char *src[1024];
-    size_t esize = (size_t)ms__dtype_size(c->dtype), block = c->count * esize;
-    for (int k = 0; k < g->n; k++) src[k] = slot_of(g, k, c->seq)->payload;
-    switch (c->op) {
-    case OP_ALL_REDUCE: ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &c->out, c->count); break;
-    case OP_REDUCE:
-        if (c->root == g->me) ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &c->out, c->count);
-        break;
-    case OP_REDUCE_SCATTER:
-        for (int k = 0; k < g->n; k++) src[k] += (size_t)g->me * block;
-        ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &c->out, c->count);
-        break;
-    case OP_BROADCAST:
-        if (c->root != g->me) put(c->out, src[c->root], block);
-        break;
-    case OP_ALL_GATHER:
-        for (int k = 0; k < g->n; k++) put(c->out + (size_t)k * block, src[k], block);
-        break;
-    case OP_GATHER:
-        for (int k = 0; k < g->n && c->root == g->me; k++) put(c->out + (size_t)k * block, src[k], block);
-        break;
-    case OP_ALL_TO_ALL:
-        for (int k = 0; k < g->n; k++) put(c->out + (size_t)k * block, src[k] + (size_t)g->me * block, block);
-        break;
-    default: break;
-    }
+    const char *in[1024];
+    size_t block = c->count * (size_t)ms__dtype_size(c->reducer.dtype);
+    for (int k = 0; k < g->n; k++) in[k] = slot_of(g, k, c->seq)->payload;
+    if (c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == g->me))
+        ms__reduce(&c->reducer, in, 1, &c->out.data, c->count);
+    else if (c->op == OP_ALL_GATHER)
+        for (int k = 0; k < g->n; k++) put(c->out.data + (size_t)k * block, in[k], block);
+    else move_blocks(c, in);
     return MS_OK;
 }
 
@@ -93,21 +114,21 @@ static void gather_pieces(ms_coll *c, int k, const char *from)
 {
     for (int i = 0; i < c->n_pieces; i++) {
         const ms_piece *p = &c->pieces[i];
-        put_piece(c->out, p, k, 0, from + p->in_offset, piece_bytes(p, k));
+        put_piece(c->out.data, p, k, 0, from + p->in_offset, ms__piece_bytes(p, k));
     }
 }
 
 // Bytes of member k's block that are in a part; zeros follow up to the part's bytes.
 static size_t part_bytes(const ms_part *p, int member)
 {
-    return piece_bytes(&(ms_piece) { .bytes = p->bytes, .total = p->total }, member);
+    return ms__piece_bytes(&(ms_piece) { .bytes = p->bytes, .total = p->total }, member);
 }
 
 static ms_status scatter_parts(ms_coll *c)
 {
     ms_group *g = c->g;
     const char *src[1024];
-    char *out = c->out;
+    char *out = c->out.data;
     for (int i = 0; i < c->n_parts; i++) {
         const ms_part *p = &c->parts[i];
         size_t n = part_bytes(p, g->me);
@@ -118,7 +139,7 @@ static ms_status scatter_parts(ms_coll *c)
             if (!src[k]) return MS_ECOMM;
             src[k] += (uint64_t)g->me * here.stride;
         }
-        ms__reduce(c->dtype, c->red, c->scale, g->n, g->n, src, 1, &out, n / (size_t)ms__dtype_size(c->dtype));
+        ms__reduce(&c->reducer, src, 1, &out, n / (size_t)ms__dtype_size(c->reducer.dtype));
         if (n < p->bytes) memset(out + n, 0, p->bytes - n);
         out += p->bytes;
     }
@@ -134,10 +155,7 @@ static void take_parts(const ms_coll *c, int member, size_t at, char *to, size_t
             at -= p->bytes;
             continue;
         }
-        size_t m = p->bytes - at < n ? p->bytes - at : n, have = part_bytes(p, member),
-               full = at >= have      ? 0
-                      : have - at < m ? have - at
-                                      : m;
+        size_t m = left(p->bytes, at, n), full = left(part_bytes(p, member), at, m);
         put(to, (const char *)ms__data(p->t) + (uint64_t)member * p->stride + at, full);
         memset(to + full, 0, m - full);
         to += m;
@@ -153,62 +171,34 @@ ms_status ms__move_direct(ms_coll *c)
     int n = g->n, me = g->me;
     const char *in[1024];
     char *out[1024];
-    size_t esize = (size_t)ms__dtype_size(c->dtype), block = c->count * esize;
+    size_t esize = (size_t)ms__dtype_size(c->reducer.dtype);
     for (int k = 0; k < n; k++) {
-        in[k] = c->in;
-        out[k] = c->out;
+        in[k] = c->in.data;
+        out[k] = c->out.data;
         if (k == me) continue;
         ms_slot *s = slot_of(g, k, c->seq);
         if (s->in_arena && !(in[k] = ms__comm_resolve(g->ranks[k], s->in_arena, s->in_at))) return MS_ECOMM;
         if (s->out_arena && !(out[k] = ms__comm_resolve(g->ranks[k], s->out_arena, s->out_at))) return MS_ECOMM;
     }
-    // Cut for the members at cache lines; the cut does not change a bit of the result.
-    size_t per = (c->count + (size_t)n - 1) / (size_t)n;
-    per = (per + 63) & ~(size_t)63;
-    size_t first = per * (size_t)me < c->count ? per * (size_t)me : c->count;
-    size_t mine = c->count - first < per ? c->count - first : per;
-    switch (c->op) {
-    case OP_ALL_REDUCE:
-    case OP_REDUCE:
+    if (c->op == OP_ALL_REDUCE || c->op == OP_REDUCE) {
+        size_t first, mine = share(c->count, n, me, &first);
         for (int k = 0; k < n; k++) {
             in[k] += first * esize;
             out[k] += first * esize;
         }
         if (c->op == OP_REDUCE) out[0] = out[c->root];
-        ms__reduce(c->dtype, c->red, c->scale, n, n, in, c->op == OP_REDUCE ? 1 : n, out, mine);
-        break;
-    case OP_REDUCE_SCATTER:
-        for (int k = 0; k < n; k++) in[k] += (size_t)me * block;
-        ms__reduce(c->dtype, c->red, c->scale, n, n, in, 1, &c->out, c->count);
-        break;
-    case OP_BROADCAST:
-        if (c->root != me) ms__comm_copy(c->out, in[c->root], block);
-        break;
-    case OP_ALL_GATHER:
+        ms__reduce(&c->reducer, in, c->op == OP_REDUCE ? 1 : n, out, mine);
+    } else if (c->op == OP_ALL_GATHER)
         for (int j = 0; j < n; j++) gather_pieces(c, (me + j) % n, in[(me + j) % n]);
-        break;
-    case OP_GATHER:
-        for (int k = 0; k < n && c->root == me; k++) ms__comm_copy(c->out + (size_t)k * block, in[k], block);
-        break;
-    case OP_SCATTER: ms__comm_copy(c->out, in[c->root] + (size_t)me * block, block); break;
-    case OP_ALL_TO_ALL:
-        for (int j = 0; j < n; j++) {
-            int k = (me + j) % n;
-            ms__comm_copy(c->out + (size_t)k * block, in[k] + (size_t)me * block, block);
-        }
-        break;
-    case OP_SEND_RECV:
-        if (me == 1) ms__comm_copy(c->out, in[0], block);
-        break;
-    default: break;
-    }
+    else move_blocks(c, in);
     return MS_OK;
 }
 
 ms_status ms__coll_alone(ms_coll *c)
 {
-    if (c->op == OP_BARRIER || (c->in == c->out && c->scale == 1 && c->op != OP_ALL_GATHER)) return MS_OK;
-    if (c->n_pieces && c->inline_) c->out -= c->pieces[0].out_offset, c->in -= c->pieces[0].in_offset;
+    if (c->op == OP_BARRIER || (c->in.data == c->out.data && c->reducer.scale == 1 && c->op != OP_ALL_GATHER))
+        return MS_OK;
+    if (c->n_pieces && c->inline_) c->out.data -= c->pieces[0].out_offset, c->in.data -= c->pieces[0].in_offset;
     return ms__move_direct(c);
 }
 
@@ -223,7 +213,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
     ms_coll *c = w->c;
     ms_group *g = c->g;
     int members = g->n, me = g->me, blocks = input_blocks(c);
-    size_t esize = (size_t)ms__dtype_size(c->dtype), stride = (n + 63) & ~(size_t)63;
+    size_t esize = (size_t)ms__dtype_size(c->reducer.dtype), stride = (n + 63) & ~(size_t)63;
     char *windows[1024], *mine;
     // Executors differ between ranks: a member's window is where its slot says.
     for (int k = 0; k < members; k++) {
@@ -235,12 +225,11 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
 
     if (on_side(ROW(c->op)->reads, me, c->root)) {
         if (piece) {
-            size_t have = piece_bytes(piece, me), m = at >= have ? 0 : have - at < n ? have - at : n;
-            if (m) put(mine, c->in + piece->in_offset + at, m);
+            put(mine, c->in.data + piece->in_offset + at, left(ms__piece_bytes(piece, me), at, n));
         } else {
             for (int b = 0; b < blocks; b++) {
                 if (c->n_parts) take_parts(c, b, at, mine + (size_t)b * stride, n);
-                else put(mine + (size_t)b * stride, c->in + (size_t)b * block + at, n);
+                else put(mine + (size_t)b * stride, c->in.data + (size_t)b * block + at, n);
             }
         }
     }
@@ -249,59 +238,49 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
     if (reduces(c->op)) {
         size_t total = stride * (size_t)blocks, count = total / esize;
         if (g->far) {
-            if (me == g->leader) MS_TRY(ms__far_reduce(c, w, windows, result, count));
+            if (me == g->leader) MS_TRY(ms__far_reduce(w, windows, result, count));
         } else {
             // Each member adds up its part of the slice and leaves it in its own window.
-            size_t per = (((count + (size_t)members - 1) / (size_t)members) + 63) & ~(size_t)63;
-            size_t first = per * (size_t)me < count ? per * (size_t)me : count,
-                   m = count - first < per ? count - first : per;
+            size_t first, m = share(count, members, me, &first);
             const char *src[1024];
             for (int k = 0; k < members; k++) src[k] = windows[k] + first * esize;
             char *dst = mine + WINDOW + first * esize;
-            ms__reduce(c->dtype, c->red, c->scale, members, members, src, 1, &dst, m);
+            ms__reduce(&c->reducer, src, 1, &dst, m);
         }
         MS_TRY(wait_round(w, ++*round));
         if (c->op != OP_REDUCE || c->root == me) {
             size_t skip = c->op == OP_REDUCE_SCATTER ? (size_t)me * stride : 0;
-            size_t per = (((count + (size_t)members - 1) / (size_t)members) + 63) & ~(size_t)63;
-            for (size_t done = 0; done < n;) {  // over the members' parts
-                size_t place = skip + done, m = n - done;
-                char *from = result + place;
-                if (!g->far) {
-                    size_t k = place / (per * esize), end = (k + 1) * per * esize;
-                    if (end - place < m) m = end - place;
-                    from = windows[k] + WINDOW + place;
-                }
-                put(c->out + at + done, from, m);
-                done += m;
+            if (g->far) put(c->out.data + at, result + skip, n);
+            for (int k = 0; k < members && !g->far; k++) {  // what member k reduced of [skip, skip + n)
+                size_t first, m = share(count, members, k, &first) * esize;
+                size_t from = max(first * esize, skip), to = min(first * esize + m, skip + n);
+                if (from < to) put(c->out.data + at + (from - skip), windows[k] + WINDOW + from, to - from);
             }
         }
     } else {
         // A peer's slice: in its window, or mirrored by the leader from another node.
         size_t bytes = stride * (size_t)blocks;
         if (g->far) {
-            if (me == g->leader) MS_TRY(ms__far_gather(c, w, windows, result, bytes, bytes));
+            if (me == g->leader) MS_TRY(ms__far_gather(w, windows, result, bytes));
             MS_TRY(wait_round(w, ++*round));
         }
         for (int k = 0; k < members; k++) {
             if (!on_side(ROW(c->op)->reads, k, c->root)) continue;
             const char *from = windows[k] ? windows[k] : result + (size_t)k * bytes;
             switch (c->op) {
-            case OP_ALL_GATHER: {
-                size_t have = piece_bytes(piece, k), m = at >= have ? 0 : have - at < n ? have - at : n;
-                put_piece(c->out, piece, k, at, from, m);
+            case OP_ALL_GATHER:
+                put_piece(c->out.data, piece, k, at, from, left(ms__piece_bytes(piece, k), at, n));
                 break;
-            }
             case OP_BROADCAST:
-                if (k != me) put(c->out + at, from, n);
+                if (k != me) put(c->out.data + at, from, n);
                 break;
             case OP_GATHER:
-                if (c->root == me) put(c->out + (size_t)k * block + at, from, n);
+                if (c->root == me) put(c->out.data + (size_t)k * block + at, from, n);
                 break;
-            case OP_SCATTER: put(c->out + at, from + (size_t)me * stride, n); break;
-            case OP_ALL_TO_ALL: put(c->out + (size_t)k * block + at, from + (size_t)me * stride, n); break;
+            case OP_SCATTER: put(c->out.data + at, from + (size_t)me * stride, n); break;
+            case OP_ALL_TO_ALL: put(c->out.data + (size_t)k * block + at, from + (size_t)me * stride, n); break;
             case OP_SEND_RECV:
-                if (me == 1) put(c->out + at, from, n);
+                if (me == 1) put(c->out.data + at, from, n);
                 break;
             default: break;
             }
@@ -316,7 +295,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
 // Where member k's part of a reduction of two begins, and its bytes.
 static size_t half_at(const ms_coll *c, int k, size_t *bytes)
 {
-    size_t esize = (size_t)ms__dtype_size(c->dtype), half = (c->count + 1) / 2;
+    size_t esize = (size_t)ms__dtype_size(c->reducer.dtype), half = (c->count + 1) / 2;
     if (c->op == OP_REDUCE) *bytes = k == c->root ? c->count * esize : 0;
     else if (c->op == OP_REDUCE_SCATTER) *bytes = c->count * esize;
     else *bytes = (k == 0 ? half : c->count - half) * esize;
@@ -327,7 +306,7 @@ static size_t half_at(const ms_coll *c, int k, size_t *bytes)
 static const char *half_of(ms_coll *c, int member, size_t at, size_t n, size_t k)
 {
     size_t bytes;
-    if (!c->n_parts) return c->in + half_at(c, member, &bytes) + at;
+    if (!c->n_parts) return c->in.data + half_at(c, member, &bytes) + at;
     static char own[MS_STREAMS][WINDOW / 2];
     char *to = k < 4 ? ms__window(ms__world.rank, c->stream) + k * (WINDOW / 2) : own[c->stream];
     take_parts(c, member, at, to, n);
@@ -343,7 +322,8 @@ static bool single(ms_waiter *w, ms_status *status)
     if (reduces(c->op) && g->n == 2) {
         size_t bytes[2], mine = half_at(c, g->me, &bytes[g->me]), theirs = half_at(c, 1 - g->me, &bytes[1 - g->me]);
         bool all = c->op == OP_ALL_REDUCE;
-        *status = ms__far_pair(c, w, half_of, bytes, all ? c->out + mine : c->out, all ? c->out + theirs : NULL);
+        *status =
+            ms__far_pair(w, half_of, bytes, all ? c->out.data + mine : c->out.data, all ? c->out.data + theirs : NULL);
         return true;
     }
     if (c->op != OP_ALL_GATHER) return false;
@@ -353,10 +333,9 @@ static bool single(ms_waiter *w, ms_status *status)
     *status = MS_OK;
     for (int i = 0; i < c->n_pieces && *status == MS_OK; i++) {
         const ms_piece *p = &c->pieces[i];
-        for (int k = 0; k < g->n; k++) bytes[k] = piece_bytes(p, k);
-        put_piece(c->out, p, g->me, 0, c->in + p->in_offset, bytes[g->me]);
-        *status =
-            ms__far_exchange(c, w, c->in + p->in_offset, bytes[g->me], c->out + p->out_offset, p->out_stride, bytes);
+        for (int k = 0; k < g->n; k++) bytes[k] = ms__piece_bytes(p, k);
+        put_piece(c->out.data, p, g->me, 0, c->in.data + p->in_offset, bytes[g->me]);
+        *status = ms__far_exchange(w, c->in.data + p->in_offset, c->out.data + p->out_offset, p->out_stride, bytes);
     }
     return true;
 }
@@ -377,7 +356,7 @@ ms_status ms__move_staged(ms_waiter *w)
     room = (room & ~(size_t)63) >= 64 ? room & ~(size_t)63 : 64;
     for (int i = 0; i < (c->op == OP_ALL_GATHER ? c->n_pieces : 1); i++) {
         const ms_piece *p = c->op == OP_ALL_GATHER ? &c->pieces[i] : NULL;
-        size_t block = p ? (size_t)p->bytes : c->count * (size_t)ms__dtype_size(c->dtype);
+        size_t block = p ? (size_t)p->bytes : c->count * (size_t)ms__dtype_size(c->reducer.dtype);
         for (size_t at = 0; at < block; at += room)
             MS_TRY(stage_slice(w, &round, block, at, block - at < room ? block - at : room, p));
     }

@@ -13,10 +13,14 @@ int ms__acc_size(int dtype) { return ms__is_half(dtype) ? 4 : ms__dtype_size(dty
 // ---- typed loops --------------------------------------------------------------------------------
 // T: element, A: what is accumulated, IN and OUT: between them.
 
-#define LOAD_LOOP(N, T)                                                              \
-    MS_KERNEL static void load_##N(float *restrict a, const T *restrict s, size_t n) \
-    {                                                                                \
-        for (size_t i = 0; i < n; i++) a[i] = ms_##N##_to_float(s[i]);               \
+#define HALF_LOOPS(N, T)                                                              \
+    MS_KERNEL static void load_##N(float *restrict a, const T *restrict s, size_t n)  \
+    {                                                                                 \
+        for (size_t i = 0; i < n; i++) a[i] = ms_##N##_to_float(s[i]);                \
+    }                                                                                 \
+    MS_KERNEL static void round_##N(T *restrict d, const float *restrict a, size_t n) \
+    {                                                                                 \
+        for (size_t i = 0; i < n; i++) d[i] = ms_float_to_##N(a[i]);                  \
     }
 #define ADD_LOOPS(N, T, A, IN)                                                   \
     MS_KERNEL static void sum_##N(A *restrict a, const T *restrict s, size_t n)  \
@@ -46,8 +50,8 @@ int ms__acc_size(int dtype) { return ms__is_half(dtype) ? 4 : ms__dtype_size(dty
 
 #define SAME(x) (x)
 // clang-format off
-LOAD_LOOP(f16, ms_f16)
-LOAD_LOOP(bf16, ms_bf16)
+HALF_LOOPS(f16, ms_f16)
+HALF_LOOPS(bf16, ms_bf16)
 ADD_LOOPS(f32, float, float, SAME)
 ADD_LOOPS(f64, double, double, SAME)
 ADD_LOOPS(f16, ms_f16, float, ms_f16_to_float)
@@ -73,30 +77,19 @@ MS_KERNEL static void and_bool(uint8_t *restrict a, const uint8_t *restrict s, s
     for (size_t i = 0; i < n; i++) a[i] = (uint8_t)(a[i] & s[i]);
 }
 
-MS_KERNEL static void scale_f32(float *a, float x, size_t n)
-{
-    for (size_t i = 0; i < n; i++) a[i] *= x;
-}
-MS_KERNEL static void scale_f64(double *a, double x, size_t n)
-{
-    for (size_t i = 0; i < n; i++) a[i] *= x;
-}
-MS_KERNEL static void over_f32(float *a, float x, size_t n)
-{
-    for (size_t i = 0; i < n; i++) a[i] /= x;
-}
-MS_KERNEL static void over_f64(double *a, double x, size_t n)
-{
-    for (size_t i = 0; i < n; i++) a[i] /= x;
-}
-MS_KERNEL static void round_f16(ms_f16 *restrict d, const float *restrict a, size_t n)
-{
-    for (size_t i = 0; i < n; i++) d[i] = ms_float_to_f16(a[i]);
-}
-MS_KERNEL static void round_bf16(ms_bf16 *restrict d, const float *restrict a, size_t n)
-{
-    for (size_t i = 0; i < n; i++) d[i] = ms_float_to_bf16(a[i]);
-}
+#define SCALE_LOOPS(N, A)                                \
+    MS_KERNEL static void scale_##N(A *a, A x, size_t n) \
+    {                                                    \
+        for (size_t i = 0; i < n; i++) a[i] *= x;        \
+    }                                                    \
+    MS_KERNEL static void over_##N(A *a, A x, size_t n)  \
+    {                                                    \
+        for (size_t i = 0; i < n; i++) a[i] /= x;        \
+    }
+// clang-format off
+SCALE_LOOPS(f32, float)
+SCALE_LOOPS(f64, double)
+// clang-format on
 
 // Two ranks and sums, with the mean or a scale, are what training does most: one pass. d may be a or b.
 // What a peer wrote a moment ago lies in its core's cache, too far for the hardware's prefetcher alone: asking 2 KiB
@@ -135,7 +128,7 @@ static bool pair(int dtype, void *d, const void *a, const void *b, float m, size
 }
 
 #define PICK(N)                                 \
-    switch (red) {                              \
+    switch (how->reduction) {                   \
     case MS_MAX: max_##N(acc, src, n); break;   \
     case MS_MIN: min_##N(acc, src, n); break;   \
     case MS_PROD: prod_##N(acc, src, n); break; \
@@ -152,9 +145,9 @@ void ms__acc_load(void *acc, const void *src, int dtype, size_t n)
     }
 }
 
-void ms__acc_add(void *acc, const void *src, int dtype, int red, size_t n)
+void ms__acc_add(const ms_reducer *how, void *acc, const void *src, size_t n)
 {
-    switch (dtype) {
+    switch (how->dtype) {
     case MS_F32: PICK(f32);
     case MS_F64: PICK(f64);
     case MS_F16: PICK(f16);
@@ -163,29 +156,24 @@ void ms__acc_add(void *acc, const void *src, int dtype, int red, size_t n)
     case MS_I32: PICK(i32);
     case MS_U8: PICK(u8);
     default:
-        if (red == MS_MIN || red == MS_PROD) and_bool(acc, src, n);
+        if (how->reduction == MS_MIN || how->reduction == MS_PROD) and_bool(acc, src, n);
         else or_bool(acc, src, n);
         break;
     }
 }
 
-// The last step: mean, scale, rounding. acc is changed.
-void ms__acc_store(void *dst, void *acc, int dtype, int red, double scale, int n_ranks, size_t n)
+void ms__acc_store(const ms_reducer *how, void *dst, void *acc, size_t n)
 {
-    bool f64 = dtype == MS_F64;
-    if (red == MS_AVG) {
-        if (f64) over_f64(acc, n_ranks, n);
-        else if (ms__is_float(dtype)) over_f32(acc, (float)n_ranks, n);
-    }
-    if (scale != 1) {
-        if (f64) scale_f64(acc, scale, n);
-        else if (ms__is_float(dtype)) scale_f32(acc, (float)scale, n);
-    }
-    switch (dtype) {
+    bool f64 = how->dtype == MS_F64, f32 = !f64 && ms__is_float(how->dtype);
+    if (how->reduction == MS_AVG && f64) over_f64(acc, how->n_ranks, n);
+    if (how->reduction == MS_AVG && f32) over_f32(acc, (float)how->n_ranks, n);
+    if (how->scale != 1 && f64) scale_f64(acc, how->scale, n);
+    if (how->scale != 1 && f32) scale_f32(acc, (float)how->scale, n);
+    switch (how->dtype) {
     case MS_F16: round_f16(dst, acc, n); break;
     case MS_BF16: round_bf16(dst, acc, n); break;
     default:
-        if (dst != acc) memcpy(dst, acc, n * (size_t)ms__dtype_size(dtype));
+        if (dst != acc) memcpy(dst, acc, n * (size_t)ms__dtype_size(how->dtype));
         break;
     }
 }
@@ -216,18 +204,18 @@ void ms__comm_copy(void *dst, const void *src, size_t n)
     copy_ahead(dst, src, n);
 }
 
-// dst[0..n_dst) = reduction of src[0..n_src) over n elements. A dst may be one of the sources.
-void ms__reduce(int dtype, int red, double scale, int n_ranks, int n_src, const char *const *src, int n_dst,
-                char *const *dst, size_t n)
+void ms__reduce(const ms_reducer *how, const char *const *src, int n_dst, char *const *dst, size_t n)
 {
     _Alignas(64) char acc[TILE * 8], out[TILE * 8];
+    int dtype = how->dtype, n_src = how->n_ranks;
+    ms_reduction reduction = how->reduction;
     size_t esize = (size_t)ms__dtype_size(dtype);
     bool in_place = false;
     for (int d = 0; d < n_dst; d++)
         for (int s = 0; s < n_src; s++) in_place = in_place || dst[d] == src[s];
     // A mean over two is a product by one half, bit for bit; x * 1 is x.
-    float m = red == MS_AVG ? 0.5f : (float)scale;
-    bool pairs = n_src == 2 && n_ranks == 2 && (red == MS_SUM || (red == MS_AVG && scale == 1)) &&
+    float m = reduction == MS_AVG ? 0.5f : (float)how->scale;
+    bool pairs = n_src == 2 && (reduction == MS_SUM || (reduction == MS_AVG && how->scale == 1)) &&
                  (dtype == MS_F32 || ms__is_half(dtype));
     for (size_t i = 0; i < n; i += TILE) {
         size_t k = n - i < TILE ? n - i : TILE, at = i * esize;
@@ -235,8 +223,8 @@ void ms__reduce(int dtype, int red, double scale, int n_ranks, int n_src, const 
         char *result = n_src > 2 && in_place ? out : dst[0] + at;
         if (!pairs || !pair(dtype, result, src[0] + at, src[1] + at, m, k)) {
             ms__acc_load(acc, src[0] + at, dtype, k);
-            for (int j = 1; j < n_src; j++) ms__acc_add(acc, src[j] + at, dtype, red, k);
-            ms__acc_store(result, acc, dtype, red, scale, n_ranks, k);
+            for (int j = 1; j < n_src; j++) ms__acc_add(how, acc, src[j] + at, k);
+            ms__acc_store(how, result, acc, k);
         }
         for (int d = 0; d < n_dst; d++)
             if (dst[d] + at != result) memcpy(dst[d] + at, result, k * esize);

@@ -81,32 +81,30 @@ static ms_status take_pieces(ms_coll *c, const ms_request *r)
     c->n_pieces = r->in ? 1 : r->n_pieces;
     c->pieces = copy_list(r->in ? &whole : r->pieces, c->n_pieces, sizeof whole, "all_gather", "pieces");
     if (!c->pieces) return MS_ENOMEM;
-    size_t esize = (size_t)ms__dtype_size(c->dtype);
+    size_t esize = (size_t)ms__dtype_size(c->reducer.dtype);
     for (int i = 0; i < c->n_pieces; i++) {
         const ms_piece *p = &c->pieces[i];
-        uint64_t mine = (uint64_t)me * p->bytes;
-        mine = mine < p->total ? p->total - mine : 0;
-        if (mine > p->bytes) mine = p->bytes;
-        c->in_numel += (double)(mine / esize);
-        c->out_numel += (double)(p->total / esize);
-        c->in_bytes += mine;
+        size_t mine = ms__piece_bytes(p, me);
+        c->in.numel += (double)(mine / esize);
+        c->out.numel += (double)(p->total / esize);
+        c->in.bytes += mine;
         // Places in the output may differ between ranks; what is read from peers must not.
         agree_on(c, p->in_offset);
         agree_on(c, p->bytes);
         agree_on(c, p->total);
         agree_on(c, p->line);
     }
-    c->fingerprint.count = (uint64_t)(r->in ? c->in_numel : c->out_numel);
-    c->in_storage = r->in ? r->in->storage : r->from;
-    c->out_storage = r->in ? r->out->storage : r->to;
-    c->in = r->in ? ms__data(r->in) : r->from->data;
-    c->out = r->in ? ms__data(r->out) : r->to->data;
+    c->fingerprint.count = (uint64_t)(r->in ? c->in.numel : c->out.numel);
+    c->in.storage = r->in ? r->in->storage : r->from;
+    c->out.storage = r->in ? r->out->storage : r->to;
+    c->in.data = r->in ? ms__data(r->in) : r->from->data;
+    c->out.data = r->in ? ms__data(r->out) : r->to->data;
     const ms_piece *p = c->pieces;
     if (c->n_pieces == 1 && !p->line && p->total == (uint64_t)members * p->bytes && p->out_stride == p->bytes &&
         p->bytes <= PAYLOAD) {
         c->inline_ = true;
-        c->in += p->in_offset;
-        c->out += p->out_offset;
+        c->in.data += p->in_offset;
+        c->out.data += p->out_offset;
         c->count = p->bytes / esize;
     }
     return MS_OK;
@@ -121,14 +119,14 @@ static ms_status take_parts(ms_coll *c, const ms_request *r)
         agree_on(c, c->parts[i].bytes);
         agree_on(c, c->parts[i].total);
     }
-    c->out_numel = (double)r->out->numel;
-    c->in_numel = c->out_numel * c->g->n;
+    c->out.numel = (double)r->out->numel;
+    c->in.numel = c->out.numel * c->g->n;
     c->count = (size_t)r->out->numel;
-    c->fingerprint.count = (uint64_t)c->in_numel;
-    c->out_storage = r->out->storage;
-    c->out = ms__data(r->out);
-    c->out_bytes = ms__nbytes(r->out);
-    c->in_bytes = c->out_bytes * (size_t)c->g->n;
+    c->fingerprint.count = (uint64_t)c->in.numel;
+    c->out.storage = r->out->storage;
+    c->out.data = ms__data(r->out);
+    c->out.bytes = ms__nbytes(r->out);
+    c->in.bytes = c->out.bytes * (size_t)c->g->n;
     return MS_OK;
 }
 
@@ -149,17 +147,17 @@ static ms_status take_tensors(ms_coll *c, const ms_request *r)
         return ms__fail(MS_EINVAL, "reduce_scatter: out is %s, in is %s, for %d ranks", ms__tensor_text(r->out),
                         ms__tensor_text(in), n);
     if (in && on_side(row->reads, me, c->root)) {
-        c->in_storage = in->storage;
-        c->in = ms__data(in);
-        c->in_bytes = ms__nbytes(in);
+        c->in.storage = in->storage;
+        c->in.data = ms__data(in);
+        c->in.bytes = ms__nbytes(in);
     }
-    if (r->out) c->out = ms__data(r->out);
+    if (r->out) c->out.data = ms__data(r->out);
     if (r->out && on_side(row->writes, me, c->root)) {
-        c->out_storage = r->out->storage;
-        c->out_bytes = ms__nbytes(r->out);
+        c->out.storage = r->out->storage;
+        c->out.bytes = ms__nbytes(r->out);
     }
-    c->in_numel = (double)(in ? in : r->out)->numel;
-    c->out_numel = r->out ? (double)r->out->numel : 0;
+    c->in.numel = (double)(in ? in : r->out)->numel;
+    c->out.numel = r->out ? (double)r->out->numel : 0;
     c->count = (size_t)(c->op == OP_ALL_TO_ALL ? counted->numel / n : counted->numel);
     c->fingerprint.count = (uint64_t)(r->by_script ? counted : sent)->numel;
     c->inline_ = (row->kind & IN_PAYLOAD) && ms__nbytes(sent) <= PAYLOAD;
@@ -171,8 +169,8 @@ static ms_status take(ms_coll *c, const ms_request *r)
     if (c->op == OP_BARRIER) c->inline_ = true;
     else if (c->op == OP_REFUSED) {
         size_t n = strlen(r->refusal) + 1;
-        c->in = (char *)r->refusal;
-        c->in_bytes = n < PAYLOAD ? n : PAYLOAD;
+        c->in.data = (char *)r->refusal;
+        c->in.bytes = n < PAYLOAD ? n : PAYLOAD;
         c->inline_ = true;
     } else if (c->op == OP_ALL_GATHER) return take_pieces(c, r);
     else return r->n_parts ? take_parts(c, r) : take_tensors(c, r);
@@ -192,18 +190,21 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
     const ms_tensor *first = r->in ? r->in : r->out;
     c->g = r->group;
     c->op = (uint8_t)r->op;
-    c->dtype = (uint8_t)(first ? first->dtype : r->from ? r->dtype : MS_U8);
-    c->red = row->kind & REDUCES ? (uint8_t)r->reduction : 0;
-    c->scale = r->scale != 0 ? r->scale : 1;
+    c->reducer = (ms_reducer) { .dtype = first     ? first->dtype
+                                         : r->from ? r->dtype
+                                                   : MS_U8,
+                                .reduction = row->kind & REDUCES ? r->reduction : MS_SUM,
+                                .n_ranks = r->group->n,
+                                .scale = r->scale != 0 ? r->scale : 1 };
     c->stream = r->stream;
     c->root = root;
     c->fingerprint.op = c->op;
-    c->fingerprint.dtype = c->dtype;
-    c->fingerprint.red = c->red;
+    c->fingerprint.dtype = (uint8_t)c->reducer.dtype;
+    c->fingerprint.red = (uint8_t)c->reducer.reduction;
     c->fingerprint.extra = r->agreed;
     c->fingerprint.root = root < 0 ? -1 : r->group->ranks[root];
     uint64_t scale;
-    memcpy(&scale, &c->scale, sizeof scale);
+    memcpy(&scale, &c->reducer.scale, sizeof scale);
     if (row->kind & REDUCES) agree_on(c, scale);
     label(c, &r->label);
     ms_status status = take(c, r);

@@ -19,6 +19,13 @@ typedef struct {
     uint64_t in_offset, out_offset, out_stride, bytes, total, line, out_line;
 } ms_piece;
 
+// The bytes of the member's block.
+static inline size_t ms__piece_bytes(const ms_piece *p, int member)
+{
+    uint64_t before = (uint64_t)member * p->bytes, left = p->total > before ? p->total - before : 0;
+    return (size_t)(left < p->bytes ? left : p->bytes);
+}
+
 // A part of a reduce-scatter's input, on the CPU, of the output's dtype: block k is the bytes of t from k*stride on,
 // min(bytes, max(0, total - k*bytes)) of them and zeros up to `bytes`. Strides may differ between ranks.
 enum { MS_PARTS = 21 };

@@ -169,7 +169,7 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
     ms_status status = r.op == OP_BARRIER ? MS_OK : prepare(d, name, &o, &r);
     if (status == MS_OK) status = ms__coll_make(&r, &c);
     if (status == MS_OK) {
-        if (c->out_storage) o.out->version->count++;
+        if (c->out.storage) o.out->version->count++;
         status = ms__coll_issue(c, d->async ? work : NULL);
     }
     if (status == MS_OK && o.result) status = ms__copy(o.result, o.out);

@@ -78,6 +78,13 @@ static int test(void **r)
     return rc;
 }
 
+static void cancel(void *r)
+{
+    ms__transport_lock();
+    ms__world.transport->cancel(r);
+    ms__transport_unlock();
+}
+
 // What a collective that failed leaves with MPI: it may still be written or read, so it stays, and is listed to be
 // accounted for.
 typedef struct kept {
@@ -154,10 +161,8 @@ static ms_status far_new(ms_coll *c)
     return MS_OK;
 }
 
-ms_status ms__far_ready(ms_coll *c, ms_waiter *w, bool first)
+ms_status ms__far_ready(ms_coll *c)
 {
-    (void)w;
-    (void)first;
     ms_group *g = c->g;
     if (!c->far) MS_TRY(far_new(c));
     ms_far *f = c->far;
@@ -220,11 +225,7 @@ void ms__far_end(ms_coll *c)
     if (!f) return;
     c->far = NULL;
     for (int i = 0; i < f->n_in; i++)
-        if (f->in_req[i]) {
-            ms__transport_lock();
-            ms__world.transport->cancel(f->in_req[i]);
-            ms__transport_unlock();
-        }
+        if (f->in_req[i]) cancel(f->in_req[i]);
     pthread_mutex_lock(&lock);
     f->next = lingering;
     lingering = f;
@@ -259,11 +260,7 @@ static ms_status finish(ms_waiter *w, void **req)
 // Of a collective that failed. A reception must not take a later message.
 static void leave(void *req, bool receives)
 {
-    if (req && receives) {
-        ms__transport_lock();
-        ms__world.transport->cancel(req);
-        ms__transport_unlock();
-    }
+    if (req && receives) cancel(req);
     keep(req);
 }
 
@@ -283,29 +280,30 @@ static ms_status recv_all(ms_waiter *w, void *p, size_t n, int from, int tag)
     return status;
 }
 
-static ms_status chain(ms_coll *c, ms_waiter *w, char *const *windows, char *acc, char *result, size_t n)
+static ms_status chain(ms_waiter *w, char *const *windows, char *acc, char *result, size_t n)
 {
+    ms_coll *c = w->c;
     ms_group *g = c->g;
-    size_t bytes = n * (size_t)ms__acc_size(c->dtype), out = n * (size_t)ms__dtype_size(c->dtype);
+    size_t bytes = n * (size_t)ms__acc_size(c->reducer.dtype), out = n * (size_t)ms__dtype_size(c->reducer.dtype);
     int last_node = ms__world.node_of[g->ranks[g->n - 1]];
     for (int k = 0; k < g->n;) {
         int node = ms__world.node_of[g->ranks[k]], end = k;
         while (end < g->n && ms__world.node_of[g->ranks[end]] == node) end++;
         if (node == ms__world.node) {
-            if (k == 0) ms__acc_load(acc, windows[0], c->dtype, n);
+            if (k == 0) ms__acc_load(acc, windows[0], c->reducer.dtype, n);
             else {
                 MS_TRY(
                     recv_all(w, acc, bytes, leader_on(g, ms__world.node_of[g->ranks[k - 1]]), tag_of(c, KIND_CHAIN)));
-                ms__acc_add(acc, windows[k], c->dtype, c->red, n);
+                ms__acc_add(&c->reducer, acc, windows[k], n);
             }
-            for (int j = k + 1; j < end; j++) ms__acc_add(acc, windows[j], c->dtype, c->red, n);
+            for (int j = k + 1; j < end; j++) ms__acc_add(&c->reducer, acc, windows[j], n);
             if (end < g->n)
                 MS_TRY(send_all(w, acc, bytes, leader_on(g, ms__world.node_of[g->ranks[end]]), tag_of(c, KIND_CHAIN)));
         }
         k = end;
     }
     if (last_node != ms__world.node) return recv_all(w, result, out, leader_on(g, last_node), tag_of(c, KIND_RESULT));
-    ms__acc_store(result, acc, c->dtype, c->red, c->scale, g->n, n);
+    ms__acc_store(&c->reducer, result, acc, n);
     for (int node = 0; node < ms__world.nodes; node++) {
         int to = node == ms__world.node ? -1 : leader_on(g, node);
         if (to >= 0) MS_TRY(send_all(w, result, out, to, tag_of(c, KIND_RESULT)));
@@ -330,11 +328,12 @@ static void room_back(const ms_coll *c, char *room, ms_status status)
     keep(room);
 }
 
-ms_status ms__far_reduce(ms_coll *c, ms_waiter *w, char *const *windows, char *result, size_t n)
+ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_t n)
 {
+    ms_coll *c = w->c;
     char *acc = room_of(c);
     if (!acc) return no_memory(c, ROOM, "partial results");
-    ms_status status = chain(c, w, windows, acc, result, n);
+    ms_status status = chain(w, windows, acc, result, n);
     room_back(c, acc, status);
     return status;
 }
@@ -378,8 +377,9 @@ static ms_status land_all(ms_waiter *w, flight *f)
     return MS_OK;
 }
 
-ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *mirror, size_t stride, size_t bytes)
+ms_status ms__far_gather(ms_waiter *w, char *const *windows, char *mirror, size_t bytes)
 {
+    ms_coll *c = w->c;
     ms_group *g = c->g;
     flight f = { 0 };
     int tag = tag_of(c, KIND_WINDOW);
@@ -387,7 +387,7 @@ ms_status ms__far_gather(ms_coll *c, ms_waiter *w, char *const *windows, char *m
         int node = ms__world.node_of[g->ranks[k]];
         if (!on_side(ROW(c->op)->reads, k, c->root)) continue;
         if (node != ms__world.node) {
-            MS_TRY(launch(w, &f, irecv(mirror + (size_t)k * stride, bytes, leader_on(g, node), tag), true));
+            MS_TRY(launch(w, &f, irecv(mirror + (size_t)k * bytes, bytes, leader_on(g, node), tag), true));
             continue;
         }
         for (int other = 0; other < ms__world.nodes; other++) {
@@ -406,20 +406,19 @@ static size_t left(size_t bytes, size_t at, size_t part)
 
 // ---- one member on every node: tensors are sent and received where they are ------------------------
 
-ms_status ms__far_exchange(ms_coll *c, ms_waiter *w, const char *in, size_t bytes, char *out, size_t stride,
-                           const size_t *their_bytes)
+ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t stride, const size_t *bytes)
 {
-    ms_group *g = c->g;
+    ms_group *g = w->c->g;
     flight f = { 0 };
-    int tag = tag_of(c, KIND_WINDOW);
-    size_t most = bytes;
+    int tag = tag_of(w->c, KIND_WINDOW);
+    size_t most = 0;
     for (int k = 0; k < g->n; k++)
-        if (their_bytes[k] > most) most = their_bytes[k];
+        if (bytes[k] > most) most = bytes[k];
     for (size_t at = 0; at < most; at += MESSAGE)
-        for (int j = 1; j < g->n;
-             j++) {  // from the next to the last, to the last to the next: all links are busy at once
+        // Distance by distance around the group, so that all links are busy at once.
+        for (int j = 1; j < g->n; j++) {
             int to = (g->me + j) % g->n, from = (g->me + g->n - j) % g->n;
-            size_t theirs = left(their_bytes[from], at, MESSAGE), ours = left(bytes, at, MESSAGE);
+            size_t theirs = left(bytes[from], at, MESSAGE), ours = left(bytes[g->me], at, MESSAGE);
             if (theirs)
                 MS_TRY(launch(w, &f, irecv(out + (size_t)from * stride + at, theirs, g->ranks[from], tag), true));
             if (ours) MS_TRY(launch(w, &f, isend(in + at, ours, g->ranks[to], tag), false));
@@ -427,8 +426,9 @@ ms_status ms__far_exchange(ms_coll *c, ms_waiter *w, const char *in, size_t byte
     return land_all(w, &f);
 }
 
-ms_status ms__far_pair(ms_coll *c, ms_waiter *w, ms_far_source *source, const size_t *bytes, char *mine, char *theirs)
+ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes, char *mine, char *theirs)
 {
+    ms_coll *c = w->c;
     enum { PARTS = 4 };
     const size_t part = c->n_parts ? WINDOW / 2 : ROOM / PARTS;
     int me = c->g->me, other = 1 - me, tag = tag_of(c, KIND_CHAIN), rank = c->g->ranks[other];
@@ -455,7 +455,7 @@ ms_status ms__far_pair(ms_coll *c, ms_waiter *w, ms_far_source *source, const si
             const char *src[2] = { room + k * part, room + k * part };
             src[me] = source(c, me, at, n, PARTS);
             char *dst = mine + at;
-            ms__reduce(c->dtype, c->red, c->scale, 2, 2, src, 1, &dst, n / (size_t)ms__dtype_size(c->dtype));
+            ms__reduce(&c->reducer, src, 1, &dst, n / (size_t)ms__dtype_size(c->reducer.dtype));
             if (theirs) status = launch(w, &results, isend(dst, n, rank, tag_of(c, KIND_RESULT)), false);
         }
         if (status == MS_OK && m) status = finish(w, &sent[k]);  // before the result takes its place
