@@ -593,11 +593,11 @@ MS_API ms_status ms_work_wait(ms_work *w);  // NULL allowed
 MS_API int ms_work_done(ms_work *w);        // never waits
 MS_API void ms_work_free(ms_work *w);       // the collective itself goes on
 
-// Bytes of any length: everybody's, one after the other, and their lengths by member; borrowed until the next call.
+// Bytes of any length. all: every member's, one after the other; lengths: by member; borrowed until the next call.
 MS_API ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, const char **all,
                                       const double **lengths);
-MS_API ms_status ms_dist_broadcast_bytes(double group, int source, const char *data, double n, const char *site,
-                                         const char **out, double *length);
+// *bytes and *n: in, those to send, read on rank `source` alone; out, what it sent, borrowed until the next call.
+MS_API ms_status ms_dist_broadcast_bytes(double group, int source, const char *site, const char **bytes, double *n);
 
 // The ledger of collectives issued here: recording nests; entries are kept until the outermost end.
 typedef struct {

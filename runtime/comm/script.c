@@ -206,14 +206,14 @@ static ms_status byte_tensor(ms_tensor **out, size_t n)
 
 static ms_status gather_plain(ms_group *g, ms_tensor *out, ms_tensor *in, const char *site)
 {
-    return ms__collective(
-        &(ms_request) { .group = g, .op = OP_ALL_GATHER, .in = in, .out = out, .label = { .site = site } }, NULL);
+    ms_request r = { .group = g, .op = OP_ALL_GATHER, .in = in, .out = out, .label.site = site };
+    return ms__collective(&r, NULL);
 }
 
 static ms_status broadcast_plain(ms_group *g, ms_tensor *t, int root, const char *site)
 {
-    return ms__collective(
-        &(ms_request) { .group = g, .op = OP_BROADCAST, .out = t, .root = root, .label = { .site = site } }, NULL);
+    ms_request r = { .group = g, .op = OP_BROADCAST, .out = t, .root = root, .label.site = site };
+    return ms__collective(&r, NULL);
 }
 
 ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, const char **all,
@@ -271,8 +271,7 @@ ms_status ms_dist_gather_bytes(double group, const char *data, double n, const c
     return MS_OK;
 }
 
-ms_status ms_dist_broadcast_bytes(double group, int source, const char *data, double n, const char *site,
-                                  const char **out, double *length)
+ms_status ms_dist_broadcast_bytes(double group, int source, const char *site, const char **bytes, double *n)
 {
     ms_group *g = ms__group_by_id(group);
     if (!g) return MS_EINVAL;
@@ -282,14 +281,14 @@ ms_status ms_dist_broadcast_bytes(double group, int source, const char *data, do
     ms_tensor *size = NULL, *got = NULL;
     ms_status status = byte_tensor(&size, 8);
     if (status == MS_OK) {
-        memcpy(ms__data(size), &n, 8);
+        memcpy(ms__data(size), n, 8);
         status = broadcast_plain(g, size, source, site);
-        memcpy(&n, ms__data(size), 8);
+        memcpy(n, ms__data(size), 8);
     }
     ms__release(size);
-    if (status == MS_OK) status = byte_tensor(&got, (size_t)n);
-    if (status == MS_OK && n > 0) {
-        if (root) memcpy(ms__data(got), data, (size_t)n);
+    if (status == MS_OK) status = byte_tensor(&got, (size_t)*n);
+    if (status == MS_OK && *n > 0) {
+        if (root) memcpy(ms__data(got), *bytes, (size_t)*n);
         status = broadcast_plain(g, got, source, site);
     }
     if (status != MS_OK) {
@@ -298,7 +297,6 @@ ms_status ms_dist_broadcast_bytes(double group, int source, const char *data, do
     }
     ms__release(bytes_all);
     bytes_all = got;
-    *out = n > 0 ? ms__data(got) : "";
-    *length = n;
+    *bytes = *n > 0 ? ms__data(got) : "";
     return MS_OK;
 }

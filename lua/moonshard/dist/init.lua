@@ -462,7 +462,8 @@ function dist.broadcast_object(value, given)
   if not is_whole(o.src) then errors.raise("broadcast_object: rank is %s, expected a whole number", tostring(o.src)) end
   local id = id_of_group(o.group, "broadcast_object")
   local bytes = dist.rank() == o.src and object.encode(value, "broadcast_object") or ""
-  if lib.ms_dist_broadcast_bytes(id, o.src, bytes, #bytes, user_line(2), chars, length) ~= 0 then fail() end
+  chars[0], length[0] = bytes, #bytes
+  if lib.ms_dist_broadcast_bytes(id, o.src, user_line(2), chars, length) ~= 0 then fail() end
   if dist.rank() == o.src then return value end
   return object.decode(ffi.string(chars[0], length[0]))
 end
