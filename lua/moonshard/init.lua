@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Moonshard: `local ms = require "moonshard"`. Sub-modules are loaded when first named; an unknown
 --- name is an error with the nearest one.
--- A training program is long: room for its traces.
+-- Training programs need more traces and machine code than LuaJIT allows by default.
 jit.opt.start("maxtrace=8000", "maxrecord=16000", "maxsnap=2000", "maxmcode=32768", "sizemcode=256")
 
 local errors = require "moonshard.core.errors"
@@ -34,7 +34,7 @@ merge(require "moonshard.tensor.random", "manual_seed", "get_rng_state", "set_rn
 merge(require "moonshard.core.log", "warn", "log", "catch_warnings")
 for name, fn in pairs(require "moonshard.tensor.util") do ms[name] = fn end
 
--- Where further names come from: whole modules, and functions of modules.
+-- Names that are loaded on first use: modules, and functions of modules.
 local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "testing" }
 local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", testing = "tools.testing" }
 local elsewhere = { save = "io.files", load = "io.files" }
@@ -70,7 +70,7 @@ package.loaded.moonshard = ms
 local profile = os.getenv "MOONSHARD_PROFILE"
 if profile and profile ~= "" then ms.profiler._whole_script(profile) end
 
--- Under `luajit -i` the prompt is ours.
+-- Under `luajit -i`, tools/repl.lua replaces LuaJIT's prompt.
 for at = -1, -16, -1 do
   if arg and arg[at] == "-i" then
     local path = "moonshard.tools.repl"

@@ -14,7 +14,7 @@ local tolerances = {
   float32 = { 1.3e-6, 1e-5 }, float64 = { 1e-7, 1e-7 }, float16 = { 1e-3, 1e-5 }, bfloat16 = { 1.6e-2, 1e-5 },
 }
 
--- For two dtypes the larger tolerances apply.
+-- The tolerances for two dtypes: the larger ones.
 local function tolerance(a, b)
   local ta, tb = tolerances[a] or { 0, 0 }, tolerances[b] or { 0, 0 }
   return math.max(ta[1], tb[1]), math.max(ta[2], tb[2])
@@ -32,7 +32,7 @@ end
 
 local function value(v) return v ~= v and "nan" or ("%.9g"):format(v) end
 
--- First the engine's own comparison; the elements are read only to say what differs.
+-- The number of elements that differ, the number of all; the index and distance of the worst, and its two values.
 local function compare(a, b, rtol, atol, equal_nan)
   local x, n = tensor.read(a)
   local y = tensor.read(b)

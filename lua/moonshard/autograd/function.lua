@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What a script puts on the tape by itself: functions with a backward of their own, and regions whose forward runs
---- again at backward (checkpoints). Backward meets both as events (autograd/init.lua).
+--- Nodes that a script puts on the tape: functions with a backward of their own, and checkpoints, which are regions
+--- whose forward runs again during backward. Backward reports both as events (autograd/init.lua).
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -32,7 +32,7 @@ function Context:save(...)
     local t = select(k, ...)
     if t ~= nil then
       tensor.id_of(t, "ctx:save", ("argument %d"):format(k))
-      local same = t:detach():keep()                    -- never the output itself: it would hold its own node
+      local same = t:detach():keep()                    -- detached: an output would own its own node
       saved[k] = same
       versions[k] = tensor.info_of(same).version
     end
@@ -73,21 +73,21 @@ local in_ids, out_ids = ffi.new("ms_id[?]", 64), ffi.new("ms_id[?]", 64)
 
 local function pack(...) return { n = select("#", ...), ... } end
 
--- The outputs of forward become outputs of a node over the inputs.
+-- Records a node with the inputs and outputs of forward.
 local function record(def, ctx, args, outs)
   local n_in = args.n
   if n_in > 64 or outs.n > 64 then
     errors.raise("Function: %d arguments and %d results; at most 64 each", n_in, outs.n)
   end
   for k = 1, n_in do in_ids[k - 1] = is_tensor(args[k]) and args[k].id or 0 end
-  local m, looks_of = 0, { n = outs.n }         -- [k]: what zeros for result k look like
+  local m, looks_of = 0, { n = outs.n }         -- [k]: shape and options of zeros for result k
   for k = 1, outs.n do
     local t = outs[k]
     if is_tensor(t) then
       looks_of[k] = { t.shape, { dtype = t.dtype, device = t.device } }
       for j = 1, n_in do
         if rawequal(t, args[j]) then
-          t = t:detach()                                -- an input handed through is an output of its own
+          t = t:detach()                                -- an input that forward returns needs an id of its own
           outs[k] = t
         end
       end
@@ -102,7 +102,7 @@ local function record(def, ctx, args, outs)
   end
 end
 
--- With instances of tensor classes: once for each of their inner tensors, results put together again.
+-- Applies a function to instances of tensor classes: once for each inner tensor; results become instances.
 local apply
 local function apply_inner(def, like, args)
   local outs, count = {}, #tensor.inner(like)
@@ -156,7 +156,7 @@ handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
   if not entry then error("moonshard: a function's context is gone", 0) end
   local came, outs = event_tensors(event), entry.outs
   local grads, m = {}, 0
-  for k = 1, outs.n do                          -- by position: what is no tensor has nil
+  for k = 1, outs.n do                          -- by position; nil for results that are no tensors
     if outs[k] then
       m = m + 1
       grads[k] = came[m]
@@ -227,7 +227,7 @@ function M.checkpoint(fn, ...)
   if n_in > 63 or outs.n > 64 then
     errors.raise("checkpoint: %d arguments and %d results; at most 64 each", n_in, outs.n)
   end
-  -- Arguments live until the region has run again.
+  -- Keeps the arguments until the region has run again.
   local kept = {}
   for k = 1, n_in do
     local t = args[k]
@@ -245,7 +245,7 @@ function M.checkpoint(fn, ...)
   entry.drop = function()
     for _, t in ipairs(kept) do t:release() end
   end
-  -- Parameters used inside count as well: where no argument requires grad, a leaf of our own does.
+  -- The region may use parameters, so if no argument requires grad, a new leaf does.
   if not any then
     local leaf = create.zeros(1, { requires_grad = true })
     in_ids[n_in] = leaf.id
@@ -319,7 +319,7 @@ handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
     list[m] = outs[k]
     any = any or tensor.info_of(outs[k]).requires_grad ~= 0
   end
-  -- Only where some gradient arrived does it run again: it would get no further, and say nothing.
+  -- The region runs again only if a gradient has arrived, which would be lost without a word.
   if not any then
     errors.raise "checkpoint: no result of the region has a graph when it runs again, so gradients end there; it must do the same both times"
   end

@@ -17,10 +17,10 @@ local type, pcall, error, setmetatable = type, pcall, error, setmetatable
 local M = {}
 
 local around
---- What a checkpoint's region runs in when backward runs it again, as now in forward: around(fn, …) -> fn(…), or nil.
+--- The function in which backward runs the regions of checkpoints again: around(fn, …) calls fn(…). nil: none.
 ---@return fun(fn: function, ...)?
 function M.around() return around end
---- Sets it for the regions that follow; returns the one before.
+--- Sets the function for regions that are recorded from now on; returns the one before.
 ---@param fn? fun(fn: function, ...)
 function M.set_around(fn)
   local before = around
@@ -32,8 +32,7 @@ local DONE, EVENT = ffi.C.MS_RUN_DONE, ffi.C.MS_RUN_EVENT
 
 -- ---- keys -----------------------------------------------------------------------------------------
 
--- What events name: hooks, functions, checkpoints, by the number they were registered with. The engine
--- tells which numbers have lost their owners.
+-- Events name hooks, functions and checkpoints by keys. The engine reports keys whose owners it has freed.
 local by_key, next_key = {}, 0
 local dead = ffi.new "double[64]"
 
@@ -50,7 +49,7 @@ local function drop_dead()
 end
 
 local since = 0
---- Keeps what belongs to a key until the engine says that its owner died.
+--- Keeps an entry under a new key until the engine has freed the key's owner.
 ---@param entry table
 ---@return number key
 function M.new_key(entry)
@@ -68,13 +67,13 @@ function M.drop_key(key) by_key[key] = nil end
 
 -- ---- runs -----------------------------------------------------------------------------------------
 
--- What an event does: handlers[kind](entry, event, run) -> list of tensors (or nil) for each answer, count.
+-- handlers[kind](entry, event, run) -> answers (tensors or nil), their number.
 local handlers = {}
 M.handlers = handlers
 
 local answer_ids = ffi.new("ms_id[?]", 256)
 
--- The tensors of an event, as the script sees them.
+-- The tensors of an event.
 local function event_tensors(event)
   local list = { n = event.n }
   for k = 1, event.n do
@@ -118,11 +117,12 @@ local function pull_events(run, event)
   end
 end
 
--- Events nest: a hook may run a backward. Each depth has an event of its own, and the coroutine that pulls.
+-- Events nest, because a hook may run a backward. Each depth has an event, and the coroutine that pulls its run.
 local events, pullers, depth = {}, {}, 0
 local running, status = coroutine.running, coroutine.status
 
---- Aborts runs that cannot continue: their coroutine died, or an error left them (at the prompt: all runs).
+--- Aborts runs that cannot continue, because their coroutine is dead. all: aborts every run (at the prompt, after an
+--- error).
 ---@param all? boolean
 function M.abort_left(all)
   for d = 1, depth do
@@ -137,11 +137,11 @@ function M.abort_left(all)
   end
 end
 
--- What waits for the end of the outermost backward: { done, failed, stays }.
+-- Callbacks for the end of the outermost backward: { done, failed, stays = boolean }.
 local ending
 
---- Calls done() when the outermost backward that runs now is over, failed(message) if it fails; with `stays` at the end
---- of every later one too.
+--- Calls done() when the outermost running backward ends, or failed(message) if it fails; with `stays` after every later
+--- backward, too.
 ---@param done fun()
 ---@param failed? fun(message: any)
 ---@param stays? boolean
@@ -150,7 +150,7 @@ function M.at_end(done, failed, stays)
   ending[#ending + 1] = { done, failed, stays = stays }
 end
 
--- Takes the list for this end; what stays is in the next one already.
+-- Takes the list of callbacks; those with `stays` remain for the next backward.
 local function take_ending()
   local list = ending
   ending = nil
@@ -171,7 +171,7 @@ local function end_all(which, message)
   end
 end
 
---- Pulls a run to its end. NULL is the engine's failure.
+--- Pulls a run to its end; NULL: the engine has failed to make it. The tensors are for messages.
 local function pull(run, ...)
   if run == nil then errors.fail(...) end
   local event = events[depth + 1]
@@ -231,7 +231,7 @@ local function id_list(x, who, what)
   return ids, #list, list, x
 end
 
--- Gradients beside roots: one for each, or none; of an instance an instance.
+-- Ids of the gradients of roots, 0 where none is given. The gradient of an instance is an instance.
 local function grad_ids(grads, roots, n, who)
   local ids, at = ffi.new("ms_id[?]", math.max(n, 1)), 0
   for k = 1, #roots do
@@ -295,7 +295,7 @@ function M.grad(outputs, inputs, given)
   local grads = grad_ids(is_tensor(o.grad_outputs) and { o.grad_outputs } or o.grad_outputs, given_roots, n, "grad")
   local run = lib.ms_grad(n, roots, grads, m, wanted, o.retain_graph and 1 or 0, o.allow_unused and 1 or 0)
   pull(run, unpack(list))
-  if depth == 0 and ending then take_ending() end       -- no gradient has landed
+  if depth == 0 and ending then take_ending() end       -- ms.grad changes no grad field
   local found, out, at = {}, {}, 0
   for k = 1, m do
     local id = lib.ms_run_result(run, k - 1)
@@ -371,7 +371,7 @@ end
 
 local Handle = { __name = "Handle" }
 Handle.__index = Handle
---- Takes the hook away; once is enough.
+--- Removes the hook. Idempotent.
 function Handle:remove()
   if self.handle then
     lib.ms_hook_remove(self.handle)

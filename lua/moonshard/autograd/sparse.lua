@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- Sparse tensors in coordinate form: `ms.sparse_coo(indices, values, shape)`. The element at column k of `indices`
---- (int64 [D, N], from 0) is values[k]; a position that comes twice stands for the sum (`coalesce` makes it so). values
---- may have dimensions of their own behind the first: the D sparse ones come first in the shape.
+--- (int64 [D, N], from 0) is values[k]; values at equal positions add up (`coalesce` sums them). values may have
+--- dimensions after the first, which follow the D sparse ones in the shape.
 ---
 --- A sparse tensor is an instance of a tensor class with values and indices as its inner tensors, so scopes, keep and
---- release treat it as they treat any tensor; operations that keep zeros zero run on the values, and the others say so.
+--- release treat it as any tensor. Operations that map 0 to 0 run on the values; all others raise an error.
 local class = require "moonshard.tensor.class"
 local create = require "moonshard.tensor.create"
 local autograd = require "moonshard.autograd"
@@ -34,7 +34,7 @@ function Sparse:init(indices, values, shape, coalesced)
   rawset(self, "_coalesced", coalesced or false)
 end
 
--- Values first: dtype and device are theirs.
+-- Values first: they determine dtype and device.
 function Sparse:inner_tensors() return { self._values, self._indices } end
 function Sparse.from_inner(list, like) return Sparse(list[2], list[1], like._shape, like._coalesced) end
 
@@ -129,7 +129,7 @@ function methods.numel(t)
 end
 methods.nelement = methods.numel
 function methods.is_contiguous() return false end
---- Does every position stand there once, in row-major order?
+--- Is every position listed once, in row-major order?
 ---@return boolean
 function methods.is_coalesced(t) return t._coalesced end
 
@@ -148,7 +148,7 @@ end
 
 local pair = ffi.new "ms_id[2]"
 
--- index [N] beside values [N, …]: a position for each of their elements.
+-- Expands index [N] to the shape of values [N, …].
 local function spread(index, values)
   local shape = { index:numel() }
   for k = 2, values.ndim do shape[k] = 1 end
@@ -205,7 +205,7 @@ local function with_values(t, values, coalesced)
   return Sparse(t._indices, values, t._shape, coalesced == nil and t._coalesced or coalesced)
 end
 
--- On the values as they are, also where positions repeat (linear), and of the sums only.
+-- Operators on the values: linear ones may run where positions repeat; the others need the sums.
 local linear, of_sums = {}, {}
 for _, name in ipairs { "neg", "cast", "clone" } do linear[name] = true end
 for _, name in ipairs { "abs", "sign", "sqrt", "relu", "sin", "tanh" } do of_sums[name] = true end
@@ -215,7 +215,7 @@ local function sum(t, u)
 end
 
 local function refuse(name, why)
-  errors.raise("%s: %s; to_dense() the sparse tensor first", name, why or "not there for sparse tensors")
+  errors.raise("%s: %s; to_dense() the sparse tensor first", name, why or "not supported for sparse tensors")
 end
 
 local function add(op, a, b, factor)
@@ -272,7 +272,7 @@ function Sparse.dispatch(op, a, b)
   return refuse(name)
 end
 
---- Makes t hold what u holds.
+--- Gives t the contents of u.
 function M.replace(t, u)
   for _, part in ipairs { u._indices, u._values } do
     if rawget(t._values, "_owner") then part:keep() end
@@ -288,7 +288,7 @@ local function keep_grad(t, g)
   rawset(t, "_sparse", g and g:keep())
 end
 
--- The grad of a dense leaf, or of a sparse one.
+-- Makes g the gradient of t, a dense or sparse leaf.
 local function become_grad(g, t)
   if t.is_leaf == false then errors.raise("grad: only leaves have a grad") end
   if g.shape ~= t.shape or g.dtype ~= t.dtype or g.device ~= t.device then
@@ -320,7 +320,7 @@ rawset(Sparse, "__newindex", function(t, key, value)
   return Plain.__newindex(t, key, value)
 end)
 
---- Adds a sparse gradient to a dense leaf's: to another sparse one it is joined, into a dense one summed.
+--- Adds a sparse gradient to the gradient of a dense leaf, which may be sparse, dense or nil.
 ---@param t Tensor
 ---@param g SparseTensor
 function M.accumulate(t, g)
@@ -336,14 +336,14 @@ function M.accumulate(t, g)
   end)
 end
 
--- The engine's readers of gradients need dense ones: runs fn while the leaves have those.
+-- Removes the dense gradients after the call.
 local function restore(changed, ok, ...)
   for k = #changed, 1, -1 do lib.ms_set_grad(changed[k].id, 0) end
   if not ok then error((...), 0) end
   return ...
 end
 
---- Runs fn(…) with every sparse gradient of these leaves as the dense one it stands for.
+--- Runs fn(…) while every sparse gradient of these leaves is dense, as the engine reads gradients.
 ---@param leaves Tensor[]
 ---@param fn function
 function M.with_dense_grads(leaves, fn, ...)
@@ -374,14 +374,14 @@ local function embedding_backward(ctx, g)
   M.accumulate(w, Sparse(flat:clone(), values:to(w.dtype), w.shape))
 end
 
---- May w have a sparse gradient? A leaf of its own may; what a sharded unit keeps is reduced dense.
+--- May w have a sparse gradient? A leaf may, unless it is sharded: units reduce dense gradients.
 ---@param w Tensor
 ---@return boolean
 function M.takes(w)
   return w.id >= 0 and tensor.info_of(w).is_leaf ~= 0 and lib.ms_unit_of(w.id) == 0
 end
 
---- Makes a look-up of rows whose gradient by w is sparse. look: (ids, w, padding) -> rows, by the engine's operator.
+--- Makes a look-up of rows with a sparse gradient by w. look(ids, w, padding): the engine's operator.
 function M.embedding(look)
   return functions.Function {
     forward = function(ctx, w, ids, padding)

@@ -1,16 +1,15 @@
 -- SPDX-License-Identifier: MIT
 --- Classes: `local Net = class("Net", Base)`, `Base:extend("Net")`, `Net(…)`, `obj:isa(Net)`, `obj:class_name()`.
---- A class is the metatable of its instances. Metamethods are inherited by copying (Lua reads them
---- raw), methods by the chain. `__construct(Class, …)` replaces the way an instance is made; `__refused[name]`
---- is called, to raise, when a script defines that name in the class.
+--- A class is the metatable of its instances. A subclass copies metamethods, which Lua looks up raw, and inherits
+--- methods through `__base`. `__construct(Class, …)` makes an instance; `__refused[name]` raises when a script defines
+--- that name in the class.
 local class_meta = {}
 
 local function is_class(x)
   return type(x) == "table" and getmetatable(x) == class_meta
 end
 
--- A class with a `methods` table (tensors: their instances' fields are looked up by a function) keeps
--- methods there, apart from what belongs to the class itself.
+-- Tensor classes keep their methods in a table `methods`, because a function looks up the fields of tensors.
 function class_meta.__index(class, key)
   local methods = rawget(class, "methods")
   local method = methods and methods[key]
@@ -55,7 +54,7 @@ function M.new(name, base)
   class.__isa[class] = true
   if base then
     for key, value in pairs(base) do
-      -- Order does not matter: every key is copied by itself.
+      -- order does not matter: a copy
       if type(key) == "string" and key:sub(1, 2) == "__" and rawget(class, key) == nil then class[key] = value end
     end
     if rawget(base, "__index") == base then class.__index = class end

@@ -1,15 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- What blocks (functions that run another one with something changed) set for the code inside them. Where that is a
---- mode of the code, each coroutine has its own: it begins with those of the code that first resumes it, and a block
---- open across a yield changes them for this coroutine only. Where it is a change of shared objects (no_sync,
---- summon_full_params), the function must not yield.
+--- State that block functions (with_device, catch_warnings, no_sync, ...) set while they run another function. Modes
+--- belong to a coroutine: it starts with those of the code that first resumes it, and a block that is open across a
+--- yield changes only its own. A block that changes shared objects (no_sync, summon_full_params) must not yield.
 local pcall, error = pcall, error
 
 ---@class Context
 ---@field device integer?  of with_device
 ---@field warnings string[]?  the innermost list of catch_warnings
 ---@field wrap table?  options of the enable_wrap under way
----@field block string?  the innermost block of this coroutine that must not be left by a yield
+---@field block string?  the innermost block of this coroutine that must not yield
 local context = {}
 
 local M = { now = context }
@@ -20,7 +19,7 @@ local function leave(before, ok, ...)
   return ...
 end
 
---- fn(…) as the body of a block that no yield may leave.
+--- Runs fn(…) as a block that must not yield.
 ---@param name string
 ---@param fn function
 function M.block(name, fn, ...)
@@ -29,15 +28,15 @@ function M.block(name, fn, ...)
   return leave(before, pcall(fn, ...))
 end
 
---- The modes of the code that runs now.
+--- A copy of the current modes.
 function M.copy() return { device = context.device, warnings = context.warnings, wrap = context.wrap } end
 
---- Puts other modes in their place; returns nothing, so save them first.
+--- Replaces the modes; the caller has saved the old ones.
 function M.set(modes)
   context.device, context.warnings, context.wrap, context.block = modes.device, modes.warnings, modes.wrap, modes.block
 end
 
---- Raises where the coroutine that runs must not yield.
+--- Raises if the current coroutine is in a block that must not yield.
 function M.check_yield()
   if context.block then
     require("moonshard.core.errors").raise(

@@ -20,7 +20,7 @@ M.numbers = numbers
 --- Name of a dtype number.
 function M.name(number) return names[number] end
 
---- Number of a dtype name; anything else is an error.
+--- The number of a dtype name; raises on any other value. who: the function that messages name.
 function M.number(name, who)
   local number = numbers[name]
   if number then return number end
@@ -60,7 +60,7 @@ function M.device(name, who)
   end
   index = tonumber(index) or cuda_current
   if index > 4095 then
-    errors.raise("%s: device '%s' does not exist: %s is no index of a GPU", who or "device", name, tostring(index))
+    errors.raise("%s: device '%s' does not exist: the largest index is 4095", who or "device", name)
   end
   return bit.bor(C.MS_CUDA, bit.lshift(index, 8))
 end
@@ -76,7 +76,7 @@ function M.cuda_device() return cuda_current end
 local now = context.now
 local default = { dtype = C.MS_F32, device = C.MS_CPU }
 M.default = default
-lib.ms_set_default_dtype(default.dtype)         -- the engine outlives a reload of this module
+lib.ms_set_default_dtype(default.dtype)         -- the engine outlives this module when specs reload it
 
 --- The dtype of floating point tensors made without one; "float32" at first.
 ---@return string
@@ -95,10 +95,10 @@ end
 ---@return string
 function M.default_device() return M.device_name(M.device_now()) end
 
---- The number of the device that tensors are made on where none is given.
+--- The number of the default device.
 function M.device_now() return now.device or default.device end
 
---- The number of a device that is there; a GPU's plugin is loaded to find out.
+--- The number of a device; raises if it does not exist. Loads the CUDA plugin for a GPU.
 function M.present_device(name, who)
   local number = M.device(name, who)
   if bit.band(number, 255) == C.MS_CUDA and bit.rshift(number, 8) >= lib.ms_cuda_count() then

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Raising at the user's line: the first stack frame outside lua/moonshard. Where Lua knows no line
---- (`pcall(f, x)` straight into the library) the message goes bare.
+--- Raises errors at the user's line: that of the first stack frame outside lua/moonshard. A message has no line if Lua
+--- knows none, as for `pcall(f, x)` with a function of the library.
 local engine = require "moonshard.core.ffi"
 local lib, string_of = engine.lib, engine.ffi.string
 
@@ -10,11 +10,11 @@ local M = {}
 
 -- The front end's folder, the parent of this file's folder.
 local prefix = debug.getinfo(1, "S").source:match "^(@.*/)core/[^/]*$"
-M.library = prefix             -- what the source of every function of the front end begins with
+M.library = prefix             -- prefix of the source of every function of the front end
 local getinfo = debug.getinfo
 
--- Where a function is defined: "C", "library", or the script's file. Cached, because a query makes garbage of 300
--- bytes a frame, and lines of tensors are looked up in training loops.
+-- Where a function is defined: "C", "library", or the script's file. Cached, because debug.getinfo allocates 300 bytes
+-- a frame, and training loops look up lines of tensors.
 local places = setmetatable({}, { __mode = "k" })
 
 local function place_of(fn)
@@ -27,7 +27,7 @@ local function place_of(fn)
   return place
 end
 
---- Where the script is: "file:line", or nil when no line is known.
+--- The script's current line, "file:line"; nil if it is not known.
 ---@param level? integer  frames to skip at least
 ---@return string?
 function M.user_line(level)
@@ -35,7 +35,7 @@ function M.user_line(level)
   while true do
     local info = getinfo(n, "f")
     if not info then return nil end
-    local place = info.func and place_of(info.func)     -- a tail call has left none
+    local place = info.func and place_of(info.func)     -- nil for a frame lost to a tail call
     if place == "C" then
       through_c = true
     elseif place == "library" then
@@ -67,12 +67,12 @@ function M.last()
 end
 
 local release_error
---- fn() runs before an error about a released tensor is raised.
+--- Registers fn, which is called before an error about a released tensor is raised.
 ---@param fn fun()
 function M.on_release_error(fn) release_error = fn end
 
---- Raises the engine's last failure at the user's line. Of a released tensor among the arguments it
---- names the line that made it.
+--- Raises the engine's last failure at the user's line. The arguments are the call's tensors: the message names the
+--- line that made a released one.
 function M.fail(...)
   local text = string_of(lib.ms_error())
   if lib.ms_error_code() == engine.ffi.C.MS_ERELEASED then
@@ -101,7 +101,7 @@ end
 
 -- ---- nearest names ---------------------------------------------------------------------------
 
--- Damerau-Levenshtein distance, given up beyond limit.
+-- Damerau-Levenshtein distance, or limit + 1 if it is larger than limit.
 local function distance(a, b, limit)
   local n, m = #a, #b
   if math.abs(n - m) > limit then return limit + 1 end
@@ -140,7 +140,7 @@ function M.nearest(name, names)
     local d = distance(lower, o, limit)
     if d > limit and #lower >= 3 and (o:find(lower, 1, true) or lower:find(o, 1, true) and #o >= 3) then d = limit end
     if d <= limit then
-      d = d + distance(tostring(name), other, limit + 1) / 100          -- of equals, the one in the same case
+      d = d + distance(tostring(name), other, limit + 1) / 100          -- breaks ties by upper and lower case
       if not best_d or d < best_d then best, best_d = other, d end
     end
   end
@@ -153,20 +153,20 @@ function M.unknown(what, name, names)
   return ("unknown %s '%s'%s"):format(what, tostring(name), near and ("; did you mean '%s'?"):format(near) or "")
 end
 
---- The same for a public table of functions and classes: says first where else the name lives.
+--- The same for a public table of functions and classes; suggests another table that has the name, if any.
 function M.unknown_in(what, name, names)
   local elsewhere = type(name) == "string" and not hints.synonym(name, names) and hints.elsewhere(name)
   if not elsewhere then return M.unknown("name in " .. what .. ":", name, names) end
   return ("unknown name in %s: '%s'; %s"):format(what, name, elsewhere)
 end
 
---- Makes a table of names a closed one: reading a name that it lacks is an error that says what is near.
+--- Makes reading an unknown name of a table an error that suggests the nearest one.
 ---@param module table
 ---@param what string
 ---@return table module
 function M.closed(module, what)
   return setmetatable(module, { __index = function(_, name)
-    if type(name) ~= "string" or name:sub(1, 1) == "_" then return nil end      -- what tools look for in any table
+    if type(name) ~= "string" or name:sub(1, 1) == "_" then return nil end      -- tools probe tables for such names
     local names = {}
     for known in pairs(module) do names[#names + 1] = tostring(known) end
     table.sort(names)

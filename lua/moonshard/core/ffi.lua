@@ -42,9 +42,8 @@ end
 
 if not pcall(ffi.typeof, "ms_id") then ffi.cdef(read_cdef()) end
 
--- Threads of oneDNN's libgomp that wait for the next call by spinning take the cores from everything else that runs
--- there: with two threads a rank beside other busy processes a training step took 7 times as long. libgomp reads this
--- when it is loaded.
+-- Idle threads of oneDNN's libgomp spin, which takes cores from other processes: with two threads a rank beside busy
+-- processes a training step took 7 times as long. libgomp reads this variable when it is loaded.
 ffi.cdef "int setenv(const char *, const char *, int);"
 if not os.getenv "OMP_WAIT_POLICY" then ffi.C.setenv("GOMP_SPINCOUNT", "1000", 0) end
 
@@ -71,7 +70,7 @@ local M = {
 
 --- Number of an operator by name.
 ---@param name string
----@return integer  -1 when this build has none (calling it is the engine's error)
+---@return integer  -1 if this build lacks it; a call of -1 fails
 function M.op(name)
   return lib.ms_op_find(name)
 end

@@ -1,16 +1,16 @@
 -- SPDX-License-Identifier: MIT
---- What an error adds about a name that is not there: the place where that name lives (x:relu(), nn.Linear), the
---- name that stands for it here (learning_rate: lr), or how to write what is missing.
+--- Hints for unknown names: the table that has the name (x:relu(), nn.Linear), this library's name for it
+--- (learning_rate: lr), or what to write instead.
 local M = {}
 
--- Options and names that other libraries use, and ours.
+-- Names in other libraries -> names in this one.
 local synonyms = {
   learning_rate = "lr", wd = "weight_decay", decay = "weight_decay", l2 = "weight_decay", epsilon = "eps",
   beta = "betas", beta1 = "betas",
   beta2 = "betas", functional = "F", utils = "utils", axis = "dim", keepdims = "keepdim", use_bias = "bias",
 }
 
--- How to write what PyTorch has and Moonshard does not.
+-- Names of PyTorch that Moonshard lacks -> what to write instead.
 local instead = {
   MaxPool2d = "k x k windows side by side: x:reshape(B, C, H / k, k, W / k, k):max(6):max(4)",
   AvgPool2d = "k x k windows side by side: x:reshape(B, C, H / k, k, W / k, k):mean({ 4, 6 })",
@@ -30,12 +30,12 @@ for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "
 end
 instead.max_pool2d, instead.avg_pool2d = instead.MaxPool2d, instead.AvgPool2d
 
--- Where a name may live, as scripts write it. (`ms` is reached when an error needs it: this file stands below all of
--- them.)
+-- Tables to search for a name, as scripts write them; looked up when an error occurs, because this module is loaded
+-- before all of them.
 local places = { "ms", "ms.nn", "ms.nn.F", "ms.nn.init", "ms.nn.utils", "ms.optim", "ms.optim.lr_scheduler", "ms.dist",
   "ms.fsdp", "ms.amp" }
 
---- The name among names that other libraries call `name`, or nil.
+--- The one of names that stands for another library's `name`; nil if there is none.
 ---@param name any
 ---@param names string[]
 ---@return string?
@@ -46,7 +46,7 @@ function M.synonym(name, names)
   end
 end
 
---- Where a script finds a name that the place it looked in lacks, as the end of a message; nil when it is nowhere.
+--- Where else a script finds a name, as the end of a message; nil if nowhere.
 ---@param name string
 ---@return string?
 function M.elsewhere(name)

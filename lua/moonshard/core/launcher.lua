@@ -1,13 +1,13 @@
 -- SPDX-License-Identifier: MIT
---- Which launcher started this process, as the engine reads it from the environment: known before the ranks have met.
+--- Which launcher started this process, by the environment; known before the ranks connect.
 local engine = require "moonshard.core.ffi"
 local string_of = engine.ffi.string
 
 ---@class Launch
 ---@field name string  "mpirun", "srun", "PMIx", "mpiexec", "torchrun"; "": none
 ---@field rank integer  0 without a launcher
----@field world integer  1 without a launcher; where it does not say: the ranks up to this one
----@field reason string  why its variables make no sense; "": they do
+---@field world integer  1 without a launcher; rank + 1 if the launcher does not say
+---@field reason string  why its variables are invalid; "" if they are valid
 
 local out = engine.ffi.new "ms_launch"
 

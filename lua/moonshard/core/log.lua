@@ -6,7 +6,7 @@ local opts = require "moonshard.core.opts"
 
 local M = {}
 
---- Rank and number of ranks, from the launcher until the ranks have joined; 0, 1 without a launcher.
+--- Rank and number of ranks; the launcher's until the job is joined, 0 and 1 without a launcher.
 ---@return integer
 ---@return integer
 function M.rank()
@@ -32,8 +32,8 @@ end
 
 local now = context.now
 
---- Writes a warning to stderr, with the rank in front where there are several; inside catch_warnings it goes into its
---- list.
+--- Writes a warning to stderr, prefixed with the rank if there are several. Inside catch_warnings it is appended to the
+--- list instead.
 ---@param message string  without a newline
 function M.warn(message)
   opts.expect(message, opts.string, "warn: message")
@@ -41,22 +41,22 @@ function M.warn(message)
     now.warnings[#now.warnings + 1] = message
     return
   end
-  io.stderr:write(rank_prefix() .. "warning: " .. message .. "\n")       -- in one piece: ranks share a terminal
+  io.stderr:write(rank_prefix() .. "warning: " .. message .. "\n")       -- one write, because ranks share a terminal
 end
 
-local told = {}
+local reported = {}
 
---- A warning that a process writes once; every ms.catch_warnings receives it.
+--- Writes a warning once per process; every ms.catch_warnings receives it.
 ---@param message string
 function M.warn_once(message)
   if not now.warnings then
-    if told[message] then return end
-    told[message] = true
+    if reported[message] then return end
+    reported[message] = true
   end
   M.warn(message)
 end
 
---- Writes a line to stderr, with the rank in front where there are several.
+--- Writes a line to stderr, prefixed with the rank if there are several.
 ---@param format string  as string.format takes it
 ---@param ... any  arguments of format
 function M.log(format, ...)

@@ -1,14 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- Misspelt methods of tensors. A field that a tensor has not reads as nil, for fields may be a script's own
---- (`if t.mark then`); but where the script calls it, `t:sofmax(1)`, "attempt to call a nil value" says less than the
---- nearest name does. Whether a read is the beginning of a call is in the code of the function that reads: there,
---- `t:name` is the instruction that copies t to where arguments go, and then the one that looks the name up.
+--- Errors for misspelt methods of tensors. An unknown field reads as nil, because scripts test fields of their own
+--- (`if t.mark then`). If the script calls it, `t:sofmax(1)`, an error that suggests the nearest method says more than
+--- "attempt to call a nil value". The bytecode of the reading function tells calls from reads: a method call is an
+--- instruction that copies t to the place of the first argument, followed by the one that looks up the name.
 local errors = require "moonshard.core.errors"
 
 local M = {}
 
 local has_util, util = pcall(require, "jit.util")
--- numbers of the two instructions, from a function that has them
+-- opcodes of the two instructions, from a sample
 local op_copy, op_look
 
 local function parts(instruction)
@@ -26,8 +26,7 @@ if has_util then
   end
 end
 
--- Does fn call the method on this line? A line that reads the name as a field too may be asking first whether it is
--- there.
+-- Does fn call the method on this line? False if the line also reads the name as a field, perhaps to test for it.
 local function calls(fn, line, name)
   local called = false
   for pc = 1, util.funcinfo(fn).bytecodes - 1 do
@@ -41,10 +40,10 @@ local function calls(fn, line, name)
   return called
 end
 
-local nearest = {}                                      -- by class and name: false, or the name that it is near to
+local nearest = {}                                      -- class -> name -> the nearest method, or false
 
---- Looks at a field that is not there, read by the function `level` frames up: an error when that is a call, and a
---- method has a name like it.
+--- Called for an unknown field, read by the function `level` frames up: raises if that is a method call and a method
+--- has a similar name.
 ---@param cls table
 ---@param name string
 ---@param methods table

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What a call was given: kinds of arguments, and options, which are one table of string keys.
+--- Checks of arguments and options. A kind describes the values that are accepted; options are one table of string
+--- keys.
 ---   opts.expect(fn, opts.fn, "%s: argument %d", who, k)      -- who: argument 2 is a number (3), expected a function
 ---   local o = opts("adamw", given, { params = opts.required, lr = 1e-3, weight_decay = opts.number })
 --- In a table of options a default also gives the type; a kind declares an option without a default.
@@ -7,7 +8,7 @@ local errors = require "moonshard.core.errors"
 
 local M = {}
 
---- What a wrapped function stands for: its annotations are the ones to read.
+--- Wrapper -> the function inside, whose annotations apply.
 M.original = setmetatable({}, { __mode = "k" })
 
 -- ---- kinds --------------------------------------------------------------------------------------
@@ -24,8 +25,8 @@ local function anything() return true end
 local function is_number(v) return type(v) == "number" and v == v end
 local function is_whole(v) return type(v) == "number" and v % 1 == 0 end
 
-M.required = kind("a value", anything)      -- one must be there
-M.any = kind("a value", anything)           -- nil unless given
+M.required = kind("a value", anything)      -- must be given
+M.any = kind("a value", anything)           -- any value, or none
 local of_type = {}
 for name, text in pairs { number = "a number", string = "a string", boolean = "a boolean", table = "a table",
   ["function"] = "a function" } do
@@ -58,7 +59,7 @@ M.callable = kind("a function", function(v)
   return type(v) == "function" or mt and rawget(mt, "__call") ~= nil or false
 end)
 
---- An option of a kind, and its value where it is not given; M.required as its value: one must be there.
+--- An option of a kind with its default; M.required as the default: it must be given.
 function M.option(of, default)
   local one = kind(of.text, of.test)
   one.names, one.default = of.names, default
@@ -77,7 +78,7 @@ function M.one_of(names, default)
   return one
 end
 
---- Raises "LABEL is VALUE, expected TEXT". label: a format, with its values behind.
+--- Raises "LABEL is VALUE, expected TEXT". label: a format, followed by its values.
 function M.wrong(value, text, label, ...)
   errors.raise("%s is %s, expected %s", select("#", ...) > 0 and label:format(...) or label, errors.kind(value), text)
 end
@@ -90,7 +91,7 @@ local function refuse(value, expected, label)
     near and ("; did you mean '%s'?"):format(near) or "")
 end
 
---- The same for a value that is not of the kind.
+--- Returns value if it is of the kind; raises as wrong does if not.
 ---@generic T
 ---@param value T
 ---@param expected table
@@ -103,8 +104,8 @@ end
 
 -- ---- functions without options --------------------------------------------------------------------
 
--- Bytecode of the call of a function with n arguments, by n. Every function gets a prototype of its own: closures of
--- one prototype share its trace, which is compiled for the function that was called first.
+-- n -> bytecode of a wrapper with n arguments. Each function gets a prototype of its own, because closures of one
+-- prototype share its traces, which are compiled for the function that was called first.
 local calls = setmetatable({}, { __index = function(t, n)
   local names = {}
   for k = 1, n do names[k] = "a" .. k end
@@ -117,7 +118,7 @@ end })
 
 local here = debug.getinfo(1, "S").source
 
---- fn, for which options behind its last argument are an error.
+--- Wraps fn so that options after its last argument are an error.
 ---@param who string
 ---@param fn function
 ---@return function
@@ -129,7 +130,7 @@ function M.fixed(who, fn)
   return wrapper
 end
 
---- The same for functions of a table, by name. prefix: what messages say before the name.
+--- Replaces functions of a table by their wrappers. prefix: stands before the name in messages.
 ---@param functions table
 ---@param names string[]
 ---@param prefix? string
@@ -156,7 +157,7 @@ local function check_value(who, name, value, expected)
   if not expected.test(value) then refuse(value, expected, ("%s: option '%s'"):format(who, name)) end
 end
 
---- The options of who: given ones checked, absent ones by their defaults.
+--- Checks the options given to `who`; absent ones get their defaults.
 ---@param who string
 ---@param given table?
 ---@param spec table<string, any>
@@ -190,12 +191,12 @@ function M.check(who, given, spec)
   return out
 end
 
---- Behind the last argument of a function without options: options there are an error.
+--- Raises if the argument after the last one holds options.
 function M.none(who, more)
   if M.is(more) and next(more) ~= nil then M.check(who, more, {}) end
 end
 
---- Splits the arguments of a function whose last one may be options: n positional ones, then the options.
+--- The number of positional arguments, and the options after them, if any.
 ---@return integer n
 ---@return table? given
 function M.split(...)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Ranges of calls under the profiler, for modules' calls and a script's own.
+--- Ranges of the profiler: calls of modules, and the script's own.
 local engine = require "moonshard.core.ffi"
 
 local lib, ffi, bit = engine.lib, engine.ffi, require "bit"
@@ -14,7 +14,7 @@ local function close(from, allocated, kind, name, ok, ...)
   return ...
 end
 
---- fn(...) as a range of the script's own; not recording, it only calls fn.
+--- Runs fn(...) as a range of the script's own; only calls fn if nothing records.
 function M.user(name, fn, ...)
   local from = lib.ms_range_open(before)
   if from == 0 then return fn(...) end
@@ -23,23 +23,23 @@ end
 
 local wanted, changed
 
---- Does a recording want calls of modules as ranges? Tells what on_change was given.
+--- Asks the engine whether a recording wants ranges of module calls, and passes the answer to on_change's function.
 function M.look()
   wanted = bit.band(lib.ms_trace_wanted(), ffi.C.MS_TRACE_MODULES) ~= 0
   if changed then changed(wanted) end
 end
 
---- fn(wanted) runs when recordings begin or cease to want calls of modules; nn registers it.
+--- Registers fn(wanted), which is called when recordings begin or cease to want ranges of module calls.
 ---@param fn fun(wanted: boolean)
 function M.on_change(fn)
   changed = fn
   if wanted then fn(wanted) end
 end
 
---- fn(...) as the range of a module's call.
+--- Runs fn(...) as the range of a module's call.
 function M.module(name, fn, ...)
   local from = lib.ms_range_open(before)
-  if from == 0 then M.look() end                        -- the profile that wanted them was lost
+  if from == 0 then M.look() end                        -- the profile was collected without a stop
   return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, pcall(fn, ...))
 end
 

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 ---@meta
 -- luacheck: ignore (declarations for editors)
---- Annotations of what is made in loops, for editors, and what `? name` shows of it. Never loaded.
+--- Declarations of functions that are made in loops, for editors, `? name` and docs/api. Never loaded.
 
 --- Elements of one dtype in a row-major array on one device. `t[i]` is the part at position i of the first dimension,
 --- and `t[i] = v` fills it. `+ - * / ^` and unary `-` work element by element, with numbers too.
@@ -11,7 +11,7 @@
 ---@field dtype string           'float32' 'float64' 'float16' 'bfloat16' 'int64' 'int32' 'uint8' 'bool'
 ---@field device string          'cpu', 'cuda:0', 'meta'
 ---@field grad Tensor?           the gradient of a leaf, nil until there is one; assignable on leaves
----@field requires_grad boolean  does backward reach it? assignable on leaves
+---@field requires_grad boolean  whether backward computes its gradient; assignable on leaves
 ---@field is_leaf boolean        made by the script, not by an operation that records
 ---@field is_sparse boolean      made by ms.sparse_coo, or the gradient of a sparse embedding
 ---@operator add(Tensor|number): Tensor

@@ -1,21 +1,21 @@
 -- SPDX-License-Identifier: MIT
---- Tensor classes: `ms.Tensor:extend("Name")`. An instance holds other tensors, its inner ones, and every operation
---- runs on the 1st, 2nd … inner tensors of its arguments and is put together again.
+--- Tensor classes: `ms.Tensor:extend("Name")`. An instance holds other tensors, its inner ones. Every operation runs on
+--- the 1st, 2nd … inner tensors of its arguments, and its results become an instance.
 ---
 ---   local TwoTensor = ms.Tensor:extend "TwoTensor"
 ---   function TwoTensor:init(a, b) self.a, self.b = a, b end
 ---   function TwoTensor:inner_tensors() return { self.a, self.b } end
 ---
 --- An instance has no tensor in the engine: its id is negative, which every engine call refuses. That refusal is where
---- operations notice it (tensor/init.lua's failure paths), so plain tensors pay nothing. What is no operator of the engine
---- (grads, hooks, lifetimes) has methods of its own here. Shape, dtype and device are the first inner tensor's.
+--- operations notice it (tensor/init.lua's failure paths), so plain tensors pay nothing. Gradients, hooks and lifetimes,
+--- which are no operators, have methods here. Shape, dtype and device are those of the first inner tensor.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local inner_tensors = require "moonshard.tensor.inner"
 local tensor = require "moonshard.tensor"
 local a_tensor = tensor.a_tensor
-require "moonshard.tensor.ops"                  -- metamethods are inherited by copying, so they are there first
+require "moonshard.tensor.ops"                  -- first, because subclasses copy metamethods
 require "moonshard.tensor.print"
 
 local lib, args, a_in, a_out, a_i, a_f = engine.lib, engine.args, engine.a_in, engine.a_out, engine.a_i, engine.a_f
@@ -26,7 +26,7 @@ local getmetatable, setmetatable, rawget, rawset, type, ipairs = getmetatable, s
 
 local M = { is_instance = inner_tensors.is_instance }
 
--- fn of each inner tensor, as an instance.
+-- An instance of fn(part) for each inner tensor of t.
 local function map(t, fn)
   local list = inner(t)
   local out = {}
@@ -38,7 +38,7 @@ M.map = map
 -- ---- operations ----------------------------------------------------------------------------------
 
 local names = {}
--- The name scripts know an operator by: add_scalar_ is add_.
+-- An operator's name in scripts: add_scalar_ is add_.
 local function name_of(number)
   local name = names[number]
   if not name then
@@ -48,14 +48,14 @@ local function name_of(number)
   return name
 end
 
--- One call: its operator, tensors (`n`, holes where there is none) and numbers, which outlive engine.args.
+-- A call of an operator with its numbers, copied from engine.args.
 ---@class TensorOperation
 ---@field name string
 local Operation = { __name = "TensorOperation" }
 Operation.__index = Operation
 function Operation:__tostring() return "operation " .. self.name end
 
--- Runs it on these tensors; its outputs.
+-- Runs the operator on a list of tensors; returns its outputs and their number.
 local function run(op, list)
   args.n_in, args.n_i, args.n_f = op.n_in, op.n_i, op.n_f
   for k = 1, op.n_in do a_in[k - 1] = list[k] ~= nil and list[k].id or 0 end
@@ -73,7 +73,7 @@ local function run(op, list)
   return out, n
 end
 
--- On the 1st, 2nd … inner tensors of the instances among list; plain tensors are passed to each.
+-- Runs the operator on the 1st, 2nd … inner tensors of the instances in list; each run gets the plain tensors.
 local function run_inner(op, list)
   local first, parts, count = nil, {}, nil
   for k = 1, op.n_in do
@@ -106,7 +106,7 @@ local function run_inner(op, list)
   for j = 1, n do
     local mine = {}
     for k = 1, count do mine[k] = results[k][j] end
-    -- An operator that had nothing to do gives its arguments back.
+    -- An operator that had nothing to do returns its argument.
     for i = 1, op.n_in do
       local same = parts[i] ~= nil
       for k = 1, count do same = same and rawequal(parts[i][k], mine[k]) end
@@ -117,7 +117,7 @@ local function run_inner(op, list)
   return out, n
 end
 
--- op(…) inside a dispatch: on plain tensors, and on instances by their inner tensors.
+-- op(…) inside a dispatch function runs on plain tensors, and on instances by their inner tensors.
 function Operation:__call(...)
   local out, n = run_inner(self, { ... })
   return unpack(out, 1, n)
@@ -140,7 +140,7 @@ local function dispatch(op, list)
   return run_inner(op, list)
 end
 
--- Ids under which the results go back.
+-- Puts the ids of the results into engine.a_out; wrap takes an instance by its id.
 local function hand_over(out, n, list, n_in)
   for j = 1, n do
     local t = out[j]
@@ -157,9 +157,8 @@ local function hand_over(out, n, list, n_in)
   args.n_out = n
 end
 
---- engine.args holds a call that the engine refused: runs it by inner tensors if an instance is among its arguments.
---- a, b, c: the first of them, where the caller has them.
----@return boolean
+-- engine.args holds a call that the engine refused: runs it by inner tensors if an instance is among its arguments, and
+-- returns whether it did. a, b, c: the first of them, if the caller has them.
 tensor.on_refused_call(function(number, a, b, c)
   local list, found = {}, false
   local n_in = args.n_in
@@ -190,7 +189,7 @@ local Instance = tensor.subclass "Tensor"
 local methods = Instance.methods
 local own_getters, own_setters = {}, {}
 
--- The fields below (and `more` of its own before them) before the plain ones.
+-- Fields are looked up in `more`, in own_getters, and then in those of plain tensors.
 local function install(cls, own_methods, more)
   tensor.install(cls, own_methods, more and setmetatable(more, { __index = own_getters }) or own_getters, own_setters)
 end
@@ -224,10 +223,10 @@ end
 rawset(Tensor, "extend", extend)
 rawset(Instance, "extend", extend)
 
--- Parameters of a class: instances of it and of nn.Parameter.
+-- Tensor class -> class of its parameters, whose instances are of both it and nn.Parameter.
 local parameter_classes = setmetatable({}, { __mode = "k" })
 
---- The class that a parameter made of an instance has.
+--- The class of a parameter that is made of an instance of cls.
 function M.parameter_class(cls, Parameter)
   cls = rawget(cls, "__plain_class") or cls
   local made = parameter_classes[cls]
@@ -244,7 +243,7 @@ end
 
 -- ---- fields --------------------------------------------------------------------------------------
 
---- An instance made of the inner grads; the same object while they are the same.
+--- An instance of the inner tensors' gradients; the same object as long as they are the same.
 function own_getters.grad(t)
   local list = inner(t)
   local grads, any = {}, false
@@ -341,7 +340,6 @@ function methods.register_post_accumulate_grad_hook(t, fn)
   return handles
 end
 
---- Not a leaf unless its inner tensors are.
 function own_getters.is_leaf(t) return inner(t)[1].is_leaf end
 
 M.Instance, M.install, M.extend = Instance, install, extend

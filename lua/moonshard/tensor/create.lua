@@ -25,13 +25,13 @@ local function whole_size(v, who)
   return v
 end
 
--- A shape given as a table, or as numbers: into `shape`. Returns the number of dimensions.
+-- Writes a shape, given as a table or as numbers, to `shape`; returns the number of dimensions.
 local function take_shape(who, n, first, ...)
   if type(first) == "table" then
     if is_tensor(first) then opts.wrong(first, "a whole number or a table of them", "%s: size", who) end
     if n > 1 then errors.raise("%s: sizes are numbers or one table, got a table and %s", who, errors.kind((...))) end
     if first.dtype ~= nil or first.device ~= nil or first.requires_grad ~= nil then
-      errors.raise("%s: options stand among the sizes; they are a table of their own, behind them", who)
+      errors.raise("%s: options stand among the sizes; pass them as a table of their own, after the sizes", who)
     end
     n = #first
     if n > engine.MAX_DIMS then
@@ -55,7 +55,7 @@ local function resolve(who, given, dtype)
     o.device and dtypes.device(o.device, who) or device_now(), o.requires_grad
 end
 
--- ms_empty over `shape`, with a collection and a second try when memory is short.
+-- A new tensor of the sizes in `shape`; if memory is short, collects garbage and tries again.
 local function empty(who, dtype, device, n)
   local id = lib.ms_empty(dtype, device, n, shape)
   if id == 0 and tensor.collected() then id = lib.ms_empty(dtype, device, n, shape) end
@@ -63,7 +63,7 @@ local function empty(who, dtype, device, n)
   return id
 end
 
--- Filling a new leaf is no history.
+-- Runs an operator that fills a new tensor; nothing is recorded.
 local function in_place(number, id, n_i, n_f)
   args.n_in, args.n_i, args.n_f = 1, n_i, n_f
   a_in[0] = id
@@ -78,7 +78,6 @@ end
 local FILL_, ZERO_, RAND_, RANDN_, RANDINT_, ARANGE_, EYE_, TO_DEVICE =
   op "fill_", op "zero_", op "rand_", op "randn_", op "randint_", op "arange_", op "eye_", op "to_device"
 
--- What each maker does with the new elements.
 local function fill_none() end
 local function fill_zero(id) in_place(ZERO_, id, 0, 0) end
 local function fill_value(id, v)
@@ -108,7 +107,7 @@ for name, fill in pairs { empty = fill_none, zeros = fill_zero, ones = fill_one,
   M[name] = function(...)
     local n, given = opts.split(...)
     if given == nil and n == select("#", ...) then return make(name, fill, n, nil, ...) end
-    if n == 0 and select("#", ...) > 0 and (...) == nil then    -- a variable that is not there, not the shape []
+    if n == 0 and select("#", ...) > 0 and (...) == nil then    -- an undefined variable, not the shape []
       errors.raise("%s: size is nil, expected a whole number", name)
     end
     local list = { ... }

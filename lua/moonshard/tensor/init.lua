@@ -2,8 +2,8 @@
 --- Tensors: the class, its fields, lifetimes. Operations are in tensor/ops, tensor/shape,
 --- tensor/reduce; making them in tensor/create; printing in tensor/print.
 ---
---- A tensor is `{ id = number }`: a name that the engine gave, checked by it at every use. Inside a
---- scope nothing else is attached; an unscoped one carries an owner with a C finalizer.
+--- A tensor is `{ id = number }`; the engine gives the id and checks it at every use. A tensor of a scope has nothing
+--- else; an unscoped one has an owner with a C finalizer.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local class = require "moonshard.core.class"
@@ -25,16 +25,15 @@ local M = { Tensor = Tensor, methods = methods, classes = classes, is_tensor = i
 
 local fail = errors.fail
 
---- Its kind, for opts.expect.
+--- The kind of tensors, for opts.expect.
 M.a_tensor = opts.kind("a tensor", M.is_tensor)
 
 -- ---- where tensors were made -------------------------------------------------------------------
 
--- The line that made a tensor is worth having in "released with its scope" (the engine always knows the operator and
--- the scope), but finding it costs microseconds and kilobytes of garbage, and ends traces. So lines are recorded while
--- a budget lasts: the first 512 tensors, 256 more after each such error, and 16 where a script opens a scope or begins
--- a loop, up to another 512; MOONSHARD_DEBUG=info or detail lifts the limit. `ticks` counts tensors down to the next
--- look: 0 all the while lines are recorded.
+-- The error "released with its scope" names the line that made the tensor, if it was recorded. Finding a line costs
+-- microseconds and kilobytes of garbage, and ends traces, so there is a budget: the first 512 tensors, 256 more after
+-- each such error, and 16 where a script opens a scope or begins a loop, up to another 512. MOONSHARD_DEBUG=info or
+-- detail lifts the limit. `ticks`: the number of tensors until the next call of note; 0 while lines are recorded.
 local ticks = 0
 local sites_left, loops_left = 512, 512
 local sites_always = false
@@ -56,7 +55,7 @@ errors.on_release_error(function()
   ticks = 0
 end)
 
---- A scope that a script opens, or a loop of steps that it begins: its first tensors' lines.
+--- Records the lines of the first tensors of a scope, or of a loop of steps, that a script begins.
 function M.record_first()
   if sites_left < 16 and loops_left > 0 and spent < 0.03 * (lib.ms_time() - started) then
     loops_left = loops_left - (16 - sites_left)
@@ -65,7 +64,7 @@ function M.record_first()
   end
 end
 
---- Record every tensor's line (MOONSHARD_DEBUG), or only within the budget.
+--- always: records every tensor's line; false: only within the budget.
 function M.record_sites(always)
   sites_always = always
   ticks = 0
@@ -81,7 +80,7 @@ local owner_t = ffi.typeof "ms_owner"
 local owner_release = lib.ms_owner_release
 local gc = ffi.gc
 
---- Attaches a finalizer to a tensor that has become unscoped (once).
+--- Attaches a finalizer to a tensor that has become unscoped, if it has none.
 local function own(t)
   if t.id < 0 then
     for _, part in ipairs(inner(t)) do M.own(part) end
@@ -101,7 +100,7 @@ M.own = own
 ---@param id number
 ---@return Tensor
 local function wrap(id)
-  if id < 0 then return inner_tensors.take(id) end                  -- of a tensor class (tensor/class.lua)
+  if id < 0 then return inner_tensors.take(id) end                  -- an instance of a tensor class
   local t = setmetatable({ id = id }, Tensor)
   if state.scope == 0 then own(t) end
   ticks = ticks - 1
@@ -113,7 +112,7 @@ local function wrap(id)
 end
 M.wrap = wrap
 
---- The same for operators that may give their input back.
+--- The same for operators that may return their input.
 function M.wrap_same(id, t)
   if id == t.id then return t end
   return wrap(id)
@@ -130,7 +129,7 @@ local function not_a_tensor(x, who, what)
   opts.wrong(x, "a tensor", "%s: %s", who or "tensor", what or "argument")
 end
 
---- Id of a tensor argument; anything else is an error that names who and what.
+--- The id of a tensor argument; raises on any other value. who, what: the function and the argument in the message.
 ---@param x any
 ---@param who? string
 ---@param what? string
@@ -144,7 +143,7 @@ M.id_of = id_of
 
 -- ---- calling operators -------------------------------------------------------------------------
 
--- Out of memory: dead unscoped tensors may hold it. Collect once, then try again.
+-- After running out of memory: collects, because dead unscoped tensors may hold memory. True: the call is tried again.
 local function collected()
   if lib.ms_error_code() ~= ffi.C.MS_ENOMEM then return false end
   collectgarbage()
@@ -153,14 +152,13 @@ local function collected()
 end
 M.collected = collected
 
--- Runs a call that the engine refused, if an instance of a tensor class is among its arguments.
 local refused_call = function() return false end
 
---- fn(number, a, b, c) runs when the engine has refused a call (tensor/class.lua): true where it ran it instead.
+--- Registers fn(number, a, b, c), called when the engine has refused a call; it returns true if it ran the call itself.
 ---@param fn fun(number: integer, a: Tensor?, b: Tensor?, c: Tensor?): boolean
 function M.on_refused_call(fn) refused_call = fn end
 
--- A call with instances of tensor classes among its arguments, on their inner tensors; nil without such instances.
+-- Runs a call on the inner tensors of the instances of tensor classes among its arguments; nil without instances.
 local function by_inner(op, n, f, a, b, c)
   if not (a.id < 0 or b and b.id < 0 or c and c.id < 0) then return nil end
   local args, a_in = engine.args, engine.a_in
@@ -285,7 +283,7 @@ function getters.is_sparse(t)
   return false
 end
 
--- A gradient that is sparse stays beside the engine's: `_sparse` of its leaf (sparse.lua).
+-- A sparse gradient is kept in the leaf's field `_sparse`, not in the engine (autograd/sparse.lua).
 local function drop_sparse(t)
   local g = rawget(t, "_sparse")
   if not g then return end
@@ -295,7 +293,7 @@ local function drop_sparse(t)
   end
 end
 
--- The grad is the leaf's own; the script's name for it stays the same object while it does.
+-- Returns the same object as long as the leaf has the same gradient.
 function getters.grad(t)
   local id = lib.ms_get_grad(t.id)
   if id == 0 then
@@ -327,14 +325,14 @@ function setters.requires_grad(t, on)
   if lib.ms_set_requires_grad(t.id, on and 1 or 0) ~= 0 then fail(t) end
 end
 
--- What PyTorch would take as an index: masks, lists of positions. Fields of a script's own have names.
+-- PyTorch also takes masks and lists of positions as an index. A script's own fields have strings as keys.
 local function bad_key(key)
   errors.raise("a tensor is indexed by one whole number, got %s: see narrow, index_select, masked_fill, where",
     errors.kind(key))
 end
 
--- Every class has its own lookup: methods first, then fields (its own before the plain ones), then t[i]; anything else
--- is the user's own.
+-- Lookup in instances of a class: methods, then fields (its own before those of plain tensors), then t[i]. Other names
+-- are fields of the script.
 local function install(cls, own_methods, own_getters, own_setters)
   rawset(cls, "__index", function(t, key)
     local method = own_methods[key]
@@ -395,7 +393,7 @@ function methods.isa(t, cls) return class.isa(t, cls) end
 ---@return string
 function methods.class_name(t) return class.name(t) end
 
---- Position in Lua (1-based, negative from the end) to the engine's.
+--- A dimension in Lua (from 1, negative from the end) as the engine counts it.
 local function position(d, who)
   if type(d) ~= "number" or d % 1 ~= 0 or d == 0 then
     opts.wrong(d, "a whole number from 1, or from -1 backwards", "%s: dimension", who)

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What is a tensor, and the inner tensors of instances of tensor classes (tensor/class.lua), which have negative ids.
+--- The test for tensors, and the inner tensors of instances of tensor classes (tensor/class.lua), whose ids are
+--- negative.
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 
@@ -22,7 +23,7 @@ local function is_tensor(x)
 end
 M.is_tensor = is_tensor
 
--- Instances by their ids, and results on the way from an operation to the function that hands them to the script.
+-- objects: instances by id. pending: results by id, until the caller of the operation takes them.
 local objects, pending, last_id = setmetatable({}, { __mode = "v" }), {}, 0
 
 function M.new_id()
@@ -48,7 +49,7 @@ function M.new_object(cls)
   return self
 end
 
---- t under this id until it is taken.
+--- Keeps t under this id until it is taken.
 function M.hand_over(id, t) pending[id] = t end
 
 --- Is x an instance of a tensor class?
@@ -98,7 +99,7 @@ local function rebuild(list, like)
 end
 M.rebuild = rebuild
 
---- Every tensor of a list, instances by their inner ones.
+--- The tensors of a list, with instances replaced by their inner tensors.
 ---@param list Tensor[]
 ---@return Tensor[]
 local function flat(list)

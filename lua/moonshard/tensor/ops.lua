@@ -16,7 +16,7 @@ local wrap, wrap_same, id_of, is_tensor = tensor.wrap, tensor.wrap_same, tensor.
 local call1, call1f, call2, call3 = tensor.call1, tensor.call1f, tensor.call2, tensor.call3
 local fixed, type = opts.fixed, type
 
--- activations: methods that nn.F has, too
+-- activations: methods that are also functions of nn.F
 local M = { activations = {} }
 
 local function bad_operand(who, x)
@@ -63,7 +63,7 @@ function Tensor.__mod()
   errors.raise "mod: tensors have no %; for values that are not negative write t - (t / n):long() * n"
 end
 
--- A string and a tensor of one element join as the string and its number.
+-- `..` joins strings and tensors of one element, as their numbers.
 local function joined(x)
   if not is_tensor(x) then return x end
   if x:numel() ~= 1 then errors.raise("concat: %s has %d elements; write tostring(t)", tostring(x.shape), x:numel()) end
@@ -289,7 +289,7 @@ end
 
 -- ---- choosing --------------------------------------------------------------------------------------
 
--- A number beside a tensor, as a tensor of its dtype.
+-- A number as a tensor of the other operand's dtype and device.
 local function like_number(x, other, who)
   if type(x) ~= "number" and type(x) ~= "boolean" then bad_operand(who, x) end
   if other and type(x) == "number" and x % 1 ~= 0 and not dtypes.is_float(tensor.info_of(other).dtype) then

@@ -9,9 +9,9 @@ local lib, C = engine.lib, engine.ffi.C
 local methods, Tensor = tensor.methods, tensor.Tensor
 
 local MAX_LINES, MAX_COLUMNS, MAX_VALUES = 20, 10, 1000
-local EDGE = 3                                          -- of a cut dimension: so many from each end
+local EDGE = 3                                          -- elements shown at each end of a shortened dimension
 
--- Positions shown of a dimension: all of them up to `most`, else `edge` from each end with 0 for the gap between.
+-- Positions shown of a dimension: all of them up to `most`, else `edge` from each end, with 0 for the gap.
 local function shown(size, most, edge)
   local list = {}
   if size <= most then
@@ -24,7 +24,7 @@ local function shown(size, most, edge)
   return list
 end
 
--- Lines that dimensions 1 … n make when these positions of each are shown: a gap is one line.
+-- The number of lines of dimensions 1 … n, of which these positions are shown; a gap is one line.
 local function lines_of(lists, n)
   local lines = 1
   for d = n, 1, -1 do
@@ -37,8 +37,8 @@ local function lines_of(lists, n)
   return lines
 end
 
--- Positions shown of every dimension but the last, in at most `budget` lines: all, else ever fewer from each end, and
--- at last only the beginning of outer dimensions.
+-- Positions shown of dimensions 1 … n in at most `budget` lines: all, else fewer and fewer from each end, else only the
+-- beginning of outer dimensions.
 local function rows_shown(shape, n, budget)
   for _, edge in ipairs { math.huge, EDGE, 2, 1 } do
     local lists = {}
@@ -54,7 +54,7 @@ local function rows_shown(shape, n, budget)
   return lists
 end
 
--- One way of writing for all numbers of a tensor, as short as shows them apart.
+-- A format for all numbers of a tensor, as short as tells them apart.
 local function formatter(numbers, kind)
   if kind == "bool" then return function(v) return v ~= 0 and "true" or "false" end end
   if kind == "int" then return function(v) return ("%d"):format(v) end end
@@ -87,7 +87,7 @@ local function values_text(t, shape, dtype)
   -- The last dimension runs along a line, the others make lines; cut until they fit.
   local lists = rows_shown(shape, ndim - 1, MAX_LINES - 2)
   lists[ndim] = shown(shape[ndim], MAX_COLUMNS, EDGE)
-  -- Small tensors are read at once, of large ones only the lines shown.
+  -- Reads a small tensor whole, and of a large one only the lines shown.
   local all = methods.numel(t) <= MAX_VALUES and tensor.read(t) or nil
   local strides, step = {}, 1
   for d = ndim, 1, -1 do
@@ -144,7 +144,7 @@ local function values_text(t, shape, dtype)
   return table.concat(out, "\n")
 end
 
--- Makes views while it reads: without history, in a scope of its own.
+-- fn makes views: runs it without recording, in a scope of its own.
 local function quietly(fn, ...)
   local mode, handle = lib.ms_set_grad_mode(0), lib.ms_scope_open "tostring"
   local ok, result = pcall(fn, ...)

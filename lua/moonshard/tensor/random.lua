@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The generator: counter-based, the same numbers on every device, thread count and world size.
+--- The random number generator: counter-based, so numbers do not depend on device, thread count and world size.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -19,14 +19,14 @@ end
 
 local pair = engine.ffi.new "double[2]"
 
---- Where the generator stands, for set_rng_state.
+--- The generator's state, for set_rng_state.
 ---@return number[]  {seed, offset}
 function M.get_rng_state()
   engine.lib.ms_rng_get(pair, pair + 1)
   return { pair[0], pair[1] }
 end
 
---- Sets the generator to where it stood.
+--- Restores the generator's state.
 ---@param s number[]  {seed, offset} from get_rng_state
 function M.set_rng_state(s)
   if type(s) ~= "table" or type(s[1]) ~= "number" or type(s[2]) ~= "number" then

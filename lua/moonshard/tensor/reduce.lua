@@ -12,7 +12,7 @@ local type = type
 
 local KEEPDIM = { keepdim = false }
 
--- d … into engine.a_i from `at`; none for all. Returns the count of integers.
+-- Writes dimensions d to engine.a_i from `at`, none for all; returns the number of integers.
 local function positions(d, at, who)
   if d == nil then return at end
   if type(d) == "number" then

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Scopes: what is made inside ends with them. `ms.scope(fn)`, `ms.steps(n)`, one module call
---- (`scope.run`), and nothing else. The engine keeps the chains of open scopes, one per coroutine.
+--- Scopes release the tensors that are made inside them. `ms.scope(fn)`, `ms.steps(n)` and module calls (`scope.run`)
+--- open them. The engine keeps the chains of open scopes, one per coroutine.
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -15,7 +15,7 @@ local M = {}
 
 -- ---- what a scope returns -----------------------------------------------------------------------
 
--- Collects tensors of a result: itself, or those in plain tables (no metatable).
+-- Appends the tensors of a result to list: value itself, or those in plain tables (without a metatable).
 local function gather(value, list, seen)
   if type(value) ~= "table" then return end
   local mt = getmetatable(value)
@@ -27,7 +27,7 @@ local function gather(value, list, seen)
     end
   elseif mt == nil and not seen[value] then
     seen[value] = true
-    -- Order does not matter: all of them are kept.
+    -- order does not matter: all are kept
     for _, v in next, value do gather(v, list, seen) end
   end
 end
@@ -104,9 +104,8 @@ end
 
 -- ---- steps --------------------------------------------------------------------------------------
 
--- Loops whose last step may still be open, by chain: { chain -> array of states }. A loop left by
--- break or an error stays in it; a loop that still runs is recognised by its control
--- variable in the frames of the stack.
+-- Chain -> loops whose last step may still be open. A loop that break or an error left stays in the list; a loop that
+-- still runs is recognised by its control variable, which is a local of a frame on the stack.
 local current_chain = 0
 local loops = { [0] = {} }
 
@@ -126,7 +125,7 @@ end
 local function close_left(list)
   for k = 1, #list do
     if lib.ms_scope_is_open(list[k].scope) == 0 or not runs_on_stack(list[k]) then
-      lib.ms_scope_close(list[k].scope, nil, 0)         -- and with it the ones inside
+      lib.ms_scope_close(list[k].scope, nil, 0)         -- closes the scopes inside, too
       for j = #list, k, -1 do list[j] = nil end
       return
     end
@@ -147,12 +146,11 @@ local function next_step(loop, step)
     return nil
   end
   loop.scope = lib.ms_scope_open "ms.steps"
-  if loop.outermost then lib.ms_dist_set_step(step + 1) end     -- collectives compare it over ranks
+  if loop.outermost then lib.ms_dist_set_step(step + 1) end     -- ranks compare it in collectives
   return step + 1
 end
 
--- A step of the form with a function is a range of the profiler like the other form's: of loops inside each other the
--- outermost's.
+-- Steps of `ms.steps(n, fn)` are ranges of the profiler, like those of the iterator; of nested loops the outermost's.
 local stepping, allocated = false, ffi.new "double[1]"
 
 local function left_step(from, before, step, ok, ...)
@@ -207,9 +205,9 @@ end
 
 -- ---- coroutines ---------------------------------------------------------------------------------
 
--- Each coroutine has its own chain, so a scope open across a yield does not swallow what others make; and its
--- own modes (grad, autocast, and those of context.lua), so a no_grad or an event open across one does not reach them.
--- A chain is made at the first resume and freed when the coroutine dies or is collected.
+-- Each coroutine has a chain of its own, so a scope that is open across a yield does not own tensors of other
+-- coroutines; and modes of its own (grad, autocast, and those of context.lua), so a no_grad that is open across a yield
+-- does not affect them. A chain is made at the first resume and freed when the coroutine dies or is collected.
 local chain_t = ffi.typeof "struct { int n, grad_mode, autocast; }"
 local chains = setmetatable({}, { __mode = "k" })
 local modes = setmetatable({}, { __mode = "k" })         -- those of context.lua

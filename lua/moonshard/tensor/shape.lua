@@ -18,7 +18,7 @@ local M = {}
 
 local function whole(v, who, what)
   opts.expect(v, opts.whole, "%s: %s", who, what)
-  -- The engine's integers end there: 2^64 would be another number.
+  -- int64: larger numbers would wrap around.
   if v >= 2 ^ 63 or v < -2 ^ 63 then opts.wrong(v, "a whole number below 2^63", "%s: %s", who, what) end
   return v
 end
@@ -233,7 +233,8 @@ function methods.split(t, size, d)
     count = math.max(math.ceil(total / size), 1)
   end
   local out = new_table(count, 0)
-  if count > MAX_PIECES or count == 1 then              -- one integer is a size to the operator, and not 0
+  -- The operator takes a single integer for the size of every piece, which must not be 0.
+  if count > MAX_PIECES or count == 1 then
     local first = 0
     for k = 1, count do
       local piece = sizes_given and size[k] or math.min(size, total - first)

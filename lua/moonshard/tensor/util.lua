@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Small things of the front end: ordered pairs, deep copies, devices, memory.
+--- Utilities: ordered pairs, deep copies, devices, memory.
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -39,8 +39,8 @@ end
 
 local internal = { id = true, _owner = true, _site = true, _grad = true, _sparse = true }
 
--- A copy of t's values; of a storage that others see as well the whole is copied, once, and what shared it shares the
--- copy.
+-- Copies t's values. A storage that other tensors share is copied whole, once, so that copies share what the originals
+-- shared.
 local function copy_data(t, memo)
   local key = lib.ms_storage_key(t.id)
   if key == 0 then return t:detach():clone() end
@@ -91,9 +91,8 @@ local function copy_tensor(t, memo, copy)
   return out
 end
 
---- A copy of tensors, modules, tables of them: what is shared inside stays shared, memory of views too, a parameter
---- stays a leaf. Functions and classes are not copied. A class whose objects copy themselves defines `__deepcopy(obj,
---- memo, copy)`.
+--- A copy of tensors, modules and tables of them. Objects and memory that are shared inside x are shared inside the
+--- copy; parameters stay leaves. Functions and classes are not copied. A class may define `__deepcopy(obj, memo, copy)`.
 ---@generic T
 ---@param x T  any value
 ---@return T
@@ -120,7 +119,7 @@ function M.deepcopy(x)
   local ok, result = pcall(copy, x)
   lib.ms_set_grad_mode(state)
   for key, v in pairs(memo) do
-    if type(key) == "number" then v:release() end       -- a storage: its views have it now
+    if type(key) == "number" then v:release() end       -- a copied storage, which its views keep
   end
   if not ok then error(result, 0) end
   return result
@@ -182,7 +181,7 @@ function M.set_num_threads(n)
   lib.ms_set_num_threads(n)
 end
 
---- Seconds from some fixed moment, which never go back.
+--- Monotonic time in seconds.
 ---@return number
 function M.time() return lib.ms_time() end
 
@@ -209,7 +208,7 @@ local function checked_device(i, who)
   return i
 end
 
---- The GPU, through a plugin beside the engine that is loaded when it is first asked for.
+--- The GPU; the first use loads the CUDA plugin.
 M.cuda = errors.closed({
   --- Is there a CUDA device that works? Loads the CUDA plugin at the first call.
   ---@return boolean
