@@ -81,7 +81,7 @@ end
 ---@overload fun(opts?: GPTOptions): GPT
 local GPT = nn.Module:extend("GPT")
 
--- What attention adds to its scores (Press, Smith and Lewis 2021): -2^(-8 h / H) (t - s), for head h = 1 .. H. A model
+-- The bias of attention scores (Press, Smith and Lewis 2021): -2^(-8 h / H) (t - s), for head h = 1 .. H. A model
 -- with distances learns to copy in a fraction of the steps that one with a table of positions needs.
 local function distances(o, device)
   local t = create.arange(0, o.context, { dtype = "float32", device = device })
@@ -113,10 +113,10 @@ function GPT:init(given)
   self:reset_parameters()
 end
 
----Draws all parameters anew (GPT-2's way: normal 0.02, less for what adds to the residual stream).
+---Draws all parameters anew, as GPT-2: normal with deviation init_std, less for projections into the residual stream.
 function GPT:reset_parameters()
   local o = self.config
-  -- one buffer that all blocks share; a module from meta has it empty
+  -- All blocks share one buffer, which is uninitialised after to_empty.
   if o.position == "alibi" and o.layers > 0 then
     local shared = self.blocks[1].attn.distance
     if shared.device ~= "meta" then shared:copy_(distances(o, shared.device)) end
@@ -131,7 +131,7 @@ function GPT:reset_parameters()
 end
 
 function GPT:forward(ids, targets)
-  if ids.ndim ~= 2 then errors.raise("GPT: ids of shape [B, T] expected, got %s", tostring(ids.shape)) end
+  if ids.ndim ~= 2 then errors.raise("GPT: ids have shape %s, expected [B, T]", tostring(ids.shape)) end
   local B, T = ids:size(1), ids:size(2)
   local o = self.config
   if T > o.context then errors.raise("GPT: %d positions are more than the context of %d", T, o.context) end

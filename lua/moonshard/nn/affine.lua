@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- What Linear and Conv2d share: their sizes, and how weight and bias are drawn.
+--- Shared by Linear and Conv2d: the check of their sizes, and the draw of weight and bias.
 local opts = require "moonshard.core.opts"
 local init = require "moonshard.nn.initial".init
 

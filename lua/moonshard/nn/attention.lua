@@ -2,7 +2,7 @@
 --- MultiheadAttention.
 ---
 --- Masks are PyTorch's of this layer: a bool mask is true where attention is NOT allowed
---- (F.scaled_dot_product_attention has it the other way round), a floating one is added to the scores.
+--- (the opposite of F.scaled_dot_product_attention), a floating one is added to the scores.
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -75,7 +75,7 @@ function MultiheadAttention:init(d, heads, given)
   self:_draw()
 end
 
--- What PyTorch's constructor does after out_proj drew its own weight.
+-- Draws the other parameters after out_proj's, in the order of PyTorch's constructor.
 function MultiheadAttention:_draw()
   for _, name in ipairs { "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight" } do
     if self[name] then init.xavier_uniform_(self[name]) end
@@ -90,16 +90,16 @@ function MultiheadAttention:_draw()
   end
 end
 
----Draws everything anew: projections xavier-uniform, biases 0.
+---Draws all parameters anew: projections xavier-uniform, biases 0.
 function MultiheadAttention:reset_parameters()
   self.out_proj:reset_parameters()
   self:_draw()
 end
 
--- Rows (k - 1) d + 1 … of the packed projection.
+-- Blocks k .. k + n - 1, of d rows each, of the packed projection.
 local function part(t, k, n, d) return t and t:narrow(1, (k - 1) * d + 1, n * d) end
 
--- The three projections [.., d]; what is one tensor is one product.
+-- The three projections [.., d]; equal inputs share one product.
 local function project(self, q, k, v)
   local slots, d = self._slots, self.d
   local w, b = slots.in_proj_weight, slots.in_proj_bias
@@ -119,7 +119,7 @@ local function project(self, q, k, v)
   return first, linear(k, part(w, 2, 1, d), part(b, 2, 1, d)), linear(v, part(w, 3, 1, d), part(b, 3, 1, d))
 end
 
--- A mask as numbers to add to scores of that dtype.
+-- A mask as a tensor to add to scores of like's dtype.
 local function additive(mask, what, like)
   opts.expect(mask, a_tensor, "MultiheadAttention: %s", what)
   if mask.dtype == "bool" then
@@ -131,7 +131,7 @@ local function additive(mask, what, like)
   return mask:to(like.dtype)
 end
 
--- Both masks as one to add, [B or 1, heads or 1, T or 1, S]; extra columns (bias_k, zeros) are allowed.
+-- Both masks as one tensor to add, [B or 1, heads or 1, T or 1, S + extra]; extra columns (bias_k, zeros) are visible.
 local function merge(self, o, like, B, T, S, extra)
   local mask, pad = o.attn_mask, o.key_padding_mask
   if mask then

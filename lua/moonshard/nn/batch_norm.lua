@@ -38,7 +38,7 @@ local function construct(self, d, given)
   self:reset_parameters()
 end
 
----Running mean 0, variance 1, no batches counted.
+---Sets the running mean to 0, the running variance to 1 and the number of batches to 0.
 local function reset_running_stats(self)
   if not self.running_mean then return end
   init.zeros_(self.running_mean)
@@ -46,7 +46,7 @@ local function reset_running_stats(self)
   self.num_batches_tracked:zero_()
 end
 
----Running statistics as at the start; weight 1, bias 0.
+---Resets the running statistics; sets weight to 1 and bias to 0.
 local function reset_parameters(self)
   self:reset_running_stats()
   if self.weight then init.ones_(self.weight) end

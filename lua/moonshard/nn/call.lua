@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- Module: calls and hooks.
 ---
---- A call is a scope: what was made inside is released at its end, except what it returns. Calls
+--- A call is a scope: tensors made inside are released at its end, except those it returns. Calls
 --- without hooks pack no arguments and make no closures. Internal protocol: `_pre`, `_post`, `_back`
---- are lists of hooks (or false), `_hooked` says that one of them is there.
+--- are lists of hooks (or false); `_hooked` is true if one of them is a list.
 local autograd = require "moonshard.autograd"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -22,8 +22,8 @@ local type, select, pcall, error, ipairs, unpack = type, select, pcall, error, i
 -- ---- errors -------------------------------------------------------------------------------------
 
 -- An operator's message gets the path of the module that ran it: "gpt.blocks.3.attn: matmul: …".
--- What is known of the message on its way out, so that every call it passes can lengthen the path. Weak: the module
--- that failed last must not live on for it.
+-- The state of the message that is propagating, so that every enclosing call can lengthen the path. Weak, so that it
+-- does not keep the module alive.
 local failing = setmetatable({}, { __mode = "v" })
 
 local function with_path(self, e)
@@ -44,7 +44,7 @@ local function with_path(self, e)
     if not found then return e end              -- not registered below self: keep the path found so far
     path = path .. "." .. found
   end
-  -- Alone, a Linear that ran linear is not worth saying twice.
+  -- Without a path, "linear: linear: …" would repeat the name.
   local named = failing.inner == self and failing.rest:match "^([%w_]+): "
   if named and named:gsub("_", "") == path then
     failing.text = failing.head .. failing.rest
@@ -78,8 +78,7 @@ local function call(self, ...)
   return finish(self, open(self._scope), pcall(forward_of(self) or no_forward, self, ...))
 end
 
--- Under the profiler a call is a range: "blocks.1.attn (Attention)", by the path from the outermost module that is
--- called.
+-- While a profile records, a call is a range named by the path from the outermost module: "blocks.1.attn (Attention)".
 local outermost
 local paths_from = setmetatable({}, { __mode = "k" })       -- outermost -> module -> path
 
@@ -91,7 +90,7 @@ local function range_name(self)
     paths_from[outermost] = paths
   end
   if paths[self] == nil then                                -- the first time, or a module was added
-    -- unless found: forward calls a module that is not registered
+    -- stays false for a module that is not registered
     paths[self] = false
     for path, m in outermost:named_modules() do paths[m] = path end
   end
@@ -114,7 +113,7 @@ local profiled = false
 ranges.on_change(function(on)
   if on == profiled then return end
   profiled = on
-  outermost = nil                                           -- a call in a coroutine that was not resumed
+  outermost = nil                                           -- left by a coroutine that was not resumed
   paths_from = setmetatable({}, { __mode = "k" })           -- modules may have moved since
 end)
 
@@ -126,7 +125,7 @@ end
 
 -- ---- hooks --------------------------------------------------------------------------------------
 
--- What a hook gave back as a list: a plain table with n or [1] is one, anything else a single value.
+-- A hook's result as a list: a plain table with n or [1] is one, anything else a single value.
 local function as_list(value)
   if type(value) == "table" and getmetatable(value) == nil and (value.n ~= nil or value[1] ~= nil) then
     if not value.n then value.n = #value end
@@ -153,7 +152,7 @@ local function fill_ids(self, values)
   end
 end
 
--- The values, with their tensors replaced by those that the engine continues with.
+-- The values, with tensors replaced by those whose ids the engine returned.
 local function take_ids(values)
   local out = { n = values.n }
   for k = 1, values.n do
@@ -196,7 +195,7 @@ hooked_body = function(self, args)
   return unpack(out, 1, out.n)
 end
 
--- The gradients of a call's inputs are known.
+-- Runs full backward hooks: the gradients of a call's inputs are known.
 autograd.handlers[ffi.C.MS_EV_MODULE_BACKWARD] = function(entry, event)
   local self = entry and entry[1]
   local back = self and self._back
@@ -224,7 +223,7 @@ end
 local Handle = { __name = "Handle" }
 Handle.__index = Handle
 
--- A copied module's backward hooks are its own: the engine's events must reach the copy.
+-- A copied module needs a key of its own, so that the engine's events reach the copy.
 function Module._renew_key(self)
   self._back.key = autograd.new_key(setmetatable({ self }, { __mode = "v" }))
 end
@@ -244,7 +243,7 @@ local function replace(self, list, hooks)
   rawset(self, "_hooked", (self._pre or self._post or self._back) and true or false)
 end
 
----Takes the hook away. Doing it twice is harmless.
+---Removes the hook. Idempotent.
 function Handle:remove()
   local m = self.module
   if not m then return end
@@ -267,7 +266,7 @@ local function register(self, list, who, fn, given)
   return setmetatable({ module = self, list = list, hook = hook }, Handle)
 end
 
----fn(module, args) before forward; a result replaces the arguments.
+---Registers fn(module, args), which runs before forward; a result replaces the arguments.
 ---@param fn fun(m: Module, args: table): any  args is a list with n
 ---@param given? { prepend: boolean }
 ---@return ModuleHandle
@@ -275,7 +274,8 @@ function Module:register_forward_pre_hook(fn, given)
   return register(self, "_pre", "register_forward_pre_hook", fn, given)
 end
 
----fn(module, args, out) after forward; `out` is bare if it is one value; a result replaces the output.
+---Registers fn(module, args, out), which runs after forward; a result replaces the output. out is a list only if there
+---are several values.
 ---@param fn fun(m: Module, args: table, out: any): any  args is a list with n
 ---@param given? { prepend: boolean }
 ---@return ModuleHandle
@@ -283,7 +283,8 @@ function Module:register_forward_hook(fn, given)
   return register(self, "_post", "register_forward_hook", fn, given)
 end
 
----fn(module, grad_in, grad_out) when the gradients of the inputs are known; a result replaces grad_in.
+---Registers fn(module, grad_in, grad_out), which runs when the gradients of the inputs are known; a result replaces
+---grad_in.
 ---@param fn fun(m: Module, grad_in: table, grad_out: table): any  grad_in and grad_out are lists with n
 ---@param given? { prepend: boolean }
 ---@return ModuleHandle

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Sequential, ModuleList, ModuleDict. The first two keep their children as their own array
---- elements, so `#list`, `ipairs(list)` and `list[i]` are Lua's own; what stands in the array is
---- therefore checked when it is listed or called, not when `list[i] = x` replaces an element.
+--- Sequential, ModuleList, ModuleDict. The first two keep their children as array elements, so `#list`, `ipairs(list)`
+--- and `list[i]` are Lua's own. Elements are therefore checked when they are listed or called, not when `list[i] = x`
+--- replaces one.
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -17,7 +17,7 @@ local release_made_here, is_tensor = ops.drop, tensor.is_tensor
 
 local function check_element(self, i, m)
   if class.is_class(m) then
-    raise("%s: element %d is the class %s: an instance expected, %s(…)", self:class_name(), i, m.__name, m.__name)
+    raise("%s: element %d is the class %s, expected an instance: %s(…)", self:class_name(), i, m.__name, m.__name)
   end
   opts.expect(m, base.a_module, "%s: element %d", self:class_name(), i)
   return m
@@ -50,7 +50,7 @@ local function child_list(self)
   return names, modules
 end
 
--- Position 1..#self of i, which may count from the end.
+-- The position in 1 .. last of i, which may count from the end.
 local function position(self, what, i, last)
   if type(i) ~= "number" or i % 1 ~= 0 then
     opts.wrong(i, "a position", "%s: %s: argument 1", self:class_name(), what)
@@ -74,7 +74,7 @@ local function assign(self, key, value)
   local at = position(self, "assignment", key, #self + 1)
   if value == nil then
     if at ~= #self then
-      raise("%s: only the last element can be taken away by nil, not %d of %d", self:class_name(), at, #self)
+      raise("%s: only the last element can be removed by nil, not %d of %d", self:class_name(), at, #self)
     end
   else
     check_cycle(self, at, check_element(self, at, value))
@@ -82,7 +82,7 @@ local function assign(self, key, value)
   rawset(self, at, value)
 end
 
---- Adds a module behind the others.
+--- Adds a module at the end.
 ---@param m Module  becomes the last element
 ---@return Module self
 local function append(self, m)
@@ -144,7 +144,7 @@ function Sequential:forward(x, ...)
   return x
 end
 
----A list of modules that are found as its children. It has no forward.
+---A list of modules, which are its children. It has no forward.
 ---@class ModuleList: Module
 ---@field append fun(self, m: Module): ModuleList  adds a module at the end
 ---@field insert fun(self, i: integer, m: Module): ModuleList  adds a module at place i

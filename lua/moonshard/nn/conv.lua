@@ -8,7 +8,7 @@ local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
 ---Images [N, in, H, W] (or [in, H, W]) to [N, out, H', W']. weight [out, in / groups, KH, KW], bias [out].
----stride is 1, padding 0 and dilation 1 where not given. Errors: groups that divide in or out not.
+---stride is 1, padding 0 and dilation 1 where not given. Errors: in or out not divisible by groups.
 ---@class Conv2d: Module
 ---@field weight Parameter  [size_out, size_in / groups, height, width]
 ---@field bias Parameter?  [size_out]; nil without bias

@@ -25,7 +25,7 @@ function F.linear(x, w, b)
   return ops.linear(x, w, b)
 end
 
--- relu, silu and the others whose rows in kernels/rows/elementwise.def say ACTIVATION.
+-- The activations: relu, silu and the other rows of kernels/rows/elementwise.def with ACTIVATION.
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = fn end
 
 local approximate = opts.one_of({ "none", "tanh" }, "none")
@@ -82,7 +82,7 @@ function F.embedding(ids, w, given)
   return ops.embedding(ids, w, pad)
 end
 
--- x must end in these sizes.
+-- Raises unless x ends in these sizes.
 local function check_sizes(who, x, sizes)
   opts.expect(x, a_tensor, "%s: argument 1", who)
   local shape = x.shape
@@ -125,7 +125,7 @@ function F.rms_norm(x, w, given)
   return ops.rms_norm(x, w, opts("rms_norm", given, { eps = opts.number }).eps)
 end
 
--- running = (1 - factor) running + factor batch, and gives the batch's tensor back.
+-- running = (1 - factor) running + factor scale batch.
 local function mix(running, batch, factor, scale)
   if running == nil then return end
   running:mul_(1 - factor):add_(batch:to(running.dtype), { alpha = factor * scale })
@@ -144,7 +144,7 @@ local function batch_norm(x, mean, var, w, b, training, factor, eps)
   if n <= 1 and x:size(2) > 0 then
     raise("Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
   end
-  -- As in PyTorch, whose backward over more than [N, C] refuses this: weights in low precision, statistics not.
+  -- PyTorch's backward refuses weights in low precision beside statistics in float32, unless x is [N, C].
   if mean ~= nil and w ~= nil and HALF[w.dtype] and mean.dtype ~= w.dtype and x.ndim > 2 and autograd.is_grad_enabled()
     and (x.requires_grad or w.requires_grad) then
     raise("Expected running_mean to have type %s but got %s; cast the buffers running_mean and running_var too, or leave the batch norm out of the low "
@@ -183,7 +183,7 @@ function F.batch_norm(x, mean, var, w, b, given)
   return batch_norm(x, mean, var, w, b, o.training, o.momentum, o.eps)
 end
 
--- A whole number, or one for the height and one for the width.
+-- A whole number for both, or a pair {height, width}.
 local function pair(who, what, v)
   local p = type(v) == "table" and v or { v, v }
   for k = 1, 2 do
@@ -194,7 +194,7 @@ local function pair(who, what, v)
   return p
 end
 
--- Convolution's options as the operator takes them: "same" padding puts an odd rest below and to the right.
+-- Options of a convolution as the operator takes them. "same" puts an odd pixel of padding below and to the right.
 local function conv_options(who, o, kernel)
   local c = { stride = pair(who, "stride", o.stride), dilation = pair(who, "dilation", o.dilation), groups = o.groups }
   if o.padding == "same" then
@@ -214,7 +214,7 @@ local function conv_options(who, o, kernel)
   return c
 end
 
--- [C, H, W] is a batch of one.
+-- Takes [C, H, W] as a batch of one.
 local function conv2d(x, w, b, c)
   local n = x.ndim
   if n ~= 3 and n ~= 4 then
@@ -245,7 +245,7 @@ end
 local reduction = opts.one_of({ "mean", "sum", "none" }, "mean")
 local ce_options = { reduction = reduction, ignore_index = -100, label_smoothing = 0, weight = opts.any }
 
--- Targets that say how probable each class is, of the logits' shape.
+-- Cross-entropy with a target of probabilities, of the logits' shape.
 local function soft_cross_entropy(logits, target, weight, how, ignore_index, label_smoothing)
   if ignore_index ~= -100 then raise("cross_entropy: ignore_index is not supported for a target of probabilities") end
   if logits.shape ~= target.shape then
@@ -273,7 +273,7 @@ local function soft_cross_entropy(logits, target, weight, how, ignore_index, lab
   return how == "mean" and loss / (logits:numel() / classes) or loss
 end
 
--- Classes are dimension 2 (or the only one), as in PyTorch; the operator takes rows of classes.
+-- The classes are along dimension 2, or the only one, as in PyTorch; the operator takes rows of classes.
 local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
   opts.expect(logits, a_tensor, "cross_entropy: logits")
   opts.expect(ids, a_tensor, "cross_entropy: ids")
@@ -318,14 +318,14 @@ function F.mse_loss(a, b, given)
   return ops.mse_loss(a, b, given and opts("mse_loss", given, { reduction = reduction }).reduction or "mean")
 end
 
--- t with n zeros behind every row.
+-- Appends n zeros to every row of t.
 local function widen(t, n)
   local sizes = { unpack(t.shape) }
   sizes[#sizes] = n
   return shapes.cat({ t, create.zeros(sizes, { dtype = t.dtype, device = t.device }) }, -1)
 end
 
--- Do values differ from queries and keys in their width, and in nothing else? All else is the operator's to refuse.
+-- Does only the width of v differ from that of q and k? The operator refuses other differences.
 local function is_uneven(q, k, v)
   if not (is_tensor(q) and is_tensor(k) and is_tensor(v)) then return false end
   local n = q.ndim
@@ -338,7 +338,8 @@ local function is_uneven(q, k, v)
   return true
 end
 
--- Values wider or narrower than queries and keys: zeros change neither a score nor, cut off again, a result.
+-- Attention with values wider or narrower than queries and keys: pads with zeros, which change no score, and cuts the
+-- result.
 local function uneven_attention(q, k, v, o)
   local d, width = q:size(-1), v:size(-1)
   local scale = o.scale or 1 / math.sqrt(d)
@@ -361,7 +362,7 @@ local sdpa_options = { attn_mask = opts.any, is_causal = false, dropout_p = 0, s
 ---@return Tensor  [..., T, E]
 function F.scaled_dot_product_attention(q, k, v, given)
   local o = opts("scaled_dot_product_attention", given, sdpa_options)
-  if o.scale == 0 and is_tensor(q) then q, o.scale = q * 0, 1 end        -- the operator's 0 is one over the root of d
+  if o.scale == 0 and is_tensor(q) then q, o.scale = q * 0, 1 end        -- 0 means 1/sqrt(D) to the operator
   if is_uneven(q, k, v) then return uneven_attention(q, k, v, o) end
   return ops.attention(q, k, v, o.attn_mask, o.is_causal, o.dropout_p, o.scale or 0)
 end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- nn.init: fills in place, without a graph, and returns the tensor. Random fills draw from the
---- counter-based generator by the place of an element, so a shard gets the numbers of its place in the whole.
+--- nn.init: functions that fill a tensor in place, without a graph, and return it. The generator is counter-based: a
+--- random number depends on the place of its element, so a shard gets the numbers of its place in the whole tensor.
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -17,9 +17,9 @@ local rand_, randn_, trunc_, fill_ = engine.op "rand_", engine.op "randn_", engi
 local M = {}
 
 local shard_of
---- fn(t) gives the shard of a sharded tensor and the place of its first element in the whole, nil for another; of one
---- that is cut along a later dimension also how many runs it has in the whole, and how far apart they begin. fsdp
---- registers it.
+--- Registers fn(t): the shard of a sharded tensor and the place of its first element in the whole; nil for a tensor
+--- that is not sharded. For one that is sharded along a later dimension also the number of its runs in the whole, and
+--- the distance between their beginnings.
 ---@param fn fun(t: Tensor): Tensor?, integer, integer?, integer?
 local function on_sharded(fn) shard_of = fn end
 
@@ -35,7 +35,7 @@ end
 
 local fill_at
 function fill_at(op, x, place, n_f, a, b, c, d)
-  -- of a tensor class: each inner tensor draws its own numbers
+  -- an instance: each inner tensor draws its own numbers
   if x.id < 0 then
     for _, part in ipairs(tensor.inner(x)) do fill_at(op, part, place, n_f, a, b, c, d) end
     return
@@ -61,7 +61,7 @@ local function fill(op, who, t, n_f, a, b, c, d)
     fill_at(op, x, place, n_f, a, b, c, d)
     return t
   end
-  -- One draw for all of it: every run begins at the same offset of the generator.
+  -- One draw: every run starts from the same offset of the generator.
   local flat, n = x:detach():reshape(-1), x:numel() / runs
   lib.ms_rng_get(seed, offset)
   for k = 0, runs - 1 do
@@ -133,7 +133,7 @@ function M.trunc_normal_(t, mean, std, a, b)
     number("trunc_normal_", "a", a, -2), number("trunc_normal_", "b", b, 2))
 end
 
--- Inputs and outputs an element of the weight sees: [out, in, …], the rest is the receptive field.
+-- Fan in and fan out of a weight [out, in, …], where further dimensions are the receptive field.
 local function fans(t, who)
   opts.expect(t, a_tensor, "%s: argument 1", who)
   local shape = t.shape
@@ -217,10 +217,10 @@ function M.kaiming_normal_(t, given)
   return std and M.normal_(t, 0, std) or t
 end
 
--- Zeroes row (from 0) of a matrix, of which this rank may have other rows only.
+-- Zeroes a row (from 0) of a matrix, if this rank has it.
 local function zero_row_(t, row)
   local x, place, runs = target(t, "zeros_")
-  local at = runs and row or row - place / t:size(2)     -- cut along columns: all rows are here
+  local at = runs and row or row - place / t:size(2)     -- sharded along columns: every rank has all rows
   if at >= 0 and at < x:size(1) then M.zeros_(x:detach():select(1, at + 1)) end
 end
 

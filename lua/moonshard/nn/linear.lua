@@ -40,7 +40,7 @@ function Linear:extra_repr()
   return ("%d -> %d%s"):format(self.size_in, self.size_out, self.bias and ", bias" or "")
 end
 
----Gives its input back, whatever it was made with.
+---Returns its input; arguments of the constructor are ignored.
 ---@class Identity: Module
 ---@overload fun(...): Identity
 local Identity = Module:extend("Identity")

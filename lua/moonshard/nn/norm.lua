@@ -1,6 +1,5 @@
 -- SPDX-License-Identifier: MIT
 --- LayerNorm and RMSNorm.
-local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
 local check_sizes = require "moonshard.nn.functional".check_sizes
@@ -8,17 +7,13 @@ local init = require "moonshard.nn.initial".init
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
-local raise, show = errors.raise, errors.kind
-
 -- The trailing sizes that are normalised, as an array.
 local function sizes_of(who, d)
-  local sizes = type(d) == "table" and d or { d }
-  if #sizes == 0 then raise("%s: sizes to normalise over expected, got none", who) end
   local out = {}
-  for i, n in ipairs(sizes) do
-    if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then raise("%s: sizes are whole numbers, got %s", who, show(n)) end
-    out[i] = n
+  for i, n in ipairs(type(d) == "table" and d or { d }) do
+    out[i] = opts.expect(n, opts.whole_from(0), "%s: size %d", who, i)
   end
+  if #out == 0 then opts.wrong(d, "the sizes to normalise over", "%s: argument 1", who) end
   return out
 end
 
@@ -48,7 +43,7 @@ function LayerNorm:init(d, given)
   self:reset_parameters()
 end
 
----weight 1, bias 0.
+---Sets weight to 1 and bias to 0.
 function LayerNorm:reset_parameters()
   if self.weight then init.ones_(self.weight) end
   if self.bias then init.zeros_(self.bias) end
@@ -59,7 +54,7 @@ local layer_norm = ops.layer_norm
 ---@return Tensor  of x's shape
 function LayerNorm:forward(x)
   local slots = self._slots
-  if not slots.weight then check_sizes("layer_norm", x, slots.sizes) end     -- else the engine compares with weight's
+  if not slots.weight then check_sizes("layer_norm", x, slots.sizes) end     -- with a weight, the engine checks
   return layer_norm(x, slots.dims, slots.weight, slots.bias, slots.eps)
 end
 
@@ -85,7 +80,7 @@ function RMSNorm:init(d, given)
   self:reset_parameters()
 end
 
----weight 1.
+---Sets weight to 1.
 function RMSNorm:reset_parameters()
   if self.weight then init.ones_(self.weight) end
 end

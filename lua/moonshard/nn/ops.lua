@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The operators that layers and nn.F call: positional forms, arguments checked by the engine.
---- Dimensions are already the engine's here (0-based or negative).
+--- The operators that layers and nn.F call, with positional arguments, which the engine checks. Dimensions count from
+--- 0, or from -1 backwards.
 local engine = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"
 
@@ -63,7 +63,7 @@ function M.layer_norm(x, n, w, b, eps)
   return wrap(a_out[0])
 end
 
--- Without eps it is the distance from 1 to the next number of x's dtype, as in PyTorch.
+-- The default eps: the distance from 1 to the next number of x's dtype, as in PyTorch.
 local epsilon = { float32 = 2 ^ -23, float64 = 2 ^ -52, float16 = 2 ^ -10, bfloat16 = 2 ^ -7 }
 
 function M.rms_norm(x, w, eps)
@@ -132,8 +132,8 @@ function M.attention(q, k, v, mask, causal, dropout_p, scale)
   return wrap(a_out[0])
 end
 
--- An operator on an id. Intermediate results need no Lua object, which would be garbage only. `of` is what an error
--- names. Only inside scopes: they release what an error leaves behind.
+-- Runs an operator on an id, without making Lua objects for intermediate results. `of`: the tensor that an error names.
+-- Only inside scopes, which release the intermediate results if an operator fails.
 local function by_id(number, id, of, n_i)
   a_in[0], args.n_in, args.n_i, args.n_f = id, 1, n_i, 0
   call_args(number, of)

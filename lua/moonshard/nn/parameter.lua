@@ -14,15 +14,15 @@ local a_tensor = tensor.a_tensor
 ---@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter
 ---   t: gives storage, shape, dtype and device; requires_grad: gets a gradient
 local Parameter = tensor.subclass("Parameter")
-Parameter.__unscoped = true           -- it lives as long as its owner, never with a scope
+Parameter.__unscoped = true           -- it never belongs to a scope
 Parameter.__param = true
 
--- A new leaf on t's storage: t keeps its name and its own graph.
+-- Makes a new leaf on t's storage; t keeps its id and graph.
 function Parameter.__construct(cls, t, given)
   opts.expect(t, a_tensor, "Parameter: argument 1")
   local o = opts("Parameter", given, { requires_grad = true })
   local parts = tensor.inner(t)
-  if parts then                                                 -- of a tensor class: its inner tensors are the leaves
+  if parts then                                                 -- an instance: its inner tensors become leaves
     for k, part in ipairs(parts) do parts[k] = cls(part, given) end
     local p = tensor.rebuild(parts, t)
     return setmetatable(p, tensor_class.parameter_class(getmetatable(t), cls))
@@ -32,7 +32,7 @@ function Parameter.__construct(cls, t, given)
   return tensor.wrap_as(cls, id)
 end
 
--- A parameter of uninitialised numbers, as layers start with.
+-- A parameter with uninitialised elements.
 local function empty(shape, given)
   local t = create.empty(shape, given)
   local p = Parameter(t)

@@ -2,10 +2,10 @@
 --- The Module class: registration by assignment, listings, printing. Calls are in call.lua, modes and
 --- state in state.lua, and module.lua puts the three together.
 ---
---- An instance keeps everything a script assigns in one table, `_slots`, and says beside it which
---- names are registered (`_kind`) and in which order (`_params`, `_buffers`, `_children`). The
---- instance itself stays empty but for these, so every assignment is seen. Containers keep their
---- children as array elements of the instance instead (containers.lua).
+--- An instance keeps everything that a script assigns in the table `_slots`. `_kind` lists the
+--- registered names; `_params`, `_buffers` and `_children` have their order. The instance has no
+--- other fields, so __newindex sees every assignment. Containers keep their children as array
+--- elements of the instance instead (containers.lua).
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -48,7 +48,7 @@ function Module.extend(base, name)
   return class.new(name, base)
 end
 
--- Names of constructors in other class libraries: a function of that name would never be called.
+-- Names of constructors in other class libraries; a function with such a name would never be called.
 local function refuse_constructor(cls)
   raise("%s: the constructor of a Module is init: function %s:init(...)", rawget(cls, "__name"), rawget(cls, "__name"))
 end
@@ -61,7 +61,8 @@ function Module.new()
 end
 Module.__refused.new = refuse_constructor
 
--- What init left in plain fields and nothing lists: a table of modules, a leaf. Once per class and field.
+-- Warns about fields that init has assigned and no listing contains: plain tables of modules, leaves. Once per class
+-- and field.
 local warned = {}
 local function warn_unregistered(self)
   local registered
@@ -109,8 +110,8 @@ function Module.__construct(cls, ...)
   return self
 end
 
--- `model.forward(x)`: without the colon, forward would take x for the module. So scripts get a forward that looks at
--- its first argument; the library's own calls go through M.forward_of.
+-- In `model.forward(x)`, without the colon, forward would take x for the module. So scripts get a forward that checks its
+-- first argument; the library calls forward_of instead.
 local guards = setmetatable({}, { __mode = "kv" })
 local function guarded(forward)
   local guard = guards[forward]
@@ -175,9 +176,8 @@ local function check_name(self, name, what)
   end
 end
 
--- A tensor made in a scope and put into a field is the module's: it leaves its scope, and when its last field lets
--- go of it, it goes with the scope that is open then. `_held` counts fields; tensors that no scope owned are left
--- alone.
+-- A tensor that was made in a scope and is assigned to a field leaves its scope. When the last field that holds it is
+-- overwritten, it joins the scope that is open then. `_held` counts the fields; unscoped tensors have no count.
 local own
 function own(t)
   if not is_tensor(t) or is_parameter(t) then return end
@@ -211,7 +211,7 @@ function disown(t)
   end
 end
 
--- A module below itself would have neither an end nor a first name.
+-- Is `wanted` m itself or below it? A module must not contain itself.
 local function below(m, wanted, seen)
   if m == wanted then return true end
   if seen[m] then return false end
@@ -233,7 +233,7 @@ local function check_cycle(self, name, value)
   end
 end
 
--- module[name] = value. Classes that keep children elsewhere (containers) replace it.
+-- module[name] = value. Containers, which keep children elsewhere, override it.
 function Module._assign(self, name, value)
   if type(name) == "number" and not is_module(value) then
     if is_parameter(value) then
@@ -319,7 +319,7 @@ function Module:register_parameter(name, p)
   return self
 end
 
--- `model.parameters()`, without the colon.
+-- Refuses `model.parameters()`, without the colon.
 local function check_self(who, self)
   if not is_module(self) then raise("%s: called on %s; write model:%s()", who, show(self), who) end
 end
@@ -340,9 +340,9 @@ local function join(prefix, name)
   return prefix == "" and name or prefix .. "." .. name
 end
 
--- Appends the module and its descendants, each once (or under every name when seen is nil). `path`: those around it;
--- a list's element is replaced without our knowing, so a module may have come below itself after all. Names don't show
--- what only wraps another module (a class with `_wraps`): its `module` has its own name.
+-- Appends the module and its descendants, each once (under every name if seen is nil). `path` has the enclosing modules:
+-- assignments to list elements are not seen, so a module may contain itself. A wrapper (a class with `_wraps`) adds
+-- nothing to names: its `module` has the wrapper's name.
 local function walk(self, prefix, seen, names, modules, path)
   if path[self] then raise("%s: the module contains itself, as '%s'", self:class_name(), prefix) end
   if seen then
@@ -366,14 +366,14 @@ local function iterate(names, values)
   end
 end
 
--- A module that only wraps m is treated as m.
+-- The module inside wrappers.
 local function unwrapped(m)
   while m._wraps do m = m._slots.module end
   return m
 end
 
--- Parameters or buffers below self: names, values, each value once. A value with `_hidden` says itself whether it is
--- listed now.
+-- Parameters or buffers at and below self: names and values, each value once. A value's `_hidden` function tells whether
+-- to leave it out.
 local function collect(self, list, prefix, recurse)
   local names, values, modules = {}, {}, {}
   if recurse then
@@ -415,7 +415,7 @@ function Module:buffers(given)
   return values
 end
 
----Iterator of name, parameter. A snapshot: the module may change meanwhile.
+---Iterator of name, parameter, over a snapshot: the module may change meanwhile.
 ---@param given? { prefix: string, recurse: boolean }
 ---@return fun(): string, Parameter
 function Module:named_parameters(given)
@@ -521,7 +521,7 @@ end
 
 -- ---- printing -----------------------------------------------------------------------------------
 
----What stands in the parentheses of `tostring(m)`; layers replace it.
+---The text in the parentheses of `tostring(m)`; layers override it.
 ---@return string
 function Module.extra_repr(_) return "" end
 
@@ -539,7 +539,7 @@ function Module.__tostring(self)
   return concat(lines, "\n")
 end
 
--- Copies are made field by field; a copied tensor belongs to the copied module.
+-- Copies field by field; copied tensors belong to the copied module.
 function Module.__deepcopy(self, memo, copy)
   local out = {}
   memo[self] = out

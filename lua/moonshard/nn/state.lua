@@ -17,7 +17,7 @@ local concat, insert, sort = table.concat, table.insert, table.sort
 
 -- ---- modes and moves ----------------------------------------------------------------------------
 
---- Sets training mode here and below: dropout and batch norm ask for it.
+--- Sets the training mode of the module and all below it, which dropout and batch norm use.
 ---@param mode? boolean  true
 ---@return Module self
 function Module:train(mode)
@@ -52,7 +52,7 @@ function Module:zero_grad(given)
     elseif p.grad then
       local grad = p.grad
       if p.id >= 0 then lib.ms_unit_drop_saved_grad(p.id) end
-      if grad.requires_grad then                -- of a graph of higher order: it stays what it is there
+      if grad.requires_grad then                -- in a graph, where its value must not change
         p.grad = grad:detach():zero_()
       else
         grad:zero_()
@@ -66,7 +66,7 @@ end
 ---@param fn fun(m: Module)  called with each module
 ---@return Module self
 function Module:apply(fn)
-  walk(self, "", {}, {}, {}, {})              -- an error where the module contains itself
+  walk(self, "", {}, {}, {}, {})              -- raises if the module contains itself
   opts.expect(fn, opts.fn, "apply: argument 1")
   for _, child in ipairs(self:children()) do child:apply(fn) end
   fn(self)
@@ -83,8 +83,8 @@ function point(t, at)
   if lib.ms_set_data(t.id, at.id) ~= 0 then errors.fail(t, at) end
 end
 
--- Replaces the data of every parameter (its gradient too) and buffer by change(t). Parameters and buffers stay the
--- objects they are, so what is shared stays shared. Sharded parameters move as units, by whole(unit).
+-- Replaces the data of every parameter and its gradient, and of every buffer, by change(t). The objects stay the same,
+-- so sharing is kept. Sharded parameters move as units, by whole(unit).
 local function convert(self, change, whole)
   no_grad(function()
     local units = {}
@@ -95,7 +95,7 @@ local function convert(self, change, whole)
           units[unit] = true
           errors.check(whole(unit), p)
           local owner = rawget(p, "_unit")
-          if owner then owner.looked, owner.extensions = nil, nil end     -- all-gather extensions are looked for again
+          if owner then owner.looked, owner.extensions = nil, nil end     -- searches for all-gather extensions again
         end
       else
         local grad = p.grad
@@ -223,7 +223,7 @@ local function quoted(names)
   return concat(out, ", ")
 end
 
--- Names of a state dict whose containers count from 0, by this model's names: of "net.1.weight" it is "net.0.weight".
+-- This model's names -> names where containers count from 0: "net.1.weight" -> "net.0.weight".
 local function names_from_0(self)
   local prefixes, modules, is_position = {}, {}, {}
   walk(self, "", nil, prefixes, modules, {})
@@ -242,8 +242,7 @@ local function names_from_0(self)
   return from_0
 end
 
--- The state dict by this model's names. What is not the model's is counted on as well, so that it takes no name that
--- is.
+-- The state dict by this model's names. Unknown names are renumbered, too, so that none equals a name of the model.
 function Module._renamed(self, sd, count_from)
   if count_from == 1 then return sd end
   local out, taken = {}, {}
@@ -271,7 +270,7 @@ local function lacking(known, sd)
   return n
 end
 
--- Why names don't fit, where the reason is that the state dict counts from 0 and this model from 1; else nil.
+-- A hint if names do not fit because the state dict counts from 0 and this model from 1; else nil.
 local function counts_from_0(self, known, sd)
   local from_0, example = names_from_0(self), nil
   local other = {}
@@ -292,8 +291,7 @@ local function check_fit(name, value, t)
   end
 end
 
---- Compares a state dict with the model: an error where names or shapes don't fit. count_from is what the caller's was:
---- said where it is wrong.
+--- Compares a state dict with the model; raises if names or shapes do not fit. o: options strict and count_from.
 ---@param fits? fun(name: string, value: Tensor, t: any): string?  what is wrong with t for value, or nil
 ---@return string[] missing, string[] unexpected
 function Module._check_state(self, sd, o, fits)
@@ -343,7 +341,7 @@ function Module:load_state_dict(sd, given)
   local missing, unexpected = self:_check_state(sd, o)
   local names, values, owners = self:_state()
   no_grad(function()
-    local taken = {}                          -- what was shared stays shared
+    local taken = {}                          -- old -> new: keeps sharing
     for i, name in ipairs(names) do
       local t, now = sd[name], values[i]
       if t ~= nil then

@@ -143,7 +143,7 @@ end
 
 -- ---- stacks -------------------------------------------------------------------------------------
 
--- Each is a copy: beyond this the constructor would run for hours before memory ends it.
+-- Each layer is a copy; with more, the constructor would run for hours before memory is exhausted.
 local MOST_LAYERS = 2 ^ 16
 local stack_options = { norm = opts.any }
 
@@ -237,7 +237,7 @@ function Transformer:init(given)
   self:reset_parameters()
 end
 
----Draws every matrix anew, xavier-uniform; vectors stay as they are.
+---Draws every matrix anew, xavier-uniform; vectors do not change.
 function Transformer:reset_parameters()
   for _, p in ipairs(self:parameters()) do
     if p.ndim > 1 then init.xavier_uniform_(p) end
@@ -275,7 +275,7 @@ function Transformer:forward(src, tgt, given)
   })
 end
 
----[n, n]: 0 on and below the diagonal, -infinity above: position i attends to none after it.
+---[n, n]: 0 on and below the diagonal, -infinity above: position i attends only to positions up to i.
 ---@param n integer
 ---@param given? { dtype: string, device: string }
 ---@return Tensor

@@ -13,7 +13,7 @@ local is_tensor = tensor.is_tensor
 
 local M = {}
 
-local room, ids = 0, nil                                -- grows to the longest list
+local room, ids = 0, nil                                -- grow to the longest list
 local norm_options = { norm_type = 2 }
 
 ---Scales all gradients down so that their norm together, over all ranks, is at most max_norm. math.huge as
@@ -35,7 +35,7 @@ function M.clip_grad_norm_(params, max_norm, given)
   local stand_ins
   for k = 1, #params do
     local p = params[k]
-    -- where a leaf keeps one; to ask for grad would make objects of all
+    -- The raw field, because reading p.grad would make an object for every dense gradient.
     local g = rawget(p, "_sparse")
     if g then
       g = g:coalesce()
@@ -58,7 +58,7 @@ function M.clip_grad_norm_(params, max_norm, given)
   return tensor.wrap(id)
 end
 
--- The group over which a norm of these parameters is summed first; where nothing is sharded, this rank alone.
+-- The id of the group over which a norm of these parameters is summed first; that of this rank if none is sharded.
 local function first_group(params)
   for _, p in ipairs(type(params) ~= "table" and {} or is_tensor(params) and { params } or params) do
     local unit = is_tensor(p) and (rawget(p, "_unit") or rawget(p, "_flat"))
@@ -67,8 +67,7 @@ local function first_group(params)
   return 1
 end
 
--- A refused call takes the number of its first sum, so that it fails the peers' sum and nothing that they still do
--- before it.
+-- An error takes the place of the call's first sum, so that the peers' sum fails and none of their earlier collectives.
 M._clip_grad_norm, M._first_group = M.clip_grad_norm_, first_group
 M.clip_grad_norm_ = calls.one(M.clip_grad_norm_, first_group)
 
