@@ -1,14 +1,13 @@
 -- SPDX-License-Identifier: MIT
---- amp.autocast: the dtypes of operations inside its function. Two lists, on every device the same (PyTorch has one for
---- CUDA and a shorter one for the CPU; these are CUDA's, of the operations there are here):
+--- amp.autocast: the dtypes of operations inside its function. There are two lists, equal on all devices, which are
+--- PyTorch's for CUDA:
 ---
 ---   half dtype  linear, matmul, conv2d, scaled_dot_product_attention
 ---   float32     sum, prod, cumsum, norm, logsumexp, softmax, log_softmax; exp, log, pow (also t ^ p and p ^ t),
----   reciprocal (also
----               p / t), rsqrt; layer_norm, rms_norm, batch_norm; cross_entropy, mse_loss
+---               reciprocal (also p / t), rsqrt; layer_norm, rms_norm, batch_norm; cross_entropy, mse_loss
 ---
---- An operation of a list casts its floating inputs, float64 excepted. Everything else computes in the dtypes that it
---- is given, and so do changes in place (pow_). The engine's table of operators holds the lists: MS_OP_LOW, MS_OP_WIDE.
+--- An operation of a list casts its floating point inputs, except float64. All others, and operations in place (pow_),
+--- compute in the dtypes of their inputs. The lists are flags in the engine's table of operators: MS_OP_LOW, MS_OP_WIDE.
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
 local opts = require "moonshard.core.opts"
@@ -24,8 +23,8 @@ end
 local HALF = opts.one_of { "bfloat16", "float16" }
 
 --- Runs fn(…) with the dtypes of mixed precision: products (linear, matmul, conv2d, attention) in this half dtype;
---- sums, norms, losses, softmax, exp, log and pow in float32; everything else as its inputs are. nil turns an outer
---- one off. Call backward outside.
+--- sums, norms, losses, softmax, exp, log and pow in float32; everything else in the dtypes of its inputs. nil turns
+--- an enclosing autocast off. Call backward outside.
 ---@param dtype "bfloat16"|"float16"|nil  of products inside; nil turns autocast off
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Gradient scalers: the loss is multiplied by a scale before backward, so that small float16 gradients survive; the
---- gradients are divided by it before the optimizer steps, and a step with infinities or NaN in them is left out and
---- the scale lowered. ShardedGradScaler agrees on that over the ranks of a group.
+--- Gradient scalers: the loss is multiplied by a scale before backward, so that small float16 gradients do not vanish,
+--- and gradients are divided by it before the optimizer's step. If a gradient is infinite or NaN, the step is skipped
+--- and the scale lowered. The ranks of a ShardedGradScaler skip the same steps.
 local autograd = require "moonshard.autograd"
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
@@ -18,8 +18,8 @@ local is_tensor, raise, no_grad = tensor.is_tensor, errors.raise, autograd.no_gr
 local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2000, enabled = true }
 
 --- Keeps small float16 gradients from vanishing (Micikevicius et al. 2018): the loss is multiplied by a scale before
---- backward, gradients are divided by it before the step, and a step with infinities or nan is left out and the scale
---- lowered by backoff_factor. After growth_interval good steps it grows by growth_factor.
+--- backward, and gradients are divided by it before the step. A step with an infinite or nan gradient is skipped and
+--- the scale multiplied by backoff_factor. After growth_interval steps without one it is multiplied by growth_factor.
 ---@class GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean }): GradScaler
 ---   init_scale: the first scale; growth_factor: above 1; backoff_factor: below 1; growth_interval: steps without
@@ -27,7 +27,7 @@ local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, gro
 ---@field scale_tensor Tensor?  nil until the first `scale`, then one element on that tensor's device
 local GradScaler = class.new "GradScaler"
 
--- May half gradients be unscaled? Their own parameters are then half, as in sharded training.
+-- Are float16 gradients unscaled? Only in sharded training, where parameters may be float16.
 GradScaler._takes_half = false
 
 local function construct(self, given, spec)
@@ -37,7 +37,7 @@ local function construct(self, given, spec)
   self._enabled, self._init_scale, self._growth_tracker = o.enabled, o.init_scale, 0
   self._growth_factor, self._backoff_factor, self._growth_interval = o.growth_factor, o.backoff_factor,
     o.growth_interval
-  self._optimizers = setmetatable({}, { __mode = "k" })         -- what is known of each since the last update
+  self._optimizers = setmetatable({}, { __mode = "k" })         -- optimizer -> record since the last update
   return o
 end
 
@@ -72,7 +72,7 @@ end
 
 local function scaled(self, outputs)
   if is_tensor(outputs) then return multiply(self, outputs) end
-  if type(outputs) == "function" then                   -- an iterator gives scaled values as they are asked for
+  if type(outputs) == "function" then                   -- an iterator: scales each value when it is read
     return function(...)
       local value = outputs(...)
       if value ~= nil then return scaled(self, value) end
@@ -97,7 +97,7 @@ end
 
 -- ---- unscaling -----------------------------------------------------------------------------------
 
--- The tensors whose elements are the gradients of an optimizer's leaves.
+-- The gradients of an optimizer's leaves, as plain tensors.
 local function gradients(self, optimizer)
   local list = {}
   local function add(p)
@@ -111,7 +111,7 @@ local function gradients(self, optimizer)
     if g == nil then return end
     if g.dtype == "float16" and not self._takes_half then raise("Attempting to unscale FP16 gradients.") end
     if g.is_sparse then
-      if g.dtype == "float16" then                      -- equal positions are summed here, which may overflow
+      if g.dtype == "float16" then                      -- sums equal positions now, because the sum may overflow
         g = g:float():coalesce():half()
         p.grad = g
       end
@@ -178,8 +178,8 @@ local function sharding_groups(optimizer)
   return list
 end
 
--- What one rank found in its part of a sharded gradient holds for all that have the other parts: they leave out the
--- same steps. A rank without gradients asks too.
+-- Ranks with parts of the same gradients skip the same steps: combines what they found. Ranks without gradients take
+-- part.
 function GradScaler:_agree(found, optimizer)
   local groups = sharding_groups(optimizer)
   if #groups == 0 then return end
@@ -194,8 +194,8 @@ function GradScaler:_agree(found, optimizer)
   end
 end
 
--- Do other ranks unscale with this one? They wait for what it finds, so its error is theirs too. Gradients that wait to
--- be reduced are refused before that: every rank has them, and sees it by itself.
+-- Do other ranks unscale with this one? Then they wait for its result, so its errors are published. Gradients that are
+-- not reduced yet are refused before that, because every rank detects them by itself.
 local function has_peers(self, optimizer)
   if type(optimizer) ~= "table" or not optimizer.param_groups then return false end
   if not (self._sums_over_ranks and dist.world_size(self._group) > 1) and #sharding_groups(optimizer) == 0 then
@@ -250,11 +250,11 @@ local function step(self, optimizer, closure)
 end
 local step_together = calls.several(step)
 
---- The optimizer's step on unscaled gradients; left out where one of them is not finite. Errors: a second step before
+--- Runs the optimizer's step on unscaled gradients; skips it if one of them is not finite. Errors: a second step before
 --- update.
 ---@param optimizer Optimizer  its groups hold the gradients
 ---@param closure? nil  not supported, as in PyTorch
----@return any  the optimizer's result, or nil where the step was left out
+---@return any  the optimizer's result; nil if the step was skipped
 function GradScaler:step(optimizer, closure)
   if not self._enabled then return optimizer:step(closure) end
   local fn = has_peers(self, optimizer) and step_together or step
@@ -267,7 +267,7 @@ local function set_scale(self, value)
   no_grad(function() self.scale_tensor:fill_(value) end)
 end
 
---- Lowers the scale after infinities, raises it after enough good steps; or sets it to new_scale.
+--- Lowers the scale after infinities, raises it after growth_interval steps without any; or sets it to new_scale.
 ---@param new_scale? number|Tensor  one element; nil: adapts to the infinities found
 function GradScaler:update(new_scale)
   if not self._enabled then return end
@@ -315,20 +315,20 @@ function GradScaler:get_scale()
   if not self._enabled then return 1 end
   return self.scale_tensor and self.scale_tensor:item() or self._init_scale
 end
---- What the scale is multiplied by after growth_interval good steps.
+--- The factor on the scale after growth_interval steps without infinities.
 ---@return number
 function GradScaler:get_growth_factor() return self._growth_factor end
---- What the scale is multiplied by after a step that was left out.
+--- The factor on the scale after a skipped step.
 ---@return number
 function GradScaler:get_backoff_factor() return self._backoff_factor end
---- Good steps in a row until the scale grows.
+--- Steps without infinities until the scale grows.
 ---@return integer
 function GradScaler:get_growth_interval() return self._growth_interval end
---- Does it scale at all?
+--- Is scaling enabled?
 ---@return boolean
 function GradScaler:is_enabled() return self._enabled end
 
---- What a checkpoint needs; empty of a scaler that is not enabled.
+--- The state for a checkpoint; empty if the scaler is not enabled.
 ---@return table
 function GradScaler:state_dict()
   if not self._enabled then return {} end
@@ -338,7 +338,7 @@ function GradScaler:state_dict()
   }
 end
 
---- Goes on from a state dict. Errors: the empty one of a scaler that was not enabled.
+--- Continues from a state dict. Errors: the empty one of a scaler that was not enabled.
 ---@param sd table  what state_dict returned
 function GradScaler:load_state_dict(sd)
   if not self._enabled then return end
@@ -361,8 +361,8 @@ end
 
 -- ---- over ranks ----------------------------------------------------------------------------------
 
---- A scaler for sharded parameters: ranks hold different parts of the gradients, so all of them leave a step out when
---- one of them found an infinity, a rank without any gradients too.
+--- A scaler for sharded parameters: ranks have different parts of the gradients, so all of them skip a step if one of
+--- them found an infinity; a rank without gradients, too.
 ---@class ShardedGradScaler: GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean, process_group: Group }): ShardedGradScaler
 ---   init_scale: the first scale; growth_factor: above 1; backoff_factor: below 1; growth_interval: steps without
@@ -370,7 +370,7 @@ end
 local ShardedGradScaler = GradScaler:extend "ShardedGradScaler"
 ShardedGradScaler._takes_half = true
 ShardedGradScaler._sums_over_ranks = true
-ShardedGradScaler._stops_at_inf = true          -- the rest of a step that is left out stays scaled
+ShardedGradScaler._stops_at_inf = true          -- the other gradients of a skipped step stay scaled
 
 function ShardedGradScaler:init(given)
   local spec = { process_group = dist._a_group }
@@ -378,7 +378,7 @@ function ShardedGradScaler:init(given)
   self._group = construct(self, given, spec).process_group
 end
 
--- Sums every found_inf over ranks; for gradients on the cpu and a scaler elsewhere, on the scaler's device.
+-- Sums every found_inf over ranks. One on the CPU is summed on the scaler's device.
 function ShardedGradScaler:_agree(found)
   local home, works = self.scale_tensor.device, {}
   for _, t in util.sorted_pairs(found) do

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- amp: mixed precision for ordinary models: `autocast` chooses dtypes by operation, gradient scalers keep float16
---- gradients from vanishing.
+--- amp: mixed precision. `autocast` chooses dtypes by operation; gradient scalers keep float16 gradients from
+--- vanishing.
 require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
 local scaler = require "moonshard.amp.grad_scaler"

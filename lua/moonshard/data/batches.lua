@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Batches of a corpus for language models. Which sequences make step s follows from the seed and s alone: no
---- state to save, any rank can work out its share, and every world size trains on the same sequences.
+--- Batches of a corpus for language models. The sequences of step s depend on the seed and s only, so there is no state
+--- to save, any rank computes its share, and every world size trains on the same sequences.
 ---
 --- An epoch cuts the training tokens into windows of `context` tokens, from an offset of its own, and visits each
 --- once in an order of its own: position j of epoch e is window ms_shuffle(seed, e, 1, j, windows).
@@ -28,7 +28,7 @@ local IGNORE = -100                     -- nn.F.cross_entropy's default ignore_i
 local Batches = {}
 Batches.__index = Batches
 
---- Batches over a corpus. rank and world say which share of each batch is this rank's.
+--- Batches over a corpus. Each rank of `world` gets a share of each batch.
 ---@param corpus Corpus  from data.corpus
 ---@param given {context: integer, batch: integer, seed: integer, rank: integer, world: integer}
 ---   context: tokens of a sequence; batch: sequences of a step, over all ranks; seed: of the order of sequences; rank:
@@ -37,7 +37,7 @@ Batches.__index = Batches
 local function new(corpus, given)
   if type(corpus) ~= "table" or not corpus.train_count then opts.wrong(corpus, "a corpus", "batches: argument 1") end
   local o = opts("batches", given, OPTIONS)
-  if o.rank >= o.world then errors.raise("batches: rank %d is none of %d ranks", o.rank, o.world) end
+  if o.rank >= o.world then errors.raise("batches: rank %d is not below the number of ranks, %d", o.rank, o.world) end
   local spare = corpus.train_count - o.context
   if spare < 1 then
     errors.raise("batches: %d training tokens are too few for a context of %d", corpus.train_count, o.context)
@@ -54,7 +54,7 @@ local function new(corpus, given)
   return self
 end
 
---- Where sequence g (0, 1, 2 ... over the whole training) begins among the training tokens.
+--- The place of the first token of sequence g (0, 1, 2 ... over the whole training) among the training tokens.
 ---@param g integer  from 0
 ---@return integer
 function Batches:start(g)
@@ -89,7 +89,7 @@ function Batches:train(step, part, parts)
   local mine = self.last - self.first
   local first, last = self.first + floor(mine * (part - 1) / parts), self.first + floor(mine * part / parts)
   local starts = self.starts
-  if not starts then                                  -- as many as there can be
+  if not starts then                                  -- room for the largest part
     starts = ffi.new("double[?]", max(mine, 1))
     self.starts = starts
   end
@@ -103,7 +103,7 @@ end
 local function validation_windows(corpus, context)
   local windows = {}
   for _, d in ipairs(corpus.documents) do
-    local target = max(d.train, 1)                    -- the first token of a file follows nothing
+    local target = max(d.train, 1)                    -- no token precedes the first of a file
     while target < d.count do
       local start = max(0, min(target - floor(context / 2), d.count - 1 - context))
       local last = min(start + context, d.count - 1)

@@ -53,7 +53,7 @@ local function regular_files(path)
   if mode ~= "directory" and mode ~= "file" then
     return nil, ("'%s' is a %s, expected a file or folder"):format(path, mode)
   end
-  if mode == "file" then return { { name = path:match "[^/]*$", path = path } } end   -- a link that was named is meant
+  if mode == "file" then return { { name = path:match "[^/]*$", path = path } } end   -- a link is followed if it is given by name
   local names, files = {}, {}
   for name in lfs.dir(path) do
     if lfs.symlinkattributes(path .. "/" .. name, "mode") == "file" then names[#names + 1] = name end
@@ -63,7 +63,7 @@ local function regular_files(path)
   return files
 end
 
---- Leaves out files whose contents stood before. Only files of equal size are read.
+--- Leaves out files with the contents of an earlier one. Reads only files of equal size.
 local function once(files)
   local by_size, kept = {}, {}
   for _, file in ipairs(files) do
@@ -85,7 +85,7 @@ local function once(files)
   return kept
 end
 
---- What a `.bin` file is, from its header.
+--- The kind and number of tokens of a `.bin` file, from its header.
 local function shard_header(file)
   local head, err = read(file.path, HEADER)
   if not head then return nil, err end
@@ -174,7 +174,7 @@ local function open(paths, given)
   return self
 end
 
---- Contents of a text corpus: what the count model and the count of known words read.
+--- The texts of a corpus, for the count model and the count of known words.
 ---@return {text: string, train: integer}[]
 function Corpus:texts()
   local list = {}
@@ -188,8 +188,8 @@ end
 
 local PIECE, PIECES = 65536, 256
 
---- A number that follows from the sizes and contents of the documents: another one is another corpus. Of 16 MiB
---- everything counts; of more, pieces at equal distances in each document.
+--- A hash of the sizes and contents of the documents, which differs for another corpus. It covers all of up to 16 MiB,
+--- and of a larger corpus pieces at equal distances in each document.
 ---@return integer
 function Corpus:fingerprint()
   local h = 0
@@ -217,7 +217,7 @@ function Corpus:fingerprint()
   return h
 end
 
---- Opens files and folders as one corpus. What cannot be read is an error.
+--- Opens files and folders as one corpus. Errors: a file that cannot be read.
 ---@param paths string|string[]  files or folders
 ---@param given? {vocab: integer, validation: number}
 ---   vocab: size of the vocabulary of token shards (default: as their header says); validation: share of each file that

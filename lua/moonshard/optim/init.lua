@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- optim: SGD, Adam, AdamW over the engine's fused step, their state spread over ranks, and learning rate schedules.
+--- optim: SGD, Adam, AdamW over the engine's fused step, optimizers with distributed state, and learning rate schedules.
 require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
 

@@ -16,7 +16,7 @@ local function apply(self)
   local groups = self.optimizer.param_groups
   self.last_lr = {}
   for k, group in ipairs(groups) do
-    if not self.base_lrs[k] then self.base_lrs[k] = group.lr end      -- a group added later
+    if not self.base_lrs[k] then self.base_lrs[k] = group.lr end      -- the group was added later
     local factor = self.factor(self.count)
     if type(factor) ~= "number" or factor ~= factor then
       opts.wrong(factor, "a number", "lr_scheduler.%s: the factor of step %d", self.kind, self.count)
@@ -32,13 +32,13 @@ function Scheduler:step()
   apply(self)
 end
 
---- What a checkpoint needs: steps taken, and the learning rates of the beginning.
+--- The state for a checkpoint: steps taken, and the initial learning rates.
 ---@return { step: integer, base_lrs: number[] }
 function Scheduler:state_dict()
   return { step = self.count, base_lrs = { unpack(self.base_lrs) } }
 end
 
---- Goes on from a state dict.
+--- Continues from a state dict.
 ---@param sd { step: integer, base_lrs: number[] }  step: steps taken; base_lrs: one for each group
 function Scheduler:load_state_dict(sd)
   if type(sd) ~= "table" or type(sd.step) ~= "number" or type(sd.base_lrs) ~= "table" then
@@ -82,7 +82,7 @@ local some_steps = opts.option(count, opts.required)
 
 local function options(kind, given, spec) return opts("lr_scheduler." .. kind, given, spec) end
 
--- From start to 1 over `steps` steps. Step 0 has a rate already: (1 + t) / steps without a start.
+-- The factor of step t, from start to 1 over `steps` steps; without a start (t + 1) / steps, which is not 0 at step 0.
 local function warm(t, steps, start)
   if t >= steps then return 1 end
   if start then return start + (1 - start) * t / steps end
@@ -130,7 +130,7 @@ function M.linear(optimizer, given)
   end)
 end
 
---- factor for steps steps (for ever without it), then 1.
+--- A constant factor for a number of steps, then 1.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given? { factor: number, steps: integer }
 ---   factor: on the first learning rate; steps: until the factor is 1 (default: never)

@@ -1,9 +1,8 @@
 -- SPDX-License-Identifier: MIT
---- SGD, Adam, AdamW. An optimizer keeps its groups (`param_groups`: arrays of leaves with their
---- options, which scripts may change between steps) and hands each to the engine as one list; the
---- formulas, and the names, defaults and limits of options, are rows of the engine's table
---- (kernels/formulas/optim). State is made at a leaf's first step; a sharded parameter has state for this rank's part
---- only.
+--- SGD, Adam, AdamW. An optimizer passes each of its groups (`param_groups`: leaves and their options, which scripts
+--- may change between steps) to the engine as one list. The formulas, and the names, defaults and limits of options,
+--- are rows of the engine's table (kernels/formulas/optim). State is made at a leaf's first step; a sharded parameter
+--- has state for this rank's part only.
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -28,12 +27,12 @@ local STATES = ffi.C.MS_OPTIM_STATES
 ---@field param_groups table[]  each { params = Tensor[], lr = number, … }
 local Optimizer = class.new "Optimizer"
 
--- A tensor or a module is a table, too.
+-- Is x a table, but no tensor or module?
 local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 
--- What the engine reads, per group: ids of the leaves, STATES state ids each, steps taken. State of leaves that
--- stay is taken over from before. A parameter of a tensor class counts by its inner tensors: of parameter k the
--- leaves begin after first[k].
+-- A group as the engine reads it: ids of the leaves, STATES state ids each, steps taken. Leaves that were in `before`
+-- keep their state. A parameter of a tensor class has its inner tensors as leaves: those of parameter k follow
+-- first[k].
 local function compile(self, group, before)
   local leaves, first = tensor.flat(group.params), {}
   local n = #leaves
@@ -87,7 +86,7 @@ local function unchanged(c, params)
   return true
 end
 
--- A script may change group.params between steps.
+-- The compiled group; compiles it again if the script has changed group.params.
 local function compiled(self, index, group)
   local c = self._compiled[index]
   if not unchanged(c, group.params) then
@@ -124,7 +123,7 @@ local function add_group(self, given, where)
   local params = is_tensor(given.params) and { given.params } or given.params
   if not is_plain(params) then opts.wrong(params, "a list of leaves", "%s: params of %s", self:class_name(), where) end
   group.params = {}
-  local seen = setmetatable({}, { __index = self._seen })      -- a group that is refused leaves no trace
+  local seen = setmetatable({}, { __index = self._seen })      -- a refused group changes nothing
   for k, p in ipairs(params) do
     check_leaf(self, p, seen, ("parameter %d"):format(k))
     group.params[k] = p
@@ -171,7 +170,7 @@ function Optimizer:add_param_group(group)
   add_group(self, group, "group " .. #self.param_groups + 1)
 end
 
--- New state ids get their objects, which keep them until the optimizer is collected.
+-- Makes tensors of new state ids, which the optimizer owns.
 local function take_state(c)
   for at = 1, STATES * c.n do
     local id = c.state[at - 1]
@@ -184,7 +183,7 @@ local function take_state(c)
   end
 end
 
--- Sparse leaves hold what their sparse gradients touch: plain descent only.
+-- Steps a sparse leaf: plain gradient descent only.
 local function step_sparse(self, c, group, p)
   local g = p.grad
   if not g then return end
@@ -287,7 +286,7 @@ local function step_leaves(self, group, c, at)
   if status ~= 0 then errors.fail(unpack(group.params)) end
 end
 
---- A step of some leaves: those that `has` holds.
+--- Steps only the leaves in `has`.
 ---@param has table<Tensor, boolean>
 function Optimizer:_step_part(has)
   for index, group in ipairs(self.param_groups) do
@@ -364,13 +363,12 @@ function Optimizer:state_dict()
   return sd
 end
 
--- The leaf whose shape a parameter's state has.
+-- The tensor whose shape a parameter's state has: the local tensor of a sharded parameter.
 local function part_of(p)
   return rawget(p, "_unit") and p:to_local() or p
 end
 
---- Refuses a parameter's state that another kind of optimizer made: averages would begin at 0 in the middle, or be
---- lost.
+--- Refuses a parameter's state that another kind of optimizer made: its moments would be lost, or start at 0.
 ---@param verb string
 ---@param whose string
 ---@param entry table<string, any>
@@ -380,19 +378,19 @@ function Optimizer:_check_entry(verb, whose, entry)
   for s, name in ipairs(names) do
     known[name] = true
     if bit.band(self._row.row.needed, 2 ^ (s - 1)) ~= 0 and entry[name] == nil and (entry.step or 1) > 0 then
-      raise("%s: %s: %s has no %s in the state; is it of another optimizer?", self:class_name(), verb, whose, name)
+      raise("%s: %s: %s has no %s in the state; was it made by another optimizer?", self:class_name(), verb, whose, name)
     end
   end
   for name, t in sorted_pairs(entry) do
     if is_tensor(t) and name ~= "step" and not known[name] then
-      raise("%s: %s: %s has %s in the state, which %s does not keep; is it of another optimizer?", self:class_name(),
+      raise("%s: %s: %s has %s in the state, which %s does not keep; was it made by another optimizer?", self:class_name(),
         verb, whose,
         errors.show(name), self:class_name())
     end
   end
 end
 
---- Checks a state dict for load_state_dict: what then takes it.
+--- Checks a state dict; returns a function that loads it.
 ---@return fun() take
 function Optimizer:_prepare_load(sd)
   local who = self:class_name()
@@ -468,7 +466,7 @@ function Optimizer:_prepare_load(sd)
   end
 end
 
---- Takes a state dict of an optimizer with the same groups; tensors are copied. All is checked before anything
+--- Loads a state dict of an optimizer with the same groups, copying tensors. Everything is checked before anything
 --- changes. Errors: groups or shapes that differ, the state of another kind of optimizer.
 ---@param sd { state: table<integer, table>, param_groups: table[] }
 ---   state: by position of the parameter, from 1; param_groups: one for each group of the optimizer
@@ -498,7 +496,7 @@ end
 
 -- ---- the engine's table ---------------------------------------------------------------------------
 
--- Row of the table: states (names), options (in order), defaults (by name), and the row itself.
+-- An optimizer's row of the engine's table: states (names), options (in order), defaults (by name), row.
 local function row_of(name)
   local kind = 0
   while true do
@@ -531,7 +529,7 @@ end
 
 local function outside(o, v, low) return type(v) ~= "number" or v ~= v or v < low or v >= o.below end
 
--- What a number must be. low: the least, which may be minus infinity.
+-- The accepted numbers in words. low: the least, which may be minus infinity.
 local function limits(o, low)
   return "a number" .. (low > -math.huge and (" from %g"):format(low) or "")
     .. (o.below < math.huge and (" to below %g"):format(o.below) or "")
@@ -540,8 +538,8 @@ end
 local double_p, int_p, char_p = ffi.typeof "double *", ffi.typeof "int32_t *", ffi.typeof "char *"
 local scratch = ffi.new "ms_optim_options"
 
---- Checks a group's options, and writes them as the engine reads them. later: not at construction, where a sign may be
---- what the script wants (ascent by a negative rate).
+--- Checks a group's options and writes them to the engine's struct. later: after construction, when a script may choose
+--- values below the limit, such as a negative rate for ascent.
 ---@param group table
 ---@param later? boolean
 ---@param into? ffi.cdata*  ms_optim_options
@@ -569,7 +567,7 @@ function Optimizer:_check(group, later, into)
   if lib.ms_optim_check(into) ~= 0 then errors.fail() end
 end
 
--- The class of an optimizer that the engine has.
+-- The class of an optimizer of the engine's table.
 local function fused(name)
   local cls, row = Optimizer:extend(name), row_of(name)
   cls._row = row

@@ -1,10 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- ZeroRedundancyOptimizer: another optimizer whose state is spread over ranks that have the same parameters and
---- gradients, as under nn.DDP. Each rank steps the parameters that are its own, and sends them to the others.
+--- ZeroRedundancyOptimizer: distributes an optimizer's state over ranks that have the same parameters and gradients, as
+--- under nn.DDP. Each rank owns some of the parameters, steps these, and broadcasts them.
 ---
---- Inside is an ordinary optimizer over all parameters. It makes state when it first steps a parameter, and here it
---- steps the own ones
---- only: so groups, options and positions in state dicts are the plain optimizer's.
+--- It contains a plain optimizer over all parameters. State is made at a parameter's first step, and each rank steps only
+--- the parameters that it owns, so groups, options and positions in state dicts are the plain optimizer's.
 local pieces = require "moonshard.dist.pieces"
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
@@ -24,11 +23,9 @@ local rawget, ipairs, pairs, type, pcall, error = rawget, ipairs, pairs, type, p
 
 local NAME = "ZeroRedundancyOptimizer"
 
---- An optimizer whose state is spread over ranks that have the same parameters and gradients, as under nn.DDP
---- (Rajbhandari et al. 2020, stage 1): each rank steps its own parameters and sends them to the others.
---- optimizer_class is optim.AdamW or another; options beyond those below are that optimizer's.
---- parameters_as_bucket_view puts a rank's parameters into one block of memory. overlap_with_ddp: a hook of
---- nn.ddp_hooks steps, in the place of step(). Made by all ranks.
+--- Distributes an optimizer's state over ranks that have the same parameters and gradients, as under nn.DDP (Rajbhandari
+--- et al. 2020, stage 1): each rank owns some of the parameters, steps these, and broadcasts them. Options that are not
+--- listed below are those of optimizer_class. Collective.
 ---@class ZeroRedundancyOptimizer: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts: { optimizer_class: table, process_group: Group, parameters_as_bucket_view: boolean, overlap_with_ddp: boolean }): ZeroRedundancyOptimizer
 ---   params: equal lists on all ranks; optimizer_class: such as optim.AdamW; parameters_as_bucket_view: puts a rank's
@@ -71,7 +68,7 @@ local function check_params(self)
   end
 end
 
--- Whole parameters, each group's largest first, each to the rank that has least so far.
+-- Assigns whole parameters to ranks, each group's largest first, each to the rank with the fewest elements so far.
 local function partition(self)
   local sizes, owner, lists = {}, {}, {}
   for r = 1, self._world do sizes[r], lists[r] = 0, {} end
@@ -97,7 +94,7 @@ local function partition(self)
   self._owner, self._lists, self._own, self._n_own = owner, lists, own, n
 end
 
--- Each rank's parameters become views of one block for each dtype and device.
+-- Makes each rank's parameters views of one block for each dtype and device.
 local function view_in_blocks(self)
   local old = self._blocks
   self._blocks = {}
@@ -154,7 +151,7 @@ function Zero:init(params, given)
   arrange(self)
 end
 
----Adds a group; parameters that were there stay with their ranks. Called by all ranks.
+---Adds a group and distributes its parameters. Collective.
 ---@param group table  as Optimizer:add_param_group takes it
 function Zero:add_param_group(group)
   local groups = self.param_groups
@@ -171,7 +168,7 @@ end
 
 -- ---- steps ---------------------------------------------------------------------------------------
 
--- Every rank's parameters to all others.
+-- Broadcasts every rank's parameters.
 local function send_all(self)
   for r, src in ipairs(self._ranks) do
     if not self._as_view then
@@ -182,7 +179,7 @@ local function send_all(self)
   end
 end
 
----Steps this rank's parameters, and gives all ranks the new values. Called by all ranks, with the same gradients.
+---Steps this rank's parameters and broadcasts the new values. Collective; gradients are equal on all ranks.
 ---@param closure? fun(): any  computes the loss anew, with its backward, before the step
 ---@return any  the closure's result, or true
 function Zero:step(closure)
@@ -195,15 +192,15 @@ function Zero:step(closure)
   self._consolidated = nil
   if closure then
     result = autograd.enable_grad(closure)
-    if self._world > 1 then dist.barrier(self._group) end        -- where one rank's failed, none steps
+    if self._world > 1 then dist.barrier(self._group) end        -- if one rank's closure failed, no rank steps
   end
   self.optim:_step_part(self._own)
   if self._world > 1 then no_grad(send_all, self) end
   return result
 end
 
---- For the hooks that overlap steps with DDP: steps those of the list that are this rank's and starts to send all of
---- them. Those that were sent since the last _end_overlapped are left out.
+--- For hooks that overlap steps with DDP: steps the parameters of the list that this rank owns, and starts to broadcast
+--- all of the list. Skips parameters that were sent since the last _end_overlapped.
 function Zero:_step_overlapped(list)
   local sent, works, own, any = self._sent or {}, self._works or {}, {}, false
   self._sent, self._works, self._consolidated = sent, works, nil
@@ -224,7 +221,7 @@ function Zero:_step_overlapped(list)
   end
 end
 
---- Steps and sends what is left, and waits until all has come.
+--- Steps and broadcasts the remaining parameters, and waits for all broadcasts.
 function Zero:_end_overlapped()
   each_param(self, function(p)
     if not (self._sent and self._sent[p]) then self:_step_overlapped { p } end
@@ -234,7 +231,7 @@ function Zero:_end_overlapped()
   for _, work in ipairs(works) do work:wait() end
 end
 
---- After a failed backward: what is under way comes to its end.
+--- After a failed backward: waits for broadcasts in flight.
 function Zero:_drop_overlapped()
   local works = self._works or {}
   self._sent, self._works = nil, nil
@@ -252,7 +249,7 @@ local function position_of(self)
   return position
 end
 
----Brings all ranks' state to one of them, on the CPU, where state_dict() then gives it. Called by all ranks.
+---Gathers all ranks' state on one rank, on the CPU, where state_dict() then returns it. Collective.
 ---@param to? integer|{to: integer}  a rank of the world (0)
 function Zero:consolidate_state_dict(to)
   if opts.is(to) then to = opts("consolidate_state_dict", to, { to = 0 }).to end
@@ -298,7 +295,7 @@ function Zero:consolidate_state_dict(to)
   if here then self._consolidated = sd end
 end
 
----The state of all ranks, as the plain optimizer's, on the rank where consolidate_state_dict has brought it.
+---The state of all ranks, in the plain optimizer's format, on the rank where consolidate_state_dict has gathered it.
 ---@return { state: table<integer, table>, param_groups: table[] }
 function Zero:state_dict()
   if not self._consolidated then
@@ -308,8 +305,8 @@ function Zero:state_dict()
   return self._consolidated
 end
 
---- Takes the state of all parameters, a plain optimizer's or a consolidated one of any number of ranks: each rank keeps
---- its part.
+--- Prepares to load the state of all parameters, a plain optimizer's or a consolidated one of any number of ranks; each
+--- rank keeps its part.
 ---@return fun() take
 function Zero:_prepare_load(sd)
   local part = sd

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Checkpoints of a training run: one safetensors file with the weights (`model.NAME`), the optimizer's state
---- (`optim.NAME.exp_avg` ...) and, as metadata, everything else that the next step depends on. Whole tensors, so
---- any world size reads it; written by rank 0 one tensor at a time, so no rank ever holds all of them.
+--- (`optim.NAME.exp_avg` ...) and, as metadata, everything else that the next step depends on. Tensors are whole, so
+--- any number of ranks reads it; rank 0 writes one tensor at a time, so no rank has all of them in memory.
 require "moonshard.autograd.methods"
 local cjson = require "cjson"
 local autograd = require "moonshard.autograd"
@@ -16,7 +16,7 @@ local state = require "moonshard.io.files"
 
 local M = {}
 
---- This rank's rows of a parameter: what optimizers work on.
+--- This rank's rows of a parameter.
 local function local_part(p)
   return p.placements and p:to_local() or p
 end
@@ -99,7 +99,7 @@ function M.save(path, model, optimizer, config, step)
       if saver then saver:commit() end
     end)
   end)
-  dist.barrier()                                        -- a rank that reads it next finds it whole
+  dist.barrier()                                        -- another rank may read the file next
 end
 
 --- Whether all weights are finite, on all ranks; collective.

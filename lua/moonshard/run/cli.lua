@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- Command lines of the house's scripts: options from one table, errors said once (by rank 0) with the nearest
---- name, Ctrl-C that ends a script with one line.
+--- Command lines of scripts: options from one table, errors that rank 0 prints with the nearest name, and Ctrl-C, which
+--- ends a script with one line.
 local argparse = require "argparse"
 local launcher = require "moonshard.core.launcher"
 
 local M = {}
 
---- This process's place in the job, as the launcher tells it: known before the ranks have met.
+--- This process's rank and the number of ranks, by the launcher; known before the ranks connect.
 ---@return integer rank
 ---@return integer world
 function M.launched()
@@ -62,7 +62,7 @@ end
 ---@field [3] any      default; nil for none
 ---@field [4] string   what it is
 
--- "--lr -1" as "--lr=-1": argparse would take a negative number for an option.
+-- Turns "--lr -1" into "--lr=-1", because argparse takes a negative number for an option.
 local function with_negatives(words)
   local out = {}
   for k = 1, #words do
@@ -109,13 +109,13 @@ function M.parse(script, about, options, words)
   return given
 end
 
---- Runs fn; Ctrl-C ends it with a line instead of a traceback. Other errors end it with theirs and status 1, for which
---- the launcher ends the job.
+--- Runs fn. Ctrl-C ends the script with a line; any other error ends it with a traceback and status 1, after which the
+--- launcher ends the job.
 ---@param script string
 ---@param fn function
 ---@param where fun(): string   where the script was, for the line
 function M.run(script, fn, where)
-  local engine = require "moonshard.core.ffi"                -- here: help and refused options need no engine that is built
+  local engine = require "moonshard.core.ffi"                -- required here, so that --help works before the engine is built
   local lib, C = engine.lib, engine.ffi.C
   lib.ms_catch_sigint(1)
   local ok, err = xpcall(fn, function(e)

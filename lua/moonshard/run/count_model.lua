@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- An order-n count model of bytes: what a table of counts, without any learning, predicts. Training
---- prints its loss on the same split beside the network's, so that a number of nats means something.
+--- An order-n count model of bytes, which predicts from a table of counts, without learning. Training
+--- prints its loss on the same split beside the network's, as a baseline.
 ---
 --- P(s | c) = (count(c s) + distinct(c) * P(s | shorter c)) / (count(c) + distinct(c)), down to 1/256:
 --- Witten and Bell's estimate (1991, method C), with c the last n bytes, then n - 1, ... none.

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The folder of one training run: `config.json` (every option as it was used), `metrics.jsonl` (one object a
---- line), `samples.txt`, `step-N.safetensors`. Written by rank 0; the others hold a folder that does nothing.
+--- line), `samples.txt`, `step-N.safetensors`. Rank 0 writes it; the other ranks have a folder that does nothing.
 local lfs = require "lfs"
 
 local M = {}
@@ -37,7 +37,7 @@ local function text_of(value, digits)
   error(("run_folder: cannot write %s as JSON"):format(kind), 0)
 end
 
--- A line a step: as little garbage as may be, so names are kept quoted and the pieces in one table.
+-- One line is written per step. To make little garbage, quoted names are cached and one table is reused for pieces.
 local quoted = setmetatable({}, { __index = function(t, name)
   local text = text_of(name)
   t[name] = text
@@ -92,7 +92,7 @@ local function make(path)
   return true
 end
 
--- "x": what is there is not replaced, and a pipe is not waited for.
+-- Mode "x" replaces no file and does not wait for a pipe.
 local function write(path, text)
   local f, err = io.open(path, "wx")
   if not f then return nil, err end
@@ -107,7 +107,7 @@ local function numbered(top, name)
   local highest, path = 0, top
   if ok then
     for entry in lfs.dir(top) do highest = math.max(highest, tonumber(entry:match "^(%d+)") or 0) end
-    repeat                                              -- another run may be doing the same: mkdir decides
+    repeat                                              -- mkdir fails if another run took the number
       highest = highest + 1
       path = ("%s/%03d%s"):format(top, highest, name)
       ok, err = lfs.mkdir(path)
@@ -138,7 +138,7 @@ function M.new(path, name, config)
   else
     local home, err_home = os.getenv "HOME", nil
     path, note = numbered("runs", name)
-    if not path and home and home ~= "" then            -- the folder we stand in may be another user's, or read-only
+    if not path and home and home ~= "" then            -- the working directory may belong to another user, or be read-only
       path, err_home = numbered(home .. "/moonshard-runs", name)
     end
     if not path then return nil, ("%s%s; name one with --out"):format(note, err_home and ", and " .. err_home or "") end
@@ -152,7 +152,7 @@ function M.new(path, name, config)
   return self
 end
 
---- The folder of the ranks that write nothing.
+--- The folder of ranks that write nothing.
 function M.none() return setmetatable({}, Folder) end
 
 --- A line of metrics.jsonl.

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- Progress of a long loop: one line that is drawn again and again on a terminal, plain lines elsewhere; never an
---- escape code in a file.
+--- Progress of a long loop: one line that is redrawn on a terminal, plain lines elsewhere, so that files contain no
+--- escape codes.
 ---
---- A rank's standard output is a pseudo terminal under mpirun even when mpirun writes to a file, so asking it
---- would lie. MOONSHARD_PROGRESS says it (scripts/train sets it where mpirun's own output goes); without it a
---- process that a launcher started prints lines.
+--- Under mpirun a rank's standard output is a pseudo terminal even if mpirun writes to a file, so isatty does not tell.
+--- MOONSHARD_PROGRESS (bar or lines) does; scripts/train sets it by mpirun's own output. Without it, a process that a
+--- launcher started prints lines.
 local launcher = require "moonshard.core.launcher"
 local ffi = require "ffi"
 
@@ -55,7 +55,7 @@ function Progress:wants(step, now)
   return step % self.every == 0 or step == self.first + 1 or last
 end
 
---- A step is done.
+--- Shows a step that is done.
 ---@param step integer
 ---@param now number    seconds
 ---@param text string   what to show of it
@@ -73,7 +73,7 @@ function Progress:step(step, now, text)
   end
 end
 
---- Lines that stay.
+--- Prints lines that stay.
 ---@param text string
 function Progress:say(text)
   if self.silent then return end
@@ -82,7 +82,7 @@ function Progress:say(text)
   self.last_draw = -math.huge
 end
 
---- The end of the loop: what was drawn last stays.
+--- Ends the loop; the last line stays.
 function Progress:finish()
   if self.drawn and not self.silent then self.write "\n" end
   self.drawn = false

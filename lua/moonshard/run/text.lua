@@ -7,9 +7,9 @@ local lib = require("moonshard.core.ffi").lib
 
 local M = {}
 
---- Draws `n` tokens after `prompt`, each from softmax(logits / temperature) by a number that follows from the seed
---- and the place alone; the generator that training uses is left as it was. Collective where the model is sharded:
---- every rank draws the same tokens. The model sees at most `context` tokens back.
+--- Draws `n` tokens after `prompt`, each from softmax(logits / temperature) by a random number that depends on the seed
+--- and the place only; the state of the generator does not change. Collective if the model is sharded: every rank draws
+--- the same tokens. The model sees the last `context` tokens.
 ---@param model Module      ids [1, T] -> logits [1, T, vocab]
 ---@param prompt integer[]  at least one token, 0-based ids
 ---@param n integer
@@ -25,7 +25,7 @@ function M.generate(model, prompt, n, given)
     for k = 1, n do
       local from = math.max(1, #ids - given.context + 1)
       local used = #ids - from + 1
-      -- Padded behind, where a causal model does not look: a few lengths instead of hundreds.
+      -- Padded at the end, which a causal model does not see, to multiples of 32: few shapes instead of hundreds.
       local length = math.min(given.context, math.ceil(used / 32) * 32)
       local row = {}
       for j = 1, length do row[j] = ids[from + j - 1] or 0 end
@@ -53,7 +53,7 @@ function M.bytes(text)
   return ids
 end
 
---- Token ids as text: bytes, or numbers where they are no bytes.
+--- Token ids as text: bytes if kind is "text", else numbers.
 ---@param ids integer[]
 ---@param kind "text"|"tokens"
 function M.show(ids, kind)
@@ -63,7 +63,7 @@ function M.show(ids, kind)
   return table.concat(parts)
 end
 
---- The same, fit for a terminal: control characters and bytes beyond ASCII as '?'.
+--- A text for a terminal: control characters and bytes beyond ASCII become '?'.
 function M.printable(text)
   return (text:gsub("[^\n\t\32-\126]", "?"))
 end

@@ -13,7 +13,7 @@ local M = {}
 ---@field params table<string, { type: string, optional: boolean, text: string }>
 ---@field returns { type: string, text: string }[]
 ---@field overload string?
----@field overload_text string   what stands behind the overload: "name: meaning; name: meaning"
+---@field overload_text string   the text after it: "name: meaning; name: meaning"
 ---@field fields { name: string, type: string, text: string }[]
 
 local files = {}
@@ -112,7 +112,7 @@ function M.parse(lines, at)
       local kind, text = split_type(after or "")
       last = { name = name, type = kind, text = text }
       if name then out.fields[#out.fields + 1] = last end
-    elseif tag == "type" and rest:find "^fun%(" then      -- of a function that another one makes
+    elseif tag == "type" and rest:find "^fun%(" then      -- a function that another one makes
       local list, result = rest:match "^fun(%b())%s*:?%s*(.*)$"
       out.typed = M.fields_of(list:sub(2, -2))
       if result ~= "" then out.returns[1] = { type = result, text = "" } end
@@ -153,7 +153,7 @@ end
 local here = debug.getinfo(1, "S").source:match "^@(.*/)" or "./"
 local types, elementwise = here .. "../core/types.lua", here .. "../core/types_elementwise.lua"
 
---- What these files say of functions that are made in loops, by their names: "Tensor:abs", "ms.zeros".
+--- Declarations of functions that are made in loops, by name: "Tensor:abs", "ms.zeros".
 ---@return table<string, Annotation>
 function M.declared()
   if M._declared then return M._declared end
@@ -169,7 +169,7 @@ function M.declared()
   return out
 end
 
---- What types.lua says of a class: "Tensor", "moonshard".
+--- The declaration of a class in types.lua: "Tensor", "moonshard".
 ---@return Annotation?
 function M.declared_class(name)
   local lines = M.lines_of(types)
@@ -180,8 +180,7 @@ function M.declared_class(name)
   end
 end
 
---- Of a function written in a source of ours.
---- One that another function makes is described where it gets its name.
+--- The annotation of a function of the front end. A function that another one makes is described where it is named.
 ---@param fn function
 ---@param name? string
 ---@return Annotation?
@@ -203,7 +202,7 @@ function M.of(fn, name)
   return a
 end
 
---- Of a class, which is described where it is made: in the file of one of its methods.
+--- The annotation of a class, from the file of one of its methods.
 ---@param cls table
 ---@return Annotation?
 function M.of_class(cls)

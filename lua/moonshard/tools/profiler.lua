@@ -1,14 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- profiler: what a script's time goes to. A profile is a list of ranges: operators, their backward, modules,
---- collectives, waiting, units (PyTorch's names: "FSDP::all_gather (layers.1)"), optimizer steps, steps of ms.steps,
---- and the script's own.
+--- profiler: where a script spends its time. A profile is a list of ranges: operators, their backward, modules,
+--- collectives, waiting, units (with PyTorch's names: "FSDP::all_gather (layers.1)"), optimizer steps, steps of ms.steps,
+--- and ranges of the script.
 ---
 ---   local p = ms.profiler.profile(function() train(10) end)
 ---   print(p)                                       -- a table by name
 ---   p:export_chrome_trace("trace.json")            -- for ui.perfetto.dev
 ---
---- Times are the CPU's: an operator on device cuda is as long as its launch, and waiting for the device is where the
---- script waits. MOONSHARD_PROFILE=FILE records a whole script and writes FILE at its end.
+--- Times are those of the CPU: an operator on device cuda lasts as long as its launch, and the wait for the device is
+--- where the script waits. MOONSHARD_PROFILE=FILE records a whole script and writes FILE at its end.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
@@ -20,10 +20,9 @@ local raise = errors.raise
 
 local M = {}
 
--- ---- ranges of a script's own -------------------------------------------------------------------
+-- ---- ranges of the script ------------------------------------------------------------------------
 
-
---- Runs fn(…) as a range of that name. Where nothing records it only calls fn.
+--- Runs fn(…) as a range of that name; only calls fn if nothing records.
 ---@param name string  of the range
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
@@ -69,7 +68,7 @@ local function bytes_text(n)
   return ("%d B"):format(n)
 end
 
---- The rows as text, longest time of its own first. Percentages are of the time that was recorded, for each thread.
+--- The rows as text, longest self time first. Percentages are of the recorded time, for each thread.
 ---@param given? { sort_by: string, row_limit: integer, max_name_column_width: integer }
 ---   sort_by: name of a field of the rows; row_limit: -1: all rows; max_name_column_width: characters of a name, at
 ---   least 4
@@ -127,11 +126,11 @@ function Averages:table(given)
     end
     out[k] = table.concat(cells, "  "):gsub("%s+$", "")
   end
-  if #rows > o.row_limit then out[#out + 1] = ("... and %d rows more"):format(#rows - o.row_limit) end
+  if #rows > o.row_limit then out[#out + 1] = ("... and %d more rows"):format(#rows - o.row_limit) end
   out[#out + 1] = ("recorded %s; in ranges of the script's thread %s"):format(time_text(self.recorded),
     time_text(self.covered))
   if self.dropped > 0 then
-    out[#out + 1] = ("%d ranges had no room (limit = %d)"):format(self.dropped, self.limit)
+    out[#out + 1] = ("%d ranges were dropped (limit = %d)"):format(self.dropped, self.limit)
   end
   return table.concat(out, "\n")
 end
@@ -144,9 +143,9 @@ Averages.__tostring = function(self) return self:table() end
 local Profile = { __name = "Profile" }
 Profile.__index = Profile
 
--- Of a range and its thread: on each thread those inside another stand before it. Ranges may also overlap (coroutines,
--- a step that was left by break): what two have in common then belongs to the one that ended first, so nothing is
--- counted twice.
+-- Calls visit(range, self time, self memory) for every range; returns the time of the script's thread in ranges. On
+-- each thread, ranges inside another one precede it. Ranges may also overlap (coroutines, a step that break left): the
+-- common time then counts for the one that ended first, so nothing is counted twice.
 local function walk(trace, visit)
   local stacks = {}
   for k = 0, trace.n - 1 do
@@ -179,7 +178,7 @@ local function trace_of(self, who)
   return self._trace
 end
 
---- Ends the recording. Doing it twice is harmless.
+--- Ends the recording. Idempotent.
 ---@return Profile
 function Profile:stop()
   if type(self) ~= "table" or getmetatable(self) ~= Profile then
@@ -237,7 +236,7 @@ function Profile:key_averages(given)
   return setmetatable(rows, Averages)
 end
 
--- This rank, and its file.
+-- This rank, and the path of its file.
 local function of_rank(path)
   local rank, world = log.rank()
   if world <= 1 then return rank, path end
@@ -263,8 +262,7 @@ function Profile:__tostring()
   return self:key_averages():table { row_limit = 30 }
 end
 
---- Begins to record; other profiles may record at the same time. limit: ranges that are kept, 56 bytes each.
---- with_modules: calls of modules are ranges. record_shapes: those of operators' inputs are kept.
+--- Begins to record; other profiles may record at the same time.
 ---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
 ---   limit: ranges that are kept, 56 bytes each; with_modules: calls of modules are ranges; record_shapes: keeps the
 ---   shapes of operators' inputs
@@ -276,7 +274,7 @@ function M.start(given)
     and ffi.C.MS_TRACE_MODULES or 0))
   if trace == nil then errors.fail() end
   ranges.look()
-  -- A profile that nobody can stop any more ends when it is collected.
+  -- A profile that the script has lost ends when it is collected.
   return setmetatable({ limit = o.limit, _trace = ffi.gc(trace, lib.ms_trace_free), _records = true }, Profile)
 end
 
@@ -286,7 +284,7 @@ local function finish(p, ok, ...)
   return p, ...
 end
 
---- Records while fn runs. `profile(fn)` is taken too.
+--- Records while fn runs. `profile(fn)` is accepted, too.
 ---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
 ---   limit: ranges that are kept, 56 bytes each; with_modules: calls of modules are ranges; record_shapes: keeps the
 ---   shapes of operators' inputs
@@ -304,11 +302,11 @@ function M._whole_script(path)
   local rank, own = of_rank(path)
   local pipe = require("lfs").attributes(own, "mode") == "named pipe"       -- opening it would wait for a reader
   if pipe then error(("MOONSHARD_PROFILE: cannot write %s: it is a named pipe"):format(own), 0) end
-  local file, why = io.open(own, "a")                   -- better now than after a day of training
+  local file, why = io.open(own, "a")                   -- fails now, not after a day of training
   if not file then error("MOONSHARD_PROFILE: cannot write " .. why, 0) end
   file:close()
   local p = M.start()
-  lib.ms_trace_save_at_exit(ffi.gc(p._trace, nil), own, rank)       -- written after the script's last collection
+  lib.ms_trace_save_at_exit(ffi.gc(p._trace, nil), own, rank)       -- the engine writes the file at exit
 end
 
 return errors.closed(M, "profiler")

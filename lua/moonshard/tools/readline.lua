@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The prompt's lines through GNU readline: editing, history, completion. nil where the library is missing
---- or the input is no terminal. Loaded by repl.lua, which declares how to wait.
+--- Reads the prompt's lines with GNU readline: editing, history, completion. nil if the library is missing or the input
+--- is no terminal. repl.lua loads this file and declares moonshard_wait and moonshard_is_terminal.
 local bit = require "bit"
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
@@ -49,7 +49,7 @@ end
 
 local COMPLETING = 0x4000                               -- of rl_readline_state
 
-local anchors = {}                                      -- callbacks and strings that readline points at
+local anchors = {}                                      -- callbacks and strings that readline has pointers to
 
 local function c_string(text)
   local p = ffi.cast("char *", ffi.C.moonshard_malloc(#text + 1))
@@ -57,7 +57,7 @@ local function c_string(text)
   return p
 end
 
--- readline's answer: the longest common part, the candidates, NULL; all of it malloc'ed.
+-- Matches in readline's format: the longest common prefix, the candidates, NULL, all from malloc.
 local function c_matches(list)
   local common = list[1]
   for k = 2, #list do
@@ -75,7 +75,7 @@ local function c_matches(list)
   return out
 end
 
--- Is the word that starts at `first` inside quotes? Then it is a file name.
+-- Is the word that starts at `first` inside quotes, and so a file name?
 local function quoted(line, first)
   local quote
   for k = 1, first do
@@ -93,9 +93,9 @@ local function attach(repl)
   local function complete(text, first)
     library.rl_completion_append_character = 0
     local line = ffi.string(library.rl_line_buffer)
-    if quoted(line, first) then return nil end          -- readline's own: file names
+    if quoted(line, first) then return nil end          -- readline completes file names
     library.rl_attempted_completion_over = 1
-    local before, word = ffi.string(text):match "^(.-)([^/]*)$"     -- "/" is no break: file names have it
+    local before, word = ffi.string(text):match "^(.-)([^/]*)$"     -- "/" breaks no words, because file names contain it
     local list = repl.complete(word)
     for k = 1, #list do list[k] = before .. list[k] end
     if #list == 0 then return nil end
@@ -105,15 +105,14 @@ local function attach(repl)
     local ok, matches = pcall(complete, text, first)
     return ok and matches or nil
   end)
-  -- Ctrl-C at the prompt: the engine's handler sets the flag, and the line is given up. Waiting looks at the
-  -- flag ten times a second, for a signal that comes just before the wait does not end it.
+  -- Ctrl-C at the prompt: the engine's handler sets a flag, and the line is discarded. The flag is polled ten times a
+  -- second, because a signal that arrives just before the wait does not end it.
   local key = ffi.new "unsigned char[1]"
   anchors.getc = ffi.cast("int (*)(void *)", function()
     while true do
       local ready = ffi.C.moonshard_wait(repl.input, 1, 100)
       if engine.state.interrupted ~= 0 then
-        -- Inside the question whether to show all completions, and their pager, a newline is no answer: n ends both,
-        -- and the next key is the newline.
+        -- readline asks whether to show all completions, and pages them: "n" ends both, and the next key is the newline.
         if bit.band(tonumber(library.rl_readline_state), COMPLETING) ~= 0 then return ("n"):byte() end
         repl.settle()
         library.rl_replace_line("", 0)
@@ -145,7 +144,7 @@ local function history_file()
   return home and home .. "/.moonshard_history"
 end
 
--- A statement of several lines is one entry of the history: each line replaces the entry of those before it.
+-- A statement of several lines is one entry of the history: each further line replaces the entry of the earlier ones.
 local function remember(line, before)
   if not line:find "%S" then return end
   if before and library.history_length > 0 then
@@ -157,7 +156,7 @@ local function remember(line, before)
   if file then library.write_history(file) end
 end
 
--- readline calls back into Lua, which compiled code must not do.
+-- Not compiled, because readline calls back into Lua.
 local function read(prompt, before)
   local p = library.readline(prompt)
   if engine.state.interrupted ~= 0 then
@@ -173,13 +172,13 @@ local function read(prompt, before)
 end
 jit.off(read)
 
---- A function that reads one line with editing, or nil where that is impossible. Its arguments: the prompt, and the
---- lines of the same statement that were read before.
+--- Returns read(prompt, before), which reads one line with editing; nil if that is impossible. before: the lines of the
+--- same statement that were read already.
 return function(repl)
   if not load() then return nil end
   attach(repl)
   library.stifle_history(2000)
-  -- Entries of several lines need the lines with their times between them in the file.
+  -- With a timestamp before each entry, the file can contain entries of several lines.
   library.history_comment_char, library.history_write_timestamps = ("#"):byte(), 1
   local file = history_file()
   if file then library.read_history(file) end

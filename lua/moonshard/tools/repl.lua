@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The prompt: `scripts/repl`, or `luajit -i -e 'require "moonshard"'`.
---- Expressions print themselves; an error keeps the session and its tensors; Ctrl-C returns to the
---- prompt; names, fields and file names complete where readline is there; `? name` explains.
+--- Prints the values of expressions; an error keeps the session and its tensors; Ctrl-C returns to the
+--- prompt; Tab completes names, fields and file names if readline is installed; `? name` explains.
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
 local annotations = require "moonshard.tools.annotations"
@@ -12,7 +12,7 @@ local autograd = require "moonshard.autograd"
 local tensor = require "moonshard.tensor"
 
 local lib, state = engine.lib, engine.state
--- What a session may overwrite: nothing that is typed takes the prompt away.
+-- Copies of globals, which a session may overwrite.
 local io, debug, jit, table, math, package, os = io, debug, jit, table, math, package, os
 local tostring, type, pairs, ipairs, next, select, pcall, xpcall, error, tonumber = tostring, type, pairs, ipairs, next,
   select, pcall, xpcall, error, tonumber
@@ -56,13 +56,12 @@ end
 
 -- ---- running lines --------------------------------------------------------------------------------
 
--- "incomplete" is Lua's own complaint about an end that came too early; but an assignment that never came is an
--- expression behind a statement, not the beginning of more.
+-- Does Lua's message say that the input ended too early? Not if it expected '=': then an expression follows a statement.
 local function incomplete(message)
   return message and message:find "near '?<eof>'?" ~= nil and not message:find "'=' expected"
 end
 
--- As an argument, not after a bare return: a tail call would hide the line from messages. The newline ends a comment.
+-- The expression is an argument, because a tail call would hide the line from messages. The newline ends a comment.
 local function compile_expression(before, text)
   return loadstring(before .. "return select(1, " .. text .. ")", "=prompt")
     or text:find("--", 1, true) and loadstring(before .. "return select(1, " .. text .. "\n)", "=prompt") or nil
@@ -76,7 +75,7 @@ function M.compile(text)
   local expression = text:gsub("^%s*=", "")
   local chunk = compile_expression("", expression)
   if chunk then return chunk end
-  -- A local would end with its line: at the prompt it is the session's.
+  -- A local would end with its line, so it becomes a global of the session.
   local body = text:gsub("^%s*local%s+function%s", "function "):gsub("^%s*local%s+([%a_][%w_%s,]*=[^=])", "%1")
   local message
   chunk, message = loadstring(body, "=prompt")
@@ -88,7 +87,7 @@ function M.compile(text)
   return nil, message, incomplete(message) or incomplete(unfinished)
 end
 
--- The text of an error, whatever was thrown: its __tostring may fail, or give no text.
+-- The text of any error value, whose __tostring may fail or return no string.
 local function text_of(message)
   local ok, text = pcall(tostring, message)
   if ok and type(text) == "string" then return text end
@@ -107,8 +106,8 @@ local function report(message)
   return { text = text_of(message), trace = lines }
 end
 
--- A terminal throws away, behind the signal of Ctrl-C, what was printed and is not shown yet: an answer that comes
--- before the kernel has got to that, the prompt with it. So the answer waits.
+-- After the signal of Ctrl-C the kernel discards pending output of the terminal, which may include a message or prompt
+-- that is printed too early. So output waits.
 ffi.cdef [[
 int moonshard_wait(void *, unsigned long, int) __asm__("poll");
 int moonshard_is_terminal(int) __asm__("isatty");
@@ -118,7 +117,7 @@ function M.settle() ffi.C.moonshard_wait(nil, 0, 30) end
 local function print_results(ok, ...)
   if not ok then
     local failure = ...
-    if type(failure) ~= "table" then failure = { text = text_of(failure), trace = {} } end      -- report itself failed
+    if type(failure) ~= "table" then failure = { text = text_of(failure), trace = {} } end      -- report failed
     local text = failure.text
     if text:find "interrupted$" then
       text = "interrupted"
@@ -132,9 +131,9 @@ local function print_results(ok, ...)
   return true
 end
 
--- Ctrl-C in Lua code that calls no operator. Compiled code never looks at hooks, so what is typed is interpreted.
--- A pcall in what runs may swallow the error; so it is thrown again at the next step of the script, until the prompt is
--- reached. Not in the library, which may be cleaning up, unless it takes long.
+-- Interrupts Lua code that calls no operator. Compiled code runs no hooks, so input is interpreted. A pcall in the
+-- script may catch the error, so it is raised again at the script's next instruction, until the prompt is reached; in
+-- the library, which may be cleaning up, only after 200000 instructions.
 local heard, thrown, steps = 0, false, 0
 local library = errors.library
 
@@ -152,13 +151,13 @@ end
 
 local function values(ok, ...)
   local broken = thrown
-  heard = state.sigints                                 -- first: the hook may look between the two
+  heard = state.sigints                                 -- first, because the hook may run in between
   thrown = false
   debug.sethook(look_for_interrupt, "", 10000)
-  -- Showing runs operators of its own; it may fail or be interrupted like anything else.
+  -- Printing runs operators, and may fail or be interrupted, too.
   if not ok then
     debug.sethook()
-    if broken and type((...)) ~= "table" then return print_results(false, "interrupted") end      -- it fell into report
+    if broken and type((...)) ~= "table" then return print_results(false, "interrupted") end      -- the interrupt hit report
     return print_results(false, ...)
   end
   local shown, failure = xpcall(print_results, report, true, ...)
@@ -167,23 +166,22 @@ local function values(ok, ...)
   return true
 end
 
--- A Ctrl-C may also come between two steps of our own.
+-- Ctrl-C may also arrive between two statements of this file.
 local function protected(chunk)
   return values(xpcall(chunk, report))
 end
 
--- What an error or break left open is closed, and Ctrl-C that came too late is forgotten.
+-- Closes scopes and runs that an error or break left open, and forgets a Ctrl-C that came too late.
 local function tidy()
   autograd.abort_left(true)
   scope.close_all_left()
   state.interrupted = 0
 end
 
---- Runs one complete input and prints what it gives. Returns false on error.
---- A Ctrl-C that came since the input was read (it was noted in the history, compiled) is of this input: nothing of it
---- runs.
+--- Runs one complete input and prints its results. Returns false on error. A Ctrl-C since the input was read cancels it
+--- before it runs.
 function M.execute(chunk)
-  heard = state.sigints                                 -- first: one that comes behind the look below is the hook's
+  heard = state.sigints                                 -- first: the hook handles one after the check below
   thrown = false
   if state.interrupted ~= 0 then
     print_results(false, "interrupted")
@@ -272,7 +270,7 @@ end
 
 -- ---- help -----------------------------------------------------------------------------------------
 
--- What is made in loops, and fields, are described in types.lua.
+-- The page of a function that is made in a loop, or of a field, from types.lua; else appends known names to names.
 local function described(name, names)
   for known, a in require("moonshard.tensor.util").sorted_pairs(annotations.declared()) do
     local short = known:match "[%w_]+$"
@@ -290,14 +288,14 @@ local function lookup(name)
   local ok, value = false, nil
   if chunk then ok, value = pcall(chunk) end
   if ok and value ~= nil then return value end
-  ok, value = pcall(function()                            -- without the `ms.` before it: nn.Linear
+  ok, value = pcall(function()                            -- without `ms.`: nn.Linear
     local found = package.loaded.moonshard
     for part in name:gmatch "[^.]+" do found = found[part] end
     return found
   end)
   if ok and value ~= nil then return value end
   if tensor.methods[name] then return tensor.methods[name] end
-  for _, inner in ipairs(getmetatable(package.loaded.moonshard).modules) do         -- nor its module's: fully_shard
+  for _, inner in ipairs(getmetatable(package.loaded.moonshard).modules) do         -- without its module: fully_shard
     ok, value = pcall(function() return package.loaded.moonshard[inner][name] end)
     if ok and value ~= nil then return value end
   end
@@ -335,8 +333,8 @@ end
 
 -- ---- the loop -------------------------------------------------------------------------------------
 
--- Waits for a line typed at a terminal (whose lines come whole, so none is in Lua's buffer). A signal that comes just
--- before a read begins does not end it; so the flag is looked at ten times a second.
+-- Waits for a line from a terminal, which delivers whole lines, so none is in Lua's buffer. The flag is polled ten times
+-- a second, because a signal that arrives just before a read does not end it.
 M.input = ffi.new("struct { int fd; short events, revents; }", 0, 1)
 local function wait_for_line()
   if ffi.C.moonshard_is_terminal(0) == 0 then return end
@@ -344,7 +342,7 @@ local function wait_for_line()
 end
 
 local function plain_reader(prompt)
-  if state.interrupted ~= 0 then                        -- since the last line was read, which was not one to run
+  if state.interrupted ~= 0 then                        -- since the last line, which ran nothing
     state.interrupted = 0
     M.settle()
     return "", true
@@ -362,7 +360,7 @@ local function plain_reader(prompt)
   return line
 end
 
--- Words that other prompts know, as long as the session has no such names of its own: `leave`, or the name to explain.
+-- Commands of other prompts, unless the session has a global of that name: "leave", or "help" and the name.
 local function command_of(line)
   local word, rest = line:match "^%s*(%a+)%s*(.-)%s*;?%s*$"
   if not word or rawget(_G, word) ~= nil then return nil end
@@ -373,7 +371,7 @@ local function command_of(line)
   return name:find "^[%w_.:]*$" and "help" or nil, name
 end
 
---- Ends every rank of a job: ranks would read the same terminal.
+--- Ends every rank of a job, because ranks would read the same terminal.
 function M.refuse_ranks()
   local dist = require "moonshard.dist"
   local world = dist.world_size()
@@ -382,7 +380,7 @@ function M.refuse_ranks()
     io.stderr:write(("repl: the prompt is for one process, and this is a job of %d ranks: start it without mpirun, and run scripts "):format(world),
       "over ranks (mpirun -n 2 luajit FILE)\n")
   end
-  dist.barrier()                                        -- mpirun ends the others as soon as one has ended
+  dist.barrier()                                        -- mpirun ends all ranks as soon as one has ended
   os.exit(2, true)
 end
 
@@ -425,7 +423,7 @@ function M.run(given)
       elseif not more then
         io.stdout:write(message, "\n")
         text = nil
-      elseif line == "" and text:match "\n\n\n$" then   -- two empty lines give up a statement without end
+      elseif line == "" and text:match "\n\n\n$" then   -- two empty lines discard an unfinished statement
         io.stdout:write(message, "\n")
         text = nil
       end
@@ -435,7 +433,7 @@ function M.run(given)
   lib.ms_catch_sigint(0)
 end
 
---- Under `luajit -i` our loop takes the place of LuaJIT's: it runs when that asks for its first prompt.
+--- Replaces LuaJIT's loop under `luajit -i`: runs when LuaJIT reads _PROMPT for its first prompt.
 function M.take_over()
   local arguments = rawget(_G, "arg")
   local interactive = false

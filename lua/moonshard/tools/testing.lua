@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- For specs: closeness by dtype, gradients against finite differences.
+--- testing: closeness by dtype, and gradients against finite differences.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
@@ -37,7 +37,7 @@ function M.gradcheck(fn, inputs, given)
     end
   end
   scope.scope(function()
-    -- One random weighting of the outputs turns the Jacobian into a gradient; every element of it counts.
+    -- A random weighting of the outputs turns the Jacobian into one gradient, to which every element contributes.
     local weights
     local function total()
       local list = outputs(fn, inputs)
