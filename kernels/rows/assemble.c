@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// rows/assemble.c -- rows that put tensors together or repeat and cut them: cat, stack, tile, tril, triu.
-// All of it is copying between views, so the kernels are here.
+// rows/assemble.c -- rows of cat, stack, tile, tril and triu. They are copies between views, so their kernels are here.
 #include "cpu/cpu.h"
-#include "rows/ops.h"
+#include "rows/grad.h"
 
 static ms_tensor *part_of(const ms_tensor *t, int d, int64_t first, int64_t len)
 {
@@ -23,7 +22,7 @@ static ms_tensor *slice_of(const ms_tensor *t, int d, int64_t at)
 }
 static int dim_of(int64_t d, int ndim) { return (int)(d < 0 ? d + ndim : d); }
 
-static ms_status all_there(const ms_call *c)
+static ms_status check_inputs(const ms_call *c)
 {
     for (int k = 0; k < c->n_in; k++)
         if (!c->in[k]) return ms__call_fail(c, "tensor %d is missing", k + 1);
@@ -33,18 +32,18 @@ static ms_status all_there(const ms_call *c)
 
 // ---- cat: a 1-d tensor without elements fits anywhere, as in PyTorch ----
 
-static bool nothing(int ndim, const int64_t *shape) { return ndim == 1 && shape[0] == 0; }
+static bool is_empty_list(int ndim, const int64_t *shape) { return ndim == 1 && shape[0] == 0; }
 
 static ms_status check_cat(ms_call *c)
 {
-    MS_TRY(all_there(c));
+    MS_TRY(check_inputs(c));
     const ms_tensor *first = NULL;
     int d = 0, dtype = c->in[0]->dtype;
     int64_t shape[MS_MAX_DIMS], total = 0;
     for (int k = 0; k < c->n_in; k++) {
         const ms_tensor *t = c->in[k];
         if (k) dtype = ms__promote(dtype, t->dtype);
-        if (nothing(t->ndim, t->shape)) continue;
+        if (is_empty_list(t->ndim, t->shape)) continue;
         if (t->ndim == 0) return ms__call_fail(c, "tensor %d is 0-dim; use stack", k + 1);
         if (!first) {
             first = t;
@@ -69,7 +68,7 @@ static ms_status run_cat(ms_call *c)
     int64_t at = 0;
     for (int k = 0; k < c->n_in; k++) {
         const ms_tensor *t = c->in[k];
-        if (nothing(t->ndim, t->shape)) continue;
+        if (is_empty_list(t->ndim, t->shape)) continue;
         ms_tensor *part = part_of(o, d, at, t->shape[d]);
         ms_status st = ms__copy_data(part, t);
         ms__release(part);
@@ -85,10 +84,10 @@ static ms_status cat_grad(ms_backward_call *b)
     int64_t at = 0;
     for (int k = 0; k < b->n_in; k++) {
         const ms_meta *m = &b->in_meta[k];
-        bool none = nothing(m->ndim, m->shape);
+        bool none = is_empty_list(m->ndim, m->shape);
         int64_t len = none ? 0 : m->shape[d];
         if (b->need[k]) {
-            if (none) MS_TRY(ms__zeros(&b->gin[k], m->dtype, m->device, m->ndim, m->shape));
+            if (none) MS_TRY(ms__zeros_of(&b->gin[k], m));
             else MS_TRY(ms__grad_to(&b->gin[k], part_of(g, d, at, len), m));
         }
         at += len;
@@ -100,7 +99,7 @@ static ms_status cat_grad(ms_backward_call *b)
 
 static ms_status check_stack(ms_call *c)
 {
-    MS_TRY(all_there(c));
+    MS_TRY(check_inputs(c));
     const ms_tensor *x = c->in[0];
     int d, dtype = x->dtype;
     if (x->ndim == MS_MAX_DIMS) return ms__call_fail(c, "%s has the most dimensions possible", ms__tensor_text(x));
@@ -152,7 +151,7 @@ static ms_status check_tile(ms_call *c)
     }
     return ms__call_out(c, 0, x->dtype, ms__device(x), ndim, shape);
 }
-// The first copy lies in the corner; then, from the last dimension on, the filled block is repeated along each.
+// The input is copied to the corner. Then the filled block is repeated along each dimension, the last one first.
 static ms_status run_tile(ms_call *c)
 {
     ms_tensor *o = c->out[0];
@@ -176,7 +175,7 @@ static ms_status run_tile(ms_call *c)
     ms__release(block);
     return st;
 }
-// One dimension after the other: [before, times, size, after] summed over times.
+// Dimension by dimension: the gradient seen as [before, times, size, after] is summed over `times`.
 static ms_status tile_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0], *om = &b->out_meta[0];
@@ -189,7 +188,7 @@ static ms_status tile_grad(ms_backward_call *b)
         if (times != 1) {
             if (size == 0 || times == 0) {
                 ms__release(g);
-                return ms__zeros(&b->gin[0], m->dtype, m->device, m->ndim, m->shape);
+                return ms__zero_gradient(b);
             }
             ms_tensor *four, *sum;
             ms_status st = ms__reshape(&four, g, 4, (int64_t[]) { before, times, size, after });
@@ -207,7 +206,7 @@ static ms_status tile_grad(ms_backward_call *b)
     return st;
 }
 
-// ---- triangles: i0 = k, the last (tril) or first (triu) diagonal that stays ----
+// ---- triangles: i0 = k, the last diagonal that tril keeps, the first that triu keeps ----
 
 static ms_status check_triangle(ms_call *c)
 {
@@ -224,7 +223,7 @@ static ms_status triangle(ms_call *c, bool lower)
     size_t size = (size_t)ms__dtype_size(o->dtype);
     char *row = ms__data(o);
     for (int64_t n = 0; n < lines; n++, row += (size_t)cols * size) {
-        int64_t edge = n % rows + k + (lower ? 1 : 0);  // first column above, or first that stays
+        int64_t edge = n % rows + k + (lower ? 1 : 0);  // first column that tril clears, or that triu keeps
         edge = edge < 0 ? 0 : edge > cols ? cols : edge;
         if (lower) memset(row + (size_t)edge * size, 0, (size_t)(cols - edge) * size);
         else memset(row, 0, (size_t)edge * size);
@@ -238,20 +237,16 @@ static ms_status triangle_grad(ms_backward_call *b)
     return ms__run_op(b->op, 1, b->gout, b->n_i, b->i, 0, NULL, 1, b->gin);
 }
 
-#define BOTH_cat run_cat  // made of copies
+// On a GPU: the same function where it is made of copies, or NULL for a kernel of the plugin.
+#define BOTH_cat run_cat
 #define BOTH_stack run_stack
 #define BOTH_tile run_tile
 #define BOTH_tril NULL
 #define BOTH_triu NULL
-#define ROW(NAME, MAX, CHECK, BACKWARD, SAMPLES)                                             \
-    const ms_op ms__op_##NAME = { .name = #NAME,                                             \
-                                  .n_in_min = 1,                                             \
-                                  .n_in_max = MAX,                                           \
-                                  .flags = MS_OP_DIFFERENTIABLE,                             \
-                                  .check = CHECK,                                            \
-                                  .run = { [MS_CPU] = run_##NAME, [MS_CUDA] = BOTH_##NAME }, \
-                                  .backward = BACKWARD,                                      \
-                                  .samples = SAMPLES };
+#define ROW(NAME, MAX, CHECK, BACKWARD, SAMPLES)                             \
+    const ms_op ms__op_##NAME =                                              \
+        MS_ROW(#NAME, 1, MAX, .flags = MS_OP_DIFFERENTIABLE, .check = CHECK, \
+               .run = { [MS_CPU] = run_##NAME, [MS_CUDA] = BOTH_##NAME }, .backward = BACKWARD, .samples = SAMPLES);
 // clang-format off
 ROW(cat,   MS_MAX_IN, check_cat,      cat_grad,      "[2,3] [4,3] i=0;[2,3] [2,1] [2,2] i=-1;[2,3,4] [2,0,4] [2,1,4] i=1;[5] i=0")
 ROW(stack, MS_MAX_IN, check_stack,    stack_grad,    "[2,3] [2,3] i=0;[2,3] [2,3] [2,3] i=-1;[] [] i=0")

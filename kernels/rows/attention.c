@@ -4,7 +4,7 @@
 #include "rows/grad.h"
 #include "rows/layout.h"
 
-// A new tensor of t's shape, but the last dimension, laid out as t is.
+// out[k]: t's shape but for the last dimension, and the order of t's strides.
 static ms_status out_laid_out_like(ms_call *c, int k, const ms_tensor *t, int64_t last)
 {
     int order[MS_MAX_DIMS], n = t->ndim;
@@ -53,7 +53,7 @@ static ms_status attention_check(ms_call *c)
     return ms__call_out(c, 1, q->dtype == MS_F64 ? MS_F64 : MS_F32, ms__device(q), n - 1, q->shape);
 }
 
-// (gradient, q, k, v, mask?, out, lse, gradient of lse?; …, seed, offset, mask of needs) -> dq, dk, dv, dmask
+// (gradient, q, k, v, mask?, out, lse, gradient of lse?; …, seed, offset, needed gradients) -> dq, dk, dv, dmask
 static ms_status attention_backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];
@@ -66,22 +66,16 @@ static ms_status attention_backward_check(ms_call *c)
     return mask & 8 ? ms__call_out_like(c, k, c->in[4]) : MS_OK;
 }
 
-static const ms_op op_attention_backward = {
-    .name = "attention_backward",
-    .n_in_min = 7,
-    .n_in_max = 8,
-    .check = attention_backward_check,
-    .run = { [MS_CPU] = ms__cpu_attention_backward },
-};
+static const ms_op op_attention_backward = MS_ROW("attention_backward", 7, 8, .check = attention_backward_check,
+                                                  .run = { [MS_CPU] = ms__cpu_attention_backward });
 
 static ms_status attention_backward(ms_backward_call *b)
 {
-    const ms_meta *m = &b->out_meta[0];
     ms_tensor *in[] = { b->gout[0], b->in[0],  b->in[1],  b->in[2], b->n_in > 3 ? b->in[3] : NULL,
                         b->out[0],  b->out[1], b->gout[1] },
               *none = NULL;
     if (!in[0]) {  // only the logsumexp was used
-        MS_TRY(ms__zeros(&none, m->dtype, m->device, m->ndim, m->shape));
+        MS_TRY(ms__zeros_of(&none, &b->out_meta[0]));
         in[0] = b->gout[0] = none;
     }
     ms_status st = ms__grad_op(b, &op_attention_backward, 8, in, true);
@@ -90,24 +84,17 @@ static ms_status attention_backward(ms_backward_call *b)
     return st;
 }
 
-// out[1] is the logsumexp of every row of scores, in float32 or float64.
-static const ms_op op_attention = {
-    .name = "attention",
-    .n_in_min = 3,
-    .n_in_max = 4,
-    .flags = MS_OP_RANDOM | MS_OP_LOW,
-    .save_in = 15,
-    .save_out = 3,
-    .check = attention_check,
-    .run = { [MS_CPU] = ms__cpu_attention },
-    .backward = attention_backward,
-    .samples = "[2,3,5,4] [2,3,5,4] [2,3,5,4] i=0 f=0,0; [2,3,5,4] [2,3,5,4] [2,3,5,4] i=1 f=0,0; [5,4] [7,4] [7,4] "
+// out[1]: the logsumexp of each row of scores, in float32 or float64.
+static const ms_op op_attention =
+    MS_ROW("attention", 3, 4, .flags = MS_OP_RANDOM | MS_OP_LOW, .save_in = 15, .save_out = 3, .check = attention_check,
+           .run = { [MS_CPU] = ms__cpu_attention }, .backward = attention_backward,
+           .samples =
+               "[2,3,5,4] [2,3,5,4] [2,3,5,4] i=0 f=0,0; [2,3,5,4] [2,3,5,4] [2,3,5,4] i=1 f=0,0; [5,4] [7,4] [7,4] "
                "i=0 f=0,0.7; [5,4] [3,4] [3,4] i=1 f=0,0; "
                "[2,5,4] [2,7,4] [2,7,4] [5,7]b i=0 f=0,0; [2,5,4] [2,7,4] [2,7,4] [2,5,7] i=0 f=0,0; [2,2,5,4] "
                "[2,2,7,4] [2,2,7,4] [2,1,1,7] i=0 f=0,0; "
                "[2,40,20] [2,40,20] [2,40,20] i=1 f=0.2,0; [0,5,4] [0,5,4] [0,5,4] i=1 f=0,0; [2,0,4] [2,0,4] [2,0,4] "
                "i=1 f=0,0; [1,70,16] [1,530,16] [1,530,16] i=0 f=0,0; "
-               "[1,20,33] [1,20,33] [1,20,33] i=1 f=0,0",
-};
+               "[1,20,33] [1,20,33] [1,20,33] i=1 f=0,0");
 
 const ms_op *const ms__ops_attention[] = { &op_attention, &op_attention_backward, NULL };

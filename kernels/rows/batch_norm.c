@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: MIT
 // rows/batch_norm.c -- row of batch_norm: normalisation over all dimensions but the second.
 //
-// Training uses the statistics of this batch and returns them (biased variance), so that whoever keeps
-// running ones updates them from outside: the operator itself changes nothing. Half types keep their
-// statistics, and may have their weights, in float32.
+// Training normalises by the statistics of the batch and returns them (biased variance); the caller updates running
+// statistics. With half types the statistics are float32, and the weights may be.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 #include "rows/ops.h"
 
 static int stats_dtype(int dtype) { return dtype == MS_F64 ? MS_F64 : MS_F32; }
 
-// (x [N, C, ...], weight?, bias?, running mean?, running var?; training; eps) -> y, and in training mean and var
+// (x [N, C, ...], weight?, bias?, running mean?, running var?; training; eps) -> y, and when training mean and var
 static ms_status batch_norm_check(ms_call *c)
 {
     static const char *const what[] = { "input", "weight", "bias", "running mean", "running variance" };
@@ -41,7 +40,7 @@ static ms_status batch_norm_check(ms_call *c)
 }
 
 // (gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?; training, mask; eps) -> dx, dw, db, and
-// outside of training the gradients of the running statistics
+// when not training the gradients of the running statistics
 static ms_status batch_norm_backward_check(ms_call *c)
 {
     const ms_tensor *x = c->in[1];
@@ -53,13 +52,8 @@ static ms_status batch_norm_backward_check(ms_call *c)
     return MS_OK;
 }
 
-static const ms_op op_batch_norm_backward = {
-    .name = "batch_norm_backward",
-    .n_in_min = 7,
-    .n_in_max = 7,
-    .check = batch_norm_backward_check,
-    .run = { [MS_CPU] = ms__cpu_batch_norm_backward },
-};
+static const ms_op op_batch_norm_backward = MS_ROW("batch_norm_backward", 7, 7, .check = batch_norm_backward_check,
+                                                   .run = { [MS_CPU] = ms__cpu_batch_norm_backward });
 
 static ms_status batch_norm_backward(ms_backward_call *b)
 {
@@ -83,7 +77,7 @@ static ms_status batch_norm_backward(ms_backward_call *b)
     MS_TRY(ms__run_op(&op_batch_norm_backward, 7, in, 2, i, b->n_f, b->f, n_out, out));
     for (int k = 0; k < b->n_in; k++)
         if (mask >> k & 1) b->gin[k] = out[o++];
-    for (int k = 1; k < b->n_in; k++)  // of half weights: their gradients were made in float32
+    for (int k = 1; k < b->n_in; k++)  // gradients of half-type weights come in float32
         if (b->gin[k] && b->gin[k]->dtype != b->in_meta[k].dtype) {
             ms_tensor *wide = b->gin[k];
             b->gin[k] = NULL;
@@ -92,20 +86,13 @@ static ms_status batch_norm_backward(ms_backward_call *b)
     return MS_OK;
 }
 
-static const ms_op op_batch_norm = {
-    .name = "batch_norm",
-    .n_in_min = 1,
-    .n_in_max = 5,
-    .flags = MS_OP_WIDE,
-    .save_in = 1 | 2 | 8 | 16,
-    .save_out = 2 | 4,
-    .check = batch_norm_check,
-    .run = { [MS_CPU] = ms__cpu_batch_norm },
-    .backward = batch_norm_backward,
-    .samples = "[5,3] [3] [3] i=1 f=1e-5; [5,3] i=1 f=1e-5; [4,3,2] [3] i=1 f=1e-3; [2,3,4,5] [3] [3] i=1 f=1e-5; "
+static const ms_op op_batch_norm =
+    MS_ROW("batch_norm", 1, 5, .flags = MS_OP_WIDE, .save_in = 1 | 2 | 8 | 16, .save_out = 2 | 4,
+           .check = batch_norm_check, .run = { [MS_CPU] = ms__cpu_batch_norm }, .backward = batch_norm_backward,
+           .samples =
+               "[5,3] [3] [3] i=1 f=1e-5; [5,3] i=1 f=1e-5; [4,3,2] [3] i=1 f=1e-3; [2,3,4,5] [3] [3] i=1 f=1e-5; "
                "[3,70] [70] [70] i=1 f=1e-5; [7,3] [3] [3] i=1 f=1e-5; [2,2,5,7] - [2] i=1 f=1e-5; "
                "[5,3] [3] [3] [3] [3]+ i=0 f=1e-5; [2,3,4,5] [3] [3] [3] [3]+ i=0 f=1e-3; [4,3,2] - - [3] [3]+ i=0 "
-               "f=1e-5; [0,3] [3] [3] [3] [3]+ i=0 f=1e-5",
-};
+               "f=1e-5; [0,3] [3] [3] [3] [3]+ i=0 f=1e-5");
 
 const ms_op *const ms__ops_batch_norm[] = { &op_batch_norm, &op_batch_norm_backward, NULL };

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // rows/conv.c -- row of conv2d: cross-correlation of images [N, C, H, W] with kernels [O, C / groups, KH, KW].
-//
 // Integers: stride (2), padding (top, left, bottom, right), dilation (2), groups.
 #include "cpu/rows/layers.h"
 #include "rows/conv.h"
@@ -21,7 +20,7 @@ static ms_status conv_check(ms_call *c)
         return ms__call_fail(c, "the stride must be positive, got (%lld, %lld)", (long long)c->i[0],
                              (long long)c->i[1]);
     for (int k = 2; k < 6; k++)
-        if (c->i[k] < 0 || c->i[k] > INT32_MAX)  // twice it is added to sizes
+        if (c->i[k] < 0 || c->i[k] > INT32_MAX)  // added twice to a size without overflow
             return ms__call_fail(c, "the padding must be from 0 to %d, got %lld", INT32_MAX, (long long)c->i[k]);
     if (c->i[6] < 1 || c->i[7] < 1)
         return ms__call_fail(c, "the dilation must be positive, got (%lld, %lld)", (long long)c->i[6],
@@ -64,34 +63,23 @@ static ms_status conv_backward_check(ms_call *c)
     return MS_OK;
 }
 
-static const ms_op op_conv_backward = {
-    .name = "conv2d_backward",
-    .n_in_min = 3,
-    .n_in_max = 3,
-    .check = conv_backward_check,
-    .run = { [MS_CPU] = ms__cpu_conv2d_backward },
-};
+static const ms_op op_conv_backward =
+    MS_ROW("conv2d_backward", 3, 3, .check = conv_backward_check, .run = { [MS_CPU] = ms__cpu_conv2d_backward });
 
 static ms_status conv_backward(ms_backward_call *b)
 {
     return ms__grad_op(b, &op_conv_backward, 3, (ms_tensor *[]) { b->gout[0], b->in[0], b->in[1] }, false);
 }
 
-static const ms_op op_conv = {
-    .name = "conv2d",
-    .n_in_min = 2,
-    .n_in_max = 3,
-    .flags = MS_OP_LOW,
-    .save_in = 3,
-    .check = conv_check,
-    .run = { [MS_CPU] = ms__cpu_conv2d },
-    .backward = conv_backward,
-    .samples = "[2,3,5,6] [4,3,3,2] [4] i=1,1,0,0,0,0,1,1,1; [2,3,5,6] [4,3,3,2] i=2,1,1,2,1,2,1,1,1; [1,4,7,6] "
+static const ms_op op_conv =
+    MS_ROW("conv2d", 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = conv_check, .run = { [MS_CPU] = ms__cpu_conv2d },
+           .backward = conv_backward,
+           .samples =
+               "[2,3,5,6] [4,3,3,2] [4] i=1,1,0,0,0,0,1,1,1; [2,3,5,6] [4,3,3,2] i=2,1,1,2,1,2,1,1,1; [1,4,7,6] "
                "[6,2,3,3] [6] i=2,2,1,1,1,1,1,1,2; "
                "[1,2,7,8] [3,2,2,3] [3] i=1,1,0,1,1,2,2,3,1; [2,3,4,5] [4,3,1,1] i=1,1,0,0,0,0,1,1,1; [2,3,4,5] "
                "[4,3,1,1] [4] i=1,1,0,0,0,0,1,1,1; "
                "[1,4,5,5] [4,1,3,3] [4] i=1,1,1,1,1,1,1,1,4; [0,2,4,4] [3,2,3,3] [3] i=1,1,0,0,0,0,1,1,1; [1,2,3,4] "
-               "[3,2,3,4] i=1,1,0,0,0,0,1,1,1",
-};
+               "[3,2,3,4] i=1,1,0,0,0,0,1,1,1");
 
 const ms_op *const ms__ops_conv[] = { &op_conv, &op_conv_backward, NULL };

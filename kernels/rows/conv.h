@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/conv.h -- sizes of one convolution, from its tensors and integers (conv.c).
+// rows/conv.h -- the sizes of a convolution, from its tensors and integers (rows/conv.c).
 #ifndef MS_CONV_H
 #define MS_CONV_H
 
@@ -20,7 +20,7 @@ static inline ms_conv ms__conv_of(const ms_tensor *x, const ms_tensor *w, const 
     return v;
 }
 
-// Every kernel element meets one element of the image, in order: there is nothing to unfold.
+// The unfolded image would be the image itself.
 static inline bool ms__conv_pointwise(const ms_conv *v)
 {
     return v->kh == 1 && v->kw == 1 && v->sh == 1 && v->sw == 1 && v->oh == v->h && v->ow == v->w && v->top == 0 &&

@@ -1,20 +1,8 @@
 // SPDX-License-Identifier: MIT
-// rows/copy.c -- rows that move or make values: copies, casts, fills.
+// rows/copy.c -- rows of copies, casts and fills.
 #include "cpu/cpu.h"
 #include "device/device.h"
-#include "rows/ops.h"
-
-static ms_status writable(const ms_call *c)
-{
-    const ms_tensor *t = c->in[0];
-    for (int d = 0; d < t->ndim; d++)
-        if (t->stride[d] == 0 && t->shape[d] > 1)
-            return ms__call_fail(c,
-                                 "%s is an expanded view: several of its elements are one place in memory; clone() it "
-                                 "before writing in place",
-                                 ms__tensor_text(t));
-    return MS_OK;
-}
+#include "rows/grad.h"
 
 static ms_status check_copy_(ms_call *c)
 {
@@ -25,15 +13,11 @@ static ms_status check_copy_(ms_call *c)
     if (!fits) return ms__call_fail(c, "%s does not broadcast to %s", ms__tensor_text(s), ms__tensor_text(d));
     if (ms__device(s) == MS_META && ms__device(d) != MS_META && d->numel > 0)
         return ms__call_fail(c, "%s has no values to copy into %s", ms__tensor_text(s), ms__tensor_text(d));
-    MS_TRY(writable(c));
-    ms__call_inplace(c, 0, 0);
-    return MS_OK;
+    return ms__write_in_place(c);
 }
 static ms_status copy_backward(ms_backward_call *b)
 {
-    if (b->need[0])
-        MS_TRY(
-            ms__zeros(&b->gin[0], b->in_meta[0].dtype, b->in_meta[0].device, b->in_meta[0].ndim, b->in_meta[0].shape));
+    if (b->need[0]) MS_TRY(ms__zero_gradient(b));
     if (b->need[1]) MS_TRY(ms__grad_to(&b->gin[1], ms__retain(b->gout[0]), &b->in_meta[1]));
     return MS_OK;
 }
@@ -44,7 +28,6 @@ static ms_status check_cast(ms_call *c)
     const ms_tensor *x = c->in[0];
     return ms__call_out(c, 0, (int)c->i[0], ms__device(x), x->ndim, x->shape);
 }
-// Real numbers only: a gradient does not pass through integers.
 static ms_status cast_backward(ms_backward_call *b)
 {
     return ms__grad_to(&b->gin[0], ms__retain(b->gout[0]), &b->in_meta[0]);
@@ -78,20 +61,12 @@ static ms_status check_fill_(ms_call *c)
         return ms__call_fail(c, "%g is not a whole number, but the tensor is %s", c->f[0], ms__tensor_text(t));
     if (!ms__holds(t->dtype, c->f[0]))
         return ms__call_fail(c, "%.17g is beyond what %s holds", c->f[0], ms__tensor_text(t));
-    MS_TRY(writable(c));
-    ms__call_inplace(c, 0, 0);
-    return MS_OK;
+    return ms__write_in_place(c);
 }
 static ms_status check_zero_(ms_call *c)
 {
-    MS_TRY(writable(c));
-    ms__call_inplace(c, 0, 0);
     c->n_f = 0;
-    return MS_OK;
-}
-static ms_status fill_backward(ms_backward_call *b)
-{
-    return ms__zeros(&b->gin[0], b->in_meta[0].dtype, b->in_meta[0].device, b->in_meta[0].ndim, b->in_meta[0].shape);
+    return ms__write_in_place(c);
 }
 static ms_status check_arange_(ms_call *c)
 {
@@ -107,37 +82,30 @@ static ms_status check_arange_(ms_call *c)
 static ms_status check_eye_(ms_call *c)
 {
     if (c->in[0]->ndim != 2) return ms__call_fail(c, "fills a 2-d tensor, got %s", ms__tensor_text(c->in[0]));
-    MS_TRY(writable(c));
-    ms__call_inplace(c, 0, 0);
-    return MS_OK;
+    return ms__write_in_place(c);
 }
 
-// Copies and fills know the devices themselves.
+// On a GPU: the same function for copies and fills, which work on every device; NULL for a kernel of the plugin.
 #define BOTH_copy_ ms__cpu_copy_
 #define BOTH_copy ms__cpu_copy
 #define BOTH_fill ms__cpu_fill
 #define BOTH_eye ms__cpu_eye
 #define BOTH_arange NULL
 #define D MS_OP_DIFFERENTIABLE
-#define ROW(NAME, N, CHECK, KERNEL, BACKWARD, FLAGS, SAMPLES)                                        \
-    const ms_op ms__op_##NAME = { .name = #NAME,                                                     \
-                                  .n_in_min = N,                                                     \
-                                  .n_in_max = N,                                                     \
-                                  .flags = FLAGS,                                                    \
-                                  .check = CHECK,                                                    \
-                                  .run = { [MS_CPU] = ms__cpu_##KERNEL, [MS_CUDA] = BOTH_##KERNEL }, \
-                                  .backward = BACKWARD,                                              \
-                                  .samples = SAMPLES };
+#define ROW(NAME, N, CHECK, KERNEL, BACKWARD, FLAGS, SAMPLES)                                             \
+    const ms_op ms__op_##NAME = MS_ROW(#NAME, N, N, .flags = FLAGS, .check = CHECK,                       \
+                                       .run = { [MS_CPU] = ms__cpu_##KERNEL, [MS_CUDA] = BOTH_##KERNEL }, \
+                                       .backward = BACKWARD, .samples = SAMPLES);
 // clang-format off
 ROW(copy_,      2, check_copy_,      copy_,  copy_backward, D | MS_OP_INPLACE | MS_OP_ANY_DEVICE, "[3,4] [3,4];[3,4] [4];[2,3,4] [3,1]")
 ROW(cast,       1, check_cast,       copy,   cast_backward, D, "[3,4] i=1;[3,4] i=0")
 ROW(clone,      1, check_clone,      copy,   cast_backward, D, "[3,4];[2,3,5]")
 ROW(contiguous, 1, check_contiguous, copy,   cast_backward, D, "[3,4];[2,3,5]")
 ROW(to_device,  1, check_to_device,  copy,   cast_backward, D, "[3,4] i=0")
-ROW(fill_,      1, check_fill_,      fill,   fill_backward, D | MS_OP_INPLACE, "[3,4] f=1.5")
-ROW(zero_,      1, check_zero_,      fill,   fill_backward, D | MS_OP_INPLACE, "[3,4]")
-ROW(arange_,    1, check_arange_,    arange, fill_backward, D | MS_OP_INPLACE, "[7] f=1,0.5")
-ROW(eye_,       1, check_eye_,       eye,    fill_backward, D | MS_OP_INPLACE, "[3,4];[4,3]")
+ROW(fill_,      1, check_fill_,      fill,   ms__zero_gradient, D | MS_OP_INPLACE, "[3,4] f=1.5")
+ROW(zero_,      1, check_zero_,      fill,   ms__zero_gradient, D | MS_OP_INPLACE, "[3,4]")
+ROW(arange_,    1, check_arange_,    arange, ms__zero_gradient, D | MS_OP_INPLACE, "[7] f=1,0.5")
+ROW(eye_,       1, check_eye_,       eye,    ms__zero_gradient, D | MS_OP_INPLACE, "[3,4];[4,3]")
 // clang-format on
 
 const ms_op *const ms__ops_copy[] = { &ms__op_copy_,     &ms__op_cast,  &ms__op_clone, &ms__op_contiguous,

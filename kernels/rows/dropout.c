@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/dropout.c -- rows of dropout. The mask is never stored: the seed and the offset are, and backward
-// draws it again.
+// rows/dropout.c -- rows of dropout. The seed and the offset are saved instead of the mask; backward draws it again.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 
@@ -28,28 +27,17 @@ static ms_status dropout_backward_check(ms_call *c)
     return check_p(c);
 }
 
-static const ms_op op_dropout_backward = {
-    .name = "dropout_backward",
-    .n_in_min = 1,
-    .n_in_max = 1,
-    .check = dropout_backward_check,
-    .run = { [MS_CPU] = ms__cpu_dropout },
-};
+static const ms_op op_dropout_backward =
+    MS_ROW("dropout_backward", 1, 1, .check = dropout_backward_check, .run = { [MS_CPU] = ms__cpu_dropout });
 
 static ms_status dropout_backward(ms_backward_call *b)
 {
     return ms__grad_op(b, &op_dropout_backward, 1, b->gout, true);
 }
 
-static const ms_op op_dropout = {
-    .name = "dropout",
-    .n_in_min = 1,
-    .n_in_max = 1,
-    .flags = MS_OP_RANDOM,
-    .check = dropout_check,
-    .run = { [MS_CPU] = ms__cpu_dropout },
-    .backward = dropout_backward,
-    .samples = "[3,4] f=0.5; [7,101] f=0.1; [5] f=0; [5] f=1; [0,3] f=0.3; [] f=0.3",
-};
+static const ms_op op_dropout =
+    MS_ROW("dropout", 1, 1, .flags = MS_OP_RANDOM, .check = dropout_check, .run = { [MS_CPU] = ms__cpu_dropout },
+           .backward = dropout_backward,
+           .samples = "[3,4] f=0.5; [7,101] f=0.1; [5] f=0; [5] f=1; [0,3] f=0.3; [] f=0.3");
 
 const ms_op *const ms__ops_dropout[] = { &op_dropout, &op_dropout_backward, NULL };

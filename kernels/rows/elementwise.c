@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// rows/elementwise.c -- rows of the elementwise operators, which elementwise.def lists: what they accept, what comes
-// out, and those gradients that are not one formula.
+// rows/elementwise.c -- rows of the elementwise operators listed in elementwise.def: their checks, and the gradients
+// that are not a single formula.
 #include "cpu/cpu.h"
-#include "rows/ops.h"
+#include "rows/grad.h"
 
 // ---- checks -----------------------------------------------------------------------------------
 
@@ -12,14 +12,14 @@ static ms_status no_bool(const ms_call *c, const ms_tensor *t)
                          ms__tensor_text(t));
 }
 
-// Same dtype out; real, integer.
+// The output has the input's dtype, real or integer.
 static ms_status check_number(ms_call *c)
 {
     if (MS_UNLIKELY(c->in[0]->dtype == MS_BOOL)) return no_bool(c, c->in[0]);
     return ms__call_out_like(c, 0, c->in[0]);
 }
 static ms_status check_same(ms_call *c) { return ms__call_out_like(c, 0, c->in[0]); }
-// Real out: integers become the default dtype.
+// The output is real: integers become the default dtype.
 static ms_status check_real(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
@@ -39,7 +39,7 @@ static ms_status binary_out(ms_call *c, const ms_tensor *a, const ms_tensor *b, 
     MS_TRY(ms__broadcast(c, a, b, &ndim, shape));
     return ms__call_out(c, 0, dtype, ms__device(a), ndim, shape);
 }
-// alpha of add and sub
+// The factor alpha of add and sub.
 static ms_status check_alpha(const ms_call *c, int dtype)
 {
     if (c->n_f && !ms__is_float(dtype) && c->f[0] != (double)(int64_t)c->f[0])
@@ -68,34 +68,20 @@ static ms_status check_div(ms_call *c)
     return binary_out(c, c->in[0], c->in[1], dtype);
 }
 static ms_status check_compare(ms_call *c) { return binary_out(c, c->in[0], c->in[1], MS_BOOL); }
-// Gradients, of g, a, b ... (all of one broadcast shape) or of a mask or sum and g.
+// Gradients: the output is like g, which is the first or the second input.
 static ms_status check_like_first(ms_call *c) { return ms__call_out_like(c, 0, c->in[0]); }
 static ms_status check_like_second(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 
-static ms_status not_once(const ms_call *c, const ms_tensor *t)
-{
-    return ms__call_fail(
-        c,
-        "%s is an expanded view: several of its elements are one place in memory; clone() it before writing in place",
-        ms__tensor_text(t));
-}
-// Makes in[0] the output; b must broadcast to it, and a result of this dtype must be storable in it.
+// 0 bool, 1 integer, 2 real: PyTorch's categories of dtypes.
+static int category(int dtype) { return ms__is_float(dtype) ? 2 : dtype == MS_BOOL ? 0 : 1; }
+// Makes in[0] the output. b must broadcast to it, and a result of `dtype` must fit its category.
 static ms_status in_place(ms_call *c, const ms_tensor *b, int dtype)
 {
     const ms_tensor *a = c->in[0];
-    for (int d = 0; d < a->ndim; d++)
-        if (MS_UNLIKELY(a->stride[d] == 0 && a->shape[d] > 1)) return not_once(c, a);
-    if (MS_UNLIKELY(dtype != a->dtype)) {
-        int have = ms__is_float(a->dtype) ? 2
-                   : a->dtype == MS_BOOL  ? 0
-                                          : 1,
-            want = ms__is_float(dtype) ? 2
-                   : dtype == MS_BOOL  ? 0
-                                       : 1;
-        if (want > have)
-            return ms__call_fail(c, "result type %s can't be cast to the %s tensor that is changed in place: %s",
-                                 ms__dtype_name(dtype), ms__dtype_name(a->dtype), ms__tensor_text(a));
-    }
+    MS_TRY(ms__check_writable(c));
+    if (MS_UNLIKELY(dtype != a->dtype && category(dtype) > category(a->dtype)))
+        return ms__call_fail(c, "result type %s can't be cast to the %s tensor that is changed in place: %s",
+                             ms__dtype_name(dtype), ms__dtype_name(a->dtype), ms__tensor_text(a));
     if (b && MS_UNLIKELY(!ms__same_shape(a, b))) {
         int64_t shape[MS_MAX_DIMS];
         int ndim;
@@ -135,7 +121,7 @@ static ms_status check_div_(ms_call *c)
 }
 
 static ms_status need_number(const ms_call *c) { return c->n_f < 1 ? ms__call_fail(c, "a number is missing") : MS_OK; }
-// A number takes the tensor's dtype: whole with integers; bool counts as int64.
+// A number takes the tensor's dtype, so with an integer tensor it must be whole; bool counts as int64.
 static ms_status scalar_dtype(const ms_call *c, int *dtype)
 {
     MS_TRY(need_number(c));
@@ -162,20 +148,22 @@ static ms_status check_scalar_(ms_call *c)
     MS_TRY(scalar_dtype(c, &dtype));
     return in_place(c, NULL, dtype);
 }
-static ms_status check_pow_scalar(ms_call *c)
+static ms_status check_power(const ms_call *c)
 {
     MS_TRY(need_number(c));
     if (!ms__is_float(c->in[0]->dtype) && c->f[0] < 0)
         return ms__call_fail(c, "an integer tensor to the negative power %g is no integer; cast %s first", c->f[0],
                              ms__tensor_text(c->in[0]));
+    return MS_OK;
+}
+static ms_status check_pow_scalar(ms_call *c)
+{
+    MS_TRY(check_power(c));
     return check_scalar(c);
 }
 static ms_status check_pow_scalar_(ms_call *c)
 {
-    MS_TRY(need_number(c));
-    if (!ms__is_float(c->in[0]->dtype) && c->f[0] < 0)
-        return ms__call_fail(c, "an integer tensor to the negative power %g is no integer; cast %s first", c->f[0],
-                             ms__tensor_text(c->in[0]));
+    MS_TRY(check_power(c));
     return check_scalar_(c);
 }
 static ms_status check_real_scalar(ms_call *c)
@@ -238,7 +226,7 @@ static ms_status check_where(ms_call *c)
     MS_TRY(ms__broadcast(c, m, &both, &ndim, shape));
     return ms__call_out(c, 0, ms__result_dtype(a, b), ms__device(a), ndim, shape);
 }
-static ms_status mask_of(const ms_call *c)
+static ms_status check_mask(const ms_call *c)
 {
     MS_TRY(need_number(c));
     if (c->in[1]->dtype != MS_BOOL)
@@ -251,18 +239,18 @@ static ms_status mask_of(const ms_call *c)
 }
 static ms_status check_masked_fill(ms_call *c)
 {
-    MS_TRY(mask_of(c));
+    MS_TRY(check_mask(c));
     return binary_out(c, c->in[0], c->in[1], c->in[0]->dtype);
 }
 static ms_status check_masked_fill_(ms_call *c)
 {
-    MS_TRY(mask_of(c));
+    MS_TRY(check_mask(c));
     return in_place(c, c->in[1], c->in[0]->dtype);
 }
 
 // ---- backwards --------------------------------------------------------------------------------
 
-// gin[k] = *g, owned, brought to input k; st: of the call that made it.
+// gin[k] = *g (owned), summed to the shape and dtype of input k. st: status of the call that made *g.
 static ms_status give(ms_backward_call *b, int k, ms_status st, ms_tensor **g)
 {
     MS_TRY(st);
@@ -281,13 +269,13 @@ static ms_status neg_grad(ms_backward_call *b)
 }
 static ms_status add_backward(ms_backward_call *b)
 {
-    if (b->need[0]) MS_TRY(ms__grad_to(&b->gin[0], ms__retain(b->gout[0]), &b->in_meta[0]));
+    MS_TRY(same_backward(b));
     if (b->need[1]) {
         double alpha = (b->n_f ? b->f[0] : 1) * (strncmp(b->op->name, "sub", 3) == 0 ? -1 : 1);
         ms_tensor *g = b->gout[0];
         if (alpha == 1) MS_TRY(ms__grad_to(&b->gin[1], ms__retain(g), &b->in_meta[1]));
         else {
-            ms_tensor *sum, *scaled;  // sum first: there is less to scale
+            ms_tensor *sum, *scaled;  // sum first: fewer elements to scale
             MS_TRY(ms__sum_to(&sum, g, b->in_meta[1].ndim, b->in_meta[1].shape));
             ms_status st =
                 alpha == -1 ? ms__op1(&scaled, &ms__op_neg, sum) : ms__op1f(&scaled, &ms__op_mul_scalar, sum, alpha);
@@ -305,16 +293,14 @@ static ms_status mul_backward(ms_backward_call *b)
     return MS_OK;
 }
 
-// One input, one kept tensor.
+// The gradient of an operator of one input: row(g, kept tensor).
 static ms_status kept_backward(ms_backward_call *b, const ms_op *row, ms_tensor *kept)
 {
     ms_tensor *in[2] = { b->gout[0], kept };
     return ms__run_op(row, 2, in, b->n_i, b->i, b->n_f, b->f, 1, &b->gin[0]);
 }
-#define INTERNAL(NAME, N, CHECK)                                                                          \
-    const ms_op ms__op_##NAME = {                                                                         \
-        .name = #NAME, .n_in_min = N, .n_in_max = N, .check = CHECK, .run = { [MS_CPU] = ms__cpu_##NAME } \
-    };
+#define INTERNAL(NAME, N, CHECK) \
+    const ms_op ms__op_##NAME = MS_ROW(#NAME, N, N, .check = CHECK, .run = { [MS_CPU] = ms__cpu_##NAME });
 #define GRADIENT(NAME, KEPT)                                            \
     INTERNAL(NAME##_backward, 2, check_like_first)                      \
     static ms_status NAME##_grad(ms_backward_call *b)                   \
@@ -349,10 +335,7 @@ static ms_status minimum_backward(ms_backward_call *b) { return order_backward(b
 
 static ms_status exp_grad(ms_backward_call *b) { return ms__op2(&b->gin[0], &ms__op_mul, b->gout[0], b->out[0]); }
 static ms_status log_grad(ms_backward_call *b) { return ms__op2(&b->gin[0], &ms__op_div, b->gout[0], b->in[0]); }
-static ms_status sign_grad(ms_backward_call *b)
-{
-    return ms__zeros(&b->gin[0], b->in_meta[0].dtype, b->in_meta[0].device, b->in_meta[0].ndim, b->in_meta[0].shape);
-}
+static ms_status sign_grad(ms_backward_call *b) { return ms__zero_gradient(b); }
 static ms_status div_scalar_backward(ms_backward_call *b)
 {
     return ms__op1f(&b->gin[0], &ms__op_div_scalar, b->gout[0], b->f[0]);
@@ -395,18 +378,10 @@ enum {
 };
 
 #define ROW(NAME, N, CHECK, KERNEL, BACKWARD, ...) ROW_OF(NAME, N, CHECK, KERNEL, BACKWARD, __VA_ARGS__)
-#define ROW_OF(NAME, N, CHECK, KERNEL, BACKWARD, IN, OUT, FLAGS, SAMPLES, DOC) \
-    const ms_op ms__op_##NAME = { .name = #NAME,                               \
-                                  .n_in_min = N,                               \
-                                  .n_in_max = N,                               \
-                                  .flags = (FLAGS) | MS_OP_EACH,               \
-                                  .save_in = IN,                               \
-                                  .save_out = OUT,                             \
-                                  .check = CHECK,                              \
-                                  .run = { [MS_CPU] = ms__cpu_##KERNEL },      \
-                                  .backward = BACKWARD,                        \
-                                  .samples = SAMPLES,                          \
-                                  .doc = DOC };
+#define ROW_OF(NAME, N, CHECK, KERNEL, BACKWARD, IN, OUT, FLAGS, SAMPLES, DOC)                             \
+    const ms_op ms__op_##NAME =                                                                            \
+        MS_ROW(#NAME, N, N, .flags = (FLAGS) | MS_OP_EACH, .save_in = IN, .save_out = OUT, .check = CHECK, \
+               .run = { [MS_CPU] = ms__cpu_##KERNEL }, .backward = BACKWARD, .samples = SAMPLES, .doc = DOC);
 #include "rows/elementwise.def"
 
 #define ROW(NAME, ...) &ms__op_##NAME,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/embedding.c -- rows of a table by ids.
+// rows/embedding.c -- row of embedding: the rows of a table that ids name.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 
@@ -18,7 +18,7 @@ static ms_status embedding_check(ms_call *c)
     return ms__call_out(c, 0, w->dtype, ms__device(w), ids->ndim + 1, shape);
 }
 
-// (gradient, ids, the gradient of the table so far or nothing; padding_idx, rows of the table)
+// (gradient, ids, the table's gradient so far?; padding_idx, rows of the table)
 static ms_status embedding_backward_check(ms_call *c)
 {
     const ms_tensor *g = c->in[0];
@@ -26,33 +26,22 @@ static ms_status embedding_backward_check(ms_call *c)
     return ms__call_out(c, 0, g->dtype, ms__device(g), 2, (int64_t[]) { c->i[1], g->shape[g->ndim - 1] });
 }
 
-static const ms_op op_embedding_backward = {
-    .name = "embedding_backward",
-    .n_in_min = 2,
-    .n_in_max = 3,
-    .check = embedding_backward_check,
-    .run = { [MS_CPU] = ms__cpu_embedding_backward },
-};
+static const ms_op op_embedding_backward = MS_ROW("embedding_backward", 2, 3, .check = embedding_backward_check,
+                                                  .run = { [MS_CPU] = ms__cpu_embedding_backward });
 
 static ms_status embedding_backward(ms_backward_call *b)
 {
     if (!b->need[0] || !b->gout[0]) return MS_OK;
     int64_t i[] = { b->n_i > 0 ? b->i[0] : -1, b->in_meta[0].shape[0] };
-    // As where the table is the last product's weight as well: most of its rows get nothing here.
+    // Adds to the gradient in place where the table is also the last product's weight: few of its rows change here.
     ms_tensor *so_far = b->so_far(b, 0);
     return ms__run_op(&op_embedding_backward, so_far ? 3 : 2, (ms_tensor *[]) { b->gout[0], b->in[1], so_far }, 2, i, 0,
                       NULL, 1, &b->gin[0]);
 }
 
-static const ms_op op_embedding = {
-    .name = "embedding",
-    .n_in_min = 2,
-    .n_in_max = 2,
-    .save_in = 2,
-    .check = embedding_check,
-    .run = { [MS_CPU] = ms__cpu_embedding },
-    .backward = embedding_backward,
-    .samples = "[5,3] [4]i5; [5,3] [2,6]i5 i=-1; [7,20] [3,9]i6 i=6; [5,3] [0]i5; [5,3] []i5; [40,33] [70]i40",
-};
+static const ms_op op_embedding =
+    MS_ROW("embedding", 2, 2, .save_in = 2, .check = embedding_check, .run = { [MS_CPU] = ms__cpu_embedding },
+           .backward = embedding_backward,
+           .samples = "[5,3] [4]i5; [5,3] [2,6]i5 i=-1; [7,20] [3,9]i6 i=6; [5,3] [0]i5; [5,3] []i5; [40,33] [70]i40");
 
 const ms_op *const ms__ops_embedding[] = { &op_embedding, &op_embedding_backward, NULL };

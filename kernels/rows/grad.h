@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: MIT
-// rows/grad.h -- gradients that are one operator: its row computes those that are needed, in the order of
-// the forward's inputs, so that backwards run on every device that has the row's kernel.
+// rows/grad.h -- gradients computed by one operator. Its outputs are the needed gradients, in the order of the
+// forward's inputs, so backward runs on every device that has the operator's kernel.
 #ifndef MS_GRAD_H
 #define MS_GRAD_H
 
-#include "ops/op.h"
+#include "rows/ops.h"
 
-// Calls `op` on in[] with the forward's integers and numbers, then (if rng) the seed and offset it drew, and at last a
-// bit mask of the needed gradients (always the last integer); hands out[] to gin[] in order.
+static inline ms_status ms__zeros_of(ms_tensor **out, const ms_meta *m)
+{
+    return ms__zeros(out, m->dtype, m->device, m->ndim, m->shape);
+}
+// The backward of an operator that overwrites its one input, or does not depend on it.
+static inline ms_status ms__zero_gradient(ms_backward_call *b) { return ms__zeros_of(&b->gin[0], &b->in_meta[0]); }
+
+// Calls `op` on in[] with the forward's integers and numbers and moves its outputs to gin[]. Two things follow the
+// forward's integers: its seed and offset (if rng), and last a bit mask of the needed gradients.
 static inline ms_status ms__grad_op(ms_backward_call *b, const ms_op *op, int n_in, ms_tensor *const *in, bool rng)
 {
     int64_t i[MS_MAX_I], mask = 0;
@@ -28,7 +35,7 @@ static inline ms_status ms__grad_op(ms_backward_call *b, const ms_op *op, int n_
     return MS_OK;
 }
 
-// For run: the output that is the gradient of the forward's input k, or NULL when it is not wanted.
+// For kernels: the output for the gradient of the forward's input k; NULL when it is not needed.
 static inline ms_tensor *ms__grad_out(const ms_call *c, int k)
 {
     int64_t mask = c->i[c->n_i - 1];

@@ -1,22 +1,14 @@
 // SPDX-License-Identifier: MIT
 // rows/index.c -- rows that read or write by position: index_select, gather, scatter_, scatter_add_.
-// Positions are int64 or int32 tensors, counted from 0, never negative.
+// Positions are int64 or int32 tensors, count from 0 and are never negative.
 #include "cpu/cpu.h"
-#include "rows/ops.h"
+#include "rows/grad.h"
 
-static ms_status positions(const ms_call *c)
+static ms_status check_positions(const ms_call *c)
 {
     if (c->n_i < 1) return ms__call_fail(c, "a dimension is missing");
     if (c->in[1]->dtype != MS_I64 && c->in[1]->dtype != MS_I32)
         return ms__call_fail(c, "positions must be int64 or int32, got %s", ms__tensor_text(c->in[1]));
-    return MS_OK;
-}
-static ms_status writable(const ms_call *c)
-{
-    const ms_tensor *t = c->in[0];
-    for (int d = 0; d < t->ndim; d++)
-        if (t->stride[d] == 0 && t->shape[d] > 1)
-            return ms__call_fail(c, "%s is an expanded view; clone() it before writing in place", ms__tensor_text(t));
     return MS_OK;
 }
 
@@ -24,7 +16,7 @@ static ms_status check_index_select(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *index = c->in[1];
     int d;
-    MS_TRY(positions(c));
+    MS_TRY(check_positions(c));
     if (index->ndim > 1) return ms__call_fail(c, "positions must be 1-d, got %s", ms__tensor_text(index));
     if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no positions");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
@@ -37,7 +29,7 @@ static ms_status check_index_add_(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
     int d;
-    MS_TRY(positions(c));
+    MS_TRY(check_positions(c));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     bool fits = src->ndim == x->ndim && src->dtype == x->dtype && src->shape[d] == index->numel && ms__is_contiguous(x);
     for (int k = 0; fits && k < x->ndim; k++) fits = k == d || src->shape[k] == x->shape[k];
@@ -48,7 +40,7 @@ static ms_status check_index_add_(ms_call *c)
     return MS_OK;
 }
 
-// Every size of index but that along d must be within t's.
+// No size of the positions may exceed t's, except along d.
 static ms_status within(const ms_call *c, const ms_tensor *t, const char *what, int d)
 {
     const ms_tensor *index = c->in[1];
@@ -62,7 +54,7 @@ static ms_status check_gather(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    MS_TRY(positions(c));
+    MS_TRY(check_positions(c));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     MS_TRY(within(c, x, "the tensor", d));
     return ms__call_out(c, 0, x->dtype, ms__device(x), c->in[1]->ndim, c->in[1]->shape);
@@ -71,42 +63,29 @@ static ms_status check_scatter_(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *src = c->in[2];
     int d;
-    MS_TRY(positions(c));
+    MS_TRY(check_positions(c));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     MS_TRY(within(c, x, "the tensor", d));
     MS_TRY(within(c, src, "the source", -1));
     if (src->dtype != x->dtype)
         return ms__call_fail(c, "the source is %s, the tensor %s", ms__dtype_name(src->dtype), ms__tensor_text(x));
-    MS_TRY(writable(c));
-    ms__call_inplace(c, 0, 0);
-    return MS_OK;
+    return ms__write_in_place(c);
 }
 static ms_status check_scatter_add_(ms_call *c) { return check_scatter_(c); }
 
-#define ROW(NAME, N, KERNEL, BACKWARD, FLAGS, SAMPLES)                    \
-    const ms_op ms__op_##NAME = { .name = #NAME,                          \
-                                  .n_in_min = N,                          \
-                                  .n_in_max = N,                          \
-                                  .flags = MS_OP_DIFFERENTIABLE | FLAGS,  \
-                                  .save_in = 2,                           \
-                                  .check = check_##NAME,                  \
-                                  .run = { [MS_CPU] = ms__cpu_##KERNEL }, \
-                                  .backward = BACKWARD,                   \
-                                  .samples = SAMPLES };
-static const ms_op index_add_row = { .name = "index_add_",
-                                     .n_in_min = 3,
-                                     .n_in_max = 3,
-                                     .flags = MS_OP_INPLACE,
-                                     .check = check_index_add_,
-                                     .run = { [MS_CPU] = ms__cpu_index_add } };
+#define ROW(NAME, N, KERNEL, BACKWARD, FLAGS, SAMPLES)                                                  \
+    const ms_op ms__op_##NAME =                                                                         \
+        MS_ROW(#NAME, N, N, .flags = MS_OP_DIFFERENTIABLE | FLAGS, .save_in = 2, .check = check_##NAME, \
+               .run = { [MS_CPU] = ms__cpu_##KERNEL }, .backward = BACKWARD, .samples = SAMPLES);
+static const ms_op index_add_row = MS_ROW("index_add_", 3, 3, .flags = MS_OP_INPLACE, .check = check_index_add_,
+                                          .run = { [MS_CPU] = ms__cpu_index_add });
 extern const ms_op ms__op_gather, ms__op_scatter_, ms__op_scatter_add_;
 
-// zeros of the input's shape, with g put or added at the positions
+// Zeros of the input's shape, with g written or added at the positions.
 static ms_status into_zeros(ms_backward_call *b, const ms_op *row)
 {
-    const ms_meta *m = &b->in_meta[0];
     ms_tensor *zeros;
-    MS_TRY(ms__zeros(&zeros, m->dtype, m->device, m->ndim, m->shape));
+    MS_TRY(ms__zeros_of(&zeros, &b->in_meta[0]));
     ms_status st = ms__run_op(row, 3, (ms_tensor *[]) { zeros, b->in[1], b->gout[0] }, 1, b->i, 0, NULL, 1, b->gin);
     ms__release(zeros);
     return st;
@@ -114,7 +93,7 @@ static ms_status into_zeros(ms_backward_call *b, const ms_op *row)
 static ms_status index_select_grad(ms_backward_call *b) { return into_zeros(b, &index_add_row); }
 static ms_status gather_grad(ms_backward_call *b) { return into_zeros(b, &ms__op_scatter_add_); }
 
-// What went to the positions comes from there; positions cover only the first part of a larger source.
+// The gradient of the source is gathered from the positions. A source larger than the positions gets zeros elsewhere.
 static ms_status source_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[2];
@@ -125,7 +104,7 @@ static ms_status source_grad(ms_backward_call *b)
         return MS_OK;
     }
     ms_tensor *whole = NULL, *part;
-    ms_status st = ms__zeros(&whole, m->dtype, m->device, m->ndim, m->shape);
+    ms_status st = ms__zeros_of(&whole, m);
     if (!st) {
         part = ms__tensor_view(whole, g->ndim, g->shape, whole->stride, 0);
         st = ms__copy(part, g);
@@ -140,7 +119,7 @@ static ms_status scatter_grad(ms_backward_call *b)
 {
     if (b->need[2]) MS_TRY(source_grad(b));
     if (!b->need[0]) return MS_OK;
-    ms_tensor *g, *zero = NULL;  // what was overwritten had no influence
+    ms_tensor *g, *zero = NULL;  // overwritten elements have no gradient
     const ms_tensor *index = b->in[1];
     MS_TRY(ms__op1(&g, &ms__op_clone, b->gout[0]));
     ms_status st = ms__zeros(&zero, g->dtype, ms__device(g), index->ndim, index->shape);

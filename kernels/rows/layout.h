@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/layout.h -- memory in the order of another tensor's strides: what a script transposed on the way in, it
-// transposes back on the way out, and the copies that contiguous results would cost never happen.
+// rows/layout.h -- results laid out in the order of another tensor's strides. A script that transposes an input usually
+// transposes the result back; the same layout saves both copies.
 #ifndef MS_LAYOUT_H
 #define MS_LAYOUT_H
 
@@ -23,7 +23,7 @@ static inline void ms__in_order(int ndim, const int *order, const int64_t *shape
     for (int d = 0; d < ndim; d++) out[d] = shape[order[d]];
 }
 
-// A fresh tensor of the sizes that ms__in_order gave becomes one of `shape`.
+// Gives `shape` to a fresh contiguous tensor made with the sizes of ms__in_order.
 static inline void ms__lay_out(ms_tensor *t, const int *order, const int64_t *shape)
 {
     int64_t stride[MS_MAX_DIMS];
@@ -34,7 +34,7 @@ static inline void ms__lay_out(ms_tensor *t, const int *order, const int64_t *sh
     }
 }
 
-// t's elements lie without gaps in that order.
+// Do t's elements lie without gaps in that order?
 static inline bool ms__is_dense(const ms_tensor *t, const int *order)
 {
     int64_t step = 1;

@@ -14,7 +14,7 @@ static ms_status check_reduction(ms_call *c)
 
 // ---- cross_entropy --------------------------------------------------------------------------------
 
-// out[1] holds log(sum(exp(logits))) per row, in float32 or float64: backward then needs one pass.
+// out[1]: log(sum(exp(logits))) of each row, in float32 or float64, so that backward needs one pass.
 static ms_status cross_entropy_check(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *ids = c->in[1], *w = c->n_in > 2 ? c->in[2] : NULL;
@@ -39,22 +39,17 @@ static ms_status cross_entropy_check(ms_call *c)
 // (gradient, logits, ids, weight?, logsumexp, its gradient?; reduction, ignore_index, mask; label_smoothing)
 static ms_status cross_entropy_backward_check(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 
-static const ms_op op_cross_entropy_backward = {
-    .name = "cross_entropy_backward",
-    .n_in_min = 5,
-    .n_in_max = 6,
-    .check = cross_entropy_backward_check,
-    .run = { [MS_CPU] = ms__cpu_cross_entropy_backward },
-};
+static const ms_op op_cross_entropy_backward =
+    MS_ROW("cross_entropy_backward", 5, 6, .check = cross_entropy_backward_check,
+           .run = { [MS_CPU] = ms__cpu_cross_entropy_backward });
 
 static ms_status cross_entropy_backward(ms_backward_call *b)
 {
-    const ms_meta *m = &b->out_meta[0];
     ms_tensor *in[] = { b->gout[0], b->in[0], b->in[1], b->n_in > 2 ? b->in[2] : NULL, b->out[1], b->gout[1] },
               *none = NULL;
     if (b->n_in > 2 && b->need[2]) return ms__fail(MS_EUNSUPPORTED, "cross_entropy: the class weight has no gradient");
     if (!in[0]) {  // only the second output was used
-        MS_TRY(ms__zeros(&none, m->dtype, m->device, m->ndim, m->shape));
+        MS_TRY(ms__zeros_of(&none, &b->out_meta[0]));
         in[0] = b->gout[0] = none;
     }
     ms_status st = ms__grad_op(b, &op_cross_entropy_backward, 6, in, false);
@@ -63,20 +58,13 @@ static ms_status cross_entropy_backward(ms_backward_call *b)
     return st;
 }
 
-static const ms_op op_cross_entropy = {
-    .name = "cross_entropy",
-    .n_in_min = 2,
-    .n_in_max = 3,
-    .flags = MS_OP_WIDE,
-    .save_in = 7,
-    .save_out = 2,
-    .check = cross_entropy_check,
-    .run = { [MS_CPU] = ms__cpu_cross_entropy },
-    .backward = cross_entropy_backward,
-    .samples = "[4,5] [4]i5 i=1,-100; [4,5] [4]i5 i=0,-100; [4,5] [4]i5 i=2,-100; [6,5] [6]i5 i=1,2; [4,5] [4]i5 "
+static const ms_op op_cross_entropy =
+    MS_ROW("cross_entropy", 2, 3, .flags = MS_OP_WIDE, .save_in = 7, .save_out = 2, .check = cross_entropy_check,
+           .run = { [MS_CPU] = ms__cpu_cross_entropy }, .backward = cross_entropy_backward,
+           .samples =
+               "[4,5] [4]i5 i=1,-100; [4,5] [4]i5 i=0,-100; [4,5] [4]i5 i=2,-100; [6,5] [6]i5 i=1,2; [4,5] [4]i5 "
                "i=1,-100 f=0.1; [5] []i5 i=1,-100; [40,300] [40]i300 i=1,-100; "
-               "[6,5] [6]i5 i=1,2 f=0.3; [0,5] [0]i5 i=2,-100; [3,17] [3]i17 i=0,4 f=0.2",
-};
+               "[6,5] [6]i5 i=1,2 f=0.3; [0,5] [0]i5 i=2,-100; [3,17] [3]i17 i=0,4 f=0.2");
 
 // ---- mse_loss -------------------------------------------------------------------------------------
 
@@ -103,30 +91,19 @@ static ms_status mse_loss_backward_check(ms_call *c)
     return MS_OK;
 }
 
-static const ms_op op_mse_loss_backward = {
-    .name = "mse_loss_backward",
-    .n_in_min = 3,
-    .n_in_max = 3,
-    .check = mse_loss_backward_check,
-    .run = { [MS_CPU] = ms__cpu_mse_loss_backward },
-};
+static const ms_op op_mse_loss_backward = MS_ROW("mse_loss_backward", 3, 3, .check = mse_loss_backward_check,
+                                                 .run = { [MS_CPU] = ms__cpu_mse_loss_backward });
 
 static ms_status mse_loss_backward(ms_backward_call *b)
 {
     return ms__grad_op(b, &op_mse_loss_backward, 3, (ms_tensor *[]) { b->gout[0], b->in[0], b->in[1] }, false);
 }
 
-static const ms_op op_mse_loss = {
-    .name = "mse_loss",
-    .n_in_min = 2,
-    .n_in_max = 2,
-    .flags = MS_OP_WIDE,
-    .save_in = 3,
-    .check = mse_loss_check,
-    .run = { [MS_CPU] = ms__cpu_mse_loss },
-    .backward = mse_loss_backward,
-    .samples = "[3,4] [3,4] i=1; [3,4] [3,4] i=0; [3,4] [3,4] i=2; [] [] i=1; [0,3] [0,3] i=2; [70,33] [70,33] i=1",
-};
+static const ms_op op_mse_loss =
+    MS_ROW("mse_loss", 2, 2, .flags = MS_OP_WIDE, .save_in = 3, .check = mse_loss_check,
+           .run = { [MS_CPU] = ms__cpu_mse_loss }, .backward = mse_loss_backward,
+           .samples =
+               "[3,4] [3,4] i=1; [3,4] [3,4] i=0; [3,4] [3,4] i=2; [] [] i=1; [0,3] [0,3] i=2; [70,33] [70,33] i=1");
 
 const ms_op *const ms__ops_loss[] = { &op_cross_entropy, &op_cross_entropy_backward, &op_mse_loss,
                                       &op_mse_loss_backward, NULL };

@@ -30,20 +30,10 @@ static ms_status softmax_check(ms_call *c)
 // (gradient, output; dimension, mask)
 static ms_status softmax_backward_check(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 
-static const ms_op op_softmax_backward = {
-    .name = "softmax_backward",
-    .n_in_min = 2,
-    .n_in_max = 2,
-    .check = softmax_backward_check,
-    .run = { [MS_CPU] = ms__cpu_softmax_backward },
-};
-static const ms_op op_log_softmax_backward = {
-    .name = "log_softmax_backward",
-    .n_in_min = 2,
-    .n_in_max = 2,
-    .check = softmax_backward_check,
-    .run = { [MS_CPU] = ms__cpu_log_softmax_backward },
-};
+static const ms_op op_softmax_backward =
+    MS_ROW("softmax_backward", 2, 2, .check = softmax_backward_check, .run = { [MS_CPU] = ms__cpu_softmax_backward });
+static const ms_op op_log_softmax_backward = MS_ROW("log_softmax_backward", 2, 2, .check = softmax_backward_check,
+                                                    .run = { [MS_CPU] = ms__cpu_log_softmax_backward });
 
 static ms_status softmax_backward(ms_backward_call *b)
 {
@@ -57,28 +47,12 @@ static ms_status log_softmax_backward(ms_backward_call *b)
 #define SOFTMAX_SAMPLES \
     "[3,4] i=1; [3,4] i=0; [2,3,4] i=1; [2,3,4] i=-1; [5] i=0; [] i=0; [3,0] i=1; [0,3] i=1; [2,70] i=1; [3,300] i=1"
 
-static const ms_op op_softmax = {
-    .name = "softmax",
-    .n_in_min = 1,
-    .n_in_max = 1,
-    .flags = MS_OP_WIDE,
-    .save_out = 1,
-    .check = softmax_check,
-    .run = { [MS_CPU] = ms__cpu_softmax },
-    .backward = softmax_backward,
-    .samples = SOFTMAX_SAMPLES,
-};
-static const ms_op op_log_softmax = {
-    .name = "log_softmax",
-    .n_in_min = 1,
-    .n_in_max = 1,
-    .flags = MS_OP_WIDE,
-    .save_out = 1,
-    .check = softmax_check,
-    .run = { [MS_CPU] = ms__cpu_log_softmax },
-    .backward = log_softmax_backward,
-    .samples = SOFTMAX_SAMPLES,
-};
+static const ms_op op_softmax =
+    MS_ROW("softmax", 1, 1, .flags = MS_OP_WIDE, .save_out = 1, .check = softmax_check,
+           .run = { [MS_CPU] = ms__cpu_softmax }, .backward = softmax_backward, .samples = SOFTMAX_SAMPLES);
+static const ms_op op_log_softmax =
+    MS_ROW("log_softmax", 1, 1, .flags = MS_OP_WIDE, .save_out = 1, .check = softmax_check,
+           .run = { [MS_CPU] = ms__cpu_log_softmax }, .backward = log_softmax_backward, .samples = SOFTMAX_SAMPLES);
 
 // ---- layer_norm, rms_norm -------------------------------------------------------------------------
 
@@ -107,7 +81,7 @@ static ms_status layer_norm_check(ms_call *c)
 }
 static ms_status rms_norm_check(ms_call *c) { return norm_check(c, 1); }
 
-// (gradient, x, w?; …, mask): the bias has the normalised dimensions' shape too
+// (gradient, x, w?; …, mask) -> dx, dw, db; dw and db have the shape of the normalised dimensions
 static ms_status norm_backward_check(ms_call *c, int dims)
 {
     const ms_tensor *x = c->in[1];
@@ -121,20 +95,10 @@ static ms_status norm_backward_check(ms_call *c, int dims)
 static ms_status layer_norm_backward_check(ms_call *c) { return norm_backward_check(c, (int)c->i[0]); }
 static ms_status rms_norm_backward_check(ms_call *c) { return norm_backward_check(c, 1); }
 
-static const ms_op op_layer_norm_backward = {
-    .name = "layer_norm_backward",
-    .n_in_min = 2,
-    .n_in_max = 3,
-    .check = layer_norm_backward_check,
-    .run = { [MS_CPU] = ms__cpu_layer_norm_backward },
-};
-static const ms_op op_rms_norm_backward = {
-    .name = "rms_norm_backward",
-    .n_in_min = 2,
-    .n_in_max = 3,
-    .check = rms_norm_backward_check,
-    .run = { [MS_CPU] = ms__cpu_rms_norm_backward },
-};
+static const ms_op op_layer_norm_backward = MS_ROW("layer_norm_backward", 2, 3, .check = layer_norm_backward_check,
+                                                   .run = { [MS_CPU] = ms__cpu_layer_norm_backward });
+static const ms_op op_rms_norm_backward = MS_ROW("rms_norm_backward", 2, 3, .check = rms_norm_backward_check,
+                                                 .run = { [MS_CPU] = ms__cpu_rms_norm_backward });
 
 static ms_status layer_norm_backward(ms_backward_call *b)
 {
@@ -147,30 +111,17 @@ static ms_status rms_norm_backward(ms_backward_call *b)
                        (ms_tensor *[]) { b->gout[0], b->in[0], b->n_in > 1 ? b->in[1] : NULL }, false);
 }
 
-static const ms_op op_layer_norm = {
-    .name = "layer_norm",
-    .n_in_min = 1,
-    .n_in_max = 3,
-    .flags = MS_OP_WIDE,
-    .save_in = 3,
-    .check = layer_norm_check,
-    .run = { [MS_CPU] = ms__cpu_layer_norm },
-    .backward = layer_norm_backward,
-    .samples = "[3,8] [8] [8] i=1 f=1e-5; [3,8] i=1 f=1e-5; [3,8] [8] i=1 f=1e-5; [2,3,4] [3,4] [3,4] i=2 f=1e-3; "
+static const ms_op op_layer_norm =
+    MS_ROW("layer_norm", 1, 3, .flags = MS_OP_WIDE, .save_in = 3, .check = layer_norm_check,
+           .run = { [MS_CPU] = ms__cpu_layer_norm }, .backward = layer_norm_backward,
+           .samples =
+               "[3,8] [8] [8] i=1 f=1e-5; [3,8] i=1 f=1e-5; [3,8] [8] i=1 f=1e-5; [2,3,4] [3,4] [3,4] i=2 f=1e-3; "
                "[2,3,20] [20] [20] i=1 f=1e-5; [0,4] [4] [4] i=1 f=1e-5; "
-               "[70,130] [130] [130] i=1 f=1e-5",
-};
-static const ms_op op_rms_norm = {
-    .name = "rms_norm",
-    .n_in_min = 1,
-    .n_in_max = 2,
-    .flags = MS_OP_WIDE,
-    .save_in = 3,
-    .check = rms_norm_check,
-    .run = { [MS_CPU] = ms__cpu_rms_norm },
-    .backward = rms_norm_backward,
-    .samples = "[3,8] [8] f=1e-5; [3,8] f=1e-5; [2,3,20] [20] f=1e-5; [0,4] [4] f=1e-5; [70,130] [130] f=1e-5",
-};
+               "[70,130] [130] [130] i=1 f=1e-5");
+static const ms_op op_rms_norm =
+    MS_ROW("rms_norm", 1, 2, .flags = MS_OP_WIDE, .save_in = 3, .check = rms_norm_check,
+           .run = { [MS_CPU] = ms__cpu_rms_norm }, .backward = rms_norm_backward,
+           .samples = "[3,8] [8] f=1e-5; [3,8] f=1e-5; [2,3,20] [20] f=1e-5; [0,4] [4] f=1e-5; [70,130] [130] f=1e-5");
 
 const ms_op *const ms__ops_norm[] = {
     &op_softmax,    &op_softmax_backward,    &op_log_softmax, &op_log_softmax_backward,

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: MIT
-// rows/ops.h -- rows that other families, the graph or the shard engine call from C.
+// rows/ops.h -- what row files share, and the rows that other families, autograd and sharding call from C.
 #ifndef MS_OPS_H
 #define MS_OPS_H
 
 #include "ops/op.h"
 
-// Anything else: ms__op_by_name.
+// A row of the operator table: its name, the fewest and most inputs, and the other fields by name.
+#define MS_ROW(NAME, MIN, MAX, ...)                                 \
+    {                                                               \
+        .name = NAME, .n_in_min = MIN, .n_in_max = MAX, __VA_ARGS__ \
+    }
+
+// Other rows are found by ms__op_by_name.
 extern const ms_op ms__op_add, ms__op_add_, ms__op_sub, ms__op_mul, ms__op_mul_, ms__op_div, ms__op_neg;
 extern const ms_op ms__op_add_scalar, ms__op_mul_scalar, ms__op_mul_scalar_, ms__op_div_scalar;
 extern const ms_op ms__op_relu, ms__op_relu_backward, ms__op_masked_fill;
@@ -13,11 +19,32 @@ extern const ms_op ms__op_norm_backward, ms__op_logsumexp_backward;
 extern const ms_op ms__op_copy_, ms__op_cast, ms__op_clone, ms__op_fill_, ms__op_zero_;
 extern const ms_op ms__op_sum, ms__op_mean, ms__op_cumsum, ms__op_cat;
 
-// Bits of the n dimensions d (valid, maybe negative); none: all.
+// A bit for each of the n dimensions d, which are valid and may be negative; all bits when n is 0.
 unsigned ms__reduced_dims(const ms_tensor *x, int n, const int64_t *d);
 static inline bool ms__same_shape(const ms_tensor *a, const ms_tensor *b)
 {
     return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+}
+
+// Fails when in[0] is an expanded view, which an in-place operator must not write.
+static inline ms_status ms__check_writable(const ms_call *c)
+{
+    const ms_tensor *t = c->in[0];
+    for (int d = 0; d < t->ndim; d++)
+        if (MS_UNLIKELY(t->stride[d] == 0 && t->shape[d] > 1))
+            return ms__call_fail(c,
+                                 "%s is an expanded view: several of its elements are one place in memory; clone() it "
+                                 "before writing in place",
+                                 ms__tensor_text(t));
+    return MS_OK;
+}
+
+// in[0] is the output: the end of most checks of in-place operators.
+static inline ms_status ms__write_in_place(ms_call *c)
+{
+    MS_TRY(ms__check_writable(c));
+    ms__call_inplace(c, 0, 0);
+    return MS_OK;
 }
 
 #endif

@@ -171,31 +171,20 @@ static ms_status linear_backward_cpu(ms_call *c)
     return st;
 }
 
-const ms_op ms__op_linear_backward = {
-    .name = "linear_backward",
-    .n_in_min = 3,
-    .n_in_max = 3,
-    .check = linear_backward_check,
-    .run = { [MS_CPU] = linear_backward_cpu },
-};
+const ms_op ms__op_linear_backward =
+    MS_ROW("linear_backward", 3, 3, .check = linear_backward_check, .run = { [MS_CPU] = linear_backward_cpu });
 
 static ms_status linear_backward(ms_backward_call *b)
 {
     return ms__grad_op(b, &ms__op_linear_backward, 3, (ms_tensor *[]) { b->gout[0], b->in[0], b->in[1] }, false);
 }
 
-const ms_op ms__op_linear = {
-    .name = "linear",
-    .n_in_min = 2,
-    .n_in_max = 3,
-    .flags = MS_OP_LOW,
-    .save_in = 3,
-    .check = linear_check,
-    .run = { [MS_CPU] = linear_cpu },
-    .backward = linear_backward,
-    .samples = "[3,4] [5,4] [5]; [2,3,4] [5,4] [5]; [2,3,4] [5,4]; [4] [2,4] [2]; [20,19] [33,19] [33]; [1,7] [3,7]; "
-               "[0,4] [5,4] [5]; [3,0] [2,0] [2]; [70,33] [65,33] [65]",
-};
+const ms_op ms__op_linear =
+    MS_ROW("linear", 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = linear_check, .run = { [MS_CPU] = linear_cpu },
+           .backward = linear_backward,
+           .samples =
+               "[3,4] [5,4] [5]; [2,3,4] [5,4] [5]; [2,3,4] [5,4]; [4] [2,4] [2]; [20,19] [33,19] [33]; [1,7] [3,7]; "
+               "[0,4] [5,4] [5]; [3,0] [2,0] [2]; [70,33] [65,33] [65]");
 
 // ---- matmul ---------------------------------------------------------------------------------------
 
@@ -385,18 +374,12 @@ out:
     return st;
 }
 
-static const ms_op op_matmul = {
-    .name = "matmul",
-    .n_in_min = 2,
-    .n_in_max = 2,
-    .flags = MS_OP_LOW,
-    .save_in = 3,
-    .check = matmul_check,
-    .run = { [MS_CPU] = matmul_cpu },
-    .backward = matmul_backward,
-    .samples = "[3,4] [4,5]; [4] [4]; [3,4] [4]; [4] [4,5]; [2,3,4] [4,5]; [2,3,4] [2,4,5]; [2,1,3,4] [3,4,2]; [3,4] "
+static const ms_op op_matmul =
+    MS_ROW("matmul", 2, 2, .flags = MS_OP_LOW, .save_in = 3, .check = matmul_check, .run = { [MS_CPU] = matmul_cpu },
+           .backward = matmul_backward,
+           .samples =
+               "[3,4] [4,5]; [4] [4]; [3,4] [4]; [4] [4,5]; [2,3,4] [4,5]; [2,3,4] [2,4,5]; [2,1,3,4] [3,4,2]; [3,4] "
                "[2,4,5]; [2,3,4] [4]; [4] [2,4,3]; [0,4] [4,5]; [3,0] [0,2]; "
-               "[20,40] [40,50]; [2,0,4] [2,4,3]",
-};
+               "[20,40] [40,50]; [2,0,4] [2,4,3]");
 
 const ms_op *const ms__ops_product[] = { &op_matmul, &ms__op_linear, &ms__op_linear_backward, NULL };

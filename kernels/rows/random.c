@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: MIT
-// rows/random.c -- rows of the random fills, all in place. i0: global place of the first element, so that a
-// shard is filled with the numbers of its part of the whole. Each call draws one offset.
+// rows/random.c -- rows of the random fills, all in place. i0: position of the first element in the whole tensor, so
+// that a shard gets the numbers of its part. Each call draws one offset.
 #include "cpu/cpu.h"
-#include "rows/ops.h"
+#include "rows/grad.h"
 
-static ms_status start(ms_call *c, int n_f)
+static ms_status check_numbers(const ms_call *c, int n_f)
 {
-    const ms_tensor *t = c->in[0];
     if (c->n_f < n_f) return ms__call_fail(c, "takes %d numbers, got %d", n_f, c->n_f);
     if (c->n_i && c->i[0] < 0) return ms__call_fail(c, "place %lld is negative", (long long)c->i[0]);
-    for (int d = 0; d < t->ndim; d++)
-        if (t->stride[d] == 0 && t->shape[d] > 1)
-            return ms__call_fail(c, "%s is an expanded view; clone() it before filling it", ms__tensor_text(t));
-    return MS_OK;
+    return ms__check_writable(c);
 }
 static ms_status draw(ms_call *c)
 {
@@ -22,36 +18,36 @@ static ms_status draw(ms_call *c)
 }
 static ms_status check_real(ms_call *c, int n_f)
 {
-    MS_TRY(start(c, n_f));
+    MS_TRY(check_numbers(c, n_f));
     if (!ms__is_float(c->in[0]->dtype))
         return ms__call_fail(c, "fills real tensors, got %s", ms__tensor_text(c->in[0]));
     return MS_OK;
 }
-static ms_status check_rand_(ms_call *c)
+// Two numbers, 0 and 1 unless given: bounds, or mean and standard deviation.
+static ms_status check_pair(ms_call *c)
 {
     if (c->n_f == 0) {
         c->n_f = 2;
         c->f[0] = 0;
         c->f[1] = 1;
     }
-    MS_TRY(check_real(c, 2));
+    return check_real(c, 2);
+}
+static ms_status check_rand_(ms_call *c)
+{
+    MS_TRY(check_pair(c));
     if (!(c->f[0] <= c->f[1])) return ms__call_fail(c, "low %g is above high %g", c->f[0], c->f[1]);
     return draw(c);
 }
 static ms_status check_randn_(ms_call *c)
 {
-    if (c->n_f == 0) {
-        c->n_f = 2;
-        c->f[0] = 0;
-        c->f[1] = 1;
-    }
-    MS_TRY(check_real(c, 2));
+    MS_TRY(check_pair(c));
     if (!(c->f[1] >= 0)) return ms__call_fail(c, "std %g is negative", c->f[1]);
     return draw(c);
 }
 static ms_status check_randint_(ms_call *c)
 {
-    MS_TRY(start(c, 2));
+    MS_TRY(check_numbers(c, 2));
     for (int k = 0; k < 2; k++)
         if (!(c->f[k] >= -0x1p63 && c->f[k] < 0x1p63) || c->f[k] != __builtin_floor(c->f[k]))
             return ms__call_fail(c, "bound %g is not a whole number", c->f[k]);
@@ -68,21 +64,10 @@ static ms_status check_trunc_normal_(ms_call *c)
     if (!(c->f[2] < c->f[3])) return ms__call_fail(c, "a = %g is not below b = %g", c->f[2], c->f[3]);
     return draw(c);
 }
-// What was there before has no influence.
-static ms_status none_backward(ms_backward_call *b)
-{
-    return ms__zeros(&b->gin[0], b->in_meta[0].dtype, b->in_meta[0].device, b->in_meta[0].ndim, b->in_meta[0].shape);
-}
-
-#define ROW(NAME, KERNEL, SAMPLES)                                           \
-    static const ms_op NAME##row = { .name = #NAME,                          \
-                                     .n_in_min = 1,                          \
-                                     .n_in_max = 1,                          \
-                                     .flags = MS_OP_INPLACE | MS_OP_RANDOM,  \
-                                     .check = check_##NAME,                  \
-                                     .run = { [MS_CPU] = ms__cpu_##KERNEL }, \
-                                     .backward = none_backward,              \
-                                     .samples = SAMPLES };
+#define ROW(NAME, KERNEL, SAMPLES)                                                        \
+    static const ms_op NAME##row =                                                        \
+        MS_ROW(#NAME, 1, 1, .flags = MS_OP_INPLACE | MS_OP_RANDOM, .check = check_##NAME, \
+               .run = { [MS_CPU] = ms__cpu_##KERNEL }, .backward = ms__zero_gradient, .samples = SAMPLES);
 // clang-format off
 ROW(rand_,         rand,         "[3,4] f=-1,2")
 ROW(randn_,        randn,        "[3,4] f=1,2;[7] f=0,1 i=3")

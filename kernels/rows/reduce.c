@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// rows/reduce.c -- rows of the reductions. Integers after the tensor: keepdim, then the dimensions; none: all.
+// rows/reduce.c -- rows of the reductions. Integers: keepdim, then the dimensions; without dimensions all are reduced.
 #include "cpu/cpu.h"
-#include "rows/ops.h"
+#include "rows/grad.h"
 
 unsigned ms__reduced_dims(const ms_tensor *x, int n, const int64_t *d)
 {
@@ -21,7 +21,7 @@ static int reduced_shape(const ms_tensor *x, unsigned mask, bool keepdim, int64_
     return n;
 }
 
-// i[first_dim…]: dimensions, checked; i[0]: keepdim
+// out[0] from the checked dimensions i[first_dim …] and keepdim, i[0].
 static ms_status reduce_out(ms_call *c, int first_dim, int dtype)
 {
     const ms_tensor *x = c->in[0];
@@ -32,7 +32,7 @@ static ms_status reduce_out(ms_call *c, int first_dim, int dtype)
         MS_TRY(ms__call_dim(c, c->i[first_dim + k], x->ndim, &d));
         if (mask >> d & 1) return ms__call_fail(c, "dimension %d is named twice", d + 1);
         mask |= 1u << d;
-        if (x->ndim == 0) c->n_i = first_dim;  // its one imaginary dimension
+        if (x->ndim == 0) c->n_i = first_dim;  // a 0-dim tensor accepts dimension 1 and ignores it
     }
     mask = ms__reduced_dims(x, c->n_i - first_dim, c->i + first_dim);
     int64_t shape[MS_MAX_DIMS];
@@ -57,7 +57,7 @@ static ms_status check_mean(ms_call *c)
     return reduce_out(c, 1, c->in[0]->dtype);
 }
 
-// t (one value per output, reduced dimensions kept or not) seen with the input's shape.
+// A view with the input's shape of t, which has one value per output, with or without the reduced dimensions.
 static ms_tensor *spread(const ms_tensor *t, const ms_meta *m, unsigned mask)
 {
     int64_t stride[MS_MAX_DIMS];
@@ -76,7 +76,7 @@ static unsigned mask_of(const ms_backward_call *b, int first_dim)
 }
 static ms_status sum_backward(ms_backward_call *b)
 {
-    b->gin[0] = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));  // one number for many elements: a view says so
+    b->gin[0] = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));  // a view: one number for many elements
     return MS_OK;
 }
 static double length_of(const ms_meta *m, unsigned mask)
@@ -97,11 +97,8 @@ static ms_status mean_backward(ms_backward_call *b)
 }
 
 static ms_status check_like_second(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
-static const ms_op prod_backward_row = { .name = "prod_backward",
-                                         .n_in_min = 2,
-                                         .n_in_max = 2,
-                                         .check = check_like_second,
-                                         .run = { [MS_CPU] = ms__cpu_prod_backward } };
+static const ms_op prod_backward_row =
+    MS_ROW("prod_backward", 2, 2, .check = check_like_second, .run = { [MS_CPU] = ms__cpu_prod_backward });
 
 static ms_status prod_grad(ms_backward_call *b)
 {
@@ -111,7 +108,7 @@ static ms_status prod_grad(ms_backward_call *b)
     return st;
 }
 
-// scale * g (x - mean), where scale is 2 / (n - correction), for std 1 / ((n - correction) std)
+// scale * g (x - mean). scale is 2 / (n - correction) for var and 1 / ((n - correction) std) for std.
 static ms_status deviation_backward(ms_backward_call *b, bool root)
 {
     const ms_meta *m = &b->in_meta[0];
@@ -125,7 +122,7 @@ static ms_status deviation_backward(ms_backward_call *b, bool root)
     ms_status st = ms__run_op(&ms__op_mean, 1, b->in, n, dims, 0, NULL, 1, &mean);
     if (!st) st = ms__op2(&away, &ms__op_sub, b->in[0], mean);
     if (!st) st = ms__op1f(&scale, &ms__op_mul_scalar, b->gout[0], (root ? 1 : 2) / divisor);
-    if (!st && root) {  // elements that are all alike: no slope, as PyTorch has it
+    if (!st && root) {  // equal elements, std 0: the gradient is 0, as in PyTorch
         st = ms__op2(&scale2, &ms__op_div, scale, b->out[0]);
         ms__release(scale);
         scale = NULL;
@@ -149,7 +146,7 @@ static ms_status deviation_backward(ms_backward_call *b, bool root)
 static ms_status var_grad(ms_backward_call *b) { return deviation_backward(b, false); }
 static ms_status std_grad(ms_backward_call *b) { return deviation_backward(b, true); }
 
-// The gradient goes to the elements that equal the result, in equal parts. of: what is compared with it.
+// Shares the gradient among the elements that equal the result. of: the values compared with the result.
 static ms_status ties_backward(ms_backward_call *b, ms_tensor *of, unsigned mask, ms_tensor **out)
 {
     const ms_meta *m = &b->in_meta[0];
@@ -184,7 +181,7 @@ static ms_status norm_grad(ms_backward_call *b)
     const ms_meta *m = &b->in_meta[0];
     unsigned mask = mask_of(b, 1);
     double p = b->f[0];
-    if (p == 0) return ms__zeros(&b->gin[0], m->dtype, m->device, m->ndim, m->shape);
+    if (p == 0) return ms__zero_gradient(b);
     if (__builtin_isinf(p)) {
         ms_tensor *size = NULL, *g = NULL, *sign = NULL;
         ms_status st = ms__op1(&size, ms__op_by_name("abs"), b->in[0]);
@@ -221,7 +218,7 @@ static ms_status logsumexp_grad(ms_backward_call *b)
 
 static ms_status cumsum_grad(ms_backward_call *b);
 
-// ---- checks of the others ----
+// ---- further checks ----
 
 static ms_status check_real_dims(ms_call *c)
 {
@@ -254,7 +251,7 @@ static ms_status check_extreme_all(ms_call *c)
     c->n_i = 0;
     return ms__call_out(c, 0, c->in[0]->dtype, ms__device(c->in[0]), 0, NULL);
 }
-// i: dimension, keepdim
+// i: dimension, keepdim.
 static ms_status one_dim_shape(ms_call *c, int *ndim, int64_t *shape)
 {
     const ms_tensor *x = c->in[0];
@@ -317,7 +314,7 @@ static ms_status extreme_grad(ms_backward_call *b)
     memcpy(shape, m->shape, sizeof shape);
     shape[d] = 1;
     ms_tensor *zeros, *index = NULL, *g = NULL;
-    MS_TRY(ms__zeros(&zeros, m->dtype, m->device, m->ndim, m->shape));
+    MS_TRY(ms__zeros_of(&zeros, m));
     ms_status st = ms__reshape(&index, b->out[1], m->ndim, shape);
     if (!st) st = ms__reshape(&g, b->gout[0], m->ndim, shape);
     if (!st)
@@ -332,17 +329,10 @@ static ms_status extreme_grad(ms_backward_call *b)
 #define D MS_OP_DIFFERENTIABLE
 #define W (MS_OP_DIFFERENTIABLE | MS_OP_WIDE)
 #define DIMS "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2;[2,3,4] i=0,-1"
-#define ROW(NAME, CHECK, BACKWARD, IN, OUT, FLAGS, SAMPLES)             \
-    const ms_op ms__op_##NAME = { .name = #NAME,                        \
-                                  .n_in_min = 1,                        \
-                                  .n_in_max = 1,                        \
-                                  .flags = FLAGS,                       \
-                                  .save_in = IN,                        \
-                                  .save_out = OUT,                      \
-                                  .check = CHECK,                       \
-                                  .run = { [MS_CPU] = ms__cpu_##NAME }, \
-                                  .backward = BACKWARD,                 \
-                                  .samples = SAMPLES };
+#define ROW(NAME, CHECK, BACKWARD, IN, OUT, FLAGS, SAMPLES)                                 \
+    const ms_op ms__op_##NAME =                                                             \
+        MS_ROW(#NAME, 1, 1, .flags = FLAGS, .save_in = IN, .save_out = OUT, .check = CHECK, \
+               .run = { [MS_CPU] = ms__cpu_##NAME }, .backward = BACKWARD, .samples = SAMPLES);
 //  name       check              backward          saves  flags samples
 // clang-format off
 ROW(sum,       check_sum,         sum_backward,     0, 0,  W,    DIMS)
@@ -363,7 +353,7 @@ ROW(logsumexp, check_logsumexp,   logsumexp_grad,   1, 1,  W,    "[3,4] i=0;[2,3
 ROW(cumsum,    check_cumsum,      cumsum_grad,      0, 0,  W,    "[3,4] i=0;[2,3,4] i=-1;[2,3,4] i=1")
 // clang-format on
 
-// Each element is in all later sums: the running sum of the gradient from the other end.
+// An element is part of all later sums, so its gradient is the running sum from the end.
 static ms_status cumsum_grad(ms_backward_call *b)
 {
     return ms__run_op(&ms__op_cumsum, 1, b->gout, 2, (int64_t[]) { b->i[0], 1 }, 0, NULL, 1, b->gin);

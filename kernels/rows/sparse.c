@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// rows/sparse.c -- positions of sparse tensors: int64 [D, N], one column a value. No operator, for how many columns
-// come out depends on what they hold.
+// rows/sparse.c -- positions of sparse tensors: int64 [D, N], one column a value. Coalescing is no operator, because
+// the shape of its result depends on the values.
 #include "cpu/cpu.h"
 #include "rows/ops.h"
 
-// One column of the positions, by its place in row-major order of the whole.
+// A column of the positions: its place in the tensor's row-major order, and its number.
 typedef struct column {
     int64_t place, at;
 } column;
@@ -13,7 +13,7 @@ static int by_place(const void *a, const void *b)
 {
     const column *x = a, *y = b;
     if (x->place != y->place) return x->place < y->place ? -1 : 1;
-    return x->at < y->at ? -1 : 1;  // equal ones in their order: sums have one order
+    return x->at < y->at ? -1 : 1;  // equal places keep their order, so sums repeat bitwise
 }
 
 static ms_status check_positions(const ms_tensor *t)
@@ -24,7 +24,7 @@ static ms_status check_positions(const ms_tensor *t)
     return MS_OK;
 }
 
-// Places of all columns, each position checked against the sizes.
+// The places of all columns; checks every position against the sizes.
 static ms_status places_of(column *out, const ms_tensor *t, const int64_t *sizes)
 {
     const int64_t *x = ms__data(t);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// rows/views.c -- rows of the view operators: another shape, stride and offset over the same storage.
-// Nothing runs; reshape copies where no view exists.
+// rows/views.c -- rows of the view operators: another shape, stride and offset over the same storage. They have no
+// kernel; reshape copies where no view exists.
 #include "cpu/cpu.h"
+#include "rows/grad.h"
 #include "rows/layout.h"
-#include "rows/ops.h"
 
-// The shape in i[], with at most one -1 worked out from the number of elements.
+// The shape in i[]. One size may be -1: it follows from the number of elements.
 static ms_status wanted_shape(const ms_call *c, int *ndim, int64_t *shape)
 {
     const ms_tensor *x = c->in[0];
@@ -53,7 +53,7 @@ static ms_status check_reshape(ms_call *c)
     if (v) return ms__call_view(c, 0, v);
     return ms__call_out(c, 0, c->in[0]->dtype, ms__device(c->in[0]), ndim, shape);
 }
-// The output has the input's elements in row-major order, but another shape.
+// Copies the input's elements in row-major order, where check_reshape found no view.
 static ms_status run_reshape(ms_call *c)
 {
     ms_tensor *o = c->out[0], *x = c->in[0];
@@ -68,7 +68,7 @@ static ms_status reshape_backward(ms_backward_call *b)
     return ms__reshape(&b->gin[0], b->gout[0], b->in_meta[0].ndim, b->in_meta[0].shape);
 }
 
-static ms_status missing(const ms_call *c, int n)
+static ms_status check_count(const ms_call *c, int n)
 {
     return c->n_i < n ? ms__call_fail(c, "takes %d number%s, got %d", n, n == 1 ? "" : "s", c->n_i) : MS_OK;
 }
@@ -77,7 +77,7 @@ static ms_status check_transpose(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int a, b;
-    MS_TRY(missing(c, 2));
+    MS_TRY(check_count(c, 2));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &a));
     MS_TRY(ms__call_dim(c, c->i[1], x->ndim, &b));
     ms_tensor *v = ms__tensor_view(x, x->ndim, x->shape, x->stride, x->offset);
@@ -131,7 +131,7 @@ static ms_status check_narrow(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    MS_TRY(missing(c, 3));
+    MS_TRY(check_count(c, 3));
     if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be cut");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t first = c->i[1] < 0 ? c->i[1] + x->shape[d] : c->i[1], len = c->i[2];
@@ -149,7 +149,7 @@ static ms_status put_back(ms_backward_call *b, int d, int64_t first, ms_tensor *
 {
     const ms_meta *m = &b->in_meta[0];
     ms_tensor *whole;
-    MS_TRY(ms__zeros(&whole, m->dtype, m->device, m->ndim, m->shape));
+    MS_TRY(ms__zeros_of(&whole, m));
     ms_tensor *part = ms__tensor_view(whole, m->ndim, part_shape, whole->stride, first * whole->stride[d]);
     ms_status st = ms__copy(part, g);
     ms__release(part);
@@ -173,7 +173,7 @@ static ms_status check_select(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    MS_TRY(missing(c, 2));
+    MS_TRY(check_count(c, 2));
     if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no positions");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t at = c->i[1] < 0 ? c->i[1] + x->shape[d] : c->i[1];
@@ -220,7 +220,7 @@ static ms_status check_expand(ms_call *c)
             return ms__call_fail(c, "%s does not expand to %s: dimension %d is %lld", ms__tensor_text(x),
                                  ms__shape_text(c->n_i, c->i), d + 1, (long long)have);
         stride[d] = d < lead || (have == 1 && shape[d] != 1) ? 0 : x->stride[d - lead];
-        // No memory bounds the elements of a view, but their number and their bytes must have one.
+        // A view may have more elements than memory, but their number and bytes must not overflow.
         if (__builtin_mul_overflow(numel, shape[d], &numel) || numel > (INT64_MAX >> 4))
             return ms__call_fail(c, "shape %s has more elements than can be counted", ms__shape_text(c->n_i, c->i));
     }
@@ -254,7 +254,7 @@ static ms_status check_unsqueeze(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    MS_TRY(missing(c, 1));
+    MS_TRY(check_count(c, 1));
     if (x->ndim == MS_MAX_DIMS) return ms__call_fail(c, "%s has the most dimensions possible", ms__tensor_text(x));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim + 1, &d));
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
@@ -274,10 +274,10 @@ static ms_status check_split(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    MS_TRY(missing(c, 2));
+    MS_TRY(check_count(c, 2));
     if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be cut");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
-    // i = d, size: equal pieces, the last one smaller; i = d, size1, size2 …: these
+    // i = d, size: pieces of that size, the last one smaller. i = d, size1, size2 …: pieces of those sizes.
     int64_t total = x->shape[d], n = c->n_i - 1, sum = 0;
     if (n == 1) {
         if (c->i[1] <= 0) return ms__call_fail(c, "pieces of size %lld: must be positive", (long long)c->i[1]);
@@ -316,8 +316,7 @@ static ms_status split_backward(ms_backward_call *b)
     int64_t sizes[MS_MAX_DIMS];
     for (int k = 0; k < b->n_out && !like; k++) like = b->gout[k];
     for (int e = 0; e < m->ndim; e++) order[e] = e;
-    if (like)
-        ms__order_of_strides(like, order);  // heads of attention: their gradients lie as what was transposed before
+    if (like) ms__order_of_strides(like, order);  // heads of attention: the layout before they were transposed
     if (like && !ms__is_dense(like, order))
         for (int e = 0; e < m->ndim; e++) order[e] = e;
     ms__in_order(m->ndim, order, m->shape, sizes);
@@ -338,14 +337,9 @@ static ms_status split_backward(ms_backward_call *b)
     return MS_OK;
 }
 
-#define VIEW(NAME, BACKWARD, SAMPLES)                                             \
-    static const ms_op NAME##_row = { .name = #NAME,                              \
-                                      .n_in_min = 1,                              \
-                                      .n_in_max = 1,                              \
-                                      .flags = MS_OP_DIFFERENTIABLE | MS_OP_VIEW, \
-                                      .check = check_##NAME,                      \
-                                      .backward = BACKWARD,                       \
-                                      .samples = SAMPLES };
+#define VIEW(NAME, BACKWARD, SAMPLES)                                                               \
+    static const ms_op NAME##_row = MS_ROW(#NAME, 1, 1, .flags = MS_OP_DIFFERENTIABLE | MS_OP_VIEW, \
+                                           .check = check_##NAME, .backward = BACKWARD, .samples = SAMPLES);
 // clang-format off
 VIEW(view,      reshape_backward,   "[3,4] i=2,6;[3,4] i=-1;[2,3,4] i=6,-1;[1,1]")
 VIEW(transpose, transpose_backward, "[3,4] i=0,1;[2,3,4] i=-1,0")
@@ -357,14 +351,10 @@ VIEW(squeeze,   reshape_backward,   "[1,3,1];[1,3,1] i=0;[1,3,1] i=-1;[1,3] i=1"
 VIEW(unsqueeze, reshape_backward,   "[3,4] i=0;[3,4] i=1;[3,4] i=-1")
 VIEW(split,     split_backward,     "[5,4] i=0,2;[5,4] i=1,1,3,0;[2,6] i=-1,3")
 // clang-format on
-static const ms_op reshape_row = { .name = "reshape",
-                                   .n_in_min = 1,
-                                   .n_in_max = 1,
-                                   .flags = MS_OP_DIFFERENTIABLE | MS_OP_VIEW,
-                                   .check = check_reshape,
-                                   .run = { [MS_CPU] = run_reshape, [MS_CUDA] = run_reshape },
-                                   .backward = reshape_backward,
-                                   .samples = "[3,4] i=2,6;[2,3,4] i=-1,4" };
+static const ms_op reshape_row =
+    MS_ROW("reshape", 1, 1, .flags = MS_OP_DIFFERENTIABLE | MS_OP_VIEW, .check = check_reshape,
+           .run = { [MS_CPU] = run_reshape, [MS_CUDA] = run_reshape }, .backward = reshape_backward,
+           .samples = "[3,4] i=2,6;[2,3,4] i=-1,4");
 
 const ms_op *const ms__ops_views[] = { &view_row,   &reshape_row, &transpose_row, &permute_row,   &narrow_row,
                                        &select_row, &expand_row,  &squeeze_row,   &unsqueeze_row, &split_row,
