@@ -24,10 +24,10 @@ static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
     context *c = u->context;
     int at = ms__order_find(c, use);
     if (!ms__run_recomputing()) {
-        if (u->settings.n_backward_prefetch == 0 && at > 0 && c->order[at - 1].unit->settings.unshard_in_backward)
+        if (u->settings.backward_prefetch.n == 0 && at > 0 && c->order[at - 1].unit->settings.unshard_in_backward)
             MS_TRY(ms__unit_push_gather(run, c->order[at - 1].unit, true, true));
-        for (int k = u->settings.n_backward_prefetch; k-- > 0;)
-            MS_TRY(ms__unit_push_gather(run, u->settings.backward_prefetch[k], true, true));
+        for (int k = u->settings.backward_prefetch.n; k-- > 0;)
+            MS_TRY(ms__unit_push_gather(run, u->settings.backward_prefetch.units[k], true, true));
     }
     return u->settings.unshard_in_backward ? ms__unit_push_gather(run, u, false, false) : MS_OK;
 }

@@ -236,6 +236,19 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     return st;
 }
 
+ms_status ms__unit_gather_apart(const unit *u, ms_storage *from, ms_storage *to, int dtype, const ms_piece *piece)
+{
+    ms_request r = { .group = u->group,
+                     .op = MS_DIST_ALL_GATHER,
+                     .from = from,
+                     .to = to,
+                     .dtype = dtype,
+                     .n_pieces = 1,
+                     .pieces = piece,
+                     .label.unit = u->name };
+    return ms__collective(&r, NULL);
+}
+
 // Waits for the gather under way. A failed gather only read the shard, so it must not fail later uses of it.
 static ms_status wait_gather(unit *u)
 {

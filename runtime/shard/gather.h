@@ -16,6 +16,9 @@ ms_status ms__unit_shard_to_post(unit *u);  // back to slices among post_group
 void ms__unit_drop_post(unit *u);
 void ms__unit_keep(unit *u);  // what the script changed in place in the wholes goes into the shard
 
+// Gathers one piece of every rank at once; for wholes beside the gather buffer.
+ms_status ms__unit_gather_apart(const unit *u, ms_storage *from, ms_storage *to, int dtype, const ms_piece *piece);
+
 uint64_t ms__unit_versions(const unit *u);        // of its parameters, together: one more with each change
 uint64_t ms__unit_shard_versions(const unit *u);  // of the shard alone
 ms_status ms__unit_check_home(const unit *u);     // offloaded shards are on the CPU

@@ -51,21 +51,42 @@ static void unit_delete(unit *u)
     free(u->params);
     free(u->memory.pieces);
     free(u->pass.active);
-    free(u->settings.forward_prefetch);
-    free(u->settings.backward_prefetch);
+    free(u->settings.forward_prefetch.units);
+    free(u->settings.backward_prefetch.units);
     free(u);
 }
 
-// A vacated storage for the wholes; the first gather allocates its bytes.
-static ms_status make_buffer(unit *u, ms_storage **out)
+static const char *owner_text(const unit *u)
 {
+    char text[512];
+    snprintf(text, sizeof text, "a parameter of unit '%s'", u->name);
+    return ms__intern(text);
+}
+
+// The storage for the wholes: the shard itself, or a vacated one, whose bytes the first gather allocates.
+static ms_status make_buffer(unit *u, ms_storage *shard, ms_storage **out)
+{
+    u->memory.in_place = u->world == 1 && !u->memory.casts && u->memory.home == u->memory.device;
+    if (u->memory.in_place) {
+        *out = ms__storage_retain(shard);
+        return MS_OK;
+    }
     MS_TRY(ms__storage_new(out, u->memory.device, 0, "fsdp: gathered parameters"));
     ms__storage_vacate(*out);
     (*out)->bytes = u->memory.gather_bytes;
-    char text[512];
-    snprintf(text, sizeof text, "a parameter of unit '%s'", u->name);
-    (*out)->owner = ms__intern(text);
+    (*out)->owner = owner_text(u);
     return MS_OK;
+}
+
+// In which dtypes parameters are gathered, and whether one of them differs from the stored one.
+static void choose_dtypes(unit *u)
+{
+    u->memory.casts = u->memory.n_extensions > 0;  // inputs of extensions are copied into what is gathered
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        p->gather_dtype = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
+        u->memory.casts |= p->gather_dtype != p->dtype;
+    }
 }
 
 // Decides where a unit computes and where its shards are when its module is on `device`. Offloaded shards move to the
@@ -88,30 +109,20 @@ static void settle(unit *u, int device, bool made)
 static ms_status make_storages(unit *u)
 {
     MS_TRY(u->layout->plan(u));
-    u->memory.casts |= u->memory.n_extensions > 0;  // inputs are copied into what is gathered
-    u->memory.in_place = u->world == 1 && !u->memory.casts && u->memory.home == u->memory.device;
     if (u->settings.post_group) {
         size_t ranks = (size_t)ms__group_size(u->settings.post_group);
         u->memory.post_bytes = ((u->memory.gather_bytes + ranks - 1) / ranks + 63) & ~(size_t)63;
     }
-    ms_storage *shard = NULL, *full = NULL;
+    ms_storage *shard = NULL, *buffer = NULL;
     MS_TRY(ms__storage_new(&shard, u->memory.home, u->memory.shard_bytes, "fsdp: shard"));
-    ms_status zeroed = shard->data ? ms__set_bytes(shard->device, shard->data, 0, u->memory.shard_bytes) : MS_OK;
-    if (zeroed != MS_OK) {
+    ms_status st = shard->data ? ms__set_bytes(shard->device, shard->data, 0, u->memory.shard_bytes) : MS_OK;
+    if (st == MS_OK) st = make_buffer(u, shard, &buffer);
+    if (st != MS_OK) {
         ms__storage_release(shard);
-        return zeroed;
-    }
-    if (u->memory.in_place) {
-        full = ms__storage_retain(shard);
-    } else {
-        ms_status st = make_buffer(u, &full);
-        if (st != MS_OK) {
-            ms__storage_release(shard);
-            return st;
-        }
+        return st;
     }
     u->memory.shard = shard;
-    u->memory.gather_buffer = full;
+    u->memory.gather_buffer = buffer;
     if (u->views->place) u->views->place(u);
     return MS_OK;
 }
@@ -120,8 +131,7 @@ static void make_views(unit *u, unit_param *p)
 {
     int64_t shape[MS_MAX_DIMS];
     int ndim = u->layout->local_shape(p, shape);
-    ms_tensor *local = ms__tensor_on(u->memory.shard, p->dtype, ndim, shape,
-                                     (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype)));
+    ms_tensor *local = ms__tensor_on(u->memory.shard, p->dtype, ndim, shape, ms__shard_index(p));
     if (p->local) {  // scripts may hold the object: it is re-pointed
         ms__tensor_point(p->local, local);
         ms__release(local);
@@ -132,26 +142,35 @@ static void make_views(unit *u, unit_param *p)
         local->name = p->param->name;
         ms__own(local);
     }
-    int64_t at = (int64_t)(p->whole_at / (size_t)ms__dtype_size(p->gather_dtype));
     ms__release(p->whole);
     ms__release(p->resting);
-    p->whole = ms__tensor_on(u->memory.gather_buffer, p->gather_dtype, p->ndim, p->shape, at);
+    p->whole = ms__tensor_on(u->memory.gather_buffer, p->gather_dtype, p->ndim, p->shape, ms__whole_index(p));
     p->resting = u->views->resting ? u->views->resting(p)
                                    : ms__tensor_on(u->memory.gather_buffer, p->dtype, p->ndim, p->shape, 0);
     p->resting->sharded = !u->views->resting;
 }
 
+// Copies this rank's part of a whole to p's local tensor.
+static ms_status copy_part(unit_param *p, ms_tensor *whole)
+{
+    if (p->here == 0) return MS_OK;
+    ms_tensor *from;
+    MS_TRY(ms__contiguous(&from, whole));
+    ms_tensor *part = p->owner->layout->part(p, from);
+    ms_status st = ms__copy(p->local, part);
+    ms__release(part);
+    ms__release(from);
+    return st;
+}
+
 ms_status ms__unit_replan(unit *u)
 {
-    u->memory.casts = u->memory.n_extensions > 0;
-    for (int j = 0; j < u->n; j++) u->memory.casts |= u->params[j].gather_dtype != u->params[j].dtype;
+    choose_dtypes(u);
     MS_TRY(u->layout->plan(u));
-    u->memory.in_place = u->world == 1 && !u->memory.casts && u->memory.home == u->memory.device;
-    ms_storage *full;
-    if (u->memory.in_place) full = ms__storage_retain(u->memory.shard);
-    else MS_TRY(make_buffer(u, &full));
+    ms_storage *buffer;
+    MS_TRY(make_buffer(u, u->memory.shard, &buffer));
     ms__storage_release(u->memory.gather_buffer);
-    u->memory.gather_buffer = full;
+    u->memory.gather_buffer = buffer;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         make_views(u, p);
@@ -232,34 +251,25 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     for (int j = 0; j < n; j++) {
         ms_tensor *t = ms__tensor(params[j]);
         const ms_tensor *first = j ? u->params[0].param : t;
-        if (!t || u->views->check(name, t, first) != MS_OK) goto failed;
+        if (!t || u->views->check(u, t, first) != MS_OK) goto failed;
         unit_param *p = &u->params[j];
         p->owner = u;
         p->param = ms__retain(t);
-        p->dtype = p->gather_dtype = t->dtype;
+        p->dtype = t->dtype;
         p->dim = o->dims ? o->dims[j] : 0;
         p->ndim = t->ndim;
         memcpy(p->shape, t->shape, sizeof p->shape);
         p->numel = t->numel;
-        if (u->settings.param_dtype >= 0 && ms__is_float(t->dtype)) p->gather_dtype = u->settings.param_dtype;
-        u->memory.casts |= p->gather_dtype != p->dtype;
         u->n = u->n_slots = j + 1;
     }
+    choose_dtypes(u);
     u->memory.computes = o->device;
     settle(u, n ? ms__device(u->params[0].param) : o->device >= 0 ? o->device : MS_CPU, true);
     if (make_storages(u) != MS_OK || ms__unit_handle_new(u) != MS_OK) goto failed;
     for (int j = 0; j < n; j++) {
         unit_param *p = &u->params[j];
         make_views(u, p);
-        if (!ms__is_meta(u->memory.device) && p->here > 0) {
-            ms_tensor *from;
-            if (ms__contiguous(&from, p->param) != MS_OK) goto failed_late;
-            ms_tensor *part = u->layout->part(p, from);
-            ms_status st = ms__copy(p->local, part);
-            ms__release(part);
-            ms__release(from);
-            if (st != MS_OK) goto failed_late;
-        }
+        if (!ms__is_meta(u->memory.device) && copy_part(p, p->param) != MS_OK) goto failed_late;
     }
     for (int j = 0; j < n; j++) {  // nothing fails from here on
         unit_param *p = &u->params[j];
@@ -274,6 +284,15 @@ failed_late:
 failed:
     unit_delete(u);
     return 0;
+}
+
+ms_status ms_unit_set_name(double handle, const char *name)
+{
+    unit *u = ms__unit(handle);
+    if (!u) return ms__failure();
+    u->name = ms__intern(name);
+    if (u->memory.gather_buffer->owner) u->memory.gather_buffer->owner = owner_text(u);
+    return MS_OK;
 }
 
 void ms_unit_free(double handle)
@@ -316,15 +335,7 @@ ms_status ms_unit_replace(double handle, int j, ms_id id)
     unit_param *p = &u->params[j];
     MS_TRY(check_replacement(u, p, t));
     ms__unit_shard(u);
-    if (p->here > 0) {
-        ms_tensor *from;
-        MS_TRY(ms__contiguous(&from, t));
-        ms_tensor *part = u->layout->part(p, from);
-        ms_status st = ms__copy(p->local, part);
-        ms__release(part);
-        ms__release(from);
-        MS_TRY(st);
-    }
+    MS_TRY(copy_part(p, t));
     ms_tensor *former = p->param;
     former->unit_param = NULL;
     t->name = former->name;
@@ -389,35 +400,29 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
         return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
     ms__unit_shard(u);
     ms__extensions_drop(u);  // the script registers them again
-    ms_storage *shard = u->memory.shard, *full = u->memory.gather_buffer;
+    ms_storage *shard = u->memory.shard, *buffer = u->memory.gather_buffer;
     ms_tensor **old = calloc((size_t)u->n + 1, sizeof *old);
     if (!old) return ms__no_memory(((size_t)u->n + 1) * sizeof *old, "to", "unit '%s'", u->name);
     int device_before = u->memory.device, home_before = u->memory.home, computes_before = u->memory.computes;
+    bool in_place_before = u->memory.in_place;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         old[j] = ms__tensor_alias(p->local);
         if (dtype >= 0 && ms__is_float(p->dtype)) p->dtype = dtype;
-        p->gather_dtype = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
     }
-    u->memory.casts = false;
-    for (int j = 0; j < u->n; j++) u->memory.casts |= u->params[j].gather_dtype != u->params[j].dtype;
+    choose_dtypes(u);
     settle(u, device, false);
     ms_status st = make_storages(u);
     if (st != MS_OK) {  // restore the previous state
         u->memory.device = device_before;
         u->memory.home = home_before;
         u->memory.computes = computes_before;
-        u->memory.casts = false;
-        for (int j = 0; j < u->n; j++) {
-            unit_param *p = &u->params[j];
-            p->dtype = old[j]->dtype;
-            p->gather_dtype =
-                u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
-            u->memory.casts |= p->gather_dtype != p->dtype;
-        }
+        for (int j = 0; j < u->n; j++) u->params[j].dtype = old[j]->dtype;
+        choose_dtypes(u);
         u->layout->plan(u);
+        u->memory.in_place = in_place_before;
         u->memory.shard = shard;
-        u->memory.gather_buffer = full;
+        u->memory.gather_buffer = buffer;
     }
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
@@ -437,7 +442,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
     free(old);
     if (u->memory.shard != shard) {
         ms__storage_release(shard);
-        ms__storage_release(full);
+        ms__storage_release(buffer);
     }
     return st;
 }

@@ -96,10 +96,10 @@ static ms_status prefetch(unit *u, const char *pass)
 
 ms_status ms__prefetch_forward(unit *u)
 {
-    if (u->settings.n_forward_prefetch) {
-        for (int k = 0; k < u->settings.n_forward_prefetch; k++)
-            if (u->settings.forward_prefetch[k]->memory.n_extensions == 0)
-                MS_TRY(prefetch(u->settings.forward_prefetch[k], "forward"));
+    if (u->settings.forward_prefetch.n) {
+        for (int k = 0; k < u->settings.forward_prefetch.n; k++)
+            if (u->settings.forward_prefetch.units[k]->memory.n_extensions == 0)
+                MS_TRY(prefetch(u->settings.forward_prefetch.units[k], "forward"));
         return MS_OK;
     }
     if (u->settings.checked || !u->settings.prefetches) return MS_OK;
@@ -116,9 +116,10 @@ int ms_unit_prefetches(double handle, double *out, int capacity)
     unit *u = ms__unit(handle), *next;
     int n = 0;
     if (!u || !u->context || ms__run_recomputing()) return 0;
-    for (int k = 0; k < u->settings.n_forward_prefetch && n < capacity; k++)
-        if (u->settings.forward_prefetch[k]->memory.n_extensions) out[n++] = u->settings.forward_prefetch[k]->handle;
-    if (u->settings.n_forward_prefetch || !u->settings.prefetches || !(next = forward_successor(u->context, 1)))
+    for (int k = 0; k < u->settings.forward_prefetch.n && n < capacity; k++)
+        if (u->settings.forward_prefetch.units[k]->memory.n_extensions)
+            out[n++] = u->settings.forward_prefetch.units[k]->handle;
+    if (u->settings.forward_prefetch.n || !u->settings.prefetches || !(next = forward_successor(u->context, 1)))
         return n;
     if (next->memory.n_extensions && ms__unit_idle(next) && n < capacity) out[n++] = next->handle;
     return n;
@@ -148,9 +149,9 @@ ms_status ms_unit_gather_first(double handle)
 
 ms_status ms__prefetch_backward(unit *u, int64_t use)
 {
-    if (u->settings.n_backward_prefetch) {
-        for (int k = 0; k < u->settings.n_backward_prefetch; k++)
-            MS_TRY(prefetch(u->settings.backward_prefetch[k], "backward"));
+    if (u->settings.backward_prefetch.n) {
+        for (int k = 0; k < u->settings.backward_prefetch.n; k++)
+            MS_TRY(prefetch(u->settings.backward_prefetch.units[k], "backward"));
         return MS_OK;
     }
     context *c = u->context;
@@ -198,9 +199,8 @@ ms_status ms_unit_set_prefetch(double handle, int backward, int n, const double 
             free(list);
             return ms__failure();
         }
-    unit ***where = backward ? &u->settings.backward_prefetch : &u->settings.forward_prefetch;
-    free(*where);
-    *where = list;
-    *(backward ? &u->settings.n_backward_prefetch : &u->settings.n_forward_prefetch) = n;
+    unit_list *given = backward ? &u->settings.backward_prefetch : &u->settings.forward_prefetch;
+    free(given->units);
+    *given = (unit_list) { list, n };
     return MS_OK;
 }

@@ -56,6 +56,14 @@ ms_status ms__unit_land(ms_run *run, reduction *reducing)
     return reducing->owner ? reducing->owner->views->land(run, reducing) : MS_OK;
 }
 
+ms_status ms__add_to(ms_tensor *sum, ms_tensor *t)
+{
+    ms_tensor *same;
+    MS_TRY(ms__op2(&same, ms__op_by_name("add_"), sum, t));
+    ms__release(same);
+    return MS_OK;
+}
+
 ms_status ms__unit_land_part(unit_param *p, ms_tensor *part)
 {
     ms_leaf *l = ms__leaf_of(p->local);
@@ -64,10 +72,7 @@ ms_status ms__unit_land_part(unit_param *p, ms_tensor *part)
         ms__leaf_set_grad(l, ms__retain(part));
         return MS_OK;
     }
-    ms_tensor *same;
-    MS_TRY(ms__op2(&same, ms__op_by_name("add_"), l->grad, part));
-    ms__release(same);
-    return MS_OK;
+    return ms__add_to(l->grad, part);
 }
 
 ms_status ms__unit_bring(int device, int dtype, ms_tensor **t)

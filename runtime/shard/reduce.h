@@ -34,6 +34,7 @@ ms_status ms__unit_land(ms_run *run, reduction *reducing);
 ms_status ms__unit_land_part(unit_param *p, ms_tensor *part);
 // *t in another dtype, on another device: itself, or a copy that its next reader waits for. Takes *t, unless it fails.
 ms_status ms__unit_bring(int device, int dtype, ms_tensor **t);
-const char *ms__unit_reduced_name(const unit *u);  // of its reductions
+ms_status ms__add_to(ms_tensor *sum, ms_tensor *t);  // in place
+const char *ms__unit_reduced_name(const unit *u);    // of its reductions
 
 #endif

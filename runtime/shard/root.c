@@ -80,6 +80,12 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
     return MS_OK;
 }
 
+static void forget(unit_list *list, const unit *u)
+{
+    for (int k = list->n; k-- > 0;)
+        if (list->units[k] == u) list->units[k] = list->units[--list->n];
+}
+
 void ms__context_leave(unit *u)
 {
     context *c = u->context;
@@ -93,13 +99,8 @@ void ms__context_leave(unit *u)
     if (c->opened == u) c->opened = NULL;
     if (c->root == u) c->root = NULL;
     for (int k = 0; k < c->n; k++) {
-        unit *v = c->units[k];
-        for (int j = v->settings.n_forward_prefetch; j-- > 0;)
-            if (v->settings.forward_prefetch[j] == u)
-                v->settings.forward_prefetch[j] = v->settings.forward_prefetch[--v->settings.n_forward_prefetch];
-        for (int j = v->settings.n_backward_prefetch; j-- > 0;)
-            if (v->settings.backward_prefetch[j] == u)
-                v->settings.backward_prefetch[j] = v->settings.backward_prefetch[--v->settings.n_backward_prefetch];
+        forget(&c->units[k]->settings.forward_prefetch, u);
+        forget(&c->units[k]->settings.backward_prefetch, u);
     }
     if (c->n == 0) {
         context **at = &contexts;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // shard/script.c -- what scripts call on units beside the schedule: parts and wholes of parameters, settings, gathering
-// by hand, names, stand-ins for sharded gradients and copies, and the owner that the garbage collector releases.
+// by hand, stand-ins for sharded gradients and copies, and the owner that the garbage collector releases.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -61,7 +61,7 @@ ms_id ms_unit_flat(double handle)
 double ms_unit_flat_offset(ms_id id)
 {
     unit_param *p = managed(id);
-    return p ? (double)(p->shard_at / (size_t)ms__dtype_size(p->dtype)) : -1;
+    return p ? (double)ms__shard_index(p) : -1;
 }
 
 ms_id ms_unit_local(ms_id id)
@@ -69,10 +69,7 @@ ms_id ms_unit_local(ms_id id)
     unit_param *p = managed(id);
     if (!p) return 0;
     ms__unit_keep(p->owner);
-    bool named = p->local->slot != 0;
-    ms_id local = ms__name_unscoped(ms__retain(p->local));
-    if (local && !named) ms__own(p->local);
-    return local;
+    return ms__unit_local_id(p->local);
 }
 
 ms_status ms_unit_shard_info(ms_id id, ms_shard_info *out)
@@ -153,33 +150,15 @@ ms_status ms_unit_check_reduced(ms_id id)
         t->name ? t->name : "?");
 }
 
-// ---- names, stand-ins, owners -----------------------------------------------------------------
-
-ms_status ms_unit_set_name(double handle, const char *name)
-{
-    unit *u = ms__unit(handle);
-    if (!u) return ms__failure();
-    u->name = ms__intern(name);
-    if (u->memory.gather_buffer->owner) {
-        char text[512];
-        snprintf(text, sizeof text, "a parameter of unit '%s'", name);
-        u->memory.gather_buffer->owner = ms__intern(text);
-    }
-    return MS_OK;
-}
+// ---- stand-ins, owners ------------------------------------------------------------------------
 
 ms_id ms_unit_stand_in(ms_id id, int dtype)
 {
-    ms_tensor *t = ms__tensor(id);
-    if (!t) return 0;
-    unit_param *p = t->unit_param;
-    if (!p) {
-        ms__fail(MS_EINVAL, "fsdp: parameter '%s' is not sharded", t->name ? t->name : "?");
-        return 0;
-    }
+    unit_param *p = managed(id);
+    if (!p) return 0;
     ms_tensor *s = ms__tensor_on(p->owner->memory.gather_buffer, dtype, p->ndim, p->shape, 0);
     s->sharded = true;  // operators refuse it: its views would read other bytes
-    s->name = t->name;
+    s->name = p->param->name;
     return ms__name(s);
 }
 
@@ -257,10 +236,6 @@ static ms_status set_full_precision(unit *u, bool on)
     ms__unit_shard(u);
     u->settings.param_dtype = on ? -1 : u->options.param_dtype;
     u->settings.reduce_dtype = on ? -1 : u->options.reduce_dtype;
-    for (int j = 0; j < u->n; j++) {
-        unit_param *p = &u->params[j];
-        p->gather_dtype = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
-    }
     return ms__unit_replan(u);
 }
 

@@ -18,8 +18,19 @@ int ms_unit_is_idle(double handle)
 // A view of p's whole in the stored dtype.
 static ms_tensor *whole_of(const unit *u, const unit_param *p, int ndim, const int64_t *shape, int64_t from)
 {
-    int64_t at = (int64_t)(p->whole_at / (size_t)ms__dtype_size(p->gather_dtype)) + from;
-    return ms__tensor_on(u->state.summoned ? u->state.summoned : u->memory.gather_buffer, p->dtype, ndim, shape, at);
+    ms_storage *wholes = u->state.summoned ? u->state.summoned : u->memory.gather_buffer;
+    return ms__tensor_on(wholes, p->dtype, ndim, shape, ms__whole_index(p) + from);
+}
+
+static void show_wholes(unit *u)
+{
+    for (int j = 0; j < u->n; j++) {
+        unit_param *p = &u->params[j];
+        ms_tensor *whole = whole_of(u, p, p->ndim, p->shape, 0);
+        ms__tensor_point(p->param, whole);
+        ms__release(whole);
+        p->param->sharded = false;
+    }
 }
 
 // Moves the wholes from the device to the CPU's memory.
@@ -36,13 +47,7 @@ static ms_status show_on_cpu(unit *u)
     if (u->state.summoned) ms__storage_release(u->state.summoned);
     else ms__unit_shard(u);
     u->state.summoned = to;
-    for (int j = 0; j < u->n; j++) {
-        unit_param *p = &u->params[j];
-        ms_tensor *whole = whole_of(u, p, p->ndim, p->shape, 0);
-        ms__tensor_point(p->param, whole);
-        ms__release(whole);
-        p->param->sharded = false;
-    }
+    show_wholes(u);
     return MS_OK;
 }
 
@@ -69,27 +74,13 @@ ms_status ms_unit_summon(double handle, int show)
             st = ms__move(u->state.summoned->device, u->state.summoned->data, u->memory.shard->device,
                           u->memory.shard->data, u->memory.shard_bytes);
         else if (st == MS_OK)
-            st = ms__collective(&(ms_request) { .group = u->group,
-                                                .op = MS_DIST_ALL_GATHER,
-                                                .from = u->memory.shard,
-                                                .to = u->state.summoned,
-                                                .dtype = u->params[0].dtype,
-                                                .n_pieces = 1,
-                                                .pieces = &piece,
-                                                .label.unit = u->name },
-                                NULL);
+            st = ms__unit_gather_apart(u, u->memory.shard, u->state.summoned, u->params[0].dtype, &piece);
         if (st != MS_OK) {
             ms__storage_release(u->state.summoned);
             u->state.summoned = NULL;
             return st;
         }
-        for (int j = 0; j < u->n && show; j++) {
-            unit_param *p = &u->params[j];
-            ms_tensor *whole = whole_of(u, p, p->ndim, p->shape, 0);
-            ms__tensor_point(p->param, whole);
-            ms__release(whole);
-            p->param->sharded = false;
-        }
+        if (show) show_wholes(u);
     } else {
         MS_TRY(ms__unit_start_gather(u, false, false));
         MS_TRY(ms__unit_finish_gather(u));

@@ -94,4 +94,12 @@ bool ms__unit_idle(const unit *u)
     return u->pass.forwards == 0 && !u->pass.open && u->pass.n_active == 0 && !u->state.summoning;
 }
 
+ms_id ms__unit_local_id(ms_tensor *local)
+{
+    bool named = local->slot != 0;
+    ms_id id = ms__name_unscoped(ms__retain(local));
+    if (id && !named) ms__own(local);
+    return id;
+}
+
 ms_label ms__unit_label(const unit *u, const char *name) { return (ms_label) { .unit = name, .model = u->model }; }

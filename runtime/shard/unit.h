@@ -40,6 +40,11 @@ typedef struct unit_param {
 typedef struct layout layout;
 typedef struct views views;
 
+typedef struct {
+    unit **units;
+    int n;
+} unit_list;
+
 // What the script asked for when it made the unit. Constant after making.
 typedef struct unit_options {
     int backward_prefetch_at;  // MS_PREFETCH_*
@@ -66,8 +71,7 @@ typedef struct unit_settings {
     bool checked;              // MS_UNIT_CHECKED
     bool prefetches, limited;  // MS_UNIT_FORWARD_PREFETCH, MS_UNIT_LIMIT_GATHERS
     bool fake_gather, fake_reduce;
-    unit **forward_prefetch, **backward_prefetch;
-    int n_forward_prefetch, n_backward_prefetch;
+    unit_list forward_prefetch, backward_prefetch;  // given by the script
 } unit_settings;
 
 // Where the unit's bytes are and how they are laid out. make.c and a layout's plan change it when the unit is made,
@@ -158,6 +162,7 @@ ms_status ms__unit_handle_new(unit *u);
 void ms__unit_handle_drop(double handle);
 bool ms__unit_idle(const unit *u);                         // no forward, backward or summon is under way on it
 ms_label ms__unit_label(const unit *u, const char *name);  // of a collective of u
+ms_id ms__unit_local_id(ms_tensor *local);                 // of a tensor that the unit owns: the same at every call
 
 // ---- recording and logging ----
 void ms__unit_note(const unit *u, int event, bool prefetched);
@@ -168,6 +173,16 @@ const char *ms__unit_range_name(const unit *u, const char *phase);
 #define UNIT_RANGE(u, phase) UNIT_RANGE_IF(true, u, phase)
 #define UNIT_RANGE_IF(when, u, phase) \
     MS_RANGE_IF((when) && (!(u) || ((const unit *)(u))->n), MS_RANGE_FSDP, ms__unit_range_name((u), (phase)), NULL)
+
+// Index of p's first element in a tensor over the whole gather buffer, and of this rank's first one over the shard.
+static inline int64_t ms__whole_index(const unit_param *p)
+{
+    return (int64_t)(p->whole_at / (size_t)ms__dtype_size(p->gather_dtype));
+}
+static inline int64_t ms__shard_index(const unit_param *p)
+{
+    return (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype));
+}
 
 static inline void ms__drop(ms_tensor **t)
 {

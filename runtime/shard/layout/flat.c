@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // shard/layout/flat.c -- a unit's parameters are concatenated into one padded flat parameter, cut into equal parts.
 #include "device/device.h"
+#include "shard/gather.h"
 #include "shard/layout/layout.h"
 #include "shard/views/views.h"
 
@@ -80,17 +81,8 @@ static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
     if (st == MS_OK) st = ms__tensor_new(&all, part->dtype, u->memory.home, 1, &n, "full_tensor");
     if (st == MS_OK) {
         ms_piece piece = { .out_stride = (size_t)block * esz, .bytes = (size_t)block * esz, .total = (size_t)n * esz };
-        st = ms__collective(&(ms_request) { .group = u->group,
-                                            .op = MS_DIST_ALL_GATHER,
-                                            .from = packed->storage,
-                                            .to = all->storage,
-                                            .dtype = part->dtype,
-                                            .n_pieces = 1,
-                                            .pieces = &piece,
-                                            .label.unit = u->name },
-                            NULL);
-        int64_t each = (int64_t)(u->memory.shard_bytes / size_of(p->dtype));
-        int64_t begin = (int64_t)(p->whole_at / size_of(p->gather_dtype));
+        st = ms__unit_gather_apart(u, packed->storage, all->storage, part->dtype, &piece);
+        int64_t each = (int64_t)(u->memory.shard_bytes / size_of(p->dtype)), begin = ms__whole_index(p);
         for (int r = 0; st == MS_OK && r < u->world; r++) {
             int64_t from = ms__max64(r * each - begin, 0), to = ms__min64((r + 1) * each - begin, block);
             if (to > from)
@@ -105,7 +97,7 @@ static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
 
 static int64_t columns(unit *u, int n, unit_param **present, int64_t *at)
 {
-    for (int k = 0; k < n; k++) at[k] = (int64_t)(present[k]->shard_at / size_of(present[k]->dtype));
+    for (int k = 0; k < n; k++) at[k] = ms__shard_index(present[k]);
     return (int64_t)(u->memory.shard_bytes / size_of(u->params[0].dtype));
 }
 
@@ -114,7 +106,7 @@ static ms_status pack(unit *u, int n, unit_param **present, ms_tensor *in)
     int64_t end = 0, k = 0;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
-        int64_t at = (int64_t)(p->whole_at / size_of(p->gather_dtype));
+        int64_t at = ms__whole_index(p);
         MS_TRY(ms__zero_zone(in, end, at - end));
         end = at + p->numel;
         if (k < n && present[k] == p) {

@@ -3,6 +3,7 @@
 // torch.chunk cuts: the last ranks may have fewer or none. The gather moves each parameter's rows directly to their
 // place in the whole, so there is no copy-out, and padding rows are not sent. A later dimension is cut the same way,
 // but evenly; a rank's part then arrives in lines.
+#include "shard/gather.h"
 #include "shard/layout/layout.h"
 
 enum { ALIGN = 64 };  // every parameter starts on a cache line, in the shard and in the whole
@@ -79,15 +80,7 @@ static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
                        .total = (size_t)out->numel * esz,
                        .line = p->dim > 0 ? line : 0,
                        .out_line = (size_t)(p->rows * p->row_numel) * esz };
-    ms_request r = { .group = u->group,
-                     .op = MS_DIST_ALL_GATHER,
-                     .from = packed->storage,
-                     .to = out->storage,
-                     .dtype = part->dtype,
-                     .n_pieces = 1,
-                     .pieces = &piece,
-                     .label.unit = u->name };
-    if (st == MS_OK) st = ms__collective(&r, NULL);
+    if (st == MS_OK) st = ms__unit_gather_apart(u, packed->storage, out->storage, part->dtype, &piece);
     ms__release(packed);
     return st;
 }

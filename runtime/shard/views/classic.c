@@ -12,16 +12,16 @@
 
 // ---- making ------------------------------------------------------------------------------------
 
-ms_status ms__classic_check(const char *name, const ms_tensor *t, const ms_tensor *first, bool one)
+ms_status ms__classic_check(const unit *u, const ms_tensor *t, const ms_tensor *first)
 {
     const char *p = t->name ? t->name : "?";
     if (t->unit_param) return ms__fail(MS_EINVAL, "Cannot flatten a `FlatParameter`");
-    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
+    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, u->name);
     if (!ms__is_float(t->dtype)) return ms__fail(MS_EINVAL, "Cannot flatten integer dtype tensors");
     if (t->dtype != first->dtype)
         return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s",
                         ms__dtype_name(first->dtype), ms__dtype_name(t->dtype));
-    if (one && t->requires_grad != first->requires_grad)
+    if (u->views->one_leaf && t->requires_grad != first->requires_grad)
         return ms__fail(MS_EINVAL, "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
     if (ms__device(t) != ms__device(first)) {
         char a[64], b[64];
@@ -30,6 +30,16 @@ ms_status ms__classic_check(const char *name, const ms_tensor *t, const ms_tenso
         return ms__fail(MS_EINVAL, "Must flatten tensors on the same device but got both %s and %s", a, b);
     }
     return MS_OK;
+}
+
+ms_tensor *ms__classic_flat(const unit *u)
+{
+    int64_t n = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
+    ms_tensor *t = ms__tensor_on(u->memory.shard, u->params[0].dtype, 1, &n, 0);
+    t->is_param = true;
+    t->name = ms__intern("flat_param");
+    for (int j = 0; j < u->n; j++) t->requires_grad |= u->params[j].param->requires_grad;
+    return t;
 }
 
 ms_status ms__classic_off_home(const unit *u, const char *device)
@@ -54,8 +64,8 @@ ms_status ms__classic_changed(const unit *u, bool stayed)
 // p's piece of a tensor laid out like the shard.
 static ms_tensor *piece_of(const unit_param *p, ms_tensor *flat)
 {
-    return ms__tensor_on(flat->storage, flat->dtype, p->local->ndim, p->local->shape,
-                         flat->offset + (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype)));
+    int64_t at = flat->offset + ms__shard_index(p);
+    return ms__tensor_on(flat->storage, flat->dtype, p->local->ndim, p->local->shape, at);
 }
 
 // The slot whose grad has p's part of the flat gradient.
@@ -78,21 +88,11 @@ static ms_status each_part(unit *u, ms_tensor *flat, ms_status (*fn)(unit_param 
 
 static ms_status add_landed(unit_param *p, ms_tensor *part)
 {
-    ms_tensor *g = ms__landed(p), *same;
-    if (!g) return MS_OK;
-    ms_tensor *here = ms__retain(g);
-    if (ms__device(g) != ms__device(part)) {
-        ms__release(here);
-        MS_TRY(ms__tensor_new(&here, g->dtype, ms__device(part), g->ndim, g->shape, "communication hook"));
-        ms_status copied = ms__copy(here, g);
-        if (copied != MS_OK) {
-            ms__release(here);
-            return copied;
-        }
-    }
-    ms_status st = ms__op2(&same, ms__op_by_name("add_"), part, here);
+    ms_tensor *here = ms__retain(ms__landed(p));
+    if (!here) return MS_OK;
+    ms_status st = ms__unit_bring(ms__device(part), here->dtype, &here);
+    if (st == MS_OK) st = ms__add_to(part, here);
     ms__release(here);
-    if (st == MS_OK) ms__release(same);
     return st;
 }
 
@@ -234,17 +234,14 @@ static bool waits(const unit_param *q) { return ms__landed(q) && ms__landed(q)->
 static ms_tensor *waiting_part(unit *u, unit_param *p)
 {
     const ms_tensor *g = ms__landed(slot_of(u, p));
-    int64_t at = u->slots != u->params ? (int64_t)(p->whole_at / (size_t)ms__dtype_size(p->gather_dtype)) : 0;
+    int64_t at = u->slots != u->params ? ms__whole_index(p) : 0;
     return ms__tensor_on(g->storage, g->dtype, p->ndim, p->shape, g->offset + at);
 }
 
 static ms_status add_part(ms_tensor *to, ms_tensor **g)
 {
-    ms_tensor *same;
     MS_TRY(ms__unit_bring(ms__device(to), to->dtype, g));
-    MS_TRY(ms__op2(&same, ms__op_by_name("add_"), to, *g));
-    ms__release(same);
-    return MS_OK;
+    return ms__add_to(to, *g);
 }
 
 // The script may have cleared an unreduced gradient, and with it the saved one, or replaced it by another tensor.
@@ -268,7 +265,7 @@ static ms_status look_at(unit *u)
 static ms_status make_places(unit *u, int dtype, bool *filled)
 {
     const unit_param *last = &u->params[u->n - 1];
-    int64_t n = (int64_t)(last->whole_at / (size_t)ms__dtype_size(last->gather_dtype)) + last->numel;
+    int64_t n = ms__whole_index(last) + last->numel;
     ms_tensor *flat = NULL;
     for (int j = 0; j < u->n_slots; j++)  // below only the allocation can fail
         if (!ms__leaf_of(u->slots[j].local)) return ms__failure();
@@ -285,8 +282,8 @@ static ms_status make_places(unit *u, int dtype, bool *filled)
             MS_TRY(ms__tensor_new(&flat, dtype, u->world == 1 ? u->memory.home : u->memory.device, 1, &n,
                                   "fsdp: accumulated gradients"));
         if (l->grad) q->saved = ms__retain(l->grad);
-        int64_t at = q == p ? (int64_t)(p->whole_at / (size_t)ms__dtype_size(p->gather_dtype)) : 0;
-        ms_tensor *g = q == p ? ms__tensor_on(flat->storage, dtype, p->ndim, p->shape, at) : ms__retain(flat);
+        ms_tensor *g =
+            q == p ? ms__tensor_on(flat->storage, dtype, p->ndim, p->shape, ms__whole_index(p)) : ms__retain(flat);
         g->unreduced = true;
         ms__leaf_set_grad(l, g);
         filled[j] = false;

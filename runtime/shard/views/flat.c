@@ -3,17 +3,12 @@
 // optimizers have, and the modules' own parameters are views of the whole.
 #include "shard/views/classic.h"
 
-static ms_status check(const char *unit, const ms_tensor *t, const ms_tensor *first)
-{
-    return ms__classic_check(unit, t, first, true);
-}
-
 static void place(unit *u)
 {
     if (u->n == 0) return;
     unit_param *f = &u->flat;
-    int64_t n = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
-    ms_tensor *t = ms__tensor_on(u->memory.shard, u->params[0].dtype, 1, &n, 0);
+    ms_tensor *t = ms__classic_flat(u);
+    int64_t n = t->numel;
     f->dtype = f->gather_dtype = t->dtype;
     f->chunk = f->here = n;
     f->first = u->rank * n;
@@ -29,10 +24,7 @@ static void place(unit *u)
     f->owner = u;
     f->param = f->local = t;
     t->unit_param = f;
-    t->is_param = true;
-    t->name = ms__intern("flat_param");
     ms__own(t);
-    for (int j = 0; j < u->n; j++) t->requires_grad |= u->params[j].param->requires_grad;
     u->slots = f;
     u->n_slots = 1;
 }
@@ -42,28 +34,8 @@ static void shown(unit *u)
     for (int j = 0; j < u->n; j++) u->params[j].param->requires_grad = u->flat.local->requires_grad;
 }
 
-// Always the same id.
-static ms_id flat(unit *u)
-{
-    bool named = u->flat.local->slot != 0;
-    ms_id id = ms__name_unscoped(ms__retain(u->flat.local));
-    if (id && !named) ms__own(u->flat.local);
-    return id;
-}
+static ms_id flat(unit *u) { return ms__unit_local_id(u->flat.local); }
 
 const views ms__views_flat = {
-    .name = "flat",
-    .check = check,
-    .place = place,
-    .flat = flat,
-    .shown = shown,
-    .whole_for_backward = true,
-    .rewraps = true,
-    .reduces_once = true,
-    .take = ms__classic_take,
-    .reduce = ms__classic_reduce,
-    .land = ms__classic_land,
-    .drop_waiting = ms__classic_drop_waiting,
-    .off_home = ms__classic_off_home,
-    .changed = ms__classic_changed,
+    CLASSIC_VIEWS, .name = "flat", .one_leaf = true, .place = place, .flat = flat, .shown = shown,
 };

@@ -5,11 +5,6 @@
 #include "shard/views/classic.h"
 #include "ops/op.h"
 
-static ms_status check(const char *unit, const ms_tensor *t, const ms_tensor *first)
-{
-    return ms__classic_check(unit, t, first, false);
-}
-
 static ms_tensor *resting(unit_param *p) { return ms__tensor_alias(p->local); }
 
 static uint64_t written(const unit *u)
@@ -33,8 +28,7 @@ static void stay(unit *u)
 
 static int64_t place_in_flat(const unit_param *p, const ms_tensor *g)
 {
-    return g->unreduced ? (int64_t)(p->whole_at / (size_t)ms__dtype_size(p->gather_dtype))
-                        : (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype));
+    return g->unreduced ? ms__whole_index(p) : ms__shard_index(p);
 }
 
 // The flat gradient of which the pieces' gradients are views. Where the script has replaced some, a new one is made and
@@ -58,7 +52,7 @@ static ms_status grad_of_pieces(unit *u, ms_tensor **out)
     }
     if (!first) return MS_OK;
     const unit_param *last = &u->params[u->n - 1];
-    if (first->unreduced) n = (int64_t)(last->whole_at / (size_t)ms__dtype_size(last->gather_dtype)) + last->numel;
+    if (first->unreduced) n = ms__whole_index(last) + last->numel;
     if (together && base >= 0 && (size_t)(base + n) * (size_t)ms__dtype_size(first->dtype) <= first->storage->bytes) {
         *out = ms__tensor_on(first->storage, first->dtype, 1, &n, base);
         return MS_OK;
@@ -83,11 +77,7 @@ static ms_id flat(unit *u)
 {
     ms_tensor *g = NULL;
     if (grad_of_pieces(u, &g) != MS_OK) return 0;
-    int64_t n = (int64_t)(u->memory.shard_bytes / (size_t)ms__dtype_size(u->params[0].dtype));
-    ms_tensor *t = ms__tensor_on(u->memory.shard, u->params[0].dtype, 1, &n, 0);
-    t->is_param = true;
-    t->name = ms__intern("flat_param");
-    for (int j = 0; j < u->n; j++) t->requires_grad |= u->params[j].param->requires_grad;
+    ms_tensor *t = ms__classic_flat(u);
     ms_leaf *l = g ? ms__leaf_of(t) : NULL;
     if (l) ms__leaf_set_grad(l, g);
     else ms__release(g);
@@ -95,21 +85,6 @@ static ms_id flat(unit *u)
 }
 
 const views ms__views_pieces = {
-    .name = "pieces",
-    .check = check,
-    .align = 16,
-    .keeps_shape = true,
-    .resting = resting,
-    .flat = flat,
-    .stay = stay,
-    .written = written,
-    .whole_for_backward = true,
-    .rewraps = true,
-    .reduces_once = true,
-    .take = ms__classic_take,
-    .reduce = ms__classic_reduce,
-    .land = ms__classic_land,
-    .drop_waiting = ms__classic_drop_waiting,
-    .off_home = ms__classic_off_home,
-    .changed = ms__classic_changed,
+    CLASSIC_VIEWS,      .name = "pieces", .align = 16,  .keeps_shape = true,
+    .resting = resting, .flat = flat,     .stay = stay, .written = written,
 };

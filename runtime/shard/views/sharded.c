@@ -11,9 +11,9 @@
 
 // ---- parameters --------------------------------------------------------------------------------
 
-static ms_status check(const char *name, const ms_tensor *t, const ms_tensor *first)
+static ms_status check(const unit *u, const ms_tensor *t, const ms_tensor *first)
 {
-    const char *p = t->name ? t->name : "?";
+    const char *p = t->name ? t->name : "?", *name = u->name;
     if (t->unit_param)
         return ms__fail(MS_ESTATE, "fsdp: parameter '%s' is already managed by unit '%s'", p,
                         ((unit_param *)t->unit_param)->owner->name);
@@ -69,14 +69,6 @@ static ms_status land_all(ms_run *run, reduction *r, ms_tensor *out)
     return MS_OK;
 }
 
-static ms_status add_to(ms_tensor *sum, ms_tensor *t)
-{
-    ms_tensor *same;
-    MS_TRY(ms__op2(&same, ms__op_by_name("add_"), sum, t));
-    ms__release(same);
-    return MS_OK;
-}
-
 static bool same_present(const unit *u, const reduction *r)
 {
     return u->gradients.n_partial == r->n &&
@@ -92,7 +84,7 @@ static ms_status keep_partial(reduction *r)
                         "fsdp: unit '%s': %d parameters had gradients in one backward without all-reduce, %d in "
                         "another; they must be the same ones",
                         u->name, u->gradients.n_partial, r->n);
-    if (u->gradients.partial) return add_to(u->gradients.partial, r->out);
+    if (u->gradients.partial) return ms__add_to(u->gradients.partial, r->out);
     u->gradients.partial = ms__retain(r->out);
     u->gradients.partial_of = r->present;
     u->gradients.n_partial = r->n;
@@ -168,20 +160,14 @@ static ms_status take(unit *u)
         if (!g) continue;
         p->fresh = NULL;
         p->run = NULL;
-        int dtype = u->settings.reduce_dtype >= 0 && !u->settings.sync ? u->settings.reduce_dtype : g->dtype;
-        ms_status st = MS_OK;
         if (p->pending) {
             MS_TRY(ms__accumulate(&p->pending, g));  // takes g; never writes into a buffer that another gradient shares
             continue;
-        } else if (dtype != g->dtype) {
-            ms_tensor *wide;
-            st = ms__tensor_new(&wide, dtype, u->memory.device, g->ndim, g->shape, "fsdp: accumulated gradient");
-            if (st == MS_OK && (st = ms__copy(wide, g)) != MS_OK) ms__release(wide);
-            else if (st == MS_OK) p->pending = wide;
-        } else {
-            p->pending = ms__retain(g);
         }
-        ms__release(g);
+        int dtype = u->settings.reduce_dtype >= 0 && !u->settings.sync ? u->settings.reduce_dtype : g->dtype;
+        ms_status st = ms__unit_bring(ms__device(g), dtype, &g);
+        if (st == MS_OK) p->pending = g;
+        else ms__release(g);
         MS_TRY(st);
     }
     return MS_OK;
@@ -275,7 +261,7 @@ static ms_status add_partial(unit *u, reduction *r)
                         "one; they must be the same ones",
                         u->name, u->gradients.n_partial, r->n);
     MS_TRY(ms__work_wait(r->work));
-    MS_TRY(add_to(r->out, u->gradients.partial));
+    MS_TRY(ms__add_to(r->out, u->gradients.partial));
     ms__drop(&u->gradients.partial);
     free(u->gradients.partial_of);
     u->gradients.partial_of = NULL;

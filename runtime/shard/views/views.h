@@ -13,7 +13,8 @@ struct views {
 
     // ---- making ----
     // Fails unless t can be a parameter of the unit, whose first one is `first`.
-    ms_status (*check)(const char *unit, const ms_tensor *t, const ms_tensor *first);
+    ms_status (*check)(const unit *u, const ms_tensor *t, const ms_tensor *first);
+    bool one_leaf;     // the parameters become one leaf, so they agree in whether they require grad
     int align;         // flat layout: parameters begin at multiples of so many bytes; 0: one behind the other
     bool keeps_shape;  // flat layout in a world of one: local tensors have the shapes of their parameters
     // The unit has new storages. May be NULL.
