@@ -370,7 +370,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         status = ms__fail(MS_ESTATE, "%s: dist.finalize was called", ROW(c->op)->name);
         goto drop;
     }
-    if ((status = ms__comm_adopt()) != MS_OK) goto drop;
+    if ((status = ms__comm_meet_error()) != MS_OK) goto drop;
     if (ms__coll_on_device(c)) {
         status = sync_storages(c);
         if (status == MS_OK) status = ms__coll_stage(c, &marked);

@@ -12,7 +12,7 @@
 #include <string.h>
 #include "comm/internal.h"
 
-static char adopted[TEXT];  // what the latest error that this rank met is told as here; engine thread
+static char met_text[TEXT];  // what the latest error that this rank met is told as here; engine thread
 
 static uint64_t on_board(void) { return atomic_load_explicit(&ms__world.board->epoch, memory_order_acquire); }
 
@@ -62,11 +62,11 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
     if (!ms__world.up || ms__world.size == 1) return;
     uint64_t now = ms__comm_epoch();
     // Work that dies of an error met within it has nothing to add; but it may have been a backward only here.
-    if (now == since || !strstr(text, adopted)) {
+    if (now == since || !strstr(text, met_text)) {
         char whole[TEXT];
         snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);
         if (ms__comm_publish_as(now + 1, whole) && ms__world.nodes > 1) ms__far_error(now + 1, whole, backward);
-        snprintf(adopted, sizeof adopted, "%s", text);
+        snprintf(met_text, sizeof met_text, "%s", text);
         atomic_store(&ms__world.epoch, now + 1);
     }
     if (backward) ms__comm_backward_failed(ms__comm_epoch());
@@ -106,16 +106,16 @@ void ms__comm_reported(uint64_t epoch, const char *text)
     // Of several collectives that one error ended, the first that is waited for meets it.
     if (epoch != ms__comm_epoch() || epoch == on_board()) return;
     // What ended it here may be no peer's telling: all members find by themselves that they ask for different things.
-    snprintf(adopted, sizeof adopted, "%s", text ? text : ms__comm_error_after(epoch));
+    snprintf(met_text, sizeof met_text, "%s", text ? text : ms__comm_error_after(epoch));
     atomic_store(&ms__world.epoch, epoch + 1);
 }
 
-ms_status ms__comm_adopt(void)
+ms_status ms__comm_meet_error(void)
 {
     uint64_t epoch = ms__comm_epoch();
     if (MS_LIKELY(on_board() == epoch)) return MS_OK;
     ms__comm_reported(epoch, NULL);
-    return ms__fail(MS_ECOMM, "%s", adopted);
+    return ms__fail(MS_ECOMM, "%s", met_text);
 }
 
 __attribute__((constructor)) static void observe_streams(void)

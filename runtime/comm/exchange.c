@@ -21,7 +21,7 @@ void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n)
 {
     snprintf(out, n, "%s", p->op < OPS ? ROW(p->op)->name : "?");
     if (p->op != OP_BARRIER) ms__append(out, n, " of %llu %s", (unsigned long long)p->count, ms__dtype_name(p->dtype));
-    if (reduces(p->op)) ms__append(out, n, ", %s", reductions[p->red]);
+    if (reduces(p->op)) ms__append(out, n, ", %s", reductions[p->reduction]);
     if (p->op == OP_SEND_RECV) ms__append(out, n, " from rank %d", p->root);
     else if (p->root >= 0) ms__append(out, n, ", root %d", p->root);
     if (p->unit[0]) ms__append(out, n, ", unit '%s'", p->unit);
@@ -49,7 +49,7 @@ uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step)
 {
     uint64_t h = ms__hash_bytes(MS_HASH_START, p, offsetof(ms_fingerprint, step));
     if (with_step) h = ms__hash_bytes(h, &p->step, sizeof p->step);
-    if (!with_step || p->told) return h;
+    if (!with_step || p->text_only) return h;
     h = ms__hash_bytes(h, p->unit, strlen(p->unit));
     return ms__hash_bytes(h, &p->model, sizeof p->model);
 }
@@ -71,7 +71,7 @@ static int refused_by(const ms_coll *c)
 }
 
 // Lists the requests; equal ones from one line once.
-static void tell_requests(const ms_coll *c, char *text, size_t size)
+static void describe_requests(const ms_coll *c, char *text, size_t size)
 {
     ms_group *g = c->g;
     char what[400];
@@ -82,19 +82,19 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
     }
     ms__group_text(g, what, sizeof what);
     snprintf(text, size, "collective #%u of %s: the ranks ask for different things", (unsigned)c->word, what);
-    bool told[1024] = { false }, models = false, parts = false, shapes = false;
+    bool listed[1024] = { false }, models = false, parts = false, shapes = false;
     const ms_fingerprint *mine = &slot_of(g, g->me, c->seq)->fingerprint;
     for (int k = 0; k < g->n && k < 1024; k++) {  // units of one name, of several models
         const ms_slot *s = slot_of(g, k, c->seq);
         if (atomic_load(&s->ready) != c->word || strncmp(s->fingerprint.unit, mine->unit, UNIT_NAME) != 0) continue;
         shapes |= s->fingerprint.op == mine->op && !same_shape(&s->fingerprint, mine);
         models |= s->fingerprint.model != mine->model;
-        parts |= s->fingerprint.op == mine->op && s->fingerprint.mark != mine->mark;
+        parts |= s->fingerprint.op == mine->op && s->fingerprint.part != mine->part;
     }
     for (int k = 0; k < g->n && k < 1024; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
         uint64_t ready = atomic_load(&s->ready);
-        if (told[k] || ready < c->word) continue;
+        if (listed[k] || ready < c->word) continue;
         if (ready > c->word) {
             ms__append(text, size, "; rank %d is at #%u already", g->ranks[k], (unsigned)ready);
             continue;
@@ -109,7 +109,7 @@ static void tell_requests(const ms_coll *c, char *text, size_t size)
         for (int j = k; j < g->n && j < 1024; j++) {
             ms_slot *o = slot_of(g, j, c->seq);
             if (atomic_load(&o->ready) != c->word || !same_request(o, s)) continue;
-            told[j] = true;
+            listed[j] = true;
             ms__append(text, size, same++ ? ", %d" : " %d", g->ranks[j]);
         }
         ms_fingerprint p = s->fingerprint;
@@ -143,23 +143,23 @@ static ms_status mismatch(ms_waiter *w)
     }
     // The other nodes are to see what the ranks here ask for, too.
     if (g->far && g->me == g->leader) ms__far_ready(c);
-    ms_blame *b = g->blame;
+    ms_mismatch_text *b = g->mismatch;
     char text[TEXT];
     uint64_t was = atomic_load(&b->claimed);
     while (was < c->word)
         if (atomic_compare_exchange_weak(&b->claimed, &was, c->word)) {
-            tell_requests(c, b->text, sizeof b->text);
+            describe_requests(c, b->text, sizeof b->text);
             memcpy(text, b->text, sizeof text);
-            atomic_store(&b->told, c->word);
+            atomic_store(&b->written, c->word);
             return ms__fail(MS_ECOMM, "%s", text);
         }
     until = ms__now_ns() + (int64_t)1e9;
-    while (atomic_load(&b->told) < c->word && ms__now_ns() < until) sched_yield();
-    bool taken = atomic_load(&b->told) == c->word;
+    while (atomic_load(&b->written) < c->word && ms__now_ns() < until) sched_yield();
+    bool taken = atomic_load(&b->written) == c->word;
     memcpy(text, b->text, sizeof text);
     atomic_thread_fence(memory_order_acquire);
     // The others are further already, or he who claimed it was killed.
-    if (!taken || atomic_load(&b->claimed) != c->word) tell_requests(c, text, sizeof text);
+    if (!taken || atomic_load(&b->claimed) != c->word) describe_requests(c, text, sizeof text);
     return ms__fail(MS_ECOMM, "%s", text);
 }
 
@@ -211,7 +211,7 @@ static ms_status publish(ms_coll *c)
 }
 
 // A peer will not take part: by the error that it published, when there is one.
-static ms_status gave_up(ms_coll *c, int rank)
+static ms_status abandoned(ms_coll *c, int rank)
 {
     atomic_store(&c->raised, true);
     if (ms__comm_error_since(c->epoch)) return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
@@ -240,7 +240,7 @@ static ms_status agree(ms_waiter *w)
         }
         if (MS_UNLIKELY(ready != c->word)) {
             // It is further already: by a published error into a new count, or past an error here.
-            if (ready >> 32 != c->word >> 32) { return gave_up(c, g->ranks[k]); }
+            if (ready >> 32 != c->word >> 32) { return abandoned(c, g->ranks[k]); }
             return mismatch(w);
         }
         if (MS_UNLIKELY(s->hash != c->hash)) return mismatch(w);
@@ -310,7 +310,7 @@ static ms_status run(ms_waiter *w)
         if (atomic_exchange(&c->raised, false)) status = MS_OK;
         else if (status != MS_EINTR) return status;
     } else if (!decide(c, true)) {
-        return gave_up(c, -1);
+        return abandoned(c, -1);
     }
     w->committed = true;
     g->committed[k] = c->word;

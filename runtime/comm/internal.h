@@ -47,16 +47,17 @@ enum {
 
 // What one rank asks for. Equal on every rank (but for the script's line), or the collective fails before data moves.
 typedef struct {
-    uint8_t op, dtype, red, told;  // told: the unit is for texts only
-    int32_t root;                  // world rank, -1: none
-    uint64_t count, extra;         // elements; hash of pieces and scale
-    uint64_t mark;                 // which part of its unit it serves; 0: all
-    int64_t step;                  // of ms.steps
-    char site[SITE], unit[UNIT_NAME];
-    uint32_t model;               // which of several with units of these names
-    char part_of[PART_OF];        // the mark in words
-    uint8_t shaped;               // dimensions + 1 of a script's tensor, compared as part of `extra`; 0: no shape
-    uint32_t shape[MS_MAX_DIMS];  // for texts
+    uint8_t op, dtype, reduction, text_only;  // text_only: unit and model are not compared
+    int32_t root;                             // world rank, -1: none
+    uint64_t count;                           // elements
+    uint64_t agreed;                          // hash of pieces, scale, a script's shape and the caller's value
+    uint64_t part;                            // hash of the part of the unit that is served; 0: the whole unit
+    int64_t step;                             // of ms.steps
+    char site[SITE], unit[UNIT_NAME];         // site: the script's line, in texts only
+    uint32_t model;                           // distinguishes models whose units have equal names
+    char part_of[PART_OF];                    // the part in words
+    uint8_t shaped;                           // dimensions + 1 of a script's tensor; 0: no shape
+    uint32_t shape[MS_MAX_DIMS];              // for texts
 } ms_fingerprint;
 
 typedef struct {
@@ -87,11 +88,11 @@ typedef struct {              // per member of a group
     char pad[40];
 } ms_head;
 
-typedef struct {                     // per group: what its latest mismatch is told as, the same on every rank here
-    _Atomic uint64_t claimed, told;  // word of that collective: somebody writes the text; it is written
+typedef struct {                        // per group: what its latest mismatch is told as, the same on every rank here
+    _Atomic uint64_t claimed, written;  // number of that collective: a rank writes the text; the text is there
     char text[TEXT];
     char pad[48];
-} ms_blame;
+} ms_mismatch_text;
 
 typedef struct {               // what one executor (compute thread or stream worker) waits in
     _Atomic uint64_t version;  // odd: waiting
@@ -124,7 +125,7 @@ typedef struct {
     _Atomic uint64_t epoch;            // number of published errors; see comm/error.c
     _Atomic uint64_t error[ERRORS];    // the latest ones, by number: (number << 16) | rank that raised it
     _Atomic int ending;                // rank + 1 whose failure ends the job
-    atomic_bool doomed, said;          // why the job ends is about to be told; has been told
+    atomic_bool failing, reported;     // why the job ends is about to be told; has been told
     _Atomic uint64_t failed_backward;  // epoch number in which a rank gave up a backward last
     char pad[4096 - 32 - 8 * ERRORS];
     ms_board_rank rank[];  // of the world; those of other nodes stay empty
@@ -138,7 +139,7 @@ struct ms_group {
     int leader;        // member: the first one on this node
     ms_slot *slots;
     ms_head *heads;
-    ms_blame *blame;
+    ms_mismatch_text *mismatch;
     size_t place, bytes;  // of its slots in the control memory
     bool freed;
     bool held;                        // a unit keeps its address: after dist.free_group, too
@@ -224,26 +225,26 @@ void ms__activity_share(void);
 const ms_activity *ms__peer_activity(int pid);  // NULL: the engine is not loaded there
 // Busy: inside an engine call, runs a program, or has begun a call, read or written since *before, which is brought up
 // to date.
-ms_peer_state ms__peer_look(int pid, const ms_activity *page, ms_progress *before);
+ms_peer_state ms__peer_watch(int pid, const ms_activity *page, ms_progress *before);
 size_t ms__peer_file(int pid, const char *name, char *text, size_t n);  // under /proc/PID; "" when it cannot be read
 int ms__launched_peers(int parent, int *pids, int room);                // its children
 bool ms__launcher_ends_job(void);
-void ms__nudge_launcher(void);  // it ends the job: cuts its sleeps short
+void ms__wake_launcher(void);  // it ends the job: cuts its sleeps short
 
 void ms__launcher_to_loopback(void);
-void ms__leave_child(void);  // that nudges mpirun until it has gone, whatever becomes of this rank
-_Noreturn void ms__exit_last(
+void ms__fork_waker(void);  // that nudges mpirun until it has gone, whatever becomes of this rank
+_Noreturn void ms__exit_first(
     int code);  // of the first rank to fail: a child nudges once it has gone, for its peers may be stopped
 
 // ---- comm/job/join.c: the start of a job ----
 void ms__join_begin(double limit);  // the script has come to dist.init
 void ms__join_end(bool through);
-bool ms__error_said(uint64_t hash);          // another rank here has said this error; else this one is to
-void ms__thread_start(void *(*fn)(void *));  // detached, without signals
+bool ms__error_reported_by_peer(uint64_t hash);  // another rank here has said this error; else this one is to
+void ms__thread_start(void *(*fn)(void *));      // detached, without signals
 
 // ---- comm/job/say.c: errors of scripts, with the rank ----
-void ms__say_errors(void);  // from now on
-bool ms__has_said_error(void);
+void ms__report_errors(void);  // from now on
+bool ms__error_reported(void);
 int ms__rank_launched(void);  // of the world, as the launcher says: known before the ranks have met
 
 // ---- comm/job/end.c: the end of a job ----
@@ -254,7 +255,7 @@ ms_status ms__end_start(void);          // peers' pids are on the board: watch t
 _Noreturn void ms__end_stay(int code);  // a peer failed: nothing to add
 // This collective cannot end: an error, and the job's end. culprit: the rank that died, -1: this one reports and is the
 // first to fail.
-ms_status ms__doom(ms_status code, int culprit);
+ms_status ms__fail_job(ms_status code, int culprit);
 void ms__board_state(int state);
 bool ms__rank_dead(int rank);
 
@@ -284,7 +285,7 @@ void ms__wait_moved(ms_waiter *w);      // what was waited for is there: the nex
 void ms__wait_end(ms_waiter *w);
 
 // ---- comm/error.c: errors that a script survives ----
-ms_status ms__comm_adopt(void);             // engine thread: the next published error, once; MS_OK when there is none
+ms_status ms__comm_meet_error(void);        // engine thread: the next published error, once; MS_OK when there is none
 bool ms__comm_error_since(uint64_t epoch);  // one was published that a rank in that epoch has not met
 const char *ms__comm_error_after(uint64_t epoch);  // its text, until this thread's next call
 // Engine thread: a failed collective of that epoch was reported, as text (NULL: as published); not again.

@@ -30,14 +30,17 @@ int ms__coll_root(const ms_group *g, int op, int root)
 
 // ---- the fingerprint ------------------------------------------------------------------------------
 
-static void agree_on(ms_coll *c, uint64_t value) { c->fingerprint.extra = ms__hash_value(c->fingerprint.extra, value); }
+static void agree_on(ms_coll *c, uint64_t value)
+{
+    c->fingerprint.agreed = ms__hash_value(c->fingerprint.agreed, value);
+}
 
 // Units are flat pieces whose shapes the engine chooses; only what scripts pass has a shape that must agree.
 static void agree_on_shape(ms_coll *c, const ms_tensor *t)
 {
     ms_fingerprint *p = &c->fingerprint;
     p->shaped = (uint8_t)(t->ndim + 1);
-    p->extra ^= p->shaped;
+    p->agreed ^= p->shaped;
     for (int d = 0; d < t->ndim; d++) {
         agree_on(c, (uint64_t)t->shape[d]);
         p->shape[d] = t->shape[d] > UINT32_MAX ? UINT32_MAX : (uint32_t)t->shape[d];
@@ -57,8 +60,8 @@ static void label(ms_coll *c, const ms_label *l)
         snprintf(p->unit, UNIT_NAME, "%s", l->unit);
         p->model = l->model;
     }
-    p->told = l->text_only;
-    p->mark = l->part;
+    p->text_only = l->text_only;
+    p->part = l->part;
     if (MS_UNLIKELY(l->part)) snprintf(p->part_of, PART_OF, "%s", l->part_of);
     p->step = ms__world.step;
 }
@@ -200,8 +203,8 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
     c->root = root;
     c->fingerprint.op = c->op;
     c->fingerprint.dtype = (uint8_t)c->reducer.dtype;
-    c->fingerprint.red = (uint8_t)c->reducer.reduction;
-    c->fingerprint.extra = r->agreed;
+    c->fingerprint.reduction = (uint8_t)c->reducer.reduction;
+    c->fingerprint.agreed = r->agreed;
     c->fingerprint.root = root < 0 ? -1 : r->group->ranks[root];
     uint64_t scale;
     memcpy(&scale, &c->reducer.scale, sizeof scale);

@@ -38,7 +38,7 @@ static void list(const char *folder)
     if (d) closedir(d);
 }
 
-static void strike(const char *path)
+static void unlist(const char *path)
 {
     for (int k = 0; k < n_names; k++)
         if (strcmp(path, names[k]) == 0) {
@@ -49,7 +49,7 @@ static void strike(const char *path)
 
 // Strikes what this process uses: its descriptors first, for a file is mapped before it is closed. A process whose
 // /proc this user cannot read is skipped: it cannot be a rank, since ranks read each other's memory the same way.
-static void strike_used_by(const char *pid)
+static void unlist_used_by(const char *pid)
 {
     char path[300], to[NAME + 100], line[600];
     snprintf(path, sizeof path, "/proc/%.20s/fd", pid);
@@ -58,7 +58,7 @@ static void strike_used_by(const char *pid)
         ssize_t n = readlinkat(dirfd(d), e->d_name, to, sizeof to - 1);
         if (n <= 0) continue;
         to[n] = 0;
-        strike(to);
+        unlist(to);
     }
     if (d) closedir(d);
     snprintf(path, sizeof path, "/proc/%.20s/maps", pid);
@@ -66,7 +66,7 @@ static void strike_used_by(const char *pid)
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
         const char *at = strchr(line, '/');
-        if (at) strike(at);
+        if (at) unlist(at);
     }
     if (f) fclose(f);
 }
@@ -83,7 +83,7 @@ void ms__comm_clean(bool leaving)
     if (!d) return;
     for (struct dirent *e; n_names > 0 && (e = readdir(d));)
         if (isdigit((unsigned char)e->d_name[0]) && !(leaving && atoi(e->d_name) == (int)getpid()))
-            strike_used_by(e->d_name);
+            unlist_used_by(e->d_name);
     closedir(d);
     for (int k = 0; k < n_names; k++) unlink(names[k]);
 }

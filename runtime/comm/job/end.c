@@ -9,7 +9,7 @@
 // once, by busy ranks too.
 //
 // The first rank that fails exits; the launcher then ends the others and reports the first one's code. mpirun sleeps on
-// the way (ms__nudge_launcher), so the others stay and wake it until its TERM comes. If they exited by themselves, none
+// the way (ms__wake_launcher), so the others stay and wake it until its TERM comes. If they exited by themselves, none
 // would be left to do so: 2 s instead of some hundredths. srun may end no rank: under it every rank exits.
 #define _GNU_SOURCE
 #include <poll.h>
@@ -24,9 +24,9 @@ static int *pidfd;                // by world rank; -1: not here
 static const ms_activity **page;  // by world rank, once looked at
 static bool stopped;
 static pid_t started_as;
-static atomic_bool doomed;  // a report by this rank is due
-static atomic_bool said;    // this rank is on its way out, its text printed
-static char doom_text[2 * TEXT];
+static atomic_bool failing;  // a report by this rank is due
+static atomic_bool leaving;  // this rank is on its way out, its text printed
+static char failure_text[2 * TEXT];
 
 enum { MS = 1000000 };
 static const int64_t STAY = 1500ll * MS;  // for the launcher's TERM; a launcher that does nothing is none
@@ -54,26 +54,26 @@ static bool first_to_fail(int rank)
 }
 
 // The reason has been reported.
-static void say_ended(void)
+static void mark_reported(void)
 {
     fflush(NULL);
-    said = true;
-    if (ms__world.board) atomic_store(&ms__world.board->said, true);
+    leaving = true;
+    if (ms__world.board) atomic_store(&ms__world.board->reported, true);
 }
 
 // A peer failed and the job ends: stay until the launcher ends this process.
 _Noreturn void ms__end_stay(int code)
 {
-    say_ended();
+    mark_reported();
     for (int64_t since = ms__now_ns(); ms__launcher_pid > 0 && ms__now_ns() - since < STAY; ms__nap(5 * MS))
-        ms__nudge_launcher();
+        ms__wake_launcher();
     _exit(code);
 }
 
 // The first rank that sees a death reports it.
-static void name_dead(int rank)
+static void report_death(int rank)
 {
-    if (!atomic_exchange(&ms__world.board->said, true))
+    if (!atomic_exchange(&ms__world.board->reported, true))
         fprintf(stderr, "rank %d: rank %d (process %d) died\n", ms__world.rank, rank, ms__world.board->rank[rank].pid);
 }
 
@@ -82,7 +82,7 @@ static void name_dead(int rank)
 // Somebody here waits in a collective, or has found out that it cannot end, and will say so.
 static bool report_due(void)
 {
-    if (atomic_load(&ms__world.board->doomed)) return true;
+    if (atomic_load(&ms__world.board->failing)) return true;
     for (int r = 0; r < ms__world.size; r++)
         for (int k = 0; k < MS_STREAMS && is_here(r) && state_of(r) == RANK_RUNNING && !ms__rank_dead(r); k++)
             if (atomic_load(&ms__world.board->rank[r].wait[k].version) & 1) return true;
@@ -125,10 +125,10 @@ static void *watch_thread(void *arg)
     // A rank that raised has said why. A killed rank leaves no message. Peers that wait for it in a
     // collective know more, so their report is awaited; on a busy machine they get their turn late.
     if (state_of(dead) == RANK_RUNNING) {
-        while (!atomic_load(&ms__world.board->said) && ms__now_ns() - since < 800 * MS &&
+        while (!atomic_load(&ms__world.board->reported) && ms__now_ns() - since < 800 * MS &&
                (ms__now_ns() - since < 100 * MS || report_due()))
             ms__nap(2 * MS);
-        name_dead(dead);
+        report_death(dead);
     }
     ms__end_stay(1);
 }
@@ -152,28 +152,28 @@ ms_status ms__end_start(void)
 
 // ---- a collective that cannot end -----------------------------------------------------------------
 
-static void *doom_thread(void *arg)
+static void *fail_thread(void *arg)
 {
     (void)arg;
-    ms__nap(500 * MS);                    // time for the error to be raised and its traceback to be printed
-    if (atomic_load(&said)) return NULL;  // the script is on its way out
-    fprintf(stderr, "rank %d: %s\nrank %d: ending the job\n", ms__world.rank, doom_text, ms__world.rank);
+    ms__nap(500 * MS);                       // time for the error to be raised and its traceback to be printed
+    if (atomic_load(&leaving)) return NULL;  // the script is on its way out
+    fprintf(stderr, "rank %d: %s\nrank %d: ending the job\n", ms__world.rank, failure_text, ms__world.rank);
     ms__board_state(RANK_RAISED);
     if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
-    say_ended();
-    ms__exit_last(1);
+    mark_reported();
+    ms__exit_first(1);
 }
 
 // The error is raised like any other; but if the script survives it, or is busy elsewhere, the job still ends.
-ms_status ms__doom(ms_status code, int culprit)
+ms_status ms__fail_job(ms_status code, int culprit)
 {
     if (culprit >= 0) first_to_fail(culprit);
     bool no = false;
-    if (!atomic_compare_exchange_strong(&doomed, &no, true)) return code;
-    atomic_store(&ms__world.board->doomed, true);
-    snprintf(doom_text, sizeof doom_text, "%s", ms_error());
+    if (!atomic_compare_exchange_strong(&failing, &no, true)) return code;
+    atomic_store(&ms__world.board->failing, true);
+    snprintf(failure_text, sizeof failure_text, "%s", ms_error());
     pthread_t t;
-    if (pthread_create(&t, NULL, doom_thread, NULL) == 0) pthread_detach(t);
+    if (pthread_create(&t, NULL, fail_thread, NULL) == 0) pthread_detach(t);
     return code;
 }
 
@@ -187,14 +187,14 @@ static const ms_activity *page_of(int rank)
 
 // At the end of the script: a rank that has not worked for the limit, since it is stopped or only loops, ends the job;
 // one that works is waited for. Returns whether that was said.
-static bool look_at_late(ms_progress *seen, int64_t since, int64_t now, bool say)
+static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool report)
 {
     char culprits[TEXT] = "", working[TEXT] = "";
     double waited = (double)(now - since) * 1e-9;
     for (int r = 0; r < ms__world.size; r++) {
         if (r == ms__world.rank || !is_here(r) || state_of(r) != RANK_RUNNING) continue;
         ms_board_rank *b = &ms__world.board->rank[r];
-        ms_peer_state look = ms__peer_look(b->pid, page_of(r), &seen[r]);
+        ms_peer_state look = ms__peer_watch(b->pid, page_of(r), &seen[r]);
         bool late =
             (double)(now - (seen[r].at > since ? seen[r].at : since)) * 1e-9 > ms__world.timeout && look != PEER_BUSY;
         char *text = late ? culprits : working;
@@ -204,23 +204,23 @@ static bool look_at_late(ms_progress *seen, int64_t since, int64_t now, bool say
                                           : "has not come to its own and makes no engine call");
     }
     if (!culprits[0]) {
-        if (say && working[0])
+        if (report && working[0])
             fprintf(stderr, "rank %d: at the end of the script, waiting for %.0f s: %s\n", ms__world.rank, waited,
                     working);
-        return say;
+        return report;
     }
     ms__board_state(RANK_RAISED);
     if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
     fprintf(stderr, "rank %d: at the end of the script %.1f s have passed and %s\n", ms__world.rank, waited, culprits);
-    say_ended();
-    ms__exit_last(1);
+    mark_reported();
+    ms__exit_first(1);
 }
 
 // Before MPI_Finalize, which blocks: until every rank here is at its end as well. False: one ended with an error.
 static bool all_left(void)
 {
     ms_progress *seen = calloc((size_t)ms__world.size, sizeof *seen);
-    int64_t since = ms__now_ns(), said_at = since, before = since, looked = since;
+    int64_t since = ms__now_ns(), reported_at = since, before = since, looked = since;
     for (;;) {
         int left = 1, here = 1;
         bool lowest = true;
@@ -228,7 +228,7 @@ static bool all_left(void)
             if (r == ms__world.rank || !is_here(r)) continue;
             int state = state_of(r);
             if (state == RANK_RUNNING && ms__rank_dead(r)) {
-                name_dead(r);
+                report_death(r);
                 first_to_fail(r);
                 return false;
             }
@@ -241,12 +241,13 @@ static bool all_left(void)
         ms__nap(ms__now_ns() - since < 10 * MS ? 20000 : 2 * MS);
         int64_t now = ms__now_ns();
         if (now - before > 500 * MS)
-            since += now - before, said_at += now - before;  // the whole job was stopped, as a rule
+            since += now - before, reported_at += now - before;  // the whole job was stopped, as a rule
         before = now;
         // The ranks that wait share the work of looking.
         if (!seen || now - looked < 50 * MS * left) continue;
         looked = now;
-        if (look_at_late(seen, since, now, lowest && (double)(now - said_at) * 1e-9 > ms__world.timeout)) said_at = now;
+        if (check_late_peers(seen, since, now, lowest && (double)(now - reported_at) * 1e-9 > ms__world.timeout))
+            reported_at = now;
     }
     free(seen);
     return true;
@@ -266,13 +267,13 @@ static void *finalize_thread(void *unused)
         for (int r = 0; r < ms__world.size; r++) {
             ms_progress unread = { 0 };
             if (r == ms__world.rank || !is_here(r) ||
-                ms__peer_look(ms__world.board->rank[r].pid, NULL, &unread) != PEER_STOPPED)
+                ms__peer_watch(ms__world.board->rank[r].pid, NULL, &unread) != PEER_STOPPED)
                 continue;
             ms__board_state(RANK_RAISED);
             if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
             fprintf(stderr, "rank %d: MPI_Finalize: %.1f s have passed and rank %d (process %d) is stopped\n",
                     ms__world.rank, ms__world.timeout, r, ms__world.board->rank[r].pid);
-            ms__exit_last(1);
+            ms__exit_first(1);
         }
     }
     return NULL;
@@ -304,15 +305,15 @@ static void at_exit(int code, void *arg)
         ms__comm_stop();
         return;
     }
-    if (code == 1 && !ms__has_said_error() && ms__world.board && !atomic_load(&ms__world.board->said))
+    if (code == 1 && !ms__error_reported() && ms__world.board && !atomic_load(&ms__world.board->reported))
         fprintf(stderr, "rank %d: the script ended with status 1\n",
                 ms__world.rank);  // error(nil), for one, has no text
     // Without MPI_Finalize: the launcher ends the others. A stream worker may be inside MPI: no lock.
-    say_ended();
+    mark_reported();
     ms__board_state(RANK_RAISED);
     ms__trace_save_now();
     if (!first_to_fail(ms__world.rank)) ms__end_stay(code);
-    ms__exit_last(code);
+    ms__exit_first(code);
 }
 
 void ms__end_catch(void)

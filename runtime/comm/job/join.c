@@ -63,18 +63,18 @@ static int joined(join_peer *p)
 }
 
 // The lowest of the ranks that wait here reports.
-static bool speaks(void)
+static bool reports(void)
 {
     for (int k = 0; k < n_peers; k++) {
         ms_progress unused = { 0 };
         if (peers[k].rank < my_rank && peers[k].pidfd >= 0 && joined(&peers[k]) == 1 &&
-            ms__peer_look(peers[k].pid, peers[k].page, &unused) != PEER_STOPPED)
+            ms__peer_watch(peers[k].pid, peers[k].page, &unused) != PEER_STOPPED)
             return false;
     }
     return true;
 }
 
-static void add(char *text, size_t n, const join_peer *p, const char *what)
+static void append_peer(char *text, size_t n, const join_peer *p, const char *what)
 {
     ms__append(text, n, "%srank %d (process %d) %s", *text ? "; " : "", p->rank, p->pid, what);
 }
@@ -92,29 +92,29 @@ static void peer_ended(join_peer *p)
     p->pidfd = -1;
     if (joined(p) == 2) return;  // handled in comm/job/end.c
     char text[200] = "";
-    add(text, sizeof text, p, joined(p) ? "died while the job started" : "ended before it joined the job");
+    append_peer(text, sizeof text, p, joined(p) ? "died while the job started" : "ended before it joined the job");
     // A script that never comes to dist.init may well end. Where one waits for it there, the job ends: mpirun sees to
     // it when the peer was killed or failed.
-    int64_t since = ms__now_ns(), told = 0;
+    int64_t since = ms__now_ns(), reported_at = 0;
     for (int64_t now = since;
-         now - since < 1500ll * MS && (!told || now - told < 300ll * MS || ms__launcher_ends_job());
+         now - since < 1500ll * MS && (!reported_at || now - reported_at < 300ll * MS || ms__launcher_ends_job());
          now = ms__now_ns()) {
         if (atomic_load(&over)) return;
         bool waits = atomic_load(&joined_at), ends = ms__launcher_ends_job();
-        if (!told && (waits || ends) && now - since > (waits ? 20ll : 50ll) * MS) {
-            told = now;
-            ms__leave_child();  // mpirun may kill this rank before it comes to its own end
+        if (!reported_at && (waits || ends) && now - since > (waits ? 20ll : 50ll) * MS) {
+            reported_at = now;
+            ms__fork_waker();  // mpirun may kill this rank before it comes to its own end
             bool explained = p->page && __atomic_load_n(&p->page->error, __ATOMIC_RELAXED);
-            if (!explained && (waits ? speaks() : lowest_seen()))
+            if (!explained && (waits ? reports() : lowest_seen()))
                 fprintf(stderr, "rank %d: dist.init: %s\n", my_rank, text);
         }
-        if (told && ends) ms__nudge_launcher();
+        if (reported_at && ends) ms__wake_launcher();
         ms__nap(5 * MS);
     }
-    if (told) ms__exit_last(1);
+    if (reported_at) ms__exit_first(1);
 }
 
-bool ms__error_said(uint64_t hash)
+bool ms__error_reported_by_peer(uint64_t hash)
 {
     int64_t now = ms__now_ns();
     __atomic_store_n(&ms__activity->error_at, now, __ATOMIC_RELAXED);
@@ -130,35 +130,35 @@ bool ms__error_said(uint64_t hash)
 }
 
 // Those that have not worked for the limit end the job; the others are waited for. Returns whether that was said.
-static bool look_at_peers(int64_t since, int64_t now, bool say)
+static bool check_peers(int64_t since, int64_t now, bool report)
 {
     char culprits[2000] = "", working[2000] = "";
     double waited = (double)(now - since) * 1e-9;
     for (int k = 0; k < n_peers; k++) {
         join_peer *p = &peers[k];
         int state = joined(p);
-        ms_peer_state look = ms__peer_look(p->pid, p->page, &p->seen);
+        ms_peer_state look = ms__peer_watch(p->pid, p->page, &p->seen);
         if (look != PEER_STOPPED && state) continue;
         bool late = (double)(now - (p->seen.at > since ? p->seen.at : since)) * 1e-9 > limit;
         if (late && look != PEER_BUSY)
-            add(culprits, sizeof culprits, p,
-                look == PEER_STOPPED ? "is stopped" : "has not joined and makes no engine call");
-        else add(working, sizeof working, p, "has not joined yet, but computes, reads or writes");
+            append_peer(culprits, sizeof culprits, p,
+                        look == PEER_STOPPED ? "is stopped" : "has not joined and makes no engine call");
+        else append_peer(working, sizeof working, p, "has not joined yet, but computes, reads or writes");
     }
     if (!culprits[0]) {
-        if (say && speaks())
+        if (report && reports())
             fprintf(stderr, "rank %d: dist.init: waiting for %.0f s: %s\n", my_rank, waited,
                     working[0]             ? working
                     : n_peers < n_expected ? "a rank of this node has not started"
                                            : "the ranks of this node have joined, MPI has not started yet");
-        return say;
+        return report;
     }
-    if (speaks()) {
+    if (reports()) {
         fprintf(stderr, "rank %d: dist.init: %.1f s have passed and %s\n", my_rank, waited, culprits);
         // A rank without the engine could not end mpirun's sleep for the others: it goes first, and they stay.
         for (int k = 0; k < n_peers; k++) {
             ms_progress unused = { 0 };
-            if (!joined(&peers[k]) || ms__peer_look(peers[k].pid, NULL, &unused) == PEER_STOPPED)
+            if (!joined(&peers[k]) || ms__peer_watch(peers[k].pid, NULL, &unused) == PEER_STOPPED)
                 kill(peers[k].pid, SIGKILL);
         }
     }
@@ -166,7 +166,7 @@ static bool look_at_peers(int64_t since, int64_t now, bool say)
 }
 
 // Names the ranks that died before they could be seen: known when all ranks are on this node.
-static void name_unseen(void)
+static void report_unseen(void)
 {
     if (!all_here) return;
     for (int r = 0; r <= n_expected; r++) {
@@ -180,7 +180,7 @@ static void *join_thread(void *unused)
 {
     (void)unused;
     struct pollfd *fds = calloc((size_t)n_expected, sizeof *fds);
-    int64_t began = ms__now_ns(), since = 0, looked = 0, said = 0, before = began;
+    int64_t began = ms__now_ns(), since = 0, looked = 0, reported_at = 0, before = began;
     bool unseen = false;
     while (fds && !atomic_load(&over)) {
         if (n_peers < n_expected) find_peers();
@@ -193,22 +193,22 @@ static void *join_thread(void *unused)
         now = ms__now_ns();
         if (n_peers < n_expected && now - began > 30ll * MS && now - began < 3000ll * MS) {
             if (ms__launcher_ends_job()) {
-                if (!unseen) name_unseen();
+                if (!unseen) report_unseen();
                 unseen = true;
-                ms__nudge_launcher();
+                ms__wake_launcher();
             }
         }
         if (!since && (since = atomic_load(&joined_at))) {
-            said = since;
+            reported_at = since;
             for (int k = 0; k < n_peers; k++)
                 if (joined(&peers[k]) != 2 && peers[k].pidfd < 0) peer_ended(&peers[k]);
         }
         // This thread was held up: the whole job was stopped, as a rule.
-        if (since && now - before > 500ll * MS) since += now - before, said += now - before;
+        if (since && now - before > 500ll * MS) since += now - before, reported_at += now - before;
         before = now;
         if (since && now - looked > 50ll * MS * (n_expected + 1)) {
             looked = now;
-            if (look_at_peers(since, now, (double)(now - said) * 1e-9 > limit)) said = now;
+            if (check_peers(since, now, (double)(now - reported_at) * 1e-9 > limit)) reported_at = now;
         }
     }
     free(fds);
@@ -260,7 +260,7 @@ __attribute__((constructor)) static void launched(void)
     all_here = mpirun && launch.world == n_expected + 1;
     if (my_rank == 0 && all_here) ms__launcher_to_loopback();
     if (n_expected == 0) return;
-    ms__say_errors();
+    ms__report_errors();
     ms__activity_share();
     if ((peers = calloc((size_t)n_expected, sizeof *peers))) ms__thread_start(join_thread);
 }

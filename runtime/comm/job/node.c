@@ -29,13 +29,16 @@ static pthread_mutex_t groups_lock = PTHREAD_MUTEX_INITIALIZER;  // reports of o
 static int *local_of;                                            // by world rank
 
 // What n members share: their slots, then their heads, then what a mismatch is told as.
-static size_t group_bytes(int n) { return (size_t)n * (sizeof(ms_head) + RING * sizeof(ms_slot)) + sizeof(ms_blame); }
+static size_t group_bytes(int n)
+{
+    return (size_t)n * (sizeof(ms_head) + RING * sizeof(ms_slot)) + sizeof(ms_mismatch_text);
+}
 
 static void group_at(ms_group *g, char *p)
 {
     g->slots = (ms_slot *)p;
     g->heads = (ms_head *)(p + (size_t)g->n * RING * sizeof(ms_slot));
-    g->blame = (ms_blame *)(g->heads + g->n);
+    g->mismatch = (ms_mismatch_text *)(g->heads + g->n);
 }
 
 // ---- layout of the control memory: board, windows, pairs, groups ---------------------------------
@@ -298,7 +301,7 @@ ms_status ms__node_start(void)
 void ms__wait_begin(ms_waiter *w, ms_coll *c) { *w = (ms_waiter) { .c = c }; }
 
 // On the board, once it is clear that this takes longer.
-static void put_on_board(ms_waiter *w)
+static void post_on_board(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_waiting *b = &ms__world.board->rank[ms__world.rank].wait[c->stream];
@@ -329,7 +332,7 @@ static bool is_missing(const ms_waiter *w, int member)
 }
 
 // What rank is doing, for reports.
-static void whereabouts(int rank, char *out, size_t n)
+static void describe_rank(int rank, char *out, size_t n)
 {
     if (local_of[rank] < 0) {
         snprintf(out, n, "on another node");
@@ -386,13 +389,13 @@ static ms_status report_absence(ms_waiter *w)
     pthread_mutex_lock(&groups_lock);
     for (int k = 0; k < w->c->g->n; k++) {
         if (!is_missing(w, k)) continue;
-        whereabouts(w->c->g->ranks[k], where, sizeof where);
+        describe_rank(w->c->g->ranks[k], where, sizeof where);
         ms__append(text, sizeof text, "%srank %d %s (it is %s)", named++ ? "; " : "", w->c->g->ranks[k],
                    w->committed ? "has not finished its part" : "has not arrived", where);
     }
     pthread_mutex_unlock(&groups_lock);
     ms__coll_fail(w->c, text);
-    return ms__doom(MS_ECOMM, -1);
+    return ms__fail_job(MS_ECOMM, -1);
 }
 
 // Waits among ranks as a graph: node = executor of a rank, an edge to each executor that must move before it can.
@@ -450,7 +453,7 @@ static int walk(int node, int depth, visit *path, char *seen, int *begin)
     return found;
 }
 
-static ms_status look_for_circle(ms_waiter *w)
+static ms_status find_cycle(ms_waiter *w)
 {
     int nodes = ms__world.size * MS_STREAMS, begin = 0, n = 0;
     visit *path = malloc(((size_t)nodes + 1) * sizeof *path);
@@ -488,16 +491,16 @@ static ms_status look_for_circle(ms_waiter *w)
     return status;
 }
 
-static ms_status look_for_deadlock(ms_waiter *w)
+static ms_status check_deadlock(ms_waiter *w)
 {
     pthread_mutex_lock(&groups_lock);
-    ms_status status = look_for_circle(w);
+    ms_status status = find_cycle(w);
     pthread_mutex_unlock(&groups_lock);
     return status;
 }
 
 // Every few milliseconds of a long wait.
-static ms_status look_around(ms_waiter *w)
+static ms_status check_peers(ms_waiter *w)
 {
     ms_coll *c = w->c;
     char text[200];
@@ -511,16 +514,16 @@ static ms_status look_around(ms_waiter *w)
         if (state == RANK_LEFT && is_missing(w, k)) {
             snprintf(text, sizeof text, "rank %d has left: its script is at an end", rank);
             ms__coll_fail(c, text);
-            return ms__doom(MS_ECOMM, -1);
+            return ms__fail_job(MS_ECOMM, -1);
         }
         if (state == RANK_RUNNING && ms__rank_dead(rank)) {
             snprintf(text, sizeof text, "rank %d (process %d) died", rank, ms__world.board->rank[rank].pid);
             ms__coll_fail(c, text);
-            return ms__doom(MS_ECOMM, rank);
+            return ms__fail_job(MS_ECOMM, rank);
         }
     }
     if ((double)(w->now - w->begun) * 1e-9 > ms__world.timeout) return report_absence(w);
-    return w->committed ? MS_OK : look_for_deadlock(w);
+    return w->committed ? MS_OK : check_deadlock(w);
 }
 
 // Without it the later slices of a long collective would be polled for as seldom as one that hangs.
@@ -559,7 +562,7 @@ ms_status ms__wait_poll(ms_waiter *w)
         if (ms__stream_cancelled()) return ms__fail(MS_ECOMM, "the process ends");
     }
     if (w->now - w->checked < 5 * 1000 * 1000 || for_ns < 1000000) return MS_OK;
-    if (!w->checked) put_on_board(w);
+    if (!w->checked) post_on_board(w);
     w->checked = w->now;
-    return look_around(w);
+    return check_peers(w);
 }

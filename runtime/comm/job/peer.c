@@ -78,7 +78,7 @@ static uint64_t transferred(int pid)
     return sum;
 }
 
-ms_peer_state ms__peer_look(int pid, const ms_activity *page, ms_progress *before)
+ms_peer_state ms__peer_watch(int pid, const ms_activity *page, ms_progress *before)
 {
     char text[512];
     ms__peer_file(pid, "stat", text, sizeof text);
@@ -125,7 +125,7 @@ int ms__launched_peers(int parent, int *pids, int room)
 // sleep; its handler looks for ended children and finds none. It goes to the main thread, which is the one that sleeps.
 // TERM is ignored, for a rank that it ended could not cut the second sleep short: that of its death may go to another
 // thread.
-void ms__nudge_launcher(void)
+void ms__wake_launcher(void)
 {
     if (ms__launcher_pid <= 1 || getppid() != ms__launcher_pid) return;
     signal(SIGTERM, SIG_IGN);
@@ -156,7 +156,7 @@ static bool launcher_hangs(void)
     return hangs;
 }
 
-void ms__leave_child(void)
+void ms__fork_waker(void)
 {
     static atomic_bool left;
     if (ms__launcher_pid > 1 && getppid() == ms__launcher_pid && !atomic_exchange(&left, true) && fork() == 0) {
@@ -174,9 +174,9 @@ void ms__leave_child(void)
     }
 }
 
-_Noreturn void ms__exit_last(int code)
+_Noreturn void ms__exit_first(int code)
 {
-    ms__leave_child();
+    ms__fork_waker();
     _exit(code);
 }
 

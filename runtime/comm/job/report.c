@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/job/say.c -- an uncaught error of a script: printed once, with its rank.
+// comm/job/report.c -- an uncaught error of a script: printed once, with its rank.
 //
 // luajit prints the message and its traceback to the C library's stderr, in the pieces "luajit", ":", " ", text,
 // newline, and ends with status 1. Under a launcher that stream puts the rank before the text, and leaves the text out
@@ -11,9 +11,9 @@
 #include "comm/internal.h"
 
 static enum { OTHER, PROGRAM, COLON, BLANK, NEWLINE } next;
-static bool said;
+static bool reported;
 
-bool ms__has_said_error(void) { return said; }
+bool ms__error_reported(void) { return reported; }
 
 // Of the first line, without addresses: tracebacks end with one.
 static uint64_t hash_of(const char *text, size_t n)
@@ -50,10 +50,10 @@ static void put(const char *text, size_t n)
     }
 }
 
-static void say(const char *text, size_t n)
+static void report(const char *text, size_t n)
 {
-    said = true;
-    if (ms__error_said(hash_of(text, n)) || is_peers(text, n)) return;
+    reported = true;
+    if (ms__error_reported_by_peer(hash_of(text, n)) || is_peers(text, n)) return;
     // In one piece, so that those of several ranks do not mix.
     char *whole = malloc(n + 40);
     if (!whole) {
@@ -75,7 +75,7 @@ static ssize_t write_stream(void *unused, const char *text, size_t n)
     else if (next == PROGRAM && n == 1 && *text == ':') next = COLON;
     else if (next == COLON && n == 1 && *text == ' ') next = BLANK;
     else if (next == BLANK) {
-        say(text, n);
+        report(text, n);
         next = NEWLINE;
     } else {
         if (next == PROGRAM || next == COLON) put(name, strlen(name));
@@ -86,7 +86,7 @@ static ssize_t write_stream(void *unused, const char *text, size_t n)
     return (ssize_t)n;
 }
 
-void ms__say_errors(void)
+void ms__report_errors(void)
 {
     if (strncmp(program_invocation_short_name, "luajit", 6) != 0) return;
     FILE *f = fopencookie(NULL, "w", (cookie_io_functions_t) { .write = write_stream });
