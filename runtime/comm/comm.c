@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// comm/comm.c -- groups, issuing collectives, works, the ledger. comm/request.c makes what is issued here.
+// comm/comm.c -- groups, issuing collectives, works, the ledger. comm/request.c makes the collectives.
 //
-// A collective gets its number when it is issued. Synchronous ones run on the calling thread; the others on the
-// workers of the gather, reduce and copy streams, which poll independently, so that none holds up another. Only the
-// engine thread touches references: they are taken here and dropped when the record is retired.
+// A collective gets its number when it is issued. Synchronous ones run on the calling thread, others on the workers of
+// the gather, reduce and copy streams, which poll independently, so that none delays another. Only the engine thread
+// changes reference counts: they are taken here and dropped when the record is retired.
 #include <stdio.h>
 #include "comm/internal.h"
 #include "base/trace.h"
@@ -17,7 +17,7 @@ struct ms_work {
 static ms_group *world_group, *self_group;
 static double next_group = 2;
 static double delays[OPS];
-static double mismatches;  // that this rank's script has met in synchronous collectives
+static double mismatches;  // of synchronous collectives, that this rank's script has got as errors
 static int debug_level = -1;
 
 // ---- groups ---------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ static void group_drop(ms_group *g)
 static ms_status make_groups(void)
 {
     if (world_group) {
-        // It was made for this process alone, and may be held by a unit: the same object becomes the real world.
+        // The group was made for this process alone and units may hold it: the same object becomes the real world.
         if (world_group->n == ms__world.size) return MS_OK;
         ms_group *g = group_new(0, ms__world.size, NULL);
         if (!g) return MS_ENOMEM;
@@ -290,7 +290,7 @@ void ms__coll_drop(ms_coll *c)
     spare = c;
 }
 
-// With what has to happen to the output of a GPU's tensor.
+// Runs c and, for tensors on a GPU, copies the output back.
 static ms_status run(ms_coll *c)
 {
     ms_status status = ms__coll_run(c);
@@ -319,12 +319,12 @@ static ms_status sync_storages(ms_coll *c)
     return c->out.storage ? ms__storage_sync(c->out.storage, true) : MS_OK;
 }
 
-// The stream's earlier and later users of a storage.
+// Makes the stream wait for the earlier users of a storage.
 static ms_status order_storage(ms_stream *s, ms_storage *st, bool write)
 {
-    if (st->vacated) return ms__storage_sync(st, write);  // an error that says what is sharded
+    if (st->vacated) return ms__storage_sync(st, write);  // fails, and names the sharded parameter
     MS_TRY(ms__stream_wait(s, st->event));
-    return ms__stream_wait(s, st->readers);  // a reader too: its successor stands for both
+    return ms__stream_wait(s, st->readers);  // readers wait as well: the storage keeps the event of the latest one only
 }
 
 static void mark_storage(ms_storage *st, ms_pending *e, bool write)
@@ -334,14 +334,14 @@ static void mark_storage(ms_storage *st, ms_pending *e, bool write)
     *at = ms__event_retain(e);
 }
 
-// A collective that has its number but cannot be run. Peers may be in it already; the ring entry is free again.
+// A collective that has its number cannot be run: publishes the error for peers that wait in it, and frees its ring
+// entry.
 static void lost(ms_coll *c)
 {
     c->g->issued[c->seq % RING] = c->before;
     ms__comm_publish_error(ms_error(), c->epoch, false);
 }
 
-// Takes c over. On the compute stream it is complete on return.
 ms_status ms__coll_issue(ms_coll *c, ms_work **work)
 {
     ms_group *g = c->g;
@@ -423,7 +423,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         }
         goto drop;
     }
-    // Storages are held by c until it is retired; only then may they be used again.
+    // c retains its storages until it is retired; its event orders their later users.
     ms_storage *in = c->in.storage, *out = c->out.storage, *parts[MS_PARTS];
     int n_parts = c->n_parts;
     for (int i = 0; i < n_parts; i++) parts[i] = c->parts[i].t->storage;
@@ -445,7 +445,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         *w = (ms_work) { .refs = 1, .event = event };
         *work = w;
     } else {
-        if (work) status = ms__event_wait(event);  // no memory for a work: then it is done on return
+        if (work) status = ms__event_wait(event);  // no memory for a work: wait here
         ms__event_release(event);
     }
     return status;
@@ -464,7 +464,7 @@ int ms__group_member(const ms_group *g, int rank)
     return -1;
 }
 
-// A barrier of the world that fails on all ranks unless each has the same group in mind.
+// A barrier of the world that fails on all ranks unless they name the same group.
 static ms_status agree_on_group(uint64_t group, const char *site, const char *text)
 {
     return ms__collective(&(ms_request) { .group = ms__group_world(),
@@ -513,8 +513,8 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
         group_drop(g);
         return -1;
     }
-    // Called by every rank with the same list, or all of them get an error. From here on nothing fails on one rank
-    // alone: where groups lie must stay equal.
+    // Every rank must call with the same list, or all get an error. From here on nothing fails on one rank alone,
+    // because groups must have the same places on all ranks.
     if (agree_on_group(hash ^ g->place, site, text) != MS_OK) {
         ms__group_unplace(g, false);
         group_drop(g);

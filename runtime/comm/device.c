@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// comm/device.c -- collectives on a GPU's tensors: their bytes go through memory of the CPU, where peers
-// read them as ever. In a group of one they stay on the device.
+// comm/device.c -- collectives on a GPU's tensors: their bytes go through memory of the CPU, where peers read them like
+// all others. In a group of one they stay on the device.
 //
-// The input is copied when the collective is issued, in the order of the compute stream; the output is
-// copied back by whoever runs the collective, on a stream of its own, and is there when it is complete.
-// Until then the output's storage carries the collective's event, so that the next operator on it waits.
+// The input is copied when the collective is issued, in the order of the compute stream. The thread that runs the
+// collective copies the output back, on a stream of its own, before the collective completes. Until then the output's
+// storage carries the collective's event, so that the next operator on it waits.
 #include "comm/internal.h"
 #include "device/device.h"
 
@@ -12,8 +12,8 @@ struct ms_stage {
     int device;
     char *dst;  // on the device
     size_t bytes;
-    bool runs;                       // only the pieces' bytes go back
-    ms_storage *out;                 // the device's, retained; NULL: nothing comes back
+    bool runs;                       // only the bytes of pieces are copied back
+    ms_storage *out;                 // on the device, retained; NULL: nothing is copied back
     ms_storage *host_in, *host_out;  // retained
     char *host;
 };
@@ -26,7 +26,6 @@ static ms_status host_storage(ms_storage **out, size_t bytes, const ms_coll *c)
     return ms__storage_new(out, MS_CPU, bytes, ROW(c->op)->name);
 }
 
-// Swaps c's storages (borrowed from the caller) for memory of the CPU. *kept: what the caller marks with the event.
 ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
 {
     struct ms_stage *s = calloc(1, sizeof *s);
@@ -35,7 +34,7 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
     c->stage = s;
     char *in = c->in.data, *out = c->out.data;
     size_t in_bytes = c->in.bytes, out_bytes = c->out.bytes;
-    if (c->n_pieces) {  // places are given from the beginning of the storages
+    if (c->n_pieces) {  // places count from the beginning of the storages
         if (c->in.storage) in_bytes = c->in.storage->bytes - (size_t)(in - (char *)c->in.storage->data);
         if (c->out.storage) out_bytes = c->out.storage->bytes - (size_t)(out - (char *)c->out.storage->data);
         s->runs = true;
@@ -60,9 +59,9 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
         if (same) s->host_out = ms__storage_retain(s->host_in);
         else {
             if ((st = host_storage(&s->host_out, out_bytes, c)) != MS_OK) return st;
-            // Lines between a piece's rows stay as they are: they make the journey too.
+            // Bytes between the lines of a piece must not change, so they are copied to the CPU and back.
             if (c->n_pieces && !s->runs) st = ms__move(MS_CPU, s->host_out->data, s->device, out, out_bytes);
-            else st = ms__cuda_sync(s->device, MS_STREAM_COMPUTE);  // what is queued may still use the bytes
+            else st = ms__cuda_sync(s->device, MS_STREAM_COMPUTE);  // queued kernels may still use the bytes
             if (st != MS_OK) return st;
             if (in == out && !c->in.storage) c->in.data = s->host_out->data;
             c->out.data = s->host_out->data;
@@ -73,7 +72,6 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
     return MS_OK;
 }
 
-// On the thread that ran c: the output goes to the device, and is there on return.
 ms_status ms__coll_unstage(ms_coll *c)
 {
     struct ms_stage *s = c->stage;

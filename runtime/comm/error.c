@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
-// comm/error.c -- errors that a script survives: one rank's failure fails the same piece of work on all of them.
+// comm/error.c -- errors that a script survives: one rank's failure fails the same piece of work on every rank.
 //
-// A piece of work (a step, as a rule) that dies on one rank is dead on every rank: peers wait for it in collectives
-// that it will not join. So it publishes the error on the board, and whoever is in a collective, or comes to one,
-// raises it. Errors are numbered. A rank's epoch is how many it has met, its own among them, and each of them has cost
-// it one piece of work: the k-th failure here belongs to the k-th failure there. So a rank meets published errors one
-// by one, and one of its own that comes while there is one it has not met is that one: it adds nothing. Collectives are
-// counted anew in each epoch, so what ranks do in different epochs never meets.
+// When a piece of work (usually a step) fails on one rank, its peers would wait for that rank in collectives that it
+// does not join. So the rank publishes its error on the board, and every rank raises it in its current or next
+// collective. Errors are numbered. A rank's epoch is the number of errors that it has met, its own included. Each error
+// costs each rank one piece of work, so the k-th failures of all ranks are the same error. Therefore a rank meets
+// published errors one at a time, and an own error while one is unmet publishes nothing. Each epoch numbers collectives
+// anew, so collectives of different epochs never match.
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include "comm/internal.h"
 
-static char met_text[TEXT];  // what the latest error that this rank met is told as here; engine thread
+static char met_text[TEXT];  // text of the latest error that this rank has met; engine thread only
 
 static uint64_t on_board(void) { return atomic_load_explicit(&ms__world.board->epoch, memory_order_acquire); }
 
@@ -22,7 +22,7 @@ bool ms__comm_publish_as(uint64_t number, const char *text)
     ms_board *b = ms__world.board;
     _Atomic uint64_t *entry = &b->error[number % ERRORS];
     static pthread_mutex_t one =
-        PTHREAD_MUTEX_INITIALIZER;  // a worker may bring another node's error while the engine thread has one
+        PTHREAD_MUTEX_INITIALIZER;  // the engine thread and a worker that received another node's error
     pthread_mutex_lock(&one);
     uint64_t was = atomic_load(entry), epoch = number - 1;
     bool first = was >> 16 < number;
@@ -35,7 +35,7 @@ bool ms__comm_publish_as(uint64_t number, const char *text)
         first = atomic_compare_exchange_strong(entry, &was, number << 16 | (uint64_t)ms__world.rank);
     }
     pthread_mutex_unlock(&one);
-    // Whoever was first may not have come to this yet.
+    // The first publisher may not have reached this line yet.
     atomic_compare_exchange_strong(&b->epoch, &epoch, number);
     return first;
 }
@@ -45,7 +45,7 @@ const char *ms__comm_error_after(uint64_t epoch)
     static __thread char words[TEXT];
     uint64_t number = epoch + 1, e = atomic_load(&ms__world.board->error[number % ERRORS]);
     if (e >> 16 == number) {
-        // A later error's words may take the place of these while they are copied.
+        // A later error's words may overwrite these during the copy: the number is checked before and after.
         struct ms_text *t = &ms__world.board->rank[e & 0xffff].text[number % ERRORS];
         bool there = atomic_load(&t->number) == number;
         snprintf(words, TEXT, "%s", t->words);
@@ -61,7 +61,7 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
 {
     if (!ms__world.up || ms__world.size == 1) return;
     uint64_t now = ms__comm_epoch();
-    // Work that dies of an error met within it has nothing to add; but it may have been a backward only here.
+    // Work that failed by an error met within it publishes nothing. It may have been a backward only on this rank.
     if (now == since || !strstr(text, met_text)) {
         char whole[TEXT];
         snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);
@@ -89,7 +89,7 @@ void ms__comm_backward_failed(uint64_t epoch)
     while (was < epoch && !atomic_compare_exchange_weak(&ms__world.board->failed_backward, &was, epoch)) {}
 }
 
-// A peer's that is not met here yet is not counted: the work that will die of it here is still to come.
+// A peer's error that this rank has not met yet does not count: it will fail work of this rank later.
 uint64_t ms__comm_failed_backward(void)
 {
     static uint64_t met;
@@ -102,10 +102,10 @@ uint64_t ms__comm_failed_backward(void)
 void ms__comm_reported(uint64_t epoch, const char *text)
 {
     if (!ms__world.board) return;
-    ms__world.step = -1;  // the loop is left by the error: ranks may be at different steps now
-    // Of several collectives that one error ended, the first that is waited for meets it.
+    ms__world.step = -1;  // the error may end the loop of steps: ranks may be at different steps now
+    // One error may end several collectives. The first of them that is waited for meets it.
     if (epoch != ms__comm_epoch() || epoch == on_board()) return;
-    // What ended it here may be no peer's telling: all members find by themselves that they ask for different things.
+    // The text here may differ from the published one: all members detect a mismatch by themselves.
     snprintf(met_text, sizeof met_text, "%s", text ? text : ms__comm_error_after(epoch));
     atomic_store(&ms__world.epoch, epoch + 1);
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // comm/exchange.c -- one collective on one rank, from its ready flag to its completion.
 //
-//  1 publish   fingerprint, places of input and output, small input as payload; then `ready`
-//  2 agree     wait for every member's `ready`; compare fingerprints: a difference fails on every rank
-//  3 commit    one compare-and-swap decides for all members here: go on, or dropped because one of them walked away
+//  1 publish   fingerprint, places of input and output, a small input as payload; then `ready`
+//  2 agree     wait for every member's `ready` and compare fingerprints: a difference fails on every rank
+//  3 commit    one compare-and-swap decides for all members of the node: go on, or drop it because a member left
 //  4 move      the bytes (comm/move.c)
-//  5 complete  `done`; and wait for the peers' `done` where they touch our tensors
+//  5 complete  set `done`; wait for the `done` of peers that access our tensors
 //
-// A rank may leave without having been answered (an error elsewhere, Ctrl-C) until the commit, never after it.
+// A rank may leave a collective (an error elsewhere, Ctrl-C) before the commit, never after it.
 #include <sched.h>
 #include <stdio.h>
 #include "comm/internal.h"
@@ -43,8 +43,8 @@ static void append_shape(const ms_fingerprint *p, char *text, size_t n)
     ms__append(text, n, "]");
 }
 
-// The line is shown in messages and never compared: `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is
-// an ordinary script.
+// The script's line is not compared: `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is an ordinary
+// script.
 uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step)
 {
     uint64_t h = ms__hash_bytes(MS_HASH_START, p, offsetof(ms_fingerprint, step));
@@ -70,7 +70,7 @@ static int refused_by(const ms_coll *c)
     return -1;
 }
 
-// Lists the requests; equal ones from one line once.
+// Lists the requests of all members; equal requests from one line once.
 static void describe_requests(const ms_coll *c, char *text, size_t size)
 {
     ms_group *g = c->g;
@@ -84,7 +84,7 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
     snprintf(text, size, "collective #%u of %s: the ranks ask for different things", (unsigned)c->word, what);
     bool listed[1024] = { false }, models = false, parts = false, shapes = false;
     const ms_fingerprint *mine = &slot_of(g, g->me, c->seq)->fingerprint;
-    for (int k = 0; k < g->n && k < 1024; k++) {  // units of one name, of several models
+    for (int k = 0; k < g->n && k < 1024; k++) {  // whether requests that look alike differ in model, part or shape
         const ms_slot *s = slot_of(g, k, c->seq);
         if (atomic_load(&s->ready) != c->word || strncmp(s->fingerprint.unit, mine->unit, UNIT_NAME) != 0) continue;
         shapes |= s->fingerprint.op == mine->op && !same_shape(&s->fingerprint, mine);
@@ -125,14 +125,14 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
                    "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
 }
 
-// The first rank that is through with waiting writes the text, the others take it: a rank too late for the text is
-// missing from everybody's.
+// Fails with the requests of all members. The first rank to finish waiting writes the text and the others copy it, so
+// that all ranks of the node raise the same text.
 static ms_status mismatch(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
     c->mismatched = true;
-    // A moment for those still on their way, so that the text names everybody. It is an error already.
+    // Members that arrive within 20 ms are named in the text.
     int64_t until = ms__now_ns() + (refused_by(c) < 0 ? 20 * 1000 * 1000 : 0);
     for (int k = 0; k < g->n && ms__now_ns() < until;) {
         if (atomic_load(&slot_of(g, k, c->seq)->ready) >= c->word) k++;
@@ -141,7 +141,7 @@ static ms_status mismatch(ms_waiter *w)
             sched_yield();
         }
     }
-    // The other nodes are to see what the ranks here ask for, too.
+    // Sends the requests of this node to the others, whose texts name them.
     if (g->far && g->me == g->leader) ms__far_ready(c);
     ms_mismatch_text *b = g->mismatch;
     char text[TEXT];
@@ -158,7 +158,7 @@ static ms_status mismatch(ms_waiter *w)
     bool taken = atomic_load(&b->written) == c->word;
     memcpy(text, b->text, sizeof text);
     atomic_thread_fence(memory_order_acquire);
-    // The others are further already, or he who claimed it was killed.
+    // Either the peers have already advanced, or the rank that held the claim was killed.
     if (!taken || atomic_load(&b->claimed) != c->word) describe_requests(c, text, sizeof text);
     return ms__fail(MS_ECOMM, "%s", text);
 }
@@ -210,7 +210,8 @@ static ms_status publish(ms_coll *c)
     return MS_OK;
 }
 
-// A peer will not take part: by the error that it published, when there is one.
+// A peer left the collective. rank: that peer; -1: unknown. The error that it published names the reason, if there is
+// one.
 static ms_status abandoned(ms_coll *c, int rank)
 {
     atomic_store(&c->raised, true);
@@ -225,7 +226,7 @@ static ms_status agree(ms_waiter *w)
     ms_coll *c = w->c;
     ms_group *g = c->g;
     bool leads = g->far && g->me == g->leader;
-    int last = -1;  // whom it waited for last
+    int last = -1;  // the member waited for last
     MS_RANGE(MS_RANGE_WAIT, "waiting for ranks", NULL);
     for (int k = 0; k < g->n; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
@@ -233,25 +234,25 @@ static ms_status agree(ms_waiter *w)
         while ((ready = atomic_load_explicit(&s->ready, memory_order_acquire)) < c->word) {
             if (leads) MS_TRY(ms__far_ready(c));
             if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->word) continue;
-            // A rank whose call was refused has gone on, so this slot may never be copied to this node.
+            // A rank whose call was refused does not wait, so its leader may never mirror this slot.
             if (refused_by(c) >= 0) return mismatch(w);
             last = k;
             MS_TRY(ms__wait_poll(w));
         }
         if (MS_UNLIKELY(ready != c->word)) {
-            // It is further already: by a published error into a new count, or past an error here.
+            // The member has advanced, either into a later epoch or past a failed collective.
             if (ready >> 32 != c->word >> 32) { return abandoned(c, g->ranks[k]); }
             return mismatch(w);
         }
         if (MS_UNLIKELY(s->hash != c->hash)) return mismatch(w);
     }
-    if (leads) MS_TRY(ms__far_ready(c));  // ours may still have to go out
+    if (leads) MS_TRY(ms__far_ready(c));  // this node's slots may not have been sent yet
     if (MS_UNLIKELY(range_here.from != 0) && last >= 0)
         range_here.detail = ms__trace_text("rank %d came last", g->ranks[last]);
     return MS_OK;
 }
 
-// The members on this node decide once, together. False: somebody walked away first.
+// The members on this node decide once, together. Returns the decision: a member may have left first.
 static bool decide(ms_coll *c, bool go)
 {
     _Atomic uint64_t *commit = &slot_of(c->g, c->g->leader, c->seq)->commit;
@@ -279,7 +280,7 @@ static ms_status wait_done(ms_waiter *w)
     return MS_OK;
 }
 
-// ---- the whole ------------------------------------------------------------------------------------
+// ---- all steps ------------------------------------------------------------------------------------
 
 static ms_status run(ms_waiter *w)
 {
@@ -290,7 +291,7 @@ static ms_status run(ms_waiter *w)
         atomic_store(&c->raised, true);
         return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
     }
-    // The ring entry: our own earlier use is over, and nobody reads its payload any more.
+    // The ring entry is free when our own earlier collective is finished and no peer reads its payload.
     while (atomic_load_explicit(&g->finished[k], memory_order_acquire) < c->before) MS_TRY(ms__wait_poll(w));
     if (g->committed[k])
         for (int m = 0; m < g->n; m++) {
@@ -300,12 +301,12 @@ static ms_status run(ms_waiter *w)
         }
 
     MS_TRY(publish(c));
-    // No other call agrees with it. The peers fail without being waited for.
+    // No request agrees with a refused call. The peers fail without a wait here.
     if (c->op == OP_REFUSED) return g->far && g->me == g->leader ? ms__far_ready(c) : MS_OK;
     ms_status status = agree(w);
     if (status != MS_OK) {
-        // Unless everybody was there already and a peer went on: then it counts on us. An error that a peer published
-        // came after this collective, which ends well here too; it is met at the next one.
+        // If all members had arrived, a peer may have committed already and relies on this rank. A published error
+        // then came after this collective, which succeeds here too; the next one raises it.
         if (!decide(c, false)) return status;
         if (atomic_exchange(&c->raised, false)) status = MS_OK;
         else if (status != MS_EINTR) return status;
@@ -337,8 +338,8 @@ ms_status ms__coll_run(ms_coll *c)
     ms_waiter w;
     int k = (int)(c->seq % RING);
     MS_RANGE(MS_RANGE_COLLECTIVE, ROW(c->op)->name, NULL);
-    // Made after the range has begun: a worker's text is then never of a recording before the range's, whose texts may
-    // be gone.
+    // The text is made after the range has begun, so it belongs to the range's recording; texts of earlier recordings
+    // may have been freed.
     if (MS_UNLIKELY(range_here.from != 0)) range_here.detail = collective_text(c);
     ms__wait_begin(&w, c);
     ms_status status = run(&w);

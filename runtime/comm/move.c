@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// comm/move.c -- how the bytes of a collective move, when all have agreed on it (comm/exchange.c).
+// comm/move.c -- how the bytes of a collective move, after the members have agreed on it (comm/exchange.c).
 //
 //  inline      every input is in a payload of the control memory
-//  direct      peers' tensors are read and written where they are
+//  direct      peers' tensors are read and written in place
 //  staged      in rounds through the windows: for memory that peers cannot map, and for other nodes (comm/job/far.c)
 //
-// All three add up in the order of ranks, so they give the same bits.
+// All three add in rank order, so they give the same bits.
 #include "comm/internal.h"
 
 static size_t min(size_t a, size_t b) { return a < b ? a : b; }
@@ -17,10 +17,10 @@ static inline void put(void *to, const void *from, size_t n)
     if (n) memmove(to, from, n);
 }
 
-// How many of `bytes` follow `at`; n at most.
+// The number of bytes from `at` to `bytes`, at most n.
 static size_t left(size_t bytes, size_t at, size_t n) { return at < bytes ? min(bytes - at, n) : 0; }
 
-// Every member here has reached `round`.
+// Waits until every member on this node has reached `round`.
 static ms_status wait_round(ms_waiter *w, uint64_t round)
 {
     ms_coll *c = w->c;
@@ -44,7 +44,7 @@ static size_t share(size_t count, int n_members, int k, size_t *first)
     return count - *first < each ? count - *first : each;
 }
 
-// Every operation of which a rank makes its result alone, from all members' whole inputs.
+// The operations whose result each rank makes alone, from the whole inputs of all members.
 static void move_blocks(ms_coll *c, const char **in)
 {
     int n = c->g->n, me = c->g->me;
@@ -91,9 +91,9 @@ ms_status ms__move_inline(ms_coll *c)
     return MS_OK;
 }
 
-// ---- direct: tensors where they are ----------------------------------------------------------------
+// ---- direct: tensors in place ----------------------------------------------------------------------
 
-// Bytes [at, at + n) of member k's block, to their places in the output.
+// Copies bytes [at, at + n) of member k's block to their places in the output.
 static void put_piece(char *out, const ms_piece *p, int k, size_t at, const char *from, size_t n)
 {
     char *to = out + p->out_offset + (size_t)k * p->out_stride;
@@ -118,7 +118,7 @@ static void gather_pieces(ms_coll *c, int k, const char *from)
     }
 }
 
-// Bytes of member k's block that are in a part; zeros follow up to the part's bytes.
+// The bytes of a member's block that the part's tensor has; zeros follow up to the part's size.
 static size_t part_bytes(const ms_part *p, int member)
 {
     return ms__piece_bytes(&(ms_piece) { .bytes = p->bytes, .total = p->total }, member);
@@ -146,7 +146,7 @@ static ms_status scatter_parts(ms_coll *c)
     return MS_OK;
 }
 
-// Bytes [at, at + n) of the block for a member, out of the parts.
+// Copies bytes [at, at + n) of a member's block out of the parts.
 static void take_parts(const ms_coll *c, int member, size_t at, char *to, size_t n)
 {
     for (int i = 0; i < c->n_parts && n > 0; i++) {
@@ -204,10 +204,10 @@ ms_status ms__coll_alone(ms_coll *c)
 
 // ---- staged: in rounds through the windows ----------------------------------------------------------
 
-// Blocks of the input that travel: one, or one per member.
+// The number of blocks that this rank sends: one, or one per member.
 static int input_blocks(const ms_coll *c) { return ROW(c->op)->kind & CUT ? c->g->n : 1; }
 
-// One slice [at, at + n) bytes of every block, n <= WINDOW / blocks. piece: of an all-gather.
+// Moves bytes [at, at + n) of every block, n <= WINDOW / blocks. piece: of an all-gather.
 static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t at, size_t n, const ms_piece *piece)
 {
     ms_coll *c = w->c;
@@ -215,13 +215,13 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
     int members = g->n, me = g->me, blocks = input_blocks(c);
     size_t esize = (size_t)ms__dtype_size(c->reducer.dtype), stride = (n + 63) & ~(size_t)63;
     char *windows[1024], *mine;
-    // Executors differ between ranks: a member's window is where its slot says.
+    // The ranks may run the collective on different streams, so each slot says where its member's window is.
     for (int k = 0; k < members; k++) {
         bool here = ms__world.node_of[g->ranks[k]] == ms__world.node;
         windows[k] = here ? ms__world.ctl + slot_of(g, k, c->seq)->out_at : NULL;
     }
     mine = windows[me];
-    char *result = windows[g->leader] + WINDOW;  // of the node's leader, or each member's own part
+    char *result = windows[g->leader] + WINDOW;  // of other nodes too; on one node each window has a part of it
 
     if (on_side(ROW(c->op)->reads, me, c->root)) {
         if (piece) {
@@ -240,7 +240,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
         if (g->far) {
             if (me == g->leader) MS_TRY(ms__far_reduce(w, windows, result, count));
         } else {
-            // Each member adds up its part of the slice and leaves it in its own window.
+            // Each member reduces its part of the slice into its own window.
             size_t first, m = share(count, members, me, &first);
             const char *src[1024];
             for (int k = 0; k < members; k++) src[k] = windows[k] + first * esize;
@@ -251,14 +251,14 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
         if (c->op != OP_REDUCE || c->root == me) {
             size_t skip = c->op == OP_REDUCE_SCATTER ? (size_t)me * stride : 0;
             if (g->far) put(c->out.data + at, result + skip, n);
-            for (int k = 0; k < members && !g->far; k++) {  // what member k reduced of [skip, skip + n)
+            for (int k = 0; k < members && !g->far; k++) {  // the part of [skip, skip + n) that member k has reduced
                 size_t first, m = share(count, members, k, &first) * esize;
                 size_t from = max(first * esize, skip), to = min(first * esize + m, skip + n);
                 if (from < to) put(c->out.data + at + (from - skip), windows[k] + WINDOW + from, to - from);
             }
         }
     } else {
-        // A peer's slice: in its window, or mirrored by the leader from another node.
+        // A peer's slice is in its window, or, from another node, in the leader's mirror.
         size_t bytes = stride * (size_t)blocks;
         if (g->far) {
             if (me == g->leader) MS_TRY(ms__far_gather(w, windows, result, bytes));
@@ -286,13 +286,13 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
             }
         }
     }
-    // Nobody fills its window again before everybody has read it.
+    // No window is filled again before all members have read it.
     return wait_round(w, ++*round);
 }
 
 // ---- one member on every node: no windows ------------------------------------------------------------
 
-// Where member k's part of a reduction of two begins, and its bytes.
+// Where the part that member k reduces begins, in a reduction of two, and its size.
 static size_t half_at(const ms_coll *c, int k, size_t *bytes)
 {
     size_t esize = (size_t)ms__dtype_size(c->reducer.dtype), half = (c->count + 1) / 2;
@@ -302,7 +302,7 @@ static size_t half_at(const ms_coll *c, int k, size_t *bytes)
     return c->op == OP_REDUCE ? 0 : (size_t)k * (c->op == OP_REDUCE_SCATTER ? c->count : half) * esize;
 }
 
-// Parts are brought together in the windows; room 4 is for this rank's own.
+// Parts are packed into the windows; buffer 4 holds this rank's own values.
 static const char *half_of(ms_coll *c, int member, size_t at, size_t n, size_t k)
 {
     size_t bytes;
@@ -313,7 +313,7 @@ static const char *half_of(ms_coll *c, int member, size_t at, size_t n, size_t k
     return to;
 }
 
-// False: not one of the collectives that go without windows.
+// Runs a collective that needs no windows. False: it needs them.
 static bool single(ms_waiter *w, ms_status *status)
 {
     ms_coll *c = w->c;
@@ -348,11 +348,11 @@ ms_status ms__move_staged(ms_waiter *w)
     ms_group *g = c->g;
     int blocks = input_blocks(c);
     uint64_t round = 0;
-    // Say where this rank's window is; the first round tells that everybody has.
+    // Every slot says where its member's window is, once the first round is complete.
     slot_of(g, g->me, c->seq)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
     MS_TRY(wait_round(w, ++round));
     size_t room = WINDOW / (size_t)blocks;
-    if (g->far && !reduces(c->op)) room /= (size_t)g->n;  // mirrors of all members share one result window
+    if (g->far && !reduces(c->op)) room /= (size_t)g->n;  // the mirrors of all members share one result window
     room = (room & ~(size_t)63) >= 64 ? room & ~(size_t)63 : 64;
     for (int i = 0; i < (c->op == OP_ALL_GATHER ? c->n_pieces : 1); i++) {
         const ms_piece *p = c->op == OP_ALL_GATHER ? &c->pieces[i] : NULL;

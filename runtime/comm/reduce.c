@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
 // comm/reduce.c -- the arithmetic of collectives, and their copies.
 //
-// Sources are taken in rank order: ((s0 op s1) op s2) ... Half types are added up in float32 and rounded once,
-// every other type in itself. Whoever adds up, in one pass over mapped memory or in a chain over nodes, calls
-// load, add and store of this file on the same values in the same order, so the bits don't depend on the path.
+// Sources are combined in rank order: ((s0 op s1) op s2) ... Half types are accumulated in float32 and rounded once,
+// other types in themselves. One pass over mapped memory and a chain over nodes call load, add and store of this file
+// on the same values in the same order, so the bits do not depend on the path.
 #include "comm/internal.h"
 
-enum { TILE = 2048 };  // elements that are added up at a time: they stay in the first-level cache
+enum { TILE = 2048 };  // elements accumulated at a time: they stay in the first-level cache
 
 int ms__acc_size(int dtype) { return ms__is_half(dtype) ? 4 : ms__dtype_size(dtype); }
 
 // ---- typed loops --------------------------------------------------------------------------------
-// T: element, A: what is accumulated, IN and OUT: between them.
+// T: element, A: accumulator, IN: converts an element to the accumulator.
 
 #define HALF_LOOPS(N, T)                                                              \
     MS_KERNEL static void load_##N(float *restrict a, const T *restrict s, size_t n)  \
@@ -91,11 +91,11 @@ SCALE_LOOPS(f32, float)
 SCALE_LOOPS(f64, double)
 // clang-format on
 
-// Two ranks and sums, with the mean or a scale, are what training does most: one pass. d may be a or b.
-// What a peer wrote a moment ago lies in its core's cache, too far for the hardware's prefetcher alone: asking 2 KiB
-// ahead makes reading it half as fast again (54 against 36 GB/s, copies of 512 KiB). What is written is asked for too:
-// stores past the cache spare the memory that read, but a core has few of them under way (64 MiB: 14.5 against 11.8 ms,
-// reduced 10.9 against 8.6).
+// A sum of two ranks, with the mean or a scale, is the most frequent reduction in training: one pass. d may be a or b.
+// Data that a peer wrote a moment ago is in its core's cache, too far for the hardware prefetcher: a prefetch 2 KiB
+// ahead reads it at 54 instead of 36 GB/s (copies of 512 KiB). The destination is prefetched too: non-temporal stores
+// would avoid that read, but a core keeps few of them in flight (64 MiB: copied in 14.5 instead of 11.8 ms, reduced in
+// 10.9 instead of 8.6).
 enum { AHEAD = 2048, STEP = 64 };
 #define PAIR_LOOP(N, T, TO, FROM)                                                                              \
     MS_KERNEL static void pair_##N(T *d, const T *a, const T *b, float m, size_t n)                            \
@@ -219,7 +219,7 @@ void ms__reduce(const ms_reducer *how, const char *const *src, int n_dst, char *
                  (dtype == MS_F32 || ms__is_half(dtype));
     for (size_t i = 0; i < n; i += TILE) {
         size_t k = n - i < TILE ? n - i : TILE, at = i * esize;
-        // The first destination is written as the result is made, unless a later source is read from it still.
+        // The result is made in the first destination, unless that may be a source that is read later.
         char *result = n_src > 2 && in_place ? out : dst[0] + at;
         if (!pairs || !pair(dtype, result, src[0] + at, src[1] + at, m, k)) {
             ms__acc_load(acc, src[0] + at, dtype, k);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// comm/request.c -- from a request to a collective that can be issued: what each operation reads and writes on which
-// rank, and what of it the ranks compare.
+// comm/request.c -- turns a request into a collective that can be issued: the ranks on which each operation reads and
+// writes, and the fields that ranks compare.
 #include <stdio.h>
 #include "comm/internal.h"
 
-// Name; what kind it is; which ranks read the input and write the output; a script's stream when it does not wait.
+// Name; kind; the ranks that read the input and write the output; the stream of a script's asynchronous call.
 const ms_coll_row ms__coll_rows[OPS] = {
     [OP_BARRIER] = { "barrier", IN_PAYLOAD, EVERY_RANK, NO_RANK, MS_STREAM_COMPUTE },
     [OP_ALL_REDUCE] = { "all_reduce", REDUCES | IN_PLACE | IN_PAYLOAD, EVERY_RANK, EVERY_RANK, MS_STREAM_REDUCE },
@@ -12,7 +12,7 @@ const ms_coll_row ms__coll_rows[OPS] = {
                         MS_STREAM_GATHER },
     [OP_REDUCE_SCATTER] = { "reduce_scatter", REDUCES | CUT | IN_PAYLOAD | IN_BLOCK, EVERY_RANK, EVERY_RANK,
                             MS_STREAM_REDUCE },
-    // What a rank does not touch is not waited for.
+    // A rank does not wait for tensors that it neither reads nor writes.
     [OP_BROADCAST] = { "broadcast", IN_PLACE | IN_PAYLOAD, THE_ROOT, THE_OTHERS, MS_STREAM_REDUCE },
     [OP_REDUCE] = { "reduce", REDUCES | IN_PLACE | IN_PAYLOAD, EVERY_RANK, THE_ROOT, MS_STREAM_REDUCE },
     [OP_GATHER] = { "gather", SIZED_BY_INPUT | IN_PAYLOAD, EVERY_RANK, THE_ROOT, MS_STREAM_REDUCE },
@@ -35,7 +35,7 @@ static void agree_on(ms_coll *c, uint64_t value)
     c->fingerprint.agreed = ms__hash_value(c->fingerprint.agreed, value);
 }
 
-// Units are flat pieces whose shapes the engine chooses; only what scripts pass has a shape that must agree.
+// Shapes must agree where the script chose them. Those of units are the engine's choice.
 static void agree_on_shape(ms_coll *c, const ms_tensor *t)
 {
     ms_fingerprint *p = &c->fingerprint;
@@ -51,11 +51,11 @@ static void label(ms_coll *c, const ms_label *l)
 {
     ms_fingerprint *p = &c->fingerprint;
     if (l->site) {
-        // The end of a path says more than its beginning.
+        // Keeps the end of a long path.
         size_t n = strlen(l->site);
         memcpy(p->site, n < SITE ? l->site : l->site + n - SITE + 1, n < SITE ? n + 1 : SITE);
     }
-    if (l->unit) {  // a root's name is "": not the same as none
+    if (l->unit) {  // "" names a root; NULL is no unit
         c->unit = ms__intern(l->unit);
         snprintf(p->unit, UNIT_NAME, "%s", l->unit);
         p->model = l->model;
@@ -91,7 +91,7 @@ static ms_status take_pieces(ms_coll *c, const ms_request *r)
         c->in.numel += (double)(mine / esize);
         c->out.numel += (double)(p->total / esize);
         c->in.bytes += mine;
-        // Places in the output may differ between ranks; what is read from peers must not.
+        // Places in the output may differ between ranks; places that peers read must agree.
         agree_on(c, p->in_offset);
         agree_on(c, p->bytes);
         agree_on(c, p->total);
@@ -133,7 +133,7 @@ static ms_status take_parts(ms_coll *c, const ms_request *r)
     return MS_OK;
 }
 
-// The tensor whose size and shape are those of the collective.
+// The tensor whose size and shape the ranks compare.
 static const ms_tensor *compared(const ms_request *r)
 {
     bool input = r->op == OP_REDUCE_SCATTER || (ROW(r->op)->kind & SIZED_BY_INPUT) || !r->out;
@@ -180,7 +180,7 @@ static ms_status take(ms_coll *c, const ms_request *r)
     return MS_OK;
 }
 
-// ---- the whole ------------------------------------------------------------------------------------
+// ---- making ---------------------------------------------------------------------------------------
 
 ms_status ms__coll_make(const ms_request *r, ms_coll **out)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// comm/script.c -- collectives as scripts call them: tensors by id, every argument checked before anything is sent;
-// lists, views and Lua's bytes brought into the one form that comm.c issues.
+// comm/script.c -- collectives as scripts call them: tensors by id, and every argument checked before anything is sent.
+// Lists, views and Lua's bytes become contiguous tensors.
 #include <stdio.h>
 #include "device/device.h"
 #include "ops/op.h"
@@ -16,10 +16,10 @@ static ms_status check_tensor(const char *op, const char *what, ms_tensor *t)
     return MS_OK;
 }
 
-static ms_status check_reduction(const char *op, int red, int dtype)
+static ms_status check_reduction(const char *op, int reduction, int dtype)
 {
-    if (red < 0 || red > MS_PROD) return ms__fail(MS_EINVAL, "%s: there is no reduction %d", op, red);
-    if (red == MS_AVG && !ms__is_float(dtype))
+    if (reduction < 0 || reduction > MS_PROD) return ms__fail(MS_EINVAL, "%s: there is no reduction %d", op, reduction);
+    if (reduction == MS_AVG && !ms__is_float(dtype))
         return ms__fail(MS_EINVAL, "%s: 'avg' needs a floating dtype, the tensor is %s", op, ms__dtype_name(dtype));
     return MS_OK;
 }
@@ -33,7 +33,7 @@ static bool overlap(const ms_tensor *a, const ms_tensor *b)
 
 typedef struct {
     ms_tensor *in, *out, *result;
-} operands;  // owned; result: the script's, when out stands in for it
+} operands;  // owned; result: the script's tensor, if out is a contiguous copy of it
 
 static void operands_drop(operands *o)
 {
@@ -42,7 +42,7 @@ static void operands_drop(operands *o)
     ms__release(o->result);
 }
 
-// A contiguous tensor to write into: t itself, or a stand-in that is copied back.
+// A contiguous tensor to write into: t itself, or a temporary that is copied back.
 static ms_status output(operands *o, const char *op, ms_tensor *t, bool async, bool reads)
 {
     if (ms__is_contiguous(t)) {
@@ -57,7 +57,7 @@ static ms_status output(operands *o, const char *op, ms_tensor *t, bool async, b
     return reads ? ms__copy(o->out, t) : MS_OK;
 }
 
-// gather: equal blocks from all ranks; scatter: a block of the root's list for each.
+// The root's list of a scatter as one tensor with a block for each rank.
 static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_group *g, const ms_tensor *out)
 {
     if (d->n_list != g->n)
@@ -98,7 +98,7 @@ static bool sizes_fit(int op, const ms_tensor *out, const ms_tensor *in, int64_t
     }
 }
 
-// In place where it is natural: the own block of the larger tensor.
+// In and out may overlap where the smaller tensor is this rank's block of the larger one.
 static ms_status check_overlap(int op, const char *name, const ms_tensor *out, const ms_tensor *in, int me)
 {
     bool block = ROW(op)->kind & IN_BLOCK;
@@ -109,7 +109,7 @@ static ms_status check_overlap(int op, const char *name, const ms_tensor *out, c
                     block ? "; in place means this rank's own block of the larger one" : "");
 }
 
-// The tensors of a script's call, checked and contiguous, and the request that they make.
+// Checks the tensors of a script's call, makes them contiguous and fills the request.
 static ms_status prepare(const ms_dist_call *d, const char *name, operands *o, ms_request *r)
 {
     const ms_coll_row *row = ROW(r->op);
@@ -162,7 +162,7 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
                      .root = d->root,
                      .by_script = true,
                      .label = { .site = d->site } };
-    // A receive must not wait behind the send whose answer it is.
+    // Sends have a stream of their own: a receive must not wait behind the send that it answers.
     if (d->async && r.op != OP_BARRIER) r.stream = d->op == MS_DIST_SEND ? MS_STREAM_COPY : ROW(r.op)->stream;
     operands o = { 0 };
     ms_coll *c = NULL;
@@ -179,14 +179,13 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
 
 // ---- refused calls --------------------------------------------------------------------------------
 
-// A call that was refused takes the number in its group that it would have had, so the peers' calls of that number
-// fail, and no others: other groups and what is under way go on. (A published error would end the piece of work of
-// every rank of the world.)
+// A refused call takes the number that it would have had in its group, so only the peers' calls with that number fail:
+// other groups and collectives in flight continue. A published error would fail the work of every rank of the world.
 void ms_dist_refused(double group, const char *text, const char *site, double since)
 {
     uint64_t epoch = ms__comm_epoch();
     if (!ms__world.up || ms__world.size == 1 || ms__comm_stopped() || epoch != (uint64_t)since)
-        return;  // it has met a peer's error
+        return;  // a peer's error has failed this work already
     ms_group *g = group < 0 ? ms__pair_by_id(group) : ms__group_by_id(group);
     if (!g || g->me < 0 || g->n == 1) return;
     ms_request r = { .group = g, .op = OP_REFUSED, .refusal = text, .label = { .site = site } };
@@ -255,7 +254,7 @@ ms_status ms_dist_gather_bytes(double group, const char *data, double n, const c
         free(lens);
         return status;
     }
-    // Close the gaps.
+    // Values of different lengths become adjacent.
     char *p = most > 0 ? ms__data(got) : NULL;
     size_t at = 0;
     for (int k = 0; k < g->n && p; k++) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// comm/job/clean.c -- what killed jobs left behind: Open MPI's segments, 4 MiB a rank, and files of our own control
-// memory (whose names are gone as soon as all ranks have them open). A file is stale when it is this user's and was
-// made on this host, and no process has it open or mapped: the rank that makes one has it open until it has it mapped,
-// and keeps the mapping for life.
+// comm/job/clean.c -- removes files that killed jobs left: Open MPI's segments, 4 MiB a rank, and control memories,
+// which a running job unlinks as soon as all ranks have them open. A file is stale if it belongs to this user, was made
+// on this host, and no process has it open or mapped: its maker has it open until it is mapped, and keeps the mapping
+// until it exits.
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -47,8 +47,8 @@ static void unlist(const char *path)
         }
 }
 
-// Strikes what this process uses: its descriptors first, for a file is mapped before it is closed. A process whose
-// /proc this user cannot read is skipped: it cannot be a rank, since ranks read each other's memory the same way.
+// Removes the files that a process uses from the list: first its descriptors, because a file is mapped before it is
+// closed. A process whose /proc this user cannot read is no rank of this user's jobs.
 static void unlist_used_by(const char *pid)
 {
     char path[300], to[NAME + 100], line[600];

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: MIT
-// comm/job/end.c -- how a job ends: politely, or because a rank cannot go on.
+// comm/job/end.c -- how a job ends: in order, or because a rank cannot continue.
 //
-// A script that reaches its end leaves politely (MPI_Finalize), once every rank here is at its end; of one that is
-// stopped, or sits in Lua without an engine call, that is expected within the limit of collectives. An uncaught Lua
-// error makes luajit exit with a code other than 0, which an on_exit handler sees; a collective that cannot end (an
-// absence, a death) raises its error, and ends the job half a second later even if the script survives it; a killed
-// rank says nothing. Each rank has a thread asleep on its peers' process descriptors, so every one of these is seen at
-// once, by busy ranks too.
+// A script that reaches its end calls MPI_Finalize as soon as every rank of the node has reached its end. A rank that
+// is stopped, or runs Lua without an engine call, must get there within the timeout of collectives. A job also ends if
 //
-// The first rank that fails exits; the launcher then ends the others and reports the first one's code. mpirun sleeps on
-// the way (ms__wake_launcher), so the others stay and wake it until its TERM comes. If they exited by themselves, none
-// would be left to do so: 2 s instead of some hundredths. srun may end no rank: under it every rank exits.
+//   a script raises     luajit exits with a code other than 0, which an on_exit handler sees
+//   a collective fails  for good (a rank is absent or dead): it raises its error, and half a second later the job ends
+//                       even if the script survives the error
+//   a rank is killed    without a message
+//
+// A thread of each rank sleeps on its peers' process descriptors, so busy ranks see an end at once, too.
+//
+// The first rank to fail exits. The launcher then ends its peers and reports its code. mpirun sleeps while it does so
+// (ms__wake_launcher), so the peers stay and wake it until it sends TERM: the job ends in hundredths of a second
+// instead of 2 s. srun may end no rank: under it every rank exits.
 #define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
@@ -20,8 +23,8 @@
 #include "comm/internal.h"
 #include "base/trace.h"
 
-static int *pidfd;                // by world rank; -1: not here
-static const ms_activity **page;  // by world rank, once looked at
+static int *pidfd;                // by world rank; -1: on another node
+static const ms_activity **page;  // by world rank, once mapped
 static bool stopped;
 static pid_t started_as;
 static atomic_bool failing;  // a report by this rank is due
@@ -29,7 +32,7 @@ static atomic_bool leaving;  // this rank is on its way out, its text printed
 static char failure_text[2 * TEXT];
 
 enum { MS = 1000000 };
-static const int64_t STAY = 1500ll * MS;  // for the launcher's TERM; a launcher that does nothing is none
+static const int64_t STAY = 1500ll * MS;  // how long to wait for the launcher's TERM
 
 static bool is_here(int rank) { return ms__world.node_of[rank] == ms__world.node; }
 static int state_of(int rank) { return atomic_load(&ms__world.board->rank[rank].state); }
@@ -46,14 +49,13 @@ bool ms__rank_dead(int rank)
     return poll(&p, 1, 0) > 0;
 }
 
-// Rank `rank` is the one whose failure ends the job. False: another one was first.
+// Records that rank's failure ends the job. False: another rank failed first.
 static bool first_to_fail(int rank)
 {
-    int nobody = 0;
-    return !ms__world.board || atomic_compare_exchange_strong(&ms__world.board->ending, &nobody, rank + 1);
+    int none = 0;
+    return !ms__world.board || atomic_compare_exchange_strong(&ms__world.board->ending, &none, rank + 1);
 }
 
-// The reason has been reported.
 static void mark_reported(void)
 {
     fflush(NULL);
@@ -61,7 +63,7 @@ static void mark_reported(void)
     if (ms__world.board) atomic_store(&ms__world.board->reported, true);
 }
 
-// A peer failed and the job ends: stay until the launcher ends this process.
+// Stays until the launcher ends this process.
 _Noreturn void ms__end_stay(int code)
 {
     mark_reported();
@@ -77,9 +79,9 @@ static void report_death(int rank)
         fprintf(stderr, "rank %d: rank %d (process %d) died\n", ms__world.rank, rank, ms__world.board->rank[rank].pid);
 }
 
-// ---- peers are watched ----------------------------------------------------------------------------
+// ---- watching peers -------------------------------------------------------------------------------
 
-// Somebody here waits in a collective, or has found out that it cannot end, and will say so.
+// Whether a rank of this node waits in a collective, or has found that one cannot complete, and so will report.
 static bool report_due(void)
 {
     if (atomic_load(&ms__world.board->failing)) return true;
@@ -89,7 +91,7 @@ static bool report_due(void)
     return false;
 }
 
-// The first peer here that ended without having left; -1 when all of them left.
+// The first peer on this node that died before the end of its script; -1: all have reached it.
 static int first_death(void)
 {
     int n = 0;
@@ -122,8 +124,8 @@ static void *watch_thread(void *arg)
     if (dead < 0) return NULL;
     first_to_fail(dead);
     int64_t since = ms__now_ns();
-    // A rank that raised has said why. A killed rank leaves no message. Peers that wait for it in a
-    // collective know more, so their report is awaited; on a busy machine they get their turn late.
+    // A rank that raised has printed why. A killed rank leaves no message. Peers that wait for it in a collective know
+    // more, so their report gets time: up to 0.8 s on a busy machine.
     if (state_of(dead) == RANK_RUNNING) {
         while (!atomic_load(&ms__world.board->reported) && ms__now_ns() - since < 800 * MS &&
                (ms__now_ns() - since < 100 * MS || report_due()))
@@ -150,13 +152,13 @@ ms_status ms__end_start(void)
     return MS_OK;
 }
 
-// ---- a collective that cannot end -----------------------------------------------------------------
+// ---- a collective that cannot complete ------------------------------------------------------------
 
 static void *fail_thread(void *arg)
 {
     (void)arg;
     ms__nap(500 * MS);                       // time for the error to be raised and its traceback to be printed
-    if (atomic_load(&leaving)) return NULL;  // the script is on its way out
+    if (atomic_load(&leaving)) return NULL;  // the script is exiting
     fprintf(stderr, "rank %d: %s\nrank %d: ending the job\n", ms__world.rank, failure_text, ms__world.rank);
     ms__board_state(RANK_RAISED);
     if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
@@ -164,7 +166,7 @@ static void *fail_thread(void *arg)
     ms__exit_first(1);
 }
 
-// The error is raised like any other; but if the script survives it, or is busy elsewhere, the job still ends.
+// The error is raised like any other, but the job ends even if the script survives the error or is busy elsewhere.
 ms_status ms__fail_job(ms_status code, int culprit)
 {
     if (culprit >= 0) first_to_fail(culprit);
@@ -185,8 +187,8 @@ static const ms_activity *page_of(int rank)
     return page[rank];
 }
 
-// At the end of the script: a rank that has not worked for the limit, since it is stopped or only loops, ends the job;
-// one that works is waited for. Returns whether that was said.
+// At the end of the script: a peer without progress for the length of the timeout, stopped or looping, ends the job; a
+// peer that works is waited for. report: print a line about it. Returns report.
 static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool report)
 {
     char culprits[TEXT] = "", working[TEXT] = "";
@@ -216,7 +218,7 @@ static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool
     ms__exit_first(1);
 }
 
-// Before MPI_Finalize, which blocks: until every rank here is at its end as well. False: one ended with an error.
+// Waits until every rank of this node has reached its end, because MPI_Finalize blocks. False: one of them failed.
 static bool all_left(void)
 {
     ms_progress *seen = calloc((size_t)ms__world.size, sizeof *seen);
@@ -241,9 +243,9 @@ static bool all_left(void)
         ms__nap(ms__now_ns() - since < 10 * MS ? 20000 : 2 * MS);
         int64_t now = ms__now_ns();
         if (now - before > 500 * MS)
-            since += now - before, reported_at += now - before;  // the whole job was stopped, as a rule
+            since += now - before, reported_at += now - before;  // the whole job was probably stopped
         before = now;
-        // The ranks that wait share the work of looking.
+        // The waiting ranks take turns.
         if (!seen || now - looked < 50 * MS * left) continue;
         looked = now;
         if (check_late_peers(seen, since, now, lowest && (double)(now - reported_at) * 1e-9 > ms__world.timeout))
@@ -253,7 +255,7 @@ static bool all_left(void)
     return true;
 }
 
-// MPI_Finalize blocks until every rank is in it. One that is stopped there does not come.
+// Ends the job if a peer is stopped while this rank blocks in MPI_Finalize.
 static void *finalize_thread(void *unused)
 {
     (void)unused;
@@ -301,14 +303,14 @@ static void at_exit(int code, void *arg)
     (void)arg;
     if (stopped || getpid() != started_as) return;
     if (code == 0) {
-        ms__streams_drain();  // peers may be reading what nobody here waited for
+        ms__streams_drain();  // peers may still read tensors of collectives that the script did not wait for
         ms__comm_stop();
         return;
     }
     if (code == 1 && !ms__error_reported() && ms__world.board && !atomic_load(&ms__world.board->reported))
         fprintf(stderr, "rank %d: the script ended with status 1\n",
-                ms__world.rank);  // error(nil), for one, has no text
-    // Without MPI_Finalize: the launcher ends the others. A stream worker may be inside MPI: no lock.
+                ms__world.rank);  // for example error(nil), which has no text
+    // No MPI_Finalize, because the launcher ends the peers. No lock, because a stream worker may be inside MPI.
     mark_reported();
     ms__board_state(RANK_RAISED);
     ms__trace_save_now();

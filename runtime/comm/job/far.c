@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// comm/job/far.c -- what a group's leaders do for the other nodes, over MPI: non-blocking calls, polled.
+// comm/job/far.c -- groups over several nodes: their leaders exchange messages with non-blocking calls, and poll.
 //
-// Ready slots of the members here go to the other leaders, theirs are mirrored into the slots here. Reductions
-// run as a chain in rank order over runs of neighbouring ranks of one node, with unrounded partial results, so
-// that their bits are those of one node. Everything else is an exchange of windows among leaders.
+// A leader sends the ready slots of its node's members to the other leaders and mirrors theirs here. A reduction is a
+// chain in rank order over the nodes, with unrounded partial results, so it gives the same bits as on one node. All
+// other collectives exchange windows among leaders.
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ typedef struct {
 } far_ready;
 
 typedef struct ms_far {
-    struct ms_far *next;  // among those that linger
+    struct ms_far *next;  // in the list of those with messages in flight
     int n_in, n_out, n_here;
     far_ready *in, *out;
     void **in_req, **out_req;
@@ -28,8 +28,8 @@ typedef struct ms_far {
     int *leaders, n_leaders;  // world ranks of the other nodes' leaders
 } ms_far;
 
-// Messages that a failed collective leaves unreceived must not be taken for later ones: an epoch's tags come back after
-// 4096 errors. Within an epoch no more than RING collectives of a group are under way.
+// A message that a failed collective left unreceived must not match a later one: the tags of an epoch recur after 4096
+// errors. Within an epoch at most RING collectives of a group are in flight.
 static int tag_of(const ms_coll *c, int kind)
 {
     uint32_t id = (uint32_t)(int64_t)(c->g->id < 0 ? -c->g->id * 7 + 128 : c->g->id);
@@ -46,7 +46,7 @@ static int leader_on(const ms_group *g, int node)
 
 static int is_here(const ms_group *g, int k) { return ms__world.node_of[g->ranks[k]] == ms__world.node; }
 
-// World rank that sends the slot of the i-th member on other nodes.
+// The world rank that sends the slot of the i-th member on other nodes.
 static int sender(const ms_group *g, int i)
 {
     int k = 0;
@@ -85,8 +85,8 @@ static void cancel(void *r)
     ms__transport_unlock();
 }
 
-// What a collective that failed leaves with MPI: it may still be written or read, so it stays, and is listed to be
-// accounted for.
+// Memory of a failed collective that MPI may still read or write. It is never freed; the list keeps it reachable for
+// leak checkers.
 typedef struct kept {
     struct kept *next;
     void *memory;
@@ -95,7 +95,7 @@ typedef struct kept {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER,
                        error_lock = PTHREAD_MUTEX_INITIALIZER;  // collectives run on several streams
 static kept *left_with_mpi;
-static ms_far *lingering;
+static ms_far *lingering;  // ended, with messages in flight
 
 static void keep(void *memory)
 {
@@ -107,7 +107,7 @@ static void keep(void *memory)
     pthread_mutex_unlock(&lock);
 }
 
-// This rank alone cannot go on. The error is published; otherwise peers would wait until the limit.
+// This rank alone cannot continue. The error is published; otherwise peers would wait until the timeout.
 static ms_status lost(ms_coll *c, const char *what)
 {
     ms__coll_fail(c, what);
@@ -154,7 +154,7 @@ static ms_status far_new(ms_coll *c)
         far_free(f);
         return no_memory(c, ((size_t)g->n + 2) * sizeof *f->in, "messages to other nodes");
     }
-    c->far = f;  // what has been posted is ended with it
+    c->far = f;  // ms__far_end ends the posted messages
     for (int i = 0; i < f->n_in; i++)
         if (!(f->in_req[i] = irecv(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY))))
             return lost(c, "MPI refused a message");
@@ -191,7 +191,7 @@ ms_status ms__far_ready(ms_coll *c)
         if (rc < 0) return lost(c, "MPI failed to receive from another node");
         if (rc == 0) continue;
         far_ready *m = &f->in[i];
-        if (m->word < c->word || m->group != g->id) {  // of a call that ended here without its peers
+        if (m->word < c->word || m->group != g->id) {  // of an earlier call, which failed here
             f->in_req[i] = irecv(m, sizeof *m, sender(g, i), tag_of(c, KIND_READY));
             if (!f->in_req[i]) return lost(c, "MPI refused a message");
             continue;
@@ -209,7 +209,7 @@ ms_status ms__far_ready(ms_coll *c)
     return MS_OK;
 }
 
-static bool through(ms_far *f)
+static bool complete(ms_far *f)
 {
     bool all = true;
     for (int i = 0; i < f->n_in; i++) all = test(&f->in_req[i]) != 0 && all;
@@ -217,8 +217,8 @@ static bool through(ms_far *f)
     return all;
 }
 
-// Messages of this size leave at once, so by now most have. Those that have not, and receptions that nobody serves any
-// more, keep their memory until MPI is through with them.
+// Sends of this size usually complete at once. Those in flight, and receives that no peer will serve, keep their memory
+// until MPI has completed them.
 void ms__far_end(ms_coll *c)
 {
     ms_far *f = c->far;
@@ -231,7 +231,7 @@ void ms__far_end(ms_coll *c)
     lingering = f;
     for (ms_far **at = &lingering; *at;) {
         ms_far *one = *at;
-        if (!through(one)) {
+        if (!complete(one)) {
             at = &one->next;
             continue;
         }
@@ -257,7 +257,7 @@ static ms_status finish(ms_waiter *w, void **req)
     }
 }
 
-// Of a collective that failed. A reception must not take a later message.
+// A message of a failed collective. A receive is cancelled, so that it does not take a later message.
 static void leave(void *req, bool receives)
 {
     if (req && receives) cancel(req);
@@ -311,7 +311,7 @@ static ms_status chain(ms_waiter *w, char *const *windows, char *acc, char *resu
     return MS_OK;
 }
 
-// Memory for what comes from other nodes, of each stream, whose collectives come one after the other.
+// Buffers for data from other nodes, one for each stream, whose collectives run one after the other.
 enum { ROOM = 4 * WINDOW };
 static char *rooms[MS_STREAMS];
 
@@ -320,7 +320,7 @@ static char *room_of(const ms_coll *c)
     return rooms[c->stream] ? rooms[c->stream] : (rooms[c->stream] = malloc(ROOM));
 }
 
-// After a failure MPI may still write there.
+// After a failure MPI may still write to the buffer: the next collective gets a new one.
 static void room_back(const ms_coll *c, char *room, ms_status status)
 {
     if (status == MS_OK) return;
@@ -338,7 +338,7 @@ ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_
     return status;
 }
 
-// Messages in flight: as many as have room, the oldest is waited for first.
+// A ring of messages in flight. When it is full, the oldest is waited for.
 enum { FLIGHT = 32 };
 typedef struct {
     void *req[FLIGHT];
@@ -398,13 +398,13 @@ ms_status ms__far_gather(ms_waiter *w, char *const *windows, char *mirror, size_
     return land_all(w, &f);
 }
 
-// Bytes from `at` on, no more than a part.
+// The number of bytes from `at` to `bytes`, at most one part.
 static size_t left(size_t bytes, size_t at, size_t part)
 {
     return at >= bytes ? 0 : bytes - at < part ? bytes - at : part;
 }
 
-// ---- one member on every node: tensors are sent and received where they are ------------------------
+// ---- one member on every node: tensors are sent and received in place -------------------------------
 
 ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t stride, const size_t *bytes)
 {
@@ -458,7 +458,7 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
             ms__reduce(&c->reducer, src, 1, &dst, n / (size_t)ms__dtype_size(c->reducer.dtype));
             if (theirs) status = launch(w, &results, isend(dst, n, rank, tag_of(c, KIND_RESULT)), false);
         }
-        if (status == MS_OK && m) status = finish(w, &sent[k]);  // before the result takes its place
+        if (status == MS_OK && m) status = finish(w, &sent[k]);  // before the result overwrites the buffer
         if (status == MS_OK && m && theirs)
             status = launch(w, &results, irecv(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
     }
@@ -486,8 +486,9 @@ static int first_on(int node)
     return -1;
 }
 
-// The latest errors are sent from static memory, so that out-of-memory errors can be sent. A message of this size has
-// left when isend returns, as a rule; where an older one has not, it takes memory of its own, which stays with MPI.
+// Errors are sent from static memory, so that running out of memory can be reported. A message of this size has usually
+// been sent when isend returns; if all slots are still in flight, the error gets memory of its own, which stays with
+// MPI.
 static struct {
     far_error message;
     void *req;
@@ -512,7 +513,7 @@ static void send_error(int node, uint64_t number, const char *text, bool backwar
     keep(m);
 }
 
-// MPI makes progress only inside its calls; a rank that leads no group may make no other.
+// MPI makes progress only inside its calls, and a rank that leads no group may make no other calls.
 static bool sent_errors(void)
 {
     bool all = true;
@@ -526,7 +527,7 @@ void ms__far_error(uint64_t number, const char *text, bool backward)
     pthread_mutex_lock(&error_lock);
     for (int node = 0; node < ms__world.nodes; node++)
         if (node != ms__world.node) send_error(node, number, text, backward);
-    // The script may not wait in a collective for long: the connection is made now, if the peer answers soon.
+    // The script may not call MPI again for long, so the connection is made now, if the peer answers soon.
     for (int64_t until = ms__now_ns() + 20 * 1000 * 1000; !sent_errors() && ms__now_ns() < until;) sched_yield();
     pthread_mutex_unlock(&error_lock);
 }
@@ -536,7 +537,7 @@ void ms__far_poll(void)
     static far_error m;
     int from;
     size_t n;
-    // One thread at a time: two that saw the same message would both wait for it.
+    // One thread at a time: two threads that probe the same message would both wait for it.
     if (pthread_mutex_trylock(&error_lock) != 0) return;
     sent_errors();
     int there = 0;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// comm/job/loopback.c -- preloaded into mpirun by scripts/train: on one host nothing listens beyond loopback.
+// comm/job/loopback.c -- scripts/train preloads this library into mpirun, so that on one host nothing listens beyond
+// loopback.
 //
-// mpirun listens on every address of the host for daemons on other hosts, whatever its settings say. A socket that it
-// binds to every address is bound to loopback's instead. The ranks do without this library.
+// mpirun listens on every address of the host for daemons on other hosts, and no setting changes that. This library
+// binds such sockets to the loopback address. The ranks run without it.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -34,7 +35,7 @@ __attribute__((visibility("default"))) int bind(int fd, const struct sockaddr *a
     return next(fd, address, n);
 }
 
-// What mpirun starts gets the LD_PRELOAD that scripts/train was started with.
+// The ranks get the LD_PRELOAD with which scripts/train was started.
 __attribute__((constructor)) static void loaded(void)
 {
     const char *name = program_invocation_short_name;

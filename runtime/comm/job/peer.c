@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// comm/job/peer.c -- what can be seen of a peer's process on this node without its help: /proc, and the page on which
-// it says what its script's thread does. It works for peers that are stopped, that loop in Lua, or that have not joined
-// the job yet.
+// comm/job/peer.c -- observes processes of peers on this node, through /proc and through the page on which each engine
+// counts its calls. This works for peers that are stopped, that loop in Lua, or that have not joined the job yet.
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dirent.h>
@@ -41,7 +40,7 @@ const ms_activity *ms__peer_activity(int pid)
         ssize_t n = readlink(path, to, sizeof to - 1);
         if (n <= 0 || (to[n] = 0, strcmp(to, want) != 0)) continue;
         int fd = open(path, O_RDONLY | O_CLOEXEC);
-        // The owner makes it and gives it its size in two steps; to read a page beyond the size would end this process.
+        // The owner creates the page and sets its size in two steps; reading beyond the size would kill this process.
         struct stat st;
         bool sized = fd >= 0 && fstat(fd, &st) == 0 && st.st_size >= 4096;
         void *p = sized ? mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
@@ -65,7 +64,7 @@ size_t ms__peer_file(int pid, const char *name, char *text, size_t n)
     return at;
 }
 
-// Bytes that it has read and written; 0 when the kernel does not count them.
+// Bytes that the process has read and written; 0: the kernel does not count them.
 static uint64_t transferred(int pid)
 {
     char text[512];
@@ -82,7 +81,7 @@ ms_peer_state ms__peer_watch(int pid, const ms_activity *page, ms_progress *befo
 {
     char text[512];
     ms__peer_file(pid, "stat", text, sizeof text);
-    const char *state = strrchr(text, ')');  // the name before it may hold anything
+    const char *state = strrchr(text, ')');  // the command before it may contain blanks and parentheses
     char how = state && state[1] ? state[2] : 0;
     if (how == 'T' || how == 't') return PEER_STOPPED;
     ms__peer_file(pid, "schedstat", text, sizeof text);
@@ -93,9 +92,9 @@ ms_peer_state ms__peer_watch(int pid, const ms_activity *page, ms_progress *befo
     snprintf(children, sizeof children, "task/%d/children", pid);
     bool busy = now.calls != before->calls || now.bytes != before->bytes ||
                 (page && __atomic_load_n(&page->inside, __ATOMIC_RELAXED) > 0) ||
-                ms__peer_file(pid, children, text, sizeof text) > 0;  // a program that it runs
+                ms__peer_file(pid, children, text, sizeof text) > 0;  // it runs a program
     if (busy) *before = now;
-    // On a busy machine it may have had no processor; a disk may keep it waiting.
+    // It may wait for a processor or for a disk.
     bool held_up = how == 'D' || (how == 'R' && run - before->run < 20 * 1000000);
     return busy || held_up ? PEER_BUSY : PEER_IDLE;
 }
@@ -121,10 +120,9 @@ int ms__launched_peers(int parent, int *pids, int room)
     return n;
 }
 
-// mpirun ends ranks with CONT, TERM and KILL and sleeps a second after each of the first two. SIGCHLD ends such a
-// sleep; its handler looks for ended children and finds none. It goes to the main thread, which is the one that sleeps.
-// TERM is ignored, for a rank that it ended could not cut the second sleep short: that of its death may go to another
-// thread.
+// mpirun ends ranks with CONT, TERM and KILL and sleeps a second after each of the first two. SIGCHLD to its main
+// thread, which is the one that sleeps, ends such a sleep; its handler looks for ended children and finds none. This
+// process ignores TERM in order to end the second sleep too: the SIGCHLD of its own death may go to another thread.
 void ms__wake_launcher(void)
 {
     if (ms__launcher_pid <= 1 || getppid() != ms__launcher_pid) return;
@@ -132,7 +130,7 @@ void ms__wake_launcher(void)
     syscall(SYS_tgkill, ms__launcher_pid, ms__launcher_pid, SIGCHLD);
 }
 
-// mpirun sleeps only while it ends a job.
+// mpirun sleeps only in that case.
 bool ms__launcher_ends_job(void)
 {
     char text[64];
@@ -140,8 +138,8 @@ bool ms__launcher_ends_job(void)
     return strstr(text, "nanosleep") != NULL;
 }
 
-// A rank that dies while it connects can leave mpirun waiting for ever for a lock of PMIx's own thread, which has ended
-// (PMIx 4.2: pmix_rte_finalize). All its processes are dead then, and it reaps none.
+// A rank that dies while it connects can leave mpirun waiting forever for a lock of a PMIx thread that has ended (PMIx
+// 4.2: pmix_rte_finalize). Then all its processes are dead and it reaps none.
 static bool launcher_hangs(void)
 {
     char text[512];
@@ -180,9 +178,9 @@ _Noreturn void ms__exit_first(int code)
     _exit(code);
 }
 
-// mpirun listens on every address of the host, for daemons on other hosts. Where all ranks are on this one there are
-// none, and the sockets are bound to the loopback device. Another process's descriptors need ptrace's rights: without
-// them nothing changes.
+// mpirun listens on every address of the host, for daemons on other hosts. If all ranks are on this host there are no
+// daemons, and this binds mpirun's sockets to the loopback device. It needs the right to ptrace mpirun; without it
+// nothing changes.
 void ms__launcher_to_loopback(void)
 {
     char path[300], to[64];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/transport/transport.c -- the transports by name, which launcher's ranks each of them joins, and plugins.
+// comm/transport/transport.c -- the table of transports: names, the launchers whose ranks each connects, plugins.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include "comm/transport/self.h"
 #include "comm/transport/transport.h"
 
-// In the order of the alphabet, as the message about an unknown name lists them.
+// Alphabetical, as in the message about an unknown name.
 static const struct row {
     const char *name, *launchers;
     const ms_transport *table;           // NULL: in a plugin

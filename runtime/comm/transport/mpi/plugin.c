@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/transport/mpi/plugin.c -- the transport over MPI: it joins ranks and carries messages; the collectives are
+// comm/transport/mpi/plugin.c -- the transport over MPI. It connects ranks and carries messages; the collectives are
 // the engine's own.
 #include <mpi.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 static MPI_Comm world = MPI_COMM_NULL;
 static int my_rank, n_ranks;
 
-// Whether each rank of this node finds room there for Open MPI's segment of 4 MiB.
+// Whether the folder has room for Open MPI's segments, 4 MiB for each rank of this node.
 static int has_room(const char *folder, int ranks)
 {
     struct statvfs fs;
@@ -18,8 +18,8 @@ static int has_room(const char *folder, int ranks)
     return (double)fs.f_bavail * (double)fs.f_frsize >= 5e6 * (ranks > 0 ? ranks : 1);
 }
 
-// Open MPI's segments are in /dev/shm, which containers often keep small; any other folder does, for little goes
-// through them.
+// Open MPI puts its segments into /dev/shm, which is small in many containers. Little data goes through them, so
+// another folder serves as well.
 static int place_segments(int ranks, char *text, size_t n)
 {
     const char *set = getenv("OMPI_MCA_btl_vader_backing_directory"), *temporary = getenv("TMPDIR");
@@ -38,13 +38,13 @@ static int place_segments(int ranks, char *text, size_t n)
 static void defaults(int one_node)
 {
     setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
-    setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);  // CMA is refused in most containers, loudly
+    setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);  // most containers refuse CMA, with warnings
     if (!one_node) return;
     setenv("OMPI_MCA_pml", "ob1", 0);
     setenv("OMPI_MCA_btl", "self,vader", 0);
     setenv("OMPI_MCA_osc", "^ucx", 0);
     setenv("OMPI_MCA_mtl", "^ofi", 0);
-    // hwloc would load X11, OpenCL and PCI plugins to look for devices near us: a quarter of MPI_Init.
+    // hwloc would load X11, OpenCL and PCI plugins to find devices: a quarter of MPI_Init's time.
     setenv("HWLOC_PLUGINS_PATH", "/nonexistent", 0);
 }
 
@@ -79,8 +79,8 @@ static int all_gather(const void *in, void *out, int bytes)
     return MPI_Allgather(in, bytes, MPI_BYTE, out, bytes, MPI_BYTE, world) == MPI_SUCCESS ? 0 : -1;
 }
 
-// Handles of requests, recycled (every call is made under one lock). A handle is there before its message starts:
-// nothing may be under way that has none.
+// Handles of requests, recycled; all calls are made under one lock. A handle is allocated before its message starts, so
+// that no message in flight lacks one.
 typedef union handle {
     MPI_Request request;
     union handle *next;
