@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/both_types.h -- includes BODY, a file of row kernels, for float and for double: REAL and R(name), the
-// mathematics, and how a row is read and written (rows.h). Half types are rows of float to it.
+// cpu/both_types.h -- includes BODY, a file of row kernels, once for float and once for double. Defines REAL, R(name),
+// the mathematical functions, and the functions that read and write a row (rows.h). Half types use the float version.
 #define REAL float
 #define R(x) x##_f32
 #define EXP(x) ms_exp_f32(x)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/cpu.h -- the CPU kernels: what the rows in kernels/ name.
+// cpu/cpu.h -- the CPU kernels that the rows in kernels/rows name, and helpers for them.
 #ifndef MS_CPU_KERNELS_H
 #define MS_CPU_KERNELS_H
 
@@ -32,10 +32,10 @@ MS_CPU_RANDOM(MS_DECLARE)
 
 // dst = src, broadcast and cast; any strides.
 void ms__cpu_copy_tensor(ms_tensor *dst, const ms_tensor *src);
-// x (retained), or a copy of it where it lies in o's memory as another view: o is about to be written. Such a
-// call would read some of its own results.
+// x (retained), or a copy where x overlaps o as a different view: writing o would change elements of x before they are
+// read.
 ms_status ms__cpu_apart(ms_tensor **use, const ms_tensor *o, ms_tensor *x);
-// The largest number of this dtype below x: where uniform numbers end.
+// The largest number of this dtype below x: the upper limit of uniform numbers.
 double ms__largest_below(int dtype, double x);
 void ms__cpu_fill_tensor(ms_tensor *dst, double value);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// formulas/batch_norm.h -- what becomes of a channel's sums, once for the CPU and the GPU.
+// formulas/batch_norm.h -- the formulas of a channel, shared by the CPU and the GPU.
 #ifndef MS_BATCH_NORM_H
 #define MS_BATCH_NORM_H
 
@@ -13,9 +13,9 @@ typedef struct ms_bn_channel {
     double of_g, of_x, alone;  // dx = of_g g + of_x (x - mean) + alone
 } ms_bn_channel;
 
-// From the sums of g and of g (x - mean) over the channel's `count` numbers. With h = (x - mean) rstd: dw = sum g h, db
-// = sum g, dx = w rstd (g - db / count - h dw / count) in training and w rstd g outside of it; what arrives at the mean
-// and the variance themselves (gmean, gvar) joins alone and of_x.
+// sg and sgx: the sums of g and of g (x - mean) over the channel's `count` elements. With h = (x - mean) rstd:
+// dw = sum g h, db = sum g. dx = w rstd (g - db / count - h dw / count) when training, else w rstd g. The gradients of
+// the mean and variance outputs (gmean, gvar) are added to `alone` and of_x.
 MS_FN ms_bn_channel ms_bn_finish(double var, double eps, double w, double count, int training, double gmean,
                                  double gvar, double sg, double sgx)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// formulas/draws.h -- random numbers from Philox's words: one formula each, for the CPU's loops and the GPU's
-// kernels. Only + - * / sqrt fma and our own log and sincos for float32, so that the bits are the same
-// on every device; float64 goes through libm and may differ in the last place.
+// formulas/draws.h -- random numbers from the words of Philox, for the CPU's loops and the GPU's kernels. float32 uses
+// only + - * / sqrt fma and our own log and sincos, so that every device gives the same bits; float64 goes through libm
+// and may differ in the last place.
 #ifndef MS_DRAWS_H
 #define MS_DRAWS_H
 
@@ -18,7 +18,7 @@ MS_FN double ms_draw_uniform_f64(uint32_t high, uint32_t low_word, double low, d
     double v = low + width * ms_uniform_f64(high, low_word);
     return v > limit ? limit : v;
 }
-// Box and Muller: two at a time.
+// Box-Muller: two numbers at a time.
 MS_FN void ms_draw_normal_f32(uint32_t w0, uint32_t w2, float mean, float std, float *a, float *b)
 {
     float u = (float)(int32_t)(w0 >> 1) * 0x1p-31f + 0x1p-32f, s, c;  // (0, 1]
@@ -64,8 +64,8 @@ MS_FN float ms_erfinv_f32(float x)
     q = 2.83297682f + q * b;
     return (w < 5.0f ? p : q) * x;
 }
-// Normal, cut to [a, b]: the inverse of the cumulative distribution over the part of it between low and high, which are
-// erf of the bounds. wide: two Newton steps from the single precision guess.
+// A normal number in [a, b]: the inverse of the cumulative distribution between low and high, the erf of the bounds.
+// wide: refines the float32 estimate by two Newton steps.
 MS_FN double ms_draw_truncated(uint32_t high_word, uint32_t low_word, double mean, double std, double a, double b,
                                double low, double high, int wide)
 {

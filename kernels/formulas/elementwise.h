@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-// formulas/elementwise.h -- every elementwise formula, once. Included once per element type, by C and by nvcc:
-// the includer defines REAL and R(name), and MS_INTEGER for int64_t. R(ms_exp) and its kind come from
-// math32.h (ours for float, libm's for double).
+// formulas/elementwise.h -- the elementwise formulas. Included once per element type, by C and by nvcc, with REAL and
+// R(name) defined, and MS_INTEGER for int64_t. R(ms_exp) and the like come from math32.h (ours for float, libm's for
+// double).
 //
-// fwd: the value. bwd: the gradient of the input, from that of the output (g) and what was kept: x an
-// input, y the output. NaN goes through everywhere, as in PyTorch: comparisons are written so that a
-// NaN fails them.
+// fwd: the value. bwd: the gradient of the input, from the gradient of the output (g) and a saved input x or output y.
+// NaN propagates, as in PyTorch: comparisons are written so that NaN fails them.
 
 #ifndef MS_FORMULAS_ONCE
 #define MS_FORMULAS_ONCE
@@ -115,7 +114,7 @@ MS_FN REAL R(ms_bwd_pow_exponent)(REAL g, REAL a, REAL b)
 MS_FN REAL R(ms_bwd_rdiv_scalar)(REAL g, REAL x, REAL s) { return -g * s / (x * x); }
 MS_FN REAL R(ms_bwd_rpow_scalar)(REAL g, REAL y, REAL s) { return g * y * R(ms_log)(s); }
 MS_FN REAL R(ms_bwd_div_other)(REAL g, REAL a, REAL b) { return -g * a / (b * b); }
-// infinity among others has all the weight; minus infinity none, also where there is nothing else
+// An infinite maximum takes the whole gradient. -inf takes none, even when all inputs are -inf.
 MS_FN REAL R(ms_bwd_logsumexp)(REAL g, REAL x, REAL y)
 {
     return x == y ? (y < 0 && y - y != 0 ? 0 : g) : g * R(ms_exp)(x - y);
@@ -127,7 +126,7 @@ MS_FN REAL R(ms_bwd_norm_p)(REAL g, REAL x, REAL n, REAL p)
 {
     return n == 0 || x == 0 ? 0 : g * R(ms_fwd_sign)(x) * R(ms_pow)(R(ms_abs)(x) / n, p - 1);
 }
-// A tie shares its gradient.
+// Equal inputs share the gradient.
 MS_FN REAL R(ms_bwd_maximum)(REAL g, REAL a, REAL b) { return a > b ? g : a == b ? (REAL)0.5 * g : 0; }
 MS_FN REAL R(ms_bwd_minimum)(REAL g, REAL a, REAL b) { return a < b ? g : a == b ? (REAL)0.5 * g : 0; }
 MS_FN REAL R(ms_bwd_clamp)(REAL g, REAL x, REAL low, REAL high) { return ((x >= low) & (x <= high)) ? g : 0; }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// formulas/math32.h -- float exp, log, tanh, erf, sine and cosine without branches or tables, so that the loops
-// that call them vectorise (libm's don't: tanh-GELU 0.35 ns an element against 9.9).
+// formulas/math32.h -- float exp, log, tanh, erf, sine and cosine without branches or tables, so that loops vectorise
+// (tanh-GELU takes 0.35 ns an element, 9.9 with libm's functions).
 //
-// Only + - * /, sqrt and explicit fma: the bits are the same on every ISA level and device (level v1 has no fma
-// instruction and calls libm's: slow, but equal).
-// Worst errors, found by trying every float: see spec/kernels/math32_spec.lua's bounds (1-3 ulp).
+// Only + - * /, sqrt and explicit fma, so that every ISA level and device gives the same bits (level v1 has no fma
+// instruction and calls libm's fmaf, which is slow). The largest errors over all floats are 1-3 ulp; the bounds are in
+// spec/kernels/math32_spec.lua.
 #ifndef MS_MATH32_H
 #define MS_MATH32_H
 
@@ -28,8 +28,8 @@ MS_FN float ms__int_float(int32_t i)
 // 2^n for n in [-126, 127]
 MS_FN float ms_pow2i_f32(int32_t n) { return ms__int_float((int32_t)((uint32_t)(n + 127) << 23)); }
 
-// Cephes' expf. The scale is applied in two halves, so that subnormal results round once and
-// overflow comes out as infinity; NaN passes both comparisons and the polynomial.
+// Cephes' expf. The scale is applied in two halves, so that subnormal results round once and overflow gives infinity.
+// NaN passes through the comparisons and the polynomial.
 MS_FN float ms_exp_f32(float x)
 {
     x = x < -104.0f ? -104.0f : x;
@@ -45,7 +45,7 @@ MS_FN float ms_exp_f32(float x)
     p = MS_FMA(p, r, 1.6666665459e-1f);
     p = MS_FMA(p, r, 5.0000001201e-1f);
     p = MS_FMA(p, r * r, r) + 1.0f;
-    n = n < -160 ? -160 : n > 160 ? 160 : n;  // NaN's n is anything
+    n = n < -160 ? -160 : n > 160 ? 160 : n;  // n is arbitrary for NaN
     int32_t half = n >> 1;
     return p * ms_pow2i_f32(half) * ms_pow2i_f32(n - half);
 }
@@ -78,7 +78,7 @@ MS_FN float ms_log_f32(float x)
     float r = MS_FMA(fe, 0.693359375f, m + p);
     r = x == 0.0f ? ms__bits_float(0xff800000u) : r;
     r = x < 0.0f ? ms__bits_float(0x7fc00000u) : r;
-    return x < ms__bits_float(0x7f800000u) ? r : x;  // inf and NaN are their own logarithms
+    return x < ms__bits_float(0x7f800000u) ? r : x;  // log(inf) = inf, log(NaN) = NaN
 }
 
 MS_FN float ms_abs_f32(float x) { return ms__bits_float(ms__float_bits(x) & 0x7fffffffu); }
@@ -137,19 +137,19 @@ MS_FN void ms__sincos_quarter_f32(float r, int32_t q, float *sine, float *cosine
     *sine = q & 2 ? -a : a;
     *cosine = (q + 1) & 2 ? -b : b;
 }
-// The reduction is in double: exact for the arguments that mean anything (|x| < 2^24 or so).
+// Range reduction in double: exact up to about |x| < 2^24.
 MS_FN void ms_sincos_f32(float x, float *sine, float *cosine)
 {
     double d = (double)x, t = d * 0.63661977236758134308;  // 2 / pi
     double shifted = t + 6755399441055744.0;               // 1.5 * 2^52
     double k = shifted - 6755399441055744.0;
     double r = d - k * 1.57079632673412561417e+00 - k * 6.07710050650619224932e-11;
-    r = r > 0.8 ? 0.8 : r < -0.8 ? -0.8 : r;  // huge x: any angle will do
+    r = r > 0.8 ? 0.8 : r < -0.8 ? -0.8 : r;  // huge x has no meaningful angle; keep r in range
     int64_t bits;
     memcpy(&bits, &shifted, 8);
     ms__sincos_quarter_f32((float)r, (int32_t)bits, sine, cosine);
 }
-// Of 2 pi u, u in [0, 1): for Box-Muller, where the reduction is exact.
+// Sine and cosine of 2 pi u, u in [0, 1), for Box-Muller: here the reduction is exact.
 MS_FN void ms_sincos_turn_f32(float u, float *sine, float *cosine)
 {
     float t = u * 4.0f, shifted = t + 12582912.0f;
@@ -171,7 +171,7 @@ MS_FN float ms_cos_f32(float x)
 MS_FN float ms_sqrt_f32(float x) { return __builtin_sqrtf(x); }
 MS_FN float ms_pow_f32(float x, float y) { return __builtin_powf(x, y); }
 
-// double is for checking gradients, not for speed: libm.
+// double serves gradient checks, not speed: libm.
 MS_FN double ms_exp_f64(double x) { return __builtin_exp(x); }
 MS_FN double ms_log_f64(double x) { return __builtin_log(x); }
 MS_FN double ms_tanh_f64(double x) { return __builtin_tanh(x); }

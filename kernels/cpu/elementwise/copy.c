@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/elementwise/copy.c -- copying, casting and filling on the CPU. Contiguous runs are memmoves or straight
-// conversions; a transposed source is read in square blocks, so that both sides use whole cache lines.
+// cpu/elementwise/copy.c -- copies, casts and fills on the CPU. Contiguous runs are memmoves or plain conversions. A
+// transposed source is read in square tiles, so that both sides use whole cache lines.
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"
 
@@ -40,8 +40,8 @@ static MS_KERNEL void move_row(int64_t n, int size, char *dst, int64_t td, const
     }
 }
 
-// rows x cols block of dst (contiguous along cols) from src (contiguous along rows). Tiles go down the rows first:
-// a column of the source gives several lines in a row, and its page is visited once.
+// Transposes a block of rows x cols: dst is contiguous along cols, src along rows. Tiles go down the rows first:
+// several cache lines of one source column are read in turn, and its page is visited once.
 #define TURN(T, B)                                                                                               \
     {                                                                                                            \
         for (int64_t c0 = 0; c0 < cols; c0 += B)                                                                 \
@@ -81,7 +81,7 @@ static void bytes_range(void *arg, int64_t first, int64_t last, int64_t block)
     (void)block;
     const bytes_job *j = arg;
     int inner = j->ndim - 1;
-    // In elements, whole rows at a time; rows are numbered over the outer dimensions.
+    // first and last are elements at the ends of rows; a row's number runs over the outer dimensions.
     int64_t n = j->shape[inner], index[MS_MAX_DIMS], rest = first / n;
     char *d = j->dst;
     const char *s = j->src;
@@ -136,8 +136,8 @@ static void copy_range(void *arg, int64_t first, int64_t last, int64_t block)
     memmove(j->dst + first, j->src + first, (size_t)(last - first));
 }
 
-// Dimensions in the order of the destination's strides: those that lie together in both are then neighbours, and become
-// one.
+// Sorts dimensions by the destination's strides, so that dimensions contiguous on both sides become neighbours and
+// join.
 static void by_stride(bytes_job *j)
 {
     for (int d = 1; d < j->ndim; d++)
@@ -176,13 +176,13 @@ static void copy_bytes(bytes_job *j)
     int inner = nd - 1;
     if (nd == 1 && j->to[0] == j->size && j->from[0] == j->size) {
         int64_t n = numel * j->size;
-        // Overlapping ranges must be moved in one piece.
+        // Overlapping ranges must be moved by one memmove.
         bool apart = j->dst + n <= j->src || j->src + n <= j->dst;
         if (n < 131072 || !apart) memmove(j->dst, j->src, (size_t)n);
         else ms__parallel(n, 1 << 20, copy_range, j);
         return;
     }
-    // A dimension along which the source is contiguous while the destination is along the last: turn blocks.
+    // The source is contiguous along another dimension than the destination: transpose blocks.
     if (nd > 1 && j->to[inner] == j->size && j->from[inner] != j->size) {
         int other = -1;
         for (int d = 0; d < inner; d++)
@@ -205,7 +205,7 @@ static void copy_bytes(bytes_job *j)
             return;
         }
     }
-    // A short last dimension makes many rows: walk the longest instead.
+    // A short last dimension makes many rows: walk the longest dimension instead.
     if (nd > 1 && j->shape[inner] < 8) {
         int best = inner;
         for (int d = 0; d < inner; d++)
@@ -243,7 +243,7 @@ void ms__cpu_copy_tensor(ms_tensor *dst, const ms_tensor *src)
         copy_bytes(&j);
         return;
     }
-    // Through the computing type of the destination; truth is decided in the source's.
+    // Converts through the computing type of the destination; to bool, through the source's.
     uint8_t cls = (uint8_t)ms__class_of(dst->dtype == MS_BOOL ? src->dtype : dst->dtype);
     ms__loop(2, (ms_tensor *[]) { dst, (ms_tensor *)src }, (uint8_t[]) { cls, cls }, NULL, NULL);
 }
@@ -330,7 +330,7 @@ ms_status ms__cpu_arange(ms_call *c)
             value[j] = first + (double)(k + j) * step;
             whole[j] = (int64_t)first + (k + j) * (int64_t)step;
         }
-        // Integers count in integers: exact beyond 2^53.
+        // Integer arithmetic for integers: exact beyond 2^53.
         if (real || step != (double)(int64_t)step)
             ms__store(MS_C_F64, t->dtype, n, at + k * t->stride[0] * size, t->stride[0] * size, value);
         else ms__store(MS_C_I64, t->dtype, n, at + k * t->stride[0] * size, t->stride[0] * size, whole);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/elementwise/dropout.c -- y = x / (1 - p) where the element's word says so, 0 elsewhere; its gradient is the same
-// with the same words.
+// cpu/elementwise/dropout.c -- y = x / (1 - p) where the element's random word is large enough, else 0 (masks.h). The
+// gradient is the same function with the same words.
 #include "cpu/rows/layers.h"
 #include "cpu/elementwise/masks.h"
 
@@ -49,7 +49,7 @@ static MS_KERNEL void part(void *arg, int64_t first, int64_t last, int64_t block
     }
 }
 
-// The seed and the offset are the integers before the last: forward leaves them in saved_rng, backward passes them.
+// Forward draws the seed and offset in saved_rng; backward receives the same ones as integers.
 ms_status ms__cpu_dropout(ms_call *c)
 {
     ms_tensor *x, *y = c->out[0];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/elementwise/elementwise.c -- CPU loops over the formulas that rows/elementwise.def lists, and the kernels that
-// hand them to the elementwise engine (loops.h).
+// cpu/elementwise/elementwise.c -- CPU loops over the formulas in rows/elementwise.def, and the kernels that pass them
+// to the elementwise engine (loops.h).
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"
 #include "rows/ops.h"
@@ -16,8 +16,8 @@ static inline int64_t from_i64(double v)
 }
 static inline uint8_t from_u8(double v) { return v != 0; }
 
-// In place is ordinary (out is an input), which the vectoriser can't prove harmless: hence omp simd. u and v are the
-// first two inputs where they are masks.
+// omp simd, because the output may be an input (in place) and the vectoriser cannot prove that harmless. u and v are
+// the first two inputs as masks.
 #define LOOP(name, TO, expression)                                                   \
     static MS_KERNEL void R(loop_##name)(int64_t n, void *const *x, const double *p) \
     {                                                                                \
@@ -50,7 +50,7 @@ static inline uint8_t from_u8(double v) { return v != 0; }
 #include "cpu/elementwise/loops_body.h"
 #undef MS_BYTE
 
-// A formula's loops, by class: fns_name.
+// fns_NAME: a formula's loops by class.
 #define BOTH(name) [MS_C_F32] = loop_##name##_f32, [MS_C_F64] = loop_##name##_f64
 #define TABLE_FLOATS(name) { BOTH(name) };
 #define TABLE_ALL(name) { BOTH(name), [MS_C_I64] = loop_##name##_i64 };
@@ -110,7 +110,7 @@ ms_status ms__cpu_sub(ms_call *c)
     return st;
 }
 
-// libm's pow costs 10 ns; these exponents are what models use, and exact besides.
+// libm's pow costs 10 ns. The exponents that models use have their own formulas, which are also exact.
 ms_status ms__cpu_pow_scalar(ms_call *c)
 {
     double p = c->f[0];
@@ -131,7 +131,7 @@ static ms_status compare(ms_call *c, int n, const ms_loop_fn *fns)
              (uint8_t[]) { MS_C_BOOL, (uint8_t)cls, (uint8_t)cls }, fns[cls], NULL);
     return MS_OK;
 }
-// The number takes the tensor's dtype (0.1 equals a float16 made of it); against a fraction integers are compared as
+// The number is rounded to the tensor's dtype (0.1 equals the float16 of 0.1). Integers are compared with a fraction as
 // real numbers.
 static ms_status compare_scalar(ms_call *c, int n, const ms_loop_fn *fns)
 {
@@ -186,7 +186,7 @@ ms_status ms__cpu_masked_fill(ms_call *c)
 
 // ---- whole tensors compared: one bool ----
 
-// fn: of two elements of class cls. tolerance: its parameters, or NULL
+// fn compares two elements of class cls. tolerance: its parameters, or NULL.
 static ms_status all_true(ms_call *c, int cls, ms_loop_fn fn, const double *tolerance, int ndim, const int64_t *shape)
 {
     ms_tensor *each = NULL;
@@ -198,7 +198,7 @@ static ms_status all_true(ms_call *c, int cls, ms_loop_fn fn, const double *tole
     ms__release(each);
     return MS_OK;
 }
-// Other shapes are unequal.
+// Tensors of different shapes are unequal.
 ms_status ms__cpu_equal(ms_call *c)
 {
     if (!ms__same_shape(c->in[0], c->in[1])) {

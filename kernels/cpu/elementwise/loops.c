@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/elementwise/loops.c -- see loops.h: conversions, then the walk over strided operands.
+// cpu/elementwise/loops.c -- the elementwise engine (loops.h): conversions, then the walk over strided operands.
 #include "cpu/elementwise/loops.h"
 
 // ---- conversions: every dtype to and from every computing type ----
@@ -7,7 +7,7 @@
 #define ID(x) (x)
 #define TRUTH(x) ((x) != 0)
 #define NOT0_F16(x) (((x).bits & 0x7fffu) != 0)
-// Out of int64's range a conversion is undefined in C: NaN and both infinities become the lowest, as x86 does.
+// Conversions out of int64's range are undefined in C. NaN and both infinities become INT64_MIN, as on x86.
 #define TO_I64(x) ((x) >= -0x1p63 && (x) < 0x1p63 ? (int64_t)(x) : INT64_MIN)
 #define F16_I64(x) TO_I64(ms_f16_to_float(x))
 #define BF16_I64(x) TO_I64(ms_bf16_to_float(x))
@@ -138,7 +138,7 @@ static void run_row(const ms_loop *l, int64_t n, char *const *at)
                 continue;
             }
             x[k] = buffer[k];
-            // A repeated element fills its buffer once.
+            // A broadcast element is loaded once.
             if (k > 0 && (l->inner[k] != 0 || first == 0))
                 ms__load(l->cls[k], l->dtype[k], m, buffer[k], at[k] + first * l->inner[k], l->inner[k]);
         }
@@ -190,8 +190,8 @@ static void run_range(void *arg, int64_t first, int64_t last, int64_t block)
     }
 }
 
-// Drops dimensions of size 1 and joins neighbours that every operand walks as one; then, where the last
-// dimension is short, swaps it with a much longer one, because a row costs tens of nanoseconds.
+// Drops dimensions of size 1 and joins neighbours that lie in one stride for every operand. A short last dimension is
+// swapped with a much longer one, because each row costs tens of nanoseconds.
 static int64_t collapse(ms_loop *l)
 {
     int nd = 0;
@@ -240,7 +240,7 @@ void ms__loop_run(ms_loop *l)
     else ms__parallel(numel, 16384, run_range, l);
 }
 
-// ms__is_contiguous, in line, for tensors with elements.
+// ms__is_contiguous, inline, for tensors with elements.
 static inline bool dense(const ms_tensor *t)
 {
     int64_t n = 1;
@@ -255,7 +255,8 @@ void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, con
 {
     const ms_tensor *o = x[0];
     if (o->numel == 0) return;
-    // The common cases first: contiguous, computing types, and shapes that are equal or (a bias) the last dimensions.
+    // Common cases first: contiguous operands of the computing type whose shapes equal the output's, or its last
+    // dimensions (a bias).
     if (o->numel < 32768 && fn && dense(o)) {
         char *at[MS_LOOP_MAX] = { 0 };
         int64_t row = o->numel, step[MS_LOOP_MAX] = { 0 };

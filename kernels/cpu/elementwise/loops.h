@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // cpu/elementwise/loops.h -- the CPU's elementwise engine.
 //
-// An inner loop sees contiguous runs of one of four computing types; the engine walks strided and
-// broadcast operands and converts element types in chunks that stay in the first-level cache. So one
-// loop per operator and computing type serves every dtype, layout and mixture, half types are loaded
-// to float and rounded on store, and nothing is ever copied whole. Operands that already have the
-// computing type and lie contiguous are handed to the loop in place.
+// An inner loop works on contiguous runs of one of four computing types. The engine walks strided and broadcast
+// operands and converts element types in chunks that fit the first-level cache. So one loop per operator and computing
+// type serves every dtype and layout; half types are loaded as float and rounded on store; no tensor is copied whole.
+// Contiguous operands of the computing type are passed to the loop in place.
 #ifndef MS_LOOPS_H
 #define MS_LOOPS_H
 
@@ -14,7 +13,7 @@
 typedef enum { MS_C_F32, MS_C_F64, MS_C_I64, MS_C_BOOL, MS_CLASSES } ms_class;  // float, double, int64_t, uint8_t 0/1
 enum { MS_CHUNK = 512, MS_LOOP_MAX = 4 };
 
-// x[k] is operand k; x[0] the output. It may be an input too.
+// x[k] is operand k. x[0] is the output, which may be an input too.
 typedef void (*ms_loop_fn)(int64_t n, void *const *x, const double *p);
 
 typedef struct ms_loop {
@@ -26,8 +25,8 @@ typedef struct ms_loop {
     uint8_t dtype[MS_LOOP_MAX], cls[MS_LOOP_MAX];
     ms_loop_fn fn;
     const double *p;
-    int64_t inner[MS_LOOP_MAX];     // of a prepared loop: strides along the last dimension,
-    bool direct[MS_LOOP_MAX], all;  // which operands go to fn in place
+    int64_t inner[MS_LOOP_MAX];     // set by ms__loop_run: strides along the last dimension,
+    bool direct[MS_LOOP_MAX], all;  // which operands are passed to fn in place; all of them
 } ms_loop;
 
 // The type an operator on this dtype computes in.
@@ -45,13 +44,13 @@ static inline int ms__class_dtype(int cls)
 }
 static inline int ms__class_size(int cls) { return cls == MS_C_F32 ? 4 : cls == MS_C_BOOL ? 1 : 8; }
 
-// Runs fn over x[0] = f(x[1], …), all broadcast to x[0]'s shape. cls[k]: the type fn wants for operand k.
+// x[0] = fn(x[1], …), all broadcast to x[0]'s shape. cls[k]: the computing type of operand k.
 // fn NULL converts x[1] to x[0] through cls[0] (== cls[1]).
 void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, const double *p);
-// The same over a prepared description (dimensions are collapsed here).
+// The same for a loop whose fields are set; collapses its dimensions.
 void ms__loop_run(ms_loop *l);
 
-// n elements of dtype at src, stride bytes apart (0 repeats), as cls, contiguous; and back.
+// Converts n elements of dtype, stride bytes apart (0 repeats one), to contiguous elements of class cls; and back.
 void ms__load(int cls, int dtype, int64_t n, void *dst, const char *src, int64_t stride);
 void ms__store(int cls, int dtype, int64_t n, char *dst, int64_t stride, const void *src);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/elementwise/masks.h -- dropout's bits: element k of a call has word k % 4 of Philox block k / 4 and stays when
-// that word is >= p * 2^32. Nothing is stored: backward draws the same words again.
+// cpu/elementwise/masks.h -- dropout's random words: element k of a call has word k % 4 of Philox block k / 4 and is
+// kept when that word is >= p * 2^32. Backward draws the same words again, so no mask is stored.
 #ifndef MS_MASKS_H
 #define MS_MASKS_H
 
@@ -17,7 +17,7 @@ static inline __attribute__((always_inline)) void ms__mask_words(uint32_t *out, 
         ms_philox(seed, offset, first + (uint64_t)k, &out[4 * k], &out[4 * k + 1], &out[4 * k + 2], &out[4 * k + 3]);
 }
 
-// Words below it are dropped; p = 1 drops all (limit 2^32).
+// Elements whose word is below the limit are dropped; p = 1 drops all (limit 2^32).
 static inline uint64_t ms__mask_limit(double p) { return (uint64_t)(p * 4294967296.0); }
 
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cpu/elementwise/random.c -- random fills on the CPU. Two elements share one Philox block of four words: the element
-// at an even place has words 0 and 1, the next one words 2 and 3; normal numbers are made from a block
-// in pairs (Box and Muller). A shard that starts at an odd place begins in the middle of a block.
+// at an even place uses words 0 and 1, the next one words 2 and 3. A block gives a pair of normal numbers (Box-Muller).
+// A shard that starts at an odd place begins in the middle of a block.
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"
 #include "formulas/draws.h"
@@ -27,7 +27,7 @@ typedef struct {
     void (*fill)(const void *job, int64_t pairs, const words *w, void *out);
 } random_job;
 
-// Each fill makes 2 * pairs numbers of its class.
+// A fill makes 2 * n numbers of its class from n blocks of words.
 static MS_KERNEL void uniform_f32(const void *job, int64_t n, const words *w, void *out)
 {
     const random_job *j = job;
@@ -69,7 +69,7 @@ static void integers(const void *job, int64_t n, const words *w, void *out)
         for (int h = 0; h < 2; h++) o[2 * k + h] = ms_draw_integer(w->w[2 * h][k], w->w[2 * h + 1][k], low, width);
 }
 
-// Normal, cut to [a, b]: the inverse of the cumulative distribution over the part of (0, 1) that [a, b] has.
+// Normal numbers in [a, b]: the inverse of the cumulative distribution between those of the bounds.
 static void truncated(const random_job *j, int64_t n, const words *w, void *out, bool wide)
 {
     double mean = j->f[0], std = j->f[1], a = j->f[2], b = j->f[3];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cpu/index/embedding.c -- gathers rows; backward adds each id's gradients in the order of the ids (a stable
-// counting sort), so that threads share no row and half types round once. Where the table has a gradient
-// already, the rows' sums are added to it: the same bits as a table of zeros, filled and then added.
+// cpu/index/embedding.c -- gathers rows. Backward adds the gradients of an id in the order of the ids (a stable
+// counting sort), so that threads share no row and half types round once. A table that has a gradient already gets the
+// sums of rows added in place, with the same bits as adding a separate gradient.
 #include "cpu/rows/layers.h"
 #include "cpu/rows/rows.h"
 
@@ -12,10 +12,10 @@ typedef struct table {
     const int64_t *start, *order;
     int64_t n, rows, width, padding;
     int dtype;
-    bool more;  // to what is there
+    bool more;  // adds to the gradient in `to`
 } table;
 
-// ids as a checked int64 array (in a block of its own unless they are one already).
+// *out: the checked ids as int64, converted into *block if they are int32. *held keeps their memory.
 static ms_status read_ids(ms_call *c, ms_tensor *t, int64_t rows, ms_tensor **held, ms_block **block,
                           const int64_t **out)
 {
@@ -73,7 +73,7 @@ static MS_KERNEL void add_row_f64(double *s, const double *x, int64_t n)
 
 enum { PART = 1024 };  // numbers of a row at a time
 
-// The sum of one id's gradients, columns [j, j + n), becomes or is added to its row.
+// Writes the sum of one id's gradients, columns [j, j + n), to its row, or adds it.
 static void scatter_f64(const table *t, int64_t row, int64_t from, int64_t to, int64_t j, int64_t n)
 {
     double *out = (double *)t->to + row * t->width + j, s[PART] = { 0 };
@@ -89,7 +89,7 @@ static void scatter_f32(const table *t, int64_t row, int64_t from, int64_t to, i
     for (int64_t k = from; k < to; k++)
         add_row_f32(s, ms__row_in(t->dtype, t->from, t->order[k] * t->width + j, 1, n, x), n);
     if (t->more) {
-        ms_bf16 half[PART];  // either half type: the sum is rounded before it is added, as it is when it stands alone
+        ms_bf16 half[PART];  // either half type: the sum is rounded before it is added, as a separate gradient would be
         if (ms__is_half(t->dtype)) {
             ms__row_out(t->dtype, half, 0, 1, n, s);
             ms__row_in(t->dtype, half, 0, 1, n, s);
@@ -131,7 +131,8 @@ ms_status ms__cpu_embedding_backward(ms_call *c)
     if (st == MS_OK) st = read_ids(c, ids, t.rows, &held, &block, &t.ids);
     if (st == MS_OK) st = ms__alloc(&sorted, MS_CPU, (size_t)(t.rows + 2 + ids->numel) * sizeof(int64_t), c->op->name);
     if (st == MS_OK && out->numel) {
-        int64_t *start = sorted->data, *order = start + t.rows + 2;  // start[row + 1] counts on: the usual shift by one
+        int64_t *start = sorted->data,
+                *order = start + t.rows + 2;  // shifted by one, because start[row + 1] advances while sorting
         memset(start, 0, (size_t)(t.rows + 2) * sizeof *start);
         for (int64_t k = 0; k < ids->numel; k++) start[t.ids[k] + 2]++;
         for (int64_t r = 1; r < t.rows; r++) start[r + 1] += start[r];

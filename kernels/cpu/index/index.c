@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cpu/index/index.c -- CPU kernels that read or write by position. Every position is checked before anything is
-// written. Lines (all dimensions but the indexed one fixed) are independent, so they are what threads
-// share; along a line the order is that of the index, so sums repeat bitwise.
+// cpu/index/index.c -- CPU kernels that read or write by position. All positions are checked before anything is
+// written. Threads share the work by lines (all dimensions but the indexed one fixed), which are independent. Along a
+// line the order is that of the index, so sums repeat bitwise.
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"
 
@@ -11,7 +11,7 @@ static int64_t index_at(const ms_tensor *t, int64_t offset)
     return t->dtype == MS_I64 ? ((const int64_t *)p)[offset] : ((const int32_t *)p)[offset];
 }
 
-// Walks a shape in row-major order with up to three stride lists.
+// Walks a shape in row-major order, for up to three tensors with strides of their own.
 typedef struct {
     int ndim;
     int64_t shape[MS_MAX_DIMS], index[MS_MAX_DIMS], stride[3][MS_MAX_DIMS], at[3];
@@ -106,7 +106,7 @@ ms_status ms__cpu_index_select(ms_call *c)
 }
 
 enum { STRIP = 512 };
-// One strip of a slice, all positions in order: nobody else writes these elements.
+// One strip of a slice, all positions in order: no other task writes these elements.
 static void add_range(void *arg, int64_t first, int64_t last, int64_t task)
 {
     (void)first;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/attention.c -- softmax(q k^T) v without the T x T matrix (Dao et al. 2022): 32 queries meet 512 keys at
-// a time, forward keeps one number a row (the logsumexp), backward computes the scores again.
+// cpu/product/attention.c -- softmax(q k^T) v without the T x T matrix (Dao et al. 2022): in tiles of 32 queries by 512
+// keys. Forward saves one number a row (the logsumexp); backward recomputes the scores.
 //
-// A head is one thread's work from beginning to end: its keys and values are laid out once as float32
-// (or float64) rows and columns, the gradients of keys and values add up in the order of the queries.
-// So memory is linear in T, and bits don't depend on threads. A query that may look at no key at all
-// gets zeros.
+// One thread computes a whole head. It converts keys and values to float32 (or float64) once, and adds the gradients of
+// keys and values in the order of the queries. So memory is linear in T and bits do not depend on the threads. A query
+// that may attend to no key gets zeros.
 #include "cpu/product/product.h"
 #include "rows/grad.h"
 #include "cpu/rows/layers.h"
@@ -14,8 +13,7 @@
 
 enum { ROWS = 32, CHUNK = 512 };
 
-// A tensor [batch..., t, d] seen as heads: strides of the batch dimensions (0 where it is broadcast), of rows and
-// columns.
+// A tensor [batch..., t, d] as heads: strides of rows, of columns, and of the batch dimensions (0 where broadcast).
 typedef struct part {
     int dtype, n;
     void *data;
@@ -100,13 +98,13 @@ static void sizes(attend *w, const ms_call *c, const ms_tensor *q, const ms_tens
 
 static void run_heads(const attend *w, ms_range_fn fn)
 {
-    // Tiny heads are not worth a parallel region.
+    // A parallel region costs more than small heads gain.
     if (w->heads * w->tq * w->tk * w->d < 1 << 16)
         for (int64_t h = 0; h < w->heads; h++) fn((void *)w, h, h + 1, h);
     else ms__parallel_tasks(w->heads, fn, (void *)w);
 }
 
-// The scores' gradients, added up over what the mask was broadcast along; m is the mask's gradient.
+// The gradients of the scores, summed over the dimensions along which the mask was broadcast. m: the mask's gradient.
 static ms_status sum_mask(const attend *w, const part *m, int64_t numel)
 {
     ms_block *sums;
@@ -179,7 +177,7 @@ ms_status ms__cpu_attention_backward(ms_call *c)
         MS_TRY(ms__contiguous(&g_lse, c->in[7]));
         w.g_lse = ms__data(g_lse);
     }
-    if (dmask) {  // its own size is quadratic in T already
+    if (dmask) {  // the mask is quadratic in T itself
         st = ms__alloc(&scores, MS_CPU, (size_t)(w.heads * w.tq * w.tk) * size, "attention_backward");
         if (st == MS_OK) w.dmask = scores->data;
     }
@@ -189,7 +187,7 @@ ms_status ms__cpu_attention_backward(ms_call *c)
     if (st == MS_OK) {
         w.room = room->data;
         run_heads(&w, backward_head);
-        if (dmask) {  // summed over what the mask was broadcast along
+        if (dmask) {
             part m = part_of(dmask, q);
             st = sum_mask(&w, &m, dmask->numel);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/attention_body.h -- attention over one head, included once per accumulation type by attention.c.
 
-// Keys 0 .. n of head h, transposed, as [d][keys]; rows of x as [n][wide], times scale.
+// Rows [first, first + n) of a head of x as [n][wide], times scale; columns from d on are 0.
 static MS_KERNEL void R(load_rows)(REAL *out, const part *x, int64_t head, int64_t first, int64_t n, int64_t d,
                                    int64_t wide, REAL scale)
 {
@@ -53,7 +53,7 @@ static MS_KERNEL void R(mask_row)(const attend *w, int64_t head, int64_t i, int6
         }
 }
 
-// Keeps or drops n probabilities (times 1 / (1 - p)): into keep[], 0 or 1 / (1 - p).
+// keep[]: 0 for dropped probabilities, 1 / (1 - p) for the others.
 static MS_KERNEL void R(keep_row)(const attend *w, int64_t head, int64_t i, int64_t j0, int64_t n, REAL *keep)
 {
     uint32_t words[4 * MS_MASK_BLOCKS];
@@ -69,7 +69,7 @@ static MS_KERNEL void R(keep_row)(const attend *w, int64_t head, int64_t i, int6
     }
 }
 
-// s[valid .. n) = value: n is a multiple of 16, so whole vectors follow where a row ends inside one.
+// s[valid .. n) = value. n is a multiple of 16: the vector that contains `valid` is completed first.
 MS_INLINE void R(fill_tail)(REAL *s, int64_t valid, int64_t n, REAL value)
 {
     int64_t j = valid / 16 * 16;
@@ -78,15 +78,15 @@ MS_INLINE void R(fill_tail)(REAL *s, int64_t valid, int64_t n, REAL value)
     for (j += 16; j < n; j++) s[j] = value;
 }
 
-// One row of scores s[0 .. n), of which `valid` count, to probabilities relative to the running maximum and sum of the
-// row. Returns what earlier sums and outputs have to be multiplied by.
+// Turns a row of scores s[0 .. valid) into probabilities relative to the row's running maximum and sum; s[valid .. n)
+// becomes 0. Returns the factor for earlier sums and outputs.
 static MS_KERNEL REAL R(soft_row)(REAL *s, int64_t valid, int64_t n, REAL *max, REAL *sum)
 {
     int64_t used = (valid + 15) / 16 * 16;
-    R(fill_tail)(s, valid, used, s[0]);  // a value that is there already: the maximum stays
+    R(fill_tail)(s, valid, used, s[0]);  // a value of the row, which does not change the maximum
     REAL m = R(ms__row_max)(s, used), factor;
     m = m > *max ? m : *max;
-    if (m == -(REAL)INFINITY) {  // nothing allowed so far
+    if (m == -(REAL)INFINITY) {  // no key allowed so far
         for (int64_t j = 0; j < n; j++) s[j] = 0;
         return 1;
     }
@@ -98,7 +98,7 @@ static MS_KERNEL REAL R(soft_row)(REAL *s, int64_t valid, int64_t n, REAL *max, 
     return factor;
 }
 
-// The sums divide the outputs; lse = max + log(sum).
+// Divides the outputs by the sums; lse = max + log(sum).
 static MS_KERNEL void R(finish_rows)(REAL *o, int64_t wide, int64_t rows, const REAL *max, const REAL *sum, REAL *lse)
 {
     for (int64_t r = 0; r < rows; r++) lse[r] = max[r] + LOG(sum[r]);
@@ -108,13 +108,13 @@ static MS_KERNEL void R(finish_rows)(REAL *o, int64_t wide, int64_t rows, const 
     }
 }
 
-// Of keys j0 .. j0 + n, how many the 8 queries before i may look at: causal blocks are worked through 8 rows at a time.
+// How many of the keys j0 .. j0 + n the queries before i may attend to. Causal blocks are processed 8 rows at a time.
 static inline int64_t R(seen)(const attend *w, int64_t i, int64_t j0, int64_t n)
 {
     return !w->causal || i - j0 >= n ? n : i > j0 ? i - j0 : 0;
 }
 
-// s = rows of a times columns j0 .. of bt, as far as each 8 rows see.
+// s = rows of a times columns of bt from j0, up to the last key that each 8 rows may attend to.
 static void R(scores)(const attend *w, const REAL *a, const REAL *bt, int64_t i0, int64_t j0, int64_t rows, int64_t n,
                       REAL *s)
 {
@@ -125,7 +125,7 @@ static void R(scores)(const attend *w, const REAL *a, const REAL *bt, int64_t i0
     }
 }
 
-// o (+)= s times rows j0 .. of b.
+// o (+)= s times the rows of b from j0.
 static void R(mix)(const attend *w, const REAL *s, const REAL *b, int64_t i0, int64_t j0, int64_t rows, int64_t n,
                    REAL *o, bool add)
 {
@@ -177,7 +177,7 @@ static void R(attend_head)(const attend *w, int64_t head, REAL *room)
 // P = exp(S - lse) in s; ds = P (keep dP - delta), then s = keep P. n is a multiple of 16.
 static MS_KERNEL void R(grad_row)(REAL *s, REAL *ds, const REAL *keep, REAL lse, REAL delta, int64_t valid, int64_t n)
 {
-    if (lse == -(REAL)INFINITY) valid = 0;  // nothing was allowed
+    if (lse == -(REAL)INFINITY) valid = 0;  // no key was allowed
     int64_t used = (valid + 15) / 16 * 16;
     if (keep)
         for (int64_t j = 0; j < valid; j++) {
@@ -195,8 +195,8 @@ static MS_KERNEL void R(grad_row)(REAL *s, REAL *ds, const REAL *keep, REAL lse,
     R(fill_tail)(ds, valid, n, 0);
 }
 
-// dv = P^T do, ds = P (do v^T - delta), dq = ds k scale, dk = ds^T q scale; delta = do . o less the logsumexp's own
-// gradient.
+// dv = P^T do, ds = P (do v^T - delta), dq = ds k scale, dk = ds^T q scale. delta = do . o minus the gradient of the
+// logsumexp.
 static void R(attend_head_backward)(const attend *w, int64_t head, REAL *room)
 {
     int64_t d = w->d, wide = w->wide, keys = w->keys;
@@ -218,7 +218,7 @@ static void R(attend_head_backward)(const attend *w, int64_t head, REAL *room)
             if (w->g_lse) delta[r] -= ((const REAL *)w->g_lse)[head * w->tq + i0 + r];
         }
         R(load_rows)(q, &w->q, head, i0, rows, d, wide, (REAL)w->scale);
-        memset(o, 0, (size_t)(rows * wide) * sizeof *o);  // from here on dq
+        memset(o, 0, (size_t)(rows * wide) * sizeof *o);  // o holds dq from here on
         for (int64_t j0 = 0; j0 < end; j0 += CHUNK) {
             int64_t n = end - j0 < CHUNK ? end - j0 : CHUNK, padded = (n + 15) / 16 * 16;
             R(scores)(w, q, kt, i0, j0, rows, n, s);

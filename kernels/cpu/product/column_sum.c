@@ -3,7 +3,7 @@
 #include "cpu/product/product.h"
 #include "cpu/rows/rows.h"
 
-// Blocks of 64 rows, each summed row by row into its own partial row, then the partial rows in order.
+// Each block of 64 rows is summed row by row into a partial row; the partial rows are added in order.
 enum { SUM_ROWS = 64, SUM_COLS = 512 };
 
 typedef struct colsum {

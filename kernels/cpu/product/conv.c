@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/conv.c -- conv2d on the CPU: an image becomes a matrix of what each kernel element meets, and one
-// product a group does the rest, in every dtype and with the product's own guarantees (order of sums, threads).
-// A 1 x 1 kernel meets the image itself, so that nothing is copied. oneDNN's convolutions know no
-// float64 and their sums' order is theirs; convolutions are no bottleneck of the models here.
+// cpu/product/conv.c -- conv2d on the CPU. An image is unfolded to a matrix with a row for each kernel element
+// (im2col), and one product a group does the rest, in every dtype and with the product's guarantees (order of sums,
+// threads). For a 1 x 1 kernel that matrix is the image itself, and nothing is copied. oneDNN's convolutions lack
+// float64 and have their own order of sums; convolutions are no bottleneck of the models here.
 //
-// Sizes: K = channels of a group x kernel elements, L = output positions, M = outputs of a group. A bias
-// is one more column of the weight over a row of ones, so that half types round once. Gradients of half
-// types are computed in float32.
+// Sizes: K = channels of a group x kernel elements, L = output positions, M = outputs of a group. A bias is one more
+// column of the weight and a row of ones in the matrix, so that half types round once. Gradients of half types are
+// computed in float32.
 #include "rows/conv.h"
 #include "cpu/product/product.h"
 #include "rows/grad.h"
@@ -26,7 +26,7 @@ typedef struct job {
 
 // ---- image to columns and back --------------------------------------------------------------------
 
-// Row r of the matrix: what element (r % (kh kw)) of the kernels meets in channel r / (kh kw).
+// Row r of the matrix: the pixels of channel r / (kh kw) that kernel element r % (kh kw) is multiplied with.
 static void unfold_row(const job *j, int64_t r)
 {
     const ms_conv *v = &j->v;
@@ -40,7 +40,7 @@ static void unfold_row(const job *j, int64_t r)
             continue;
         }
         const char *row = image + (size_t)(h * v->w) * j->size;
-        // Output columns [first, last) meet the image; column o meets o * sw + shift.
+        // Output columns [first, last) read the image, column o at o * sw + shift; the others read padding.
         int64_t first = shift < 0 ? (-shift + v->sw - 1) / v->sw : 0,
                 last = v->w > shift ? (v->w - shift + v->sw - 1) / v->sw : 0;
         if (last > v->ow) last = v->ow;
@@ -68,7 +68,7 @@ static void unfold(void *arg, int64_t first, int64_t last, int64_t block)
     for (int64_t r = first / L; r < last / L; r++) unfold_row(j, r);
 }
 
-// A channel's gradient: what its kernel elements' rows give back, in their order.
+// A channel's gradient: the rows of its kernel elements added back to the image, in order.
 #define FOLD(REAL, name)                                                                                            \
     static void name(const job *j, int64_t c)                                                                       \
     {                                                                                                               \
@@ -112,7 +112,7 @@ static void add_to(void *arg, int64_t first, int64_t last, int64_t block)
         for (int64_t k = first; k < last; k++) ((float *)j->to)[k] += ((const float *)j->from)[k];
 }
 
-// The columns of image n, group g: in room, or the image itself.
+// The unfolded matrix of image n, group g: in room, or the image itself when room is NULL.
 static const void *columns(job *j, const void *x, void *room, int64_t n, int64_t g)
 {
     const ms_conv *v = &j->v;
@@ -126,7 +126,7 @@ static const void *columns(job *j, const void *x, void *room, int64_t n, int64_t
 
 // ---- forward --------------------------------------------------------------------------------------
 
-// The weight with the bias as one more column: O x (K + 1), and the row of ones that the column meets.
+// The weight with the bias as one more column, O x (K + 1), and the row of ones for that column.
 static void widen(const job *j, char *wide, char *ones, const ms_tensor *w, const ms_tensor *b, int64_t K, int64_t L)
 {
     static const float one = 1;
@@ -193,7 +193,7 @@ static ms_status as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
     return ms__run_op(&ms__op_cast, 1, &t, 1, (int64_t[]) { dtype }, 0, NULL, 1, out);
 }
 
-// Where a gradient is computed: the output itself, or a float32 tensor beside it.
+// The tensor in which a gradient is computed: the output itself (retained), or a new one of the working dtype.
 static ms_status work_on(ms_tensor **work, ms_tensor *out, int dtype)
 {
     *work = NULL;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/gemm_integer.c -- products of integers: counts, one-hot look-ups, index arithmetic. Exact, wrapping
-// around as in PyTorch; plain loops, for nobody trains in them.
+// cpu/product/gemm_integer.c -- products of integers: counts, one-hot look-ups, index arithmetic. They wrap around, as
+// in PyTorch. Plain loops: integer products are not on a training path.
 #include "cpu/product/product.h"
 #include "cpu/cpu.h"
 

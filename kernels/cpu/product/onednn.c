@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/onednn.c -- the only file that knows oneDNN: products by its matmul primitive (C API v2, 2.6).
+// cpu/product/onednn.c -- products by oneDNN's matmul primitive (C API v2, 2.6). No other file uses oneDNN.
 //
-// Making a primitive costs 0.2-1 ms, running one well under a microsecond, so they wait in a bounded
-// table keyed by everything that shaped them: sizes, strides, dtype, bias, threads. A table's entry
-// owns its memory objects; a call only swaps their data handles. Scratch memory comes from our pool.
+// Creating a primitive costs 0.2-1 ms, starting one well under a microsecond. So primitives are cached in a bounded
+// table whose key is all that they depend on: sizes, strides, dtype, bias, threads. An entry owns its memory objects; a
+// call only sets their data handles. Scratch memory comes from our pool.
 #include <oneapi/dnnl/dnnl.h>
 #include "cpu/product/product.h"
 
@@ -51,7 +51,7 @@ static bool ready(void)
     return ok;
 }
 
-// Rows or columns must be runs of memory; a stride that is too short (an expanded tensor) is no layout of oneDNN's.
+// Rows or columns must be contiguous, and the other stride must not overlap them (expanded tensors do).
 static bool plain(int64_t rows, int64_t cols, int64_t rs, int64_t cs)
 {
     return (cs == 1 && (rs >= cols || rows == 1)) || (rs == 1 && (cs >= rows || cols == 1));

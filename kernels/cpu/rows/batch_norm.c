@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/batch_norm.c -- batch_norm on the CPU. Statistics and weights are held in double; elements are worked on in
-// float32 or float64 (half types are converted on the way in and out).
+// cpu/rows/batch_norm.c -- batch_norm on the CPU. Statistics and weights are double, elements float32 or float64 (half
+// types are converted on load and store).
 //
-// Sizes: N batch, C channels, S the rest. With S > 1 a task is a channel, passed over a few times in the second cache;
-// with S = 1 it is a block of rows, whose size is a matter of the shape only, and blocks are joined in order.
+// Sizes: N batch, C channels, S the rest. With S > 1 a task is a channel, which is read a few times from the
+// second-level cache. With S = 1 a task is a block of rows; its size depends only on the shape, and blocks are joined
+// in order.
 #include "cpu/rows/rows.h"
 #include "formulas/batch_norm.h"
 #include "rows/grad.h"
@@ -16,7 +17,7 @@ typedef struct bn {
     int64_t n, c, s, rows;  // sizes; rows of a block
     double eps;
     const void *x, *g;
-    void *y;                                    // or dx; NULL when nobody wants it
+    void *y;                                    // or dx, NULL when not needed
     void *coefficients;                         // REAL, by channel, for rows
     double *parts;                              // 2 C by block
     double *w, *b, *mean, *var, *gmean, *gvar;  // by channel; w, b, gmean, gvar may be NULL
@@ -89,7 +90,7 @@ static void rows_backward_part(void *arg, int64_t first, int64_t last, int64_t b
 
 static int64_t blocks_of(const bn *p) { return (p->n + p->rows - 1) / p->rows; }
 
-// Means and spreads of blocks of rows as those of all (Chan, Golub, LeVeque 1979).
+// Combines the means and spreads of blocks of rows (Chan, Golub, LeVeque 1979).
 static void add_stats(const bn *p)
 {
     double count = 0;
@@ -156,7 +157,7 @@ static void sizes(bn *p, const ms_tensor *x)
     p->dtype = x->dtype == MS_F64 ? MS_F64 : MS_F32;
 }
 
-// Room for the doubles by channel, the coefficients and the parts.
+// Allocates the arrays by channel, the coefficients and the parts.
 static ms_status room_for(ms_block **room, bn *p, int by_channel_arrays, const char *what)
 {
     int64_t parts = p->s == 1 ? 2 * p->c * blocks_of(p) : 0;
@@ -196,7 +197,7 @@ static void put_channels(ms_tensor *out, const double *from)
     }
 }
 
-// Where to write elements of `out`: itself, or a tensor of the working dtype that put_back copies and releases.
+// Where elements of `out` are written: itself (retained), or a tensor of the working dtype that put_back copies.
 static ms_status work_on(ms_tensor **work, ms_tensor *out, int dtype)
 {
     *work = NULL;
@@ -221,7 +222,7 @@ ms_status ms__cpu_batch_norm(ms_call *c)
     ms_tensor *x = NULL, *y = NULL;
     ms_block *room = NULL;
     sizes(&p, c->in[0]);
-    if (c->out[0]->numel == 0) {  // a batch of nothing: statistics of 0
+    if (c->out[0]->numel == 0) {  // an empty batch: statistics of 0
         for (int k = 1; k < c->n_out; k++) MS_TRY(ms__zero(c->out[k]));
         return MS_OK;
     }

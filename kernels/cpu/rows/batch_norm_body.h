@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/batch_norm_body.h -- batch_norm and its gradient, included once per accumulation type by batch_norm.c: a
-// channel at a time where its numbers lie in runs [N, C, S], a block of rows at a time where they don't [N, C]. Sums of
-// a run are made in REAL, runs and rows are added in double, in order.
+// cpu/rows/batch_norm_body.h -- batch_norm and its gradient, included once per accumulation type by batch_norm.c. For
+// [N, C, S] a channel at a time, whose elements lie in runs of S; for [N, C] a block of rows at a time. A run is summed
+// in REAL; runs and rows are added in double, in order.
 
 // ---- a channel, in runs ---------------------------------------------------------------------------
 
@@ -57,8 +57,8 @@ static MS_KERNEL void R(channel_backward)(const bn *p, int64_t c)
 
 // ---- rows -----------------------------------------------------------------------------------------
 
-// This block's mean of every channel, and its sum of squared distances from that: add_stats joins the blocks.
-// Four rows at a time: the sums by channel are read and written less often.
+// A block's mean of every channel and the sum of squared deviations from it; add_stats joins the blocks. Four rows at a
+// time, so that the sums by channel are read and written less often.
 static MS_KERNEL void R(rows_stats)(const bn *p, int64_t first, int64_t last, double *restrict mean,
                                     double *restrict spread)
 {
@@ -91,7 +91,7 @@ static MS_KERNEL void R(rows)(const bn *p, int64_t first, int64_t last)
         for (int64_t c = 0; c < C; c++) y[n * C + c] = (x[n * C + c] - mean[c]) * scale[c] + shift[c];
 }
 
-// This block's sums of g and of g (x - mean).
+// A block's sums of g and of g (x - mean).
 static MS_KERNEL void R(rows_sums)(const bn *p, int64_t first, int64_t last, double *restrict sg, double *restrict sgx)
 {
     int64_t C = p->c, n = first;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/fold.h -- folds over dimensions (reduce.c): a plan of how a tensor is walked, and the folds on it.
+// cpu/rows/fold.h -- folds over dimensions (reduce.c): the plan by which a tensor is walked, and the folds.
 #ifndef MS_FOLD_H
 #define MS_FOLD_H
 
@@ -27,9 +27,9 @@ typedef struct ms_fold_plan {
     int dtype, cls;  // cls: float, double or int64_t; the wide type is double or int64_t
     int nk, nr;      // kept and reduced dimensions, collapsed
     int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS], rstride[MS_MAX_DIMS];  // strides in bytes
-    int64_t outputs, length;  // how many folds, elements in each
+    int64_t outputs, length;  // number of folds; elements of each
     bool columns;
-    int64_t segments, segment;  // a fold is cut into this many parts of this many elements
+    int64_t segments, segment;  // parts of a fold; elements of a part
 } ms_fold_plan;
 
 // dims: bits of the reduced dimensions.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/layers.h -- CPU kernels of the layers (norm, loss, embedding, dropout, attention): what the rows in
-// kernels/ name.
+// cpu/rows/layers.h -- the CPU kernels of layers (norm, loss, embedding, dropout, attention, conv), which the rows in
+// kernels/rows name.
 #ifndef MS_LAYERS_H
 #define MS_LAYERS_H
 

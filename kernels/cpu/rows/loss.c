@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/loss.c -- cross_entropy fused with its softmax: forward reads the logits once and keeps one number a
-// row (its logsumexp); backward writes the gradient in one pass. Sums over rows run in float64 over fixed
-// blocks, so that bits don't depend on threads.
+// cpu/rows/loss.c -- cross_entropy fused with its softmax: forward reads the logits once and saves one number a row
+// (its logsumexp); backward writes the gradient in one pass. Sums over rows are float64 over fixed blocks, so bits do
+// not depend on the threads. And mse_loss.
 #include "rows/grad.h"
 #include "cpu/rows/layers.h"
 #include "cpu/rows/rows.h"
@@ -65,7 +65,7 @@ static void backward_rows(void *arg, int64_t first, int64_t last, int64_t block)
     else cross_rows_backward_f32(q, first / q->n, last / q->n, (float *)room);
 }
 
-// What both directions share: contiguous inputs, checked ids, scratch.
+// Memory that forward and backward hold: contiguous inputs, checked ids, scratch.
 typedef struct held {
     ms_tensor *x, *w, *ids;
     ms_block *wide, *room;
@@ -112,7 +112,7 @@ static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor 
     return MS_OK;
 }
 
-// The mean's divisor: the weights of the rows that count.
+// The divisor of the mean: the weights of the rows that are not ignored.
 static double total_weight(const cross *q, int64_t rows)
 {
     double total = 0;

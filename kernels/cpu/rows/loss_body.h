@@ -28,7 +28,7 @@ static MS_KERNEL void R(cross_rows)(const cross *q, int64_t first, int64_t last,
 }
 
 // dx[c] = scale (exp(x[c] - lse) ((1 - s) w[t] + s / n sum w) - s / n w[c] - (1 - s) w[t] [c = t])
-// and, where the logsumexp itself was used, its gradient times exp(x[c] - lse).
+// plus the gradient of the logsumexp output, if any, times exp(x[c] - lse).
 static MS_KERNEL void R(cross_rows_backward)(const cross *q, int64_t first, int64_t last, REAL *room)
 {
     int64_t n = q->n;
@@ -56,7 +56,7 @@ static MS_KERNEL void R(cross_rows_backward)(const cross *q, int64_t first, int6
     }
 }
 
-// (a - b)^2: into out, or summed up.
+// (a - b)^2, to out or added to *sum.
 static MS_KERNEL void R(squares)(const mse *q, int64_t first, int64_t last, double *sum)
 {
     REAL ra[PIECE], rb[PIECE], ro[PIECE];

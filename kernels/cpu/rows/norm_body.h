@@ -9,7 +9,7 @@ static MS_KERNEL void R(softmax)(const soft *w, int64_t first, int64_t last, REA
         int64_t at = ms__row_start(&w->r, row);
         const REAL *x = ROW_IN(w->dtype, w->x, at, stride, n, room);
         REAL *y = ROW_AT(w->dtype, w->out, at, stride, room), m = R(ms__row_max)(x, n);
-        if (m == -(REAL)INFINITY) m = 0;  // a row that is masked altogether: 0 / 0, as in PyTorch
+        if (m == -(REAL)INFINITY) m = 0;  // a fully masked row gives 0 / 0, as in PyTorch
         if (w->log) {
             REAL *e = room + n;
             REAL shift = m + LOG(R(ms__row_exp)(e, x, m, n));
@@ -64,7 +64,7 @@ static MS_KERNEL void R(norm)(const norm *p, int64_t first, int64_t last, REAL *
 }
 
 // With h = (x - mean) * rstd and q = g * w:  dx = rstd (q - mean(q) - h mean(q h)), without mean(q) for rms_norm;
-// dw = sum g h, db = sum g over rows: this block's part goes to sums[0 .. n), sums[n .. 2 n).
+// dw = sum g h, db = sum g over rows; a block's parts go to sums[0 .. n) and sums[n .. 2 n).
 static MS_KERNEL void R(norm_backward)(const norm *p, int64_t first, int64_t last, REAL *room, REAL *sums)
 {
     int64_t n = p->n;

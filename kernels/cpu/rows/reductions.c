@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/reductions.c -- CPU kernels of the reducing operators: one or two folds (reduce.c), then a formula
-// on the few numbers that are left.
+// cpu/rows/reductions.c -- CPU kernels of the reducing operators: one or two folds (reduce.c), then a formula on their
+// results.
 #include <math.h>
 
 #include "cpu/cpu.h"
@@ -9,7 +9,7 @@
 
 enum { FEW = 256 };
 
-// The results of a fold: on the stack when they are few.
+// The results of a fold; on the stack up to FEW.
 typedef struct {
     void *at;
     double few[FEW];
@@ -85,7 +85,7 @@ static ms_status variance(ms_call *c, bool root)
     if (st == MS_OK) st = ms__fold(&p, MS_FOLD_DEVIATION, m, 1, s);
     if (st == MS_OK) {
         for (int64_t k = 0; k < p.outputs; k++) {
-            s[k] = s[k] / (divisor > 0 ? divisor : 0);  // 0 / 0 = NaN, as PyTorch has it
+            s[k] = s[k] / (divisor > 0 ? divisor : 0);  // 0 / 0 = NaN, as in PyTorch
             if (root) s[k] = sqrt(s[k]);
         }
         put(&p, c->out[0], s);
@@ -122,7 +122,7 @@ ms_status ms__cpu_norm(ms_call *c)
     return st;
 }
 
-// log(sum(exp(x))) = m + log(sum(exp(x - m))), m the largest; an infinite m subtracts nothing.
+// log(sum(exp(x))) = m + log(sum(exp(x - m))), m the maximum, or 0 where the maximum is infinite.
 ms_status ms__cpu_logsumexp(ms_call *c)
 {
     ms_fold_plan p;
@@ -169,8 +169,8 @@ ms_status ms__cpu_min(ms_call *c) { return extreme(c, MS_FOLD_MIN, one_dim(c), 0
 ms_status ms__cpu_argmax(ms_call *c) { return extreme(c, MS_FOLD_MAX, one_dim(c), -1, 0); }
 ms_status ms__cpu_argmin(ms_call *c) { return extreme(c, MS_FOLD_MIN, one_dim(c), -1, 0); }
 
-// in: g (spread over x's shape), x; i: keepdim, dims. The product of the others: product / x, unless
-// there are zeros: one zero's gradient is the product of all others, two zeros leave nothing.
+// in: g (expanded to x's shape), x; i: keepdim, dims. The gradient of an element is the product of the others: product
+// / x without zeros. A single zero gets the product of the others; with two zeros all gradients are 0.
 ms_status ms__cpu_prod_backward(ms_call *c)
 {
     const ms_tensor *x = c->in[1];

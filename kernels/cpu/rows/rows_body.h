@@ -6,7 +6,7 @@ typedef REAL R(ms_lanes) __attribute__((vector_size(16 * sizeof(REAL)), aligned(
 typedef INT R(ms_ints) __attribute__((vector_size(16 * sizeof(REAL))));
 #define V R(ms_lanes)
 
-#define LANES_AT(x) (*(const V *)(x))  // not a function: those that return vectors have an ABI per instruction set
+#define LANES_AT(x) (*(const V *)(x))  // a macro: functions returning vectors have an ABI per instruction set
 
 MS_INLINE REAL R(ms__fold)(const V *p)
 {
@@ -19,8 +19,8 @@ MS_INLINE REAL R(ms__fold)(const V *p)
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-// Sums of four vectors at a time, which wait for each other four times less; then the rest vector by vector. TERM(j) is
-// a vector.
+// Four vectors of sums at a time, which shortens the chain of dependent additions; then vector by vector. TERM(j) is a
+// vector.
 #define SUM_OF(TERM)                                 \
     V s = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 }; \
     int64_t j = 0;                                   \
@@ -62,7 +62,7 @@ MS_INLINE REAL R(ms__row_spread)(const REAL *x, REAL m, int64_t n)
 }
 #undef SUM_OF
 
-// NaN may be passed over: the exponentials that follow find it.
+// May skip NaN: the exponentials that follow propagate it.
 MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
 {
     REAL m = -(REAL)INFINITY;
@@ -97,8 +97,8 @@ MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
     return m;
 }
 
-// exp for what softmaxes make of differences <= 0: below the smallest normal number it is 0. (A subnormal result costs
-// 150 cycles on today's processors, and masked scores would all give one.)
+// exp of the non-positive differences in a softmax; 0 where the result would be subnormal. (A subnormal result costs
+// 150 cycles, and all masked scores would give one.)
 MS_INLINE REAL R(ms__soft_exp)(REAL d)
 {
     const REAL lowest = sizeof(REAL) == 4 ? (REAL)-87 : (REAL)-708;
@@ -106,8 +106,8 @@ MS_INLINE REAL R(ms__soft_exp)(REAL d)
     return d < lowest ? 0 : e;
 }
 
-// y = exp(x - m); x may be y. Returns the sum, added up as by ms__row_sum. What lies behind x, the next row as a rule,
-// is fetched meanwhile: finding its largest element would wait for memory.
+// y = exp(x - m); x may be y. Returns the sum, added as in ms__row_sum. Prefetches the memory after x, usually the next
+// row, whose maximum is needed next.
 MS_INLINE REAL R(ms__row_exp)(REAL *y, const REAL *x, REAL m, int64_t n)
 {
     V s = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 };
