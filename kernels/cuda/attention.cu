@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// cuda/attention.cu -- scaled dot-product attention from products and one pass over each row of scores. The
-// matrix of scores of all heads is there while a call runs (float32 or float64; the probabilities in the
-// inputs' type), and nothing of it afterwards: forward keeps the logsumexp, backward computes the scores
-// again. Masks, causality and dropout are those of the CPU: the same words drop the same places.
+// cuda/attention.cu -- scaled dot-product attention from products and one pass over each row of scores. A call holds
+// the scores of all heads (float32 or float64) and the probabilities (in the inputs' type) while it runs. Forward saves
+// the logsumexp; backward recomputes the scores. Masks, causality and dropout are those of the CPU: the same random
+// words drop the same elements.
 #include "ops/philox.h"
 #include "cuda/product.h"
 
@@ -26,7 +26,7 @@ struct scores {
     uint64_t seed, offset;
 };
 
-// Score j of row i of a head, masked: what softmax sees.
+// Score j of row i of a head, masked.
 template <class T> __device__ inline T masked(const scores &q, int64_t head, int64_t i, int64_t j, T s)
 {
     if (q.h.causal && j > i) return -(T)INFINITY;
@@ -39,7 +39,7 @@ template <class T> __device__ inline T masked(const scores &q, int64_t head, int
     if (q.mask.dtype == MS_BOOL) return ((const uint8_t *)q.mask.data)[at] ? s : -(T)INFINITY;
     return s + load<T>(q.mask.dtype, q.mask.data, at);
 }
-// 0, or 1 / (1 - p).
+// The dropout factor of a probability: 0 or 1 / (1 - p).
 template <class T> __device__ inline T kept(const scores &q, int64_t head, int64_t i, int64_t j)
 {
     if (q.h.p <= 0) return 1;
@@ -50,7 +50,7 @@ template <class T> __device__ inline T kept(const scores &q, int64_t head, int64
     return w[at & 3] >= limit ? (T)(1 / (1 - q.h.p)) : 0;
 }
 
-// Scores to probabilities (after dropout); the logsumexp of each row. A row that may look at nothing gets zeros.
+// Scores to probabilities (after dropout); the logsumexp of each row. A row without allowed keys gets zeros.
 template <class T> __global__ void attend_kernel(scores q, const T *s, void *p, T *lse)
 {
     __shared__ T shared[BLOCK];
@@ -73,8 +73,8 @@ template <class T> __global__ void attend_kernel(scores q, const T *s, void *p, 
     if (threadIdx.x == 0) lse[row] = none ? -(T)INFINITY : most + log_of(sum);
 }
 
-// P = exp(S - lse); ds = P (keep dP - delta), into p-typed memory, and P keep beside it.
-// delta = g . o less the logsumexp's own gradient.
+// P = exp(S - lse); ds = P (keep dP - delta) and kept_p = P keep, both of p_type. delta = g . o minus the gradient of
+// the logsumexp.
 template <class T>
 __global__ void attend_backward_kernel(scores q, const T *s, const T *dp, const T *lse, const T *delta, void *kept_p,
                                        void *ds, T *wide_ds)
@@ -110,7 +110,8 @@ template <class T> __global__ void delta_kernel(heads h, row_part g, row_part o,
         sum += load<T>(g.dtype, g.data, a + j * g.cs) * load<T>(o.dtype, o.data, b + j * o.cs);
     delta[row] = g_lse ? sum - g_lse[row] : sum;
 }
-// The scores' gradients added up over what the mask was broadcast along: a thread an element of the mask.
+// The gradients of the scores, summed over the dimensions along which the mask was broadcast: a thread per element of
+// the mask.
 template <class T>
 __global__ void mask_grad_kernel(heads h, mask_of m, int64_t numel, const int64_t dim, const T *ds, void *out)
 {
@@ -153,7 +154,7 @@ static heads heads_of(const ms_call *c, const ms_tensor *q, const ms_tensor *k)
     h.scale = c->n_f > 1 && c->f[1] != 0 ? c->f[1] : 1 / std::sqrt((double)(h.d ? h.d : 1));
     return h;
 }
-// Broadcast dimensions have stride 0. Sizes of 1 too: where the contiguous strides of a gradient would mislead.
+// Broadcast dimensions have stride 0, and so have dimensions of size 1, whatever their stride in the tensor.
 template <class P> static P part_of(const ms_tensor *t, const heads &h)
 {
     P x = {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/batch_norm.cu -- batch_norm and its gradient: a block of threads a channel for the sums, made in double in a
-// fixed tree; then a thread an element, in float32 or float64.
+// cuda/batch_norm.cu -- batch_norm and its gradient. Sums: a block per channel, in double, in a fixed tree. Elements: a
+// thread each, in float32 or float64.
 #include "formulas/batch_norm.h"
 #include "cuda/cuda.h"
 
@@ -17,13 +17,13 @@ static bn_sizes bn_sizes_of(const ms_tensor *x, bool training, double eps)
     for (int d = 2; d < x->ndim; d++) z.s *= x->shape[d];
     return z;
 }
-// Number j of channel c.
+// Index of element j of channel c.
 static __device__ inline int64_t place_of(const bn_sizes &z, int64_t c, int64_t j)
 {
     return (j / z.s * z.c + c) * z.s + j % z.s;
 }
 
-// One number a channel, of any dtype; NULL: absent.
+// One number per channel, of any dtype. data NULL: absent.
 struct by_channel {
     int dtype;
     const void *data;
@@ -51,7 +51,7 @@ __global__ void bn_stats_kernel(bn_sizes z, const void *x, void *mean, void *var
     store<double>(z.stats, var, c, spread / (double)count);
 }
 
-// The scale of every channel: its square root once, not once an element.
+// The scale of every channel, so that the square root is computed once per channel.
 __global__ void bn_scale_kernel(bn_sizes z, by_channel var, by_channel w, double *scale)
 {
     int64_t c = GLOBAL_INDEX;
@@ -69,7 +69,7 @@ __global__ void bn_kernel(bn_sizes z, int64_t count, const void *x, by_channel m
              (load<T>(z.dtype, x, i) - (T)at_channel(mean, c, 0)) * (T)scale[c] + (T)at_channel(b, c, 0));
 }
 
-// Gradients of weight, bias and running statistics (NULL: not asked for), and the three factors of dx of every channel.
+// Gradients of weight, bias and running statistics (NULL: not needed), and the three factors of dx, for every channel.
 template <class T>
 __global__ void bn_sums_kernel(bn_sizes z, const void *g, const void *x, by_channel w, by_channel mean, by_channel var,
                                by_channel gmean, by_channel gvar, void *dw, void *db, void *dmean, void *dvar,
@@ -130,7 +130,7 @@ static ms_status hold(bn_inputs *h, const ms_call *c)
 }
 static by_channel channels(const ms_tensor *t) { return { t ? (int)t->dtype : MS_F32, t ? ms__data(t) : NULL }; }
 
-static ms_status nothing(ms_call *c)  // a batch of nothing: statistics and gradients of 0
+static ms_status nothing(ms_call *c)  // an empty batch: statistics and gradients are 0
 {
     for (int k = 0; k < c->n_out; k++) MS_TRY(ms__cuda_fill_tensor(c->out[k], 0));
     return MS_OK;

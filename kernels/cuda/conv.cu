@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: MIT
-// cuda/conv.cu -- conv2d as on the CPU (cpu/product/conv.c): images become matrices of what each kernel element meets,
-// as many images at a time as ROOM holds, and one batched product a group does the rest. A 1 x 1 kernel meets the
-// images themselves. A bias is one more column of the weight over a row of ones, so that half types round once.
-// Gradients accumulate in float32 or float64, images in order.
+// cuda/conv.cu -- conv2d as on the CPU (cpu/product/conv.c): images are unfolded to matrices (im2col), as many at a
+// time as ROOM holds, and one batched product a group does the rest. For a 1 x 1 kernel the matrices are the images. A
+// bias is one more column of the weight and a row of ones, so that half types round once. Gradients accumulate in
+// float32 or float64, images in order.
 //
 // Sizes: K = channels of a group x kernel elements, L = output positions, M = outputs of a group.
 #include "rows/conv.h"
 #include "cuda/product.h"
 
-// Bytes of matrices at a time, unless one image takes more. On the emulator so few that small images take several
-// rounds.
+// Bytes of matrices at a time, unless one image needs more. The emulator has few, so that specs take several rounds.
 #ifdef MS_EMULATED
 enum { ROOM = 4 << 10 };
 #else
 enum { ROOM = 64 << 20 };
 #endif
 
-// Images [first, first + ...) of group g: rows K (and one of ones) by L columns each; `count` elements of all.
+// Unfolds images from `first` on of group g: K rows (and one of ones) by L columns each, `count` elements in all.
 template <class T>
 __global__ void unfold_kernel(ms_conv v, int64_t g, int64_t first, int64_t rows, int64_t count, int dtype,
                               const void *x, void *cols)
@@ -33,7 +32,7 @@ __global__ void unfold_kernel(ms_conv v, int64_t g, int64_t first, int64_t rows,
     store<T>(dtype, cols, i, value);
 }
 
-// The gradient of every element of these images: what the kernel elements that met it give back, in their order.
+// The gradient of every element of these images: the sum over the kernel elements that read it, in their order.
 template <class T>
 __global__ void fold_kernel(ms_conv v, int64_t g, int64_t first, int64_t count, const T *cols, int dtype, void *dx)
 {
@@ -59,7 +58,7 @@ __global__ void widen_kernel(int64_t K, int64_t count, int dtype, const void *w,
     store<T>(dtype, wide, i, k < K ? load<T>(dtype, w, o * K + k) : load<T>(dtype, b, o));
 }
 
-// Adds the images' parts to sums, in order; what is final goes to dw.
+// Adds the images' parts to sums, in order. The last call stores the result in dw.
 template <class T>
 __global__ void add_parts_kernel(int64_t n, int64_t images, const T *parts, T *sums, bool begin, bool end, int dtype,
                                  void *dw, int64_t at)
@@ -84,7 +83,7 @@ __global__ void bias_kernel(ms_conv v, int dtype, const void *g, void *db)
     if (threadIdx.x == 0) store<double>(dtype, db, o, sum);
 }
 
-// A convolution under way: contiguous operands, and images at a time.
+// A convolution: its sizes, and the number of images at a time.
 struct conv_job {
     const char *what;
     int index, device, dtype;
@@ -118,7 +117,7 @@ static ms_status unfold(const conv_job *j, int64_t g, int64_t first, int64_t ima
                                        rows, count, j->dtype, x, cols);
 }
 
-// A product for each of these images.
+// A batched product, one for each image.
 static product of_images(const conv_job *j, int64_t images, int64_t m, int64_t n, int64_t k)
 {
     product p = {};

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
-// cuda/cuda.h -- what every CUDA kernel file stands on: launches and calls that are checked, loads and
-// stores of every dtype, the engine's functions.
+// cuda/cuda.h -- helpers of all CUDA kernel files: checked calls and launches, loads and stores of every dtype, the
+// engine's functions.
 //
-// The same sources compile twice: by nvcc for the GPU, and by g++ against spec/support/cuda_shim.h
-// (MS_EMULATED), which runs the kernels on the CPU thread by thread. So they keep to what the shim has:
-// no dynamic shared memory, launches by the two functions below, barriers only in kernels that
-// launch_blocks starts.
+// The sources compile twice: by nvcc for the GPU, and by g++ against spec/support/cuda_shim.h (MS_EMULATED), which runs
+// the kernels on the CPU thread by thread. So they use only what the shim has: no dynamic shared memory, launches by
+// the two functions below, barriers only in kernels started by launch_blocks.
 //
-// Numbers: compiled without contraction (-fmad=false), so that the shared formulas give the CPU's bits;
-// sums run in an order that depends on shapes only.
+// Compiled without contraction (-fmad=false), so that the shared formulas give the CPU's bits. The order of sums
+// depends only on shapes.
 #ifndef MS_CUDA_H
 #define MS_CUDA_H
 
@@ -52,7 +51,7 @@ ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char
 cudaStream_t ms__cuda_stream(int index, int kind);
 ms_status ms__cuda_use(int index);  // makes it the current device
 
-// Fails naming the call, the device and what it was for.
+// Fails with the call, the device and its purpose.
 #define CUDA_TRY(index, expr, ...)                                                      \
     do {                                                                                \
         cudaError_t e__ = (expr);                                                       \
@@ -64,14 +63,14 @@ static inline int index_of(const ms_tensor *t) { return ms__index(ms__device(t))
 ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
 
 static inline void *data_of(const ms_tensor *t) { return t ? ms__data(t) : NULL; }
-// Output of a backward row for input k: NULL when the mask, its last integer, does not ask for it (grad.h).
+// The output for the gradient of input k; NULL when the mask, the last integer, says it is not needed (rows/grad.h).
 static inline ms_tensor *grad_out(const ms_call *c, int k)
 {
     int64_t mask = c->i[c->n_i - 1];
     return mask >> k & 1 ? c->out[__builtin_popcountll((uint64_t)mask & (((uint64_t)1 << k) - 1))] : NULL;
 }
 
-// ---- launches: `what` names the operator. Grids of no blocks are no launch. ----
+// ---- launches: `what` names the operator. Nothing is launched for 0 blocks. ----
 
 template <bool BARRIERS, class... P>
 static ms_status launch_any(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads,
@@ -101,14 +100,14 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
     return MS_OK;
 }
 
-// Threads that know nothing of each other.
+// For kernels whose threads are independent.
 template <class... P, class... A>
 static ms_status launch(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, A... a)
 {
     std::tuple<P...> args(static_cast<P>(a)...);
     return launch_any<false>(what, index, kernel, blocks, threads, args);
 }
-// Blocks whose threads meet at barriers.
+// For kernels with barriers.
 template <class... P, class... A>
 static ms_status launch_blocks(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, A... a)
 {
@@ -119,7 +118,7 @@ static ms_status launch_blocks(const char *what, int index, void (*kernel)(P...)
 static inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 #define GLOBAL_INDEX ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 
-// What a kernel found wrong with its data (an id out of range): kept on the device until the host waits next.
+// An error that a kernel finds in its data (an id out of range). It stays on the device until the host next waits.
 enum { MS_COMPLAINT_EMBEDDING = 1, MS_COMPLAINT_CLASS, MS_COMPLAINT_POSITION };
 typedef struct {
     int what, taken;
@@ -266,7 +265,7 @@ template <class T> static __device__ inline T block_max(T v, T *shared)
     return all;
 }
 
-// exp and log by accumulation type.
+// exp, log and sqrt by accumulation type.
 static __device__ inline float exp_of(float x) { return ms_exp_f32(x); }
 static __device__ inline double exp_of(double x) { return ms_exp_f64(x); }
 static __device__ inline float log_of(float x) { return ms_log_f32(x); }
@@ -274,12 +273,12 @@ static __device__ inline double log_of(double x) { return ms_log_f64(x); }
 static __device__ inline float sqrt_of(float x) { return ms_sqrt_f32(x); }
 static __device__ inline double sqrt_of(double x) { return ms_sqrt_f64(x); }
 
-// Runs F<float> or F<double>: half types and float32 compute in float.
+// DOUBLE for float64, FLOAT for float32 and half types.
 #define BY_REAL(dtype, FLOAT, DOUBLE) ((dtype) == MS_F64 ? (DOUBLE) : (FLOAT))
 
 // ---- strided walks ----
 
-// Operands of one elementwise loop, broadcast to one shape; strides in bytes. Dimensions are joined where all allow it.
+// Operands of an elementwise loop, broadcast to one shape; strides in bytes. Dimensions are joined where possible.
 enum { MAX_OPERANDS = 4 };
 struct strided {
     int n, ndim;
@@ -287,7 +286,7 @@ struct strided {
     char *data[MAX_OPERANDS];
     int64_t stride[MAX_OPERANDS][MS_MAX_DIMS];
     uint8_t dtype[MAX_OPERANDS], size[MAX_OPERANDS];
-    bool dense;  // every operand lies contiguous, is one element, or repeats along the first dimensions
+    bool dense;                    // every operand is contiguous, one element, or repeats along the first dimensions
     int64_t repeat[MAX_OPERANDS];  // dense: element i is at i (0), or i % repeat
 };
 strided ms__strided(int n, const ms_tensor *const *x);  // x[0] has the shape

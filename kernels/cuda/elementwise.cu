@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cuda/elementwise.cu -- the formulas that rows/elementwise.def lists, on the GPU. One kernel a computing type and
-// layout, with the formula chosen by a number that is the same for all threads: few instantiations, so that the plugin
-// builds in seconds. Those that training uses most are chosen at compile time as well.
+// cuda/elementwise.cu -- the formulas of rows/elementwise.def on the GPU. One kernel per computing type and layout; a
+// number that is the same for all threads selects the formula. So there are few instantiations and the plugin builds in
+// seconds. The formulas that training uses most have kernels of their own.
 #include "cuda/cuda.h"
 #ifdef __CUDACC__
-#pragma nv_diag_suppress 177  // formulas that this type does not use
+#pragma nv_diag_suppress 177  // unused functions: formulas that this type does not use
 #endif
 
 #define REAL float
@@ -107,7 +107,7 @@ template <> struct formula<int64_t> {
 
 enum { LANES = 4, THREADS = 256 };
 
-// LANES neighbours, by one wide access where the type and the place allow it.
+// LANES neighbours, in one wide access where type and alignment allow it.
 template <class T> static __device__ __forceinline__ void load_lanes(const strided &l, int k, int64_t i, int n, T *v)
 {
     int64_t r = l.repeat[k];
@@ -200,7 +200,7 @@ strided ms__strided(int n, const ms_tensor *const *x)
                 d < lead || (t->shape[d - lead] == 1 && o->shape[d] != 1) ? 0 : t->stride[d - lead] * l.size[k];
     }
     for (int d = 0; d < o->ndim; d++) shape[d] = o->shape[d];
-    // Dimensions of size 1 go; neighbours that every operand walks as one are joined.
+    // Drops dimensions of size 1; joins neighbours that lie in one stride for every operand.
     int nd = 0;
     for (int d = 0; d < o->ndim; d++) {
         if (shape[d] == 1) continue;
@@ -211,7 +211,7 @@ strided ms__strided(int n, const ms_tensor *const *x)
         for (int k = 0; k < n; k++) l.stride[k][at] = stride[k][d];
     }
     l.ndim = nd;
-    // Dense: 4 elements at a time, each at its natural place.
+    // Dense: 4 elements at a time, aligned.
     l.dense = true;
     for (int k = 0; k < n && l.dense; k++) {
         int64_t run = 1;
@@ -263,7 +263,7 @@ static ms_status run_loop(const char *what, int n, const ms_tensor *const *x, in
 // The type an operator on this dtype computes in; bools count as integers.
 static int class_of(int dtype) { return dtype == MS_F64 ? MS_F64 : dtype <= MS_BF16 ? MS_F32 : MS_I64; }
 
-// As on the CPU: in the type that holds both the output and every input.
+// As on the CPU: computes in the type that holds the output and every input.
 static ms_status run(ms_call *c, int n, int code, double s, double t)
 {
     const ms_tensor *x[MAX_OPERANDS] = { c->out[0] };
@@ -320,7 +320,7 @@ static ms_status compare(ms_call *c, int n, int code)
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
     return run_loop(c->op->name, n + 1, x, class_of(ms__result_dtype(c->in[0], c->in[1])), code, 0, 0);
 }
-// The number takes the tensor's dtype; against a fraction integers are compared as real numbers.
+// The number is rounded to the tensor's dtype. Integers are compared with a fraction as real numbers.
 static ms_status compare_scalar(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0] };
@@ -337,7 +337,7 @@ static ms_status test(ms_call *c, int n, int code)
     int dtype = c->in[0]->dtype;
     return run_loop(c->op->name, n + 1, x, dtype == MS_F32 || ms__is_half(dtype) ? MS_F32 : MS_F64, code, 0, 0);
 }
-// Truth is decided in each input's own type: the wider one loses no nonzero value.
+// The wider of the inputs' types, so that no nonzero value becomes 0.
 static ms_status logic(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
@@ -392,7 +392,7 @@ __global__ void truth_kernel(uint8_t *out, int *same, int begin)
     if (begin >= 0) *same = begin;
     else *out = (uint8_t)*same;
 }
-// a and b broadcast to the shape of `over`, of which only the shape is asked.
+// a and b broadcast to the shape of `over`, whose data is not read.
 static ms_status all_true(ms_call *c, int code, bool same, const ms_tensor *over)
 {
     const ms_tensor *a = c->in[0], *b = c->in[1], *x[] = { over, a, b };
@@ -434,7 +434,7 @@ static ms_status run_allclose(ms_call *c)
 
 // ---- copies and fills of tensors, for the engine ----
 
-// Same dtype: bytes, whatever they mean (a NaN's payload too).
+// Same dtype: moves bytes, which keeps the payload of NaN.
 __global__ void move_kernel(strided l)
 {
     int64_t i = GLOBAL_INDEX, at[MAX_OPERANDS];
@@ -450,7 +450,7 @@ __global__ void move_kernel(strided l)
     }
 }
 
-// A transposed source: 32 x 32 tiles through shared memory, so that both sides are read and written in runs.
+// A transposed source: 32 x 32 tiles through shared memory, so that reads and writes are both coalesced.
 enum { TILE = 32 };
 __global__ void turn_kernel(strided l, int64_t tiles_r, int64_t tiles_c)
 {
@@ -466,7 +466,7 @@ __global__ void turn_kernel(strided l, int64_t tiles_r, int64_t tiles_c)
         to += k * l.stride[0][d];
     }
     int64_t rows = l.shape[nd - 2], cols = l.shape[nd - 1];
-    for (int j = ty; j < TILE; j += 8) {  // the source runs along the rows
+    for (int j = ty; j < TILE; j += 8) {  // the source is contiguous along the rows
         int64_t r = tr * TILE + tx, q = tc * TILE + j;
         if (r < rows && q < cols) {
             const char *p = from + r * l.stride[1][nd - 2] + q * l.stride[1][nd - 1];
@@ -490,7 +490,7 @@ ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src)
     int index = index_of(dst);
     const ms_tensor *x[] = { dst, src };
     if (dst->dtype != src->dtype) {
-        // Through the computing type of the destination; truth is decided in the source's.
+        // Converts through the computing type of the destination; to bool, through the source's.
         return run_loop("copy", 2, x, class_of(dst->dtype == MS_BOOL ? src->dtype : dst->dtype), F_copy, 0, 0);
     }
     strided l = ms__strided(2, x);
@@ -510,7 +510,7 @@ ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src)
         for (int d = 0; d < n - 1; d++)
             if (l.stride[1][d] == l.size[0] && l.shape[d] >= 16) other = d;
         if (other >= 0) {
-            for (int d = other; d < n - 2; d++) {  // the source's inner dimension becomes the last but one
+            for (int d = other; d < n - 2; d++) {  // the source's contiguous dimension becomes the last but one
                 int64_t shape = l.shape[d], a = l.stride[0][d], b = l.stride[1][d];
                 l.shape[d] = l.shape[d + 1], l.stride[0][d] = l.stride[0][d + 1], l.stride[1][d] = l.stride[1][d + 1];
                 l.shape[d + 1] = shape, l.stride[0][d + 1] = a, l.stride[1][d + 1] = b;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cuda/embedding.cu -- reading and writing by position: embedding, index_select, index_add_, gather,
-// scatter_, scatter_add_. Sums run in the order of the positions, without atomics, so that they repeat
-// bitwise. A position out of range cannot stop the call: the kernel complains, and the next wait raises it.
+// cuda/embedding.cu -- reads and writes by position: embedding, index_select, index_add_, gather, scatter_,
+// scatter_add_. Sums run in the order of the positions, without atomics, so they repeat bitwise. A position out of
+// range cannot stop the call: the kernel records a complaint, and the next wait raises it.
 #include "cuda/cuda.h"
 
 enum { THREADS = 256 };
@@ -53,7 +53,7 @@ static ms_status run_embedding(ms_call *c)
     return st;
 }
 
-// next[k]: the next position with the same id (n: none); first[k]: no earlier one has it.
+// next[k]: the next position with the same id, n if none. first[k]: no earlier position has this id.
 __global__ void chain_kernel(int64_t n, int id_type, const void *ids, int64_t *next, uint8_t *first)
 {
     int64_t k = GLOBAL_INDEX;
@@ -64,7 +64,7 @@ __global__ void chain_kernel(int64_t n, int id_type, const void *ids, int64_t *n
     for (j = k - 1; j >= 0 && load<int64_t>(id_type, ids, j) != id;) j--;
     first[k] = j < 0;
 }
-// The chain of each id's positions is added up where it begins, a thread a column.
+// The thread of an id's first position adds up the id's chain, a thread per column.
 template <class T>
 __global__ void embedding_backward_kernel(int64_t n, int64_t width, int64_t rows, int64_t padding, int dtype,
                                           const void *g, int id_type, const void *ids, const int64_t *next,
@@ -78,7 +78,7 @@ __global__ void embedding_backward_kernel(int64_t n, int64_t width, int64_t rows
     if (row < 0 || row == padding) return;
     T sum = 0;
     for (; k < n; k = next[k]) sum += load<T>(dtype, g, k * width + j);
-    if (more) {  // the sum is rounded before it is added, as it is when it stands alone
+    if (more) {  // the sum is rounded before it is added, as a separate gradient would be
         T rounded = dtype == MS_F16    ? (T)ms_f16_to_float(ms_float_to_f16((float)sum))
                     : dtype == MS_BF16 ? (T)ms_bf16_to_float(ms_float_to_bf16((float)sum))
                                        : sum;
@@ -118,7 +118,7 @@ static ms_status run_embedding_backward(ms_call *c)
     return st;
 }
 
-// ---- along one dimension: a thread a line, so that what meets at one place is added in order ----
+// ---- along one dimension: a thread per line, so that values for one place are added in order ----
 
 struct job {
     int ndim;                      // of the lines: every dimension but d
@@ -132,7 +132,7 @@ struct job {
 };
 enum { TAKE, PUT, ADD };  // y[l, k] = x[l, p]; y[l, p] = x[l, k]; y[l, p] += x[l, k]
 
-// How: TAKE goes by elements, the others by lines.
+// TAKE has a thread per element, the others a thread per line.
 template <class T> __global__ void index_kernel(job q, int how)
 {
     int64_t i = GLOBAL_INDEX, k0 = 0, k1 = q.length;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/optim.cu -- the fused optimizer step and the norm of gradients: one launch for all leaves of a device,
-// with the formulas of formulas/optim.
+// cuda/optim.cu -- the fused optimizer step (one launch for all leaves of a device, with the formulas of
+// formulas/optim) and the norm of gradients.
 #include "cuda/cuda.h"
 
 #define MS_OPTIM_FORMULAS
@@ -25,7 +25,7 @@ enum {
 #include "formulas/optim/list.h"
 };
 
-// The formulas by type: as members of one name, which a template finds.
+// The formulas by type, as members that a template can name.
 template <class T> struct step;
 #define OPTIMIZER(NAME, FORMULA)                                                                        \
     static __device__ inline float NAME(float x, float g, float *a, float *b, float *c, const float *f) \

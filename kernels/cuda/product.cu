@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cuda/product.cu -- matmul and linear: cuBLASLt where it is there and the strides suit it, else our own tiles.
+// cuda/product.cu -- matmul and linear: by cuBLASLt where it is installed and the strides suit it, else by our own
+// kernel.
 //
-// cuBLASLt is loaded at the first product that wants it (it takes up to 440 ms); MOONSHARD_CUBLAS=off
-// keeps to our own kernel, which the emulator always runs. float32 is computed in float32 (no TF32), half
-// types accumulate in float32 and round once.
+// cuBLASLt is loaded at the first product that uses it (up to 440 ms). MOONSHARD_CUBLAS=off always selects our own
+// kernel, as the emulator does. float32 is computed in float32 (no TF32); half types accumulate in float32 and round
+// once.
 #include "cuda/product.h"
 #if !defined(MS_EMULATED) && __has_include(<cublasLt.h>)
 #define MS_CUBLAS 1
@@ -44,7 +45,7 @@ template <class T> __global__ void product_kernel(product p, int64_t tiles_m, in
     int t = threadIdx.x, tm = t / 16, tn = t % 16;
     T sum[4][4] = {};
     for (int64_t k0 = 0; k0 < p.k; k0 += DEEP) {
-        for (int e = t; e < DEEP * TILE_M; e += BLOCK) {  // neighbouring threads along the contiguous side
+        for (int e = t; e < DEEP * TILE_M; e += BLOCK) {  // neighbouring threads read along the contiguous dimension
             int i = p.a_cs == 1 ? e / DEEP : e % TILE_M, j = p.a_cs == 1 ? e % DEEP : e / TILE_M;
             ta[j][i] =
                 m0 + i < p.m && k0 + j < p.k ? load<T>(p.a_type, p.a, at_a + (m0 + i) * p.a_rs + (k0 + j) * p.a_cs) : 0;
@@ -143,8 +144,8 @@ static struct {
     bool none;
 } cache[CACHE];
 
-// Which way a matrix of rows x columns (strides rs, cs) lies: 0 with adjacent columns' elements (cs 1), 1 with adjacent
-// rows', -1 neither. The other stride is the leading dimension.
+// The layout of a matrix with strides rs and cs: 0 row-major (cs 1), 1 column-major (rs 1), -1 neither. *ld, the
+// leading dimension, is the other stride.
 static int lies(int64_t rows, int64_t cols, int64_t rs, int64_t cs, int64_t *ld)
 {
     if ((cs == 1 || cols == 1) && (rows == 1 || rs >= cols)) {
@@ -169,7 +170,7 @@ static int alignment(const void *p) { return (int)((uintptr_t)p & 15 ? (uintptr_
         }                                                                                                              \
     } while (0)
 
-// *done: it ran. Otherwise the strides, or cuBLASLt, did not suit.
+// *done: the product was started; false when the layout does not suit cuBLASLt or it has no algorithm.
 static ms_status lt_product(int index, const product *p, int64_t batch, int64_t a_bs, int64_t b_bs, int64_t c_bs,
                             bool *done)
 {
@@ -260,7 +261,7 @@ out:
     return st;
 }
 
-// Batch dimensions that don't join into one stride are walked here.
+// Joins batch dimensions; those that do not join into one stride are walked.
 static ms_status try_cublas(int index, const product *p, bool *done)
 {
     product q = *p;
@@ -279,7 +280,7 @@ static ms_status try_cublas(int index, const product *p, bool *done)
     }
     int64_t inner = nb ? q.batch[nb - 1] : 1, outer = 1;
     for (int d = 0; d < nb - 1; d++) outer *= q.batch[d];
-    if (outer > 64) return MS_OK;  // one launch of our own instead of many small ones
+    if (outer > 64) return MS_OK;  // one launch of our own kernel is faster than many small ones
     for (int64_t k = 0; k < outer; k++) {
         int64_t rest = k, a = 0, b = 0, c = 0;
         for (int d = nb - 2; d >= 0; d--) {
@@ -293,7 +294,7 @@ static ms_status try_cublas(int index, const product *p, bool *done)
         one.c = (char *)p->c + c * ms__dtype_size(p->c_type);
         MS_TRY(lt_product(index, &one, inner, nb ? q.a_bs[nb - 1] : 0, nb ? q.b_bs[nb - 1] : 0, nb ? q.c_bs[nb - 1] : 0,
                           done));
-        if (!*done) return MS_OK;  // what ran before is written again
+        if (!*done) return MS_OK;  // our own kernel writes earlier results again
     }
     return MS_OK;
 }
@@ -314,7 +315,7 @@ ms_status ms__cuda_product(int index, const product *p)
 
 // ---- linear and matmul ----
 
-// t's dimensions before the last as rows with one stride. false when they don't join.
+// t's dimensions before the last as rows with one stride. false when they do not join.
 static bool join_rows(const ms_tensor *t, int64_t *rows, int64_t *stride)
 {
     *rows = 1;
@@ -371,7 +372,7 @@ static ms_status run_linear(ms_call *c)
     return st;
 }
 
-// (gradient, x, w; mask) -> the needed ones of dx = g w, dw = g^T x, db = sum of g's rows.
+// (gradient, x, w; mask) -> dx = g w, dw = g^T x, db = sum of g's rows, as the mask asks.
 static ms_status run_linear_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = grad_out(c, 0), *dw = grad_out(c, 1), *db = grad_out(c, 2),

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/product.h -- C = alpha A B (+ bias), batched, any strides; products, attention and their gradients are
-// made of it.
+// cuda/product.h -- C = alpha A B (+ bias), batched, with any strides; used by products, convolutions and attention.
 #ifndef MS_CUDA_PRODUCT_H
 #define MS_CUDA_PRODUCT_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/random.cu -- random fills and dropout: the CPU's words and formulas (draws.h), a thread a Philox block.
+// cuda/random.cu -- random fills and dropout: the CPU's words and formulas (draws.h), a thread per Philox block.
 #include "cuda/cuda.h"
 #include "formulas/draws.h"
 
@@ -14,7 +14,7 @@ struct draw {
     void *out;
 };
 
-// Elements of even and odd place share a block of four words.
+// An element at an even place and the next one share a block of four words.
 __global__ void draw_kernel(draw d)
 {
     int64_t pair = GLOBAL_INDEX, k = 2 * pair - (int64_t)(d.place & 1);
@@ -85,7 +85,7 @@ static ms_status run_randn(ms_call *c) { return fill(c, NORMAL, 2); }
 static ms_status run_randint(ms_call *c) { return fill(c, INTEGERS, 2); }
 static ms_status run_trunc_normal(ms_call *c) { return fill(c, TRUNCATED, 4); }
 
-// ---- dropout: four elements a block of words, kept where the word is not below the limit ----
+// ---- dropout: four elements per block of words; an element is kept where its word is not below the limit ----
 
 __global__ void dropout_kernel(int64_t n, int dtype, const void *x, void *y, uint64_t seed, uint64_t offset,
                                uint64_t limit, double scale)

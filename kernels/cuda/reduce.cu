@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 // cuda/reduce.cu -- folds: sums, products, extremes, norms along any dimensions.
 //
-// A tensor is seen as outputs x length. Real numbers are folded in double, integers in int64. The length
-// is cut into segments by the shape alone, each segment is folded by one block in a fixed tree (or by one
-// thread per column where neighbours in memory are outputs), and the segments' results are joined in
-// order: so bits depend on nothing but shapes.
+// A tensor is outputs x length. Real numbers are folded in double, integers in int64. The length is cut into segments
+// by the shape alone. A block folds each segment in a fixed tree; where neighbours in memory belong to different
+// outputs, a thread per output does. The results of segments are joined in order, so bits depend only on shapes.
 #include "cuda/product.h"
 
 enum {
@@ -70,7 +69,7 @@ static fold_plan make_plan(const ms_tensor *x, unsigned dims)
     p.nr = collapse(p.nr, p.rshape, p.rstride);
     p.columns = p.nk > 0 &&
                 (p.nr == 0 || (p.kstride[p.nk - 1] < p.rstride[p.nr - 1] && p.kshape[p.nk - 1] >= 16) || p.length < 32);
-    int64_t part = p.columns ? 256 : SEGMENT;  // a column is one thread's
+    int64_t part = p.columns ? 256 : SEGMENT;  // one thread folds a segment of a column
     p.segments = up(p.length, part);
     if (p.segments > MOST_SEGMENTS) p.segments = MOST_SEGMENTS;
     if (p.segments < 1) p.segments = 1;
@@ -102,7 +101,7 @@ template <> struct fold<double> {
         switch (kind) {
         case PROD: return a * b;
         case LARGEST:
-        case ABS_LARGEST: return ((b > a) | (b != b)) ? b : a;  // NaN wins
+        case ABS_LARGEST: return ((b > a) | (b != b)) ? b : a;  // NaN propagates
         case SMALLEST:
         case ABS_SMALLEST: return ((b < a) | (b != b)) ? b : a;
         default: return a + b;
@@ -140,7 +139,7 @@ template <> struct fold<int64_t> {
     static __device__ inline int64_t term(int kind, int64_t v, double, bool) { return kind == COUNT ? v != 0 : v; }
 };
 
-// One block an output and segment.
+// One block per output and segment.
 template <class W> __global__ void rows_kernel(fold_plan p, int kind, const double *parameter, int step, W *parts)
 {
     __shared__ W shared[BLOCK];
@@ -163,7 +162,7 @@ template <class W> __global__ void rows_kernel(fold_plan p, int kind, const doub
     if (threadIdx.x == 0) parts[s * p.outputs + m] = shared[0];
 }
 
-// One thread an output and segment: neighbouring threads read neighbouring elements.
+// One thread per output and segment: neighbouring threads read neighbouring elements.
 template <class W> __global__ void columns_kernel(fold_plan p, int kind, const double *parameter, int step, W *parts)
 {
     int64_t i = GLOBAL_INDEX, m = i % p.outputs, s = i / p.outputs, from = s * p.segment;
@@ -193,7 +192,7 @@ template <class W> __global__ void begin_kernel(int64_t outputs, int kind, W *ou
     if (m < outputs) out[m] = fold<W>::begin(kind);
 }
 
-// out: one W an output, on the device.
+// out: one W per output, on the device.
 template <class W>
 static ms_status run_fold(const char *what, int device, const fold_plan &p, int kind, const double *parameter, int step,
                           W *out)
@@ -218,7 +217,7 @@ static ms_status run_fold(const char *what, int device, const fold_plan &p, int 
     return st;
 }
 
-// ---- the few numbers that are left ----
+// ---- formulas on the results ----
 
 enum { AS_IS, MEAN, ALL, ANY, ROOT, INVERSE_POWER, VARIANCE, STD, FINITE_OR_0, PLUS_LOG };
 template <class W>
@@ -286,7 +285,7 @@ static ms_status run_any(ms_call *c) { return simple(c, 1, COUNT, ANY, 0); }
 static ms_status run_max_all(ms_call *c) { return simple(c, 0, LARGEST, AS_IS, 0); }
 static ms_status run_min_all(ms_call *c) { return simple(c, 0, SMALLEST, AS_IS, 0); }
 
-// A number that every output shares, on the device.
+// Puts a number that every output shares on the device.
 __global__ void put_kernel(double *at, double v) { *at = v; }
 
 static ms_status run_norm(ms_call *c)
@@ -340,7 +339,7 @@ static ms_status run_std(ms_call *c) { return variance(c, STD); }
 
 static unsigned one_dim(const ms_call *c) { return ms__reduced_dims(c->in[0], c->n_i && c->in[0]->ndim ? 1 : 0, c->i); }
 
-// m + log(sum(exp(x - m))), m the largest; an infinite m subtracts nothing.
+// m + log(sum(exp(x - m))), m the maximum, or 0 where the maximum is infinite.
 static ms_status run_logsumexp(ms_call *c)
 {
     fold_plan p = make_plan(c->in[0], one_dim(c));
@@ -451,8 +450,8 @@ static ms_status run_cumsum(ms_call *c)
                   (const char *)ms__data(x), xs, (int)o->dtype, (char *)ms__data(o), os, back);
 }
 
-// in: g (spread over x's shape), x. The product of the others: product / x, unless there are zeros: one zero's
-// gradient is the product of all others, two zeros leave nothing.
+// in: g (expanded to x's shape), x. The gradient of an element is the product of the others: product / x without zeros.
+// A single zero gets the product of the others; with two zeros all gradients are 0.
 struct prod_job {
     int nk, nr;
     int64_t outputs, length, shape[MS_MAX_DIMS], x[MS_MAX_DIMS], g[MS_MAX_DIMS], o[MS_MAX_DIMS];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/rows.cu -- softmax, log_softmax, layer_norm, rms_norm, cross_entropy, mse_loss and their gradients: one
-// block of threads a row, sums in float32 (float64 for doubles) in a fixed tree.
+// cuda/rows.cu -- softmax, log_softmax, layer_norm, rms_norm, cross_entropy, mse_loss and their gradients: one block
+// per row, sums in float32 (float64 for doubles) in a fixed tree.
 #include "cuda/cuda.h"
 
 // ---- softmax along any dimension: element j of row r lies at start(r) + j * stride ----
@@ -30,7 +30,7 @@ template <class T> __global__ void softmax_kernel(line r, int dtype, const void 
         most = ((v > most) | (v != v)) ? v : most;
     }
     most = block_max(most, shared);
-    if (most == -(T)INFINITY) most = 0;  // a row that is masked altogether: 0 / 0, as in PyTorch
+    if (most == -(T)INFINITY) most = 0;  // a fully masked row gives 0 / 0, as in PyTorch
     for (int64_t j = threadIdx.x; j < r.n; j += BLOCK) sum += exp_of(load<T>(dtype, x, at + j * r.stride) - most);
     sum = block_sum(sum, shared);
     T shift = most + log_of(sum), scale = 1 / sum;
@@ -117,7 +117,7 @@ __global__ void norm_kernel(int64_t n, int dtype, const void *x, const void *w, 
         store<T>(dtype, y, at + j, h);
     }
 }
-// dx = rstd (q - mean(q) - h mean(q h)), q = g w; stats keeps mean and rstd of every row.
+// dx = rstd (q - mean(q) - h mean(q h)), q = g w. stats: receives mean and rstd of every row.
 template <class T>
 __global__ void norm_backward_kernel(int64_t n, int dtype, const void *g, const void *x, const void *w, void *dx,
                                      double eps, bool rms, T *stats)
@@ -143,7 +143,7 @@ __global__ void norm_backward_kernel(int64_t n, int dtype, const void *g, const 
         store<T>(dtype, dx, at + j, rstd * (q - mq - h * mh));
     }
 }
-// Column sums of g h and g over ROWS rows each; then the parts in order.
+// Column sums of g h and g over ROWS rows each; norm_join_kernel adds these parts in order.
 enum { ROWS = 64 };
 template <class T>
 __global__ void norm_parts_kernel(int64_t rows, int64_t n, int dtype, const void *g, const void *x, const T *stats,
@@ -256,7 +256,7 @@ struct cross {
     const void *x, *ids, *w;
     ms_complaint *complaint;
 };
-// The class of a row; -1: it does not count.
+// The class of a row; -1 if the row is ignored.
 static __device__ inline int64_t target_of(const cross &q, int64_t row)
 {
     int64_t t = load<int64_t>(q.id_type, q.ids, row);
@@ -296,7 +296,8 @@ template <class T> __global__ void cross_kernel(cross q, T *lse_out, T *losses)
     }
     losses[row] = loss;
 }
-// totals[0]: sum of the losses (if given), totals[1]: the weights of the rows that count. One block, a fixed tree.
+// totals[0]: sum of the losses (if given). totals[1]: weights of the rows that are not ignored. One block, a fixed
+// tree.
 template <class T> __global__ void cross_total_kernel(cross q, const T *losses, double *totals)
 {
     __shared__ double shared[BLOCK];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/runtime.cu -- the plugin's table: devices, memory, streams, events, copies. Every call of the CUDA
-// runtime is checked; the text names call, device and sizes.
+// cuda/runtime.cu -- the plugin's table: devices, memory, streams, events, copies. Every call of the CUDA runtime is
+// checked; errors name the call, the device and sizes.
 #include <cstdarg>
 #include <cstdio>
 
@@ -15,7 +15,7 @@ typedef struct {
     ms_complaint *complaint_there;  // its address on the device
 } gpu;
 static gpu gpus[MS_CUDA_DEVICES];
-static thread_local int current = -1;  // device of this thread: the engine's, or one that finishes a collective
+static thread_local int current = -1;  // device of this thread, either the engine's or one that finishes collectives
 
 ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...)
 {
@@ -24,12 +24,12 @@ ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char
     va_start(ap, fmt);
     vsnprintf(what, sizeof what, fmt, ap);
     va_end(ap);
-    cudaGetLastError();  // an error that is not sticky is taken back
+    cudaGetLastError();  // clears an error that is not sticky
     return ms__fail(e == cudaErrorMemoryAllocation ? MS_ENOMEM : MS_ESTATE, "cuda:%d: %s, %s: %s (CUDA error %d)",
                     index, call, what, cudaGetErrorString(e), (int)e);
 }
 
-// Streams that don't wait for the legacy default stream, and the word that kernels complain in.
+// Makes streams that do not wait for the legacy default stream, and the complaint that kernels write.
 static ms_status prepare(int index)
 {
     gpu *g = &gpus[index];
@@ -116,7 +116,7 @@ static ms_status host_alloc(size_t bytes, void **out)
 static void host_free(void *p) { cudaFreeHost(p); }
 
 #if defined(MS_EMULATED)
-// In stream order: what is queued before may still touch the bytes as they were.
+// In stream order, because kernels queued earlier may still use the bytes.
 static void mark(int index, void *p, size_t used, size_t size)
 {
 #if defined(__SANITIZE_ADDRESS__)
@@ -205,7 +205,8 @@ static ms_status stream_wait(int index, int stream, void *event)
 }
 static void drop(void *event) { cudaEventDestroy((cudaEvent_t)event); }
 
-// The source's stream copies, once the destination's is through with the old bytes; the destination's waits for it.
+// The source's stream copies after the destination's has finished with the old bytes; the destination's stream waits
+// for the copy.
 static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t bytes)
 {
     void *free = NULL, *there = NULL;
