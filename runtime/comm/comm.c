@@ -542,7 +542,7 @@ static ms_status finish_group(ms_group *g)
 ms_status ms_dist_free_group(double id, const char *site)
 {
     if (id == 0 || id == 1)
-        return ms__fail(MS_EINVAL, "dist.free_group: the group of %s is not one of dist.new_group",
+        return ms__fail(MS_EINVAL, "dist.free_group: the group of %s was not made by dist.new_group",
                         id == 0 ? "all ranks" : "this rank alone");
     ms_group *g = ms__group_by_id(id);
     if (!g) return MS_EINVAL;

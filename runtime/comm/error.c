@@ -52,7 +52,7 @@ const char *ms__comm_error_after(uint64_t epoch)
         atomic_thread_fence(memory_order_acquire);
         if (there && atomic_load(&t->number) == number) return words;
     }
-    return "a peer failed (so many errors ago that its text is gone)";
+    return "a peer failed (too many errors ago: its text is gone)";
 }
 
 bool ms__comm_error_since(uint64_t epoch) { return on_board() != epoch; }

@@ -116,8 +116,7 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
         ms__fingerprint_text(&p, what, sizeof what);
         ms__append(text, size, ": %s", what);
         if (shapes && p.shaped) append_shape(&p, text, size);
-        if (models)
-            ms__append(text, size, ", of the model made as number %u of its class", (unsigned)(p.model & 0xffff));
+        if (models) ms__append(text, size, ", of model #%u of its class", (unsigned)(p.model & 0xffff));
     }
     if (models) ms__append(text, size, "; all ranks of a group must wrap the same models, in the same order");
     if (parts)
@@ -216,9 +215,8 @@ static ms_status abandoned(ms_coll *c, int rank)
 {
     atomic_store(&c->raised, true);
     if (ms__comm_error_since(c->epoch)) return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
-    if (rank >= 0)
-        return ms__fail(MS_ECOMM, "%s: rank %d gave this collective up after an error", ROW(c->op)->name, rank);
-    return ms__fail(MS_ECOMM, "%s: a peer gave this collective up after an error", ROW(c->op)->name);
+    if (rank >= 0) return ms__fail(MS_ECOMM, "%s: rank %d left this collective after an error", ROW(c->op)->name, rank);
+    return ms__fail(MS_ECOMM, "%s: a peer left this collective after an error", ROW(c->op)->name);
 }
 
 static ms_status agree(ms_waiter *w)

@@ -4,9 +4,9 @@
 //
 // The first gradient of a module's output gathers its unit again and starts the gather of the preceding unit in the
 // recorded order. When the gradients of the module's inputs are complete, the unit's own gradients are packed and
-// reduced on the reduce stream while the next unit computes. At most one reduction is under way. It lands when half of
-// the next unit's gradients have arrived, which frees its buffers before that unit's are allocated, at a place that
-// does not depend on timing; at the latest at that unit's post-backward.
+// reduced on the reduce stream while the next unit computes. At most one reduction is in flight. It lands when half of
+// the next unit's gradients have arrived, at the latest at that unit's post-backward: its buffers are free before that
+// unit's are allocated, and the place does not depend on timing.
 #include "autograd/owner.h"
 #include "shard/gather.h"
 #include "shard/gather_run.h"
@@ -80,7 +80,7 @@ static ms_status accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool
     unit_param *p = param->unit_param;
     unit *u = p->owner;
     *taken = false;
-    if (p->param == p->local) return MS_OK;  // the script computed with the flat parameter itself
+    if (p->param == p->local) return MS_OK;  // the script computed with the flat parameter itself, outside of forward
     if (!u->context)
         return ms__fail(MS_ESTATE, "fsdp: a gradient for parameter '%s' before unit '%s' ran forward",
                         param->name ? param->name : "?", u->name);
@@ -180,7 +180,7 @@ static void aborted(ms_run *run)
     for (context *c = ms__contexts(); c; c = c->next) {
         if (gave_up) ms__unit_drop_pending(c);
         if (!c->in_backward) {
-            if (outermost && ms__run_has_units(run)) c->n_order = 0;  // the run ended before it reached them
+            if (outermost && ms__run_has_units(run)) c->n_order = 0;  // the run failed before it reached these units
             continue;
         }
         if (outermost) ms__reduction_drop(&c->reducing);

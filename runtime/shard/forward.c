@@ -147,14 +147,14 @@ static void forward_left(unit *u)
             ms__unit_shard(c->units[k]);
 }
 
-// graph: a backward will come.
+// graph: the pass recorded a graph for a backward.
 static ms_status reshard_after_forward(unit *u, bool graph)
 {
     if (!ms__unit_idle(u)) return MS_OK;
     // The root stays whole for its backward. Without one (validation) it would be stale after the next optimizer step.
     bool leave =
         u->settings.reshard_after_forward == 1 || ((u->settings.by_rule || u->views->whole_for_backward) && !graph);
-    // reshard_after_forward as a number: few ranks keep slices for the backward.
+    // reshard_after_forward as a number: the ranks of post_group keep slices for the backward.
     bool few = u->settings.reshard_after_forward > 1 && u->settings.post_group;
     if (few && graph) return ms__unit_shard_to_post(u);
     if (few || leave) {
@@ -165,7 +165,7 @@ static ms_status reshard_after_forward(unit *u, bool graph)
     return MS_OK;
 }
 
-// The forward that u opened is complete, and so is its order.
+// The forward that u opened is complete: its order becomes the latest one.
 static void iteration_left(unit *u)
 {
     context *c = u->context;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/gather_run.c -- gathers as runs: units with all-gather extensions need the script's answers between their
-// steps.
+// shard/gather_run.c -- gathers as runs: the steps of a unit with all-gather extensions raise events for the script.
 #include "shard/extend.h"
 #include "shard/gather.h"
 #include "shard/gather_run.h"
@@ -17,7 +16,7 @@ static ms_run_state gather_step(ms_task *t, ms_run *run, ms_event *ev)
 {
     unit *u = ms__unit((double)(uint64_t)(uintptr_t)t->ptr);
     bool early = t->n & 1, prefetched = t->n & 2;
-    if (!u) {  // its module died meanwhile
+    if (!u) {  // its module has been collected
         ms__clear_error();
         return MS_RUN_DONE;
     }

@@ -5,7 +5,7 @@
 
 #include "shard/unit.h"
 
-// A task on run that gathers u, with the script's answers where u has all-gather extensions.
+// Pushes a task on run that gathers u, with events for the script if u has all-gather extensions.
 ms_status ms__unit_push_gather(ms_run *run, unit *u, bool early, bool prefetched);
 
 #endif

@@ -5,6 +5,6 @@
 
 #include "shard/unit.h"
 
-ms_status ms__unit_replan(unit *u);  // after a change of what is gathered how; the unit is sharded
+ms_status ms__unit_replan(unit *u);  // after a change of dtypes or extensions; the unit must be sharded
 
 #endif

@@ -5,7 +5,7 @@
 #include "shard/gather.h"
 #include "shard/order.h"
 
-// ---- users ------------------------------------------------------------------------------------
+// ---- uses -------------------------------------------------------------------------------------
 
 unit *ms__unit_of_token(void *token)
 {
@@ -49,7 +49,7 @@ int ms__order_find(const context *c, int64_t use)
     return k;
 }
 
-// The order in which this forward entered its units, kept for the next one's prefetching.
+// Records the order in which this forward entered its units; the next forward prefetches by it.
 void ms__order_entered(context *c, unit *u)
 {
     // Without memory nothing is prefetched.
@@ -65,7 +65,7 @@ static unit *forward_successor(const context *c, int ahead)
     return c->last[at + ahead];
 }
 
-// Its passes still without a backward.
+// The number of u's passes without a backward.
 int ms__order_passes_left(const unit *u)
 {
     const context *c = u->context;

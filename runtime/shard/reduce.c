@@ -95,13 +95,13 @@ ms_status ms__unit_bring(int device, int dtype, ms_tensor **t)
 }
 
 // A script may skip a backward on one rank, for example after an error it caught. If the next forward gathers nothing,
-// that rank's next reduction would pair with its peers' reduction of the previous step, and the ranks would stay one
-// step apart. Ranks compare the names of collectives, so the name tells how many passes have no backward yet.
+// that rank's next reduction would match its peers' reduction of the previous step, and the ranks would stay one step
+// apart. Ranks compare the names of collectives, so the name contains the number of passes without a backward.
 const char *ms__unit_reduced_name(const unit *u)
 {
     if (MS_LIKELY(u->gradients.behind <= 0)) return u->name;
     char text[512];
-    snprintf(text, sizeof text, "%s, of which %d more forward%s no backward yet", *u->name ? u->name : "the root",
-             u->gradients.behind, u->gradients.behind > 1 ? "s have" : " has");
+    snprintf(text, sizeof text, "%s (%d forward%s pending backward)", *u->name ? u->name : "the root",
+             u->gradients.behind, u->gradients.behind > 1 ? "s" : "");
     return ms__intern(text);
 }

@@ -5,7 +5,7 @@
 
 #include "shard/unit.h"
 
-// A reduction that is under way, or waits to land. owner NULL: none.
+// A reduction in flight, or one that has not landed yet. owner NULL: none.
 typedef struct reduction {
     unit *owner;
     int n;
@@ -15,24 +15,26 @@ typedef struct reduction {
     ms_work *work;
     ms_work *scattered;  // of the reduce-scatter, where work is an all-reduce
     bool partial;        // sharded views: lands in owner->gradients.partial
-    double after;        // from here on classic.c: divides the result; 0: nothing
-    int dtype;           // of the gradients that land
-    bool replaces;       // what landed before is in it
-    uint32_t before;     // out's version when a hook of the script's was given it to fill
+    // views/classic.c only:
+    double after;     // divides the result; 0: nothing
+    int dtype;        // of the gradients that land
+    bool replaces;    // its result contains the gradients that landed before
+    uint32_t before;  // out's version before the script's hook fills it
 } reduction;
 
-// Lists the gradients of u that wait in *r, once the reduction under way has landed. r->n is 0 when there are none;
-// then, and on failure, nothing needs freeing.
+// Lands the reduction in flight and lists the pending gradients of u in *r. r->n is 0 if there are none; then, and on
+// failure, nothing needs freeing.
 ms_status ms__reduction_new(ms_run *run, unit *u, reduction *reducing, reduction *r);
-ms_status ms__reduction_wait(reduction *r);  // until out is there; what was reduced is let go
+ms_status ms__reduction_wait(reduction *r);  // until out is complete; releases the input
 void ms__reduction_free(reduction *r);
-void ms__reduction_drop(reduction *r);  // waits, and frees it; nothing lands
+void ms__reduction_drop(reduction *r);  // waits and frees it; nothing lands
 
-// Waits for the reduction under way and lands it.
+// Waits for the reduction in flight and lands it.
 ms_status ms__unit_land(ms_run *run, reduction *reducing);
-// A reduced gradient joins what p's local tensor has. part is a view of the unit's reduced block.
+// Adds a reduced gradient to the grad of p's local tensor. part is a view of the unit's reduced block.
 ms_status ms__unit_land_part(unit_param *p, ms_tensor *part);
-// *t in another dtype, on another device: itself, or a copy that its next reader waits for. Takes *t, unless it fails.
+// Converts *t to a dtype on a device: *t becomes a copy, which its next reader waits for, unless it fits already. On
+// failure *t is unchanged.
 ms_status ms__unit_bring(int device, int dtype, ms_tensor **t);
 ms_status ms__add_to(ms_tensor *sum, ms_tensor *t);  // in place
 const char *ms__unit_reduced_name(const unit *u);    // of its reductions

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // shard/root.c -- the context that the units of one root share: lazy initialisation makes it, errors reset it, and a
-// unit leaves it when its module dies.
+// unit leaves it when its module is collected.
 #include <stdio.h>
 
 #include "shard/gather.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/root.h -- what the units of one root share: their order, the reduction under way, the state of the iteration.
+// shard/root.h -- what the units of one root share: their order, the reduction in flight, the state of the iteration.
 #ifndef MS_SHARD_ROOT_H
 #define MS_SHARD_ROOT_H
 
@@ -26,7 +26,7 @@ typedef struct context {
     int64_t backwards;                // completed
     bool in_backward;                 // a backward has used these units and has not ended
     uint64_t epoch, failed_backward;  // of comm.h, when the ranks last had the same state (ms__unit_after_errors)
-    reduction reducing;               // the one under way
+    reduction reducing;               // the one in flight
     struct context *next;
 } context;
 

@@ -31,8 +31,8 @@ ms_tensor *ms__unit_local(ms_tensor *t)
     return p->local;
 }
 
-// Wholes that no backward needs are stale now. They are resharded at once, so that a script cannot read or change stale
-// values.
+// The step makes wholes stale. Those that no backward needs are resharded at once, so that a script cannot read or
+// change stale values.
 void ms__unit_stepped(ms_tensor *t)
 {
     unit_param *p = t->unit_param;
@@ -157,7 +157,7 @@ ms_id ms_unit_stand_in(ms_id id, int dtype)
     unit_param *p = managed(id);
     if (!p) return 0;
     ms_tensor *s = ms__tensor_on(p->owner->memory.gather_buffer, dtype, p->ndim, p->shape, 0);
-    s->sharded = true;  // operators refuse it: its views would read other bytes
+    s->sharded = true;  // operators must refuse it: it has no values
     s->name = p->param->name;
     return ms__name(s);
 }

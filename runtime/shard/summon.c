@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/summon.c -- fsdp.FSDP shows whole parameters for reading and writing (docs/semantics.md#summon).
+// shard/summon.c -- fsdp.FSDP makes parameters whole for scripts to read and write (docs/semantics.md#summon).
 #include <stdio.h>
 
 #include "device/device.h"
@@ -64,7 +64,7 @@ ms_status ms_unit_summon(double handle, int show)
     u->state.was_whole = u->state.gathered && !u->memory.casts;
     u->state.was_concealed = u->state.was_whole && u->state.concealed;
     if (u->memory.casts && u->n) {
-        ms__unit_shard(u);  // the low-precision copy would hide what is written
+        ms__unit_shard(u);  // the script must see and change values in the stored dtype
         ms_piece piece = { .out_stride = u->memory.shard_bytes,
                            .bytes = u->memory.shard_bytes,
                            .total = u->memory.shard_bytes * (size_t)u->world };

@@ -15,7 +15,7 @@ unit *ms__unit(double handle)
     uint64_t bits = handle >= 1 ? (uint64_t)handle : 0;
     uint32_t i = (uint32_t)(bits & 0xfffff);
     if (i && i < n_units && units[i] && units[i]->handle == handle) return units[i];
-    ms__fail(MS_EINVAL, "fsdp: %.0f is no unit", handle);
+    ms__fail(MS_EINVAL, "fsdp: %.0f is not a unit", handle);
     return NULL;
 }
 

@@ -177,7 +177,7 @@ describe("a job #mpi", function()
       dist.reduce(ms.ones(3), { dst = 0 })
     ]])
     assert.matches("reduce: collective #1 of the world %(reduce of 3 float32, sum, root 0, at .-script%.lua:10%): 1%.%d s have passed and "
-      .. "rank 1 has not arrived %(it is in no collective, and never was%); rank 3 has not arrived", job.stderr)
+      .. "rank 1 has not arrived %(it is in no collective so far%); rank 3 has not arrived", job.stderr)
     return since(job, "wait")
   end) end)
 
@@ -210,7 +210,7 @@ describe("a job #mpi", function()
       if dist.rank() == 0 then dist.all_reduce(ms.ones(2)) end
     ]])
     assert.are.equal(1, job.code)
-    assert.matches("rank 1 has left: its script is at an end", job.stderr)
+    assert.matches("rank 1 has left: its script has ended", job.stderr)
     return since(job, "end")
   end) end)
 
@@ -630,7 +630,7 @@ describe("the same bits #mpi", function()
         if path[2].MOONSHARD_COMM_MAP then
           -- Printed once.
           assert.are.equal(1, select(2, job.stderr:gsub(
-            "tensors are staged, since ranks cannot map each other's memory here", "")))
+            "tensors are staged, because ranks cannot map each other's memory here", "")))
         else
           assert.are.equal("", job.stderr)
         end

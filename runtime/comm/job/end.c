@@ -203,7 +203,7 @@ static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool
         ms__append(text, TEXT, "%srank %d (process %d) %s", *text ? "; " : "", r, b->pid,
                    !late                  ? "computes, reads or writes"
                    : look == PEER_STOPPED ? "is stopped"
-                                          : "has not come to its own and makes no engine call");
+                                          : "has not reached its end and makes no engine call");
     }
     if (!culprits[0]) {
         if (report && working[0])

@@ -353,7 +353,7 @@ static void describe_rank(int rank, char *out, size_t n)
                                    : "another group");
         return;
     }
-    if (r->last.word == 0) snprintf(out, n, "in no collective, and never was");
+    if (r->last.word == 0) snprintf(out, n, "in no collective so far");
     else {
         ms__fingerprint_text(&r->last.fingerprint, what, sizeof what);
         snprintf(out, n, "in no collective; its last one was %s (#%u of %s)", what, (unsigned)r->last.word,
@@ -513,7 +513,7 @@ static ms_status check_peers(ms_waiter *w)
         // The peer has printed its traceback and the job ends. A second error would hide the first.
         if (state == RANK_RAISED) ms__end_stay(1);
         if (state == RANK_LEFT && is_missing(w, k)) {
-            snprintf(text, sizeof text, "rank %d has left: its script is at an end", rank);
+            snprintf(text, sizeof text, "rank %d has left: its script has ended", rank);
             ms__coll_fail(c, text);
             return ms__fail_job(MS_ECOMM, -1);
         }

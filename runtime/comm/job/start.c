@@ -165,8 +165,7 @@ static ms_status control_memory(hello *mine, hello *all)
             if (way == 0 && refuse) errno = EACCES;
             if (peer < 0 || fstat(peer, &st) != 0 || (uint64_t)st.st_ino != h->inode ||
                 !(w->ctl = map_file(peer, w->ctl_bytes)) || ((ms_board *)w->ctl)->nonce != h->nonce) {
-                snprintf(mine->why, sizeof mine->why, "%.60s: %s", path,
-                         peer < 0 ? strerror(errno) : "not the file it should be");
+                snprintf(mine->why, sizeof mine->why, "%.60s: %s", path, peer < 0 ? strerror(errno) : "another file");
                 mine->ok = 0;
             }
             if (peer >= 0) close(peer);
@@ -212,7 +211,7 @@ static ms_status map_peers(hello *mine, hello *all)
         if (r == w->rank || w->node_of[r] != w->node || !all[r].ok) continue;
         if (refuse || !ms__comm_can_map(r)) {
             mine->ok = 0;
-            snprintf(mine->why, sizeof mine->why, "%.120s", refuse ? "MOONSHARD_COMM_MAP says so" : ms_error());
+            snprintf(mine->why, sizeof mine->why, "%.120s", refuse ? "MOONSHARD_COMM_MAP refuses it" : ms_error());
         }
     }
     MS_TRY(exchange(mine, all));
@@ -222,7 +221,7 @@ static ms_status map_peers(hello *mine, hello *all)
         if (w->local_rank == 0)
             fprintf(
                 stderr,
-                "rank %d: dist: tensors are staged, since ranks cannot map each other's memory here (rank %d: %s)\n",
+                "rank %d: dist: tensors are staged, because ranks cannot map each other's memory here (rank %d: %s)\n",
                 w->rank, r, all[r].why);
         break;
     }

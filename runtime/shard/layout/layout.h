@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// shard/layout/layout.h -- who owns which bytes of a unit: `rows` cuts every parameter along one dimension
-// (fully_shard), `flat` is one padded flat parameter (fsdp.FSDP). The schedule never asks which.
+// shard/layout/layout.h -- which rank owns which bytes of a unit: `rows` cuts every parameter along one dimension
+// (fully_shard), `flat` is one padded flat parameter (fsdp.FSDP). The schedule does not know which.
 #ifndef MS_SHARD_LAYOUT_H
 #define MS_SHARD_LAYOUT_H
 
@@ -14,7 +14,7 @@ struct layout {
     ms_status (*plan)(unit *u);
     // Shape of p's local tensor.
     int (*local_shape)(const unit_param *p, int64_t *shape);
-    // This rank's part of p's whole, a view.
+    // A view of this rank's part of p's whole.
     ms_tensor *(*part)(const unit_param *p, ms_tensor *whole);
     // Fills out, a whole of p, from all ranks' parts, which are laid out like p's local tensor. Collective.
     ms_status (*gather_whole)(unit_param *p, ms_tensor *part, ms_tensor *out);
@@ -23,7 +23,7 @@ struct layout {
     int64_t (*columns)(unit *u, int n, unit_param **present, int64_t *at);
     // Fills in (1-d, W * columns) with the gradients of these parameters, padding with zeros.
     ms_status (*pack)(unit *u, int n, unit_param **present, ms_tensor *in);
-    // Or n <= MS_PARTS parts, whose tensors the caller releases: gradients where they are. NULL: not in this layout.
+    // Fills n <= MS_PARTS parts instead: gradients in place, whose tensors the caller releases. NULL: not supported.
     ms_status (*parts)(unit *u, int n, unit_param **present, ms_part *parts);
 };
 
@@ -34,7 +34,7 @@ extern const layout ms__layout_rows, ms__layout_flat;
 static inline int64_t ms__min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t ms__max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// src goes to the elements of flat from offset on.
+// Copies src to the elements of flat from offset on.
 static inline ms_status ms__copy_into(ms_tensor *flat, int64_t offset, ms_tensor *src)
 {
     ms_tensor *dst = ms__tensor_on(flat->storage, flat->dtype, src->ndim, src->shape, offset);

@@ -135,10 +135,11 @@ static ms_run_state hook_step(ms_task *t, ms_run *run, ms_event *ev)
                              r->out != r->in ? 2 : 1, io, 0);
     }
     if (r->out != r->in && r->out->version->count == r->before) {
-        ms__fail(MS_ESTATE,
-                 "communication hook: nothing was written to output; it is to be filled with this rank's part of the "
-                 "reduced gradient of unit '%s'",
-                 r->owner->name);
+        ms__fail(
+            MS_ESTATE,
+            "communication hook: nothing was written to output; the hook must fill it with this rank's part of the "
+            "reduced gradient of unit '%s'",
+            r->owner->name);
         return MS_RUN_FAILED;
     }
     return land_flat(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;

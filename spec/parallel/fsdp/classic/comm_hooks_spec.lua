@@ -85,7 +85,7 @@ for world = 1, 4 do
           local model = model_of { sharding_strategy = strategy }
           local state, fill = fsdp.comm_hooks.DefaultState(), nil
           model:register_comm_hook(state, function(_, grad, output) if fill then fill(grad, output) end end)
-          raises("communication hook: nothing was written to output; it is to be filled with this rank's part of the reduced gradient of unit '2'",
+          raises("communication hook: nothing was written to output; the hook must fill it with this rank's part of the reduced gradient of unit '2'",
             backward, model, rank)
           for _, how in ipairs {
             function(grad, output) dist.reduce_scatter(output, grad) end,
