@@ -243,18 +243,14 @@ void ms_dist_record_end(void)
 
 // ---- works ----------------------------------------------------------------------------------------
 
-ms_status ms__work_wait(ms_work *w) { return w ? ms__event_wait(w->event) : MS_OK; }
-bool ms__work_done(ms_work *w) { return !w || ms__event_done(w->event); }
-void ms__work_release(ms_work *w)
+ms_status ms_work_wait(ms_work *w) { return w ? ms__event_wait(w->event) : MS_OK; }
+int ms_work_done(ms_work *w) { return !w || ms__event_done(w->event); }
+void ms_work_free(ms_work *w)
 {
     if (!w || --w->refs > 0) return;
     ms__event_release(w->event);
     free(w);
 }
-
-ms_status ms_work_wait(ms_work *w) { return ms__work_wait(w); }
-int ms_work_done(ms_work *w) { return ms__work_done(w); }
-void ms_work_free(ms_work *w) { ms__work_release(w); }
 
 // ---- issuing --------------------------------------------------------------------------------------
 

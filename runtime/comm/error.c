@@ -72,13 +72,18 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
     if (backward) ms__comm_backward_failed(ms__comm_epoch());
 }
 
+ms_status ms__comm_raise(ms_coll *c)
+{
+    atomic_store(&c->raised, true);
+    return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
+}
+
 ms_status ms__comm_lost(ms_coll *c)
 {
     char whole[TEXT];
     snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, ms_error());
     if (ms__comm_publish_as(c->epoch + 1, whole) && ms__world.nodes > 1) ms__far_error(c->epoch + 1, whole, false);
-    atomic_store(&c->raised, true);
-    return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
+    return ms__comm_raise(c);
 }
 
 uint64_t ms__comm_epoch(void) { return atomic_load_explicit(&ms__world.epoch, memory_order_relaxed); }

@@ -213,8 +213,8 @@ static ms_status publish(ms_coll *c)
 // one.
 static ms_status abandoned(ms_coll *c, int rank)
 {
+    if (ms__comm_error_since(c->epoch)) return ms__comm_raise(c);
     atomic_store(&c->raised, true);
-    if (ms__comm_error_since(c->epoch)) return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
     if (rank >= 0) return ms__fail(MS_ECOMM, "%s: rank %d left this collective after an error", ROW(c->op)->name, rank);
     return ms__fail(MS_ECOMM, "%s: a peer left this collective after an error", ROW(c->op)->name);
 }
@@ -266,14 +266,15 @@ static void pause_for(double seconds)
     while (ms__now_ns() < until) ms__nap(100 * 1000);
 }
 
-static ms_status wait_done(ms_waiter *w)
+// Waits until every member on this node has completed the collective `word` in this ring entry.
+static ms_status wait_done(ms_waiter *w, uint64_t word)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
     for (int k = 0; k < g->n; k++) {
         if (g->far && ms__world.node_of[g->ranks[k]] != ms__world.node) continue;
         ms_slot *s = slot_of(g, k, c->seq);
-        while (atomic_load_explicit(&s->done, memory_order_acquire) < c->word) MS_TRY(ms__wait_poll(w));
+        while (atomic_load_explicit(&s->done, memory_order_acquire) < word) MS_TRY(ms__wait_poll(w));
     }
     return MS_OK;
 }
@@ -285,18 +286,10 @@ static ms_status run(ms_waiter *w)
     ms_coll *c = w->c;
     ms_group *g = c->g;
     int k = (int)(c->seq % RING);
-    if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) {
-        atomic_store(&c->raised, true);
-        return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
-    }
+    if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) return ms__comm_raise(c);
     // The ring entry is free when our own earlier collective is finished and no peer reads its payload.
     while (atomic_load_explicit(&g->finished[k], memory_order_acquire) < c->before) MS_TRY(ms__wait_poll(w));
-    if (g->committed[k])
-        for (int m = 0; m < g->n; m++) {
-            if (g->far && ms__world.node_of[g->ranks[m]] != ms__world.node) continue;
-            while (atomic_load_explicit(&slot_of(g, m, c->seq)->done, memory_order_acquire) < g->committed[k])
-                MS_TRY(ms__wait_poll(w));
-        }
+    if (g->committed[k]) MS_TRY(wait_done(w, g->committed[k]));
 
     MS_TRY(publish(c));
     // No request agrees with a refused call. The peers fail without a wait here.
@@ -319,7 +312,7 @@ static ms_status run(ms_waiter *w)
     for (int m = 0; m < g->n && !c->inline_; m++) direct = direct && (slot_of(g, m, c->seq)->flags & SLOT_DIRECT);
     ms_status moved = c->inline_ ? ms__move_inline(c) : direct ? ms__move_direct(c) : ms__move_staged(w);
     atomic_store_explicit(&slot_of(g, g->me, c->seq)->done, c->word, memory_order_release);
-    if (moved == MS_OK && !c->inline_) moved = wait_done(w);
+    if (moved == MS_OK && !c->inline_) moved = wait_done(w, c->word);
     return status != MS_OK ? status : moved;
 }
 

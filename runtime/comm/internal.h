@@ -144,12 +144,12 @@ struct ms_group {
     ms_mismatch_text *mismatch;
     size_t place, bytes;  // where its slots are in the control memory
     bool freed;
-    bool held;                        // a unit keeps its address: after dist.free_group, too
-    uint64_t seq, epoch;              // engine thread only
-    int in_flight;                    // its collectives on queues, until they are retired; engine thread only
-    uint64_t issued[RING];            // word that this rank issued last on a ring entry; engine thread only
-    _Atomic uint64_t finished[RING];  // and the one that its executor is through with: the next may begin
-    uint64_t committed[RING];         // ... and that went on to move data; written before `finished`
+    bool held;              // a unit keeps its address: after dist.free_group, too
+    uint64_t seq, epoch;    // engine thread only
+    int in_flight;          // its collectives on queues, until they are retired; engine thread only
+    uint64_t issued[RING];  // by ring entry: word of the latest collective that this rank issued; engine thread only
+    _Atomic uint64_t finished[RING];  // ... that its executor has finished: the next may begin
+    uint64_t committed[RING];         // ... that was committed; written before `finished`
     ms_group *next;
 };
 
@@ -298,6 +298,7 @@ void ms__comm_backward_failed(uint64_t epoch);  // a rank gave up a backward by 
 // Any thread: this rank alone cannot complete c, for the reason in ms_error(). Publishes it, so that the peers fail at
 // once.
 ms_status ms__comm_lost(ms_coll *c);
+ms_status ms__comm_raise(ms_coll *c);                         // any thread: fails c with the next published error
 bool ms__comm_publish_as(uint64_t number, const char *text);  // false: another rank published this number first
 
 // ---- comm/request.c ----

@@ -249,11 +249,11 @@ ms_status ms__unit_gather_apart(const unit *u, ms_storage *from, ms_storage *to,
     return ms__collective(&r, NULL);
 }
 
-// Waits for the gather under way. A failed gather only read the shard, so it must not fail later uses of it.
+// Waits for the gather in flight. A failed gather only read the shard, so it must not fail later uses of it.
 static ms_status wait_gather(unit *u)
 {
-    ms_status st = ms__work_wait(u->state.gather);
-    ms__work_release(u->state.gather);
+    ms_status st = ms_work_wait(u->state.gather);
+    ms_work_free(u->state.gather);
     u->state.gather = NULL;
     if (MS_LIKELY(st == MS_OK)) return MS_OK;
     char text[2048];

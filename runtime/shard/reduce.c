@@ -27,9 +27,9 @@ ms_status ms__reduction_new(ms_run *run, unit *u, reduction *reducing, reduction
 
 ms_status ms__reduction_wait(reduction *r)
 {
-    ms_status st = ms__work_wait(r->scattered), all = ms__work_wait(r->work);
-    ms__work_release(r->scattered);
-    ms__work_release(r->work);
+    ms_status st = ms_work_wait(r->scattered), all = ms_work_wait(r->work);
+    ms_work_free(r->scattered);
+    ms_work_free(r->work);
     r->scattered = r->work = NULL;
     ms__drop(&r->in);
     return st != MS_OK ? st : all;
@@ -49,6 +49,23 @@ void ms__reduction_drop(reduction *r)
     if (!r->owner) return;
     (void)ms__reduction_wait(r);
     ms__reduction_free(r);
+}
+
+static void drop_task(ms_task *t)
+{
+    ms__reduction_drop(t->ptr);
+    free(t->ptr);
+}
+
+ms_status ms__reduction_push(ms_run *run, const reduction *r, ms_run_state (*step)(ms_task *, ms_run *, ms_event *))
+{
+    reduction *kept = malloc(sizeof *kept);
+    if (!kept) return ms__no_memory(sizeof *kept, "fsdp", "a reduction");
+    *kept = *r;
+    ms_task task = { .step = step, .drop = drop_task, .ptr = kept };
+    ms_status st = ms__run_push(run, &task);
+    if (st != MS_OK) free(kept);
+    return st;
 }
 
 ms_status ms__unit_land(ms_run *run, reduction *reducing)

@@ -29,6 +29,9 @@ ms_status ms__reduction_wait(reduction *r);  // until out is complete; releases 
 void ms__reduction_free(reduction *r);
 void ms__reduction_drop(reduction *r);  // waits and frees it; nothing lands
 
+// Pushes a task on run that owns *r, with `step` for the script's events. On failure *r is still the caller's.
+ms_status ms__reduction_push(ms_run *run, const reduction *r, ms_run_state (*step)(ms_task *, ms_run *, ms_event *));
+
 // Waits for the reduction in flight and lands it.
 ms_status ms__unit_land(ms_run *run, reduction *reducing);
 // Adds a reduced gradient to the grad of p's local tensor. part is a view of the unit's reduced block.

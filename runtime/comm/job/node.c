@@ -483,8 +483,7 @@ static ms_status find_cycle(ms_waiter *w)
         }
         // If a peer has reported the deadlock and gone on, its present wait is not part of it.
         if (!ms__comm_error_since(w->c->epoch)) ms__comm_publish_as(w->c->epoch + 1, text);
-        status = ms__fail(MS_ECOMM, "%s", ms__comm_error_after(w->c->epoch));
-        atomic_store(&w->c->raised, true);
+        status = ms__comm_raise(w->c);
     }
     free(path);
     free(seen);
@@ -552,10 +551,7 @@ ms_status ms__wait_poll(ms_waiter *w)
     ms__nap(for_ns < 2000000 ? 10000 : for_ns < 100000000 ? 100000 : 500000);
     // Between nodes peers access only windows, so even a committed collective may be left.
     if (!w->committed || c->g->far) {
-        if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) {
-            atomic_store(&c->raised, true);
-            return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
-        }
+        if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) return ms__comm_raise(c);
         if (c->stream == MS_STREAM_COMPUTE && !w->committed) {
             ms_status status = ms__check_interrupt();
             if (status != MS_OK) return status;

@@ -145,23 +145,6 @@ static ms_run_state hook_step(ms_task *t, ms_run *run, ms_event *ev)
     return land_flat(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
 }
 
-static void hook_drop(ms_task *t)
-{
-    ms__reduction_free(t->ptr);
-    free(t->ptr);
-}
-
-static ms_status push_hook(ms_run *run, reduction *r)
-{
-    reduction *kept = malloc(sizeof *kept);
-    if (!kept) return ms__no_memory(sizeof *kept, "fsdp", "a communication hook");
-    *kept = *r;
-    ms_task task = { .step = hook_step, .drop = hook_drop, .ptr = kept };
-    ms_status st = ms__run_push(run, &task);
-    if (st != MS_OK) free(kept);
-    return st;
-}
-
 ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
 {
     const ms_comm_hook *h = &u->settings.hook;
@@ -187,7 +170,7 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
         // Unsharded gradients are reduced in place, together with those that landed before.
         r.replaces = u->world == 1;
         if (r.replaces) st = each_part(u, r.in, add_landed);
-        if (st == MS_OK) st = push_hook(run, &r);
+        if (st == MS_OK) st = ms__reduction_push(run, &r, hook_step);
         if (st != MS_OK) ms__reduction_free(&r);
         return st;
     }

@@ -118,29 +118,14 @@ static ms_run_state hooked_step(ms_task *t, ms_run *run, ms_event *ev)
     return land_reduced(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
 }
 
-static void hooked_drop(ms_task *t)
-{
-    reduction *r = t->ptr;
-    if (r->work || r->scattered) (void)ms__reduction_wait(r);
-    ms__reduction_free(r);
-    free(r);
-}
-
 static ms_status land(ms_run *run, reduction *reducing)
 {
     reduction r = *reducing;
     *reducing = (reduction) { 0 };
     if (r.owner->settings.all_reduce_hook != 0 && !r.partial) {
-        reduction *kept = malloc(sizeof *kept);
-        ms_task task = { .step = hooked_step, .drop = hooked_drop, .ptr = kept };
-        ms_status st = kept ? ms__run_push(run, &task) : MS_ENOMEM;
-        if (st != MS_OK) {
-            free(kept);
-            ms__reduction_drop(&r);
-            return ms__no_memory(sizeof *kept + sizeof task, "fsdp", "a reduction");
-        }
-        *kept = r;
-        return MS_OK;
+        ms_status st = ms__reduction_push(run, &r, hooked_step);
+        if (st != MS_OK) ms__reduction_drop(&r);
+        return st;
     }
     ms_status st = ms__reduction_wait(&r);
     if (st == MS_OK) st = land_reduced(run, &r);
@@ -260,7 +245,7 @@ static ms_status add_partial(unit *u, reduction *r)
                         "fsdp: unit '%s': %d parameters had gradients in a backward without all-reduce, %d in this "
                         "one; they must be the same ones",
                         u->name, u->gradients.n_partial, r->n);
-    MS_TRY(ms__work_wait(r->work));
+    MS_TRY(ms_work_wait(r->work));
     MS_TRY(ms__add_to(r->out, u->gradients.partial));
     ms__drop(&u->gradients.partial);
     free(u->gradients.partial_of);
