@@ -502,14 +502,15 @@ typedef struct {
 // The table of optimizers: one row each, from a header of kernels/formulas/optim.
 enum { MS_OPTIM_STATES = 3, MS_OPTIM_OPTIONS = 8 };
 typedef struct {
-    const char *name;       // NULL: there are no more
-    int32_t at, count;      // its place in ms_optim_options, in bytes; 1, 2: numbers; 0, -1: a flag, int32_t or double
-    double value[2];        // defaults
-    double low, below;      // low <= number < below, at construction; infinite: no limit
-    int32_t later, unused;  // the limits hold for changes between steps, too
+    const char *name, *doc;  // NULL: there are no more; its meaning
+    int32_t at, count;       // its place in ms_optim_options, in bytes; 1, 2: numbers; 0, -1: a flag, int32_t or double
+    double value[2];         // defaults
+    double low, below;       // low <= number < below, at construction; infinite: no limit
+    int32_t later, unused;   // the limits hold for changes between steps, too
 } ms_optim_option;
 typedef struct {
     const char *name;                     // of the class: "AdamW"
+    const char *doc;                      // its formula in words, with the source
     const char *states[MS_OPTIM_STATES];  // names of what it keeps for a parameter; NULL: there are no more
     uint32_t needed, reserved;            // bits of those that it keeps whatever the options are
     ms_optim_option options[MS_OPTIM_OPTIONS];

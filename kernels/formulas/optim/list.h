@@ -24,19 +24,19 @@ typedef struct {
 } optimizer;
 
 // Options of a row. field: its field in ms_optim_options, `more[k]` if it has none of its own. low: the least value a
-// constructor accepts. A pair must always be within its limits.
-#define MS_OPTION(name, field, value, low)                                          \
-    {                                                                               \
-#name, offsetof(ms_optim_options, field), 1, { value }, low, INFINITY, 0, 0 \
+// constructor accepts. A pair must always be within its limits. doc: the option's meaning, for the reference.
+#define MS_OPTION(name, field, value, low, doc)                                          \
+    {                                                                                    \
+#name, doc, offsetof(ms_optim_options, field), 1, { value }, low, INFINITY, 0, 0 \
     }
-#define MS_OPTION_PAIR(name, first, a, b, low, below)                           \
-    {                                                                           \
-#name, offsetof(ms_optim_options, first), 2, { a, b }, low, below, 1, 0 \
+#define MS_OPTION_PAIR(name, first, a, b, low, below, doc)                           \
+    {                                                                                \
+#name, doc, offsetof(ms_optim_options, first), 2, { a, b }, low, below, 1, 0 \
     }
-#define MS_OPTION_FLAG(name, field)                                                                     \
-    {                                                                                                   \
-#name, offsetof(ms_optim_options, field), sizeof((ms_optim_options) { 0 }.field) == 4 ? 0 : -1, \
-            { 0 }, 0, 0, 0, 0                                                                           \
+#define MS_OPTION_FLAG(name, field, doc)                                                                     \
+    {                                                                                                        \
+#name, doc, offsetof(ms_optim_options, field), sizeof((ms_optim_options) { 0 }.field) == 4 ? 0 : -1, \
+            { 0 }, 0, 0, 0, 0                                                                                \
     }
 #endif
 

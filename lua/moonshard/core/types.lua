@@ -22,7 +22,7 @@
 ---@operator unm: Tensor
 local Tensor = {}
 
--- ---- dtypes (functions of elements: types_elementwise.lua) --------------------------------------------
+-- ---- dtypes (functions of elements: types_engine.lua) --------------------------------------------
 
 --- The tensor as float32; itself when it is.
 ---@return Tensor

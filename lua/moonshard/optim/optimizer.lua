@@ -377,7 +377,7 @@ function Optimizer:_check_entry(verb, whose, entry)
   local known = {}
   for s, name in ipairs(names) do
     known[name] = true
-    if bit.band(self._row.row.needed, 2 ^ (s - 1)) ~= 0 and entry[name] == nil and (entry.step or 1) > 0 then
+    if bit.band(self._row.needed, 2 ^ (s - 1)) ~= 0 and entry[name] == nil and (entry.step or 1) > 0 then
       raise("%s: %s: %s has no %s in the state; was it made by another optimizer?", self:class_name(), verb, whose, name)
     end
   end
@@ -496,35 +496,28 @@ end
 
 -- ---- the engine's table ---------------------------------------------------------------------------
 
--- An optimizer's row of the engine's table: states (names), options (in order), defaults (by name), row.
-local function row_of(name)
-  local kind = 0
-  while true do
-    local row = lib.ms_optim_at(kind)
-    if row == nil then error("the engine has no optimizer " .. name) end
-    if ffi.string(row.name) == name then
-      local out = { kind = kind, row = row, states = {}, options = {}, defaults = {} }
-      for s = 0, STATES - 1 do
-        if row.states[s] ~= nil then out.states[s + 1] = ffi.string(row.states[s]) end
-      end
-      for k = 0, ffi.C.MS_OPTIM_OPTIONS - 1 do
-        local o = row.options[k]
-        if o.name == nil then break end
-        local option = { name = ffi.string(o.name), at = o.at, count = o.count, low = o.low, below = o.below,
-          later = o.later ~= 0 }
-        out.options[k + 1] = option
-        if o.count > 1 then
-          out.defaults[option.name] = { o.value[0], o.value[1] }
-        elseif o.count < 1 then
-          out.defaults[option.name] = o.value[0] ~= 0
-        else
-          out.defaults[option.name] = o.value[0]
-        end
-      end
-      return out
-    end
-    kind = kind + 1
+-- A row of the engine's table: name, states (names), the least set of them, options (in order), defaults (by name).
+local function read_row(row, kind)
+  local out = { name = ffi.string(row.name), kind = kind, needed = row.needed, states = {}, options = {},
+    defaults = {} }
+  for s = 0, STATES - 1 do
+    if row.states[s] ~= nil then out.states[s + 1] = ffi.string(row.states[s]) end
   end
+  for k = 0, ffi.C.MS_OPTIM_OPTIONS - 1 do
+    local o = row.options[k]
+    if o.name == nil then break end
+    local option = { name = ffi.string(o.name), at = o.at, count = o.count, low = o.low, below = o.below,
+      later = o.later ~= 0 }
+    out.options[k + 1] = option
+    if o.count > 1 then
+      out.defaults[option.name] = { o.value[0], o.value[1] }
+    elseif o.count < 1 then
+      out.defaults[option.name] = o.value[0] ~= 0
+    else
+      out.defaults[option.name] = o.value[0]
+    end
+  end
+  return out
 end
 
 local function outside(o, v, low) return type(v) ~= "number" or v ~= v or v < low or v >= o.below end
@@ -567,9 +560,13 @@ function Optimizer:_check(group, later, into)
   if lib.ms_optim_check(into) ~= 0 then errors.fail() end
 end
 
--- The class of an optimizer of the engine's table.
-local function fused(name)
-  local cls, row = Optimizer:extend(name), row_of(name)
+-- ---- classes ------------------------------------------------------------------------------------
+
+-- One for each row of the engine's table. core/types_engine.lua, made of the same table, has their annotations.
+local classes = { Optimizer = Optimizer }
+
+local function define(row)
+  local cls = Optimizer:extend(row.name)
   cls._row = row
   ---@param params Tensor[]|table[]  leaves, or groups { params = {…}, lr = …, … } whose options win
   function cls:init(params, given)
@@ -577,34 +574,13 @@ local function fused(name)
     for option, value in pairs(row.defaults) do defaults[option] = is_plain(value) and { unpack(value) } or value end
     construct(self, params, given, defaults)
   end
-  return cls
+  classes[row.name] = cls
 end
 
---- Stochastic gradient descent with momentum (Sutskever et al. 2013, as PyTorch has it): v = momentum v + (1 -
---- dampening) g; p = p - lr v, or with nesterov p - lr (g + momentum v). weight_decay adds weight_decay p to g.
---- Errors: nesterov without momentum or with dampening.
----@class SGD: Optimizer
----@overload fun(params: Tensor[]|table[], opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number }): SGD
----   lr: learning rate; momentum: share of the last step that is kept; dampening: share of the gradient that is left
----   out of the momentum; nesterov: looks ahead by one step of momentum; weight_decay: p times this is added to the
----   gradient
-local SGD = fused "SGD"
+local kind = 0
+while lib.ms_optim_at(kind) ~= nil do
+  define(read_row(lib.ms_optim_at(kind), kind))
+  kind = kind + 1
+end
 
---- Adam (Kingma & Ba 2015, algorithm 1); amsgrad keeps the largest second moment (Reddi et al. 2018). weight_decay
---- adds weight_decay p to the gradient.
----@class Adam: Optimizer
----@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): Adam
----   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
----   second moment; weight_decay: p times this is added to the gradient; amsgrad: divides by the largest second moment
----   so far
-local Adam = fused "Adam"
-
---- Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): p also loses lr weight_decay p.
----@class AdamW: Optimizer
----@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): AdamW
----   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
----   second moment; weight_decay: lr p times this is subtracted from p; amsgrad: divides by the largest second moment
----   so far
-local AdamW = fused "AdamW"
-
-return { Optimizer = Optimizer, SGD = SGD, Adam = Adam, AdamW = AdamW }
+return classes

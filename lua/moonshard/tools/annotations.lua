@@ -151,14 +151,14 @@ local function behind(fn)
 end
 
 local here = debug.getinfo(1, "S").source:match "^@(.*/)" or "./"
-local types, elementwise = here .. "../core/types.lua", here .. "../core/types_elementwise.lua"
+local meta = { here .. "../core/types.lua", here .. "../core/types_engine.lua" }
 
 --- Declarations of functions that are made in loops, by name: "Tensor:abs", "ms.zeros".
 ---@return table<string, Annotation>
 function M.declared()
   if M._declared then return M._declared end
   local out = {}
-  for _, path in ipairs { types, elementwise } do
+  for _, path in ipairs(meta) do
     local lines = M.lines_of(path)
     for at, line in ipairs(lines) do
       local name = line:match "^function ([%a.]+[.:][%w_]+)%("
@@ -169,14 +169,15 @@ function M.declared()
   return out
 end
 
---- The declaration of a class in types.lua: "Tensor", "moonshard".
+--- What these files say of a class: "Tensor", "moonshard", "AdamW".
 ---@return Annotation?
 function M.declared_class(name)
-  local lines = M.lines_of(types)
-  local seen = false
-  for at, line in ipairs(lines) do
-    seen = seen or line:match "^%-%-%-@class ([%w_]+)" == name
-    if seen and line:find "^local " then return M.parse(lines, at) end
+  for _, path in ipairs(meta) do
+    local lines, seen = M.lines_of(path), false
+    for at, line in ipairs(lines) do
+      seen = seen or line:match "^%-%-%-@class ([%w_]+)" == name
+      if seen and line:find "^local " then return M.parse(lines, at) end
+    end
   end
 end
 

@@ -1,17 +1,17 @@
 -- SPDX-License-Identifier: MIT
---- lua/moonshard/core/types_elementwise.lua: annotations of the methods that are made of the engine's table of
---- operators (kernels/rows/elementwise.def), from that table.
+--- lua/moonshard/core/types_engine.lua: annotations of what Lua makes of the engine's tables, from these tables:
+--- elementwise methods (kernels/rows/elementwise.def), optimizers (kernels/formulas/optim).
 local ms = require "moonshard"
 local engine = require "moonshard.core.ffi"
 local lib, E, bit_and = engine.lib, engine.ffi.C, bit.band
 
-local M = { path = "lua/moonshard/core/types_elementwise.lua" }
+local M = { path = "lua/moonshard/core/types_engine.lua" }
 
 local head = [[
 -- SPDX-License-Identifier: MIT
 ---@meta
 -- luacheck: ignore (declarations for editors)
---- Annotations of methods that are made of kernels/rows/elementwise.def. Written by scripts/docs; never loaded.
+--- Annotations of what the engine's tables define. Written by scripts/docs; never loaded.
 
 ---@class Tensor
 local Tensor = {}
@@ -19,6 +19,36 @@ local Tensor = {}
 ---@class moonshard.nn
 local nn = { F = {} }
 ]]
+
+-- text in lines of at most 120 columns, each behind the mark of a comment.
+local function comment(mark, text)
+  local lines, line = {}, mark
+  for word in text:gmatch "%S+" do
+    if #line + 1 + #word > 120 and line ~= mark then
+      lines[#lines + 1] = line
+      line = mark
+    end
+    line = line .. " " .. word
+  end
+  lines[#lines + 1] = line
+  return table.concat(lines, "\n")
+end
+
+local type_of = { [-1] = "boolean", [0] = "boolean", "number", "number[]" }
+
+-- The class of a row of the table of optimizers.
+local function optimizer(row)
+  local text, name, options, meanings = engine.ffi.string, engine.ffi.string(row.name), {}, {}
+  for k = 0, E.MS_OPTIM_OPTIONS - 1 do
+    local o = row.options[k]
+    if o.name == nil then break end
+    options[k + 1] = ("%s: %s"):format(text(o.name), type_of[o.count])
+    meanings[k + 1] = ("%s: %s"):format(text(o.name), text(o.doc))
+  end
+  return ("%s\n---@class %s: Optimizer\n---@overload fun(params: Tensor[]|table[], opts?: { %s }): %s\n%s\nlocal %s = {}\n"):format(
+    comment("---", text(row.doc)), name, table.concat(options, ", "), name,
+    comment("---  ", table.concat(meanings, "; ")), name)
+end
 
 --- The file as it should be.
 ---@return string
@@ -47,6 +77,11 @@ function M.text()
         declare(doc, "---@param t Tensor  of any shape\n", "nn.F.", name, "t", "Tensor")
       end
     end
+  end
+  local kind = 0
+  while lib.ms_optim_at(kind) ~= nil do
+    out[#out + 1] = optimizer(lib.ms_optim_at(kind))
+    kind = kind + 1
   end
   return table.concat(out, "\n")
 end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 ---@meta
 -- luacheck: ignore (declarations for editors)
---- Annotations of methods that are made of kernels/rows/elementwise.def. Written by scripts/docs; never loaded.
+--- Annotations of what the engine's tables define. Written by scripts/docs; never loaded.
 
 ---@class Tensor
 local Tensor = {}
@@ -227,3 +227,30 @@ function Tensor:logical_and(u) end
 ---@param u Tensor  broadcasts with t
 ---@return Tensor
 function Tensor:logical_or(u) end
+
+--- Stochastic gradient descent with momentum (Sutskever et al. 2013, as PyTorch has it): v = momentum v + (1 -
+--- dampening) g; p = p - lr v, or with nesterov p - lr (g + momentum v). weight_decay adds weight_decay p to g. Errors:
+--- nesterov without momentum or with dampening.
+---@class SGD: Optimizer
+---@overload fun(params: Tensor[]|table[], opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number }): SGD
+---   lr: learning rate; momentum: share of the last step that is kept; dampening: share of the gradient that is left
+---   out of the momentum; nesterov: looks ahead by one step of momentum; weight_decay: p times this is added to the
+---   gradient
+local SGD = {}
+
+--- Adam (Kingma & Ba 2015, algorithm 1); amsgrad keeps the largest second moment (Reddi et al. 2018). weight_decay adds
+--- weight_decay p to the gradient.
+---@class Adam: Optimizer
+---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): Adam
+---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
+---   second moment; weight_decay: p times this is added to the gradient; amsgrad: divides by the largest second moment
+---   so far
+local Adam = {}
+
+--- Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): p also loses lr weight_decay p.
+---@class AdamW: Optimizer
+---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): AdamW
+---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
+---   second moment; weight_decay: lr p times this is subtracted from p; amsgrad: divides by the largest second moment
+---   so far
+local AdamW = {}
