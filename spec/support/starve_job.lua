@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- One job of a sweep of failing allocations (spec/support/starved.lua): prints a line "rank, n, outcome, message" for
---- each n.
+--- One job of a sweep of failing allocations (spec/support/starved.lua): appends a line "rank, n, outcome,
+--- message" for each n to FOLDER/outcomes.
 ---
 ---   starve_job.lua SCENARIO malloc|pool FOLDER fork FIRST STRIDE
 ---     one process, a fork for each n: all lists are empty in each
@@ -47,9 +47,12 @@ local function attempt(n, armed, want, place)
   return "error", tostring(result):match "^[^\n]*", seconds, hit
 end
 
+-- Appended by one write: mpirun forwards what ranks print in pieces, between those of other ranks.
+local outcomes = assert(io.open(folder .. "/outcomes", "a"))
+outcomes:setvbuf "full"
 local function report(n, outcome, message)
-  io.stdout:write(("%d\t%d\t%s\t%s\n"):format(rank, n, outcome, message))
-  io.stdout:flush()
+  outcomes:write(("%d\t%d\t%s\t%s\n"):format(rank, n, outcome, message))
+  outcomes:flush()
 end
 
 local function clean(message)
@@ -106,20 +109,29 @@ if mode == "fork" then
   os.exit(0)
 end
 
--- The other ranks get the error at their next collective, and all meet at the same place again.
-local function meet()
-  for _ = 1, 4 do
-    if pcall(ms.dist.barrier) then return end
+-- All ranks meet at the same place again, though each gets an error at a collective of its own. Returns the message on
+-- a rank that comes late: it got the error of the next attempt while it waited here, and its peers are past that.
+local function meet(place)
+  local message
+  for _ = 1, 8 do
+    local ok, places = pcall(ms.dist.all_gather_object, place)
+    if ok then
+      local first, last = math.min(unpack(places)), math.max(unpack(places))
+      if first == last then return end
+      if place < last then return message end
+    else
+      message = tostring(places):match "^[^\n]*"
+    end
   end
-  ms.dist.barrier()
+  error("the ranks do not meet: " .. tostring(message))
 end
 
 local want = starved.bits(run(ms, rank, fresh(0), world))
 local n, step, more = mode == "once" and number or 1, number, true
 while more do
-  meet()
-  local outcome, message, seconds, hit = attempt(n, rank == which, want, fresh(n))
-  meet()
+  local outcome, message, seconds, hit = "error", meet(2 * n), 0, true
+  if not message then outcome, message, seconds, hit = attempt(n, rank == which, want, fresh(n)) end
+  meet(2 * n + 1)
   if outcome == "error" then
     -- A peer may have continued past the error outside of forward and backward; its next operation differs.
     if not (clean(message) or rank ~= which and message:find "the ranks ask for different things") then

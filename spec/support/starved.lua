@@ -140,9 +140,8 @@ function starved.job(n, args, opts)
   local given = { env = env, timeout = opts.timeout, args = { args[1], args[2], folder, args[3], args[4], args[5] },
     mpirun = { "-x", "LD_PRELOAD=" .. shim } }             -- meant for the ranks, not for mpirun
   local job = opts.nodes and opts.nodes:run(n, script, given) or ranks.run(n, script, given)
-  process.remove_folder(folder)
   local counts, wrong = { same = 0, error = 0 }, {}
-  for line in job.stdout:gmatch "[^\n]+" do
+  for line in process.read(folder .. "/outcomes"):gmatch "[^\n]+" do
     local outcome = line:match "^%d+\t%d+\t([^\t]*)\t"
     if outcome then
       counts[outcome] = (counts[outcome] or 0) + 1
@@ -152,6 +151,7 @@ function starved.job(n, args, opts)
   if job.code ~= 0 or job.timed_out then
     wrong[#wrong + 1] = ("the job ended with status %s: %s"):format(job.code, job.stderr)
   end
+  process.remove_folder(folder)
   return counts, wrong
 end
 
