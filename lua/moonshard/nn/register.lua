@@ -29,13 +29,9 @@ local type, tostring, ipairs = type, tostring, ipairs
 local Module = class("Module")
 
 ---Whether x is a module.
-local function is_module(x)
-  return class.isa(x, Module)
-end
+local function is_module(x) return class.isa(x, Module) end
 
-local function is_parameter(x)
-  return is_tensor(x) and getmetatable(x).__param == true
-end
+local function is_parameter(x) return is_tensor(x) and getmetatable(x).__param == true end
 
 local show = errors.kind
 
@@ -137,9 +133,7 @@ function Module.__index(self, name)
   return value
 end
 
-function Module.__newindex(self, name, value)
-  return self._assign(self, name, value)
-end
+function Module.__newindex(self, name, value) return self._assign(self, name, value) end
 
 -- ---- registration -------------------------------------------------------------------------------
 
@@ -269,6 +263,20 @@ function Module._assign(self, name, value)
   disown(old)
 end
 
+-- Registers a buffer or parameter under a name that no other field has.
+local function register(self, who, kind, name, value)
+  local old = self._slots[name]
+  if self._kind[name] ~= kind then
+    check_name(self, name, kind)
+    if old ~= nil then raise("%s: %s has a field '%s' already", who, self:class_name(), name) end
+  end
+  enlist(self, name, kind, value)
+  if old ~= value then
+    own(value)
+    disown(old)
+  end
+end
+
 --- Registers a tensor that is state but not trained. Listed by buffers(), and saved unless persistent is false.
 --- Errors: a name that a method or another entry has.
 ---@param name string  without a dot
@@ -279,19 +287,10 @@ function Module:register_buffer(name, t, given)
   if t ~= nil and not is_tensor(t) then
     raise("register_buffer: cannot assign %s to buffer '%s': a Tensor or nil expected", show(t), tostring(name))
   end
-  if self._kind[name] ~= "buffer" then
-    check_name(self, name, "buffer")
-    if self._slots[name] ~= nil then raise("register_buffer: %s has a field '%s' already", self:class_name(), name) end
-  end
-  local old = self._slots[name]
-  enlist(self, name, "buffer", t)
+  register(self, "register_buffer", "buffer", name, t)
   if not o.persistent then
     if not self._transient then rawset(self, "_transient", {}) end
     self._transient[name] = true
-  end
-  if old ~= t then
-    own(t)
-    disown(old)
   end
   return self
 end
@@ -304,18 +303,7 @@ function Module:register_parameter(name, p)
     raise("register_parameter: cannot assign %s to parameter '%s': an nn.Parameter or nil expected", show(p),
       tostring(name))
   end
-  if self._kind[name] ~= "parameter" then
-    check_name(self, name, "parameter")
-    if self._slots[name] ~= nil then
-      raise("register_parameter: %s has a field '%s' already", self:class_name(), name)
-    end
-  end
-  local old = self._slots[name]
-  enlist(self, name, "parameter", p)
-  if old ~= p then
-    own(p)
-    disown(old)
-  end
+  register(self, "register_parameter", "parameter", name, p)
   return self
 end
 
@@ -330,15 +318,11 @@ end
 function Module._child_list(self)
   local names, modules = {}, {}
   local slots = self._slots
-  for i, name in ipairs(self._children) do
-    names[i], modules[i] = name, slots[name]
-  end
+  for i, name in ipairs(self._children) do names[i], modules[i] = name, slots[name] end
   return names, modules
 end
 
-local function join(prefix, name)
-  return prefix == "" and name or prefix .. "." .. name
-end
+local function join(prefix, name) return prefix == "" and name or prefix .. "." .. name end
 
 -- Appends the module and its descendants, each once (under every name if seen is nil). `path` has the enclosing modules:
 -- assignments to list elements are not seen, so a module may contain itself. A wrapper (a class with `_wraps`) adds
@@ -395,43 +379,36 @@ local function collect(self, list, prefix, recurse)
   return out, values
 end
 
+-- The values of a listing without names, and those of one with names.
+local function values_of(self, who, list, given)
+  check_self(who, self)
+  return (select(2, collect(self, list, "", opts(who, given, { recurse = true }).recurse)))
+end
+local function named(self, who, list, given)
+  check_self(who, self)
+  local o = opts(who, given, { prefix = "", recurse = true })
+  return iterate(collect(self, list, o.prefix, o.recurse))
+end
+
 ---Parameters, own ones first, depth first; shared ones once.
 ---@param given? { recurse: boolean }
 ---@return Parameter[]
-function Module:parameters(given)
-  check_self("parameters", self)
-  local o = opts("parameters", given, { recurse = true })
-  local _, values = collect(self, "_params", "", o.recurse)
-  return values
-end
+function Module:parameters(given) return values_of(self, "parameters", "_params", given) end
 
 --- Buffers, own ones first, then depth first; shared ones once.
 ---@param given? { recurse: boolean }
 ---@return Tensor[]
-function Module:buffers(given)
-  check_self("buffers", self)
-  local o = opts("buffers", given, { recurse = true })
-  local _, values = collect(self, "_buffers", "", o.recurse)
-  return values
-end
+function Module:buffers(given) return values_of(self, "buffers", "_buffers", given) end
 
 ---Iterator of name, parameter, over a snapshot: the module may change meanwhile.
 ---@param given? { prefix: string, recurse: boolean }
 ---@return fun(): string, Parameter
-function Module:named_parameters(given)
-  check_self("named_parameters", self)
-  local o = opts("named_parameters", given, { prefix = "", recurse = true })
-  return iterate(collect(self, "_params", o.prefix, o.recurse))
-end
+function Module:named_parameters(given) return named(self, "named_parameters", "_params", given) end
 
 ---Iterator of name, buffer.
 ---@param given? { prefix: string, recurse: boolean }
 ---@return fun(): string, Tensor
-function Module:named_buffers(given)
-  check_self("named_buffers", self)
-  local o = opts("named_buffers", given, { prefix = "", recurse = true })
-  return iterate(collect(self, "_buffers", o.prefix, o.recurse))
-end
+function Module:named_buffers(given) return named(self, "named_buffers", "_buffers", given) end
 
 ---Iterator of name, module: this one first, as "".
 ---@param given? { prefix: string, recurse: boolean }
