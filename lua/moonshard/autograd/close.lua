@@ -86,8 +86,7 @@ function M.assert_close(a, b, given)
       local close = x == y or d < math.huge and d <= atol + rtol * math.abs(y)
       if not close then
         errors.raise("assert_close%s: %s against %s, difference %g (rtol %g, atol %g)", path, value(x), value(y),
-          math.abs(x - y),
-          rtol, atol)
+          math.abs(x - y), rtol, atol)
       end
       return
     end

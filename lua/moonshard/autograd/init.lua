@@ -397,9 +397,7 @@ end
 --- requires no gradient.
 ---@param fn fun(grad: Tensor): Tensor?  grad is of t's shape
 ---@return Handle  whose remove() takes the hook away
-function methods.register_hook(t, fn)
-  return hook(lib.ms_register_hook, "register_hook", t, fn)
-end
+function methods.register_hook(t, fn) return hook(lib.ms_register_hook, "register_hook", t, fn) end
 
 --- fn(p) runs each time the gradient of this leaf has been added to its grad. Errors: a tensor that is no leaf, or
 --- requires no gradient.

@@ -83,9 +83,7 @@ function M.sparse_coo(indices, values, shape, given)
     errors.raise("%s: %d sizes; at most %d dimensions are supported", who, #whole, engine.MAX_DIMS)
   end
   for k = 1, #whole do
-    if type(whole[k]) ~= "number" or whole[k] < 0 or whole[k] % 1 ~= 0 or whole[k] > 2 ^ 53 then
-      opts.wrong(whole[k], "a whole number", "%s: size %d", who, k)
-    end
+    opts.need(opts.whole_from(0).test(whole[k]) and whole[k] <= 2 ^ 53, whole[k], "a whole number", "%s: size %d", who, k)
     if k > d and whole[k] ~= values:size(k - d + 1) then
       errors.raise("%s: size %d of shape %s is %d, of the values %d", who, k, tostring(whole), whole[k],
         values:size(k - d + 1))
@@ -398,8 +396,7 @@ end
 rawset(Sparse, "__tostring", function(t)
   if t:is_released() then return "Tensor (released)" end
   local head = ("Tensor %s %s %s, sparse, %d values%s%s"):format(t.dtype, tostring(t.shape), t.device,
-    t._values:size(1),
-    t._coalesced and "" or ", not coalesced", t.requires_grad and ", requires_grad" or "")
+    t._values:size(1), t._coalesced and "" or ", not coalesced", t.requires_grad and ", requires_grad" or "")
   local function rows(part) return tostring(part):match "\n(.*)$" end
   local indices, values = rows(t._indices), rows(t._values:detach())
   if not indices or not values then return head end

@@ -5,9 +5,7 @@
 --- that name in the class.
 local class_meta = {}
 
-local function is_class(x)
-  return type(x) == "table" and getmetatable(x) == class_meta
-end
+local function is_class(x) return type(x) == "table" and getmetatable(x) == class_meta end
 
 -- Tensor classes keep their methods in a table `methods`, because a function looks up the fields of tensors.
 function class_meta.__index(class, key)
@@ -26,13 +24,9 @@ function class_meta.__newindex(class, key, value)
     value) end
 end
 
-function class_meta.__call(class, ...)
-  return class.__construct(class, ...)
-end
+function class_meta.__call(class, ...) return class.__construct(class, ...) end
 
-function class_meta.__tostring(class)
-  return "class " .. rawget(class, "__name")
-end
+function class_meta.__tostring(class) return "class " .. rawget(class, "__name") end
 
 local root = {}
 
@@ -66,9 +60,7 @@ function M.new(name, base)
 end
 
 --- `Base:extend("Name")`.
-function root.extend(base, name)
-  return M.new(name, base)
-end
+function root.extend(base, name) return M.new(name, base) end
 
 --- Is obj an instance of class (or of one that extends it)?
 function M.isa(obj, class)

@@ -62,9 +62,7 @@ function M.raise(format, ...)
 end
 
 --- Text of the engine's last failure.
-function M.last()
-  return string_of(lib.ms_error())
-end
+function M.last() return string_of(lib.ms_error()) end
 
 local release_error
 --- Registers fn, which is called before an error about a released tensor is raised.

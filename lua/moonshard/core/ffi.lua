@@ -12,9 +12,7 @@ local function stop(text)
   error("moonshard: " .. text, 0)
 end
 
-local function beside(path)
-  return path:match "^(.*/)" or "./"
-end
+local function beside(path) return path:match "^(.*/)" or "./" end
 
 -- The library's path, and the folder of its cdef.
 local function find()
@@ -71,9 +69,7 @@ local M = {
 --- Number of an operator by name.
 ---@param name string
 ---@return integer  -1 if this build lacks it; a call of -1 fails
-function M.op(name)
-  return lib.ms_op_find(name)
-end
+function M.op(name) return lib.ms_op_find(name) end
 
 registry["moonshard.core.ffi"] = M
 return M

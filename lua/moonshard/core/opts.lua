@@ -83,6 +83,11 @@ function M.wrong(value, text, label, ...)
   errors.raise("%s is %s, expected %s", select("#", ...) > 0 and label:format(...) or label, errors.kind(value), text)
 end
 
+--- Raises as wrong does unless ok; for conditions that are no kind.
+function M.need(ok, value, text, label, ...)
+  if not ok then M.wrong(value, text, label, ...) end
+end
+
 local function refuse(value, expected, label)
   local names = expected.names
   if not names then M.wrong(value, expected.text, "%s", label) end
@@ -147,10 +152,11 @@ local function sorted_names(spec)
   return names
 end
 
+--- Is x a table without a metatable, so no tensor, module or group?
+function M.is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
+
 --- Can x be a table of options? Tensors, modules, classes, groups and lists are never options.
-function M.is(x)
-  return type(x) == "table" and getmetatable(x) == nil and x[1] == nil
-end
+function M.is(x) return type(x) == "table" and getmetatable(x) == nil and x[1] == nil end
 
 local function check_value(who, name, value, expected)
   if getmetatable(expected) ~= Kind then expected = of_type[type(expected)] end
@@ -165,9 +171,7 @@ end
 function M.check(who, given, spec)
   local out = {}
   if given ~= nil then
-    if type(given) ~= "table" or getmetatable(given) ~= nil then
-      errors.raise("%s: options are %s, expected a table", who, errors.kind(given))
-    end
+    if not M.is_plain(given) then errors.raise("%s: options are %s, expected a table", who, errors.kind(given)) end
     for name, value in pairs(given) do
       local expected = spec[name]
       if expected == nil then

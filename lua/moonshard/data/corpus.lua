@@ -123,9 +123,8 @@ end
 -- nil and why, where something cannot be read.
 local function open(paths, given)
   local o = opts("corpus", given, { vocab = opts.whole_from(1), validation = 0.1 })
-  if not (o.validation >= 0 and o.validation < 1) then
-    opts.wrong(o.validation, "a number from 0 to below 1", "corpus: option 'validation'")
-  end
+  opts.need(o.validation >= 0 and o.validation < 1, o.validation, "a number from 0 to below 1",
+    "corpus: option 'validation'")
   local list = type(paths) == "table" and paths or { paths }
   if list[1] == nil then opts.wrong(paths, "the path of a file or folder, or a list of them", "corpus: argument 1") end
   local files = {}

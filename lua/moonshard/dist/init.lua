@@ -125,15 +125,11 @@ local function is_whole(rank) return rank % 1 == 0 and rank > -2 ^ 31 and rank <
 ---@return Group
 function dist.new_group(ranks)
   ensure()
-  if type(ranks) ~= "table" then
-    opts.wrong(ranks, "a list of ranks", "dist.new_group: argument 1")
-  end
+  opts.need(type(ranks) == "table", ranks, "a list of ranks", "dist.new_group: argument 1")
   local n = #ranks
   local list = ffi.new("int32_t[?]", math.max(n, 1))
   for k = 1, n do
-    if type(ranks[k]) ~= "number" or not is_whole(ranks[k]) then
-      opts.wrong(ranks[k], "a rank", "dist.new_group: entry %d", k)
-    end
+    opts.need(type(ranks[k]) == "number" and is_whole(ranks[k]), ranks[k], "a rank", "dist.new_group: entry %d", k)
     list[k - 1] = ranks[k]
   end
   local id = lib.ms_dist_new_group(n, list, user_line(2))
@@ -320,7 +316,7 @@ end
 
 --- Copies t of rank src to t of every rank.
 ---@param t Tensor  of one shape and dtype on every rank
----@param given? { src: integer, group: Group, async: boolean }  src: a rank of the world (default: 0)
+---@param given { src: integer, group: Group, async: boolean }  src: a rank of the world
 ---@return Work?  with async
 function dist.broadcast(t, given)
   need_root("broadcast", given, "src")
@@ -331,7 +327,7 @@ end
 
 --- Reduces t over ranks into t of rank dst; t of the other ranks does not change.
 ---@param t Tensor  of one shape and dtype on every rank
----@param given? { dst: integer, op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }  dst: a rank of the world (default: 0)
+---@param given { dst: integer, op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }  dst: a rank of the world
 ---@return Work?  with async
 function dist.reduce(t, given)
   need_root("reduce", given, "dst")
@@ -342,7 +338,7 @@ end
 
 --- Gathers t of every rank on rank dst.
 ---@param t Tensor  of one shape and dtype on every rank
----@param given? { dst: integer, group: Group, async: boolean }  dst: a rank of the world (default: 0)
+---@param given { dst: integer, group: Group, async: boolean }  dst: a rank of the world
 ---@return Tensor[]? list  in rank order; nil on the other ranks
 ---@return Work? work  with async
 function dist.gather(t, given)
@@ -367,7 +363,7 @@ end
 --- Writes this rank's entry of a list that rank src passes to out.
 ---@param out Tensor  written; this rank's entry of list
 ---@param list Tensor[]?  one of out's shape and dtype for each rank; nil on the other ranks
----@param given? { src: integer, group: Group, async: boolean }  src: a rank of the world (default: 0)
+---@param given { src: integer, group: Group, async: boolean }  src: a rank of the world
 ---@return Work?  with async
 function dist.scatter(out, list, given)
   if given == nil and opts.is(list) then list, given = nil, list end
@@ -469,8 +465,7 @@ function dist.broadcast_object(value, given)
 end
 
 for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter",
-  "all_to_all", "barrier",
-  "all_gather_object", "broadcast_object" } do
+  "all_to_all", "barrier", "all_gather_object", "broadcast_object" } do
   dist[name] = calls.one(dist[name])
 end
 

@@ -50,16 +50,12 @@ end
 --- This rank's position along dimension d. Errors: no d in a mesh of several dimensions.
 ---@param d? integer  from 1
 ---@return integer  from 0
-function methods:rank(d)
-  return dist.rank(self.groups[position(self, d, "mesh:rank")])
-end
+function methods:rank(d) return dist.rank(self.groups[position(self, d, "mesh:rank")]) end
 
 --- The group of the ranks on the line through this rank along dimension d.
 ---@param d? integer  from 1; 1 in a mesh of one dimension
 ---@return Group
-function methods:get_group(d)
-  return self.groups[position(self, d, "mesh:get_group")]
-end
+function methods:get_group(d) return self.groups[position(self, d, "mesh:get_group")] end
 
 function Mesh.__index(self, key)
   local method = methods[key]
@@ -168,9 +164,8 @@ end
 function M.mesh_from_group(groups, given)
   local o = opts("mesh_from_group", given, { names = opts.table, device = opts.string })
   if dist.is_group(groups) then groups = { groups } end
-  if type(groups) ~= "table" or #groups == 0 then
-    opts.wrong(groups, "a group or a list of groups", "mesh_from_group: argument 1")
-  end
+  opts.need(type(groups) == "table" and #groups > 0, groups, "a group or a list of groups",
+    "mesh_from_group: argument 1")
   for k, group in ipairs(groups) do
     opts.expect(group, dist._a_group, "mesh_from_group: entry %d", k)
     if not dist.rank(group) then

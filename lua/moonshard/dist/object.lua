@@ -134,8 +134,6 @@ function get(bytes, at, seen)
 end
 
 --- Decodes bytes that encode made.
-function M.decode(bytes)
-  return (get(bytes, 1, {}))
-end
+function M.decode(bytes) return (get(bytes, 1, {})) end
 
 return M

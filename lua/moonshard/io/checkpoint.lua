@@ -224,9 +224,7 @@ local function agree(dist, ok, value)
   local all = dist.all_gather_object { ok = ok, value = ok and value or tostring(value) }
   if not ok then errors.raise("%s", (tostring(value):gsub("^[^\n]-:%d+: ", ""))) end
   for r, told in ipairs(all) do
-    if not told.ok then
-      errors.raise("%s (on rank %d)", told.value:gsub("^[^\n]-:%d+: ", ""), r - 1)
-    end
+    if not told.ok then errors.raise("%s (on rank %d)", told.value:gsub("^[^\n]-:%d+: ", ""), r - 1) end
   end
   local values = {}
   for r, told in ipairs(all) do values[r] = told.value end
@@ -237,9 +235,8 @@ local function check_arguments(who, dir, m, optim)
   if type(dir) ~= "string" or dir == "" then opts.wrong(dir, "a path", "%s: the folder", who) end
   if dir:find("%z") then errors.raise("%s: the folder's path %s contains a zero byte", who, ("%q"):format(dir)) end
   opts.expect(m, a_module, "%s: argument 2", who)
-  if optim ~= nil and (type(optim) ~= "table" or type(optim.param_groups) ~= "table") then
-    opts.wrong(optim, "an optimizer or nil", "%s: argument 3", who)
-  end
+  opts.need(optim == nil or type(optim) == "table" and type(optim.param_groups) == "table", optim,
+    "an optimizer or nil", "%s: argument 3", who)
   return (dir:gsub("(.)/+$", "%1"))
 end
 
@@ -326,8 +323,7 @@ local function check_file(dir, index, r, reader)
         local fits = piece[2] == 0 and count == piece[4] or table.concat(shape, ",") == table.concat(want, ",")
         if not fits or dtype ~= entry.dtype then
           bad(dir, "tensor '%s' in file '%s' is %s [%s], but %s [%s] in the index", name, index.files[r].name, dtype,
-            table.concat(shape, ", "),
-            entry.dtype, table.concat(want, ", "))
+            table.concat(shape, ", "), entry.dtype, table.concat(want, ", "))
         end
       end
     end
@@ -502,8 +498,7 @@ function M.load(dir, m, optim, given)
             missing[#missing + 1] = e.name:sub(#"model." + 1)
           elseif table.concat(entry.shape, ",") ~= table.concat(e.whole, ",") then
             errors.raise("load: '%s' has shape [%s] in '%s', but %s in the model", e.name:sub(#"model." + 1),
-              table.concat(entry.shape, ", "), dir,
-              tostring(e.whole))
+              table.concat(entry.shape, ", "), dir, tostring(e.whole))
           else
             index.tensors[e.name] = entry
             wanted[#wanted + 1] = e

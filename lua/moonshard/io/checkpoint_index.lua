@@ -113,6 +113,10 @@ end
 local function bad(dir, format, ...)
   errors.raise("load: '%s' is not a valid checkpoint: " .. format, dir, ...)
 end
+
+local function need(ok, dir, ...)
+  if not ok then bad(dir, ...) end
+end
 M.bad = bad
 
 local function whole_number(x, least) return type(x) == "number" and x % 1 == 0 and x >= least and x < 2 ^ 53 end
@@ -162,48 +166,38 @@ local function check_optimizer(dir, optimizer)
   local state, groups = optimizer.state, optimizer.param_groups
   if type(state) ~= "table" then bad(dir, "the optimizer's state is %s, expected an object", errors.kind(state)) end
   for name, numbers in util.sorted_pairs(state) do
-    if type(name) ~= "string" or type(numbers) ~= "table" then
-      bad(dir, "the optimizer's state of %s is %s, expected an object", errors.show(name), errors.kind(numbers))
-    end
+    need(type(name) == "string" and type(numbers) == "table", dir,
+      "the optimizer's state of %s is %s, expected an object", errors.show(name), errors.kind(numbers))
     for key, v in util.sorted_pairs(numbers) do
-      if type(v) ~= "number" and type(v) ~= "boolean" then
-        bad(dir, "%s of '%s' is %s, expected a number", errors.show(key), name, errors.kind(v))
-      end
+      need(type(v) == "number" or type(v) == "boolean", dir, "%s of '%s' is %s, expected a number", errors.show(key),
+        name, errors.kind(v))
     end
   end
-  if type(groups) ~= "table" or #groups == 0 then
-    bad(dir, "param_groups is %s, expected a list of groups", errors.kind(groups))
-  end
+  need(type(groups) == "table" and #groups > 0, dir, "param_groups is %s, expected a list of groups",
+    errors.kind(groups))
   for g, group in ipairs(groups) do
-    if type(group) ~= "table" or type(group.params) ~= "table" then
-      bad(dir, "group %d of param_groups has no list of params", g)
-    end
+    need(type(group) == "table" and type(group.params) == "table", dir,
+      "group %d of param_groups has no list of params", g)
     for key, value in util.sorted_pairs(group) do
       if type(key) ~= "string" then bad(dir, "group %d of param_groups is a list, expected an object", g) end
       if not is_option(value) then bad(dir, "option '%s' of group %d is %s", key, g, errors.kind(value)) end
     end
     for k, name in ipairs(group.params) do
-      if type(name) ~= "string" then
-        bad(dir, "parameter %d of group %d is %s, expected a name", k, g, errors.kind(name))
-      end
+      need(type(name) == "string", dir, "parameter %d of group %d is %s, expected a name", k, g, errors.kind(name))
     end
   end
 end
 
 local function check_files(dir, index)
-  if type(index.files) ~= "table" or type(index.tensors) ~= "table" then
-    bad(dir, "index.json lacks files or tensors")
-  end
-  if not whole_number(index.world, 1) or index.world ~= #index.files then
-    bad(dir, "%s files, %s ranks", #index.files, tostring(index.world))
-  end
+  need(type(index.files) == "table" and type(index.tensors) == "table", dir, "index.json lacks files or tensors")
+  need(whole_number(index.world, 1) and index.world == #index.files, dir, "%s files, %s ranks", #index.files,
+    tostring(index.world))
   for k, file in ipairs(index.files) do
     if type(file) ~= "table" then bad(dir, "file %d is %s", k, errors.kind(file)) end
     if not is_file_name(file.name, k - 1) then bad(dir, "file %d is named %s", k, errors.show(file.name)) end
     if not whole_number(file.bytes, 8) then bad(dir, "file '%s' has %s bytes", file.name, tostring(file.bytes)) end
-    if type(file.hash) ~= "string" or not file.hash:match "^%x+$" or #file.hash ~= 16 then
-      bad(dir, "file '%s' has the hash %s", file.name, errors.show(file.hash))
-    end
+    need(type(file.hash) == "string" and file.hash:match "^%x+$" and #file.hash == 16, dir,
+      "file '%s' has the hash %s", file.name, errors.show(file.hash))
   end
 end
 
@@ -224,18 +218,14 @@ function M.read(dir, verify)
   end
   check_files(dir, index)
   for name, entry in util.sorted_pairs(index.tensors) do
-    if type(entry) ~= "table" or type(entry.shape) ~= "table" or type(entry.dtype) ~= "string" then
-      bad(dir, "tensor '%s' lacks its shape or dtype", name)
-    end
+    need(type(entry) == "table" and type(entry.shape) == "table" and type(entry.dtype) == "string", dir,
+      "tensor '%s' lacks its shape or dtype", name)
     check_pieces(dir, name, entry, index.world)
   end
-  if index.aliases ~= nil and type(index.aliases) ~= "table" then
-    bad(dir, "aliases are %s, expected an object", errors.kind(index.aliases))
-  end
+  need(index.aliases == nil or type(index.aliases) == "table", dir, "aliases are %s, expected an object",
+    errors.kind(index.aliases))
   for name, first in util.sorted_pairs(index.aliases or {}) do
-    if type(first) ~= "string" then
-      bad(dir, "the alias %s is %s, expected a name", errors.show(name), errors.kind(first))
-    end
+    need(type(first) == "string", dir, "the alias %s is %s, expected a name", errors.show(name), errors.kind(first))
   end
   if index.optimizer ~= nil then check_optimizer(dir, index.optimizer) end
   index.version, index.fingerprint = version, sum_of(text)

@@ -56,9 +56,8 @@ function M.saver(path, entries, metadata)
   if saver == nil then errors.fail() end
   local self = setmetatable({ _saver = ffi.gc(saver, lib.ms_saver_abort) }, Saver)
   for key, value in util.sorted_pairs(metadata or {}) do
-    if type(key) ~= "string" or type(value) ~= "string" then
-      opts.wrong(value, "strings as keys and values", "save: metadata %s", errors.show(key))
-    end
+    opts.need(type(key) == "string" and type(value) == "string", value, "strings as keys and values",
+      "save: metadata %s", errors.show(key))
     if key:find("%z") or value:find("%z") then
       errors.raise("save: metadata %s contains a zero byte", ("%q"):format(key))
     end
@@ -113,9 +112,7 @@ function M.save(path, tensors, given)
   for name, t in util.sorted_pairs(tensors) do
     opts.expect(name, opts.string, "save: the name %s", tostring(name))
     opts.expect(t, a_tensor, "save: '%s'", name)
-    if t.id < 0 then
-      opts.wrong(t, "a plain tensor; save its inner tensors under separate names", "save: '%s'", name)
-    end
+    opts.need(t.id >= 0, t, "a plain tensor; save its inner tensors under separate names", "save: '%s'", name)
     entries[#entries + 1] = { name = name, dtype = t.dtype, shape = t.shape }
   end
   M.sort(entries, function(e) return e.dtype end)
@@ -197,9 +194,7 @@ end
 --- from its element `at`; fetch reads them.
 ---@param target Tensor
 function Reader:want(name, first, count, target, at)
-  if lib.ms_loader_want(self._loader, position(self, name), first, count, target.id, at) ~= 0 then
-    errors.fail(target)
-  end
+  errors.check(lib.ms_loader_want(self._loader, position(self, name), first, count, target.id, at), target)
 end
 
 --- The 16 digits that commit returned; nil if the file has no checksums.

@@ -44,8 +44,7 @@ local MultiheadAttention = Module:extend("MultiheadAttention")
 function MultiheadAttention:init(d, heads, given)
   local o = opts("MultiheadAttention", given, {
     dropout = 0, bias = true, add_bias_kv = false, add_zero_attn = false, kdim = opts.number, vdim = opts.number,
-    batch_first = false,
-    dtype = opts.string, device = opts.any,
+    batch_first = false, dtype = opts.string, device = opts.any,
   })
   opts.expect(d, opts.whole, "MultiheadAttention: argument 1, embed_dim,")
   opts.expect(heads, opts.whole, "MultiheadAttention: argument 2, num_heads,")
@@ -255,8 +254,7 @@ end
 
 function MultiheadAttention:extra_repr()
   return ("%d, heads %d%s%s"):format(self.d, self.heads, self.dropout > 0 and (", dropout %g"):format(self.dropout)
-    or "",
-    self.batch_first and ", batch first" or "")
+    or "", self.batch_first and ", batch first" or "")
 end
 
 return { MultiheadAttention = MultiheadAttention }

@@ -22,9 +22,8 @@ local function construct(self, d, given)
     raise("%s: the number of channels is a whole number, got %s", name, show(d))
   end
   if o.momentum == nil then o.momentum = 0.1 end
-  if o.momentum ~= false and type(o.momentum) ~= "number" then
-    opts.wrong(o.momentum, "a number, or false for the average over all batches", "%s: option 'momentum'", name)
-  end
+  opts.need(o.momentum == false or type(o.momentum) == "number", o.momentum,
+    "a number, or false for the average over all batches", "%s: option 'momentum'", name)
   local kind = { dtype = o.dtype, device = o.device }
   self.d, self.eps, self.momentum, self.affine, self.track_running_stats = d, o.eps, o.momentum, o.affine,
     o.track_running_stats

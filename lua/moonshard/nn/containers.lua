@@ -52,9 +52,7 @@ end
 
 -- The position in 1 .. last of i, which may count from the end.
 local function position(self, what, i, last)
-  if type(i) ~= "number" or i % 1 ~= 0 then
-    opts.wrong(i, "a position", "%s: %s: argument 1", self:class_name(), what)
-  end
+  opts.need(opts.whole.test(i), i, "a position", "%s: %s: argument 1", self:class_name(), what)
   local at = i < 0 and #self + 1 + i or i
   if at < 1 or at > last then
     raise("%s: %s: position %d is outside of %d elements", self:class_name(), what, i, #self)
@@ -166,9 +164,8 @@ function ModuleDict:init(entries)
   end
   if entries[1] ~= nil or next(entries) == nil then
     for i, entry in ipairs(entries) do
-      if type(entry) ~= "table" or is_module(entry) then
-        opts.wrong(entry, "a pair {\"name\", module}", "ModuleDict: entry %d", i)
-      end
+      opts.need(type(entry) == "table" and not is_module(entry), entry, "a pair {\"name\", module}",
+        "ModuleDict: entry %d", i)
       add(entry[1], entry[2])
     end
   else

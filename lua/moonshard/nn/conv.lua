@@ -22,8 +22,7 @@ local Conv2d = Module:extend("Conv2d")
 function Conv2d:init(size_in, size_out, kernel, given)
   local o = opts("Conv2d", given, {
     stride = opts.any, padding = opts.any, dilation = opts.any, groups = 1, bias = true,
-    padding_mode = opts.one_of({ "zeros" }, "zeros"),
-    dtype = opts.string, device = opts.any,
+    padding_mode = opts.one_of({ "zeros" }, "zeros"), dtype = opts.string, device = opts.any,
   })
   affine.check_sizes("Conv2d", size_in, size_out)
   o.stride, o.padding, o.dilation = o.stride or 1, o.padding or 0, o.dilation or 1

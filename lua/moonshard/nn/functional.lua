@@ -21,9 +21,7 @@ local F = {}
 ---@param w Tensor  [out, in]
 ---@param b? Tensor  [out]
 ---@return Tensor  [..., out]
-function F.linear(x, w, b)
-  return ops.linear(x, w, b)
-end
+function F.linear(x, w, b) return ops.linear(x, w, b) end
 
 -- The activations: relu, silu and the other rows of kernels/rows/elementwise.def with ACTIVATION.
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = fn end
@@ -43,16 +41,12 @@ end
 ---@param x Tensor  of any shape
 ---@param d? integer  -1
 ---@return Tensor
-function F.softmax(x, d)
-  return ops.softmax(x, position(d or -1, "softmax"))
-end
+function F.softmax(x, d) return ops.softmax(x, position(d or -1, "softmax")) end
 --- The logarithm of softmax along d, computed without overflow.
 ---@param x Tensor  of any shape
 ---@param d? integer  -1
 ---@return Tensor
-function F.log_softmax(x, d)
-  return ops.log_softmax(x, position(d or -1, "log_softmax"))
-end
+function F.log_softmax(x, d) return ops.log_softmax(x, position(d or -1, "log_softmax")) end
 
 --- Zeroes elements with probability p and scales the rest by 1 / (1 - p); x itself without training.
 ---@param x Tensor  of any shape
@@ -107,9 +101,7 @@ function F.layer_norm(x, shape, w, b, given)
   if opts.is(b) then b, given = nil, b end
   local o = opts("layer_norm", given, { eps = 1e-5 })
   local sizes = type(shape) == "number" and { shape } or shape
-  if type(sizes) ~= "table" or type(rawget(sizes, 1)) ~= "number" then
-    opts.wrong(shape, "sizes", "layer_norm: argument 2")
-  end
+  opts.need(type(sizes) == "table" and type(rawget(sizes, 1)) == "number", shape, "sizes", "layer_norm: argument 2")
   check_sizes("layer_norm", x, sizes)
   return ops.layer_norm(x, #sizes, w, b, o.eps)
 end

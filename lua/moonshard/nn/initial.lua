@@ -87,15 +87,11 @@ function M.constant_(t, v) return fill(fill_, "constant_", t, 1, number("constan
 --- Fills t with 0.
 ---@param t Tensor  of any shape and dtype
 ---@return Tensor t
-function M.zeros_(t)
-  return fill(fill_, "zeros_", t, 1, 0, 0, 0, 0)
-end
+function M.zeros_(t) return fill(fill_, "zeros_", t, 1, 0, 0, 0, 0) end
 --- Fills t with 1.
 ---@param t Tensor  of any shape and dtype
 ---@return Tensor t
-function M.ones_(t)
-  return fill(fill_, "ones_", t, 1, 1, 0, 0, 0)
-end
+function M.ones_(t) return fill(fill_, "ones_", t, 1, 1, 0, 0, 0) end
 
 local function deviation(who, std)
   return opts.expect(number(who, "std", std, 1), opts.number_from(0), "%s: std", who)

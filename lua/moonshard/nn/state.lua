@@ -149,9 +149,7 @@ end
 ---@param index? integer  from 0
 ---@return Module
 function Module:cuda(index)
-  if index ~= nil and (type(index) ~= "number" or index % 1 ~= 0 or index < 0) then
-    opts.wrong(index, "a number from 0", "cuda: device")
-  end
+  opts.need(index == nil or opts.whole_from(0).test(index), index, "a number from 0", "cuda: device")
   return self:to(index and "cuda:" .. index or "cuda")
 end
 
@@ -184,9 +182,7 @@ end
 
 -- ---- state --------------------------------------------------------------------------------------
 
-local function is_persistent(m, name)
-  return not (m._transient and m._transient[name])
-end
+local function is_persistent(m, name) return not (m._transient and m._transient[name]) end
 
 -- Every name of every parameter and persistent buffer: names, values, in listing order.
 function Module._state(self)
@@ -334,9 +330,7 @@ end
 ---@return string[] unexpected
 function Module:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
-  if type(sd) ~= "table" or getmetatable(sd) ~= nil then
-    opts.wrong(sd, "a table of tensors", "load_state_dict: argument 1")
-  end
+  opts.need(opts.is_plain(sd), sd, "a table of tensors", "load_state_dict: argument 1")
   sd = self:_renamed(sd, Module._count_from(o.count_from))
   local missing, unexpected = self:_check_state(sd, o)
   local names, values, owners = self:_state()

@@ -22,8 +22,7 @@ local Module, is_module = base.Module, base.is_module
 
 local layer_options = {
   dim_feedforward = 2048, dropout = 0.1, activation = opts.any, layer_norm_eps = 1e-5, batch_first = false,
-  norm_first = false, bias = true,
-  dtype = opts.string, device = opts.any,
+  norm_first = false, bias = true, dtype = opts.string, device = opts.any,
 }
 
 local activations = { relu = ops.relu, gelu = ops.gelu }

@@ -27,9 +27,7 @@ function M.clip_grad_norm_(params, max_norm, given)
   if is_tensor(params) then params = { params } end
   if type(params) ~= "table" then opts.wrong(params, "a list of tensors", "clip_grad_norm_: argument 1") end
   opts.expect(max_norm, opts.number_from(0), "clip_grad_norm_: max_norm")
-  for k = 1, #params do
-    opts.expect(params[k], a_tensor, "clip_grad_norm_: parameter %d", k)
-  end
+  for k = 1, #params do opts.expect(params[k], a_tensor, "clip_grad_norm_: parameter %d", k) end
   params = tensor.flat(params)
   -- A sparse gradient is measured and scaled by its summed values, as the gradient of a leaf of their shape.
   local stand_ins

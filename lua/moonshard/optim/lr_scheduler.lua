@@ -41,20 +41,15 @@ end
 --- Continues from a state dict.
 ---@param sd { step: integer, base_lrs: number[] }  step: steps taken; base_lrs: one for each group
 function Scheduler:load_state_dict(sd)
-  if type(sd) ~= "table" or type(sd.step) ~= "number" or type(sd.base_lrs) ~= "table" then
-    opts.wrong(sd, "a table with step and base_lrs", "lr_scheduler: load_state_dict: argument 1")
-  end
-  if not (sd.step >= 0 and sd.step % 1 == 0) then
-    opts.wrong(sd.step, "a whole number from 0", "lr_scheduler: load_state_dict: step")
-  end
+  opts.need(type(sd) == "table" and type(sd.step) == "number" and type(sd.base_lrs) == "table", sd,
+    "a table with step and base_lrs", "lr_scheduler: load_state_dict: argument 1")
+  opts.expect(sd.step, opts.whole_from(0), "lr_scheduler: load_state_dict: step")
   local groups = self.optimizer.param_groups
   if #sd.base_lrs ~= #groups then
     raise("lr_scheduler: load_state_dict: %d base_lrs, the optimizer has %d groups", #sd.base_lrs, #groups)
   end
   for k, lr in ipairs(sd.base_lrs) do
-    if type(lr) ~= "number" or lr ~= lr then
-      opts.wrong(lr, "a number", "lr_scheduler: load_state_dict: base_lrs[%d]", k)
-    end
+    opts.need(type(lr) == "number" and lr == lr, lr, "a number", "lr_scheduler: load_state_dict: base_lrs[%d]", k)
   end
   self.count, self.base_lrs = sd.step, { unpack(sd.base_lrs) }
   apply(self)
@@ -65,9 +60,8 @@ function Scheduler:__tostring()
 end
 
 local function new(kind, optimizer, factor)
-  if type(optimizer) ~= "table" or type(optimizer.param_groups) ~= "table" then
-    opts.wrong(optimizer, "an optimizer", "lr_scheduler.%s: argument 1", kind)
-  end
+  opts.need(type(optimizer) == "table" and type(optimizer.param_groups) == "table", optimizer, "an optimizer",
+    "lr_scheduler.%s: argument 1", kind)
   local self = setmetatable({ kind = kind, optimizer = optimizer, factor = factor, count = 0, base_lrs = {} },
     Scheduler)
   for k, group in ipairs(optimizer.param_groups) do self.base_lrs[k] = group.lr end

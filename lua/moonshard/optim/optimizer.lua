@@ -164,9 +164,7 @@ end
 ---   params: leaves that no group has; lr: learning rate; any other option may stand beside it, and one that is left
 ---   out is the optimizer's
 function Optimizer:add_param_group(group)
-  if not is_plain(group) then
-    opts.wrong(group, "a group {params = {…}}", "%s: add_param_group: argument 1", self:class_name())
-  end
+  opts.need(is_plain(group), group, "a group {params = {…}}", "%s: add_param_group: argument 1", self:class_name())
   add_group(self, group, "group " .. #self.param_groups + 1)
 end
 
@@ -364,9 +362,7 @@ function Optimizer:state_dict()
 end
 
 -- The tensor whose shape a parameter's state has: the local tensor of a sharded parameter.
-local function part_of(p)
-  return rawget(p, "_unit") and p:to_local() or p
-end
+local function part_of(p) return rawget(p, "_unit") and p:to_local() or p end
 
 --- Refuses a parameter's state that another kind of optimizer made: its moments would be lost, or start at 0.
 ---@param verb string
@@ -384,8 +380,7 @@ function Optimizer:_check_entry(verb, whose, entry)
   for name, t in sorted_pairs(entry) do
     if is_tensor(t) and name ~= "step" and not known[name] then
       raise("%s: %s: %s has %s in the state, which %s does not keep; was it made by another optimizer?", self:class_name(),
-        verb, whose,
-        errors.show(name), self:class_name())
+        verb, whose, errors.show(name), self:class_name())
     end
   end
 end
@@ -394,18 +389,16 @@ end
 ---@return fun() take
 function Optimizer:_prepare_load(sd)
   local who = self:class_name()
-  if not is_plain(sd) or not is_plain(sd.param_groups) or not is_plain(sd.state) then
-    opts.wrong(sd, "a table with state and param_groups", "%s: load_state_dict: argument 1", who)
-  end
+  opts.need(is_plain(sd) and is_plain(sd.param_groups) and is_plain(sd.state), sd,
+    "a table with state and param_groups", "%s: load_state_dict: argument 1", who)
   if #sd.param_groups ~= #self.param_groups then
     raise("%s: load_state_dict: %d groups in the state, %d in the optimizer", who, #sd.param_groups, #self.param_groups)
   end
   local names, work = self._row.states, {}
   for index, group in ipairs(self.param_groups) do
     local given = sd.param_groups[index]
-    if not is_plain(given) or not is_plain(given.params) then
-      opts.wrong(given, "a group {params = {…}}", "%s: load_state_dict: group %d", who, index)
-    end
+    opts.need(is_plain(given) and is_plain(given.params), given, "a group {params = {…}}",
+      "%s: load_state_dict: group %d", who, index)
     if #given.params ~= #group.params then
       raise("%s: load_state_dict: group %d has %d parameters in the state, %d in the optimizer", who, index,
         #given.params, #group.params)
@@ -416,14 +409,11 @@ function Optimizer:_prepare_load(sd)
     end }), true)
     for k, p in ipairs(group.params) do
       local entry = sd.state[given.params[k]]
-      if entry ~= nil and not is_plain(entry) then
-        opts.wrong(entry, "a table", "%s: load_state_dict: state of parameter %d", who, k)
-      end
+      opts.need(entry == nil or is_plain(entry), entry, "a table", "%s: load_state_dict: state of parameter %d", who, k)
       if entry ~= nil then
         local part = part_of(p)
-        if entry.step ~= nil and (type(entry.step) ~= "number" or not (entry.step >= 0)) then
-          opts.wrong(entry.step, "a number from 0", "%s: load_state_dict: step of parameter %d", who, k)
-        end
+        opts.need(entry.step == nil or type(entry.step) == "number" and entry.step >= 0, entry.step, "a number from 0",
+          "%s: load_state_dict: step of parameter %d", who, k)
         self:_check_entry("load_state_dict", ("parameter %d"):format(k), entry)
         for s, name in ipairs(names) do
           local t = entry[name]

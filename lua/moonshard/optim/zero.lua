@@ -61,8 +61,7 @@ local function check_params(self)
     for k = 1, math.max(#all[1], #all[r]) do
       if all[r][k] ~= all[1][k] then
         raise("%s: ranks have different parameters: number %d is %s on rank %d and %s on rank 0", NAME, k, all[r][k]
-          or "absent", r - 1,
-          all[1][k] or "absent")
+          or "absent", r - 1, all[1][k] or "absent")
       end
     end
   end

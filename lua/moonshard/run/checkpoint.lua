@@ -17,9 +17,7 @@ local state = require "moonshard.io.files"
 local M = {}
 
 --- This rank's rows of a parameter.
-local function local_part(p)
-  return p.placements and p:to_local() or p
-end
+local function local_part(p) return p.placements and p:to_local() or p end
 
 -- Rows go to ranks in blocks of ceil(rows / ranks), the last ones smaller or empty (fully_shard's rule).
 local function block_of(rows)
@@ -145,8 +143,7 @@ local function read_into(reader, name, target, shape, sharded)
   local found = reader:info(name)
   if table.concat(found, ",") ~= table.concat(shape, ",") then
     error(("checkpoint '%s': '%s' has shape [%s], the model's is [%s]"):format(reader.path, name,
-      table.concat(found, ", "),
-      table.concat(shape, ", ")), 0)
+      table.concat(found, ", "), table.concat(shape, ", ")), 0)
   end
   if not sharded then
     target:copy_(reader:read(name))

@@ -64,9 +64,7 @@ function M.show(ids, kind)
 end
 
 --- A text for a terminal: control characters and bytes beyond ASCII become '?'.
-function M.printable(text)
-  return (text:gsub("[^\n\t\32-\126]", "?"))
-end
+function M.printable(text) return (text:gsub("[^\n\t\32-\126]", "?")) end
 
 --- The set of words of some texts: longest runs of letters.
 ---@param texts {text: string}[]

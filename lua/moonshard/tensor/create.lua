@@ -299,9 +299,7 @@ function M.tensor(value, given)
     end
     for k = 1, n do take(v[k], d + 1) end
   end
-  if first == nil and count > 0 then
-    opts.wrong(value, "a number, a boolean or a nested table of them", "tensor: argument 1")
-  end
+  opts.need(first ~= nil or count == 0, value, "a number, a boolean or a nested table of them", "tensor: argument 1")
   take(value, 1)
   local dtype, device, grad = resolve("tensor", given, saw_bool and not saw_number and ffi.C.MS_BOOL or nil)
   local id = lib.ms_from_data(dtype, #sizes, shape, values)
@@ -326,9 +324,8 @@ end
 ---@param given? { dtype: string }
 ---@return Tensor
 function M.from_pointer(pointer, sizes, given)
-  if type(pointer) ~= "cdata" and type(pointer) ~= "userdata" and pointer ~= nil then
-    opts.wrong(pointer, "a pointer of the FFI", "from_pointer: argument 1")
-  end
+  opts.need(type(pointer) == "cdata" or type(pointer) == "userdata" or pointer == nil, pointer, "a pointer of the FFI",
+    "from_pointer: argument 1")
   local o = opts("from_pointer", given, { dtype = "float32" })
   local n = take_shape("from_pointer", 1, sizes)
   local id = lib.ms_from_pointer(ffi.cast("void *", pointer), dtypes.number(o.dtype, "from_pointer"), n, shape)

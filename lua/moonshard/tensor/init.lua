@@ -525,9 +525,7 @@ end
 
 --- Was it released, by hand or at the end of its scope?
 ---@return boolean
-function methods.is_released(t)
-  return lib.ms_is_alive(id_of(t, "is_released")) == 0
-end
+function methods.is_released(t) return lib.ms_is_alive(id_of(t, "is_released")) == 0 end
 
 --- Takes the tensor out of its scope: it lives until release() or until the collector finds it.
 ---@return Tensor self

@@ -54,9 +54,7 @@ function M.hand_over(id, t) pending[id] = t end
 
 --- Is x an instance of a tensor class?
 ---@return boolean
-function M.is_instance(x)
-  return is_tensor(x) and x.id < 0
-end
+function M.is_instance(x) return is_tensor(x) and x.id < 0 end
 
 local function class_name(t) return getmetatable(t).__name end
 M.class_name = class_name

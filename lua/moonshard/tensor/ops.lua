@@ -83,9 +83,7 @@ end
 function Tensor.__unm(a) return wrap(call1(NEG, a, "neg")) end
 
 -- add and sub take {alpha}: the second operand's factor.
-local function alpha_of(who, given)
-  return opts(who, given, { alpha = 1 }).alpha
-end
+local function alpha_of(who, given) return opts(who, given, { alpha = 1 }).alpha end
 
 local function scaled(number, who, a, b, alpha)
   local ia, ib = id_of(a, who), id_of(b, who)
@@ -262,9 +260,7 @@ end
 ---@param low? number|{ min: number, max: number }  nil: no lower limit; or both limits by name
 ---@param high? number  nil: no upper limit
 ---@return Tensor
-function methods.clamp(t, low, high)
-  return wrap(clamp(CLAMP, "clamp", t, low, high))
-end
+function methods.clamp(t, low, high) return wrap(clamp(CLAMP, "clamp", t, low, high)) end
 
 --- clamp in place.
 ---@param low? number|{ min: number, max: number }  nil: no lower limit; or both limits by name
@@ -283,9 +279,7 @@ local MATMUL = op "matmul"
 --- vectors give their dot product. Errors: inner sizes, dtypes or devices that differ.
 ---@param u Tensor  [K], [K, M] or [..., K, M]
 ---@return Tensor
-function methods.matmul(t, u)
-  return wrap(call2(MATMUL, t, u, "matmul"))
-end
+function methods.matmul(t, u) return wrap(call2(MATMUL, t, u, "matmul")) end
 
 -- ---- choosing --------------------------------------------------------------------------------------
 
@@ -378,9 +372,7 @@ end
 local CLONE, CONTIGUOUS = op "clone", op "contiguous"
 --- A copy in storage of its own; gradients flow through it.
 ---@return Tensor
-function methods.clone(t)
-  return wrap(call1(CLONE, t, "clone"))
-end
+function methods.clone(t) return wrap(call1(CLONE, t, "clone")) end
 --- t with its elements row by row in memory: a copy, or t itself where they are so already.
 ---@return Tensor
 function methods.contiguous(t)
@@ -458,15 +450,11 @@ end
 
 --- The tensor in the CPU's memory; itself when it is there.
 ---@return Tensor
-function methods.cpu(t)
-  return methods.to(t, "cpu")
-end
+function methods.cpu(t) return methods.to(t, "cpu") end
 --- The tensor on the current CUDA device; itself when it is there. Errors: no CUDA device (ms.cuda.why_unavailable
 --- tells why).
 ---@return Tensor
-function methods.cuda(t)
-  return methods.to(t, "cuda")
-end
+function methods.cuda(t) return methods.to(t, "cuda") end
 --- The dtype's name; or, given one, the same numbers in that dtype.
 ---@param dtype? string  such as "float32"
 ---@return string|Tensor
@@ -498,9 +486,7 @@ local EQUAL, ALLCLOSE = op "equal", op "allclose"
 --- Have both the same shape and the same elements?
 ---@param u Tensor  of t's dtype and device
 ---@return boolean
-function methods.equal(t, u)
-  return truth(call2(EQUAL, t, u, "equal"))
-end
+function methods.equal(t, u) return truth(call2(EQUAL, t, u, "equal")) end
 
 local ALLCLOSE_OPTIONS = { rtol = opts.option(opts.number_from(0), 1e-5), atol = opts.option(opts.number_from(0), 1e-8),
   equal_nan = false }

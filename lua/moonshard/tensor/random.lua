@@ -29,9 +29,8 @@ end
 --- Restores the generator's state.
 ---@param s number[]  {seed, offset} from get_rng_state
 function M.set_rng_state(s)
-  if type(s) ~= "table" or type(s[1]) ~= "number" or type(s[2]) ~= "number" then
-    opts.wrong(s, "{seed, offset}", "set_rng_state: argument")
-  end
+  opts.need(type(s) == "table" and type(s[1]) == "number" and type(s[2]) == "number", s, "{seed, offset}",
+    "set_rng_state: argument")
   engine.lib.ms_rng_set(s[1], s[2])
 end
 

@@ -79,9 +79,7 @@ end
 --- The name (shown in errors) must outlive the call: a literal or a class's name.
 ---@param name string
 ---@param fn function
-function M.run(name, fn, ...)
-  return finish(lib.ms_scope_open(name), pcall(fn, ...))
-end
+function M.run(name, fn, ...) return finish(lib.ms_scope_open(name), pcall(fn, ...)) end
 
 --- Opens a scope by hand; close it with M.close(handle, results…).
 function M.open(name) return lib.ms_scope_open(name) end

@@ -371,9 +371,7 @@ end
 ---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
 ---@return Tensor  of idx's shape
-function methods.gather(t, d, idx)
-  return wrap(with_index(GATHER, "gather", t, d, idx))
-end
+function methods.gather(t, d, idx) return wrap(with_index(GATHER, "gather", t, d, idx)) end
 
 --- Writes src at the places along d that idx names: `t[i][idx[i][j]] = src[i][j]` for d = 2. Where an id stands
 --- twice, one of the values stays. Errors: an id outside of 0 to size - 1.

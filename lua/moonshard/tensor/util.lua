@@ -175,9 +175,7 @@ function M.num_threads() return lib.ms_num_threads() end
 --- Sets how many threads an operator of this rank uses on the CPU. Results do not depend on it.
 ---@param n integer  1 to 1024
 function M.set_num_threads(n)
-  if type(n) ~= "number" or n < 1 or n % 1 ~= 0 or n > 1024 then
-    opts.wrong(n, "a whole number from 1 to 1024", "set_num_threads: argument")
-  end
+  opts.need(opts.whole_from(1).test(n) and n <= 1024, n, "a whole number from 1 to 1024", "set_num_threads: argument")
   lib.ms_set_num_threads(n)
 end
 
@@ -197,9 +195,7 @@ local function checked_device(i, who)
     end
     i = bit.rshift(number, 8)
   end
-  if type(i) ~= "number" or i % 1 ~= 0 then
-    opts.wrong(i, "a whole number or a string such as 'cuda:0'", "%s: device", who)
-  end
+  opts.need(opts.whole.test(i), i, "a whole number or a string such as 'cuda:0'", "%s: device", who)
   local n = lib.ms_cuda_count()
   if n == 0 then errors.raise("%s: there is no CUDA device: %s", who, text(lib.ms_cuda_why())) end
   if i < 0 or i >= n then

@@ -74,14 +74,11 @@ end
 ---   least 4
 ---@return string
 function Averages:table(given)
-  if getmetatable(self) ~= Averages then
-    opts.wrong(self, "the averages of a profile (call it with a colon)", "table: self")
-  end
+  opts.need(getmetatable(self) == Averages, self, "the averages of a profile (call it with a colon)", "table: self")
   local o = opts("table", given, { sort_by = opts.one_of(sortable, "self_cpu_time_total"), row_limit = 100,
     max_name_column_width = opts.option(opts.number_from(4), 60) })
-  if not (o.row_limit >= -1 and (o.row_limit % 1 == 0 or o.row_limit == math.huge)) then
-    opts.wrong(o.row_limit, "a whole number of rows, or -1 for all", "table: row_limit")
-  end
+  opts.need(o.row_limit >= -1 and (o.row_limit % 1 == 0 or o.row_limit == math.huge), o.row_limit,
+    "a whole number of rows, or -1 for all", "table: row_limit")
   if o.row_limit == -1 then o.row_limit = math.huge end
   local rows, with_detail, queues = {}, false, false
   for k, row in ipairs(self) do
@@ -107,8 +104,7 @@ function Averages:table(given)
     local line = { short(r.key), time_text(r.self_cpu_time_total),
       ("%.1f %%"):format(100 * r.self_cpu_time_total / self.recorded),
       time_text(r.cpu_time_total), ("%.1f %%"):format(100 * r.cpu_time_total / self.recorded), time_text(r.cpu_time),
-        tostring(r.count),
-      bytes_text(r.self_cpu_memory_usage) }
+        tostring(r.count), bytes_text(r.self_cpu_memory_usage) }
     if queues then line[#line + 1] = r.thread end
     if with_detail then line[#line + 1] = r.detail end
     lines[#lines + 1] = line
@@ -170,10 +166,13 @@ local function walk(trace, visit)
   return covered
 end
 
+local function check_self(self, who)
+  opts.need(type(self) == "table" and getmetatable(self) == Profile, self, "a profile (call it with a colon)",
+    "%s: self", who)
+end
+
 local function trace_of(self, who)
-  if type(self) ~= "table" or getmetatable(self) ~= Profile then
-    opts.wrong(self, "a profile (call it with a colon)", "%s: self", who)
-  end
+  check_self(self, who)
   if self._records then raise("%s: the profile still records; stop it first", who) end
   return self._trace
 end
@@ -181,9 +180,7 @@ end
 --- Ends the recording. Idempotent.
 ---@return Profile
 function Profile:stop()
-  if type(self) ~= "table" or getmetatable(self) ~= Profile then
-    opts.wrong(self, "a profile (call it with a colon)", "stop: self")
-  end
+  check_self(self, "stop")
   if not self._records then return self end
   lib.ms_trace_stop(self._trace)
   self._records = false

@@ -167,9 +167,7 @@ local function values(ok, ...)
 end
 
 -- Ctrl-C may also arrive between two statements of this file.
-local function protected(chunk)
-  return values(xpcall(chunk, report))
-end
+local function protected(chunk) return values(xpcall(chunk, report)) end
 
 -- Closes scopes and runs that an error or break left open, and forgets a Ctrl-C that came too late.
 local function tidy()
@@ -255,9 +253,7 @@ function M.complete(text)
       if type(k) == "string" then into[k] = true end
     end
     local words = "and break do else elseif end false for function if in local nil not or repeat return then true until while"
-    for word in words:gmatch "%a+" do
-      into[word] = true
-    end
+    for word in words:gmatch "%a+" do into[word] = true end
   end
   for name in pairs(into) do
     if name:sub(1, #part) == part and (part ~= "" or name:sub(1, 2) ~= "__") then

@@ -121,8 +121,7 @@ function Bucket:finish(hook)
   if out == nil then out = self.flat end
   if not is_tensor(out) or out:numel() ~= self.whole:numel() then
     errors.raise("DDP: the communication hook gave %s for bucket %d, expected a tensor of %d elements",
-      errors.kind(out), self.index,
-      self.whole:numel())
+      errors.kind(out), self.index, self.whole:numel())
   end
   if out ~= self.whole then
     self.whole:copy_(out:reshape(-1))

@@ -47,8 +47,7 @@ function M.same_model(params, group)
         local what = "sizes " .. sizes
         if all[1][k]:sub(1, #sizes + 1) == sizes .. " " then what = "dtype " .. dtype end
         raise("[%d]: params[%d] in this process with %s appears not to match %s of the same param in process 0.", r - 1,
-          k, what,
-          what:match "^%a+")
+          k, what, what:match "^%a+")
       end
     end
   end

@@ -61,9 +61,8 @@ function M.resolve(m, list, hook, sparse)
     trainable(p, name, option, sparse)
     self.params[k], self.names[k], self.has[p] = p, name, true
   end
-  if not is_tensor(hook) or not names[hook] then
-    opts.wrong(hook, "a parameter of the module", "DDP: option 'param_to_hook_all_reduce'")
-  end
+  opts.need(is_tensor(hook) and names[hook], hook, "a parameter of the module",
+    "DDP: option 'param_to_hook_all_reduce'")
   if #self.params == 0 then return nil end
   self.hook, self.hook_name = hook, names[hook]
   trainable(hook, self.hook_name, "param_to_hook_all_reduce", sparse)

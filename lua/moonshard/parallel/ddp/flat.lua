@@ -9,8 +9,7 @@ local is_tensor = require "moonshard.tensor".is_tensor
 ---@return Tensor
 return function(who, bucket)
   local flat = type(bucket) == "table" and rawget(bucket, "flat")
-  if not is_tensor(flat) then
-    opts.wrong(bucket, "a bucket of gradients; hooks are called as hook(state, bucket)", "%s: bucket", who)
-  end
+  opts.need(is_tensor(flat), bucket, "a bucket of gradients; hooks are called as hook(state, bucket)", "%s: bucket",
+    who)
   return flat
 end

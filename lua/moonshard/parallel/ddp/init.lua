@@ -55,8 +55,7 @@ wrapping.read_through(DDP)
 
 local OPTIONS = {
   process_group = dist._a_group, bucket_cap_mb = opts.option(opts.positive, 25), find_unused_parameters = false,
-  gradient_as_bucket_view = false,
-  broadcast_buffers = true,
+  gradient_as_bucket_view = false, broadcast_buffers = true,
   static_graph = false, device_ids = opts.table, device_mesh = opts.any, init_sync = true,
   skip_all_reduce_unused_params = false,
   mixed_precision = opts.any, delay_all_reduce_named_params = opts.table, param_to_hook_all_reduce = opts.any,
@@ -399,8 +398,7 @@ function DDP:init(m, given)
   self.module = m
   rawget(self, "_slots").training = m.training
   local st = {
-    group = group, world = world, params = params, names = names, ignored = ignored,
-    cap = o.bucket_cap_mb * pieces.MIB,
+    group = group, world = world, params = params, names = names, ignored = ignored, cap = o.bucket_cap_mb * pieces.MIB,
     find_unused = finds, static = o.static_graph and #params > 0, counts = {},
     skip_unused = o.skip_all_reduce_unused_params and finds,
     delayed = delayed, as_view = o.gradient_as_bucket_view, broadcast_buffers = o.broadcast_buffers,

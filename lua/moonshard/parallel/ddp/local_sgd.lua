@@ -40,9 +40,7 @@ function State.__tostring(s) return ("PostLocalSGDState(from iteration %d)"):for
 local function of_this_machine()
   local hosts, members, mine = {}, {}, nil
   for r, host in ipairs(dist.all_gather_object(dist.rank() - dist.local_rank())) do
-    if not members[host] then
-      hosts[#hosts + 1], members[host] = host, {}
-    end
+    if not members[host] then hosts[#hosts + 1], members[host] = host, {} end
     table.insert(members[host], r - 1)
   end
   for _, host in ipairs(hosts) do
@@ -103,9 +101,7 @@ local function average(params, group)
   local kinds, lists = {}, {}
   for _, p in ipairs(params) do
     local kind = p.dtype .. p.device
-    if not lists[kind] then
-      kinds[#kinds + 1], lists[kind] = kind, {}
-    end
+    if not lists[kind] then kinds[#kinds + 1], lists[kind] = kind, {} end
     if p:numel() > 0 then table.insert(lists[kind], p) end
   end
   autograd.no_grad(function()
@@ -127,9 +123,7 @@ local function average(params, group)
 end
 
 local function check_params(who, params)
-  if type(params) ~= "table" or getmetatable(params) ~= nil then
-    opts.wrong(params, "a list of parameters", "%s: argument 1", who)
-  end
+  opts.need(opts.is_plain(params), params, "a list of parameters", "%s: argument 1", who)
 end
 
 ---@class ModelAverager
@@ -209,8 +203,7 @@ function M.HierarchicalModelAverager(given)
     local below = levels[k - 1] and levels[k - 1] or { period = 1, size = 1 }
     if level.size < below.size or level.size % below.size ~= 0 or level.period % below.period ~= 0 then
       raise("%s: %d ranks every %d steps do not contain %d ranks every %d steps: both numbers must be multiples", who,
-        level.size, level.period,
-        below.size, below.period)
+        level.size, level.period, below.size, below.period)
     end
   end
   if levels[#levels].size ~= world then
@@ -270,12 +263,10 @@ end
 ---@param optim Optimizer  the optimizer that steps
 ---@param averager ModelAverager  called after each step
 function M.PostLocalSGDOptimizer(optim, averager)
-  if type(optim) ~= "table" or type(optim.step) ~= "function" or not optim.param_groups then
-    opts.wrong(optim, "an optimizer", "PostLocalSGDOptimizer: argument 1")
-  end
-  if type(averager) ~= "table" or type(averager.average_parameters) ~= "function" then
-    opts.wrong(averager, "a model averager", "PostLocalSGDOptimizer: argument 2")
-  end
+  opts.need(type(optim) == "table" and type(optim.step) == "function" and optim.param_groups, optim, "an optimizer",
+    "PostLocalSGDOptimizer: argument 1")
+  opts.need(type(averager) == "table" and type(averager.average_parameters) == "function", averager,
+    "a model averager", "PostLocalSGDOptimizer: argument 2")
   return setmetatable({ optim = optim, averager = averager }, Optimizer)
 end
 

@@ -42,8 +42,7 @@ State.__index = State
 function M.PowerSGDState(group, given)
   local o = opts("PowerSGDState", given, {
     matrix_approximation_rank = opts.option(opts.whole_from(1), 1),
-    start_powerSGD_iter = 1000, min_compression_rate = 2, use_error_feedback = true,
-    warm_start = true,
+    start_powerSGD_iter = 1000, min_compression_rate = 2, use_error_feedback = true, warm_start = true,
     orthogonalization_epsilon = 0, random_seed = 0,
   })
   if group ~= nil then opts.expect(group, dist._a_group, "PowerSGDState: argument 1") end

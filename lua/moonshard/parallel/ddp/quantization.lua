@@ -85,9 +85,8 @@ M.quantization_pertensor_hook = hook_of("quantization_pertensor_hook",
 ---@type fun(group?: Group, bucket: Bucket, bucket_size?: integer): any
 M.quantization_perchannel_hook = hook_of("quantization_perchannel_hook", function(_, bucket_size)
   local size = bucket_size or 512
-  if type(size) ~= "number" or size < 1 or size % 1 ~= 0 then
-    opts.wrong(bucket_size, "a whole number from 1", "quantization_perchannel_hook: argument 3")
-  end
+  opts.need(opts.whole_from(1).test(size), bucket_size, "a whole number from 1",
+    "quantization_perchannel_hook: argument 3")
   return size
 end)
 

@@ -18,17 +18,14 @@ local function make(who, interleaved)
     if type(hook) ~= "function" then opts.wrong(hook, "a communication hook", "%s: argument 1", who) end
     local st = type(ddp) == "table" and rawget(ddp, "_ddp")
     if not st then opts.wrong(ddp, "a module in nn.DDP", "%s: argument 2", who) end
-    if type(zero) ~= "table" or not zero._step_overlapped then
-      opts.wrong(zero, "a ZeroRedundancyOptimizer", "%s: argument 3", who)
-    end
+    opts.need(type(zero) == "table" and zero._step_overlapped, zero, "a ZeroRedundancyOptimizer", "%s: argument 3", who)
     if not zero._overlaps then
       raise "ZeroRedundancyOptimizer must be constructed with `overlap_with_ddp=true` to use this hook properly"
     end
     local ranks, others = dist.group_ranks(st.group), zero._ranks
     if table.concat(ranks, " ") ~= table.concat(others, " ") then
       raise("%s: the optimizer is sharded over ranks %s, but DDP reduces gradients over ranks %s", who,
-        table.concat(others, ", "),
-        table.concat(ranks, ", "))
+        table.concat(others, ", "), table.concat(ranks, ", "))
     end
     -- Callbacks of DDP: `after` when the gradients of one bucket are in place, `finish` when all are, `drop` when
     -- backward failed.

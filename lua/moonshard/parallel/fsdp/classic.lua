@@ -63,8 +63,7 @@ local OPTIONS = {
   backward_prefetch = opts.one_of({ "pre", "post", "none" }, "pre"), mixed_precision = opts.any,
   ignored_modules = opts.any,
   ignored_states = opts.any, param_init_fn = opts.any, device_id = opts.any, sync_module_states = false,
-  forward_prefetch = opts.boolean,
-  limit_all_gathers = true, use_orig_params = false, device_mesh = opts.any,
+  forward_prefetch = opts.boolean, limit_all_gathers = true, use_orig_params = false, device_mesh = opts.any,
 }
 -- An auto-wrapped instance also gets the sets of modules and parameters that the instance around it ignores.
 local INNER = { ignored = opts.table }
@@ -219,13 +218,11 @@ function FSDP:init(m, given)
   opts.expect(m, a_module, "FSDP: argument 1")
   local inner = given ~= nil and opts.is(given) and given.ignored ~= nil
   local o = opts("FSDP", given, inner and INNER or OPTIONS)
-  if o.mixed_precision ~= nil and not policies.is_precision(o.mixed_precision) then
-    opts.wrong(o.mixed_precision, "a fsdp.MixedPrecision", "FSDP: option 'mixed_precision'")
-  end
+  opts.need(o.mixed_precision == nil or policies.is_precision(o.mixed_precision), o.mixed_precision,
+    "a fsdp.MixedPrecision", "FSDP: option 'mixed_precision'")
   if type(o.cpu_offload) == "boolean" then o.cpu_offload = policies.CPUOffload { offload_params = o.cpu_offload } end
-  if o.cpu_offload ~= nil and not policies.is_classic_offload(o.cpu_offload) then
-    opts.wrong(o.cpu_offload, "true, false or a fsdp.CPUOffload", "FSDP: option 'cpu_offload'")
-  end
+  opts.need(o.cpu_offload == nil or policies.is_classic_offload(o.cpu_offload), o.cpu_offload,
+    "true, false or a fsdp.CPUOffload", "FSDP: option 'cpu_offload'")
   local placed = groups.resolve(o, inner)
   if m.forward == nil then
     log.warn_once("FSDP will not all-gather parameters for containers that do not implement forward: " .. tostring(m))

@@ -55,8 +55,7 @@ function M.start(root, m)
   if not root.checks_order then return end
   local order = {
     names = {}, number = {}, by_number = {}, first = {}, first_iteration = true, position = 0, status = "none",
-    group = root.placed.given, root = root,
-    backwards = 0,
+    group = root.placed.given, root = root, backwards = 0,
   }
   if type(order.group) == "table" and getmetatable(order.group) == nil then order.group = root.placed.group end
   local names, values = m:_state()

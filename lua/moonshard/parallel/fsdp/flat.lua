@@ -16,9 +16,7 @@ local M = {}
 
 --- Are the unit's whole parameters visible: is its module running, or are they summoned?
 ---@return boolean
-local function is_open(unit)
-  return (unit.inside or 0) > 0 or unit.summoned == true
-end
+local function is_open(unit) return (unit.inside or 0) > 0 or unit.summoned == true end
 M.is_open = is_open
 
 -- ---- one flat parameter --------------------------------------------------------------------------

@@ -24,12 +24,9 @@ local M = {}
 
 local function module_list(target)
   if class.isa(target, Module) then return { target } end
-  if type(target) ~= "table" or getmetatable(target) ~= nil or target[1] == nil then
-    opts.wrong(target, "a module or a list of modules", "fully_shard: argument 1")
-  end
-  for k, m in ipairs(target) do
-    opts.expect(m, a_module, "fully_shard: entry %d of the list", k)
-  end
+  opts.need(opts.is_plain(target) and target[1] ~= nil, target, "a module or a list of modules",
+    "fully_shard: argument 1")
+  for k, m in ipairs(target) do opts.expect(m, a_module, "fully_shard: entry %d of the list", k) end
   return target
 end
 
@@ -186,20 +183,15 @@ function M.fully_shard(target, given)
     if module.unit_of(m) then raise "Each distinct composable distributed API can only be applied to a module once." end
   end
   local policy = o.mp_policy or policies.MixedPrecisionPolicy()
-  if not policies.is_policy(policy) then
-    opts.wrong(policy, "a fsdp.MixedPrecisionPolicy", "fully_shard: option 'mp_policy'")
-  end
-  if o.offload_policy ~= nil and not policies.is_offload(o.offload_policy) then
-    opts.wrong(o.offload_policy, "a fsdp.CPUOffloadPolicy", "fully_shard: option 'offload_policy'")
-  end
+  opts.need(policies.is_policy(policy), policy, "a fsdp.MixedPrecisionPolicy", "fully_shard: option 'mp_policy'")
+  opts.need(o.offload_policy == nil or policies.is_offload(o.offload_policy), o.offload_policy,
+    "a fsdp.CPUOffloadPolicy", "fully_shard: option 'offload_policy'")
   local group, replicas = groups_of(o.mesh)
   local dist = require "moonshard.dist"
   local world = dist.world_size(group)
   local reshard = reshard_option(o.reshard_after_forward, world)
   local ignored, given_ignored = {}, o.ignored_params or {}
-  if type(given_ignored) ~= "table" or getmetatable(given_ignored) ~= nil then
-    opts.wrong(given_ignored, "a list of parameters", "fully_shard: option 'ignored_params'")
-  end
+  opts.need(opts.is_plain(given_ignored), given_ignored, "a list of parameters", "fully_shard: option 'ignored_params'")
   for k, p in ipairs(given_ignored) do
     if not tensor.is_tensor(p) then opts.wrong(p, "a parameter", "fully_shard: ignored_params[%d]", k) end
     ignored[p] = true
@@ -227,8 +219,7 @@ function M.fully_shard(target, given)
     reshard_after_forward = reshard,
     param_dtype = dtype_number(policy.param_dtype), reduce_dtype = dtype_number(policy.reduce_dtype),
     output_dtype = dtype_number(policy.output_dtype), cast_forward_inputs = policy.cast_forward_inputs and 1 or 0,
-    dims = dims,
-    offload = o.offload_policy and 1 or 0, device = device and dtypes.device(device, "fully_shard") or -1,
+    dims = dims, offload = o.offload_policy and 1 or 0, device = device and dtypes.device(device, "fully_shard") or -1,
   })
   if replicas then options.replicates, options.replicate_group = 1, replicas.id end
   if reshard > 1 then options.reshards_to, options.reshard_group = 1, smaller_group(group, o.mesh, reshard).id end
@@ -243,8 +234,7 @@ function M.fully_shard(target, given)
     replicates = replicas ~= nil,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
     offload = o.offload_policy ~= nil, params = params, names = names, owners = setmetatable(owners, { __mode = "v" }),
-    places = places,
-    positions = positions,
+    places = places, positions = positions,
     mesh = function()
       mesh = mesh or dist.mesh_from_group(group, { names = { "dp_shard" } })
       return mesh

@@ -79,9 +79,8 @@ function M.resolve(o, quiet)
     if o.process_group ~= nil then
       errors.raise("Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them.")
     end
-    if not mesh_type.is_mesh(o.device_mesh) then
-      opts.wrong(o.device_mesh, "a mesh of dist.init_device_mesh", "FSDP: option 'device_mesh'")
-    end
+    opts.need(mesh_type.is_mesh(o.device_mesh), o.device_mesh, "a mesh of dist.init_device_mesh",
+      "FSDP: option 'device_mesh'")
   end
   local strategy = o.sharding_strategy or "full_shard"
   if M.HYBRID[strategy] then
@@ -144,9 +143,7 @@ end
 --- Fills in the groups of a unit's options for the engine.
 function M.fill(options, groups)
   options.group = groups.group.id
-  if groups.replicate then
-    options.replicates, options.replicate_group = 1, groups.replicate.id
-  end
+  if groups.replicate then options.replicates, options.replicate_group = 1, groups.replicate.id end
   return options
 end
 

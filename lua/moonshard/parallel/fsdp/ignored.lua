@@ -35,9 +35,8 @@ local function given_lists(o)
     raise "Cannot pass both ignored_modules and ignored_states at the same time. Please just pass ignored_states."
   end
   if states ~= nil then
-    if type(states) ~= "table" or is_module(states) or tensor.is_tensor(states) then
-      opts.wrong(states, "a list of parameters or of modules", "FSDP: option 'ignored_states'")
-    end
+    opts.need(type(states) == "table" and not is_module(states) and not tensor.is_tensor(states), states,
+      "a list of parameters or of modules", "FSDP: option 'ignored_states'")
     if all(states, is_parameter) then return {}, states end
     if all(states, is_module) then return states, {} end
     raise("ignored_states expects all nn.Parameter or all nn.Module list elements but got types %s", types_of(states))

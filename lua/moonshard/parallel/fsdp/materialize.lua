@@ -84,9 +84,8 @@ function M.device(modules, device_id, ignored_params)
   check_devices(modules, device_id, ignored_params)
   if device_id ~= nil then
     if type(device_id) == "number" then
-      if device_id < 0 or device_id % 1 ~= 0 then
-        opts.wrong(device_id, "an index from 0 or a device", "FSDP: option 'device_id'")
-      end
+      opts.need(device_id >= 0 and device_id % 1 == 0, device_id, "an index from 0 or a device",
+        "FSDP: option 'device_id'")
       return dtypes.canonical_device(lib.ms_cuda_count() > 0 and ("cuda:%d"):format(device_id) or "cpu",
         "FSDP: device_id")
     end

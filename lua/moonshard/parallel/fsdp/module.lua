@@ -21,7 +21,7 @@ local lib, ffi = engine.lib, engine.ffi
 local C = ffi.C
 local handlers = autograd.handlers
 local is_tensor, wrap = tensor.is_tensor, tensor.wrap
-local rawget, rawset, getmetatable, setmetatable, type, next = rawget, rawset, getmetatable, setmetatable, type, next
+local rawget, rawset, setmetatable, type, next = rawget, rawset, setmetatable, type, next
 local pcall, error, select, unpack, ipairs = pcall, error, select, unpack, ipairs
 
 local M = {}
@@ -152,9 +152,7 @@ local function post_forward(unit, n, ids)
 end
 
 -- The tensor that the engine put in the place of t.
-local function taken(t)
-  return one[0] == t.id and t or wrap(one[0])
-end
+local function taken(t) return one[0] == t.id and t or wrap(one[0]) end
 
 local function after(self, unit, part, ...)
   local out = ...
@@ -356,9 +354,7 @@ M.refuse_meta = refuse_meta
 function FSDPModule:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
   reshard_all(self)
-  if type(sd) ~= "table" or getmetatable(sd) ~= nil then
-    opts.wrong(sd, "a table of tensors", "load_state_dict: argument 1")
-  end
+  opts.need(opts.is_plain(sd), sd, "a table of tensors", "load_state_dict: argument 1")
   sd = self:_renamed(sd, Module._count_from(o.count_from))
   if o.assign then
     assign.make_room(self, assign.devices(sd), o.strict)
@@ -416,9 +412,7 @@ function FSDPModule:set_all_reduce_hook(fn)
   local unit = unit_of(self)
   unit.all_reduce_key = unit.all_reduce_key or autograd.new_key(setmetatable({ unit = unit }, { __mode = "v" }))
   unit.all_reduce_hook = fn
-  if lib.ms_unit_set(unit.handle, C.MS_UNIT_ALL_REDUCE_HOOK, fn and unit.all_reduce_key or 0) ~= 0 then
-    errors.fail()
-  end
+  errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_ALL_REDUCE_HOOK, fn and unit.all_reduce_key or 0))
 end
 
 --- Whether parameters are released after forward and gathered again for backward (true saves memory, false saves an
@@ -480,16 +474,12 @@ end
 --- False: backward uses the parameters as they are, without a gather.
 ---@param on boolean  true at first
 function FSDPModule:set_unshard_in_backward(on)
-  if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward", on) and 1
-    or 0) ~= 0 then
-    errors.fail()
-  end
+  errors.check(lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward",
+    on) and 1 or 0))
 end
 
 local function set_prefetch(self, who, backward, list)
-  if type(list) ~= "table" or getmetatable(list) ~= nil then
-    opts.wrong(list, "a list of modules", "%s: argument", who)
-  end
+  opts.need(opts.is_plain(list), list, "a list of modules", "%s: argument", who)
   local handles = ffi.new("double[?]", math.max(#list, 1))
   for k, m in ipairs(list) do
     if not M.is_fsdp_module(m) then errors.raise("Expects FSDPModule but got %s: %s", errors.show(m), tostring(m)) end
@@ -502,10 +492,8 @@ end
 --- so the first gather of that forward starts now. Applies to one forward.
 ---@param event? any  accepted for scripts of PyTorch and ignored: the call itself is the event
 function FSDPModule:set_post_optim_event(event)
-  if event ~= nil then
-    opts.wrong(event, "no argument; the call itself marks the end of the optimizer's step",
-      "set_post_optim_event: argument")
-  end
+  opts.need(event == nil, event, "no argument; the call itself marks the end of the optimizer's step",
+    "set_post_optim_event: argument")
   if lib.ms_unit_gather_first(unit_of(self).handle) ~= 0 then errors.fail() end
 end
 

@@ -21,9 +21,8 @@ local M = {}
 local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 
 local function check_optimizer(who, optim)
-  if type(optim) ~= "table" or type(optim.param_groups) ~= "table" then
-    opts.wrong(optim, "an optimizer", "%s: argument 2", who)
-  end
+  opts.need(type(optim) == "table" and type(optim.param_groups) == "table", optim, "an optimizer", "%s: argument 2",
+    who)
 end
 
 -- The model's parameters in its order: each one's first name, and the parameter itself.
@@ -265,9 +264,7 @@ local function groups_by_name(sd)
   if not is_plain(sd.param_groups) then opts.wrong(sd.param_groups, "a list of groups", "%s: param_groups", WHO) end
   local by_name = {}
   for g, group in ipairs(sd.param_groups) do
-    if not is_plain(group) or not is_plain(group.params) then
-      opts.wrong(group, "a group {params = {names}}", "%s: group %d", WHO, g)
-    end
+    opts.need(is_plain(group) and is_plain(group.params), group, "a group {params = {names}}", "%s: group %d", WHO, g)
     for k, name in ipairs(group.params) do
       if type(name) ~= "string" then
         opts.wrong(name,
@@ -384,8 +381,7 @@ local function assemble(p, members, parts)
       local cut, before = tensor.is_tensor(v) and v.ndim > 0, entry[key]
       if before ~= nil and cut ~= (tensor.is_tensor(before) and before.ndim > 0) then
         errors.raise("%s: '%s' of '%s' is %s, but for another parameter of the same flat parameter it is %s", WHO, key,
-          member.name, errors.kind(v),
-          errors.kind(before))
+          member.name, errors.kind(v), errors.kind(before))
       end
       if not cut then
         same_scalar(key, before, v)

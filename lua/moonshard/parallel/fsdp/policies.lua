@@ -73,9 +73,7 @@ Shard.__index, Replicate.__index = Shard, Replicate
 ---@param dim integer  from 1; negative from the end
 ---@return Placement
 function M.Shard(dim)
-  if type(dim) ~= "number" or dim % 1 ~= 0 or dim == 0 then
-    opts.wrong(dim, "a whole number from 1, or from -1 backwards", "Shard: dimension")
-  end
+  opts.need(opts.whole.test(dim) and dim ~= 0, dim, "a whole number from 1, or from -1 backwards", "Shard: dimension")
   return setmetatable({ dim = dim }, Shard)
 end
 

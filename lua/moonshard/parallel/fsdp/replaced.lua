@@ -26,8 +26,7 @@ function M.check(unit)
     if now ~= place[3] and now ~= nil then
       errors.raise("parameter '%s' was replaced after its module was sharded: the replacement, %s, is neither sharded nor reduced; "
         .. "change the parameter in place, or replace it before %s", (unit.path == "" and "" or unit.path .. ".")
-        .. place[4], errors.kind(now),
-        unit.classic and "its module is wrapped" or "the first forward")
+        .. place[4], errors.kind(now), unit.classic and "its module is wrapped" or "the first forward")
     end
   end
 end

@@ -189,9 +189,7 @@ function M.load_state_dict(m, sd, given)
     writeback.write_back_all(module.units_below(m))
     Module._count_from(o.count_from)
     if not reads then return end
-    if type(sd) ~= "table" or getmetatable(sd) ~= nil then
-      opts.wrong(sd, "a table of tensors", "load_state_dict: argument 2")
-    end
+    opts.need(opts.is_plain(sd), sd, "a table of tensors", "load_state_dict: argument 2")
     sd = m:_renamed(sd, o.count_from)
     if o.broadcast_from_rank0 then
       local there = describe(sd)

@@ -22,9 +22,7 @@ local M = {}                            -- the public table
 
 local function class_list(who, classes)
   if class.is_class(classes) then classes = { classes } end
-  if type(classes) ~= "table" or #classes == 0 then
-    opts.wrong(classes, "a list of module classes", "%s: argument", who)
-  end
+  opts.need(type(classes) == "table" and #classes > 0, classes, "a list of module classes", "%s: argument", who)
   for k, cls in ipairs(classes) do
     if not class.is_class(cls) then opts.wrong(cls, "a module class", "%s: entry %d", who, k) end
   end
@@ -50,9 +48,7 @@ Policy.__index = Policy
 
 function Policy.__tostring(p) return p.name end
 
-function Policy.__call(p, m, recurse)
-  return recurse or p.decide(m) ~= false
-end
+function Policy.__call(p, m, recurse) return recurse or p.decide(m) ~= false end
 
 local function table_of(who, options)
   if options ~= nil and (type(options) ~= "table" or getmetatable(options) ~= nil) then
@@ -142,9 +138,7 @@ end
 --- Wraps modules that any of the policies wraps.
 ---@param policies table  a list of functions
 function M.or_policy(policies)
-  if type(policies) ~= "table" or #policies == 0 then
-    opts.wrong(policies, "a list of policies", "or_policy: argument")
-  end
+  opts.need(type(policies) == "table" and #policies > 0, policies, "a list of policies", "or_policy: argument")
   return function(m, recurse, remaining)
     for _, policy in ipairs(policies) do
       if policy(m, recurse, remaining) then return true end
@@ -289,9 +283,8 @@ end
 local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
   local policy = o.auto_wrap_policy
   local is_object = getmetatable(policy) == Policy
-  if not is_object and type(policy) ~= "function" then
-    opts.wrong(policy, "a policy of fsdp.wrap or a function", "FSDP: option 'auto_wrap_policy'")
-  end
+  opts.need(is_object or type(policy) == "function", policy, "a policy of fsdp.wrap or a function",
+    "FSDP: option 'auto_wrap_policy'")
   for name, m in root:named_modules() do
     if rawget(m, "_fsdp") then
       raise("FSDP auto wrapping requires modules to not already have FSDP applied but found %s in\n%s", name,
