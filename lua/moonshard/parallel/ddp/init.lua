@@ -10,7 +10,6 @@
 --- Unused parameters are found at the end of backward, not by a walk over the graph, so outputs that the loss does not
 --- use and checkpointed regions need no special case.
 local autograd = require "moonshard.autograd"
-local buckets = require "moonshard.parallel.ddp.buckets"
 local pieces = require "moonshard.dist.pieces"
 local calls = require "moonshard.dist.calls"
 local checks = require "moonshard.parallel.ddp.checks"
@@ -20,17 +19,20 @@ local delays = require "moonshard.parallel.ddp.delayed"
 local dist = require "moonshard.dist"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
-local hooks = require "moonshard.parallel.ddp.hooks"
 local join = require "moonshard.parallel.ddp.join"
-local log = require "moonshard.core.log"
 local low_precision = require "moonshard.parallel.ddp.precision"
 local opts = require "moonshard.core.opts"
+local reducer = require "moonshard.parallel.ddp.reducer"
 local tensor = require "moonshard.tensor"
 local wrapping = require "moonshard.nn.wrapping"
 local base = require "moonshard.nn.module"
 local Embedding = require "moonshard.nn.embedding".Embedding
 local a_module = base.a_module
 
+local set_buckets, forget, finish, fail, tell, take_over = reducer.set_buckets, reducer.forget, reducer.finish,
+  reducer.fail, reducer.tell, reducer.take_over
+local start_used_map, used_anywhere, GRAPH_CHANGED = reducer.start_used_map, reducer.used_anywhere,
+  reducer.GRAPH_CHANGED
 local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_grad
 local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type, ipairs, pcall, error, select
 
@@ -68,276 +70,6 @@ local function buffers_of(m, st)
     if not st.ignored[name] then list[#list + 1] = b end
   end
   return list
-end
-
-local function set_lists(st, lists)
-  if st.buckets then buckets.free(st.buckets) end
-  st.buckets = buckets.build(lists, st.reduce_dtype)
-  st.place = {}                                 -- parameter -> { bucket, position in it }
-  for _, b in ipairs(st.buckets) do
-    for k, p in ipairs(b.parameters) do st.place[p] = { b, k } end
-  end
-end
-
-local function set_buckets(st, order, limits) set_lists(st, pieces.assign(order, limits, st.reduce_dtype)) end
-
--- ---- backward ------------------------------------------------------------------------------------
-
-local MARKED_TWICE = "Expected to mark a variable ready only once. This error is caused by one of the following reasons: "
-  .. "1) Use of a module parameter outside the `forward` function. Please make sure model parameters are not shared across multiple "
-  .. "concurrent forward-backward passes. 2) Reused parameters in multiple reentrant backward passes, or in several backwards of one forward. "
-  .. "Parameter %d ('%s') was ready already."
-
-local function launch_ready(st)
-  if st.skip_unused and not st.map_known then return end       -- the map of used parameters is not known yet
-  local list = st.buckets
-  while st.next <= #list and list[st.next].pending == 0 do
-    local b = list[st.next]
-    st.next = st.next + 1
-    if not b.skipped then b:launch(st.group, st.join and st.join.divisor or st.world, st.hook, st.hook_state) end
-  end
-end
-
-local function mark_ready(st, p)
-  local b, k = st.place[p][1], st.place[p][2]
-  st.marked[p] = true
-  b:take(k, p)
-  b.pending = b.pending - 1
-  if b.pending == 0 then launch_ready(st) end
-end
-
-local function forget(st)
-  for _, b in ipairs(st.buckets) do b:reset() end
-  if st.delayed then st.delayed:forget() end
-  st.next, st.marked, st.waiting, st.armed, st.queued, st.left, st.map_known = 1, {}, false, false, false, nil, false
-end
-
--- Copies the results back into the gradients. The gradient of a parameter that no rank used does not change.
-local function put_back(st, b, used)
-  for k, p in ipairs(b.parameters) do
-    if not used or used[p] then b:give(k, st.as_view) end
-  end
-end
-
--- Starts the all-reduce of the map of parameters used since the last reduction; the result is read later.
-local function start_used_map(st)
-  local list = {}
-  for k, p in ipairs(st.params) do list[k] = st.used[p] and 1 or 0 end
-  st.used_map = create.tensor(list, { dtype = "int32", device = "cpu" }):keep()
-  st.used_work = dist.all_reduce(st.used_map, { group = st.group, async = true })
-end
-
-local function used_anywhere(st)
-  st.used_work:wait()
-  local out = {}
-  for k, count in ipairs(st.used_map:tolist()) do out[st.params[k]] = count > 0 end
-  st.used_map:release()
-  st.used_map, st.used_work = nil, nil
-  return out
-end
-
-local function some_used(b, used)
-  for _, p in ipairs(b.parameters) do
-    if used[p] then return true end
-  end
-  return false
-end
-
--- Reports the failure to peers that wait in the collectives of this iteration.
-local function tell(st, message)
-  if st.world > 1 then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
-end
-
--- Cleans up after a failed backward: waits for reductions in flight and, if there were any, makes new buffers, because
--- a failed collective may still write to the old ones.
-local function fail(st, message)
-  if st.armed then tell(st, message) end
-  local lists, launched = {}, false
-  if st.overlapped then st.overlapped.drop() end
-  for k, b in ipairs(st.buckets) do
-    lists[k], launched = b.parameters, launched or b.launched
-    if b.launched and b.work then pcall(hooks.result_of, b.work) end
-  end
-  for _, b in ipairs(st.delayed and st.delayed.launched and st.delayed.buckets or {}) do
-    launched = true
-    if b.work then pcall(hooks.result_of, b.work) end
-  end
-  forget(st)
-  if st.synced_backwards == 0 then st.arrival, st.counts = {}, {} end      -- the order of arrival is incomplete
-  if launched then
-    no_grad(set_lists, st, lists)
-    if st.delayed then no_grad(st.delayed.prepare, st.delayed, st.reduce_dtype) end
-  end
-end
-
--- static_graph: the first iteration counts how often each parameter's gradient arrives, and reduces everything at the
--- end. In later iterations a parameter is ready when its gradient has arrived as often; an unused parameter is ready
--- from the start.
-local GRAPH_CHANGED =
-  "Your training graph has changed in this iteration, e.g., one parameter is %s in first iteration, but then got %s in the "
-  .. "second iteration. this is not compatible with static_graph set to true."
-
-local function mark_static_unused(st)
-  if st.left then return end
-  st.left = {}
-  for k, p in ipairs(st.params) do
-    st.left[k] = st.expected[k]
-    if not st.expected[k] and not st.is_late[p] then mark_ready(st, p) end
-  end
-end
-
-local function static_arrived(st, k, p)
-  if not st.expected then
-    st.counts[k] = (st.counts[k] or 0) + 1
-    return
-  end
-  if not st.expected[k] then
-    raise(GRAPH_CHANGED .. " Parameter %d ('%s') is used now.", "unused", "used", k, st.names[k])
-  end
-  mark_static_unused(st)
-  st.left[k] = st.left[k] - 1
-  if st.left[k] < 0 then raise(MARKED_TWICE, k, st.names[k]) end
-  if st.left[k] == 0 then mark_ready(st, p) end
-end
-
-local UNUSED_NONE = "find_unused_parameters=true was specified in DDP constructor, but did not find any unused parameters in the forward "
-  .. "pass. This flag costs an extra collective every iteration, and buckets that wait until its end. If your model indeed never has any unused "
-  .. "parameters in the forward pass, consider turning this flag off. Note that this warning may be a false positive if your model has "
-  .. "flow control causing later iterations to have unused parameters."
-
-local function finish_now(st)
-  st.queued = false
-  if not st.armed then return end
-  for _, k in ipairs(st.late) do
-    local p = st.params[k]
-    if not st.marked[p] and (p.grad or not st.find_unused) then
-      if st.synced_backwards == 0 then st.arrival[#st.arrival + 1] = k end
-      st.used[p] = true
-      mark_ready(st, p)
-    end
-  end
-  local first_static = st.static and not st.expected
-  if first_static then
-    for _, p in ipairs(st.params) do
-      if not st.marked[p] then mark_ready(st, p) end
-    end
-  elseif st.static then
-    mark_static_unused(st)
-  end
-  local used = st.static_used
-  if st.skip_unused then
-    start_used_map(st)
-    used = used_anywhere(st)
-    for _, b in ipairs(st.buckets) do b.skipped = not some_used(b, used) end
-    st.map_known = true
-  end
-  if st.find_unused then
-    local unused = 0
-    for k = #st.params, 1, -1 do
-      local p = st.params[k]
-      if not st.marked[p] then
-        unused = unused + 1
-        mark_ready(st, p)
-      end
-    end
-    launch_ready(st)
-    if unused == 0 and st.synced_backwards == 0 then log.warn(UNUSED_NONE) end
-  end
-  -- Incomplete buckets may become complete in another backward.
-  if st.next <= #st.buckets or st.delayed and not st.delayed.launched then return end
-  if st.find_unused and not st.skip_unused or first_static then
-    start_used_map(st)
-    used = used_anywhere(st)
-  end
-  if first_static then st.expected, st.static_used = st.counts, used end
-  no_grad(function()
-    for _, b in ipairs(st.buckets) do
-      if not b.skipped then
-        b:finish(st.hook)
-        put_back(st, b, used)
-        if st.overlapped and st.overlapped.after then st.overlapped.after(b) end
-      end
-    end
-    if st.delayed then st.delayed:finish() end
-    if st.overlapped then st.overlapped.finish(st.buckets) end
-  end)
-  st.passed_over = {}
-  for _, p in ipairs(st.params) do
-    if st.find_unused and not st.used[p] then st.passed_over[p] = true end
-  end
-  st.synced_backwards = st.synced_backwards + 1
-  st.used = {}
-  forget(st)
-end
-
--- Called at the end of the outermost backward.
-local function finish(st)
-  local ok, message = pcall(finish_now, st)
-  if not ok then
-    fail(st, message)
-    error(message, 0)
-  end
-end
-
-local function finish_later(st)
-  st.started, st.waiting = true, true
-  if st.queued then return end
-  st.queued = true
-  autograd.at_end(function() finish(st) end, function(message) fail(st, message) end)
-end
-
--- Called when the gradient of the k-th parameter has arrived.
-local function arrived(st, k)
-  local p = st.params[k]
-  st.used[p] = true
-  if not st.armed then
-    if st.passed_over and st.passed_over[p] then raise(MARKED_TWICE, k, st.names[k]) end
-    return
-  end
-  if st.marked[p] and not st.static then raise(MARKED_TWICE, k, st.names[k]) end
-  finish_later(st)
-  if st.synced_backwards == 0 and not st.counts[k] then st.arrival[#st.arrival + 1] = k end
-  if st.static then return static_arrived(st, k, p) end
-  mark_ready(st, p)
-end
-
--- Called when the gradient of a delayed parameter has arrived.
-local function delayed_arrived(st, p)
-  if not st.armed then return end
-  finish_later(st)
-  st.delayed:arrived(p, st.group, st.world)
-end
-
--- The wrapper that handles a parameter's gradient: of several, the one that ran last. The table is weak because
--- parameters may outlive wrappers.
-local owner = setmetatable({}, { __mode = "k" })
-
-local function take_over(st)
-  if owner[st.hooked[1]] == st.weak then return end
-  for _, p in ipairs(st.hooked) do owner[p] = st.weak end
-end
-
-local function hook_parameters(st)
-  local weak = setmetatable({ st }, { __mode = "v" })
-  st.weak, st.hooked = weak, { unpack(st.params) }
-  local function hook(k, p, fn, what)
-    p:register_post_accumulate_grad_hook(function()
-      local alive = weak[1]
-      if alive and owner[alive.hooked[k]] == weak then no_grad(fn, alive, what or alive.hooked[k]) end
-    end)
-  end
-  for k, p in ipairs(st.params) do hook(k, p, arrived, k) end
-  local delayed = st.delayed
-  for k = 1, delayed and #delayed.params or 0 do
-    local at = #st.hooked + 1
-    st.hooked[at] = delayed.params[k]
-    hook(at, st.hooked[at], delayed_arrived)
-  end
-  if delayed and not delayed.has[delayed.hook] then
-    st.hooked[#st.hooked + 1] = delayed.hook
-    hook(#st.hooked, delayed.hook, delayed_arrived)
-  end
-  take_over(st)
 end
 
 local function is_sharded(p) return rawget(p, "_unit") ~= nil or rawget(p, "_flat") ~= nil end
@@ -427,7 +159,7 @@ function DDP:init(m, given)
   end
   set_buckets(st, order, st.find_unused and st.limits or { math.huge })
   if delayed then delayed:prepare(st.reduce_dtype) end
-  hook_parameters(st)
+  reducer.hook_parameters(st)
 end
 
 DDP.init = calls.several(DDP.init)
@@ -585,7 +317,7 @@ function DDP:join(given, fn)
     start_used_map(st)
     return used_anywhere(st)
   end
-  st.some_used = some_used
+  st.some_used = reducer.some_used
   local model = buffers_of(module, st)
   for name, p in module:named_parameters() do
     if not st.ignored[name] then model[#model + 1] = p end
