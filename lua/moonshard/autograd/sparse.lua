@@ -375,9 +375,7 @@ end
 --- May w have a sparse gradient? A leaf may, unless it is sharded: units reduce dense gradients.
 ---@param w Tensor
 ---@return boolean
-function M.takes(w)
-  return w.id >= 0 and tensor.info_of(w).is_leaf ~= 0 and lib.ms_unit_of(w.id) == 0
-end
+function M.takes(w) return w.id >= 0 and tensor.info_of(w).is_leaf ~= 0 and lib.ms_unit_of(w.id) == 0 end
 
 --- Makes a look-up of rows with a sparse gradient by w. look(ids, w, padding): the engine's operator.
 function M.embedding(look)

@@ -279,9 +279,7 @@ end
 ---@param fn fun(m: Module, args: table, out: any): any  args is a list with n
 ---@param given? { prepend: boolean }
 ---@return ModuleHandle
-function Module:register_forward_hook(fn, given)
-  return register(self, "_post", "register_forward_hook", fn, given)
-end
+function Module:register_forward_hook(fn, given) return register(self, "_post", "register_forward_hook", fn, given) end
 
 ---Registers fn(module, grad_in, grad_out), which runs when the gradients of the inputs are known; a result replaces
 ---grad_in.

@@ -40,13 +40,9 @@ end
 
 local function child_list(self)
   local names, modules = {}, {}
-  for i, m in ipairs(self) do
-    names[i], modules[i] = tostring(i), check_element(self, i, m)
-  end
+  for i, m in ipairs(self) do names[i], modules[i] = tostring(i), check_element(self, i, m) end
   local slots = self._slots
-  for _, name in ipairs(self._children) do
-    names[#names + 1], modules[#modules + 1] = name, slots[name]
-  end
+  for _, name in ipairs(self._children) do names[#names + 1], modules[#modules + 1] = name, slots[name] end
   return names, modules
 end
 
@@ -61,9 +57,7 @@ local function position(self, what, i, last)
 end
 
 local function index(self, key)
-  if type(key) == "number" then
-    return key < 0 and rawget(self, #self + 1 + key) or nil
-  end
+  if type(key) == "number" then return key < 0 and rawget(self, #self + 1 + key) or nil end
   return Module.__index(self, key)
 end
 

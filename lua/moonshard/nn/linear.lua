@@ -36,9 +36,7 @@ function Linear:forward(x)
   return linear(x, slots.weight, slots.bias)
 end
 
-function Linear:extra_repr()
-  return ("%d -> %d%s"):format(self.size_in, self.size_out, self.bias and ", bias" or "")
-end
+function Linear:extra_repr() return ("%d -> %d%s"):format(self.size_in, self.size_out, self.bias and ", bias" or "") end
 
 ---Returns its input; arguments of the constructor are ignored.
 ---@class Identity: Module

@@ -17,9 +17,7 @@ local function sizes_of(who, d)
   return out
 end
 
-local function size_text(sizes)
-  return #sizes == 1 and tostring(sizes[1]) or "[" .. table.concat(sizes, ", ") .. "]"
-end
+local function size_text(sizes) return #sizes == 1 and tostring(sizes[1]) or "[" .. table.concat(sizes, ", ") .. "]" end
 
 ---(x - mean) / sqrt(var + eps) * weight + bias over the last sizes.
 ---@class LayerNorm: Module

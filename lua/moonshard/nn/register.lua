@@ -121,9 +121,7 @@ local function guarded(forward)
   return guard
 end
 
-local function forward_of(self)
-  return rawget(self, "_slots").forward or getmetatable(self).forward
-end
+local function forward_of(self) return rawget(self, "_slots").forward or getmetatable(self).forward end
 
 function Module.__index(self, name)
   local value = rawget(self, "_slots")[name]
@@ -490,9 +488,7 @@ function Module:get_parameter(path)
   name = name or path
   while m._wraps and m._kind[name] ~= "parameter" do m = m._slots.module end
   local p = m._kind[name] == "parameter" and m._slots[name]
-  if not p then
-    raise("get_parameter: %s: %s", m:class_name(), errors.unknown("parameter", name, m._params))
-  end
+  if not p then raise("get_parameter: %s: %s", m:class_name(), errors.unknown("parameter", name, m._params)) end
   return p
 end
 

@@ -34,9 +34,7 @@ end
 
 --- The state for a checkpoint: steps taken, and the initial learning rates.
 ---@return { step: integer, base_lrs: number[] }
-function Scheduler:state_dict()
-  return { step = self.count, base_lrs = { unpack(self.base_lrs) } }
-end
+function Scheduler:state_dict() return { step = self.count, base_lrs = { unpack(self.base_lrs) } } end
 
 --- Continues from a state dict.
 ---@param sd { step: integer, base_lrs: number[] }  step: steps taken; base_lrs: one for each group

@@ -325,9 +325,7 @@ local MASKED_FILL, MASKED_FILL_ = op "masked_fill", op "masked_fill_"
 ---@param mask Tensor  bool, of a shape that broadcasts to t's
 ---@param value number|boolean|Tensor  a tensor has one element
 ---@return Tensor
-function methods.masked_fill(t, mask, value)
-  return wrap(masked_fill(MASKED_FILL, "masked_fill", t, mask, value))
-end
+function methods.masked_fill(t, mask, value) return wrap(masked_fill(MASKED_FILL, "masked_fill", t, mask, value)) end
 --- masked_fill in place.
 ---@param mask Tensor  bool, of a shape that broadcasts to t's
 ---@param value number|boolean|Tensor  a tensor has one element

@@ -232,8 +232,6 @@ end
 --- A page of text: the head, and the comment indented.
 ---@param a Annotation
 ---@return string
-function M.page(a)
-  return a.source == "" and a.head or a.head .. "\n  " .. a.source:gsub("\n", "\n  ")
-end
+function M.page(a) return a.source == "" and a.head or a.head .. "\n  " .. a.source:gsub("\n", "\n  ") end
 
 return M

@@ -125,9 +125,7 @@ function Averages:table(given)
   if #rows > o.row_limit then out[#out + 1] = ("... and %d more rows"):format(#rows - o.row_limit) end
   out[#out + 1] = ("recorded %s; in ranges of the script's thread %s"):format(time_text(self.recorded),
     time_text(self.covered))
-  if self.dropped > 0 then
-    out[#out + 1] = ("%d ranges were dropped (limit = %d)"):format(self.dropped, self.limit)
-  end
+  if self.dropped > 0 then out[#out + 1] = ("%d ranges were dropped (limit = %d)"):format(self.dropped, self.limit) end
   return table.concat(out, "\n")
 end
 

@@ -289,9 +289,7 @@ local join_options = calls.several(function(st, given, fn)
   local o = opts("join", given, { divide_by_initial_world_size = true, enable = true,
     throw_on_early_termination = false })
   opts.expect(fn, opts.fn, "join: argument")
-  if o.enable and st.delayed then
-    raise("join: not supported with the option delay_all_reduce_named_params")
-  end
+  if o.enable and st.delayed then raise("join: not supported with the option delay_all_reduce_named_params") end
   return o
 end)
 
