@@ -82,7 +82,7 @@ lib.ms_set_default_dtype(default.dtype)         -- the engine outlives this modu
 ---@return string
 function M.default_dtype() return names[default.dtype] end
 
---- Sets the dtype of floating point tensors made without one. Errors: a dtype that is no floating point.
+--- Sets the dtype of floating point tensors made without one. Errors: a dtype that is not floating point.
 ---@param name string  "float32", "float64", "float16" or "bfloat16"
 function M.set_default_dtype(name)
   local number = M.number(name, "set_default_dtype")
@@ -110,7 +110,7 @@ function M.present_device(name, who)
   return number
 end
 
---- Sets the device of tensors made without one; inside with_device until its end. Errors: a device that is not there.
+--- Sets the device of tensors made without one; inside with_device until its end. Errors: a device that does not exist.
 ---@param name string  "cpu", "cuda", "cuda:1" or "meta"
 function M.set_default_device(name)
   local number = M.present_device(name, "set_default_device")

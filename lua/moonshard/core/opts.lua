@@ -83,7 +83,7 @@ function M.wrong(value, text, label, ...)
   errors.raise("%s is %s, expected %s", select("#", ...) > 0 and label:format(...) or label, errors.kind(value), text)
 end
 
---- Raises as wrong does unless ok; for conditions that are no kind.
+--- Raises as wrong does unless ok; for conditions that have no kind.
 function M.need(ok, value, text, label, ...)
   if not ok then M.wrong(value, text, label, ...) end
 end

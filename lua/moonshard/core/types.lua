@@ -72,7 +72,7 @@ function Tensor:expand_as(u) end
 ---@return Tensor
 function Tensor:sum(d, opts) end
 
---- Mean over dimensions. Errors: a dtype that is no floating point.
+--- Mean over dimensions. Errors: a dtype that is not floating point.
 ---@param d? integer|integer[]  dimensions to reduce (default: all)
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
 ---@return Tensor

@@ -9,7 +9,7 @@ local tensor_class = require "moonshard.tensor.class"
 local a_tensor = tensor.a_tensor
 
 --- A leaf that shares t's storage, and that modules register when it is assigned to a field. It lives as long as its
---- module. Errors: requires_grad of a dtype that is no floating point.
+--- module. Errors: requires_grad of a dtype that is not floating point.
 ---@class Parameter: Tensor
 ---@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter
 ---   t: gives storage, shape, dtype and device; requires_grad: gets a gradient

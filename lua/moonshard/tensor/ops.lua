@@ -395,7 +395,7 @@ local function cast(t, dtype)
 end
 
 --- The tensor on another device, in another dtype, or as another tensor is; itself when nothing changes. Errors: an
---- unknown dtype or device; a device that is not there.
+--- unknown dtype or device; a device that does not exist.
 ---@param what string|Tensor|{ device: string, dtype: string }  a dtype, a device, a tensor whose dtype and device to take, or both by name
 ---@param and_dtype? string  a dtype beside a device
 ---@return Tensor

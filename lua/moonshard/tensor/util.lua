@@ -133,7 +133,7 @@ local function finish(device, ok, ...)
   return ...
 end
 
---- Runs fn(…) with another default device. Errors: a device that is not there.
+--- Runs fn(…) with another default device. Errors: a device that does not exist.
 ---@param device string  "cpu", "cuda", "cuda:1" or "meta"
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
@@ -221,10 +221,10 @@ M.cuda = errors.closed({
   --- The index of the device that "cuda" names.
   ---@return integer  from 0
   current_device = function() return dtypes.cuda_device() end,
-  --- Makes "cuda" name this device. Errors: a device that is not there.
+  --- Makes "cuda" name this device. Errors: a device that does not exist.
   ---@param i integer|string  an index from 0, or "cuda:1"
   set_device = function(i) dtypes.set_cuda_device(checked_device(i, "cuda.set_device")) end,
-  --- A device's model, multiprocessors and memory. Errors: a device that is not there.
+  --- A device's model, multiprocessors and memory. Errors: a device that does not exist.
   ---@param i? integer|string  the current device
   ---@return string
   device_name = function(i)
