@@ -40,7 +40,8 @@ bool ms__comm_publish_as(uint64_t number, const char *text)
     return first;
 }
 
-const char *ms__comm_error_after(uint64_t epoch)
+// The text of the error after `epoch`, until this thread's next call.
+static const char *error_after(uint64_t epoch)
 {
     static __thread char words[TEXT];
     uint64_t number = epoch + 1, e = atomic_load(&ms__world.board->error[number % ERRORS]);
@@ -75,7 +76,7 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
 ms_status ms__comm_raise(ms_coll *c)
 {
     atomic_store(&c->raised, true);
-    return ms__fail(MS_ECOMM, "%s", ms__comm_error_after(c->epoch));
+    return ms__fail(MS_ECOMM, "%s", error_after(c->epoch));
 }
 
 ms_status ms__comm_lost(ms_coll *c)
@@ -111,7 +112,7 @@ void ms__comm_reported(uint64_t epoch, const char *text)
     // One error may end several collectives. The first of them that is waited for meets it.
     if (epoch != ms__comm_epoch() || epoch == on_board()) return;
     // The text here may differ from the published one: all members detect a mismatch by themselves.
-    snprintf(met_text, sizeof met_text, "%s", text ? text : ms__comm_error_after(epoch));
+    snprintf(met_text, sizeof met_text, "%s", text ? text : error_after(epoch));
     atomic_store(&ms__world.epoch, epoch + 1);
 }
 

@@ -258,7 +258,6 @@ _Noreturn void ms__end_stay(int code);  // a peer failed and has reported why
 // A collective cannot complete: returns code, whose error is set, and ends the job soon. culprit: the rank that died;
 // -1: this rank reports and is the first to fail.
 ms_status ms__fail_job(ms_status code, int culprit);
-void ms__board_state(int state);
 bool ms__rank_dead(int rank);
 
 // ---- comm/job/node.c: control memory, peers, waiting ----
@@ -290,7 +289,6 @@ void ms__wait_end(ms_waiter *w);
 // ---- comm/error.c: errors that a script survives ----
 ms_status ms__comm_meet_error(void);        // engine thread: fails once with the next published error, if there is one
 bool ms__comm_error_since(uint64_t epoch);  // an error was published that a rank in that epoch has not met
-const char *ms__comm_error_after(uint64_t epoch);  // its text, until this thread's next call
 // Engine thread: the script gets a failed collective of that epoch as an error with this text (NULL: the published
 // one). The error counts as met.
 void ms__comm_reported(uint64_t epoch, const char *text);

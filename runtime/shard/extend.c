@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// shard/extend.c -- all-gather extensions: the script says what is sent for a parameter, and builds the whole from what
-// is gathered (docs/semantics.md#extensions).
+// shard/extend.c -- all-gather extensions: the script chooses the tensors that are sent for a parameter, and builds the
+// whole from the gathered ones (docs/semantics.md#extensions).
 //
 // An extension's inputs are appended to the unit's cast shard and its outputs to the gather buffer, so one collective
-// carries all parameters. The script builds the whole at the first gather, and the parameter is pointed at it from then
-// on; at later gathers the script fills it again. Storages that the script hands over are vacated and refilled together
-// with the gather buffer.
+// carries all parameters. The script builds the whole at the first gather, which the parameter views from then on, and
+// fills it again at later gathers. Storages that the script gives to the unit are vacated and refilled together with
+// the gather buffer.
 #include <stdio.h>
 
 #include "shard/extend.h"

@@ -140,7 +140,7 @@ static bool post_serves(unit *u)
     return u->memory.post != NULL;
 }
 
-// The dtype of everything gathered if there is one, else bytes.
+// The dtype of the gathered data; bytes if there are several.
 static int gathered_dtype(const unit *u)
 {
     int dtype = -1;

@@ -78,7 +78,7 @@ static ms_status make_buffer(unit *u, ms_storage *shard, ms_storage **out)
     return MS_OK;
 }
 
-// In which dtypes parameters are gathered, and whether one of them differs from the stored one.
+// Sets the dtypes in which parameters are gathered, and whether one of them differs from its stored dtype.
 static void choose_dtypes(unit *u)
 {
     u->memory.casts = u->memory.n_extensions > 0;  // inputs of extensions are copied into what is gathered

@@ -37,7 +37,7 @@ static const int64_t STAY = 1500ll * MS;  // how long to wait for the launcher's
 static bool is_here(int rank) { return ms__world.node_of[rank] == ms__world.node; }
 static int state_of(int rank) { return atomic_load(&ms__world.board->rank[rank].state); }
 
-void ms__board_state(int state)
+static void set_state(int state)
 {
     if (ms__world.board) atomic_store(&ms__world.board->rank[ms__world.rank].state, state);
 }
@@ -160,7 +160,7 @@ static void *fail_thread(void *arg)
     ms__nap(500 * MS);                       // time for the error to be raised and its traceback to be printed
     if (atomic_load(&leaving)) return NULL;  // the script is exiting
     fprintf(stderr, "rank %d: %s\nrank %d: ending the job\n", ms__world.rank, failure_text, ms__world.rank);
-    ms__board_state(RANK_RAISED);
+    set_state(RANK_RAISED);
     if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
     mark_reported();
     ms__exit_first(1);
@@ -211,7 +211,7 @@ static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool
                     working);
         return report;
     }
-    ms__board_state(RANK_RAISED);
+    set_state(RANK_RAISED);
     if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
     fprintf(stderr, "rank %d: at the end of the script %.1f s have passed and %s\n", ms__world.rank, waited, culprits);
     mark_reported();
@@ -271,7 +271,7 @@ static void *finalize_thread(void *unused)
             if (r == ms__world.rank || !is_here(r) ||
                 ms__peer_watch(ms__world.board->rank[r].pid, NULL, &unread) != PEER_STOPPED)
                 continue;
-            ms__board_state(RANK_RAISED);
+            set_state(RANK_RAISED);
             if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
             fprintf(stderr, "rank %d: MPI_Finalize: %.1f s have passed and rank %d (process %d) is stopped\n",
                     ms__world.rank, ms__world.timeout, r, ms__world.board->rank[r].pid);
@@ -286,7 +286,7 @@ void ms__comm_stop(void)
     ms_world *w = &ms__world;
     if (!w->up || stopped) return;
     stopped = true;
-    ms__board_state(RANK_LEFT);
+    set_state(RANK_LEFT);
     if (w->board && !all_left()) ms__end_stay(1);
     if (w->transport->finalize) {
         if (w->board) ms__thread_start(finalize_thread);
@@ -312,7 +312,7 @@ static void at_exit(int code, void *arg)
                 ms__world.rank);  // for example error(nil), which has no text
     // No MPI_Finalize, because the launcher ends the peers. No lock, because a stream worker may be inside MPI.
     mark_reported();
-    ms__board_state(RANK_RAISED);
+    set_state(RANK_RAISED);
     ms__trace_save_now();
     if (!first_to_fail(ms__world.rank)) ms__end_stay(code);
     ms__exit_first(code);

@@ -161,7 +161,7 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
     st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
-    // The result of an offloaded unit goes to the CPU, unless the script reduces it.
+    // The result of an offloaded unit is made on the CPU, unless the script reduces it.
     if (st == MS_OK && u->world > 1)
         st = ms__tensor_new(&r.out, dtype, script ? u->memory.device : u->memory.home, 1, &wide,
                             "fsdp: reduced gradients");
@@ -244,8 +244,7 @@ static ms_status look_at(unit *u)
     return MS_OK;
 }
 
-// Gives every slot without an unreduced gradient a place for one. filled[j] is false where the place is new and has no
-// values yet.
+// Makes a tensor for the unreduced gradient of every slot that has none. filled[j] is false if it has no values yet.
 static ms_status make_places(unit *u, int dtype, bool *filled)
 {
     const unit_param *last = &u->params[u->n - 1];

@@ -44,7 +44,7 @@ static ms_status off_home(const unit *u, const char *device)
                     names);
 }
 
-// A backward may go on with the wholes of its forward.
+// A backward may continue with the wholes of its forward.
 static ms_status changed(const unit *u, bool stayed)
 {
     if (stayed) return MS_OK;
@@ -95,7 +95,7 @@ static ms_status keep_partial(reduction *r)
 // Lands the reduced block of r on its parameters, and releases it.
 static ms_status land_reduced(ms_run *run, reduction *r)
 {
-    // Cast at once where all parameters have one dtype, else one by one.
+    // Parameters of one dtype are cast together, others one by one.
     int dtype = r->n ? r->present[0]->dtype : r->out->dtype;
     for (int k = 1; k < r->n; k++)
         if (r->present[k]->dtype != dtype) dtype = r->out->dtype;
@@ -178,8 +178,8 @@ static bool uniform(int n, unit_param **present)
     return true;
 }
 
-// Parameters without a gradient are left out of the block. If ranks left out different ones of equal size, gradients
-// would be mixed without an error; so the label says which ones are present.
+// The block has no place for parameters without a gradient. If ranks omitted different parameters of equal size, it
+// would mix gradients without an error, so the label says which parameters are present.
 static void mark_present(const unit *u, const reduction *r, ms_label *label, char *words, size_t size)
 {
     uint64_t mark = MS_HASH_START;
@@ -253,8 +253,8 @@ static ms_status add_partial(unit *u, reduction *r)
     return MS_OK;
 }
 
-// Packs the gradients that are there and starts their reduce-scatter. The sum is over ranks in rank order; the mean
-// is one multiplication before the one rounding, so there is no overflow that a division beforehand would prevent.
+// Packs the present gradients and starts their reduce-scatter. The sum is in rank order; the mean is one multiplication
+// before the only rounding, so it cannot overflow and needs no division before the sum.
 static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
 {
     // Over a mesh each of the two steps takes its own mean; a factor of the script's divides at the first. The mean is
@@ -266,7 +266,7 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
     if (st != MS_OK || r.n == 0) return st;
     int dtype = u->settings.reduce_dtype >= 0 ? u->settings.reduce_dtype : promoted(r.n, r.present);
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
-    // In place if they have the dtype that is sent; small ones are packed, because that is faster.
+    // Gradients in the dtype of the reduction are sent in place, unless they are small: packing those is faster.
     ms_part parts[MS_PARTS] = { { 0 } };
     bool apart = u->layout->parts && r.n <= MS_PARTS && u->memory.device == MS_CPU &&
                  dtype == r.present[0]->pending->dtype && uniform(r.n, r.present) && all * ms__dtype_size(dtype) > 4096;
@@ -274,7 +274,7 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
     else st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK && !apart) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
-    // The result of an offloaded unit goes to the CPU, unless a hook of the script gets it first.
+    // The result of an offloaded unit is made on the CPU, unless the script's hook works on it first.
     int lands = u->settings.all_reduce_hook != 0 ? u->memory.device : u->memory.home;
     if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
     char words[256];
