@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// base/activity.h -- what the script's thread is doing. Peers read it (comm/job/peer.c): at the start and the end of a
-// job they wait for a rank that computes, and give up on one that only loops.
+// base/activity.h -- whether the script's thread makes progress in the engine. Peers read it (comm/job/peer.c): at the
+// start and the end of a job they wait for a rank that computes, and give up on one that only loops.
 #ifndef MS_ACTIVITY_H
 #define MS_ACTIVITY_H
 
@@ -8,10 +8,10 @@
 
 typedef struct {
     uint64_t calls;    // long engine calls begun
-    int32_t inside;    // of them
-    int32_t joined;    // 1: in dist.init, 2: through it
-    uint64_t error;    // hash of the error by which its script ends; 0: none
-    int64_t error_at;  // when it said so
+    int32_t inside;    // nesting depth of long engine calls
+    int32_t joined;    // 1: in dist.init, 2: dist.init has returned
+    uint64_t error;    // hash of the error that ended the script; 0: none
+    int64_t error_at;  // when it was published (ms__now_ns)
 } ms_activity;
 extern ms_activity *ms__activity;
 
@@ -27,7 +27,7 @@ static inline void ms__busy_end(int *begun)
     __atomic_store_n(&ms__activity->inside, ms__activity->inside - 1, __ATOMIC_RELAXED);
 }
 
-// Engine thread: busy from here to the end of the block; one a block.
+// Marks the engine thread as busy until the end of the block; at most one per block.
 #define MS_BUSY __attribute__((cleanup(ms__busy_end))) int busy_here __attribute__((unused)) = ms__busy_begin()
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// base/base.c -- status and text, clock, interrupt, interned strings, growing arrays.
+// base/base.c -- status and error text, clock, interrupt, interned strings, growing arrays.
 #define _GNU_SOURCE
 #include "base/activity.h"
 #include "base/base.h"
@@ -20,7 +20,7 @@ static __thread ms_status text_code;
 
 ms_state ms__state = { .grad_mode = 1 };
 
-static ms_activity private_activity;  // until the launcher is known
+static ms_activity private_activity;  // in use until the rank's place in shared memory is known
 ms_activity *ms__activity = &private_activity;
 
 ms_state *ms_get_state(void) { return &ms__state; }
@@ -37,7 +37,7 @@ void ms__clear_error(void)
 ms_status ms__fail(ms_status code, const char *fmt, ...)
 {
     va_list ap;
-    char fresh[TEXT_SIZE];  // an argument may be the old text itself
+    char fresh[TEXT_SIZE];  // an argument may point at the old text
     va_start(ap, fmt);
     vsnprintf(fresh, sizeof fresh, fmt, ap);
     va_end(ap);
@@ -95,12 +95,12 @@ ms_status ms__check_interrupt(void)
     return ms__fail(MS_EINTR, "interrupted");
 }
 
-static struct sigaction before_sigint;
+static struct sigaction previous_sigint;
 static int catching;
 static volatile int64_t first_sigint;
 
-// A Ctrl-C when the one before has not been heard for a second: nothing polls. Then die of it. Keys pressed twice in
-// impatience don't end a session.
+// If an interrupt has been pending for more than a second, nothing polls for it: the next Ctrl-C then kills the
+// process. Two key presses in quick succession do not.
 static void on_sigint(int sig)
 {
     int64_t now = ms__now_ns();
@@ -119,18 +119,18 @@ void ms_catch_sigint(int on)
     if (on && !catching) {
         struct sigaction sa = { .sa_handler = on_sigint };
         sigemptyset(&sa.sa_mask);
-        sigaction(SIGINT, &sa, &before_sigint);
+        sigaction(SIGINT, &sa, &previous_sigint);
         catching = 1;
     } else if (!on && catching) {
-        sigaction(SIGINT, &before_sigint, NULL);
+        sigaction(SIGINT, &previous_sigint, NULL);
         catching = 0;
     }
 }
 
 // ---- checkpoint signals -------------------------------------------------------------------------
 
-static atomic_int checkpoint_signals;         // 1: SIGUSR1 has come, 2: SIGUSR2
-static _Atomic int64_t checkpoint_signal_at;  // the latest one
+static atomic_int checkpoint_signals;         // received: bit 0 SIGUSR1, bit 1 SIGUSR2
+static _Atomic int64_t checkpoint_signal_at;  // time of the latest one
 
 static void on_checkpoint_signal(int sig)
 {

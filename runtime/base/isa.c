@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // base/isa.c -- MOONSHARD_ISA=v1|v3|v4 lowers the instruction set that target_clones kernels run with.
 //
-// The clones' resolvers run while the library is being relocated, before any constructor, and ask
-// libgcc's __cpu_features2, filled by __cpu_indicator_init. The linker wraps that function
-// (--wrap in CMakeLists.txt), so the levels above the asked one are taken out of the answer here.
-// Nothing of libc may be called yet: the environment is read with raw system calls.
+// The clones' resolvers run while the library is being relocated, before any constructor. They read libgcc's
+// __cpu_features2, which __cpu_indicator_init fills. The linker wraps that function (--wrap in CMakeLists.txt), and the
+// wrapper here clears the bits of higher levels. libc must not be called that early, so the environment is read with
+// raw system calls.
 #include "base/base.h"
 
 #if MS_CLONES
@@ -26,7 +26,7 @@ EARLY static long call3(long n, long a, long b, long c)
     return r;
 }
 
-// The digit behind MOONSHARD_ISA=v, or 0.
+// The digit after MOONSHARD_ISA=v, or 0.
 EARLY static int asked_level(void)
 {
     static const char key[] = "MOONSHARD_ISA=v", path[] = "/proc/self/environ";

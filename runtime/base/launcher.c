@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// base/launcher.c -- the environment's answer to who started this process. Everything that depends on it asks here: the
-// start of a job, the number of threads, prefixes of log lines, command lines.
+// base/launcher.c -- finds this process's launcher by its environment variables. The start of a job, the number of
+// threads, prefixes of log lines and command lines all depend on this one answer.
 #include <limits.h>
 #include <stdio.h>
 #include "base/launcher.h"
 
-// A launcher by its variables, of which `rank` and `world` (where it has one) must be set. The first row that applies
-// wins: mpirun runs inside of srun's allocations, and both give PMIx's variables too.
+// Each launcher's variables, of which `rank` and, if it has one, `world` must be set. The first row that applies wins:
+// mpirun runs inside srun's allocations, and both set PMIx's variables too.
 static const struct launcher {
     const char *name, *rank, *world, *local_rank, *local_world;
 } launchers[] = {
@@ -24,7 +24,7 @@ static const char *text_of(const char *name)
     return s && *s ? s : NULL;
 }
 
-// A whole number from 0; -1: not set; -2: something else.
+// A whole number >= 0; -1: not set; -2: anything else.
 static int number_of(const char *name)
 {
     const char *s = text_of(name);
@@ -61,15 +61,15 @@ static int world_of(const struct launcher *l)
     return n == -1 && is(l, "srun") ? number_of("SLURM_NTASKS") : n;
 }
 
-// A job of one rank that srun, mpiexec or torchrun started is this process alone. mpirun's is a job: MPI runs it.
+// A job of one rank under srun, mpiexec or torchrun counts as a single process; under mpirun it is a job of MPI.
 static bool applies(const struct launcher *l)
 {
     int world = world_of(l);
     if (is(l, "mpirun")) return world != -1;
     if (!text_of(l->rank)) return false;
     if (is(l, "PMIx")) return true;
-    // Slurm sets its variables in batch scripts and allocations too, where this is one process. Names as plain as RANK
-    // count only where torchrun sets all three.
+    // Slurm also sets its variables in batch scripts and allocations, where this is a single process. torchrun's names
+    // are generic (RANK), so all three must be set.
     if (is(l, "srun") && !text_of("SLURM_STEP_ID")) return false;
     if (is(l, "torchrun") && !text_of(l->local_rank)) return false;
     return world != -1 && world != 1;
@@ -83,7 +83,8 @@ static bool refuse(ms_launch *out, const char *name, const char *expected)
     return false;
 }
 
-// *value of one variable below `limit`; left alone where it is not set and `must` is false.
+// Sets *value to the variable's rank, which must be below `limit` (0: no limit). An unset variable leaves *value
+// unchanged unless `must`.
 static bool read_rank(ms_launch *out, const char *name, int limit, bool must, int32_t *value)
 {
     char expected[64] = "a rank";
@@ -123,7 +124,7 @@ void ms_launcher(ms_launch *out)
         const struct launcher *l = &launchers[k];
         if (!applies(l)) continue;
         out->name = l->name;
-        // MPI_Init would end the process, with a page of text that is not about this.
+        // Otherwise MPI_Init would end the process with a long text that does not name the cause.
         if (read_all(l, out) && is(l, "srun") && !getenv("PMIX_RANK") && !getenv("PMI_RANK")) {
             const char *way = getenv("SLURM_MPI_TYPE");
             snprintf(out->reason, sizeof out->reason,

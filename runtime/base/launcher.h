@@ -5,8 +5,8 @@
 
 #include "base/base.h"
 
-int ms__ranks_here(void);  // ranks on this node before they have met; 0: the launcher does not say
-// The rank in a process's environment block, by the variable that PMIx gives every process it starts; -1: none.
+int ms__ranks_here(void);  // ranks on this node by the launcher's variables; 0: unknown
+// The rank in a process's environment block, from the variable PMIX_RANK; -1: none.
 int ms__pmix_rank(const char *block, size_t n);
 
 #endif

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // base/trace.c -- the profiler's recorder.
 //
-// A range is written down when it ends, so on one thread the ranges inside it stand before it. Ranges of all threads go
-// into one list, whose room a script gives: what does not fit is counted and not kept. Several recordings may go on at
-// once (one of the whole script, one of a part): each gets the ranges that began in it. Recording off costs a load and
-// a branch.
+// A range is recorded when it ends, so on one thread inner ranges come before outer ones. Ranges of all threads share
+// one list, whose capacity the script chooses; ranges beyond it are only counted. Several recordings may run at a time
+// (one of the whole script, one of a part): each gets the ranges that began in it. While nothing is recorded, a range
+// costs a load and a branch.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -18,19 +18,19 @@
 #include "base/utf8.h"
 
 typedef struct recording {
-    ms_trace trace;  // first: what scripts see
+    ms_trace trace;  // first member: the public part
     int64_t room, n, dropped;
     int64_t begun;
     int what;
-    bool going;
+    bool active;
     struct recording *next;
 } recording;
 
 int32_t ms__trace_on;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static recording *going;  // under lock
-static int wanted;        // by some of them; engine thread
+static recording *active;  // list of active recordings; under lock
+static int wanted;         // MS_TRACE_* bits of the active recordings; engine thread
 static __thread int lane;
 
 void ms__trace_lane(int k) { lane = k; }
@@ -39,8 +39,7 @@ int ms_trace_wanted(void) { return wanted; }
 
 // ---- texts ------------------------------------------------------------------------------------
 
-// Of all recordings, each text once; they go with the last recording that is freed. What was open then is in no later
-// one.
+// Interned texts of all recordings, freed with the last recording. A range that is open then is in no later recording.
 typedef struct text {
     struct text *next;
     char s[];
@@ -82,14 +81,14 @@ const char *ms__trace_text(const char *fmt, ...)
     vsnprintf(s, sizeof s, fmt, ap);
     va_end(ap);
     pthread_mutex_lock(&lock);
-    const char *kept = going ? keep(s) : "";
+    const char *kept = active ? keep(s) : "";
     pthread_mutex_unlock(&lock);
     return kept;
 }
 
 // ---- ranges -----------------------------------------------------------------------------------
 
-// Only the engine thread allocates, and only its ranges say how much.
+// Only the engine thread allocates, so only its ranges report memory.
 static double no_memory(void) { return 0; }
 double (*ms__trace_memory)(void) = no_memory;
 static double allocated(void) { return lane == 0 ? ms__trace_memory() : 0; }
@@ -103,31 +102,31 @@ void ms__range_open(ms_open_range *r, ms_range_kind kind, const char *name, cons
     r->from = ms__now_ns();
 }
 
-static void put(int64_t from, int64_t to, double before, ms_range_kind kind, const char *name, bool copy,
-                const char *detail)
+static void record(const ms_open_range *o, bool copy_name)
 {
+    int64_t end = ms__now_ns();
     pthread_mutex_lock(&lock);
-    for (recording *r = going; r; r = r->next) {
-        if (from < r->begun || (kind == MS_RANGE_MODULE && !(r->what & MS_TRACE_MODULES))) continue;
+    for (recording *r = active; r; r = r->next) {
+        if (o->from < r->begun || (o->kind == MS_RANGE_MODULE && !(r->what & MS_TRACE_MODULES))) continue;
         if (r->n == r->room) {
             r->dropped++;
             continue;
         }
         double after = allocated();
-        bool told = kind != MS_RANGE_OP || r->what & MS_TRACE_SHAPES;
-        r->trace.ranges[r->n++] = (ms_range) { .name = copy ? keep(name) : name,
-                                               .detail = told ? keep(detail) : "",
-                                               .start = (double)from * 1e-9,
-                                               .duration = (double)(to - from) * 1e-9,
+        bool detailed = o->kind != MS_RANGE_OP || r->what & MS_TRACE_SHAPES;
+        r->trace.ranges[r->n++] = (ms_range) { .name = copy_name ? keep(o->name) : o->name,
+                                               .detail = detailed ? keep(o->detail) : "",
+                                               .start = (double)o->from * 1e-9,
+                                               .duration = (double)(end - o->from) * 1e-9,
                                                .allocated = after,
-                                               .memory = after - before,
-                                               .kind = kind,
+                                               .memory = after - o->allocated,
+                                               .kind = o->kind,
                                                .lane = lane };
     }
     pthread_mutex_unlock(&lock);
 }
 
-void ms__range_close(ms_open_range *r) { put(r->from, ms__now_ns(), r->allocated, r->kind, r->name, false, r->detail); }
+void ms__range_close(ms_open_range *r) { record(r, false); }
 
 void ms__trace_step(int64_t step)
 {
@@ -147,7 +146,7 @@ double ms_range_open(double *before)
 
 void ms_range_close(double from, double before, int kind, const char *name, const char *detail)
 {
-    if (from != 0) put((int64_t)from, ms__now_ns(), before, (ms_range_kind)kind, name, true, detail);
+    if (from != 0) record(&(ms_open_range) { (int64_t)from, before, name, detail, (ms_range_kind)kind }, true);
 }
 
 // ---- recordings -------------------------------------------------------------------------------
@@ -167,11 +166,11 @@ ms_trace *ms_trace_start(double room, int what)
     }
     r->room = (int64_t)room;
     r->what = what;
-    r->going = true;
+    r->active = true;
     pthread_mutex_lock(&lock);
     r->begun = ms__now_ns();
-    r->next = going;
-    going = r;
+    r->next = active;
+    active = r;
     n_recordings++;
     pthread_mutex_unlock(&lock);
     wanted |= what;
@@ -182,19 +181,17 @@ ms_trace *ms_trace_start(double room, int what)
 void ms_trace_stop(ms_trace *t)
 {
     recording *r = (recording *)t;
-    if (!r->going) return;
+    if (!r->active) return;
     pthread_mutex_lock(&lock);
-    for (recording **at = &going; *at; at = &(*at)->next)
-        if (*at == r) {
-            *at = r->next;
-            break;
-        }
+    recording **at = &active;
+    while (*at != r) at = &(*at)->next;
+    *at = r->next;
     wanted = 0;
-    for (recording *k = going; k; k = k->next) wanted |= k->what;
-    __atomic_store_n(&ms__trace_on, going != NULL, __ATOMIC_RELAXED);
+    for (recording *k = active; k; k = k->next) wanted |= k->what;
+    __atomic_store_n(&ms__trace_on, active != NULL, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&lock);
-    r->going = false;
-    // Many profiles may be kept: none holds the room that it did not need.
+    r->active = false;
+    // A script may keep many profiles: free the unused capacity of each.
     ms_range *fitting = realloc(r->trace.ranges, (size_t)(r->n ? r->n : 1) * sizeof *fitting);
     if (fitting) r->trace.ranges = fitting;
     r->trace.n = (double)r->n;
@@ -214,10 +211,11 @@ void ms_trace_free(ms_trace *t)
     free(t);
 }
 
-// ---- Chrome's trace format (the document "Trace Event Format"), which chrome://tracing and ui.perfetto.dev show
-// -------------
+// ---- Chrome's trace format ---------------------------------------------------------------------
 
-// Names are bytes of any kind, the file is UTF-8: bytes that are none become U+FFFD.
+// The document "Trace Event Format" defines it; chrome://tracing and ui.perfetto.dev show it.
+
+// Names may hold any bytes, but the file is UTF-8: invalid bytes become U+FFFD.
 static void put_string(FILE *f, const char *s)
 {
     const unsigned char *p = (const unsigned char *)s, *end = p + strlen(s), *wrong = ms__utf8_error(p, end);
@@ -249,7 +247,7 @@ const char *ms_range_lane(int k) { return k >= 0 && k < MS_COUNT(lanes) ? lanes[
 
 ms_status ms_trace_save(const ms_trace *t, const char *path, int rank)
 {
-    // A pipe that nothing reads is an error, not a wait.
+    // Without O_NONBLOCK, opening a pipe without a reader would block; with it, that is an error.
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
     if (fd >= 0) fcntl(fd, F_SETFL, O_WRONLY);
     FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
@@ -264,7 +262,7 @@ ms_status ms_trace_save(const ms_trace *t, const char *path, int rank)
                 k, lanes[k]);
     for (int64_t k = 0; k < (int64_t)t->n; k++) {
         const ms_range *r = &t->ranges[k];
-        // Microseconds of the machine's monotonic clock: ranks of a node fit together.
+        // Microseconds of the machine's monotonic clock, so traces of a node's ranks share one time line.
         fprintf(f, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":", rank,
                 (int)r->lane, r->start * 1e6, r->duration * 1e6, ms_range_category(r->kind));
         put_string(f, r->name);
@@ -298,7 +296,7 @@ void ms__trace_save_now(void)
     ms_trace_stop(t);
     if (ms_trace_save(t, exit_path, exit_rank) != MS_OK) fprintf(stderr, "%s\n", ms_error());
     else if (t->dropped > 0)
-        fprintf(stderr, "profile: %s, %.0f ranges; %.0f more had no room\n", exit_path, t->n, t->dropped);
+        fprintf(stderr, "profile: %s, %.0f ranges; %.0f dropped for lack of room\n", exit_path, t->n, t->dropped);
     else fprintf(stderr, "profile: %s, %.0f ranges\n", exit_path, t->n);
     ms_trace_free(t);
 }

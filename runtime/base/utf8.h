@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// base/utf8.h -- which bytes are text: names in files of JSON have to be.
+// base/utf8.h -- validation of UTF-8, for names in JSON files.
 #ifndef MS_UTF8_H
 #define MS_UTF8_H
 
 #include <stddef.h>
 
-// The first byte in [s, end) that belongs to no character of UTF-8; NULL: all of it is UTF-8.
+// The first byte in [s, end) that is not valid UTF-8, or NULL. Strict: no overlong forms, no surrogates, nothing above
+// U+10FFFF (Unicode 15, table 3-7).
 static inline const unsigned char *ms__utf8_error(const unsigned char *s, const unsigned char *end)
 {
     while (s < end) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// device/device.c -- finding and loading the CUDA plugin, and moving bytes by it.
+// device/device.c -- finds and loads the CUDA plugin, and moves bytes between devices.
 //
-// MOONSHARD_CUDA says which: unset or "real", the GPU's; "emulated", the emulator that specs run the
-// same kernels on (libmoonshard_cuda_emulated.so), never chosen by itself; "off", none.
+// MOONSHARD_CUDA selects the plugin: unset or "real", the GPU's; "emulated", the emulator on which specs run the same
+// kernels (libmoonshard_cuda_emulated.so), never selected by default; "off", none.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -15,9 +16,19 @@ ms_cuda_client ms__cuda_client;
 static const ms_cuda_table *table;
 static int devices;
 static bool tried;
-static char why[1024] = "no GPU was asked for yet";
+static char why[1024] = "no GPU was requested yet";
 
 const ms_cuda_table *ms__cuda(void) { return table; }
+
+// Stores why there is no GPU, and returns NULL.
+static __attribute__((format(printf, 1, 2))) const ms_cuda_table *none(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(why, sizeof why, fmt, args);
+    va_end(args);
+    return NULL;
+}
 
 static void beside(char *path, size_t n, const char *name)
 {
@@ -28,45 +39,38 @@ static void beside(char *path, size_t n, const char *name)
     if (slash) snprintf(path, n, "%.*s/%s", (int)(slash - here.dli_fname), here.dli_fname, name);
 }
 
+static const ms_cuda_table *plugin(void)
+{
+    char path[4096];
+    const char *mode = getenv("MOONSHARD_CUDA");
+    bool emulated = mode && strcmp(mode, "emulated") == 0;
+    if (mode && strcmp(mode, "off") == 0) return none("MOONSHARD_CUDA is off");
+    if (mode && *mode && !emulated && strcmp(mode, "real") != 0)
+        return none("MOONSHARD_CUDA is '%s', expected real, emulated or off", mode);
+    const char *name = emulated ? "libmoonshard_cuda_emulated.so" : "libmoonshard_cuda.so";
+    beside(path, sizeof path, name);
+    if (access(path, R_OK) != 0)
+        return none(
+            "this build has no CUDA plugin (%s): it is built where %s is installed, unless with scripts/setup --engine",
+            name, emulated ? "g++" : "nvcc");
+    // The driver before the plugin: a missing driver is common and gets its own message.
+    if (!emulated && !dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL))
+        return none("no NVIDIA driver is installed (libcuda.so.1 is not found)");
+    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!lib) return none("the CUDA plugin cannot be loaded: %s", dlerror());
+    const ms_cuda_table *t = dlsym(lib, MS_CUDA_SYMBOL);
+    if (!t || t->version != MS_CUDA_TABLE_VERSION)
+        return none("%s has no %s of version %d; build engine and plugin together", name, MS_CUDA_SYMBOL,
+                    MS_CUDA_TABLE_VERSION);
+    return t;
+}
+
 static void load(void)
 {
     if (tried) return;
     tried = true;
-    char path[4096];
-    const char *mode = getenv("MOONSHARD_CUDA");
-    bool emulated = mode && strcmp(mode, "emulated") == 0;
-    if (mode && *mode && !emulated && strcmp(mode, "real") != 0 && strcmp(mode, "off") != 0) {
-        snprintf(why, sizeof why, "MOONSHARD_CUDA is '%s', expected real, emulated or off", mode);
-        return;
-    }
-    if (mode && strcmp(mode, "off") == 0) {
-        snprintf(why, sizeof why, "MOONSHARD_CUDA is off");
-        return;
-    }
-    const char *name = emulated ? "libmoonshard_cuda_emulated.so" : "libmoonshard_cuda.so";
-    beside(path, sizeof path, name);
-    if (access(path, R_OK) != 0) {
-        snprintf(why, sizeof why,
-                 "this build has no CUDA plugin (%s): it is built where %s is, unless scripts/setup was told --engine",
-                 name, emulated ? "g++" : "nvcc");
-        return;
-    }
-    // The driver before the plugin: its absence is the ordinary case and deserves a plain answer.
-    if (!emulated && !dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) {
-        snprintf(why, sizeof why, "no NVIDIA driver is installed (libcuda.so.1 is not found)");
-        return;
-    }
-    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!lib) {
-        snprintf(why, sizeof why, "the CUDA plugin cannot be loaded: %s", dlerror());
-        return;
-    }
-    const ms_cuda_table *t = dlsym(lib, MS_CUDA_SYMBOL);
-    if (!t || t->version != MS_CUDA_TABLE_VERSION) {
-        snprintf(why, sizeof why, "%s has no %s of version %d; build engine and plugin together", name, MS_CUDA_SYMBOL,
-                 MS_CUDA_TABLE_VERSION);
-        return;
-    }
+    const ms_cuda_table *t = plugin();
+    if (!t) return;
     devices = t->start(ms__cuda_client.engine, why, sizeof why);
     if (devices < 1) return;
     if (devices > MS_CUDA_DEVICES) devices = MS_CUDA_DEVICES;
@@ -80,12 +84,11 @@ ms_status ms__cuda_need(int device, const char *what)
 {
     load();
     int index = ms__index(device);
-    if (!table)
-        return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not there: %s", what ? what : "allocation", index,
-                        why);
+    if (!what) what = "allocation";
+    if (!table) return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not there: %s", what, index, why);
     if (index >= devices)
-        return ms__fail(MS_EINVAL, "%s: device 'cuda:%d' is not there: there %s %d, from cuda:0",
-                        what ? what : "allocation", index, devices == 1 ? "is" : "are", devices);
+        return ms__fail(MS_EINVAL, "%s: device 'cuda:%d' is not there: there %s %d, from cuda:0", what, index,
+                        devices == 1 ? "is" : "are", devices);
     return MS_OK;
 }
 

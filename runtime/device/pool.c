@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
 // device/pool.c -- caching allocators, one over the memory of each device.
 //
-// CPU memory comes from arenas: one huge reservation of addresses each, of which only touched pages cost
-// memory. Blocks are cut from it by size class (eight per power of two, so at most 1/8 is wasted) and, once
-// freed, wait in their arena's list of that class. Nothing is ever merged or split: programs that train ask
-// for the same sizes in every step.
+// CPU memory comes from arenas: large reservations of addresses, of which only touched pages cost memory. Blocks are
+// cut from an arena by size class (eight per power of two, so at most 1/8 is wasted); a freed block goes to its arena's
+// list of that class. Blocks are never merged or split, because training requests the same sizes in every step.
 //
-// An arena is anonymous memory, or one memfd that a peer on the node maps once and in which it then finds
-// every block by offset. Invariant: every block is live, free (its pages are still there)
-// or hollow (its pages were given back; the addresses wait to be used again).
+// An arena is anonymous memory, or one memfd that a peer on the node maps once and in which it then finds every block
+// by offset. Invariant: every block is live, free (its pages are resident) or hollow (its pages were returned; its
+// addresses can be reused).
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdint.h>
@@ -30,8 +29,8 @@
 enum {
     UNIT = 64,             // alignment and smallest block
     CLASSES = 8 + 8 * 32,  // up to 2^41 bytes
-    LARGE = 256 << 10,     // from here on a block has pages of its own
-    CHUNK = 1 << 20,       // smaller ones are cut from these
+    LARGE = 256 << 10,     // blocks of this size and more have pages of their own
+    CHUNK = 1 << 20,       // smaller blocks are cut from chunks
     HUGE_PAGE = 2 << 20,
 };
 
@@ -39,17 +38,21 @@ struct ms_segment {
     ms_block *free[CLASSES], *hollow[CLASSES];
     char *base;
     size_t bytes, used;
-    char *chunk;  // what is left of the latest chunk
+    char *chunk;  // the rest of the latest chunk
     size_t chunk_left;
     int fd;  // -1: anonymous
     uint64_t id;
     ms_segment *older;
 };
 
-static struct {
-    ms_segment *top;    // where blocks come from; its `older` ones of the same kind are asked too
-    ms_block *headers;  // unused block records
+typedef struct {
     size_t allocated, peak, reserved, peak_reserved;
+} usage;
+
+static struct {
+    ms_segment *top;    // new blocks come from here; `older` arenas of the same kind are searched for free blocks
+    ms_block *headers;  // unused block records
+    usage use;
     size_t limit;      // on allocated; SIZE_MAX = none
     size_t memory;     // of the machine or of our control group
     uint64_t fail_in;  // the nth allocation from now fails; 0 = off
@@ -57,9 +60,38 @@ static struct {
     bool shared;
 } pool = { .limit = SIZE_MAX };
 
+// GPUs use the same size classes. Small blocks are cut from chunks; large ones are allocations of the driver.
+enum { CUDA_CHUNK = 2 << 20, CUDA_LARGE = 1 << 20, CUDA_UNIT = 256 };
+
+typedef struct {
+    ms_block *free[CLASSES];
+    char *chunk;
+    size_t chunk_left;
+    usage use;
+} gpu;
+static gpu gpus[MS_CUDA_DEVICES];
+
 int64_t ms__live_tensors;
 
-// Units of 64 bytes; classes of 1..8 units, then eight to the octave.
+static usage *usage_of(int device)
+{
+    if (ms__is_cuda(device)) return ms__index(device) < MS_CUDA_DEVICES ? &gpus[ms__index(device)].use : NULL;
+    return ms__device_type(device) == MS_CPU ? &pool.use : NULL;
+}
+
+static void add_allocated(usage *u, size_t bytes)
+{
+    u->allocated += bytes;
+    if (u->allocated > u->peak) u->peak = u->allocated;
+}
+
+static void add_reserved(usage *u, size_t bytes)
+{
+    u->reserved += bytes;
+    if (u->reserved > u->peak_reserved) u->peak_reserved = u->reserved;
+}
+
+// Classes of 1 to 8 units, then eight per power of two.
 static inline int class_of(size_t bytes, size_t *size)
 {
     size_t n = (bytes + UNIT - 1) / UNIT;
@@ -103,9 +135,8 @@ void *ms__map_aligned(int fd, size_t bytes)
     return at;
 }
 
-// Huge pages under a block without content: one address look-up then serves 512 small pages. Shared memory gets them
-// only by being collapsed (Linux 6.1), which asks for one small page in each, and takes less than half the time of
-// touching all.
+// Puts huge pages under a block without content: one translation then serves 512 small pages. Shared memory gets them
+// only by a collapse (Linux 6.1), which needs one small page in each and takes less than half the time of touching all.
 static void huge_pages(ms_segment *s, char *p, size_t size)
 {
     static bool refused;
@@ -115,11 +146,11 @@ static void huge_pages(ms_segment *s, char *p, size_t size)
         madvise(p, whole, MADV_HUGEPAGE);
         return;
     }
-    if (refused || whole > pool.memory / 8) return;  // what may never be touched is not to cost so much
+    if (refused || whole > pool.memory / 8) return;  // a huge block may never be touched as a whole
     for (size_t i = 0; i < whole; i += HUGE_PAGE) {
-        MS_OWNED(p + i, 1);  // a hollow block is nobody's
+        MS_UNPOISON(p + i, 1);
         p[i] = 0;
-        MS_NOBODYS(p + i, 1);
+        MS_POISON(p + i, 1);
     }
     refused = madvise(p, whole, MADV_COLLAPSE) != 0 && errno == EINVAL;
 }
@@ -132,12 +163,12 @@ static ms_segment *arena_new(bool shared, size_t need)
     s->fd = -1;
     if (!pool.memory) pool.memory = memory_size();
     if (MS_ARENA && pool.memory > MS_ARENA) pool.memory = MS_ARENA;
-    // Peers map it too: many ranks of a large machine must fit one address space.
+    // Peers map it too: the arenas of all ranks of a large machine must fit one address space.
     int local = shared ? ms__ranks_here() : 0;
     size_t bytes = 2 * pool.memory / (size_t)(local > 8 ? local / 4 : 1);
     if (bytes < 4 * need) bytes = 4 * need;
     bytes = (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
-    // Address-space limits (ulimit -v, valgrind) refuse a large reservation: halve it.
+    // Halve the reservation while a limit on the address space (ulimit -v, valgrind) refuses it.
     for (; bytes >= need + 2 * HUGE_PAGE && bytes >= (64u << 20); bytes /= 2) {
         if (shared) {
             if (s->fd < 0 && (s->fd = memfd_create("moonshard", MFD_CLOEXEC)) < 0) break;
@@ -155,23 +186,30 @@ static ms_segment *arena_new(bool shared, size_t need)
     return NULL;
 }
 
+static ms_block *pop(ms_block **list)
+{
+    ms_block *b = *list;
+    if (b) *list = b->next;
+    return b;
+}
+
+static void push(ms_block **list, ms_block *b)
+{
+    b->next = *list;
+    *list = b;
+}
+
 static ms_block *header_new(void)
 {
     enum { SLAB = 64 };
     if (!pool.headers) {
         ms_block *slab = calloc(SLAB, sizeof *slab);
-        if (!slab) return NULL;
-        for (int i = 0; i < SLAB; i++) {
-            slab[i].next = pool.headers;
-            pool.headers = &slab[i];
-        }
+        for (int i = 0; slab && i < SLAB; i++) push(&pool.headers, &slab[i]);
     }
-    ms_block *b = pool.headers;
-    pool.headers = b->next;
-    return b;
+    return pop(&pool.headers);
 }
 
-// Cuts `size` bytes from arena s, or returns NULL when it is full.
+// Cuts `size` bytes from arena s; NULL when it is full.
 static void *cut(ms_segment *s, size_t size)
 {
     if (size < LARGE) {
@@ -180,7 +218,7 @@ static void *cut(ms_segment *s, size_t size)
             s->chunk = s->base + s->used;
             s->chunk_left = CHUNK;
             s->used += CHUNK;
-            pool.reserved += CHUNK;
+            add_reserved(&pool.use, CHUNK);
         }
         void *p = s->chunk;
         s->chunk += size;
@@ -192,16 +230,9 @@ static void *cut(ms_segment *s, size_t size)
     size_t whole = (size + 4095) & ~(size_t)4095;
     if (first > s->bytes || s->bytes - first < whole) return NULL;
     s->used = first + whole;
-    pool.reserved += size;
+    add_reserved(&pool.use, size);
     huge_pages(s, s->base + first, size);
     return s->base + first;
-}
-
-static ms_block *pop(ms_block **list)
-{
-    ms_block *b = *list;
-    if (b) *list = b->next;
-    return b;
 }
 
 static void empty_cache(void)
@@ -216,9 +247,8 @@ static void empty_cache(void)
                     fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (char *)b->data - s->base,
                               (off_t)whole);
                 else madvise(b->data, whole, MADV_DONTNEED);
-                pool.reserved -= b->size;
-                b->next = s->hollow[c];
-                s->hollow[c] = b;
+                pool.use.reserved -= b->size;
+                push(&s->hollow[c], b);
             }
         }
 }
@@ -227,7 +257,7 @@ static void empty_cache(void)
 static ms_block *alloc_slow(int c, size_t size, bool retried)
 {
     if (!pool.top) {
-        // Started beside others: then what is made before dist.init can be read in place as well.
+        // In a job of several ranks, peers can then also read in place what is made before dist.init.
         ms_launch launch;
         ms_launcher(&launch);
         bool beside = launch.local_world != 1;
@@ -237,12 +267,12 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
     for (ms_segment *s = pool.top; s; s = s->older) {
         if ((s->fd >= 0) != pool.shared) continue;
         ms_block *b = pop(&s->free[c]);
-        // A slightly larger block that is at hand is cheaper than fresh pages.
+        // A free block that is slightly larger is cheaper than fresh pages.
         for (int k = 1; !b && size >= LARGE && k <= 2 && c + k < CLASSES; k++) b = pop(&s->free[c + k]);
         if (b) return b;
     }
     size_t fresh = size < LARGE ? CHUNK : size;
-    if (pool.reserved + fresh > pool.memory) {
+    if (pool.use.reserved + fresh > pool.memory) {
         if (retried) return NULL;
         empty_cache();
         return alloc_slow(c, size, true);
@@ -250,8 +280,7 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
     for (ms_segment *s = pool.top; s; s = s->older) {
         ms_block *b;
         if ((s->fd >= 0) != pool.shared || !(b = pop(&s->hollow[c]))) continue;
-        pool.reserved += b->size;
-        if (pool.reserved > pool.peak_reserved) pool.peak_reserved = pool.reserved;
+        add_reserved(&pool.use, b->size);
         huge_pages(s, b->data, b->size);
         return b;
     }
@@ -267,43 +296,30 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
         }
     }
     if (!p) {
-        b->next = pool.headers;
-        pool.headers = b;
+        push(&pool.headers, b);
         return NULL;
     }
-    if (pool.reserved > pool.peak_reserved) pool.peak_reserved = pool.reserved;
     b->data = p;
     b->size = size;
     b->segment = pool.top;
-    MS_NOBODYS(p, size);
+    MS_POISON(p, size);
     return b;
 }
 
-static ms_status no_memory(size_t bytes, const char *what, const char *why)
+static ms_status no_memory(int device, size_t bytes, const char *what, const char *why)
 {
-    return ms__fail(MS_ENOMEM, "%s: no memory for %zu bytes on cpu (%s; %zu bytes allocated, %zu reserved)",
-                    what ? what : "allocation", bytes, why, pool.allocated, pool.reserved);
+    const usage *u = usage_of(device);
+    char name[24] = "cpu";
+    if (ms__is_cuda(device)) snprintf(name, sizeof name, "cuda:%d", ms__index(device));
+    return ms__fail(MS_ENOMEM, "%s: no memory for %zu bytes on %s (%s; %zu bytes allocated, %zu reserved)",
+                    what ? what : "allocation", bytes, name, why, u->allocated, u->reserved);
 }
 
-// ---- a GPU's memory: the same classes; small blocks are cut from chunks, large ones are the driver's own ----
+// ---- a GPU's memory ---------------------------------------------------------------------------
 
-enum { CUDA_CHUNK = 2 << 20, CUDA_LARGE = 1 << 20, CUDA_UNIT = 256 };
-
-static struct {
-    ms_block *free[CLASSES];
-    char *chunk;
-    size_t chunk_left, allocated, peak, reserved, peak_reserved;
-} gpu[MS_CUDA_DEVICES];
-
-// Where every chunk begins: what other processes map is the driver's allocation.
+// The starts of all chunks: other processes map whole allocations of the driver.
 static char **chunks;
 static int n_chunks, cap_chunks;
-
-static void chunk_new(char *p)
-{
-    // Without memory its tensors cannot be shared.
-    if (!ms__grow(&chunks, &cap_chunks, n_chunks, sizeof *chunks, "allocation", "chunks")) chunks[n_chunks++] = p;
-}
 
 void *ms__device_base(const ms_block *b)
 {
@@ -313,71 +329,74 @@ void *ms__device_base(const ms_block *b)
     return NULL;
 }
 
-static ms_status no_device_memory(int index, size_t bytes, const char *what, const char *why)
-{
-    return ms__fail(MS_ENOMEM, "%s: no memory for %zu bytes on cuda:%d (%s; %zu bytes allocated, %zu reserved)",
-                    what ? what : "allocation", bytes, index, why, gpu[index].allocated, gpu[index].reserved);
-}
-
-// Gives the driver back what waits in the lists, except chunks' pieces. Kernels that still use it come first.
+// Returns free blocks to the driver, after the kernels that still use them; pieces of chunks stay.
 static void cuda_empty_cache(int index)
 {
     const ms_cuda_table *t = ms__cuda();
+    gpu *g = &gpus[index];
     if (!t || t->sync(index, -1)) return;
     for (int c = 0; c < CLASSES; c++) {
-        if (!gpu[index].free[c] || (gpu[index].free[c]->size < CUDA_LARGE && !t->emulated)) continue;
+        if (!g->free[c] || (g->free[c]->size < CUDA_LARGE && !t->emulated)) continue;
         ms_block *b;
-        while ((b = pop(&gpu[index].free[c]))) {
+        while ((b = pop(&g->free[c]))) {
             t->free(index, b->data);
-            gpu[index].reserved -= b->size;
-            b->next = pool.headers;
-            pool.headers = b;
+            g->use.reserved -= b->size;
+            push(&pool.headers, b);
         }
     }
 }
 
-// A freed block may go to the next caller at once: all that operators do with it is in the order of the compute
-// stream, and a record on another stream holds its storage until it is through.
+// A new piece of a chunk, or an allocation of the driver.
+static ms_status cuda_fresh(void **out, int index, size_t size)
+{
+    const ms_cuda_table *t = ms__cuda();
+    gpu *g = &gpus[index];
+    bool small = size < CUDA_LARGE && !t->emulated;  // the emulator's blocks lie apart, so that it detects overruns
+    size_t fresh = small ? CUDA_CHUNK : size;
+    if (!small || g->chunk_left < size) {
+        ms_status st = t->alloc(index, fresh, out);
+        if (st == MS_ENOMEM) {
+            cuda_empty_cache(index);
+            st = t->alloc(index, fresh, out);
+        }
+        MS_TRY(st);
+        add_reserved(&g->use, fresh);
+        if (!small) return MS_OK;
+        g->chunk = *out;  // the rest of the previous chunk stays unused
+        g->chunk_left = CUDA_CHUNK;
+        // Without memory for the list, the chunk's tensors cannot be shared.
+        if (!ms__grow(&chunks, &cap_chunks, n_chunks, sizeof *chunks, "allocation", "chunks"))
+            chunks[n_chunks++] = g->chunk;
+    }
+    size_t whole = (size + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1);
+    if (whole > g->chunk_left) whole = g->chunk_left;
+    *out = g->chunk;
+    g->chunk += whole;
+    g->chunk_left -= whole;
+    return MS_OK;
+}
+
+// A freed block can be reused at once: operators use it in the order of the compute stream, and a record on another
+// stream holds its storage until the record has run.
 static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char *what)
 {
-    int index = ms__index(device), c;
+    int index = ms__index(device);
     size_t size;
-    ms_block *b;
     MS_TRY(ms__cuda_need(device, what));
     const ms_cuda_table *t = ms__cuda();
-    if (bytes > pool.limit || gpu[index].allocated > pool.limit - bytes)
-        return no_device_memory(index, bytes, what, "ms_set_memory_limit");
-    if (bytes > (size_t)1 << 40) return no_device_memory(index, bytes, what, "more than a device has");
-    c = class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
-    if (!(b = pop(&gpu[index].free[c]))) {
-        if (!(b = header_new())) return no_device_memory(index, bytes, what, "malloc");
-        bool small = size < CUDA_LARGE && !t->emulated;  // the emulator's blocks lie apart: overruns show
-        size_t fresh = small ? CUDA_CHUNK : size;
+    gpu *g = &gpus[index];
+    if (bytes > pool.limit || g->use.allocated > pool.limit - bytes)
+        return no_memory(device, bytes, what, "ms_set_memory_limit");
+    if (bytes > (size_t)1 << 40) return no_memory(device, bytes, what, "more than a device has");
+    int c = class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
+    ms_block *b = pop(&g->free[c]);
+    if (!b) {
         void *p = NULL;
-        if (!small || gpu[index].chunk_left < size) {
-            ms_status st = t->alloc(index, fresh, &p);
-            if (st == MS_ENOMEM) {
-                cuda_empty_cache(index);
-                st = t->alloc(index, fresh, &p);
-            }
-            if (st != MS_OK) {
-                b->next = pool.headers;
-                pool.headers = b;
-                return st == MS_ENOMEM ? no_device_memory(index, bytes, what, "more than the device has free") : st;
-            }
-            gpu[index].reserved += fresh;
-            if (gpu[index].reserved > gpu[index].peak_reserved) gpu[index].peak_reserved = gpu[index].reserved;
-            if (small) {  // what was left of the chunk before stays unused
-                gpu[index].chunk = p;
-                chunk_new(p);
-                gpu[index].chunk_left = CUDA_CHUNK;
-            }
-        }
-        if (small) {
-            size_t whole = (size + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1);
-            p = gpu[index].chunk;
-            gpu[index].chunk += whole < gpu[index].chunk_left ? whole : gpu[index].chunk_left;
-            gpu[index].chunk_left -= whole < gpu[index].chunk_left ? whole : gpu[index].chunk_left;
+        if (!(b = header_new())) return no_memory(device, bytes, what, "malloc");
+        ms_status st = cuda_fresh(&p, index, size);
+        if (st != MS_OK) {
+            push(&pool.headers, b);
+            return st == MS_ENOMEM ? no_memory(device, bytes, what, "more than the device has free") : st;
         }
         *b = (ms_block) { .data = p, .size = size };
     }
@@ -385,8 +404,7 @@ static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char
     b->device = device;
     b->next = NULL;
     if (t->mark) t->mark(index, b->data, bytes, b->size);
-    gpu[index].allocated += bytes;
-    if (gpu[index].allocated > gpu[index].peak) gpu[index].peak = gpu[index].allocated;
+    add_allocated(&g->use, bytes);
     *out = b;
     return MS_OK;
 }
@@ -398,9 +416,8 @@ static void cuda_free(ms_block *b)
     int c = class_of(b->size, &size);
     const ms_cuda_table *t = ms__cuda();
     if (t->mark) t->mark(index, b->data, 0, b->size);
-    gpu[index].allocated -= b->bytes;
-    b->next = gpu[index].free[c];
-    gpu[index].free[c] = b;
+    gpus[index].use.allocated -= b->bytes;
+    push(&gpus[index].free[c], b);
 }
 
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
@@ -408,7 +425,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
     ms_block *b;
     if (MS_UNLIKELY(pool.fail_in) && --pool.fail_in == 0) {
         if (pool.fail_on) pool.fail_in = 1;
-        return no_memory(bytes, what, "ms_fail_allocation");
+        return no_memory(MS_CPU, bytes, what, "ms_fail_allocation");
     }
     if (MS_UNLIKELY(device != MS_CPU || bytes == 0)) {
         int type = ms__device_type(device);
@@ -416,23 +433,22 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
             if (bytes) return cuda_alloc(out, device, bytes, what);
             MS_TRY(ms__cuda_need(device, what));
         }
-        if (!(b = header_new())) return no_memory(bytes, what, "malloc");
-        *b = (ms_block) { .bytes = type == MS_META ? 0 : bytes, .device = device };  // meta: no bytes anywhere
+        if (!(b = header_new())) return no_memory(MS_CPU, bytes, what, "malloc");
+        *b = (ms_block) { .bytes = type == MS_META ? 0 : bytes, .device = device };  // meta has no bytes
         *out = b;
         return MS_OK;
     }
-    if (MS_UNLIKELY(bytes > pool.limit || pool.allocated > pool.limit - bytes))
-        return no_memory(bytes, what, "ms_set_memory_limit");
-    if (MS_UNLIKELY(bytes > (size_t)1 << 40)) return no_memory(bytes, what, "more than this machine has");
+    if (MS_UNLIKELY(bytes > pool.limit || pool.use.allocated > pool.limit - bytes))
+        return no_memory(device, bytes, what, "ms_set_memory_limit");
+    if (MS_UNLIKELY(bytes > (size_t)1 << 40)) return no_memory(device, bytes, what, "more than this machine has");
     size_t size;
     int c = class_of(bytes, &size);
     if (MS_LIKELY(pool.top && (b = pool.top->free[c]))) pool.top->free[c] = b->next;
-    else if (!(b = alloc_slow(c, size, false))) return no_memory(bytes, what, "more than this machine has");
+    else if (!(b = alloc_slow(c, size, false))) return no_memory(device, bytes, what, "more than this machine has");
     b->bytes = bytes;
     b->device = device;
-    MS_OWNED(b->data, bytes);
-    pool.allocated += bytes;
-    if (pool.allocated > pool.peak) pool.peak = pool.allocated;
+    MS_UNPOISON(b->data, bytes);
+    add_allocated(&pool.use, bytes);
     *out = b;
     return MS_OK;
 }
@@ -442,20 +458,15 @@ void ms__free(ms_block *b)
     if (!b) return;
     ms_segment *s = b->segment;
     if (MS_UNLIKELY(!s)) {
-        if (ms__is_cuda(b->device) && b->data) {
-            cuda_free(b);
-            return;
-        }
-        b->next = pool.headers;
-        pool.headers = b;
+        if (ms__is_cuda(b->device) && b->data) cuda_free(b);
+        else push(&pool.headers, b);
         return;
     }
-    pool.allocated -= b->bytes;
-    MS_NOBODYS(b->data, b->size);
+    pool.use.allocated -= b->bytes;
+    MS_POISON(b->data, b->size);
     size_t size;
     int c = class_of(b->size, &size);
-    b->next = s->free[c];
-    s->free[c] = b;
+    push(&s->free[c], b);
 }
 
 bool ms__segment_of(const ms_block *b, int *fd, uint64_t *offset, uint64_t *segment_id, uint64_t *segment_bytes)
@@ -472,8 +483,8 @@ void ms__pool_share(void)
 {
     if (pool.shared) return;
     ms_segment *s = arena_new(true, CHUNK);
-    if (!s) return;  // no memfd here: tensors stay anonymous, peers get them staged
-    // What is cached cannot be shared; give it back. Live blocks retire into their own arena's lists.
+    if (!s) return;  // without memfds, tensors stay in anonymous memory and reach peers through staging
+    // Free blocks cannot be shared: return their pages. Live blocks are freed into their own arena later.
     empty_cache();
     s->older = pool.top;
     pool.top = s;
@@ -482,26 +493,20 @@ void ms__pool_share(void)
 
 void ms__pool_stats(int device, ms_memory *out)
 {
+    const usage *u = usage_of(device);
     memset(out, 0, sizeof *out);
     out->live_tensors = (double)ms__live_tensors;
-    if (ms__is_cuda(device) && ms__index(device) < MS_CUDA_DEVICES) {
-        int k = ms__index(device);
-        out->allocated = (double)gpu[k].allocated;
-        out->peak_allocated = (double)gpu[k].peak;
-        out->reserved = (double)gpu[k].reserved;
-        out->peak_reserved = (double)gpu[k].peak_reserved;
-    }
-    if (ms__device_type(device) != MS_CPU) return;
-    out->allocated = (double)pool.allocated;
-    out->peak_allocated = (double)pool.peak;
-    out->reserved = (double)pool.reserved;
-    out->peak_reserved = (double)pool.peak_reserved;
+    if (!u) return;
+    out->allocated = (double)u->allocated;
+    out->peak_allocated = (double)u->peak;
+    out->reserved = (double)u->reserved;
+    out->peak_reserved = (double)u->peak_reserved;
 }
 
 static double allocated_everywhere(void)
 {
-    size_t sum = pool.allocated;
-    for (int k = 0; k < MS_CUDA_DEVICES; k++) sum += gpu[k].allocated;
+    size_t sum = pool.use.allocated;
+    for (int k = 0; k < MS_CUDA_DEVICES; k++) sum += gpus[k].use.allocated;
     return (double)sum;
 }
 
@@ -516,14 +521,10 @@ ms_status ms_memory_stats(int device, ms_memory *out)
 
 void ms_reset_peak_memory(int device)
 {
-    if (ms__is_cuda(device) && ms__index(device) < MS_CUDA_DEVICES) {
-        int k = ms__index(device);
-        gpu[k].peak = gpu[k].allocated;
-        gpu[k].peak_reserved = gpu[k].reserved;
-    }
-    if (ms__device_type(device) != MS_CPU) return;
-    pool.peak = pool.allocated;
-    pool.peak_reserved = pool.reserved;
+    usage *u = usage_of(device);
+    if (!u) return;
+    u->peak = u->allocated;
+    u->peak_reserved = u->reserved;
 }
 
 void ms_empty_cache(void)
@@ -531,7 +532,7 @@ void ms_empty_cache(void)
     empty_cache();
     if (ms__cuda())
         for (int k = 0; k < MS_CUDA_DEVICES; k++)
-            if (gpu[k].reserved) cuda_empty_cache(k);
+            if (gpus[k].use.reserved) cuda_empty_cache(k);
 }
 
 void ms_set_memory_limit(double bytes) { pool.limit = bytes > 0 && bytes < 1e18 ? (size_t)bytes : SIZE_MAX; }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// device/pool.h -- caching allocator: one pool per device. Freed blocks wait by size class and are handed
-// out again without asking the system. CPU segments are memfds once dist is up, so that peers on the
-// node map them and read any tensor in place.
+// device/pool.h -- caching allocator: one pool per device. Freed blocks are kept by size class and reused without a
+// call to the system. With peers on the node, CPU segments are memfds, so that peers map them and read any tensor in
+// place.
 //
-// The ledger counts the bytes that were asked for, exactly: `allocated` is the sum over live blocks.
+// The ledger counts requested bytes exactly: `allocated` is the sum over live blocks.
 #ifndef MS_POOL_H
 #define MS_POOL_H
 
@@ -22,27 +22,27 @@ static inline bool ms__is_meta(int device) { return ms__device_type(device) == M
 typedef struct ms_segment ms_segment;
 typedef struct ms_block {
     void *data;    // 64-byte aligned; NULL for 0 bytes
-    size_t bytes;  // as asked for
-    size_t size;   // as handed out
+    size_t bytes;  // as requested
+    size_t size;   // of the size class
     int device;
-    ms_segment *segment;    // NULL for foreign memory and for a device's
+    ms_segment *segment;    // NULL for foreign memory and memory of a GPU
     struct ms_block *next;  // free list
 } ms_block;
 
-// MS_ENOMEM names what (an operator or purpose) and the sizes.
+// The text of MS_ENOMEM names `what` (an operator or purpose) and the sizes.
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what);
 void ms__free(ms_block *b);
 
-// Where peers find p: fd of the segment in this process and offset; false for memory they cannot map.
+// How peers find b: the segment's descriptor in this process, and b's offset; false for memory that peers cannot map.
 bool ms__segment_of(const ms_block *b, int *fd, uint64_t *offset, uint64_t *segment_id, uint64_t *segment_bytes);
-// Maps fd (-1: fresh memory) at a huge page's boundary, so that huge pages fit; NULL with errno.
+// Maps fd (-1: anonymous memory) at a multiple of the size of a huge page; NULL with errno on failure.
 void *ms__map_aligned(int fd, size_t bytes);
-// From now on new CPU segments are shareable (called by dist at start-up with peers on the node).
+// Makes new CPU segments shareable from now on; dist calls it at start-up with peers on the node.
 void ms__pool_share(void);
 void ms__pool_stats(int device, ms_memory *out);
 extern int64_t ms__live_tensors;  // tensor objects alive: counted by tensor/tensor.c, reported by ms__pool_stats
 
-// The driver's allocation that a block of a GPU lies in; NULL: not known.
+// The start of the driver's allocation that contains a GPU's block; NULL: unknown.
 void *ms__device_base(const ms_block *b);
 
 #ifdef __cplusplus

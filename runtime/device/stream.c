@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: MIT
 // device/stream.c -- streams and events of the CPU.
 //
-// The compute stream runs a record at once on the calling thread. The gather, reduce and copy streams are
-// queues with a worker thread each, started at first use. A worker runs a record, marks its event done and
-// puts the record on the finished list; the engine thread takes it from there and retires it (drops its
-// references), because only the engine thread may touch reference counts.
-//
-// An event that is NULL is one long past: everything here takes it and finds it done.
+// A worker thread starts at the first use of its queue. It runs a record, puts the record on the finished list and
+// marks its event done. The engine thread retires finished records, because only it may touch reference counts.
 #define _GNU_SOURCE
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <time.h>
 #include "base/activity.h"
+#include "base/thread.h"
 #include "device/stream.h"
 #include "base/trace.h"
 #include "base/watched.h"
@@ -27,14 +22,14 @@ struct ms_pending {
     ms_stream_kind kind;
     ms_status status;  // written before done
     char *text;        // of a failure; malloced by the worker
-    uint64_t epoch;    // of the observer, when it was launched; of a failure handed on, that record's
+    uint64_t epoch;    // the observer's at the launch; for a failure passed on, the epoch of the record that failed
 };
 
 typedef struct ms_record {
     ms_record_fn fn;
     ms_retire_fn retire;
     ms_pending *event;
-    ms_pending **waits;  // run after these
+    ms_pending **waits;  // events to wait for first
     int n_waits;
     struct ms_record *next;
     _Alignas(16) char arg[ARG_BYTES];
@@ -56,12 +51,13 @@ static ms_stream streams[MS_STREAMS] = { { .kind = MS_STREAM_COMPUTE },
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work_there = PTHREAD_COND_INITIALIZER, work_done = PTHREAD_COND_INITIALIZER;
 static ms_record *finished, *finished_last;  // under lock, oldest first
-static atomic_int n_finished, n_queued;      // waiting for the engine thread; queued or running
+static atomic_int n_finished, n_queued;      // n_finished: not reaped yet; n_queued: waiting or running
 static atomic_bool cancelled;
-static ms_record *spare;  // records to use again; engine thread only
+static ms_record *spare;  // free list; engine thread only
 
-static atomic_int nobody_looks;
-atomic_int *ms__engine_waits = &nobody_looks;  // comm points it at its board: peers tell a blocked rank from a busy one
+// comm points it at its board, where peers read it to tell a blocked rank from a busy one.
+static atomic_int private_waits;
+atomic_int *ms__engine_waits = &private_waits;
 static uint64_t no_epoch(void) { return 0; }
 static void no_report(uint64_t epoch, const char *text) { (void)epoch, (void)text; }
 ms_stream_observer ms__stream_observer = { no_epoch, no_report };
@@ -70,14 +66,8 @@ bool ms__stream_cancelled(void) { return atomic_load_explicit(&cancelled, memory
 
 ms_stream *ms__stream(int device, ms_stream_kind kind)
 {
-    (void)device;  // meta tensors have no work; CUDA brings its own table
+    (void)device;  // meta tensors have no work; CUDA has its own streams
     return &streams[kind];
-}
-
-static void sleep_us(long us)
-{
-    struct timespec t = { 0, us * 1000 };
-    nanosleep(&t, NULL);
 }
 
 static ms_status run_record(ms_record *r)
@@ -92,7 +82,8 @@ static ms_status run_record(ms_record *r)
         }
         if (e->status != MS_OK) bad = e;
     }
-    // It runs even so: peers wait for our part of a collective. But what it read was not there.
+    // The record runs even after a failed one, since peers wait for this rank's part of a collective. Its result is
+    // then invalid.
     ms_status status = r->fn(r->arg);
     if (status == MS_OK && bad) {
         status = ms__fail(bad->status, "%s", bad->text ? bad->text : "an earlier record failed");
@@ -133,12 +124,7 @@ static void *worker(void *arg)
 
 static ms_status start(ms_stream *s)
 {
-    // Signals belong to the engine thread: Ctrl-C must find it, not a worker.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&s->thread, NULL, worker, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int rc = ms__thread_start(&s->thread, worker, s);
     if (rc != 0) return ms__fail(MS_ENOMEM, "stream: cannot start a worker thread: %s", strerror(rc));
     pthread_detach(s->thread);
     s->started = true;
@@ -240,11 +226,11 @@ void ms__stream_reap(void)
     }
 }
 
-// Waits until *counter drops to 0 (drain) or e is done, whichever is given.
+// Waits for e, or for all queued records if e is NULL.
 static ms_status wait_for(ms_pending *e)
 {
     MS_BUSY;
-    // Yield first: the worker may need this core to finish. Sleep once it is clear that it takes longer.
+    // Yield first: the worker may need this core. Sleep when the wait takes longer.
     int64_t since = 0;
     for (int spins = 0;; spins++) {
         if (e ? ms__event_done(e) : atomic_load_explicit(&n_queued, memory_order_acquire) == 0) return MS_OK;
@@ -256,12 +242,12 @@ static ms_status wait_for(ms_pending *e)
             continue;
         }
         if (now - since < 2000 * 1000) {
-            sleep_us(20);
+            ms__nap(20 * 1000);
             continue;
         }
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 5 * 1000 * 1000;  // then look at the interrupt flag again
+        until.tv_nsec += 5 * 1000 * 1000;  // then check for an interrupt again
         if (until.tv_nsec >= 1000000000L) {
             until.tv_nsec -= 1000000000L;
             until.tv_sec++;
@@ -275,7 +261,7 @@ static ms_status wait_for(ms_pending *e)
 ms_status ms__event_wait(ms_pending *e)
 {
     if (!e) return MS_OK;
-    e->refs++;  // reaping may drop what holds it
+    e->refs++;  // reaping may drop the last other reference
     static const char *const names[] = { "", "waiting for the gather queue", "waiting for the reduce queue",
                                          "waiting for the copy queue" };
     MS_RANGE(MS_RANGE_WAIT, names[e->kind], NULL);
@@ -308,5 +294,5 @@ ms_status ms__streams_drain(void)
     return status;
 }
 
-// The process ends: records that wait for peers give up.
+// Makes records that wait for peers give up when the process ends.
 __attribute__((destructor)) static void streams_end(void) { atomic_store(&cancelled, true); }

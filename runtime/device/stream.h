@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-// device/stream.h -- streams and events. The CPU's compute stream runs a record at once on the calling
-// thread; its gather, reduce and copy streams are worker queues. An event waits for the latest record
-// at the time of the call, never for one still to come.
+// device/stream.h -- streams and events. The CPU's compute stream runs a record at once on the calling thread; its
+// gather, reduce and copy streams are queues with a worker thread each.
 //
-// Only the engine thread touches reference counts: a record's references are dropped when the engine
-// thread reaps it (ms__stream_reap, called by waits and now and then by dispatch).
+// Only the engine thread touches reference counts: it drops a record's references when it reaps the record
+// (ms__stream_reap, which waits call).
 #ifndef MS_STREAM_H
 #define MS_STREAM_H
 
@@ -17,13 +16,13 @@ extern "C" {
 typedef enum { MS_STREAM_COMPUTE, MS_STREAM_GATHER, MS_STREAM_REDUCE, MS_STREAM_COPY, MS_STREAMS } ms_stream_kind;
 typedef struct ms_stream ms_stream;
 
-// Reference-counted; pending until its record has run. An event may carry a failure, which waiting reports.
-// NULL is an event long past: what the compute stream hands out, and what every function here takes.
+// An event: reference-counted, pending until its record has run. It may carry a failure, which waiting reports.
+// NULL is an event that is done: the compute stream returns it, and every function here accepts it.
 typedef struct ms_pending ms_pending;
 
-// A launch is self-contained: function, argument block by value (<= 192 bytes), and what to do on the
-// engine thread when it has run (drop references). fn runs on the stream's thread, never opens an
-// parallel loop, and polls ms__stream_cancelled() in loops that may wait.
+// A record has a function, an argument block of at most 192 bytes, which is copied, and a function that retires it on
+// the engine thread (drops references). fn runs on the stream's thread, never starts a parallel loop, and polls
+// ms__stream_cancelled() in loops that may wait.
 typedef ms_status (*ms_record_fn)(void *arg);
 typedef void (*ms_retire_fn)(void *arg, ms_status result);
 
@@ -39,17 +38,17 @@ ms_pending *ms__event_retain(ms_pending *e);
 void ms__event_release(ms_pending *e);  // NULL allowed
 void ms__stream_reap(void);
 ms_status ms__streams_drain(void);  // waits for everything queued
-bool ms__stream_cancelled(void);    // the process ends: give up
+bool ms__stream_cancelled(void);    // the process is ending: stop waiting
 
-// What collectives add to streams: comm/error.c sets it when the library is loaded.
+// Hooks for collectives: comm/error.c sets them when the library is loaded.
 typedef struct {
-    uint64_t (*epoch)(void);                             // kept with every record that is launched
+    uint64_t (*epoch)(void);                             // stored with every record at its launch
     void (*reported)(uint64_t epoch, const char *text);  // a wait returned MS_ECOMM of a record of this epoch
 } ms_stream_observer;
 extern ms_stream_observer ms__stream_observer;
 
 #ifndef __cplusplus
-extern _Atomic int *ms__engine_waits;  // stream kind the engine thread waits for, -1: none
+extern _Atomic int *ms__engine_waits;  // the kind of stream that the engine thread waits for, -1: none
 #endif
 
 #ifdef __cplusplus
