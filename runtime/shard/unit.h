@@ -184,10 +184,4 @@ static inline int64_t ms__shard_index(const unit_param *p)
     return (int64_t)(p->shard_at / (size_t)ms__dtype_size(p->dtype));
 }
 
-static inline void ms__drop(ms_tensor **t)
-{
-    ms__release(*t);
-    *t = NULL;
-}
-
 #endif

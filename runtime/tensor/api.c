@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// tensor/api.c -- tensors across the public boundary: making them from numbers, naming, re-pointing,
-// describing. ops/read.c reads them back.
+// tensor/api.c -- public functions on tensors: creating them from numbers, naming, re-pointing, describing. ops/read.c
+// reads their values.
 #include <math.h>
 #include <stdio.h>
 
@@ -13,7 +13,7 @@ static ms_status check_dtype(const char *who, int dtype)
 {
     return dtype >= 0 && dtype < MS_DTYPES
                ? MS_OK
-               : ms__fail(MS_EINVAL, "%s: dtype %d is none of the %d known", who, dtype, MS_DTYPES);
+               : ms__fail(MS_EINVAL, "%s: unknown dtype %d, expected 0 to %d", who, dtype, MS_DTYPES - 1);
 }
 
 static ms_status check_shape(const char *who, int ndim, const int64_t *shape)
@@ -57,15 +57,12 @@ ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *valu
     if (ms__tensor_new(&t, dtype, MS_CPU, ndim, shape, "tensor")) return 0;
     for (int64_t k = 0; k < t->numel; k++) {
         double v = values[k];
-        if (!ms__is_float(dtype) && dtype != MS_BOOL && (v != floor(v) || isinf(v))) {
-            ms__fail(MS_EINVAL, "tensor: %.17g at position %lld is no whole number, dtype is %s", v, (long long)k + 1,
-                     ms__dtype_name(dtype));
-            ms__release(t);
-            return 0;
-        }
         if (!ms__holds(dtype, v)) {
-            ms__fail(MS_EINVAL, "tensor: %.17g at position %lld is beyond what %s holds", v, (long long)k + 1,
-                     ms__dtype_name(dtype));
+            bool whole = v == floor(v) && !isinf(v);
+            ms__fail(MS_EINVAL,
+                     whole ? "tensor: %.17g at position %lld is beyond what %s holds"
+                           : "tensor: %.17g at position %lld is not a whole number, dtype is %s",
+                     v, (long long)k + 1, ms__dtype_name(dtype));
             ms__release(t);
             return 0;
         }
@@ -74,22 +71,29 @@ ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *valu
     return ms__name(t);
 }
 
-ms_id ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape)
+// A contiguous tensor on memory that it does not own. NULL with the error set.
+static ms_tensor *on_memory(void *data, int device, int dtype, int ndim, const int64_t *shape)
 {
-    if (check_dtype("from_pointer", dtype) || check_shape("from_pointer", ndim, shape)) return 0;
     int64_t n = 1;
     for (int d = 0; d < ndim; d++) n *= shape[d];
     if (!data && n > 0) {
         ms__fail(MS_EINVAL, "from_pointer: the pointer is NULL, shape is %s", ms__shape_text(ndim, shape));
-        return 0;
+        return NULL;
     }
     ms_storage *s;
-    if (ms__storage_new(&s, MS_CPU, 0, "from_pointer")) return 0;
+    if (ms__storage_new(&s, device, 0, "from_pointer")) return NULL;
     s->data = data;
     s->bytes = (size_t)n * (size_t)ms__dtype_size(dtype);
     ms_tensor *t = ms__tensor_on(s, dtype, ndim, shape, 0);
     ms__storage_release(s);
-    return ms__name(t);
+    return t;
+}
+
+ms_id ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape)
+{
+    if (check_dtype("from_pointer", dtype) || check_shape("from_pointer", ndim, shape)) return 0;
+    ms_tensor *t = on_memory(data, MS_CPU, dtype, ndim, shape);
+    return t ? ms__name(t) : 0;
 }
 
 ms_status ms_cuda_share(ms_id id, uint8_t *handle, double *offset)
@@ -102,7 +106,7 @@ ms_status ms_cuda_share(ms_id id, uint8_t *handle, double *offset)
     MS_TRY(ms__storage_sync(t->storage, true));
     MS_TRY(ms__cuda_sync(ms__device(t), MS_STREAM_COMPUTE));
     char *base = ms__device_base(b);
-    if (!base) return ms__fail(MS_ESTATE, "cuda_share: %s lies in memory of unknown beginning", ms__tensor_text(t));
+    if (!base) return ms__fail(MS_ESTATE, "cuda_share: the allocation that contains %s is unknown", ms__tensor_text(t));
     *offset = (double)((char *)ms__data(t) - base);
     return ms__cuda()->share(base, handle);
 }
@@ -110,18 +114,12 @@ ms_status ms_cuda_share(ms_id id, uint8_t *handle, double *offset)
 ms_id ms_cuda_open(int index, const uint8_t *handle, double offset, int dtype, int ndim, const int64_t *shape)
 {
     void *base;
-    ms_storage *s;
-    int64_t n = 1;
+    int device = MS_CUDA | index << 8;
     if (check_dtype("cuda_open", dtype) || check_shape("cuda_open", ndim, shape) ||
-        ms__cuda_need(MS_CUDA | index << 8, "cuda_open"))
+        ms__cuda_need(device, "cuda_open") || ms__cuda()->open(index, handle, &base))
         return 0;
-    for (int d = 0; d < ndim; d++) n *= shape[d];
-    if (ms__cuda()->open(index, handle, &base) || ms__storage_new(&s, MS_CUDA | index << 8, 0, "cuda_open")) return 0;
-    s->data = (char *)base + (size_t)offset;
-    s->bytes = (size_t)n * (size_t)ms__dtype_size(dtype);
-    ms_tensor *t = ms__tensor_on(s, dtype, ndim, shape, 0);
-    ms__storage_release(s);
-    return ms__name(t);
+    ms_tensor *t = on_memory((char *)base + (size_t)offset, device, dtype, ndim, shape);
+    return t ? ms__name(t) : 0;
 }
 
 ms_status ms_tensor_info(ms_id id, ms_info *out)
@@ -172,7 +170,8 @@ ms_id ms_view_alike(ms_id id, ms_id copy)
     ms_tensor *t = ms__tensor(id), *c = ms__tensor(copy);
     if (!t || !c) return 0;
     if (c->storage->bytes != t->storage->bytes || ms__device(c) != ms__device(t)) {
-        ms__fail(MS_EINVAL, "view_alike: %s is no copy of the storage of %s", ms__tensor_text(c), ms__tensor_text(t));
+        ms__fail(MS_EINVAL, "view_alike: %s is not a copy of the storage of %s", ms__tensor_text(c),
+                 ms__tensor_text(t));
         return 0;
     }
     ms_tensor *v = ms__tensor_view(c, t->ndim, t->shape, t->stride, t->offset);

@@ -27,4 +27,3 @@ int ms__promote(int a, int b)
 
 const char *ms_dtype_name(int dtype) { return dtype >= 0 && dtype < MS_DTYPES ? dtypes[dtype].name : NULL; }
 int ms_dtype_size(int dtype) { return dtype >= 0 && dtype < MS_DTYPES ? dtypes[dtype].size : 0; }
-int ms_promote(int a, int b) { return ms__promote(a, b); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// tensor/dtype.h -- element types and their conversions. Half types are loaded to float and rounded on
-// store (to nearest, ties to even) by the one pair of functions here; CUDA includes it too.
+// tensor/dtype.h -- element types and their conversions. Half types are loaded to float and rounded on store (to
+// nearest even), on the CPU and in CUDA by the functions here.
 #ifndef MS_DTYPE_H
 #define MS_DTYPE_H
 
@@ -67,20 +67,20 @@ MS_FN ms_f16 ms_float_to_f16(float x)
     return h;
 }
 
-// One hexadecimal digit a type: asked several times in every call.
+// A table in one constant, with a hexadecimal digit per type: every operator call reads it several times.
 MS_FN int ms__dtype_size(int dtype) { return 0x11482284 >> (4 * dtype) & 15; }
 #ifdef __cplusplus
 extern "C" {
 #endif
 const char *ms__dtype_name(int dtype);
-int ms__promote(int a, int b);  // PyTorch's table for two tensors of one category rank
+int ms__promote(int a, int b);  // PyTorch's result type of two tensors of at least one dimension
 #ifdef __cplusplus
 }
 #endif
 
 MS_FN int ms__is_float(int dtype) { return dtype <= MS_BF16; }  // float32, float64, float16, bfloat16
 MS_FN int ms__is_half(int dtype) { return dtype == MS_F16 || dtype == MS_BF16; }
-// Is v a value of an integer dtype? (bool holds everything: 0 or not)
+// 1 if v is a value of the dtype. Floating-point dtypes and bool (0 or not) accept every number.
 MS_FN int ms__holds(int dtype, double v)
 {
     double low = dtype == MS_I64   ? -0x1p63
@@ -91,7 +91,7 @@ MS_FN int ms__holds(int dtype, double v)
                                     : 256;
     return ms__is_float(dtype) || dtype == MS_BOOL || (v >= low && v < high && v == __builtin_floor(v));
 }
-// Runs BODY with T bound to the C type of dtype. For launchers: easier to step through than pasted tokens.
+// Runs the statement of a floating-point dtype.
 #define MS_CASE_FLOAT(dtype, F32, F64, F16, BF16) \
     switch (dtype) {                              \
     case MS_F32: F32; break;                      \

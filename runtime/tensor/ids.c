@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-// tensor/ids.c -- names of tensors (slot and generation) and the scopes that end them.
+// tensor/ids.c -- ids of tensors (slot and generation), and the scopes that release them.
 //
-// A slot holds one reference to its tensor. Releasing a name drops that reference and bumps the
-// slot's generation, so an old id is recognised for ever: a slot whose generations are used up is
-// retired. What the names that were released last had been is kept in a ring, so that a use after release says
-// which operator made the tensor and which scope it went with.
+// A slot holds one reference to its tensor. Releasing an id drops that reference and increments the slot's generation,
+// so a released id is never valid again: a slot whose generations are used up is retired. A ring remembers the ids
+// released last, so that a use after release names the operator that made the tensor and the scope that released it.
 #include <stdio.h>
 
 #include "tensor/tensor.h"
@@ -25,14 +24,14 @@ typedef struct slot {
     uint32_t generation;
     uint32_t next, prev;  // in its scope's list, or the free list
     uint32_t scope;       // 0: unscoped
-    uint16_t owners;      // grads, fields of the engine: who keeps it beside the script
+    uint16_t owners;      // of the engine, beside the script: a grad, a field
     bool collected;       // a finalizer in Lua will release it
     const char *made_by;  // an operator's name, or NULL
 } slot;
 
-typedef struct grave {
+typedef struct grave {  // a released id
     ms_id id;
-    const char *scope;  // interned; NULL: not by the end of a scope
+    const char *scope;  // that released it, interned; NULL: released otherwise
     const char *made_by;
 } grave;
 
@@ -52,22 +51,21 @@ static uint8_t chain_used[CHAINS];
 static int chain;
 static double gc_limit = 64 << 20, unscoped_since, unscoped_live, live_after;
 static bool gc_asked;
-static grave *graves;  // a ring of GRAVES; NULL: no memory, names are released untold
+static grave *graves;  // a ring of GRAVES; NULL without memory for it
 static uint32_t n_graves;
 
 static inline slot *slot_at(uint32_t i) { return &chunks[i >> CHUNK_BITS][i & (CHUNK - 1)]; }
 static inline ms_id id_of(uint32_t i, const slot *s) { return (ms_id)(((uint64_t)s->generation << SLOT_BITS) | i); }
 
-static slot *slot_of(ms_id id, uint32_t *index)
+// The slot of a live id, or NULL. Its index is tensor->slot.
+static slot *slot_of(ms_id id)
 {
     if (!(id >= 1 && id < 9007199254740992.0)) return NULL;
     uint64_t bits = (uint64_t)id;
     uint32_t i = (uint32_t)(bits & ((1u << SLOT_BITS) - 1));
     if (MS_UNLIKELY(i == 0 || i >= n_slots)) return NULL;
     slot *s = slot_at(i);
-    if (MS_UNLIKELY(s->generation != bits >> SLOT_BITS || !s->tensor)) return NULL;
-    *index = i;
-    return s;
+    return MS_LIKELY(s->generation == bits >> SLOT_BITS && s->tensor) ? s : NULL;
 }
 
 static slot *slot_take(uint32_t *index)
@@ -88,15 +86,15 @@ static slot *slot_take(uint32_t *index)
     return s;
 }
 
-static void link_scope(uint32_t i, slot *s, uint32_t to)
+static void link_scope(slot *s, uint32_t to)
 {
     s->scope = to;
     s->prev = 0;
     s->next = 0;
     if (!to) return;
     s->next = scopes[to].head;
-    if (s->next) slot_at(s->next)->prev = i;
-    scopes[to].head = i;
+    if (s->next) slot_at(s->next)->prev = s->tensor->slot;
+    scopes[to].head = s->tensor->slot;
 }
 
 static void unlink_scope(slot *s)
@@ -108,9 +106,10 @@ static void unlink_scope(slot *s)
     s->scope = 0;
 }
 
-static inline void bury(uint32_t i, const slot *s, const char *with)
+static inline void remember(const slot *s, const char *scope_name)
 {
-    if (MS_LIKELY(graves != NULL)) graves[n_graves++ & (GRAVES - 1)] = (grave) { id_of(i, s), with, s->made_by };
+    if (MS_LIKELY(graves != NULL))
+        graves[n_graves++ & (GRAVES - 1)] = (grave) { id_of(s->tensor->slot, s), scope_name, s->made_by };
 }
 
 static const grave *grave_of(ms_id id)
@@ -122,7 +121,7 @@ static const grave *grave_of(ms_id id)
     return NULL;
 }
 
-// Interned, mostly without a search: the same few strings come again and again.
+// Interns a scope's name; a cache by its address avoids most searches, since scripts use few names.
 static const char *scope_text(const char *name)
 {
     static struct {
@@ -134,9 +133,10 @@ static const char *scope_text(const char *name)
     return known[k].kept = ms__intern(name);
 }
 
-static void slot_release(uint32_t i, slot *s)
+static void slot_release(slot *s)
 {
     ms_tensor *t = s->tensor;
+    uint32_t i = t->slot;
     if (!s->scope) unscoped_live -= (double)ms__nbytes(t);
     unlink_scope(s);
     s->tensor = NULL;
@@ -152,8 +152,8 @@ static void slot_release(uint32_t i, slot *s)
     ms__release(t);
 }
 
-// Asks for a collection when unscoped names, or all that lives (a small unscoped loss may hold a large graph), grew by
-// the limit and by half of what was there after the last one.
+// Requests a garbage collection when the unscoped tensors, or all live memory (a small unscoped loss may hold a large
+// graph), have grown by the limit and by half of their size after the last collection.
 static void count_unscoped(const ms_tensor *t)
 {
     double bytes = (double)ms__nbytes(t) + 256;
@@ -176,8 +176,8 @@ void ms_set_gc_limit(double bytes) { gc_limit = bytes; }
 
 static ms_status no_names(const char *what)
 {
-    if (n_slots < 1u << SLOT_BITS) return ms__no_memory(CHUNK * sizeof(slot), what, "names of %d tensors", CHUNK);
-    return ms__fail(MS_ENOMEM, "more than %d tensors have names at once: close scopes or release some", 1 << SLOT_BITS);
+    if (n_slots < 1u << SLOT_BITS) return ms__no_memory(CHUNK * sizeof(slot), what, "ids of %d tensors", CHUNK);
+    return ms__fail(MS_ENOMEM, "more than %d tensors have ids at once: close scopes or release some", 1 << SLOT_BITS);
 }
 
 ms_status ms__names_reserve(int n, const char *what)
@@ -195,7 +195,7 @@ static ms_id name_in(ms_tensor *t, uint32_t where, const char *made_by)
     if (t->slot) {
         slot *s = slot_at(t->slot);
         ms_id id = id_of(t->slot, s);
-        ms__release(t);  // the slot holds its own
+        ms__release(t);  // the slot has its own reference
         return id;
     }
     uint32_t i;
@@ -208,7 +208,7 @@ static ms_id name_in(ms_tensor *t, uint32_t where, const char *made_by)
     s->tensor = t;
     s->made_by = made_by;
     t->slot = i;
-    link_scope(i, s, where);
+    link_scope(s, where);
     if (!where) count_unscoped(t);
     return id_of(i, s);
 }
@@ -244,15 +244,14 @@ static void released(ms_id id)
     const grave *g = grave_of(id);
     if (g && g->made_by) snprintf(op, sizeof op, "made by %s; ", ms__op_title(g->made_by));
     if (g)
-        snprintf(note, sizeof note, " (%s%s%s)", op, g->scope ? "its scope: " : "let go by release()",
+        snprintf(note, sizeof note, " (%s%s%s)", op, g->scope ? "its scope: " : "by release()",
                  g->scope ? g->scope : "");
     ms__fail(MS_ERELEASED, "tensor was released with its scope; return it, or keep() it%s", note);
 }
 
 ms_tensor *ms__tensor(ms_id id)
 {
-    uint32_t i;
-    slot *s = slot_of(id, &i);
+    slot *s = slot_of(id);
     if (MS_LIKELY(s != NULL)) return s->tensor;
     if (id == 0) ms__fail(MS_EINVAL, "a tensor was expected, got none");
     else if (id < 0)
@@ -261,25 +260,19 @@ ms_tensor *ms__tensor(ms_id id)
     return NULL;
 }
 
-int ms_is_alive(ms_id id)
-{
-    uint32_t i;
-    return slot_of(id, &i) != NULL;
-}
+int ms_is_alive(ms_id id) { return slot_of(id) != NULL; }
 
 void ms_release(ms_id id)
 {
-    uint32_t i;
-    slot *s = slot_of(id, &i);
+    slot *s = slot_of(id);
     if (!s) return;
-    bury(i, s, NULL);
-    slot_release(i, s);
+    remember(s, NULL);
+    slot_release(s);
 }
 
 ms_status ms_keep(ms_id id)
 {
-    uint32_t i;
-    slot *s = slot_of(id, &i);
+    slot *s = slot_of(id);
     if (!s) return ms__tensor(id) ? MS_OK : ms__failure();
     if (s->scope) {
         unlink_scope(s);
@@ -288,64 +281,43 @@ ms_status ms_keep(ms_id id)
     return MS_OK;
 }
 
-static void move_to(uint32_t i, slot *s, uint32_t to)
-{
-    unlink_scope(s);
-    link_scope(i, s, to);
-    if (!to) count_unscoped(s->tensor);
-}
-
-ms_status ms_move_to_parent(ms_id id)
-{
-    uint32_t i;
-    slot *s = slot_of(id, &i);
-    if (!s) return ms__tensor(id) ? MS_OK : ms__failure();
-    if (s->scope) move_to(i, s, scopes[s->scope].parent);
-    return MS_OK;
-}
-
 double ms_scope_of(ms_id id)
 {
-    uint32_t i;
-    slot *s = slot_of(id, &i);
+    slot *s = slot_of(id);
     return s ? (double)s->scope : 0;
 }
 
 void ms_adopt(ms_id id)
 {
-    uint32_t i;
-    slot *s = slot_of(id, &i);
+    slot *s = slot_of(id);
     if (!s || s->scope || s->owners || !ms__state.scope) return;
     unscoped_live -= (double)ms__nbytes(s->tensor);
-    link_scope(i, s, (uint32_t)ms__state.scope);
+    link_scope(s, (uint32_t)ms__state.scope);
 }
 
 void ms_drop(ms_id id)
 {
-    uint32_t i;
-    slot *s = slot_of(id, &i);
+    slot *s = slot_of(id);
     if (!s || !s->scope || s->scope != (uint32_t)ms__state.scope || s->owners) return;
-    bury(i, s, scope_text(scopes[s->scope].name));
-    slot_release(i, s);
+    remember(s, scope_text(scopes[s->scope].name));
+    slot_release(s);
 }
 
 // ---- owners -----------------------------------------------------------------------------------
 
 void ms_owner_init(ms_owner *o, ms_id id)
 {
-    uint32_t i;
-    slot *s = slot_of(id, &i);
+    slot *s = slot_of(id);
     o->id = id;
     if (s) s->collected = true;
 }
 
 void ms_owner_release(ms_owner *o)
 {
-    uint32_t i;
-    slot *s = slot_of(o->id, &i);
+    slot *s = slot_of(o->id);
     if (!s) return;
     if (s->owners || s->scope) s->collected = false;
-    else slot_release(i, s);
+    else slot_release(s);
 }
 
 void ms__own(ms_tensor *t)
@@ -362,15 +334,14 @@ void ms__own(ms_tensor *t)
 void ms__disown(ms_tensor *t)
 {
     if (!t->slot) return;
-    uint32_t i = t->slot;
-    slot *s = slot_at(i);
+    slot *s = slot_at(t->slot);
     if (s->owners && --s->owners) return;
     if (s->collected || s->scope) return;
     if (ms__state.scope) {
         unscoped_live -= (double)ms__nbytes(t);
-        link_scope(i, s, (uint32_t)ms__state.scope);
+        link_scope(s, (uint32_t)ms__state.scope);
     } else {
-        slot_release(i, s);
+        slot_release(s);
     }
 }
 
@@ -381,13 +352,13 @@ double ms_scope_open(const char *name)
     uint32_t i = free_scope;
     if (MS_UNLIKELY(!scopes)) {
         scopes = calloc(SCOPES, sizeof *scopes);
-        // Written once now, so that a loop's resident memory does not seem to grow while the ring fills.
+        // Touched once now, so that resident memory does not grow while the ring fills.
         if ((graves = malloc(GRAVES * sizeof *graves))) memset(graves, 0, GRAVES * sizeof *graves);
     }
     if (MS_LIKELY(i)) free_scope = scopes[i].parent;
     else if (scopes && n_scopes < SCOPES) i = n_scopes++;
     else {
-        ms__fail(MS_ENOMEM, "more than %d scopes are open: a recursion without end?", SCOPES);
+        ms__fail(MS_ENOMEM, "more than %d scopes are open: is there an infinite recursion?", SCOPES);
         return 0;
     }
     scope *s = &scopes[i];
@@ -395,51 +366,47 @@ double ms_scope_open(const char *name)
     s->head = 0;
     s->chain = chain;
     s->open = true;
-    s->name = name;  // looked at only while it is open: the caller anchors it
+    s->name = name;  // not copied: the caller keeps it alive while the scope is open
     ms__state.scope = (int32_t)i;
     chain_top[chain] = i;
     return (double)(((uint64_t)s->generation << 16) | i);
 }
 
-static scope *scope_of(double handle, uint32_t *index)
+static scope *scope_of(double handle)
 {
     if (!(handle >= 1)) return NULL;
     uint64_t bits = (uint64_t)handle;
     uint32_t i = (uint32_t)(bits & (SCOPES - 1));
-    if (i >= n_scopes || !scopes[i].open || scopes[i].generation != (uint32_t)(bits >> 16)) return NULL;
-    *index = i;
-    return &scopes[i];
+    bool open = i < n_scopes && scopes[i].open && scopes[i].generation == (uint32_t)(bits >> 16);
+    return open ? &scopes[i] : NULL;
 }
 
-int ms_scope_is_open(double handle)
-{
-    uint32_t i;
-    return scope_of(handle, &i) != NULL;
-}
+int ms_scope_is_open(double handle) { return scope_of(handle) != NULL; }
 
 void ms_scope_close(double handle, const ms_id *keep, int n)
 {
-    uint32_t at;
-    scope *s = scope_of(handle, &at);
+    scope *s = scope_of(handle);
     if (MS_UNLIKELY(!s)) return;
-    uint32_t parent = s->parent;
+    uint32_t at = (uint32_t)(s - scopes), parent = s->parent;
     int in = s->chain;
     for (int k = 0; k < n; k++) {
-        uint32_t i;
-        slot *e = slot_of(keep[k], &i);
+        slot *e = slot_of(keep[k]);
         if (!e || !e->scope) continue;
-        // Only what lives in this scope or in one left open inside it moves out.
+        // Only tensors of this scope, or of one left open inside it, move out.
         uint32_t c = chain_top[in];
         while (c != at && c != e->scope) c = scopes[c].parent;
-        if (c == e->scope) move_to(i, e, parent);
+        if (c != e->scope) continue;
+        unlink_scope(e);
+        link_scope(e, parent);
+        if (!parent) count_unscoped(e->tensor);
     }
     for (uint32_t c = chain_top[in];;) {
         scope *e = &scopes[c];
         const char *text = e->head ? scope_text(e->name) : NULL;
         while (e->head) {
-            slot *gone = slot_at(e->head);
-            bury(e->head, gone, text);
-            slot_release(e->head, gone);
+            slot *last = slot_at(e->head);
+            remember(last, text);
+            slot_release(last);
         }
         uint32_t outer = e->parent;
         e->open = false;
@@ -460,7 +427,7 @@ int ms_chain_new(void)
     for (int c = 1; c < CHAINS; c++)
         if (!chain_used[c]) {
             chain_used[c] = 1;
-            // A coroutine's scopes start inside nothing: what it makes outside its own scopes is unscoped.
+            // A coroutine's first scope has no parent: tensors made outside its own scopes are unscoped.
             chain_top[c] = 0;
             return c;
         }

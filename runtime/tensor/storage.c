@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// tensor/storage.c -- storages: reference-counted bytes of one device, resident or vacated, with the events
-// of the last records that write and read them on a queue.
+// tensor/storage.c -- storages: reference-counted bytes of one device, resident or vacated, with the events of the
+// latest records on a queue that write and read them.
 #include "tensor/tensor.h"
 #include "base/watched.h"
 
@@ -53,7 +53,7 @@ static void drop_events(ms_storage *s)
 void ms__storage_release(ms_storage *s)
 {
     if (--s->refs > 0) return;
-    // A record holds its own reference until it is reaped, so the bytes are idle here.
+    // A queued record holds a reference, so no record uses the bytes now.
     drop_events(s);
     if (s->block) ms__free(s->block);
     recycle(s);
@@ -80,24 +80,21 @@ ms_status ms__storage_refill(ms_storage *s, const char *what)
     return MS_OK;
 }
 
+static ms_status wait_for(ms_pending **event)
+{
+    ms_status st = ms__event_wait(*event);
+    ms__event_release(*event);
+    *event = NULL;
+    return st;
+}
+
 ms_status ms__storage_sync(ms_storage *s, bool write)
 {
     if (MS_UNLIKELY(s->vacated))
         return ms__fail(MS_ESTATE,
-                        "%s is sharded now: its values are here only inside its module's forward and backward; use "
+                        "%s is sharded now: its values are whole only inside its module's forward and backward; use "
                         "to_local() or full_tensor()",
                         s->owner ? s->owner : "this tensor's storage");
-    if (MS_UNLIKELY(s->event != NULL)) {
-        ms_status st = ms__event_wait(s->event);
-        ms__event_release(s->event);
-        s->event = NULL;
-        MS_TRY(st);
-    }
-    if (MS_UNLIKELY(write && s->readers != NULL)) {
-        ms_status st = ms__event_wait(s->readers);
-        ms__event_release(s->readers);
-        s->readers = NULL;
-        MS_TRY(st);
-    }
-    return MS_OK;
+    if (MS_UNLIKELY(s->event != NULL)) MS_TRY(wait_for(&s->event));
+    return MS_UNLIKELY(write && s->readers != NULL) ? wait_for(&s->readers) : MS_OK;
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tensor/tensor.c -- tensor objects: views of storages. Structs are recycled; creating and releasing one on
-// the hot path costs two pops and two pushes.
+// tensor/tensor.c -- tensor objects: views of storages. Structs are recycled through free lists.
 #include <stdio.h>
 
 #include "tensor/tensor.h"
@@ -10,9 +9,9 @@ static ms_tensor *spare;           // linked through node
 static ms_counter *spare_version;  // linked through the first word
 ms_tensor_observer ms__tensor_observer;
 
-// Views are made where nothing may fail any more (a unit re-points its parameters, a run lets go of its graph). They
-// are served from here when malloc refuses, and ms__tensor_new, which may fail, does so as long as this is not full
-// again.
+// Views are also made where nothing may fail (a unit re-points its parameters, a run releases its graph). If malloc
+// fails there, they come from this reserve. ms__tensor_new, which may fail, refills the reserve and fails while it is
+// not full.
 enum { RESERVE = 128 };
 static ms_tensor *reserve[RESERVE];
 static ms_counter *reserve_version[RESERVE];
@@ -48,7 +47,7 @@ static void version_release(ms_counter *v)
     spare_version = v;
 }
 
-// A bare tensor: one reference, everything else zero.
+// A tensor with one reference; its view, storage and version are not set.
 static ms_tensor *tensor_raw(void)
 {
     ms_tensor *t = spare;
@@ -85,7 +84,7 @@ static void set_contiguous(ms_tensor *t, int ndim, const int64_t *shape)
         t->stride[d] = n;
         n *= shape[d];
     }
-    // Strides of an empty tensor still count as if its zero dimensions were 1.
+    // Strides of an empty tensor: as if its zero sizes were 1.
     if (n == 0) {
         int64_t s = 1;
         for (int d = ndim - 1; d >= 0; d--) {
@@ -141,7 +140,7 @@ ms_status ms__tensor_like(ms_tensor **out, const ms_tensor *t, const char *what)
     return ms__tensor_new(out, t->dtype, ms__device(t), t->ndim, t->shape, what);
 }
 
-// The functions below fail when the reserve is used up between two chances to fail; there is no way on from that.
+// Called when the reserve is used up before the next ms__tensor_new could fail: there is no way to recover.
 static _Noreturn void exhausted(void)
 {
     fputs("moonshard: out of memory for a tensor header\n", stderr);
@@ -170,14 +169,11 @@ static ms_counter *version_must(void)
 
 ms_status ms__tensor_reserve(int n, const char *what)
 {
-    // On the lists of spares, whose order is nobody's business.
-    if (!fill_reserve())
-        return ms__no_memory((size_t)(n > RESERVE ? n : RESERVE) *
-                                 (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *)),
-                             what, "headers of %d tensors", n);
-    for (int k = RESERVE; k < n; k++) {
+    bool there = fill_reserve();
+    for (int k = RESERVE; there && k < n; k++) {  // beyond the reserve, on the free lists
         ms_tensor *t = malloc(sizeof *t);
         ms_counter *v = malloc(sizeof(ms_counter) + sizeof(void *));
+        there = t && v;
         if (t) {
             t->node = (ms_node *)spare;
             spare = t;
@@ -186,12 +182,9 @@ ms_status ms__tensor_reserve(int n, const char *what)
             memcpy(v, &spare_version, sizeof(void *));
             spare_version = v;
         }
-        if (!t || !v)
-            return ms__no_memory((size_t)(n > RESERVE ? n : RESERVE) *
-                                     (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *)),
-                                 what, "headers of %d tensors", n);
     }
-    return MS_OK;
+    size_t bytes = (size_t)(n > RESERVE ? n : RESERVE) * (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *));
+    return there ? MS_OK : ms__no_memory(bytes, what, "headers of %d tensors", n);
 }
 
 ms_tensor *ms__tensor_view(const ms_tensor *t, int ndim, const int64_t *shape, const int64_t *stride, int64_t offset)
@@ -278,10 +271,9 @@ const char *ms__tensor_text(const ms_tensor *t)
     static __thread int turn;
     char *s = ring[turn++ & 7];
     int type = ms__device_type(ms__device(t)), index = ms__index(ms__device(t));
-    static const char *const names[MS_DEVICES] = { "cpu", "cuda", "meta" };
     char device[24];
     if (type == MS_CUDA) snprintf(device, sizeof device, "cuda:%d", index);
-    else snprintf(device, sizeof device, "%s", names[type]);
+    else strcpy(device, type == MS_META ? "meta" : "cpu");
     snprintf(s, 192, "%s %s %s", ms__dtype_name(t->dtype), ms__shape_text(t->ndim, t->shape), device);
     return s;
 }
